@@ -1,0 +1,292 @@
+// Package health knows which GPUs a node has, measures them, and judges them.
+//
+// The nouns are here. One Monitor polls one Session, folds each Sample into a Verdict and stores an
+// immutable Snapshot in a Latest. Everything else in the agent is a view of that snapshot, so the
+// kubelet and Prometheus can never be told different things.
+package health
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// DeviceID is the UUID that the container runtime knows a device by: "GPU-…" or "MIG-…".
+type DeviceID string
+
+// Kind tells a whole GPU from a MIG device.
+type Kind uint8
+
+// The kinds of device.
+const (
+	KindGPU Kind = iota
+	KindMIG
+)
+
+// Device is what does not change while a device is plugged in and partitioned as it is.
+type Device struct {
+	ID     DeviceID
+	Parent DeviceID // MIG: the GPU it is a part of; empty for a GPU
+	Kind   Kind
+	Index  int    // the driver's index of the GPU (nvidia-smi -i); MIG: its parent's
+	Minor  int    // /dev/nvidia<Minor>; MIG: its parent's; -1 if unknown
+	NUMA   []int  // the NUMA nodes next to the GPU; empty if unknown
+	Model  string // "NVIDIA H100 80GB HBM3"; MIG: its parent's
+	PCI    string // bus id as the driver writes it, "00000000:1B:00.0"; MIG: its parent's
+	Memory uint64 // framebuffer in bytes
+
+	MIGMode bool   // GPU: partitioning is on
+	Profile string // MIG: "1g.10gb"
+	GI, CI  int    // MIG: the driver's GPU instance and compute instance ids; -1 for a GPU
+
+	Links []Link // GPU: how each other GPU is reached; a missing peer is simply unknown
+}
+
+// Link is how one GPU reaches another.
+type Link struct {
+	Peer    DeviceID
+	NVLinks int  // number of NVLinks, 0 if none
+	Path    Path // the PCIe way, if known
+}
+
+// Path is the PCIe way between two GPUs, worst first, so that a greater Path is a better one.
+type Path uint8
+
+// The ways over PCIe, named as `nvidia-smi topo -m` draws them.
+const (
+	PathUnknown      Path = iota
+	PathSystem            // SYS: across CPU sockets
+	PathNode              // NODE: across host bridges of one NUMA node
+	PathHostBridge        // PHB: through one host bridge
+	PathMultiSwitch       // PXB: through several PCIe switches
+	PathSingleSwitch      // PIX: through one PCIe switch
+	PathBoard             // PSB: on one board
+)
+
+// Field names a measured quantity by its DCGM field identifier (dcgm_fields.h). The numbers are
+// NVIDIA's published vocabulary; no type of the bindings comes with them.
+type Field uint16
+
+// The fields that the agent itself has a use for. Others pass through by number.
+const (
+	FieldMIGMode         Field = 67   // 0 or 1
+	FieldSMClock         Field = 100  // MHz
+	FieldMemClock        Field = 101  // MHz
+	FieldMemoryTemp      Field = 140  // °C
+	FieldGPUTemp         Field = 150  // °C
+	FieldPower           Field = 155  // W
+	FieldEnergy          Field = 156  // mJ since the driver was loaded
+	FieldPCIeReplays     Field = 202  // count
+	FieldGPUUtil         Field = 203  // percent
+	FieldMemCopyUtil     Field = 204  // percent
+	FieldEncUtil         Field = 206  // percent
+	FieldDecUtil         Field = 207  // percent
+	FieldXID             Field = 230  // number of the last XID
+	FieldFBTotal         Field = 250  // MiB
+	FieldFBFree          Field = 251  // MiB
+	FieldFBUsed          Field = 252  // MiB
+	FieldFBReserved      Field = 253  // MiB
+	FieldRemappedUncorr  Field = 393  // rows
+	FieldRemappedCorr    Field = 394  // rows
+	FieldRemapFailed     Field = 395  // 0 or 1
+	FieldRemapPending    Field = 396  // 0 or 1
+	FieldNVLinkBandwidth Field = 449  // as the driver counts it, all lanes
+	FieldVGPULicense     Field = 526  // 0 or 1
+	FieldUnrepairable    Field = 1507 // memory that cannot be repaired: 0 or 1
+	FieldRecoveryAction  Field = 1523 // a RecoveryAction
+)
+
+// RecoveryAction is what the driver says a GPU needs, the value of FieldRecoveryAction
+// (DCGM_FI_DEV_GPU_RECOVERY_ACTION; nvmlDeviceGpuRecoveryAction_t).
+type RecoveryAction uint8
+
+// The recovery actions, in the driver's numbers.
+const (
+	RecoveryNone RecoveryAction = iota
+	RecoveryReset
+	RecoveryReboot
+	RecoveryDrainP2P
+	RecoveryDrainAndReset
+)
+
+// Presence is whether the driver can reach a device at all.
+type Presence uint8
+
+// The presences. PresenceUnknown keeps the last verdict: not knowing is not losing.
+const (
+	PresenceUnknown Presence = iota
+	Present
+	Lost         // fallen off the bus
+	Inaccessible // hidden from us, usually by cgroups
+	Detached     // the driver is unbound
+)
+
+var presenceNames = [...]string{"unknown", "present", "lost", "inaccessible", "detached"}
+
+func (p Presence) String() string { return name(presenceNames[:], int(p)) }
+
+// XID is one error report of the driver.
+type XID struct {
+	Code int
+	At   time.Time // when the driver reported it
+}
+
+// Severity is how DCGM grades an Incident.
+type Severity uint8
+
+// The severities of an incident.
+const (
+	SeverityWarn Severity = iota
+	SeverityFail
+)
+
+// Incident is one finding of DCGM's own health checks, kept apart from all others.
+type Incident struct {
+	System   string // "pcie", "nvlink", "memory", "inforom", "thermal", "power", "driver", …
+	Code     int    // dcgmError_t, the DCGM_FR_ number
+	Severity Severity
+	Message  string
+}
+
+// Sample is what one poll measured of one device.
+type Sample struct {
+	Device    DeviceID
+	At        time.Time
+	Presence  Presence
+	Values    map[Field]float64 // a blank is absent, never 0; not modified once returned
+	XIDs      []XID             // new since the poll before, oldest first
+	Incidents []Incident        // all that stand now
+}
+
+// Versions are those of the software below us, each empty if unknown.
+type Versions struct {
+	Driver string // "580.95.05"
+	CUDA   string // "13.0"
+	DCGM   string // the library in this process
+	Engine string // the host engine, if it is another process
+}
+
+// Reading is the result of one poll. Devices and samples come together so that they cannot belong to
+// different inventories.
+type Reading struct {
+	Devices  []Device // whole GPUs before their MIG devices, by index
+	Samples  []Sample // at most one a device, in any order
+	Versions Versions
+}
+
+// Session is a live connection to whatever measures GPUs. Only an Opener returns one, so that a call
+// on something that was never connected cannot be written.
+//
+// The Monitor makes one call at a time. A call may hang for as long as the driver does.
+type Session interface {
+	// Poll measures every device. An error means that the session is of no more use.
+	Poll(ctx context.Context) (*Reading, error)
+	// Wake fires when a poll is worth making now: something has happened, an XID perhaps.
+	Wake() <-chan struct{}
+	Close() error
+}
+
+// Opener opens a session. Its error is shown to people: it says what is missing.
+type Opener func(ctx context.Context) (Session, error)
+
+// State is a device's health in one word. Only Unhealthy reaches the kubelet as Unhealthy.
+type State uint8
+
+// The states, in the order of their severity.
+const (
+	Unknown State = iota
+	Healthy
+	Degraded
+	Unhealthy
+)
+
+var stateNames = [...]string{"unknown", "healthy", "degraded", "unhealthy"}
+
+func (s State) String() string { return name(stateNames[:], int(s)) }
+
+// States returns every state, least severe first.
+func States() []State { return []State{Unknown, Healthy, Degraded, Unhealthy} }
+
+// Clears is the positive evidence that ends a finding.
+type Clears uint8
+
+// What clears a finding.
+const (
+	ClearsItself   Clears = iota // with the condition that it reports
+	ClearsGPUReset               // when a reset, or the GPU's return to the bus, was seen
+	ClearsReboot                 // when the node has booted anew
+	ClearsOperator               // when a person says so
+)
+
+var clearsNames = [...]string{"by itself", "gpu reset", "reboot", "operator"}
+
+func (c Clears) String() string { return name(clearsNames[:], int(c)) }
+
+// Finding is one thing that is wrong with a device.
+type Finding struct {
+	Cause  string // short and stable, fit for a label: "xid-79", "lost", "recovery-action"
+	State  State  // Degraded or Unhealthy
+	Reason string // in words
+	Action string // what a person should do about it
+	Since  time.Time
+	Clears Clears
+}
+
+// Verdict is what is thought of a device, and the judge's whole memory of it.
+type Verdict struct {
+	State    State     // the greatest of the findings' states
+	Findings []Finding // the worst first
+	Since    time.Time // when State was reached
+}
+
+// DeviceState is all that is known of a device now.
+type DeviceState struct {
+	Device  Device
+	Sample  Sample
+	Verdict Verdict
+
+	XIDCounts map[int]uint64 // XIDs since the agent started, by number; not modified once stored
+	LastXID   XID            // zero if none was seen
+}
+
+// SourceStatus is the state of the connection to whatever measures GPUs.
+type SourceStatus uint8
+
+// The states of a source. Losing the source is not losing the GPUs: verdicts are kept in all of them.
+const (
+	SourceStarting SourceStatus = iota
+	SourceUp
+	SourceDown    // not connected; Source.Err says why
+	SourceStalled // connected, but a call has not returned for too long
+)
+
+var sourceNames = [...]string{"starting", "up", "down", "stalled"}
+
+func (s SourceStatus) String() string { return name(sourceNames[:], int(s)) }
+
+// Source is the state of what measures the GPUs.
+type Source struct {
+	Status     SourceStatus
+	Err        string // why it is not up, in words; empty if it is
+	Since      time.Time
+	Versions   Versions
+	Reconnects uint64 // sessions opened after the first
+}
+
+// Snapshot is everything the agent knows, at one moment. It is never modified once stored.
+type Snapshot struct {
+	Seq     uint64
+	At      time.Time // of the last good poll; zero if there was none yet
+	Source  Source
+	Devices []DeviceState // whole GPUs before their MIG devices, by index
+}
+
+// Polled reports whether the GPUs have been seen at least once.
+func (s *Snapshot) Polled() bool { return s != nil && !s.At.IsZero() }
+
+func name(names []string, i int) string {
+	if i < len(names) {
+		return names[i]
+	}
+	return fmt.Sprintf("%%!(%d)", i)
+}

@@ -119,9 +119,11 @@ const (
 	Lost         // fallen off the bus
 	Inaccessible // hidden from us, usually by cgroups
 	Detached     // the driver is unbound
+	Missing      // was known, and the driver lists it no more; said by the judge, not by a source
 )
 
-var presenceNames = [...]string{"unknown", "present", "lost", "inaccessible", "detached"}
+//nolint:gochecknoglobals // a table of constants
+var presenceNames = [...]string{"unknown", "present", "lost", "inaccessible", "detached", "missing"}
 
 func (p Presence) String() string { return name(presenceNames[:], int(p)) }
 
@@ -169,7 +171,7 @@ type Versions struct {
 // Reading is the result of one poll. Devices and samples come together so that they cannot belong to
 // different inventories.
 type Reading struct {
-	Devices  []Device // whole GPUs before their MIG devices, by index
+	Devices  []Device // a GPU before its MIG devices
 	Samples  []Sample // at most one a device, in any order
 	Versions Versions
 }
@@ -200,6 +202,7 @@ const (
 	Unhealthy
 )
 
+//nolint:gochecknoglobals // a table of constants
 var stateNames = [...]string{"unknown", "healthy", "degraded", "unhealthy"}
 
 func (s State) String() string { return name(stateNames[:], int(s)) }
@@ -218,6 +221,7 @@ const (
 	ClearsOperator               // when a person says so
 )
 
+//nolint:gochecknoglobals // a table of constants
 var clearsNames = [...]string{"by itself", "gpu reset", "reboot", "operator"}
 
 func (c Clears) String() string { return name(clearsNames[:], int(c)) }
@@ -229,7 +233,9 @@ type Finding struct {
 	Reason string // in words
 	Action string // what a person should do about it
 	Since  time.Time
+	Last   time.Time // when it was last seen
 	Clears Clears
+	From   DeviceID // the parent that it was inherited from; empty if the device's own
 }
 
 // Verdict is what is thought of a device, and the judge's whole memory of it.
@@ -260,6 +266,7 @@ const (
 	SourceStalled // connected, but a call has not returned for too long
 )
 
+//nolint:gochecknoglobals // a table of constants
 var sourceNames = [...]string{"starting", "up", "down", "stalled"}
 
 func (s SourceStatus) String() string { return name(sourceNames[:], int(s)) }
@@ -278,7 +285,7 @@ type Snapshot struct {
 	Seq     uint64
 	At      time.Time // of the last good poll; zero if there was none yet
 	Source  Source
-	Devices []DeviceState // whole GPUs before their MIG devices, by index
+	Devices []DeviceState // whole GPUs, then MIG devices, each by index
 }
 
 // Polled reports whether the GPUs have been seen at least once.

@@ -1,0 +1,291 @@
+package health
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
+)
+
+// script is a source that a test drives.
+type script struct {
+	mu      sync.Mutex // guards all below but wake
+	openErr error
+	pollErr error
+	reading Reading
+	xids    []XID         // of the next poll
+	hang    chan struct{} // a poll waits for it, whatever its context says, as a driver does
+
+	opens, polls, closes int
+	inside, most         int // calls at this moment, and the most there ever were
+	wake                 chan struct{}
+}
+
+func newScript() *script {
+	return &script{
+		wake:    make(chan struct{}, 1),
+		reading: Reading{Devices: []Device{gpu0}, Samples: []Sample{{Device: "GPU-0", Presence: Present}}},
+	}
+}
+
+// set changes what the source does.
+func (s *script) set(change func(*script)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	change(s)
+}
+
+// count reads a counter.
+func (s *script) count(n *int) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return *n
+}
+
+func (s *script) Open(context.Context) (Session, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.opens++
+	if s.openErr != nil {
+		return nil, s.openErr
+	}
+	return s, nil
+}
+
+func (s *script) Poll(context.Context) (*Reading, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.polls++
+	s.inside++
+	s.most = max(s.most, s.inside)
+	defer func() { s.inside-- }()
+	if hang := s.hang; hang != nil {
+		s.mu.Unlock()
+		<-hang
+		s.mu.Lock()
+	}
+	if s.pollErr != nil {
+		return nil, s.pollErr
+	}
+	r := s.reading
+	r.Samples = slices.Clone(r.Samples)
+	for i := range r.Samples {
+		r.Samples[i].At = time.Now()
+		r.Samples[i].XIDs = s.xids
+	}
+	s.xids = nil
+	return &r, nil
+}
+
+func (s *script) Wake() <-chan struct{} { return s.wake }
+
+func (s *script) Close() error {
+	s.set(func(s *script) { s.closes++ })
+	return nil
+}
+
+type bench struct {
+	*script
+	out    *Latest[Snapshot]
+	config *Latest[Config]
+	source *Latest[MonitorSource]
+	logs   *observer.ObservedLogs
+	stop   func()
+}
+
+// monitor runs a monitor over a script, in a synctest bubble.
+func monitor(t *testing.T) *bench {
+	t.Helper()
+	core, logs := observer.New(zapcore.InfoLevel)
+	b := &bench{script: newScript(), out: new(Latest[Snapshot]), config: new(Latest[Config]), source: new(Latest[MonitorSource]), logs: logs}
+	c := DefaultConfig()
+	b.config.Store(&c)
+	b.source.Store(&MonitorSource{Open: b.Open, StallAfter: 10 * time.Second})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	m := NewMonitor(b.config, b.source, b.out, zap.New(core))
+	go func() { done <- m.Run(ctx) }()
+	b.stop = func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	}
+	return b
+}
+
+// pass lets time pass in a synctest bubble.
+func pass(d time.Duration) {
+	time.Sleep(d) //nolint:forbidigo // the bubble's time
+}
+
+func (b *bench) shown() Source { return b.out.Load().Source }
+
+func TestMonitorPollsAndWakes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := monitor(t)
+		synctest.Wait()
+		if s := b.out.Load(); s.Source.Status != SourceUp || len(s.Devices) != 1 || !s.Polled() {
+			t.Fatalf("after the first poll: %+v", s)
+		}
+		pass(10*time.Second + time.Millisecond)
+		if n := b.count(&b.polls); n != 11 {
+			t.Fatalf("%d polls in 10 s, want 11", n)
+		}
+		b.wake <- struct{}{}
+		synctest.Wait()
+		if b.count(&b.polls) != 12 {
+			t.Fatal("a wake did not poll at once")
+		}
+		b.stop()
+		if b.opens != 1 || b.closes != 1 {
+			t.Fatalf("%d opened, %d closed", b.opens, b.closes)
+		}
+	})
+}
+
+func TestMonitorReopensWithBackoff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := monitor(t)
+		synctest.Wait()
+		b.set(func(s *script) {
+			s.pollErr, s.openErr = errors.New("connection lost"), errors.New("connection refused")
+		})
+		pass(1500 * time.Millisecond) // one poll fails, one pause of 1 s begins
+		if s := b.shown(); s.Status != SourceDown || s.Err != "connection lost" {
+			t.Fatalf("source %+v", s)
+		}
+		if got := b.out.Load().Devices; len(got) != 1 || got[0].Verdict.State != Healthy {
+			t.Fatalf("verdicts were not kept: %+v", got)
+		}
+		pass(10 * time.Minute)
+		// 1+2+4+8+16+30+30…: about 20 in ten minutes.
+		if n := b.count(&b.opens); n < 20 || n > 25 {
+			t.Fatalf("%d attempts in ten minutes", n)
+		}
+		if n := b.logs.FilterMessage("the source is down").Len(); n != 2 {
+			t.Fatalf("the cause was logged %d times, want once for each of two causes", n)
+		}
+		b.set(func(s *script) { s.pollErr, s.openErr = nil, nil })
+		pass(31 * time.Second)
+		if s := b.shown(); s.Status != SourceUp || s.Err != "" || s.Reconnects != 1 {
+			t.Fatalf("source %+v", s)
+		}
+		b.stop()
+	})
+}
+
+func TestMonitorShowsAStall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := monitor(t)
+		synctest.Wait()
+		hang := make(chan struct{})
+		b.set(func(s *script) { s.hang = hang })
+		good := b.out.Load()
+		pass(9 * time.Second)
+		if s := b.shown(); s.Status != SourceUp {
+			t.Fatalf("source %+v too early", s)
+		}
+		pass(time.Hour)
+		s := b.out.Load()
+		if s.Source.Status != SourceStalled || len(s.Devices) != 1 || s.Devices[0].Verdict.State != Healthy || s.At.Before(good.At) {
+			t.Fatalf("snapshot %+v", s)
+		}
+		if most, opens := b.count(&b.most), b.count(&b.opens); most != 1 || opens != 1 {
+			t.Fatalf("%d calls at once, %d opens: a stuck call must be waited for", most, opens)
+		}
+		b.set(func(s *script) { s.hang = nil })
+		close(hang)
+		synctest.Wait()
+		if s := b.shown(); s.Status != SourceUp || s.Reconnects != 0 {
+			t.Fatalf("source %+v", s)
+		}
+		b.stop()
+	})
+}
+
+func TestMonitorEndsBesideAStuckCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := monitor(t)
+		synctest.Wait()
+		hang := make(chan struct{})
+		b.set(func(s *script) { s.hang = hang })
+		pass(2 * time.Second)
+		begin := time.Now()
+		b.stop()
+		if took := time.Since(begin); took > 3*time.Second {
+			t.Fatalf("took %v to end", took)
+		}
+		close(hang) // the bubble ends only with all its goroutines
+	})
+}
+
+func TestMonitorFollowsTheSource(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := monitor(t)
+		synctest.Wait()
+		other := newScript()
+		other.reading.Devices = []Device{gpu1}
+		other.reading.Samples[0].Device = gpu1.ID
+		b.source.Store(&MonitorSource{Open: other.Open, StallAfter: 10 * time.Second})
+		synctest.Wait()
+		s := b.out.Load()
+		if closed, opened := b.count(&b.closes), other.count(&other.opens); closed != 1 || opened != 1 {
+			t.Fatalf("closed %d, opened %d", closed, opened)
+		}
+		if len(s.Devices) != 1 || s.Devices[0].Device.ID != gpu1.ID {
+			t.Fatalf("devices of the old source stay: %+v", s.Devices)
+		}
+		b.stop()
+	})
+}
+
+func TestMonitorFollowsTheConfig(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := monitor(t)
+		b.set(func(s *script) { s.reading.Samples[0].Values = map[Field]float64{FieldGPUTemp: 80} })
+		pass(1500 * time.Millisecond)
+		if s := b.out.Load().Devices[0].Verdict.State; s != Healthy {
+			t.Fatalf("state %v", s)
+		}
+		c := DefaultConfig()
+		c.Temperature = 75
+		b.config.Store(&c)
+		synctest.Wait()
+		if s := b.out.Load().Devices[0].Verdict.State; s != Degraded {
+			t.Fatalf("state %v: the new limit is not in force", s)
+		}
+		b.stop()
+	})
+}
+
+func TestMonitorLogsTransitionsOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := monitor(t)
+		pass(time.Minute)
+		if n := b.logs.Len(); n != 2 { // the source is up, a device was found
+			t.Fatalf("%d lines for an idle minute: %v", n, b.logs.All())
+		}
+		b.set(func(s *script) { s.xids = []XID{{Code: 79, At: time.Now()}} })
+		b.wake <- struct{}{}
+		pass(time.Minute)
+		lines := b.logs.FilterMessage("device state").All()
+		if len(lines) != 1 || b.logs.FilterMessage("XID").Len() != 1 {
+			t.Fatalf("lines %v", b.logs.All())
+		}
+		f := lines[0].ContextMap()
+		for key, want := range map[string]any{"device": "GPU-0", "state": "unhealthy", "was": "healthy", "cause": "xid-79"} {
+			if f[key] != want {
+				t.Errorf("%s is %v, want %v", key, f[key], want)
+			}
+		}
+		b.stop()
+	})
+}

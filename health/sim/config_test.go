@@ -1,0 +1,119 @@
+package sim
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+func TestConfigReadsYAML(t *testing.T) {
+	const text = `
+profile: h100-8
+seed: 1
+loop: 60s
+scenario:
+- {at: 5s, gpu: 3, xid: 79}
+- {at: 10s, gpu: 3, lost: true}
+- {at: 5s, gpu: 1, recoveryAction: reset}
+- {at: 5s, gpu: 2, rowRemapPending: true, temperature: 97}
+- {at: 30s, source: stalled}
+control: ""
+`
+	var got Config
+	dec := yaml.NewDecoder(strings.NewReader(text))
+	dec.KnownFields(true)
+	if err := dec.Decode(&got); err != nil {
+		t.Fatal(err)
+	}
+	want := Config{Profile: "h100-8", Seed: 1, Loop: time.Minute, Scenario: []Event{
+		ev(t, 5*time.Second, `{gpu: 3, xid: 79}`),
+		ev(t, 10*time.Second, `{gpu: 3, lost: true}`),
+		ev(t, 5*time.Second, `{gpu: 1, recoveryAction: reset}`),
+		ev(t, 5*time.Second, `{gpu: 2, rowRemapPending: true, temperature: 97}`),
+		ev(t, 30*time.Second, `{source: stalled}`),
+	}}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v\nwant %+v", got, want)
+	}
+	if err := got.Validate(); err != nil {
+		t.Errorf("Validate: %v", err)
+	}
+}
+
+func TestDefaultConfigIsValid(t *testing.T) {
+	if err := DefaultConfig().Validate(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestValidateNamesTheKeyAndWhatIsRight(t *testing.T) {
+	gpu9, xid0, bad, down := 9, 0, "explode", "down"
+	ok := func(at time.Duration) Event { return ev(t, at, `{gpu: 0, xid: 79}`) }
+	tests := []struct {
+		name string
+		cfg  Config
+		want []string // the whole lines
+	}{
+		{"profile", Config{Profile: "h200-8"}, []string{
+			`profile: "h200-8" is not known; use one of h100-8, a100-8, h100-8-mig, l4-1, none`,
+		}},
+		{"gpu of eight", Config{Profile: "h100-8", Scenario: []Event{ok(0), ok(0), ok(0), {GPU: &gpu9, XID: ok(0).XID}}}, []string{
+			`scenario[3].gpu: 9 is not a GPU of profile h100-8, which has 0 to 7`,
+		}},
+		{"gpu of one", Config{Profile: "l4-1", Scenario: []Event{{GPU: &gpu9, XID: ok(0).XID}}}, []string{
+			`scenario[0].gpu: 9 is not a GPU of profile l4-1, which has only 0`,
+		}},
+		{"gpu of none", Config{Profile: "none", Scenario: []Event{ok(0)}}, []string{
+			`scenario[0].gpu: 0 is not a GPU of profile none, which has none`,
+		}},
+		{"times", Config{Profile: "h100-8", Loop: time.Minute, Scenario: []Event{ok(-time.Second), ok(time.Minute), ok(59 * time.Second)}}, []string{
+			`scenario[0].at: -1s lies before the start; use 0s or later`,
+			`scenario[1].at: 1m0s would never come; the loop starts anew after 1m0s`,
+		}},
+		{"loop", Config{Profile: "h100-8", Loop: time.Nanosecond}, []string{
+			`loop: 1ns is too short; use 0 to run once, or 100ms and more`,
+		}},
+		{"negative loop", Config{Profile: "h100-8", Loop: -time.Minute}, []string{
+			`loop: -1m0s is too short; use 0 to run once, or 100ms and more`,
+		}},
+		{"no effect", Config{Profile: "h100-8", Scenario: []Event{{}}}, []string{
+			`scenario[0]: nothing would happen; say at least one of xid, lost, recoveryAction, rowRemapPending, temperature, source`,
+		}},
+		{"words", Config{Profile: "h100-8", Scenario: []Event{{GPU: ok(0).GPU, RecoveryAction: &bad, Source: &bad, XID: &xid0}}}, []string{
+			`scenario[0].xid: 0 is not an XID; use 1 to 999`,
+			`scenario[0].recoveryAction: "explode" is not known; use one of none, reset, reboot, drainP2P, drainAndReset`,
+			`scenario[0].source: "explode" is not known; use one of up, down, stalled`,
+		}},
+		{"no gpu", Config{Profile: "h100-8", Scenario: []Event{{XID: ok(0).XID}}}, []string{
+			`scenario[0].gpu: is missing; say which GPU this happens to`,
+		}},
+		{"idle gpu", Config{Profile: "h100-8", Scenario: []Event{{GPU: ok(0).GPU, Source: &down}}}, []string{
+			`scenario[0].gpu: nothing happens to GPU 0; leave it out, or say what does`,
+		}},
+		{"all at once", Config{Profile: "x", Loop: 1, Control: "/" + strings.Repeat("d", 200)}, []string{
+			`profile: "x" is not known; use one of h100-8, a100-8, h100-8-mig, l4-1, none`,
+			`loop: 1ns is too short; use 0 to run once, or 100ms and more`,
+			`control: the path is 94 bytes too long for a unix socket; use a shorter one`,
+		}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			err := tt.cfg.Validate()
+			if err == nil {
+				t.Fatal("no error")
+			}
+			if got := strings.Split(err.Error(), "\n"); !reflect.DeepEqual(got, tt.want) {
+				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(tt.want, "\n"))
+			}
+		})
+	}
+}
+
+func TestNewRefusesWhatValidateRefuses(t *testing.T) {
+	if s, err := New(Config{Profile: "h200-8"}, nil); err == nil || s != nil {
+		t.Errorf("New gave %v, %v; want no source and an error", s, err)
+	}
+}

@@ -1,0 +1,157 @@
+package sim
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// Event is something that happens to a GPU or to the source. It may have several effects at once; an
+// effect that is not set leaves things as they are. The effects other than XID are conditions: they stay
+// until another event changes them.
+type Event struct {
+	At              time.Duration `yaml:"at,omitempty" json:"-"`                                      // since the start of the scenario; not for the control socket
+	GPU             *int          `yaml:"gpu,omitempty" json:"gpu,omitempty"`                         // index; needed by all effects but Source
+	XID             *int          `yaml:"xid,omitempty" json:"xid,omitempty"`                         // the driver reports this XID, once
+	Lost            *bool         `yaml:"lost,omitempty" json:"lost,omitempty"`                       // off the bus, with its MIG devices; false: back
+	RecoveryAction  *string       `yaml:"recoveryAction,omitempty" json:"recoveryAction,omitempty"`   // none, reset, reboot, drainP2P, drainAndReset
+	RowRemapPending *bool         `yaml:"rowRemapPending,omitempty" json:"rowRemapPending,omitempty"` // rows wait for a reset to be remapped
+	Temperature     *float64      `yaml:"temperature,omitempty" json:"temperature,omitempty"`         // °C, held; 0: the simulated one again
+	Source          *string       `yaml:"source,omitempty" json:"source,omitempty"`                   // up, down, stalled
+}
+
+// The bounds of what an event may say.
+const (
+	maxXID         = 999 // NVIDIA's catalogue ends at 173 (Xid Errors, r580); this leaves it room
+	maxTemperature = 200 // °C; a GPU shuts down long before
+)
+
+// The words of Event.Source.
+const (
+	sourceUp      = "up"
+	sourceDown    = "down"    // calls fail at once, as with a dead host engine
+	sourceStalled = "stalled" // calls do not return, as with a hung driver
+)
+
+func sourceWords() []string { return []string{sourceUp, sourceDown, sourceStalled} }
+
+// recoveryWords are the words of Event.RecoveryAction; the index is the health.RecoveryAction.
+func recoveryWords() []string {
+	return []string{
+		health.RecoveryNone:          "none",
+		health.RecoveryReset:         "reset",
+		health.RecoveryReboot:        "reboot",
+		health.RecoveryDrainP2P:      "drainP2P",
+		health.RecoveryDrainAndReset: "drainAndReset",
+	}
+}
+
+// fault is what is wrong with an event. The key is empty if it is the event as a whole.
+type fault struct{ key, text string }
+
+func (f fault) Error() string {
+	if f.key == "" {
+		return f.text
+	}
+	return f.key + ": " + f.text
+}
+
+// touchesGPU reports whether the event has an effect on a GPU.
+func (e Event) touchesGPU() bool {
+	return e.XID != nil || e.Lost != nil || e.RecoveryAction != nil || e.RowRemapPending != nil || e.Temperature != nil
+}
+
+// faults are those that need no knowledge of the machine; e.misses has the others.
+func (e Event) faults() []fault {
+	var out []fault
+	add := func(key, format string, args ...any) { out = append(out, fault{key, fmt.Sprintf(format, args...)}) }
+
+	switch {
+	case !e.touchesGPU() && e.Source == nil:
+		add("", "nothing would happen; say at least one of %s", strings.Join(effectKeys(), ", "))
+	case e.touchesGPU() && e.GPU == nil:
+		add("gpu", "is missing; say which GPU this happens to")
+	case !e.touchesGPU() && e.GPU != nil:
+		add("gpu", "nothing happens to GPU %d; leave it out, or say what does", *e.GPU)
+	}
+	if e.XID != nil && (*e.XID < 1 || *e.XID > maxXID) {
+		add("xid", "%d is not an XID; use 1 to %d", *e.XID, maxXID)
+	}
+	if e.RecoveryAction != nil && !slices.Contains(recoveryWords(), *e.RecoveryAction) {
+		add("recoveryAction", "%q is not known; use one of %s", *e.RecoveryAction, strings.Join(recoveryWords(), ", "))
+	}
+	// Negated, so that it also catches NaN.
+	if t := e.Temperature; t != nil && !(*t >= 0 && *t <= maxTemperature) {
+		add("temperature", "%v °C is not believable; use 1 to %d, or 0 for the simulated one", *t, maxTemperature)
+	}
+	if e.Source != nil && !slices.Contains(sourceWords(), *e.Source) {
+		add("source", "%q is not known; use one of %s", *e.Source, strings.Join(sourceWords(), ", "))
+	}
+	return out
+}
+
+// misses are the faults of an event that no GPU of the machine can have.
+func (e Event) misses(p profile) []fault {
+	n := len(p.pci)
+	switch {
+	case e.GPU == nil || (*e.GPU >= 0 && *e.GPU < n):
+		return nil
+	case n == 0:
+		return []fault{{"gpu", fmt.Sprintf("%d is not a GPU of profile %s, which has none", *e.GPU, p.name)}}
+	case n == 1:
+		return []fault{{"gpu", fmt.Sprintf("%d is not a GPU of profile %s, which has only 0", *e.GPU, p.name)}}
+	}
+	return []fault{{"gpu", fmt.Sprintf("%d is not a GPU of profile %s, which has 0 to %d", *e.GPU, p.name, n-1)}}
+}
+
+// joinFaults makes one error of them, nil of none.
+func joinFaults(faults []fault) error {
+	errs := make([]error, len(faults))
+	for i, f := range faults {
+		errs[i] = f
+	}
+	return errors.Join(errs...)
+}
+
+// logFields names the event's effects as its keys do.
+func (e Event) logFields() []zap.Field {
+	var out []zap.Field
+	if e.XID != nil {
+		out = append(out, zap.Int("xid", *e.XID))
+	}
+	if e.Lost != nil {
+		out = append(out, zap.Bool("lost", *e.Lost))
+	}
+	if e.RecoveryAction != nil {
+		out = append(out, zap.String("recoveryAction", *e.RecoveryAction))
+	}
+	if e.RowRemapPending != nil {
+		out = append(out, zap.Bool("rowRemapPending", *e.RowRemapPending))
+	}
+	if e.Temperature != nil {
+		out = append(out, zap.Float64("temperature", *e.Temperature))
+	}
+	if e.Source != nil {
+		out = append(out, zap.String("source", *e.Source))
+	}
+	return out
+}
+
+func effectKeys() []string {
+	return []string{"xid", "lost", "recoveryAction", "rowRemapPending", "temperature", "source"}
+}
+
+func quote(s string) string {
+	const most = 40 // enough to recognize it
+	if len(s) > most {
+		s = s[:most] + "…"
+	}
+	return strconv.Quote(s)
+}

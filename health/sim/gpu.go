@@ -1,0 +1,167 @@
+package sim
+
+import (
+	"math"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// gpu is one simulated GPU with its MIG devices.
+type gpu struct {
+	model  model
+	device int    // its place among the devices; its MIG devices follow it
+	loads  []load // one of the whole GPU, or one of each MIG device
+	slices []slice
+	boot   float64 // mJ used before the source was opened
+	warmth float64 // °C that this one differs from the model
+
+	lastXID int          // 0: none yet
+	pending []health.XID // not delivered yet, oldest first
+}
+
+func newGPU(p profile, index, device int, devices []health.Device) gpu {
+	g := gpu{model: p.model, device: device}
+	room := func(total int) float64 { return float64(total) * 0.97 } // jobs leave a little free
+	if p.mig == nil {
+		g.loads = []load{newLoad(seedOf(devices[device].ID), 1, room(g.model.total-g.model.reserved))}
+	} else {
+		g.slices = p.mig[index]
+		for i, s := range g.slices {
+			id := devices[device+1+i].ID
+			g.loads = append(g.loads, newLoad(seedOf(id), float64(s.compute)/7, room(s.memory)))
+		}
+	}
+	l := &g.loads[0]
+	g.boot = math.Round(3600e3 * g.model.restPower * (1 + 200*l.random(0, 9))) // an hour to a week ago
+	g.warmth = math.Round(4*l.random(0, 10)) - 2
+	return g
+}
+
+// conditions are what events have done to a GPU; nil where none has.
+type conditions struct {
+	lost        *bool
+	recovery    *health.RecoveryAction
+	remap       *bool
+	temperature *float64 // °C; 0: simulated
+}
+
+// over lays c over what is below it.
+func (c conditions) over(below conditions) conditions {
+	return conditions{
+		lost:        first(c.lost, below.lost),
+		recovery:    first(c.recovery, below.recovery),
+		remap:       first(c.remap, below.remap),
+		temperature: first(c.temperature, below.temperature),
+	}
+}
+
+func first[T any](a, b *T) *T {
+	if a != nil {
+		return a
+	}
+	return b
+}
+
+// is returns what p points to, the zero value if to nothing.
+func is[T any](p *T) T {
+	if p == nil {
+		var zero T
+		return zero
+	}
+	return *p
+}
+
+// idleUsed is the framebuffer in use without a job, MiB.
+const idleUsed = 4
+
+// values appends what can be measured at t seconds: first the GPU's, then each MIG device's. What is
+// absent here is blank in DCGM on that kind of device: a partitioned GPU has no utilization and no NVLink,
+// a MIG device has a framebuffer and shares the rest with its GPU, a GPU that is no vGPU has no license.
+func (g *gpu) values(t float64, c conditions, to []map[health.Field]float64) []map[health.Field]float64 {
+	const fields = 24 // the most that a GPU has, so that the map does not grow
+	var (
+		m      = &g.model
+		v      = make(map[health.Field]float64, fields)
+		all    level
+		work   float64
+		second = int64(math.Floor(t))
+		noise  = func(n uint64) float64 { return 2*g.loads[0].random(second, n) - 1 } // -1 to 1, anew each second
+	)
+	to = append(to, v)
+	for i := range g.loads {
+		l := &g.loads[i]
+		now := l.at(t)
+		all.fast += l.share * now.fast
+		all.slow += l.share * now.slow
+		all.memory += now.memory
+		work += l.share * l.work(t, now.fast)
+		if g.slices != nil {
+			s := make(map[health.Field]float64, 4)
+			framebuffer(s, float64(g.slices[i].memory), 0, now.memory+idleUsed)
+			to = append(to, s)
+		}
+	}
+
+	busy := all.fast > 0.02
+	v[health.FieldSMClock], v[health.FieldMemClock] = m.restSM, m.restMem
+	if busy {
+		// A board at its power limit lowers the clock, in steps of 15 MHz.
+		v[health.FieldSMClock] = math.Round((m.topSM-(m.topSM-m.lowSM)*all.slow*all.slow)/15) * 15
+		v[health.FieldMemClock] = m.topMem
+	}
+
+	span := m.maxPower - m.restPower
+	v[health.FieldPower] = milli(min(m.maxPower, (m.restPower+span*all.fast)*(1+0.01*noise(11))))
+	v[health.FieldEnergy] = g.boot + math.Floor(1000*(m.restPower*t+span*work))
+
+	temp := m.restTemp + g.warmth + (m.maxTemp-m.restTemp)*all.slow
+	if pinned := is(c.temperature); pinned != 0 {
+		temp = pinned
+	}
+	v[health.FieldGPUTemp] = math.Round(temp)
+	if m.memTempOver > 0 {
+		v[health.FieldMemoryTemp] = math.Round(temp + m.memTempOver)
+	}
+
+	framebuffer(v, float64(m.total), float64(m.reserved), all.memory+idleUsed)
+	if g.slices == nil {
+		util := percent(all.fast * (1 + 0.06*noise(12)))
+		v[health.FieldGPUUtil] = util
+		v[health.FieldMemCopyUtil] = percent(util / 100 * (0.45 + 0.1*noise(13)))
+		v[health.FieldEncUtil], v[health.FieldDecUtil] = 0, 0 // training leaves the video engines alone
+		if m.nvlinkRate > 0 {
+			v[health.FieldNVLinkBandwidth] = math.Floor(m.nvlinkRate * work)
+		}
+	}
+	if m.canMIG {
+		v[health.FieldMIGMode] = number(g.slices != nil)
+	}
+
+	v[health.FieldPCIeReplays] = 0
+	v[health.FieldRemappedUncorr], v[health.FieldRemappedCorr], v[health.FieldRemapFailed] = 0, 0, 0
+	v[health.FieldRemapPending] = number(is(c.remap))
+	v[health.FieldUnrepairable] = 0
+	v[health.FieldRecoveryAction] = float64(is(c.recovery))
+	if g.lastXID != 0 {
+		v[health.FieldXID] = float64(g.lastXID)
+	}
+	return to
+}
+
+// framebuffer sets the four sizes, in whole MiB that add up.
+func framebuffer(v map[health.Field]float64, total, reserved, used float64) {
+	used = math.Round(min(used, total-reserved))
+	v[health.FieldFBTotal], v[health.FieldFBReserved] = total, reserved
+	v[health.FieldFBUsed], v[health.FieldFBFree] = used, total-reserved-used
+}
+
+func percent(x float64) float64 { return math.Round(100 * max(0, min(1, x))) }
+
+func milli(x float64) float64 { return math.Round(x*1000) / 1000 }
+
+func number(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}

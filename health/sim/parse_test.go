@@ -1,0 +1,113 @@
+package sim
+
+import (
+	"encoding/json"
+	"math"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestParseEvent(t *testing.T) {
+	ptr := func(n int) *int { return &n }
+	yes, no, reset, down, hot, mild := true, false, "reset", "down", 97.0, 36.6
+	tests := []struct {
+		in   string
+		want Event
+	}{
+		{`{gpu: 3, xid: 79}`, Event{GPU: ptr(3), XID: ptr(79)}},
+		{`{"gpu":3,"xid":79}`, Event{GPU: ptr(3), XID: ptr(79)}},
+		{"{\"gpu\":\t3,\n\t\"lost\":\ttrue}", Event{GPU: ptr(3), Lost: &yes}},
+		{"gpu: 0\nlost: false\nrecoveryAction: reset", Event{GPU: ptr(0), Lost: &no, RecoveryAction: &reset}},
+		{`{gpu: 1, temperature: 97, rowRemapPending: true}`, Event{GPU: ptr(1), Temperature: &hot, RowRemapPending: &yes}},
+		{`{gpu: 1, temperature: 36.6}`, Event{GPU: ptr(1), Temperature: &mild}},
+		{`{source: down}`, Event{Source: &down}},
+	}
+	for _, tt := range tests {
+		got, err := ParseEvent(tt.in)
+		if err != nil || !reflect.DeepEqual(got, tt.want) {
+			t.Errorf("ParseEvent(%q) = %+v, %v; want %+v", tt.in, got, err, tt.want)
+		}
+	}
+}
+
+func TestParseEventRefuses(t *testing.T) {
+	tests := []struct{ in, want string }{
+		{``, `there is no event; write it as {gpu: 3, xid: 79}`},
+		{`# nothing`, `there is no event`},
+		{`79`, `"79" is not an event; write it as {gpu: 3, xid: 79}`},
+		{`[{gpu: 3, xid: 79}]`, `is not an event`},
+		{`{gpu: 3, xid: 79`, `not an event as {gpu: 3, xid: 79}`},
+		{"{gpu: 3, xid: 79}\n---\n{gpu: 4, xid: 79}", `more than one event`},
+		{`{}`, `nothing would happen; say at least one of xid`},
+		{`{gpu: 3}`, `nothing would happen; say at least one of xid`},
+		{`{gpu: 3, source: down}`, `gpu: nothing happens to GPU 3`},
+		{`{xid: 79}`, `gpu: is missing`},
+		{`{gpu: 3, xdi: 79}`, `"xdi": is not known; use gpu with xid, lost,`},
+		{`{gpu: three, xid: 79}`, `gpu: "three" is not a whole number`},
+		{`{gpu: 3.7, xid: 79}`, `gpu: "3.7" is not a whole number`},
+		{`{gpu: "3", xid: 79}`, `gpu: "3" is not a whole number`},
+		{`{gpu: 3, xid: null}`, `xid: "null" is not a whole number`},
+		{`{gpu: 3, xid: [79]}`, `xid: what is given is not a whole number`},
+		{`{gpu: 99999999999999999999, xid: 79}`, `gpu: "99999999999999999999" is not a whole number`},
+		{`{gpu: 3, xid: 0}`, `xid: 0 is not an XID; use 1 to 999`},
+		{`{gpu: 3, xid: 79, xid: 48}`, `xid: is given twice`},
+		{`{gpu: 3, lost: on}`, `lost: "on" is not true or false`},
+		{`{gpu: 3, lost: 1}`, `lost: "1" is not true or false`},
+		{`{gpu: 3, recoveryAction: explode}`, `recoveryAction: "explode" is not known; use one of none, reset, reboot, drainP2P, drainAndReset`},
+		{`{gpu: 3, recoveryAction: 1}`, `recoveryAction: "1" is not one of none, reset`},
+		{`{gpu: 3, temperature: .nan}`, `temperature: NaN °C is not believable`},
+		{`{gpu: 3, temperature: 1000}`, `temperature: 1000 °C is not believable; use 1 to 200, or 0`},
+		{`{gpu: 3, temperature: hot}`, `temperature: "hot" is not a number of °C`},
+		{`{source: sideways}`, `source: "sideways" is not known; use one of up, down, stalled`},
+		{`{at: 5s, gpu: 3, xid: 79}`, `at: belongs into a scenario`},
+	}
+	for _, tt := range tests {
+		e, err := ParseEvent(tt.in)
+		if err == nil {
+			t.Errorf("ParseEvent(%q) = %+v; want an error", tt.in, e)
+			continue
+		}
+		if !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("ParseEvent(%q): %q; want %q in it", tt.in, err, tt.want)
+		}
+	}
+}
+
+func FuzzParseEvent(f *testing.F) {
+	for _, s := range []string{
+		`{gpu: 3, xid: 79}`, `{"gpu":3,"lost":true}`, `{gpu: 1, recoveryAction: reset, temperature: 97.5}`,
+		`{source: stalled}`, "gpu: 2\nrowRemapPending: true", `{gpu: &a 3, xid: *a}`, `{<<: {gpu: 1}, xid: 5}`, `{? [a] : b}`, "{", "---\n---",
+	} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		start := time.Now()
+		e, err := ParseEvent(s)
+		if took := time.Since(start); took > time.Second {
+			t.Errorf("%d bytes took %v", len(s), took)
+		}
+		if err != nil {
+			if err.Error() == "" {
+				t.Error("an error without words")
+			}
+			return
+		}
+		if !e.touchesGPU() && e.Source == nil {
+			t.Errorf("%q has no effect and was taken", s)
+		}
+		if e.At != 0 || (e.Temperature != nil && math.IsNaN(*e.Temperature)) {
+			t.Errorf("%q was taken as %+v", s, e)
+		}
+		// What was taken can be sent, and is the same when it arrives.
+		line, err := json.Marshal(e)
+		if err != nil {
+			t.Fatalf("Marshal(%+v): %v", e, err)
+		}
+		again, err := ParseEvent(string(line))
+		if err != nil || !reflect.DeepEqual(again, e) {
+			t.Errorf("%q became %s, which became %+v, %v", s, line, again, err)
+		}
+	})
+}

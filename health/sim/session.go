@@ -1,0 +1,91 @@
+package sim
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// session is a connection to a Source.
+type session struct {
+	source *Source
+	falls  uint64        // the source's when it was opened
+	wake   chan struct{} // holds one
+	once   sync.Once
+	closed chan struct{}
+}
+
+// Poll measures every device as it is now. It fails at once if the source is down or was since Open. While
+// the source is stalled it waits for the end of that, of the session, or of ctx. The XIDs of a reading are
+// in no other one, whichever session asks.
+func (ses *session) Poll(ctx context.Context) (*health.Reading, error) {
+	s := ses.source
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.awaitUp(ctx, ses); err != nil {
+		return nil, err
+	}
+	return s.reading(time.Now()), nil
+}
+
+// Wake fires with every event, and when the scenario's loop starts anew.
+func (ses *session) Wake() <-chan struct{} { return ses.wake }
+
+// Close ends the session and releases a Poll that waits. It never fails.
+func (ses *session) Close() error {
+	ses.once.Do(func() {
+		close(ses.closed)
+		s := ses.source
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.sessions, ses)
+		s.leave()
+	})
+	return nil
+}
+
+func (ses *session) isClosed() bool {
+	select {
+	case <-ses.closed:
+		return true
+	default:
+		return false
+	}
+}
+
+// reading measures the machine and hands the XIDs out. Called with mu held.
+func (s *Source) reading(now time.Time) *health.Reading {
+	var (
+		samples = make([]health.Sample, 0, len(s.devices))
+		values  = make([]map[health.Field]float64, 0, len(s.devices))
+		t       = now.Sub(s.start).Seconds()
+	)
+	for i := range s.gpus {
+		g := &s.gpus[i]
+		c := s.control.gpus[i].over(s.scenario.gpus[i])
+		presence := health.Present
+		if is(c.lost) {
+			presence = health.Lost
+		} else {
+			values = g.values(t, c, values[:0])
+		}
+		for n := range 1 + len(g.slices) {
+			sample := health.Sample{Device: s.devices[g.device+n].ID, At: now, Presence: presence}
+			if presence == health.Present {
+				sample.Values = values[n]
+			}
+			if n == 0 {
+				sample.XIDs, g.pending = g.pending, nil
+			}
+			samples = append(samples, sample)
+		}
+	}
+	return &health.Reading{
+		Devices: s.devices,
+		Samples: samples,
+		// A driver and CUDA of 2025's production branch, as `nvidia-smi` prints them.
+		Versions: health.Versions{Driver: "580.95.05", CUDA: "13.0", DCGM: "sim"},
+	}
+}

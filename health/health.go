@@ -72,6 +72,7 @@ const (
 	FieldMIGMode         Field = 67   // 0 or 1
 	FieldSMClock         Field = 100  // MHz
 	FieldMemClock        Field = 101  // MHz
+	FieldClocksEvents    Field = 112  // bits: why the clocks are below what is asked for
 	FieldMemoryTemp      Field = 140  // °C
 	FieldGPUTemp         Field = 150  // °C
 	FieldPower           Field = 155  // W
@@ -86,6 +87,10 @@ const (
 	FieldFBFree          Field = 251  // MiB
 	FieldFBUsed          Field = 252  // MiB
 	FieldFBReserved      Field = 253  // MiB
+	FieldDBEVolatile     Field = 311  // double-bit ECC errors since the last reset or driver load
+	FieldRetiredSBE      Field = 390  // pages retired for single-bit errors
+	FieldRetiredDBE      Field = 391  // pages retired for double-bit errors
+	FieldRetiredPending  Field = 392  // pages waiting to be retired: 0 or 1
 	FieldRemappedUncorr  Field = 393  // rows
 	FieldRemappedCorr    Field = 394  // rows
 	FieldRemapFailed     Field = 395  // 0 or 1
@@ -157,6 +162,7 @@ type Sample struct {
 	Presence  Presence
 	Values    map[Field]float64 // a blank is absent, never 0; not modified once returned
 	XIDs      []XID             // new since the poll before, oldest first
+	Checked   bool              // DCGM's health checks were made, and Incidents is what they say
 	Incidents []Incident        // all that stand now
 }
 
@@ -234,6 +240,7 @@ type Finding struct {
 	Action string // what a person should do about it
 	Since  time.Time
 	Last   time.Time // when it was last seen
+	Reset  time.Time // when a reset was last seen since it began; zero if none was
 	Clears Clears
 	From   DeviceID // the parent that it was inherited from; empty if the device's own
 }
@@ -243,6 +250,15 @@ type Verdict struct {
 	State    State     // the greatest of the findings' states
 	Findings []Finding // the worst first
 	Since    time.Time // when State was reached
+
+	Trips   []time.Time        // when the device became unhealthy by itself, within Config.Flap.Within
+	suspect map[string]suspect // FAILs that are not confirmed yet, by cause; not modified once stored
+}
+
+// suspect is a fault that was seen, and not often enough to be believed.
+type suspect struct {
+	seen int
+	last time.Time
 }
 
 // DeviceState is all that is known of a device now.
@@ -273,11 +289,15 @@ func (s SourceStatus) String() string { return name(sourceNames[:], int(s)) }
 
 // Source is the state of what measures the GPUs.
 type Source struct {
+	Kind       string // what measures: "dcgm" or "sim"
 	Status     SourceStatus
 	Err        string // why it is not up, in words; empty if it is
 	Since      time.Time
 	Versions   Versions
 	Reconnects uint64 // sessions opened after the first
+
+	Polls    uint64        // polls that went well
+	PollTook time.Duration // how long the last of them took
 }
 
 // Snapshot is everything the agent knows, at one moment. It is never modified once stored.

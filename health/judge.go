@@ -67,19 +67,14 @@ type parent struct {
 func judgeDevice(c Config, was DeviceState, d Device, s Sample, p parent) (next DeviceState, reset bool) {
 	reset = p.reset || wasReset(was.Verdict, s)
 	own := carry(c, was.Verdict, s, reset)
-	if f, bad := presenceFinding(s); bad {
+	for _, f := range seen(c, s) {
 		own = merge(own, f)
 	}
-	for _, cond := range conditions {
-		v, told := s.Values[cond.field]
-		if !told {
-			continue
-		}
-		if f, bad := cond.check(c, v); bad {
-			f.Cause, f.Since, f.Last, f.Clears = cond.cause, s.At, s.At, ClearsItself
-			own = merge(own, f)
-		}
+	sure, suspects := confirm(c, d, was.Verdict.suspect, s)
+	for _, f := range sure {
+		own = merge(own, f)
 	}
+
 	counts, last := was.XIDCounts, was.LastXID
 	if len(s.XIDs) > 0 {
 		counts = maps.Clone(counts)
@@ -90,14 +85,39 @@ func judgeDevice(c Config, was DeviceState, d Device, s Sample, p parent) (next 
 	for _, x := range s.XIDs {
 		counts[x.Code]++
 		last = x
-		if f, bad := xidFinding(x); bad {
+		if f, bad := xidFinding(c, x); bad {
 			own = merge(own, f)
 		}
 	}
-	return DeviceState{
-		Device: d, Sample: s, Verdict: conclude(was.Verdict, own, d.Parent, p.verdict.Findings, s),
-		XIDCounts: counts, LastXID: last,
-	}, reset
+
+	trips := tripped(c, was.Verdict, own, s.At)
+	if c.Flap.Trips > 0 && len(trips) >= c.Flap.Trips {
+		own = merge(own, flapping(c, own, trips, s.At))
+	}
+	v := conclude(was.Verdict, own, d.Parent, p.verdict.Findings, s)
+	v.Trips, v.suspect = trips, suspects
+	return DeviceState{Device: d, Sample: s, Verdict: v, XIDCounts: counts, LastXID: last}, reset
+}
+
+// seen returns what the sample itself shows to be wrong.
+func seen(c Config, s Sample) []Finding {
+	var fs []Finding
+	if f, bad := presenceFinding(s); bad {
+		fs = append(fs, f)
+	}
+	for _, cond := range conditions {
+		v, told := cond.values(s)
+		if !told {
+			continue
+		}
+		if reason, action := cond.says(c, v); reason != "" {
+			fs = append(fs, Finding{
+				Cause: cond.cause, State: cond.state, Reason: reason, Action: action,
+				Since: s.At, Last: s.At, Clears: ClearsItself,
+			})
+		}
+	}
+	return fs
 }
 
 // wasReset tells whether the sample is evidence of a reset: the device came back to the bus, or the
@@ -110,32 +130,58 @@ func wasReset(was Verdict, s Sample) bool {
 	return told && RecoveryAction(action) == RecoveryNone && was.has(CauseRecoveryAction)
 }
 
-// carry returns the device's own findings of before, without those that the sample ends. Each needs
-// positive evidence to go: what the sample does not tell, stays.
+// carry returns the device's own findings of before, without those that the sample ends.
 func carry(c Config, was Verdict, s Sample, reset bool) []Finding {
 	var kept []Finding
 	for _, f := range was.Findings {
-		ended := f.Clears == ClearsGPUReset && reset || f.Clears == ClearsItself && gone(c, f, s)
-		if f.From == "" && !ended {
+		if f.From != "" {
+			continue
+		}
+		if reset {
+			f.Reset = s.At
+		}
+		if !ended(c, f, s) {
 			kept = append(kept, f)
 		}
 	}
 	return kept
 }
 
+// ended tells whether the sample is positive evidence that a finding is over. What it does not tell, stays.
+func ended(c Config, f Finding, s Sample) bool {
+	if f.State == Unhealthy && c.Recovery == RecoverNever {
+		return false
+	}
+	switch f.Clears {
+	case ClearsGPUReset:
+		return !f.Reset.IsZero()
+	case ClearsItself:
+		// The return of a GPU is a reset; one that was only hidden needs none.
+		needsReset := f.State == Unhealthy && c.Recovery == RecoverAfterReset && f.Cause != CauseInaccessible
+		return gone(c, f, s) && (!needsReset || !f.Reset.IsZero())
+	case ClearsReboot, ClearsOperator:
+	}
+	return false
+}
+
 // gone tells whether a finding that clears by itself is shown by the sample to stand no more.
 func gone(c Config, f Finding, s Sample) bool {
+	longAgo := s.At.Sub(f.Last) >= c.RecoverAfter
 	switch f.Cause {
 	case CauseLost, CauseInaccessible, CauseDetached, CauseMissing:
 		return s.Presence != PresenceUnknown // if it still stands, the sample says so
 	}
 	for _, cond := range conditions {
 		if cond.cause == f.Cause {
-			_, told := s.Values[cond.field]
-			return told
+			v, told := cond.values(s)
+			// The driver takes its recovery action back when it is done: there is nothing to wait for.
+			return told && (longAgo || cond.cause == CauseRecoveryAction && RecoveryAction(v[0]) == RecoveryNone)
 		}
 	}
-	return s.At.Sub(f.Last) >= c.RecoverAfter // a warning XID
+	if f.incident() {
+		return s.Checked && longAgo
+	}
+	return longAgo // a warning XID
 }
 
 // merge adds a finding, or renews the one of the same cause: that one began earlier.
@@ -144,7 +190,10 @@ func merge(fs []Finding, f Finding) []Finding {
 	if i < 0 {
 		return append(fs, f)
 	}
-	f.Since = fs[i].Since
+	f.Since, f.Reset = fs[i].Since, fs[i].Reset
+	if f.Clears == ClearsGPUReset {
+		f.Reset = time.Time{} // it happened again: the reset has not cured it
+	}
 	fs[i] = f
 	return fs
 }
@@ -188,4 +237,13 @@ func (v Verdict) Cause() string {
 		return ""
 	}
 	return v.Findings[0].Cause
+}
+
+// causes returns the causes of all findings, the worst first.
+func (v Verdict) causes() []string {
+	var all []string
+	for _, f := range v.Findings {
+		all = append(all, f.Cause)
+	}
+	return all
 }

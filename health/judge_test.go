@@ -113,16 +113,34 @@ func TestJudgeSequences(t *testing.T) {
 		},
 		"hot": {
 			{0, present(value(FieldGPUTemp, 97)), Degraded, []string{CauseTemperature}},
-			{1, present(without(FieldGPUTemp)), Degraded, []string{CauseTemperature}},
-			{2, present(value(FieldGPUTemp, 89)), Healthy, nil},
+			{100, present(without(FieldGPUTemp)), Degraded, []string{CauseTemperature}},
+			{101, present(value(FieldGPUTemp, 95)), Degraded, []string{CauseTemperature}},
+			{160, present(value(FieldGPUTemp, 89)), Degraded, []string{CauseTemperature}},
+			{161, present(value(FieldGPUTemp, 89)), Healthy, nil},
 		},
 		"a row waits to be remapped, then cannot be": {
 			{0, present(value(FieldRemapPending, 1)), Degraded, []string{CauseRemapPending}},
 			{1, present(value(FieldRemapFailed, 1), value(FieldRemapPending, 1)), Unhealthy, []string{CauseRemapFailed, CauseRemapPending}},
-			{2, present(), Healthy, nil},
+			{60, present(), Unhealthy, []string{CauseRemapFailed, CauseRemapPending}},
+			{61, present(), Healthy, nil},
 		},
 		"memory that cannot be repaired": {
 			{0, present(value(FieldUnrepairable, 1)), Unhealthy, []string{CauseUnrepairable}},
+		},
+		"double-bit errors until the count is set back by a reset": {
+			{0, present(value(FieldDBEVolatile, 2)), Unhealthy, []string{CauseDBE}},
+			{100, present(), Unhealthy, []string{CauseDBE}},
+			{101, present(value(FieldDBEVolatile, 0)), Healthy, nil},
+		},
+		"retired pages": {
+			{0, present(value(FieldRetiredSBE, 40), value(FieldRetiredDBE, 22)), Healthy, nil},
+			{1, present(value(FieldRetiredSBE, 40)), Healthy, nil},
+			{2, present(value(FieldRetiredSBE, 40), value(FieldRetiredDBE, 23)), Unhealthy, []string{CauseRetiredPages}},
+			{3, present(value(FieldRetiredPending, 1)), Unhealthy, []string{CauseRetiredPages, CauseRetiredPending}},
+		},
+		"clocks at full load are no fault, a power brake is": {
+			{0, present(value(FieldClocksEvents, 0x4)), Healthy, nil},
+			{1, present(value(FieldClocksEvents, 0x84)), Degraded, []string{CauseClocks}},
 		},
 		"a reset does not end what still stands": {
 			{0, present(value(FieldRemapFailed, 1), value(FieldRecoveryAction, 1)), Unhealthy, []string{CauseRecoveryAction, CauseRemapFailed}},
@@ -148,21 +166,21 @@ func TestJudgeSequences(t *testing.T) {
 }
 
 func judge1(known []DeviceState, d Device, st step) []DeviceState {
+	c := DefaultConfig()
+	c.Flap.Trips = 0
+	return judgeWith(c, known, d, st)
+}
+
+func judgeWith(c Config, known []DeviceState, d Device, st step) []DeviceState {
 	s := st.sample
 	s.Device, s.At = d.ID, at(st.at)
 	for i := range s.XIDs {
 		s.XIDs[i].At = s.At
 	}
-	return Judge(DefaultConfig(), known, &Reading{Devices: []Device{d}, Samples: []Sample{s}}, s.At)
+	return Judge(c, known, &Reading{Devices: []Device{d}, Samples: []Sample{s}}, s.At)
 }
 
-func causes(v Verdict) []string {
-	var cs []string
-	for _, f := range v.Findings {
-		cs = append(cs, f.Cause)
-	}
-	return cs
-}
+func causes(v Verdict) []string { return v.causes() }
 
 func TestJudgeRemembersSince(t *testing.T) {
 	known := judge1(nil, gpu0, step{at: 0, sample: present()})
@@ -261,7 +279,7 @@ func TestMIGsOwnXIDStaysItsOwn(t *testing.T) {
 	wantStates(t, known, map[DeviceID]State{"GPU-0": Healthy, "MIG-0": Unhealthy, "MIG-1": Healthy})
 	known = fold(t, known, 1, map[DeviceID]Sample{"GPU-0": present(value(FieldRemapPending, 1))}, all...)
 	wantStates(t, known, map[DeviceID]State{"GPU-0": Degraded, "MIG-0": Unhealthy, "MIG-1": Degraded})
-	known = fold(t, known, 2, nil, all...)
+	known = fold(t, known, 61, map[DeviceID]Sample{"GPU-0": present(value(FieldRemapPending, 0))}, all...)
 	wantStates(t, known, map[DeviceID]State{"GPU-0": Healthy, "MIG-0": Unhealthy, "MIG-1": Healthy})
 }
 

@@ -1,6 +1,9 @@
 package health
 
-import "sync"
+import (
+	"context"
+	"sync"
+)
 
 // Latest holds the newest value of something and wakes those who wait for a newer one. There are no
 // subscribers and no queue: a slow reader skips values and holds nobody up. The zero Latest is empty.
@@ -37,4 +40,35 @@ func (l *Latest[T]) Watch() (*T, <-chan struct{}) {
 		l.changed = make(chan struct{})
 	}
 	return l.value, l.changed
+}
+
+// While returns a part of the newest value, and a context that ends with ctx, or as soon as that part of the
+// value is another. It waits for the first value; if ctx ends before, the part is zero. The caller ends it
+// with cancel.
+func While[T any, P comparable](ctx context.Context, l *Latest[T], part func(*T) P) (P, context.Context, context.CancelFunc) {
+	same, cancel := context.WithCancel(ctx)
+	v, changed := l.Watch()
+	for ; v == nil; v, changed = l.Watch() {
+		select {
+		case <-ctx.Done():
+			var none P
+			return none, same, cancel
+		case <-changed:
+		}
+	}
+	now := part(v)
+	go func() {
+		defer cancel()
+		for {
+			select {
+			case <-same.Done():
+				return
+			case <-changed:
+			}
+			if v, changed = l.Watch(); part(v) != now {
+				return
+			}
+		}
+	}()
+	return now, same, cancel
 }

@@ -1,6 +1,7 @@
 package health
 
 import (
+	"context"
 	"sync"
 	"testing"
 )
@@ -47,4 +48,33 @@ func TestLatestIsNeverMissed(*testing.T) {
 		l.Store(&i)
 	}
 	wg.Wait()
+}
+
+func TestWhile(t *testing.T) {
+	type pair struct{ kept, other int }
+	var l Latest[pair]
+	ended, end := context.WithCancel(t.Context())
+	end()
+	if part, same, cancel := While(ended, &l, func(p *pair) int { return p.kept }); part != 0 || same.Err() == nil {
+		t.Fatal("did not end with its context")
+	} else {
+		cancel()
+	}
+	go l.Store(&pair{1, 1})
+	part, same, cancel := While(t.Context(), &l, func(p *pair) int { return p.kept })
+	defer cancel()
+	if part != 1 {
+		t.Fatalf("got %d", part)
+	}
+	l.Store(&pair{1, 2})
+	l.Store(&pair{1, 3})
+	if same.Err() != nil {
+		t.Fatal("ended though its part is the same")
+	}
+	l.Store(&pair{2, 3})
+	<-same.Done()
+
+	_, same, cancel = While(t.Context(), &l, func(p *pair) int { return p.kept })
+	cancel()
+	<-same.Done()
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -12,6 +13,7 @@ import (
 
 // MonitorSource is where a Monitor gets its sessions.
 type MonitorSource struct {
+	Kind       string // shown as Source.Kind
 	Open       Opener
 	StallAfter time.Duration // a call that takes longer is shown as a stalled source
 }
@@ -34,10 +36,14 @@ type Monitor struct {
 	out    *Latest[Snapshot]
 	log    *zap.Logger
 
+	mu  sync.Mutex // guards now: Run and Clear both make a new one from it
+	now Snapshot   // what was published last
+
 	// Run's own.
-	now    Snapshot // what was published last
-	opened uint64   // sessions
-	said   string   // the last trouble that was logged
+	opened uint64        // sessions
+	said   string        // the last trouble that was logged
+	took   time.Duration // of the last poll
+	fresh  bool          // the first reading tells which devices there are: others are not missed
 }
 
 // NewMonitor returns a monitor that stores its snapshots in out. It follows both configurations: a new
@@ -46,27 +52,26 @@ func NewMonitor(config *Latest[Config], source *Latest[MonitorSource], out *Late
 	return &Monitor{config: config, source: source, out: out, log: log}
 }
 
+// Restore gives the monitor what an earlier process knew. If missed is false, devices of that which the
+// first reading lacks are not missed. It must come before Run.
+func (m *Monitor) Restore(devices []DeviceState, missed bool) {
+	m.now.Devices, m.fresh = devices, !missed
+}
+
 // Run measures until ctx ends. Whatever is wrong with a source is shown in the snapshots and tried again.
 func (m *Monitor) Run(ctx context.Context) error {
-	m.publish(func(s *Snapshot) { s.Source.Since = time.Now() })
-	for ctx.Err() == nil {
-		src, changed := m.source.Watch()
+	for first := true; ctx.Err() == nil; first = false {
+		src, same, cancel := While(ctx, m.source, func(s *MonitorSource) *MonitorSource { return s })
 		if src == nil {
-			select {
-			case <-changed:
-			case <-ctx.Done():
-			}
-			continue
+			cancel()
+			return nil // ctx has ended before there was one
 		}
-		srcCtx, cancel := context.WithCancel(ctx)
-		go func() {
-			defer cancel()
-			select {
-			case <-changed:
-			case <-srcCtx.Done():
-			}
-		}()
-		m.follow(srcCtx, caller{m, src.StallAfter, ctx.Done()}, src.Open)
+		m.fresh = m.fresh || !first
+		m.publish(func(s *Snapshot) {
+			s.Source.Kind = src.Kind
+			s.Source.become(SourceStarting, "", time.Now())
+		})
+		m.follow(same, caller{m, src.StallAfter, ctx.Done()}, src.Open)
 		cancel()
 	}
 	return nil
@@ -74,13 +79,10 @@ func (m *Monitor) Run(ctx context.Context) error {
 
 // follow keeps a session open to one source until ctx ends.
 func (m *Monitor) follow(ctx context.Context, c caller, open Opener) {
-	backoff, first := minBackoff, true
+	backoff := minBackoff
 	for {
 		err := m.session(ctx, c, open, func(r *Reading) {
-			if first {
-				m.forget(r)
-			}
-			backoff, first = minBackoff, false
+			backoff = minBackoff
 			m.judge(r)
 		})
 		if ctx.Err() != nil {
@@ -110,10 +112,12 @@ func (m *Monitor) session(ctx context.Context, c caller, open Opener, read func(
 	}()
 	m.opened++
 	for {
+		started := time.Now()
 		r, err := call(ctx, c, "reading the GPUs", s.Poll)
 		if err != nil {
 			return err
 		}
+		m.took = time.Since(started)
 		read(r)
 		config, changed := m.config.Watch()
 		timer := time.NewTimer(config.Interval)
@@ -169,20 +173,29 @@ func call[T any](ctx context.Context, c caller, what string, f func(context.Cont
 
 // judge folds a reading into the state, says what has changed, and publishes it.
 func (m *Monitor) judge(r *Reading) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	now, before := time.Now(), m.now.Devices
+	if m.fresh {
+		before = slices.DeleteFunc(slices.Clone(before), func(d DeviceState) bool {
+			return !slices.ContainsFunc(r.Devices, func(e Device) bool { return e.ID == d.Device.ID })
+		})
+		m.fresh = false
+	}
 	devices := Judge(*m.config.Load(), before, r, now)
 	if m.now.Source.Status != SourceUp {
 		m.log.Info("the source is up", zap.Int("devices", len(r.Devices)), zap.String("driver", r.Versions.Driver),
 			zap.String("dcgm", r.Versions.DCGM), zap.String("engine", r.Versions.Engine))
 		m.said = ""
 	}
-	m.publish(func(s *Snapshot) {
-		s.At, s.Devices = now, devices
-		s.Source.Versions = r.Versions
-		s.Source.Reconnects = m.opened - 1
-		s.Source.become(SourceUp, "", now)
-	})
-	logChanges(m.log, before, devices)
+	logChanges(m.log, m.now.Devices, devices)
+	m.now.At, m.now.Devices = now, devices
+	m.now.Source.Versions = r.Versions
+	m.now.Source.Reconnects = m.opened - 1
+	m.now.Source.Polls++
+	m.now.Source.PollTook = m.took
+	m.now.Source.become(SourceUp, "", now)
+	m.store()
 }
 
 // trouble publishes that the source is not up. The verdicts stay: losing the source is not losing the GPUs.
@@ -195,60 +208,22 @@ func (m *Monitor) trouble(status SourceStatus, why string) {
 }
 
 func (s *Source) become(status SourceStatus, why string, now time.Time) {
-	if s.Status != status {
+	if s.Status != status || s.Since.IsZero() {
 		s.Status, s.Since = status, now
 	}
 	s.Err = why
 }
 
 func (m *Monitor) publish(change func(*Snapshot)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	change(&m.now)
+	m.store()
+}
+
+// store publishes a copy of now. m.mu is held.
+func (m *Monitor) store() {
 	m.now.Seq++
 	s := m.now
 	m.out.Store(&s)
-}
-
-// forget drops the devices that another source knew and this one does not.
-func (m *Monitor) forget(r *Reading) {
-	m.now.Devices = slices.DeleteFunc(slices.Clone(m.now.Devices), func(d DeviceState) bool {
-		return !slices.ContainsFunc(r.Devices, func(e Device) bool { return e.ID == d.Device.ID })
-	})
-}
-
-// logChanges says what a poll has changed: devices that came and went, XIDs, verdicts.
-func logChanges(log *zap.Logger, before, after []DeviceState) {
-	known := make(map[DeviceID]DeviceState, len(before))
-	for _, d := range before {
-		known[d.Device.ID] = d
-	}
-	for _, d := range after {
-		was, ok := known[d.Device.ID]
-		delete(known, d.Device.ID)
-		id := []zap.Field{zap.String("device", string(d.Device.ID)), zap.Int("gpu", d.Device.Index)}
-		if !ok {
-			log.Info("device found", append(id, zap.String("model", d.Device.Model), zap.String("profile", d.Device.Profile),
-				zap.String("pci", d.Device.PCI))...)
-		}
-		for code, n := range d.XIDCounts {
-			if n > was.XIDCounts[code] {
-				log.Warn("XID", append(id, zap.Int("xid", code), zap.String("meaning", LookupXID(code).Name),
-					zap.Uint64("count", n), zap.Uint64("new", n-was.XIDCounts[code]))...)
-			}
-		}
-		v := d.Verdict
-		if v.State == was.Verdict.State && v.Cause() == was.Verdict.Cause() || !ok && v.State <= Healthy {
-			continue
-		}
-		id = append(id, zap.Stringer("state", v.State), zap.Stringer("was", was.Verdict.State))
-		if len(v.Findings) == 0 {
-			log.Info("device state", append(id, zap.String("cleared", was.Verdict.Cause()))...)
-			continue
-		}
-		f := v.Findings[0]
-		log.Warn("device state", append(id, zap.String("cause", f.Cause), zap.String("reason", f.Reason),
-			zap.String("action", f.Action), zap.Time("since", f.Since), zap.Stringer("clears", f.Clears))...)
-	}
-	for id := range known {
-		log.Info("device gone", zap.String("device", string(id)))
-	}
 }

@@ -5,7 +5,7 @@ import (
 	"strconv"
 )
 
-// The causes that are not XIDs. They are label values: do not change them.
+// The causes that are neither XIDs nor DCGM's incidents. They are label values: do not change them.
 const (
 	CauseLost           = "lost"
 	CauseInaccessible   = "inaccessible"
@@ -15,10 +15,18 @@ const (
 	CauseRemapFailed    = "row-remap-failed"
 	CauseRemapPending   = "row-remap-pending"
 	CauseUnrepairable   = "memory-unrepairable"
+	CauseDBE            = "double-bit-ecc"
+	CauseRetiredPending = "page-retirement-pending"
+	CauseRetiredPages   = "too-many-retired-pages"
 	CauseTemperature    = "temperature"
+	CauseClocks         = "clocks-slowed-by-hardware"
+	CauseFlapping       = "flapping"
 )
 
-func xidCause(code int) string { return "xid-" + strconv.Itoa(code) }
+// xidPrefix begins the cause of every finding that is an XID.
+const xidPrefix = "xid-"
+
+func xidCause(code int) string { return xidPrefix + strconv.Itoa(code) }
 
 // presenceFinding says what is wrong with a presence, if anything.
 func presenceFinding(s Sample) (Finding, bool) {
@@ -39,72 +47,102 @@ func presenceFinding(s Sample) (Finding, bool) {
 	return f, true
 }
 
-// condition is a measured value that is itself a finding while it stands.
+// condition is something measured that is itself a finding while it stands.
 type condition struct {
-	cause string
-	field Field
-	check func(c Config, v float64) (f Finding, bad bool) // State, Reason and Action
+	cause  string
+	state  State
+	fields []Field // all must be told, or nothing is known
+	// says tells what is wrong with the values, in the order of fields, and what to do; "" if nothing is.
+	says func(c Config, v []float64) (reason, action string)
 }
 
 // conditions is the table of them.
 //
 //nolint:gochecknoglobals // a table of constants
 var conditions = []condition{
-	// The driver's own verdict: nvmlDeviceGpuRecoveryAction_t. Draining means that no new work may land,
-	// so every action but none is Unhealthy.
-	{CauseRecoveryAction, FieldRecoveryAction, func(_ Config, v float64) (Finding, bool) {
-		f := Finding{State: Unhealthy}
-		switch RecoveryAction(v) {
-		case RecoveryNone:
-			return f, false
-		case RecoveryReset:
-			f.Reason, f.Action = "the driver asks for a GPU reset", actionReset
-		case RecoveryReboot:
-			f.Reason, f.Action = "the driver asks for a reboot of the node", actionReboot
-		case RecoveryDrainP2P:
-			f.Reason, f.Action = "the driver asks to drain peer-to-peer work", "end all jobs that use this GPU with others"
-		case RecoveryDrainAndReset:
-			f.Reason, f.Action = "the driver asks to drain and reset the GPU", actionReset
-		default:
-			f.Reason, f.Action = fmt.Sprintf("the driver asks for recovery action %v", v), actionReset
-		}
-		return f, true
-	}},
-	// DCGM 4.6 health, system memory: ROW_REMAP_FAILURE is FAIL, the suggestion is RMA.
-	{CauseRemapFailed, FieldRemapFailed, func(_ Config, v float64) (Finding, bool) {
-		return Finding{State: Unhealthy, Reason: "a bad memory row could not be remapped", Action: "replace the GPU"}, v != 0
-	}},
-	// A remapped row takes effect with the next reset; until then the memory works (NVIDIA GPU memory
-	// error management, row remapping).
-	{CauseRemapPending, FieldRemapPending, func(_ Config, v float64) (Finding, bool) {
-		return Finding{State: Degraded, Reason: "a memory row waits to be remapped", Action: "reset the GPU at the next drain"}, v != 0
-	}},
+	// The driver's own verdict: nvmlDeviceGpuRecoveryAction_t. To drain means that no new work may land, so
+	// every action but none is Unhealthy.
+	{CauseRecoveryAction, Unhealthy, []Field{FieldRecoveryAction}, recoveryWords},
+	// DCGM 4.6 health, system memory: ROW_REMAP_FAILURE is FAIL, the suggestion is to replace the GPU.
+	{CauseRemapFailed, Unhealthy, []Field{FieldRemapFailed}, flag("a bad memory row could not be remapped", actionReplace)},
 	// DCGM 4.6 health, system memory: FAULTY_MEMORY is FAIL, severity ISOLATE.
-	{CauseUnrepairable, FieldUnrepairable, func(_ Config, v float64) (Finding, bool) {
-		return Finding{State: Unhealthy, Reason: "the GPU's memory cannot be repaired", Action: "replace the GPU"}, v != 0
+	{CauseUnrepairable, Unhealthy, []Field{FieldUnrepairable}, flag("the GPU's memory cannot be repaired", actionReplace)},
+	// DCGM 4.6 health, system memory: VOLATILE_DBE_DETECTED is FAIL, severity ISOLATE, for any count. A
+	// reset or a driver reload sets the count back.
+	{CauseDBE, Unhealthy, []Field{FieldDBEVolatile}, func(_ Config, v []float64) (string, string) {
+		return when(v[0] > 0, "%.0f double-bit ECC errors since the last reset", v[0]), actionReset
 	}},
-	{CauseTemperature, FieldGPUTemp, func(c Config, v float64) (Finding, bool) {
-		return Finding{
-			State: Degraded, Reason: fmt.Sprintf("the GPU is at %.0f °C, the limit is %.0f °C", v, c.Temperature),
-			Action: "check fans, air flow and room temperature",
-		}, v >= c.Temperature
+	// DCGM 4.6 health, system memory: RETIRED_PAGES_LIMIT is FAIL from 63 pages on.
+	{CauseRetiredPages, Unhealthy, []Field{FieldRetiredSBE, FieldRetiredDBE}, func(_ Config, v []float64) (string, string) {
+		return when(v[0]+v[1] >= 63, "%.0f memory pages are retired, the limit is 63", v[0]+v[1]), actionReplace
+	}},
+	// A remapped row or retired page takes effect with the next reset; until then the memory works (NVIDIA
+	// GPU memory error management; dynamic page retirement).
+	{CauseRemapPending, Degraded, []Field{FieldRemapPending}, flag("a memory row waits to be remapped", actionResetLater)},
+	{CauseRetiredPending, Degraded, []Field{FieldRetiredPending}, flag("a memory page waits to be retired", actionResetLater)},
+	{CauseTemperature, Degraded, []Field{FieldGPUTemp}, func(c Config, v []float64) (string, string) {
+		return when(v[0] >= c.Temperature, "the GPU is at %.0f °C, the limit is %.0f °C", v[0], c.Temperature), actionCool
+	}},
+	// nvml.h, nvmlClocksEventReasons: hardware slowdown 0x8, hardware thermal slowdown 0x40, power brake
+	// 0x80. The software power cap, 0x4, is a GPU at full load and no fault.
+	{CauseClocks, Degraded, []Field{FieldClocksEvents}, func(_ Config, v []float64) (string, string) {
+		return when(uint64(v[0])&(0x8|0x40|0x80) != 0, "the hardware slows the clocks down (event bits %#x)", uint64(v[0])), actionCool
 	}},
 }
 
-// xidFinding says what an XID means for the device that reported it, if anything.
-func xidFinding(x XID) (Finding, bool) {
-	info := LookupXID(x.Code)
-	f := Finding{
-		Cause: xidCause(x.Code), Reason: fmt.Sprintf("XID %d: %s", x.Code, info.Name), Action: info.Action,
-		Since: x.At, Last: x.At, Clears: info.Clears,
+const (
+	actionReplace    = "replace the GPU"
+	actionResetLater = "reset the GPU at the next drain"
+	actionCool       = "check cooling and power supply"
+)
+
+func recoveryWords(_ Config, v []float64) (reason, action string) {
+	switch a := RecoveryAction(v[0]); a {
+	case RecoveryNone:
+		return "", ""
+	case RecoveryReset:
+		return "the driver asks for a GPU reset", actionReset
+	case RecoveryReboot:
+		return "the driver asks for a reboot of the node", actionReboot
+	case RecoveryDrainP2P:
+		return "the driver asks to drain peer-to-peer work", "end all jobs that use this GPU with others"
+	case RecoveryDrainAndReset:
+		return "the driver asks to drain and reset the GPU", actionReset
+	default:
+		return fmt.Sprintf("the driver asks for recovery action %d", a), actionReset
 	}
-	switch info.Effect {
-	case EffectIgnore:
-		return Finding{}, false
-	case EffectWarn:
-		f.State = Degraded
-	case EffectUnhealthy:
-		f.State = Unhealthy
+}
+
+// flag is what a field says that is 0 or 1.
+func flag(reason, action string) func(Config, []float64) (string, string) {
+	return func(_ Config, v []float64) (string, string) { return when(v[0] != 0, "%s", reason), action }
+}
+
+func when(bad bool, format string, args ...any) string {
+	if !bad {
+		return ""
 	}
-	return f, true
+	return fmt.Sprintf(format, args...)
+}
+
+// values returns the condition's values, and false if the sample does not tell them all.
+func (c condition) values(s Sample) ([]float64, bool) {
+	vs := make([]float64, len(c.fields))
+	for i, f := range c.fields {
+		v, told := s.Values[f]
+		if !told {
+			return nil, false
+		}
+		vs[i] = v
+	}
+	return vs, true
+}
+
+// JudgedFields returns the fields that verdicts are made of, which a source must measure at every poll.
+func JudgedFields() []Field {
+	var all []Field
+	for _, c := range conditions {
+		all = append(all, c.fields...)
+	}
+	return all
 }

@@ -1,32 +1,131 @@
 package health
 
 import (
+	"encoding/csv"
+	"os"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 )
 
-func TestXIDTable(t *testing.T) {
-	if !slices.IsSortedFunc(xidTable, func(a, b XIDInfo) int { return a.Code - b.Code }) {
-		t.Fatal("the table is not in order: it is searched by halves")
+// catalogueRow is a row of NVIDIA's catalogue.
+type catalogueRow struct {
+	symbol, immediate, investigate string
+}
+
+func readCatalogue(t *testing.T) map[int]catalogueRow {
+	t.Helper()
+	f, err := os.Open("testdata/xid_catalogue.csv")
+	if err != nil {
+		t.Fatal(err)
 	}
-	for _, x := range xidTable {
-		if x.Name == "" || x.Action == "" || x.Source == "" {
-			t.Errorf("XID %d: a row needs a name, an action and a source", x.Code)
+	defer f.Close() //nolint:errcheck // it is only read
+	r := csv.NewReader(f)
+	r.Comment = '#'
+	r.FieldsPerRecord = 4
+	rows, err := r.ReadAll()
+	if err != nil {
+		t.Fatal(err)
+	}
+	catalogue := make(map[int]catalogueRow)
+	for _, row := range rows {
+		code, err := strconv.Atoi(row[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, twice := catalogue[code]; twice {
+			t.Fatalf("XID %d is in the catalogue twice", code)
+		}
+		catalogue[code] = catalogueRow{row[1], row[2], row[3]}
+	}
+	return catalogue
+}
+
+// TestXIDTable holds the table against NVIDIA's catalogue.
+func TestXIDTable(t *testing.T) {
+	known := readCatalogue(t)
+	if len(known) != 172 || len(xidTable) != 174 {
+		t.Fatalf("%d rows in the catalogue, %d places in the table", len(known), len(xidTable))
+	}
+	names := make(map[string]int)
+	for code := 1; code < len(xidTable); code++ {
+		x, row := LookupXID(code), known[code]
+		fault := func(format string, args ...any) {
+			t.Helper()
+			t.Errorf("XID %d (%s, catalogue %q): "+format, append([]any{code, x.Name, row.immediate}, args...)...)
+		}
+		if x.Code != code || x.Name == "" || x.Action == "" || x.Source == "" {
+			fault("a row needs a name, an action and a source: %+v", x)
+		}
+		if other, taken := names[x.Name]; taken {
+			fault("has the name of %d", other)
+		}
+		names[x.Name] = code
+		if first, _, _ := strings.Cut(x.Source, ";"); first != catalogue(row.immediate) {
+			fault("the source says %q", x.Source)
+		}
+
+		switch row.immediate {
+		case "RESET_GPU", "RESTART_BM", "RESTART_VM":
+			if x.Effect != EffectUnhealthy && x.Deviation == "" {
+				fault("is %v and does not say why", x.Effect)
+			}
+		case "WORKFLOW_XID_48", "WORKFLOW_NVLINK_ERR", "WORKFLOW_NVLINK5_ERR", "WORKFLOW_XID_45", "XID_154":
+			// The catalogue leaves it open.
+		default:
+			if x.Effect == EffectUnhealthy && x.Deviation == "" {
+				fault("is unhealthy and does not say why")
+			}
+		}
+		if row.immediate == "IGNORE" && row.investigate == "IGNORE" && x.Effect != EffectIgnore && x.Deviation == "" {
+			fault("is %v and does not say why", x.Effect)
+		}
+		// The rule above the table.
+		plugin, goodNews := slices.Contains(xidsNVIDIAIgnores, code), code == 162
+		if ignore := plugin || goodNews || row.immediate == "IGNORE" && row.investigate == "IGNORE" && x.Deviation == ""; ignore != (x.Effect == EffectIgnore) {
+			fault("is %v, and the rule says ignored=%v", x.Effect, ignore)
+		}
+
+		if x.Effect != EffectUnhealthy && x.Clears != ClearsItself {
+			fault("is %v and clears by %v", x.Effect, x.Clears)
+		}
+		if x.Effect == EffectUnhealthy && x.Clears == ClearsItself {
+			fault("is unhealthy and clears by itself: that is no evidence")
+		}
+		restart := row.immediate == "RESTART_BM" || row.immediate == "RESTART_VM"
+		if restart && x.Clears != ClearsReboot && x.Deviation == "" {
+			fault("clears by %v and does not say why", x.Clears)
+		}
+		if x.FollowsRecoveryAction && x.Effect == EffectUnhealthy {
+			fault("is unhealthy by itself and follows the recovery action")
 		}
 	}
 }
 
 func TestLookupXID(t *testing.T) {
-	want := map[Effect][]int{
-		EffectUnhealthy: {48, 62, 64, 74, 79, 95, 119, 120, 140},
-		EffectIgnore:    {13, 31, 43, 45, 68, 109},
-		EffectWarn:      {0, 1, 32, 63, 92, 94, 154, 172, 173, 999, -1},
+	unhealthy := []int{
+		46, 48, 54, 62, 64, 74, 79, 95, 110, 119, 120, 136, 140, 143, 151, 155, 156, 158, 167, 169, 171, 172, 173,
 	}
-	for effect, codes := range want {
-		for _, code := range codes {
-			if got := LookupXID(code); got.Effect != effect || got.Code != code {
-				t.Errorf("XID %d: got %+v, want effect %d", code, got, effect)
-			}
+	ignored := []int{13, 31, 43, 45, 68, 106, 107, 109, 162}
+	follows := []int{109, 144, 145, 146, 147, 148, 149, 150, 154}
+	for code := -1; code < 1000; code++ {
+		want := EffectWarn
+		switch {
+		case slices.Contains(unhealthy, code):
+			want = EffectUnhealthy
+		case slices.Contains(ignored, code):
+			want = EffectIgnore
 		}
+		got := LookupXID(code)
+		if got.Effect != want || got.Code != code || got.FollowsRecoveryAction != slices.Contains(follows, code) {
+			t.Errorf("XID %d: got %+v, want %v", code, got, want)
+		}
+	}
+	if x := LookupXID(79); x.Action != actionReboot || x.Clears != ClearsGPUReset {
+		t.Errorf("79: %+v", x)
+	}
+	if x := LookupXID(999); x.Name != "XID 999" || x.Clears != ClearsItself || x.Action == "" || x.Source == "" {
+		t.Errorf("999: %+v", x)
 	}
 }

@@ -12,6 +12,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health/socket"
 )
 
 // Config is the `source.sim` section of the configuration.
@@ -43,8 +45,8 @@ func (c Config) Validate() error {
 	if c.Loop < 0 || (c.Loop > 0 && c.Loop < minLoop) {
 		add("loop", "%v is too short; use 0 to run once, or %v and more", c.Loop, minLoop)
 	}
-	if n := addressLen(c.Control); c.Control != "" && n > maxAddress {
-		add("control", "the path is %d bytes too long for a unix socket; use a shorter one", n-maxAddress)
+	if n := socket.PathLen(c.Control); c.Control != "" && n > socket.MaxPath {
+		add("control", "the path is %d bytes too long for a unix socket; use a shorter one", n-socket.MaxPath)
 	}
 	for i, e := range c.Scenario {
 		key := fmt.Sprintf("scenario[%d]", i)

@@ -7,11 +7,17 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health/control"
 )
 
 func TestControlBounds(t *testing.T) {
@@ -19,23 +25,23 @@ func TestControlBounds(t *testing.T) {
 	r.await(t, msgOpen)
 
 	long := dial(t, r.socket)
-	if _, err := io.WriteString(long, strings.Repeat(" ", maxLine+10)); err != nil {
+	if _, err := io.WriteString(long, strings.Repeat(" ", control.MaxLine+10)); err != nil {
 		t.Fatal(err)
 	}
 	answer, err := io.ReadAll(long)
-	if want := fmt.Sprintf("{\"ok\":false,\"error\":\"the line is longer than %d bytes\"}\n", maxLine); string(answer) != want {
+	if want := fmt.Sprintf("{\"ok\":false,\"error\":\"the line is longer than %d bytes\"}\n", control.MaxLine); string(answer) != want {
 		t.Errorf("a long line gets %q, %v; want %q and the end", answer, err, want)
 	}
 	_ = long.Close()
 
 	var conns []net.Conn
-	for len(conns) < maxConnections {
+	for len(conns) < control.MaxConnections {
 		conn := dial(t, r.socket)
 		line, err := tryTalk(conn)
 		switch {
 		case err == nil && line == `{"ok":true}`: // it is being served
 			conns = append(conns, conn)
-		case len(conns) < maxConnections-1: // the last slot may still be the long line's
+		case len(conns) < control.MaxConnections-1: // the last slot may still be the long line's
 			t.Fatalf("connection %d gets %q, %v", len(conns), line, err)
 		}
 	}
@@ -58,33 +64,46 @@ func tryTalk(conn net.Conn) (string, error) {
 	return strings.TrimSuffix(line, "\n"), err
 }
 
-func TestControlEndsIdleConnections(t *testing.T) {
+func TestRunLogsABadPathOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		src := newSource(t, DefaultConfig())
-		ours, theirs := net.Pipe()
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			src.converse(t.Context(), theirs)
-		}()
+		path := filepath.Join(t.TempDir(), "file")
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		core, logs := observer.New(zap.InfoLevel)
+		cfg := DefaultConfig()
+		cfg.Control = path
+		src, err := New(cfg, zap.New(core))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
 		start := time.Now()
-		pass(idleTimeout - time.Second)
-		if got := talk(t, ours, `{gpu: 0, xid: 13}`); got[0] != `{"ok":true}` {
-			t.Errorf("just in time gets %s", got[0])
+		if err := src.Run(ctx); err != nil || time.Since(start) != time.Hour {
+			t.Errorf("Run gave %v after %v; want nil after an hour", err, time.Since(start))
 		}
-		// Bytes that make no line do not count, nor are they an event.
-		if _, err := io.WriteString(ours, `{gpu: 0, xid: 48}`); err != nil {
-			t.Error(err)
+		if logs.Len() != 1 || logs.FilterMessage(msgClosed).Len() != 1 || logs.All()[0].ContextMap()["socket"] != path {
+			t.Errorf("logged %v; want one line with the path", logs.All())
 		}
-		<-ended
-		if took := time.Since(start); took != 2*idleTimeout-time.Second {
-			t.Errorf("ended after %v; want a minute after the last line", took)
-		}
-		if xids := sampleOf(t, poll(t, open(t, src)), 0).XIDs; len(xids) != 1 || xids[0].Code != 13 {
-			t.Errorf("XIDs %v; want that of the whole line only", xids)
-		}
-		_ = ours.Close()
 	})
+}
+
+// TestRunComesRight: the file that is in the way goes away.
+func TestRunComesRight(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "control.sock")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := run(t, path)
+	r.await(t, msgClosed)
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	r.await(t, msgOpen)
+	if _, err := send(t, r, `{gpu: 0, xid: 13}`); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestRunEndsInOrder(t *testing.T) {

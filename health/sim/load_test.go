@@ -90,6 +90,11 @@ func TestReadingsAreBelievable(t *testing.T) {
 							t.Fatalf("%s: counter %d falls from %v to %v", name, f, before, v[f])
 						}
 					}
+					// 40 °C with a lag of 14 s are 3 °C in the first second.
+					before := all[n-1].Samples[i].Values[health.FieldGPUTemp]
+					if after := v[health.FieldGPUTemp]; math.Abs(after-before) > 4 {
+						t.Fatalf("%s: GPU %d goes from %v to %v °C in a second", name, r.Devices[i].Index, before, after)
+					}
 				}
 				if i == 0 {
 					for f, x := range v {

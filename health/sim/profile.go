@@ -8,7 +8,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// model is a kind of GPU. The powers are those of a board at rest and at its limit.
+// model is a kind of GPU. The powers are those of a board at rest and at its limit. What no source below
+// states (the reserved memory, lowSM, the temperatures under load, nvlinkRate) is a believable guess.
 type model struct {
 	name                 string
 	total, reserved      int     // framebuffer in MiB, as nvidia-smi -q -d MEMORY has it

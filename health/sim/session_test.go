@@ -34,6 +34,9 @@ func TestClockStartsWithTheFirstOpen(t *testing.T) {
 		first := open(t, src)
 		pass(30 * time.Second)
 		_ = first.Close()
+		if src.timer.Stop() {
+			t.Error("without a session the timer runs on")
+		}
 		pass(29 * time.Second) // counts
 		second := open(t, src)
 		if s := sampleOf(t, poll(t, second), 0); s.Presence != health.Present {
@@ -66,6 +69,23 @@ func TestSourceDown(t *testing.T) {
 			t.Errorf("the old session's Poll: %v; want %v", err, errDown)
 		}
 		poll(t, open(t, src))
+	})
+}
+
+func TestLoopBringsTheSourceBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := DefaultConfig()
+		cfg.Loop = 10 * time.Second
+		cfg.Scenario = []Event{ev(t, 8*time.Second, `{source: stalled}`)}
+		ses := open(t, newSource(t, cfg))
+		start := time.Now()
+		for lap := 1; lap < 4; lap++ {
+			pass(8 * time.Second)
+			poll(t, ses)
+			if got, want := time.Since(start), time.Duration(lap)*cfg.Loop; got != want {
+				t.Errorf("a stalled Poll ended after %v; want the loop's end, %v", got, want)
+			}
+		}
 	})
 }
 

@@ -3,6 +3,7 @@ package sim
 import (
 	"cmp"
 	"context"
+	"os"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -98,4 +99,18 @@ func sortedFields(v map[health.Field]float64) []health.Field {
 	}
 	slices.SortFunc(out, func(a, b health.Field) int { return cmp.Compare(a, b) })
 	return out
+}
+
+// listing is the names in a directory.
+func listing(t *testing.T, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
 }

@@ -1,7 +1,6 @@
-package sim
+package socket
 
 import (
-	"context"
 	"errors"
 	"io/fs"
 	"net"
@@ -9,11 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
-
-	"go.uber.org/zap"
-	"go.uber.org/zap/zaptest/observer"
 )
 
 func listing(t *testing.T, dir string) []string {
@@ -41,9 +36,9 @@ func listenAt(t *testing.T, path string) *net.UnixListener {
 	return l
 }
 
-func TestListenControl(t *testing.T) {
+func TestListen(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "control.sock")
-	l, err := listenControl(t.Context(), path)
+	l, err := Listen(t.Context(), path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,13 +60,13 @@ func TestListenControl(t *testing.T) {
 	}
 }
 
-func TestListenControlReplacesTheSocketOfTheDead(t *testing.T) {
+func TestListenReplacesTheSocketOfTheDead(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "control.sock")
 	_ = listenAt(t, path).Close()
 	if _, err := os.Lstat(path); err != nil {
 		t.Fatalf("there is no stale socket to replace: %v", err)
 	}
-	l, err := listenControl(t.Context(), path)
+	l, err := Listen(t.Context(), path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,10 +74,10 @@ func TestListenControlReplacesTheSocketOfTheDead(t *testing.T) {
 	_ = l.Close()
 }
 
-func TestListenControlLeavesTheLivingAlone(t *testing.T) {
+func TestListenLeavesTheLivingAlone(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "control.sock")
 	other := listenAt(t, path)
-	if l, err := listenControl(t.Context(), path); err == nil || l != nil || !strings.Contains(err.Error(), "somebody listens on "+path) {
+	if l, err := Listen(t.Context(), path); err == nil || l != nil || !strings.Contains(err.Error(), "another process serves "+path) {
 		t.Errorf("got %v, %v; want an error that names the socket", l, err)
 	}
 	_ = other.SetDeadline(time.Now().Add(20 * time.Second))
@@ -99,7 +94,7 @@ func TestListenControlLeavesTheLivingAlone(t *testing.T) {
 	}
 }
 
-func TestListenControlLeavesOtherFilesAlone(t *testing.T) {
+func TestListenLeavesOtherFilesAlone(t *testing.T) {
 	dir := t.TempDir()
 	file, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")
 	if err := os.WriteFile(file, []byte("precious"), 0o600); err != nil {
@@ -109,21 +104,21 @@ func TestListenControlLeavesOtherFilesAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{file, link, dir} {
-		if l, err := listenControl(t.Context(), path); err == nil || l != nil || !strings.Contains(err.Error(), path+" is not a socket") {
+		if l, err := Listen(t.Context(), path); err == nil || l != nil || !strings.Contains(err.Error(), path+" is not a socket") {
 			t.Errorf("%s: got %v, %v; want an error that names it", path, l, err)
 		}
 	}
 	if text, err := os.ReadFile(link); err != nil || string(text) != "precious" {
 		t.Errorf("the file has %q, %v", text, err)
 	}
-	if l, err := listenControl(t.Context(), filepath.Join(dir, "no", "such")); !errors.Is(err, fs.ErrNotExist) || l != nil {
+	if l, err := Listen(t.Context(), filepath.Join(dir, "no", "such")); !errors.Is(err, fs.ErrNotExist) || l != nil {
 		t.Errorf("no directory: got %v, %v", l, err)
 	}
 }
 
 func TestControlListenerRemovesOnlyItsOwn(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "control.sock")
-	l, err := listenControl(t.Context(), path)
+	l, err := Listen(t.Context(), path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -141,15 +136,15 @@ func TestAddressLen(t *testing.T) {
 	dir := t.TempDir()
 	// As long as it may be, with a short name and with a long one.
 	for _, base := range []string{"s", "a-name-longer-than-that-of-the-private-directory.sock"} {
-		fill := maxAddress - addressLen(filepath.Join(dir, "d", base))
+		fill := MaxPath - PathLen(filepath.Join(dir, "d", base))
 		path := filepath.Join(dir, "d"+strings.Repeat("d", fill), base)
-		if got := addressLen(path); got != maxAddress {
-			t.Fatalf("the path needs %d bytes; want just %d", got, maxAddress)
+		if got := PathLen(path); got != MaxPath {
+			t.Fatalf("the path needs %d bytes; want just %d", got, MaxPath)
 		}
 		if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		l, err := listenControl(t.Context(), path)
+		l, err := Listen(t.Context(), path)
 		if err != nil {
 			t.Errorf("%s: %v", path, err)
 			continue
@@ -159,44 +154,12 @@ func TestAddressLen(t *testing.T) {
 	}
 }
 
-func TestRunLogsABadPathOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		path := filepath.Join(t.TempDir(), "file")
-		if err := os.WriteFile(path, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		core, logs := observer.New(zap.InfoLevel)
-		cfg := DefaultConfig()
-		cfg.Control = path
-		src, err := New(cfg, zap.New(core))
-		if err != nil {
-			t.Fatal(err)
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-		defer cancel()
-		start := time.Now()
-		if err := src.Run(ctx); err != nil || time.Since(start) != time.Hour {
-			t.Errorf("Run gave %v after %v; want nil after an hour", err, time.Since(start))
-		}
-		if logs.Len() != 1 || logs.FilterMessage(msgClosed).Len() != 1 || logs.All()[0].ContextMap()["socket"] != path {
-			t.Errorf("logged %v; want one line with the path", logs.All())
-		}
-	})
-}
-
-// TestRunComesRight: the file that is in the way goes away.
-func TestRunComesRight(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "control.sock")
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
+func dial(t *testing.T, socket string) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("unix", socket)
+	if err != nil {
 		t.Fatal(err)
 	}
-	r := run(t, path)
-	r.await(t, msgClosed)
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
-	r.await(t, msgOpen)
-	if _, err := send(t, r, `{gpu: 0, xid: 13}`); err != nil {
-		t.Error(err)
-	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
 }

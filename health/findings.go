@@ -1,0 +1,125 @@
+package health
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// xidFinding says what an XID means for the device that reported it, if anything.
+func xidFinding(c Config, x XID) (Finding, bool) {
+	info := c.XID.Lookup(x.Code)
+	f := Finding{
+		Cause: xidCause(x.Code), Reason: fmt.Sprintf("XID %d: %s", x.Code, info.Name), Action: info.Action,
+		Since: x.At, Last: x.At, Clears: info.Clears,
+	}
+	switch info.Effect {
+	case EffectIgnore:
+		return Finding{}, false
+	case EffectWarn:
+		f.State = Degraded
+	case EffectUnhealthy:
+		f.State = Unhealthy
+	}
+	return f, true
+}
+
+// incidentPrefix begins the cause of every finding that is an incident of DCGM's.
+const incidentPrefix = "dcgm-"
+
+func (f Finding) incident() bool { return strings.HasPrefix(f.Cause, incidentPrefix) }
+
+// tripped returns when the device became unhealthy by itself, lately, this sample included.
+func tripped(c Config, was Verdict, own []Finding, now time.Time) []time.Time {
+	trips := slices.Clone(was.Trips)
+	trips = slices.DeleteFunc(trips, func(t time.Time) bool { return now.Sub(t) >= c.Flap.Within })
+	if !was.unhealthyByItself() && (Verdict{Findings: own}).unhealthyByItself() {
+		trips = append(trips, now)
+	}
+	return trips
+}
+
+func (v Verdict) unhealthyByItself() bool {
+	return slices.ContainsFunc(v.Findings, func(f Finding) bool { return f.From == "" && f.State == Unhealthy })
+}
+
+// flapping is the finding of a device that has come back too often to be believed.
+func flapping(c Config, own []Finding, trips []time.Time, now time.Time) Finding {
+	cause := ""
+	for _, f := range own {
+		if f.State == Unhealthy && f.Cause != CauseFlapping {
+			cause = ", the last time by " + f.Cause
+		}
+	}
+	return Finding{
+		Cause: CauseFlapping, State: Unhealthy,
+		Reason: fmt.Sprintf("the GPU became unhealthy %d times within %v%s", len(trips), c.Flap.Within, cause),
+		Action: "find the cause, then reboot the node or say gpu-node-agent clear",
+		Since:  now, Last: now, Clears: ClearsReboot,
+	}
+}
+
+// incidentFinding says what an incident means for the device that it is of, if anything.
+func incidentFinding(c Config, d Device, i Incident, now time.Time) (Finding, bool) {
+	info := LookupIncident(i.Code)
+	f := Finding{
+		Cause: incidentCause(info), Reason: i.Message, Action: info.Action, Since: now, Last: now, Clears: ClearsItself,
+	}
+	switch c.Incidents.Effect(d, i) {
+	case EffectIgnore:
+		return Finding{}, false
+	case EffectWarn:
+		f.State = Degraded
+	case EffectUnhealthy:
+		f.State = Unhealthy
+	}
+	return f, true
+}
+
+// incidentCause is DCGM's name of the code in the style of the other causes: "dcgm-nvlink-down".
+func incidentCause(i IncidentInfo) string {
+	name, known := strings.CutPrefix(i.Name, incidentNamePrefix)
+	if !known {
+		name = strconv.Itoa(i.Code)
+	}
+	return incidentPrefix + strings.ToLower(strings.ReplaceAll(name, "_", "-"))
+}
+
+// confirm returns the findings of DCGM's incidents that are to be believed, and what is still to be
+// confirmed. A warning is believed at once. A fault must have been seen by Config.Confirm checks in a row:
+// polls that an event has brought close together are one check.
+func confirm(c Config, d Device, was map[string]suspect, s Sample) ([]Finding, map[string]suspect) {
+	if !s.Checked {
+		return nil, was // nobody looked: that breaks no row
+	}
+	var found []Finding
+	for _, i := range s.Incidents {
+		f, bad := incidentFinding(c, d, i, s.At)
+		j := slices.IndexFunc(found, func(g Finding) bool { return g.Cause == f.Cause })
+		switch {
+		case !bad:
+		case j < 0:
+			found = append(found, f)
+		case f.State > found[j].State: // a WARN never hides a FAIL
+			found[j] = f
+		}
+	}
+	var suspects map[string]suspect
+	sure := slices.DeleteFunc(found, func(f Finding) bool {
+		if f.State != Unhealthy {
+			return false
+		}
+		x := was[f.Cause]
+		if x.seen == 0 || s.At.Sub(x.last) >= c.Interval/2 {
+			x = suspect{x.seen + 1, s.At}
+		}
+		if suspects == nil {
+			suspects = make(map[string]suspect)
+		}
+		suspects[f.Cause] = x
+		return x.seen < c.Confirm
+	})
+	return sure, suspects
+}

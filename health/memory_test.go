@@ -1,0 +1,254 @@
+package health
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
+)
+
+func lines(err error) []string { return strings.Split(err.Error(), "\n") }
+
+// monitorOf is a monitor that has published these devices and does not run.
+func monitorOf(c Config, known []DeviceState) *Monitor {
+	config, out := new(Latest[Config]), new(Latest[Snapshot])
+	config.Store(&c)
+	m := NewMonitor(config, new(Latest[MonitorSource]), out, zap.NewNop())
+	m.Restore(known, true)
+	return m
+}
+
+// bad is a node on which every sort of finding stands.
+func bad(t *testing.T) []DeviceState {
+	t.Helper()
+	known := fold(t, nil, 0, map[DeviceID]Sample{"GPU-1": blank(Lost)}, gpu0, mig0, gpu1)
+	known = fold(t, known, 1, map[DeviceID]Sample{
+		"GPU-0": present(xids(48, 999), value(FieldRemapFailed, 1), value(FieldGPUTemp, 99)),
+		"MIG-0": {Presence: Present, XIDs: []XID{{Code: 95, At: at(1)}}},
+	}, gpu0, mig0, gpu1)
+	return known
+}
+
+func restart(t *testing.T, s *Snapshot, bootBefore, bootNow, sourceNow string) ([]DeviceState, bool) {
+	t.Helper()
+	text, err := json.Marshal(Remember(s, bootBefore))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var m Memory
+	if err := json.Unmarshal(text, &m); err != nil {
+		t.Fatalf("%v: %s", err, text)
+	}
+	return m.Recall(bootNow, sourceNow, at(100))
+}
+
+func TestRestartForgetsNothingAndInventsNothing(t *testing.T) {
+	s := &Snapshot{Source: Source{Kind: "dcgm"}, Devices: bad(t)}
+	devices, missed := restart(t, s, "boot-1", "boot-1", "dcgm")
+	if !missed {
+		t.Error("a GPU that goes while the agent restarts would not be missed")
+	}
+	// GPU-1 has tripped, and is well as far as was known.
+	wantStates(t, devices, map[DeviceID]State{"GPU-0": Unhealthy, "MIG-0": Unhealthy, "GPU-1": Unknown})
+	for _, d := range devices {
+		i := slices.IndexFunc(s.Devices, func(e DeviceState) bool { return e.Device.ID == d.Device.ID })
+		want := s.Devices[i].Verdict
+		if d.Device.ID != "MIG-0" && !slices.Equal(causes(d.Verdict), causes(want)) {
+			t.Errorf("%s: %v, want %v", d.Device.ID, causes(d.Verdict), causes(want))
+		}
+		if !d.Verdict.Since.Equal(want.Since) || len(d.Verdict.Trips) != len(want.Trips) {
+			t.Errorf("%s: since %v trips %v, want %v %v", d.Device.ID, d.Verdict.Since, d.Verdict.Trips, want.Since, want.Trips)
+		}
+	}
+	if got := causes(devices[1].Verdict); devices[1].Device.ID == "MIG-0" && !slices.Equal(got, []string{"xid-95"}) {
+		t.Errorf("MIG-0 keeps %v, want its own only", got)
+	}
+
+	// The first good sample after the restart ends what had to be seen again, not what needs a cure.
+	known := fold(t, devices, 101, nil, gpu0, mig0, gpu1)
+	wantStates(t, known, map[DeviceID]State{"GPU-0": Unhealthy, "MIG-0": Unhealthy, "GPU-1": Healthy})
+	known = fold(t, known, 160, nil, gpu0, mig0, gpu1)
+	if got := causes(known[0].Verdict); !slices.Equal(got, []string{"xid-48"}) {
+		t.Errorf("GPU-0 has %v, want what only a reset cures", got)
+	}
+
+	// A bad GPU that is not even listed after the restart is missed.
+	known = fold(t, devices, 101, nil, gpu1)
+	wantStates(t, known, map[DeviceID]State{"GPU-0": Unhealthy, "MIG-0": Unhealthy, "GPU-1": Healthy})
+	if !known[0].Verdict.has(CauseMissing) || known[0].Device.Index != 0 {
+		t.Errorf("GPU-0 is %+v", known[0])
+	}
+}
+
+func TestRebootClearsAllButWhatItCannot(t *testing.T) {
+	s := &Snapshot{Source: Source{Kind: "dcgm"}, Devices: bad(t)}
+	devices, missed := restart(t, s, "boot-1", "boot-2", "dcgm")
+	if missed {
+		t.Error("a GPU that was taken out while the node was off would be missed for ever")
+	}
+	if len(devices) != 1 || !slices.Equal(causes(devices[0].Verdict), []string{CauseRemapFailed}) || len(devices[0].Verdict.Trips) != 0 {
+		t.Errorf("after a reboot there is %+v", devices)
+	}
+	if _, missed := restart(t, s, "boot-1", "boot-1", "sim"); missed {
+		t.Error("another source's GPUs would be missed")
+	}
+	if devices, _ := restart(t, s, "", "boot-2", "dcgm"); len(devices) != 3 {
+		t.Error("an unknown boot was taken for another one")
+	}
+}
+
+func TestMemoryRefusesWhatItCannotHaveWritten(t *testing.T) {
+	const head = `"format":"gpu-node-agent findings","version":1,"bootID":"","source":"dcgm"`
+	for _, text := range []string{
+		``, `[]`, `{}`, `null`, `{"format":"x","version":1}`,
+		`{"format":"gpu-node-agent findings","version":2}`,
+		`{` + head + `,"devices":[{"id":""}]}`,
+		`{` + head + `,"devices":[{"id":"a"},{"id":"a"}]}`,
+		`{` + head + `,"devices":[{"id":"a","findings":[{"cause":"","state":"unhealthy","clears":"reboot"}]}]}`,
+		`{` + head + `,"devices":[{"id":"a","findings":[{"cause":"x","state":"healthy","clears":"reboot"}]}]}`,
+		`{` + head + `,"devices":[{"id":"a","findings":[{"cause":"x","state":"unhealthy","clears":"magic"}]}]}`,
+		`{` + head + `,"devices":[],"more":1}`,
+	} {
+		m := Memory{BootID: "untouched"}
+		if err := json.Unmarshal([]byte(text), &m); err == nil && text != "null" {
+			t.Errorf("%s: no error", text)
+		}
+		if m.BootID != "untouched" {
+			t.Errorf("%s: half read", text)
+		}
+	}
+}
+
+func FuzzMemory(f *testing.F) {
+	text, err := json.Marshal(Remember(&Snapshot{Source: Source{Kind: "dcgm"}, Devices: []DeviceState{{
+		Device: gpu0,
+		Verdict: Verdict{State: Unhealthy, Since: epoch, Trips: []time.Time{epoch}, Findings: []Finding{
+			{Cause: "xid-48", State: Unhealthy, Reason: "r", Action: "a", Since: epoch, Last: epoch, Reset: epoch, Clears: ClearsGPUReset},
+		}},
+	}}}, "boot"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(text)
+	f.Add([]byte(`{"format":"gpu-node-agent findings","version":1,"devices":[]}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		var m, again Memory
+		if json.Unmarshal(text, &m) != nil {
+			return
+		}
+		out, err := json.Marshal(m)
+		if err != nil {
+			t.Skip() // a year that JSON cannot write
+		}
+		if err := json.Unmarshal(out, &again); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		if !reflect.DeepEqual(m, again) {
+			t.Fatalf("%+v became %+v", m, again)
+		}
+		known, _ := m.Recall("boot", "dcgm", epoch)
+		Judge(DefaultConfig(), known, &Reading{Devices: []Device{gpu0}, Samples: []Sample{{Device: gpu0.ID, At: epoch, Presence: Present}}}, epoch)
+	})
+}
+
+func TestLoadMemorySetsDamageAside(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "state.json")
+	if m, err := LoadMemory(path); err != nil || len(m.Devices) != 0 {
+		t.Fatalf("no file: %v %v", m, err)
+	}
+	if err := os.WriteFile(path, []byte(`{"format":`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := LoadMemory(path); err == nil || !strings.Contains(err.Error(), path) {
+		t.Errorf("got %v, want an error that names the file", err)
+	}
+	if text, err := os.ReadFile(path + ".damaged"); err != nil || string(text) != `{"format":` {
+		t.Errorf("the damaged file is lost: %s %v", text, err)
+	}
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Error("the damaged file is still in the way")
+	}
+}
+
+func TestKeeper(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		core, logs := observer.New(zapcore.WarnLevel)
+		dir := t.TempDir()
+		config, out := new(Latest[Config]), new(Latest[Snapshot])
+		c := DefaultConfig()
+		c.StateFile = filepath.Join(dir, "in", "the", "way", "state.json")
+		config.Store(&c)
+		// A file where the directory should be: the disk refuses.
+		if err := os.WriteFile(filepath.Join(dir, "in"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- NewKeeper(config, out, "boot", zap.New(core)).Run(ctx) }()
+
+		s := &Snapshot{At: epoch, Source: Source{Kind: "dcgm"}, Devices: bad(t)}
+		out.Store(s)
+		pass(time.Minute)
+		if logs.Len() != 1 {
+			t.Fatalf("a refusal was logged %d times in a minute, want once", logs.Len())
+		}
+		if err := os.Remove(filepath.Join(dir, "in")); err != nil {
+			t.Fatal(err)
+		}
+		pass(retryWrite + time.Second)
+		m, err := LoadMemory(c.StateFile)
+		if err != nil || len(m.Devices) != 3 || m.BootID != "boot" {
+			t.Fatalf("the file holds %+v, %v", m, err)
+		}
+
+		// The next poll finds the same: nothing is written.
+		before, err := os.Stat(c.StateFile)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again := *s
+		again.Devices = slices.Clone(s.Devices)
+		fs := slices.Clone(again.Devices[0].Verdict.Findings)
+		for i := range fs {
+			if fs[i].Cause == CauseTemperature {
+				fs[i].Last, fs[i].Reason = at(50), "another temperature"
+			}
+		}
+		again.Devices[0].Verdict.Findings = fs
+		out.Store(&again)
+		synctest.Wait()
+		after, err := os.Stat(c.StateFile)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !os.SameFile(before, after) {
+			t.Error("the file was written anew though nothing has happened")
+		}
+
+		out.Store(&Snapshot{At: epoch, Source: Source{Kind: "dcgm"}})
+		synctest.Wait()
+		if m, err := LoadMemory(c.StateFile); err != nil || len(m.Devices) != 0 {
+			t.Errorf("the file still holds %+v, %v", m, err)
+		}
+		left, err := filepath.Glob(filepath.Dir(c.StateFile) + "/*")
+		if err != nil || len(left) != 1 {
+			t.Errorf("left behind: %v %v", left, err)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,278 @@
+package health
+
+import (
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// TestXIDPresets has a row for each XID that the world disagrees on.
+func TestXIDPresets(t *testing.T) {
+	const (
+		i = EffectIgnore
+		w = EffectWarn
+		u = EffectUnhealthy
+	)
+	all := []string{XIDPresetDefault, XIDPresetNVIDIA, XIDPresetGKE, XIDPresetAWS, XIDPresetNone}
+	for _, c := range []struct {
+		code int
+		want [5]Effect // in the order of all
+		why  string
+	}{
+		{48, [5]Effect{u, u, u, u, i}, "all agree"},
+		{13, [5]Effect{i, i, i, w, i}, "application error"},
+		{31, [5]Effect{i, i, i, w, i}, "application error"},
+		{43, [5]Effect{i, i, i, w, i}, "application error"},
+		{45, [5]Effect{i, i, i, w, i}, "a user calls it a predictor of failure"},
+		{68, [5]Effect{i, i, i, w, i}, "gpud: fatal; catalogue: RESTART_APP"},
+		{109, [5]Effect{i, i, i, u, i}, "catalogue: RESET_GPU; AWS: fatal; device plugin: application error"},
+		{32, [5]Effect{w, u, i, w, i}, "gpud: fatal; catalogue: RESTART_APP"},
+		{38, [5]Effect{w, u, i, w, i}, "gpud: fatal; catalogue: IGNORE"},
+		{44, [5]Effect{w, u, i, w, i}, "gpud: fatal; catalogue: IGNORE"},
+		{69, [5]Effect{w, u, i, w, i}, "gpud: fatal; catalogue: RESTART_APP"},
+		{121, [5]Effect{w, u, i, w, i}, "gpud: fatal; catalogue: IGNORE"},
+		{123, [5]Effect{w, u, w, w, i}, "gpud: fatal; GKE: condition; catalogue: unused"},
+		{63, [5]Effect{w, u, w, u, i}, "AWS and gpud: fatal; catalogue: IGNORE"},
+		{54, [5]Effect{u, u, i, u, i}, "AWS alone: fatal"},
+		{142, [5]Effect{w, u, i, u, i}, "AWS alone: fatal"},
+		{94, [5]Effect{w, u, i, w, i}, "contained: only the application is hit"},
+		{64, [5]Effect{u, u, w, u, i}, ""},
+		{79, [5]Effect{u, u, w, u, i}, ""},
+		{119, [5]Effect{u, u, w, u, i}, ""},
+		{120, [5]Effect{u, u, w, u, i}, ""},
+		{140, [5]Effect{u, u, w, u, i}, ""},
+		{62, [5]Effect{u, u, i, u, i}, ""},
+		{74, [5]Effect{u, u, i, u, i}, ""},
+		{95, [5]Effect{u, u, i, u, i}, ""},
+		{149, [5]Effect{w, u, i, w, i}, "follows the recovery action"},
+		{154, [5]Effect{w, u, i, w, i}, "follows the recovery action"},
+		{167, [5]Effect{u, u, i, w, i}, "the catalogue has no resolution"},
+		{999, [5]Effect{w, u, i, w, i}, "unknown"},
+	} {
+		for p, preset := range all {
+			x := XIDConfig{Preset: preset}
+			if got := x.Effect(c.code); got != c.want[p] {
+				t.Errorf("%s: XID %d is %v, want %v (%s)", preset, c.code, got, c.want[p], c.why)
+			}
+			for _, override := range []struct {
+				config XIDConfig
+				want   Effect
+			}{
+				{XIDConfig{Preset: preset, Unhealthy: []int{1000, c.code}}, u},
+				{XIDConfig{Preset: preset, Warn: []int{c.code}}, w},
+				{XIDConfig{Preset: preset, Ignore: []int{c.code}}, i},
+				{XIDConfig{Preset: preset, Unhealthy: []int{1000}, Warn: []int{1001}, Ignore: []int{1002}}, c.want[p]},
+			} {
+				if got := override.config.Effect(c.code); got != override.want {
+					t.Errorf("%+v: XID %d is %v, want %v", override.config, c.code, got, override.want)
+				}
+			}
+		}
+	}
+	if !slices.Equal(all, xidPresets) {
+		t.Errorf("presets %q", xidPresets)
+	}
+	for code := range len(xidTable) {
+		if got, want := DefaultXIDConfig().Effect(code), LookupXID(code).Effect; got != want {
+			t.Errorf("XID %d is %v by default, %v in the table", code, got, want)
+		}
+	}
+}
+
+// TestXIDLookupFollowsTheEffect: a row that was overridden does not clear or advise as if it were not.
+func TestXIDLookupFollowsTheEffect(t *testing.T) {
+	for _, preset := range xidPresets {
+		for code := range 200 {
+			c := XIDConfig{Preset: preset}
+			x := c.Lookup(code)
+			if x.Effect != c.Effect(code) || x.Code != code {
+				t.Fatalf("%s: XID %d: %+v", preset, code, x)
+			}
+			if (x.Effect == EffectUnhealthy) == (x.Clears == ClearsItself) {
+				t.Errorf("%s: XID %d is %v and clears by %v", preset, code, x.Effect, x.Clears)
+			}
+			if x.Effect == EffectUnhealthy && x.Action == actionNone {
+				t.Errorf("%s: XID %d is unhealthy and there is nothing to do", preset, code)
+			}
+			if x.Effect == LookupXID(code).Effect && x != LookupXID(code) {
+				t.Errorf("%s: XID %d was changed for nothing: %+v", preset, code, x)
+			}
+		}
+	}
+}
+
+func TestXIDConfigValidate(t *testing.T) {
+	for _, c := range []struct {
+		config XIDConfig
+		want   string // the faults, a line each
+	}{
+		{DefaultXIDConfig(), ""},
+		{XIDConfig{Preset: "gke", Unhealthy: []int{45, 45, 2000}, Warn: []int{109}, Ignore: []int{92}}, ""},
+		{XIDConfig{Preset: "x"}, `preset: "x" is not known; use one of default, nvidia-device-plugin, gke, aws, none`},
+		{XIDConfig{}, `preset: "" is not known; use one of default, nvidia-device-plugin, gke, aws, none`},
+		{XIDConfig{Preset: "aws", Warn: []int{109, 109}, Ignore: []int{109}}, "warn: 109 is in ignore too; an XID has one effect"},
+		{XIDConfig{Preset: "aws", Unhealthy: []int{-1}, Ignore: []int{0}}, "unhealthy: -1 is not an XID; use 1 or more\nignore: 0 is not an XID; use 1 or more"},
+		{
+			XIDConfig{Preset: "aws", Unhealthy: []int{5}, Warn: []int{5}, Ignore: []int{5}},
+			"unhealthy: 5 is in warn too; an XID has one effect\nunhealthy: 5 is in ignore too; an XID has one effect\n" +
+				"warn: 5 is in ignore too; an XID has one effect",
+		},
+	} {
+		got := ""
+		if err := c.config.Validate(); err != nil {
+			got = err.Error()
+		}
+		if got != c.want {
+			t.Errorf("%+v\ngot  %s\nwant %s", c.config, got, c.want)
+		}
+	}
+}
+
+func TestNVIDIAEnv(t *testing.T) {
+	const (
+		i = EffectIgnore
+		w = EffectWarn
+		u = EffectUnhealthy
+	)
+	def := DefaultXIDConfig()
+	mine := XIDConfig{Preset: XIDPresetDefault, Unhealthy: []int{45}, Warn: []int{109}, Ignore: []int{92}}
+	for _, c := range []struct {
+		name            string
+		config          XIDConfig
+		disable, enable string
+		want            map[int]Effect
+		notes           int
+	}{
+		{"nothing", def, "", "", map[int]Effect{48: u, 13: i, 32: w, 999: w}, 0},
+		{"nothing, overridden", mine, " , ", ",", map[int]Effect{45: u, 109: w, 92: i, 48: u}, 0},
+		{"disable all", def, "all", "", map[int]Effect{48: i, 13: i, 79: i, 999: i}, 0},
+		{"disable xids, any case", def, " XIDs ", "", map[int]Effect{48: i, 13: i, 79: i, 999: i}, 0},
+		{"disable all in a list", def, "48,ALL", "", map[int]Effect{48: i, 79: i}, 0},
+		{"disable all, overridden", mine, "all", "", map[int]Effect{45: i, 109: i, 92: i, 48: i}, 1},
+		{"disable a list, beside the rest", def, "79, 48", "", map[int]Effect{48: i, 79: i, 13: i, 62: u, 999: w}, 0},
+		{"disable a list, overridden", mine, "45,109", "", map[int]Effect{45: i, 109: i, 92: i, 48: u}, 0},
+		{"enable one of the six", def, "", "13", map[int]Effect{13: u, 31: i, 48: u, 32: w}, 0},
+		{"enable, overridden", mine, "", "109,92,32", map[int]Effect{109: u, 92: u, 32: u, 45: u}, 0},
+		{"enable beats disable", def, "48,79", "48", map[int]Effect{48: u, 79: i}, 0},
+		// Documented, and not so in NVIDIA's code.
+		{"enable some of none", def, "all", "48,13", map[int]Effect{48: u, 13: u, 79: i, 999: i}, 0},
+		{"enable all", def, "", "all", map[int]Effect{48: u, 13: u, 109: u, 32: u, 106: u, 999: u}, 0},
+		{"enable all beats disable all", def, "all", "xids", map[int]Effect{48: u, 13: u, 999: u}, 0},
+		{"enable all beats a list", mine, "48", "all", map[int]Effect{48: u, 92: u, 109: u, 999: u}, 1},
+		{
+			"malformed", def, "4 8,-79,0,0x20,99999999999999999999,1e2,62", "all!,+13",
+			map[int]Effect{48: u, 79: u, 32: w, 62: i, 13: i},
+			8,
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			before := XIDConfig{c.config.Preset, slices.Clone(c.config.Unhealthy), slices.Clone(c.config.Warn), slices.Clone(c.config.Ignore)}
+			got, notes := c.config.WithNVIDIAEnv(c.disable, c.enable)
+			for code, want := range c.want {
+				if e := got.Effect(code); e != want {
+					t.Errorf("XID %d is %v, want %v: %+v", code, e, want, got)
+				}
+			}
+			if len(notes) != c.notes {
+				t.Errorf("notes %q, want %d", notes, c.notes)
+			}
+			if err := got.Validate(); err != nil {
+				t.Error(err)
+			}
+			if !reflect.DeepEqual(c.config, before) {
+				t.Errorf("the configuration was changed in place: %+v", c.config)
+			}
+			if again := overYAML(t, got); !reflect.DeepEqual(again, got) {
+				t.Errorf("over YAML %+v becomes %+v", got, again)
+			}
+		})
+	}
+}
+
+func TestNVIDIAEnvNotes(t *testing.T) {
+	_, notes := DefaultXIDConfig().WithNVIDIAEnv("48,foo", "")
+	if want := []string{`DP_DISABLE_HEALTHCHECKS: "foo" is not an XID; use a number, all or xids`}; !slices.Equal(notes, want) {
+		t.Errorf("got %q, want %q", notes, want)
+	}
+}
+
+// overYAML prints a configuration and reads it again, as check-config lets people do.
+func overYAML(t *testing.T, c XIDConfig) XIDConfig {
+	t.Helper()
+	text, err := yaml.Marshal(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var again XIDConfig
+	if err := yaml.Unmarshal(text, &again); err != nil {
+		t.Fatal(err)
+	}
+	return again
+}
+
+// FuzzNVIDIAEnv holds the result against the documented meaning, taken word by word.
+func FuzzNVIDIAEnv(f *testing.F) {
+	f.Add("all", "48")
+	f.Add("13, 31 ,xids", "ALL")
+	f.Add("48,79,foo,-1,0", "13,,109")
+	f.Add("", "")
+	f.Fuzz(func(t *testing.T, disable, enable string) {
+		listed := func(list string) (codes map[int]bool, all bool) {
+			codes = make(map[int]bool)
+			for word := range strings.SplitSeq(list, ",") {
+				word = strings.TrimSpace(word)
+				all = all || strings.EqualFold(word, "all") || strings.EqualFold(word, "xids")
+				if n, err := strconv.Atoi(word); err == nil && n > 0 && word[0] != '+' {
+					codes[n] = true
+				}
+			}
+			return codes, all
+		}
+		off, allOff := listed(disable)
+		on, allOn := listed(enable)
+		for _, before := range []XIDConfig{
+			DefaultXIDConfig(),
+			preset(XIDPresetNVIDIA),
+			{Preset: XIDPresetAWS, Unhealthy: []int{45, 13}, Warn: []int{109, 48}, Ignore: []int{79}},
+		} {
+			got, notes := before.WithNVIDIAEnv(disable, enable)
+			if err := got.Validate(); err != nil {
+				t.Fatalf("%q %q: %v", disable, enable, err)
+			}
+			for code := 1; code < 200; code++ {
+				want := before.Effect(code)
+				switch {
+				case allOn || on[code]:
+					want = EffectUnhealthy
+				case allOff || off[code]:
+					want = EffectIgnore
+				}
+				if e := got.Effect(code); e != want {
+					t.Fatalf("%q %q: XID %d is %v, want %v", disable, enable, code, e, want)
+				}
+			}
+			for _, n := range notes {
+				if !strings.HasPrefix(n, EnvDisableHealthChecks+": ") && !strings.HasPrefix(n, EnvEnableHealthChecks+": ") {
+					t.Fatalf("note %q", n)
+				}
+			}
+			if again, _ := got.WithNVIDIAEnv(disable, enable); !reflect.DeepEqual(again, got) {
+				t.Fatalf("%q %q: twice is not once: %+v, %+v", disable, enable, again, got)
+			}
+			if again := overYAML(t, got); !reflect.DeepEqual(again, got) {
+				t.Fatalf("over YAML %+v becomes %+v", got, again)
+			}
+		}
+	})
+}
+
+func BenchmarkXIDEffect(b *testing.B) {
+	c := XIDConfig{Preset: XIDPresetAWS, Unhealthy: []int{45}, Warn: []int{109}, Ignore: []int{92}}
+	for b.Loop() {
+		c.Effect(31)
+	}
+}

@@ -1,0 +1,56 @@
+//go:build cgo && linux
+
+package dcgm
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
+)
+
+// BenchmarkPoll polls 8 GPUs of 30 fields, of health alone and with the metrics, and 8 GPUs of 7 MIG
+// devices each; C-ns/op is the part that the scripted library takes of it.
+func BenchmarkPoll(b *testing.B) {
+	run := func(name string, mig bool, interval, step time.Duration) {
+		b.Run(name, func(b *testing.B) {
+			n := fresh(b)
+			n.gpus(8)
+			cfg := Config{Interval: interval}
+			for f := range uint(30 - len(healthFields()) - 2) { // with those of health, 230 and MIG mode: thirty
+				cfg.Fields = append(cfg.Fields, health.Field(600+f))
+				for id := range uint(8) {
+					n.lib.Int(script.GPU, id, 600+f, int64(f), 0, n.clock.now())
+				}
+			}
+			if mig {
+				cfg.Fields = append(cfg.Fields, health.FieldFBTotal, health.FieldFBUsed)
+				for gpu := range uint(8) {
+					partition := map[uint][]uint{}
+					for i := range uint(7) {
+						partition[gpu*7+i] = []uint{gpu*7 + i}
+					}
+					n.mig(gpu, partition)
+				}
+			}
+			n.open(cfg)
+			n.poll()
+			spent := n.lib.Spent()
+			b.ReportAllocs()
+			for b.Loop() {
+				n.add(step)
+				n.lib.Int(script.GPU, 0, 395, 0, 0, n.clock.now())
+				if _, err := n.Poll(context.Background()); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(n.lib.Spent()-spent)/float64(b.N), "C-ns/op")
+		})
+	}
+	run("8x30/health", false, time.Hour, time.Microsecond)
+	run("8x30/metrics", false, time.Second, time.Second)
+	run("8x7MIG/health", true, time.Hour, time.Microsecond)
+	run("8x7MIG/metrics", true, time.Second, time.Second)
+}

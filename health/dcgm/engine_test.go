@@ -1,0 +1,179 @@
+//go:build cgo && linux
+
+package dcgm
+
+import (
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
+)
+
+func TestEngineThatDoesNotStart(t *testing.T) {
+	b := fresh(t)
+	b.gpus(1)
+	for _, function := range []string{"dcgmInit", "dcgmStartEmbedded"} {
+		b.lib.Fail(function, errInit, 1)
+		if _, err := Open(t.Context(), config(), b.log); err == nil || !strings.Contains(err.Error(), "DCGM initialization error") {
+			t.Errorf("%s fails: error %v", function, err)
+		}
+	}
+	b.open(config()).poll()
+}
+
+func TestNoDriverAndThenOne(t *testing.T) {
+	b := fresh(t)
+	b.open(config())
+	if _, r := b.poll(); len(r.Devices) != 0 || len(r.Samples) != 0 {
+		t.Fatalf("devices without a GPU: %+v", r)
+	}
+	b.add(lookAgain + time.Second)
+	b.gpus(2)
+	b.poll()
+	b.add(confirmAfter)
+	if _, r := b.poll(); len(r.Devices) != 2 {
+		t.Errorf("%d devices after the driver came, want 2", len(r.Devices))
+	}
+}
+
+// An engine that found no driver never looks for it again, so it is started anew.
+func TestEmptyEngineIsStartedAnew(t *testing.T) {
+	b := fresh(t)
+	b.open(config())
+	b.poll()
+	b.add(lookAgain)
+	b.poll()
+	if n := b.lib.Calls("dcgmStartEmbedded"); n != 2 {
+		t.Errorf("the engine was started %d times, want 2", n)
+	}
+	if n := b.lib.Violate(0, 1); n != 0 {
+		t.Errorf("%d callbacks are registered for no GPU", n)
+	}
+}
+
+// An engine that is older than the library here refuses what it does not know; that is done without.
+func TestEngineThatLacksNewerCalls(t *testing.T) {
+	for _, function := range []string{
+		"dcgmHostengineVersionInfo", "dcgmHealthSet", "dcgmHealthCheck", "dcgmPolicyRegister_v2",
+		"dcgmProfGetSupportedMetricGroups", "dcgmGetDeviceTopology",
+	} {
+		t.Run(function, func(t *testing.T) {
+			b := fresh(t)
+			b.gpus(2)
+			b.lib.Fail(function, errNoFunction, -1)
+			cfg := config()
+			cfg.Address = "node:5555"
+			cfg.Fields = append(cfg.Fields, 1001)
+			b.open(cfg)
+			b.poll()
+			b.add(time.Second)
+			b.xid(script.GPU, 1, 79, b.clock.now())
+			s := b.pollAfter(10*time.Second, 2)[gpuID(1)]
+			if !slices.Equal(codes(s), []int{79}) || s.Values[health.FieldGPUTemp] != 41 || s.Presence != health.Present {
+				t.Errorf("sample %+v", s)
+			}
+			if n := b.lib.Calls(function); n == 0 {
+				t.Error("the engine was not asked: this test tests nothing")
+			}
+			b.lib.Fail("", 0, 0)
+		})
+	}
+}
+
+// A hung engine ends each call after a minute: the first that does ends the session, so that no second one is
+// waited for (15).
+func TestTimeoutEndsTheSession(t *testing.T) {
+	calls := []string{
+		"dcgmEntitiesGetLatestValues", "dcgmGetEntityGroupEntities", "dcgmGetGpuInstanceHierarchy", "dcgmGetValuesSince_v2",
+		"dcgmGetGpuStatus", "dcgmHealthCheck", "dcgmGroupDestroy", "dcgmUnwatchFields",
+	}
+	for name, later := range map[string]time.Duration{"a poll of health": time.Second, "of everything": 10 * time.Second} {
+		t.Run(name, func(t *testing.T) {
+			b := fresh(t)
+			b.gpus(2)
+			b.open(config())
+			b.poll()
+			b.add(later)
+			count := func() (n int) {
+				for _, function := range calls {
+					n += b.lib.Calls(function)
+				}
+				return n
+			}
+			b.lib.Fail("*", errTimeout, -1)
+			before := count()
+			if _, err := b.Poll(t.Context()); err == nil || !strings.Contains(err.Error(), "Timeout") {
+				t.Fatalf("poll of a hung engine: %v", err)
+			}
+			if err := b.Close(); err != nil {
+				t.Error(err)
+			}
+			if n := count() - before; n != 1 {
+				t.Errorf("%d calls were made that last a minute each, want 1", n)
+			}
+		})
+	}
+}
+
+func TestCloseEndsTheEngine(t *testing.T) {
+	for name, end := range map[string]func(*bench){
+		"a good session": func(b *bench) { b.poll() },
+		"a failed one": func(b *bench) {
+			b.lib.Fail("*", errNotConnected, -1)
+			if _, err := b.Poll(b.t.Context()); err == nil {
+				b.t.Error("the poll is good")
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := fresh(t)
+			b.gpus(1)
+			b.open(config())
+			end(b)
+			if err := b.Close(); err != nil {
+				t.Error(err)
+			}
+			if started, stopped := b.lib.Calls("dcgmStartEmbedded"), b.lib.Calls("dcgmStopEmbedded"); started != 1 || stopped != 1 {
+				t.Errorf("the engine was started %d times and stopped %d times", started, stopped)
+			}
+			if b.lib.Initialized() {
+				t.Error("the library is still initialized")
+			}
+		})
+	}
+}
+
+// The agent ends at SIGTERM and reloads at SIGHUP, with an engine in its process too.
+func TestSignalsStayOurs(t *testing.T) {
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	defer signal.Stop(hup)
+	b := fresh(t)
+	b.gpus(1)
+	before := b.lib.Handlers()
+	same := func(when string) {
+		t.Helper()
+		for i, handler := range b.lib.Handlers() {
+			if handler != before[i] {
+				t.Errorf("%s: %v has another handler", when, syscall.Signal(i+1))
+			}
+		}
+		if err := syscall.Kill(os.Getpid(), syscall.SIGHUP); err != nil {
+			t.Fatal(err)
+		}
+		<-hup
+	}
+	b.open(config())
+	b.poll()
+	same("an engine runs")
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	same("it was ended")
+}

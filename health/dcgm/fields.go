@@ -1,0 +1,210 @@
+//go:build cgo && linux
+
+package dcgm
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/NVIDIA/go-dcgm/pkg/dcgm"
+	"go.uber.org/zap"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// fieldXID is the field whose samples are XIDs, one a sample (dcgm_fields.h: DCGM_FI_DEV_XID_ERROR).
+const fieldXID = dcgm.Short(health.FieldXID)
+
+// Fields that the inventory is read from (dcgm_fields.h; what an instance answers was seen on DCGM 4.6).
+const (
+	fieldDriver   dcgm.Short = 1
+	fieldCUDA     dcgm.Short = 5
+	fieldName     dcgm.Short = 50 // of a compute instance: its profile
+	fieldIndex    dcgm.Short = 52
+	fieldUUID     dcgm.Short = 54
+	fieldMinor    dcgm.Short = 55
+	fieldPCI      dcgm.Short = 57
+	fieldMIGMode             = dcgm.Short(health.FieldMIGMode)
+	fieldAffinity dcgm.Short = 86 // to 89: bit masks of the NUMA nodes next to the GPU, 64 nodes each
+	fieldMemory              = dcgm.Short(health.FieldFBTotal)
+)
+
+// healthFields are what a GPU is judged by: read at every poll, sampled once a second. DCGM's health
+// check leaves some out and sees the others within 30 s only.
+func healthFields() []dcgm.Short {
+	var fields []dcgm.Short
+	for _, f := range health.JudgedFields() {
+		if f := dcgm.Short(f); f != fieldXID && !slices.Contains(fields, f) {
+			fields = append(fields, f)
+		}
+	}
+	return fields
+}
+
+// inventoryFields are read of every GPU; of a compute instance, those that instanceInventory names.
+func inventoryFields() []dcgm.Short {
+	return []dcgm.Short{
+		fieldUUID, fieldName, fieldIndex, fieldMinor, fieldPCI, fieldMIGMode, fieldMemory,
+		fieldAffinity, fieldAffinity + 1, fieldAffinity + 2, fieldAffinity + 3, fieldDriver, fieldCUDA,
+	}
+}
+
+func instanceInventory() []dcgm.Short { return []dcgm.Short{fieldUUID, fieldName, fieldMemory} }
+
+// known returns the fields that this DCGM has as numbers, and why it left out the others.
+func known(fields []dcgm.Short) (kept []dcgm.Short, left []string) {
+	for _, f := range fields {
+		meta, err := dcgm.FieldGetByID(f)
+		switch {
+		case err != nil:
+			left = append(left, fmt.Sprintf("%d (unknown to this DCGM)", f))
+		case uint(meta.FieldType) != dcgm.DCGM_FT_INT64 && uint(meta.FieldType) != dcgm.DCGM_FT_DOUBLE:
+			left = append(left, fmt.Sprintf("%d (%s is not a number)", f, meta.Tag))
+		default:
+			kept = append(kept, f)
+		}
+	}
+	return kept, left
+}
+
+// agreed returns the fields that the engine knows too: it may be older than the library here, and refuses
+// a group with one field that it does not know.
+func (s *session) agreed(fields []dcgm.Short) (kept []dcgm.Short, left []string, err error) {
+	try := func(fields ...dcgm.Short) error {
+		group, err := dcgm.FieldGroupCreate(s.name("trial"), fields)
+		if err != nil {
+			return err
+		}
+		return dcgm.FieldGroupDestroy(group)
+	}
+	if len(fields) == 0 {
+		return nil, nil, nil
+	}
+	refused := try(fields...)
+	if refused == nil {
+		return fields, nil, nil
+	}
+	for _, f := range fields {
+		if try(f) == nil {
+			kept = append(kept, f)
+		} else {
+			left = append(left, fmt.Sprintf("%d (unknown to the engine)", f))
+		}
+	}
+	if len(kept) == 0 {
+		return nil, nil, refused // it is not the fields
+	}
+	return kept, left, nil
+}
+
+// fields returns the fields of health and those of metrics that this DCGM has, no field twice. What is
+// left out is said once a session.
+func (s *session) fields() (judged, metrics []dcgm.Short, err error) {
+	first := healthFields()
+	wanted := append(healthFields(), fieldMIGMode)
+	for _, f := range s.cfg.Fields {
+		if f := dcgm.Short(f); f != fieldXID && !slices.Contains(wanted, f) {
+			wanted = append(wanted, f)
+		}
+	}
+	have, unknown := known(wanted)
+	have, refused, err := s.agreed(have)
+	if err != nil {
+		return nil, nil, err
+	}
+	if left := append(unknown, refused...); len(left) > 0 && !s.saidLeft {
+		s.saidLeft = true
+		s.log.Warn("fields that cannot be watched are left out", zap.Strings("fields", left))
+	}
+	for _, f := range have {
+		if slices.Contains(first, f) {
+			judged = append(judged, f)
+		} else {
+			metrics = append(metrics, f)
+		}
+	}
+	return judged, metrics, nil
+}
+
+// perInstance returns the fields that a MIG instance has of its own. DCGM answers with the parent's
+// value where it has none (55 and 57 of an instance are its parent's), and the power of a whole
+// GPU is not that of each of its seven parts.
+func perInstance(fields []dcgm.Short) (own []dcgm.Short) {
+	for _, f := range fields {
+		meta, err := dcgm.FieldGetByID(f)
+		if err == nil && (meta.EntityLevel == dcgm.FE_GPU_I || meta.EntityLevel == dcgm.FE_GPU_CI) {
+			own = append(own, f)
+		}
+	}
+	return own
+}
+
+// The least of each type's blanks. Blank, not found, not supported and not permissioned follow each
+// other, so that one comparison tells them all from a value (dcgm_structs.h: DCGM_INT32_BLANK and on).
+const (
+	blankInt32 = 0x7ffffff0
+	blankInt64 = 0x7ffffffffffffff0
+	blankFP64  = 140737488355328.0
+	blankStr   = "<<<" // "<<<NULL>>>", "<<<NOT_FOUND>>>", "<<<NOT_SUPPORTED>>>", "<<<NOT_PERM>>>"
+)
+
+// number returns a value as a number, in the unit of health.Field; false if DCGM has none.
+func number(v *dcgm.FieldValue_v2) (float64, bool) {
+	if v.Status != 0 {
+		return 0, false
+	}
+	switch v.FieldType {
+	case dcgm.DCGM_FT_INT64:
+		n := v.Int64()
+		// Some fields keep a 32-bit value, with a 32-bit blank, in the 64 bits.
+		if n >= blankInt64 || (n >= blankInt32 && n <= math.MaxInt32) {
+			return 0, false
+		}
+		return float64(n), true
+	case dcgm.DCGM_FT_DOUBLE:
+		f := v.Float64()
+		if !(f < blankFP64) || math.IsInf(f, 0) { // NaN is not less than anything
+			return 0, false
+		}
+		return f, true
+	}
+	return 0, false
+}
+
+// notSupported reports whether DCGM says that there never will be a value: the third of each type's blanks.
+func notSupported(v *dcgm.FieldValue_v2) bool {
+	if v.Status != 0 {
+		return v.Status == dcgm.DCGM_ST_NOT_SUPPORTED
+	}
+	switch v.FieldType {
+	case dcgm.DCGM_FT_INT64:
+		return v.Int64() == blankInt64+2 || v.Int64() == blankInt32+2
+	case dcgm.DCGM_FT_DOUBLE:
+		return v.Float64() == blankFP64+2
+	}
+	return false
+}
+
+// integer is number for a value that is one; a fraction is cut off.
+func integer(v *dcgm.FieldValue_v2) (int64, bool) {
+	if v.Status == 0 && v.FieldType == dcgm.DCGM_FT_INT64 && v.Int64() < blankInt64 {
+		if n := v.Int64(); n < blankInt32 || n > math.MaxInt32 {
+			return n, true // exactly: a float64 would lose bits of an affinity mask
+		}
+	}
+	return 0, false
+}
+
+// text returns a value as a string; empty if DCGM has none.
+func text(v *dcgm.FieldValue_v2) string {
+	if v.Status != 0 || v.FieldType != dcgm.DCGM_FT_STRING || v.StringValue == nil {
+		return ""
+	}
+	s := strings.TrimSpace(*v.StringValue)
+	if strings.HasPrefix(s, blankStr) && strings.Contains(s, ">>>") {
+		return ""
+	}
+	return s
+}

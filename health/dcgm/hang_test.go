@@ -1,0 +1,144 @@
+//go:build cgo && linux
+
+package dcgm
+
+import (
+	"context"
+	"os"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+func TestCallThatHangs(t *testing.T) {
+	for _, function := range []string{"dcgmEntitiesGetLatestValues", "dcgmGetValuesSince_v2", "dcgmGetGpuStatus", "dcgmHealthCheck"} {
+		t.Run(function, func(t *testing.T) {
+			b := fresh(t)
+			b.gpus(2)
+			b.open(config())
+			b.lib.Hang(function)
+			done := make(chan error)
+			go func() {
+				_, err := b.Poll(context.Background())
+				done <- err
+			}()
+			b.lib.WaitHanging()
+			select {
+			case err := <-done:
+				t.Fatalf("Poll returned %v while DCGM hangs", err)
+			default:
+			}
+			b.lib.Release()
+			if err := <-done; err != nil {
+				t.Fatalf("the poll that hung: %v", err)
+			}
+			b.pollAfter(time.Second, 2)
+		})
+	}
+}
+
+func TestCloseWaitsForAPollThatHangs(t *testing.T) {
+	b := fresh(t)
+	b.gpus(1)
+	b.open(config())
+	b.lib.Hang("dcgmEntitiesGetLatestValues")
+	polled, closed := make(chan error, 1), make(chan error, 1)
+	go func() {
+		_, err := b.Poll(context.Background())
+		polled <- err
+	}()
+	b.lib.WaitHanging()
+	go func() { closed <- b.Close() }()
+	b.lib.Release()
+	if err := <-polled; err != nil {
+		t.Errorf("poll: %v", err)
+	}
+	if err := <-closed; err != nil {
+		t.Errorf("close: %v", err)
+	}
+	if _, err := b.Poll(t.Context()); err == nil {
+		t.Error("a closed session was polled")
+	}
+	if err := b.Close(); err != nil {
+		t.Errorf("a second close: %v", err)
+	}
+}
+
+// However often a call hangs: the monitor shows it and waits for that one call, and neither goroutines nor
+// threads are left (15).
+func TestHangsLeaveNothing(t *testing.T) {
+	b := fresh(t)
+	cfg := config()
+	cfg.Interval = time.Millisecond // every poll reads everything
+	c := monitored(b, 2, cfg, time.Millisecond, 5*time.Millisecond)
+	t.Cleanup(c.stop)
+	c.await(health.SourceUp)
+	functions := []string{"dcgmEntitiesGetLatestValues", "dcgmGetValuesSince_v2", "dcgmGetGpuStatus", "dcgmHealthCheck", "dcgmGetEntityGroupEntities"}
+	round := func(i int) {
+		function := functions[i%len(functions)]
+		b.sample(2)
+		b.lib.Hang(function)
+		b.lib.WaitHanging()
+		calls := b.lib.Calls(function)
+		c.await(health.SourceStalled)
+		b.lib.Violate(0, 13) // even if there is news
+		for gpu := range uint(2) {
+			if d := c.device(gpu); d.Verdict.State != health.Healthy {
+				t.Errorf("%s hangs, and GPU %d is %v", function, gpu, d.Verdict.State)
+			}
+		}
+		if n := b.lib.Calls(function); n != calls {
+			t.Errorf("%s hangs and was called %d times more", function, n-calls)
+		}
+		b.lib.Release()
+		c.await(health.SourceUp)
+	}
+	for i := range 2 * len(functions) {
+		round(i)
+	}
+	goroutines, threads := runtime.NumGoroutine(), countThreads(t)
+	for i := range 50 {
+		round(i)
+	}
+	const slack = 8 // a poll that runs now, and the runtime's own
+	if n := runtime.NumGoroutine(); n > goroutines+slack {
+		t.Errorf("%d goroutines, %d before", n, goroutines)
+	}
+	if n := countThreads(t); n > threads+slack {
+		t.Errorf("%d threads, %d before", n, threads)
+	}
+	if n := b.lib.MostHanging(); n != 1 {
+		t.Errorf("%d calls hung at the same time, want 1", n)
+	}
+	if r := c.out.Load().Source.Reconnects; r != 0 {
+		t.Errorf("%d reconnections: a call that hangs and returns is no reason for one", r)
+	}
+}
+
+func countThreads(t *testing.T) int {
+	t.Helper()
+	tasks, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(tasks)
+}
+
+// await waits until the monitor shows a status.
+func (c *chain) await(want health.SourceStatus) {
+	c.t.Helper()
+	late := time.After(time.Minute)
+	for {
+		s, changed := c.out.Watch()
+		if s != nil && s.Source.Status == want {
+			return
+		}
+		select {
+		case <-changed:
+		case <-late:
+			c.t.Fatalf("the source is %+v, want %v", s.Source, want)
+		}
+	}
+}

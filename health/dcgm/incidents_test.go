@@ -1,0 +1,106 @@
+//go:build cgo && linux
+
+package dcgm
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/NVIDIA/go-dcgm/pkg/dcgm"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
+)
+
+func TestIncidents(t *testing.T) {
+	b := fresh(t)
+	b.gpus(2)
+	b.lib.Incident(script.GPU, 1, 0x10, 20, 80, "Row remap failed on GPU 0") // the text can name the wrong one
+	b.lib.Incident(script.GPU, 1, 0x1, 10, 3, "Detected 1000 PCIe replays")
+	b.lib.Incident(0, 0, 0x2, 20, 122, "IMEX") // of no GPU
+	b.lib.Incident(script.GI, 1, 0x10, 20, 4, "of an instance with the number of a GPU")
+	b.open(config())
+	samples, _ := b.poll()
+	want := []health.Incident{
+		{System: "memory", Code: 80, Severity: health.SeverityFail, Message: "Row remap failed on GPU 0"},
+		{System: "pcie", Code: 3, Severity: health.SeverityWarn, Message: "Detected 1000 PCIe replays"},
+	}
+	check := func(when string, samples map[health.DeviceID]health.Sample, checked bool) {
+		t.Helper()
+		if got := samples[gpuID(1)].Checked; got != checked {
+			t.Errorf("%s: checked %v, want %v", when, got, checked)
+		}
+		if got := samples[gpuID(1)].Incidents; fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("%s: incidents of GPU 1: %v, want %v", when, got, want)
+		}
+		if got := samples[gpuID(0)].Incidents; len(got) != 0 {
+			t.Errorf("%s: incidents of GPU 0: %v", when, got)
+		}
+	}
+	check("first", samples, true)
+	check("light poll", b.pollAfter(time.Second, 2), false)
+	b.lib.Fail("dcgmHealthCheck", errTimeout, 1)
+	check("a check that failed", b.pollAfter(10*time.Second, 2), false)
+	b.lib.Incident(0, 0, 0, 0, 0, "")
+	want = nil
+	check("cleared", b.pollAfter(10*time.Second, 2), true)
+}
+
+func TestHealthSystems(t *testing.T) {
+	for _, tt := range []struct {
+		names []string
+		mask  uint32
+		fault string
+	}{
+		{nil, 0xffffffff, ""},
+		{[]string{"all"}, 0xffffffff, ""},
+		{[]string{"none"}, 0, ""},
+		{[]string{"pcie", "memory", "nvswitch"}, 0x1 | 0x10 | 0xc00, ""},
+		{[]string{"inforom", "thermal", "power", "driver", "nvlink", "connectx"}, 0x13c2, ""},
+		{[]string{"pcie", "gpu"}, 0, `"gpu" is not known; use all, none, pcie, nvlink`},
+		{[]string{"all", "pcie"}, 0, `"all" stands alone`},
+		{[]string{"none", "none"}, 0, `"none" stands alone`},
+	} {
+		t.Run(fmt.Sprint(tt.names), func(t *testing.T) {
+			b := fresh(t)
+			b.gpus(1)
+			b.lib.Incident(script.GPU, 0, 0x10, 20, 80, "Row remap failed")
+			cfg := config()
+			cfg.HealthSystems = tt.names
+			if tt.fault != "" {
+				_, err := Open(t.Context(), cfg, b.log)
+				if err == nil || !strings.Contains(err.Error(), tt.fault) {
+					t.Errorf("error %v, want %q", err, tt.fault)
+				}
+				return
+			}
+			b.open(cfg)
+			if got := b.lib.Systems(); got != tt.mask {
+				t.Errorf("DCGM checks the systems %#x, want %#x", got, tt.mask)
+			}
+			samples, _ := b.poll()
+			s := samples[gpuID(0)]
+			if !s.Checked || (len(s.Incidents) == 1) != (tt.mask != 0) {
+				t.Errorf("checked %v, incidents %v", s.Checked, s.Incidents)
+			}
+			if n := b.lib.Calls("dcgmHealthCheck"); (n > 0) != (tt.mask != 0) {
+				t.Errorf("DCGM was asked %d times", n)
+			}
+		})
+	}
+	if err := ValidateHealthSystems(nil); err == nil {
+		t.Error("an empty list is valid")
+	}
+}
+
+func TestNamesOfSystems(t *testing.T) {
+	for bits, want := range map[dcgm.HealthSystem]string{
+		0x1: "pcie", 0x2: "nvlink", 0x10: "memory", 0x400: "nvswitch", 0x800: "nvswitch", 0xffffffff: "xid", 0x100000: "0x100000",
+	} {
+		if got := system(bits); got != want {
+			t.Errorf("%#x is %s, want %s", uint32(bits), got, want)
+		}
+	}
+}

@@ -1,0 +1,106 @@
+//go:build cgo && linux
+
+package dcgm
+
+import (
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
+)
+
+func TestInventory(t *testing.T) {
+	b := fresh(t)
+	b.gpus(4)
+	b.lib.Int(script.GPU, 2, 86, 0x5, 0, b.clock.now())
+	b.lib.Int(script.GPU, 2, 87, 1, 0, b.clock.now())
+	b.lib.Int(script.GPU, 3, 86, 9223372036854775794, 0, b.clock.now())
+	b.lib.Int(script.GPU, 3, 55, 9223372036854775794, 0, b.clock.now())
+	b.lib.Int(script.GPU, 3, 250, 2147483632, 0, b.clock.now())
+	b.lib.Link(0, 1, 1<<(8+17)|0x10) // 18 NVLinks
+	b.lib.Link(0, 2, 0x2)
+	b.lib.Link(0, 3, 0x20)
+	b.lib.Link(0, 9, 0x20) // nobody
+	b.lib.Link(1, 0, 0)    // unknown
+	b.open(config())
+	_, r := b.poll()
+	want := health.Device{
+		ID: gpuID(0), Kind: health.KindGPU, Index: 0, Minor: 3, NUMA: []int{0}, Model: "NVIDIA H100 80GB HBM3",
+		PCI: "00000000:10:00.0", Memory: 81559 << 20, GI: -1, CI: -1,
+		Links: []health.Link{
+			{Peer: gpuID(1), NVLinks: 18}, {Peer: gpuID(2), Path: health.PathSingleSwitch}, {Peer: gpuID(3), Path: health.PathSystem},
+		},
+	}
+	if !reflect.DeepEqual(r.Devices[0], want) {
+		t.Errorf("GPU 0:\n%+v, want\n%+v", r.Devices[0], want)
+	}
+	if got := r.Devices[1].Links; got != nil {
+		t.Errorf("links of GPU 1: %v", got)
+	}
+	if got := r.Devices[2].NUMA; !reflect.DeepEqual(got, []int{0, 2, 64}) {
+		t.Errorf("NUMA nodes %v, want 0, 2 and 64", got)
+	}
+	if d := r.Devices[3]; d.NUMA != nil || d.Minor != -1 || d.Memory != 0 {
+		t.Errorf("of blanks: NUMA %v, minor %d, memory %d", d.NUMA, d.Minor, d.Memory)
+	}
+}
+
+func TestTopologyThatFailsLeavesLinksUnknown(t *testing.T) {
+	b := fresh(t)
+	b.gpus(2)
+	b.lib.Link(0, 1, 0x2)
+	b.lib.Fail("dcgmGetDeviceTopology", -3, -1)
+	b.open(config())
+	if _, r := b.poll(); len(r.Devices) != 2 || r.Devices[0].Links != nil {
+		t.Errorf("devices %+v", r.Devices)
+	}
+}
+
+func TestGPUAddedAndRemoved(t *testing.T) {
+	b := fresh(t)
+	b.gpus(2)
+	b.open(config())
+	b.poll()
+	b.gpus(3)
+	b.pollAfter(10*time.Second, 3)
+	if n := len(b.pollAfter(2*time.Second, 3)); n != 3 {
+		t.Errorf("%d devices, want the new one too", n)
+	}
+	b.lib.Drop(script.GPU, 1)
+	b.add(10 * time.Second)
+	b.sample(3)
+	// DCGM refuses the read of a GPU that it does not have; with those that it has, it works.
+	samples, r := b.poll()
+	if len(r.Devices) != 2 || len(samples) != 2 {
+		t.Errorf("devices %+v", r.Devices)
+	}
+}
+
+// A list without the GPUs is not believed at once: binding one GPU hides all for a moment.
+func TestInventoryThatVanishesForAMoment(t *testing.T) {
+	b := fresh(t)
+	b.gpus(2)
+	b.mig(1, map[uint][]uint{0: {0}})
+	b.open(config())
+	b.poll()
+	b.lib.Fail("dcgmGetGpuInstanceHierarchy", 0, 0)
+	b.add(10 * time.Second)
+	b.sample(2)
+	before := b.lib.Calls("dcgmGroupCreate")
+	// The hierarchy is empty for one poll; the instances themselves can be read all the while.
+	b.lib.Instance(script.CI, 0, script.GI, 99, gpuUUID(1), 1, 0)
+	if samples, _ := b.poll(); len(samples) != 3 {
+		t.Errorf("%d devices, want 3", len(samples))
+	}
+	b.lib.Instance(script.CI, 0, script.GI, 0, gpuUUID(1), 1, 0)
+	for range 5 {
+		if samples := b.pollAfter(time.Second, 2); len(samples) != 3 {
+			t.Errorf("%d devices, want 3", len(samples))
+		}
+	}
+	if n := b.lib.Calls("dcgmGroupCreate") - before; n != 0 {
+		t.Errorf("%d groups were made for a change that was none", n)
+	}
+}

@@ -1,0 +1,249 @@
+//go:build cgo && linux
+
+package dcgm
+
+import (
+	"context"
+	"fmt"
+	"io"
+	stdlog "log"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
+)
+
+// childAddress, if set, makes this test binary a program that opens a session there and says how it
+// went: "-" is an engine of its own.
+const childAddress = "GNA_TEST_OPEN"
+
+// childFailed is the exit code of a child whose Open returned an error.
+const childFailed = 3
+
+func TestMain(m *testing.M) {
+	if address, ok := os.LookupEnv(childAddress); ok {
+		os.Exit(child(strings.TrimPrefix(address, "-")))
+	}
+	stdlog.SetOutput(io.Discard) // go-dcgm's "Listening for violations..."
+	os.Exit(run(m))
+}
+
+func child(address string) int {
+	s, err := Open(context.Background(), Config{Address: address}, zap.NewNop())
+	if lib, found := script.Find(); found == nil {
+		fmt.Println("log:", lib.Log())
+	}
+	if err != nil {
+		fmt.Println(err)
+		return childFailed
+	}
+	if err := s.Close(); err != nil {
+		fmt.Println("close:", err)
+		return 1
+	}
+	fmt.Println("opened")
+	return 0
+}
+
+func run(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "libdcgm")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	path, err := compile(dir)
+	if err == nil {
+		process.mu.Lock()
+		err = load(path) // go-dcgm, which asks for the soname, gets the one that is loaded
+		process.mu.Unlock()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "the scripted libdcgm.so.4:", err)
+		return 1
+	}
+	return m.Run()
+}
+
+// compile makes the scripted libdcgm.so.4 from testdata and the headers that go-dcgm brings.
+func compile(dir string, flags ...string) (string, error) {
+	module, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-dcgm").Output()
+	if err != nil {
+		return "", fmt.Errorf("find go-dcgm: %w", err)
+	}
+	path := filepath.Join(dir, soname)
+	args := append([]string{
+		"-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden",
+		"-Wl,-soname," + soname, "-I" + filepath.Join(strings.TrimSpace(string(module)), "pkg", "dcgm"),
+		"-o", path, "testdata/libdcgm.c", "testdata/groups.c", "testdata/checks.c", "testdata/script.c", "-lpthread",
+	}, flags...)
+	if out, err := exec.Command("cc", args...).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("compile: %w\n%s", err, out)
+	}
+	return path, nil
+}
+
+// Words of DCGM for the scripts (dcgm_structs.h).
+const (
+	statusOK, statusInaccessible, statusLost, statusDetached = 1, 3, 4, 7
+
+	errTimeout, errNoData, errNotConnected, errInit, errNoFunction = -11, -14, -21, -7, -20
+)
+
+// clock is a session's time, moved by the test; the zero clock is the real one.
+type clock struct {
+	mu sync.Mutex // guards at
+	at time.Time
+}
+
+func (c *clock) now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.at.IsZero() {
+		return time.Now()
+	}
+	return c.at
+}
+
+func (c *clock) add(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.at = c.at.Add(d)
+}
+
+// bench is a test's library, clock and session.
+type bench struct {
+	t   testing.TB
+	lib *script.Library
+	*clock
+	*session
+	log *zap.Logger
+}
+
+// fresh returns a library that knows nothing and a process that reported no XID.
+func fresh(t testing.TB) *bench {
+	t.Helper()
+	lib, err := script.Find()
+	if err != nil {
+		t.Fatal(err)
+	}
+	lib.Reset()
+	process.mu.Lock()
+	process.xids = nil
+	process.mu.Unlock()
+	log := zap.NewNop()
+	if test, ok := t.(*testing.T); ok {
+		t.Cleanup(func() { goleak.VerifyNone(t) })
+		log = zaptest.NewLogger(test)
+	}
+	return &bench{t: t, lib: lib, clock: &clock{at: time.Now()}, log: log}
+}
+
+// gpus makes n GPUs that answer everything.
+func (b *bench) gpus(n uint) {
+	at := b.clock.now()
+	for id := range n {
+		b.lib.Entity(script.GPU, id, statusOK)
+		b.lib.Text(script.GPU, id, 54, gpuUUID(id), 0, at)
+		b.lib.Text(script.GPU, id, 50, "NVIDIA H100 80GB HBM3", 0, at)
+		b.lib.Text(script.GPU, id, 57, fmt.Sprintf("00000000:%02X:00.0", 0x10+id), 0, at)
+		b.lib.Text(script.GPU, id, 1, "580.95.05", 0, at)
+		b.lib.Int(script.GPU, id, 5, 13000, 0, at)
+		b.lib.Int(script.GPU, id, 52, int64(id), 0, at)
+		b.lib.Int(script.GPU, id, 55, int64(n-1-id), 0, at) // minors run the other way on some machines
+		b.lib.Int(script.GPU, id, 67, 0, 0, at)
+		b.lib.Int(script.GPU, id, 86, 1<<(id*2/n), 0, at)
+		for word := range uint(3) {
+			b.lib.Int(script.GPU, id, 87+word, 0, 0, at)
+		}
+		b.lib.Int(script.GPU, id, 250, 81559, 0, at)
+	}
+	b.sample(n)
+}
+
+// sample has n GPUs measured now: the fields of health, temperature and power.
+func (b *bench) sample(n uint) {
+	at := b.clock.now()
+	for id := range n {
+		for _, f := range []uint{395, 396, 1507, 1523} {
+			b.lib.Int(script.GPU, id, f, 0, 0, at)
+		}
+		b.lib.Int(script.GPU, id, 150, int64(40+id), 0, at)
+		b.lib.Float(script.GPU, id, 155, 70.5+float64(id), 0, at)
+	}
+}
+
+func gpuUUID(id uint) string { return fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", id) }
+func migUUID(id uint) string { return fmt.Sprintf("MIG-%08d-0000-0000-0000-000000000000", id) }
+func gpuID(id uint) health.DeviceID {
+	return health.DeviceID(gpuUUID(id))
+}
+
+func migID(id uint) health.DeviceID { return health.DeviceID(migUUID(id)) }
+
+// config watches temperature and power each ten seconds.
+func config() Config {
+	return Config{Interval: 10 * time.Second, Fields: []health.Field{health.FieldGPUTemp, health.FieldPower}}
+}
+
+// open opens the session; the test's end closes it and asserts that DCGM holds nothing of it.
+func (b *bench) open(cfg Config) *bench {
+	b.t.Helper()
+	s, err := open(context.Background(), cfg, b.log, b.clock.now)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.session = s
+	b.t.Cleanup(func() {
+		failed := s.failed
+		if err := s.Close(); err != nil {
+			b.t.Errorf("close: %v", err)
+		}
+		if n := b.lib.Leaked(); n != 0 && failed == nil {
+			b.t.Errorf("%d groups, watches or callbacks were left at the disconnection", n)
+		}
+		if b.lib.Initialized() {
+			b.t.Error("the library is still initialized after Close")
+		}
+		if n := b.lib.Live(); n != 0 {
+			b.t.Errorf("%d reads asked the driver, which can hang, and not the cache", n)
+		}
+	})
+	return b
+}
+
+// poll polls and returns the samples by device.
+func (b *bench) poll() (map[health.DeviceID]health.Sample, *health.Reading) {
+	b.t.Helper()
+	r, err := b.Poll(context.Background())
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	samples := map[health.DeviceID]health.Sample{}
+	for _, s := range r.Samples {
+		if _, twice := samples[s.Device]; twice {
+			b.t.Errorf("two samples of %s", s.Device)
+		}
+		samples[s.Device] = s
+	}
+	return samples, r
+}
+
+// pollAfter polls again after a while, in which the engine has sampled n GPUs.
+func (b *bench) pollAfter(d time.Duration, n uint) map[health.DeviceID]health.Sample {
+	b.t.Helper()
+	b.add(d)
+	b.sample(n)
+	samples, _ := b.poll()
+	return samples
+}

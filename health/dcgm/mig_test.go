@@ -1,0 +1,172 @@
+//go:build cgo && linux
+
+package dcgm
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
+)
+
+// mig makes a GPU's partition: GPU instances with compute instances in them, [][]ci of DCGM's numbers.
+func (b *bench) mig(gpu uint, instances map[uint][]uint) {
+	b.lib.Int(script.GPU, gpu, 67, 1, 0, b.clock.now())
+	for gi, computes := range instances {
+		b.lib.Instance(script.GI, gi, script.GPU, gpu, gpuUUID(gpu), gi+1, 4294967295)
+		b.lib.Text(script.GI, gi, 54, migUUID(computes[0]), 0, b.clock.now()) // its first compute instance's
+		for i, ci := range computes {
+			b.lib.Instance(script.CI, ci, script.GI, gi, gpuUUID(gpu), gi+1, uint(i))
+			b.lib.Text(script.CI, ci, 54, migUUID(ci), 0, b.clock.now())
+			b.lib.Text(script.CI, ci, 50, fmt.Sprintf("1c.%dg.10gb", len(computes)), 0, b.clock.now())
+			b.lib.Int(script.CI, ci, 250, 9984, 0, b.clock.now())
+			b.lib.Int(script.CI, ci, 252, int64(100+ci), 0, b.clock.now())
+			b.lib.Float(script.CI, ci, 155, 300, 0, b.clock.now()) // the whole GPU's, as DCGM answers
+		}
+	}
+}
+
+func TestMIGDevices(t *testing.T) {
+	b := fresh(t)
+	b.gpus(2)
+	b.mig(0, map[uint][]uint{5: {7}, 6: {8, 9}})
+	cfg := config()
+	cfg.Fields = append(cfg.Fields, health.FieldFBUsed)
+	b.open(cfg)
+	samples, r := b.poll()
+	var ids []health.DeviceID
+	for _, d := range r.Devices {
+		ids = append(ids, d.ID)
+	}
+	if want := []health.DeviceID{gpuID(0), migID(7), migID(8), migID(9), gpuID(1)}; !reflect.DeepEqual(ids, want) {
+		t.Fatalf("devices %v, want %v", ids, want)
+	}
+	want := health.Device{
+		ID: migID(9), Parent: gpuID(0), Kind: health.KindMIG, Index: 0, Minor: 1, NUMA: []int{0}, Model: "NVIDIA H100 80GB HBM3",
+		PCI: "00000000:10:00.0", Memory: 9984 << 20, Profile: "1c.2g.10gb", GI: 7, CI: 1,
+	}
+	if !reflect.DeepEqual(r.Devices[3], want) {
+		t.Errorf("MIG device:\n%+v, want\n%+v", r.Devices[3], want)
+	}
+	if !r.Devices[0].MIGMode || r.Devices[4].MIGMode {
+		t.Error("MIG mode of the GPUs is wrong")
+	}
+	values := samples[migID(9)].Values
+	if values[health.FieldFBUsed] != 109 {
+		t.Errorf("memory used of the instance: %v, want 109", values[health.FieldFBUsed])
+	}
+	if power, there := values[health.FieldPower]; there {
+		t.Errorf("an instance has the power of its whole GPU: %v", power)
+	}
+	b.lib.Entity(script.GPU, 0, statusLost)
+	for id, s := range b.pollAfter(time.Second, 2) {
+		want := health.Lost
+		if id == gpuID(1) {
+			want = health.Present
+		}
+		if s.Presence != want {
+			t.Errorf("%s: presence %v, want %v", id, s.Presence, want)
+		}
+	}
+}
+
+func TestPartitionedAnew(t *testing.T) {
+	b := fresh(t)
+	b.gpus(1)
+	b.mig(0, map[uint][]uint{0: {0}, 1: {1}})
+	b.open(config())
+	b.poll()
+	for _, id := range []uint{0, 1} {
+		b.lib.Drop(script.GI, id)
+		b.lib.Drop(script.CI, id)
+	}
+	b.mig(0, map[uint][]uint{2: {2, 3, 4}})
+	b.pollAfter(10*time.Second, 1)
+	b.add(2 * time.Second)
+	b.sample(1)
+	samples, r := b.poll()
+	if len(r.Devices) != 4 || r.Devices[3].ID != migID(4) || r.Devices[0].ID != gpuID(0) {
+		t.Errorf("devices %+v", r.Devices)
+	}
+	if got := samples[gpuID(0)].Values[health.FieldGPUTemp]; got != 40 {
+		t.Errorf("temperature %v", got)
+	}
+}
+
+func TestMIGModeSwitchedWithoutInstances(t *testing.T) {
+	b := fresh(t)
+	b.gpus(1)
+	b.open(config())
+	b.poll()
+	b.lib.Int(script.GPU, 0, 67, 1, 0, b.clock.now())
+	b.pollAfter(10*time.Second, 1)
+	b.add(10 * time.Second)
+	b.sample(1)
+	if _, r := b.poll(); !r.Devices[0].MIGMode {
+		t.Error("the device does not say that MIG is on")
+	}
+}
+
+func TestXIDsOfInstances(t *testing.T) {
+	b := fresh(t)
+	b.gpus(2)
+	b.mig(1, map[uint][]uint{0: {0, 1}, 1: {2}})
+	b.open(config())
+	b.poll()
+	b.add(time.Second)
+	at := b.clock.now()
+	b.xid(script.GI, 0, 94, at)
+	b.xid(script.CI, 2, 31, at)
+	b.xid(script.GPU, 0, 63, at) // the numbers of entities are not those of GPUs
+	b.xid(script.GPU, 1, 79, at)
+	samples := b.pollAfter(time.Second, 2)
+	want := map[health.DeviceID][]int{gpuID(0): {63}, gpuID(1): {79}, migID(0): {94}, migID(1): {94}, migID(2): {31}}
+	for id, s := range samples {
+		if got := codes(s); !slices.Equal(got, want[id]) {
+			t.Errorf("%s: XIDs %v, want %v", id, got, want[id])
+		}
+		if got := s.Values[health.FieldXID]; len(want[id]) != 1 || got != float64(want[id][0]) {
+			t.Errorf("%s: value of field 230: %v, want %v", id, got, want[id])
+		}
+	}
+	if len(samples) != len(want) {
+		t.Errorf("%d samples, want %d", len(samples), len(want))
+	}
+}
+
+// DCGM's number of an instance can be that of a GPU, of an instance of the other kind, and the driver's ids are the
+// same on every GPU: an XID is of the entity that it names and of nothing else (9).
+func TestInstancesWithTheSameNumbers(t *testing.T) {
+	b := fresh(t)
+	b.gpus(8)
+	b.mig(0, map[uint][]uint{7: {7}})
+	b.mig(3, map[uint][]uint{0: {3}})
+	for _, gi := range []uint{7, 0} { // GI 1 and CI 0 for the driver, on either GPU
+		b.lib.Instance(script.GI, gi, script.GPU, map[uint]uint{7: 0, 0: 3}[gi], gpuUUID(gi), 1, 4294967295)
+	}
+	b.lib.Instance(script.CI, 7, script.GI, 7, gpuUUID(0), 1, 0)
+	b.lib.Instance(script.CI, 3, script.GI, 0, gpuUUID(3), 1, 0)
+	b.lib.Incident(script.GPU, 7, 0xffffffff, 20, 120, "XID 79 on GPU 7")
+	b.lib.Incident(script.GI, 7, 0xffffffff, 20, 120, "the same, of the instance of that number")
+	b.lib.Incident(script.CI, 7, 0xffffffff, 20, 120, "the same")
+	b.open(config())
+	b.poll()
+	b.add(time.Second)
+	b.xid(script.GPU, 7, 79, b.clock.now())
+	b.xid(script.GPU, 3, 48, b.clock.now())
+	b.xid(script.GI, 0, 94, b.clock.now())
+	b.xid(script.CI, 7, 13, b.clock.now())
+	want := map[health.DeviceID][]int{gpuID(7): {79}, gpuID(3): {48}, migID(3): {94}, migID(7): {13}}
+	for id, s := range b.pollAfter(10*time.Second, 8) {
+		if got := codes(s); !slices.Equal(got, want[id]) {
+			t.Errorf("%s: XIDs %v, want %v", id, got, want[id])
+		}
+		if n := len(s.Incidents); (n == 1) != (id == gpuID(7)) || n > 1 {
+			t.Errorf("%s: incidents %v", id, s.Incidents)
+		}
+	}
+}

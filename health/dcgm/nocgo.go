@@ -1,0 +1,23 @@
+//go:build !cgo || !linux
+
+package dcgm
+
+import (
+	"context"
+	"errors"
+
+	"go.uber.org/zap"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// Open fails: DCGM is a C library for Linux, and this program was built without cgo or for another system.
+func Open(context.Context, Config, *zap.Logger) (health.Session, error) {
+	return nil, errors.New("this program was built without DCGM: build it for Linux with CGO_ENABLED=1, or set source.mode to sim")
+}
+
+// Library fails as Open does.
+func Library() (string, error) {
+	_, err := Open(context.Background(), Config{}, nil)
+	return "", err
+}

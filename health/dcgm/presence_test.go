@@ -1,0 +1,146 @@
+//go:build cgo && linux
+
+package dcgm
+
+import (
+	"testing"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
+)
+
+func TestLostAndBack(t *testing.T) {
+	b := fresh(t)
+	b.gpus(3)
+	b.open(config())
+	b.poll()
+	b.lib.Entity(script.GPU, 1, statusLost)
+	s := b.pollAfter(time.Second, 3)[gpuID(1)]
+	if s.Presence != health.Lost {
+		t.Fatalf("presence %v, want lost", s.Presence)
+	}
+	// What was measured before is not shown for long; the device stays.
+	s = b.pollAfter(time.Second, 3)[gpuID(1)]
+	if len(s.Values) != 0 || s.Presence != health.Lost {
+		t.Errorf("values %v, presence %v of a lost GPU", s.Values, s.Presence)
+	}
+	if got := b.pollAfter(time.Minute, 3)[gpuID(0)]; got.Presence != health.Present || got.Values[health.FieldGPUTemp] != 40 {
+		t.Errorf("another GPU: %+v", got)
+	}
+	b.lib.Entity(script.GPU, 1, statusOK)
+	if s = b.pollAfter(time.Second, 3)[gpuID(1)]; s.Presence != health.Present {
+		t.Errorf("presence %v, want present", s.Presence)
+	}
+	if s = b.pollAfter(time.Second, 3)[gpuID(1)]; s.Values[health.FieldGPUTemp] != 41 {
+		t.Errorf("values of the GPU that came back: %v", s.Values)
+	}
+}
+
+// The watches are made anew while a GPU is lost: DCGM does not watch it any more, and what it measured
+// last is not shown.
+func TestLostWhileTheWatchesAreMadeAnew(t *testing.T) {
+	b := fresh(t)
+	b.gpus(2)
+	b.open(config())
+	b.poll()
+	b.lib.Entity(script.GPU, 1, statusLost)
+	b.pollAfter(time.Second, 2)
+	b.dirty = true
+	samples := b.pollAfter(time.Second, 2)
+	if s := samples[gpuID(1)]; s.Presence != health.Lost || len(s.Values) != 0 {
+		t.Errorf("the lost GPU: presence %v, values %v", s.Presence, s.Values)
+	}
+	if s := samples[gpuID(0)]; s.Presence != health.Present || s.Values[health.FieldGPUTemp] != 40 {
+		t.Errorf("the other GPU: presence %v, values %v", s.Presence, s.Values)
+	}
+}
+
+// DCGM takes no lost GPU into a group; the others are watched, and it too when it is back.
+func TestLostAtTheStart(t *testing.T) {
+	b := fresh(t)
+	b.gpus(2)
+	b.lib.Instance(script.GPU, 1, script.GPU, 1, gpuUUID(1), 0, 0) // the UUID in DCGM's attributes
+	b.lib.Entity(script.GPU, 1, statusLost)
+	b.open(config())
+	samples, r := b.poll()
+	if len(r.Devices) != 2 || samples[gpuID(1)].Presence != health.Lost || len(samples[gpuID(1)].Values) != 0 {
+		t.Fatalf("devices %+v, sample %+v", r.Devices, samples[gpuID(1)])
+	}
+	if r.Devices[1].PCI != "00000000:11:00.0" || r.Devices[1].Model != "" || r.Devices[1].Minor != -1 {
+		t.Errorf("a GPU that only DCGM's attributes know: %+v", r.Devices[1])
+	}
+	b.lib.Entity(script.GPU, 1, statusOK)
+	b.pollAfter(time.Second, 2)
+	if s := b.pollAfter(time.Second, 2)[gpuID(1)]; s.Presence != health.Present || s.Values[health.FieldGPUTemp] != 41 {
+		t.Errorf("after it came back: %+v", s)
+	}
+	if d := b.devices[1]; d.Model == "" || d.Minor != 0 {
+		t.Errorf("after it came back: %+v", d)
+	}
+}
+
+func TestLostWithoutANameIsLeftOut(t *testing.T) {
+	b := fresh(t)
+	b.gpus(2)
+	b.lib.Entity(script.GPU, 1, statusInaccessible)
+	b.lib.Text(script.GPU, 1, 54, "<<<NULL>>>", 0, b.clock.now())
+	b.open(config())
+	if _, r := b.poll(); len(r.Devices) != 1 || r.Devices[0].ID != gpuID(0) {
+		t.Errorf("devices %+v", r.Devices)
+	}
+}
+
+func TestPresenceOfStatus(t *testing.T) {
+	b := fresh(t)
+	b.gpus(1)
+	b.open(config())
+	b.poll()
+	want := map[int]health.Presence{
+		1: health.Present, 2: health.Present, 3: health.Inaccessible, 4: health.Lost, 5: health.Present, 6: health.Present,
+		0: health.PresenceUnknown, // also what go-dcgm makes of a failed call
+	}
+	for status, want := range want {
+		b.lib.Entity(script.GPU, 0, status)
+		if got := b.pollAfter(time.Second, 1)[gpuID(0)].Presence; got != want {
+			t.Errorf("status %d: %v, want %v", status, got, want)
+		}
+	}
+}
+
+func TestBlipIsNoLoss(t *testing.T) {
+	b := fresh(t)
+	b.gpus(4)
+	b.open(config())
+	b.poll()
+	all := func(status int) {
+		for id := range uint(4) {
+			b.lib.Entity(script.GPU, id, status)
+		}
+	}
+	expect := func(when string, want health.Presence) {
+		t.Helper()
+		samples, _ := b.poll()
+		for id := range uint(4) {
+			if got := samples[gpuID(id)].Presence; got != want {
+				t.Errorf("%s: GPU %d is %v, want %v", when, id, got, want)
+			}
+		}
+	}
+	all(statusDetached)
+	expect("a blip", health.Present)
+	b.add(time.Second)
+	b.sample(4)
+	expect("after 1 s", health.Present)
+	all(statusOK)
+	expect("over", health.Present)
+	all(statusDetached)
+	b.add(time.Second)
+	b.sample(4)
+	expect("another blip", health.Present)
+	b.add(2 * time.Second)
+	b.sample(4)
+	expect("after 2 s", health.Detached)
+	all(statusOK)
+	expect("bound again", health.Present)
+}

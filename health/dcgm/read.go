@@ -1,0 +1,218 @@
+//go:build cgo && linux
+
+package dcgm
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/NVIDIA/go-dcgm/pkg/dcgm"
+	"go.uber.org/zap"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// maxValues is how many values one call may ask for. DCGM answers in a message of 4 MiB at most
+// (dcgm_structs_internal.h: dcgmEntitiesGetLatestValues_v4), which so many values fit in whatever they
+// are; and go-dcgm keeps its memory, 4 KiB a value, for the next call up to here (poolCapacityThreshold).
+const maxValues = 256
+
+// latest reads the newest sample of each field of each entity from DCGM's cache and hands them to take,
+// which must not keep them. Never DCGM_FV_FLAG_LIVE_DATA: that asks the driver, which can hang, and
+// fails altogether over field 230 (16).
+func latest(entities []dcgm.GroupEntityPair, fields []dcgm.Short, take func(*dcgm.FieldValue_v2)) error {
+	if len(fields) == 0 {
+		return nil // go-dcgm panics over an empty list
+	}
+	for step := max(1, maxValues/len(fields)); len(entities) > 0; {
+		n := min(step, len(entities))
+		values, err := dcgm.EntitiesGetLatestValues(entities[:n], fields, 0)
+		if err != nil {
+			return fmt.Errorf("read values: %w", err)
+		}
+		for i := range values {
+			take(&values[i])
+		}
+		entities = entities[n:]
+	}
+	return nil
+}
+
+// measured is one field of one device, as just read.
+type measured struct {
+	field health.Field
+	value float64
+	ok    bool // false: blank
+}
+
+// deviceState is what a session keeps of a device from poll to poll.
+type deviceState struct {
+	device located
+	values map[health.Field]float64 // given away: not modified
+	now    []measured               // read in this poll; the memory is used again
+	xid    measured                 // the newest XID read in this poll, of the entities that the device is
+	xidAt  int64
+	rows   []xidRow // XIDs read in this poll
+}
+
+// readValues reads the fields of health, and at a full poll the metrics too, and then the XIDs.
+func (s *session) readValues(full bool) error {
+	w := s.watches
+	for i := range s.state {
+		st := &s.state[i]
+		st.now, st.xidAt = st.now[:0], 0
+		st.xid = measured{field: health.FieldXID}
+	}
+	s.reads = readCount{}
+	gpuFields, computeFields := w.lightFields, w.computeFields[:min(1, len(w.computeFields))]
+	if full {
+		gpuFields, computeFields = w.gpuFields, w.computeFields
+	}
+	if err := latest(w.gpuPairs, gpuFields, s.take); err != nil {
+		return err
+	}
+	if err := latest(w.computePairs, computeFields, s.take); err != nil {
+		return err
+	}
+	if err := latest(w.instancePairs, w.computeFields[:min(1, len(w.computeFields))], s.take); err != nil {
+		return err
+	}
+	if full {
+		s.sayUnsupported()
+	}
+	// The stream is read if it can have grown: go-dcgm takes a mebibyte for each reading, however small.
+	if woken := s.woken.Swap(false); len(w.gpus) > 0 && (full || woken || s.xidsDue) {
+		return s.readXIDs()
+	}
+	return nil
+}
+
+// take sorts one value to the devices that it is of.
+func (s *session) take(v *dcgm.FieldValue_v2) {
+	e := entity{v.EntityGroupId, v.EntityID}
+	n, ok := number(v)
+	if v.FieldID == fieldXID {
+		// The stream misses an XID with a time before its cursor; the latest value does not (13).
+		if row, ok := xidOf(v); ok && row != s.latestXID[e] {
+			s.latestXID[e], s.xidsDue = row, true
+		}
+		s.noteXID(e, v)
+		for _, i := range s.owners[e] {
+			if st := &s.state[i]; ok && v.TS >= st.xidAt {
+				st.xid, st.xidAt = measured{health.FieldXID, n, true}, v.TS
+			}
+		}
+		return
+	}
+	if s.unsupported != nil && e.kind == dcgm.FE_GPU && !ok && notSupported(v) {
+		s.unsupported[v.FieldID] = append(s.unsupported[v.FieldID], e.id)
+	}
+	for _, i := range s.owners[e] {
+		st := &s.state[i]
+		st.now = append(st.now, measured{health.Field(v.FieldID), n, ok})
+		if e.kind == dcgm.FE_GPU && reachable(s.presence[e.id].status) {
+			s.reads.asked++
+			if ok {
+				s.reads.answered++
+				s.reads.times += v.TS
+			}
+		}
+	}
+}
+
+// sayUnsupported says, once for each inventory that differs in it, which fields which GPUs do not have. They
+// are absent there.
+func (s *session) sayUnsupported() {
+	if s.unsupported == nil {
+		return
+	}
+	var left []string
+	for _, field := range slices.Sorted(maps.Keys(s.unsupported)) {
+		left = append(left, onGPUs(field, s.unsupported[field]))
+	}
+	s.unsupported = nil
+	if len(left) > 0 && !slices.Equal(left, s.saidUnsupported) {
+		s.log.Info("fields that a GPU does not support are left out there", zap.Strings("fields", left))
+	}
+	s.saidUnsupported = left
+}
+
+// onGPUs is "449 (GPU 0, 1)".
+func onGPUs(field dcgm.Short, gpus []uint) string {
+	slices.Sort(gpus)
+	return fmt.Sprintf("%d (GPU %s)", field, strings.Join(strings.Fields(strings.Trim(fmt.Sprint(slices.Compact(gpus)), "[]")), ", "))
+}
+
+// merge returns the values with what was just read in them: the same map if nothing differs, for a map
+// that was given away is never modified.
+func (st *deviceState) merge() map[health.Field]float64 {
+	read := append(st.now, st.xid)
+	st.now = read[:len(read)-1]
+	for _, m := range read {
+		if old, had := st.values[m.field]; had != m.ok || (m.ok && old != m.value) {
+			st.values = maps.Clone(st.values)
+			if st.values == nil {
+				st.values = make(map[health.Field]float64, len(read))
+			}
+			for _, m := range read {
+				if m.ok {
+					st.values[m.field] = m.value
+				} else {
+					delete(st.values, m.field)
+				}
+			}
+			break
+		}
+	}
+	return st.values
+}
+
+// readCount is what one poll got of the GPUs that DCGM calls OK, XIDs apart.
+type readCount struct {
+	asked, answered int
+	times           int64 // the sum of the samples' times, µs: it changes if any is a new sample
+}
+
+// How long DCGM may give no value, or no new one, of GPUs that it calls OK. It samples the fields of
+// health once a second; a poll that reads metrics is given the time of three of their intervals more.
+const (
+	blindAfter = 3 * time.Second
+	staleAfter = 30 * time.Second
+)
+
+// eyesight tells whether DCGM still sees the GPUs: after an XID 119 it stops calling the driver, all
+// values go blank, and the status stays OK (12); if its thread hangs in the driver, the cache stays as
+// it was for ever. Neither is a fault that a GPU can be blamed for.
+type eyesight struct {
+	saw        bool      // a value was read in this session
+	blindSince time.Time // zero if it is not blind
+	times      int64
+	movedAt    time.Time // when times last changed, by our clock: the engine's may be another
+}
+
+func (e *eyesight) check(r readCount, now time.Time, stale time.Duration) error {
+	if r.asked == 0 {
+		*e = eyesight{saw: e.saw}
+		return nil
+	}
+	if r.answered == 0 {
+		if e.blindSince.IsZero() {
+			e.blindSince = now
+		}
+		if e.saw && now.Sub(e.blindSince) >= blindAfter {
+			return errBlind()
+		}
+		return nil
+	}
+	e.saw, e.blindSince = true, time.Time{}
+	if r.times != e.times || e.movedAt.IsZero() {
+		e.times, e.movedAt = r.times, now
+	}
+	if idle := now.Sub(e.movedAt); idle >= stale {
+		return fmt.Errorf("DCGM has not measured any GPU for %v: its thread hangs in the driver", idle.Round(time.Second))
+	}
+	return nil
+}

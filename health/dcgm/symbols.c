@@ -1,0 +1,90 @@
+//go:build cgo && linux
+
+// DCGM's functions, as this program's own.
+//
+// go-dcgm leaves every DCGM function undefined in the program, for the dynamic linker to find at its
+// first call. That has three ends that nothing in Go can catch: a call before the library is loaded, or
+// of a function that an older library lacks, ends the process with code 127; a toolchain that links with
+// "-z now" (Ubuntu's) makes a program that does not start where there is no libdcgm; and `go build` lets
+// no package ask for "-z lazy". So each function is defined here, as one jump through a pointer that
+// first leads to an answer of "not found" and, once the library is loaded, to the library. The names are
+// hidden: libdcgm's own calls of them stay inside libdcgm.
+
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <link.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "symbols.h"
+
+// Every function that go-dcgm v1.4601.1 calls. TestNoUndefinedSymbols tells of one that is missing.
+#define RETURNING_INT(X)                                                                                 \
+    X(dcgmInit) X(dcgmShutdown) X(dcgmStartEmbedded) X(dcgmStopEmbedded) X(dcgmConnect_v2)               \
+    X(dcgmConnect_v3) X(dcgmDisconnect) X(dcgmAttachDriver) X(dcgmDetachDriver) X(dcgmVersionInfo)       \
+    X(dcgmHostengineVersionInfo) X(dcgmGetAllDevices) X(dcgmGetAllSupportedDevices)                      \
+    X(dcgmGetEntityGroupEntities) X(dcgmGetGpuInstanceHierarchy) X(dcgmGetGpuStatus)                     \
+    X(dcgmGetDeviceAttributes) X(dcgmGetDeviceTopology) X(dcgmGetNvLinkLinkStatus)                       \
+    X(dcgmGetNvLinkP2PStatus) X(dcgmGetCpuHierarchy) X(dcgmGetCpuHierarchy_v2) X(dcgmGroupCreate)        \
+    X(dcgmGroupDestroy) X(dcgmGroupAddDevice) X(dcgmGroupAddEntity) X(dcgmGroupGetInfo)                  \
+    X(dcgmFieldGroupCreate) X(dcgmFieldGroupDestroy) X(dcgmWatchFields) X(dcgmUnwatchFields)             \
+    X(dcgmUpdateAllFields) X(dcgmEntitiesGetLatestValues) X(dcgmEntityGetLatestValues)                   \
+    X(dcgmGetLatestValuesForFields) X(dcgmGetValuesSince_v2) X(dcgmPolicyGet) X(dcgmPolicySet)           \
+    X(dcgmPolicyRegister_v2) X(dcgmPolicyUnregister) X(dcgmHealthSet) X(dcgmHealthGet)                   \
+    X(dcgmHealthCheck) X(dcgmProfGetSupportedMetricGroups) X(dcgmWatchPidFields) X(dcgmGetPidInfo)       \
+    X(dcgmRunDiagnostic) X(dcgmIntrospectGetHostengineMemoryUsage)                                       \
+    X(dcgmIntrospectGetHostengineCpuUtilization) X(dcgmCreateFakeEntities) X(dcgmInjectFieldValue)       \
+    X(DcgmFieldsInit) X(DcgmFieldsTerm)
+#define RETURNING_POINTER(X) X(DcgmFieldGetById) X(dcgmGetErrorMeta)
+#define RETURNING_TEXT(X) X(errorString)
+
+static int no_result(void) { return -20; } // DCGM_ST_FUNCTION_NOT_FOUND
+static void *no_pointer(void) { return NULL; }
+static const char *no_text(void) { return "libdcgm is not loaded"; }
+
+#if defined(__x86_64__)
+#define JUMP(name) "\tendbr64\n\tjmp *gna_" #name "(%rip)\n"
+#elif defined(__aarch64__) // x16 is the register that the ABI leaves to such jumps; hint 34 is "bti c"
+#define JUMP(name) "\thint #34\n\tadrp x16, gna_" #name "\n\tldr x16, [x16, #:lo12:gna_" #name "]\n\tbr x16\n"
+#else
+#error "NVIDIA makes DCGM for amd64 and arm64 only"
+#endif
+
+#define FORWARD(name, missing)                                                                           \
+    __attribute__((used, visibility("hidden"))) void *gna_##name = (void *)missing;                      \
+    __asm__(".text\n\t.balign 16\n\t.globl " #name "\n\t.hidden " #name "\n\t.type " #name               \
+            ", %function\n" #name ":\n" JUMP(name) "\t.size " #name ", .-" #name "\n");
+#define FORWARD_INT(name) FORWARD(name, no_result)
+#define FORWARD_POINTER(name) FORWARD(name, no_pointer)
+#define FORWARD_TEXT(name) FORWARD(name, no_text)
+RETURNING_INT(FORWARD_INT)
+RETURNING_POINTER(FORWARD_POINTER)
+RETURNING_TEXT(FORWARD_TEXT)
+
+static void *library;
+
+char *gna_load(const char *name) {
+    void *opened = dlopen(name, RTLD_LAZY | RTLD_GLOBAL);
+    if (opened == NULL) {
+        const char *why = dlerror();
+        return strdup(why != NULL ? why : name);
+    }
+    library = opened;
+#define BIND(name)                                                                                       \
+    {                                                                                                    \
+        void *found = dlsym(library, #name);                                                             \
+        if (found != NULL) gna_##name = found;                                                           \
+    }
+    RETURNING_INT(BIND)
+    RETURNING_POINTER(BIND)
+    RETURNING_TEXT(BIND)
+    return NULL;
+}
+
+const char *gna_path(void) {
+    struct link_map *map;
+    if (library == NULL || dlinfo(library, RTLD_DI_LINKMAP, &map) != 0) return "";
+    return map->l_name;
+}
+
+int gna_has(const char *symbol) { return library != NULL && dlsym(library, symbol) != NULL; }

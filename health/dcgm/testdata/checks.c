@@ -1,0 +1,87 @@
+// The scripted libdcgm.so.4: callbacks, health checks and profiling.
+
+#include "libdcgm.h"
+
+void forget_listeners(void) {
+    for (int i = 0; i < 8; i++)
+        if (state.policy[i].used) state.past = state.policy[i];
+    memset(state.policy, 0, sizeof(state.policy));
+}
+
+EXPORT dcgmReturn_t dcgmPolicyRegister_v2(dcgmHandle_t handle, dcgmGpuGrp_t group, dcgmPolicyCondition_t condition, fpRecvUpdates callback, uint64_t user) {
+    ENTER
+    if (group != DCGM_GROUP_ALL_GPUS && group_of(group) == NULL) return leave(DCGM_ST_NOT_CONFIGURED);
+    if (condition != DCGM_POLICY_COND_XID) return leave(DCGM_ST_BADPARAM);
+    for (int i = 0; i < 8; i++)
+        if (!state.policy[i].used) {
+            state.policy[i].used = 1;
+            state.policy[i].group = group;
+            state.policy[i].callback = callback;
+            state.policy[i].user = user;
+            return leave(DCGM_ST_OK);
+        }
+    return leave(DCGM_ST_MAX_LIMIT);
+}
+
+EXPORT dcgmReturn_t dcgmPolicyUnregister(dcgmHandle_t handle, dcgmGpuGrp_t group, dcgmPolicyCondition_t condition) {
+    ENTER
+    (void)condition, (void)group;
+    forget_listeners(); // all of the connection's
+    return leave(DCGM_ST_OK);
+}
+
+EXPORT dcgmReturn_t dcgmHealthSet(dcgmHandle_t handle, dcgmGpuGrp_t group, dcgmHealthSystems_t systems) {
+    ENTER
+    if (group_of(group) == NULL) return leave(DCGM_ST_BADPARAM);
+    state.systems = systems;
+    return leave(DCGM_ST_OK);
+}
+
+EXPORT dcgmReturn_t dcgmHealthCheck(dcgmHandle_t handle, dcgmGpuGrp_t group, dcgmHealthResponse_t *response) {
+    ENTER
+    if (group_of(group) == NULL || state.systems == 0) return leave(DCGM_ST_NOT_CONFIGURED);
+    response->incidentCount = (unsigned)state.incidents;
+    memcpy(response->incidents, state.incident, (size_t)state.incidents * sizeof(state.incident[0]));
+    return leave(DCGM_ST_OK);
+}
+
+// gpu_of returns the GPU that an entity is, or is a part of.
+static entity_t *gpu_of(entity_t *e) {
+    while (e != NULL && e->in_hierarchy && e->kind != DCGM_FE_GPU) e = find(e->parent_kind, e->parent);
+    return e;
+}
+
+static int profiles(entity_t *e, unsigned short field) {
+    for (int i = 0; e != NULL && i < e->profiling_fields; i++)
+        if (e->profiling[i] == field) return 1;
+    return 0;
+}
+
+// refuses_profiling tells what DCGM says to a group in which one entity lacks one field: no to all. Field 1002 is
+// one that another profiler on the node holds.
+int refuses_profiling(group_t *g, fields_t *f) {
+    if (g == NULL || f == NULL) return DCGM_ST_OK;
+    for (int j = 0; j < f->count; j++) {
+        if (f->field[j] == 1002) return DCGM_ST_IN_USE;
+        if (f->field[j] < 1001 || f->field[j] > 1099) continue;
+        for (int i = 0; i < g->count; i++)
+            if (!profiles(gpu_of(find((int)g->entity[i].entityGroupId, g->entity[i].entityId)), f->field[j]))
+                return DCGM_ST_PROFILING_NOT_SUPPORTED;
+    }
+    return DCGM_ST_OK;
+}
+
+#ifndef LACK_PROFILING
+EXPORT dcgmReturn_t dcgmProfGetSupportedMetricGroups(dcgmHandle_t handle, dcgmProfGetMetricGroups_t *groups) {
+    ENTER
+    entity_t *e = find(DCGM_FE_GPU, groups->gpuId);
+    if (e == NULL) return leave(DCGM_ST_BADPARAM);
+    if (e->profiling_fields == 0) return leave(DCGM_ST_PROFILING_NOT_SUPPORTED);
+    groups->numMetricGroups = (unsigned)e->profiling_fields; // one field in each
+    for (int i = 0; i < e->profiling_fields; i++) {
+        groups->metricGroups[i].numFieldIds = 1;
+        groups->metricGroups[i].fieldIds[0] = e->profiling[i];
+    }
+    return leave(DCGM_ST_OK);
+}
+#endif

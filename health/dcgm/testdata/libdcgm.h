@@ -1,0 +1,122 @@
+// What the parts of the scripted libdcgm.so.4 share.
+
+#ifndef LIBDCGM_H
+#define LIBDCGM_H
+
+#include <pthread.h>
+#include <string.h>
+
+#include "dcgm_agent.h"
+#include "dcgm_errors.h"
+#include "dcgm_fields.h"
+#include "dcgm_structs.h"
+#include "script.h"
+
+#define EXPORT __attribute__((visibility("default")))
+#define HIDDEN __attribute__((visibility("hidden")))
+
+#define MAX_ENTITIES 256
+#define MAX_VALUES 64
+#define MAX_ROWS 4096
+#define MAX_GROUPS 64
+
+typedef struct {
+    unsigned short field;
+    int type, status, watched, set, samples;
+    long long at, i, every;
+    double age;
+    double d;
+    char s[DCGM_MAX_STR_LENGTH];
+} value_t;
+
+typedef struct {
+    int kind, status;
+    unsigned id;
+    int in_hierarchy, parent_kind;
+    unsigned parent, gi, ci;
+    char gpu[128];
+    int values;
+    value_t value[MAX_VALUES];
+    int links;
+    unsigned peer[32];
+    unsigned long long path[32];
+    int profiling_fields;
+    unsigned short profiling[8];
+} entity_t;
+
+typedef struct {
+    int kind, status;
+    unsigned id;
+    long long at, xid;
+} row_t;
+
+typedef struct {
+    int used, count;
+    dcgmGroupEntityPair_t entity[MAX_ENTITIES];
+} group_t;
+
+typedef struct {
+    int used, count;
+    unsigned short field[128];
+} fields_t;
+
+typedef struct {
+    int used;
+    dcgmGpuGrp_t group;
+    fpRecvUpdates callback;
+    uint64_t user;
+} listener_t;
+
+typedef struct {
+    pthread_mutex_t lock; // guards everything below
+    pthread_cond_t changed;
+    int entities;
+    entity_t entity[MAX_ENTITIES];
+    int rows;
+    row_t row[MAX_ROWS];
+    group_t group[MAX_GROUPS];
+    fields_t fields[MAX_GROUPS];
+    int watches;
+    listener_t policy[8], past; // past is one that was registered before
+    int incidents;
+    dcgmIncidentInfo_t incident[16];
+    unsigned systems; // that HealthSet asked for
+    int initialized, connected, leaked, widest, live, blind;
+    char fail[64];
+    int fail_code, fail_times;
+    char hang[64];
+    int hanging, most_hanging;
+    int names;
+    char name[96][48];
+    int called[96];
+    char address[256];
+    int is_socket;
+    char log[300];
+    long long nanoseconds;
+} state_t;
+
+extern state_t state HIDDEN;
+
+// enter counts a call, waits if it is to hang, and returns the code that it is to fail with. It returns with the lock
+// held, which leave gives back.
+int enter(const char *function, int needs_connection) HIDDEN;
+dcgmReturn_t leave(int result) HIDDEN;
+
+// ENTER begins a function that needs a connection.
+#define ENTER                                        \
+    int result = enter(__func__, 1);                 \
+    if (result != DCGM_ST_OK) return leave(result);  \
+    (void)handle;
+
+// find returns an entity, or NULL; the caller holds the lock, as for all below.
+entity_t *find(int kind, unsigned id) HIDDEN;
+// value_of returns an entity's value of a field, a new and empty one if it has none.
+value_t *value_of(entity_t *e, unsigned short field) HIDDEN;
+group_t *group_of(dcgmGpuGrp_t group) HIDDEN;
+fields_t *fields_of(dcgmFieldGrp_t fields) HIDDEN;
+int refuses_profiling(group_t *g, fields_t *f) HIDDEN;
+void forget_listeners(void) HIDDEN;
+int left(void) HIDDEN;
+int called(const char *function) HIDDEN;
+
+#endif

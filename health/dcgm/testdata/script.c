@@ -1,0 +1,259 @@
+// The scripted libdcgm.so.4: what a test speaks to.
+
+#include "libdcgm.h"
+
+#include <signal.h>
+#include <stdio.h>
+
+state_t state = { .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER };
+
+static void lock(void) { pthread_mutex_lock(&state.lock); }
+static void unlock(void) { pthread_mutex_unlock(&state.lock); }
+
+entity_t *find(int kind, unsigned id) {
+    for (int i = 0; i < state.entities; i++)
+        if (state.entity[i].kind == kind && state.entity[i].id == id) return &state.entity[i];
+    return NULL;
+}
+
+value_t *value_of(entity_t *e, unsigned short field) {
+    for (int i = 0; i < e->values; i++)
+        if (e->value[i].field == field) return &e->value[i];
+    value_t *v = &e->value[e->values < MAX_VALUES ? e->values++ : MAX_VALUES - 1];
+    memset(v, 0, sizeof(*v));
+    v->field = field;
+    return v;
+}
+
+int left(void) {
+    int n = state.watches;
+    for (int i = 0; i < MAX_GROUPS; i++) n += state.group[i].used + state.fields[i].used;
+    for (int i = 0; i < 8; i++) n += state.policy[i].used;
+    return n;
+}
+
+int called(const char *function) {
+    for (int i = 0; i < state.names; i++)
+        if (strcmp(state.name[i], function) == 0) return i;
+    snprintf(state.name[state.names], sizeof(state.name[0]), "%s", function);
+    state.called[state.names] = 0;
+    return state.names++;
+}
+
+static void reset(void) {
+    lock();
+    pthread_mutex_t keep_lock = state.lock;
+    int initialized = state.initialized, connected = state.connected;
+    memset((char *)&state + sizeof(pthread_mutex_t) + sizeof(pthread_cond_t), 0,
+           sizeof(state) - sizeof(pthread_mutex_t) - sizeof(pthread_cond_t));
+    (void)keep_lock;
+    state.initialized = initialized;
+    state.connected = connected;
+    pthread_cond_broadcast(&state.changed);
+    unlock();
+}
+
+static entity_t *made(int kind, unsigned id) {
+    entity_t *e = find(kind, id);
+    if (e == NULL) {
+        e = &state.entity[state.entities++];
+        memset(e, 0, sizeof(*e));
+        e->kind = kind;
+        e->id = id;
+    }
+    return e;
+}
+
+static void entity(int kind, unsigned id, int status) {
+    lock();
+    made(kind, id)->status = status;
+    unlock();
+}
+
+static void drop(int kind, unsigned id) {
+    lock();
+    entity_t *e = find(kind, id);
+    if (e != NULL) *e = state.entity[--state.entities];
+    unlock();
+}
+
+static void instance(int kind, unsigned id, int parentKind, unsigned parent, const char *gpu, unsigned gi, unsigned ci) {
+    lock();
+    entity_t *e = made(kind, id);
+    e->status = DcgmEntityStatusOk;
+    e->in_hierarchy = 1;
+    e->parent_kind = parentKind;
+    e->parent = parent;
+    e->gi = gi;
+    e->ci = ci;
+    snprintf(e->gpu, sizeof(e->gpu), "%s", gpu);
+    unlock();
+}
+
+static void value(int kind, unsigned id, unsigned field, int type, int status, long long at, long long i, double d, const char *s) {
+    lock();
+    entity_t *e = find(kind, id);
+    if (e != NULL) {
+        value_t *v = value_of(e, (unsigned short)field);
+        v->set = 1;
+        v->type = type;
+        v->status = status;
+        v->at = at;
+        v->i = i;
+        v->d = d;
+        snprintf(v->s, sizeof(v->s), "%s", s);
+    }
+    unlock();
+}
+
+static void row(int kind, unsigned id, int status, long long at, long long xid) {
+    lock();
+    if (state.rows < MAX_ROWS) state.row[state.rows++] = (row_t){ .kind = kind, .id = id, .status = status, .at = at, .xid = xid };
+    unlock();
+}
+
+static void link_(unsigned gpu, unsigned peer, unsigned long long path) {
+    lock();
+    entity_t *e = find(DCGM_FE_GPU, gpu);
+    if (e != NULL && e->links < 32) {
+        e->peer[e->links] = peer;
+        e->path[e->links++] = path;
+    }
+    unlock();
+}
+
+static void incident(int kind, unsigned id, unsigned system, int health, unsigned code, const char *message) {
+    lock();
+    if (health == 0) {
+        state.incidents = 0;
+    } else if (state.incidents < 16) {
+        dcgmIncidentInfo_t *in = &state.incident[state.incidents++];
+        memset(in, 0, sizeof(*in));
+        in->system = (dcgmHealthSystems_t)system;
+        in->health = (dcgmHealthWatchResults_t)health;
+        in->error.code = code;
+        snprintf(in->error.msg, sizeof(in->error.msg), "%s", message);
+        in->entityInfo.entityGroupId = (dcgm_field_entity_group_t)kind;
+        in->entityInfo.entityId = id;
+    }
+    unlock();
+}
+
+static int violate(unsigned gpu, unsigned condition, unsigned xid, int past) {
+    int n = 0;
+    for (int i = 0; i < (past ? 1 : 8); i++) {
+        lock();
+        listener_t l = past ? state.past : state.policy[i];
+        unlock();
+        if (!l.used) continue;
+        dcgmPolicyCallbackResponse_t response = {
+            .version = dcgmPolicyCallbackResponse_version, .condition = (dcgmPolicyCondition_t)condition, .gpuId = gpu
+        };
+        if (condition == DCGM_POLICY_COND_XID) response.val.xid.errnum = xid;
+        l.callback(&response, l.user);
+        n++;
+    }
+    return n;
+}
+
+static void silence(void) {
+    lock();
+    memset(state.policy, 0, sizeof(state.policy));
+    unlock();
+}
+
+static void profiling(unsigned gpu, unsigned field) {
+    lock();
+    entity_t *e = find(DCGM_FE_GPU, gpu);
+    if (e != NULL && e->profiling_fields < 8) e->profiling[e->profiling_fields++] = (unsigned short)field;
+    unlock();
+}
+
+static void blind(void) {
+    lock();
+    state.blind = 1;
+    unlock();
+}
+
+static void fail(const char *function, int code, int times) {
+    lock();
+    snprintf(state.fail, sizeof(state.fail), "%s", function);
+    state.fail_code = code;
+    state.fail_times = times;
+    unlock();
+}
+
+static void hang(const char *function) {
+    lock();
+    snprintf(state.hang, sizeof(state.hang), "%s", function);
+    unlock();
+}
+
+static void wait_hanging(void) {
+    lock();
+    while (!state.hanging) pthread_cond_wait(&state.changed, &state.lock);
+    unlock();
+}
+
+static void release(void) {
+    lock();
+    state.hang[0] = 0;
+    pthread_cond_broadcast(&state.changed);
+    unlock();
+}
+
+static int calls(const char *function) {
+    lock();
+    int n = state.called[called(function)];
+    unlock();
+    return n;
+}
+
+static int now_left(void) {
+    lock();
+    int n = left();
+    unlock();
+    return n;
+}
+
+static int leaked(void) { return state.leaked; }
+static int initialized(void) { return state.initialized; }
+static const char *address(void) { return state.address; }
+static int is_socket(void) { return state.is_socket; }
+static int widest(void) { return state.widest; }
+static int live(void) { return state.live; }
+static int most_hanging(void) { return state.most_hanging; }
+static unsigned systems(void) { return state.systems; }
+static const char *log_(void) { return state.log; }
+static long long nanoseconds(void) { return state.nanoseconds; }
+
+static int watch(int kind, unsigned id, unsigned field, long long *every, double *age, int *samples) {
+    lock();
+    entity_t *e = find(kind, id);
+    value_t *v = e == NULL ? NULL : value_of(e, (unsigned short)field);
+    int watched = v != NULL && v->watched;
+    if (watched) {
+        *every = v->every;
+        *age = v->age;
+        *samples = v->samples;
+    }
+    unlock();
+    return watched;
+}
+
+static int handlers(unsigned long long *handler, int n) {
+    for (int i = 0; i < n; i++) {
+        struct sigaction now;
+        handler[i] = sigaction(i + 1, NULL, &now) == 0 ? (unsigned long long)now.sa_sigaction : 0;
+    }
+    return n;
+}
+
+EXPORT script_table_t script_table = {
+    .reset = reset, .entity = entity, .drop = drop, .instance = instance, .value = value, .row = row,
+    .link = link_, .incident = incident, .violate = violate, .silence = silence, .profiling = profiling,
+    .blind = blind, .fail = fail, .hang = hang, .wait_hanging = wait_hanging, .release = release,
+    .calls = calls, .left = now_left, .leaked = leaked, .initialized = initialized, .address = address,
+    .is_socket = is_socket, .widest = widest, .live = live, .most_hanging = most_hanging, .systems = systems,
+    .log = log_, .watch = watch, .handlers = handlers, .nanoseconds = nanoseconds,
+};

@@ -1,0 +1,290 @@
+// Package plugin shows the kubelet the GPUs of a snapshot, and answers it when a container wants some.
+//
+//	Snapshot and Config ─► Layout ─► one server per resource ─► ListAndWatch, Allocate, GetPreferredAllocation
+//	                                 one link per server     ─► listen, settle, register, audit, and again when lost
+//	pod-resources of the kubelet  ─► Holders: who has which device
+//
+// What is decided is pure: layout.go, allocate.go and prefer.go. What can go wrong with the kubelet is in
+// kubelet.go and audit.go.
+package plugin
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+	"sync"
+
+	"go.uber.org/zap"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// Plugin is the kubelet's side of the agent.
+type Plugin struct {
+	cfg       *health.Latest[Config]
+	snapshots *health.Latest[health.Snapshot]
+	log       *zap.Logger
+	timing    timing
+	pods      *podResources
+	cdi       *cdiKeeper // belongs to Run
+	remarked  []string   // belongs to Run: the newest warnings about the layout
+
+	mu      sync.Mutex // guards everything below
+	running []*running // by resource name
+	err     string     // why nothing is served, in words
+}
+
+// Status is what the plugin is doing now.
+type Status struct {
+	Resources []ResourceStatus // by name
+	Err       string           // why nothing is served, or not all, in words; empty if all is
+	AuditErr  string           // why what the kubelet believes of us cannot be checked, in words; empty if it is
+}
+
+// ResourceStatus is the state of one resource.
+type ResourceStatus struct {
+	Name       string
+	Registered bool   // the kubelet has accepted the registration and has a ListAndWatch stream open
+	Err        string // why it is not registered, in words; empty if it is
+
+	Registrations    uint64            // that the kubelet has accepted since the resource is served
+	AuditMismatches  uint64            // times that the kubelet did not have what it was told, and was registered with again
+	Streams          int               // open ListAndWatch streams
+	Allocations      uint64            // containers that got their devices
+	AllocationErrors map[string]uint64 // Allocate calls refused, by reason: unknown_device, unhealthy_device, too_many_replicas, no_device_node
+	Devices          int               // that the kubelet is told of
+	Healthy          int               // of these
+}
+
+// New returns a plugin that follows cfg and snapshots, either of which may still be empty. A stored
+// Config must be valid.
+func New(cfg *health.Latest[Config], snapshots *health.Latest[health.Snapshot], log *zap.Logger) *Plugin {
+	return newPlugin(cfg, snapshots, defaultTiming(), log)
+}
+
+func newPlugin(cfg *health.Latest[Config], snapshots *health.Latest[health.Snapshot], t timing, log *zap.Logger) *Plugin {
+	return &Plugin{
+		cfg: cfg, snapshots: snapshots, log: log, timing: t, err: "starting",
+		pods: newPodResources(cfg, snapshots, t, log), cdi: newCDIKeeper(log),
+	}
+}
+
+// target is what a running server serves. A change of anything else leaves the server alone.
+type target struct {
+	resource   string
+	kubeletDir string
+}
+
+// running is a link and the goroutine that runs it.
+type running struct {
+	target
+	link *link
+	stop func(withdraw bool) // returns when the link has ended
+}
+
+// Run serves the kubelet until ctx ends, then removes its sockets and returns nil. Everything that can go
+// wrong meanwhile is retried, and said in Status. What the kubelet keeps of us then is plugin.onStop.
+func (p *Plugin) Run(ctx context.Context) error {
+	var pods sync.WaitGroup
+	pods.Go(func() { p.pods.run(ctx) })
+	defer pods.Wait()
+	defer func() {
+		last := p.cfg.Load()
+		p.reconcile(ctx, nil, Config{}, last != nil && last.OnStop == OnStopWithdraw)
+	}()
+	var told []Resource
+	for {
+		cfg, cfgChanged := p.cfg.Watch()
+		snap, snapChanged := p.snapshots.Watch()
+		layout, why := p.layout(cfg, snap)
+		p.logFlips(told, layout)
+		told = layout
+		if cfg != nil {
+			want := targets(layout, *cfg)
+			if missing := p.cdi.ready(cfg, layout, snap); missing != "" {
+				want, why = p.alreadyRunning(want), missing
+			}
+			p.reconcile(ctx, want, *cfg, true)
+		}
+		p.explain(why, snap == nil || snap.Source.Status == health.SourceStarting)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-cfgChanged:
+		case <-snapChanged:
+		}
+	}
+}
+
+// layout returns what to serve, and why it is nothing if it is.
+func (p *Plugin) layout(cfg *Config, snap *health.Snapshot) (layout []Resource, why string) {
+	switch {
+	case cfg == nil:
+		return nil, "no configuration yet"
+	case !snap.Polled():
+		// An early registration would tell the kubelet that the node has none.
+		why = "the GPUs have not been seen yet"
+		if snap != nil && snap.Source.Err != "" {
+			why += ": " + snap.Source.Err
+		}
+		return nil, why
+	}
+	a := arrange(cfg, snap)
+	p.remark(a.Warnings)
+	if len(a.Resources) == 0 {
+		return nil, cmp.Or(a.Err, strings.Join(a.Warnings, "; "), "no GPUs")
+	}
+	return a.Resources, ""
+}
+
+// remark logs the warnings about a layout if they are news.
+func (p *Plugin) remark(warnings []string) {
+	for _, w := range warnings {
+		if !slices.Contains(p.remarked, w) {
+			p.log.Warn("layout", zap.String("warning", w))
+		}
+	}
+	p.remarked = warnings
+}
+
+// alreadyRunning leaves out what would be started. What runs goes on while a CDI spec is missing: a container
+// that cannot be created is tried again, while a pod that finds its resource gone fails.
+func (p *Plugin) alreadyRunning(want []target) []target {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.DeleteFunc(want, func(t target) bool {
+		return !slices.ContainsFunc(p.running, func(r *running) bool { return r.target == t })
+	})
+}
+
+func targets(layout []Resource, cfg Config) []target {
+	var want []target
+	for _, r := range layout {
+		want = append(want, target{r.Name, cfg.KubeletDir})
+	}
+	return want
+}
+
+// diff returns what to stop and what to start to get from have to want.
+func diff(have, want []target) (stop, start []target) {
+	for _, t := range have {
+		if !slices.Contains(want, t) {
+			stop = append(stop, t)
+		}
+	}
+	for _, t := range want {
+		if !slices.Contains(have, t) {
+			start = append(start, t)
+		}
+	}
+	return stop, start
+}
+
+// reconcile stops what is not wanted any more, and starts what is missing. With withdraw, the kubelet is
+// told that what stops has no devices any more; else it keeps them, unhealthy, for its grace time.
+func (p *Plugin) reconcile(ctx context.Context, want []target, cfg Config, withdraw bool) {
+	p.mu.Lock()
+	old := slices.Clone(p.running)
+	p.mu.Unlock()
+	have := make([]target, len(old))
+	for i, r := range old {
+		have[i] = r.target
+	}
+	stop, start := diff(have, want)
+	if len(stop) == 0 && len(start) == 0 {
+		return
+	}
+	now := slices.DeleteFunc(slices.Clone(old), func(r *running) bool { return slices.Contains(stop, r.target) })
+	var ending sync.WaitGroup
+	for _, r := range old {
+		if slices.Contains(stop, r.target) {
+			ending.Go(func() { r.stop(withdraw) })
+		}
+	}
+	ending.Wait()
+	for _, t := range start {
+		now = append(now, p.start(ctx, t, cfg))
+	}
+	slices.SortFunc(now, func(a, b *running) int { return cmp.Compare(a.resource, b.resource) })
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.running = now
+}
+
+func (p *Plugin) start(ctx context.Context, t target, cfg Config) *running {
+	// It ends by stop alone, which knows whether to withdraw.
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	srv := newServer(t.resource, p.cfg, p.snapshots)
+	srv.gave = p.pods.gave
+	l := newLink(srv, cfg, p.timing, p.pods, p.log)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		l.run(ctx)
+	}()
+	return &running{t, l, func(withdraw bool) {
+		cancel()
+		<-done
+		l.stop(withdraw)
+		p.log.Info("resource no longer served", zap.String("resource", t.resource))
+	}}
+}
+
+// explain stores why nothing is served, and logs it if that is news: as a warning, unless we have only
+// just started.
+func (p *Plugin) explain(why string, starting bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.err == why {
+		return
+	}
+	p.err = why
+	switch {
+	case why == "":
+	case starting:
+		p.log.Info("nothing to register with the kubelet yet", zap.String("why", why))
+	default:
+		p.log.Warn("nothing to register with the kubelet", zap.String("why", why))
+	}
+}
+
+// logFlips logs what changes for the kubelet between two layouts.
+func (p *Plugin) logFlips(before, after []Resource) {
+	for _, r := range after {
+		old := find(before, r.Name)
+		for _, d := range r.Devices {
+			was, known := old.device(d.ID)
+			log := p.log.With(zap.String("resource", r.Name), zap.String("device", d.ID))
+			switch {
+			case (!known || was.Healthy()) && !d.Healthy():
+				log.Warn("device is unhealthy for the kubelet", zap.String("why", whyUnhealthy(d)))
+			case known && !was.Healthy() && d.Healthy():
+				log.Info("device is healthy again for the kubelet")
+			}
+		}
+		for _, d := range old.Devices {
+			if _, known := r.device(d.ID); !known {
+				p.log.Warn("device is gone for the kubelet", zap.String("resource", r.Name), zap.String("device", d.ID))
+			}
+		}
+	}
+}
+
+// Status may be called from any goroutine, before Run and after it too.
+func (p *Plugin) Status() Status {
+	p.mu.Lock()
+	links, s := slices.Clone(p.running), Status{Err: p.err}
+	p.mu.Unlock()
+	for _, r := range links {
+		s.Resources = append(s.Resources, r.link.status())
+	}
+	p.pods.mu.Lock()
+	defer p.pods.mu.Unlock()
+	s.AuditErr = p.pods.noAPI
+	return s
+}
+
+// Holders returns who has which device, as the kubelet has said last. It may be called from any
+// goroutine, asks nobody and never waits.
+func (p *Plugin) Holders() Holders { return *p.pods.holders.Load() }

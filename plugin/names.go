@@ -1,0 +1,115 @@
+package plugin
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+)
+
+// ResourceRule names a resource by model or by MIG profile.
+type ResourceRule struct {
+	// Pattern is matched with the model, such as *H100*; one that begins with mig- is matched with the
+	// profile of MIG devices under the strategy mixed, such as mig-1g.*. "*" stands for any run of
+	// characters, "?" for one; capitals make no difference.
+	Pattern  string `yaml:"pattern"`
+	Resource string `yaml:"resource"`
+}
+
+// The limits of a qualified name. The kubelet checks the name behind the prefix "requests.", as quotas
+// write it, which leaves 9 characters less for the domain.
+const (
+	maxNameLength   = 63
+	maxDomainLength = 253 - len("requests.")
+)
+
+// validateName applies the kubelet's own rules (v1helper.IsExtendedResourceName): a name that it would
+// refuse at registration is refused here, where a person can see it.
+func validateName(key, resource string) error {
+	bad := func(format string, args ...any) error {
+		return fmt.Errorf("%s: %q %s; use DOMAIN/NAME such as nvidia.com/gpu", key, resource, fmt.Sprintf(format, args...))
+	}
+	domain, name, found := strings.Cut(resource, "/")
+	switch {
+	case resource == "":
+		return bad("is empty")
+	case !found || domain == "":
+		return bad("has no domain, and names without one belong to Kubernetes")
+	case name == "":
+		return bad("has no name behind the domain")
+	case strings.Contains(name, "/"):
+		return bad("has more than one slash")
+	case strings.HasSuffix(domain, "kubernetes.io"):
+		return bad("belongs to Kubernetes")
+	case strings.HasPrefix(domain, "requests."):
+		return bad("starts with requests., which quotas use")
+	case len(domain) > maxDomainLength:
+		return bad("has a domain of %d characters, %d are allowed", len(domain), maxDomainLength)
+	case len(name) > maxNameLength:
+		return bad("has a name of %d characters, %d are allowed", len(name), maxNameLength)
+	case !matches(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`, domain):
+		return bad("has a domain that is not made of a-z, 0-9, - and .")
+	case !matches(`^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$`, name):
+		return bad("has a name that is not made of letters, digits, -, _ and ., with a letter or digit at both ends")
+	}
+	return nil
+}
+
+func matches(pattern, s string) bool { return regexp.MustCompile(pattern).MatchString(s) }
+
+func (c Config) validateRules() error {
+	var errs []error
+	for i, rule := range c.Resources {
+		key := fmt.Sprintf("resources[%d]", i)
+		if rule.Pattern == "" {
+			errs = append(errs, fmt.Errorf("%s.pattern: is empty; use a part of the model with *, such as *H100*, or a MIG profile, such as mig-1g.*", key))
+		}
+		errs = append(errs, validateName(key+".resource", rule.Resource))
+	}
+	return errors.Join(errs...)
+}
+
+// names returns every name that the configuration can give a resource, with one for all MIG profiles.
+func (c Config) names() []string {
+	all := []string{c.Resource}
+	for _, rule := range c.Resources {
+		all = append(all, rule.Resource)
+	}
+	if c.MIGStrategy == MIGMixed {
+		all = append(all, c.migPrefix()+"1g.00gb.attributes")
+	}
+	for _, r := range c.Sharing.TimeSlicing.Resources {
+		if r.Rename == "" && c.Sharing.TimeSlicing.RenameByDefault {
+			all = append(all, r.Name+sharedSuffix)
+		}
+		all = append(all, r.Rename)
+	}
+	return all
+}
+
+// migPrefix begins the names of MIG resources: "nvidia.com/mig-". The domain is that of the GPUs.
+func (c Config) migPrefix() string {
+	domain, _, _ := strings.Cut(c.Resource, "/")
+	return domain + "/" + migPrefix
+}
+
+// nameOfGPU names a whole GPU, and under the strategy single a MIG device, by its model.
+func (c Config) nameOfGPU(model string) string {
+	for _, rule := range c.Resources {
+		if !strings.HasPrefix(rule.Pattern, migPrefix) && glob(rule.Pattern, model) {
+			return rule.Resource
+		}
+	}
+	return c.Resource
+}
+
+// nameOfMIG names a MIG device by its profile: nvidia.com/mig-1g.10gb.me for 1g.10gb+me, since a resource
+// name has no +.
+func (c Config) nameOfMIG(profile string) string {
+	for _, rule := range c.Resources {
+		if pattern, ok := strings.CutPrefix(rule.Pattern, migPrefix); ok && glob(pattern, profile) {
+			return rule.Resource
+		}
+	}
+	return c.migPrefix() + strings.ReplaceAll(profile, "+", ".")
+}

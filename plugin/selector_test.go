@@ -1,0 +1,108 @@
+package plugin
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+func TestSelects(t *testing.T) {
+	gpu := &candidate{mig: -1, state: &health.DeviceState{Device: health.Device{
+		ID: "GPU-a", Index: 3, PCI: "00000000:1B:00.0", Model: "NVIDIA H100 80GB HBM3",
+	}}}
+	mig := &candidate{mig: 1, profile: "1g.10gb+me", state: &health.DeviceState{Device: health.Device{
+		ID: "MIG-b", Parent: "GPU-a", Kind: health.KindMIG, Index: 3, PCI: "00000000:1B:00.0", Model: "NVIDIA H100 80GB HBM3",
+	}}}
+	blank := &candidate{mig: -1, state: &health.DeviceState{Device: health.Device{ID: "GPU-c"}}}
+	for _, c := range []struct {
+		selector       string
+		gpu, mig, none bool // whether it chooses each of the three
+	}{
+		{"GPU-a", true, true, false},
+		{"GPU-", false, false, false},
+		{"MIG-b", false, true, false},
+		{"3", true, true, false},
+		{"0", false, false, true},
+		{"3:1", false, true, false},
+		{"3:0", false, false, false},
+		{"0000:1b:00.0", true, true, false},
+		{"00000000:1B:00.0", true, true, false},
+		{"1b:00.0", true, true, false},
+		{"0001:1b:00.0", false, false, false},
+		{"*H100*", true, true, false},
+		{"nvidia h100 80gb hbm3", true, true, false},
+		{"NVIDIA ????*HBM?", true, true, false},
+		{"*H100", false, false, false},
+		{"*", true, true, true},
+		{"", false, false, true},
+		{"mig-1g.*", false, true, false},
+		{"mig-1g.10gb", false, false, false},
+		{"mig-*+me", false, true, false},
+	} {
+		got := [3]bool{selects(c.selector, gpu), selects(c.selector, mig), selects(c.selector, blank)}
+		if want := [3]bool{c.gpu, c.mig, c.none}; got != want {
+			t.Errorf("%q chooses %v, want %v", c.selector, got, want)
+		}
+	}
+}
+
+func TestValidateSelectors(t *testing.T) {
+	good := []string{"GPU-a", "MIG-b", "0", "12:3", "1b:00.0", "0000:1b:00.0", "00000000:1B:00.0", "*H100*", "mig-1g.10gb", "NVIDIA L4"}
+	if err := validateSelectors("include", good); err != nil {
+		t.Error(err)
+	}
+	for _, bad := range []string{"", "  ", "0:", "a:b", "1b:00", "zz:00.0", "0:1:2", "-1", "123456789012:1b:00.0"} {
+		if err := validateSelectors("include", []string{"0", bad}); err == nil || !strings.HasPrefix(err.Error(), `include[1]: "`+bad+`" is`) {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}
+
+func TestGlob(t *testing.T) {
+	for _, c := range []struct {
+		pattern, s string
+		want       bool
+	}{
+		{"", "", true},
+		{"", "a", false},
+		{"*", "", true},
+		{"**", "abc", true},
+		{"a*c", "abbc", true},
+		{"a*c", "abcb", false},
+		{"a*b*c", "aXbYbZc", true},
+		{"?", "", false},
+		{"??", "ab", true},
+		{"a?c*", "ABC", true},
+		{"*ab*ab", "abab", true},
+		{"*ab*ab", "ab", false},
+		{"[a]", "a", false},
+		{"6000/8000", "6000/8000", true},
+	} {
+		if got := glob(c.pattern, c.s); got != c.want {
+			t.Errorf("glob(%q, %q) = %v", c.pattern, c.s, got)
+		}
+	}
+	// Many stars must not take long.
+	if glob(strings.Repeat("*a", 50)+"b", strings.Repeat("a", 10000)) {
+		t.Error("matched")
+	}
+}
+
+func FuzzSelects(f *testing.F) {
+	for _, s := range []string{"GPU-a", "0:1", "1b:00.0", "*a?", "mig-1g.*", "::", ":.", "-"} {
+		f.Add(s, "00000000:1B:00.0", "NVIDIA L4")
+	}
+	f.Fuzz(func(t *testing.T, selector, pci, model string) {
+		c := &candidate{mig: -1, state: &health.DeviceState{Device: health.Device{ID: "GPU-0", PCI: pci, Model: model}}}
+		selects(selector, c)
+		if a, ok := parsePCI(pci); ok {
+			if again, ok := parsePCI(a.String()); !ok || again != a {
+				t.Errorf("%q is %v, and that %v", pci, a, again)
+			}
+			if !selects(a.String(), c) {
+				t.Errorf("%v does not choose %q", a, pci)
+			}
+		}
+	})
+}

@@ -1,0 +1,197 @@
+package metrics
+
+import (
+	"bufio"
+	"cmp"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// FieldSpec is an entry of metrics.fields: the name of a field or a set, and how to show it if not as usual.
+type FieldSpec struct {
+	Name string `yaml:"name"`
+	Type string `yaml:"type,omitempty"`
+	Help string `yaml:"help,omitempty"`
+}
+
+// MarshalYAML writes a name alone as people write it.
+func (s FieldSpec) MarshalYAML() (any, error) {
+	if s.Type == "" && s.Help == "" {
+		return s.Name, nil
+	}
+	type plain FieldSpec
+	return plain(s), nil
+}
+
+// Field is a field as it is shown.
+type Field struct {
+	ID   health.Field // 0: made by us
+	Name string
+	Type string
+	Help string
+}
+
+// Selection is which fields are shown.
+type Selection struct {
+	Fields  []Field  // that have series, no name twice
+	Labels  []Field  // that are labels of these
+	Unknown []string // entries that are not shown: which, and why
+}
+
+// IDs returns the fields that the source must measure. Utilization is always one: it tells who is idle.
+func (s Selection) IDs() []health.Field {
+	ids := []health.Field{health.FieldGPUUtil}
+	for _, f := range slices.Concat(s.Fields, s.Labels) {
+		if !slices.Contains(ids, f.ID) && f.ID != 0 && !isText(f.ID) {
+			ids = append(ids, f.ID)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// Resolve finds out which fields the section means. Entries that mean none are in Chosen.Unknown; an error
+// is a file that cannot be read.
+func (c Config) Resolve() (Config, error) {
+	specs, s := c.Fields, Selection{}
+	if c.FieldsFile != "" {
+		text, err := os.ReadFile(c.FieldsFile)
+		if err != nil {
+			return c, fmt.Errorf("fieldsFile: %w", err)
+		}
+		specs, s.Unknown = parseCSV(string(text))
+	}
+	for _, spec := range specs {
+		s.add(spec)
+	}
+	c.Chosen = s
+	return c, nil
+}
+
+// Notes says what in the section has no effect.
+func (c Config) Notes() []string {
+	key := "metrics.fields"
+	if c.FieldsFile != "" {
+		key = "metrics.fieldsFile: " + c.FieldsFile
+	}
+	notes := make([]string, len(c.Chosen.Unknown))
+	for i, u := range c.Chosen.Unknown {
+		notes[i] = key + ": " + u
+	}
+	return notes
+}
+
+// isSet tells the sets from fields.
+func isSet(name string) bool {
+	return name == SetDefault || name == SetProfiling || name == SetOptional
+}
+
+// add adds what an entry means.
+func (s *Selection) add(spec FieldSpec) {
+	if isSet(spec.Name) {
+		for _, k := range fieldTable {
+			// Nobody has asked for these labels by name, so nobody need be told that they are not to be had.
+			if k.set == spec.Name && (k.typ != TypeLabel || isText(k.id)) {
+				s.add(FieldSpec{Name: k.name})
+			}
+		}
+		return
+	}
+	k, ok := lookupField(spec.Name)
+	if !ok {
+		s.Unknown = append(s.Unknown, spec.Name+": not a known field; gpu-node-agent fields lists them")
+		return
+	}
+	f := Field{ID: k.id, Name: k.name, Type: cmp.Or(spec.Type, k.typ), Help: cmp.Or(spec.Help, k.help)}
+	if strings.EqualFold(spec.Name, k.renamed) {
+		f.Name = k.renamed // who writes the new name wants the new name
+	}
+	is := func(g Field) bool { return g.Name == f.Name }
+	switch {
+	case f.Type == TypeGauge || f.Type == TypeCounter:
+		if k.typ == TypeLabel {
+			s.Unknown = append(s.Unknown, f.Name+": is a text; its type can only be label")
+		} else if !slices.ContainsFunc(s.Fields, is) {
+			s.Fields = append(s.Fields, f)
+		}
+	case f.Type != TypeLabel:
+		s.Unknown = append(s.Unknown, fmt.Sprintf("%s: type %q is not supported; use gauge, counter or label", f.Name, f.Type))
+	case k.id == 0 || k.typ == TypeLabel && !isText(k.id):
+		s.Unknown = append(s.Unknown, f.Name+": cannot be a label: the source does not give it as a text")
+	case !slices.ContainsFunc(s.Labels, is):
+		s.Labels = append(s.Labels, f)
+	}
+}
+
+// lookupField finds a row by its old or its new name.
+func lookupField(name string) (knownField, bool) {
+	i := slices.IndexFunc(fieldTable, func(k knownField) bool {
+		return strings.EqualFold(k.name, name) || k.renamed != "" && strings.EqualFold(k.renamed, name)
+	})
+	if i < 0 {
+		return knownField{}, false
+	}
+	return fieldTable[i], true
+}
+
+// isText tells the fields that are known as texts, without being measured.
+func isText(id health.Field) bool {
+	return id == fieldDriverVersion || id == fieldDeviceName || id == fieldDeviceUUID || id == fieldDevicePCI
+}
+
+// textOf is the value of such a field.
+func textOf(id health.Field, d health.Device, v health.Versions) string {
+	switch id {
+	case fieldDriverVersion:
+		return v.Driver
+	case fieldDeviceName:
+		return d.Model
+	case fieldDeviceUUID:
+		return string(d.ID)
+	case fieldDevicePCI:
+		return d.PCI
+	}
+	return ""
+}
+
+// parseCSV reads dcgm-exporter's format: NAME, type, help; # begins a comment. What is no such line is told.
+// Its own reader ends at the first bad line, and takes no comma in the help; we take both.
+func parseCSV(text string) (specs []FieldSpec, unknown []string) {
+	lines := bufio.NewScanner(strings.NewReader(text))
+	lines.Buffer(nil, len(text)+1)
+	for n := 1; lines.Scan(); n++ {
+		line := strings.TrimSpace(lines.Text())
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		parts := strings.SplitN(line, ",", 3)
+		for i := range parts {
+			parts[i] = strings.TrimSpace(parts[i])
+		}
+		if len(parts) != 3 || parts[0] == "" || isSet(parts[0]) {
+			unknown = append(unknown, fmt.Sprintf("line %d: not NAME, type, help", n))
+			continue
+		}
+		specs = append(specs, FieldSpec{Name: parts[0], Type: strings.ToLower(parts[1]), Help: strings.ToValidUTF8(parts[2], "�")})
+	}
+	return specs, unknown
+}
+
+// FieldList is the table of fields for people.
+func FieldList() string {
+	rows := []string{"NAME\tTYPE\tUNIT\tSET\tSINCE DCGM 4.6\tHELP\n"}
+	for _, k := range fieldTable {
+		cells := []string{k.name, k.typ, cmp.Or(k.unit, "-"), cmp.Or(k.set, "-"), cmp.Or(k.renamed, "-"), k.help}
+		rows = append(rows, strings.Join(cells, "\t")+"\n")
+	}
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
+	_, _ = w.Write([]byte(strings.Join(rows, ""))) // into memory
+	_ = w.Flush()
+	return b.String()
+}

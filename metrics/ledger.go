@@ -1,0 +1,218 @@
+package metrics
+
+import (
+	"maps"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+)
+
+// ledger sums up what no single snapshot tells. It is a fold: it knows no clock and calls nobody, and what
+// it holds follows from the sequence of what it was given. Devices and containers that are gone are
+// forgotten, so that it does not grow.
+type ledger struct {
+	at      time.Time // of the last fold
+	polled  time.Time // the poll that was folded last
+	polls   uint64    // Source.Polls at the last fold
+	devices map[health.DeviceID]deviceTotals
+	poll    pollTotals
+}
+
+// deviceTotals is what is summed up of one device.
+type deviceTotals struct {
+	state       health.State
+	unhealthy   time.Duration
+	transitions map[health.State]uint64 // into each state
+	seenXIDs    map[int]uint64          // the device's counts at the last fold
+	recent      []bucket                // oldest first
+	checked     bool                    // DCGM's own health checks were made once
+	idle        map[user]idleness       // by who holds it
+}
+
+// user is a container that holds a device.
+type user struct{ namespace, pod, container string }
+
+func userOf(h plugin.Holder) user { return user{h.Namespace, h.Pod, h.Container} }
+
+// idleness is how long a container has held a device without using it.
+type idleness struct {
+	known bool          // utilization was measured since it has the device
+	total time.Duration // in all
+	last  time.Duration // since the device was last busy
+}
+
+// bucket is what was seen in a part of the window. A window of a fixed number of them stays small whatever
+// the interval of the polls is.
+type bucket struct {
+	from   time.Time
+	xids   map[int]uint64
+	clocks [len(clockEvents)]uint64
+}
+
+// bucketsPerWindow is how finely old events leave the window.
+const bucketsPerWindow = 60
+
+// pollTotals is a histogram of what polls took.
+type pollTotals struct {
+	count   uint64
+	sum     float64
+	buckets map[float64]uint64 // cumulative
+}
+
+// pollBounds are the histogram's bounds in seconds: a healthy poll takes milliseconds, a sick driver seconds.
+func pollBounds() []float64 { return []float64{.001, .005, .01, .05, .1, .5, 1, 5, 10} }
+
+// observation is what a fold is given.
+type observation struct {
+	at        time.Time
+	snapshot  *health.Snapshot
+	holders   plugin.Holders
+	window    time.Duration
+	idleBelow float64
+}
+
+// fold adds what has happened since the last fold.
+func (l *ledger) fold(o observation) {
+	if !o.snapshot.Polled() {
+		return
+	}
+	passed := time.Duration(0)
+	if !l.at.IsZero() {
+		passed = max(0, o.at.Sub(l.at))
+	}
+	fresh := o.snapshot.At.After(l.polled)
+	l.foldPoll(o.snapshot.Source)
+	before := l.devices
+	l.devices = make(map[health.DeviceID]deviceTotals, len(o.snapshot.Devices))
+	for i := range o.snapshot.Devices {
+		d := &o.snapshot.Devices[i]
+		t, known := before[d.Device.ID]
+		since := passed
+		if !known {
+			t, since = newDeviceTotals(d), 0
+		}
+		t.foldState(d, since)
+		t.foldEvents(d, o, fresh)
+		t.foldIdle(d, o, since)
+		l.devices[d.Device.ID] = t
+	}
+	l.at, l.polled = o.at, o.snapshot.At
+}
+
+// newDeviceTotals begins with a device as it is first seen: that is no transition. XIDs of the first sample
+// are news, others are not.
+func newDeviceTotals(d *health.DeviceState) deviceTotals {
+	seen := maps.Clone(d.XIDCounts)
+	for _, x := range d.Sample.XIDs {
+		if seen[x.Code] > 0 {
+			seen[x.Code]--
+		}
+	}
+	return deviceTotals{state: d.Verdict.State, transitions: make(map[health.State]uint64), seenXIDs: seen}
+}
+
+// foldState counts time that began unhealthy: it is so until the opposite is known, also while the source is
+// away.
+func (t *deviceTotals) foldState(d *health.DeviceState, passed time.Duration) {
+	if t.state == health.Unhealthy {
+		t.unhealthy += passed
+	}
+	if d.Verdict.State != t.state {
+		t.state = d.Verdict.State
+		t.transitions[t.state]++
+	}
+}
+
+// foldEvents notes XIDs and clock events. XIDs are told by their counts: snapshots may be skipped. A poll
+// that is seen again is no other sample.
+func (t *deviceTotals) foldEvents(d *health.DeviceState, o observation, fresh bool) {
+	t.checked = t.checked || d.Sample.Checked
+	for len(t.recent) > 0 && !t.recent[0].from.Add(o.window).After(o.at) {
+		t.recent = t.recent[1:]
+	}
+	if !fresh {
+		return
+	}
+	bits := uint64(d.Sample.Values[health.FieldClocksEvents])
+	for bit := range len(clockEvents) {
+		if bits&(1<<bit) != 0 {
+			t.bucket(o).clocks[bit]++
+		}
+	}
+	for code, n := range d.XIDCounts {
+		if more := n - min(n, t.seenXIDs[code]); more > 0 {
+			b := t.bucket(o)
+			if b.xids == nil {
+				b.xids = make(map[int]uint64)
+			}
+			b.xids[code] += more
+		}
+	}
+	t.seenXIDs = d.XIDCounts // never modified once stored
+}
+
+// bucket returns the one of now.
+func (t *deviceTotals) bucket(o observation) *bucket {
+	from := o.at.Truncate(o.window / bucketsPerWindow)
+	if n := len(t.recent); n == 0 || t.recent[n-1].from.Before(from) {
+		t.recent = append(t.recent, bucket{from: from})
+	}
+	return &t.recent[len(t.recent)-1]
+}
+
+// foldIdle counts time for each container that holds the device. A device that is not measured now is
+// neither busy nor idle, and one without utilization, as under MIG, never is. While the kubelet does not
+// tell who holds what, nobody is forgotten.
+func (t *deviceTotals) foldIdle(d *health.DeviceState, o observation, passed time.Duration) {
+	if o.holders.By == nil && o.holders.Err != "" {
+		return
+	}
+	util, measured := d.Sample.Values[health.FieldGPUUtil]
+	measured = measured && o.snapshot.Source.Status == health.SourceUp
+	var idle map[user]idleness
+	for _, h := range o.holders.By[d.Device.ID] {
+		u := userOf(h)
+		if _, done := idle[u]; done {
+			continue // it holds several replicas
+		}
+		if idle == nil {
+			idle = make(map[user]idleness)
+		}
+		i, held := t.idle[u]
+		switch {
+		case !measured:
+		case util >= o.idleBelow:
+			i.known, i.last = true, 0
+		default:
+			i.known = true
+			if held {
+				i.total += passed
+				i.last += passed
+			}
+		}
+		idle[u] = i
+	}
+	t.idle = idle
+}
+
+// foldPoll notes what the last poll took. Of polls that were skipped only the newest is known.
+func (l *ledger) foldPoll(s health.Source) {
+	if s.Polls == l.polls {
+		return
+	}
+	l.polls = s.Polls
+	took := s.PollTook.Seconds()
+	l.poll.count++
+	l.poll.sum += took
+	if l.poll.buckets == nil {
+		l.poll.buckets = make(map[float64]uint64)
+	}
+	for _, bound := range pollBounds() {
+		if took <= bound {
+			l.poll.buckets[bound]++
+		} else {
+			l.poll.buckets[bound] += 0
+		}
+	}
+}

@@ -8,7 +8,7 @@ FUZZTIME ?= 20s
 # go-dcgm needs cgo; the race detector too.
 export CGO_ENABLED ?= 1
 
-.PHONY: all build demo test test-unit test-e2e lint bench fuzz fmt clean
+.PHONY: all build demo test test-unit test-e2e lint bench fuzz fmt screenshots clean
 
 all: build
 
@@ -46,6 +46,11 @@ fuzz:
 	    echo "$$pkg $$target"; $(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) $$pkg || exit 1; \
 	  done; \
 	done
+
+# The status page as people see it, to be looked at. Needs chromium.
+screenshots:
+	mkdir -p bin/screenshots
+	$(GO) test ./agent -count=1 -run TestScreenshots -v -screenshots=$(CURDIR)/bin/screenshots
 
 clean:
 	rm -rf bin

@@ -1,0 +1,151 @@
+// Package agent puts the parts together and keeps them running.
+//
+//	health/dcgm or health/sim ─► Monitor ─► Snapshot ─► Latest ─┬─► plugin ─► kubelet
+//	                                                            ├─► metrics ─► /metrics ─► Prometheus
+//	                                                            ├─► agent/kube ─► API server
+//	                                                            └─► status page, /api/v1/snapshot, /livez, /readyz
+//
+// Configuration flows the same way: each part follows a Latest of its section, and a reload stores a new
+// value in the sections that have changed.
+package agent
+
+import (
+	"cmp"
+	"context"
+	"os"
+	"reflect"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+)
+
+// Build says what this binary is.
+type Build struct {
+	Version, Revision, Go, DCGMBindings string
+}
+
+func (b Build) String() string {
+	s := "gpu-node-agent " + b.Version
+	if b.Revision != "" {
+		s += " (" + b.Revision + ")"
+	}
+	return s + ", " + b.Go + ", go-dcgm " + cmp.Or(b.DCGMBindings, "unknown")
+}
+
+// Agent is one running agent.
+type Agent struct {
+	loader Loader
+	build  Build
+	log    *zap.Logger
+	level  zap.AtomicLevel
+
+	// The sections of the configuration in force.
+	source  health.Latest[sourceWanted]
+	health  health.Latest[health.Config]
+	plugin  health.Latest[plugin.Config]
+	metrics health.Latest[metrics.Config]
+
+	monitored health.Latest[health.MonitorSource]
+	snapshots health.Latest[health.Snapshot]
+	events    events
+	reloaded  atomic.Pointer[metrics.Reload]
+	monitor   *health.Monitor
+	devices   *plugin.Plugin
+	totals    *metrics.Totals
+	reporter  *kube.Reporter
+}
+
+// Run loads the configuration and runs an agent until ctx ends.
+func Run(ctx context.Context, loader Loader, build Build) error {
+	c, err := loader.Load()
+	if err != nil {
+		return err
+	}
+	level := zap.NewAtomicLevel()
+	log := newLogger(c.Log, level)
+	defer func() { _ = log.Sync() }() // a terminal cannot be synced, and says so
+
+	a := &Agent{loader: loader, build: build, log: log, level: level}
+	log.Info("starting", zap.String("version", build.Version), zap.String("revision", build.Revision),
+		zap.String("config", cmp.Or(loader.Path(), "none: defaults")), zap.String("source", c.Source.Resolved()))
+	a.apply(c)
+	a.note(c)
+	a.reloaded.Store(&metrics.Reload{OK: true, At: time.Now()})
+	a.monitor = health.NewMonitor(&a.health, &a.monitored, &a.snapshots, log.Named("health"))
+	a.devices = plugin.New(&a.plugin, &a.snapshots, log.Named("plugin"))
+	a.totals = metrics.NewTotals(&a.metrics, &a.snapshots, a.devices.Holders)
+	boot := health.BootID()
+	a.reporter = a.newReporter(a.remember(c, boot))
+	err = supervise(ctx, log,
+		part{"source", a.runSource},
+		part{"monitor", a.monitor.Run},
+		part{"memory", health.NewKeeper(&a.health, &a.snapshots, boot, log.Named("health")).Run},
+		part{"operator", a.runOperator},
+		part{"plugin", a.devices.Run},
+		part{"kubernetes", a.reporter.Run},
+		part{"events", func(ctx context.Context) error { return a.events.follow(ctx, &a.snapshots) }},
+		part{"totals", a.totals.Run},
+		part{"web", a.runWeb},
+		part{"reload", a.runReload},
+	)
+	log.Info("stopped")
+	return err
+}
+
+// remember gives the monitor what the process before this one knew, and returns it.
+func (a *Agent) remember(c Config, boot string) []health.DeviceState {
+	memory, err := health.LoadMemory(c.Health.StateFile)
+	if err != nil {
+		a.log.Warn("what was known of the devices is not usable and is set aside", zap.String("key", "health.stateFile"), zap.Error(err))
+	}
+	devices, missed := memory.Recall(boot, sourceKind(c.Source), time.Now())
+	for _, d := range devices {
+		a.log.Info("remembered from before the start", zap.String("device", string(d.Device.ID)),
+			zap.Stringer("state", d.Verdict.State), zap.String("cause", d.Verdict.Cause()))
+	}
+	a.monitor.Restore(devices, missed)
+	return devices
+}
+
+// apply puts a configuration in force: each part sees only a change of its own section.
+func (a *Agent) apply(c Config) {
+	if l, err := zapcore.ParseLevel(c.Log.Level); err == nil { // it was validated
+		a.level.SetLevel(l)
+	}
+	storeChanged(&a.source, sourceOf(c))
+	storeChanged(&a.health, c.Health)
+	storeChanged(&a.plugin, c.Plugin)
+	storeChanged(&a.metrics, c.Metrics)
+}
+
+// note logs what is worth saying of a configuration that is not wrong.
+func (a *Agent) note(c Config) {
+	for _, n := range c.Notes {
+		a.log.Warn("configuration", zap.String("note", n))
+	}
+}
+
+func storeChanged[T any](l *health.Latest[T], v T) {
+	if was := l.Load(); was == nil || !reflect.DeepEqual(*was, v) {
+		l.Store(&v)
+	}
+}
+
+func newLogger(c LogConfig, level zap.AtomicLevel) *zap.Logger {
+	e := zap.NewProductionEncoderConfig()
+	e.TimeKey, e.EncodeTime = "time", zapcore.RFC3339NanoTimeEncoder
+	e.EncodeDuration = zapcore.StringDurationEncoder
+	encoder := zapcore.NewJSONEncoder(e)
+	if c.Format == "console" {
+		e.EncodeTime, e.EncodeLevel = zapcore.TimeEncoderOfLayout("15:04:05.000"), zapcore.CapitalLevelEncoder
+		encoder = zapcore.NewConsoleEncoder(e)
+	}
+	return zap.New(zapcore.NewCore(encoder, zapcore.Lock(os.Stderr), level))
+}

@@ -1,0 +1,294 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	"github.com/spf13/viper"
+	"go.uber.org/zap/zapcore"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm"
+	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+)
+
+// Config is config.yaml.
+type Config struct {
+	Log     LogConfig      `yaml:"log"`
+	Source  SourceConfig   `yaml:"source"`
+	Health  health.Config  `yaml:"health"`
+	Plugin  plugin.Config  `yaml:"plugin"`
+	Metrics metrics.Config `yaml:"metrics"`
+
+	// Notes is what was understood and is still worth saying, each with its file or key: what has no effect here.
+	Notes []string `yaml:"-"`
+}
+
+// LogConfig is the `log` section.
+type LogConfig struct {
+	Level  string `yaml:"level"`  // debug, info, warn, error
+	Format string `yaml:"format"` // json, console
+}
+
+// SourceConfig is the `source` section: what measures the GPUs.
+type SourceConfig struct {
+	Mode       string        `yaml:"mode"`       // auto, embedded, standalone, sim
+	Address    string        `yaml:"address"`    // of the DCGM host engine: host:port or unix:///path
+	Interval   time.Duration `yaml:"interval"`   // between two measurements of the metric fields
+	StallAfter time.Duration `yaml:"stallAfter"` // a call that takes longer is a stall
+
+	HealthSystems []string `yaml:"healthSystems"` // of DCGM's own checks: all, none, or names
+
+	Sim sim.Config `yaml:"sim"`
+}
+
+// The modes of a source.
+const (
+	ModeAuto       = "auto"
+	ModeEmbedded   = "embedded"
+	ModeStandalone = "standalone"
+	ModeSim        = "sim"
+)
+
+// DefaultConfig returns the defaults.
+func DefaultConfig() Config {
+	return Config{
+		Log: LogConfig{Level: "info", Format: "json"},
+		Source: SourceConfig{
+			Mode: ModeAuto, Interval: 10 * time.Second, StallAfter: 10 * time.Second,
+			HealthSystems: []string{dcgm.AllHealthSystems}, Sim: sim.DefaultConfig(),
+		},
+		Health:  health.DefaultConfig(),
+		Plugin:  plugin.DefaultConfig(),
+		Metrics: metrics.DefaultConfig(),
+	}
+}
+
+// Resolved is the mode with auto decided: the host engine at the address if there is one, else our own.
+func (c SourceConfig) Resolved() string {
+	switch {
+	case c.Mode != ModeAuto:
+		return c.Mode
+	case c.Address != "":
+		return ModeStandalone
+	default:
+		return ModeEmbedded
+	}
+}
+
+// Validate returns every fault, each with its whole key.
+func (c Config) Validate() error {
+	return errors.Join(
+		within("log", c.Log.validate()),
+		within("source", c.Source.validate()),
+		within("health", c.Health.Validate()),
+		within("plugin", c.Plugin.Validate()),
+		within("metrics", c.Metrics.Validate()),
+	)
+}
+
+func (c LogConfig) validate() error {
+	var errs []error
+	if _, err := zapcore.ParseLevel(c.Level); err != nil || !slices.Contains(logLevels(), c.Level) {
+		errs = append(errs, fmt.Errorf("level: %q is not known; use one of %s", c.Level, strings.Join(logLevels(), ", ")))
+	}
+	if c.Format != "json" && c.Format != "console" {
+		errs = append(errs, fmt.Errorf("format: %q is not known; use json or console", c.Format))
+	}
+	return errors.Join(errs...)
+}
+
+func logLevels() []string { return []string{"debug", "info", "warn", "error"} }
+
+func (c SourceConfig) validate() error {
+	var errs []error
+	switch c.Mode {
+	case ModeAuto, ModeSim:
+	case ModeEmbedded:
+		if c.Address != "" {
+			errs = append(errs, errors.New("address: mode embedded connects to nothing; remove the address or use mode standalone"))
+		}
+	case ModeStandalone:
+		if c.Address == "" {
+			errs = append(errs, errors.New("address: mode standalone needs the address of the DCGM host engine, such as localhost:5555"))
+		}
+	default:
+		errs = append(errs, fmt.Errorf("mode: %q is not known; use one of auto, embedded, standalone, sim", c.Mode))
+	}
+	if c.Address != "" {
+		errs = append(errs, validateAddress(c.Address))
+	}
+	if c.Interval < time.Second || c.Interval > 10*time.Minute {
+		errs = append(errs, fmt.Errorf("interval: %v is out of range; use 1s to 10m", c.Interval))
+	}
+	if c.StallAfter < time.Second || c.StallAfter > 10*time.Minute {
+		errs = append(errs, fmt.Errorf("stallAfter: %v is out of range; use 1s to 10m", c.StallAfter))
+	}
+	errs = append(errs, prefixed("healthSystems: ", dcgm.ValidateHealthSystems(c.HealthSystems)), within("sim", c.Sim.Validate()))
+	return errors.Join(errs...)
+}
+
+func validateAddress(address string) error {
+	if path, ok := strings.CutPrefix(address, "unix://"); ok {
+		if !filepath.IsAbs(path) {
+			return fmt.Errorf("address: %q has no absolute path; use unix:///path/of/the.socket", address)
+		}
+		return nil
+	}
+	host, port, err := net.SplitHostPort(address)
+	if n, perr := strconv.ParseUint(port, 10, 16); err != nil || perr != nil || n == 0 || host == "" {
+		return fmt.Errorf("address: %q is not an address; use HOST:PORT or unix:///PATH", address)
+	}
+	return nil
+}
+
+// EnvPrefix begins the environment variables: GPU_NODE_AGENT_SOURCE_MODE is source.mode.
+const EnvPrefix = "GPU_NODE_AGENT"
+
+// Loader finds and reads the configuration: defaults < file < environment < flags.
+type Loader struct {
+	File  string         // "": the first of defaultFiles that is there, else none
+	Flags *pflag.FlagSet // as AddFlags made them; nil for none
+}
+
+func defaultFiles() []string { return []string{"config.yaml", "/etc/gpu-node-agent/config.yaml"} }
+
+// AddFlags adds a flag for every key, named as the key is: --source.mode. They are too many to show in each
+// help.
+func AddFlags(flags *pflag.FlagSet) {
+	var c Config
+	for _, leaf := range leavesOf(reflect.ValueOf(&c).Elem(), "") {
+		flags.String(leaf.key, "", "overrides "+leaf.key)
+		flags.Lookup(leaf.key).Hidden = true
+	}
+}
+
+// Path returns the file that Load reads, "" if there is none.
+func (l Loader) Path() string {
+	if l.File != "" {
+		return l.File
+	}
+	for _, f := range defaultFiles() {
+		if _, err := os.Stat(f); err == nil {
+			return f
+		}
+	}
+	return ""
+}
+
+// Load returns the configuration, or every fault in it, each with its key.
+func (l Loader) Load() (Config, error) {
+	tree, err := l.read()
+	if err != nil {
+		return Config{}, err
+	}
+	c := DefaultConfig()
+	leaves := leavesOf(reflect.ValueOf(&c).Elem(), "")
+	known := make([]string, len(leaves))
+	for i, leaf := range leaves {
+		known[i] = leaf.key
+	}
+	errs := prune(tree, reflect.TypeFor[Config](), "", known)
+
+	// Resource names and MIG profiles hold dots, so the keys are not split at them.
+	const delim = "::"
+	v := viper.NewWithOptions(viper.KeyDelimiter(delim))
+	if err := v.MergeConfigMap(tree); err != nil {
+		return Config{}, err
+	}
+	for _, leaf := range leaves {
+		vkey := strings.ReplaceAll(leaf.key, ".", delim)
+		if err := v.BindEnv(append([]string{vkey}, envNames(leaf.key)...)...); err != nil {
+			return Config{}, err
+		}
+		if l.Flags != nil && l.Flags.Changed(leaf.key) {
+			v.Set(vkey, l.Flags.Lookup(leaf.key).Value.String())
+		}
+		if v.IsSet(vkey) {
+			errs = append(errs, leaf.set(v.Get(vkey))...)
+		}
+	}
+	if file := c.Plugin.NVIDIAConfig; file != "" {
+		imported, notes, err := importNVIDIA(c.Plugin)
+		if err != nil {
+			errs = append(errs, prefixed("plugin.nvidiaConfig: "+file+": ", err))
+		}
+		c.Plugin = imported
+		for _, n := range notes {
+			c.Notes = append(c.Notes, file+": "+n)
+		}
+	}
+	chosen, err := c.Metrics.Resolve()
+	errs = append(errs, within("metrics", err))
+	c.Metrics, c.Notes = chosen, append(c.Notes, chosen.Notes()...)
+	xid, notes := c.Health.XID.WithNVIDIAEnv(os.Getenv(health.EnvDisableHealthChecks), os.Getenv(health.EnvEnableHealthChecks))
+	c.Health.XID, c.Notes = xid, append(c.Notes, notes...)
+	// What could not be read has its default here, so only other faults are added.
+	return c, errors.Join(append(errs, c.Validate())...)
+}
+
+// importNVIDIA reads the file of NVIDIA's device plugin that the section names. It changes nothing that the
+// file does not say, so that it may be read over its own result.
+func importNVIDIA(c plugin.Config) (plugin.Config, []string, error) {
+	text, err := os.ReadFile(c.NVIDIAConfig)
+	if err != nil {
+		return c, nil, err
+	}
+	return plugin.ImportNVIDIA(text, c)
+}
+
+// read returns the file's tree, an empty one if there is no file.
+func (l Loader) read() (map[string]any, error) {
+	tree := make(map[string]any)
+	path := l.Path()
+	if path == "" {
+		return tree, nil
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("configuration: %w", err)
+	}
+	if err := yaml.Unmarshal(text, &tree); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return tree, nil
+}
+
+// within puts a section's name before each error's key.
+func within(section string, err error) error { return prefixed(section+".", err) }
+
+// prefixed puts a text before each of the errors that are joined.
+func prefixed(text string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		var errs []error
+		for _, e := range joined.Unwrap() {
+			errs = append(errs, prefixed(text, e))
+		}
+		return errors.Join(errs...)
+	}
+	return fmt.Errorf("%s%w", text, err)
+}
+
+// String returns the configuration as YAML.
+func (c Config) String() string {
+	text, err := yaml.Marshal(c)
+	if err != nil {
+		return err.Error() // a struct of plain values always marshals
+	}
+	return string(text)
+}

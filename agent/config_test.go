@@ -1,0 +1,327 @@
+package agent
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+)
+
+func load(t *testing.T, text string, flags ...string) (Config, error) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	AddFlags(fs)
+	if err := fs.Parse(flags); err != nil {
+		t.Fatal(err)
+	}
+	return Loader{File: file, Flags: fs}.Load()
+}
+
+func TestConfigFileIsTheDefaults(t *testing.T) {
+	c, err := Loader{File: "../config.yaml"}.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := DefaultConfig(); c.String() != want.String() {
+		t.Errorf("config.yaml differs from the defaults:\n%s\nwant:\n%s", c, want)
+	}
+	text, err := os.ReadFile("../config.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tree map[string]any
+	if err := yaml.Unmarshal(text, &tree); err != nil {
+		t.Fatal(err)
+	}
+	var c0 Config
+	for _, leaf := range leavesOf(reflect.ValueOf(&c0).Elem(), "") {
+		key := leaf.key
+		at := any(tree)
+		for part := range strings.SplitSeq(key, ".") {
+			m, _ := at.(map[string]any)
+			var ok bool
+			if at, ok = m[part]; !ok {
+				t.Errorf("config.yaml lacks %s", key)
+				break
+			}
+		}
+	}
+}
+
+func TestConfigRoundTrip(t *testing.T) {
+	c, err := load(t, "source: {mode: sim, sim: {loop: 60s, scenario: [{at: 5s, gpu: 3, xid: 79}, {at: 6s, gpu: 3, lost: true}]}}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := load(t, c.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(c, again) {
+		t.Errorf("check-config's output reads as\n%s\nwant\n%s", again, c)
+	}
+	if n := len(c.Source.Sim.Scenario); n != 2 || *c.Source.Sim.Scenario[0].XID != 79 || c.Source.Sim.Scenario[0].At != 5*time.Second {
+		t.Errorf("scenario %+v", c.Source.Sim.Scenario)
+	}
+}
+
+func TestConfigOrder(t *testing.T) {
+	const file = "source: {mode: sim}\nmetrics: {listen: ':1'}\nhealth: {temperature: 80}"
+	t.Setenv("GPU_NODE_AGENT_METRICS_LISTEN", ":2")
+	t.Setenv("GPU_NODE_AGENT_PLUGIN_KUBELET_DIR", "/from/env")
+	t.Setenv("GPU_NODE_AGENT_SOURCE_SIM_SCENARIO", "[{at: 1s, gpu: 0, xid: 13}]")
+	t.Setenv("GPU_NODE_AGENT_SOURCE_SIM_SEED", "7")
+	// A Service of this name makes the kubelet set such variables. They are no typos.
+	t.Setenv("GPU_NODE_AGENT_SERVICE_HOST", "10.0.0.1")
+	t.Setenv("GPU_NODE_AGENT_PORT_9400_TCP", "tcp://10.0.0.1:9400")
+	c, err := load(t, file, "--metrics.listen=:3", "--health.recoverAfter=5s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key, pair := range map[string][2]any{
+		"source.mode":         {c.Source.Mode, "sim"},
+		"metrics.listen":      {c.Metrics.Listen, ":3"},
+		"health.temperature":  {c.Health.Temperature, 80.0},
+		"health.recoverAfter": {c.Health.RecoverAfter, 5 * time.Second},
+		"plugin.kubeletDir":   {c.Plugin.KubeletDir, "/from/env"},
+		"plugin.resource":     {c.Plugin.Resource, "nvidia.com/gpu"},
+		"sim.seed":            {c.Source.Sim.Seed, int64(7)},
+		"sim.scenario":        {len(c.Source.Sim.Scenario), 1},
+	} {
+		if pair[0] != pair[1] {
+			t.Errorf("%s is %v, want %v", key, pair[0], pair[1])
+		}
+	}
+}
+
+func TestNVIDIAsVariables(t *testing.T) {
+	t.Setenv("DP_DISABLE_HEALTHCHECKS", "48,oops")
+	t.Setenv("DP_ENABLE_HEALTHCHECKS", "109")
+	c, err := load(t, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if x := c.Health.XID; x.Effect(48) != health.EffectIgnore || x.Effect(109) != health.EffectUnhealthy || x.Effect(79) != health.EffectUnhealthy {
+		t.Errorf("XIDs %+v", x)
+	}
+	if len(c.Notes) != 1 || !strings.Contains(c.Notes[0], "oops") {
+		t.Errorf("notes %q", c.Notes)
+	}
+}
+
+func TestConfigErrorsNameTheKey(t *testing.T) {
+	for text, want := range map[string][]string{
+		"plugin: {kubeletDirr: /x}":                               {"plugin.kubeletDirr: unknown key; did you mean plugin.kubeletDir?"},
+		"sourze: {mode: sim}":                                     {"sourze: unknown key"},
+		"source: {sim: {scenario: [{at: 1s, gpuu: 1}]}}":          {"source.sim.scenario[0].gpuu: unknown key"},
+		"source: {mode: simulated}":                               {`source.mode: "simulated" is not known`},
+		"source: {mode: standalone}":                              {"source.address: mode standalone needs"},
+		"source: {mode: embedded, address: 'a:1'}":                {"source.address: mode embedded"},
+		"source: {address: localhost}":                            {`source.address: "localhost" is not an address`},
+		"source: {address: 'unix://run/x'}":                       {"source.address:", "unix:///path"},
+		"source: {interval: 10}":                                  {"source.interval: 10 is not a duration; use a number with a unit"},
+		"source: {interval: soon, stallAfter: 1ms}":               {"source.interval: soon is not a duration"},
+		"source: {interval: 5ms, stallAfter: 1ms}":                {"source.interval: 5ms is out of range", "source.stallAfter: 1ms is out of range"},
+		"source: {healthSystems: [pcie, gpu]}":                    {`source.healthSystems: "gpu" is not known; use all, none, pcie, nvlink`},
+		"source: {healthSystems: []}":                             {"source.healthSystems: is empty; use [all]"},
+		"source: {sim: {profile: b200}}":                          {"source.sim.profile:"},
+		"source: {sim: {seed: 1.5}}":                              {"source.sim.seed:"},
+		"source: {sim: {scenario: [{at: 1s, gpu: many}]}}":        {"source.sim.scenario[0].gpu:"},
+		"source: {sim: {scenario: [{at: 1s, gpu: 99, xid: 79}]}}": {"source.sim.scenario[0].gpu:"},
+		"health: {temperature: hot}":                              {"health.temperature: \"hot\" is not a number"},
+		"health: {xid: {preset: x, warn: [0]}}":                   {`health.xid.preset: "x"`, "health.xid.warn: 0 is not an XID"},
+		"health: {incidents: {warn: [x]}}":                        {`health.incidents.warn: "x"`},
+		"health: {flap: {trips: -1}, socket: here, recovery: x}":  {"health.flap.trips: -1", `health.socket: "here"`, `health.recovery: "x"`},
+		"health: {interval: 0s}":                                  {"health.interval: 0s is out of range"},
+		"log: {level: loud, format: xml}":                         {`log.level: "loud"`, `log.format: "xml"`},
+		"metrics: {listen: 9400}":                                 {"metrics.listen: 9400 is not a text; put it in quotes"},
+		"log: nothing":                                            {"log: is not a section"},
+		"source: {mode: x, sim: {profile: y}}\nhealth: {temperature: 1, interval: 1}\na: b": {"source.mode", "source.sim.profile", "health.interval", "a: unknown key"},
+		"metrics: {listen: nine}": {`metrics.listen: "nine"`},
+		"metrics: {attribution: x, window: 1s, compat: {hostnameLabel: host}}": {"metrics.attribution:", "metrics.window:", "metrics.compat.hostnameLabel:"},
+		"metrics: {fieldsFile: /none.csv}":                                     {"metrics.fieldsFile: open /none.csv"},
+		"metrics: {fields: [{nam: X}]}":                                        {"metrics.fields[0].nam: unknown key"},
+		"plugin: {resource: gpu}":                                              {"plugin.resource:"},
+		"plugin: {include: [0]}":                                               {"plugin.include[0]: 0 is not a text; put it in quotes"},
+		"plugin: {sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replica: 2}]}}}": {"plugin.sharing.timeSlicing.resources[0].replica: unknown key"},
+		"plugin: {deviceList: envvar}":                  {`plugin.deviceList: "envvar" is not a list`},
+		"plugin: [a]":                                   {"plugin"},
+		"log: {level: a}\nhealth: {interval: 0s}\nx: 1": {"x: unknown key"},
+		"log: {level: info":                             {"config.yaml"},
+	} {
+		_, err := load(t, text)
+		if err == nil {
+			t.Errorf("%s: no error", text)
+			continue
+		}
+		for _, w := range want {
+			if !strings.Contains(err.Error(), w) {
+				t.Errorf("%s:\ngot  %v\nwant %s", text, err, w)
+			}
+		}
+	}
+}
+
+func TestConfigOfNVIDIA(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "nvidia.yaml")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("version: v1\nflags: {migStrategy: mixed, gdsEnabled: true}")
+	c, err := load(t, "plugin: {migStrategy: single, passDeviceSpecs: true, nvidiaConfig: "+file+"}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Plugin.MIGStrategy != plugin.MIGMixed || !c.Plugin.PassDeviceSpecs {
+		t.Errorf("%+v", c.Plugin)
+	}
+	if w := c.Notes; len(w) != 1 || w[0] != file+": flags.gdsEnabled: is not supported" {
+		t.Errorf("warnings %q", w)
+	}
+	write("flags: {migStrategy: on, plugin: 1}")
+	_, err = load(t, "", "--plugin.nvidiaConfig="+file)
+	for _, want := range []string{": flags.migStrategy: on is not known", ": flags.plugin: is not a section"} {
+		if err == nil || !strings.Contains(err.Error(), "plugin.nvidiaConfig: "+file+want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+	if _, err = load(t, "plugin: {nvidiaConfig: /none.yaml}"); err == nil || !strings.Contains(err.Error(), "plugin.nvidiaConfig: /none.yaml") {
+		t.Errorf("%v", err)
+	}
+	if w := DefaultConfig().Notes; w != nil {
+		t.Errorf("warnings %q", w)
+	}
+}
+
+func TestConfigOfMetrics(t *testing.T) {
+	c, err := load(t, "metrics: {fields: [default, DCGM_FI_DEV_FB_TOTAL, {name: DCGM_FI_DEV_GPU_TEMP, help: warm}, nonsense], idleBelow: 10}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := c.Metrics
+	if len(m.Fields) != 4 || m.Fields[2].Help != "warm" || m.IdleBelow != 10 || !slices.Contains(m.Chosen.IDs(), health.FieldFBTotal) {
+		t.Errorf("%+v", m)
+	}
+	if len(c.Notes) != 1 || !strings.HasPrefix(c.Notes[0], "metrics.fields: nonsense: ") {
+		t.Errorf("notes %q", c.Notes)
+	}
+	again, err := load(t, c.String())
+	if err != nil || !reflect.DeepEqual(m, again.Metrics) {
+		t.Errorf("read back as %+v, want %+v, %v", again.Metrics, m, err)
+	}
+	if c, err = load(t, "", "--metrics.fields=[DCGM_FI_DEV_GPU_TEMP]"); err != nil || len(c.Metrics.Chosen.Fields) != 1 {
+		t.Errorf("a flag: %+v, %v", c.Metrics, err)
+	}
+}
+
+// The fields that are shown are those that DCGM watches. Another list opens the session anew, but begins no
+// simulation again; nothing else of the metrics does either.
+func TestSourceFollowsFields(t *testing.T) {
+	of := func(text string) sourceWanted {
+		t.Helper()
+		c, err := load(t, text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return sourceOf(c)
+	}
+	if w := of(""); !slices.Contains(w.fields, health.FieldGPUTemp) || slices.Contains(w.fields, health.FieldFBTotal) {
+		t.Errorf("%+v", w)
+	}
+	if reflect.DeepEqual(of(""), of("metrics: {fields: [default, DCGM_FI_DEV_FB_TOTAL]}")) {
+		t.Error("the fields make no difference")
+	}
+	if !reflect.DeepEqual(of(""), of("metrics: {idleBelow: 7, listen: ':1'}")) {
+		t.Error("something else makes a difference")
+	}
+	const sim = "source: {mode: sim}\n"
+	if !reflect.DeepEqual(of(sim), of(sim+"metrics: {fields: [profiling]}")) {
+		t.Error("a simulation begins again")
+	}
+}
+
+func TestConfigOfPlugin(t *testing.T) {
+	c, err := load(t, `plugin:
+  deviceList: [cdi-cri, envvar]
+  include: ["0", "1b:00.0", GPU-1]
+  resources: [{pattern: "*H100*", resource: nvidia.com/h100}]
+  sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4, devices: ["0"], rename: nvidia.com/gpu.shared}]}}
+`, "--plugin.exclude=['3']", "--plugin.deviceID=index")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := plugin.SharedResource{Name: "nvidia.com/gpu", Replicas: 4, Devices: []string{"0"}, Rename: "nvidia.com/gpu.shared"}
+	p := c.Plugin
+	if len(p.DeviceList) != 2 || len(p.Include) != 3 || p.Exclude[0] != "3" || p.DeviceID != "index" ||
+		p.Resources[0].Resource != "nvidia.com/h100" || !reflect.DeepEqual(p.Sharing.TimeSlicing.Resources[0], want) {
+		t.Errorf("%+v", p)
+	}
+	again, err := load(t, c.String())
+	if err != nil || !reflect.DeepEqual(p, again.Plugin) {
+		t.Errorf("read back as %+v, want %+v, %v", again.Plugin, p, err)
+	}
+}
+
+func TestResolved(t *testing.T) {
+	for _, c := range []struct {
+		SourceConfig
+		want string
+	}{
+		{SourceConfig{Mode: ModeAuto}, ModeEmbedded},
+		{SourceConfig{Mode: ModeAuto, Address: "localhost:5555"}, ModeStandalone},
+		{SourceConfig{Mode: ModeSim}, ModeSim},
+		{SourceConfig{Mode: ModeEmbedded}, ModeEmbedded},
+	} {
+		if got := c.Resolved(); got != c.want {
+			t.Errorf("%+v resolves to %s, want %s", c.SourceConfig, got, c.want)
+		}
+	}
+}
+
+func TestMissingFile(t *testing.T) {
+	if _, err := (Loader{File: filepath.Join(t.TempDir(), "none.yaml")}).Load(); err == nil || !strings.Contains(err.Error(), "none.yaml") {
+		t.Errorf("got %v, want an error that names the file", err)
+	}
+	t.Chdir(t.TempDir())
+	if p := (Loader{}).Path(); p != "" && p != "/etc/gpu-node-agent/config.yaml" {
+		t.Errorf("path %q", p)
+	}
+	if _, err := (Loader{}).Load(); err != nil {
+		t.Errorf("no file at all: %v", err)
+	}
+}
+
+func FuzzLoad(f *testing.F) {
+	f.Add("source: {mode: sim}")
+	f.Add("plugin: {kubeletDir: 5, x: [1, {a: b}]}")
+	f.Add("source: {sim: {scenario: [{at: 1s, gpu: 3, lost: maybe}]}}")
+	f.Add("a: &a [*a]")
+	f.Add("? [x]: y")
+	dir := f.TempDir()
+	f.Fuzz(func(t *testing.T, text string) {
+		file := filepath.Join(dir, "config.yaml")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, err := Loader{File: file}.Load()
+		if err == nil && c.Validate() != nil {
+			t.Errorf("loaded, and not valid: %v", c.Validate())
+		}
+	})
+}

@@ -1,0 +1,222 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/go-viper/mapstructure/v2"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/gpu-node-agent/gpu-node-agent/metrics"
+)
+
+// What is here knows keys, and not what they mean: it walks Config by its yaml tags, so that every fault can be
+// said with its key as the file writes it.
+
+// prune removes from the tree what is no key of a section, and returns an error for each.
+func prune(tree map[string]any, section reflect.Type, prefix string, known []string) []error {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(tree)) {
+		f, ok := fieldNamed(section, name)
+		sub, isMap := tree[name].(map[string]any)
+		switch {
+		case !ok:
+			errs = append(errs, fmt.Errorf("%s: unknown key%s", prefix+name, suggest(prefix+name, known)))
+			delete(tree, name)
+		case f.Type.Kind() != reflect.Struct:
+		case isMap:
+			errs = append(errs, prune(sub, f.Type, prefix+name+".", known)...)
+		case tree[name] != nil: // a section without keys is empty
+			errs = append(errs, fmt.Errorf("%s: is not a section; write keys below it", prefix+name))
+			delete(tree, name)
+		}
+	}
+	return errs
+}
+
+// fieldNamed returns the field of a section for a key. As with viper, capitals make no difference.
+func fieldNamed(section reflect.Type, name string) (reflect.StructField, bool) {
+	for f := range section.Fields() {
+		if key := keyOf(f); key != "" && strings.EqualFold(key, name) {
+			return f, true
+		}
+	}
+	return reflect.StructField{}, false
+}
+
+// keyOf returns a field's key, "" if it has none.
+func keyOf(f reflect.StructField) string {
+	key, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+	return strings.TrimPrefix(key, "-")
+}
+
+// leaf is one value of the configuration.
+type leaf struct {
+	key   string
+	value reflect.Value
+}
+
+// leavesOf returns every value below a section.
+func leavesOf(section reflect.Value, prefix string) []leaf {
+	var all []leaf
+	for f, v := range section.Fields() {
+		if keyOf(f) == "" {
+			continue
+		}
+		key := prefix + keyOf(f)
+		if f.Type.Kind() == reflect.Struct {
+			all = append(all, leavesOf(v, key+".")...)
+		} else {
+			all = append(all, leaf{key, v})
+		}
+	}
+	return all
+}
+
+// set decodes data into the value. If it cannot, the value stays.
+func (l leaf) set(data any) []error {
+	into := reflect.New(l.value.Type())
+	var meta mapstructure.Metadata
+	d, err := mapstructure.NewDecoder(&mapstructure.DecoderConfig{
+		Result: into.Interface(), Metadata: &meta, TagName: "yaml", DecodeHook: decode,
+	})
+	if err != nil {
+		return []error{err}
+	}
+	errs := decodeErrors(l.key, d.Decode(data))
+	slices.Sort(meta.Unused)
+	for _, key := range meta.Unused {
+		errs = append(errs, fmt.Errorf("%s%s: unknown key", l.key, key))
+	}
+	if len(errs) == 0 {
+		l.value.Set(into.Elem())
+	}
+	return errs
+}
+
+// envNames returns the environment variables of a key: plugin.kubeletDir is GPU_NODE_AGENT_PLUGIN_KUBELET_DIR,
+// and without the underscore that the capital makes, as viper itself would have it.
+func envNames(key string) []string {
+	var b strings.Builder
+	for _, r := range key {
+		if unicode.IsUpper(r) {
+			b.WriteByte('_')
+		}
+		b.WriteRune(r)
+	}
+	name := func(s string) string { return EnvPrefix + "_" + strings.ToUpper(strings.ReplaceAll(s, ".", "_")) }
+	return slices.Compact([]string{name(b.String()), name(key)})
+}
+
+// decode turns what the file, the environment and the flags hold into the types of Config. The last two
+// hold only strings; those are read as YAML, so that even a list can be given there.
+func decode(from, to reflect.Type, data any) (any, error) {
+	if to == reflect.TypeFor[time.Duration]() {
+		s, ok := data.(string)
+		d, err := time.ParseDuration(s)
+		if n, isInt := data.(int); isInt && n == 0 {
+			return time.Duration(0), nil
+		}
+		if !ok || err != nil {
+			return nil, fmt.Errorf("%v is not a duration; use a number with a unit, such as 10s", data)
+		}
+		return d, nil
+	}
+	for to.Kind() == reflect.Pointer {
+		to = to.Elem()
+	}
+	if name, ok := data.(string); ok && to == reflect.TypeFor[metrics.FieldSpec]() {
+		return metrics.FieldSpec{Name: name}, nil
+	}
+	switch {
+	case data == nil, from == to:
+		return data, nil
+	case from.Kind() == reflect.String && to.Kind() != reflect.String:
+		var v any
+		if err := yaml.Unmarshal([]byte(data.(string)), &v); err != nil {
+			return nil, fmt.Errorf("%q is not %s", data, describe(to))
+		}
+		if v == nil || reflect.TypeOf(v).Kind() == reflect.String {
+			return nil, fmt.Errorf("%q is not %s", data, describe(to))
+		}
+		return v, nil
+	case to.Kind() == reflect.String && from.Kind() != reflect.String:
+		return nil, fmt.Errorf("%v is not a text; put it in quotes", data)
+	case from.Kind() == reflect.Float64 && strings.HasPrefix(to.Kind().String(), "int"):
+		return nil, fmt.Errorf("%v is not %s", data, describe(to))
+	}
+	return data, nil
+}
+
+func describe(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Int, reflect.Int64:
+		return "a whole number"
+	case reflect.Float64:
+		return "a number"
+	case reflect.Slice:
+		return "a list"
+	default:
+		return "a " + t.Kind().String()
+	}
+}
+
+// decodeErrors gives every decoding error its key first.
+func decodeErrors(key string, err error) []error {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		var errs []error
+		for _, e := range joined.Unwrap() {
+			errs = append(errs, decodeErrors(key, e)...)
+		}
+		return errs
+	}
+	if err == nil {
+		return nil
+	}
+	if de, ok := errors.AsType[*mapstructure.DecodeError](err); ok {
+		return decodeErrors(key+de.Name(), de.Unwrap())
+	}
+	return []error{fmt.Errorf("%s: %w", key, err)}
+}
+
+// suggest returns a known key that is like the unknown one.
+func suggest(key string, known []string) string {
+	best, least := "", 4
+	for _, k := range known {
+		if d := distance(strings.ToLower(key), strings.ToLower(k)); d < least {
+			best, least = k, d
+		}
+	}
+	if best == "" {
+		return ""
+	}
+	return "; did you mean " + best + "?"
+}
+
+// distance is the number of letters to add, drop or change to get from a to b.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost = 1 + min(diagonal, row[j], row[j+1])
+			}
+			diagonal, row[j+1] = row[j+1], cost
+		}
+	}
+	return row[len(b)]
+}

@@ -1,0 +1,143 @@
+package agent
+
+import (
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// NodeStatus is what /api/v1/snapshot answers, and what the page and `gpu-node-agent status` show.
+//
+// The words are those of the log and of /metrics. A key that is not there is not known: no value is ever 0
+// for want of a better one. Keys may be added; none changes its meaning within v1.
+type NodeStatus struct {
+	Node     string         `json:"node"`
+	Version  string         `json:"version"`
+	Revision string         `json:"revision,omitempty"`
+	Time     time.Time      `json:"time"`     // of this answer
+	Ready    bool           `json:"ready"`    // as /readyz
+	NotReady []string       `json:"notReady"` // why not
+	Config   ConfigStatus   `json:"config"`
+	Source   SourceStatus   `json:"source"`
+	Kubelet  KubeletStatus  `json:"kubelet"`
+	GPUs     []DeviceStatus `json:"gpus"`   // by index
+	Events   []EventStatus  `json:"events"` // the newest first, at most 100
+}
+
+// ConfigStatus is how the last reload of the configuration went.
+type ConfigStatus struct {
+	OK    bool      `json:"ok"` // false: it was bad, and the one before is in force
+	Since time.Time `json:"since,omitzero"`
+}
+
+// SourceStatus is the state of what measures the GPUs.
+type SourceStatus struct {
+	Kind       string    `json:"kind"`   // dcgm, sim
+	Status     string    `json:"status"` // starting, up, down, stalled
+	Since      time.Time `json:"since,omitzero"`
+	Error      string    `json:"error,omitempty"`
+	Reconnects uint64    `json:"reconnects"`
+	Measured   time.Time `json:"measured,omitzero"` // when the GPUs were last measured
+	Driver     string    `json:"driver,omitempty"`
+	CUDA       string    `json:"cuda,omitempty"`
+	DCGM       string    `json:"dcgm,omitempty"`
+	Engine     string    `json:"engine,omitempty"` // the host engine, if it is another process
+}
+
+// KubeletStatus is the state of the connection to the kubelet.
+type KubeletStatus struct {
+	Error        string           `json:"error,omitempty"`        // why nothing is served, or not all
+	AuditError   string           `json:"auditError,omitempty"`   // why what the kubelet believes is not checked
+	HoldersError string           `json:"holdersError,omitempty"` // why there is no newer word on who holds what
+	Holders      time.Time        `json:"holders,omitzero"`       // when the kubelet last said who holds what
+	Resources    []ResourceStatus `json:"resources"`
+}
+
+// ResourceStatus is the state of one resource.
+type ResourceStatus struct {
+	Name             string            `json:"name"`
+	Registered       bool              `json:"registered"`
+	Error            string            `json:"error,omitempty"` // why it is not
+	Devices          int               `json:"devices"`
+	Healthy          int               `json:"healthy"`
+	Registrations    uint64            `json:"registrations"`
+	Streams          int               `json:"streams"`
+	AuditMismatches  uint64            `json:"auditMismatches"`
+	Allocations      uint64            `json:"allocations"`
+	AllocationErrors map[string]uint64 `json:"allocationErrors,omitempty"` // by reason
+}
+
+// DeviceStatus is what is known of a GPU or of a MIG device.
+type DeviceStatus struct {
+	UUID     health.DeviceID          `json:"uuid"`
+	Index    int                      `json:"index"` // the driver's, of a MIG device its GPU's
+	Model    string                   `json:"model,omitempty"`
+	PCI      string                   `json:"pci,omitempty"`
+	NUMA     []int                    `json:"numa,omitempty"`
+	Profile  string                   `json:"profile,omitempty"` // MIG
+	GI       *int                     `json:"gi,omitempty"`      // MIG: GPU instance
+	CI       *int                     `json:"ci,omitempty"`      // MIG: compute instance
+	MIGMode  bool                     `json:"migMode,omitempty"`
+	Presence string                   `json:"presence"` // present, lost, inaccessible, detached, missing, unknown
+	State    string                   `json:"state"`    // healthy, degraded, unhealthy, unknown
+	Since    time.Time                `json:"since,omitzero"`
+	Findings []FindingStatus          `json:"findings"` // the worst first
+	Values   ValuesStatus             `json:"values"`
+	Fields   map[health.Field]float64 `json:"fields,omitempty"` // all that was measured, by DCGM field number, in DCGM's units
+	XIDs     []XIDStatus              `json:"xids"`             // since the agent started, by number
+	LastXID  *XIDStatus               `json:"lastXid,omitempty"`
+	Holders  []HolderStatus           `json:"holders"`
+	MIG      []DeviceStatus           `json:"mig,omitempty"`
+}
+
+// FindingStatus is one thing that is wrong with a device.
+type FindingStatus struct {
+	Cause  string          `json:"cause"`
+	State  string          `json:"state"`
+	Reason string          `json:"reason"`
+	Action string          `json:"action"`
+	Since  time.Time       `json:"since,omitzero"`
+	Clears string          `json:"clears"`         // by itself, gpu reset, reboot, operator
+	From   health.DeviceID `json:"from,omitempty"` // the GPU that a MIG device has it from
+}
+
+// ValuesStatus is what people look at first. The names tell the units.
+type ValuesStatus struct {
+	Temperature       *float64 `json:"temperatureCelsius,omitempty"`
+	MemoryTemperature *float64 `json:"memoryTemperatureCelsius,omitempty"`
+	Power             *float64 `json:"powerWatts,omitempty"`
+	Utilization       *float64 `json:"utilizationPercent,omitempty"`
+	MemoryUsed        *float64 `json:"memoryUsedBytes,omitempty"`
+	MemoryTotal       *float64 `json:"memoryTotalBytes,omitempty"`
+	SMClock           *float64 `json:"smClockMHz,omitempty"`
+}
+
+// XIDStatus is an XID that a device has reported.
+type XIDStatus struct {
+	XID   int       `json:"xid"`
+	Name  string    `json:"name"`
+	Count uint64    `json:"count,omitempty"`
+	Time  time.Time `json:"time,omitzero"`
+}
+
+// HolderStatus is a container that has a device.
+type HolderStatus struct {
+	Namespace string `json:"namespace"`
+	Pod       string `json:"pod"`
+	Container string `json:"container"`
+	Resource  string `json:"resource"`
+	Device    string `json:"device"` // what the kubelet calls it: the UUID, of a replica followed by :: and its number
+}
+
+// EventStatus is something that has happened.
+type EventStatus struct {
+	Time  time.Time       `json:"time"`
+	Kind  string          `json:"kind"`            // state, xid, found, gone, source
+	GPU   *int            `json:"gpu,omitempty"`   // index
+	UUID  health.DeviceID `json:"uuid,omitempty"`  // of the GPU or the MIG device
+	State string          `json:"state,omitempty"` // of the device, or of the source
+	Was   string          `json:"was,omitempty"`
+	Cause string          `json:"cause,omitempty"`
+	XID   int             `json:"xid,omitempty"`
+	Text  string          `json:"text"` // all of it in words
+}

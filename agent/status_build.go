@@ -1,0 +1,165 @@
+package agent
+
+import (
+	"cmp"
+	"maps"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+)
+
+// known is all that a NodeStatus is made of.
+type known struct {
+	node     string
+	build    Build
+	now      time.Time
+	notReady []string
+	reload   metrics.Reload
+	snapshot *health.Snapshot // nil before the first
+	plugin   plugin.Status
+	holders  plugin.Holders
+	events   []EventStatus
+}
+
+// status looks at what is known now. Like a scrape it asks nobody.
+func (a *Agent) status() NodeStatus {
+	return statusOf(known{
+		node: nodeName(), build: a.build, now: time.Now(), notReady: a.unready(), reload: *a.reloaded.Load(),
+		snapshot: a.snapshots.Load(), plugin: a.devices.Status(), holders: a.devices.Holders(), events: a.events.latest(),
+	})
+}
+
+func statusOf(k known) NodeStatus {
+	s := NodeStatus{
+		Node: k.node, Version: k.build.Version, Revision: k.build.Revision, Time: k.now.UTC(),
+		Ready: len(k.notReady) == 0, NotReady: list(k.notReady), Events: list(k.events),
+		Config: ConfigStatus{k.reload.OK, k.reload.At.UTC()}, Kubelet: kubeletStatus(k.plugin, k.holders),
+		Source: SourceStatus{Status: health.SourceStarting.String()}, GPUs: []DeviceStatus{},
+	}
+	if k.snapshot == nil {
+		return s
+	}
+	src := k.snapshot.Source
+	s.Source = SourceStatus{
+		Kind: src.Kind, Status: src.Status.String(), Since: src.Since.UTC(), Error: src.Err, Reconnects: src.Reconnects,
+		Measured: k.snapshot.At.UTC(), Driver: src.Versions.Driver, CUDA: src.Versions.CUDA, DCGM: src.Versions.DCGM, Engine: src.Versions.Engine,
+	}
+	s.GPUs = deviceStatuses(k.snapshot.Devices, k.holders)
+	return s
+}
+
+func kubeletStatus(p plugin.Status, h plugin.Holders) KubeletStatus {
+	k := KubeletStatus{Error: p.Err, AuditError: p.AuditErr, HoldersError: h.Err, Holders: h.At.UTC(), Resources: []ResourceStatus{}}
+	for _, r := range p.Resources {
+		k.Resources = append(k.Resources, ResourceStatus{
+			Name: r.Name, Registered: r.Registered, Error: r.Err, Devices: r.Devices, Healthy: r.Healthy,
+			Registrations: r.Registrations, Streams: r.Streams, AuditMismatches: r.AuditMismatches,
+			Allocations: r.Allocations, AllocationErrors: r.AllocationErrors,
+		})
+	}
+	return k
+}
+
+// deviceStatuses returns the GPUs, each with its MIG devices. One whose GPU is not known stands by itself.
+func deviceStatuses(devices []health.DeviceState, h plugin.Holders) []DeviceStatus {
+	all := make([]DeviceStatus, 0, len(devices))
+	at := make(map[health.DeviceID]int)
+	for i := range devices {
+		if devices[i].Device.Kind == health.KindGPU {
+			at[devices[i].Device.ID] = len(all)
+			all = append(all, deviceStatus(&devices[i], h))
+		}
+	}
+	for i := range devices {
+		if devices[i].Device.Kind == health.KindGPU {
+			continue
+		}
+		if gpu, ok := at[devices[i].Device.Parent]; ok {
+			all[gpu].MIG = append(all[gpu].MIG, deviceStatus(&devices[i], h))
+		} else {
+			all = append(all, deviceStatus(&devices[i], h))
+		}
+	}
+	for i := range all {
+		slices.SortStableFunc(all[i].MIG, func(a, b DeviceStatus) int { return cmp.Or(cmp.Compare(*a.GI, *b.GI), cmp.Compare(*a.CI, *b.CI)) })
+	}
+	slices.SortStableFunc(all, func(a, b DeviceStatus) int { return cmp.Compare(a.Index, b.Index) })
+	return all
+}
+
+func deviceStatus(d *health.DeviceState, h plugin.Holders) DeviceStatus {
+	s := DeviceStatus{
+		UUID: d.Device.ID, Index: d.Device.Index, Model: d.Device.Model, PCI: d.Device.PCI, NUMA: d.Device.NUMA,
+		Profile: d.Device.Profile, MIGMode: d.Device.MIGMode, Presence: d.Sample.Presence.String(),
+		State: d.Verdict.State.String(), Since: d.Verdict.Since.UTC(),
+		Findings: make([]FindingStatus, 0, len(d.Verdict.Findings)), XIDs: []XIDStatus{}, Holders: []HolderStatus{},
+		Fields: finite(d.Sample.Values),
+	}
+	if d.Device.Kind == health.KindMIG {
+		s.GI, s.CI = &d.Device.GI, &d.Device.CI
+	}
+	s.Values = valuesStatus(s.Fields, d.Device.Memory)
+	for _, f := range d.Verdict.Findings {
+		s.Findings = append(s.Findings, FindingStatus{
+			Cause: f.Cause, State: f.State.String(), Reason: f.Reason, Action: f.Action,
+			Since: f.Since.UTC(), Clears: f.Clears.String(), From: f.From,
+		})
+	}
+	for _, code := range slices.Sorted(maps.Keys(d.XIDCounts)) {
+		s.XIDs = append(s.XIDs, XIDStatus{XID: code, Name: health.LookupXID(code).Name, Count: d.XIDCounts[code]})
+	}
+	if x := d.LastXID; x.Code != 0 {
+		s.LastXID = &XIDStatus{XID: x.Code, Name: health.LookupXID(x.Code).Name, Time: x.At.UTC()}
+	}
+	for _, holder := range h.By[d.Device.ID] {
+		s.Holders = append(s.Holders, HolderStatus{holder.Namespace, holder.Pod, holder.Container, holder.Resource, holder.DeviceID})
+	}
+	return s
+}
+
+func valuesStatus(fields map[health.Field]float64, memory uint64) ValuesStatus {
+	value := func(f health.Field, unit float64) *float64 {
+		v, ok := fields[f]
+		if !ok {
+			return nil
+		}
+		v *= unit
+		return &v
+	}
+	const mib = 1 << 20
+	v := ValuesStatus{
+		Temperature: value(health.FieldGPUTemp, 1), MemoryTemperature: value(health.FieldMemoryTemp, 1),
+		Power: value(health.FieldPower, 1), Utilization: value(health.FieldGPUUtil, 1), SMClock: value(health.FieldSMClock, 1),
+		MemoryUsed: value(health.FieldFBUsed, mib), MemoryTotal: value(health.FieldFBTotal, mib),
+	}
+	if v.MemoryTotal == nil && memory > 0 {
+		total := float64(memory)
+		v.MemoryTotal = &total
+	}
+	return v
+}
+
+// finite leaves out what JSON cannot say. The map is one of a snapshot, so it is copied if it must change.
+func finite(values map[health.Field]float64) map[health.Field]float64 {
+	odd := func(_ health.Field, v float64) bool { return math.IsNaN(v) || math.IsInf(v, 0) }
+	for f, v := range values {
+		if odd(f, v) {
+			values = maps.Clone(values)
+			maps.DeleteFunc(values, odd)
+			break
+		}
+	}
+	return values
+}
+
+// list is an empty list rather than none: JSON has [] then, not null.
+func list[T any](s []T) []T {
+	if s == nil {
+		return []T{}
+	}
+	return s
+}

@@ -1,0 +1,424 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+)
+
+func statusNow() time.Time { return time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC) }
+
+func ago(d time.Duration) time.Time { return statusNow().Add(-d) }
+
+// aGPU is a healthy one that works.
+func aGPU(index int) health.DeviceState {
+	return health.DeviceState{
+		Device: health.Device{
+			ID: health.DeviceID("GPU-" + strconv.Itoa(index)), Index: index, Model: "NVIDIA H100 80GB HBM3", PCI: "00000000:1B:00.0",
+			NUMA: []int{0}, Memory: 80 << 30, GI: -1, CI: -1,
+		},
+		Sample: health.Sample{Presence: health.Present, Values: map[health.Field]float64{
+			health.FieldGPUTemp: 51, health.FieldPower: 312.4, health.FieldGPUUtil: 87, health.FieldSMClock: 1980,
+			health.FieldFBUsed: 40 << 10, health.FieldFBTotal: 80 << 10,
+		}},
+		Verdict: health.Verdict{State: health.Healthy, Since: ago(3 * time.Hour)},
+	}
+}
+
+func aMIG(index, gi int) health.DeviceState {
+	d := aGPU(index)
+	d.Device.Parent, d.Device.Kind, d.Device.Profile = d.Device.ID, health.KindMIG, "1g.10gb"
+	d.Device.ID = health.DeviceID("MIG-" + strconv.Itoa(index) + "-" + strconv.Itoa(gi))
+	d.Device.GI, d.Device.CI, d.Device.Memory = gi, 0, 10<<30
+	d.Sample.Values = map[health.Field]float64{health.FieldFBUsed: 1 << 10}
+	return d
+}
+
+// sick makes a device lost.
+func sick(d health.DeviceState, since time.Time) health.DeviceState {
+	d.Sample = health.Sample{Presence: health.Lost}
+	d.Verdict = health.Verdict{State: health.Unhealthy, Since: since, Findings: []health.Finding{{
+		Cause: health.CauseLost, State: health.Unhealthy, Reason: "the GPU is lost: the driver cannot reach it any more",
+		Action: "drain and reboot the node", Since: since,
+	}}}
+	return d
+}
+
+func hot(d health.DeviceState, since time.Time) health.DeviceState {
+	d.Verdict = health.Verdict{State: health.Degraded, Since: since, Findings: []health.Finding{{
+		Cause: "temperature", State: health.Degraded, Reason: "the GPU is at 94 °C, the limit is 90 °C",
+		Action: "check cooling and power supply", Since: since,
+	}}}
+	return d
+}
+
+// aNode has a healthy GPU that is held, a lost one, and a hot one with MIG devices.
+func aNode() known {
+	lost := sick(aGPU(1), ago(90*time.Second))
+	lost.XIDCounts, lost.LastXID = map[int]uint64{79: 1, 31: 2}, health.XID{Code: 79, At: ago(95 * time.Second)}
+	gpu, mig := hot(aGPU(2), ago(time.Minute)), hot(aMIG(2, 7), ago(time.Minute))
+	mig.Verdict.Findings[0].From = gpu.Device.ID
+	snapshot := &health.Snapshot{
+		Seq: 7, At: ago(time.Second), Devices: []health.DeviceState{aGPU(0), lost, gpu, mig, aMIG(2, 8)},
+		Source: health.Source{
+			Kind: "dcgm", Status: health.SourceUp, Since: ago(26 * time.Hour), Reconnects: 2,
+			Versions: health.Versions{Driver: "580.95.05", CUDA: "13.0", DCGM: "4.6.0"},
+		},
+	}
+	before := *snapshot
+	before.Devices = []health.DeviceState{aGPU(0), aGPU(1), gpu, mig, aMIG(2, 8)}
+	before.At = ago(2 * time.Minute)
+	k := known{
+		node: "node-1", build: Build{Version: "1.2.3", Revision: "abc"}, now: statusNow(), notReady: []string{"plugin nvidia.com/x: the kubelet said no"},
+		reload: metrics.Reload{OK: true, At: ago(time.Hour)}, snapshot: snapshot,
+		plugin: plugin.Status{AuditErr: "List: denied", Resources: []plugin.ResourceStatus{
+			{Name: "nvidia.com/gpu", Registered: true, Devices: 3, Healthy: 2, Allocations: 5, AuditMismatches: 1, AllocationErrors: map[string]uint64{"unknown_device": 4}},
+			{Name: "nvidia.com/x", Err: "the kubelet said no"},
+		}},
+		holders: plugin.Holders{At: ago(2 * time.Second), By: map[health.DeviceID][]plugin.Holder{
+			"GPU-0": {
+				{Namespace: "training", Pod: "llm-0", Container: "torch", Resource: "nvidia.com/gpu", DeviceID: "GPU-0::0"},
+				{Namespace: "training", Pod: "llm-0", Container: "torch", Resource: "nvidia.com/gpu", DeviceID: "GPU-0::1"},
+				{Namespace: "web", Pod: "chat-1", Container: "vllm", Resource: "nvidia.com/gpu", DeviceID: "GPU-0::2"},
+			},
+			"MIG-2-8": {{Namespace: "nb", Pod: "ada", Container: "main", Resource: "nvidia.com/gpu", DeviceID: "MIG-2-8"}},
+		}},
+	}
+	k.events = newestFirst(newestFirst(nil, eventsBetween(nil, &before)), eventsBetween(&before, snapshot))
+	return k
+}
+
+func pageOf(t testing.TB, k known) string {
+	t.Helper()
+	w := httptest.NewRecorder()
+	newStatusPages(func() NodeStatus { return statusOf(k) }, zap.NewNop()).
+		serveHTML(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil))
+	if w.Code != http.StatusOK {
+		t.Fatalf("%d: %s", w.Code, w.Body)
+	}
+	return w.Body.String()
+}
+
+func mustHave(t *testing.T, text string, parts ...string) {
+	t.Helper()
+	for _, p := range parts {
+		if !strings.Contains(text, p) {
+			t.Errorf("%q is not in\n%s", p, text)
+		}
+	}
+}
+
+// section returns the page's card of a GPU.
+func section(t *testing.T, page string, index int) string {
+	t.Helper()
+	_, rest, found := strings.Cut(page, `id="gpu-`+strconv.Itoa(index)+`"`)
+	card, _, ended := strings.Cut(rest, "</section>")
+	if !found || !ended {
+		t.Fatalf("no GPU %d in\n%s", index, page)
+	}
+	return card
+}
+
+func TestPage(t *testing.T) {
+	page := pageOf(t, aNode())
+	mustHave(t, page, "gpu-node-agent 1.2.3", "<h1>node-1</h1>", "<title>node-1, 1 unhealthy, 1 degraded – gpu-node-agent</title>",
+		`href="/metrics"`, `href="/readyz"`, `href="/api/v1/snapshot"`, `<noscript><meta http-equiv="refresh" content="5">`,
+		"1 unhealthy", "1 degraded", "1 healthy", "since 1d2h", "driver 580.95.05, CUDA 13.0, DCGM 4.6.0", "<dt>reconnects</dt><dd>2</dd>",
+		"2 of 3 healthy · 5 allocations, 4 refused: unknown_device · 1 audit mismatch<", "not registered</span> the kubelet said no", "List: denied",
+		"XID 79: ", "unhealthy, was healthy: lost: the GPU is lost")
+	mustHave(t, section(t, page, 0), "51 °C", "312 W", "87 %", `<rect width="87"`, "40.0 / 80.0 GiB", `<rect width="50"`,
+		"training/llm-0 (torch) ×2", "web/chat-1 (vllm)", "GPU-0", "00000000:1B:00.0", "NUMA 0")
+	lost := section(t, page, 1)
+	mustHave(t, lost, "unhealthy", "lost</strong>", "since 1m30s", "drain and reboot the node", "31 ×2, 79 ×1", "last 79, 1m35s ago", "nobody", "– / 80.0 GiB")
+	for _, zero := range []string{"0 °C", "0 W", "0 %", "<rect"} {
+		if strings.Contains(strings.ReplaceAll(lost, "80.0", ""), zero) {
+			t.Errorf("%q of a GPU that measures nothing:\n%s", zero, lost)
+		}
+	}
+	mig := section(t, page, 2)
+	mustHave(t, mig, "2 MIG devices, 1 held by pods", "1g.10gb", "gi 7", "nb/ada (main)", "1.0 / 10.0 GiB", `<span class="badge">healthy</span>`)
+	if n := strings.Count(mig, "check cooling"); n != 1 {
+		t.Errorf("the GPU's finding is told %d times:\n%s", n, mig)
+	}
+}
+
+func TestPageLoadsNothing(t *testing.T) {
+	page := pageOf(t, aNode())
+	for _, part := range []string{"http://", "https://", "src=", "<link", "@import", "url("} {
+		if strings.Contains(page, part) {
+			t.Errorf("the page has %q", part)
+		}
+	}
+}
+
+// A page, an answer and a table come of whatever there is.
+func TestStatusOfLittle(t *testing.T) {
+	for name, k := range map[string]known{
+		"nothing": {now: statusNow()},
+		"down":    {now: statusNow(), snapshot: &health.Snapshot{Source: health.Source{Status: health.SourceDown, Err: "refused"}}},
+		"empty devices": {now: statusNow(), snapshot: &health.Snapshot{Devices: []health.DeviceState{
+			{}, {Device: health.Device{Kind: health.KindMIG, Parent: "GPU-unknown"}},
+		}}},
+		"odd values": {now: statusNow(), snapshot: &health.Snapshot{Devices: []health.DeviceState{{
+			Sample: health.Sample{Values: map[health.Field]float64{
+				health.FieldGPUTemp: math.NaN(), health.FieldGPUUtil: math.Inf(1), health.FieldFBUsed: 5, health.FieldFBTotal: 0, health.FieldPower: -1e300,
+			}},
+		}}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			mustHave(t, pageOf(t, k), "gpu-node-agent", "–")
+			s := statusOf(k)
+			if _, err := json.Marshal(s); err != nil {
+				t.Error(err)
+			}
+			if s.Table(true, true) == "" || s.Table(false, false) == "" {
+				t.Error("no table")
+			}
+		})
+	}
+}
+
+func TestStatusEscapes(t *testing.T) {
+	const bad = "<script>alert(1)</script>\"'>&\x1b[31m\n"
+	k := aNode()
+	k.node, k.build.Version, k.plugin.Err = bad, bad, bad
+	k.plugin.Resources[1].Err, k.plugin.Resources[0].Name = bad, bad
+	k.snapshot.Source.Err, k.snapshot.Source.Versions.Driver, k.snapshot.Source.Kind = bad, bad, bad
+	d := &k.snapshot.Devices[1]
+	d.Device.Model, d.Device.PCI, d.Device.ID = bad, bad, bad
+	d.Verdict.Findings[0].Reason, d.Verdict.Findings[0].Cause, d.Verdict.Findings[0].Action = bad, bad, bad
+	k.snapshot.Devices[4].Device.Profile = bad
+	k.holders.By[bad] = []plugin.Holder{{Namespace: bad, Pod: bad, Container: bad}}
+	k.events[0].Text = bad
+	if page := pageOf(t, k); strings.Contains(page, "<script>alert") || strings.Contains(page, `"'>`) {
+		t.Errorf("not escaped:\n%s", page)
+	}
+	for _, colour := range []bool{false, true} {
+		if table := statusOf(k).Table(true, colour); strings.Contains(table, "&\x1b[31m") || strings.Contains(table, "'>&\n") {
+			t.Errorf("control characters reach the terminal:\n%q", table)
+		}
+	}
+}
+
+func TestTable(t *testing.T) {
+	const golden = "testdata/status.txt"
+	s := statusOf(aNode())
+	got := s.Table(false, false) + "\n--- wide\n\n" + s.Table(true, false) + "\n--- colour\n\n" + strings.ReplaceAll(s.Table(false, true), "\x1b", "ESC")
+	if *update {
+		if err := os.WriteFile(golden, []byte(got), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("the table differs from %s (go test ./agent -update):\n%s", golden, got)
+	}
+}
+
+// What is asked for over HTTP is what was known, and says no more than that.
+func TestAskStatus(t *testing.T) {
+	want := statusOf(aNode())
+	pages := newStatusPages(func() NodeStatus { return want }, zap.NewNop())
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+snapshotPath, pages.serveJSON)
+	server := httptest.NewServer(mux)
+	defer server.Close()
+	got, text, err := AskStatus(t.Context(), strings.TrimPrefix(server.URL, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Table(true, true) != want.Table(true, true) {
+		t.Errorf("the answer reads as\n%s", got.Table(true, false))
+	}
+	mustHave(t, string(text), `"state":"unhealthy","since":"2026-03-02T11:58:30Z"`, `"cause":"lost"`, `"temperatureCelsius":51`, `"150":51`,
+		`"memoryUsedBytes":42949672960`, `"pod":"llm-0"`, `"kind":"xid"`, `"notReady":["plugin nvidia.com/x: the kubelet said no"]`)
+	var tree struct {
+		GPUs []map[string]any `json:"gpus"`
+	}
+	if err := json.Unmarshal(text, &tree); err != nil {
+		t.Fatal(err)
+	}
+	if values, _ := tree.GPUs[1]["values"].(map[string]any); len(values) != 1 || tree.GPUs[1]["fields"] != nil {
+		t.Errorf("a lost GPU has values: %v", tree.GPUs[1])
+	}
+
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodHead, server.URL+snapshotPath, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = res.Body.Close()
+	if res.StatusCode != http.StatusOK || res.ContentLength != int64(len(text)) || res.Header.Get("Cache-Control") != "no-store" {
+		t.Errorf("HEAD: %s %d %v", res.Status, res.ContentLength, res.Header)
+	}
+}
+
+func TestAskStatusSaysWhy(t *testing.T) {
+	answers := func(code int, text string) string {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(code)
+			_, _ = w.Write([]byte(text))
+		}))
+		t.Cleanup(s.Close)
+		return s.URL
+	}
+	tls := httptest.NewUnstartedServer(http.NotFoundHandler())
+	tls.Config.ErrorLog = zap.NewStdLog(zap.NewNop())
+	tls.StartTLS()
+	defer tls.Close()
+	closed := httptest.NewServer(http.NotFoundHandler())
+	closed.Close()
+	for _, c := range []struct{ address, want string }{
+		{closed.URL, "no agent answers at 127.0.0.1:"},
+		{"nine", `--address: "nine" is not an address`},
+		{answers(http.StatusNotFound, ""), "it is no agent of this version"},
+		{answers(http.StatusOK, "<html>"), "is not a snapshot"},
+		{answers(http.StatusUnauthorized, ""), "a name and a password"},
+		{strings.Replace(tls.URL, "https", "http", 1), "speaks TLS"},
+	} {
+		if _, _, err := AskStatus(t.Context(), c.address); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", c.address, err, c.want)
+		}
+	}
+}
+
+func texts(all []EventStatus) string {
+	var b strings.Builder
+	for _, e := range all {
+		b.WriteString(e.Kind + " " + string(e.UUID) + " " + e.Text + "\n")
+	}
+	return b.String()
+}
+
+func TestEvents(t *testing.T) {
+	up := health.Source{Kind: "sim", Status: health.SourceUp, Since: ago(time.Hour)}
+	snapshot := func(src health.Source, devices ...health.DeviceState) *health.Snapshot {
+		return &health.Snapshot{At: ago(time.Minute), Source: src, Devices: devices}
+	}
+	down := health.Source{Kind: "sim", Status: health.SourceDown, Err: "refused"}
+	xids := aGPU(0)
+	xids.XIDCounts, xids.LastXID = map[int]uint64{31: 3}, health.XID{Code: 31, At: ago(2 * time.Minute)}
+	gpu, mig := sick(aGPU(0), ago(0)), sick(aMIG(0, 7), ago(0))
+	other := sick(aMIG(0, 7), ago(0))
+	other.Verdict.Findings[0].Cause = "xid-43"
+	for name, c := range map[string]struct {
+		before, after *health.Snapshot
+		want          string
+	}{
+		"start":          {nil, snapshot(up, aGPU(0), aGPU(1), aMIG(0, 7)), "source  source sim up\nfound  2 GPUs, 1 MIG device found\n"},
+		"remembered":     {nil, &health.Snapshot{Source: health.Source{Kind: "sim"}, Devices: []health.DeviceState{gpu}}, "source  source sim starting\nfound GPU-0 1 GPU remembered from before the start\nstate GPU-0 unhealthy: lost: the GPU is lost: the driver cannot reach it any more\n"},
+		"same":           {snapshot(up, aGPU(0)), snapshot(up, aGPU(0)), ""},
+		"source":         {snapshot(up, aGPU(0)), snapshot(down, aGPU(0)), "source  source sim down: refused\n"},
+		"XIDs":           {snapshot(up, aGPU(0)), snapshot(up, xids), "xid GPU-0 XID 31: " + health.LookupXID(31).Name + " (count 3)\n"},
+		"gone":           {snapshot(up, aGPU(0), aMIG(0, 7)), snapshot(up, aGPU(0)), "gone MIG-0-7 1 MIG device gone\n"},
+		"lost with MIG":  {snapshot(up, aGPU(0), aMIG(0, 7)), snapshot(up, gpu, mig), "state GPU-0 unhealthy, was healthy: lost: the GPU is lost: the driver cannot reach it any more\n"},
+		"back with MIG":  {snapshot(up, gpu, mig), snapshot(up, aGPU(0), aMIG(0, 7)), "state GPU-0 healthy, was unhealthy; cleared: lost\n"},
+		"a MIG's own":    {snapshot(up, aGPU(0), aMIG(0, 7)), snapshot(up, aGPU(0), other), "state MIG-0-7 unhealthy, was healthy: xid-43: the GPU is lost: the driver cannot reach it any more\n"},
+		"and it is over": {snapshot(up, aGPU(0), other), snapshot(up, aGPU(0), aMIG(0, 7)), "state MIG-0-7 healthy, was unhealthy; cleared: xid-43\n"},
+	} {
+		if got := texts(eventsBetween(c.before, c.after)); got != c.want {
+			t.Errorf("%s:\n%swant\n%s", name, got, c.want)
+		}
+	}
+}
+
+func TestEventsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var snapshots health.Latest[health.Snapshot]
+		var e events
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- e.follow(ctx, &snapshots) }()
+		for i := range 2 * maxEvents {
+			status := health.SourceUp
+			if i%2 == 0 {
+				status = health.SourceDown
+			}
+			snapshots.Store(&health.Snapshot{Source: health.Source{Kind: strconv.Itoa(i), Status: status}})
+			synctest.Wait()
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		all := e.latest()
+		if len(all) != maxEvents || all[0].Text != "source 199 up" || all[maxEvents-1].Text != "source 100 down" {
+			t.Errorf("%d events: %s", len(all), texts(all))
+		}
+	})
+}
+
+func TestAgeText(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		-time.Hour: "0s", 59 * time.Second: "59s", 90 * time.Second: "1m30s", 12*time.Minute + time.Second: "12m", 5 * time.Minute: "5m",
+		2*time.Hour + 5*time.Minute: "2h5m", 11*time.Hour + time.Minute: "11h", 50 * time.Hour: "2d2h", 1000 * time.Hour: "41d",
+	} {
+		if got := ageText(statusNow(), ago(d)); got != want {
+			t.Errorf("%v is %s, want %s", d, got, want)
+		}
+	}
+}
+
+// bigNode is as large as they come: every GPU partitioned in seven, everything held.
+func bigNode() known {
+	k := aNode()
+	k.snapshot.Devices, k.events = nil, nil
+	for i := range 32 {
+		k.snapshot.Devices = append(k.snapshot.Devices, sick(aGPU(i), ago(time.Minute)))
+		for gi := range 7 {
+			d := aMIG(i, gi)
+			k.snapshot.Devices = append(k.snapshot.Devices, d)
+			k.holders.By[d.Device.ID] = []plugin.Holder{{Namespace: "training", Pod: "llm-70b-worker-" + strconv.Itoa(i), Container: "torch"}}
+		}
+	}
+	for range maxEvents {
+		k.events = append(k.events, eventsBetween(&health.Snapshot{}, &health.Snapshot{Source: health.Source{Status: health.SourceDown, Err: "refused"}})...)
+	}
+	return k
+}
+
+func TestBigNodeIsSmall(t *testing.T) {
+	page := pageOf(t, bigNode())
+	text, err := json.Marshal(statusOf(bigNode()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("page %d KiB, JSON %d KiB", len(page)>>10, len(text)>>10)
+	if len(page) > 256<<10 || len(text) > 256<<10 {
+		t.Errorf("a page of %d bytes, JSON of %d", len(page), len(text))
+	}
+}
+
+func BenchmarkStatusPage(b *testing.B) {
+	k := bigNode()
+	pages := newStatusPages(func() NodeStatus { return statusOf(k) }, zap.NewNop())
+	for name, serve := range map[string]http.HandlerFunc{"html": pages.serveHTML, "json": pages.serveJSON} {
+		b.Run(name, func(b *testing.B) {
+			req := httptest.NewRequestWithContext(b.Context(), http.MethodGet, "/", nil)
+			b.ReportAllocs()
+			for b.Loop() {
+				serve(httptest.NewRecorder(), req)
+			}
+		})
+	}
+}

@@ -1,0 +1,238 @@
+package agent
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// How the page and the table say things. What is not known is an empty text, and shown as a dash.
+
+func percentText(v *float64) string { return valueText(v, "%.0f %%") }
+func celsiusText(v *float64) string { return valueText(v, "%.0f °C") }
+func wattsText(v *float64) string   { return valueText(v, "%.0f W") }
+func mhzText(v *float64) string     { return valueText(v, "%.0f MHz") }
+
+func valueText(v *float64, format string) string {
+	if v == nil {
+		return ""
+	}
+	return fmt.Sprintf(format, *v)
+}
+
+// memoryText is "61.2 / 79.6 GiB".
+func memoryText(v ValuesStatus) string {
+	const gib = 1 << 30
+	switch {
+	case v.MemoryTotal == nil:
+		return ""
+	case v.MemoryUsed == nil:
+		return fmt.Sprintf("– / %.1f GiB", *v.MemoryTotal/gib)
+	default:
+		return fmt.Sprintf("%.1f / %.1f GiB", *v.MemoryUsed/gib, *v.MemoryTotal/gib)
+	}
+}
+
+// memoryPercent is how full the memory is, nil if that is not known.
+func memoryPercent(v ValuesStatus) *float64 {
+	if v.MemoryUsed == nil || v.MemoryTotal == nil || *v.MemoryTotal <= 0 {
+		return nil
+	}
+	p := 100 * *v.MemoryUsed / *v.MemoryTotal
+	return &p
+}
+
+// ageText is how long ago something was, as kubectl says it.
+func ageText(now, t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	d := max(0, now.Sub(t))
+	day, hours, minutes := int(d.Hours())/24, int(d.Hours())%24, int(d.Minutes())%60
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < 10*time.Minute && int(d.Seconds())%60 > 0:
+		return fmt.Sprintf("%dm%ds", minutes, int(d.Seconds())%60)
+	case d < time.Hour:
+		return fmt.Sprintf("%dm", minutes)
+	case day == 0 && hours < 10 && minutes > 0:
+		return fmt.Sprintf("%dh%dm", hours, minutes)
+	case day == 0:
+		return fmt.Sprintf("%dh", hours)
+	case day < 10 && hours > 0:
+		return fmt.Sprintf("%dd%dh", day, hours)
+	default:
+		return fmt.Sprintf("%dd", day)
+	}
+}
+
+// clockText is a moment as a person reads it; the day is left out if it is today.
+func clockText(now, t time.Time) string {
+	if now.YearDay() == t.YearDay() && now.Year() == t.Year() {
+		return t.Format("15:04:05")
+	}
+	return t.Format("01-02 15:04:05")
+}
+
+// xidsText is "79 ×1, 31 ×4".
+func xidsText(xids []XIDStatus) string {
+	parts := make([]string, len(xids))
+	for i, x := range xids {
+		parts[i] = fmt.Sprintf("%d ×%d", x.XID, x.Count)
+	}
+	return strings.Join(parts, ", ")
+}
+
+// holderTexts names the containers that have a device, one that has several replicas of it once, and no more
+// than most.
+func holderTexts(holders []HolderStatus, most int) []string {
+	var names []string
+	times := make(map[string]int)
+	for _, h := range holders {
+		name := h.Namespace + "/" + h.Pod + " (" + h.Container + ")"
+		if times[name]++; times[name] == 1 {
+			names = append(names, name)
+		}
+	}
+	for i, name := range names {
+		if times[name] > 1 {
+			names[i] += fmt.Sprintf(" ×%d", times[name])
+		}
+	}
+	if more := len(names) - most; more > 0 {
+		names = append(names[:most], fmt.Sprintf("and %d more", more))
+	}
+	return names
+}
+
+func allocationsText(r ResourceStatus) string {
+	parts := []string{counted(r.Allocations, "allocation", "allocations")}
+	for _, reason := range slices.Sorted(maps.Keys(r.AllocationErrors)) {
+		parts = append(parts, fmt.Sprintf("%d refused: %s", r.AllocationErrors[reason], reason))
+	}
+	return strings.Join(parts, ", ")
+}
+
+func mismatchesText(r ResourceStatus) string {
+	return counted(r.AuditMismatches, "audit mismatch", "audit mismatches")
+}
+
+func counted(n uint64, one, many string) string {
+	if n == 1 {
+		many = one
+	}
+	return fmt.Sprint(n, " ", many)
+}
+
+// versionsText is "driver 580.95.05, CUDA 13.0, DCGM 4.6.0".
+func versionsText(s SourceStatus) string {
+	var parts []string
+	for _, v := range [][2]string{{"driver", s.Driver}, {"CUDA", s.CUDA}, {"DCGM", s.DCGM}, {"host engine", s.Engine}} {
+		if v[1] != "" {
+			parts = append(parts, v[0]+" "+v[1])
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+// own is what is wrong with a device itself: what a MIG device shares with its GPU is said there.
+func own(gpu, d DeviceStatus) []FindingStatus {
+	return slices.DeleteFunc(slices.Clone(d.Findings), func(f FindingStatus) bool {
+		return f.From != "" || d.UUID != gpu.UUID && slices.ContainsFunc(gpu.Findings, func(g FindingStatus) bool { return g.Cause == f.Cause })
+	})
+}
+
+// nameText is "GPU 3", of a MIG device "GPU 3 MIG 1g.10gb gi 7".
+func nameText(d DeviceStatus) string {
+	name := "GPU " + strconv.Itoa(d.Index)
+	if d.GI != nil {
+		name += fmt.Sprintf(" MIG %s gi %d", d.Profile, *d.GI)
+	}
+	return name
+}
+
+// trouble is a device with something wrong of its own.
+type trouble struct {
+	Device   DeviceStatus
+	Findings []FindingStatus // the worst first, at least one
+}
+
+// troubles are the devices with findings, the worst first.
+func troubles(s NodeStatus) []trouble {
+	var all []trouble
+	for _, gpu := range s.GPUs {
+		for _, d := range append([]DeviceStatus{gpu}, gpu.MIG...) {
+			if f := own(gpu, d); len(f) > 0 {
+				all = append(all, trouble{d, f})
+			}
+		}
+	}
+	slices.SortStableFunc(all, func(a, b trouble) int { return severity(b.Findings[0].State) - severity(a.Findings[0].State) })
+	return all
+}
+
+func severity(state string) int {
+	return slices.IndexFunc(health.States(), func(s health.State) bool { return s.String() == state })
+}
+
+// everyDevice returns each GPU, followed by its MIG devices.
+func everyDevice(s NodeStatus) []DeviceStatus {
+	var all []DeviceStatus
+	for _, d := range s.GPUs {
+		all = append(append(all, d), d.MIG...)
+	}
+	return all
+}
+
+// stateCount is how many devices are in a state.
+type stateCount struct {
+	State string
+	Count int
+}
+
+// stateCounts counts the GPUs by state, the worst first, without states that none is in.
+func stateCounts(s NodeStatus) []stateCount {
+	var all []stateCount
+	for _, state := range slices.Backward(health.States()) {
+		c := stateCount{State: state.String()}
+		for _, d := range s.GPUs {
+			if d.State == c.State {
+				c.Count++
+			}
+		}
+		if c.Count > 0 {
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
+// heldMIG is how many of a GPU's MIG devices are held by pods.
+func heldMIG(d DeviceStatus) int {
+	n := 0
+	for _, m := range d.MIG {
+		n += min(1, len(m.Holders))
+	}
+	return n
+}
+
+// inUse is how many devices that pods can ask for are held, and how many there are: MIG devices count
+// instead of the GPU that they are a part of.
+func inUse(s NodeStatus) (held, all int) {
+	for _, d := range everyDevice(s) {
+		if len(d.MIG) > 0 && len(d.Holders) == 0 {
+			continue
+		}
+		all++
+		if len(d.Holders) > 0 {
+			held++
+		}
+	}
+	return held, all
+}

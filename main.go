@@ -1,0 +1,284 @@
+// gpu-node-agent is the GPU agent of a Kubernetes node: device plugin, metrics and health in one process.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"os"
+	"os/signal"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent"
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics"
+)
+
+// Set by the linker.
+//
+//nolint:gochecknoglobals // the linker can set nothing else
+var version, revision = "dev", ""
+
+func main() {
+	if err := execute(); err != nil {
+		os.Exit(1)
+	}
+}
+
+func execute() error {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	err := root().ExecuteContext(ctx)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+	return err
+}
+
+func root() *cobra.Command {
+	var loader agent.Loader
+	cmd := &cobra.Command{
+		Use:   "gpu-node-agent",
+		Short: "The GPU agent of a Kubernetes node: device plugin, metrics and health in one process",
+		Long: `The GPU agent of a Kubernetes node: device plugin, metrics and health in one process.
+
+Every key of config.yaml is a flag and an environment variable too: source.mode is --source.mode and
+GPU_NODE_AGENT_SOURCE_MODE. Flags win over the environment, that over the file, that over the defaults.`,
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return agent.Run(cmd.Context(), loader, build())
+		},
+	}
+	flags := cmd.PersistentFlags()
+	flags.StringVar(&loader.File, "config", "", "configuration file (default: config.yaml, then /etc/gpu-node-agent/config.yaml, if there)")
+	agent.AddFlags(flags)
+	loader.Flags = flags
+	cmd.AddCommand(
+		&cobra.Command{
+			Use: "run", Short: "Run the agent (the default)", Args: cobra.NoArgs, RunE: cmd.RunE,
+		},
+		&cobra.Command{
+			Use: "check-config", Short: "Print the effective configuration, or every error in it", Args: cobra.NoArgs,
+			RunE: func(cmd *cobra.Command, _ []string) error {
+				c, err := loader.Load()
+				if err != nil {
+					return err
+				}
+				for _, n := range c.Notes {
+					fmt.Fprintln(cmd.ErrOrStderr(), "note:", n)
+				}
+				_, err = fmt.Fprint(cmd.OutOrStdout(), c)
+				return err
+			},
+		},
+		&cobra.Command{
+			Use: "version", Short: "Print the version", Args: cobra.NoArgs,
+			RunE: func(cmd *cobra.Command, _ []string) error {
+				_, err := fmt.Fprintln(cmd.OutOrStdout(), build())
+				return err
+			},
+		},
+		statusCommand(&loader),
+		&cobra.Command{
+			Use: "fields", Short: "List the fields that metrics.fields may name", Args: cobra.NoArgs,
+			RunE: func(cmd *cobra.Command, _ []string) error {
+				_, err := fmt.Fprint(cmd.OutOrStdout(), metrics.FieldList())
+				return err
+			},
+		},
+		doctorCommand(&loader),
+		clearCommand(&loader),
+		simCommand(&loader),
+	)
+	return cmd
+}
+
+func statusCommand(loader *agent.Loader) *cobra.Command {
+	var output, address string
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Print what the running agent knows of this node's GPUs",
+		Long: `Print what the running agent knows of this node's GPUs: the status page, in a terminal.
+
+The exit code is 0 if the agent has answered, however the GPUs are. In a terminal there are colours, unless
+NO_COLOR is set.`,
+		Example: `  gpu-node-agent status
+  gpu-node-agent status --address 10.0.0.7:9400 -o json | jq '.gpus[] | select(.state == "unhealthy")'`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if output != "table" && output != "wide" && output != "json" {
+				return fmt.Errorf("--output: %q is not known; use table, wide or json", output)
+			}
+			if address == "" {
+				c, err := loader.Load()
+				if err != nil {
+					return err
+				}
+				address = c.Metrics.Listen
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), 10*time.Second)
+			defer cancel()
+			status, text, err := agent.AskStatus(ctx, address)
+			if err != nil {
+				return err
+			}
+			if output != "json" {
+				text = []byte(status.Table(output == "wide", colours()))
+			}
+			_, err = cmd.OutOrStdout().Write(text)
+			return err
+		},
+	}
+	cmd.Flags().StringVarP(&output, "output", "o", "table", "table, wide or json")
+	cmd.Flags().StringVar(&address, "address", "", "HOST:PORT or URL of the agent (default: metrics.listen of its configuration)")
+	return cmd
+}
+
+// colours reports whether whoever reads the output is likely to see colours.
+func colours() bool {
+	info, err := os.Stdout.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0 && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+}
+
+func doctorCommand(loader *agent.Loader) *cobra.Command {
+	var output, rootDir string
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Say whether the agent could do its job on this node, and what to do about what is not right",
+		Long: `Say whether the agent could do its job on this node, and what to do about what is not right.
+
+Nothing is changed, and a running agent is not disturbed. The exit code is 1 if a check fails.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if output != "text" && output != "json" {
+				return fmt.Errorf("--output: %q is not known; use text or json", output)
+			}
+			log.SetOutput(io.Discard) // go-dcgm says there what it does
+			report := agent.Diagnose(cmd.Context(), *loader, rootDir)
+			text := report.String()
+			if output == "json" {
+				var err error
+				if text, err = report.JSON(); err != nil {
+					return err
+				}
+			}
+			if _, err := fmt.Fprint(cmd.OutOrStdout(), text); err != nil {
+				return err
+			}
+			return report.Err()
+		},
+	}
+	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	cmd.Flags().StringVar(&rootDir, "root", "/", "where the node's root directory is, if this is a container that has it mounted")
+	return cmd
+}
+
+func clearCommand(loader *agent.Loader) *cobra.Command {
+	var socket, gpu, cause string
+	cmd := &cobra.Command{
+		Use:   "clear",
+		Short: "Tell the agent that a GPU is well again",
+		Long: `Tell the agent that a GPU is well again: an operator's word, for root only.
+
+Findings that still stand are found again by the next poll.`,
+		Example: `  gpu-node-agent clear --gpu GPU-6f1a1b2c-…
+  gpu-node-agent clear --gpu GPU-6f1a1b2c-… --cause xid-79`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if gpu == "" {
+				return errors.New("--gpu: which one? use the UUID that nvidia-smi -L and /metrics show")
+			}
+			if socket == "" {
+				c, err := loader.Load()
+				if err != nil {
+					return err
+				}
+				socket = c.Health.Socket
+			}
+			if socket == "" {
+				return errors.New("health.socket: not set, so the agent cannot be spoken to; set it, or use --socket")
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), 10*time.Second)
+			defer cancel()
+			causes, err := agent.AskToClear(ctx, socket, agent.Clear{Device: health.DeviceID(gpu), Cause: cause})
+			if err != nil {
+				return err
+			}
+			if len(causes) == 0 {
+				causes = []string{"nothing: no findings stand"}
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), "cleared", strings.Join(causes, ", "))
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&gpu, "gpu", "", "UUID of the device")
+	cmd.Flags().StringVar(&cause, "cause", "", "the finding to clear, such as xid-79 (default: all)")
+	cmd.Flags().StringVar(&socket, "socket", "", "socket of the agent (default: health.socket of its configuration)")
+	return cmd
+}
+
+func simCommand(loader *agent.Loader) *cobra.Command {
+	var socket string
+	cmd := &cobra.Command{
+		Use:   "sim EVENT",
+		Short: "Send an event to an agent with simulated GPUs: fault injection",
+		Example: `  gpu-node-agent sim --config config.yaml '{gpu: 3, xid: 79, lost: true}'
+  gpu-node-agent sim --socket /run/gpu-node-agent/sim.sock '{source: stalled}'`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			event, err := sim.ParseEvent(args[0])
+			if err != nil {
+				return err
+			}
+			if socket == "" {
+				c, err := loader.Load()
+				if err != nil {
+					return err
+				}
+				socket = c.Source.Sim.Control
+			}
+			if socket == "" {
+				return errors.New("source.sim.control: not set, so the agent takes no events; set it to the path of a unix socket, or use --socket")
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), 10*time.Second)
+			defer cancel()
+			reply, err := sim.Send(ctx, socket, event)
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), reply)
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&socket, "socket", "", "control socket of the agent (default: source.sim.control of its configuration)")
+	return cmd
+}
+
+// build says what this binary is.
+func build() agent.Build {
+	b := agent.Build{Version: version, Revision: revision, Go: runtime.Version()}
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, m := range info.Deps {
+			if m.Path == "github.com/NVIDIA/go-dcgm" {
+				b.DCGMBindings = m.Version
+			}
+		}
+		for _, s := range info.Settings {
+			if s.Key == "vcs.revision" && b.Revision == "" {
+				b.Revision = s.Value
+			}
+		}
+	}
+	return b
+}

@@ -1,0 +1,456 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest"
+)
+
+// These tests run the built binary as its user does.
+
+var binary string
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "gna")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	binary = filepath.Join(dir, "gpu-node-agent")
+	build := exec.Command("go", "build", "-race", "-o", binary, ".")
+	build.Stderr = os.Stderr
+	code := 1
+	if err := build.Run(); err == nil {
+		code = m.Run()
+	}
+	_ = os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+// patience is how long a thing is waited for on a busy machine. Nothing takes that long.
+const patience = 30 * time.Second
+
+// process is a running agent.
+type process struct {
+	t      *testing.T
+	cmd    *exec.Cmd
+	url    string
+	dir    string // the kubelet's
+	config string
+	exited chan struct{}
+
+	mu  sync.Mutex // guards out
+	out bytes.Buffer
+}
+
+func (p *process) Write(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.out.Write(b)
+}
+
+func (p *process) log() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.out.String()
+}
+
+// tempDir is short enough for a unix socket's path.
+func tempDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "gna")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	return l.Addr().String()
+}
+
+// start runs the agent with a configuration in which %[1]s is the kubelet's directory.
+func start(t *testing.T, config string, env ...string) *process {
+	t.Helper()
+	p := &process{t: t, dir: tempDir(t), exited: make(chan struct{})}
+	address := freeAddress(t)
+	p.url = "http://" + address
+	p.config = filepath.Join(p.dir, "config.yaml")
+	p.write(config, address)
+	p.launch(env...)
+	return p
+}
+
+// again starts an agent anew where one has ended.
+func (p *process) again() *process {
+	p.t.Helper()
+	q := &process{t: p.t, url: p.url, dir: p.dir, config: p.config, exited: make(chan struct{})}
+	q.launch()
+	return q
+}
+
+func (p *process) launch(env ...string) {
+	t := p.t
+	t.Helper()
+	p.cmd = exec.Command(binary, "--config", p.config)
+	p.cmd.Env = append(os.Environ(), "GPU_NODE_AGENT_HEALTH_STATE_FILE="+p.dir+"/state.json", "GPU_NODE_AGENT_HEALTH_SOCKET="+p.dir+"/agent.sock")
+	p.cmd.Env = append(p.cmd.Env, env...)
+	p.cmd.Stderr, p.cmd.Stdout = p, p
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = p.cmd.Wait(); close(p.exited) }()
+	t.Cleanup(func() {
+		_ = p.cmd.Process.Kill()
+		<-p.exited
+		if t.Failed() {
+			t.Logf("the agent's log:\n%s", p.log())
+		}
+		if strings.Contains(p.log(), "DATA RACE") {
+			t.Errorf("a race in the agent:\n%s", p.log())
+		}
+	})
+}
+
+// write writes the configuration.
+func (p *process) write(config, address string) {
+	p.t.Helper()
+	text := fmt.Sprintf(config+"\nplugin: {kubeletDir: %[1]s}\nmetrics: {listen: '%[2]s'}\n", p.dir, address)
+	if err := os.WriteFile(p.config, []byte(text), 0o600); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// get returns a page's status and text, or nothing if nobody serves.
+func (p *process) get(path string) (int, string) {
+	ctx, cancel := context.WithTimeout(p.t.Context(), patience)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.url+path, nil)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, ""
+	}
+	defer func() { _ = res.Body.Close() }()
+	text, err := io.ReadAll(res.Body)
+	if err != nil {
+		return 0, ""
+	}
+	return res.StatusCode, string(text)
+}
+
+// await waits for something to become so.
+func (p *process) await(what string, is func() bool) {
+	p.t.Helper()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	end := time.After(patience)
+	for !is() {
+		select {
+		case <-p.exited:
+			p.t.Fatalf("the agent has ended while waiting for %s", what)
+		case <-end:
+			p.t.Fatalf("waited in vain for %s", what)
+		case <-tick.C:
+		}
+	}
+}
+
+func (p *process) awaitPage(path string, status int, parts ...string) {
+	p.t.Helper()
+	p.await(fmt.Sprintf("%s with %d and %q", path, status, parts), func() bool {
+		code, text := p.get(path)
+		for _, part := range parts {
+			if !strings.Contains(text, part) {
+				return false
+			}
+		}
+		return code == status
+	})
+}
+
+// end ends the agent by a signal and returns its exit code.
+func (p *process) end(s os.Signal) int {
+	p.t.Helper()
+	begin := time.Now()
+	if err := p.cmd.Process.Signal(s); err != nil {
+		p.t.Fatal(err)
+	}
+	select {
+	case <-p.exited:
+	case <-time.After(patience):
+		p.t.Fatal("the agent does not end")
+	}
+	p.t.Logf("ended in %v", time.Since(begin).Round(time.Millisecond))
+	return p.cmd.ProcessState.ExitCode()
+}
+
+const simConfig = "source: {mode: sim, sim: {control: %[1]s/sim.sock}}"
+
+func TestJob(t *testing.T) {
+	p := start(t, simConfig)
+	p.awaitPage("/readyz", http.StatusServiceUnavailable, "plugin nvidia.com/gpu: ")
+	p.awaitPage("/livez", http.StatusOK, "ok")
+
+	k, err := kubelettest.Start(p.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Stop()
+	p.awaitPage("/readyz", http.StatusOK, "ok")
+	p.awaitPage("/metrics", http.StatusOK,
+		`gpu_node_agent_plugin_registered{resource="nvidia.com/gpu"} 1`, "\nDCGM_FI_DEV_GPU_TEMP{", "gpu_node_agent_source_up 1")
+
+	if out, err := exec.Command(binary, "sim", "--config", p.config, "{gpu: 3, xid: 79, lost: true}").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	p.awaitPage("/metrics", http.StatusOK, `gpu_node_agent_plugin_devices{health="unhealthy",resource="nvidia.com/gpu"} 1`,
+		`gpu="3",hostname=`, `xid="79"} 1`, `cause="lost"`)
+	if code, text := p.get("/readyz"); code != http.StatusOK {
+		t.Errorf("/readyz is %d with a broken GPU: %s: the agent itself is well", code, text)
+	}
+	if code := p.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	left, err := filepath.Glob(p.dir + "/device-plugins/gpu-node-agent*")
+	if err != nil || len(left) != 0 {
+		t.Errorf("left behind: %v %v", left, err)
+	}
+	if _, err := os.Stat(p.dir + "/sim.sock"); err == nil {
+		t.Error("the control socket was left behind")
+	}
+}
+
+// A restart neither forgets a bad GPU nor invents one, and an operator's word ends what nothing else does.
+func TestRestartAndClear(t *testing.T) {
+	p := start(t, simConfig)
+	p.awaitPage("/metrics", http.StatusOK, `state="healthy"} 1`)
+	if out, code := run(t, "sim", "--socket", p.dir+"/sim.sock", "{gpu: 2, xid: 48}"); code != 0 {
+		t.Fatal(out)
+	}
+	p.awaitPage("/metrics", http.StatusOK, `cause="xid-48"`)
+	gpu := regexp.MustCompile(`UUID="(GPU-[^"]*)".*cause="xid-48"`)
+	_, page := p.get("/metrics")
+	found := gpu.FindStringSubmatch(page)
+	if found == nil {
+		t.Fatal(page)
+	}
+	p.await("the state file", func() bool {
+		text, err := os.ReadFile(p.dir + "/state.json")
+		return err == nil && strings.Contains(string(text), "xid-48")
+	})
+	_ = p.cmd.Process.Kill() // not even a chance to say goodbye
+	<-p.exited
+
+	again := p.again()
+	again.awaitPage("/metrics", http.StatusOK, `cause="xid-48"`, `state="healthy"} 1`)
+	if _, page := again.get("/metrics"); strings.Count(page, `state="unhealthy"} 1`) != 1 {
+		t.Errorf("not just one GPU is unhealthy:\n%s", page)
+	}
+	if out, code := run(t, "clear", "--socket", p.dir+"/agent.sock", "--gpu", found[1], "--cause", "xid-1"); code != 1 || !strings.Contains(out, "xid-48") {
+		t.Errorf("a wrong cause: %d %s", code, out)
+	}
+	if out, code := run(t, "clear", "--socket", p.dir+"/agent.sock", "--gpu", found[1]); code != 0 || out != "cleared xid-48\n" {
+		t.Errorf("clear: %d %s", code, out)
+	}
+	if _, page := again.get("/metrics"); strings.Contains(page, `cause="xid-48"`) {
+		t.Error("the finding stands after it was cleared")
+	}
+	if code := again.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+// Whatever is missing, the process stays up and says what.
+func TestStaysUpAndSaysWhy(t *testing.T) {
+	for name, c := range map[string]struct{ config, ready string }{
+		"no libdcgm":                   {"source: {mode: embedded}", "libdcgm.so.4"},
+		"no libdcgm for a host engine": {"source: {address: '127.0.0.1:1'}", "libdcgm.so.4"},
+		"no GPUs":                      {"source: {mode: sim, sim: {profile: none}}", "no GPUs"},
+		"a source that is down":        {"source: {mode: sim, sim: {scenario: [{at: 0s, source: down}]}}", "source down"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			// Where DCGM is installed it must not be found here.
+			p := start(t, c.config, "LD_LIBRARY_PATH=/nonexistent")
+			p.awaitPage("/readyz", http.StatusServiceUnavailable, c.ready)
+			p.awaitPage("/livez", http.StatusOK)
+			p.awaitPage("/metrics", http.StatusOK, "gpu_node_agent_source_up")
+			if code := p.end(syscall.SIGTERM); code != 0 {
+				t.Errorf("exit code %d", code)
+			}
+		})
+	}
+}
+
+// The page, the JSON and the command say the same.
+func TestStatus(t *testing.T) {
+	p := start(t, simConfig, "NODE_NAME=node-7")
+	k, err := kubelettest.Start(p.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Stop()
+	p.awaitPage("/readyz", http.StatusOK)
+	held, err := k.Allocate(t.Context(), "nvidia.com/gpu", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, code := run(t, "sim", "--config", p.config, "{gpu: 3, lost: true}"); code != 0 {
+		t.Fatal(out)
+	}
+	p.awaitPage("/", http.StatusOK, "gpu-node-agent", "<h1>node-7</h1>", "lost</strong>", "drain and reboot the node",
+		held.Container.Namespace+"/"+held.Container.Pod, "unhealthy, was healthy: lost")
+	p.awaitPage("/api/v1/snapshot", http.StatusOK, `"node":"node-7"`, `"cause":"lost"`, `"registered":true`)
+	for output, want := range map[string]string{"table": "lost: the GPU is lost", "wide": "UUID", "json": `"cause":"lost"`} {
+		out, code := run(t, "status", "--config", p.config, "-o", output)
+		if code != 0 || !strings.Contains(out, want) || !strings.Contains(out, held.Container.Pod) || strings.Contains(out, "\x1b") {
+			t.Errorf("status -o %s: exit code %d:\n%s", output, code, out)
+		}
+	}
+	if code := p.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	if out, code := run(t, "status", "--config", p.config); code != 1 || !strings.Contains(out, "no agent answers at 127.0.0.1:") {
+		t.Errorf("status without an agent: exit code %d: %s", code, out)
+	}
+}
+
+func TestEndsWhileStalled(t *testing.T) {
+	p := start(t, "source: {mode: sim, stallAfter: 1s, sim: {scenario: [{at: 1s, source: stalled}]}}")
+	p.awaitPage("/readyz", http.StatusServiceUnavailable, "source stalled")
+	p.awaitPage("/metrics", http.StatusOK, "gpu_node_agent_source_stalled 1", "DCGM_FI_DEV_GPU_TEMP")
+	if code := p.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+func TestReload(t *testing.T) {
+	p := start(t, simConfig)
+	address := strings.TrimPrefix(p.url, "http://")
+	p.awaitPage("/metrics", http.StatusOK, `state="healthy"} 1`, "gpu_node_agent_config_last_reload_successful 1")
+
+	p.write("health: {temperature: hot}", address)
+	p.awaitPage("/metrics", http.StatusOK, `state="healthy"} 1`, "gpu_node_agent_config_last_reload_successful 0")
+	if !strings.Contains(p.log(), "health.temperature") {
+		t.Error("the log does not name the bad key")
+	}
+
+	// Every GPU is warmer than 1 °C.
+	p.write(simConfig+"\nhealth: {temperature: 1}", address)
+	p.awaitPage("/metrics", http.StatusOK, `cause="temperature"`, "gpu_node_agent_config_last_reload_successful 1")
+
+	moved := freeAddress(t)
+	p.write(simConfig+"\nhealth: {recoverAfter: 0s}", moved)
+	p.url = "http://" + moved
+	p.awaitPage("/metrics", http.StatusOK, `state="healthy"} 1`)
+
+	before := strings.Count(p.log(), "configuration reloaded")
+	if err := p.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	p.await("a reload at SIGHUP", func() bool { return strings.Count(p.log(), "configuration reloaded") == before+1 })
+}
+
+func TestPortInUse(t *testing.T) {
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := start(t, "source: {mode: sim}")
+	p.awaitPage("/livez", http.StatusOK)
+	p.write("source: {mode: sim}", l.Addr().String())
+	p.await("a word on the port", func() bool { return strings.Contains(p.log(), "address already in use") })
+	p.url = "http://" + l.Addr().String()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	p.awaitPage("/livez", http.StatusOK)
+}
+
+func run(t *testing.T, args ...string) (string, int) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), binary, args...)
+	out, err := cmd.CombinedOutput()
+	if err != nil && cmd.ProcessState == nil {
+		t.Fatal(err)
+	}
+	return string(out), cmd.ProcessState.ExitCode()
+}
+
+func TestCommands(t *testing.T) {
+	bad := filepath.Join(t.TempDir(), "bad.yaml")
+	if err := os.WriteFile(bad, []byte("source: {mode: x, intervall: 1s}\nplugin: {resource: gpu}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	good := filepath.Join(t.TempDir(), "good.yaml")
+	if err := os.WriteFile(good, []byte("source: {mode: sim}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	kubeletDir := tempDir(t)
+	k, err := kubelettest.Start(kubeletDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Stop()
+	for _, c := range []struct {
+		args []string
+		code int
+		want []string
+	}{
+		{[]string{"version"}, 0, []string{"gpu-node-agent ", "go1.", "go-dcgm v1."}},
+		{[]string{"check-config", "--config", good}, 0, []string{"mode: sim", "kubeletDir: /var/lib/kubelet", "interval: 10s"}},
+		{[]string{"check-config", "--config", good, "--source.mode=standalone"}, 1, []string{"source.address: "}},
+		{[]string{"check-config", "--config", bad}, 1, []string{"source.intervall: unknown key; did you mean source.interval?"}},
+		{[]string{"--config", bad}, 1, []string{"source.intervall"}},
+		{[]string{"check-config", "--config", "/nonexistent"}, 1, []string{"/nonexistent"}},
+		{[]string{"sim", "--config", good, "{gpu: 1, xid: 79}"}, 1, []string{"source.sim.control"}},
+		{[]string{"sim", "--socket", "/nonexistent", "{gpu: 1, xid: 79}"}, 1, []string{"/nonexistent"}},
+		{[]string{"sim", "--socket", "/nonexistent", "{gpux: 1}"}, 1, []string{"gpux"}},
+		{[]string{"sim"}, 1, []string{"arg"}},
+		{[]string{"clear"}, 1, []string{"--gpu"}},
+		{[]string{"clear", "--gpu", "GPU-1", "--socket", "/nonexistent"}, 1, []string{"/nonexistent"}},
+		// Where there is a DCGM, this names it too.
+		{[]string{"doctor", "--plugin.kubeletDir=/nonexistent"}, 1, []string{"libdcgm.so.4", "fail  kubelet", "the agent cannot do its job here: see "}},
+		{[]string{"doctor", "--config", good, "--plugin.kubeletDir", kubeletDir, "--metrics.listen=127.0.0.1:0"}, 0, []string{"info  DCGM", "simulated", "ok    kubelet"}},
+		{[]string{"doctor", "--config", good, "--plugin.kubeletDir", kubeletDir, "--metrics.listen=127.0.0.1:0", "-o", "json"}, 0, []string{`"ok": true`}},
+		{[]string{"doctor", "-o", "yaml"}, 1, []string{"use text or json"}},
+		{[]string{"status", "-o", "yaml"}, 1, []string{"use table, wide or json"}},
+		{[]string{"nonsense"}, 1, []string{"nonsense"}},
+		{[]string{"--help"}, 0, []string{"--config", "check-config", "--source.mode"}},
+	} {
+		out, code := run(t, c.args...)
+		if code != c.code {
+			t.Errorf("%v: exit code %d, want %d: %s", c.args, code, c.code, out)
+		}
+		for _, w := range c.want {
+			if !strings.Contains(out, w) {
+				t.Errorf("%v: got %q, want %q in it", c.args, out, w)
+			}
+		}
+	}
+}

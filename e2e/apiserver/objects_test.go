@@ -1,0 +1,106 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// condition returns the node's condition, and an error if it is not there, or is not this.
+func (n *node) condition(status v1.ConditionStatus, reason string) (v1.NodeCondition, error) {
+	object, err := theCluster.client.CoreV1().Nodes().Get(n.t.Context(), n.name, metav1.GetOptions{})
+	if err != nil {
+		return v1.NodeCondition{}, err
+	}
+	var found v1.NodeCondition
+	for _, c := range object.Status.Conditions {
+		switch {
+		case c.Type == "GPUHealthy":
+			found = c
+		case c.Type == v1.NodeReady && c.Status == v1.ConditionTrue && c.Reason == "KubeletReady":
+		default:
+			return found, fmt.Errorf("another's condition was touched: %+v", c)
+		}
+	}
+	if len(object.Status.Conditions) != 2 || found.Status != status || found.Reason != reason {
+		return found, fmt.Errorf("conditions %+v, want GPUHealthy %s %s", object.Status.Conditions, status, reason)
+	}
+	return found, nil
+}
+
+// becomes waits for a condition, and returns it.
+func (n *node) becomes(status v1.ConditionStatus, reason string) v1.NodeCondition {
+	n.t.Helper()
+	var c v1.NodeCondition
+	n.eventually(fmt.Sprintf("GPUHealthy is %s, %s", status, reason), func() (err error) {
+		c, err = n.condition(status, reason)
+		return err
+	})
+	return c
+}
+
+// events checks that what kubectl describe shows of an object is an event for each reason, once each.
+func (n *node) events(kind, namespace, name string, uid types.UID, reasons ...string) error {
+	list, err := theCluster.client.CoreV1().Events(namespace).List(n.t.Context(), metav1.ListOptions{
+		FieldSelector: fmt.Sprintf("involvedObject.kind=%s,involvedObject.name=%s,involvedObject.uid=%s", kind, name, uid),
+	})
+	if err != nil {
+		return err
+	}
+	var have []string
+	for _, e := range list.Items {
+		have = append(have, e.Reason)
+		if warn := e.Reason != "GPURecovered"; warn != (e.Type == v1.EventTypeWarning) || e.Source.Component != "gpu-node-agent" || e.Message == "" {
+			return fmt.Errorf("event %+v", e)
+		}
+	}
+	slices.Sort(have)
+	slices.Sort(reasons)
+	if !slices.Equal(have, reasons) {
+		return fmt.Errorf("%s %s has events %v, want %v", kind, name, have, reasons)
+	}
+	return nil
+}
+
+// patches returns how many writes of the node's status the API server has taken.
+func (n *node) patches(user string) int {
+	n.t.Helper()
+	all, err := theCluster.requests(user)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	count := 0
+	for _, r := range all {
+		if r == "patch nodes/status "+n.name+" 200" {
+			count++
+		}
+	}
+	return count
+}
+
+// eventually waits until the check passes.
+func (n *node) eventually(what string, check func() error) {
+	n.t.Helper()
+	ctx, cancel := context.WithTimeout(n.t.Context(), patience)
+	defer cancel()
+	start := time.Now()
+	for {
+		err := check()
+		if err == nil {
+			n.t.Logf("%-60s %5.2fs", what, time.Since(start).Seconds())
+			return
+		}
+		select {
+		case <-n.exited:
+			n.t.Fatalf("waiting for: %s: the agent has ended", what)
+		case <-ctx.Done():
+			n.t.Fatalf("waited %v for: %s: %v", patience, what, err)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}

@@ -1,0 +1,112 @@
+package devicemanager
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+
+	"google.golang.org/grpc"
+	v1 "k8s.io/api/core/v1"
+	api "k8s.io/kubelet/pkg/apis/podresources/v1"
+	"k8s.io/kubernetes/pkg/kubelet/apis/podresources"
+	"k8s.io/kubernetes/pkg/kubelet/cm/devicemanager"
+)
+
+// podResourcesAPI is the kubelet's own server of the pod resources API, from which a plugin can learn
+// what the kubelet believes of its devices.
+type podResourcesAPI struct {
+	server *grpc.Server
+	done   chan struct{}
+}
+
+func servePodResources(socket string, m devicemanager.Manager, pods func() []*v1.Pod) (*podResourcesAPI, error) {
+	if err := os.MkdirAll(filepath.Dir(socket), 0o750); err != nil {
+		return nil, err
+	}
+	// A kubelet that was killed leaves its socket, and the next one takes its place.
+	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		return nil, err
+	}
+	a := &podResourcesAPI{server: grpc.NewServer(), done: make(chan struct{})}
+	api.RegisterPodResourcesListerServer(a.server, podresources.NewV1PodResourcesServer(context.Background(),
+		podresources.PodResourcesProviders{
+			Pods:             nodePods(pods),
+			Devices:          nodeDevices{m},
+			Cpus:             nothing{},
+			Memory:           nothing{},
+			DynamicResources: nothing{},
+		}))
+	go func() {
+		defer close(a.done)
+		_ = a.server.Serve(l) // it ends with stop
+	}()
+	return a, nil
+}
+
+func (a *podResourcesAPI) stop() {
+	a.server.Stop()
+	<-a.done
+}
+
+type nodePods func() []*v1.Pod
+
+func (p nodePods) GetActivePods() []*v1.Pod { return p() }
+func (p nodePods) GetPods() []*v1.Pod       { return p() }
+
+func (p nodePods) GetPodByName(namespace, name string) (*v1.Pod, bool) {
+	for _, pod := range p() {
+		if pod.Namespace == namespace && pod.Name == name {
+			return pod, true
+		}
+	}
+	return nil, false
+}
+
+// nodeDevices puts the device manager's answers into the API's shape, which in a kubelet is the
+// container manager's work.
+type nodeDevices struct{ devicemanager.Manager }
+
+func (d nodeDevices) GetDevices(podUID, container string) []*api.ContainerDevices {
+	return containerDevices(d.Manager.GetDevices(podUID, container))
+}
+
+func (d nodeDevices) GetAllocatableDevices() []*api.ContainerDevices {
+	return containerDevices(d.Manager.GetAllocatableDevices())
+}
+
+// containerDevices makes one entry for each device and NUMA node. So a device whose topology names no
+// node is not in the answer at all, in the kubelet too.
+func containerDevices(resources devicemanager.ResourceDeviceInstances) []*api.ContainerDevices {
+	var out []*api.ContainerDevices
+	for resource, devices := range resources {
+		for id, device := range devices {
+			entry := func(topology *api.TopologyInfo) {
+				out = append(out, &api.ContainerDevices{ResourceName: resource, DeviceIds: []string{id}, Topology: topology})
+			}
+			if device.GetTopology() == nil {
+				entry(nil)
+				continue
+			}
+			for _, node := range device.GetTopology().GetNodes() {
+				entry(&api.TopologyInfo{Nodes: []*api.NUMANode{{ID: node.GetID()}}})
+			}
+		}
+	}
+	return out
+}
+
+// nothing answers for the managers of CPUs, memory and claims, which this kubelet does not have.
+type nothing struct{}
+
+func (nothing) GetCPUs(string, string) []int64                                    { return nil }
+func (nothing) GetAllocatableCPUs() []int64                                       { return nil }
+func (nothing) GetMemory(string, string) []*api.ContainerMemory                   { return nil }
+func (nothing) GetAllocatableMemory() []*api.ContainerMemory                      { return nil }
+func (nothing) GetDynamicResources(*v1.Pod, *v1.Container) []*api.DynamicResource { return nil }

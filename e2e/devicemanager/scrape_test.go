@@ -1,0 +1,83 @@
+package devicemanager
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+)
+
+// page is what one scrape of the agent returned.
+type page map[string]*dto.MetricFamily
+
+func (n *node) scrape() (page, error) {
+	text, err := n.probe("/metrics", http.StatusOK)
+	if err != nil {
+		return nil, err
+	}
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	p, err := parser.TextToMetricFamilies(strings.NewReader(text))
+	if err != nil {
+		return nil, fmt.Errorf("/metrics: %w", err)
+	}
+	return p, nil
+}
+
+func readAll(r *http.Response) (string, error) {
+	defer r.Body.Close()
+	text, err := io.ReadAll(r.Body)
+	return string(text), err
+}
+
+// states returns the state of each device. A device that claims to be in several has all their names.
+func (p page) states() map[string]string {
+	states := make(map[string]string)
+	for _, m := range p["gpu_node_agent_device_state"].GetMetric() {
+		id := label(m, "UUID")
+		var now []string
+		if states[id] != "" {
+			now = append(now, states[id])
+		}
+		if m.GetGauge().GetValue() == 1 {
+			now = append(now, label(m, "state"))
+		}
+		states[id] = strings.Join(now, "+")
+	}
+	return states
+}
+
+// index returns the index of a device, by which the simulator knows it.
+func (p page) index(uuid string) string {
+	for _, m := range p["gpu_node_agent_device_state"].GetMetric() {
+		if label(m, "UUID") == uuid {
+			return label(m, "gpu")
+		}
+	}
+	return ""
+}
+
+// value returns the value of the series of our resource, -1 if there is none.
+func (p page) value(name string) float64 {
+	for _, m := range p[name].GetMetric() {
+		if label(m, "resource") == string(gpuResource) {
+			if m.Counter != nil {
+				return m.GetCounter().GetValue()
+			}
+			return m.GetGauge().GetValue()
+		}
+	}
+	return -1
+}
+
+func label(m *dto.Metric, name string) string {
+	for _, l := range m.GetLabel() {
+		if l.GetName() == name {
+			return l.GetValue()
+		}
+	}
+	return ""
+}

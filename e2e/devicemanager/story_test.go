@@ -1,0 +1,117 @@
+package devicemanager
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// One GPU's bad day, from the first registration to the agent's own restart. At every step the kubelet
+// and Prometheus must be told the same.
+func TestStory(t *testing.T) {
+	n := newNode(t)
+	n.startKubelet()
+	n.startAgent()
+	n.eventually("eight GPUs, all healthy", func() error { return n.allSee() })
+	all := slices.Collect(maps.Keys(n.kubelet.Healthy(gpuResource)))
+
+	one := n.bind("one", 1)
+	gpus := n.admit(one)
+	if len(gpus) != 1 || !strings.HasPrefix(gpus[0], "GPU-") || !slices.Contains(all, gpus[0]) {
+		t.Fatalf("pod one sees %v, want one of %v", gpus, all)
+	}
+	sick := gpus[0]
+
+	four := n.bind("four", 4)
+	group := n.admit(four)
+	if len(group) != 4 || slices.Contains(group, sick) {
+		t.Fatalf("pod four sees %v, want four others than %s", group, sick)
+	}
+	// One GPU of one NUMA node is taken, so only the other has four. Chance would choose just these in
+	// one run of 35: this is the agent's preferred allocation.
+	if numa := n.kubelet.Healthy(gpuResource); !oneNUMANode(numa, group) {
+		t.Errorf("pod four has GPUs of several NUMA nodes: %v of %v", group, numa)
+	}
+
+	p, err := n.scrape()
+	if err != nil {
+		t.Fatal(err)
+	}
+	index := p.index(sick)
+	t.Logf("GPU %s, %s, which pod one has, falls off the bus", index, sick)
+	n.injectByCommand(fmt.Sprintf(`{gpu: %s, xid: 79}`, index))
+	n.inject(fmt.Sprintf(`{"gpu":%s,"lost":true}`, index))
+	n.eventually("the same GPU unhealthy to both", func() error { return n.allSee(sick) })
+	n.podHas(one, v1.ResourceHealthStatusUnhealthy, sick)
+	n.podHas(four, v1.ResourceHealthStatusHealthy, group...)
+
+	n.stopKubelet()
+	n.startKubelet()
+	n.podHasAtAll(one, sick) // from the checkpoint: the pod runs on
+	n.eventually("known to the kubelet again after its restart", func() error { return n.allSee(sick) })
+	n.podHas(one, v1.ResourceHealthStatusUnhealthy, sick)
+	n.podHas(four, v1.ResourceHealthStatusHealthy, group...)
+	if again := n.admit(four); !sameSet(again, group) {
+		t.Errorf("pod four had %v and has %v after the kubelet's restart", group, again)
+	}
+
+	n.inject(fmt.Sprintf(`{"gpu":%s,"lost":false}`, index))
+	n.eventually("eight healthy GPUs once it is back", func() error { return n.allSee() })
+	n.podHas(one, v1.ResourceHealthStatusHealthy, sick)
+
+	n.endAgent()
+	if left := n.agentSockets(); len(left) != 0 {
+		t.Errorf("the agent left %v behind", left)
+	}
+	n.eventually("no GPU to give while there is no agent", func() error { return n.kubeletHas(8, 0) })
+
+	n.startAgent()
+	n.eventually("eight healthy GPUs with a new agent", func() error { return n.allSee() })
+	n.podHas(one, v1.ResourceHealthStatusHealthy, sick)
+	taken := append(slices.Clone(group), sick)
+	two := n.admit(n.bind("two", 2))
+	if len(two) != 2 || slices.ContainsFunc(two, func(id string) bool { return slices.Contains(taken, id) }) {
+		t.Errorf("pod two sees %v, while others have %v", two, taken)
+	}
+	n.endAgent()
+}
+
+func oneNUMANode(numa map[string][]int, gpus []string) bool {
+	for _, id := range gpus {
+		if len(numa[id]) != 1 || numa[id][0] != numa[gpus[0]][0] {
+			return false
+		}
+	}
+	return true
+}
+
+// podHas waits until a pod's status has just these devices with this health.
+func (n *node) podHas(pod *v1.Pod, health v1.ResourceHealthStatus, devices ...string) {
+	n.t.Helper()
+	n.eventually(fmt.Sprintf("pod %s has its devices %s", pod.Name, strings.ToLower(string(health))), func() error {
+		have := n.kubelet.PodDevices(pod, gpuResource)
+		if !sameSet(slices.Collect(maps.Keys(have)), devices) {
+			return fmt.Errorf("it has %v, want %v", have, devices)
+		}
+		for id, h := range have {
+			if h != health {
+				return errors.New(id + " is " + string(h))
+			}
+		}
+		return nil
+	})
+}
+
+// podHasAtAll checks the devices only.
+func (n *node) podHasAtAll(pod *v1.Pod, devices ...string) {
+	n.t.Helper()
+	have := n.kubelet.PodDevices(pod, gpuResource)
+	if !sameSet(slices.Collect(maps.Keys(have)), devices) {
+		n.t.Errorf("pod %s has %v, want %v", pod.Name, have, devices)
+	}
+}

@@ -42,12 +42,10 @@ func Judge(c Config, before []DeviceState, r *Reading, now time.Time) []DeviceSt
 	// before is in order: a missing GPU comes ahead of the MIG devices that are missing with it, and
 	// these inherit its finding.
 	for _, d := range before {
-		s := Sample{Device: d.Device.ID, At: now}
-		if d.Device.Kind == KindGPU {
-			s.Presence = Missing
-		} else if !gpus[d.Device.Parent].verdict.has(CauseMissing) {
+		if d.Device.Kind == KindMIG && !gpus[d.Device.Parent].verdict.has(CauseMissing) {
 			continue
 		}
+		s := Sample{Device: d.Device.ID, At: now, Presence: Missing}
 		if _, left := known[d.Device.ID]; left {
 			add(d.Device, s)
 		}
@@ -68,7 +66,9 @@ func judgeDevice(c Config, was DeviceState, d Device, s Sample, p parent) (next 
 	reset = p.reset || wasReset(was.Verdict, s)
 	own := carry(c, was.Verdict, s, reset)
 	for _, f := range seen(c, s) {
-		own = merge(own, f)
+		if !p.verdict.has(f.Cause) { // a MIG device that is lost with its GPU has the GPU's finding
+			own = merge(own, f)
+		}
 	}
 	sure, suspects := confirm(c, d, was.Verdict.suspect, s)
 	for _, f := range sure {
@@ -96,6 +96,9 @@ func judgeDevice(c Config, was DeviceState, d Device, s Sample, p parent) (next 
 	}
 	v := conclude(was.Verdict, own, d.Parent, p.verdict.Findings, s)
 	v.Trips, v.suspect = trips, suspects
+	if was.Device.ID != "" && s.Presence != Present {
+		d = was.Device // nobody can read it now: what was read when it was there is better
+	}
 	return DeviceState{Device: d, Sample: s, Verdict: v, XIDCounts: counts, LastXID: last}, reset
 }
 

@@ -303,6 +303,20 @@ func TestDevicesThatLeaveTheInventory(t *testing.T) {
 	wantStates(t, known, map[DeviceID]State{"GPU-0": Healthy, "GPU-1": Healthy})
 }
 
+// A source that reconnects may know next to nothing of a GPU that is lost.
+func TestALostGPUIsStillWhatItWas(t *testing.T) {
+	whole := Device{ID: "GPU-0", Index: 0, Minor: 3, Model: "H100", MIGMode: true, NUMA: []int{1}}
+	known := fold(t, nil, 0, nil, whole)
+	known = fold(t, known, 1, map[DeviceID]Sample{"GPU-0": blank(Lost)}, Device{ID: "GPU-0", Minor: -1})
+	if d := known[0].Device; !d.MIGMode || d.Minor != 3 || d.Model != "H100" {
+		t.Errorf("the lost GPU became %+v", d)
+	}
+	known = fold(t, known, 2, nil, Device{ID: "GPU-0", Minor: 4})
+	if d := known[0].Device; d.Minor != 4 {
+		t.Errorf("the GPU that came back stayed %+v", d)
+	}
+}
+
 // No order of samples hides a fatal XID that has had no cure, makes a device vanish, or lets the state be
 // anything but the greatest of the findings' states.
 func TestJudgeProperties(t *testing.T) {

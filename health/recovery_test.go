@@ -112,7 +112,7 @@ func TestFlappingIsTheGPUs(t *testing.T) {
 	all := []Device{gpu0, mig0}
 	var known []DeviceState
 	for i := range 3 {
-		known = fold(t, known, 2*i, map[DeviceID]Sample{"GPU-0": blank(Lost)}, all...)
+		known = fold(t, known, 2*i, map[DeviceID]Sample{"GPU-0": blank(Lost), "MIG-0": blank(Lost)}, all...)
 		known = fold(t, known, 2*i+1, nil, all...)
 	}
 	wantStates(t, known, map[DeviceID]State{"GPU-0": Unhealthy, "MIG-0": Unhealthy})

@@ -94,13 +94,19 @@ type scrape struct {
 // Describe sends nothing: the series depend on the devices, which come and go.
 func (c *Collector) Describe(chan<- *prometheus.Desc) {}
 
+// staleAfter is how long what was measured is shown while the source is away. A short stall leaves no gap in the
+// graphs; after that a flat line would pass for a measurement. States and findings stay.
+const staleAfter = time.Minute
+
 // Collect renders the newest snapshot.
 func (c *Collector) Collect(out chan<- prometheus.Metric) {
 	s := &scrape{
 		shape: c.shaped(), out: out, snapshot: c.src.Snapshots.Load(), holders: c.src.Holders(), hostname: c.src.Hostname,
 	}
 	if s.snapshot != nil {
-		s.collectFields(c.src.Totals)
+		if s.snapshot.Source.Status == health.SourceUp || c.src.Now().Sub(s.snapshot.At) < staleAfter {
+			s.collectFields(c.src.Totals)
+		}
 		s.collectDevices(c.src.Totals)
 		s.collectSource(c.src.Now(), c.src.Totals)
 	}

@@ -196,6 +196,36 @@ func TestLostDeviceHasNoStaleValues(t *testing.T) {
 	}
 }
 
+// The XID of a second compute instance is the GPU instance's.
+func TestXIDOfAnyComputeInstance(t *testing.T) {
+	s := node()
+	last := &s.Devices[len(s.Devices)-1]
+	last.Sample.Values = map[health.Field]float64{health.FieldXID: 43}
+	last.LastXID = health.XID{Code: 43, At: now}
+	got := exposition(t, NewCollector(sources(s)))
+	if !regexp.MustCompile(`DCGM_FI_DEV_XID_ERRORS\{.*GPU_I_ID="2".*err_code="43".*\} 43`).MatchString(got) {
+		t.Errorf("the XID is not there:\n%s", got)
+	}
+}
+
+// What was measured is not shown for ever when the source is away; what is thought of the devices is.
+func TestASourceThatIsAwayHasNoMeasurements(t *testing.T) {
+	for _, c := range []struct {
+		age   time.Duration
+		shown bool
+	}{{staleAfter - time.Second, true}, {staleAfter, false}} {
+		away := node()
+		away.Source.Status, away.At = health.SourceStalled, now.Add(-c.age)
+		got := exposition(t, NewCollector(sources(away)))
+		if strings.Contains(got, "DCGM_FI_DEV_GPU_TEMP{") != c.shown {
+			t.Errorf("%v without a measurement: shown %v, want %v", c.age, !c.shown, c.shown)
+		}
+		if !strings.Contains(got, `state="unhealthy"} 1`) {
+			t.Errorf("%v without a measurement, and no states:\n%s", c.age, got)
+		}
+	}
+}
+
 // The names of our own series are in Prometheus's style. dcgm-exporter's are what they are.
 func TestNames(t *testing.T) {
 	r := prometheus.NewRegistry()

@@ -80,7 +80,8 @@ func ownLabels(f Field) []string {
 }
 
 // place is where a series belongs: as with dcgm-exporter, a MIG device goes by its GPU's UUID and its GPU
-// instance, so that two compute instances of one have the same labels, and the same values.
+// instance, so that two compute instances of one have the same labels. They have the same values too, but for
+// XIDs: the last one of any of them is shown.
 type place struct {
 	uuid health.DeviceID
 	gi   string
@@ -91,8 +92,14 @@ func placeOf(d health.Device) place { return place{cmp.Or(d.Parent, d.ID), insta
 // collectFields shows every measured field of every device.
 func (s *scrape) collectFields(t *Totals) {
 	at := make(map[place][]plugin.Holder)
-	for _, d := range s.snapshot.Devices {
-		at[placeOf(d.Device)] = append(at[placeOf(d.Device)], s.holders.By[d.Device.ID]...)
+	hit := make(map[place]*health.DeviceState) // the one with the last XID
+	for i := range s.snapshot.Devices {
+		d := &s.snapshot.Devices[i]
+		p := placeOf(d.Device)
+		at[p] = append(at[p], s.holders.By[d.Device.ID]...)
+		if was := hit[p]; was == nil || d.LastXID.At.After(was.LastXID.At) {
+			hit[p] = d
+		}
 	}
 	seen := make(map[place]bool)
 	for i := range s.snapshot.Devices {
@@ -109,7 +116,11 @@ func (s *scrape) collectFields(t *Totals) {
 		for _, tail := range s.tails(at[p]) {
 			r := row{base.variant | tail.variant, slices.Concat(base.labels, tail.labels)}
 			for i := range s.devices {
-				s.collectField(&s.devices[i], d, r, t)
+				from := d
+				if s.devices[i].ID == health.FieldXID {
+					from = hit[p]
+				}
+				s.collectField(&s.devices[i], from, r, t)
 			}
 		}
 	}

@@ -172,6 +172,28 @@ func TestCDISpecIsWrittenWhenSomethingChanged(t *testing.T) {
 	writeFile(t, file, "{}")
 	step("the file is another", ofDriver(partitioned(nil, nil), testDriver), true, "")
 
+	// At boot /dev/nvidia-uvm comes later than the GPUs.
+	uvm := filepath.Join(top, "dev/nvidia-uvm")
+	if err := os.Remove(uvm); err != nil {
+		t.Fatal(err)
+	}
+	step("a control node is gone", ofDriver(partitioned(nil, nil), testDriver), true, "")
+	writeFile(t, uvm, "")
+	step("a control node has come", ofDriver(partitioned(nil, nil), testDriver), true, "")
+	if text, err := os.ReadFile(file); err != nil || !strings.Contains(string(text), `"/dev/nvidia-uvm"`) {
+		t.Errorf("%v: %s", err, text)
+	}
+
+	// A GPU that has left the driver's list may share its index with another.
+	gone := ofDriver(partitioned(nil, nil), testDriver)
+	gone.Devices[1].Sample.Presence, gone.Devices[1].Device.Index = health.Missing, 0
+	cfg.DeviceID = DeviceIDIndex
+	step("a GPU is missing", gone, true, "")
+	gone.Devices[0].Sample.Presence = health.Missing
+	step("all GPUs are missing", gone, false, "")
+	cfg.DeviceID = DeviceIDUUID
+	step("they are back", ofDriver(partitioned(nil, nil), testDriver), true, "")
+
 	two := ofDriver(partitioned(nil, nil), "590.1.2")
 	step("a driver whose files are not there yet", two, false, "the driver is version 590.1.2, and its root has only /usr/lib/x86_64-linux-gnu/libcuda.so."+testDriver)
 	writeFile(t, filepath.Join(top, "usr/lib/x86_64-linux-gnu/libcuda.so.590.1.2"), "")

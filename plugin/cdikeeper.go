@@ -46,6 +46,7 @@ type cdiInput struct {
 	cdi     CDIConfig
 	roots   [3]string
 	devices []cdiDevice
+	host    string // the nodes and sockets that are there: at boot some come later
 }
 
 type cdiDevice struct {
@@ -53,22 +54,40 @@ type cdiDevice struct {
 	id     health.DeviceID
 	minor  int
 	gi, ci int
+	nodes  string // or why there are none
 }
 
-func newCDIInput(cfg *Config, driver string, devices []Device) *cdiInput {
+func newCDIInput(cfg *Config, h host, driver string, devices []Device) *cdiInput {
 	in := &cdiInput{
 		driver: driver, kind: cfg.cdiKind(), cdi: cfg.CDI,
 		roots: [3]string{cfg.DriverRoot, cfg.ContainerDriverRoot, cfg.DevRoot},
+		host:  strings.Join(slices.Concat(h.controlNodes(), h.driverSockets()), " "),
 	}
 	for _, d := range devices {
 		v := &d.State.Device
-		in.devices = append(in.devices, cdiDevice{cfg.idOf(d), v.ID, v.Minor, v.GI, v.CI})
+		nodes, err := h.deviceNodes(v)
+		if err != nil {
+			nodes = []string{err.Error()}
+		}
+		in.devices = append(in.devices, cdiDevice{cfg.idOf(d), v.ID, v.Minor, v.GI, v.CI, strings.Join(nodes, " ")})
 	}
 	return in
 }
 
+// driverSockets returns the sockets below the driver root that are there.
+func (h host) driverSockets() []string {
+	root, err := fs.Sub(h.root, below(h.cfg.driverRootHere()))
+	if err != nil {
+		return nil
+	}
+	return slices.DeleteFunc(driverSockets(), func(name string) bool {
+		_, err := fs.Stat(root, name)
+		return err != nil
+	})
+}
+
 func (in *cdiInput) same(o *cdiInput) bool {
-	return o != nil && in.driver == o.driver && in.kind == o.kind && in.cdi == o.cdi && in.roots == o.roots && slices.Equal(in.devices, o.devices)
+	return o != nil && in.driver == o.driver && in.kind == o.kind && in.cdi == o.cdi && in.roots == o.roots && in.host == o.host && slices.Equal(in.devices, o.devices)
 }
 
 // ready makes the spec if that is ours to do, and returns why the container runtime could not give a container
@@ -106,13 +125,20 @@ func (k *cdiKeeper) generate(cfg *Config, driver string, devices []Device) error
 	if driver == "" {
 		return errors.New("the version of the driver is not known yet")
 	}
-	in, file := newCDIInput(cfg, driver, devices), cfg.cdiFile()
+	// A GPU that has left the driver's list is still ours to show, but no container can have it, and the driver may
+	// have given its index to another.
+	devices = slices.DeleteFunc(slices.Clone(devices), func(d Device) bool { return d.State.Sample.Presence == health.Missing })
+	if len(devices) == 0 {
+		return nil
+	}
+	h := host{k.root, cfg}
+	in, file := newCDIInput(cfg, h, driver, devices), cfg.cdiFile()
 	if in.same(k.made) {
 		if now, err := os.Stat(file); err == nil && os.SameFile(now, k.written) && now.ModTime().Equal(k.written.ModTime()) {
 			return nil
 		}
 	}
-	spec, warnings, err := newCDISpec(cfg, host{k.root, cfg}, driver, devices)
+	spec, warnings, err := newCDISpec(cfg, h, driver, devices)
 	if err != nil {
 		return err
 	}

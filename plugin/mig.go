@@ -106,6 +106,8 @@ func (a *arrangement) single(cfg *Config, chosen []candidate) []candidate {
 	// One of each: a whole GPU, an empty one, the first MIG device, and the first that is not like it.
 	whole, empty, mig, different := -1, -1, -1, -1
 	for i := range chosen {
+		// How a GPU is partitioned that cannot be reached is not known: it must not take the others away.
+		reached := chosen[i].state.Sample.Presence == health.Present || chosen[i].state.Sample.Presence == health.PresenceUnknown
 		switch d := &chosen[i].state.Device; {
 		case d.Kind == health.KindMIG:
 			if mig < 0 {
@@ -114,6 +116,7 @@ func (a *arrangement) single(cfg *Config, chosen []candidate) []candidate {
 			if different < 0 && chosen[mig].profile != chosen[i].profile {
 				different = i
 			}
+		case !reached:
 		case !d.MIGMode:
 			whole = i
 		case chosen[i].parts == 0:

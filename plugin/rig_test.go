@@ -118,8 +118,8 @@ func (r *rig) run() *rig {
 			if err != nil {
 				r.Errorf("Run: %v", err)
 			}
-		case <-time.After(2 * time.Second):
-			r.Error("the plugin took more than 2 s to end")
+		case <-r.ctx.Done():
+			r.Error("the plugin does not end")
 		}
 	})
 	r.Cleanup(r.stop)

@@ -50,7 +50,19 @@ func TestCloseWaitsForAPollThatHangs(t *testing.T) {
 		polled <- err
 	}()
 	b.lib.WaitHanging()
+	before := b.lib.Calls("dcgmStopEmbedded")
 	go func() { closed <- b.Close() }()
+	for range 1000 {
+		runtime.Gosched() // long enough for a Close that does not wait
+	}
+	select {
+	case err := <-closed:
+		t.Fatalf("closed under a poll that hangs: %v", err)
+	default:
+	}
+	if n := b.lib.Calls("dcgmStopEmbedded"); n != before {
+		t.Fatal("the engine was ended under a poll that hangs")
+	}
 	b.lib.Release()
 	if err := <-polled; err != nil {
 		t.Errorf("poll: %v", err)

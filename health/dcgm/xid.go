@@ -64,14 +64,15 @@ func (l *ledger) add(id health.DeviceID, row xidRow) bool {
 }
 
 // sameXID reports whether two rows are one event. DCGM reads XIDs 79, 119 and 120 from /dev/kmsg as well
-// as from the driver, with another clock's time; none of them happens to a GPU twice in ten seconds.
+// as from the driver, with another clock's time. An RPC to the GSP times out after six seconds, so that 119 and
+// 120 do not come to a GPU twice in five.
 func sameXID(a, b xidRow) bool {
 	if a.code != b.code {
 		return false
 	}
 	switch a.code {
 	case 79, 119, 120:
-		return max(a.at-b.at, b.at-a.at) < (10 * time.Second).Microseconds()
+		return max(a.at-b.at, b.at-a.at) < (5 * time.Second).Microseconds()
 	}
 	return a.at == b.at
 }

@@ -118,7 +118,7 @@ func (r *rig) run() *rig {
 			if err != nil {
 				r.Errorf("Run: %v", err)
 			}
-		case <-r.ctx.Done():
+		case <-time.After(20 * time.Second): // as long as all else is waited for
 			r.Error("the plugin does not end")
 		}
 	})

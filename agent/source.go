@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"fmt"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -34,7 +35,9 @@ func (a *Agent) runSource(ctx context.Context) error {
 		c := &w.SourceConfig
 		open, run, err := newSource(*w, a.level, a.log)
 		if err == nil {
-			a.monitored.Store(&health.MonitorSource{Kind: sourceKind(*c), Open: open, StallAfter: c.StallAfter})
+			a.monitored.Store(&health.MonitorSource{
+				Kind: sourceKind(*c), Inventory: inventoryOf(*c), Open: open, StallAfter: c.StallAfter,
+			})
 			err = run(same)
 		}
 		cancel()
@@ -51,6 +54,15 @@ func sourceKind(c SourceConfig) string {
 		return ModeSim
 	}
 	return "dcgm"
+}
+
+// inventoryOf names the machine whose devices a source shows: a reload that only changes how it is asked
+// forgets none of them.
+func inventoryOf(c SourceConfig) string {
+	if c.Resolved() == ModeSim {
+		return fmt.Sprintf("sim %s %d", c.Sim.Profile, c.Sim.Seed)
+	}
+	return "dcgm " + c.Address
 }
 
 // newSource returns how to open the configured source, and what must run beside it.

@@ -90,9 +90,9 @@ func incidentCause(i IncidentInfo) string {
 // confirm returns the findings of DCGM's incidents that are to be believed, and what is still to be
 // confirmed. A warning is believed at once. A fault must have been seen by Config.Confirm checks in a row:
 // polls that an event has brought close together are one check.
-func confirm(c Config, d Device, was map[string]suspect, s Sample) ([]Finding, map[string]suspect) {
+func confirm(c Config, d Device, was Verdict, s Sample) ([]Finding, map[string]suspect) {
 	if !s.Checked {
-		return nil, was // nobody looked: that breaks no row
+		return nil, was.suspect // nobody looked: that breaks no row
 	}
 	var found []Finding
 	for _, i := range s.Incidents {
@@ -111,7 +111,7 @@ func confirm(c Config, d Device, was map[string]suspect, s Sample) ([]Finding, m
 		if f.State != Unhealthy {
 			return false
 		}
-		x := was[f.Cause]
+		x := was.suspect[f.Cause]
 		if x.seen == 0 || s.At.Sub(x.last) >= c.Interval/2 {
 			x = suspect{x.seen + 1, s.At}
 		}
@@ -119,7 +119,12 @@ func confirm(c Config, d Device, was map[string]suspect, s Sample) ([]Finding, m
 			suspects = make(map[string]suspect)
 		}
 		suspects[f.Cause] = x
-		return x.seen < c.Confirm
+		return x.seen < c.Confirm && !was.faulty(f.Cause) // what stands needs no second proof
 	})
 	return sure, suspects
+}
+
+// faulty tells whether the device is Unhealthy by itself for that cause.
+func (v Verdict) faulty(cause string) bool {
+	return slices.ContainsFunc(v.Findings, func(f Finding) bool { return f.From == "" && f.Cause == cause && f.State == Unhealthy })
 }

@@ -50,6 +50,20 @@ func TestIncidentSequences(t *testing.T) {
 			{0, checked(Incident{Code: 4, Severity: SeverityWarn}, fail, Incident{Code: 4, Severity: SeverityWarn}), Healthy, nil},
 			{1, checked(Incident{Code: 4, Severity: SeverityWarn}, fail), Unhealthy, []string{cause}},
 		},
+		"a WARN does not end a FAIL": {
+			{0, checked(fail), Healthy, nil},
+			{1, checked(fail), Unhealthy, []string{cause}},
+			{2, checked(Incident{Code: 4, Severity: SeverityWarn}), Unhealthy, []string{cause}},
+			{61, checked(), Healthy, nil},
+		},
+		"a FAIL that comes and goes is not over": {
+			{0, checked(fail), Healthy, nil},
+			{1, checked(fail), Unhealthy, []string{cause}},
+			{30, checked(), Unhealthy, []string{cause}},
+			{59, checked(fail), Unhealthy, []string{cause}},
+			{62, checked(), Unhealthy, []string{cause}},
+			{119, checked(), Healthy, nil},
+		},
 		"what DCGM never takes back is not believed": {
 			{0, checked(sticky), Healthy, nil},
 			{1, checked(sticky), Healthy, nil},

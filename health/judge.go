@@ -70,7 +70,7 @@ func judgeDevice(c Config, was DeviceState, d Device, s Sample, p parent) (next 
 			own = merge(own, f)
 		}
 	}
-	sure, suspects := confirm(c, d, was.Verdict.suspect, s)
+	sure, suspects := confirm(c, d, was.Verdict, s)
 	for _, f := range sure {
 		own = merge(own, f)
 	}
@@ -130,7 +130,9 @@ func wasReset(was Verdict, s Sample) bool {
 		return true
 	}
 	action, told := s.Values[FieldRecoveryAction]
-	return told && RecoveryAction(action) == RecoveryNone && was.has(CauseRecoveryAction)
+	return told && RecoveryAction(action) == RecoveryNone && slices.ContainsFunc(was.Findings, func(f Finding) bool {
+		return f.From == "" && f.Cause == CauseRecoveryAction && f.Action != actionDrainP2P // ending jobs resets nothing
+	})
 }
 
 // carry returns the device's own findings of before, without those that the sample ends.
@@ -192,6 +194,9 @@ func merge(fs []Finding, f Finding) []Finding {
 	i := slices.IndexFunc(fs, func(g Finding) bool { return g.Cause == f.Cause })
 	if i < 0 {
 		return append(fs, f)
+	}
+	if f.State < fs[i].State {
+		return fs // a WARN is no evidence that the FAIL is over: that ages by its own clock
 	}
 	f.Since, f.Reset = fs[i].Since, fs[i].Reset
 	if f.Clears == ClearsGPUReset {

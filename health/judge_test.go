@@ -98,6 +98,11 @@ func TestJudgeSequences(t *testing.T) {
 			{5, present(without(FieldRecoveryAction)), Unhealthy, []string{CauseRecoveryAction}},
 			{6, present(), Healthy, nil},
 		},
+		"a drain of peer-to-peer work resets nothing": {
+			{0, present(xids(48)), Unhealthy, []string{"xid-48"}},
+			{1, present(value(FieldRecoveryAction, 3)), Unhealthy, []string{"xid-48", CauseRecoveryAction}},
+			{2, present(), Unhealthy, []string{"xid-48"}},
+		},
 		"application errors do nothing": {
 			{0, present(xids(13, 31, 43, 45, 68, 109)), Healthy, nil},
 		},

@@ -14,6 +14,7 @@ import (
 // MonitorSource is where a Monitor gets its sessions.
 type MonitorSource struct {
 	Kind       string // shown as Source.Kind
+	Inventory  string // names the set of devices: a source with another one does not miss those of this
 	Open       Opener
 	StallAfter time.Duration // a call that takes longer is shown as a stalled source
 }
@@ -60,13 +61,15 @@ func (m *Monitor) Restore(devices []DeviceState, missed bool) {
 
 // Run measures until ctx ends. Whatever is wrong with a source is shown in the snapshots and tried again.
 func (m *Monitor) Run(ctx context.Context) error {
+	inventory := ""
 	for first := true; ctx.Err() == nil; first = false {
 		src, same, cancel := While(ctx, m.source, func(s *MonitorSource) *MonitorSource { return s })
 		if src == nil {
 			cancel()
 			return nil // ctx has ended before there was one
 		}
-		m.fresh = m.fresh || !first
+		m.fresh = m.fresh || !first && src.Inventory != inventory
+		inventory = src.Inventory
 		m.publish(func(s *Snapshot) {
 			s.Source.Kind = src.Kind
 			s.Source.become(SourceStarting, "", time.Now())

@@ -234,7 +234,7 @@ func TestMonitorFollowsTheSource(t *testing.T) {
 		other := newScript()
 		other.reading.Devices = []Device{gpu1}
 		other.reading.Samples[0].Device = gpu1.ID
-		b.source.Store(&MonitorSource{Open: other.Open, StallAfter: 10 * time.Second})
+		b.source.Store(&MonitorSource{Inventory: "other", Open: other.Open, StallAfter: 10 * time.Second})
 		synctest.Wait()
 		s := b.out.Load()
 		if closed, opened := b.count(&b.closes), other.count(&other.opens); closed != 1 || opened != 1 {
@@ -242,6 +242,21 @@ func TestMonitorFollowsTheSource(t *testing.T) {
 		}
 		if len(s.Devices) != 1 || s.Devices[0].Device.ID != gpu1.ID {
 			t.Fatalf("devices of the old source stay: %+v", s.Devices)
+		}
+		b.stop()
+	})
+}
+
+// A reload that opens the same source again forgets no GPU that has gone meanwhile.
+func TestMonitorMissesAcrossAReload(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := monitor(t)
+		synctest.Wait()
+		b.set(func(s *script) { s.reading.Devices, s.reading.Samples = nil, nil })
+		b.source.Store(&MonitorSource{Open: b.Open, StallAfter: 10 * time.Second})
+		synctest.Wait()
+		if d := b.out.Load().Devices; len(d) != 1 || d[0].Verdict.Cause() != CauseMissing {
+			t.Fatalf("devices %+v", d)
 		}
 		b.stop()
 	})

@@ -92,6 +92,7 @@ var conditions = []condition{
 
 const (
 	actionReplace    = "replace the GPU"
+	actionDrainP2P   = "end all jobs that use this GPU with others"
 	actionResetLater = "reset the GPU at the next drain"
 	actionCool       = "check cooling and power supply"
 )
@@ -105,7 +106,7 @@ func recoveryWords(_ Config, v []float64) (reason, action string) {
 	case RecoveryReboot:
 		return "the driver asks for a reboot of the node", actionReboot
 	case RecoveryDrainP2P:
-		return "the driver asks to drain peer-to-peer work", "end all jobs that use this GPU with others"
+		return "the driver asks to drain peer-to-peer work", actionDrainP2P
 	case RecoveryDrainAndReset:
 		return "the driver asks to drain and reset the GPU", actionReset
 	default:

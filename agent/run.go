@@ -19,7 +19,7 @@ type part struct {
 // once is restarted sooner.
 const endWithin = 4 * time.Second
 
-// supervise runs the parts until ctx ends or the first of them returns, then ends the others in order.
+// supervise runs the parts until ctx ends or the first of them returns, then ends the others, all at once.
 func supervise(ctx context.Context, log *zap.Logger, parts ...part) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -13,7 +13,7 @@ import (
 
 func waits(ctx context.Context) error { <-ctx.Done(); return nil }
 
-func TestSuperviseEndsInOrder(t *testing.T) {
+func TestSuperviseEndsAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()

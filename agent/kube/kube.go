@@ -88,44 +88,25 @@ func (r *Reporter) Run(ctx context.Context) error {
 	// client-go has no other way to say that it cannot read its token.
 	klog.SetLogger(funcr.New(func(_, text string) { r.Log.Warn("client-go: " + text) }, funcr.Options{}))
 	for ctx.Err() == nil {
-		c, changed := r.config(ctx)
+		c, same, cancel := health.While(ctx, r.Config, func(c *health.Config) health.KubernetesConfig { return c.Kubernetes })
 		r.count(func(s *Status) {
 			*s = Status{Enabled: c.Enabled, Writes: s.Writes, Events: s.Events, Dropped: s.Dropped, Errors: s.Errors}
 		})
 		if !c.Enabled {
-			<-changed.Done()
+			<-same.Done()
+			cancel()
 			if s := r.Snapshots.Load(); s.Polled() { // what happened meanwhile is not told later
 				r.before = s.Devices
 			}
 			continue
 		}
-		api := r.report(changed, c.Kubeconfig)
+		api := r.report(same, c.Kubeconfig)
+		cancel()
 		if api != nil && ctx.Err() == nil && !r.Config.Load().Kubernetes.Enabled {
 			r.withdraw(ctx, api)
 		}
 	}
 	return nil
-}
-
-// config returns the configuration, and a context that ends with ctx or when it changes.
-func (r *Reporter) config(ctx context.Context) (health.KubernetesConfig, context.Context) {
-	c, changed := r.Config.Watch()
-	now := c.Kubernetes
-	same, cancel := context.WithCancel(ctx)
-	go func() {
-		defer cancel()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-changed:
-			}
-			if c, changed = r.Config.Watch(); c.Kubernetes != now {
-				return
-			}
-		}
-	}()
-	return now, same
 }
 
 // report follows the snapshots and tells the API server until ctx ends. It returns how to reach it, nil if

@@ -36,8 +36,18 @@ type Sources struct {
 	Now       func() time.Time
 	Hostname  string // the node's name
 
+	// PodLabels returns the labels of a pod that metrics.podLabels allows, with names that Prometheus takes;
+	// nil: there are none to show.
+	PodLabels func(namespace, pod string) []Label
+	// Jobs returns the ids of the jobs that run on a GPU, or on a GPU instance (gi is its id, "" for a whole
+	// GPU), in order; nil: there are none to show.
+	Jobs func(gpu int, gi string) []string
+
 	Version, Revision string // of the agent
 }
+
+// Label is a label of a series.
+type Label struct{ Name, Value string }
 
 // NewRegistry returns a registry with all that the agent shows.
 func NewRegistry(src Sources) *prometheus.Registry {

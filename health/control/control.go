@@ -25,6 +25,7 @@ const (
 	MaxConnections = 16
 	IdleTimeout    = time.Minute // for a whole line to arrive
 	maxReply       = 1 << 20     // bytes
+	patience       = time.Second // of a connection too many
 	writeTimeout   = 10 * time.Second
 	firstBackoff   = time.Second
 	maxBackoff     = 30 * time.Second
@@ -93,7 +94,8 @@ func serve(ctx context.Context, l net.Listener, handle Handler) error {
 				defer func() { <-busy }()
 				converse(ctx, conn, handle)
 			})
-		default:
+		// A client that asks again has closed its last connection before we have seen that: there is a moment to wait.
+		case <-time.After(patience):
 			_ = answer(conn, nil, fmt.Errorf("%d connections are open already; try again", MaxConnections))
 			_ = conn.Close()
 		}

@@ -3,14 +3,17 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log"
+	"maps"
 	"os"
 	"os/signal"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -20,7 +23,6 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
-	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 )
 
 // Set by the linker.
@@ -82,21 +84,9 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags win over the environment, that over the file, 
 				return err
 			},
 		},
-		&cobra.Command{
-			Use: "version", Short: "Print the version", Args: cobra.NoArgs,
-			RunE: func(cmd *cobra.Command, _ []string) error {
-				_, err := fmt.Fprintln(cmd.OutOrStdout(), build())
-				return err
-			},
-		},
+		versionCommand(),
 		statusCommand(&loader),
-		&cobra.Command{
-			Use: "fields", Short: "List the fields that metrics.fields may name", Args: cobra.NoArgs,
-			RunE: func(cmd *cobra.Command, _ []string) error {
-				_, err := fmt.Fprint(cmd.OutOrStdout(), metrics.FieldList())
-				return err
-			},
-		},
+		fieldsCommand(&loader),
 		doctorCommand(&loader),
 		clearCommand(&loader),
 		simCommand(&loader),
@@ -106,13 +96,15 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags win over the environment, that over the file, 
 
 func statusCommand(loader *agent.Loader) *cobra.Command {
 	var output, address string
+	var access agent.Access
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Print what the running agent knows of this node's GPUs",
 		Long: `Print what the running agent knows of this node's GPUs: the status page, in a terminal.
 
 The exit code is 0 if the agent has answered, however the GPUs are. In a terminal there are colours, unless
-NO_COLOR is set.`,
+NO_COLOR is set. This node's agent is believed if its certificate is that of metrics.webConfigFile; the password
+for --user is in $` + agent.PasswordEnv + `.`,
 		Example: `  gpu-node-agent status
   gpu-node-agent status --address 10.0.0.7:9400 -o json | jq '.gpus[] | select(.state == "unhealthy")'`,
 		Args: cobra.NoArgs,
@@ -125,11 +117,12 @@ NO_COLOR is set.`,
 				if err != nil {
 					return err
 				}
-				address = c.Metrics.Listen
+				address = access.Here(c)
 			}
+			access.Password = os.Getenv(agent.PasswordEnv)
 			ctx, cancel := context.WithTimeout(cmd.Context(), 10*time.Second)
 			defer cancel()
-			status, text, err := agent.AskStatus(ctx, address)
+			status, text, err := agent.AskStatus(ctx, address, access)
 			if err != nil {
 				return err
 			}
@@ -142,6 +135,11 @@ NO_COLOR is set.`,
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "table", "table, wide or json")
 	cmd.Flags().StringVar(&address, "address", "", "HOST:PORT or URL of the agent (default: metrics.listen of its configuration)")
+	cmd.Flags().StringVar(&access.CAFile, "ca-file", "", "PEM file of who signed the agent's certificate (default: who this host trusts)")
+	cmd.Flags().StringVar(&access.CertFile, "cert-file", "", "PEM file of a certificate for an agent that asks for one")
+	cmd.Flags().StringVar(&access.KeyFile, "key-file", "", "PEM file of its key")
+	cmd.Flags().BoolVar(&access.Insecure, "insecure", false, "believe any certificate of the agent")
+	cmd.Flags().StringVar(&access.User, "user", "", "name for an agent that wants a password")
 	return cmd
 }
 
@@ -149,6 +147,37 @@ NO_COLOR is set.`,
 func colours() bool {
 	info, err := os.Stdout.Stat()
 	return err == nil && info.Mode()&os.ModeCharDevice != 0 && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+}
+
+func fieldsCommand(loader *agent.Loader) *cobra.Command {
+	var output string
+	cmd := &cobra.Command{
+		Use:   "fields",
+		Short: "List the fields that metrics.fields may name, and which of them the source here has",
+		Long: `List the fields that metrics.fields may name, and which of them the source here has.
+
+The source of the configuration is asked once, and a running agent is not disturbed. Without a source the column
+says unknown, and the exit code is 0 all the same.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if output != "text" && output != "json" {
+				return fmt.Errorf("--output: %q is not known; use text or json", output)
+			}
+			log.SetOutput(io.Discard) // go-dcgm says there what it does
+			report := agent.Fields(cmd.Context(), *loader)
+			text := report.String()
+			if output == "json" {
+				var err error
+				if text, err = report.JSON(); err != nil {
+					return err
+				}
+			}
+			_, err := fmt.Fprint(cmd.OutOrStdout(), text)
+			return err
+		},
+	}
+	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	return cmd
 }
 
 func doctorCommand(loader *agent.Loader) *cobra.Command {
@@ -263,6 +292,52 @@ func simCommand(loader *agent.Loader) *cobra.Command {
 	}
 	cmd.Flags().StringVar(&socket, "socket", "", "control socket of the agent (default: source.sim.control of its configuration)")
 	return cmd
+}
+
+func versionCommand() *cobra.Command {
+	var output string
+	cmd := &cobra.Command{
+		Use: "version", Short: "Print the version, and how this binary was built", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if output != "text" && output != "json" {
+				return fmt.Errorf("--output: %q is not known; use text or json", output)
+			}
+			b, built := build(), settings()
+			if output == "json" {
+				enc := json.NewEncoder(cmd.OutOrStdout())
+				enc.SetIndent("", "  ")
+				return enc.Encode(map[string]any{
+					"version": b.Version, "revision": b.Revision, "modified": modified(b.Version, built),
+					"go": b.Go, "goDCGM": b.DCGMBindings, "build": built,
+				})
+			}
+			words := []string{"built with"}
+			for _, key := range slices.Sorted(maps.Keys(built)) {
+				words = append(words, key+"="+built[key])
+			}
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s\n%s\n", b, strings.Join(words, " "))
+			return err
+		},
+	}
+	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	return cmd
+}
+
+// settings are the flags and variables that this binary was built with, as far as Go says.
+func settings() map[string]string {
+	all := make(map[string]string)
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range info.Settings {
+			all[s.Key] = s.Value
+		}
+	}
+	return all
+}
+
+// modified reports whether what was built is not what the revision has: make build says so in the version, go
+// build in its settings.
+func modified(version string, settings map[string]string) bool {
+	return strings.HasSuffix(version, "-dirty") || settings["vcs.modified"] == "true"
 }
 
 // build says what this binary is.

@@ -193,6 +193,10 @@ func (p *process) awaitPage(path string, status int, parts ...string) {
 	})
 }
 
+// endsWithin is how long the agent may take to end, whatever hangs: 5 s is the promise, the rest is for a machine
+// that is busy with other tests. The kubelet kills after 30 s.
+const endsWithin = 10 * time.Second
+
 // end ends the agent by a signal and returns its exit code.
 func (p *process) end(s os.Signal) int {
 	p.t.Helper()
@@ -202,8 +206,8 @@ func (p *process) end(s os.Signal) int {
 	}
 	select {
 	case <-p.exited:
-	case <-time.After(patience):
-		p.t.Fatal("the agent does not end")
+	case <-time.After(endsWithin):
+		p.t.Fatalf("the agent still runs %v after %v", endsWithin, s)
 	}
 	p.t.Logf("ended in %v", time.Since(begin).Round(time.Millisecond))
 	return p.cmd.ProcessState.ExitCode()
@@ -282,6 +286,87 @@ func TestRestartAndClear(t *testing.T) {
 	}
 	if code := again.end(syscall.SIGTERM); code != 0 {
 		t.Errorf("exit code %d", code)
+	}
+}
+
+// allocatable waits until the kubelet has so many healthy GPUs.
+func (p *process) allocatable(k *kubelettest.Kubelet, n int) {
+	p.t.Helper()
+	p.await(fmt.Sprintf("%d GPUs that can be scheduled", n), func() bool {
+		return k.State().Resources["nvidia.com/gpu"].Allocatable() == n
+	})
+}
+
+// An operator takes a GPU away and gives it back, and one that waits for a reset is kept free between two jobs.
+func TestCordonAndIsolation(t *testing.T) {
+	config := func(cordon string) string {
+		return simConfig + "\nhealth: {isolatePending: true, recoverAfter: 0s, cordon: [" + cordon + "]}"
+	}
+	p := start(t, config(""))
+	address := strings.TrimPrefix(p.url, "http://")
+	k, err := kubelettest.Start(p.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Stop()
+	p.allocatable(k, 8)
+	p.write(config("'2', GPU-of-another-node"), address)
+	p.allocatable(k, 7)
+	p.awaitPage("/metrics", http.StatusOK, `cause="cordoned"`)
+	p.await("a word on what means no GPU", func() bool { return strings.Contains(p.log(), `["GPU-of-another-node"]`) })
+	p.write(config(""), address)
+	p.allocatable(k, 8)
+
+	job, err := k.Allocate(t.Context(), "nvidia.com/gpu", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.awaitPage("/api/v1/snapshot", http.StatusOK, `"pod":"`+job.Container.Pod+`"`)
+	_, page := p.get("/api/v1/snapshot")
+	index := regexp.MustCompile(`"uuid":"` + job.Devices[0] + `","index":(\d)`).FindStringSubmatch(page)
+	if index == nil {
+		t.Fatalf("%s is not in %s", job.Devices[0], page)
+	}
+	inject := func(event string) {
+		t.Helper()
+		if out, code := run(t, "sim", "--socket", p.dir+"/sim.sock", fmt.Sprintf(event, index[1])); code != 0 {
+			t.Fatal(out)
+		}
+	}
+	inject("{gpu: %s, rowRemapPending: true}")
+	p.awaitPage("/metrics", http.StatusOK, `cause="row-remap-pending"`, `state="degraded"} 1`)
+	p.allocatable(k, 8)
+	k.Free("nvidia.com/gpu", job.Devices...)
+	p.allocatable(k, 7)
+	p.awaitPage("/metrics", http.StatusOK, `cause="isolated"`, `action="reset the GPU now: no pod holds it"`)
+	inject("{gpu: %s, rowRemapPending: false}")
+	p.allocatable(k, 8)
+	if code := p.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+// A state file that cannot be read is said, stays as it is, and is no reason to stop.
+func TestAStateFileInTheWay(t *testing.T) {
+	dir := tempDir(t)
+	if err := os.MkdirAll(dir+"/state.json/theirs", 0o750); err != nil {
+		t.Fatal(err)
+	}
+	p := start(t, simConfig, "GPU_NODE_AGENT_HEALTH_STATE_FILE="+dir+"/state.json")
+	p.awaitPage("/metrics", http.StatusOK, `state="healthy"} 1`)
+	p.awaitPage("/api/v1/snapshot", http.StatusOK, `"memory":{"file":"`+dir+`/state.json","error":"`, "nothing is written there")
+	if out, code := run(t, "status", "--config", p.config); code != 0 || !strings.Contains(out, "a restart of the agent would forget findings: ") {
+		t.Errorf("status: %d\n%s", code, out)
+	}
+	if code := p.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	left, err := filepath.Glob(dir + "/*")
+	if err != nil || len(left) != 1 {
+		t.Errorf("%v %v", left, err)
+	}
+	if _, err := os.Stat(dir + "/state.json/theirs"); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -422,7 +507,9 @@ func TestCommands(t *testing.T) {
 		code int
 		want []string
 	}{
-		{[]string{"version"}, 0, []string{"gpu-node-agent ", "go1.", "go-dcgm v1."}},
+		{[]string{"version"}, 0, []string{"gpu-node-agent ", "go1.", "go-dcgm v1.", "built with ", "GOOS=linux", "-race=true"}},
+		{[]string{"version", "-o", "json"}, 0, []string{`"version": "dev"`, `"modified": `, `"goDCGM": "v1.`, `"GOOS": "linux"`}},
+		{[]string{"version", "-o", "xml"}, 1, []string{`--output: "xml" is not known; use text or json`}},
 		{[]string{"check-config", "--config", good}, 0, []string{"mode: sim", "kubeletDir: /var/lib/kubelet", "interval: 10s"}},
 		{[]string{"check-config", "--config", good, "--source.mode=standalone"}, 1, []string{"source.address: "}},
 		{[]string{"check-config", "--config", bad}, 1, []string{"source.intervall: unknown key; did you mean source.interval?"}},
@@ -439,6 +526,10 @@ func TestCommands(t *testing.T) {
 		{[]string{"doctor", "--config", good, "--plugin.kubeletDir", kubeletDir, "--metrics.listen=127.0.0.1:0"}, 0, []string{"info  DCGM", "simulated", "ok    kubelet"}},
 		{[]string{"doctor", "--config", good, "--plugin.kubeletDir", kubeletDir, "--metrics.listen=127.0.0.1:0", "-o", "json"}, 0, []string{`"ok": true`}},
 		{[]string{"doctor", "-o", "yaml"}, 1, []string{"use text or json"}},
+		{[]string{"fields", "--config", good}, 0, []string{"SUPPORTED", "DCGM_FI_DEV_SERIAL "}},
+		{[]string{"fields", "--config", good, "-o", "json"}, 0, []string{`"source": "sim"`, `"supported": "yes"`, `"supported": "no"`}},
+		{[]string{"fields", "--config", bad}, 0, []string{"unknown", "Which are supported here is not known: the configuration cannot be used: "}},
+		{[]string{"fields", "-o", "yaml"}, 1, []string{"use text or json"}},
 		{[]string{"status", "-o", "yaml"}, 1, []string{"use table, wide or json"}},
 		{[]string{"nonsense"}, 1, []string{"nonsense"}},
 		{[]string{"--help"}, 0, []string{"--config", "check-config", "--source.mode"}},

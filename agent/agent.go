@@ -21,6 +21,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/podlabels"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
@@ -51,6 +52,8 @@ type Agent struct {
 	health  health.Latest[health.Config]
 	plugin  health.Latest[plugin.Config]
 	metrics health.Latest[metrics.Config]
+	web     health.Latest[webConfig]
+	shown   health.Latest[podlabels.Config] // of metrics.podLabels
 
 	monitored health.Latest[health.MonitorSource]
 	snapshots health.Latest[health.Snapshot]
@@ -60,6 +63,9 @@ type Agent struct {
 	devices   *plugin.Plugin
 	totals    *metrics.Totals
 	reporter  *kube.Reporter
+	keeper    *health.Keeper
+	labels    *podlabels.Follower
+	jobs      *metrics.Jobs
 }
 
 // Run loads the configuration and runs an agent until ctx ends.
@@ -81,19 +87,25 @@ func Run(ctx context.Context, loader Loader, build Build) error {
 	a.monitor = health.NewMonitor(&a.health, &a.monitored, &a.snapshots, log.Named("health"))
 	a.devices = plugin.New(&a.plugin, &a.snapshots, log.Named("plugin"))
 	a.totals = metrics.NewTotals(&a.metrics, &a.snapshots, a.devices.Holders)
+	a.monitor.AskHolders((&holding{holders: a.devices.Holders}).held)
+	a.labels = podlabels.New(podlabels.Options{Config: &a.shown, Node: nodeName(), Log: log.Named("kubernetes")})
+	a.jobs = metrics.NewJobs(&a.metrics, log.Named("metrics"))
 	boot := health.BootID()
+	a.keeper = health.NewKeeper(&a.health, &a.snapshots, boot, log.Named("health"))
 	a.reporter = a.newReporter(a.remember(c, boot))
 	err = supervise(ctx, log,
-		part{"source", a.runSource},
-		part{"monitor", a.monitor.Run},
-		part{"memory", health.NewKeeper(&a.health, &a.snapshots, boot, log.Named("health")).Run},
-		part{"operator", a.runOperator},
-		part{"plugin", a.devices.Run},
-		part{"kubernetes", a.reporter.Run},
-		part{"events", func(ctx context.Context) error { return a.events.follow(ctx, &a.snapshots) }},
-		part{"totals", a.totals.Run},
-		part{"web", a.runWeb},
-		part{"reload", a.runReload},
+		part{name: "source", run: a.runSource},
+		part{name: "monitor", run: a.monitor.Run},
+		part{name: "memory", run: a.keeper.Run, after: []string{"monitor", "operator"}}, // what they found last is kept
+		part{name: "operator", run: a.runOperator},
+		part{name: "plugin", run: a.devices.Run},
+		part{name: "kubernetes", run: a.reporter.Run},
+		part{name: "events", run: func(ctx context.Context) error { return a.events.follow(ctx, &a.snapshots) }},
+		part{name: "totals", run: a.totals.Run},
+		part{name: "pod labels", run: a.labels.Run},
+		part{name: "jobs", run: a.jobs.Run},
+		part{name: "web", run: a.runWeb},
+		part{name: "reload", run: a.runReload},
 	)
 	log.Info("stopped")
 	return err
@@ -101,9 +113,9 @@ func Run(ctx context.Context, loader Loader, build Build) error {
 
 // remember gives the monitor what the process before this one knew, and returns it.
 func (a *Agent) remember(c Config, boot string) []health.DeviceState {
-	memory, err := health.LoadMemory(c.Health.StateFile)
+	memory, err := a.keeper.Load(c.Health.StateFile)
 	if err != nil {
-		a.log.Warn("what was known of the devices is not usable and is set aside", zap.String("key", "health.stateFile"), zap.Error(err))
+		a.log.Warn("what was known of the devices is not used", zap.String("key", "health.stateFile"), zap.Error(err))
 	}
 	devices, missed := memory.Recall(boot, sourceKind(c.Source), time.Now())
 	for _, d := range devices {
@@ -123,6 +135,8 @@ func (a *Agent) apply(c Config) {
 	storeChanged(&a.health, c.Health)
 	storeChanged(&a.plugin, c.Plugin)
 	storeChanged(&a.metrics, c.Metrics)
+	a.applyWeb(c.web)
+	storeChanged(&a.shown, podlabels.Config{Labels: c.Metrics.ShownPodLabels(), Kubeconfig: c.Health.Kubernetes.Kubeconfig})
 }
 
 // note logs what is worth saying of a configuration that is not wrong.

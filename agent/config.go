@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net"
@@ -34,6 +35,8 @@ type Config struct {
 
 	// Notes is what was understood and is still worth saying, each with its file or key: what has no effect here.
 	Notes []string `yaml:"-"`
+
+	web *webConfig // what metrics.webConfigFile holds
 }
 
 // LogConfig is the `log` section.
@@ -161,6 +164,10 @@ const EnvPrefix = "GPU_NODE_AGENT"
 type Loader struct {
 	File  string         // "": the first of defaultFiles that is there, else none
 	Flags *pflag.FlagSet // as AddFlags made them; nil for none
+
+	// again: the agent runs. A file that has nothing in it is being written then, by a program that empties it first;
+	// taken for a configuration it would be the defaults, and turn the whole node over.
+	again bool
 }
 
 func defaultFiles() []string { return []string{"config.yaml", "/etc/gpu-node-agent/config.yaml"} }
@@ -233,6 +240,9 @@ func (l Loader) Load() (Config, error) {
 	chosen, err := c.Metrics.Resolve()
 	errs = append(errs, within("metrics", err))
 	c.Metrics, c.Notes = chosen, append(c.Notes, chosen.Notes()...)
+	if c.web, err = loadWebConfig(c.Metrics.WebConfigFile); err != nil {
+		errs = append(errs, within("metrics", err))
+	}
 	xid, notes := c.Health.XID.WithNVIDIAEnv(os.Getenv(health.EnvDisableHealthChecks), os.Getenv(health.EnvEnableHealthChecks))
 	c.Health.XID, c.Notes = xid, append(c.Notes, notes...)
 	// What could not be read has its default here, so only other faults are added.
@@ -259,6 +269,9 @@ func (l Loader) read() (map[string]any, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("configuration: %w", err)
+	}
+	if l.again && len(bytes.TrimSpace(text)) == 0 {
+		return nil, fmt.Errorf("%s: is empty; for the defaults write {}", path)
 	}
 	if err := yaml.Unmarshal(text, &tree); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)

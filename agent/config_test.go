@@ -306,22 +306,3 @@ func TestMissingFile(t *testing.T) {
 		t.Errorf("no file at all: %v", err)
 	}
 }
-
-func FuzzLoad(f *testing.F) {
-	f.Add("source: {mode: sim}")
-	f.Add("plugin: {kubeletDir: 5, x: [1, {a: b}]}")
-	f.Add("source: {sim: {scenario: [{at: 1s, gpu: 3, lost: maybe}]}}")
-	f.Add("a: &a [*a]")
-	f.Add("? [x]: y")
-	dir := f.TempDir()
-	f.Fuzz(func(t *testing.T, text string) {
-		file := filepath.Join(dir, "config.yaml")
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		c, err := Loader{File: file}.Load()
-		if err == nil && c.Validate() != nil {
-			t.Errorf("loaded, and not valid: %v", c.Validate())
-		}
-	})
-}

@@ -131,6 +131,7 @@ func (d doctor) run(ctx context.Context) Report {
 			step{"agent", func(ctx context.Context) []Check { return checkRunning(ctx, c) }},
 			step{"own files", func(context.Context) []Check { return checkOwnFiles(c) }},
 			step{"metrics.listen", func(ctx context.Context) []Check { return checkPort(ctx, c) }},
+			step{"metrics.webConfigFile", func(context.Context) []Check { return checkWebConfig(c, time.Now()) }},
 		))
 	}()
 

@@ -163,14 +163,14 @@ func ownSockets(ctx context.Context, c plugin.Config) []string {
 // checkRunning says whether an agent runs here already, and how it is.
 func checkRunning(ctx context.Context, c Config) []Check {
 	sockets := ownSockets(ctx, c.Plugin)
-	code, ready := page(ctx, c.Metrics.Listen, "/readyz")
-	served := isAgent(ctx, c.Metrics.Listen)
+	code, ready := page(ctx, c, readyzPath)
+	served := isAgent(ctx, c)
 	switch {
 	case served && code == http.StatusOK:
 		return []Check{{Status: CheckOK, Found: "runs and is ready"}}
 	case served:
 		return []Check{{
-			Status: CheckWarn, Found: "runs, but is not ready: " + strings.ReplaceAll(strings.TrimSpace(ready), "\n", "; "),
+			Status: CheckWarn, Found: strings.TrimSuffix("runs, but is not ready: "+strings.ReplaceAll(strings.TrimSpace(ready), "\n", "; "), ": not ready"),
 			Fix: "see what else is not ok here, and its log",
 		}}
 	case len(sockets) > 0:
@@ -180,24 +180,29 @@ func checkRunning(ctx context.Context, c Config) []Check {
 	}
 }
 
-func isAgent(ctx context.Context, listen string) bool {
-	code, text := page(ctx, listen, "/")
-	return code == http.StatusOK && strings.Contains(text, "gpu-node-agent")
+// isAgent tells whether who serves at metrics.listen is an agent, which also one that wants a password says.
+func isAgent(ctx context.Context, c Config) bool {
+	code, text := page(ctx, c, "/")
+	return (code == http.StatusOK || code == http.StatusUnauthorized) && strings.Contains(text, realm)
 }
 
-// page gets a page of whoever serves at metrics.listen, 0 if nobody does.
-func page(ctx context.Context, listen, path string) (code int, text string) {
-	address, err := dialable(listen)
+// page gets a page of whoever serves at metrics.listen, 0 if nobody does, or only to who has a certificate.
+func page(ctx context.Context, c Config, path string) (code int, text string) {
+	var access Access
+	base, err := statusURL(access.Here(c))
 	if err != nil {
 		return 0, "" // it was validated
 	}
 	ctx, cancel := context.WithTimeout(ctx, dialLimit)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, base+path, nil)
 	if err != nil {
 		return 0, ""
 	}
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // no proxy: it is this node
+	client, err := access.client()
+	if err != nil {
+		return 0, "" // there are no files of ours to be read
+	}
 	res, err := client.Do(req)
 	if err != nil {
 		return 0, ""
@@ -220,7 +225,7 @@ func checkPort(ctx context.Context, c Config) []Check {
 		return []Check{{Status: CheckOK, Found: listen + " is free"}}
 	case !errors.Is(err, syscall.EADDRINUSE):
 		return []Check{{Status: CheckFail, Found: err.Error(), Fix: "set metrics.listen to an address of this node and a port that we may have"}}
-	case isAgent(ctx, listen):
+	case isAgent(ctx, c):
 		return []Check{{Status: CheckOK, Found: listen + " is that of the agent that runs here"}}
 	case len(ownSockets(ctx, c.Plugin)) > 0: // it may want a password, or speak TLS
 		return []Check{{Status: CheckInfo, Found: listen + " is taken, most likely by the agent that runs here"}}

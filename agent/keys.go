@@ -137,6 +137,8 @@ func decode(from, to reflect.Type, data any) (any, error) {
 	switch {
 	case data == nil, from == to:
 		return data, nil
+	case from.Kind() == reflect.Map && from.Key().Kind() != reflect.String: // mapstructure panics of it
+		return nil, fmt.Errorf("%v has a key that is not a text; put it in quotes", data)
 	case from.Kind() == reflect.String && to.Kind() != reflect.String:
 		var v any
 		if err := yaml.Unmarshal([]byte(data.(string)), &v); err != nil {

@@ -48,7 +48,7 @@ func (a *Agent) operate(line string) (any, error) {
 	var q question
 	dec := json.NewDecoder(strings.NewReader(line))
 	dec.DisallowUnknownFields()
-	if err := dec.Decode(&q); err != nil || q.Clear == nil {
+	if err := dec.Decode(&q); err != nil || q.Clear == nil || strings.TrimSpace(line[dec.InputOffset():]) != "" {
 		return nil, fmt.Errorf(`%s is not understood; say {"clear":{"device":"GPU-…","cause":"xid-79"}}`, line)
 	}
 	causes, err := a.monitor.Clear(q.Clear.Device, q.Clear.Cause)

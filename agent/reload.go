@@ -14,7 +14,8 @@ import (
 )
 
 // lookEvery is how often the file is looked at. It is read and compared: that sees every way of changing a
-// file, a ConfigMap's swapped links included, and misses no event.
+// file, a ConfigMap's swapped links included, and misses no event. One that is still being written is waited for: it
+// must look the same twice.
 const lookEvery = time.Second
 
 // runReload reloads the configuration at SIGHUP and when the file has changed.
@@ -22,32 +23,42 @@ func (a *Agent) runReload(ctx context.Context) error {
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
 	defer signal.Stop(hup)
+	a.reloadOn(ctx, hup)
+	return nil
+}
+
+// reloadOn reloads at each signal and when the file has changed, until ctx ends.
+func (a *Agent) reloadOn(ctx context.Context, hup <-chan os.Signal) {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
 
 	// A file that was used is the configuration from then on: if it goes, the defaults do not come back.
 	a.loader.File = a.loader.Path()
+	a.loader.again = true
 	was := a.text()
+	seen := was
 	for {
 		select {
 		case <-ctx.Done():
-			return nil
+			return
 		case <-hup:
 			a.loader.File = a.loader.Path()
 			was = a.text()
 			a.reload("SIGHUP")
 		case <-tick.C:
-			if now := a.text(); !bytes.Equal(now, was) {
+			now := a.text()
+			if !bytes.Equal(now, was) && bytes.Equal(now, seen) {
 				was = now
 				a.loader.File = a.loader.Path()
 				a.reload("the file has changed")
 			}
+			seen = now
 		}
 	}
 }
 
 // text is what the file holds, nil if it cannot be read, and what the files that it names hold, if it names
-// any: that of NVIDIA's plugin, and the list of fields.
+// any: that of NVIDIA's plugin, the list of fields, and the web configuration with its certificates.
 func (a *Agent) text() []byte {
 	text, err := os.ReadFile(a.loader.Path())
 	if err != nil {
@@ -62,6 +73,9 @@ func (a *Agent) text() []byte {
 		if more, err := os.ReadFile(c.FieldsFile); err == nil {
 			text = append(text, more...)
 		}
+	}
+	if c := a.metrics.Load(); c != nil && c.WebConfigFile != "" {
+		text = append(text, webText(c.WebConfigFile)...)
 	}
 	return text
 }

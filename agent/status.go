@@ -20,6 +20,8 @@ type NodeStatus struct {
 	Config   ConfigStatus   `json:"config"`
 	Source   SourceStatus   `json:"source"`
 	Kubelet  KubeletStatus  `json:"kubelet"`
+	API      APIStatus      `json:"apiServer"`
+	Memory   MemoryStatus   `json:"memory"`
 	GPUs     []DeviceStatus `json:"gpus"`   // by index
 	Events   []EventStatus  `json:"events"` // the newest first, at most 100
 }
@@ -51,6 +53,25 @@ type KubeletStatus struct {
 	HoldersError string           `json:"holdersError,omitempty"` // why there is no newer word on who holds what
 	Holders      time.Time        `json:"holders,omitzero"`       // when the kubelet last said who holds what
 	Resources    []ResourceStatus `json:"resources"`
+}
+
+// APIStatus is what the API server was told since the agent started, with health.kubernetes.enabled.
+type APIStatus struct {
+	Enabled        bool   `json:"enabled"`
+	Writes         uint64 `json:"writes"`                   // of the node's condition
+	Events         uint64 `json:"events"`                   // written, a repeated one each time that its count was raised
+	Dropped        uint64 `json:"dropped"`                  // events that were given up
+	Errors         uint64 `json:"errors"`                   // refused or failed requests
+	ConditionError string `json:"conditionError,omitempty"` // why the condition could not be written last
+	EventError     string `json:"eventError,omitempty"`     // the same for the last event
+}
+
+// MemoryStatus is how it goes with the findings that are kept over a restart of the agent.
+type MemoryStatus struct {
+	File    string    `json:"file,omitempty"`  // health.stateFile; "": nothing is kept
+	Error   string    `json:"error,omitempty"` // why a restart would forget findings now
+	Since   time.Time `json:"since,omitzero"`  // of the error
+	Written time.Time `json:"written,omitzero"`
 }
 
 // ResourceStatus is the state of one resource.

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
@@ -22,6 +23,8 @@ type known struct {
 	snapshot *health.Snapshot // nil before the first
 	plugin   plugin.Status
 	holders  plugin.Holders
+	kube     kube.Status
+	memory   health.KeeperStatus
 	events   []EventStatus
 }
 
@@ -29,7 +32,8 @@ type known struct {
 func (a *Agent) status() NodeStatus {
 	return statusOf(known{
 		node: nodeName(), build: a.build, now: time.Now(), notReady: a.unready(), reload: *a.reloaded.Load(),
-		snapshot: a.snapshots.Load(), plugin: a.devices.Status(), holders: a.devices.Holders(), events: a.events.latest(),
+		snapshot: a.snapshots.Load(), plugin: a.devices.Status(), holders: a.devices.Holders(),
+		kube: a.reporter.Status(), memory: a.keeper.Status(), events: a.events.latest(),
 	})
 }
 
@@ -38,6 +42,8 @@ func statusOf(k known) NodeStatus {
 		Node: k.node, Version: k.build.Version, Revision: k.build.Revision, Time: k.now.UTC(),
 		Ready: len(k.notReady) == 0, NotReady: list(k.notReady), Events: list(k.events),
 		Config: ConfigStatus{k.reload.OK, k.reload.At.UTC()}, Kubelet: kubeletStatus(k.plugin, k.holders),
+		API:    APIStatus{k.kube.Enabled, k.kube.Writes, k.kube.Events, k.kube.Dropped, k.kube.Errors, k.kube.Condition, k.kube.Event},
+		Memory: MemoryStatus{k.memory.Path, k.memory.Err, k.memory.Since.UTC(), k.memory.Written.UTC()},
 		Source: SourceStatus{Status: health.SourceStarting.String()}, GPUs: []DeviceStatus{},
 	}
 	if k.snapshot == nil {

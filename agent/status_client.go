@@ -19,7 +19,7 @@ const (
 
 // AskStatus asks the agent that serves at the address, which is HOST:PORT, :PORT or a URL, how the node is. It
 // returns the answer, and the JSON that it came in.
-func AskStatus(ctx context.Context, address string) (NodeStatus, []byte, error) {
+func AskStatus(ctx context.Context, address string, access Access) (NodeStatus, []byte, error) {
 	base, err := statusURL(address)
 	if err != nil {
 		return NodeStatus{}, nil, err
@@ -28,11 +28,20 @@ func AskStatus(ctx context.Context, address string) (NodeStatus, []byte, error) 
 	if err != nil {
 		return NodeStatus{}, nil, fmt.Errorf("--address: %w", err)
 	}
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // no proxy: it is this node
+	client, err := access.client()
+	if err != nil {
+		return NodeStatus{}, nil, err
+	}
+	if access.User != "" {
+		req.SetBasicAuth(access.User, access.Password)
+	}
 	res, err := client.Do(req)
 	if err != nil {
 		if u, ok := errors.AsType[*url.Error](err); ok {
 			err = u.Err // which has no password in it
+		}
+		if hint := hint(err); hint != "" {
+			return NodeStatus{}, nil, fmt.Errorf("%s: %w%s", req.URL.Host, err, hint)
 		}
 		return NodeStatus{}, nil, fmt.Errorf("no agent answers at %s: %w; is it running, and is that its metrics.listen? see gpu-node-agent doctor", req.URL.Host, err)
 	}
@@ -44,7 +53,7 @@ func AskStatus(ctx context.Context, address string) (NodeStatus, []byte, error) 
 	var s NodeStatus
 	switch {
 	case res.StatusCode == http.StatusUnauthorized:
-		err = fmt.Errorf("%s wants a name and a password; use --address http://NAME:PASSWORD@HOST:PORT", req.URL.Host)
+		err = fmt.Errorf("%s wants a name and a password; use --user NAME, with the password in $%s", req.URL.Host, PasswordEnv)
 	case res.StatusCode == http.StatusBadRequest && strings.Contains(string(text), "HTTPS"):
 		err = fmt.Errorf("%s speaks TLS; use --address https://HOST:PORT", req.URL.Host)
 	case res.StatusCode != http.StatusOK:

@@ -59,6 +59,7 @@ func newStatusPages(status func() NodeStatus, log *zap.Logger) *statusPages {
 		"memory": memoryText, "memoryPercent": memoryPercent, "width": width, "age": ageText, "clock": clockText,
 		"allocations": allocationsText, "mismatches": mismatchesText, "xids": xidsText, "versions": versionsText, "own": own, "heldMIG": heldMIG, "name": nameText,
 		"troubles": troubles, "counts": stateCounts, "plural": plural,
+		"api": apiText, "apiErrors": apiErrors, "memoryTrouble": memoryTrouble,
 		"finding": func(now time.Time, f FindingStatus) findingData { return findingData{now, f} },
 		"holders": func(h []HolderStatus) []string { return holderTexts(h, pageHolders) },
 		"inUse": func(s NodeStatus) string {

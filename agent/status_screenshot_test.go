@@ -155,7 +155,7 @@ func (s scene) run(t *testing.T, binary string) string {
 			t.Fatalf("waited in vain for %s", missing)
 		case <-tick.C:
 		}
-		if _, text, err := AskStatus(ctx, address); err == nil {
+		if _, text, err := AskStatus(ctx, address, Access{}); err == nil {
 			missing = ""
 			for _, w := range s.wait {
 				if !strings.Contains(string(text), w) {

@@ -138,6 +138,15 @@ func (p *printer) top(s NodeStatus) {
 			fmt.Fprintf(p, "kubelet   %s\n", p.paint(cell{e, colourYellow}))
 		}
 	}
+	if s.API.Enabled {
+		fmt.Fprintf(p, "api       %s\n", printable(apiText(s.API)))
+		for _, e := range apiErrors(s.API) {
+			fmt.Fprintf(p, "api       %s\n", p.paint(cell{e, colourYellow}))
+		}
+	}
+	if s.Memory.Error != "" {
+		fmt.Fprintf(p, "memory    %s\n", p.paint(cell{memoryTrouble(s.Memory), colourYellow}))
+	}
 	if !s.Config.OK {
 		fmt.Fprintf(p, "config    %s\n", p.paint(cell{"the file is bad: the configuration before it is in force", colourRed}))
 	}

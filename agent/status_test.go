@@ -15,6 +15,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
@@ -98,6 +99,8 @@ func aNode() known {
 			"MIG-2-8": {{Namespace: "nb", Pod: "ada", Container: "main", Resource: "nvidia.com/gpu", DeviceID: "MIG-2-8"}},
 		}},
 	}
+	k.kube = kube.Status{Enabled: true, Writes: 12, Events: 4, Dropped: 1, Errors: 2, Event: "events is forbidden"}
+	k.memory = health.KeeperStatus{Path: "/var/lib/state.json", Err: "/var/lib/state.json: no space left on device", Since: ago(time.Minute)}
 	k.events = newestFirst(newestFirst(nil, eventsBetween(nil, &before)), eventsBetween(&before, snapshot))
 	return k
 }
@@ -139,7 +142,9 @@ func TestPage(t *testing.T) {
 		`href="/metrics"`, `href="/readyz"`, `href="/api/v1/snapshot"`, `<noscript><meta http-equiv="refresh" content="5">`,
 		"1 unhealthy", "1 degraded", "1 healthy", "since 1d2h", "driver 580.95.05, CUDA 13.0, DCGM 4.6.0", "<dt>reconnects</dt><dd>2</dd>",
 		"2 of 3 healthy · 5 allocations, 4 refused: unknown_device · 1 audit mismatch<", "not registered</span> the kubelet said no", "List: denied",
-		"XID 79: ", "unhealthy, was healthy: lost: the GPU is lost")
+		"XID 79: ", "unhealthy, was healthy: lost: the GPU is lost",
+		"API server <span class=\"badge degraded\">not told</span>", "12 condition writes, 4 events, 1 event given up, 2 failed requests", "events: events is forbidden",
+		"a restart of the agent would forget findings: /var/lib/state.json: no space left on device")
 	mustHave(t, section(t, page, 0), "51 °C", "312 W", "87 %", `<rect width="87"`, "40.0 / 80.0 GiB", `<rect width="50"`,
 		"training/llm-0 (torch) ×2", "web/chat-1 (vllm)", "GPU-0", "00000000:1B:00.0", "NUMA 0")
 	lost := section(t, page, 1)
@@ -202,6 +207,7 @@ func TestStatusEscapes(t *testing.T) {
 	d.Device.Model, d.Device.PCI, d.Device.ID = bad, bad, bad
 	d.Verdict.Findings[0].Reason, d.Verdict.Findings[0].Cause, d.Verdict.Findings[0].Action = bad, bad, bad
 	k.snapshot.Devices[4].Device.Profile = bad
+	k.kube.Condition, k.kube.Event, k.memory.Err = bad, bad, bad
 	k.holders.By[bad] = []plugin.Holder{{Namespace: bad, Pod: bad, Container: bad}}
 	k.events[0].Text = bad
 	if page := pageOf(t, k); strings.Contains(page, "<script>alert") || strings.Contains(page, `"'>`) {
@@ -240,7 +246,7 @@ func TestAskStatus(t *testing.T) {
 	mux.HandleFunc("GET "+snapshotPath, pages.serveJSON)
 	server := httptest.NewServer(mux)
 	defer server.Close()
-	got, text, err := AskStatus(t.Context(), strings.TrimPrefix(server.URL, "http://"))
+	got, text, err := AskStatus(t.Context(), strings.TrimPrefix(server.URL, "http://"), Access{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -248,7 +254,9 @@ func TestAskStatus(t *testing.T) {
 		t.Errorf("the answer reads as\n%s", got.Table(true, false))
 	}
 	mustHave(t, string(text), `"state":"unhealthy","since":"2026-03-02T11:58:30Z"`, `"cause":"lost"`, `"temperatureCelsius":51`, `"150":51`,
-		`"memoryUsedBytes":42949672960`, `"pod":"llm-0"`, `"kind":"xid"`, `"notReady":["plugin nvidia.com/x: the kubelet said no"]`)
+		`"memoryUsedBytes":42949672960`, `"pod":"llm-0"`, `"kind":"xid"`, `"notReady":["plugin nvidia.com/x: the kubelet said no"]`,
+		`"apiServer":{"enabled":true,"writes":12,"events":4,"dropped":1,"errors":2,"eventError":"events is forbidden"}`,
+		`"memory":{"file":"/var/lib/state.json","error":"/var/lib/state.json: no space left on device","since":"2026-03-02T11:59:00Z"}`)
 	var tree struct {
 		GPUs []map[string]any `json:"gpus"`
 	}
@@ -296,7 +304,7 @@ func TestAskStatusSaysWhy(t *testing.T) {
 		{answers(http.StatusUnauthorized, ""), "a name and a password"},
 		{strings.Replace(tls.URL, "https", "http", 1), "speaks TLS"},
 	} {
-		if _, _, err := AskStatus(t.Context(), c.address); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, _, err := AskStatus(t.Context(), c.address, Access{}); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", c.address, err, c.want)
 		}
 	}

@@ -130,6 +130,30 @@ func counted(n uint64, one, many string) string {
 	return fmt.Sprint(n, " ", many)
 }
 
+// apiText is "12 condition writes, 4 events, 1 event given up, 2 failed requests".
+func apiText(s APIStatus) string {
+	return strings.Join([]string{
+		counted(s.Writes, "condition write", "condition writes"), counted(s.Events, "event", "events"),
+		counted(s.Dropped, "event given up", "events given up"), counted(s.Errors, "failed request", "failed requests"),
+	}, ", ")
+}
+
+// apiErrors are what cannot be written to the API server now.
+func apiErrors(s APIStatus) []string {
+	var all []string
+	for _, e := range []string{orNot("condition: %s", s.ConditionError), orNot("events: %s", s.EventError)} {
+		if e != "" {
+			all = append(all, e)
+		}
+	}
+	return all
+}
+
+// memoryTrouble says that findings are not kept, and why.
+func memoryTrouble(m MemoryStatus) string {
+	return "a restart of the agent would forget findings: " + m.Error
+}
+
 // versionsText is "driver 580.95.05, CUDA 13.0, DCGM 4.6.0".
 func versionsText(s SourceStatus) string {
 	var parts []string

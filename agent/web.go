@@ -1,9 +1,11 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	stdlog "log"
 	"net"
 	"net/http"
 	"os"
@@ -11,6 +13,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
@@ -39,15 +42,31 @@ func (a *Agent) handler() http.Handler {
 		Hostname:  nodeName(),
 		Version:   a.build.Version,
 		Revision:  a.build.Revision,
+		PodLabels: a.labels.Labels,
+		PodLabelsUp: func() (up, on bool) {
+			s := a.labels.Status()
+			return s.Up, s.Enabled
+		},
+		Jobs: a.jobs.Of,
+		Kubernetes: func() (metrics.Kubernetes, bool) {
+			s := a.reporter.Status()
+			return metrics.Kubernetes{Writes: s.Writes, Events: s.Events, Dropped: s.Dropped, Errors: s.Errors}, s.Enabled
+		},
+		StateFileUp: func() (up, on bool) {
+			s := a.keeper.Status()
+			return s.Err == "", s.Path != ""
+		},
 	}, zap.NewStdLog(a.log.Named("metrics"))))
 	// Only memory is looked at: a process that holds a sick GPU must not be killed for it.
-	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("GET /readyz", a.readyz)
+	mux.HandleFunc("GET "+livezPath, livez)
+	mux.HandleFunc("GET "+readyzPath, a.readyz)
 	status := newStatusPages(a.status, a.log.Named("web"))
 	mux.HandleFunc("GET /{$}", status.serveHTML)
 	mux.HandleFunc("GET "+snapshotPath, status.serveJSON)
 	return mux
 }
+
+func livez(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") }
 
 // nodeName is the Kubernetes node's name if the pod was told it, else the host's.
 func nodeName() string {
@@ -97,6 +116,20 @@ func (a *Agent) unready() []string {
 	return why
 }
 
+// probes are /livez and /readyz for those who have no password: whether, but not why.
+func (a *Agent) probes() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+livezPath, livez)
+	mux.HandleFunc("GET "+readyzPath, func(w http.ResponseWriter, _ *http.Request) {
+		if len(a.unready()) > 0 {
+			http.Error(w, "not ready", http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	return mux
+}
+
 // runWeb serves on the configured address, and moves when that changes. An address that cannot be had is
 // tried again: the device plugin goes on without.
 func (a *Agent) runWeb(ctx context.Context) error {
@@ -104,7 +137,7 @@ func (a *Agent) runWeb(ctx context.Context) error {
 	said := ""
 	for ctx.Err() == nil {
 		listen, same, cancel := health.While(ctx, &a.metrics, func(c *metrics.Config) string { return c.Listen })
-		err := a.serve(ctx, h, listen, same.Done())
+		err := a.listen(same, h, listen)
 		switch {
 		case err == nil:
 			said = ""
@@ -123,22 +156,57 @@ func (a *Agent) runWeb(ctx context.Context) error {
 	return nil
 }
 
-// serve serves until ctx ends or the configuration has changed, which both are no error.
-func (a *Agent) serve(ctx context.Context, h http.Handler, address string, changed <-chan struct{}) error {
+// listen serves at an address until ctx ends, which is no error, each web configuration with a server of its
+// own: connections that were made under another one do not outlive it.
+func (a *Agent) listen(ctx context.Context, h http.Handler, address string) error {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if err != nil {
 		return err
 	}
-	a.log.Info("web server listens", zap.Stringer("address", l.Addr()))
+	defer func() { _ = l.Close() }()
+	for ctx.Err() == nil {
+		w, same, cancel := health.While(ctx, &a.web, func(w *webConfig) *webConfig { return w })
+		if w != nil {
+			a.log.Info("web server listens", zap.Stringer("address", l.Addr()), zap.Bool("tls", w.tls != nil), zap.Int("users", len(w.users)))
+			err = a.serve(same, newGuard(w, h, a.probes()), held{l.(*net.TCPListener)}, w)
+		}
+		cancel()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// held is a listener that outlives its servers: to close it only ends Accept, and who connects meanwhile waits
+// for the next server.
+type held struct{ *net.TCPListener }
+
+func (l held) Close() error { return l.SetDeadline(time.Unix(1, 0)) }
+
+// serve serves until ctx ends, which is no error.
+func (a *Agent) serve(ctx context.Context, h http.Handler, l held, w *webConfig) error {
+	if err := l.SetDeadline(time.Time{}); err != nil {
+		return err
+	}
+	log := a.log.Named("web")
 	srv := &http.Server{
 		Handler: h, ReadHeaderTimeout: headerTimeout, ReadTimeout: requestTimeout, WriteTimeout: requestTimeout,
-		IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes, ErrorLog: zap.NewStdLog(a.log.Named("web")),
+		IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes, ErrorLog: stdlog.New(complaints{log}, "", 0),
+		TLSConfig: w.tls.Clone(), Protocols: new(http.Protocols),
 	}
+	srv.Protocols.SetHTTP1(true)
+	srv.Protocols.SetHTTP2(w.http2)
 	failed := make(chan error, 1)
-	go func() { failed <- srv.Serve(l) }()
+	go func() {
+		if w.tls != nil {
+			failed <- srv.ServeTLS(l, "", "")
+		} else {
+			failed <- srv.Serve(l)
+		}
+	}()
 	select {
 	case <-ctx.Done():
-	case <-changed:
 	case err := <-failed:
 		return err
 	}
@@ -151,4 +219,20 @@ func (a *Agent) serve(ctx context.Context, h http.Handler, address string, chang
 		return err
 	}
 	return nil
+}
+
+// complaints are what net/http has to say. That a connection ended before it was one is next to nothing: a
+// probe that only looks whether the port is open makes one every few seconds.
+type complaints struct{ log *zap.Logger }
+
+func (c complaints) Write(text []byte) (int, error) {
+	level := zapcore.WarnLevel
+	switch {
+	case bytes.Contains(text, []byte("TLS handshake error")):
+		level = zapcore.DebugLevel
+	case bytes.Contains(text, []byte("panic")):
+		level = zapcore.ErrorLevel
+	}
+	c.log.Log(level, strings.TrimSpace(string(text)))
+	return len(text), nil
 }

@@ -11,7 +11,8 @@ import (
 
 // Clear is an operator's word that a device is well again: it drops the device's finding of that cause, or
 // all of them if cause is empty, and returns the causes that it has dropped. What still stands is found
-// again by the next poll. The error names what there is to clear.
+// again by the next poll. The error names what there is to clear. A decision is not the device's fault and ends
+// with its reason only.
 func (m *Monitor) Clear(id DeviceID, cause string) ([]string, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -29,6 +30,10 @@ func (m *Monitor) Clear(id DeviceID, cause string) ([]string, error) {
 		switch {
 		case f.From != "":
 			inherited = append(inherited, f.Cause)
+		case f.decision():
+			if f.Cause == cause {
+				return nil, fmt.Errorf("cause %q of %s is no fault that can be cleared: %s; %s", cause, id, f.Reason, f.Action)
+			}
 		case cause == "" || f.Cause == cause:
 			dropped = append(dropped, f.Cause)
 		default:

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health/socket"
+	"github.com/gpu-node-agent/gpu-node-agent/health/which"
 )
 
 // Config is the `health` section of config.yaml.
@@ -18,6 +19,9 @@ type Config struct {
 	RecoverAfter time.Duration `yaml:"recoverAfter"` // how long a condition must be gone before its finding goes
 	Temperature  float64       `yaml:"temperature"`  // °C from which a GPU is Degraded
 	Flap         FlapConfig    `yaml:"flap"`
+
+	Cordon         []string `yaml:"cordon"`         // GPUs that are taken away: UUIDs, indexes, PCI bus ids
+	IsolatePending bool     `yaml:"isolatePending"` // take a GPU that waits for a reset away once no pod holds it
 
 	XID       XIDConfig      `yaml:"xid"`
 	Incidents IncidentConfig `yaml:"incidents"`
@@ -57,6 +61,7 @@ func DefaultConfig() Config {
 		// Data-centre GPUs slow themselves down between 85 and 90 °C (NVML's slowdown threshold).
 		Temperature: 90,
 		Flap:        FlapConfig{Trips: 3, Within: time.Hour},
+		Cordon:      []string{},
 		XID:         DefaultXIDConfig(),
 		Incidents:   DefaultIncidentConfig(),
 		StateFile:   "/var/lib/gpu-node-agent/state.json",
@@ -90,6 +95,11 @@ func (c Config) Validate() error {
 	}
 	if c.Flap.Within < time.Second {
 		bad("flap.within: %v is too short; use 1s or more, such as 1h", c.Flap.Within)
+	}
+	for i, word := range c.Cordon {
+		if !which.Valid(word) {
+			bad("cordon[%d]: %q names no GPU; use a UUID, an index such as 0 or 0:1, or a PCI bus id such as 0000:1b:00.0", i, word)
+		}
 	}
 	errs = append(errs, section("xid", c.XID.Validate()), section("incidents", c.Incidents.Validate()))
 	if c.StateFile != "" && !filepath.IsAbs(c.StateFile) {

@@ -11,6 +11,9 @@ import (
 // xidFinding says what an XID means for the device that reported it, if anything.
 func xidFinding(c Config, x XID) (Finding, bool) {
 	info := c.XID.Lookup(x.Code)
+	if info.Clears == ClearsRestart {
+		info.Clears = ClearsItself // nobody sees an application start anew; a while without the XID stands for it
+	}
 	f := Finding{
 		Cause: xidCause(x.Code), Reason: fmt.Sprintf("XID %d: %s", x.Code, info.Name), Action: info.Action,
 		Since: x.At, Last: x.At, Clears: info.Clears,
@@ -24,6 +27,45 @@ func xidFinding(c Config, x XID) (Finding, bool) {
 		f.State = Unhealthy
 	}
 	return f, true
+}
+
+// followFor is how long after an XID the driver may say, by its recovery action, how bad it was. It does so
+// at once; the polls and the engine between us and it take some seconds.
+const followFor = time.Minute
+
+// followers returns the XIDs of the last while that the recovery action is to tell more of. A reset is their
+// end.
+func followers(c Config, was Verdict, s Sample, reset bool) []XID {
+	var all []XID
+	for _, x := range was.follow {
+		if !reset && s.At.Sub(x.At) < followFor {
+			all = append(all, x)
+		}
+	}
+	for _, x := range s.XIDs {
+		if c.XID.follows(x.Code) {
+			all = slices.DeleteFunc(all, func(y XID) bool { return y.Code == x.Code })
+			all = append(all, x)
+		}
+	}
+	return all
+}
+
+// escalated returns what those XIDs are if the driver wants a reset, of the device or of its GPU: then the GPU
+// does not work as it should, whatever else it shows. Other recovery actions are Unhealthy by themselves.
+func escalated(follow []XID, own []Finding, gpu Verdict) []Finding {
+	wanted := func(f Finding) bool { return f.Cause == CauseRecoveryAction && f.State == Degraded }
+	if len(follow) == 0 || !slices.ContainsFunc(own, wanted) && !slices.ContainsFunc(gpu.Findings, wanted) {
+		return nil
+	}
+	var all []Finding
+	for _, x := range follow {
+		all = append(all, Finding{
+			Cause: xidCause(x.Code), State: Unhealthy, Action: actionReset, Since: x.At, Last: x.At, Clears: ClearsGPUReset,
+			Reason: fmt.Sprintf("XID %d: %s; the driver asks for a reset", x.Code, LookupXID(x.Code).Name),
+		})
+	}
+	return all
 }
 
 // incidentPrefix begins the cause of every finding that is an incident of DCGM's.
@@ -42,7 +84,7 @@ func tripped(c Config, was Verdict, own []Finding, now time.Time) []time.Time {
 }
 
 func (v Verdict) unhealthyByItself() bool {
-	return slices.ContainsFunc(v.Findings, func(f Finding) bool { return f.From == "" && f.State == Unhealthy })
+	return slices.ContainsFunc(v.Findings, func(f Finding) bool { return f.From == "" && f.State == Unhealthy && !f.decision() })
 }
 
 // flapping is the finding of a device that has come back too often to be believed.

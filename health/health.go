@@ -40,6 +40,8 @@ type Device struct {
 	GI, CI  int    // MIG: the driver's GPU instance and compute instance ids; -1 for a GPU
 
 	Links []Link // GPU: how each other GPU is reached; a missing peer is simply unknown
+
+	Texts map[Field]string // serial number, VBIOS version and so on, those asked for; a blank is absent; MIG: its parent's
 }
 
 // Link is how one GPU reaches another.
@@ -225,10 +227,11 @@ const (
 	ClearsGPUReset               // when a reset, or the GPU's return to the bus, was seen
 	ClearsReboot                 // when the node has booted anew
 	ClearsOperator               // when a person says so
+	ClearsRestart                // when the application was started anew: of an XID, which then comes no more
 )
 
 //nolint:gochecknoglobals // a table of constants
-var clearsNames = [...]string{"by itself", "gpu reset", "reboot", "operator"}
+var clearsNames = [...]string{"by itself", "gpu reset", "reboot", "operator", "application restart"}
 
 func (c Clears) String() string { return name(clearsNames[:], int(c)) }
 
@@ -253,6 +256,8 @@ type Verdict struct {
 
 	Trips   []time.Time        // when the device became unhealthy by itself, within Config.Flap.Within
 	suspect map[string]suspect // FAILs that are not confirmed yet, by cause; not modified once stored
+	follow  []XID              // XIDs of the last minute that the recovery action is to tell more of; not modified once stored
+	seen    bool               // there was a sample that tells something, so that no finding means no fault
 }
 
 // suspect is a fault that was seen, and not often enough to be believed.
@@ -260,6 +265,9 @@ type suspect struct {
 	seen int
 	last time.Time
 }
+
+// Held tells whether a pod has a device, or may have: what is not known is held.
+type Held func(DeviceID) bool
 
 // DeviceState is all that is known of a device now.
 type DeviceState struct {

@@ -8,11 +8,11 @@ import (
 )
 
 // Judge folds a reading into what was known before and returns what is known now. It is pure: the same
-// arguments give the same result, and the only clock is the reading's.
+// arguments give the same result, and the only clock is the reading's. If held is nil, every device is held.
 //
 // A GPU that was known and is not in the reading stays, Unhealthy and "missing"; a MIG device that is not
 // in the reading is gone with its partition, unless its GPU is missing too.
-func Judge(c Config, before []DeviceState, r *Reading, now time.Time) []DeviceState {
+func Judge(c Config, before []DeviceState, r *Reading, held Held, now time.Time) []DeviceState {
 	known := make(map[DeviceID]DeviceState, len(before))
 	for _, d := range before {
 		known[d.Device.ID] = d
@@ -53,7 +53,7 @@ func Judge(c Config, before []DeviceState, r *Reading, now time.Time) []DeviceSt
 	slices.SortStableFunc(after, func(a, b DeviceState) int {
 		return cmp.Or(cmp.Compare(a.Device.Kind, b.Device.Kind), cmp.Compare(a.Device.Index, b.Device.Index))
 	})
-	return after
+	return decide(c, before, after, held, now)
 }
 
 // parent is what a MIG device needs to know of its GPU.
@@ -63,7 +63,7 @@ type parent struct {
 }
 
 func judgeDevice(c Config, was DeviceState, d Device, s Sample, p parent) (next DeviceState, reset bool) {
-	reset = p.reset || wasReset(was.Verdict, s)
+	reset = p.reset || wasReset(c, was.Verdict, s)
 	own := carry(c, was.Verdict, s, reset)
 	for _, f := range seen(c, s) {
 		if !p.verdict.has(f.Cause) { // a MIG device that is lost with its GPU has the GPU's finding
@@ -90,12 +90,17 @@ func judgeDevice(c Config, was DeviceState, d Device, s Sample, p parent) (next 
 		}
 	}
 
+	follow := followers(c, was.Verdict, s, reset)
+	for _, f := range escalated(follow, own, p.verdict) {
+		own = merge(own, f)
+	}
+
 	trips := tripped(c, was.Verdict, own, s.At)
 	if c.Flap.Trips > 0 && len(trips) >= c.Flap.Trips {
 		own = merge(own, flapping(c, own, trips, s.At))
 	}
 	v := conclude(was.Verdict, own, d.Parent, p.verdict.Findings, s)
-	v.Trips, v.suspect = trips, suspects
+	v.Trips, v.suspect, v.follow = trips, suspects, follow
 	if was.Device.ID != "" && s.Presence != Present {
 		d = was.Device // nobody can read it now: what was read when it was there is better
 	}
@@ -114,8 +119,12 @@ func seen(c Config, s Sample) []Finding {
 			continue
 		}
 		if reason, action := cond.says(c, v); reason != "" {
+			state := cond.state
+			if cond.grade != nil {
+				state = cond.grade(v)
+			}
 			fs = append(fs, Finding{
-				Cause: cond.cause, State: cond.state, Reason: reason, Action: action,
+				Cause: cond.cause, State: state, Reason: reason, Action: action,
 				Since: s.At, Last: s.At, Clears: ClearsItself,
 			})
 		}
@@ -123,23 +132,46 @@ func seen(c Config, s Sample) []Finding {
 	return fs
 }
 
-// wasReset tells whether the sample is evidence of a reset: the device came back to the bus, or the
-// driver took its recovery action back.
-func wasReset(was Verdict, s Sample) bool {
+// wasReset tells whether the sample is evidence of a reset: the device came back to the bus, the driver took its
+// recovery action back, or what only a reset or a reload of the driver sets back is set back.
+func wasReset(c Config, was Verdict, s Sample) bool {
 	if s.Presence == Present && (was.has(CauseLost) || was.has(CauseDetached) || was.has(CauseMissing)) {
 		return true
 	}
 	action, told := s.Values[FieldRecoveryAction]
-	return told && RecoveryAction(action) == RecoveryNone && slices.ContainsFunc(was.Findings, func(f Finding) bool {
+	if told && RecoveryAction(action) == RecoveryNone && slices.ContainsFunc(was.Findings, func(f Finding) bool {
 		return f.From == "" && f.Cause == CauseRecoveryAction && f.Action != actionDrainP2P // ending jobs resets nothing
+	}) {
+		return true
+	}
+	return slices.ContainsFunc(was.Findings, func(f Finding) bool {
+		return f.From == "" && f.Reset.IsZero() && setBack(c, f.Cause, s) // it is set back once
 	})
+}
+
+// setBack tells whether the sample says that a condition is over that nothing but a reset or a reload of the driver
+// ends (DCGM 4.6 health, what a GPU reset clears). A row that could not be remapped waits no more either.
+func setBack(c Config, cause string, s Sample) bool {
+	switch {
+	case cause != CauseDBE && cause != CauseRemapPending && cause != CauseRetiredPending:
+		return false
+	case s.Values[FieldRemapFailed] != 0:
+		return false
+	}
+	i := slices.IndexFunc(conditions, func(cond condition) bool { return cond.cause == cause })
+	v, told := conditions[i].values(s)
+	if !told {
+		return false
+	}
+	reason, _ := conditions[i].says(c, v)
+	return reason == ""
 }
 
 // carry returns the device's own findings of before, without those that the sample ends.
 func carry(c Config, was Verdict, s Sample, reset bool) []Finding {
 	var kept []Finding
 	for _, f := range was.Findings {
-		if f.From != "" {
+		if f.From != "" || f.decision() {
 			continue
 		}
 		if reset {
@@ -160,7 +192,7 @@ func ended(c Config, f Finding, s Sample) bool {
 	switch f.Clears {
 	case ClearsGPUReset:
 		return !f.Reset.IsZero()
-	case ClearsItself:
+	case ClearsItself, ClearsRestart:
 		// The return of a GPU is a reset; one that was only hidden needs none.
 		needsReset := f.State == Unhealthy && c.Recovery == RecoverAfterReset && f.Cause != CauseInaccessible
 		return gone(c, f, s) && (!needsReset || !f.Reset.IsZero())
@@ -206,32 +238,42 @@ func merge(fs []Finding, f Finding) []Finding {
 	return fs
 }
 
-// conclude makes the verdict. A MIG device has its GPU's findings beside its own.
+// conclude makes the verdict, but for its time, which decide knows. A MIG device has its GPU's findings beside
+// its own.
 func conclude(was Verdict, own []Finding, parent DeviceID, inherited []Finding, s Sample) Verdict {
-	all := own
+	v := Verdict{seen: was.seen || s.Presence != PresenceUnknown}
+	v.find(inherit(own, parent, inherited))
+	return v
+}
+
+// inherit adds a GPU's findings to those of its MIG device. Of two of one cause the worse stands.
+func inherit(own []Finding, parent DeviceID, inherited []Finding) []Finding {
 	for _, f := range inherited {
 		f.From = parent
-		i := slices.IndexFunc(all, func(g Finding) bool { return g.Cause == f.Cause })
+		i := slices.IndexFunc(own, func(g Finding) bool { return g.Cause == f.Cause })
 		if i < 0 {
-			all = append(all, f)
-		} else if f.State > all[i].State {
-			all[i] = f
+			own = append(own, f)
+		} else if f.State > own[i].State {
+			own[i] = f
 		}
 	}
+	return own
+}
+
+// find gives the verdict its findings, and the state that follows from them.
+func (v *Verdict) find(all []Finding) {
 	slices.SortStableFunc(all, func(a, b Finding) int {
 		return cmp.Or(cmp.Compare(b.State, a.State), a.Since.Compare(b.Since), cmp.Compare(a.Cause, b.Cause))
 	})
-	v := Verdict{State: Healthy, Findings: all, Since: was.Since}
+	v.Findings = all
 	switch {
 	case len(all) > 0:
 		v.State = all[0].State
-	case s.Presence == PresenceUnknown && was.State == Unknown:
-		v.State = Unknown // never seen yet
+	case v.seen:
+		v.State = Healthy
+	default:
+		v.State = Unknown
 	}
-	if v.State != was.State || v.Since.IsZero() {
-		v.Since = s.At
-	}
-	return v
 }
 
 // has tells whether the device's own findings hold a cause.

@@ -89,14 +89,72 @@ func TestJudgeSequences(t *testing.T) {
 			{1, present(value(FieldRecoveryAction, 1)), Unhealthy, []string{"xid-95", CauseRecoveryAction}},
 			{2, present(), Healthy, nil},
 		},
-		"every recovery action is unhealthy and clears": {
-			{0, present(value(FieldRecoveryAction, 1)), Unhealthy, []string{CauseRecoveryAction}},
-			{1, present(value(FieldRecoveryAction, 2)), Unhealthy, []string{CauseRecoveryAction}},
+		"a GPU that works and wants a reset is degraded": {
+			{0, present(value(FieldRecoveryAction, 1)), Degraded, []string{CauseRecoveryAction}},
+			{1, present(value(FieldRecoveryAction, 4)), Degraded, []string{CauseRecoveryAction}},
+			{2, present(without(FieldRecoveryAction)), Degraded, []string{CauseRecoveryAction}},
+			{3, present(), Healthy, nil},
+		},
+		"a reboot, a drain of peer-to-peer work and what is not known are unhealthy": {
+			{0, present(value(FieldRecoveryAction, 2)), Unhealthy, []string{CauseRecoveryAction}},
+			{1, present(), Healthy, nil},
 			{2, present(value(FieldRecoveryAction, 3)), Unhealthy, []string{CauseRecoveryAction}},
-			{3, present(value(FieldRecoveryAction, 4)), Unhealthy, []string{CauseRecoveryAction}},
+			{3, present(), Healthy, nil},
 			{4, present(value(FieldRecoveryAction, 9)), Unhealthy, []string{CauseRecoveryAction}},
 			{5, present(without(FieldRecoveryAction)), Unhealthy, []string{CauseRecoveryAction}},
 			{6, present(), Healthy, nil},
+		},
+		"a reset that nobody announced is seen by what it sets back": {
+			{0, present(xids(48), value(FieldDBEVolatile, 2)), Unhealthy, []string{CauseDBE, "xid-48"}},
+			{1, present(), Unhealthy, []string{CauseDBE, "xid-48"}},
+			{2, blank(PresenceUnknown), Unhealthy, []string{CauseDBE, "xid-48"}},
+			{3, present(value(FieldDBEVolatile, 0)), Unhealthy, []string{CauseDBE}},
+			{4, present(value(FieldDBEVolatile, 0), xids(48)), Unhealthy, []string{CauseDBE, "xid-48"}}, // and it cured nothing
+			{70, present(value(FieldDBEVolatile, 0)), Unhealthy, []string{"xid-48"}},
+		},
+		"a row that was remapped was so by a reset": {
+			{0, present(xids(95), value(FieldRemapPending, 1)), Unhealthy, []string{"xid-95", CauseRemapPending}},
+			{1, present(without(FieldRemapPending)), Unhealthy, []string{"xid-95", CauseRemapPending}},
+			{2, present(value(FieldRemapPending, 0)), Degraded, []string{CauseRemapPending}},
+		},
+		"a row that could not be remapped was not": {
+			{0, present(xids(95), value(FieldRemapPending, 1)), Unhealthy, []string{"xid-95", CauseRemapPending}},
+			{1, present(value(FieldRemapFailed, 1)), Unhealthy, []string{"xid-95", CauseRemapFailed, CauseRemapPending}},
+		},
+		"a lesser recovery action hides no greater one": {
+			{0, present(value(FieldRecoveryAction, 2)), Unhealthy, []string{CauseRecoveryAction}},
+			{1, present(value(FieldRecoveryAction, 1)), Unhealthy, []string{CauseRecoveryAction}},
+			{60, present(value(FieldRecoveryAction, 1)), Degraded, []string{CauseRecoveryAction}},
+			{61, present(value(FieldRecoveryAction, 2)), Unhealthy, []string{CauseRecoveryAction}},
+			{62, present(), Healthy, nil},
+		},
+		"a context switch timeout alone is an application's": {
+			{0, present(xids(109)), Healthy, nil},
+			{70, present(value(FieldRecoveryAction, 1)), Degraded, []string{CauseRecoveryAction}},
+			{71, present(), Healthy, nil},
+		},
+		"a context switch timeout for which the driver wants a reset": {
+			{0, present(xids(109)), Healthy, nil},
+			{1, present(value(FieldRecoveryAction, 1)), Unhealthy, []string{"xid-109", CauseRecoveryAction}},
+			{900, present(value(FieldRecoveryAction, 1)), Unhealthy, []string{"xid-109", CauseRecoveryAction}},
+			{901, present(), Healthy, nil},
+			{902, present(value(FieldRecoveryAction, 1)), Degraded, []string{CauseRecoveryAction}},
+		},
+		"an NVLink 5 error is as bad as the driver says": {
+			{0, present(xids(149)), Degraded, []string{"xid-149"}},
+			{2, present(value(FieldRecoveryAction, 4)), Unhealthy, []string{"xid-149", CauseRecoveryAction}},
+			{3, present(), Healthy, nil},
+			{10, present(xids(145)), Degraded, []string{"xid-145"}},
+			{70, present(), Healthy, nil},
+		},
+		"an XID comes while the driver wants a reset": {
+			{0, present(value(FieldRecoveryAction, 1)), Degraded, []string{CauseRecoveryAction}},
+			{1, present(xids(144), value(FieldRecoveryAction, 1)), Unhealthy, []string{"xid-144", CauseRecoveryAction}},
+			{2, blank(Lost), Unhealthy, []string{"xid-144", CauseLost, CauseRecoveryAction}},
+			{3, present(value(FieldRecoveryAction, 1)), Degraded, []string{CauseRecoveryAction}},
+		},
+		"the announcement of a recovery action is no more than that": {
+			{0, present(xids(154), value(FieldRecoveryAction, 1)), Degraded, []string{CauseRecoveryAction, "xid-154"}},
 		},
 		"a drain of peer-to-peer work resets nothing": {
 			{0, present(xids(48)), Unhealthy, []string{"xid-48"}},
@@ -148,7 +206,7 @@ func TestJudgeSequences(t *testing.T) {
 			{1, present(value(FieldClocksEvents, 0x84)), Degraded, []string{CauseClocks}},
 		},
 		"a reset does not end what still stands": {
-			{0, present(value(FieldRemapFailed, 1), value(FieldRecoveryAction, 1)), Unhealthy, []string{CauseRecoveryAction, CauseRemapFailed}},
+			{0, present(value(FieldRemapFailed, 1), value(FieldRecoveryAction, 1)), Unhealthy, []string{CauseRemapFailed, CauseRecoveryAction}},
 			{1, present(value(FieldRemapFailed, 1)), Unhealthy, []string{CauseRemapFailed}},
 		},
 	} {
@@ -182,7 +240,7 @@ func judgeWith(c Config, known []DeviceState, d Device, st step) []DeviceState {
 	for i := range s.XIDs {
 		s.XIDs[i].At = s.At
 	}
-	return Judge(c, known, &Reading{Devices: []Device{d}, Samples: []Sample{s}}, s.At)
+	return Judge(c, known, &Reading{Devices: []Device{d}, Samples: []Sample{s}}, nil, s.At)
 }
 
 func causes(v Verdict) []string { return v.causes() }
@@ -235,7 +293,7 @@ func reading(seconds int, samples map[DeviceID]Sample, devices ...Device) (*Read
 func fold(t *testing.T, known []DeviceState, seconds int, samples map[DeviceID]Sample, devices ...Device) []DeviceState {
 	t.Helper()
 	r, now := reading(seconds, samples, devices...)
-	return Judge(DefaultConfig(), known, r, now)
+	return Judge(DefaultConfig(), known, r, nil, now)
 }
 
 func states(known []DeviceState) map[DeviceID]State {
@@ -282,9 +340,9 @@ func TestMIGsOwnXIDStaysItsOwn(t *testing.T) {
 	all := []Device{gpu0, mig0, mig1}
 	known := fold(t, nil, 0, map[DeviceID]Sample{"MIG-0": {Presence: Present, XIDs: []XID{{Code: 95, At: at(0)}}}}, all...)
 	wantStates(t, known, map[DeviceID]State{"GPU-0": Healthy, "MIG-0": Unhealthy, "MIG-1": Healthy})
-	known = fold(t, known, 1, map[DeviceID]Sample{"GPU-0": present(value(FieldRemapPending, 1))}, all...)
+	known = fold(t, known, 1, map[DeviceID]Sample{"GPU-0": present(value(FieldGPUTemp, 99))}, all...)
 	wantStates(t, known, map[DeviceID]State{"GPU-0": Degraded, "MIG-0": Unhealthy, "MIG-1": Degraded})
-	known = fold(t, known, 61, map[DeviceID]Sample{"GPU-0": present(value(FieldRemapPending, 0))}, all...)
+	known = fold(t, known, 61, nil, all...)
 	wantStates(t, known, map[DeviceID]State{"GPU-0": Healthy, "MIG-0": Unhealthy, "MIG-1": Healthy})
 }
 

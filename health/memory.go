@@ -86,10 +86,18 @@ func (m Memory) Recall(bootID, source string, now time.Time) (devices []DeviceSt
 			v = v.without(now, func(f Finding) bool { return !outlivesBoot(f.Cause) })
 			v.Trips = nil
 		}
+		v.Findings, v.Trips = slices.Clone(v.Findings), slices.Clone(v.Trips)
+		// A clock that was ahead is not believed: what is of tomorrow would never be long ago.
+		v.Since = notAfter(v.Since, now)
+		for i := range v.Trips {
+			v.Trips[i] = notAfter(v.Trips[i], now)
+		}
 		for i := range v.Findings {
+			f := &v.Findings[i]
+			f.Since, f.Last, f.Reset = notAfter(f.Since, now), notAfter(f.Last, now), notAfter(f.Reset, now)
 			// How long a condition has been gone meanwhile is not known: its time begins anew.
-			if v.Findings[i].condition() {
-				v.Findings[i].Last = now
+			if f.condition() {
+				f.Last = now
 			}
 		}
 		if len(v.Findings) > 0 || len(v.Trips) > 0 {
@@ -97,6 +105,13 @@ func (m Memory) Recall(bootID, source string, now time.Time) (devices []DeviceSt
 		}
 	}
 	return devices, sameBoot && m.Source == source
+}
+
+func notAfter(t, now time.Time) time.Time {
+	if t.After(now) {
+		return now
+	}
+	return t
 }
 
 // condition tells of a finding that is renewed by each poll while it stands; an XID is not.

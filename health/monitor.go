@@ -35,10 +35,12 @@ type Monitor struct {
 	config *Latest[Config]
 	source *Latest[MonitorSource]
 	out    *Latest[Snapshot]
+	held   Held
 	log    *zap.Logger
 
-	mu  sync.Mutex // guards now: Run and Clear both make a new one from it
-	now Snapshot   // what was published last
+	mu   sync.Mutex // guards now and idle: Run, Clear and a new configuration all make a new now
+	now  Snapshot   // what was published last
+	idle []string   // the words of health.cordon that mean no device, as they were logged last
 
 	// Run's own.
 	opened uint64        // sessions
@@ -53,6 +55,10 @@ func NewMonitor(config *Latest[Config], source *Latest[MonitorSource], out *Late
 	return &Monitor{config: config, source: source, out: out, log: log}
 }
 
+// AskHolders tells the monitor how to know which devices pods have. It must come before Run, and held must not
+// wait. Without it every device is taken to be held.
+func (m *Monitor) AskHolders(held Held) { m.held = held }
+
 // Restore gives the monitor what an earlier process knew. If missed is false, devices of that which the
 // first reading lacks are not missed. It must come before Run.
 func (m *Monitor) Restore(devices []DeviceState, missed bool) {
@@ -61,6 +67,9 @@ func (m *Monitor) Restore(devices []DeviceState, missed bool) {
 
 // Run measures until ctx ends. Whatever is wrong with a source is shown in the snapshots and tried again.
 func (m *Monitor) Run(ctx context.Context) error {
+	var config sync.WaitGroup
+	defer config.Wait()
+	config.Go(func() { m.followConfig(ctx) })
 	inventory := ""
 	for first := true; ctx.Err() == nil; first = false {
 		src, same, cancel := While(ctx, m.source, func(s *MonitorSource) *MonitorSource { return s })
@@ -102,12 +111,15 @@ func (m *Monitor) follow(ctx context.Context, c caller, open Opener) {
 }
 
 // session opens one session and polls it until it fails or ctx ends.
-func (m *Monitor) session(ctx context.Context, c caller, open Opener, read func(*Reading)) error {
+func (m *Monitor) session(ctx context.Context, c caller, open Opener, read func(*Reading)) (failed error) {
 	s, err := call(ctx, c, "opening the source", open)
 	if err != nil {
 		return err
 	}
 	defer func() {
+		if errors.Is(failed, errAbandoned) {
+			return // the call is still at work in there, and there is never a second one beside it
+		}
 		_, err := call(ctx, c, "closing the source", func(context.Context) (struct{}, error) { return struct{}{}, s.Close() })
 		if err != nil && !errors.Is(err, errAbandoned) {
 			m.log.Warn("the source did not close cleanly", zap.Error(err))
@@ -185,13 +197,15 @@ func (m *Monitor) judge(r *Reading) {
 		})
 		m.fresh = false
 	}
-	devices := Judge(*m.config.Load(), before, r, now)
+	config := *m.config.Load()
+	devices := Judge(config, before, r, m.held, now)
 	if m.now.Source.Status != SourceUp {
 		m.log.Info("the source is up", zap.Int("devices", len(r.Devices)), zap.String("driver", r.Versions.Driver),
 			zap.String("dcgm", r.Versions.DCGM), zap.String("engine", r.Versions.Engine))
 		m.said = ""
 	}
 	logChanges(m.log, m.now.Devices, devices)
+	m.sayIdle(config.idleCordons(devices))
 	m.now.At, m.now.Devices = now, devices
 	m.now.Source.Versions = r.Versions
 	m.now.Source.Reconnects = m.opened - 1
@@ -199,6 +213,46 @@ func (m *Monitor) judge(r *Reading) {
 	m.now.Source.PollTook = m.took
 	m.now.Source.become(SourceUp, "", now)
 	m.store()
+}
+
+// followConfig decides anew when the configuration has changed: a cordon does not wait for a source that is away
+// or hangs.
+func (m *Monitor) followConfig(ctx context.Context) {
+	for {
+		config, changed := m.config.Watch()
+		if config != nil {
+			m.decide(*config)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		}
+	}
+}
+
+func (m *Monitor) decide(c Config) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.now.Polled() {
+		return // the first reading decides
+	}
+	devices := decide(c, m.now.Devices, m.now.Devices, m.held, time.Now())
+	m.sayIdle(c.idleCordons(devices))
+	if len(Changes(m.now.Devices, devices)) == 0 {
+		return
+	}
+	logChanges(m.log, m.now.Devices, devices)
+	m.now.Devices = devices
+	m.store()
+}
+
+// sayIdle logs which words of health.cordon mean no device, if they are others than before. m.mu is held.
+func (m *Monitor) sayIdle(words []string) {
+	if len(words) > 0 && !slices.Equal(words, m.idle) {
+		m.log.Warn("no device of this node is called so", zap.String("key", "health.cordon"), zap.Strings("entries", words))
+	}
+	m.idle = words
 }
 
 // trouble publishes that the source is not up. The verdicts stay: losing the source is not losing the GPUs.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -97,6 +98,7 @@ type bench struct {
 	config *Latest[Config]
 	source *Latest[MonitorSource]
 	logs   *observer.ObservedLogs
+	pod    atomic.Bool // has every device
 	stop   func()
 }
 
@@ -111,6 +113,8 @@ func monitor(t *testing.T) *bench {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	m := NewMonitor(b.config, b.source, b.out, zap.New(core))
+	b.pod.Store(true)
+	m.AskHolders(func(DeviceID) bool { return b.pod.Load() })
 	go func() { done <- m.Run(ctx) }()
 	b.stop = func() {
 		cancel()
@@ -223,6 +227,9 @@ func TestMonitorEndsBesideAStuckCall(t *testing.T) {
 		if took := time.Since(begin); took > 3*time.Second {
 			t.Fatalf("took %v to end", took)
 		}
+		if n := b.count(&b.closes); n != 0 {
+			t.Fatalf("closed %d times beside the call that hangs", n)
+		}
 		close(hang) // the bubble ends only with all its goroutines
 	})
 }
@@ -276,6 +283,63 @@ func TestMonitorFollowsTheConfig(t *testing.T) {
 		synctest.Wait()
 		if s := b.out.Load().Devices[0].Verdict.State; s != Degraded {
 			t.Fatalf("state %v: the new limit is not in force", s)
+		}
+		b.stop()
+	})
+}
+
+// An operator can cordon a GPU while its source is away or hangs, and take it back.
+func TestMonitorCordonsWithoutASource(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := monitor(t)
+		synctest.Wait()
+		hang := make(chan struct{})
+		b.set(func(s *script) { s.hang = hang })
+		pass(time.Minute)
+		if s := b.shown(); s.Status != SourceStalled {
+			t.Fatalf("source %+v", s)
+		}
+		c := cordoning("0", "5", "GPU-x")
+		b.config.Store(&c)
+		synctest.Wait()
+		s := b.out.Load()
+		if v := s.Devices[0].Verdict; v.State != Unhealthy || v.Cause() != CauseCordoned || s.Source.Status != SourceStalled {
+			t.Fatalf("%+v", s)
+		}
+		for _, more := range []string{"5", "GPU-x"} {
+			line := b.logs.FilterMessage("no device of this node is called so").All()
+			if len(line) != 1 || line[0].ContextMap()["key"] != "health.cordon" || !slices.Contains(line[0].ContextMap()["entries"].([]any), any(more)) {
+				t.Errorf("%s: %v", more, line)
+			}
+		}
+		c = DefaultConfig()
+		b.config.Store(&c)
+		synctest.Wait()
+		if v := b.out.Load().Devices[0].Verdict; v.State != Healthy {
+			t.Fatalf("%+v", v)
+		}
+		b.set(func(s *script) { s.hang = nil })
+		close(hang)
+		b.stop()
+	})
+}
+
+// Who holds a device is asked at every look.
+func TestMonitorIsolates(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := monitor(t)
+		b.set(func(s *script) { s.reading.Samples[0].Values = map[Field]float64{FieldRemapPending: 1} })
+		c := DefaultConfig()
+		c.IsolatePending = true
+		b.config.Store(&c)
+		pass(time.Minute)
+		if v := b.out.Load().Devices[0].Verdict; v.State != Degraded {
+			t.Fatalf("%+v while the pod runs", v)
+		}
+		b.pod.Store(false)
+		pass(3 * c.Interval / 2)
+		if v := b.out.Load().Devices[0].Verdict; v.State != Unhealthy || v.Cause() != CauseIsolated {
+			t.Fatalf("%+v when the pod has ended", v)
 		}
 		b.stop()
 	})

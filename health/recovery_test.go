@@ -42,7 +42,7 @@ func TestRecoveryModes(t *testing.T) {
 			{1, present(), Healthy, nil},
 		}},
 		"afterReset: the driver takes its action back": {RecoverAfterReset, []step{
-			{0, present(value(FieldRecoveryAction, 1)), Unhealthy, []string{CauseRecoveryAction}},
+			{0, present(value(FieldRecoveryAction, 2)), Unhealthy, []string{CauseRecoveryAction}},
 			{1, present(), Healthy, nil},
 		}},
 		"afterReset: what is only degraded goes by itself": {RecoverAfterReset, []step{
@@ -52,7 +52,7 @@ func TestRecoveryModes(t *testing.T) {
 		"never": {RecoverNever, []step{
 			{0, blank(Lost), Unhealthy, []string{CauseLost}},
 			{1, present(), Unhealthy, []string{CauseLost}},
-			{9999, present(value(FieldRecoveryAction, 1)), Unhealthy, []string{CauseLost, CauseRecoveryAction}},
+			{9999, present(value(FieldRecoveryAction, 2)), Unhealthy, []string{CauseLost, CauseRecoveryAction}},
 			{99999, present(), Unhealthy, []string{CauseLost, CauseRecoveryAction}},
 		}},
 		"auto: an XID that comes again after a reset stands again": {RecoverAuto, []step{

@@ -21,6 +21,8 @@ const (
 	CauseTemperature    = "temperature"
 	CauseClocks         = "clocks-slowed-by-hardware"
 	CauseFlapping       = "flapping"
+	CauseCordoned       = "cordoned"
+	CauseIsolated       = "isolated"
 )
 
 // xidPrefix begins the cause of every finding that is an XID.
@@ -52,6 +54,8 @@ type condition struct {
 	cause  string
 	state  State
 	fields []Field // all must be told, or nothing is known
+	// grade is the state where the values decide it; nil where state does.
+	grade func(v []float64) State
 	// says tells what is wrong with the values, in the order of fields, and what to do; "" if nothing is.
 	says func(c Config, v []float64) (reason, action string)
 }
@@ -60,32 +64,31 @@ type condition struct {
 //
 //nolint:gochecknoglobals // a table of constants
 var conditions = []condition{
-	// The driver's own verdict: nvmlDeviceGpuRecoveryAction_t. To drain means that no new work may land, so
-	// every action but none is Unhealthy.
-	{CauseRecoveryAction, Unhealthy, []Field{FieldRecoveryAction}, recoveryWords},
+	// The driver's own verdict: recoveries has a state for each action.
+	{CauseRecoveryAction, Unhealthy, []Field{FieldRecoveryAction}, recoveryState, recoveryWords},
 	// DCGM 4.6 health, system memory: ROW_REMAP_FAILURE is FAIL, the suggestion is to replace the GPU.
-	{CauseRemapFailed, Unhealthy, []Field{FieldRemapFailed}, flag("a bad memory row could not be remapped", actionReplace)},
+	{CauseRemapFailed, Unhealthy, []Field{FieldRemapFailed}, nil, flag("a bad memory row could not be remapped", actionReplace)},
 	// DCGM 4.6 health, system memory: FAULTY_MEMORY is FAIL, severity ISOLATE.
-	{CauseUnrepairable, Unhealthy, []Field{FieldUnrepairable}, flag("the GPU's memory cannot be repaired", actionReplace)},
+	{CauseUnrepairable, Unhealthy, []Field{FieldUnrepairable}, nil, flag("the GPU's memory cannot be repaired", actionReplace)},
 	// DCGM 4.6 health, system memory: VOLATILE_DBE_DETECTED is FAIL, severity ISOLATE, for any count. A
 	// reset or a driver reload sets the count back.
-	{CauseDBE, Unhealthy, []Field{FieldDBEVolatile}, func(_ Config, v []float64) (string, string) {
+	{CauseDBE, Unhealthy, []Field{FieldDBEVolatile}, nil, func(_ Config, v []float64) (string, string) {
 		return when(v[0] > 0, "%.0f double-bit ECC errors since the last reset", v[0]), actionReset
 	}},
 	// DCGM 4.6 health, system memory: RETIRED_PAGES_LIMIT is FAIL from 63 pages on.
-	{CauseRetiredPages, Unhealthy, []Field{FieldRetiredSBE, FieldRetiredDBE}, func(_ Config, v []float64) (string, string) {
+	{CauseRetiredPages, Unhealthy, []Field{FieldRetiredSBE, FieldRetiredDBE}, nil, func(_ Config, v []float64) (string, string) {
 		return when(v[0]+v[1] >= 63, "%.0f memory pages are retired, the limit is 63", v[0]+v[1]), actionReplace
 	}},
 	// A remapped row or retired page takes effect with the next reset; until then the memory works (NVIDIA
 	// GPU memory error management; dynamic page retirement).
-	{CauseRemapPending, Degraded, []Field{FieldRemapPending}, flag("a memory row waits to be remapped", actionResetLater)},
-	{CauseRetiredPending, Degraded, []Field{FieldRetiredPending}, flag("a memory page waits to be retired", actionResetLater)},
-	{CauseTemperature, Degraded, []Field{FieldGPUTemp}, func(c Config, v []float64) (string, string) {
+	{CauseRemapPending, Degraded, []Field{FieldRemapPending}, nil, flag("a memory row waits to be remapped", actionResetLater)},
+	{CauseRetiredPending, Degraded, []Field{FieldRetiredPending}, nil, flag("a memory page waits to be retired", actionResetLater)},
+	{CauseTemperature, Degraded, []Field{FieldGPUTemp}, nil, func(c Config, v []float64) (string, string) {
 		return when(v[0] >= c.Temperature, "the GPU is at %.0f °C, the limit is %.0f °C", v[0], c.Temperature), actionCool
 	}},
 	// nvml.h, nvmlClocksEventReasons: hardware slowdown 0x8, hardware thermal slowdown 0x40, power brake
 	// 0x80. The software power cap, 0x4, is a GPU at full load and no fault.
-	{CauseClocks, Degraded, []Field{FieldClocksEvents}, func(_ Config, v []float64) (string, string) {
+	{CauseClocks, Degraded, []Field{FieldClocksEvents}, nil, func(_ Config, v []float64) (string, string) {
 		return when(uint64(v[0])&(0x8|0x40|0x80) != 0, "the hardware slows the clocks down (event bits %#x)", uint64(v[0])), actionCool
 	}},
 }
@@ -97,21 +100,50 @@ const (
 	actionCool       = "check cooling and power supply"
 )
 
-func recoveryWords(_ Config, v []float64) (reason, action string) {
-	switch a := RecoveryAction(v[0]); a {
-	case RecoveryNone:
-		return "", ""
-	case RecoveryReset:
-		return "the driver asks for a GPU reset", actionReset
-	case RecoveryReboot:
-		return "the driver asks for a reboot of the node", actionReboot
-	case RecoveryDrainP2P:
-		return "the driver asks to drain peer-to-peer work", actionDrainP2P
-	case RecoveryDrainAndReset:
-		return "the driver asks to drain and reset the GPU", actionReset
-	default:
-		return fmt.Sprintf("the driver asks for recovery action %d", a), actionReset
+// recovery is what one of the driver's recovery actions means.
+type recovery struct {
+	state          State
+	reason, action string
+}
+
+// recoveries are the driver's recovery actions, nvmlDeviceGpuRecoveryAction_t, by number. The meanings are
+// those of NVIDIA's GPU memory error management, "error recovery and response flags", and of dcgm_errors.h,
+// DCGM_FR_GPU_RECOVERY_*.
+//
+//   - Reset: there was a fault that only a reset cures. What it has broken shows by itself: an XID that needs a
+//     reset, double-bit errors, a GPU that is gone. A GPU that shows nothing of the kind works, and a reset is
+//     wanted of it.
+//   - Reboot: the fault may have left the operating system inconsistent. That is worse than any one GPU.
+//   - Drain P2P: peer-to-peer work must end, and the driver says only then what it needs. That never comes while
+//     new work lands, so it is Unhealthy; DCGM 4.6 calls it a WARN.
+//   - Drain and reset: the GPU works with a part of it switched off, what runs may go on, and it wants a reset.
+//
+// Another number is a driver newer than this table, and no good news.
+//
+//nolint:gochecknoglobals // a table of constants
+var recoveries = map[RecoveryAction]recovery{
+	RecoveryReset:         {Degraded, "the driver asks for a GPU reset", actionReset},
+	RecoveryReboot:        {Unhealthy, "the driver asks for a reboot of the node", actionReboot},
+	RecoveryDrainP2P:      {Unhealthy, "the driver asks to drain peer-to-peer work", actionDrainP2P},
+	RecoveryDrainAndReset: {Degraded, "the driver asks to drain and reset the GPU, which works at less than its capacity", actionReset},
+}
+
+func recoveryState(v []float64) State {
+	if r, known := recoveries[RecoveryAction(v[0])]; known {
+		return r.state
 	}
+	return Unhealthy
+}
+
+func recoveryWords(_ Config, v []float64) (reason, action string) {
+	a := RecoveryAction(v[0])
+	if a == RecoveryNone {
+		return "", ""
+	}
+	if r, known := recoveries[a]; known {
+		return r.reason, r.action
+	}
+	return fmt.Sprintf("the driver asks for recovery action %d", a), actionReset
 }
 
 // flag is what a field says that is 0 or 1.

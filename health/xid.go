@@ -20,14 +20,15 @@ func (e Effect) String() string { return name(effectNames[:], int(e)) }
 // XIDInfo is what is known of an XID number.
 type XIDInfo struct {
 	Code   int
-	Name   string // in words
+	Symbol string // NVIDIA's name, such as GPU_ECC_DBE; empty if it has none
+	Name   string // its meaning in words
 	Effect Effect
 	Action string // what a person should do
 	Clears Clears
 	Source string // who says so
 
 	// FollowsRecoveryAction: the number alone does not tell how bad it is, and the driver's recovery action
-	// does. If a reset is needed, that finding says so.
+	// does. If that wants a reset too, the XID is Unhealthy until one was seen.
 	FollowsRecoveryAction bool
 	// Deviation tells where we differ from NVIDIA's catalogue, and why; empty if we do not.
 	Deviation string
@@ -48,7 +49,7 @@ const (
 func LookupXID(code int) XIDInfo {
 	if code > 0 && code < len(xidTable) {
 		info := xidTable[code]
-		info.Code = code
+		info.Code, info.Symbol = code, xidSymbols[code]
 		return info
 	}
 	return XIDInfo{

@@ -117,6 +117,13 @@ func (c XIDConfig) Effect(code int) Effect {
 	return LookupXID(code).Effect
 }
 
+// follows tells whether the driver's recovery action decides what an XID does: by our table, and unless
+// somebody has decided already.
+func (c XIDConfig) follows(code int) bool {
+	decided := slices.Contains(c.Unhealthy, code) || slices.Contains(c.Warn, code) || slices.Contains(c.Ignore, code)
+	return c.Preset == XIDPresetDefault && !decided && LookupXID(code).FollowsRecoveryAction
+}
+
 func effectOf(unhealthy, warn bool) Effect {
 	switch {
 	case unhealthy:
@@ -135,9 +142,12 @@ func (c XIDConfig) Lookup(code int) XIDInfo {
 	if effect == info.Effect {
 		return info
 	}
-	info.Effect, info.Clears = effect, ClearsItself
-	if effect == EffectUnhealthy {
+	info.Effect = effect
+	switch {
+	case effect == EffectUnhealthy:
 		info.Clears, info.Action = ClearsGPUReset, actionReset
+	case info.Clears != ClearsRestart:
+		info.Clears = ClearsItself
 	}
 	return info
 }

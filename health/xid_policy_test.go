@@ -49,7 +49,7 @@ func TestXIDPresets(t *testing.T) {
 		{74, [5]Effect{u, u, i, u, i}, ""},
 		{95, [5]Effect{u, u, i, u, i}, ""},
 		{149, [5]Effect{w, u, i, w, i}, "follows the recovery action"},
-		{154, [5]Effect{w, u, i, w, i}, "follows the recovery action"},
+		{154, [5]Effect{w, u, i, w, i}, "says that the recovery action has changed"},
 		{167, [5]Effect{u, u, i, w, i}, "the catalogue has no resolution"},
 		{999, [5]Effect{w, u, i, w, i}, "unknown"},
 	} {
@@ -92,7 +92,7 @@ func TestXIDLookupFollowsTheEffect(t *testing.T) {
 			if x.Effect != c.Effect(code) || x.Code != code {
 				t.Fatalf("%s: XID %d: %+v", preset, code, x)
 			}
-			if (x.Effect == EffectUnhealthy) == (x.Clears == ClearsItself) {
+			if (x.Effect == EffectUnhealthy) == (x.Clears == ClearsItself || x.Clears == ClearsRestart) {
 				t.Errorf("%s: XID %d is %v and clears by %v", preset, code, x.Effect, x.Clears)
 			}
 			if x.Effect == EffectUnhealthy && x.Action == actionNone {

@@ -177,12 +177,13 @@ var xidTable = [...]XIDInfo{
 	151: takesAway("RESTART_VM", "encryption key could not be changed", ClearsReboot, actionReboot, ""),
 	152: noted("deep learning accelerator: memory management error"),
 	153: noted("deep learning accelerator: timeout"),
-	154: warns("XID_154", "GPU recovery action changed", actionFollow).follows(),
+	// It says that field 1523 has another value, and that field is judged by itself.
+	154: warns("XID_154", "GPU recovery action changed", actionFollow),
 	155: resets("NVLink error that software defines"),
 	156: resets("part of the GPU was set aside for errors"),
 	157: noted("part of the GPU could not be set aside for errors"),
 	158: resets("fatal GPU timeout"),
-	159: warns("CHECK_UVM", "coherent interconnect error without data", actionApp),
+	159: warns("CHECK_UVM", "coherent interconnect error without data", actionApp).restarts(),
 	160: noted("channel was set aside for errors"),
 	161: noted("channel could not be set aside for errors"),
 	// Good news: what 163 took away is back.
@@ -219,7 +220,7 @@ func warns(resolution, name, action string) XIDInfo {
 }
 
 // appError is an application's error that ended the application.
-func appError(name string) XIDInfo { return warns("RESTART_APP", name, actionApp) }
+func appError(name string) XIDInfo { return warns("RESTART_APP", name, actionApp).restarts() }
 
 // askSupport is one that only NVIDIA can make sense of; most are unused since Ampere.
 func askSupport(name string) XIDInfo { return warns("CONTACT_SUPPORT", name, actionSupport) }
@@ -243,7 +244,7 @@ func ignored(resolution, name string) XIDInfo {
 
 // pluginIgnores is an application's error that leaves the GPU healthy.
 func pluginIgnores(resolution, name string) XIDInfo {
-	return ignored(resolution, name).does(actionNone).from("NVIDIA k8s-device-plugin ignores it")
+	return ignored(resolution, name).does(actionNone).restarts().from("NVIDIA k8s-device-plugin ignores it")
 }
 
 // takesAway is a row that takes the GPU away.
@@ -263,6 +264,12 @@ func (x XIDInfo) failsDCGM() XIDInfo { return x.from("DCGM 4.6 health: FAIL") }
 
 func (x XIDInfo) from(source string) XIDInfo {
 	x.Source += "; " + source
+	return x
+}
+
+// restarts: an application's restart is all that it takes.
+func (x XIDInfo) restarts() XIDInfo {
+	x.Clears = ClearsRestart
 	return x
 }
 

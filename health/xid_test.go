@@ -87,11 +87,18 @@ func TestXIDTable(t *testing.T) {
 			fault("is %v, and the rule says ignored=%v", x.Effect, ignore)
 		}
 
-		if x.Effect != EffectUnhealthy && x.Clears != ClearsItself {
+		if x.Symbol != row.symbol {
+			fault("has the symbol %q, the catalogue %q", x.Symbol, row.symbol)
+		}
+		byItself := x.Clears == ClearsItself || x.Clears == ClearsRestart
+		if x.Effect != EffectUnhealthy && !byItself {
 			fault("is %v and clears by %v", x.Effect, x.Clears)
 		}
-		if x.Effect == EffectUnhealthy && x.Clears == ClearsItself {
-			fault("is unhealthy and clears by itself: that is no evidence")
+		if x.Effect == EffectUnhealthy && byItself {
+			fault("is unhealthy and clears by %v: that is no evidence", x.Clears)
+		}
+		if row.immediate == "RESTART_APP" && (x.Clears != ClearsRestart || !strings.Contains(x.Action, "restart the application")) {
+			fault("clears by %v and says %q", x.Clears, x.Action)
 		}
 		restart := row.immediate == "RESTART_BM" || row.immediate == "RESTART_VM"
 		if restart && x.Clears != ClearsReboot && x.Deviation == "" {
@@ -108,7 +115,7 @@ func TestLookupXID(t *testing.T) {
 		46, 48, 54, 62, 64, 74, 79, 95, 110, 119, 120, 136, 140, 143, 151, 155, 156, 158, 167, 169, 171, 172, 173,
 	}
 	ignored := []int{13, 31, 43, 45, 68, 106, 107, 109, 162}
-	follows := []int{109, 144, 145, 146, 147, 148, 149, 150, 154}
+	follows := []int{109, 144, 145, 146, 147, 148, 149, 150}
 	for code := -1; code < 1000; code++ {
 		want := EffectWarn
 		switch {
@@ -125,7 +132,10 @@ func TestLookupXID(t *testing.T) {
 	if x := LookupXID(79); x.Action != actionReboot || x.Clears != ClearsGPUReset {
 		t.Errorf("79: %+v", x)
 	}
-	if x := LookupXID(999); x.Name != "XID 999" || x.Clears != ClearsItself || x.Action == "" || x.Source == "" {
+	if x := LookupXID(48); x.Symbol != "GPU_ECC_DBE" {
+		t.Errorf("48: %+v", x)
+	}
+	if x := LookupXID(999); x.Symbol != "" || x.Name != "XID 999" || x.Clears != ClearsItself || x.Action == "" || x.Source == "" {
 		t.Errorf("999: %+v", x)
 	}
 }

@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"log"
@@ -13,8 +14,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
-// fleet is eight GPUs, each with so many MIG devices, all held; each GPU by so many replicas.
-func fleet(parts, replicas int) (*health.Snapshot, plugin.Holders) {
+// fleet is so many GPUs, each with so many MIG devices, all held; each GPU by so many replicas.
+func fleet(gpus, parts, replicas int) (*health.Snapshot, plugin.Holders) {
 	values := make(map[health.Field]float64)
 	for _, k := range fieldTable {
 		values[k.id] = 1000 * float64(k.id)
@@ -35,9 +36,9 @@ func fleet(parts, replicas int) (*health.Snapshot, plugin.Holders) {
 			hold(fmt.Sprintf("%s::%d", d.ID, i))
 		}
 	}
-	for i := range 8 {
+	for i := range gpus {
 		gpu := health.Device{
-			ID: health.DeviceID(fmt.Sprintf("GPU-6f1a1b2c-0000-0000-0000-00000000000%d", i)), Index: i, PCI: fmt.Sprintf("00000000:%02d:00.0", i),
+			ID: health.DeviceID(fmt.Sprintf("GPU-6f1a1b2c-0000-0000-0000-%012d", i)), Index: i, PCI: fmt.Sprintf("00000000:%02x:00.0", i),
 			Model: "NVIDIA H100 80GB HBM3", NUMA: []int{i / 4}, Memory: 80 << 30, MIGMode: parts > 0,
 		}
 		add(gpu)
@@ -56,44 +57,74 @@ func BenchmarkScrape(b *testing.B) {
 	perPod.Attribution = AttributePerPod
 	full := config(SetDefault, SetProfiling, SetOptional)
 	for _, bench := range []struct {
-		name            string
-		parts, replicas int
-		cfg             *Config
-		encoding        string
+		name                  string
+		gpus, parts, replicas int
+		cfg                   *Config
 	}{
-		{"8GPUs", 0, 0, config(SetDefault), ""},
-		{"8GPUs/gzip", 0, 0, config(SetDefault), "gzip"},
-		{"8GPUs/full", 0, 0, full, ""},
-		{"8x7MIG", 7, 0, config(SetDefault), ""},
-		{"8x7MIG/full", 7, 0, full, ""},
-		{"8x10replicas", 0, 10, config(SetDefault), ""},
-		{"8x10replicas/perPod", 0, 10, &perPod, ""},
+		{"8GPUs", 8, 0, 0, config(SetDefault)},
+		{"8GPUs/full", 8, 0, 0, full},
+		{"8x7MIG", 8, 7, 0, config(SetDefault)},
+		{"8x7MIG/full", 8, 7, 0, full},
+		{"8x10replicas", 8, 0, 10, config(SetDefault)},
+		{"8x10replicas/full", 8, 0, 10, full},
+		{"8x10replicas/perPod", 8, 0, 10, &perPod},
 	} {
-		b.Run(bench.name, func(b *testing.B) {
-			s, holders := fleet(bench.parts, bench.replicas)
-			src := sourcesOf(s, bench.cfg)
-			src.Holders = func() plugin.Holders { return holders }
-			src.Totals = NewTotals(src.Config, src.Snapshots, src.Holders)
-			src.Totals.fold(s)
-			h := Handler(src, log.New(io.Discard, "", 0))
-			r := httptest.NewRequestWithContext(b.Context(), http.MethodGet, "/metrics", nil)
-			r.Header.Set("Accept", acceptPrometheus3)
-			r.Header.Set("Accept-Encoding", bench.encoding)
-			size := 0
-			b.ReportAllocs()
-			for b.Loop() {
-				page := httptest.NewRecorder()
-				h.ServeHTTP(page, r)
-				size = page.Body.Len()
-			}
-			b.ReportMetric(float64(size), "page-bytes")
+		for _, encoding := range []string{"", "gzip"} {
+			b.Run(bench.name+"/"+cmp.Or(encoding, "plain"), func(b *testing.B) {
+				s, held := fleet(bench.gpus, bench.parts, bench.replicas)
+				scrapes(b, s, held, bench.cfg, encoding)
+			})
+		}
+	}
+}
+
+// BenchmarkScrapeIsLinear tells what a device costs, be there few or many.
+func BenchmarkScrapeIsLinear(b *testing.B) {
+	for _, gpus := range []int{1, 2, 4, 8, 16, 32} {
+		b.Run(fmt.Sprintf("%dx7MIG", gpus), func(b *testing.B) {
+			s, held := fleet(gpus, 7, 0)
+			scrapes(b, s, held, config(SetDefault), "gzip")
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(s.Devices)), "ns/device")
 		})
 	}
 }
 
+// scrapes asks for the page as Prometheus does.
+func scrapes(b *testing.B, s *health.Snapshot, held plugin.Holders, cfg *Config, encoding string) {
+	src := sourcesOf(s, cfg)
+	src.Holders = func() plugin.Holders { return held }
+	src.Totals = NewTotals(src.Config, src.Snapshots, src.Holders)
+	src.Totals.fold(s)
+	h := Handler(src, log.New(io.Discard, "", 0))
+	r := httptest.NewRequestWithContext(b.Context(), http.MethodGet, "/metrics", nil)
+	r.Header.Set("Accept", acceptPrometheus3)
+	r.Header.Set("Accept-Encoding", encoding)
+	page := &counter{header: make(http.Header)}
+	b.ReportAllocs()
+	for b.Loop() {
+		clear(page.header)
+		page.bytes = 0
+		h.ServeHTTP(page, r)
+	}
+	b.ReportMetric(float64(page.bytes), "page-bytes")
+}
+
+// counter is a client that keeps nothing.
+type counter struct {
+	header http.Header
+	bytes  int
+}
+
+func (c *counter) Header() http.Header { return c.header }
+func (c *counter) WriteHeader(int)     {}
+func (c *counter) Write(b []byte) (int, error) {
+	c.bytes += len(b)
+	return len(b), nil
+}
+
 // BenchmarkFold is what follows each poll.
 func BenchmarkFold(b *testing.B) {
-	s, holders := fleet(7, 0)
+	s, holders := fleet(8, 7, 0)
 	var l ledger
 	b.ReportAllocs()
 	at := now

@@ -6,12 +6,12 @@ package metrics
 
 import (
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	dto "github.com/prometheus/client_model/go"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
@@ -25,7 +25,15 @@ type Reload struct {
 	At time.Time // of the configuration that is in force
 }
 
-// Sources is what the collector reads at each scrape. Each is a quick look at memory.
+// Kubernetes is what was told to the API server since the agent started.
+type Kubernetes struct {
+	Writes  uint64 // of the node's condition
+	Events  uint64
+	Dropped uint64 // events that were given up
+	Errors  uint64 // requests that failed; most are made again
+}
+
+// Sources is what is read once at each scrape. Each is a quick look at memory.
 type Sources struct {
 	Config    *health.Latest[Config] // never empty
 	Snapshots *health.Latest[health.Snapshot]
@@ -43,109 +51,112 @@ type Sources struct {
 	// GPU), in order; nil: there are none to show.
 	Jobs func(gpu int, gi string) []string
 
+	// Parts that may be off, which false says, and so does a nil function. Then they have no series.
+	Kubernetes  func() (k Kubernetes, on bool)
+	PodLabelsUp func() (up, on bool) // whether the API server tells the pods' labels
+	StateFileUp func() (up, on bool) // whether what is to be remembered is in health.stateFile
+
 	Version, Revision string // of the agent
 }
 
 // Label is a label of a series.
 type Label struct{ Name, Value string }
 
-// NewRegistry returns a registry with all that the agent shows.
-func NewRegistry(src Sources) *prometheus.Registry {
-	r := prometheus.NewRegistry()
-	r.MustRegister(
-		NewCollector(src),
-		collectors.NewGoCollector(),
-		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-	)
-	return r
-}
-
-// Collector is a prometheus.Collector over Sources.
-type Collector struct {
-	src Sources
+// Gatherer renders Sources. It is a prometheus.TransactionalGatherer.
+//
+// It builds the families itself, in order, for two reasons: a registry makes, checks and sorts each series as
+// if it knew nothing of the others, which took more than half of a scrape; and it refuses a second series
+// with the same labels by an error, where we leave it out.
+type Gatherer struct {
+	src  Sources
+	rest prometheus.Gatherer // Go's runtime, and what promhttp counts
 
 	mu    sync.Mutex // guards shape
 	shape *shape
+	pages sync.Pool // of *page, whose scrape is over
+}
+
+// NewGatherer returns a gatherer that adds to its own what rest has; nil: nothing.
+func NewGatherer(src Sources, rest prometheus.Gatherer) *Gatherer {
+	if rest == nil {
+		rest = prometheus.Gatherers{}
+	}
+	return &Gatherer{src: src, rest: rest}
+}
+
+// newRegistry returns a registry with what client_golang knows of Go's runtime. Its collector of the process
+// is not there: see process.go.
+func newRegistry() *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	r.MustRegister(collectors.NewGoCollector())
+	return r
 }
 
 // shape is what a configuration makes of the series. It is not modified.
 type shape struct {
-	cfg     *Config
-	devices []deviceDescs // by field
-	own     ownDescs
+	cfg      *Config
+	families []family // by number
+	order    []int    // the numbers in the order of the names
+	fields   []fieldFamily
+	own      ownFamilies
+	process  processFamilies
+	window   string // in milliseconds
+	events   bool   // a field needs what happened in the window
 }
 
-// NewCollector returns a collector.
-func NewCollector(src Sources) *Collector { return &Collector{src: src} }
-
 // shaped returns the shape of the configuration in force.
-func (c *Collector) shaped() *shape {
-	cfg := c.src.Config.Load()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.shape == nil || c.shape.cfg != cfg {
-		c.shape = &shape{cfg: cfg, own: newOwnDescs(cfg.Compat.HostnameLabel)}
-		for _, f := range cfg.Chosen.Fields {
-			c.shape.devices = append(c.shape.devices, newDeviceDescs(cfg, f))
-		}
+func (g *Gatherer) shaped() *shape {
+	cfg := g.src.Config.Load()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.shape == nil || g.shape.cfg != cfg {
+		g.shape = newShape(cfg)
 	}
-	return c.shape
+	return g.shape
 }
 
 // scrape is all that one scrape shows, each read once so that its series agree.
 type scrape struct {
 	*shape
-	out      chan<- prometheus.Metric
+	*page
+	src      *Sources
+	now      time.Time
 	snapshot *health.Snapshot
 	holders  plugin.Holders
-	hostname string
+	views    []deviceView // of the snapshot's devices
+	poll     pollTotals
 }
-
-// Describe sends nothing: the series depend on the devices, which come and go.
-func (c *Collector) Describe(chan<- *prometheus.Desc) {}
 
 // staleAfter is how long what was measured is shown while the source is away. A short stall leaves no gap in the
 // graphs; after that a flat line would pass for a measurement. States and findings stay.
 const staleAfter = time.Minute
 
-// Collect renders the newest snapshot.
-func (c *Collector) Collect(out chan<- prometheus.Metric) {
+// Gather renders the newest snapshot. The families are the caller's until it calls done.
+func (g *Gatherer) Gather() (families []*dto.MetricFamily, done func(), err error) {
+	shape := g.shaped()
+	p, ok := g.pages.Get().(*page)
+	if !ok || p.shape != shape {
+		p = newPage(shape)
+	}
 	s := &scrape{
-		shape: c.shaped(), out: out, snapshot: c.src.Snapshots.Load(), holders: c.src.Holders(), hostname: c.src.Hostname,
+		shape: shape, page: p, src: &g.src, now: g.src.Now(), snapshot: g.src.Snapshots.Load(), holders: g.src.Holders(),
 	}
 	if s.snapshot != nil {
-		if s.snapshot.Source.Status == health.SourceUp || c.src.Now().Sub(s.snapshot.At) < staleAfter {
-			s.collectFields(c.src.Totals)
+		s.views, s.poll = g.src.Totals.views(s.snapshot.Devices, shape.events)
+		if s.snapshot.Source.Status == health.SourceUp || s.now.Sub(s.snapshot.At) < staleAfter {
+			s.collectFields()
 		}
-		s.collectDevices(c.src.Totals)
-		s.collectSource(c.src.Now(), c.src.Totals)
+		s.collectDevices()
+		s.collectSource()
 	}
-	s.collectPlugin(c.src.Plugin(), c.src.Now())
-	s.collectAgent(c.src)
-}
-
-// send sends a series. What comes from outside may be no UTF-8, which Prometheus would not take.
-func send(out chan<- prometheus.Metric, d *prometheus.Desc, kind prometheus.ValueType, v float64, labels ...string) {
-	m, err := prometheus.NewConstMetric(d, kind, v, labels...)
-	if err != nil {
-		clean := make([]string, len(labels))
-		for i, l := range labels {
-			clean[i] = strings.ToValidUTF8(l, "�")
-		}
-		m, err = prometheus.NewConstMetric(d, kind, v, clean...)
-		if err != nil {
-			m = prometheus.NewInvalidMetric(d, err) // said in the log, and no reason to lose the others
-		}
-	}
-	out <- m
-}
-
-func (s *scrape) gauge(d *prometheus.Desc, v float64, labels ...string) {
-	send(s.out, d, prometheus.GaugeValue, v, labels...)
-}
-
-func (s *scrape) counter(d *prometheus.Desc, v float64, labels ...string) {
-	send(s.out, d, prometheus.CounterValue, v, labels...)
+	s.collectPlugin(g.src.Plugin())
+	s.collectAgent()
+	s.collectProcess()
+	rest, err := g.rest.Gather()
+	return p.finish(rest), func() {
+		p.reset()
+		g.pages.Put(p)
+	}, err
 }
 
 func truth(b bool) float64 {
@@ -156,7 +167,7 @@ func truth(b bool) float64 {
 }
 
 // instanceOf is the id of a MIG device's GPU instance, "" of a GPU.
-func instanceOf(d health.Device) string {
+func instanceOf(d *health.Device) string {
 	if d.Kind == health.KindMIG {
 		return strconv.Itoa(d.GI)
 	}

@@ -1,18 +1,16 @@
 package metrics
 
 import (
+	"bytes"
 	"flag"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"regexp"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	"github.com/prometheus/common/expfmt"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
@@ -130,27 +128,41 @@ func sourcesOf(s *health.Snapshot, c *Config) Sources {
 				AllocationErrors: map[string]uint64{"unknown_device": 1}, Devices: 3, Healthy: 2,
 			}}}
 		},
-		Reload:   func() Reload { return Reload{OK: true, At: now.Add(-time.Hour)} },
-		Now:      func() time.Time { return now },
-		Hostname: "node-1", Version: "1.2.3", Revision: "abc",
+		Reload:      func() Reload { return Reload{OK: true, At: now.Add(-time.Hour)} },
+		Kubernetes:  func() (Kubernetes, bool) { return Kubernetes{Writes: 4, Events: 3, Dropped: 2, Errors: 1}, true },
+		PodLabelsUp: func() (bool, bool) { return true, true },
+		StateFileUp: func() (bool, bool) { return false, true },
+		Now:         func() time.Time { return now },
+		Hostname:    "node-1", Version: "1.2.3", Revision: "abc",
 	}
 }
 
-func exposition(t *testing.T, c prometheus.Collector) string {
+// newGatherer is one without Go's runtime.
+func newGatherer(src Sources) *Gatherer { return NewGatherer(src, nil) }
+
+// exposition is a page without what differs from run to run.
+func exposition(t *testing.T, g *Gatherer) string {
 	t.Helper()
-	r := prometheus.NewRegistry()
-	r.MustRegister(c)
-	page := httptest.NewRecorder()
-	promhttp.HandlerFor(r, promhttp.HandlerOpts{}).ServeHTTP(page, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil))
-	if page.Code != http.StatusOK {
-		t.Fatal(page.Body)
+	families, done, err := g.Gather()
+	defer done()
+	if err != nil {
+		t.Fatal(err)
 	}
-	return regexp.MustCompile(`goversion="[^"]*"`).ReplaceAllString(page.Body.String(), `goversion="go"`)
+	var page bytes.Buffer
+	for _, f := range families {
+		if strings.HasPrefix(f.GetName(), "process_") {
+			continue
+		}
+		if _, err := expfmt.MetricFamilyToText(&page, f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return regexp.MustCompile(`goversion="[^"]*"`).ReplaceAllString(page.String(), `goversion="go"`)
 }
 
 func TestExposition(t *testing.T) {
 	const golden = "testdata/exposition.txt"
-	got := exposition(t, NewCollector(sources(node())))
+	got := exposition(t, newGatherer(sources(node())))
 	if *update {
 		if err := os.WriteFile(golden, []byte(got), 0o600); err != nil {
 			t.Fatal(err)
@@ -167,7 +179,7 @@ func TestExposition(t *testing.T) {
 
 // Before the first poll the agent's own series are there, and no device's.
 func TestExpositionWithoutSnapshot(t *testing.T) {
-	got := exposition(t, NewCollector(sources(nil)))
+	got := exposition(t, newGatherer(sources(nil)))
 	if strings.Contains(got, "DCGM_") || strings.Contains(got, "device_state") {
 		t.Errorf("devices out of nothing:\n%s", got)
 	}
@@ -177,7 +189,7 @@ func TestExpositionWithoutSnapshot(t *testing.T) {
 		}
 	}
 	down := &health.Snapshot{Source: health.Source{Status: health.SourceDown, Err: "refused"}}
-	got = exposition(t, NewCollector(sources(down)))
+	got = exposition(t, newGatherer(sources(down)))
 	if !strings.Contains(got, "gpu_node_agent_source_up 0") || strings.Contains(got, "snapshot_age") {
 		t.Errorf("a source that was never up:\n%s", got)
 	}
@@ -185,7 +197,7 @@ func TestExpositionWithoutSnapshot(t *testing.T) {
 
 // No value leaves no series: a lost GPU shows its state, and nothing that it does not measure.
 func TestLostDeviceHasNoStaleValues(t *testing.T) {
-	got := exposition(t, NewCollector(sources(node())))
+	got := exposition(t, newGatherer(sources(node())))
 	for line := range strings.Lines(got) {
 		if strings.HasPrefix(line, "DCGM_") && strings.Contains(line, `"GPU-b"`) {
 			t.Errorf("stale: %s", line)
@@ -202,7 +214,7 @@ func TestXIDOfAnyComputeInstance(t *testing.T) {
 	last := &s.Devices[len(s.Devices)-1]
 	last.Sample.Values = map[health.Field]float64{health.FieldXID: 43}
 	last.LastXID = health.XID{Code: 43, At: now}
-	got := exposition(t, NewCollector(sources(s)))
+	got := exposition(t, newGatherer(sources(s)))
 	if !regexp.MustCompile(`DCGM_FI_DEV_XID_ERRORS\{.*GPU_I_ID="2".*err_code="43".*\} 43`).MatchString(got) {
 		t.Errorf("the XID is not there:\n%s", got)
 	}
@@ -216,7 +228,7 @@ func TestASourceThatIsAwayHasNoMeasurements(t *testing.T) {
 	}{{staleAfter - time.Second, true}, {staleAfter, false}} {
 		away := node()
 		away.Source.Status, away.At = health.SourceStalled, now.Add(-c.age)
-		got := exposition(t, NewCollector(sources(away)))
+		got := exposition(t, newGatherer(sources(away)))
 		if strings.Contains(got, "DCGM_FI_DEV_GPU_TEMP{") != c.shown {
 			t.Errorf("%v without a measurement: shown %v, want %v", c.age, !c.shown, c.shown)
 		}
@@ -228,9 +240,8 @@ func TestASourceThatIsAwayHasNoMeasurements(t *testing.T) {
 
 // The names of our own series are in Prometheus's style. dcgm-exporter's are what they are.
 func TestNames(t *testing.T) {
-	r := prometheus.NewRegistry()
-	r.MustRegister(NewCollector(sources(node())))
-	families, err := r.Gather()
+	families, done, err := newGatherer(sources(node())).Gather()
+	defer done()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -241,6 +252,24 @@ func TestNames(t *testing.T) {
 	for _, p := range problems {
 		if strings.HasPrefix(p.Metric, namespace) {
 			t.Errorf("%s: %s", p.Metric, p.Text)
+		}
+	}
+}
+
+// What is off, or not wired, has no series.
+func TestPartsThatAreOff(t *testing.T) {
+	off := func() (bool, bool) { return true, false }
+	for name, part := range map[string]Sources{
+		"off": {PodLabelsUp: off, StateFileUp: off, Kubernetes: func() (Kubernetes, bool) { return Kubernetes{Writes: 1}, false }},
+		"nil": {},
+	} {
+		src := sources(node())
+		src.PodLabelsUp, src.StateFileUp, src.Kubernetes = part.PodLabelsUp, part.StateFileUp, part.Kubernetes
+		page := exposition(t, newGatherer(src))
+		for _, unwanted := range []string{"_kubernetes_", "_pod_labels_up", "_state_file_up"} {
+			if strings.Contains(page, unwanted) {
+				t.Errorf("%s: there is %s", name, unwanted)
+			}
 		}
 	}
 }

@@ -11,13 +11,16 @@ import (
 
 // Config is the `metrics` section of config.yaml.
 type Config struct {
-	Listen      string        `yaml:"listen"`      // host:port of the web server; an empty host means all addresses
-	Fields      []FieldSpec   `yaml:"fields"`      // what of DCGM's fields is shown: names, and names of sets
-	FieldsFile  string        `yaml:"fieldsFile"`  // the same in dcgm-exporter's format, instead of Fields
-	Attribution string        `yaml:"attribution"` // AttributePerDevice, AttributePerPod
-	IdleBelow   float64       `yaml:"idleBelow"`   // percent of utilization under which a GPU is idle
-	Window      time.Duration `yaml:"window"`      // that the DCGM_EXP_ counts look back
-	Compat      CompatConfig  `yaml:"compat"`
+	Listen        string        `yaml:"listen"`        // host:port of the web server; an empty host means all addresses
+	WebConfigFile string        `yaml:"webConfigFile"` // TLS and passwords, in the format of Prometheus's exporter-toolkit
+	Fields        []FieldSpec   `yaml:"fields"`        // what of DCGM's fields is shown: names, and names of sets
+	FieldsFile    string        `yaml:"fieldsFile"`    // the same in dcgm-exporter's format, instead of Fields
+	Attribution   string        `yaml:"attribution"`   // AttributePerDevice, AttributePerPod
+	IdleBelow     float64       `yaml:"idleBelow"`     // percent of utilization under which a GPU is idle
+	Window        time.Duration `yaml:"window"`        // that the DCGM_EXP_ counts look back
+	PodLabels     []string      `yaml:"podLabels"`     // keys of the pods' labels that are shown
+	HPCJobDir     string        `yaml:"hpcJobDir"`     // files that say which jobs run on a GPU
+	Compat        CompatConfig  `yaml:"compat"`
 
 	// Chosen is what Fields or FieldsFile come to; Resolve sets it.
 	Chosen Selection `yaml:"-"`
@@ -38,7 +41,7 @@ const (
 func DefaultConfig() Config {
 	return Config{
 		Listen: ":9400", Fields: []FieldSpec{{Name: SetDefault}}, Attribution: AttributePerDevice, IdleBelow: 5,
-		Window: 5 * time.Minute, Compat: CompatConfig{HostnameLabel: "hostname"},
+		Window: 5 * time.Minute, PodLabels: []string{}, Compat: CompatConfig{HostnameLabel: "hostname"},
 	}
 }
 
@@ -56,6 +59,12 @@ func (c Config) Validate() error {
 	if c.FieldsFile != "" && !filepath.IsAbs(c.FieldsFile) {
 		bad("fieldsFile: %q is not an absolute path; use one, or \"\" for metrics.fields", c.FieldsFile)
 	}
+	if c.WebConfigFile != "" && !filepath.IsAbs(c.WebConfigFile) {
+		bad("webConfigFile: %q is not an absolute path; use one, or \"\" for plain HTTP", c.WebConfigFile)
+	}
+	if c.HPCJobDir != "" && !filepath.IsAbs(c.HPCJobDir) {
+		bad("hpcJobDir: %q is not an absolute path; use one, or \"\" for no jobs", c.HPCJobDir)
+	}
 	if c.Attribution != AttributePerDevice && c.Attribution != AttributePerPod {
 		bad("attribution: %q is not known; use perDevice or perPod", c.Attribution)
 	}
@@ -68,5 +77,5 @@ func (c Config) Validate() error {
 	if l := c.Compat.HostnameLabel; l != "hostname" && l != "Hostname" {
 		bad("compat.hostnameLabel: %q is not known; use hostname or Hostname", l)
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, c.validatePodLabels())...)
 }

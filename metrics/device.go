@@ -6,172 +6,171 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
-// deviceDescs are a field's descriptions: MIG devices and those that somebody holds have labels of their own.
-type deviceDescs struct {
+// fieldFamily is a field that is shown, and the number of its family.
+type fieldFamily struct {
 	Field
-	kind  prometheus.ValueType
-	descs [1 << 3]*prometheus.Desc // by variant
+	number int
 }
 
-// variant says which labels a series has. Prometheus takes an empty label for none; leaving it out is
-// shorter, and what dcgm-exporter does.
-type variant uint8
-
-const (
-	variantMIG  variant = 1 << iota // GPU_I_PROFILE and GPU_I_ID
-	variantHeld                     // container, namespace and pod
-	variantPart                     // vgpu
-)
-
-// newDeviceDescs describes a field with dcgm-exporter's labels and those of its own.
-func newDeviceDescs(cfg *Config, f Field) deviceDescs {
-	d := deviceDescs{Field: f, kind: prometheus.GaugeValue}
-	if f.Type == TypeCounter {
-		d.kind = prometheus.CounterValue
+func (s *shape) declareFields() {
+	for _, f := range s.cfg.Chosen.Fields {
+		kind := dto.MetricType_GAUGE
+		if f.Type == TypeCounter {
+			kind = dto.MetricType_COUNTER
+		}
+		s.fields = append(s.fields, fieldFamily{f, s.declare(f.Name, f.Help, kind)})
+		s.events = s.events || f.Name == expXIDs || f.Name == expClocks
 	}
-	for i := range d.descs {
-		v := variant(i)
-		labels := []string{"gpu", "UUID", "pci_bus_id", "device", "modelName"}
-		if v&variantMIG != 0 {
-			labels = append(labels, "GPU_I_PROFILE", "GPU_I_ID")
-		}
-		labels = append(labels, cfg.Compat.HostnameLabel)
-		for _, l := range cfg.Chosen.Labels {
-			labels = append(labels, l.Name)
-		}
-		if v&variantHeld != 0 {
-			labels = append(labels, "container", "namespace", "pod")
-		}
-		if v&variantPart != 0 {
-			labels = append(labels, "vgpu")
-		}
-		d.descs[i] = prometheus.NewDesc(f.Name, f.Help, append(labels, ownLabels(f)...), nil)
-	}
-	return d
+	s.window = strconv.FormatInt(s.cfg.Window.Milliseconds(), 10)
 }
 
-// row is where one showing of a device's series gets its labels from.
-type row struct {
-	variant
-	labels []string
-}
-
-// ownLabels are the labels that only one field has.
-func ownLabels(f Field) []string {
-	switch {
-	case f.ID == health.FieldXID:
-		return []string{"err_code", "err_msg"}
-	case f.Name == expXIDs:
-		return []string{"window_size_in_ms", "xid"}
-	case f.Name == expClocks:
-		return []string{"window_size_in_ms", "clock_event"}
-	case f.Name == expHealth:
-		return []string{"health_watch", "health_error_code"}
-	case f.Name == expP2P:
-		return []string{"peer_gpu", "link_status"}
-	}
-	return nil
-}
-
-// place is where a series belongs: as with dcgm-exporter, a MIG device goes by its GPU's UUID and its GPU
-// instance, so that two compute instances of one have the same labels. They have the same values too, but for
-// XIDs: the last one of any of them is shown.
+// place is where a field's series belongs: as with dcgm-exporter, a MIG device goes by its GPU's UUID and its
+// GPU instance, so that compute instances of one GPU instance are one. They have the same values too, but for
+// XIDs: the last one of any of them is shown, and the counts are of all.
 type place struct {
 	uuid health.DeviceID
 	gi   string
 }
 
-func placeOf(d health.Device) place { return place{cmp.Or(d.Parent, d.ID), instanceOf(d)} }
+func placeOf(d *health.Device) place { return place{cmp.Or(d.Parent, d.ID), instanceOf(d)} }
+
+// spot is what is in a place.
+type spot struct {
+	place
+	devices []int // in the snapshot
+	hit     *health.DeviceState
+	holders []plugin.Holder
+}
+
+// showing is one way in which the fields of a place are shown: with these labels.
+type showing struct {
+	*spot
+	labels []*dto.LabelPair
+}
 
 // collectFields shows every measured field of every device.
-func (s *scrape) collectFields(t *Totals) {
-	at := make(map[place][]plugin.Holder)
-	hit := make(map[place]*health.DeviceState) // the one with the last XID
+func (s *scrape) collectFields() {
 	for i := range s.snapshot.Devices {
-		d := &s.snapshot.Devices[i]
-		p := placeOf(d.Device)
-		at[p] = append(at[p], s.holders.By[d.Device.ID]...)
-		if was := hit[p]; was == nil || d.LastXID.At.After(was.LastXID.At) {
-			hit[p] = d
-		}
+		s.putInPlace(i)
 	}
-	seen := make(map[place]bool)
-	for i := range s.snapshot.Devices {
-		d := &s.snapshot.Devices[i]
-		p := placeOf(d.Device)
-		if seen[p] {
-			continue
-		}
-		seen[p] = true
-		base := row{labels: s.deviceLabels(d, p)}
-		if d.Device.Kind == health.KindMIG {
-			base.variant = variantMIG
-		}
-		for _, tail := range s.tails(at[p]) {
-			r := row{base.variant | tail.variant, slices.Concat(base.labels, tail.labels)}
-			for i := range s.devices {
-				from := d
-				if s.devices[i].ID == health.FieldXID {
-					from = hit[p]
-				}
-				s.collectField(&s.devices[i], from, r, t)
-			}
+	for i := range s.spots {
+		s.show(&s.spots[i])
+	}
+	byLabels := func(a, b showing) int { return compareLabels(a.labels, b.labels) }
+	slices.SortStableFunc(s.shown, byLabels) // so that each family is in order from the start
+	s.shown = slices.CompactFunc(s.shown, func(a, b showing) bool { return byLabels(a, b) == 0 })
+	for _, x := range s.shown {
+		for i := range s.fields {
+			s.collectField(&s.fields[i], x)
 		}
 	}
 }
 
-// deviceLabels are the values of a device's labels, without those of a holder.
-func (s *scrape) deviceLabels(d *health.DeviceState, p place) []string {
+// putInPlace adds a device of the snapshot to the spot where it belongs.
+func (s *scrape) putInPlace(i int) {
+	d := &s.snapshot.Devices[i]
+	p, holders := placeOf(&d.Device), s.holders.By[d.Device.ID]
+	n, known := s.at[p]
+	if !known {
+		s.at[p] = len(s.spots)
+		s.spots = append(s.spots, spot{p, []int{i}, d, slices.Clip(holders)})
+		return
+	}
+	x := &s.spots[n]
+	x.devices, x.holders = append(x.devices, i), append(x.holders, holders...)
+	if d.LastXID.At.After(x.hit.LastXID.At) {
+		x.hit = d
+	}
+}
+
+// first is the device that gives a place its labels.
+func (s *scrape) first(x *spot) *health.DeviceState { return &s.snapshot.Devices[x.devices[0]] }
+
+// show notes each way in which the fields of a place are shown: for each holder that has series of its own,
+// and for each job.
+func (s *scrape) show(x *spot) {
+	base, d := s.placeLabels(x), &s.first(x).Device
+	var jobs []string
+	if s.src.Jobs != nil {
+		jobs = s.src.Jobs(d.Index, x.gi)
+	}
+	for _, tail := range s.tails(x.holders) {
+		labels := s.labels(base, tail...)
+		shown := 0
+		for _, job := range jobs {
+			if job != "" {
+				s.shown = append(s.shown, showing{x, s.labels(labels, Label{"hpc_job", job})})
+				shown++
+			}
+		}
+		if shown == 0 {
+			s.shown = append(s.shown, showing{x, labels})
+		}
+	}
+}
+
+// placeLabels are a place's labels, without those of a holder. A label that a place cannot have is left out,
+// as dcgm-exporter does.
+func (s *scrape) placeLabels(x *spot) []*dto.LabelPair {
+	d := s.first(x)
 	v := &d.Device
 	index := strconv.Itoa(v.Index)
-	labels := make([]string, 0, 16)
-	labels = append(labels, index, string(p.uuid), v.PCI, "nvidia"+index, v.Model)
+	labels := make([]Label, 0, 16)
+	labels = append(labels, Label{"gpu", index}, Label{"UUID", string(x.uuid)}, Label{"pci_bus_id", v.PCI},
+		Label{"device", "nvidia" + index}, Label{"modelName", v.Model}, Label{s.cfg.Compat.HostnameLabel, s.src.Hostname})
 	if v.Kind == health.KindMIG {
-		labels = append(labels, v.Profile, p.gi)
+		labels = append(labels, Label{"GPU_I_PROFILE", v.Profile}, Label{"GPU_I_ID", x.gi})
 	}
-	labels = append(labels, s.hostname)
 	for _, l := range s.cfg.Chosen.Labels {
 		text := textOf(l.ID, *v, s.snapshot.Source.Versions)
 		if n, ok := d.Sample.Values[l.ID]; ok && !isText(l.ID) {
 			text = strconv.FormatFloat(n, 'g', -1, 64)
 		}
-		labels = append(labels, text)
+		labels = append(labels, Label{l.Name, text})
 	}
-	return labels
+	return s.labels(nil, labels...)
 }
 
-// tails are the ends of a device's labels: who holds it. There is one for each time its series are shown,
-// and no two are the same.
-func (s *scrape) tails(holders []plugin.Holder) []row {
-	var named []row
+// tails are the ends of a place's labels: who holds it. There is one for each time its series are shown.
+func (s *scrape) tails(holders []plugin.Holder) [][]Label {
+	if len(holders) == 0 {
+		return [][]Label{nil}
+	}
 	shared := false
-	for _, h := range holders {
-		tail := row{variantHeld, []string{h.Container, h.Namespace, h.Pod}}
-		if part := partOf(h.DeviceID); part != "" {
-			shared = true
-			tail = row{variantHeld | variantPart, append(tail.labels, part)}
-		}
-		if !slices.ContainsFunc(named, func(r row) bool { return slices.Equal(r.labels, tail.labels) }) {
-			named = append(named, tail)
-		}
+	for i := range holders {
+		shared = shared || partOf(holders[i].DeviceID) != "" || userOf(holders[i]) != userOf(holders[0])
 	}
-	switch {
-	case len(named) == 1 && !shared:
-		return named
-	case s.cfg.Attribution == AttributePerPod:
+	if !shared {
+		return [][]Label{s.tail(holders[0])}
+	}
+	// The values of a shared device are nobody's own. They stay one series whoever comes and goes, and
+	// gpu_node_agent_device_allocated tells who shares it.
+	tails := [][]Label{nil}
+	if s.cfg.Attribution == AttributePerPod {
 		// The whole device, then each share of it, as dcgm-exporter with --kubernetes-virtual-gpus.
-		return append([]row{{}}, named...)
-	default:
-		// The values of a shared device are nobody's own. They stay one series whoever comes and goes, and
-		// gpu_node_agent_device_allocated tells who shares it.
-		return []row{{}}
+		for _, h := range holders {
+			tails = append(tails, s.tail(h))
+		}
 	}
+	return tails
+}
+
+// tail is what a holder adds to the labels. Prometheus takes an empty label for none, and so do we: else two
+// series could differ here and be one to it.
+func (s *scrape) tail(h plugin.Holder) []Label {
+	labels := make([]Label, 0, 8)
+	for _, l := range []Label{{"container", h.Container}, {"namespace", h.Namespace}, {"pod", h.Pod}, {"vgpu", partOf(h.DeviceID)}} {
+		if l.Value != "" {
+			labels = append(labels, l)
+		}
+	}
+	return append(labels, s.podLabels(h)...)
 }
 
 // partOf is the number of the replica in one of the kubelet's ids, "" if it is a whole device: GPU-1::3, and
@@ -185,21 +184,21 @@ func partOf(id string) string {
 	return ""
 }
 
-// collectField shows one field of one device, if it is known.
-func (s *scrape) collectField(f *deviceDescs, d *health.DeviceState, r row, t *Totals) {
-	desc, labels := f.descs[r.variant], slices.Clip(r.labels)
-	if f.ID == 0 {
-		s.collectMade(f.Name, d, t, func(v float64, more ...string) {
-			send(s.out, desc, f.kind, v, append(labels, more...)...)
-		})
-		return
+// collectField shows one field of one place, if it is known. A blank is no series, and so is what a lost GPU had.
+func (s *scrape) collectField(f *fieldFamily, x showing) {
+	switch f.ID {
+	case 0:
+		s.collectMade(f, x)
+	case health.FieldXID:
+		if v, ok := x.hit.Sample.Values[f.ID]; ok {
+			s.addWith(f.number, v, x.labels, Label{"err_code", strconv.Itoa(int(v))}, Label{"err_msg", health.LookupXID(int(v)).Name})
+		}
+	default:
+		for _, i := range x.devices {
+			if v, ok := s.snapshot.Devices[i].Sample.Values[f.ID]; ok {
+				s.add(f.number, v, x.labels)
+				return
+			}
+		}
 	}
-	v, ok := d.Sample.Values[f.ID]
-	if !ok {
-		return // a blank is no series, and so is what a lost GPU had
-	}
-	if f.ID == health.FieldXID {
-		labels = append(labels, strconv.Itoa(int(v)), health.LookupXID(int(v)).Name)
-	}
-	send(s.out, desc, f.kind, v, labels...)
 }

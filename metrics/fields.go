@@ -7,7 +7,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
@@ -47,7 +46,7 @@ type Selection struct {
 func (s Selection) IDs() []health.Field {
 	ids := []health.Field{health.FieldGPUUtil}
 	for _, f := range slices.Concat(s.Fields, s.Labels) {
-		if !slices.Contains(ids, f.ID) && f.ID != 0 && !isText(f.ID) {
+		if !slices.Contains(ids, f.ID) && f.ID != 0 && !isKnownAnyway(f.ID) {
 			ids = append(ids, f.ID)
 		}
 	}
@@ -95,8 +94,8 @@ func isSet(name string) bool {
 func (s *Selection) add(spec FieldSpec) {
 	if isSet(spec.Name) {
 		for _, k := range fieldTable {
-			// Nobody has asked for these labels by name, so nobody need be told that they are not to be had.
-			if k.set == spec.Name && (k.typ != TypeLabel || isText(k.id)) {
+			// A serial number on every series is for those who ask for it by name.
+			if k.set == spec.Name && (k.typ != TypeLabel || k.set == SetDefault) {
 				s.add(FieldSpec{Name: k.name})
 			}
 		}
@@ -121,8 +120,8 @@ func (s *Selection) add(spec FieldSpec) {
 		}
 	case f.Type != TypeLabel:
 		s.Unknown = append(s.Unknown, fmt.Sprintf("%s: type %q is not supported; use gauge, counter or label", f.Name, f.Type))
-	case k.id == 0 || k.typ == TypeLabel && !isText(k.id):
-		s.Unknown = append(s.Unknown, f.Name+": cannot be a label: the source does not give it as a text")
+	case k.id == 0:
+		s.Unknown = append(s.Unknown, f.Name+": cannot be a label: it has several values")
 	case !slices.ContainsFunc(s.Labels, is):
 		s.Labels = append(s.Labels, f)
 	}
@@ -139,12 +138,17 @@ func lookupField(name string) (knownField, bool) {
 	return fieldTable[i], true
 }
 
-// isText tells the fields that are known as texts, without being measured.
+// isText tells the fields whose value is a text, which only a label can show.
 func isText(id health.Field) bool {
+	return slices.ContainsFunc(fieldTable, func(k knownField) bool { return k.id == id && k.typ == TypeLabel })
+}
+
+// isKnownAnyway tells the texts that the source need not be asked for.
+func isKnownAnyway(id health.Field) bool {
 	return id == fieldDriverVersion || id == fieldDeviceName || id == fieldDeviceUUID || id == fieldDevicePCI
 }
 
-// textOf is the value of such a field.
+// textOf is the value of a text, empty if it is not known.
 func textOf(id health.Field, d health.Device, v health.Versions) string {
 	switch id {
 	case fieldDriverVersion:
@@ -156,7 +160,7 @@ func textOf(id health.Field, d health.Device, v health.Versions) string {
 	case fieldDevicePCI:
 		return d.PCI
 	}
-	return ""
+	return d.Texts[id]
 }
 
 // parseCSV reads dcgm-exporter's format: NAME, type, help; # begins a comment. What is no such line is told.
@@ -180,18 +184,4 @@ func parseCSV(text string) (specs []FieldSpec, unknown []string) {
 		specs = append(specs, FieldSpec{Name: parts[0], Type: strings.ToLower(parts[1]), Help: strings.ToValidUTF8(parts[2], "�")})
 	}
 	return specs, unknown
-}
-
-// FieldList is the table of fields for people.
-func FieldList() string {
-	rows := []string{"NAME\tTYPE\tUNIT\tSET\tSINCE DCGM 4.6\tHELP\n"}
-	for _, k := range fieldTable {
-		cells := []string{k.name, k.typ, cmp.Or(k.unit, "-"), cmp.Or(k.set, "-"), cmp.Or(k.renamed, "-"), k.help}
-		rows = append(rows, strings.Join(cells, "\t")+"\n")
-	}
-	var b strings.Builder
-	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
-	_, _ = w.Write([]byte(strings.Join(rows, ""))) // into memory
-	_ = w.Flush()
-	return b.String()
 }

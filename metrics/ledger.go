@@ -23,12 +23,14 @@ type ledger struct {
 type deviceTotals struct {
 	state       health.State
 	unhealthy   time.Duration
-	transitions map[health.State]uint64 // into each state
-	seenXIDs    map[int]uint64          // the device's counts at the last fold
-	recent      []bucket                // oldest first
-	checked     bool                    // DCGM's own health checks were made once
-	idle        map[user]idleness       // by who holds it
+	transitions [states]uint64    // into each state
+	seenXIDs    map[int]uint64    // the device's counts at the last fold
+	recent      []bucket          // oldest first
+	checked     bool              // DCGM's own health checks were made once
+	idle        map[user]idleness // by who holds it; not modified once here
 }
+
+const states = int(health.Unhealthy) + 1
 
 // user is a container that holds a device.
 type user struct{ namespace, pod, container string }
@@ -83,7 +85,7 @@ func (l *ledger) fold(o observation) {
 	}
 	fresh := o.snapshot.At.After(l.polled)
 	l.foldPoll(o.snapshot.Source)
-	before := l.devices
+	before, shared := l.devices, make(map[event]bool)
 	l.devices = make(map[health.DeviceID]deviceTotals, len(o.snapshot.Devices))
 	for i := range o.snapshot.Devices {
 		d := &o.snapshot.Devices[i]
@@ -93,7 +95,9 @@ func (l *ledger) fold(o observation) {
 			t, since = newDeviceTotals(d), 0
 		}
 		t.foldState(d, since)
-		t.foldEvents(d, o, fresh)
+		if t.expire(o); fresh {
+			t.foldEvents(d, o, shared)
+		}
 		t.foldIdle(d, o, since)
 		l.devices[d.Device.ID] = t
 	}
@@ -109,7 +113,7 @@ func newDeviceTotals(d *health.DeviceState) deviceTotals {
 			seen[x.Code]--
 		}
 	}
-	return deviceTotals{state: d.Verdict.State, transitions: make(map[health.State]uint64), seenXIDs: seen}
+	return deviceTotals{state: d.Verdict.State, seenXIDs: seen}
 }
 
 // foldState counts time that began unhealthy: it is so until the opposite is known, also while the source is
@@ -124,24 +128,44 @@ func (t *deviceTotals) foldState(d *health.DeviceState, passed time.Duration) {
 	}
 }
 
-// foldEvents notes XIDs and clock events. XIDs are told by their counts: snapshots may be skipped. A poll
-// that is seen again is no other sample.
-func (t *deviceTotals) foldEvents(d *health.DeviceState, o observation, fresh bool) {
-	t.checked = t.checked || d.Sample.Checked
+// expire forgets what has left the window.
+func (t *deviceTotals) expire(o observation) {
 	for len(t.recent) > 0 && !t.recent[0].from.Add(o.window).After(o.at) {
 		t.recent = t.recent[1:]
 	}
-	if !fresh {
-		return
-	}
+}
+
+// event is an XID of a GPU instance. It is one event though all compute instances in it have reported it.
+type event struct {
+	place
+	health.XID
+}
+
+// foldEvents notes XIDs and clock events of a poll that was not seen before. XIDs are told by their counts:
+// snapshots may be skipped. Those that a device before this one had too, which shared knows, are not new.
+func (t *deviceTotals) foldEvents(d *health.DeviceState, o observation, shared map[event]bool) {
+	t.checked = t.checked || d.Sample.Checked
 	bits := uint64(d.Sample.Values[health.FieldClocksEvents])
 	for bit := range len(clockEvents) {
 		if bits&(1<<bit) != 0 {
 			t.bucket(o).clocks[bit]++
 		}
 	}
+	twice := make(map[int]uint64)
+	if d.Device.Kind == health.KindMIG {
+		of := placeOf(&d.Device)
+		for _, x := range d.Sample.XIDs {
+			if shared[event{of, x}] {
+				twice[x.Code]++
+			}
+		}
+		for _, x := range d.Sample.XIDs {
+			shared[event{of, x}] = true
+		}
+	}
 	for code, n := range d.XIDCounts {
-		if more := n - min(n, t.seenXIDs[code]); more > 0 {
+		more := n - min(n, t.seenXIDs[code])
+		if more -= min(more, twice[code]); more > 0 {
 			b := t.bucket(o)
 			if b.xids == nil {
 				b.xids = make(map[int]uint64)

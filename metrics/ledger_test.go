@@ -60,7 +60,7 @@ func play(sequence ...moment) deviceView {
 		}
 		t.ledger.fold(observation{at, s, h, time.Minute, 5})
 	}
-	return t.device("GPU-a")
+	return t.ledger.view("GPU-a", true)
 }
 
 func TestUnhealthySeconds(t *testing.T) {
@@ -80,7 +80,7 @@ func TestUnhealthySeconds(t *testing.T) {
 	v = play(
 		moment{at: 0, state: health.Unhealthy}, moment{at: 5, state: health.Unhealthy}, moment{at: 6, gone: true}, moment{at: 9, state: health.Unhealthy},
 	)
-	if v.unhealthy != 0 || len(v.transitions) != 0 {
+	if v.unhealthy != 0 || v.transitions != [states]uint64{} {
 		t.Errorf("a device that was gone: %+v", v)
 	}
 }
@@ -180,7 +180,7 @@ func TestTotalsRun(t *testing.T) {
 		synctest.Wait()
 		<-time.After(61 * time.Second)
 		synctest.Wait()
-		if got := totals.device("GPU-a").unhealthy; got < 55 || got > 61 {
+		if got := unhealthySeconds(totals); got < 55 || got > 61 {
 			t.Errorf("unhealthy for %v s", got)
 		}
 		cancel()
@@ -188,4 +188,9 @@ func TestTotalsRun(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+func unhealthySeconds(totals *Totals) float64 {
+	views, _ := totals.views([]health.DeviceState{{Device: health.Device{ID: "GPU-a"}}}, false)
+	return views[0].unhealthy
 }

@@ -1,8 +1,6 @@
 package metrics
 
 import (
-	"maps"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -11,42 +9,56 @@ import (
 
 // collectMade shows one of dcgm-exporter's series that are no field of DCGM's. They are made of what is
 // known anyway: dcgm-exporter asks DCGM for them at every scrape.
-func (s *scrape) collectMade(name string, d *health.DeviceState, t *Totals, show func(v float64, labels ...string)) {
-	window := strconv.FormatInt(s.cfg.Window.Milliseconds(), 10)
-	isGPU := d.Device.Kind == health.KindGPU
-	switch name {
+func (s *scrape) collectMade(f *fieldFamily, x showing) {
+	show := func(v float64, more ...Label) { s.addWith(f.number, v, x.labels, more...) }
+	window := Label{"window_size_in_ms", s.window}
+	d, view := s.first(x.spot), s.views[x.devices[0]]
+	isGPU := d.Device.Kind == health.KindGPU // clocks, checks and links are the whole GPU's
+	switch f.Name {
 	case expXIDs:
-		counts := t.device(d.Device.ID).xids
+		counts := s.windowXIDs(x.spot)
 		if len(counts) == 0 {
-			show(0, window, "")
+			show(0, window, Label{"xid", ""})
 		}
-		for _, xid := range slices.Sorted(maps.Keys(counts)) {
-			show(float64(counts[xid]), window, strconv.Itoa(xid))
+		for xid, n := range counts {
+			show(float64(n), window, Label{"xid", strconv.Itoa(xid)})
 		}
 	case expClocks:
-		if !isGPU {
-			return // clocks are the whole GPU's
-		}
-		for bit, n := range t.device(d.Device.ID).clocks {
-			if n > 0 {
-				show(float64(n), window, clockEvents[bit])
+		for bit, n := range view.clocks {
+			if n > 0 && isGPU {
+				show(float64(n), window, Label{"clock_event", clockEvents[bit]})
 			}
 		}
 	case expHealth:
-		if isGPU && t.device(d.Device.ID).checked {
+		if isGPU && view.checked {
 			showHealth(d.Sample.Incidents, show)
 		}
 	case expP2P:
 		for _, l := range d.Device.Links {
-			if peer := s.indexOf(l.Peer); peer != "" {
+			// A GPU is the first in its place.
+			if n, known := s.at[place{uuid: l.Peer}]; known {
 				status, word := p2pUnknown, "Unknown"
 				if l.NVLinks > 0 {
 					status, word = p2pOK, "OK"
 				}
-				show(status, peer, word)
+				show(status, Label{"peer_gpu", strconv.Itoa(s.first(&s.spots[n]).Device.Index)}, Label{"link_status", word})
 			}
 		}
 	}
+}
+
+// windowXIDs counts the XIDs that the devices in a place had in the window.
+func (s *scrape) windowXIDs(x *spot) map[int]uint64 {
+	if len(x.devices) == 1 {
+		return s.views[x.devices[0]].xids
+	}
+	sum := make(map[int]uint64)
+	for _, i := range x.devices {
+		for xid, n := range s.views[i].xids {
+			sum[xid] += n
+		}
+	}
+	return sum
 }
 
 // clockEvents are dcgm-exporter's names of the bits of FieldClocksEvents (nvml.h, nvmlClocksEventReasons).
@@ -64,19 +76,9 @@ const (
 	p2pUnknown = 6.0
 )
 
-// indexOf is the index of a GPU, "" if it is not there.
-func (s *scrape) indexOf(id health.DeviceID) string {
-	for _, d := range s.snapshot.Devices {
-		if d.Device.ID == id {
-			return strconv.Itoa(d.Device.Index)
-		}
-	}
-	return ""
-}
-
 // showHealth shows each of DCGM's health systems: 0, or 10 or 20 for each thing that is wrong. dcgm-exporter
 // shows only the last of those.
-func showHealth(incidents []health.Incident, show func(v float64, labels ...string)) {
+func showHealth(incidents []health.Incident, show func(v float64, more ...Label)) {
 	systems := []string{"PCIE", "NVLINK", "PMU", "MCU", "MEM", "SM", "INFOROM", "THERMAL", "POWER", "DRIVER", "ALL"}
 	for _, system := range systems {
 		codes := make(map[string]float64)
@@ -94,8 +96,8 @@ func showHealth(incidents []health.Incident, show func(v float64, labels ...stri
 		if len(codes) == 0 {
 			codes[""] = 0
 		}
-		for _, code := range slices.Sorted(maps.Keys(codes)) {
-			show(codes[code], system, code)
+		for code, v := range codes {
+			show(v, Label{"health_watch", system}, Label{"health_error_code", code})
 		}
 	}
 }

@@ -3,6 +3,7 @@ package metrics
 import (
 	"mime"
 	"net/http"
+	"strconv"
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -15,35 +16,58 @@ import (
 // of unknown type, which some readers take for gauges. Prometheus itself asks for OpenMetrics first, has no
 // use for what it adds here, and takes text. Only who takes nothing else gets OpenMetrics.
 func Handler(src Sources, log promhttp.Logger) http.Handler {
-	registry := NewRegistry(src)
-	// One series that cannot be shown is no reason to lose the others.
-	opts := promhttp.HandlerOpts{ErrorLog: log, ErrorHandling: promhttp.ContinueOnError, Registry: registry}
-	text := promhttp.HandlerFor(registry, opts)
+	registry := newRegistry()
+	gatherer := NewGatherer(src, registry)
+	// What cannot be shown is no reason to lose the rest.
+	opts := promhttp.HandlerOpts{ErrorLog: log, ErrorHandling: promhttp.ContinueOnError, Registry: registry, DisableCompression: true}
+	text := promhttp.HandlerForTransactional(gatherer, opts)
 	opts.EnableOpenMetrics = true
-	open := promhttp.HandlerFor(registry, opts)
+	open := promhttp.HandlerForTransactional(gatherer, opts)
+	press := newPress()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := text
 		if onlyOpenMetrics(r.Header.Values("Accept")) {
-			open.ServeHTTP(w, r)
-			return
+			h = open
 		}
-		text.ServeHTTP(w, r)
+		press.serve(r.Context(), w, takesGzip(r.Header.Values("Accept-Encoding")), func(w http.ResponseWriter) { h.ServeHTTP(w, r) })
 	})
+}
+
+// listed calls see for each entry of a header that is a list of things with parameters, such as q.
+func listed(header []string, see func(name string, q float64)) {
+	for part := range strings.SplitSeq(strings.Join(header, ","), ",") {
+		name, params, err := mime.ParseMediaType(strings.TrimSpace(part))
+		if err != nil {
+			continue
+		}
+		q, err := strconv.ParseFloat(params["q"], 64)
+		if err != nil {
+			q = 1
+		}
+		see(name, q)
+	}
 }
 
 // onlyOpenMetrics tells whether a client names OpenMetrics and does not name the text format.
 func onlyOpenMetrics(accept []string) bool {
-	open := false
-	for part := range strings.SplitSeq(strings.Join(accept, ","), ",") {
-		kind, params, err := mime.ParseMediaType(strings.TrimSpace(part))
-		if err != nil || params["q"] == "0" {
-			continue
+	open, text := false, false
+	listed(accept, func(kind string, q float64) {
+		text = text || q > 0 && (kind == "text/plain" || kind == "text/*")
+		open = open || q > 0 && kind == "application/openmetrics-text"
+	})
+	return open && !text
+}
+
+// takesGzip tells whether a client names gzip and does not like the plain page better.
+func takesGzip(accept []string) bool {
+	zip, plain := 0.0, 0.0
+	listed(accept, func(coding string, q float64) {
+		switch coding {
+		case "gzip":
+			zip = q
+		case "identity":
+			plain = q
 		}
-		switch kind {
-		case "text/plain", "text/*":
-			return false
-		case "application/openmetrics-text":
-			open = true
-		}
-	}
-	return open
+	})
+	return zip > 0 && zip >= plain
 }

@@ -1,11 +1,14 @@
 package metrics
 
 import (
+	"bytes"
 	"compress/gzip"
+	"context"
 	"io"
 	"log"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -126,7 +129,11 @@ func TestEscaping(t *testing.T) {
 			t.Errorf("%q: the page cannot be parsed: %v", model, err)
 		}
 		escaped := strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`).Replace(strings.ToValidUTF8(model, "�"))
-		if len(series(page, "DCGM_FI_DEV_GPU_TEMP", `modelName="`+escaped+`"`, `pod="`+escaped+`"`)) != 1 {
+		pod := `,pod="` + escaped + `"`
+		if model == "" {
+			pod = "" // who has no name is nobody
+		}
+		if len(series(page, "DCGM_FI_DEV_GPU_TEMP", `modelName="`+escaped+`"`, pod)) != 1 || len(series(page, "DCGM_FI_DEV_GPU_TEMP", `pod=""`)) != 0 {
 			t.Errorf("%q is not there:\n%s", model, page)
 		}
 	}
@@ -150,7 +157,7 @@ func TestNoDuplicatesNoStale(t *testing.T) {
 				"GPU-a": {one, other, part}, "MIG-2": {one}, "MIG-3": {one}, "GPU-nobody-knows": {one},
 			}}
 		}
-		page := exposition(t, NewCollector(src))
+		page := exposition(t, newGatherer(src))
 		seen := make(map[string]bool)
 		for line := range strings.Lines(page) {
 			id := line[:strings.LastIndex(line, " ")]
@@ -161,8 +168,111 @@ func TestNoDuplicatesNoStale(t *testing.T) {
 		}
 		src.Snapshots.Store(&health.Snapshot{At: now, Devices: s.Devices[1:2]})
 		src.Totals.fold(src.Snapshots.Load())
-		if page = exposition(t, NewCollector(src)); strings.Contains(page, "GPU-a") || strings.Contains(page, "MIG-") {
+		if page = exposition(t, newGatherer(src)); strings.Contains(page, "GPU-a") || strings.Contains(page, "MIG-") {
 			t.Errorf("a device that is gone:\n%s", page)
 		}
 	}
+}
+
+// Who takes gzip gets it, unless the plain page is liked better. Caches are told that it matters.
+func TestCompression(t *testing.T) {
+	for accept, want := range map[string]string{
+		"": "", "gzip": "gzip", "gzip, deflate": "gzip", "deflate,gzip;q=0.5": "gzip", "gzip;q=0": "", "identity": "", "*": "", "zstd, br": "",
+		"gzip;q=0.5, identity": "", "identity;q=0.5, gzip": "gzip", "gzipped": "", "gzip;q=x": "gzip", ";;,,gzip": "gzip",
+	} {
+		page := get(t, sources(node()), http.MethodGet, "", accept)
+		if got := page.Header().Get("Content-Encoding"); got != want {
+			t.Errorf("%q gets %q, want %q", accept, got, want)
+		}
+		if vary := strings.Join(page.Header().Values("Vary"), ","); !strings.Contains(vary, "Accept-Encoding") || !strings.Contains(vary, "Accept,") && !strings.HasSuffix(vary, "Accept") {
+			t.Errorf("%q: Vary is %q", accept, vary)
+		}
+		var body io.Reader = page.Body
+		if want == "gzip" {
+			z, err := gzip.NewReader(page.Body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			body = z
+		}
+		if text, err := io.ReadAll(body); err != nil || !strings.HasSuffix(string(text), "\npromhttp_metric_handler_errors_total{cause=\"gathering\"} 0\n") {
+			t.Errorf("%q: %v: the page ends in %q", accept, err, text[max(0, len(text)-80):])
+		}
+	}
+}
+
+// An error is told in plain text, also to who would take it packed, and what was written before is not in it.
+func TestAnErrorIsPlain(t *testing.T) {
+	page := httptest.NewRecorder()
+	newPress().serve(t.Context(), page, true, func(w http.ResponseWriter) {
+		_, _ = w.Write(bytes.Repeat([]byte("half a page"), 9999))
+		http.Error(w, "no", http.StatusInternalServerError)
+	})
+	if page.Code != http.StatusInternalServerError || page.Body.String() != "no\n" || page.Header().Get("Content-Encoding") != "" {
+		t.Errorf("%d %v %q", page.Code, page.Header(), page.Body)
+	}
+}
+
+// A page can be asked for by the names of what is wanted.
+func TestOnlySomeFamilies(t *testing.T) {
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics?name[]=gpu_node_agent_source_up&name[]=go_goroutines", nil)
+	page := httptest.NewRecorder()
+	Handler(sources(node()), log.New(io.Discard, "", 0)).ServeHTTP(page, r)
+	if text := page.Body.String(); strings.Count(text, "# TYPE ") != 2 || !strings.Contains(text, "\ngpu_node_agent_source_up 1\n") {
+		t.Errorf("%s", text)
+	}
+}
+
+// slowClient does not read before it is let.
+type slowClient struct {
+	*httptest.ResponseRecorder
+	reading, let chan struct{}
+}
+
+func (s slowClient) Write(b []byte) (int, error) {
+	close(s.reading)
+	<-s.let
+	return s.ResponseRecorder.Write(b)
+}
+
+// Clients that do not read what they have asked for, or that do not wait, keep nobody else waiting.
+func TestSlowClients(t *testing.T) {
+	h := Handler(sources(node()), log.New(io.Discard, "", 0))
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil)
+	let, done := make(chan struct{}), make(chan struct{})
+	var slow []slowClient
+	for range 3 * inParallel {
+		c := slowClient{httptest.NewRecorder(), make(chan struct{}), let}
+		slow = append(slow, c)
+		go func() {
+			h.ServeHTTP(c, r)
+			done <- struct{}{}
+		}()
+	}
+	for _, c := range slow {
+		<-c.reading
+	}
+	want := get(t, sources(node()), http.MethodGet, "", "").Body.Len()
+	page := httptest.NewRecorder()
+	h.ServeHTTP(page, r)
+	if n := page.Body.Len(); n < want*9/10 {
+		t.Errorf("%d bytes, want about %d", n, want)
+	}
+	close(let)
+	for range slow {
+		<-done
+	}
+	for _, c := range slow {
+		if n, said := c.Body.Len(), c.Header().Get("Content-Length"); strconv.Itoa(n) != said || !strings.Contains(c.Body.String(), "\ngpu_node_agent_source_up 1\n") {
+			t.Errorf("%d bytes, %s said", n, said)
+		}
+	}
+
+	p := newPress()
+	for range inParallel {
+		p.turns <- struct{}{} // all are busy
+	}
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	p.serve(gone, httptest.NewRecorder(), false, func(http.ResponseWriter) { t.Error("a page for nobody") })
 }

@@ -17,7 +17,7 @@ type Totals struct {
 	holders   func() plugin.Holders
 	now       func() time.Time
 
-	mu     sync.Mutex // guards ledger: Run writes it, scrapes read it
+	mu     sync.RWMutex // guards ledger: Run writes it, scrapes read it
 	ledger ledger
 }
 
@@ -56,26 +56,40 @@ func (t *Totals) fold(snapshot *health.Snapshot) {
 	t.ledger.fold(o)
 }
 
-// deviceView is what a scrape needs of a device's totals.
+// deviceView is what a scrape needs of a device's totals. Its maps are not modified.
 type deviceView struct {
 	known       bool
 	unhealthy   float64 // seconds
-	transitions map[health.State]uint64
+	transitions [states]uint64
 	xids        map[int]uint64 // in the window
 	clocks      [len(clockEvents)]uint64
 	checked     bool
 	idle        map[user]idleness
 }
 
-// device returns the totals of a device.
-func (t *Totals) device(id health.DeviceID) deviceView {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	d, known := t.ledger.devices[id]
-	v := deviceView{
-		known: known, unhealthy: d.unhealthy.Seconds(), transitions: maps.Clone(d.transitions), checked: d.checked, idle: maps.Clone(d.idle),
+// views returns the totals of these devices, in their order, and the histogram of the polls: all of one moment.
+// What happened in the window is left out unless it is asked for.
+func (t *Totals) views(devices []health.DeviceState, events bool) ([]deviceView, pollTotals) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	views := make([]deviceView, len(devices))
+	for i := range devices {
+		views[i] = t.ledger.view(devices[i].Device.ID, events)
 	}
-	for _, b := range d.recent {
+	p := t.ledger.poll
+	p.buckets = maps.Clone(p.buckets)
+	return views, p
+}
+
+// view returns the totals of a device.
+func (l *ledger) view(id health.DeviceID, events bool) deviceView {
+	d, known := l.devices[id]
+	v := deviceView{known: known, unhealthy: d.unhealthy.Seconds(), transitions: d.transitions, checked: d.checked, idle: d.idle}
+	if !events {
+		return v
+	}
+	for i := range d.recent {
+		b := &d.recent[i]
 		for code, n := range b.xids {
 			if v.xids == nil {
 				v.xids = make(map[int]uint64)
@@ -87,13 +101,4 @@ func (t *Totals) device(id health.DeviceID) deviceView {
 		}
 	}
 	return v
-}
-
-// polls returns the histogram of the polls.
-func (t *Totals) polls() pollTotals {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	p := t.ledger.poll
-	p.buckets = maps.Clone(p.buckets)
-	return p
 }

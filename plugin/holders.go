@@ -56,8 +56,8 @@ func holdersOf(resp *podsapi.ListPodResourcesResponse, resolve func(resource, id
 
 // resolver returns what finds the device behind an id of the kubelet's. The ids are those of whatever
 // plugin registered the resource: a UUID (GPU-…, MIG-…) with or without a replica (::n), or, if the
-// resource is for GPUs, an index ("0") or GKE's names (nvidia0, nvidia0/gi1, nvidia0/gi1/vgpu2; see
-// pkg/gpu/nvidia in container-engine-accelerators).
+// resource is for GPUs, an index ("0", of a MIG device "0:1" as in idOf) or GKE's names (nvidia0, nvidia0/gi1,
+// nvidia0/gi1/vgpu2; see pkg/gpu/nvidia in container-engine-accelerators).
 func resolver(cfg Config, snap *health.Snapshot) func(resource, id string) (health.DeviceID, bool) {
 	ours := make(map[string]bool)
 	for _, r := range Layout(cfg, snap) {
@@ -74,6 +74,9 @@ func resolver(cfg Config, snap *health.Snapshot) func(resource, id string) (heal
 		}
 		if index, err := strconv.Atoi(string(device)); err == nil {
 			return search(snap, func(d health.Device) bool { return d.Kind == health.KindGPU && d.Index == index })
+		}
+		if gpu, mig, found := strings.Cut(string(device), ":"); found {
+			return searchMIG(snap, gpu, mig)
 		}
 		m := gke.FindStringSubmatch(string(device))
 		if m == nil {
@@ -98,6 +101,21 @@ func search(snap *health.Snapshot, is func(health.Device) bool) (health.DeviceID
 	for i := range snap.Devices {
 		if is(snap.Devices[i].Device) {
 			return snap.Devices[i].Device.ID, true
+		}
+	}
+	return "", false
+}
+
+// searchMIG finds a MIG device by the driver's index of its GPU and its own on it.
+func searchMIG(snap *health.Snapshot, gpu, mig string) (health.DeviceID, bool) {
+	index, ok := digits(gpu)
+	place, okMIG := digits(mig)
+	if !ok || !okMIG {
+		return "", false
+	}
+	for _, c := range candidates(snap) {
+		if d := &c.state.Device; d.Kind == health.KindMIG && d.Index == index && c.mig == place {
+			return d.ID, true
 		}
 	}
 	return "", false

@@ -54,6 +54,7 @@ type link struct {
 	retry     time.Duration
 	since     time.Time // when the phase was reached
 	blamed    string    // what was logged last, empty once registered
+	ended     string    // how the last registration ended, until it is logged or better explained
 	audit     audit
 
 	mu            sync.Mutex // guards what status reads
@@ -69,7 +70,7 @@ func newLink(srv *server, dir Config, t timing, pods *podResources, log *zap.Log
 		timing: t, srv: srv, pods: pods, log: log.With(zap.String("resource", srv.name)),
 		socketPath: dir.socketPath(srv.name),
 		kubelet:    filepath.Join(dir.socketDir(), "kubelet.sock"),
-		grpc:       grpc.NewServer(grpc.WaitForHandlers(true)),
+		grpc:       grpc.NewServer(serverOptions()...),
 		retry:      t.retryMin,
 	}
 }
@@ -189,6 +190,7 @@ func (l *link) look() {
 // disturbed asks for a registration after the settle time, whatever was tried before.
 func (l *link) disturbed(what string) {
 	l.explain(what+"; about to register", false)
+	l.ended = ""
 	l.phase, l.retry, l.retryAt = unregistered, l.retryMin, time.Time{}
 	l.settledAt = time.Now().Add(l.settle)
 }
@@ -212,18 +214,26 @@ func (l *link) follow() {
 		if l.phase == registered && now.Sub(l.since) > l.stream {
 			l.retry = 0
 		}
-		l.failed("the kubelet has closed ListAndWatch; registering again")
+		// A kubelet that ends closes its streams first. That it is gone, or new, is seen next and says more.
+		l.ended = "the kubelet has closed ListAndWatch; registering again"
+		l.again(l.ended)
 	}
 }
 
-// failed asks for another attempt after a pause that doubles each time.
+// failed asks for another attempt, and says why.
 func (l *link) failed(why string) {
+	l.again(why)
+	l.blame(why, false)
+}
+
+// again asks for another attempt after a pause that doubles each time.
+func (l *link) again(why string) {
 	now := time.Now()
 	l.phase = unregistered
 	l.settledAt = now.Add(l.settle)
 	l.retryAt = now.Add(l.retry)
 	l.retry = min(max(2*l.retry, l.retryMin), l.retryMax)
-	l.blame(why, false)
+	l.explain(why, false)
 }
 
 // register registers once. It blocks for as long as the kubelet takes, at most l.answer.
@@ -243,6 +253,10 @@ func (l *link) register(ctx context.Context) {
 		return
 	}
 	l.phase, l.since = accepted, time.Now()
+	if l.ended != "" { // by a kubelet that lives
+		l.log.Warn("not registered with the kubelet", zap.String("why", l.ended))
+		l.ended = ""
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.ok, l.err = true, "the kubelet has accepted the registration; waiting for it to open ListAndWatch"
@@ -252,6 +266,7 @@ func (l *link) register(ctx context.Context) {
 // blame says what keeps us from being registered, and logs it if that is news.
 func (l *link) blame(why string, conflict bool) {
 	l.explain(why, conflict)
+	l.ended = ""
 	if why != l.blamed {
 		l.blamed = why
 		l.log.Warn("not registered with the kubelet", zap.String("why", why))

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/zap/zapcore"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -216,6 +217,57 @@ func TestDirectoryIsWipedUnderALiveKubelet(t *testing.T) {
 	}
 	r.snaps.Store(with(r.snaps.Load(), 0, health.Unhealthy))
 	r.wait(k, gpu, listed(2, 1))
+}
+
+// A kubelet that stops is one line, however many sockets of its are gone; so is one that drops us and lives on.
+func TestKubeletStopsOnce(t *testing.T) {
+	for name, c := range map[string]struct {
+		stop func(*rig, *kubelettest.Kubelet)
+		why  string
+	}{
+		"its sockets stay": {func(_ *rig, k *kubelettest.Kubelet) { k.Stop() }, "connection refused"},
+		"its sockets go": {func(r *rig, k *kubelettest.Kubelet) {
+			remove := func(dir string) {
+				if err := os.Remove(filepath.Join(r.root, dir, "kubelet.sock")); err != nil {
+					r.Error(err)
+				}
+			}
+			remove("device-plugins")
+			k.Stop()
+			remove("pod-resources")
+		}, "kubelet.sock is not there"},
+		"it lives": {func(_ *rig, k *kubelettest.Kubelet) { k.Drop(gpu) }, "closed ListAndWatch"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, snapshot(2))
+			k := r.kubelet()
+			r.run()
+			r.wait(k, gpu, listed(2, 2))
+			r.status(isRegistered)
+			r.holders("asked", func(h Holders) bool { return h.Err == "" })
+			before := r.logs.FilterLevelExact(zapcore.WarnLevel).Len()
+			c.stop(r, k)
+			r.logged(c.why)
+			if name == "it lives" {
+				r.status(isRegistered)
+			} else {
+				// For long enough that the holders are old, which the status says and the log need not.
+				r.holders("dropped", func(h Holders) bool { return h.By == nil })
+			}
+			if warned := r.logs.FilterLevelExact(zapcore.WarnLevel).All()[before:]; len(warned) != 1 {
+				t.Errorf("%d warnings: %v", len(warned), r.lines())
+			}
+			if name == "it lives" {
+				return
+			}
+			if err := k.Restart(); err != nil {
+				t.Fatal(err)
+			}
+			r.wait(k, gpu, listed(2, 2))
+			r.status(isRegistered)
+			r.holders("asked again", func(h Holders) bool { return h.Err == "" })
+		})
+	}
 }
 
 // logged waits until a cause has been logged.

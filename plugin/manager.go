@@ -64,10 +64,20 @@ func New(cfg *health.Latest[Config], snapshots *health.Latest[health.Snapshot], 
 }
 
 func newPlugin(cfg *health.Latest[Config], snapshots *health.Latest[health.Snapshot], t timing, log *zap.Logger) *Plugin {
-	return &Plugin{
+	p := &Plugin{
 		cfg: cfg, snapshots: snapshots, log: log, timing: t, err: "starting",
 		pods: newPodResources(cfg, snapshots, t, log), cdi: newCDIKeeper(log),
 	}
+	p.pods.away = p.lost
+	return p
+}
+
+// lost reports whether no resource is registered with the kubelet, though some should be: each has said why.
+func (p *Plugin) lost() bool {
+	p.mu.Lock()
+	links := slices.Clone(p.running)
+	p.mu.Unlock()
+	return len(links) > 0 && !slices.ContainsFunc(links, func(r *running) bool { return r.link.status().Registered })
 }
 
 // target is what a running server serves. A change of anything else leaves the server alone.

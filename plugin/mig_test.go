@@ -76,6 +76,12 @@ func TestLayoutOfMIG(t *testing.T) {
 			"", nil,
 		},
 		{
+			"mixed, attributes of one size", mixed, partitioned([]string{"1g.24gb", "1g.24gb+gfx", "1g.24gb+me.all", "1c.2g.48gb+gfx"}),
+			[]string{"nvidia.com/mig-1g.24gb: MIG-0-0", "nvidia.com/mig-1g.24gb.gfx: MIG-0-1", "nvidia.com/mig-1g.24gb.me.all: MIG-0-2"},
+			"",
+			[]string{"MIG-0-3 (1c.2g.48gb+gfx)"},
+		},
+		{
 			"mixed, shared GPU instances", mixed, partitioned([]string{"1c.3g.40gb", "2c.3g.40gb", "3c.3g.40gb", "what"}),
 			[]string{"nvidia.com/mig-3g.40gb: MIG-0-2"},
 			"",
@@ -95,6 +101,10 @@ func TestLayoutOfMIG(t *testing.T) {
 		{
 			"single, two profiles", single, partitioned([]string{"1g.10gb"}, []string{"2g.20gb"}), nil,
 			"1g.10gb on GPU 0 and 2g.20gb on GPU 1 are of different profiles", nil,
+		},
+		{
+			"single, an attribute", single, partitioned([]string{"1g.10gb", "1g.10gb+me"}), nil,
+			"1g.10gb on GPU 0 and 1g.10gb+me on GPU 0 are of different profiles", nil,
 		},
 		{
 			"single, what differs left out", configured(func(c *Config) { c.MIGStrategy, c.Exclude = MIGSingle, []string{"1"} }),

@@ -26,6 +26,7 @@ type podResources struct {
 	cfg       *health.Latest[Config]
 	snapshots *health.Latest[health.Snapshot]
 	log       *zap.Logger
+	away      func() bool            // reports whether it is said elsewhere that the kubelet is not there
 	holders   health.Latest[Holders] // never empty
 	beliefs   health.Latest[belief]
 
@@ -51,7 +52,7 @@ type belief struct {
 }
 
 func newPodResources(cfg *health.Latest[Config], snapshots *health.Latest[health.Snapshot], t timing, log *zap.Logger) *podResources {
-	p := &podResources{timing: t, cfg: cfg, snapshots: snapshots, log: log}
+	p := &podResources{timing: t, cfg: cfg, snapshots: snapshots, log: log, away: func() bool { return false }}
 	p.holders.Store(&Holders{Err: "the kubelet has not been asked yet"})
 	return p
 }
@@ -229,7 +230,7 @@ func (p *podResources) report(listErr, devicesErr error) {
 	switch now := time.Now(); {
 	case why == "":
 		p.failing = time.Time{}
-	case p.failing.IsZero():
+	case p.failing.IsZero(), listErr != nil && p.away():
 		p.failing = now
 		return
 	case now.Sub(p.failing) < 3*p.hurry:

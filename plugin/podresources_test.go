@@ -24,6 +24,7 @@ func TestHoldersOf(t *testing.T) {
 			ID: health.DeviceID("MIG-" + id(gi)), Parent: "GPU-0", Kind: health.KindMIG, Index: 0, Minor: 1, GI: gi,
 		}})
 	}
+	slices.Reverse(snap.Devices) // in whichever order they come
 	cfg := DefaultConfig()
 	cfg.Resource = "example.com/card"
 	for _, c := range []struct {
@@ -39,6 +40,16 @@ func TestHoldersOf(t *testing.T) {
 		{gpu, "0", "GPU-0"},
 		{gpu, "1::3", "GPU-1"},
 		{gpu, "7", ""},
+		{gpu, "0:0", "MIG-GPU-1"}, // counted as Allocate counts them, by GPU instance
+		{gpu, "0:1", "MIG-GPU-2"},
+		{"nvidia.com/mig-1g.10gb.shared", "0:1::3", "MIG-GPU-2"},
+		{gpu, "0:2", ""},
+		{gpu, "1:0", ""},
+		{gpu, "0:", ""},
+		{gpu, ":1", ""},
+		{gpu, "0:-1", ""},
+		{gpu, "0:1:0", ""},
+		{"intel.com/qat", "0:1", ""},
 		{gpu, "nvidia0", "GPU-1"},
 		{gpu, "nvidia1", "GPU-0"},
 		{gpu, "nvidia1/vgpu3", "GPU-0"},
@@ -124,8 +135,9 @@ func TestHolders(t *testing.T) {
 	}
 
 	// A new kubelet knows no pods for a moment; nobody has lost a device for that.
-	k.SetFault(kubelettest.Fault{NoPods: true})
 	before := r.p.Holders()
+	k.Stop()
+	k.SetFault(kubelettest.Fault{NoPods: true}) // not before: the old one would be believed
 	if err := k.Restart(); err != nil {
 		t.Fatal(err)
 	}
@@ -179,6 +191,7 @@ func TestPodResourcesDenied(t *testing.T) {
 	if h.By != nil {
 		t.Errorf("%+v", h)
 	}
+	r.logged("not for you")
 	k.SetFault(kubelettest.Fault{DenyAllocatable: "disabled by a feature gate"})
 	h = r.holders("allowed", func(h Holders) bool { return h.Err == "" })
 	r.holders("asked three times", func(now Holders) bool { return now.At.Sub(h.At) > 3*r.p.timing.refresh })

@@ -1,9 +1,6 @@
 package plugin
 
 import (
-	"cmp"
-	"slices"
-
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
@@ -17,73 +14,74 @@ import (
 // Shared and MIG devices: never the same device twice while another is free, then healthy before
 // degraded ones, then from the GPU that is used least or most, as the policy says. See share.
 func prefer(t *wiring, r Resource, policy string, available, required []string, size int) []string {
-	c := newChoice(t, r, required, available, size)
-	if len(c.set) == c.size || c.size == len(c.pool) {
-		return c.pool[:c.size]
-	}
-	musts := len(c.set)
-	if t.shared {
+	c := newChoice(t, r, available, required, size)
+	switch {
+	case c.left >= c.free:
+		c.all()
+	case c.left > 0 && t.shared:
 		c.share(policy == AllocationPacked)
-	} else {
+	case c.left > 0:
 		c.connect()
 	}
-	// What was not asked for comes in the layout's order, however it was found.
-	slices.SortFunc(c.set[musts:], func(a, b int) int { return cmp.Compare(c.order[a], c.order[b]) })
-	ids := make([]string, len(c.set))
-	for n, i := range c.set {
-		ids[n] = c.pool[i]
-	}
-	return ids
+	return c.answer(size)
 }
 
-// choice is one question of the kubelet's. Devices are numbers: places in the pool.
+// choice is one question of the kubelet's. A device is a number: its place in the layout, who goes first
+// among equals. Nothing here is looked up by name but an id of the question, once: there may be thousands,
+// and the kubelet lists them in any order.
 type choice struct {
-	t     *wiring
-	pool  []string // the required ids, then the others, each once
-	set   []int    // what is chosen; at first what is required
-	size  int      // how many there must be
-	order []int    // by device: its place in the layout, who goes first among equals
-	rank  []int    // by device: how ill it is, 0 for well
-	known []int    // by device: its place in the wiring, -1 if it has none
+	t         *wiring
+	r         Resource
+	at        []standing      // by place
+	rank      []int           // by device, as the wiring numbers them: how ill it is, 0 for well
+	musts     []string        // what is required, in the order asked for
+	free      int             // how many places are available
+	left      int             // how many devices are still to be chosen
+	strangers []string        // available, and in no layout: the last to be chosen; some may be there twice
+	met       map[string]bool // the strangers that are required
 }
 
-func newChoice(t *wiring, r Resource, required, available []string, size int) *choice {
-	n := len(required) + len(available)
-	cells := make([]int, 3*n)
-	c := &choice{t: t, pool: make([]string, 0, n), order: cells[:0:n], rank: cells[n : n : 2*n], known: cells[2*n : 2*n : 3*n]}
-	seen, strangers := make([]bool, len(t.of)), make(map[string]bool)
-	add := func(id string) {
-		at, known := t.at[id]
-		switch {
-		case known && !seen[at]:
-			seen[at] = true
-			c.pool, c.order, c.known = append(c.pool, id), append(c.order, at), append(c.known, at)
-			c.rank = append(c.rank, rank(r.Devices[at].State.Verdict.State))
-		case !known && !strangers[id]:
-			strangers[id] = true
-			c.order, c.known = append(c.order, len(t.of)+len(c.pool)), append(c.known, -1)
-			c.pool, c.rank = append(c.pool, id), append(c.rank, rankUnknownDevice)
+// standing is what a question says of a place, and then what is decided about it.
+type standing uint8
+
+const (
+	absent    standing = iota
+	available          // may be chosen
+	required           // must be
+	chosen             // by us
+)
+
+func newChoice(t *wiring, r Resource, may, must []string, size int) *choice {
+	c := &choice{t: t, r: r, at: make([]standing, len(t.of)), rank: make([]int, len(t.parts))}
+	for device, places := range t.parts {
+		c.rank[device] = rank(r.Devices[places[0]].State.Verdict.State)
+	}
+	for _, id := range must {
+		if place := t.place(id); place >= 0 && c.at[place] == absent {
+			c.at[place] = required
+			c.musts = append(c.musts, id)
+		} else if place < 0 && !c.met[id] {
+			if c.met == nil {
+				c.met = make(map[string]bool)
+			}
+			c.met[id] = true
+			c.musts = append(c.musts, id)
 		}
 	}
-	for _, id := range required {
-		add(id)
+	for _, id := range may {
+		if place := t.place(id); place < 0 {
+			c.strangers = append(c.strangers, id)
+		} else if c.at[place] == absent {
+			c.at[place] = available
+			c.free++
+		}
 	}
-	musts := len(c.pool)
-	for _, id := range available {
-		add(id)
-	}
-	c.size = max(0, min(size, len(c.pool)))
-	for i := range min(musts, c.size) {
-		c.set = append(c.set, i)
-	}
+	c.left = max(0, size-len(c.musts))
 	return c
 }
 
-// The ranks from which Allocate would refuse a device.
-const (
-	rankUnhealthy     = 3
-	rankUnknownDevice = 4 // in no layout
-)
+// The rank from which Allocate would refuse a device.
+const rankUnhealthy = 3
 
 func rank(s health.State) int {
 	switch s {
@@ -98,73 +96,93 @@ func rank(s health.State) int {
 	}
 }
 
-// sorted returns all devices by the layout's order.
-func (c *choice) sorted() []int {
-	at := make([]int, len(c.t.of)+len(c.pool)) // one more than the device at that place, 0 if there is none
-	for i, place := range c.order {
-		at[place] = i + 1
-	}
-	all := make([]int, 0, len(c.pool))
-	for _, i := range at {
-		if i > 0 {
-			all = append(all, i-1)
+// choose puts a place into the set.
+func (c *choice) choose(place int) {
+	c.at[place] = chosen
+	c.left--
+}
+
+// all chooses whatever is available.
+func (c *choice) all() {
+	for place, is := range c.at {
+		if is == available {
+			c.choose(place)
 		}
 	}
-	return all
 }
 
-// rest returns the devices that are not chosen yet, by the layout's order.
-func (c *choice) rest() []int {
-	return slices.DeleteFunc(c.sorted(), func(i int) bool { return slices.Contains(c.set, i) })
-}
-
-func (c *choice) gpu(i int) int {
-	if c.known[i] < 0 {
-		return -1
+// answer returns the ids: what is required first, then the rest in the layout's order, however it was found.
+func (c *choice) answer(size int) []string {
+	if size <= len(c.musts) {
+		return c.musts[:max(0, size)]
 	}
-	return c.t.gpu[c.known[i]]
+	ids := append(make([]string, 0, min(size, len(c.musts)+len(c.at)+len(c.strangers))), c.musts...)
+	for place, is := range c.at {
+		if is == chosen {
+			ids = append(ids, c.r.Devices[place].ID)
+		}
+	}
+	for _, id := range c.strangers {
+		if len(ids) == size {
+			break
+		}
+		if !c.met[id] {
+			if c.met == nil {
+				c.met = make(map[string]bool)
+			}
+			c.met[id] = true
+			ids = append(ids, id)
+		}
+	}
+	return ids
 }
 
 // connect completes the set with whole GPUs. Health decides alone which rank is the last that is
 // needed: all better ones are in the set, and connections only decide between those of that rank.
 func (c *choice) connect() {
-	rest := c.rest()
-	slices.SortStableFunc(rest, func(a, b int) int { return cmp.Compare(c.rank[a], c.rank[b]) })
-	last := c.rank[rest[c.size-len(c.set)-1]]
-	candidates := rest[:0:0]
-	for _, i := range rest {
-		switch {
-		case c.rank[i] < last:
-			c.set = append(c.set, i)
-		case c.rank[i] == last:
-			candidates = append(candidates, i)
+	var of [rankUnhealthy + 1][]int // by rank: what is available
+	for place, is := range c.at {
+		if is == available {
+			rank := c.rank[c.t.device[place]]
+			of[rank] = append(of[rank], place)
 		}
 	}
-	k := c.size - len(c.set)
-	if k == len(candidates) || len(c.order) > maxConnected {
-		c.set = append(c.set, candidates[:k]...)
+	last := 0
+	for ; c.left > len(of[last]); last++ {
+		for _, place := range of[last] {
+			c.choose(place)
+		}
+	}
+	candidates := of[last]
+	if c.t.score != nil && c.left < len(candidates) {
+		for _, n := range c.problem(candidates).solve() {
+			c.choose(candidates[n])
+		}
 		return
 	}
-	for _, n := range c.problem(candidates, k).solve() {
-		c.set = append(c.set, candidates[n])
+	for _, place := range candidates[:c.left] {
+		c.choose(place)
 	}
 }
 
-// problem puts the question to connect.go: which k of the candidates go with the set.
-func (c *choice) problem(candidates []int, k int) *problem {
-	p := newProblem(len(candidates), k)
-	for n, i := range candidates {
-		for m, j := range candidates {
+// problem puts the question to connect.go: which of the candidates go with the set.
+func (c *choice) problem(candidates []int) *problem {
+	p := newProblem(len(candidates), c.left)
+	for n, place := range candidates {
+		score := c.t.score[c.t.gpu[place]]
+		for m, other := range candidates {
 			if n != m {
-				p.score[n][m] = c.t.between(c.gpu(i), c.gpu(j))
+				p.score[n][m] = score[c.t.gpu[other]]
 			}
 		}
-		for _, j := range c.set {
-			p.gain[n] += c.t.between(c.gpu(i), c.gpu(j))
-		}
-		for j := range c.order {
-			if i != j {
-				p.loss[n] += c.t.between(c.gpu(i), c.gpu(j))
+		for other, is := range c.at {
+			if is == absent || other == place {
+				continue
+			}
+			with := score[c.t.gpu[other]]
+			p.loss[n] += with
+			if is != available {
+				p.gain[n] += with
 			}
 		}
 	}

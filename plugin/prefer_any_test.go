@@ -1,10 +1,15 @@
 package plugin
 
 import (
+	"crypto/sha256"
+	"fmt"
 	"math/bits"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
+
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
@@ -101,7 +106,7 @@ func bruteForce(r Resource, pool []Device, required, size int) []string {
 		for i := range pool {
 			for j := range i {
 				if set>>i&1 == 1 && set>>j&1 == 1 {
-					total += top.score[top.gpu[top.at[pool[i].ID]]][top.gpu[top.at[pool[j].ID]]]
+					total += top.score[top.gpu[top.place(pool[i].ID)]][top.gpu[top.place(pool[j].ID)]]
 				}
 			}
 		}
@@ -118,7 +123,7 @@ func bruteForce(r Resource, pool []Device, required, size int) []string {
 	places := func(set uint) (at []int) {
 		for i, d := range pool {
 			if set>>i&1 == 1 {
-				at = append(at, top.at[d.ID])
+				at = append(at, top.place(d.ID))
 			}
 		}
 		slices.Sort(at)
@@ -292,27 +297,122 @@ func TestWiringIsKept(t *testing.T) {
 	}
 }
 
-func benchmarkPrefer(b *testing.B, r Resource, size int) {
-	var kept wirings
-	available := all(r)
-	b.ReportAllocs()
-	for b.Loop() {
-		prefer(kept.get(r), r, AllocationDistributed, available, nil, size)
+// asked returns ids as the kubelet does: in no order, and as texts of its own.
+func asked(r Resource) []string {
+	ids := all(r)
+	for i, id := range ids {
+		ids[i] = strings.Clone(id)
+	}
+	rand.New(rand.NewPCG(7, 8)).Shuffle(len(ids), func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
+	return ids
+}
+
+// named gives devices names as long as real ones.
+func named(r Resource) Resource {
+	uuid := func(id health.DeviceID) health.DeviceID {
+		if id == "" {
+			return ""
+		}
+		kind, number, _ := strings.Cut(string(id), "-")
+		sum := sha256.Sum256([]byte(number))
+		return health.DeviceID(fmt.Sprintf("%s-%x-%x-%x-%x-%x", kind, sum[:4], sum[4:6], sum[6:8], sum[8:10], sum[10:16]))
+	}
+	out := Resource{Name: r.Name}
+	for _, d := range r.Devices {
+		state := *d.State
+		state.Device.ID, state.Device.Parent = uuid(state.Device.ID), uuid(state.Device.Parent)
+		state.Device.Links = slices.Clone(state.Device.Links)
+		for i := range state.Device.Links {
+			state.Device.Links[i].Peer = uuid(state.Device.Links[i].Peer)
+		}
+		out.Devices = append(out.Devices, Device{ID: string(state.Device.ID), State: &state})
+	}
+	return out
+}
+
+// BenchmarkPrefer has what real machines ask, and then what none does: each under a millisecond.
+func BenchmarkPrefer(b *testing.B) {
+	gpus := func(n int) Resource { return named(whole(snapshot(n))) }
+	mig := func(n int) Resource { return named(slices7(n)) }
+	const half = -1 // of the devices are asked for
+	for _, c := range []struct {
+		name       string
+		r          Resource
+		must, size int
+	}{
+		{"8", gpus(8), 0, 4},
+		{"16", gpus(16), 0, 8},
+		{"17", gpus(17), 0, 8}, // the first that is not looked at exactly
+		{"32", gpus(32), 0, half},
+		{"64", gpus(64), 0, half},
+		{"128", gpus(128), 0, half},
+		{"128-all-but-one", gpus(128), 0, 127},
+		{"128-must-64", gpus(128), 64, 96},
+		{"1000", gpus(1000), 0, half},
+		{"8x10", replicas(gpus(8), 10), 0, 4},
+		{"8x7MIG", mig(8), 0, 4},
+		{"16x7x10", replicas(mig(16), 10), 0, 16},
+		{"32x7x10", replicas(mig(32), 10), 0, 4},
+		{"32x7x10-half", replicas(mig(32), 10), 0, half},
+		{"32x7x10-must", replicas(mig(32), 10), 1000, half},
+		{"128x7", mig(128), 0, half},
+		{"8x1000", replicas(gpus(8), 1000), 0, 4},
+		{"8x1000-half", replicas(gpus(8), 1000), 0, half},
+		{"8x1000-must", replicas(gpus(8), 1000), 3000, half},
+		{"16x1000", replicas(gpus(16), 1000), 0, 4},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			var kept wirings
+			available, size := asked(c.r), c.size
+			if size == half {
+				size = len(available) / 2
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				prefer(kept.get(c.r), c.r, AllocationDistributed, available, available[:c.must], size)
+			}
+		})
 	}
 }
 
-func BenchmarkPrefer8(b *testing.B)       { benchmarkPrefer(b, whole(snapshot(8)), 4) }
-func BenchmarkPrefer16(b *testing.B)      { benchmarkPrefer(b, whole(snapshot(16)), 8) }
-func BenchmarkPrefer64(b *testing.B)      { benchmarkPrefer(b, whole(snapshot(64)), 32) }
-func BenchmarkPrefer128(b *testing.B)     { benchmarkPrefer(b, whole(snapshot(128)), 64) }
-func BenchmarkPrefer8x10(b *testing.B)    { benchmarkPrefer(b, replicas(whole(snapshot(8)), 10), 4) }
-func BenchmarkPrefer8x7MIG(b *testing.B)  { benchmarkPrefer(b, slices7(8), 4) }
-func BenchmarkPrefer16x7x10(b *testing.B) { benchmarkPrefer(b, replicas(slices7(16), 10), 16) }
+// BenchmarkGetPreferredAllocation is the same as the kubelet sees it: the first call after a snapshot, which makes
+// the layout if no stream has made it yet, and those that follow.
+func BenchmarkGetPreferredAllocation(b *testing.B) {
+	for _, replicas := range []int{0, 10, 1000, -10, -1000} {
+		name, again := "first", false
+		if replicas < 0 {
+			name, again, replicas = "again", true, -replicas
+		}
+		b.Run(fmt.Sprintf("8x%d-%s", replicas, name), func(b *testing.B) {
+			cfg := DefaultConfig()
+			if replicas > 0 {
+				cfg.Sharing.TimeSlicing.Resources = []SharedResource{{Name: gpu, Replicas: replicas}}
+			}
+			snap := snapshot(8)
+			var latest health.Latest[Config]
+			var snaps health.Latest[health.Snapshot]
+			latest.Store(&cfg)
+			snaps.Store(snap)
+			s := newServer(gpu, &latest, &snaps)
+			req := &pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{
+				{AvailableDeviceIDs: asked(s.resource()), AllocationSize: 4},
+			}}
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				if !again {
+					snaps.Store(with(snap, 0, []health.State{health.Healthy, health.Degraded}[i%2]))
+				}
+				if _, err := s.GetPreferredAllocation(b.Context(), req); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
 func BenchmarkWiring16(b *testing.B) {
 	r := whole(snapshot(16))
 	for b.Loop() {
 		newWiring(r)
 	}
 }
-
-func BenchmarkPrefer8x1000(b *testing.B) { benchmarkPrefer(b, replicas(whole(snapshot(8)), 1000), 4) }

@@ -91,7 +91,7 @@ func TestPreferGPUs(t *testing.T) {
 		{"degraded when there is no other", with(eight, 0, health.Degraded), ids(0, 1), nil, 2, ids(0, 1)},
 		{"degraded before unhealthy", with(with(eight, 0, health.Unhealthy), 1, health.Degraded), ids(0, 1, 2), nil, 2, ids(1, 2)},
 		{"known before unknown devices", eight, []string{"GPU-x", "GPU-7"}, nil, 1, ids(7)},
-		{"more than there are", eight, ids(2, 1), nil, 5, ids(2, 1)},
+		{"more than there are", eight, ids(2, 1), nil, 5, ids(1, 2)},
 		{"fewer than required", eight, ids(1, 2, 3), ids(3, 2), 1, ids(3)},
 		{"none", eight, ids(1, 2), nil, 0, nil},
 		{"less than none", eight, ids(1, 2), nil, -3, nil},

@@ -3,6 +3,7 @@ package plugin
 import (
 	"cmp"
 	"context"
+	"sync"
 	"sync/atomic"
 
 	"google.golang.org/grpc"
@@ -26,6 +27,7 @@ type server struct {
 	withdrawn atomic.Bool   // set before that, if the kubelet is to have no devices afterwards
 	streams   streams
 	counts    counts
+	view      view
 	prefers   wirings
 }
 
@@ -49,7 +51,24 @@ func (s *server) resource() Resource {
 	if cfg == nil {
 		return Resource{Name: s.name}
 	}
-	return find(Layout(*cfg, s.snapshots.Load()), s.name)
+	return s.view.of(s.name, cfg, s.snapshots.Load())
+}
+
+// view keeps the newest view of a snapshot: streams, calls and the audit all look at the same one.
+type view struct {
+	mu       sync.Mutex // guards everything below
+	cfg      *Config
+	snap     *health.Snapshot
+	resource Resource // not modified once made
+}
+
+func (v *view) of(name string, cfg *Config, snap *health.Snapshot) Resource {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.cfg != cfg || v.snap != snap { // neither is modified once stored
+		v.cfg, v.snap, v.resource = cfg, snap, find(Layout(*cfg, snap), name)
+	}
+	return v.resource
 }
 
 // GetDevicePluginOptions tells the kubelet which calls are worth making.

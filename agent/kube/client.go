@@ -83,12 +83,21 @@ type client struct{ rest rest.Interface }
 
 // connect returns a client by a kubeconfig, or by what a pod is given if that is "". It asks nobody yet.
 func connect(kubeconfig string) (*client, error) {
+	c, err := Reach(kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	return newClient(c)
+}
+
+// Reach returns how to reach the API server by a kubeconfig, or by what a pod is given if that is "".
+func Reach(kubeconfig string) (*rest.Config, error) {
 	if kubeconfig != "" {
 		c, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 		if err != nil {
 			return nil, fmt.Errorf("health.kubernetes.kubeconfig: %w", err)
 		}
-		return newClient(c)
+		return c, nil
 	}
 	c, err := rest.InClusterConfig()
 	if errors.Is(err, rest.ErrNotInCluster) {
@@ -97,7 +106,7 @@ func connect(kubeconfig string) (*client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the pod's service account: %w", err)
 	}
-	return newClient(c)
+	return c, nil
 }
 
 func newClient(c *rest.Config) (*client, error) {

@@ -7,7 +7,7 @@
 // What is said is pure: condition.go and happening.go. Nobody waits for the API server: while it is away
 // the newest condition and a bounded number of events are kept.
 //
-// It is the only importer of client-go, and takes of it what is hard to get right: how to reach and trust
+// It and agent/podlabels alone import client-go, and take of it what is hard to get right: how to reach and trust
 // the API server, tokens that change, and what an error means. The typed clients would bring every API
 // group with them, which is more code than all of the agent; the three objects that are spoken of here are
 // in client.go.

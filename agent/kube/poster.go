@@ -54,6 +54,7 @@ func (r *Reporter) runPoster(ctx context.Context, api *client) {
 			continue
 		}
 		if limit.Wait(ctx) != nil {
+			r.queue.add(h) // for the next configuration
 			return
 		}
 		h.name = cmp.Or(h.name, eventName(h))

@@ -98,6 +98,31 @@ func TestEventsAreRateLimited(t *testing.T) {
 	})
 }
 
+// A reload while an event waits for its turn does not cost the event.
+func TestAReloadCostsNoEvent(t *testing.T) {
+	inRig(t, func(g *rig) {
+		xids := make(map[int]uint64)
+		for code := range eventBurst + 3 {
+			xids[code+1] = 1
+		}
+		g.show(gpu(0, xids), gpu(1, nil))
+		g.pass(20 * time.Second)
+		if g.posts != eventBurst {
+			t.Fatalf("%d events, want %d and one that waits", g.posts, eventBurst)
+		}
+		c := health.DefaultConfig()
+		c.Kubernetes = health.KubernetesConfig{Enabled: true, Kubeconfig: "/another"}
+		g.config.Store(&c)
+		g.pass(20 * time.Second)
+		if got := g.all(); len(got) != eventBurst+3 {
+			t.Errorf("%d events, want %d", len(got), eventBurst+3)
+		}
+		if s := g.reporter.Status(); s.Dropped != 0 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
 func TestAnOutageCostsTheOldestEvents(t *testing.T) {
 	inRig(t, func(g *rig) {
 		g.failWith(errRefused)

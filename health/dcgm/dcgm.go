@@ -27,8 +27,9 @@ type Config struct {
 	// Interval is how often metric fields are sampled and read; DefaultInterval if 0. The fields that
 	// health is judged by are sampled once a second whatever it is.
 	Interval time.Duration
-	// Fields are the metric fields to watch, by DCGM's numbers. One that this DCGM does not know, or
-	// whose value is no number, is left out and logged once.
+	// Fields are the metric fields to watch, by DCGM's numbers. Texts are read with the inventory, into
+	// health.Device.Texts. A field that this DCGM does not know, or that is neither a number nor a text, is left
+	// out and logged once.
 	Fields []health.Field
 	// HealthSystems are those of DCGM's own health checks that are made, by name: "pcie", "memory" and so on.
 	// Nothing or "all" alone is all, "none" alone is none.
@@ -37,4 +38,6 @@ type Config struct {
 	// NONE if empty, and LogFile where it writes, standard output if empty. The first engine of a process
 	// decides on the file. DCGM's variables __DCGM_DBG_LVL and __DCGM_DBG_FILE, if set, decide on both.
 	LogLevel, LogFile string
+
+	survey bool // the session is Survey's
 }

@@ -53,20 +53,25 @@ func inventoryFields() []dcgm.Short {
 
 func instanceInventory() []dcgm.Short { return []dcgm.Short{fieldUUID, fieldName, fieldMemory} }
 
-// known returns the fields that this DCGM has as numbers, and why it left out the others.
-func known(fields []dcgm.Short) (kept []dcgm.Short, left []string) {
+// known returns the fields that this DCGM has as numbers, then those that it has as texts, and why it left out
+// the others.
+func known(fields []dcgm.Short) (numbers, texts []dcgm.Short, left []string) {
 	for _, f := range fields {
 		meta, err := dcgm.FieldGetByID(f)
-		switch {
-		case err != nil:
+		if err != nil {
 			left = append(left, fmt.Sprintf("%d (unknown to this DCGM)", f))
-		case uint(meta.FieldType) != dcgm.DCGM_FT_INT64 && uint(meta.FieldType) != dcgm.DCGM_FT_DOUBLE:
-			left = append(left, fmt.Sprintf("%d (%s is not a number)", f, meta.Tag))
+			continue
+		}
+		switch uint(meta.FieldType) {
+		case dcgm.DCGM_FT_INT64, dcgm.DCGM_FT_DOUBLE:
+			numbers = append(numbers, f)
+		case dcgm.DCGM_FT_STRING:
+			texts = append(texts, f)
 		default:
-			kept = append(kept, f)
+			left = append(left, fmt.Sprintf("%d (%s is neither a number nor a text)", f, meta.Tag))
 		}
 	}
-	return kept, left
+	return numbers, texts, left
 }
 
 // agreed returns the fields that the engine knows too: it may be older than the library here, and refuses
@@ -99,9 +104,16 @@ func (s *session) agreed(fields []dcgm.Short) (kept []dcgm.Short, left []string,
 	return kept, left, nil
 }
 
-// fields returns the fields of health and those of metrics that this DCGM has, no field twice. What is
-// left out is said once a session.
-func (s *session) fields() (judged, metrics []dcgm.Short, err error) {
+// chosen are the fields that a session has to do with, no field twice.
+type chosen struct {
+	judged  []dcgm.Short // those of health
+	metrics []dcgm.Short // other numbers
+	texts   []dcgm.Short // which do not change, and belong to the inventory
+}
+
+// fields returns the fields of health and those of metrics that this DCGM has. What is left out is said once a
+// session.
+func (s *session) fields() (c chosen, err error) {
 	first := healthFields()
 	wanted := append(healthFields(), fieldMIGMode)
 	for _, f := range s.cfg.Fields {
@@ -109,23 +121,26 @@ func (s *session) fields() (judged, metrics []dcgm.Short, err error) {
 			wanted = append(wanted, f)
 		}
 	}
-	have, unknown := known(wanted)
-	have, refused, err := s.agreed(have)
+	numbers, texts, unknown := known(wanted)
+	have, refused, err := s.agreed(slices.Concat(numbers, texts))
 	if err != nil {
-		return nil, nil, err
+		return c, err
 	}
 	if left := append(unknown, refused...); len(left) > 0 && !s.saidLeft {
 		s.saidLeft = true
 		s.log.Warn("fields that cannot be watched are left out", zap.Strings("fields", left))
 	}
 	for _, f := range have {
-		if slices.Contains(first, f) {
-			judged = append(judged, f)
-		} else {
-			metrics = append(metrics, f)
+		switch {
+		case slices.Contains(texts, f):
+			c.texts = append(c.texts, f)
+		case slices.Contains(first, f):
+			c.judged = append(c.judged, f)
+		default:
+			c.metrics = append(c.metrics, f)
 		}
 	}
-	return judged, metrics, nil
+	return c, nil
 }
 
 // perInstance returns the fields that a MIG instance has of its own. DCGM answers with the parent's

@@ -21,8 +21,8 @@ func TestFieldsThatCannotBeWatchedAreSaidOnce(t *testing.T) {
 	core, logs := observer.New(zap.WarnLevel)
 	b.log = zap.New(core)
 	cfg := config()
-	// A name, one that this DCGM does not know, one twice, and two that are watched anyway.
-	cfg.Fields = append(cfg.Fields, 50, 1700, health.FieldGPUTemp, health.FieldXID, health.FieldRemapFailed)
+	// One that is neither a number nor a text, one that this DCGM does not know, one twice, and two that are watched anyway.
+	cfg.Fields = append(cfg.Fields, 515, 1700, health.FieldGPUTemp, health.FieldXID, health.FieldRemapFailed)
 	cfg.Fields = append(cfg.Fields, 1595) // newer than the engine
 	b.open(cfg)
 	samples, _ := b.poll()
@@ -35,7 +35,7 @@ func TestFieldsThatCannotBeWatchedAreSaidOnce(t *testing.T) {
 		t.Fatalf("%d warnings, want 1: %v", logs.Len(), logs.All())
 	}
 	said := fmt.Sprint(logs.All()[0].ContextMap())
-	if !strings.Contains(said, "50 (") || !strings.Contains(said, "1700 (") || !strings.Contains(said, "1595 (unknown to the engine") ||
+	if !strings.Contains(said, "515 (") || !strings.Contains(said, "1700 (") || !strings.Contains(said, "1595 (unknown to the engine") ||
 		strings.Contains(said, "150") {
 		t.Errorf("the warning says %s", said)
 	}

@@ -22,6 +22,7 @@ type instance struct {
 	parent entity // a compute instance's GPU instance; a GPU instance's GPU
 	gpu    uint   // DCGM's number of the GPU
 	gi, ci uint   // the driver's ids; ci is not that of a GPU instance
+	suffix string // of the profile's name: the attribute of the GPU instance
 }
 
 // topology is which entities there are. Two are equal if no GPU came or went and none was partitioned
@@ -50,11 +51,13 @@ func readTopology() (topology, error) {
 	if err != nil {
 		return topology{}, fmt.Errorf("list MIG instances: %w", err)
 	}
-	gpuOf := map[entity]uint{} // of GPU instances; DCGM may list them after their compute instances
+	whole := map[entity]instance{} // GPU instances; DCGM may list them after their compute instances
 	listed := hierarchy.EntityList[:min(hierarchy.Count, dcgm.MAX_HIERARCHY_INFO)]
 	for _, in := range listed {
 		if in.Entity.EntityGroupId == dcgm.FE_GPU_I {
-			gpuOf[entity{in.Entity.EntityGroupId, in.Entity.EntityId}] = in.Parent.EntityId
+			whole[entity{in.Entity.EntityGroupId, in.Entity.EntityId}] = instance{
+				gpu: in.Parent.EntityId, suffix: attributeOf(in.Info.NvmlMigProfileId, in.Info.NvmlProfileSlices),
+			}
 		}
 	}
 	for _, in := range listed {
@@ -67,11 +70,11 @@ func readTopology() (topology, error) {
 		case dcgm.FE_GPU_I:
 			found.gpu = found.parent.id
 		case dcgm.FE_GPU_CI:
-			gpu, ok := gpuOf[found.parent]
+			parent, ok := whole[found.parent]
 			if !ok {
 				continue
 			}
-			found.gpu = gpu
+			found.gpu, found.suffix = parent.gpu, parent.suffix
 		default:
 			continue
 		}
@@ -96,6 +99,23 @@ type facts struct {
 	number map[dcgm.Short]int64
 }
 
+// texts returns those of the fields that are there, nil if there are none.
+func (f *facts) texts(fields []dcgm.Short) map[health.Field]string {
+	if f == nil {
+		return nil
+	}
+	var texts map[health.Field]string
+	for _, field := range fields {
+		if s := f.text[field]; s != "" {
+			if texts == nil {
+				texts = make(map[health.Field]string, len(fields))
+			}
+			texts[health.Field(field)] = s
+		}
+	}
+	return texts
+}
+
 // inventory reads the devices of the topology from DCGM's cache, and the versions of driver and CUDA.
 //
 // A MIG device is a compute instance: that is what the driver gives a UUID to and a container is
@@ -107,12 +127,10 @@ func (s *session) inventory(t topology, w *watches, status map[uint]dcgm.EntityS
 		switch v.FieldID { // these are of the system, whichever entity they come with
 		case fieldDriver:
 			s.versions.Driver = cmp.Or(text(v), s.versions.Driver)
-			return
 		case fieldCUDA:
 			if n, ok := integer(v); ok && n > 0 { // 13000 is 13.0
 				s.versions.CUDA = fmt.Sprintf("%d.%d", n/1000, n%1000/10)
 			}
-			return
 		}
 		e := entity{v.EntityGroupId, v.EntityID}
 		f := read[e]
@@ -126,7 +144,7 @@ func (s *session) inventory(t topology, w *watches, status map[uint]dcgm.EntityS
 			f.number[v.FieldID] = n
 		}
 	}
-	if err := latest(w.gpuPairs, inventoryFields(), keep); err != nil {
+	if err := latest(w.gpuPairs, w.inventoryFields, keep); err != nil {
 		return nil, err
 	}
 	if err := latest(w.computePairs, instanceInventory(), keep); err != nil {
@@ -138,6 +156,9 @@ func (s *session) inventory(t topology, w *watches, status map[uint]dcgm.EntityS
 	for _, id := range t.gpus {
 		e := entity{dcgm.FE_GPU, id}
 		if d, ok := s.gpu(id, read[e], status[id]); ok {
+			if texts := read[e].texts(w.texts); texts != nil { // one that reads blank keeps what it had
+				d.Texts = texts
+			}
 			gpus[id] = &d
 		} else {
 			nameless = append(nameless, id)
@@ -178,7 +199,7 @@ func (s *session) mig(in instance, parent *health.Device, f *facts) (health.Devi
 	}
 	d := *parent
 	d.ID, d.Parent, d.Kind = health.DeviceID(f.text[fieldUUID]), parent.ID, health.KindMIG
-	d.Profile, d.Memory = f.text[fieldName], uint64(f.number[fieldMemory])<<20
+	d.Profile, d.Memory = withAttribute(f.text[fieldName], in.suffix), uint64(f.number[fieldMemory])<<20
 	d.GI, d.CI, d.Links, d.MIGMode = int(in.gi), int(in.ci), nil, false
 	s.known[in.entity] = d
 	return d, true
@@ -250,49 +271,4 @@ func (s *session) judgeNameless(nameless []uint, named int, status map[uint]dcgm
 func errBlind() error {
 	return errors.New("DCGM is blind: it calls the GPUs OK and has no value of any of them (an XID 119 does this); " +
 		"the engine must be started again")
-}
-
-// readLinks fills in how a GPU reaches the others. DCGM reports the number of NVLinks or else the way
-// over PCIe, through go-dcgm never both. An error leaves the links unknown: they are a hint for placement.
-func (s *session) readLinks(id uint, d *health.Device, gpus map[uint]*health.Device, status dcgm.EntityStatus) {
-	if len(gpus) < 2 || !reachable(status) || !has("dcgmGetDeviceTopology") || !has("dcgmGetDeviceAttributes") {
-		return
-	}
-	links, err := dcgm.GetDeviceTopology(id)
-	if err != nil {
-		s.log.Debug("links of a GPU are unknown", zap.Uint("dcgm_id", id), zap.Error(err))
-		return
-	}
-	d.Links = nil
-	for _, l := range links {
-		peer, ok := gpus[l.GPU]
-		if !ok || l.GPU == id {
-			continue
-		}
-		link := health.Link{Peer: peer.ID, Path: path(l.Link)}
-		if l.Link >= dcgm.SingleNVLINKLink {
-			link.NVLinks = int(l.Link-dcgm.SingleNVLINKLink) + 1
-		}
-		if link.NVLinks > 0 || link.Path != health.PathUnknown {
-			d.Links = append(d.Links, link)
-		}
-	}
-}
-
-func path(l dcgm.P2PLinkType) health.Path {
-	switch l {
-	case dcgm.P2PLinkCrossCPU:
-		return health.PathSystem
-	case dcgm.P2PLinkSameCPU:
-		return health.PathNode
-	case dcgm.P2PLinkHostBridge:
-		return health.PathHostBridge
-	case dcgm.P2PLinkMultiSwitch:
-		return health.PathMultiSwitch
-	case dcgm.P2PLinkSingleSwitch:
-		return health.PathSingleSwitch
-	case dcgm.P2PLinkSameBoard:
-		return health.PathBoard
-	}
-	return health.PathUnknown
 }

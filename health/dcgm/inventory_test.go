@@ -3,6 +3,7 @@
 package dcgm
 
 import (
+	"fmt"
 	"reflect"
 	"testing"
 	"time"
@@ -102,5 +103,95 @@ func TestInventoryThatVanishesForAMoment(t *testing.T) {
 	}
 	if n := b.lib.Calls("dcgmGroupCreate") - before; n != 0 {
 		t.Errorf("%d groups were made for a change that was none", n)
+	}
+}
+
+// Texts do not change: they are part of the inventory, and no poll reads them.
+func TestTexts(t *testing.T) {
+	b := fresh(t)
+	b.gpus(3)
+	b.mig(1, map[uint][]uint{0: {0}})
+	for id := range uint(3) {
+		b.lib.Text(script.GPU, id, 53, fmt.Sprintf("165492200653%d", id), 0, b.clock.now())
+		b.lib.Text(script.GPU, id, 85, " 96.00.99.00.01 ", 0, b.clock.now())
+	}
+	b.lib.Text(script.CI, 0, 53, "of an instance, which is not asked", 0, b.clock.now())
+	b.lib.Text(script.GPU, 2, 85, "<<<NOT_SUPPORTED>>>", 0, b.clock.now())
+	cfg := config()
+	cfg.Fields = append(cfg.Fields, 53, 85, 57, 1, 51, 515) // 51 has no value, 515 is neither a number nor a text
+	b.open(cfg)
+	_, r := b.poll()
+	want := map[health.DeviceID]map[health.Field]string{
+		gpuID(0): {1: "580.95.05", 53: "1654922006530", 57: "00000000:10:00.0", 85: "96.00.99.00.01"},
+		gpuID(1): {1: "580.95.05", 53: "1654922006531", 57: "00000000:11:00.0", 85: "96.00.99.00.01"},
+		migID(0): {1: "580.95.05", 53: "1654922006531", 57: "00000000:11:00.0", 85: "96.00.99.00.01"},
+		gpuID(2): {1: "580.95.05", 53: "1654922006532", 57: "00000000:12:00.0"},
+	}
+	check := func(when string, devices []health.Device) {
+		t.Helper()
+		if len(devices) != len(want) {
+			t.Errorf("%s: %d devices", when, len(devices))
+		}
+		for _, d := range devices {
+			if !reflect.DeepEqual(d.Texts, want[d.ID]) {
+				t.Errorf("%s: %s: %v, want %v", when, d.ID, d.Texts, want[d.ID])
+			}
+		}
+	}
+	check("at first", r.Devices)
+	if w, ok := b.lib.Watched(script.GPU, 0, 53); !ok || w != (script.Watch{Every: time.Minute, Samples: 1}) {
+		t.Errorf("the serial number is watched %+v, %v", w, ok)
+	}
+	if w, ok := b.lib.Watched(script.GPU, 0, 57); !ok || w.Every != time.Minute {
+		t.Errorf("the PCI bus id is watched %+v, %v", w, ok)
+	}
+	for _, id := range []script.Kind{script.GI, script.CI} {
+		if w, ok := b.lib.Watched(id, 0, 53); ok {
+			t.Errorf("the serial number of an instance is watched %+v", w)
+		}
+	}
+
+	// A poll does not look, and what DCGM forgets meanwhile is still so.
+	for id := range uint(3) {
+		b.lib.Text(script.GPU, id, 53, "<<<NULL>>>", 0, b.clock.now())
+	}
+	before := b.lib.Calls("dcgmEntitiesGetLatestValues")
+	b.pollAfter(10*time.Second, 3)
+	full := b.lib.Calls("dcgmEntitiesGetLatestValues") - before
+	_, r = b.poll()
+	check("later", r.Devices)
+
+	// Neither does a lost GPU lose them.
+	for id := range uint(3) {
+		b.lib.Text(script.GPU, id, 53, fmt.Sprintf("165492200653%d", id), 0, b.clock.now())
+	}
+	b.lib.Entity(script.GPU, 0, statusLost)
+	b.gpus(3)
+	b.lib.Entity(script.GPU, 0, statusLost)
+	b.lib.Drop(script.GI, 0)
+	b.lib.Drop(script.CI, 0)
+	delete(want, migID(0))
+	b.add(10 * time.Second)
+	b.sample(3)
+	b.poll()
+	b.pollAfter(3*time.Second, 3)
+	_, r = b.poll()
+	check("after a rebuild with a lost GPU", r.Devices)
+	if full > 3 {
+		t.Errorf("a full poll made %d reads", full)
+	}
+}
+
+// Without texts among the fields, nothing is watched or read for them.
+func TestNoTexts(t *testing.T) {
+	b := fresh(t)
+	b.gpus(1)
+	b.lib.Text(script.GPU, 0, 53, "1654922006530", 0, b.clock.now())
+	b.open(config())
+	if _, r := b.poll(); r.Devices[0].Texts != nil {
+		t.Errorf("%v", r.Devices[0].Texts)
+	}
+	if _, ok := b.lib.Watched(script.GPU, 0, 53); ok {
+		t.Error("the serial number is watched, and nobody asked")
 	}
 }

@@ -74,6 +74,52 @@ func TestMIGDevices(t *testing.T) {
 	}
 }
 
+// DCGM's names of profiles have no attributes; the driver's number of the profile tells them.
+func TestAttributesOfProfiles(t *testing.T) {
+	b := fresh(t)
+	b.gpus(1)
+	want := map[health.DeviceID]string{}
+	var id uint
+	for _, c := range []struct {
+		profile, slices uint
+		name, want      string
+	}{
+		{19, 1, "1g.10gb", "1g.10gb"},
+		{20, 1, "1g.10gb", "1g.10gb+me"},
+		{20, 1, "1g.10gb+me", "1g.10gb+me"}, // a DCGM that knows it
+		{20, 2, "2g.20gb", "2g.20gb"},       // the number has another meaning there
+		{21, 1, "1g.24gb", "1g.24gb+me"},
+		{6, 2, "2g.12gb", "2g.12gb+me"},
+		{47, 1, "1g.24gb", "1g.24gb+gfx"},
+		{35, 2, "1c.2g.48gb", "1c.2g.48gb+gfx"},
+		{32, 4, "4g.96gb", "4g.96gb+gfx"},
+		{65, 1, "1g.24gb", "1g.24gb+me.all"},
+		{64, 2, "2g.48gb", "2g.48gb+me.all"},
+		{67, 1, "1g.24gb", "1g.24gb-me"},
+		{66, 2, "2g.48gb", "2g.48gb-me"},
+		{0, 7, "7g.80gb", "7g.80gb"},
+		{99, 1, "1g.10gb", "1g.10gb"},
+		{4294967295, 0, "", ""},
+	} {
+		b.mig(0, map[uint][]uint{id: {id}})
+		b.lib.Profile(script.GI, id, c.profile, c.slices)
+		b.lib.Profile(script.CI, id, 20, 1) // one of compute instances, which are numbered otherwise
+		b.lib.Text(script.CI, id, 50, c.name, 0, b.clock.now())
+		want[migID(id)] = c.want
+		id++
+	}
+	b.open(config())
+	_, r := b.poll()
+	for _, d := range r.Devices[1:] {
+		if d.Profile != want[d.ID] {
+			t.Errorf("%s: profile %q, want %q", d.ID, d.Profile, want[d.ID])
+		}
+	}
+	if len(r.Devices) != len(want)+1 {
+		t.Errorf("%d devices, want %d", len(r.Devices), len(want)+1)
+	}
+}
+
 func TestPartitionedAnew(t *testing.T) {
 	b := fresh(t)
 	b.gpus(1)

@@ -213,7 +213,7 @@ func (s *session) rebuild(ctx context.Context, t topology) error {
 	s.topology, s.dirty, s.since, s.builtAt = t, false, time.Time{}, s.now()
 	s.unsupported = map[dcgm.Short][]uint{}
 	s.own(found)
-	if s.policy == nil && len(w.gpus) > 0 && has("dcgmPolicyRegister_v2") {
+	if s.policy == nil && len(w.gpus) > 0 && !s.cfg.survey && has("dcgmPolicyRegister_v2") {
 		if s.policy, err = listen(ctx, s.called); err != nil {
 			s.log.Warn("DCGM does not call back on XIDs; they are seen at the next poll", zap.Error(err))
 		}

@@ -46,6 +46,9 @@ type watches struct {
 	computeFields []dcgm.Short // of compute instances, at a full poll
 	lightFields   []dcgm.Short // of GPUs, at every poll
 
+	inventoryFields []dcgm.Short // of GPUs, when the inventory is read
+	texts           []dcgm.Short // those among them that are asked for as they are
+
 	gpuGroup  group // GPUs: health and metrics
 	all       group // GPUs and instances: inventory and XIDs
 	xidFields fieldGroup
@@ -113,10 +116,11 @@ func (s *session) watch(t topology, status map[uint]dcgm.EntityStatus) (w *watch
 }
 
 func (s *session) watchFields(w *watches, t topology) (err error) {
-	judged, metrics, err := s.fields()
+	c, err := s.fields()
 	if err != nil {
 		return err
 	}
+	judged, metrics := c.judged, c.metrics
 	profiling := slices.DeleteFunc(slices.Clone(metrics), func(f dcgm.Short) bool { return !isProfiling(f) })
 	metrics = slices.DeleteFunc(metrics, isProfiling)
 	w.lightFields = slices.Concat(judged, []dcgm.Short{fieldXID})
@@ -124,6 +128,11 @@ func (s *session) watchFields(w *watches, t topology) (err error) {
 	w.computeFields = slices.Concat([]dcgm.Short{fieldXID}, perInstance(metrics))
 
 	if _, err = s.watchGroup(w, "inventory", w.all, inventoryFields(), inventoryEvery, 0, keepLatest); err != nil {
+		return err
+	}
+	w.texts, w.inventoryFields = c.texts, union(inventoryFields(), c.texts)
+	own := w.inventoryFields[len(inventoryFields()):] // a field is watched once: one client's watches are not counted
+	if _, err = s.watchGroup(w, "texts", w.gpuGroup, own, inventoryEvery, 0, keepLatest); err != nil {
 		return err
 	}
 	if w.xidFields, err = s.watchGroup(w, "xids", w.all, []dcgm.Short{fieldXID}, healthEvery, keepXIDs, 0); err != nil {

@@ -18,7 +18,7 @@ import (
 
 // Config is the `source.sim` section of the configuration.
 type Config struct {
-	Profile  string        `yaml:"profile"`  // h100-8, a100-8, h100-8-mig, l4-1, none
+	Profile  string        `yaml:"profile"`  // h100-8, a100-8, h100-8-mig, v100-16, l4-1, none
 	Seed     int64         `yaml:"seed"`     // the same seed gives the same devices and readings
 	Loop     time.Duration `yaml:"loop"`     // length of the scenario, which then starts anew; 0: it runs once
 	Scenario []Event       `yaml:"scenario"` // in any order; At tells

@@ -58,7 +58,7 @@ func TestValidateNamesTheKeyAndWhatIsRight(t *testing.T) {
 		want []string // the whole lines
 	}{
 		{"profile", Config{Profile: "h200-8"}, []string{
-			`profile: "h200-8" is not known; use one of h100-8, a100-8, h100-8-mig, l4-1, none`,
+			`profile: "h200-8" is not known; use one of h100-8, a100-8, h100-8-mig, v100-16, l4-1, none`,
 		}},
 		{"gpu of eight", Config{Profile: "h100-8", Scenario: []Event{ok(0), ok(0), ok(0), {GPU: &gpu9, XID: ok(0).XID}}}, []string{
 			`scenario[3].gpu: 9 is not a GPU of profile h100-8, which has 0 to 7`,
@@ -80,12 +80,12 @@ func TestValidateNamesTheKeyAndWhatIsRight(t *testing.T) {
 			`loop: -1m0s is too short; use 0 to run once, or 100ms and more`,
 		}},
 		{"no effect", Config{Profile: "h100-8", Scenario: []Event{{}}}, []string{
-			`scenario[0]: nothing would happen; say at least one of xid, lost, recoveryAction, rowRemapPending, temperature, source`,
+			`scenario[0]: nothing would happen; say at least one of xid, lost, recoveryAction, rowRemapPending, temperature, mig, times, source`,
 		}},
 		{"words", Config{Profile: "h100-8", Scenario: []Event{{GPU: ok(0).GPU, RecoveryAction: &bad, Source: &bad, XID: &xid0}}}, []string{
 			`scenario[0].xid: 0 is not an XID; use 1 to 999`,
 			`scenario[0].recoveryAction: "explode" is not known; use one of none, reset, reboot, drainP2P, drainAndReset`,
-			`scenario[0].source: "explode" is not known; use one of up, down, stalled`,
+			`scenario[0].source: "explode" is not known; use one of up, down, stalled, blind`,
 		}},
 		{"no gpu", Config{Profile: "h100-8", Scenario: []Event{{XID: ok(0).XID}}}, []string{
 			`scenario[0].gpu: is missing; say which GPU this happens to`,
@@ -94,7 +94,7 @@ func TestValidateNamesTheKeyAndWhatIsRight(t *testing.T) {
 			`scenario[0].gpu: nothing happens to GPU 0; leave it out, or say what does`,
 		}},
 		{"all at once", Config{Profile: "x", Loop: 1, Control: "/" + strings.Repeat("d", 200)}, []string{
-			`profile: "x" is not known; use one of h100-8, a100-8, h100-8-mig, l4-1, none`,
+			`profile: "x" is not known; use one of h100-8, a100-8, h100-8-mig, v100-16, l4-1, none`,
 			`loop: 1ns is too short; use 0 to run once, or 100ms and more`,
 			`control: the path is 94 bytes too long for a unix socket; use a shorter one`,
 		}},

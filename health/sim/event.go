@@ -24,13 +24,16 @@ type Event struct {
 	RecoveryAction  *string       `yaml:"recoveryAction,omitempty" json:"recoveryAction,omitempty"`   // none, reset, reboot, drainP2P, drainAndReset
 	RowRemapPending *bool         `yaml:"rowRemapPending,omitempty" json:"rowRemapPending,omitempty"` // rows wait for a reset to be remapped
 	Temperature     *float64      `yaml:"temperature,omitempty" json:"temperature,omitempty"`         // °C, held; 0: the simulated one again
-	Source          *string       `yaml:"source,omitempty" json:"source,omitempty"`                   // up, down, stalled
+	MIG             *string       `yaml:"mig,omitempty" json:"mig,omitempty"`                         // off, sevenths, balanced: partitioned anew
+	Times           *int          `yaml:"times,omitempty" json:"times,omitempty"`                     // with xid: so often at once
+	Source          *string       `yaml:"source,omitempty" json:"source,omitempty"`                   // up, down, stalled, blind
 }
 
 // The bounds of what an event may say.
 const (
 	maxXID         = 999 // NVIDIA's catalogue ends at 173 (Xid Errors, r580); this leaves it room
 	maxTemperature = 200 // °C; a GPU shuts down long before
+	maxTimes       = 1_000_000
 )
 
 // The words of Event.Source.
@@ -38,9 +41,10 @@ const (
 	sourceUp      = "up"
 	sourceDown    = "down"    // calls fail at once, as with a dead host engine
 	sourceStalled = "stalled" // calls do not return, as with a hung driver
+	sourceBlind   = "blind"   // calls return and tell nothing, as with DCGM after an XID 119
 )
 
-func sourceWords() []string { return []string{sourceUp, sourceDown, sourceStalled} }
+func sourceWords() []string { return []string{sourceUp, sourceDown, sourceStalled, sourceBlind} }
 
 // recoveryWords are the words of Event.RecoveryAction; the index is the health.RecoveryAction.
 func recoveryWords() []string {
@@ -65,7 +69,8 @@ func (f fault) Error() string {
 
 // touchesGPU reports whether the event has an effect on a GPU.
 func (e Event) touchesGPU() bool {
-	return e.XID != nil || e.Lost != nil || e.RecoveryAction != nil || e.RowRemapPending != nil || e.Temperature != nil
+	return e.XID != nil || e.Lost != nil || e.RecoveryAction != nil || e.RowRemapPending != nil || e.Temperature != nil ||
+		e.MIG != nil || e.Times != nil
 }
 
 // faults are those that need no knowledge of the machine; e.misses has the others.
@@ -84,6 +89,15 @@ func (e Event) faults() []fault {
 	if e.XID != nil && (*e.XID < 1 || *e.XID > maxXID) {
 		add("xid", "%d is not an XID; use 1 to %d", *e.XID, maxXID)
 	}
+	switch {
+	case e.Times != nil && e.XID == nil:
+		add("times", "is for xid; say which")
+	case e.Times != nil && (*e.Times < 1 || *e.Times > maxTimes):
+		add("times", "%d is not how often; use 1 to %d", *e.Times, maxTimes)
+	}
+	if e.MIG != nil && !slices.Contains(migWords(), *e.MIG) {
+		add("mig", "%q is not known; use one of %s", *e.MIG, strings.Join(migWords(), ", "))
+	}
 	if e.RecoveryAction != nil && !slices.Contains(recoveryWords(), *e.RecoveryAction) {
 		add("recoveryAction", "%q is not known; use one of %s", *e.RecoveryAction, strings.Join(recoveryWords(), ", "))
 	}
@@ -101,6 +115,8 @@ func (e Event) faults() []fault {
 func (e Event) misses(p profile) []fault {
 	n := len(p.pci)
 	switch {
+	case e.GPU != nil && *e.GPU >= 0 && *e.GPU < n && e.MIG != nil && !p.layouts:
+		return []fault{{"mig", fmt.Sprintf("the GPUs of profile %s are not partitioned here; use h100-8 or h100-8-mig", p.name)}}
 	case e.GPU == nil || (*e.GPU >= 0 && *e.GPU < n):
 		return nil
 	case n == 0:
@@ -138,6 +154,12 @@ func (e Event) logFields() []zap.Field {
 	if e.Temperature != nil {
 		out = append(out, zap.Float64("temperature", *e.Temperature))
 	}
+	if e.MIG != nil {
+		out = append(out, zap.String("mig", *e.MIG))
+	}
+	if e.Times != nil {
+		out = append(out, zap.Int("times", *e.Times))
+	}
 	if e.Source != nil {
 		out = append(out, zap.String("source", *e.Source))
 	}
@@ -145,7 +167,7 @@ func (e Event) logFields() []zap.Field {
 }
 
 func effectKeys() []string {
-	return []string{"xid", "lost", "recoveryAction", "rowRemapPending", "temperature", "source"}
+	return []string{"xid", "lost", "recoveryAction", "rowRemapPending", "temperature", "mig", "times", "source"}
 }
 
 func quote(s string) string {

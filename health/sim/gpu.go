@@ -15,14 +15,14 @@ type gpu struct {
 	boot   float64 // mJ used before the source was opened
 	warmth float64 // °C that this one differs from the model
 
-	lastXID int          // 0: none yet
-	pending []health.XID // not delivered yet, oldest first
+	lastXID int // 0: none yet
+	pending reports
 }
 
 func newGPU(p profile, index, device int, devices []health.Device) gpu {
 	g := gpu{model: p.model, device: device}
 	room := func(total int) float64 { return float64(total) * 0.97 } // jobs leave a little free
-	if p.mig == nil {
+	if !p.partitioned(index) {
 		g.loads = []load{newLoad(seedOf(devices[device].ID), 1, room(g.model.total-g.model.reserved))}
 	} else {
 		g.slices = p.mig[index]
@@ -43,6 +43,7 @@ type conditions struct {
 	recovery    *health.RecoveryAction
 	remap       *bool
 	temperature *float64 // °C; 0: simulated
+	mig         *string
 }
 
 // over lays c over what is below it.
@@ -52,6 +53,7 @@ func (c conditions) over(below conditions) conditions {
 		recovery:    first(c.recovery, below.recovery),
 		remap:       first(c.remap, below.remap),
 		temperature: first(c.temperature, below.temperature),
+		mig:         first(c.mig, below.mig),
 	}
 }
 
@@ -112,7 +114,7 @@ func (g *gpu) values(t float64, c conditions, to []map[health.Field]float64) []m
 
 	span := m.maxPower - m.restPower
 	v[health.FieldPower] = milli(min(m.maxPower, (m.restPower+span*all.fast)*(1+0.01*noise(11))))
-	v[health.FieldEnergy] = g.boot + math.Floor(1000*(m.restPower*t+span*work))
+	v[health.FieldEnergy] = g.used(t, work)
 
 	temp := m.restTemp + g.warmth + (m.maxTemp-m.restTemp)*all.slow
 	if pinned := is(c.temperature); pinned != 0 {
@@ -146,6 +148,21 @@ func (g *gpu) values(t float64, c conditions, to []map[health.Field]float64) []m
 		v[health.FieldXID] = float64(g.lastXID)
 	}
 	return to
+}
+
+// used is the energy in mJ until t, with so much work done.
+func (g *gpu) used(t, work float64) float64 {
+	return g.boot + math.Floor(1000*(g.model.restPower*t+(g.model.maxPower-g.model.restPower)*work))
+}
+
+// energy is the same for whoever does not know the work.
+func (g *gpu) energy(t float64) float64 {
+	work := 0.0
+	for i := range g.loads {
+		l := &g.loads[i]
+		work += l.share * l.work(t, l.at(t).fast)
+	}
+	return g.used(t, work)
 }
 
 // framebuffer sets the four sizes, in whole MiB that add up.

@@ -81,6 +81,10 @@ func (e *Event) set(key string, value *yaml.Node) error {
 		return decode(key, "true or false", value, &e.RowRemapPending, "!!bool")
 	case "temperature":
 		return decode(key, "a number of °C", value, &e.Temperature, "!!int", "!!float")
+	case "mig":
+		return decode(key, "one of "+strings.Join(migWords(), ", "), value, &e.MIG, "!!str")
+	case "times":
+		return decode(key, "a whole number", value, &e.Times, "!!int")
 	case "source":
 		return decode(key, "one of "+strings.Join(sourceWords(), ", "), value, &e.Source, "!!str")
 	case "at":

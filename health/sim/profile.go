@@ -31,6 +31,8 @@ type profile struct {
 	near  health.Path // between two GPUs of one NUMA node; all others are PathSystem
 	links int         // NVLinks from any GPU to any other
 	mig   [][]slice   // how each GPU is partitioned; nil: MIG is off
+
+	layouts bool // sevenths and balanced fit its GPUs
 }
 
 // slice is a MIG device: a GPU instance with one compute instance, 0.
@@ -72,6 +74,16 @@ func l4() model {
 	}
 }
 
+// v100: Tesla V100-SXM3-32GB: 350 W, 1597 MHz (DGX-2 datasheet); clocks at rest and of the memory from nvidia-smi.
+func v100() model {
+	return model{
+		name: "Tesla V100-SXM3-32GB", total: 32768, reserved: 258,
+		restPower: 50, maxPower: 350, restTemp: 33, maxTemp: 62, memTempOver: 2,
+		restSM: 135, lowSM: 1290, topSM: 1597, restMem: 958, topMem: 958,
+		nvlinkRate: 60 << 20,
+	}
+}
+
 // profiles returns the machines.
 //
 // h100-8 is a DGX H100: bus ids, NUMA nodes, NV18 between all, and NODE over PCIe within a socket, as
@@ -83,16 +95,19 @@ func l4() model {
 // h100-8-mig is the first machine partitioned: six GPUs in seven, two with the mix that mig-parted calls
 // all-balanced. No GPU reaches another over NVLink then (MIG user guide, "no GPU to GPU P2P").
 //
+// v100-16 is a DGX-2: sixteen GPUs behind NVSwitches, NV6 between all, eight at each socket (DGX-2 user guide;
+// nvidia-smi topo -m).
+//
 // l4-1 is a cloud instance of one L4 (g2-standard on Google Cloud: bus 00:03.0).
 func profiles() []profile {
 	dgxH100 := profile{
 		name: "h100-8", model: h100(),
 		pci:  []string{"1B:00.0", "43:00.0", "52:00.0", "61:00.0", "9D:00.0", "C3:00.0", "D1:00.0", "DF:00.0"},
 		numa: []int{0, 0, 0, 0, 1, 1, 1, 1},
-		near: health.PathNode, links: 18,
+		near: health.PathNode, links: 18, layouts: true,
 	}
 	mig := dgxH100
-	mig.name, mig.links = "h100-8-mig", 0
+	mig.name = "h100-8-mig"
 	mig.mig = [][]slice{sevenths(), sevenths(), sevenths(), sevenths(), sevenths(), sevenths(), balanced(), balanced()}
 
 	return []profile{
@@ -104,6 +119,15 @@ func profiles() []profile {
 			near: health.PathMultiSwitch, links: 12,
 		},
 		mig,
+		{
+			name: "v100-16", model: v100(),
+			pci: []string{
+				"34:00.0", "36:00.0", "39:00.0", "3B:00.0", "57:00.0", "59:00.0", "5C:00.0", "5E:00.0",
+				"B7:00.0", "B9:00.0", "BC:00.0", "BE:00.0", "E0:00.0", "E2:00.0", "E5:00.0", "E7:00.0",
+			},
+			numa: []int{0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1},
+			near: health.PathNode, links: 6,
+		},
 		{name: "l4-1", model: l4(), pci: []string{"00:03.0"}, numa: []int{0}},
 		{name: "none"},
 	}
@@ -147,8 +171,9 @@ func (p profile) devices(seed int64) []health.Device {
 		d := health.Device{
 			ID: p.uuid("GPU", seed, i, 0), Kind: health.KindGPU, Index: i, Minor: i, NUMA: []int{p.numa[i]},
 			Model: p.model.name, PCI: "00000000:" + bus, Memory: mib(p.model.total),
-			MIGMode: p.mig != nil, GI: -1, CI: -1,
+			MIGMode: p.partitioned(i), GI: -1, CI: -1,
 		}
+		d.Texts = p.model.texts(d.ID)
 		for peer := range p.pci {
 			if peer == i {
 				continue
@@ -157,10 +182,14 @@ func (p profile) devices(seed int64) []health.Device {
 			if p.numa[peer] == p.numa[i] {
 				path = p.near
 			}
-			d.Links = append(d.Links, health.Link{Peer: p.uuid("GPU", seed, peer, 0), NVLinks: p.links, Path: path})
+			links := p.links
+			if p.partitioned(i) || p.partitioned(peer) {
+				links = 0
+			}
+			d.Links = append(d.Links, health.Link{Peer: p.uuid("GPU", seed, peer, 0), NVLinks: links, Path: path})
 		}
 		out = append(out, d)
-		if p.mig == nil {
+		if !p.partitioned(i) {
 			continue
 		}
 		for _, s := range p.mig[i] {

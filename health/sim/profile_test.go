@@ -49,6 +49,12 @@ func TestProfiles(t *testing.T) {
 			[]int{0, 0, 0, 0, 1, 1, 1, 1},
 			0, health.PathNode,
 		},
+		{
+			"v100-16", 16, 0, "Tesla V100-SXM3-32GB", 32768,
+			[]string{"34", "36", "39", "3B", "57", "59", "5C", "5E", "B7", "B9", "BC", "BE", "E0", "E2", "E5", "E7"},
+			[]int{0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1},
+			6, health.PathNode,
+		},
 		{"l4-1", 1, 0, "NVIDIA L4", 23034, []string{"00"}, []int{0}, 0, 0},
 		{"none", 0, 0, "", 0, nil, nil, 0, 0},
 	}
@@ -91,8 +97,9 @@ func TestProfiles(t *testing.T) {
 				if l := gpus[0].Links[0]; l.Peer != gpus[1].ID || l.Path != tt.zeroToOne {
 					t.Errorf("GPU 0 reaches the first peer by %+v; want %v to GPU 1", l, tt.zeroToOne)
 				}
-				if l := gpus[0].Links[6]; l.Peer != gpus[7].ID || l.Path != health.PathSystem {
-					t.Errorf("GPU 0 reaches the last peer by %+v; want SYS to GPU 7", l)
+				last := tt.gpus - 1
+				if l := gpus[0].Links[last-1]; l.Peer != gpus[last].ID || l.Path != health.PathSystem {
+					t.Errorf("GPU 0 reaches the last peer by %+v; want SYS to GPU %d", l, last)
 				}
 			}
 		})

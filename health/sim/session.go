@@ -19,7 +19,7 @@ type session struct {
 
 // Poll measures every device as it is now. It fails at once if the source is down or was since Open. While
 // the source is stalled it waits for the end of that, of the session, or of ctx. The XIDs of a reading are
-// in no other one, whichever session asks.
+// in no other one, whichever session asks. While the source is blind a reading tells nothing of any device.
 func (ses *session) Poll(ctx context.Context) (*health.Reading, error) {
 	s := ses.source
 	s.mu.Lock()
@@ -61,14 +61,18 @@ func (s *Source) reading(now time.Time) *health.Reading {
 		samples = make([]health.Sample, 0, len(s.devices))
 		values  = make([]map[health.Field]float64, 0, len(s.devices))
 		t       = now.Sub(s.start).Seconds()
+		more    bool
 	)
 	for i := range s.gpus {
 		g := &s.gpus[i]
 		c := s.control.gpus[i].over(s.scenario.gpus[i])
 		presence := health.Present
-		if is(c.lost) {
+		switch {
+		case s.state == sourceBlind:
+			presence = health.PresenceUnknown
+		case is(c.lost):
 			presence = health.Lost
-		} else {
+		default:
 			values = g.values(t, c, values[:0])
 		}
 		for n := range 1 + len(g.slices) {
@@ -76,16 +80,19 @@ func (s *Source) reading(now time.Time) *health.Reading {
 			if presence == health.Present {
 				sample.Values = values[n]
 			}
-			if n == 0 {
-				sample.XIDs, g.pending = g.pending, nil
+			if n == 0 && s.state != sourceBlind {
+				sample.XIDs, g.pending = g.pending.take()
+				more = more || len(g.pending) > 0
 			}
 			samples = append(samples, sample)
 		}
 	}
+	if more {
+		s.wakeAll()
+	}
 	return &health.Reading{
-		Devices: s.devices,
-		Samples: samples,
-		// A driver and CUDA of 2025's production branch, as `nvidia-smi` prints them.
-		Versions: health.Versions{Driver: "580.95.05", CUDA: "13.0", DCGM: "sim"},
+		Devices:  s.devices,
+		Samples:  samples,
+		Versions: health.Versions{Driver: driverVersion, CUDA: "13.0", DCGM: "sim"},
 	}
 }

@@ -10,17 +10,79 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-func TestXIDsThatNobodyPollsAreBounded(t *testing.T) {
+func TestXIDsThatNobodyPollsAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := DefaultConfig()
 		cfg.Loop = time.Second
 		cfg.Scenario = []Event{ev(t, 0, `{gpu: 0, xid: 13}`)}
-		ses := open(t, newSource(t, cfg))
-		start := time.Now()
-		pass(2 * maxPending * time.Second)
-		got := stamps(start, sampleOf(t, poll(t, ses), 0).XIDs)
-		if len(got) != maxPending || got[len(got)-1].at != 2*maxPending*time.Second {
-			t.Errorf("%d XIDs, the last %v; want the newest %d", len(got), got[len(got)-1], maxPending)
+		src := newSource(t, cfg)
+		ses := open(t, src)
+		pass(3*maxPending*time.Second - time.Millisecond)
+		if err := src.inject(ev(t, 0, `{gpu: 0, xid: 31}`)); err != nil {
+			t.Fatal(err)
+		}
+		if n := len(src.gpus[0].pending); n > maxPending+1 {
+			t.Errorf("%d entries wait; want %d", n, maxPending+1)
+		}
+		counts := map[int]int{}
+		var last health.XID
+		for woken(ses) {
+			for _, x := range sampleOf(t, poll(t, ses), 0).XIDs {
+				if x.At.Before(last.At) {
+					t.Fatalf("%v comes after %v", x, last)
+				}
+				counts[x.Code]++
+				last = x
+			}
+		}
+		if counts[13] != 3*maxPending || counts[31] != 1 || last.Code != 31 {
+			t.Errorf("%v, the last %d; want %d of 13, and the last 31", counts, last.Code, 3*maxPending)
+		}
+	})
+}
+
+// TestFlood: a reading has so many, and the rest comes at once.
+func TestFlood(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := newSource(t, DefaultConfig())
+		ses := open(t, src)
+		if err := src.inject(ev(t, 0, `{gpu: 2, xid: 31, times: 10000}`)); err != nil {
+			t.Fatal(err)
+		}
+		var polls, n int
+		for ; woken(ses); polls++ {
+			got := len(sampleOf(t, poll(t, ses), 2).XIDs)
+			if got > maxTaken {
+				t.Errorf("%d XIDs in one reading", got)
+			}
+			n += got
+		}
+		if n != 10000 || polls != 10 {
+			t.Errorf("%d XIDs in %d polls; want 10000 in 10", n, polls)
+		}
+	})
+}
+
+// TestSourceBlind: what it does not tell, it tells when it sees again.
+func TestSourceBlind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := newSource(t, DefaultConfig())
+		ses := open(t, src)
+		for _, text := range []string{`{source: blind}`, `{gpu: 1, xid: 48, lost: true}`} {
+			if err := src.inject(ev(t, 0, text)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, s := range poll(t, ses).Samples {
+			if s.Presence != health.PresenceUnknown || len(s.Values) != 0 || len(s.XIDs) != 0 {
+				t.Errorf("blind: %+v", s)
+			}
+		}
+		if err := src.inject(ev(t, 0, `{source: up}`)); err != nil {
+			t.Fatal(err)
+		}
+		if s := sampleOf(t, poll(t, ses), 1); s.Presence != health.Lost || len(s.XIDs) != 1 {
+			t.Errorf("it sees again: %+v", s)
 		}
 	})
 }

@@ -19,27 +19,25 @@ var (
 	errClosed = errors.New("the session is closed")
 )
 
-// maxPending bounds the XIDs that wait for somebody to poll, for each GPU; the oldest go first.
-const maxPending = 1000
-
 // Source is a simulated machine. Its clock starts with the first Open and is not stopped by anything.
 type Source struct {
 	cfg     Config
 	events  []Event // the scenario by time
 	profile profile
-	devices []health.Device // handed out with every reading, never modified
 	log     *zap.Logger
 
-	mu       sync.Mutex    // guards everything below
-	gpus     []gpu         // by index
-	start    time.Time     // of the first Open; zero before it
-	lap      time.Duration // start of the loop that we are in
-	next     int           // first of the events that is still to come in this loop
-	scenario layer         // what the scenario has done in this loop
-	control  layer         // what a person has done
-	state    string        // sourceUp, sourceDown or sourceStalled: what the layers come to
-	falls    uint64        // how often it went down; a session from before the last fall is dead
-	changed  chan struct{} // closed when state changes
+	mu       sync.Mutex      // guards everything below
+	gpus     []gpu           // by index
+	devices  []health.Device // handed out with every reading, never modified
+	words    []string        // how each GPU is partitioned, "" as in the profile
+	start    time.Time       // of the first Open; zero before it
+	lap      time.Duration   // start of the loop that we are in
+	next     int             // first of the events that is still to come in this loop
+	scenario layer           // what the scenario has done in this loop
+	control  layer           // what a person has done
+	state    string          // one of sourceWords: what the layers come to
+	falls    uint64          // how often it went down; a session from before the last fall is dead
+	changed  chan struct{}   // closed when state changes
 	sessions map[*session]struct{}
 	users    int         // sessions, and calls of Open that wait; without any the timer rests
 	timer    *time.Timer // for the next event; nil before the first use
@@ -63,7 +61,7 @@ func New(cfg Config, log *zap.Logger) (*Source, error) {
 	p, _ := profileNamed(cfg.Profile)
 	s := &Source{
 		cfg: cfg, profile: p, log: log, devices: p.devices(cfg.Seed), events: slices.Clone(cfg.Scenario),
-		state: sourceUp, changed: make(chan struct{}), sessions: map[*session]struct{}{},
+		words: make([]string, len(p.pci)), state: sourceUp, changed: make(chan struct{}), sessions: map[*session]struct{}{},
 		scenario: layer{gpus: make([]conditions, len(p.pci))},
 		control:  layer{gpus: make([]conditions, len(p.pci))},
 	}
@@ -111,7 +109,7 @@ func (s *Source) awaitUp(ctx context.Context, ses *session) error {
 			return errDown
 		case ctx.Err() != nil:
 			return fmt.Errorf("the simulated source was not asked: %w", context.Cause(ctx))
-		case s.state == sourceUp:
+		case s.state != sourceStalled:
 			return nil
 		}
 		changed := s.changed
@@ -165,6 +163,7 @@ func (s *Source) advance(now time.Time) {
 		s.lap, s.next = at, 0
 		s.scenario.source = ""
 		clear(s.scenario.gpus)
+		s.partition(s.start.Add(at))
 		s.settle()
 	}
 	if moved {
@@ -220,15 +219,16 @@ func (s *Source) apply(e Event, to *layer, from string, at time.Time) {
 		c.lost = first(e.Lost, c.lost)
 		c.remap = first(e.RowRemapPending, c.remap)
 		c.temperature = first(e.Temperature, c.temperature)
+		c.mig = first(e.MIG, c.mig)
 		if e.RecoveryAction != nil {
 			action := health.RecoveryAction(slices.Index(recoveryWords(), *e.RecoveryAction))
 			c.recovery = &action
 		}
 		if e.XID != nil {
 			g.lastXID = *e.XID
-			g.pending = append(g.pending, health.XID{Code: *e.XID, At: at})
-			g.pending = g.pending[max(0, len(g.pending)-maxPending):]
+			g.pending = g.pending.add(report{code: *e.XID, times: is(first(e.Times, new(1))), at: at})
 		}
+		s.partition(at) // last: it makes other gpus
 	}
 	s.log.Info("simulated event", fields...)
 	if e.Source != nil {

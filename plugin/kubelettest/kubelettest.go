@@ -36,6 +36,7 @@ type Kubelet struct {
 	clients map[string]*client // by resource; the newest registration
 	all     map[*client]struct{}
 	fault   Fault
+	heard   func(resource string, registration int, devices []Device)
 	named   int // pods that were given a name
 }
 
@@ -147,6 +148,14 @@ func (k *Kubelet) SetFault(f Fault) {
 	k.fault = f
 }
 
+// Hear has f told of every list that a plugin sends from now on, none left out, and on the stream of which
+// registration of the resource, counted anew by each kubelet. f must not call the kubelet and not change the devices.
+func (k *Kubelet) Hear(f func(resource string, registration int, devices []Device)) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.heard = f
+}
+
 // Drop closes the connection to the plugin of a resource, as the kubelet does when it has lost track of
 // a registration. kubelet.sock stays as it is.
 func (k *Kubelet) Drop(resource string) {
@@ -215,12 +224,13 @@ func (g registration) Register(ctx context.Context, req *pluginapi.RegisterReque
 		r.Endpoint, r.Preferred, r.Connected = req.GetEndpoint(), opts.GetGetPreferredAllocationAvailable(), true
 		r.Registrations++
 	})
-	k.serving.Go(func() { k.follow(context.WithoutCancel(ctx), name, c) })
+	registration := k.state.Load().Resources[name].Registrations
+	k.serving.Go(func() { k.follow(context.WithoutCancel(ctx), name, registration, c) })
 	return &pluginapi.Empty{}, nil
 }
 
 // follow follows a plugin's list until its stream ends.
-func (k *Kubelet) follow(ctx context.Context, name string, c *client) {
+func (k *Kubelet) follow(ctx context.Context, name string, registration int, c *client) {
 	c.list(ctx, func(devices []Device) {
 		k.mu.Lock()
 		defer k.mu.Unlock()
@@ -228,6 +238,9 @@ func (k *Kubelet) follow(ctx context.Context, name string, c *client) {
 			r.Devices = devices
 			r.Messages++
 		})
+		if k.heard != nil {
+			k.heard(name, registration, devices)
+		}
 	})
 	c.close()
 	k.mu.Lock()

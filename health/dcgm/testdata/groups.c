@@ -117,7 +117,8 @@ EXPORT dcgmReturn_t dcgmUpdateAllFields(dcgmHandle_t handle, int wait) {
 // What dcgm_fields.cpp says of the fields that the tests use.
 static int type_of(unsigned short field) {
     switch (field) {
-        case 1: case 50: case 54: case 57: return DCGM_FT_STRING;
+        case 1: case 2: case 50: case 51: case 53: case 54: case 57: case 85: return DCGM_FT_STRING;
+        case 515: return DCGM_FT_BINARY;
         case 155: case 1001: case 1002: case 1003: return DCGM_FT_DOUBLE;
         default: return DCGM_FT_INT64;
     }
@@ -125,7 +126,7 @@ static int type_of(unsigned short field) {
 
 static dcgm_field_entity_group_t level_of(unsigned short field) {
     switch (field) {
-        case 1: case 5: return DCGM_FE_NONE;
+        case 1: case 2: case 5: return DCGM_FE_NONE;
         case 50: case 54: case 1001: case 1002: case 1003: return DCGM_FE_GPU_CI;
         case 250: case 251: case 252: case 253: return DCGM_FE_GPU_I;
         default: return DCGM_FE_GPU;

@@ -178,6 +178,8 @@ EXPORT dcgmReturn_t dcgmGetGpuInstanceHierarchy(dcgmHandle_t handle, dcgmMigHier
             in->parent.entityId = e->parent;
             in->info.nvmlInstanceId = e->gi;
             in->info.nvmlComputeInstanceId = e->ci;
+            in->info.nvmlMigProfileId = e->profile;
+            in->info.nvmlProfileSlices = e->slices;
             snprintf(in->info.gpuUuid, sizeof(in->info.gpuUuid), "%s", e->gpu);
         }
     return leave(DCGM_ST_OK);

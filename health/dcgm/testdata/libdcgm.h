@@ -33,7 +33,7 @@ typedef struct {
     int kind, status;
     unsigned id;
     int in_hierarchy, parent_kind;
-    unsigned parent, gi, ci;
+    unsigned parent, gi, ci, profile, slices;
     char gpu[128];
     int values;
     value_t value[MAX_VALUES];

@@ -90,6 +90,16 @@ static void instance(int kind, unsigned id, int parentKind, unsigned parent, con
     unlock();
 }
 
+static void profile(int kind, unsigned id, unsigned profile, unsigned slices) {
+    lock();
+    entity_t *e = find(kind, id);
+    if (e != NULL) {
+        e->profile = profile;
+        e->slices = slices;
+    }
+    unlock();
+}
+
 static void value(int kind, unsigned id, unsigned field, int type, int status, long long at, long long i, double d, const char *s) {
     lock();
     entity_t *e = find(kind, id);
@@ -250,7 +260,7 @@ static int handlers(unsigned long long *handler, int n) {
 }
 
 EXPORT script_table_t script_table = {
-    .reset = reset, .entity = entity, .drop = drop, .instance = instance, .value = value, .row = row,
+    .reset = reset, .entity = entity, .drop = drop, .instance = instance, .profile = profile, .value = value, .row = row,
     .link = link_, .incident = incident, .violate = violate, .silence = silence, .profiling = profiling,
     .blind = blind, .fail = fail, .hang = hang, .wait_hanging = wait_hanging, .release = release,
     .calls = calls, .left = now_left, .leaked = leaked, .initialized = initialized, .address = address,

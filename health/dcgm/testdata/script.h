@@ -9,6 +9,7 @@ typedef struct {
     void (*entity)(int kind, unsigned id, int status);      // there is one, in this state
     void (*drop)(int kind, unsigned id);                    // it is not there any more
     void (*instance)(int kind, unsigned id, int parentKind, unsigned parent, const char *gpu, unsigned gi, unsigned ci);
+    void (*profile)(int kind, unsigned id, unsigned profile, unsigned slices); // of an instance, as the driver numbers it
     void (*value)(int kind, unsigned id, unsigned field, int type, int status, long long at, long long i, double d, const char *s);
     void (*row)(int kind, unsigned id, int status, long long at, long long xid); // into the stream of field 230
     void (*link)(unsigned gpu, unsigned peer, unsigned long long path);

@@ -34,7 +34,7 @@ source:
     - {at: 5s, gpu: 3, xid: 79}
     - {at: 7s, gpu: 3, lost: true}
     - {at: 14s, gpu: 3, lost: false}
-    - {at: 19s, gpu: 1, recoveryAction: reset}
+    - {at: 19s, gpu: 1, xid: 95, recoveryAction: reset}
     - {at: 24s, gpu: 1, recoveryAction: none}
     - {at: 28s, gpu: 5, xid: 31}
     - {at: 28s, gpu: 2, rowRemapPending: true}

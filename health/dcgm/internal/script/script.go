@@ -19,6 +19,9 @@ static void drop(script_table_t *t, int kind, unsigned id) { t->drop(kind, id); 
 static void instance(script_table_t *t, int kind, unsigned id, int pkind, unsigned parent, char *gpu, unsigned gi, unsigned ci) {
 	t->instance(kind, id, pkind, parent, gpu, gi, ci);
 }
+static void profile(script_table_t *t, int kind, unsigned id, unsigned profile, unsigned slices) {
+	t->profile(kind, id, profile, slices);
+}
 static void value(script_table_t *t, int kind, unsigned id, unsigned field, int type, int status, long long at, long long i, double d, char *s) {
 	t->value(kind, id, field, type, status, at, i, d, s);
 }
@@ -100,6 +103,11 @@ func (l *Library) Instance(kind Kind, id uint, parentKind Kind, parent uint, gpu
 	with(gpu, func(gpu *C.char) {
 		C.instance(l.table, C.int(kind), C.uint(id), C.int(parentKind), C.uint(parent), gpu, C.uint(gi), C.uint(ci))
 	})
+}
+
+// Profile gives an instance the driver's number of its profile.
+func (l *Library) Profile(kind Kind, id, profile, slices uint) {
+	C.profile(l.table, C.int(kind), C.uint(id), C.uint(profile), C.uint(slices))
 }
 
 // Int sets a field's latest value.

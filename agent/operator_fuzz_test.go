@@ -1,0 +1,60 @@
+package agent
+
+import (
+	"encoding/json"
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// FuzzOperate says any line on the operator's socket. A line that is not understood, or names a device that is
+// not there, is refused in words; one that is taken means the same when it is said again as Go writes it.
+func FuzzOperate(f *testing.F) {
+	for _, line := range []string{
+		`{"clear":{"device":"GPU-1"}}`, `{"clear":{"device":"GPU-1","cause":"lost"}}`, `{"clear":{"device":"GPU-2","cause":"temperature"}}`,
+		`{"clear":{"device":"MIG-2-7","cause":"temperature"}}`, `{"clear":{"device":"GPU-0","cause":""}}`, `{"clear":{"device":"","cause":""}}`,
+		`{"clear":null}`, `{"clear":{}}`, `{}`, `null`, `[]`, `"clear"`, `{"clear":{"device":"GPU-1"},"clear":{"device":"GPU-2"}}`,
+		`{"CLEAR":{"DEVICE":"GPU-1"}}`, `{"clear":{"device":"GPU-1","all":true}}`, `{"clear":{"device":"GPU-1"}} {"clear":{"device":"GPU-2"}}`, `{"clear":{"device":"GPU-\u0031"}}`,
+		`{"clear":{"device":"GPU-1","cause":"\u0000"}}`, `{"clear":{"device":["GPU-1"]}}`, `{"clear":{"device":"GPU-1"}}x`,
+	} {
+		f.Add(line)
+	}
+	node := aNode().snapshot
+	f.Fuzz(func(t *testing.T, line string) {
+		a := knowing(nil)
+		a.monitor.Restore(node.Devices, true)
+		result, err := a.operate(line)
+		if err != nil {
+			if err.Error() == "" {
+				t.Error("refused without a word")
+			}
+			return
+		}
+		var q question
+		if err := json.Unmarshal([]byte(line), &q); err != nil || q.Clear == nil {
+			t.Fatalf("%q is no question, and the answer is %v", line, result)
+		}
+		at := slices.IndexFunc(node.Devices, func(d health.DeviceState) bool { return d.Device.ID == q.Clear.Device })
+		cleared, ok := result.(Cleared)
+		if at < 0 || !ok {
+			t.Fatalf("%q has cleared %v of nobody", line, result)
+		}
+		for _, cause := range cleared.Cleared {
+			stood := slices.ContainsFunc(node.Devices[at].Verdict.Findings, func(f health.Finding) bool { return f.Cause == cause && f.From == "" })
+			if !stood || q.Clear.Cause != "" && q.Clear.Cause != cause {
+				t.Errorf("%q has cleared %s", line, cause)
+			}
+		}
+		said, err := json.Marshal(q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again := knowing(nil)
+		again.monitor.Restore(node.Devices, true)
+		if second, err := again.operate(string(said)); err != nil || !reflect.DeepEqual(second, result) {
+			t.Errorf("%q gives %v, and %s gives %v, %v", line, result, said, second, err)
+		}
+	})
+}

@@ -1,0 +1,188 @@
+package podlabels
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// apiServer is as much of one as a follower sees.
+type apiServer struct {
+	*httptest.Server
+	t *testing.T
+
+	mu       sync.Mutex // guards all below
+	version  int
+	pods     map[pod]map[string]string
+	watching map[chan metav1.WatchEvent]bool
+	fail     func(http.ResponseWriter, *http.Request) bool // answers in its place, if it returns true
+	lists    int
+	asked    int
+}
+
+func newAPIServer(t *testing.T) *apiServer {
+	a := &apiServer{t: t, version: 1, pods: make(map[pod]map[string]string), watching: make(map[chan metav1.WatchEvent]bool)}
+	a.Server = httptest.NewServer(a)
+	t.Cleanup(func() {
+		a.CloseClientConnections()
+		a.Close() // waits for every request: one that is left would hang here
+	})
+	return a
+}
+
+func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	a.mu.Lock()
+	a.asked++
+	fail := a.fail
+	a.mu.Unlock()
+	if fail != nil && fail(w, r) {
+		return
+	}
+	q := r.URL.Query()
+	if r.Method != http.MethodGet || r.URL.Path != "/api/v1/pods" || q.Get("fieldSelector") != "spec.nodeName=node-1" ||
+		!strings.Contains(r.Header.Get("Accept"), "as=PartialObjectMetadata") || !strings.HasPrefix(r.UserAgent(), "gpu-node-agent") {
+		a.t.Errorf("asked for %s %s, Accept %s", r.Method, r.URL, r.Header.Get("Accept"))
+	}
+	w.Header().Set("Content-Type", "application/json")
+	if q.Get("watch") == "" {
+		a.list(w)
+	} else {
+		a.watch(w, r, q)
+	}
+}
+
+func (a *apiServer) list(w http.ResponseWriter) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.lists++
+	l := metav1.PartialObjectMetadataList{
+		TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadataList"},
+		ListMeta: metav1.ListMeta{ResourceVersion: fmt.Sprint(a.version)},
+	}
+	for name, labels := range a.pods {
+		l.Items = append(l.Items, a.object(name, labels))
+	}
+	if err := json.NewEncoder(w).Encode(l); err != nil {
+		a.t.Error(err)
+	}
+}
+
+func (a *apiServer) object(name pod, labels map[string]string) metav1.PartialObjectMetadata {
+	return metav1.PartialObjectMetadata{
+		TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadata"},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: name.namespace, Name: name.name, Labels: labels, UID: types.UID(name.name), ResourceVersion: fmt.Sprint(a.version),
+		},
+	}
+}
+
+func (a *apiServer) watch(w http.ResponseWriter, r *http.Request, q url.Values) {
+	events := make(chan metav1.WatchEvent, 100)
+	a.mu.Lock()
+	if q.Get("resourceVersion") != fmt.Sprint(a.version) { // the history is short
+		events <- event(a.t, "ERROR", expired())
+	}
+	a.watching[events] = true
+	a.mu.Unlock()
+	defer func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		delete(a.watching, events)
+	}()
+	flush := w.(http.Flusher).Flush
+	flush()
+	for {
+		select {
+		case <-r.Context().Done():
+			return
+		case e := <-events:
+			if err := json.NewEncoder(w).Encode(e); err != nil {
+				return
+			}
+			flush()
+			if e.Type == "ERROR" {
+				return
+			}
+		}
+	}
+}
+
+func expired() metav1.Status {
+	return metav1.Status{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"},
+		Status:   metav1.StatusFailure, Code: http.StatusGone, Reason: metav1.StatusReasonExpired, Message: "too old resource version",
+	}
+}
+
+func event(t *testing.T, kind string, object any) metav1.WatchEvent {
+	t.Helper()
+	text, err := json.Marshal(object)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := metav1.WatchEvent{Type: kind}
+	e.Object.Raw = text
+	return e
+}
+
+// put makes or changes a pod, or takes it away if its labels are nil.
+func (a *apiServer) put(namespace, name string, labels map[string]string) {
+	a.t.Helper()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.version++
+	id := pod{namespace, name}
+	kind := "ADDED"
+	switch _, was := a.pods[id]; {
+	case labels == nil:
+		kind = "DELETED"
+		delete(a.pods, id)
+	case was:
+		kind = "MODIFIED"
+	}
+	if labels != nil {
+		a.pods[id] = labels
+	}
+	for events := range a.watching {
+		events <- event(a.t, kind, a.object(id, labels))
+	}
+}
+
+// tellExpired ends every watch with 410 Gone.
+func (a *apiServer) tellExpired() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for events := range a.watching {
+		events <- event(a.t, "ERROR", expired())
+	}
+}
+
+// failWith has all requests answered by a function, or by the server if that is nil, and ends those that run.
+func (a *apiServer) failWith(f func(http.ResponseWriter, *http.Request) bool) {
+	a.mu.Lock()
+	a.fail = f
+	a.mu.Unlock()
+	a.CloseClientConnections()
+}
+
+// away drops every connection.
+func away(w http.ResponseWriter, _ *http.Request) bool {
+	if conn, _, err := w.(http.Hijacker).Hijack(); err == nil {
+		_ = conn.Close()
+	}
+	return true
+}
+
+func (a *apiServer) count() (lists, asked int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.lists, a.asked
+}

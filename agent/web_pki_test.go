@@ -1,0 +1,89 @@
+package agent
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// authority issues certificates, good for an hour, into a directory: ca.crt is its own.
+type authority struct {
+	dir    string
+	cert   *x509.Certificate
+	key    crypto.Signer
+	serial int64
+}
+
+func newAuthority(t *testing.T, dir string) *authority {
+	t.Helper()
+	a := &authority{dir: dir}
+	a.issue(t, "ca", "authority")
+	return a
+}
+
+// issue writes NAME.crt and NAME.key.
+func (a *authority) issue(t *testing.T, name, host string) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.serial++
+	c := &x509.Certificate{
+		SerialNumber: big.NewInt(a.serial), Subject: pkix.Name{CommonName: host}, DNSNames: []string{host}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour),
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
+	}
+	if a.cert == nil {
+		c.IsCA, c.BasicConstraintsValid, c.KeyUsage, c.ExtKeyUsage = true, true, x509.KeyUsageCertSign, nil
+		a.cert, a.key = c, key
+	}
+	der, err := x509.CreateCertificate(rand.Reader, c, a.cert, key.Public(), a.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for file, block := range map[string]*pem.Block{name + ".crt": {Type: "CERTIFICATE", Bytes: der}, name + ".key": {Type: "PRIVATE KEY", Bytes: private}} {
+		if err := os.WriteFile(filepath.Join(a.dir, file), pem.EncodeToMemory(block), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if name == "ca" {
+		if a.cert, err = x509.ParseCertificate(der); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// trust is a client that believes the authority.
+func (a *authority) trust() *tls.Config {
+	pool := x509.NewCertPool()
+	pool.AddCert(a.cert)
+	return &tls.Config{RootCAs: pool}
+}
+
+// as is one that shows a certificate too.
+func (a *authority) as(t *testing.T, name string) *tls.Config {
+	t.Helper()
+	cert, err := tls.LoadX509KeyPair(filepath.Join(a.dir, name+".crt"), filepath.Join(a.dir, name+".key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := a.trust()
+	c.Certificates = []tls.Certificate{cert}
+	return c
+}

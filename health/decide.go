@@ -1,0 +1,144 @@
+package health
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health/which"
+)
+
+// A decision is a finding that nobody measures: an operator has cordoned the GPU, or it is kept free for a
+// reset. It is made anew at every look, so it ends with its reason, whatever Config.Recovery says; it is no
+// trip, and an operator's word does not end it.
+func (f Finding) decision() bool { return f.Cause == CauseCordoned || f.Cause == CauseIsolated }
+
+func (f Finding) cordon() bool { return f.Cause == CauseCordoned }
+
+// decide adds the decisions to what was judged, and tells since when each verdict is what it is.
+func decide(c Config, before, judged []DeviceState, held Held, now time.Time) []DeviceState {
+	was := make(map[DeviceID]Verdict, len(before))
+	for _, d := range before {
+		was[d.Device.ID] = d.Verdict
+	}
+	names := namesOf(judged)
+	ofGPU := make(map[DeviceID][]Finding)
+	decided := slices.Clone(judged)
+	for i := range decided { // GPUs come before their MIG devices
+		d := &decided[i]
+		old := was[d.Device.ID]
+		own := slices.DeleteFunc(slices.Clone(d.Verdict.Findings), Finding.decision)
+		var made []Finding
+		if word, yes := c.cordons(names[i]); yes && !slices.ContainsFunc(ofGPU[d.Device.Parent], Finding.cordon) {
+			made = append(made, old.since(Finding{
+				Cause: CauseCordoned, State: Unhealthy, Reason: "cordoned by health.cordon",
+				Action: fmt.Sprintf("to give it back to pods, take %q out of health.cordon", word), Since: now, Last: now, Clears: ClearsItself,
+			}))
+		}
+		if why := pendingReset(own); c.IsolatePending && d.Device.Kind == KindGPU && why != nil {
+			free := !heldAtAll(held, judged, d.Device.ID)
+			if free || old.has(CauseIsolated) {
+				made = append(made, old.since(isolation(*why, free, now)))
+			}
+		}
+		ofGPU[d.Device.ID] = made
+		v := d.Verdict
+		v.find(inherit(append(own, made...), d.Device.Parent, ofGPU[d.Device.Parent]))
+		v.Since = old.Since
+		if v.State != old.State || old.Since.IsZero() {
+			v.Since = now
+		}
+		d.Verdict = v
+	}
+	return decided
+}
+
+// since gives a decision the time when it was first made.
+func (v Verdict) since(f Finding) Finding {
+	for _, g := range v.Findings {
+		if g.From == "" && g.Cause == f.Cause {
+			f.Since = g.Since
+		}
+	}
+	return f
+}
+
+// pendingReset returns the finding of a GPU that works and waits for a reset, nil if there is none.
+func pendingReset(own []Finding) *Finding {
+	i := slices.IndexFunc(own, func(f Finding) bool {
+		waits := f.Cause == CauseRemapPending || f.Cause == CauseRetiredPending || f.Cause == CauseRecoveryAction
+		return f.From == "" && f.State == Degraded && waits
+	})
+	if i < 0 {
+		return nil
+	}
+	return &own[i]
+}
+
+// isolation is the finding of a GPU that is kept free for a reset. A pod that was admitted while the kubelet was
+// still being told has it all the same: then the reset must wait for its end.
+func isolation(why Finding, free bool, now time.Time) Finding {
+	action := "reset the GPU now: no pod holds it"
+	if !free {
+		action = "reset the GPU when the pod that holds it has ended"
+	}
+	return Finding{
+		Cause: CauseIsolated, State: Unhealthy, Reason: "isolated for a reset between jobs: " + why.Reason, Action: action,
+		Since: now, Last: now, Clears: ClearsItself,
+	}
+}
+
+// heldAtAll tells whether a pod has a GPU, or a part of it, or may have.
+func heldAtAll(held Held, devices []DeviceState, gpu DeviceID) bool {
+	return held == nil || held(gpu) || slices.ContainsFunc(devices, func(d DeviceState) bool {
+		return d.Device.Parent == gpu && held(d.Device.ID)
+	})
+}
+
+// cordons returns the word of Config.Cordon that means a device, if one does.
+func (c Config) cordons(d which.Device) (string, bool) {
+	for _, word := range c.Cordon {
+		if is, _ := d.Is(word); is {
+			return word, true
+		}
+	}
+	return "", false
+}
+
+// idleCordons returns the words of Config.Cordon that mean none of the devices. One file may serve many nodes, so
+// that is no fault.
+func (c Config) idleCordons(devices []DeviceState) []string {
+	var idle []string
+	names := namesOf(devices)
+	for _, word := range c.Cordon {
+		if !slices.ContainsFunc(names, func(d which.Device) bool { is, _ := d.Is(word); return is }) {
+			idle = append(idle, word)
+		}
+	}
+	return idle
+}
+
+// namesOf returns what each device is called. The number of a MIG device is its place among those of its GPU, by
+// GPU instance and compute instance: so nvidia-smi -L counts them. One that is gone is counted no more.
+func namesOf(devices []DeviceState) []which.Device {
+	names := make([]which.Device, len(devices))
+	var mig []int
+	for i, d := range devices {
+		names[i] = which.Device{UUID: string(d.Device.ID), Parent: string(d.Device.Parent), Index: d.Device.Index, MIG: -1, PCI: d.Device.PCI}
+		if d.Device.Kind == KindMIG && d.Sample.Presence != Missing {
+			mig = append(mig, i)
+		}
+	}
+	slices.SortFunc(mig, func(i, j int) int {
+		a, b := &devices[i].Device, &devices[j].Device
+		return cmp.Or(cmp.Compare(a.Parent, b.Parent), cmp.Compare(a.GI, b.GI), cmp.Compare(a.CI, b.CI), cmp.Compare(a.ID, b.ID))
+	})
+	for n, i := range mig {
+		names[i].MIG = 0
+		if n > 0 && devices[mig[n-1]].Device.Parent == devices[i].Device.Parent {
+			names[i].MIG = names[mig[n-1]].MIG + 1
+		}
+	}
+	return names
+}

@@ -1,0 +1,211 @@
+package health
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"testing"
+	"time"
+)
+
+// chance makes readings, configurations and holders up.
+type chance struct{ *rand.Rand }
+
+func (r chance) sample(d Device, seconds int) Sample {
+	s := present()
+	if d.Kind == KindMIG {
+		s = blank(Present)
+	}
+	s.Device, s.At = d.ID, at(seconds)
+	for r.IntN(3) == 0 {
+		code := []int{13, 31, 48, 74, 79, 95, 109, 144, 149, 154, 999}[r.IntN(11)]
+		s.XIDs = append(s.XIDs, XID{Code: code, At: s.At})
+	}
+	if r.IntN(4) == 0 {
+		s.Presence = []Presence{PresenceUnknown, Present, Lost, Inaccessible, Detached}[r.IntN(5)]
+	}
+	if s.Presence != Present {
+		s.Values = nil
+	} else if d.Kind == KindGPU {
+		for f, values := range map[Field][]float64{
+			FieldRecoveryAction: {0, 0, 1, 2, 3, 4, 9}, FieldRemapFailed: {0, 0, 1}, FieldRemapPending: {0, 1}, FieldUnrepairable: {0, 0, 0, 1},
+			FieldDBEVolatile: {0, 0, 2}, FieldGPUTemp: {40, 50, 95}, FieldRetiredPending: {0, 1}, FieldClocksEvents: {0, 4, 8},
+		} {
+			if r.IntN(3) == 0 {
+				s.Values[f] = values[r.IntN(len(values))]
+			}
+			if r.IntN(6) == 0 {
+				delete(s.Values, f)
+			}
+		}
+	}
+	s.Checked = r.IntN(2) == 0
+	if s.Checked && r.IntN(3) == 0 {
+		s.Incidents = append(s.Incidents, Incident{Code: []int{3, 4, 14, 80, 101, 500}[r.IntN(6)], Severity: Severity(r.IntN(2))})
+	}
+	return s
+}
+
+func (r chance) config() Config {
+	c := DefaultConfig()
+	c.Recovery = []string{RecoverAuto, RecoverAfterReset, RecoverNever}[r.IntN(3)]
+	c.Confirm, c.Flap.Trips, c.IsolatePending = 1+r.IntN(2), r.IntN(4), r.IntN(2) == 0
+	c.Cordon = [][]string{nil, {"0"}, {"MIG-1"}, {"0:0", "1"}, {"GPU-1", "nobody"}}[r.IntN(5)]
+	return c
+}
+
+// shown is the least state of a device that this sample of it must come to, whatever was before.
+func shown(c Config, s Sample) State {
+	worst := Unknown
+	for _, f := range seen(c, s) {
+		worst = max(worst, f.State)
+	}
+	for _, x := range s.XIDs {
+		if f, bad := xidFinding(c, x); bad {
+			worst = max(worst, f.State)
+		}
+	}
+	for _, i := range s.Incidents {
+		if f, bad := incidentFinding(c, Device{}, i, s.At); bad && s.Checked && (f.State == Degraded || c.Confirm == 1) {
+			worst = max(worst, f.State)
+		}
+	}
+	return worst
+}
+
+// Whatever happens in whatever order: no GPU vanishes, and no MIG device but with its partition; a verdict is
+// the greatest of its findings, and no less than what this sample shows or than its GPU's; a cordon is there if
+// it is wanted, and only then; what nothing ends is not over; who judges the same in another order comes to the same; and what was published is
+// not modified.
+func TestNoOrderHidesAnything(t *testing.T) {
+	for seed := range uint64(60) {
+		r := chance{rand.New(rand.NewPCG(seed, 1))}
+		var known []DeviceState
+		gpus := make(map[DeviceID]bool)
+		seconds := 0
+		for i := range 40 {
+			seconds += []int{1, 1, 10, 70}[r.IntN(4)]
+			where := fmt.Sprintf("seed %d step %d", seed, i)
+			c := r.config()
+			var reading Reading
+			samples := make(map[DeviceID]Sample)
+			for _, gpu := range []Device{gpu0, gpu1} {
+				if r.IntN(8) == 0 {
+					continue
+				}
+				reading.Devices = append(reading.Devices, gpu)
+				gpus[gpu.ID] = true
+				for _, mig := range []Device{mig0, mig1} {
+					if mig.Parent == gpu.ID && r.IntN(4) > 0 {
+						reading.Devices = append(reading.Devices, mig)
+					}
+				}
+			}
+			for _, d := range reading.Devices {
+				if r.IntN(10) > 0 {
+					samples[d.ID] = r.sample(d, seconds)
+					reading.Samples = append(reading.Samples, samples[d.ID])
+				}
+			}
+			holds := map[DeviceID]bool{"GPU-0": r.IntN(2) == 0, "MIG-1": r.IntN(2) == 0, "GPU-1": r.IntN(2) == 0}
+			held := Held(func(id DeviceID) bool { return holds[id] })
+			if r.IntN(3) == 0 {
+				held = nil
+			}
+
+			before, kept := known, copied(known)
+			known = Judge(c, before, &reading, held, at(seconds))
+			if !reflect.DeepEqual(before, kept) {
+				t.Fatalf("%s: what was published was modified", where)
+			}
+			shuffled := Reading{Devices: slices.Clone(reading.Devices), Samples: slices.Clone(reading.Samples)}
+			r.Shuffle(len(shuffled.Samples), func(i, j int) {
+				shuffled.Samples[i], shuffled.Samples[j] = shuffled.Samples[j], shuffled.Samples[i]
+			})
+			if again := Judge(c, before, &shuffled, held, at(seconds)); !reflect.DeepEqual(again, known) {
+				t.Fatalf("%s: another order comes to\n%+v\nnot\n%+v", where, again, known)
+			}
+			checkVerdicts(t, where, c, &reading, gpus, samples, before, known, at(seconds))
+		}
+	}
+}
+
+func checkVerdicts(t *testing.T, where string, c Config, reading *Reading, gpus map[DeviceID]bool, samples map[DeviceID]Sample, before, known []DeviceState, now time.Time) {
+	t.Helper()
+	verdicts := make(map[DeviceID]Verdict)
+	for _, d := range known {
+		if _, twice := verdicts[d.Device.ID]; twice {
+			t.Fatalf("%s: %s is there twice", where, d.Device.ID)
+		}
+		verdicts[d.Device.ID] = d.Verdict
+	}
+	for id := range gpus {
+		if _, there := verdicts[id]; !there {
+			t.Fatalf("%s: %s has vanished", where, id)
+		}
+	}
+	for _, d := range reading.Devices {
+		if _, there := verdicts[d.ID]; !there {
+			t.Fatalf("%s: %s is not there", where, d.ID)
+		}
+	}
+	was := make(map[DeviceID]Verdict)
+	for _, d := range before {
+		was[d.Device.ID] = d.Verdict
+		if _, there := verdicts[d.Device.ID]; d.Device.Kind == KindMIG && verdicts[d.Device.Parent].has(CauseMissing) && !there {
+			t.Fatalf("%s: %s has vanished with its GPU", where, d.Device.ID)
+		}
+	}
+	names := namesOf(known)
+	for i, d := range known {
+		v := d.Verdict
+		worst := Unknown
+		for _, f := range v.Findings {
+			worst = max(worst, f.State)
+			if f.Reason == "" && !f.incident() || f.Action == "" || f.Since.IsZero() || f.Since.After(now) {
+				t.Fatalf("%s: %s: %+v", where, d.Device.ID, f)
+			}
+		}
+		if worst != Unknown && v.State != worst || worst == Unknown && v.State > Healthy {
+			t.Fatalf("%s: %s is %v, its worst finding %v", where, d.Device.ID, v.State, worst)
+		}
+		if s, ok := samples[d.Device.ID]; ok && v.State < shown(c, s) {
+			t.Fatalf("%s: %s is %v, its sample shows %v: %+v", where, d.Device.ID, v.State, shown(c, s), s)
+		}
+		if gpu := verdicts[d.Device.Parent]; d.Device.Kind == KindMIG && gpu.State > Healthy && v.State < gpu.State {
+			t.Fatalf("%s: %s is %v, its GPU %v", where, d.Device.ID, v.State, gpu.State)
+		}
+		for _, f := range was[d.Device.ID].Findings {
+			lasts := f.From == "" && f.State == Unhealthy && !f.decision() && (c.Recovery == RecoverNever || f.Clears == ClearsReboot)
+			if lasts && !v.faulty(f.Cause) {
+				t.Fatalf("%s: %s of %s is over, and nothing ends it: %+v", where, f.Cause, d.Device.ID, v.Findings)
+			}
+		}
+		_, cordoned := c.cordons(names[i])
+		if slices.Contains(v.causes(), CauseCordoned) != cordoned {
+			t.Fatalf("%s: %s is cordoned: %v, wanted %v", where, d.Device.ID, !cordoned, cordoned)
+		}
+		if isolated := slices.Contains(v.causes(), CauseIsolated); isolated && !c.IsolatePending {
+			t.Fatalf("%s: %s is isolated and nobody wants that", where, d.Device.ID)
+		}
+		old := was[d.Device.ID]
+		since := now
+		if v.State == old.State && !old.Since.IsZero() {
+			since = old.Since
+		}
+		if !v.Since.Equal(since) {
+			t.Fatalf("%s: %s is %v since %v, was %v since %v", where, d.Device.ID, v.State, v.Since, old.State, old.Since)
+		}
+	}
+}
+
+// copied is a copy of all that could be modified.
+func copied(devices []DeviceState) []DeviceState {
+	devices = slices.Clone(devices)
+	for i := range devices {
+		v := &devices[i].Verdict
+		v.Findings, v.Trips, v.follow = slices.Clone(v.Findings), slices.Clone(v.Trips), slices.Clone(v.follow)
+	}
+	return devices
+}

@@ -1,0 +1,93 @@
+package sim
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// FuzzInject sends a conversation to a machine. What was refused has not happened, what was taken has, and the
+// machine goes on.
+func FuzzInject(f *testing.F) {
+	for _, text := range []string{
+		"{gpu: 3, xid: 79, lost: true}\n{gpu: 3, lost: false}", "{source: stalled}\n{source: down}\n{gpu: 0, xid: 13}\n{source: up}", "{gpu: 0, temperature: 97.5}\n{gpu: 0, temperature: 0}",
+		"{gpu: 7, recoveryAction: drainAndReset, rowRemapPending: true}", "{gpu: 8, xid: 1}\n{gpu: -1, xid: 1}\n{gpu: 99999999999, xid: 1}", "{gpu: 0, xid: 0x4f}\n{gpu: 0, xid: 0o17}\n{gpu: 0, xid: 1_3}",
+		"{gpu: 1, xid: 999}\n{gpu: 1, xid: 1000}", "{gpu: 2, temperature: 1e-300}\n{gpu: 2, temperature: -0.0}", "{gpu: 1, mig: balanced, xid: 31, times: 700}\n{gpu: 1, mig: off}\n{gpu: 1, mig: all}\n{gpu: 1, times: 3}\n{source: blind}", "{<<: {gpu: 1}, xid: 5}", "{gpu: &a 1, xid: *a}", "{}\n\n{gpu: 0}\nnull", "{\"gpu\":0,\"lost\":true}",
+		strings.Repeat("{gpu: 0, xid: 31}\n", maxPending+1),
+	} {
+		f.Add(uint8(0), text)
+		f.Add(uint8(2), text)
+	}
+	f.Fuzz(func(t *testing.T, which uint8, text string) {
+		cfg := DefaultConfig()
+		cfg.Profile = profiles()[int(which)%len(profiles())].name
+		s, err := New(cfg, zap.NewNop())
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := len(s.gpus)
+		xids, lost := make([][]int, n), make([]bool, n)
+		for line := range strings.SplitSeq(text, "\n") {
+			e, err := ParseEvent(line)
+			if err != nil {
+				continue
+			}
+			taken := s.inject(e) == nil
+			can := e.GPU == nil || *e.GPU >= 0 && *e.GPU < n && (e.MIG == nil || s.profile.layouts)
+			if taken != can {
+				t.Fatalf("%q of a machine with %d GPUs: taken is %v", line, n, taken)
+			}
+			if !taken || e.GPU == nil {
+				continue
+			}
+			lost[*e.GPU] = is(first(e.Lost, &lost[*e.GPU]))
+			if e.XID != nil {
+				xids[*e.GPU] = append(xids[*e.GPU], slices.Repeat([]int{*e.XID}, is(first(e.Times, new(1))))...)
+			}
+		}
+		if err := s.inject(Event{Source: new(sourceUp)}); err != nil {
+			t.Fatal(err)
+		}
+		session, err := s.Open(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = session.Close() }()
+		reading, err := session.Poll(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(reading.Samples) != len(reading.Devices) {
+			t.Fatalf("%d samples of %d devices", len(reading.Samples), len(reading.Devices))
+		}
+		for i, d := range reading.Devices {
+			sample := reading.Samples[i]
+			if sample.Device != d.ID || (sample.Presence == health.Lost) != lost[d.Index] || lost[d.Index] && len(sample.Values) > 0 {
+				t.Errorf("%s is %v with %d values; lost is %v", d.ID, sample.Presence, len(sample.Values), lost[d.Index])
+			}
+			if d.Kind != health.KindGPU {
+				continue
+			}
+			want := xids[d.Index]
+			if len(want) > maxPending { // what is left comes with the next polls, and the order of the oldest is not kept
+				if len(sample.XIDs) != maxTaken {
+					t.Errorf("%d XIDs of GPU %d in a reading, want %d", len(sample.XIDs), d.Index, maxTaken)
+				}
+				continue
+			}
+			if len(sample.XIDs) != len(want) {
+				t.Fatalf("%d XIDs of GPU %d, want %d", len(sample.XIDs), d.Index, len(want))
+			}
+			for j, x := range sample.XIDs {
+				if x.Code != want[j] || time.Since(x.At) < 0 {
+					t.Errorf("XID %d of GPU %d is %+v, want %d", j, d.Index, x, want[j])
+				}
+			}
+		}
+	})
+}

@@ -1,0 +1,61 @@
+package metrics
+
+import (
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	dto "github.com/prometheus/client_model/go"
+)
+
+// The process's series are those of client_golang's collector: names, types, help and, as far as time stands
+// still meanwhile, values.
+func TestProcess(t *testing.T) {
+	r := prometheus.NewRegistry()
+	r.MustRegister(collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	theirs, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	families, done, err := newGatherer(sources(nil)).Gather()
+	defer done()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ours []*dto.MetricFamily
+	for _, f := range families {
+		if strings.HasPrefix(f.GetName(), "process_") {
+			ours = append(ours, f)
+		}
+	}
+	if len(ours) != len(theirs) || len(ours) != 9 {
+		t.Fatalf("%d families, they have %d", len(ours), len(theirs))
+	}
+	for i, f := range ours {
+		if f.GetName() != theirs[i].GetName() || f.GetHelp() != theirs[i].GetHelp() || f.GetType() != theirs[i].GetType() {
+			t.Errorf("%v, they have %v", f, theirs[i])
+		}
+		got, want := valueOf(f), valueOf(theirs[i])
+		near := 0.01 * want
+		switch f.GetName() {
+		case "process_cpu_seconds_total":
+			near = 5
+		case "process_open_fds":
+			near = 5
+		case "process_resident_memory_bytes", "process_virtual_memory_bytes":
+			near = want / 2
+		case "process_network_receive_bytes_total", "process_network_transmit_bytes_total":
+			near = 1e9 // others talk too
+		}
+		if math.Abs(got-want) > near || got <= 0 && want > 0 {
+			t.Errorf("%s is %v, they say %v", f.GetName(), got, want)
+		}
+	}
+}
+
+func valueOf(f *dto.MetricFamily) float64 {
+	m := f.Metric[0]
+	return m.GetGauge().GetValue() + m.GetCounter().GetValue()
+}

@@ -1,0 +1,49 @@
+package node
+
+import (
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestParsePage(t *testing.T) {
+	page, err := ParsePage([]byte("# HELP a b\n# TYPE a gauge\na 1\nb{x=\"1\",y=\"a \\\"b\\\\} c\"} 2.5e+06\nb{x=\"2\",} +Inf\n\nc{} -3\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Series{"b", map[string]string{"x": "1", "y": `a "b\} c`}, 2.5e6}
+	if len(page) != 4 || !reflect.DeepEqual(page[1], want) {
+		t.Errorf("%+v; want %+v second", page, want)
+	}
+	if v, ok := page.Value("b", "x", "2"); !ok || v < 1e300 {
+		t.Errorf("b of x=2 is %v, %v", v, ok)
+	}
+	if _, ok := page.Value("b", "x", "3"); ok {
+		t.Error("there is no b of x=3")
+	}
+	for _, bad := range []string{"a", "a{x 1", `a{x="1} 2`, "a b", `a{x="1"}`} {
+		if _, err := ParsePage([]byte(bad)); err == nil || !strings.Contains(err.Error(), "a") {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}
+
+func TestUsageOf(t *testing.T) {
+	f, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	var u Usage
+	for start := time.Now(); err == nil && u.CPU == 0 && time.Since(start) < time.Minute; { // it is busy by looking
+		u, err = UsageOf(os.Getpid())
+	}
+	if err != nil || u.CPU == 0 || u.RSS < 1<<20 || u.Threads < 2 || u.Files < 4 {
+		t.Errorf("%+v, %v", u, err)
+	}
+	if _, err := UsageOf(1 << 30); err == nil {
+		t.Error("there is no such process")
+	}
+}

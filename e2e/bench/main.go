@@ -1,0 +1,77 @@
+// Bench measures the built agent from outside, as the kubelet and Prometheus see it, and prints one table. Given the
+// address of another agent, it measures that one as far as it can be measured without our simulated GPUs.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+type options struct {
+	agent, repo   string
+	metrics, sock string
+	pid           int
+	quick, json   bool
+}
+
+func main() {
+	var o options
+	flag.StringVar(&o.agent, "agent", "bin/gpu-node-agent", "the agent's binary, started with simulated GPUs and a stand-in kubelet")
+	flag.StringVar(&o.repo, "repo", ".", "the repository's root, for what DCGM's bindings cost; \"\": not measured")
+	flag.StringVar(&o.metrics, "metrics", "", "measure a running agent instead: the URL of its metrics, such as http://10.0.0.7:9400/metrics")
+	flag.StringVar(&o.sock, "plugin", "", "measure a running agent instead: the socket of its device plugin; no pod gets a device of this")
+	flag.IntVar(&o.pid, "pid", 0, "process of the running agent, if it is on this machine; 0: its metrics tell of it")
+	flag.BoolVar(&o.quick, "quick", false, "a tenth of everything: to see that it works, not how fast")
+	flag.BoolVar(&o.json, "json", false, "print JSON")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, o); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, o options) error {
+	b := &bench{options: o, table: table{Machine: machine(), Quick: o.quick}}
+	var err error
+	if o.metrics != "" || o.sock != "" {
+		err = b.peer(ctx)
+	} else {
+		err = b.own(ctx)
+	}
+	if o.json {
+		text, jsonErr := json.MarshalIndent(b.table, "", "  ")
+		if jsonErr != nil {
+			return errors.Join(err, jsonErr)
+		}
+		fmt.Println(string(text))
+		return err
+	}
+	fmt.Print(b.table.String())
+	return err
+}
+
+// bench is one run.
+type bench struct {
+	options
+	table table
+}
+
+// times is how often something is done: n times, or a tenth of that to be quick.
+func (b *bench) times(n int) int {
+	if b.quick {
+		return max(1, n/10)
+	}
+	return n
+}
+
+func (b *bench) say(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, "bench: "+format+"\n", args...)
+}

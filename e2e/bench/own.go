@@ -1,0 +1,239 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest/node"
+)
+
+// own measures our agent.
+func (b *bench) own(ctx context.Context) error {
+	for _, part := range []func(context.Context) error{b.starts, b.eightGPUs, b.sixteenGPUs, b.mig} {
+		if err := part(ctx); err != nil {
+			return err
+		}
+	}
+	return b.bindings(ctx)
+}
+
+// starts measures how long it takes until the kubelet has the devices.
+func (b *bench) starts(ctx context.Context) error {
+	b.say("start to registered")
+	var took []time.Duration
+	for range b.times(10) {
+		r, err := start(ctx, b.agent, "h100-8", 8)
+		if err != nil {
+			return err
+		}
+		took = append(took, r.ready)
+		if err := r.end(); err != nil {
+			return err
+		}
+	}
+	b.table.spread("start to registered, 1 s of it settling", took, none)
+	return nil
+}
+
+// eightGPUs measures what the aims are for.
+func (b *bench) eightGPUs(ctx context.Context) (err error) {
+	r, err := start(ctx, b.agent, "h100-8", 8)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.end()) }()
+	if err := b.idle(ctx, r.Pid()); err != nil {
+		return err
+	}
+	if err := b.events(ctx, r); err != nil {
+		return err
+	}
+	c, err := kubelettest.Dial(r.socket())
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if err := b.allocations(ctx, c, ids(r)); err != nil {
+		return err
+	}
+	if err := b.preferences(ctx, c, ids(r)); err != nil {
+		return err
+	}
+	p := target{url: r.URL + "/metrics", pid: r.Pid()}
+	if err := b.scrapes(ctx, p, "8 GPUs", true); err != nil {
+		return err
+	}
+	return b.footprint(ctx, p)
+}
+
+// sixteenGPUs measures what depends on the number of GPUs more than others do.
+func (b *bench) sixteenGPUs(ctx context.Context) (err error) {
+	r, err := start(ctx, b.agent, "v100-16", 16)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.end()) }()
+	c, err := kubelettest.Dial(r.socket())
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return b.preferences(ctx, c, ids(r))
+}
+
+// mig measures eight GPUs of seven MIG devices each.
+func (b *bench) mig(ctx context.Context) (err error) {
+	r, err := start(ctx, b.agent, "h100-8", 8)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.end()) }()
+	for gpu := range 8 {
+		if err := r.Event(ctx, fmt.Sprintf("{gpu: %d, mig: sevenths}", gpu)); err != nil {
+			return err
+		}
+	}
+	if err := r.await(ctx, func(s kubelettest.State) bool { return s.Resources["nvidia.com/mig-1g.10gb"].Allocatable() == 56 }); err != nil {
+		return err
+	}
+	return b.scrapes(ctx, target{url: r.URL + "/metrics", pid: r.Pid()}, "8x7 MIG", false)
+}
+
+func ids(r *rig) (all []string) {
+	for _, d := range r.kubelet.State().Resources[resource].Devices {
+		all = append(all, d.ID)
+	}
+	return all
+}
+
+// idle measures an agent that nobody asks anything.
+func (b *bench) idle(ctx context.Context, pid int) error {
+	length := time.Duration(b.times(60)) * time.Second
+	b.say("idle, for %v", length)
+	before, err := node.UsageOf(pid)
+	if err != nil {
+		return err
+	}
+	if err := pause(ctx, length); err != nil {
+		return err
+	}
+	after, err := node.UsageOf(pid)
+	if err != nil {
+		return err
+	}
+	b.table.value(fmt.Sprintf("idle CPU over %v", length), 100*(after.CPU-before.CPU).Seconds()/length.Seconds(), "% of a core", 0.5, "")
+	b.table.value("RSS idle", mebibytes(after.RSS), "MiB", 40, "")
+	return nil
+}
+
+func mebibytes(n uint64) float64 { return float64(n) / (1 << 20) }
+
+// events measures from an XID to those who are to know of it.
+func (b *bench) events(ctx context.Context, r *rig) error {
+	b.say("event to kubelet")
+	devices := ids(r)
+	healthy := func(id string, want bool) func(kubelettest.State) bool {
+		return func(s kubelettest.State) bool {
+			for _, d := range s.Resources[resource].Devices {
+				if d.ID == id {
+					return d.Healthy == want
+				}
+			}
+			return false
+		}
+	}
+	order := make(map[string]int, len(devices)) // the kubelet's order is not the driver's
+	page, err := r.Metrics(ctx)
+	if err != nil {
+		return err
+	}
+	for _, s := range page {
+		if s.Name == "gpu_node_agent_device_info" {
+			if order[s.Labels["UUID"]], err = strconv.Atoi(s.Labels["gpu"]); err != nil {
+				return err
+			}
+		}
+	}
+	var toKubelet, toMetrics []time.Duration
+	for i := range b.times(200) {
+		id := devices[i%len(devices)]
+		begin := time.Now()
+		if err := r.Event(ctx, fmt.Sprintf("{gpu: %d, xid: 48}", order[id])); err != nil {
+			return err
+		}
+		if err := r.await(ctx, healthy(id, false)); err != nil {
+			return err
+		}
+		toKubelet = append(toKubelet, time.Since(begin))
+		if err := r.Clear(ctx, id, "xid-48"); err != nil {
+			return err
+		}
+		if err := r.await(ctx, healthy(id, true)); err != nil {
+			return err
+		}
+	}
+	b.table.spread("event to kubelet", toKubelet, 10)
+
+	b.say("event to /metrics")
+	for i := range b.times(200) {
+		gpu := strconv.Itoa(i % len(devices))
+		want := float64(1 + i/len(devices))
+		begin := time.Now()
+		if err := r.Event(ctx, "{gpu: "+gpu+", xid: 31}"); err != nil {
+			return err
+		}
+		for {
+			page, err := r.Metrics(ctx)
+			if err != nil {
+				return err
+			}
+			if n, _ := page.Value("gpu_node_agent_xid_errors_total", "gpu", gpu, "xid", "31"); n >= want {
+				break
+			}
+			if time.Since(begin) > patience {
+				return fmt.Errorf("an XID of GPU %s is not on /metrics after %v", gpu, patience)
+			}
+		}
+		toMetrics = append(toMetrics, time.Since(begin))
+	}
+	b.table.spread("event to /metrics, scraped without pause", toMetrics, none)
+	return nil
+}
+
+// allocations asks for one device after the other.
+func (b *bench) allocations(ctx context.Context, c kubelettest.Client, ids []string) error {
+	b.say("Allocate")
+	took := make([]time.Duration, b.times(10_000))
+	for i := range took {
+		begin := time.Now()
+		if _, err := c.Allocate(ctx, ids[i%len(ids)]); err != nil {
+			return err
+		}
+		took[i] = time.Since(begin)
+	}
+	b.table.spread("Allocate", took, 1)
+	return nil
+}
+
+// preferences asks for half of all devices, which leaves the most to choose from.
+func (b *bench) preferences(ctx context.Context, c kubelettest.Client, ids []string) error {
+	b.say("GetPreferredAllocation")
+	took := make([]time.Duration, b.times(2000))
+	for i := range took {
+		begin := time.Now()
+		got, err := c.Prefer(ctx, ids, (len(ids)+1)/2)
+		if err != nil {
+			return err
+		}
+		took[i] = time.Since(begin)
+		if len(got) != (len(ids)+1)/2 {
+			return fmt.Errorf("GetPreferredAllocation has named %d devices of %d, not half of them", len(got), len(ids))
+		}
+	}
+	b.table.spread(fmt.Sprintf("GetPreferredAllocation, %d of %d GPUs", (len(ids)+1)/2, len(ids)), took, 1)
+	return nil
+}

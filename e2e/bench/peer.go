@@ -1,0 +1,76 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest"
+)
+
+// peer measures an agent that runs already.
+func (b *bench) peer(ctx context.Context) error {
+	b.table.left("start to registered, event to kubelet and to /metrics: they need an agent that we start and break GPUs of")
+	var errs []error
+	if b.sock != "" {
+		errs = append(errs, b.plugin(ctx))
+	} else {
+		b.table.left("Allocate, GetPreferredAllocation: no -plugin was given")
+	}
+	if b.metrics != "" {
+		errs = append(errs, b.exporter(ctx))
+	} else {
+		b.table.left("/metrics: no -metrics was given")
+	}
+	return errors.Join(errs...)
+}
+
+func (b *bench) exporter(ctx context.Context) error {
+	p := target{url: b.metrics, pid: b.pid}
+	if b.pid != 0 {
+		if err := b.idle(ctx, b.pid); err != nil {
+			return err
+		}
+	} else {
+		b.table.left("idle CPU, RSS idle: no -pid was given")
+	}
+	if err := b.scrapes(ctx, p, "as it is", false); err != nil {
+		return err
+	}
+	return b.footprint(ctx, p)
+}
+
+func (b *bench) plugin(ctx context.Context) error {
+	c, err := kubelettest.Dial(b.sock)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	var healthy []string
+	begin := time.Now()
+	list, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	err = c.Devices(list, func(devices []kubelettest.Device) bool {
+		for _, d := range devices {
+			if d.Healthy {
+				healthy = append(healthy, d.ID)
+			}
+		}
+		return false
+	})
+	if err != nil {
+		return fmt.Errorf("%s: ListAndWatch: %w", b.sock, err)
+	}
+	b.table.spread("ListAndWatch, first list", []time.Duration{time.Since(begin)}, none)
+	if len(healthy) == 0 {
+		return fmt.Errorf("%s has no healthy device", b.sock)
+	}
+	if err := b.allocations(ctx, c, healthy); err != nil {
+		return fmt.Errorf("%s: Allocate: %w", b.sock, err)
+	}
+	if err := b.preferences(ctx, c, healthy); err != nil {
+		b.table.left("GetPreferredAllocation: %v", err)
+	}
+	return nil
+}

@@ -1,0 +1,112 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest/node"
+)
+
+// config is the agent's. Nothing in it changes how fast the agent is, but that no GPU is given up for breaking often.
+const config = `source: {mode: sim, sim: {profile: %s, control: DIR/sim.sock}}
+health: {stateFile: DIR/state.json, socket: DIR/agent.sock, flap: {trips: 0}}
+plugin: {kubeletDir: DIR, migStrategy: mixed}
+metrics: {listen: ADDRESS}
+log: {level: warn}
+`
+
+// resource is that of whole GPUs.
+const resource = "nvidia.com/gpu"
+
+// patience is how long a thing is waited for that takes a moment.
+const patience = 30 * time.Second
+
+// rig is an agent on a machine, with its kubelet.
+type rig struct {
+	*node.Node
+	kubelet *kubelettest.Kubelet
+	log     *buffer
+	ready   time.Duration // from the process's start until the kubelet had all devices
+}
+
+// buffer takes the agent's log.
+type buffer struct {
+	mu sync.Mutex // guards b
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// start starts a kubelet, and an agent on a machine with so many GPUs, and waits until the kubelet has them.
+func start(ctx context.Context, binary, profile string, gpus int) (_ *rig, err error) {
+	n, err := node.New(ctx, binary)
+	if err != nil {
+		return nil, err
+	}
+	r := &rig{Node: n, log: &buffer{}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("%w\n%s", err, r.log), r.end())
+		}
+	}()
+	if err := n.Write(fmt.Sprintf(config, profile)); err != nil {
+		return nil, err
+	}
+	if r.kubelet, err = kubelettest.Start(n.Dir); err != nil {
+		return nil, err
+	}
+	begin := time.Now()
+	if err := n.Start(r.log); err != nil {
+		return nil, err
+	}
+	err = r.await(ctx, func(s kubelettest.State) bool { return s.Resources[resource].Allocatable() == gpus })
+	r.ready = time.Since(begin)
+	return r, err
+}
+
+// await waits for the kubelet to know something.
+func (r *rig) await(ctx context.Context, ok func(kubelettest.State) bool) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	_, err := r.kubelet.WaitFor(ctx, ok)
+	return err
+}
+
+// end ends both.
+func (r *rig) end() error {
+	err := r.Remove()
+	if r.kubelet != nil {
+		r.kubelet.Stop()
+	}
+	return err
+}
+
+// socket is that of the plugin for whole GPUs.
+func (r *rig) socket() string {
+	return r.Dir + "/device-plugins/" + r.kubelet.State().Resources[resource].Endpoint
+}
+
+// pause lets the agent be for a while.
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}

@@ -1,0 +1,137 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest/node"
+)
+
+// perThousand is the row of what a thousand scrapes cost.
+const perThousand = "CPU of 1,000 such scrapes"
+
+// target is whose metrics are measured.
+type target struct {
+	url string
+	pid int // 0: not on this machine
+}
+
+// scraper is one Prometheus: it keeps its connection and asks for gzip.
+func scraper() *http.Client {
+	return &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 1, DisableCompression: true}, Timeout: patience}
+}
+
+// scrape scrapes n times and returns what each took and how large the last one was.
+func scrape(ctx context.Context, url, encoding string, n int) (took []time.Duration, size int, err error) {
+	c := scraper()
+	defer c.CloseIdleConnections()
+	for range n {
+		begin := time.Now()
+		status, text, err := node.Get(ctx, c, url, encoding)
+		if err != nil {
+			return nil, 0, err
+		}
+		took = append(took, time.Since(begin))
+		if status != http.StatusOK {
+			return nil, 0, fmt.Errorf("%s: status %d", url, status)
+		}
+		size = len(text)
+	}
+	return took, size, nil
+}
+
+// usage is what the target has used, as the machine tells or as its metrics do.
+func (p target) usage(ctx context.Context) (node.Usage, node.Page, error) {
+	c := scraper()
+	defer c.CloseIdleConnections()
+	_, text, err := node.Get(ctx, c, p.url, "")
+	if err != nil {
+		return node.Usage{}, nil, err
+	}
+	page, err := node.ParsePage(text)
+	if err != nil {
+		return node.Usage{}, nil, fmt.Errorf("%s is no metrics page: %w", p.url, err)
+	}
+	if p.pid != 0 {
+		u, err := node.UsageOf(p.pid)
+		return u, page, err
+	}
+	cpu, ok := page.Value("process_cpu_seconds_total")
+	rss, _ := page.Value("process_resident_memory_bytes")
+	threads, _ := page.Value("go_threads")
+	if !ok {
+		return node.Usage{}, page, errors.New("its metrics do not tell what it uses, and no -pid was given")
+	}
+	return node.Usage{CPU: time.Duration(cpu * float64(time.Second)), RSS: uint64(rss), Threads: int(threads)}, page, nil
+}
+
+// scrapes measures the metrics page. With aims, they are those of the default machine.
+func (b *bench) scrapes(ctx context.Context, p target, of string, aims bool) error {
+	b.say("/metrics, %s", of)
+	aim := 0.0
+	if aims {
+		aim = 2
+	}
+	n := b.times(1000)
+	before, _, noUsage := p.usage(ctx)
+	took, zipped, err := scrape(ctx, p.url, "gzip", n)
+	if err != nil {
+		return err
+	}
+	after, _, _ := p.usage(ctx)
+	b.table.spread("/metrics, "+of+", gzip as Prometheus asks", took, aim)
+	if noUsage == nil {
+		b.table.value(perThousand, (after.CPU-before.CPU).Seconds()*1000/float64(n), "s", none, "")
+	} else {
+		b.table.left("CPU of 1,000 scrapes: %v", noUsage)
+	}
+	took, plain, err := scrape(ctx, p.url, "", n)
+	if err != nil {
+		return err
+	}
+	b.table.spread("/metrics, "+of+", not compressed", took, none)
+
+	const scrapers = 10
+	var (
+		wg  sync.WaitGroup
+		all [scrapers][]time.Duration
+		bad [scrapers]error
+	)
+	for i := range scrapers {
+		wg.Go(func() { all[i], _, bad[i] = scrape(ctx, p.url, "gzip", max(1, n/scrapers)) })
+	}
+	wg.Wait()
+	if err := errors.Join(bad[:]...); err != nil {
+		return err
+	}
+	b.table.spread(fmt.Sprintf("/metrics, %s, %d scrapers without pause", of, scrapers), slices.Concat(all[:]...), none)
+	b.table.value("/metrics, "+of+", size", float64(plain)/1024, "KiB", none, fmt.Sprintf("%s KiB as gzip", short(float64(zipped)/1024)))
+	return nil
+}
+
+// footprint measures what many scrapes leave behind.
+func (b *bench) footprint(ctx context.Context, p target) error {
+	n := b.times(5000)
+	b.say("memory after %d scrapes", n)
+	if _, _, err := scrape(ctx, p.url, "gzip", n); err != nil {
+		return err
+	}
+	u, page, err := p.usage(ctx)
+	if err != nil {
+		b.table.left("memory and threads: %v", err)
+		return nil
+	}
+	b.table.value(fmt.Sprintf("RSS after %d scrapes", n), mebibytes(u.RSS), "MiB", 40, "")
+	if g, ok := page.Value("go_goroutines"); ok {
+		b.table.value("goroutines", g, "", none, "")
+	}
+	if u.Threads > 0 {
+		b.table.value("threads", float64(u.Threads), "", none, "")
+	}
+	return nil
+}

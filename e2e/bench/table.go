@@ -1,0 +1,130 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// row is a line of the table.
+type row struct {
+	What  string   `json:"what"`
+	N     int      `json:"n,omitempty"`   // how many were measured
+	P50   *float64 `json:"p50,omitempty"` // in Unit
+	P99   *float64 `json:"p99,omitempty"`
+	Value *float64 `json:"value,omitempty"` // of what was measured once
+	Unit  string   `json:"unit"`
+	Aim   *float64 `json:"aim,omitempty"` // P99 or Value is to be below it
+	Note  string   `json:"note,omitempty"`
+}
+
+// table is what is printed.
+type table struct {
+	Rows    []row    `json:"rows"`
+	Left    []string `json:"notMeasured,omitempty"`
+	Quick   bool     `json:"quick,omitempty"`
+	Machine string   `json:"machine"`
+}
+
+// none is the aim of a row that has none.
+const none = 0
+
+func aimed(aim float64) *float64 {
+	if aim == none {
+		return nil
+	}
+	return &aim
+}
+
+// spread adds a row of the times that something took, in milliseconds.
+func (t *table) spread(what string, took []time.Duration, aim float64) {
+	if len(took) == 0 {
+		t.left("%s: nothing was measured", what)
+		return
+	}
+	took = slices.Clone(took)
+	slices.Sort(took)
+	at := func(p int) *float64 { // the least that p percent do not exceed
+		ms := float64(took[max(0, (len(took)*p+99)/100-1)]) / float64(time.Millisecond)
+		return &ms
+	}
+	t.Rows = append(t.Rows, row{What: what, N: len(took), P50: at(50), P99: at(99), Unit: "ms", Aim: aimed(aim)})
+}
+
+// value adds a row of one figure.
+func (t *table) value(what string, v float64, unit string, aim float64, note string) {
+	t.Rows = append(t.Rows, row{What: what, Value: &v, Unit: unit, Aim: aimed(aim), Note: note})
+}
+
+// left says what is not measured, and why.
+func (t *table) left(format string, args ...any) {
+	t.Left = append(t.Left, fmt.Sprintf(format, args...))
+}
+
+func (t *table) String() string {
+	var out strings.Builder
+	w := tabwriter.NewWriter(&out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "what\tn\tp50\tp99\tunit\taim\t")
+	for _, r := range t.Rows {
+		n, p50, p99, aim := "", "", "", ""
+		if r.N > 0 {
+			n = fmt.Sprint(r.N)
+		}
+		worst := r.P99
+		if r.Value != nil {
+			p50, worst = short(*r.Value), r.Value
+		} else {
+			p50, p99 = short(*r.P50), short(*r.P99)
+		}
+		if r.Aim != nil {
+			aim = "< " + short(*r.Aim)
+			if *worst >= *r.Aim {
+				aim += " missed"
+			}
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.What, n, p50, p99, r.Unit, aim, r.Note)
+	}
+	_ = w.Flush() // a strings.Builder takes everything
+	for _, l := range t.Left {
+		fmt.Fprintln(&out, "not measured:", l)
+	}
+	if t.Quick {
+		fmt.Fprintln(&out, "quick: too few of everything to be relied on")
+	}
+	fmt.Fprintln(&out, t.Machine)
+	return out.String()
+}
+
+// short writes three digits that count.
+func short(v float64) string {
+	switch {
+	case v >= 100:
+		return fmt.Sprintf("%.0f", v)
+	case v >= 10:
+		return fmt.Sprintf("%.1f", v)
+	case v >= 1:
+		return fmt.Sprintf("%.2f", v)
+	}
+	return fmt.Sprintf("%.3f", v)
+}
+
+// machine says on what was measured.
+func machine() string {
+	model := "unknown CPU"
+	if f, err := os.Open("/proc/cpuinfo"); err == nil {
+		defer func() { _ = f.Close() }()
+		lines := bufio.NewScanner(f)
+		for lines.Scan() {
+			if name, v, found := strings.Cut(lines.Text(), ":"); found && strings.TrimSpace(name) == "model name" {
+				model = strings.TrimSpace(v)
+				break
+			}
+		}
+	}
+	return fmt.Sprintf("machine: %s, %d cores, %s, %s/%s", model, runtime.NumCPU(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+}

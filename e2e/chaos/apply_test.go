@@ -1,0 +1,291 @@
+package chaos
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest"
+)
+
+const resource = "nvidia.com/gpu"
+
+// apply does a step, in the world and in the model. The error is that it could not be done.
+func (w *world) apply(ctx context.Context, s step) error {
+	g := &w.gpu[s.gpu]
+	event := func(format string, args ...any) error {
+		return w.Event(ctx, fmt.Sprintf("{gpu: %d, ", s.gpu)+fmt.Sprintf(format, args...)+"}")
+	}
+	switch s.kind {
+	case "xid":
+		w.xid(s.gpu, s.arg, 1)
+		return event("xid: %s", s.arg)
+	case "flood":
+		w.xid(s.gpu, s.arg, 10_000)
+		return event("xid: %s, times: 10000", s.arg)
+	case "fatal":
+		if w.source != "up" || g.remap {
+			return nil // whether it or a reset comes first is not told then
+		}
+		w.xid(s.gpu, "48", 1)
+		g.change(func() { g.fatal = true })
+		return event("xid: 48")
+	case "heal":
+		if w.source != "up" || !g.fatal {
+			return nil
+		}
+		id, err := w.uuid(ctx, s.gpu)
+		if err != nil {
+			return err
+		}
+		g.change(func() { g.fatal = false })
+		return w.Clear(ctx, id, "xid-48")
+	case "lost", "back":
+		g.lost = s.kind == "lost"
+		w.look()
+		return event("lost: %t", g.lost)
+	case "remap":
+		if g.fatal {
+			return nil
+		}
+		g.remap = s.arg == "true"
+		return event("rowRemapPending: %s", s.arg)
+	case "mig":
+		if w.source != "up" || g.lost {
+			return nil // nobody partitions a GPU that is gone
+		}
+		g.mig = s.arg
+		return event("mig: %s", s.arg)
+	case "dead", "hung", "blind", "up":
+		return w.turn(ctx, s.kind)
+	case "reload":
+		return w.reload(s.arg, false)
+	case "reload-bad":
+		return w.reload(s.arg, true)
+	case "scrapes":
+		return w.scrapeAtOnce(ctx)
+	case "disk-full":
+		if w.full {
+			return nil
+		}
+		w.full, w.atFull = true, w.changed()
+		return w.disk.fill()
+	case "disk-free":
+		if !w.full {
+			return nil
+		}
+		w.full = false
+		return w.disk.free()
+	case calm:
+		return w.calmDown(ctx)
+	}
+	return w.applyKubelet(ctx, s)
+}
+
+// applyKubelet does what happens between the kubelet and the plugin.
+func (w *world) applyKubelet(ctx context.Context, s step) error {
+	switch s.kind {
+	case "thaw":
+		w.frozen = false
+		return w.kubelet.thaw()
+	case "freeze":
+		w.frozen = true
+		return w.kubelet.freeze()
+	case "close-streams":
+		for _, c := range w.streams {
+			c.Close()
+		}
+		w.streams = nil
+		return nil
+	case "second-stream", "slow-stream":
+		return w.stream(ctx, s.kind == "slow-stream")
+	case "wipe":
+		return w.wipe()
+	}
+	if w.frozen {
+		return nil // it does nothing, and dies of nothing that we could send it politely
+	}
+	var c command
+	switch s.kind {
+	case "kubelet-restart":
+		c.Do, w.absent, w.unrest = "restart", false, 1
+	case "kubelet-stop":
+		c.Do, w.absent = "stop", true
+	case "kubelet-start":
+		if !w.absent {
+			return nil
+		}
+		c.Do, w.absent, w.unrest = "start", false, 1
+	case "kill-stream", "forget":
+		c.Do, c.Resource = map[string]string{"kill-stream": "drop", "forget": "forget"}[s.kind], resource
+		w.unrest++
+		if s.kind == "forget" {
+			w.forgets++
+			if time.Since(w.forgotAt) > time.Minute {
+				w.forgets = 0
+			}
+			w.forgot, w.forgotAt = true, time.Now()
+		}
+		if time.Since(w.registeredAt) > restful {
+			w.unrest = 0
+		}
+	default:
+		return fmt.Errorf("%v: nobody knows how", s)
+	}
+	_, err := w.kubelet.ask(c)
+	return err
+}
+
+// turn has the source become something.
+func (w *world) turn(ctx context.Context, to string) error {
+	if to == w.source || w.source != "up" && to != "up" {
+		return nil // one trouble at a time
+	}
+	was := w.source
+	w.source = to
+	w.look()
+	if err := w.Event(ctx, "{source: "+map[string]string{"dead": "down", "hung": "stalled", "blind": "blind", "up": "up"}[to]+"}"); err != nil {
+		return err
+	}
+	if was != "dead" {
+		return nil
+	}
+	// It is opened again with a pause that doubles, and that is none of the promises here.
+	return w.await(ctx, 45*time.Second, func(ctx context.Context) error {
+		page, err := w.Metrics(ctx)
+		if err != nil {
+			return err
+		}
+		if up, _ := page.Value("gpu_node_agent_source_up"); up != 1 {
+			return violated("source", "it is up, and the agent has not come back to it")
+		}
+		return nil
+	})
+}
+
+// reload puts another configuration in the file and says so.
+func (w *world) reload(which string, bad bool) error {
+	i, err := strconv.Atoi(which)
+	if err != nil {
+		return err
+	}
+	end := goodConfigs()
+	if bad {
+		end = badConfigs()
+	}
+	if err := w.Write(config + end[i]); err != nil {
+		return err
+	}
+	w.badly = bad
+	return w.Signal(syscall.SIGHUP)
+}
+
+// wipe removes all sockets but the kubelet's own.
+func (w *world) wipe() error {
+	all, err := filepath.Glob(filepath.Join(w.Dir, "device-plugins", "*"))
+	if err != nil {
+		return err
+	}
+	for _, path := range all {
+		if filepath.Base(path) == "kubelet.sock" {
+			continue
+		}
+		if err := os.RemoveAll(path); err != nil {
+			return err
+		}
+	}
+	w.unrest = 1
+	return nil
+}
+
+// stream opens another ListAndWatch, which is read or not.
+func (w *world) stream(ctx context.Context, slow bool) error {
+	path := w.socket(resource)
+	if path == "" || len(w.streams) >= 10 {
+		return nil
+	}
+	c, err := kubelettest.Dial(path)
+	if err != nil {
+		return err
+	}
+	w.streams = append(w.streams, c)
+	ctx = context.WithoutCancel(ctx)
+	if slow {
+		return c.Ignore(ctx)
+	}
+	go func() { _ = c.Devices(ctx, func([]kubelettest.Device) bool { return true }) }() // until it is closed
+	return nil
+}
+
+// socket is where a resource is served, "" if that is not so.
+func (w *world) socket(resource string) string {
+	path := filepath.Join(w.Dir, "device-plugins", w.endpoint[resource])
+	if _, err := os.Stat(path); w.endpoint[resource] == "" || err != nil {
+		return ""
+	}
+	return path
+}
+
+// scrapeAtOnce scrapes with twenty clients at the same time.
+func (w *world) scrapeAtOnce(ctx context.Context) error {
+	const clients, each = 20, 10
+	var wg sync.WaitGroup
+	errs := make(chan error, clients)
+	for range clients {
+		wg.Go(func() {
+			c := &http.Client{Transport: &http.Transport{}}
+			defer c.CloseIdleConnections()
+			for range each {
+				if err := w.scrapeOnce(ctx, c); err != nil {
+					errs <- err
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	close(errs)
+	return <-errs
+}
+
+// calmDown takes back whatever was done.
+func (w *world) calmDown(ctx context.Context) error {
+	// A kubelet that was registered with twice keeps both streams until it ends, and the agent with it.
+	steps := []step{{kind: "up"}, {kind: "thaw"}, {kind: "kubelet-restart"}, {kind: "disk-free"}, {kind: "close-streams"}, {kind: "reload", arg: "0"}}
+	for i := range gpus {
+		steps = append(steps, step{kind: "back", gpu: i}, step{kind: "remap", gpu: i, arg: "false"})
+	}
+	for i := range gpus {
+		steps = append(steps, step{kind: "heal", gpu: i}, step{kind: "mig", gpu: i, arg: "off"})
+	}
+	for _, s := range steps {
+		if err := w.apply(ctx, s); err != nil {
+			return fmt.Errorf("%v: %w", s, err)
+		}
+		if err := w.check(ctx); err != nil {
+			return fmt.Errorf("%v: %w", s, err)
+		}
+	}
+	return w.leftOver(ctx)
+}
+
+// uuid returns a GPU's.
+func (w *world) uuid(ctx context.Context, gpu int) (string, error) {
+	page, err := w.Metrics(ctx)
+	if err != nil {
+		return "", err
+	}
+	for _, s := range page {
+		if s.Name == "gpu_node_agent_device_info" && s.Labels["gpu"] == strconv.Itoa(gpu) && strings.HasPrefix(s.Labels["UUID"], "GPU-") {
+			return s.Labels["UUID"], nil
+		}
+	}
+	return "", violated("devices", "GPU %d is not on /metrics", gpu)
+}

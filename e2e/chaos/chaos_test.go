@@ -1,0 +1,185 @@
+// Package chaos does to the built agent what happens to nodes, at random, and looks after each step whether what must
+// hold holds. The same seed makes the same sequence.
+package chaos
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+)
+
+var (
+	seed      = flag.Uint64("seed", 0, "of the sequence; 0: of the clock")
+	length    = flag.Duration("time", 20*time.Second, "how long to go on")
+	agentPath = flag.String("agent", "", "the agent's binary; \"\": built from the repository, with the race detector if -race is set")
+	raced     = flag.Bool("raced", false, "build the agent with the race detector")
+	replay    = flag.String("replay", "", "do these steps instead, as a failure prints them")
+	shrinkFor = flag.Duration("shrink", 5*time.Minute, "how long a sequence that fails is made shorter; 0: not")
+	slack     = flag.Float64("slack", 1, "on a machine that has other things to do: everything may take so many times as long")
+)
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(roleEnv); dir != "" {
+		if err := serveKubelet(dir); err != nil {
+			fmt.Fprintln(os.Stderr, "kubelet:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	if code, apart := runApart(); apart {
+		os.Exit(code)
+	}
+	os.Exit(m.Run())
+}
+
+const apartEnv = "CHAOS_APART"
+
+// runApart runs this program again in a mount namespace of its own, if that is allowed, and returns its exit code: so
+// no end of it leaves a file system mounted.
+func runApart() (code int, apart bool) {
+	self, err := os.Executable()
+	if err != nil || os.Getenv(apartEnv) != "" {
+		return 0, false
+	}
+	cmd := exec.Command(self, os.Args[1:]...)
+	cmd.Env = append(os.Environ(), apartEnv+"=1")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		return 0, false
+	}
+	_ = cmd.Wait() // its exit code says all
+	return cmd.ProcessState.ExitCode(), true
+}
+
+// build builds the agent.
+func build(t *testing.T) string {
+	if *agentPath != "" {
+		return *agentPath
+	}
+	path := filepath.Join(t.TempDir(), "gpu-node-agent")
+	args := []string{"build", "-o", path}
+	if *raced {
+		args = append(args, "-race")
+	}
+	cmd := exec.Command("go", append(args, ".")...)
+	cmd.Dir = "../.."
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	return path
+}
+
+// failed is how a sequence ended.
+type failed struct {
+	err error
+	log string
+}
+
+// play plays steps until they end or something is wrong, and returns what it has played.
+func play(ctx context.Context, agent string, next func() (step, bool), say func(string, ...any)) (played []step, f *failed) {
+	w, err := newWorld(ctx, agent)
+	if err != nil {
+		return nil, &failed{err: fmt.Errorf("start: %w", err)}
+	}
+	say("the disk is %s", w.disk.how())
+	for s, more := next(); more && ctx.Err() == nil; s, more = next() {
+		played = append(played, s)
+		begin := time.Now()
+		err := w.apply(ctx, s)
+		if err == nil && s.kind != calm && !s.hasty {
+			err = w.check(ctx)
+		}
+		say("%4d %-18v %8v  %s", len(played), s, time.Since(begin).Round(time.Millisecond), w.short())
+		if err != nil {
+			f = &failed{err: fmt.Errorf("step %d, %v: %w", len(played), s, err)}
+			break
+		}
+	}
+	if f == nil {
+		w.mu.Lock()
+		say("%d scrapes beside it", w.scraped)
+		w.mu.Unlock()
+	}
+	log := w.log
+	if err := w.end(); err != nil && f == nil {
+		f = &failed{err: fmt.Errorf("at the end: %w", err)}
+	}
+	if f != nil {
+		f.log = log.last(6000)
+	}
+	return played, f
+}
+
+func TestChaos(t *testing.T) {
+	agent := build(t)
+	if *seed == 0 {
+		*seed = uint64(time.Now().UnixNano()) % 1_000_000
+	}
+	end, from, n := time.Now().Add(*length), sequence(*seed), 0
+	next := func() (step, bool) {
+		if n%lap == 0 && n > 0 && time.Now().After(end) { // it ends calm
+			return step{}, false
+		}
+		n++
+		return from(), true
+	}
+	if *replay != "" {
+		steps, err := parse(*replay)
+		if err != nil {
+			t.Fatal(err)
+		}
+		next = list(steps)
+	}
+	t.Logf("seed %d", *seed)
+	played, f := play(t.Context(), agent, next, t.Logf)
+	if f == nil {
+		t.Logf("%d steps, every invariant holds", len(played))
+		return
+	}
+	t.Errorf("seed %d: %v\nthe agent's log ends with\n%s\nthe sequence: %s", *seed, f.err, f.log, text(played))
+	what := kindOf(f.err)
+	if *shrinkFor == 0 || what == "" || len(played) < 2 {
+		return
+	}
+	var last *failed
+	short := shrink(played, time.Now().Add(*shrinkFor), func(steps []step) bool {
+		_, f := play(t.Context(), agent, list(steps), func(string, ...any) {})
+		same := f != nil && kindOf(f.err) == what
+		if same {
+			last = f
+		}
+		return same
+	})
+	if last == nil {
+		t.Errorf("it was not seen a second time")
+		return
+	}
+	t.Errorf("shorter, %d of %d steps: %v\nagain: go test . -replay '%s'", len(short), len(played), last.err, text(short))
+}
+
+// kindOf is the invariant that was violated, "" if the failure is another.
+func kindOf(err error) string {
+	if v, ok := errors.AsType[violation](err); ok {
+		return v.what
+	}
+	return ""
+}
+
+func list(steps []step) func() (step, bool) {
+	return func() (step, bool) {
+		if len(steps) == 0 {
+			return step{}, false
+		}
+		s := steps[0]
+		steps = steps[1:]
+		return s, true
+	}
+}

@@ -1,0 +1,87 @@
+package chaos
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest"
+)
+
+func TestSameSeedSameSequence(t *testing.T) {
+	a, b, other := sequence(7), sequence(7), sequence(8)
+	seen, differ := map[string]bool{}, false
+	for range 3000 {
+		x := a()
+		if y := b(); x != y {
+			t.Fatalf("%v and %v of one seed", x, y)
+		}
+		differ = differ || x != other()
+		seen[x.kind] = true
+		back, err := parse(x.String())
+		if err != nil || !reflect.DeepEqual(back, []step{x}) {
+			t.Fatalf("%v is read as %v, %v", x, back, err)
+		}
+	}
+	if !differ {
+		t.Error("another seed has the same steps")
+	}
+	for _, k := range kinds() {
+		if !seen[k.name] {
+			t.Errorf("%s never happens", k.name)
+		}
+	}
+}
+
+func TestParseRefuses(t *testing.T) {
+	for text, want := range map[string]string{
+		"explode": "no step", "lost 8": "not a GPU", "mig 1 all": "one of off", "xid 1": "one of 13", "dead now": "one of", "calm 3": "too much", "lost 1 !": "has to wait",
+	} {
+		if _, err := parse(text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v; want %q", text, err, want)
+		}
+	}
+}
+
+func TestShrink(t *testing.T) {
+	var steps []step
+	for next := sequence(1); len(steps) < 60; {
+		steps = append(steps, next())
+	}
+	// It fails if GPU 3 is lost some time before DCGM dies.
+	needs := []step{{kind: "lost", gpu: 3}, {kind: "dead"}}
+	steps = slices.Insert(steps, 11, needs[0])
+	steps = append(steps, needs[1])
+	runs := 0
+	got := shrink(steps, time.Now().Add(time.Minute), func(s []step) bool {
+		runs++
+		i := slices.Index(s, needs[0])
+		return i >= 0 && slices.Contains(s[i:], needs[1])
+	})
+	if !slices.Equal(got, needs) || runs > 200 {
+		t.Errorf("%v after %d runs; want %v", got, runs, needs)
+	}
+	if got := shrink(steps, time.Now().Add(-time.Second), func([]step) bool { t.Error("there is no time"); return true }); !slices.Equal(got, steps) {
+		t.Errorf("without time it has become %v", got)
+	}
+}
+
+func TestJournalCountsFlips(t *testing.T) {
+	j := newJournal()
+	say := func(registration int, healthy bool) {
+		j.heard("r", registration, []kubelettest.Device{{ID: "a", Healthy: healthy}, {ID: "b", Healthy: true}})
+	}
+	say(1, true)
+	say(1, true)
+	say(1, false)
+	j.heard("r", 1, nil) // withdrawn
+	say(2, true)         // another stream, which is behind
+	say(1, false)
+	say(2, false)
+	say(1, true)
+	if want := map[string]int{"a": 2}; !reflect.DeepEqual(j.flips, want) {
+		t.Errorf("%v; want %v", j.flips, want)
+	}
+}

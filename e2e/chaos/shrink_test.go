@@ -1,0 +1,35 @@
+package chaos
+
+import (
+	"slices"
+	"time"
+)
+
+// shrink returns a shorter sequence that still fails, the shortest that it finds until the end: first the last few
+// steps alone, then with parts left out, ever smaller ones (delta debugging).
+func shrink(steps []step, end time.Time, fails func([]step) bool) []step {
+	for n := 2; n < len(steps) && time.Now().Before(end); n *= 2 {
+		if last := steps[len(steps)-n:]; fails(last) {
+			steps = last
+			break
+		}
+	}
+	for size := len(steps) / 2; size > 0; {
+		shorter := false
+		for from := 0; from < len(steps) && len(steps) > 1 && time.Now().Before(end); {
+			without := slices.Delete(slices.Clone(steps), from, min(from+size, len(steps)))
+			if len(without) > 0 && fails(without) {
+				steps, shorter = without, true
+			} else {
+				from += size
+			}
+		}
+		if !time.Now().Before(end) {
+			break
+		}
+		if !shorter || size > 1 {
+			size /= 2
+		}
+	}
+	return steps
+}

@@ -1,0 +1,161 @@
+package chaos
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// step is one thing that happens. What makes no sense when its turn comes, as thawing what is not frozen, does
+// nothing: so any part of a sequence is a sequence.
+type step struct {
+	kind string
+	gpu  int
+	arg  string
+
+	hasty bool // the next step comes at once, before anything is as it should be
+}
+
+// kind is a kind of step.
+type kind struct {
+	name   string
+	weight int
+	gpu    bool     // it is of a GPU
+	args   []string // one of these, if any
+	hasty  bool     // what it does to the model does not depend on what the agent has seen by then
+}
+
+func kinds() []kind {
+	return []kind{
+		{"xid", 6, true, []string{"13", "31", "43", "45"}, true}, // of applications: counted, nothing else
+		{"flood", 3, true, []string{"31", "43"}, true},           // 10,000 at once
+		{"fatal", 5, true, nil, false},                           // XID 48
+		{"heal", 5, true, nil, false},                            // an operator clears it
+		{"lost", 5, true, nil, false},
+		{"back", 5, true, nil, false},
+		{"remap", 2, true, []string{"true", "false"}, true},
+		{"mig", 5, true, []string{"off", "sevenths", "balanced"}, false},
+		{"dead", 2, false, nil, false},
+		{"hung", 2, false, nil, false},
+		{"blind", 2, false, nil, false},
+		{"up", 7, false, nil, false},
+		{"kubelet-restart", 3, false, nil, true},
+		{"kubelet-stop", 2, false, nil, true},
+		{"kubelet-start", 4, false, nil, true},
+		{"wipe", 2, false, nil, true},
+		{"kill-stream", 2, false, nil, true},
+		{"forget", 1, false, nil, false},
+		{"second-stream", 2, false, nil, true},
+		{"slow-stream", 2, false, nil, true},
+		{"close-streams", 2, false, nil, true},
+		{"freeze", 2, false, nil, true},
+		{"thaw", 5, false, nil, true},
+		{"reload", 3, false, []string{"0", "1", "2"}, true},
+		{"reload-bad", 2, false, []string{"0", "1"}, true},
+		{"scrapes", 3, false, nil, false},
+		{"disk-full", 2, false, nil, true},
+		{"disk-free", 3, false, nil, true},
+	}
+}
+
+const gpus = 8
+
+// calm puts everything right again; then nothing may be left over.
+const calm = "calm"
+
+// lap is how many steps there are from calm to calm.
+const lap = 25
+
+// sequence makes the same steps of the same seed, for ever.
+func sequence(seed uint64) func() step {
+	r := rand.New(rand.NewPCG(seed, 0))
+	all, sum := kinds(), 0
+	for _, k := range all {
+		sum += k.weight
+	}
+	n := 0
+	return func() step {
+		n++
+		if n%lap == 0 {
+			return step{kind: calm}
+		}
+		at := r.IntN(sum)
+		i := slices.IndexFunc(all, func(k kind) bool { at -= k.weight; return at < 0 })
+		s := step{kind: all[i].name}
+		if all[i].gpu {
+			s.gpu = r.IntN(gpus)
+		}
+		if len(all[i].args) > 0 {
+			s.arg = all[i].args[r.IntN(len(all[i].args))]
+		}
+		s.hasty = all[i].hasty && r.IntN(3) == 0 && (n+1)%lap != 0
+		return s
+	}
+}
+
+func (s step) String() string {
+	words := []string{s.kind}
+	if i := slices.IndexFunc(kinds(), func(k kind) bool { return k.name == s.kind }); i >= 0 && kinds()[i].gpu {
+		words = append(words, strconv.Itoa(s.gpu))
+	}
+	if s.arg != "" {
+		words = append(words, s.arg)
+	}
+	if s.hasty {
+		words = append(words, "!")
+	}
+	return strings.Join(words, " ")
+}
+
+// parse reads what String wrote, several with commas between.
+func parse(text string) (all []step, err error) {
+	for part := range strings.SplitSeq(text, ",") {
+		words := strings.Fields(part)
+		if len(words) == 0 {
+			continue
+		}
+		s := step{kind: words[0]}
+		words = words[1:]
+		if n := len(words); n > 0 && words[n-1] == "!" {
+			s.hasty, words = true, words[:n-1]
+		}
+		i := slices.IndexFunc(kinds(), func(k kind) bool { return k.name == s.kind })
+		switch {
+		case s.kind == calm:
+		case i < 0:
+			return nil, fmt.Errorf("%q is no step", s.kind)
+		default:
+			k := kinds()[i]
+			if k.gpu && len(words) > 0 {
+				if s.gpu, err = strconv.Atoi(words[0]); err != nil || s.gpu < 0 || s.gpu >= gpus {
+					return nil, fmt.Errorf("%q: %q is not a GPU from 0 to %d", part, words[0], gpus-1)
+				}
+				words = words[1:]
+			}
+			if len(words) > 0 {
+				s.arg, words = words[0], words[1:]
+			}
+			if s.hasty && !k.hasty {
+				return nil, fmt.Errorf("%q: the next step has to wait for it", part)
+			}
+			if s.arg == "" && len(k.args) > 0 || s.arg != "" && !slices.Contains(k.args, s.arg) {
+				return nil, fmt.Errorf("%q: use one of %s", part, strings.Join(k.args, ", "))
+			}
+		}
+		if len(words) > 0 {
+			return nil, fmt.Errorf("%q: %q is too much", part, words[0])
+		}
+		all = append(all, s)
+	}
+	return all, nil
+}
+
+func text(steps []step) string {
+	words := make([]string, len(steps))
+	for i, s := range steps {
+		words[i] = s.String()
+	}
+	return strings.Join(words, ", ")
+}

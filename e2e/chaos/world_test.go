@@ -1,0 +1,236 @@
+package chaos
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest/node"
+)
+
+// config is the agent's; the last line is what reloads change.
+const config = `source: {mode: sim, stallAfter: 1s, sim: {profile: h100-8, control: DIR/sim.sock}}
+health: {stateFile: DIR/state/state.json, socket: DIR/agent.sock, recoverAfter: 1s, flap: {trips: 0}}
+plugin: {kubeletDir: DIR, migStrategy: mixed}
+log: {level: info}
+`
+
+// goodConfigs and badConfigs end the configuration.
+func goodConfigs() []string {
+	return []string{
+		"metrics: {listen: ADDRESS}\n",
+		"metrics: {listen: ADDRESS, idleBelow: 7, fields: [default, DCGM_FI_DEV_FB_TOTAL]}\n",
+		"metrics: {listen: ADDRESS, fields: [DCGM_FI_DEV_GPU_TEMP]}\n",
+	}
+}
+
+func badConfigs() []string {
+	return []string{"metrics: {listen: ADDRESS, fields: [default]}\nplugin: {}\n", "metrics: {listen: 17}\nnonsense: true\n"}
+}
+
+// violation is an invariant that does not hold.
+type violation struct{ what, text string }
+
+func (v violation) Error() string { return v.what + ": " + v.text }
+
+func violated(what, format string, args ...any) error {
+	return violation{what, fmt.Sprintf(format, args...)}
+}
+
+// world is an agent, its kubelet, and what must be.
+type world struct {
+	*node.Node
+	*model
+	kubelet  *kubelet
+	disk     *disk
+	log      *buffer
+	streams  []kubelettest.Client
+	base     *footprint // at the first calm
+	endpoint map[string]string
+
+	registeredAt time.Time // when the kubelet was last seen to have everything
+	patience     time.Duration
+	forgot       bool // the kubelet has dropped the plugin behind its open stream, and it is not known to be back
+	forgotAt     time.Time
+	forgets      int // in a row: the audit becomes careful too
+	unrest       int // kills of the stream in a row that came too soon for the agent not to become careful
+
+	stopScrapes func()
+	mu          sync.Mutex // guards scraped and scrapeErr
+	scraped     int
+	scrapeErr   error
+}
+
+// buffer takes the agent's log, the newest part of it.
+type buffer struct {
+	mu sync.Mutex // guards b and race
+	b  bytes.Buffer
+
+	race bool
+}
+
+const maxLog = 4 << 20
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.race = b.race || bytes.Contains(p, []byte("DATA RACE"))
+	if b.b.Len()+len(p) > maxLog {
+		b.b.Next(maxLog / 2)
+	}
+	return b.b.Write(p)
+}
+
+// last returns the end of the log.
+func (b *buffer) last(n int) string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	text := b.b.Bytes()
+	return string(text[max(0, len(text)-n):])
+}
+
+func (b *buffer) raced() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.race
+}
+
+// newWorld starts everything and waits until it is as it should be.
+func newWorld(ctx context.Context, agent string) (_ *world, err error) {
+	n, err := node.New(ctx, agent)
+	if err != nil {
+		return nil, err
+	}
+	w := &world{Node: n, model: newModel(), log: &buffer{}, endpoint: map[string]string{}, patience: slow(within)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, w.end())
+		}
+	}()
+	if w.disk, err = newDisk(filepath.Join(n.Dir, "state")); err != nil {
+		return nil, err
+	}
+	if err = n.Write(config + goodConfigs()[0]); err != nil {
+		return nil, err
+	}
+	if w.kubelet, err = startKubelet(n.Dir); err != nil {
+		return nil, err
+	}
+	if err = n.Start(w.log); err != nil {
+		return nil, err
+	}
+	if err = w.await(ctx, 30*time.Second, func(ctx context.Context) error { _, _, err := n.Get(ctx, "/livez"); return err }); err != nil {
+		return nil, err
+	}
+	if err = w.await(ctx, 30*time.Second, func(ctx context.Context) error { return w.Event(ctx, "{gpu: 0, rowRemapPending: false}") }); err != nil {
+		return nil, err
+	}
+	w.patience = 30 * time.Second
+	err = w.check(ctx)
+	w.patience = slow(within)
+	w.scrape(context.WithoutCancel(ctx))
+	return w, err
+}
+
+// await tries until there is no error or the time is up.
+func (w *world) await(ctx context.Context, d time.Duration, try func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	var last error
+	for {
+		err := try(ctx)
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() == nil || last == nil {
+			last = err // what the end of the time brings about is no news
+		}
+		select {
+		case <-ctx.Done():
+			return last
+		case <-w.Exited():
+			return violated("life", "the agent has ended")
+		case <-tick.C:
+		}
+	}
+}
+
+// scrape scrapes beside everything else until stopScrapes.
+func (w *world) scrape(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	w.stopScrapes = func() { cancel(); <-done }
+	go func() {
+		defer close(done)
+		client := &http.Client{Transport: &http.Transport{}}
+		defer client.CloseIdleConnections()
+		tick := time.NewTicker(100 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			err := w.scrapeOnce(ctx, client)
+			if ctx.Err() != nil {
+				return
+			}
+			w.mu.Lock()
+			w.scraped++
+			if w.scrapeErr == nil {
+				w.scrapeErr = err
+			}
+			w.mu.Unlock()
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+		}
+	}()
+}
+
+// scrapeOnce scrapes as Prometheus would, with its timeout of ten seconds.
+func (w *world) scrapeOnce(ctx context.Context, c *http.Client) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	status, text, err := node.Get(ctx, c, w.URL+"/metrics", "gzip")
+	switch {
+	case err != nil:
+		return violated("scrape", "%v", err)
+	case status != http.StatusOK:
+		return violated("scrape", "status %d: %s", status, text)
+	}
+	return nil
+}
+
+// end ends everything; what is wrong with the agent's end is an error.
+func (w *world) end() error {
+	if w.stopScrapes != nil {
+		w.stopScrapes()
+	}
+	for _, c := range w.streams {
+		c.Close()
+	}
+	var errs []error
+	if w.kubelet != nil {
+		errs = append(errs, w.kubelet.thaw())
+	}
+	if err := w.Stop(); err != nil {
+		errs = append(errs, violated("end", "%v", err))
+	}
+	if w.kubelet != nil {
+		errs = append(errs, w.kubelet.end())
+	}
+	if w.disk != nil {
+		errs = append(errs, w.disk.end())
+	}
+	if w.log.raced() {
+		errs = append(errs, violated("race", "see the log"))
+	}
+	return errors.Join(append(errs, w.Remove())...)
+}

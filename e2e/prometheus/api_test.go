@@ -1,0 +1,149 @@
+package prometheus
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+)
+
+// api is Prometheus's HTTP API.
+type api struct {
+	url    string
+	client http.Client
+}
+
+// get asks for a page of the API and reads its data.
+func (a *api) get(ctx context.Context, path string, query url.Values, into any) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, a.url+path+"?"+query.Encode(), nil)
+	if err != nil {
+		return err
+	}
+	r, err := a.client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer r.Body.Close()
+	var answer struct {
+		Status string          `json:"status"`
+		Error  string          `json:"error"`
+		Data   json.RawMessage `json:"data"`
+	}
+	if err := json.NewDecoder(r.Body).Decode(&answer); err != nil {
+		return fmt.Errorf("%s: %s: %w", path, r.Status, err)
+	}
+	if answer.Status != "success" {
+		return fmt.Errorf("%s: %s", path, answer.Error)
+	}
+	return json.Unmarshal(answer.Data, into)
+}
+
+// series is one of a result, with its newest value.
+type series struct {
+	labels map[string]string
+	value  float64
+}
+
+// sample is a time and a value, as the API writes them.
+type sample [2]any
+
+func (s sample) value() float64 {
+	text, ok := s[1].(string)
+	if !ok {
+		return math.NaN()
+	}
+	v, err := strconv.ParseFloat(text, 64)
+	if err != nil {
+		return math.NaN()
+	}
+	return v
+}
+
+// query evaluates an expression now. Series without a number are none.
+func (a *api) query(ctx context.Context, expr string) ([]series, error) {
+	return a.evaluate(ctx, "/api/v1/query", url.Values{"query": {expr}})
+}
+
+// queryRange evaluates an expression at each second of the last minute. A series' newest number counts.
+func (a *api) queryRange(ctx context.Context, expr string) ([]series, error) {
+	now := time.Now()
+	return a.evaluate(ctx, "/api/v1/query_range", url.Values{
+		"query": {expr}, "step": {"1"}, "start": {strconv.FormatInt(now.Add(-time.Minute).Unix(), 10)}, "end": {strconv.FormatInt(now.Unix(), 10)},
+	})
+}
+
+func (a *api) evaluate(ctx context.Context, path string, query url.Values) ([]series, error) {
+	var data struct {
+		Result []struct {
+			Metric map[string]string `json:"metric"`
+			Value  sample            `json:"value"`
+			Values []sample          `json:"values"`
+		} `json:"result"`
+	}
+	if err := a.get(ctx, path, query, &data); err != nil {
+		return nil, fmt.Errorf("%w: %s", err, query.Get("query"))
+	}
+	var all []series
+	for _, r := range data.Result {
+		newest := math.NaN()
+		for _, s := range append(r.Values, r.Value) {
+			if v := s.value(); !math.IsNaN(v) {
+				newest = v
+			}
+		}
+		if !math.IsNaN(newest) {
+			all = append(all, series{r.Metric, newest})
+		}
+	}
+	return all, nil
+}
+
+// labelValues are the values of a label of the series that a selector selects.
+func (a *api) labelValues(ctx context.Context, selector, label string) ([]string, error) {
+	var values []string
+	err := a.get(ctx, "/api/v1/label/"+label+"/values", url.Values{"match[]": {selector}}, &values)
+	return values, err
+}
+
+// alert is one that is pending or firing.
+type alert struct {
+	Labels      map[string]string `json:"labels"`
+	Annotations map[string]string `json:"annotations"`
+	State       string            `json:"state"`
+}
+
+func (a *api) alerts(ctx context.Context) ([]alert, error) {
+	var data struct {
+		Alerts []alert `json:"alerts"`
+	}
+	err := a.get(ctx, "/api/v1/alerts", nil, &data)
+	return data.Alerts, err
+}
+
+// ruleHealth is how the last evaluation of a rule went.
+type ruleHealth struct {
+	Name      string `json:"name"`
+	Type      string `json:"type"` // alerting, recording
+	Health    string `json:"health"`
+	LastError string `json:"lastError"`
+}
+
+func (a *api) rules(ctx context.Context) ([]ruleHealth, error) {
+	var data struct {
+		Groups []struct {
+			Rules []ruleHealth `json:"rules"`
+		} `json:"groups"`
+	}
+	err := a.get(ctx, "/api/v1/rules", nil, &data)
+	var all []ruleHealth
+	for _, g := range data.Groups {
+		all = append(all, g.Rules...)
+	}
+	return all, err
+}

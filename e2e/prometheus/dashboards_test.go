@@ -1,0 +1,226 @@
+package prometheus
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// dashboard is as much of Grafana's model as these tests go by.
+type dashboard struct {
+	UID           string   `json:"uid"`
+	Title         string   `json:"title"`
+	Description   string   `json:"description"`
+	Tags          []string `json:"tags"`
+	SchemaVersion int      `json:"schemaVersion"`
+	Refresh       string   `json:"refresh"`
+	Links         []struct {
+		Tags        []string `json:"tags"`
+		IncludeVars bool     `json:"includeVars"`
+	} `json:"links"`
+	Templating struct {
+		List []variable `json:"list"`
+	} `json:"templating"`
+	Panels []panel `json:"panels"`
+}
+
+// variable is one that people choose values for. Query is an object, or a word for a variable of type datasource.
+type variable struct {
+	Name       string          `json:"name"`
+	Type       string          `json:"type"`
+	Query      json.RawMessage `json:"query"`
+	Multi      bool            `json:"multi"`
+	IncludeAll bool            `json:"includeAll"`
+	AllValue   string          `json:"allValue"`
+}
+
+// query is that of a variable of type query.
+func (v variable) query(t *testing.T) string {
+	t.Helper()
+	var q struct {
+		Query string `json:"query"`
+	}
+	if err := json.Unmarshal(v.Query, &q); err != nil {
+		t.Fatalf("variable %s: %v", v.Name, err)
+	}
+	return q.Query
+}
+
+type panel struct {
+	ID          int        `json:"id"`
+	Type        string     `json:"type"`
+	Title       string     `json:"title"`
+	Description string     `json:"description"`
+	Place       place      `json:"gridPos"`
+	Datasource  datasource `json:"datasource"`
+	Targets     []target   `json:"targets"`
+	FieldConfig struct {
+		Defaults struct {
+			Unit       string `json:"unit"`
+			Thresholds struct {
+				Steps []struct{} `json:"steps"`
+			} `json:"thresholds"`
+		} `json:"defaults"`
+		Overrides []struct {
+			Matcher struct {
+				ID      string `json:"id"`
+				Options string `json:"options"`
+			} `json:"matcher"`
+		} `json:"overrides"`
+	} `json:"fieldConfig"`
+	Transformations []struct {
+		ID      string `json:"id"`
+		Options struct {
+			Exclude map[string]bool   `json:"excludeByName"`
+			Index   map[string]int    `json:"indexByName"`
+			Rename  map[string]string `json:"renameByName"`
+		} `json:"options"`
+	} `json:"transformations"`
+}
+
+type datasource struct {
+	Type string `json:"type"`
+	UID  string `json:"uid"`
+}
+
+type target struct {
+	RefID   string `json:"refId"`
+	Expr    string `json:"expr"`
+	Legend  string `json:"legendFormat"`
+	Format  string `json:"format"`
+	Instant bool   `json:"instant"`
+}
+
+type place struct {
+	H, W, X, Y int
+}
+
+func (p place) overlaps(q place) bool {
+	return p.X < q.X+q.W && q.X < p.X+p.W && p.Y < q.Y+q.H && q.Y < p.Y+p.H
+}
+
+// dashboards are those of the chart, by file.
+func dashboards(t *testing.T) map[string]dashboard {
+	t.Helper()
+	all := make(map[string]dashboard)
+	for _, name := range []string{"fleet.json", "node.json"} {
+		text, err := os.ReadFile(filepath.Join(chart, "dashboards", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var d dashboard
+		if err := json.Unmarshal(text, &d); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		all[name] = d
+	}
+	return all
+}
+
+var (
+	// reference is a variable in an expression, as $name or ${name} or ${name:format}.
+	reference   = regexp.MustCompile(`\$(?:\{(\w+)(?::\w+)?\}|(\w+))`)
+	labelValues = regexp.MustCompile(`^label_values\((.+), (\w+)\)$`)
+	legendLabel = regexp.MustCompile(`\{\{(\w+)\}\}`)
+)
+
+// TestDashboards holds the dashboards to what makes them work in a Grafana that is not the author's. That
+// Grafana knows each option is for make dashboards, which needs node.
+func TestDashboards(t *testing.T) {
+	uids := make(map[string]string)
+	for name, d := range dashboards(t) {
+		if other, twice := uids[d.UID]; twice || d.UID == "" {
+			t.Errorf("%s: uid %q is missing, or that of %s", name, d.UID, other)
+		}
+		uids[d.UID] = name
+		if d.Title == "" || d.Description == "" || d.Refresh == "" || d.SchemaVersion < 39 {
+			t.Errorf("%s: title, description and refresh must be there, schemaVersion 39 or later: %q, %q, %q, %d",
+				name, d.Title, d.Description, d.Refresh, d.SchemaVersion)
+		}
+		if len(d.Links) != 1 || !d.Links[0].IncludeVars || !slices.Equal(d.Links[0].Tags, []string{"gpu-node-agent"}) ||
+			!slices.Contains(d.Tags, "gpu-node-agent") {
+			t.Errorf("%s: the dashboards find each other by the tag gpu-node-agent; tags %v, links %+v", name, d.Tags, d.Links)
+		}
+		var known []string
+		for _, v := range d.Templating.List {
+			known = append(known, v.Name)
+			if v.Type == "query" && v.IncludeAll && v.AllValue != ".*" {
+				t.Errorf("%s: variable %s: allValue %q; use .*, which matches series without the label too", name, v.Name, v.AllValue)
+			}
+		}
+		if !slices.Contains(known, "cluster") || !slices.Contains(known, "node") {
+			t.Errorf("%s: variables %v, want cluster and node among them", name, known)
+		}
+		for _, fault := range panelFaults(d, known) {
+			t.Errorf("%s: %s", name, fault)
+		}
+	}
+	for name, d := range dashboards(t) {
+		text, err := json.Marshal(d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, link := range regexp.MustCompile(`/d/([\w-]+)`).FindAllStringSubmatch(string(text), -1) {
+			if uids[link[1]] == "" {
+				t.Errorf("%s links to the dashboard %s, which is none of ours", name, link[1])
+			}
+		}
+	}
+}
+
+func panelFaults(d dashboard, known []string) (faults []string) {
+	bad := func(p panel, format string, args ...any) {
+		faults = append(faults, fmt.Sprintf("panel %d %q: ", p.ID, p.Title)+fmt.Sprintf(format, args...))
+	}
+	known = append(slices.Clone(known), "__rate_interval", "__range")
+	for i, p := range d.Panels {
+		for _, q := range d.Panels[:i] {
+			if p.ID == q.ID {
+				bad(p, "has the id of %q", q.Title)
+			}
+			if p.Place.overlaps(q.Place) {
+				bad(p, "lies over %q", q.Title)
+			}
+		}
+		if p.ID <= 0 || p.Title == "" || p.Place.W <= 0 || p.Place.H <= 0 || p.Place.X < 0 || p.Place.X+p.Place.W > 24 {
+			bad(p, "has no id, title or place: %+v", p.Place)
+		}
+		if p.Type == "row" {
+			continue
+		}
+		if p.Description == "" || p.FieldConfig.Defaults.Unit == "" || len(p.FieldConfig.Defaults.Thresholds.Steps) == 0 {
+			bad(p, "has no description, unit or thresholds")
+		}
+		if p.Datasource != (datasource{"prometheus", "${datasource}"}) {
+			bad(p, "datasource %+v; use the variable", p.Datasource)
+		}
+		if len(p.Targets) == 0 {
+			bad(p, "has no query")
+		}
+		var refs []string
+		for _, q := range p.Targets {
+			if q.Expr == "" || q.RefID == "" || slices.Contains(refs, q.RefID) {
+				bad(p, "query %q: %q", q.RefID, q.Expr)
+			}
+			refs = append(refs, q.RefID)
+			for _, m := range reference.FindAllStringSubmatch(q.Expr, -1) {
+				if !slices.Contains(known, m[1]+m[2]) {
+					bad(p, "query %s uses %s, which no variable is", q.RefID, m[0])
+				}
+			}
+			// Sums over all clusters or nodes by mistake are the usual fault of a copied query.
+			if n := strings.Count(q.Expr, "{"); strings.Count(q.Expr, `cluster=~"$cluster", instance`) != n {
+				bad(p, "query %s: each of its %d selectors must begin with the cluster and the node", q.RefID, n)
+			}
+			if p.Type == "table" && (q.Format != "table" || !q.Instant) {
+				bad(p, "query %s of a table must be instant and of format table", q.RefID)
+			}
+		}
+	}
+	return faults
+}

@@ -1,0 +1,73 @@
+// Package prometheus holds the chart's dashboards and rules against a real Prometheus that scrapes the built agent
+// while its simulated GPUs break and recover.
+package prometheus
+
+import (
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"k8s.io/klog/v2"
+)
+
+// agentBinary is the program under test: $AGENT_BIN, or what TestMain builds from this repository.
+var agentBinary string
+
+// chart is where the dashboards and the rules are.
+var chart = filepath.Join("..", "..", "charts", "gpu-node-agent")
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	fail := func(err error) int {
+		fmt.Fprintln(os.Stderr, err)
+		return 2
+	}
+	dir, err := os.MkdirTemp("", "gpu-node-agent-e2e")
+	if err != nil {
+		return fail(err)
+	}
+	defer os.RemoveAll(dir)
+	agentBinary = os.Getenv("AGENT_BIN")
+	if agentBinary != "" && !filepath.IsAbs(agentBinary) {
+		return fail(fmt.Errorf("AGENT_BIN must be an absolute path: tests run in their own directory"))
+	}
+	if agentBinary == "" {
+		agentBinary = filepath.Join(dir, "gpu-node-agent")
+		build := exec.Command("go", "build", "-o", agentBinary, ".")
+		build.Dir = filepath.Join("..", "..")
+		if out, err := build.CombinedOutput(); err != nil {
+			return fail(fmt.Errorf("%v: %w\n%s", build, err, out))
+		}
+	}
+	flags := flag.NewFlagSet("klog", flag.ContinueOnError)
+	klog.InitFlags(flags)
+	klog.SetOutput(io.Discard) // the kubelet's log
+	if err := flags.Parse([]string{"-logtostderr=false", "-stderrthreshold=FATAL"}); err != nil {
+		return fail(err)
+	}
+	return m.Run()
+}
+
+// tool returns the path of prometheus or promtool: the system's, or what need.sh has unpacked.
+func tool(t *testing.T, name string) string {
+	t.Helper()
+	if path, err := exec.LookPath(name); err == nil {
+		return path
+	}
+	path, err := filepath.Abs(filepath.Join("..", "..", "bin", "prometheus", "usr", "bin", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(path); err != nil {
+		t.Fatalf("%s is not installed: neither in PATH nor at %s; e2e/prometheus/need.sh unpacks Debian's package there", name, path)
+	}
+	return path
+}

@@ -1,0 +1,183 @@
+package prometheus
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// unsimulated is what the simulator does not measure: panels that show nothing else have no data here, and
+// 12239's query has none. Once it does, the test says so.
+const unsimulated = "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"
+
+// valuesOf puts values to a dashboard's variables, as Grafana does: All where people can choose that, or always what
+// Prometheus has. The two that begin with an underscore are Grafana's own, for a scrape interval of 15s.
+func (n *node) valuesOf(d dashboard, all bool) map[string]string {
+	n.t.Helper()
+	values := map[string]string{"datasource": "prometheus", "__rate_interval": "1m", "__range": "1h"}
+	for _, v := range d.Templating.List {
+		if v.Type != "query" {
+			continue
+		}
+		parts := labelValues.FindStringSubmatch(v.query(n.t))
+		if parts == nil {
+			n.t.Fatalf("%s: variable %s: this test only understands label_values(selector, label), not %q", d.Title, v.Name, v.query(n.t))
+		}
+		options, err := n.prom.labelValues(n.t.Context(), substitute(parts[1], values), parts[2])
+		if err != nil || len(options) == 0 {
+			n.t.Fatalf("%s: variable %s has the values %q: %v", d.Title, v.Name, options, err)
+		}
+		switch {
+		case all && v.IncludeAll:
+			values[v.Name] = v.AllValue
+		case v.Multi: // Grafana makes one expression of them
+			values[v.Name] = "(" + strings.Join(options, "|") + ")"
+		default:
+			values[v.Name] = slices.Max(options)
+		}
+	}
+	return values
+}
+
+func substitute(text string, values map[string]string) string {
+	return reference.ReplaceAllStringFunc(text, func(ref string) string {
+		m := reference.FindStringSubmatch(ref)
+		return values[m[1]+m[2]] // that there is one is for TestDashboards
+	})
+}
+
+// evaluate is what Grafana does with a panel's query.
+func (n *node) evaluate(q target, values map[string]string) ([]series, error) {
+	expr := substitute(q.Expr, values)
+	if q.Instant {
+		return n.prom.query(n.t.Context(), expr)
+	}
+	return n.prom.queryRange(n.t.Context(), expr)
+}
+
+// checkPanels evaluates every query of every panel: each has data, and the labels that legends and tables name.
+func (n *node) checkPanels(all bool) {
+	n.t.Helper()
+	queries := 0
+	for name, d := range dashboards(n.t) {
+		values := n.valuesOf(d, all)
+		for _, p := range d.Panels {
+			fields := make(map[string]bool) // columns, if it is a table
+			for _, q := range p.Targets {
+				queries++
+				got, err := n.evaluate(q, values)
+				switch {
+				case err != nil:
+					n.t.Errorf("%s: %s %s: %v", name, p.Title, q.RefID, err)
+				case strings.Contains(q.Expr, unsimulated) != (len(got) == 0):
+					n.t.Errorf("%s: %s %s has %d series: %s", name, p.Title, q.RefID, len(got), substitute(q.Expr, values))
+				}
+				for _, s := range got {
+					for _, m := range legendLabel.FindAllStringSubmatch(q.Legend, -1) {
+						if s.labels[m[1]] == "" && !optional(m[1]) {
+							n.t.Errorf("%s: %s: the legend %q: there is no %s in %v", name, p.Title, q.Legend, m[1], s.labels)
+						}
+					}
+					for l := range s.labels {
+						fields[l] = true
+					}
+				}
+				if fields["Value"] = true; len(p.Targets) > 1 {
+					delete(fields, "Value")
+					fields["Value #"+q.RefID] = true
+				}
+			}
+			n.checkColumns(name, p, fields)
+		}
+	}
+	n.t.Logf("%d queries of panels", queries)
+}
+
+// optional labels are not on every series.
+func optional(label string) bool {
+	return slices.Contains([]string{"cluster", "GPU_I_ID", "GPU_I_PROFILE"}, label)
+}
+
+// checkColumns checks that what a table orders, renames and paints is there.
+func (n *node) checkColumns(name string, p panel, fields map[string]bool) {
+	if p.Type != "table" {
+		return
+	}
+	shown := maps.Clone(fields)
+	for _, t := range p.Transformations {
+		for _, used := range []map[string]bool{t.Options.Exclude, keys(t.Options.Index), keys(t.Options.Rename)} {
+			for field := range used {
+				if !fields[field] && field != "Time" && !optional(field) {
+					n.t.Errorf("%s: %s: the column %q does not exist: %v", name, p.Title, field, fields)
+				}
+			}
+		}
+		for from, to := range t.Options.Rename {
+			delete(shown, from)
+			shown[to] = true
+		}
+	}
+	for _, o := range p.FieldConfig.Overrides {
+		if o.Matcher.ID != "byName" || !shown[o.Matcher.Options] && !optional(o.Matcher.Options) {
+			n.t.Errorf("%s: %s: the override for %q finds no column: %v", name, p.Title, o.Matcher.Options, shown)
+		}
+	}
+}
+
+func keys[V any](m map[string]V) map[string]bool {
+	out := make(map[string]bool)
+	for k := range m {
+		out[k] = true
+	}
+	return out
+}
+
+// panel returns what the first query of a panel has now, for everything.
+func (n *node) panel(file, title string) []series {
+	n.t.Helper()
+	d := dashboards(n.t)[file]
+	i := slices.IndexFunc(d.Panels, func(p panel) bool { return p.Title == title })
+	if i < 0 {
+		n.t.Fatalf("%s has no panel %q", file, title)
+	}
+	got, err := n.prom.query(n.t.Context(), substitute(d.Panels[i].Targets[0].Expr, n.valuesOf(d, true)))
+	if err != nil {
+		n.t.Fatalf("%s: %s: %v", file, title, err)
+	}
+	return got
+}
+
+// check12239 evaluates what the dashboard 12239 of grafana.com, NVIDIA's for dcgm-exporter, asks for: those by GPU
+// with a series for each, the others with one.
+func (n *node) check12239(ctx context.Context) {
+	n.t.Helper()
+	const selector = `{instance=~"node-1", gpu=~"(0|1|2|3|4|5|6|7)"}`
+	for expr, want := range map[string]int{
+		"DCGM_FI_DEV_GPU_TEMP" + selector:                8,
+		"avg(DCGM_FI_DEV_GPU_TEMP" + selector + ")":      1,
+		"DCGM_FI_DEV_POWER_USAGE" + selector:             8,
+		"sum(DCGM_FI_DEV_POWER_USAGE" + selector + ")":   1,
+		"DCGM_FI_DEV_SM_CLOCK" + selector + " * 1000000": 8,
+		"DCGM_FI_DEV_GPU_UTIL" + selector:                8,
+		"DCGM_FI_DEV_FB_USED" + selector:                 8,
+		unsimulated + selector:                           0,
+	} {
+		got, err := n.prom.query(ctx, expr)
+		if err != nil {
+			n.t.Error(err)
+		}
+		gpus := make(map[string]bool)
+		for _, s := range got {
+			gpus[s.labels["gpu"]] = true
+		}
+		if len(got) != want || len(gpus) != want {
+			n.t.Errorf("12239: %s has %d series of %d GPUs, want %d", expr, len(got), len(gpus), want)
+		}
+	}
+	for _, label := range []string{"instance", "gpu"} {
+		if values, err := n.prom.labelValues(ctx, "DCGM_FI_DEV_GPU_TEMP", label); err != nil || len(values) == 0 {
+			n.t.Errorf("12239: its variable %s has the values %q: %v", label, values, err)
+		}
+	}
+}

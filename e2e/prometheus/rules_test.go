@@ -1,0 +1,145 @@
+package prometheus
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+// templateLabel is a label in an annotation.
+var templateLabel = regexp.MustCompile(`\$labels\.(\w+)`)
+
+// rule is a rule of ours; Alert or Record is its name.
+type rule struct {
+	Alert       string            `json:"alert"`
+	Record      string            `json:"record"`
+	Expr        string            `json:"expr"`
+	For         string            `json:"for"`
+	Labels      map[string]string `json:"labels"`
+	Annotations map[string]string `json:"annotations"`
+}
+
+func (r rule) name() string { return r.Alert + r.Record }
+
+// rules are those of the chart, by file.
+func rules(t *testing.T) map[string][]rule {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(chart, "rules", "*.yaml"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no rules in %s: %v", chart, err)
+	}
+	all := make(map[string][]rule)
+	for _, file := range files {
+		var content struct {
+			Groups []struct {
+				Name  string `json:"name"`
+				Rules []rule `json:"rules"`
+			} `json:"groups"`
+		}
+		parse(t, file, &content)
+		for _, g := range content.Groups {
+			all[filepath.Base(file)] = append(all[filepath.Base(file)], g.Rules...)
+		}
+	}
+	return all
+}
+
+func parse(t *testing.T, file string, into any) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := yaml.UnmarshalStrict(text, into); err != nil {
+		t.Fatalf("%s: %v", file, err)
+	}
+}
+
+// TestRules has promtool check the rules and run their unit tests, of which there is a file for each of rules.
+func TestRules(t *testing.T) {
+	promtool := tool(t, "promtool")
+	for file := range rules(t) {
+		for _, args := range [][]string{
+			{"check", "rules", filepath.Join(chart, "rules", file)},
+			{"test", "rules", filepath.Join("rules", file)},
+		} {
+			if out, err := exec.Command(promtool, args...).CombinedOutput(); err != nil {
+				t.Errorf("promtool %s: %v\n%s", strings.Join(args, " "), err, out)
+			}
+		}
+	}
+}
+
+// TestRulesAreTold: an alert says how bad it is, what is so and what to do, and every rule has unit tests.
+func TestRulesAreTold(t *testing.T) {
+	names := make(map[string]bool)
+	for file, rules := range rules(t) {
+		var tests struct {
+			RuleFiles []string `json:"rule_files"`
+			Interval  string   `json:"evaluation_interval"`
+			Tests     []struct {
+				Name     string           `json:"name"`
+				Interval string           `json:"interval"`
+				Input    []map[string]any `json:"input_series"`
+				Alerts   []any            `json:"alert_rule_test"`
+				Exprs    []struct {
+					Expr    string `json:"expr"`
+					At      string `json:"eval_time"`
+					Samples []struct {
+						Labels string  `json:"labels"`
+						Value  float64 `json:"value"`
+					} `json:"exp_samples"`
+				} `json:"promql_expr_test"`
+			} `json:"tests"`
+		}
+		parse(t, filepath.Join("rules", file), &tests)
+		var wanted []string
+		for _, test := range tests.Tests {
+			for _, e := range test.Exprs {
+				for _, s := range e.Samples {
+					wanted = append(wanted, s.Labels)
+				}
+			}
+		}
+		for _, r := range rules {
+			if names[r.name()] {
+				t.Errorf("%s is there twice", r.name())
+			}
+			names[r.name()] = true
+			if r.Alert == "" {
+				if !slices.ContainsFunc(wanted, func(l string) bool { return strings.HasPrefix(l, r.Record+"{") }) {
+					t.Errorf("%s has no unit test", r.Record)
+				}
+				continue
+			}
+			if !slices.Contains([]string{"critical", "warning", "info"}, r.Labels["severity"]) {
+				t.Errorf("%s: severity %q; use critical, warning or info", r.Alert, r.Labels["severity"])
+			}
+			i := slices.IndexFunc(wanted, func(l string) bool {
+				return strings.HasPrefix(l, fmt.Sprintf(`ALERTS{alertname=%q, alertstate="firing"`, r.Alert))
+			})
+			if i < 0 {
+				t.Errorf("%s never fires in its unit tests", r.Alert)
+				continue
+			}
+			for _, a := range []string{"summary", "description", "runbook"} {
+				if r.Annotations[a] == "" {
+					t.Errorf("%s has no annotation %s", r.Alert, a)
+				}
+				// A label that is not there is an empty text.
+				for _, m := range templateLabel.FindAllStringSubmatch(r.Annotations[a], -1) {
+					if !strings.Contains(wanted[i], " "+m[1]+"=") {
+						t.Errorf("%s: %s: the alert has no label %s: %s", r.Alert, a, m[1], wanted[i])
+					}
+				}
+			}
+		}
+	}
+}

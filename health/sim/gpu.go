@@ -80,7 +80,7 @@ const idleUsed = 4
 // absent here is blank in DCGM on that kind of device: a partitioned GPU has no utilization and no NVLink,
 // a MIG device has a framebuffer and shares the rest with its GPU, a GPU that is no vGPU has no license.
 func (g *gpu) values(t float64, c conditions, to []map[health.Field]float64) []map[health.Field]float64 {
-	const fields = 24 // the most that a GPU has, so that the map does not grow
+	const fields = 30 // the most that a GPU has, so that the map does not grow
 	var (
 		m      = &g.model
 		v      = make(map[health.Field]float64, fields)
@@ -98,8 +98,9 @@ func (g *gpu) values(t float64, c conditions, to []map[health.Field]float64) []m
 		all.memory += now.memory
 		work += l.share * l.work(t, now.fast)
 		if g.slices != nil {
-			s := make(map[health.Field]float64, 4)
+			s := make(map[health.Field]float64, 10)
 			framebuffer(s, float64(g.slices[i].memory), 0, now.memory+idleUsed)
+			profiling(s, now.fast, l.share)
 			to = append(to, s)
 		}
 	}
@@ -126,6 +127,7 @@ func (g *gpu) values(t float64, c conditions, to []map[health.Field]float64) []m
 	}
 
 	framebuffer(v, float64(m.total), float64(m.reserved), all.memory+idleUsed)
+	profiling(v, all.fast, 1)
 	if g.slices == nil {
 		util := percent(all.fast * (1 + 0.06*noise(12)))
 		v[health.FieldGPUUtil] = util
@@ -170,6 +172,15 @@ func framebuffer(v map[health.Field]float64, total, reserved, used float64) {
 	used = math.Round(min(used, total-reserved))
 	v[health.FieldFBTotal], v[health.FieldFBReserved] = total, reserved
 	v[health.FieldFBUsed], v[health.FieldFBFree] = used, total-reserved-used
+}
+
+// profiling sets what DCGM's profiling module measures, DCGM_FI_PROF_ fields 1001 to 1010: ratios of the device, and
+// bytes per second of a training job over its share of a PCIe link.
+func profiling(v map[health.Field]float64, busy, share float64) {
+	busy = max(0, min(1, busy))
+	v[1001], v[1002] = milli(busy), milli(0.92*busy)     // graphics engine, SMs
+	v[1004], v[1005] = milli(0.6*busy), milli(0.45*busy) // tensor pipes, memory interface
+	v[1009], v[1010] = math.Round(0.8e9*busy*share), math.Round(2.4e9*busy*share)
 }
 
 func percent(x float64) float64 { return math.Round(100 * max(0, min(1, x))) }

@@ -183,7 +183,10 @@ func TestUUIDs(t *testing.T) {
 
 // TestFields says which fields each kind of device has, by number so that a change shows.
 func TestFields(t *testing.T) {
-	all := []health.Field{67, 100, 101, 140, 150, 155, 156, 202, 203, 204, 206, 207, 250, 251, 252, 253, 393, 394, 395, 396, 449, 1507, 1523}
+	profiling := []health.Field{1001, 1002, 1004, 1005, 1009, 1010}
+	all := slices.Concat([]health.Field{
+		67, 100, 101, 140, 150, 155, 156, 202, 203, 204, 206, 207, 250, 251, 252, 253, 393, 394, 395, 396, 449,
+	}, profiling, []health.Field{1507, 1523})
 	without := func(fields ...health.Field) []health.Field {
 		var out []health.Field
 		for _, f := range all {
@@ -202,7 +205,7 @@ func TestFields(t *testing.T) {
 		{"a100-8", health.KindGPU, all},
 		{"l4-1", health.KindGPU, without(67, 140, 449)},
 		{"h100-8-mig", health.KindGPU, without(203, 204, 206, 207, 449)},
-		{"h100-8-mig", health.KindMIG, []health.Field{250, 251, 252, 253}},
+		{"h100-8-mig", health.KindMIG, slices.Concat([]health.Field{250, 251, 252, 253}, profiling)},
 	}
 	for _, tt := range tests {
 		synctest.Test(t, func(t *testing.T) {

@@ -1,0 +1,100 @@
+# syntax=docker/dockerfile:1
+# The agent's image.
+#
+#   docker build --build-arg VERSION=v0.1.0 -t gpu-node-agent:v0.1.0 .              with DCGM, for nodes with GPUs
+#   docker build --target sim --build-arg VERSION=v0.1.0 -t gpu-node-agent:v0.1.0-sim .    simulated GPUs only, under 30 MB
+#
+# The bases are pinned by the digest of their list of architectures: a new one is a change of this file.
+ARG GO_IMAGE=golang:1.26.8-bookworm@sha256:9fdc884aacc3bec89b20ffc69f4bb369c78210e3e4f600387b5128b12c199f81
+# The same Debian as above, for the C library that the agent is linked with.
+ARG BASE_IMAGE=debian:bookworm-20260824-slim@sha256:88200866dfff7ea7f5cbcb6ec7c8a701889efe6fe859fe64d6990e4b07ea4171
+ARG SIM_IMAGE=gcr.io/distroless/static-debian12@sha256:20bc6c0bc4d625a22a8fde3e55f6515709b32055ef8fb9cfbddaa06d1760f838
+
+FROM ${GO_IMAGE} AS source
+WORKDIR /src
+ENV GOTOOLCHAIN=local GOFLAGS=-buildvcs=false
+COPY go.mod go.sum ./
+RUN --mount=type=cache,target=/go/pkg/mod go mod download
+COPY . .
+ARG VERSION=dev
+ARG REVISION=
+ARG TARGETOS
+ARG TARGETARCH
+
+# Without C all but DCGM works.
+FROM source AS build-sim
+RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
+    CGO_ENABLED=0 GOOS=${TARGETOS} GOARCH=${TARGETARCH} \
+    go build -trimpath -ldflags "-s -w -X main.version=${VERSION} -X main.revision=${REVISION}" -o /out/gpu-node-agent .
+
+FROM source AS build
+RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
+    CGO_ENABLED=1 GOOS=${TARGETOS} GOARCH=${TARGETARCH} \
+    go build -trimpath -ldflags "-s -w -X main.version=${VERSION} -X main.revision=${REVISION}" -o /out/gpu-node-agent .
+
+FROM ${SIM_IMAGE} AS sim
+ARG VERSION=dev
+ARG REVISION=
+LABEL org.opencontainers.image.title="gpu-node-agent (simulated GPUs)" \
+      org.opencontainers.image.description="Device plugin, Prometheus exporter and health judge of NVIDIA GPUs; this image has no DCGM" \
+      org.opencontainers.image.source="https://github.com/gpu-node-agent/gpu-node-agent" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
+COPY LICENSE /licenses/LICENSE
+COPY --from=build-sim /out/gpu-node-agent /usr/local/bin/gpu-node-agent
+# The kubelet's socket directory is root's.
+USER 0:0
+EXPOSE 9400
+ENTRYPOINT ["/usr/local/bin/gpu-node-agent"]
+
+FROM ${BASE_IMAGE} AS dcgm
+# The key ring package brings NVIDIA's key and source. go-dcgm loads libdcgm.so.4; the module for the profiling
+# fields is in the package proprietary. Only libraries go into the image: no host engine, no diagnostics.
+ARG DCGM_VERSION=1:4.6.0-1
+ARG TARGETARCH
+ENV DEBIAN_FRONTEND=noninteractive
+SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
+RUN case "${TARGETARCH:-amd64}" in \
+      amd64) repository=debian12/x86_64 ;; \
+      arm64) repository=ubuntu2204/sbsa ;; \
+      *) echo "NVIDIA has no DCGM for ${TARGETARCH}" >&2; exit 1 ;; \
+    esac; \
+    apt-get update; \
+    apt-get install -y --no-install-recommends ca-certificates curl; \
+    curl -fsSL --retry 3 -o /tmp/keyring.deb \
+      "https://developer.download.nvidia.com/compute/cuda/repos/${repository}/cuda-keyring_1.1-1_all.deb"; \
+    dpkg -i /tmp/keyring.deb; \
+    apt-get update; \
+    apt-get install -y --no-install-recommends \
+      "datacenter-gpu-manager-4-core=${DCGM_VERSION}" "datacenter-gpu-manager-4-proprietary=${DCGM_VERSION}"; \
+    mkdir -p /out/usr/lib /out/licenses; \
+    find /usr/lib \( -name 'libdcgm*.so*' -o -name 'libnvperf_dcgm*.so*' \) -exec cp -a {} /out/usr/lib/ \; ; \
+    find /usr/share/doc -path '*datacenter-gpu-manager-4-core*' -type f -exec cp {} /out/licenses/ \;
+
+FROM ${BASE_IMAGE}
+ARG VERSION=dev
+ARG REVISION=
+LABEL org.opencontainers.image.title="gpu-node-agent" \
+      org.opencontainers.image.description="Device plugin, Prometheus exporter and health judge of NVIDIA GPUs, with DCGM 4" \
+      org.opencontainers.image.source="https://github.com/gpu-node-agent/gpu-node-agent" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
+COPY --from=dcgm /out/ /
+COPY LICENSE /licenses/LICENSE
+COPY --from=build /out/gpu-node-agent /usr/local/bin/gpu-node-agent
+# What cannot be loaded is found here, not on a node.
+RUN ldconfig; \
+    for library in libdcgm.so.4 libdcgmmodulehealth.so.4 libdcgmmodulepolicy.so.4; do \
+      if ldd "/usr/lib/$library" | grep 'not found'; then exit 1; fi; \
+    done; \
+    /usr/local/bin/gpu-node-agent version
+# For NVIDIA's container runtime. DCGM says itself which driver it does not work with.
+ENV NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    NVIDIA_DISABLE_REQUIRE=true
+# The kubelet's socket directory is root's; Kubernetes takes everything else away, see the chart.
+USER 0:0
+EXPOSE 9400
+ENTRYPOINT ["/usr/local/bin/gpu-node-agent"]

@@ -1,0 +1,140 @@
+{{- define "gpu-node-agent.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "gpu-node-agent.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 52 | trimSuffix "-" }}
+{{- else if contains (include "gpu-node-agent.name" .) .Release.Name }}
+{{- .Release.Name | trunc 52 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name (include "gpu-node-agent.name" .) | trunc 52 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{/* What selects all pods of the release; it must never change. */}}
+{{- define "gpu-node-agent.selector" -}}
+app.kubernetes.io/name: {{ include "gpu-node-agent.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "gpu-node-agent.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{ include "gpu-node-agent.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end }}
+
+{{- define "gpu-node-agent.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create }}
+{{- default (include "gpu-node-agent.fullname" .) .Values.serviceAccount.name }}
+{{- else }}
+{{- default "default" .Values.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{- define "gpu-node-agent.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+{{- end }}
+
+{{/*
+agent fills the dict "agent" with what one agent is: nodes of nodeConfigs' entry "name", or all others if that is "".
+It is called with (dict "root" $ "name" NAME "agent" (dict)); a template cannot return more than text.
+*/}}
+{{- define "gpu-node-agent.agent" -}}
+{{- $values := .root.Values }}
+{{- $config := deepCopy $values.config }}
+{{- with get $values.nodeConfigs .name }}
+{{- $config = mustMergeOverwrite $config (deepCopy .) }}
+{{- end }}
+{{- $sim := eq (dig "source" "mode" "auto" $config) "sim" }}
+{{- if and $sim (not (hasKey (dig "source" "sim" (dict) $config) "control")) }}
+{{- /* So that faults can be made: kubectl exec … -- gpu-node-agent sim '{gpu: 3, xid: 79}' */}}
+{{- $config = mustMergeOverwrite $config (dict "source" (dict "sim" (dict "control" "/run/gpu-node-agent/sim.sock"))) }}
+{{- end }}
+{{- if $values.web.secretName }}
+{{- $config = mustMergeOverwrite (dict "metrics" (dict "webConfigFile" "/etc/gpu-node-agent-web/web-config.yaml")) $config }}
+{{- end }}
+{{- $generate := dig "plugin" "cdi" "generate" false $config }}
+{{- if and $generate (not $sim) }}
+{{- $config = mustMergeOverwrite (dict "plugin" (dict "containerDriverRoot" "/driver-root")) $config }}
+{{- end }}
+{{- $mig := has (dig "plugin" "migStrategy" "none" $config) (list "single" "mixed") }}
+{{- $lists := dig "plugin" "deviceList" (list) $config | toStrings }}
+{{- $fields := toJson (dig "metrics" "fields" (list) $config) }}
+{{- if dig "metrics" "fieldsFile" "" $config }}
+{{- $fields = toJson $values.files }}
+{{- end }}
+{{- $needs := or $mig (has "volume-mounts" $lists) (regexMatch "\"profiling\"|DCGM_FI_PROF_" $fields) }}
+{{- $_ := set .agent "config" $config }}
+{{- $_ := set .agent "name" (ternary (printf "%s-%s" (include "gpu-node-agent.fullname" .root) .name) (include "gpu-node-agent.fullname" .root) (ne .name "")) }}
+{{- $_ := set .agent "component" (ternary (printf "agent-%s" .name) "agent" (ne .name "")) }}
+{{- $_ := set .agent "sim" $sim }}
+{{- $_ := set .agent "mig" $mig }}
+{{- $_ := set .agent "generate" $generate }}
+{{- $_ := set .agent "cdi" (or $generate (has "cdi-cri" $lists) (has "cdi-annotations" $lists)) }}
+{{- $_ := set .agent "cdiDir" (dig "plugin" "cdi" "dir" "/var/run/cdi" $config) }}
+{{- $_ := set .agent "driverRoot" (dig "plugin" "driverRoot" "/" $config) }}
+{{- $_ := set .agent "port" (dig "metrics" "listen" ":9400" $config | regexFind "[0-9]+$" | int) }}
+{{- $_ := set .agent "conditions" (dig "health" "kubernetes" "enabled" false $config) }}
+{{- $_ := set .agent "podLabels" (dig "metrics" "podLabels" (list) $config | empty | not) }}
+{{- $_ := set .agent "needsSysAdmin" (and $needs (not $sim)) }}
+{{- $_ := set .agent "hpcJobDir" (dig "metrics" "hpcJobDir" "" $config) }}
+{{- if dig "plugin" "kubeletDir" "" $config }}
+{{- fail "config.plugin.kubeletDir: the agent sees the kubelet's directory at /var/lib/kubelet; say kubeletDir, a value of the chart, where it is on the nodes" }}
+{{- end }}
+{{- $_ := set .agent "sysAdmin" (and (not $sim) (or (eq $values.sysAdmin "always") (and (eq $values.sysAdmin "auto") $needs))) }}
+{{- end }}
+
+{{/* The names of nodeConfigs' entries, and "" for all other nodes, as JSON. */}}
+{{- define "gpu-node-agent.names" -}}
+{{- prepend (keys .Values.nodeConfigs | sortAlpha) "" | toJson }}
+{{- end }}
+
+{{/* The affinity of one agent: the user's or that of GPU nodes, and what always holds. */}}
+{{- define "gpu-node-agent.affinity" -}}
+{{- $root := .root }}
+{{- $affinity := deepCopy $root.Values.affinity }}
+{{- $terms := dig "nodeAffinity" "requiredDuringSchedulingIgnoredDuringExecution" "nodeSelectorTerms" (list) $affinity }}
+{{- if and (not $affinity) (not .agent.sim) }}
+{{- range list
+  (dict "key" "feature.node.kubernetes.io/pci-10de.present" "operator" "In" "values" (list "true"))
+  (dict "key" "feature.node.kubernetes.io/cpu-model.vendor_id" "operator" "In" "values" (list "NVIDIA"))
+  (dict "key" "nvidia.com/gpu.present" "operator" "In" "values" (list "true")) }}
+{{- $terms = append $terms (dict "matchExpressions" (list .)) }}
+{{- end }}
+{{- end }}
+{{- if $root.Values.nodeConfigs }}
+{{- $chosen := dict "key" "gpu-node-agent/config" "operator" "NotIn" "values" (keys $root.Values.nodeConfigs | sortAlpha) }}
+{{- if .name }}
+{{- $chosen = dict "key" "gpu-node-agent/config" "operator" "In" "values" (list .name) }}
+{{- end }}
+{{- $with := list }}
+{{- range default (list (dict)) $terms }}
+{{- $with = append $with (set (deepCopy .) "matchExpressions" (append (default (list) .matchExpressions) $chosen)) }}
+{{- end }}
+{{- $terms = $with }}
+{{- end }}
+{{- if $terms }}
+{{- $affinity = mustMergeOverwrite $affinity (dict "nodeAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" $terms))) }}
+{{- end }}
+{{- $other := dig "podAntiAffinity" "requiredDuringSchedulingIgnoredDuringExecution" (list) $affinity }}
+{{- $other = append $other (dict "topologyKey" "kubernetes.io/hostname" "namespaceSelector" (dict) "labelSelector" (dict "matchLabels" (dict "gpu-node-agent/serves" "node"))) }}
+{{- $affinity = mustMergeOverwrite $affinity (dict "podAntiAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" $other)) }}
+{{- toYaml $affinity }}
+{{- end }}
+
+{{/* A probe of a path: (dict "root" $ "path" PATH "timing" TIMING) */}}
+{{- define "gpu-node-agent.probe" -}}
+{{- $scheme := ternary .root.Values.web.probes "HTTP" (ne .root.Values.web.secretName "") -}}
+{{- if eq $scheme "TCP" -}}
+tcpSocket: {port: metrics}
+{{- else -}}
+httpGet: {path: {{ .path }}, port: metrics, scheme: {{ $scheme }}}
+{{- end }}
+{{ toYaml .timing }}
+{{- end }}

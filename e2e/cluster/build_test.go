@@ -1,0 +1,132 @@
+//go:build cluster
+
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// The images. Nothing is pulled: there is no registry that the machine could reach.
+const (
+	pauseImage    = "registry.k8s.io/pause:3.10"
+	workloadImage = "example.test/workload:v1"
+	agentImage    = "example.test/gpu-node-agent"
+	oldTag        = "v1"     // as the Dockerfile's last stage has it: linked with glibc, and a shell
+	newTag        = "v2-sim" // as its stage sim has it: static, and nothing else
+)
+
+// The custom resources of Prometheus's operator, as its release has them.
+const (
+	operatorModule = "github.com/prometheus-operator/prometheus-operator"
+	operator       = operatorModule + "@v0.85.0"
+)
+
+// requirements says all that this machine lacks.
+func requirements() error {
+	var errs []error
+	if os.Getuid() != 0 {
+		errs = append(errs, errors.New("only root can make namespaces, cgroups and containers"))
+	}
+	for command, from := range map[string]string{
+		"containerd": "containerd", "ctr": "containerd", "runc": "runc", "prometheus": "prometheus", "ip": "iproute2", "cc": "gcc",
+		"/usr/lib/cni/bridge": "containernetworking-plugins", "/usr/lib/cni/host-local": "containernetworking-plugins",
+		"/usr/lib/cni/loopback": "containernetworking-plugins",
+	} {
+		if _, err := exec.LookPath(command); err != nil {
+			errs = append(errs, fmt.Errorf("there is no %s: install Debian's package %s", command, from))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// build makes the agent twice, helm, the images, and fetches the custom resources.
+func build(ctx context.Context, dir string) error {
+	bin := func(name string) string { return filepath.Join(dir, name) }
+	agent := func(version string) []string {
+		return []string{"build", "-trimpath", "-ldflags", "-s -w -X main.version=" + version, "-o", bin("gpu-node-agent-" + version), "."}
+	}
+	root := filepath.Join("..", "..")
+	for _, step := range []struct {
+		dir, cgo string
+		args     []string
+	}{
+		{root, "1", agent(oldTag)},
+		{root, "0", agent(newTag)},
+		{".", "0", []string{"build", "-trimpath", "-ldflags", "-s -w", "-o", bin("workload"), "./workload"}},
+		{filepath.Join("..", "helm"), "1", []string{"build", "-o", bin("helm"), "helm.sh/helm/v4/cmd/helm"}},
+	} {
+		began := time.Now()
+		cmd := exec.CommandContext(ctx, "go", step.args...)
+		cmd.Dir, cmd.Env = step.dir, append(os.Environ(), "CGO_ENABLED="+step.cgo)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("%v: %w\n%s", cmd, err, out)
+		}
+		fmt.Printf("built %s in %.0fs\n", filepath.Base(step.args[len(step.args)-2]), time.Since(began).Seconds())
+	}
+	glibc, err := sharedLibraries(ctx, bin("gpu-node-agent-"+oldTag), "/bin/sh")
+	if err != nil {
+		return err
+	}
+	glibc["/bin/sh"] = "/bin/sh"
+	glibc["/usr/local/bin/gpu-node-agent"] = bin("gpu-node-agent-" + oldTag)
+	return errors.Join(
+		writeImage(bin("pause.tar"), pauseImage, "/workload", map[string]string{"/workload": bin("workload")}),
+		writeImage(bin("workload.tar"), workloadImage, "/workload", map[string]string{"/workload": bin("workload")}),
+		writeImage(bin("agent-old.tar"), agentImage+":"+oldTag, "/usr/local/bin/gpu-node-agent", glibc),
+		writeImage(bin("agent-new.tar"), agentImage+":"+newTag, "/usr/local/bin/gpu-node-agent",
+			map[string]string{"/usr/local/bin/gpu-node-agent": bin("gpu-node-agent-" + newTag)}),
+		customResources(ctx, bin("crds")),
+	)
+}
+
+// sharedLibraries are the files that programs are linked with, the loader among them, under the paths where it
+// looks for them.
+func sharedLibraries(ctx context.Context, programs ...string) (map[string]string, error) {
+	files := make(map[string]string)
+	for _, program := range programs {
+		out, err := exec.CommandContext(ctx, "ldd", program).Output()
+		if err != nil {
+			return nil, fmt.Errorf("ldd %s: %w", program, err)
+		}
+		for word := range strings.FieldsSeq(string(out)) {
+			if filepath.IsAbs(word) {
+				files[word] = word
+			}
+		}
+	}
+	return files, nil
+}
+
+// customResources copies the definitions that the chart's objects need from the operator's module.
+func customResources(ctx context.Context, to string) error {
+	out, err := exec.CommandContext(ctx, "go", "mod", "download", "-json", operator).Output()
+	if err != nil {
+		return fmt.Errorf("go mod download %s: %w\n%s", operator, err, out)
+	}
+	var module struct{ Dir string }
+	if err := json.Unmarshal(out, &module); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(to, 0o755); err != nil {
+		return err
+	}
+	for _, kind := range []string{"servicemonitors", "podmonitors", "prometheusrules"} {
+		name := "monitoring.coreos.com_" + kind + ".yaml"
+		text, err := os.ReadFile(filepath.Join(module.Dir, "example", "prometheus-operator-crd", name))
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(to, name), text, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}

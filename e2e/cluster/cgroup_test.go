@@ -1,0 +1,125 @@
+//go:build cluster
+
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// cgroupEnv names the group below which the kubelet makes its own.
+const cgroupEnv = "GPU_NODE_AGENT_E2E_CGROUP"
+
+const cgroupRoot = "/sys/fs/cgroup"
+
+// cgroups is one group in each hierarchy that this machine has: several with cgroup v1, one with v2.
+type cgroups struct{ name string }
+
+// unified tells whether this machine has cgroup v2 alone.
+func unified() bool {
+	_, err := os.Stat(filepath.Join(cgroupRoot, "cgroup.controllers"))
+	return err == nil
+}
+
+// hierarchies are the directories that hold groups.
+func hierarchies() ([]string, error) {
+	if unified() {
+		return []string{cgroupRoot}, nil
+	}
+	// Every directory of v1 has the file tasks; the one of v2 beside them does not.
+	tasks, err := filepath.Glob(filepath.Join(cgroupRoot, "*", "tasks"))
+	if err == nil && len(tasks) == 0 {
+		err = fmt.Errorf("no cgroups are mounted on %s", cgroupRoot)
+	}
+	var dirs []string
+	for _, t := range tasks {
+		if dir, err := filepath.EvalSymlinks(filepath.Dir(t)); err == nil && !slices.Contains(dirs, dir) {
+			dirs = append(dirs, dir)
+		}
+	}
+	return dirs, err
+}
+
+func (g cgroups) make() error {
+	dirs, err := hierarchies()
+	if err != nil {
+		return err
+	}
+	for _, dir := range dirs {
+		group := filepath.Join(dir, g.name)
+		if unified() {
+			if err := delegate(dir); err != nil {
+				return err
+			}
+		}
+		if err := os.MkdirAll(group, 0o755); err != nil {
+			return err
+		}
+		if unified() {
+			if err := delegate(group); err != nil {
+				return err
+			}
+		}
+		// A new group of v1 has no processors and no memory to run on.
+		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
+			all, err := os.ReadFile(filepath.Join(dir, file))
+			if errors.Is(err, fs.ErrNotExist) || unified() {
+				continue
+			}
+			if err == nil {
+				err = os.WriteFile(filepath.Join(group, file), all, 0o644)
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// delegate lets the groups below one of v2 have its controllers.
+func delegate(dir string) error {
+	all, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
+	for c := range strings.FieldsSeq(string(all)) {
+		err = errors.Join(err, os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+"+c), 0o644))
+	}
+	return err
+}
+
+// remove removes the groups. What ran in them is dead, but may take a moment to be gone.
+func (g cgroups) remove() {
+	// Beside v1's hierarchies there may be one of v2 that runc makes a group in.
+	made, err := filepath.Glob(filepath.Join(cgroupRoot, "*", g.name))
+	if err != nil {
+		return
+	}
+	for _, group := range append(made, filepath.Join(cgroupRoot, g.name)) {
+		for range 50 {
+			var groups []string
+			_ = filepath.WalkDir(group, func(path string, d fs.DirEntry, err error) error { // it may go while we look
+				if err == nil && d.IsDir() {
+					groups = append(groups, path)
+				}
+				return nil
+			})
+			if len(groups) == 0 {
+				break
+			}
+			slices.Reverse(groups) // the inner ones first
+			for _, path := range groups {
+				_ = syscall.Rmdir(path) // tried again, and said below
+			}
+			<-time.After(100 * time.Millisecond)
+		}
+		if _, err := os.Stat(group); err == nil {
+			fmt.Fprintln(os.Stderr, "the cgroup", group, "is left behind")
+		}
+	}
+}

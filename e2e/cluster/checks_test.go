@@ -1,0 +1,175 @@
+//go:build cluster
+
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// agentProcesses are the directories in /proc of the agents. A command that was run in the container is one too.
+func agentProcesses() (dirs []string) {
+	names, err := filepath.Glob("/proc/[0-9]*/comm")
+	if err != nil {
+		panic(err) // the pattern is ours
+	}
+	for _, name := range names {
+		if comm, err := os.ReadFile(name); err == nil && strings.HasPrefix(string(comm), "gpu-node-agent") {
+			dirs = append(dirs, filepath.Dir(name))
+		}
+	}
+	return dirs
+}
+
+// confined checks what the kernel makes of the pod's security context: no capability, no new privileges, a seccomp
+// filter, a root that cannot be written, and no token.
+func confined(t *testing.T) {
+	t.Helper()
+	all := agentProcesses()
+	if len(all) != 1 {
+		t.Fatalf("%d processes are the agent's, want 1", len(all))
+	}
+	dir := all[0]
+	status, err := os.ReadFile(filepath.Join(dir, "status"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"} {
+		if !strings.Contains(string(status), want) {
+			t.Errorf("the agent's process lacks %q:\n%s", want, status)
+		}
+	}
+	mounts, err := os.ReadFile(filepath.Join(dir, "mounts"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	root, _, _ := strings.Cut(string(mounts), "\n")
+	if f := strings.Fields(root); len(f) < 4 || f[1] != "/" || !strings.HasPrefix(f[3], "ro") {
+		t.Errorf("the agent's root can be written: %s", root)
+	}
+}
+
+// busy measures what share of a processor the agent uses, and its memory, while something else goes on.
+func busy(t *testing.T) func() {
+	t.Helper()
+	dir := agentProcesses()[0]
+	used := func() float64 {
+		text, err := os.ReadFile(filepath.Join(dir, "stat"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, rest, _ := strings.Cut(string(text), ") ") // proc(5): the name may hold anything
+		var ticks float64
+		for _, field := range strings.Fields(rest)[11:13] { // utime, stime
+			n, err := strconv.ParseFloat(field, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ticks += n
+		}
+		return ticks / 100 // USER_HZ
+	}
+	began, before := time.Now(), used()
+	return func() {
+		status, err := os.ReadFile(filepath.Join(dir, "status"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, rss, _ := strings.Cut(string(status), "VmRSS:")
+		rss, _, _ = strings.Cut(rss, "\n")
+		t.Logf("the agent used %.2f%% of a processor, memory %s", 100*(used()-before)/time.Since(began).Seconds(), strings.TrimSpace(rss))
+	}
+}
+
+// nodeSays waits for the node's condition.
+func nodeSays(t *testing.T, want v1.ConditionStatus, reason string) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("the node's condition GPUHealthy is %s, %s", want, reason), func(ctx context.Context) error {
+		node, err := theCluster.client.CoreV1().Nodes().Get(ctx, nodeName, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for _, c := range node.Status.Conditions {
+			if c.Type != "GPUHealthy" {
+				continue
+			}
+			if c.Status == want && c.Reason == reason {
+				return nil
+			}
+			return fmt.Errorf("it is %s, %s: %s", c.Status, c.Reason, c.Message)
+		}
+		return fmt.Errorf("the node has no such condition")
+	})
+}
+
+func podHasEvent(t *testing.T, pod, reason string) {
+	t.Helper()
+	eventually(t, "pod "+pod+" has the event "+reason, func(ctx context.Context) error {
+		events, err := theCluster.client.CoreV1().Events("default").List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod + ",reason=" + reason})
+		if err == nil && len(events.Items) == 0 {
+			err = fmt.Errorf("there is none")
+		}
+		return err
+	})
+}
+
+// uninstall removes the release, and looks for what is left in the cluster and on the node.
+func uninstall(t *testing.T) {
+	helm(t, "uninstall", release, "-n", namespace, "--wait", "--timeout", patience.String())
+	eventually(t, "nothing of the release is left in the cluster", func(ctx context.Context) error {
+		lists, err := theCluster.client.Discovery().ServerPreferredResources()
+		if err != nil {
+			return err
+		}
+		for _, list := range lists {
+			for _, r := range list.APIResources {
+				if !strings.Contains(fmt.Sprint(r.Verbs), "list") || strings.Contains(r.Name, "/") {
+					continue
+				}
+				var found metav1.PartialObjectMetadataList
+				path := "/apis/" + list.GroupVersion + "/" + r.Name
+				if !strings.Contains(list.GroupVersion, "/") {
+					path = "/api/" + list.GroupVersion + "/" + r.Name
+				}
+				text, err := theCluster.client.RESTClient().Get().AbsPath(path).Param("labelSelector", "app.kubernetes.io/instance="+release).DoRaw(ctx)
+				if err != nil {
+					return fmt.Errorf("%s: %w", path, err)
+				}
+				if err := json.Unmarshal(text, &found); err != nil {
+					return err
+				}
+				if len(found.Items) > 0 {
+					return fmt.Errorf("%s: %s", path, found.Items[0].Name)
+				}
+			}
+		}
+		return nil
+	})
+	left := make(map[string][]string)
+	for _, dir := range []string{"/var/lib/kubelet/device-plugins", "/var/lib/gpu-node-agent", "/run/gpu-node-agent", "/var/run/cdi", "/etc/cdi"} {
+		entries, err := os.ReadDir(dir)
+		if err != nil && !os.IsNotExist(err) {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			left[dir] = append(left[dir], e.Name())
+		}
+	}
+	want := map[string][]string{
+		"/var/lib/kubelet/device-plugins": {"kubelet.sock", "kubelet_internal_checkpoint"},
+		"/var/lib/gpu-node-agent":         {"state.json"},
+	}
+	if fmt.Sprint(left) != fmt.Sprint(want) {
+		t.Errorf("the node has %v, want %v", left, want)
+	}
+}

@@ -1,0 +1,244 @@
+//go:build cluster
+
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/remotecommand"
+)
+
+const (
+	namespace = "gpu"
+	release   = "gna"
+	gpu       = "nvidia.com/gpu"
+)
+
+// step is a part of a story: if it fails, so does what comes after it.
+func step(t *testing.T, name string, do func(t *testing.T)) {
+	t.Helper()
+	began := time.Now()
+	if !t.Run(name, do) {
+		t.Fatalf("step failed: %s", name)
+	}
+	t.Logf("%5.1fs  %s", time.Since(began).Seconds(), name)
+}
+
+// eventually waits until something holds, and returns how long that took.
+func eventually(t *testing.T, what string, holds func(context.Context) error) time.Duration {
+	t.Helper()
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for {
+		err := holds(ctx)
+		if err == nil {
+			took := time.Since(began)
+			t.Logf("%s: after %.1fs", what, took.Seconds())
+			return took
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatalf("%s: not within %v: %v", what, patience, err)
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// helm runs it, and returns what it has printed.
+func helm(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := tryHelm(t, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func tryHelm(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), theCluster.file("helm"), args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+theCluster.pki.kubeconfig(admin), "HOME="+theCluster.file("state"))
+	var out, said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &said
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("helm %s: %w\n%s%s", strings.Join(args, " "), err, out.Bytes(), said.Bytes())
+	}
+	return out.String(), nil
+}
+
+const chart = "../../charts/gpu-node-agent"
+
+// upgrade installs the chart, or changes its values, and waits until its pods are ready.
+func upgrade(t *testing.T, tag string, values ...string) {
+	t.Helper()
+	helm(t, append(upgradeArgs(tag, values...), "--wait", "--timeout", patience.String())...)
+}
+
+func upgradeArgs(tag string, values ...string) []string {
+	args := []string{"upgrade", "--install", release, chart, "-n", namespace, "--create-namespace", "-f", "testdata/values.yaml", "--set", "image.tag=" + tag}
+	for _, v := range values {
+		args = append(args, "--set-json", v)
+	}
+	return args
+}
+
+// amounts are a resource's capacity and what of it is allocatable, as "8/7".
+func amounts(ctx context.Context, name v1.ResourceName) (string, error) {
+	node, err := theCluster.client.CoreV1().Nodes().Get(ctx, nodeName, metav1.GetOptions{})
+	if err != nil {
+		return "", err
+	}
+	in := func(all v1.ResourceList) string {
+		if q, ok := all[name]; ok {
+			return q.String()
+		}
+		return "none"
+	}
+	return in(node.Status.Capacity) + "/" + in(node.Status.Allocatable), nil
+}
+
+// nodeHas waits until the node has so much of a resource, as "capacity/allocatable".
+func nodeHas(t *testing.T, name v1.ResourceName, want string) time.Duration {
+	t.Helper()
+	return eventually(t, fmt.Sprintf("the node has %s of %s", want, name), func(ctx context.Context) error {
+		have, err := amounts(ctx, name)
+		if err == nil && have != want {
+			err = fmt.Errorf("it has %s", have)
+		}
+		return err
+	})
+}
+
+// agentPod is the one pod of the chart that runs.
+func agentPod(ctx context.Context) (*v1.Pod, error) {
+	pods, err := theCluster.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "gpu-node-agent/serves=node"})
+	if err != nil {
+		return nil, err
+	}
+	if len(pods.Items) != 1 {
+		return nil, fmt.Errorf("there are %d pods of the agent", len(pods.Items))
+	}
+	pod := &pods.Items[0]
+	if pod.DeletionTimestamp != nil || pod.Status.Phase != v1.PodRunning {
+		return nil, fmt.Errorf("the agent's pod is %s, to be deleted at %v", pod.Status.Phase, pod.DeletionTimestamp)
+	}
+	return pod, nil
+}
+
+// mustAgentPod waits for it, if one goes and one comes.
+func mustAgentPod(t *testing.T) (pod *v1.Pod) {
+	t.Helper()
+	eventually(t, "there is one pod of the agent", func(ctx context.Context) (err error) {
+		pod, err = agentPod(ctx)
+		return err
+	})
+	return pod
+}
+
+// same checks that the agent's pod is the same one still, and that it has not been started again.
+func same(t *testing.T, was *v1.Pod) {
+	t.Helper()
+	is := mustAgentPod(t)
+	if is.UID != was.UID || is.Status.ContainerStatuses[0].ContainerID != was.Status.ContainerStatuses[0].ContainerID {
+		t.Errorf("the agent's pod is %s (%s), it was %s (%s)", is.Name, is.UID, was.Name, was.UID)
+	}
+}
+
+// inAgent runs the agent's command in its container.
+func inAgent(t *testing.T, args ...string) string {
+	t.Helper()
+	pod := mustAgentPod(t)
+	request := theCluster.client.CoreV1().RESTClient().Post().Resource("pods").Namespace(namespace).Name(pod.Name).SubResource("exec").
+		VersionedParams(&v1.PodExecOptions{
+			Container: "gpu-node-agent", Command: append([]string{"/usr/local/bin/gpu-node-agent", "--config", "/etc/gpu-node-agent/config.yaml"}, args...),
+			Stdout: true, Stderr: true,
+		}, scheme.ParameterCodec)
+	executor, err := remotecommand.NewWebSocketExecutor(theCluster.config, http.MethodGet, request.URL().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out, said bytes.Buffer
+	if err := executor.StreamWithContext(t.Context(), remotecommand.StreamOptions{Stdout: &out, Stderr: &said}); err != nil {
+		t.Fatalf("gpu-node-agent %s: %v\n%s%s", strings.Join(args, " "), err, out.Bytes(), said.Bytes())
+	}
+	return out.String()
+}
+
+// inject makes a fault, as NOTES.txt says.
+func inject(t *testing.T, format string, args ...any) {
+	t.Helper()
+	inAgent(t, "sim", fmt.Sprintf(format, args...))
+}
+
+// scrape returns the agent's metrics.
+func scrape(ctx context.Context) (string, error) { return scrapePath(ctx, "/metrics") }
+
+// scrapePath returns a page of the agent, whatever its status.
+func scrapePath(ctx context.Context, path string) (string, error) {
+	pod, err := agentPod(ctx)
+	if err != nil {
+		return "", err
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+pod.Status.PodIP+":9400"+path, nil)
+	if err != nil {
+		return "", err
+	}
+	r, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return "", err
+	}
+	defer r.Body.Close()
+	text, err := io.ReadAll(r.Body)
+	return string(text), err
+}
+
+// shows waits until the agent's metrics have a line that begins with a text and has the others in it.
+func shows(t *testing.T, begins string, has ...string) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("/metrics has %s… with %q", begins, has), func(ctx context.Context) error {
+		page, err := scrape(ctx)
+		if err != nil {
+			return err
+		}
+		_, err = lineOf(page, begins, has...)
+		return err
+	})
+}
+
+func lineOf(page, begins string, has ...string) (string, error) {
+	var near []string
+	for line := range strings.Lines(page) {
+		if !strings.HasPrefix(line, begins) {
+			continue
+		}
+		all := true
+		for _, text := range has {
+			all = all && strings.Contains(line, text)
+		}
+		if all {
+			return line, nil
+		}
+		near = append(near, line)
+	}
+	return "", fmt.Errorf("there is none; near it are:\n%s", strings.Join(near[:min(len(near), 16)], ""))
+}
+
+// label returns the value of a label in a line of metrics.
+func label(line, name string) string {
+	_, rest, _ := strings.Cut(line, name+`="`)
+	value, _, _ := strings.Cut(rest, `"`)
+	return value
+}

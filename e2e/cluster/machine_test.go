@@ -1,0 +1,181 @@
+//go:build cluster
+
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+const (
+	nodeName  = "node1"
+	nodeIP    = "10.99.0.1"
+	serviceIP = "10.96.0.1" // of the API server, and an address of the node: there is no kube-proxy
+	podSubnet = "10.244.1.0/24"
+)
+
+// ownDirs are the directories that the machine has of its own.
+func ownDirs() []string {
+	return []string{
+		"/var/lib/kubelet", "/var/lib/containerd", "/var/lib/cni", "/var/lib/gpu-node-agent",
+		"/etc/cni", "/etc/cdi", "/var/log/pods", "/var/log/containers",
+	}
+}
+
+// makeMountPoints makes the directories of the host that they are mounted on, and returns how to remove those that
+// were not there.
+func makeMountPoints() (remove func(), err error) {
+	var made []string
+	for _, dir := range ownDirs() {
+		if e := os.Mkdir(dir, 0o755); e == nil {
+			made = append(made, dir)
+		} else if !errors.Is(e, fs.ErrExist) {
+			err = errors.Join(err, e)
+		}
+	}
+	return func() {
+		for _, dir := range made {
+			_ = os.Remove(dir) // if it is not empty, somebody else uses it now
+		}
+	}, err
+}
+
+// makeMachine turns the namespaces that this process was started in into a machine: what it writes is below state,
+// and what containers say below logs.
+func makeMachine(state, logs string) error {
+	mount := func(source, target, kind string, flags uintptr) error {
+		if err := syscall.Mount(source, target, kind, flags, ""); err != nil {
+			return fmt.Errorf("mount %s on %s: %w", source, target, err)
+		}
+		return nil
+	}
+	errs := []error{
+		mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE),
+		mount("proc", "/proc", "proc", 0),
+	}
+	for _, dir := range ownDirs() {
+		from := filepath.Join(state, strings.ReplaceAll(dir[1:], "/", "_"))
+		if strings.HasPrefix(dir, "/var/log/") {
+			from = filepath.Join(logs, filepath.Base(dir))
+		}
+		errs = append(errs, os.MkdirAll(from, 0o755), mount(from, dir, "", syscall.MS_BIND))
+	}
+	errs = append(errs, mount("tmpfs", "/run", "tmpfs", 0), os.MkdirAll("/run/lock", 0o755), syscall.Sethostname([]byte(nodeName)))
+	// The first two are this machine's; the kubelet sets the others, which would be the whole host's, so it finds
+	// them set already.
+	for file, text := range map[string]string{
+		"/etc/hosts": "127.0.0.1 localhost\n" + nodeIP + " " + nodeName + "\n", "/etc/resolv.conf": "",
+		"/proc/sys/vm/overcommit_memory": "1\n", "/proc/sys/vm/panic_on_oom": "0\n",
+		"/proc/sys/kernel/panic": "10\n", "/proc/sys/kernel/panic_on_oops": "1\n",
+		"/proc/sys/kernel/keys/root_maxkeys": "1000000\n", "/proc/sys/kernel/keys/root_maxbytes": "25000000\n",
+	} {
+		own := filepath.Join(state, strings.ReplaceAll(file[1:], "/", "_"))
+		errs = append(errs, os.WriteFile(own, []byte(text), 0o644), mount(own, file, "", syscall.MS_BIND))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return errors.Join(makeNetwork(), mount("", "/", "", syscall.MS_REC|syscall.MS_SHARED))
+}
+
+// makeNetwork makes a bridge that holds the node's addresses. A pair of devices keeps it up, and the kubelet wants
+// a default route, though nothing is there.
+func makeNetwork() error {
+	for line := range strings.Lines(`
+link set lo up
+link add br0 type bridge
+link set br0 up
+link add up0 type veth peer name up1
+link set up1 master br0
+link set up0 up
+link set up1 up
+addr add ` + nodeIP + `/24 dev br0
+addr add ` + serviceIP + `/32 dev br0
+route add default via 10.99.0.254 dev br0
+`) {
+		args := strings.Fields(line)
+		if len(args) == 0 {
+			continue
+		}
+		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+			return fmt.Errorf("ip %s: %w: %s", strings.TrimSpace(line), err, out)
+		}
+	}
+	return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644)
+}
+
+// snapshotter is overlayfs, unless the state lies on an overlay itself, as in a container.
+func snapshotter(state string) string {
+	const overlay = 0x794c7630 // OVERLAYFS_SUPER_MAGIC, linux/magic.h
+	var stat syscall.Statfs_t
+	if err := syscall.Statfs(state, &stat); err == nil && stat.Type == overlay {
+		return "native"
+	}
+	return "overlayfs"
+}
+
+// nodeFiles writes the configuration of containerd, of the network of pods, and of the kubelet.
+func nodeFiles(c *cluster) error {
+	files := map[string]string{
+		"/etc/cni/net.d/10-bridge.conflist": `{"cniVersion": "1.0.0", "name": "bridge", "plugins": [
+ {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": false, "hairpinMode": true,
+  "ipam": {"type": "host-local", "ranges": [[{"subnet": "` + podSubnet + `"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}
+`,
+		// Without CAP_SYS_RESOURCE nobody may lower a process's oom_score_adj, hence restrict_oom_score_adj.
+		c.file("state", "containerd.toml"): `version = 2
+root = "/var/lib/containerd"
+state = "/run/containerd"
+[grpc]
+  address = "/run/containerd/containerd.sock"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "` + pauseImage + `"
+  restrict_oom_score_adj = true
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "` + snapshotter(c.file("state")) + `"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+        SystemdCgroup = false
+    # As the GPU Operator's toolkit would add it: here it is runc again.
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia.options]
+        SystemdCgroup = false
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "/usr/lib/cni"
+    conf_dir = "/etc/cni/net.d"
+`,
+		// The short periods are for the tests' patience.
+		c.file("state", "kubelet.yaml"): `apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+authentication: {anonymous: {enabled: false}, webhook: {enabled: true}, x509: {clientCAFile: ` + c.pki.file("ca.crt") + `}}
+authorization: {mode: Webhook}
+tlsCertFile: ` + c.pki.file("kubelet.crt") + `
+tlsPrivateKeyFile: ` + c.pki.file("kubelet.key") + `
+cgroupDriver: cgroupfs
+cgroupRoot: /` + os.Getenv(cgroupEnv) + `
+failCgroupV1: false
+failSwapOn: false
+containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+resolvConf: ""
+evictionHard: {imagefs.available: "1%", nodefs.available: "1%", memory.available: "50Mi"}
+imageGCHighThresholdPercent: 100
+makeIPTablesUtilChains: false
+nodeStatusUpdateFrequency: 1s
+nodeStatusReportFrequency: 5s
+syncFrequency: 5s
+volumePluginDir: /var/lib/kubelet/volumeplugins
+`,
+	}
+	var errs []error
+	for name, text := range files {
+		errs = append(errs, os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(text), 0o644))
+	}
+	return errors.Join(errs...)
+}

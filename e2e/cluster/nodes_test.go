@@ -1,0 +1,251 @@
+//go:build cluster
+
+package cluster
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// mark sets a label of the node, or removes it with "".
+func mark(t *testing.T, label, value string) {
+	t.Helper()
+	text := "null"
+	if value != "" {
+		text = fmt.Sprintf("%q", value)
+	}
+	patch := fmt.Appendf(nil, `{"metadata": {"labels": {%q: %s}}}`, label, text)
+	if _, err := theCluster.client.CoreV1().Nodes().Patch(t.Context(), nodeName, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// withdrawn has the kubelet forget the resources at once when the agent ends.
+const withdrawn = `config.plugin.onStop="withdraw"`
+
+// TestNodeConfigs has the label of a node choose its configuration: time-slicing, MIG, none.
+func TestNodeConfigs(t *testing.T) {
+	const shared, small, large v1.ResourceName = "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"
+	values := []string{
+		withdrawn,
+		`nodeConfigs.shared={"plugin": {"sharing": {"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 4, "rename": "nvidia.com/gpu.shared"}]}}}}`,
+		`nodeConfigs.mig={"source": {"sim": {"profile": "h100-8-mig"}}, "plugin": {"migStrategy": "mixed"}}`,
+	}
+	step(t, "a node without the label has the configuration of all", func(t *testing.T) {
+		upgrade(t, oldTag, values...)
+		nodeHas(t, gpu, "8/8")
+	})
+	overlap := watchOverlap(t)
+	step(t, "the label gives it another: time-slicing", func(t *testing.T) {
+		mark(t, "gpu-node-agent/config", "shared")
+		nodeHas(t, shared, "32/32")
+		nodeHas(t, gpu, "0/0")
+		start(t, "share", shared, "1")
+		if devices := running(t, "share"); !strings.HasPrefix(devices, "GPU-") {
+			t.Errorf("the pod has %q", devices)
+		}
+		shows(t, "gpu_node_agent_device_allocated{", `pod="share"`, `resource="nvidia.com/gpu.shared"`)
+		end(t, "share")
+	})
+	step(t, "another label: MIG, mixed", func(t *testing.T) {
+		mark(t, "gpu-node-agent/config", "mig")
+		nodeHas(t, small, "46/46")
+		nodeHas(t, large, "2/2")
+		nodeHas(t, shared, "0/0")
+		start(t, "slice", large, "1")
+		if devices := running(t, "slice"); !strings.HasPrefix(devices, "MIG-") {
+			t.Errorf("the pod has %q", devices)
+		}
+		start(t, "too-many", large, "2")
+		pending(t, "too-many", "Insufficient nvidia.com/mig-3g.40gb")
+		end(t, "slice", "too-many")
+	})
+	step(t, "a name that is in no values is as no label", func(t *testing.T) {
+		mark(t, "gpu-node-agent/config", "nobody")
+		nodeHas(t, gpu, "8/8")
+		nodeHas(t, small, "0/0")
+		mark(t, "gpu-node-agent/config", "")
+	})
+	step(t, "never were two agents on the node", overlap)
+	step(t, "helm uninstall", uninstall)
+	nodeHas(t, gpu, "0/0")
+}
+
+// watchOverlap looks until it is called how many agents have a process.
+func watchOverlap(t *testing.T) func(*testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	most := make(chan int)
+	go func() {
+		n := 0
+		for ctx.Err() == nil {
+			n = max(n, len(agentProcesses()))
+			select {
+			case <-ctx.Done():
+			case <-time.After(20 * time.Millisecond):
+			}
+		}
+		most <- n
+	}()
+	return func(t *testing.T) {
+		cancel()
+		if n := <-most; n != 1 {
+			t.Errorf("at most %d agents ran at once, want 1", n)
+		}
+	}
+}
+
+// TestGPUOperator installs the chart as on a node of the GPU Operator, whose label and whose files the test makes.
+func TestGPUOperator(t *testing.T) {
+	class := &nodev1.RuntimeClass{ObjectMeta: metav1.ObjectMeta{Name: "nvidia"}, Handler: "nvidia"}
+	if _, err := theCluster.client.NodeV1().RuntimeClasses().Create(t.Context(), class, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	const validations = "/run/nvidia/validations"
+	pods := func(ctx context.Context) ([]v1.Pod, error) {
+		all, err := theCluster.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "gpu-node-agent/serves=node"})
+		if err != nil {
+			return nil, err
+		}
+		return all.Items, nil
+	}
+	step(t, "no agent where the operator wants no plugin", func(t *testing.T) {
+		helm(t, append(upgradeArgs(oldTag, withdrawn), "-f", "../../charts/gpu-node-agent/ci/gpu-operator-values.yaml")...)
+		eventually(t, "the DaemonSet wants no pod", func(ctx context.Context) error {
+			ds, err := theCluster.client.AppsV1().DaemonSets(namespace).Get(ctx, release+"-gpu-node-agent", metav1.GetOptions{})
+			if err == nil && (ds.Status.ObservedGeneration == 0 || ds.Status.DesiredNumberScheduled != 0) {
+				err = fmt.Errorf("it wants %d", ds.Status.DesiredNumberScheduled)
+			}
+			return err
+		})
+	})
+	step(t, "the operator's label brings it, and it waits for the toolkit", func(t *testing.T) {
+		mark(t, "nvidia.com/gpu.deploy.device-plugin", "true")
+		eventually(t, "it waits", func(ctx context.Context) error {
+			all, err := pods(ctx)
+			if err != nil || len(all) != 1 || len(all[0].Status.InitContainerStatuses) != 1 {
+				return fmt.Errorf("there are %d pods: %w", len(all), err)
+			}
+			if all[0].Status.InitContainerStatuses[0].State.Running == nil {
+				return fmt.Errorf("its init container is %v", all[0].Status.InitContainerStatuses[0].State)
+			}
+			return nil
+		})
+		if err := os.WriteFile(validations+"/toolkit-ready", nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		nodeHas(t, gpu, "8/8")
+	})
+	step(t, "the operator takes the label away, as it does to repartition a GPU", func(t *testing.T) {
+		mark(t, "nvidia.com/gpu.deploy.device-plugin", "paused-for-mig-change")
+		eventually(t, "the agent is gone", func(ctx context.Context) error {
+			if all, err := pods(ctx); err != nil || len(all) > 0 {
+				return fmt.Errorf("there are %d pods: %w", len(all), err)
+			}
+			return nil
+		})
+		nodeHas(t, gpu, "0/0")
+		mark(t, "nvidia.com/gpu.deploy.device-plugin", "")
+	})
+	step(t, "helm uninstall", uninstall)
+}
+
+// TestWithoutDriver installs the chart as it is on a node that has a GPU's label, and neither a GPU nor DCGM.
+func TestWithoutDriver(t *testing.T) {
+	args := upgradeArgs(oldTag, `config.source={"mode": "auto"}`, `minReadySeconds=0`)
+	step(t, "no agent on nodes without a label of a GPU", func(t *testing.T) {
+		helm(t, args...)
+		mark(t, "nvidia.com/gpu.present", "false")
+		eventually(t, "the DaemonSet wants no pod", func(ctx context.Context) error {
+			ds, err := theCluster.client.AppsV1().DaemonSets(namespace).Get(ctx, release+"-gpu-node-agent", metav1.GetOptions{})
+			if err == nil && (ds.Status.ObservedGeneration == 0 || ds.Status.DesiredNumberScheduled != 0) {
+				err = fmt.Errorf("it wants %d", ds.Status.DesiredNumberScheduled)
+			}
+			return err
+		})
+	})
+	step(t, "the label brings it; it stays, is not ready, and says why", func(t *testing.T) {
+		mark(t, "nvidia.com/gpu.present", "true")
+		eventually(t, "it is not ready", func(ctx context.Context) error {
+			pod, err := agentPod(ctx)
+			if err != nil {
+				return err
+			}
+			c := pod.Status.ContainerStatuses[0]
+			if c.Started == nil || !*c.Started || c.Ready || c.RestartCount > 0 {
+				return fmt.Errorf("started %v, ready %v, restarts %d", c.Started, c.Ready, c.RestartCount)
+			}
+			return nil
+		})
+		shows(t, "gpu_node_agent_source_up 0")
+		eventually(t, "it says what is missing", func(ctx context.Context) error {
+			said, err := scrapePath(ctx, "/readyz")
+			if err == nil && !strings.Contains(said, "libdcgm.so.4") {
+				err = fmt.Errorf("/readyz says %q", said)
+			}
+			return err
+		})
+		mark(t, "nvidia.com/gpu.present", "")
+	})
+	step(t, "helm uninstall", uninstall)
+}
+
+// TestTLS has the kubelet probe an agent whose web server wants TLS and a password.
+func TestTLS(t *testing.T) {
+	makeNamespace(t)
+	file := func(name string) []byte {
+		text, err := os.ReadFile(theCluster.pki.file(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return text
+	}
+	secret := &v1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Data: map[string][]byte{
+		"tls.crt": file("server.crt"), "tls.key": file("server.key"),
+		// The password is "secret".
+		"web-config.yaml": []byte(`tls_server_config: {cert_file: tls.crt, key_file: tls.key}
+basic_auth_users: {prometheus: $2y$10$abcdefghijklmnopqrstuuqflPDzB6gcMhKa1rZqKiun2YGL5sa2u}
+`),
+	}}
+	if _, err := theCluster.client.CoreV1().Secrets(namespace).Create(t.Context(), secret, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	step(t, "probes pass without a password", func(t *testing.T) {
+		upgrade(t, oldTag, withdrawn, `web.secretName="web"`)
+		nodeHas(t, gpu, "8/8")
+	})
+	step(t, "the metrics want one", func(t *testing.T) {
+		pod := mustAgentPod(t)
+		for password, want := range map[string]int{"": http.StatusUnauthorized, "wrong": http.StatusUnauthorized, "secret": http.StatusOK} {
+			request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+pod.Status.PodIP+":9400/metrics", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if password != "" {
+				request.SetBasicAuth("prometheus", password)
+			}
+			// The certificate is not for the pod's address, which nobody knows before.
+			client := http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+			r, err := client.Do(request)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.Body.Close()
+			if r.StatusCode != want {
+				t.Errorf("with password %q: %s, want %d", password, r.Status, want)
+			}
+		}
+	})
+	step(t, "helm uninstall", uninstall)
+}

@@ -1,0 +1,120 @@
+//go:build cluster
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// start makes a pod that asks for some of a resource.
+func start(t *testing.T, name string, of v1.ResourceName, amount string) {
+	t.Helper()
+	grace := int64(1)
+	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PodSpec{
+		TerminationGracePeriodSeconds: &grace,
+		Containers: []v1.Container{{
+			Name: "work", Image: workloadImage, ImagePullPolicy: v1.PullNever,
+			Resources: v1.ResourceRequirements{Limits: v1.ResourceList{of: resource.MustParse(amount)}},
+		}},
+	}}
+	if _, err := theCluster.client.CoreV1().Pods("default").Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func getPod(ctx context.Context, name string) (*v1.Pod, error) {
+	return theCluster.client.CoreV1().Pods("default").Get(ctx, name, metav1.GetOptions{})
+}
+
+// running waits until a pod runs, and returns what it has printed of its devices.
+func running(t *testing.T, name string) (devices string) {
+	t.Helper()
+	eventually(t, "pod "+name+" runs", func(ctx context.Context) error {
+		pod, err := getPod(ctx, name)
+		if err != nil {
+			return err
+		}
+		if pod.Status.Phase != v1.PodRunning {
+			return fmt.Errorf("it is %s: %s %v", pod.Status.Phase, pod.Status.Message, pod.Status.Conditions)
+		}
+		out, err := theCluster.client.CoreV1().Pods("default").GetLogs(name, &v1.PodLogOptions{}).DoRaw(ctx)
+		if err != nil {
+			return err
+		}
+		for line := range strings.Lines(string(out)) {
+			if value, ok := strings.CutPrefix(line, "NVIDIA_VISIBLE_DEVICES="); ok {
+				devices = strings.TrimSpace(value)
+				return nil
+			}
+		}
+		return fmt.Errorf("it has no NVIDIA_VISIBLE_DEVICES:\n%s", out)
+	})
+	return devices
+}
+
+// pending waits until the scheduler has said that there is no room for a pod.
+func pending(t *testing.T, name, why string) {
+	t.Helper()
+	eventually(t, "pod "+name+" is pending: "+why, func(ctx context.Context) error {
+		pod, err := getPod(ctx, name)
+		if err != nil {
+			return err
+		}
+		for _, c := range pod.Status.Conditions {
+			if c.Type == v1.PodScheduled && c.Status == v1.ConditionFalse && strings.Contains(c.Message, why) {
+				return nil
+			}
+		}
+		return fmt.Errorf("it is %s: %v", pod.Status.Phase, pod.Status.Conditions)
+	})
+}
+
+// end deletes pods and waits until they are gone.
+func end(t *testing.T, names ...string) {
+	t.Helper()
+	pods := theCluster.client.CoreV1().Pods("default")
+	var errs []error
+	for _, name := range names {
+		errs = append(errs, pods.Delete(t.Context(), name, metav1.DeleteOptions{}))
+	}
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, fmt.Sprintf("pods %v are gone", names), func(ctx context.Context) error {
+		for _, name := range names {
+			if _, err := getPod(ctx, name); err == nil {
+				return fmt.Errorf("%s is there", name)
+			}
+		}
+		return nil
+	})
+}
+
+// deviceHealth is what a pod's status says of its device.
+func deviceHealth(t *testing.T, name, want string) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("pod %s says that its device is %s", name, want), func(ctx context.Context) error {
+		pod, err := getPod(ctx, name)
+		if err != nil {
+			return err
+		}
+		for _, c := range pod.Status.ContainerStatuses {
+			for _, s := range c.AllocatedResourcesStatus {
+				for _, r := range s.Resources {
+					if s.Name == gpu && string(r.Health) == want {
+						return nil
+					}
+				}
+			}
+		}
+		return fmt.Errorf("it says %v", pod.Status.ContainerStatuses[0].AllocatedResourcesStatus)
+	})
+}

@@ -1,0 +1,184 @@
+//go:build cluster
+
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
+)
+
+// prometheusServer is Prometheus with what its operator would make of the chart's ServiceMonitor and PrometheusRule.
+type prometheusServer struct{ *process }
+
+const prometheusURL = "http://127.0.0.1:9090"
+
+func startPrometheus(t *testing.T) prometheusServer {
+	t.Helper()
+	rules := monitoringSpec(t, "prometheusrules")
+	text, err := yaml.Marshal(rules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := func(name string) string { return theCluster.file("state", "prometheus-"+name) }
+	endpoint := monitoringSpec(t, "servicemonitors")["endpoints"].([]any)[0].(map[string]any)
+	relabel, err := json.Marshal(endpoint["relabelings"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The job is the value of the Service's label that jobLabel names. Every second: the tests do not wait for 15.
+	config := fmt.Sprintf(`global: {scrape_interval: 1s, evaluation_interval: 1s}
+rule_files: [%s]
+scrape_configs:
+- job_name: gpu-node-agent
+  honor_labels: %v
+  metrics_path: %v
+  file_sd_configs: [{files: [%s], refresh_interval: 1s}]
+  relabel_configs: %s
+`, file("rules.yaml"), endpoint["honorLabels"], endpoint["path"], file("targets.json"),
+		strings.NewReplacer("sourceLabels", "source_labels", "targetLabel", "target_label").Replace(string(relabel)))
+	if err := errors.Join(os.WriteFile(file("rules.yaml"), text, 0o600), os.WriteFile(file("config.yaml"), []byte(config), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	writeTargets(t, file("targets.json"), endpoint["port"].(string))
+	if out, err := exec.CommandContext(t.Context(), "promtool", "check", "config", file("config.yaml")).CombinedOutput(); err != nil {
+		t.Fatalf("promtool: %v\n%s", err, out)
+	}
+	p, err := theCluster.program("prometheus", "prometheus", "--config.file="+file("config.yaml"),
+		"--storage.tsdb.path="+file("data"), "--web.listen-address=127.0.0.1:9090")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.stop)
+	server := prometheusServer{p}
+	server.counts(t, `up{job="gpu-node-agent", instance="`+nodeName+`"} == 1`, 1)
+	return server
+}
+
+// monitoringSpec is the spec of the one object of the release.
+func monitoringSpec(t *testing.T, resource string) map[string]any {
+	t.Helper()
+	all, err := theCluster.dynamic.Resource(monitoring(resource)).Namespace(namespace).List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(all.Items) != 1 {
+		t.Fatalf("%s: %d of them, want one: %v", resource, len(all.Items), err)
+	}
+	spec, _, err := unstructured.NestedMap(all.Items[0].Object, "spec")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return spec
+}
+
+// writeTargets writes the addresses that stand behind the Service, as Kubernetes keeps them.
+func writeTargets(t *testing.T, file, port string) {
+	t.Helper()
+	selector := metav1.ListOptions{LabelSelector: discovery.LabelServiceName + "=" + release + "-gpu-node-agent"}
+	eventually(t, "the Service has an address", func(ctx context.Context) error {
+		slices, err := theCluster.client.DiscoveryV1().EndpointSlices(namespace).List(ctx, selector)
+		if err != nil {
+			return err
+		}
+		for _, slice := range slices.Items {
+			for _, p := range slice.Ports {
+				for _, e := range slice.Endpoints {
+					if p.Name != nil && *p.Name == port && e.Conditions.Ready != nil && *e.Conditions.Ready {
+						// The labels that the operator's configuration has before the chart's relabelings.
+						target := fmt.Sprintf(`[{"targets": ["%s:%d"], "labels": {"__meta_kubernetes_pod_node_name": %q,
+							"namespace": %q, "pod": %q, "container": "gpu-node-agent", "endpoint": %q}}]`,
+							e.Addresses[0], *p.Port, *e.NodeName, namespace, e.TargetRef.Name, port)
+						return os.WriteFile(file, []byte(target), 0o600)
+					}
+				}
+			}
+		}
+		return fmt.Errorf("no address of port %s is ready", port)
+	})
+}
+
+func (prometheusServer) get(ctx context.Context, path string, data any) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, prometheusURL+path, nil)
+	if err != nil {
+		return err
+	}
+	r, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return err
+	}
+	defer r.Body.Close()
+	return json.NewDecoder(r.Body).Decode(&struct{ Data any }{data})
+}
+
+// counts waits until a query has so many series.
+func (p prometheusServer) counts(t *testing.T, query string, want int) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("Prometheus has %d of %s", want, query), func(ctx context.Context) error {
+		var found struct {
+			Result []struct{ Metric map[string]string }
+		}
+		if err := p.get(ctx, "/api/v1/query?query="+url.QueryEscape(query), &found); err != nil {
+			return err
+		}
+		if len(found.Result) != want {
+			return fmt.Errorf("it has %v", found.Result)
+		}
+		return nil
+	})
+}
+
+// alerts are those of a name, "firing" or "pending" with their labels.
+func (p prometheusServer) alerts(ctx context.Context, name string) ([]string, error) {
+	var found struct {
+		Alerts []struct {
+			State  string
+			Labels map[string]string
+		}
+	}
+	if err := p.get(ctx, "/api/v1/alerts", &found); err != nil {
+		return nil, err
+	}
+	var all []string
+	for _, a := range found.Alerts {
+		if a.Labels["alertname"] == name {
+			all = append(all, fmt.Sprintf("%s %q", a.State, a.Labels))
+		}
+	}
+	return all, nil
+}
+
+// fires waits until an alert fires that has the label.
+func (p prometheusServer) fires(t *testing.T, alert, label, value string) {
+	t.Helper()
+	eventually(t, "alert "+alert+" fires", func(ctx context.Context) error {
+		all, err := p.alerts(ctx, alert)
+		for _, a := range all {
+			if strings.HasPrefix(a, "firing") && strings.Contains(a, fmt.Sprintf("%q:%q", label, value)) {
+				return nil
+			}
+		}
+		return errors.Join(err, fmt.Errorf("there are %v", all))
+	})
+}
+
+// silent waits until an alert is not there.
+func (p prometheusServer) silent(t *testing.T, alert string) {
+	t.Helper()
+	eventually(t, "alert "+alert+" is over", func(ctx context.Context) error {
+		all, err := p.alerts(ctx, alert)
+		if err == nil && len(all) > 0 {
+			err = fmt.Errorf("there are %v", all)
+		}
+		return err
+	})
+}

@@ -1,0 +1,207 @@
+//go:build cluster
+
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// TestCluster is the life of an installation, from helm install to helm uninstall.
+func TestCluster(t *testing.T) {
+	var holder, index string // the device of pod one, and its index
+	step(t, "the API server takes all that the chart makes, with every values file", everyObjectIsValid)
+	step(t, "helm install gives the node its GPUs", func(t *testing.T) {
+		upgrade(t, oldTag)
+		nodeHas(t, gpu, "8/8")
+		confined(t)
+	})
+	step(t, "a pod gets the GPU that it asks for", func(t *testing.T) {
+		start(t, "one", gpu, "1")
+		holder = running(t, "one")
+		if !strings.HasPrefix(holder, "GPU-") || strings.Contains(holder, ",") {
+			t.Errorf("it sees %q, want one UUID", holder)
+		}
+		deviceHealth(t, "one", "Healthy")
+		shows(t, "gpu_node_agent_device_allocated{", `pod="one"`, holder)
+	})
+	step(t, "what NOTES.txt tells people to run works", func(t *testing.T) {
+		if said := inAgent(t, "status"); !strings.Contains(said, "default/one") {
+			t.Errorf("status does not name pod one:\n%s", said)
+		}
+		t.Logf("%s", inAgent(t, "doctor"))
+	})
+	step(t, "eight pods have eight GPUs, and the ninth waits", func(t *testing.T) {
+		seen := []string{holder}
+		for i := range 7 {
+			start(t, fmt.Sprintf("more-%d", i), gpu, "1")
+		}
+		for i := range 7 {
+			if d := running(t, fmt.Sprintf("more-%d", i)); slices.Contains(seen, d) {
+				t.Errorf("pod more-%d has %s, as another has", i, d)
+			} else {
+				seen = append(seen, d)
+			}
+		}
+		start(t, "ninth", gpu, "1")
+		pending(t, "ninth", "Insufficient nvidia.com/gpu")
+		end(t, "ninth", "more-0", "more-1", "more-2", "more-3", "more-4", "more-5", "more-6")
+	})
+	prometheus := startPrometheus(t)
+	step(t, "Prometheus knows who holds a GPU, and that nobody holds the others", func(t *testing.T) {
+		prometheus.counts(t, `DCGM_FI_DEV_GPU_TEMP{instance="`+nodeName+`", pod="one", namespace="default", container="work"}`, 1)
+		prometheus.counts(t, `DCGM_FI_DEV_GPU_TEMP{pod="", namespace="", container=""}`, 7)
+	})
+	step(t, "XID 79 takes a GPU out of the schedule", func(t *testing.T) {
+		page, err := scrape(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		line, err := lineOf(page, "gpu_node_agent_device_state{", holder)
+		if err != nil {
+			t.Fatal(err)
+		}
+		index = label(line, "gpu")
+		inject(t, "{gpu: %s, xid: 79}", index)
+		nodeHas(t, gpu, "8/7")
+		deviceHealth(t, "one", "Unhealthy")
+		shows(t, "gpu_node_agent_device_finding{", holder, `cause="xid-79"`, `severity="unhealthy"`)
+		shows(t, "gpu_node_agent_device_allocated{", holder, `pod="one"`, `namespace="default"`)
+		shows(t, "DCGM_FI_DEV_GPU_TEMP{", holder, `pod="one"`)
+		nodeSays(t, v1.ConditionFalse, "Xid79")
+		podHasEvent(t, "one", "XID")
+	})
+	step(t, "Prometheus tells of it", func(t *testing.T) {
+		defer busy(t)()
+		prometheus.fires(t, "GPUXID", "gpu", index)
+		prometheus.fires(t, "GPUUnhealthy", "UUID", holder)
+	})
+	step(t, "a reset brings the GPU back", func(t *testing.T) {
+		inject(t, "{gpu: %s, lost: true}", index)
+		shows(t, "gpu_node_agent_device_finding{", holder, `cause="lost"`)
+		inject(t, "{gpu: %s, lost: false}", index)
+		nodeHas(t, gpu, "8/8")
+		deviceHealth(t, "one", "Healthy")
+		nodeSays(t, v1.ConditionTrue, "AllHealthy")
+		prometheus.silent(t, "GPUUnhealthy")
+	})
+	step(t, "helm upgrade reloads the configuration in the pod that runs", func(t *testing.T) {
+		was := mustAgentPod(t)
+		upgrade(t, oldTag, `config.plugin.exclude=["7"]`)
+		nodeHas(t, gpu, "7/7")
+		same(t, was)
+		t.Log("a bad one changes nothing")
+		upgrade(t, oldTag, `config.plugin.exclude=["7"]`, `config.health.temperature=-1`)
+		shows(t, "gpu_node_agent_config_last_reload_successful 0")
+		nodeHas(t, gpu, "7/7")
+		same(t, was)
+		upgrade(t, oldTag)
+		shows(t, "gpu_node_agent_config_last_reload_successful 1")
+		nodeHas(t, gpu, "8/8")
+		same(t, was)
+	})
+	step(t, "a new version loses no registration and no pod", func(t *testing.T) {
+		was, err := getPod(t.Context(), "one")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, tag := range []string{newTag, oldTag, newTag, oldTag, newTag} {
+			rollout(t, tag)
+		}
+		is, err := getPod(t.Context(), "one")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if is.Status.ContainerStatuses[0].ContainerID != was.Status.ContainerStatuses[0].ContainerID {
+			t.Error("pod one has been started again")
+		}
+		shows(t, "gpu_node_agent_device_allocated{", holder, `pod="one"`)
+	})
+	step(t, "the agent and pods outlive the kubelet", func(t *testing.T) { restartKubelet(t, holder) })
+	step(t, "a new pod knows which GPU was broken, and an operator's word brings it back", func(t *testing.T) {
+		inject(t, "{gpu: %s, xid: 79}", index)
+		nodeHas(t, gpu, "8/7")
+		was := mustAgentPod(t)
+		if err := theCluster.client.CoreV1().Pods(namespace).Delete(t.Context(), was.Name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if is := mustAgentPod(t); is.UID == was.UID {
+			t.Fatal("the agent's pod is the old one")
+		}
+		shows(t, "gpu_node_agent_device_finding{", holder, `cause="xid-79"`) // a file on the node has kept it
+		nodeHas(t, gpu, "8/7")
+		inAgent(t, "clear", "--gpu", holder)
+		nodeHas(t, gpu, "8/8")
+	})
+	end(t, "one")
+	step(t, "helm uninstall leaves nothing but what was wrong with the GPUs", func(t *testing.T) {
+		uninstall(t)
+		nodeHas(t, gpu, "8/0") // the capacity goes too, five minutes later: it is the kubelet's
+	})
+}
+
+// rollout changes the version, and waits until the node has its GPUs from the new one. How long it had fewer is logged.
+func rollout(t *testing.T, tag string) {
+	t.Helper()
+	done := make(chan time.Duration)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		var without time.Duration
+		last := time.Now()
+		for ctx.Err() == nil {
+			have, err := amounts(ctx, gpu)
+			if err == nil && have != "8/8" {
+				without += time.Since(last)
+			}
+			last = time.Now()
+			select {
+			case <-ctx.Done():
+			case <-time.After(50 * time.Millisecond):
+			}
+		}
+		done <- without
+	}()
+	upgrade(t, tag)
+	shows(t, "gpu_node_agent_build_info{", `version="`+tag+`"`)
+	shows(t, "gpu_node_agent_plugin_registered{", `resource="nvidia.com/gpu"} 1`)
+	nodeHas(t, gpu, "8/8")
+	cancel()
+	t.Logf("%s: the node had fewer than 8 allocatable GPUs for %.1fs", tag, (<-done).Seconds())
+}
+
+// restartKubelet checks that a pod keeps its container and its device, and the node its GPUs.
+func restartKubelet(t *testing.T, device string) {
+	pod, err := getPod(t.Context(), "one")
+	if err != nil {
+		t.Fatal(err)
+	}
+	agent := mustAgentPod(t)
+	theCluster.kubelet.stop()
+	shows(t, "gpu_node_agent_plugin_registered{", "} 0")
+	if err := theCluster.startKubelet(); err != nil {
+		t.Fatal(err)
+	}
+	shows(t, "gpu_node_agent_plugin_registered{", "} 1")
+	shows(t, "gpu_node_agent_device_allocated{", device, `pod="one"`)
+	nodeHas(t, gpu, "8/8")
+	same(t, agent)
+	is, err := getPod(t.Context(), "one")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if is.Status.ContainerStatuses[0].ContainerID != pod.Status.ContainerStatuses[0].ContainerID {
+		t.Error("pod one has been started again")
+	}
+	start(t, "after", gpu, "1")
+	if d := running(t, "after"); d == device {
+		t.Errorf("a new pod has been given %s, which pod one holds", d)
+	}
+	end(t, "after")
+}

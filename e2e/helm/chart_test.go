@@ -1,0 +1,151 @@
+// Package helm holds the chart against Helm, against Kubernetes' own types, and against the agent: without a
+// cluster, in seconds. It is a module of its own, since Helm's dependencies do not go with those of Kubernetes.
+package helm
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer/json"
+	"k8s.io/client-go/kubernetes/scheme"
+)
+
+var chart = filepath.Join("..", "..", "charts", "gpu-node-agent")
+
+// The programs that TestMain builds.
+var helmBinary, agentBinary string
+
+func TestMain(m *testing.M) {
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "chart")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 2
+	}
+	defer os.RemoveAll(dir)
+	helmBinary, agentBinary = filepath.Join(dir, "helm"), filepath.Join(dir, "gpu-node-agent")
+	for _, build := range []*exec.Cmd{
+		exec.Command("go", "build", "-o", helmBinary, "helm.sh/helm/v4/cmd/helm"),
+		exec.Command("go", "-C", filepath.Join("..", ".."), "build", "-o", agentBinary, "."),
+	} {
+		if out, err := build.CombinedOutput(); err != nil {
+			fmt.Fprintf(os.Stderr, "%v: %v\n%s", build, err, out)
+			return 2
+		}
+	}
+	return m.Run()
+}
+
+func helm(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), helmBinary, args...)
+	cmd.Env = append(os.Environ(), "HOME="+t.TempDir())
+	var out, said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &said
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("helm %s: %w\n%s%s", strings.Join(args, " "), err, out.Bytes(), said.Bytes())
+	}
+	return out.String(), nil
+}
+
+// valuesFiles are all that the chart shows how it can be installed.
+func valuesFiles(t *testing.T) []string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(chart, "ci", "*.yaml"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no values files: %v", err)
+	}
+	return files
+}
+
+// objects are what the chart makes, those of Prometheus's operator as what they are in YAML. A field that
+// Kubernetes does not know fails the test.
+type objects struct {
+	daemonSets   []*appsv1.DaemonSet
+	configMaps   []*corev1.ConfigMap
+	roles        []*rbacv1.ClusterRole
+	bindings     []*rbacv1.ClusterRoleBinding
+	kinds        map[string]int
+	unstructured map[string]string // by kind
+}
+
+func template(t *testing.T, args ...string) objects {
+	t.Helper()
+	text, err := helm(t, append([]string{"template", "gna", chart, "-n", "gpu"}, args...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	strict := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme.Scheme, scheme.Scheme, json.SerializerOptions{Yaml: true, Strict: true})
+	o := objects{kinds: make(map[string]int), unstructured: make(map[string]string)}
+	for document := range strings.SplitSeq(text, "\n---\n") {
+		document = strings.TrimPrefix(document, "---\n")
+		if strings.TrimSpace(document) == "" {
+			continue
+		}
+		object, kind, err := strict.Decode([]byte(document), nil, nil)
+		switch {
+		case runtime.IsNotRegisteredError(err) && kind != nil && kind.Group == "monitoring.coreos.com":
+			o.kinds[kind.Kind]++
+			o.unstructured[kind.Kind] = document
+			continue
+		case err != nil:
+			t.Fatalf("%v\n%s", err, document)
+		}
+		o.kinds[kind.Kind]++
+		switch x := object.(type) {
+		case *appsv1.DaemonSet:
+			o.daemonSets = append(o.daemonSets, x)
+		case *corev1.ConfigMap:
+			o.configMaps = append(o.configMaps, x)
+		case *rbacv1.ClusterRole:
+			o.roles = append(o.roles, x)
+		case *rbacv1.ClusterRoleBinding:
+			o.bindings = append(o.bindings, x)
+		}
+	}
+	return o
+}
+
+// TestValuesFiles lints and renders each, and has the agent check the configuration that it would be given.
+func TestValuesFiles(t *testing.T) {
+	for _, file := range valuesFiles(t) {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			if _, err := helm(t, "lint", "--strict", chart, "-f", file); err != nil {
+				t.Error(err)
+			}
+			o := template(t, "-f", file)
+			if len(o.daemonSets) == 0 {
+				t.Fatal("there is no DaemonSet")
+			}
+			for _, ds := range o.daemonSets {
+				var config string
+				for _, c := range o.configMaps {
+					if c.Name == ds.Name {
+						config = c.Data["config.yaml"]
+					}
+				}
+				path := filepath.Join(t.TempDir(), "config.yaml")
+				if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				// The files that it names are in other volumes: an error there is no error of the chart's.
+				cmd := exec.CommandContext(t.Context(), agentBinary, "check-config", "--config", path)
+				if out, err := cmd.CombinedOutput(); err != nil && !strings.Contains(string(out), "no such file") {
+					t.Errorf("%s: %v: %s\n%s", ds.Name, err, out, config)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,186 @@
+package helm
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// TestRights says what the pod and its service account may, by what is switched on.
+func TestRights(t *testing.T) {
+	const conditions = "get nodes; patch nodes/status; create,patch events; "
+	for name, c := range map[string]struct {
+		set   []string
+		rules string // of the cluster role; "" for none, and then there is no token either
+		caps  []corev1.Capability
+	}{
+		"nothing set":   {},
+		"conditions":    {[]string{"config.health.kubernetes.enabled=true"}, conditions + "get pods", nil},
+		"pod labels":    {[]string{"config.metrics.podLabels={team}"}, "get,list,watch pods", nil},
+		"both":          {[]string{"config.health.kubernetes.enabled=true", "config.metrics.podLabels={team}"}, conditions + "get,list,watch pods", nil},
+		"some nodes":    {[]string{"nodeConfigs.a.health.kubernetes.enabled=true"}, conditions + "get pods", nil},
+		"profiling":     {[]string{"config.metrics.fields={default,profiling}"}, "", []corev1.Capability{"SYS_ADMIN"}},
+		"a PROF field":  {[]string{"config.metrics.fields={DCGM_FI_PROF_SM_ACTIVE}"}, "", []corev1.Capability{"SYS_ADMIN"}},
+		"MIG":           {[]string{"config.plugin.migStrategy=mixed"}, "", []corev1.Capability{"SYS_ADMIN"}},
+		"mounts":        {[]string{"config.plugin.deviceList={volume-mounts}"}, "", []corev1.Capability{"SYS_ADMIN"}},
+		"never":         {[]string{"config.plugin.migStrategy=mixed", "sysAdmin=never"}, "", nil},
+		"always":        {[]string{"sysAdmin=always"}, "", []corev1.Capability{"SYS_ADMIN"}},
+		"simulated MIG": {[]string{"config.plugin.migStrategy=mixed", "config.source.mode=sim", "sysAdmin=always"}, "", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var args []string
+			for _, s := range c.set {
+				args = append(args, "--set", s)
+			}
+			o := template(t, args...)
+			var rules []string
+			for _, role := range o.roles {
+				for _, r := range role.Rules {
+					rules = append(rules, strings.Join(r.Verbs, ",")+" "+strings.Join(r.Resources, ","))
+				}
+			}
+			if got := strings.Join(rules, "; "); got != c.rules {
+				t.Errorf("the cluster role has %q, want %q", got, c.rules)
+			}
+			if len(o.bindings) != len(o.roles) {
+				t.Errorf("%d roles and %d bindings", len(o.roles), len(o.bindings))
+			}
+			token := false
+			for _, ds := range o.daemonSets {
+				token = token || *ds.Spec.Template.Spec.AutomountServiceAccountToken
+				if ds.Name == "gna-gpu-node-agent" {
+					confined(t, ds, c.caps)
+				}
+			}
+			if token != (c.rules != "") {
+				t.Errorf("token in a pod: %v, want it with rules only", token)
+			}
+		})
+	}
+}
+
+// confined checks that a pod has no more than what the capabilities give it.
+func confined(t *testing.T, ds *appsv1.DaemonSet, caps []corev1.Capability) {
+	t.Helper()
+	pod := ds.Spec.Template.Spec
+	if pod.HostNetwork || pod.HostPID || pod.HostIPC {
+		t.Error("the pod is in the host's namespaces")
+	}
+	if pod.SecurityContext.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
+		t.Error("the pod has no seccomp profile")
+	}
+	s := pod.Containers[0].SecurityContext
+	if *s.Privileged || *s.AllowPrivilegeEscalation || !*s.ReadOnlyRootFilesystem || !reflect.DeepEqual(s.Capabilities.Drop, []corev1.Capability{"ALL"}) {
+		t.Errorf("the container may too much: %v", s)
+	}
+	if !slices.Equal(s.Capabilities.Add, caps) {
+		t.Errorf("the container has the capabilities %v, want %v", s.Capabilities.Add, caps)
+	}
+	for _, v := range pod.Volumes {
+		if v.HostPath != nil && (v.HostPath.Path == "/" || v.HostPath.Path == "/var/lib/kubelet") {
+			t.Errorf("volume %s shows the container %s", v.Name, v.HostPath.Path)
+		}
+	}
+}
+
+// TestWhere says on which nodes the agents run.
+func TestWhere(t *testing.T) {
+	const gpus = "feature.node.kubernetes.io/pci-10de.present In [true] | feature.node.kubernetes.io/cpu-model.vendor_id In [NVIDIA] | nvidia.com/gpu.present In [true]"
+	for name, c := range map[string]struct {
+		set  []string
+		want map[string]string // by DaemonSet
+	}{
+		"nothing set": {nil, map[string]string{"gna-gpu-node-agent": gpus}},
+		"simulated":   {[]string{"config.source.mode=sim"}, map[string]string{"gna-gpu-node-agent": ""}},
+		"by label": {[]string{"config.source.mode=sim", "nodeConfigs.a.log.level=debug", "nodeConfigs.b.log.level=debug"}, map[string]string{
+			"gna-gpu-node-agent":   "gpu-node-agent/config NotIn [a b]",
+			"gna-gpu-node-agent-a": "gpu-node-agent/config In [a]",
+			"gna-gpu-node-agent-b": "gpu-node-agent/config In [b]",
+		}},
+		"GPUs by label": {[]string{"nodeConfigs.a.log.level=debug"}, map[string]string{
+			"gna-gpu-node-agent":   strings.ReplaceAll(gpus+" ", "] ", "], gpu-node-agent/config NotIn [a] "),
+			"gna-gpu-node-agent-a": strings.ReplaceAll(gpus+" ", "] ", "], gpu-node-agent/config In [a] "),
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var args []string
+			for _, s := range c.set {
+				args = append(args, "--set", s)
+			}
+			got := make(map[string]string)
+			for _, ds := range template(t, args...).daemonSets {
+				affinity := ds.Spec.Template.Spec.Affinity
+				got[ds.Name] = terms(affinity.NodeAffinity)
+				alone := affinity.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+				if len(alone) != 1 || alone[0].TopologyKey != corev1.LabelHostname || alone[0].NamespaceSelector == nil {
+					t.Errorf("%s: two agents could be on one node: %v", ds.Name, alone)
+				}
+			}
+			for name, want := range c.want {
+				if got[name] != strings.TrimSpace(want) {
+					t.Errorf("%s runs on\n%s, want\n%s", name, got[name], want)
+				}
+			}
+			if len(got) != len(c.want) {
+				t.Errorf("there are %v", got)
+			}
+		})
+	}
+}
+
+func terms(a *corev1.NodeAffinity) string {
+	if a == nil {
+		return ""
+	}
+	var all []string
+	for _, term := range a.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+		var one []string
+		for _, e := range term.MatchExpressions {
+			one = append(one, fmt.Sprintf("%s %s %v", e.Key, e.Operator, e.Values))
+		}
+		all = append(all, strings.Join(one, ", "))
+	}
+	return strings.Join(all, " | ")
+}
+
+// TestReload says that a changed configuration does not change the pod: that would start it again.
+func TestReload(t *testing.T) {
+	before := template(t, "--set", "config.health.temperature=80").daemonSets[0]
+	after := template(t, "--set", "config.health.temperature=85", "--set", "config.plugin.exclude={0}").daemonSets[0]
+	if !reflect.DeepEqual(before.Spec, after.Spec) {
+		t.Error("the pod's template follows the configuration")
+	}
+}
+
+// TestRefused says what is an error, and what the error names.
+func TestRefused(t *testing.T) {
+	for set, want := range map[string]string{
+		"config.plugin.migStratgy=mixed":                          "migStratgy",
+		"config.pugin.migStrategy=mixed":                          "pugin",
+		"config.health.temperature=hot":                           "temperature",
+		"nodeConfigs.a.plugin.deviceLists={envvar}":               "deviceLists",
+		"nodeConfigs.A_b.log.level=debug":                         "A_b",
+		"config.plugin.kubeletDir=/x":                             "say kubeletDir",
+		"kubeletDir=var/lib/kubelet":                              "kubeletDir",
+		"image.tags=x":                                            "tags",
+		"sysAdmin=yes":                                            "sysAdmin",
+		"serviceMonitor.enabled=true,podMonitor.enabled=true":     "one of the two",
+		"serviceMonitor.enabled=true,service.enabled=false":       "needs service.enabled",
+		"image.digest=sha256:abc":                                 "digest",
+		"goMemLimit=100M":                                         "goMemLimit",
+		"web.probes=https":                                        "probes",
+		"config.plugin.sharing.timeSlicing.renameByDefault=maybe": "renameByDefault",
+	} {
+		t.Run(set, func(t *testing.T) {
+			_, err := helm(t, "template", "gna", chart, "--set", set)
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("the error is %v, want one that names %q", err, want)
+			}
+		})
+	}
+}

@@ -8,13 +8,14 @@ import (
 	"github.com/prometheus/procfs"
 )
 
-// processFamilies are the numbers of the families that client_golang's collector of the process has too.
+// processFamilies are the numbers of the families that client_golang's collector of the process has too, but for the
+// network's: those are of all that shares the pod's network, and the kernel's text for them is long.
 //
 // Their collector reads all of /proc/stat at each scrape, which has a line for each CPU and each interrupt, for
 // when the node has started, and the limits by regular expressions: half of what a scrape of eight GPUs took, and
 // more on a node with more CPUs. What does not change is read once here; the rest is read by the same library.
 type processFamilies struct {
-	cpu, openFDs, maxFDs, virtual, virtualMax, resident, start, received, sent int
+	cpu, openFDs, maxFDs, virtual, virtualMax, resident, start int
 }
 
 func (s *shape) declareProcess() {
@@ -28,8 +29,6 @@ func (s *shape) declareProcess() {
 		virtualMax: gauge("virtual_memory_max_bytes", "Maximum amount of virtual memory available in bytes."),
 		resident:   gauge("resident_memory_bytes", "Resident memory size in bytes."),
 		start:      gauge("start_time_seconds", "Start time of the process since unix epoch in seconds."),
-		received:   counter("network_receive_bytes_total", "Number of bytes received by the process over the network."),
-		sent:       counter("network_transmit_bytes_total", "Number of bytes sent by the process over the network."),
 	}
 }
 
@@ -75,8 +74,4 @@ func (s *scrape) collectProcess() {
 	}
 	limit(s.process.maxFDs, syscall.RLIMIT_NOFILE)
 	limit(s.process.virtualMax, syscall.RLIMIT_AS)
-	if net, err := self.Netstat(); err == nil && net.InOctets != nil && net.OutOctets != nil {
-		s.add(s.process.received, *net.InOctets, nil)
-		s.add(s.process.sent, *net.OutOctets, nil)
-	}
 }

@@ -41,7 +41,7 @@ LABEL org.opencontainers.image.title="gpu-node-agent (simulated GPUs)" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
-COPY LICENSE /licenses/LICENSE
+COPY LICENSE bin/third-party-licenses.txt /licenses/
 COPY --from=build-sim /out/gpu-node-agent /usr/local/bin/gpu-node-agent
 # The kubelet's socket directory is root's.
 USER 0:0
@@ -82,11 +82,12 @@ LABEL org.opencontainers.image.title="gpu-node-agent" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 COPY --from=dcgm /out/ /
-COPY LICENSE /licenses/LICENSE
+COPY LICENSE bin/third-party-licenses.txt /licenses/
 COPY --from=build /out/gpu-node-agent /usr/local/bin/gpu-node-agent
 # What cannot be loaded is found here, not on a node.
-RUN ldconfig; \
+RUN set -e; ldconfig; \
     for library in libdcgm.so.4 libdcgmmodulehealth.so.4 libdcgmmodulepolicy.so.4; do \
+      test -e "/usr/lib/$library"; \
       if ldd "/usr/lib/$library" | grep 'not found'; then exit 1; fi; \
     done; \
     /usr/local/bin/gpu-node-agent version

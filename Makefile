@@ -34,9 +34,14 @@ test-unit:
 test-e2e:
 	e2e/prometheus/need.sh
 	cd e2e && $(GO) test -vet=off -count=1 ./...
+	cd e2e/bench && $(GO) test ./...
+	cd e2e/supply && $(GO) test ./...
 
 lint:
 	$(LINT) run ./...
+	cd e2e/bench && $(LINT) run ./...
+	cd e2e/chaos && $(LINT) run ./...
+	cd e2e/supply && $(LINT) run ./...
 	cd e2e && $(GO) mod tidy -diff
 	cd e2e/supply && $(GO) mod tidy -diff
 	cd e2e/bench && $(GO) mod tidy -diff
@@ -56,10 +61,10 @@ helm-lint:
 e2e-cluster:
 	e2e/cluster/run
 
-image:
+image: licenses
 	docker build --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) -t gpu-node-agent:$(VERSION) .
 
-image-sim:
+image-sim: licenses
 	docker build --target sim --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) -t gpu-node-agent:$(VERSION)-sim .
 
 fmt:

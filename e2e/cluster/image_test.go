@@ -12,6 +12,7 @@ import (
 	"maps"
 	"os"
 	"path"
+	"runtime"
 	"slices"
 )
 
@@ -43,7 +44,7 @@ func writeImage(to, name, entrypoint string, files map[string]string) error {
 	}
 	diff := fmt.Sprintf("sha256:%x", sha256.Sum256(layer))
 	config, err := json.Marshal(map[string]any{
-		"architecture": "amd64", "os": "linux",
+		"architecture": runtime.GOARCH, "os": "linux",
 		"config": map[string]any{
 			"Entrypoint": []string{entrypoint}, "WorkingDir": "/",
 			"Env": []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},

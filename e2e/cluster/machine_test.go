@@ -75,6 +75,13 @@ func makeMachine(state, logs string) error {
 		"/proc/sys/kernel/panic": "10\n", "/proc/sys/kernel/panic_on_oops": "1\n",
 		"/proc/sys/kernel/keys/root_maxkeys": "1000000\n", "/proc/sys/kernel/keys/root_maxbytes": "25000000\n",
 	} {
+		if to, err := os.Readlink(file); err == nil { // with systemd-resolved it is a link into /run, which is empty now
+			if !filepath.IsAbs(to) {
+				to = filepath.Join(filepath.Dir(file), to)
+			}
+			file = to
+			errs = append(errs, os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, nil, 0o644))
+		}
 		own := filepath.Join(state, strings.ReplaceAll(file[1:], "/", "_"))
 		errs = append(errs, os.WriteFile(own, []byte(text), 0o644), mount(own, file, "", syscall.MS_BIND))
 	}

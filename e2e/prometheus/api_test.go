@@ -74,9 +74,12 @@ func (a *api) query(ctx context.Context, expr string) ([]series, error) {
 func (a *api) queryRange(ctx context.Context, expr string) ([]series, error) {
 	now := time.Now()
 	return a.evaluate(ctx, "/api/v1/query_range", url.Values{
-		"query": {expr}, "step": {"1"}, "start": {strconv.FormatInt(now.Add(-time.Minute).Unix(), 10)}, "end": {strconv.FormatInt(now.Unix(), 10)},
+		"query": {expr}, "step": {"1"}, "start": {seconds(now.Add(-time.Minute))}, "end": {seconds(now)},
 	})
 }
+
+// seconds is a time as Prometheus takes it. Cut to whole seconds, now would be before the newest scrape.
+func seconds(t time.Time) string { return strconv.FormatFloat(float64(t.UnixMilli())/1000, 'f', 3, 64) }
 
 func (a *api) evaluate(ctx context.Context, path string, query url.Values) ([]series, error) {
 	var data struct {

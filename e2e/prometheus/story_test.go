@@ -64,15 +64,21 @@ func TestStory(t *testing.T) {
 	raised("GPUXID", "gpu=3")
 	raised("GPUAgentFieldsUnknown")
 
+	// Both nodes are this one, scraped at moments of its own for each.
+	n.eventually("node-2 shows it too", func(ctx context.Context) error {
+		return n.wants(ctx, `gpu_node_agent_xid_errors_total{instance="node-2", gpu="5", xid="31"} == 8`, 1)
+	})
 	n.checkPanels(true)
 	n.checkPanels(false)
-	// Both nodes are this one.
 	for title, want := range map[string]float64{
 		"GPUs": 2 * 8, "Allocated": 2 * 3, "Healthy": 4.0 / 8, "Unhealthy": 2 * 2, "Degraded": 2 * 2, "Allocated and idle": 0,
 	} {
-		if got := n.panel("fleet.json", title); len(got) != 1 || got[0].value != want {
-			t.Errorf("the fleet's panel %s shows %v, want %v", title, got, want)
-		}
+		n.eventually("the fleet's panel "+title+" is right", func(context.Context) error {
+			if got := n.panel("fleet.json", title); len(got) != 1 || got[0].value != want {
+				return fmt.Errorf("it shows %v, want %v", got, want)
+			}
+			return nil
+		})
 	}
 	held := make(map[string]float64)
 	for _, s := range n.panel("fleet.json", "Devices held, by namespace") {

@@ -59,6 +59,7 @@ type Agent struct {
 	snapshots health.Latest[health.Snapshot]
 	events    events
 	reloaded  atomic.Pointer[metrics.Reload]
+	bad       string // what was wrong with the newest configuration, as it was logged; runReload's own
 	monitor   *health.Monitor
 	devices   *plugin.Plugin
 	totals    *metrics.Totals
@@ -87,7 +88,7 @@ func Run(ctx context.Context, loader Loader, build Build) error {
 	a.monitor = health.NewMonitor(&a.health, &a.monitored, &a.snapshots, log.Named("health"))
 	a.devices = plugin.New(&a.plugin, &a.snapshots, log.Named("plugin"))
 	a.totals = metrics.NewTotals(&a.metrics, &a.snapshots, a.devices.Holders)
-	a.monitor.AskHolders((&holding{holders: a.devices.Holders}).held)
+	a.monitor.AskHolders((&holding{holders: a.devices.Holders, hurry: a.devices.AskHolders}).held)
 	a.labels = podlabels.New(podlabels.Options{Config: &a.shown, Node: nodeName(), Log: log.Named("kubernetes")})
 	a.jobs = metrics.NewJobs(&a.metrics, log.Named("metrics"))
 	boot := health.BootID()

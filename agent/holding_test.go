@@ -12,7 +12,7 @@ import (
 func TestHolding(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var now plugin.Holders
-		h := &holding{holders: func() plugin.Holders { return now }}
+		h := &holding{holders: func() plugin.Holders { return now }, hurry: func() {}}
 		want := func(what string, want bool) {
 			t.Helper()
 			if got := h.held("GPU-0"); got != want {

@@ -47,7 +47,8 @@ func (a *Agent) reloadOn(ctx context.Context, hup <-chan os.Signal) {
 			a.reload("SIGHUP")
 		case <-tick.C:
 			now := a.text()
-			if !bytes.Equal(now, was) && bytes.Equal(now, seen) {
+			// A bad one may have named a file that was not there yet: it is tried until it is good.
+			if (!bytes.Equal(now, was) || !a.reloaded.Load().OK) && bytes.Equal(now, seen) {
 				was = now
 				a.loader.File = a.loader.Path()
 				a.reload("the file has changed")
@@ -84,10 +85,14 @@ func (a *Agent) text() []byte {
 func (a *Agent) reload(why string) {
 	c, err := a.loader.Load()
 	if err != nil {
-		a.log.Error("configuration is bad: the old one stays", zap.String("why", why), zap.String("file", a.loader.Path()), zap.Error(err))
+		if err.Error() != a.bad {
+			a.bad = err.Error()
+			a.log.Error("configuration is bad: the old one stays", zap.String("why", why), zap.String("file", a.loader.Path()), zap.Error(err))
+		}
 		a.reloaded.Store(&metrics.Reload{OK: false, At: a.reloaded.Load().At})
 		return
 	}
+	a.bad = ""
 	a.apply(c)
 	a.note(c)
 	a.reloaded.Store(&metrics.Reload{OK: true, At: time.Now()})

@@ -40,6 +40,7 @@ func loadWebConfig(file string) (*webConfig, error) {
 }
 
 func readWebConfig(file string) (*webConfig, error) {
+	sum := sha256.Sum256(webText(file)) // first: what changes from now on is another sum at the next look
 	if err := web.Validate(file); err != nil {
 		return nil, err
 	}
@@ -47,7 +48,7 @@ func readWebConfig(file string) (*webConfig, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &webConfig{sum: sha256.Sum256(webText(file)), users: make(map[string][]byte)}
+	w := &webConfig{sum: sum, users: make(map[string][]byte)}
 	// The defaults are exporter-toolkit's.
 	c := web.Config{
 		TLSConfig:  web.TLSConfig{MinVersion: tls.VersionTLS12, MaxVersion: tls.VersionTLS13},

@@ -56,7 +56,7 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case probe && !named && len(g.users) > 0:
 		g.outside.ServeHTTP(w, r)
 		return
-	case !probe && g.limit != nil && !g.limit.Allow():
+	case (!probe || named) && g.limit != nil && !g.limit.Allow():
 		http.Error(w, "too many requests", http.StatusTooManyRequests)
 		return
 	}

@@ -92,6 +92,7 @@ func TestRateLimit(t *testing.T) {
 	s.must(http.StatusOK, "/metrics", nil, "")
 	s.must(http.StatusTooManyRequests, "/metrics", nil, "")
 	s.must(http.StatusOK, "/livez", nil, "")
+	s.must(http.StatusTooManyRequests, "/livez", nil, "ann:guess") // or passwords could be tried there
 }
 
 func TestHTTP2(t *testing.T) {

@@ -49,7 +49,7 @@ func (m *Monitor) Clear(id DeviceID, cause string) ([]string, error) {
 
 	now := time.Now()
 	v := d.Verdict.without(now, func(f Finding) bool { return f.From == "" && slices.Contains(dropped, f.Cause) })
-	v.suspect = nil
+	v.suspect, v.follow = nil, nil
 	if cause == "" || cause == CauseFlapping {
 		v.Trips = nil
 	}

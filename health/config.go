@@ -15,7 +15,7 @@ import (
 type Config struct {
 	Interval     time.Duration `yaml:"interval"`     // between two polls; an XID is polled for at once
 	Confirm      int           `yaml:"confirm"`      // checks in a row that must agree before a FAIL of DCGM counts
-	Recovery     string        `yaml:"recovery"`     // RecoverAuto, RecoverAfterReset, RecoveryNever
+	Recovery     string        `yaml:"recovery"`     // RecoverAuto, RecoverAfterReset, RecoverNever
 	RecoverAfter time.Duration `yaml:"recoverAfter"` // how long a condition must be gone before its finding goes
 	Temperature  float64       `yaml:"temperature"`  // °C from which a GPU is Degraded
 	Flap         FlapConfig    `yaml:"flap"`

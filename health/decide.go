@@ -14,6 +14,16 @@ import (
 // trip, and an operator's word does not end it.
 func (f Finding) decision() bool { return f.Cause == CauseCordoned || f.Cause == CauseIsolated }
 
+func (f Finding) rank() int {
+	if f.decision() {
+		return 1
+	}
+	return 0
+}
+
+// Decided reports whether what was decided about a device is the worst that is known of it.
+func (v Verdict) Decided() bool { return len(v.Findings) > 0 && v.Findings[0].decision() }
+
 func (f Finding) cordon() bool { return f.Cause == CauseCordoned }
 
 // decide adds the decisions to what was judged, and tells since when each verdict is what it is.
@@ -68,7 +78,7 @@ func (v Verdict) since(f Finding) Finding {
 func pendingReset(own []Finding) *Finding {
 	i := slices.IndexFunc(own, func(f Finding) bool {
 		waits := f.Cause == CauseRemapPending || f.Cause == CauseRetiredPending || f.Cause == CauseRecoveryAction
-		return f.From == "" && f.State == Degraded && waits
+		return f.From == "" && f.State == Degraded && waits && !f.Last.Before(f.Reset) // a reset since then was what it waited for
 	})
 	if i < 0 {
 		return nil

@@ -84,7 +84,7 @@ func TestCordonHidesNothing(t *testing.T) {
 	known := judgeAll(on, nil, 0, nil, nil, gpu0)
 	broken := present(func(s *Sample) { s.XIDs = []XID{{Code: 48, At: at(1)}} })
 	known = judgeAll(on, known, 1, nil, map[DeviceID]Sample{"GPU-0": broken}, gpu0)
-	if got := causes(known[0].Verdict); !slices.Equal(got, []string{CauseCordoned, "xid-48"}) || len(known[0].Verdict.Trips) != 1 {
+	if got := causes(known[0].Verdict); !slices.Equal(got, []string{"xid-48", CauseCordoned}) || len(known[0].Verdict.Trips) != 1 {
 		t.Errorf("%v, trips %v", got, known[0].Verdict.Trips)
 	}
 	known = judgeAll(DefaultConfig(), known, 2, nil, nil, gpu0)

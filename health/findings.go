@@ -38,7 +38,7 @@ const followFor = time.Minute
 func followers(c Config, was Verdict, s Sample, reset bool) []XID {
 	var all []XID
 	for _, x := range was.follow {
-		if !reset && s.At.Sub(x.At) < followFor {
+		if !reset && s.At.Sub(x.At) < followFor && c.XID.follows(x.Code) {
 			all = append(all, x)
 		}
 	}

@@ -27,7 +27,7 @@ func Judge(c Config, before []DeviceState, r *Reading, held Held, now time.Time)
 	add := func(d Device, s Sample) {
 		next, reset := judgeDevice(c, known[d.ID], d, s, gpus[d.Parent])
 		if d.Kind == KindGPU {
-			gpus[d.ID] = parent{next.Verdict, reset}
+			gpus[d.ID] = parent{next.Verdict, reset, s.Presence}
 		}
 		after = append(after, next)
 		delete(known, d.ID)
@@ -42,10 +42,14 @@ func Judge(c Config, before []DeviceState, r *Reading, held Held, now time.Time)
 	// before is in order: a missing GPU comes ahead of the MIG devices that are missing with it, and
 	// these inherit its finding.
 	for _, d := range before {
-		if d.Device.Kind == KindMIG && !gpus[d.Device.Parent].verdict.has(CauseMissing) {
-			continue
-		}
 		s := Sample{Device: d.Device.ID, At: now, Presence: Missing}
+		if d.Device.Kind == KindMIG {
+			// How a GPU that cannot be reached is partitioned is not known.
+			gpu, listed := gpus[d.Device.Parent]
+			if !listed || gpu.shown == Present && !gpu.verdict.has(CauseMissing) {
+				continue
+			}
+		}
 		if _, left := known[d.Device.ID]; left {
 			add(d.Device, s)
 		}
@@ -60,6 +64,7 @@ func Judge(c Config, before []DeviceState, r *Reading, held Held, now time.Time)
 type parent struct {
 	verdict Verdict
 	reset   bool // the GPU was seen to be reset
+	shown   Presence
 }
 
 func judgeDevice(c Config, was DeviceState, d Device, s Sample, p parent) (next DeviceState, reset bool) {
@@ -96,7 +101,8 @@ func judgeDevice(c Config, was DeviceState, d Device, s Sample, p parent) (next 
 	}
 
 	trips := tripped(c, was.Verdict, own, s.At)
-	if c.Flap.Trips > 0 && len(trips) >= c.Flap.Trips {
+	flaps := slices.ContainsFunc(own, func(f Finding) bool { return f.Cause == CauseFlapping })
+	if c.Flap.Trips > 0 && len(trips) >= c.Flap.Trips && !flaps { // said once: what stands is no news at every poll
 		own = merge(own, flapping(c, own, trips, s.At))
 	}
 	v := conclude(was.Verdict, own, d.Parent, p.verdict.Findings, s)
@@ -135,17 +141,18 @@ func seen(c Config, s Sample) []Finding {
 // wasReset tells whether the sample is evidence of a reset: the device came back to the bus, the driver took its
 // recovery action back, or what only a reset or a reload of the driver sets back is set back.
 func wasReset(c Config, was Verdict, s Sample) bool {
-	if s.Presence == Present && (was.has(CauseLost) || was.has(CauseDetached) || was.has(CauseMissing)) {
-		return true
-	}
 	action, told := s.Values[FieldRecoveryAction]
-	if told && RecoveryAction(action) == RecoveryNone && slices.ContainsFunc(was.Findings, func(f Finding) bool {
-		return f.From == "" && f.Cause == CauseRecoveryAction && f.Action != actionDrainP2P // ending jobs resets nothing
-	}) {
-		return true
-	}
 	return slices.ContainsFunc(was.Findings, func(f Finding) bool {
-		return f.From == "" && f.Reset.IsZero() && setBack(c, f.Cause, s) // it is set back once
+		if f.From != "" || !f.Last.After(f.Reset) {
+			return false // it is evidence once: with recovery never the finding stands for long after
+		}
+		switch f.Cause {
+		case CauseLost, CauseDetached, CauseMissing:
+			return s.Presence == Present
+		case CauseRecoveryAction:
+			return told && RecoveryAction(action) == RecoveryNone && f.Action != actionDrainP2P // ending jobs resets nothing
+		}
+		return setBack(c, f.Cause, s)
 	})
 }
 
@@ -263,7 +270,8 @@ func inherit(own []Finding, parent DeviceID, inherited []Finding) []Finding {
 // find gives the verdict its findings, and the state that follows from them.
 func (v *Verdict) find(all []Finding) {
 	slices.SortStableFunc(all, func(a, b Finding) int {
-		return cmp.Or(cmp.Compare(b.State, a.State), a.Since.Compare(b.Since), cmp.Compare(a.Cause, b.Cause))
+		// A decision never stands before a fault: the fault is what somebody must see to.
+		return cmp.Or(cmp.Compare(b.State, a.State), cmp.Compare(a.rank(), b.rank()), a.Since.Compare(b.Since), cmp.Compare(a.Cause, b.Cause))
 	})
 	v.Findings = all
 	switch {

@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// Memory is what outlives the process: the devices that have findings or have tripped lately.
+// Memory is what outlives the process: the devices that have findings, have tripped lately, or had an XID that the driver
+// is to tell more of.
 type Memory struct {
 	BootID  string // of the boot that it is about; "" if unknown
 	Source  string // MonitorSource.Kind that it is about
@@ -47,7 +48,13 @@ type savedDevice struct {
 
 	Since    time.Time      `json:"since"`
 	Trips    []time.Time    `json:"trips,omitempty"`
+	Follow   []savedXID     `json:"follow,omitempty"` // Verdict.follow
 	Findings []savedFinding `json:"findings,omitempty"`
+}
+
+type savedXID struct {
+	Code int       `json:"code"`
+	At   time.Time `json:"at"`
 }
 
 type savedFinding struct {
@@ -68,7 +75,7 @@ func Remember(s *Snapshot, bootID string) Memory {
 	for _, d := range s.Devices {
 		v := d.Verdict
 		v.Findings = slices.DeleteFunc(slices.Clone(v.Findings), func(f Finding) bool { return f.From != "" })
-		if len(v.Findings) > 0 || len(v.Trips) > 0 {
+		if len(v.Findings) > 0 || len(v.Trips) > 0 || len(v.follow) > 0 {
 			m.Devices = append(m.Devices, DeviceState{Device: d.Device, Verdict: v})
 		}
 	}
@@ -84,9 +91,12 @@ func (m Memory) Recall(bootID, source string, now time.Time) (devices []DeviceSt
 		v := d.Verdict
 		if !sameBoot {
 			v = v.without(now, func(f Finding) bool { return !outlivesBoot(f.Cause) })
-			v.Trips = nil
+			v.Trips, v.follow = nil, nil
 		}
-		v.Findings, v.Trips = slices.Clone(v.Findings), slices.Clone(v.Trips)
+		v.Findings, v.Trips, v.follow = slices.Clone(v.Findings), slices.Clone(v.Trips), slices.Clone(v.follow)
+		for i := range v.follow {
+			v.follow[i].At = notAfter(v.follow[i].At, now)
+		}
 		// A clock that was ahead is not believed: what is of tomorrow would never be long ago.
 		v.Since = notAfter(v.Since, now)
 		for i := range v.Trips {
@@ -97,10 +107,13 @@ func (m Memory) Recall(bootID, source string, now time.Time) (devices []DeviceSt
 			f.Since, f.Last, f.Reset = notAfter(f.Since, now), notAfter(f.Last, now), notAfter(f.Reset, now)
 			// How long a condition has been gone meanwhile is not known: its time begins anew.
 			if f.condition() {
+				if f.Last.Before(f.Reset) {
+					f.Reset = now // the reset was seen already, and is not to be seen twice
+				}
 				f.Last = now
 			}
 		}
-		if len(v.Findings) > 0 || len(v.Trips) > 0 {
+		if len(v.Findings) > 0 || len(v.Trips) > 0 || len(v.follow) > 0 {
 			devices = append(devices, DeviceState{Device: d.Device, Verdict: v})
 		}
 	}
@@ -133,6 +146,9 @@ func (m Memory) MarshalJSON() ([]byte, error) {
 			Index: d.Device.Index, Minor: d.Device.Minor, Model: d.Device.Model, PCI: d.Device.PCI, Memory: d.Device.Memory,
 			Profile: d.Device.Profile, GI: d.Device.GI, CI: d.Device.CI,
 			Since: d.Verdict.Since, Trips: d.Verdict.Trips,
+		}
+		for _, x := range d.Verdict.follow {
+			sd.Follow = append(sd.Follow, savedXID(x))
 		}
 		for _, f := range d.Verdict.Findings {
 			sd.Findings = append(sd.Findings, savedFinding{
@@ -171,6 +187,9 @@ func (m *Memory) UnmarshalJSON(text []byte) error {
 		}
 		if sd.MIG {
 			d.Device.Kind = KindMIG
+		}
+		for _, x := range sd.Follow {
+			d.Verdict.follow = append(d.Verdict.follow, XID(x))
 		}
 		for j, sf := range sd.Findings {
 			f, err := sf.finding()

@@ -59,16 +59,23 @@ func (p *press) serve(ctx context.Context, w http.ResponseWriter, packed bool, f
 		_, _ = out.WriteTo(w) // a client that has gone away is nobody's error
 	}
 	p.pages.Put(out)
+	if status == 0 {
+		panic(http.ErrAbortHandler) // no answer is better than an empty one
+	}
 }
 
 // make waits for its turn, makes an answer and returns its status; 0 if the client has not waited for it.
 func (p *press) make(ctx context.Context, w http.ResponseWriter, packed bool, out *bytes.Buffer, fill func(http.ResponseWriter)) int {
 	select {
-	case p.turns <- struct{}{}:
-		defer func() { <-p.turns }()
-	case <-ctx.Done():
-		return 0
+	case p.turns <- struct{}{}: // whoever has only closed his own side still reads
+	default:
+		select {
+		case p.turns <- struct{}{}:
+		case <-ctx.Done():
+			return 0
+		}
 	}
+	defer func() { <-p.turns }()
 	t, ok := p.tools.Get().(*tools)
 	if !ok {
 		zip, _ := gzip.NewWriterLevel(io.Discard, gzip.BestSpeed) // the level is one

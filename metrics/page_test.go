@@ -274,5 +274,10 @@ func TestSlowClients(t *testing.T) {
 	}
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
+	defer func() {
+		if r := recover(); r != http.ErrAbortHandler { //nolint:errorlint // it is that very value
+			t.Errorf("an answer for nobody: %v", r)
+		}
+	}()
 	p.serve(gone, httptest.NewRecorder(), false, func(http.ResponseWriter) { t.Error("a page for nobody") })
 }

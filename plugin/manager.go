@@ -295,6 +295,10 @@ func (p *Plugin) Status() Status {
 	return s
 }
 
+// AskHolders has the kubelet asked soon who has which device, instead of in its turn. It may be called from any
+// goroutine and never waits.
+func (p *Plugin) AskHolders() { p.pods.ask(p.timing.hurry) }
+
 // Holders returns who has which device, as the kubelet has said last. It may be called from any
 // goroutine, asks nobody and never waits.
 func (p *Plugin) Holders() Holders { return *p.pods.holders.Load() }

@@ -25,6 +25,6 @@ func defaultTiming() timing {
 	return timing{
 		poll: 250 * time.Millisecond, settle: time.Second, answer: 15 * time.Second,
 		stream: 5 * time.Second, retryMin: time.Second, retryMax: 30 * time.Second, goodbye: time.Second,
-		refresh: 10 * time.Second, hurry: time.Second, call: 5 * time.Second, stale: 5 * time.Minute, audits: 10 * time.Minute,
+		refresh: 2 * time.Second, hurry: time.Second, call: 5 * time.Second, stale: 5 * time.Minute, audits: 10 * time.Minute,
 	}
 }

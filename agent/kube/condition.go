@@ -2,6 +2,7 @@ package kube
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -80,7 +81,9 @@ func tallyOf(devices []health.DeviceState) tally {
 		case health.Unknown, health.Healthy:
 		}
 	}
-	t.sick = append(t.sick, degraded...)
+	faulty := slices.DeleteFunc(slices.Clone(t.sick), func(d *health.DeviceState) bool { return d.Verdict.Decided() })
+	decided := slices.DeleteFunc(t.sick, func(d *health.DeviceState) bool { return !d.Verdict.Decided() })
+	t.sick = slices.Concat(faulty, decided, degraded) // a cordon is the reason only if nothing is broken
 	return t
 }
 

@@ -2,6 +2,8 @@ package prometheus
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -62,13 +64,13 @@ func (n *node) checkPanels(all bool) {
 			fields := make(map[string]bool) // columns, if it is a table
 			for _, q := range p.Targets {
 				queries++
-				got, err := n.evaluate(q, values)
-				switch {
-				case err != nil:
-					n.t.Errorf("%s: %s %s: %v", name, p.Title, q.RefID, err)
-				case len(got) == 0:
-					n.t.Errorf("%s: %s %s has %d series: %s", name, p.Title, q.RefID, len(got), substitute(q.Expr, values))
-				}
+				var got []series
+				n.eventually(fmt.Sprintf("%s: %s %s has data", name, p.Title, q.RefID), func(context.Context) (err error) {
+					if got, err = n.evaluate(q, values); err == nil && len(got) == 0 {
+						err = errors.New("no series: " + substitute(q.Expr, values)) // one by a step of 15s has none at first
+					}
+					return err
+				})
 				for _, s := range got {
 					for _, m := range legendLabel.FindAllStringSubmatch(q.Legend, -1) {
 						if s.labels[m[1]] == "" && !optional(m[1]) {

@@ -2,6 +2,7 @@ package prometheus
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"strings"
@@ -13,6 +14,7 @@ import (
 var notInStory = []string{
 	"GPUMemoryNearlyFull", "GPUAllocatedButIdle", "GPUAgentMissing", "GPUKubeletDisagrees", "GPUAllocationErrors",
 	"GPUPodLabelsUnknown", "GPUAgentRestarting", "GPUWaitsForReset", "GPUAgentStateNotKept", "GPUAgentAPIErrors",
+	"GPUAgentServesNothing",
 }
 
 // TestStory lets GPUs, the source, the configuration, the kubelet and the agent fail, one after the other, and holds
@@ -181,9 +183,13 @@ func (n *node) checkRules(ctx context.Context) {
 			continue
 		}
 		for _, cluster := range []string{"", "east"} {
-			if got, err := n.prom.query(ctx, fmt.Sprintf("%s{cluster=%q}", r.Name, cluster)); err != nil || len(got) == 0 {
-				n.t.Errorf("%s of cluster %q: %v, %v", r.Name, cluster, got, err)
-			}
+			n.eventually(r.Name+" of cluster "+cluster, func(ctx context.Context) error {
+				got, err := n.prom.query(ctx, fmt.Sprintf("%s{cluster=%q}", r.Name, cluster))
+				if err == nil && len(got) == 0 {
+					err = errors.New("no series")
+				}
+				return err
+			})
 		}
 	}
 }

@@ -65,7 +65,7 @@ func (l *link) lost(want, have, all int) {
 	// from the kubelet for a moment.
 	l.audit.suspected = time.Time{}
 	l.audit.notBefore = now.Add(l.audit.pause)
-	l.audit.pause = min(max(2*l.audit.pause, l.refresh), l.audits)
+	l.audit.pause = min(max(2*l.audit.pause, l.doubt), l.audits)
 }
 
 // healthyIDs returns the ids of the devices that the kubelet may hand out, sorted.

@@ -58,7 +58,7 @@ func quick() timing {
 		poll: 5 * time.Millisecond, settle: 60 * time.Millisecond, answer: 5 * time.Second,
 		stream: 500 * time.Millisecond, retryMin: 20 * time.Millisecond, retryMax: 80 * time.Millisecond,
 		goodbye: 500 * time.Millisecond,
-		refresh: 50 * time.Millisecond, hurry: 10 * time.Millisecond, call: 5 * time.Second, stale: 300 * time.Millisecond, audits: 200 * time.Millisecond,
+		refresh: 50 * time.Millisecond, hurry: 10 * time.Millisecond, call: 5 * time.Second, stale: 300 * time.Millisecond, doubt: 50 * time.Millisecond, audits: 200 * time.Millisecond,
 	}
 }
 

@@ -16,6 +16,7 @@ type timing struct {
 	hurry   time.Duration // the same while something is going on
 	call    time.Duration // for the kubelet to answer one
 	stale   time.Duration // after which an old answer is no more use
+	doubt   time.Duration // between the first two registrations for a mismatch, doubled each time
 	audits  time.Duration // between two registrations for a mismatch that those do not end, at most
 }
 
@@ -25,6 +26,6 @@ func defaultTiming() timing {
 	return timing{
 		poll: 250 * time.Millisecond, settle: time.Second, answer: 15 * time.Second,
 		stream: 5 * time.Second, retryMin: time.Second, retryMax: 30 * time.Second, goodbye: time.Second,
-		refresh: 2 * time.Second, hurry: time.Second, call: 5 * time.Second, stale: 5 * time.Minute, audits: 10 * time.Minute,
+		refresh: 2 * time.Second, hurry: time.Second, call: 5 * time.Second, stale: 5 * time.Minute, doubt: 10 * time.Second, audits: 10 * time.Minute,
 	}
 }

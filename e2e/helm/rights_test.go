@@ -30,6 +30,8 @@ func TestRights(t *testing.T) {
 		"mounts":        {[]string{"config.plugin.deviceList={volume-mounts}"}, "", []corev1.Capability{"SYS_ADMIN"}},
 		"never":         {[]string{"config.plugin.migStrategy=mixed", "sysAdmin=never"}, "", nil},
 		"always":        {[]string{"sysAdmin=always"}, "", []corev1.Capability{"SYS_ADMIN"}},
+		"a CSV":         {[]string{"config.metrics.fieldsFile=/etc/gpu-node-agent/a.csv", "files.a\\.csv= DCGM_FI_PROF_SM_ACTIVE\\, gauge\\, x"}, "", []corev1.Capability{"SYS_ADMIN"}},
+		"a comment":     {[]string{"config.metrics.fieldsFile=/etc/gpu-node-agent/a.csv", "files.a\\.csv=# DCGM_FI_PROF_SM_ACTIVE\\, gauge\\, x"}, "", nil},
 		"simulated MIG": {[]string{"config.plugin.migStrategy=mixed", "config.source.mode=sim", "sysAdmin=always"}, "", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -95,8 +97,10 @@ func TestWhere(t *testing.T) {
 		set  []string
 		want map[string]string // by DaemonSet
 	}{
-		"nothing set": {nil, map[string]string{"gna-gpu-node-agent": gpus}},
-		"simulated":   {[]string{"config.source.mode=sim"}, map[string]string{"gna-gpu-node-agent": ""}},
+		"nothing set":    {nil, map[string]string{"gna-gpu-node-agent": gpus}},
+		"other affinity": {[]string{"affinity.podAffinity.preferredDuringSchedulingIgnoredDuringExecution=null", "affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution=null"}, map[string]string{"gna-gpu-node-agent": gpus}},
+		"own terms":      {[]string{"affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0].key=a,affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0].operator=Exists"}, map[string]string{"gna-gpu-node-agent": "a Exists []"}},
+		"simulated":      {[]string{"config.source.mode=sim"}, map[string]string{"gna-gpu-node-agent": ""}},
 		"by label": {[]string{"config.source.mode=sim", "nodeConfigs.a.log.level=debug", "nodeConfigs.b.log.level=debug"}, map[string]string{
 			"gna-gpu-node-agent":   "gpu-node-agent/config NotIn [a b]",
 			"gna-gpu-node-agent-a": "gpu-node-agent/config In [a]",
@@ -160,21 +164,29 @@ func TestReload(t *testing.T) {
 // TestRefused says what is an error, and what the error names.
 func TestRefused(t *testing.T) {
 	for set, want := range map[string]string{
-		"config.plugin.migStratgy=mixed":                          "migStratgy",
-		"config.pugin.migStrategy=mixed":                          "pugin",
-		"config.health.temperature=hot":                           "temperature",
-		"nodeConfigs.a.plugin.deviceLists={envvar}":               "deviceLists",
-		"nodeConfigs.A_b.log.level=debug":                         "A_b",
-		"config.plugin.kubeletDir=/x":                             "say kubeletDir",
-		"kubeletDir=var/lib/kubelet":                              "kubeletDir",
-		"image.tags=x":                                            "tags",
-		"sysAdmin=yes":                                            "sysAdmin",
-		"serviceMonitor.enabled=true,podMonitor.enabled=true":     "one of the two",
-		"serviceMonitor.enabled=true,service.enabled=false":       "needs service.enabled",
-		"image.digest=sha256:abc":                                 "digest",
-		"goMemLimit=100M":                                         "goMemLimit",
-		"web.probes=https":                                        "probes",
-		"config.plugin.sharing.timeSlicing.renameByDefault=maybe": "renameByDefault",
+		"config.plugin.migStratgy=mixed":                                    "migStratgy",
+		"config.pugin.migStrategy=mixed":                                    "pugin",
+		"config.health.temperature=hot":                                     "temperature",
+		"nodeConfigs.a.plugin.deviceLists={envvar}":                         "deviceLists",
+		"nodeConfigs.A_b.log.level=debug":                                   "A_b",
+		"config.plugin.kubeletDir=/x":                                       "say kubeletDir",
+		"kubeletDir=var/lib/kubelet":                                        "kubeletDir",
+		"image.tags=x":                                                      "tags",
+		"sysAdmin=yes":                                                      "sysAdmin",
+		"serviceMonitor.enabled=true,podMonitor.enabled=true":               "one of the two",
+		"serviceMonitor.enabled=true,service.enabled=false":                 "needs service.enabled",
+		"image.digest=sha256:abc":                                           "digest",
+		"goMemLimit=96Mi":                                                   "goMemLimit",
+		"config.metrics.listen=127.0.0.1:9400":                              "config.metrics.listen",
+		"nodeConfigs.a.metrics.listen=:http":                                "config.metrics.listen",
+		"config.metrics.webConfigFile=/w.yaml":                              "use web.secretName",
+		"updateStrategy.rollingUpdate.maxSurge=1":                           "maxSurge",
+		"nodeConfigs.dashboard-node.log.level=debug":                        "nodeConfigs.dashboard-node",
+		`files.config\.yaml=x`:                                              "files: config.yaml",
+		"serviceAccount.create=false,config.health.kubernetes.enabled=true": "serviceAccount.name",
+		"goMemLimit=100M":                                                   "goMemLimit",
+		"web.probes=https":                                                  "probes",
+		"config.plugin.sharing.timeSlicing.renameByDefault=maybe":           "renameByDefault",
 	} {
 		t.Run(set, func(t *testing.T) {
 			_, err := helm(t, "template", "gna", chart, "--set", set)

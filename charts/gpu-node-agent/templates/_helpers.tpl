@@ -47,14 +47,25 @@ It is called with (dict "root" $ "name" NAME "agent" (dict)); a template cannot 
 */}}
 {{- define "gpu-node-agent.agent" -}}
 {{- $values := .root.Values }}
-{{- $config := deepCopy $values.config }}
-{{- with get $values.nodeConfigs .name }}
+{{- /* A map with only comments below it is null in YAML: so everywhere below. */}}
+{{- $config := deepCopy (default (dict) $values.config) }}
+{{- with get (default (dict) $values.nodeConfigs) .name }}
 {{- $config = mustMergeOverwrite $config (deepCopy .) }}
 {{- end }}
 {{- $sim := eq (dig "source" "mode" "auto" $config) "sim" }}
 {{- if and $sim (not (hasKey (dig "source" "sim" (dict) $config) "control")) }}
 {{- /* So that faults can be made: kubectl exec … -- gpu-node-agent sim '{gpu: 3, xid: 79}' */}}
 {{- $config = mustMergeOverwrite $config (dict "source" (dict "sim" (dict "control" "/run/gpu-node-agent/sim.sock"))) }}
+{{- end }}
+{{- if hasKey (default (dict) $values.files) "config.yaml" }}
+{{- fail "files: config.yaml is made of `config`; say it there" }}
+{{- end }}
+{{- $listen := dig "metrics" "listen" ":9400" $config }}
+{{- if not (regexMatch "^(0\\.0\\.0\\.0|\\[::\\])?:[1-9][0-9]*$" $listen) }}
+{{- fail (printf "config.metrics.listen: the kubelet's probes and Prometheus come to the pod's address: %q must be :PORT, such as :9400" $listen) }}
+{{- end }}
+{{- if and (dig "metrics" "webConfigFile" "" $config) (not $values.web.secretName) }}
+{{- fail "config.metrics.webConfigFile: use web.secretName, so that the probes know of it" }}
 {{- end }}
 {{- if $values.web.secretName }}
 {{- $config = mustMergeOverwrite (dict "metrics" (dict "webConfigFile" "/etc/gpu-node-agent-web/web-config.yaml")) $config }}
@@ -65,11 +76,12 @@ It is called with (dict "root" $ "name" NAME "agent" (dict)); a template cannot 
 {{- end }}
 {{- $mig := has (dig "plugin" "migStrategy" "none" $config) (list "single" "mixed") }}
 {{- $lists := dig "plugin" "deviceList" (list) $config | toStrings }}
-{{- $fields := toJson (dig "metrics" "fields" (list) $config) }}
-{{- if dig "metrics" "fieldsFile" "" $config }}
-{{- $fields = toJson $values.files }}
+{{- $profiling := regexMatch "(?i)\"profiling\"|DCGM_FI_PROF_" (toJson (dig "metrics" "fields" (list) $config)) }}
+{{- with dig "metrics" "fieldsFile" "" $config }}
+{{- /* The name begins the line: comments do not count. */}}
+{{- $profiling = regexMatch "(?im)^[ \\t]*DCGM_FI_PROF_" (get (default (dict) $values.files) (trimPrefix "/etc/gpu-node-agent/" (clean .))) }}
 {{- end }}
-{{- $needs := or $mig (has "volume-mounts" $lists) (regexMatch "\"profiling\"|DCGM_FI_PROF_" $fields) }}
+{{- $needs := or $mig (has "volume-mounts" $lists) $profiling }}
 {{- $_ := set .agent "config" $config }}
 {{- $_ := set .agent "name" (ternary (printf "%s-%s" (include "gpu-node-agent.fullname" .root) .name) (include "gpu-node-agent.fullname" .root) (ne .name "")) }}
 {{- $_ := set .agent "component" (ternary (printf "agent-%s" .name) "agent" (ne .name "")) }}
@@ -77,9 +89,9 @@ It is called with (dict "root" $ "name" NAME "agent" (dict)); a template cannot 
 {{- $_ := set .agent "mig" $mig }}
 {{- $_ := set .agent "generate" $generate }}
 {{- $_ := set .agent "cdi" (or $generate (has "cdi-cri" $lists) (has "cdi-annotations" $lists)) }}
-{{- $_ := set .agent "cdiDir" (dig "plugin" "cdi" "dir" "/var/run/cdi" $config) }}
+{{- $_ := set .agent "cdiDir" (dig "plugin" "cdi" "dir" "/var/run/cdi" $config | default "/var/run/cdi" | clean) }}
 {{- $_ := set .agent "driverRoot" (dig "plugin" "driverRoot" "/" $config) }}
-{{- $_ := set .agent "port" (dig "metrics" "listen" ":9400" $config | regexFind "[0-9]+$" | int) }}
+{{- $_ := set .agent "port" (regexFind "[0-9]+$" $listen | int) }}
 {{- $_ := set .agent "conditions" (dig "health" "kubernetes" "enabled" false $config) }}
 {{- $_ := set .agent "podLabels" (dig "metrics" "podLabels" (list) $config | empty | not) }}
 {{- $_ := set .agent "needsSysAdmin" (and $needs (not $sim)) }}
@@ -92,15 +104,21 @@ It is called with (dict "root" $ "name" NAME "agent" (dict)); a template cannot 
 
 {{/* The names of nodeConfigs' entries, and "" for all other nodes, as JSON. */}}
 {{- define "gpu-node-agent.names" -}}
-{{- prepend (keys .Values.nodeConfigs | sortAlpha) "" | toJson }}
+{{- $names := keys (default (dict) .Values.nodeConfigs) | sortAlpha }}
+{{- range $names }}
+{{- if hasPrefix "dashboard-" . }}
+{{- fail (printf "nodeConfigs.%s: ConfigMaps of such names are the dashboards'; choose another" .) }}
+{{- end }}
+{{- end }}
+{{- prepend $names "" | toJson }}
 {{- end }}
 
 {{/* The affinity of one agent: the user's or that of GPU nodes, and what always holds. */}}
 {{- define "gpu-node-agent.affinity" -}}
 {{- $root := .root }}
-{{- $affinity := deepCopy $root.Values.affinity }}
+{{- $affinity := deepCopy (default (dict) $root.Values.affinity) }}
 {{- $terms := dig "nodeAffinity" "requiredDuringSchedulingIgnoredDuringExecution" "nodeSelectorTerms" (list) $affinity }}
-{{- if and (not $affinity) (not .agent.sim) }}
+{{- if and (not $terms) (not .agent.sim) }}
 {{- range list
   (dict "key" "feature.node.kubernetes.io/pci-10de.present" "operator" "In" "values" (list "true"))
   (dict "key" "feature.node.kubernetes.io/cpu-model.vendor_id" "operator" "In" "values" (list "NVIDIA"))
@@ -126,6 +144,11 @@ It is called with (dict "root" $ "name" NAME "agent" (dict)); a template cannot 
 {{- $other = append $other (dict "topologyKey" "kubernetes.io/hostname" "namespaceSelector" (dict) "labelSelector" (dict "matchLabels" (dict "gpu-node-agent/serves" "node"))) }}
 {{- $affinity = mustMergeOverwrite $affinity (dict "podAntiAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" $other)) }}
 {{- toYaml $affinity }}
+{{- end }}
+
+{{/* "true" if the web server is known to speak TLS. */}}
+{{- define "gpu-node-agent.tls" -}}
+{{- if and .Values.web.secretName (ne .Values.web.probes "HTTP") }}true{{ end }}
 {{- end }}
 
 {{/* A probe of a path: (dict "root" $ "path" PATH "timing" TIMING) */}}

@@ -168,7 +168,7 @@ func (a *Agent) listen(ctx context.Context, h http.Handler, address string) erro
 		w, same, cancel := health.While(ctx, &a.web, func(w *webConfig) *webConfig { return w })
 		if w != nil {
 			a.log.Info("web server listens", zap.Stringer("address", l.Addr()), zap.Bool("tls", w.tls != nil), zap.Int("users", len(w.users)))
-			err = a.serve(same, newGuard(w, h, a.probes()), held{l.(*net.TCPListener)}, w)
+			err = a.serve(same, newGuard(w, h, a.probes()), keptListener{l.(*net.TCPListener)}, w)
 		}
 		cancel()
 		if err != nil {
@@ -178,14 +178,14 @@ func (a *Agent) listen(ctx context.Context, h http.Handler, address string) erro
 	return nil
 }
 
-// held is a listener that outlives its servers: to close it only ends Accept, and who connects meanwhile waits
+// keptListener is a listener that outlives its servers: to close it only ends Accept, and who connects meanwhile waits
 // for the next server.
-type held struct{ *net.TCPListener }
+type keptListener struct{ *net.TCPListener }
 
-func (l held) Close() error { return l.SetDeadline(time.Unix(1, 0)) }
+func (l keptListener) Close() error { return l.SetDeadline(time.Unix(1, 0)) }
 
 // serve serves until ctx ends, which is no error.
-func (a *Agent) serve(ctx context.Context, h http.Handler, l held, w *webConfig) error {
+func (a *Agent) serve(ctx context.Context, h http.Handler, l keptListener, w *webConfig) error {
 	if err := l.SetDeadline(time.Time{}); err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	podsapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/which"
 )
 
 // Holder is a container that has a device.
@@ -108,8 +109,8 @@ func search(snap *health.Snapshot, is func(health.Device) bool) (health.DeviceID
 
 // searchMIG finds a MIG device by the driver's index of its GPU and its own on it.
 func searchMIG(snap *health.Snapshot, gpu, mig string) (health.DeviceID, bool) {
-	index, ok := digits(gpu)
-	place, okMIG := digits(mig)
+	index, ok := which.Digits(gpu)
+	place, okMIG := which.Digits(mig)
 	if !ok || !okMIG {
 		return "", false
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/which"
 )
 
 // The strategies for MIG, in NVIDIA's words.
@@ -29,7 +30,7 @@ type migProfile struct {
 func parseProfile(s string) (p migProfile, ok bool) {
 	rest := s
 	if c, after, found := strings.Cut(rest, "c."); found {
-		if p.compute, ok = digits(c); !ok {
+		if p.compute, ok = which.Digits(c); !ok {
 			return p, false
 		}
 		rest = after
@@ -37,8 +38,8 @@ func parseProfile(s string) (p migProfile, ok bool) {
 	g, rest, found := strings.Cut(rest, "g.")
 	gb, attributes, foundGB := strings.Cut(rest, "gb")
 	var okG, okGB bool
-	p.slices, okG = digits(g)
-	p.gb, okGB = digits(gb)
+	p.slices, okG = which.Digits(g)
+	p.gb, okGB = which.Digits(gb)
 	p.attributes = attributes
 	if p.compute == 0 {
 		p.compute = p.slices

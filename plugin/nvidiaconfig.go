@@ -124,6 +124,9 @@ func (in *nvidiaImport) key(key string, value any) {
 			in.warn(key, "MPS is not supported: what it shares is handed out as sharing.timeSlicing has it, else whole")
 		}
 	case "sharing.mps.renamebydefault", "sharing.mps.failrequestsgreaterthanone":
+		if value != false {
+			in.warn(key, "has no effect: MPS is not supported")
+		}
 	case "imex.channelids":
 		if list, ok := value.([]any); !ok || len(list) > 0 {
 			in.warn(key, "IMEX channels are not supported")

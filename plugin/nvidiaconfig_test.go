@@ -84,7 +84,7 @@ func TestImportNVIDIA(t *testing.T) {
 				"flags.failOnInitError: has no effect", "flags.gdsEnabled: is not supported", "flags.gfd.machineTypeFile: is for GPU feature discovery",
 				"flags.gfd.noTimestamp:", "flags.gfd.oneshot:", "flags.gfd.outputFile:", "flags.gfd.sleepInterval:", "flags.mpsRoot: MPS",
 				"flags.useNodeFeatureAPI: is for GPU feature discovery", "imex.channelIDs: IMEX", "imex.required: IMEX", "kubelet: is not known",
-				"resources.gpus: has no effect", "sharing.mps.resources: MPS", "sharing.timeSlicing.resources[0].devices: has no effect",
+				"resources.gpus: has no effect", "sharing.mps.renameByDefault: has no effect", "sharing.mps.resources: MPS", "sharing.timeSlicing.resources[0].devices: has no effect",
 				"sharing.timeSlicing.resources[0].rename: has no effect",
 			},
 		},

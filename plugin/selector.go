@@ -47,7 +47,7 @@ func validateSelectors(key string, selectors []string) error {
 	var errs []error
 	for i, s := range selectors {
 		_, _, isIndex := which.Index(s)
-		_, isPCI := parsePCI(s)
+		_, isPCI := which.ParsePCI(s)
 		bad := ""
 		switch {
 		case strings.TrimSpace(s) == "":
@@ -64,12 +64,6 @@ func validateSelectors(key string, selectors []string) error {
 	}
 	return errors.Join(errs...)
 }
-
-// digits reads a number that is only digits.
-func digits(s string) (int, bool) { return which.Digits(s) }
-
-// parsePCI reads a place on the PCI bus.
-func parsePCI(s string) (which.PCI, bool) { return which.ParsePCI(s) }
 
 // glob reports whether the whole of s is like the pattern. It goes back to the last * only, which is enough:
 // an earlier one could match no more than the last.

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/which"
 )
 
 func TestSelects(t *testing.T) {
@@ -96,8 +97,8 @@ func FuzzSelects(f *testing.F) {
 	f.Fuzz(func(t *testing.T, selector, pci, model string) {
 		c := &candidate{mig: -1, state: &health.DeviceState{Device: health.Device{ID: "GPU-0", PCI: pci, Model: model}}}
 		selects(selector, c)
-		if a, ok := parsePCI(pci); ok {
-			if again, ok := parsePCI(a.String()); !ok || again != a {
+		if a, ok := which.ParsePCI(pci); ok {
+			if again, ok := which.ParsePCI(a.String()); !ok || again != a {
 				t.Errorf("%q is %v, and that %v", pci, a, again)
 			}
 			if !selects(a.String(), c) {

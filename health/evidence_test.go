@@ -128,3 +128,18 @@ func TestPartsOfALostGPUStay(t *testing.T) {
 		t.Errorf("the GPU is back without parts: %v", known)
 	}
 }
+
+// What was decided for the sake of a finding ends with it, though no poll may come.
+func TestClearEndsIsolation(t *testing.T) {
+	c := DefaultConfig()
+	c.IsolatePending = true
+	nobody := func(DeviceID) bool { return false }
+	known := judgeAll(c, nil, 0, nobody, map[DeviceID]Sample{"GPU-0": present(value(FieldRemapPending, 1))}, gpu0)
+	m := monitorOf(c, known)
+	if _, err := m.Clear("GPU-0", CauseRemapPending); err != nil {
+		t.Fatal(err)
+	}
+	if v := m.out.Load().Devices[0].Verdict; len(v.Findings) != 0 {
+		t.Errorf("%v", causes(v))
+	}
+}

@@ -4,8 +4,9 @@ REVISION ?= $(shell git rev-parse HEAD 2>/dev/null)
 LDFLAGS := -s -w -X main.version=$(VERSION) -X main.revision=$(REVISION)
 # Nothing of the machine, the directory or the time gets into the binary: see reproducible. The revision comes from above.
 BUILD := build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)'
-# go run builds it with its own go.mod: nothing of it reaches ours.
-LINT := $(GO) run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+# Built with its own go.mod: nothing of it reaches ours. Once, because each go run of a version asks the module proxy.
+LINT_VERSION := v2.15.0
+LINT := $(CURDIR)/bin/tools/golangci-lint-$(LINT_VERSION)
 VULNCHECK := $(GO) run golang.org/x/vuln/cmd/govulncheck@v1.8.0
 # Or a mirror, such as file:///path: what https://go.dev/doc/security/vuln/database describes.
 VULNDB ?= https://vuln.go.dev
@@ -37,7 +38,11 @@ test-e2e:
 	cd e2e/bench && $(GO) test ./...
 	cd e2e/supply && $(GO) test ./...
 
-lint:
+$(LINT):
+	GOBIN=$(@D) $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(LINT_VERSION)
+	mv $(@D)/golangci-lint $@
+
+lint: $(LINT)
 	$(LINT) run ./...
 	cd e2e/bench && $(LINT) run ./...
 	cd e2e/chaos && $(LINT) run ./...
@@ -67,7 +72,7 @@ image: licenses
 image-sim: licenses
 	docker build --target sim --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) -t gpu-node-agent:$(VERSION)-sim .
 
-fmt:
+fmt: $(LINT)
 	$(LINT) fmt ./...
 
 # The agent from inside, then from outside: e2e/bench prints one table. BENCH_FLAGS=-quick only shows that it works.

@@ -64,7 +64,7 @@ type tally struct {
 
 func tallyOf(devices []health.DeviceState) tally {
 	t := tally{count: make(map[health.State]int)}
-	var degraded []*health.DeviceState
+	var decided, degraded []*health.DeviceState
 	for i := range devices {
 		d := &devices[i]
 		if d.Device.Kind == health.KindGPU {
@@ -75,15 +75,17 @@ func tallyOf(devices []health.DeviceState) tally {
 		t.count[d.Verdict.State]++
 		switch d.Verdict.State {
 		case health.Unhealthy:
-			t.sick = append(t.sick, d)
+			if d.Verdict.Decided() {
+				decided = append(decided, d)
+			} else {
+				t.sick = append(t.sick, d)
+			}
 		case health.Degraded:
 			degraded = append(degraded, d)
 		case health.Unknown, health.Healthy:
 		}
 	}
-	faulty := slices.DeleteFunc(slices.Clone(t.sick), func(d *health.DeviceState) bool { return d.Verdict.Decided() })
-	decided := slices.DeleteFunc(t.sick, func(d *health.DeviceState) bool { return !d.Verdict.Decided() })
-	t.sick = slices.Concat(faulty, decided, degraded) // a cordon is the reason only if nothing is broken
+	t.sick = slices.Concat(t.sick, decided, degraded) // a cordon is the reason only if nothing is broken
 	return t
 }
 

@@ -7,14 +7,14 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"testing"
 
 	"go.etcd.io/etcd/server/v3/etcdmain"
 	"k8s.io/component-base/cli"
 	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
+
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/binary"
 )
 
 // role, in the environment, makes this very program one of the parts below: it holds their code anyway, and
@@ -54,17 +54,8 @@ func run(m *testing.M) int {
 		return fail(err)
 	}
 	defer os.RemoveAll(dir)
-	agentBinary = os.Getenv("AGENT_BIN")
-	if agentBinary != "" && !filepath.IsAbs(agentBinary) {
-		return fail(fmt.Errorf("AGENT_BIN must be an absolute path: tests run in their own directory"))
-	}
-	if agentBinary == "" {
-		agentBinary = filepath.Join(dir, "gpu-node-agent")
-		build := exec.Command("go", "build", "-o", agentBinary, ".")
-		build.Dir = filepath.Join("..", "..")
-		if out, err := build.CombinedOutput(); err != nil {
-			return fail(fmt.Errorf("%v: %w\n%s", build, err, out))
-		}
+	if agentBinary, err = binary.Agent(dir); err != nil {
+		return fail(err)
 	}
 	if err := quiet(); err != nil {
 		return fail(err)

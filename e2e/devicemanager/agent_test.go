@@ -12,32 +12,23 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/binary"
 )
 
 // agentBinary is the program under test: $AGENT_BIN, or what TestMain builds from this repository.
 var agentBinary string
 
 func TestMain(m *testing.M) {
-	agentBinary = os.Getenv("AGENT_BIN")
-	if agentBinary != "" && !filepath.IsAbs(agentBinary) {
-		fmt.Fprintln(os.Stderr, "AGENT_BIN must be an absolute path: tests run in their own directory")
-		os.Exit(2)
-	}
-	if agentBinary == "" {
-		dir, err := os.MkdirTemp("", "gpu-node-agent-e2e")
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(2)
-		}
+	dir, err := os.MkdirTemp("", "gpu-node-agent-e2e")
+	if err == nil {
 		defer os.RemoveAll(dir)
-		agentBinary = filepath.Join(dir, "gpu-node-agent")
-		build := exec.Command("go", "build", "-o", agentBinary, ".")
-		build.Dir = filepath.Join("..", "..")
-		if out, err := build.CombinedOutput(); err != nil {
-			fmt.Fprintf(os.Stderr, "%v: %v\n%s", build, err, out)
-			os.RemoveAll(dir)
-			os.Exit(2)
-		}
+		agentBinary, err = binary.Agent(dir)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.RemoveAll(dir)
+		os.Exit(2)
 	}
 	m.Run() // its result becomes the exit code when TestMain returns
 }

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"k8s.io/klog/v2"
+
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/binary"
 )
 
 // agentBinary is the program under test: $AGENT_BIN, or what TestMain builds from this repository.
@@ -35,17 +37,8 @@ func run(m *testing.M) int {
 		return fail(err)
 	}
 	defer os.RemoveAll(dir)
-	agentBinary = os.Getenv("AGENT_BIN")
-	if agentBinary != "" && !filepath.IsAbs(agentBinary) {
-		return fail(fmt.Errorf("AGENT_BIN must be an absolute path: tests run in their own directory"))
-	}
-	if agentBinary == "" {
-		agentBinary = filepath.Join(dir, "gpu-node-agent")
-		build := exec.Command("go", "build", "-o", agentBinary, ".")
-		build.Dir = filepath.Join("..", "..")
-		if out, err := build.CombinedOutput(); err != nil {
-			return fail(fmt.Errorf("%v: %w\n%s", build, err, out))
-		}
+	if agentBinary, err = binary.Agent(dir); err != nil {
+		return fail(err)
 	}
 	flags := flag.NewFlagSet("klog", flag.ContinueOnError)
 	klog.InitFlags(flags)

@@ -400,7 +400,7 @@ func TestStatus(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer k.Stop()
-	p.awaitPage("/readyz", http.StatusOK)
+	p.allocatable(k, 8) // ready is said when the kubelet listens, and that is before it has the list
 	held, err := k.Allocate(t.Context(), "nvidia.com/gpu", 1)
 	if err != nil {
 		t.Fatal(err)

@@ -165,12 +165,14 @@ func (a *apiServer) tellExpired() {
 	}
 }
 
-// failWith has all requests answered by a function, or by the server if that is nil, and ends those that run.
+// failWith has all requests answered by a function and ends those that run; nil has the server answer again.
 func (a *apiServer) failWith(f func(http.ResponseWriter, *http.Request) bool) {
 	a.mu.Lock()
 	a.fail = f
 	a.mu.Unlock()
-	a.CloseClientConnections()
+	if f != nil {
+		a.CloseClientConnections()
+	}
 }
 
 // away drops every connection.

@@ -93,6 +93,19 @@ func (g *rig) eventually(check func() error) {
 	}
 }
 
+// watches waits until so many watches are open.
+func (g *rig) watches(n int) {
+	g.t.Helper()
+	g.eventually(func() error {
+		g.apiServer.mu.Lock()
+		defer g.apiServer.mu.Unlock()
+		if len(g.watching) != n {
+			return fmt.Errorf("%d watches, want %d", len(g.watching), n)
+		}
+		return nil
+	})
+}
+
 func (g *rig) upBecomes(want bool) {
 	g.t.Helper()
 	g.eventually(func() error {
@@ -117,6 +130,7 @@ func TestFollow(t *testing.T) {
 	if s := g.Status(); !s.Enabled || s.Pods != 2 {
 		t.Errorf("status %+v", s)
 	}
+	g.watches(1) // what changes before it is open is listed anew
 	g.put("c", "one", map[string]string{"team": "z"})
 	g.becomes("c", "one", "team=z")
 	g.put("a", "one", map[string]string{"team": "w"})
@@ -159,14 +173,7 @@ func TestExpired(t *testing.T) {
 	g.put("a", "one", map[string]string{"team": "x"})
 	g.start()
 	g.becomes("a", "one", "team=x")
-	g.eventually(func() error {
-		g.apiServer.mu.Lock()
-		defer g.apiServer.mu.Unlock()
-		if len(g.watching) != 1 {
-			return fmt.Errorf("%d watches", len(g.watching))
-		}
-		return nil
-	})
+	g.watches(1)
 	g.tellExpired()
 	g.eventually(func() error {
 		if lists, _ := g.count(); lists < 2 {
@@ -218,14 +225,7 @@ func TestOff(t *testing.T) {
 	g.becomes("a", "one", "app=y", "team=x")
 	g.configure()
 	g.becomes("a", "one")
-	g.eventually(func() error {
-		g.apiServer.mu.Lock()
-		defer g.apiServer.mu.Unlock()
-		if len(g.watching) > 0 {
-			return errors.New("it still watches")
-		}
-		return nil
-	})
+	g.watches(0)
 	if s := g.Status(); s != (Status{}) {
 		t.Errorf("status %+v", s)
 	}

@@ -3,17 +3,12 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log"
-	"maps"
 	"os"
 	"os/signal"
-	"runtime"
-	"runtime/debug"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -149,66 +144,67 @@ func colours() bool {
 	return err == nil && info.Mode()&os.ModeCharDevice != 0 && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
 }
 
-func fieldsCommand(loader *agent.Loader) *cobra.Command {
+// report is what a command finds out and prints.
+type report interface {
+	String() string
+	JSON() (string, error)
+}
+
+// reporting makes cmd print a report, as text or JSON.
+func reporting(cmd *cobra.Command, look func(context.Context) report) *cobra.Command {
 	var output string
-	cmd := &cobra.Command{
+	cmd.Args = cobra.NoArgs
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if output != "text" && output != "json" {
+			return fmt.Errorf("--output: %q is not known; use text or json", output)
+		}
+		log.SetOutput(io.Discard) // go-dcgm says there what it does
+		r := look(cmd.Context())
+		text := r.String()
+		if output == "json" {
+			var err error
+			if text, err = r.JSON(); err != nil {
+				return err
+			}
+		}
+		_, err := fmt.Fprint(cmd.OutOrStdout(), text)
+		return err
+	}
+	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	return cmd
+}
+
+func versionCommand() *cobra.Command {
+	return reporting(&cobra.Command{
+		Use: "version", Short: "Print the version, and how this binary was built",
+	}, func(context.Context) report { return build() })
+}
+
+func fieldsCommand(loader *agent.Loader) *cobra.Command {
+	return reporting(&cobra.Command{
 		Use:   "fields",
 		Short: "List the fields that metrics.fields may name, and which of them the source here has",
 		Long: `List the fields that metrics.fields may name, and which of them the source here has.
 
 The source of the configuration is asked once, and a running agent is not disturbed. Without a source the column
 says unknown, and the exit code is 0 all the same.`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if output != "text" && output != "json" {
-				return fmt.Errorf("--output: %q is not known; use text or json", output)
-			}
-			log.SetOutput(io.Discard) // go-dcgm says there what it does
-			report := agent.Fields(cmd.Context(), *loader)
-			text := report.String()
-			if output == "json" {
-				var err error
-				if text, err = report.JSON(); err != nil {
-					return err
-				}
-			}
-			_, err := fmt.Fprint(cmd.OutOrStdout(), text)
-			return err
-		},
-	}
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
-	return cmd
+	}, func(ctx context.Context) report { return agent.Fields(ctx, *loader) })
 }
 
 func doctorCommand(loader *agent.Loader) *cobra.Command {
-	var output, rootDir string
-	cmd := &cobra.Command{
+	var rootDir string
+	var found agent.Report
+	cmd := reporting(&cobra.Command{
 		Use:   "doctor",
 		Short: "Say whether the agent could do its job on this node, and what to do about what is not right",
 		Long: `Say whether the agent could do its job on this node, and what to do about what is not right.
 
 Nothing is changed, and a running agent is not disturbed. The exit code is 1 if a check fails.`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if output != "text" && output != "json" {
-				return fmt.Errorf("--output: %q is not known; use text or json", output)
-			}
-			log.SetOutput(io.Discard) // go-dcgm says there what it does
-			report := agent.Diagnose(cmd.Context(), *loader, rootDir)
-			text := report.String()
-			if output == "json" {
-				var err error
-				if text, err = report.JSON(); err != nil {
-					return err
-				}
-			}
-			if _, err := fmt.Fprint(cmd.OutOrStdout(), text); err != nil {
-				return err
-			}
-			return report.Err()
-		},
-	}
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+		PostRunE: func(*cobra.Command, []string) error { return found.Err() },
+	}, func(ctx context.Context) report {
+		found = agent.Diagnose(ctx, *loader, rootDir)
+		return found
+	})
 	cmd.Flags().StringVar(&rootDir, "root", "/", "where the node's root directory is, if this is a container that has it mounted")
 	return cmd
 }
@@ -294,66 +290,5 @@ func simCommand(loader *agent.Loader) *cobra.Command {
 	return cmd
 }
 
-func versionCommand() *cobra.Command {
-	var output string
-	cmd := &cobra.Command{
-		Use: "version", Short: "Print the version, and how this binary was built", Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if output != "text" && output != "json" {
-				return fmt.Errorf("--output: %q is not known; use text or json", output)
-			}
-			b, built := build(), settings()
-			if output == "json" {
-				enc := json.NewEncoder(cmd.OutOrStdout())
-				enc.SetIndent("", "  ")
-				return enc.Encode(map[string]any{
-					"version": b.Version, "revision": b.Revision, "modified": modified(b.Version, built),
-					"go": b.Go, "goDCGM": b.DCGMBindings, "build": built,
-				})
-			}
-			words := []string{"built with"}
-			for _, key := range slices.Sorted(maps.Keys(built)) {
-				words = append(words, key+"="+built[key])
-			}
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s\n%s\n", b, strings.Join(words, " "))
-			return err
-		},
-	}
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
-	return cmd
-}
-
-// settings are the flags and variables that this binary was built with, as far as Go says.
-func settings() map[string]string {
-	all := make(map[string]string)
-	if info, ok := debug.ReadBuildInfo(); ok {
-		for _, s := range info.Settings {
-			all[s.Key] = s.Value
-		}
-	}
-	return all
-}
-
-// modified reports whether what was built is not what the revision has: make build says so in the version, go
-// build in its settings.
-func modified(version string, settings map[string]string) bool {
-	return strings.HasSuffix(version, "-dirty") || settings["vcs.modified"] == "true"
-}
-
 // build says what this binary is.
-func build() agent.Build {
-	b := agent.Build{Version: version, Revision: revision, Go: runtime.Version()}
-	if info, ok := debug.ReadBuildInfo(); ok {
-		for _, m := range info.Deps {
-			if m.Path == "github.com/NVIDIA/go-dcgm" {
-				b.DCGMBindings = m.Version
-			}
-		}
-		for _, s := range info.Settings {
-			if s.Key == "vcs.revision" && b.Revision == "" {
-				b.Revision = s.Value
-			}
-		}
-	}
-	return b
-}
+func build() agent.Build { return agent.ReadBuild(version, revision) }

@@ -12,6 +12,7 @@ package agent
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"os"
 	"reflect"
 	"sync/atomic"
@@ -26,19 +27,6 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
-
-// Build says what this binary is.
-type Build struct {
-	Version, Revision, Go, DCGMBindings string
-}
-
-func (b Build) String() string {
-	s := "gpu-node-agent " + b.Version
-	if b.Revision != "" {
-		s += " (" + b.Revision + ")"
-	}
-	return s + ", " + b.Go + ", go-dcgm " + cmp.Or(b.DCGMBindings, "unknown")
-}
 
 // Agent is one running agent.
 type Agent struct {
@@ -59,7 +47,8 @@ type Agent struct {
 	snapshots health.Latest[health.Snapshot]
 	events    events
 	reloaded  atomic.Pointer[metrics.Reload]
-	bad       string // what was wrong with the newest configuration, as it was logged; runReload's own
+	made      [sha256.Size]byte // Config.made of the configuration in force; runReload's own, like bad
+	bad       string            // what was wrong with the newest configuration, as it was logged
 	monitor   *health.Monitor
 	devices   *plugin.Plugin
 	totals    *metrics.Totals
@@ -129,6 +118,7 @@ func (a *Agent) remember(c Config, boot string) []health.DeviceState {
 
 // apply puts a configuration in force: each part sees only a change of its own section.
 func (a *Agent) apply(c Config) {
+	a.made = c.made
 	if l, err := zapcore.ParseLevel(c.Log.Level); err == nil { // it was validated
 		a.level.SetLevel(l)
 	}

@@ -2,14 +2,12 @@ package agent
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"errors"
 	"fmt"
-	"net"
 	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -37,6 +35,8 @@ type Config struct {
 	Notes []string `yaml:"-"`
 
 	web *webConfig // what metrics.webConfigFile holds
+
+	made [sha256.Size]byte // the sum of the files that it was made from; one that changes meanwhile has another now
 }
 
 // LogConfig is the `log` section.
@@ -44,26 +44,6 @@ type LogConfig struct {
 	Level  string `yaml:"level"`  // debug, info, warn, error
 	Format string `yaml:"format"` // json, console
 }
-
-// SourceConfig is the `source` section: what measures the GPUs.
-type SourceConfig struct {
-	Mode       string        `yaml:"mode"`       // auto, embedded, standalone, sim
-	Address    string        `yaml:"address"`    // of the DCGM host engine: host:port or unix:///path
-	Interval   time.Duration `yaml:"interval"`   // between two measurements of the metric fields
-	StallAfter time.Duration `yaml:"stallAfter"` // a call that takes longer is a stall
-
-	HealthSystems []string `yaml:"healthSystems"` // of DCGM's own checks: all, none, or names
-
-	Sim sim.Config `yaml:"sim"`
-}
-
-// The modes of a source.
-const (
-	ModeAuto       = "auto"
-	ModeEmbedded   = "embedded"
-	ModeStandalone = "standalone"
-	ModeSim        = "sim"
-)
 
 // DefaultConfig returns the defaults.
 func DefaultConfig() Config {
@@ -76,18 +56,6 @@ func DefaultConfig() Config {
 		Health:  health.DefaultConfig(),
 		Plugin:  plugin.DefaultConfig(),
 		Metrics: metrics.DefaultConfig(),
-	}
-}
-
-// Resolved is the mode with auto decided: the host engine at the address if there is one, else our own.
-func (c SourceConfig) Resolved() string {
-	switch {
-	case c.Mode != ModeAuto:
-		return c.Mode
-	case c.Address != "":
-		return ModeStandalone
-	default:
-		return ModeEmbedded
 	}
 }
 
@@ -114,48 +82,6 @@ func (c LogConfig) validate() error {
 }
 
 func logLevels() []string { return []string{"debug", "info", "warn", "error"} }
-
-func (c SourceConfig) validate() error {
-	var errs []error
-	switch c.Mode {
-	case ModeAuto, ModeSim:
-	case ModeEmbedded:
-		if c.Address != "" {
-			errs = append(errs, errors.New("address: mode embedded connects to nothing; remove the address or use mode standalone"))
-		}
-	case ModeStandalone:
-		if c.Address == "" {
-			errs = append(errs, errors.New("address: mode standalone needs the address of the DCGM host engine, such as localhost:5555"))
-		}
-	default:
-		errs = append(errs, fmt.Errorf("mode: %q is not known; use one of auto, embedded, standalone, sim", c.Mode))
-	}
-	if c.Address != "" {
-		errs = append(errs, validateAddress(c.Address))
-	}
-	if c.Interval < time.Second || c.Interval > 10*time.Minute {
-		errs = append(errs, fmt.Errorf("interval: %v is out of range; use 1s to 10m", c.Interval))
-	}
-	if c.StallAfter < time.Second || c.StallAfter > 10*time.Minute {
-		errs = append(errs, fmt.Errorf("stallAfter: %v is out of range; use 1s to 10m", c.StallAfter))
-	}
-	errs = append(errs, prefixed("healthSystems: ", dcgm.ValidateHealthSystems(c.HealthSystems)), within("sim", c.Sim.Validate()))
-	return errors.Join(errs...)
-}
-
-func validateAddress(address string) error {
-	if path, ok := strings.CutPrefix(address, "unix://"); ok {
-		if !filepath.IsAbs(path) {
-			return fmt.Errorf("address: %q has no absolute path; use unix:///path/of/the.socket", address)
-		}
-		return nil
-	}
-	host, port, err := net.SplitHostPort(address)
-	if n, perr := strconv.ParseUint(port, 10, 16); err != nil || perr != nil || n == 0 || host == "" {
-		return fmt.Errorf("address: %q is not an address; use HOST:PORT or unix:///PATH", address)
-	}
-	return nil
-}
 
 // EnvPrefix begins the environment variables: GPU_NODE_AGENT_SOURCE_MODE is source.mode.
 const EnvPrefix = "GPU_NODE_AGENT"
@@ -197,7 +123,7 @@ func (l Loader) Path() string {
 
 // Load returns the configuration, or every fault in it, each with its key.
 func (l Loader) Load() (Config, error) {
-	tree, err := l.read()
+	text, tree, err := l.read()
 	if err != nil {
 		return Config{}, err
 	}
@@ -227,6 +153,7 @@ func (l Loader) Load() (Config, error) {
 			errs = append(errs, leaf.set(v.Get(vkey))...)
 		}
 	}
+	c.made = sumOf(text, c.Plugin, c.Metrics) // before they are read: what changes from now on is another sum at the next look
 	if file := c.Plugin.NVIDIAConfig; file != "" {
 		imported, notes, err := importNVIDIA(c.Plugin)
 		if err != nil {
@@ -259,24 +186,23 @@ func importNVIDIA(c plugin.Config) (plugin.Config, []string, error) {
 	return plugin.ImportNVIDIA(text, c)
 }
 
-// read returns the file's tree, an empty one if there is no file.
-func (l Loader) read() (map[string]any, error) {
-	tree := make(map[string]any)
+// read returns the file's text and tree, empty ones if there is no file.
+func (l Loader) read() (text []byte, tree map[string]any, err error) {
+	tree = make(map[string]any)
 	path := l.Path()
 	if path == "" {
-		return tree, nil
+		return nil, tree, nil
 	}
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return nil, fmt.Errorf("configuration: %w", err)
+	if text, err = os.ReadFile(path); err != nil {
+		return nil, nil, fmt.Errorf("configuration: %w", err)
 	}
 	if l.again && len(bytes.TrimSpace(text)) == 0 {
-		return nil, fmt.Errorf("%s: is empty; for the defaults write {}", path)
+		return nil, nil, fmt.Errorf("%s: is empty; for the defaults write {}", path)
 	}
 	if err := yaml.Unmarshal(text, &tree); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return nil, nil, fmt.Errorf("%s: %w", path, err)
 	}
-	return tree, nil
+	return text, tree, nil
 }
 
 // within puts a section's name before each error's key.

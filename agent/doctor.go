@@ -91,9 +91,12 @@ type doctor struct {
 	host    host
 	inside  bool                   // a container, whose files are not the node's
 	library func() (string, error) // dcgm.Library
-	open    func(context.Context, dcgm.Config, *zap.Logger) (health.Session, error)
+	survey  surveyor
 	engine  string // where a host engine listens by default
 }
+
+// surveyor is dcgm.Survey: it leaves nothing behind in an engine that others use too.
+type surveyor func(context.Context, dcgm.Config, *zap.Logger) (*health.Reading, []health.Field, error)
 
 // Diagnose checks whether an agent with this configuration could do its job here, and says what to do
 // where it could not. The node's /dev, /etc, /proc, /run, /sys, /usr and /var are looked for below root;
@@ -101,7 +104,7 @@ type doctor struct {
 func Diagnose(ctx context.Context, loader Loader, root string) Report {
 	h := host(root)
 	d := doctor{
-		loader: loader, host: h, library: dcgm.Library, open: dcgm.Open, engine: "localhost:5555",
+		loader: loader, host: h, library: dcgm.Library, survey: dcgm.Survey, engine: "localhost:5555",
 		inside: filepath.Clean(root) == "/" &&
 			(os.Getenv("KUBERNETES_SERVICE_HOST") != "" || h.exists("/.dockerenv") || h.exists("/run/.containerenv")),
 	}

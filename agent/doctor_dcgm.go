@@ -16,7 +16,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm"
 )
 
-// probe is what became of one attempt to measure the GPUs as the agent would.
+// probe is what became of one attempt to measure the GPUs where the agent would.
 type probe struct {
 	source      SourceConfig
 	library     string // the file
@@ -28,7 +28,8 @@ type probe struct {
 	tookTooLong bool            // more than dcgmLimit
 }
 
-// probe opens DCGM and measures once. Only dcgm.Open may: any other call before it ends the process.
+// probe measures once, beside whoever uses the same engine and without a trace in it. Only dcgm.Survey may: a call
+// before DCGM is opened ends the process.
 func (d doctor) probe(ctx context.Context, c SourceConfig) probe {
 	p := probe{source: c, engine: cmp.Or(c.Address, d.engine)}
 	type loaded struct {
@@ -51,25 +52,13 @@ func (d doctor) probe(ctx context.Context, c SourceConfig) probe {
 		reading *health.Reading
 		err     error
 	}
-	result := make(chan measured, 1)
 	// Its own level: at the default, an engine in this process writes its log between our lines.
 	dc := dcgm.Config{Address: c.Address, Interval: c.Interval, LogLevel: "NONE"}
-	_, closed := bounded(ctx, dcgmLimit, func(ctx context.Context) error {
-		s, err := d.open(ctx, dc, zap.NewNop())
-		if err != nil {
-			result <- measured{nil, err}
-			return err
-		}
-		reading, err := s.Poll(ctx)
-		result <- measured{reading, err}
-		return s.Close()
+	m, ok := bounded(ctx, dcgmLimit, func(ctx context.Context) measured {
+		reading, _, err := d.survey(ctx, dc, zap.NewNop())
+		return measured{reading, err}
 	})
-	select {
-	case m := <-result: // also if only the end of the session hangs
-		p.reading, p.measureErr = m.reading, m.err
-	default:
-		p.tookTooLong = !closed && ctx.Err() == nil
-	}
+	p.reading, p.measureErr, p.tookTooLong = m.reading, m.err, !ok && ctx.Err() == nil
 	return p
 }
 

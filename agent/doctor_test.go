@@ -116,26 +116,12 @@ func migReading() *health.Reading {
 	return r
 }
 
-// reader is a session that gives one reading.
-type reader struct {
-	health.Session
-	reading *health.Reading
-}
-
-func (r reader) Poll(context.Context) (*health.Reading, error) {
-	if r.reading == nil {
-		return nil, errors.New("DCGM has gone blind; restart its host engine")
-	}
-	return r.reading, nil
-}
-func (reader) Close() error { return nil }
-
 func goodDoctor(h host, loader Loader, r *health.Reading) doctor {
 	return doctor{
 		loader: loader, host: h, engine: "unix:///nonexistent/engine.sock",
 		library: func() (string, error) { return "/usr/lib/libdcgm.so.4", nil },
-		open: func(context.Context, dcgm.Config, *zap.Logger) (health.Session, error) {
-			return reader{reading: r}, nil
+		survey: func(context.Context, dcgm.Config, *zap.Logger) (*health.Reading, []health.Field, error) {
+			return r, nil, nil
 		},
 	}
 }
@@ -254,7 +240,7 @@ func TestDoctorSource(t *testing.T) {
 	for name, c := range map[string]struct {
 		address    string
 		libraryErr error
-		openErr    error
+		surveyErr  error
 		reading    *health.Reading
 		want       []wanted
 	}{
@@ -266,7 +252,7 @@ func TestDoctorSource(t *testing.T) {
 			"", nil, errors.New("start DCGM in this process: DCGM initialization error"), nil,
 			[]wanted{{CheckOK, "", ""}, {CheckInfo, "", ""}, {CheckFail, "initialization error", "nvidia-smi"}},
 		},
-		"blind":   {"", nil, nil, nil, []wanted{{CheckOK, "", ""}, {CheckInfo, "", ""}, {CheckFail, "blind", "restart its host engine"}}},
+		"blind":   {"", nil, errors.New("DCGM has gone blind; restart its host engine"), nil, []wanted{{CheckOK, "", ""}, {CheckInfo, "", ""}, {CheckFail, "blind", "restart its host engine"}}},
 		"no GPUs": {"", nil, nil, &health.Reading{}, []wanted{{CheckOK, "", ""}, {CheckInfo, "", ""}, {CheckFail, "no GPU", "NVIDIA_VISIBLE_DEVICES"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -274,15 +260,11 @@ func TestDoctorSource(t *testing.T) {
 			if c.libraryErr != nil {
 				d.library = func() (string, error) { return "", c.libraryErr }
 			}
-			open := d.open
-			d.open = func(ctx context.Context, dc dcgm.Config, log *zap.Logger) (health.Session, error) {
-				if dc.Address != c.address {
-					t.Errorf("opened at %q", dc.Address)
+			d.survey = func(_ context.Context, dc dcgm.Config, _ *zap.Logger) (*health.Reading, []health.Field, error) {
+				if dc.Address != c.address || len(dc.Fields) > 0 {
+					t.Errorf("asked %q for the fields %v", dc.Address, dc.Fields)
 				}
-				if c.openErr != nil {
-					return nil, c.openErr
-				}
-				return open(ctx, dc, log)
+				return c.reading, nil, c.surveyErr
 			}
 			source := DefaultConfig().Source
 			source.Address = c.address
@@ -297,9 +279,9 @@ func TestDoctorDoesNotHang(t *testing.T) {
 		stuck := make(chan struct{})
 		defer close(stuck)
 		d := goodDoctor("/nonexistent", Loader{}, nil)
-		d.open = func(context.Context, dcgm.Config, *zap.Logger) (health.Session, error) {
+		d.survey = func(context.Context, dcgm.Config, *zap.Logger) (*health.Reading, []health.Field, error) {
 			<-stuck
-			return nil, errors.New("late")
+			return nil, nil, errors.New("late")
 		}
 		begin := time.Now()
 		checks := d.probe(t.Context(), DefaultConfig().Source).checks()

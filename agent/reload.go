@@ -1,8 +1,8 @@
 package agent
 
 import (
-	"bytes"
 	"context"
+	"crypto/sha256"
 	"os"
 	"os/signal"
 	"syscall"
@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
 // lookEvery is how often the file is looked at. It is read and compared: that sees every way of changing a
@@ -35,21 +36,18 @@ func (a *Agent) reloadOn(ctx context.Context, hup <-chan os.Signal) {
 	// A file that was used is the configuration from then on: if it goes, the defaults do not come back.
 	a.loader.File = a.loader.Path()
 	a.loader.again = true
-	was := a.text()
-	seen := was
+	seen := a.sum()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-hup:
 			a.loader.File = a.loader.Path()
-			was = a.text()
 			a.reload("SIGHUP")
 		case <-tick.C:
-			now := a.text()
+			now := a.sum()
 			// A bad one may have named a file that was not there yet: it is tried until it is good.
-			if (!bytes.Equal(now, was) || !a.reloaded.Load().OK) && bytes.Equal(now, seen) {
-				was = now
+			if (now != a.made || !a.reloaded.Load().OK) && now == seen {
 				a.loader.File = a.loader.Path()
 				a.reload("the file has changed")
 			}
@@ -58,27 +56,26 @@ func (a *Agent) reloadOn(ctx context.Context, hup <-chan os.Signal) {
 	}
 }
 
-// text is what the file holds, nil if it cannot be read, and what the files that it names hold, if it names
-// any: that of NVIDIA's plugin, the list of fields, and the web configuration with its certificates.
-func (a *Agent) text() []byte {
-	text, err := os.ReadFile(a.loader.Path())
-	if err != nil {
-		text = nil
-	}
-	if c := a.plugin.Load(); c != nil && c.NVIDIAConfig != "" {
-		if more, err := os.ReadFile(c.NVIDIAConfig); err == nil {
+// sum is that of the files as they are now: if it is not that of those the configuration in force was made from,
+// there is something to load.
+func (a *Agent) sum() [sha256.Size]byte {
+	text, _ := os.ReadFile(a.loader.Path()) // one that cannot be read is empty here, and said when it is loaded
+	return sumOf(text, *a.plugin.Load(), *a.metrics.Load())
+}
+
+// sumOf is the sum of a configuration's text, and of what the files that it names hold now, if it names any: that of
+// NVIDIA's plugin, the list of fields, and the web configuration with its certificates.
+func sumOf(text []byte, p plugin.Config, m metrics.Config) [sha256.Size]byte {
+	for _, file := range []string{p.NVIDIAConfig, m.FieldsFile} {
+		if file != "" {
+			more, _ := os.ReadFile(file) // as above
 			text = append(text, more...)
 		}
 	}
-	if c := a.metrics.Load(); c != nil && c.FieldsFile != "" {
-		if more, err := os.ReadFile(c.FieldsFile); err == nil {
-			text = append(text, more...)
-		}
+	if m.WebConfigFile != "" {
+		text = append(text, webText(m.WebConfigFile)...)
 	}
-	if c := a.metrics.Load(); c != nil && c.WebConfigFile != "" {
-		text = append(text, webText(c.WebConfigFile)...)
-	}
-	return text
+	return sha256.Sum256(text)
 }
 
 // reload puts the configuration as it is now in force. If it is bad, the old one stays.

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -71,4 +72,57 @@ func TestReloadWaitsForTheWriter(t *testing.T) {
 			t.Errorf("a file that is left empty: %+v, %v °C", a.reloaded.Load(), a.health.Load().Temperature)
 		}
 	})
+}
+
+// Between the start's reading and the first look a program may write: that is a change as any other.
+func TestReloadOfWhatChangedSinceTheStart(t *testing.T) {
+	for name, write := range map[string]func(dir string) error{
+		"the file": func(dir string) error {
+			return os.WriteFile(filepath.Join(dir, "config.yaml"), []byte("health: {temperature: 80}\n"), 0o600)
+		},
+		"a file that it names": func(dir string) error {
+			return os.WriteFile(filepath.Join(dir, "fields.csv"), []byte("DCGM_FI_DEV_POWER_USAGE, gauge, power\n"), 0o600)
+		},
+		"nothing": func(string) error { return nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			for file, text := range map[string]string{
+				"config.yaml": fmt.Sprintf("source: {mode: sim}\nplugin: {nvidiaConfig: %[1]s/nvidia.yaml}\n"+
+					"metrics: {fieldsFile: %[1]s/fields.csv, webConfigFile: %[1]s/web.yaml}\n", dir),
+				"fields.csv":  "DCGM_FI_DEV_GPU_TEMP, gauge, temperature\n",
+				"nvidia.yaml": "version: v1\n",
+				"web.yaml":    "http_server_config: {http2: true}\n",
+			} {
+				if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			synctest.Test(t, func(t *testing.T) {
+				a := &Agent{loader: Loader{File: filepath.Join(dir, "config.yaml")}, log: zap.NewNop(), level: zap.NewAtomicLevel()}
+				c, err := a.loader.Load()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := write(dir); err != nil {
+					t.Fatal(err)
+				}
+				a.apply(c)
+				start := &metrics.Reload{OK: true, At: time.Now()}
+				a.reloaded.Store(start)
+				go a.reloadOn(t.Context(), nil)
+				<-time.After(3 * lookEvery)
+				synctest.Wait()
+				r := a.reloaded.Load()
+				if (r != start) != (name != "nothing") || !r.OK {
+					t.Errorf("reloaded: %v, %+v", r != start, r)
+				}
+				<-time.After(3 * lookEvery)
+				synctest.Wait()
+				if a.reloaded.Load() != r {
+					t.Error("reloaded again, though nothing has changed since")
+				}
+			})
+		})
+	}
 }

@@ -204,7 +204,7 @@ func (p *printer) findings(s NodeStatus, wide bool) {
 				cmp.Or(ageText(s.Time, f.Since), "-"), p.paint(cell{f.Cause, colourBold}), printable(f.Reason))
 			fmt.Fprintf(p, "  action: %s\n", printable(f.Action))
 			if wide {
-				fmt.Fprintf(p, "  clears: %s\n", printable(f.Clears))
+				fmt.Fprintf(p, "  %s\n", printable(clearsText(f.Clears)))
 			}
 		}
 	}

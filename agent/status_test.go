@@ -376,6 +376,26 @@ func TestEventsAreBounded(t *testing.T) {
 	})
 }
 
+// When a finding goes is said in the same words on the page and in the table.
+func TestClearsText(t *testing.T) {
+	if want, got := "clears with a GPU reset", clearsText(health.ClearsGPUReset.String()); got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	for c := health.ClearsItself; !strings.HasPrefix(c.String(), "%!"); c++ {
+		k := aNode()
+		k.snapshot.Devices[1].Verdict.Findings[0].Clears = c // of the lost one
+		text := clearsText(c.String())
+		if strings.Contains(text, ":") {
+			t.Errorf("%v has no words of its own: %q", c, text)
+		}
+		mustHave(t, section(t, pageOf(t, k), 1), " · "+text+"</span>")
+		mustHave(t, statusOf(k).Table(true, false), "cannot reach it any more\n  action: drain and reboot the node\n  "+text+"\n")
+	}
+	if got := clearsText("in the spring"); got != "clears: in the spring" {
+		t.Errorf("of a newer agent: %q", got)
+	}
+}
+
 func TestAgeText(t *testing.T) {
 	for d, want := range map[time.Duration]string{
 		-time.Hour: "0s", 59 * time.Second: "59s", 90 * time.Second: "1m30s", 12*time.Minute + time.Second: "12m", 5 * time.Minute: "5m",

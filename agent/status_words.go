@@ -154,6 +154,24 @@ func memoryTrouble(m MemoryStatus) string {
 	return "a restart of the agent would forget findings: " + m.Error
 }
 
+// clearsText is "clears with a GPU reset": when a finding goes.
+func clearsText(clears string) string {
+	switch clears {
+	case health.ClearsItself.String():
+		return "clears by itself"
+	case health.ClearsGPUReset.String():
+		return "clears with a GPU reset"
+	case health.ClearsReboot.String():
+		return "clears with a reboot of the node"
+	case health.ClearsOperator.String():
+		return "clears when an operator says so"
+	case health.ClearsRestart.String():
+		return "clears with a restart of the application"
+	default: // a newer agent's
+		return "clears: " + clears
+	}
+}
+
 // versionsText is "driver 580.95.05, CUDA 13.0, DCGM 4.6.0".
 func versionsText(s SourceStatus) string {
 	var parts []string

@@ -65,57 +65,6 @@ const (
 	PathBoard             // PSB: on one board
 )
 
-// Field names a measured quantity by its DCGM field identifier (dcgm_fields.h). The numbers are
-// NVIDIA's published vocabulary; no type of the bindings comes with them.
-type Field uint16
-
-// The fields that the agent itself has a use for. Others pass through by number.
-const (
-	FieldMIGMode         Field = 67   // 0 or 1
-	FieldSMClock         Field = 100  // MHz
-	FieldMemClock        Field = 101  // MHz
-	FieldClocksEvents    Field = 112  // bits: why the clocks are below what is asked for
-	FieldMemoryTemp      Field = 140  // °C
-	FieldGPUTemp         Field = 150  // °C
-	FieldPower           Field = 155  // W
-	FieldEnergy          Field = 156  // mJ since the driver was loaded
-	FieldPCIeReplays     Field = 202  // count
-	FieldGPUUtil         Field = 203  // percent
-	FieldMemCopyUtil     Field = 204  // percent
-	FieldEncUtil         Field = 206  // percent
-	FieldDecUtil         Field = 207  // percent
-	FieldXID             Field = 230  // number of the last XID
-	FieldFBTotal         Field = 250  // MiB
-	FieldFBFree          Field = 251  // MiB
-	FieldFBUsed          Field = 252  // MiB
-	FieldFBReserved      Field = 253  // MiB
-	FieldDBEVolatile     Field = 311  // double-bit ECC errors since the last reset or driver load
-	FieldRetiredSBE      Field = 390  // pages retired for single-bit errors
-	FieldRetiredDBE      Field = 391  // pages retired for double-bit errors
-	FieldRetiredPending  Field = 392  // pages waiting to be retired: 0 or 1
-	FieldRemappedUncorr  Field = 393  // rows
-	FieldRemappedCorr    Field = 394  // rows
-	FieldRemapFailed     Field = 395  // 0 or 1
-	FieldRemapPending    Field = 396  // 0 or 1
-	FieldNVLinkBandwidth Field = 449  // as the driver counts it, all lanes
-	FieldVGPULicense     Field = 526  // 0 or 1
-	FieldUnrepairable    Field = 1507 // memory that cannot be repaired: 0 or 1
-	FieldRecoveryAction  Field = 1523 // a RecoveryAction
-)
-
-// RecoveryAction is what the driver says a GPU needs, the value of FieldRecoveryAction
-// (DCGM_FI_DEV_GPU_RECOVERY_ACTION; nvmlDeviceGpuRecoveryAction_t).
-type RecoveryAction uint8
-
-// The recovery actions, in the driver's numbers.
-const (
-	RecoveryNone RecoveryAction = iota
-	RecoveryReset
-	RecoveryReboot
-	RecoveryDrainP2P
-	RecoveryDrainAndReset
-)
-
 // Presence is whether the driver can reach a device at all.
 type Presence uint8
 

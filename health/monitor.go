@@ -239,9 +239,6 @@ func (m *Monitor) decide(c Config) {
 	}
 	devices := decide(c, m.now.Devices, m.now.Devices, m.held, time.Now())
 	m.sayIdle(c.idleCordons(devices))
-	if len(Changes(m.now.Devices, devices)) == 0 {
-		return
-	}
 	logChanges(m.log, m.now.Devices, devices)
 	m.now.Devices = devices
 	m.store()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -127,7 +128,8 @@ func monitor(t *testing.T) *bench {
 
 // pass lets time pass in a synctest bubble.
 func pass(d time.Duration) {
-	time.Sleep(d) //nolint:forbidigo // the bubble's time
+	time.Sleep(d)   //nolint:forbidigo // the bubble's time
+	synctest.Wait() // what was due at that moment too has been done
 }
 
 func (b *bench) shown() Source { return b.out.Load().Source }
@@ -311,6 +313,13 @@ func TestMonitorCordonsWithoutASource(t *testing.T) {
 			if len(line) != 1 || line[0].ContextMap()["key"] != "health.cordon" || !slices.Contains(line[0].ContextMap()["entries"].([]any), any(more)) {
 				t.Errorf("%s: %v", more, line)
 			}
+		}
+		// Another word for the same GPU is the one to take out.
+		c = cordoning("GPU-0")
+		b.config.Store(&c)
+		synctest.Wait()
+		if f := b.out.Load().Devices[0].Verdict.Findings; len(f) != 1 || !strings.Contains(f[0].Action, `take "GPU-0" out`) || !f[0].Since.Equal(s.Devices[0].Verdict.Since) {
+			t.Fatalf("%+v", f)
 		}
 		c = DefaultConfig()
 		b.config.Store(&c)

@@ -4,7 +4,6 @@ package dcgm
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"time"
 
@@ -16,7 +15,8 @@ import (
 
 // Survey measures once what cfg.Fields names, as a session would that ends at once, and returns which of the
 // profiling fields among them some GPU has. Those are only asked about: to watch them could take them from whoever
-// has them. It makes no health checks and wants no callbacks, which another client of the engine would lose (6).
+// has them. It makes no health checks and wants no callbacks, which another client of the engine would lose (6). An
+// end that is not clean is logged and no error: what was measured is true, and the connection takes all with it.
 func Survey(ctx context.Context, cfg Config, log *zap.Logger) (r *health.Reading, profiling []health.Field, err error) {
 	wanted := cfg.Fields
 	cfg.survey, cfg.HealthSystems = true, []string{"none"}
@@ -25,9 +25,16 @@ func Survey(ctx context.Context, cfg Config, log *zap.Logger) (r *health.Reading
 	if err != nil {
 		return nil, nil, err
 	}
-	defer func() { err = errors.Join(err, s.Close()) }() //nolint:contextcheck // Close has none
+	defer func() { //nolint:contextcheck // Close has none
+		if err := s.Close(); err != nil {
+			log.Warn("DCGM did not close cleanly", zap.Error(err))
+		}
+	}()
 	if r, err = s.Poll(ctx); err != nil {
 		return nil, nil, err
+	}
+	if len(wanted) == len(cfg.Fields) {
+		return r, nil, nil // DCGM loads its module for them when it is asked
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
@@ -41,6 +42,24 @@ func TestSurvey(t *testing.T) {
 	}
 	if b.lib.Initialized() || b.lib.Leaked() != 0 {
 		t.Errorf("left behind: %d, initialized %v", b.lib.Leaked(), b.lib.Initialized())
+	}
+}
+
+// Without profiling fields nobody asks DCGM's module for them; and an end that is not clean costs no measurement.
+func TestSurveyOfNoFields(t *testing.T) {
+	b := fresh(t)
+	b.gpus(2)
+	b.lib.Fail("dcgmGroupDestroy", errTimeout, -1)
+	core, logs := observer.New(zap.WarnLevel)
+	r, profiling, err := Survey(context.Background(), Config{}, zap.New(core))
+	if err != nil || len(profiling) != 0 || len(r.Devices) != 2 || r.Samples[1].Presence != health.Present {
+		t.Errorf("%v: %+v, profiling fields %v", err, r, profiling)
+	}
+	if n := b.lib.Calls("dcgmProfGetSupportedMetricGroups"); n != 0 {
+		t.Errorf("asked for profiling fields %d times", n)
+	}
+	if logs.FilterMessage("DCGM did not close cleanly").Len() != 1 || b.lib.Initialized() {
+		t.Errorf("initialized %v, said %v", b.lib.Initialized(), logs.All())
 	}
 }
 

@@ -153,6 +153,7 @@ func (l Loader) Load() (Config, error) {
 			errs = append(errs, leaf.set(v.Get(vkey))...)
 		}
 	}
+	c.Source.Address = plainAddress(c.Source.Address)
 	c.made = sumOf(text, c.Plugin, c.Metrics) // before they are read: what changes from now on is another sum at the next look
 	if file := c.Plugin.NVIDIAConfig; file != "" {
 		imported, notes, err := importNVIDIA(c.Plugin)
@@ -165,6 +166,10 @@ func (l Loader) Load() (Config, error) {
 		}
 	}
 	chosen, err := c.Metrics.Resolve()
+	if err == nil && l.again && c.Metrics.FieldsFile != "" && len(chosen.Chosen.Fields) == 0 {
+		// At the start the plugin goes on without. Later it would take away every series that is shown.
+		err = fmt.Errorf("fieldsFile: %s: has no field that can be shown; for none write fields: []", c.Metrics.FieldsFile)
+	}
 	errs = append(errs, within("metrics", err))
 	c.Metrics, c.Notes = chosen, append(c.Notes, chosen.Notes()...)
 	if c.web, err = loadWebConfig(c.Metrics.WebConfigFile); err != nil {

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -108,6 +109,46 @@ func TestConfigOrder(t *testing.T) {
 	}
 }
 
+// The address of a host engine as DCGM's users write it.
+func TestAddress(t *testing.T) {
+	for given, want := range map[string]string{
+		"nvidia-dcgm":           "nvidia-dcgm:5555",
+		"tcp://nvidia-dcgm":     "nvidia-dcgm:5555",
+		"tcp://10.0.0.1:5556":   "10.0.0.1:5556",
+		"[::1]:5555":            "[::1]:5555",
+		"unix:///run/dcgm.sock": "unix:///run/dcgm.sock",
+	} {
+		if c, err := load(t, "source: {address: '"+given+"'}"); err != nil || c.Source.Address != want {
+			t.Errorf("%s: %q, %v; want %s", given, c.Source.Address, err, want)
+		}
+	}
+}
+
+// A list of fields that is cut off takes no series away.
+func TestReloadOfAnEmptyList(t *testing.T) {
+	dir := t.TempDir()
+	l := Loader{File: filepath.Join(dir, "config.yaml")}
+	list := filepath.Join(dir, "fields.csv")
+	if err := errors.Join(os.WriteFile(l.File, []byte("metrics: {fieldsFile: "+list+"}"), 0o600), os.WriteFile(list, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Load(); err != nil {
+		t.Errorf("at the start the plugin is worth more: %v", err)
+	}
+	l.again = true
+	for text, good := range map[string]bool{
+		"": false, "DCGM_FI_DEV_GPU_TEMP, no-type, temperature": false,
+		"nonsense\nDCGM_FI_DEV_GPU_TEMP, gauge, temperature": true,
+	} {
+		if err := os.WriteFile(list, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.Load(); (err == nil) != good || !good && !strings.Contains(err.Error(), "metrics.fieldsFile: "+list+": ") {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
 func TestNVIDIAsVariables(t *testing.T) {
 	t.Setenv("DP_DISABLE_HEALTHCHECKS", "48,oops")
 	t.Setenv("DP_ENABLE_HEALTHCHECKS", "109")
@@ -131,7 +172,7 @@ func TestConfigErrorsNameTheKey(t *testing.T) {
 		"source: {mode: simulated}":                               {`source.mode: "simulated" is not known`},
 		"source: {mode: standalone}":                              {"source.address: mode standalone needs"},
 		"source: {mode: embedded, address: 'a:1'}":                {"source.address: mode embedded"},
-		"source: {address: localhost}":                            {`source.address: "localhost" is not an address`},
+		"source: {address: 'localhost:'}":                         {`source.address: "localhost:" is not an address`},
 		"source: {address: 'unix://run/x'}":                       {"source.address:", "unix:///path"},
 		"source: {interval: 10}":                                  {"source.interval: 10 is not a duration; use a number with a unit"},
 		"source: {interval: soon, stallAfter: 1ms}":               {"source.interval: soon is not a duration"},

@@ -21,7 +21,7 @@ import (
 // SourceConfig is the `source` section: what measures the GPUs.
 type SourceConfig struct {
 	Mode       string        `yaml:"mode"`       // auto, embedded, standalone, sim
-	Address    string        `yaml:"address"`    // of the DCGM host engine: host:port or unix:///path
+	Address    string        `yaml:"address"`    // of the DCGM host engine: host[:port] or unix:///path
 	Interval   time.Duration `yaml:"interval"`   // between two measurements of the metric fields
 	StallAfter time.Duration `yaml:"stallAfter"` // a call that takes longer is a stall
 
@@ -78,6 +78,18 @@ func (c SourceConfig) validate() error {
 	return errors.Join(errs...)
 }
 
+// enginePort is where a host engine listens unless it is told (nv-hostengine --help).
+const enginePort = "5555"
+
+// plainAddress returns the address of a host engine in one form: DCGM's users write a URL too, and leave the port out.
+func plainAddress(address string) string {
+	address = strings.TrimPrefix(address, "tcp://")
+	if address != "" && !strings.ContainsAny(address, ":/[") {
+		address = net.JoinHostPort(address, enginePort)
+	}
+	return address
+}
+
 func validateAddress(address string) error {
 	if path, ok := strings.CutPrefix(address, "unix://"); ok {
 		if !filepath.IsAbs(path) {
@@ -87,7 +99,7 @@ func validateAddress(address string) error {
 	}
 	host, port, err := net.SplitHostPort(address)
 	if n, perr := strconv.ParseUint(port, 10, 16); err != nil || perr != nil || n == 0 || host == "" {
-		return fmt.Errorf("address: %q is not an address; use HOST:PORT or unix:///PATH", address)
+		return fmt.Errorf("address: %q is not an address; use HOST, HOST:PORT or unix:///PATH", address)
 	}
 	return nil
 }

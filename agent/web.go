@@ -60,6 +60,7 @@ func (a *Agent) handler() http.Handler {
 	// Only memory is looked at: a process that holds a sick GPU must not be killed for it.
 	mux.HandleFunc("GET "+livezPath, livez)
 	mux.HandleFunc("GET "+readyzPath, a.readyz)
+	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "OK") }) // as dcgm-exporter
 	status := newStatusPages(a.status, a.log.Named("web"))
 	mux.HandleFunc("GET /{$}", status.serveHTML)
 	mux.HandleFunc("GET "+snapshotPath, status.serveJSON)

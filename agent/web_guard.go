@@ -68,7 +68,7 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		g.pages.ServeHTTP(w, r)
 	default:
 		w.Header().Set("WWW-Authenticate", `Basic realm="`+realm+`", charset="UTF-8"`)
-		http.Error(w, realm+": a name and a password are needed", http.StatusUnauthorized)
+		http.Error(w, "Unauthorized: "+realm+" wants a name and a password", http.StatusUnauthorized)
 	}
 }
 

@@ -23,6 +23,7 @@ func TestPlainHTTP(t *testing.T) {
 	s.must(http.StatusOK, "/metrics", nil, "")
 	s.must(http.StatusOK, "/livez", nil, "")
 	mustHave(t, s.must(http.StatusServiceUnavailable, "/readyz", nil, ""), "plugin")
+	mustHave(t, s.must(http.StatusOK, "/health", nil, ""), "OK")
 }
 
 func TestTLS(t *testing.T) {
@@ -66,7 +67,7 @@ func TestPasswords(t *testing.T) {
 	mustHave(t, s.must(http.StatusServiceUnavailable, "/readyz", nil, "ada:1815"), "plugin")
 	for _, user := range []string{"", "ada:secret", "prometheus:1815", "prometheus:", ":", "nobody:secret", "Ada:1815"} {
 		for _, path := range []string{"/", "/metrics", snapshotPath, "/favicon.ico", "//metrics"} {
-			if text := s.must(http.StatusUnauthorized, path, nil, user); strings.Contains(text, "GPU-0") {
+			if text := s.must(http.StatusUnauthorized, path, nil, user); strings.Contains(text, "GPU-0") || !strings.Contains(text, "Unauthorized") {
 				t.Errorf("%s as %q tells\n%s", path, user, text)
 			}
 		}

@@ -19,10 +19,11 @@ import (
 // instance is a GPU instance or a compute instance in the MIG hierarchy.
 type instance struct {
 	entity
-	parent entity // a compute instance's GPU instance; a GPU instance's GPU
-	gpu    uint   // DCGM's number of the GPU
-	gi, ci uint   // the driver's ids; ci is not that of a GPU instance
-	suffix string // of the profile's name: the attribute of the GPU instance
+	parent  entity // a compute instance's GPU instance; a GPU instance's GPU
+	gpu     uint   // DCGM's number of the GPU
+	gi, ci  uint   // the driver's ids; ci is not that of a GPU instance
+	profile uint   // the driver's number of it: another instance can be in the same place
+	suffix  string // of the profile's name: the attribute of the GPU instance
 }
 
 // topology is which entities there are. Two are equal if no GPU came or went and none was partitioned
@@ -64,7 +65,7 @@ func readTopology() (topology, error) {
 		found := instance{
 			entity: entity{in.Entity.EntityGroupId, in.Entity.EntityId},
 			parent: entity{in.Parent.EntityGroupId, in.Parent.EntityId},
-			gi:     in.Info.NvmlInstanceId, ci: in.Info.NvmlComputeInstanceId,
+			gi:     in.Info.NvmlInstanceId, ci: in.Info.NvmlComputeInstanceId, profile: in.Info.NvmlMigProfileId,
 		}
 		switch found.kind {
 		case dcgm.FE_GPU_I:

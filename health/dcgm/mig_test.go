@@ -216,3 +216,68 @@ func TestInstancesWithTheSameNumbers(t *testing.T) {
 		}
 	}
 }
+
+// The driver's id of a GPU instance tells where it lies: 3g.40gb and 4g.40gb are both 1 there, and the UUID is made of
+// such ids. From one to the other only the profile differs.
+func TestPartitionedAnewInTheSamePlace(t *testing.T) {
+	b := fresh(t)
+	b.gpus(1)
+	b.mig(0, map[uint][]uint{0: {0}})
+	b.lib.Profile(script.GI, 0, 9, 3)
+	b.lib.Text(script.CI, 0, 50, "3g.40gb", 0, b.clock.now())
+	b.open(config())
+	if _, r := b.poll(); r.Devices[1].Profile != "3g.40gb" {
+		t.Fatalf("profile %q", r.Devices[1].Profile)
+	}
+	b.lib.Profile(script.GI, 0, 5, 4)
+	b.lib.Text(script.CI, 0, 50, "4g.40gb", 0, b.clock.now())
+	b.pollAfter(10*time.Second, 1)
+	b.add(2 * time.Second)
+	b.sample(1)
+	if _, r := b.poll(); r.Devices[1].Profile != "4g.40gb" {
+		t.Errorf("profile %q, want 4g.40gb", r.Devices[1].Profile)
+	}
+}
+
+// DCGM uses the number of an instance again, and keeps the samples of a number as long as any of its clients wants
+// them: an XID from before a device was there is another's.
+func TestXIDOfTheInstanceThatHadTheNumber(t *testing.T) {
+	b := fresh(t)
+	b.gpus(1)
+	b.mig(0, map[uint][]uint{0: {0}})
+	b.open(config())
+	b.poll()
+	b.add(time.Second)
+	at := b.clock.now()
+	b.xid(script.CI, 0, 95, at)
+	if got := codes(b.pollAfter(time.Second, 1)[migID(0)]); !slices.Equal(got, []int{95}) {
+		t.Fatalf("XIDs %v, want 95", got)
+	}
+	b.pollAfter(10*time.Second, 1)
+
+	b.lib.Instance(script.GI, 0, script.GPU, 0, gpuUUID(0), 7, 4294967295)
+	b.lib.Instance(script.CI, 0, script.GI, 0, gpuUUID(0), 7, 0)
+	b.lib.Text(script.CI, 0, 54, migUUID(70), 0, b.clock.now())
+	b.pollAfter(10*time.Second, 1)
+	b.add(2 * time.Second)
+	made := b.clock.now()
+	b.sample(1)
+	samples, _ := b.poll()
+	s, there := samples[migID(70)]
+	if v, shown := s.Values[health.FieldXID]; !there || len(s.XIDs) != 0 || shown {
+		t.Errorf("the new device: %v, XIDs %v, value of field 230 %v", there, s.XIDs, v)
+	}
+	b.lib.Row(script.CI, 0, 95, 0, at) // kept for another client
+	b.lib.Row(script.CI, 0, 31, 0, made)
+	if got := codes(b.pollAfter(10*time.Second, 1)[migID(70)]); !slices.Equal(got, []int{31}) {
+		t.Errorf("XIDs %v, want 31 alone", got)
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b.lib.Row(script.CI, 0, 95, 0, at)
+	b.open(config())
+	if samples, _ = b.poll(); len(samples[migID(70)].XIDs) != 0 {
+		t.Errorf("after a reconnection: XIDs %v", samples[migID(70)].XIDs)
+	}
+}

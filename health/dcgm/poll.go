@@ -136,6 +136,9 @@ func (s *session) refresh(ctx context.Context, now time.Time) (rebuilt bool, err
 		if s.dirty || s.migSwitched() || (s.incomplete && now.Sub(s.builtAt) >= lookAgain) {
 			return true, s.rebuild(ctx, t)
 		}
+		if !s.incomplete {
+			s.ledger.looked = now.UnixMicro()
+		}
 		return false, nil
 	}
 	if s.since.IsZero() || !t.equal(s.suspected) {
@@ -256,6 +259,7 @@ func (s *session) own(found []located) {
 		}
 		s.owners[d.entity] = append(s.owners[d.entity], i)
 		if d.Kind == health.KindMIG {
+			s.ledger.know(d.ID)
 			s.owners[parents[d.entity]] = append(s.owners[parents[d.entity]], i)
 		}
 	}

@@ -144,3 +144,26 @@ func TestBlipIsNoLoss(t *testing.T) {
 	all(statusOK)
 	expect("bound again", health.Present)
 }
+
+// Each question to an engine that hangs can last a minute: after some seconds no more GPUs are asked for, and what they
+// are is not known.
+func TestStatusesThatAreSlow(t *testing.T) {
+	b := fresh(t)
+	b.gpus(4)
+	b.open(config())
+	b.poll()
+	b.session.now = func() time.Time { // every question takes a while
+		b.add(slowStatus - time.Second)
+		return b.clock.now()
+	}
+	before := b.lib.Calls("dcgmGetGpuStatus")
+	samples, _ := b.poll()
+	if n := b.lib.Calls("dcgmGetGpuStatus") - before; n != 1 {
+		t.Errorf("%d GPUs were asked for, want 1", n)
+	}
+	for id, want := range []health.Presence{health.Present, health.PresenceUnknown, health.PresenceUnknown, health.PresenceUnknown} {
+		if got := samples[gpuID(uint(id))].Presence; got != want {
+			t.Errorf("GPU %d is %v, want %v", id, got, want)
+		}
+	}
+}

@@ -101,7 +101,7 @@ func (s *session) take(v *dcgm.FieldValue_v2) {
 		}
 		s.noteXID(e, v)
 		for _, i := range s.owners[e] {
-			if st := &s.state[i]; ok && v.TS >= st.xidAt {
+			if st := &s.state[i]; ok && v.TS >= st.xidAt && !s.ledger.anothers(st.device.ID, v.TS) {
 				st.xid, st.xidAt = measured{health.FieldXID, n, true}, v.TS
 			}
 		}

@@ -28,11 +28,13 @@ type xidRow struct {
 // engine that reads /dev/kmsg from its beginning. It belongs to one session at a time.
 type ledger struct {
 	started int64 // what happened before is history
+	looked  int64 // when the devices were last found to be those that are known; 0 before that
 	devices map[health.DeviceID]*history
 }
 
 // history is one device's.
 type history struct {
+	born  int64    // a MIG device: what its entity had up to here was another's; 0 if it is not known to have been one
 	floor int64    // all rows up to here are reported or history
 	rows  []xidRow // reported, later than floor, by time
 }
@@ -42,6 +44,20 @@ const xidsKept = 1024
 
 func newLedger(now time.Time) *ledger {
 	return &ledger{started: now.UnixMicro(), devices: map[health.DeviceID]*history{}}
+}
+
+// know takes a note of a MIG device that is there. One that is new was not there when the devices were last looked
+// at: DCGM uses the number of an instance again, and keeps what it had while any client watches it.
+func (l *ledger) know(id health.DeviceID) {
+	if l.devices[id] == nil {
+		l.devices[id] = &history{born: l.looked, floor: max(l.started, l.looked)}
+	}
+}
+
+// anothers reports whether what an entity had at a time was of the device before this one.
+func (l *ledger) anothers(id health.DeviceID, at int64) bool {
+	h := l.devices[id]
+	return h != nil && at <= h.born
 }
 
 // add reports whether the row is one that was not reported before, and remembers it.

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"path/filepath"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health/control"
 )
@@ -16,6 +18,8 @@ func (s *Source) Run(ctx context.Context) error {
 		<-ctx.Done()
 		return nil
 	}
+	// Where nothing can be made, listening fails, says so and is tried again.
+	_ = os.MkdirAll(filepath.Dir(s.cfg.Control), 0o750)
 	return control.Serve(ctx, s.cfg.Control, s.log, func(line string) (any, error) {
 		e, err := ParseEvent(line)
 		if err != nil {

@@ -139,6 +139,14 @@ func TestControl(t *testing.T) {
 	}
 }
 
+// Who runs the agent on a fresh machine has no directory for the socket yet.
+func TestControlMakesItsDirectory(t *testing.T) {
+	r := run(t, filepath.Join(t.TempDir(), "run", "control.sock"))
+	if got := <-r.logged; got != msgOpen {
+		t.Errorf("%q was logged first", got)
+	}
+}
+
 func TestControlConversation(t *testing.T) {
 	r := run(t, filepath.Join(t.TempDir(), "control.sock"))
 	r.await(t, msgOpen)

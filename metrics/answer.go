@@ -3,12 +3,13 @@ package metrics
 import (
 	"bufio"
 	"bytes"
-	"compress/gzip"
 	"context"
 	"io"
 	"net/http"
 	"strconv"
 	"sync"
+
+	"github.com/klauspost/compress/gzip"
 )
 
 // answer is a response that is first made in memory, packed if the client takes that, and then sent. So what a
@@ -78,6 +79,7 @@ func (p *press) make(ctx context.Context, w http.ResponseWriter, packed bool, ou
 	defer func() { <-p.turns }()
 	t, ok := p.tools.Get().(*tools)
 	if !ok {
+		// The standard library's takes twice as long for the same; so does a level that makes a tenth less of it.
 		zip, _ := gzip.NewWriterLevel(io.Discard, gzip.BestSpeed) // the level is one
 		t = &tools{buf: bufio.NewWriterSize(nil, 32<<10), zip: zip}
 	}

@@ -9,8 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
@@ -68,29 +66,15 @@ type Label struct{ Name, Value string }
 // if it knew nothing of the others, which took more than half of a scrape; and it refuses a second series
 // with the same labels by an error, where we leave it out.
 type Gatherer struct {
-	src  Sources
-	rest prometheus.Gatherer // Go's runtime, and what promhttp counts
+	src Sources
 
 	mu    sync.Mutex // guards shape
 	shape *shape
 	pages sync.Pool // of *page, whose scrape is over
 }
 
-// NewGatherer returns a gatherer that adds to its own what rest has; nil: nothing.
-func NewGatherer(src Sources, rest prometheus.Gatherer) *Gatherer {
-	if rest == nil {
-		rest = prometheus.Gatherers{}
-	}
-	return &Gatherer{src: src, rest: rest}
-}
-
-// newRegistry returns a registry with what client_golang knows of Go's runtime. Its collector of the process
-// is not there: see process.go.
-func newRegistry() *prometheus.Registry {
-	r := prometheus.NewRegistry()
-	r.MustRegister(collectors.NewGoCollector())
-	return r
-}
+// NewGatherer returns a gatherer of what there is to be seen now, and whenever it is asked.
+func NewGatherer(src Sources) *Gatherer { return &Gatherer{src: src} }
 
 // shape is what a configuration makes of the series. It is not modified.
 type shape struct {
@@ -100,6 +84,7 @@ type shape struct {
 	fields   []fieldFamily
 	own      ownFamilies
 	process  processFamilies
+	runtime  runtimeFamilies
 	window   string // in milliseconds
 	events   bool   // a field needs what happened in the window
 }
@@ -131,7 +116,7 @@ type scrape struct {
 // graphs; after that a flat line would pass for a measurement. States and findings stay.
 const staleAfter = time.Minute
 
-// Gather renders the newest snapshot. The families are the caller's until it calls done.
+// Gather renders the newest snapshot, which cannot fail. The families are the caller's until it calls done.
 func (g *Gatherer) Gather() (families []*dto.MetricFamily, done func(), err error) {
 	shape := g.shaped()
 	p, ok := g.pages.Get().(*page)
@@ -152,11 +137,11 @@ func (g *Gatherer) Gather() (families []*dto.MetricFamily, done func(), err erro
 	s.collectPlugin(g.src.Plugin())
 	s.collectAgent()
 	s.collectProcess()
-	rest, err := g.rest.Gather()
-	return p.finish(rest), func() {
+	s.collectRuntime()
+	return p.finish(), func() {
 		p.reset()
 		g.pages.Put(p)
-	}, err
+	}, nil
 }
 
 func truth(b bool) float64 {

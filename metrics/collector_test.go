@@ -137,9 +137,6 @@ func sourcesOf(s *health.Snapshot, c *Config) Sources {
 	}
 }
 
-// newGatherer is one without Go's runtime.
-func newGatherer(src Sources) *Gatherer { return NewGatherer(src, nil) }
-
 // exposition is a page without what differs from run to run.
 func exposition(t *testing.T, g *Gatherer) string {
 	t.Helper()
@@ -150,7 +147,7 @@ func exposition(t *testing.T, g *Gatherer) string {
 	}
 	var page bytes.Buffer
 	for _, f := range families {
-		if strings.HasPrefix(f.GetName(), "process_") {
+		if strings.HasPrefix(f.GetName(), "process_") || strings.HasPrefix(f.GetName(), "go_") {
 			continue
 		}
 		if _, err := expfmt.MetricFamilyToText(&page, f); err != nil {
@@ -162,7 +159,7 @@ func exposition(t *testing.T, g *Gatherer) string {
 
 func TestExposition(t *testing.T) {
 	const golden = "testdata/exposition.txt"
-	got := exposition(t, newGatherer(sources(node())))
+	got := exposition(t, NewGatherer(sources(node())))
 	if *update {
 		if err := os.WriteFile(golden, []byte(got), 0o600); err != nil {
 			t.Fatal(err)
@@ -179,7 +176,7 @@ func TestExposition(t *testing.T) {
 
 // Before the first poll the agent's own series are there, and no device's.
 func TestExpositionWithoutSnapshot(t *testing.T) {
-	got := exposition(t, newGatherer(sources(nil)))
+	got := exposition(t, NewGatherer(sources(nil)))
 	if strings.Contains(got, "DCGM_") || strings.Contains(got, "device_state") {
 		t.Errorf("devices out of nothing:\n%s", got)
 	}
@@ -189,7 +186,7 @@ func TestExpositionWithoutSnapshot(t *testing.T) {
 		}
 	}
 	down := &health.Snapshot{Source: health.Source{Status: health.SourceDown, Err: "refused"}}
-	got = exposition(t, newGatherer(sources(down)))
+	got = exposition(t, NewGatherer(sources(down)))
 	if !strings.Contains(got, "gpu_node_agent_source_up 0") || strings.Contains(got, "snapshot_age") {
 		t.Errorf("a source that was never up:\n%s", got)
 	}
@@ -197,7 +194,7 @@ func TestExpositionWithoutSnapshot(t *testing.T) {
 
 // No value leaves no series: a lost GPU shows its state, and nothing that it does not measure.
 func TestLostDeviceHasNoStaleValues(t *testing.T) {
-	got := exposition(t, newGatherer(sources(node())))
+	got := exposition(t, NewGatherer(sources(node())))
 	for line := range strings.Lines(got) {
 		if strings.HasPrefix(line, "DCGM_") && strings.Contains(line, `"GPU-b"`) {
 			t.Errorf("stale: %s", line)
@@ -214,7 +211,7 @@ func TestXIDOfAnyComputeInstance(t *testing.T) {
 	last := &s.Devices[len(s.Devices)-1]
 	last.Sample.Values = map[health.Field]float64{health.FieldXID: 43}
 	last.LastXID = health.XID{Code: 43, At: now}
-	got := exposition(t, newGatherer(sources(s)))
+	got := exposition(t, NewGatherer(sources(s)))
 	if !regexp.MustCompile(`DCGM_FI_DEV_XID_ERRORS\{.*GPU_I_ID="2".*err_code="43".*\} 43`).MatchString(got) {
 		t.Errorf("the XID is not there:\n%s", got)
 	}
@@ -228,7 +225,7 @@ func TestASourceThatIsAwayHasNoMeasurements(t *testing.T) {
 	}{{staleAfter - time.Second, true}, {staleAfter, false}} {
 		away := node()
 		away.Source.Status, away.At = health.SourceStalled, now.Add(-c.age)
-		got := exposition(t, newGatherer(sources(away)))
+		got := exposition(t, NewGatherer(sources(away)))
 		if strings.Contains(got, "DCGM_FI_DEV_GPU_TEMP{") != c.shown {
 			t.Errorf("%v without a measurement: shown %v, want %v", c.age, !c.shown, c.shown)
 		}
@@ -240,7 +237,7 @@ func TestASourceThatIsAwayHasNoMeasurements(t *testing.T) {
 
 // The names of our own series are in Prometheus's style. dcgm-exporter's are what they are.
 func TestNames(t *testing.T) {
-	families, done, err := newGatherer(sources(node())).Gather()
+	families, done, err := NewGatherer(sources(node())).Gather()
 	defer done()
 	if err != nil {
 		t.Fatal(err)
@@ -265,7 +262,7 @@ func TestPartsThatAreOff(t *testing.T) {
 	} {
 		src := sources(node())
 		src.PodLabelsUp, src.StateFileUp, src.Kubernetes = part.PodLabelsUp, part.StateFileUp, part.Kubernetes
-		page := exposition(t, newGatherer(src))
+		page := exposition(t, NewGatherer(src))
 		for _, unwanted := range []string{"_kubernetes_", "_pod_labels_up", "_state_file_up"} {
 			if strings.Contains(page, unwanted) {
 				t.Errorf("%s: there is %s", name, unwanted)

@@ -55,7 +55,7 @@ func everything() *health.Snapshot {
 
 func TestContract(t *testing.T) {
 	c := config(SetDefault, SetProfiling, SetOptional)
-	page := exposition(t, newGatherer(sourcesOf(everything(), c)))
+	page := exposition(t, NewGatherer(sourcesOf(everything(), c)))
 	listed := make(map[string]int)
 	for _, l := range contract(t) {
 		listed[l.set]++
@@ -96,7 +96,7 @@ func TestGrafana12239(t *testing.T) {
 		s.Devices[i].Sample.Values = s.Devices[0].Sample.Values
 	}
 	s.Devices = s.Devices[:3]
-	page := exposition(t, newGatherer(sourcesOf(s, config(SetDefault, SetProfiling))))
+	page := exposition(t, NewGatherer(sourcesOf(s, config(SetDefault, SetProfiling))))
 	for _, name := range []string{
 		"DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_SM_CLOCK", "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED",
 		"DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
@@ -140,7 +140,7 @@ func TestMadeSeries(t *testing.T) {
 	c := config(expXIDs, expClocks, expHealth, expP2P)
 	s := everything()
 	s.Devices[0].Sample.Values = map[health.Field]float64{health.FieldClocksEvents: 1 | 8}
-	page := exposition(t, newGatherer(sourcesOf(s, c)))
+	page := exposition(t, NewGatherer(sourcesOf(s, c)))
 	for name, want := range map[string][]string{
 		expXIDs:   {`xid="31"} 1`, `UUID="GPU-b"`, `window_size_in_ms="300000"`},
 		expClocks: {`clock_event="gpu_idle"`, `clock_event="hw_slowdown"`},
@@ -167,7 +167,7 @@ func TestMadeSeries(t *testing.T) {
 func TestHostnameLabel(t *testing.T) {
 	c := *config(SetDefault)
 	c.Compat.HostnameLabel = "Hostname"
-	page := exposition(t, newGatherer(sourcesOf(node(), &c)))
+	page := exposition(t, NewGatherer(sourcesOf(node(), &c)))
 	if strings.Contains(page, `hostname="`) || len(series(page, "DCGM_FI_DEV_GPU_TEMP", `Hostname="node-1"`)) != 2 {
 		t.Errorf("the label is not Hostname:\n%s", page)
 	}
@@ -176,7 +176,7 @@ func TestHostnameLabel(t *testing.T) {
 // A configuration that changes is seen by the next scrape.
 func TestConfigIsFollowed(t *testing.T) {
 	src := sources(node())
-	c := newGatherer(src)
+	c := NewGatherer(src)
 	if !strings.Contains(exposition(t, c), "DCGM_FI_DEV_SM_CLOCK") {
 		t.Fatal("no SM clock")
 	}
@@ -196,7 +196,7 @@ func TestAttribution(t *testing.T) {
 		s.Devices[i].Sample.Values = map[health.Field]float64{health.FieldFBUsed: 1}
 	}
 	const name = "DCGM_FI_DEV_FB_USED"
-	page := exposition(t, newGatherer(sources(s)))
+	page := exposition(t, NewGatherer(sources(s)))
 	count := func(want int, parts ...string) {
 		t.Helper()
 		if got := series(page, name, parts...); len(got) != want {
@@ -211,7 +211,7 @@ func TestAttribution(t *testing.T) {
 
 	c := *config(SetDefault)
 	c.Attribution = AttributePerPod
-	page = exposition(t, newGatherer(sourcesOf(s, &c)))
+	page = exposition(t, NewGatherer(sourcesOf(s, &c)))
 	count(8)
 	count(1, `UUID="GPU-a"`)
 	count(4, `modelName="a `)
@@ -227,7 +227,7 @@ func TestHoldersGo(t *testing.T) {
 	src := sources(node())
 	held := holders()
 	src.Holders = func() plugin.Holders { return held }
-	c := newGatherer(src)
+	c := NewGatherer(src)
 	if !strings.Contains(exposition(t, c), `pod="train-0"`) {
 		t.Fatal("nobody holds anything")
 	}

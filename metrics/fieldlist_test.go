@@ -96,7 +96,7 @@ func TestTextsAsLabels(t *testing.T) {
 		}
 		s.Devices[0].Device.Texts[id] = "a \"quoted\" text\n"
 	}
-	found := series(exposition(t, newGatherer(sourcesOf(s, &c))), "DCGM_FI_DEV_GPU_TEMP", `gpu="0"`)
+	found := series(exposition(t, NewGatherer(sourcesOf(s, &c))), "DCGM_FI_DEV_GPU_TEMP", `gpu="0"`)
 	for _, label := range want {
 		if len(found) == 0 || !strings.Contains(found[0], label+`="`) {
 			t.Errorf("no label %s in %q", label, found)

@@ -75,7 +75,7 @@ func TestFieldsByName(t *testing.T) {
 	s := node()
 	s.Devices[0].Sample.Values[300] = 1
 	s.Devices[0].Device.Texts = map[health.Field]string{53: "1654922006530", 85: "not asked for"}
-	page := exposition(t, newGatherer(sourcesOf(s, &c)))
+	page := exposition(t, NewGatherer(sourcesOf(s, &c)))
 	if len(series(page, "DCGM_FI_DEV_POWER_USAGE", `DCGM_FI_DEV_NAME="NVIDIA H100 80GB HBM3"`, `DCGM_FI_DEV_ECC_CURRENT="1"`,
 		`DCGM_FI_DEV_SERIAL="1654922006530"`)) != 1 || strings.Contains(page, "not asked for") {
 		t.Errorf("the labels are not there:\n%s", page)
@@ -130,7 +130,7 @@ func FuzzFieldsFile(f *testing.F) {
 			t.Errorf("%d of %d entries", n, len(specs))
 		}
 		_ = unknown
-		exposition(t, newGatherer(sourcesOf(node(), &c)))
+		exposition(t, NewGatherer(sourcesOf(node(), &c)))
 	})
 }
 

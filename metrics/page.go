@@ -1,7 +1,6 @@
 package metrics
 
 import (
-	"mime"
 	"net/http"
 	"strconv"
 	"strings"
@@ -16,10 +15,9 @@ import (
 // of unknown type, which some readers take for gauges. Prometheus itself asks for OpenMetrics first, has no
 // use for what it adds here, and takes text. Only who takes nothing else gets OpenMetrics.
 func Handler(src Sources, log promhttp.Logger) http.Handler {
-	registry := newRegistry()
-	gatherer := NewGatherer(src, registry)
+	gatherer := NewGatherer(src)
 	// What cannot be shown is no reason to lose the rest.
-	opts := promhttp.HandlerOpts{ErrorLog: log, ErrorHandling: promhttp.ContinueOnError, Registry: registry, DisableCompression: true}
+	opts := promhttp.HandlerOpts{ErrorLog: log, ErrorHandling: promhttp.ContinueOnError, DisableCompression: true}
 	text := promhttp.HandlerForTransactional(gatherer, opts)
 	opts.EnableOpenMetrics = true
 	open := promhttp.HandlerForTransactional(gatherer, opts)
@@ -36,15 +34,16 @@ func Handler(src Sources, log promhttp.Logger) http.Handler {
 // listed calls see for each entry of a header that is a list of things with parameters, such as q.
 func listed(header []string, see func(name string, q float64)) {
 	for part := range strings.SplitSeq(strings.Join(header, ","), ",") {
-		name, params, err := mime.ParseMediaType(strings.TrimSpace(part))
-		if err != nil {
-			continue
+		name, params, _ := strings.Cut(part, ";")
+		q := 1.0
+		for param := range strings.SplitSeq(params, ";") {
+			if k, v, _ := strings.Cut(param, "="); strings.EqualFold(strings.TrimSpace(k), "q") {
+				if n, err := strconv.ParseFloat(strings.TrimSpace(v), 64); err == nil {
+					q = n
+				}
+			}
 		}
-		q, err := strconv.ParseFloat(params["q"], 64)
-		if err != nil {
-			q = 1
-		}
-		see(name, q)
+		see(strings.ToLower(strings.TrimSpace(name)), q)
 	}
 }
 

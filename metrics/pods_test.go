@@ -30,7 +30,7 @@ func TestPodLabels(t *testing.T) {
 	const temp, allocated = "DCGM_FI_DEV_GPU_TEMP", "gpu_node_agent_device_allocated"
 	src := sources(node())
 	src.PodLabels = labelled
-	page := exposition(t, newGatherer(src))
+	page := exposition(t, NewGatherer(src))
 	expect(t, page, 1, temp, `team=`)
 	expect(t, page, 1, temp, `UUID="GPU-a",app_name="train",`, `pod="train-0",team="vision"}`)
 	expect(t, page, 1, allocated, `pod="train-0"`, `app_name="train"`, `team="vision"`)
@@ -44,7 +44,7 @@ func TestPodLabels(t *testing.T) {
 	c.Attribution = AttributePerPod
 	src = sourcesOf(node(), &c)
 	src.PodLabels = labelled
-	page = exposition(t, newGatherer(src))
+	page = exposition(t, NewGatherer(src))
 	expect(t, page, 4, temp, `UUID="GPU-c"`)
 	expect(t, page, 2, temp, `pod="nb-1"`, `team="notebooks"`, `vgpu=`)
 	expect(t, page, 3, temp, `team=`)
@@ -74,7 +74,7 @@ func TestPodLabelsThatCannotBe(t *testing.T) {
 			{"team", "x"},
 		}
 	}
-	page := exposition(t, newGatherer(src))
+	page := exposition(t, NewGatherer(src))
 	if strings.Contains(page, `="x"`) {
 		t.Errorf("there is a label that cannot be:\n%s", page)
 	}
@@ -90,7 +90,7 @@ func TestAPodIsAskedForOnce(t *testing.T) {
 		asked[namespace+"/"+pod]++
 		return nil
 	}
-	exposition(t, newGatherer(src))
+	exposition(t, NewGatherer(src))
 	for pod, n := range asked {
 		if n != 1 {
 			t.Errorf("%s: %d times", pod, n)
@@ -115,7 +115,7 @@ func TestJobs(t *testing.T) {
 		}
 		return nil
 	}
-	page := exposition(t, newGatherer(src))
+	page := exposition(t, NewGatherer(src))
 	expect(t, page, 2, temp, `UUID="GPU-a"`)
 	expect(t, page, 1, temp, `UUID="GPU-a"`, `hpc_job="4711"`, `pod="train-0"`)
 	expect(t, page, 1, temp, `UUID="GPU-a"`, `hpc_job="4712"`, `pod="train-0"`)
@@ -132,7 +132,7 @@ func TestJobs(t *testing.T) {
 	c.Attribution = AttributePerPod
 	perPod := sourcesOf(node(), &c)
 	perPod.Jobs = func(int, string) []string { return []string{"1", "2"} }
-	expect(t, exposition(t, newGatherer(perPod)), 8, temp, `UUID="GPU-c"`)
+	expect(t, exposition(t, NewGatherer(perPod)), 8, temp, `UUID="GPU-c"`)
 }
 
 // What one compute instance of a GPU instance does not tell, another may.
@@ -140,7 +140,7 @@ func TestAnyComputeInstanceTells(t *testing.T) {
 	s := node()
 	last := len(s.Devices) - 1
 	s.Devices[last-1].Sample.Values = nil
-	page := exposition(t, newGatherer(sources(s)))
+	page := exposition(t, NewGatherer(sources(s)))
 	expect(t, page, 1, "DCGM_FI_DEV_FB_USED", `GPU_I_ID="2"`)
 }
 
@@ -161,7 +161,7 @@ func TestXIDCountsOfComputeInstances(t *testing.T) {
 	second.XIDCounts = map[int]uint64{43: 1, 31: 1, 13: 1}
 	src.Snapshots.Store(&after)
 	src.Totals.fold(&after)
-	page := exposition(t, newGatherer(src))
+	page := exposition(t, NewGatherer(src))
 	for _, want := range []string{`xid="43"} 1`, `xid="31"} 2`, `xid="13"} 1`} {
 		expect(t, page, 1, expXIDs, `GPU_I_ID="2"`, want)
 	}
@@ -184,7 +184,7 @@ func TestLabels(t *testing.T) {
 			"MIG-1": {{Namespace: "n", Pod: "p", Container: "c", DeviceID: "MIG-1"}},
 		}}
 	}
-	page := exposition(t, newGatherer(src))
+	page := exposition(t, NewGatherer(src))
 	for _, want := range []string{
 		`{DCGM_FI_DRIVER_VERSION="580.95.05",UUID="GPU-a",device="nvidia0",gpu="0",hostname="node-1",modelName="NVIDIA H100 80GB HBM3",pci_bus_id="00000000:1B:00.0"} 1`,
 		`{DCGM_FI_DRIVER_VERSION="580.95.05",UUID="GPU-a",container="c",device="nvidia0",gpu="0",hostname="node-1",` +

@@ -32,9 +32,12 @@ func (s *shape) declareProcess() {
 	}
 }
 
+// self is the agent's own directory in /proc. It does not become another's while the agent lives.
+var self = sync.OnceValues(procfs.Self) //nolint:gochecknoglobals // found once
+
 // startTime is when the process has started, in seconds since 1970; 0 if it cannot be known.
 var startTime = sync.OnceValue(func() float64 { //nolint:gochecknoglobals // read once
-	self, err := procfs.Self()
+	self, err := self()
 	if err != nil {
 		return 0
 	}
@@ -49,16 +52,20 @@ var startTime = sync.OnceValue(func() float64 { //nolint:gochecknoglobals // rea
 	return at
 })
 
-// collectProcess shows the agent's own process. What cannot be read is left out.
+// collectProcess shows the agent's own process. What cannot be read is left out. The CPU's time and the memory are not
+// taken from /proc/self/stat, of whose fifty numbers three would be used.
 func (s *scrape) collectProcess() {
-	self, err := procfs.Self()
+	self, err := self()
 	if err != nil {
 		return
 	}
-	if stat, err := self.Stat(); err == nil {
-		s.add(s.process.cpu, stat.CPUTime(), nil)
-		s.add(s.process.virtual, float64(stat.VirtualMemory()), nil)
-		s.add(s.process.resident, float64(stat.ResidentMemory()), nil)
+	var used syscall.Rusage
+	if syscall.Getrusage(syscall.RUSAGE_SELF, &used) == nil {
+		s.add(s.process.cpu, float64(used.Utime.Nano()+used.Stime.Nano())/1e9, nil)
+	}
+	if memory, err := self.Statm(); err == nil {
+		s.add(s.process.virtual, float64(memory.SizeBytes()), nil)
+		s.add(s.process.resident, float64(memory.ResidentBytes()), nil)
 	}
 	if at := startTime(); at != 0 {
 		s.add(s.process.start, at, nil)

@@ -11,27 +11,33 @@ import (
 	dto "github.com/prometheus/client_model/go"
 )
 
+// theirs is what a collector of client_golang's shows.
+func theirs(t *testing.T, c prometheus.Collector) []*dto.MetricFamily {
+	t.Helper()
+	r := prometheus.NewRegistry()
+	r.MustRegister(c)
+	families, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return families
+}
+
+// ours are the families with such names on our page.
+func ours(t *testing.T, prefix string) []*dto.MetricFamily {
+	t.Helper()
+	families, done, _ := NewGatherer(sources(nil)).Gather()
+	t.Cleanup(done)
+	return slices.DeleteFunc(slices.Clone(families), func(f *dto.MetricFamily) bool { return !strings.HasPrefix(f.GetName(), prefix) })
+}
+
 // The process's series are those of client_golang's collector but for the network's: names, types, help and, as far as time stands
 // still meanwhile, values.
 func TestProcess(t *testing.T) {
-	r := prometheus.NewRegistry()
-	r.MustRegister(collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	theirs, err := r.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	theirs = slices.DeleteFunc(theirs, func(f *dto.MetricFamily) bool { return strings.HasPrefix(f.GetName(), "process_network_") })
-	families, done, err := newGatherer(sources(nil)).Gather()
-	defer done()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var ours []*dto.MetricFamily
-	for _, f := range families {
-		if strings.HasPrefix(f.GetName(), "process_") {
-			ours = append(ours, f)
-		}
-	}
+	theirs := slices.DeleteFunc(theirs(t, collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})), func(f *dto.MetricFamily) bool {
+		return strings.HasPrefix(f.GetName(), "process_network_")
+	})
+	ours := ours(t, "process_")
 	if len(ours) != len(theirs) || len(ours) != 7 {
 		t.Fatalf("%d families, they have %d", len(ours), len(theirs))
 	}

@@ -12,11 +12,12 @@ import (
 type family struct {
 	name, help string
 	kind       dto.MetricType
+	unit       string // of those that say it, which only OpenMetrics shows
 }
 
 // declare adds a family and returns its number.
 func (s *shape) declare(name, help string, kind dto.MetricType) int {
-	s.families = append(s.families, family{name, strings.ToValidUTF8(help, "�"), kind})
+	s.families = append(s.families, family{name: name, help: strings.ToValidUTF8(help, "�"), kind: kind})
 	return len(s.families) - 1
 }
 
@@ -26,6 +27,7 @@ func newShape(cfg *Config) *shape {
 	s.declareFields()
 	s.declareOwn()
 	s.declareProcess()
+	s.declareRuntime()
 	for i := range s.families {
 		s.order = append(s.order, i)
 	}
@@ -48,6 +50,8 @@ type page struct {
 	owned []ownDevice
 	codes []codeCount
 	pods  map[podName][]Label
+
+	reading runtimeReading
 }
 
 // slot is a metric with all that hangs from it, so that it is one piece of memory.
@@ -82,10 +86,14 @@ func (s *slab[T]) next() *T {
 }
 
 func newPage(s *shape) *page {
-	p := &page{shape: s, at: make(map[place]int), pods: make(map[podName][]Label)}
+	p := &page{shape: s, at: make(map[place]int), pods: make(map[podName][]Label), reading: s.runtime.reading()}
 	for i := range s.families {
 		f := &s.families[i]
-		p.made = append(p.made, &dto.MetricFamily{Name: &f.name, Help: &f.help, Type: &f.kind})
+		made := &dto.MetricFamily{Name: &f.name, Help: &f.help, Type: &f.kind}
+		if f.unit != "" {
+			made.Unit = &f.unit
+		}
+		p.made = append(p.made, made)
 	}
 	return p
 }
@@ -146,9 +154,8 @@ func (p *page) addWith(number int, v float64, base []*dto.LabelPair, more ...Lab
 	p.add(number, v, p.labels(base, more...))
 }
 
-// finish returns the families that have series, and those of others, which are in order too. What is ours
-// stays ours.
-func (p *page) finish(others []*dto.MetricFamily) []*dto.MetricFamily {
+// finish returns the families that have series.
+func (p *page) finish() []*dto.MetricFamily {
 	p.out = p.out[:0]
 	for _, number := range p.shape.order {
 		f := p.made[number]
@@ -156,15 +163,9 @@ func (p *page) finish(others []*dto.MetricFamily) []*dto.MetricFamily {
 			continue
 		}
 		f.Metric = tidy(f.Metric)
-		for len(others) > 0 && others[0].GetName() <= f.GetName() {
-			if others[0].GetName() < f.GetName() {
-				p.out = append(p.out, others[0])
-			}
-			others = others[1:]
-		}
 		p.out = append(p.out, f)
 	}
-	return append(p.out, others...)
+	return p.out
 }
 
 // tidy puts series in the order that a registry would, and leaves out those with the labels of another, which

@@ -462,6 +462,19 @@ func TestReload(t *testing.T) {
 	p.await("a reload at SIGHUP", reloads(3))
 }
 
+// One that comes before all is in place is no reason to end.
+func TestSIGHUPAtTheStart(t *testing.T) {
+	p := start(t, simConfig)
+	p.await("the first word", func() bool { return strings.Contains(p.log(), `"starting"`) })
+	if err := p.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	p.await("the reload", func() bool { return strings.Contains(p.log(), "configuration reloaded") })
+	if code := p.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
 func TestPortInUse(t *testing.T) {
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {

@@ -14,8 +14,10 @@ import (
 	"context"
 	"crypto/sha256"
 	"os"
+	"os/signal"
 	"reflect"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -47,7 +49,7 @@ type Agent struct {
 	snapshots health.Latest[health.Snapshot]
 	events    events
 	reloaded  atomic.Pointer[metrics.Reload]
-	made      [sha256.Size]byte // Config.made of the configuration in force; runReload's own, like bad
+	made      [sha256.Size]byte // Config.made of the configuration in force; reloadOn's own, like bad
 	bad       string            // what was wrong with the newest configuration, as it was logged
 	monitor   *health.Monitor
 	devices   *plugin.Plugin
@@ -60,6 +62,8 @@ type Agent struct {
 
 // Run loads the configuration and runs an agent until ctx ends.
 func Run(ctx context.Context, loader Loader, build Build) error {
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP) // to the end: one that comes too early or too late ends nothing
 	c, err := loader.Load()
 	if err != nil {
 		return err
@@ -95,7 +99,7 @@ func Run(ctx context.Context, loader Loader, build Build) error {
 		part{name: "pod labels", run: a.labels.Run},
 		part{name: "jobs", run: a.jobs.Run},
 		part{name: "web", run: a.runWeb},
-		part{name: "reload", run: a.runReload},
+		part{name: "reload", run: func(ctx context.Context) error { a.reloadOn(ctx, hup); return nil }},
 	)
 	log.Info("stopped")
 	return err

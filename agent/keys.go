@@ -27,7 +27,11 @@ func prune(tree map[string]any, section reflect.Type, prefix string, known []str
 		sub, isMap := tree[name].(map[string]any)
 		switch {
 		case !ok:
-			errs = append(errs, fmt.Errorf("%s: unknown key%s", prefix+name, suggest(prefix+name, known)))
+			hint := suggest(prefix+name, known)
+			if section, key, dotted := strings.Cut(name, "."); dotted {
+				hint = fmt.Sprintf("; a dot makes no section: write %s: {%s: …}", section, key)
+			}
+			errs = append(errs, fmt.Errorf("%s: unknown key%s", prefix+name, hint))
 			delete(tree, name)
 		case f.Type.Kind() != reflect.Struct:
 		case isMap:
@@ -148,6 +152,8 @@ func decode(from, to reflect.Type, data any) (any, error) {
 			return nil, fmt.Errorf("%q is not %s", data, describe(to))
 		}
 		return v, nil
+	case to.Kind() == reflect.Slice && from.Kind() != reflect.Slice, to.Kind() == reflect.Struct && from.Kind() != reflect.Map:
+		return nil, fmt.Errorf("%v is not %s", data, describe(to))
 	case to.Kind() == reflect.String && from.Kind() != reflect.String:
 		return nil, fmt.Errorf("%v is not a text; put it in quotes", data)
 	case from.Kind() == reflect.Float64 && strings.HasPrefix(to.Kind().String(), "int"):
@@ -166,6 +172,8 @@ func describe(t reflect.Type) string {
 		return "a number"
 	case reflect.Slice:
 		return "a list"
+	case reflect.Struct:
+		return "keys and values, such as {key: value}"
 	default:
 		return "a " + t.Kind().String()
 	}
@@ -183,8 +191,11 @@ func decodeErrors(key string, err error) []error {
 	if err == nil {
 		return nil
 	}
-	if de, ok := errors.AsType[*mapstructure.DecodeError](err); ok {
+	if de, ok := err.(*mapstructure.DecodeError); ok { //nolint:errorlint // a wrapper may hold several: see below
 		return decodeErrors(key+de.Name(), de.Unwrap())
+	}
+	if inner := errors.Unwrap(err); inner != nil { // mapstructure's words around all the errors of a list
+		return decodeErrors(key, inner)
 	}
 	return []error{fmt.Errorf("%s: %w", key, err)}
 }

@@ -4,8 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -18,15 +16,6 @@ import (
 // file, a ConfigMap's swapped links included, and misses no event. One that is still being written is waited for: it
 // must look the same twice.
 const lookEvery = time.Second
-
-// runReload reloads the configuration at SIGHUP and when the file has changed.
-func (a *Agent) runReload(ctx context.Context) error {
-	hup := make(chan os.Signal, 1)
-	signal.Notify(hup, syscall.SIGHUP)
-	defer signal.Stop(hup)
-	a.reloadOn(ctx, hup)
-	return nil
-}
 
 // reloadOn reloads at each signal and when the file has changed, until ctx ends.
 func (a *Agent) reloadOn(ctx context.Context, hup <-chan os.Signal) {

@@ -63,7 +63,7 @@ func newSite(t *testing.T, text string) *site {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 2)
 	go func() { ended <- s.runWeb(ctx) }()
-	go func() { ended <- s.runReload(ctx) }()
+	go func() { s.reloadOn(ctx, nil); ended <- nil }()
 	t.Cleanup(func() {
 		cancel()
 		for range 2 {

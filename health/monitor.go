@@ -24,6 +24,9 @@ const (
 	minBackoff = time.Second
 	maxBackoff = 30 * time.Second
 
+	// steady is for how long a session must have given readings for the next one to begin with the short pause again.
+	steady = 10 * time.Second
+
 	// abandonAfter is how long a call that hangs is waited for when the process ends.
 	abandonAfter = time.Second
 )
@@ -93,8 +96,14 @@ func (m *Monitor) Run(ctx context.Context) error {
 func (m *Monitor) follow(ctx context.Context, c caller, open Opener) {
 	backoff := minBackoff
 	for {
+		var first time.Time // good reading of the session
 		err := m.session(ctx, c, open, func(r *Reading) {
-			backoff = minBackoff
+			if first.IsZero() {
+				first = time.Now()
+			}
+			if time.Since(first) >= steady { // one that dies young again and again is not helped by hurry
+				backoff = minBackoff
+			}
 			m.judge(r)
 		})
 		if ctx.Err() != nil {

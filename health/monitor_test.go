@@ -25,6 +25,9 @@ type script struct {
 	xids    []XID         // of the next poll
 	hang    chan struct{} // a poll waits for it, whatever its context says, as a driver does
 
+	dieAfter int // that many polls a session fails; 0: it lives
+	lived    int // polls of this session
+
 	opens, polls, closes int
 	inside, most         int // calls at this moment, and the most there ever were
 	wake                 chan struct{}
@@ -58,6 +61,7 @@ func (s *script) Open(context.Context) (Session, error) {
 	if s.openErr != nil {
 		return nil, s.openErr
 	}
+	s.lived = 0
 	return s, nil
 }
 
@@ -75,6 +79,9 @@ func (s *script) Poll(context.Context) (*Reading, error) {
 	}
 	if s.pollErr != nil {
 		return nil, s.pollErr
+	}
+	if s.lived++; s.dieAfter > 0 && s.lived > s.dieAfter {
+		return nil, errors.New("the engine has died")
 	}
 	r := s.reading
 	r.Samples = slices.Clone(r.Samples)
@@ -186,6 +193,26 @@ func TestMonitorReopensWithBackoff(t *testing.T) {
 		}
 		b.stop()
 	})
+}
+
+// An engine that gives a reading and dies is not opened each second: only one that has lived is missed so much.
+func TestMonitorDoesNotHurryWhatDiesYoung(t *testing.T) {
+	for name, c := range map[string]struct{ polls, least, most int }{
+		"young": {1, 20, 25}, // as one that cannot be opened
+		"old":   {60, 9, 11}, // after a minute each, with pauses of a second
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := monitor(t)
+				b.set(func(s *script) { s.dieAfter = c.polls })
+				pass(10 * time.Minute)
+				if n := b.count(&b.opens); n < c.least || n > c.most {
+					t.Errorf("opened %d times in ten minutes, want %d to %d", n, c.least, c.most)
+				}
+				b.stop()
+			})
+		})
+	}
 }
 
 func TestMonitorShowsAStall(t *testing.T) {

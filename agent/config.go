@@ -176,7 +176,7 @@ func (l Loader) Load() (Config, error) {
 		errs = append(errs, within("metrics", err))
 	}
 	xid, notes := c.Health.XID.WithNVIDIAEnv(os.Getenv(health.EnvDisableHealthChecks), os.Getenv(health.EnvEnableHealthChecks))
-	c.Health.XID, c.Notes = xid, append(c.Notes, notes...)
+	c.Health.XID, c.Notes = xid, append(append(c.Notes, notes...), strayEnv(os.Environ(), known)...)
 	// What could not be read has its default here, so only other faults are added.
 	return c, errors.Join(append(errs, c.Validate())...)
 }

@@ -149,6 +149,18 @@ func TestReloadOfAnEmptyList(t *testing.T) {
 	}
 }
 
+// A variable with a typo is said, and what the kubelet makes of a Service's name is not.
+func TestStrayEnv(t *testing.T) {
+	notes := strayEnv([]string{
+		"GPU_NODE_AGENT_SOURCE_MOED=sim", "GPU_NODE_AGENT_SOURCE_MODE=sim", "GPU_NODE_AGENT_HEALTH_STATE_FILE=x", "GPU_NODE_AGENT_HEALTH_STATEFILE=x",
+		"GPU_NODE_AGENT_METRICS_SERVICE_HOST=10.0.0.1", "GPU_NODE_AGENT_METRICS_PORT=tcp://10.0.0.1:9400", "GPU_NODE_AGENT_METRICS_PORT_9400_TCP=x",
+		"GPU_NODE_AGENT_OTHER_THING=x", "GPU_NODE_AGENT=x", "PATH=x",
+	}, []string{"source.mode", "health.stateFile"})
+	if len(notes) != 1 || notes[0] != "GPU_NODE_AGENT_SOURCE_MOED: no key is called so, and nothing is set; did you mean GPU_NODE_AGENT_SOURCE_MODE?" {
+		t.Errorf("%q", notes)
+	}
+}
+
 func TestNVIDIAsVariables(t *testing.T) {
 	t.Setenv("DP_DISABLE_HEALTHCHECKS", "48,oops")
 	t.Setenv("DP_ENABLE_HEALTHCHECKS", "109")

@@ -118,6 +118,29 @@ func envNames(key string) []string {
 	return slices.Compact([]string{name(b.String()), name(key)})
 }
 
+// strayEnv returns a note for each environment variable that looks like one of ours and sets nothing. They are no
+// errors: the kubelet makes some like them, of each Service whose name begins as ours.
+func strayEnv(environ, known []string) (notes []string) {
+	taken := make(map[string]bool)
+	for _, key := range known {
+		for _, name := range envNames(key) {
+			taken[name] = true
+		}
+	}
+	for _, entry := range environ {
+		name, _, _ := strings.Cut(entry, "=")
+		rest, ours := strings.CutPrefix(name, EnvPrefix+"_")
+		section, _, below := strings.Cut(strings.ToLower(rest), "_")
+		_, isSection := fieldNamed(reflect.TypeFor[Config](), section)
+		service := strings.Contains(rest, "_SERVICE_") || strings.HasSuffix(rest, "_PORT") || strings.Contains(rest, "_PORT_")
+		if ours && below && isSection && !service && !taken[name] {
+			notes = append(notes, name+": no key is called so, and nothing is set"+suggest(name, slices.Collect(maps.Keys(taken))))
+		}
+	}
+	slices.Sort(notes)
+	return notes
+}
+
 // decode turns what the file, the environment and the flags hold into the types of Config. The last two
 // hold only strings; those are read as YAML, so that even a list can be given there.
 func decode(from, to reflect.Type, data any) (any, error) {

@@ -223,3 +223,26 @@ func TestChainBlindEngine(t *testing.T) {
 		})
 	}
 }
+
+// A blind DCGM still has the name of a GPU that is lost: that it has no other is no word on the others, neither when it
+// is connected to again nor when it is first.
+func TestChainBlindEngineWithALostGPU(t *testing.T) {
+	b := fresh(t)
+	synctest.Test(t, func(*testing.T) {
+		cfg := config()
+		cfg.Address = "node:5555"
+		c := monitored(b, 3, cfg, time.Second, 10*time.Second)
+		defer c.stop()
+		for gpu := range uint(3) {
+			b.lib.Instance(script.GPU, gpu, 0, 0, gpuUUID(gpu), 0, 0) // what DCGM remembers of it
+		}
+		c.pass(3, nil)
+		b.lib.Entity(script.GPU, 1, statusLost)
+		c.pass(3, nil)
+		b.lib.Blind()
+		c.pass(60, func(int, *health.Snapshot) { c.expect("blind", health.Healthy, health.Unhealthy, health.Healthy) })
+		if s := c.out.Load(); s.Source.Status != health.SourceDown || !strings.Contains(s.Source.Err, "blind") {
+			t.Errorf("source %+v", s.Source)
+		}
+	})
+}

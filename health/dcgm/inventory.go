@@ -165,7 +165,13 @@ func (s *session) inventory(t topology, w *watches, status map[uint]dcgm.EntityS
 			nameless = append(nameless, id)
 		}
 	}
-	if err := s.judgeNameless(nameless, len(gpus), status); err != nil {
+	named := 0 // among those that can be reached; DCGM remembers the names of others even when it is blind
+	for id := range gpus {
+		if reachable(status[id]) {
+			named++
+		}
+	}
+	if err := s.judgeNameless(nameless, named, status); err != nil {
 		return nil, err
 	}
 	for id, d := range gpus {

@@ -75,6 +75,7 @@ func (n *Node) Start(log io.Writer, env ...string) error {
 	n.cmd.Env = append(os.Environ(), env...)
 	n.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := n.cmd.Start(); err != nil {
+		n.cmd = nil // there is nothing to stop
 		return err
 	}
 	exited := make(chan struct{})

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"syscall"
-	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest"
 )
@@ -22,6 +21,9 @@ func (w *world) apply(ctx context.Context, s step) error {
 	g := &w.gpu[s.gpu]
 	event := func(format string, args ...any) error {
 		return w.Event(ctx, fmt.Sprintf("{gpu: %d, ", s.gpu)+fmt.Sprintf(format, args...)+"}")
+	}
+	if w.engine != nil && g.lost && (s.kind == "xid" || s.kind == "fatal") {
+		return nil // DCGM does not tell XIDs of a GPU that it has lost
 	}
 	switch s.kind {
 	case "xid":
@@ -83,6 +85,8 @@ func (w *world) apply(ctx context.Context, s step) error {
 		}
 		w.full = false
 		return w.disk.free()
+	case "agent-restart":
+		return w.restart(ctx, s.arg)
 	case calm:
 		return w.calmDown(ctx)
 	}
@@ -99,10 +103,7 @@ func (w *world) applyKubelet(ctx context.Context, s step) error {
 		w.frozen = true
 		return w.kubelet.freeze()
 	case "close-streams":
-		for _, c := range w.streams {
-			c.Close()
-		}
-		w.streams = nil
+		w.closeStreams()
 		return nil
 	case "second-stream", "slow-stream":
 		return w.stream(ctx, s.kind == "slow-stream")
@@ -115,59 +116,27 @@ func (w *world) applyKubelet(ctx context.Context, s step) error {
 	var c command
 	switch s.kind {
 	case "kubelet-restart":
-		c.Do, w.absent, w.unrest = "restart", false, 1
+		c.Do, w.absent = "restart", false
+		w.registration.disturbed()
 	case "kubelet-stop":
 		c.Do, w.absent = "stop", true
 	case "kubelet-start":
 		if !w.absent {
 			return nil
 		}
-		c.Do, w.absent, w.unrest = "start", false, 1
-	case "kill-stream", "forget":
-		c.Do, c.Resource = map[string]string{"kill-stream": "drop", "forget": "forget"}[s.kind], resource
-		w.unrest++
-		if s.kind == "forget" {
-			w.forgets++
-			if time.Since(w.forgotAt) > time.Minute {
-				w.forgets = 0
-			}
-			w.forgot, w.forgotAt = true, time.Now()
-		}
-		if time.Since(w.registeredAt) > restful {
-			w.unrest = 0
-		}
+		c.Do, w.absent = "start", false
+		w.registration.disturbed()
+	case "kill-stream":
+		c.Do, c.Resource = "drop", resource
+		w.registration.killed()
+	case "forget":
+		c.Do, c.Resource = "forget", resource
+		w.registration.forgotten()
 	default:
 		return fmt.Errorf("%v: nobody knows how", s)
 	}
 	_, err := w.kubelet.ask(c)
 	return err
-}
-
-// turn has the source become something.
-func (w *world) turn(ctx context.Context, to string) error {
-	if to == w.source || w.source != "up" && to != "up" {
-		return nil // one trouble at a time
-	}
-	was := w.source
-	w.source = to
-	w.look()
-	if err := w.Event(ctx, "{source: "+map[string]string{"dead": "down", "hung": "stalled", "blind": "blind", "up": "up"}[to]+"}"); err != nil {
-		return err
-	}
-	if was != "dead" {
-		return nil
-	}
-	// It is opened again with a pause that doubles, and that is none of the promises here.
-	return w.await(ctx, 45*time.Second, func(ctx context.Context) error {
-		page, err := w.Metrics(ctx)
-		if err != nil {
-			return err
-		}
-		if up, _ := page.Value("gpu_node_agent_source_up"); up != 1 {
-			return violated("source", "it is up, and the agent has not come back to it")
-		}
-		return nil
-	})
 }
 
 // reload puts another configuration in the file and says so.
@@ -176,11 +145,13 @@ func (w *world) reload(which string, bad bool) error {
 	if err != nil {
 		return err
 	}
-	end := goodConfigs()
 	if bad {
-		end = badConfigs()
+		err = w.Write(w.config() + badConfigs()[i])
+	} else {
+		w.ending = goodConfigs()[i]
+		err = w.Write(w.config() + w.ending)
 	}
-	if err := w.Write(config + end[i]); err != nil {
+	if err != nil {
 		return err
 	}
 	w.badly = bad
@@ -201,7 +172,7 @@ func (w *world) wipe() error {
 			return err
 		}
 	}
-	w.unrest = 1
+	w.registration.disturbed()
 	return nil
 }
 
@@ -222,6 +193,13 @@ func (w *world) stream(ctx context.Context, slow bool) error {
 	}
 	go func() { _ = c.Devices(ctx, func([]kubelettest.Device) bool { return true }) }() // until it is closed
 	return nil
+}
+
+func (w *world) closeStreams() {
+	for _, c := range w.streams {
+		c.Close()
+	}
+	w.streams = nil
 }
 
 // socket is where a resource is served, "" if that is not so.

@@ -84,8 +84,8 @@ type failed struct {
 }
 
 // play plays steps until they end or something is wrong, and returns what it has played.
-func play(ctx context.Context, agent string, next func() (step, bool), say func(string, ...any)) (played []step, f *failed) {
-	w, err := newWorld(ctx, agent)
+func play(ctx context.Context, agent, library string, next func() (step, bool), say func(string, ...any)) (played []step, f *failed) {
+	w, err := newWorld(ctx, agent, library)
 	if err != nil {
 		return nil, &failed{err: fmt.Errorf("start: %w", err)}
 	}
@@ -118,12 +118,21 @@ func play(ctx context.Context, agent string, next func() (step, bool), say func(
 	return played, f
 }
 
+// TestChaos has the agent on simulated GPUs, where anything can happen, and for the last quarter of the time on DCGM's
+// interface with a scripted library behind it.
 func TestChaos(t *testing.T) {
 	agent := build(t)
 	if *seed == 0 {
 		*seed = uint64(time.Now().UnixNano()) % 1_000_000
 	}
-	end, from, n := time.Now().Add(*length), sequence(*seed), 0
+	t.Run("sim", func(t *testing.T) { chaos(t, agent, "", kinds(), *length-*length/4) })
+	t.Run("dcgm", func(t *testing.T) { chaos(t, agent, compile(t), dcgmKinds(), *length/4) })
+}
+
+// chaos plays for so long, or what is to be played again. The library is a directory with libdcgm.so.4, "" for simulated
+// GPUs.
+func chaos(t *testing.T, agent, library string, kinds []kind, long time.Duration) {
+	end, from, n := time.Now().Add(long), sequence(*seed, kinds), 0
 	next := func() (step, bool) {
 		if n%lap == 0 && n > 0 && time.Now().After(end) { // it ends calm
 			return step{}, false
@@ -139,7 +148,7 @@ func TestChaos(t *testing.T) {
 		next = list(steps)
 	}
 	t.Logf("seed %d", *seed)
-	played, f := play(t.Context(), agent, next, t.Logf)
+	played, f := play(t.Context(), agent, library, next, t.Logf)
 	if f == nil {
 		t.Logf("%d steps, every invariant holds", len(played))
 		return
@@ -151,7 +160,7 @@ func TestChaos(t *testing.T) {
 	}
 	var last *failed
 	short := shrink(played, time.Now().Add(*shrinkFor), func(steps []step) bool {
-		_, f := play(t.Context(), agent, list(steps), func(string, ...any) {})
+		_, f := play(t.Context(), agent, library, list(steps), func(string, ...any) {})
 		same := f != nil && kindOf(f.err) == what
 		if same {
 			last = f
@@ -162,7 +171,7 @@ func TestChaos(t *testing.T) {
 		t.Errorf("it was not seen a second time")
 		return
 	}
-	t.Errorf("shorter, %d of %d steps: %v\nagain: go test . -replay '%s'", len(short), len(played), last.err, text(short))
+	t.Errorf("shorter, %d of %d steps: %v\nagain: go test . -run '%s' -replay '%s'", len(short), len(played), last.err, t.Name(), text(short))
 }
 
 // kindOf is the invariant that was violated, "" if the failure is another.

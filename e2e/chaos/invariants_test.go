@@ -2,61 +2,20 @@ package chaos
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
 	"maps"
 	"net/http"
 	"strconv"
 	"time"
 
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest"
+	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-const (
-	// within is how long anything may take to be as it should, on a machine that does nothing else.
-	within = 2 * time.Second
+// within is how long anything may take to be as it should, on a machine that does nothing else. What may take longer is
+// a registration with the kubelet alone: see registration.
+const within = 2 * time.Second
 
-	// settles is how long the agent waits before each registration, so that the kubelet does not lose it, and until
-	// it looks.
-	settles = 1500 * time.Millisecond
-
-	// restful is for how long a registration must have stood for its end not to count as one of many.
-	restful = 6 * time.Second
-
-	// auditing is how long the agent may need to find out that the kubelet has dropped it behind an open stream.
-	auditing = 20 * time.Second
-)
-
-// snapshot is what is needed of /api/v1/snapshot.
-type snapshot struct {
-	GPUs   []device `json:"gpus"`
-	Memory struct {
-		Error string `json:"error"`
-	} `json:"memory"`
-	Config struct {
-		OK bool `json:"ok"`
-	} `json:"config"`
-}
-
-type device struct {
-	UUID    string   `json:"uuid"`
-	Index   int      `json:"index"`
-	Profile string   `json:"profile"`
-	State   string   `json:"state"`
-	MIGMode bool     `json:"migMode"`
-	MIG     []device `json:"mig"`
-}
-
-func (w *world) snapshot(ctx context.Context) (s snapshot, err error) {
-	status, text, err := w.Get(ctx, "/api/v1/snapshot")
-	if err != nil {
-		return s, err
-	}
-	if status != http.StatusOK {
-		return s, fmt.Errorf("/api/v1/snapshot: status %d", status)
-	}
-	return s, json.Unmarshal(text, &s)
-}
+// slow is how long something may take that takes d on a machine that does nothing else.
+func slow(d time.Duration) time.Duration { return time.Duration(float64(d) * *slack) }
 
 // check waits for every invariant that holds after any step.
 func (w *world) check(ctx context.Context) error {
@@ -68,6 +27,9 @@ func (w *world) check(ctx context.Context) error {
 		if s, err = w.snapshot(ctx); err != nil {
 			return err
 		}
+		if s.Config.OK == w.badly {
+			return violated("reload", "the configuration is good: %t, and the agent says %t", !w.badly, s.Config.OK)
+		}
 		return w.checkDevices(s)
 	})
 	if err != nil {
@@ -76,18 +38,7 @@ func (w *world) check(ctx context.Context) error {
 	if err := w.await(ctx, w.patience, w.checkXIDs); err != nil {
 		return err
 	}
-	if !w.frozen && !w.absent {
-		wait := w.patience + slow(settles)
-		if w.unrest > 0 {
-			wait += min(32*time.Second, time.Second<<w.unrest)
-		}
-		err = w.await(ctx, max(wait, w.audited()), func(context.Context) error { return w.checkKubelet(s) })
-		if err != nil {
-			return err
-		}
-		w.registeredAt, w.forgot = time.Now(), false
-	}
-	if err := w.checkAllocate(ctx, s); err != nil {
+	if err := w.checkView(ctx, s); err != nil {
 		return err
 	}
 	w.mu.Lock()
@@ -104,19 +55,22 @@ func (w *world) check(ctx context.Context) error {
 
 // checkDevices compares what the agent shows with what must be.
 func (w *world) checkDevices(s snapshot) error {
-	if len(s.GPUs) != gpus {
-		return violated("devices", "%d GPUs, not %d", len(s.GPUs), gpus)
-	}
-	if s.Config.OK == w.badly {
-		return violated("reload", "the configuration is good: %t, and the agent says %t", !w.badly, s.Config.OK)
-	}
 	if w.full && w.changed() > w.atFull && s.Memory.Error == "" {
 		return violated("memory", "the disk is full, and nothing is said of it")
+	}
+	if w.unseen {
+		return nil // it can only know what it has kept
+	}
+	if len(s.GPUs) != gpus {
+		return violated("devices", "%d GPUs, not %d", len(s.GPUs), gpus)
 	}
 	for _, d := range s.GPUs {
 		g := w.gpu[d.Index]
 		if len(d.MIG) != devices(g.mig) {
 			return violated("devices", "GPU %d has %d MIG devices; it is partitioned as %s", d.Index, len(d.MIG), g.mig)
+		}
+		if has := d.causes(); has["xid-48"] != g.fatal || has[health.CauseLost] != g.seen {
+			return violated("health", "GPU %d has %v; lost %t, XID 48 %t", d.Index, has, g.seen, g.fatal)
 		}
 		for _, d := range append([]device{d}, d.MIG...) {
 			if sick := d.State == "unhealthy"; sick != g.sick() {
@@ -158,147 +112,4 @@ func (w *world) checkXIDs(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// expected is what the kubelet must know, by resource and device.
-func expected(s snapshot) map[string]map[string]bool {
-	all := map[string]map[string]bool{}
-	add := func(resource string, d device) {
-		if all[resource] == nil {
-			all[resource] = map[string]bool{}
-		}
-		all[resource][d.UUID] = d.State != "unhealthy"
-	}
-	for _, g := range s.GPUs {
-		if !g.MIGMode {
-			add(resource, g)
-		}
-		for _, m := range g.MIG {
-			add("nvidia.com/mig-"+m.Profile, m)
-		}
-	}
-	return all
-}
-
-// checkKubelet compares what the kubelet knows with what the agent shows, and that nothing has changed there that did
-// not change.
-func (w *world) checkKubelet(s snapshot) error {
-	a, err := w.kubelet.ask(command{Do: "state"})
-	if err != nil {
-		return err
-	}
-	has := map[string]map[string]bool{}
-	for name, r := range a.Resources {
-		w.endpoint[name] = r.Endpoint
-		for _, d := range r.Devices {
-			if has[name] == nil {
-				has[name] = map[string]bool{}
-			}
-			has[name][d.ID] = d.Healthy
-		}
-	}
-	want := expected(s)
-	if !maps.EqualFunc(has, want, maps.Equal[map[string]bool]) {
-		return violated("view", "the kubelet has %s; the agent shows %s", brief(has), brief(want))
-	}
-	for name := range want {
-		if w.socket(name) == "" {
-			return violated("view", "the socket of %s is not there", name)
-		}
-	}
-	return w.checkFlips(s, a)
-}
-
-// checkFlips: a device has not changed for the kubelet more often than its GPU has.
-func (w *world) checkFlips(s snapshot, a answer) error {
-	for _, g := range s.GPUs {
-		for _, d := range append([]device{g}, g.MIG...) {
-			if n := a.Flips[d.UUID]; n > w.gpu[g.Index].changes {
-				return violated("flaps", "%s of GPU %d has changed %d times for the kubelet, and %d times in truth", d.UUID, g.Index, n, w.gpu[g.Index].changes)
-			}
-		}
-	}
-	return nil
-}
-
-// brief writes what a kubelet has so that a person can see the difference.
-func brief(all map[string]map[string]bool) string {
-	out := map[string]string{}
-	for name, devices := range all {
-		healthy := 0
-		for _, ok := range devices {
-			if ok {
-				healthy++
-			}
-		}
-		out[name] = fmt.Sprintf("%d healthy of %d", healthy, len(devices))
-	}
-	return fmt.Sprint(out)
-}
-
-// checkAllocate: whatever happens, a healthy device can be had.
-func (w *world) checkAllocate(ctx context.Context, s snapshot) error {
-	for name, devices := range expected(s) {
-		path := w.socket(name)
-		if path == "" {
-			continue // on its way back; that it comes is seen by the kubelet
-		}
-		for id, healthy := range devices {
-			if !healthy {
-				continue
-			}
-			ctx, cancel := context.WithTimeout(ctx, slow(within))
-			defer cancel()
-			c, err := kubelettest.Dial(path)
-			if err != nil {
-				return err
-			}
-			defer c.Close()
-			if _, err := c.Allocate(ctx, id); err != nil && w.socket(name) != "" {
-				return violated("allocate", "%s of %s: %v", id, name, err)
-			}
-			return nil
-		}
-	}
-	return nil
-}
-
-// slow is how long something may take that takes d on a machine that does nothing else.
-func slow(d time.Duration) time.Duration { return time.Duration(float64(d) * *slack) }
-
-// short is the world in a few words.
-func (w *world) short() string {
-	out := w.source
-	if w.frozen {
-		out += " frozen"
-	}
-	if w.absent {
-		out += " no-kubelet"
-	}
-	if w.full {
-		out += " disk-full"
-	}
-	if w.badly {
-		out += " bad-config"
-	}
-	for i, g := range w.gpu {
-		if g.lost {
-			out += fmt.Sprintf(" lost:%d", i)
-		}
-		if g.fatal {
-			out += fmt.Sprintf(" xid48:%d", i)
-		}
-		if g.mig != "off" {
-			out += fmt.Sprintf(" %s:%d", g.mig, i)
-		}
-	}
-	return out
-}
-
-// audited is how long to wait for a kubelet that may have forgotten the plugin.
-func (w *world) audited() time.Duration {
-	if w.forgot {
-		return slow(auditing << min(w.forgets, 3)) // its pause doubles
-	}
-	return 0
 }

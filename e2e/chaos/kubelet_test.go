@@ -22,7 +22,7 @@ import (
 const roleEnv = "CHAOS_KUBELET_DIR"
 
 type command struct {
-	Do       string `json:"do"` // state, start, stop, restart, drop, forget
+	Do       string `json:"do"` // state, start, stop, restart, drop, forget, mourn
 	Resource string `json:"resource,omitempty"`
 }
 
@@ -75,6 +75,26 @@ func (j *journal) forget() {
 	clear(j.told)
 }
 
+// begin begins anew with another agent.
+func (j *journal) begin() {
+	j.forget()
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	clear(j.flips)
+}
+
+// gone waits until the kubelet has noticed that a plugin's stream has ended.
+func gone(k *kubelettest.Kubelet, resource string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	before := k.State().Resources[resource].Registrations
+	_, err := k.WaitFor(ctx, func(s kubelettest.State) bool {
+		r := s.Resources[resource]
+		return !r.Connected || r.Registrations > before
+	})
+	return err
+}
+
 // serveKubelet is the other role. It ends with its standard input.
 func serveKubelet(dir string) error {
 	k, err := kubelettest.Start(dir)
@@ -108,8 +128,14 @@ func serveKubelet(dir string) error {
 			failed = k.Restart()
 		case "drop":
 			k.Drop(c.Resource)
+			failed = gone(k, c.Resource)
 		case "forget":
 			k.Forget(c.Resource)
+		case "mourn":
+			for name := range k.State().Resources {
+				failed = errors.Join(failed, gone(k, name))
+			}
+			j.begin()
 		default:
 			failed = fmt.Errorf("%q is no command", c.Do)
 		}

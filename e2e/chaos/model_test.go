@@ -11,6 +11,7 @@ type model struct {
 	full   bool   // the disk
 	atFull int    // changed since then
 	badly  bool   // the configuration in the file is bad
+	unseen bool   // the agent has not seen a GPU since its start
 }
 
 type gpu struct {
@@ -22,6 +23,7 @@ type gpu struct {
 	counts  map[string]int // XIDs that the agent must have counted, by number
 	waiting map[string]int // those that it cannot know of yet
 	changes int            // how often it became sick or well
+	before  int            // changes that came before the agent's start
 }
 
 func newModel() *model {
@@ -65,6 +67,7 @@ func (m *model) look() {
 	if m.source != "up" {
 		return
 	}
+	m.unseen = false
 	for i := range m.gpu {
 		g := &m.gpu[i]
 		for code, n := range g.waiting {

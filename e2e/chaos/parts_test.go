@@ -11,7 +11,7 @@ import (
 )
 
 func TestSameSeedSameSequence(t *testing.T) {
-	a, b, other := sequence(7), sequence(7), sequence(8)
+	a, b, other := sequence(7, kinds()), sequence(7, kinds()), sequence(8, kinds())
 	seen, differ := map[string]bool{}, false
 	for range 3000 {
 		x := a()
@@ -47,7 +47,7 @@ func TestParseRefuses(t *testing.T) {
 
 func TestShrink(t *testing.T) {
 	var steps []step
-	for next := sequence(1); len(steps) < 60; {
+	for next := sequence(1, kinds()); len(steps) < 60; {
 		steps = append(steps, next())
 	}
 	// It fails if GPU 3 is lost some time before DCGM dies.
@@ -83,5 +83,44 @@ func TestJournalCountsFlips(t *testing.T) {
 	say(1, true)
 	if want := map[string]int{"a": 2}; !reflect.DeepEqual(j.flips, want) {
 		t.Errorf("%v; want %v", j.flips, want)
+	}
+}
+
+// Only what has the agent register again has more time than all else.
+func TestRegistrationTakesLonger(t *testing.T) {
+	serves := func(names ...string) func(*registration) {
+		all := map[string]map[string]bool{}
+		for _, n := range names {
+			all[n] = nil
+		}
+		return func(r *registration) { r.serves(all) }
+	}
+	begin, kill, done := (*registration).disturbed, (*registration).killed, (*registration).done
+	for name, c := range map[string]struct {
+		happens []func(*registration)
+		want    time.Duration
+	}{
+		"nothing":                      {nil, 0},
+		"a kubelet has started":        {[]func(*registration){begin}, settles},
+		"all is there again":           {[]func(*registration){begin, done}, 0},
+		"the first look":               {[]func(*registration){serves("a")}, settles},
+		"the same resources":           {[]func(*registration){serves("a", "b"), done, serves("b", "a")}, 0},
+		"one less":                     {[]func(*registration){serves("a", "b"), done, serves("b")}, 0},
+		"one more":                     {[]func(*registration){serves("a"), done, serves("a", "b")}, settles},
+		"one is back":                  {[]func(*registration){serves("a", "b"), done, serves("a"), done, serves("a", "b")}, settles},
+		"the stream is killed":         {[]func(*registration){begin, done, kill}, settles},
+		"and again":                    {[]func(*registration){begin, done, kill, done, kill}, settles + time.Second},
+		"and again, before it is back": {[]func(*registration){begin, done, kill, kill, kill}, settles + 3*time.Second},
+		"but the directory was wiped":  {[]func(*registration){kill, kill, kill, begin}, settles},
+		"it is forgotten":              {[]func(*registration){begin, done, (*registration).forgotten}, auditing},
+		"the agent is another":         {[]func(*registration){serves("a"), kill, kill, done, (*registration).restarted}, settles},
+	} {
+		var r registration
+		for _, f := range c.happens {
+			f(&r)
+		}
+		if got := r.extra(); got != slow(c.want) {
+			t.Errorf("%s: %v more; want %v", name, got, c.want)
+		}
 	}
 }

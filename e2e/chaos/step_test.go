@@ -57,7 +57,17 @@ func kinds() []kind {
 		{"scrapes", 3, false, nil, false},
 		{"disk-full", 2, false, nil, true},
 		{"disk-free", 3, false, nil, true},
+		{"agent-restart", 2, false, []string{"term", "kill"}, false},
 	}
+}
+
+// dcgmKinds are those that the scripted DCGM has.
+func dcgmKinds() []kind {
+	return slices.DeleteFunc(kinds(), func(k kind) bool {
+		return !slices.Contains([]string{
+			"xid", "fatal", "heal", "lost", "back", "dead", "hung", "blind", "up", "kubelet-restart", "kill-stream", "reload", "scrapes", "agent-restart",
+		}, k.name)
+	})
 }
 
 const gpus = 8
@@ -69,9 +79,9 @@ const calm = "calm"
 const lap = 25
 
 // sequence makes the same steps of the same seed, for ever.
-func sequence(seed uint64) func() step {
+func sequence(seed uint64, all []kind) func() step {
 	r := rand.New(rand.NewPCG(seed, 0))
-	all, sum := kinds(), 0
+	sum := 0
 	for _, k := range all {
 		sum += k.weight
 	}

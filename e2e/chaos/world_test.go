@@ -14,12 +14,20 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest/node"
 )
 
-// config is the agent's; the last line is what reloads change.
-const config = `source: {mode: sim, stallAfter: 1s, sim: {profile: h100-8, control: DIR/sim.sock}}
-health: {stateFile: DIR/state/state.json, socket: DIR/agent.sock, recoverAfter: 1s, flap: {trips: 0}}
+// config is the agent's but for its end, which is what reloads change. What is wrong with the GPUs when the agent starts
+// is a scenario there, for they begin with it.
+func (w *world) config() string {
+	source, health := "mode: sim, sim: {profile: h100-8, control: DIR/sim.sock, scenario: ["+w.scenario+"]}", ""
+	if w.engine != nil {
+		// An engine elsewhere that goes blind stays so; one of its own the agent would start again. What is not told by a
+		// callback is found by asking.
+		source, health = "interval: 1s, address: localhost:5555", "interval: 200ms, "
+	}
+	return "source: {stallAfter: 1s, " + source + "}\nhealth: {" + health + `stateFile: DIR/state/state.json, socket: DIR/agent.sock, recoverAfter: 1s, flap: {trips: 0}}
 plugin: {kubeletDir: DIR, migStrategy: mixed}
 log: {level: info}
 `
+}
 
 // goodConfigs and badConfigs end the configuration.
 func goodConfigs() []string {
@@ -47,6 +55,7 @@ func violated(what, format string, args ...any) error {
 type world struct {
 	*node.Node
 	*model
+	engine   *engine // nil with simulated GPUs
 	kubelet  *kubelet
 	disk     *disk
 	log      *buffer
@@ -54,12 +63,10 @@ type world struct {
 	base     *footprint // at the first calm
 	endpoint map[string]string
 
-	registeredAt time.Time // when the kubelet was last seen to have everything
+	registration registration
 	patience     time.Duration
-	forgot       bool // the kubelet has dropped the plugin behind its open stream, and it is not known to be back
-	forgotAt     time.Time
-	forgets      int // in a row: the audit becomes careful too
-	unrest       int // kills of the stream in a row that came too soon for the agent not to become careful
+	scenario     string // of the agent's start
+	ending       string // of the good configuration that was written last
 
 	stopScrapes func()
 	mu          sync.Mutex // guards scraped and scrapeErr
@@ -102,33 +109,27 @@ func (b *buffer) raced() bool {
 }
 
 // newWorld starts everything and waits until it is as it should be.
-func newWorld(ctx context.Context, agent string) (_ *world, err error) {
+func newWorld(ctx context.Context, agent, library string) (_ *world, err error) {
 	n, err := node.New(ctx, agent)
 	if err != nil {
 		return nil, err
 	}
-	w := &world{Node: n, model: newModel(), log: &buffer{}, endpoint: map[string]string{}, patience: slow(within)}
+	w := &world{Node: n, model: newModel(), log: &buffer{}, endpoint: map[string]string{}, patience: slow(within), ending: goodConfigs()[0]}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, w.end())
 		}
 	}()
-	if w.disk, err = newDisk(filepath.Join(n.Dir, "state")); err != nil {
-		return nil, err
+	if library != "" {
+		w.engine = &engine{library: library, script: filepath.Join(n.Dir, "dcgm")}
 	}
-	if err = n.Write(config + goodConfigs()[0]); err != nil {
+	if w.disk, err = newDisk(filepath.Join(n.Dir, "state")); err != nil {
 		return nil, err
 	}
 	if w.kubelet, err = startKubelet(n.Dir); err != nil {
 		return nil, err
 	}
-	if err = n.Start(w.log); err != nil {
-		return nil, err
-	}
-	if err = w.await(ctx, 30*time.Second, func(ctx context.Context) error { _, _, err := n.Get(ctx, "/livez"); return err }); err != nil {
-		return nil, err
-	}
-	if err = w.await(ctx, 30*time.Second, func(ctx context.Context) error { return w.Event(ctx, "{gpu: 0, rowRemapPending: false}") }); err != nil {
+	if err = w.start(ctx); err != nil {
 		return nil, err
 	}
 	w.patience = 30 * time.Second
@@ -213,9 +214,7 @@ func (w *world) end() error {
 	if w.stopScrapes != nil {
 		w.stopScrapes()
 	}
-	for _, c := range w.streams {
-		c.Close()
-	}
+	w.closeStreams()
 	var errs []error
 	if w.kubelet != nil {
 		errs = append(errs, w.kubelet.thaw())

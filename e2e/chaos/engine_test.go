@@ -1,0 +1,100 @@
+package chaos
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
+)
+
+// compile makes a libdcgm.so.4 of the one that the tests of health/dcgm have, with testdata/outside.c.
+func compile(t *testing.T) (dir string) {
+	dir = t.TempDir()
+	list := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-dcgm") // it has DCGM's headers
+	list.Dir = "../.."
+	module, err := list.Output()
+	if err != nil {
+		t.Fatalf("find go-dcgm: %v", err)
+	}
+	scripted, err := filepath.Glob("../../health/dcgm/testdata/*.c")
+	if err != nil || len(scripted) == 0 {
+		t.Fatalf("the source of the scripted libdcgm: %v, %v", scripted, err)
+	}
+	args := append([]string{
+		"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-soname,libdcgm.so.4",
+		"-I../../health/dcgm/testdata", "-I" + filepath.Join(strings.TrimSpace(string(module)), "pkg", "dcgm"),
+		"-o", filepath.Join(dir, "libdcgm.so.4"), "testdata/outside.c", "-lpthread",
+	}, scripted...)
+	if out, err := exec.Command("cc", args...).CombinedOutput(); err != nil {
+		t.Fatalf("compile: %v\n%s", err, out)
+	}
+	return dir
+}
+
+// engine is a DCGM in the agent's process that reads from a file what happens to it and to its GPUs.
+type engine struct {
+	library, script string
+	later           []string // what it will see when it is no longer blind
+}
+
+// begin writes what another agent finds.
+func (e *engine) begin(m *model) error {
+	e.later = nil
+	lines := m.source + "\n"
+	for i, g := range m.gpu {
+		lines += status(i, g.lost)
+	}
+	return os.WriteFile(e.script, []byte(lines+"ready\n"), 0o600)
+}
+
+func (e *engine) env() []string {
+	return []string{"LD_LIBRARY_PATH=" + e.library, "CHAOS_DCGM=" + e.script}
+}
+
+// status is OK or lost (dcgm_structs.h: DcgmEntityStatus_t).
+func status(gpu int, lost bool) string {
+	return fmt.Sprintf("status %d %d\n", gpu, map[bool]int{false: 1, true: 4}[lost])
+}
+
+// event has happen what would happen to the simulated GPUs.
+func (e *engine) event(m *model, text string) error {
+	ev, err := sim.ParseEvent(text)
+	if err != nil {
+		return err
+	}
+	var lines []string
+	if ev.XID != nil {
+		lines = append(lines, fmt.Sprintf("xid %d %d\n", *ev.GPU, *ev.XID))
+	}
+	if ev.Lost != nil {
+		lines = append(lines, status(*ev.GPU, *ev.Lost))
+	}
+	switch {
+	case ev.Source != nil: // the model has it already
+		lines = append([]string{m.source + "\n"}, e.later...)
+		e.later = nil
+	case m.source == "blind": // it calls the driver no more
+		e.later = append(e.later, lines...)
+		return nil
+	}
+	f, err := os.OpenFile(e.script, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(strings.Join(lines, ""))
+	return errors.Join(err, f.Close())
+}
+
+// Event makes something happen to the GPUs, whoever has them.
+func (w *world) Event(ctx context.Context, text string) error {
+	if w.engine == nil {
+		return w.Node.Event(ctx, text)
+	}
+	return w.engine.event(w.model, text)
+}

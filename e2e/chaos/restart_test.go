@@ -1,0 +1,193 @@
+package chaos
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// start starts the agent on the GPUs as they are and waits until it answers.
+func (w *world) start(ctx context.Context) error {
+	w.scenario = w.wrong()
+	if err := w.Write(w.config() + w.ending); err != nil {
+		return err
+	}
+	w.badly, w.unseen = false, w.source == "dead" || w.source == "hung"
+	var env []string
+	if w.engine != nil {
+		w.unseen = w.source != "up" // a blind DCGM does not even know the GPUs' names
+		if err := w.engine.begin(w.model); err != nil {
+			return err
+		}
+		env = w.engine.env()
+	}
+	if err := w.Start(w.log, env...); err != nil {
+		return err
+	}
+	return w.await(ctx, slow(10*time.Second), func(ctx context.Context) error {
+		if status, _, err := w.Get(ctx, "/livez"); err != nil || status != http.StatusOK {
+			return violated("life", "started again: /livez: status %d, %v", status, err)
+		}
+		return w.Event(ctx, "{gpu: 0, temperature: 0}") // nothing; it takes events from now on
+	})
+}
+
+// wrong is what is wrong with the GPUs, as a scenario.
+func (m *model) wrong() string {
+	events := []string{"{at: 0s, source: " + sourceWord(m.source) + "}"}
+	for i, g := range m.gpu {
+		events = append(events, fmt.Sprintf("{at: 0s, gpu: %d, lost: %t, rowRemapPending: %t, mig: %q}", i, g.lost, g.remap, g.mig))
+	}
+	return strings.Join(events, ", ")
+}
+
+// restart ends the agent, as a node's shutdown does or as the kernel does, and starts another with the same state file.
+//
+// Findings outlive it: those and no others are there again, and the first that the kubelet hears of each device is what is
+// so. Counters do not: XIDs are counted since the start, and those that no agent could know of yet, as the source was away,
+// are nobody's (the simulated GPUs end with the agent that they are in). To the kubelet the plugin disappears, which is no
+// change of any device's, and comes back.
+func (w *world) restart(ctx context.Context, how string) error {
+	if w.full && !w.disk.mounted {
+		return nil // the state file is away with its directory, and not only out of date
+	}
+	s, err := w.snapshot(ctx)
+	if err != nil {
+		return err
+	}
+	forgets := w.full || s.Memory.Error != "" // it has said so: a write that failed is tried again after ten seconds
+	if !forgets {
+		if err := w.await(ctx, w.patience, func(context.Context) error { return w.checkKept() }); err != nil {
+			return err
+		}
+	}
+	w.stopScrapes()
+	w.closeStreams()
+	if err := w.endAgent(how); err != nil {
+		return err
+	}
+	if !forgets {
+		if err := w.checkKept(); err != nil {
+			return fmt.Errorf("after its end: %w", err)
+		}
+	}
+	kept, err := w.kept()
+	if err != nil {
+		return err
+	}
+	for i := range w.gpu {
+		g := &w.gpu[i]
+		clear(g.counts)
+		clear(g.waiting)
+		// If it was to forget, the file has an older truth than this.
+		g.change(func() { g.fatal, g.seen = kept[i]["xid-48"], kept[i][health.CauseLost] })
+		g.remap = g.remap && !g.fatal
+	}
+	w.base, w.endpoint = nil, map[string]string{} // another process, other sockets
+	w.registration.restarted()
+	w.look()
+	w.atFull = w.changed()
+	if !w.frozen { // else it has yet to read what the agent before has said
+		if _, err := w.kubelet.ask(command{Do: "mourn"}); err != nil {
+			return err
+		}
+		for i := range w.gpu {
+			w.gpu[i].before = w.gpu[i].changes
+		}
+	}
+	w.Hush()
+	if err := w.start(ctx); err != nil {
+		return err
+	}
+	w.scrape(context.WithoutCancel(ctx))
+	if w.unseen {
+		return nil
+	}
+	return w.await(ctx, w.patience, func(ctx context.Context) error { return w.checkFindings(ctx, kept) })
+}
+
+// endAgent returns when the agent has ended.
+func (w *world) endAgent(how string) error {
+	if how == "term" {
+		if err := w.Stop(); err != nil {
+			return violated("end", "%v", err)
+		}
+		return nil
+	}
+	if err := w.Signal(syscall.SIGKILL); err != nil {
+		return err
+	}
+	<-w.Exited()
+	return nil
+}
+
+// kept returns the causes of each GPU's findings in the state file.
+func (w *world) kept() (causes [gpus]map[string]bool, err error) {
+	var m health.Memory
+	text, err := os.ReadFile(filepath.Join(w.Dir, "state", "state.json"))
+	if err == nil {
+		err = json.Unmarshal(text, &m)
+	}
+	if err != nil {
+		return causes, violated("memory", "%v", err)
+	}
+	for i := range causes {
+		causes[i] = map[string]bool{}
+	}
+	for _, d := range m.Devices {
+		for _, f := range d.Verdict.Findings {
+			if d.Device.Kind == health.KindGPU {
+				causes[d.Device.Index][f.Cause] = true
+			}
+		}
+	}
+	return causes, nil
+}
+
+// checkKept: what a restart must not forget is on the disk.
+func (w *world) checkKept() error {
+	kept, err := w.kept()
+	if err != nil {
+		return err
+	}
+	for i, g := range w.gpu {
+		if kept[i]["xid-48"] != g.fatal || kept[i][health.CauseLost] != g.seen {
+			return violated("memory", "the state file has %v of GPU %d; lost %t, XID 48 %t", kept[i], i, g.seen, g.fatal)
+		}
+	}
+	return nil
+}
+
+// checkFindings: another agent has the findings that were kept and still stand, and has invented none.
+func (w *world) checkFindings(ctx context.Context, kept [gpus]map[string]bool) error {
+	s, err := w.snapshot(ctx)
+	if err != nil {
+		return err
+	}
+	if err := w.checkDevices(s); err != nil {
+		return err
+	}
+	for _, d := range s.GPUs {
+		g, has := w.gpu[d.Index], d.causes()
+		stands := map[string]bool{"xid-48": g.fatal, health.CauseLost: g.seen, health.CauseRemapPending: g.remap}
+		for cause := range has {
+			if !stands[cause] && !kept[d.Index][cause] {
+				return violated("findings", "%s of GPU %d is invented; %v were kept", cause, d.Index, kept[d.Index])
+			}
+		}
+		for cause, stands := range stands {
+			if stands && kept[d.Index][cause] && !has[cause] {
+				return violated("findings", "%s of GPU %d is forgotten; it has %v", cause, d.Index, has)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,91 @@
+package chaos
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+)
+
+// snapshot is what is needed of /api/v1/snapshot.
+type snapshot struct {
+	GPUs   []device `json:"gpus"`
+	Memory struct {
+		Error string `json:"error"`
+	} `json:"memory"`
+	Config struct {
+		OK bool `json:"ok"`
+	} `json:"config"`
+	Kubelet struct {
+		Resources []struct {
+			Name       string `json:"name"`
+			Registered bool   `json:"registered"`
+			Error      string `json:"error"`
+		} `json:"resources"`
+	} `json:"kubelet"`
+}
+
+type device struct {
+	UUID    string   `json:"uuid"`
+	Index   int      `json:"index"`
+	Profile string   `json:"profile"`
+	State   string   `json:"state"`
+	MIGMode bool     `json:"migMode"`
+	MIG     []device `json:"mig"`
+
+	Findings []struct {
+		Cause string `json:"cause"`
+	} `json:"findings"`
+}
+
+// causes are those of a device's findings.
+func (d device) causes() map[string]bool {
+	all := map[string]bool{}
+	for _, f := range d.Findings {
+		all[f.Cause] = true
+	}
+	return all
+}
+
+func (w *world) snapshot(ctx context.Context) (s snapshot, err error) {
+	status, text, err := w.Get(ctx, "/api/v1/snapshot")
+	if err != nil {
+		return s, err
+	}
+	if status != http.StatusOK {
+		return s, fmt.Errorf("/api/v1/snapshot: status %d", status)
+	}
+	return s, json.Unmarshal(text, &s)
+}
+
+// short is the world in a few words.
+func (w *world) short() string {
+	out := w.source
+	if w.unseen {
+		out += " unseen"
+	}
+	if w.frozen {
+		out += " frozen"
+	}
+	if w.absent {
+		out += " no-kubelet"
+	}
+	if w.full {
+		out += " disk-full"
+	}
+	if w.badly {
+		out += " bad-config"
+	}
+	for i, g := range w.gpu {
+		if g.lost {
+			out += fmt.Sprintf(" lost:%d", i)
+		}
+		if g.fatal {
+			out += fmt.Sprintf(" xid48:%d", i)
+		}
+		if g.mig != "off" {
+			out += fmt.Sprintf(" %s:%d", g.mig, i)
+		}
+	}
+	return out
+}

@@ -6,9 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -17,53 +15,47 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/node"
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/pki"
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/process"
 )
 
 // The users that the API server knows by their certificates.
 const (
-	admin   = "admin"
-	agent   = "gpu-node-agent" // may do what README.md says
-	nobody  = "nobody"         // may do nothing
-	masters = "system:masters"
+	admin  = "admin"
+	agent  = "gpu-node-agent" // may do what README.md says
+	nobody = "nobody"         // may do nothing
 )
-
-// patience is the longest wait for what should take a few seconds, on a machine that is busy.
-const patience = 90 * time.Second
 
 // cluster is an etcd and a kube-apiserver.
 type cluster struct {
 	dir       string
-	pki       *pki
-	etcd      *process
-	apiServer *process // nil while it is stopped
-	etcdPort  int
-	port      int
+	pki       *pki.Authority
+	etcd      *process.Process
+	apiServer *process.Process      // nil while it is stopped
 	client    *kubernetes.Clientset // of the admin
 }
+
+// The ports are not for anybody who asks for a free one: the API server goes, and comes back to its own.
+func etcdURL() string { return "http://" + node.Host() + ":12379" }
+
+const apiServerPort = "16443"
 
 func newCluster(dir string) (*cluster, error) {
 	c := &cluster{dir: dir}
 	var err error
-	if c.pki, err = newPKI(dir, admin+"/"+masters, agent, nobody); err != nil {
-		return nil, err
-	}
-	if c.etcdPort, err = freePort(); err != nil {
-		return nil, err
-	}
-	if c.port, err = freePort(); err != nil {
+	if c.pki, err = pki.New(dir, "https://"+node.Host()+":"+apiServerPort, node.Host(), "127.0.0.1"); err != nil {
 		return nil, err
 	}
 	policy := "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n- {level: Metadata, users: [" +
 		agent + ", " + nobody + "]}\n- {level: None}\n"
-	if err := os.WriteFile(c.file("audit.yaml"), []byte(policy), 0o600); err != nil {
+	err = errors.Join(os.WriteFile(c.file("audit.yaml"), []byte(policy), 0o600),
+		c.pki.User(admin, admin, pki.Masters), c.pki.User(agent, agent), c.pki.User(nobody, nobody))
+	if err != nil {
 		return nil, err
 	}
-	for _, user := range []string{admin, agent, nobody} {
-		if err := os.WriteFile(c.kubeconfig(user), []byte(c.pki.kubeconfig(user, c.port)), 0o600); err != nil {
-			return nil, err
-		}
-	}
-	config, err := clientcmd.BuildConfigFromFlags("", c.kubeconfig(admin))
+	config, err := clientcmd.BuildConfigFromFlags("", c.pki.Kubeconfig(admin))
 	if err != nil {
 		return nil, err
 	}
@@ -71,10 +63,9 @@ func newCluster(dir string) (*cluster, error) {
 	if c.client, err = kubernetes.NewForConfig(config); err != nil {
 		return nil, err
 	}
-	etcd := fmt.Sprintf("http://127.0.0.1:%d", c.etcdPort)
 	// The port of the peers is not used: there are none.
-	c.etcd, err = start(c.file("etcd.log"), etcdRole, "--data-dir="+c.file("etcd"), "--listen-client-urls="+etcd,
-		"--advertise-client-urls="+etcd, "--listen-peer-urls=http://127.0.0.1:0", "--unsafe-no-fsync")
+	c.etcd, err = process.Play(etcdRole, c.file("etcd.log"), "--data-dir="+c.file("etcd"), "--listen-client-urls="+etcdURL(),
+		"--advertise-client-urls="+etcdURL(), "--listen-peer-urls=http://127.0.0.1:0", "--unsafe-no-fsync")
 	if err != nil {
 		return nil, err
 	}
@@ -85,49 +76,31 @@ func newCluster(dir string) (*cluster, error) {
 	return c, nil
 }
 
-func (c *cluster) file(name string) string       { return filepath.Join(c.dir, name) }
-func (c *cluster) kubeconfig(user string) string { return c.file(user + ".kubeconfig") }
-func (c *cluster) problem(p *process, e error) error {
-	text, _ := os.ReadFile(p.log) // nothing is as good as an error
-	return fmt.Errorf("%s: %w\n%s", filepath.Base(p.log), e, text[max(0, len(text)-4000):])
-}
+func (c *cluster) file(name string) string { return filepath.Join(c.dir, name) }
 
 // startAPIServer starts it where it was before, and waits until it is ready.
 func (c *cluster) startAPIServer() error {
-	p, err := start(c.file("kube-apiserver.log"), apiServerRole,
-		fmt.Sprintf("--etcd-servers=http://127.0.0.1:%d", c.etcdPort), fmt.Sprintf("--secure-port=%d", c.port),
-		"--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", "--endpoint-reconciler-type=none",
-		"--client-ca-file="+c.pki.file("ca.crt"), "--tls-cert-file="+c.pki.file("server.crt"), "--tls-private-key-file="+c.pki.file("server.key"),
-		"--service-account-key-file="+c.pki.file("server.key"), "--service-account-signing-key-file="+c.pki.file("server.key"),
-		"--service-account-issuer=https://kubernetes.default.svc", "--service-cluster-ip-range=10.96.0.0/16",
+	p, err := process.Play(apiServerRole, c.file("kube-apiserver.log"), append(c.pki.ServerFlags(),
+		"--etcd-servers="+etcdURL(), "--bind-address="+node.Host(), "--secure-port="+apiServerPort,
+		"--advertise-address=127.0.0.1", "--endpoint-reconciler-type=none", "--service-cluster-ip-range=10.96.0.0/16",
 		"--authorization-mode=RBAC",
 		"--disable-admission-plugins=ServiceAccount", // there is no controller that makes them
 		"--audit-policy-file="+c.file("audit.yaml"), "--audit-log-path="+c.file("audit.log"), "--audit-log-mode=blocking-strict",
-		"--shutdown-delay-duration=0s")
+		"--shutdown-delay-duration=0s")...)
 	if err != nil {
 		return err
 	}
 	c.apiServer = p
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	for {
+	_, err = process.Await(context.Background(), node.Patience, func(ctx context.Context) error {
 		_, err := c.client.RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-p.exited:
-			return c.problem(p, errors.New("it has ended"))
-		case <-ctx.Done():
-			return c.problem(p, err)
-		case <-time.After(100 * time.Millisecond):
-		}
-	}
+		return err
+	}, p, c.etcd)
+	return err
 }
 
 func (c *cluster) stopAPIServer() {
 	if c.apiServer != nil {
-		c.apiServer.kill()
+		c.apiServer.Kill()
 		c.apiServer = nil
 	}
 }
@@ -138,16 +111,16 @@ func (c *cluster) freeze(t *testing.T, on bool) {
 	signal := syscall.SIGCONT
 	if on {
 		signal = syscall.SIGSTOP
-		t.Cleanup(func() { _ = c.apiServer.cmd.Process.Signal(syscall.SIGCONT) })
+		t.Cleanup(func() { _ = c.apiServer.Signal(syscall.SIGCONT) })
 	}
-	if err := c.apiServer.cmd.Process.Signal(signal); err != nil {
+	if err := c.apiServer.Signal(signal); err != nil {
 		t.Fatal(err)
 	}
 }
 
 func (c *cluster) stop() {
 	c.stopAPIServer()
-	c.etcd.kill()
+	c.etcd.Kill()
 }
 
 // request is what the audit log tells of one.
@@ -189,52 +162,4 @@ func (c *cluster) requests(user string) ([]string, error) {
 		all = append(all, fmt.Sprintf("%s %s %s %d", r.Verb, what, r.ObjectRef.Name, r.ResponseStatus.Code))
 	}
 	return all, lines.Err()
-}
-
-// process is a part of Kubernetes.
-type process struct {
-	cmd    *exec.Cmd
-	log    string
-	exited chan struct{}
-}
-
-func start(log, as string, args ...string) (*process, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	defer out.Close()
-	cmd := exec.Command(self, args...)
-	cmd.Env = append(os.Environ(), role+"="+as)
-	cmd.Dir = filepath.Dir(log)
-	cmd.Stdout, cmd.Stderr = out, out
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
-		return nil, err
-	}
-	p := &process{cmd, log, make(chan struct{})}
-	go func() {
-		_ = cmd.Wait() // how it ended is in its log
-		close(p.exited)
-	}()
-	return p, nil
-}
-
-func (p *process) kill() {
-	_ = p.cmd.Process.Kill() // an error: it has ended already
-	<-p.exited
-}
-
-// freePort is one that nobody listened on a moment ago.
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
 }

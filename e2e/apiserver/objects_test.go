@@ -1,10 +1,8 @@
 package apiserver
 
 import (
-	"context"
 	"fmt"
 	"slices"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -12,8 +10,8 @@ import (
 )
 
 // condition returns the node's condition, and an error if it is not there, or is not this.
-func (n *node) condition(status v1.ConditionStatus, reason string) (v1.NodeCondition, error) {
-	object, err := theCluster.client.CoreV1().Nodes().Get(n.t.Context(), n.name, metav1.GetOptions{})
+func (n machine) condition(status v1.ConditionStatus, reason string) (v1.NodeCondition, error) {
+	object, err := theCluster.client.CoreV1().Nodes().Get(n.T.Context(), n.name, metav1.GetOptions{})
 	if err != nil {
 		return v1.NodeCondition{}, err
 	}
@@ -34,10 +32,10 @@ func (n *node) condition(status v1.ConditionStatus, reason string) (v1.NodeCondi
 }
 
 // becomes waits for a condition, and returns it.
-func (n *node) becomes(status v1.ConditionStatus, reason string) v1.NodeCondition {
-	n.t.Helper()
+func (n machine) becomes(status v1.ConditionStatus, reason string) v1.NodeCondition {
+	n.T.Helper()
 	var c v1.NodeCondition
-	n.eventually(fmt.Sprintf("GPUHealthy is %s, %s", status, reason), func() (err error) {
+	n.Eventually(fmt.Sprintf("GPUHealthy is %s, %s", status, reason), func() (err error) {
 		c, err = n.condition(status, reason)
 		return err
 	})
@@ -45,8 +43,8 @@ func (n *node) becomes(status v1.ConditionStatus, reason string) v1.NodeConditio
 }
 
 // events checks that what kubectl describe shows of an object is an event for each reason, once each.
-func (n *node) events(kind, namespace, name string, uid types.UID, reasons ...string) error {
-	list, err := theCluster.client.CoreV1().Events(namespace).List(n.t.Context(), metav1.ListOptions{
+func (n machine) events(kind, namespace, name string, uid types.UID, reasons ...string) error {
+	list, err := theCluster.client.CoreV1().Events(namespace).List(n.T.Context(), metav1.ListOptions{
 		FieldSelector: fmt.Sprintf("involvedObject.kind=%s,involvedObject.name=%s,involvedObject.uid=%s", kind, name, uid),
 	})
 	if err != nil {
@@ -67,40 +65,23 @@ func (n *node) events(kind, namespace, name string, uid types.UID, reasons ...st
 	return nil
 }
 
-// patches returns how many writes of the node's status the API server has taken.
-func (n *node) patches(user string) int {
-	n.t.Helper()
-	all, err := theCluster.requests(user)
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	count := 0
-	for _, r := range all {
-		if r == "patch nodes/status "+n.name+" 200" {
-			count++
+// wrote waits until the API server has taken so many writes of the node's status. It notes one after it has answered.
+func (n machine) wrote(user string, want int) {
+	n.T.Helper()
+	n.Eventually(fmt.Sprintf("%d writes", want), func() error {
+		all, err := theCluster.requests(user)
+		count := 0
+		for _, r := range all {
+			if r == "patch nodes/status "+n.name+" 200" {
+				count++
+			}
 		}
-	}
-	return count
-}
-
-// eventually waits until the check passes.
-func (n *node) eventually(what string, check func() error) {
-	n.t.Helper()
-	ctx, cancel := context.WithTimeout(n.t.Context(), patience)
-	defer cancel()
-	start := time.Now()
-	for {
-		err := check()
-		if err == nil {
-			n.t.Logf("%-60s %5.2fs", what, time.Since(start).Seconds())
-			return
+		if count > want {
+			n.T.Fatalf("%d writes, want %d", count, want)
 		}
-		select {
-		case <-n.exited:
-			n.t.Fatalf("waiting for: %s: the agent has ended", what)
-		case <-ctx.Done():
-			n.t.Fatalf("waited %v for: %s: %v", patience, what, err)
-		case <-time.After(50 * time.Millisecond):
+		if err == nil && count < want {
+			err = fmt.Errorf("%d writes", count)
 		}
-	}
+		return err
+	})
 }

@@ -3,36 +3,35 @@ package apiserver
 import (
 	"errors"
 	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/node"
 )
 
 // While the API server is away, all else goes on; when it is back, the newest state is there.
 func TestOutage(t *testing.T) {
 	const name = "outage"
 	theCluster.allow(t, agent)
-	n := newNode(t, name, agent)
-	n.startAgent(8)
+	n := newMachine(t, name, agent)
+	n.start(8)
 	before := n.becomes(v1.ConditionTrue, "AllHealthy")
 
 	theCluster.stopAPIServer()
-	n.inject(`{"gpu":2,"xid":79}`)
+	n.Inject(`{"gpu":2,"xid":79}`)
 	n.goesOn(7, 1)
-	n.inject(`{"gpu":5,"recoveryAction":"reboot"}`)
+	n.Inject(`{"gpu":5,"recoveryAction":"reboot"}`)
 	n.goesOn(6, 2)
-	n.admit(n.pod("team", "during-the-outage"))
-	n.inject(`{"gpu":5,"recoveryAction":"none"}`)
+	n.Admit(n.Bind(node.Pod("team", "during-the-outage", node.GPU, 1)))
+	n.Inject(`{"gpu":5,"recoveryAction":"none"}`)
 	n.goesOn(7, 1)
-	n.eventually("the outage is noticed", func() error {
-		if n.said.count("the node's condition cannot be written") == 0 {
-			return errors.New("not said")
-		}
-		return nil
-	})
+	n.saidOnce("the node's condition")
+	n.saidOnce("events")
 	end := time.Now()
 	if err := theCluster.startAPIServer(); err != nil {
 		t.Fatal(err)
@@ -41,46 +40,41 @@ func TestOutage(t *testing.T) {
 	if after.LastTransitionTime.Before(&before.LastTransitionTime) || after.LastTransitionTime.After(end) {
 		t.Errorf("the transition is at %v, want between %v and %v, when the GPU broke", after.LastTransitionTime, before.LastTransitionTime, end)
 	}
-	n.eventually("the events of the outage", func() error {
+	n.Eventually("the events of the outage", func() error {
 		return n.events("Node", "default", name, name, "XID", "GPUUnhealthy", "GPUUnhealthy", "GPURecovered")
 	})
-	if got := n.patches(agent); got != 2 {
-		t.Errorf("%d writes, want 2: before and after the outage", got)
-	}
-	for _, what := range []string{"the node's condition cannot be written", "events cannot be written"} {
-		if said := n.said.count(what); said > 3 { // once for each kind of refusal, while the server starts
-			t.Errorf("%q was said %d times", what, said)
-		}
-	}
-	n.endAgent()
+	n.wrote(agent, 2) // before and after the outage
+	n.saidOnce("the node's condition")
+	n.saidOnce("events")
+	n.EndAgent()
 }
 
 // An API server that takes a request and does not answer is worse than none.
 func TestFrozen(t *testing.T) {
 	theCluster.allow(t, agent)
-	n := newNode(t, "frozen", agent)
-	n.startAgent(8)
+	n := newMachine(t, "frozen", agent)
+	n.start(8)
 	n.becomes(v1.ConditionTrue, "AllHealthy")
 
 	theCluster.freeze(t, true)
-	n.inject(`{"gpu":2,"xid":79}`)
+	n.Inject(`{"gpu":2,"xid":79}`)
 	n.goesOn(7, 1)
-	n.inject(`{"gpu":3,"recoveryAction":"reboot"}`)
+	n.Inject(`{"gpu":3,"recoveryAction":"reboot"}`)
 	n.goesOn(6, 2)
-	n.admit(n.pod("team", "while-it-is-frozen"))
+	n.Admit(n.Bind(node.Pod("team", "while-it-is-frozen", node.GPU, 1)))
 	theCluster.freeze(t, false)
 	n.becomes(v1.ConditionFalse, "Xid79")
-	n.endAgent()
+	n.EndAgent()
 }
 
 // A user without the role costs the condition and the events, and nothing else.
 func TestDenied(t *testing.T) {
 	const name = "denied"
-	n := newNode(t, name, nobody)
-	n.startAgent(8)
-	n.inject(`{"gpu":2,"xid":79}`)
+	n := newMachine(t, name, nobody)
+	n.start(8)
+	n.Inject(`{"gpu":2,"xid":79}`)
 	n.goesOn(7, 1)
-	n.eventually("several refusals", func() error {
+	n.Eventually("several refusals", func() error {
 		all, err := theCluster.requests(nobody)
 		if err != nil {
 			return err
@@ -94,29 +88,27 @@ func TestDenied(t *testing.T) {
 		}
 		return nil
 	})
-	for _, what := range []string{"the node's condition cannot be written", "events cannot be written"} {
-		if said := n.said.count(what); said != 1 {
-			t.Errorf("%q was said %d times, want once", what, said)
-		}
-	}
+	n.saidOnce("the node's condition")
+	n.saidOnce("events")
 	n.goesOn(7, 1)
 
 	theCluster.allow(t, nobody)
 	n.becomes(v1.ConditionFalse, "Xid79")
-	n.eventually("the events that were held back", func() error {
+	n.Eventually("the events that were held back", func() error {
 		return n.events("Node", "default", name, types.UID(name), "XID", "GPUUnhealthy")
 	})
-	n.endAgent()
+	n.EndAgent()
 }
 
 // goesOn checks the kubelet, the probes and the metrics.
-func (n *node) goesOn(allocatable, unhealthy int) {
-	n.t.Helper()
-	n.eventually(fmt.Sprintf("%d GPUs for the kubelet, ready, %d unhealthy in /metrics", allocatable, unhealthy), func() error {
-		if err := errors.Join(n.allocatable(allocatable), n.ready()); err != nil {
+func (n machine) goesOn(allocatable, unhealthy int) {
+	n.T.Helper()
+	n.Eventually(fmt.Sprintf("%d GPUs for the kubelet, ready, %d unhealthy in /metrics", allocatable, unhealthy), func() error {
+		_, err := n.Page("/readyz", http.StatusOK)
+		if err := errors.Join(n.KubeletHas(node.GPU, 8, allocatable), err); err != nil {
 			return err
 		}
-		page, err := n.get("/metrics")
+		page, err := n.Page("/metrics", http.StatusOK)
 		if err != nil {
 			return err
 		}

@@ -15,12 +15,12 @@ import (
 // counted.
 func TestStory(t *testing.T) {
 	theCluster.allow(t, agent)
-	n := newNode(t, "story", agent)
-	n.startAgent(8)
+	n := newMachine(t, "story", agent)
+	n.start(8)
 	if c := n.becomes(v1.ConditionTrue, "AllHealthy"); c.Message != "8 GPUs are healthy" {
 		t.Errorf("message %q", c.Message)
 	}
-	gpu, uid := n.run("team", "train")
+	gpu, uid := n.run("team", "train", nil)
 	index := n.index(gpu)
 	nodeEvents := func(reasons ...string) func() error {
 		return func() error { return n.events("Node", "default", n.name, types.UID(n.name), reasons...) }
@@ -30,27 +30,25 @@ func TestStory(t *testing.T) {
 	}
 	// An application's error is no fault of the GPU. The agent asks the kubelet who has what soon after an
 	// allocation, so that the first may come too early for the pod.
-	n.eventually("the pod is told of its application's XID", func() error {
-		n.inject(`{"gpu":%s,"xid":31}`, index)
+	n.Eventually("the pod is told of its application's XID", func() error {
+		n.Inject(`{"gpu":%s,"xid":31}`, index)
 		return podEvents("XID")()
 	})
 
-	n.inject(`{"gpu":%s,"xid":79}`, index)
+	n.Inject(`{"gpu":%s,"xid":79}`, index)
 	sick := n.becomes(v1.ConditionFalse, "Xid79")
 	if want := "GPU " + index + " (" + gpu + ") is unhealthy (xid-79)"; !strings.Contains(sick.Message, want) {
 		t.Errorf("message %q lacks %q", sick.Message, want)
 	}
-	n.eventually("the node's events", nodeEvents("XID", "XID", "GPUUnhealthy"))
-	n.eventually("the pod's events", podEvents("XID", "XID", "GPUUnhealthy"))
+	n.Eventually("the node's events", nodeEvents("XID", "XID", "GPUUnhealthy"))
+	n.Eventually("the pod's events", podEvents("XID", "XID", "GPUUnhealthy"))
 
 	// A restart says nothing new, but for a heartbeat that is due.
-	n.endAgent()
-	if got := n.patches(agent); got != 2 {
-		t.Errorf("%d writes, want 2: healthy, unhealthy", got)
-	}
+	n.EndAgent()
+	n.wrote(agent, 2) // healthy, unhealthy
 	n.ageHeartbeat(sick)
-	n.startAgent(7)
-	n.eventually("a heartbeat after the restart", func() error {
+	n.start(7)
+	n.Eventually("a heartbeat after the restart", func() error {
 		c, err := n.condition(v1.ConditionFalse, "Xid79")
 		if err == nil && time.Since(c.LastHeartbeatTime.Time) > time.Minute {
 			err = fmt.Errorf("the heartbeat is of %v", c.LastHeartbeatTime)
@@ -60,41 +58,39 @@ func TestStory(t *testing.T) {
 		}
 		return err
 	})
-	n.endAgent()
+	n.EndAgent()
 
 	// The next one has nothing to write at all until the GPU recovers.
-	n.startAgent(7)
+	n.start(7)
 	n.clear(gpu)
 	well := n.becomes(v1.ConditionTrue, "AllHealthy")
 	if !well.LastTransitionTime.After(sick.LastTransitionTime.Time) {
 		t.Errorf("recovered at %v, broken at %v", well.LastTransitionTime, sick.LastTransitionTime)
 	}
-	n.eventually("the node's events after the recovery", nodeEvents("XID", "XID", "GPUUnhealthy", "GPURecovered"))
-	n.eventually("the pod's events after the recovery", podEvents("XID", "XID", "GPUUnhealthy", "GPURecovered"))
-	if got := n.patches(agent); got != 4 {
-		t.Errorf("%d writes, want 4: healthy, unhealthy, the heartbeat, healthy", got)
-	}
+	n.Eventually("the node's events after the recovery", nodeEvents("XID", "XID", "GPUUnhealthy", "GPURecovered"))
+	n.Eventually("the pod's events after the recovery", podEvents("XID", "XID", "GPUUnhealthy", "GPURecovered"))
+	n.wrote(agent, 4) // and the heartbeat, and healthy
 
 	// Nobody keeps it any more, so it goes, and no other.
 	n.configure(agent, false)
-	n.eventually("the condition is gone when it is switched off", func() error {
+	n.Eventually("the condition is gone when it is switched off", func() error {
 		object, err := theCluster.client.CoreV1().Nodes().Get(t.Context(), n.name, metav1.GetOptions{})
 		if err == nil && (len(object.Status.Conditions) != 1 || object.Status.Conditions[0].Type != v1.NodeReady) {
 			err = fmt.Errorf("conditions %+v", object.Status.Conditions)
 		}
 		return err
 	})
-	n.endAgent()
+	n.EndAgent()
 }
 
 // ageHeartbeat makes the last heartbeat one of ten minutes ago.
-func (n *node) ageHeartbeat(c v1.NodeCondition) {
-	n.t.Helper()
+func (n machine) ageHeartbeat(c v1.NodeCondition) {
+	n.T.Helper()
 	patch := fmt.Sprintf(`{"status":{"conditions":[{"type":%q,"lastHeartbeatTime":%q}]}}`, c.Type,
 		time.Now().Add(-10*time.Minute).UTC().Format(time.RFC3339))
-	_, err := theCluster.client.CoreV1().Nodes().Patch(n.t.Context(), n.name, types.StrategicMergePatchType, []byte(patch),
+	_, err := theCluster.client.CoreV1().Nodes().Patch(n.T.Context(), n.name, types.StrategicMergePatchType, []byte(patch),
 		metav1.PatchOptions{}, "status")
 	if err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 }

@@ -17,10 +17,17 @@ import (
 // cgroupEnv names the group below which the kubelet makes its own.
 const cgroupEnv = "GPU_NODE_AGENT_E2E_CGROUP"
 
-const cgroupRoot = "/sys/fs/cgroup"
+const (
+	cgroupRoot   = "/sys/fs/cgroup"
+	cgroupPrefix = "gpu-node-agent-e2e-" // of every run's group
+)
 
-// cgroups is one group in each hierarchy that this machine has: several with cgroup v1, one with v2.
-type cgroups struct{ name string }
+// cgroups is one group in each hierarchy that this machine has: several with cgroup v1, one with v2. A run has locked
+// its own, and the kernel unlocks them when it ends.
+type cgroups struct {
+	name  string
+	locks []*os.File
+}
 
 // unified tells whether this machine has cgroup v2 alone.
 func unified() bool {
@@ -47,7 +54,7 @@ func hierarchies() ([]string, error) {
 	return dirs, err
 }
 
-func (g cgroups) make() error {
+func (g *cgroups) make() error {
 	dirs, err := hierarchies()
 	if err != nil {
 		return err
@@ -61,6 +68,14 @@ func (g cgroups) make() error {
 		}
 		if err := os.MkdirAll(group, 0o755); err != nil {
 			return err
+		}
+		lock, err := os.Open(group)
+		if err != nil {
+			return err
+		}
+		g.locks = append(g.locks, lock)
+		if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+			return fmt.Errorf("%s: %w", group, err)
 		}
 		if unified() {
 			if err := delegate(group); err != nil {
@@ -93,33 +108,70 @@ func delegate(dir string) error {
 	return err
 }
 
-// remove removes the groups. What ran in them is dead, but may take a moment to be gone.
-func (g cgroups) remove() {
+// runs are the groups of all runs on this machine, and which runs go on, by the group's name.
+func runs() (groups []string, alive map[string]bool, err error) {
+	groups, err = filepath.Glob(filepath.Join(cgroupRoot, cgroupPrefix+"*"))
+	below, err2 := filepath.Glob(filepath.Join(cgroupRoot, "*", cgroupPrefix+"*"))
+	groups, alive = append(groups, below...), make(map[string]bool)
+	for _, group := range groups {
+		f, err := os.Open(group)
+		if err != nil {
+			continue // its run has just removed it
+		}
+		if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
+			alive[filepath.Base(group)] = true
+		}
+		f.Close()
+	}
+	return groups, alive, errors.Join(err, err2)
+}
+
+// removeLeft removes the groups of runs that were killed.
+func removeLeft() error {
+	groups, alive, err := runs()
+	for _, group := range groups {
+		if !alive[filepath.Base(group)] {
+			removeGroup(group)
+		}
+	}
+	return err
+}
+
+// remove removes the groups.
+func (g *cgroups) remove() {
 	// Beside v1's hierarchies there may be one of v2 that runc makes a group in.
 	made, err := filepath.Glob(filepath.Join(cgroupRoot, "*", g.name))
 	if err != nil {
 		return
 	}
 	for _, group := range append(made, filepath.Join(cgroupRoot, g.name)) {
-		for range 50 {
-			var groups []string
-			_ = filepath.WalkDir(group, func(path string, d fs.DirEntry, err error) error { // it may go while we look
-				if err == nil && d.IsDir() {
-					groups = append(groups, path)
-				}
-				return nil
-			})
-			if len(groups) == 0 {
-				break
+		removeGroup(group)
+	}
+	for _, lock := range g.locks {
+		lock.Close()
+	}
+}
+
+// removeGroup removes a group with those in it. What ran there is dead, but may take a moment to be gone.
+func removeGroup(group string) {
+	for range 50 {
+		var groups []string
+		_ = filepath.WalkDir(group, func(path string, d fs.DirEntry, err error) error { // it may go while we look
+			if err == nil && d.IsDir() {
+				groups = append(groups, path)
 			}
-			slices.Reverse(groups) // the inner ones first
-			for _, path := range groups {
-				_ = syscall.Rmdir(path) // tried again, and said below
-			}
-			<-time.After(100 * time.Millisecond)
+			return nil
+		})
+		if len(groups) == 0 {
+			return
 		}
-		if _, err := os.Stat(group); err == nil {
-			fmt.Fprintln(os.Stderr, "the cgroup", group, "is left behind")
+		slices.Reverse(groups) // the inner ones first
+		for _, path := range groups {
+			_ = syscall.Rmdir(path) // tried again, and said below
 		}
+		<-time.After(100 * time.Millisecond)
+	}
+	if _, err := os.Stat(group); err == nil {
+		fmt.Fprintln(os.Stderr, "the cgroup", group, "is left behind")
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -125,6 +126,7 @@ func podHasEvent(t *testing.T, pod, reason string) {
 
 // uninstall removes the release, and looks for what is left in the cluster and on the node.
 func uninstall(t *testing.T) {
+	before := agentFiles(t)
 	helm(t, "uninstall", release, "-n", namespace, "--wait", "--timeout", patience.String())
 	eventually(t, "nothing of the release is left in the cluster", func(ctx context.Context) error {
 		lists, err := theCluster.client.Discovery().ServerPreferredResources()
@@ -155,21 +157,41 @@ func uninstall(t *testing.T) {
 		}
 		return nil
 	})
-	left := make(map[string][]string)
+	after := agentFiles(t)
+	for dir, files := range after {
+		for _, name := range files {
+			if !stays(dir, name) {
+				t.Errorf("%s is left in %s", name, dir)
+			}
+		}
+	}
+	for dir, files := range before {
+		for _, name := range files {
+			if stays(dir, name) && !slices.Contains(after[dir], name) {
+				t.Errorf("%s is gone from %s", name, dir)
+			}
+		}
+	}
+}
+
+// stays tells whether a file on the node is the kubelet's, or ours for the next installation.
+func stays(dir, name string) bool {
+	return dir == "/var/lib/kubelet/device-plugins" && (name == "kubelet.sock" || name == "kubelet_internal_checkpoint") ||
+		dir == "/var/lib/gpu-node-agent" && name == "state.json"
+}
+
+// agentFiles are the files where the agent has some on the node, by directory.
+func agentFiles(t *testing.T) map[string][]string {
+	t.Helper()
+	files := make(map[string][]string)
 	for _, dir := range []string{"/var/lib/kubelet/device-plugins", "/var/lib/gpu-node-agent", "/run/gpu-node-agent", "/var/run/cdi", "/etc/cdi"} {
 		entries, err := os.ReadDir(dir)
 		if err != nil && !os.IsNotExist(err) {
 			t.Fatal(err)
 		}
 		for _, e := range entries {
-			left[dir] = append(left[dir], e.Name())
+			files[dir] = append(files[dir], e.Name())
 		}
 	}
-	want := map[string][]string{
-		"/var/lib/kubelet/device-plugins": {"kubelet.sock", "kubelet_internal_checkpoint"},
-		"/var/lib/gpu-node-agent":         {"state.json"},
-	}
-	if fmt.Sprint(left) != fmt.Sprint(want) {
-		t.Errorf("the node has %v, want %v", left, want)
-	}
+	return files
 }

@@ -18,6 +18,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/remotecommand"
+
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/process"
 )
 
 const (
@@ -36,25 +38,14 @@ func step(t *testing.T, name string, do func(t *testing.T)) {
 	t.Logf("%5.1fs  %s", time.Since(began).Seconds(), name)
 }
 
-// eventually waits until something holds, and returns how long that took.
-func eventually(t *testing.T, what string, holds func(context.Context) error) time.Duration {
+// eventually waits until something holds, or one of the processes has ended that it takes.
+func eventually(t *testing.T, what string, holds func(context.Context) error, need ...*process.Process) {
 	t.Helper()
-	began := time.Now()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	for {
-		err := holds(ctx)
-		if err == nil {
-			took := time.Since(began)
-			t.Logf("%s: after %.1fs", what, took.Seconds())
-			return took
-		}
-		select {
-		case <-ctx.Done():
-			t.Fatalf("%s: not within %v: %v", what, patience, err)
-		case <-time.After(100 * time.Millisecond):
-		}
+	took, err := process.Await(t.Context(), patience, holds, need...)
+	if err != nil {
+		t.Fatalf("%s: %v", what, err)
 	}
+	t.Logf("%s: after %.1fs", what, took.Seconds())
 }
 
 // helm runs it, and returns what it has printed.
@@ -70,7 +61,7 @@ func helm(t *testing.T, args ...string) string {
 func tryHelm(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), theCluster.file("helm"), args...)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+theCluster.pki.kubeconfig(admin), "HOME="+theCluster.file("state"))
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+theCluster.pki.Kubeconfig(admin), "HOME="+theCluster.file("state"))
 	var out, said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &said
 	if err := cmd.Run(); err != nil {
@@ -111,9 +102,9 @@ func amounts(ctx context.Context, name v1.ResourceName) (string, error) {
 }
 
 // nodeHas waits until the node has so much of a resource, as "capacity/allocatable".
-func nodeHas(t *testing.T, name v1.ResourceName, want string) time.Duration {
+func nodeHas(t *testing.T, name v1.ResourceName, want string) {
 	t.Helper()
-	return eventually(t, fmt.Sprintf("the node has %s of %s", want, name), func(ctx context.Context) error {
+	eventually(t, fmt.Sprintf("the node has %s of %s", want, name), func(ctx context.Context) error {
 		have, err := amounts(ctx, name)
 		if err == nil && have != want {
 			err = fmt.Errorf("it has %s", have)
@@ -160,7 +151,19 @@ func same(t *testing.T, was *v1.Pod) {
 // inAgent runs the agent's command in its container.
 func inAgent(t *testing.T, args ...string) string {
 	t.Helper()
-	pod := mustAgentPod(t)
+	mustAgentPod(t)
+	out, err := tryInAgent(t.Context(), args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func tryInAgent(ctx context.Context, args ...string) (string, error) {
+	pod, err := agentPod(ctx)
+	if err != nil {
+		return "", err
+	}
 	request := theCluster.client.CoreV1().RESTClient().Post().Resource("pods").Namespace(namespace).Name(pod.Name).SubResource("exec").
 		VersionedParams(&v1.PodExecOptions{
 			Container: "gpu-node-agent", Command: append([]string{"/usr/local/bin/gpu-node-agent", "--config", "/etc/gpu-node-agent/config.yaml"}, args...),
@@ -168,13 +171,13 @@ func inAgent(t *testing.T, args ...string) string {
 		}, scheme.ParameterCodec)
 	executor, err := remotecommand.NewWebSocketExecutor(theCluster.config, http.MethodGet, request.URL().String())
 	if err != nil {
-		t.Fatal(err)
+		return "", err
 	}
 	var out, said bytes.Buffer
-	if err := executor.StreamWithContext(t.Context(), remotecommand.StreamOptions{Stdout: &out, Stderr: &said}); err != nil {
-		t.Fatalf("gpu-node-agent %s: %v\n%s%s", strings.Join(args, " "), err, out.Bytes(), said.Bytes())
+	if err := executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: &out, Stderr: &said}); err != nil {
+		return "", fmt.Errorf("gpu-node-agent %s: %w\n%s%s", strings.Join(args, " "), err, out.Bytes(), said.Bytes())
 	}
-	return out.String()
+	return out.String(), nil
 }
 
 // inject makes a fault, as NOTES.txt says.

@@ -40,6 +40,10 @@ func makeMountPoints() (remove func(), err error) {
 		}
 	}
 	return func() {
+		// The kernel would take them away from another clone's machine, where something is mounted on them.
+		if _, alive, err := runs(); err != nil || len(alive) > 0 {
+			return
+		}
 		for _, dir := range made {
 			_ = os.Remove(dir) // if it is not empty, somebody else uses it now
 		}
@@ -161,10 +165,10 @@ state = "/run/containerd"
 		// The short periods are for the tests' patience.
 		c.file("state", "kubelet.yaml"): `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
-authentication: {anonymous: {enabled: false}, webhook: {enabled: true}, x509: {clientCAFile: ` + c.pki.file("ca.crt") + `}}
+authentication: {anonymous: {enabled: false}, webhook: {enabled: true}, x509: {clientCAFile: ` + c.pki.File("ca.crt") + `}}
 authorization: {mode: Webhook}
-tlsCertFile: ` + c.pki.file("kubelet.crt") + `
-tlsPrivateKeyFile: ` + c.pki.file("kubelet.key") + `
+tlsCertFile: ` + c.pki.File("kubelet.crt") + `
+tlsPrivateKeyFile: ` + c.pki.File("kubelet.key") + `
 cgroupDriver: cgroupfs
 cgroupRoot: /` + os.Getenv(cgroupEnv) + `
 failCgroupV1: false

@@ -8,20 +8,25 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"syscall"
 	"testing"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/process"
 )
 
 // insideRole is this program again, as process 1 of a machine of its own.
 const insideRole = "machine"
 
 func TestMain(m *testing.M) {
-	switch part := os.Getenv(role); part {
+	switch part := os.Getenv(process.Role); part {
 	case "":
 		os.Exit(outside())
 	case insideRole:
@@ -34,6 +39,34 @@ func TestMain(m *testing.M) {
 // workDir holds what is built, the logs of the last run, and the state of one that goes on. It is below bin, which
 // git does not see.
 func workDir() (string, error) { return filepath.Abs(filepath.Join("..", "..", "bin", "e2e-cluster")) }
+
+// lockDir makes this run the only one in the directory, until the file is closed: the kernel does that at the end of
+// the process, however it ends.
+func lockDir(dir string) (*os.File, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		holder, _ := io.ReadAll(f) // nothing if it has not written yet
+		err = fmt.Errorf("another run has it: %s; two cannot share a clone", strings.TrimSpace(string(holder)))
+	}
+	if err == nil {
+		err = f.Truncate(0)
+	}
+	if err == nil {
+		_, err = fmt.Fprintf(f, "process %d, since %s\n", os.Getpid(), time.Now().Format(time.DateTime))
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("%s: %w", dir, err)
+	}
+	return f, nil
+}
 
 // outside builds all that is needed and starts the machine. When that ends, by itself or because this process is
 // killed, the kernel ends everything in it.
@@ -53,7 +86,11 @@ func outside() int {
 	if err != nil {
 		return fail("directory", err)
 	}
-	g := cgroups{name: fmt.Sprintf("gpu-node-agent-e2e-%d", os.Getpid())}
+	lock, err := lockDir(dir)
+	if err != nil {
+		return fail("directory", err)
+	}
+	defer lock.Close()
 	if err := errors.Join(os.RemoveAll(filepath.Join(dir, "state")), os.RemoveAll(filepath.Join(dir, "logs")),
 		os.MkdirAll(filepath.Join(dir, "state"), 0o755), os.MkdirAll(filepath.Join(dir, "logs"), 0o755)); err != nil {
 		return fail("directory", err)
@@ -67,8 +104,9 @@ func outside() int {
 	if err != nil {
 		return fail("mount points", err)
 	}
+	g := &cgroups{name: fmt.Sprintf("%s%d", cgroupPrefix, os.Getpid())}
 	defer g.remove()
-	if err := g.make(); err != nil {
+	if err := errors.Join(removeLeft(), g.make()); err != nil {
 		return fail("cgroups", err)
 	}
 	self, err := os.Executable()
@@ -76,7 +114,7 @@ func outside() int {
 		return fail("machine", err)
 	}
 	cmd := exec.CommandContext(ctx, self, os.Args[1:]...)
-	cmd.Env = append(os.Environ(), role+"="+insideRole, cgroupEnv+"="+g.name)
+	cmd.Env = append(os.Environ(), process.Role+"="+insideRole, cgroupEnv+"="+g.name)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = nil, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC,

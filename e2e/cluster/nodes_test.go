@@ -205,7 +205,7 @@ func TestWithoutDriver(t *testing.T) {
 func TestTLS(t *testing.T) {
 	makeNamespace(t)
 	file := func(name string) []byte {
-		text, err := os.ReadFile(theCluster.pki.file(name))
+		text, err := os.ReadFile(theCluster.pki.File(name))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -248,4 +248,5 @@ basic_auth_users: {prometheus: $2y$10$abcdefghijklmnopqrstuuqflPDzB6gcMhKa1rZqKi
 		}
 	})
 	step(t, "helm uninstall", uninstall)
+	nodeHas(t, gpu, "0/0")
 }

@@ -10,8 +10,11 @@ import (
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
+	"k8s.io/kubernetes/pkg/kubelet/apis/podresources"
 )
 
 // start makes a pod that asks for some of a resource.
@@ -90,9 +93,36 @@ func end(t *testing.T, names ...string) {
 	}
 	eventually(t, fmt.Sprintf("pods %v are gone", names), func(ctx context.Context) error {
 		for _, name := range names {
-			if _, err := getPod(ctx, name); err == nil {
-				return fmt.Errorf("%s is there", name)
+			if _, err := getPod(ctx, name); !apierrors.IsNotFound(err) {
+				return fmt.Errorf("%s is there, or %w", name, err)
 			}
+		}
+		return nil
+	})
+}
+
+// kubeletGives waits until the kubelet itself has so many devices to give: a node's status is that of before its
+// restart for a while, and a registration is not yet a list.
+func kubeletGives(t *testing.T, want int) {
+	t.Helper()
+	client, conn, err := podresources.GetV1Client("unix:///var/lib/kubelet/pod-resources/kubelet.sock", patience, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	eventually(t, fmt.Sprintf("the kubelet has %d devices to give", want), func(ctx context.Context) error {
+		all, err := client.GetAllocatableResources(ctx, &podresourcesapi.AllocatableResourcesRequest{})
+		if err != nil {
+			return err
+		}
+		have := 0
+		for _, d := range all.Devices {
+			if d.ResourceName == gpu {
+				have += len(d.DeviceIds)
+			}
+		}
+		if have != want {
+			return fmt.Errorf("it has %d", have)
 		}
 		return nil
 	})

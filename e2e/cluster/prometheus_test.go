@@ -18,10 +18,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
+
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/process"
 )
 
 // prometheusServer is Prometheus with what its operator would make of the chart's ServiceMonitor and PrometheusRule.
-type prometheusServer struct{ *process }
+type prometheusServer struct{ *process.Process }
 
 const prometheusURL = "http://127.0.0.1:9090"
 
@@ -56,12 +58,12 @@ scrape_configs:
 	if out, err := exec.CommandContext(t.Context(), "promtool", "check", "config", file("config.yaml")).CombinedOutput(); err != nil {
 		t.Fatalf("promtool: %v\n%s", err, out)
 	}
-	p, err := theCluster.program("prometheus", "prometheus", "--config.file="+file("config.yaml"),
+	p, err := theCluster.program("prometheus", "--config.file="+file("config.yaml"),
 		"--storage.tsdb.path="+file("data"), "--web.listen-address=127.0.0.1:9090")
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(p.stop)
+	t.Cleanup(p.Kill)
 	server := prometheusServer{p}
 	server.counts(t, `up{job="gpu-node-agent", instance="`+nodeName+`"} == 1`, 1)
 	return server
@@ -134,7 +136,7 @@ func (p prometheusServer) counts(t *testing.T, query string, want int) {
 			return fmt.Errorf("it has %v", found.Result)
 		}
 		return nil
-	})
+	}, p.Process)
 }
 
 // alerts are those of a name, "firing" or "pending" with their labels.
@@ -168,7 +170,7 @@ func (p prometheusServer) fires(t *testing.T, alert, label, value string) {
 			}
 		}
 		return errors.Join(err, fmt.Errorf("there are %v", all))
-	})
+	}, p.Process)
 }
 
 // silent waits until an alert is not there.
@@ -180,5 +182,5 @@ func (p prometheusServer) silent(t *testing.T, alert string) {
 			err = fmt.Errorf("there are %v", all)
 		}
 		return err
-	})
+	}, p.Process)
 }

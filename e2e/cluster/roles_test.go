@@ -15,9 +15,6 @@ import (
 	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
 
-// role, in the environment, makes this very program one of the parts of a cluster: one binary to link, not six.
-const role = "GPU_NODE_AGENT_E2E_ROLE"
-
 const (
 	etcdRole       = "etcd"
 	apiServerRole  = "kube-apiserver"

@@ -137,7 +137,10 @@ func TestCluster(t *testing.T) {
 		}
 		shows(t, "gpu_node_agent_device_finding{", holder, `cause="xid-79"`) // a file on the node has kept it
 		nodeHas(t, gpu, "8/7")
-		inAgent(t, "clear", "--gpu", holder)
+		eventually(t, "the new agent takes the word", func(ctx context.Context) error { // its socket may come after its metrics
+			_, err := tryInAgent(ctx, "clear", "--gpu", holder)
+			return err
+		})
 		nodeHas(t, gpu, "8/8")
 	})
 	end(t, "one")
@@ -183,13 +186,14 @@ func restartKubelet(t *testing.T, device string) {
 		t.Fatal(err)
 	}
 	agent := mustAgentPod(t)
-	theCluster.kubelet.stop()
+	_ = theCluster.kubelet.Stop() // with what status it ends is its own affair
 	shows(t, "gpu_node_agent_plugin_registered{", "} 0")
 	if err := theCluster.startKubelet(); err != nil {
 		t.Fatal(err)
 	}
 	shows(t, "gpu_node_agent_plugin_registered{", "} 1")
 	shows(t, "gpu_node_agent_device_allocated{", device, `pod="one"`)
+	kubeletGives(t, 8)
 	nodeHas(t, gpu, "8/8")
 	same(t, agent)
 	is, err := getPod(t.Context(), "one")

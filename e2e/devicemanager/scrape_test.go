@@ -2,20 +2,21 @@ package devicemanager
 
 import (
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/node"
 )
 
 // page is what one scrape of the agent returned.
 type page map[string]*dto.MetricFamily
 
-func (n *node) scrape() (page, error) {
-	text, err := n.probe("/metrics", http.StatusOK)
+func (n machine) scrape() (page, error) {
+	text, err := n.Page("/metrics", http.StatusOK)
 	if err != nil {
 		return nil, err
 	}
@@ -25,12 +26,6 @@ func (n *node) scrape() (page, error) {
 		return nil, fmt.Errorf("/metrics: %w", err)
 	}
 	return p, nil
-}
-
-func readAll(r *http.Response) (string, error) {
-	defer r.Body.Close()
-	text, err := io.ReadAll(r.Body)
-	return string(text), err
 }
 
 // states returns the state of each device. A device that claims to be in several has all their names.
@@ -63,7 +58,7 @@ func (p page) index(uuid string) string {
 // value returns the value of the series of our resource, -1 if there is none.
 func (p page) value(name string) float64 {
 	for _, m := range p[name].GetMetric() {
-		if label(m, "resource") == string(gpuResource) {
+		if label(m, "resource") == string(node.GPU) {
 			if m.Counter != nil {
 				return m.GetCounter().GetValue()
 			}

@@ -9,16 +9,18 @@ import (
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/node"
 )
 
 // One GPU's bad day, from the first registration to the agent's own restart. At every step the kubelet
 // and Prometheus must be told the same.
 func TestStory(t *testing.T) {
-	n := newNode(t)
-	n.startKubelet()
-	n.startAgent()
-	n.eventually("eight GPUs, all healthy", func() error { return n.allSee() })
-	all := slices.Collect(maps.Keys(n.kubelet.Healthy(gpuResource)))
+	n := newMachine(t)
+	n.StartKubelet()
+	n.StartAgent()
+	n.Eventually("eight GPUs, all healthy", func() error { return n.allSee() })
+	all := slices.Collect(maps.Keys(n.Kubelet.Healthy(node.GPU)))
 
 	one := n.bind("one", 1)
 	gpus := n.admit(one)
@@ -34,7 +36,7 @@ func TestStory(t *testing.T) {
 	}
 	// One GPU of one NUMA node is taken, so only the other has four. Chance would choose just these in
 	// one run of 35: this is the agent's preferred allocation.
-	if numa := n.kubelet.Healthy(gpuResource); !oneNUMANode(numa, group) {
+	if numa := n.Kubelet.Healthy(node.GPU); !oneNUMANode(numa, group) {
 		t.Errorf("pod four has GPUs of several NUMA nodes: %v of %v", group, numa)
 	}
 
@@ -44,41 +46,41 @@ func TestStory(t *testing.T) {
 	}
 	index := p.index(sick)
 	t.Logf("GPU %s, %s, which pod one has, falls off the bus", index, sick)
-	n.injectByCommand(fmt.Sprintf(`{gpu: %s, xid: 79}`, index))
-	n.inject(fmt.Sprintf(`{"gpu":%s,"lost":true}`, index))
-	n.eventually("the same GPU unhealthy to both", func() error { return n.allSee(sick) })
+	n.Run("sim", "--socket", n.File("sim.sock"), fmt.Sprintf(`{gpu: %s, xid: 79}`, index)) // as a user would
+	n.Inject(`{"gpu":%s,"lost":true}`, index)
+	n.Eventually("the same GPU unhealthy to both", func() error { return n.allSee(sick) })
 	n.podHas(one, v1.ResourceHealthStatusUnhealthy, sick)
 	n.podHas(four, v1.ResourceHealthStatusHealthy, group...)
 
-	n.stopKubelet()
-	n.startKubelet()
+	n.StopKubelet()
+	n.StartKubelet()
 	n.podHasAtAll(one, sick) // from the checkpoint: the pod runs on
-	n.eventually("known to the kubelet again after its restart", func() error { return n.allSee(sick) })
+	n.Eventually("known to the kubelet again after its restart", func() error { return n.allSee(sick) })
 	n.podHas(one, v1.ResourceHealthStatusUnhealthy, sick)
 	n.podHas(four, v1.ResourceHealthStatusHealthy, group...)
 	if again := n.admit(four); !sameSet(again, group) {
 		t.Errorf("pod four had %v and has %v after the kubelet's restart", group, again)
 	}
 
-	n.inject(fmt.Sprintf(`{"gpu":%s,"lost":false}`, index))
-	n.eventually("eight healthy GPUs once it is back", func() error { return n.allSee() })
+	n.Inject(`{"gpu":%s,"lost":false}`, index)
+	n.Eventually("eight healthy GPUs once it is back", func() error { return n.allSee() })
 	n.podHas(one, v1.ResourceHealthStatusHealthy, sick)
 
-	n.endAgent()
+	n.EndAgent()
 	if left := n.agentSockets(); len(left) != 0 {
 		t.Errorf("the agent left %v behind", left)
 	}
-	n.eventually("no GPU to give while there is no agent", func() error { return n.kubeletHas(8, 0) })
+	n.Eventually("no GPU to give while there is no agent", func() error { return n.KubeletHas(node.GPU, 8, 0) })
 
-	n.startAgent()
-	n.eventually("eight healthy GPUs with a new agent", func() error { return n.allSee() })
+	n.StartAgent()
+	n.Eventually("eight healthy GPUs with a new agent", func() error { return n.allSee() })
 	n.podHas(one, v1.ResourceHealthStatusHealthy, sick)
 	taken := append(slices.Clone(group), sick)
 	two := n.admit(n.bind("two", 2))
 	if len(two) != 2 || slices.ContainsFunc(two, func(id string) bool { return slices.Contains(taken, id) }) {
 		t.Errorf("pod two sees %v, while others have %v", two, taken)
 	}
-	n.endAgent()
+	n.EndAgent()
 }
 
 func oneNUMANode(numa map[string][]int, gpus []string) bool {
@@ -91,10 +93,10 @@ func oneNUMANode(numa map[string][]int, gpus []string) bool {
 }
 
 // podHas waits until a pod's status has just these devices with this health.
-func (n *node) podHas(pod *v1.Pod, health v1.ResourceHealthStatus, devices ...string) {
-	n.t.Helper()
-	n.eventually(fmt.Sprintf("pod %s has its devices %s", pod.Name, strings.ToLower(string(health))), func() error {
-		have := n.kubelet.PodDevices(pod, gpuResource)
+func (n machine) podHas(pod *v1.Pod, health v1.ResourceHealthStatus, devices ...string) {
+	n.T.Helper()
+	n.Eventually(fmt.Sprintf("pod %s has its devices %s", pod.Name, strings.ToLower(string(health))), func() error {
+		have := n.Kubelet.PodDevices(pod, node.GPU)
 		if !sameSet(slices.Collect(maps.Keys(have)), devices) {
 			return fmt.Errorf("it has %v, want %v", have, devices)
 		}
@@ -108,10 +110,10 @@ func (n *node) podHas(pod *v1.Pod, health v1.ResourceHealthStatus, devices ...st
 }
 
 // podHasAtAll checks the devices only.
-func (n *node) podHasAtAll(pod *v1.Pod, devices ...string) {
-	n.t.Helper()
-	have := n.kubelet.PodDevices(pod, gpuResource)
+func (n machine) podHasAtAll(pod *v1.Pod, devices ...string) {
+	n.T.Helper()
+	have := n.Kubelet.PodDevices(pod, node.GPU)
 	if !sameSet(slices.Collect(maps.Keys(have)), devices) {
-		n.t.Errorf("pod %s has %v, want %v", pod.Name, have, devices)
+		n.T.Errorf("pod %s has %v, want %v", pod.Name, have, devices)
 	}
 }

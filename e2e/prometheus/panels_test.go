@@ -1,7 +1,6 @@
 package prometheus
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -11,20 +10,20 @@ import (
 
 // valuesOf puts values to a dashboard's variables, as Grafana does: All where people can choose that, or always what
 // Prometheus has. The two that begin with an underscore are Grafana's own, for a scrape interval of 15s.
-func (n *node) valuesOf(d dashboard, all bool) map[string]string {
-	n.t.Helper()
+func (n machine) valuesOf(d dashboard, all bool) map[string]string {
+	n.T.Helper()
 	values := map[string]string{"datasource": "prometheus", "__rate_interval": "1m", "__range": "1h"}
 	for _, v := range d.Templating.List {
 		if v.Type != "query" {
 			continue
 		}
-		parts := labelValues.FindStringSubmatch(v.query(n.t))
+		parts := labelValues.FindStringSubmatch(v.query(n.T))
 		if parts == nil {
-			n.t.Fatalf("%s: variable %s: this test only understands label_values(selector, label), not %q", d.Title, v.Name, v.query(n.t))
+			n.T.Fatalf("%s: variable %s: this test only understands label_values(selector, label), not %q", d.Title, v.Name, v.query(n.T))
 		}
-		options, err := n.prom.labelValues(n.t.Context(), substitute(parts[1], values), parts[2])
+		options, err := n.prom.labelValues(n.T.Context(), substitute(parts[1], values), parts[2])
 		if err != nil || len(options) == 0 {
-			n.t.Fatalf("%s: variable %s has the values %q: %v", d.Title, v.Name, options, err)
+			n.T.Fatalf("%s: variable %s has the values %q: %v", d.Title, v.Name, options, err)
 		}
 		switch {
 		case all && v.IncludeAll:
@@ -46,26 +45,26 @@ func substitute(text string, values map[string]string) string {
 }
 
 // evaluate is what Grafana does with a panel's query.
-func (n *node) evaluate(q target, values map[string]string) ([]series, error) {
+func (n machine) evaluate(q target, values map[string]string) ([]series, error) {
 	expr := substitute(q.Expr, values)
 	if q.Instant {
-		return n.prom.query(n.t.Context(), expr)
+		return n.prom.query(n.T.Context(), expr)
 	}
-	return n.prom.queryRange(n.t.Context(), expr)
+	return n.prom.queryRange(n.T.Context(), expr)
 }
 
 // checkPanels evaluates every query of every panel: each has data, and the labels that legends and tables name.
-func (n *node) checkPanels(all bool) {
-	n.t.Helper()
+func (n machine) checkPanels(all bool) {
+	n.T.Helper()
 	queries := 0
-	for name, d := range dashboards(n.t) {
+	for name, d := range dashboards(n.T) {
 		values := n.valuesOf(d, all)
 		for _, p := range d.Panels {
 			fields := make(map[string]bool) // columns, if it is a table
 			for _, q := range p.Targets {
 				queries++
 				var got []series
-				n.eventually(fmt.Sprintf("%s: %s %s has data", name, p.Title, q.RefID), func(context.Context) (err error) {
+				n.Eventually(fmt.Sprintf("%s: %s %s has data", name, p.Title, q.RefID), func() (err error) {
 					if got, err = n.evaluate(q, values); err == nil && len(got) == 0 {
 						err = errors.New("no series: " + substitute(q.Expr, values)) // one by a step of 15s has none at first
 					}
@@ -74,7 +73,7 @@ func (n *node) checkPanels(all bool) {
 				for _, s := range got {
 					for _, m := range legendLabel.FindAllStringSubmatch(q.Legend, -1) {
 						if s.labels[m[1]] == "" && !optional(m[1]) {
-							n.t.Errorf("%s: %s: the legend %q: there is no %s in %v", name, p.Title, q.Legend, m[1], s.labels)
+							n.T.Errorf("%s: %s: the legend %q: there is no %s in %v", name, p.Title, q.Legend, m[1], s.labels)
 						}
 					}
 					for l := range s.labels {
@@ -89,7 +88,7 @@ func (n *node) checkPanels(all bool) {
 			n.checkColumns(name, p, fields)
 		}
 	}
-	n.t.Logf("%d queries of panels", queries)
+	n.T.Logf("%d queries of panels", queries)
 }
 
 // optional labels are not on every series.
@@ -98,7 +97,7 @@ func optional(label string) bool {
 }
 
 // checkColumns checks that what a table orders, renames and paints is there.
-func (n *node) checkColumns(name string, p panel, fields map[string]bool) {
+func (n machine) checkColumns(name string, p panel, fields map[string]bool) {
 	if p.Type != "table" {
 		return
 	}
@@ -107,7 +106,7 @@ func (n *node) checkColumns(name string, p panel, fields map[string]bool) {
 		for _, used := range []map[string]bool{t.Options.Exclude, keys(t.Options.Index), keys(t.Options.Rename)} {
 			for field := range used {
 				if !fields[field] && field != "Time" && !optional(field) {
-					n.t.Errorf("%s: %s: the column %q does not exist: %v", name, p.Title, field, fields)
+					n.T.Errorf("%s: %s: the column %q does not exist: %v", name, p.Title, field, fields)
 				}
 			}
 		}
@@ -118,7 +117,7 @@ func (n *node) checkColumns(name string, p panel, fields map[string]bool) {
 	}
 	for _, o := range p.FieldConfig.Overrides {
 		if o.Matcher.ID != "byName" || !shown[o.Matcher.Options] && !optional(o.Matcher.Options) {
-			n.t.Errorf("%s: %s: the override for %q finds no column: %v", name, p.Title, o.Matcher.Options, shown)
+			n.T.Errorf("%s: %s: the override for %q finds no column: %v", name, p.Title, o.Matcher.Options, shown)
 		}
 	}
 }
@@ -132,24 +131,20 @@ func keys[V any](m map[string]V) map[string]bool {
 }
 
 // panel returns what the first query of a panel has now, for everything.
-func (n *node) panel(file, title string) []series {
-	n.t.Helper()
-	d := dashboards(n.t)[file]
+func (n machine) panel(file, title string) ([]series, error) {
+	n.T.Helper()
+	d := dashboards(n.T)[file]
 	i := slices.IndexFunc(d.Panels, func(p panel) bool { return p.Title == title })
 	if i < 0 {
-		n.t.Fatalf("%s has no panel %q", file, title)
+		n.T.Fatalf("%s has no panel %q", file, title)
 	}
-	got, err := n.prom.query(n.t.Context(), substitute(d.Panels[i].Targets[0].Expr, n.valuesOf(d, true)))
-	if err != nil {
-		n.t.Fatalf("%s: %s: %v", file, title, err)
-	}
-	return got
+	return n.prom.query(n.T.Context(), substitute(d.Panels[i].Targets[0].Expr, n.valuesOf(d, true)))
 }
 
-// check12239 evaluates what the dashboard 12239 of grafana.com, NVIDIA's for dcgm-exporter, asks for: those by GPU
-// with a series for each, the others with one.
-func (n *node) check12239(ctx context.Context) {
-	n.t.Helper()
+// has12239 waits for what the dashboard 12239 of grafana.com, NVIDIA's for dcgm-exporter, asks for: those by GPU with a
+// series for each, the others with one.
+func (n machine) has12239() {
+	n.T.Helper()
 	const selector = `{instance=~"node-1", gpu=~"(0|1|2|3|4|5|6|7)"}`
 	for expr, want := range map[string]int{
 		"DCGM_FI_DEV_GPU_TEMP" + selector:                8,
@@ -161,21 +156,21 @@ func (n *node) check12239(ctx context.Context) {
 		"DCGM_FI_DEV_FB_USED" + selector:                 8,
 		"DCGM_FI_PROF_PIPE_TENSOR_ACTIVE" + selector:     8,
 	} {
-		got, err := n.prom.query(ctx, expr)
-		if err != nil {
-			n.t.Error(err)
-		}
-		gpus := make(map[string]bool)
-		for _, s := range got {
-			gpus[s.labels["gpu"]] = true
-		}
-		if len(got) != want || len(gpus) != want {
-			n.t.Errorf("12239: %s has %d series of %d GPUs, want %d", expr, len(got), len(gpus), want)
-		}
+		n.Eventually("12239: "+expr, func() error {
+			got, err := n.prom.query(n.T.Context(), expr)
+			gpus := make(map[string]bool)
+			for _, s := range got {
+				gpus[s.labels["gpu"]] = true
+			}
+			if err == nil && (len(got) != want || len(gpus) != want) {
+				err = fmt.Errorf("%d series of %d GPUs, want %d", len(got), len(gpus), want)
+			}
+			return err
+		})
 	}
 	for _, label := range []string{"instance", "gpu"} {
-		if values, err := n.prom.labelValues(ctx, "DCGM_FI_DEV_GPU_TEMP", label); err != nil || len(values) == 0 {
-			n.t.Errorf("12239: its variable %s has the values %q: %v", label, values, err)
+		if values, err := n.prom.labelValues(n.T.Context(), "DCGM_FI_DEV_GPU_TEMP", label); err != nil || len(values) == 0 {
+			n.T.Errorf("12239: its variable %s has the values %q: %v", label, values, err)
 		}
 	}
 }

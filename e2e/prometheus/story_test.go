@@ -1,12 +1,13 @@
 package prometheus
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"strings"
 	"testing"
+
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/node"
 )
 
 // notInStory are the alerts that the story below does not bring about: they need hours, other programs, or faults that
@@ -20,42 +21,39 @@ var notInStory = []string{
 // TestStory lets GPUs, the source, the configuration, the kubelet and the agent fail, one after the other, and holds
 // what Prometheus makes of it against what people should see.
 func TestStory(t *testing.T) {
-	n := newNode(t)
+	n := newMachine(t)
 	seen := make(map[string]bool)
 	// raised waits for an alert of node-1 that has these labels. How long it is pending is for the unit tests.
 	raised := func(name string, labels ...string) {
 		t.Helper()
-		n.eventually(name+" "+strings.Join(labels, " "), func(ctx context.Context) error { return n.alerted(ctx, name, labels) })
+		n.Eventually(name+" "+strings.Join(labels, " "), func() error { return n.alerted(name, labels) })
 		seen[name] = true
 	}
 	gone := func(name string, labels ...string) {
 		t.Helper()
-		n.eventually("no more "+name+" "+strings.Join(labels, " "), func(ctx context.Context) error {
-			if n.alerted(ctx, name, labels) == nil {
-				return fmt.Errorf("%s is there", name)
+		n.Eventually("no more "+name+" "+strings.Join(labels, " "), func() error {
+			found, _, err := n.alert(name, labels)
+			if err == nil && found {
+				err = fmt.Errorf("%s is there", name)
 			}
-			return nil
+			return errors.Join(err, n.wants("up == 1", 2)) // after a scrape that failed there is no alert either
 		})
 	}
 
-	n.eventually("the kubelet has eight GPUs", func(context.Context) error {
-		if _, usable := n.kubelet.Count(gpuResource); usable != 8 {
-			return fmt.Errorf("it has %d", usable)
-		}
-		return nil
-	})
-	n.check12239(t.Context())
+	n.Eventually("the kubelet has eight GPUs", func() error { return n.KubeletHas(node.GPU, 8, 8) })
+	n.has12239()
 	n.run("team-a", "train", 2)
 	n.run("team-b", "notebook", 1)
-	n.eventually("Prometheus knows who holds GPUs, and that they are idle", func(ctx context.Context) error {
-		return n.wants(ctx, `gpu_node_agent_device_idle_seconds_total{instance="node-1", pod=~"train|notebook", container="work"} > 1`, 3)
+	n.Eventually("Prometheus knows who holds GPUs, and that they are idle", func() error {
+		return n.wants(`gpu_node_agent_device_idle_seconds_total{instance="node-1", pod=~"train|notebook", container="work"} > 1`, 3)
 	})
-	n.check12239(t.Context())
+	n.has12239()
 
-	n.inject(`{gpu: 3, xid: 79}`, `{gpu: 3, lost: true}`, `{gpu: 1, rowRemapPending: true}`, `{gpu: 2, temperature: 97}`,
-		`{gpu: 6, recoveryAction: reboot}`)
-	for range 8 {
-		n.inject(`{gpu: 5, xid: 31}`)
+	for _, event := range []string{
+		`{gpu: 3, xid: 79}`, `{gpu: 3, lost: true}`, `{gpu: 1, rowRemapPending: true}`, `{gpu: 2, temperature: 97}`,
+		`{gpu: 6, recoveryAction: reboot}`, `{gpu: 5, xid: 31, times: 8}`,
+	} {
+		n.Inject("%s", event)
 	}
 	raised("GPUUnhealthy", "gpu=3", "cause=xid-79")
 	raised("GPUUnhealthy", "gpu=3", "cause=lost")
@@ -67,39 +65,45 @@ func TestStory(t *testing.T) {
 	raised("GPUAgentFieldsUnknown")
 
 	// Both nodes are this one, scraped at moments of its own for each.
-	n.eventually("node-2 shows it too", func(ctx context.Context) error {
-		return n.wants(ctx, `gpu_node_agent_xid_errors_total{instance="node-2", gpu="5", xid="31"} == 8`, 1)
+	n.Eventually("node-2 shows it too", func() error {
+		return n.wants(`gpu_node_agent_xid_errors_total{instance="node-2", gpu="5", xid="31"} == 8`, 1)
 	})
 	n.checkPanels(true)
 	n.checkPanels(false)
 	for title, want := range map[string]float64{
 		"GPUs": 2 * 8, "Allocated": 2 * 3, "Healthy": 4.0 / 8, "Unhealthy": 2 * 2, "Degraded": 2 * 2, "Allocated and idle": 0,
 	} {
-		n.eventually("the fleet's panel "+title+" is right", func(context.Context) error {
-			if got := n.panel("fleet.json", title); len(got) != 1 || got[0].value != want {
-				return fmt.Errorf("it shows %v, want %v", got, want)
+		n.Eventually("the fleet's panel "+title+" is right", func() error {
+			got, err := n.panel("fleet.json", title)
+			if err == nil && (len(got) != 1 || got[0].value != want) {
+				err = fmt.Errorf("it shows %v, want %v", got, want)
 			}
-			return nil
+			return err
 		})
 	}
-	held := make(map[string]float64)
-	for _, s := range n.panel("fleet.json", "Devices held, by namespace") {
-		held[s.labels["namespace"]] = s.value
-	}
-	if want := map[string]float64{"team-a": 2, "team-b": 1}; !maps.Equal(held, want) {
-		t.Errorf("the fleet's namespaces hold %v, want %v", held, want) // by UUID: twice the same
-	}
-	n.checkRules(t.Context())
+	n.Eventually("the fleet's panel of namespaces is right", func() error {
+		got, err := n.panel("fleet.json", "Devices held, by namespace")
+		held := make(map[string]float64)
+		for _, s := range got {
+			held[s.labels["namespace"]] = s.value
+		}
+		if want := map[string]float64{"team-a": 2, "team-b": 1}; err == nil && !maps.Equal(held, want) {
+			err = fmt.Errorf("they hold %v, want %v", held, want) // by UUID: twice the same
+		}
+		return err
+	})
+	n.checkRules()
 
-	n.inject(`{gpu: 6, recoveryAction: none}`, `{gpu: 3, lost: false}`)
+	n.Inject(`{gpu: 6, recoveryAction: none}`)
+	n.Inject(`{gpu: 3, lost: false}`)
 	gone("GPUUnhealthy", "gpu=6")
 	gone("GPUUnhealthy", "gpu=3")
 
-	n.inject(`{source: stalled}`)
+	n.Inject(`{source: stalled}`)
 	raised("GPUSourceStalled")
-	n.inject(`{source: down}`)
+	n.Inject(`{source: down}`)
 	raised("GPUSourceDown")
-	n.inject(`{source: up}`)
+	n.Inject(`{source: up}`)
 	gone("GPUSourceDown")
 	gone("GPUSourceStalled")
 
@@ -108,18 +112,18 @@ func TestStory(t *testing.T) {
 	n.configure("info")
 	gone("GPUAgentConfigReloadFailed")
 
-	n.stopKubelet()
+	n.StopKubelet()
 	raised("GPUAgentNotRegistered", "resource=nvidia.com/gpu")
 	raised("GPUHoldersUnknown")
 
-	n.agent.kill()
+	n.KillAgent()
 	raised("GPUAgentDown", "job=gpu-node-agent")
-	n.eventually("GPUAgentAbsent", func(ctx context.Context) error {
-		return n.wants(ctx, `ALERTS{alertname="GPUAgentAbsent"}`, 1)
+	n.Eventually("GPUAgentAbsent", func() error {
+		return n.wants(`ALERTS{alertname="GPUAgentAbsent"}`, 1)
 	})
 	seen["GPUAgentAbsent"] = true
-	n.eventually("GPUAgentDown by what the target has shown", func(ctx context.Context) error {
-		return n.wants(ctx, `ALERTS{alertname="GPUAgentDown", job="gpus", cluster="east", instance="node-2"}`, 1)
+	n.Eventually("GPUAgentDown by what the target has shown", func() error {
+		return n.wants(`ALERTS{alertname="GPUAgentDown", job="gpus", cluster="east", instance="node-2"}`, 1)
 	})
 
 	for _, name := range notInStory {
@@ -137,22 +141,31 @@ func TestStory(t *testing.T) {
 	}
 }
 
-// alerted checks that an alert of node-1 is pending or firing, and that its words are whole.
-func (n *node) alerted(ctx context.Context, name string, labels []string) error {
-	n.t.Helper()
-	alerts, err := n.prom.alerts(ctx)
+// alerted checks that there is an alert.
+func (n machine) alerted(name string, labels []string) error {
+	n.T.Helper()
+	found, there, err := n.alert(name, labels)
+	if err == nil && !found {
+		err = fmt.Errorf("no %s with %v; there are %v", name, labels, there)
+	}
+	return err
+}
+
+// alert tells whether an alert of node-1 is pending or firing, and which are, and checks that its words are whole.
+func (n machine) alert(name string, labels []string) (found bool, there []string, err error) {
+	n.T.Helper()
+	alerts, err := n.prom.alerts(n.T.Context())
 	if err != nil {
-		return err
+		return false, nil, err
 	}
 	want := map[string]string{"alertname": name, "instance": "node-1"}
 	for _, l := range labels {
 		k, v, _ := strings.Cut(l, "=")
 		want[k] = v
 	}
-	var names []string
 alerts:
 	for _, a := range alerts {
-		names = append(names, a.Labels["alertname"])
+		there = append(there, a.Labels["alertname"])
 		for k, v := range want {
 			if a.Labels[k] != v {
 				continue alerts
@@ -160,31 +173,37 @@ alerts:
 		}
 		for k, text := range a.Annotations {
 			if strings.Contains(text, "error expanding") {
-				n.t.Errorf("%s: %s: %s", name, k, text)
+				n.T.Errorf("%s: %s: %s", name, k, text)
 			}
 		}
-		return nil
+		return true, there, nil
 	}
-	return fmt.Errorf("no alert %v; there are %v", want, names)
+	return false, there, nil
 }
 
-// checkRules checks that Prometheus can evaluate every rule, and that what is recorded is there for both nodes.
-func (n *node) checkRules(ctx context.Context) {
-	n.t.Helper()
-	all, err := n.prom.rules(ctx)
-	if err != nil || len(all) == 0 {
-		n.t.Fatalf("%d rules, %v", len(all), err)
-	}
-	for _, r := range all {
-		if r.Health != "ok" {
-			n.t.Errorf("%s: %s: %s", r.Name, r.Health, r.LastError)
+// checkRules waits until Prometheus has evaluated every rule, and has what is recorded for both nodes.
+func (n machine) checkRules() {
+	n.T.Helper()
+	var all []ruleHealth
+	n.Eventually("every rule is evaluated", func() (err error) {
+		all, err = n.prom.rules(n.T.Context())
+		if err == nil && len(all) == 0 {
+			err = errors.New("there are none")
 		}
+		for _, r := range all {
+			if r.Health != "ok" {
+				err = errors.Join(err, fmt.Errorf("%s: %s: %s", r.Name, r.Health, r.LastError))
+			}
+		}
+		return err
+	})
+	for _, r := range all {
 		if r.Type != "recording" {
 			continue
 		}
 		for _, cluster := range []string{"", "east"} {
-			n.eventually(r.Name+" of cluster "+cluster, func(ctx context.Context) error {
-				got, err := n.prom.query(ctx, fmt.Sprintf("%s{cluster=%q}", r.Name, cluster))
+			n.Eventually(r.Name+" of cluster "+cluster, func() error {
+				got, err := n.prom.query(n.T.Context(), fmt.Sprintf("%s{cluster=%q}", r.Name, cluster))
 				if err == nil && len(got) == 0 {
 					err = errors.New("no series")
 				}

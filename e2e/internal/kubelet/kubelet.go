@@ -1,10 +1,8 @@
-// Package devicemanager holds the agent against the device manager of the real kubelet.
-//
-// Kubelet is as much of a kubelet as a device plugin can see: the device manager on
-// device-plugins/kubelet.sock and the pod resources API on pod-resources/kubelet.sock, both the
+// Package kubelet is as much of a kubelet as a device plugin can see: the device manager on
+// device-plugins/kubelet.sock and the pod resources API on pod-resources/kubelet.sock, both the real
 // kubelet's own code, in a directory of the caller's choice. It needs no root, no container runtime and
 // no cluster.
-package devicemanager
+package kubelet
 
 import (
 	"context"
@@ -35,10 +33,10 @@ type Kubelet struct {
 	api     *podResourcesAPI
 }
 
-// StartKubelet starts a kubelet on a directory, which stands for /var/lib/kubelet. As the real one does,
+// Start starts a kubelet on a directory, which stands for /var/lib/kubelet. As the real one does,
 // it removes every socket in device-plugins and takes up the allocations in its checkpoint. The pods are
 // those that are bound to the node; the kubelet frees the devices of any other.
-func StartKubelet(dir string, pods func() []*v1.Pod) (*Kubelet, error) {
+func Start(dir string, pods func() []*v1.Pod) (*Kubelet, error) {
 	log := klog.Background()
 	socket := filepath.Join(dir, "device-plugins", "kubelet.sock")
 	m, err := newManagerImpl(log, socket, nil, topologymanager.NewFakeManager())
@@ -68,6 +66,16 @@ func (k *Kubelet) Count(resource v1.ResourceName) (capacity, allocatable int) {
 	all, usable, _ := k.manager.GetCapacity()
 	c, a := all[resource], usable[resource]
 	return int(c.Value()), int(a.Value())
+}
+
+// Usable returns how many devices the kubelet would give to pods, of all resources.
+func (k *Kubelet) Usable() int {
+	_, usable, _ := k.manager.GetCapacity()
+	sum := 0
+	for _, q := range usable {
+		sum += int(q.Value())
+	}
+	return sum
 }
 
 // Healthy returns the devices that the kubelet would give to a pod, each with its NUMA nodes.

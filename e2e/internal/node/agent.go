@@ -1,0 +1,108 @@
+package node
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/process"
+)
+
+// Configure writes config.yaml, which an agent that runs takes up. Where files and sockets are is not for it to say.
+func (n *Node) Configure(text string) {
+	n.T.Helper()
+	n.Write("config.yaml", text)
+}
+
+// StartAgent starts an agent, and waits for nothing.
+func (n *Node) StartAgent() {
+	n.T.Helper()
+	n.Agent = n.Start(Binary, "--config", n.File("config.yaml"), "--source.mode=sim", "--source.sim.control="+n.File("sim.sock"),
+		"--health.stateFile="+n.File("state.json"), "--health.socket="+n.File("agent.sock"),
+		"--plugin.kubeletDir="+n.Dir, "--metrics.listen="+n.Address)
+}
+
+// EndAgent sends SIGTERM and wants an orderly end.
+func (n *Node) EndAgent() {
+	n.T.Helper()
+	start := time.Now()
+	if err := n.Agent.Stop(); err != nil {
+		n.T.Fatalf("after SIGTERM the agent ended with %v, want status 0", err)
+	}
+	n.T.Logf("%-70s %5.2fs", "the agent ended after SIGTERM", time.Since(start).Seconds())
+	n.gone()
+}
+
+// KillAgent leaves the agent no time.
+func (n *Node) KillAgent() {
+	n.T.Helper()
+	n.Agent.Kill()
+	n.gone()
+}
+
+// gone waits until the kubelet knows that there is no agent: what it still had of this one could be taken for the
+// next one's.
+func (n *Node) gone() {
+	n.T.Helper()
+	n.Agent = nil
+	if n.Kubelet == nil {
+		return
+	}
+	n.Eventually("the kubelet knows that the agent is gone", func() error {
+		if usable := n.Kubelet.Usable(); usable > 0 {
+			return fmt.Errorf("it has %d devices to give", usable)
+		}
+		return nil
+	})
+}
+
+// Page returns a page of the agent's, which must have this status.
+func (n *Node) Page(path string, status int) (string, error) {
+	client := http.Client{Timeout: 10 * time.Second}
+	r, err := client.Get("http://" + n.Address + path)
+	if err != nil {
+		return "", err
+	}
+	defer r.Body.Close()
+	text, err := io.ReadAll(r.Body)
+	if err == nil && r.StatusCode != status {
+		err = fmt.Errorf("%s: %s: %s", path, r.Status, text)
+	}
+	return string(text), err
+}
+
+// Inject sends an event to the agent's simulator.
+func (n *Node) Inject(format string, args ...any) {
+	n.T.Helper()
+	n.Tell("sim.sock", format, args...)
+}
+
+// Tell sends a line to one of the agent's sockets, once it is there: the kubelet may have the agent's list before.
+func (n *Node) Tell(socket, format string, args ...any) {
+	n.T.Helper()
+	var conn net.Conn
+	_, err := process.Await(n.T.Context(), Patience, func(context.Context) (err error) {
+		conn, err = net.Dial("unix", n.File(socket))
+		return err
+	}, n.Agent)
+	if err != nil {
+		n.T.Fatalf("waiting for %s: %v", socket, err)
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(Patience)); err != nil {
+		n.T.Fatal(err)
+	}
+	line := fmt.Sprintf(format, args...)
+	if _, err := fmt.Fprintln(conn, line); err != nil {
+		n.T.Fatalf("%s: %v", line, err)
+	}
+	answer, err := bufio.NewReader(conn).ReadString('\n')
+	if err != nil || !strings.Contains(answer, `"ok":true`) {
+		n.T.Fatalf("%s: answer %q, %v", line, answer, err)
+	}
+}

@@ -1,0 +1,184 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/kubelet"
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/process"
+)
+
+const (
+	// GPU is the resource that the agent has unless a test says otherwise.
+	GPU v1.ResourceName = "nvidia.com/gpu"
+
+	// Patience is the longest wait for what should take some seconds, on a machine that is busy.
+	Patience = 90 * time.Second
+)
+
+// Node is one test's machine.
+type Node struct {
+	T       *testing.T
+	Dir     string
+	Address string // the agent's web server
+	Journal *Journal
+	Env     []string         // of the agent, beside this process's own
+	Kubelet *kubelet.Kubelet // nil while there is none
+	Agent   *process.Process // nil while there is none
+
+	mu   sync.Mutex // guards pods, which the kubelet reads when it likes
+	pods []*v1.Pod
+}
+
+// New makes a machine on which nothing runs. Its agent is to simulate eight GPUs.
+func New(t *testing.T) *Node {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "node") // not t.TempDir: a socket's path has 108 bytes at most
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	n := &Node{T: t, Dir: dir, Address: Host() + ":19400", Journal: newJournal(t)}
+	n.Configure("source: {sim: {profile: h100-8}}\n")
+	return n
+}
+
+// File is the path of a file of the machine's.
+func (n *Node) File(name string) string { return filepath.Join(n.Dir, name) }
+
+// Write writes a file as a whole, so that nobody reads the half of it.
+func (n *Node) Write(name, text string) {
+	n.T.Helper()
+	if err := os.WriteFile(n.File(name+".new"), []byte(text), 0o600); err != nil {
+		n.T.Fatal(err)
+	}
+	if err := os.Rename(n.File(name+".new"), n.File(name)); err != nil {
+		n.T.Fatal(err)
+	}
+}
+
+// Start starts a program that ends with the test. What it says is in the journal.
+func (n *Node) Start(program string, args ...string) *process.Process {
+	n.T.Helper()
+	cmd := exec.Command(program, args...)
+	cmd.Dir, cmd.Env = n.Dir, append(os.Environ(), n.Env...)
+	cmd.Stdout = n.Journal.writer(filepath.Base(program))
+	cmd.Stderr = cmd.Stdout
+	p, err := process.Start(cmd)
+	if err != nil {
+		n.T.Fatal(err)
+	}
+	n.T.Cleanup(p.Kill)
+	return p
+}
+
+// Run runs a command of the agent's to its end.
+func (n *Node) Run(args ...string) {
+	n.T.Helper()
+	cmd := exec.CommandContext(n.T.Context(), Binary, args...)
+	out, err := cmd.CombinedOutput()
+	n.Journal.add("command", bytes.TrimSpace(out))
+	if err != nil {
+		n.T.Fatalf("%v: %v\n%s", cmd, err, out)
+	}
+}
+
+// StartKubelet starts a kubelet, which knows nothing of devices yet.
+func (n *Node) StartKubelet() {
+	n.T.Helper()
+	k, err := kubelet.Start(n.Dir, n.bound)
+	if err != nil {
+		n.T.Fatal(err)
+	}
+	n.Kubelet = k
+	n.T.Cleanup(func() {
+		if n.Kubelet == k {
+			n.StopKubelet()
+		}
+	})
+}
+
+// StopKubelet ends the kubelet.
+func (n *Node) StopKubelet() {
+	n.T.Helper()
+	if err := n.Kubelet.Stop(); err != nil {
+		n.T.Error(err)
+	}
+	n.Kubelet = nil
+}
+
+// Pod is one whose container asks for some of a resource.
+func Pod(namespace, name string, of v1.ResourceName, count int64) *v1.Pod {
+	return &v1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(namespace + "-" + name)},
+		Spec: v1.PodSpec{Containers: []v1.Container{{Name: "work", Image: "work", Resources: v1.ResourceRequirements{
+			Limits: v1.ResourceList{of: *resource.NewQuantity(count, resource.DecimalSI)},
+		}}}},
+	}
+}
+
+// Bind binds a pod to the node, as the scheduler would.
+func (n *Node) Bind(pod *v1.Pod) *v1.Pod {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.pods = append(n.pods, pod)
+	return pod
+}
+
+// UnbindAll ends every pod.
+func (n *Node) UnbindAll() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.pods = nil
+}
+
+func (n *Node) bound() []*v1.Pod {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.pods)
+}
+
+// Admit has the kubelet admit a pod, and returns the environment of its container.
+func (n *Node) Admit(pod *v1.Pod) map[string]string {
+	n.T.Helper()
+	env, err := n.Kubelet.Admit(n.T.Context(), pod)
+	if err != nil {
+		n.T.Fatal(err)
+	}
+	return env
+}
+
+// KubeletHas checks what the kubelet would write to the node's status.
+func (n *Node) KubeletHas(of v1.ResourceName, capacity, allocatable int) error {
+	if c, a := n.Kubelet.Count(of); c != capacity || a != allocatable {
+		return fmt.Errorf("the kubelet has capacity %d and allocatable %d of %s, want %d and %d", c, a, of, capacity, allocatable)
+	}
+	return nil
+}
+
+// Eventually waits until a check passes. The agent must not end before, if it runs.
+func (n *Node) Eventually(what string, check func() error) {
+	n.T.Helper()
+	var need []*process.Process
+	if n.Agent != nil {
+		need = append(need, n.Agent)
+	}
+	took, err := process.Await(n.T.Context(), Patience, func(context.Context) error { return check() }, need...)
+	if err != nil {
+		n.T.Fatalf("waiting for: %s: %v", what, err)
+	}
+	n.T.Logf("%-70s %5.2fs", what, took.Seconds())
+}

@@ -21,7 +21,7 @@ func TestFields(t *testing.T) {
 		"simulation": {
 			config: "source: {mode: sim, sim: {profile: h100-8}}", source: "sim",
 			supported: map[health.Field]string{
-				health.FieldGPUTemp: "yes", health.FieldXID: "yes", 53: "yes", 81: "no", health.FieldVGPULicense: "no", 1001: "yes", 1006: "no", 0: "yes",
+				health.FieldGPUTemp: "yes", health.FieldXID: "yes", 53: "yes", 81: "no", health.FieldVGPULicense: "yes", 1001: "yes", 1006: "no", 0: "yes",
 			},
 		},
 		"another machine": {

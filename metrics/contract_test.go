@@ -53,14 +53,24 @@ func everything() *health.Snapshot {
 	return s
 }
 
+// pollAgain has another poll come.
+func pollAgain(src Sources, s *health.Snapshot) {
+	s.At = src.Snapshots.Load().At.Add(time.Second)
+	src.Snapshots.Store(s)
+	src.Totals.fold(s)
+}
+
 func TestContract(t *testing.T) {
-	c := config(SetDefault, SetProfiling, SetOptional)
-	page := exposition(t, NewGatherer(sourcesOf(everything(), c)))
+	before := everything()
+	before.Devices[0].Sample.Values[health.FieldClocksEvents] = 0
+	src := sourcesOf(before, config(SetDefault, SetProfiling, SetOptional))
+	pollAgain(src, everything())
+	page := exposition(t, NewGatherer(src))
 	listed := make(map[string]int)
 	for _, l := range contract(t) {
 		listed[l.set]++
-		k, ok := lookupField(l.name)
-		if !ok || k.set != l.set || k.typ != l.typ || k.help != l.help || k.name != l.name {
+		k, err := lookupField(l.name)
+		if err != nil || k.set != l.set || k.typ != l.typ || k.help != l.help || k.name != l.name {
 			t.Errorf("the table has %+v, dcgm-exporter has %+v", k, l)
 			continue
 		}
@@ -137,10 +147,11 @@ func TestProfilingOnlyIfAskedFor(t *testing.T) {
 }
 
 func TestMadeSeries(t *testing.T) {
-	c := config(expXIDs, expClocks, expHealth, expP2P)
+	c := config(expXIDs, expClocks, expHealth, expP2P, expXIDTotal, expClockTotal)
 	s := everything()
 	s.Devices[0].Sample.Values = map[health.Field]float64{health.FieldClocksEvents: 1 | 8}
-	page := exposition(t, NewGatherer(sourcesOf(s, c)))
+	src := sourcesOf(s, c)
+	page := exposition(t, NewGatherer(src))
 	for name, want := range map[string][]string{
 		expXIDs:   {`xid="31"} 1`, `UUID="GPU-b"`, `window_size_in_ms="300000"`},
 		expClocks: {`clock_event="gpu_idle"`, `clock_event="hw_slowdown"`},
@@ -155,6 +166,24 @@ func TestMadeSeries(t *testing.T) {
 				t.Errorf("%s without %s:\n%s", name, w, strings.Join(series(page, name), "\n"))
 			}
 		}
+	}
+	if n := len(series(page, expXIDTotal)); n != 1 || len(series(page, expXIDTotal, `UUID="GPU-a"`, `xid="31"`)) != 1 {
+		t.Errorf("XIDs in all: %q", series(page, expXIDTotal))
+	}
+	if got := series(page, expClockTotal); len(got) != 0 {
+		t.Errorf("clock events that began before the agent: %q", got)
+	}
+	next := everything()
+	next.Devices[0].Sample.Values = map[health.Field]float64{health.FieldClocksEvents: 1 | 4}
+	pollAgain(src, next)
+	later := exposition(t, NewGatherer(src))
+	got := series(later, expClockTotal)
+	if len(got) != 1 || !strings.Contains(got[0], `clock_event="power_cap"`) || !strings.Contains(got[0], `UUID="GPU-a"`) ||
+		!strings.HasSuffix(got[0], " 1") || strings.Contains(got[0], "window") {
+		t.Errorf("clock events that began: %q", got)
+	}
+	if !strings.Contains(later, "# TYPE "+expClockTotal+" counter\n") {
+		t.Error("it is no counter")
 	}
 	if n := len(series(page, expHealth, `health_watch="MEM"`)); n != 2 {
 		t.Errorf("%d series of two incidents", n)

@@ -129,7 +129,7 @@ func (s *scrape) placeLabels(x *spot) []*dto.LabelPair {
 	}
 	for _, l := range s.cfg.Chosen.Labels {
 		text := textOf(l.ID, *v, s.snapshot.Source.Versions)
-		if n, ok := d.Sample.Values[l.ID]; ok && !isText(l.ID) {
+		if n, ok := d.Sample.Values[l.ID]; ok && text == "" {
 			text = strconv.FormatFloat(n, 'g', -1, 64)
 		}
 		labels = append(labels, Label{l.Name, text})

@@ -15,7 +15,7 @@ const (
 	SupportedUnknown = "unknown" // the source could not be asked
 )
 
-// FieldInfo is what there is to know of a field that metrics.fields may name.
+// FieldInfo is what there is to know of a field of the table.
 type FieldInfo struct {
 	ID        health.Field `json:"id,omitempty"` // DCGM's number; absent: made by the agent
 	Name      string       `json:"name"`
@@ -27,7 +27,9 @@ type FieldInfo struct {
 	Supported string       `json:"supported"` // SupportedYes, SupportedNo, SupportedUnknown
 }
 
-// FieldList returns every known field. Has tells which ones the source here has; nil if it could not be asked.
+// FieldList returns the fields of the table. Has tells which ones the source here has; nil if it could not be asked. The
+// rest of DCGM's fields, which metrics.fields may name too, is not here: five hundred rows of which we know neither
+// unit nor meaning would hide those that people look for.
 func FieldList(has map[health.Field]bool) []FieldInfo {
 	list := make([]FieldInfo, len(fieldTable))
 	for i, k := range fieldTable {
@@ -43,7 +45,7 @@ func FieldList(has map[health.Field]bool) []FieldInfo {
 	return list
 }
 
-// FieldIDs returns the number of every known field that is DCGM's.
+// FieldIDs returns the number of every field of the table that is DCGM's.
 func FieldIDs() []health.Field {
 	var ids []health.Field
 	for _, k := range fieldTable {
@@ -54,7 +56,7 @@ func FieldIDs() []health.Field {
 	return ids
 }
 
-// HasFields tells which of the known fields are in a reading of all of them. The last XID is one that a GPU without
+// HasFields tells which of them are in a reading of all. The last XID is one that a GPU without
 // an XID has as well.
 func HasFields(r *health.Reading) map[health.Field]bool {
 	has := map[health.Field]bool{health.FieldXID: true}

@@ -1,8 +1,8 @@
 package metrics
 
 import (
-	"bufio"
 	"cmp"
+	"encoding/csv"
 	"fmt"
 	"os"
 	"slices"
@@ -101,15 +101,12 @@ func (s *Selection) add(spec FieldSpec) {
 		}
 		return
 	}
-	k, ok := lookupField(spec.Name)
-	if !ok {
-		s.Unknown = append(s.Unknown, spec.Name+": not a known field; gpu-node-agent fields lists them")
+	k, err := lookupField(spec.Name)
+	if err != nil {
+		s.Unknown = append(s.Unknown, spec.Name+": "+err.Error())
 		return
 	}
 	f := Field{ID: k.id, Name: k.name, Type: cmp.Or(spec.Type, k.typ), Help: cmp.Or(spec.Help, k.help)}
-	if strings.EqualFold(spec.Name, k.renamed) {
-		f.Name = k.renamed // who writes the new name wants the new name
-	}
 	is := func(g Field) bool { return g.Name == f.Name }
 	switch {
 	case f.Type == TypeGauge || f.Type == TypeCounter:
@@ -125,22 +122,6 @@ func (s *Selection) add(spec FieldSpec) {
 	case !slices.ContainsFunc(s.Labels, is):
 		s.Labels = append(s.Labels, f)
 	}
-}
-
-// lookupField finds a row by its old or its new name.
-func lookupField(name string) (knownField, bool) {
-	i := slices.IndexFunc(fieldTable, func(k knownField) bool {
-		return strings.EqualFold(k.name, name) || k.renamed != "" && strings.EqualFold(k.renamed, name)
-	})
-	if i < 0 {
-		return knownField{}, false
-	}
-	return fieldTable[i], true
-}
-
-// isText tells the fields whose value is a text, which only a label can show.
-func isText(id health.Field) bool {
-	return slices.ContainsFunc(fieldTable, func(k knownField) bool { return k.id == id && k.typ == TypeLabel })
 }
 
 // isKnownAnyway tells the texts that the source need not be asked for.
@@ -163,20 +144,18 @@ func textOf(id health.Field, d health.Device, v health.Versions) string {
 	return d.Texts[id]
 }
 
-// parseCSV reads dcgm-exporter's format: NAME, type, help; # begins a comment. What is no such line is told.
-// Its own reader ends at the first bad line, and takes no comma in the help; we take both.
+// parseCSV reads dcgm-exporter's format: NAME, type, help; # begins a comment. What is no such line is told. Its own
+// reader ends at the first bad line, and takes a comma in the help only between quotes; we go on, and take both. Each
+// line is read by itself: a quote that is left open must not swallow the lines after it.
 func parseCSV(text string) (specs []FieldSpec, unknown []string) {
-	lines := bufio.NewScanner(strings.NewReader(text))
-	lines.Buffer(nil, len(text)+1)
-	for n := 1; lines.Scan(); n++ {
-		line := strings.TrimSpace(lines.Text())
+	n := 0
+	for line := range strings.Lines(text) {
+		n++
+		line = strings.TrimSpace(line)
 		if line == "" || strings.HasPrefix(line, "#") {
 			continue
 		}
-		parts := strings.SplitN(line, ",", 3)
-		for i := range parts {
-			parts[i] = strings.TrimSpace(parts[i])
-		}
+		parts := record(line)
 		if len(parts) != 3 || parts[0] == "" || isSet(parts[0]) {
 			unknown = append(unknown, fmt.Sprintf("line %d: not NAME, type, help", n))
 			continue
@@ -184,4 +163,18 @@ func parseCSV(text string) (specs []FieldSpec, unknown []string) {
 		specs = append(specs, FieldSpec{Name: parts[0], Type: strings.ToLower(parts[1]), Help: strings.ToValidUTF8(parts[2], "�")})
 	}
 	return specs, unknown
+}
+
+// record takes a line apart. What is not made of three parts for CSV can be for people, whose help has commas.
+func record(line string) []string {
+	r := csv.NewReader(strings.NewReader(line))
+	r.TrimLeadingSpace = true
+	parts, err := r.Read()
+	if err != nil || len(parts) != 3 {
+		parts = strings.SplitN(line, ",", 3)
+	}
+	for i := range parts {
+		parts[i] = strings.TrimSpace(parts[i])
+	}
+	return parts
 }

@@ -115,9 +115,40 @@ func TestFieldsFile(t *testing.T) {
 	}
 }
 
+// A line is read as CSV, and where it is none as people write it.
+func TestFieldsFileQuotes(t *testing.T) {
+	text := strings.Join([]string{
+		`"DCGM_FI_DEV_SM_CLOCK","GAUGE","SM clock, in MHz"`,
+		`DCGM_FI_DEV_MEM_CLOCK,gauge,"Memory ""clock"", in MHz"`,
+		` DCGM_FI_DEV_GPU_TEMP , gauge, "Temperature, in C" `,
+		`DCGM_FI_DEV_FB_FREE, gauge, Free, in "MiB"`,
+		`DCGM_FI_DEV_FB_USED, gauge, "Used, and never closed`,
+		`# "a comment`,
+		`DCGM_FI_DEV_DEC_UTIL, gauge, Decoder`,
+		`DCGM_FI_DEV_ENC_UTIL, gauge`,
+		`"DCGM_FI_DEV_ENC_UTIL, gauge, Encoder"`,
+	}, "\n")
+	specs, unknown := parseCSV(text)
+	want := []FieldSpec{
+		{"DCGM_FI_DEV_SM_CLOCK", "gauge", "SM clock, in MHz"},
+		{"DCGM_FI_DEV_MEM_CLOCK", "gauge", `Memory "clock", in MHz`},
+		{"DCGM_FI_DEV_GPU_TEMP", "gauge", "Temperature, in C"},
+		{"DCGM_FI_DEV_FB_FREE", "gauge", `Free, in "MiB"`},
+		{"DCGM_FI_DEV_FB_USED", "gauge", `"Used, and never closed`},
+		{"DCGM_FI_DEV_DEC_UTIL", "gauge", "Decoder"},
+	}
+	if got := slices.DeleteFunc(specs, func(s FieldSpec) bool { return strings.HasPrefix(s.Name, `"`) }); !slices.Equal(got, want) {
+		t.Errorf("%q", got)
+	}
+	if !slices.Equal(unknown, []string{"line 8: not NAME, type, help"}) {
+		t.Errorf("%q", unknown)
+	}
+}
+
 func FuzzFieldsFile(f *testing.F) {
 	f.Add("DCGM_FI_DEV_SM_CLOCK, gauge, SM clock\n# x\nDCGM_FI_DEV_GPU_TEMP,label,x")
 	f.Add("a,b,c\n\xff,gauge,\xff\nDCGM_FI_DEV_FB_FREE,counter,\xff")
+	f.Add("\"DCGM_FI_DEV_SM_CLOCK\",gauge,\"a, \"\"b\"\"\"\nDCGM_FI_DEV_FB_FREE,gauge,\"open\ndcgm_gpu_temp,gauge,x")
 	f.Fuzz(func(t *testing.T, text string) {
 		c := DefaultConfig()
 		specs, unknown := parseCSV(text)

@@ -23,6 +23,9 @@ const (
 	expClocks = "DCGM_EXP_CLOCK_EVENTS_COUNT"
 	expHealth = "DCGM_EXP_GPU_HEALTH_STATUS"
 	expP2P    = "DCGM_EXP_P2P_STATUS"
+
+	expXIDTotal   = "DCGM_EXP_XID_ERRORS_TOTAL"
+	expClockTotal = "DCGM_EXP_CLOCK_EVENTS_TOTAL"
 )
 
 // Fields that only this table knows, by DCGM's number.
@@ -49,7 +52,7 @@ const (
 	prof = "DCGM_FI_PROF_"
 )
 
-// fieldTable is what may be written in metrics.fields. The sets have the names, types and help of
+// fieldTable is what people write in metrics.fields; allFields has the rest of DCGM's fields. The sets have the names, types and help of
 // dcgm-exporter 4.8 (default-counters.csv, dcp-metrics-included.csv), so that dashboards and alerts go on
 // working: testdata/dcgm-exporter.csv holds the table to that. Numbers and new names are those of
 // dcgm_fields.h of DCGM 4.6; GPU_UTIL is percent under either name.
@@ -93,6 +96,8 @@ var fieldTable = []knownField{
 	{245, dev + "RELIABILITY_VIOLATION", "", SetOptional, TypeCounter, "ns", "Throttling duration due to reliability constraints (in ns)."},
 	{0, expClocks, "", SetOptional, TypeGauge, "", "Clock events observed during the configured time window."},
 	{0, expXIDs, "", SetOptional, TypeGauge, "", "XID errors observed during the configured time window."},
+	{0, expClockTotal, "", SetOptional, TypeCounter, "", "Total clock events observed since exporter start (edge-counted)."},
+	{0, expXIDTotal, "", SetOptional, TypeCounter, "", "Total XID errors observed since exporter start."},
 	{0, expHealth, "", SetOptional, TypeGauge, "0, 10 or 20", "Current DCGM-reported GPU health status."},
 	{0, expP2P, "", SetOptional, TypeGauge, "", "Current NVLink P2P status per peer link."},
 	{310, dev + "ECC_SBE_VOL_TOTAL", "", SetOptional, TypeCounter, "", "Total number of single-bit volatile ECC errors."},

@@ -19,15 +19,40 @@ type ledger struct {
 	poll    pollTotals
 }
 
-// deviceTotals is what is summed up of one device.
+// deviceTotals is what is summed up of one device. A map keeps what is larger than 128 bytes in a piece of memory of its
+// own.
 type deviceTotals struct {
 	state       health.State
 	unhealthy   time.Duration
 	transitions [states]uint64    // into each state
 	seenXIDs    map[int]uint64    // the device's counts at the last fold
 	recent      []bucket          // oldest first
+	clockBits   uint64            // the clock events at the last fold that knew them
+	clocked     bool              // there was one
 	checked     bool              // DCGM's own health checks were made once
 	idle        map[user]idleness // by who holds it; not modified once here
+	all         *eventTotals      // nil: no event yet; not modified once here
+}
+
+// eventTotals are the events since a device is known.
+type eventTotals struct {
+	xids   map[int]uint64
+	clocks [len(clockEvents)]uint64 // how often each began
+}
+
+// byXID and begun return the counts; none if there was no event yet.
+func (e *eventTotals) byXID() map[int]uint64 {
+	if e == nil {
+		return nil
+	}
+	return e.xids
+}
+
+func (e *eventTotals) begun() (clocks [len(clockEvents)]uint64) {
+	if e == nil {
+		return clocks
+	}
+	return e.clocks
 }
 
 const states = int(health.Unhealthy) + 1
@@ -145,11 +170,8 @@ type event struct {
 // snapshots may be skipped. Those that a device before this one had too, which shared knows, are not new.
 func (t *deviceTotals) foldEvents(d *health.DeviceState, o observation, shared map[event]bool) {
 	t.checked = t.checked || d.Sample.Checked
-	bits := uint64(d.Sample.Values[health.FieldClocksEvents])
-	for bit := range len(clockEvents) {
-		if bits&(1<<bit) != 0 {
-			t.bucket(o).clocks[bit]++
-		}
+	if v, measured := d.Sample.Values[health.FieldClocksEvents]; measured {
+		t.foldClocks(uint64(v), o)
 	}
 	twice := make(map[int]uint64)
 	if d.Device.Kind == health.KindMIG {
@@ -171,9 +193,36 @@ func (t *deviceTotals) foldEvents(d *health.DeviceState, o observation, shared m
 				b.xids = make(map[int]uint64)
 			}
 			b.xids[code] += more
+			t.all = t.all.copied()
+			t.all.xids[code] += more
 		}
 	}
 	t.seenXIDs = d.XIDCounts // never modified once stored
+}
+
+// copied returns totals that can be added to: scrapes may have the old ones.
+func (e *eventTotals) copied() *eventTotals {
+	next := &eventTotals{maps.Clone(e.byXID()), e.begun()}
+	if next.xids == nil {
+		next.xids = make(map[int]uint64)
+	}
+	return next
+}
+
+// foldClocks notes which clock events there are, and which have begun. Those that a device is first seen with began
+// before.
+func (t *deviceTotals) foldClocks(bits uint64, o observation) {
+	for bit := range len(clockEvents) {
+		if bits&(1<<bit) == 0 {
+			continue
+		}
+		t.bucket(o).clocks[bit]++
+		if t.clocked && t.clockBits&(1<<bit) == 0 {
+			t.all = t.all.copied()
+			t.all.clocks[bit]++
+		}
+	}
+	t.clockBits, t.clocked = bits, true
 }
 
 // bucket returns the one of now.

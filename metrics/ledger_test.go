@@ -17,8 +17,8 @@ type moment struct {
 	state  health.State
 	util   float64 // under 0: not measured
 	xids   map[int]uint64
-	clocks float64
-	holder string // pod; "" for none, "?" if the kubelet does not say
+	clocks float64 // bits; under 0: not measured
+	holder string  // pod; "" for none, "?" if the kubelet does not say
 	down   bool
 	gone   bool
 }
@@ -36,7 +36,10 @@ func play(sequence ...moment) deviceView {
 		if m.down {
 			s.Source.Status = health.SourceDown
 		}
-		values := map[health.Field]float64{health.FieldClocksEvents: m.clocks}
+		values := map[health.Field]float64{}
+		if m.clocks >= 0 {
+			values[health.FieldClocksEvents] = m.clocks
+		}
 		if m.util >= 0 {
 			values[health.FieldGPUUtil] = m.util
 		}
@@ -132,6 +135,27 @@ func TestEventsInWindow(t *testing.T) {
 	)
 	if len(v.xids) != 1 || v.xids[31] != 1 || v.clocks[0] != 0 {
 		t.Errorf("after the window: %+v", v)
+	}
+}
+
+// What the totals have is never taken back. A clock event counts when it begins; one that a device is first seen with
+// did so before, and one that is not measured goes on.
+func TestEventsSinceTheStart(t *testing.T) {
+	v := play(
+		moment{at: 0, xids: map[int]uint64{31: 5}, clocks: 1},
+		moment{at: 1, xids: map[int]uint64{31: 7}, clocks: 1 | 4},
+		moment{at: 1, poll: 1, xids: map[int]uint64{31: 7}, clocks: 1 | 4}, // the same poll
+		moment{at: 2, xids: map[int]uint64{31: 7, 79: 1}, clocks: -1},
+		moment{at: 3, xids: map[int]uint64{31: 7, 79: 1}, clocks: 4},
+		moment{at: 4, xids: map[int]uint64{31: 7, 79: 1}, clocks: 0},
+		moment{at: 5, xids: map[int]uint64{31: 8, 79: 1}, clocks: 1 | 4},
+		moment{at: 100, xids: map[int]uint64{31: 8, 79: 1}, clocks: 1 | 4},
+	)
+	if all := v.all.byXID(); len(v.xids) != 0 || len(all) != 2 || all[31] != 3 || all[79] != 1 {
+		t.Errorf("XIDs: %v in the window, %v in all", v.xids, all)
+	}
+	if want := [len(clockEvents)]uint64{0: 1, 2: 2}; v.all.begun() != want {
+		t.Errorf("clock events began %v, want %v", v.all.begun(), want)
 	}
 }
 

@@ -16,12 +16,22 @@ func (s *scrape) collectMade(f *fieldFamily, x showing) {
 	isGPU := d.Device.Kind == health.KindGPU // clocks, checks and links are the whole GPU's
 	switch f.Name {
 	case expXIDs:
-		counts := s.windowXIDs(x.spot)
+		counts := s.xidsOf(x.spot, func(v *deviceView) map[int]uint64 { return v.xids })
 		if len(counts) == 0 {
 			show(0, window, Label{"xid", ""})
 		}
 		for xid, n := range counts {
 			show(float64(n), window, Label{"xid", strconv.Itoa(xid)})
+		}
+	case expXIDTotal: // like dcgm-exporter's it has no series before the first, and so has the next
+		for xid, n := range s.xidsOf(x.spot, func(v *deviceView) map[int]uint64 { return v.all.byXID() }) {
+			show(float64(n), Label{"xid", strconv.Itoa(xid)})
+		}
+	case expClockTotal:
+		for bit, n := range view.all.begun() {
+			if n > 0 && isGPU {
+				show(float64(n), Label{"clock_event", clockEvents[bit]})
+			}
 		}
 	case expClocks:
 		for bit, n := range view.clocks {
@@ -47,14 +57,14 @@ func (s *scrape) collectMade(f *fieldFamily, x showing) {
 	}
 }
 
-// windowXIDs counts the XIDs that the devices in a place had in the window.
-func (s *scrape) windowXIDs(x *spot) map[int]uint64 {
+// xidsOf adds up what the totals of the devices in a place have of XIDs.
+func (s *scrape) xidsOf(x *spot, of func(*deviceView) map[int]uint64) map[int]uint64 {
 	if len(x.devices) == 1 {
-		return s.views[x.devices[0]].xids
+		return of(&s.views[x.devices[0]])
 	}
 	sum := make(map[int]uint64)
 	for _, i := range x.devices {
-		for xid, n := range s.views[i].xids {
+		for xid, n := range of(&s.views[i]) {
 			sum[xid] += n
 		}
 	}

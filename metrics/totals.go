@@ -63,6 +63,7 @@ type deviceView struct {
 	transitions [states]uint64
 	xids        map[int]uint64 // in the window
 	clocks      [len(clockEvents)]uint64
+	all         *eventTotals // nil: no event yet
 	checked     bool
 	idle        map[user]idleness
 }
@@ -84,7 +85,9 @@ func (t *Totals) views(devices []health.DeviceState, events bool) ([]deviceView,
 // view returns the totals of a device.
 func (l *ledger) view(id health.DeviceID, events bool) deviceView {
 	d, known := l.devices[id]
-	v := deviceView{known: known, unhealthy: d.unhealthy.Seconds(), transitions: d.transitions, checked: d.checked, idle: d.idle}
+	v := deviceView{
+		known: known, unhealthy: d.unhealthy.Seconds(), transitions: d.transitions, checked: d.checked, idle: d.idle, all: d.all,
+	}
 	if !events {
 		return v
 	}

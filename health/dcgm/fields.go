@@ -76,7 +76,7 @@ func known(fields []dcgm.Short) (numbers, texts []dcgm.Short, left []string) {
 
 // agreed returns the fields that the engine knows too: it may be older than the library here, and refuses
 // a group with one field that it does not know.
-func (s *session) agreed(fields []dcgm.Short) (kept []dcgm.Short, left []string, err error) {
+func (s *session) agreed(fields []dcgm.Short) (kept []dcgm.Short, left []string, refused error) {
 	try := func(fields ...dcgm.Short) error {
 		group, err := dcgm.FieldGroupCreate(s.name("trial"), fields)
 		if err != nil {
@@ -84,18 +84,22 @@ func (s *session) agreed(fields []dcgm.Short) (kept []dcgm.Short, left []string,
 		}
 		return dcgm.FieldGroupDestroy(group)
 	}
-	if len(fields) == 0 {
-		return nil, nil, nil
-	}
-	refused := try(fields...)
-	if refused == nil {
-		return fields, nil, nil
-	}
-	for _, f := range fields {
-		if try(f) == nil {
-			kept = append(kept, f)
-		} else {
-			left = append(left, fmt.Sprintf("%d (unknown to the engine)", f))
+	for some := range slices.Chunk(fields, maxFields) {
+		err := try(some...)
+		if err == nil {
+			kept = append(kept, some...)
+			continue
+		}
+		if dead(err) {
+			return nil, nil, err
+		}
+		refused = err
+		for _, f := range some {
+			if try(f) == nil {
+				kept = append(kept, f)
+			} else {
+				left = append(left, fmt.Sprintf("%d (unknown to the engine)", f))
+			}
 		}
 	}
 	if len(kept) == 0 {

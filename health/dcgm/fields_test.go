@@ -41,6 +41,44 @@ func TestFieldsThatCannotBeWatchedAreSaidOnce(t *testing.T) {
 	}
 }
 
+// More fields than a group or a call takes are shared out, of GPUs and of their parts.
+func TestThreeHundredFields(t *testing.T) {
+	b := fresh(t)
+	b.gpus(8)
+	b.mig(0, map[uint][]uint{3: {4}})
+	cfg := config()
+	const first, last = 1100, 1399
+	for f := uint(first); f <= last; f++ {
+		cfg.Fields = append(cfg.Fields, health.Field(f))
+		for gpu := range uint(8) {
+			b.lib.Int(script.GPU, gpu, f, int64(1000*gpu+f), 0, b.clock.now())
+		}
+		b.lib.Int(script.CI, 4, f, int64(f), 0, b.clock.now())
+	}
+	cfg.Fields = append(cfg.Fields, 1595) // newer than the engine
+	b.open(cfg)
+	samples, _ := b.poll()
+	for f := uint(first); f <= last; f++ {
+		for gpu := range uint(8) {
+			if got := samples[gpuID(gpu)].Values[health.Field(f)]; got != float64(1000*gpu+f) {
+				t.Fatalf("field %d of GPU %d is %v", f, gpu, got)
+			}
+		}
+		if got := samples[migID(4)].Values[health.Field(f)]; got != float64(f) {
+			t.Fatalf("field %d of the MIG device is %v", f, got)
+		}
+		if w, ok := b.lib.Watched(script.GPU, 7, f); !ok || w.Every != cfg.Interval {
+			t.Fatalf("field %d is watched %v as %+v", f, ok, w)
+		}
+	}
+	if got := samples[gpuID(7)].Values[health.FieldGPUTemp]; got != 47 {
+		t.Errorf("temperature %v", got)
+	}
+	if n := b.lib.Widest(); n > maxValues {
+		t.Errorf("%d values in one call", n)
+	}
+}
+
 // DCGM's health check looks every 30 s, ours each second; one sample is kept, of XIDs ten minutes, on GPUs, GPU
 // instances and compute instances (3, 9).
 func TestHowFieldsAreWatched(t *testing.T) {

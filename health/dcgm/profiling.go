@@ -52,7 +52,7 @@ func (s *session) watchProfiling(w *watches, t topology, fields []dcgm.Short) er
 		if err != nil {
 			return err
 		}
-		if _, err := s.watchGroup(w, "profiling", g, set.fields, s.cfg.Interval, 0, keepLatest); err != nil {
+		if err := s.watchGroup(w, "profiling", g, set.fields, s.cfg.Interval); err != nil {
 			if dead(err) {
 				return err
 			}

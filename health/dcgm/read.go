@@ -20,23 +20,24 @@ import (
 // are; and go-dcgm keeps its memory, 4 KiB a value, for the next call up to here (poolCapacityThreshold).
 const maxValues = 256
 
+// maxFields is how many fields a field group has and one call reads at most. dcgm_structs.h says 128
+// (DCGM_MAX_FIELD_IDS_PER_FIELD_GROUP); dcgm-exporter's tests call 127 the limit.
+const maxFields = 127
+
 // latest reads the newest sample of each field of each entity from DCGM's cache and hands them to take,
 // which must not keep them. Never DCGM_FV_FLAG_LIVE_DATA: that asks the driver, which can hang, and
 // fails altogether over field 230 (16).
 func latest(entities []dcgm.GroupEntityPair, fields []dcgm.Short, take func(*dcgm.FieldValue_v2)) error {
-	if len(fields) == 0 {
-		return nil // go-dcgm panics over an empty list
-	}
-	for step := max(1, maxValues/len(fields)); len(entities) > 0; {
-		n := min(step, len(entities))
-		values, err := dcgm.EntitiesGetLatestValues(entities[:n], fields, 0)
-		if err != nil {
-			return fmt.Errorf("read values: %w", err)
+	for some := range slices.Chunk(fields, maxFields) {
+		for part := range slices.Chunk(entities, maxValues/len(some)) {
+			values, err := dcgm.EntitiesGetLatestValues(part, some, 0)
+			if err != nil {
+				return fmt.Errorf("read values: %w", err)
+			}
+			for i := range values {
+				take(&values[i])
+			}
 		}
-		for i := range values {
-			take(&values[i])
-		}
-		entities = entities[n:]
 	}
 	return nil
 }

@@ -127,21 +127,21 @@ func (s *session) watchFields(w *watches, t topology) (err error) {
 	w.gpuFields = slices.Concat(w.lightFields, metrics)
 	w.computeFields = slices.Concat([]dcgm.Short{fieldXID}, perInstance(metrics))
 
-	if _, err = s.watchGroup(w, "inventory", w.all, inventoryFields(), inventoryEvery, 0, keepLatest); err != nil {
+	if err = s.watchGroup(w, "inventory", w.all, inventoryFields(), inventoryEvery); err != nil {
 		return err
 	}
 	w.texts, w.inventoryFields = c.texts, union(inventoryFields(), c.texts)
 	own := w.inventoryFields[len(inventoryFields()):] // a field is watched once: one client's watches are not counted
-	if _, err = s.watchGroup(w, "texts", w.gpuGroup, own, inventoryEvery, 0, keepLatest); err != nil {
+	if err = s.watchGroup(w, "texts", w.gpuGroup, own, inventoryEvery); err != nil {
 		return err
 	}
-	if w.xidFields, err = s.watchGroup(w, "xids", w.all, []dcgm.Short{fieldXID}, healthEvery, keepXIDs, 0); err != nil {
+	if w.xidFields, err = s.watchFew(w, "xids", w.all, []dcgm.Short{fieldXID}, healthEvery, keepXIDs, 0); err != nil {
 		return err
 	}
-	if _, err = s.watchGroup(w, "health", w.gpuGroup, judged, healthEvery, 0, keepLatest); err != nil {
+	if err = s.watchGroup(w, "health", w.gpuGroup, judged, healthEvery); err != nil {
 		return err
 	}
-	if _, err = s.watchGroup(w, "metrics", w.gpuGroup, metrics, s.cfg.Interval, 0, keepLatest); err != nil {
+	if err = s.watchGroup(w, "metrics", w.gpuGroup, metrics, s.cfg.Interval); err != nil {
 		return err
 	}
 	if own := w.computeFields[1:]; len(w.computes) > 0 && len(own) > 0 {
@@ -149,7 +149,7 @@ func (s *session) watchFields(w *watches, t topology) (err error) {
 		if err != nil {
 			return err
 		}
-		if _, err := s.watchGroup(w, "instance-metrics", parts, own, s.cfg.Interval, 0, keepLatest); err != nil {
+		if err := s.watchGroup(w, "instance-metrics", parts, own, s.cfg.Interval); err != nil {
 			return err
 		}
 	}
@@ -197,14 +197,22 @@ func (s *session) groupOf(w *watches, what string, entities []entity) (group, er
 	return g, nil
 }
 
-// watchGroup has fields of a group sampled: every so often, kept for so long, so many of them; 0 is no
-// bound. It returns when each has been sampled once.
-func (s *session) watchGroup(
+// watchGroup has the newest sample of fields of a group at hand, sampled every so often.
+func (s *session) watchGroup(w *watches, what string, g group, fields []dcgm.Short, every time.Duration) error {
+	for some := range slices.Chunk(fields, maxFields) {
+		if _, err := s.watchFew(w, what, g, some, every, 0, keepLatest); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// watchFew has fields of a group sampled: every so often, kept for so long, so many of them; 0 is no bound. It returns
+// when each has been sampled once. They are as many as one field group has, and at least one: go-dcgm panics over an
+// empty list.
+func (s *session) watchFew(
 	w *watches, what string, g group, fields []dcgm.Short, every, keep time.Duration, samples int32,
 ) (fieldGroup, error) {
-	if len(fields) == 0 {
-		return fieldGroup{}, nil // go-dcgm panics over an empty list
-	}
 	handle, err := dcgm.FieldGroupCreate(s.name(what), fields)
 	if err != nil {
 		return fieldGroup{}, fmt.Errorf("fields of %s: %w", what, err)

@@ -78,9 +78,9 @@ const idleUsed = 4
 
 // values appends what can be measured at t seconds: first the GPU's, then each MIG device's. What is
 // absent here is blank in DCGM on that kind of device: a partitioned GPU has no utilization and no NVLink,
-// a MIG device has a framebuffer and shares the rest with its GPU, a GPU that is no vGPU has no license.
+// a MIG device has a framebuffer and shares the rest with its GPU.
 func (g *gpu) values(t float64, c conditions, to []map[health.Field]float64) []map[health.Field]float64 {
-	const fields = 30 // the most that a GPU has, so that the map does not grow
+	const fields = 32 // the most that a GPU has, so that the map does not grow
 	var (
 		m      = &g.model
 		v      = make(map[health.Field]float64, fields)
@@ -112,6 +112,7 @@ func (g *gpu) values(t float64, c conditions, to []map[health.Field]float64) []m
 		v[health.FieldSMClock] = math.Round((m.topSM-(m.topSM-m.lowSM)*all.slow*all.slow)/15) * 15
 		v[health.FieldMemClock] = m.topMem
 	}
+	v[health.FieldClocksEvents] = clockEvents(busy, all.fast)
 
 	span := m.maxPower - m.restPower
 	v[health.FieldPower] = milli(min(m.maxPower, (m.restPower+span*all.fast)*(1+0.01*noise(11))))
@@ -142,6 +143,7 @@ func (g *gpu) values(t float64, c conditions, to []map[health.Field]float64) []m
 	}
 
 	v[health.FieldPCIeReplays] = 0
+	v[health.FieldVGPULicense] = 0 // what DCGM says of a GPU that is no vGPU
 	v[health.FieldRemappedUncorr], v[health.FieldRemappedCorr], v[health.FieldRemapFailed] = 0, 0, 0
 	v[health.FieldRemapPending] = number(is(c.remap))
 	v[health.FieldUnrepairable] = 0
@@ -150,6 +152,24 @@ func (g *gpu) values(t float64, c conditions, to []map[health.Field]float64) []m
 		v[health.FieldXID] = float64(g.lastXID)
 	}
 	return to
+}
+
+// Bits of FieldClocksEvents (nvml.h: nvmlClocksEventReasonGpuIdle, nvmlClocksEventReasonSwPowerCap).
+const (
+	clocksIdle     = 0x1
+	clocksPowerCap = 0x4
+)
+
+// clockEvents says why the clocks are not at their top: nothing runs, or all that the board may draw is drawn, which
+// only the heaviest of the jobs do.
+func clockEvents(busy bool, load float64) float64 {
+	switch {
+	case !busy:
+		return clocksIdle
+	case load > 0.97:
+		return clocksPowerCap
+	}
+	return 0
 }
 
 // used is the energy in mJ until t, with so much work done.

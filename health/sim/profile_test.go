@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
@@ -185,7 +186,7 @@ func TestUUIDs(t *testing.T) {
 func TestFields(t *testing.T) {
 	profiling := []health.Field{1001, 1002, 1004, 1005, 1009, 1010}
 	all := slices.Concat([]health.Field{
-		67, 100, 101, 140, 150, 155, 156, 202, 203, 204, 206, 207, 250, 251, 252, 253, 393, 394, 395, 396, 449,
+		67, 100, 101, 112, 140, 150, 155, 156, 202, 203, 204, 206, 207, 250, 251, 252, 253, 393, 394, 395, 396, 449, 526,
 	}, profiling, []health.Field{1507, 1523})
 	without := func(fields ...health.Field) []health.Field {
 		var out []health.Field
@@ -218,6 +219,9 @@ func TestFields(t *testing.T) {
 				if s.Device != r.Devices[i].ID || s.Presence != health.Present || len(s.XIDs) != 0 || len(s.Incidents) != 0 {
 					t.Errorf("%s: sample %+v of %s", tt.profile, s, r.Devices[i].ID)
 				}
+				if s.Checked != (r.Devices[i].Kind == health.KindGPU) {
+					t.Errorf("%s: checked %v of %s", tt.profile, s.Checked, s.Device)
+				}
 				if got := sortedFields(s.Values); r.Devices[i].Kind == tt.kind && !reflect.DeepEqual(got, tt.want) {
 					t.Errorf("%s: %s has fields %v; want %v", tt.profile, s.Device, got, tt.want)
 				}
@@ -236,4 +240,26 @@ func TestNoGPUs(t *testing.T) {
 			t.Errorf("versions %+v; want %+v", r.Versions, want)
 		}
 	})
+}
+
+// The idle bit is there when nothing runs, the power cap with the heaviest jobs only, and no fault ever.
+func TestClockEvents(t *testing.T) {
+	seen := map[float64]int{}
+	polls := readings(t, profileConfig("h100-8"), every(time.Second, 20*time.Minute)...)
+	for _, r := range polls {
+		for _, s := range r.Samples {
+			bits, told := s.Values[health.FieldClocksEvents]
+			seen[bits]++
+			if idle := s.Values[health.FieldSMClock] == h100().restSM; !told || idle != (bits == clocksIdle) {
+				t.Fatalf("event bits %v (%v) at %v MHz", bits, told, s.Values[health.FieldSMClock])
+			}
+			if w := s.Values[health.FieldPower]; bits == clocksPowerCap && w < 0.95*h100().maxPower {
+				t.Fatalf("the power is capped at %v W", w)
+			}
+		}
+	}
+	all := len(polls) * 8
+	if len(seen) != 3 || seen[clocksIdle] < all/10 || seen[clocksPowerCap] < all/100 || seen[clocksPowerCap] > all/5 || seen[0] < all/3 {
+		t.Errorf("of %d samples: %v", all, seen)
+	}
 }

@@ -79,6 +79,7 @@ func (s *Source) reading(now time.Time) *health.Reading {
 			sample := health.Sample{Device: s.devices[g.device+n].ID, At: now, Presence: presence}
 			if presence == health.Present {
 				sample.Values = values[n]
+				sample.Checked = n == 0 // and all is well: no scenario makes an incident
 			}
 			if n == 0 && s.state != sourceBlind {
 				sample.XIDs, g.pending = g.pending.take()

@@ -43,6 +43,7 @@ EXPORT dcgmReturn_t dcgmGroupAddEntity(dcgmHandle_t handle, dcgmGpuGrp_t group, 
 EXPORT dcgmReturn_t dcgmFieldGroupCreate(dcgmHandle_t handle, int count, const unsigned short *ids, const char *name, dcgmFieldGrp_t *fields) {
     ENTER
     (void)name;
+    if (count < 1 || count > MAX_FIELDS) return leave(DCGM_ST_BADPARAM);
     for (int i = 0; i < count; i++)
         if (ids[i] >= NEWER_FIELDS) return leave(DCGM_ST_UNKNOWN_FIELD);
     for (int i = 1; i < MAX_GROUPS; i++)
@@ -129,7 +130,7 @@ static dcgm_field_entity_group_t level_of(unsigned short field) {
         case 1: case 2: case 5: return DCGM_FE_NONE;
         case 50: case 54: case 1001: case 1002: case 1003: return DCGM_FE_GPU_CI;
         case 250: case 251: case 252: case 253: return DCGM_FE_GPU_I;
-        default: return DCGM_FE_GPU;
+        default: return field >= 1100 && field < 1400 ? DCGM_FE_GPU_I : DCGM_FE_GPU;
     }
 }
 
@@ -148,6 +149,7 @@ EXPORT dcgmReturn_t dcgmEntitiesGetLatestValues(dcgmHandle_t handle, dcgmGroupEn
                                                 unsigned short fields[], unsigned int fieldCount, unsigned int flags,
                                                 dcgmFieldValue_v2 values[]) {
     ENTER
+    if (fieldCount > MAX_FIELDS) return leave(DCGM_ST_BADPARAM);
     for (unsigned j = 0; j < fieldCount; j++)
         if (flags != 0 && fields[j] == DCGM_FI_DEV_XID_ERROR) return leave(DCGM_ST_GENERIC_ERROR); // (16)
     if (flags != 0) state.live++;

@@ -16,7 +16,7 @@
 #define HIDDEN __attribute__((visibility("hidden")))
 
 #define MAX_ENTITIES 256
-#define MAX_VALUES 64
+#define MAX_FIELDS 127 // of one group or call
 #define MAX_ROWS 4096
 #define MAX_GROUPS 64
 
@@ -35,8 +35,8 @@ typedef struct {
     int in_hierarchy, parent_kind;
     unsigned parent, gi, ci, profile, slices;
     char gpu[128];
-    int values;
-    value_t value[MAX_VALUES];
+    int values, room;
+    value_t *value;
     int links;
     unsigned peer[32];
     unsigned long long path[32];
@@ -57,7 +57,7 @@ typedef struct {
 
 typedef struct {
     int used, count;
-    unsigned short field[128];
+    unsigned short field[MAX_FIELDS];
 } fields_t;
 
 typedef struct {

@@ -4,6 +4,7 @@
 
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 state_t state = { .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER };
 
@@ -19,7 +20,12 @@ entity_t *find(int kind, unsigned id) {
 value_t *value_of(entity_t *e, unsigned short field) {
     for (int i = 0; i < e->values; i++)
         if (e->value[i].field == field) return &e->value[i];
-    value_t *v = &e->value[e->values < MAX_VALUES ? e->values++ : MAX_VALUES - 1];
+    if (e->values == e->room) {
+        e->room = e->room == 0 ? 32 : 2 * e->room;
+        e->value = realloc(e->value, (size_t)e->room * sizeof(*e->value));
+        if (e->value == NULL) abort();
+    }
+    value_t *v = &e->value[e->values++];
     memset(v, 0, sizeof(*v));
     v->field = field;
     return v;
@@ -44,6 +50,7 @@ static void reset(void) {
     lock();
     pthread_mutex_t keep_lock = state.lock;
     int initialized = state.initialized, connected = state.connected;
+    for (int i = 0; i < state.entities; i++) free(state.entity[i].value);
     memset((char *)&state + sizeof(pthread_mutex_t) + sizeof(pthread_cond_t), 0,
            sizeof(state) - sizeof(pthread_mutex_t) - sizeof(pthread_cond_t));
     (void)keep_lock;
@@ -73,7 +80,10 @@ static void entity(int kind, unsigned id, int status) {
 static void drop(int kind, unsigned id) {
     lock();
     entity_t *e = find(kind, id);
-    if (e != NULL) *e = state.entity[--state.entities];
+    if (e != NULL) {
+        free(e->value);
+        *e = state.entity[--state.entities];
+    }
     unlock();
 }
 

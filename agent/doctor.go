@@ -114,6 +114,14 @@ func Diagnose(ctx context.Context, loader Loader, root string) Report {
 func (d doctor) run(ctx context.Context) Report {
 	c, checks := d.configuration()
 
+	// What matters only to who hands GPUs out.
+	serving := func(run func(context.Context) []Check) func(context.Context) []Check {
+		if !c.Plugin.Enabled {
+			return pluginIsOff
+		}
+		return run
+	}
+
 	// What needs no DCGM goes on beside it.
 	others := make(chan []Check, 1)
 	go func() {
@@ -122,13 +130,13 @@ func (d doctor) run(ctx context.Context) Report {
 			steps = []step{{"container runtime", simulated}, {"CDI specs", simulated}}
 		} else {
 			steps = []step{
-				{"container runtime", func(context.Context) []Check { return d.checkRuntime(c.Plugin) }},
-				{"CDI specs", func(context.Context) []Check { return d.checkCDI(c.Plugin) }},
+				{"container runtime", serving(func(context.Context) []Check { return d.checkRuntime(c.Plugin) })},
+				{"CDI specs", serving(func(context.Context) []Check { return d.checkCDI(c.Plugin) })},
 				{"GPU operator", func(context.Context) []Check { return d.checkOperator() }},
 			}
 		}
 		others <- runSteps(ctx, append(steps,
-			step{"kubelet", func(ctx context.Context) []Check { return checkKubelet(ctx, c.Plugin.KubeletDir) }},
+			step{"kubelet", serving(func(ctx context.Context) []Check { return checkKubelet(ctx, c.Plugin.KubeletDir) })},
 			step{"pod resources", func(ctx context.Context) []Check { return checkPodResources(ctx, c.Plugin.KubeletDir) }},
 			step{"other plugins", func(ctx context.Context) []Check { return checkOtherPlugins(ctx, c.Plugin) }},
 			step{"agent", func(ctx context.Context) []Check { return checkRunning(ctx, c) }},
@@ -194,6 +202,10 @@ func (d doctor) configuration() (Config, []Check) {
 }
 
 func simulated(context.Context) []Check { return []Check{{Status: CheckInfo, Found: "simulated"}} }
+
+func pluginIsOff(context.Context) []Check {
+	return []Check{{Status: CheckInfo, Found: "not needed: the plugin is off (plugin.enabled)"}}
+}
 
 // fault is a failed check from an error's text. Errors here say what is wrong, a semicolon, and what
 // would be right; one that does not gets the fix.

@@ -137,12 +137,17 @@ func checkOtherPlugins(ctx context.Context, c plugin.Config) []Check {
 			}
 		}
 	}
-	if len(others) == 0 {
+	switch {
+	case len(others) == 0 && c.Enabled:
 		return []Check{{Status: CheckOK, Found: "none serves GPUs"}}
+	case len(others) == 0: // it may have a name that is not known here, or be no device plugin
+		return []Check{{Status: CheckInfo, Found: "the plugin is off (plugin.enabled), and no other is seen that serves GPUs"}}
+	case !c.Enabled:
+		return []Check{{Status: CheckOK, Found: strings.Join(others, ", ") + " serves GPUs; the plugin is off (plugin.enabled)"}}
 	}
 	check := Check{
 		Status: CheckWarn, Found: "another device plugin serves " + strings.Join(others, ", ") + " in " + dir,
-		Fix: "take it off this node: both would hand out the same GPUs",
+		Fix: "take it off this node: both would hand out the same GPUs; or set plugin.enabled to false",
 	}
 	serves := slices.ContainsFunc(others, func(s string) bool { return s == "nvidia-gpu.sock" || strings.HasPrefix(s, "nvidiaGPU-") })
 	if serves && c.Resource == plugin.DefaultConfig().Resource { // the kubelet listens to who registers last

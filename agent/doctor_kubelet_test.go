@@ -123,7 +123,11 @@ func TestDoctorOtherPlugins(t *testing.T) {
 	listen(t, c.KubeletDir+"/device-plugins/nvidiaGPU-1700000000.sock", nil)
 	check(wanted{CheckFail, "nvidiaGPU-1700000000.sock", "take it off"})
 	c.Resource = "example.com/gpu"
-	check(wanted{CheckWarn, "nvidiaGPU-1700000000.sock", "take it off"})
+	check(wanted{CheckWarn, "nvidiaGPU-1700000000.sock", "plugin.enabled"})
+	c.Enabled = false
+	check(wanted{CheckOK, "nvidiaGPU-1700000000.sock serves GPUs; the plugin is off", ""})
+	c.KubeletDir = tempDir(t)
+	check(wanted{CheckInfo, "the plugin is off", ""})
 }
 
 func TestDoctorFindsAnAgent(t *testing.T) {

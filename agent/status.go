@@ -48,6 +48,7 @@ type SourceStatus struct {
 
 // KubeletStatus is the state of the connection to the kubelet.
 type KubeletStatus struct {
+	Plugin       string           `json:"plugin"`                 // on, or off: plugin.enabled is false, and nothing is to be served
 	Error        string           `json:"error,omitempty"`        // why nothing is served, or not all
 	AuditError   string           `json:"auditError,omitempty"`   // why what the kubelet believes is not checked
 	HoldersError string           `json:"holdersError,omitempty"` // why there is no newer word on who holds what

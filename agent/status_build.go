@@ -58,8 +58,17 @@ func statusOf(k known) NodeStatus {
 	return s
 }
 
+// The words of KubeletStatus.Plugin. What an older agent does not say is on.
+const (
+	pluginOn  = "on"
+	pluginOff = "off"
+)
+
 func kubeletStatus(p plugin.Status, h plugin.Holders) KubeletStatus {
-	k := KubeletStatus{Error: p.Err, AuditError: p.AuditErr, HoldersError: h.Err, Holders: h.At.UTC(), Resources: []ResourceStatus{}}
+	k := KubeletStatus{Error: p.Err, AuditError: p.AuditErr, HoldersError: h.Err, Holders: h.At.UTC(), Resources: []ResourceStatus{}, Plugin: pluginOn}
+	if p.Off {
+		k.Plugin = pluginOff
+	}
 	for _, r := range p.Resources {
 		k.Resources = append(k.Resources, ResourceStatus{
 			Name: r.Name, Registered: r.Registered, Error: r.Err, Devices: r.Devices, Healthy: r.Healthy,

@@ -122,6 +122,9 @@ func (p *printer) top(s NodeStatus) {
 	}
 	fmt.Fprintf(p, "node      %s; gpu-node-agent %s\n", p.paint(cell{s.Node, colourBold}), printable(s.Version))
 	fmt.Fprintf(p, "source    %s\n", strings.Join(line, "; "))
+	if off := offText(s.Kubelet); off != "" {
+		fmt.Fprintf(p, "kubelet   %s: %s\n", p.paint(cell{"plugin off", colourDim}), off)
+	}
 	if s.Kubelet.Error != "" {
 		fmt.Fprintf(p, "kubelet   %s\n", p.paint(cell{s.Kubelet.Error, colourRed}))
 	}

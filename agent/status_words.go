@@ -119,6 +119,14 @@ func allocationsText(r ResourceStatus) string {
 	return strings.Join(parts, ", ")
 }
 
+// offText is why a kubelet has nothing of us, "" unless that is wanted.
+func offText(k KubeletStatus) string {
+	if k.Plugin != pluginOff {
+		return ""
+	}
+	return "plugin.enabled is false, so nothing is registered"
+}
+
 func mismatchesText(r ResourceStatus) string {
 	return counted(r.AuditMismatches, "audit mismatch", "audit mismatches")
 }

@@ -9,8 +9,8 @@ type ownFamilies struct {
 
 	sourceUp, sourceStalled, reconnects, age, version, poll int
 
-	registered, registrations, streams, mismatches, devices int
-	allocations, allocationErrors, holdersUp, holdersAge    int
+	enabled, registered, registrations, streams, mismatches, devices int
+	allocations, allocationErrors, holdersUp, holdersAge             int
 
 	kubernetesWrites, kubernetesEvents, kubernetesDropped, kubernetesErrors int
 
@@ -45,6 +45,7 @@ func (s *shape) declareOwn() {
 		poll: s.declare(namespace+"_source_poll_duration_seconds", "How long it took to measure all devices.",
 			dto.MetricType_HISTOGRAM),
 
+		enabled:       gauge("plugin_enabled", "1 if GPUs are offered to the kubelet, 0 if plugin.enabled is false: another device plugin does that."),
 		registered:    gauge("plugin_registered", "1 while the kubelet has the resource from us."),
 		registrations: counter("plugin_registrations_total", "Times that the resource was registered with the kubelet."),
 		streams:       gauge("plugin_streams", "Open ListAndWatch streams of the resource."),

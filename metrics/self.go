@@ -157,6 +157,7 @@ func (s *scrape) collectPolls() {
 }
 
 func (s *scrape) collectPlugin(status plugin.Status) {
+	s.add(s.own.enabled, truth(!status.Off), nil)
 	for i := range status.Resources {
 		r := &status.Resources[i]
 		labels := s.labels(nil, Label{"resource", r.Name})

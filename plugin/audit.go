@@ -18,7 +18,7 @@ type audit struct {
 
 // check compares what the kubelet believes with what we say, and registers again if the two differ for
 // good: in two answers some time apart, both to questions that were asked long enough after we last said
-// something.
+// something, and nothing said between them.
 func (l *link) check() {
 	b := l.pods.beliefs.Load()
 	if l.phase != registered {
@@ -29,7 +29,11 @@ func (l *link) check() {
 		return
 	}
 	l.audit.asked = b.asked
-	if said := l.srv.streams.count().lastTold; b.asked.Before(said.Add(l.settle)) || b.asked.Before(l.since.Add(l.settle)) {
+	said := l.srv.streams.count().lastTold
+	if !l.audit.suspected.After(said) { // it was about another list
+		l.audit.suspected = time.Time{}
+	}
+	if b.asked.Before(said.Add(l.settle)) || b.asked.Before(l.since.Add(l.settle)) {
 		l.pods.ask(l.settle + l.hurry)
 		return
 	}

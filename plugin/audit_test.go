@@ -132,6 +132,11 @@ func TestAudit(t *testing.T) {
 			a.srv.streams.told()
 			a.after(900 * time.Millisecond)
 		}, 0},
+		{"something was said between", func(a *auditRig) {
+			a.after(3 * time.Second)
+			a.srv.streams.told()
+			a.after(3 * time.Second)
+		}, 0},
 		{"an old answer says nothing new", func(a *auditRig) {
 			a.after(3 * time.Second)
 			time.Sleep(time.Minute) //nolint:forbidigo // synthetic time

@@ -14,6 +14,7 @@ import (
 
 // Config is the `plugin` section of config.yaml.
 type Config struct {
+	Enabled    bool   `yaml:"enabled"`    // false: nothing is registered, because another device plugin hands the GPUs out
 	Resource   string `yaml:"resource"`   // the extended resource that pods ask for, such as nvidia.com/gpu
 	KubeletDir string `yaml:"kubeletDir"` // device-plugins/kubelet.sock and pod-resources/kubelet.sock lie below it
 
@@ -52,7 +53,7 @@ const (
 // DefaultConfig returns the section as it is when config.yaml says nothing.
 func DefaultConfig() Config {
 	return Config{
-		Resource: "nvidia.com/gpu", KubeletDir: "/var/lib/kubelet",
+		Enabled: true, Resource: "nvidia.com/gpu", KubeletDir: "/var/lib/kubelet",
 		MIGStrategy: MIGNone, Resources: []ResourceRule{}, Include: []string{}, Exclude: []string{},
 		Sharing:    SharingConfig{TimeSlicing: TimeSlicing{FailRequestsGreaterThanOne: true, Resources: []SharedResource{}}},
 		DeviceList: []string{ListEnv}, DeviceID: DeviceIDUUID, DriverRoot: "/",

@@ -61,7 +61,7 @@ func holdersOf(resp *podsapi.ListPodResourcesResponse, resolve func(resource, id
 // nvidia0/gi1/vgpu2; see pkg/gpu/nvidia in container-engine-accelerators).
 func resolver(cfg Config, snap *health.Snapshot) func(resource, id string) (health.DeviceID, bool) {
 	ours := make(map[string]bool)
-	for _, r := range Layout(cfg, snap) {
+	for _, r := range arrange(&cfg, snap).Resources { // also when it is another plugin that serves them
 		ours[r.Name] = true
 	}
 	gke := regexp.MustCompile(`^nvidia(\d+)(?:/gi(\d+))?(?:/vgpu\d+)?$`)

@@ -366,7 +366,7 @@ func TestConfigChanges(t *testing.T) {
 	old := r.socket()
 	same := *r.cfg.Load()
 	r.cfg.Store(&same)
-	r.cfg.Store(&Config{Resource: "example.com/gpu", KubeletDir: r.root})
+	r.cfg.Store(&Config{Enabled: true, Resource: "example.com/gpu", KubeletDir: r.root})
 	r.wait(k, "example.com/gpu", listed(2, 2))
 	s := r.status(func(s ResourceStatus) bool { return s.Name == "example.com/gpu" && s.Registered })
 	if s.Registrations != 1 {
@@ -381,7 +381,7 @@ func TestConfigChanges(t *testing.T) {
 
 	other := newRig(t, nil)
 	otherKubelet := other.kubelet()
-	r.cfg.Store(&Config{Resource: "example.com/gpu", KubeletDir: other.root})
+	r.cfg.Store(&Config{Enabled: true, Resource: "example.com/gpu", KubeletDir: other.root})
 	other.wait(otherKubelet, "example.com/gpu", listed(2, 2))
 	r.wait(k, "example.com/gpu", func(res kubelettest.Resource) bool { return !res.Connected })
 }
@@ -478,7 +478,7 @@ func TestListenerDies(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, "device-plugins"), 0o750); err != nil {
 		t.Fatal(err)
 	}
-	l := newLink(srv, Config{Resource: gpu, KubeletDir: dir}, quick(), newRig(t, nil).p.pods, newRig(t, nil).p.log)
+	l := newLink(srv, Config{Enabled: true, Resource: gpu, KubeletDir: dir}, quick(), newRig(t, nil).p.pods, newRig(t, nil).p.log)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	defer l.stop(false)

@@ -32,8 +32,13 @@ type Device struct {
 func (d Device) Healthy() bool { return d.State.Verdict.State != health.Unhealthy }
 
 // Layout lays a snapshot out as resources, in a fixed order. It returns none if there is nothing to
-// hand out.
-func Layout(cfg Config, snap *health.Snapshot) []Resource { return arrange(&cfg, snap).Resources }
+// hand out, or if the plugin is off.
+func Layout(cfg Config, snap *health.Snapshot) []Resource {
+	if !cfg.Enabled {
+		return nil
+	}
+	return arrange(&cfg, snap).Resources
+}
 
 // arrangement is a layout and what is to be said about it.
 type arrangement struct {

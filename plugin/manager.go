@@ -32,11 +32,13 @@ type Plugin struct {
 
 	mu      sync.Mutex // guards everything below
 	running []*running // by resource name
-	err     string     // why nothing is served, in words
+	off     bool       // nothing is to be served
+	err     string     // why nothing is served though it should be, in words
 }
 
 // Status is what the plugin is doing now.
 type Status struct {
+	Off       bool             // plugin.enabled is false: nothing is served, and that is as it should be
 	Resources []ResourceStatus // by name
 	Err       string           // why nothing is served, or not all, in words; empty if all is
 	AuditErr  string           // why what the kubelet believes of us cannot be checked, in words; empty if it is
@@ -117,7 +119,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 			}
 			p.reconcile(ctx, want, *cfg, true)
 		}
-		p.explain(why, snap == nil || snap.Source.Status == health.SourceStarting)
+		p.explain(cfg != nil && !cfg.Enabled, why, snap == nil || snap.Source.Status == health.SourceStarting)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -127,11 +129,14 @@ func (p *Plugin) Run(ctx context.Context) error {
 	}
 }
 
-// layout returns what to serve, and why it is nothing if it is.
+// layout returns what to serve, and why it is nothing if it should not be.
 func (p *Plugin) layout(cfg *Config, snap *health.Snapshot) (layout []Resource, why string) {
 	switch {
 	case cfg == nil:
 		return nil, "no configuration yet"
+	case !cfg.Enabled:
+		p.remark(nil)
+		return nil, ""
 	case !snap.Polled():
 		// An early registration would tell the kubelet that the node has none.
 		why = "the GPUs have not been seen yet"
@@ -242,10 +247,14 @@ func (p *Plugin) start(ctx context.Context, t target, cfg Config) *running {
 }
 
 // explain stores why nothing is served, and logs it if that is news: as a warning, unless we have only
-// just started.
-func (p *Plugin) explain(why string, starting bool) {
+// just started or are told so.
+func (p *Plugin) explain(off bool, why string, starting bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if off && !p.off {
+		p.log.Info("the plugin is off: nothing is registered with the kubelet", zap.String("key", "plugin.enabled"))
+	}
+	p.off = off
 	if p.err == why {
 		return
 	}
@@ -284,7 +293,7 @@ func (p *Plugin) logFlips(before, after []Resource) {
 // Status may be called from any goroutine, before Run and after it too.
 func (p *Plugin) Status() Status {
 	p.mu.Lock()
-	links, s := slices.Clone(p.running), Status{Err: p.err}
+	links, s := slices.Clone(p.running), Status{Off: p.off, Err: p.err}
 	p.mu.Unlock()
 	for _, r := range links {
 		s.Resources = append(s.Resources, r.link.status())

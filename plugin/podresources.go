@@ -108,13 +108,16 @@ func (p *podResources) step(ctx context.Context) {
 	if !due {
 		return
 	}
-	list, devices, listErr, devicesErr := p.query(ctx)
+	list, devices, listErr, devicesErr := p.query(ctx, cfg.Enabled)
 	if ctx.Err() != nil {
 		return
 	}
 	p.publish(*cfg, now, list, listErr)
 	b := &belief{asked: now, devices: believed(devices)}
-	if devicesErr != nil {
+	switch {
+	case !cfg.Enabled:
+		b.err, devicesErr = "plugin.enabled is false", nil
+	case devicesErr != nil:
 		b.err = devicesErr.Error()
 	}
 	p.beliefs.Store(b)
@@ -148,8 +151,8 @@ func (p *podResources) disconnect() {
 	}
 }
 
-// query asks both questions.
-func (p *podResources) query(ctx context.Context) (
+// query asks who has what and, if there is something of ours to believe, what the kubelet believes.
+func (p *podResources) query(ctx context.Context, audit bool) (
 	list *podsapi.ListPodResourcesResponse, devices *podsapi.AllocatableResourcesResponse, listErr, devicesErr error,
 ) {
 	if p.seen == nil {
@@ -167,6 +170,9 @@ func (p *podResources) query(ctx context.Context) (
 	ctx, cancel := context.WithTimeout(ctx, p.call)
 	defer cancel()
 	list, listErr = api.List(ctx, &podsapi.ListPodResourcesRequest{})
+	if !audit {
+		return list, nil, p.explain("List", listErr), nil
+	}
 	devices, devicesErr = api.GetAllocatableResources(ctx, &podsapi.AllocatableResourcesRequest{})
 	return list, devices, p.explain("List", listErr), p.explain("GetAllocatableResources", devicesErr)
 }

@@ -27,6 +27,8 @@ func TestHoldersOf(t *testing.T) {
 	slices.Reverse(snap.Devices) // in whichever order they come
 	cfg := DefaultConfig()
 	cfg.Resource = "example.com/card"
+	off := cfg
+	off.Enabled = false // another plugin serves that name
 	for _, c := range []struct {
 		resource, id string
 		want         health.DeviceID // empty: not one of ours
@@ -74,8 +76,10 @@ func TestHoldersOf(t *testing.T) {
 		if c.want != "" {
 			want[c.want] = []Holder{{"ns", "pod", "c", c.resource, c.id}}
 		}
-		if got := holdersOf(resp, resolver(cfg, snap)); !reflect.DeepEqual(got, want) {
-			t.Errorf("%s %q: %v, want %v", c.resource, c.id, got, want)
+		for _, cfg := range []Config{cfg, off} {
+			if got := holdersOf(resp, resolver(cfg, snap)); !reflect.DeepEqual(got, want) {
+				t.Errorf("%s %q: %v, want %v", c.resource, c.id, got, want)
+			}
 		}
 	}
 	if got := holdersOf(nil, resolver(cfg, nil)); got == nil || len(got) != 0 {

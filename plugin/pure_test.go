@@ -71,7 +71,7 @@ func TestSocketPath(t *testing.T) {
 }
 
 func TestLayout(t *testing.T) {
-	cfg := Config{Resource: gpu, KubeletDir: "/k"}
+	cfg := Config{Enabled: true, Resource: gpu, KubeletDir: "/k"}
 	mig := health.DeviceState{Device: health.Device{ID: "MIG-1", Parent: "GPU-0", Kind: health.KindMIG}}
 	two := snapshot(2)
 	two.Devices = []health.DeviceState{two.Devices[1], two.Devices[0], mig}

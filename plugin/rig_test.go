@@ -97,7 +97,7 @@ func newRig(t *testing.T, snap *health.Snapshot) *rig {
 	if err := os.Mkdir(filepath.Join(r.root, "device-plugins"), 0o750); err != nil {
 		t.Fatal(err)
 	}
-	r.cfg.Store(&Config{Resource: gpu, KubeletDir: r.root})
+	r.cfg.Store(&Config{Enabled: true, Resource: gpu, KubeletDir: r.root})
 	if snap != nil {
 		r.snaps.Store(snap)
 	}

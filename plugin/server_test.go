@@ -105,7 +105,7 @@ func TestListAndWatchSendsOnlyChanges(t *testing.T) {
 			t.Fatalf("after it came back: %v", got)
 		}
 		// A resource that is no longer laid out has no devices.
-		s.cfg.Store(&Config{Resource: "nvidia.com/other", KubeletDir: "/k"})
+		s.cfg.Store(&Config{Enabled: true, Resource: "nvidia.com/other", KubeletDir: "/k"})
 		synctest.Wait()
 		if got := w.received(); len(got) != 1 || len(got[0]) != 0 {
 			t.Fatalf("after the resource was renamed: %v", got)

@@ -49,6 +49,7 @@ func TestRemovedResourceIsWithdrawn(t *testing.T) {
 			cfg.Resource = "example.com/gpu"
 			r.cfg.Store(&cfg)
 		},
+		"switched off": func(r *rig) { r.set(func(c *Config) { c.Enabled = false }) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			for range 10 { // each time another order of what happens at once
@@ -72,13 +73,13 @@ func TestRemovedResourceIsWithdrawn(t *testing.T) {
 
 // A reader that does not read gets nothing and holds up nobody, not even the end.
 func TestReaderThatDoesNotRead(t *testing.T) {
-	r := newRig(t, snapshot(100))
+	r := newRig(t, snapshot(300))
 	cfg := *r.cfg.Load()
 	cfg.OnStop = OnStopWithdraw
 	r.cfg.Store(&cfg)
 	k := r.kubelet()
 	r.run()
-	r.wait(k, gpu, listed(100, 100))
+	r.wait(k, gpu, listed(300, 300))
 	conn, err := dial(r.socket())
 	if err != nil {
 		t.Fatal(err)
@@ -88,10 +89,10 @@ func TestReaderThatDoesNotRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.status(func(s ResourceStatus) bool { return s.Streams == 2 })
-	// More than the 64 KiB that gRPC takes for a reader.
-	for i := range 100 {
+	// More than the 64 KiB that gRPC takes for a reader, even if it is sent only some of them.
+	for i := range 40 {
 		r.snaps.Store(with(r.snaps.Load(), 0, []health.State{health.Unhealthy, health.Healthy}[i%2]))
-		r.wait(k, gpu, listed(100, 99+i%2))
+		r.wait(k, gpu, listed(300, 299+i%2))
 	}
 	start := time.Now()
 	r.stop()
@@ -177,7 +178,7 @@ func TestQuietStart(t *testing.T) {
 func TestStopBeforeListening(t *testing.T) {
 	srv := newTestServer(snapshot(1))
 	r := newRig(t, nil)
-	l := newLink(srv, Config{Resource: gpu, KubeletDir: filepath.Join(r.root, "nowhere")}, quick(), r.p.pods, zap.NewNop())
+	l := newLink(srv, Config{Enabled: true, Resource: gpu, KubeletDir: filepath.Join(r.root, "nowhere")}, quick(), r.p.pods, zap.NewNop())
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	l.run(ctx)

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer/json"
 	"k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/yaml"
 )
 
 var chart = filepath.Join("..", "..", "charts", "gpu-node-agent")
@@ -77,6 +78,8 @@ type objects struct {
 	configMaps   []*corev1.ConfigMap
 	roles        []*rbacv1.ClusterRole
 	bindings     []*rbacv1.ClusterRoleBinding
+	localRoles   []*rbacv1.Role
+	localBinds   []*rbacv1.RoleBinding
 	kinds        map[string]int
 	unstructured map[string]string // by kind
 }
@@ -87,6 +90,11 @@ func template(t *testing.T, args ...string) objects {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return parse(t, text)
+}
+
+func parse(t *testing.T, text string) objects {
+	t.Helper()
 	strict := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme.Scheme, scheme.Scheme, json.SerializerOptions{Yaml: true, Strict: true})
 	o := objects{kinds: make(map[string]int), unstructured: make(map[string]string)}
 	for document := range strings.SplitSeq(text, "\n---\n") {
@@ -97,6 +105,9 @@ func template(t *testing.T, args ...string) objects {
 		object, kind, err := strict.Decode([]byte(document), nil, nil)
 		switch {
 		case runtime.IsNotRegisteredError(err) && kind != nil && kind.Group == "monitoring.coreos.com":
+			if err := yaml.UnmarshalStrict([]byte(document), new(map[string]any)); err != nil {
+				t.Fatalf("%v\n%s", err, document)
+			}
 			o.kinds[kind.Kind]++
 			o.unstructured[kind.Kind] = document
 			continue
@@ -113,6 +124,10 @@ func template(t *testing.T, args ...string) objects {
 			o.roles = append(o.roles, x)
 		case *rbacv1.ClusterRoleBinding:
 			o.bindings = append(o.bindings, x)
+		case *rbacv1.Role:
+			o.localRoles = append(o.localRoles, x)
+		case *rbacv1.RoleBinding:
+			o.localBinds = append(o.localBinds, x)
 		}
 	}
 	return o

@@ -1,26 +1,14 @@
 package helm
 
 import (
-	"os"
+	"encoding/json"
 	"path/filepath"
 	"strings"
 	"testing"
-)
 
-// TestNull says that a map of which all lines are comments, which is null in YAML, is no error.
-func TestNull(t *testing.T) {
-	for _, key := range []string{"config", "nodeSelector", "affinity", "securityContext", "nodeConfigs", "files", "resources", "podSecurityContext"} {
-		t.Run(key, func(t *testing.T) {
-			file := filepath.Join(t.TempDir(), "values.yaml")
-			if err := os.WriteFile(file, []byte(key+":\n  # nothing\n"), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			if o := template(t, "-f", file, "--set", "sysAdmin=always,gpuOperator.enabled=true"); len(o.daemonSets) != 1 {
-				t.Errorf("there are %d DaemonSets", len(o.daemonSets))
-			}
-		})
-	}
-}
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+)
 
 // TestMountedOnce says that no two volumes are at one path, which the API server refuses.
 func TestMountedOnce(t *testing.T) {
@@ -38,6 +26,42 @@ func TestMountedOnce(t *testing.T) {
 	}
 }
 
+// TestJobs says that another volume can be where the jobs are, instead of the node's directory.
+func TestJobs(t *testing.T) {
+	const dir = "config.metrics.hpcJobDir=/run/jobs"
+	for name, c := range map[string]struct {
+		set  []string
+		want string // the volume at /run/jobs
+	}{
+		"the node's":       {[]string{dir}, "hpc-jobs"},
+		"another":          {[]string{dir, "extraVolumes[0].name=j,extraVolumes[0].configMap.name=jobs,extraVolumeMounts[0].name=j,extraVolumeMounts[0].mountPath=/run/jobs/"}, "j"},
+		"one at its side":  {[]string{dir, "extraVolumes[0].name=j,extraVolumes[0].configMap.name=jobs,extraVolumeMounts[0].name=j,extraVolumeMounts[0].mountPath=/run/other"}, "hpc-jobs"},
+		"with no such key": {nil, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var args []string
+			for _, s := range c.set {
+				args = append(args, "--set", s)
+			}
+			pod := template(t, args...).daemonSets[0].Spec.Template.Spec
+			var got []string
+			for _, m := range pod.Containers[0].VolumeMounts {
+				if filepath.Clean(m.MountPath) == "/run/jobs" {
+					got = append(got, m.Name)
+				}
+			}
+			if strings.Join(got, " ") != c.want {
+				t.Errorf("/run/jobs is %v, want %s", got, c.want)
+			}
+			for _, v := range pod.Volumes {
+				if v.Name == "hpc-jobs" && c.want != v.Name {
+					t.Error("the node's directory is a volume that nothing mounts")
+				}
+			}
+		})
+	}
+}
+
 // TestToolkit says that what waits for NVIDIA's toolkit does not ask it for GPUs.
 func TestToolkit(t *testing.T) {
 	init := template(t, "--set", "gpuOperator.enabled=true").daemonSets[0].Spec.Template.Spec.InitContainers
@@ -46,18 +70,34 @@ func TestToolkit(t *testing.T) {
 	}
 }
 
-// TestScheme says how Prometheus asks.
+// TestScheme says how Prometheus and the kubelet ask.
 func TestScheme(t *testing.T) {
-	for set, want := range map[string]bool{
-		"web.secretName=":                                      false,
-		"web.secretName=w":                                     true,
-		"web.secretName=w,web.probes=TCP":                      true,
-		"web.secretName=w,web.probes=HTTP":                     false,
-		"web.secretName=w,serviceMonitor.endpoint.scheme=http": false,
+	for set, want := range map[string]struct {
+		prometheus bool // by https
+		kubelet    corev1.URIScheme
+	}{
+		"web.secretName=":                                      {false, corev1.URISchemeHTTP},
+		"web.secretName=null":                                  {false, corev1.URISchemeHTTP},
+		"web=null":                                             {false, corev1.URISchemeHTTP},
+		"web.secretName=w":                                     {true, corev1.URISchemeHTTPS},
+		"web.secretName=w,web.probes=null":                     {true, corev1.URISchemeHTTPS},
+		"web.secretName=w,web.probes=TCP":                      {true, ""},
+		"web.secretName=w,web.probes=HTTP":                     {false, corev1.URISchemeHTTP},
+		"web.secretName=w,serviceMonitor.endpoint.scheme=http": {false, corev1.URISchemeHTTPS},
 	} {
 		o := template(t, "--set", "serviceMonitor.enabled=true", "--set", set)
-		if got := strings.Contains(o.unstructured["ServiceMonitor"], "scheme: https"); got != want {
-			t.Errorf("%s: https is %v, want %v", set, got, want)
+		if got := strings.Contains(o.unstructured["ServiceMonitor"], "scheme: https"); got != want.prometheus {
+			t.Errorf("%s: Prometheus asks by https: %v, want %v", set, got, want.prometheus)
+		}
+		container := o.daemonSets[0].Spec.Template.Spec.Containers[0]
+		for _, probe := range []*corev1.Probe{container.StartupProbe, container.LivenessProbe, container.ReadinessProbe} {
+			var got corev1.URIScheme
+			if probe.HTTPGet != nil {
+				got = probe.HTTPGet.Scheme
+			}
+			if got != want.kubelet {
+				t.Errorf("%s: the kubelet asks by %q, want %q", set, got, want.kubelet)
+			}
 		}
 	}
 }
@@ -70,5 +110,46 @@ func TestClusterNames(t *testing.T) {
 	}
 	if len(names) != 2 {
 		t.Errorf("two releases have the cluster role %v", names)
+	}
+}
+
+// TestEndpoint says that what a user says of the endpoint is what Prometheus does.
+func TestEndpoint(t *testing.T) {
+	for name, c := range map[string]struct {
+		set  string
+		want map[string]string // keys of the endpoint; "" for not there
+	}{
+		"nothing set": {"", map[string]string{"honorLabels": "true", "interval": `"15s"`, "port": `"metrics"`, "scheme": ""}},
+		"false":       {"endpoint.honorLabels=false", map[string]string{"honorLabels": "false"}},
+		"null":        {"endpoint.honorLabels=null,MONITOR.interval=null", map[string]string{"honorLabels": "true", "interval": ""}},
+		"another":     {"interval=15s,MONITOR.endpoint.interval=1m,MONITOR.endpoint.path=/m", map[string]string{"interval": `"1m"`, "path": `"/m"`}},
+		"one more":    {"relabelings[0].action=keep", map[string]string{"relabelings": `[{"sourceLabels":["__meta_kubernetes_pod_node_name"],"targetLabel":"instance"},{"action":"labeldrop","regex":"namespace|pod|container"},{"action":"keep"}]`}},
+		"only theirs": {"endpoint.relabelings[0].action=keep", map[string]string{"relabelings": `[{"action":"keep"}]`}},
+	} {
+		for kind, key := range map[string]string{"ServiceMonitor": "serviceMonitor", "PodMonitor": "podMonitor"} {
+			set := key + ".enabled=true"
+			if c.set != "" {
+				set += "," + key + "." + strings.ReplaceAll(c.set, "MONITOR", key)
+			}
+			text := template(t, "--set", set).unstructured[kind]
+			var monitor struct {
+				Spec struct {
+					Endpoints           []map[string]json.RawMessage `json:"endpoints"`
+					PodMetricsEndpoints []map[string]json.RawMessage `json:"podMetricsEndpoints"`
+				} `json:"spec"`
+			}
+			if err := yaml.Unmarshal([]byte(text), &monitor); err != nil {
+				t.Fatal(err)
+			}
+			endpoints := append(monitor.Spec.Endpoints, monitor.Spec.PodMetricsEndpoints...)
+			if len(endpoints) != 1 {
+				t.Fatalf("%s of %s: there are %d endpoints\n%s", kind, name, len(endpoints), text)
+			}
+			for key, want := range c.want {
+				if got := string(endpoints[0][key]); got != want {
+					t.Errorf("%s of %s: %s is %s, want %s", kind, name, key, got, want)
+				}
+			}
+		}
 	}
 }

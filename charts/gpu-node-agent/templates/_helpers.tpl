@@ -1,3 +1,28 @@
+{{/*
+values makes .Values what every template may look into; each calls it first. Helm takes a null out of the values only
+where the chart has a default for it, and with that default: here any other null goes, too, and a part that is gone is
+empty.
+*/}}
+{{- define "gpu-node-agent.values" -}}
+{{- include "gpu-node-agent.prune" .Values }}
+{{- range list "image" "gpuOperator" "probes" "web" "service" "serviceMonitor" "podMonitor" "prometheusRule" "dashboards" "networkPolicy" "serviceAccount" "rbac" }}
+{{- if not (hasKey $.Values .) }}
+{{- $_ := set $.Values . (dict) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Takes the keys that are null out of a map and the maps in it. */}}
+{{- define "gpu-node-agent.prune" -}}
+{{- range $key, $value := . }}
+{{- if kindIs "invalid" $value }}
+{{- $_ := unset $ $key }}
+{{- else if kindIs "map" $value }}
+{{- include "gpu-node-agent.prune" $value }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "gpu-node-agent.name" -}}
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
 {{- end }}
@@ -34,11 +59,19 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 
 {{- define "gpu-node-agent.image" -}}
+{{- $repository := required "image.repository: say where the agent's image is, such as ghcr.io/gpu-node-agent/gpu-node-agent" .Values.image.repository }}
 {{- if .Values.image.digest -}}
-{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{ $repository }}@{{ .Values.image.digest }}
 {{- else -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- /* As JSON: a tag that is a number, and was stored with the release, would be 2.026e+07 otherwise. */ -}}
+{{ $repository }}:{{ .Values.image.tag | default .Chart.AppVersion | toJson | trimAll "\"" }}
 {{- end }}
+{{- end }}
+
+{{/* "true" on OpenShift. A cluster says both; who renders without one (--api-versions) may say either. */}}
+{{- define "gpu-node-agent.openshift" -}}
+{{- $apis := .Capabilities.APIVersions }}
+{{- if or ($apis.Has "security.openshift.io/v1") ($apis.Has "security.openshift.io/v1/SecurityContextConstraints") }}true{{ end }}
 {{- end }}
 
 {{/*
@@ -47,7 +80,6 @@ It is called with (dict "root" $ "name" NAME "agent" (dict)); a template cannot 
 */}}
 {{- define "gpu-node-agent.agent" -}}
 {{- $values := .root.Values }}
-{{- /* A map with only comments below it is null in YAML: so everywhere below. */}}
 {{- $config := deepCopy (default (dict) $values.config) }}
 {{- with get (default (dict) $values.nodeConfigs) .name }}
 {{- $config = mustMergeOverwrite $config (deepCopy .) }}
@@ -95,11 +127,23 @@ It is called with (dict "root" $ "name" NAME "agent" (dict)); a template cannot 
 {{- $_ := set .agent "conditions" (dig "health" "kubernetes" "enabled" false $config) }}
 {{- $_ := set .agent "podLabels" (dig "metrics" "podLabels" (list) $config | empty | not) }}
 {{- $_ := set .agent "needsSysAdmin" (and $needs (not $sim)) }}
-{{- $_ := set .agent "hpcJobDir" (dig "metrics" "hpcJobDir" "" $config) }}
+{{- $jobs := dig "metrics" "hpcJobDir" "" $config }}
+{{- range $values.extraVolumeMounts }}
+{{- if eq (clean .mountPath) (clean $jobs) }}
+{{- $jobs = "" }}
+{{- end }}
+{{- end }}
+{{- $_ := set .agent "hpcJobDir" $jobs }}
 {{- if dig "plugin" "kubeletDir" "" $config }}
 {{- fail "config.plugin.kubeletDir: the agent sees the kubelet's directory at /var/lib/kubelet; say kubeletDir, a value of the chart, where it is on the nodes" }}
 {{- end }}
-{{- $_ := set .agent "sysAdmin" (and (not $sim) (or (eq $values.sysAdmin "always") (and (eq $values.sysAdmin "auto") $needs))) }}
+{{- $sysAdmin := default "auto" $values.sysAdmin }}
+{{- $_ := set .agent "sysAdmin" (and (not $sim) (or (eq $sysAdmin "always") (and (eq $sysAdmin "auto") $needs))) }}
+{{- $affinity := deepCopy (default (dict) $values.affinity) }}
+{{- $_ := set .agent "affinity" $affinity }}
+{{- $_ := set .agent "terms" (dig "nodeAffinity" "requiredDuringSchedulingIgnoredDuringExecution" "nodeSelectorTerms" (list) $affinity) }}
+{{- /* {} is the chart's default. What someone has emptied, with null or "", asks for no terms at all. */}}
+{{- $_ := set .agent "gpuNodes" (and (kindIs "map" $values.affinity) (not .agent.terms) (not $sim)) }}
 {{- end }}
 
 {{/* The names of nodeConfigs' entries, and "" for all other nodes, as JSON. */}}
@@ -116,9 +160,9 @@ It is called with (dict "root" $ "name" NAME "agent" (dict)); a template cannot 
 {{/* The affinity of one agent: the user's or that of GPU nodes, and what always holds. */}}
 {{- define "gpu-node-agent.affinity" -}}
 {{- $root := .root }}
-{{- $affinity := deepCopy (default (dict) $root.Values.affinity) }}
-{{- $terms := dig "nodeAffinity" "requiredDuringSchedulingIgnoredDuringExecution" "nodeSelectorTerms" (list) $affinity }}
-{{- if and (not $terms) (not .agent.sim) }}
+{{- $affinity := .agent.affinity }}
+{{- $terms := .agent.terms }}
+{{- if .agent.gpuNodes }}
 {{- range list
   (dict "key" "feature.node.kubernetes.io/pci-10de.present" "operator" "In" "values" (list "true"))
   (dict "key" "feature.node.kubernetes.io/cpu-model.vendor_id" "operator" "In" "values" (list "NVIDIA"))
@@ -153,11 +197,13 @@ It is called with (dict "root" $ "name" NAME "agent" (dict)); a template cannot 
 
 {{/* A probe of a path: (dict "root" $ "path" PATH "timing" TIMING) */}}
 {{- define "gpu-node-agent.probe" -}}
-{{- $scheme := ternary .root.Values.web.probes "HTTP" (ne .root.Values.web.secretName "") -}}
+{{- $scheme := ternary (default "HTTPS" .root.Values.web.probes) "HTTP" (not (empty .root.Values.web.secretName)) -}}
 {{- if eq $scheme "TCP" -}}
 tcpSocket: {port: metrics}
 {{- else -}}
 httpGet: {path: {{ .path }}, port: metrics, scheme: {{ $scheme }}}
 {{- end }}
-{{ toYaml .timing }}
+{{- with .timing }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}

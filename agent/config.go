@@ -94,6 +94,7 @@ type Loader struct {
 	// again: the agent runs. A file that has nothing in it is being written then, by a program that empties it first;
 	// taken for a configuration it would be the defaults, and turn the whole node over.
 	again bool
+	shown bool // it shows fields of DCGM's
 }
 
 func defaultFiles() []string { return []string{"config.yaml", "/etc/gpu-node-agent/config.yaml"} }
@@ -166,8 +167,8 @@ func (l Loader) Load() (Config, error) {
 		}
 	}
 	chosen, err := c.Metrics.Resolve()
-	if err == nil && l.again && c.Metrics.FieldsFile != "" && len(chosen.Chosen.Fields) == 0 {
-		// At the start the plugin goes on without. Later it would take away every series that is shown.
+	if err == nil && l.shown && c.Metrics.FieldsFile != "" && len(chosen.Chosen.Fields) == 0 {
+		// At the start, and as long as nothing is shown, the rest is worth more. Later it would take away every series.
 		err = fmt.Errorf("fieldsFile: %s: has no field that can be shown; for none write fields: []", c.Metrics.FieldsFile)
 	}
 	errs = append(errs, within("metrics", err))

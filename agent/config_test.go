@@ -136,6 +136,10 @@ func TestReloadOfAnEmptyList(t *testing.T) {
 		t.Errorf("at the start the plugin is worth more: %v", err)
 	}
 	l.again = true
+	if _, err := l.Load(); err != nil {
+		t.Errorf("a list that shows nothing, as before: %v", err)
+	}
+	l.shown = true
 	for text, good := range map[string]bool{
 		"": false, "DCGM_FI_DEV_GPU_TEMP, no-type, temperature": false,
 		"nonsense\nDCGM_FI_DEV_GPU_TEMP, gauge, temperature": true,

@@ -184,7 +184,7 @@ func (d doctor) configuration() (Config, []Check) {
 	if err == nil {
 		checks := []Check{{Name: name, Status: CheckOK, Found: from + "; source " + c.Source.Resolved()}}
 		for _, w := range c.Notes {
-			checks = append(checks, Check{Name: name, Status: CheckWarn, Found: w, Fix: "remove it: it has no effect here"})
+			checks = append(checks, Check{Name: name, Status: CheckWarn, Found: w, Fix: "correct it, or remove it: it has no effect here"})
 		}
 		return c, checks
 	}

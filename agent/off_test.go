@@ -75,12 +75,13 @@ func TestPluginOff(t *testing.T) {
 	configure("enabled: true")
 	has := func(healthy, all int) {
 		t.Helper()
-		if _, err := kubelet.WaitFor(t.Context(), func(s kubelettest.State) bool {
-			r := s.Resources["nvidia.com/gpu"]
-			return r.Registrations == 1 && r.Allocatable() == healthy && r.Capacity() == all
-		}); err != nil {
-			t.Fatal(err)
-		}
+		s.eventually(fmt.Sprintf("the kubelet has %d of %d", healthy, all), func() error {
+			r := kubelet.State().Resources["nvidia.com/gpu"]
+			if r.Registrations != 1 || r.Allocatable() != healthy || r.Capacity() != all {
+				return fmt.Errorf("%+v", r)
+			}
+			return nil
+		})
 	}
 	has(2, 3)
 	ready(http.StatusOK, "ok")

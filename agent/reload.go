@@ -69,6 +69,7 @@ func sumOf(text []byte, p plugin.Config, m metrics.Config) [sha256.Size]byte {
 
 // reload puts the configuration as it is now in force. If it is bad, the old one stays.
 func (a *Agent) reload(why string) {
+	a.loader.shown = len(a.metrics.Load().Chosen.Fields) > 0
 	c, err := a.loader.Load()
 	if err != nil {
 		if err.Error() != a.bad {

@@ -133,10 +133,9 @@ func TestOffAndOn(t *testing.T) {
 	k.SetFault(kubelettest.Fault{})
 	r.set(func(c *Config) { c.Enabled = true })
 	r.wait(k, gpu, listed(2, 1))
-	r.status(isRegistered)
-	if s := r.p.Status(); s.Off || s.Err != "" {
-		t.Errorf("on, and says %+v", s)
-	}
+	r.whole(func(s Status) bool {
+		return !s.Off && s.Err == "" && len(s.Resources) == 1 && s.Resources[0].Registered
+	})
 	if _, err := os.Stat(spec); err != nil {
 		t.Errorf("on, and without a CDI spec: %v", err)
 	}

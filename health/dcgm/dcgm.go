@@ -28,8 +28,8 @@ type Config struct {
 	// health is judged by are sampled once a second whatever it is.
 	Interval time.Duration
 	// Fields are the metric fields to watch, by DCGM's numbers. Texts are read with the inventory, into
-	// health.Device.Texts. A field that this DCGM does not know, or that is neither a number nor a text, is left
-	// out and logged once.
+	// health.Device.Texts, which is read again when one of them has changed: they are looked at once a minute. A
+	// field that this DCGM does not know, or that is neither a number nor a text, is left out and logged once.
 	Fields []health.Field
 	// HealthSystems are those of DCGM's own health checks that are made, by name: "pcie", "memory" and so on.
 	// Nothing or "all" alone is all, "none" alone is none.

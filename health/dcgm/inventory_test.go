@@ -5,6 +5,7 @@ package dcgm
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"testing"
 	"time"
 
@@ -106,7 +107,7 @@ func TestInventoryThatVanishesForAMoment(t *testing.T) {
 	}
 }
 
-// Texts do not change: they are part of the inventory, and no poll reads them.
+// Texts hardly change: they are part of the inventory, and polls do not read them but once a minute.
 func TestTexts(t *testing.T) {
 	b := fresh(t)
 	b.gpus(3)
@@ -151,7 +152,7 @@ func TestTexts(t *testing.T) {
 		}
 	}
 
-	// A poll does not look, and what DCGM forgets meanwhile is still so.
+	// The next poll does not look, and what DCGM forgets meanwhile is still so.
 	for id := range uint(3) {
 		b.lib.Text(script.GPU, id, 53, "<<<NULL>>>", 0, b.clock.now())
 	}
@@ -179,6 +180,47 @@ func TestTexts(t *testing.T) {
 	check("after a rebuild with a lost GPU", r.Devices)
 	if full > 3 {
 		t.Errorf("a full poll made %d reads", full)
+	}
+}
+
+// A text that changes, as the state of an IMEX domain, is another within a minute, of the GPU and of its parts.
+func TestTextThatChanges(t *testing.T) {
+	b := fresh(t)
+	b.gpus(2)
+	b.mig(1, map[uint][]uint{0: {0}})
+	set := func(text string) {
+		for id := range uint(2) {
+			b.lib.Text(script.GPU, id, 85, text, 0, b.clock.now())
+		}
+	}
+	set("UP")
+	cfg := config()
+	cfg.Fields = append(cfg.Fields, 85)
+	b.open(cfg)
+	shown := func() (texts []string) {
+		b.add(10 * time.Second)
+		b.sample(2)
+		_, r := b.poll()
+		for _, d := range r.Devices {
+			texts = append(texts, d.Texts[85])
+		}
+		return slices.Compact(texts)
+	}
+	for _, text := range []string{"UP", "DOWN", "UP"} {
+		set(text)
+		for range 6 {
+			shown()
+		}
+		if got := shown(); !slices.Equal(got, []string{text}) {
+			t.Errorf("shown %q, want %q", got, text)
+		}
+	}
+	set("<<<NULL>>>")
+	for range 6 {
+		shown()
+	}
+	if got := shown(); !slices.Equal(got, []string{"UP"}) {
+		t.Errorf("of one that reads blank: %q, want what it was", got)
 	}
 }
 

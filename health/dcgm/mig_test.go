@@ -281,3 +281,44 @@ func TestXIDOfTheInstanceThatHadTheNumber(t *testing.T) {
 		t.Errorf("after a reconnection: XIDs %v", samples[migID(70)].XIDs)
 	}
 }
+
+// The UUID is made of where a partition lies: taken apart and made again it is the same device, and what its entity had
+// meanwhile was another's.
+func TestXIDOfTheInstanceBetween(t *testing.T) {
+	b := fresh(t)
+	b.gpus(1)
+	b.mig(0, map[uint][]uint{0: {0}})
+	b.open(config())
+	b.poll()
+	b.pollAfter(10*time.Second, 1)
+	xids := map[health.DeviceID][]int{}
+	after := func(d time.Duration) map[health.DeviceID]health.Sample {
+		samples := b.pollAfter(d, 1)
+		for id, s := range samples {
+			xids[id] = append(xids[id], codes(s)...)
+		}
+		return samples
+	}
+	become := func(uuid string, gi uint) {
+		t.Helper()
+		b.lib.Instance(script.GI, 0, script.GPU, 0, gpuUUID(0), gi, 4294967295)
+		b.lib.Instance(script.CI, 0, script.GI, 0, gpuUUID(0), gi, 0)
+		b.lib.Text(script.CI, 0, 54, uuid, 0, b.clock.now())
+		after(10 * time.Second)
+		after(2 * time.Second)
+	}
+	become(migUUID(70), 7)
+	after(10 * time.Second)
+	b.add(time.Second)
+	b.xid(script.CI, 0, 95, b.clock.now())
+	after(10 * time.Second)
+	become(migUUID(0), 0)
+	if v, shown := after(10 * time.Second)[migID(0)].Values[health.FieldXID]; shown {
+		t.Errorf("field 230 of the one that is back is %v", v)
+	}
+	b.xid(script.CI, 0, 31, b.clock.now())
+	s := after(10 * time.Second)[migID(0)]
+	if !slices.Equal(xids[migID(70)], []int{95}) || !slices.Equal(xids[migID(0)], []int{31}) || s.Values[health.FieldXID] != 31 {
+		t.Errorf("XIDs %v, field 230 of the one that is back is %v", xids, s.Values[health.FieldXID])
+	}
+}

@@ -133,7 +133,11 @@ func (s *session) refresh(ctx context.Context, now time.Time) (rebuilt bool, err
 	}
 	if t.equal(s.topology) {
 		s.since = time.Time{}
-		if s.dirty || s.migSwitched() || (s.incomplete && now.Sub(s.builtAt) >= lookAgain) {
+		changed, err := s.textsChanged(now)
+		if err != nil {
+			return false, err
+		}
+		if changed || s.dirty || s.migSwitched() || (s.incomplete && now.Sub(s.builtAt) >= lookAgain) {
 			return true, s.rebuild(ctx, t)
 		}
 		if !s.incomplete {
@@ -161,6 +165,20 @@ func (s *session) migSwitched() bool {
 		mode, ok := st.values[health.FieldMIGMode]
 		return ok && st.device.Kind == health.KindGPU && (mode == 1) != st.device.MIGMode
 	})
+}
+
+// textsChanged reports whether a text that was asked for is another than the inventory has: most never change, but the
+// state of an IMEX domain does, and the UUID of the NVLink domain comes when the fabric is up. It looks as often as DCGM.
+func (s *session) textsChanged(now time.Time) (changed bool, err error) {
+	if len(s.watches.texts) == 0 || now.Sub(s.textsAt) < inventoryEvery {
+		return false, nil
+	}
+	s.textsAt = now
+	err = latest(s.watches.gpuPairs, s.watches.texts, func(v *dcgm.FieldValue_v2) {
+		is, was := text(v), s.known[entity{v.EntityGroupId, v.EntityID}].Texts[health.Field(v.FieldID)]
+		changed = changed || is != "" && is != was // one that reads blank is what it was
+	})
+	return changed, err
 }
 
 // restart stops the engine of this process and starts another: one that found no driver never looks for
@@ -214,6 +232,7 @@ func (s *session) rebuild(ctx context.Context, t topology) error {
 		return err
 	}
 	s.topology, s.dirty, s.since, s.builtAt = t, false, time.Time{}, s.now()
+	s.textsAt = s.builtAt
 	s.unsupported = map[dcgm.Short][]uint{}
 	s.own(found)
 	if s.policy == nil && len(w.gpus) > 0 && !s.cfg.survey && has("dcgmPolicyRegister_v2") {
@@ -251,6 +270,7 @@ func (s *session) own(found []located) {
 	s.state = make([]deviceState, len(found))
 	s.devices = make([]health.Device, len(found))
 	s.owners = map[entity][]int{}
+	parts := map[health.DeviceID]bool{}
 	for i, d := range found {
 		s.devices[i] = d.Device
 		s.state[i] = deviceState{device: d, rows: before[d.ID].rows}
@@ -259,10 +279,11 @@ func (s *session) own(found []located) {
 		}
 		s.owners[d.entity] = append(s.owners[d.entity], i)
 		if d.Kind == health.KindMIG {
-			s.ledger.know(d.ID)
+			parts[d.ID] = true
 			s.owners[parents[d.entity]] = append(s.owners[parents[d.entity]], i)
 		}
 	}
+	s.ledger.know(parts)
 }
 
 // reading makes the result of a poll that went well. Nothing after it can fail: it marks XIDs as reported.

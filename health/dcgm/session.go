@@ -40,6 +40,7 @@ type session struct {
 	suspected topology  // another than the present one, not yet believed
 	since     time.Time // when suspected was first seen; zero if there is none
 	builtAt   time.Time // when the inventory was last read
+	textsAt   time.Time // when its texts were last looked at
 	openedAt  time.Time // when this engine was started or connected to
 
 	known      map[entity]health.Device // by entity, for when it reads blank

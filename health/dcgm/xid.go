@@ -30,6 +30,7 @@ type ledger struct {
 	started int64 // what happened before is history
 	looked  int64 // when the devices were last found to be those that are known; 0 before that
 	devices map[health.DeviceID]*history
+	parts   map[health.DeviceID]bool // the MIG devices that are there
 }
 
 // history is one device's.
@@ -46,12 +47,22 @@ func newLedger(now time.Time) *ledger {
 	return &ledger{started: now.UnixMicro(), devices: map[health.DeviceID]*history{}}
 }
 
-// know takes a note of a MIG device that is there. One that is new was not there when the devices were last looked
-// at: DCGM uses the number of an instance again, and keeps what it had while any client watches it.
-func (l *ledger) know(id health.DeviceID) {
-	if l.devices[id] == nil {
-		l.devices[id] = &history{born: l.looked, floor: max(l.started, l.looked)}
+// know takes a note of the MIG devices that are there. One that is new, or there again, was not there when the
+// devices were last looked at: DCGM uses the number of an instance again, and keeps what it had while any client
+// watches it.
+func (l *ledger) know(parts map[health.DeviceID]bool) {
+	for id := range parts {
+		if l.parts[id] {
+			continue
+		}
+		h := l.devices[id]
+		if h == nil {
+			h = &history{floor: l.started}
+			l.devices[id] = h
+		}
+		h.born, h.floor = l.looked, max(h.floor, l.looked)
 	}
+	l.parts = parts
 }
 
 // anothers reports whether what an entity had at a time was of the device before this one.

@@ -111,7 +111,7 @@ It is called with (dict "root" $ "name" NAME "agent" (dict)); a template cannot 
 {{- $profiling := regexMatch "(?i)\"profiling\"|DCGM_FI_PROF_" (toJson (dig "metrics" "fields" (list) $config)) }}
 {{- with dig "metrics" "fieldsFile" "" $config }}
 {{- /* The name begins the line: comments do not count. */}}
-{{- $profiling = regexMatch "(?im)^[ \\t]*DCGM_FI_PROF_" (get (default (dict) $values.files) (trimPrefix "/etc/gpu-node-agent/" (clean .))) }}
+{{- $profiling = regexMatch "(?im)^[ \\t]*\"?DCGM_FI_PROF_" (get (default (dict) $values.files) (trimPrefix "/etc/gpu-node-agent/" (clean .))) }}
 {{- end }}
 {{- $needs := or $mig (has "volume-mounts" $lists) $profiling }}
 {{- $_ := set .agent "config" $config }}

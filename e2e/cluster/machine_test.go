@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 )
@@ -29,13 +30,21 @@ func ownDirs() []string {
 }
 
 // makeMountPoints makes the directories of the host that they are mounted on, and returns how to remove those that
-// were not there.
-func makeMountPoints() (remove func(), err error) {
-	var made []string
+// were not there. The list names them until they are removed: by the next run in this clone, if this one is killed.
+func makeMountPoints(list string) (remove func(), err error) {
+	was, err := os.ReadFile(list)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	made := strings.Fields(string(was))
 	for _, dir := range ownDirs() {
-		if e := os.Mkdir(dir, 0o755); e == nil {
+		if _, e := os.Lstat(dir); errors.Is(e, fs.ErrNotExist) && !slices.Contains(made, dir) {
 			made = append(made, dir)
-		} else if !errors.Is(e, fs.ErrExist) {
+		}
+	}
+	err = errors.Join(err, os.WriteFile(list, []byte(strings.Join(made, "\n")+"\n"), 0o644))
+	for _, dir := range ownDirs() {
+		if e := os.Mkdir(dir, 0o755); !errors.Is(e, fs.ErrExist) {
 			err = errors.Join(err, e)
 		}
 	}
@@ -47,6 +56,7 @@ func makeMountPoints() (remove func(), err error) {
 		for _, dir := range made {
 			_ = os.Remove(dir) // if it is not empty, somebody else uses it now
 		}
+		_ = os.Remove(list) // else the next run finds them gone
 	}, err
 }
 

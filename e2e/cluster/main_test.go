@@ -99,15 +99,15 @@ func outside() int {
 	if err := build(ctx, dir); err != nil {
 		return fail("build", err)
 	}
-	unmake, err := makeMountPoints()
-	defer unmake()
-	if err != nil {
-		return fail("mount points", err)
-	}
 	g := &cgroups{name: fmt.Sprintf("%s%d", cgroupPrefix, os.Getpid())}
-	defer g.remove()
+	unmake := func() {}
+	defer func() { g.remove(); unmake() }()
+	// The group first: with that another clone's run, which ends, sees this one and leaves the mount points.
 	if err := errors.Join(removeLeft(), g.make()); err != nil {
 		return fail("cgroups", err)
+	}
+	if unmake, err = makeMountPoints(filepath.Join(dir, "mount-points")); err != nil {
+		return fail("mount points", err)
 	}
 	self, err := os.Executable()
 	if err != nil {

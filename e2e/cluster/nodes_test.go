@@ -165,8 +165,8 @@ func TestGPUOperator(t *testing.T) {
 func TestWithoutDriver(t *testing.T) {
 	args := upgradeArgs(oldTag, `config.source={"mode": "auto"}`, `minReadySeconds=0`)
 	step(t, "no agent on nodes without a label of a GPU", func(t *testing.T) {
+		mark(t, "nvidia.com/gpu.present", "false") // before there is a DaemonSet: what it wants first is with this label
 		helm(t, args...)
-		mark(t, "nvidia.com/gpu.present", "false")
 		eventually(t, "the DaemonSet wants no pod", func(ctx context.Context) error {
 			ds, err := theCluster.client.AppsV1().DaemonSets(namespace).Get(ctx, release+"-gpu-node-agent", metav1.GetOptions{})
 			if err == nil && (ds.Status.ObservedGeneration == 0 || ds.Status.DesiredNumberScheduled != 0) {

@@ -3,6 +3,7 @@ package helm
 import (
 	"encoding/json"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -53,6 +54,11 @@ func TestNull(t *testing.T) {
 			all = append(all, paths(c.values)...)
 			slices.SortFunc(all, slices.Compare)
 			all = slices.CompactFunc(all, slices.Equal)
+			for key := range c.refused {
+				if !slices.ContainsFunc(all, func(path []string) bool { return strings.Join(path, ".") == key }) {
+					t.Errorf("%s is no value of the chart", key)
+				}
+			}
 			for _, path := range all {
 				values := copied(t, c.values)
 				without(values, path)
@@ -84,6 +90,34 @@ func TestTag(t *testing.T) {
 	for _, text := range []string{installed, upgraded} {
 		if got := parse(t, text).daemonSets[0].Spec.Template.Spec.Containers[0].Image; !strings.HasSuffix(got, ":20260101") {
 			t.Errorf("the image is %s", got)
+		}
+	}
+}
+
+// TestNullOfSomeNodes says that what null takes away in nodeConfigs is that of `config`, for these nodes.
+func TestNullOfSomeNodes(t *testing.T) {
+	mig := func(strategy any) map[string]any {
+		return map[string]any{"plugin": map[string]any{"migStrategy": strategy, "exclude": []any{"7"}}}
+	}
+	installed, upgraded, err := releases(t, map[string]any{"config": mig("mixed"), "nodeConfigs": map[string]any{"a": mig(nil), "b": nil}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{installed, upgraded} {
+		o := parse(t, text)
+		got := make(map[string]string)
+		for _, c := range o.configMaps {
+			got[c.Name] = c.Data["config.yaml"]
+		}
+		const rest = "plugin:\n  exclude:\n  - \"7\"\n"
+		want := map[string]string{"gna-gpu-node-agent": rest + "  migStrategy: mixed\n", "gna-gpu-node-agent-a": rest}
+		if !maps.Equal(got, want) {
+			t.Errorf("the configurations are %q, want %q", got, want)
+		}
+		for _, ds := range o.daemonSets {
+			if ds.Name == "gna-gpu-node-agent-a" {
+				confined(t, ds, nil)
+			}
 		}
 	}
 }

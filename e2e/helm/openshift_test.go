@@ -23,6 +23,7 @@ func TestOpenShift(t *testing.T) {
 		"own account":        {[]string{there, "--set", "serviceAccount.create=false,serviceAccount.name=a"}, "a", "spc_t"},
 		"no rights":          {[]string{there, "--set", "rbac.create=false"}, "", "spc_t"},
 		"own type":           {[]string{there, "--set", "securityContext.seLinuxOptions.type=t"}, "gna-gpu-node-agent", "t"},
+		"own level of pods":  {[]string{there, "--set", "podSecurityContext.seLinuxOptions.level=s0"}, "gna-gpu-node-agent", "spc_t"},
 		"own type of pods":   {[]string{there, "--set", "podSecurityContext.seLinuxOptions.type=t"}, "gna-gpu-node-agent", ""},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -28,6 +28,7 @@ func TestRights(t *testing.T) {
 		"a PROF field":  {[]string{"config.metrics.fields={DCGM_FI_PROF_SM_ACTIVE}"}, "", []corev1.Capability{"SYS_ADMIN"}},
 		"MIG":           {[]string{"config.plugin.migStrategy=mixed"}, "", []corev1.Capability{"SYS_ADMIN"}},
 		"MIG, not ours": {[]string{"config.plugin.migStrategy=mixed", "config.plugin.enabled=false"}, "", []corev1.Capability{"SYS_ADMIN"}},
+		"CDI, not ours": {[]string{"config.plugin.cdi.generate=true", "config.plugin.enabled=false"}, "", nil},
 		"mounts":        {[]string{"config.plugin.deviceList={volume-mounts}"}, "", []corev1.Capability{"SYS_ADMIN"}},
 		"never":         {[]string{"config.plugin.migStrategy=mixed", "sysAdmin=never"}, "", nil},
 		"null":          {[]string{"config.plugin.migStrategy=mixed", "sysAdmin=null"}, "", []corev1.Capability{"SYS_ADMIN"}},
@@ -184,6 +185,7 @@ func TestRefused(t *testing.T) {
 		"affinity=all":                                                      "affinity",
 		"extraVolumeMounts[0].name=a":                                       "mountPath",
 		"image.tags=x":                                                      "tags",
+		"image.tag=20260101123456789":                                       "tag", // YAML and JSON would round it
 		"sysAdmin=yes":                                                      "sysAdmin",
 		"serviceMonitor.enabled=true,podMonitor.enabled=true":               "one of the two",
 		"serviceMonitor.enabled=true,service.enabled=false":                 "needs service.enabled",

@@ -1,10 +1,16 @@
 {{/*
 values makes .Values what every template may look into; each calls it first. Helm takes a null out of the values only
 where the chart has a default for it, and with that default: here any other null goes, too, and a part that is gone is
-empty.
+empty. Within an entry of nodeConfigs it stays until it has taken away what `config` has.
 */}}
 {{- define "gpu-node-agent.values" -}}
+{{- $nodes := deepCopy (default (dict) .Values.nodeConfigs) }}
 {{- include "gpu-node-agent.prune" .Values }}
+{{- range $name, $config := $nodes }}
+{{- if $config }}
+{{- $_ := set $.Values.nodeConfigs $name $config }}
+{{- end }}
+{{- end }}
 {{- range list "image" "gpuOperator" "probes" "web" "service" "serviceMonitor" "podMonitor" "prometheusRule" "dashboards" "networkPolicy" "serviceAccount" "rbac" }}
 {{- if not (hasKey $.Values .) }}
 {{- $_ := set $.Values . (dict) }}
@@ -83,6 +89,7 @@ It is called with (dict "root" $ "name" NAME "agent" (dict)); a template cannot 
 {{- $config := deepCopy (default (dict) $values.config) }}
 {{- with get (default (dict) $values.nodeConfigs) .name }}
 {{- $config = mustMergeOverwrite $config (deepCopy .) }}
+{{- include "gpu-node-agent.prune" $config }}
 {{- end }}
 {{- $sim := eq (dig "source" "mode" "auto" $config) "sim" }}
 {{- if and $sim (not (hasKey (dig "source" "sim" (dict) $config) "control")) }}
@@ -102,7 +109,8 @@ It is called with (dict "root" $ "name" NAME "agent" (dict)); a template cannot 
 {{- if $values.web.secretName }}
 {{- $config = mustMergeOverwrite (dict "metrics" (dict "webConfigFile" "/etc/gpu-node-agent-web/web-config.yaml")) $config }}
 {{- end }}
-{{- $generate := dig "plugin" "cdi" "generate" false $config }}
+{{- /* An agent that offers no GPUs writes no spec: it need not see the node's files for that. */}}
+{{- $generate := and (dig "plugin" "enabled" true $config) (dig "plugin" "cdi" "generate" false $config) }}
 {{- if and $generate (not $sim) }}
 {{- $config = mustMergeOverwrite (dict "plugin" (dict "containerDriverRoot" "/driver-root")) $config }}
 {{- end }}

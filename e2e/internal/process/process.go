@@ -17,8 +17,8 @@ import (
 // there are fewer programs to be linked.
 const Role = "GPU_NODE_AGENT_E2E_ROLE"
 
-// grace is how long a program may take to end when it is told to: less than a pod has.
-const grace = 20 * time.Second
+// grace is how long a program may take to end when it is told to: what the chart gives the agent's pod.
+const grace = 15 * time.Second
 
 // Process is a program that runs. It ends with this process, if not before.
 type Process struct {

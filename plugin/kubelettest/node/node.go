@@ -53,8 +53,11 @@ func New(ctx context.Context, binary string) (*Node, error) {
 	}, nil
 }
 
+// freeAddress is on an address of this machine that no other program asks for a port of, as all of 127.0.0.0/8 is this
+// machine's: a port of 127.0.0.1 would be anybody's until the agent serves, and again while it restarts.
 func freeAddress(ctx context.Context) (string, error) {
-	l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+	pid := os.Getpid() // below 1<<22: proc_sys_kernel(5)
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", fmt.Sprintf("127.%d.%d.%d:0", 64+pid>>16, pid>>8&0xff, pid&0xff))
 	if err != nil {
 		return "", err
 	}

@@ -131,7 +131,12 @@ func (n *Node) Get(ctx context.Context, path string) (int, []byte, error) {
 	return Get(ctx, n.web, n.URL+path, "")
 }
 
-// Get returns a page as it comes over the wire, in an encoding such as gzip, "" for none.
+// accepts is what Prometheus 3 asks for (acceptHeader in its scrape package): a client that does not name the escaping
+// has all names looked at for it.
+const accepts = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,application/openmetrics-text;version=0.0.1;q=0.5," +
+	"text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+
+// Get returns a page as it comes over the wire: in an encoding such as gzip to who asks as Prometheus does, "" for none.
 func Get(ctx context.Context, c *http.Client, url, encoding string) (int, []byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -139,6 +144,7 @@ func Get(ctx context.Context, c *http.Client, url, encoding string) (int, []byte
 	}
 	if encoding != "" {
 		req.Header.Set("Accept-Encoding", encoding)
+		req.Header.Set("Accept", accepts)
 	}
 	res, err := c.Do(req)
 	if err != nil {

@@ -30,6 +30,14 @@ func (b *bench) mig(gpu uint, instances map[uint][]uint) {
 	}
 }
 
+// remake has the only instance of GPU 0 taken apart and another made, with the driver's id gi, under the numbers that it
+// had.
+func (b *bench) remake(gi uint, uuid string) {
+	b.lib.Instance(script.GI, 0, script.GPU, 0, gpuUUID(0), gi, 4294967295)
+	b.lib.Instance(script.CI, 0, script.GI, 0, gpuUUID(0), gi, 0)
+	b.lib.Text(script.CI, 0, 54, uuid, 0, b.clock.now())
+}
+
 func TestMIGDevices(t *testing.T) {
 	b := fresh(t)
 	b.gpus(2)
@@ -255,9 +263,7 @@ func TestXIDOfTheInstanceThatHadTheNumber(t *testing.T) {
 	}
 	b.pollAfter(10*time.Second, 1)
 
-	b.lib.Instance(script.GI, 0, script.GPU, 0, gpuUUID(0), 7, 4294967295)
-	b.lib.Instance(script.CI, 0, script.GI, 0, gpuUUID(0), 7, 0)
-	b.lib.Text(script.CI, 0, 54, migUUID(70), 0, b.clock.now())
+	b.remake(7, migUUID(70))
 	b.pollAfter(10*time.Second, 1)
 	b.add(2 * time.Second)
 	made := b.clock.now()
@@ -301,9 +307,7 @@ func TestXIDOfTheInstanceBetween(t *testing.T) {
 	}
 	become := func(uuid string, gi uint) {
 		t.Helper()
-		b.lib.Instance(script.GI, 0, script.GPU, 0, gpuUUID(0), gi, 4294967295)
-		b.lib.Instance(script.CI, 0, script.GI, 0, gpuUUID(0), gi, 0)
-		b.lib.Text(script.CI, 0, 54, uuid, 0, b.clock.now())
+		b.remake(gi, uuid)
 		after(10 * time.Second)
 		after(2 * time.Second)
 	}

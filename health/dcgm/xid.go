@@ -47,6 +47,16 @@ func newLedger(now time.Time) *ledger {
 	return &ledger{started: now.UnixMicro(), devices: map[health.DeviceID]*history{}}
 }
 
+// of returns the history of a device, which begins with the first that is asked of it.
+func (l *ledger) of(id health.DeviceID) *history {
+	h := l.devices[id]
+	if h == nil {
+		h = &history{floor: l.started}
+		l.devices[id] = h
+	}
+	return h
+}
+
 // know takes a note of the MIG devices that are there. One that is new, or there again, was not there when the
 // devices were last looked at: DCGM uses the number of an instance again, and keeps what it had while any client
 // watches it.
@@ -55,11 +65,7 @@ func (l *ledger) know(parts map[health.DeviceID]bool) {
 		if l.parts[id] {
 			continue
 		}
-		h := l.devices[id]
-		if h == nil {
-			h = &history{floor: l.started}
-			l.devices[id] = h
-		}
+		h := l.of(id)
 		h.born, h.floor = l.looked, max(h.floor, l.looked)
 	}
 	l.parts = parts
@@ -73,11 +79,7 @@ func (l *ledger) anothers(id health.DeviceID, at int64) bool {
 
 // add reports whether the row is one that was not reported before, and remembers it.
 func (l *ledger) add(id health.DeviceID, row xidRow) bool {
-	h := l.devices[id]
-	if h == nil {
-		h = &history{floor: l.started}
-		l.devices[id] = h
-	}
+	h := l.of(id)
 	if row.at <= h.floor || slices.ContainsFunc(h.rows, func(old xidRow) bool { return sameXID(old, row) }) {
 		return false
 	}

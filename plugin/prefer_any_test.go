@@ -334,6 +334,13 @@ func named(r Resource) Resource {
 func BenchmarkPrefer(b *testing.B) {
 	gpus := func(n int) Resource { return named(whole(snapshot(n))) }
 	mig := func(n int) Resource { return named(slices7(n)) }
+	mixed := func(n int) Resource { // healthy, and no two connected alike
+		r := randomResource(rand.New(rand.NewPCG(7, 8)), n)
+		for _, d := range r.Devices {
+			d.State.Verdict.State = health.Healthy
+		}
+		return r
+	}
 	const half = -1 // of the devices are asked for
 	for _, c := range []struct {
 		name       string
@@ -342,7 +349,8 @@ func BenchmarkPrefer(b *testing.B) {
 	}{
 		{"8", gpus(8), 0, 4},
 		{"16", gpus(16), 0, 8},
-		{"17", gpus(17), 0, 8}, // the first that is not looked at exactly
+		{"16-mixed", mixed(16), 0, 8}, // what leaves the most sets to look at
+		{"17", gpus(17), 0, 8},        // the first that is not looked at exactly
 		{"32", gpus(32), 0, half},
 		{"64", gpus(64), 0, half},
 		{"128", gpus(128), 0, half},

@@ -26,7 +26,7 @@ func FuzzLoad(f *testing.F) {
 		"source: {sim: {scenario: [{at: 1s, gpu: 3, lost: maybe}]}}", "source: {sim: {scenario: [{at: 1s, gpu: 3, temperature: .inf}, {at: -1s, gpu: 1e3, xid: 0x4f}]}}",
 		"source: {interval: 1e9, stallAfter: 10000000000h}", "health: {temperature: .nan, xid: {unhealthy: [13, 13, '13', 13.0], warn: [99999999999999999999]}}",
 		"health: {incidents: {ignore: [~]}, flap: {trips: 9223372036854775808}}", "metrics: {fields: [default, {name: DCGM_FI_DEV_FB_TOTAL, help: \"\\0\\n\"}, 5, [a]], listen: ':99999'}",
-		"plugin: {resources: [{5: x}]}\nsource: {sim: {scenario: [{~: 1}]}}", "metrics: {idleBelow: 1e400, window: 2562047h47m16.854775807s}", "log: {level: [info], format: {a: b}}", "log:\n\tlevel: info",
+		"plugin: {resources: [{5: x}]}\nsource: {sim: {scenario: [{~: 1}]}}", "metrics: {idleBelow: 1e400, window: 2562047h47m16.854775807s}", "log: {level: [info], format: {a: b}}", "metrics: {podLabels: [team-*, '/^a\\/.*/', \"*\", /[/], podUID: yes}", "log:\n\tlevel: info",
 	} {
 		f.Add(text)
 	}
@@ -93,6 +93,8 @@ func FuzzEnvironment(f *testing.F) {
 		"plugin.kubeletDir":      {"/k", "k", "/" + strings.Repeat("k", 100), "/k\n/l"},
 		"plugin.resources":       {"[{pattern: '*', resource: a.b/c}]", "[{pattern: '*', resource: a.b/c, x: y}]"},
 		"metrics.fields":         {"[default]", "[{name: X, help: y}]", "DCGM_FI_DEV_GPU_TEMP", "[default, default]"},
+		"metrics.podLabels":      {"[team, app.kubernetes.io/*]", `["/^team-/", '*']`, `[/^a{2,3}$/]`, "[/a]", "[*]", "*", "team"},
+		"metrics.podUID":         {"true", "1"},
 		"metrics.listen":         {":9400", "9400", "[::1]:9400", "localhost:http"},
 	} {
 		for _, v := range values {

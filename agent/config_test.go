@@ -14,6 +14,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
@@ -216,8 +217,12 @@ func TestConfigErrorsNameTheKey(t *testing.T) {
 		"metrics: {attribution: x, window: 1s, compat: {hostnameLabel: host}}": {"metrics.attribution:", "metrics.window:", "metrics.compat.hostnameLabel:"},
 		"metrics: {fieldsFile: /none.csv}":                                     {"metrics.fieldsFile: open /none.csv"},
 		"metrics: {fields: [{nam: X}]}":                                        {"metrics.fields[0].nam: unknown key"},
-		"plugin: {resource: gpu}":                                              {"plugin.resource:"},
-		"plugin: {include: [0]}":                                               {"plugin.include[0]: 0 is not a text; put it in quotes"},
+		"metrics: {podLabels: [team, /^a, '^b', 'c.*'], podUID: maybe}": {
+			`metrics.podLabels: "/^a" begins with a slash`, `metrics.podLabels: "^b" is no key`, `metrics.podLabels: "c.*" may be`, "metrics.podUID: ",
+		},
+		"metrics: {podLabels: team-*}": {`metrics.podLabels: "team-*" is not a list`},
+		"plugin: {resource: gpu}":      {"plugin.resource:"},
+		"plugin: {include: [0]}":       {"plugin.include[0]: 0 is not a text; put it in quotes"},
 		"plugin: {sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replica: 2}]}}}": {"plugin.sharing.timeSlicing.resources[0].replica: unknown key"},
 		"plugin: {deviceList: envvar}":                  {`plugin.deviceList: "envvar" is not a list`},
 		"plugin: [a]":                                   {"plugin"},
@@ -290,6 +295,33 @@ func TestConfigOfMetrics(t *testing.T) {
 	if c, err = load(t, "", "--metrics.fields=[DCGM_FI_DEV_GPU_TEMP]"); err != nil || len(c.Metrics.Chosen.Fields) != 1 {
 		t.Errorf("a flag: %+v, %v", c.Metrics, err)
 	}
+}
+
+// What of pods is shown can be said in each way that a list can, and means the same.
+func TestConfigOfPods(t *testing.T) {
+	const list = `[team, app.kubernetes.io/*, "/^(tier|env){1,2}$/", '*']`
+	want := metrics.PodLabels{
+		Named:    []metrics.PodLabel{{Key: "team", Name: "team"}},
+		Patterns: []string{`^app\.kubernetes\.io/.*$`, "^(tier|env){1,2}$", "^.*$"}, UID: true,
+	}
+	check := func(how string, c Config, err error) {
+		t.Helper()
+		if got := c.Metrics.ShownPodLabels(); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v, %v, want %+v", how, got, err, want)
+		}
+	}
+	c, err := load(t, "metrics: {podUID: true, podLabels: "+list+"}")
+	check("file", c, err)
+	c, err = load(t, c.String())
+	check("read back", c, err)
+	c, err = load(t, "", "--metrics.podUID=true", "--metrics.podLabels="+list)
+	check("flags", c, err)
+	c, err = load(t, "metrics:\n  podUID: true\n  podLabels:\n  - team\n  - app.kubernetes.io/*\n  - /^(tier|env){1,2}$/\n  - '*'\n")
+	check("lines", c, err)
+	t.Setenv("GPU_NODE_AGENT_METRICS_PODUID", "true")
+	t.Setenv("GPU_NODE_AGENT_METRICS_POD_LABELS", list)
+	c, err = load(t, "")
+	check("environment", c, err)
 }
 
 // The fields that are shown are those that DCGM watches. Another list opens the session anew, but begins no

@@ -105,13 +105,16 @@ func (l leaf) set(data any) []error {
 }
 
 // envNames returns the environment variables of a key: plugin.kubeletDir is GPU_NODE_AGENT_PLUGIN_KUBELET_DIR,
-// and without the underscore that the capital makes, as viper itself would have it.
+// and without the underscore that the capital makes, as viper itself would have it. Capitals that follow each other
+// are one word: metrics.podUID is GPU_NODE_AGENT_METRICS_POD_UID.
 func envNames(key string) []string {
 	var b strings.Builder
+	capital := false
 	for _, r := range key {
-		if unicode.IsUpper(r) {
+		if unicode.IsUpper(r) && !capital {
 			b.WriteByte('_')
 		}
+		capital = unicode.IsUpper(r)
 		b.WriteRune(r)
 	}
 	name := func(s string) string { return EnvPrefix + "_" + strings.ToUpper(strings.ReplaceAll(s, ".", "_")) }

@@ -89,9 +89,29 @@ func BenchmarkScrapeIsLinear(b *testing.B) {
 	}
 }
 
+// BenchmarkScrapePods tells what the UIDs and labels of pods cost.
+func BenchmarkScrapePods(b *testing.B) {
+	uid := Label{podUIDLabel, "6f1a1b2c-0000-0000-0000-000000000000"}
+	labels := []Label{{"team", "vision"}, {"app_kubernetes_io_name", "train"}, {"app_kubernetes_io_version", "1.2.3"}}
+	for _, bench := range []struct {
+		name   string
+		labels []Label
+	}{{"none", nil}, {"podUID", []Label{uid}}, {"3labels", labels}, {"both", append(labels[:3:3], uid)}} {
+		b.Run(bench.name, func(b *testing.B) {
+			s, held := fleet(8, 0, 0)
+			scrapes(b, s, held, config(SetDefault), "gzip", func(src *Sources) {
+				src.PodLabels = func(string, string) []Label { return bench.labels }
+			})
+		})
+	}
+}
+
 // scrapes asks for the page as Prometheus does.
-func scrapes(b *testing.B, s *health.Snapshot, held plugin.Holders, cfg *Config, encoding string) {
+func scrapes(b *testing.B, s *health.Snapshot, held plugin.Holders, cfg *Config, encoding string, change ...func(*Sources)) {
 	src := sourcesOf(s, cfg)
+	for _, f := range change {
+		f(&src)
+	}
 	src.Holders = func() plugin.Holders { return held }
 	src.Totals = NewTotals(src.Config, src.Snapshots, src.Holders)
 	src.Totals.fold(s)

@@ -42,7 +42,7 @@ type Sources struct {
 	Now       func() time.Time
 	Hostname  string // the node's name
 
-	// PodLabels returns the labels of a pod that metrics.podLabels allows, with names that Prometheus takes;
+	// PodLabels returns what PodPicker.Of picks of a pod: the labels that metrics.podLabels allows, and its UID;
 	// nil: there are none to show.
 	PodLabels func(namespace, pod string) []Label
 	// Jobs returns the ids of the jobs that run on a GPU, or on a GPU instance (gi is its id, "" for a whole

@@ -18,7 +18,8 @@ type Config struct {
 	Attribution   string        `yaml:"attribution"`   // AttributePerDevice, AttributePerPod
 	IdleBelow     float64       `yaml:"idleBelow"`     // percent of utilization under which a GPU is idle
 	Window        time.Duration `yaml:"window"`        // that the DCGM_EXP_ counts look back
-	PodLabels     []string      `yaml:"podLabels"`     // keys of the pods' labels that are shown
+	PodLabels     []string      `yaml:"podLabels"`     // keys of the pods' labels that are shown, and patterns of such
+	PodUID        bool          `yaml:"podUID"`        // pods are shown with their UID
 	HPCJobDir     string        `yaml:"hpcJobDir"`     // files that say which jobs run on a GPU
 	Compat        CompatConfig  `yaml:"compat"`
 

@@ -76,7 +76,7 @@ func (o odd) holders(s *health.Snapshot) plugin.Holders {
 }
 
 func (o odd) labels() []Label {
-	names := []string{"", "team", "team", "gpu", "__name__", "xid", "err_code", "hpc_job", "state", "DCGM_FI_DRIVER_VERSION", "0", "a-b", o.text}
+	names := []string{"", "team", "team", "pod_uid", "gpu", "__name__", "xid", "err_code", "hpc_job", "state", "DCGM_FI_DRIVER_VERSION", "0", "a-b", o.text}
 	labels := make([]Label, o.IntN(5))
 	for i := range labels {
 		labels[i] = Label{names[o.IntN(len(names))], o.word()}

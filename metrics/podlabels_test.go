@@ -30,11 +30,9 @@ func TestPodLabelsAreChecked(t *testing.T) {
 		{[]string{"team", "app.kubernetes.io/name", "3d", "a"}, ""},
 		{many[1:], ""},
 		{many, "podLabels: 11 labels are too many"},
-		{[]string{"team*"}, `podLabels: "team*" is a pattern; name each key`},
 		{[]string{""}, `podLabels: "" is no key`},
 		{[]string{"-a"}, "is no key"},
 		{[]string{"a/b/c"}, "is no key"},
-		{[]string{"/a"}, "is no key"},
 		{[]string{"UPPER.io/a"}, "is no key"},
 		{[]string{"größe"}, "is no key"},
 		{[]string{long}, "is no key"},
@@ -48,6 +46,22 @@ func TestPodLabelsAreChecked(t *testing.T) {
 		{[]string{"instance"}, "Prometheus's"},
 		{[]string{"a.b", "a-b"}, `podLabels: "a.b" and "a-b" would both be the label a_b; leave one out`},
 		{[]string{"a", "a"}, `podLabels: "a" is there twice`},
+		{[]string{"team-*", "*", "app.kubernetes.io/*", "*/name", "team-a"}, ""},
+		{[]string{"/^app$/", `/^app\.kubernetes\.io\/.*/`, "/^(tier|environment)$/", "/a/b/", "/.*/", "///", "/^a{2,3}$/"}, ""},
+		{append([]string{"*"}, many[1:]...), "podLabels: 11 labels are too many"},
+		{[]string{"*", "*"}, `podLabels: "*" is there twice`},
+		{[]string{"/"}, `podLabels: "/" begins with a slash and does not end with one; a regular expression is between two: /^team-/`},
+		{[]string{"/a"}, `"/a" begins with a slash`},
+		{[]string{"//"}, `"//" is an empty regular expression; write "*" for all labels`},
+		{[]string{"/[/"}, "podLabels: \"/[/\" is no regular expression: missing closing ]: `[`; use one such as /^team-/"},
+		{[]string{"/a(?!b)/"}, `is no regular expression: invalid or unsupported Perl syntax`},
+		{[]string{"^app$"}, `podLabels: "^app$" is no key of a Kubernetes label; if it is a regular expression, write /^app$/`},
+		{[]string{"(tier|environment)"}, "write /(tier|environment)/"},
+		{[]string{"^app/.*"}, "write /^app/.*/"},
+		{[]string{"team-?"}, "write /team-?/"},
+		{[]string{"app.*"}, `podLabels: "app.*" may be a regular expression or not; write /app.*/ if it is, and else app*,`},
+		{[]string{"größe*"}, `podLabels: "größe*" is like no key`},
+		{[]string{"team *"}, "is like no key"},
 	} {
 		cfg, err := DefaultConfig().Resolve()
 		if err != nil {
@@ -61,20 +75,6 @@ func TestPodLabelsAreChecked(t *testing.T) {
 			t.Errorf("%q: %v, want %q", c.keys, err, c.want)
 		}
 	}
-}
-
-// Whatever a label of a pod is called, it is no name that Prometheus would refuse.
-func FuzzPodLabelName(f *testing.F) {
-	for _, key := range []string{"team", "app.kubernetes.io/name", "3d", "a__b", "_", "größe", "\xff", ""} {
-		f.Add(key)
-	}
-	f.Fuzz(func(t *testing.T, key string) {
-		c := DefaultConfig()
-		c.PodLabels = []string{key}
-		if c.Validate() == nil && !isLabelName(podLabelName(key)) {
-			t.Errorf("%q becomes %q", key, podLabelName(key))
-		}
-	})
 }
 
 func TestPathsAreChecked(t *testing.T) {

@@ -9,9 +9,9 @@ import (
 // podName is a pod's name in full.
 type podName struct{ namespace, name string }
 
-// podLabels are the labels of the pod that a container is in. A pod is asked for once in a scrape. What cannot
-// be a label is left out: one of no value, one with a name that is no name, and one with a name that means
-// something else here, which metrics.fieldsFile may have brought after metrics.podLabels was checked.
+// podLabels are the labels of the pod that a container is in, its UID among them. A pod is asked for once in a
+// scrape. What cannot be a label is left out: one of no value, one with a name that is no name, and one with a name
+// that means something else here, which metrics.fieldsFile may have brought after metrics.podLabels was checked.
 func (s *scrape) podLabels(h plugin.Holder) []Label {
 	if s.src.PodLabels == nil {
 		return nil
@@ -21,7 +21,7 @@ func (s *scrape) podLabels(h plugin.Holder) []Label {
 	if !known {
 		// The list is the source's own, and what is left out is so seldom that a copy costs nothing.
 		labels = slices.DeleteFunc(slices.Clone(s.src.PodLabels(h.Namespace, h.Pod)), func(l Label) bool {
-			return l.Value == "" || !isLabelName(l.Name) || s.cfg.podLabelTaken(l.Name) != ""
+			return l.Value == "" || !isLabelName(l.Name) || l.Name != podUIDLabel && s.cfg.podLabelTaken(l.Name) != ""
 		})
 		s.pods[name] = labels
 	}
@@ -40,4 +40,13 @@ func isLabelName(name string) bool {
 		}
 	}
 	return true
+}
+
+// podUID is the pod's UID alone, as a label; none if it is not shown or not known.
+func (s *scrape) podUID(h plugin.Holder) []Label {
+	labels := s.podLabels(h)
+	if i := slices.IndexFunc(labels, func(l Label) bool { return l.Name == podUIDLabel }); i >= 0 {
+		return labels[i : i+1]
+	}
+	return nil
 }

@@ -12,7 +12,7 @@ import (
 func labelled(_, pod string) []Label {
 	switch pod {
 	case "train-0":
-		return []Label{{"team", "vision"}, {"app_name", "train"}, {"empty", ""}}
+		return []Label{{"team", "vision"}, {"app_name", "train"}, {"empty", ""}, {"pod_uid", "0f4b"}}
 	case "nb-1":
 		return []Label{{"team", "notebooks"}}
 	}
@@ -32,8 +32,14 @@ func TestPodLabels(t *testing.T) {
 	src.PodLabels = labelled
 	page := exposition(t, NewGatherer(src))
 	expect(t, page, 1, temp, `team=`)
-	expect(t, page, 1, temp, `UUID="GPU-a",app_name="train",`, `pod="train-0",team="vision"}`)
-	expect(t, page, 1, allocated, `pod="train-0"`, `app_name="train"`, `team="vision"`)
+	expect(t, page, 1, temp, `UUID="GPU-a",app_name="train",`, `pod="train-0",pod_uid="0f4b",team="vision"}`)
+	expect(t, page, 1, allocated, `pod="train-0",pod_uid="0f4b"`, `app_name="train"`, `team="vision"`)
+	expect(t, page, 1, temp, `pod_uid=`)
+	expect(t, page, 1, allocated, `pod_uid=`)
+	for _, idle := range []string{"gpu_node_agent_device_idle_seconds_total", "gpu_node_agent_device_idle_for_seconds"} {
+		expect(t, page, 1, idle, `pod="train-0",pod_uid="0f4b"}`)
+		expect(t, page, 0, idle, `team=`)
+	}
 	expect(t, page, 1, allocated, `pod="nb-1"`, `team="notebooks"`)
 	expect(t, page, 2, allocated, `team=`)
 	if strings.Contains(page, "empty=") {
@@ -59,6 +65,7 @@ func TestPodLabelsThatCannotBe(t *testing.T) {
 			{"UUID", "x"},
 			{"hostname", "x"},
 			{"pod", "x"},
+			{"pod_uid", ""},
 			{"hpc_job", "x"},
 			{"err_code", "x"},
 			{"xid", "x"},

@@ -21,15 +21,16 @@ type apiServer struct {
 
 	mu       sync.Mutex // guards all below
 	version  int
-	pods     map[pod]map[string]string
+	pods     map[pod]metav1.ObjectMeta
 	watching map[chan metav1.WatchEvent]bool
 	fail     func(http.ResponseWriter, *http.Request) bool // answers in its place, if it returns true
+	made     int
 	lists    int
 	asked    int
 }
 
 func newAPIServer(t *testing.T) *apiServer {
-	a := &apiServer{t: t, version: 1, pods: make(map[pod]map[string]string), watching: make(map[chan metav1.WatchEvent]bool)}
+	a := &apiServer{t: t, version: 1, pods: make(map[pod]metav1.ObjectMeta), watching: make(map[chan metav1.WatchEvent]bool)}
 	a.Server = httptest.NewServer(a)
 	t.Cleanup(func() {
 		a.CloseClientConnections()
@@ -67,21 +68,17 @@ func (a *apiServer) list(w http.ResponseWriter) {
 		TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadataList"},
 		ListMeta: metav1.ListMeta{ResourceVersion: fmt.Sprint(a.version)},
 	}
-	for name, labels := range a.pods {
-		l.Items = append(l.Items, a.object(name, labels))
+	for _, p := range a.pods {
+		l.Items = append(l.Items, a.object(p))
 	}
 	if err := json.NewEncoder(w).Encode(l); err != nil {
 		a.t.Error(err)
 	}
 }
 
-func (a *apiServer) object(name pod, labels map[string]string) metav1.PartialObjectMetadata {
-	return metav1.PartialObjectMetadata{
-		TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadata"},
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: name.namespace, Name: name.name, Labels: labels, UID: types.UID(name.name), ResourceVersion: fmt.Sprint(a.version),
-		},
-	}
+func (a *apiServer) object(p metav1.ObjectMeta) metav1.PartialObjectMetadata {
+	p.ResourceVersion = fmt.Sprint(a.version)
+	return metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadata"}, ObjectMeta: p}
 }
 
 func (a *apiServer) watch(w http.ResponseWriter, r *http.Request, q url.Values) {
@@ -133,7 +130,7 @@ func event(t *testing.T, kind string, object any) metav1.WatchEvent {
 	return e
 }
 
-// put makes or changes a pod, or takes it away if its labels are nil.
+// put makes or changes a pod, or takes it away if its labels are nil. A new one has its own UID: uid-1, uid-2 and so on.
 func (a *apiServer) put(namespace, name string, labels map[string]string) {
 	a.t.Helper()
 	a.mu.Lock()
@@ -141,18 +138,23 @@ func (a *apiServer) put(namespace, name string, labels map[string]string) {
 	a.version++
 	id := pod{namespace, name}
 	kind := "ADDED"
-	switch _, was := a.pods[id]; {
+	p, was := a.pods[id]
+	switch {
 	case labels == nil:
 		kind = "DELETED"
 		delete(a.pods, id)
 	case was:
 		kind = "MODIFIED"
+	default:
+		a.made++
+		p = metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(fmt.Sprint("uid-", a.made))}
 	}
 	if labels != nil {
-		a.pods[id] = labels
+		p.Labels = labels
+		a.pods[id] = p
 	}
 	for events := range a.watching {
-		events <- event(a.t, kind, a.object(id, labels))
+		events <- event(a.t, kind, a.object(p))
 	}
 }
 

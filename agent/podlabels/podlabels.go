@@ -1,5 +1,5 @@
-// Package podlabels follows the labels of this node's pods, so that a scrape can show those that
-// metrics.podLabels names without asking anybody.
+// Package podlabels follows the labels and UIDs of this node's pods, so that a scrape can show what
+// metrics.podLabels and metrics.podUID ask for without asking anybody.
 //
 // It lists and watches the pods that are bound to this node, and no others, and of those their metadata only.
 // Nobody waits for the API server: while it is away, what it said last is shown.
@@ -25,8 +25,8 @@ import (
 
 // Config is what is followed. It is not modified.
 type Config struct {
-	Labels     []metrics.PodLabel // none: nothing is followed, and the API server not asked
-	Kubeconfig string             // "": the pod's service account
+	Labels     metrics.PodLabels // none: nothing is followed, and the API server not asked
+	Kubeconfig string            // "": the pod's service account
 }
 
 // Options are what a Follower needs to know. All must be set.
@@ -46,27 +46,49 @@ type Status struct {
 
 type pod struct{ namespace, name string }
 
+// picked is what there is to show of a pod.
+type picked struct {
+	labels []metrics.Label
+	left   []string // keys of the labels that were too many
+}
+
 // Follower follows the pods' labels.
 type Follower struct {
 	Options
 	open  func(kubeconfig string) (*rest.Config, error)
-	known health.Latest[map[pod][]metrics.Label]
+	known health.Latest[map[pod]picked]
 
-	mu     sync.Mutex // guards status
-	status Status
+	mu      sync.Mutex // guards all below
+	status  Status
+	tooMany bool // it was said, of this configuration, that a pod has too many labels
 }
 
 // New returns a follower, which does nothing while no label is configured.
 func New(o Options) *Follower { return &Follower{Options: o, open: kube.Reach} }
 
-// Labels returns those of a pod's labels that are to be shown and that it has, in the order of the configuration,
+// Labels returns those of a pod's labels that are to be shown and that it has, and its UID if that is to be shown,
 // none if the pod is not known. The caller does not modify them.
 func (f *Follower) Labels(namespace, name string) []metrics.Label {
 	known := f.known.Load()
 	if known == nil {
 		return nil
 	}
-	return (*known)[pod{namespace, name}]
+	p := (*known)[pod{namespace, name}]
+	if len(p.left) > 0 { // only here: of the pods that hold no device, nobody misses a label
+		f.sayTooMany(namespace+"/"+name, p.left)
+	}
+	return p.labels
+}
+
+// sayTooMany says once for each configuration that a pod's labels are not all shown.
+func (f *Follower) sayTooMany(name string, left []string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.tooMany {
+		f.tooMany = true
+		f.Log.Warn("more labels of a pod are like a pattern than can be shown; this is said of one pod only",
+			zap.String("pod", name), zap.Strings("without", left), zap.String("key", "metrics.podLabels"))
+	}
 }
 
 // Status may be called from any goroutine.
@@ -88,10 +110,10 @@ func (f *Follower) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		c, same, cancel := health.While(ctx, f.Config, func(c *Config) *Config { return c })
 		f.mu.Lock()
-		f.status = Status{Enabled: c != nil && len(c.Labels) > 0}
+		f.status, f.tooMany = Status{Enabled: c != nil && c.Labels.Any()}, false
 		f.mu.Unlock()
 		f.known.Store(nil) // what is not configured any more is not shown, even if nobody answers
-		if c == nil || len(c.Labels) == 0 {
+		if c == nil || !c.Labels.Any() {
 			<-same.Done()
 		} else {
 			f.follow(same, *c)
@@ -103,7 +125,7 @@ func (f *Follower) Run(ctx context.Context) error {
 
 // follow follows the pods until ctx ends.
 func (f *Follower) follow(ctx context.Context, c Config) {
-	t := &trouble{Follower: f, said: make(map[metav1.StatusReason]bool)}
+	t := &trouble{Follower: f, key: keyOf(c.Labels), said: make(map[metav1.StatusReason]bool)}
 	client, err := t.connect(c.Kubeconfig)
 	for ; err != nil; client, err = t.connect(c.Kubeconfig) {
 		t.say(err)
@@ -114,38 +136,41 @@ func (f *Follower) follow(ctx context.Context, c Config) {
 		}
 	}
 	silent := logr.Discard() // what goes wrong is said by trouble, once
-	cache.NewReflectorWithOptions(podsOf(ctx, client, f.Node, t), &metav1.PartialObjectMetadata{}, &store{f, c.Labels}, cache.ReflectorOptions{
+	cache.NewReflectorWithOptions(podsOf(ctx, client, f.Node, t), &metav1.PartialObjectMetadata{}, &store{f, metrics.NewPodPicker(c.Labels)}, cache.ReflectorOptions{
 		Name: "pods", TypeDescription: "pods", Logger: &silent,
 	}).RunWithContext(klog.NewContext(ctx, silent))
+}
+
+// keyOf is the key to name when it goes wrong.
+func keyOf(l metrics.PodLabels) string {
+	if len(l.Named) == 0 && len(l.Patterns) == 0 {
+		return "metrics.podUID"
+	}
+	return "metrics.podLabels"
 }
 
 // store takes the pods from the reflector, and keeps of each what is to be shown.
 type store struct {
 	*Follower
-	labels []metrics.PodLabel
+	picker *metrics.PodPicker
 }
 
-// shown returns a pod and its labels.
-func (s *store) shown(object any) (pod, []metrics.Label, bool) {
+// pick returns a pod and what there is to show of it.
+func (s *store) pick(object any) (pod, picked, bool) {
 	if gone, ok := object.(cache.DeletedFinalStateUnknown); ok {
 		object = gone.Obj
 	}
 	m, ok := object.(*metav1.PartialObjectMetadata)
 	if !ok {
-		return pod{}, nil, false
+		return pod{}, picked{}, false
 	}
-	labels := make([]metrics.Label, 0, len(s.labels))
-	for _, l := range s.labels {
-		if value, has := m.Labels[l.Key]; has {
-			labels = append(labels, metrics.Label{Name: l.Name, Value: value})
-		}
-	}
-	return pod{m.Namespace, m.Name}, labels, true
+	labels, left := s.picker.Of(string(m.UID), m.Labels)
+	return pod{m.Namespace, m.Name}, picked{labels, left}, true
 }
 
 // change stores a copy with a change: there are as many pods on a node as fit, which is few.
-func (s *store) change(f func(map[pod][]metrics.Label)) error {
-	next := make(map[pod][]metrics.Label)
+func (s *store) change(f func(map[pod]picked)) error {
+	next := make(map[pod]picked)
 	if known := s.known.Load(); known != nil {
 		next = maps.Clone(*known)
 	}
@@ -157,27 +182,27 @@ func (s *store) change(f func(map[pod][]metrics.Label)) error {
 func (s *store) Add(object any) error { return s.Update(object) }
 
 func (s *store) Update(object any) error {
-	name, labels, ok := s.shown(object)
+	name, p, ok := s.pick(object)
 	if !ok {
 		return nil
 	}
-	return s.change(func(known map[pod][]metrics.Label) { known[name] = labels })
+	return s.change(func(known map[pod]picked) { known[name] = p })
 }
 
 func (s *store) Delete(object any) error {
-	name, _, ok := s.shown(object)
+	name, _, ok := s.pick(object)
 	if !ok {
 		return nil
 	}
-	return s.change(func(known map[pod][]metrics.Label) { delete(known, name) })
+	return s.change(func(known map[pod]picked) { delete(known, name) })
 }
 
 func (s *store) Replace(objects []any, _ string) error {
-	return s.change(func(known map[pod][]metrics.Label) {
+	return s.change(func(known map[pod]picked) {
 		clear(known)
 		for _, o := range objects {
-			if name, labels, ok := s.shown(o); ok {
-				known[name] = labels
+			if name, p, ok := s.pick(o); ok {
+				known[name] = p
 			}
 		}
 	})

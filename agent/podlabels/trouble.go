@@ -15,6 +15,7 @@ import (
 // trouble says once what goes wrong, and its end.
 type trouble struct {
 	*Follower
+	key  string                       // of the configuration that asks for them
 	said map[metav1.StatusReason]bool // classes of errors since all was well; guarded as the status
 }
 
@@ -61,7 +62,7 @@ func (t *trouble) say(err error) {
 	if !t.said[class] {
 		t.said[class] = true
 		t.Log.Warn("the labels of pods cannot be read; those that are known stay", zap.Error(err),
-			zap.String("needed", "a cluster role with list and watch on pods"), zap.String("key", "metrics.podLabels"))
+			zap.String("needed", "a cluster role with list and watch on pods"), zap.String("key", t.key))
 	}
 }
 

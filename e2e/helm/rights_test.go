@@ -22,6 +22,9 @@ func TestRights(t *testing.T) {
 		"nothing set":   {},
 		"conditions":    {[]string{"config.health.kubernetes.enabled=true"}, conditions + "get pods", nil},
 		"pod labels":    {[]string{"config.metrics.podLabels={team}"}, "get,list,watch pods", nil},
+		"pod UIDs":      {[]string{"config.metrics.podUID=true"}, "get,list,watch pods", nil},
+		"no pod UIDs":   {[]string{"config.metrics.podUID=false", "nodeConfigs.a.metrics.podUID=null"}, "", nil},
+		"some pod UIDs": {[]string{"nodeConfigs.a.metrics.podUID=true"}, "get,list,watch pods", nil},
 		"both":          {[]string{"config.health.kubernetes.enabled=true", "config.metrics.podLabels={team}"}, conditions + "get,list,watch pods", nil},
 		"some nodes":    {[]string{"nodeConfigs.a.health.kubernetes.enabled=true"}, conditions + "get pods", nil},
 		"profiling":     {[]string{"config.metrics.fields={default,profiling}"}, "", []corev1.Capability{"SYS_ADMIN"}},
@@ -201,6 +204,8 @@ func TestRefused(t *testing.T) {
 		"goMemLimit=100M":                                                   "goMemLimit",
 		"web.probes=https":                                                  "probes",
 		"config.plugin.sharing.timeSlicing.renameByDefault=maybe":           "renameByDefault",
+		"config.metrics.podUID=maybe":                                       "podUID",
+		"serviceAccount.create=false,config.metrics.podUID=true":            "serviceAccount.name",
 	} {
 		t.Run(set, func(t *testing.T) {
 			_, err := helm(t, "template", "gna", chart, "--set", set)

@@ -133,7 +133,7 @@ It is called with (dict "root" $ "name" NAME "agent" (dict)); a template cannot 
 {{- $_ := set .agent "driverRoot" (dig "plugin" "driverRoot" "/" $config) }}
 {{- $_ := set .agent "port" (regexFind "[0-9]+$" $listen | int) }}
 {{- $_ := set .agent "conditions" (dig "health" "kubernetes" "enabled" false $config) }}
-{{- $_ := set .agent "podLabels" (dig "metrics" "podLabels" (list) $config | empty | not) }}
+{{- $_ := set .agent "podLabels" (or (dig "metrics" "podUID" false $config) (dig "metrics" "podLabels" (list) $config | empty | not)) }}
 {{- $_ := set .agent "needsSysAdmin" (and $needs (not $sim)) }}
 {{- $jobs := dig "metrics" "hpcJobDir" "" $config }}
 {{- range $values.extraVolumeMounts }}

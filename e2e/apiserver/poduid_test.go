@@ -1,0 +1,54 @@
+package apiserver
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// The UID of a pod is on the series of its GPU as the API server has it, and so are the labels that are like a pattern
+// of metrics.podLabels, and no others.
+func TestPodUID(t *testing.T) {
+	const user, namespace = "uids", "uids"
+	if err := theCluster.pki.User(user, user); err != nil {
+		t.Fatal(err)
+	}
+	n := newMachine(t, "uids", user)
+	theCluster.allowPodLabels(t, user)
+	n.Configure(fmt.Sprintf(`source: {sim: {profile: h100-8}}
+health: {kubernetes: {kubeconfig: %s}}
+metrics: {podUID: true, podLabels: [app.kubernetes.io/*, "/^team-(lead|size)$/"]}
+`, theCluster.pki.Kubeconfig(user)))
+	n.start(8)
+	_, uid := n.run(namespace, "train", map[string]string{
+		"app.kubernetes.io/name": "llm", "team-lead": "ann", "team": "red", "pod-template-hash": "1", "pod-uid": "mine",
+	})
+	n.shows("UID and labels", "train", fmt.Sprintf(`pod_uid="%s"`, uid), `app_kubernetes_io_name="llm"`, `team_lead="ann"`, `gpu_node_agent_pod_labels_up 1`)
+	n.label(namespace, "train", "app.kubernetes.io/part-of", "chat")
+	n.shows("a label that was not there", "train", `app_kubernetes_io_part_of="chat"`)
+	page, err := n.Page("/metrics", http.StatusOK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, no := range []string{"pod_template_hash=", "team=", "mine"} {
+		if strings.Contains(page, no) {
+			t.Errorf("%s is shown, and nobody asked for it", no)
+		}
+	}
+
+	zero := int64(0)
+	if err := theCluster.client.CoreV1().Pods(namespace).Delete(t.Context(), "train", metav1.DeleteOptions{GracePeriodSeconds: &zero}); err != nil {
+		t.Fatal(err)
+	}
+	n.Eventually("the UID of a pod that is gone is gone", func() error {
+		line, _, err := n.held("train") // the kubelet of this test keeps it
+		if err == nil && strings.Contains(line, "pod_uid=") {
+			err = fmt.Errorf("there is %s", line)
+		}
+		return err
+	})
+	n.EndAgent()
+}

@@ -1,7 +1,6 @@
 package metrics
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"io"
@@ -15,28 +14,20 @@ import (
 // answer is a response that is first made in memory, packed if the client takes that, and then sent. So what a
 // page is made with is free again before a slow client has read it.
 //
-// Promhttp could pack too, at a level that takes as long as all the rest of a scrape to make a tenth less of it;
-// and an answer takes single bytes, which http.ResponseWriter does not, so that expfmt writes each family
-// without another buffer.
+// Promhttp could pack too, at a level that takes as long as all the rest of a scrape to make a tenth less of it.
 type answer struct {
 	http.ResponseWriter // for the header
-	*tools
-	packed bool
-	status int
-}
 
-// tools are what an answer is made with. They are big, and used again.
-type tools struct {
-	buf *bufio.Writer
-	zip *gzip.Writer
-	out *bytes.Buffer
+	zip    *gzip.Writer // nil: not packed
+	out    *bytes.Buffer
+	status int
 }
 
 // press makes answers, a few at a time: more would take no less time, as it is all computing, and ten scrapers
 // would take ten times the memory.
 type press struct {
 	turns chan struct{}
-	tools sync.Pool // of *tools
+	zips  sync.Pool // of *gzip.Writer, which are big
 	pages sync.Pool // of *bytes.Buffer, which have been sent
 }
 
@@ -77,42 +68,41 @@ func (p *press) make(ctx context.Context, w http.ResponseWriter, packed bool, ou
 		}
 	}
 	defer func() { <-p.turns }()
-	t, ok := p.tools.Get().(*tools)
-	if !ok {
-		// The standard library's takes twice as long for the same; so does a level that makes a tenth less of it.
-		zip, _ := gzip.NewWriterLevel(io.Discard, gzip.BestSpeed) // the level is one
-		t = &tools{buf: bufio.NewWriterSize(nil, 32<<10), zip: zip}
-	}
-	t.out = out
-	a := &answer{w, t, packed, http.StatusOK}
+	a := &answer{ResponseWriter: w, out: out, status: http.StatusOK}
 	if packed {
+		a.zip = p.zip(out)
 		w.Header().Set("Content-Encoding", "gzip")
-		t.zip.Reset(out)
-		t.buf.Reset(t.zip)
-	} else {
-		t.buf.Reset(out)
 	}
 	fill(a)
-	_ = t.buf.Flush() // to memory
-	if a.packed {
-		_ = t.zip.Close()
+	if a.zip != nil {
+		_ = a.zip.Close() // to memory
+		p.zips.Put(a.zip)
 	}
-	t.out = nil
-	p.tools.Put(t)
 	return a.status
+}
+
+func (p *press) zip(out io.Writer) *gzip.Writer {
+	zip, ok := p.zips.Get().(*gzip.Writer)
+	if !ok {
+		// The standard library's takes twice as long for the same; so does a level that makes a tenth less of it.
+		zip, _ = gzip.NewWriterLevel(io.Discard, gzip.BestSpeed) // the level is one
+	}
+	zip.Reset(out)
+	return zip
 }
 
 // WriteHeader is only called for an error, which is told in plain text and instead of all that was written before.
 func (a *answer) WriteHeader(status int) {
 	if a.status = status; status != http.StatusOK {
-		a.packed = false
+		a.zip = nil
 		a.Header().Del("Content-Encoding")
 		a.out.Reset()
-		a.buf.Reset(a.out)
 	}
 }
 
-func (a *answer) Write(b []byte) (int, error)       { return a.buf.Write(b) }
-func (a *answer) WriteString(s string) (int, error) { return a.buf.WriteString(s) }
-func (a *answer) WriteByte(b byte) error            { return a.buf.WriteByte(b) }
-func (a *answer) WriteRune(r rune) (int, error)     { return a.buf.WriteRune(r) }
+func (a *answer) Write(b []byte) (int, error) {
+	if a.zip != nil {
+		return a.zip.Write(b)
+	}
+	return a.out.Write(b)
+}

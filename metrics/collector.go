@@ -118,6 +118,18 @@ const staleAfter = time.Minute
 
 // Gather renders the newest snapshot, which cannot fail. The families are the caller's until it calls done.
 func (g *Gatherer) Gather() (families []*dto.MetricFamily, done func(), err error) {
+	p := g.page()
+	return p.out, func() { g.done(p) }, nil
+}
+
+// done takes a page back.
+func (g *Gatherer) done(p *page) {
+	p.reset()
+	g.pages.Put(p)
+}
+
+// page is what there is to be seen now, to be given back by done.
+func (g *Gatherer) page() *page {
 	shape := g.shaped()
 	p, ok := g.pages.Get().(*page)
 	if !ok || p.shape != shape {
@@ -138,10 +150,8 @@ func (g *Gatherer) Gather() (families []*dto.MetricFamily, done func(), err erro
 	s.collectAgent()
 	s.collectProcess()
 	s.collectRuntime()
-	return p.finish(), func() {
-		p.reset()
-		g.pages.Put(p)
-	}, nil
+	p.finish()
+	return p
 }
 
 func truth(b bool) float64 {

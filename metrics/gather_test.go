@@ -68,6 +68,7 @@ func lint(t *testing.T, families []*dto.MetricFamily) {
 			t.Fatal(err)
 		}
 	}
+	compareText(t, families)
 	parser := expfmt.NewTextParser(model.LegacyValidation)
 	read, err := parser.TextToMetricFamilies(bytes.NewReader(page.Bytes()))
 	if err != nil {

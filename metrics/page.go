@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/prometheus/common/expfmt"
 )
 
 // Handler serves the page.
@@ -18,17 +19,38 @@ func Handler(src Sources, log promhttp.Logger) http.Handler {
 	gatherer := NewGatherer(src)
 	// What cannot be shown is no reason to lose the rest.
 	opts := promhttp.HandlerOpts{ErrorLog: log, ErrorHandling: promhttp.ContinueOnError, DisableCompression: true}
-	text := promhttp.HandlerForTransactional(gatherer, opts)
+	other := promhttp.HandlerForTransactional(gatherer, opts)
 	opts.EnableOpenMetrics = true
 	open := promhttp.HandlerForTransactional(gatherer, opts)
 	press := newPress()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		h := text
-		if onlyOpenMetrics(r.Header.Values("Accept")) {
-			h = open
+		format := expfmt.NegotiateAccept(r.Header, expfmt.DefaultAcceptedFormats()...)
+		fill := func(w http.ResponseWriter) { other.ServeHTTP(w, r) }
+		switch {
+		case onlyOpenMetrics(r.Header.Values("Accept")):
+			fill = func(w http.ResponseWriter) { open.ServeHTTP(w, r) }
+		case format.FormatType() == expfmt.TypeTextPlain && !r.URL.Query().Has(onlyNames):
+			fill = func(w http.ResponseWriter) { gatherer.serveText(w, format, log) }
 		}
-		press.serve(r.Context(), w, takesGzip(r.Header.Values("Accept-Encoding")), func(w http.ResponseWriter) { h.ServeHTTP(w, r) })
+		press.serve(r.Context(), w, takesGzip(r.Header.Values("Accept-Encoding")), fill)
 	})
+}
+
+// onlyNames is promhttp's word for the names of the families that are wanted.
+const onlyNames = "name[]"
+
+// serveText answers with all that there is as text.
+func (g *Gatherer) serveText(w http.ResponseWriter, format expfmt.Format, log promhttp.Logger) {
+	p := g.page()
+	defer g.done(p)
+	for _, f := range p.out {
+		if err := p.text.add(f); err != nil {
+			log.Println("a metric that cannot be shown:", err) // which is no reason to lose the rest
+		}
+	}
+	w.Header().Add("Vary", "Accept")
+	w.Header().Set("Content-Type", string(format))
+	_, _ = w.Write(p.text.buf)
 }
 
 // listed calls see for each entry of a header that is a list of things with parameters, such as q.

@@ -43,6 +43,7 @@ type page struct {
 	pairs slab[pair]
 	lists []*dto.LabelPair // what the series' label lists are parts of
 	out   []*dto.MetricFamily
+	text  text
 
 	at    map[place]int // in spots
 	spots []spot
@@ -86,7 +87,9 @@ func (s *slab[T]) next() *T {
 }
 
 func newPage(s *shape) *page {
-	p := &page{shape: s, at: make(map[place]int), pods: make(map[podName][]Label), reading: s.runtime.reading()}
+	p := &page{
+		shape: s, at: make(map[place]int), pods: make(map[podName][]Label), reading: s.runtime.reading(), text: newText(),
+	}
 	for i := range s.families {
 		f := &s.families[i]
 		made := &dto.MetricFamily{Name: &f.name, Help: &f.help, Type: &f.kind}
@@ -106,6 +109,7 @@ func (p *page) reset() {
 	p.slots.used, p.pairs.used, p.lists = 0, 0, p.lists[:0]
 	clear(p.at)
 	clear(p.pods)
+	p.text.reset()
 	p.spots, p.shown, p.owned = emptied(p.spots), emptied(p.shown), emptied(p.owned)
 }
 
@@ -154,8 +158,8 @@ func (p *page) addWith(number int, v float64, base []*dto.LabelPair, more ...Lab
 	p.add(number, v, p.labels(base, more...))
 }
 
-// finish returns the families that have series.
-func (p *page) finish() []*dto.MetricFamily {
+// finish puts the families that have series into out.
+func (p *page) finish() {
 	p.out = p.out[:0]
 	for _, number := range p.shape.order {
 		f := p.made[number]
@@ -165,7 +169,6 @@ func (p *page) finish() []*dto.MetricFamily {
 		f.Metric = tidy(f.Metric)
 		p.out = append(p.out, f)
 	}
-	return p.out
 }
 
 // tidy puts series in the order that a registry would, and leaves out those with the labels of another, which

@@ -213,7 +213,8 @@ func gone(c Config, f Finding, s Sample) bool {
 	longAgo := s.At.Sub(f.Last) >= c.RecoverAfter
 	switch f.Cause {
 	case CauseLost, CauseInaccessible, CauseDetached, CauseMissing:
-		return s.Presence != PresenceUnknown // if it still stands, the sample says so
+		now, bad := presenceFinding(s)
+		return s.Presence != PresenceUnknown && (!bad || now.Cause != f.Cause)
 	}
 	for _, cond := range conditions {
 		if cond.cause == f.Cause {

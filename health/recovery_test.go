@@ -199,3 +199,26 @@ func TestConfigValidate(t *testing.T) {
 		}
 	}
 }
+
+// While a GPU is gone its finding has begun when it went, and is one finding with another cause once that is told.
+func TestGoneSince(t *testing.T) {
+	for _, p := range []Presence{Lost, Inaccessible, Detached, Missing} {
+		var known []DeviceState
+		for at := range 5 {
+			known = judgeWith(DefaultConfig(), known, gpu0, step{at: at, sample: blank(p)})
+		}
+		if f := known[0].Verdict.Findings; len(f) != 1 || !f[0].Since.Equal(at(0)) || !f[0].Last.Equal(at(4)) {
+			t.Errorf("%v: %+v, want one since %v", p, f, at(0))
+		}
+	}
+	known := runSteps(t, DefaultConfig(), []step{
+		{0, blank(Missing), Unhealthy, []string{CauseMissing}},
+		{1, blank(Missing), Unhealthy, []string{CauseMissing}},
+		{2, blank(Lost), Unhealthy, []string{CauseLost}},
+		{3, blank(PresenceUnknown), Unhealthy, []string{CauseLost}},
+		{4, blank(Lost), Unhealthy, []string{CauseLost}},
+	})
+	if f := known[0].Verdict.Findings[0]; !f.Since.Equal(at(2)) {
+		t.Errorf("lost since %v, want %v", f.Since, at(2))
+	}
+}

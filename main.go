@@ -9,14 +9,12 @@ import (
 	"log"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent"
-	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
 )
 
@@ -83,9 +81,9 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags win over the environment, that over the file, 
 		statusCommand(&loader),
 		fieldsCommand(&loader),
 		doctorCommand(&loader),
-		clearCommand(&loader),
 		simCommand(&loader),
 	)
+	cmd.AddCommand(agent.OperatorCommands(&loader)...)
 	return cmd
 }
 
@@ -206,50 +204,6 @@ Nothing is changed, and a running agent is not disturbed. The exit code is 1 if 
 		return found
 	})
 	cmd.Flags().StringVar(&rootDir, "root", "/", "where the node's root directory is, if this is a container that has it mounted")
-	return cmd
-}
-
-func clearCommand(loader *agent.Loader) *cobra.Command {
-	var socket, gpu, cause string
-	cmd := &cobra.Command{
-		Use:   "clear",
-		Short: "Tell the agent that a GPU is well again",
-		Long: `Tell the agent that a GPU is well again: an operator's word, for root only.
-
-Findings that still stand are found again by the next poll.`,
-		Example: `  gpu-node-agent clear --gpu GPU-6f1a1b2c-…
-  gpu-node-agent clear --gpu GPU-6f1a1b2c-… --cause xid-79`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if gpu == "" {
-				return errors.New("--gpu: which one? use the UUID that nvidia-smi -L and /metrics show")
-			}
-			if socket == "" {
-				c, err := loader.Load()
-				if err != nil {
-					return err
-				}
-				socket = c.Health.Socket
-			}
-			if socket == "" {
-				return errors.New("health.socket: not set, so the agent cannot be spoken to; set it, or use --socket")
-			}
-			ctx, cancel := context.WithTimeout(cmd.Context(), 10*time.Second)
-			defer cancel()
-			causes, err := agent.AskToClear(ctx, socket, agent.Clear{Device: health.DeviceID(gpu), Cause: cause})
-			if err != nil {
-				return err
-			}
-			if len(causes) == 0 {
-				causes = []string{"nothing: no findings stand"}
-			}
-			_, err = fmt.Fprintln(cmd.OutOrStdout(), "cleared", strings.Join(causes, ", "))
-			return err
-		},
-	}
-	cmd.Flags().StringVar(&gpu, "gpu", "", "UUID of the device")
-	cmd.Flags().StringVar(&cause, "cause", "", "the finding to clear, such as xid-79 (default: all)")
-	cmd.Flags().StringVar(&socket, "socket", "", "socket of the agent (default: health.socket of its configuration)")
 	return cmd
 }
 

@@ -346,6 +346,82 @@ func TestCordonAndIsolation(t *testing.T) {
 	}
 }
 
+// The driver is let go of, a GPU is reset, and the driver is taken back.
+func TestDetach(t *testing.T) {
+	p := start(t, simConfig)
+	k, err := kubelettest.Start(p.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Stop()
+	p.allocatable(k, 8)
+	say := func(code int, args ...string) string {
+		t.Helper()
+		out, got := run(t, append([]string{args[0], "--socket", p.dir + "/" + map[bool]string{true: "sim.sock", false: "agent.sock"}[args[0] == "sim"]}, args[1:]...)...)
+		if got != code {
+			t.Fatalf("%v: exit code %d: %s", args, got, out)
+		}
+		return out
+	}
+	say(0, "sim", "{gpu: 5, xid: 95, recoveryAction: reset}")
+	p.allocatable(k, 7)
+
+	job, err := k.Allocate(t.Context(), "nvidia.com/gpu", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.awaitPage("/api/v1/snapshot", http.StatusOK, `"pod":"`+job.Container.Pod+`"`)
+	if out := say(1, "detach"); !strings.Contains(out, job.Devices[0]+") is held by ") || !strings.Contains(out, job.Container.Pod) {
+		t.Errorf("a pod holds %v, and detach says %s", job.Devices, out)
+	}
+	if out := say(1, "detach", "--for", "soon"); out != "--for: \"soon\" is not a time of 1s to 24h; use such as 30m\n" {
+		t.Errorf("%s", out)
+	}
+	p.allocatable(k, 7)
+	k.Free("nvidia.com/gpu", job.Devices...)
+	p.await("a word that the pod has ended", func() bool { _, page := p.get("/api/v1/snapshot"); return !strings.Contains(page, job.Container.Pod) })
+
+	out := say(0, "detach", "--for", "1h")
+	if !strings.HasPrefix(out, "the driver is let go of since ") || !strings.Contains(out, "the agent has no file of it open\n") || !strings.Contains(out, "gpu-node-agent attach\n") {
+		t.Errorf("detach says %s", out)
+	}
+	p.allocatable(k, 0)
+	p.awaitPage("/readyz", http.StatusServiceUnavailable, "source detached: the driver is let go of on request")
+	p.awaitPage("/livez", http.StatusOK)
+	p.awaitPage("/metrics", http.StatusOK, "gpu_node_agent_source_detached 1", `cause="driver-released"`, `cause="xid-95"`)
+	if out := say(0, "detach"); !strings.HasPrefix(out, "the driver was let go of already, since ") {
+		t.Errorf("a second detach says %s", out)
+	}
+	p.write(simConfig+"\nhealth: {cordon: ['2']}", strings.TrimPrefix(p.url, "http://"))
+	p.awaitPage("/metrics", http.StatusOK, "gpu_node_agent_source_detached 1", `cause="cordoned"`)
+	say(0, "sim", "{gpu: 5, recoveryAction: none}") // as after nvidia-smi -r
+
+	if out := say(0, "attach"); out != "the driver is back, and the GPUs are measured\n" {
+		t.Errorf("attach says %s", out)
+	}
+	p.allocatable(k, 7) // all but the cordoned one
+	p.awaitPage("/readyz", http.StatusOK)
+	if _, page := p.get("/metrics"); strings.Contains(page, `cause="xid-95"`) || !strings.Contains(page, "gpu_node_agent_source_detached 0") {
+		t.Errorf("after attach:\n%s", page)
+	}
+	if out := say(0, "attach"); !strings.HasPrefix(out, "the driver was not let go of") {
+		t.Errorf("a second attach says %s", out)
+	}
+
+	say(0, "detach", "--for", "1s") // and it comes back by itself
+	p.await("a word that the time is up", func() bool { return strings.Contains(p.log(), `"because":"the time is up"`) })
+	p.awaitPage("/readyz", http.StatusOK)
+	say(0, "detach")
+	if code := p.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	again := p.again() // has the driver
+	again.awaitPage("/metrics", http.StatusOK, "gpu_node_agent_source_up 1", `cause="cordoned"`)
+	if _, page := again.get("/metrics"); strings.Contains(page, "driver-released") {
+		t.Error("a restart remembers that the driver was let go of")
+	}
+}
+
 // A state file that cannot be read is said, stays as it is, and is no reason to stop.
 func TestAStateFileInTheWay(t *testing.T) {
 	dir := tempDir(t)
@@ -535,6 +611,11 @@ func TestCommands(t *testing.T) {
 		{[]string{"sim"}, 1, []string{"arg"}},
 		{[]string{"clear"}, 1, []string{"--gpu"}},
 		{[]string{"clear", "--gpu", "GPU-1", "--socket", "/nonexistent"}, 1, []string{"/nonexistent"}},
+		{[]string{"detach", "--socket", "/nonexistent"}, 1, []string{"/nonexistent"}},
+		{[]string{"detach", "--for", "48h", "--socket", "/nonexistent"}, 1, []string{`--for: "48h" is not a time of 1s to 24h`}},
+		{[]string{"detach", "GPU-1"}, 1, []string{"unknown command"}},
+		{[]string{"attach", "--socket", "/nonexistent"}, 1, []string{"/nonexistent"}},
+		{[]string{"attach", "--health.socket="}, 1, []string{"health.socket: not set"}},
 		// Where there is a DCGM, this names it too.
 		{[]string{"doctor", "--plugin.kubeletDir=/nonexistent"}, 1, []string{"libdcgm.so.4", "fail  kubelet", "the agent cannot do its job here: see "}},
 		{[]string{"doctor", "--config", good, "--plugin.kubeletDir", kubeletDir, "--metrics.listen=127.0.0.1:0"}, 0, []string{"info  DCGM", "simulated", "ok    kubelet"}},

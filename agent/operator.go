@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -18,9 +19,11 @@ type Clear struct {
 	Cause  string          `json:"cause,omitempty"` // "" for all
 }
 
-// question is a line on the operator's socket.
+// question is a line on the operator's socket: one of them.
 type question struct {
-	Clear *Clear `json:"clear"`
+	Clear  *Clear  `json:"clear,omitempty"`
+	Detach *Detach `json:"detach,omitempty"`
+	Attach *Attach `json:"attach,omitempty"`
 }
 
 // Cleared is the answer to a Clear.
@@ -44,29 +47,49 @@ func (a *Agent) runOperator(ctx context.Context) error {
 	return nil
 }
 
-func (a *Agent) operate(line string) (any, error) {
-	var q question
-	dec := json.NewDecoder(strings.NewReader(line))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&q); err != nil || q.Clear == nil || strings.TrimSpace(line[dec.InputOffset():]) != "" {
-		return nil, fmt.Errorf(`%s is not understood; say {"clear":{"device":"GPU-…","cause":"xid-79"}}`, line)
+func (a *Agent) operate(ctx context.Context, line string) (any, error) {
+	q, err := parseQuestion(line)
+	switch {
+	case err != nil:
+		return nil, err
+	case q.Detach != nil:
+		return a.detach(ctx, *q.Detach)
+	case q.Attach != nil:
+		return a.attach(ctx)
 	}
 	causes, err := a.monitor.Clear(q.Clear.Device, q.Clear.Cause)
 	return Cleared{causes}, err
 }
 
-// AskToClear tells the agent that listens on the socket that a device is well again. It returns the causes
-// that the agent has dropped.
-func AskToClear(ctx context.Context, socket string, c Clear) ([]string, error) {
-	text, err := control.Ask(ctx, socket, question{Clear: &c})
-	if err != nil {
-		return nil, err
+func parseQuestion(line string) (question, error) {
+	var q question
+	dec := json.NewDecoder(strings.NewReader(line))
+	dec.DisallowUnknownFields()
+	err := dec.Decode(&q)
+	asked := 0
+	for _, is := range []bool{q.Clear != nil, q.Detach != nil, q.Attach != nil} {
+		if is {
+			asked++
+		}
 	}
+	if err != nil || asked != 1 || strings.TrimSpace(line[dec.InputOffset():]) != "" {
+		return question{}, fmt.Errorf(`%s is not understood; say {"clear":{"device":"GPU-…","cause":"xid-79"}}, {"detach":{"for":"30m"}} or {"attach":{}}`, line)
+	}
+	return q, nil
+}
+
+// ask puts a question to the agent that listens on the socket, and reads the answer into result.
+func ask[T any](ctx context.Context, socket string, q question) (T, error) {
 	var answer struct {
-		Result Cleared `json:"result"`
+		Result T `json:"result"`
 	}
-	if err := json.Unmarshal([]byte(text), &answer); err != nil {
-		return nil, err
+	if socket == "" {
+		return answer.Result, errors.New("health.socket: not set, so the agent cannot be spoken to; set it, or use --socket")
 	}
-	return answer.Result.Cleared, nil
+	text, err := control.Ask(ctx, socket, q)
+	if err != nil {
+		return answer.Result, err
+	}
+	err = json.Unmarshal([]byte(text), &answer)
+	return answer.Result, err
 }

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"encoding/json"
 	"reflect"
 	"slices"
@@ -17,15 +18,19 @@ func FuzzOperate(f *testing.F) {
 		`{"clear":{"device":"MIG-2-7","cause":"temperature"}}`, `{"clear":{"device":"GPU-0","cause":""}}`, `{"clear":{"device":"","cause":""}}`,
 		`{"clear":null}`, `{"clear":{}}`, `{}`, `null`, `[]`, `"clear"`, `{"clear":{"device":"GPU-1"},"clear":{"device":"GPU-2"}}`,
 		`{"CLEAR":{"DEVICE":"GPU-1"}}`, `{"clear":{"device":"GPU-1","all":true}}`, `{"clear":{"device":"GPU-1"}} {"clear":{"device":"GPU-2"}}`, `{"clear":{"device":"GPU-\u0031"}}`,
+		`{"detach":{}}`, `{"detach":{"for":"30m"}}`, `{"detach":{"for":"2h","force":true}}`, `{"detach":{"for":"-1s","force":true}}`, `{"detach":{"for":30}}`,
+		`{"detach":{"until":"now"}}`, `{"detach":null}`, `{"attach":{}}`, `{"attach":{"force":true}}`, `{"detach":{"force":true},"attach":{}}`,
 		`{"clear":{"device":"GPU-1","cause":"\u0000"}}`, `{"clear":{"device":["GPU-1"]}}`, `{"clear":{"device":"GPU-1"}}x`,
 	} {
 		f.Add(line)
 	}
 	node := aNode().snapshot
+	ctx, cancel := context.WithCancel(f.Context())
+	cancel() // nobody waits for the driver: no monitor runs that could let go of it
 	f.Fuzz(func(t *testing.T, line string) {
 		a := knowing(nil)
 		a.monitor.Restore(node.Devices, true)
-		result, err := a.operate(line)
+		result, err := a.operate(ctx, line)
 		if err != nil {
 			if err.Error() == "" {
 				t.Error("refused without a word")
@@ -53,7 +58,7 @@ func FuzzOperate(f *testing.F) {
 		}
 		again := knowing(nil)
 		again.monitor.Restore(node.Devices, true)
-		if second, err := again.operate(string(said)); err != nil || !reflect.DeepEqual(second, result) {
+		if second, err := again.operate(ctx, string(said)); err != nil || !reflect.DeepEqual(second, result) {
 			t.Errorf("%q gives %v, and %s gives %v, %v", line, result, said, second, err)
 		}
 	})

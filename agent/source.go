@@ -125,10 +125,10 @@ func (a *Agent) runSource(ctx context.Context) error {
 	for ctx.Err() == nil {
 		w, same, cancel := health.While(ctx, &a.source, func(w *sourceWanted) *sourceWanted { return w })
 		c := &w.SourceConfig
-		open, run, err := newSource(*w, a.level, a.log)
+		open, attach, run, err := newSource(*w, a.level, a.log)
 		if err == nil {
 			a.monitored.Store(&health.MonitorSource{
-				Kind: sourceKind(*c), Inventory: inventoryOf(*c), Open: open, StallAfter: c.StallAfter,
+				Kind: sourceKind(*c), Inventory: inventoryOf(*c), Open: open, Attach: attach, StallAfter: c.StallAfter,
 			})
 			err = run(same)
 		}
@@ -157,23 +157,30 @@ func inventoryOf(c SourceConfig) string {
 	return "dcgm " + c.Address
 }
 
-// newSource returns how to open the configured source, and what must run beside it.
-func newSource(c sourceWanted, level zap.AtomicLevel, log *zap.Logger) (health.Opener, func(context.Context) error, error) {
+// newSource returns how to open the configured source and how to have a host engine take the driver back at that, nil
+// if there is none, and what must run beside it.
+func newSource(c sourceWanted, level zap.AtomicLevel, log *zap.Logger) (open, attach health.Opener, run func(context.Context) error, err error) {
 	if c.Resolved() == ModeSim {
 		s, err := sim.New(c.Sim, log.Named("sim"))
 		if err != nil {
-			return nil, nil, err
+			return nil, nil, nil, err
 		}
-		return s.Open, s.Run, nil
+		return s.Open, nil, s.Run, nil
 	}
 	log = log.Named("dcgm")
-	open := func(ctx context.Context) (health.Session, error) {
-		return dcgm.Open(ctx, dcgm.Config{
-			Address: c.Address, Interval: c.Interval, Fields: c.fields,
-			HealthSystems: c.HealthSystems, LogLevel: dcgmLogLevel(level.Level()),
-		}, log)
+	opener := func(attach bool) health.Opener {
+		return func(ctx context.Context) (health.Session, error) {
+			return dcgm.Open(ctx, dcgm.Config{
+				Address: c.Address, Interval: c.Interval, Fields: c.fields,
+				HealthSystems: c.HealthSystems, LogLevel: dcgmLogLevel(level.Level()), Attach: attach,
+			}, log)
+		}
 	}
-	run := func(ctx context.Context) error {
+	open = opener(false)
+	if c.Address != "" {
+		attach = opener(true)
+	}
+	run = func(ctx context.Context) error {
 		// go-dcgm says through the standard logger what it does.
 		restore, err := zap.RedirectStdLogAt(log, zapcore.DebugLevel)
 		if err != nil {
@@ -183,7 +190,7 @@ func newSource(c sourceWanted, level zap.AtomicLevel, log *zap.Logger) (health.O
 		<-ctx.Done()
 		return nil
 	}
-	return open, run, nil
+	return open, attach, run, nil
 }
 
 // dcgmLogLevel is what an engine in this process writes to standard output, which keeps our own log on standard

@@ -17,7 +17,7 @@ func TestStandardLoggerIsForDebugging(t *testing.T) {
 	stdlog.SetOutput(io.Discard)
 	defer stdlog.SetOutput(before)
 	core, logs := observer.New(zapcore.DebugLevel)
-	_, run, err := newSource(sourceOf(DefaultConfig()), zap.NewAtomicLevel(), zap.New(core))
+	_, _, run, err := newSource(sourceOf(DefaultConfig()), zap.NewAtomicLevel(), zap.New(core))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,6 +49,21 @@ func TestDCGMLogLevel(t *testing.T) {
 	} {
 		if got := dcgmLogLevel(level); got != want {
 			t.Errorf("at %v DCGM logs %s, want %s", level, got, want)
+		}
+	}
+}
+
+// Only a host engine has to be told to take the driver back.
+func TestWhoTakesTheDriverBack(t *testing.T) {
+	for mode, want := range map[string]bool{ModeEmbedded: false, ModeSim: false, ModeStandalone: true} {
+		c := DefaultConfig()
+		c.Source.Mode = mode
+		if mode == ModeStandalone {
+			c.Source.Address = "localhost:5555"
+		}
+		open, attach, run, err := newSource(sourceOf(c), zap.NewAtomicLevel(), zap.NewNop())
+		if err != nil || open == nil || run == nil || (attach != nil) != want {
+			t.Errorf("%s: attach %v, want %v; %v", mode, attach != nil, want, err)
 		}
 	}
 }

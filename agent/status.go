@@ -35,8 +35,9 @@ type ConfigStatus struct {
 // SourceStatus is the state of what measures the GPUs.
 type SourceStatus struct {
 	Kind       string    `json:"kind"`   // dcgm, sim
-	Status     string    `json:"status"` // starting, up, down, stalled
+	Status     string    `json:"status"` // starting, up, down, stalled, detached
 	Since      time.Time `json:"since,omitzero"`
+	Until      time.Time `json:"until,omitzero"` // detached: when the agent takes the driver back by itself
 	Error      string    `json:"error,omitempty"`
 	Reconnects uint64    `json:"reconnects"`
 	Measured   time.Time `json:"measured,omitzero"` // when the GPUs were last measured

@@ -51,7 +51,7 @@ func statusOf(k known) NodeStatus {
 	}
 	src := k.snapshot.Source
 	s.Source = SourceStatus{
-		Kind: src.Kind, Status: src.Status.String(), Since: src.Since.UTC(), Error: src.Err, Reconnects: src.Reconnects,
+		Kind: src.Kind, Status: src.Status.String(), Since: src.Since.UTC(), Until: src.Until.UTC(), Error: src.Err, Reconnects: src.Reconnects,
 		Measured: k.snapshot.At.UTC(), Driver: src.Versions.Driver, CUDA: src.Versions.CUDA, DCGM: src.Versions.DCGM, Engine: src.Versions.Engine,
 	}
 	s.GPUs = deviceStatuses(k.snapshot.Devices, k.holders)

@@ -105,7 +105,11 @@ func (p *printer) top(s NodeStatus) {
 		source += " since " + age
 	}
 	up := cell{source, colourGreen}
-	if s.Source.Status != "up" {
+	switch s.Source.Status {
+	case "up":
+	case "detached": // which is wanted
+		up.colour = colourYellow
+	default:
 		up.colour = colourRed
 	}
 	line := []string{p.paint(up)}

@@ -65,7 +65,7 @@ func (m *Monitor) Clear(id DeviceID, cause string) ([]string, error) {
 		}
 	}
 	if c := m.config.Load(); c != nil { // what was decided for its sake ends too, though no poll may come
-		m.now.Devices = decide(*c, before, m.now.Devices, m.held, now)
+		m.now.Devices = decide(*c, before, m.now.Devices, m.held, m.release, now)
 	}
 	m.log.Warn("cleared by an operator", zap.String("device", string(id)), zap.Strings("causes", dropped))
 	logChanges(m.log, before, m.now.Devices)

@@ -9,10 +9,12 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/which"
 )
 
-// A decision is a finding that nobody measures: an operator has cordoned the GPU, or it is kept free for a
-// reset. It is made anew at every look, so it ends with its reason, whatever Config.Recovery says; it is no
+// A decision is a finding that nobody measures: an operator has cordoned the GPU or has had its driver let go of, or it
+// is kept free for a reset. It is made anew at every look, so it ends with its reason, whatever Config.Recovery says; it is no
 // trip, and an operator's word does not end it.
-func (f Finding) decision() bool { return f.Cause == CauseCordoned || f.Cause == CauseIsolated }
+func (f Finding) decision() bool {
+	return f.Cause == CauseCordoned || f.Cause == CauseIsolated || f.Cause == CauseReleased
+}
 
 func (f Finding) rank() int {
 	if f.decision() {
@@ -26,8 +28,9 @@ func (v Verdict) Decided() bool { return len(v.Findings) > 0 && v.Findings[0].de
 
 func (f Finding) cordon() bool { return f.Cause == CauseCordoned }
 
-// decide adds the decisions to what was judged, and tells since when each verdict is what it is.
-func decide(c Config, before, judged []DeviceState, held Held, now time.Time) []DeviceState {
+// decide adds the decisions to what was judged, and tells since when each verdict is what it is. The release is nil
+// while the driver is ours.
+func decide(c Config, before, judged []DeviceState, held Held, r *release, now time.Time) []DeviceState {
 	was := make(map[DeviceID]Verdict, len(before))
 	for _, d := range before {
 		was[d.Device.ID] = d.Verdict
@@ -51,6 +54,9 @@ func decide(c Config, before, judged []DeviceState, held Held, now time.Time) []
 			if free || old.has(CauseIsolated) {
 				made = append(made, old.since(isolation(*why, free, now)))
 			}
+		}
+		if r.withholds(*d, old) {
+			made = append(made, old.since(r.finding(now)))
 		}
 		ofGPU[d.Device.ID] = made
 		v := d.Verdict

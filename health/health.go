@@ -142,6 +142,11 @@ type Session interface {
 	Poll(ctx context.Context) (*Reading, error)
 	// Wake fires when a poll is worth making now: something has happened, an XID perhaps.
 	Wake() <-chan struct{}
+	// CanDetach tells why Detach would be refused, and asks nobody for it. It may be called at any time.
+	CanDetach() error
+	// Detach has another process that holds the driver for the session, as a host engine does, let go of it. What
+	// this process holds goes with Close, which is the only call after it.
+	Detach(ctx context.Context) error
 	Close() error
 }
 
@@ -235,12 +240,13 @@ type SourceStatus uint8
 const (
 	SourceStarting SourceStatus = iota
 	SourceUp
-	SourceDown    // not connected; Source.Err says why
-	SourceStalled // connected, but a call has not returned for too long
+	SourceDown     // not connected; Source.Err says why
+	SourceStalled  // connected, but a call has not returned for too long
+	SourceDetached // an operator has had the driver let go of
 )
 
 //nolint:gochecknoglobals // a table of constants
-var sourceNames = [...]string{"starting", "up", "down", "stalled"}
+var sourceNames = [...]string{"starting", "up", "down", "stalled", "detached"}
 
 func (s SourceStatus) String() string { return name(sourceNames[:], int(s)) }
 
@@ -250,6 +256,7 @@ type Source struct {
 	Status     SourceStatus
 	Err        string // why it is not up, in words; empty if it is
 	Since      time.Time
+	Until      time.Time // SourceDetached: when the driver is taken back if nobody asks for it before
 	Versions   Versions
 	Reconnects uint64 // sessions opened after the first
 

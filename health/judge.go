@@ -13,6 +13,11 @@ import (
 // A GPU that was known and is not in the reading stays, Unhealthy and "missing"; a MIG device that is not
 // in the reading is gone with its partition, unless its GPU is missing too.
 func Judge(c Config, before []DeviceState, r *Reading, held Held, now time.Time) []DeviceState {
+	return decide(c, before, judgeDevices(c, before, r, now), held, nil, now)
+}
+
+// judgeDevices is Judge without the decisions.
+func judgeDevices(c Config, before []DeviceState, r *Reading, now time.Time) []DeviceState {
 	known := make(map[DeviceID]DeviceState, len(before))
 	for _, d := range before {
 		known[d.Device.ID] = d
@@ -57,7 +62,7 @@ func Judge(c Config, before []DeviceState, r *Reading, held Held, now time.Time)
 	slices.SortStableFunc(after, func(a, b DeviceState) int {
 		return cmp.Or(cmp.Compare(a.Device.Kind, b.Device.Kind), cmp.Compare(a.Device.Index, b.Device.Index))
 	})
-	return decide(c, before, after, held, now)
+	return after
 }
 
 // parent is what a MIG device needs to know of its GPU.
@@ -244,65 +249,4 @@ func merge(fs []Finding, f Finding) []Finding {
 	}
 	fs[i] = f
 	return fs
-}
-
-// conclude makes the verdict, but for its time, which decide knows. A MIG device has its GPU's findings beside
-// its own.
-func conclude(was Verdict, own []Finding, parent DeviceID, inherited []Finding, s Sample) Verdict {
-	v := Verdict{seen: was.seen || s.Presence != PresenceUnknown}
-	v.find(inherit(own, parent, inherited))
-	return v
-}
-
-// inherit adds a GPU's findings to those of its MIG device. Of two of one cause the worse stands.
-func inherit(own []Finding, parent DeviceID, inherited []Finding) []Finding {
-	for _, f := range inherited {
-		f.From = parent
-		i := slices.IndexFunc(own, func(g Finding) bool { return g.Cause == f.Cause })
-		if i < 0 {
-			own = append(own, f)
-		} else if f.State > own[i].State {
-			own[i] = f
-		}
-	}
-	return own
-}
-
-// find gives the verdict its findings, and the state that follows from them.
-func (v *Verdict) find(all []Finding) {
-	slices.SortStableFunc(all, func(a, b Finding) int {
-		// A decision never stands before a fault: the fault is what somebody must see to.
-		return cmp.Or(cmp.Compare(b.State, a.State), cmp.Compare(a.rank(), b.rank()), a.Since.Compare(b.Since), cmp.Compare(a.Cause, b.Cause))
-	})
-	v.Findings = all
-	switch {
-	case len(all) > 0:
-		v.State = all[0].State
-	case v.seen:
-		v.State = Healthy
-	default:
-		v.State = Unknown
-	}
-}
-
-// has tells whether the device's own findings hold a cause.
-func (v Verdict) has(cause string) bool {
-	return slices.ContainsFunc(v.Findings, func(f Finding) bool { return f.From == "" && f.Cause == cause })
-}
-
-// Cause returns the cause of the worst finding, "" if there is none.
-func (v Verdict) Cause() string {
-	if len(v.Findings) == 0 {
-		return ""
-	}
-	return v.Findings[0].Cause
-}
-
-// causes returns the causes of all findings, the worst first.
-func (v Verdict) causes() []string {
-	var all []string
-	for _, f := range v.Findings {
-		all = append(all, f.Cause)
-	}
-	return all
 }

@@ -74,7 +74,9 @@ func Remember(s *Snapshot, bootID string) Memory {
 	m := Memory{BootID: bootID, Source: s.Source.Kind}
 	for _, d := range s.Devices {
 		v := d.Verdict
-		v.Findings = slices.DeleteFunc(slices.Clone(v.Findings), func(f Finding) bool { return f.From != "" })
+		v.Findings = slices.DeleteFunc(slices.Clone(v.Findings), func(f Finding) bool {
+			return f.From != "" || f.Cause == CauseReleased // a process that starts has the driver
+		})
 		if len(v.Findings) > 0 || len(v.Trips) > 0 || len(v.follow) > 0 {
 			m.Devices = append(m.Devices, DeviceState{Device: d.Device, Verdict: v})
 		}
@@ -105,13 +107,7 @@ func (m Memory) Recall(bootID, source string, now time.Time) (devices []DeviceSt
 		for i := range v.Findings {
 			f := &v.Findings[i]
 			f.Since, f.Last, f.Reset = notAfter(f.Since, now), notAfter(f.Last, now), notAfter(f.Reset, now)
-			// How long a condition has been gone meanwhile is not known: its time begins anew.
-			if f.condition() {
-				if f.Last.Before(f.Reset) {
-					f.Reset = now // the reset was seen already, and is not to be seen twice
-				}
-				f.Last = now
-			}
+			f.unseen(now)
 		}
 		if len(v.Findings) > 0 || len(v.Trips) > 0 || len(v.follow) > 0 {
 			devices = append(devices, DeviceState{Device: d.Device, Verdict: v})
@@ -125,6 +121,17 @@ func notAfter(t, now time.Time) time.Time {
 		return now
 	}
 	return t
+}
+
+// unseen begins the time of a condition anew: nobody has looked until now, and for how long it has been gone is not
+// known.
+func (f *Finding) unseen(now time.Time) {
+	if f.condition() {
+		if f.Last.Before(f.Reset) {
+			f.Reset = now // the reset was seen already, and is not to be seen twice
+		}
+		f.Last = now
+	}
 }
 
 // condition tells of a finding that is renewed by each poll while it stands; an XID is not.

@@ -16,6 +16,7 @@ type MonitorSource struct {
 	Kind       string // shown as Source.Kind
 	Inventory  string // names the set of devices: a source with another one does not miss those of this
 	Open       Opener
+	Attach     Opener        // as Open, and has a host engine take the driver back before; nil where no other process holds it
 	StallAfter time.Duration // a call that takes longer is shown as a stalled source
 }
 
@@ -40,10 +41,16 @@ type Monitor struct {
 	out    *Latest[Snapshot]
 	held   Held
 	log    *zap.Logger
+	word   Latest[word] // what an operator has said last of the driver; never empty
 
-	mu   sync.Mutex // guards now and idle: Run, Clear and a new configuration all make a new now
+	mu   sync.Mutex // guards all below to Run's own: Run, operators and a new configuration all make a new now
 	now  Snapshot   // what was published last
 	idle []string   // the words of health.cordon that mean no device, as they were logged last
+
+	live      Session  // nil while there is none
+	release   *release // nil while the driver is ours and the devices were seen since
+	attaching bool     // the next session is opened with MonitorSource.Attach
+	unasked   bool     // the driver was let go of, and a host engine was not asked to
 
 	// Run's own.
 	opened uint64        // sessions
@@ -55,7 +62,9 @@ type Monitor struct {
 // NewMonitor returns a monitor that stores its snapshots in out. It follows both configurations: a new
 // MonitorSource closes the session and opens one there.
 func NewMonitor(config *Latest[Config], source *Latest[MonitorSource], out *Latest[Snapshot], log *zap.Logger) *Monitor {
-	return &Monitor{config: config, source: source, out: out, log: log}
+	m := &Monitor{config: config, source: source, out: out, log: log}
+	m.word.Store(&word{})
+	return m
 }
 
 // AskHolders tells the monitor how to know which devices pods have. It must come before Run, and held must not
@@ -84,9 +93,11 @@ func (m *Monitor) Run(ctx context.Context) error {
 		inventory = src.Inventory
 		m.publish(func(s *Snapshot) {
 			s.Source.Kind = src.Kind
-			s.Source.become(SourceStarting, "", time.Now())
+			if s.Source.Status != SourceDetached {
+				s.Source.become(SourceStarting, "", time.Now())
+			}
 		})
-		m.follow(same, caller{m, src.StallAfter, ctx.Done()}, src.Open)
+		m.obey(same, caller{m, src.StallAfter, ctx.Done()}, src)
 		cancel()
 	}
 	return nil
@@ -125,8 +136,10 @@ func (m *Monitor) session(ctx context.Context, c caller, open Opener, read func(
 	if err != nil {
 		return err
 	}
+	m.hold(s)
 	defer func() {
-		if errors.Is(failed, errAbandoned) {
+		m.hold(nil)
+		if errors.Is(failed, errAbandoned) || errors.Is(m.handOver(ctx, c, s, failed), errAbandoned) {
 			return // the call is still at work in there, and there is never a second one beside it
 		}
 		_, err := call(ctx, c, "closing the source", func(context.Context) (struct{}, error) { return struct{}{}, s.Close() })
@@ -142,6 +155,9 @@ func (m *Monitor) session(ctx context.Context, c caller, open Opener, read func(
 			return err
 		}
 		m.took = time.Since(started)
+		if err := m.notBack(r); err != nil {
+			return err
+		}
 		read(r)
 		config, changed := m.config.Watch()
 		timer := time.NewTimer(config.Interval)
@@ -207,7 +223,8 @@ func (m *Monitor) judge(r *Reading) {
 		m.fresh = false
 	}
 	config := *m.config.Load()
-	devices := Judge(config, before, r, m.held, now)
+	devices := decide(config, before, judgeDevices(config, before, r, now), m.held, m.release, now)
+	m.seen(devices)
 	if m.now.Source.Status != SourceUp {
 		m.log.Info("the source is up", zap.Int("devices", len(r.Devices)), zap.String("driver", r.Versions.Driver),
 			zap.String("dcgm", r.Versions.DCGM), zap.String("engine", r.Versions.Engine))
@@ -222,43 +239,6 @@ func (m *Monitor) judge(r *Reading) {
 	m.now.Source.PollTook = m.took
 	m.now.Source.become(SourceUp, "", now)
 	m.store()
-}
-
-// followConfig decides anew when the configuration has changed: a cordon does not wait for a source that is away
-// or hangs.
-func (m *Monitor) followConfig(ctx context.Context) {
-	for {
-		config, changed := m.config.Watch()
-		if config != nil {
-			m.decide(*config)
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-changed:
-		}
-	}
-}
-
-func (m *Monitor) decide(c Config) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if !m.now.Polled() {
-		return // the first reading decides
-	}
-	devices := decide(c, m.now.Devices, m.now.Devices, m.held, time.Now())
-	m.sayIdle(c.idleCordons(devices))
-	logChanges(m.log, m.now.Devices, devices)
-	m.now.Devices = devices
-	m.store()
-}
-
-// sayIdle logs which words of health.cordon mean no device, if they are others than before. m.mu is held.
-func (m *Monitor) sayIdle(words []string) {
-	if len(words) > 0 && !slices.Equal(words, m.idle) {
-		m.log.Warn("no device of this node is called so", zap.String("key", "health.cordon"), zap.Strings("entries", words))
-	}
-	m.idle = words
 }
 
 // trouble publishes that the source is not up. The verdicts stay: losing the source is not losing the GPUs.

@@ -28,8 +28,14 @@ type script struct {
 	dieAfter int // that many polls a session fails; 0: it lives
 	lived    int // polls of this session
 
+	canDetach, detachErr error
+	detachHang           chan struct{} // Detach waits for it
+
 	opens, polls, closes int
-	inside, most         int // calls at this moment, and the most there ever were
+	attaches, detaches   int
+	live                 int    // sessions that are open now
+	onClose              func() // nil: nothing
+	inside, most         int    // calls at this moment, and the most there ever were
 	wake                 chan struct{}
 }
 
@@ -62,6 +68,7 @@ func (s *script) Open(context.Context) (Session, error) {
 		return nil, s.openErr
 	}
 	s.lived = 0
+	s.live++
 	return s, nil
 }
 
@@ -95,14 +102,43 @@ func (s *script) Poll(context.Context) (*Reading, error) {
 
 func (s *script) Wake() <-chan struct{} { return s.wake }
 
+// Attach opens, and has the driver taken back before.
+func (s *script) Attach(ctx context.Context) (Session, error) {
+	s.set(func(s *script) { s.attaches++ })
+	return s.Open(ctx)
+}
+
+func (s *script) CanDetach() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.canDetach
+}
+
+func (s *script) Detach(context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.detaches++
+	if hang := s.detachHang; hang != nil {
+		s.mu.Unlock()
+		<-hang
+		s.mu.Lock()
+	}
+	return s.detachErr
+}
+
 func (s *script) Close() error {
-	s.set(func(s *script) { s.closes++ })
+	var tell func()
+	s.set(func(s *script) { s.closes++; s.live--; tell = s.onClose })
+	if tell != nil {
+		tell()
+	}
 	return nil
 }
 
 type bench struct {
 	*script
 	out    *Latest[Snapshot]
+	m      *Monitor
 	config *Latest[Config]
 	source *Latest[MonitorSource]
 	logs   *observer.ObservedLogs
@@ -121,6 +157,7 @@ func monitor(t *testing.T) *bench {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	m := NewMonitor(b.config, b.source, b.out, zap.New(core))
+	b.m = m
 	b.pod.Store(true)
 	m.AskHolders(func(DeviceID) bool { return b.pod.Load() })
 	go func() { done <- m.Run(ctx) }()

@@ -23,6 +23,7 @@ const (
 	CauseFlapping       = "flapping"
 	CauseCordoned       = "cordoned"
 	CauseIsolated       = "isolated"
+	CauseReleased       = "driver-released"
 )
 
 // xidPrefix begins the cause of every finding that is an XID.
@@ -40,7 +41,8 @@ func presenceFinding(s Sample) (Finding, bool) {
 		f.Cause, f.Reason, f.Action = CauseInaccessible, "the GPU is hidden from the agent",
 			"give the agent's container access to the GPU's device nodes"
 	case Detached:
-		f.Cause, f.Reason, f.Action = CauseDetached, "the driver is detached from the GPU", "bind the driver to the GPU again"
+		f.Cause, f.Reason, f.Action = CauseDetached, "the driver is detached from the GPU",
+			"bind the driver to the GPU again; if a host engine has let go of it, say gpu-node-agent attach"
 	case Missing:
 		f.Cause, f.Reason, f.Action = CauseMissing, "the GPU has left the driver's inventory", actionReboot
 	case PresenceUnknown, Present:

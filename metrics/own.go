@@ -7,7 +7,7 @@ type ownFamilies struct {
 	deviceState, deviceFinding, unhealthy, transitions, xidErrors, lastXID, lastXIDTime int
 	allocated, idle, idleFor, info, memory                                              int
 
-	sourceUp, sourceStalled, reconnects, age, version, poll int
+	sourceUp, sourceStalled, sourceDetached, reconnects, age, version, poll int
 
 	enabled, registered, registrations, streams, mismatches, devices int
 	allocations, allocationErrors, holdersUp, holdersAge             int
@@ -39,9 +39,11 @@ func (s *shape) declareOwn() {
 
 		sourceUp:      gauge("source_up", "1 while the GPUs are measured, 0 while they cannot be."),
 		sourceStalled: gauge("source_stalled", "1 while a call to the source of measurements hangs."),
-		reconnects:    counter("source_reconnects_total", "Times that the source was opened again after the first time."),
-		age:           gauge("snapshot_age_seconds", "Seconds since the GPUs were last measured."),
-		version:       gauge("source_info", "Versions of the software below the agent."),
+		sourceDetached: gauge("source_detached", "1 while the GPUs' driver is let go of because an operator has said so: "+
+			"then source_up is 0."),
+		reconnects: counter("source_reconnects_total", "Times that the source was opened again after the first time."),
+		age:        gauge("snapshot_age_seconds", "Seconds since the GPUs were last measured."),
+		version:    gauge("source_info", "Versions of the software below the agent."),
 		poll: s.declare(namespace+"_source_poll_duration_seconds", "How long it took to measure all devices.",
 			dto.MetricType_HISTOGRAM),
 

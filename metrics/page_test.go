@@ -281,3 +281,17 @@ func TestSlowClients(t *testing.T) {
 	}()
 	p.serve(gone, httptest.NewRecorder(), false, func(http.ResponseWriter) { t.Error("a page for nobody") })
 }
+
+// A source whose driver was let go of is not up, and is told from one that is down.
+func TestDetachedSource(t *testing.T) {
+	for status, want := range map[health.SourceStatus]string{health.SourceDetached: "1", health.SourceDown: "0"} {
+		s := node()
+		s.Source.Status = status
+		page := exposition(t, NewGatherer(sources(s)))
+		for _, line := range []string{"gpu_node_agent_source_detached " + want, "gpu_node_agent_source_up 0", "gpu_node_agent_source_stalled 0"} {
+			if !strings.Contains(page, "\n"+line+"\n") {
+				t.Errorf("%v: no %s", status, line)
+			}
+		}
+	}
+}

@@ -136,6 +136,7 @@ func (s *scrape) collectSource() {
 	source := s.snapshot.Source
 	s.add(s.own.sourceUp, truth(source.Status == health.SourceUp), nil)
 	s.add(s.own.sourceStalled, truth(source.Status == health.SourceStalled), nil)
+	s.add(s.own.sourceDetached, truth(source.Status == health.SourceDetached), nil)
 	s.add(s.own.reconnects, float64(source.Reconnects), nil)
 	s.collectPolls()
 	if s.snapshot.Polled() {

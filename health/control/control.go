@@ -38,8 +38,9 @@ type reply struct {
 	Result any    `json:"result,omitempty"`
 }
 
-// Handler answers a line. The result is shown as JSON, nil as none.
-type Handler func(line string) (result any, err error)
+// Handler answers a line. The result is shown as JSON, nil as none. If it waits for something, it ends with ctx, which
+// ends when the socket is no longer served.
+type Handler func(ctx context.Context, line string) (result any, err error)
 
 // Serve serves a socket that only our user can connect to until ctx ends, then removes it and returns nil.
 // If the socket cannot be had, that is logged once, and tried again.
@@ -123,7 +124,7 @@ func converse(ctx context.Context, conn net.Conn, handle Handler) {
 			return // half a line is no question
 		}
 		if line := strings.TrimSpace(string(text)); line != "" {
-			result, err := handle(line)
+			result, err := handle(ctx, line)
 			if answer(conn, result, err) != nil {
 				return
 			}

@@ -20,7 +20,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // echo answers a line with itself, and refuses "no".
-func echo(line string) (any, error) {
+func echo(_ context.Context, line string) (any, error) {
 	if line == `"no"` {
 		return "what is shown of a refusal", errors.New("because\nof that")
 	}
@@ -61,7 +61,7 @@ func TestIdleConnectionsEnd(t *testing.T) {
 		var heard []string
 		go func() {
 			defer close(ended)
-			converse(t.Context(), theirs, func(line string) (any, error) {
+			converse(t.Context(), theirs, func(_ context.Context, line string) (any, error) {
 				heard = append(heard, line)
 				return nil, nil
 			})

@@ -2,6 +2,7 @@ package control
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"net"
@@ -52,7 +53,7 @@ func FuzzConverse(f *testing.F) {
 		want, tooLong := questions(text)
 		var heard []string
 		conn := &bytesConn{in: bytes.NewReader(text)}
-		converse(t.Context(), conn, func(line string) (any, error) {
+		converse(t.Context(), conn, func(_ context.Context, line string) (any, error) {
 			heard = append(heard, line)
 			if strings.HasPrefix(line, "!") {
 				return "not shown", errors.New(line + "\nand more")

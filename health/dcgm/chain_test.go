@@ -17,6 +17,7 @@ import (
 type chain struct {
 	*bench
 	n    uint // GPUs
+	m    *health.Monitor
 	out  health.Latest[health.Snapshot]
 	stop func()
 }
@@ -32,10 +33,17 @@ func monitored(b *bench, gpus uint, cfg Config, every, stallAfter time.Duration)
 	judging.Interval = every
 	config.Store(&judging)
 	open := func(ctx context.Context) (health.Session, error) { return Open(ctx, cfg, b.log) }
-	source.Store(&health.MonitorSource{Kind: "dcgm", Open: open, StallAfter: stallAfter})
+	from := health.MonitorSource{Kind: "dcgm", Open: open, StallAfter: stallAfter}
+	if cfg.Address != "" {
+		again := cfg
+		again.Attach = true
+		from.Attach = func(ctx context.Context) (health.Session, error) { return Open(ctx, again, b.log) }
+	}
+	source.Store(&from)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- health.NewMonitor(&config, &source, &c.out, b.log).Run(ctx) }()
+	c.m = health.NewMonitor(&config, &source, &c.out, b.log)
+	go func() { done <- c.m.Run(ctx) }()
 	c.stop = func() {
 		cancel()
 		if err := <-done; err != nil {

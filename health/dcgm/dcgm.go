@@ -38,6 +38,8 @@ type Config struct {
 	// NONE if empty, and LogFile where it writes, standard output if empty. The first engine of a process
 	// decides on the file. DCGM's variables __DCGM_DBG_LVL and __DCGM_DBG_FILE, if set, decide on both.
 	LogLevel, LogFile string
+	// Attach has the host engine at Address take the driver back before anything else, if it has let go of it.
+	Attach bool
 
 	survey bool // the session is Survey's
 }

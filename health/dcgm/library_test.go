@@ -71,6 +71,9 @@ func TestMissingFunctionIsNamed(t *testing.T) {
 		{"-DLACK_CONNECT_URL", "unix:///run/x.sock", "opened"},
 		{"-DLACK_CONNECT_URL", "localhost:5555", "opened"},
 		{"-DLACK_PROFILING", "", "opened"},
+		{"-DLACK_DETACH", "localhost:5555", "opened\ndetach: libdcgm here is too old to have the host engine at localhost:5555 let go of the driver"},
+		{"-DLACK_DETACH", "", "opened\ndetach: <nil>"},
+		{"-DLACK_NOTHING", "localhost:5555", "opened\ndetach: <nil>"},
 	}
 	for _, tt := range tests {
 		dir := t.TempDir()

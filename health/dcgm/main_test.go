@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 }
 
 func child(address string) int {
-	s, err := Open(context.Background(), Config{Address: address}, zap.NewNop())
+	s, err := Open(context.Background(), Config{Address: address, Attach: true}, zap.NewNop())
 	if lib, found := script.Find(); found == nil {
 		fmt.Println("log:", lib.Log())
 	}
@@ -47,11 +47,12 @@ func child(address string) int {
 		fmt.Println(err)
 		return childFailed
 	}
+	fmt.Println("opened")
+	fmt.Println("detach:", s.Detach(context.Background()))
 	if err := s.Close(); err != nil {
 		fmt.Println("close:", err)
 		return 1
 	}
-	fmt.Println("opened")
 	return 0
 }
 

@@ -32,8 +32,8 @@ type session struct {
 	failed   error // the first failed poll ends the session
 	policy   *listener
 	watches  *watches
-	names    int // groups made so far
-	versions health.Versions
+	names    int             // groups made so far
+	versions health.Versions // those of DCGM are read once, by open
 
 	topology  topology
 	dirty     bool      // the inventory is to be read again
@@ -105,7 +105,10 @@ func open(ctx context.Context, cfg Config, log *zap.Logger, now func() time.Time
 		presence: map[uint]*presence{}, latestXID: map[entity]xidRow{}, watches: &watches{},
 	}
 	s.readVersions()
-	t, err := readTopology()
+	var t topology
+	if err = attach(cfg); err == nil {
+		t, err = readTopology()
+	}
 	if err == nil {
 		s.updatePresence(t.gpus)
 		err = s.rebuild(ctx, t)

@@ -20,7 +20,7 @@ func (s *Source) Run(ctx context.Context) error {
 	}
 	// Where nothing can be made, listening fails, says so and is tried again.
 	_ = os.MkdirAll(filepath.Dir(s.cfg.Control), 0o750)
-	return control.Serve(ctx, s.cfg.Control, s.log, func(line string) (any, error) {
+	return control.Serve(ctx, s.cfg.Control, s.log, func(_ context.Context, line string) (any, error) {
 		e, err := ParseEvent(line)
 		if err != nil {
 			return nil, err

@@ -171,7 +171,7 @@ EXPORT dcgmReturn_t dcgmEntitiesGetLatestValues(dcgmHandle_t handle, dcgmGroupEn
             out->fieldType = (unsigned short)(v->set ? v->type : type_of(fields[j]));
             out->status = v->watched ? (v->set ? v->status : DCGM_ST_NO_DATA) : DCGM_ST_NOT_WATCHED;
             out->ts = v->at;
-            int blank = state.blind || !v->set || !v->watched || (e->kind == DCGM_FE_GPU && e->status == DcgmEntityStatusLost);
+            int blank = state.blind || state.detached || !v->set || !v->watched || (e->kind == DCGM_FE_GPU && e->status == DcgmEntityStatusLost);
             switch (out->fieldType) {
                 case DCGM_FT_DOUBLE: out->value.dbl = blank ? DCGM_FP64_BLANK : v->d; break;
                 case DCGM_FT_STRING: snprintf(out->value.str, sizeof(out->value.str), "%s", blank ? DCGM_STR_BLANK : v->s); break;

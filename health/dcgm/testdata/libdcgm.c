@@ -1,8 +1,8 @@
 // A libdcgm.so.4 that does as a test's script says: the library itself, connections and the inventory.
 //
 // Where DCGM is known to be strict or odd, so is this; the numbers are those of ../OBSERVED.md.
-// LACK_CONNECT, LACK_CONNECT_URL, LACK_VALUES_SINCE and LACK_PROFILING leave a function out, for a library that is
-// too old.
+// LACK_CONNECT, LACK_CONNECT_URL, LACK_VALUES_SINCE, LACK_PROFILING and LACK_DETACH leave a function out, for a library
+// that is too old.
 
 #define _GNU_SOURCE
 #include "libdcgm.h"
@@ -99,7 +99,7 @@ EXPORT dcgmReturn_t dcgmStartEmbedded(dcgmOperationMode_t mode, dcgmHandle_t *ha
     // DCGM opens its log here, and in a file of its own that grows for ever unless it is told otherwise.
     const char *file = getenv("__DCGM_DBG_FILE"), *level = getenv("__DCGM_DBG_LVL");
     snprintf(state.log, sizeof(state.log), "%s to %s", level ? level : "ERROR", file ? file : "/var/log/nv-hostengine.log");
-    if (result == DCGM_ST_OK) state.blind = 0; // (12)
+    if (result == DCGM_ST_OK) state.blind = state.detached = 0; // (12)
     return connected(result, handle);
 }
 
@@ -140,9 +140,25 @@ EXPORT dcgmReturn_t dcgmVersionInfo(dcgmVersionInfo_t *info) {
 
 EXPORT dcgmReturn_t dcgmHostengineVersionInfo(dcgmHandle_t handle, dcgmVersionInfo_t *info) {
     ENTER
-    snprintf(info->rawBuildInfoString, sizeof(info->rawBuildInfoString), "arch:x86_64;version:4.5.2;buildtype:Scripted");
+    snprintf(info->rawBuildInfoString, sizeof(info->rawBuildInfoString), "arch:x86_64;version:%s;buildtype:Scripted",
+             state.engine[0] ? state.engine : "4.5.2");
     return leave(DCGM_ST_OK);
 }
+
+#ifndef LACK_DETACH // before 4.5
+// Both do nothing if it is so already (dcgm_agent.h).
+EXPORT dcgmReturn_t dcgmDetachDriver(dcgmHandle_t handle) {
+    ENTER
+    state.detached = 1;
+    return leave(DCGM_ST_OK);
+}
+
+EXPORT dcgmReturn_t dcgmAttachDriver(dcgmHandle_t handle) {
+    ENTER
+    state.detached = 0;
+    return leave(DCGM_ST_OK);
+}
+#endif
 
 EXPORT dcgmReturn_t dcgmGetEntityGroupEntities(dcgmHandle_t handle, dcgm_field_entity_group_t kind,
                                                dcgm_field_eid_t *entities, int *count, unsigned int flags) {
@@ -159,7 +175,7 @@ EXPORT dcgmReturn_t dcgmGetAllSupportedDevices(dcgmHandle_t handle, unsigned int
     ENTER
     *count = 0;
     for (int i = 0; i < state.entities; i++)
-        if (state.entity[i].kind == DCGM_FE_GPU && state.entity[i].status == DcgmEntityStatusOk) gpus[(*count)++] = state.entity[i].id;
+        if (state.entity[i].kind == DCGM_FE_GPU && state.entity[i].status == DcgmEntityStatusOk && !state.detached) gpus[(*count)++] = state.entity[i].id;
     return leave(DCGM_ST_OK);
 }
 
@@ -189,7 +205,7 @@ EXPORT dcgmReturn_t dcgmGetGpuStatus(dcgmHandle_t handle, unsigned int gpu, Dcgm
     ENTER
     entity_t *e = find(DCGM_FE_GPU, gpu);
     if (e == NULL) return leave(DCGM_ST_BADPARAM);
-    *status = (DcgmEntityStatus_t)e->status;
+    *status = (DcgmEntityStatus_t)(state.detached ? DcgmEntityStatusDetached : e->status);
     return leave(DCGM_ST_OK);
 }
 

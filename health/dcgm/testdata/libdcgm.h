@@ -82,6 +82,8 @@ typedef struct {
     dcgmIncidentInfo_t incident[16];
     unsigned systems; // that HealthSet asked for
     int initialized, connected, leaked, widest, live, blind;
+    int detached; // the engine has let go of the driver
+    char engine[32]; // the version of a host engine
     char fail[64];
     int fail_code, fail_times;
     char hang[64];

@@ -195,6 +195,19 @@ static void blind(void) {
     unlock();
 }
 
+static int detached(void) {
+    lock();
+    int is = state.detached;
+    unlock();
+    return is;
+}
+
+static void engine(const char *version) {
+    lock();
+    snprintf(state.engine, sizeof(state.engine), "%s", version);
+    unlock();
+}
+
 static void fail(const char *function, int code, int times) {
     lock();
     snprintf(state.fail, sizeof(state.fail), "%s", function);
@@ -272,7 +285,7 @@ static int handlers(unsigned long long *handler, int n) {
 EXPORT script_table_t script_table = {
     .reset = reset, .entity = entity, .drop = drop, .instance = instance, .profile = profile, .value = value, .row = row,
     .link = link_, .incident = incident, .violate = violate, .silence = silence, .profiling = profiling,
-    .blind = blind, .fail = fail, .hang = hang, .wait_hanging = wait_hanging, .release = release,
+    .blind = blind, .detached = detached, .engine = engine, .fail = fail, .hang = hang, .wait_hanging = wait_hanging, .release = release,
     .calls = calls, .left = now_left, .leaked = leaked, .initialized = initialized, .address = address,
     .is_socket = is_socket, .widest = widest, .live = live, .most_hanging = most_hanging, .systems = systems,
     .log = log_, .watch = watch, .handlers = handlers, .nanoseconds = nanoseconds,

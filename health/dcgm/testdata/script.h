@@ -19,6 +19,8 @@ typedef struct {
     void (*silence)(void);                                  // another client ends the callbacks, and nobody is told
     void (*profiling)(unsigned gpu, unsigned field);        // the GPU has this profiling field
     void (*blind)(void);                                    // all values are blank until an engine is started here
+    int (*detached)(void);                                  // the engine has let go of the driver
+    void (*engine)(const char *version);                    // of the host engine
     void (*fail)(const char *function, int code, int times); // "*": whatever needs a connection; times < 0: always
     void (*hang)(const char *function);                     // its next call waits
     void (*wait_hanging)(void);                             // returns when it does

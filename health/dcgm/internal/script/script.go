@@ -36,6 +36,8 @@ static int violate(script_table_t *t, unsigned gpu, unsigned condition, unsigned
 static void silence(script_table_t *t) { t->silence(); }
 static void profiling(script_table_t *t, unsigned gpu, unsigned field) { t->profiling(gpu, field); }
 static void blind(script_table_t *t) { t->blind(); }
+static int detached(script_table_t *t) { return t->detached(); }
+static void engine(script_table_t *t, char *version) { t->engine(version); }
 static void fail(script_table_t *t, char *function, int code, int times) { t->fail(function, code, times); }
 static void hang(script_table_t *t, char *function) { t->hang(function); }
 static void wait_hanging(script_table_t *t) { t->wait_hanging(); }
@@ -178,6 +180,14 @@ func (l *Library) Profiling(gpu, field uint) { C.profiling(l.table, C.uint(gpu),
 
 // Blind makes all values blank until an engine is started in this process.
 func (l *Library) Blind() { C.blind(l.table) }
+
+// Detached reports whether the host engine has let go of the driver.
+func (l *Library) Detached() bool { return C.detached(l.table) != 0 }
+
+// Engine gives the host engine a version, instead of 4.5.2.
+func (l *Library) Engine(version string) {
+	with(version, func(version *C.char) { C.engine(l.table, version) })
+}
 
 // Fail has a function return a code so many times, or always if times is negative. "*" is every function
 // that needs a connection: a dead engine.

@@ -1,0 +1,155 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+)
+
+// Detach is an operator's word that the agent is to let go of the GPUs' driver.
+type Detach struct {
+	For   string `json:"for,omitempty"`   // as Go writes a duration, such as 30m; "" is DefaultDetach
+	Force bool   `json:"force,omitempty"` // although pods hold devices
+}
+
+// Attach is an operator's word that it is to take the driver back.
+type Attach struct{}
+
+// Detached is the answer to a Detach.
+type Detached struct {
+	Since   time.Time `json:"since"`
+	Until   time.Time `json:"until"`             // when the agent takes the driver back by itself
+	Already bool      `json:"already"`           // it was let go of before
+	Engine  string    `json:"engine,omitempty"`  // the host engine's address if it was not asked to let go: there was no connection
+	Open    []string  `json:"open"`              // files of the driver that the agent's process still has open
+	Unknown string    `json:"unknown,omitempty"` // why that is not known
+}
+
+// Attached is the answer to an Attach.
+type Attached struct {
+	Already  bool       `json:"already"` // the driver was not let go of
+	Source   string     `json:"source"`  // up, down, stalled: one that is not up is tried again
+	Error    string     `json:"error,omitempty"`
+	Standing []Standing `json:"standing"` // what only a reset ends, and of which none was seen
+}
+
+// Standing is a finding that a GPU still has.
+type Standing struct {
+	GPU    int             `json:"gpu"` // index
+	Device health.DeviceID `json:"device"`
+	Cause  string          `json:"cause"`
+}
+
+const (
+	// DefaultDetach is for how long the driver is let go of if nobody says.
+	DefaultDetach = 30 * time.Minute
+	minDetach     = time.Second
+	maxDetach     = 24 * time.Hour
+
+	// driverWithin is how long an operator waits for the driver to be let go of or taken back: DCGM gives up a call that
+	// hangs after about a minute.
+	driverWithin = 90 * time.Second
+)
+
+func (d Detach) duration() (time.Duration, error) {
+	if d.For == "" {
+		return DefaultDetach, nil
+	}
+	t, err := time.ParseDuration(d.For)
+	if err != nil || t < minDetach || t > maxDetach {
+		return 0, fmt.Errorf("for: %q is not a time of 1s to 24h; use such as 30m", d.For)
+	}
+	return t, nil
+}
+
+// detach lets go of the driver and looks whether that is so.
+func (a *Agent) detach(ctx context.Context, d Detach) (any, error) {
+	t, err := d.duration()
+	if err != nil {
+		return nil, err
+	}
+	s := a.snapshots.Load()
+	if away := s != nil && s.Source.Status == health.SourceDetached; !d.Force && !away {
+		if err := heldError(s, a.devices.Holders(), time.Now()); err != nil {
+			return nil, err
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, driverWithin)
+	defer cancel()
+	let, err := a.monitor.Detach(ctx, t)
+	if err != nil {
+		return nil, err
+	}
+	answer := Detached{Since: let.Since.UTC(), Until: let.Until.UTC(), Already: let.Already}
+	if w := a.source.Load(); let.Unasked && w != nil {
+		answer.Engine = w.Address
+	}
+	open, err := driverFiles("/proc/self")
+	if err != nil {
+		answer.Unknown = err.Error()
+	}
+	answer.Open = list(open)
+	return answer, nil
+}
+
+// heldError says who holds devices, or why that is not known; nil if nobody does.
+func heldError(s *health.Snapshot, h plugin.Holders, now time.Time) error {
+	if s == nil || len(s.Devices) == 0 {
+		return nil
+	}
+	switch {
+	case h.Err != "" || h.By == nil:
+		return fmt.Errorf("whether pods hold GPUs is not known: %s; with --force the driver is let go of all the same", h.Err)
+	case now.Sub(h.At) > holdersStale:
+		return fmt.Errorf("whether pods hold GPUs is not known: the kubelet has said nothing for %v; with --force the driver is let go of all the same",
+			now.Sub(h.At).Round(time.Second))
+	}
+	var held []string
+	for _, d := range deviceStatuses(s.Devices, h) {
+		for _, d := range append([]DeviceStatus{d}, d.MIG...) {
+			if len(d.Holders) > 0 {
+				held = append(held, fmt.Sprintf("%s (%s) is held by %s", nameText(d), d.UUID, strings.Join(holderTexts(d.Holders, pageHolders), ", ")))
+			}
+		}
+	}
+	if len(held) == 0 {
+		return nil
+	}
+	if more := len(held) - pageTroubles; more > 0 {
+		held = append(held[:pageTroubles], fmt.Sprintf("and %d devices more", more))
+	}
+	return errors.New(strings.Join(held, "; ") + "; end these pods first (kubectl drain), or use --force: they keep their devices and are not watched meanwhile")
+}
+
+// attach takes the driver back.
+func (a *Agent) attach(ctx context.Context) (any, error) {
+	ctx, cancel := context.WithTimeout(ctx, driverWithin)
+	defer cancel()
+	back, err := a.monitor.Attach(ctx)
+	if err != nil {
+		return nil, err
+	}
+	answer := Attached{Already: back.Already, Source: back.Status.String(), Error: back.Err, Standing: []Standing{}}
+	if s := a.snapshots.Load(); s != nil && !back.Already && back.Status == health.SourceUp {
+		answer.Standing = standing(s.Devices)
+	}
+	return answer, nil
+}
+
+// standing returns what a reset would have ended.
+func standing(devices []health.DeviceState) []Standing {
+	all := []Standing{}
+	for _, d := range devices {
+		for _, f := range d.Verdict.Findings {
+			if f.From == "" && f.Clears == health.ClearsGPUReset {
+				all = append(all, Standing{d.Device.Index, d.Device.ID, f.Cause})
+			}
+		}
+	}
+	return all
+}

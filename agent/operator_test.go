@@ -1,0 +1,207 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/zap/zaptest"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+)
+
+func TestDetachDuration(t *testing.T) {
+	for text, want := range map[string]time.Duration{"": 30 * time.Minute, "1s": time.Second, "2h": 2 * time.Hour, "24h": 24 * time.Hour} {
+		if got, err := (Detach{For: text}).duration(); err != nil || got != want {
+			t.Errorf("%q: %v, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"30", "0s", "-1m", "25h", "soon", "999ms"} {
+		if _, err := (Detach{For: text}).duration(); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("for: %q is not a time of 1s to 24h", text)) {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+func TestHeldError(t *testing.T) {
+	node := aNode()
+	free := plugin.Holders{At: statusNow(), By: map[health.DeviceID][]plugin.Holder{}}
+	for name, c := range map[string]struct {
+		snapshot *health.Snapshot
+		holders  plugin.Holders
+		want     []string // of the error, none if there is to be none
+	}{
+		"nothing is known":         {nil, plugin.Holders{Err: "the kubelet has not been asked yet"}, nil},
+		"no devices":               {&health.Snapshot{}, plugin.Holders{Err: "the kubelet has not been asked yet"}, nil},
+		"free":                     {node.snapshot, free, nil},
+		"nobody was asked":         {node.snapshot, plugin.Holders{Err: "the kubelet has not been asked yet"}, []string{"not known: the kubelet has not been asked yet", "--force"}},
+		"the kubelet is away":      {node.snapshot, plugin.Holders{At: statusNow(), By: free.By, Err: "no kubelet"}, []string{"not known: no kubelet", "--force"}},
+		"nothing new was said":     {node.snapshot, plugin.Holders{At: ago(time.Minute), By: free.By}, []string{"said nothing for 1m0s", "--force"}},
+		"a GPU and a part of one ": {node.snapshot, node.holders, []string{"GPU 0 (GPU-0) is held by training/llm-0 (torch) ×2, web/chat-1 (vllm); ", "GPU 2 MIG 1g.10gb gi 8 (MIG-2-8) is held by nb/ada (main); ", "--force"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := heldError(c.snapshot, c.holders, statusNow())
+			if (err != nil) != (len(c.want) > 0) {
+				t.Fatalf("%v", err)
+			}
+			for _, w := range c.want {
+				if !strings.Contains(err.Error(), w) {
+					t.Errorf("%v: no %q", err, w)
+				}
+			}
+		})
+	}
+}
+
+// operated is an agent on simulated GPUs, with what an operator needs, and its socket.
+func operated(t *testing.T) (a *Agent, socket string) {
+	t.Helper()
+	a = knowing(nil)
+	a.log = zaptest.NewLogger(t)
+	c := DefaultConfig()
+	c.Source.Mode = ModeSim
+	c.Health.Socket = filepath.Join(tempDir(t), "agent.sock")
+	a.apply(c)
+	ctx, cancel := context.WithCancel(t.Context())
+	var parts sync.WaitGroup
+	for _, run := range []func(context.Context) error{a.runSource, a.monitor.Run, a.runOperator} {
+		parts.Go(func() {
+			if err := run(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	t.Cleanup(func() { cancel(); parts.Wait() })
+	a.awaits(t, health.SourceUp)
+	return a, c.Health.Socket
+}
+
+// awaits waits until the source is as wanted.
+func (a *Agent) awaits(t *testing.T, want health.SourceStatus) *health.Snapshot {
+	t.Helper()
+	late := time.After(30 * time.Second)
+	for {
+		s, changed := a.snapshots.Watch()
+		if s != nil && s.Source.Status == want {
+			return s
+		}
+		select {
+		case <-changed:
+		case <-late:
+			t.Fatalf("the source is not %v: %+v", want, s)
+		}
+	}
+}
+
+// said asks on the socket as soon as it is there.
+func said[T any](t *testing.T, socket string, q question) (T, error) {
+	t.Helper()
+	s := &site{t: t}
+	var answer T
+	var refusal error
+	s.eventually("an answer on "+socket, func() error {
+		answer, refusal = ask[T](t.Context(), socket, q)
+		if refusal != nil && (strings.Contains(refusal.Error(), "no such file") || strings.Contains(refusal.Error(), "connection refused")) {
+			return refusal
+		}
+		return nil
+	})
+	return answer, refusal
+}
+
+// The whole way over the socket, with what is shown meanwhile.
+func TestOperatorDetaches(t *testing.T) {
+	t.Parallel()
+	a, socket := operated(t)
+	if _, err := said[Detached](t, socket, question{Detach: &Detach{}}); err == nil || !strings.Contains(err.Error(), "whether pods hold GPUs is not known") {
+		t.Errorf("with no kubelet: %v", err)
+	}
+	if _, err := said[Detached](t, socket, question{Detach: &Detach{For: "1y", Force: true}}); err == nil || !strings.Contains(err.Error(), `"1y"`) {
+		t.Errorf("for a year: %v", err)
+	}
+	if a.snapshots.Load().Source.Status != health.SourceUp {
+		t.Fatal("a refusal has detached")
+	}
+	first, err := said[Detached](t, socket, question{Detach: &Detach{For: "1h", Force: true}})
+	if err != nil || first.Already || first.Engine != "" || len(first.Open) != 0 || first.Unknown != "" || first.Until.Before(first.Since) {
+		t.Fatalf("%+v, %v", first, err)
+	}
+	if first.err() != nil || !strings.Contains(first.text(), "the agent has no file of it open") {
+		t.Errorf("%s, %v", first.text(), first.err())
+	}
+	s := a.awaits(t, health.SourceDetached)
+	for _, d := range s.Devices {
+		if d.Verdict.State != health.Unhealthy || d.Verdict.Cause() != health.CauseReleased {
+			t.Errorf("%s is %+v", d.Device.ID, d.Verdict)
+		}
+	}
+
+	why := "source detached: the driver is let go of on request; gpu-node-agent attach takes it back"
+	for path, want := range map[string]struct {
+		code int
+		says []string
+	}{
+		livezPath:    {http.StatusOK, []string{"ok"}},
+		readyzPath:   {http.StatusServiceUnavailable, []string{why}},
+		"/metrics":   {http.StatusOK, []string{"gpu_node_agent_source_detached 1", `cause="driver-released"`}},
+		snapshotPath: {http.StatusOK, []string{`"status":"detached"`, `"until":"` + first.Until.Format(time.RFC3339)[:10], `"cause":"driver-released"`}},
+		"/":          {http.StatusOK, []string{`<span class="badge degraded">detached</span>`, "gpu-node-agent attach takes it back"}},
+	} {
+		w := httptest.NewRecorder()
+		a.handler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
+		if w.Code != want.code {
+			t.Errorf("%s is %d", path, w.Code)
+		}
+		mustHave(t, w.Body.String(), want.says...)
+	}
+	mustHave(t, a.status().Table(false, false), "source    sim detached since", "gpu-node-agent attach")
+
+	second, err := said[Detached](t, socket, question{Detach: &Detach{}}) // not even the kubelet is asked: it is so
+	if err != nil || !second.Already || !second.Since.Equal(first.Since) || !second.Until.Before(first.Until) || !strings.Contains(second.text(), "already, since") {
+		t.Errorf("%+v, %v", second, err)
+	}
+	back, err := said[Attached](t, socket, question{Attach: &Attach{}})
+	if err != nil || back.Already || back.Source != "up" || len(back.Standing) != 0 || back.err() != nil || back.text() != "the driver is back, and the GPUs are measured" {
+		t.Errorf("%+v, %v", back, err)
+	}
+	for _, d := range a.awaits(t, health.SourceUp).Devices {
+		if d.Verdict.State != health.Healthy {
+			t.Errorf("%s is %+v", d.Device.ID, d.Verdict)
+		}
+	}
+	if back, err = said[Attached](t, socket, question{Attach: &Attach{}}); err != nil || !back.Already || !strings.Contains(back.text(), "was not let go of") {
+		t.Errorf("a second attach: %+v, %v", back, err)
+	}
+}
+
+// Whoever asks is told what the agent could not do, and what to do about that.
+func TestDriverTexts(t *testing.T) {
+	at := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
+	d := Detached{Since: at, Until: at.Add(30 * time.Minute), Engine: "node:5555", Open: []string{"/dev/nvidia0", "/dev/nvidiactl"}}
+	mustHave(t, d.text(), "since 2026-03-02T12:00:00Z", "at 2026-03-02T12:30:00Z", "the host engine at node:5555 was not asked")
+	if err := d.err(); err == nil || !strings.Contains(err.Error(), "still has /dev/nvidia0, /dev/nvidiactl open") || strings.Contains(d.text(), "no file") {
+		t.Errorf("%v; %s", err, d.text())
+	}
+	d = Detached{Unknown: "open /proc/self/fd: no such file or directory"}
+	if err := d.err(); err == nil || !strings.Contains(err.Error(), "not known") || strings.Contains(d.text(), "no file") {
+		t.Errorf("%v; %s", err, d.text())
+	}
+	a := Attached{Source: "down", Error: "no driver"}
+	if err := a.err(); err == nil || !strings.Contains(err.Error(), "the source is down: no driver") || a.text() != "" {
+		t.Errorf("%v; %s", err, a.text())
+	}
+	gpu := sick(aGPU(3), at)
+	gpu.Verdict.Findings[0].Cause, gpu.Verdict.Findings[0].Clears = "xid-95", health.ClearsGPUReset
+	a = Attached{Source: "up", Standing: standing([]health.DeviceState{aGPU(0), gpu, hot(aGPU(4), at)})}
+	mustHave(t, a.text(), "GPU 3 still has xid-95", "gpu-node-agent clear --gpu GPU-3 --cause xid-95")
+	if a.err() != nil || len(a.Standing) != 1 {
+		t.Errorf("%+v, %v", a.Standing, a.err())
+	}
+}

@@ -1,0 +1,254 @@
+package health
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// word is what an operator has said last of the driver. It is not modified: another word is another one.
+type word struct {
+	away   bool      // the agent is to let go of it
+	until  time.Time // away: when it takes it back by itself
+	failed error     // not away: why it could not be let go of
+}
+
+// LetGo is how the driver was let go of.
+type LetGo struct {
+	Since   time.Time
+	Until   time.Time // when it is taken back if nobody asks for it before
+	Already bool      // it was let go of before
+	Unasked bool      // there was no connection to the host engine, which was not asked: it may have the driver
+}
+
+// TakenBack is how the driver was taken back. If Status is not SourceUp, that is tried again as with any source.
+type TakenBack struct {
+	Already bool // it was not let go of
+	Status  SourceStatus
+	Err     string // why the source is not up, in words
+}
+
+// Detach lets go of the driver until Attach is said, for d at most, and returns when that is done or ctx ends, which
+// ends nothing but the waiting. All devices become Unhealthy before. Said again it says how it is, and d counts from
+// then. If a host engine cannot let go, nothing has changed.
+func (m *Monitor) Detach(ctx context.Context, d time.Duration) (LetGo, error) {
+	already, err := m.letGo(d)
+	if err != nil {
+		return LetGo{}, err
+	}
+	for {
+		w, said := m.word.Watch()
+		s, changed := m.out.Watch()
+		switch {
+		case w.failed != nil:
+			return LetGo{}, w.failed
+		case !w.away:
+			return LetGo{}, errors.New("attach was said before the driver was let go of")
+		case s.Source.Status == SourceDetached:
+			return LetGo{s.Source.Since, w.until, already, m.wasUnasked()}, nil
+		}
+		select {
+		case <-ctx.Done():
+			return LetGo{}, fmt.Errorf("the driver is not let go of yet: the source is %s; "+
+				"the agent goes on, and the GPUs are kept from pods: say detach again to wait, or attach", inWords(s.Source))
+		case <-said:
+		case <-changed:
+		}
+	}
+}
+
+func inWords(s Source) string {
+	if s.Err == "" {
+		return s.Status.String()
+	}
+	return s.Status.String() + ": " + s.Err
+}
+
+// letGo says that the driver is to be let go of. The devices are withheld before Run can hear of it.
+func (m *Monitor) letGo(d time.Duration) (already bool, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	already = m.word.Load().away
+	if !already && m.live != nil {
+		if err := m.live.CanDetach(); err != nil {
+			return false, err
+		}
+	}
+	now := time.Now()
+	w := &word{away: true, until: now.Add(d)}
+	if !already {
+		src := m.source.Load()
+		m.unasked = src != nil && src.Attach != nil
+		m.log.Warn("an operator has the driver let go of", zap.Time("until", w.until))
+	}
+	m.withhold(&release{until: w.until}, now)
+	if m.now.Source.Status == SourceDetached {
+		m.now.Source.detach(w.until, now)
+	}
+	m.store()
+	m.word.Store(w)
+	return already, nil
+}
+
+// detach makes the source one that is let go of.
+func (s *Source) detach(until, now time.Time) {
+	s.Until = until
+	s.become(SourceDetached, fmt.Sprintf("the driver is let go of on request; gpu-node-agent attach takes it back, "+
+		"and at %s that happens by itself", until.UTC().Format(time.RFC3339)), now)
+}
+
+// Attach takes the driver back, and returns when the source is up or could not be had, or ctx ends. A host engine is
+// asked to take it back even if it was not let go of: an agent that was restarted does not know.
+func (m *Monitor) Attach(ctx context.Context) (TakenBack, error) {
+	already := m.takeBack(nil, "an operator asks for it")
+	for {
+		s, changed := m.out.Watch()
+		switch {
+		case m.word.Load().away:
+			return TakenBack{}, errors.New("detach was said before the driver was back")
+		case s == nil:
+		case s.Source.Status == SourceUp || s.Source.Status == SourceDown || s.Source.Status == SourceStalled:
+			return TakenBack{Already: already, Status: s.Source.Status, Err: s.Source.Err}, nil
+		}
+		select {
+		case <-ctx.Done():
+			return TakenBack{}, errors.New("the driver is not back yet; the agent goes on: see gpu-node-agent status")
+		case <-changed:
+		}
+	}
+}
+
+// takeBack says that the driver is to be taken back, if the word is still that one; nil is any.
+func (m *Monitor) takeBack(only *word, why string) (already bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	said, src := m.word.Load(), m.source.Load()
+	if only != nil && said != only {
+		return true
+	}
+	already = !said.away
+	if already && (src == nil || src.Attach == nil || m.live != nil && m.live.CanDetach() != nil) {
+		return true // the session has it
+	}
+	now := time.Now()
+	m.log.Info("the driver is taken back", zap.String("because", why))
+	m.attaching = true
+	if !already {
+		m.beginAnew(now)
+		m.withhold(&release{until: said.until, over: true}, now)
+	}
+	if s := &m.now.Source; s.Status == SourceUp || s.Status == SourceDetached {
+		s.Until = time.Time{}
+		s.become(SourceStarting, "", now)
+	}
+	m.store()
+	m.word.Store(&word{})
+	return already
+}
+
+// obey keeps a session open to one source, but for when the driver is to be let go of, until ctx ends.
+func (m *Monitor) obey(ctx context.Context, c caller, src *MonitorSource) {
+	for ctx.Err() == nil {
+		w, same, cancel := While(ctx, &m.word, func(w *word) *word { return w })
+		if w.away {
+			m.rest(same, w)
+		} else {
+			m.follow(same, c, m.opener(src))
+		}
+		cancel()
+	}
+}
+
+// rest shows that the driver is let go of, until ctx ends or the time is up.
+func (m *Monitor) rest(ctx context.Context, w *word) {
+	if !m.showDetached(w) {
+		return
+	}
+	timer := time.NewTimer(time.Until(w.until))
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+		m.takeBack(w, "the time is up")
+	}
+}
+
+// showDetached publishes that the driver is let go of, unless another word was said.
+func (m *Monitor) showDetached(w *word) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.word.Load() != w {
+		return false
+	}
+	if m.now.Source.Status != SourceDetached {
+		m.log.Info("the driver is let go of", zap.Time("until", w.until))
+		m.said = ""
+	}
+	m.now.Source.detach(w.until, time.Now())
+	m.store()
+	return true
+}
+
+// hold remembers the session that is open.
+func (m *Monitor) hold(s Session) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.live = s
+}
+
+func (m *Monitor) wasUnasked() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.unasked
+}
+
+// handOver has the driver let go of by whoever holds it for a session that is about to be closed, if that is wanted. A
+// session that failed cannot ask. If it is refused, the driver is kept, and the session opened again.
+func (m *Monitor) handOver(ctx context.Context, c caller, s Session, failed error) error {
+	if !m.word.Load().away || !errors.Is(failed, context.Canceled) {
+		return nil
+	}
+	select {
+	case <-c.ending:
+		return nil // the driver stays as it is for the next process
+	default:
+	}
+	_, err := call(context.WithoutCancel(ctx), c, "letting go of the driver",
+		func(ctx context.Context) (struct{}, error) { return struct{}{}, s.Detach(ctx) })
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case err == nil:
+		m.unasked = false
+	case errors.Is(err, errAbandoned) || !m.word.Load().away:
+	default:
+		m.log.Warn("the driver could not be let go of, and is kept", zap.Error(err))
+		m.attaching = true // it may be half way
+		m.withhold(nil, time.Now())
+		m.store()
+		m.word.Store(&word{failed: err})
+	}
+	return err
+}
+
+// opener opens a source, and has a host engine take the driver back before if that is due. If it was not let go of, as
+// far as we know, a refusal is no reason to do without the source.
+func (m *Monitor) opener(src *MonitorSource) Opener {
+	return func(ctx context.Context) (Session, error) {
+		m.mu.Lock()
+		due, needed := m.attaching && src.Attach != nil, m.release != nil
+		m.mu.Unlock()
+		if !due {
+			return src.Open(ctx)
+		}
+		s, err := src.Attach(ctx)
+		if err == nil || needed {
+			return s, err
+		}
+		m.log.Warn("the host engine was asked to take the driver back", zap.Error(err))
+		return src.Open(ctx)
+	}
+}

@@ -146,7 +146,7 @@ func (c *cluster) requests(user string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	var all []string
 	lines := bufio.NewScanner(f)
 	lines.Buffer(nil, 1<<20)

@@ -108,15 +108,6 @@ func (n machine) shows(what, pod string, want ...string) {
 // allowPodLabels gives a user what metrics.podLabels needs, as README.md says.
 func (c *cluster) allowPodLabels(t *testing.T, user string) {
 	t.Helper()
-	name := metav1.ObjectMeta{Name: "gpu-node-agent-pod-labels"}
-	role := &rbac.ClusterRole{ObjectMeta: name, Rules: []rbac.PolicyRule{{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"list", "watch"}}}}
-	binding := &rbac.ClusterRoleBinding{
-		ObjectMeta: name, RoleRef: rbac.RoleRef{APIGroup: rbac.GroupName, Kind: "ClusterRole", Name: name.Name},
-		Subjects: []rbac.Subject{{APIGroup: rbac.GroupName, Kind: rbac.UserKind, Name: user}},
-	}
-	_, err := c.client.RbacV1().ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{})
-	_, err2 := c.client.RbacV1().ClusterRoleBindings().Create(t.Context(), binding, metav1.CreateOptions{})
-	if err := errors.Join(err, err2); err != nil {
-		t.Fatal(err)
-	}
+	c.grant(t, user, "gpu-node-agent-pod-labels-"+user,
+		rbac.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"list", "watch"}})
 }

@@ -15,9 +15,14 @@ import (
 // allow gives a user the cluster role that README.md asks for.
 func (c *cluster) allow(t *testing.T, user string) {
 	t.Helper()
-	name := metav1.ObjectMeta{Name: "gpu-node-agent-" + user}
-	role := readmeRole(t)
-	role.ObjectMeta = name
+	c.grant(t, user, "gpu-node-agent-"+user, readmeRole(t).Rules...)
+}
+
+// grant gives a user rights, by a cluster role and a binding that have a name; they may be there already.
+func (c *cluster) grant(t *testing.T, user, as string, rules ...rbac.PolicyRule) {
+	t.Helper()
+	name := metav1.ObjectMeta{Name: as}
+	role := &rbac.ClusterRole{ObjectMeta: name, Rules: rules}
 	binding := &rbac.ClusterRoleBinding{
 		ObjectMeta: name, RoleRef: rbac.RoleRef{APIGroup: rbac.GroupName, Kind: "ClusterRole", Name: name.Name},
 		Subjects: []rbac.Subject{{APIGroup: rbac.GroupName, Kind: rbac.UserKind, Name: user}},

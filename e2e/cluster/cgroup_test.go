@@ -121,7 +121,7 @@ func runs() (groups []string, alive map[string]bool, err error) {
 		if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
 			alive[filepath.Base(group)] = true
 		}
-		f.Close()
+		_ = f.Close() // with that the lock goes, if it was had
 	}
 	return groups, alive, errors.Join(err, err2)
 }
@@ -148,7 +148,7 @@ func (g *cgroups) remove() {
 		removeGroup(group)
 	}
 	for _, lock := range g.locks {
-		lock.Close()
+		_ = lock.Close()
 	}
 }
 

@@ -195,17 +195,22 @@ func scrapePath(ctx context.Context, path string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+pod.Status.PodIP+":9400"+path, nil)
+	text, err := get(ctx, "http://"+pod.Status.PodIP+":9400"+path)
+	return string(text), err
+}
+
+// get returns what is at a URL, whatever its status.
+func get(ctx context.Context, url string) ([]byte, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	r, err := http.DefaultClient.Do(request)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	defer r.Body.Close()
-	text, err := io.ReadAll(r.Body)
-	return string(text), err
+	defer func() { _ = r.Body.Close() }()
+	return io.ReadAll(r.Body)
 }
 
 // shows waits until the agent's metrics have a line that begins with a text and has the others in it.

@@ -62,8 +62,7 @@ func lockDir(dir string) (*os.File, error) {
 		_, err = fmt.Fprintf(f, "process %d, since %s\n", os.Getpid(), time.Now().Format(time.DateTime))
 	}
 	if err != nil {
-		f.Close()
-		return nil, fmt.Errorf("%s: %w", dir, err)
+		return nil, fmt.Errorf("%s: %w", dir, errors.Join(err, f.Close()))
 	}
 	return f, nil
 }
@@ -90,12 +89,12 @@ func outside() int {
 	if err != nil {
 		return fail("directory", err)
 	}
-	defer lock.Close()
+	defer func() { _ = lock.Close() }()
 	if err := errors.Join(os.RemoveAll(filepath.Join(dir, "state")), os.RemoveAll(filepath.Join(dir, "logs")),
 		os.MkdirAll(filepath.Join(dir, "state"), 0o755), os.MkdirAll(filepath.Join(dir, "logs"), 0o755)); err != nil {
 		return fail("directory", err)
 	}
-	defer os.RemoveAll(filepath.Join(dir, "state"))
+	defer func() { _ = os.RemoveAll(filepath.Join(dir, "state")) }() // else the next run does
 	if err := build(ctx, dir); err != nil {
 		return fail("build", err)
 	}

@@ -122,13 +122,7 @@ func TestGPUOperator(t *testing.T) {
 	}
 	step(t, "no agent where the operator wants no plugin", func(t *testing.T) {
 		helm(t, append(upgradeArgs(oldTag, withdrawn), "-f", "../../charts/gpu-node-agent/ci/gpu-operator-values.yaml")...)
-		eventually(t, "the DaemonSet wants no pod", func(ctx context.Context) error {
-			ds, err := theCluster.client.AppsV1().DaemonSets(namespace).Get(ctx, release+"-gpu-node-agent", metav1.GetOptions{})
-			if err == nil && (ds.Status.ObservedGeneration == 0 || ds.Status.DesiredNumberScheduled != 0) {
-				err = fmt.Errorf("it wants %d", ds.Status.DesiredNumberScheduled)
-			}
-			return err
-		})
+		wantsNoPod(t)
 	})
 	step(t, "the operator's label brings it, and it waits for the toolkit", func(t *testing.T) {
 		mark(t, "nvidia.com/gpu.deploy.device-plugin", "true")
@@ -161,19 +155,25 @@ func TestGPUOperator(t *testing.T) {
 	step(t, "helm uninstall", uninstall)
 }
 
+// wantsNoPod waits until the DaemonSet has been looked at and no node is for it.
+func wantsNoPod(t *testing.T) {
+	t.Helper()
+	eventually(t, "the DaemonSet wants no pod", func(ctx context.Context) error {
+		ds, err := theCluster.client.AppsV1().DaemonSets(namespace).Get(ctx, release+"-gpu-node-agent", metav1.GetOptions{})
+		if err == nil && (ds.Status.ObservedGeneration == 0 || ds.Status.DesiredNumberScheduled != 0) {
+			err = fmt.Errorf("it wants %d", ds.Status.DesiredNumberScheduled)
+		}
+		return err
+	})
+}
+
 // TestWithoutDriver installs the chart as it is on a node that has a GPU's label, and neither a GPU nor DCGM.
 func TestWithoutDriver(t *testing.T) {
 	args := upgradeArgs(oldTag, `config.source={"mode": "auto"}`, `minReadySeconds=0`)
 	step(t, "no agent on nodes without a label of a GPU", func(t *testing.T) {
 		mark(t, "nvidia.com/gpu.present", "false") // before there is a DaemonSet: what it wants first is with this label
 		helm(t, args...)
-		eventually(t, "the DaemonSet wants no pod", func(ctx context.Context) error {
-			ds, err := theCluster.client.AppsV1().DaemonSets(namespace).Get(ctx, release+"-gpu-node-agent", metav1.GetOptions{})
-			if err == nil && (ds.Status.ObservedGeneration == 0 || ds.Status.DesiredNumberScheduled != 0) {
-				err = fmt.Errorf("it wants %d", ds.Status.DesiredNumberScheduled)
-			}
-			return err
-		})
+		wantsNoPod(t)
 	})
 	step(t, "the label brings it; it stays, is not ready, and says why", func(t *testing.T) {
 		mark(t, "nvidia.com/gpu.present", "true")
@@ -241,7 +241,7 @@ basic_auth_users: {prometheus: $2y$10$abcdefghijklmnopqrstuuqflPDzB6gcMhKa1rZqKi
 			if err != nil {
 				t.Fatal(err)
 			}
-			r.Body.Close()
+			_ = r.Body.Close()
 			if r.StatusCode != want {
 				t.Errorf("with password %q: %s, want %d", password, r.Status, want)
 			}

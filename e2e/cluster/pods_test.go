@@ -63,6 +63,26 @@ func running(t *testing.T, name string) (devices string) {
 	return devices
 }
 
+// containerOf looks at a pod's container, and returns a check that the pod has the same one later.
+func containerOf(t *testing.T, name string) (check func()) {
+	t.Helper()
+	id := func() string {
+		t.Helper()
+		pod, err := getPod(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return pod.Status.ContainerStatuses[0].ContainerID
+	}
+	was := id()
+	return func() {
+		t.Helper()
+		if id() != was {
+			t.Errorf("pod %s has been started again", name)
+		}
+	}
+}
+
 // pending waits until the scheduler has said that there is no room for a pod.
 func pending(t *testing.T, name, why string) {
 	t.Helper()
@@ -109,7 +129,7 @@ func kubeletGives(t *testing.T, want int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	eventually(t, fmt.Sprintf("the kubelet has %d devices to give", want), func(ctx context.Context) error {
 		all, err := client.GetAllocatableResources(ctx, &podresourcesapi.AllocatableResourcesRequest{})
 		if err != nil {

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"net/url"
 	"os"
 	"os/exec"
@@ -110,16 +109,11 @@ func writeTargets(t *testing.T, file, port string) {
 }
 
 func (prometheusServer) get(ctx context.Context, path string, data any) error {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, prometheusURL+path, nil)
+	text, err := get(ctx, prometheusURL+path)
 	if err != nil {
 		return err
 	}
-	r, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return err
-	}
-	defer r.Body.Close()
-	return json.NewDecoder(r.Body).Decode(&struct{ Data any }{data})
+	return json.Unmarshal(text, &struct{ Data any }{data})
 }
 
 // counts waits until a query has so many series.

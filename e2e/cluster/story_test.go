@@ -108,20 +108,11 @@ func TestCluster(t *testing.T) {
 		same(t, was)
 	})
 	step(t, "a new version loses no registration and no pod", func(t *testing.T) {
-		was, err := getPod(t.Context(), "one")
-		if err != nil {
-			t.Fatal(err)
-		}
+		keepsContainer := containerOf(t, "one")
 		for _, tag := range []string{newTag, oldTag, newTag, oldTag, newTag} {
 			rollout(t, tag)
 		}
-		is, err := getPod(t.Context(), "one")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if is.Status.ContainerStatuses[0].ContainerID != was.Status.ContainerStatuses[0].ContainerID {
-			t.Error("pod one has been started again")
-		}
+		keepsContainer()
 		shows(t, "gpu_node_agent_device_allocated{", holder, `pod="one"`)
 	})
 	step(t, "the agent and pods outlive the kubelet", func(t *testing.T) { restartKubelet(t, holder) })
@@ -181,10 +172,7 @@ func rollout(t *testing.T, tag string) {
 
 // restartKubelet checks that a pod keeps its container and its device, and the node its GPUs.
 func restartKubelet(t *testing.T, device string) {
-	pod, err := getPod(t.Context(), "one")
-	if err != nil {
-		t.Fatal(err)
-	}
+	keepsContainer := containerOf(t, "one")
 	agent := mustAgentPod(t)
 	_ = theCluster.kubelet.Stop() // with what status it ends is its own affair
 	shows(t, "gpu_node_agent_plugin_registered{", "} 0")
@@ -196,13 +184,7 @@ func restartKubelet(t *testing.T, device string) {
 	kubeletGives(t, 8)
 	nodeHas(t, gpu, "8/8")
 	same(t, agent)
-	is, err := getPod(t.Context(), "one")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if is.Status.ContainerStatuses[0].ContainerID != pod.Status.ContainerStatuses[0].ContainerID {
-		t.Error("pod one has been started again")
-	}
+	keepsContainer()
 	start(t, "after", gpu, "1")
 	if d := running(t, "after"); d == device {
 		t.Errorf("a new pod has been given %s, which pod one holds", d)

@@ -22,23 +22,14 @@ func TestAgentBeforeKubelet(t *testing.T) {
 		}
 		return err
 	})
-	n.Eventually("alive without a kubelet", func() error {
-		_, err := n.Page("/livez", http.StatusOK)
-		return err
-	})
+	n.Answers("alive without a kubelet", "/livez", http.StatusOK)
 
 	n.StartKubelet()
 	n.Eventually("eight GPUs once there is a kubelet", func() error { return n.allSee() })
-	n.Eventually("ready", func() error {
-		_, err := n.Page("/readyz", http.StatusOK)
-		return err
-	})
+	n.Answers("ready", "/readyz", http.StatusOK)
 
 	n.StopKubelet()
-	n.Eventually("not ready when the kubelet is gone", func() error {
-		_, err := n.Page("/readyz", http.StatusServiceUnavailable)
-		return err
-	})
+	n.Answers("not ready when the kubelet is gone", "/readyz", http.StatusServiceUnavailable)
 	n.EndAgent()
 }
 

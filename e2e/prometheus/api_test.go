@@ -29,7 +29,7 @@ func (a *api) get(ctx context.Context, path string, query url.Values, into any) 
 	if err != nil {
 		return err
 	}
-	defer r.Body.Close()
+	defer func() { _ = r.Body.Close() }()
 	var answer struct {
 		Status string          `json:"status"`
 		Error  string          `json:"error"`

@@ -30,12 +30,13 @@ func servePodResources(socket string, m devicemanager.Manager, pods func() []*v1
 	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	l, err := net.Listen("unix", socket)
+	ctx := context.Background() // stop ends it
+	l, err := new(net.ListenConfig).Listen(ctx, "unix", socket)
 	if err != nil {
 		return nil, err
 	}
 	a := &podResourcesAPI{server: grpc.NewServer(), done: make(chan struct{})}
-	api.RegisterPodResourcesListerServer(a.server, podresources.NewV1PodResourcesServer(context.Background(),
+	api.RegisterPodResourcesListerServer(a.server, podresources.NewV1PodResourcesServer(ctx,
 		podresources.PodResourcesProviders{
 			Pods:             nodePods(pods),
 			Devices:          nodeDevices{m},

@@ -22,7 +22,7 @@ func (n *Node) Configure(text string) {
 // StartAgent starts an agent, and waits for nothing.
 func (n *Node) StartAgent() {
 	n.T.Helper()
-	n.Agent = n.Start(Binary, "--config", n.File("config.yaml"), "--source.mode=sim", "--source.sim.control="+n.File("sim.sock"),
+	n.Agent = n.Start(binary, "--config", n.File("config.yaml"), "--source.mode=sim", "--source.sim.control="+n.File("sim.sock"),
 		"--health.stateFile="+n.File("state.json"), "--health.socket="+n.File("agent.sock"),
 		"--plugin.kubeletDir="+n.Dir, "--metrics.listen="+n.Address)
 }
@@ -64,16 +64,29 @@ func (n *Node) gone() {
 // Page returns a page of the agent's, which must have this status.
 func (n *Node) Page(path string, status int) (string, error) {
 	client := http.Client{Timeout: 10 * time.Second}
-	r, err := client.Get("http://" + n.Address + path)
+	request, err := http.NewRequestWithContext(n.T.Context(), http.MethodGet, "http://"+n.Address+path, nil)
 	if err != nil {
 		return "", err
 	}
-	defer r.Body.Close()
+	r, err := client.Do(request)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = r.Body.Close() }()
 	text, err := io.ReadAll(r.Body)
 	if err == nil && r.StatusCode != status {
 		err = fmt.Errorf("%s: %s: %s", path, r.Status, text)
 	}
 	return string(text), err
+}
+
+// Answers waits until a page of the agent's has a status.
+func (n *Node) Answers(what, path string, status int) {
+	n.T.Helper()
+	n.Eventually(what, func() error {
+		_, err := n.Page(path, status)
+		return err
+	})
 }
 
 // Inject sends an event to the agent's simulator.
@@ -86,14 +99,14 @@ func (n *Node) Inject(format string, args ...any) {
 func (n *Node) Tell(socket, format string, args ...any) {
 	n.T.Helper()
 	var conn net.Conn
-	_, err := process.Await(n.T.Context(), Patience, func(context.Context) (err error) {
-		conn, err = net.Dial("unix", n.File(socket))
+	_, err := process.Await(n.T.Context(), Patience, func(ctx context.Context) (err error) {
+		conn, err = new(net.Dialer).DialContext(ctx, "unix", n.File(socket))
 		return err
 	}, n.Agent)
 	if err != nil {
 		n.T.Fatalf("waiting for %s: %v", socket, err)
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	if err := conn.SetDeadline(time.Now().Add(Patience)); err != nil {
 		n.T.Fatal(err)
 	}

@@ -11,16 +11,16 @@ import (
 	"testing"
 )
 
-// Binary is the agent: $AGENT_BIN, or what Main builds from this repository.
-var Binary string
+// binary is the agent: $AGENT_BIN, or what Main builds from this repository.
+var binary string //nolint:gochecknoglobals // nothing else leads from TestMain to a test
 
 // Main runs the tests of a package in a directory two levels down, and returns the program's exit code. Before them
 // it has the agent, and what before starts with a directory for its files.
 func Main(m *testing.M, before func(dir string) (after func(), err error)) int {
 	dir, err := os.MkdirTemp("", "gpu-node-agent-e2e")
 	if err == nil {
-		defer os.RemoveAll(dir)
-		Binary, err = agent(dir)
+		defer func() { _ = os.RemoveAll(dir) }()
+		binary, err = agent(dir)
 	}
 	if err == nil && before != nil {
 		var after func()
@@ -41,7 +41,7 @@ func agent(dir string) (string, error) {
 	switch {
 	case path == "":
 		path = filepath.Join(dir, "gpu-node-agent")
-		build := exec.Command("go", "build", "-o", path, ".")
+		build := exec.Command("go", "build", "-o", path, ".") //nolint:noctx // it ends by itself
 		build.Dir = filepath.Join("..", "..")
 		if out, err := build.CombinedOutput(); err != nil {
 			return "", fmt.Errorf("%v: %w\n%s", build, err, out)

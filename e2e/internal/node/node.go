@@ -50,7 +50,7 @@ func New(t *testing.T) *Node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	n := &Node{T: t, Dir: dir, Address: Host() + ":19400", Journal: newJournal(t)}
 	n.Configure("source: {sim: {profile: h100-8}}\n")
 	return n
@@ -73,7 +73,7 @@ func (n *Node) Write(name, text string) {
 // Start starts a program that ends with the test. What it says is in the journal.
 func (n *Node) Start(program string, args ...string) *process.Process {
 	n.T.Helper()
-	cmd := exec.Command(program, args...)
+	cmd := exec.Command(program, args...) //nolint:noctx // Kill ends it with all that it has started
 	cmd.Dir, cmd.Env = n.Dir, append(os.Environ(), n.Env...)
 	cmd.Stdout = n.Journal.writer(filepath.Base(program))
 	cmd.Stderr = cmd.Stdout
@@ -88,7 +88,7 @@ func (n *Node) Start(program string, args ...string) *process.Process {
 // Run runs a command of the agent's to its end.
 func (n *Node) Run(args ...string) {
 	n.T.Helper()
-	cmd := exec.CommandContext(n.T.Context(), Binary, args...)
+	cmd := exec.CommandContext(n.T.Context(), binary, args...)
 	out, err := cmd.CombinedOutput()
 	n.Journal.add("command", bytes.TrimSpace(out))
 	if err != nil {

@@ -50,7 +50,7 @@ func Logged(log string, cmd *exec.Cmd) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer out.Close()
+	defer func() { _ = out.Close() }() // the process has its own
 	cmd.Stdout, cmd.Stderr = out, out
 	p, err := Start(cmd)
 	if err == nil {
@@ -65,7 +65,7 @@ func Play(role, log string, args ...string) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(self, args...)
+	cmd := exec.Command(self, args...) //nolint:noctx // Kill ends it with all that it has started
 	cmd.Env, cmd.Dir = append(os.Environ(), Role+"="+role), filepath.Dir(log)
 	return Logged(log, cmd)
 }

@@ -1,34 +1,44 @@
-# syntax=docker/dockerfile:1
-# The agent's image.
-#
-#   docker build --build-arg VERSION=v0.1.0 -t gpu-node-agent:v0.1.0 .              with DCGM, for nodes with GPUs
-#   docker build --target sim --build-arg VERSION=v0.1.0 -t gpu-node-agent:v0.1.0-sim .    simulated GPUs only, under 30 MB
+# The agent's image: make image, with DCGM, for nodes with GPUs; make image-sim, for simulated GPUs only, under 30 MB.
+# make licenses writes what both copy from bin. A foreign architecture is compiled for, not emulated; but what is
+# run in the last stages with DCGM is its own.
 #
 # The bases are pinned by the digest of their list of architectures: a new one is a change of this file.
-ARG GO_IMAGE=golang:1.26.8-bookworm@sha256:9fdc884aacc3bec89b20ffc69f4bb369c78210e3e4f600387b5128b12c199f81
+ARG GO_IMAGE=docker.io/library/golang:1.26.8-bookworm@sha256:9fdc884aacc3bec89b20ffc69f4bb369c78210e3e4f600387b5128b12c199f81
 # The same Debian as above, for the C library that the agent is linked with.
-ARG BASE_IMAGE=debian:bookworm-20260824-slim@sha256:88200866dfff7ea7f5cbcb6ec7c8a701889efe6fe859fe64d6990e4b07ea4171
+ARG BASE_IMAGE=docker.io/library/debian:bookworm-20260824-slim@sha256:88200866dfff7ea7f5cbcb6ec7c8a701889efe6fe859fe64d6990e4b07ea4171
 ARG SIM_IMAGE=gcr.io/distroless/static-debian12@sha256:20bc6c0bc4d625a22a8fde3e55f6515709b32055ef8fb9cfbddaa06d1760f838
 
-FROM ${GO_IMAGE} AS source
+FROM --platform=${BUILDPLATFORM} ${GO_IMAGE} AS source
 WORKDIR /src
 ENV GOTOOLCHAIN=local GOFLAGS=-buildvcs=false
 COPY go.mod go.sum ./
 RUN --mount=type=cache,target=/go/pkg/mod go mod download
 COPY . .
+
+# Without C all but DCGM works. The arguments are in each stage: not every builder hands them on.
+FROM source AS build-sim
 ARG VERSION=dev
 ARG REVISION=
 ARG TARGETOS
 ARG TARGETARCH
-
-# Without C all but DCGM works.
-FROM source AS build-sim
 RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
     CGO_ENABLED=0 GOOS=${TARGETOS} GOARCH=${TARGETARCH} \
     go build -trimpath -ldflags "-s -w -X main.version=${VERSION} -X main.revision=${REVISION}" -o /out/gpu-node-agent .
 
 FROM source AS build
+ARG VERSION=dev
+ARG REVISION=
+ARG TARGETOS
+ARG TARGETARCH
 RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
+    set -eu; host=$(go env GOHOSTARCH); \
+    case "${TARGETARCH:-$host}" in \
+      "$host") ;; \
+      amd64) export CC=x86_64-linux-gnu-gcc; packages="gcc-x86-64-linux-gnu libc6-dev-amd64-cross" ;; \
+      arm64) export CC=aarch64-linux-gnu-gcc; packages="gcc-aarch64-linux-gnu libc6-dev-arm64-cross" ;; \
+      *) echo "NVIDIA has no DCGM for ${TARGETARCH}" >&2; exit 1 ;; \
+    esac; \
+    if [ -n "${packages:-}" ]; then apt-get update; apt-get install -y --no-install-recommends $packages; fi; \
     CGO_ENABLED=1 GOOS=${TARGETOS} GOARCH=${TARGETARCH} \
     go build -trimpath -ldflags "-s -w -X main.version=${VERSION} -X main.revision=${REVISION}" -o /out/gpu-node-agent .
 
@@ -49,16 +59,17 @@ EXPOSE 9400
 ENTRYPOINT ["/usr/local/bin/gpu-node-agent"]
 
 FROM ${BASE_IMAGE} AS dcgm
-# The key ring package brings NVIDIA's key and source. go-dcgm loads libdcgm.so.4; the module for the profiling
-# fields is in the package proprietary. Only libraries go into the image: no host engine, no diagnostics.
+# The key ring package brings NVIDIA's key and source. For ARM that is of Ubuntu 22.04, whose C library is older than
+# this Debian's. go-dcgm loads libdcgm.so.4; the module for the profiling fields is in the package proprietary, and
+# NVIDIA's own image of dcgm-exporter has the library that it needs under a second name, too. Only libraries go into the
+# image: no host engine, no diagnostics. The roots are for an API server of health.kubernetes.kubeconfig.
 ARG DCGM_VERSION=1:4.6.0-1
-ARG TARGETARCH
 ENV DEBIAN_FRONTEND=noninteractive
-SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
-RUN case "${TARGETARCH:-amd64}" in \
+RUN set -eu; arch=$(dpkg --print-architecture); \
+    case "$arch" in \
       amd64) repository=debian12/x86_64 ;; \
       arm64) repository=ubuntu2204/sbsa ;; \
-      *) echo "NVIDIA has no DCGM for ${TARGETARCH}" >&2; exit 1 ;; \
+      *) echo "NVIDIA has no DCGM for $arch" >&2; exit 1 ;; \
     esac; \
     apt-get update; \
     apt-get install -y --no-install-recommends ca-certificates curl; \
@@ -68,9 +79,13 @@ RUN case "${TARGETARCH:-amd64}" in \
     apt-get update; \
     apt-get install -y --no-install-recommends \
       "datacenter-gpu-manager-4-core=${DCGM_VERSION}" "datacenter-gpu-manager-4-proprietary=${DCGM_VERSION}"; \
-    mkdir -p /out/usr/lib /out/licenses; \
-    find /usr/lib \( -name 'libdcgm*.so*' -o -name 'libnvperf_dcgm*.so*' \) -exec cp -a {} /out/usr/lib/ \; ; \
-    find /usr/share/doc -path '*datacenter-gpu-manager-4-core*' -type f -exec cp {} /out/licenses/ \;
+    mkdir -p /out/usr/lib /out/etc/ssl/certs /out/licenses; \
+    find /usr/lib \( -name 'libdcgm*.so*' -o -name 'libnvperf*.so*' \) -exec cp -a {} /out/usr/lib/ \; ; \
+    test -e /out/usr/lib/libnvperf_host.so || ln -s libnvperf_dcgm_host.so /out/usr/lib/libnvperf_host.so; \
+    cp /etc/ssl/certs/ca-certificates.crt /out/etc/ssl/certs/; \
+    for licence in /usr/share/doc/datacenter-gpu-manager-4-*/copyright /usr/share/doc/ca-certificates/copyright; do \
+      cp "$licence" "/out/licenses/$(basename "$(dirname "$licence")").txt"; \
+    done
 
 FROM ${BASE_IMAGE}
 ARG VERSION=dev
@@ -84,11 +99,14 @@ LABEL org.opencontainers.image.title="gpu-node-agent" \
 COPY --from=dcgm /out/ /
 COPY LICENSE bin/third-party-licenses.txt /licenses/
 COPY --from=build /out/gpu-node-agent /usr/local/bin/gpu-node-agent
-# What cannot be loaded is found here, not on a node.
-RUN set -e; ldconfig; \
-    for library in libdcgm.so.4 libdcgmmodulehealth.so.4 libdcgmmodulepolicy.so.4; do \
-      test -e "/usr/lib/$library"; \
-      if ldd "/usr/lib/$library" | grep 'not found'; then exit 1; fi; \
+# What cannot be loaded is found here, not on a node. The libraries are where the loader looks without a cache.
+RUN set -eu; \
+    for library in libdcgm libdcgmmodulehealth libdcgmmodulepolicy libdcgmmoduleprofiling; do \
+      test -e "/usr/lib/$library.so.4"; \
+    done; \
+    test -e /usr/lib/libnvperf_host.so; \
+    for library in libdcgm libdcgmmodulehealth libdcgmmodulepolicy; do \
+      if ldd "/usr/lib/$library.so.4" | grep 'not found'; then exit 1; fi; \
     done; \
     /usr/local/bin/gpu-node-agent version
 # For NVIDIA's container runtime. DCGM says itself which driver it does not work with.

@@ -59,7 +59,7 @@ lint: $(LINT)
 	$(GO) mod tidy -diff
 	$(MAKE) helm-lint
 
-.PHONY: helm-lint e2e-cluster image image-sim
+.PHONY: helm-lint e2e-cluster image image-sim image-check
 
 # The chart: helm lint and helm template with every values file, the objects against Kubernetes' own types, the
 # configuration against the agent. Helm's first build takes some minutes.
@@ -70,11 +70,23 @@ helm-lint:
 e2e-cluster:
 	e2e/cluster/run
 
+# Or podman, buildah. For two architectures: DOCKER='docker buildx' IMAGE=HOST/NAME
+# IMAGE_FLAGS='--platform linux/amd64,linux/arm64 --push'.
+DOCKER ?= docker
+IMAGE ?= gpu-node-agent
+# As the chart names them: v0.1.0 is the tag 0.1.0.
+TAG = $(VERSION:v%=%)
+IMAGE_BUILD = $(DOCKER) build $(IMAGE_FLAGS) --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION)
+
 image: licenses
-	docker build --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) -t gpu-node-agent:$(VERSION) .
+	$(IMAGE_BUILD) -t $(IMAGE):$(TAG) .
 
 image-sim: licenses
-	docker build --target sim --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) -t gpu-node-agent:$(VERSION)-sim .
+	$(IMAGE_BUILD) --target sim -t $(IMAGE):$(TAG)-sim .
+
+# Both, where no image can be pulled: on stand-ins for their bases. Root and Linux; it installs what it needs on Debian.
+image-check:
+	e2e/image/run
 
 fmt: $(LINT)
 	$(LINT) fmt ./...

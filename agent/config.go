@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -105,7 +104,11 @@ func AddFlags(flags *pflag.FlagSet) {
 	var c Config
 	for _, leaf := range leavesOf(reflect.ValueOf(&c).Elem(), "") {
 		flags.String(leaf.key, "", "overrides "+leaf.key)
-		flags.Lookup(leaf.key).Hidden = true
+		flag := flags.Lookup(leaf.key)
+		flag.Hidden = true
+		if leaf.value.Kind() == reflect.Bool {
+			flag.NoOptDefVal = "true" // or it would take the next flag for its value
+		}
 	}
 }
 
@@ -134,7 +137,7 @@ func (l Loader) Load() (Config, error) {
 	for i, leaf := range leaves {
 		known[i] = leaf.key
 	}
-	errs := prune(tree, reflect.TypeFor[Config](), "", known)
+	unknown := prune(tree, reflect.TypeFor[Config](), "", known)
 
 	// Resource names and MIG profiles hold dots, so the keys are not split at them.
 	const delim = "::"
@@ -142,6 +145,8 @@ func (l Loader) Load() (Config, error) {
 	if err := v.MergeConfigMap(tree); err != nil {
 		return Config{}, err
 	}
+	var errs []error
+	from := make(origins)
 	for _, leaf := range leaves {
 		vkey := strings.ReplaceAll(leaf.key, ".", delim)
 		if err := v.BindEnv(append([]string{vkey}, envNames(leaf.key)...)...); err != nil {
@@ -152,6 +157,7 @@ func (l Loader) Load() (Config, error) {
 		}
 		if v.IsSet(vkey) {
 			errs = append(errs, leaf.set(v.Get(vkey))...)
+			from[leaf.key] = origin{l.origin(leaf.key), fmt.Sprint(leaf.value)}
 		}
 	}
 	c.Source.Address = plainAddress(c.Source.Address)
@@ -177,9 +183,10 @@ func (l Loader) Load() (Config, error) {
 		errs = append(errs, within("metrics", err))
 	}
 	xid, notes := c.Health.XID.WithNVIDIAEnv(os.Getenv(health.EnvDisableHealthChecks), os.Getenv(health.EnvEnableHealthChecks))
-	c.Health.XID, c.Notes = xid, append(append(c.Notes, notes...), strayEnv(os.Environ(), known)...)
+	c.Health.XID, c.Notes = xid, slices.Concat(c.Notes, notes, strayEnv(os.Environ(), known), othersEnv(os.Environ(), from), c.noKubeconfig())
 	// What could not be read has its default here, so only other faults are added.
-	return c, errors.Join(append(errs, c.Validate())...)
+	errs = append(errs, c.Validate())
+	return c, errors.Join(behind(errors.Join(unknown...), l.Path()), from.behind(errors.Join(errs...)))
 }
 
 // importNVIDIA reads the file of NVIDIA's device plugin that the section names. It changes nothing that the
@@ -190,43 +197,6 @@ func importNVIDIA(c plugin.Config) (plugin.Config, []string, error) {
 		return c, nil, err
 	}
 	return plugin.ImportNVIDIA(text, c)
-}
-
-// read returns the file's text and tree, empty ones if there is no file.
-func (l Loader) read() (text []byte, tree map[string]any, err error) {
-	tree = make(map[string]any)
-	path := l.Path()
-	if path == "" {
-		return nil, tree, nil
-	}
-	if text, err = os.ReadFile(path); err != nil {
-		return nil, nil, fmt.Errorf("configuration: %w", err)
-	}
-	if l.again && len(bytes.TrimSpace(text)) == 0 {
-		return nil, nil, fmt.Errorf("%s: is empty; for the defaults write {}", path)
-	}
-	if err := yaml.Unmarshal(text, &tree); err != nil {
-		return nil, nil, fmt.Errorf("%s: %w", path, err)
-	}
-	return text, tree, nil
-}
-
-// within puts a section's name before each error's key.
-func within(section string, err error) error { return prefixed(section+".", err) }
-
-// prefixed puts a text before each of the errors that are joined.
-func prefixed(text string, err error) error {
-	if err == nil {
-		return nil
-	}
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		var errs []error
-		for _, e := range joined.Unwrap() {
-			errs = append(errs, prefixed(text, e))
-		}
-		return errors.Join(errs...)
-	}
-	return fmt.Errorf("%s%w", text, err)
 }
 
 // String returns the configuration as YAML.

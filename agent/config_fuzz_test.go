@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -27,6 +28,7 @@ func FuzzLoad(f *testing.F) {
 		"source: {interval: 1e9, stallAfter: 10000000000h}", "health: {temperature: .nan, xid: {unhealthy: [13, 13, '13', 13.0], warn: [99999999999999999999]}}",
 		"health: {incidents: {ignore: [~]}, flap: {trips: 9223372036854775808}}", "metrics: {fields: [default, {name: DCGM_FI_DEV_FB_TOTAL, help: \"\\0\\n\"}, 5, [a]], listen: ':99999'}",
 		"plugin: {resources: [{5: x}]}\nsource: {sim: {scenario: [{~: 1}]}}", "metrics: {idleBelow: 1e400, window: 2562047h47m16.854775807s}", "log: {level: [info], format: {a: b}}", "metrics: {podLabels: [team-*, '/^a\\/.*/', \"*\", /[/], podUID: yes}", "log:\n\tlevel: info",
+		"health: {1: 2, ~: 3, confirm: 2.0}", "health: {confirm: '2.9', flap: {1: x, trips: 18446744073709551615}}", "log: {}\n---\n---\nlog: {}", "- log", "plugin: {sharing: {timeSlicing: {resources: [{2: x}]}}}",
 	} {
 		f.Add(text)
 	}
@@ -68,7 +70,7 @@ func loadFile(t *testing.T, text string) (Config, error) {
 }
 
 // FuzzEnvironment gives one key any value, by its variable and by its flag. Both mean the same, and an error
-// names the key.
+// names the key and which of the two it was.
 func FuzzEnvironment(f *testing.F) {
 	var c Config
 	leaves := leavesOf(reflect.ValueOf(&c).Elem(), "")
@@ -86,6 +88,8 @@ func FuzzEnvironment(f *testing.F) {
 		"source.interval":        {"10s", "10", "0", "-1s", "1h0m0.000000001s", "9999999h"},
 		"source.sim.scenario":    {"[{at: 1s, gpu: 0, xid: 13}]", "[{at: 1s, gpu: 0, xid: 13, xid: 14}]", "{}", "[[]]", "- at: 1s\n  gpu: 0\n  lost: yes", "- 0:", "- {1: 2, a: b}"},
 		"source.sim.seed":        {"7", "7.0", "0x7", "9223372036854775808", "1_000"},
+		"health.flap.trips":      {"3.9", "3.0", "1e3", "1e99", "18446744073709551615", "true", "[3]", "{3: 3}"},
+		"health.cordon":          {"3", "[3]", "3,GPU-1", "[*]", "[\"3\"]", "{a: b}", "!!binary aGk="},
 		"health.temperature":     {"90", ".nan", "1e2", "-.inf", "9O"},
 		"health.xid.unhealthy":   {"[13, 31]", "13", "[a]", "[[13]]", "[13.5]", "&a [*a]"},
 		"plugin.include":         {"['0']", "[0]", "[]", "0", "[~]", "['0', '0:1', 'GPU-1']"},
@@ -128,7 +132,10 @@ func FuzzEnvironment(f *testing.F) {
 			}
 			return
 		}
-		if (flagErr == nil) != (envErr == nil) || flagErr != nil && flagErr.Error() != envErr.Error() || byFlag.String() != byEnv.String() {
+		saidOf := func(err error, where string) string {
+			return strings.ReplaceAll(fmt.Sprint(err), " (in "+where+")", "")
+		}
+		if (flagErr == nil) != (envErr == nil) || saidOf(flagErr, "--"+key) != saidOf(envErr, envNames(key)[0]) || byFlag.String() != byEnv.String() {
 			t.Fatalf("%s=%q: the flag gives %v\n%s\nthe variable %v\n%s", key, value, flagErr, byFlag, envErr, byEnv)
 		}
 		if envErr != nil {

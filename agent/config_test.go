@@ -196,7 +196,7 @@ func TestConfigErrorsNameTheKey(t *testing.T) {
 		"source: {address: 'localhost:'}":                             {`source.address: "localhost:" is not an address`},
 		"source: {address: 'unix://run/x'}":                           {"source.address:", "unix:///path"},
 		"source: {interval: 10}":                                      {"source.interval: 10 is not a duration; use a number with a unit"},
-		"source: {interval: soon, stallAfter: 1ms}":                   {"source.interval: soon is not a duration"},
+		"source: {interval: soon, stallAfter: 1ms}":                   {`source.interval: "soon" is not a duration`},
 		"source: {interval: 5ms, stallAfter: 1ms}":                    {"source.interval: 5ms is out of range", "source.stallAfter: 1ms is out of range"},
 		"source: {healthSystems: [pcie, gpu]}":                        {`source.healthSystems: "gpu" is not known; use all, none, pcie, nvlink`},
 		"source: {healthSystems: []}":                                 {"source.healthSystems: is empty; use [all]"},

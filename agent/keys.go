@@ -1,19 +1,12 @@
 package agent
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"reflect"
 	"slices"
 	"strings"
-	"time"
 	"unicode"
-
-	"github.com/go-viper/mapstructure/v2"
-	"go.yaml.in/yaml/v3"
-
-	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 )
 
 // What is here knows keys, and not what they mean: it walks Config by its yaml tags, so that every fault can be
@@ -24,7 +17,7 @@ func prune(tree map[string]any, section reflect.Type, prefix string, known []str
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(tree)) {
 		f, ok := fieldNamed(section, name)
-		sub, isMap := tree[name].(map[string]any)
+		sub, isMap := asTree(tree[name])
 		switch {
 		case !ok:
 			hint := suggest(prefix+name, known)
@@ -35,6 +28,7 @@ func prune(tree map[string]any, section reflect.Type, prefix string, known []str
 			delete(tree, name)
 		case f.Type.Kind() != reflect.Struct:
 		case isMap:
+			tree[name] = sub
 			errs = append(errs, prune(sub, f.Type, prefix+name+".", known)...)
 		case tree[name] != nil: // a section without keys is empty
 			errs = append(errs, fmt.Errorf("%s: is not a section; write keys below it", prefix+name))
@@ -42,6 +36,20 @@ func prune(tree map[string]any, section reflect.Type, prefix string, known []str
 		}
 	}
 	return errs
+}
+
+// asTree returns the keys of a section. YAML's may be numbers and other things too; none of ours is.
+func asTree(v any) (tree map[string]any, ok bool) {
+	odd, isOdd := v.(map[any]any)
+	if !isOdd {
+		tree, ok = v.(map[string]any)
+		return tree, ok
+	}
+	tree = make(map[string]any, len(odd))
+	for key, value := range odd {
+		tree[fmt.Sprint(key)] = value
+	}
+	return tree, true
 }
 
 // fieldNamed returns the field of a section for a key. As with viper, capitals make no difference.
@@ -83,27 +91,6 @@ func leavesOf(section reflect.Value, prefix string) []leaf {
 	return all
 }
 
-// set decodes data into the value. If it cannot, the value stays.
-func (l leaf) set(data any) []error {
-	into := reflect.New(l.value.Type())
-	var meta mapstructure.Metadata
-	d, err := mapstructure.NewDecoder(&mapstructure.DecoderConfig{
-		Result: into.Interface(), Metadata: &meta, TagName: "yaml", DecodeHook: decode,
-	})
-	if err != nil {
-		return []error{err}
-	}
-	errs := decodeErrors(l.key, d.Decode(data))
-	slices.Sort(meta.Unused)
-	for _, key := range meta.Unused {
-		errs = append(errs, fmt.Errorf("%s%s: unknown key", l.key, key))
-	}
-	if len(errs) == 0 {
-		l.value.Set(into.Elem())
-	}
-	return errs
-}
-
 // envNames returns the environment variables of a key: plugin.kubeletDir is GPU_NODE_AGENT_PLUGIN_KUBELET_DIR,
 // and without the underscore that the capital makes, as viper itself would have it. Capitals that follow each other
 // are one word: metrics.podUID is GPU_NODE_AGENT_METRICS_POD_UID.
@@ -142,88 +129,6 @@ func strayEnv(environ, known []string) (notes []string) {
 	}
 	slices.Sort(notes)
 	return notes
-}
-
-// decode turns what the file, the environment and the flags hold into the types of Config. The last two
-// hold only strings; those are read as YAML, so that even a list can be given there.
-func decode(from, to reflect.Type, data any) (any, error) {
-	if to == reflect.TypeFor[time.Duration]() {
-		s, ok := data.(string)
-		d, err := time.ParseDuration(s)
-		if n, isInt := data.(int); isInt && n == 0 {
-			return time.Duration(0), nil
-		}
-		if !ok || err != nil {
-			return nil, fmt.Errorf("%v is not a duration; use a number with a unit, such as 10s", data)
-		}
-		return d, nil
-	}
-	for to.Kind() == reflect.Pointer {
-		to = to.Elem()
-	}
-	if name, ok := data.(string); ok && to == reflect.TypeFor[metrics.FieldSpec]() {
-		return metrics.FieldSpec{Name: name}, nil
-	}
-	switch {
-	case data == nil, from == to:
-		return data, nil
-	case from.Kind() == reflect.Map && from.Key().Kind() != reflect.String: // mapstructure panics of it
-		return nil, fmt.Errorf("%v has a key that is not a text; put it in quotes", data)
-	case from.Kind() == reflect.String && to.Kind() != reflect.String:
-		var v any
-		if err := yaml.Unmarshal([]byte(data.(string)), &v); err != nil {
-			return nil, fmt.Errorf("%q is not %s", data, describe(to))
-		}
-		if v == nil || reflect.TypeOf(v).Kind() == reflect.String {
-			return nil, fmt.Errorf("%q is not %s", data, describe(to))
-		}
-		return v, nil
-	case to.Kind() == reflect.Slice && from.Kind() != reflect.Slice, to.Kind() == reflect.Struct && from.Kind() != reflect.Map:
-		return nil, fmt.Errorf("%v is not %s", data, describe(to))
-	case to.Kind() == reflect.String && from.Kind() != reflect.String:
-		return nil, fmt.Errorf("%v is not a text; put it in quotes", data)
-	case from.Kind() == reflect.Float64 && strings.HasPrefix(to.Kind().String(), "int"):
-		return nil, fmt.Errorf("%v is not %s", data, describe(to))
-	}
-	return data, nil
-}
-
-func describe(t reflect.Type) string {
-	switch t.Kind() {
-	case reflect.Bool:
-		return "true or false"
-	case reflect.Int, reflect.Int64:
-		return "a whole number"
-	case reflect.Float64:
-		return "a number"
-	case reflect.Slice:
-		return "a list"
-	case reflect.Struct:
-		return "keys and values, such as {key: value}"
-	default:
-		return "a " + t.Kind().String()
-	}
-}
-
-// decodeErrors gives every decoding error its key first.
-func decodeErrors(key string, err error) []error {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		var errs []error
-		for _, e := range joined.Unwrap() {
-			errs = append(errs, decodeErrors(key, e)...)
-		}
-		return errs
-	}
-	if err == nil {
-		return nil
-	}
-	if de, ok := err.(*mapstructure.DecodeError); ok { //nolint:errorlint // a wrapper may hold several: see below
-		return decodeErrors(key+de.Name(), de.Unwrap())
-	}
-	if inner := errors.Unwrap(err); inner != nil { // mapstructure's words around all the errors of a list
-		return decodeErrors(key, inner)
-	}
-	return []error{fmt.Errorf("%s: %w", key, err)}
 }
 
 // suggest returns a known key that is like the unknown one.

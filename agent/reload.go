@@ -32,6 +32,7 @@ func (a *Agent) reloadOn(ctx context.Context, hup <-chan os.Signal) {
 			return
 		case <-hup:
 			a.loader.File = a.loader.Path()
+			a.bad = "" // who asks gets an answer, also to what was said before
 			a.reload("SIGHUP")
 		case <-tick.C:
 			now := a.sum()

@@ -5,11 +5,13 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 )
@@ -125,4 +127,52 @@ func TestReloadOfWhatChangedSinceTheStart(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Who asks for a reload gets an answer each time; that a file is bad is said once.
+func TestSIGHUPIsAnswered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		file := filepath.Join(t.TempDir(), "config.yaml")
+		write := func(text string) {
+			t.Helper()
+			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		write("source: {mode: sim}\n")
+		core, said := observer.New(zap.InfoLevel)
+		a := &Agent{loader: Loader{File: file}, log: zap.New(core), level: zap.NewAtomicLevel()}
+		c, err := a.loader.Load()
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.apply(c)
+		a.reloaded.Store(&metrics.Reload{OK: true, At: time.Now()})
+		hup := make(chan os.Signal)
+		go a.reloadOn(t.Context(), hup)
+		write("source: {mode: simm}\n")
+		<-time.After(5 * lookEvery)
+		synctest.Wait()
+		for _, c := range []struct{ text, says string }{
+			{"", "configuration is bad: the old one stays"},
+			{"", "configuration is bad: the old one stays"},
+			{"source: {mode: sim}\n", "configuration reloaded"},
+			{"", "configuration reloaded"},
+		} {
+			if c.text != "" {
+				write(c.text)
+			}
+			before := said.FilterField(zap.String("why", "SIGHUP")).Len()
+			hup <- syscall.SIGHUP
+			synctest.Wait()
+			if all := said.FilterField(zap.String("why", "SIGHUP")).All(); len(all) != before+1 || all[before].Message != c.says {
+				t.Errorf("%q is answered by %v, want %s", c.text, all, c.says)
+			}
+		}
+		<-time.After(5 * lookEvery)
+		synctest.Wait()
+		if byItself := said.FilterField(zap.String("why", "the file has changed")).All(); len(byItself) != 1 {
+			t.Errorf("said without being asked: %v", byItself)
+		}
+	})
 }

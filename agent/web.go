@@ -144,7 +144,8 @@ func (a *Agent) runWeb(ctx context.Context) error {
 			said = ""
 		case err.Error() != said:
 			said = err.Error()
-			a.log.Error("web server", zap.Error(err), zap.String("key", "metrics.listen"))
+			a.log.Error("web server cannot listen; trying again", zap.Error(err), zap.String("key", "metrics.listen"),
+				zap.Duration("every", listenBackoff))
 		}
 		if err != nil {
 			select {

@@ -57,6 +57,11 @@ func (c Config) Validate() error {
 	if err != nil {
 		bad("listen: %q is not an address; use HOST:PORT or :PORT, such as :9400", c.Listen)
 	}
+	for i, f := range c.Fields {
+		if f.Name == "" {
+			bad("fields[%d].name: is missing; use the name of a field, such as DCGM_FI_DEV_GPU_TEMP", i)
+		}
+	}
 	if c.FieldsFile != "" && !filepath.IsAbs(c.FieldsFile) {
 		bad("fieldsFile: %q is not an absolute path; use one, or \"\" for metrics.fields", c.FieldsFile)
 	}

@@ -184,13 +184,22 @@ func partOf(id string) string {
 	return ""
 }
 
+// lastXID is DCGM's field 230. It never returns to 0, so dcgm-exporter shows it for ever; and a GPU that is lost is when
+// somebody asks for it. What is measured of such a GPU is gone, but its last XID is what we know.
+func lastXID(d *health.DeviceState) (code float64, ok bool) {
+	if code, ok = d.Sample.Values[health.FieldXID]; ok || d.Sample.Presence == health.Present {
+		return code, ok
+	}
+	return float64(d.LastXID.Code), d.LastXID.Code != 0
+}
+
 // collectField shows one field of one place, if it is known. A blank is no series, and so is what a lost GPU had.
 func (s *scrape) collectField(f *fieldFamily, x showing) {
 	switch f.ID {
 	case 0:
 		s.collectMade(f, x)
 	case health.FieldXID:
-		if v, ok := x.hit.Sample.Values[f.ID]; ok {
+		if v, ok := lastXID(x.hit); ok {
 			s.addWith(f.number, v, x.labels, Label{"err_code", strconv.Itoa(int(v))}, Label{"err_msg", health.LookupXID(int(v)).Name})
 		}
 	default:

@@ -103,7 +103,12 @@ func (s *Selection) add(spec FieldSpec) {
 	}
 	k, err := lookupField(spec.Name)
 	if err != nil {
-		s.Unknown = append(s.Unknown, spec.Name+": "+err.Error())
+		hint := ""
+		// With a type it is no set: so are all of a file.
+		if spec.Type == "" && !strings.HasPrefix(strings.ToUpper(spec.Name), "DCGM_") {
+			hint = "; the sets are " + strings.Join([]string{SetDefault, SetProfiling, SetOptional}, ", ")
+		}
+		s.Unknown = append(s.Unknown, spec.Name+": "+err.Error()+hint)
 		return
 	}
 	f := Field{ID: k.id, Name: k.name, Type: cmp.Or(spec.Type, k.typ), Help: cmp.Or(spec.Help, k.help)}

@@ -85,6 +85,35 @@ func TestFieldsByName(t *testing.T) {
 	}
 }
 
+// A set that is misspelt gets the names of the sets; a field does not, nor does a file, which can name none.
+func TestMisspeltSets(t *testing.T) {
+	const sets = "; the sets are default, profiling, optional"
+	for _, c := range []struct {
+		spec FieldSpec
+		sets bool
+	}{
+		{FieldSpec{Name: "defaults"}, true},
+		{FieldSpec{Name: "Default"}, true},
+		{FieldSpec{Name: "DCGM_FI_DEV_NOTHING"}, false},
+		{FieldSpec{Name: "dcgm_nothing"}, false},
+		{FieldSpec{Name: "defaults", Type: "gauge"}, false},
+	} {
+		var s Selection
+		s.add(c.spec)
+		if len(s.Unknown) != 1 || strings.HasSuffix(s.Unknown[0], sets) != c.sets {
+			t.Errorf("%+v: %q", c.spec, s.Unknown)
+		}
+	}
+}
+
+func TestFieldsWithoutAName(t *testing.T) {
+	c := DefaultConfig()
+	c.Fields = []FieldSpec{{Name: SetDefault}, {Help: "x"}}
+	if err := c.Validate(); err == nil || !strings.HasPrefix(err.Error(), "fields[1].name: is missing") {
+		t.Error(err)
+	}
+}
+
 func TestFieldsFile(t *testing.T) {
 	c := DefaultConfig()
 	c.FieldsFile = filepath.Join(t.TempDir(), "counters.csv")

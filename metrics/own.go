@@ -35,7 +35,7 @@ func (s *shape) declareOwn() {
 			"its utilization was under metrics.idleBelow."),
 		idleFor: gauge("device_idle_for_seconds", "Seconds since the device was last busy while the container has held it; 0 while it is busy."),
 		info:    gauge("device_info", "What the device is. MIG is on, off, or device for a part of a GPU."),
-		memory:  gauge("device_memory_bytes", "Framebuffer memory of the device."),
+		memory:  gauge("device_memory_bytes", "Framebuffer memory of the device: all of it, free or not."),
 
 		sourceUp:      gauge("source_up", "1 while the GPUs are measured, 0 while they cannot be."),
 		sourceStalled: gauge("source_stalled", "1 while a call to the source of measurements hangs."),
@@ -54,7 +54,7 @@ func (s *shape) declareOwn() {
 		mismatches: counter("plugin_audit_mismatches_total", "Times that the kubelet did not have what it was told, "+
 			"and was registered with again."),
 		devices:          gauge("plugin_devices", "Devices that the kubelet is told of, by the health it is told."),
-		allocations:      counter("allocations_total", "Allocate requests that were answered, by container."),
+		allocations:      counter("allocations_total", "Allocate requests that were answered, one for each container."),
 		allocationErrors: counter("allocation_errors_total", "Allocate requests that were refused."),
 		holdersUp:        gauge("pod_resources_up", "1 while the kubelet tells who holds which device, 0 while it does not."),
 		holdersAge:       gauge("pod_resources_age_seconds", "Seconds since the kubelet has told who holds which device."),

@@ -27,8 +27,9 @@ type Plugin struct {
 	log       *zap.Logger
 	timing    timing
 	pods      *podResources
-	cdi       *cdiKeeper // belongs to Run
-	remarked  []string   // belongs to Run: the newest warnings about the layout
+	cdi       *cdiKeeper      // belongs to Run
+	remarked  []string        // belongs to Run: the newest warnings about the layout
+	idle      []idleSelectors // belongs to Run: those of the newest layout
 
 	mu      sync.Mutex // guards everything below
 	running []*running // by resource name
@@ -136,6 +137,7 @@ func (p *Plugin) layout(cfg *Config, snap *health.Snapshot) (layout []Resource, 
 		return nil, "no configuration yet"
 	case !cfg.Enabled:
 		p.remark(nil)
+		p.sayIdle(nil)
 		return nil, ""
 	case !snap.Polled():
 		// An early registration would tell the kubelet that the node has none.
@@ -147,6 +149,7 @@ func (p *Plugin) layout(cfg *Config, snap *health.Snapshot) (layout []Resource, 
 	}
 	a := arrange(cfg, snap)
 	p.remark(a.Warnings)
+	p.sayIdle(cfg.idle(candidates(snap)))
 	if len(a.Resources) == 0 {
 		return nil, cmp.Or(a.Err, strings.Join(a.Warnings, "; "), "no GPUs")
 	}

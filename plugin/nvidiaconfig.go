@@ -20,6 +20,9 @@ func ImportNVIDIA(text []byte, base Config) (Config, []string, error) {
 	if err := yaml.Unmarshal(text, &tree); err != nil {
 		return base, nil, fmt.Errorf("not a configuration file of NVIDIA's device plugin: %w", err)
 	}
+	if err := isNVIDIAs(tree); err != nil {
+		return base, nil, err
+	}
 	in := nvidiaImport{Config: base}
 	in.section("", tree)
 	in.finish()
@@ -30,6 +33,32 @@ func ImportNVIDIA(text []byte, base Config) (Config, []string, error) {
 		return base, in.warnings, err
 	}
 	return in.Config, in.warnings, nil
+}
+
+// isNVIDIAs returns an error for what is no such file, though YAML: else all of it would be of no effect, with the
+// defaults in force. A file with nothing in it is one.
+func isNVIDIAs(tree map[string]any) error {
+	if len(tree) == 0 {
+		return nil
+	}
+	for name, value := range tree {
+		section, _ := value.(map[string]any)
+		switch key := strings.ToLower(name); {
+		case key == "resources": // of a chart's values too, where it is what the pod gets
+			if len(section) == 0 && len(tree) == 1 || section["gpus"] != nil || section["mig"] != nil {
+				return nil
+			}
+		case key == "version", slices.Contains(nvidiaSections(), key):
+			return nil
+		}
+	}
+	if tree["kind"] == "ConfigMap" {
+		data, _ := tree["data"].(map[string]any)
+		return fmt.Errorf("is a ConfigMap; give the file that is in its data: %s",
+			cmp.Or(strings.Join(slices.Sorted(maps.Keys(data)), " or "), "it has none"))
+	}
+	return errors.New("not a configuration file of NVIDIA's device plugin: has none of its keys version, flags, resources, sharing and imex; " +
+		"give the file itself, and not a chart's values around it")
 }
 
 // nvidiaImport is a file being read.
@@ -169,12 +198,18 @@ func (in *nvidiaImport) word(key string, value any, to *string, words ...string)
 }
 
 func (in *nvidiaImport) flag(key string, value any, to *bool) {
-	b, ok := value.(bool)
-	if !ok {
-		in.fail(key, "%v is neither true nor false", value)
-		return
+	switch v := value.(type) {
+	case bool:
+		*to = v
+	case string:
+		if v == "true" || v == "false" {
+			in.fail(key, "%q is a text; remove the quotes", v)
+			return
+		}
+		in.fail(key, "%q is neither true nor false", v)
+	default:
+		in.fail(key, "%v is neither true nor false", v)
 	}
-	*to = b
 }
 
 // deviceList is a text, which may have commas, or a list of texts.
@@ -201,56 +236,6 @@ func (in *nvidiaImport) deviceList(key string, value any) {
 		in.DeviceList, in.listSet = all, true
 	}
 }
-
-// shared reads the list of shared resources.
-func (in *nvidiaImport) shared(key string, value any) {
-	list, ok := value.([]any)
-	if !ok {
-		in.fail(key, "is not a list")
-		return
-	}
-	in.sliced = len(list) > 0
-	in.Sharing.TimeSlicing.Resources = []SharedResource{}
-	for i, e := range list {
-		key := fmt.Sprintf("%s[%d]", key, i)
-		entry, ok := e.(map[string]any)
-		if !ok {
-			in.fail(key, "has no keys; use name and replicas")
-			continue
-		}
-		var r SharedResource
-		for _, name := range slices.Sorted(maps.Keys(entry)) {
-			switch value := entry[name]; strings.ToLower(name) {
-			case "name":
-				in.text(key+".name", value, &r.Name)
-			case "replicas":
-				if r.Replicas, ok = value.(int); !ok {
-					in.fail(key+".replicas", "%v is not a whole number", value)
-				}
-			case "rename":
-				if value != nil && value != "" {
-					in.warn(key+".rename", "has no effect, as in NVIDIA's plugin; plugin.sharing can rename")
-				}
-			case "devices":
-				if value != nil && value != "all" {
-					in.warn(key+".devices", "has no effect, as in NVIDIA's plugin: all devices are shared; plugin.sharing can choose")
-				}
-			default:
-				in.warn(key+"."+name, "is not known")
-			}
-		}
-		if r.Replicas < 2 {
-			in.fail(key+".replicas", "%d is too few; use 2 or more", r.Replicas)
-		}
-		if !strings.HasPrefix(r.Name, nvidiaDomain) { // it may be left out in the file
-			r.Name = nvidiaDomain + r.Name
-		}
-		r.Devices = []string{}
-		in.Sharing.TimeSlicing.Resources = append(in.Sharing.TimeSlicing.Resources, r)
-	}
-}
-
-const nvidiaDomain = "nvidia.com/"
 
 // finish does what follows from several keys together.
 func (in *nvidiaImport) finish() {

@@ -63,6 +63,14 @@ func TestImportNVIDIA(t *testing.T) {
 		warnings   []string // the start of each
 	}{
 		{"nothing", "", DefaultConfig(), DefaultConfig(), nil},
+		{"a section with nothing in it", "resources: {}", DefaultConfig(), DefaultConfig(), nil},
+		{"NVIDIA's own resources", "resources: {gpus: [], mig: [{pattern: x, name: y}]}", DefaultConfig(), DefaultConfig(), []string{"resources.mig: has no effect"}},
+		{
+			"a number as JSON may have it", "sharing: {timeSlicing: {failRequestsGreaterThanOne: true, resources: [{name: gpu, replicas: 4.0}]}}", DefaultConfig(),
+			configured(func(c *Config) {
+				c.Sharing.TimeSlicing.Resources = []SharedResource{{Name: gpu, Replicas: 4, Devices: []string{}}}
+			}), nil,
+		},
 		{"nothing but its version", "version: v1\nflags:\n  plugin:\n", DefaultConfig(), DefaultConfig(), nil},
 		{
 			"sharing", nvidiaShared, DefaultConfig(), configured(func(c *Config) {
@@ -124,28 +132,42 @@ func TestImportNVIDIA(t *testing.T) {
 
 func TestImportNVIDIARefuses(t *testing.T) {
 	for text, want := range map[string]string{
-		"version: v2":                                                                  "version: v2 is not known; use v1",
-		"flags: [a]":                                                                   "flags: is not a section",
-		"flags: {migStrategy: on}":                                                     "flags.migStrategy: on is not known; use one of none, single, mixed",
-		"flags: {nvidiaDriverRoot: 5}":                                                 "flags.nvidiaDriverRoot: 5 is not a text",
-		"flags: {plugin: {passDeviceSpecs: 'true'}}":                                   "flags.plugin.passDeviceSpecs: true is neither",
-		"flags: {plugin: {deviceListStrategy: [cdi]}}":                                 `flags.plugin.deviceListStrategy: "cdi" is not known`,
-		"flags: {plugin: {deviceListStrategy: 7}}":                                     "flags.plugin.deviceListStrategy: 7 is not known",
-		"flags: {plugin: {deviceIDStrategy: name}}":                                    "flags.plugin.deviceIDStrategy: name",
-		"flags: {nvidiaDriverRoot: here}":                                              `driverRoot: "here" is not an absolute path`,
-		"sharing: {timeSlicing: {resources: {name: a}}}":                               "sharing.timeSlicing.resources: is not a list",
-		"sharing: {timeSlicing: {resources: [a]}}":                                     "sharing.timeSlicing.resources[0]: has no keys",
-		"sharing: {timeSlicing: {resources: [{name: gpu, replicas: 1}]}}":              "sharing.timeSlicing.resources[0].replicas: 1 is too few",
-		"sharing: {timeSlicing: {resources: [{name: gpu, replicas: x}]}}":              "sharing.timeSlicing.resources[0].replicas: x is not a whole number",
-		"sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}, {name: gpu}]}}": "sharing.timeSlicing.resources[1].replicas: 0 is too few",
-		"sharing: {timeSlicing: {resources: [{name: tpu, replicas: 2}]}}":              "sharing.timeSlicing.resources[0].name: no device is called",
-		"[a]":  "not a configuration file of NVIDIA's device plugin",
-		"a: {": "not a configuration file of NVIDIA's device plugin",
+		"version: v2":                                    "version: v2 is not known; use v1",
+		"flags: [a]":                                     "flags: is not a section",
+		"flags: {migStrategy: on}":                       "flags.migStrategy: on is not known; use one of none, single, mixed",
+		"flags: {nvidiaDriverRoot: 5}":                   "flags.nvidiaDriverRoot: 5 is not a text",
+		"flags: {plugin: {passDeviceSpecs: 'true'}}":     `flags.plugin.passDeviceSpecs: "true" is a text; remove the quotes`,
+		"flags: {plugin: {passDeviceSpecs: yes please}}": `flags.plugin.passDeviceSpecs: "yes please" is neither true nor false`,
+		"flags: {plugin: {passDeviceSpecs: 5}}":          `flags.plugin.passDeviceSpecs: 5 is neither true nor false`,
+
+		"flags: {plugin: {deviceListStrategy: [cdi]}}":                                                               `flags.plugin.deviceListStrategy: "cdi" is not known`,
+		"flags: {plugin: {deviceListStrategy: 7}}":                                                                   "flags.plugin.deviceListStrategy: 7 is not known",
+		"flags: {plugin: {deviceIDStrategy: name}}":                                                                  "flags.plugin.deviceIDStrategy: name",
+		"flags: {nvidiaDriverRoot: here}":                                                                            `driverRoot: "here" is not an absolute path`,
+		"sharing: {timeSlicing: {resources: {name: a}}}":                                                             "sharing.timeSlicing.resources: is not a list",
+		"sharing: {timeSlicing: {resources: [a]}}":                                                                   "sharing.timeSlicing.resources[0]: has no keys",
+		"sharing: {timeSlicing: {resources: [{name: gpu, replicas: 1}]}}":                                            "sharing.timeSlicing.resources[0].replicas: 1 is too few",
+		"sharing: {timeSlicing: {resources: [{name: gpu, replicas: x}]}}":                                            "sharing.timeSlicing.resources[0].replicas: x is not a whole number",
+		"sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}, {name: gpu}]}}":                               "sharing.timeSlicing.resources[1].replicas: 0 is too few",
+		"sharing: {timeSlicing: {resources: [{name: tpu, replicas: 2}]}}":                                            "sharing.timeSlicing.resources[0].name: no device is called",
+		"sharing: {timeSlicing: {resources: [{name: gpu, replicas: '2'}]}}":                                          `sharing.timeSlicing.resources[0].replicas: "2" is a text; remove the quotes`,
+		"sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2.5}]}}":                                          `sharing.timeSlicing.resources[0].replicas: 2.5 is not a whole number`,
+		"sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}, {name: nvidia.com/gpu, replicas: 3}]}}":       `sharing.timeSlicing.resources[1].name: nvidia.com/gpu is there twice`,
+		"{kind: ConfigMap, apiVersion: v1, metadata: {name: a}, data: {default: 'version: v1', mig: 'version: v1'}}": "is a ConfigMap; give the file that is in its data: default or mig",
+		"{kind: ConfigMap, data: }":                                                                                  "is a ConfigMap; give the file that is in its data: it has none",
+		"{image: {tag: x}, resources: {limits: {cpu: 1}}, migStrategy: mixed}":                                       "has none of its keys version, flags, resources, sharing and imex; give the file itself",
+		"{resources: {}, nodeSelector: {}}":                                                                          "has none of its keys",
+		"[a]":                                                                                                        "not a configuration file of NVIDIA's device plugin",
+		"a: {":                                                                                                       "not a configuration file of NVIDIA's device plugin",
 	} {
 		base := DefaultConfig()
 		got, _, err := ImportNVIDIA([]byte(text), base)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", text, err, want)
+			continue
+		}
+		if more := strings.Count(err.Error(), "replicas: "); more > 1 {
+			t.Errorf("%s: one fault is told %d times: %v", text, more, err)
 		}
 		if !reflect.DeepEqual(got, base) {
 			t.Errorf("%s: changed the configuration", text)

@@ -16,6 +16,17 @@ func (p *Plugin) remark(warnings []string) {
 	p.remarked = warnings
 }
 
+// sayIdle logs the selectors that mean no device, if they are others than before, as health.cordon's are.
+func (p *Plugin) sayIdle(idle []idleSelectors) {
+	for _, i := range idle {
+		known := slices.ContainsFunc(p.idle, func(was idleSelectors) bool { return was.key == i.key && slices.Equal(was.words, i.words) })
+		if !known {
+			p.log.Warn("no device of this node is called so", zap.String("key", i.key), zap.Strings("entries", i.words))
+		}
+	}
+	p.idle = idle
+}
+
 // explain stores why nothing is served, and logs it if that is news: as a warning, unless we have only
 // just started or are told so.
 func (p *Plugin) explain(off bool, why string, starting bool) {

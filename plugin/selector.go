@@ -3,6 +3,7 @@ package plugin
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
@@ -39,6 +40,32 @@ func selectsAny(selectors []string, c *candidate) bool {
 		}
 	}
 	return false
+}
+
+// idleSelectors are the words of one key that mean no device.
+type idleSelectors struct {
+	key   string
+	words []string
+}
+
+// idle returns the selectors that name a device by UUID, index or place, and no device of this node is called so. A model
+// or a profile that none has is no such: one file may serve many nodes.
+func (c Config) idle(all []candidate) (idle []idleSelectors) {
+	add := func(key string, selectors []string) {
+		words := slices.DeleteFunc(slices.Clone(selectors), func(word string) bool {
+			_, named := (&which.Device{}).Is(word)
+			return !named || slices.ContainsFunc(all, func(d candidate) bool { return selects(word, &d) })
+		})
+		if len(words) > 0 {
+			idle = append(idle, idleSelectors{key, words})
+		}
+	}
+	add("plugin.include", c.Include)
+	add("plugin.exclude", c.Exclude)
+	for i, r := range c.Sharing.TimeSlicing.Resources {
+		add("plugin."+sharedKey(i)+".devices", r.Devices)
+	}
+	return idle
 }
 
 // validateSelectors refuses what can choose nothing. A UUID, an index or a model that no GPU of this node

@@ -1,8 +1,13 @@
 package plugin
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/which"
@@ -56,6 +61,49 @@ func TestValidateSelectors(t *testing.T) {
 	for _, bad := range []string{"", "  ", "0:", "a:b", "1b:00", "zz:00.0", "0:1:2", "-1", "123456789012:1b:00.0"} {
 		if err := validateSelectors("include", []string{"0", bad}); err == nil || !strings.HasPrefix(err.Error(), `include[1]: "`+bad+`" is`) {
 			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}
+
+// A word that names a device which the node has not is told, with its key, once. A pattern may fit nowhere.
+func TestIdleSelectors(t *testing.T) {
+	core, logs := observer.New(zap.InfoLevel)
+	p := &Plugin{log: zap.New(core)}
+	for _, c := range []struct {
+		name  string
+		set   func(*Config)
+		wants []string // what is news
+	}{
+		{"nothing", func(*Config) {}, nil},
+		{"what fits", func(c *Config) {
+			c.Include, c.Exclude = []string{"0", "10:00.0", "GPU-0", "MIG-0-1", "0:1", "GPU-1"}, []string{"1"}
+		}, nil},
+		{"patterns", func(c *Config) { c.Include, c.Exclude = []string{"*L4*", "*"}, []string{"mig-9g.*", "NVIDIA A100"} }, nil},
+		{
+			"typing errors", func(c *Config) {
+				c.Include, c.Exclude = []string{"0", "7", "GPU-O"}, []string{"0:2"}
+				c.Sharing.TimeSlicing.Resources = []SharedResource{{Name: gpu}, {Name: gpu, Devices: []string{"1", "99:00.0", "MIG-x"}}}
+			},
+			[]string{
+				"plugin.include [7 GPU-O]", "plugin.exclude [0:2]", "plugin.sharing.timeSlicing.resources[1].devices [99:00.0 MIG-x]",
+			},
+		},
+		{"one of them is left", func(c *Config) { c.Include, c.Exclude = []string{"*", "7"}, []string{"0:2"} }, []string{"plugin.include [7]"}},
+		{"off", func(c *Config) { c.Enabled, c.Exclude = false, []string{"0:2"} }, nil},
+		{"on again", func(c *Config) { c.Exclude = []string{"0:2"} }, []string{"plugin.exclude [0:2]"}},
+	} {
+		cfg := configured(c.set)
+		for range 2 { // said once
+			p.layout(&cfg, partitioned([]string{"1g.10gb", "3g.40gb"}, nil))
+		}
+		var got []string
+		for _, e := range logs.TakeAll() {
+			if e.Message == "no device of this node is called so" {
+				got = append(got, fmt.Sprint(e.ContextMap()["key"], " ", e.ContextMap()["entries"]))
+			}
+		}
+		if !slices.Equal(got, c.wants) {
+			t.Errorf("%s: %q, want %q", c.name, got, c.wants)
 		}
 	}
 }

@@ -37,14 +37,26 @@ const sharedSuffix = ".shared"
 // takes in one message.
 const maxReplicas = 1000
 
+// sharedKey is the key of an entry.
+func sharedKey(i int) string { return fmt.Sprintf("sharing.timeSlicing.resources[%d]", i) }
+
 func (c Config) validateSharing() error {
 	var errs []error
 	bases := []string{c.Resource}
 	for _, rule := range c.Resources {
 		bases = append(bases, rule.Resource)
 	}
+	taken := make(map[string]int) // resources of which an entry takes every device
 	for i, r := range c.Sharing.TimeSlicing.Resources {
-		key := fmt.Sprintf("sharing.timeSlicing.resources[%d]", i)
+		key := sharedKey(i)
+		switch before, all := taken[r.Name]; {
+		case all && len(r.Devices) == 0:
+			errs = append(errs, fmt.Errorf("%s.name: %s is there twice; name the devices of each, or take one out", key, r.Name))
+		case all:
+			errs = append(errs, fmt.Errorf("%s.name: %s takes all devices of %s; put this one before it", key, sharedKey(before), r.Name))
+		case len(r.Devices) == 0:
+			taken[r.Name] = i
+		}
 		if !slices.Contains(bases, r.Name) && !strings.HasPrefix(r.Name, c.migPrefix()) {
 			errs = append(errs, fmt.Errorf("%s.name: no device is called %q; use %s or %s with a MIG profile",
 				key, r.Name, strings.Join(bases, ", "), c.migPrefix()))

@@ -88,6 +88,27 @@ func TestLayoutOfSharing(t *testing.T) {
 	}
 }
 
+// An entry that no device comes to is an error: it was written for some.
+func TestSharedTwice(t *testing.T) {
+	const first = "sharing.timeSlicing.resources[1].name: "
+	for _, c := range []struct {
+		one, other []string // devices of two entries for one resource
+		want       string
+	}{
+		{nil, nil, first + "nvidia.com/gpu is there twice; name the devices of each, or take one out"},
+		{nil, []string{"0"}, first + "sharing.timeSlicing.resources[0] takes all devices of nvidia.com/gpu; put this one before it"},
+		{[]string{"0"}, nil, ""},
+		{[]string{"0"}, []string{"1"}, ""},
+	} {
+		cfg := configured(func(cfg *Config) {
+			cfg.Sharing.TimeSlicing.Resources = []SharedResource{{Name: gpu, Replicas: 2, Devices: c.one}, {Name: gpu, Replicas: 3, Devices: c.other}}
+		})
+		if err := cfg.Validate(); c.want == "" && err != nil || c.want != "" && (err == nil || err.Error() != c.want) {
+			t.Errorf("%q and %q: %v, want %s", c.one, c.other, err, c.want)
+		}
+	}
+}
+
 // A fault of a GPU is a fault of every replica and of every MIG device, in one message, and NUMA comes with it.
 func TestReplicasFollowTheirDevice(t *testing.T) {
 	cfg := configured(func(c *Config) { c.Sharing.TimeSlicing.Resources = []SharedResource{{Name: gpu, Replicas: 11}} })

@@ -1,0 +1,40 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"testing"
+)
+
+// A port that is taken is told once, with what comes of it, and had as soon as it is free.
+func TestPortInUse(t *testing.T) {
+	t.Parallel()
+	other, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newSite(t, "")
+	s.address()
+	s.write("config.yaml", fmt.Sprintf("metrics: {listen: %q}\n", other.Addr()))
+	const what = "web server cannot listen; trying again"
+	s.eventually("it says that the port is taken", func() error {
+		if s.said.FilterMessage(what).Len() == 0 {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	if err := other.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s.eventually("it has the port", func() error {
+		if got := s.address(); got != other.Addr().String() {
+			return errors.New(got)
+		}
+		return nil
+	})
+	all := s.said.FilterMessage(what).All()
+	if len(all) != 1 || all[0].ContextMap()["key"] != "metrics.listen" || all[0].ContextMap()["every"] != listenBackoff {
+		t.Errorf("said: %v", all)
+	}
+}

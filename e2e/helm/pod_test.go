@@ -39,11 +39,7 @@ func TestJobs(t *testing.T) {
 		"with no such key": {nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var args []string
-			for _, s := range c.set {
-				args = append(args, "--set", s)
-			}
-			pod := template(t, args...).daemonSets[0].Spec.Template.Spec
+			pod := template(t, settings(c.set)...).daemonSets[0].Spec.Template.Spec
 			var got []string
 			for _, m := range pod.Containers[0].VolumeMounts {
 				if filepath.Clean(m.MountPath) == "/run/jobs" {

@@ -41,11 +41,7 @@ func TestRights(t *testing.T) {
 		"simulated MIG": {[]string{"config.plugin.migStrategy=mixed", "config.source.mode=sim", "sysAdmin=always"}, "", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var args []string
-			for _, s := range c.set {
-				args = append(args, "--set", s)
-			}
-			o := template(t, args...)
+			o := template(t, settings(c.set)...)
 			var rules []string
 			for _, role := range o.roles {
 				for _, r := range role.Rules {
@@ -125,12 +121,8 @@ func TestWhere(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var args []string
-			for _, s := range c.set {
-				args = append(args, "--set", s)
-			}
 			got := make(map[string]string)
-			for _, ds := range template(t, args...).daemonSets {
+			for _, ds := range template(t, settings(c.set)...).daemonSets {
 				affinity := ds.Spec.Template.Spec.Affinity
 				got[ds.Name] = terms(affinity.NodeAffinity)
 				alone := affinity.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution
@@ -171,47 +163,5 @@ func TestReload(t *testing.T) {
 	after := template(t, "--set", "config.health.temperature=85", "--set", "config.plugin.exclude={0}").daemonSets[0]
 	if !reflect.DeepEqual(before.Spec, after.Spec) {
 		t.Error("the pod's template follows the configuration")
-	}
-}
-
-// TestRefused says what is an error, and what the error names.
-func TestRefused(t *testing.T) {
-	for set, want := range map[string]string{
-		"config.plugin.migStratgy=mixed":                                    "migStratgy",
-		"config.pugin.migStrategy=mixed":                                    "pugin",
-		"config.health.temperature=hot":                                     "temperature",
-		"nodeConfigs.a.plugin.deviceLists={envvar}":                         "deviceLists",
-		"nodeConfigs.A_b.log.level=debug":                                   "A_b",
-		"config.plugin.kubeletDir=/x":                                       "say kubeletDir",
-		"kubeletDir=var/lib/kubelet":                                        "kubeletDir",
-		"kubeletDir=null":                                                   "such as /var/lib/kubelet",
-		"affinity=all":                                                      "affinity",
-		"extraVolumeMounts[0].name=a":                                       "mountPath",
-		"image.tags=x":                                                      "tags",
-		"image.tag=20260101123456789":                                       "tag", // YAML and JSON would round it
-		"sysAdmin=yes":                                                      "sysAdmin",
-		"serviceMonitor.enabled=true,podMonitor.enabled=true":               "one of the two",
-		"serviceMonitor.enabled=true,service.enabled=false":                 "needs service.enabled",
-		"image.digest=sha256:abc":                                           "digest",
-		"goMemLimit=96Mi":                                                   "goMemLimit",
-		"config.metrics.listen=127.0.0.1:9400":                              "config.metrics.listen",
-		"nodeConfigs.a.metrics.listen=:http":                                "config.metrics.listen",
-		"config.metrics.webConfigFile=/w.yaml":                              "use web.secretName",
-		"updateStrategy.rollingUpdate.maxSurge=1":                           "maxSurge",
-		"nodeConfigs.dashboard-node.log.level=debug":                        "nodeConfigs.dashboard-node",
-		`files.config\.yaml=x`:                                              "files: config.yaml",
-		"serviceAccount.create=false,config.health.kubernetes.enabled=true": "serviceAccount.name",
-		"goMemLimit=100M":                                                   "goMemLimit",
-		"web.probes=https":                                                  "probes",
-		"config.plugin.sharing.timeSlicing.renameByDefault=maybe":           "renameByDefault",
-		"config.metrics.podUID=maybe":                                       "podUID",
-		"serviceAccount.create=false,config.metrics.podUID=true":            "serviceAccount.name",
-	} {
-		t.Run(set, func(t *testing.T) {
-			_, err := helm(t, "template", "gna", chart, "--set", set)
-			if err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("the error is %v, want one that names %q", err, want)
-			}
-		})
 	}
 }

@@ -5,31 +5,29 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
-
-	"sigs.k8s.io/yaml"
 )
 
 var update = flag.Bool("update", false, "write the agent's keys into values.schema.json")
 
-// TestSchema holds the schema of `config` against config.yaml, which has every key of the agent. After a new key:
-// go test -run TestSchema -update .
+// TestSchema holds the schema of `config` against config.yaml, which has every key of the agent, and against the agent
+// itself, which knows what it takes. After a new key or word: go test -run TestSchema -update .
 func TestSchema(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join("..", "..", "config.yaml"))
+	defaults := read(t, filepath.Join("..", "..", "config.yaml"))
+	wanted := make(map[string]map[string]any)
+	ofTexts(t, defaults, wanted)
+	ofNumbers(t, defaults, wanted)
+	config, err := schemaOf(defaults, "", wanted)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var defaults map[string]any
-	if err := yaml.Unmarshal(text, &defaults); err != nil {
-		t.Fatal(err)
-	}
-	config, err := schemaOf(defaults)
-	if err != nil {
-		t.Fatal(err)
+	if t.Failed() {
+		return // what it would write is wrong
 	}
 	file := filepath.Join(chart, "values.schema.json")
 	was, err := os.ReadFile(file)
@@ -59,40 +57,42 @@ func TestSchema(t *testing.T) {
 		return
 	}
 	if !bytes.Equal(was, is) {
-		t.Errorf("%s does not know the keys of config.yaml as they are: go test -run TestSchema -update .", file)
+		t.Errorf("%s does not know the keys and words of the agent as they are: go test -run TestSchema -update .", file)
 	}
 }
 
 // lists are those of names in indented JSON, which fit into a line.
 var lists = regexp.MustCompile(`\[\s+[^\[\]{}]*\s\]`)
 
-// schemaOf is the schema of what has such a value by default, or is null, which stands for the default. What the agent
-// makes of it, such as a duration or a list of names, it checks itself.
-func schemaOf(value any) (map[string]any, error) {
+// schemaOf is the schema of what has such a value by default, or is null, which stands for the default. What else the
+// agent wants of a value is added by its key, or that of its list; what no schema can say, it checks itself.
+func schemaOf(value any, key string, wanted map[string]map[string]any) (map[string]any, error) {
+	var schema map[string]any
 	switch v := value.(type) {
 	case map[string]any:
 		properties := make(map[string]any, len(v))
-		for key, value := range v {
-			one, err := schemaOf(value)
+		for name, value := range v {
+			one, err := schemaOf(value, strings.TrimPrefix(key+"."+name, "."), wanted)
 			if err != nil {
-				return nil, fmt.Errorf("%s.%w", key, err)
+				return nil, err
 			}
-			properties[key] = one
+			properties[name] = one
 		}
-		object := orNull("object")
-		object["additionalProperties"], object["properties"] = false, properties
-		return object, nil
+		schema = orNull("object")
+		schema["additionalProperties"], schema["properties"] = false, properties
 	case []any:
-		return orNull("array"), nil
+		schema = orNull("array")
 	case string:
-		return orNull("string"), nil
+		schema = orNull("string")
 	case bool:
-		return orNull("boolean"), nil
-	case float64, int64:
-		return orNull("number"), nil
+		schema = orNull("boolean")
+	case float64:
+		schema = orNull("number")
 	default:
-		return nil, fmt.Errorf("%T is not a value of a configuration", value)
+		return nil, fmt.Errorf("%s: %T is not a value of a configuration", key, value)
 	}
+	maps.Copy(schema, wanted[key])
+	return schema, nil
 }
 
 func orNull(kind string) map[string]any {

@@ -96,16 +96,6 @@ It is called with (dict "root" $ "name" NAME "agent" (dict)); a template cannot 
 {{- /* So that faults can be made: kubectl exec … -- gpu-node-agent sim '{gpu: 3, xid: 79}' */}}
 {{- $config = mustMergeOverwrite $config (dict "source" (dict "sim" (dict "control" "/run/gpu-node-agent/sim.sock"))) }}
 {{- end }}
-{{- if hasKey (default (dict) $values.files) "config.yaml" }}
-{{- fail "files: config.yaml is made of `config`; say it there" }}
-{{- end }}
-{{- $listen := dig "metrics" "listen" ":9400" $config }}
-{{- if not (regexMatch "^(0\\.0\\.0\\.0|\\[::\\])?:[1-9][0-9]*$" $listen) }}
-{{- fail (printf "config.metrics.listen: the kubelet's probes and Prometheus come to the pod's address: %q must be :PORT, such as :9400" $listen) }}
-{{- end }}
-{{- if and (dig "metrics" "webConfigFile" "" $config) (not $values.web.secretName) }}
-{{- fail "config.metrics.webConfigFile: use web.secretName, so that the probes know of it" }}
-{{- end }}
 {{- if $values.web.secretName }}
 {{- $config = mustMergeOverwrite (dict "metrics" (dict "webConfigFile" "/etc/gpu-node-agent-web/web-config.yaml")) $config }}
 {{- end }}
@@ -114,6 +104,7 @@ It is called with (dict "root" $ "name" NAME "agent" (dict)); a template cannot 
 {{- if and $generate (not $sim) }}
 {{- $config = mustMergeOverwrite (dict "plugin" (dict "containerDriverRoot" "/driver-root")) $config }}
 {{- end }}
+{{- include "gpu-node-agent.check" (dict "root" .root "name" .name "config" $config) }}
 {{- $mig := has (dig "plugin" "migStrategy" "none" $config) (list "single" "mixed") }}
 {{- $lists := dig "plugin" "deviceList" (list) $config | toStrings }}
 {{- $profiling := regexMatch "(?i)\"profiling\"|DCGM_FI_PROF_" (toJson (dig "metrics" "fields" (list) $config)) }}
@@ -131,7 +122,7 @@ It is called with (dict "root" $ "name" NAME "agent" (dict)); a template cannot 
 {{- $_ := set .agent "cdi" (or $generate (has "cdi-cri" $lists) (has "cdi-annotations" $lists)) }}
 {{- $_ := set .agent "cdiDir" (dig "plugin" "cdi" "dir" "/var/run/cdi" $config | default "/var/run/cdi" | clean) }}
 {{- $_ := set .agent "driverRoot" (dig "plugin" "driverRoot" "/" $config) }}
-{{- $_ := set .agent "port" (regexFind "[0-9]+$" $listen | int) }}
+{{- $_ := set .agent "port" (regexFind "[0-9]+$" (dig "metrics" "listen" ":9400" $config) | int) }}
 {{- $_ := set .agent "conditions" (dig "health" "kubernetes" "enabled" false $config) }}
 {{- $_ := set .agent "podLabels" (or (dig "metrics" "podUID" false $config) (dig "metrics" "podLabels" (list) $config | empty | not)) }}
 {{- $_ := set .agent "needsSysAdmin" (and $needs (not $sim)) }}
@@ -142,9 +133,6 @@ It is called with (dict "root" $ "name" NAME "agent" (dict)); a template cannot 
 {{- end }}
 {{- end }}
 {{- $_ := set .agent "hpcJobDir" $jobs }}
-{{- if dig "plugin" "kubeletDir" "" $config }}
-{{- fail "config.plugin.kubeletDir: the agent sees the kubelet's directory at /var/lib/kubelet; say kubeletDir, a value of the chart, where it is on the nodes" }}
-{{- end }}
 {{- $sysAdmin := default "auto" $values.sysAdmin }}
 {{- $_ := set .agent "sysAdmin" (and (not $sim) (or (eq $sysAdmin "always") (and (eq $sysAdmin "auto") $needs))) }}
 {{- $affinity := deepCopy (default (dict) $values.affinity) }}

@@ -9,8 +9,11 @@ import (
 	"strings"
 )
 
-// driverDevices begins the path of each file of the driver: /dev/nvidia0, /dev/nvidiactl, /dev/nvidia-uvm and so on.
-const driverDevices = "/dev/nvidia"
+// isDriver tells of a file of the driver: /dev/nvidia0, /dev/nvidiactl, /dev/nvidia-uvm and so on. Where the driver has
+// its capabilities in /proc (nv_cap_enable_devfs=0), what is open there holds it too.
+func isDriver(path string) bool {
+	return strings.HasPrefix(path, "/dev/nvidia") || strings.HasPrefix(path, "/proc/driver/nvidia")
+}
 
 // driverFiles returns the files of the driver that a process has open or mapped, each once, by its directory in /proc:
 // one of them is enough to keep a GPU from being reset and the driver from being unloaded.
@@ -26,7 +29,7 @@ func driverFiles(proc string) ([]string, error) {
 		case errors.Is(err, fs.ErrNotExist): // closed since, as that of the directory itself
 		case err != nil:
 			return nil, err
-		case strings.HasPrefix(target, driverDevices):
+		case isDriver(target):
 			open = append(open, target)
 		}
 	}
@@ -35,7 +38,7 @@ func driverFiles(proc string) ([]string, error) {
 		return nil, err
 	}
 	for line := range strings.Lines(string(maps)) { // the path comes last (proc_pid_maps(5))
-		if i := strings.Index(line, " "+driverDevices); i >= 0 {
+		if i := strings.IndexByte(line, '/'); i >= 0 && isDriver(line[i:]) {
 			open = append(open, strings.TrimSpace(line[i:]))
 		}
 	}

@@ -21,9 +21,12 @@ func TestDriverFiles(t *testing.T) {
 		"open": {
 			fds: map[string]string{
 				"3": "/dev/nvidiactl", "4": "/dev/nvidia0", "12": "/dev/nvidia0", "13": "/dev/nvidia-uvm",
-				"14": "/dev/nvidia-caps/nvidia-cap1", "15": "/dev/nvidia1 (deleted)",
+				"14": "/dev/nvidia-caps/nvidia-cap1", "15": "/dev/nvidia1 (deleted)", "16": "/proc/driver/nvidia/capabilities/mig/monitor",
 			},
-			want: []string{"/dev/nvidia-caps/nvidia-cap1", "/dev/nvidia-uvm", "/dev/nvidia0", "/dev/nvidia1 (deleted)", "/dev/nvidiactl"},
+			want: []string{
+				"/dev/nvidia-caps/nvidia-cap1", "/dev/nvidia-uvm", "/dev/nvidia0", "/dev/nvidia1 (deleted)", "/dev/nvidiactl",
+				"/proc/driver/nvidia/capabilities/mig/monitor",
+			},
 		},
 		"closed and still mapped": {
 			maps: "7f0000000000-7f0000001000 rw-s 00010000 00:05 442 /dev/nvidiactl\n7f0000001000-7f0000002000 rw-s 00020000 00:05 442                       /dev/nvidiactl\n",

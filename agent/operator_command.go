@@ -154,6 +154,9 @@ func (a Attached) text() string {
 		text += fmt.Sprintf("\nGPU %d still has %s, and no reset of it was seen; if it was reset, say: gpu-node-agent clear --gpu %s --cause %s",
 			s.GPU, s.Cause, s.Device, s.Cause)
 	}
+	for _, s := range a.Broken {
+		text += fmt.Sprintf("\nGPU %d is unhealthy: %s; see gpu-node-agent status", s.GPU, s.Cause)
+	}
 	return text
 }
 

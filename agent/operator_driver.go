@@ -36,6 +36,7 @@ type Attached struct {
 	Source   string     `json:"source"`  // up, down, stalled: one that is not up is tried again
 	Error    string     `json:"error,omitempty"`
 	Standing []Standing `json:"standing"` // what only a reset ends, and of which none was seen
+	Broken   []Standing `json:"broken"`   // other faults for which the kubelet gives a GPU to no pod: one that did not come back
 }
 
 // Standing is a finding that a GPU still has.
@@ -54,6 +55,9 @@ const (
 	// driverWithin is how long an operator waits for the driver to be let go of or taken back: DCGM gives up a call that
 	// hangs after about a minute.
 	driverWithin = 90 * time.Second
+
+	// holdersWithin is how long the kubelet has for its answer: it is asked within a second, and given five.
+	holdersWithin = 10 * time.Second
 )
 
 func (d Detach) duration() (time.Duration, error) {
@@ -75,7 +79,7 @@ func (a *Agent) detach(ctx context.Context, d Detach) (any, error) {
 	}
 	s := a.snapshots.Load()
 	if away := s != nil && s.Source.Status == health.SourceDetached; !d.Force && !away {
-		if err := heldError(s, a.devices.Holders(), time.Now()); err != nil {
+		if err := heldError(s, holdersNow(ctx, a.devices.Holders, a.devices.AskHolders), time.Now()); err != nil {
 			return nil, err
 		}
 	}
@@ -95,6 +99,29 @@ func (a *Agent) detach(ctx context.Context, d Detach) (any, error) {
 	}
 	answer.Open = list(open)
 	return answer, nil
+}
+
+// holdersNow returns who holds devices, as the kubelet says when it is asked from now on: what it said last is up to two
+// seconds old, and a pod may have got a GPU since.
+func holdersNow(ctx context.Context, holders func() plugin.Holders, hurry func()) plugin.Holders {
+	now := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, holdersWithin)
+	defer cancel()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	hurry()
+	for {
+		h := holders()
+		if h.Err != "" || h.At.After(now) {
+			return h
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			h.Err = fmt.Sprintf("the kubelet has not answered within %v", holdersWithin)
+			return h
+		}
+	}
 }
 
 // heldError says who holds devices, or why that is not known; nil if nobody does.
@@ -134,22 +161,27 @@ func (a *Agent) attach(ctx context.Context) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	answer := Attached{Already: back.Already, Source: back.Status.String(), Error: back.Err, Standing: []Standing{}}
+	answer := Attached{Already: back.Already, Source: back.Status.String(), Error: back.Err, Standing: []Standing{}, Broken: []Standing{}}
 	if s := a.snapshots.Load(); s != nil && !back.Already && back.Status == health.SourceUp {
-		answer.Standing = standing(s.Devices)
+		answer.Standing, answer.Broken = standing(s.Devices)
 	}
 	return answer, nil
 }
 
-// standing returns what a reset would have ended.
-func standing(devices []health.DeviceState) []Standing {
-	all := []Standing{}
+// standing returns what a reset would have ended, and the worst of what else makes a GPU unhealthy.
+func standing(devices []health.DeviceState) (all, broken []Standing) {
+	all, broken = []Standing{}, []Standing{}
 	for _, d := range devices {
-		for _, f := range d.Verdict.Findings {
-			if f.From == "" && f.Clears == health.ClearsGPUReset {
-				all = append(all, Standing{d.Device.Index, d.Device.ID, f.Cause})
+		for i, f := range d.Verdict.Findings {
+			is := Standing{d.Device.Index, d.Device.ID, f.Cause}
+			switch {
+			case f.From != "":
+			case f.Clears == health.ClearsGPUReset:
+				all = append(all, is)
+			case i == 0 && f.State == health.Unhealthy && !d.Verdict.Decided():
+				broken = append(broken, is)
 			}
 		}
 	}
-	return all
+	return all, broken
 }

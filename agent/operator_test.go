@@ -199,9 +199,12 @@ func TestDriverTexts(t *testing.T) {
 	}
 	gpu := sick(aGPU(3), at)
 	gpu.Verdict.Findings[0].Cause, gpu.Verdict.Findings[0].Clears = "xid-95", health.ClearsGPUReset
-	a = Attached{Source: "up", Standing: standing([]health.DeviceState{aGPU(0), gpu, hot(aGPU(4), at)})}
-	mustHave(t, a.text(), "GPU 3 still has xid-95", "gpu-node-agent clear --gpu GPU-3 --cause xid-95")
-	if a.err() != nil || len(a.Standing) != 1 {
-		t.Errorf("%+v, %v", a.Standing, a.err())
+	gone := sick(aGPU(5), at)
+	gone.Verdict.Findings[0].Cause, gone.Verdict.Findings[0].Clears = health.CauseMissing, health.ClearsItself
+	a = Attached{Source: "up"}
+	a.Standing, a.Broken = standing([]health.DeviceState{aGPU(0), gpu, hot(aGPU(4), at), gone})
+	mustHave(t, a.text(), "GPU 3 still has xid-95", "gpu-node-agent clear --gpu GPU-3 --cause xid-95", "GPU 5 is unhealthy: missing; see")
+	if a.err() != nil || len(a.Standing) != 1 || len(a.Broken) != 1 {
+		t.Errorf("%+v, %+v, %v", a.Standing, a.Broken, a.err())
 	}
 }

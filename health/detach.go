@@ -9,11 +9,15 @@ import (
 	"go.uber.org/zap"
 )
 
-// word is what an operator has said last of the driver. It is not modified: another word is another one.
+// word is what an operator has said last of the driver. Another word is another one; only heard changes.
 type word struct {
 	away   bool      // the agent is to let go of it
 	until  time.Time // away: when it takes it back by itself
 	failed error     // not away: why it could not be let go of
+
+	unseen bool        // away: a device had not been seen since the driver was let go of before
+	expiry *time.Timer // away: ends the word
+	heard  bool        // not away: a session was begun since; guarded by Monitor.mu
 }
 
 // LetGo is how the driver was let go of.
@@ -46,7 +50,7 @@ func (m *Monitor) Detach(ctx context.Context, d time.Duration) (LetGo, error) {
 		case w.failed != nil:
 			return LetGo{}, w.failed
 		case !w.away:
-			return LetGo{}, errors.New("attach was said before the driver was let go of")
+			return LetGo{}, errors.New("attach was said, or the time was up, before the driver was let go of")
 		case s.Source.Status == SourceDetached:
 			return LetGo{s.Source.Since, w.until, already, m.wasUnasked()}, nil
 		}
@@ -71,15 +75,19 @@ func inWords(s Source) string {
 func (m *Monitor) letGo(d time.Duration) (already bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	already = m.word.Load().away
+	said := m.word.Load()
+	already = said.away
 	if !already && m.live != nil {
 		if err := m.live.CanDetach(); err != nil {
 			return false, err
 		}
 	}
 	now := time.Now()
-	w := &word{away: true, until: now.Add(d)}
+	w := &word{away: true, until: now.Add(d), unseen: said.unseen}
+	// A call that hangs keeps Run from the driver and not from the end of the word.
+	w.expiry = time.AfterFunc(d, func() { m.takeBack(w, "the time is up") })
 	if !already {
+		w.unseen = m.release != nil
 		src := m.source.Load()
 		m.unasked = src != nil && src.Attach != nil
 		m.log.Warn("an operator has the driver let go of", zap.Time("until", w.until))
@@ -89,8 +97,16 @@ func (m *Monitor) letGo(d time.Duration) (already bool, err error) {
 		m.now.Source.detach(w.until, now)
 	}
 	m.store()
-	m.word.Store(w)
+	m.say(w)
 	return already, nil
+}
+
+// say makes it the last word. m.mu is held.
+func (m *Monitor) say(w *word) {
+	if t := m.word.Load().expiry; t != nil {
+		t.Stop()
+	}
+	m.word.Store(w)
 }
 
 // detach makes the source one that is let go of.
@@ -100,28 +116,33 @@ func (s *Source) detach(until, now time.Time) {
 		"and at %s that happens by itself", until.UTC().Format(time.RFC3339)), now)
 }
 
-// Attach takes the driver back, and returns when the source is up or could not be had, or ctx ends. A host engine is
-// asked to take it back even if it was not let go of: an agent that was restarted does not know.
+// Attach takes the driver back, and returns when the source is up and has seen the devices, or could not be had, or ctx
+// ends. A host engine is asked to take it back even if it was not let go of: an agent that was restarted does not know.
 func (m *Monitor) Attach(ctx context.Context) (TakenBack, error) {
 	already := m.takeBack(nil, "an operator asks for it")
 	for {
-		s, changed := m.out.Watch()
+		_, changed := m.out.Watch()
+		m.mu.Lock()
+		w, s, unseen := m.word.Load(), m.now.Source, unseen(m.now.Devices)
+		heard := w.heard
+		m.mu.Unlock()
 		switch {
-		case m.word.Load().away:
+		case w.away:
 			return TakenBack{}, errors.New("detach was said before the driver was back")
-		case s == nil:
-		case s.Source.Status == SourceUp || s.Source.Status == SourceDown || s.Source.Status == SourceStalled:
-			return TakenBack{Already: already, Status: s.Source.Status, Err: s.Source.Err}, nil
+		case s.Status == SourceStalled || heard && (s.Status == SourceDown || s.Status == SourceUp && len(unseen) == 0):
+			return TakenBack{Already: already, Status: s.Status, Err: s.Err}, nil
 		}
 		select {
 		case <-ctx.Done():
-			return TakenBack{}, errors.New("the driver is not back yet; the agent goes on: see gpu-node-agent status")
+			return TakenBack{}, fmt.Errorf("the driver is not back yet: the source is %s, and not seen since are %s; "+
+				"the agent goes on: see gpu-node-agent status", inWords(s), orNone(unseen))
 		case <-changed:
 		}
 	}
 }
 
-// takeBack says that the driver is to be taken back, if the word is still that one; nil is any.
+// takeBack says that the driver is to be taken back, if the word is still that one; nil is any. If the session is still
+// open, the driver was not let go of, and all is as it was: a session that hangs keeps no GPU from pods.
 func (m *Monitor) takeBack(only *word, why string) (already bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -135,8 +156,13 @@ func (m *Monitor) takeBack(only *word, why string) (already bool) {
 	}
 	now := time.Now()
 	m.log.Info("the driver is taken back", zap.String("because", why))
-	m.attaching = true
-	if !already {
+	switch {
+	case already:
+		m.attaching = true
+	case m.live != nil && !said.unseen:
+		m.withhold(nil, now)
+	default:
+		m.attaching = true
 		m.beginAnew(now)
 		m.withhold(&release{until: said.until, over: true}, now)
 	}
@@ -145,7 +171,7 @@ func (m *Monitor) takeBack(only *word, why string) (already bool) {
 		s.become(SourceStarting, "", now)
 	}
 	m.store()
-	m.word.Store(&word{})
+	m.say(&word{})
 	return already
 }
 
@@ -156,23 +182,16 @@ func (m *Monitor) obey(ctx context.Context, c caller, src *MonitorSource) {
 		if w.away {
 			m.rest(same, w)
 		} else {
-			m.follow(same, c, m.opener(src))
+			m.follow(same, c, m.opener(src, w))
 		}
 		cancel()
 	}
 }
 
-// rest shows that the driver is let go of, until ctx ends or the time is up.
+// rest shows that the driver is let go of, until ctx ends.
 func (m *Monitor) rest(ctx context.Context, w *word) {
-	if !m.showDetached(w) {
-		return
-	}
-	timer := time.NewTimer(time.Until(w.until))
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
-		m.takeBack(w, "the time is up")
+	if m.showDetached(w) {
+		<-ctx.Done()
 	}
 }
 
@@ -229,15 +248,16 @@ func (m *Monitor) handOver(ctx context.Context, c caller, s Session, failed erro
 		m.attaching = true // it may be half way
 		m.withhold(nil, time.Now())
 		m.store()
-		m.word.Store(&word{failed: err})
+		m.say(&word{failed: err})
 	}
 	return err
 }
 
 // opener opens a source, and has a host engine take the driver back before if that is due. If it was not let go of, as
 // far as we know, a refusal is no reason to do without the source.
-func (m *Monitor) opener(src *MonitorSource) Opener {
+func (m *Monitor) opener(src *MonitorSource, w *word) Opener {
 	return func(ctx context.Context) (Session, error) {
+		m.hear(w)
 		m.mu.Lock()
 		due, needed := m.attaching && src.Attach != nil, m.release != nil
 		m.mu.Unlock()
@@ -250,5 +270,20 @@ func (m *Monitor) opener(src *MonitorSource) Opener {
 		}
 		m.log.Warn("the host engine was asked to take the driver back", zap.Error(err))
 		return src.Open(ctx)
+	}
+}
+
+// hear notes that a session is begun after a word. What the source was before is no answer to it: a poll that was under
+// way may have ended well since.
+func (m *Monitor) hear(w *word) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if w.heard {
+		return
+	}
+	w.heard = true
+	if m.now.Source.Status != SourceStarting {
+		m.now.Source.become(SourceStarting, "", time.Now())
+		m.store()
 	}
 }

@@ -10,7 +10,7 @@ import (
 )
 
 // Whatever is said, fails, hangs and is reloaded meanwhile: while the driver is let go of no session is open and no GPU
-// is given out, there is one call at a time, no fault is invented, and attach ends it all.
+// is given out before it was seen again, there is one call at a time, no fault is invented, and attach ends it all.
 func TestDetachInAnyOrder(t *testing.T) {
 	for seed := range uint64(60) {
 		synctest.Test(t, func(t *testing.T) {
@@ -27,7 +27,7 @@ func TestDetachInAnyOrder(t *testing.T) {
 					hang = nil
 				}
 			}
-			said := ""
+			said, polls := "", -1 // polls: how many there were when the driver was last let go of
 			check := func() {
 				t.Helper()
 				synctest.Wait()
@@ -36,6 +36,12 @@ func TestDetachInAnyOrder(t *testing.T) {
 				open := b.count(&b.live)
 				if s.Source.Status == SourceDetached && (open != 0 || b.count(&b.inside) != 0 || !v.has(CauseReleased) || v.State != Unhealthy) {
 					t.Errorf("seed %d,%s: let go of, with %d sessions open, and the GPU is %+v", seed, said, open, v)
+				}
+				if s.Source.Status == SourceDetached {
+					polls = b.count(&b.polls)
+				}
+				if polls == b.count(&b.polls) && !v.has(CauseReleased) {
+					t.Errorf("seed %d,%s: given out before it was seen again: %+v", seed, said, v)
 				}
 				if len(s.Devices) != 1 || len(v.Findings) > 1 || len(v.Findings) == 1 && v.Cause() != CauseReleased || len(v.Trips) > 0 {
 					t.Errorf("seed %d,%s: %+v", seed, said, s.Devices)

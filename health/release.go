@@ -48,7 +48,7 @@ func (m *Monitor) notBack(r *Reading) error {
 	defer m.mu.Unlock()
 	there := func(s Sample) bool { return s.Presence != Detached }
 	switch {
-	case m.release == nil || !m.release.over || m.fresh || !withheld(m.now.Devices):
+	case m.release == nil || !m.release.over || m.fresh || len(unseen(m.now.Devices)) == 0:
 		return nil
 	case len(r.Devices) > 0 && (len(r.Samples) == 0 || slices.ContainsFunc(r.Samples, there)):
 		return nil
@@ -56,17 +56,22 @@ func (m *Monitor) notBack(r *Reading) error {
 	return errNotBack
 }
 
-// withheld tells whether a device is kept from pods for a release.
-func withheld(devices []DeviceState) bool {
-	return slices.ContainsFunc(devices, func(d DeviceState) bool { return d.Verdict.has(CauseReleased) })
+// unseen returns the devices that are kept from pods for a release.
+func unseen(devices []DeviceState) (all []string) {
+	for _, d := range devices {
+		if d.Verdict.has(CauseReleased) {
+			all = append(all, string(d.Device.ID))
+		}
+	}
+	return all
 }
 
 // seen ends the release when no device is withheld for it any more. m.mu is held.
 func (m *Monitor) seen(devices []DeviceState) {
-	if m.release != nil && m.release.over && !withheld(devices) {
+	if m.release != nil && m.release.over && len(unseen(devices)) == 0 {
 		m.release = nil
 	}
-	if m.release == nil {
+	if m.release == nil && m.word.Load().heard { // before that it is the session of before the word
 		m.attaching = false
 	}
 }

@@ -1,6 +1,7 @@
 package health
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -44,7 +45,11 @@ func TestDetachKeepsWhatStands(t *testing.T) {
 					t.Errorf("after 20 minutes: %s", got)
 				}
 				b.show(c.after)
-				b.takeBack(t)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				if _, err := b.m.Attach(ctx); (err != nil) != strings.Contains(c.then, CauseReleased) {
+					t.Errorf("back: %v", err)
+				}
 				if got := b.stands(); got != c.then {
 					t.Errorf("back: %s, want %s", got, c.then)
 				}

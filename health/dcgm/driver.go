@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -79,8 +80,24 @@ func attach(cfg Config) error {
 	if !cfg.Attach || cfg.Address == "" || !has("dcgmAttachDriver") {
 		return nil
 	}
-	if err := dcgm.AttachDriver(); err != nil {
+	err := dcgm.AttachDriver()
+	if err == nil && has("dcgmDetachDriver") && halfAttached() {
+		// An engine that took the driver back too early has it, and does nothing when it is told again: what it then
+		// found is all that it will ever have (DCGM, DcgmNvmlSystemEventThread::AttachDriverImpl).
+		if err = dcgm.DetachDriver(); err == nil {
+			err = dcgm.AttachDriver()
+		}
+	}
+	if err != nil {
 		return fmt.Errorf("the host engine at %s does not take the driver back: %w", cfg.Address, err)
 	}
 	return nil
+}
+
+// halfAttached tells whether an engine lacks a GPU that it knows, or has none.
+func halfAttached() bool {
+	gpus, err := dcgm.GetEntityGroupEntities(dcgm.FE_GPU)
+	return err == nil && (len(gpus) == 0 || slices.ContainsFunc(gpus, func(id uint) bool {
+		return dcgm.GetGPUStatus(id) == dcgm.EntityStatusDetached
+	}))
 }

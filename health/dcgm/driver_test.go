@@ -111,8 +111,12 @@ func TestChainDetachedForLonger(t *testing.T) {
 		for gpu := range c.n {
 			b.lib.Entity(script.GPU, gpu, statusDetached)
 		}
-		if _, err := c.m.Attach(context.Background()); err != nil {
-			t.Fatal(err)
+		if a, err := c.m.Attach(context.Background()); err != nil || a.Status != health.SourceDown || !strings.Contains(a.Err, "is not back") {
+			t.Fatalf("%+v, %v", a, err)
+		}
+		// The engine has the driver and no GPU: that it is told again helps only if it lets go before.
+		if d, a := b.lib.Calls("dcgmDetachDriver"), b.lib.Calls("dcgmAttachDriver"); d != 2 || a != 2 {
+			t.Errorf("told to let go %d times, to take back %d times", d, a)
 		}
 		down := false
 		c.pass(60, func(_ int, s *health.Snapshot) {

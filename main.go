@@ -9,6 +9,7 @@ import (
 	"log"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -41,9 +42,11 @@ func execute() error {
 
 func root() *cobra.Command {
 	var loader agent.Loader
+	line, _, _ := strings.Cut(build().String(), "\n")
 	cmd := &cobra.Command{
-		Use:   "gpu-node-agent",
-		Short: "The GPU agent of a Kubernetes node: device plugin, metrics and health in one process",
+		Use:     "gpu-node-agent",
+		Version: line,
+		Short:   "The GPU agent of a Kubernetes node: device plugin, metrics and health in one process",
 		Long: `The GPU agent of a Kubernetes node: device plugin, metrics and health in one process.
 
 Every key of config.yaml is a flag and an environment variable too: source.mode is --source.mode and
@@ -55,6 +58,7 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags win over the environment, that over the file, 
 			return agent.Run(cmd.Context(), loader, build())
 		},
 	}
+	cmd.SetVersionTemplate("{{.Version}}\n")
 	flags := cmd.PersistentFlags()
 	flags.StringVar(&loader.File, "config", "", "configuration file (default: config.yaml, then /etc/gpu-node-agent/config.yaml, if there)")
 	agent.AddFlags(flags)

@@ -538,6 +538,35 @@ func TestReload(t *testing.T) {
 	p.await("a reload at SIGHUP", reloads(3))
 }
 
+// GPUs that were invented are not given out by an agent that is to measure real ones, and cannot yet.
+func TestReloadFromASimulation(t *testing.T) {
+	p := start(t, simConfig)
+	k, err := kubelettest.Start(p.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Stop()
+	p.allocatable(k, 8)
+	address := strings.TrimPrefix(p.url, "http://")
+	p.write("source: {address: '127.0.0.1:1'}", address)
+	p.awaitPage("/readyz", http.StatusServiceUnavailable, "source down: ")
+	p.allocatable(k, 0)
+	if _, page := p.get("/metrics"); strings.Contains(page, "gpu_node_agent_device_state{") {
+		t.Errorf("there are still devices:\n%s", page)
+	}
+	p.write(simConfig, address)
+	p.allocatable(k, 8)
+}
+
+// What is not to be logged is not, not even the first word.
+func TestLogLevel(t *testing.T) {
+	p := start(t, simConfig+"\nlog: {level: warn}")
+	p.awaitPage("/readyz", http.StatusServiceUnavailable, "kubelet")
+	if code := p.end(syscall.SIGTERM); code != 0 || strings.Contains(p.log(), `"level":"info"`) || !strings.Contains(p.log(), `"level":"warn"`) {
+		t.Errorf("exit code %d, log:\n%s", code, p.log())
+	}
+}
+
 // One that comes before all is in place is no reason to end.
 func TestSIGHUPAtTheStart(t *testing.T) {
 	p := start(t, simConfig)
@@ -599,6 +628,8 @@ func TestCommands(t *testing.T) {
 	}{
 		{[]string{"version"}, 0, []string{"gpu-node-agent ", "go1.", "go-dcgm v1.", "built with ", "GOOS=linux", "-race=true"}},
 		{[]string{"version", "-o", "json"}, 0, []string{`"version": "dev"`, `"modified": `, `"goDCGM": "v1.`, `"GOOS": "linux"`}},
+		{[]string{"--version"}, 0, []string{"gpu-node-agent dev", "go1.", "go-dcgm v1."}},
+		{[]string{"-v"}, 0, []string{"gpu-node-agent dev", "go1.", "go-dcgm v1."}},
 		{[]string{"version", "-o", "xml"}, 1, []string{`--output: "xml" is not known; use text or json`}},
 		{[]string{"check-config", "--config", good}, 0, []string{"mode: sim", "kubeletDir: /var/lib/kubelet", "interval: 10s"}},
 		{[]string{"check-config", "--config", good, "--source.mode=standalone"}, 1, []string{"source.address: "}},
@@ -610,7 +641,7 @@ func TestCommands(t *testing.T) {
 		{[]string{"sim", "--socket", "/nonexistent", "{gpux: 1}"}, 1, []string{"gpux"}},
 		{[]string{"sim"}, 1, []string{"arg"}},
 		{[]string{"clear"}, 1, []string{"--gpu"}},
-		{[]string{"clear", "--gpu", "GPU-1", "--socket", "/nonexistent"}, 1, []string{"/nonexistent"}},
+		{[]string{"clear", "--gpu", "GPU-1", "--socket", "/nonexistent"}, 1, []string{"/nonexistent", "is it running", "health.socket"}},
 		{[]string{"detach", "--socket", "/nonexistent"}, 1, []string{"/nonexistent"}},
 		{[]string{"detach", "--for", "48h", "--socket", "/nonexistent"}, 1, []string{`--for: "48h" is not a time of 1s to 24h`}},
 		{[]string{"detach", "GPU-1"}, 1, []string{"unknown command"}},

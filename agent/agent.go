@@ -49,8 +49,9 @@ type Agent struct {
 	snapshots health.Latest[health.Snapshot]
 	events    events
 	reloaded  atomic.Pointer[metrics.Reload]
-	made      [sha256.Size]byte // Config.made of the configuration in force; reloadOn's own, like bad
-	bad       string            // what was wrong with the newest configuration, as it was logged
+	made      [sha256.Size]byte      // Config.made of the configuration in force; reloadOn's own, like bad
+	bad       string                 // what was wrong with the newest configuration, as it was logged
+	badConfig atomic.Pointer[string] // the same for whoever asks; it counts while reloaded is not OK
 	monitor   *health.Monitor
 	devices   *plugin.Plugin
 	totals    *metrics.Totals
@@ -68,7 +69,7 @@ func Run(ctx context.Context, loader Loader, build Build) error {
 	if err != nil {
 		return err
 	}
-	level := zap.NewAtomicLevel()
+	level := zap.NewAtomicLevelAt(c.Log.level())
 	log := newLogger(c.Log, level)
 	defer func() { _ = log.Sync() }() // a terminal cannot be synced, and says so
 
@@ -123,9 +124,7 @@ func (a *Agent) remember(c Config, boot string) []health.DeviceState {
 // apply puts a configuration in force: each part sees only a change of its own section.
 func (a *Agent) apply(c Config) {
 	a.made = c.made
-	if l, err := zapcore.ParseLevel(c.Log.Level); err == nil { // it was validated
-		a.level.SetLevel(l)
-	}
+	a.level.SetLevel(c.Log.level())
 	storeChanged(&a.source, sourceOf(c))
 	storeChanged(&a.health, c.Health)
 	storeChanged(&a.plugin, c.Plugin)
@@ -145,6 +144,15 @@ func storeChanged[T any](l *health.Latest[T], v T) {
 	if was := l.Load(); was == nil || !reflect.DeepEqual(*was, v) {
 		l.Store(&v)
 	}
+}
+
+// level is the least that is logged. The word for it was validated.
+func (c LogConfig) level() zapcore.Level {
+	l, err := zapcore.ParseLevel(c.Level)
+	if err != nil {
+		return zapcore.InfoLevel
+	}
+	return l
 }
 
 func newLogger(c LogConfig, level zap.AtomicLevel) *zap.Logger {

@@ -161,7 +161,7 @@ func TestStrayEnv(t *testing.T) {
 		"GPU_NODE_AGENT_METRICS_SERVICE_HOST=10.0.0.1", "GPU_NODE_AGENT_METRICS_PORT=tcp://10.0.0.1:9400", "GPU_NODE_AGENT_METRICS_PORT_9400_TCP=x",
 		"GPU_NODE_AGENT_OTHER_THING=x", "GPU_NODE_AGENT=x", "PATH=x",
 	}, []string{"source.mode", "health.stateFile"})
-	if len(notes) != 1 || notes[0] != "GPU_NODE_AGENT_SOURCE_MOED: no key is called so, and nothing is set; did you mean GPU_NODE_AGENT_SOURCE_MODE?" {
+	if len(notes) != 1 || notes[0] != "GPU_NODE_AGENT_SOURCE_MOED: no key has this name, and nothing is set; did you mean GPU_NODE_AGENT_SOURCE_MODE?" {
 		t.Errorf("%q", notes)
 	}
 }

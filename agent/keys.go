@@ -124,7 +124,7 @@ func strayEnv(environ, known []string) (notes []string) {
 		_, isSection := fieldNamed(reflect.TypeFor[Config](), section)
 		service := strings.Contains(rest, "_SERVICE_") || strings.HasSuffix(rest, "_PORT") || strings.Contains(rest, "_PORT_")
 		if ours && below && isSection && !service && !taken[name] {
-			notes = append(notes, name+": no key is called so, and nothing is set"+suggest(name, slices.Collect(maps.Keys(taken))))
+			notes = append(notes, name+": no key has this name, and nothing is set"+suggest(name, slices.Collect(maps.Keys(taken))))
 		}
 	}
 	slices.Sort(notes)

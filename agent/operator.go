@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -28,7 +30,8 @@ type question struct {
 
 // Cleared is the answer to a Clear.
 type Cleared struct {
-	Cleared []string `json:"cleared"` // causes
+	Cleared []string        `json:"cleared"` // causes
+	Stands  []FindingStatus `json:"stands"`  // what is wrong with the device all the same, the worst first
 }
 
 // runOperator serves the operator's socket where the configuration wants it.
@@ -58,7 +61,34 @@ func (a *Agent) operate(ctx context.Context, line string) (any, error) {
 		return a.attach(ctx)
 	}
 	causes, err := a.monitor.Clear(q.Clear.Device, q.Clear.Cause)
-	return Cleared{causes}, err
+	if err != nil {
+		return nil, err
+	}
+	answer := Cleared{list(causes), []FindingStatus{}}
+	if d := byID(a.snapshots.Load().Devices)[q.Clear.Device]; d != nil {
+		answer.Stands = findingStatuses(d.Verdict.Findings)
+	}
+	return answer, nil
+}
+
+func (c Cleared) text() string {
+	first := "cleared " + strings.Join(c.Cleared, ", ")
+	switch {
+	case len(c.Cleared) > 0:
+	case len(c.Stands) == 0:
+		first += "nothing: no findings stand"
+	default:
+		first += "nothing: what stands ends with its reason only"
+	}
+	lines := []string{first}
+	for _, f := range c.Stands {
+		line := fmt.Sprintf("%s stands: %s; %s", f.Cause, f.Reason, f.Action)
+		if f.From != "" {
+			line += fmt.Sprintf(" (it is of %s)", f.From)
+		}
+		lines = append(lines, line)
+	}
+	return strings.Join(lines, "\n")
 }
 
 func parseQuestion(line string) (question, error) {
@@ -87,6 +117,12 @@ func ask[T any](ctx context.Context, socket string, q question) (T, error) {
 		return answer.Result, errors.New("health.socket: not set, so the agent cannot be spoken to; set it, or use --socket")
 	}
 	text, err := control.Ask(ctx, socket, q)
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
+		if errors.Is(err, fs.ErrPermission) {
+			return answer.Result, fmt.Errorf("an operator's word is for root only: %w", err)
+		}
+		return answer.Result, fmt.Errorf("no agent listens there (is it running, and is that its health.socket?): %w; see gpu-node-agent doctor", err)
+	}
 	if err != nil {
 		return answer.Result, err
 	}

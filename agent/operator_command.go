@@ -50,7 +50,8 @@ func clearCommand(loader *Loader) *cobra.Command {
 		Short: "Tell the agent that a GPU is well again",
 		Long: `Tell the agent that a GPU is well again: an operator's word, for root only.
 
-Findings that still stand are found again by the next poll.`,
+What the newest measurement shows to stand is not cleared: a GPU that is lost stays so until it is back. Neither is what
+was decided: cordoned ends with health.cordon. All that stands on it afterwards is printed.`,
 		Example: `  gpu-node-agent clear --gpu GPU-6f1a1b2c-…
   gpu-node-agent clear --gpu GPU-6f1a1b2c-… --cause xid-79`,
 		PreRunE: func(*cobra.Command, []string) error {
@@ -64,7 +65,7 @@ Findings that still stand are found again by the next poll.`,
 		if err != nil {
 			return "", err
 		}
-		return "cleared " + cmp.Or(strings.Join(answer.Cleared, ", "), "nothing: no findings stand"), nil
+		return answer.text(), nil
 	})
 	cmd.Flags().StringVar((*string)(&c.Device), "gpu", "", "UUID of the device")
 	cmd.Flags().StringVar(&c.Cause, "cause", "", "the finding to clear, such as xid-79 (default: all)")

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap/zaptest"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
@@ -67,7 +68,8 @@ func operated(t *testing.T) (a *Agent, socket string) {
 	a.log = zaptest.NewLogger(t)
 	c := DefaultConfig()
 	c.Source.Mode = ModeSim
-	c.Health.Socket = filepath.Join(tempDir(t), "agent.sock")
+	dir := tempDir(t)
+	c.Health.Socket, c.Source.Sim.Control = filepath.Join(dir, "agent.sock"), filepath.Join(dir, "sim.sock")
 	a.apply(c)
 	ctx, cancel := context.WithCancel(t.Context())
 	var parts sync.WaitGroup
@@ -161,7 +163,7 @@ func TestOperatorDetaches(t *testing.T) {
 		}
 		mustHave(t, w.Body.String(), want.says...)
 	}
-	mustHave(t, a.status().Table(false, false), "source    sim detached since", "gpu-node-agent attach")
+	mustHave(t, a.status().Table(false, false), "source    sim detached for", "gpu-node-agent attach")
 
 	second, err := said[Detached](t, socket, question{Detach: &Detach{}}) // not even the kubelet is asked: it is so
 	if err != nil || !second.Already || !second.Since.Equal(first.Since) || !second.Until.Before(first.Until) || !strings.Contains(second.text(), "already, since") {
@@ -178,6 +180,89 @@ func TestOperatorDetaches(t *testing.T) {
 	}
 	if back, err = said[Attached](t, socket, question{Attach: &Attach{}}); err != nil || !back.Already || !strings.Contains(back.text(), "was not let go of") {
 		t.Errorf("a second attach: %+v, %v", back, err)
+	}
+}
+
+// What an operator clears, and what stands all the same.
+func TestOperatorClears(t *testing.T) {
+	t.Parallel()
+	a, socket := operated(t)
+	send := func(text string) {
+		t.Helper()
+		e, err := sim.ParseEvent(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		(&site{t: t}).eventually("an answer of the simulation", func() error {
+			_, err := sim.Send(t.Context(), a.source.Load().Sim.Control, e)
+			return err
+		})
+	}
+	var gpu health.DeviceID
+	stands := func(want string) {
+		t.Helper()
+		(&site{t: t}).eventually(want, func() error {
+			d := a.snapshots.Load().Devices[3]
+			gpu = d.Device.ID
+			if got := strings.Join(causesOf(d.Verdict), " "); got != want {
+				return fmt.Errorf("%s stands, want %s", got, want)
+			}
+			return nil
+		})
+	}
+	clear := func(cause string) (Cleared, error) {
+		t.Helper()
+		return said[Cleared](t, socket, question{Clear: &Clear{gpu, cause}})
+	}
+	stands("")
+	if c, err := clear(""); err != nil || c.text() != "cleared nothing: no findings stand" {
+		t.Errorf("a healthy GPU: %s, %v", c.text(), err)
+	}
+	send(`{gpu: 3, xid: 48, lost: true}`)
+	stands("xid-48 lost")
+	seq := a.snapshots.Load().Seq
+	if c, err := clear(""); err != nil || c.text() != "cleared xid-48\nlost stands: the GPU is lost: the driver cannot reach it any more; drain and reboot the node" {
+		t.Errorf("a lost GPU: %s, %v", c.text(), err)
+	}
+	if s := a.snapshots.Load(); s.Seq <= seq || s.Devices[3].Verdict.State != health.Unhealthy {
+		t.Errorf("%+v", s.Devices[3].Verdict)
+	}
+	if c, err := clear("lost"); err == nil || !strings.Contains(err.Error(), `cause "lost" of `+string(gpu)+" stands as it was just measured, and cannot be cleared: the GPU is lost") {
+		t.Errorf("a lost GPU: %s, %v", c.text(), err)
+	}
+	send(`{gpu: 3, lost: false}`)
+	stands("")
+	h := *a.health.Load()
+	h.Cordon = []string{"3"}
+	a.health.Store(&h)
+	stands("cordoned")
+	want := "cleared nothing: what stands ends with its reason only\ncordoned stands: named in health.cordon; to give it back to pods, take \"3\" out of health.cordon"
+	if c, err := clear(""); err != nil || c.text() != want {
+		t.Errorf("a cordoned GPU: %s, %v", c.text(), err)
+	}
+}
+
+func causesOf(v health.Verdict) []string {
+	var all []string
+	for _, f := range v.Findings {
+		all = append(all, f.Cause)
+	}
+	return all
+}
+
+func TestClearedText(t *testing.T) {
+	c := Cleared{[]string{"xid-48", "xid-95"}, []FindingStatus{{Cause: "lost", Reason: "it is gone", Action: "reboot", From: "GPU-1"}}}
+	if got, want := c.text(), "cleared xid-48, xid-95\nlost stands: it is gone; reboot (it is of GPU-1)"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
+
+// Whoever finds nobody on the socket is told what to look at.
+func TestAskNobody(t *testing.T) {
+	none := filepath.Join(tempDir(t), "agent.sock")
+	if _, err := ask[Cleared](t.Context(), none, question{Clear: &Clear{}}); err == nil ||
+		!strings.Contains(err.Error(), "no agent listens there (is it running, and is that its health.socket?)") || !strings.Contains(err.Error(), none) {
+		t.Errorf("%v", err)
 	}
 }
 

@@ -77,6 +77,7 @@ func (a *Agent) reload(why string) {
 			a.bad = err.Error()
 			a.log.Error("configuration is bad: the old one stays", zap.String("why", why), zap.String("file", a.loader.Path()), zap.Error(err))
 		}
+		a.badConfig.Store(new(err.Error()))
 		a.reloaded.Store(&metrics.Reload{OK: false, At: a.reloaded.Load().At})
 		return
 	}

@@ -128,7 +128,7 @@ func (a *Agent) runSource(ctx context.Context) error {
 		open, attach, run, err := newSource(*w, a.level, a.log)
 		if err == nil {
 			a.monitored.Store(&health.MonitorSource{
-				Kind: sourceKind(*c), Inventory: inventoryOf(*c), Open: open, Attach: attach, StallAfter: c.StallAfter,
+				Kind: sourceKind(*c), Inventory: inventoryOf(*c), Invented: c.Resolved() == ModeSim, Open: open, Attach: attach, StallAfter: c.StallAfter,
 			})
 			err = run(same)
 		}

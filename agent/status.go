@@ -30,6 +30,7 @@ type NodeStatus struct {
 type ConfigStatus struct {
 	OK    bool      `json:"ok"` // false: it was bad, and the one before is in force
 	Since time.Time `json:"since,omitzero"`
+	Error string    `json:"error,omitempty"` // what is wrong with it, a line for each fault
 }
 
 // SourceStatus is the state of what measures the GPUs.

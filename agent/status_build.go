@@ -20,6 +20,7 @@ type known struct {
 	now      time.Time
 	notReady []string
 	reload   metrics.Reload
+	bad      string           // what was wrong with the newest configuration
 	snapshot *health.Snapshot // nil before the first
 	plugin   plugin.Status
 	holders  plugin.Holders
@@ -31,7 +32,7 @@ type known struct {
 // status looks at what is known now. Like a scrape it asks nobody.
 func (a *Agent) status() NodeStatus {
 	return statusOf(known{
-		node: nodeName(), build: a.build, now: time.Now(), notReady: a.unready(), reload: *a.reloaded.Load(),
+		node: nodeName(), build: a.build, now: time.Now(), notReady: a.unready(), reload: *a.reloaded.Load(), bad: orEmpty(a.badConfig.Load()),
 		snapshot: a.snapshots.Load(), plugin: a.devices.Status(), holders: a.devices.Holders(),
 		kube: a.reporter.Status(), memory: a.keeper.Status(), events: a.events.latest(),
 	})
@@ -41,7 +42,7 @@ func statusOf(k known) NodeStatus {
 	s := NodeStatus{
 		Node: k.node, Version: k.build.Version, Revision: k.build.Revision, Time: k.now.UTC(),
 		Ready: len(k.notReady) == 0, NotReady: list(k.notReady), Events: list(k.events),
-		Config: ConfigStatus{k.reload.OK, k.reload.At.UTC()}, Kubelet: kubeletStatus(k.plugin, k.holders),
+		Config: configStatus(k), Kubelet: kubeletStatus(k.plugin, k.holders),
 		API:    APIStatus{k.kube.Enabled, k.kube.Writes, k.kube.Events, k.kube.Dropped, k.kube.Errors, k.kube.Condition, k.kube.Event},
 		Memory: MemoryStatus{k.memory.Path, k.memory.Err, k.memory.Since.UTC(), k.memory.Written.UTC()},
 		Source: SourceStatus{Status: health.SourceStarting.String()}, GPUs: []DeviceStatus{},
@@ -56,6 +57,14 @@ func statusOf(k known) NodeStatus {
 	}
 	s.GPUs = deviceStatuses(k.snapshot.Devices, k.holders)
 	return s
+}
+
+func configStatus(k known) ConfigStatus {
+	c := ConfigStatus{OK: k.reload.OK, Since: k.reload.At.UTC()}
+	if !c.OK {
+		c.Error = k.bad
+	}
+	return c
 }
 
 // The words of KubeletStatus.Plugin. What an older agent does not say is on.
@@ -111,19 +120,13 @@ func deviceStatus(d *health.DeviceState, h plugin.Holders) DeviceStatus {
 		UUID: d.Device.ID, Index: d.Device.Index, Model: d.Device.Model, PCI: d.Device.PCI, NUMA: d.Device.NUMA,
 		Profile: d.Device.Profile, MIGMode: d.Device.MIGMode, Presence: d.Sample.Presence.String(),
 		State: d.Verdict.State.String(), Since: d.Verdict.Since.UTC(),
-		Findings: make([]FindingStatus, 0, len(d.Verdict.Findings)), XIDs: []XIDStatus{}, Holders: []HolderStatus{},
+		Findings: findingStatuses(d.Verdict.Findings), XIDs: []XIDStatus{}, Holders: []HolderStatus{},
 		Fields: finite(d.Sample.Values),
 	}
 	if d.Device.Kind == health.KindMIG {
 		s.GI, s.CI = &d.Device.GI, &d.Device.CI
 	}
 	s.Values = valuesStatus(s.Fields, d.Device.Memory)
-	for _, f := range d.Verdict.Findings {
-		s.Findings = append(s.Findings, FindingStatus{
-			Cause: f.Cause, State: f.State.String(), Reason: f.Reason, Action: f.Action,
-			Since: f.Since.UTC(), Clears: f.Clears.String(), From: f.From,
-		})
-	}
 	for _, code := range slices.Sorted(maps.Keys(d.XIDCounts)) {
 		s.XIDs = append(s.XIDs, XIDStatus{XID: code, Name: health.LookupXID(code).Name, Count: d.XIDCounts[code]})
 	}
@@ -134,6 +137,17 @@ func deviceStatus(d *health.DeviceState, h plugin.Holders) DeviceStatus {
 		s.Holders = append(s.Holders, HolderStatus{holder.Namespace, holder.Pod, holder.Container, holder.Resource, holder.DeviceID})
 	}
 	return s
+}
+
+func findingStatuses(findings []health.Finding) []FindingStatus {
+	all := make([]FindingStatus, 0, len(findings))
+	for _, f := range findings {
+		all = append(all, FindingStatus{
+			Cause: f.Cause, State: f.State.String(), Reason: f.Reason, Action: f.Action,
+			Since: f.Since.UTC(), Clears: f.Clears.String(), From: f.From,
+		})
+	}
+	return all
 }
 
 func valuesStatus(fields map[health.Field]float64, memory uint64) ValuesStatus {
@@ -169,6 +183,13 @@ func finite(values map[health.Field]float64) map[health.Field]float64 {
 		}
 	}
 	return values
+}
+
+func orEmpty(s *string) string {
+	if s == nil {
+		return ""
+	}
+	return *s
 }
 
 // list is an empty list rather than none: JSON has [] then, not null.

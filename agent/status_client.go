@@ -52,6 +52,8 @@ func AskStatus(ctx context.Context, address string, access Access) (NodeStatus, 
 	}
 	var s NodeStatus
 	switch {
+	case res.StatusCode == http.StatusUnauthorized && access.User != "":
+		err = fmt.Errorf("%s does not take this name and password; see --user, and the password in $%s", req.URL.Host, PasswordEnv)
 	case res.StatusCode == http.StatusUnauthorized:
 		err = fmt.Errorf("%s wants a name and a password; use --user NAME, with the password in $%s", req.URL.Host, PasswordEnv)
 	case res.StatusCode == http.StatusBadRequest && strings.Contains(string(text), "HTTPS"):

@@ -101,9 +101,7 @@ func (s NodeStatus) Table(wide, colour bool) string {
 // top writes what is not about devices.
 func (p *printer) top(s NodeStatus) {
 	source := strings.TrimSpace(s.Source.Kind + " " + s.Source.Status)
-	if age := ageText(s.Time, s.Source.Since); age != "" {
-		source += " since " + age
-	}
+	source = strings.TrimSpace(source + " " + forText(s.Time, s.Source.Since))
 	up := cell{source, colourGreen}
 	switch s.Source.Status {
 	case "up":
@@ -122,7 +120,7 @@ func (p *printer) top(s NodeStatus) {
 		}
 	}
 	if s.Source.Reconnects > 0 {
-		line = append(line, fmt.Sprintf("opened again %d times", s.Source.Reconnects))
+		line = append(line, "opened again "+counted(s.Source.Reconnects, "time", "times"))
 	}
 	fmt.Fprintf(p, "node      %s; gpu-node-agent %s\n", p.paint(cell{s.Node, colourBold}), printable(s.Version))
 	fmt.Fprintf(p, "source    %s\n", strings.Join(line, "; "))
@@ -155,7 +153,7 @@ func (p *printer) top(s NodeStatus) {
 		fmt.Fprintf(p, "memory    %s\n", p.paint(cell{memoryTrouble(s.Memory), colourYellow}))
 	}
 	if !s.Config.OK {
-		fmt.Fprintf(p, "config    %s\n", p.paint(cell{"the file is bad: the configuration before it is in force", colourRed}))
+		fmt.Fprintf(p, "config    %s: %s\n", p.paint(cell{"the file is bad", colourRed}), printable(configTrouble(s.Time, s.Config)))
 	}
 }
 
@@ -172,7 +170,7 @@ func (p *printer) devices(s NodeStatus, wide bool) {
 		p.WriteString("no GPUs\n")
 		return
 	}
-	head := headings("GPU", "MODEL", "STATE", "SINCE", "CAUSE", "TEMP", "POWER", "UTIL", "MEMORY", "XIDS")
+	head := headings("GPU", "MODEL", "STATE", "FOR", "CAUSE", "TEMP", "POWER", "UTIL", "MEMORY", "XIDS")
 	if wide {
 		head = append(head, headings("UUID", "PCI")...)
 	}
@@ -207,11 +205,11 @@ func (p *printer) findings(s NodeStatus, wide bool) {
 	for _, t := range troubles(s) {
 		p.WriteByte('\n')
 		for _, f := range t.Findings {
-			fmt.Fprintf(p, "%s %s since %s: %s: %s\n", nameText(t.Device), p.paint(stateCell(f.State)),
+			fmt.Fprintf(p, "%s %s for %s: %s: %s\n", nameText(t.Device), p.paint(stateCell(f.State)),
 				cmp.Or(ageText(s.Time, f.Since), "-"), p.paint(cell{f.Cause, colourBold}), printable(f.Reason))
 			fmt.Fprintf(p, "  action: %s\n", printable(f.Action))
 			if wide {
-				fmt.Fprintf(p, "  %s\n", printable(clearsText(f.Clears)))
+				fmt.Fprintf(p, "  %s\n", printable(clearsText(f)))
 			}
 		}
 	}

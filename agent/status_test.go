@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"encoding/json"
+	"html/template"
 	"math"
 	"net/http"
 	"net/http/httptest"
@@ -140,7 +141,7 @@ func TestPage(t *testing.T) {
 	page := pageOf(t, aNode())
 	mustHave(t, page, "gpu-node-agent 1.2.3", "<h1>node-1</h1>", "<title>node-1, 1 unhealthy, 1 degraded – gpu-node-agent</title>",
 		`href="/metrics"`, `href="/readyz"`, `href="/api/v1/snapshot"`, `<noscript><meta http-equiv="refresh" content="5">`,
-		"1 unhealthy", "1 degraded", "1 healthy", "since 1d2h", "driver 580.95.05, CUDA 13.0, DCGM 4.6.0", "<dt>reconnects</dt><dd>2</dd>",
+		"1 unhealthy", "1 degraded", "1 healthy", "for 1d2h", "driver 580.95.05, CUDA 13.0, DCGM 4.6.0", "<dt>reconnects</dt><dd>2</dd>",
 		"2 of 3 healthy · 5 allocations, 4 refused: unknown_device · 1 audit mismatch<", "not registered</span> the kubelet said no", "List: denied",
 		"XID 79: ", "unhealthy, was healthy: lost: the GPU is lost",
 		"API server <span class=\"badge degraded\">not told</span>", "12 condition writes, 4 events, 1 event given up, 2 failed requests", "events: events is forbidden",
@@ -148,7 +149,7 @@ func TestPage(t *testing.T) {
 	mustHave(t, section(t, page, 0), "51 °C", "312 W", "87 %", `<rect width="87"`, "40.0 / 80.0 GiB", `<rect width="50"`,
 		"training/llm-0 (torch) ×2", "web/chat-1 (vllm)", "GPU-0", "00000000:1B:00.0", "NUMA 0")
 	lost := section(t, page, 1)
-	mustHave(t, lost, "unhealthy", "lost</strong>", "since 1m30s", "drain and reboot the node", "31 ×2, 79 ×1", "last 79, 1m35s ago", "nobody", "– / 80.0 GiB")
+	mustHave(t, lost, "unhealthy", "lost</strong>", "for 1m30s", "drain and reboot the node", "31 ×2, 79 ×1", "last 79, 1m35s ago", "nobody", "– / 80.0 GiB")
 	for _, zero := range []string{"0 °C", "0 W", "0 %", "<rect"} {
 		if strings.Contains(strings.ReplaceAll(lost, "80.0", ""), zero) {
 			t.Errorf("%q of a GPU that measures nothing:\n%s", zero, lost)
@@ -378,21 +379,65 @@ func TestEventsAreBounded(t *testing.T) {
 
 // When a finding goes is said in the same words on the page and in the table.
 func TestClearsText(t *testing.T) {
-	if want, got := "clears with a GPU reset", clearsText(health.ClearsGPUReset.String()); got != want {
+	if want, got := "clears with a GPU reset", clearsText(FindingStatus{Clears: health.ClearsGPUReset.String()}); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	for c := health.ClearsItself; !strings.HasPrefix(c.String(), "%!"); c++ {
 		k := aNode()
 		k.snapshot.Devices[1].Verdict.Findings[0].Clears = c // of the lost one
-		text := clearsText(c.String())
+		text := clearsText(FindingStatus{Clears: c.String()})
 		if strings.Contains(text, ":") {
 			t.Errorf("%v has no words of its own: %q", c, text)
 		}
 		mustHave(t, section(t, pageOf(t, k), 1), " · "+text+"</span>")
 		mustHave(t, statusOf(k).Table(true, false), "cannot reach it any more\n  action: drain and reboot the node\n  "+text+"\n")
 	}
-	if got := clearsText("in the spring"); got != "clears: in the spring" {
+	if got := clearsText(FindingStatus{Clears: "in the spring"}); got != "clears: in the spring" {
 		t.Errorf("of a newer agent: %q", got)
+	}
+}
+
+// That it goes by itself is no reason to leave it.
+func TestClearsItselfText(t *testing.T) {
+	for cause, want := range map[string]string{health.CauseLost: "clears when it is gone", "xid-63": "clears a while after the last one"} {
+		if got := clearsText(FindingStatus{Cause: cause, Clears: health.ClearsItself.String()}); got != want {
+			t.Errorf("%s %s, want %s", cause, got, want)
+		}
+	}
+}
+
+// What is wrong with the file is said where it is said that it is bad.
+func TestBadConfigIsShown(t *testing.T) {
+	long := "source: " + strings.Repeat("ä", 1000)
+	for name, c := range map[string]struct{ bad, want string }{
+		"one fault":  {"health.confirm: 0 is out of range", "health.confirm: 0 is out of range; the one before it has been in force for 1h"},
+		"two faults": {"a: <b>\nc: d", "a: <b> (gpu-node-agent check-config says all of it); the one before"},
+		"a long one": {long, long[:8+2*192] + "… (gpu-node-agent check-config says all of it); the one before"},
+		"not said":   {"", "see the log, or gpu-node-agent check-config; the one before"},
+	} {
+		k := aNode()
+		k.bad = c.bad
+		if s := statusOf(k); s.Config.Error != "" || strings.Contains(s.Table(false, false), "the file is bad") {
+			t.Errorf("%s: what is over is shown: %+v", name, s.Config)
+		}
+		k.reload.OK = false
+		s := statusOf(k)
+		if s.Config.Error != c.bad {
+			t.Errorf("%s: %q", name, s.Config.Error)
+		}
+		mustHave(t, s.Table(false, false), "config    the file is bad: "+c.want)
+		mustHave(t, pageOf(t, k), `<span class="badge">bad</span> `+template.HTMLEscapeString(c.want))
+	}
+	k := aNode()
+	k.reload = metrics.Reload{}
+	mustHave(t, statusOf(k).Table(false, false), "; the one before it is in force\n")
+}
+
+func TestOpenedAgainText(t *testing.T) {
+	for n, want := range map[uint64]string{1: "; opened again 1 time\n", 2: "; opened again 2 times\n"} {
+		k := aNode()
+		k.snapshot.Source.Reconnects = n
+		mustHave(t, statusOf(k).Table(false, false), want)
 	}
 }
 

@@ -138,35 +138,18 @@ func counted(n uint64, one, many string) string {
 	return fmt.Sprint(n, " ", many)
 }
 
-// apiText is "12 condition writes, 4 events, 1 event given up, 2 failed requests".
-func apiText(s APIStatus) string {
-	return strings.Join([]string{
-		counted(s.Writes, "condition write", "condition writes"), counted(s.Events, "event", "events"),
-		counted(s.Dropped, "event given up", "events given up"), counted(s.Errors, "failed request", "failed requests"),
-	}, ", ")
-}
+// forText is "for 5s": how long something has been so, nothing if that is not known.
+func forText(now, since time.Time) string { return orNot("for %s", ageText(now, since)) }
 
-// apiErrors are what cannot be written to the API server now.
-func apiErrors(s APIStatus) []string {
-	var all []string
-	for _, e := range []string{orNot("condition: %s", s.ConditionError), orNot("events: %s", s.EventError)} {
-		if e != "" {
-			all = append(all, e)
-		}
-	}
-	return all
-}
-
-// memoryTrouble says that findings are not kept, and why.
-func memoryTrouble(m MemoryStatus) string {
-	return "a restart of the agent would forget findings: " + m.Error
-}
-
-// clearsText is "clears with a GPU reset": when a finding goes.
-func clearsText(clears string) string {
-	switch clears {
+// clearsText is "clears with a GPU reset": when a finding goes. One that goes with what it reports is no reason to do
+// nothing about it.
+func clearsText(f FindingStatus) string {
+	switch f.Clears {
 	case health.ClearsItself.String():
-		return "clears by itself"
+		if strings.HasPrefix(f.Cause, "xid-") {
+			return "clears a while after the last one"
+		}
+		return "clears when it is gone"
 	case health.ClearsGPUReset.String():
 		return "clears with a GPU reset"
 	case health.ClearsReboot.String():
@@ -176,7 +159,7 @@ func clearsText(clears string) string {
 	case health.ClearsRestart.String():
 		return "clears with a restart of the application"
 	default: // a newer agent's
-		return "clears: " + clears
+		return "clears: " + f.Clears
 	}
 }
 

@@ -10,9 +10,10 @@ import (
 )
 
 // Clear is an operator's word that a device is well again: it drops the device's finding of that cause, or
-// all of them if cause is empty, and returns the causes that it has dropped. What still stands is found
-// again by the next poll. The error names what there is to clear. A decision is not the device's fault and ends
-// with its reason only.
+// all of them if cause is empty, and returns the causes that it has dropped. What a source that is up shows to stand is
+// not dropped, not even until the next poll: the kubelet would give the device out meanwhile. To ask for such a cause is an
+// error, and so is a cause that does not stand; the error names what there is to clear. A decision is not the device's
+// fault and ends with its reason only.
 func (m *Monitor) Clear(id DeviceID, cause string) ([]string, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -25,6 +26,8 @@ func (m *Monitor) Clear(id DeviceID, cause string) ([]string, error) {
 		return nil, fmt.Errorf("device %q is not known; use one of %s", id, orNone(known))
 	}
 	d := m.now.Devices[i]
+	c := m.config.Load()
+	stands := func(f Finding) bool { return c != nil && m.now.Source.Status == SourceUp && d.shows(*c, f) }
 	var dropped, own, inherited []string
 	for _, f := range d.Verdict.Findings {
 		switch {
@@ -34,7 +37,9 @@ func (m *Monitor) Clear(id DeviceID, cause string) ([]string, error) {
 			if f.Cause == cause {
 				return nil, fmt.Errorf("cause %q of %s is no fault that can be cleared: %s; %s", cause, id, f.Reason, f.Action)
 			}
-		case cause == "" || f.Cause == cause:
+		case f.Cause == cause && stands(f):
+			return nil, fmt.Errorf("cause %q of %s stands as it was just measured, and cannot be cleared: %s; %s", cause, id, f.Reason, f.Action)
+		case f.Cause == cause, cause == "" && !stands(f):
 			dropped = append(dropped, f.Cause)
 		default:
 			own = append(own, f.Cause)
@@ -64,13 +69,22 @@ func (m *Monitor) Clear(id DeviceID, cause string) ([]string, error) {
 			})
 		}
 	}
-	if c := m.config.Load(); c != nil { // what was decided for its sake ends too, though no poll may come
+	if c != nil { // what was decided for its sake ends too, though no poll may come
 		m.now.Devices = decide(*c, before, m.now.Devices, m.held, m.release, now)
 	}
 	m.log.Warn("cleared by an operator", zap.String("device", string(id)), zap.Strings("causes", dropped))
 	logChanges(m.log, before, m.now.Devices)
 	m.store()
 	return dropped, nil
+}
+
+// shows tells whether a finding of the device is of what its newest sample shows.
+func (d DeviceState) shows(c Config, f Finding) bool {
+	return slices.ContainsFunc(seen(c, d.Sample), func(g Finding) bool { return g.Cause == f.Cause }) ||
+		slices.ContainsFunc(d.Sample.Incidents, func(i Incident) bool {
+			g, bad := incidentFinding(c, d.Device, i, d.Sample.At)
+			return bad && g.Cause == f.Cause
+		})
 }
 
 // without returns the verdict without some of its findings.

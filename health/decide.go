@@ -45,7 +45,7 @@ func decide(c Config, before, judged []DeviceState, held Held, r *release, now t
 		var made []Finding
 		if word, yes := c.cordons(names[i]); yes && !slices.ContainsFunc(ofGPU[d.Device.Parent], Finding.cordon) {
 			made = append(made, old.since(Finding{
-				Cause: CauseCordoned, State: Unhealthy, Reason: "cordoned by health.cordon",
+				Cause: CauseCordoned, State: Unhealthy, Reason: "named in health.cordon",
 				Action: fmt.Sprintf("to give it back to pods, take %q out of health.cordon", word), Since: now, Last: now, Clears: ClearsItself,
 			}))
 		}
@@ -100,7 +100,7 @@ func isolation(why Finding, free bool, now time.Time) Finding {
 		action = "reset the GPU when the pod that holds it has ended"
 	}
 	return Finding{
-		Cause: CauseIsolated, State: Unhealthy, Reason: "isolated for a reset between jobs: " + why.Reason, Action: action,
+		Cause: CauseIsolated, State: Unhealthy, Reason: "kept free for a reset between jobs: " + why.Reason, Action: action,
 		Since: now, Last: now, Clears: ClearsItself,
 	}
 }

@@ -46,7 +46,7 @@ func TestCordon(t *testing.T) {
 		}
 		for _, d := range known {
 			for _, f := range d.Verdict.Findings {
-				if f.Cause != CauseCordoned || f.Reason != "cordoned by health.cordon" || !strings.Contains(f.Action, "out of health.cordon") ||
+				if f.Cause != CauseCordoned || f.Reason != "named in health.cordon" || !strings.Contains(f.Action, "out of health.cordon") ||
 					(f.From != "") != (d.Device.Kind == KindMIG && c.want[0] == u) {
 					t.Errorf("%q: %s: %+v", c.words, d.Device.ID, f)
 				}
@@ -189,7 +189,7 @@ func TestIsolation(t *testing.T) {
 	c.IsolatePending = true
 	known = judgeAll(c, known, 1, nobody, map[DeviceID]Sample{"GPU-0": pending}, gpu0)
 	f := known[0].Verdict.Findings[0]
-	if f.Reason != "isolated for a reset between jobs: a memory row waits to be remapped" || f.Action != "reset the GPU now: no pod holds it" {
+	if f.Reason != "kept free for a reset between jobs: a memory row waits to be remapped" || f.Action != "reset the GPU now: no pod holds it" {
 		t.Errorf("%+v", f)
 	}
 	// A pod that was admitted in the last moment is not to be killed by the advice.

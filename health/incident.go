@@ -140,7 +140,7 @@ func (c IncidentConfig) Validate() error {
 	lists := []effectList[int]{{effect: EffectUnhealthy}, {effect: EffectWarn}, {effect: EffectIgnore}}
 	for i, words := range [][]string{c.Unhealthy, c.Warn, c.Ignore} {
 		for _, word := range words {
-			code, ok := incidentCode(word)
+			code, ok := IncidentCode(word)
 			if !ok {
 				errs = append(errs, fmt.Errorf("%v: %q is no incident of DCGM's; use a name such as DCGM_FR_NVLINK_DOWN or its number",
 					lists[i].effect, word))
@@ -159,7 +159,7 @@ func (c IncidentConfig) Validate() error {
 // WARN never makes a device Unhealthy.
 func (c IncidentConfig) Effect(d Device, i Incident) Effect {
 	is := func(word string) bool {
-		code, ok := incidentCode(word)
+		code, ok := IncidentCode(word)
 		return ok && code == i.Code
 	}
 	r := ruleOf(i.Code)
@@ -190,11 +190,11 @@ func incidentName(code int) string {
 	return "DCGM code " + strconv.Itoa(code)
 }
 
-// incidentCode reads a name, with or without its prefix and in any case, or a number. Numbers that are not
+// IncidentCode reads a name, with or without its prefix and in any case, or a number. Numbers that are not
 // in the table are fine: DCGM may be newer than the table.
-func incidentCode(word string) (int, bool) {
+func IncidentCode(word string) (code int, ok bool) {
 	word = strings.ToUpper(strings.TrimSpace(word))
-	code := slices.Index(incidentNames[:], strings.TrimPrefix(word, incidentNamePrefix))
+	code = slices.Index(incidentNames[:], strings.TrimPrefix(word, incidentNamePrefix))
 	if code < 0 {
 		n, err := strconv.ParseUint(word, 10, 31)
 		if err != nil {

@@ -85,9 +85,12 @@ func Remember(s *Snapshot, bootID string) Memory {
 }
 
 // Recall returns what holds of the memory now. A reboot clears all but what a reboot does not cure. Only in
-// the same boot and with the same source is a GPU that has gone since still missed: otherwise it may have
-// been taken out.
+// the same boot is a GPU that has gone since still missed: otherwise it may have been taken out. What another source has
+// shown is nothing here: a simulation's devices are no others'.
 func (m Memory) Recall(bootID, source string, now time.Time) (devices []DeviceState, missed bool) {
+	if m.Source != source {
+		return nil, false
+	}
 	sameBoot := m.BootID == "" || bootID == "" || m.BootID == bootID
 	for _, d := range m.Devices {
 		v := d.Verdict
@@ -113,7 +116,7 @@ func (m Memory) Recall(bootID, source string, now time.Time) (devices []DeviceSt
 			devices = append(devices, DeviceState{Device: d.Device, Verdict: v})
 		}
 	}
-	return devices, sameBoot && m.Source == source
+	return devices, sameBoot
 }
 
 func notAfter(t, now time.Time) time.Time {

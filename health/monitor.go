@@ -15,6 +15,7 @@ import (
 type MonitorSource struct {
 	Kind       string // shown as Source.Kind
 	Inventory  string // names the set of devices: a source with another one does not miss those of this
+	Invented   bool   // no real devices: those of another inventory are no more known with it, nor its own with another
 	Open       Opener
 	Attach     Opener        // as Open, and has a host engine take the driver back before; nil where no other process holds it
 	StallAfter time.Duration // a call that takes longer is shown as a stalled source
@@ -82,15 +83,19 @@ func (m *Monitor) Run(ctx context.Context) error {
 	var config sync.WaitGroup
 	defer config.Wait()
 	config.Go(func() { m.followConfig(ctx) })
-	inventory := ""
-	for first := true; ctx.Err() == nil; first = false {
+	var before *MonitorSource
+	for ctx.Err() == nil {
 		src, same, cancel := While(ctx, m.source, func(s *MonitorSource) *MonitorSource { return s })
 		if src == nil {
 			cancel()
 			return nil // ctx has ended before there was one
 		}
-		m.fresh = m.fresh || !first && src.Inventory != inventory
-		inventory = src.Inventory
+		other := before != nil && src.Inventory != before.Inventory
+		m.fresh = m.fresh || other
+		if other && (src.Invented || before.Invented) {
+			m.forget()
+		}
+		before = src
 		m.publish(func(s *Snapshot) {
 			s.Source.Kind = src.Kind
 			if s.Source.Status != SourceDetached {
@@ -201,7 +206,7 @@ func call[T any](ctx context.Context, c caller, what string, f func(context.Cont
 		case r := <-done:
 			return r.v, r.err
 		case <-stalled.C:
-			c.m.trouble(SourceStalled, fmt.Sprintf("%s has not returned for %v", what, c.stallAfter))
+			c.m.trouble(SourceStalled, fmt.Sprintf("%s has not returned within %v", what, c.stallAfter))
 		case <-ending:
 			ending, abandon = nil, time.After(abandonAfter)
 		case <-abandon:
@@ -255,6 +260,15 @@ func (s *Source) become(status SourceStatus, why string, now time.Time) {
 		s.Status, s.Since = status, now
 	}
 	s.Err = why
+}
+
+// forget drops the devices of a source that has nothing to do with the next: to show them, and let them be given out,
+// until that one is up would be to make them up. A source that may see the same devices keeps them, for pods hold them.
+func (m *Monitor) forget() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	logChanges(m.log, m.now.Devices, nil)
+	m.now.Devices, m.now.At, m.now.Source.Versions = nil, time.Time{}, Versions{}
 }
 
 func (m *Monitor) publish(change func(*Snapshot)) {

@@ -45,7 +45,7 @@ func (m *Monitor) decideAgain(c Config, now time.Time) {
 // sayIdle logs which words of health.cordon mean no device, if they are others than before. m.mu is held.
 func (m *Monitor) sayIdle(words []string) {
 	if len(words) > 0 && !slices.Equal(words, m.idle) {
-		m.log.Warn("no device of this node is called so", zap.String("key", "health.cordon"), zap.Strings("entries", words))
+		m.log.Warn("no device of this node has this name", zap.String("key", "health.cordon"), zap.Strings("entries", words))
 	}
 	m.idle = words
 }

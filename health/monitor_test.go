@@ -373,7 +373,7 @@ func TestMonitorCordonsWithoutASource(t *testing.T) {
 			t.Fatalf("%+v", s)
 		}
 		for _, more := range []string{"5", "GPU-x"} {
-			line := b.logs.FilterMessage("no device of this node is called so").All()
+			line := b.logs.FilterMessage("no device of this node has this name").All()
 			if len(line) != 1 || line[0].ContextMap()["key"] != "health.cordon" || !slices.Contains(line[0].ContextMap()["entries"].([]any), any(more)) {
 				t.Errorf("%s: %v", more, line)
 			}

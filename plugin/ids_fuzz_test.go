@@ -48,7 +48,7 @@ func FuzzDeviceID(f *testing.F) {
 				}
 			}
 			if strings.HasSuffix(id, ":") {
-				return // and no device is called so
+				return // and no device has this name
 			}
 			// A replica of it is held by the same.
 			if replica, same := resolve(resource, id+replicaSep+"0"); replica != device || same != ok {

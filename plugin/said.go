@@ -21,7 +21,7 @@ func (p *Plugin) sayIdle(idle []idleSelectors) {
 	for _, i := range idle {
 		known := slices.ContainsFunc(p.idle, func(was idleSelectors) bool { return was.key == i.key && slices.Equal(was.words, i.words) })
 		if !known {
-			p.log.Warn("no device of this node is called so", zap.String("key", i.key), zap.Strings("entries", i.words))
+			p.log.Warn("no device of this node has this name", zap.String("key", i.key), zap.Strings("entries", i.words))
 		}
 	}
 	p.idle = idle

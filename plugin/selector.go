@@ -48,7 +48,7 @@ type idleSelectors struct {
 	words []string
 }
 
-// idle returns the selectors that name a device by UUID, index or place, and no device of this node is called so. A model
+// idle returns the selectors that name a device by UUID, index or place, and no device of this node has this name. A model
 // or a profile that none has is no such: one file may serve many nodes.
 func (c Config) idle(all []candidate) (idle []idleSelectors) {
 	add := func(key string, selectors []string) {

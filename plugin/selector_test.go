@@ -98,7 +98,7 @@ func TestIdleSelectors(t *testing.T) {
 		}
 		var got []string
 		for _, e := range logs.TakeAll() {
-			if e.Message == "no device of this node is called so" {
+			if e.Message == "no device of this node has this name" {
 				got = append(got, fmt.Sprint(e.ContextMap()["key"], " ", e.ContextMap()["entries"]))
 			}
 		}

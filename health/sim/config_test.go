@@ -19,6 +19,8 @@ scenario:
 - {at: 10s, gpu: 3, lost: true}
 - {at: 5s, gpu: 1, recoveryAction: reset}
 - {at: 5s, gpu: 2, rowRemapPending: true, temperature: 97}
+- {at: 6s, gpu: 2, rowRemapFailed: true, doubleBitErrors: 3, clocksSlowed: true}
+- {at: 7s, gpu: 2, incident: DCGM_FR_NVLINK_DOWN, severity: warn}
 - {at: 30s, source: stalled}
 control: ""
 `
@@ -33,6 +35,8 @@ control: ""
 		ev(t, 10*time.Second, `{gpu: 3, lost: true}`),
 		ev(t, 5*time.Second, `{gpu: 1, recoveryAction: reset}`),
 		ev(t, 5*time.Second, `{gpu: 2, rowRemapPending: true, temperature: 97}`),
+		ev(t, 6*time.Second, `{gpu: 2, rowRemapFailed: true, doubleBitErrors: 3, clocksSlowed: true}`),
+		ev(t, 7*time.Second, `{gpu: 2, incident: DCGM_FR_NVLINK_DOWN, severity: warn}`),
 		ev(t, 30*time.Second, `{source: stalled}`),
 	}}
 	if !reflect.DeepEqual(got, want) {
@@ -80,12 +84,20 @@ func TestValidateNamesTheKeyAndWhatIsRight(t *testing.T) {
 			`loop: -1m0s is too short; use 0 to run once, or 100ms and more`,
 		}},
 		{"no effect", Config{Profile: "h100-8", Scenario: []Event{{}}}, []string{
-			`scenario[0]: nothing would happen; say at least one of xid, lost, recoveryAction, rowRemapPending, temperature, mig, times, source`,
+			`scenario[0]: nothing would happen; say at least one of ` + strings.Join(effectKeys(), ", "),
 		}},
 		{"words", Config{Profile: "h100-8", Scenario: []Event{{GPU: ok(0).GPU, RecoveryAction: &bad, Source: &bad, XID: &xid0}}}, []string{
 			`scenario[0].xid: 0 is not an XID; use 1 to 999`,
 			`scenario[0].recoveryAction: "explode" is not known; use one of none, reset, reboot, drainP2P, drainAndReset`,
 			`scenario[0].source: "explode" is not known; use one of up, down, stalled, blind`,
+		}},
+		{"pages", Config{Profile: "h100-8", Scenario: []Event{ev(t, 0, `{gpu: 0, retiredPages: 63}`)}}, []string{
+			`scenario[0].retiredPages: the GPUs of profile h100-8 remap rows and retire no pages; use rowRemapFailed, or profile v100-16`,
+		}},
+		{"checks", Config{Profile: "h100-8", Scenario: []Event{{GPU: ok(0).GPU, Incident: &bad, Severity: &bad}, {GPU: ok(0).GPU, Severity: &bad}}}, []string{
+			`scenario[0].incident: "explode" is no incident of DCGM's; use a name such as DCGM_FR_NVLINK_DOWN`,
+			`scenario[0].severity: "explode" is not known; use one of fail, warn, none`,
+			`scenario[1].severity: is for incident; say which`,
 		}},
 		{"no gpu", Config{Profile: "h100-8", Scenario: []Event{{XID: ok(0).XID}}}, []string{
 			`scenario[0].gpu: is missing; say which GPU this happens to`,

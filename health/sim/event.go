@@ -23,7 +23,13 @@ type Event struct {
 	Lost            *bool         `yaml:"lost,omitempty" json:"lost,omitempty"`                       // off the bus, with its MIG devices; false: back
 	RecoveryAction  *string       `yaml:"recoveryAction,omitempty" json:"recoveryAction,omitempty"`   // none, reset, reboot, drainP2P, drainAndReset
 	RowRemapPending *bool         `yaml:"rowRemapPending,omitempty" json:"rowRemapPending,omitempty"` // rows wait for a reset to be remapped
+	RowRemapFailed  *bool         `yaml:"rowRemapFailed,omitempty" json:"rowRemapFailed,omitempty"`   // a bad row could not be remapped
+	DoubleBitErrors *int          `yaml:"doubleBitErrors,omitempty" json:"doubleBitErrors,omitempty"` // ECC errors since the last reset; 0: none again
+	RetiredPages    *int          `yaml:"retiredPages,omitempty" json:"retiredPages,omitempty"`       // of a GPU that retires pages (v100-16)
+	ClocksSlowed    *bool         `yaml:"clocksSlowed,omitempty" json:"clocksSlowed,omitempty"`       // by the hardware
 	Temperature     *float64      `yaml:"temperature,omitempty" json:"temperature,omitempty"`         // °C, held; 0: the simulated one again
+	Incident        *string       `yaml:"incident,omitempty" json:"incident,omitempty"`               // DCGM's own checks find this: DCGM_FR_NVLINK_DOWN
+	Severity        *string       `yaml:"severity,omitempty" json:"severity,omitempty"`               // with incident: fail, which is the default, warn, none
 	MIG             *string       `yaml:"mig,omitempty" json:"mig,omitempty"`                         // off, sevenths, balanced: partitioned anew
 	Times           *int          `yaml:"times,omitempty" json:"times,omitempty"`                     // with xid: so often at once
 	Source          *string       `yaml:"source,omitempty" json:"source,omitempty"`                   // up, down, stalled, blind
@@ -34,6 +40,8 @@ const (
 	maxXID         = 999 // NVIDIA's catalogue ends at 173 (Xid Errors, r580); this leaves it room
 	maxTemperature = 200 // °C; a GPU shuts down long before
 	maxTimes       = 1_000_000
+	maxDoubleBits  = 1_000_000
+	maxRetired     = 64 // pages, as many as a GPU can retire (NVIDIA, Dynamic Page Retirement)
 )
 
 // The words of Event.Source.
@@ -41,7 +49,7 @@ const (
 	sourceUp      = "up"
 	sourceDown    = "down"    // calls fail at once, as with a dead host engine
 	sourceStalled = "stalled" // calls do not return, as with a hung driver
-	sourceBlind   = "blind"   // calls return and tell nothing, as with DCGM after an XID 119
+	sourceBlind   = "blind"   // calls return and tell nothing, as with DCGM after an XID 119, until that is given up after blindAfter
 )
 
 func sourceWords() []string { return []string{sourceUp, sourceDown, sourceStalled, sourceBlind} }
@@ -69,8 +77,9 @@ func (f fault) Error() string {
 
 // touchesGPU reports whether the event has an effect on a GPU.
 func (e Event) touchesGPU() bool {
-	return e.XID != nil || e.Lost != nil || e.RecoveryAction != nil || e.RowRemapPending != nil || e.Temperature != nil ||
-		e.MIG != nil || e.Times != nil
+	return e.XID != nil || e.Lost != nil || e.RecoveryAction != nil || e.RowRemapPending != nil || e.RowRemapFailed != nil ||
+		e.DoubleBitErrors != nil || e.RetiredPages != nil || e.ClocksSlowed != nil || e.Temperature != nil ||
+		e.Incident != nil || e.Severity != nil || e.MIG != nil || e.Times != nil
 }
 
 // faults are those that need no knowledge of the machine; e.misses has the others.
@@ -101,6 +110,13 @@ func (e Event) faults() []fault {
 	if e.RecoveryAction != nil && !slices.Contains(recoveryWords(), *e.RecoveryAction) {
 		add("recoveryAction", "%q is not known; use one of %s", *e.RecoveryAction, strings.Join(recoveryWords(), ", "))
 	}
+	if n := e.DoubleBitErrors; n != nil && (*n < 0 || *n > maxDoubleBits) {
+		add("doubleBitErrors", "%d is not how many; use 0 to %d", *n, maxDoubleBits)
+	}
+	if n := e.RetiredPages; n != nil && (*n < 0 || *n > maxRetired) {
+		add("retiredPages", "%d is not how many; use 0 to %d, of which 63 are too many", *n, maxRetired)
+	}
+	out = append(out, e.incidentFaults()...)
 	// Negated, so that it also catches NaN.
 	if t := e.Temperature; t != nil && !(*t >= 0 && *t <= maxTemperature) {
 		add("temperature", "%v °C is not believable; use 1 to %d, or 0 for the simulated one", *t, maxTemperature)
@@ -117,6 +133,8 @@ func (e Event) misses(p profile) []fault {
 	switch {
 	case e.GPU != nil && *e.GPU >= 0 && *e.GPU < n && e.MIG != nil && !p.layouts:
 		return []fault{{"mig", fmt.Sprintf("the GPUs of profile %s are not partitioned here; use h100-8 or h100-8-mig", p.name)}}
+	case e.GPU != nil && *e.GPU >= 0 && *e.GPU < n && e.RetiredPages != nil && !p.model.retires:
+		return []fault{{"retiredPages", fmt.Sprintf("the GPUs of profile %s remap rows and retire no pages; use rowRemapFailed, or profile v100-16", p.name)}}
 	case e.GPU == nil || (*e.GPU >= 0 && *e.GPU < n):
 		return nil
 	case n == 0:
@@ -151,8 +169,23 @@ func (e Event) logFields() []zap.Field {
 	if e.RowRemapPending != nil {
 		out = append(out, zap.Bool("rowRemapPending", *e.RowRemapPending))
 	}
+	if e.RowRemapFailed != nil {
+		out = append(out, zap.Bool("rowRemapFailed", *e.RowRemapFailed))
+	}
+	if e.DoubleBitErrors != nil {
+		out = append(out, zap.Int("doubleBitErrors", *e.DoubleBitErrors))
+	}
+	if e.RetiredPages != nil {
+		out = append(out, zap.Int("retiredPages", *e.RetiredPages))
+	}
+	if e.ClocksSlowed != nil {
+		out = append(out, zap.Bool("clocksSlowed", *e.ClocksSlowed))
+	}
 	if e.Temperature != nil {
 		out = append(out, zap.Float64("temperature", *e.Temperature))
+	}
+	if e.Incident != nil {
+		out = append(out, zap.String("incident", *e.Incident), zap.String("severity", e.severity()))
 	}
 	if e.MIG != nil {
 		out = append(out, zap.String("mig", *e.MIG))
@@ -167,7 +200,10 @@ func (e Event) logFields() []zap.Field {
 }
 
 func effectKeys() []string {
-	return []string{"xid", "lost", "recoveryAction", "rowRemapPending", "temperature", "mig", "times", "source"}
+	return []string{
+		"xid", "lost", "recoveryAction", "rowRemapPending", "rowRemapFailed", "doubleBitErrors", "retiredPages", "clocksSlowed", "temperature",
+		"incident", "severity", "mig", "times", "source",
+	}
 }
 
 func quote(s string) string {

@@ -42,7 +42,12 @@ type conditions struct {
 	lost        *bool
 	recovery    *health.RecoveryAction
 	remap       *bool
+	remapFailed *bool
+	doubleBits  *int
+	retired     *int // pages
+	slowed      *bool
 	temperature *float64 // °C; 0: simulated
+	incidents   incidents
 	mig         *string
 }
 
@@ -52,7 +57,12 @@ func (c conditions) over(below conditions) conditions {
 		lost:        first(c.lost, below.lost),
 		recovery:    first(c.recovery, below.recovery),
 		remap:       first(c.remap, below.remap),
+		remapFailed: first(c.remapFailed, below.remapFailed),
+		doubleBits:  first(c.doubleBits, below.doubleBits),
+		retired:     first(c.retired, below.retired),
+		slowed:      first(c.slowed, below.slowed),
 		temperature: first(c.temperature, below.temperature),
+		incidents:   c.incidents.over(below.incidents),
 		mig:         first(c.mig, below.mig),
 	}
 }
@@ -113,6 +123,10 @@ func (g *gpu) values(t float64, c conditions, to []map[health.Field]float64) []m
 		v[health.FieldMemClock] = m.topMem
 	}
 	v[health.FieldClocksEvents] = clockEvents(busy, all.fast)
+	if is(c.slowed) {
+		v[health.FieldClocksEvents] = clocksSlowed
+		v[health.FieldSMClock] = min(v[health.FieldSMClock], math.Round(m.topSM/2/15)*15)
+	}
 
 	span := m.maxPower - m.restPower
 	v[health.FieldPower] = milli(min(m.maxPower, (m.restPower+span*all.fast)*(1+0.01*noise(11))))
@@ -144,7 +158,12 @@ func (g *gpu) values(t float64, c conditions, to []map[health.Field]float64) []m
 
 	v[health.FieldPCIeReplays] = 0
 	v[health.FieldVGPULicense] = 0 // what DCGM says of a GPU that is no vGPU
-	v[health.FieldRemappedUncorr], v[health.FieldRemappedCorr], v[health.FieldRemapFailed] = 0, 0, 0
+	v[health.FieldDBEVolatile] = float64(is(c.doubleBits))
+	if m.retires {
+		v[health.FieldRetiredSBE], v[health.FieldRetiredDBE], v[health.FieldRetiredPending] = 0, float64(is(c.retired)), 0
+	}
+	v[health.FieldRemappedUncorr], v[health.FieldRemappedCorr] = 0, 0
+	v[health.FieldRemapFailed] = number(is(c.remapFailed))
 	v[health.FieldRemapPending] = number(is(c.remap))
 	v[health.FieldUnrepairable] = 0
 	v[health.FieldRecoveryAction] = float64(is(c.recovery))
@@ -154,10 +173,13 @@ func (g *gpu) values(t float64, c conditions, to []map[health.Field]float64) []m
 	return to
 }
 
-// Bits of FieldClocksEvents (nvml.h: nvmlClocksEventReasonGpuIdle, nvmlClocksEventReasonSwPowerCap).
+// Bits of FieldClocksEvents (nvml.h: nvmlClocksEventReasonGpuIdle, nvmlClocksEventReasonSwPowerCap,
+// nvmlClocksEventReasonHwSlowdown with nvmlClocksEventReasonHwThermalSlowdown). The hardware's slowdown halves the core
+// clocks at least.
 const (
 	clocksIdle     = 0x1
 	clocksPowerCap = 0x4
+	clocksSlowed   = 0x8 | 0x40
 )
 
 // clockEvents says why the clocks are not at their top: nothing runs, or all that the board may draw is drawn, which

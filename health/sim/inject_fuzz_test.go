@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -18,10 +19,12 @@ func FuzzInject(f *testing.F) {
 		"{gpu: 3, xid: 79, lost: true}\n{gpu: 3, lost: false}", "{source: stalled}\n{source: down}\n{gpu: 0, xid: 13}\n{source: up}", "{gpu: 0, temperature: 97.5}\n{gpu: 0, temperature: 0}",
 		"{gpu: 7, recoveryAction: drainAndReset, rowRemapPending: true}", "{gpu: 8, xid: 1}\n{gpu: -1, xid: 1}\n{gpu: 99999999999, xid: 1}", "{gpu: 0, xid: 0x4f}\n{gpu: 0, xid: 0o17}\n{gpu: 0, xid: 1_3}",
 		"{gpu: 1, xid: 999}\n{gpu: 1, xid: 1000}", "{gpu: 2, temperature: 1e-300}\n{gpu: 2, temperature: -0.0}", "{gpu: 1, mig: balanced, xid: 31, times: 700}\n{gpu: 1, mig: off}\n{gpu: 1, mig: all}\n{gpu: 1, times: 3}\n{source: blind}", "{<<: {gpu: 1}, xid: 5}", "{gpu: &a 1, xid: *a}", "{}\n\n{gpu: 0}\nnull", "{\"gpu\":0,\"lost\":true}",
+		"{gpu: 0, incident: DCGM_FR_NVLINK_DOWN}\n{gpu: 0, incident: NVLINK_DOWN, severity: none}\n{gpu: 1, incident: FAULTY_MEMORY}", "{gpu: 0, retiredPages: 63, doubleBitErrors: 2}\n{gpu: 0, rowRemapFailed: true, clocksSlowed: true}",
 		strings.Repeat("{gpu: 0, xid: 31}\n", maxPending+1),
 	} {
 		f.Add(uint8(0), text)
 		f.Add(uint8(2), text)
+		f.Add(uint8(3), text)
 	}
 	f.Fuzz(func(t *testing.T, which uint8, text string) {
 		cfg := DefaultConfig()
@@ -32,13 +35,17 @@ func FuzzInject(f *testing.F) {
 		}
 		n := len(s.gpus)
 		xids, lost := make([][]int, n), make([]bool, n)
+		found := make([]map[int]string, n) // what DCGM's checks do
+		for i := range found {
+			found[i] = map[int]string{}
+		}
 		for line := range strings.SplitSeq(text, "\n") {
 			e, err := ParseEvent(line)
 			if err != nil {
 				continue
 			}
 			taken := s.inject(e) == nil
-			can := e.GPU == nil || *e.GPU >= 0 && *e.GPU < n && (e.MIG == nil || s.profile.layouts)
+			can := e.GPU == nil || *e.GPU >= 0 && *e.GPU < n && (e.MIG == nil || s.profile.layouts) && (e.RetiredPages == nil || s.profile.model.retires)
 			if taken != can {
 				t.Fatalf("%q of a machine with %d GPUs: taken is %v", line, n, taken)
 			}
@@ -46,6 +53,10 @@ func FuzzInject(f *testing.F) {
 				continue
 			}
 			lost[*e.GPU] = is(first(e.Lost, &lost[*e.GPU]))
+			if e.Incident != nil {
+				code, _ := health.IncidentCode(*e.Incident)
+				found[*e.GPU][code] = e.severity()
+			}
 			if e.XID != nil {
 				xids[*e.GPU] = append(xids[*e.GPU], slices.Repeat([]int{*e.XID}, is(first(e.Times, new(1))))...)
 			}
@@ -72,6 +83,10 @@ func FuzzInject(f *testing.F) {
 			}
 			if d.Kind != health.KindGPU {
 				continue
+			}
+			maps.DeleteFunc(found[d.Index], func(_ int, severity string) bool { return severity == severityNone })
+			if n := len(found[d.Index]); sample.Checked && len(sample.Incidents) != n || sample.Checked == lost[d.Index] {
+				t.Errorf("checked is %v and the incidents of GPU %d are %+v, want %d", sample.Checked, d.Index, sample.Incidents, n)
 			}
 			want := xids[d.Index]
 			if len(want) > maxPending { // what is left comes with the next polls, and the order of the oldest is not kept

@@ -79,6 +79,18 @@ func (e *Event) set(key string, value *yaml.Node) error {
 		return decode(key, "one of "+strings.Join(recoveryWords(), ", "), value, &e.RecoveryAction, "!!str")
 	case "rowRemapPending":
 		return decode(key, "true or false", value, &e.RowRemapPending, "!!bool")
+	case "rowRemapFailed":
+		return decode(key, "true or false", value, &e.RowRemapFailed, "!!bool")
+	case "doubleBitErrors":
+		return decode(key, "a whole number", value, &e.DoubleBitErrors, "!!int")
+	case "retiredPages":
+		return decode(key, "a whole number", value, &e.RetiredPages, "!!int")
+	case "clocksSlowed":
+		return decode(key, "true or false", value, &e.ClocksSlowed, "!!bool")
+	case "incident":
+		return decode(key, "a name of DCGM's, such as "+anIncident, value, &e.Incident, "!!str")
+	case "severity":
+		return decode(key, "one of "+strings.Join(severityWords(), ", "), value, &e.Severity, "!!str")
 	case "temperature":
 		return decode(key, "a number of °C", value, &e.Temperature, "!!int", "!!float")
 	case "mig":

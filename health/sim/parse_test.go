@@ -11,7 +11,7 @@ import (
 
 func TestParseEvent(t *testing.T) {
 	ptr := func(n int) *int { return &n }
-	yes, no, reset, down, hot, mild := true, false, "reset", "down", 97.0, 36.6
+	yes, no, reset, down, hot, mild, link, none := true, false, "reset", "down", 97.0, 36.6, "DCGM_FR_NVLINK_DOWN", "none"
 	tests := []struct {
 		in   string
 		want Event
@@ -22,6 +22,11 @@ func TestParseEvent(t *testing.T) {
 		{"gpu: 0\nlost: false\nrecoveryAction: reset", Event{GPU: ptr(0), Lost: &no, RecoveryAction: &reset}},
 		{`{gpu: 1, temperature: 97, rowRemapPending: true}`, Event{GPU: ptr(1), Temperature: &hot, RowRemapPending: &yes}},
 		{`{gpu: 1, temperature: 36.6}`, Event{GPU: ptr(1), Temperature: &mild}},
+		{`{gpu: 1, rowRemapFailed: true, doubleBitErrors: 3, retiredPages: 63, clocksSlowed: false}`, Event{
+			GPU: ptr(1), RowRemapFailed: &yes, DoubleBitErrors: ptr(3), RetiredPages: ptr(63), ClocksSlowed: &no,
+		}},
+		{`{gpu: 1, incident: DCGM_FR_NVLINK_DOWN}`, Event{GPU: ptr(1), Incident: &link}},
+		{`{gpu: 1, incident: DCGM_FR_NVLINK_DOWN, severity: none}`, Event{GPU: ptr(1), Incident: &link, Severity: &none}},
 		{`{source: down}`, Event{Source: &down}},
 	}
 	for _, tt := range tests {
@@ -60,6 +65,19 @@ func TestParseEventRefuses(t *testing.T) {
 		{`{gpu: 3, temperature: .nan}`, `temperature: NaN °C is not believable`},
 		{`{gpu: 3, temperature: 1000}`, `temperature: 1000 °C is not believable; use 1 to 200, or 0`},
 		{`{gpu: 3, temperature: hot}`, `temperature: "hot" is not a number of °C`},
+		{`{gpu: 3, rowRemapFailed: 1}`, `rowRemapFailed: "1" is not true or false`},
+		{`{gpu: 3, clocksSlowed: hw}`, `clocksSlowed: "hw" is not true or false`},
+		{`{gpu: 3, doubleBitErrors: -1}`, `doubleBitErrors: -1 is not how many; use 0 to 1000000`},
+		{`{gpu: 3, doubleBitErrors: some}`, `doubleBitErrors: "some" is not a whole number`},
+		{`{gpu: 3, retiredPages: 65}`, `retiredPages: 65 is not how many; use 0 to 64, of which 63 are too many`},
+		{`{gpu: 3, retiredPages: 6.3}`, `retiredPages: "6.3" is not a whole number`},
+		{`{gpu: 3, incident: NVLINK}`, `incident: "NVLINK" is no incident of DCGM's; use a name such as DCGM_FR_NVLINK_DOWN`},
+		{`{gpu: 3, incident: DCGM_FR_OK}`, `incident: "DCGM_FR_OK" is no incident of DCGM's`},
+		{`{gpu: 3, incident: 14}`, `incident: "14" is not a name of DCGM's, such as DCGM_FR_NVLINK_DOWN`},
+		{`{gpu: 3, severity: fail}`, `severity: is for incident; say which`},
+		{`{gpu: 3, incident: DCGM_FR_NVLINK_DOWN, severity: bad}`, `severity: "bad" is not known; use one of fail, warn, none`},
+		{`{gpu: 3, incident: DCGM_FR_NVLINK_DOWN, severity: true}`, `severity: "true" is not one of fail, warn, none`},
+		{`{incident: DCGM_FR_NVLINK_DOWN}`, `gpu: is missing`},
 		{`{source: sideways}`, `source: "sideways" is not known; use one of up, down, stalled`},
 		{`{at: 5s, gpu: 3, xid: 79}`, `at: belongs into a scenario`},
 	}
@@ -78,6 +96,7 @@ func TestParseEventRefuses(t *testing.T) {
 func FuzzParseEvent(f *testing.F) {
 	for _, s := range []string{
 		`{gpu: 3, xid: 79}`, `{"gpu":3,"lost":true}`, `{gpu: 1, recoveryAction: reset, temperature: 97.5}`,
+		`{gpu: 2, incident: nvlink_down, severity: warn}`, `{gpu: 2, incident: "14", retiredPages: 0x3f, doubleBitErrors: 0}`, `{gpu: 2, clocksSlowed: true, rowRemapFailed: false}`,
 		`{source: stalled}`, "gpu: 2\nrowRemapPending: true", `{gpu: &a 3, xid: *a}`, `{<<: {gpu: 1}, xid: 5}`, `{? [a] : b}`, "{", "---\n---",
 	} {
 		f.Add(s)

@@ -19,6 +19,7 @@ type model struct {
 	restSM, lowSM, topSM float64 // MHz: idle, throttled by power at full load, boost
 	restMem, topMem      float64 // MHz
 	canMIG               bool
+	retires              bool    // it retires pages for bad memory; since Ampere rows are remapped instead
 	nvlinkRate           float64 // what all NVLinks count in a second at full load, KiB; 0: no NVLink
 }
 
@@ -80,7 +81,7 @@ func v100() model {
 		name: "Tesla V100-SXM3-32GB", total: 32768, reserved: 258,
 		restPower: 50, maxPower: 350, restTemp: 33, maxTemp: 62, memTempOver: 2,
 		restSM: 135, lowSM: 1290, topSM: 1597, restMem: 958, topMem: 958,
-		nvlinkRate: 60 << 20,
+		retires: true, nvlinkRate: 60 << 20,
 	}
 }
 

@@ -186,7 +186,7 @@ func TestUUIDs(t *testing.T) {
 func TestFields(t *testing.T) {
 	profiling := []health.Field{1001, 1002, 1004, 1005, 1009, 1010}
 	all := slices.Concat([]health.Field{
-		67, 100, 101, 112, 140, 150, 155, 156, 202, 203, 204, 206, 207, 250, 251, 252, 253, 393, 394, 395, 396, 449, 526,
+		67, 100, 101, 112, 140, 150, 155, 156, 202, 203, 204, 206, 207, 250, 251, 252, 253, 311, 393, 394, 395, 396, 449, 526,
 	}, profiling, []health.Field{1507, 1523})
 	without := func(fields ...health.Field) []health.Field {
 		var out []health.Field
@@ -197,11 +197,13 @@ func TestFields(t *testing.T) {
 		}
 		return out
 	}
+	pages := slices.Sorted(slices.Values(append(without(67), 390, 391, 392)))
 	tests := []struct {
 		profile string
 		kind    health.Kind
 		want    []health.Field
 	}{
+		{"v100-16", health.KindGPU, pages},
 		{"h100-8", health.KindGPU, all},
 		{"a100-8", health.KindGPU, all},
 		{"l4-1", health.KindGPU, without(67, 140, 449)},

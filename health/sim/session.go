@@ -15,11 +15,20 @@ type session struct {
 	wake   chan struct{} // holds one
 	once   sync.Once
 	closed chan struct{}
+
+	// Guarded by the source's mutex.
+	blindSince time.Time // of the first reading that told nothing; zero if the last one told something
+	failed     error     // the session is of no more use
 }
+
+// blindAfter is for how long a session tells nothing before it fails: as long as one of DCGM, which has nothing of GPUs
+// that it calls OK after an XID 119 and sees again only when its engine is started again.
+const blindAfter = 3 * time.Second
 
 // Poll measures every device as it is now. It fails at once if the source is down or was since Open. While
 // the source is stalled it waits for the end of that, of the session, or of ctx. The XIDs of a reading are
-// in no other one, whichever session asks. While the source is blind a reading tells nothing of any device.
+// in no other one, whichever session asks. While the source is blind a reading tells nothing of any device, and after
+// blindAfter the session fails for good.
 func (ses *session) Poll(ctx context.Context) (*health.Reading, error) {
 	s := ses.source
 	s.mu.Lock()
@@ -27,7 +36,25 @@ func (ses *session) Poll(ctx context.Context) (*health.Reading, error) {
 	if err := s.awaitUp(ctx, ses); err != nil {
 		return nil, err
 	}
-	return s.reading(time.Now()), nil
+	now := time.Now()
+	if err := ses.look(now); err != nil {
+		return nil, err
+	}
+	return s.reading(now), nil
+}
+
+// look tells whether the session is still of use. Called with the source's mutex held.
+func (ses *session) look(now time.Time) error {
+	switch {
+	case ses.failed != nil:
+	case ses.source.state != sourceBlind:
+		ses.blindSince = time.Time{}
+	case ses.blindSince.IsZero():
+		ses.blindSince = now
+	case now.Sub(ses.blindSince) >= blindAfter:
+		ses.failed = errBlind
+	}
+	return ses.failed
 }
 
 // Wake fires with every event, and when the scenario's loop starts anew.
@@ -85,7 +112,10 @@ func (s *Source) reading(now time.Time) *health.Reading {
 			sample := health.Sample{Device: s.devices[g.device+n].ID, At: now, Presence: presence}
 			if presence == health.Present {
 				sample.Values = values[n]
-				sample.Checked = n == 0 // and all is well: no scenario makes an incident
+				sample.Checked = n == 0
+				if n == 0 {
+					sample.Incidents = c.incidents.standing()
+				}
 			}
 			if n == 0 && s.state != sourceBlind {
 				sample.XIDs, g.pending = g.pending.take()

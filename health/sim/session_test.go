@@ -63,30 +63,6 @@ func TestFlood(t *testing.T) {
 	})
 }
 
-// TestSourceBlind: what it does not tell, it tells when it sees again.
-func TestSourceBlind(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		src := newSource(t, DefaultConfig())
-		ses := open(t, src)
-		for _, text := range []string{`{source: blind}`, `{gpu: 1, xid: 48, lost: true}`} {
-			if err := src.inject(ev(t, 0, text)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		for _, s := range poll(t, ses).Samples {
-			if s.Presence != health.PresenceUnknown || len(s.Values) != 0 || len(s.XIDs) != 0 {
-				t.Errorf("blind: %+v", s)
-			}
-		}
-		if err := src.inject(ev(t, 0, `{source: up}`)); err != nil {
-			t.Fatal(err)
-		}
-		if s := sampleOf(t, poll(t, ses), 1); s.Presence != health.Lost || len(s.XIDs) != 1 {
-			t.Errorf("it sees again: %+v", s)
-		}
-	})
-}
-
 func TestClockStartsWithTheFirstOpen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := DefaultConfig()

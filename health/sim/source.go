@@ -16,6 +16,7 @@ import (
 
 var (
 	errDown   = errors.New("the simulated source is down")
+	errBlind  = errors.New("the simulated source is blind: it has no value of any GPU")
 	errClosed = errors.New("the session is closed")
 )
 
@@ -75,7 +76,7 @@ func New(cfg Config, log *zap.Logger) (*Source, error) {
 }
 
 // Open connects: it is a health.Opener. While the source is stalled it waits for the end of that or of ctx;
-// while it is down it fails.
+// while it is down or blind it fails.
 func (s *Source) Open(ctx context.Context) (health.Session, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -107,6 +108,8 @@ func (s *Source) awaitUp(ctx context.Context, ses *session) error {
 			return errClosed
 		case ses != nil && ses.falls != s.falls, s.state == sourceDown:
 			return errDown
+		case s.state == sourceBlind && ses == nil:
+			return errBlind
 		case ctx.Err() != nil:
 			return fmt.Errorf("the simulated source was not asked: %w", context.Cause(ctx))
 		case s.state != sourceStalled:
@@ -218,11 +221,18 @@ func (s *Source) apply(e Event, to *layer, from string, at time.Time) {
 		fields = append(fields, zap.Int("gpu", *e.GPU), zap.String("device", string(s.devices[g.device].ID)))
 		c.lost = first(e.Lost, c.lost)
 		c.remap = first(e.RowRemapPending, c.remap)
+		c.remapFailed = first(e.RowRemapFailed, c.remapFailed)
+		c.doubleBits = first(e.DoubleBitErrors, c.doubleBits)
+		c.retired = first(e.RetiredPages, c.retired)
+		c.slowed = first(e.ClocksSlowed, c.slowed)
 		c.temperature = first(e.Temperature, c.temperature)
 		c.mig = first(e.MIG, c.mig)
 		if e.RecoveryAction != nil {
 			action := health.RecoveryAction(slices.Index(recoveryWords(), *e.RecoveryAction))
 			c.recovery = &action
+		}
+		if e.Incident != nil {
+			c.incidents = c.incidents.with(*e.Incident, e.severity())
 		}
 		if e.XID != nil {
 			g.lastXID = *e.XID

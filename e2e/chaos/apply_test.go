@@ -22,8 +22,13 @@ func (w *world) apply(ctx context.Context, s step) error {
 	event := func(format string, args ...any) error {
 		return w.Event(ctx, fmt.Sprintf("{gpu: %d, ", s.gpu)+fmt.Sprintf(format, args...)+"}")
 	}
-	if w.engine != nil && g.lost && (s.kind == "xid" || s.kind == "fatal") {
-		return nil // DCGM does not tell XIDs of a GPU that it has lost
+	if (s.kind == "xid" || s.kind == "fatal") && !w.hears(g) {
+		return nil
+	}
+	if w.engine != nil && endsSession(s.kind) {
+		if possible, err := w.readAll(ctx); err != nil || !possible {
+			return err
+		}
 	}
 	switch s.kind {
 	case "xid":
@@ -33,14 +38,16 @@ func (w *world) apply(ctx context.Context, s step) error {
 		w.xid(s.gpu, s.arg, 10_000)
 		return event("xid: %s, times: 10000", s.arg)
 	case "fatal":
-		if w.source != "up" || g.remap {
+		if w.source != "up" || g.remap || !w.measured() && (w.unseen || g.seen || g.lost) {
 			return nil // whether it or a reset comes first is not told then
 		}
 		w.xid(s.gpu, "48", 1)
-		g.change(func() { g.fatal = true })
+		if g.dying = true; w.measured() {
+			g.change(func() { g.fatal, g.dying = true, false })
+		}
 		return event("xid: 48")
 	case "heal":
-		if w.source != "up" || !g.fatal {
+		if w.source != "up" || w.unseen || !g.fatal {
 			return nil
 		}
 		id, err := w.uuid(ctx, s.gpu)
@@ -50,11 +57,14 @@ func (w *world) apply(ctx context.Context, s step) error {
 		g.change(func() { g.fatal = false })
 		return w.Clear(ctx, id, "xid-48")
 	case "lost", "back":
+		if g.mig != g.shown {
+			return nil // the agent would have to guess how it is partitioned
+		}
 		g.lost = s.kind == "lost"
 		w.look()
 		return event("lost: %t", g.lost)
 	case "remap":
-		if g.fatal {
+		if g.fatal || g.dying {
 			return nil
 		}
 		g.remap = s.arg == "true"
@@ -64,6 +74,7 @@ func (w *world) apply(ctx context.Context, s step) error {
 			return nil // nobody partitions a GPU that is gone
 		}
 		g.mig = s.arg
+		w.look()
 		return event("mig: %s", s.arg)
 	case "dead", "hung", "blind", "up":
 		return w.turn(ctx, s.kind)
@@ -87,6 +98,8 @@ func (w *world) apply(ctx context.Context, s step) error {
 		return w.disk.free()
 	case "agent-restart":
 		return w.restart(ctx, s.arg)
+	case "detach", "attach", "expire", "detach-often", "detach-refused", "detach-hung":
+		return w.applyDriver(ctx, s)
 	case calm:
 		return w.calmDown(ctx)
 	}
@@ -236,7 +249,7 @@ func (w *world) scrapeAtOnce(ctx context.Context) error {
 // calmDown takes back whatever was done.
 func (w *world) calmDown(ctx context.Context) error {
 	// A kubelet that was registered with twice keeps both streams until it ends, and the agent with it.
-	steps := []step{{kind: "up"}, {kind: "thaw"}, {kind: "kubelet-restart"}, {kind: "disk-free"}, {kind: "close-streams"}, {kind: "reload", arg: "0"}}
+	steps := []step{{kind: "up"}, {kind: "attach"}, {kind: "thaw"}, {kind: "kubelet-restart"}, {kind: "disk-free"}, {kind: "close-streams"}, {kind: "reload", arg: "0"}}
 	for i := range gpus {
 		steps = append(steps, step{kind: "back", gpu: i}, step{kind: "remap", gpu: i, arg: "false"})
 	}

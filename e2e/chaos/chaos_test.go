@@ -84,8 +84,8 @@ type failed struct {
 }
 
 // play plays steps until they end or something is wrong, and returns what it has played.
-func play(ctx context.Context, agent, library string, next func() (step, bool), say func(string, ...any)) (played []step, f *failed) {
-	w, err := newWorld(ctx, agent, library)
+func play(ctx context.Context, with setup, next func() (step, bool), say func(string, ...any)) (played []step, f *failed) {
+	w, err := newWorld(ctx, with)
 	if err != nil {
 		return nil, &failed{err: fmt.Errorf("start: %w", err)}
 	}
@@ -118,20 +118,27 @@ func play(ctx context.Context, agent, library string, next func() (step, bool), 
 	return played, f
 }
 
-// TestChaos has the agent on simulated GPUs, where anything can happen, and for the last quarter of the time on DCGM's
-// interface with a scripted library behind it.
+// TestChaos has the agent on simulated GPUs, where anything can happen, and for the last third of the time on DCGM's
+// interface with a scripted library behind it: a host engine, and then one in the agent's process.
 func TestChaos(t *testing.T) {
 	agent := build(t)
 	if *seed == 0 {
 		*seed = uint64(time.Now().UnixNano()) % 1_000_000
 	}
-	t.Run("sim", func(t *testing.T) { chaos(t, agent, "", kinds(), *length-*length/4) })
-	t.Run("dcgm", func(t *testing.T) { chaos(t, agent, compile(t), dcgmKinds(), *length/4) })
+	t.Run("sim", func(t *testing.T) { chaos(t, setup{agent: agent}, simKinds(), *length-*length/3) })
+	t.Run("host", func(t *testing.T) { chaos(t, setup{agent, compile(t), true}, hostKinds(), *length/6) })
+	t.Run("embedded", func(t *testing.T) { chaos(t, setup{agent, compile(t), false}, embeddedKinds(), *length/6) })
 }
 
-// chaos plays for so long, or what is to be played again. The library is a directory with libdcgm.so.4, "" for simulated
-// GPUs.
-func chaos(t *testing.T, agent, library string, kinds []kind, long time.Duration) {
+// setup is what is played with.
+type setup struct {
+	agent   string // binary
+	library string // a directory with libdcgm.so.4, "" for simulated GPUs
+	host    bool   // the library is of a host engine's client, and has no engine itself
+}
+
+// chaos plays for so long, or what is to be played again.
+func chaos(t *testing.T, with setup, kinds []kind, long time.Duration) {
 	end, from, n := time.Now().Add(long), sequence(*seed, kinds), 0
 	next := func() (step, bool) {
 		if n%lap == 0 && n > 0 && time.Now().After(end) { // it ends calm
@@ -148,7 +155,7 @@ func chaos(t *testing.T, agent, library string, kinds []kind, long time.Duration
 		next = list(steps)
 	}
 	t.Logf("seed %d", *seed)
-	played, f := play(t.Context(), agent, library, next, t.Logf)
+	played, f := play(t.Context(), with, next, t.Logf)
 	if f == nil {
 		t.Logf("%d steps, every invariant holds", len(played))
 		return
@@ -160,7 +167,7 @@ func chaos(t *testing.T, agent, library string, kinds []kind, long time.Duration
 	}
 	var last *failed
 	short := shrink(played, time.Now().Add(*shrinkFor), func(steps []step) bool {
-		_, f := play(t.Context(), agent, library, list(steps), func(string, ...any) {})
+		_, f := play(t.Context(), with, list(steps), func(string, ...any) {})
 		same := f != nil && kindOf(f.err) == what
 		if same {
 			last = f

@@ -40,6 +40,7 @@ func compile(t *testing.T) (dir string) {
 // engine is a DCGM in the agent's process that reads from a file what happens to it and to its GPUs.
 type engine struct {
 	library, script string
+	host            bool     // it is in another process, as far as the agent knows
 	later           []string // what it will see when it is no longer blind
 }
 
@@ -47,6 +48,9 @@ type engine struct {
 func (e *engine) begin(m *model) error {
 	e.later = nil
 	lines := m.source + "\n"
+	if m.gone {
+		lines += "detached\n"
+	}
 	for i, g := range m.gpu {
 		lines += status(i, g.lost)
 	}
@@ -83,12 +87,28 @@ func (e *engine) event(m *model, text string) error {
 		e.later = append(e.later, lines...)
 		return nil
 	}
+	return e.say(strings.Join(lines, ""))
+}
+
+// say appends lines to what the library reads.
+func (e *engine) say(lines string) error {
 	f, err := os.OpenFile(e.script, os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {
 		return err
 	}
-	_, err = f.WriteString(strings.Join(lines, ""))
+	_, err = f.WriteString(lines)
 	return errors.Join(err, f.Close())
+}
+
+// is returns what the library says of itself, as testdata/outside.c writes it.
+func (e *engine) is() (connected, detached bool, trap string, err error) {
+	text, err := os.ReadFile(e.script + ".is")
+	if err != nil {
+		return false, false, "", err
+	}
+	var c, d int
+	_, err = fmt.Sscanf(string(text), "connected %d detached %d trap %s", &c, &d, &trap)
+	return c == 1, d == 1, trap, err
 }
 
 // Event makes something happen to the GPUs, whoever has them.

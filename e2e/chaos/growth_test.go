@@ -61,6 +61,9 @@ func (w *world) leftOver(ctx context.Context) error {
 	if text, err := os.ReadFile(filepath.Join(w.Dir, "state", "state.json")); err != nil || !json.Valid(text) {
 		return violated("memory", "the state file: %v: %.200s", err, text)
 	}
+	if err := w.checkKept(); err != nil {
+		return err
+	}
 	if rest, err := filepath.Glob(filepath.Join(w.Dir, "state", "*")); err != nil || len(rest) != 1 {
 		return violated("memory", "beside the state file: %v, %v", rest, err)
 	}

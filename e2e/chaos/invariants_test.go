@@ -50,6 +50,9 @@ func (w *world) check(ctx context.Context) error {
 	if w.log.raced() {
 		return violated("race", "see the log")
 	}
+	if err := w.checkDriver(ctx); err != nil {
+		return err
+	}
 	return w.checkGrowth(ctx)
 }
 
@@ -58,23 +61,31 @@ func (w *world) checkDevices(s snapshot) error {
 	if w.full && w.changed() > w.atFull && s.Memory.Error == "" {
 		return violated("memory", "the disk is full, and nothing is said of it")
 	}
-	if w.unseen {
-		return nil // it can only know what it has kept
+	if w.unseen { // it can only know what it has kept
+		for _, d := range s.GPUs {
+			for cause := range d.causes() {
+				if !w.kept[d.Index][cause] {
+					return violated("findings", "GPU %d has %s before anybody has seen it; %v were kept", d.Index, cause, w.kept[d.Index])
+				}
+			}
+		}
+		return nil
 	}
 	if len(s.GPUs) != gpus {
 		return violated("devices", "%d GPUs, not %d", len(s.GPUs), gpus)
 	}
 	for _, d := range s.GPUs {
 		g := w.gpu[d.Index]
-		if len(d.MIG) != devices(g.mig) {
-			return violated("devices", "GPU %d has %d MIG devices; it is partitioned as %s", d.Index, len(d.MIG), g.mig)
+		if len(d.MIG) != devices(g.shown) {
+			return violated("devices", "GPU %d has %d MIG devices; it is partitioned as %s", d.Index, len(d.MIG), g.shown)
 		}
-		if has := d.causes(); has["xid-48"] != g.fatal || has[health.CauseLost] != g.seen {
-			return violated("health", "GPU %d has %v; lost %t, XID 48 %t", d.Index, has, g.seen, g.fatal)
+		if has := d.causes(); has["xid-48"] != g.fatal || has[health.CauseLost] != g.seen || has[health.CauseReleased] != g.released ||
+			has[health.CauseMissing] {
+			return violated("health", "GPU %d has %v; lost %t, XID 48 %t, let go of %t", d.Index, has, g.seen, g.fatal, g.released)
 		}
 		for _, d := range append([]device{d}, d.MIG...) {
-			if sick := d.State == "unhealthy"; sick != g.sick() {
-				return violated("health", "%s of GPU %d is %s; lost %t, XID 48 %t", d.UUID, d.Index, d.State, g.lost, g.fatal)
+			if withheld := d.State == "unhealthy"; withheld != g.withheld() {
+				return violated("health", "%s of GPU %d is %s; lost %t, XID 48 %t, let go of %t", d.UUID, d.Index, d.State, g.seen, g.fatal, g.released)
 			}
 		}
 	}
@@ -83,26 +94,13 @@ func (w *world) checkDevices(s snapshot) error {
 
 // checkXIDs: none is lost, and none is counted twice.
 func (w *world) checkXIDs(ctx context.Context) error {
-	page, err := w.Metrics(ctx)
+	counted, err := w.countedXIDs(ctx)
 	if err != nil {
 		return err
 	}
-	counted := make([]map[string]int, gpus)
-	for i := range counted {
-		counted[i] = map[string]int{}
-	}
-	for _, s := range page {
-		if s.Name == "gpu_node_agent_xid_errors_total" && s.Value > 0 {
-			i, err := strconv.Atoi(s.Labels["gpu"])
-			if err != nil || i < 0 || i >= gpus {
-				return violated("xids", "%+v", s)
-			}
-			counted[i][s.Labels["xid"]] += int(s.Value)
-		}
-	}
 	for i := range counted {
 		want := w.counted(i)
-		if w.source == "up" && !maps.Equal(counted[i], want) {
+		if w.measured() && !maps.Equal(counted[i], want) {
 			return violated("xids", "GPU %d has counted %v; there were %v", i, counted[i], want)
 		}
 		for code, n := range counted[i] {
@@ -112,4 +110,29 @@ func (w *world) checkXIDs(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// countedXIDs are those that the agent shows, of each GPU.
+func (w *world) countedXIDs(ctx context.Context) ([]map[string]int, error) {
+	page, err := w.Metrics(ctx)
+	if err != nil {
+		return nil, err
+	}
+	counted := make([]map[string]int, gpus)
+	for i := range counted {
+		counted[i] = map[string]int{}
+	}
+	for _, s := range page {
+		if s.Name == "gpu_node_agent_xid_errors_total" && s.Value > 0 {
+			if w.unseen {
+				return nil, violated("xids", "%+v, and it has seen no GPU", s)
+			}
+			i, err := strconv.Atoi(s.Labels["gpu"])
+			if err != nil || i < 0 || i >= gpus {
+				return nil, violated("xids", "%+v", s)
+			}
+			counted[i][s.Labels["xid"]] += int(s.Value)
+		}
+	}
+	return counted, nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -20,10 +21,9 @@ func (w *world) start(ctx context.Context) error {
 	if err := w.Write(w.config() + w.ending); err != nil {
 		return err
 	}
-	w.badly, w.unseen = false, w.source == "dead" || w.source == "hung"
+	w.badly, w.unseen = false, w.source != "up" || w.gone
 	var env []string
 	if w.engine != nil {
-		w.unseen = w.source != "up" // a blind DCGM does not even know the GPUs' names
 		if err := w.engine.begin(w.model); err != nil {
 			return err
 		}
@@ -35,6 +35,9 @@ func (w *world) start(ctx context.Context) error {
 	return w.await(ctx, slow(10*time.Second), func(ctx context.Context) error {
 		if status, _, err := w.Get(ctx, "/livez"); err != nil || status != http.StatusOK {
 			return violated("life", "started again: /livez: status %d, %v", status, err)
+		}
+		if err := w.Clear(ctx, "nobody", ""); err == nil || !strings.Contains(err.Error(), `"nobody" is not known`) {
+			return violated("life", "an operator asks to clear no device, and the answer is: %v", err)
 		}
 		return w.Event(ctx, "{gpu: 0, temperature: 0}") // nothing; it takes events from now on
 	})
@@ -79,7 +82,7 @@ func (w *world) restart(ctx context.Context, how string) error {
 			return fmt.Errorf("after its end: %w", err)
 		}
 	}
-	kept, err := w.kept()
+	kept, trips, err := w.memory()
 	if err != nil {
 		return err
 	}
@@ -87,12 +90,19 @@ func (w *world) restart(ctx context.Context, how string) error {
 		g := &w.gpu[i]
 		clear(g.counts)
 		clear(g.waiting)
+		g.dying, g.shown = false, g.mig
 		// If it was to forget, the file has an older truth than this.
-		g.change(func() { g.fatal, g.seen = kept[i]["xid-48"], kept[i][health.CauseLost] })
+		g.change(func() { g.released, g.fatal, g.seen = false, kept[i]["xid-48"], kept[i][health.CauseLost] })
+		g.trips = trips[i]
 		g.remap = g.remap && !g.fatal
 	}
-	w.base, w.endpoint = nil, map[string]string{} // another process, other sockets
+	w.away, w.stuck, w.attaching, w.closing, w.kept = false, false, false, false, kept // another agent attaches; a host engine stays as it is
+	w.base, w.endpoint = nil, map[string]string{}                                      // another process, other sockets
+	maps.Copy(w.orphans, w.registration.served)
 	w.registration.restarted()
+	for i := range w.gpu {
+		w.gpu[i].falls = 0 // it counts its own
+	}
 	w.look()
 	w.atFull = w.changed()
 	if !w.frozen { // else it has yet to read what the agent before has said
@@ -129,36 +139,44 @@ func (w *world) endAgent(how string) error {
 	return nil
 }
 
-// kept returns the causes of each GPU's findings in the state file.
-func (w *world) kept() (causes [gpus]map[string]bool, err error) {
+// memory returns the causes of each GPU's findings in the state file, and how often it has tripped.
+func (w *world) memory() (causes [gpus]map[string]bool, trips [gpus]int, err error) {
 	var m health.Memory
 	text, err := os.ReadFile(filepath.Join(w.Dir, "state", "state.json"))
 	if err == nil {
 		err = json.Unmarshal(text, &m)
 	}
 	if err != nil {
-		return causes, violated("memory", "%v", err)
+		return causes, trips, violated("memory", "%v", err)
 	}
 	for i := range causes {
 		causes[i] = map[string]bool{}
 	}
 	for _, d := range m.Devices {
+		if d.Device.Kind != health.KindGPU {
+			continue
+		}
+		trips[d.Device.Index] = len(d.Verdict.Trips)
 		for _, f := range d.Verdict.Findings {
-			if d.Device.Kind == health.KindGPU {
-				causes[d.Device.Index][f.Cause] = true
-			}
+			causes[d.Device.Index][f.Cause] = true
 		}
 	}
-	return causes, nil
+	return causes, trips, nil
 }
 
 // checkKept: what a restart must not forget is on the disk.
 func (w *world) checkKept() error {
-	kept, err := w.kept()
+	kept, trips, err := w.memory()
 	if err != nil {
 		return err
 	}
 	for i, g := range w.gpu {
+		if kept[i][health.CauseReleased] {
+			return violated("memory", "the state file has it that GPU %d was let go of, and the next agent has it", i)
+		}
+		if trips[i] != g.trips {
+			return violated("trips", "the state file has it that GPU %d broke %d times; it was %d", i, trips[i], g.trips)
+		}
 		if kept[i]["xid-48"] != g.fatal || kept[i][health.CauseLost] != g.seen {
 			return violated("memory", "the state file has %v of GPU %d; lost %t, XID 48 %t", kept[i], i, g.seen, g.fatal)
 		}

@@ -5,11 +5,16 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"time"
 )
 
 // snapshot is what is needed of /api/v1/snapshot.
 type snapshot struct {
 	GPUs   []device `json:"gpus"`
+	Source struct {
+		Status   string    `json:"status"`
+		Measured time.Time `json:"measured"`
+	} `json:"source"`
 	Memory struct {
 		Error string `json:"error"`
 	} `json:"memory"`
@@ -61,8 +66,10 @@ func (w *world) snapshot(ctx context.Context) (s snapshot, err error) {
 // short is the world in a few words.
 func (w *world) short() string {
 	out := w.source
-	if w.unseen {
-		out += " unseen"
+	for word, is := range map[string]bool{"unseen": w.unseen, "away": w.away && !w.stuck, "stuck": w.stuck, "engine-away": w.gone && !w.away} {
+		if is {
+			out += " " + word
+		}
 	}
 	if w.frozen {
 		out += " frozen"

@@ -11,10 +11,23 @@ func (w *world) turn(ctx context.Context, to string) error {
 		return nil // one trouble at a time
 	}
 	was := w.source
-	w.source = to
+	before, err := w.snapshot(ctx)
+	if err != nil {
+		return err
+	}
+	w.source, w.closing = to, false
+	if w.attaching && to == "up" {
+		w.gone = false
+	}
 	w.look()
 	if err := w.Event(ctx, "{source: "+sourceWord(to)+"}"); err != nil {
 		return err
+	}
+	switch {
+	case w.stuck: // one cannot become anything but up
+		return w.awaitLetGo(ctx, before.Source.Measured)
+	case w.away || w.gone:
+		return nil // nobody looks
 	}
 	if w.engine != nil && to != "up" {
 		// The agent finds out by asking, and would miss most of it; of a blind one it is sure after three seconds, or two
@@ -24,8 +37,11 @@ func (w *world) turn(ctx context.Context, to string) error {
 		}
 		return w.awaitSource(ctx, slow(within)+5*time.Second, "gpu_node_agent_source_up", 0)
 	}
-	if was != "dead" && w.engine == nil {
+	switch {
+	case w.engine == nil && to != "up":
 		return nil
+	case w.engine == nil && was == "hung":
+		return w.awaitSource(ctx, slow(within), "gpu_node_agent_source_up", 1)
 	}
 	// It is opened again with a pause that doubles, and that is none of the promises here.
 	return w.awaitSource(ctx, 45*time.Second, "gpu_node_agent_source_up", 1)

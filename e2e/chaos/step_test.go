@@ -58,16 +58,33 @@ func kinds() []kind {
 		{"disk-full", 2, false, nil, true},
 		{"disk-free", 3, false, nil, true},
 		{"agent-restart", 2, false, []string{"term", "kill"}, false},
+		{"detach", 4, false, []string{"forced", "polite"}, false},
+		{"attach", 5, false, nil, false},
+		{"expire", 2, false, nil, false},       // the time for which the driver is let go of is up
+		{"detach-often", 1, false, nil, false}, // and attach, ten times
+		{"detach-refused", 1, false, nil, false},
+		{"detach-hung", 1, false, nil, false},
 	}
 }
 
-// dcgmKinds are those that the scripted DCGM has.
-func dcgmKinds() []kind {
-	return slices.DeleteFunc(kinds(), func(k kind) bool {
-		return !slices.Contains([]string{
-			"xid", "fatal", "heal", "lost", "back", "dead", "hung", "blind", "up", "kubelet-restart", "kill-stream", "reload", "scrapes", "agent-restart",
-		}, k.name)
+// simKinds are those that the simulated GPUs have: nobody else holds their driver.
+func simKinds() []kind { return without("detach-refused", "detach-hung") }
+
+// hostKinds are those that a scripted host engine has.
+func hostKinds() []kind {
+	return without("flood", "remap", "mig", "kubelet-stop", "kubelet-start", "wipe", "forget", "second-stream", "slow-stream", "close-streams",
+		"freeze", "thaw", "reload-bad", "disk-full", "disk-free")
+}
+
+// embeddedKinds are those that a scripted engine in the agent's process has. One that is blind the agent would start again.
+func embeddedKinds() []kind {
+	return slices.DeleteFunc(hostKinds(), func(k kind) bool {
+		return slices.Contains([]string{"blind", "detach-refused", "detach-hung"}, k.name)
 	})
+}
+
+func without(names ...string) []kind {
+	return slices.DeleteFunc(kinds(), func(k kind) bool { return slices.Contains(names, k.name) })
 }
 
 const gpus = 8

@@ -2,8 +2,11 @@ package chaos
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
+	"slices"
+	"strings"
 
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest"
 )
@@ -70,6 +73,11 @@ func (w *world) checkKubelet(ctx context.Context, want map[string]map[string]boo
 	if w.unseen {
 		return nil
 	}
+	for name := range w.orphans { // the kubelet keeps them for minutes, and gives none out
+		if want[name] == nil && !slices.Contains(slices.Collect(maps.Values(has[name])), true) {
+			delete(has, name)
+		}
+	}
 	if !maps.EqualFunc(has, want, maps.Equal[map[string]bool]) {
 		return violated("view", "the kubelet has %s; the agent shows %s", brief(has), brief(want))
 	}
@@ -118,29 +126,44 @@ func brief(all map[string]map[string]bool) string {
 	return fmt.Sprint(out)
 }
 
-// checkAllocate: whatever happens, a healthy device can be had.
+// checkAllocate: whatever happens, a healthy device can be had, and another is refused.
 func (w *world) checkAllocate(ctx context.Context, want map[string]map[string]bool) error {
 	for name, devices := range want {
 		path := w.socket(name)
 		if path == "" {
 			continue // on its way back; that it comes is seen by the kubelet
 		}
+		asked := map[bool]bool{}
 		for id, healthy := range devices {
-			if !healthy {
+			if asked[healthy] {
 				continue
 			}
-			ctx, cancel := context.WithTimeout(ctx, slow(within))
-			defer cancel()
-			c, err := kubelettest.Dial(path)
-			if err != nil {
-				return err
+			asked[healthy] = true
+			if err := w.allocate(ctx, path, id, healthy); err != nil && w.socket(name) != "" {
+				return violated("allocate", "%s of %s, healthy %t: %v", id, name, healthy, err)
 			}
-			defer c.Close()
-			if _, err := c.Allocate(ctx, id); err != nil && w.socket(name) != "" {
-				return violated("allocate", "%s of %s: %v", id, name, err)
-			}
-			return nil
 		}
 	}
 	return nil
+}
+
+// allocate asks for a device, and returns an error if the answer is not what it is to be.
+func (w *world) allocate(ctx context.Context, path, id string, healthy bool) error {
+	ctx, cancel := context.WithTimeout(ctx, slow(within))
+	defer cancel()
+	c, err := kubelettest.Dial(path)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	_, err = c.Allocate(ctx, id)
+	switch {
+	case healthy:
+		return err
+	case err == nil:
+		return errors.New("it was given out")
+	case strings.Contains(err.Error(), "device "+id+" is unhealthy: "):
+		return nil
+	}
+	return err
 }

@@ -19,11 +19,13 @@ import (
 func (w *world) config() string {
 	source, health := "mode: sim, sim: {profile: h100-8, control: DIR/sim.sock, scenario: ["+w.scenario+"]}", ""
 	if w.engine != nil {
-		// An engine elsewhere that goes blind stays so; one of its own the agent would start again. What is not told by a
-		// callback is found by asking.
-		source, health = "interval: 1s, address: localhost:5555", "interval: 200ms, "
+		// What is not told by a callback is found by asking.
+		source, health = "interval: 1s, mode: embedded", "interval: 200ms, "
+		if w.engine.host {
+			source = "interval: 1s, address: localhost:5555"
+		}
 	}
-	return "source: {stallAfter: 1s, " + source + "}\nhealth: {" + health + `stateFile: DIR/state/state.json, socket: DIR/agent.sock, recoverAfter: 1s, flap: {trips: 0}}
+	return "source: {stallAfter: 1s, " + source + "}\nhealth: {" + health + `stateFile: DIR/state/state.json, socket: DIR/agent.sock, recoverAfter: 1s, flap: {trips: 0, within: 100h}}
 plugin: {kubeletDir: DIR, migStrategy: mixed}
 log: {level: info}
 `
@@ -64,6 +66,9 @@ type world struct {
 	endpoint map[string]string
 
 	registration registration
+	orphans      map[string]bool       // resources that an agent before this one has served
+	measuredAt   time.Time             // when the driver was let go of: the last measurement
+	kept         [gpus]map[string]bool // causes that this agent began with
 	patience     time.Duration
 	scenario     string // of the agent's start
 	ending       string // of the good configuration that was written last
@@ -109,19 +114,19 @@ func (b *buffer) raced() bool {
 }
 
 // newWorld starts everything and waits until it is as it should be.
-func newWorld(ctx context.Context, agent, library string) (_ *world, err error) {
-	n, err := node.New(ctx, agent)
+func newWorld(ctx context.Context, with setup) (_ *world, err error) {
+	n, err := node.New(ctx, with.agent)
 	if err != nil {
 		return nil, err
 	}
-	w := &world{Node: n, model: newModel(), log: &buffer{}, endpoint: map[string]string{}, patience: slow(within), ending: goodConfigs()[0]}
+	w := &world{Node: n, model: newModel(), log: &buffer{}, endpoint: map[string]string{}, orphans: map[string]bool{}, patience: slow(within), ending: goodConfigs()[0]}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, w.end())
 		}
 	}()
-	if library != "" {
-		w.engine = &engine{library: library, script: filepath.Join(n.Dir, "dcgm")}
+	if with.library != "" {
+		w.engine = &engine{library: with.library, script: filepath.Join(n.Dir, "dcgm"), host: with.host}
 	}
 	if w.disk, err = newDisk(filepath.Join(n.Dir, "state")); err != nil {
 		return nil, err

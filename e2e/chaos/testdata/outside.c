@@ -8,12 +8,13 @@
 #include <sys/time.h>
 #include <unistd.h>
 
-#include "script.h"
+#include "libdcgm.h"
 
-enum { GPU = 1, XID = 230, CONDITION_XID = 0x40, ALWAYS = -1 }; // dcgm_fields.h, dcgm_structs.h: dcgmPolicyCondition_t
+enum { GPU = 1, CONDITION_XID = 0x40, ALWAYS = -1 }; // dcgm_fields.h, dcgm_structs.h: dcgmPolicyCondition_t
 
 extern script_table_t script_table;
 static int blind;
+static const char *trap = "none"; // the call that hangs or fails, if it is another than "hung" and "dead" have
 
 static long long now(void) { // no two are the same
     static long long last;
@@ -55,8 +56,26 @@ static void obey(const char *line) {
     } else if (strcmp(line, "dead\n") == 0) script_table.fail("*", -21, ALWAYS); // DCGM_ST_CONNECTION_NOT_VALID
     else if (strcmp(line, "hung\n") == 0) script_table.hang("dcgmEntitiesGetLatestValues");
     else if (strcmp(line, "blind\n") == 0) blind = 1, measure();
-    else if (strcmp(line, "up\n") == 0) blind = 0, measure(), script_table.fail("", 0, 0), script_table.release();
+    else if (strcmp(line, "detached\n") == 0) state.detached = 1;
+    else if (strcmp(line, "refuse\n") == 0) script_table.fail("dcgmDetachDriver", -11, 1), trap = "refuse"; // DCGM_ST_TIMEOUT
+    else if (strcmp(line, "trap\n") == 0) script_table.hang("dcgmDetachDriver"), trap = "hang";
+    else if (strcmp(line, "up\n") == 0) blind = 0, measure(), script_table.fail("", 0, 0), script_table.release(), trap = "none";
     else fprintf(stderr, "libdcgm: not understood: %s", line), abort();
+}
+
+// tell writes what the library is, if that has changed: so others see whether it was let go of.
+static void tell(void) {
+    static char last[64];
+    char text[64], path[300], next[310];
+    pthread_mutex_lock(&state.lock);
+    snprintf(text, sizeof(text), "connected %d detached %d trap %s\n", state.connected, state.detached, trap);
+    pthread_mutex_unlock(&state.lock);
+    if (strcmp(text, last) == 0) return;
+    strcpy(last, text);
+    snprintf(path, sizeof(path), "%s.is", getenv("CHAOS_DCGM"));
+    snprintf(next, sizeof(next), "%s.next", path);
+    FILE *f = fopen(next, "we");
+    if (f == NULL || fputs(text, f) < 0 || fclose(f) != 0 || rename(next, path) != 0) perror(path), abort();
 }
 
 static void *follow(void *script) {
@@ -64,6 +83,7 @@ static void *follow(void *script) {
     for (int i = 0;; i++) {
         while (fgets(line, sizeof(line), script) != NULL) obey(line);
         clearerr(script);
+        tell();
         if (i % 30 == 0) measure();
         usleep(10000);
     }

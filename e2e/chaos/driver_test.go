@@ -1,0 +1,296 @@
+package chaos
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health/control"
+)
+
+// letGo and takenBack are as much of the agent's answers as these tests go by.
+type letGo struct {
+	Since   time.Time `json:"since"`
+	Until   time.Time `json:"until"`
+	Already bool      `json:"already"`
+	Engine  string    `json:"engine"`
+	Open    []string  `json:"open"`
+	Unknown string    `json:"unknown"`
+}
+
+type takenBack struct {
+	Already  bool       `json:"already"`
+	Source   string     `json:"source"`
+	Standing []standing `json:"standing"`
+}
+
+type standing struct {
+	GPU   int    `json:"gpu"`
+	Cause string `json:"cause"`
+}
+
+// ask asks the agent something as an operator does.
+func ask[T any](ctx context.Context, w *world, within time.Duration, question map[string]any) (T, error) {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	var answer struct {
+		Result T `json:"result"`
+	}
+	text, err := control.Ask(ctx, filepath.Join(w.Dir, "agent.sock"), question)
+	if err == nil {
+		err = json.Unmarshal([]byte(text), &answer)
+	}
+	return answer.Result, err
+}
+
+func (w *world) askToDetach(ctx context.Context, long time.Duration, force bool) (letGo, error) {
+	return ask[letGo](ctx, w, slow(within), map[string]any{"detach": map[string]any{"for": long.String(), "force": force}})
+}
+
+// applyDriver does what an operator does who wants a GPU reset.
+func (w *world) applyDriver(ctx context.Context, s step) error {
+	host := w.engine != nil && w.engine.host && w.measured()
+	switch s.kind {
+	case "attach":
+		return w.attach(ctx)
+	case "detach":
+		if s.arg == "polite" {
+			return w.detachPolitely(ctx)
+		}
+		_, err := w.detach(ctx, 30*time.Minute)
+		return err
+	case "expire":
+		return w.expire(ctx)
+	case "detach-often":
+		for i := 0; i < 10 && w.source == "up"; i++ {
+			if _, err := w.detach(ctx, time.Hour); err != nil {
+				return err
+			}
+			if err := w.attach(ctx); err != nil {
+				return err
+			}
+		}
+	case "detach-refused":
+		if !host {
+			return nil
+		}
+		if err := w.trap(ctx, "refuse"); err != nil {
+			return err
+		}
+		if _, err := w.askToDetach(ctx, time.Hour, true); err == nil || !strings.Contains(err.Error(), "does not let go of the driver") {
+			return violated("detach", "the host engine refuses, and the answer is: %v", err)
+		}
+		w.release()
+		w.look()
+		return w.trap(ctx, "none")
+	case "detach-hung":
+		if !host {
+			return nil
+		}
+		if err := w.trap(ctx, "hang"); err != nil {
+			return err
+		}
+		w.source = "hung"
+		_, err := w.detach(ctx, time.Hour)
+		return err
+	}
+	return nil
+}
+
+// detachPolitely has the driver let go of if no pod holds a GPU. None does, but the kubelet may not say so.
+func (w *world) detachPolitely(ctx context.Context) error {
+	if w.unseen || w.away || w.frozen || w.source == "hung" {
+		return nil
+	}
+	before, err := w.holdersKnown(ctx)
+	if err != nil {
+		return err
+	}
+	answer, err := ask[letGo](ctx, w, slow(within), map[string]any{"detach": map[string]any{"for": "1h"}})
+	if err == nil {
+		if !before {
+			if after, err := w.holdersKnown(ctx); err != nil || !after {
+				return violated("detach", "whether pods hold GPUs is not known, and the answer is %+v; %v", answer, err)
+			}
+		}
+		if !w.mayHaveEngine(answer.Engine != "", false) {
+			return violated("detach", "the source is %s, and the answer is %+v", w.source, answer)
+		}
+		w.release()
+		w.away, w.unasked = true, answer.Engine != ""
+		_, err = w.detach(ctx, time.Hour) // it is so already
+		return err
+	}
+	after, err2 := w.holdersKnown(ctx)
+	if err2 != nil || before && after || !strings.Contains(err.Error(), "whether pods hold GPUs is not known") {
+		return violated("detach", "no pod holds a GPU, and the answer is: %v; %v", err, err2)
+	}
+	return nil
+}
+
+// holdersKnown tells whether the kubelet tells the agent who holds what.
+func (w *world) holdersKnown(ctx context.Context) (bool, error) {
+	page, err := w.Metrics(ctx)
+	up, _ := page.Value("gpu_node_agent_pod_resources_up")
+	return up == 1, err
+}
+
+// trap has the host engine do something when it is told to let go of the driver, and waits until it would.
+func (w *world) trap(ctx context.Context, what string) error {
+	if err := w.engine.say(map[string]string{"refuse": "refuse", "hang": "trap", "none": "up"}[what] + "\n"); err != nil {
+		return err
+	}
+	return w.await(ctx, slow(within), func(context.Context) error {
+		_, _, is, err := w.engine.is()
+		if err == nil && is != what {
+			err = fmt.Errorf("the library's trap is %s, not %s", is, what)
+		}
+		return err
+	})
+}
+
+// detach has the driver let go of. If DCGM hangs there is no answer yet, but the GPUs are kept from pods.
+func (w *world) detach(ctx context.Context, long time.Duration) (letGo, error) {
+	was, stuck := w.away, w.stuck
+	hangs := w.engine != nil && w.source == "hung" && (!w.away || w.stuck)
+	begin := time.Now()
+	answer, err := w.askToDetach(ctx, long, true)
+	if !was {
+		w.release()
+	}
+	w.away, w.stuck = true, hangs
+	switch {
+	case hangs && (err == nil || !strings.Contains(err.Error(), "no answer from ")):
+		return answer, violated("detach", "DCGM hangs, and the answer is %+v, %v", answer, err)
+	case hangs:
+		return answer, nil
+	case err != nil:
+		return answer, violated("detach", "%v", err)
+	case answer.Already != was || len(answer.Open) > 0 || answer.Unknown != "" || !w.mayHaveEngine(answer.Engine != "", was && !stuck):
+		return answer, violated("detach", "it was let go of before: %t; the answer is %+v", was, answer)
+	case answer.Until.Before(begin.Add(long)) || time.Until(answer.Until) > long:
+		return answer, violated("detach", "%v are %+v", long, answer)
+	}
+	w.unasked = answer.Engine != ""
+	return answer, w.letGo(ctx, !w.unasked)
+}
+
+// mayHaveEngine tells whether it may be that a host engine was not asked: if there was no connection, and from then on.
+func (w *world) mayHaveEngine(unasked, already bool) bool {
+	switch {
+	case already:
+		return unasked == w.unasked
+	case w.engine == nil || !w.engine.host || w.source == "up":
+		return !unasked
+	}
+	return unasked || w.source == "blind"
+}
+
+// letGo notes what is so now that the driver is let go of. A host engine was asked to, or there was no connection to it.
+func (w *world) letGo(ctx context.Context, asked bool) error {
+	s, err := w.snapshot(ctx)
+	if err != nil {
+		return err
+	}
+	w.measuredAt = s.Source.Measured
+	if w.engine == nil {
+		return nil
+	}
+	return w.await(ctx, slow(within), func(context.Context) error { // it says so a moment later
+		connected, gone, _, err := w.engine.is()
+		if err == nil && (connected || w.engine.host && asked && !gone) {
+			err = violated("detach", "the agent is connected to DCGM: %t; the engine has let go: %t", connected, gone)
+		}
+		w.gone = gone
+		return err
+	})
+}
+
+// awaitLetGo: DCGM does not hang any more, so the driver is let go of. A measurement may have hung that is good now.
+func (w *world) awaitLetGo(ctx context.Context, measured time.Time) error {
+	var s snapshot
+	err := w.await(ctx, slow(within), func(ctx context.Context) (err error) {
+		if s, err = w.snapshot(ctx); err == nil && s.Source.Status != "detached" {
+			err = violated("detach", "DCGM hangs no more, and the source is %s", s.Source.Status)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	w.stuck = false
+	if !s.Source.Measured.Equal(measured) {
+		w.unseen = false
+		for i := range w.gpu {
+			g := &w.gpu[i]
+			g.change(func() { g.see(); g.released = true })
+		}
+	}
+	w.unasked = false
+	return w.letGo(ctx, true)
+}
+
+// expire has the driver let go of for a second.
+func (w *world) expire(ctx context.Context) error {
+	if w.stuck || w.engine != nil && w.source == "hung" && !w.away {
+		return nil
+	}
+	answer, err := w.detach(ctx, time.Second)
+	if err != nil {
+		return err
+	}
+	err = w.await(ctx, time.Until(answer.Until)+slow(within), func(ctx context.Context) error {
+		s, err := w.snapshot(ctx)
+		if err == nil && s.Source.Status == "detached" {
+			err = violated("expire", "the driver was to be taken back %v ago", time.Since(answer.Until))
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if early := time.Until(answer.Until); early > 0 {
+		return violated("expire", "the driver is taken back %v before its time", early)
+	}
+	return w.back(ctx)
+}
+
+// attach has the driver taken back.
+func (w *world) attach(ctx context.Context) error {
+	was := w.away
+	answer, err := ask[takenBack](ctx, w, slow(within)+time.Second, map[string]any{"attach": map[string]any{}})
+	want := map[string]string{"up": "up", "dead": "down", "hung": "stalled"}[w.source]
+	switch {
+	case err != nil:
+		return violated("attach", "the source is %s: %v", w.source, err)
+	case answer.Already == was, (was || w.source == "up") && w.source != "blind" && answer.Source != want:
+		return violated("attach", "it was let go of: %t, the source is %s; the answer is %+v", was, w.source, answer)
+	}
+	if err := w.back(ctx); err != nil {
+		return err
+	}
+	for i, g := range w.gpu {
+		told := slices.ContainsFunc(answer.Standing, func(s standing) bool { return s.GPU == i && s.Cause == "xid-48" })
+		if told != g.fatal && was && w.source == "up" {
+			return violated("attach", "XID 48 stands on GPU %d: %t; the answer is %+v", i, g.fatal, answer)
+		}
+	}
+	return nil
+}
+
+// back notes that the driver is the agent's again, as soon as it can be.
+func (w *world) back(ctx context.Context) error {
+	w.away, w.stuck, w.attaching = false, false, true
+	if w.source != "dead" {
+		w.gone = false
+	}
+	w.look()
+	if w.source == "up" {
+		return w.awaitSource(ctx, slow(within), "gpu_node_agent_source_up", 1)
+	}
+	return nil
+}

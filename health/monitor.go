@@ -3,7 +3,6 @@ package health
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -169,6 +168,7 @@ func (m *Monitor) session(ctx context.Context, c caller, open Opener, read func(
 		select {
 		case <-ctx.Done():
 			timer.Stop()
+			m.lastWords(ctx, c, s, read)
 			return ctx.Err()
 		case <-s.Wake():
 		case <-changed:
@@ -178,41 +178,17 @@ func (m *Monitor) session(ctx context.Context, c caller, open Opener, read func(
 	}
 }
 
-// caller makes calls that may hang.
-type caller struct {
-	m          *Monitor
-	stallAfter time.Duration
-	ending     <-chan struct{} // closed when the process ends
-}
-
-// call makes a call and waits for it, however long it takes: there is never a second one beside it. If it
-// takes longer than stallAfter, the source is shown as stalled. Only the end of the process leaves it behind.
-func call[T any](ctx context.Context, c caller, what string, f func(context.Context) (T, error)) (T, error) {
-	type result struct {
-		v   T
-		err error
+// lastWords reads once more from a session that is about to be closed for another: DCGM forgets the XIDs that nobody has
+// read when the last watch on them goes. The end of the process does not wait for it.
+func (m *Monitor) lastWords(ctx context.Context, c caller, s Session, read func(*Reading)) {
+	select {
+	case <-c.ending:
+		return
+	default:
 	}
-	done := make(chan result, 1)
-	go func() {
-		v, err := f(ctx)
-		done <- result{v, err}
-	}()
-	stalled := time.NewTimer(c.stallAfter)
-	defer stalled.Stop()
-	ending := c.ending
-	var abandon <-chan time.Time
-	for {
-		select {
-		case r := <-done:
-			return r.v, r.err
-		case <-stalled.C:
-			c.m.trouble(SourceStalled, fmt.Sprintf("%s has not returned within %v", what, c.stallAfter))
-		case <-ending:
-			ending, abandon = nil, time.After(abandonAfter)
-		case <-abandon:
-			var none T
-			return none, errAbandoned
-		}
+	r, err := call(context.WithoutCancel(ctx), c, "reading the GPUs", s.Poll)
+	if err == nil && m.notBack(r) == nil {
+		read(r)
 	}
 }
 

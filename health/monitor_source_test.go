@@ -123,3 +123,37 @@ func TestSourcesInAnyOrder(t *testing.T) {
 		})
 	}
 }
+
+// What happened since the last poll of a session that ends for another is not lost with it. The end of the process reads
+// nothing more.
+func TestLastWords(t *testing.T) {
+	for _, how := range []string{"another source", "detach", "the end"} {
+		synctest.Test(t, func(t *testing.T) {
+			b := monitor(t)
+			old, next := machine("GPU-a"), machine("GPU-a")
+			b.source.Store(old.as("dcgm x", false))
+			pass(1500 * time.Millisecond)
+			polls := old.count(&old.polls)
+			old.set(func(s *script) { s.xids = []XID{{Code: 48, At: time.Now()}} })
+			switch how {
+			case "another source":
+				b.source.Store(next.as("dcgm y", false))
+			case "detach":
+				if _, err := b.m.Detach(t.Context(), time.Minute); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if how == "the end" {
+				b.stop()
+			} else {
+				defer b.stop()
+			}
+			synctest.Wait()
+			last := old.count(&old.polls) - polls
+			told := slices.Contains(b.out.Load().Devices[0].Verdict.causes(), "xid-48")
+			if want := how != "the end"; told != want || last != map[bool]int{true: 1}[want] {
+				t.Errorf("%s: %d polls more, the XID is told: %v", how, last, told)
+			}
+		})
+	}
+}

@@ -68,7 +68,8 @@ func lint(t *testing.T, families []*dto.MetricFamily) {
 			t.Fatal(err)
 		}
 	}
-	compareText(t, families)
+	ours := newText()
+	compareText(t, &ours, families)
 	parser := expfmt.NewTextParser(model.LegacyValidation)
 	read, err := parser.TextToMetricFamilies(bytes.NewReader(page.Bytes()))
 	if err != nil {

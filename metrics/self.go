@@ -105,7 +105,7 @@ func (s *scrape) collectHolders(d ownDevice) {
 		who := []Label{{"namespace", h.Namespace}, {"pod", h.Pod}, {"container", h.Container}, {"resource", h.Resource}}
 		s.addWith(s.own.allocated, 1, s.labels(d.labels, who...), s.podLabels(h)...)
 		if idle := d.view.idle[u]; idle.known && !same {
-			labels := s.labels(s.labels(d.labels, who[:3]...), s.podUID(h)...)
+			labels := s.labels(d.labels, append(who[:3:3], s.podUID(h)...)...)
 			s.add(s.own.idle, idle.total.Seconds(), labels)
 			s.add(s.own.idleFor, idle.last.Seconds(), labels)
 		}

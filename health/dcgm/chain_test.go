@@ -22,6 +22,13 @@ type chain struct {
 	stop func()
 }
 
+// ofHostEngine is monitored of a host engine.
+func ofHostEngine(b *bench, gpus uint) *chain {
+	cfg := config()
+	cfg.Address = "node:5555"
+	return monitored(b, gpus, cfg, time.Second, 10*time.Second)
+}
+
 // monitored runs a monitor, in a synctest bubble or in real time.
 func monitored(b *bench, gpus uint, cfg Config, every, stallAfter time.Duration) *chain {
 	b.clock = &clock{}
@@ -147,9 +154,7 @@ func TestChainLostAndBack(t *testing.T) {
 func TestChainDeadEngine(t *testing.T) {
 	b := fresh(t)
 	synctest.Test(t, func(*testing.T) {
-		cfg := config()
-		cfg.Address = "node:5555"
-		c := monitored(b, 3, cfg, time.Second, 10*time.Second)
+		c := ofHostEngine(b, 3)
 		defer c.stop()
 		c.pass(3, nil)
 		died := time.Now()
@@ -237,9 +242,7 @@ func TestChainBlindEngine(t *testing.T) {
 func TestChainBlindEngineWithALostGPU(t *testing.T) {
 	b := fresh(t)
 	synctest.Test(t, func(*testing.T) {
-		cfg := config()
-		cfg.Address = "node:5555"
-		c := monitored(b, 3, cfg, time.Second, 10*time.Second)
+		c := ofHostEngine(b, 3)
 		defer c.stop()
 		for gpu := range uint(3) {
 			b.lib.Instance(script.GPU, gpu, 0, 0, gpuUUID(gpu), 0, 0) // what DCGM remembers of it

@@ -100,9 +100,7 @@ func TestChainDetach(t *testing.T) {
 func TestChainDetachedForLonger(t *testing.T) {
 	b := fresh(t)
 	synctest.Test(t, func(*testing.T) {
-		cfg := config()
-		cfg.Address = "node:5555"
-		c := monitored(b, 2, cfg, time.Second, 10*time.Second)
+		c := ofHostEngine(b, 2)
 		defer c.stop()
 		c.pass(3, nil)
 		if _, err := c.m.Detach(context.Background(), time.Hour); err != nil {
@@ -168,9 +166,7 @@ func TestChainDetachRefused(t *testing.T) {
 	b := fresh(t)
 	synctest.Test(t, func(*testing.T) {
 		b.lib.Engine("4.4.2")
-		cfg := config()
-		cfg.Address = "node:5555"
-		c := monitored(b, 2, cfg, time.Second, 10*time.Second)
+		c := ofHostEngine(b, 2)
 		defer c.stop()
 		c.pass(3, nil)
 		seq := c.out.Load().Seq
@@ -193,9 +189,7 @@ func TestChainDetachRefused(t *testing.T) {
 func TestChainDetachFails(t *testing.T) {
 	b := fresh(t)
 	synctest.Test(t, func(*testing.T) {
-		cfg := config()
-		cfg.Address = "node:5555"
-		c := monitored(b, 2, cfg, time.Second, 10*time.Second)
+		c := ofHostEngine(b, 2)
 		defer c.stop()
 		c.pass(3, nil)
 		b.lib.Fail("dcgmDetachDriver", errTimeout, 1)

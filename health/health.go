@@ -113,6 +113,8 @@ type Sample struct {
 	Presence  Presence
 	Values    map[Field]float64 // a blank is absent, never 0; not modified once returned
 	XIDs      []XID             // new since the poll before, oldest first
+	Past      []XID             // reported before this process first read the device, oldest first; only in that first sample
+	Stale     bool              // the source measures other devices and has no current value of this one; Values is empty
 	Checked   bool              // DCGM's health checks were made, and Incidents is what they say
 	Incidents []Incident        // all that stand now
 }
@@ -231,7 +233,9 @@ type DeviceState struct {
 
 	XIDCounts map[int]uint64 // XIDs since the agent started, by number; not modified once stored
 	LastXID   XID            // zero if none was seen
+	Seen      []XID          // the newest XIDs of the source's stream, counted or not, in order of arrival; not modified once stored
 }
+
 
 // SourceStatus is the state of the connection to whatever measures GPUs.
 type SourceStatus uint8

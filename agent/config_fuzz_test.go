@@ -87,6 +87,7 @@ func FuzzEnvironment(f *testing.F) {
 		"log.level":              {"debug", "DEBUG", "", " info", "[info]", "null"},
 		"source.interval":        {"10s", "10", "0", "-1s", "1h0m0.000000001s", "9999999h"},
 		"source.sim.scenario":    {"[{at: 1s, gpu: 0, xid: 13}]", "[{at: 1s, gpu: 0, xid: 13, xid: 14}]", "{}", "[[]]", "- at: 1s\n  gpu: 0\n  lost: yes", "- 0:", "- {1: 2, a: b}"},
+		"source.sim.past":        {"[{ago: 10s, gpu: 5, xid: 95}]", "[{ago: 10, gpu: 5}]", "[{ago: -1s, gpu: 99, xid: 0x4f}]", "[[]]"},
 		"source.sim.seed":        {"7", "7.0", "0x7", "9223372036854775808", "1_000"},
 		"health.flap.trips":      {"3.9", "3.0", "1e3", "1e99", "18446744073709551615", "true", "[3]", "{3: 3}"},
 		"health.cordon":          {"3", "[3]", "3,GPU-1", "[*]", "[\"3\"]", "{a: b}", "!!binary aGk="},

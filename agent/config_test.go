@@ -64,7 +64,8 @@ func TestConfigFileIsTheDefaults(t *testing.T) {
 }
 
 func TestConfigRoundTrip(t *testing.T) {
-	c, err := load(t, "source: {mode: sim, sim: {loop: 60s, scenario: [{at: 5s, gpu: 3, xid: 79}, {at: 6s, gpu: 3, lost: true}]}}")
+	c, err := load(t, "source: {mode: sim, sim: {loop: 60s, scenario: [{at: 5s, gpu: 3, xid: 79}, {at: 6s, gpu: 3, lost: true}, "+
+		"{at: 7s, gpu: 1, recoveryAction: 512}, {at: 8s, gpu: 1, recoveryAction: reset}], past: [{ago: 10s, gpu: 5, xid: 95}]}}")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,8 +77,13 @@ func TestConfigRoundTrip(t *testing.T) {
 	if !reflect.DeepEqual(c, again) {
 		t.Errorf("check-config's output reads as\n%s\nwant\n%s", again, c)
 	}
-	if n := len(c.Source.Sim.Scenario); n != 2 || *c.Source.Sim.Scenario[0].XID != 79 || c.Source.Sim.Scenario[0].At != 5*time.Second {
+	if n := len(c.Source.Sim.Scenario); n != 4 || *c.Source.Sim.Scenario[0].XID != 79 || c.Source.Sim.Scenario[0].At != 5*time.Second {
 		t.Errorf("scenario %+v", c.Source.Sim.Scenario)
+	} else if *c.Source.Sim.Scenario[2].RecoveryAction != "512" || *c.Source.Sim.Scenario[3].RecoveryAction != "reset" {
+		t.Errorf("scenario %+v", c.Source.Sim.Scenario[2:])
+	}
+	if p := c.Source.Sim.Past; len(p) != 1 || p[0].Ago != 10*time.Second || *p[0].GPU != 5 || *p[0].XID != 95 {
+		t.Errorf("past %+v", p)
 	}
 }
 
@@ -178,6 +184,23 @@ func TestNVIDIAsVariables(t *testing.T) {
 	}
 	if len(c.Notes) != 1 || !strings.Contains(c.Notes[0], "oops") {
 		t.Errorf("notes %q", c.Notes)
+	}
+}
+
+func TestSimConfigErrorsNameTheKey(t *testing.T) {
+	for text, want := range map[string]string{
+		"scenario: [{gpu: 1, recoveryAction: [7]}]": "scenario[0].recoveryAction: [7] is not a text",
+		"scenario: [{gpu: 1, recoveryAction: -7}]":  `scenario[0].recoveryAction: "-7" is not known; use a number from 0 to 2147483647 or one of none, reset`,
+		"past: [{gpu: 5, xid: 95}]":                 "past[0].ago: 0s is not before the start; use more than 0s",
+		"past: [{ago: 10, gpu: 5, xid: 95}]":        "past[0].ago: 10 is not a duration",
+		"past: [{ago: 10s, gpu: 5, xid: x}]":        `past[0].xid: "x" is not a whole number`,
+		"past: [{ago: 10s, gpu: 8, xid: 95}]":       "past[0].gpu: 8 is not a GPU of profile h100-8, which has 0 to 7",
+		"past: [{ago: 10s, gpu: 5}]":                "past[0].xid: is missing; say which",
+		"past: [{at: 10s, gpu: 5, xid: 95}]":        "past[0].at: unknown key",
+	} {
+		if _, err := load(t, "source: {mode: sim, sim: {"+text+"}}"); err == nil || !strings.Contains(err.Error(), "source.sim."+want) {
+			t.Errorf("%s:\ngot  %v\nwant %s", text, err, want)
+		}
 	}
 }
 

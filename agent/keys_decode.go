@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"encoding"
 	"errors"
 	"fmt"
 	"math"
@@ -54,6 +55,8 @@ func decode(to reflect.Type, data any, quoted string) (any, error) {
 		return data, nil
 	case to == reflect.TypeFor[time.Duration]():
 		return duration(data)
+	case to.Kind() == reflect.String && reflect.PointerTo(to).Implements(reflect.TypeFor[encoding.TextUnmarshaler]()) && isScalar(data):
+		return fmt.Sprint(data), nil // a type that takes numbers and words, and tells later which it knows
 	case isText && to == reflect.TypeFor[metrics.FieldSpec]():
 		return metrics.FieldSpec{Name: text}, nil
 	case isText && to.Kind() != reflect.String:
@@ -124,12 +127,17 @@ func fits(to reflect.Type, v any) bool {
 	}
 }
 
+// isScalar reports whether a value is a single one.
+func isScalar(v any) bool {
+	kind := reflect.TypeOf(v).Kind()
+	return kind != reflect.Map && kind != reflect.Slice
+}
+
 // misfit is the error of a value that is of another kind than what is wanted.
 func misfit(to reflect.Type, v any, quoted string) error {
 	hint := ""
-	scalar := reflect.TypeOf(v).Kind() != reflect.Map && reflect.TypeOf(v).Kind() != reflect.Slice
 	switch {
-	case to.Kind() == reflect.String && scalar:
+	case to.Kind() == reflect.String && isScalar(v):
 		hint = "; put it in quotes: " + fmt.Sprintf(quoted, v)
 	case to.Kind() == reflect.Slice:
 		hint = "; write it as " + listLike(to.Elem(), v)

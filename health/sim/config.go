@@ -22,6 +22,7 @@ type Config struct {
 	Seed     int64         `yaml:"seed"`     // the same seed gives the same devices and readings
 	Loop     time.Duration `yaml:"loop"`     // length of the scenario, which then starts anew; 0: it runs once
 	Scenario []Event       `yaml:"scenario"` // in any order; At tells
+	Past     []PastXID     `yaml:"past"`     // in any order; Ago tells
 	Control  string        `yaml:"control"`  // path of a unix socket that takes events, "" for none
 }
 
@@ -62,6 +63,11 @@ func (c Config) Validate() error {
 		}
 		for _, f := range faults {
 			add(strings.TrimSuffix(key+"."+f.key, "."), "%s", f.text)
+		}
+	}
+	for i, x := range c.Past {
+		for _, f := range x.faults(p, known) {
+			add(fmt.Sprintf("past[%d].%s", i, f.key), "%s", f.text)
 		}
 	}
 	return errors.Join(errs...)

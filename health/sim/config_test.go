@@ -18,10 +18,14 @@ scenario:
 - {at: 5s, gpu: 3, xid: 79}
 - {at: 10s, gpu: 3, lost: true}
 - {at: 5s, gpu: 1, recoveryAction: reset}
+- {at: 6s, gpu: 1, recoveryAction: 7}
+- {at: 7s, gpu: 1, stale: true}
 - {at: 5s, gpu: 2, rowRemapPending: true, temperature: 97}
 - {at: 6s, gpu: 2, rowRemapFailed: true, doubleBitErrors: 3, clocksSlowed: true}
 - {at: 7s, gpu: 2, incident: DCGM_FR_NVLINK_DOWN, severity: warn}
 - {at: 30s, source: stalled}
+past:
+- {ago: 10s, gpu: 5, xid: 95}
 control: ""
 `
 	var got Config
@@ -34,11 +38,13 @@ control: ""
 		ev(t, 5*time.Second, `{gpu: 3, xid: 79}`),
 		ev(t, 10*time.Second, `{gpu: 3, lost: true}`),
 		ev(t, 5*time.Second, `{gpu: 1, recoveryAction: reset}`),
+		ev(t, 6*time.Second, `{gpu: 1, recoveryAction: 7}`),
+		ev(t, 7*time.Second, `{gpu: 1, stale: true}`),
 		ev(t, 5*time.Second, `{gpu: 2, rowRemapPending: true, temperature: 97}`),
 		ev(t, 6*time.Second, `{gpu: 2, rowRemapFailed: true, doubleBitErrors: 3, clocksSlowed: true}`),
 		ev(t, 7*time.Second, `{gpu: 2, incident: DCGM_FR_NVLINK_DOWN, severity: warn}`),
 		ev(t, 30*time.Second, `{source: stalled}`),
-	}}
+	}, Past: []PastXID{past(10*time.Second, 5, 95)}}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v\nwant %+v", got, want)
 	}
@@ -54,7 +60,7 @@ func TestDefaultConfigIsValid(t *testing.T) {
 }
 
 func TestValidateNamesTheKeyAndWhatIsRight(t *testing.T) {
-	gpu9, xid0, bad, down := 9, 0, "explode", "down"
+	gpu9, xid0, bad, down, heal := 9, 0, "explode", "down", Recovery("explode")
 	ok := func(at time.Duration) Event { return ev(t, at, `{gpu: 0, xid: 79}`) }
 	tests := []struct {
 		name string
@@ -86,10 +92,10 @@ func TestValidateNamesTheKeyAndWhatIsRight(t *testing.T) {
 		{"no effect", Config{Profile: "h100-8", Scenario: []Event{{}}}, []string{
 			`scenario[0]: nothing would happen; say at least one of ` + strings.Join(effectKeys(), ", "),
 		}},
-		{"words", Config{Profile: "h100-8", Scenario: []Event{{GPU: ok(0).GPU, RecoveryAction: &bad, Source: &bad, XID: &xid0}}}, []string{
+		{"words", Config{Profile: "h100-8", Scenario: []Event{{GPU: ok(0).GPU, RecoveryAction: &heal, Source: &bad, XID: &xid0}}}, []string{
 			`scenario[0].xid: 0 is not an XID; use 1 to 999`,
-			`scenario[0].recoveryAction: "explode" is not known; use one of none, reset, reboot, drainP2P, drainAndReset`,
-			`scenario[0].source: "explode" is not known; use one of up, down, stalled, blind`,
+			`scenario[0].recoveryAction: "explode" is not known; use a number from 0 to 2147483647 or one of none, reset, reboot, drainP2P, drainAndReset, recoverIMEX, pcieBusReset, systemReboot`,
+			`scenario[0].source: "explode" is not known; use one of up, down, stalled, blind, empty`,
 		}},
 		{"pages", Config{Profile: "h100-8", Scenario: []Event{ev(t, 0, `{gpu: 0, retiredPages: 63}`)}}, []string{
 			`scenario[0].retiredPages: the GPUs of profile h100-8 remap rows and retire no pages; use rowRemapFailed, or profile v100-16`,
@@ -104,6 +110,14 @@ func TestValidateNamesTheKeyAndWhatIsRight(t *testing.T) {
 		}},
 		{"idle gpu", Config{Profile: "h100-8", Scenario: []Event{{GPU: ok(0).GPU, Source: &down}}}, []string{
 			`scenario[0].gpu: nothing happens to GPU 0; leave it out, or say what does`,
+		}},
+		{"past", Config{Profile: "h100-8", Past: []PastXID{past(0, 0, 79), past(-time.Second, 8, 1000), {Ago: time.Second}}}, []string{
+			`past[0].ago: 0s is not before the start; use more than 0s`,
+			`past[1].ago: -1s is not before the start; use more than 0s`,
+			`past[1].gpu: 8 is not a GPU of profile h100-8, which has 0 to 7`,
+			`past[1].xid: 1000 is not an XID; use 1 to 999`,
+			`past[2].gpu: is missing; say which GPU reported it`,
+			`past[2].xid: is missing; say which`,
 		}},
 		{"all at once", Config{Profile: "x", Loop: 1, Control: "/" + strings.Repeat("d", 200)}, []string{
 			`profile: "x" is not known; use one of h100-8, a100-8, h100-8-mig, v100-16, l4-1, none`,

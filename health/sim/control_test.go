@@ -162,7 +162,7 @@ func TestControlConversation(t *testing.T) {
 	want := []string{
 		`{"ok":true}`,
 		`{"ok":true}`,
-		`{"ok":false,"error":"\"xdi\": is not known; use gpu with xid, lost, recoveryAction, rowRemapPending, rowRemapFailed, doubleBitErrors, retiredPages, clocksSlowed, temperature, incident, severity, mig, times, source"}`,
+		`{"ok":false,"error":"\"xdi\": is not known; use gpu with xid, lost, stale, recoveryAction, rowRemapPending, rowRemapFailed, doubleBitErrors, retiredPages, clocksSlowed, temperature, incident, severity, mig, times, source"}`,
 		`{"ok":false,"error":"xid: 1000 is not an XID; use 1 to 999"}`,
 		`{"ok":false,"error":"at: belongs into a scenario; an event that is sent happens at once"}`,
 		`{"ok":false,"error":"\"hello\" is not an event; write it as {gpu: 3, xid: 79}"}`,

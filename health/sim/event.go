@@ -3,14 +3,13 @@ package sim
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"go.uber.org/zap"
-
-	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
 // Event is something that happens to a GPU or to the source. It may have several effects at once; an
@@ -21,7 +20,8 @@ type Event struct {
 	GPU             *int          `yaml:"gpu,omitempty" json:"gpu,omitempty"`                         // index; needed by all effects but Source
 	XID             *int          `yaml:"xid,omitempty" json:"xid,omitempty"`                         // the driver reports this XID, once
 	Lost            *bool         `yaml:"lost,omitempty" json:"lost,omitempty"`                       // off the bus, with its MIG devices; false: back
-	RecoveryAction  *string       `yaml:"recoveryAction,omitempty" json:"recoveryAction,omitempty"`   // none, reset, reboot, drainP2P, drainAndReset
+	Stale           *bool         `yaml:"stale,omitempty" json:"stale,omitempty"`                     // not measured, with its MIG devices, while others are
+	RecoveryAction  *Recovery     `yaml:"recoveryAction,omitempty" json:"recoveryAction,omitempty"`   // a name such as reset, or a number
 	RowRemapPending *bool         `yaml:"rowRemapPending,omitempty" json:"rowRemapPending,omitempty"` // rows wait for a reset to be remapped
 	RowRemapFailed  *bool         `yaml:"rowRemapFailed,omitempty" json:"rowRemapFailed,omitempty"`   // a bad row could not be remapped
 	DoubleBitErrors *int          `yaml:"doubleBitErrors,omitempty" json:"doubleBitErrors,omitempty"` // ECC errors since the last reset; 0: none again
@@ -32,7 +32,7 @@ type Event struct {
 	Severity        *string       `yaml:"severity,omitempty" json:"severity,omitempty"`               // with incident: fail, which is the default, warn, none
 	MIG             *string       `yaml:"mig,omitempty" json:"mig,omitempty"`                         // off, sevenths, balanced: partitioned anew
 	Times           *int          `yaml:"times,omitempty" json:"times,omitempty"`                     // with xid: so often at once
-	Source          *string       `yaml:"source,omitempty" json:"source,omitempty"`                   // up, down, stalled, blind
+	Source          *string       `yaml:"source,omitempty" json:"source,omitempty"`                   // up, down, stalled, blind, empty
 }
 
 // The bounds of what an event may say.
@@ -50,19 +50,35 @@ const (
 	sourceDown    = "down"    // calls fail at once, as with a dead host engine
 	sourceStalled = "stalled" // calls do not return, as with a hung driver
 	sourceBlind   = "blind"   // calls return and tell nothing, as with DCGM after an XID 119, until that is given up after blindAfter
+	sourceEmpty   = "empty"   // calls return and list no GPU, as with an engine that was started without a driver; XIDs of that time are lost
 )
 
-func sourceWords() []string { return []string{sourceUp, sourceDown, sourceStalled, sourceBlind} }
+func sourceWords() []string {
+	return []string{sourceUp, sourceDown, sourceStalled, sourceBlind, sourceEmpty}
+}
 
-// recoveryWords are the words of Event.RecoveryAction; the index is the health.RecoveryAction.
+// Recovery is a recovery action of the driver (nvml.h: nvmlDeviceGpuRecoveryAction_t), by name or by number. Any number
+// is allowed, because a driver may be newer than the names.
+type Recovery string
+
+// recoveryWords are the names of the recovery actions, by number.
 func recoveryWords() []string {
-	return []string{
-		health.RecoveryNone:          "none",
-		health.RecoveryReset:         "reset",
-		health.RecoveryReboot:        "reboot",
-		health.RecoveryDrainP2P:      "drainP2P",
-		health.RecoveryDrainAndReset: "drainAndReset",
+	return []string{"none", "reset", "reboot", "drainP2P", "drainAndReset", "recoverIMEX", "pcieBusReset", "systemReboot"}
+}
+
+// UnmarshalText takes a name and a number alike. Validation tells which of them exist.
+func (r *Recovery) UnmarshalText(text []byte) error {
+	*r = Recovery(text)
+	return nil
+}
+
+// number returns the driver's number of the action, and false if there is none.
+func (r Recovery) number() (int, bool) {
+	if i := slices.Index(recoveryWords(), string(r)); i >= 0 {
+		return i, true
 	}
+	n, err := strconv.ParseUint(string(r), 0, 31) // base 0: numbers as YAML writes them
+	return int(n), err == nil
 }
 
 // fault is what is wrong with an event. The key is empty if it is the event as a whole.
@@ -77,7 +93,7 @@ func (f fault) Error() string {
 
 // touchesGPU reports whether the event has an effect on a GPU.
 func (e Event) touchesGPU() bool {
-	return e.XID != nil || e.Lost != nil || e.RecoveryAction != nil || e.RowRemapPending != nil || e.RowRemapFailed != nil ||
+	return e.XID != nil || e.Lost != nil || e.Stale != nil || e.RecoveryAction != nil || e.RowRemapPending != nil || e.RowRemapFailed != nil ||
 		e.DoubleBitErrors != nil || e.RetiredPages != nil || e.ClocksSlowed != nil || e.Temperature != nil ||
 		e.Incident != nil || e.Severity != nil || e.MIG != nil || e.Times != nil
 }
@@ -107,8 +123,10 @@ func (e Event) faults() []fault {
 	if e.MIG != nil && !slices.Contains(migWords(), *e.MIG) {
 		add("mig", "%q is not known; use one of %s", *e.MIG, strings.Join(migWords(), ", "))
 	}
-	if e.RecoveryAction != nil && !slices.Contains(recoveryWords(), *e.RecoveryAction) {
-		add("recoveryAction", "%q is not known; use one of %s", *e.RecoveryAction, strings.Join(recoveryWords(), ", "))
+	if e.RecoveryAction != nil {
+		if _, known := e.RecoveryAction.number(); !known {
+			add("recoveryAction", "%s is not known; use a number from 0 to %d or one of %s", quote(string(*e.RecoveryAction)), math.MaxInt32, strings.Join(recoveryWords(), ", "))
+		}
 	}
 	if n := e.DoubleBitErrors; n != nil && (*n < 0 || *n > maxDoubleBits) {
 		add("doubleBitErrors", "%d is not how many; use 0 to %d", *n, maxDoubleBits)
@@ -163,8 +181,11 @@ func (e Event) logFields() []zap.Field {
 	if e.Lost != nil {
 		out = append(out, zap.Bool("lost", *e.Lost))
 	}
+	if e.Stale != nil {
+		out = append(out, zap.Bool("stale", *e.Stale))
+	}
 	if e.RecoveryAction != nil {
-		out = append(out, zap.String("recoveryAction", *e.RecoveryAction))
+		out = append(out, zap.String("recoveryAction", string(*e.RecoveryAction)))
 	}
 	if e.RowRemapPending != nil {
 		out = append(out, zap.Bool("rowRemapPending", *e.RowRemapPending))
@@ -201,7 +222,7 @@ func (e Event) logFields() []zap.Field {
 
 func effectKeys() []string {
 	return []string{
-		"xid", "lost", "recoveryAction", "rowRemapPending", "rowRemapFailed", "doubleBitErrors", "retiredPages", "clocksSlowed", "temperature",
+		"xid", "lost", "stale", "recoveryAction", "rowRemapPending", "rowRemapFailed", "doubleBitErrors", "retiredPages", "clocksSlowed", "temperature",
 		"incident", "severity", "mig", "times", "source",
 	}
 }

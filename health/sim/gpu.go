@@ -15,8 +15,7 @@ type gpu struct {
 	boot   float64 // mJ used before the source was opened
 	warmth float64 // °C that this one differs from the model
 
-	lastXID int // 0: none yet
-	pending reports
+	record
 }
 
 func newGPU(p profile, index, device int, devices []health.Device) gpu {
@@ -40,7 +39,8 @@ func newGPU(p profile, index, device int, devices []health.Device) gpu {
 // conditions are what events have done to a GPU; nil where none has.
 type conditions struct {
 	lost        *bool
-	recovery    *health.RecoveryAction
+	stale       *bool
+	recovery    *int // the driver's number
 	remap       *bool
 	remapFailed *bool
 	doubleBits  *int
@@ -55,6 +55,7 @@ type conditions struct {
 func (c conditions) over(below conditions) conditions {
 	return conditions{
 		lost:        first(c.lost, below.lost),
+		stale:       first(c.stale, below.stale),
 		recovery:    first(c.recovery, below.recovery),
 		remap:       first(c.remap, below.remap),
 		remapFailed: first(c.remapFailed, below.remapFailed),

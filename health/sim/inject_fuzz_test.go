@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -19,6 +20,7 @@ func FuzzInject(f *testing.F) {
 		"{gpu: 3, xid: 79, lost: true}\n{gpu: 3, lost: false}", "{source: stalled}\n{source: down}\n{gpu: 0, xid: 13}\n{source: up}", "{gpu: 0, temperature: 97.5}\n{gpu: 0, temperature: 0}",
 		"{gpu: 7, recoveryAction: drainAndReset, rowRemapPending: true}", "{gpu: 8, xid: 1}\n{gpu: -1, xid: 1}\n{gpu: 99999999999, xid: 1}", "{gpu: 0, xid: 0x4f}\n{gpu: 0, xid: 0o17}\n{gpu: 0, xid: 1_3}",
 		"{gpu: 1, xid: 999}\n{gpu: 1, xid: 1000}", "{gpu: 2, temperature: 1e-300}\n{gpu: 2, temperature: -0.0}", "{gpu: 1, mig: balanced, xid: 31, times: 700}\n{gpu: 1, mig: off}\n{gpu: 1, mig: all}\n{gpu: 1, times: 3}\n{source: blind}", "{<<: {gpu: 1}, xid: 5}", "{gpu: &a 1, xid: *a}", "{}\n\n{gpu: 0}\nnull", "{\"gpu\":0,\"lost\":true}",
+		"{gpu: 1, stale: true, xid: 64}\n{source: empty}\n{gpu: 2, xid: 48, recoveryAction: 512}", "{gpu: 0, stale: true}\n{gpu: 0, lost: true}",
 		"{gpu: 0, incident: DCGM_FR_NVLINK_DOWN}\n{gpu: 0, incident: NVLINK_DOWN, severity: none}\n{gpu: 1, incident: FAULTY_MEMORY}", "{gpu: 0, retiredPages: 63, doubleBitErrors: 2}\n{gpu: 0, rowRemapFailed: true, clocksSlowed: true}",
 		strings.Repeat("{gpu: 0, xid: 31}\n", maxPending+1),
 	} {
@@ -34,7 +36,7 @@ func FuzzInject(f *testing.F) {
 			t.Fatal(err)
 		}
 		n := len(s.gpus)
-		xids, lost := make([][]int, n), make([]bool, n)
+		xids, lost, stale, empty := make([][]int, n), make([]bool, n), make([]bool, n), false
 		found := make([]map[int]string, n) // what DCGM's checks do
 		for i := range found {
 			found[i] = map[int]string{}
@@ -49,15 +51,23 @@ func FuzzInject(f *testing.F) {
 			if taken != can {
 				t.Fatalf("%q of a machine with %d GPUs: taken is %v", line, n, taken)
 			}
-			if !taken || e.GPU == nil {
+			if !taken {
 				continue
 			}
+			unheard := empty // XIDs while the source lists no GPU are lost
+			if e.Source != nil {
+				empty = *e.Source == sourceEmpty
+			}
+			if e.GPU == nil {
+				continue
+			}
+			stale[*e.GPU] = is(first(e.Stale, &stale[*e.GPU]))
 			lost[*e.GPU] = is(first(e.Lost, &lost[*e.GPU]))
 			if e.Incident != nil {
 				code, _ := health.IncidentCode(*e.Incident)
 				found[*e.GPU][code] = e.severity()
 			}
-			if e.XID != nil {
+			if e.XID != nil && !unheard {
 				xids[*e.GPU] = append(xids[*e.GPU], slices.Repeat([]int{*e.XID}, is(first(e.Times, new(1))))...)
 			}
 		}
@@ -65,6 +75,13 @@ func FuzzInject(f *testing.F) {
 			t.Fatal(err)
 		}
 		session, err := s.Open(t.Context())
+		seen := slices.ContainsFunc(s.gpus, func(g gpu) bool { i := s.devices[g.device].Index; return !lost[i] && !stale[i] })
+		if blind := !seen && slices.ContainsFunc(lost, func(lost bool) bool { return !lost }); blind {
+			if !errors.Is(err, errBlind) {
+				t.Fatalf("every GPU is lost or stale, and Open gave %v", err)
+			}
+			return
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -78,14 +95,16 @@ func FuzzInject(f *testing.F) {
 		}
 		for i, d := range reading.Devices {
 			sample := reading.Samples[i]
-			if sample.Device != d.ID || (sample.Presence == health.Lost) != lost[d.Index] || lost[d.Index] && len(sample.Values) > 0 {
+			if sample.Device != d.ID || (sample.Presence == health.Lost) != lost[d.Index] || sample.Stale != (stale[d.Index] && !lost[d.Index]) ||
+				(lost[d.Index] || sample.Stale) == (len(sample.Values) > 0) {
 				t.Errorf("%s is %v with %d values; lost is %v", d.ID, sample.Presence, len(sample.Values), lost[d.Index])
 			}
 			if d.Kind != health.KindGPU {
 				continue
 			}
 			maps.DeleteFunc(found[d.Index], func(_ int, severity string) bool { return severity == severityNone })
-			if n := len(found[d.Index]); sample.Checked && len(sample.Incidents) != n || sample.Checked == lost[d.Index] {
+			n := len(found[d.Index]) + len(s.gpus[d.Index].incidents())
+			if sample.Checked && len(sample.Incidents) != n || sample.Checked == (lost[d.Index] || sample.Stale) {
 				t.Errorf("checked is %v and the incidents of GPU %d are %+v, want %d", sample.Checked, d.Index, sample.Incidents, n)
 			}
 			want := xids[d.Index]

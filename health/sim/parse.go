@@ -75,8 +75,10 @@ func (e *Event) set(key string, value *yaml.Node) error {
 		return decode(key, "a whole number", value, &e.XID, "!!int")
 	case "lost":
 		return decode(key, "true or false", value, &e.Lost, "!!bool")
+	case "stale":
+		return decode(key, "true or false", value, &e.Stale, "!!bool")
 	case "recoveryAction":
-		return decode(key, "one of "+strings.Join(recoveryWords(), ", "), value, &e.RecoveryAction, "!!str")
+		return decode(key, "a number or one of "+strings.Join(recoveryWords(), ", "), value, &e.RecoveryAction, "!!int", "!!str")
 	case "rowRemapPending":
 		return decode(key, "true or false", value, &e.RowRemapPending, "!!bool")
 	case "rowRemapFailed":

@@ -11,7 +11,7 @@ import (
 
 func TestParseEvent(t *testing.T) {
 	ptr := func(n int) *int { return &n }
-	yes, no, reset, down, hot, mild, link, none := true, false, "reset", "down", 97.0, 36.6, "DCGM_FR_NVLINK_DOWN", "none"
+	yes, no, reset, seven, wide, down, hot, mild, link, none := true, false, Recovery("reset"), Recovery("7"), Recovery("512"), "down", 97.0, 36.6, "DCGM_FR_NVLINK_DOWN", "none"
 	tests := []struct {
 		in   string
 		want Event
@@ -28,6 +28,10 @@ func TestParseEvent(t *testing.T) {
 		{`{gpu: 1, incident: DCGM_FR_NVLINK_DOWN}`, Event{GPU: ptr(1), Incident: &link}},
 		{`{gpu: 1, incident: DCGM_FR_NVLINK_DOWN, severity: none}`, Event{GPU: ptr(1), Incident: &link, Severity: &none}},
 		{`{source: down}`, Event{Source: &down}},
+		{`{gpu: 1, recoveryAction: 7}`, Event{GPU: ptr(1), RecoveryAction: &seven}},
+		{`{"gpu":1,"recoveryAction":"7"}`, Event{GPU: ptr(1), RecoveryAction: &seven}}, // as Send writes it
+		{`{"gpu":1,"recoveryAction":512}`, Event{GPU: ptr(1), RecoveryAction: &wide}},
+		{`{gpu: 1, stale: true}`, Event{GPU: ptr(1), Stale: &yes}},
 	}
 	for _, tt := range tests {
 		got, err := ParseEvent(tt.in)
@@ -49,7 +53,7 @@ func TestParseEventRefuses(t *testing.T) {
 		{`{gpu: 3}`, `nothing would happen; say at least one of xid`},
 		{`{gpu: 3, source: down}`, `gpu: nothing happens to GPU 3`},
 		{`{xid: 79}`, `gpu: is missing`},
-		{`{gpu: 3, xdi: 79}`, `"xdi": is not known; use gpu with xid, lost,`},
+		{`{gpu: 3, xdi: 79}`, `"xdi": is not known; use gpu with xid, lost, stale,`},
 		{`{gpu: three, xid: 79}`, `gpu: "three" is not a whole number`},
 		{`{gpu: 3.7, xid: 79}`, `gpu: "3.7" is not a whole number`},
 		{`{gpu: "3", xid: 79}`, `gpu: "3" is not a whole number`},
@@ -60,8 +64,12 @@ func TestParseEventRefuses(t *testing.T) {
 		{`{gpu: 3, xid: 79, xid: 48}`, `xid: is given twice`},
 		{`{gpu: 3, lost: on}`, `lost: "on" is not true or false`},
 		{`{gpu: 3, lost: 1}`, `lost: "1" is not true or false`},
-		{`{gpu: 3, recoveryAction: explode}`, `recoveryAction: "explode" is not known; use one of none, reset, reboot, drainP2P, drainAndReset`},
-		{`{gpu: 3, recoveryAction: 1}`, `recoveryAction: "1" is not one of none, reset`},
+		{`{gpu: 3, recoveryAction: explode}`, `recoveryAction: "explode" is not known; use a number from 0 to 2147483647 or one of none, reset, reboot, drainP2P, drainAndReset, recoverIMEX, pcieBusReset, systemReboot`},
+		{`{gpu: 3, recoveryAction: true}`, `recoveryAction: "true" is not a number or one of none, reset`},
+		{`{gpu: 3, recoveryAction: -1}`, `recoveryAction: "-1" is not known; use a number from 0 to 2147483647 or one of none`},
+		{`{gpu: 3, recoveryAction: 2147483648}`, `recoveryAction: "2147483648" is not known`},
+		{`{gpu: 3, recoveryAction: 1.5}`, `recoveryAction: "1.5" is not a number or one of none`},
+		{`{gpu: 3, stale: 1}`, `stale: "1" is not true or false`},
 		{`{gpu: 3, temperature: .nan}`, `temperature: NaN °C is not believable`},
 		{`{gpu: 3, temperature: 1000}`, `temperature: 1000 °C is not believable; use 1 to 200, or 0`},
 		{`{gpu: 3, temperature: hot}`, `temperature: "hot" is not a number of °C`},
@@ -97,7 +105,7 @@ func FuzzParseEvent(f *testing.F) {
 	for _, s := range []string{
 		`{gpu: 3, xid: 79}`, `{"gpu":3,"lost":true}`, `{gpu: 1, recoveryAction: reset, temperature: 97.5}`,
 		`{gpu: 2, incident: nvlink_down, severity: warn}`, `{gpu: 2, incident: "14", retiredPages: 0x3f, doubleBitErrors: 0}`, `{gpu: 2, clocksSlowed: true, rowRemapFailed: false}`,
-		`{source: stalled}`, "gpu: 2\nrowRemapPending: true", `{gpu: &a 3, xid: *a}`, `{<<: {gpu: 1}, xid: 5}`, `{? [a] : b}`, "{", "---\n---",
+		`{source: stalled}`, `{source: empty}`, `{gpu: 2, stale: true, recoveryAction: 0x7fffffff}`, "gpu: 2\nrowRemapPending: true", `{gpu: &a 3, xid: *a}`, `{<<: {gpu: 1}, xid: 5}`, `{? [a] : b}`, "{", "---\n---",
 	} {
 		f.Add(s)
 	}

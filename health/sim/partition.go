@@ -41,7 +41,7 @@ func (p profile) repartitioned(words []string) profile {
 func (s *Source) partition(at time.Time) {
 	words, same := make([]string, len(s.gpus)), true
 	for i := range words {
-		words[i] = is(s.control.gpus[i].over(s.scenario.gpus[i]).mig)
+		words[i] = is(s.conditions(i).mig)
 		same = same && words[i] == s.words[i]
 	}
 	if same {
@@ -61,7 +61,7 @@ func (s *Source) partition(at time.Time) {
 	}
 	for i := range gpus {
 		now, was := &gpus[i], &s.gpus[i]
-		now.lastXID, now.pending, now.warmth = was.lastXID, was.pending, was.warmth
+		now.record, now.warmth = was.record, was.warmth
 		now.boot += was.energy(t) - now.energy(t) // the meter goes on
 	}
 	s.words, s.devices, s.gpus = words, devices, gpus

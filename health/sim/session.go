@@ -47,7 +47,7 @@ func (ses *session) Poll(ctx context.Context) (*health.Reading, error) {
 func (ses *session) look(now time.Time) error {
 	switch {
 	case ses.failed != nil:
-	case ses.source.state != sourceBlind:
+	case !ses.source.blind():
 		ses.blindSince = time.Time{}
 	case ses.blindSince.IsZero():
 		ses.blindSince = now
@@ -90,7 +90,11 @@ func (ses *session) isClosed() bool {
 
 // reading measures the machine and hands the XIDs out. Called with mu held.
 func (s *Source) reading(now time.Time) *health.Reading {
+	if s.state == sourceEmpty { // without a driver there is no version of it either
+		return &health.Reading{Versions: health.Versions{DCGM: "sim"}}
+	}
 	var (
+		blind   = s.blind()
 		samples = make([]health.Sample, 0, len(s.devices))
 		values  = make([]map[health.Field]float64, 0, len(s.devices))
 		t       = now.Sub(s.start).Seconds()
@@ -98,26 +102,31 @@ func (s *Source) reading(now time.Time) *health.Reading {
 	)
 	for i := range s.gpus {
 		g := &s.gpus[i]
-		c := s.control.gpus[i].over(s.scenario.gpus[i])
+		c := s.conditions(i)
 		presence := health.Present
 		switch {
-		case s.state == sourceBlind:
+		case blind:
 			presence = health.PresenceUnknown
 		case is(c.lost):
 			presence = health.Lost
-		default:
+		case !is(c.stale):
 			values = g.values(t, c, values[:0])
 		}
 		for n := range 1 + len(g.slices) {
 			sample := health.Sample{Device: s.devices[g.device+n].ID, At: now, Presence: presence}
-			if presence == health.Present {
+			switch {
+			case presence != health.Present:
+			case is(c.stale):
+				sample.Stale = true
+			default:
 				sample.Values = values[n]
 				sample.Checked = n == 0
 				if n == 0 {
-					sample.Incidents = c.incidents.standing()
+					sample.Incidents = append(c.incidents.standing(), g.incidents()...)
 				}
 			}
-			if n == 0 && s.state != sourceBlind {
+			if n == 0 && !blind {
+				sample.Past, g.past = g.past, nil
 				sample.XIDs, g.pending = g.pending.take()
 				more = more || len(g.pending) > 0
 			}

@@ -82,6 +82,7 @@ func (s *Source) Open(ctx context.Context) (health.Session, error) {
 	defer s.mu.Unlock()
 	if s.start.IsZero() {
 		s.start = time.Now()
+		s.recall()
 	}
 	s.users++
 	s.arm()
@@ -108,7 +109,7 @@ func (s *Source) awaitUp(ctx context.Context, ses *session) error {
 			return errClosed
 		case ses != nil && ses.falls != s.falls, s.state == sourceDown:
 			return errDown
-		case s.state == sourceBlind && ses == nil:
+		case ses == nil && s.blind():
 			return errBlind
 		case ctx.Err() != nil:
 			return fmt.Errorf("the simulated source was not asked: %w", context.Cause(ctx))
@@ -126,6 +127,33 @@ func (s *Source) awaitUp(ctx context.Context, ses *session) error {
 		}
 		s.mu.Lock()
 	}
+}
+
+// conditions returns what events have done to a GPU, in both layers. Called with mu held.
+func (s *Source) conditions(gpu int) conditions {
+	return s.control.gpus[gpu].over(s.scenario.gpus[gpu])
+}
+
+// blind reports whether there is no value of any GPU, though they are listed. If every GPU that is on the bus is stale,
+// that is the source's fault and not theirs. Called with mu held.
+func (s *Source) blind() bool {
+	switch s.state {
+	case sourceBlind:
+		return true
+	case sourceEmpty:
+		return false
+	}
+	blind := false
+	for i := range s.gpus {
+		switch c := s.conditions(i); {
+		case is(c.lost):
+		case !is(c.stale):
+			return false
+		default:
+			blind = true
+		}
+	}
+	return blind
 }
 
 // leave ends what Open began. Called with mu held.
@@ -220,6 +248,7 @@ func (s *Source) apply(e Event, to *layer, from string, at time.Time) {
 		g, c := &s.gpus[*e.GPU], &to.gpus[*e.GPU]
 		fields = append(fields, zap.Int("gpu", *e.GPU), zap.String("device", string(s.devices[g.device].ID)))
 		c.lost = first(e.Lost, c.lost)
+		c.stale = first(e.Stale, c.stale)
 		c.remap = first(e.RowRemapPending, c.remap)
 		c.remapFailed = first(e.RowRemapFailed, c.remapFailed)
 		c.doubleBits = first(e.DoubleBitErrors, c.doubleBits)
@@ -228,14 +257,14 @@ func (s *Source) apply(e Event, to *layer, from string, at time.Time) {
 		c.temperature = first(e.Temperature, c.temperature)
 		c.mig = first(e.MIG, c.mig)
 		if e.RecoveryAction != nil {
-			action := health.RecoveryAction(slices.Index(recoveryWords(), *e.RecoveryAction))
+			action, _ := e.RecoveryAction.number()
 			c.recovery = &action
 		}
 		if e.Incident != nil {
 			c.incidents = c.incidents.with(*e.Incident, e.severity())
 		}
-		if e.XID != nil {
-			g.lastXID = *e.XID
+		if e.XID != nil && s.state != sourceEmpty { // an engine that knows no GPU reads no events
+			g.note(*e.XID)
 			g.pending = g.pending.add(report{code: *e.XID, times: is(first(e.Times, new(1))), at: at})
 		}
 		s.partition(at) // last: it makes other gpus

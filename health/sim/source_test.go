@@ -108,7 +108,7 @@ func TestConditions(t *testing.T) {
 	healthy := readings(t, DefaultConfig(), 3*time.Second)[0]
 	synctest.Test(t, func(t *testing.T) {
 		cfg := DefaultConfig()
-		for i, word := range []string{"none", "reset", "reboot", "drainP2P", "drainAndReset"} {
+		for i, word := range []string{"none", "reset", "reboot", "drainP2P", "drainAndReset", "recoverIMEX", "pcieBusReset", "systemReboot"} {
 			cfg.Scenario = append(cfg.Scenario, ev(t, time.Duration(i+1)*time.Second, `{gpu: 1, recoveryAction: `+word+`}`))
 		}
 		cfg.Scenario = append(cfg.Scenario,
@@ -117,7 +117,7 @@ func TestConditions(t *testing.T) {
 			ev(t, 3*time.Second, `{gpu: 2, temperature: 0}`),
 		)
 		ses := open(t, newSource(t, cfg))
-		for i := range 5 {
+		for i := range 8 {
 			pass(time.Second)
 			r := poll(t, ses)
 			if got := sampleOf(t, r, 1).Values[health.FieldRecoveryAction]; got != float64(i) {

@@ -202,6 +202,8 @@ type Finding struct {
 	Reset  time.Time // when a reset was last seen since it began; zero if none was
 	Clears Clears
 	From   DeviceID // the parent that it was inherited from; empty if the device's own
+
+	common bool // a lost device: all of the node went at once, which is not its own fault, and its return no reset
 }
 
 // Verdict is what is thought of a device, and the judge's whole memory of it.
@@ -214,6 +216,11 @@ type Verdict struct {
 	suspect map[string]suspect // FAILs that are not confirmed yet, by cause; not modified once stored
 	follow  []XID              // XIDs of the last minute that the recovery action is to tell more of; not modified once stored
 	seen    bool               // there was a sample that tells something, so that no finding means no fault
+
+	// Of a device of which nothing is known from before the start:
+	actionUntold bool // no sample has told the recovery action yet
+	checkUntold  bool // no sample has told DCGM's checks yet
+	unexplained  bool // the first recovery action that was told wants a reset, and still stands
 }
 
 // suspect is a fault that was seen, and not often enough to be believed.
@@ -235,7 +242,6 @@ type DeviceState struct {
 	LastXID   XID            // zero if none was seen
 	Seen      []XID          // the newest XIDs of the source's stream, counted or not, in order of arrival; not modified once stored
 }
-
 
 // SourceStatus is the state of the connection to whatever measures GPUs.
 type SourceStatus uint8

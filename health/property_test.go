@@ -62,7 +62,7 @@ func shown(c Config, s Sample) State {
 		worst = max(worst, f.State)
 	}
 	for _, x := range s.XIDs {
-		if f, bad := xidFinding(c, x); bad {
+		if f, bad := xidFinding(c, x, s.At); bad {
 			worst = max(worst, f.State)
 		}
 	}

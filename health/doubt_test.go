@@ -216,7 +216,7 @@ func TestLostTogether(t *testing.T) {
 	wantStates(t, known, map[DeviceID]State{"GPU-0": Healthy})
 }
 
-// A driver of another version was loaded anew, which resets every GPU.
+// A driver that was loaded anew has reset every GPU. What is not known of it is no evidence.
 func TestDriverReload(t *testing.T) {
 	known := fold(t, nil, 0, map[DeviceID]Sample{"GPU-0": present(xids(95))}, gpu0, gpu1)
 	r, now := reading(1, nil, gpu0, gpu1)
@@ -226,12 +226,39 @@ func TestDriverReload(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := twoGPUs(t)
 		defer b.stop()
-		for _, c := range []struct{ driver, want string }{
-			{"580.95.05", "xid-95"}, {"", "xid-95"}, {"580.95.05", "xid-95"}, {"590.10.01", ""},
+		load := ""
+		src := *b.source.Load()
+		src.DriverLoad = func() string {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			return load
+		}
+		b.source.Store(&src)
+		for _, c := range []struct {
+			driver, load string
+			xids         []XID
+			want         string
+		}{
+			{"580.95.05", "7", nil, "xid-95"},
+			{"", "", nil, "xid-95"},
+			{"580.95.05", "7", nil, "xid-95"},
+			{"590.10.01", "7", nil, ""},
+			{"590.10.01", "7", []XID{{Code: 119}}, "xid-119"},
+			{"590.10.01", "", nil, "xid-119"},
+			{"590.10.01", "9", nil, ""},
 		} {
-			b.set(func(s *script) { s.reading.Versions.Driver = c.driver })
-			pass(2 * time.Second)
-			b.want(t, "with driver "+c.driver, SourceUp, c.want, "")
+			b.set(func(s *script) {
+				s.reading.Versions.Driver, s.xids = c.driver, nil
+				load = c.load
+			})
+			if c.xids != nil {
+				b.lists(shows("GPU-0", present()))
+				b.set(func(s *script) { s.xids = c.xids })
+				pass(time.Second)
+				b.lists(shows("GPU-0", present()), shows("GPU-1", present()))
+			}
+			pass(3 * time.Second)
+			b.want(t, "with driver "+c.driver+" and load "+c.load, SourceUp, c.want, "")
 		}
 	})
 }

@@ -268,6 +268,7 @@ type Source struct {
 	Since      time.Time
 	Until      time.Time // SourceDetached: when the driver is taken back if nobody asks for it before
 	Versions   Versions
+	DriverLoad string // identifies the load of the driver, see DriverLoad; "" if unknown
 	Reconnects uint64 // sessions opened after the first
 
 	Polls    uint64        // polls that went well

@@ -18,6 +18,7 @@ type MonitorSource struct {
 	Open       Opener
 	Attach     Opener        // as Open, and has a host engine take the driver back before; nil where no other process holds it
 	StallAfter time.Duration // a call that takes longer is shown as a stalled source
+	DriverLoad func() string // identifies the load of the driver that the devices have, "" while there is none; nil without a driver
 }
 
 const (
@@ -200,7 +201,6 @@ func (m *Monitor) judge(r *Reading) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now, before := time.Now(), m.now.Devices
-	first, was := m.now.Source.Polls == 0, m.now.Source.Versions.Driver
 	if m.fresh && len(r.Devices) > 0 {
 		m.doubt = doubt{} // another inventory is expected
 	}
@@ -218,7 +218,7 @@ func (m *Monitor) judge(r *Reading) {
 		m.fresh = false
 	}
 	config := *m.config.Load()
-	b := basis{history: m.history, first: first, reloaded: was != "" && r.Versions.Driver != "" && was != r.Versions.Driver}
+	b := basis{history: m.history, first: m.now.Source.Polls == 0, reloaded: m.driverReloaded(r.Versions.Driver)}
 	devices := decide(config, before, judgeDevices(config, before, r, b, now), m.held, m.release, now)
 	m.seen(devices)
 	if m.now.Source.Status != SourceUp {
@@ -235,6 +235,24 @@ func (m *Monitor) judge(r *Reading) {
 	m.now.Source.PollTook = m.took
 	m.now.Source.become(SourceUp, "", now)
 	m.store()
+}
+
+// driverReloaded tells whether the driver of this version is another, or was loaded anew, since the reading before. What
+// is not known is no evidence. m.mu is held.
+func (m *Monitor) driverReloaded(version string) bool {
+	was, load := &m.now.Source, ""
+	if src := m.source.Load(); src != nil && src.DriverLoad != nil {
+		load = src.DriverLoad()
+	}
+	differs := func(before, now string) bool { return before != "" && now != "" && before != now }
+	reloaded := differs(was.Versions.Driver, version) || differs(was.DriverLoad, load)
+	if load != "" {
+		was.DriverLoad = load
+	}
+	if reloaded {
+		m.log.Info("the driver was loaded anew: that has reset every GPU", zap.String("driver", version))
+	}
+	return reloaded
 }
 
 // judgeDoubted publishes what a reading tells that is not believed as a whole: XIDs, and GPUs that the driver calls lost. The source

@@ -190,7 +190,8 @@ func inheritFromParts(known map[DeviceID]DeviceState, before []DeviceState, r *R
 		}
 		findings := slices.Clone(gpu.Verdict.Findings)
 		for _, f := range d.Verdict.Findings {
-			if f.From == "" && f.State == Unhealthy && (f.Clears == ClearsGPUReset || f.Clears == ClearsReboot) && !f.decision() && !f.presence() {
+			stays := f.Clears == ClearsGPUReset || f.Clears == ClearsReboot && f.Cause != CauseFlapping // which is of the partition alone
+			if f.From == "" && f.State == Unhealthy && stays {
 				findings = merge(findings, f)
 			}
 		}

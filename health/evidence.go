@@ -126,8 +126,9 @@ func remembered(seen []XID, s Sample) []XID {
 	return all[max(0, len(all)-maxSeen):]
 }
 
-// judgeAction notes whether the driver wanted a reset before the agent could see why. Then nobody knows what is broken,
-// so the GPU does not pass for one that works. It ends with the recovery action.
+// judgeAction notes whether the driver has wanted a reset since before this process, for an XID that nobody delivered: an
+// engine inside the agent is away with it. Then nobody knows what is broken, so the GPU does not pass for one that
+// works. It ends with the recovery action.
 func (v *Verdict) judgeAction(s Sample) {
 	value, told := s.Values[FieldRecoveryAction]
 	if !told {

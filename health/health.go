@@ -217,9 +217,8 @@ type Verdict struct {
 	follow  []XID              // XIDs of the last minute that the recovery action is to tell more of; not modified once stored
 	seen    bool               // there was a sample that tells something, so that no finding means no fault
 
-	// Of a device of which nothing is known from before the start:
-	actionUntold bool // no sample has told the recovery action yet
-	checkUntold  bool // no sample has told DCGM's checks yet
+	actionUntold bool // no sample of this process has told the recovery action yet, and none was known before
+	checkUntold  bool // no sample has told DCGM's checks yet, and nothing is known of the device from before the start
 	unexplained  bool // the first recovery action that was told wants a reset, and still stands
 }
 

@@ -100,29 +100,38 @@ func TestRecoveryActionOfBeforeTheStart(t *testing.T) {
 		want   State
 	}
 	for name, c := range map[string]struct {
-		history bool
-		looks   []look
+		b     basis // of the first look
+		looks []look
 	}{
-		"it stood at the start": {false, []look{
+		"it stood at the start": {basis{}, []look{
 			{0, wants, Unhealthy}, {1, wants, Unhealthy}, {100, present(without(FieldRecoveryAction)), Unhealthy}, {200, wants, Unhealthy},
 			{201, none, Healthy}, {202, wants, Degraded},
 		}},
-		"nothing was told at first": {false, []look{{0, blank(PresenceUnknown), Unknown}, {1, present(without(FieldRecoveryAction)), Healthy}, {2, wants, Unhealthy}}},
-		"it came later":             {false, []look{{0, none, Healthy}, {1, wants, Degraded}}},
-		"its XID came with it":      {false, []look{{0, present(value(FieldRecoveryAction, 1), xids(63)), Degraded}, {1, wants, Degraded}}},
-		"drain and reset":           {false, []look{{0, present(value(FieldRecoveryAction, 4)), Unhealthy}, {1, wants, Unhealthy}, {2, none, Healthy}}},
-		"the boot is remembered":    {true, []look{{0, wants, Degraded}}},
+		"nothing was told at first":        {basis{}, []look{{0, blank(PresenceUnknown), Unknown}, {1, present(without(FieldRecoveryAction)), Healthy}, {2, wants, Unhealthy}}},
+		"it came later":                    {basis{}, []look{{0, none, Healthy}, {1, wants, Degraded}}},
+		"its XID came with it":             {basis{}, []look{{0, present(value(FieldRecoveryAction, 1), xids(63)), Degraded}, {1, wants, Degraded}}},
+		"drain and reset":                  {basis{}, []look{{0, present(value(FieldRecoveryAction, 4)), Unhealthy}, {1, wants, Unhealthy}, {2, none, Healthy}}},
+		"it came while the agent was away": {basis{history: true, first: true}, []look{{0, wants, Unhealthy}, {1, wants, Unhealthy}, {2, none, Healthy}}},
+		"and its XID is delivered": {basis{history: true, first: true}, []look{
+			{0, present(value(FieldRecoveryAction, 1), past(XID{63, at(-9)})), Degraded}, {1, wants, Degraded},
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var known []DeviceState
 			for _, l := range c.looks {
-				d := judgeBasis(known, l.at, l.sample, basis{history: c.history})
+				d := judgeBasis(known, l.at, l.sample, c.b)
 				if d.Verdict.State != l.want {
 					t.Fatalf("at %d s: %v %v, want %v", l.at, d.Verdict.State, d.Verdict.causes(), l.want)
 				}
-				known = []DeviceState{d}
+				known, c.b.first = []DeviceState{d}, false
 			}
 		})
+	}
+
+	// One that stood before the restart is known.
+	d := judgeBasis([]DeviceState{judgeBasis(nil, 0, wants, basis{history: true})}, 1, wants, basis{history: true, first: true})
+	if d.Verdict.State != Degraded {
+		t.Errorf("%v %v", d.Verdict.State, d.Verdict.causes())
 	}
 }
 

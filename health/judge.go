@@ -90,9 +90,9 @@ func judgeDevice(
 	c Config, was DeviceState, d Device, s Sample, p parent, b basis, common commonLoss, raised []XID,
 ) (next DeviceState, reset bool) {
 	v := was.Verdict
-	if was.Device.ID == "" && !b.history {
-		v.actionUntold, v.checkUntold = true, true
-	}
+	unknown := was.Device.ID == "" && !b.history
+	v.checkUntold = v.checkUntold || unknown
+	v.actionUntold = v.actionUntold || unknown || b.first && !was.Verdict.has(CauseRecoveryAction)
 	v.judgeAction(s)
 	reset = p.reset || b.reloaded || wasReset(c, was.Verdict, s)
 	own := carry(c, was.Verdict, s, reset)
@@ -103,7 +103,7 @@ func judgeDevice(
 		case f.presence():
 			f.common = common.of(was.Verdict, f.Cause)
 		case f.Cause == CauseRecoveryAction && v.unexplained:
-			f.State, f.Reason = Unhealthy, f.Reason+"; the XID behind it was reported before the agent looked"
+			f.State, f.Reason = Unhealthy, f.Reason+"; the XID behind it came while no agent was there to see it"
 		}
 		own = merge(own, f)
 	}

@@ -129,6 +129,7 @@ func (a *Agent) runSource(ctx context.Context) error {
 		if err == nil {
 			a.monitored.Store(&health.MonitorSource{
 				Kind: sourceKind(*c), Inventory: inventoryOf(*c), Invented: c.Resolved() == ModeSim, Open: open, Attach: attach, StallAfter: c.StallAfter,
+				DriverLoad: driverLoadOf(*c),
 			})
 			err = run(same)
 		}
@@ -146,6 +147,18 @@ func sourceKind(c SourceConfig) string {
 		return ModeSim
 	}
 	return "dcgm"
+}
+
+// driverLoadOf returns what identifies the load of the driver. A simulation has no driver, and that of another machine's engine
+// is not to be seen here.
+func driverLoadOf(c SourceConfig) func() string {
+	host, _, _ := net.SplitHostPort(c.Address)
+	ip := net.ParseIP(host)
+	here := c.Address == "" || strings.HasPrefix(c.Address, "unix://") || host == "localhost" || ip.IsLoopback()
+	if c.Resolved() == ModeSim || !here {
+		return nil
+	}
+	return health.DriverLoad
 }
 
 // inventoryOf names the machine whose devices a source shows: a reload that only changes how it is asked

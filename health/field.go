@@ -40,13 +40,16 @@ const (
 
 // RecoveryAction is what the driver says a GPU needs, the value of FieldRecoveryAction
 // (DCGM_FI_DEV_GPU_RECOVERY_ACTION; nvmlDeviceGpuRecoveryAction_t).
-type RecoveryAction uint8
+type RecoveryAction int64
 
-// The recovery actions, in the driver's numbers.
+// The recovery actions, in the driver's numbers. Drivers before 595 know the first five; the last two came with 615.
 const (
 	RecoveryNone RecoveryAction = iota
 	RecoveryReset
 	RecoveryReboot
 	RecoveryDrainP2P
 	RecoveryDrainAndReset
+	RecoveryIMEXDomain
+	RecoveryPCIeBusReset
+	RecoverySystemReboot
 )

@@ -8,15 +8,24 @@ import (
 	"time"
 )
 
-// xidFinding says what an XID means for the device that reported it, if anything.
-func xidFinding(c Config, x XID) (Finding, bool) {
+// reportedAt is when an XID was reported, by our clock. The driver's may be another one, or may have been set since: DCGM
+// keeps ten minutes of XIDs, so that one of another time than those is taken to be of now.
+func reportedAt(x XID, now time.Time) time.Time {
+	if age := now.Sub(x.At); age < 0 || age > 10*time.Minute {
+		return now
+	}
+	return x.At
+}
+
+// xidFinding says what an XID means for the device that it is of, if anything.
+func xidFinding(c Config, x XID, now time.Time) (Finding, bool) {
 	info := c.XID.Lookup(x.Code)
 	if info.Clears == ClearsRestart {
 		info.Clears = ClearsItself // nobody sees an application start anew; a while without the XID stands for it
 	}
 	f := Finding{
 		Cause: xidCause(x.Code), Reason: fmt.Sprintf("XID %d: %s", x.Code, info.Name), Action: info.Action,
-		Since: x.At, Last: x.At, Clears: info.Clears,
+		Since: reportedAt(x, now), Last: now, Clears: info.Clears,
 	}
 	switch info.Effect {
 	case EffectIgnore:
@@ -35,17 +44,17 @@ const followFor = time.Minute
 
 // followers returns the XIDs of the last while that the recovery action is to tell more of. A reset is their
 // end.
-func followers(c Config, was Verdict, s Sample, reset bool) []XID {
+func followers(c Config, was Verdict, xids []XID, now time.Time, reset bool) []XID {
 	var all []XID
 	for _, x := range was.follow {
-		if !reset && s.At.Sub(x.At) < followFor && c.XID.follows(x.Code) {
+		if !reset && now.Sub(x.At) < followFor && c.XID.follows(x.Code) {
 			all = append(all, x)
 		}
 	}
-	for _, x := range s.XIDs {
+	for _, x := range xids {
 		if c.XID.follows(x.Code) {
 			all = slices.DeleteFunc(all, func(y XID) bool { return y.Code == x.Code })
-			all = append(all, x)
+			all = append(all, XID{x.Code, now})
 		}
 	}
 	return all
@@ -54,7 +63,7 @@ func followers(c Config, was Verdict, s Sample, reset bool) []XID {
 // escalated returns what those XIDs are if the driver wants a reset, of the device or of its GPU: then the GPU
 // does not work as it should, whatever else it shows. Other recovery actions are Unhealthy by themselves.
 func escalated(follow []XID, own []Finding, gpu Verdict) []Finding {
-	wanted := func(f Finding) bool { return f.Cause == CauseRecoveryAction && f.State == Degraded }
+	wanted := func(f Finding) bool { return f.Cause == CauseRecoveryAction && f.Action == actionReset }
 	if len(follow) == 0 || !slices.ContainsFunc(own, wanted) && !slices.ContainsFunc(gpu.Findings, wanted) {
 		return nil
 	}
@@ -84,7 +93,9 @@ func tripped(c Config, was Verdict, own []Finding, now time.Time) []time.Time {
 }
 
 func (v Verdict) unhealthyByItself() bool {
-	return slices.ContainsFunc(v.Findings, func(f Finding) bool { return f.From == "" && f.State == Unhealthy && !f.decision() })
+	return slices.ContainsFunc(v.Findings, func(f Finding) bool {
+		return f.From == "" && f.State == Unhealthy && !f.decision() && !f.common
+	})
 }
 
 // flapping is the finding of a device that has come back too often to be believed.

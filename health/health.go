@@ -202,6 +202,8 @@ type Finding struct {
 	Reset  time.Time // when a reset was last seen since it began; zero if none was
 	Clears Clears
 	From   DeviceID // the parent that it was inherited from; empty if the device's own
+
+	common bool // a lost device: all of the node went at once, which is not its own fault, and its return no reset
 }
 
 // Verdict is what is thought of a device, and the judge's whole memory of it.
@@ -214,6 +216,10 @@ type Verdict struct {
 	suspect map[string]suspect // FAILs that are not confirmed yet, by cause; not modified once stored
 	follow  []XID              // XIDs of the last minute that the recovery action is to tell more of; not modified once stored
 	seen    bool               // there was a sample that tells something, so that no finding means no fault
+
+	actionUntold bool // no sample of this process has told the recovery action yet, and none was known before
+	checkUntold  bool // no sample has told DCGM's checks yet, and nothing is known of the device from before the start
+	unexplained  bool // the first recovery action that was told wants a reset, and still stands
 }
 
 // suspect is a fault that was seen, and not often enough to be believed.
@@ -235,7 +241,6 @@ type DeviceState struct {
 	LastXID   XID            // zero if none was seen
 	Seen      []XID          // the newest XIDs of the source's stream, counted or not, in order of arrival; not modified once stored
 }
-
 
 // SourceStatus is the state of the connection to whatever measures GPUs.
 type SourceStatus uint8
@@ -262,6 +267,7 @@ type Source struct {
 	Since      time.Time
 	Until      time.Time // SourceDetached: when the driver is taken back if nobody asks for it before
 	Versions   Versions
+	DriverLoad string // identifies the load of the driver, see DriverLoad; "" if unknown
 	Reconnects uint64 // sessions opened after the first
 
 	Polls    uint64        // polls that went well

@@ -81,6 +81,13 @@ var incidentRules = map[string]incidentRule{
 	"UNCORRECTABLE_ROW_REMAP_LIMIT":  {EffectWarn, "plan to replace the GPU", incidentWarn, nil},
 }
 
+// ofXID tells whether an incident is no more than DCGM's word for an XID: it files some as incidents of their own, and others,
+// such as 63 and 64, under a check of its own, "Row remap failure (triggered by XID 64: …)". It takes none of them back while
+// its engine lives (OBSERVED.md 1), and XIDs are judged by themselves.
+func (i Incident) ofXID() bool {
+	return ruleOf(i.Code).source == incidentSticky || strings.Contains(i.Message, "triggered by XID")
+}
+
 // onlyNVLink: links that nothing is plugged into are down too, so a GPU counts only if it reaches another
 // one over NVLink. DCGM itself looks at no links under MIG.
 func onlyNVLink(d Device, _ Incident) Effect {
@@ -158,13 +165,12 @@ func (c IncidentConfig) Validate() error {
 // Effect returns what an incident does to the device that it is of. An override is the last word, but a
 // WARN never makes a device Unhealthy.
 func (c IncidentConfig) Effect(d Device, i Incident) Effect {
-	is := func(word string) bool {
-		code, ok := IncidentCode(word)
-		return ok && code == i.Code
-	}
+	is := named(i.Code)
 	r := ruleOf(i.Code)
 	effect := r.effect
 	switch {
+	case strings.Contains(i.Message, "triggered by XID"):
+		return EffectIgnore // an override is of the check, not of the XID, and the incident would stand for ever
 	case slices.ContainsFunc(c.Unhealthy, is):
 		effect = EffectUnhealthy
 	case slices.ContainsFunc(c.Warn, is):
@@ -178,6 +184,19 @@ func (c IncidentConfig) Effect(d Device, i Incident) Effect {
 		effect = min(effect, EffectWarn)
 	}
 	return effect
+}
+
+// overrides reports whether a code is in one of the lists.
+func (c IncidentConfig) overrides(code int) bool {
+	return slices.ContainsFunc(slices.Concat(c.Unhealthy, c.Warn, c.Ignore), named(code))
+}
+
+// named returns what reports whether a word of the lists means a code.
+func named(code int) func(word string) bool {
+	return func(word string) bool {
+		got, ok := IncidentCode(word)
+		return ok && got == code
+	}
 }
 
 const incidentNamePrefix = "DCGM_FR_"

@@ -111,7 +111,8 @@ func TestXIDOverrides(t *testing.T) {
 		{2, present(xids(45)), Unhealthy, []string{"xid-45", "xid-109"}},
 		{62, present(), Unhealthy, []string{"xid-45"}},
 		{63, blank(Lost), Unhealthy, []string{"xid-45", CauseLost}},
-		{64, present(), Healthy, nil},
+		{64, blank(Lost), Unhealthy, []string{"xid-45", CauseLost}},
+		{65, present(), Healthy, nil},
 	})
 	if n := known[0].XIDCounts[48]; n != 1 {
 		t.Errorf("an XID that is ignored is counted %d times, want 1", n)

@@ -13,24 +13,41 @@ import (
 // A GPU that was known and is not in the reading stays, Unhealthy and "missing"; a MIG device that is not
 // in the reading is gone with its partition, unless its GPU is missing too.
 func Judge(c Config, before []DeviceState, r *Reading, held Held, now time.Time) []DeviceState {
-	return decide(c, before, judgeDevices(c, before, r, now), held, nil, now)
+	return decide(c, before, judgeDevices(c, before, r, basis{history: true}, now), held, nil, now)
+}
+
+// basis is what a judgement rests on beside the devices of before and the reading.
+type basis struct {
+	history  bool // the XIDs of this boot are known from before the start: those of Sample.Past that are not among them are new
+	first    bool // it is the first reading of this process
+	reloaded bool // the driver was loaded anew since the reading before
 }
 
 // judgeDevices is Judge without the decisions.
-func judgeDevices(c Config, before []DeviceState, r *Reading, now time.Time) []DeviceState {
+func judgeDevices(c Config, before []DeviceState, r *Reading, b basis, now time.Time) []DeviceState {
 	known := make(map[DeviceID]DeviceState, len(before))
 	for _, d := range before {
 		known[d.Device.ID] = d
 	}
-	samples := make(map[DeviceID]Sample, len(r.Samples))
+	samples := make(map[DeviceID]Sample, len(r.Devices))
 	for _, s := range r.Samples {
 		samples[s.Device] = s
 	}
+	for _, d := range r.Devices {
+		s, ok := samples[d.ID]
+		if !ok {
+			s = Sample{Device: d.ID, At: now}
+		}
+		samples[d.ID] = b.withPast(known[d.ID], d, s)
+	}
+	inheritFromParts(known, before, r, samples)
+	common := newCommonLoss(before, samples)
+	raised := raisedXIDs(r, samples)
 
 	after := make([]DeviceState, 0, len(r.Devices))
 	gpus := make(map[DeviceID]parent)
 	add := func(d Device, s Sample) {
-		next, reset := judgeDevice(c, known[d.ID], d, s, gpus[d.Parent])
+		next, reset := judgeDevice(c, known[d.ID], d, s, gpus[d.Parent], b, common, raised[d.ID])
 		if d.Kind == KindGPU {
 			gpus[d.ID] = parent{next.Verdict, reset, s.Presence}
 		}
@@ -38,11 +55,7 @@ func judgeDevices(c Config, before []DeviceState, r *Reading, now time.Time) []D
 		delete(known, d.ID)
 	}
 	for _, d := range r.Devices {
-		s, ok := samples[d.ID]
-		if !ok {
-			s = Sample{Device: d.ID, At: now}
-		}
-		add(d, s)
+		add(d, samples[d.ID])
 	}
 	// before is in order: a missing GPU comes ahead of the MIG devices that are missing with it, and
 	// these inherit its finding.
@@ -72,13 +85,27 @@ type parent struct {
 	shown   Presence
 }
 
-func judgeDevice(c Config, was DeviceState, d Device, s Sample, p parent) (next DeviceState, reset bool) {
-	reset = p.reset || wasReset(c, was.Verdict, s)
+// judgeDevice judges one device. The raised XIDs are those of its MIG devices that are its own.
+func judgeDevice(
+	c Config, was DeviceState, d Device, s Sample, p parent, b basis, common commonLoss, raised []XID,
+) (next DeviceState, reset bool) {
+	v := was.Verdict
+	unknown := was.Device.ID == "" && !b.history
+	v.checkUntold = v.checkUntold || unknown
+	v.actionUntold = v.actionUntold || unknown || b.first && !was.Verdict.has(CauseRecoveryAction)
+	v.judgeAction(s)
+	reset = p.reset || b.reloaded || wasReset(c, was.Verdict, s)
 	own := carry(c, was.Verdict, s, reset)
 	for _, f := range seen(c, s) {
-		if !p.verdict.has(f.Cause) { // a MIG device that is lost with its GPU has the GPU's finding
-			own = merge(own, f)
+		switch {
+		case p.verdict.has(f.Cause): // a MIG device that is lost with its GPU has the GPU's finding
+			continue
+		case f.presence():
+			f.common = common.of(was.Verdict, f.Cause)
+		case f.Cause == CauseRecoveryAction && v.unexplained:
+			f.State, f.Reason = Unhealthy, f.Reason+"; the XID behind it came while no agent was there to see it"
 		}
+		own = merge(own, f)
 	}
 	sure, suspects := confirm(c, d, was.Verdict, s)
 	for _, f := range sure {
@@ -92,15 +119,29 @@ func judgeDevice(c Config, was DeviceState, d Device, s Sample, p parent) (next 
 			counts = make(map[int]uint64)
 		}
 	}
+	xids := raised
 	for _, x := range s.XIDs {
 		counts[x.Code]++
-		last = x
-		if f, bad := xidFinding(c, x); bad {
+		last = XID{x.Code, reportedAt(x, s.At)}
+		if d.Kind == KindGPU || !LookupXID(x.Code).WholeGPU {
+			xids = append(xids, x)
+		}
+	}
+	for _, x := range xids {
+		if f, bad := xidFinding(c, x, s.At); bad {
 			own = merge(own, f)
 		}
 	}
+	if v.checkUntold && s.Checked {
+		v.checkUntold = false
+		if len(counts) == 0 {
+			for _, f := range undelivered(c, s) {
+				own = merge(own, f)
+			}
+		}
+	}
 
-	follow := followers(c, was.Verdict, s, reset)
+	follow := followers(c, was.Verdict, xids, s.At, reset)
 	for _, f := range escalated(follow, own, p.verdict) {
 		own = merge(own, f)
 	}
@@ -110,12 +151,13 @@ func judgeDevice(c Config, was DeviceState, d Device, s Sample, p parent) (next 
 	if c.Flap.Trips > 0 && len(trips) >= c.Flap.Trips && !flaps { // said once: what stands is no news at every poll
 		own = merge(own, flapping(c, own, trips, s.At))
 	}
-	v := conclude(was.Verdict, own, d.Parent, p.verdict.Findings, s)
+	v.seen = v.seen || s.Presence != PresenceUnknown
+	v.find(inherit(own, d.Parent, p.verdict.Findings))
 	v.Trips, v.suspect, v.follow = trips, suspects, follow
 	if was.Device.ID != "" && s.Presence != Present {
 		d = was.Device // nobody can read it now: what was read when it was there is better
 	}
-	return DeviceState{Device: d, Sample: s, Verdict: v, XIDCounts: counts, LastXID: last}, reset
+	return DeviceState{Device: d, Sample: s, Verdict: v, XIDCounts: counts, LastXID: last, Seen: remembered(was.Seen, s)}, reset
 }
 
 // seen returns what the sample itself shows to be wrong.
@@ -123,6 +165,9 @@ func seen(c Config, s Sample) []Finding {
 	var fs []Finding
 	if f, bad := presenceFinding(s); bad {
 		fs = append(fs, f)
+	}
+	if s.Stale {
+		fs = append(fs, staleFinding(s))
 	}
 	for _, cond := range conditions {
 		v, told := cond.values(s)
@@ -143,42 +188,6 @@ func seen(c Config, s Sample) []Finding {
 	return fs
 }
 
-// wasReset tells whether the sample is evidence of a reset: the device came back to the bus, the driver took its
-// recovery action back, or what only a reset or a reload of the driver sets back is set back.
-func wasReset(c Config, was Verdict, s Sample) bool {
-	action, told := s.Values[FieldRecoveryAction]
-	return slices.ContainsFunc(was.Findings, func(f Finding) bool {
-		if f.From != "" || !f.Last.After(f.Reset) {
-			return false // it is evidence once: with recovery never the finding stands for long after
-		}
-		switch f.Cause {
-		case CauseLost, CauseDetached, CauseMissing:
-			return s.Presence == Present
-		case CauseRecoveryAction:
-			return told && RecoveryAction(action) == RecoveryNone && f.Action != actionDrainP2P // ending jobs resets nothing
-		}
-		return setBack(c, f.Cause, s)
-	})
-}
-
-// setBack tells whether the sample says that a condition is over that nothing but a reset or a reload of the driver
-// ends (DCGM 4.6 health, what a GPU reset clears). A row that could not be remapped waits no more either.
-func setBack(c Config, cause string, s Sample) bool {
-	switch {
-	case cause != CauseDBE && cause != CauseRemapPending && cause != CauseRetiredPending:
-		return false
-	case s.Values[FieldRemapFailed] != 0:
-		return false
-	}
-	i := slices.IndexFunc(conditions, func(cond condition) bool { return cond.cause == cause })
-	v, told := conditions[i].values(s)
-	if !told {
-		return false
-	}
-	reason, _ := conditions[i].says(c, v)
-	return reason == ""
-}
-
 // carry returns the device's own findings of before, without those that the sample ends.
 func carry(c Config, was Verdict, s Sample, reset bool) []Finding {
 	var kept []Finding
@@ -186,7 +195,8 @@ func carry(c Config, was Verdict, s Sample, reset bool) []Finding {
 		if f.From != "" || f.decision() {
 			continue
 		}
-		if reset {
+		// Its own return is all that a lost GPU needs.
+		if reset || f.presence() && s.Presence == Present && f.Last.After(f.Reset) {
 			f.Reset = s.At
 		}
 		if !ended(c, f, s) {
@@ -220,6 +230,8 @@ func gone(c Config, f Finding, s Sample) bool {
 	case CauseLost, CauseInaccessible, CauseDetached, CauseMissing:
 		now, bad := presenceFinding(s)
 		return s.Presence != PresenceUnknown && (!bad || now.Cause != f.Cause)
+	case CauseNotMeasured:
+		return s.Presence == Present && !s.Stale // the source has told them apart for long enough
 	}
 	for _, cond := range conditions {
 		if cond.cause == f.Cause {
@@ -243,7 +255,7 @@ func merge(fs []Finding, f Finding) []Finding {
 	if f.State < fs[i].State {
 		return fs // a WARN is no evidence that the FAIL is over: that ages by its own clock
 	}
-	f.Since, f.Reset = fs[i].Since, fs[i].Reset
+	f.Since, f.Reset, f.common = fs[i].Since, fs[i].Reset, fs[i].common
 	if f.Clears == ClearsGPUReset {
 		f.Reset = time.Time{} // it happened again: the reset has not cured it
 	}

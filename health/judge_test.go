@@ -77,7 +77,15 @@ func TestJudgeSequences(t *testing.T) {
 			{0, present(xids(79)), Unhealthy, []string{"xid-79"}},
 			{1, present(), Unhealthy, []string{"xid-79"}},
 			{2, blank(Lost), Unhealthy, []string{"xid-79", CauseLost}},
-			{3, present(), Healthy, nil},
+			{3, blank(Lost), Unhealthy, []string{"xid-79", CauseLost}},
+			{4, present(), Healthy, nil},
+		},
+		"one reading of a lost GPU is no reset": {
+			{0, present(xids(95)), Unhealthy, []string{"xid-95"}},
+			{1, blank(Lost), Unhealthy, []string{"xid-95", CauseLost}},
+			{2, present(), Unhealthy, []string{"xid-95"}},
+			{3, blank(Detached), Unhealthy, []string{"xid-95", CauseDetached}},
+			{4, present(), Unhealthy, []string{"xid-95"}},
 		},
 		"an XID stays without evidence of a cure": {
 			{0, present(xids(48)), Unhealthy, []string{"xid-48"}},
@@ -151,7 +159,8 @@ func TestJudgeSequences(t *testing.T) {
 			{0, present(value(FieldRecoveryAction, 1)), Degraded, []string{CauseRecoveryAction}},
 			{1, present(xids(144), value(FieldRecoveryAction, 1)), Unhealthy, []string{"xid-144", CauseRecoveryAction}},
 			{2, blank(Lost), Unhealthy, []string{"xid-144", CauseLost, CauseRecoveryAction}},
-			{3, present(value(FieldRecoveryAction, 1)), Degraded, []string{CauseRecoveryAction}},
+			{3, blank(Lost), Unhealthy, []string{"xid-144", CauseLost, CauseRecoveryAction}},
+			{4, present(value(FieldRecoveryAction, 1)), Degraded, []string{CauseRecoveryAction}},
 		},
 		"the announcement of a recovery action is no more than that": {
 			{0, present(xids(154), value(FieldRecoveryAction, 1)), Degraded, []string{CauseRecoveryAction, "xid-154"}},
@@ -249,6 +258,7 @@ func TestJudgeRemembersSince(t *testing.T) {
 	known := judge1(nil, gpu0, step{at: 0, sample: present()})
 	known = judge1(known, gpu0, step{at: 5, sample: present(xids(79))})
 	known = judge1(known, gpu0, step{at: 9, sample: blank(Lost)})
+	known = judge1(known, gpu0, step{at: 10, sample: blank(Lost)})
 	v := known[0].Verdict
 	if !v.Since.Equal(at(5)) || !v.Findings[0].Since.Equal(at(5)) || !v.Findings[1].Since.Equal(at(9)) {
 		t.Fatalf("unhealthy since %v, findings %+v", v.Since, v.Findings)
@@ -338,7 +348,7 @@ func TestMIGInheritsItsGPU(t *testing.T) {
 
 func TestMIGsOwnXIDStaysItsOwn(t *testing.T) {
 	all := []Device{gpu0, mig0, mig1}
-	known := fold(t, nil, 0, map[DeviceID]Sample{"MIG-0": {Presence: Present, XIDs: []XID{{Code: 95, At: at(0)}}}}, all...)
+	known := fold(t, nil, 0, map[DeviceID]Sample{"MIG-0": {Presence: Present, XIDs: []XID{{Code: 48, At: at(0)}}}}, all...)
 	wantStates(t, known, map[DeviceID]State{"GPU-0": Healthy, "MIG-0": Unhealthy, "MIG-1": Healthy})
 	known = fold(t, known, 1, map[DeviceID]Sample{"GPU-0": present(value(FieldGPUTemp, 99))}, all...)
 	wantStates(t, known, map[DeviceID]State{"GPU-0": Degraded, "MIG-0": Unhealthy, "MIG-1": Degraded})

@@ -28,7 +28,7 @@ func bad(t *testing.T) []DeviceState {
 	known := fold(t, nil, 0, map[DeviceID]Sample{"GPU-1": blank(Lost)}, gpu0, mig0, gpu1)
 	known = fold(t, known, 1, map[DeviceID]Sample{
 		"GPU-0": present(xids(48, 999), value(FieldRemapFailed, 1), value(FieldGPUTemp, 99)),
-		"MIG-0": {Presence: Present, XIDs: []XID{{Code: 95, At: at(1)}}},
+		"MIG-0": {Presence: Present, XIDs: []XID{{Code: 171, At: at(1)}}},
 	}, gpu0, mig0, gpu1)
 	return known
 }

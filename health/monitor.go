@@ -18,6 +18,7 @@ type MonitorSource struct {
 	Open       Opener
 	Attach     Opener        // as Open, and has a host engine take the driver back before; nil where no other process holds it
 	StallAfter time.Duration // a call that takes longer is shown as a stalled source
+	DriverLoad func() string // identifies the load of the driver that the devices have, "" while there is none; nil without a driver
 }
 
 const (
@@ -46,6 +47,9 @@ type Monitor struct {
 	mu   sync.Mutex // guards all below to Run's own: Run, operators and a new configuration all make a new now
 	now  Snapshot   // what was published last
 	idle []string   // the words of health.cordon that mean no device, as they were logged last
+
+	history bool  // the XIDs of this boot are known from before the start
+	doubt   doubt // of the newest reading
 
 	live      Session  // nil while there is none
 	release   *release // nil while the driver is ours and the devices were seen since
@@ -197,6 +201,16 @@ func (m *Monitor) judge(r *Reading) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now, before := time.Now(), m.now.Devices
+	if m.fresh && len(r.Devices) > 0 {
+		m.doubt = doubt{} // another inventory is expected
+	}
+	if !m.fresh || len(r.Devices) == 0 {
+		judged, why := m.doubt.check(before, r, now)
+		if why != "" {
+			m.judgeDoubted(judged, why, now)
+			return
+		}
+	}
 	if m.fresh {
 		before = slices.DeleteFunc(slices.Clone(before), func(d DeviceState) bool {
 			return !slices.ContainsFunc(r.Devices, func(e Device) bool { return e.ID == d.Device.ID })
@@ -204,7 +218,8 @@ func (m *Monitor) judge(r *Reading) {
 		m.fresh = false
 	}
 	config := *m.config.Load()
-	devices := decide(config, before, judgeDevices(config, before, r, now), m.held, m.release, now)
+	b := basis{history: m.history, first: m.now.Source.Polls == 0, reloaded: m.driverReloaded(r.Versions.Driver)}
+	devices := decide(config, before, judgeDevices(config, before, r, b, now), m.held, m.release, now)
 	m.seen(devices)
 	if m.now.Source.Status != SourceUp {
 		m.log.Info("the source is up", zap.Int("devices", len(r.Devices)), zap.String("driver", r.Versions.Driver),
@@ -222,13 +237,51 @@ func (m *Monitor) judge(r *Reading) {
 	m.store()
 }
 
+// driverReloaded tells whether the driver of this version is another, or was loaded anew, since the reading before. What
+// is not known is no evidence. m.mu is held.
+func (m *Monitor) driverReloaded(version string) bool {
+	was, load := &m.now.Source, ""
+	if src := m.source.Load(); src != nil && src.DriverLoad != nil {
+		load = src.DriverLoad()
+	}
+	differs := func(before, now string) bool { return before != "" && now != "" && before != now }
+	reloaded := differs(was.Versions.Driver, version) || differs(was.DriverLoad, load)
+	if load != "" {
+		was.DriverLoad = load
+	}
+	if reloaded {
+		m.log.Info("the driver was loaded anew: that has reset every GPU", zap.String("driver", version))
+	}
+	return reloaded
+}
+
+// judgeDoubted publishes what a reading tells that is not believed as a whole: XIDs, and GPUs that the driver calls lost. The source
+// counts as down. m.mu is held.
+func (m *Monitor) judgeDoubted(r *Reading, why string, now time.Time) {
+	config, before := *m.config.Load(), m.now.Devices
+	devices := decide(config, before, judgeDevices(config, before, r, basis{history: m.history}, now), m.held, m.release, now)
+	if why != m.said {
+		m.log.Warn("the source is down", zap.String("cause", why))
+		m.said = why
+	}
+	logChanges(m.log, before, devices)
+	m.now.Devices = devices
+	m.now.Source.become(SourceDown, why, now)
+	m.store()
+}
+
 // trouble publishes that the source is not up. The verdicts stay: losing the source is not losing the GPUs.
 func (m *Monitor) trouble(status SourceStatus, why string) {
 	if why != m.said {
 		m.log.Warn("the source is "+status.String(), zap.String("cause", why))
 		m.said = why
 	}
-	m.publish(func(s *Snapshot) { s.Source.become(status, why, time.Now()) })
+	m.publish(func(s *Snapshot) {
+		if status == SourceDown {
+			m.doubt = doubt{} // the next session begins anew
+		}
+		s.Source.become(status, why, time.Now())
+	})
 }
 
 func (s *Source) become(status SourceStatus, why string, now time.Time) {

@@ -327,7 +327,7 @@ func TestMonitorMissesAcrossAReload(t *testing.T) {
 		synctest.Wait()
 		b.set(func(s *script) { s.reading.Devices, s.reading.Samples = nil, nil })
 		b.source.Store(&MonitorSource{Open: b.Open, StallAfter: 10 * time.Second})
-		synctest.Wait()
+		pass(doubtFor + time.Second)
 		if d := b.out.Load().Devices; len(d) != 1 || d[0].Verdict.Cause() != CauseMissing {
 			t.Fatalf("devices %+v", d)
 		}

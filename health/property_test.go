@@ -40,6 +40,12 @@ func (r chance) sample(d Device, seconds int) Sample {
 			}
 		}
 	}
+	if s.Stale = s.Presence == Present && r.IntN(8) == 0; s.Stale {
+		s.Values = nil
+	}
+	if r.IntN(8) == 0 {
+		s.Past = []XID{{95, at(-seconds)}, {48, at(0)}}
+	}
 	s.Checked = r.IntN(2) == 0
 	if s.Checked && r.IntN(3) == 0 {
 		s.Incidents = append(s.Incidents, Incident{Code: []int{3, 4, 14, 80, 101, 500}[r.IntN(6)], Severity: Severity(r.IntN(2))})
@@ -56,13 +62,16 @@ func (r chance) config() Config {
 }
 
 // shown is the least state of a device that this sample of it must come to, whatever was before.
-func shown(c Config, s Sample) State {
+func shown(c Config, s Sample, gpu bool) State {
 	worst := Unknown
 	for _, f := range seen(c, s) {
 		worst = max(worst, f.State)
 	}
 	for _, x := range s.XIDs {
-		if f, bad := xidFinding(c, x); bad {
+		if LookupXID(x.Code).WholeGPU && !gpu {
+			continue // it is its GPU's, whose findings it has
+		}
+		if f, bad := xidFinding(c, x, s.At); bad {
 			worst = max(worst, f.State)
 		}
 	}
@@ -170,8 +179,8 @@ func checkVerdicts(t *testing.T, where string, c Config, reading *Reading, gpus 
 		if worst != Unknown && v.State != worst || worst == Unknown && v.State > Healthy {
 			t.Fatalf("%s: %s is %v, its worst finding %v", where, d.Device.ID, v.State, worst)
 		}
-		if s, ok := samples[d.Device.ID]; ok && v.State < shown(c, s) {
-			t.Fatalf("%s: %s is %v, its sample shows %v: %+v", where, d.Device.ID, v.State, shown(c, s), s)
+		if s, ok := samples[d.Device.ID]; ok && v.State < shown(c, s, d.Device.Kind == KindGPU) {
+			t.Fatalf("%s: %s is %v, its sample shows %v: %+v", where, d.Device.ID, v.State, shown(c, s, d.Device.Kind == KindGPU), s)
 		}
 		if gpu := verdicts[d.Device.Parent]; d.Device.Kind == KindMIG && gpu.State > Healthy && v.State < gpu.State {
 			t.Fatalf("%s: %s is %v, its GPU %v", where, d.Device.ID, v.State, gpu.State)

@@ -29,12 +29,14 @@ func TestRecoveryModes(t *testing.T) {
 			{0, present(value(FieldRemapFailed, 1)), Unhealthy, []string{CauseRemapFailed}},
 			{100, present(), Unhealthy, []string{CauseRemapFailed}},
 			{101, blank(Lost), Unhealthy, []string{CauseRemapFailed, CauseLost}},
-			{102, present(), Healthy, nil},
+			{102, blank(Lost), Unhealthy, []string{CauseRemapFailed, CauseLost}},
+			{103, present(), Healthy, nil},
 		}},
 		"afterReset: the reset may come before the condition has been gone for long": {RecoverAfterReset, []step{
 			{0, present(value(FieldRemapFailed, 1)), Unhealthy, []string{CauseRemapFailed}},
 			{1, blank(Lost), Unhealthy, []string{CauseRemapFailed, CauseLost}},
-			{2, present(), Unhealthy, []string{CauseRemapFailed}},
+			{2, blank(Lost), Unhealthy, []string{CauseRemapFailed, CauseLost}},
+			{3, present(), Unhealthy, []string{CauseRemapFailed}},
 			{60, present(), Healthy, nil},
 		}},
 		"afterReset: a hidden GPU needs no reset": {RecoverAfterReset, []step{

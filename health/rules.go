@@ -20,6 +20,7 @@ const (
 	CauseRetiredPages   = "too-many-retired-pages"
 	CauseTemperature    = "temperature"
 	CauseClocks         = "clocks-slowed-by-hardware"
+	CauseNotMeasured    = "not-measured"
 	CauseFlapping       = "flapping"
 	CauseCordoned       = "cordoned"
 	CauseIsolated       = "isolated"
@@ -49,6 +50,24 @@ func presenceFinding(s Sample) (Finding, bool) {
 		return Finding{}, false
 	}
 	return f, true
+}
+
+// presence reports whether the finding is that a device cannot be reached.
+func (f Finding) presence() bool {
+	switch f.Cause {
+	case CauseLost, CauseInaccessible, CauseDetached, CauseMissing:
+		return true
+	}
+	return false
+}
+
+// staleFinding says that the source has no current value of a device while it measures others.
+func staleFinding(s Sample) Finding {
+	return Finding{
+		Cause: CauseNotMeasured, State: Degraded, Reason: "the source has no current value of this GPU, though it measures others",
+		Action: "look for the GPU in the kernel log and in DCGM's log; if it stays so, drain the node and restart DCGM's engine",
+		Since:  s.At, Last: s.At, Clears: ClearsItself,
+	}
 }
 
 // condition is something measured that is itself a finding while it stands.
@@ -98,6 +117,9 @@ var conditions = []condition{
 const (
 	actionReplace    = "replace the GPU"
 	actionDrainP2P   = "end all jobs that use this GPU with others"
+	actionIMEX       = "restart the IMEX service on the nodes of the IMEX domain"
+	actionBusReset   = "drain the node and reset the GPU's PCIe bus; if that is not possible, reboot the node"
+	actionLookUp     = "look the number up in NVIDIA's description of nvmlDeviceGpuRecoveryAction_t; drain the node meanwhile"
 	actionResetLater = "reset the GPU at the next drain"
 	actionCool       = "check cooling and power supply"
 )
@@ -119,8 +141,10 @@ type recovery struct {
 //   - Drain P2P: peer-to-peer work must end, and the driver says only then what it needs. That never comes while
 //     new work lands, so it is Unhealthy; DCGM 4.6 calls it a WARN.
 //   - Drain and reset: the GPU works with a part of it switched off, what runs may go on, and it wants a reset.
+//   - Recover the IMEX domain: memory that nodes share over NVLink is out of order. A reset of the GPU does not cure it.
+//   - PCIe bus reset, system reboot: as reset and reboot, and the GPU is out of order until then.
 //
-// Another number is a driver newer than this table, and no good news.
+// Another number comes from a driver that is newer than this table, and is Unhealthy.
 //
 //nolint:gochecknoglobals // a table of constants
 var recoveries = map[RecoveryAction]recovery{
@@ -128,6 +152,9 @@ var recoveries = map[RecoveryAction]recovery{
 	RecoveryReboot:        {Unhealthy, "the driver asks for a reboot of the node", actionReboot},
 	RecoveryDrainP2P:      {Unhealthy, "the driver asks to drain peer-to-peer work", actionDrainP2P},
 	RecoveryDrainAndReset: {Degraded, "the driver asks to drain and reset the GPU, which works at less than its capacity", actionReset},
+	RecoveryIMEXDomain:    {Unhealthy, "the driver asks to recover the IMEX domain", actionIMEX},
+	RecoveryPCIeBusReset:  {Unhealthy, "the driver asks for a PCIe bus reset", actionBusReset},
+	RecoverySystemReboot:  {Unhealthy, "the driver asks for a reboot of the system", actionReboot},
 }
 
 func recoveryState(v []float64) State {
@@ -145,7 +172,7 @@ func recoveryWords(_ Config, v []float64) (reason, action string) {
 	if r, known := recoveries[a]; known {
 		return r.reason, r.action
 	}
-	return fmt.Sprintf("the driver asks for recovery action %d", a), actionReset
+	return fmt.Sprintf("the driver asks for recovery action %d, which this agent does not know", a), actionLookUp
 }
 
 // flag is what a field says that is 0 or 1.

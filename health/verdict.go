@@ -5,14 +5,6 @@ import (
 	"slices"
 )
 
-// conclude makes the verdict, but for its time, which decide knows. A MIG device has its GPU's findings beside
-// its own.
-func conclude(was Verdict, own []Finding, parent DeviceID, inherited []Finding, s Sample) Verdict {
-	v := Verdict{seen: was.seen || s.Presence != PresenceUnknown}
-	v.find(inherit(own, parent, inherited))
-	return v
-}
-
 // inherit adds a GPU's findings to those of its MIG device. Of two of one cause the worse stands.
 func inherit(own []Finding, parent DeviceID, inherited []Finding) []Finding {
 	for _, f := range inherited {

@@ -30,6 +30,8 @@ type XIDInfo struct {
 	// FollowsRecoveryAction: the number alone does not tell how bad it is, and the driver's recovery action
 	// does. If that wants a reset too, the XID is Unhealthy until one was seen.
 	FollowsRecoveryAction bool
+	// WholeGPU: reported of a MIG device, the XID is of its whole GPU all the same. Of others only the instance is meant.
+	WholeGPU bool
 	// Deviation tells where we differ from NVIDIA's catalogue, and why; empty if we do not.
 	Deviation string
 }

@@ -61,7 +61,7 @@ var xidTable = [...]XIDInfo{
 	45: pluginIgnores("WORKFLOW_XID_45", "preemptive cleanup, due to previous errors"),
 	46: resets("GPU timeout: it stopped processing"),
 	47: askSupport("video encoder 0 exception"),
-	48: takesAway("WORKFLOW_XID_48", "double-bit ECC error", ClearsGPUReset, actionReset, "").failsDCGM(),
+	48: takesAway("WORKFLOW_XID_48", "double-bit ECC error", ClearsGPUReset, actionReset, "").failsDCGM().ofInstance(),
 	49: askSupport("silent running: level set by configuration"),
 	50: askSupport("silent running: level changed by an error"),
 	51: askSupport("silent running: stress test failed"),
@@ -81,7 +81,7 @@ var xidTable = [...]XIDInfo{
 	62: resets("internal micro-controller halt"),
 	// The row works again after a reset; until then the finding of field 396, row remap pending, stands.
 	63: warns("IGNORE", "memory row or page is set aside for errors", "reset the GPU at the next drain").
-		deviates("the catalogue asks nobody to look; the remap is only in force after a reset, which somebody has to plan"),
+		deviates("the catalogue asks nobody to look; the remap is only in force after a reset, which somebody has to plan").ofGPU(),
 	64: resets("row remapper or page retirement failed to record"),
 	65: askSupport("video encoder 1 exception"),
 	66: noted("illegal register access by the driver"),
@@ -178,7 +178,7 @@ var xidTable = [...]XIDInfo{
 	152: noted("deep learning accelerator: memory management error"),
 	153: noted("deep learning accelerator: timeout"),
 	// It says that field 1523 has another value, and that field is judged by itself.
-	154: warns("XID_154", "GPU recovery action changed", actionFollow),
+	154: warns("XID_154", "GPU recovery action changed", actionFollow).ofGPU(),
 	155: resets("NVLink error that software defines"),
 	156: resets("part of the GPU was set aside for errors"),
 	157: noted("part of the GPU could not be set aside for errors"),
@@ -199,9 +199,9 @@ var xidTable = [...]XIDInfo{
 		"the catalogue has no resolution; it resets the GPU for the halt of another micro-controller, 62").from("gpud: reboot"),
 	170: unresolved("NVLink security interrupt in confidential computing"),
 	171: takesAway("", "uncorrectable DRAM error", ClearsGPUReset, actionReset,
-		"the catalogue has no resolution; it is the detail of a 48, which is unhealthy"),
+		"the catalogue has no resolution; it is the detail of a 48, which is unhealthy").ofInstance(),
 	172: takesAway("", "uncorrectable SRAM error", ClearsGPUReset, actionReset,
-		"the catalogue has no resolution; it is the detail of a 48, which is unhealthy"),
+		"the catalogue has no resolution; it is the detail of a 48, which is unhealthy").ofInstance(),
 	173: takesAway("", "fatal chip-to-chip link failure", ClearsReboot, actionReboot,
 		"the catalogue does not have it yet; the driver calls it fatal").from("gpud: reboot"),
 }
@@ -234,7 +234,7 @@ func unresolved(name string) XIDInfo { return warns("", name, actionWatch) }
 // nvlink5 is one of which the number alone does not tell whether it is fatal: that takes bits that only
 // the kernel's log has. The driver knows them, and its recovery action says so.
 func nvlink5(name string) XIDInfo {
-	return warns("WORKFLOW_NVLINK5_ERR", name, actionFollow).follows()
+	return warns("WORKFLOW_NVLINK5_ERR", name, actionFollow).follows().ofGPU()
 }
 
 // ignored is nobody's business.
@@ -247,10 +247,13 @@ func pluginIgnores(resolution, name string) XIDInfo {
 	return ignored(resolution, name).does(actionNone).restarts().from("NVIDIA k8s-device-plugin ignores it")
 }
 
-// takesAway is a row that takes the GPU away.
+// takesAway is a row that takes the GPU away, as a whole unless ofInstance says otherwise: what stops the driver, a
+// micro-controller or a link stops every instance (NVIDIA MIG user guide: instances have memory and engines of their own,
+// and share the rest).
 func takesAway(resolution, name string, clears Clears, action, deviation string) XIDInfo {
 	return XIDInfo{
 		Name: name, Effect: EffectUnhealthy, Action: action, Clears: clears, Source: catalogue(resolution), Deviation: deviation,
+		WholeGPU: true,
 	}
 }
 
@@ -270,6 +273,17 @@ func (x XIDInfo) from(source string) XIDInfo {
 // restarts: an application's restart is all that it takes.
 func (x XIDInfo) restarts() XIDInfo {
 	x.Clears = ClearsRestart
+	return x
+}
+
+func (x XIDInfo) ofGPU() XIDInfo {
+	x.WholeGPU = true
+	return x
+}
+
+// ofInstance: reported of a MIG device, it is of that instance's memory or engines alone.
+func (x XIDInfo) ofInstance() XIDInfo {
+	x.WholeGPU = false
 	return x
 }
 

@@ -185,9 +185,10 @@ func partOf(id string) string {
 }
 
 // lastXID is DCGM's field 230. It never returns to 0, so dcgm-exporter shows it for ever; and a GPU that is lost is when
-// somebody asks for it. What is measured of such a GPU is gone, but its last XID is what we know.
+// somebody asks for it. What is measured of such a GPU, or of one that is not measured any more, is gone, but its last XID is
+// what we know.
 func lastXID(d *health.DeviceState) (code float64, ok bool) {
-	if code, ok = d.Sample.Values[health.FieldXID]; ok || d.Sample.Presence == health.Present {
+	if code, ok = d.Sample.Values[health.FieldXID]; ok || d.Sample.Presence == health.Present && !d.Sample.Stale {
 		return code, ok
 	}
 	return float64(d.LastXID.Code), d.LastXID.Code != 0

@@ -1,0 +1,202 @@
+package health
+
+import (
+	"slices"
+	"time"
+)
+
+// Evidence of a reset is of one device and positive: its own return after it alone was gone, something that only a reset
+// sets back, the driver taking its recovery action back, or a driver that was loaded anew. What befalls all GPUs at
+// once is the source's, the driver's or a switch's, and tells nothing of any of them.
+
+// wasReset tells whether the sample is evidence of a reset.
+func wasReset(c Config, was Verdict, s Sample) bool {
+	action, told := s.Values[FieldRecoveryAction]
+	return slices.ContainsFunc(was.Findings, func(f Finding) bool {
+		switch {
+		case f.From != "" || !f.Last.After(f.Reset):
+			return false // it is evidence once: with recovery never the finding stands for long after
+		case f.presence():
+			// One reading may err.
+			return s.Presence == Present && !f.common && f.Last.Sub(f.Since) >= c.Interval/2
+		case f.Cause == CauseRecoveryAction:
+			return told && RecoveryAction(action) == RecoveryNone && f.Action != actionDrainP2P && f.Action != actionIMEX // these reset nothing
+		}
+		return setBack(c, f.Cause, s)
+	})
+}
+
+// setBack tells whether the sample says that a condition is over that nothing but a reset or a reload of the driver
+// ends (DCGM 4.6 health, what a GPU reset clears). A row that could not be remapped waits no more either.
+func setBack(c Config, cause string, s Sample) bool {
+	switch {
+	case cause != CauseDBE && cause != CauseRemapPending && cause != CauseRetiredPending:
+		return false
+	case s.Values[FieldRemapFailed] != 0:
+		return false
+	}
+	i := slices.IndexFunc(conditions, func(cond condition) bool { return cond.cause == cause })
+	v, told := conditions[i].values(s)
+	if !told {
+		return false
+	}
+	reason, _ := conditions[i].says(c, v)
+	return reason == ""
+}
+
+// commonLoss tells whether all GPUs of the node that could be reached are gone in one reading.
+type commonLoss struct {
+	all  bool
+	many bool // there were several
+}
+
+func newCommonLoss(before []DeviceState, samples map[DeviceID]Sample) commonLoss {
+	went, stayed := 0, 0
+	for _, d := range before {
+		if d.Device.Kind != KindGPU {
+			continue
+		}
+		s, listed := samples[d.Device.ID]
+		switch {
+		case !listed || s.Presence > Present:
+			if d.Sample.Presence <= Present {
+				went++
+			}
+		case s.Presence == Present:
+			stayed++
+		}
+	}
+	return commonLoss{all: went > 0 && stayed == 0, many: went > 1}
+}
+
+// of tells whether a device is gone in common with all others. A GPU that the driver calls lost is so by itself where
+// no other was there to be lost with it.
+func (l commonLoss) of(was Verdict, cause string) bool {
+	for _, f := range was.Findings {
+		if f.From == "" && f.presence() {
+			return f.common // it is gone for longer, and only the word for it may be another
+		}
+	}
+	return l.all && (l.many || cause != CauseLost)
+}
+
+// withPast returns the sample with those XIDs of before the start that nobody has judged yet among its XIDs. What a MIG
+// device holds that is not there from the first reading on may be another's, which had its number before.
+func (b basis) withPast(was DeviceState, d Device, s Sample) Sample {
+	if len(s.Past) == 0 || !b.history || d.Kind == KindMIG && !b.first {
+		return s
+	}
+	var unjudged []XID
+	for _, x := range s.Past {
+		if !slices.ContainsFunc(was.Seen, x.same) {
+			unjudged = append(unjudged, x)
+		}
+	}
+	s.XIDs = slices.Concat(unjudged, s.XIDs)
+	return s
+}
+
+// same reports whether two XIDs of a device are one event. DCGM reads XIDs 79, 119 and 120 from the kernel's log as well
+// as from the driver, with another clock's time. An RPC to the GSP times out after six seconds, so that 119 and
+// 120 do not come to a GPU twice in five.
+func (x XID) same(y XID) bool {
+	switch {
+	case x.Code != y.Code:
+		return false
+	case x.Code == 79, x.Code == 119, x.Code == 120:
+		return x.At.Sub(y.At).Abs() < 5*time.Second
+	}
+	return x.At.Equal(y.At)
+}
+
+// maxSeen bounds DeviceState.Seen. DCGM reads at most one XID per second and keeps ten minutes of them.
+const maxSeen = 1024
+
+// remembered adds a sample's XIDs to those that were seen before.
+func remembered(seen []XID, s Sample) []XID {
+	if len(s.Past) == 0 && len(s.XIDs) == 0 {
+		return seen
+	}
+	all := slices.Clone(seen)
+	for _, x := range slices.Concat(s.Past, s.XIDs) {
+		if !slices.ContainsFunc(all, x.same) {
+			all = append(all, x)
+		}
+	}
+	return all[max(0, len(all)-maxSeen):]
+}
+
+// judgeAction notes whether the driver has wanted a reset since before this process, for an XID that nobody delivered: an
+// engine inside the agent is away with it. Then nobody knows what is broken, so the GPU does not pass for one that
+// works. It ends with the recovery action.
+func (v *Verdict) judgeAction(s Sample) {
+	value, told := s.Values[FieldRecoveryAction]
+	if !told {
+		return
+	}
+	wanted := recoveries[RecoveryAction(value)].action == actionReset
+	v.unexplained = wanted && (v.unexplained || v.actionUntold && len(s.XIDs) == 0)
+	v.actionUntold = false
+}
+
+// undelivered returns the findings of XIDs that only DCGM's checks tell of, from before the start. DCGM keeps such an
+// incident until its engine restarts, so it may be cured: the device is no more than degraded.
+func undelivered(c Config, s Sample) []Finding {
+	var all []Finding
+	for _, i := range s.Incidents {
+		if i.Severity != SeverityFail || !i.ofXID() || c.Incidents.overrides(i.Code) {
+			continue
+		}
+		info := LookupIncident(i.Code)
+		all = append(all, Finding{
+			Cause: incidentCause(info), State: Degraded, Reason: i.Message + "; it is of before the agent's start, and no reset was seen since",
+			Action: info.Action, Since: s.At, Last: s.At, Clears: ClearsGPUReset,
+		})
+	}
+	return all
+}
+
+// raisedXIDs returns, by GPU, the XIDs that its MIG devices report and that are of the whole GPU. All compute instances of
+// a GPU instance report the same one.
+func raisedXIDs(r *Reading, samples map[DeviceID]Sample) map[DeviceID][]XID {
+	var raised map[DeviceID][]XID
+	for _, d := range r.Devices {
+		if d.Kind != KindMIG {
+			continue
+		}
+		for _, x := range samples[d.ID].XIDs {
+			if !LookupXID(x.Code).WholeGPU || slices.Contains(raised[d.Parent], x) {
+				continue
+			}
+			if raised == nil {
+				raised = make(map[DeviceID][]XID)
+			}
+			raised[d.Parent] = append(raised[d.Parent], x)
+		}
+	}
+	return raised
+}
+
+// inheritFromParts gives each GPU the findings of the MIG devices that were destroyed and that nothing less than a
+// reset of the GPU clears: a partition that is made anew is on the same memory and engines.
+func inheritFromParts(known map[DeviceID]DeviceState, before []DeviceState, r *Reading, samples map[DeviceID]Sample) {
+	listed := make(map[DeviceID]bool, len(r.Devices))
+	for _, d := range r.Devices {
+		listed[d.ID] = true
+	}
+	for _, d := range before {
+		gpu, there := known[d.Device.Parent]
+		if d.Device.Kind != KindMIG || listed[d.Device.ID] || !there || samples[d.Device.Parent].Presence != Present {
+			continue
+		}
+		findings := slices.Clone(gpu.Verdict.Findings)
+		for _, f := range d.Verdict.Findings {
+			stays := f.Clears == ClearsGPUReset || f.Clears == ClearsReboot && f.Cause != CauseFlapping // which is of the partition alone
+			if f.From == "" && f.State == Unhealthy && stays {
+				findings = merge(findings, f)
+			}
+		}
+		gpu.Verdict.Findings = findings
+		known[d.Device.Parent] = gpu
+	}
+}

@@ -100,6 +100,17 @@ func (w *world) apply(ctx context.Context, s step) error {
 		return w.restart(ctx, s.arg)
 	case "detach", "attach", "expire", "detach-often", "detach-refused", "detach-hung":
 		return w.applyDriver(ctx, s)
+	case "empty", "clock", "reconnect-often":
+		return w.applySource(ctx, s)
+	case "block-log":
+		return w.blockLog(ctx)
+	case "read-log":
+		w.readLog()
+		return nil
+	case "state-removed", "state-foreign":
+		return w.spoilState(ctx, s)
+	case "second-agent":
+		return w.secondAgent(ctx, s.arg)
 	case calm:
 		return w.calmDown(ctx)
 	}
@@ -249,7 +260,7 @@ func (w *world) scrapeAtOnce(ctx context.Context) error {
 // calmDown takes back whatever was done.
 func (w *world) calmDown(ctx context.Context) error {
 	// A kubelet that was registered with twice keeps both streams until it ends, and the agent with it.
-	steps := []step{{kind: "up"}, {kind: "attach"}, {kind: "thaw"}, {kind: "kubelet-restart"}, {kind: "disk-free"}, {kind: "close-streams"}, {kind: "reload", arg: "0"}}
+	steps := []step{{kind: "read-log"}, {kind: "clock", arg: "0"}, {kind: "up"}, {kind: "attach"}, {kind: "thaw"}, {kind: "kubelet-restart"}, {kind: "disk-free"}, {kind: "close-streams"}, {kind: "reload", arg: "0"}}
 	for i := range gpus {
 		steps = append(steps, step{kind: "back", gpu: i}, step{kind: "remap", gpu: i, arg: "false"})
 	}

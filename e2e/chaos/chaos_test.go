@@ -21,6 +21,7 @@ var (
 	agentPath = flag.String("agent", "", "the agent's binary; \"\": built from the repository, with the race detector if -race is set")
 	raced     = flag.Bool("raced", false, "build the agent with the race detector")
 	replay    = flag.String("replay", "", "do these steps instead, as a failure prints them")
+	onlyKinds = flag.String("only", "", "only these kinds of steps, with commas between; what a run does not have of them is left out")
 	shrinkFor = flag.Duration("shrink", 5*time.Minute, "how long a sequence that fails is made shorter; 0: not")
 	slack     = flag.Float64("slack", 1, "on a machine that has other things to do: everything may take so many times as long")
 )
@@ -139,6 +140,9 @@ type setup struct {
 
 // chaos plays for so long, or what is to be played again.
 func chaos(t *testing.T, with setup, kinds []kind, long time.Duration) {
+	if kinds = only(kinds, *onlyKinds); len(kinds) == 0 {
+		t.Skipf("it has none of %s", *onlyKinds)
+	}
 	end, from, n := time.Now().Add(long), sequence(*seed, kinds), 0
 	next := func() (step, bool) {
 		if n%lap == 0 && n > 0 && time.Now().After(end) { // it ends calm

@@ -62,7 +62,7 @@ func (w *world) hears(g *gpu) bool {
 
 // endsSession tells whether the agent ends its session with DCGM in order for a step.
 func endsSession(kind string) bool {
-	return kind == "reload" || kind == "attach" || kind == "expire" || strings.HasPrefix(kind, "detach")
+	return kind == "reload" || kind == "attach" || kind == "expire" || kind == "reconnect-often" || strings.HasPrefix(kind, "detach")
 }
 
 // readAll waits until the agent has read all XIDs, for DCGM forgets them with the last watch, and tells whether it can

@@ -51,6 +51,7 @@ func (e *engine) begin(m *model) error {
 	if m.gone {
 		lines += "detached\n"
 	}
+	lines += "clock " + m.clock + "\n"
 	for i, g := range m.gpu {
 		lines += status(i, g.lost)
 	}

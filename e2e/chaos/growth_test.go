@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest/node"
@@ -58,13 +59,17 @@ func (w *world) leftOver(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if text, err := os.ReadFile(filepath.Join(w.Dir, "state", "state.json")); err != nil || !json.Valid(text) {
+	if text, err := os.ReadFile(w.stateFile()); err != nil || !json.Valid(text) {
 		return violated("memory", "the state file: %v: %.200s", err, text)
 	}
 	if err := w.checkKept(); err != nil {
 		return err
 	}
-	if rest, err := filepath.Glob(filepath.Join(w.Dir, "state", "*")); err != nil || len(rest) != 1 {
+	rest, err := filepath.Glob(filepath.Join(w.Dir, "state", "*"))
+	rest = slices.DeleteFunc(rest, func(path string) bool {
+		return path == w.stateFile() || path == w.stateFile()+".lock"
+	})
+	if err != nil || len(rest) != 0 {
 		return violated("memory", "beside the state file: %v, %v", rest, err)
 	}
 	return w.await(ctx, 15*time.Second, func(ctx context.Context) error {

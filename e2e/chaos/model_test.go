@@ -9,6 +9,8 @@ import (
 type model struct {
 	gpu       [gpus]gpu
 	source    string // up, dead, hung, blind
+	clock     string // how far that of the engine is ahead, in seconds
+	blocked   bool   // nobody reads the agent's standard error
 	away      bool   // an operator has had the driver let go of
 	stuck     bool   // it is not let go of yet: DCGM is in a call that hangs
 	gone      bool   // a host engine has let go of it
@@ -41,7 +43,7 @@ type gpu struct {
 }
 
 func newModel() *model {
-	m := &model{source: "up"}
+	m := &model{source: "up", clock: "0"}
 	for i := range m.gpu {
 		m.gpu[i] = gpu{mig: "off", shown: "off", counts: map[string]int{}, waiting: map[string]int{}}
 	}

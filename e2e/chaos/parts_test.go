@@ -37,7 +37,7 @@ func TestSameSeedSameSequence(t *testing.T) {
 
 func TestParseRefuses(t *testing.T) {
 	for text, want := range map[string]string{
-		"explode": "no step", "lost 8": "not a GPU", "mig 1 all": "one of off", "xid 1": "one of 13", "dead now": "one of", "calm 3": "too much", "lost 1 !": "has to wait",
+		"explode": "no step", "lost 8": "not a GPU", "mig 1 all": "one of off", "xid 1": "one of 13", "dead now": "one of", "calm 3": "too much", "clock 7": "one of -3600", "empty": "one of short", "lost 1 !": "has to wait",
 	} {
 		if _, err := parse(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v; want %q", text, err, want)

@@ -7,7 +7,6 @@ import (
 	"maps"
 	"net/http"
 	"os"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -126,6 +125,11 @@ func (w *world) restart(ctx context.Context, how string) error {
 
 // endAgent returns when the agent has ended.
 func (w *world) endAgent(how string) error {
+	if w.blocked { // whoever ends it does not have to read its log before
+		if err := w.endBlocked(how); err != nil || how == "kill" {
+			return err
+		}
+	}
 	if how == "term" {
 		if err := w.Stop(); err != nil {
 			return violated("end", "%v", err)
@@ -142,7 +146,7 @@ func (w *world) endAgent(how string) error {
 // memory returns the causes of each GPU's findings in the state file, and how often it has tripped.
 func (w *world) memory() (causes [gpus]map[string]bool, trips [gpus]int, err error) {
 	var m health.Memory
-	text, err := os.ReadFile(filepath.Join(w.Dir, "state", "state.json"))
+	text, err := os.ReadFile(w.stateFile())
 	if err == nil {
 		err = json.Unmarshal(text, &m)
 	}

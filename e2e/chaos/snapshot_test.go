@@ -71,6 +71,12 @@ func (w *world) short() string {
 			out += " " + word
 		}
 	}
+	if w.blocked {
+		out += " blocked"
+	}
+	if w.clock != "0" {
+		out += " clock:" + w.clock
+	}
 	if w.frozen {
 		out += " frozen"
 	}

@@ -64,16 +64,25 @@ func kinds() []kind {
 		{"detach-often", 1, false, nil, false}, // and attach, ten times
 		{"detach-refused", 1, false, nil, false},
 		{"detach-hung", 1, false, nil, false},
+		{"empty", 2, false, []string{"short", "long"}, false},                       // the source lists no GPU for a while, and says nothing
+		{"clock", 4, false, []string{"-3600", "-60", "0", "60", "3600"}, true},      // of the engine, in seconds
+		{"block-log", 1, false, nil, false},                                         // nobody reads the agent's standard error
+		{"read-log", 3, false, nil, true},                                           // somebody does again
+		{"state-removed", 1, false, nil, false},                                     // the state file
+		{"state-foreign", 1, false, []string{"garbage", "another", "empty"}, false}, // somebody else has written it
+		{"second-agent", 1, false, []string{"term", "kill"}, false},                 // with the same state file, for a while
+		{"reconnect-often", 1, false, nil, false},                                   // another session for each reload
 	}
 }
 
-// simKinds are those that the simulated GPUs have: nobody else holds their driver.
-func simKinds() []kind { return without("detach-refused", "detach-hung") }
+// simKinds are those that the simulated GPUs have: nobody else holds their driver, their clock is the machine's, and no
+// reload changes their session.
+func simKinds() []kind { return without("detach-refused", "detach-hung", "clock", "reconnect-often") }
 
 // hostKinds are those that a scripted host engine has.
 func hostKinds() []kind {
 	return without("flood", "remap", "mig", "kubelet-stop", "kubelet-start", "wipe", "forget", "second-stream", "slow-stream", "close-streams",
-		"freeze", "thaw", "reload-bad", "disk-full", "disk-free")
+		"freeze", "thaw", "reload-bad", "disk-full", "disk-free", "block-log", "read-log", "second-agent")
 }
 
 // embeddedKinds are those that a scripted engine in the agent's process has. One that is blind the agent would start again.
@@ -81,6 +90,14 @@ func embeddedKinds() []kind {
 	return slices.DeleteFunc(hostKinds(), func(k kind) bool {
 		return slices.Contains([]string{"blind", "detach-refused", "detach-hung"}, k.name)
 	})
+}
+
+// only returns those of the kinds that are named with commas between, all of them if none is.
+func only(all []kind, names string) []kind {
+	if names == "" {
+		return all
+	}
+	return slices.DeleteFunc(all, func(k kind) bool { return !slices.Contains(strings.Split(names, ","), k.name) })
 }
 
 func without(names ...string) []kind {

@@ -57,6 +57,7 @@ func violated(what, format string, args ...any) error {
 type world struct {
 	*node.Node
 	*model
+	agent    string  // the binary
 	engine   *engine // nil with simulated GPUs
 	kubelet  *kubelet
 	disk     *disk
@@ -81,6 +82,8 @@ type world struct {
 
 // buffer takes the agent's log, the newest part of it.
 type buffer struct {
+	blocked sync.Mutex // held while nobody reads
+
 	mu sync.Mutex // guards b and race
 	b  bytes.Buffer
 
@@ -90,6 +93,8 @@ type buffer struct {
 const maxLog = 4 << 20
 
 func (b *buffer) Write(p []byte) (int, error) {
+	b.blocked.Lock()
+	b.blocked.Unlock() //nolint:staticcheck // it only waits
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.race = b.race || bytes.Contains(p, []byte("DATA RACE"))
@@ -119,7 +124,7 @@ func newWorld(ctx context.Context, with setup) (_ *world, err error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &world{Node: n, model: newModel(), log: &buffer{}, endpoint: map[string]string{}, orphans: map[string]bool{}, patience: slow(within), ending: goodConfigs()[0]}
+	w := &world{Node: n, agent: with.agent, model: newModel(), log: &buffer{}, endpoint: map[string]string{}, orphans: map[string]bool{}, patience: slow(within), ending: goodConfigs()[0]}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, w.end())
@@ -220,6 +225,7 @@ func (w *world) end() error {
 		w.stopScrapes()
 	}
 	w.closeStreams()
+	w.readLog() // the agent's end is awaited with the end of its log
 	var errs []error
 	if w.kubelet != nil {
 		errs = append(errs, w.kubelet.thaw())

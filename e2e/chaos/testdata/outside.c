@@ -1,6 +1,7 @@
 // Part of a scripted libdcgm.so.4 with eight GPUs. A program outside says what happens to them with lines that it appends to
 // a file; up to "ready" they are read before the library is loaded, so that what they say is so from the start.
 
+#define _GNU_SOURCE // pthread_setname_np
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,18 +11,21 @@
 
 #include "libdcgm.h"
 
-enum { GPU = 1, CONDITION_XID = 0x40, ALWAYS = -1 }; // dcgm_fields.h, dcgm_structs.h: dcgmPolicyCondition_t
+enum { GPU = 1, GPUS = 8, XID = 230, ALWAYS = -1 }; // dcgm_fields.h: DCGM_FI_DEV_XID_ERROR
 
 extern script_table_t script_table;
 static int blind;
 static const char *trap = "none"; // the call that hangs or fails, if it is another than "hung" and "dead" have
 
-static long long now(void) { // no two are the same
+static long long ahead; // how far the engine's clock is ahead of the true time, in microseconds; negative: behind
+static int empty;       // it lists no GPU
+
+static long long now(void) { // no two are the same, but after a step of the engine's clock
     static long long last;
     struct timeval t;
     gettimeofday(&t, NULL);
     long long us = t.tv_sec * 1000000LL + t.tv_usec;
-    return last = us > last ? us : last + 1;
+    return (last = us > last ? us : last + 1) + ahead;
 }
 
 static void number(unsigned gpu, unsigned field, long long n) {
@@ -34,7 +38,7 @@ static void text(unsigned gpu, unsigned field, const char *s) {
 static void measure(void) {
     static const unsigned health[] = { 67, 395, 396, 1507, 1523 };
     char s[64];
-    for (unsigned i = 0; i < 8; i++) {
+    for (unsigned i = 0; i < GPUS && !empty; i++) {
         snprintf(s, sizeof(s), "GPU-%08u-0000-0000-0000-000000000000", i);
         text(i, 54, s);
         snprintf(s, sizeof(s), "00000000:%02X:00.0", 0x10 + i);
@@ -46,14 +50,41 @@ static void measure(void) {
     }
 }
 
+static void list(void) {
+    char uuid[64];
+    for (unsigned i = 0; i < GPUS; i++) {
+        snprintf(uuid, sizeof(uuid), "GPU-%08u-0000-0000-0000-000000000000", i); // known of a lost one too
+        script_table.instance(GPU, i, 0, 0, uuid, 0, 0);
+    }
+    empty = 0;
+    measure();
+}
+
+static void unlist(void) {
+    for (unsigned i = 0; i < GPUS; i++) script_table.drop(GPU, i);
+    empty = 1;
+}
+
+// xid records one: in the stream, and as the latest value unless one of a later time is there, as after a step back.
+static void xid(unsigned gpu, int n) {
+    static long long newest[GPUS];
+    long long at = now();
+    script_table.row(GPU, gpu, 0, at, n);
+    if (at < newest[gpu]) return;
+    newest[gpu] = at;
+    script_table.value(GPU, gpu, XID, 'i', 0, at, n, 0, "");
+}
+
 static void obey(const char *line) {
     unsigned gpu;
     int n;
+    long long seconds;
     if (sscanf(line, "status %u %d", &gpu, &n) == 2) script_table.entity(GPU, gpu, n);
-    else if (sscanf(line, "xid %u %d", &gpu, &n) == 2) {
-        script_table.row(GPU, gpu, 0, now(), n);
-        script_table.violate(gpu, CONDITION_XID, (unsigned)n, 0);
-    } else if (strcmp(line, "dead\n") == 0) script_table.fail("*", -21, ALWAYS); // DCGM_ST_CONNECTION_NOT_VALID
+    else if (sscanf(line, "xid %u %d", &gpu, &n) == 2 && gpu < GPUS) xid(gpu, n);
+    else if (sscanf(line, "clock %lld", &seconds) == 1) ahead = seconds * 1000000;
+    else if (strcmp(line, "empty\n") == 0) unlist();
+    else if (strcmp(line, "listed\n") == 0) list();
+    else if (strcmp(line, "dead\n") == 0) script_table.fail("*", -21, ALWAYS); // DCGM_ST_CONNECTION_NOT_VALID
     else if (strcmp(line, "hung\n") == 0) script_table.hang("dcgmEntitiesGetLatestValues");
     else if (strcmp(line, "blind\n") == 0) blind = 1, measure();
     else if (strcmp(line, "detached\n") == 0) state.detached = 1;
@@ -91,16 +122,12 @@ static void *follow(void *script) {
 }
 
 __attribute__((constructor)) static void begin(void) {
-    char line[64], uuid[64];
+    char line[64];
     pthread_t thread;
     const char *path = getenv("CHAOS_DCGM");
     FILE *script = path ? fopen(path, "re") : NULL;
     if (script == NULL) perror("CHAOS_DCGM"), abort();
-    for (unsigned i = 0; i < 8; i++) {
-        snprintf(uuid, sizeof(uuid), "GPU-%08u-0000-0000-0000-000000000000", i); // known of a lost one too
-        script_table.instance(GPU, i, 0, 0, uuid, 0, 0);
-    }
-    measure();
+    list();
     while (fgets(line, sizeof(line), script) != NULL && strcmp(line, "ready\n") != 0) obey(line);
-    pthread_create(&thread, NULL, follow, script);
+    if (pthread_create(&thread, NULL, follow, script) == 0) pthread_setname_np(thread, "script"); // e2e/bench leaves it out
 }

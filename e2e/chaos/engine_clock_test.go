@@ -1,0 +1,127 @@
+package chaos
+
+import (
+	"context"
+	"fmt"
+	"syscall"
+	"time"
+)
+
+// emptyFor is how long the source lists no GPU: for one reading or two, and longer. After ten seconds the agent believes
+// it, and so may anybody.
+func emptyFor(how string) time.Duration {
+	return map[string]time.Duration{"short": 1500 * time.Millisecond, "long": 6 * time.Second}[how]
+}
+
+// applySource does what happens to the source without an error.
+func (w *world) applySource(ctx context.Context, s step) error {
+	switch s.kind {
+	case "clock":
+		if w.engine == nil || s.arg == w.clock {
+			return nil
+		}
+		w.clock = s.arg
+		return w.engine.say("clock " + s.arg + "\n")
+	case "empty":
+		if !w.measured() || w.unseen {
+			return nil
+		}
+		return w.empty(ctx, emptyFor(s.arg))
+	case "reconnect-often":
+		if !w.measured() || w.unseen || w.engine == nil {
+			return nil
+		}
+		return w.reconnect(ctx, 30)
+	}
+	return fmt.Errorf("%v: nobody knows how", s)
+}
+
+// empty has the source list no GPU for a while: the source counts as down meanwhile, all findings stay, and no GPU is
+// missing.
+func (w *world) empty(ctx context.Context, long time.Duration) error {
+	if err := w.await(ctx, w.patience, w.checkXIDs); err != nil {
+		return err // what it has not read yet, it cannot read now
+	}
+	begin := time.Now()
+	if err := w.listNothing(ctx, true); err != nil {
+		return err
+	}
+	if w.engine == nil || long > 5*time.Second { // DCGM's list is asked for twice, with seconds between
+		if err := w.awaitSource(ctx, slow(within)+3*time.Second, "gpu_node_agent_source_up", 0); err != nil {
+			return err
+		}
+	}
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for time.Since(begin) < long {
+		s, err := w.snapshot(ctx)
+		if err == nil {
+			err = w.checkDevices(s)
+		}
+		if err != nil {
+			return fmt.Errorf("%v after no GPU was listed: %w", time.Since(begin).Round(time.Millisecond), err)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+	if err := w.listNothing(ctx, false); err != nil {
+		return err
+	}
+	return w.awaitSource(ctx, slow(within)+3*time.Second, "gpu_node_agent_source_up", 1)
+}
+
+func (w *world) listNothing(ctx context.Context, is bool) error {
+	switch {
+	case w.engine == nil && is:
+		return w.Event(ctx, "{source: empty}")
+	case w.engine == nil:
+		return w.Event(ctx, "{source: up}")
+	case is:
+		return w.engine.say("empty\n")
+	}
+	lines := "listed\n"
+	for i, g := range w.gpu {
+		lines += status(i, g.lost)
+	}
+	return w.engine.say(lines)
+}
+
+// reconnect has the agent open another session, many times in a row: each of two configurations wants other fields.
+func (w *world) reconnect(ctx context.Context, times int) error {
+	for n := range times {
+		page, err := w.Metrics(ctx)
+		if err != nil {
+			return err
+		}
+		before, _ := page.Value("gpu_node_agent_source_reconnects_total")
+		next := goodConfigs()[1+n%2]
+		if next == w.ending {
+			continue
+		}
+		w.ending, w.badly = next, false
+		if err := w.Write(w.config() + w.ending); err != nil {
+			return err
+		}
+		if err := w.Signal(syscall.SIGHUP); err != nil {
+			return err
+		}
+		err = w.await(ctx, slow(within)+time.Second, func(ctx context.Context) error {
+			page, err := w.Metrics(ctx)
+			if err != nil {
+				return err
+			}
+			up, _ := page.Value("gpu_node_agent_source_up")
+			if now, _ := page.Value("gpu_node_agent_source_reconnects_total"); now <= before || up != 1 {
+				return violated("reconnect", "reload %d: %v reconnections, before it %v; source_up is %v", n, now, before, up)
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

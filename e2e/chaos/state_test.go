@@ -1,0 +1,130 @@
+package chaos
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest/node"
+)
+
+func (w *world) stateFile() string { return filepath.Join(w.Dir, "state", "state.json") }
+
+// keptAgain is how long the agent may need to find that its state file is not its own any more, and to write it.
+const keptAgain = 15 * time.Second
+
+// spoilState removes the state file or puts another in its place: the agent writes it again, with all that it must keep.
+func (w *world) spoilState(ctx context.Context, s step) error {
+	if w.full {
+		return nil
+	}
+	if err := w.await(ctx, w.patience, func(context.Context) error { return w.checkKept() }); err != nil {
+		return err
+	}
+	var err error
+	switch s.arg {
+	case "":
+		err = os.Remove(w.stateFile())
+	case "garbage":
+		err = os.WriteFile(w.stateFile(), []byte("\x00\xff{not json"), 0o600)
+	case "empty":
+		err = os.WriteFile(w.stateFile(), nil, 0o600)
+	case "another": // an agent with other GPUs has run beside this one
+		err = os.WriteFile(w.stateFile(), []byte(`{"format":"gpu-node-agent findings","version":1,"bootID":"","source":"another","devices":[]}`+"\n"), 0o600)
+	}
+	if err != nil {
+		return err
+	}
+	return w.await(ctx, w.patience+slow(keptAgain), func(context.Context) error { return w.checkKept() })
+}
+
+// secondAgent runs another agent with the same state file for a while: it knows what the file has, and the file stays
+// the first one's.
+func (w *world) secondAgent(ctx context.Context, how string) (err error) {
+	if w.engine != nil || w.full || w.unseen || w.away || w.gone {
+		return nil
+	}
+	if err := w.await(ctx, w.patience, func(context.Context) error { return w.checkKept() }); err != nil {
+		return err
+	}
+	n, err := node.New(ctx, w.agent)
+	if err != nil {
+		return err
+	}
+	log := &buffer{}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("%w\nthe second agent's log ends with\n%s", err, log.last(2000))
+		}
+		err = errors.Join(err, n.Remove())
+	}()
+	config := fmt.Sprintf("source: {mode: sim, sim: {profile: h100-8, control: DIR/sim.sock}}\nhealth: {stateFile: %s, socket: DIR/agent.sock}\n"+
+		"plugin: {kubeletDir: DIR}\nmetrics: {listen: ADDRESS}\n", w.stateFile())
+	if err := n.Write(config); err != nil {
+		return err
+	}
+	if err := n.Start(log); err != nil {
+		return err
+	}
+	if err := w.await(ctx, slow(10*time.Second), func(ctx context.Context) error { return w.checkSecond(ctx, n) }); err != nil {
+		return err
+	}
+	// It breaks a GPU of its own, which is nothing to the first.
+	if err := n.Event(ctx, "{gpu: 7, xid: 79}"); err != nil {
+		return err
+	}
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for begin := time.Now(); time.Since(begin) < 3*time.Second; {
+		if err := w.checkKept(); err != nil {
+			return fmt.Errorf("beside another agent: %w", err)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+	if how == "kill" {
+		if err := n.Signal(syscall.SIGKILL); err != nil {
+			return err
+		}
+		_ = n.Stop() // it tells that it was killed
+	} else if err := n.Stop(); err != nil {
+		return violated("end", "the second agent: %v", err)
+	}
+	if err := w.checkKept(); err != nil {
+		return fmt.Errorf("after the end of another agent: %w", err)
+	}
+	return nil
+}
+
+// checkSecond: the second agent serves, and has the findings that are in the file. A GPU that was lost is back for it, and
+// that ends what a reset ends.
+func (w *world) checkSecond(ctx context.Context, n *node.Node) error {
+	status, text, err := n.Get(ctx, "/api/v1/snapshot")
+	if err != nil || status != http.StatusOK {
+		return violated("second", "/api/v1/snapshot: status %d, %v", status, err)
+	}
+	var s snapshot
+	if err := json.Unmarshal(text, &s); err != nil {
+		return err
+	}
+	if s.Source.Status != "up" || len(s.GPUs) != gpus {
+		return violated("second", "the source is %s with %d GPUs", s.Source.Status, len(s.GPUs))
+	}
+	for _, d := range s.GPUs {
+		g, has := w.gpu[d.Index], d.causes()
+		if !g.seen && has["xid-48"] != g.fatal || has[health.CauseLost] {
+			return violated("second", "GPU %d has %v; XID 48 %t", d.Index, has, g.fatal)
+		}
+	}
+	return nil
+}

@@ -102,7 +102,8 @@ bench-outside: build
 	$(BENCH_OUTSIDE)
 
 # Whatever happens to a node, at random, and after each step all that must hold; the same seed is the same sequence.
-# CHAOS_FLAGS=-raced builds the agent with the race detector; -run '...' -replay '...' does what a failure has printed.
+# CHAOS_FLAGS=-raced builds the agent with the race detector; -run '...' -replay '...' does what a failure has printed;
+# -only fatal,heal,empty plays these kinds of steps alone.
 CHAOS_SEED ?= 0
 CHAOS_TIME ?= 3m
 .PHONY: chaos

@@ -52,6 +52,8 @@ type Monitor struct {
 	attaching bool     // the next session is opened with MonitorSource.Attach
 	unasked   bool     // the driver was let go of, and a host engine was not asked to
 
+	unlogged []func() // log calls that wait for unlock
+
 	// Run's own.
 	opened uint64        // sessions
 	said   string        // the last trouble that was logged
@@ -195,7 +197,7 @@ func (m *Monitor) lastWords(ctx context.Context, c caller, s Session, read func(
 // judge folds a reading into the state, says what has changed, and publishes it.
 func (m *Monitor) judge(r *Reading) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer m.unlock()
 	now, before := time.Now(), m.now.Devices
 	if m.fresh {
 		before = slices.DeleteFunc(slices.Clone(before), func(d DeviceState) bool {
@@ -207,11 +209,13 @@ func (m *Monitor) judge(r *Reading) {
 	devices := decide(config, before, judgeDevices(config, before, r, now), m.held, m.release, now)
 	m.seen(devices)
 	if m.now.Source.Status != SourceUp {
-		m.log.Info("the source is up", zap.Int("devices", len(r.Devices)), zap.String("driver", r.Versions.Driver),
-			zap.String("dcgm", r.Versions.DCGM), zap.String("engine", r.Versions.Engine))
+		m.logLater(func() {
+			m.log.Info("the source is up", zap.Int("devices", len(r.Devices)), zap.String("driver", r.Versions.Driver),
+				zap.String("dcgm", r.Versions.DCGM), zap.String("engine", r.Versions.Engine))
+		})
 		m.said = ""
 	}
-	logChanges(m.log, m.now.Devices, devices)
+	m.logChangesLater(m.now.Devices, devices)
 	m.sayIdle(config.idleCordons(devices))
 	m.now.At, m.now.Devices = now, devices
 	m.now.Source.Versions = r.Versions
@@ -224,11 +228,11 @@ func (m *Monitor) judge(r *Reading) {
 
 // trouble publishes that the source is not up. The verdicts stay: losing the source is not losing the GPUs.
 func (m *Monitor) trouble(status SourceStatus, why string) {
+	m.publish(func(s *Snapshot) { s.Source.become(status, why, time.Now()) })
 	if why != m.said {
 		m.log.Warn("the source is "+status.String(), zap.String("cause", why))
 		m.said = why
 	}
-	m.publish(func(s *Snapshot) { s.Source.become(status, why, time.Now()) })
 }
 
 func (s *Source) become(status SourceStatus, why string, now time.Time) {
@@ -242,8 +246,8 @@ func (s *Source) become(status SourceStatus, why string, now time.Time) {
 // until that one is up would be to make them up. A source that may see the same devices keeps them, for pods hold them.
 func (m *Monitor) forget() {
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	logChanges(m.log, m.now.Devices, nil)
+	defer m.unlock()
+	m.logChangesLater(m.now.Devices, nil)
 	m.now.Devices, m.now.At, m.now.Source.Versions = nil, time.Time{}, Versions{}
 }
 
@@ -259,4 +263,23 @@ func (m *Monitor) store() {
 	m.now.Seq++
 	s := m.now
 	m.out.Store(&s)
+}
+
+// logLater has a log call made by unlock: a log that blocks keeps no verdict from its readers, and neither Run nor an
+// operator from m.mu. m.mu is held.
+func (m *Monitor) logLater(call func()) { m.unlogged = append(m.unlogged, call) }
+
+// logChangesLater is logLater of logChanges. m.mu is held.
+func (m *Monitor) logChangesLater(before, after []DeviceState) {
+	m.logLater(func() { logChanges(m.log, before, after) })
+}
+
+// unlock unlocks m.mu, and makes the log calls that were collected meanwhile.
+func (m *Monitor) unlock() {
+	calls := m.unlogged
+	m.unlogged = nil
+	m.mu.Unlock()
+	for _, call := range calls {
+		call()
+	}
 }

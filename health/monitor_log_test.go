@@ -25,8 +25,7 @@ func (b blockedLog) logger() (log *zap.Logger, block func()) {
 	return zap.New(zapcore.NewCore(encoder, zapcore.AddSync(b), level)), func() { level.SetLevel(zapcore.DebugLevel) }
 }
 
-// Whoever changes the snapshot stores it before it logs, and logs when others can have their turn: a log that blocks
-// delays no verdict.
+// Every change of the snapshot is stored first and logged outside the mutex: a log that blocks delays no verdict.
 func TestMonitorStoresBeforeItLogs(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*bench, blockedLog)
@@ -69,6 +68,7 @@ func TestMonitorStoresBeforeItLogs(t *testing.T) {
 				log, block := blocked.logger()
 				b := monitorWith(t, log)
 				b.set(func(s *script) { s.xids = []XID{{Code: 48, At: time.Now()}} })
+				b.wake <- struct{}{}
 				synctest.Wait()
 				block()
 				c.change(b, blocked)

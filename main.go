@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/logsink"
 	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
 )
 
@@ -35,7 +36,10 @@ func execute() error {
 	defer stop()
 	err := root().ExecuteContext(ctx)
 	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
+		// An agent that has failed must end, so that it is started again, even if standard error is blocked.
+		stderr := logsink.New(os.Stderr, nil)
+		fmt.Fprintln(stderr, err)
+		_ = stderr.Close()
 	}
 	return err
 }

@@ -51,6 +51,7 @@ type process struct {
 	url    string
 	dir    string // the kubelet's
 	config string
+	stderr *os.File // nil: the log is kept in out
 	exited chan struct{}
 
 	mu  sync.Mutex // guards out
@@ -93,12 +94,19 @@ func freeAddress(t *testing.T) string {
 // start runs the agent with a configuration in which %[1]s is the kubelet's directory.
 func start(t *testing.T, config string, env ...string) *process {
 	t.Helper()
+	p := prepare(t, config)
+	p.launch(env...)
+	return p
+}
+
+// prepare is start up to the launch.
+func prepare(t *testing.T, config string) *process {
+	t.Helper()
 	p := &process{t: t, dir: tempDir(t), exited: make(chan struct{})}
 	address := freeAddress(t)
 	p.url = "http://" + address
 	p.config = filepath.Join(p.dir, "config.yaml")
 	p.write(config, address)
-	p.launch(env...)
 	return p
 }
 
@@ -117,6 +125,9 @@ func (p *process) launch(env ...string) {
 	p.cmd.Env = append(os.Environ(), "GPU_NODE_AGENT_HEALTH_STATE_FILE="+p.dir+"/state.json", "GPU_NODE_AGENT_HEALTH_SOCKET="+p.dir+"/agent.sock")
 	p.cmd.Env = append(p.cmd.Env, env...)
 	p.cmd.Stderr, p.cmd.Stdout = p, p
+	if p.stderr != nil {
+		p.cmd.Stderr = p.stderr
+	}
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -577,6 +588,93 @@ func TestSIGHUPAtTheStart(t *testing.T) {
 	p.await("the reload", func() bool { return strings.Contains(p.log(), "configuration reloaded") })
 	if code := p.end(syscall.SIGTERM); code != 0 {
 		t.Errorf("exit code %d", code)
+	}
+}
+
+// A standard error that nobody reads delays no verdict and no end of the agent. When it is read again, it says how much is
+// missing; when its reader is gone, the agent goes on.
+func TestBlockedLog(t *testing.T) {
+	begin := func(t *testing.T) (*process, *os.File) {
+		t.Helper()
+		read, write, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = read.Close() })
+		p := prepare(t, simConfig)
+		p.stderr = write
+		p.launch()
+		_ = write.Close()
+		p.awaitPage("/metrics", http.StatusOK, `state="healthy"} 1`)
+		// Each reload of it logs all its faults: more than a pipe holds.
+		p.write(simConfig+"\nhealth: {cordon: ["+strings.Repeat("'?', ", 2000)+"]}", strings.TrimPrefix(p.url, "http://"))
+		p.hangUp()
+		p.awaitPage("/metrics", http.StatusOK, "gpu_node_agent_config_last_reload_successful 0")
+		return p, read
+	}
+	inject := func(t *testing.T, p *process, event string) {
+		t.Helper()
+		if out, code := run(t, "sim", "--socket", p.dir+"/sim.sock", event); code != 0 {
+			t.Fatal(out)
+		}
+	}
+	dropped := func(p *process) string {
+		_, page := p.get("/metrics")
+		return regexp.MustCompile(`(?m)^gpu_node_agent_log_dropped_total .*$`).FindString(page)
+	}
+
+	t.Run("read again", func(t *testing.T) {
+		t.Parallel()
+		p, stderr := begin(t)
+		k, err := kubelettest.Start(p.dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer k.Stop()
+		p.allocatable(k, 8)
+		inject(t, p, "{gpu: 3, xid: 79, lost: true}")
+		p.allocatable(k, 7)
+		p.awaitPage("/metrics", http.StatusOK, `cause="lost"`, `cause="xid-79"`)
+		p.awaitPage("/api/v1/snapshot", http.StatusOK, `"cause":"lost"`)
+		p.awaitPage("/readyz", http.StatusOK, "ok")
+		p.awaitPage("/livez", http.StatusOK, "ok")
+		p.await("dropped entries", func() bool {
+			p.hangUp()
+			return !strings.HasSuffix(dropped(p), " 0")
+		})
+		go func() { _, _ = io.Copy(p, stderr) }()
+		p.await("a word on what is missing", func() bool { return strings.Contains(p.log(), `"log entries dropped: `) })
+		inject(t, p, "{gpu: 4, xid: 48}")
+		p.await("the log of what happens now", func() bool { return strings.Contains(p.log(), `"xid":48`) })
+		if code := p.end(syscall.SIGTERM); code != 0 {
+			t.Errorf("exit code %d", code)
+		}
+	})
+	t.Run("end", func(t *testing.T) {
+		t.Parallel()
+		p, _ := begin(t)
+		if code := p.end(syscall.SIGTERM); code != 0 {
+			t.Errorf("exit code %d", code)
+		}
+	})
+	t.Run("reader gone", func(t *testing.T) {
+		t.Parallel()
+		p, stderr := begin(t)
+		_ = stderr.Close()
+		inject(t, p, "{gpu: 3, xid: 79, lost: true}")
+		p.awaitPage("/metrics", http.StatusOK, `cause="lost"`)
+		p.await("dropped entries", func() bool { return !strings.HasSuffix(dropped(p), " 0") })
+		if code := p.end(syscall.SIGTERM); code != 0 {
+			t.Errorf("exit code %d", code)
+		}
+	})
+}
+
+// hangUp has the agent load its configuration again.
+func (p *process) hangUp() {
+	p.t.Helper()
+	if err := p.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		p.t.Fatal(err)
 	}
 }
 

@@ -21,7 +21,6 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/podlabels"
@@ -36,6 +35,8 @@ type Agent struct {
 	build  Build
 	log    *zap.Logger
 	level  zap.AtomicLevel
+
+	logDropped func() uint64 // entries since the start
 
 	// The sections of the configuration in force.
 	source  health.Latest[sourceWanted]
@@ -65,15 +66,23 @@ type Agent struct {
 func Run(ctx context.Context, loader Loader, build Build) error {
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP) // to the end: one that comes too early or too late ends nothing
+	signal.Ignore(syscall.SIGPIPE)     // the next line would end the agent when whoever reads its log is gone
 	c, err := loader.Load()
 	if err != nil {
 		return err
 	}
 	level := zap.NewAtomicLevelAt(c.Log.level())
-	log := newLogger(c.Log, level)
-	defer func() { _ = log.Sync() }() // a terminal cannot be synced, and says so
+	sink := newSink(os.Stderr, c.Log)
+	defer func() { _ = sink.Close() }() // a log that cannot be written has nowhere to report it
+	log := newLogger(sink, c.Log, level)
+	plugin.CaptureGRPCLog(log.Named("grpc"))
+	restore, err := captureStdLog(log)
+	if err != nil {
+		return err
+	}
+	defer restore()
 
-	a := &Agent{loader: loader, build: build, log: log, level: level}
+	a := &Agent{loader: loader, build: build, log: log, level: level, logDropped: sink.Dropped}
 	log.Info("starting", zap.String("version", build.Version), zap.String("revision", build.Revision),
 		zap.String("config", cmp.Or(loader.Path(), "none: defaults")), zap.String("source", c.Source.Resolved()))
 	a.apply(c)
@@ -144,25 +153,4 @@ func storeChanged[T any](l *health.Latest[T], v T) {
 	if was := l.Load(); was == nil || !reflect.DeepEqual(*was, v) {
 		l.Store(&v)
 	}
-}
-
-// level is the least that is logged. The word for it was validated.
-func (c LogConfig) level() zapcore.Level {
-	l, err := zapcore.ParseLevel(c.Level)
-	if err != nil {
-		return zapcore.InfoLevel
-	}
-	return l
-}
-
-func newLogger(c LogConfig, level zap.AtomicLevel) *zap.Logger {
-	e := zap.NewProductionEncoderConfig()
-	e.TimeKey, e.EncodeTime = "time", zapcore.RFC3339NanoTimeEncoder
-	e.EncodeDuration = zapcore.StringDurationEncoder
-	encoder := zapcore.NewJSONEncoder(e)
-	if c.Format == "console" {
-		e.EncodeTime, e.EncodeLevel = zapcore.TimeEncoderOfLayout("15:04:05.000"), zapcore.CapitalLevelEncoder
-		encoder = zapcore.NewConsoleEncoder(e)
-	}
-	return zap.New(zapcore.NewCore(encoder, zapcore.Lock(os.Stderr), level))
 }

@@ -194,12 +194,6 @@ func newSource(c sourceWanted, level zap.AtomicLevel, log *zap.Logger) (open, at
 		attach = opener(true)
 	}
 	run = func(ctx context.Context) error {
-		// go-dcgm says through the standard logger what it does.
-		restore, err := zap.RedirectStdLogAt(log, zapcore.DebugLevel)
-		if err != nil {
-			return err
-		}
-		defer restore()
 		<-ctx.Done()
 		return nil
 	}

@@ -1,47 +1,11 @@
 package agent
 
 import (
-	"context"
-	"io"
-	stdlog "log"
 	"testing"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
-	"go.uber.org/zap/zaptest/observer"
 )
-
-// go-dcgm speaks through the standard logger: that is for debugging, and ends with the source.
-func TestStandardLoggerIsForDebugging(t *testing.T) {
-	before := stdlog.Writer()
-	stdlog.SetOutput(io.Discard)
-	defer stdlog.SetOutput(before)
-	core, logs := observer.New(zapcore.DebugLevel)
-	_, _, run, err := newSource(sourceOf(DefaultConfig()), zap.NewAtomicLevel(), zap.New(core))
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error)
-	go func() { ended <- run(ctx) }()
-	for logs.Len() == 0 {
-		stdlog.Print("Listening for violations...")
-	}
-	cancel()
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
-	for _, line := range logs.All() {
-		if line.Level != zapcore.DebugLevel || line.LoggerName != "dcgm" || line.Message != "Listening for violations..." {
-			t.Errorf("logged %+v", line)
-		}
-	}
-	n := logs.Len()
-	stdlog.Print("after the source")
-	if logs.Len() != n {
-		t.Error("the standard logger still comes to us")
-	}
-}
 
 func TestDCGMLogLevel(t *testing.T) {
 	for level, want := range map[zapcore.Level]string{

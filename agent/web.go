@@ -56,6 +56,7 @@ func (a *Agent) handler() http.Handler {
 			s := a.keeper.Status()
 			return s.Err == "", s.Path != ""
 		},
+		LogDropped: a.logDropped,
 	}, zap.NewStdLog(a.log.Named("metrics"))))
 	// Only memory is looked at: a process that holds a sick GPU must not be killed for it.
 	mux.HandleFunc("GET "+livezPath, livez)
@@ -95,7 +96,8 @@ func (a *Agent) readyz(w http.ResponseWriter, _ *http.Request) {
 // unready returns every reason why the agent cannot do its whole job now.
 func (a *Agent) unready() []string {
 	var why []string
-	if s := a.snapshots.Load(); s == nil || s.Source.Status != health.SourceUp {
+	s := a.snapshots.Load()
+	if s == nil || s.Source.Status != health.SourceUp {
 		reason := "starting"
 		if s != nil {
 			reason = s.Source.Status.String()
@@ -104,6 +106,8 @@ func (a *Agent) unready() []string {
 			}
 		}
 		why = append(why, "source "+reason)
+	} else if age := time.Since(s.At); age > a.maxAge() { // by the monotonic clock
+		why = append(why, fmt.Sprintf("GPUs were last measured %v ago, though the source is up", age.Round(time.Second)))
 	}
 	st := a.devices.Status()
 	if st.Err != "" {
@@ -115,6 +119,12 @@ func (a *Agent) unready() []string {
 		}
 	}
 	return why
+}
+
+// maxAge is how old the snapshot of a source that is up may be. A poll takes up to stallAfter before the source is shown as
+// stalled; an older snapshot means that the monitor itself is stuck.
+func (a *Agent) maxAge() time.Duration {
+	return 3*a.health.Load().Interval + a.source.Load().StallAfter
 }
 
 // probes are /livez and /readyz for those who have no password: whether, but not why.

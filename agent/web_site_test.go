@@ -39,7 +39,9 @@ func newSite(t *testing.T, text string) *site {
 	s.ca = newAuthority(t, s.dir)
 	s.ca.issue(t, "server", "localhost")
 	s.ca.issue(t, "client", "prometheus")
-	s.Agent = knowing(aNode().snapshot)
+	node := aNode().snapshot
+	node.At = time.Now().Add(time.Hour) // nobody measures again here, and /readyz wants new measurements
+	s.Agent = knowing(node)
 	core, said := observer.New(zap.DebugLevel)
 	s.log, s.said = zap.New(core), said
 	s.loader = Loader{File: s.file("config.yaml")} // the reload's own from then on

@@ -16,7 +16,7 @@ import (
 // fault and ends with its reason only.
 func (m *Monitor) Clear(id DeviceID, cause string) ([]string, error) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer m.unlock()
 	i := slices.IndexFunc(m.now.Devices, func(d DeviceState) bool { return d.Device.ID == id })
 	if i < 0 {
 		var known []string
@@ -72,8 +72,10 @@ func (m *Monitor) Clear(id DeviceID, cause string) ([]string, error) {
 	if c != nil { // what was decided for its sake ends too, though no poll may come
 		m.now.Devices = decide(*c, before, m.now.Devices, m.held, m.release, now)
 	}
-	m.log.Warn("cleared by an operator", zap.String("device", string(id)), zap.Strings("causes", dropped))
-	logChanges(m.log, before, m.now.Devices)
+	m.logLater(func() {
+		m.log.Warn("cleared by an operator", zap.String("device", string(id)), zap.Strings("causes", dropped))
+	})
+	m.logChangesLater(before, m.now.Devices)
 	m.store()
 	return dropped, nil
 }

@@ -74,7 +74,7 @@ func inWords(s Source) string {
 // letGo says that the driver is to be let go of. The devices are withheld before Run can hear of it.
 func (m *Monitor) letGo(d time.Duration) (already bool, err error) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer m.unlock()
 	said := m.word.Load()
 	already = said.away
 	if !already && m.live != nil {
@@ -90,7 +90,7 @@ func (m *Monitor) letGo(d time.Duration) (already bool, err error) {
 		w.unseen = m.release != nil
 		src := m.source.Load()
 		m.unasked = src != nil && src.Attach != nil
-		m.log.Warn("an operator has the driver let go of", zap.Time("until", w.until))
+		m.logLater(func() { m.log.Warn("an operator has the driver let go of", zap.Time("until", w.until)) })
 	}
 	m.withhold(&release{until: w.until}, now)
 	if m.now.Source.Status == SourceDetached {
@@ -145,7 +145,7 @@ func (m *Monitor) Attach(ctx context.Context) (TakenBack, error) {
 // open, the driver was not let go of, and all is as it was: a session that hangs keeps no GPU from pods.
 func (m *Monitor) takeBack(only *word, why string) (already bool) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer m.unlock()
 	said, src := m.word.Load(), m.source.Load()
 	if only != nil && said != only {
 		return true
@@ -155,7 +155,7 @@ func (m *Monitor) takeBack(only *word, why string) (already bool) {
 		return true // the session has it
 	}
 	now := time.Now()
-	m.log.Info("the driver is taken back", zap.String("because", why))
+	m.logLater(func() { m.log.Info("the driver is taken back", zap.String("because", why)) })
 	switch {
 	case already:
 		m.attaching = true
@@ -198,12 +198,12 @@ func (m *Monitor) rest(ctx context.Context, w *word) {
 // showDetached publishes that the driver is let go of, unless another word was said.
 func (m *Monitor) showDetached(w *word) bool {
 	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer m.unlock()
 	if m.word.Load() != w {
 		return false
 	}
 	if m.now.Source.Status != SourceDetached {
-		m.log.Info("the driver is let go of", zap.Time("until", w.until))
+		m.logLater(func() { m.log.Info("the driver is let go of", zap.Time("until", w.until)) })
 		m.said = ""
 	}
 	m.now.Source.detach(w.until, time.Now())
@@ -238,13 +238,13 @@ func (m *Monitor) handOver(ctx context.Context, c caller, s Session, failed erro
 	_, err := call(context.WithoutCancel(ctx), c, "letting go of the driver",
 		func(ctx context.Context) (struct{}, error) { return struct{}{}, s.Detach(ctx) })
 	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer m.unlock()
 	switch {
 	case err == nil:
 		m.unasked = false
 	case errors.Is(err, errAbandoned) || !m.word.Load().away:
 	default:
-		m.log.Warn("the driver could not be let go of, and is kept", zap.Error(err))
+		m.logLater(func() { m.log.Warn("the driver could not be let go of, and is kept", zap.Error(err)) })
 		m.attaching = true // it may be half way
 		m.withhold(nil, time.Now())
 		m.store()

@@ -48,13 +48,16 @@ type Monitor struct {
 	now  Snapshot   // what was published last
 	idle []string   // the words of health.cordon that mean no device, as they were logged last
 
-	history bool  // the XIDs of this boot are known from before the start
-	doubt   doubt // of the newest reading
+	driver  string // the newest version of the driver that was told
+	history bool   // the XIDs of this boot are known from before the start
+	doubt   doubt  // of the newest reading
 
 	live      Session  // nil while there is none
 	release   *release // nil while the driver is ours and the devices were seen since
 	attaching bool     // the next session is opened with MonitorSource.Attach
 	unasked   bool     // the driver was let go of, and a host engine was not asked to
+
+	unlogged []func() // log calls that wait for unlock
 
 	// Run's own.
 	opened uint64        // sessions
@@ -199,7 +202,7 @@ func (m *Monitor) lastWords(ctx context.Context, c caller, s Session, read func(
 // judge folds a reading into the state, says what has changed, and publishes it.
 func (m *Monitor) judge(r *Reading) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer m.unlock()
 	now, before := time.Now(), m.now.Devices
 	if m.fresh && len(r.Devices) > 0 {
 		m.doubt = doubt{} // another inventory is expected
@@ -222,11 +225,13 @@ func (m *Monitor) judge(r *Reading) {
 	devices := decide(config, before, judgeDevices(config, before, r, b, now), m.held, m.release, now)
 	m.seen(devices)
 	if m.now.Source.Status != SourceUp {
-		m.log.Info("the source is up", zap.Int("devices", len(r.Devices)), zap.String("driver", r.Versions.Driver),
-			zap.String("dcgm", r.Versions.DCGM), zap.String("engine", r.Versions.Engine))
+		m.logLater(func() {
+			m.log.Info("the source is up", zap.Int("devices", len(r.Devices)), zap.String("driver", r.Versions.Driver),
+				zap.String("dcgm", r.Versions.DCGM), zap.String("engine", r.Versions.Engine))
+		})
 		m.said = ""
 	}
-	logChanges(m.log, m.now.Devices, devices)
+	m.logChangesLater(m.now.Devices, devices)
 	m.sayIdle(config.idleCordons(devices))
 	m.now.At, m.now.Devices = now, devices
 	m.now.Source.Versions = r.Versions
@@ -245,12 +250,15 @@ func (m *Monitor) driverReloaded(version string) bool {
 		load = src.DriverLoad()
 	}
 	differs := func(before, now string) bool { return before != "" && now != "" && before != now }
-	reloaded := differs(was.Versions.Driver, version) || differs(was.DriverLoad, load)
+	reloaded := differs(m.driver, version) || differs(was.DriverLoad, load)
 	if load != "" {
 		was.DriverLoad = load
 	}
+	if version != "" {
+		m.driver = version
+	}
 	if reloaded {
-		m.log.Info("the driver was loaded anew: that has reset every GPU", zap.String("driver", version))
+		m.logLater(func() { m.log.Info("the driver was loaded anew, which reset every GPU", zap.String("driver", version)) })
 	}
 	return reloaded
 }
@@ -261,10 +269,10 @@ func (m *Monitor) judgeDoubted(r *Reading, why string, now time.Time) {
 	config, before := *m.config.Load(), m.now.Devices
 	devices := decide(config, before, judgeDevices(config, before, r, basis{history: m.history}, now), m.held, m.release, now)
 	if why != m.said {
-		m.log.Warn("the source is down", zap.String("cause", why))
+		m.logLater(func() { m.log.Warn("the source is down", zap.String("cause", why)) })
 		m.said = why
 	}
-	logChanges(m.log, before, devices)
+	m.logChangesLater(before, devices)
 	m.now.Devices = devices
 	m.now.Source.become(SourceDown, why, now)
 	m.store()
@@ -272,16 +280,16 @@ func (m *Monitor) judgeDoubted(r *Reading, why string, now time.Time) {
 
 // trouble publishes that the source is not up. The verdicts stay: losing the source is not losing the GPUs.
 func (m *Monitor) trouble(status SourceStatus, why string) {
-	if why != m.said {
-		m.log.Warn("the source is "+status.String(), zap.String("cause", why))
-		m.said = why
-	}
 	m.publish(func(s *Snapshot) {
 		if status == SourceDown {
 			m.doubt = doubt{} // the next session begins anew
 		}
 		s.Source.become(status, why, time.Now())
 	})
+	if why != m.said {
+		m.log.Warn("the source is "+status.String(), zap.String("cause", why))
+		m.said = why
+	}
 }
 
 func (s *Source) become(status SourceStatus, why string, now time.Time) {
@@ -295,8 +303,8 @@ func (s *Source) become(status SourceStatus, why string, now time.Time) {
 // until that one is up would be to make them up. A source that may see the same devices keeps them, for pods hold them.
 func (m *Monitor) forget() {
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	logChanges(m.log, m.now.Devices, nil)
+	defer m.unlock()
+	m.logChangesLater(m.now.Devices, nil)
 	m.now.Devices, m.now.At, m.now.Source.Versions = nil, time.Time{}, Versions{}
 }
 
@@ -312,4 +320,23 @@ func (m *Monitor) store() {
 	m.now.Seq++
 	s := m.now
 	m.out.Store(&s)
+}
+
+// logLater has a log call made by unlock: a log that blocks keeps no verdict from its readers, and neither Run nor an
+// operator from m.mu. m.mu is held.
+func (m *Monitor) logLater(call func()) { m.unlogged = append(m.unlogged, call) }
+
+// logChangesLater is logLater of logChanges. m.mu is held.
+func (m *Monitor) logChangesLater(before, after []DeviceState) {
+	m.logLater(func() { logChanges(m.log, before, after) })
+}
+
+// unlock unlocks m.mu, and makes the log calls that were collected meanwhile.
+func (m *Monitor) unlock() {
+	calls := m.unlogged
+	m.unlogged = nil
+	m.mu.Unlock()
+	for _, call := range calls {
+		call()
+	}
 }

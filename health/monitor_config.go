@@ -26,7 +26,7 @@ func (m *Monitor) followConfig(ctx context.Context) {
 
 func (m *Monitor) decide(c Config) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer m.unlock()
 	if !m.now.Polled() {
 		return // the first reading decides
 	}
@@ -39,13 +39,15 @@ func (m *Monitor) decide(c Config) {
 func (m *Monitor) decideAgain(c Config, now time.Time) {
 	before := m.now.Devices
 	m.now.Devices = decide(c, before, before, m.held, m.release, now)
-	logChanges(m.log, before, m.now.Devices)
+	m.logChangesLater(before, m.now.Devices)
 }
 
 // sayIdle logs which words of health.cordon mean no device, if they are others than before. m.mu is held.
 func (m *Monitor) sayIdle(words []string) {
 	if len(words) > 0 && !slices.Equal(words, m.idle) {
-		m.log.Warn("no device of this node has this name", zap.String("key", "health.cordon"), zap.Strings("entries", words))
+		m.logLater(func() {
+			m.log.Warn("no device of this node has this name", zap.String("key", "health.cordon"), zap.Strings("entries", words))
+		})
 	}
 	m.idle = words
 }

@@ -150,13 +150,21 @@ type bench struct {
 func monitor(t *testing.T) *bench {
 	t.Helper()
 	core, logs := observer.New(zapcore.InfoLevel)
-	b := &bench{script: newScript(), out: new(Latest[Snapshot]), config: new(Latest[Config]), source: new(Latest[MonitorSource]), logs: logs}
+	b := monitorWith(t, zap.New(core))
+	b.logs = logs
+	return b
+}
+
+// monitorWith is monitor with a log.
+func monitorWith(t *testing.T, log *zap.Logger) *bench {
+	t.Helper()
+	b := &bench{script: newScript(), out: new(Latest[Snapshot]), config: new(Latest[Config]), source: new(Latest[MonitorSource])}
 	c := DefaultConfig()
 	b.config.Store(&c)
 	b.source.Store(&MonitorSource{Open: b.Open, StallAfter: 10 * time.Second})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	m := NewMonitor(b.config, b.source, b.out, zap.New(core))
+	m := NewMonitor(b.config, b.source, b.out, log)
 	b.m = m
 	b.pod.Store(true)
 	m.AskHolders(func(DeviceID) bool { return b.pod.Load() })

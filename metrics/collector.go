@@ -54,6 +54,8 @@ type Sources struct {
 	PodLabelsUp func() (up, on bool) // whether the API server tells the pods' labels
 	StateFileUp func() (up, on bool) // whether what is to be remembered is in health.stateFile
 
+	LogDropped func() uint64 // log entries that were not written; nil: not counted
+
 	Version, Revision string // of the agent
 }
 

@@ -132,6 +132,7 @@ func sourcesOf(s *health.Snapshot, c *Config) Sources {
 		Kubernetes:  func() (Kubernetes, bool) { return Kubernetes{Writes: 4, Events: 3, Dropped: 2, Errors: 1}, true },
 		PodLabelsUp: func() (bool, bool) { return true, true },
 		StateFileUp: func() (bool, bool) { return false, true },
+		LogDropped:  func() uint64 { return 12 },
 		Now:         func() time.Time { return now },
 		Hostname:    "node-1", Version: "1.2.3", Revision: "abc",
 	}
@@ -261,9 +262,9 @@ func TestPartsThatAreOff(t *testing.T) {
 		"nil": {},
 	} {
 		src := sources(node())
-		src.PodLabelsUp, src.StateFileUp, src.Kubernetes = part.PodLabelsUp, part.StateFileUp, part.Kubernetes
+		src.PodLabelsUp, src.StateFileUp, src.Kubernetes, src.LogDropped = part.PodLabelsUp, part.StateFileUp, part.Kubernetes, part.LogDropped
 		page := exposition(t, NewGatherer(src))
-		for _, unwanted := range []string{"_kubernetes_", "_pod_labels_up", "_state_file_up"} {
+		for _, unwanted := range []string{"_kubernetes_", "_pod_labels_up", "_state_file_up", "_log_dropped_total"} {
 			if strings.Contains(page, unwanted) {
 				t.Errorf("%s: there is %s", name, unwanted)
 			}

@@ -14,7 +14,7 @@ type ownFamilies struct {
 
 	kubernetesWrites, kubernetesEvents, kubernetesDropped, kubernetesErrors int
 
-	podLabelsUp, stateFileUp, fieldsUnknown, reloadOK, reloadTime, build int
+	podLabelsUp, stateFileUp, fieldsUnknown, reloadOK, reloadTime, logDropped, build int
 }
 
 func (s *shape) declareOwn() {
@@ -69,6 +69,7 @@ func (s *shape) declareOwn() {
 		fieldsUnknown: gauge("fields_unknown", "Entries of metrics.fields or metrics.fieldsFile that are not shown; check-config names them."),
 		reloadOK:      gauge("config_last_reload_successful", "1 if the configuration as it was last read is in force, 0 if it was bad."),
 		reloadTime:    gauge("config_last_reload_success_timestamp_seconds", "When the configuration in force was read."),
+		logDropped:    counter("log_dropped_total", "Log entries that were dropped because standard error did not take them."),
 		build:         gauge("build_info", "What the agent's binary is."),
 	}
 }

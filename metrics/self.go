@@ -201,6 +201,9 @@ func (s *scrape) collectAgent() {
 	s.add(s.own.fieldsUnknown, float64(len(s.cfg.Chosen.Unknown)), nil)
 	s.add(s.own.reloadOK, truth(r.OK), nil)
 	s.add(s.own.reloadTime, seconds(r.At), nil)
+	if s.src.LogDropped != nil {
+		s.add(s.own.logDropped, float64(s.src.LogDropped()), nil)
+	}
 	s.addWith(s.own.build, 1, nil, Label{"version", s.src.Version}, Label{"revision", s.src.Revision}, Label{"goversion", runtime.Version()})
 }
 

@@ -1,0 +1,81 @@
+package agent
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	stdlog "log"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
+)
+
+func TestCaptureStdLogAtDebugLevel(t *testing.T) {
+	before := stdlog.Writer()
+	core, logs := observer.New(zapcore.DebugLevel)
+	restore, err := captureStdLog(zap.New(core))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stdlog.SetOutput(before)
+	defer restore()
+	stdlog.Print("Listening for violations...")
+	if all := logs.All(); len(all) != 1 || all[0].Level != zapcore.DebugLevel || all[0].LoggerName != "stdlog" || all[0].Message != "Listening for violations..." {
+		t.Errorf("logged %+v", all)
+	}
+}
+
+// refusing is a writer that fails while refuse is set.
+type refusing struct {
+	io.Writer
+	refuse atomic.Bool
+}
+
+func (r *refusing) Write(p []byte) (int, error) {
+	if r.refuse.Load() {
+		return 0, errors.New("no reader")
+	}
+	return r.Writer.Write(p)
+}
+
+// Missing entries are reported in the format of the log, so that whoever parses it can.
+func TestSinkReportsDroppedEntries(t *testing.T) {
+	for _, format := range []string{"json", "console"} {
+		var text bytes.Buffer
+		out := &refusing{Writer: &text}
+		c := LogConfig{Format: format}
+		sink := newSink(out, c)
+		log := newLogger(sink, c, zap.NewAtomicLevel())
+		out.refuse.Store(true)
+		log.Info("lost")
+		log.Info("lost too")
+		if err := log.Sync(); err != nil {
+			t.Fatal(err)
+		}
+		out.refuse.Store(false)
+		log.Info("shown")
+		if err := sink.Close(); err != nil {
+			t.Fatal(err)
+		}
+		lines := strings.SplitAfter(text.String(), "\n")
+		if len(lines) != 3 || !strings.Contains(lines[1], "shown") || sink.Dropped() != 2 {
+			t.Fatalf("%s: %d dropped, log %q", format, sink.Dropped(), lines)
+		}
+		var entry struct {
+			Level, Msg string
+			Entries    int
+		}
+		if format == "console" {
+			if !strings.Contains(lines[0], "WARN\tlog entries dropped") || !strings.Contains(lines[0], `{"entries": 2}`) {
+				t.Errorf("console: %q", lines[0])
+			}
+		} else if err := json.Unmarshal([]byte(lines[0]), &entry); err != nil || entry.Level != "warn" || entry.Entries != 2 || !strings.HasPrefix(entry.Msg, "log entries dropped") {
+			t.Errorf("json: %v %q", err, lines[0])
+		}
+	}
+}

@@ -28,6 +28,9 @@ const (
 	// steady is for how long a session must have given readings for the next one to begin with the short pause again.
 	steady = 10 * time.Second
 
+	// xidInterval is how often an XIDWatcher is asked between polls.
+	xidInterval = 300 * time.Millisecond
+
 	// abandonAfter is how long a call that hangs is waited for when the process ends.
 	abandonAfter = time.Second
 )
@@ -164,17 +167,44 @@ func (m *Monitor) session(ctx context.Context, c caller, open Opener, read func(
 		}
 		read(r)
 		config, changed := m.config.Watch()
-		timer := time.NewTimer(config.Interval)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		if err := awaitPoll(ctx, c, s, config.Interval, changed); err != nil {
+			return err
+		}
+		if ctx.Err() != nil {
 			m.lastWords(ctx, c, s, read)
 			return ctx.Err()
-		case <-s.Wake():
-		case <-changed:
-		case <-timer.C:
 		}
-		timer.Stop()
+	}
+}
+
+// awaitPoll returns when the next poll is due: after the interval, for a new configuration, when the session has news,
+// or when a call has stalled, so that the source is shown as up again. It also returns when ctx ends. An error is the
+// session's end.
+func awaitPoll(ctx context.Context, c caller, s Session, interval time.Duration, changed <-chan struct{}) error {
+	due := time.NewTimer(interval)
+	defer due.Stop()
+	watcher, _ := s.(XIDWatcher)
+	for {
+		var look <-chan time.Time
+		if watcher != nil {
+			look = time.After(xidInterval)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-s.Wake():
+			return nil
+		case <-changed:
+			return nil
+		case <-due.C:
+			return nil
+		case <-look:
+			started := time.Now()
+			news, err := call(ctx, c, "looking for XIDs", watcher.XIDsChanged)
+			if err != nil || news || time.Since(started) >= c.stallAfter {
+				return err
+			}
+		}
 	}
 }
 

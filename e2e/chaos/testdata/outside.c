@@ -1,6 +1,7 @@
 // Part of a scripted libdcgm.so.4 with eight GPUs. A program outside says what happens to them with lines that it appends to
 // a file; up to "ready" they are read before the library is loaded, so that what they say is so from the start.
 
+#define _GNU_SOURCE // pthread_setname_np
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +11,7 @@
 
 #include "libdcgm.h"
 
-enum { GPU = 1, CONDITION_XID = 0x40, ALWAYS = -1 }; // dcgm_fields.h, dcgm_structs.h: dcgmPolicyCondition_t
+enum { GPU = 1, ALWAYS = -1 }; // dcgm_fields.h
 
 extern script_table_t script_table;
 static int blind;
@@ -51,8 +52,9 @@ static void obey(const char *line) {
     int n;
     if (sscanf(line, "status %u %d", &gpu, &n) == 2) script_table.entity(GPU, gpu, n);
     else if (sscanf(line, "xid %u %d", &gpu, &n) == 2) {
-        script_table.row(GPU, gpu, 0, now(), n);
-        script_table.violate(gpu, CONDITION_XID, (unsigned)n, 0);
+        long long at = now();
+        script_table.row(GPU, gpu, 0, at, n);
+        script_table.value(GPU, gpu, 230, 'i', 0, at, n, 0, ""); // DCGM_FI_DEV_XID_ERROR
     } else if (strcmp(line, "dead\n") == 0) script_table.fail("*", -21, ALWAYS); // DCGM_ST_CONNECTION_NOT_VALID
     else if (strcmp(line, "hung\n") == 0) script_table.hang("dcgmEntitiesGetLatestValues");
     else if (strcmp(line, "blind\n") == 0) blind = 1, measure();
@@ -102,5 +104,5 @@ __attribute__((constructor)) static void begin(void) {
     }
     measure();
     while (fgets(line, sizeof(line), script) != NULL && strcmp(line, "ready\n") != 0) obey(line);
-    pthread_create(&thread, NULL, follow, script);
+    if (pthread_create(&thread, NULL, follow, script) == 0) pthread_setname_np(thread, "script"); // e2e/bench leaves it out
 }

@@ -28,8 +28,8 @@ const (
 	// steady is for how long a session must have given readings for the next one to begin with the short pause again.
 	steady = 10 * time.Second
 
-	// xidInterval is how often an XIDWatcher is asked between polls.
-	xidInterval = 300 * time.Millisecond
+	// maxXIDGap is the longest time between two reads of an XIDWatcher, polls among them.
+	maxXIDGap = 350 * time.Millisecond
 
 	// abandonAfter is how long a call that hangs is waited for when the process ends.
 	abandonAfter = time.Second
@@ -184,10 +184,11 @@ func awaitPoll(ctx context.Context, c caller, s Session, interval time.Duration,
 	due := time.NewTimer(interval)
 	defer due.Stop()
 	watcher, _ := s.(XIDWatcher)
-	for {
+	gaps := (interval + maxXIDGap - 1) / maxXIDGap
+	for looks := time.Duration(1); ; looks++ {
 		var look <-chan time.Time
-		if watcher != nil {
-			look = time.After(xidInterval)
+		if watcher != nil && looks < gaps { // the poll is the last look
+			look = time.After(interval / gaps)
 		}
 		select {
 		case <-ctx.Done():

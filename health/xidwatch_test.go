@@ -48,15 +48,15 @@ func TestXIDWatcherIsAskedBetweenPolls(t *testing.T) {
 		if n := b.count(&b.polls) - before; n != 10 {
 			t.Errorf("%d polls in 10 s, want 10: the interval keeps its meaning", n)
 		}
-		if n := w.looks.Load(); n < 20 {
-			t.Errorf("%d looks in 10 s, want two a second at least", n)
+		if n := w.looks.Load(); n != 20 {
+			t.Errorf("%d looks in 10 s, want two between two polls", n)
 		}
 		before = b.count(&b.polls)
 		b.set(func(s *script) { s.xids = []XID{{Code: 79, At: time.Now()}} })
 		news.Store(true)
-		pass(xidInterval)
+		pass(maxXIDGap)
 		if n := b.count(&b.polls) - before; n != 1 {
-			t.Errorf("%d polls within %v of an XID, want 1", n, xidInterval)
+			t.Errorf("%d polls within %v of an XID, want 1", n, maxXIDGap)
 		}
 		if d := b.out.Load().Devices[0]; d.Verdict.State != Unhealthy || d.XIDCounts[79] != 1 {
 			t.Errorf("the XID is not in the snapshot: %+v", d.Verdict)
@@ -79,7 +79,7 @@ func TestXIDWatcherErrorEndsTheSession(t *testing.T) {
 		defer b.stop()
 		dead.Store(true)
 		opens, closes := b.count(&b.opens), b.count(&b.closes)
-		pass(xidInterval)
+		pass(maxXIDGap)
 		if s := b.shown(); s.Status != SourceDown || s.Err != "the engine has died" {
 			t.Errorf("source %+v", s)
 		}
@@ -108,7 +108,7 @@ func TestXIDWatcherThatHangs(t *testing.T) {
 		synctest.Wait()
 		hangs.Store(true)
 		polls := b.count(&b.polls)
-		pass(xidInterval)
+		pass(maxXIDGap)
 		looks := w.looks.Load()
 		pass(time.Minute)
 		if s := b.shown(); s.Status != SourceStalled || s.Err != "looking for XIDs has not returned within 10s" {
@@ -142,7 +142,7 @@ func TestXIDWatcherAndLastReading(t *testing.T) {
 		})
 		defer b.stop()
 		hangs.Store(true)
-		pass(xidInterval)
+		pass(maxXIDGap)
 		b.set(func(s *script) { s.xids = []XID{{Code: 79, At: time.Now()}} })
 		next := *b.source.Load()
 		b.source.Store(&next)

@@ -13,7 +13,7 @@ import (
 
 // Config is the `health` section of config.yaml.
 type Config struct {
-	Interval     time.Duration `yaml:"interval"`     // between two polls; an XID is polled for at once
+	Interval     time.Duration `yaml:"interval"`     // between two polls; an XIDWatcher is asked in between
 	Confirm      int           `yaml:"confirm"`      // checks in a row that must agree before a FAIL of DCGM counts
 	Recovery     string        `yaml:"recovery"`     // RecoverAuto, RecoverAfterReset, RecoverNever
 	RecoverAfter time.Duration `yaml:"recoverAfter"` // how long a condition must be gone before its finding goes

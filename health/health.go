@@ -152,6 +152,14 @@ type Session interface {
 	Close() error
 }
 
+// XIDWatcher is a Session that can find out at little cost whether an XID has come since the last Poll. The Monitor asks
+// it between polls and polls at once if so.
+type XIDWatcher interface {
+	// XIDsChanged reports whether Poll may deliver an XID now. It may not report the same XID again after that Poll. An
+	// error means that the session is of no more use.
+	XIDsChanged(ctx context.Context) (bool, error)
+}
+
 // Opener opens a session. Its error is shown to people: it says what is missing.
 type Opener func(ctx context.Context) (Session, error)
 

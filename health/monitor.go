@@ -29,6 +29,9 @@ const (
 	// steady is for how long a session must have given readings for the next one to begin with the short pause again.
 	steady = 10 * time.Second
 
+	// maxXIDGap is the longest time between two reads of an XIDWatcher, polls among them.
+	maxXIDGap = 350 * time.Millisecond
+
 	// abandonAfter is how long a call that hangs is waited for when the process ends.
 	abandonAfter = time.Second
 )
@@ -171,17 +174,45 @@ func (m *Monitor) session(ctx context.Context, c caller, open Opener, read func(
 		}
 		read(r)
 		config, changed := m.config.Watch()
-		timer := time.NewTimer(config.Interval)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		if err := awaitPoll(ctx, c, s, config.Interval, changed); err != nil {
+			return err
+		}
+		if ctx.Err() != nil {
 			m.lastWords(ctx, c, s, read)
 			return ctx.Err()
-		case <-s.Wake():
-		case <-changed:
-		case <-timer.C:
 		}
-		timer.Stop()
+	}
+}
+
+// awaitPoll returns when the next poll is due: after the interval, for a new configuration, when the session has news,
+// or when a call has stalled, so that the source is shown as up again. It also returns when ctx ends. An error is the
+// session's end.
+func awaitPoll(ctx context.Context, c caller, s Session, interval time.Duration, changed <-chan struct{}) error {
+	due := time.NewTimer(interval)
+	defer due.Stop()
+	watcher, _ := s.(XIDWatcher)
+	gaps := (interval + maxXIDGap - 1) / maxXIDGap
+	for looks := time.Duration(1); ; looks++ {
+		var look <-chan time.Time
+		if watcher != nil && looks < gaps { // the poll is the last look
+			look = time.After(interval / gaps)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-s.Wake():
+			return nil
+		case <-changed:
+			return nil
+		case <-due.C:
+			return nil
+		case <-look:
+			started := time.Now()
+			news, err := call(ctx, c, "looking for XIDs", watcher.XIDsChanged)
+			if err != nil || news || time.Since(started) >= c.stallAfter {
+				return err
+			}
+		}
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 
 // own measures our agent.
 func (b *bench) own(ctx context.Context) error {
-	for _, part := range []func(context.Context) error{b.starts, b.eightGPUs, b.sixteenGPUs, b.mig} {
+	for _, part := range []func(context.Context) error{b.starts, b.eightGPUs, b.sixteenGPUs, b.mig, b.engine} {
 		if err := part(ctx); err != nil {
 			return err
 		}

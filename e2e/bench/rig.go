@@ -13,7 +13,7 @@ import (
 )
 
 // config is the agent's. Nothing in it changes how fast the agent is, but that no GPU is given up for breaking often.
-const config = `source: {mode: sim, sim: {profile: %s, control: DIR/sim.sock}}
+const config = `source: {%s}
 health: {stateFile: DIR/state.json, socket: DIR/agent.sock, flap: {trips: 0}}
 plugin: {kubeletDir: DIR, migStrategy: mixed}
 metrics: {listen: ADDRESS}
@@ -52,8 +52,13 @@ func (b *buffer) String() string {
 	return b.b.String()
 }
 
-// start starts a kubelet, and an agent on a machine with so many GPUs, and waits until the kubelet has them.
-func start(ctx context.Context, binary, profile string, gpus int) (_ *rig, err error) {
+// start starts a kubelet, and an agent on a machine with so many simulated GPUs, and waits until the kubelet has them.
+func start(ctx context.Context, binary, profile string, gpus int) (*rig, error) {
+	return startWith(ctx, binary, "mode: sim, sim: {profile: "+profile+", control: DIR/sim.sock}", gpus)
+}
+
+// startWith is start with another source of GPUs.
+func startWith(ctx context.Context, binary, source string, gpus int, env ...string) (_ *rig, err error) {
 	n, err := node.New(ctx, binary)
 	if err != nil {
 		return nil, err
@@ -64,14 +69,14 @@ func start(ctx context.Context, binary, profile string, gpus int) (_ *rig, err e
 			err = errors.Join(fmt.Errorf("%w\n%s", err, r.log), r.end())
 		}
 	}()
-	if err := n.Write(fmt.Sprintf(config, profile)); err != nil {
+	if err := n.Write(fmt.Sprintf(config, source)); err != nil {
 		return nil, err
 	}
 	if r.kubelet, err = kubelettest.Start(n.Dir); err != nil {
 		return nil, err
 	}
 	begin := time.Now()
-	if err := n.Start(r.log); err != nil {
+	if err := n.Start(r.log, env...); err != nil {
 		return nil, err
 	}
 	err = r.await(ctx, func(s kubelettest.State) bool { return s.Resources[resource].Allocatable() == gpus })

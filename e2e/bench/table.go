@@ -19,7 +19,8 @@ type row struct {
 	P99   *float64 `json:"p99,omitempty"`
 	Value *float64 `json:"value,omitempty"` // of what was measured once
 	Unit  string   `json:"unit"`
-	Aim   *float64 `json:"aim,omitempty"` // P99 or Value is to be below it
+	Aim   *float64 `json:"aim,omitempty"` // P99 or Value is to be below it, or P50 if OfP50
+	OfP50 bool     `json:"aimOfP50,omitempty"`
 	Note  string   `json:"note,omitempty"`
 }
 
@@ -56,6 +57,14 @@ func (t *table) spread(what string, took []time.Duration, aim float64) {
 	t.Rows = append(t.Rows, row{What: what, N: len(took), P50: at(50), P99: at(99), Unit: "ms", Aim: aimed(aim)})
 }
 
+// median is spread with an aim of p50.
+func (t *table) median(what string, took []time.Duration, aim float64) {
+	t.spread(what, took, aim)
+	if len(took) > 0 {
+		t.Rows[len(t.Rows)-1].OfP50 = true
+	}
+}
+
 // value adds a row of one figure.
 func (t *table) value(what string, v float64, unit string, aim float64, note string) {
 	t.Rows = append(t.Rows, row{What: what, Value: &v, Unit: unit, Aim: aimed(aim), Note: note})
@@ -81,8 +90,11 @@ func (t *table) String() string {
 		} else {
 			p50, p99 = short(*r.P50), short(*r.P99)
 		}
+		if r.OfP50 {
+			worst, aim = r.P50, "p50 "
+		}
 		if r.Aim != nil {
-			aim = "< " + short(*r.Aim)
+			aim += "< " + short(*r.Aim)
 			if *worst >= *r.Aim {
 				aim += " missed"
 			}

@@ -19,7 +19,7 @@ import (
 func (w *world) config() string {
 	source, health := "mode: sim, sim: {profile: h100-8, control: DIR/sim.sock, scenario: ["+w.scenario+"]}", ""
 	if w.engine != nil {
-		// What is not told by a callback is found by asking.
+		// What is no XID is found by polling.
 		source, health = "interval: 1s, mode: embedded", "interval: 200ms, "
 		if w.engine.host {
 			source = "interval: 1s, address: localhost:5555"

@@ -27,13 +27,7 @@ func BenchmarkPoll(b *testing.B) {
 			}
 			if mig {
 				cfg.Fields = append(cfg.Fields, health.FieldFBTotal, health.FieldFBUsed)
-				for gpu := range uint(8) {
-					partition := map[uint][]uint{}
-					for i := range uint(7) {
-						partition[gpu*7+i] = []uint{gpu*7 + i}
-					}
-					n.mig(gpu, partition)
-				}
+				n.sevenths(8)
 			}
 			n.open(cfg)
 			n.poll()
@@ -53,4 +47,36 @@ func BenchmarkPoll(b *testing.B) {
 	run("8x30/metrics", false, time.Second, time.Second)
 	run("8x7MIG/health", true, time.Hour, time.Microsecond)
 	run("8x7MIG/metrics", true, time.Second, time.Second)
+}
+
+// BenchmarkXIDsChanged looks for XIDs on 8 GPUs, and on 8 GPUs of 7 MIG devices each.
+func BenchmarkXIDsChanged(b *testing.B) {
+	for name, mig := range map[string]bool{"8": false, "8x7MIG": true} {
+		b.Run(name, func(b *testing.B) {
+			n := fresh(b)
+			n.gpus(8)
+			if mig {
+				n.sevenths(8)
+			}
+			n.open(config())
+			n.poll()
+			b.ReportAllocs()
+			for b.Loop() {
+				if changed, err := n.XIDsChanged(context.Background()); err != nil || changed {
+					b.Fatal(changed, err)
+				}
+			}
+		})
+	}
+}
+
+// sevenths partitions GPUs into seven MIG devices each.
+func (b *bench) sevenths(gpus uint) {
+	for gpu := range gpus {
+		partition := map[uint][]uint{}
+		for i := range uint(7) {
+			partition[gpu*7+i] = []uint{gpu*7 + i}
+		}
+		b.mig(gpu, partition)
+	}
 }

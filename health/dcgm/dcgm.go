@@ -4,7 +4,7 @@
 // Numbers in comments, as (5), are those of OBSERVED.md: how a real DCGM 4.6.0 behaves. What follows from it:
 //
 //	one read of the cache a poll, never a read of the driver: a sick GPU makes that block for minutes
-//	XIDs from the stream of field 230; the policy callback loses some, so it only wakes the poller (5)
+//	XIDs from the stream of field 230; policy callbacks are not used: they are silent, lossy, and harm other clients (5, 6, 7)
 //	presence from the GPU's status: DCGM's health check calls a lost GPU healthy (10)
 //	nothing is judged here
 //
@@ -40,6 +40,4 @@ type Config struct {
 	LogLevel, LogFile string
 	// Attach has the host engine at Address take the driver back before anything else, if it has let go of it.
 	Attach bool
-
-	survey bool // the session is Survey's
 }

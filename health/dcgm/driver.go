@@ -56,10 +56,6 @@ func (s *session) Detach(context.Context) error {
 	case s.failed != nil:
 		return s.failed
 	}
-	if s.policy != nil {
-		s.policy.stop() //nolint:contextcheck // as in Close, nothing there can be cancelled
-		s.policy = nil
-	}
 	if err := s.watches.close(); err != nil {
 		s.log.Debug("the watches could not be taken back", zap.Error(err))
 	}

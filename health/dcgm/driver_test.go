@@ -52,8 +52,7 @@ func TestChainDetach(t *testing.T) {
 				b.lib.Int(script.GPU, 1, uint(health.FieldRecoveryAction), int64(health.RecoveryReset), 0, time.Now())
 				b.xid(script.GPU, 1, 95, time.Now())
 				b.xid(script.GPU, 2, 48, time.Now())
-				b.lib.Violate(1, 95)
-				synctest.Wait()
+				c.wait(time.Second) // the engine samples nothing meanwhile
 				c.stands("before", "", "xid-95,recovery-action", "xid-48")
 
 				d, err := c.m.Detach(context.Background(), 30*time.Minute)

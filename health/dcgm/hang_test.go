@@ -95,7 +95,6 @@ func TestHangsLeaveNothing(t *testing.T) {
 		b.lib.WaitHanging()
 		calls := b.lib.Calls(function)
 		c.await(health.SourceStalled)
-		b.lib.Violate(0, 13) // even if there is news
 		for gpu := range uint(2) {
 			if d := c.device(gpu); d.Verdict.State != health.Healthy {
 				t.Errorf("%s hangs, and GPU %d is %v", function, gpu, d.Verdict.State)

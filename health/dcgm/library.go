@@ -6,6 +6,8 @@ package dcgm
 #cgo LDFLAGS: -ldl
 #include <stdlib.h>
 #include "symbols.h"
+
+const char *errorString(int result); // dcgm_structs.h; symbols.c defines it
 */
 import "C"
 
@@ -36,7 +38,7 @@ var process struct {
 }
 
 // required are the functions without which there is no session. dcgmConnect_v2 is asked for only if
-// there is an address; versions, links, incidents and callbacks are done without.
+// there is an address; versions, links and incidents are done without.
 func required(address string) []string {
 	connect := []string{"dcgmStartEmbedded", "dcgmStopEmbedded"}
 	if address != "" {
@@ -83,6 +85,9 @@ func has(symbol string) bool {
 	defer C.free(unsafe.Pointer(csymbol))
 	return C.gna_has(csymbol) != 0
 }
+
+// words returns what the loaded library calls a result of its functions.
+func words(result int) string { return C.GoString(C.errorString(C.int(result))) }
 
 // take makes this process's one connection the caller's, who gives it back with release.
 func take(cfg Config, now time.Time) (*ledger, error) {

@@ -5,8 +5,6 @@ package dcgm
 import (
 	"context"
 	"fmt"
-	"io"
-	stdlog "log"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -34,7 +32,6 @@ func TestMain(m *testing.M) {
 	if address, ok := os.LookupEnv(childAddress); ok {
 		os.Exit(child(strings.TrimPrefix(address, "-")))
 	}
-	stdlog.SetOutput(io.Discard) // go-dcgm's "Listening for violations..."
 	os.Exit(run(m))
 }
 
@@ -211,7 +208,7 @@ func (b *bench) open(cfg Config) *bench {
 			b.t.Errorf("close: %v", err)
 		}
 		if n := b.lib.Leaked(); n != 0 && failed == nil {
-			b.t.Errorf("%d groups, watches or callbacks were left at the disconnection", n)
+			b.t.Errorf("%d groups, watches or registrations were left at the disconnection", n)
 		}
 		if b.lib.Initialized() {
 			b.t.Error("the library is still initialized after Close")

@@ -235,21 +235,7 @@ func (s *session) rebuild(ctx context.Context, t topology) error {
 	s.textsAt = s.builtAt
 	s.unsupported = map[dcgm.Short][]uint{}
 	s.own(found)
-	if s.policy == nil && len(w.gpus) > 0 && !s.cfg.survey && has("dcgmPolicyRegister_v2") {
-		if s.policy, err = listen(ctx, s.called); err != nil {
-			s.log.Warn("DCGM does not call back on XIDs; they are seen at the next poll", zap.Error(err))
-		}
-	}
 	return nil
-}
-
-// called is called by DCGM, through go-dcgm's channel, when a GPU has an XID.
-func (s *session) called() {
-	s.woken.Store(true)
-	select {
-	case s.wake <- struct{}{}:
-	default: // a wake-up is waiting already
-	}
 }
 
 // own takes over the devices found and which entity's values are whose: a GPU's are its own, a GPU

@@ -85,7 +85,7 @@ func (s *session) readValues(full bool) error {
 		s.sayUnsupported()
 	}
 	// The stream is read if it can have grown: go-dcgm takes a mebibyte for each reading, however small.
-	if woken := s.woken.Swap(false); len(w.gpus) > 0 && (full || woken || s.xidsDue) {
+	if len(w.gpus) > 0 && (full || s.xidsDue) {
 		return s.readXIDs()
 	}
 	return nil

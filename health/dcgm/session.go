@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/NVIDIA/go-dcgm/pkg/dcgm"
@@ -23,14 +22,11 @@ type session struct {
 	systems dcgm.HealthSystem // of DCGM's own health checks
 	log     *zap.Logger
 	now     func() time.Time
-	wake    chan struct{}
-	woken   atomic.Bool // a callback came since the stream of XIDs was last read
 	ledger  *ledger
 
 	mu       sync.Mutex // guards all below: a poll at a time, and Close after it
 	closed   bool
 	failed   error // the first failed poll ends the session
-	policy   *listener
 	watches  *watches
 	names    int             // groups made so far
 	versions health.Versions // those of DCGM are read once, by open
@@ -100,7 +96,7 @@ func open(ctx context.Context, cfg Config, log *zap.Logger, now func() time.Time
 		return nil, err
 	}
 	s := &session{
-		cfg: cfg, systems: dcgm.HealthSystem(systems), log: log, now: now, ledger: seen, wake: make(chan struct{}, 1), openedAt: now(),
+		cfg: cfg, systems: dcgm.HealthSystem(systems), log: log, now: now, ledger: seen, openedAt: now(),
 		known: map[entity]health.Device{}, incidents: map[uint][]health.Incident{},
 		presence: map[uint]*presence{}, latestXID: map[entity]xidRow{}, watches: &watches{},
 	}
@@ -169,8 +165,8 @@ func (s *session) readVersions() {
 	}
 }
 
-// Wake fires when DCGM has called back with an XID. The XID itself comes with the poll.
-func (s *session) Wake() <-chan struct{} { return s.wake }
+// Wake never fires: DCGM has no callback that could be relied on (5, 6, 7). XIDsChanged takes its place.
+func (s *session) Wake() <-chan struct{} { return nil }
 
 // Close waits for a poll under way, takes everything back and ends the connection, and the engine if it
 // is in this process. Of a session that failed it takes nothing back: the connection's end does that, and
@@ -188,22 +184,12 @@ func (s *session) Close() error {
 
 func (s *session) disconnect() error {
 	var errs []error
-	stop := func() {
-		if s.policy != nil {
-			s.policy.stop()
-			s.policy = nil
-		}
-	}
 	if s.failed == nil {
-		stop()
 		errs = append(errs, s.watches.close())
 	}
 	s.watches = &watches{}
 	if err := dcgm.Shutdown(); err != nil {
 		errs = append(errs, fmt.Errorf("disconnect from DCGM: %w", err))
 	}
-	// Now the library answers at once that it is not initialized, which also makes go-dcgm forget the
-	// registration; otherwise it would take the next session's for made.
-	stop()
 	return errors.Join(errs...)
 }

@@ -134,11 +134,6 @@ func TestDeadEngineAndReconnection(t *testing.T) {
 	if s := samples[gpuID(1)]; s.Values[health.FieldGPUTemp] != 41 || s.Presence != health.Present {
 		t.Errorf("after the reconnection: %+v", s)
 	}
-	// go-dcgm must not take the old registration for the new session's.
-	if n := b.lib.Violate(0, 79); n != 1 {
-		t.Errorf("%d callbacks are registered after the reconnection, want 1", n)
-	}
-	<-b.Wake()
 }
 
 func TestOpenAndCloseManyTimes(t *testing.T) {
@@ -149,10 +144,6 @@ func TestOpenAndCloseManyTimes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n := b.lib.Violate(0, 79); n != 1 {
-			t.Fatalf("%d callbacks are registered, want 1", n)
-		}
-		<-s.Wake()
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
 		}

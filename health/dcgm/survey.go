@@ -15,11 +15,11 @@ import (
 
 // Survey measures once what cfg.Fields names, as a session would that ends at once, and returns which of the
 // profiling fields among them some GPU has. Those are only asked about: to watch them could take them from whoever
-// has them. It makes no health checks and wants no callbacks, which another client of the engine would lose (6). An
-// end that is not clean is logged and no error: what was measured is true, and the connection takes all with it.
+// has them. It makes no health checks. An end that is not clean is logged and no error: what was measured is true, and
+// the connection takes all with it.
 func Survey(ctx context.Context, cfg Config, log *zap.Logger) (r *health.Reading, profiling []health.Field, err error) {
 	wanted := cfg.Fields
-	cfg.survey, cfg.HealthSystems = true, []string{"none"}
+	cfg.HealthSystems = []string{"none"}
 	cfg.Fields = slices.DeleteFunc(slices.Clone(wanted), func(f health.Field) bool { return isProfiling(dcgm.Short(f)) })
 	s, err := open(ctx, cfg, log, time.Now)
 	if err != nil {

@@ -41,6 +41,7 @@ type watches struct {
 	gpus, instances, computes []entity // those that DCGM took into its groups
 
 	gpuPairs, instancePairs, computePairs []dcgm.GroupEntityPair // the same, as go-dcgm takes them
+	xidPairs                              []dcgm.GroupEntityPair // all of them
 
 	gpuFields     []dcgm.Short // of GPUs, at a full poll
 	computeFields []dcgm.Short // of compute instances, at a full poll
@@ -112,6 +113,7 @@ func (s *session) watch(t topology, status map[uint]dcgm.EntityStatus) (w *watch
 		}
 	}
 	w.gpuPairs, w.instancePairs, w.computePairs = pairs(w.gpus), pairs(w.instances), pairs(w.computes)
+	w.xidPairs = slices.Concat(w.gpuPairs, w.instancePairs, w.computePairs)
 	return w, s.watchFields(w, t)
 }
 
@@ -229,11 +231,15 @@ func (s *session) watchFew(
 	return fieldGroup{handle}, nil
 }
 
-// close takes everything back. Without it the watches would go on until the connection ends.
+// close takes everything back. Without it the watches would go on until the connection ends. That a field is not
+// watched is no error: DCGM says so of global fields, such as the driver's version, which it watches for the whole node
+// and looks for on each entity of the group, and of instances that are gone. It has then taken the others back.
 func (w *watches) close() error {
 	var errs []error
 	for _, undo := range slices.Backward(w.undo) {
-		errs = append(errs, undo())
+		if err := undo(); err != nil && !notWatched(err) {
+			errs = append(errs, err)
+		}
 	}
 	w.undo = nil
 	return errors.Join(errs...)
@@ -252,4 +258,9 @@ func code(err error) int {
 		}
 	}
 	return 0
+}
+
+// notWatched reports whether DCGM says that a field is not watched. go-dcgm gives that as words only.
+func notWatched(err error) bool {
+	return strings.HasSuffix(err.Error(), words(dcgm.DCGM_ST_NOT_WATCHED))
 }

@@ -72,28 +72,45 @@ static void forget_rows(entity_t *e) {
     state.rows = kept;
 }
 
-// mark sets whether a group's fields are watched. One client's watches of a field are not counted.
+static dcgm_field_entity_group_t level_of(unsigned short field) {
+    switch (field) {
+        case 1: case 2: case 5: return DCGM_FE_NONE;
+        case 50: case 54: case 1001: case 1002: case 1003: return DCGM_FE_GPU_CI;
+        case 250: case 251: case 252: case 253: return DCGM_FE_GPU_I;
+        default: return field >= 1100 && field < 1400 ? DCGM_FE_GPU_I : DCGM_FE_GPU;
+    }
+}
+
+// mark sets whether a group's fields are watched. One client's watches of a field are not counted. DCGM watches a global
+// field, such as the driver's version, for the whole node and looks for it on each entity when the watch is taken back: it says
+// "not watched", as of any entity whose field was never watched, takes the others back, and samples the global field on
+// (DcgmCacheManager.cpp: AddFieldWatch, RemoveFieldWatch; DcgmHostEngineHandler.cpp: UnwatchFieldGroup).
 static int mark(dcgmGpuGrp_t group, dcgmFieldGrp_t fields, int watched, long long every, double age, int samples) {
     group_t *g = group_of(group);
     fields_t *f = fields_of(fields);
     if (g == NULL || f == NULL) return DCGM_ST_BADPARAM;
     if (g->count == 0) return DCGM_ST_GROUP_IS_EMPTY;
-    int was = 0;
+    int was = 0, unknown = 0;
     for (int i = 0; i < g->count; i++) {
         entity_t *e = find((int)g->entity[i].entityGroupId, g->entity[i].entityId);
+        if (e == NULL) unknown = 1; // an instance that is gone
         for (int j = 0; e != NULL && j < f->count; j++) {
             value_t *v = value_of(e, f->field[j]);
+            if (!watched && (!v->ever_watched || level_of(f->field[j]) == DCGM_FE_NONE)) {
+                unknown = 1;
+                continue;
+            }
             was |= v->watched;
             v->watched = watched;
+            v->ever_watched = 1;
             v->every = every;
             v->age = age;
             v->samples = samples;
             if (f->field[j] == DCGM_FI_DEV_XID_ERROR && !watched) forget_rows(e);
         }
     }
-    if (!watched && !was) return DCGM_ST_NOT_WATCHED;
-    state.watches += watched ? 1 : -1;
-    return DCGM_ST_OK;
+    if (watched || was) state.watches += watched ? 1 : -1;
+    return !watched && unknown ? DCGM_ST_NOT_WATCHED : DCGM_ST_OK;
 }
 
 EXPORT dcgmReturn_t dcgmWatchFields(dcgmHandle_t handle, dcgmGpuGrp_t group, dcgmFieldGrp_t fields, long long every, double age, int samples) {
@@ -122,15 +139,6 @@ static int type_of(unsigned short field) {
         case 515: return DCGM_FT_BINARY;
         case 155: case 1001: case 1002: case 1003: return DCGM_FT_DOUBLE;
         default: return DCGM_FT_INT64;
-    }
-}
-
-static dcgm_field_entity_group_t level_of(unsigned short field) {
-    switch (field) {
-        case 1: case 2: case 5: return DCGM_FE_NONE;
-        case 50: case 54: case 1001: case 1002: case 1003: return DCGM_FE_GPU_CI;
-        case 250: case 251: case 252: case 253: return DCGM_FE_GPU_I;
-        default: return field >= 1100 && field < 1400 ? DCGM_FE_GPU_I : DCGM_FE_GPU;
     }
 }
 

@@ -53,6 +53,7 @@ EXPORT const char *errorString(dcgmReturn_t result) {
         case DCGM_ST_INIT_ERROR: return "DCGM initialization error";
         case DCGM_ST_UNINITIALIZED: return "Object is in undefined state";
         case DCGM_ST_TIMEOUT: return "Timeout";
+        case DCGM_ST_NOT_WATCHED: return "Field is not being watched";
         case DCGM_ST_CONNECTION_NOT_VALID: return "Host engine connection invalid/disconnected";
         case DCGM_ST_GPU_IS_LOST: return "GPU is lost";
         default: return "An error of the scripted libdcgm";
@@ -70,7 +71,7 @@ static void disconnected(void) {
     state.leaked = left();
     memset(state.group, 0, sizeof(state.group));
     memset(state.fields, 0, sizeof(state.fields));
-    forget_listeners();
+    leak_listeners();
     for (int i = 0; i < state.entities; i++)
         for (int j = 0; j < state.entity[i].values; j++) state.entity[i].value[j].watched = 0;
     state.watches = 0;

@@ -22,7 +22,7 @@
 
 typedef struct {
     unsigned short field;
-    int type, status, watched, set, samples;
+    int type, status, watched, ever_watched, set, samples;
     long long at, i, every;
     double age;
     double d;
@@ -61,13 +61,6 @@ typedef struct {
 } fields_t;
 
 typedef struct {
-    int used;
-    dcgmGpuGrp_t group;
-    fpRecvUpdates callback;
-    uint64_t user;
-} listener_t;
-
-typedef struct {
     pthread_mutex_t lock; // guards everything below
     pthread_cond_t changed;
     int entities;
@@ -77,7 +70,7 @@ typedef struct {
     group_t group[MAX_GROUPS];
     fields_t fields[MAX_GROUPS];
     int watches;
-    listener_t policy[8], past; // past is one that was registered before
+    int listeners; // registered for policy violations
     int incidents;
     dcgmIncidentInfo_t incident[16];
     unsigned systems; // that HealthSet asked for
@@ -117,7 +110,7 @@ value_t *value_of(entity_t *e, unsigned short field) HIDDEN;
 group_t *group_of(dcgmGpuGrp_t group) HIDDEN;
 fields_t *fields_of(dcgmFieldGrp_t fields) HIDDEN;
 int refuses_profiling(group_t *g, fields_t *f) HIDDEN;
-void forget_listeners(void) HIDDEN;
+void leak_listeners(void) HIDDEN;
 int left(void) HIDDEN;
 int called(const char *function) HIDDEN;
 

@@ -32,9 +32,8 @@ value_t *value_of(entity_t *e, unsigned short field) {
 }
 
 int left(void) {
-    int n = state.watches;
+    int n = state.watches + state.listeners;
     for (int i = 0; i < MAX_GROUPS; i++) n += state.group[i].used + state.fields[i].used;
-    for (int i = 0; i < 8; i++) n += state.policy[i].used;
     return n;
 }
 
@@ -159,29 +158,6 @@ static void incident(int kind, unsigned id, unsigned system, int health, unsigne
     unlock();
 }
 
-static int violate(unsigned gpu, unsigned condition, unsigned xid, int past) {
-    int n = 0;
-    for (int i = 0; i < (past ? 1 : 8); i++) {
-        lock();
-        listener_t l = past ? state.past : state.policy[i];
-        unlock();
-        if (!l.used) continue;
-        dcgmPolicyCallbackResponse_t response = {
-            .version = dcgmPolicyCallbackResponse_version, .condition = (dcgmPolicyCondition_t)condition, .gpuId = gpu
-        };
-        if (condition == DCGM_POLICY_COND_XID) response.val.xid.errnum = xid;
-        l.callback(&response, l.user);
-        n++;
-    }
-    return n;
-}
-
-static void silence(void) {
-    lock();
-    memset(state.policy, 0, sizeof(state.policy));
-    unlock();
-}
-
 static void profiling(unsigned gpu, unsigned field) {
     lock();
     entity_t *e = find(DCGM_FE_GPU, gpu);
@@ -284,7 +260,7 @@ static int handlers(unsigned long long *handler, int n) {
 
 EXPORT script_table_t script_table = {
     .reset = reset, .entity = entity, .drop = drop, .instance = instance, .profile = profile, .value = value, .row = row,
-    .link = link_, .incident = incident, .violate = violate, .silence = silence, .profiling = profiling,
+    .link = link_, .incident = incident, .profiling = profiling,
     .blind = blind, .detached = detached, .engine = engine, .fail = fail, .hang = hang, .wait_hanging = wait_hanging, .release = release,
     .calls = calls, .left = now_left, .leaked = leaked, .initialized = initialized, .address = address,
     .is_socket = is_socket, .widest = widest, .live = live, .most_hanging = most_hanging, .systems = systems,

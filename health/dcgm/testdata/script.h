@@ -14,9 +14,6 @@ typedef struct {
     void (*row)(int kind, unsigned id, int status, long long at, long long xid); // into the stream of field 230
     void (*link)(unsigned gpu, unsigned peer, unsigned long long path);
     void (*incident)(int kind, unsigned id, unsigned system, int health, unsigned code, const char *message);
-    // Calls back whoever registered, or in the past; returns how many. The condition is DCGM's bit, 0x40 an XID.
-    int (*violate)(unsigned gpu, unsigned condition, unsigned xid, int past);
-    void (*silence)(void);                                  // another client ends the callbacks, and nobody is told
     void (*profiling)(unsigned gpu, unsigned field);        // the GPU has this profiling field
     void (*blind)(void);                                    // all values are blank until an engine is started here
     int (*detached)(void);                                  // the engine has let go of the driver
@@ -26,7 +23,7 @@ typedef struct {
     void (*wait_hanging)(void);                             // returns when it does
     void (*release)(void);
     int (*calls)(const char *function);
-    int (*left)(void);                                      // groups, watches, callbacks now
+    int (*left)(void);                                      // groups, watches, registrations now
     int (*leaked)(void);                                    // the same, at the last disconnection
     int (*initialized)(void);
     const char *(*address)(void);                           // what dcgmConnect_v2 was given

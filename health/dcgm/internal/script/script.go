@@ -30,10 +30,6 @@ static void set_link(script_table_t *t, unsigned gpu, unsigned peer, unsigned lo
 static void incident(script_table_t *t, int kind, unsigned id, unsigned system, int health, unsigned code, char *message) {
 	t->incident(kind, id, system, health, code, message);
 }
-static int violate(script_table_t *t, unsigned gpu, unsigned condition, unsigned xid, int past) {
-	return t->violate(gpu, condition, xid, past);
-}
-static void silence(script_table_t *t) { t->silence(); }
 static void profiling(script_table_t *t, unsigned gpu, unsigned field) { t->profiling(gpu, field); }
 static void blind(script_table_t *t) { t->blind(); }
 static int detached(script_table_t *t) { return t->detached(); }
@@ -151,30 +147,6 @@ func (l *Library) Incident(kind Kind, id, system uint, health int, code uint, me
 	})
 }
 
-// The conditions of a callback (dcgm_structs.h: dcgmPolicyCondition_t).
-const (
-	conditionNVLink = 0x20
-	conditionXID    = 0x40
-)
-
-// Violate calls back whoever registered for XIDs and returns how many did.
-func (l *Library) Violate(gpu, xid uint) int {
-	return int(C.violate(l.table, C.uint(gpu), conditionXID, C.uint(xid), 0))
-}
-
-// ViolateNVLink calls the same back with an NVLink error, which nobody asked for.
-func (l *Library) ViolateNVLink(gpu uint) int {
-	return int(C.violate(l.table, C.uint(gpu), conditionNVLink, 0, 0))
-}
-
-// ViolatePast calls back the listener that was registered before the present ones.
-func (l *Library) ViolatePast(gpu, xid uint) int {
-	return int(C.violate(l.table, C.uint(gpu), conditionXID, C.uint(xid), 1))
-}
-
-// Silence ends all callbacks, as another client can.
-func (l *Library) Silence() { C.silence(l.table) }
-
 // Profiling gives a GPU a profiling field.
 func (l *Library) Profiling(gpu, field uint) { C.profiling(l.table, C.uint(gpu), C.uint(field)) }
 
@@ -212,7 +184,7 @@ func (l *Library) Calls(function string) (n int) {
 	return n
 }
 
-// Left counts the groups, watches and callbacks that there are.
+// Left counts the groups, watches and registrations that there are.
 func (l *Library) Left() int { return int(C.left(l.table)) }
 
 // Leaked counts those that there were when the last connection ended.

@@ -1,0 +1,173 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest"
+)
+
+const (
+	engineGPUs   = 8
+	scriptThread = "script" // as testdata/outside.c of e2e/chaos names the thread that stands for the driver
+)
+
+// engine measures the agent with the DCGM of health/dcgm's tests in its process: from DCGM's record of an XID to the
+// kubelet's message, and what it costs to look for XIDs. How long a real DCGM takes to record an XID is not in it.
+func (b *bench) engine(ctx context.Context) (err error) {
+	if b.repo == "" {
+		b.table.left("DCGM's record of an XID to kubelet: no -repo was given")
+		return nil
+	}
+	dir, err := os.MkdirTemp("", "gna-bench")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	if err := b.library(ctx, dir); err != nil {
+		return err
+	}
+	script := filepath.Join(dir, "script")
+	lines := "up\n"
+	for gpu := range engineGPUs {
+		lines += fmt.Sprintf("status %d 1\n", gpu) // dcgm_structs.h: DcgmEntityStatusOk
+	}
+	if err := os.WriteFile(script, []byte(lines+"ready\n"), 0o600); err != nil {
+		return err
+	}
+	r, err := startWith(ctx, b.agent, "mode: embedded", engineGPUs, "LD_LIBRARY_PATH="+dir, "CHAOS_DCGM="+script)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.end()) }()
+	if err := b.idleEngine(ctx, r.Pid()); err != nil {
+		return err
+	}
+	return b.records(ctx, r, script)
+}
+
+// library compiles the scripted libdcgm.so.4 into dir.
+func (b *bench) library(ctx context.Context, dir string) error {
+	list := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-dcgm") // it has DCGM's headers
+	list.Dir = b.repo
+	module, err := list.Output()
+	if err != nil {
+		return fmt.Errorf("find go-dcgm: %w", err)
+	}
+	sources := filepath.Join(b.repo, "health", "dcgm", "testdata")
+	scripted, err := filepath.Glob(filepath.Join(sources, "*.c"))
+	if err != nil {
+		return err
+	}
+	args := append([]string{
+		"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-soname,libdcgm.so.4",
+		"-I" + sources, "-I" + filepath.Join(strings.TrimSpace(string(module)), "pkg", "dcgm"),
+		"-o", filepath.Join(dir, "libdcgm.so.4"), filepath.Join(b.repo, "e2e", "chaos", "testdata", "outside.c"), "-lpthread",
+	}, scripted...)
+	if out, err := exec.CommandContext(ctx, "cc", args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("compile the scripted libdcgm: %w\n%s", err, out)
+	}
+	return nil
+}
+
+// records measures from the moment at which DCGM is told of an XID, which it records within 10 ms, to the kubelet's
+// message. The XIDs come at random: one right after a poll would always wait the longest.
+func (b *bench) records(ctx context.Context, r *rig, script string) error {
+	b.say("DCGM's record of an XID to kubelet")
+	f, err := os.OpenFile(script, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same in each run
+	var took []time.Duration
+	for i := range b.times(100) {
+		gpu := i % engineGPUs
+		id := fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", gpu)
+		healthy := func(want bool) func(kubelettest.State) bool {
+			return func(s kubelettest.State) bool {
+				for _, d := range s.Resources[resource].Devices {
+					if d.ID == id {
+						return d.Healthy == want
+					}
+				}
+				return false
+			}
+		}
+		if err := pause(ctx, time.Duration(random.Int64N(int64(time.Second)))); err != nil {
+			return err
+		}
+		begin := time.Now()
+		if _, err := fmt.Fprintf(f, "xid %d 48\n", gpu); err != nil {
+			return err
+		}
+		if err := r.await(ctx, healthy(false)); err != nil {
+			return fmt.Errorf("%w\n%s", err, r.log)
+		}
+		took = append(took, time.Since(begin))
+		if err := r.Clear(ctx, id, "xid-48"); err != nil {
+			return err
+		}
+		if err := r.await(ctx, healthy(true)); err != nil {
+			return err
+		}
+	}
+	b.table.median("DCGM's record of an XID to kubelet", took, 300)
+	return nil
+}
+
+// idleEngine measures the CPU of an agent that reads DCGM, without the thread that stands for the driver.
+func (b *bench) idleEngine(ctx context.Context, pid int) error {
+	length := time.Duration(b.times(60)) * time.Second
+	b.say("idle with DCGM, for %v", length)
+	before, err := cpuBut(pid, scriptThread)
+	if err != nil {
+		return err
+	}
+	if err := pause(ctx, length); err != nil {
+		return err
+	}
+	after, err := cpuBut(pid, scriptThread)
+	if err != nil {
+		return err
+	}
+	b.table.value(fmt.Sprintf("idle CPU over %v with DCGM, 8 GPUs", length), 100*(after-before).Seconds()/length.Seconds(),
+		"% of a core", none, "of a scripted libdcgm")
+	return nil
+}
+
+// cpuBut is what all threads of a process but those of a name have taken.
+func cpuBut(pid int, name string) (cpu time.Duration, err error) {
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
+	if err != nil {
+		return 0, err
+	}
+	for _, thread := range threads {
+		comm, err := os.ReadFile(filepath.Join(thread, "comm"))
+		if err != nil {
+			return 0, err
+		}
+		if strings.TrimSpace(string(comm)) == name {
+			continue
+		}
+		stat, err := os.ReadFile(filepath.Join(thread, "schedstat")) // nanoseconds on a CPU first: sched-stats.rst
+		if err != nil {
+			return 0, err
+		}
+		first, _, _ := strings.Cut(string(stat), " ")
+		ns, err := strconv.ParseInt(first, 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("%s/schedstat: %w", thread, err)
+		}
+		cpu += time.Duration(ns)
+	}
+	return cpu, nil
+}

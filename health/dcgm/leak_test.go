@@ -1,0 +1,157 @@
+//go:build cgo && linux
+
+package dcgm
+
+import (
+	"context"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// footprint is what a connection could leave behind in this process.
+type footprint struct{ threads, descriptors, goroutines int }
+
+func measure(t *testing.T) footprint {
+	t.Helper()
+	return footprint{count(t, "/proc/self/task"), count(t, "/proc/self/fd"), runtime.NumGoroutine()}
+}
+
+func count(t *testing.T, dir string) int {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}
+
+// flat expects no more than before. The runtime may start a few threads of its own, whatever the number of rounds.
+func (before footprint) flat(t *testing.T, rounds int) {
+	t.Helper()
+	now := measure(t)
+	t.Logf("before %+v, after %d rounds %+v", before, rounds, now)
+	if now.threads > before.threads+10 || now.descriptors > before.descriptors || now.goroutines > before.goroutines {
+		t.Errorf("%+v after %d rounds, %+v before", now, rounds, before)
+	}
+}
+
+// A connection that dies leaves nothing: libdcgm keeps threads, descriptors and memory of one that has a policy
+// registration at its end (7).
+func TestReconnectsLeaveNothing(t *testing.T) {
+	const rounds = 1000
+	b := fresh(t)
+	b.log = zap.NewNop()
+	synctest.Test(t, func(t *testing.T) {
+		c := ofHostEngine(b, 2)
+		defer c.stop()
+		round := func() {
+			b.lib.Fail("*", errNotConnected, -1)
+			c.wait(time.Second)
+			if s := c.out.Load().Source.Status; s != health.SourceDown {
+				t.Fatalf("the engine is dead, and the source is %v", s)
+			}
+			b.lib.Fail("", 0, 0)
+			for s := 0; c.out.Load().Source.Status != health.SourceUp; s++ {
+				if s > 30 { // the longest pause between two attempts
+					t.Fatal("the engine is back, and the source is not up")
+				}
+				c.wait(time.Second)
+			}
+			b.sample(c.n)
+		}
+		c.pass(2, nil)
+		for range 20 {
+			round()
+		}
+		before := measure(t)
+		for range rounds {
+			round()
+		}
+		before.flat(t, rounds)
+		if n := c.out.Load().Source.Reconnects; n != 20+rounds {
+			t.Errorf("%d reconnections", n)
+		}
+		c.expect("at last", health.Healthy, health.Healthy)
+	})
+}
+
+func TestDetachesLeaveNothing(t *testing.T) {
+	const rounds = 200
+	b := fresh(t)
+	b.log = zap.NewNop()
+	synctest.Test(t, func(t *testing.T) {
+		c := monitored(b, 2, config(), time.Second, 10*time.Second)
+		defer c.stop()
+		c.pass(2, nil)
+		round := func() {
+			if _, err := c.m.Detach(context.Background(), time.Hour); err != nil {
+				t.Fatal(err)
+			}
+			if b.lib.Initialized() || b.lib.Leaked() != 0 {
+				t.Fatalf("detached: initialized %v, %d left", b.lib.Initialized(), b.lib.Leaked())
+			}
+			if a, err := c.m.Attach(context.Background()); err != nil || a.Status != health.SourceUp {
+				t.Fatalf("%+v, %v", a, err)
+			}
+			c.pass(2, nil)
+		}
+		for range 20 {
+			round()
+		}
+		before := measure(t)
+		for range rounds {
+			round()
+		}
+		before.flat(t, rounds)
+		if n := b.lib.Calls("dcgmStartEmbedded"); n != 1+20+rounds {
+			t.Errorf("%d engines were started", n)
+		}
+		c.expect("at last", health.Healthy, health.Healthy)
+	})
+}
+
+// DCGM says of global fields that they are not watched when they are taken back. A normal end is quiet about it, and
+// not about anything else.
+func TestCloseIsQuietAboutGlobalFields(t *testing.T) {
+	b := fresh(t)
+	b.gpus(2)
+	s, err := open(t.Context(), config(), b.log, b.clock.now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.lib.Fail("dcgmUnwatchFields", errTimeout, 1)
+	if err := s.Close(); err == nil || !strings.Contains(err.Error(), "Timeout") {
+		t.Errorf("an end at which DCGM fails: %v", err)
+	}
+	b.lib.Fail("", 0, 0)
+
+	b.open(config())
+	b.poll()
+	if err := b.Close(); err != nil {
+		t.Errorf("a normal end: %v", err)
+	}
+
+	b.open(config())
+	b.poll()
+	said := 0
+	for _, undo := range slices.Backward(b.watches.undo) {
+		if err := undo(); err != nil && notWatched(err) {
+			said++
+		} else if err != nil {
+			t.Error(err)
+		}
+	}
+	if said != 1 {
+		t.Errorf("DCGM says it %d times, want once for the inventory: this test tests nothing", said)
+	}
+	b.watches = &watches{}
+}

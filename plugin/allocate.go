@@ -201,7 +201,7 @@ func (c *Config) idOf(d Device) string {
 	case c.DeviceID != DeviceIDIndex:
 		return string(device.ID)
 	case device.Kind == health.KindMIG:
-		return strconv.Itoa(device.Index) + ":" + strconv.Itoa(d.mig)
+		return strconv.Itoa(device.Index) + ":" + strconv.Itoa(device.MIGIndex)
 	}
 	return strconv.Itoa(device.Index)
 }

@@ -114,10 +114,5 @@ func searchMIG(snap *health.Snapshot, gpu, mig string) (health.DeviceID, bool) {
 	if !ok || !okMIG {
 		return "", false
 	}
-	for _, c := range candidates(snap) {
-		if d := &c.state.Device; d.Kind == health.KindMIG && d.Index == index && c.mig == place {
-			return d.ID, true
-		}
-	}
-	return "", false
+	return search(snap, func(d health.Device) bool { return d.Kind == health.KindMIG && d.Index == index && d.MIGIndex == place })
 }

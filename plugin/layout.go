@@ -24,7 +24,6 @@ type Device struct {
 	State *health.DeviceState // the device behind it, never nil; part of a snapshot, so never modified
 
 	replica bool // one of several of this device
-	mig     int  // MIG: the driver's index on its GPU, -1 if it has none
 }
 
 // Healthy reports whether the kubelet may hand the device out. Only health.Unhealthy takes a device
@@ -56,7 +55,6 @@ type candidate struct {
 	state   *health.DeviceState
 	name    string // of its resource, before sharing
 	profile string // MIG: as NVIDIA names it
-	mig     int    // MIG: as in Device; -1 for a GPU
 	parts   int    // GPU: how many MIG devices it has
 }
 
@@ -81,12 +79,12 @@ func arrange(cfg *Config, snap *health.Snapshot) arrangement {
 		name, replicas := cfg.Sharing.TimeSlicing.share(c.name, &c, &shared)
 		r := a.resource(name)
 		if replicas == 0 {
-			r.Devices = append(r.Devices, Device{ID: string(c.state.Device.ID), State: c.state, mig: c.mig})
+			r.Devices = append(r.Devices, Device{ID: string(c.state.Device.ID), State: c.state})
 			continue
 		}
 		r.Devices = slices.Grow(r.Devices, replicas)
 		for id := range replicaIDs(&buf, string(c.state.Device.ID), replicas) {
-			r.Devices = append(r.Devices, Device{ID: id, State: c.state, replica: true, mig: c.mig})
+			r.Devices = append(r.Devices, Device{ID: id, State: c.state, replica: true})
 		}
 	}
 	slices.SortFunc(a.Resources, func(x, y Resource) int { return cmp.Compare(x.Name, y.Name) })
@@ -111,14 +109,11 @@ func (a *arrangement) resource(name string) *Resource {
 }
 
 // candidates returns every device, each GPU followed by its MIG devices, by index.
-//
-// The index of a MIG device is its place among those of its GPU, by GPU instance and compute instance: so
-// nvidia-smi -L counts them, and DCGM does not say.
 func candidates(snap *health.Snapshot) []candidate {
 	all := make([]candidate, 0, len(snap.Devices))
 	for i := range snap.Devices {
 		if state := &snap.Devices[i]; state.Device.ID != "" {
-			all = append(all, candidate{state: state, mig: -1})
+			all = append(all, candidate{state: state})
 		}
 	}
 	slices.SortStableFunc(all, func(x, y candidate) int {
@@ -126,28 +121,18 @@ func candidates(snap *health.Snapshot) []candidate {
 		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(gpuOf(a), gpuOf(b)), cmp.Compare(a.Kind, b.Kind),
 			cmp.Compare(a.GI, b.GI), cmp.Compare(a.CI, b.CI), cmp.Compare(a.ID, b.ID))
 	})
-	var gpu *candidate
-	next := 0
-	var last *candidate
+	var gpu, last *candidate
 	for i := range all {
 		c := &all[i]
 		d := &c.state.Device
 		if d.Kind == health.KindGPU {
-			gpu, next = c, 0
+			gpu = c
 			continue
 		}
 		var whole uint64
 		if gpu != nil && gpu.state.Device.ID == d.Parent {
 			whole = gpu.state.Device.Memory
 			gpu.parts++
-		}
-		if last != nil && last.state.Device.Parent != d.Parent {
-			next = 0
-		}
-		// One that is gone is still shown, and the driver counts it no more.
-		if c.state.Sample.Presence != health.Missing {
-			c.mig = next
-			next++
 		}
 		if last != nil && last.state.Device.Profile == d.Profile && last.state.Device.Memory == d.Memory && last.state.Device.Parent == d.Parent {
 			c.profile = last.profile

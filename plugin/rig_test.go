@@ -29,7 +29,7 @@ func id(i int) string { return fmt.Sprintf("GPU-%d", i) }
 func snapshot(n int) *health.Snapshot {
 	s := &health.Snapshot{Seq: 1, At: time.Unix(1, 0), Source: health.Source{Status: health.SourceUp}}
 	for i := range n {
-		d := health.Device{ID: health.DeviceID(id(i)), Index: i, Minor: i, NUMA: []int{i * 2 / n}, GI: -1, CI: -1}
+		d := health.Device{ID: health.DeviceID(id(i)), Index: i, Minor: i, NUMA: []int{i * 2 / n}, GI: -1, CI: -1, MIGIndex: -1}
 		for j := range n {
 			if i != j {
 				d.Links = append(d.Links, health.Link{Peer: health.DeviceID(id(j)), NVLinks: 18, Path: health.PathSystem})

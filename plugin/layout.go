@@ -23,27 +23,40 @@ type Device struct {
 	ID    string              // what the kubelet calls it: the UUID, of a replica followed by :: and its number
 	State *health.DeviceState // the device behind it, never nil; part of a snapshot, so never modified
 
-	replica bool // one of several of this device
+	replica  bool   // one of several of this device
+	withheld string // why a device that works is not offered to new pods; empty if it is offered
 }
 
 // Healthy reports whether the kubelet may hand the device out. Only health.Unhealthy takes a device
 // away from it: not knowing enough of a GPU is no reason to stop a node from working.
-func (d Device) Healthy() bool { return d.State.Verdict.State != health.Unhealthy }
+func (d Device) Healthy() bool { return d.works() && d.withheld == "" }
+
+// works reports whether nothing is wrong with the device itself.
+func (d Device) works() bool { return d.State.Verdict.State != health.Unhealthy }
 
 // Layout lays a snapshot out as resources, in a fixed order. It returns none if there is nothing to
 // hand out, or if the plugin is off.
 func Layout(cfg Config, snap *health.Snapshot) []Resource {
-	if !cfg.Enabled {
-		return nil
-	}
-	return arrange(&cfg, snap).Resources
+	return arrange(layoutInput{cfg: &cfg, snap: snap}).Resources
 }
 
-// arrangement is a layout and what is to be said about it.
+// layoutInput is all that a layout is made of.
+type layoutInput struct {
+	cfg     *Config                      // nil before there is one
+	snap    *health.Snapshot             // nil before there is one
+	holders map[health.DeviceID][]Holder // nil if they are not known
+	before  singleLayout                 // of the layout before this one
+}
+
+// arrangement is a layout and what is to be said about it. It is not modified once made.
 type arrangement struct {
-	Resources []Resource // by name
-	Err       string     // why there are none, if it is the configuration that does not fit the node
-	Warnings  []string   // what is not handed out, and why
+	cfg       *Config
+	snap      *health.Snapshot
+	Resources []Resource   // by name
+	Err       string       // why there are none, if it is the configuration that does not fit the node
+	Warnings  []string     // what is not handed out, and why
+	Withheld  []withheld   // the devices that old holders keep from new pods, by resource and index
+	Single    singleLayout // what the next layout needs to know of this one
 }
 
 func (a *arrangement) warn(format string, args ...any) {
@@ -60,9 +73,10 @@ type candidate struct {
 
 // arrange decides what is handed out under which name. It is pure, and called for every stream at every
 // snapshot and for every allocation, so it is made to be cheap.
-func arrange(cfg *Config, snap *health.Snapshot) arrangement {
-	var a arrangement
-	if !snap.Polled() {
+func arrange(in layoutInput) arrangement {
+	cfg, snap := in.cfg, in.snap
+	a := arrangement{cfg: cfg, snap: snap}
+	if cfg == nil || !cfg.Enabled || !snap.Polled() {
 		return a
 	}
 	all := candidates(snap)
@@ -75,7 +89,7 @@ func arrange(cfg *Config, snap *health.Snapshot) arrangement {
 	}
 	var buf []byte
 	var shared memo
-	for _, c := range a.handOut(cfg, chosen) {
+	for _, c := range a.handOut(in, chosen) {
 		name, replicas := cfg.Sharing.TimeSlicing.share(c.name, &c, &shared)
 		r := a.resource(name)
 		if replicas == 0 {
@@ -94,6 +108,7 @@ func arrange(cfg *Config, snap *health.Snapshot) arrangement {
 			a.warn("%s has shared and whole devices, and a pod cannot choose: set rename in sharing.timeSlicing.resources", r.Name)
 		}
 	}
+	a.withhold(in.holders, snap)
 	return a
 }
 

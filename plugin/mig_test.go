@@ -128,7 +128,7 @@ func TestLayoutOfMIG(t *testing.T) {
 			"", nil,
 		},
 	} {
-		a := arrange(&c.cfg, c.snap)
+		a := arrange(layoutInput{cfg: &c.cfg, snap: c.snap})
 		if err := c.cfg.Validate(); err != nil {
 			t.Errorf("%s: %v", c.name, err)
 		}

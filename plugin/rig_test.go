@@ -52,6 +52,11 @@ func with(s *health.Snapshot, i int, state health.State) *health.Snapshot {
 	return &next
 }
 
+// serverOf returns a server that knows no holders.
+func serverOf(name string, cfg *health.Latest[Config], snaps *health.Latest[health.Snapshot]) *server {
+	return newServer(name, newLayouts(cfg, snaps, &health.Latest[Holders]{}))
+}
+
 // quick makes every wait short enough for a test, and the settle time long enough to be seen.
 func quick() timing {
 	return timing{

@@ -94,7 +94,8 @@ func TestIdleSelectors(t *testing.T) {
 	} {
 		cfg := configured(c.set)
 		for range 2 { // said once
-			p.layout(&cfg, partitioned([]string{"1g.10gb", "3g.40gb"}, nil))
+			a := arrange(layoutInput{cfg: &cfg, snap: partitioned([]string{"1g.10gb", "3g.40gb"}, nil)})
+			p.lacking(&a)
 		}
 		var got []string
 		for _, e := range logs.TakeAll() {

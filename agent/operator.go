@@ -17,7 +17,7 @@ import (
 
 // Clear is an operator's word that a device is well again.
 type Clear struct {
-	Device health.DeviceID `json:"device"`
+	Device health.DeviceID `json:"device"`          // a UUID, an index such as 3 or 3:0, or a PCI bus id
 	Cause  string          `json:"cause,omitempty"` // "" for all
 }
 
@@ -60,15 +60,40 @@ func (a *Agent) operate(ctx context.Context, line string) (any, error) {
 	case q.Attach != nil:
 		return a.attach(ctx)
 	}
-	causes, err := a.monitor.Clear(q.Clear.Device, q.Clear.Cause)
+	id, err := deviceNamed(a.snapshots.Load(), string(q.Clear.Device))
+	if err != nil {
+		return nil, err
+	}
+	causes, err := a.monitor.Clear(id, q.Clear.Cause)
 	if err != nil {
 		return nil, err
 	}
 	answer := Cleared{list(causes), []FindingStatus{}}
-	if d := byID(a.snapshots.Load().Devices)[q.Clear.Device]; d != nil {
+	if d := byID(a.snapshots.Load().Devices)[id]; d != nil {
 		answer.Stands = findingStatuses(d.Verdict.Findings)
 	}
 	return answer, nil
+}
+
+// deviceNamed returns the device that a word names, such as 3 or 3:0: of a GPU and its MIG devices the GPU. A word that
+// names none is returned as it is; Monitor.Clear says which devices there are.
+func deviceNamed(s *health.Snapshot, word string) (health.DeviceID, error) {
+	var found []*health.Device
+	if s != nil {
+		for i := range s.Devices {
+			d := &s.Devices[i].Device
+			if match, _ := d.Matches(word); match && (len(found) == 0 || found[0].ID != d.Parent) {
+				found = append(found, d)
+			}
+		}
+	}
+	switch len(found) {
+	case 0:
+		return health.DeviceID(word), nil
+	case 1:
+		return found[0].ID, nil
+	}
+	return "", fmt.Errorf("%q names %s and %s; use the UUID", word, found[0].ID, found[1].ID)
 }
 
 func (c Cleared) text() string {

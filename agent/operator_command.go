@@ -53,10 +53,10 @@ func clearCommand(loader *Loader) *cobra.Command {
 What the newest measurement shows to stand is not cleared: a GPU that is lost stays so until it is back. Neither is what
 was decided: cordoned ends with health.cordon. All that stands on it afterwards is printed.`,
 		Example: `  gpu-node-agent clear --gpu GPU-6f1a1b2c-…
-  gpu-node-agent clear --gpu GPU-6f1a1b2c-… --cause xid-79`,
+  gpu-node-agent clear --gpu 1:0 --cause xid-94`,
 		PreRunE: func(*cobra.Command, []string) error {
 			if c.Device == "" {
-				return errors.New("--gpu: which one? use the UUID that nvidia-smi -L and /metrics show")
+				return errors.New("--gpu is not set: use a UUID, an index such as 3 or 3:0 (a MIG device), or a PCI bus id, as gpu-node-agent status shows them")
 			}
 			return nil
 		},
@@ -67,7 +67,7 @@ was decided: cordoned ends with health.cordon. All that stands on it afterwards 
 		}
 		return answer.text(), nil
 	})
-	cmd.Flags().StringVar((*string)(&c.Device), "gpu", "", "UUID of the device")
+	cmd.Flags().StringVar((*string)(&c.Device), "gpu", "", "the device: a UUID, an index such as 3 or 3:0 (a MIG device), or a PCI bus id")
 	cmd.Flags().StringVar(&c.Cause, "cause", "", "the finding to clear, such as xid-79 (default: all)")
 	return cmd
 }

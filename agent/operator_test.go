@@ -45,7 +45,7 @@ func TestHeldError(t *testing.T) {
 		"nobody was asked":         {node.snapshot, plugin.Holders{Err: "the kubelet has not been asked yet"}, []string{"not known: the kubelet has not been asked yet", "--force"}},
 		"the kubelet is away":      {node.snapshot, plugin.Holders{At: statusNow(), By: free.By, Err: "no kubelet"}, []string{"not known: no kubelet", "--force"}},
 		"nothing new was said":     {node.snapshot, plugin.Holders{At: ago(time.Minute), By: free.By}, []string{"said nothing for 1m0s", "--force"}},
-		"a GPU and a part of one ": {node.snapshot, node.holders, []string{"GPU 0 (GPU-0) is held by training/llm-0 (torch) ×2, web/chat-1 (vllm); ", "GPU 2 MIG 1g.10gb gi 8 (MIG-2-8) is held by nb/ada (main); ", "--force"}},
+		"a GPU and a part of one ": {node.snapshot, node.holders, []string{"GPU 0 (GPU-0) is held by training/llm-0 (torch) ×2, web/chat-1 (vllm); ", "MIG device 2:1 1g.10gb (MIG-2-8) is held by nb/ada (main); ", "--force"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := heldError(c.snapshot, c.holders, statusNow())

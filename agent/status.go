@@ -98,9 +98,10 @@ type DeviceStatus struct {
 	Model    string                   `json:"model,omitempty"`
 	PCI      string                   `json:"pci,omitempty"`
 	NUMA     []int                    `json:"numa,omitempty"`
-	Profile  string                   `json:"profile,omitempty"` // MIG
-	GI       *int                     `json:"gi,omitempty"`      // MIG: GPU instance
-	CI       *int                     `json:"ci,omitempty"`      // MIG: compute instance
+	Profile  string                   `json:"profile,omitempty"`  // MIG
+	MIGIndex *int                     `json:"migIndex,omitempty"` // MIG: its number on its GPU, as nvidia-smi -L counts
+	GI       *int                     `json:"gi,omitempty"`       // MIG: the driver's id of the GPU instance
+	CI       *int                     `json:"ci,omitempty"`       // MIG: the driver's id of the compute instance
 	MIGMode  bool                     `json:"migMode,omitempty"`
 	Presence string                   `json:"presence"` // present, lost, inaccessible, detached, missing, unknown
 	State    string                   `json:"state"`    // healthy, degraded, unhealthy, unknown
@@ -156,10 +157,11 @@ type HolderStatus struct {
 // EventStatus is something that has happened.
 type EventStatus struct {
 	Time  time.Time       `json:"time"`
-	Kind  string          `json:"kind"`            // state, xid, found, gone, source
-	GPU   *int            `json:"gpu,omitempty"`   // index
-	UUID  health.DeviceID `json:"uuid,omitempty"`  // of the GPU or the MIG device
-	State string          `json:"state,omitempty"` // of the device, or of the source
+	Kind  string          `json:"kind"`               // state, xid, found, gone, source
+	GPU   *int            `json:"gpu,omitempty"`      // index
+	MIG   *int            `json:"migIndex,omitempty"` // of a MIG device: its number on the GPU
+	UUID  health.DeviceID `json:"uuid,omitempty"`     // of the GPU or the MIG device
+	State string          `json:"state,omitempty"`    // of the device, or of the source
 	Was   string          `json:"was,omitempty"`
 	Cause string          `json:"cause,omitempty"`
 	XID   int             `json:"xid,omitempty"`

@@ -124,7 +124,7 @@ func deviceStatus(d *health.DeviceState, h plugin.Holders) DeviceStatus {
 		Fields: finite(d.Sample.Values),
 	}
 	if d.Device.Kind == health.KindMIG {
-		s.GI, s.CI = &d.Device.GI, &d.Device.CI
+		s.GI, s.CI, s.MIGIndex = &d.Device.GI, &d.Device.CI, migIndex(&d.Device)
 	}
 	s.Values = valuesStatus(s.Fields, d.Device.Memory)
 	for _, code := range slices.Sorted(maps.Keys(d.XIDCounts)) {
@@ -137,6 +137,14 @@ func deviceStatus(d *health.DeviceState, h plugin.Holders) DeviceStatus {
 		s.Holders = append(s.Holders, HolderStatus{holder.Namespace, holder.Pod, holder.Container, holder.Resource, holder.DeviceID})
 	}
 	return s
+}
+
+// migIndex is nil for a GPU and for a MIG device that the driver does not list.
+func migIndex(d *health.Device) *int {
+	if d.Kind != health.KindMIG || d.MIGIndex < 0 {
+		return nil
+	}
+	return &d.MIGIndex
 }
 
 func findingStatuses(findings []health.Finding) []FindingStatus {

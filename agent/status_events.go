@@ -73,7 +73,7 @@ func eventsBetween(before, after *health.Snapshot) []EventStatus {
 	then, now := byID(was.Devices), byID(after.Devices)
 	var rest []EventStatus
 	for _, c := range health.Changes(was.Devices, after.Devices) {
-		e := EventStatus{Time: after.At.UTC(), GPU: &c.Device.Index, UUID: c.Device.ID}
+		e := EventStatus{Time: after.At.UTC(), GPU: &c.Device.Index, MIG: migIndex(&c.Device), UUID: c.Device.ID}
 		switch c.Kind {
 		case health.ChangeFound:
 			found = append(found, c.Device)
@@ -147,7 +147,7 @@ func foundAndGone(after *health.Snapshot, found, gone []health.Device) []EventSt
 			e.Time = after.Source.Since.UTC()
 		}
 		if len(devices) == 1 {
-			e.GPU, e.UUID = &devices[0].Index, devices[0].ID
+			e.GPU, e.MIG, e.UUID = &devices[0].Index, migIndex(&devices[0]), devices[0].ID
 		}
 		all = append(all, e)
 	}

@@ -57,7 +57,7 @@ func newStatusPages(status func() NodeStatus, log *zap.Logger) *statusPages {
 	page := template.Must(template.New("status").Funcs(template.FuncMap{
 		"percent": percentText, "celsius": celsiusText, "watts": wattsText, "mhz": mhzText,
 		"memory": memoryText, "memoryPercent": memoryPercent, "width": width, "age": ageText, "for": forText, "clock": clockText,
-		"allocations": allocationsText, "off": offText, "mismatches": mismatchesText, "xids": xidsText, "versions": versionsText, "clears": clearsText, "own": own, "heldMIG": heldMIG, "name": nameText,
+		"allocations": allocationsText, "off": offText, "mismatches": mismatchesText, "xids": xidsText, "versions": versionsText, "clears": clearsText, "own": own, "heldMIG": heldMIG, "name": nameText, "number": indexText, "eventIndex": eventIndexText,
 		"troubles": troubles, "counts": stateCounts, "plural": plural,
 		"api": apiText, "apiErrors": apiErrors, "memoryTrouble": memoryTrouble, "configTrouble": configTrouble,
 		"finding": func(now time.Time, f FindingStatus) findingData { return findingData{now, f} },

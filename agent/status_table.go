@@ -180,16 +180,16 @@ func (p *printer) devices(s NodeStatus, wide bool) {
 		most = pageHolders
 	}
 	for _, d := range everyDevice(s) {
-		name, model := fmt.Sprint(d.Index), d.Model
+		model := d.Model
 		if d.GI != nil {
-			name, model = fmt.Sprintf("%d:%d", d.Index, *d.GI), "MIG "+d.Profile
+			model = "MIG " + d.Profile
 		}
 		cause := ""
 		if len(d.Findings) > 0 {
 			cause = d.Findings[0].Cause
 		}
 		row := []cell{
-			plain(name), plain(model), stateCell(d.State), plain(ageText(s.Time, d.Since)), plain(cause),
+			plain(indexText(d)), plain(model), stateCell(d.State), plain(ageText(s.Time, d.Since)), plain(cause),
 			plain(celsiusText(d.Values.Temperature)), plain(wattsText(d.Values.Power)), plain(percentText(d.Values.Utilization)),
 			plain(memoryText(d.Values)), plain(xidsText(d.XIDs)),
 		}
@@ -222,11 +222,7 @@ func (p *printer) events(s NodeStatus) {
 	p.WriteByte('\n')
 	rows := [][]cell{headings("TIME (UTC)", "GPU", "EVENT")}
 	for _, e := range s.Events[:min(len(s.Events), tableEvents)] {
-		gpu := ""
-		if e.GPU != nil {
-			gpu = fmt.Sprint(*e.GPU)
-		}
-		rows = append(rows, []cell{plain(clockText(s.Time, e.Time)), plain(gpu), plain(e.Text)})
+		rows = append(rows, []cell{plain(clockText(s.Time, e.Time)), plain(eventIndexText(e)), plain(e.Text)})
 	}
 	p.table(rows)
 }

@@ -31,7 +31,7 @@ func aGPU(index int) health.DeviceState {
 	return health.DeviceState{
 		Device: health.Device{
 			ID: health.DeviceID("GPU-" + strconv.Itoa(index)), Index: index, Model: "NVIDIA H100 80GB HBM3", PCI: "00000000:1B:00.0",
-			NUMA: []int{0}, Memory: 80 << 30, GI: -1, CI: -1,
+			NUMA: []int{0}, Memory: 80 << 30, GI: -1, CI: -1, MIGIndex: -1,
 		},
 		Sample: health.Sample{Presence: health.Present, Values: map[health.Field]float64{
 			health.FieldGPUTemp: 51, health.FieldPower: 312.4, health.FieldGPUUtil: 87, health.FieldSMClock: 1980,
@@ -45,7 +45,7 @@ func aMIG(index, gi int) health.DeviceState {
 	d := aGPU(index)
 	d.Device.Parent, d.Device.Kind, d.Device.Profile = d.Device.ID, health.KindMIG, "1g.10gb"
 	d.Device.ID = health.DeviceID("MIG-" + strconv.Itoa(index) + "-" + strconv.Itoa(gi))
-	d.Device.GI, d.Device.CI, d.Device.Memory = gi, 0, 10<<30
+	d.Device.GI, d.Device.CI, d.Device.MIGIndex, d.Device.Memory = gi, 0, gi%7, 10<<30
 	d.Sample.Values = map[health.Field]float64{health.FieldFBUsed: 1 << 10}
 	return d
 }
@@ -156,7 +156,7 @@ func TestPage(t *testing.T) {
 		}
 	}
 	mig := section(t, page, 2)
-	mustHave(t, mig, "2 MIG devices, 1 held by pods", "1g.10gb", "gi 7", "nb/ada (main)", "1.0 / 10.0 GiB", `<span class="badge">healthy</span>`)
+	mustHave(t, mig, "2 MIG devices, 1 held by pods", "1g.10gb", `<span class="dim">2:0</span>`, "nb/ada (main)", "1.0 / 10.0 GiB", `<span class="badge">healthy</span>`)
 	if n := strings.Count(mig, "check cooling"); n != 1 {
 		t.Errorf("the GPU's finding is told %d times:\n%s", n, mig)
 	}

@@ -181,13 +181,32 @@ func own(gpu, d DeviceStatus) []FindingStatus {
 	})
 }
 
-// nameText is "GPU 3", of a MIG device "GPU 3 MIG 1g.10gb gi 7".
-func nameText(d DeviceStatus) string {
-	name := "GPU " + strconv.Itoa(d.Index)
-	if d.GI != nil {
-		name += fmt.Sprintf(" MIG %s gi %d", d.Profile, *d.GI)
+// indexText is "3", of a MIG device "3:0": what cordon, include and clear take.
+func indexText(d DeviceStatus) string {
+	text := strconv.Itoa(d.Index)
+	switch {
+	case d.MIGIndex != nil:
+		return text + ":" + strconv.Itoa(*d.MIGIndex)
+	case d.GI != nil: // the driver does not list it
+		return text + ":-"
 	}
-	return name
+	return text
+}
+
+// eventIndexText is the same of an event, "" if it is of no one device.
+func eventIndexText(e EventStatus) string {
+	if e.GPU == nil {
+		return ""
+	}
+	return indexText(DeviceStatus{Index: *e.GPU, MIGIndex: e.MIG})
+}
+
+// nameText is "GPU 3", of a MIG device "MIG device 3:0 1g.10gb".
+func nameText(d DeviceStatus) string {
+	if d.GI == nil {
+		return "GPU " + indexText(d)
+	}
+	return fmt.Sprintf("MIG device %s %s", indexText(d), d.Profile)
 }
 
 // trouble is a device with something wrong of its own.

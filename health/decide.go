@@ -1,12 +1,9 @@
 package health
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"time"
-
-	"github.com/gpu-node-agent/gpu-node-agent/health/which"
 )
 
 // A decision is a finding that nobody measures: an operator has cordoned the GPU or has had its driver let go of, or it
@@ -35,7 +32,6 @@ func decide(c Config, before, judged []DeviceState, held Held, r *release, now t
 	for _, d := range before {
 		was[d.Device.ID] = d.Verdict
 	}
-	names := namesOf(judged)
 	ofGPU := make(map[DeviceID][]Finding)
 	decided := slices.Clone(judged)
 	for i := range decided { // GPUs come before their MIG devices
@@ -43,7 +39,7 @@ func decide(c Config, before, judged []DeviceState, held Held, r *release, now t
 		old := was[d.Device.ID]
 		own := slices.DeleteFunc(slices.Clone(d.Verdict.Findings), Finding.decision)
 		var made []Finding
-		if word, yes := c.cordons(names[i]); yes && !slices.ContainsFunc(ofGPU[d.Device.Parent], Finding.cordon) {
+		if word, yes := c.cordons(&d.Device); yes && !slices.ContainsFunc(ofGPU[d.Device.Parent], Finding.cordon) {
 			made = append(made, old.since(Finding{
 				Cause: CauseCordoned, State: Unhealthy, Reason: "named in health.cordon",
 				Action: fmt.Sprintf("to give it back to pods, take %q out of health.cordon", word), Since: now, Last: now, Clears: ClearsItself,
@@ -113,9 +109,9 @@ func heldAtAll(held Held, devices []DeviceState, gpu DeviceID) bool {
 }
 
 // cordons returns the word of Config.Cordon that means a device, if one does.
-func (c Config) cordons(d which.Device) (string, bool) {
+func (c Config) cordons(d *Device) (string, bool) {
 	for _, word := range c.Cordon {
-		if is, _ := d.Is(word); is {
+		if match, _ := d.Matches(word); match {
 			return word, true
 		}
 	}
@@ -126,35 +122,10 @@ func (c Config) cordons(d which.Device) (string, bool) {
 // that is no fault.
 func (c Config) idleCordons(devices []DeviceState) []string {
 	var idle []string
-	names := namesOf(devices)
 	for _, word := range c.Cordon {
-		if !slices.ContainsFunc(names, func(d which.Device) bool { is, _ := d.Is(word); return is }) {
+		if !slices.ContainsFunc(devices, func(d DeviceState) bool { match, _ := d.Device.Matches(word); return match }) {
 			idle = append(idle, word)
 		}
 	}
 	return idle
-}
-
-// namesOf returns what each device is called. The number of a MIG device is its place among those of its GPU, by
-// GPU instance and compute instance: so nvidia-smi -L counts them. One that is gone is counted no more.
-func namesOf(devices []DeviceState) []which.Device {
-	names := make([]which.Device, len(devices))
-	var mig []int
-	for i, d := range devices {
-		names[i] = which.Device{UUID: string(d.Device.ID), Parent: string(d.Device.Parent), Index: d.Device.Index, MIG: -1, PCI: d.Device.PCI}
-		if d.Device.Kind == KindMIG && d.Sample.Presence != Missing {
-			mig = append(mig, i)
-		}
-	}
-	slices.SortFunc(mig, func(i, j int) int {
-		a, b := &devices[i].Device, &devices[j].Device
-		return cmp.Or(cmp.Compare(a.Parent, b.Parent), cmp.Compare(a.GI, b.GI), cmp.Compare(a.CI, b.CI), cmp.Compare(a.ID, b.ID))
-	})
-	for n, i := range mig {
-		names[i].MIG = 0
-		if n > 0 && devices[mig[n-1]].Device.Parent == devices[i].Device.Parent {
-			names[i].MIG = names[mig[n-1]].MIG + 1
-		}
-	}
-	return names
 }

@@ -9,6 +9,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health/which"
 )
 
 // DeviceID is the UUID that the container runtime knows a device by: "GPU-…" or "MIG-…".
@@ -39,9 +41,20 @@ type Device struct {
 	Profile string // MIG: "1g.10gb"
 	GI, CI  int    // MIG: the driver's GPU instance and compute instance ids; -1 for a GPU
 
+	// MIGIndex is the MIG device's number on its GPU as nvidia-smi -L counts: with Index it is the 3:0 that people
+	// read and write. It is -1 for a GPU and for a MIG device that the driver does not list. The judge sets it.
+	MIGIndex int
+
 	Links []Link // GPU: how each other GPU is reached; a missing peer is simply unknown
 
 	Texts map[Field]string // serial number, VBIOS version and so on, those asked for; a blank is absent; MIG: its parent's
+}
+
+// Matches reports whether word identifies the device or its GPU. If word is no name of a device, named is false. It does
+// not allocate: it is called for every device at every layout.
+func (d *Device) Matches(word string) (match, named bool) {
+	names := which.Device{UUID: string(d.ID), Parent: string(d.Parent), Index: d.Index, MIG: d.MIGIndex, PCI: d.PCI}
+	return names.Is(word)
 }
 
 // Link is how one GPU reaches another.

@@ -75,6 +75,7 @@ func judgeDevices(c Config, before []DeviceState, r *Reading, b basis, now time.
 	slices.SortStableFunc(after, func(a, b DeviceState) int {
 		return cmp.Or(cmp.Compare(a.Device.Kind, b.Device.Kind), cmp.Compare(a.Device.Index, b.Device.Index))
 	})
+	numberMIG(after)
 	return after
 }
 

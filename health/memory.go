@@ -191,7 +191,7 @@ func (m *Memory) UnmarshalJSON(text []byte) error {
 		d := DeviceState{
 			Device: Device{
 				ID: sd.ID, Parent: sd.Parent, MIGMode: sd.MIGMode, Index: sd.Index, Minor: sd.Minor, Model: sd.Model, PCI: sd.PCI,
-				Memory: sd.Memory, Profile: sd.Profile, GI: sd.GI, CI: sd.CI,
+				Memory: sd.Memory, Profile: sd.Profile, GI: sd.GI, CI: sd.CI, MIGIndex: -1, // not counted before the first reading
 			},
 			Verdict: Verdict{Since: sd.Since, Trips: sd.Trips},
 		}

@@ -166,8 +166,7 @@ func checkVerdicts(t *testing.T, where string, c Config, reading *Reading, gpus 
 			t.Fatalf("%s: %s has vanished with its GPU", where, d.Device.ID)
 		}
 	}
-	names := namesOf(known)
-	for i, d := range known {
+	for _, d := range known {
 		v := d.Verdict
 		worst := Unknown
 		for _, f := range v.Findings {
@@ -191,7 +190,7 @@ func checkVerdicts(t *testing.T, where string, c Config, reading *Reading, gpus 
 				t.Fatalf("%s: %s of %s is over, and nothing ends it: %+v", where, f.Cause, d.Device.ID, v.Findings)
 			}
 		}
-		_, cordoned := c.cordons(names[i])
+		_, cordoned := c.cordons(&d.Device)
 		if slices.Contains(v.causes(), CauseCordoned) != cordoned {
 			t.Fatalf("%s: %s is cordoned: %v, wanted %v", where, d.Device.ID, !cordoned, cordoned)
 		}

@@ -20,6 +20,7 @@ import (
 const (
 	reasonUnknownDevice   = "unknown_device"
 	reasonUnhealthyDevice = "unhealthy_device"
+	reasonWithheldDevice  = "withheld_device"
 	reasonTooManyReplicas = "too_many_replicas"
 	reasonNoDeviceNode    = "no_device_node"
 	reasonOther           = "other"
@@ -27,7 +28,7 @@ const (
 
 // AllocationErrors returns these keys, so that a counter can begin at 0.
 func AllocationErrors() []string {
-	return []string{reasonUnknownDevice, reasonUnhealthyDevice, reasonTooManyReplicas, reasonNoDeviceNode, reasonOther}
+	return []string{reasonUnknownDevice, reasonUnhealthyDevice, reasonWithheldDevice, reasonTooManyReplicas, reasonNoDeviceNode, reasonOther}
 }
 
 // refusal is the error of an allocation. Its text becomes the event of the pod.
@@ -100,7 +101,8 @@ func randomUUID() string {
 // This cannot break a running pod: the kubelet calls Allocate only when it admits a container to new
 // devices. A restarted container, and a pod that ran through a restart of the kubelet, keep the answer
 // that the kubelet has stored, and a container whose device went bad is not re-admitted by the kubelet
-// itself (k8s.io/kubernetes v1.36.3, pkg/kubelet/cm/devicemanager/manager.go:635).
+// itself (k8s.io/kubernetes v1.36.3, pkg/kubelet/cm/devicemanager/manager.go:635). A device that is withheld is refused
+// for the same reason.
 func allocate(t terms, r Resource, req *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
 	resp := &pluginapi.AllocateResponse{}
 	for _, container := range req.GetContainerRequests() {
@@ -126,9 +128,13 @@ func (t terms) check(r Resource, ids []string) ([]Device, error) {
 		if !known {
 			return nil, refuse(reasonUnknownDevice, codes.InvalidArgument, "%s: unknown device %q; this node has %s", r.Name, id, names(r.Devices))
 		}
-		if !d.Healthy() {
+		if !d.works() {
 			return nil, refuse(reasonUnhealthyDevice, codes.FailedPrecondition,
 				"%s: device %s is unhealthy: %s; a new pod will be given another device", r.Name, id, whyUnhealthy(d))
+		}
+		if d.withheld != "" {
+			return nil, refuse(reasonWithheldDevice, codes.FailedPrecondition,
+				"%s: device %s is not offered to new pods: %s; a new pod will be given another device", r.Name, id, d.withheld)
 		}
 		if d.replica && len(ids) > 1 && t.cfg.Sharing.TimeSlicing.FailRequestsGreaterThanOne {
 			return nil, refuse(reasonTooManyReplicas, codes.InvalidArgument,
@@ -201,7 +207,7 @@ func (c *Config) idOf(d Device) string {
 	case c.DeviceID != DeviceIDIndex:
 		return string(device.ID)
 	case device.Kind == health.KindMIG:
-		return strconv.Itoa(device.Index) + ":" + strconv.Itoa(d.mig)
+		return strconv.Itoa(device.Index) + ":" + strconv.Itoa(device.MIGIndex)
 	}
 	return strconv.Itoa(device.Index)
 }

@@ -61,7 +61,7 @@ type auditRig struct {
 func newAuditRig(t *testing.T) *auditRig {
 	srv := newTestServer(snapshot(2))
 	timing := defaultTiming()
-	l := newLink(srv, DefaultConfig(), timing, newPodResources(srv.cfg, srv.snapshots, timing, zap.NewNop()), zap.NewNop())
+	l := newLink(srv, DefaultConfig(), timing, newPodResources(srv.layouts.cfg, srv.layouts.snapshots, timing, zap.NewNop()), zap.NewNop())
 	a := &auditRig{l, t}
 	a.register()
 	return a
@@ -108,7 +108,7 @@ func TestAudit(t *testing.T) {
 			a.after(3*time.Second, "GPU-0")
 		}, 1},
 		{"one too many", func(a *auditRig) {
-			a.srv.snapshots.Store(with(snapshot(2), 1, health.Unhealthy))
+			a.srv.layouts.snapshots.Store(with(snapshot(2), 1, health.Unhealthy))
 			a.after(3*time.Second, "GPU-0", "GPU-1")
 			a.after(3*time.Second, "GPU-0", "GPU-1")
 		}, 1},

@@ -226,6 +226,24 @@ func TestCDISpecIsWrittenWhenSomethingChanged(t *testing.T) {
 	step("no CDI at all", snap, false, "")
 }
 
+// Container runtimes of users read the spec too, so it is not left as os.CreateTemp makes a file.
+func TestCDISpecIsReadableByAll(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "cdi", "spec.json")
+	text := []byte(`{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [{"name": "0", "containerEdits": {"env": ["A=b"]}}]}`)
+	for range 2 { // a new spec, and one that replaces it
+		if err := writeCDISpec(file, text); err != nil {
+			t.Fatal(err)
+		}
+		info, err := os.Stat(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if mode := info.Mode().Perm(); mode != 0o644 {
+			t.Errorf("the spec has mode %v", mode)
+		}
+	}
+}
+
 func TestCDISpecOfOthers(t *testing.T) {
 	cfg := configured(func(c *Config) {
 		c.DeviceList, c.CDI.Dir = []string{ListCDICRI}, t.TempDir()

@@ -61,7 +61,8 @@ func holdersOf(resp *podsapi.ListPodResourcesResponse, resolve func(resource, id
 // nvidia0/gi1/vgpu2; see pkg/gpu/nvidia in container-engine-accelerators).
 func resolver(cfg Config, snap *health.Snapshot) func(resource, id string) (health.DeviceID, bool) {
 	ours := make(map[string]bool)
-	for _, r := range arrange(&cfg, snap).Resources { // also when it is another plugin that serves them
+	cfg.Enabled = true // the names count also when it is another plugin that serves them
+	for _, r := range Layout(cfg, snap) {
 		ours[r.Name] = true
 	}
 	gke := regexp.MustCompile(`^nvidia(\d+)(?:/gi(\d+))?(?:/vgpu\d+)?$`)
@@ -114,10 +115,5 @@ func searchMIG(snap *health.Snapshot, gpu, mig string) (health.DeviceID, bool) {
 	if !ok || !okMIG {
 		return "", false
 	}
-	for _, c := range candidates(snap) {
-		if d := &c.state.Device; d.Kind == health.KindMIG && d.Index == index && c.mig == place {
-			return d.ID, true
-		}
-	}
-	return "", false
+	return search(snap, func(d health.Device) bool { return d.Kind == health.KindMIG && d.Index == index && d.MIGIndex == place })
 }

@@ -23,28 +23,40 @@ type Device struct {
 	ID    string              // what the kubelet calls it: the UUID, of a replica followed by :: and its number
 	State *health.DeviceState // the device behind it, never nil; part of a snapshot, so never modified
 
-	replica bool // one of several of this device
-	mig     int  // MIG: the driver's index on its GPU, -1 if it has none
+	replica  bool   // one of several of this device
+	withheld string // why a device that works is not offered to new pods; empty if it is offered
 }
 
 // Healthy reports whether the kubelet may hand the device out. Only health.Unhealthy takes a device
 // away from it: not knowing enough of a GPU is no reason to stop a node from working.
-func (d Device) Healthy() bool { return d.State.Verdict.State != health.Unhealthy }
+func (d Device) Healthy() bool { return d.works() && d.withheld == "" }
+
+// works reports whether nothing is wrong with the device itself.
+func (d Device) works() bool { return d.State.Verdict.State != health.Unhealthy }
 
 // Layout lays a snapshot out as resources, in a fixed order. It returns none if there is nothing to
 // hand out, or if the plugin is off.
 func Layout(cfg Config, snap *health.Snapshot) []Resource {
-	if !cfg.Enabled {
-		return nil
-	}
-	return arrange(&cfg, snap).Resources
+	return arrange(layoutInput{cfg: &cfg, snap: snap}).Resources
 }
 
-// arrangement is a layout and what is to be said about it.
+// layoutInput is all that a layout is made of.
+type layoutInput struct {
+	cfg     *Config                      // nil before there is one
+	snap    *health.Snapshot             // nil before there is one
+	holders map[health.DeviceID][]Holder // nil if they are not known
+	before  singleLayout                 // of the layout before this one
+}
+
+// arrangement is a layout and what is to be said about it. It is not modified once made.
 type arrangement struct {
-	Resources []Resource // by name
-	Err       string     // why there are none, if it is the configuration that does not fit the node
-	Warnings  []string   // what is not handed out, and why
+	cfg       *Config
+	snap      *health.Snapshot
+	Resources []Resource   // by name
+	Err       string       // why there are none, if it is the configuration that does not fit the node
+	Warnings  []string     // what is not handed out, and why
+	Withheld  []withheld   // the devices that old holders keep from new pods, by resource and index
+	Single    singleLayout // what the next layout needs to know of this one
 }
 
 func (a *arrangement) warn(format string, args ...any) {
@@ -56,15 +68,15 @@ type candidate struct {
 	state   *health.DeviceState
 	name    string // of its resource, before sharing
 	profile string // MIG: as NVIDIA names it
-	mig     int    // MIG: as in Device; -1 for a GPU
 	parts   int    // GPU: how many MIG devices it has
 }
 
 // arrange decides what is handed out under which name. It is pure, and called for every stream at every
 // snapshot and for every allocation, so it is made to be cheap.
-func arrange(cfg *Config, snap *health.Snapshot) arrangement {
-	var a arrangement
-	if !snap.Polled() {
+func arrange(in layoutInput) arrangement {
+	cfg, snap := in.cfg, in.snap
+	a := arrangement{cfg: cfg, snap: snap}
+	if cfg == nil || !cfg.Enabled || !snap.Polled() {
 		return a
 	}
 	all := candidates(snap)
@@ -77,16 +89,16 @@ func arrange(cfg *Config, snap *health.Snapshot) arrangement {
 	}
 	var buf []byte
 	var shared memo
-	for _, c := range a.handOut(cfg, chosen) {
+	for _, c := range a.handOut(in, chosen) {
 		name, replicas := cfg.Sharing.TimeSlicing.share(c.name, &c, &shared)
 		r := a.resource(name)
 		if replicas == 0 {
-			r.Devices = append(r.Devices, Device{ID: string(c.state.Device.ID), State: c.state, mig: c.mig})
+			r.Devices = append(r.Devices, Device{ID: string(c.state.Device.ID), State: c.state})
 			continue
 		}
 		r.Devices = slices.Grow(r.Devices, replicas)
 		for id := range replicaIDs(&buf, string(c.state.Device.ID), replicas) {
-			r.Devices = append(r.Devices, Device{ID: id, State: c.state, replica: true, mig: c.mig})
+			r.Devices = append(r.Devices, Device{ID: id, State: c.state, replica: true})
 		}
 	}
 	slices.SortFunc(a.Resources, func(x, y Resource) int { return cmp.Compare(x.Name, y.Name) })
@@ -96,6 +108,7 @@ func arrange(cfg *Config, snap *health.Snapshot) arrangement {
 			a.warn("%s has shared and whole devices, and a pod cannot choose: set rename in sharing.timeSlicing.resources", r.Name)
 		}
 	}
+	a.withhold(in.holders, snap)
 	return a
 }
 
@@ -111,14 +124,11 @@ func (a *arrangement) resource(name string) *Resource {
 }
 
 // candidates returns every device, each GPU followed by its MIG devices, by index.
-//
-// The index of a MIG device is its place among those of its GPU, by GPU instance and compute instance: so
-// nvidia-smi -L counts them, and DCGM does not say.
 func candidates(snap *health.Snapshot) []candidate {
 	all := make([]candidate, 0, len(snap.Devices))
 	for i := range snap.Devices {
 		if state := &snap.Devices[i]; state.Device.ID != "" {
-			all = append(all, candidate{state: state, mig: -1})
+			all = append(all, candidate{state: state})
 		}
 	}
 	slices.SortStableFunc(all, func(x, y candidate) int {
@@ -126,28 +136,18 @@ func candidates(snap *health.Snapshot) []candidate {
 		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(gpuOf(a), gpuOf(b)), cmp.Compare(a.Kind, b.Kind),
 			cmp.Compare(a.GI, b.GI), cmp.Compare(a.CI, b.CI), cmp.Compare(a.ID, b.ID))
 	})
-	var gpu *candidate
-	next := 0
-	var last *candidate
+	var gpu, last *candidate
 	for i := range all {
 		c := &all[i]
 		d := &c.state.Device
 		if d.Kind == health.KindGPU {
-			gpu, next = c, 0
+			gpu = c
 			continue
 		}
 		var whole uint64
 		if gpu != nil && gpu.state.Device.ID == d.Parent {
 			whole = gpu.state.Device.Memory
 			gpu.parts++
-		}
-		if last != nil && last.state.Device.Parent != d.Parent {
-			next = 0
-		}
-		// One that is gone is still shown, and the driver counts it no more.
-		if c.state.Sample.Presence != health.Missing {
-			c.mig = next
-			next++
 		}
 		if last != nil && last.state.Device.Profile == d.Profile && last.state.Device.Memory == d.Memory && last.state.Device.Parent == d.Parent {
 			c.profile = last.profile

@@ -45,7 +45,7 @@ func TestIncludeAndExclude(t *testing.T) {
 		}
 	}
 	none := configured(func(cfg *Config) { cfg.Include = []string{"7"} })
-	if a := arrange(&none, snap); a.Resources != nil || !strings.Contains(a.Err, "leave none of the 3 devices") {
+	if a := arrange(layoutInput{cfg: &none, snap: snap}); a.Resources != nil || !strings.Contains(a.Err, "leave none of the 3 devices") {
 		t.Errorf("%+v", a)
 	}
 }

@@ -27,6 +27,7 @@ type Plugin struct {
 	log       *zap.Logger
 	timing    timing
 	pods      *podResources
+	layouts   *layouts
 	cdi       *cdiKeeper      // belongs to Run
 	remarked  []string        // belongs to Run: the newest warnings about the layout
 	idle      []idleSelectors // belongs to Run: those of the newest layout
@@ -35,6 +36,7 @@ type Plugin struct {
 	running []*running // by resource name
 	off     bool       // nothing is to be served
 	err     string     // why nothing is served though it should be, in words
+	lacks   []string   // Status.Warnings
 }
 
 // Status is what the plugin is doing now.
@@ -42,6 +44,7 @@ type Status struct {
 	Off       bool             // plugin.enabled is false: nothing is served, and that is as it should be
 	Resources []ResourceStatus // by name
 	Err       string           // why nothing is served, or not all, in words; empty if all is
+	Warnings  []string         // which devices are not offered to pods though they work, and why
 	AuditErr  string           // why what the kubelet believes of us cannot be checked, in words; empty if it is
 }
 
@@ -55,7 +58,7 @@ type ResourceStatus struct {
 	AuditMismatches  uint64            // times that the kubelet did not have what it was told, and was registered with again
 	Streams          int               // open ListAndWatch streams
 	Allocations      uint64            // containers that got their devices
-	AllocationErrors map[string]uint64 // Allocate calls refused, by reason: unknown_device, unhealthy_device, too_many_replicas, no_device_node
+	AllocationErrors map[string]uint64 // Allocate calls refused, by reason: unknown_device, unhealthy_device, withheld_device, too_many_replicas, no_device_node
 	Devices          int               // that the kubelet is told of
 	Healthy          int               // of these
 }
@@ -72,6 +75,7 @@ func newPlugin(cfg *health.Latest[Config], snapshots *health.Latest[health.Snaps
 		pods: newPodResources(cfg, snapshots, t, log), cdi: newCDIKeeper(log),
 	}
 	p.pods.away = p.lost
+	p.layouts = newLayouts(cfg, snapshots, &p.pods.holders)
 	return p
 }
 
@@ -106,16 +110,19 @@ func (p *Plugin) Run(ctx context.Context) error {
 		last := p.cfg.Load()
 		p.reconcile(ctx, nil, Config{}, last != nil && last.OnStop == OnStopWithdraw)
 	}()
-	var told []Resource
+	told := &arrangement{}
 	for {
-		cfg, cfgChanged := p.cfg.Watch()
-		snap, snapChanged := p.snapshots.Watch()
-		layout, why := p.layout(cfg, snap)
-		p.logFlips(told, layout)
-		told = layout
+		changed := p.layouts.watch()
+		now := p.layouts.newest()
+		cfg, snap := now.cfg, now.snap
+		why := p.lacking(now)
+		p.remark(now)
+		p.logFlips(told.Resources, now.Resources)
+		p.logWithheld(told, now)
+		told = now
 		if cfg != nil {
-			want := targets(layout, *cfg)
-			if missing := p.cdi.ready(cfg, layout, snap); missing != "" {
+			want := targets(now.Resources, *cfg)
+			if missing := p.cdi.ready(cfg, now.Resources, snap); missing != "" {
 				want, why = p.alreadyRunning(want), missing
 			}
 			p.reconcile(ctx, want, *cfg, true)
@@ -124,36 +131,34 @@ func (p *Plugin) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-cfgChanged:
-		case <-snapChanged:
+		case <-changed.cfg:
+		case <-changed.snap:
+		case <-changed.holders:
 		}
 	}
 }
 
-// layout returns what to serve, and why it is nothing if it should not be.
-func (p *Plugin) layout(cfg *Config, snap *health.Snapshot) (layout []Resource, why string) {
-	switch {
+// lacking returns why nothing is served, if it should be.
+func (p *Plugin) lacking(now *arrangement) (why string) {
+	switch cfg, snap := now.cfg, now.snap; {
 	case cfg == nil:
-		return nil, "no configuration yet"
+		return "no configuration yet"
 	case !cfg.Enabled:
-		p.remark(nil)
 		p.sayIdle(nil)
-		return nil, ""
+		return ""
 	case !snap.Polled():
 		// An early registration would tell the kubelet that the node has none.
 		why = "the GPUs have not been seen yet"
 		if snap != nil && snap.Source.Err != "" {
 			why += ": " + snap.Source.Err
 		}
-		return nil, why
+		return why
 	}
-	a := arrange(cfg, snap)
-	p.remark(a.Warnings)
-	p.sayIdle(cfg.idle(candidates(snap)))
-	if len(a.Resources) == 0 {
-		return nil, cmp.Or(a.Err, strings.Join(a.Warnings, "; "), "no GPUs")
+	p.sayIdle(now.cfg.idle(candidates(now.snap)))
+	if len(now.Resources) == 0 {
+		return cmp.Or(now.Err, strings.Join(now.Warnings, "; "), "no GPUs")
 	}
-	return a.Resources, ""
+	return ""
 }
 
 // alreadyRunning leaves out what would be started. What runs goes on while a CDI spec is missing: a container
@@ -223,7 +228,7 @@ func (p *Plugin) reconcile(ctx context.Context, want []target, cfg Config, withd
 func (p *Plugin) start(ctx context.Context, t target, cfg Config) *running {
 	// It ends by stop alone, which knows whether to withdraw.
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	srv := newServer(t.resource, p.cfg, p.snapshots)
+	srv := newServer(t.resource, p.layouts)
 	srv.gave = p.pods.gave
 	l := newLink(srv, cfg, p.timing, p.pods, p.log)
 	done := make(chan struct{})
@@ -242,7 +247,7 @@ func (p *Plugin) start(ctx context.Context, t target, cfg Config) *running {
 // Status may be called from any goroutine, before Run and after it too.
 func (p *Plugin) Status() Status {
 	p.mu.Lock()
-	links, s := slices.Clone(p.running), Status{Off: p.off, Err: p.err}
+	links, s := slices.Clone(p.running), Status{Off: p.off, Err: p.err, Warnings: p.lacks}
 	p.mu.Unlock()
 	for _, r := range links {
 		s.Resources = append(s.Resources, r.link.status())

@@ -86,10 +86,11 @@ func profileOf(d *health.Device, whole uint64) string {
 }
 
 // handOut gives each chosen device its name, and leaves out what the strategy for MIG does not hand out.
-func (a *arrangement) handOut(cfg *Config, chosen []candidate) []candidate {
+func (a *arrangement) handOut(in layoutInput, chosen []candidate) []candidate {
+	cfg := in.cfg
 	switch cfg.MIGStrategy {
 	case MIGSingle:
-		return a.single(cfg, chosen)
+		return a.single(cfg, chosen, in.before)
 	case MIGMixed:
 		return a.mixed(cfg, chosen)
 	}
@@ -100,15 +101,56 @@ func (a *arrangement) handOut(cfg *Config, chosen []candidate) []candidate {
 	return whole
 }
 
-// single hands out all MIG devices under the name of a GPU. Pods could not tell different ones apart, so a
-// node where they differ hands out nothing, as with NVIDIA's plugin. A node where no GPU is in MIG mode has
-// whole GPUs: the strategy is one for a whole cluster.
-func (a *arrangement) single(cfg *Config, chosen []candidate) []candidate {
+// singleLayout is what the strategy single has handed out: devices that are all alike. The zero value is nothing.
+type singleLayout struct {
+	serving bool
+	profile string // of the MIG devices; empty if it is whole GPUs
+}
+
+// conforms reports whether a device is one of those that are handed out. How a GPU is partitioned that cannot be
+// reached is not known: it stays what it was.
+func (l singleLayout) conforms(c *candidate) bool {
+	if c.state.Device.Kind == health.KindMIG {
+		return l.profile != "" && c.profile == l.profile
+	}
+	return l.profile == "" && (!c.state.Device.MIGMode || !reached(c))
+}
+
+func reached(c *candidate) bool {
+	return c.state.Sample.Presence == health.Present || c.state.Sample.Presence == health.PresenceUnknown
+}
+
+// single hands out devices that are all alike under the name of a GPU, since pods could not tell different ones
+// apart: the MIG devices of the node, or its whole GPUs if none is in MIG mode, because the strategy is one for a whole
+// cluster.
+//
+// A node whose GPUs differ hands out nothing at first, as with NVIDIA's plugin: a person has to decide. On a node that
+// serves, a GPU that comes to differ takes away its own devices only: withdrawing the others would fail the pods that
+// wait for them, and says no more about the GPU. When nothing is left of what was handed out, the first rule holds again.
+func (a *arrangement) single(cfg *Config, chosen []candidate, before singleLayout) []candidate {
+	now := before
+	if !before.serving || !slices.ContainsFunc(chosen, func(c candidate) bool { return before.conforms(&c) }) {
+		var why string
+		if now, why = uniform(chosen); why != "" {
+			a.Err = why
+			return nil
+		}
+	}
+	a.warnDiffering(chosen, now)
+	chosen = slices.DeleteFunc(chosen, func(c candidate) bool { return !now.conforms(&c) })
+	now.serving = len(chosen) > 0
+	a.Single = now
+	for i := range chosen {
+		chosen[i].name = cfg.nameOfGPU(chosen[i].state.Device.Model)
+	}
+	return chosen
+}
+
+// uniform returns what devices that are all alike are handed out as, or why they cannot be.
+func uniform(chosen []candidate) (as singleLayout, why string) {
 	// One of each: a whole GPU, an empty one, the first MIG device, and the first that is not like it.
 	whole, empty, mig, different := -1, -1, -1, -1
 	for i := range chosen {
-		// How a GPU is partitioned that cannot be reached is not known: it must not take the others away.
-		reached := chosen[i].state.Sample.Presence == health.Present || chosen[i].state.Sample.Presence == health.PresenceUnknown
 		switch d := &chosen[i].state.Device; {
 		case d.Kind == health.KindMIG:
 			if mig < 0 {
@@ -117,34 +159,56 @@ func (a *arrangement) single(cfg *Config, chosen []candidate) []candidate {
 			if different < 0 && chosen[mig].profile != chosen[i].profile {
 				different = i
 			}
-		case !reached:
+		case !reached(&chosen[i]): // it must not take the others away
 		case !d.MIGMode:
 			whole = i
 		case chosen[i].parts == 0:
 			empty = i
 		}
 	}
-	if mig >= 0 || empty >= 0 {
-		at := func(i int) *health.Device { return &chosen[i].state.Device }
-		const how = "; partition all GPUs alike, or use migStrategy mixed, or exclude those that differ"
-		switch {
-		case whole >= 0:
-			a.Err = fmt.Sprintf("migStrategy single: GPU %d is not in MIG mode, and others are", at(whole).Index) + how
-		case empty >= 0:
-			a.Err = fmt.Sprintf("migStrategy single: GPU %d is in MIG mode and has no MIG devices", at(empty).Index) + how
-		case different >= 0:
-			a.Err = fmt.Sprintf("migStrategy single: %s on GPU %d and %s on GPU %d are of different profiles",
-				chosen[mig].profile, at(mig).Index, chosen[different].profile, at(different).Index) + how
-		}
-		if a.Err != "" {
-			return nil
-		}
-		chosen = slices.DeleteFunc(chosen, func(c candidate) bool { return c.state.Device.Kind != health.KindMIG })
+	if mig < 0 && empty < 0 {
+		return as, ""
 	}
+	at := func(i int) *health.Device { return &chosen[i].state.Device }
+	const how = "; partition all GPUs alike, or use migStrategy mixed, or exclude those that differ"
+	switch {
+	case whole >= 0:
+		return as, fmt.Sprintf("migStrategy single: GPU %d is not in MIG mode, and others are", at(whole).Index) + how
+	case empty >= 0:
+		return as, fmt.Sprintf("migStrategy single: GPU %d is in MIG mode and has no MIG devices", at(empty).Index) + how
+	case different >= 0:
+		return as, fmt.Sprintf("migStrategy single: %s on GPU %d and %s on GPU %d are of different profiles",
+			chosen[mig].profile, at(mig).Index, chosen[different].profile, at(different).Index) + how
+	}
+	as.profile = chosen[mig].profile
+	return as, ""
+}
+
+// warnDiffering names each GPU that is not like those that are handed out, or has MIG devices that are not.
+func (a *arrangement) warnDiffering(chosen []candidate, now singleLayout) {
 	for i := range chosen {
-		chosen[i].name = cfg.nameOfGPU(chosen[i].state.Device.Model)
+		c := &chosen[i]
+		d, differs := &c.state.Device, ""
+		switch {
+		case now.conforms(c):
+		case d.Kind == health.KindMIG && now.profile != "":
+			differs = "has " + c.profile + ", and " + now.profile + " is handed out: the former is left out"
+		case d.Kind == health.KindMIG || !reached(c): // the one is said of its GPU, of the other nothing is known
+		case now.profile == "":
+			differs = "is in MIG mode, and whole GPUs are handed out: it is left out"
+		case !d.MIGMode:
+			differs = "is not in MIG mode: it is left out"
+		case c.parts == 0:
+			differs = "is in MIG mode and has no MIG devices: it is left out"
+		}
+		if differs == "" {
+			continue
+		}
+		text := fmt.Sprintf("migStrategy single: GPU %d %s; the other GPUs are served", d.Index, differs)
+		if !slices.Contains(a.Warnings, text) {
+			a.Warnings = append(a.Warnings, text)
+		}
 	}
-	return chosen
 }
 
 // mixed hands out whole GPUs and MIG devices side by side. A compute instance that has only a part of its

@@ -25,14 +25,14 @@ func partitioned(gpus ...[]string) *health.Snapshot {
 	var parts []health.DeviceState
 	for i, profiles := range gpus {
 		d := health.Device{
-			ID: health.DeviceID(id(i)), Index: i, Minor: i, GI: -1, CI: -1, Memory: h100Memory, Model: h100Model,
+			ID: health.DeviceID(id(i)), Index: i, Minor: i, GI: -1, CI: -1, MIGIndex: -1, Memory: h100Memory, Model: h100Model,
 			PCI: fmt.Sprintf("00000000:%02X:00.0", 16+i), MIGMode: profiles != nil, NUMA: []int{i / 2},
 		}
 		s.Devices = append(s.Devices, health.DeviceState{Device: d, Verdict: health.Verdict{State: health.Healthy}})
 		for n, p := range profiles {
 			m := d
 			m.ID, m.Parent, m.Kind, m.MIGMode = health.DeviceID(fmt.Sprintf("MIG-%d-%d", i, n)), d.ID, health.KindMIG, false
-			m.Profile, m.Memory, m.GI, m.CI = p, migMemory[p]<<20, 7+n, 0
+			m.Profile, m.Memory, m.GI, m.CI, m.MIGIndex = p, migMemory[p]<<20, 7+n, 0, n
 			parts = append(parts, health.DeviceState{Device: m, Verdict: health.Verdict{State: health.Healthy}})
 		}
 	}
@@ -128,7 +128,7 @@ func TestLayoutOfMIG(t *testing.T) {
 			"", nil,
 		},
 	} {
-		a := arrange(&c.cfg, c.snap)
+		a := arrange(layoutInput{cfg: &c.cfg, snap: c.snap})
 		if err := c.cfg.Validate(); err != nil {
 			t.Errorf("%s: %v", c.name, err)
 		}

@@ -21,7 +21,7 @@ func TestHoldersOf(t *testing.T) {
 	snap.Devices[0].Device.Minor, snap.Devices[1].Device.Minor = 1, 0 // not the index
 	for gi := 1; gi < 3; gi++ {
 		snap.Devices = append(snap.Devices, health.DeviceState{Device: health.Device{
-			ID: health.DeviceID("MIG-" + id(gi)), Parent: "GPU-0", Kind: health.KindMIG, Index: 0, Minor: 1, GI: gi,
+			ID: health.DeviceID("MIG-" + id(gi)), Parent: "GPU-0", Kind: health.KindMIG, Index: 0, Minor: 1, GI: gi, MIGIndex: gi - 1,
 		}})
 	}
 	slices.Reverse(snap.Devices) // in whichever order they come

@@ -1,6 +1,8 @@
 package plugin
 
 import (
+	"slices"
+
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
@@ -13,6 +15,8 @@ import (
 //
 // Shared and MIG devices: never the same device twice while another is free, then healthy before
 // degraded ones, then from the GPU that is used least or most, as the policy says. See share.
+//
+// A device that is withheld is the last of all, whatever the kubelet has heard of it.
 func prefer(t *wiring, r Resource, policy string, available, required []string, size int) []string {
 	c := newChoice(t, r, available, required, size)
 	switch {
@@ -55,6 +59,9 @@ func newChoice(t *wiring, r Resource, may, must []string, size int) *choice {
 	c := &choice{t: t, r: r, at: make([]standing, len(t.of)), rank: make([]int, len(t.parts))}
 	for device, places := range t.parts {
 		c.rank[device] = rank(r.Devices[places[0]].State.Verdict.State)
+		if slices.ContainsFunc(places, func(place int) bool { return r.Devices[place].withheld != "" }) {
+			c.rank[device] = rankUnhealthy
+		}
 	}
 	for _, id := range must {
 		if place := t.place(id); place >= 0 && c.at[place] == absent {

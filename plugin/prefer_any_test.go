@@ -401,7 +401,7 @@ func BenchmarkGetPreferredAllocation(b *testing.B) {
 			var snaps health.Latest[health.Snapshot]
 			latest.Store(&cfg)
 			snaps.Store(snap)
-			s := newServer(gpu, &latest, &snaps)
+			s := serverOf(gpu, &latest, &snaps)
 			req := &pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{
 				{AvailableDeviceIDs: asked(s.resource()), AllocationSize: 4},
 			}}

@@ -107,6 +107,88 @@ func TestPreferGPUs(t *testing.T) {
 	}
 }
 
+// joined is a machine of GPUs without links, all far from each other but for those given.
+func joined(n int, numa map[int]int, links map[[2]int]health.Link) *health.Snapshot {
+	s := snapshot(n)
+	for i := range s.Devices {
+		d := &s.Devices[i].Device
+		d.NUMA, d.Links = nil, nil
+		if node, known := numa[i]; known {
+			d.NUMA = []int{node}
+		}
+		for pair, link := range links {
+			if pair[0] == i {
+				link.Peer = health.DeviceID(id(pair[1]))
+				d.Links = append(d.Links, link)
+			}
+		}
+	}
+	return s
+}
+
+// TestScores pins what each kind of connection is worth. The order of sets of GPUs follows from sums of these, so another
+// weight anywhere is another choice on some machine.
+func TestScores(t *testing.T) {
+	link := func(nvlinks int, path health.Path) map[[2]int]health.Link {
+		return map[[2]int]health.Link{{0, 1}: {NVLinks: nvlinks, Path: path}}
+	}
+	near := map[int]int{0: 1, 1: 1}
+	for _, c := range []struct {
+		name  string
+		numa  map[int]int
+		links map[[2]int]health.Link
+		want  int32
+	}{
+		{"nothing known", nil, nil, 0},
+		{"one NUMA node", near, nil, 5},
+		{"two NUMA nodes", map[int]int{0: 0, 1: 1}, nil, 0},
+		{"Linux knows no node of either", map[int]int{0: -1, 1: -1}, nil, 0},
+		{"of one no node is known", map[int]int{0: 0}, nil, 0},
+		{"across sockets", nil, link(0, health.PathSystem), 10},
+		{"across host bridges", near, link(0, health.PathNode), 25},
+		{"one host bridge", near, link(0, health.PathHostBridge), 35},
+		{"several switches", near, link(0, health.PathMultiSwitch), 45},
+		{"one switch", near, link(0, health.PathSingleSwitch), 55},
+		{"one board", near, link(0, health.PathBoard), 65},
+		{"one NVLink", nil, link(1, health.PathUnknown), 100},
+		{"18 NVLinks across sockets", nil, link(18, health.PathSystem), 1810},
+		{"18 NVLinks, near", near, link(18, health.PathNode), 1825},
+		{"as many as are believed", nil, link(64, health.PathUnknown), 6400},
+		{"more than that", nil, link(1 << 30, health.PathUnknown), 6400},
+		{"less than none", nil, link(-1, health.PathUnknown), 0},
+	} {
+		score := newWiring(whole(joined(2, c.numa, c.links))).score
+		if score[0][1] != c.want || score[1][0] != c.want || score[0][0] != 0 || score[1][1] != 0 {
+			t.Errorf("%s: %v, want %d", c.name, score, c.want)
+		}
+	}
+}
+
+// TestPreferWeighsConnections chooses two or three GPUs that are connected in one way over those connected in another.
+func TestPreferWeighsConnections(t *testing.T) {
+	type links = map[[2]int]health.Link
+	for _, c := range []struct {
+		name  string
+		numa  map[int]int
+		links links
+		n     int
+		want  []string
+	}{
+		{"a NUMA node over nothing", map[int]int{2: 1, 3: 1}, nil, 4, ids(2, 3)},
+		{"no NUMA node is none", map[int]int{0: -1, 1: -1, 2: 1, 3: 1}, nil, 4, ids(2, 3)},
+		{"a better path over a NUMA node", map[int]int{0: 0, 1: 0}, links{{0, 1}: {Path: health.PathNode}, {2, 3}: {Path: health.PathHostBridge}}, 4, ids(2, 3)},
+		{"an NVLink over the best path and a NUMA node", map[int]int{0: 0, 1: 0}, links{{0, 1}: {Path: health.PathBoard}, {2, 3}: {NVLinks: 1}}, 4, ids(2, 3)},
+		{"18 NVLinks over 17", nil, links{{0, 1}: {NVLinks: 17}, {2, 3}: {NVLinks: 18}}, 4, ids(2, 3)},
+		{"three near over a path across sockets", map[int]int{3: 1, 4: 1, 5: 1}, links{{0, 1}: {Path: health.PathSystem}}, 6, ids(3, 4, 5)},
+		{"two such paths over three near", map[int]int{0: 1, 1: 1, 2: 1}, links{{3, 4}: {Path: health.PathSystem}, {4, 5}: {Path: health.PathSystem}}, 6, ids(3, 4, 5)},
+	} {
+		r := whole(joined(c.n, c.numa, c.links))
+		if got := prefer(newWiring(r), r, "", all(r), nil, len(c.want)); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
 // replicas returns n replicas of each device of a resource.
 func replicas(r Resource, n int) Resource {
 	out := Resource{Name: r.Name}

@@ -187,7 +187,7 @@ func TestAllocate(t *testing.T) {
 			continue
 		}
 		if err != nil {
-			refused := newServer(gpu, nil, nil)
+			refused := serverOf(gpu, nil, nil)
 			refused.counts.refuse(err)
 			if _, by := refused.counts.read(); by[c.reason] != 1 {
 				t.Errorf("%s: counted as %v, want %s", c.name, by, c.reason)
@@ -230,10 +230,10 @@ func TestDiff(t *testing.T) {
 }
 
 func benchmarkAllocate(b *testing.B, n int) {
-	s := newServer(gpu, &health.Latest[Config]{}, &health.Latest[health.Snapshot]{})
+	s := serverOf(gpu, &health.Latest[Config]{}, &health.Latest[health.Snapshot]{})
 	cfg := DefaultConfig()
-	s.cfg.Store(&cfg)
-	s.snapshots.Store(snapshot(n))
+	s.layouts.cfg.Store(&cfg)
+	s.layouts.snapshots.Store(snapshot(n))
 	req := &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{}}}
 	for i := range n {
 		req.ContainerRequests[0].DevicesIds = append(req.ContainerRequests[0].DevicesIds, id(i))

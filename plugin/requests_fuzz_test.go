@@ -17,15 +17,15 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// layouts are servers of each kind that there is: whole GPUs, one of them dead; replicas of which a container
+// serversOfEachKind are servers of each kind that there is: whole GPUs, one of them dead; replicas of which a container
 // may have one, and any number; MIG devices; and one that has nothing to hand out.
-func layouts() []*server {
+func serversOfEachKind() []*server {
 	var all []*server
 	add := func(snap *health.Snapshot, name string, change func(*Config)) {
-		s := newServer(name, &health.Latest[Config]{}, &health.Latest[health.Snapshot]{})
+		s := serverOf(name, &health.Latest[Config]{}, &health.Latest[health.Snapshot]{})
 		cfg := configured(change)
-		s.cfg.Store(&cfg)
-		s.snapshots.Store(snap)
+		s.layouts.cfg.Store(&cfg)
+		s.layouts.snapshots.Store(snap)
 		all = append(all, s)
 	}
 	share := func(c *Config) { c.Sharing.TimeSlicing.Resources = []SharedResource{{Name: gpu, Replicas: 4}} }
@@ -80,7 +80,7 @@ func FuzzAllocate(f *testing.F) {
 		if !fromWire(text, &req) {
 			return
 		}
-		all := layouts()
+		all := serversOfEachKind()
 		s := all[int(which)%len(all)]
 		resp, err := s.Allocate(t.Context(), &req)
 		allocated, refused := s.counts.read()
@@ -95,7 +95,7 @@ func FuzzAllocate(f *testing.F) {
 			t.Fatalf("%d containers asked, %d answers, %d counted, refused %v", len(req.ContainerRequests), len(resp.ContainerResponses), allocated, refused)
 		}
 		for i, c := range req.ContainerRequests {
-			checkAnswer(t, s.resource(), *s.cfg.Load(), c.GetDevicesIds(), resp.ContainerResponses[i])
+			checkAnswer(t, s.resource(), *s.layouts.cfg.Load(), c.GetDevicesIds(), resp.ContainerResponses[i])
 		}
 		if data, err := wire().Marshal(resp); err != nil {
 			t.Errorf("the answer cannot be sent: %v", err)
@@ -187,7 +187,7 @@ func FuzzPreferredAllocation(f *testing.F) {
 		if !fromWire(text, &req) {
 			return
 		}
-		all := layouts()
+		all := serversOfEachKind()
 		s := all[int(which)%len(all)]
 		resp, err := s.GetPreferredAllocation(t.Context(), &req)
 		if err != nil || len(resp.GetContainerResponses()) != len(req.ContainerRequests) {
@@ -195,8 +195,8 @@ func FuzzPreferredAllocation(f *testing.F) {
 		}
 		for i, c := range req.ContainerRequests {
 			available, must, size := c.GetAvailableDeviceIDs(), c.GetMustIncludeDeviceIDs(), int(c.GetAllocationSize())
-			checkPrefer(t, s.resource(), s.cfg.Load().AllocationPolicy, available, must, size)
-			alone := prefer(newWiring(s.resource()), s.resource(), s.cfg.Load().AllocationPolicy, available, must, size)
+			checkPrefer(t, s.resource(), s.layouts.cfg.Load().AllocationPolicy, available, must, size)
+			alone := prefer(newWiring(s.resource()), s.resource(), s.layouts.cfg.Load().AllocationPolicy, available, must, size)
 			if got := resp.ContainerResponses[i].DeviceIDs; !slices.Equal(got, alone) {
 				t.Errorf("the server says %v to what is %v", got, alone)
 			}

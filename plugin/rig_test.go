@@ -29,7 +29,7 @@ func id(i int) string { return fmt.Sprintf("GPU-%d", i) }
 func snapshot(n int) *health.Snapshot {
 	s := &health.Snapshot{Seq: 1, At: time.Unix(1, 0), Source: health.Source{Status: health.SourceUp}}
 	for i := range n {
-		d := health.Device{ID: health.DeviceID(id(i)), Index: i, Minor: i, NUMA: []int{i * 2 / n}, GI: -1, CI: -1}
+		d := health.Device{ID: health.DeviceID(id(i)), Index: i, Minor: i, NUMA: []int{i * 2 / n}, GI: -1, CI: -1, MIGIndex: -1}
 		for j := range n {
 			if i != j {
 				d.Links = append(d.Links, health.Link{Peer: health.DeviceID(id(j)), NVLinks: 18, Path: health.PathSystem})
@@ -50,6 +50,11 @@ func with(s *health.Snapshot, i int, state health.State) *health.Snapshot {
 		next.Devices[i].Verdict.Findings = []health.Finding{{Cause: "xid-79", State: state, Reason: "the GPU has fallen off the bus"}}
 	}
 	return &next
+}
+
+// serverOf returns a server that knows no holders.
+func serverOf(name string, cfg *health.Latest[Config], snaps *health.Latest[health.Snapshot]) *server {
+	return newServer(name, newLayouts(cfg, snaps, &health.Latest[Holders]{}))
 }
 
 // quick makes every wait short enough for a test, and the settle time long enough to be seen.

@@ -6,14 +6,22 @@ import (
 	"go.uber.org/zap"
 )
 
-// remark logs the warnings about a layout if they are news.
-func (p *Plugin) remark(warnings []string) {
-	for _, w := range warnings {
+// remark publishes what the layout leaves out, and logs the warnings about it that are news. What is withheld is
+// logged by device.
+func (p *Plugin) remark(now *arrangement) {
+	for _, w := range now.Warnings {
 		if !slices.Contains(p.remarked, w) {
 			p.log.Warn("layout", zap.String("warning", w))
 		}
 	}
-	p.remarked = warnings
+	p.remarked = now.Warnings
+	all := slices.Clone(now.Warnings)
+	for _, w := range now.Withheld {
+		all = append(all, w.text())
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.lacks = all
 }
 
 // sayIdle logs the selectors that mean no device, if they are others than before, as health.cordon's are.
@@ -57,9 +65,9 @@ func (p *Plugin) logFlips(before, after []Resource) {
 			was, known := old.device(d.ID)
 			log := p.log.With(zap.String("resource", r.Name), zap.String("device", d.ID))
 			switch {
-			case (!known || was.Healthy()) && !d.Healthy():
+			case (!known || was.works()) && !d.works():
 				log.Warn("device is unhealthy for the kubelet", zap.String("why", whyUnhealthy(d)))
-			case known && !was.Healthy() && d.Healthy():
+			case known && !was.works() && d.works():
 				log.Info("device is healthy again for the kubelet")
 			}
 		}

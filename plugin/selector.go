@@ -25,8 +25,7 @@ func selects(selector string, c *candidate) bool {
 	if profile, ok := strings.CutPrefix(selector, migPrefix); ok {
 		return d.Kind == health.KindMIG && glob(profile, c.profile)
 	}
-	names := which.Device{UUID: string(d.ID), Parent: string(d.Parent), Index: d.Index, MIG: c.mig, PCI: d.PCI}
-	if chosen, ok := names.Is(selector); ok {
+	if chosen, ok := d.Matches(selector); ok {
 		return chosen
 	}
 	return glob(selector, d.Model)

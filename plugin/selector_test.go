@@ -14,13 +14,13 @@ import (
 )
 
 func TestSelects(t *testing.T) {
-	gpu := &candidate{mig: -1, state: &health.DeviceState{Device: health.Device{
-		ID: "GPU-a", Index: 3, PCI: "00000000:1B:00.0", Model: "NVIDIA H100 80GB HBM3",
+	gpu := &candidate{state: &health.DeviceState{Device: health.Device{
+		ID: "GPU-a", MIGIndex: -1, Index: 3, PCI: "00000000:1B:00.0", Model: "NVIDIA H100 80GB HBM3",
 	}}}
-	mig := &candidate{mig: 1, profile: "1g.10gb+me", state: &health.DeviceState{Device: health.Device{
-		ID: "MIG-b", Parent: "GPU-a", Kind: health.KindMIG, Index: 3, PCI: "00000000:1B:00.0", Model: "NVIDIA H100 80GB HBM3",
+	mig := &candidate{profile: "1g.10gb+me", state: &health.DeviceState{Device: health.Device{
+		ID: "MIG-b", Parent: "GPU-a", Kind: health.KindMIG, Index: 3, MIGIndex: 1, PCI: "00000000:1B:00.0", Model: "NVIDIA H100 80GB HBM3",
 	}}}
-	blank := &candidate{mig: -1, state: &health.DeviceState{Device: health.Device{ID: "GPU-c"}}}
+	blank := &candidate{state: &health.DeviceState{Device: health.Device{ID: "GPU-c", MIGIndex: -1}}}
 	for _, c := range []struct {
 		selector       string
 		gpu, mig, none bool // whether it chooses each of the three
@@ -94,7 +94,8 @@ func TestIdleSelectors(t *testing.T) {
 	} {
 		cfg := configured(c.set)
 		for range 2 { // said once
-			p.layout(&cfg, partitioned([]string{"1g.10gb", "3g.40gb"}, nil))
+			a := arrange(layoutInput{cfg: &cfg, snap: partitioned([]string{"1g.10gb", "3g.40gb"}, nil)})
+			p.lacking(&a)
 		}
 		var got []string
 		for _, e := range logs.TakeAll() {
@@ -143,7 +144,7 @@ func FuzzSelects(f *testing.F) {
 		f.Add(s, "00000000:1B:00.0", "NVIDIA L4")
 	}
 	f.Fuzz(func(t *testing.T, selector, pci, model string) {
-		c := &candidate{mig: -1, state: &health.DeviceState{Device: health.Device{ID: "GPU-0", PCI: pci, Model: model}}}
+		c := &candidate{state: &health.DeviceState{Device: health.Device{ID: "GPU-0", MIGIndex: -1, PCI: pci, Model: model}}}
 		selects(selector, c)
 		if a, ok := which.ParsePCI(pci); ok {
 			if again, ok := which.ParsePCI(a.String()); !ok || again != a {

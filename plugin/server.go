@@ -3,37 +3,32 @@ package plugin
 import (
 	"cmp"
 	"context"
-	"sync"
 	"sync/atomic"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
-
-	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
 // server answers the kubelet for one resource. It owns no device state: every call is a view of the
-// newest configuration and the newest snapshot.
+// newest layout.
 type server struct {
 	pluginapi.UnimplementedDevicePluginServer
 
 	name      string // of the resource
-	cfg       *health.Latest[Config]
-	snapshots *health.Latest[health.Snapshot]
+	layouts   *layouts
 	gave      func()        // told of every allocation
 	stopping  chan struct{} // closed when the server ends
 	withdrawn atomic.Bool   // set before that, if the kubelet is to have no devices afterwards
 	streams   streams
 	counts    counts
-	view      view
 	prefers   wirings
 }
 
-func newServer(name string, cfg *health.Latest[Config], snapshots *health.Latest[health.Snapshot]) *server {
+func newServer(name string, l *layouts) *server {
 	return &server{
-		name: name, cfg: cfg, snapshots: snapshots, gave: func() {},
+		name: name, layouts: l, gave: func() {},
 		stopping: make(chan struct{}),
 		streams:  streams{changed: make(chan struct{}, 1), dropped: make(chan struct{})},
 		counts:   counts{refused: map[string]uint64{}},
@@ -46,38 +41,15 @@ func options() *pluginapi.DevicePluginOptions {
 }
 
 // resource returns the resource as it is now; without devices if the layout no longer has it.
-func (s *server) resource() Resource {
-	cfg := s.cfg.Load()
-	if cfg == nil {
-		return Resource{Name: s.name}
-	}
-	return s.view.of(s.name, cfg, s.snapshots.Load())
-}
-
-// view keeps the newest view of a snapshot: streams, calls and the audit all look at the same one.
-type view struct {
-	mu       sync.Mutex // guards everything below
-	cfg      *Config
-	snap     *health.Snapshot
-	resource Resource // not modified once made
-}
-
-func (v *view) of(name string, cfg *Config, snap *health.Snapshot) Resource {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.cfg != cfg || v.snap != snap { // neither is modified once stored
-		v.cfg, v.snap, v.resource = cfg, snap, find(Layout(*cfg, snap), name)
-	}
-	return v.resource
-}
+func (s *server) resource() Resource { return find(s.layouts.newest().Resources, s.name) }
 
 // GetDevicePluginOptions tells the kubelet which calls are worth making.
 func (s *server) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
 	return options(), nil
 }
 
-// ListAndWatch sends the whole list at once, and again whenever a device, its health or its NUMA nodes
-// have changed: the kubelet writes a checkpoint to disk for every message. Streams know nothing of each
+// ListAndWatch sends the whole list at once, and again whenever a device, its health or its NUMA nodes have changed, or
+// a holder of before a change of the layout has ended: the kubelet writes a checkpoint to disk for every message. Streams know nothing of each
 // other, so a slow one skips lists and holds nobody up. The last message of a server that withdraws is an
 // empty list; it comes before the end of the stream, so that the kubelet cannot see that first.
 func (s *server) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
@@ -94,8 +66,7 @@ func (s *server) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSer
 	}
 	for first := true; ; first = false {
 		// Watched before they are read by resource, so no change can fall between.
-		_, cfgChanged := s.cfg.Watch()
-		_, snapshotChanged := s.snapshots.Watch()
+		changed := s.layouts.watch()
 		if list := s.resource().message(); first || !sameMessage(sent, list) {
 			if err := send(list); err != nil {
 				return err
@@ -113,8 +84,9 @@ func (s *server) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSer
 				}
 			}
 			return status.Error(codes.Unavailable, "gpu-node-agent no longer serves "+s.name)
-		case <-cfgChanged:
-		case <-snapshotChanged:
+		case <-changed.cfg:
+		case <-changed.snap:
+		case <-changed.holders:
 		}
 	}
 }
@@ -127,8 +99,8 @@ func (s *server) stop(withdraw bool) {
 
 // Allocate tells the kubelet what a container needs to reach its devices; see allocate.
 func (s *server) Allocate(_ context.Context, req *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
-	cfg := cmp.Or(s.cfg.Load(), &Config{})
-	resp, err := allocate(termsHere(cfg), s.resource(), req)
+	now := s.layouts.newest()
+	resp, err := allocate(termsHere(cmp.Or(now.cfg, &Config{})), find(now.Resources, s.name), req)
 	if err != nil {
 		s.counts.refuse(err)
 		return nil, err
@@ -140,10 +112,8 @@ func (s *server) Allocate(_ context.Context, req *pluginapi.AllocateRequest) (*p
 
 // GetPreferredAllocation never returns an error; see prefer.
 func (s *server) GetPreferredAllocation(_ context.Context, req *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
-	r, policy := s.resource(), ""
-	if cfg := s.cfg.Load(); cfg != nil {
-		policy = cfg.AllocationPolicy
-	}
+	now := s.layouts.newest()
+	r, policy := find(now.Resources, s.name), cmp.Or(now.cfg, &Config{}).AllocationPolicy
 	t := s.prefers.get(r)
 	resp := &pluginapi.PreferredAllocationResponse{}
 	for _, c := range req.GetContainerRequests() {

@@ -54,10 +54,10 @@ func (w *watching) received() (lists [][]*pluginapi.Device) {
 }
 
 func newTestServer(snap *health.Snapshot) *server {
-	s := newServer(gpu, &health.Latest[Config]{}, &health.Latest[health.Snapshot]{})
+	s := serverOf(gpu, &health.Latest[Config]{}, &health.Latest[health.Snapshot]{})
 	cfg := DefaultConfig()
-	s.cfg.Store(&cfg)
-	s.snapshots.Store(snap)
+	s.layouts.cfg.Store(&cfg)
+	s.layouts.snapshots.Store(snap)
 	return s
 }
 
@@ -82,30 +82,30 @@ func TestListAndWatchSendsOnlyChanges(t *testing.T) {
 		for range 5 {
 			snap = with(snap, 2, health.Healthy)
 			snap.Devices[2].Sample.Values = map[health.Field]float64{health.FieldGPUTemp: float64(snap.Seq)}
-			s.snapshots.Store(snap)
+			s.layouts.snapshots.Store(snap)
 			synctest.Wait()
 		}
 		snap = with(snap, 2, health.Degraded)
-		s.snapshots.Store(snap)
+		s.layouts.snapshots.Store(snap)
 		same := DefaultConfig()
-		s.cfg.Store(&same)
+		s.layouts.cfg.Store(&same)
 		synctest.Wait()
 		if got := w.received(); got != nil {
 			t.Fatalf("values changed, and the kubelet was told: %v", got)
 		}
 		snap = with(snap, 2, health.Unhealthy)
-		s.snapshots.Store(snap)
+		s.layouts.snapshots.Store(snap)
 		synctest.Wait()
 		if got := w.received(); len(got) != 1 || !slices.Equal(unhealthy(got[0]), []string{"GPU-2"}) {
 			t.Fatalf("after the GPU became unhealthy: %v", got)
 		}
-		s.snapshots.Store(with(snap, 2, health.Healthy))
+		s.layouts.snapshots.Store(with(snap, 2, health.Healthy))
 		synctest.Wait()
 		if got := w.received(); len(got) != 1 || unhealthy(got[0]) != nil {
 			t.Fatalf("after it came back: %v", got)
 		}
 		// A resource that is no longer laid out has no devices.
-		s.cfg.Store(&Config{Enabled: true, Resource: "nvidia.com/other", KubeletDir: "/k"})
+		s.layouts.cfg.Store(&Config{Enabled: true, Resource: "nvidia.com/other", KubeletDir: "/k"})
 		synctest.Wait()
 		if got := w.received(); len(got) != 1 || len(got[0]) != 0 {
 			t.Fatalf("after the resource was renamed: %v", got)
@@ -133,7 +133,7 @@ func TestStreamsAreIndependent(t *testing.T) {
 		// The slow stream's reader has one message and takes no other.
 		for i := range 9 {
 			snap = with(snap, 0, []health.State{health.Unhealthy, health.Healthy}[i%2])
-			s.snapshots.Store(snap)
+			s.layouts.snapshots.Store(snap)
 			synctest.Wait()
 		}
 		if got := fast.received(); len(got) != 10 || unhealthy(got[9]) == nil {
@@ -199,7 +199,7 @@ func TestSmallCalls(t *testing.T) {
 	if err != nil || len(resp.ContainerResponses) != 3 || !slices.Equal(resp.ContainerResponses[1].DeviceIDs, []string{"GPU-1"}) {
 		t.Errorf("preferred: %v, %v", resp, err)
 	}
-	if r := newServer(gpu, &health.Latest[Config]{}, &health.Latest[health.Snapshot]{}).resource(); r.Name != gpu || r.Devices != nil {
+	if r := serverOf(gpu, &health.Latest[Config]{}, &health.Latest[health.Snapshot]{}).resource(); r.Name != gpu || r.Devices != nil {
 		t.Errorf("without anything stored: %+v", r)
 	}
 }
@@ -210,7 +210,7 @@ func BenchmarkHealthFlip8x10(b *testing.B) {
 	cfg := DefaultConfig()
 	cfg.Sharing.TimeSlicing.Resources = []SharedResource{{Name: gpu, Replicas: 10}}
 	s := newTestServer(snapshot(8))
-	s.cfg.Store(&cfg)
+	s.layouts.cfg.Store(&cfg)
 	snaps := []*health.Snapshot{with(snapshot(8), 3, health.Unhealthy), snapshot(8)}
 	sent := make(chan []*pluginapi.Device)
 	ended := make(chan error, 2)
@@ -222,7 +222,7 @@ func BenchmarkHealthFlip8x10(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
-		s.snapshots.Store(snaps[i%2])
+		s.layouts.snapshots.Store(snaps[i%2])
 		<-sent
 		<-sent
 	}

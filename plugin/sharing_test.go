@@ -78,7 +78,7 @@ func TestLayoutOfSharing(t *testing.T) {
 		if err := c.cfg.Validate(); err != nil {
 			t.Errorf("%s: %v", c.name, err)
 		}
-		a := arrange(&c.cfg, c.snap)
+		a := arrange(layoutInput{cfg: &c.cfg, snap: c.snap})
 		if got := said(a.Resources); !slices.Equal(got, c.want) {
 			t.Errorf("%s:\ngot  %q\nwant %q", c.name, got, c.want)
 		}

@@ -244,7 +244,7 @@ func gpu(index int, xids map[int]uint64, findings ...health.Finding) health.Devi
 func mig(of, gi int, xids map[int]uint64, findings ...health.Finding) health.DeviceState {
 	parent := health.DeviceID(fmt.Sprintf("GPU-%d", of))
 	d := health.DeviceState{Device: health.Device{
-		ID: health.DeviceID(fmt.Sprintf("MIG-%d-%d", of, gi)), Parent: parent, Kind: health.KindMIG, Index: of, GI: gi,
+		ID: health.DeviceID(fmt.Sprintf("MIG-%d-%d", of, gi)), Parent: parent, Kind: health.KindMIG, Index: of, GI: gi, MIGIndex: gi - 1,
 	}, XIDCounts: xids}
 	return judged(d, findings...)
 }

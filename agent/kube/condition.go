@@ -172,8 +172,11 @@ func causes(v health.Verdict) string {
 
 // deviceName is how a person finds a device.
 func deviceName(d health.Device) string {
-	if d.Kind == health.KindMIG {
-		return fmt.Sprintf("MIG device %d/%d of GPU %d (%s)", d.GI, d.CI, d.Index, d.ID)
+	switch {
+	case d.Kind == health.KindMIG && d.MIGIndex >= 0:
+		return fmt.Sprintf("MIG device %d:%d (%s)", d.Index, d.MIGIndex, d.ID)
+	case d.Kind == health.KindMIG: // the driver does not list it
+		return fmt.Sprintf("MIG device %s of GPU %d", d.ID, d.Index)
 	}
 	return fmt.Sprintf("GPU %d (%s)", d.Index, d.ID)
 }

@@ -56,7 +56,7 @@ func TestCondition(t *testing.T) {
 		{"the verdict stays without the source", source(health.SourceDown, true, gpu(0, nil, xid79)), "False Xid79", "dcgm is down"},
 		{"reconnecting", source(health.SourceStarting, true, gpu(0, nil)), "True AllHealthy", "1 GPUs are healthy"},
 		{"a GPU's finding is said once", up(gpu(0, nil, xid79), mig(0, 1, nil, from("GPU-0", xid79))), "False Xid79", "of 1 GPUs: 1 unhealthy"},
-		{"a MIG device's own finding", up(gpu(0, nil), mig(0, 1, nil, xid79)), "False Xid79", "MIG device 1/0 of GPU 0 (MIG-0-1) is unhealthy"},
+		{"a MIG device's own finding", up(gpu(0, nil), mig(0, 1, nil, xid79)), "False Xid79", "MIG device 0:0 (MIG-0-1) is unhealthy"},
 		{"healthy MIG devices", up(gpu(0, nil), mig(0, 1, nil)), "True AllHealthy", "1 GPUs are healthy"},
 	} {
 		s, known := conditionOf(c.snapshot)

@@ -25,14 +25,14 @@ func TestStandardLoggerIsForDebugging(t *testing.T) {
 	ended := make(chan error)
 	go func() { ended <- run(ctx) }()
 	for logs.Len() == 0 {
-		stdlog.Print("Listening for violations...")
+		stdlog.Print("error destroying group")
 	}
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
 	for _, line := range logs.All() {
-		if line.Level != zapcore.DebugLevel || line.LoggerName != "dcgm" || line.Message != "Listening for violations..." {
+		if line.Level != zapcore.DebugLevel || line.LoggerName != "dcgm" || line.Message != "error destroying group" {
 			t.Errorf("logged %+v", line)
 		}
 	}

@@ -38,7 +38,7 @@ func TestSurvey(t *testing.T) {
 		t.Errorf("values %v", values)
 	}
 	if n := b.lib.Calls("dcgmPolicyRegister_v2") + b.lib.Calls("dcgmHealthSet"); n != 0 {
-		t.Errorf("%d callbacks and health checks were asked for", n)
+		t.Errorf("%d registrations and health checks were asked for", n)
 	}
 	if b.lib.Initialized() || b.lib.Leaked() != 0 {
 		t.Errorf("left behind: %d, initialized %v", b.lib.Leaked(), b.lib.Initialized())

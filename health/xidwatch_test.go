@@ -48,8 +48,8 @@ func TestXIDWatcherIsAskedBetweenPolls(t *testing.T) {
 		if n := b.count(&b.polls) - before; n != 10 {
 			t.Errorf("%d polls in 10 s, want 10: the interval keeps its meaning", n)
 		}
-		if n := w.looks.Load(); n != 20 {
-			t.Errorf("%d looks in 10 s, want two between two polls", n)
+		if n := w.looks.Load(); n != 10 {
+			t.Errorf("%d looks in 10 s, want one between two polls", n)
 		}
 		before = b.count(&b.polls)
 		b.set(func(s *script) { s.xids = []XID{{Code: 79, At: time.Now()}} })

@@ -116,9 +116,9 @@ func (p *Plugin) Run(ctx context.Context) error {
 		now := p.layouts.newest()
 		cfg, snap := now.cfg, now.snap
 		why := p.lacking(now)
-		p.remark(now)
 		p.logFlips(told.Resources, now.Resources)
 		p.logWithheld(told, now)
+		p.remark(now)
 		told = now
 		if cfg != nil {
 			want := targets(now.Resources, *cfg)

@@ -56,6 +56,7 @@ type KubeletStatus struct {
 	HoldersError string           `json:"holdersError,omitempty"` // why there is no newer word on who holds what
 	Holders      time.Time        `json:"holders,omitzero"`       // when the kubelet last said who holds what
 	Resources    []ResourceStatus `json:"resources"`
+	Warnings     []string         `json:"warnings"` // which devices are not offered to pods though they work, and why
 }
 
 // APIStatus is what the API server was told since the agent started, with health.kubernetes.enabled.

@@ -74,7 +74,7 @@ const (
 )
 
 func kubeletStatus(p plugin.Status, h plugin.Holders) KubeletStatus {
-	k := KubeletStatus{Error: p.Err, AuditError: p.AuditErr, HoldersError: h.Err, Holders: h.At.UTC(), Resources: []ResourceStatus{}, Plugin: pluginOn}
+	k := KubeletStatus{Error: p.Err, AuditError: p.AuditErr, HoldersError: h.Err, Holders: h.At.UTC(), Resources: []ResourceStatus{}, Plugin: pluginOn, Warnings: list(p.Warnings)}
 	if p.Off {
 		k.Plugin = pluginOff
 	}

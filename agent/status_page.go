@@ -28,6 +28,7 @@ const (
 	pageEvents   = 30 // how many events the page shows
 	pageTroubles = 8  // how many devices it lists at the top
 	pageHolders  = 6  // how many containers it names for one device
+	pageWarnings = 8  // about devices that are not offered
 	pageRefresh  = 5  // seconds
 )
 
@@ -66,8 +67,9 @@ func newStatusPages(status func() NodeStatus, log *zap.Logger) *statusPages {
 			held, all := inUse(s)
 			return fmt.Sprintf("%d of %d", held, all)
 		},
-		"worst":  func(all []trouble) []trouble { return all[:min(len(all), pageTroubles)] },
-		"newest": func(all []EventStatus) []EventStatus { return all[:min(len(all), pageEvents)] },
+		"warnings": func(k KubeletStatus) []string { return firstOf(k.Warnings, pageWarnings) },
+		"worst":    func(all []trouble) []trouble { return all[:min(len(all), pageTroubles)] },
+		"newest":   func(all []EventStatus) []EventStatus { return all[:min(len(all), pageEvents)] },
 	}).Parse(statusHTML))
 	return &statusPages{
 		status: status, log: log, page: page,

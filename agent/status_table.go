@@ -138,6 +138,9 @@ func (p *printer) top(s NodeStatus) {
 		fmt.Fprintf(p, "kubelet   %s %s; %d of %d healthy; %s; %s\n",
 			printable(r.Name), p.paint(state), r.Healthy, r.Devices, allocationsText(r), mismatchesText(r))
 	}
+	for _, w := range firstOf(s.Kubelet.Warnings, pageWarnings) {
+		fmt.Fprintf(p, "kubelet   %s\n", p.paint(cell{w, colourYellow}))
+	}
 	for _, e := range []string{orNot("not audited: %s", s.Kubelet.AuditError), orNot("holders unknown: %s", s.Kubelet.HoldersError)} {
 		if e != "" {
 			fmt.Fprintf(p, "kubelet   %s\n", p.paint(cell{e, colourYellow}))

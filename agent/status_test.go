@@ -87,7 +87,7 @@ func aNode() known {
 	k := known{
 		node: "node-1", build: Build{Version: "1.2.3", Revision: "abc"}, now: statusNow(), notReady: []string{"plugin nvidia.com/x: the kubelet said no"},
 		reload: metrics.Reload{OK: true, At: ago(time.Hour)}, snapshot: snapshot,
-		plugin: plugin.Status{AuditErr: "List: denied", Resources: []plugin.ResourceStatus{
+		plugin: plugin.Status{AuditErr: "List: denied", Warnings: []string{"GPU 2 is left out"}, Resources: []plugin.ResourceStatus{
 			{Name: "nvidia.com/gpu", Registered: true, Devices: 3, Healthy: 2, Allocations: 5, AuditMismatches: 1, AllocationErrors: map[string]uint64{"unknown_device": 4}},
 			{Name: "nvidia.com/x", Err: "the kubelet said no"},
 		}},
@@ -142,7 +142,7 @@ func TestPage(t *testing.T) {
 	mustHave(t, page, "gpu-node-agent 1.2.3", "<h1>node-1</h1>", "<title>node-1, 1 unhealthy, 1 degraded – gpu-node-agent</title>",
 		`href="/metrics"`, `href="/readyz"`, `href="/api/v1/snapshot"`, `<noscript><meta http-equiv="refresh" content="5">`,
 		"1 unhealthy", "1 degraded", "1 healthy", "for 1d2h", "driver 580.95.05, CUDA 13.0, DCGM 4.6.0", "<dt>reconnects</dt><dd>2</dd>",
-		"2 of 3 healthy · 5 allocations, 4 refused: unknown_device · 1 audit mismatch<", "not registered</span> the kubelet said no", "List: denied",
+		"2 of 3 healthy · 5 allocations, 4 refused: unknown_device · 1 audit mismatch<", "not registered</span> the kubelet said no", `<p class="degraded">GPU 2 is left out</p>`, "List: denied",
 		"XID 79: ", "unhealthy, was healthy: lost: the GPU is lost",
 		"API server <span class=\"badge degraded\">not told</span>", "12 condition writes, 4 events, 1 event given up, 2 failed requests", "events: events is forbidden",
 		"a restart of the agent would forget findings: /var/lib/state.json: no space left on device")
@@ -201,7 +201,7 @@ func TestStatusOfLittle(t *testing.T) {
 func TestStatusEscapes(t *testing.T) {
 	const bad = "<script>alert(1)</script>\"'>&\x1b[31m\n"
 	k := aNode()
-	k.node, k.build.Version, k.plugin.Err = bad, bad, bad
+	k.node, k.build.Version, k.plugin.Err, k.plugin.Warnings = bad, bad, bad, []string{bad}
 	k.plugin.Resources[1].Err, k.plugin.Resources[0].Name = bad, bad
 	k.snapshot.Source.Err, k.snapshot.Source.Versions.Driver, k.snapshot.Source.Kind = bad, bad, bad
 	d := &k.snapshot.Devices[1]

@@ -105,10 +105,7 @@ func holderTexts(holders []HolderStatus, most int) []string {
 			names[i] += fmt.Sprintf(" ×%d", times[name])
 		}
 	}
-	if more := len(names) - most; more > 0 {
-		names = append(names[:most], fmt.Sprintf("and %d more", more))
-	}
-	return names
+	return firstOf(names, most)
 }
 
 func allocationsText(r ResourceStatus) string {
@@ -125,6 +122,14 @@ func offText(k KubeletStatus) string {
 		return ""
 	}
 	return "plugin.enabled is false, so nothing is registered"
+}
+
+// firstOf returns the first of many texts, and how many more there are.
+func firstOf(all []string, most int) []string {
+	if more := len(all) - most; more > 0 {
+		return append(slices.Clone(all[:most]), fmt.Sprintf("and %d more", more))
+	}
+	return all
 }
 
 func mismatchesText(r ResourceStatus) string {

@@ -1,10 +1,10 @@
 // Package plugin shows the kubelet the GPUs of a snapshot, and answers it when a container wants some.
 //
-//	Snapshot and Config ─► Layout ─► one server per resource ─► ListAndWatch, Allocate, GetPreferredAllocation
-//	                                 one link per server     ─► listen, settle, register, audit, and again when lost
-//	pod-resources of the kubelet  ─► Holders: who has which device
+//	Snapshot, Config and Holders ─► Layout ─► one server per resource ─► ListAndWatch, Allocate, GetPreferredAllocation
+//	                                          one link per server     ─► listen, settle, register, audit, and again when lost
+//	pod-resources of the kubelet ─► Holders: who has which device
 //
-// What is decided is pure: layout.go, allocate.go and prefer.go. What can go wrong with the kubelet is in
+// What is decided is pure: layout.go, mig.go, withhold.go, allocate.go and prefer.go. What can go wrong with the kubelet is in
 // kubelet.go and audit.go.
 package plugin
 
@@ -116,9 +116,9 @@ func (p *Plugin) Run(ctx context.Context) error {
 		now := p.layouts.newest()
 		cfg, snap := now.cfg, now.snap
 		why := p.lacking(now)
-		p.remark(now)
 		p.logFlips(told.Resources, now.Resources)
 		p.logWithheld(told, now)
+		p.remark(now)
 		told = now
 		if cfg != nil {
 			want := targets(now.Resources, *cfg)

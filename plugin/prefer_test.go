@@ -154,7 +154,7 @@ func TestScores(t *testing.T) {
 		{"18 NVLinks across sockets", nil, link(18, health.PathSystem), 1810},
 		{"18 NVLinks, near", near, link(18, health.PathNode), 1825},
 		{"as many as are believed", nil, link(64, health.PathUnknown), 6400},
-		{"more than that", nil, link(1 << 30, health.PathUnknown), 6400},
+		{"more than that", nil, link(1<<30, health.PathUnknown), 6400},
 		{"less than none", nil, link(-1, health.PathUnknown), 0},
 	} {
 		score := newWiring(whole(joined(2, c.numa, c.links))).score

@@ -56,7 +56,9 @@ func (a *arrangement) withhold(holders map[health.DeviceID][]Holder, snap *healt
 		devices := a.Resources[r].Devices
 		for first, next := 0, 0; first < len(devices); first = next {
 			state := devices[first].State
-			for next = first + 1; next < len(devices) && devices[next].State == state; next++ {
+			next = first + 1
+			for next < len(devices) && devices[next].State == state {
+				next++
 			}
 			d := &state.Device
 			h, held := old[d.ID]

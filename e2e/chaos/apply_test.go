@@ -153,6 +153,9 @@ func (w *world) applyKubelet(ctx context.Context, s step) error {
 	case "kill-stream":
 		c.Do, c.Resource = "drop", resource
 		w.registration.killed()
+		if len(w.streams) > 0 {
+			w.registration.forgotten() // to the agent, somebody listens: only its audit tells that the kubelet does not
+		}
 	case "forget":
 		c.Do, c.Resource = "forget", resource
 		w.registration.forgotten()

@@ -45,6 +45,9 @@ static void measure(void) {
         text(i, 57, s);
         text(i, 50, "NVIDIA H100 80GB HBM3");
         number(i, 52, i);
+        number(i, 55, i);
+        number(i, 250, 81559);
+        for (unsigned f = 86; f <= 89; f++) number(i, f, f == 86); // NUMA node 0
         number(i, 150, 40 + i);
         for (unsigned f = 0; f < sizeof(health) / sizeof(health[0]); f++) number(i, health[f], 0);
     }

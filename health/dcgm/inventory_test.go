@@ -20,7 +20,7 @@ func TestInventory(t *testing.T) {
 	b.lib.Int(script.GPU, 2, 87, 1, 0, b.clock.now())
 	b.lib.Int(script.GPU, 3, 86, 9223372036854775794, 0, b.clock.now())
 	b.lib.Int(script.GPU, 3, 55, 9223372036854775794, 0, b.clock.now())
-	b.lib.Int(script.GPU, 3, 250, 2147483632, 0, b.clock.now())
+	b.lib.Int(script.GPU, 3, 250, 2147483634, 0, b.clock.now())
 	b.lib.Link(0, 1, 1<<(8+17)|0x10) // 18 NVLinks
 	b.lib.Link(0, 2, 0x2)
 	b.lib.Link(0, 3, 0x20)

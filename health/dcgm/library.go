@@ -16,7 +16,6 @@ import (
 	"os"
 	"strings"
 	"sync"
-	"time"
 	"unsafe"
 )
 
@@ -85,7 +84,7 @@ func has(symbol string) bool {
 }
 
 // take makes this process's one connection the caller's, who gives it back with release.
-func take(cfg Config, now time.Time) (*ledger, error) {
+func take(cfg Config) (*ledger, error) {
 	process.mu.Lock()
 	defer process.mu.Unlock()
 	if process.taken {
@@ -108,7 +107,7 @@ func take(cfg Config, now time.Time) (*ledger, error) {
 			C.GoString(C.gna_path()), strings.Join(missing, ", "))
 	}
 	if process.xids == nil {
-		process.xids = newLedger(now)
+		process.xids = newLedger()
 	}
 	process.taken = true
 	return process.xids, nil

@@ -14,6 +14,7 @@ func TestWakeNeverBlocks(t *testing.T) {
 	b := fresh(t)
 	b.gpus(1)
 	b.open(config())
+	b.poll()
 	for range 100 {
 		if n := b.lib.Violate(0, 13); n != 1 {
 			t.Fatalf("%d callbacks", n)

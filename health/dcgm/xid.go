@@ -82,7 +82,7 @@ func (l *ledger) know(parts map[health.DeviceID]health.DeviceID, incomplete bool
 	now := map[health.DeviceID]bool{}
 	for id, parent := range parts {
 		now[id] = true
-		if gpu := l.devices[parent]; gpu != nil && gpu.read && !l.parts[id] {
+		if l.devices[parent] != nil && !l.parts[id] { // with a GPU that was not read before comes the history of its parts
 			l.devices[id] = &history{rows: map[xidRow]*seenRow{}, born: true}
 		}
 	}

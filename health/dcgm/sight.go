@@ -120,7 +120,14 @@ func (s *session) checkSight(now time.Time, full bool) error {
 	case f.blind:
 		return errBlind()
 	case f.idle > 0:
-		return fmt.Errorf("DCGM has not measured any GPU for %v: its thread hangs in the driver", f.idle.Round(time.Second))
+		if s.cfg.Address != "" {
+			// A host engine whose clock was set back shows the samples from before as the latest, until its clock has caught
+			// up. It drops them with the last watch, and not with the connection.
+			if err := s.watches.close(); err != nil {
+				s.log.Debug("the watches could not be taken back", zap.Error(err))
+			}
+		}
+		return fmt.Errorf("DCGM has not measured any GPU for %v: its thread hangs in the driver, or its clock was set back", f.idle.Round(time.Second))
 	}
 	seen := false
 	for _, g := range s.sights {

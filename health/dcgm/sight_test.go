@@ -267,3 +267,32 @@ func TestEngineThatIsBlindWhenOpened(t *testing.T) {
 	}
 	t.Error("the session goes on")
 }
+
+// A host engine whose clock was set back shows no new sample. Whoever connects to it again sees new ones.
+func TestHostEngineWhoseClockIsSetBack(t *testing.T) {
+	b := fresh(t)
+	b.gpus(2)
+	cfg := config()
+	cfg.Address = "node:5555"
+	b.open(cfg)
+	b.poll()
+	b.lib.Clock(-time.Hour)
+	pass := func(seconds int) (err error) {
+		for i := 0; i < seconds && err == nil; i++ {
+			b.add(time.Second)
+			b.sample(2)
+			_, err = b.Poll(t.Context())
+		}
+		return err
+	}
+	if err := pass(60); err == nil || !strings.Contains(err.Error(), "has not measured") {
+		t.Fatalf("%v; want an error after 30 s", err)
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b.open(cfg)
+	if err := pass(120); err != nil {
+		t.Errorf("in the next session: %v", err)
+	}
+}

@@ -11,10 +11,10 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
 )
 
-// BenchmarkPoll polls 8 GPUs of 30 fields, of health alone and with the metrics, and 8 GPUs of 7 MIG
-// devices each; C-ns/op is the part that the scripted library takes of it.
+// BenchmarkPoll polls 8 GPUs of 30 fields, of health alone, with the stream of XIDs, as once a second, and with the metrics,
+// and 8 GPUs of 7 MIG devices each; C-ns/op is the part that the scripted library takes of it.
 func BenchmarkPoll(b *testing.B) {
-	run := func(name string, mig bool, interval, step time.Duration) {
+	run := func(name string, mig bool, interval, step time.Duration, stream bool, rows int) {
 		b.Run(name, func(b *testing.B) {
 			n := fresh(b)
 			n.gpus(8)
@@ -29,12 +29,18 @@ func BenchmarkPoll(b *testing.B) {
 				cfg.Fields = append(cfg.Fields, health.FieldFBTotal, health.FieldFBUsed)
 				n.sevenths(8)
 			}
+			for i := range rows {
+				n.lib.Row(script.GPU, 0, 13, 0, n.clock.now().Add(-time.Duration(i)*time.Second))
+			}
 			n.open(cfg)
 			n.poll()
 			spent := n.lib.Spent()
 			b.ReportAllocs()
 			for b.Loop() {
 				n.add(step)
+				if stream {
+					n.xidsAt = time.Time{}
+				}
 				n.lib.Int(script.GPU, 0, 395, 0, 0, n.clock.now())
 				if _, err := n.Poll(context.Background()); err != nil {
 					b.Fatal(err)
@@ -43,10 +49,13 @@ func BenchmarkPoll(b *testing.B) {
 			b.ReportMetric(float64(n.lib.Spent()-spent)/float64(b.N), "C-ns/op")
 		})
 	}
-	run("8x30/health", false, time.Hour, time.Microsecond)
-	run("8x30/metrics", false, time.Second, time.Second)
-	run("8x7MIG/health", true, time.Hour, time.Microsecond)
-	run("8x7MIG/metrics", true, time.Second, time.Second)
+	run("8x30/health", false, time.Hour, time.Microsecond, false, 0)
+	run("8x30/stream", false, time.Hour, time.Microsecond, true, 0)
+	run("8x30/stream-of-600", false, time.Hour, time.Microsecond, true, 600)
+	run("8x30/metrics", false, time.Second, time.Second, false, 0)
+	run("8x7MIG/health", true, time.Hour, time.Microsecond, false, 0)
+	run("8x7MIG/stream", true, time.Hour, time.Microsecond, true, 0)
+	run("8x7MIG/metrics", true, time.Second, time.Second, false, 0)
 }
 
 // BenchmarkXIDsChanged looks for XIDs on 8 GPUs, and on 8 GPUs of 7 MIG devices each.

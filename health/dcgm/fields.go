@@ -51,6 +51,13 @@ func inventoryFields() []dcgm.Short {
 	}
 }
 
+// identity returns those of the inventory without which a GPU is not shown if it is to have them.
+func identity() []dcgm.Short {
+	return []dcgm.Short{
+		fieldName, fieldIndex, fieldMinor, fieldPCI, fieldMemory, fieldAffinity, fieldAffinity + 1, fieldAffinity + 2, fieldAffinity + 3,
+	}
+}
+
 func instanceInventory() []dcgm.Short { return []dcgm.Short{fieldUUID, fieldName, fieldMemory} }
 
 // known returns the fields that this DCGM has as numbers, then those that it has as texts, and why it left out
@@ -202,6 +209,8 @@ func notSupported(v *dcgm.FieldValue_v2) bool {
 		return v.Int64() == blankInt64+2 || v.Int64() == blankInt32+2
 	case dcgm.DCGM_FT_DOUBLE:
 		return v.Float64() == blankFP64+2
+	case dcgm.DCGM_FT_STRING:
+		return v.StringValue != nil && strings.Contains(*v.StringValue, "<<<NOT_SUPPORTED>>>")
 	}
 	return false
 }

@@ -48,6 +48,58 @@ func TestIncidents(t *testing.T) {
 	check("cleared", b.pollAfter(10*time.Second, 2), true)
 }
 
+// After an XID 119 DCGM warns of all GPUs that their power cannot be read: it is DCGM that reads nothing (12). What was
+// found before stands as it was.
+func TestChecksOfWhatDCGMDoesNotSee(t *testing.T) {
+	for name, gpus := range map[string][]uint{"no GPU is seen": {0, 1, 2}, "one GPU is not seen": {2}} {
+		t.Run(name, func(t *testing.T) {
+			b := fresh(t)
+			b.gpus(3)
+			b.lib.Incident(script.GPU, 2, 0x10, 20, 80, "Row remap failed")
+			cfg := config()
+			cfg.Interval = time.Second // every poll checks
+			b.open(cfg)
+			b.poll()
+			for _, gpu := range gpus {
+				b.lib.Incident(script.GPU, gpu, 0x40, 10, 11, "Cannot reliably read the power usage")
+			}
+			b.lib.Incident(script.GPU, 1, 0x1, 10, 3, "Detected 1000 PCIe replays")
+			for second := range 20 {
+				b.add(time.Second)
+				b.sample(3)
+				b.blank(gpus...)
+				r, err := b.Poll(t.Context())
+				if err != nil {
+					if len(gpus) < 3 || second < 2 || !strings.Contains(err.Error(), "blind") {
+						t.Errorf("after %d s: %v", second, err)
+					}
+					return
+				}
+				for _, s := range r.Samples {
+					blind := len(gpus) == 3 || s.Device == gpuID(2)
+					if s.Checked == blind {
+						t.Errorf("after %d s: %s: checked %v", second, s.Device, s.Checked)
+					}
+					for _, i := range s.Incidents {
+						if i.Code == 11 || i.Code == 3 && blind {
+							t.Errorf("after %d s: %s: %v", second, s.Device, i)
+						}
+					}
+				}
+				if got := r.Samples[2].Incidents; len(got) != 1 || got[0].Code != 80 {
+					t.Errorf("after %d s: what was found before is %v", second, got)
+				}
+				if got := r.Samples[1].Incidents; (len(got) == 1) != (len(gpus) == 1) {
+					t.Errorf("after %d s: of a GPU that is seen: %v", second, got)
+				}
+			}
+			if len(gpus) == 3 {
+				t.Error("the session goes on")
+			}
+		})
+	}
+}
+
 func TestHealthSystems(t *testing.T) {
 	for _, tt := range []struct {
 		names []string

@@ -4,11 +4,11 @@ package dcgm
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"math/bits"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/NVIDIA/go-dcgm/pkg/dcgm"
 	"go.uber.org/zap"
@@ -98,6 +98,7 @@ type located struct {
 type facts struct {
 	text   map[dcgm.Short]string
 	number map[dcgm.Short]int64
+	lacks  []dcgm.Short // blank, and not because the GPU does not support them
 }
 
 // texts returns those of the fields that are there, nil if there are none.
@@ -122,7 +123,7 @@ func (f *facts) texts(fields []dcgm.Short) map[health.Field]string {
 // A MIG device is a compute instance: that is what the driver gives a UUID to and a container is
 // started on. DCGM's GPU instance has no UUID of its own; asked for it, DCGM gives that of its first
 // compute instance (DCGM, DcgmGpuInstance::GetMigDeviceHandle), so GPU instances are no devices here.
-func (s *session) inventory(t topology, w *watches, status map[uint]dcgm.EntityStatus) (devices []located, err error) {
+func (s *session) inventory(now time.Time, t topology, w *watches, status map[uint]dcgm.EntityStatus) (devices []located, err error) {
 	read := map[entity]*facts{}
 	keep := func(v *dcgm.FieldValue_v2) {
 		switch v.FieldID { // these are of the system, whichever entity they come with
@@ -136,13 +137,18 @@ func (s *session) inventory(t topology, w *watches, status map[uint]dcgm.EntityS
 		e := entity{v.EntityGroupId, v.EntityID}
 		f := read[e]
 		if f == nil {
-			f = &facts{map[dcgm.Short]string{}, map[dcgm.Short]int64{}}
+			f = &facts{text: map[dcgm.Short]string{}, number: map[dcgm.Short]int64{}}
 			read[e] = f
 		}
+		n, ok := integer(v)
 		if v.FieldType == dcgm.DCGM_FT_STRING {
 			f.text[v.FieldID] = text(v)
-		} else if n, ok := integer(v); ok {
+			ok = text(v) != ""
+		} else if ok {
 			f.number[v.FieldID] = n
+		}
+		if !ok && !notSupported(v) {
+			f.lacks = append(f.lacks, v.FieldID)
 		}
 	}
 	if err := latest(w.gpuPairs, w.inventoryFields, keep); err != nil {
@@ -154,22 +160,25 @@ func (s *session) inventory(t topology, w *watches, status map[uint]dcgm.EntityS
 
 	gpus := map[uint]*health.Device{}
 	var nameless []uint
+	named := 0 // among those that can be reached; DCGM remembers the names of others even when it is blind
+	s.waiting = false
 	for _, id := range t.gpus {
 		e := entity{dcgm.FE_GPU, id}
-		if d, ok := s.gpu(id, read[e], status[id]); ok {
-			if texts := read[e].texts(w.texts); texts != nil { // one that reads blank keeps what it had
-				d.Texts = texts
-			}
-			gpus[id] = &d
-		} else {
+		d, ok := s.gpu(id, read[e], status[id])
+		if !ok {
 			nameless = append(nameless, id)
+			continue
 		}
-	}
-	named := 0 // among those that can be reached; DCGM remembers the names of others even when it is blind
-	for id := range gpus {
 		if reachable(status[id]) {
 			named++
+			if !s.complete(now, id, &d, read[e]) {
+				continue
+			}
 		}
+		if texts := read[e].texts(w.texts); texts != nil { // one that reads blank keeps what it had
+			d.Texts = texts
+		}
+		gpus[id] = &d
 	}
 	if err := s.judgeNameless(nameless, named, status); err != nil {
 		return nil, err
@@ -196,6 +205,58 @@ func (s *session) inventory(t topology, w *watches, status map[uint]dcgm.EntityS
 			cmp.Compare(a.GI, b.GI), cmp.Compare(a.CI, b.CI))
 	})
 	return devices, nil
+}
+
+// completeWithin is for how long a GPU's inventory is waited for. After its driver was bound DCGM has its UUID a second
+// before the NUMA node.
+const completeWithin = 5 * time.Second
+
+// complete gives a GPU that can be reached what this process has known of it before for the fields that are blank, and
+// reports whether it can be shown: one that is not known, and lacks a field, is waited for.
+func (s *session) complete(now time.Time, id uint, d *health.Device, f *facts) bool {
+	var lacks []dcgm.Short
+	if f != nil && f.text[fieldUUID] != "" { // otherwise it is who it was altogether
+		lacks = slices.DeleteFunc(slices.Clone(f.lacks), func(field dcgm.Short) bool { return !slices.Contains(identity(), field) })
+	}
+	if len(lacks) == 0 {
+		delete(s.waitedSince, id)
+		s.ledger.gpus[d.ID] = *d
+		return true
+	}
+	since, waited := s.waitedSince[id]
+	if !waited {
+		since = now
+		s.waitedSince[id] = now
+		s.log.Info("waiting for the inventory of a GPU", zap.Uint("dcgm_id", id), zap.Any("fields", lacks))
+	}
+	wait := !passed(since, now, completeWithin)
+	s.waiting = s.waiting || wait
+	was, known := s.ledger.gpus[d.ID]
+	switch {
+	case known:
+	case wait:
+		return false
+	default:
+		s.ledger.gpus[d.ID] = *d
+		return true
+	}
+	for _, field := range lacks {
+		switch field {
+		case fieldName:
+			d.Model = was.Model
+		case fieldIndex:
+			d.Index = was.Index
+		case fieldMinor:
+			d.Minor = was.Minor
+		case fieldPCI:
+			d.PCI = was.PCI
+		case fieldMemory:
+			d.Memory = was.Memory
+		default:
+			d.NUMA = was.NUMA
+		}
+	}
+	return true
 }
 
 // mig makes a device of a compute instance. One on a GPU that cannot be reached is what it was.
@@ -273,9 +334,4 @@ func (s *session) judgeNameless(nameless []uint, named int, status map[uint]dcgm
 	}
 	s.saidNameless = nameless
 	return nil
-}
-
-func errBlind() error {
-	return errors.New("DCGM is blind: it calls the GPUs OK and has no value of any of them (an XID 119 does this); " +
-		"the engine must be started again")
 }

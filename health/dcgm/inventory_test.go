@@ -20,7 +20,7 @@ func TestInventory(t *testing.T) {
 	b.lib.Int(script.GPU, 2, 87, 1, 0, b.clock.now())
 	b.lib.Int(script.GPU, 3, 86, 9223372036854775794, 0, b.clock.now())
 	b.lib.Int(script.GPU, 3, 55, 9223372036854775794, 0, b.clock.now())
-	b.lib.Int(script.GPU, 3, 250, 2147483632, 0, b.clock.now())
+	b.lib.Int(script.GPU, 3, 250, 2147483634, 0, b.clock.now())
 	b.lib.Link(0, 1, 1<<(8+17)|0x10) // 18 NVLinks
 	b.lib.Link(0, 2, 0x2)
 	b.lib.Link(0, 3, 0x20)
@@ -235,5 +235,187 @@ func TestNoTexts(t *testing.T) {
 	}
 	if _, ok := b.lib.Watched(script.GPU, 0, 53); ok {
 		t.Error("the serial number is watched, and nobody asked")
+	}
+}
+
+// identityFields are those that a GPU has to have before it is shown: name, index, minor, PCI bus id, memory, NUMA nodes.
+func identityFields() []uint { return []uint{50, 52, 55, 57, 250, 86, 87, 88, 89} }
+
+// After its driver was bound a GPU has its UUID a second before the rest. It keeps what was known of it meanwhile, in this
+// session and in the next.
+func TestInventoryAfterBinding(t *testing.T) {
+	for _, field := range identityFields() {
+		t.Run(fmt.Sprint(field), func(t *testing.T) {
+			b := fresh(t)
+			b.gpus(2)
+			b.lib.Int(script.GPU, 1, 87, 1, 0, b.clock.now())
+			b.open(config())
+			_, r := b.poll()
+			want := r.Devices
+			same := func(when string, devices []health.Device) {
+				t.Helper()
+				if !reflect.DeepEqual(devices, want) {
+					t.Errorf("%s:\n%+v, want\n%+v", when, devices, want)
+				}
+			}
+			detach := func() {
+				b.lib.Entity(script.GPU, 0, statusDetached)
+				b.lib.Entity(script.GPU, 1, statusDetached)
+				b.pollAfter(time.Second, 2)
+				b.lib.Entity(script.GPU, 0, statusOK)
+				b.lib.Entity(script.GPU, 1, statusOK)
+			}
+			detach()
+			b.lib.Hold(script.GPU, 1, field, 3)
+			for range 10 {
+				b.pollAfter(time.Second, 2)
+				_, r := b.poll()
+				same("bound again", r.Devices)
+			}
+			if w, ok := b.lib.Watched(script.GPU, 1, field); !ok || w.Every != time.Minute {
+				t.Errorf("field %d is watched %+v, %v; want once a minute", field, w, ok)
+			}
+			detach()
+			if err := b.Close(); err != nil {
+				t.Fatal(err)
+			}
+			b.lib.Hold(script.GPU, 1, field, 3)
+			b.open(config())
+			for range 10 {
+				_, r := b.poll()
+				same("in another session", r.Devices)
+				b.pollAfter(time.Second, 2)
+			}
+		})
+	}
+}
+
+// What is new of a GPU is shown when it is there: it may have another NUMA node after it was bound again.
+func TestInventoryChangedByBinding(t *testing.T) {
+	b := fresh(t)
+	b.gpus(2)
+	b.open(config())
+	b.poll()
+	b.lib.Entity(script.GPU, 1, statusDetached)
+	b.pollAfter(time.Second, 2)
+	b.lib.Entity(script.GPU, 1, statusOK)
+	b.lib.Int(script.GPU, 1, 86, 8, 0, b.clock.now())
+	b.lib.Hold(script.GPU, 1, 86, 2)
+	b.pollAfter(time.Second, 2)
+	for second := range 4 {
+		b.pollAfter(time.Second, 2)
+		if got := b.devices[1].NUMA; second > 1 && !slices.Equal(got, []int{3}) {
+			t.Errorf("NUMA nodes %v after %d s, want 3", got, second)
+		}
+	}
+}
+
+// A GPU whose inventory was not whole in time after one binding is waited for after the next one.
+func TestInventoryAfterAnotherBinding(t *testing.T) {
+	b := fresh(t)
+	b.gpus(2)
+	b.open(config())
+	b.poll()
+	bind := func(node int64, samples, seconds int) []int {
+		b.lib.Entity(script.GPU, 1, statusDetached)
+		b.pollAfter(time.Second, 2)
+		b.lib.Entity(script.GPU, 1, statusOK)
+		b.lib.Int(script.GPU, 1, 86, 1<<node, 0, b.clock.now())
+		b.lib.Hold(script.GPU, 1, 86, samples)
+		for range seconds {
+			b.pollAfter(time.Second, 2)
+		}
+		return b.devices[1].NUMA
+	}
+	if got := bind(2, 1000, 30); !slices.Equal(got, []int{1}) {
+		t.Errorf("NUMA nodes %v, want the one that was known", got)
+	}
+	if got := bind(3, 2, 5); !slices.Equal(got, []int{3}) {
+		t.Errorf("NUMA nodes %v, want those after the second binding", got)
+	}
+}
+
+// A GPU that nobody knows yet is withheld until its inventory is whole, and no longer than some seconds.
+func TestInventoryOfANewGPU(t *testing.T) {
+	for name, tt := range map[string]struct {
+		samples  int
+		from, to int // seconds until it is shown
+		numa     []int
+	}{
+		"whole at once": {0, 0, 0, []int{1}},
+		"a little late": {2, 1, 3, []int{1}},
+		"never":         {1000, 5, 6, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := fresh(t)
+			b.gpus(2)
+			b.mig(1, map[uint][]uint{0: {0}})
+			b.lib.Hold(script.GPU, 1, 86, tt.samples)
+			b.open(config())
+			shown := -1
+			for second := range 20 {
+				_, r := b.poll()
+				switch {
+				case len(r.Devices) == 1 && r.Devices[0].ID == gpuID(0) && shown < 0:
+				case len(r.Devices) == 3 && slices.Equal(r.Devices[1].NUMA, tt.numa) && slices.Equal(r.Devices[2].NUMA, tt.numa):
+					if shown < 0 {
+						shown = second
+					}
+				default:
+					t.Fatalf("after %d s: %+v", second, r.Devices)
+				}
+				b.add(time.Second)
+				b.sample(2)
+				b.lib.Int(script.GPU, 1, 67, 1, 0, b.clock.now())
+			}
+			if shown < tt.from || shown > tt.to {
+				t.Errorf("shown after %d s, want %d to %d", shown, tt.from, tt.to)
+			}
+			if w, _ := b.lib.Watched(script.GPU, 1, 86); w.Every != time.Minute {
+				t.Errorf("the NUMA node is watched %+v, want once a minute", w)
+			}
+			if w, _ := b.lib.Watched(script.GPU, 1, 67); w.Every != 10*time.Second {
+				t.Errorf("the MIG mode is watched %+v, want with the metrics", w)
+			}
+			groups := b.lib.Calls("dcgmGroupCreate")
+			for range 180 {
+				b.pollAfter(time.Second, 2)
+			}
+			if n := b.lib.Calls("dcgmGroupCreate") - groups; n != 0 {
+				t.Errorf("%d groups were made afterwards", n)
+			}
+		})
+	}
+}
+
+// GPUs that are withheld are no blind engine, and the engine that lists none is no error: whoever judges doubts it.
+func TestEngineThatListsNothing(t *testing.T) {
+	b := fresh(t)
+	b.gpus(2)
+	b.mig(1, map[uint][]uint{0: {0}})
+	b.open(config())
+	b.poll()
+	count := func() (counts []int) {
+		for range 5 {
+			b.add(time.Second)
+			b.sample(2)
+			_, r := b.poll()
+			counts = append(counts, len(r.Devices))
+		}
+		return counts
+	}
+	b.add(10 * time.Second)
+	b.lib.Empty(true)
+	if got := count(); !slices.Equal(got, []int{3, 3, 0, 0, 0}) {
+		t.Errorf("devices %v while the engine lists none, want none after 2 s", got)
+	}
+	b.lib.Empty(false)
+	b.add(10 * time.Second)
+	if got := count(); !slices.Equal(got, []int{0, 0, 3, 3, 3}) {
+		t.Errorf("devices %v when it lists them again", got)
+	}
+	b.xid(script.GPU, 0, 48, b.clock.now())
+	if s := b.pollAfter(time.Second, 2)[gpuID(0)]; !slices.Equal(codes(s), []int{48}) || len(s.Past) != 0 {
+		t.Errorf("XIDs %v, history %v", s.XIDs, s.Past)
 	}
 }

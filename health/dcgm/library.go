@@ -18,7 +18,6 @@ import (
 	"os"
 	"strings"
 	"sync"
-	"time"
 	"unsafe"
 )
 
@@ -90,7 +89,7 @@ func has(symbol string) bool {
 func words(result int) string { return C.GoString(C.errorString(C.int(result))) }
 
 // take makes this process's one connection the caller's, who gives it back with release.
-func take(cfg Config, now time.Time) (*ledger, error) {
+func take(cfg Config) (*ledger, error) {
 	process.mu.Lock()
 	defer process.mu.Unlock()
 	if process.taken {
@@ -113,7 +112,7 @@ func take(cfg Config, now time.Time) (*ledger, error) {
 			C.GoString(C.gna_path()), strings.Join(missing, ", "))
 	}
 	if process.xids == nil {
-		process.xids = newLedger(now)
+		process.xids = newLedger()
 	}
 	process.taken = true
 	return process.xids, nil

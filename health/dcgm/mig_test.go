@@ -326,3 +326,81 @@ func TestXIDOfTheInstanceBetween(t *testing.T) {
 		t.Errorf("XIDs %v, field 230 of the one that is back is %v", xids, s.Values[health.FieldXID])
 	}
 }
+
+// DCGM gives the number of an instance to another one. While that one has no UUID yet, it is not the one before: it is left
+// out until it has.
+func TestInstanceWithoutAUUIDIsNotTheOneBefore(t *testing.T) {
+	for name, remake := range map[string]func(*bench){
+		"elsewhere on its GPU": func(b *bench) { b.remake(7, "<<<NULL>>>") },
+		"on another GPU": func(b *bench) {
+			b.lib.Int(script.GPU, 0, 67, 0, 0, b.clock.now())
+			b.lib.Int(script.GPU, 1, 67, 1, 0, b.clock.now())
+			b.lib.Instance(script.GI, 0, script.GPU, 1, gpuUUID(1), 1, 4294967295)
+			b.lib.Instance(script.CI, 0, script.GI, 0, gpuUUID(1), 1, 0)
+			b.lib.Text(script.CI, 0, 54, "<<<NULL>>>", 0, b.clock.now())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := fresh(t)
+			b.gpus(2)
+			b.mig(0, map[uint][]uint{0: {0}})
+			b.open(config())
+			b.poll()
+			b.pollAfter(10*time.Second, 2)
+			remake(b)
+			b.pollAfter(10*time.Second, 2)
+			b.pollAfter(2*time.Second, 2)
+			_, r := b.poll()
+			if len(r.Devices) != 2 {
+				t.Errorf("devices %+v, want the two GPUs", r.Devices)
+			}
+			b.lib.Text(script.CI, 0, 54, migUUID(70), 0, b.clock.now())
+			b.pollAfter(lookAgain, 2)
+			if _, r := b.poll(); len(r.Devices) != 3 {
+				t.Errorf("devices %+v, want the new one too", r.Devices)
+			}
+		})
+	}
+}
+
+// An instance whose UUID a new session cannot read at first is no new one: what it has had meanwhile is its own.
+func TestXIDOfAnInstanceThatIsNamedLate(t *testing.T) {
+	b := fresh(t)
+	b.gpus(1)
+	b.mig(0, map[uint][]uint{0: {0}, 1: {1}})
+	b.open(config())
+	b.poll()
+	b.xid(script.CI, 0, 31, b.clock.now())
+	b.pollAfter(10*time.Second, 1)
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b.lib.Text(script.CI, 0, 54, "<<<NULL>>>", 0, b.clock.now())
+	b.open(config())
+	if _, r := b.poll(); len(r.Devices) != 2 {
+		t.Fatalf("devices %+v: this test tests nothing", r.Devices)
+	}
+	b.xid(script.CI, 0, 94, b.clock.now())
+	b.pollAfter(10*time.Second, 1)
+	b.lib.Text(script.CI, 0, 54, migUUID(0), 0, b.clock.now())
+	if got := codes(b.pollAfter(lookAgain, 1)[migID(0)]); !slices.Equal(got, []int{94}) {
+		t.Errorf("XIDs %v, want 94 and no 31", got)
+	}
+}
+
+// Devices that come and go leave nothing behind.
+func TestLedgerOfPartitionsIsBounded(t *testing.T) {
+	b := fresh(t)
+	b.gpus(1)
+	b.mig(0, map[uint][]uint{0: {0}})
+	b.open(config())
+	for i := range uint(10) {
+		b.remake(i, migUUID(100+i))
+		b.xid(script.CI, 0, 31, b.clock.now())
+		b.pollAfter(10*time.Second, 1)
+		b.pollAfter(2*time.Second, 1)
+	}
+	if n := len(b.ledger.devices); n > 2 {
+		t.Errorf("%d devices are remembered, there are 2", n)
+	}
+}

@@ -3,8 +3,10 @@
 package dcgm
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"time"
 
@@ -47,41 +49,43 @@ func (s *session) Poll(ctx context.Context) (*health.Reading, error) {
 // and with an engine that hangs each such call would last a minute.
 func (s *session) poll(ctx context.Context) (*health.Reading, error) {
 	now := s.now()
-	full := s.fullAt.IsZero() || now.Sub(s.fullAt) >= s.cfg.Interval
-	if full || s.dirty || !s.since.IsZero() {
+	full := passed(s.fullAt, now, s.cfg.Interval)
+	if full || s.dirty || !s.since.IsZero() || s.waiting {
 		rebuilt, err := s.refresh(ctx, now)
 		if err != nil {
 			return nil, err
 		}
 		full = full || rebuilt
 	}
-	if err := s.readValues(full); err != nil {
+	if err := s.readValues(now, full); err != nil {
 		// DCGM may refuse an entity that has gone since; with the present ones it must work.
 		if dead(err) {
 			return nil, err
 		}
-		if again := s.readAgain(ctx); again != nil {
+		if again := s.readAgain(ctx, now); again != nil {
 			return nil, errors.Join(err, again)
 		}
 		full = true
 	}
-	sight, stale := &s.lightSight, staleAfter
-	checked := false
 	if full {
 		s.fullAt = now
-		checked = s.checkHealth()
-		sight, stale = &s.fullSight, staleAfter+3*s.cfg.Interval
 	}
+	if err := s.checkSight(now, full); err != nil {
+		return nil, err
+	}
+	checked := full && s.checkHealth()
 	if s.updatePresence(s.topology.gpus) {
 		s.fullAt = time.Time{} // what was measured before is not to be shown much longer
-	}
-	if err := sight.check(s.reads, now, stale); err != nil {
-		return nil, err
 	}
 	return s.reading(now, checked), nil
 }
 
-func (s *session) readAgain(ctx context.Context) error {
+// passed reports whether so much time has passed since then, or nobody can tell: there was no then, or the clock was set back.
+func passed(then, now time.Time, d time.Duration) bool {
+	return then.IsZero() || now.Before(then) || now.Sub(then) >= d
+}
+
+func (s *session) readAgain(ctx context.Context, now time.Time) error {
 	t, err := readTopology()
 	if err != nil {
 		return err
@@ -89,7 +93,7 @@ func (s *session) readAgain(ctx context.Context) error {
 	if err := s.rebuild(ctx, t); err != nil {
 		return err
 	}
-	return s.readValues(true)
+	return s.readValues(now, true)
 }
 
 // dead reports whether an error says that the connection is of no more use (14, 15).
@@ -116,7 +120,10 @@ func (s *session) updatePresence(gpus []uint) (changed bool) {
 		}
 		differs, back := p.update(status, started)
 		changed = changed || differs
-		s.dirty = s.dirty || back
+		if back {
+			s.dirty = true
+			delete(s.waitedSince, id) // its driver was bound again
+		}
 	}
 	return changed
 }
@@ -140,8 +147,8 @@ func (s *session) refresh(ctx context.Context, now time.Time) (rebuilt bool, err
 		if changed || s.dirty || s.migSwitched() || (s.incomplete && now.Sub(s.builtAt) >= lookAgain) {
 			return true, s.rebuild(ctx, t)
 		}
-		if !s.incomplete {
-			s.ledger.looked = now.UnixMicro()
+		if s.waiting {
+			return true, s.await(now)
 		}
 		return false, nil
 	}
@@ -181,6 +188,32 @@ func (s *session) textsChanged(now time.Time) (changed bool, err error) {
 	return changed, err
 }
 
+// await has DCGM sample again what a GPU that was just bound lacks in the inventory: otherwise that would be in a minute.
+func (s *session) await(now time.Time) error {
+	if err := s.watches.hasten(); err != nil {
+		if dead(err) {
+			return err
+		}
+		s.log.Debug("the inventory cannot be sampled sooner", zap.Error(err))
+	}
+	status := map[uint]dcgm.EntityStatus{}
+	for _, id := range s.topology.gpus {
+		status[id] = s.presence[id].status
+	}
+	found, err := s.inventory(now, s.topology, s.watches, status)
+	if err != nil {
+		return err
+	}
+	s.own(found)
+	if s.waiting {
+		return nil
+	}
+	if err := s.watches.restore(); err != nil {
+		s.log.Debug("the inventory is sampled more often than it need be", zap.Error(err))
+	}
+	return nil
+}
+
 // restart stops the engine of this process and starts another: one that found no driver never looks for
 // it again.
 func (s *session) restart(ctx context.Context) error {
@@ -206,7 +239,7 @@ func (s *session) restart(ctx context.Context) error {
 // afterwards would end the new ones too. The XIDs are read once more before they go.
 func (s *session) rebuild(ctx context.Context, t topology) error {
 	if len(s.watches.gpus) > 0 {
-		if err := s.readXIDs(); err != nil {
+		if err := s.readXIDs(s.now()); err != nil {
 			s.log.Debug("XIDs could not be read before the watches go", zap.Error(err))
 		}
 	}
@@ -227,7 +260,7 @@ func (s *session) rebuild(ctx context.Context, t topology) error {
 		return err
 	}
 	s.watches = w
-	found, err := s.inventory(t, w, status)
+	found, err := s.inventory(s.now(), t, w, status)
 	if err != nil {
 		return err
 	}
@@ -256,34 +289,50 @@ func (s *session) own(found []located) {
 	s.state = make([]deviceState, len(found))
 	s.devices = make([]health.Device, len(found))
 	s.owners = map[entity][]int{}
-	parts := map[health.DeviceID]bool{}
+	parts := map[health.DeviceID]health.DeviceID{} // and their GPUs
 	for i, d := range found {
 		s.devices[i] = d.Device
-		s.state[i] = deviceState{device: d, rows: before[d.ID].rows}
+		s.state[i] = deviceState{device: d, rows: before[d.ID].rows, watched: watched[d.entity]}
 		if watched[d.entity] { // of others nothing will be read: what was known is not known any more
 			s.state[i].values = before[d.ID].values
 		}
 		s.owners[d.entity] = append(s.owners[d.entity], i)
 		if d.Kind == health.KindMIG {
-			parts[d.ID] = true
+			parts[d.ID] = d.Parent
 			s.owners[parents[d.entity]] = append(s.owners[parents[d.entity]], i)
 		}
 	}
-	s.ledger.know(parts)
+	s.ledger.know(parts, s.incomplete || s.waiting)
+	sights := map[uint]*sight{}
+	for _, e := range s.watches.gpus {
+		sights[e.id] = cmp.Or(s.sights[e.id], &sight{})
+	}
+	s.sights = sights
+	maps.DeleteFunc(s.stale, func(id uint, _ bool) bool { return sights[id] == nil })
 }
 
 // reading makes the result of a poll that went well. Nothing after it can fail: it marks XIDs as reported.
-// The incidents are those of the last check, which this poll has made if checked is true.
+// The incidents are those of the last check, which this poll has made if checked is true. A check of a GPU that
+// DCGM does not see tells nothing: DCGM warns of what it cannot read (12).
 func (s *session) reading(now time.Time, checked bool) *health.Reading {
 	r := &health.Reading{Devices: s.devices, Samples: make([]health.Sample, len(s.state)), Versions: s.versions}
+	s.ledger.tick(s.node.all.newest)
+	logged := !passed(s.openedAt, now, kernelLogWindow)
 	for i := range s.state {
 		st := &s.state[i]
-		r.Samples[i] = health.Sample{
-			Device: st.device.ID, At: now, Presence: s.presence[st.device.gpu].shown,
-			Values: st.merge(), XIDs: s.newXIDs(i),
+		stale := s.stale[st.device.gpu] && reachable(s.presence[st.device.gpu].status)
+		if stale {
+			st.values = nil
+		} else {
+			st.merge()
 		}
+		r.Samples[i] = health.Sample{
+			Device: st.device.ID, At: now, Presence: s.presence[st.device.gpu].shown, Stale: stale, Values: st.values,
+		}
+		r.Samples[i].XIDs, r.Samples[i].Past = s.newXIDs(i, logged)
 		if st.device.Kind == health.KindGPU {
-			r.Samples[i].Incidents, r.Samples[i].Checked = s.incidents[st.device.gpu], checked
+			r.Samples[i].Incidents = s.incidents[st.device.gpu]
+			r.Samples[i].Checked = checked && !s.unseen(st.device.gpu)
 		}
 	}
 	return r

@@ -51,23 +51,27 @@ type measured struct {
 
 // deviceState is what a session keeps of a device from poll to poll.
 type deviceState struct {
-	device located
-	values map[health.Field]float64 // given away: not modified
-	now    []measured               // read in this poll; the memory is used again
-	xid    measured                 // the newest XID read in this poll, of the entities that the device is
-	xidAt  int64
-	rows   []xidRow // XIDs read in this poll
+	device  located
+	values  map[health.Field]float64 // given away: not modified
+	now     []measured               // read in this poll; the memory is used again
+	xid     measured                 // the newest XID read in this poll, of the entities that the device is
+	xidAt   int64
+	rows    []xidRow // XIDs read in this poll
+	watched bool     // DCGM has its entity in the groups
 }
 
 // readValues reads the fields of health, and at a full poll the metrics too, and then the XIDs.
-func (s *session) readValues(full bool) error {
+func (s *session) readValues(now time.Time, full bool) error {
 	w := s.watches
 	for i := range s.state {
 		st := &s.state[i]
 		st.now, st.xidAt = st.now[:0], 0
 		st.xid = measured{field: health.FieldXID}
 	}
-	s.reads = readCount{}
+	for _, g := range s.sights {
+		g.judged, g.all = readCount{}, readCount{}
+	}
+	s.xidsWhole = false
 	gpuFields, computeFields := w.lightFields, w.computeFields[:min(1, len(w.computeFields))]
 	if full {
 		gpuFields, computeFields = w.gpuFields, w.computeFields
@@ -84,9 +88,9 @@ func (s *session) readValues(full bool) error {
 	if full {
 		s.sayUnsupported()
 	}
-	// The stream is read if it can have grown: go-dcgm takes a mebibyte for each reading, however small.
-	if len(w.gpus) > 0 && (full || s.xidsDue) {
-		return s.readXIDs()
+	// Not at each of many polls a second: go-dcgm takes a mebibyte for each reading, however small.
+	if len(w.gpus) > 0 && (full || s.xidsDue || passed(s.xidsAt, now, xidsEvery)) {
+		return s.readXIDs(now)
 	}
 	return nil
 }
@@ -96,31 +100,46 @@ func (s *session) take(v *dcgm.FieldValue_v2) {
 	e := entity{v.EntityGroupId, v.EntityID}
 	n, ok := number(v)
 	if v.FieldID == fieldXID {
-		// The stream misses an XID with a time before its cursor; the latest value does not (13).
-		if row, ok := xidOf(v); ok && row != s.latestXID[e] {
+		row, isXID := xidOf(v)
+		if isXID && row != s.latestXID[e] {
 			s.latestXID[e], s.xidsDue = row, true
 		}
 		s.noteXID(e, v)
 		for _, i := range s.owners[e] {
-			if st := &s.state[i]; ok && v.TS >= st.xidAt && !s.ledger.anothers(st.device.ID, v.TS) {
+			if st := &s.state[i]; ok && v.TS >= st.xidAt && !(isXID && s.ledger.foreign(st.device.ID, row)) {
 				st.xid, st.xidAt = measured{health.FieldXID, n, true}, v.TS
 			}
 		}
 		return
 	}
-	if s.unsupported != nil && e.kind == dcgm.FE_GPU && !ok && notSupported(v) {
-		s.unsupported[v.FieldID] = append(s.unsupported[v.FieldID], e.id)
+	if e.kind == dcgm.FE_GPU {
+		s.count(e.id, v, ok)
 	}
 	for _, i := range s.owners[e] {
 		st := &s.state[i]
 		st.now = append(st.now, measured{health.Field(v.FieldID), n, ok})
-		if e.kind == dcgm.FE_GPU && reachable(s.presence[e.id].status) {
-			s.reads.asked++
-			if ok {
-				s.reads.answered++
-				s.reads.times += v.TS
-			}
+	}
+}
+
+// count counts a value of a GPU for checkSight, and takes a note of one that there never will be.
+func (s *session) count(gpu uint, v *dcgm.FieldValue_v2, ok bool) {
+	read := readCount{asked: 1}
+	switch {
+	case ok:
+		read = readCount{asked: 1, answered: 1, times: v.TS, newest: v.TS}
+	case notSupported(v):
+		if s.unsupported != nil {
+			s.unsupported[v.FieldID] = append(s.unsupported[v.FieldID], gpu)
 		}
+		return
+	}
+	g := s.sights[gpu]
+	if g == nil || !reachable(s.presence[gpu].status) {
+		return
+	}
+	g.all.add(read)
+	if slices.Contains(s.watches.lightFields, v.FieldID) {
+		g.judged.add(read)
 	}
 }
 
@@ -147,9 +166,9 @@ func onGPUs(field dcgm.Short, gpus []uint) string {
 	return fmt.Sprintf("%d (GPU %s)", field, strings.Join(strings.Fields(strings.Trim(fmt.Sprint(slices.Compact(gpus)), "[]")), ", "))
 }
 
-// merge returns the values with what was just read in them: the same map if nothing differs, for a map
+// merge puts what was just read into the values: the same map if nothing differs, for a map
 // that was given away is never modified.
-func (st *deviceState) merge() map[health.Field]float64 {
+func (st *deviceState) merge() {
 	read := append(st.now, st.xid)
 	st.now = read[:len(read)-1]
 	for _, m := range read {
@@ -168,52 +187,4 @@ func (st *deviceState) merge() map[health.Field]float64 {
 			break
 		}
 	}
-	return st.values
-}
-
-// readCount is what one poll got of the GPUs that DCGM calls OK, XIDs apart.
-type readCount struct {
-	asked, answered int
-	times           int64 // the sum of the samples' times, µs: it changes if any is a new sample
-}
-
-// How long DCGM may give no value, or no new one, of GPUs that it calls OK. It samples the fields of
-// health once a second; a poll that reads metrics is given the time of three of their intervals more.
-const (
-	blindAfter = 3 * time.Second
-	staleAfter = 30 * time.Second
-)
-
-// eyesight tells whether DCGM still sees the GPUs: after an XID 119 it stops calling the driver, all
-// values go blank, and the status stays OK (12); if its thread hangs in the driver, the cache stays as
-// it was for ever. Neither is a fault that a GPU can be blamed for.
-type eyesight struct {
-	saw        bool      // a value was read in this session
-	blindSince time.Time // zero if it is not blind
-	times      int64
-	movedAt    time.Time // when times last changed, by our clock: the engine's may be another
-}
-
-func (e *eyesight) check(r readCount, now time.Time, stale time.Duration) error {
-	if r.asked == 0 {
-		*e = eyesight{saw: e.saw}
-		return nil
-	}
-	if r.answered == 0 {
-		if e.blindSince.IsZero() {
-			e.blindSince = now
-		}
-		if e.saw && now.Sub(e.blindSince) >= blindAfter {
-			return errBlind()
-		}
-		return nil
-	}
-	e.saw, e.blindSince = true, time.Time{}
-	if r.times != e.times || e.movedAt.IsZero() {
-		e.times, e.movedAt = r.times, now
-	}
-	if idle := now.Sub(e.movedAt); idle >= stale {
-		return fmt.Errorf("DCGM has not measured any GPU for %v: its thread hangs in the driver", idle.Round(time.Second))
-	}
-	return nil
 }

@@ -39,20 +39,24 @@ type session struct {
 	textsAt   time.Time // when its texts were last looked at
 	openedAt  time.Time // when this engine was started or connected to
 
-	known      map[entity]health.Device // by entity, for when it reads blank
-	incomplete bool                     // something that can be reached could not be named
-	presence   map[uint]*presence       // by DCGM's number of the GPU
-	owners     map[entity][]int         // the devices that an entity's values are of, as indices of state
-	state      []deviceState
-	devices    []health.Device // given away: not modified
+	known       map[entity]health.Device // by entity, for when it reads blank
+	incomplete  bool                     // something that can be reached could not be named
+	waiting     bool                     // a GPU that can be reached lacks a field of the inventory, and may have it soon
+	waitedSince map[uint]time.Time       // since when such a GPU is waited for, by DCGM's number
+	presence    map[uint]*presence       // by DCGM's number of the GPU
+	owners      map[entity][]int         // the devices that an entity's values are of, as indices of state
+	state       []deviceState
+	devices     []health.Device // given away: not modified
 
 	fullAt    time.Time         // of the last poll that read the metrics
-	xidCursor time.Time         // how far the stream of XIDs was read
+	xidsAt    time.Time         // when the stream of XIDs was last read
 	xidsDue   bool              // there is more in it
+	xidsWhole bool              // it was read in this poll
 	latestXID map[entity]xidRow // as last read of each entity
-	reads     readCount
 
-	lightSight, fullSight eyesight // of polls of the one kind and the other: they read different fields
+	node   sight           // of all GPUs
+	sights map[uint]*sight // of each GPU that is watched, by DCGM's number
+	stale  map[uint]bool   // GPUs that DCGM does not see while it sees others
 
 	incidents map[uint][]health.Incident // by GPU; the slices are given away
 
@@ -87,7 +91,7 @@ func open(ctx context.Context, cfg Config, log *zap.Logger, now func() time.Time
 	if err != nil {
 		return nil, fmt.Errorf("health systems: %w", err)
 	}
-	seen, err := take(cfg, now())
+	seen, err := take(cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -99,6 +103,7 @@ func open(ctx context.Context, cfg Config, log *zap.Logger, now func() time.Time
 		cfg: cfg, systems: dcgm.HealthSystem(systems), log: log, now: now, ledger: seen, openedAt: now(),
 		known: map[entity]health.Device{}, incidents: map[uint][]health.Incident{},
 		presence: map[uint]*presence{}, latestXID: map[entity]xidRow{}, watches: &watches{},
+		waitedSince: map[uint]time.Time{}, stale: map[uint]bool{},
 	}
 	s.readVersions()
 	var t topology

@@ -56,6 +56,44 @@ type watches struct {
 	health    bool // DCGM's own health checks are on
 
 	undo []func() error // what takes all of it back, last first
+
+	inventory fieldGroup
+	sampled   []sampled // in the order in which they were asked for
+}
+
+// sampled is a field group that DCGM samples. Of two of one client that have a field in common the last one counts.
+type sampled struct {
+	fields  []dcgm.Short
+	handle  fieldGroup
+	group   group
+	every   time.Duration
+	keep    time.Duration
+	samples int32
+}
+
+func (f sampled) watch(every time.Duration) error {
+	return dcgm.WatchFieldsWithGroupEx(f.handle.handle, f.group.handle, every.Microseconds(), f.keep.Seconds(), f.samples)
+}
+
+// hasten has the inventory sampled now, and once a second from now on.
+func (w *watches) hasten() error {
+	for _, f := range w.sampled {
+		if f.handle == w.inventory {
+			return f.watch(healthEvery)
+		}
+	}
+	return nil
+}
+
+// restore ends what hasten has begun, for the inventory and for what has a field in common with it.
+func (w *watches) restore() error {
+	var errs []error
+	for _, f := range w.sampled {
+		if slices.ContainsFunc(f.fields, func(field dcgm.Short) bool { return slices.Contains(inventoryFields(), field) }) {
+			errs = append(errs, f.watch(f.every))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 type group struct{ handle dcgm.GroupHandle }
@@ -129,7 +167,7 @@ func (s *session) watchFields(w *watches, t topology) (err error) {
 	w.gpuFields = slices.Concat(w.lightFields, metrics)
 	w.computeFields = slices.Concat([]dcgm.Short{fieldXID}, perInstance(metrics))
 
-	if err = s.watchGroup(w, "inventory", w.all, inventoryFields(), inventoryEvery); err != nil {
+	if w.inventory, err = s.watchFew(w, "inventory", w.all, inventoryFields(), inventoryEvery, 0, keepLatest); err != nil {
 		return err
 	}
 	w.texts, w.inventoryFields = c.texts, union(inventoryFields(), c.texts)
@@ -219,7 +257,8 @@ func (s *session) watchFew(
 	if err != nil {
 		return fieldGroup{}, fmt.Errorf("fields of %s: %w", what, err)
 	}
-	if err := dcgm.WatchFieldsWithGroupEx(handle, g.handle, every.Microseconds(), keep.Seconds(), samples); err != nil {
+	f := sampled{fields, fieldGroup{handle}, g, every, keep, samples}
+	if err := f.watch(every); err != nil {
 		// Best effort: the watch may stand, if it was its first update that failed, or not.
 		_ = dcgm.UnwatchFields(handle, g.handle)
 		_ = dcgm.FieldGroupDestroy(handle)
@@ -228,7 +267,8 @@ func (s *session) watchFew(
 	w.undo = append(w.undo,
 		func() error { return dcgm.FieldGroupDestroy(handle) },
 		func() error { return dcgm.UnwatchFields(handle, g.handle) })
-	return fieldGroup{handle}, nil
+	w.sampled = append(w.sampled, f)
+	return f.handle, nil
 }
 
 // close takes everything back. Without it the watches would go on until the connection ends. That a field is not

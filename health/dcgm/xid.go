@@ -5,6 +5,7 @@ package dcgm
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -13,94 +14,175 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// xidOverlap is how far each reading of the stream reaches back before the last: rows arrive up to
-// seconds after the time they bear, and DCGM moves its cursor with rows that carry no data too.
-const xidOverlap = time.Minute
+const (
+	// xidsEvery is how often the stream is read although no latest value has changed. DCGM sorts its samples by time: a
+	// row that comes after the engine's clock was set back is not the latest, and nothing else shows it.
+	xidsEvery = time.Second
+	// xidsKept bounds the rows of a device that DCGM shows no more. An engine that restarts shows some of them again.
+	xidsKept = 1024
+	// kernelLogWindow is how long after a connection rows may come from the kernel's log of before: an engine that starts
+	// reads /dev/kmsg from its beginning within seconds.
+	kernelLogWindow = 10 * time.Second
+	// clockSlack is how much older than the one before the newest sample may be without the engine's clock having been
+	// set back: another GPU has it, or another field.
+	clockSlack = 5 * time.Second
+)
 
-// xidRow is one XID as DCGM reports it, in microseconds since 1970.
+// xidRow is one XID as DCGM reports it, in microseconds since 1970 by the engine's clock.
 type xidRow struct {
 	at   int64
 	code int
 }
 
-// ledger remembers which XIDs were reported, so that each is reported once however often DCGM shows it:
-// in overlapping readings, as a latest value, to the session after a reconnect, and from a restarted
-// engine that reads /dev/kmsg from its beginning. It belongs to one session at a time.
+// ledger holds the rows of field 230 that were delivered, so that each is delivered once however often DCGM shows it: in
+// every reading of the stream, as a latest value, to the session after a reconnect, and from a restarted engine. A row is
+// new if the ledger does not have it, whatever its time: the clocks of the driver's host may step either way. The ledger
+// outlives a session and belongs to one at a time.
 type ledger struct {
-	started int64 // what happened before is history
-	looked  int64 // when the devices were last found to be those that are known; 0 before that
 	devices map[health.DeviceID]*history
-	parts   map[health.DeviceID]bool // the MIG devices that are there
+	parts   map[health.DeviceID]bool          // MIG devices of the last inventory
+	gpus    map[health.DeviceID]health.Device // GPUs as they were last shown with their own values
+
+	began  int64 // the engine's time at the first reading of this process; 0 if unknown, or if the engine's clock was set back
+	newest int64 // the engine's time at the last reading
 }
 
-// history is one device's.
+// history is the rows of one device.
 type history struct {
-	born  int64    // a MIG device: what its entity had up to here was another's; 0 if it is not known to have been one
-	floor int64    // all rows up to here are reported or history
-	rows  []xidRow // reported, later than floor, by time
+	rows map[xidRow]*seenRow
+	read bool   // the stream has been read with the device in it
+	born bool   // a MIG device, not read yet, that has come since the stream was last read
+	n    uint64 // rows that ever came
+	look uint64 // readings so far
 }
 
-// xidsKept bounds a history. DCGM reads one XID a second at most and keeps ten minutes of them.
-const xidsKept = 1024
-
-func newLedger(now time.Time) *ledger {
-	return &ledger{started: now.UnixMicro(), devices: map[health.DeviceID]*history{}}
+type seenRow struct {
+	n       uint64 // order of arrival
+	shown   uint64 // the last reading that had it
+	foreign bool   // the row of another instance that had the entity's number
 }
 
-// of returns the history of a device, which begins with the first that is asked of it.
+func newLedger() *ledger {
+	return &ledger{devices: map[health.DeviceID]*history{}, gpus: map[health.DeviceID]health.Device{}}
+}
+
 func (l *ledger) of(id health.DeviceID) *history {
 	h := l.devices[id]
 	if h == nil {
-		h = &history{floor: l.started}
+		h = &history{rows: map[xidRow]*seenRow{}}
 		l.devices[id] = h
 	}
 	return h
 }
 
-// know takes a note of the MIG devices that are there. One that is new, or there again, was not there when the
-// devices were last looked at: DCGM uses the number of an instance again, and keeps what it had while any client
-// watches it.
-func (l *ledger) know(parts map[health.DeviceID]bool) {
-	for id := range parts {
-		if l.parts[id] {
-			continue
+// know takes the MIG devices of an inventory, by parent. DCGM numbers instances by place and keeps the samples of a number
+// while any client watches it: what the entity of a new instance, or of one that is there again, holds already is of another.
+// A device is missing from an incomplete inventory although it is there.
+func (l *ledger) know(parts map[health.DeviceID]health.DeviceID, incomplete bool) {
+	now := map[health.DeviceID]bool{}
+	for id, parent := range parts {
+		now[id] = true
+		if l.devices[parent] != nil && !l.parts[id] { // with a GPU that was not read before comes the history of its parts
+			l.devices[id] = &history{rows: map[xidRow]*seenRow{}, born: true}
 		}
-		h := l.of(id)
-		h.born, h.floor = l.looked, max(h.floor, l.looked)
 	}
-	l.parts = parts
+	if incomplete {
+		maps.Copy(now, l.parts)
+	}
+	for id := range l.parts {
+		if !now[id] {
+			delete(l.devices, id)
+		}
+	}
+	l.parts = now
 }
 
-// anothers reports whether what an entity had at a time was of the device before this one.
-func (l *ledger) anothers(id health.DeviceID, at int64) bool {
+// foreign reports whether a row that an entity holds belongs to the instance that had its number before.
+func (l *ledger) foreign(id health.DeviceID, row xidRow) bool {
 	h := l.devices[id]
-	return h != nil && at <= h.born
-}
-
-// add reports whether the row is one that was not reported before, and remembers it.
-func (l *ledger) add(id health.DeviceID, row xidRow) bool {
-	h := l.of(id)
-	if row.at <= h.floor || slices.ContainsFunc(h.rows, func(old xidRow) bool { return sameXID(old, row) }) {
+	if h == nil {
 		return false
 	}
-	at, _ := slices.BinarySearchFunc(h.rows, row, func(a, b xidRow) int { return cmp.Compare(a.at, b.at) })
-	h.rows = slices.Insert(h.rows, at, row)
-	if len(h.rows) > xidsKept {
-		h.floor = h.rows[0].at
-		h.rows = slices.Delete(h.rows, 0, 1)
-	}
-	return true
+	seen := h.rows[row]
+	return h.born || seen != nil && seen.foreign
 }
 
-// sameXID reports whether two rows are one event. DCGM reads XIDs 79, 119 and 120 from /dev/kmsg as well
-// as from the driver, with another clock's time. An RPC to the GSP times out after six seconds, so that 119 and
-// 120 do not come to a GPU twice in five.
+// tick takes the time of the engine's newest sample, 0 if it has none.
+func (l *ledger) tick(at int64) {
+	switch {
+	case at == 0:
+		return
+	case l.newest == 0:
+		l.began = at
+	case at < l.newest-clockSlack.Microseconds():
+		l.began = 0 // no time tells any more what was before
+	}
+	l.newest = at
+}
+
+// sift returns the rows that are new of those that DCGM shows of a device, and those from before this process first read
+// the device. whole says that the stream was read; logged, that rows of the kernel's log of before may be among them.
+func (l *ledger) sift(id health.DeviceID, rows []xidRow, whole, logged bool) (fresh, past []xidRow) {
+	h := l.of(id)
+	h.look++
+	for _, row := range rows {
+		if seen := h.find(row); seen != nil {
+			seen.shown = h.look
+			continue
+		}
+		h.n++
+		h.rows[row] = &seenRow{n: h.n, shown: h.look, foreign: h.born}
+		switch {
+		case h.born:
+		case !h.read, logged && inKernelLog(row.code) && row.at < l.began:
+			past = append(past, row)
+		default:
+			fresh = append(fresh, row)
+		}
+	}
+	if whole {
+		h.read, h.born = true, false
+		h.forget()
+	}
+	return fresh, past
+}
+
+func (h *history) find(row xidRow) *seenRow {
+	if seen := h.rows[row]; seen != nil || !inKernelLog(row.code) {
+		return seen
+	}
+	for old, seen := range h.rows {
+		if sameXID(old, row) {
+			return seen
+		}
+	}
+	return nil
+}
+
+// forget drops the rows that came first until xidsKept are left, but none that the last reading of the stream has shown:
+// it would be new in the next. DCGM bounds those, by ten minutes at one XID a second.
+func (h *history) forget() {
+	over := len(h.rows) - xidsKept
+	if over <= 0 {
+		return
+	}
+	gone := slices.SortedFunc(maps.Keys(h.rows), func(a, b xidRow) int { return cmp.Compare(h.rows[a].n, h.rows[b].n) })
+	gone = slices.DeleteFunc(gone, func(row xidRow) bool { return h.rows[row].shown == h.look })
+	for _, row := range gone[:min(over, len(gone))] {
+		delete(h.rows, row)
+	}
+}
+
+// inKernelLog reports whether DCGM reads an XID from /dev/kmsg as well as from the driver (DCGM, DcgmKmsgReader.cpp).
+func inKernelLog(code int) bool { return code == 79 || code == 119 || code == 120 }
+
+// sameXID reports whether two rows are one event. An XID that DCGM reads from /dev/kmsg as well as from the driver has
+// two times. An RPC to the GSP times out after six seconds, so that 119 and 120 do not come to a GPU twice in five.
 func sameXID(a, b xidRow) bool {
 	if a.code != b.code {
 		return false
 	}
-	switch a.code {
-	case 79, 119, 120:
+	if inKernelLog(a.code) {
 		return max(a.at-b.at, b.at-a.at) < (5 * time.Second).Microseconds()
 	}
 	return a.at == b.at
@@ -113,24 +195,17 @@ func xidOf(v *dcgm.FieldValue_v2) (xidRow, bool) {
 	return xidRow{at: v.TS, code: int(code)}, ok && v.FieldID == fieldXID && code > 0
 }
 
-// readXIDs reads the stream of field 230 and takes a note of every row. The first reading of a session
-// takes all that DCGM has, so that an XID between two sessions is not lost.
-func (s *session) readXIDs() error {
-	since := time.UnixMicro(0)
-	if !s.xidCursor.IsZero() {
-		since = s.xidCursor.Add(-xidOverlap)
-	}
-	rows, next, err := dcgm.GetValuesSince(s.watches.all.handle, s.watches.xidFields.handle, since)
+// readXIDs reads the stream of field 230 from its beginning and takes a note of every row. A cursor would miss what DCGM
+// sorts before it: an XID of the kernel's log, and every row after the engine's clock was set back.
+func (s *session) readXIDs(now time.Time) error {
+	rows, _, err := dcgm.GetValuesSince(s.watches.all.handle, s.watches.xidFields.handle, time.UnixMicro(0))
 	if err != nil {
 		return fmt.Errorf("read XIDs: %w", err)
 	}
 	for i := range rows {
 		s.noteXID(entity{rows[i].EntityGroupId, rows[i].EntityID}, &rows[i])
 	}
-	if next.After(s.xidCursor) {
-		s.xidCursor = next
-	}
-	s.xidsDue = false
+	s.xidsAt, s.xidsDue, s.xidsWhole = now, false, true
 	return nil
 }
 
@@ -147,16 +222,22 @@ func (s *session) noteXID(e entity, v *dcgm.FieldValue_v2) {
 	}
 }
 
-// newXIDs returns the rows noted in this poll that were never reported, oldest first.
-func (s *session) newXIDs(device int) []health.XID {
+// newXIDs returns the XIDs noted in this poll that were never delivered, and those from before this process first read the
+// device; oldest first.
+func (s *session) newXIDs(device int, logged bool) (fresh, past []health.XID) {
 	st := &s.state[device]
-	slices.SortFunc(st.rows, func(a, b xidRow) int { return cmp.Compare(a.at, b.at) })
-	var xids []health.XID
-	for _, row := range st.rows {
-		if s.ledger.add(st.device.ID, row) {
-			xids = append(xids, health.XID{Code: row.code, At: time.UnixMicro(row.at)})
-		}
+	if len(st.rows) == 0 && !st.watched {
+		return nil, nil // it was not read
 	}
+	slices.SortFunc(st.rows, func(a, b xidRow) int { return cmp.Compare(a.at, b.at) })
+	newRows, oldRows := s.ledger.sift(st.device.ID, st.rows, s.xidsWhole && st.watched, logged)
 	st.rows = st.rows[:0]
+	return xids(newRows), xids(oldRows)
+}
+
+func xids(rows []xidRow) (xids []health.XID) {
+	for _, row := range rows {
+		xids = append(xids, health.XID{Code: row.code, At: time.UnixMicro(row.at)})
+	}
 	return xids
 }

@@ -3,6 +3,7 @@
 package dcgm
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -13,8 +14,7 @@ import (
 
 // xid has DCGM report an XID as it does: a row of the stream that is the latest value too.
 func (b *bench) xid(kind script.Kind, id uint, code int64, at time.Time) {
-	b.lib.Row(kind, id, code, 0, at)
-	b.lib.Int(kind, id, 230, code, 0, at)
+	b.lib.XID(kind, id, code, at)
 }
 
 func codes(s health.Sample) (codes []int) {
@@ -147,8 +147,212 @@ func TestXIDFromBeforeTheStartIsHistory(t *testing.T) {
 	if got := codes(samples[gpuID(0)]); len(got) != 0 {
 		t.Errorf("XIDs %v are new", got)
 	}
+	if got := past(samples[gpuID(0)]); !slices.Equal(got, []int{48}) {
+		t.Errorf("history %v, want 48", got)
+	}
 	if got := samples[gpuID(0)].Values[health.FieldXID]; got != 48 {
 		t.Errorf("value of field 230: %v, want 48", got)
+	}
+	for range 20 {
+		if s := b.pollAfter(time.Second, 1)[gpuID(0)]; len(s.Past)+len(s.XIDs) != 0 {
+			t.Fatalf("later: history %v, XIDs %v", s.Past, s.XIDs)
+		}
+	}
+}
+
+func past(s health.Sample) (codes []int) {
+	for _, x := range s.Past {
+		codes = append(codes, x.Code)
+	}
+	return codes
+}
+
+// History is what the stream holds when the process first reads a device, whatever the times of the rows.
+func TestHistoryIsPerDevice(t *testing.T) {
+	b := fresh(t)
+	b.gpus(3)
+	b.mig(2, map[uint][]uint{0: {0}})
+	b.lib.Instance(script.GPU, 1, script.GPU, 1, gpuUUID(1), 0, 0) // the UUID in DCGM's attributes
+	b.lib.Entity(script.GPU, 1, statusLost)
+	b.xid(script.GPU, 0, 95, b.clock.now().Add(time.Hour))
+	b.xid(script.CI, 0, 31, b.clock.now().Add(-time.Hour))
+	b.open(config())
+	samples, _ := b.poll()
+	for id, want := range map[health.DeviceID][]int{gpuID(0): {95}, gpuID(1): nil, gpuID(2): nil, migID(0): {31}} {
+		if s := samples[id]; !slices.Equal(past(s), want) || len(s.XIDs) != 0 {
+			t.Errorf("%s: history %v, XIDs %v; want a history of %v", id, s.Past, s.XIDs, want)
+		}
+	}
+	b.lib.Row(script.GPU, 1, 79, 0, b.clock.now()) // DCGM takes no lost GPU into a group: nobody has read it
+	b.pollAfter(10*time.Second, 3)
+	b.lib.Entity(script.GPU, 1, statusOK)
+	b.pollAfter(time.Second, 3)
+	if s := b.pollAfter(time.Second, 3)[gpuID(1)]; !slices.Equal(past(s), []int{79}) || len(s.XIDs) != 0 {
+		t.Errorf("the GPU that came: history %v, XIDs %v", s.Past, s.XIDs)
+	}
+	b.xid(script.GPU, 1, 48, b.clock.now())
+	if s := b.pollAfter(time.Second, 3)[gpuID(1)]; !slices.Equal(codes(s), []int{48}) || len(s.Past) != 0 {
+		t.Errorf("later: history %v, XIDs %v", s.Past, s.XIDs)
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b.open(config())
+	samples, _ = b.poll()
+	for id, s := range samples {
+		if len(s.Past)+len(s.XIDs) != 0 {
+			t.Errorf("%s, to another session: history %v, XIDs %v", id, s.Past, s.XIDs)
+		}
+	}
+}
+
+// The engine's clock and ours may step either way at any moment: every row is delivered, once, within two seconds. After
+// a step back DCGM sorts new rows before the old ones, and the latest value stays.
+func TestXIDsWhenAClockIsSet(t *testing.T) {
+	for name, tt := range map[string]struct{ engine, ours time.Duration }{
+		"the engine's back":     {-time.Hour, 0},
+		"the engine's ahead":    {time.Hour, 0},
+		"ours back":             {0, -time.Hour},
+		"ours ahead":            {0, time.Hour},
+		"both back":             {-time.Hour, -time.Hour},
+		"the engine's by hours": {-100 * time.Hour, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := fresh(t)
+			b.gpus(2)
+			b.mig(1, map[uint][]uint{0: {0}})
+			cfg := config()
+			cfg.Interval = 10 * time.Minute // polls of health, which are the rule
+			b.open(cfg)
+			b.poll()
+			for range 15 { // beyond the first seconds, in which the kernel's log may be read
+				b.pollAfter(time.Second, 2)
+			}
+			b.xid(script.GPU, 0, 13, b.clock.now())
+			got := map[health.DeviceID][]int{}
+			pass := func(seconds int) {
+				for range seconds {
+					for id, s := range b.pollAfter(time.Second, 2) {
+						got[id] = append(got[id], codes(s)...)
+						if len(s.Past) != 0 {
+							t.Errorf("%s: history %v", id, s.Past)
+						}
+					}
+				}
+			}
+			pass(1)
+			b.lib.Clock(tt.engine - tt.ours) // the library is told our times
+			b.add(tt.ours)
+			pass(1)
+			b.xid(script.GPU, 0, 79, b.clock.now())
+			b.xid(script.CI, 0, 94, b.clock.now())
+			pass(2)
+			want := map[health.DeviceID][]int{gpuID(0): {13, 79}, gpuID(1): nil, migID(0): {94}}
+			for id, want := range want {
+				if !slices.Equal(got[id], want) {
+					t.Errorf("%s: XIDs %v, want %v", id, got[id], want)
+				}
+			}
+			b.xid(script.GPU, 0, 48, b.clock.now())
+			pass(20)
+			if want := []int{13, 79, 48}; !slices.Equal(got[gpuID(0)], want) || len(got[migID(0)]) != 1 {
+				t.Errorf("in the end: XIDs %v, want %v", got, want)
+			}
+		})
+	}
+}
+
+// An engine that starts reads the kernel's log from its beginning, a little after it can be asked. XIDs that were there
+// before this process are history; no other row is history for its time.
+func TestXIDsOfTheKernelsLogOfBefore(t *testing.T) {
+	for name, tt := range map[string]struct {
+		code    int64
+		age     time.Duration // before the first reading
+		after   time.Duration // the first reading
+		step    time.Duration // of the engine's clock, meanwhile
+		again   bool          // in a second session
+		history bool
+	}{
+		"79 of long before":                 {code: 79, age: time.Hour, after: time.Second, history: true},
+		"119 of a minute before":            {code: 119, age: time.Minute, after: time.Second, history: true},
+		"120 of long before":                {code: 120, age: time.Hour, after: time.Second, history: true},
+		"an XID that the log does not give": {code: 48, age: time.Hour, after: time.Second},
+		"79 of now":                         {code: 79, age: -time.Second, after: time.Second},
+		"long after the start":              {code: 79, age: time.Hour, after: time.Minute},
+		"of a restarted engine":             {code: 79, age: time.Hour, after: time.Second, again: true, history: true},
+		"of now in a restarted engine":      {code: 79, age: -time.Second, after: time.Second, again: true},
+		"the clock was set back meanwhile":  {code: 79, age: time.Minute, after: time.Second, step: -time.Hour, again: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := fresh(t)
+			b.gpus(1)
+			b.open(config())
+			b.poll()
+			first := b.clock.now()
+			b.add(time.Second)
+			b.lib.Clock(tt.step)
+			if tt.again {
+				if err := b.Close(); err != nil {
+					t.Fatal(err)
+				}
+				b.sample(1)
+				b.open(config())
+				b.poll()
+			}
+			for range int(tt.after / time.Second) {
+				b.pollAfter(time.Second, 1)
+			}
+			b.xid(script.GPU, 0, tt.code, first.Add(-tt.age))
+			s := b.pollAfter(time.Second, 1)[gpuID(0)]
+			if (len(s.Past) == 1) != tt.history || (len(s.XIDs) == 1) == tt.history {
+				t.Errorf("history %v, XIDs %v", s.Past, s.XIDs)
+			}
+		})
+	}
+}
+
+func TestSameXID(t *testing.T) {
+	const second = 1_000_000
+	for _, tt := range []struct {
+		a, b xidRow
+		want bool
+	}{
+		{xidRow{0, 79}, xidRow{4 * second, 79}, true}, // the kernel's log and the driver
+		{xidRow{4 * second, 119}, xidRow{0, 119}, true},
+		{xidRow{0, 120}, xidRow{4 * second, 120}, true},
+		{xidRow{0, 79}, xidRow{5 * second, 79}, false},
+		{xidRow{0, 119}, xidRow{6 * second, 119}, false},
+		{xidRow{0, 120}, xidRow{6 * second, 120}, false},
+		{xidRow{0, 119}, xidRow{0, 120}, false},
+		{xidRow{0, 48}, xidRow{1, 48}, false}, // not in the log that DCGM reads
+		{xidRow{0, 48}, xidRow{0, 48}, true},
+	} {
+		if got := sameXID(tt.a, tt.b); got != tt.want {
+			t.Errorf("%v and %v are one: %v, want %v", tt.a, tt.b, got, tt.want)
+		}
+	}
+}
+
+// The driver and the kernel's log both tell DCGM of some XIDs, seconds apart.
+func TestXIDOfTheLogAndOfTheDriverIsOne(t *testing.T) {
+	for _, code := range []int64{79, 119, 120} {
+		t.Run(fmt.Sprint(code), func(t *testing.T) {
+			b := fresh(t)
+			b.gpus(1)
+			b.open(config())
+			b.poll()
+			b.add(20 * time.Second)
+			at := b.clock.now()
+			b.xid(script.GPU, 0, code, at)
+			got := codes(b.pollAfter(time.Second, 1)[gpuID(0)])
+			b.lib.Row(script.GPU, 0, code, 0, at.Add(-3*time.Second))
+			for range 12 {
+				got = append(got, codes(b.pollAfter(time.Second, 1)[gpuID(0)])...)
+			}
+			if !slices.Equal(got, []int{int(code)}) {
+				t.Errorf("XIDs %v, want one %d", got, code)
+			}
+		})
 	}
 }
 
@@ -209,25 +413,36 @@ func TestXIDsAcrossANewInventory(t *testing.T) {
 	}
 }
 
+// The rows that DCGM shows are never new again, however many they are; of the others the newest by arrival are kept.
 func TestLedgerIsBounded(t *testing.T) {
-	start := time.Unix(1_700_000_000, 0)
-	l := newLedger(start)
-	at := start.UnixMicro()
-	for i := range int64(10 * xidsKept) {
-		if !l.add("GPU-a", xidRow{at + 1 + i, 13}) {
-			t.Fatalf("row %d is not new", i)
+	l := newLedger()
+	l.sift("GPU-a", nil, true, false)
+	var shown []xidRow
+	const atOnce = 2 * xidsKept
+	for i := range int64(5 * xidsKept) {
+		shown = append(shown, xidRow{1_700_000_000_000_000 - i, 13}) // the engine's clock runs backwards
+		shown = shown[max(0, len(shown)-atOnce):]
+		fresh, past := l.sift("GPU-a", shown[max(0, len(shown)-3):], false, false)
+		if i%512 == 511 {
+			fresh2, past2 := l.sift("GPU-a", shown, true, false)
+			fresh, past = append(fresh, fresh2...), append(past, past2...)
 		}
-		if l.add("GPU-a", xidRow{at + 1 + i, 13}) {
-			t.Fatalf("row %d is new twice", i)
+		if len(fresh) != 1 || fresh[0] != shown[len(shown)-1] || len(past) != 0 {
+			t.Fatalf("row %d: new are %v, of before %v", i, fresh, past)
 		}
 	}
-	if n := len(l.devices["GPU-a"].rows); n > xidsKept {
-		t.Errorf("%d rows are kept, want at most %d", n, xidsKept)
+	if n := len(l.devices["GPU-a"].rows); n > atOnce {
+		t.Errorf("%d rows are kept, DCGM shows %d", n, atOnce)
 	}
-	if l.add("GPU-a", xidRow{at + 5, 13}) {
-		t.Error("a row that was forgotten is new again")
+	l.sift("GPU-a", nil, true, false)
+	if n := len(l.devices["GPU-a"].rows); n != xidsKept {
+		t.Errorf("%d rows are kept that DCGM shows no more, want %d", n, xidsKept)
 	}
-	if !l.add("GPU-b", xidRow{at + 5, 13}) {
+	if fresh, _ := l.sift("GPU-a", shown[atOnce-xidsKept:], true, false); len(fresh) != 0 {
+		t.Errorf("%d of the rows that came last are new again", len(fresh))
+	}
+	l.sift("GPU-b", nil, true, false)
+	if fresh, _ := l.sift("GPU-b", shown[:1], true, false); len(fresh) != 1 {
 		t.Error("another device's row is not new")
 	}
 }

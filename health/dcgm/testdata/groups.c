@@ -49,6 +49,7 @@ EXPORT dcgmReturn_t dcgmFieldGroupCreate(dcgmHandle_t handle, int count, const u
     for (int i = 1; i < MAX_GROUPS; i++)
         if (!state.fields[i].used) {
             state.fields[i].used = 1;
+            state.fields[i].watched = 0;
             state.fields[i].count = count;
             memcpy(state.fields[i].field, ids, (size_t)count * sizeof(*ids));
             *fields = (dcgmFieldGrp_t)i;
@@ -90,7 +91,7 @@ static int mark(dcgmGpuGrp_t group, dcgmFieldGrp_t fields, int watched, long lon
     fields_t *f = fields_of(fields);
     if (g == NULL || f == NULL) return DCGM_ST_BADPARAM;
     if (g->count == 0) return DCGM_ST_GROUP_IS_EMPTY;
-    int was = 0, unknown = 0;
+    int unknown = 0;
     for (int i = 0; i < g->count; i++) {
         entity_t *e = find((int)g->entity[i].entityGroupId, g->entity[i].entityId);
         if (e == NULL) unknown = 1; // an instance that is gone
@@ -100,16 +101,24 @@ static int mark(dcgmGpuGrp_t group, dcgmFieldGrp_t fields, int watched, long lon
                 unknown = 1;
                 continue;
             }
-            was |= v->watched;
             v->watched = watched;
             v->ever_watched = 1;
+            v->series = watched;
+            if (watched) {
+                v->blank = v->held > 0; // what a watch samples stays until the next sample
+                if (v->held > 0) v->held--;
+            } else if (v->behind.set) {
+                v->latest = v->behind;
+                v->behind.set = 0;
+            }
             v->every = every;
             v->age = age;
             v->samples = samples;
             if (f->field[j] == DCGM_FI_DEV_XID_ERROR && !watched) forget_rows(e);
         }
     }
-    if (watched || was) state.watches += watched ? 1 : -1;
+    state.watches += watched - f->watched; // to watch it again only changes how
+    f->watched = watched;
     return !watched && unknown ? DCGM_ST_NOT_WATCHED : DCGM_ST_OK;
 }
 
@@ -176,14 +185,15 @@ EXPORT dcgmReturn_t dcgmEntitiesGetLatestValues(dcgmHandle_t handle, dcgmGroupEn
             out->entityGroupId = pair.entityGroupId;
             out->entityId = pair.entityId;
             out->fieldId = fields[j];
-            out->fieldType = (unsigned short)(v->set ? v->type : type_of(fields[j]));
-            out->status = v->watched ? (v->set ? v->status : DCGM_ST_NO_DATA) : DCGM_ST_NOT_WATCHED;
-            out->ts = v->at;
-            int blank = state.blind || state.detached || !v->set || !v->watched || (e->kind == DCGM_FE_GPU && e->status == DcgmEntityStatusLost);
+            sample_t *s = &v->latest;
+            out->fieldType = (unsigned short)(s->set ? s->type : type_of(fields[j]));
+            out->status = v->watched ? (s->set ? s->status : DCGM_ST_NO_DATA) : DCGM_ST_NOT_WATCHED;
+            out->ts = s->at;
+            int blank = state.blind || state.detached || v->blank || !s->set || !v->watched || (e->kind == DCGM_FE_GPU && e->status == DcgmEntityStatusLost);
             switch (out->fieldType) {
-                case DCGM_FT_DOUBLE: out->value.dbl = blank ? DCGM_FP64_BLANK : v->d; break;
-                case DCGM_FT_STRING: snprintf(out->value.str, sizeof(out->value.str), "%s", blank ? DCGM_STR_BLANK : v->s); break;
-                default: out->value.i64 = blank ? DCGM_INT64_BLANK : v->i; break;
+                case DCGM_FT_DOUBLE: out->value.dbl = blank ? DCGM_FP64_BLANK : s->d; break;
+                case DCGM_FT_STRING: snprintf(out->value.str, sizeof(out->value.str), "%s", blank ? DCGM_STR_BLANK : s->s); break;
+                default: out->value.i64 = blank ? DCGM_INT64_BLANK : s->i; break;
             }
         }
     }

@@ -100,7 +100,7 @@ EXPORT dcgmReturn_t dcgmStartEmbedded(dcgmOperationMode_t mode, dcgmHandle_t *ha
     // DCGM opens its log here, and in a file of its own that grows for ever unless it is told otherwise.
     const char *file = getenv("__DCGM_DBG_FILE"), *level = getenv("__DCGM_DBG_LVL");
     snprintf(state.log, sizeof(state.log), "%s to %s", level ? level : "ERROR", file ? file : "/var/log/nv-hostengine.log");
-    if (result == DCGM_ST_OK) state.blind = state.detached = 0; // (12)
+    if (result == DCGM_ST_OK) state.blind = state.detached = state.empty = 0; // (12)
     return connected(result, handle);
 }
 
@@ -167,7 +167,7 @@ EXPORT dcgmReturn_t dcgmGetEntityGroupEntities(dcgmHandle_t handle, dcgm_field_e
     (void)flags;
     int n = 0;
     for (int i = 0; i < state.entities; i++)
-        if (state.entity[i].kind == (int)kind && n < *count) entities[n++] = state.entity[i].id;
+        if (state.entity[i].kind == (int)kind && n < *count && !state.empty) entities[n++] = state.entity[i].id;
     *count = n;
     return leave(DCGM_ST_OK);
 }
@@ -187,7 +187,7 @@ EXPORT dcgmReturn_t dcgmGetGpuInstanceHierarchy(dcgmHandle_t handle, dcgmMigHier
     for (int kind = DCGM_FE_GPU_CI; kind >= DCGM_FE_GPU_I; kind--)
         for (int i = 0; i < state.entities; i++) {
             entity_t *e = &state.entity[i];
-            if (!e->in_hierarchy || e->kind != kind) continue;
+            if (!e->in_hierarchy || e->kind != kind || state.empty) continue;
             dcgmMigHierarchyInfo_v2 *in = &h->entityList[h->count++];
             in->entity.entityGroupId = (dcgm_field_entity_group_t)e->kind;
             in->entity.entityId = e->id;
@@ -215,7 +215,7 @@ EXPORT dcgmReturn_t dcgmGetDeviceAttributes(dcgmHandle_t handle, unsigned int gp
     entity_t *e = find(DCGM_FE_GPU, gpu);
     if (e == NULL) return leave(DCGM_ST_OK); // no error, and no UUID (16)
     snprintf(attributes->identifiers.uuid, sizeof(attributes->identifiers.uuid), "%s", e->gpu);
-    snprintf(attributes->identifiers.pciBusId, sizeof(attributes->identifiers.pciBusId), "%s", value_of(e, DCGM_FI_DEV_PCI_BUS_ID)->s);
+    snprintf(attributes->identifiers.pciBusId, sizeof(attributes->identifiers.pciBusId), "%s", value_of(e, DCGM_FI_DEV_PCI_BUS_ID)->latest.s);
     snprintf(attributes->identifiers.deviceName, sizeof(attributes->identifiers.deviceName), "%s", DCGM_STR_BLANK);
     return leave(DCGM_ST_OK);
 }

@@ -21,12 +21,20 @@
 #define MAX_GROUPS 64
 
 typedef struct {
-    unsigned short field;
-    int type, status, watched, ever_watched, set, samples;
-    long long at, i, every;
-    double age;
+    int set, type, status;
+    long long at, i;
     double d;
     char s[DCGM_MAX_STR_LENGTH];
+} sample_t;
+
+typedef struct {
+    unsigned short field;
+    int watched, ever_watched, samples;
+    long long every;
+    double age;
+    sample_t latest, behind; // behind is newer by arrival and older by time
+    int series;              // DCGM keeps its samples: from a watch on until one is taken back, though the connection ends before
+    int held, blank;         // samples that are still to be blank, and whether the last one was
 } value_t;
 
 typedef struct {
@@ -56,7 +64,7 @@ typedef struct {
 } group_t;
 
 typedef struct {
-    int used, count;
+    int used, count, watched;
     unsigned short field[MAX_FIELDS];
 } fields_t;
 
@@ -76,6 +84,8 @@ typedef struct {
     unsigned systems; // that HealthSet asked for
     int initialized, connected, leaked, widest, live, blind;
     int detached; // the engine has let go of the driver
+    int empty;    // it lists no GPU, without an error
+    long long clock; // how far its clock is ahead of the tests', in microseconds
     char engine[32]; // the version of a host engine
     char fail[64];
     int fail_code, fail_times;

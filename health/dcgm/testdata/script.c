@@ -109,25 +109,70 @@ static void profile(int kind, unsigned id, unsigned profile, unsigned slices) {
     unlock();
 }
 
+// sampled takes a sample into a time series. DCGM sorts it by time, and its latest value is that with the latest time: after
+// the engine's clock was set back, a new sample is behind (DCGM, GetLatestSample: keyedvector_last).
+static void sampled(value_t *v, const sample_t *sample) {
+    if (v->series && v->latest.set && sample->at < v->latest.at) v->behind = *sample;
+    else v->latest = *sample, v->behind.set = 0;
+}
+
 static void value(int kind, unsigned id, unsigned field, int type, int status, long long at, long long i, double d, const char *s) {
     lock();
     entity_t *e = find(kind, id);
     if (e != NULL) {
         value_t *v = value_of(e, (unsigned short)field);
-        v->set = 1;
-        v->type = type;
-        v->status = status;
-        v->at = at;
-        v->i = i;
-        v->d = d;
-        snprintf(v->s, sizeof(v->s), "%s", s);
+        sample_t sample = { .set = 1, .type = type, .status = status, .at = at + state.clock, .i = i, .d = d };
+        snprintf(sample.s, sizeof(sample.s), "%s", s);
+        if (field == DCGM_FI_DEV_XID_ERROR) v->latest = sample; // the test's word is the latest, as (13) was seen
+        else sampled(v, &sample);
     }
     unlock();
 }
 
+// insert puts a row into the stream, which is sorted by time. Two of one entity never have the same time.
+static long long insert(row_t row) {
+    for (int i = 0; i < state.rows; i++)
+        if (state.row[i].kind == row.kind && state.row[i].id == row.id && state.row[i].at == row.at &&
+            state.row[i].xid != row.xid) row.at++, i = -1;
+    int at = state.rows;
+    if (at == MAX_ROWS) return row.at;
+    for (; at > 0 && state.row[at - 1].at > row.at; at--) state.row[at] = state.row[at - 1];
+    state.row[at] = row;
+    state.rows++;
+    return row.at;
+}
+
 static void row(int kind, unsigned id, int status, long long at, long long xid) {
     lock();
-    if (state.rows < MAX_ROWS) state.row[state.rows++] = (row_t){ .kind = kind, .id = id, .status = status, .at = at, .xid = xid };
+    insert((row_t){ .kind = kind, .id = id, .status = status, .at = at + state.clock, .xid = xid });
+    unlock();
+}
+
+static void xid(int kind, unsigned id, long long at, long long xid) {
+    lock();
+    sample_t sample = { .set = 1, .type = DCGM_FT_INT64, .i = xid };
+    sample.at = insert((row_t){ .kind = kind, .id = id, .at = at + state.clock, .xid = xid });
+    entity_t *e = find(kind, id);
+    if (e != NULL) sampled(value_of(e, DCGM_FI_DEV_XID_ERROR), &sample);
+    unlock();
+}
+
+static void clock_(long long offset) {
+    lock();
+    state.clock = offset;
+    unlock();
+}
+
+static void hold(int kind, unsigned id, unsigned field, int samples) {
+    lock();
+    entity_t *e = find(kind, id);
+    if (e != NULL) value_of(e, (unsigned short)field)->held = samples;
+    unlock();
+}
+
+static void empty(int is) {
+    lock();
+    state.empty = is;
     unlock();
 }
 
@@ -259,7 +304,8 @@ static int handlers(unsigned long long *handler, int n) {
 }
 
 EXPORT script_table_t script_table = {
-    .reset = reset, .entity = entity, .drop = drop, .instance = instance, .profile = profile, .value = value, .row = row,
+    .reset = reset, .entity = entity, .drop = drop, .instance = instance, .profile = profile, .value = value, .row = row, .xid = xid,
+    .clock = clock_, .hold = hold, .empty = empty,
     .link = link_, .incident = incident, .profiling = profiling,
     .blind = blind, .detached = detached, .engine = engine, .fail = fail, .hang = hang, .wait_hanging = wait_hanging, .release = release,
     .calls = calls, .left = now_left, .leaked = leaked, .initialized = initialized, .address = address,

@@ -12,6 +12,10 @@ typedef struct {
     void (*profile)(int kind, unsigned id, unsigned profile, unsigned slices); // of an instance, as the driver numbers it
     void (*value)(int kind, unsigned id, unsigned field, int type, int status, long long at, long long i, double d, const char *s);
     void (*row)(int kind, unsigned id, int status, long long at, long long xid); // into the stream of field 230
+    void (*xid)(int kind, unsigned id, long long at, long long xid); // the same, and the latest value if no row is later
+    void (*clock)(long long offset);                        // the engine's clock is so many µs ahead of the times given here
+    void (*hold)(int kind, unsigned id, unsigned field, int samples); // the field is blank for so many samples more
+    void (*empty)(int is);                                  // the engine lists no GPU, and reports no error
     void (*link)(unsigned gpu, unsigned peer, unsigned long long path);
     void (*incident)(int kind, unsigned id, unsigned system, int health, unsigned code, const char *message);
     void (*profiling)(unsigned gpu, unsigned field);        // the GPU has this profiling field

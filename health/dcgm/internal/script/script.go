@@ -26,6 +26,10 @@ static void value(script_table_t *t, int kind, unsigned id, unsigned field, int 
 	t->value(kind, id, field, type, status, at, i, d, s);
 }
 static void row(script_table_t *t, int kind, unsigned id, int status, long long at, long long xid) { t->row(kind, id, status, at, xid); }
+static void xid(script_table_t *t, int kind, unsigned id, long long at, long long xid) { t->xid(kind, id, at, xid); }
+static void set_clock(script_table_t *t, long long offset) { t->clock(offset); }
+static void hold(script_table_t *t, int kind, unsigned id, unsigned field, int samples) { t->hold(kind, id, field, samples); }
+static void empty(script_table_t *t, int is) { t->empty(is); }
 static void set_link(script_table_t *t, unsigned gpu, unsigned peer, unsigned long long path) { t->link(gpu, peer, path); }
 static void incident(script_table_t *t, int kind, unsigned id, unsigned system, int health, unsigned code, char *message) {
 	t->incident(kind, id, system, health, code, message);
@@ -133,6 +137,32 @@ func (l *Library) value(kind Kind, id, field uint, typ, status int, at time.Time
 // Row adds a row to the stream of field 230, and does not change the latest value.
 func (l *Library) Row(kind Kind, id uint, xid int64, status int, at time.Time) {
 	C.row(l.table, C.int(kind), C.uint(id), C.int(status), C.longlong(at.UnixMicro()), C.longlong(xid))
+}
+
+// XID has the engine record an XID: a row of the stream that is the latest value too, unless a row has a later time.
+func (l *Library) XID(kind Kind, id uint, xid int64, at time.Time) {
+	C.xid(l.table, C.int(kind), C.uint(id), C.longlong(at.UnixMicro()), C.longlong(xid))
+}
+
+// Clock sets how far the engine's clock is ahead of the times that tests give: all samples and rows from now on bear its
+// time. DCGM sorts samples by time, so that after a step back the latest values stay what they were before it, until a
+// watch is taken back or the engine's clock has caught up.
+func (l *Library) Clock(ahead time.Duration) { C.set_clock(l.table, C.longlong(ahead.Microseconds())) }
+
+// Hold makes a field blank in as many samples as are taken next. The inventory is sampled once a minute, or when it is
+// watched anew.
+func (l *Library) Hold(kind Kind, id, field uint, samples int) {
+	C.hold(l.table, C.int(kind), C.uint(id), C.uint(field), C.int(samples))
+}
+
+// Empty has the engine list no GPU and report no error, as one does that was started without a driver, until it is told
+// otherwise or an engine is started in this process.
+func (l *Library) Empty(is bool) {
+	n := 0
+	if is {
+		n = 1
+	}
+	C.empty(l.table, C.int(n))
 }
 
 // Link sets DCGM's path bits from a GPU to another (dcgm_structs.h: dcgmGpuTopologyLevel_t).

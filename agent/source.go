@@ -127,9 +127,9 @@ func (a *Agent) runSource(ctx context.Context) error {
 		c := &w.SourceConfig
 		open, attach, run, err := newSource(*w, a.level, a.log)
 		if err == nil {
-			a.monitored.Store(&health.MonitorSource{
-				Kind: sourceKind(*c), Inventory: inventoryOf(*c), Invented: c.Resolved() == ModeSim, Open: open, Attach: attach, StallAfter: c.StallAfter,
-			})
+			src := monitorSourceOf(*c)
+			src.Open, src.Attach = open, attach
+			a.monitored.Store(&src)
 			err = run(same)
 		}
 		cancel()
@@ -138,6 +138,13 @@ func (a *Agent) runSource(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// monitorSourceOf returns what a source shows, without what opens it.
+func monitorSourceOf(c SourceConfig) health.MonitorSource {
+	return health.MonitorSource{
+		Kind: sourceKind(c), Inventory: inventoryOf(c), Invented: c.Resolved() == ModeSim, StallAfter: c.StallAfter,
+	}
 }
 
 // sourceKind is what the source's devices belong to: those of a simulation are no others'.

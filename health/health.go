@@ -236,7 +236,6 @@ type DeviceState struct {
 	Seen      []XID          // the newest XIDs of the source's stream, counted or not, in order of arrival; not modified once stored
 }
 
-
 // SourceStatus is the state of the connection to whatever measures GPUs.
 type SourceStatus uint8
 
@@ -257,16 +256,31 @@ func (s SourceStatus) String() string { return name(sourceNames[:], int(s)) }
 // Source is the state of what measures the GPUs.
 type Source struct {
 	Kind       string // what measures: "dcgm" or "sim"
+	Inventory  string // MonitorSource.Inventory
 	Status     SourceStatus
 	Err        string // why it is not up, in words; empty if it is
 	Since      time.Time
 	Until      time.Time // SourceDetached: when the driver is taken back if nobody asks for it before
 	Versions   Versions
 	Reconnects uint64 // sessions opened after the first
+	Detachment Detachment
 
 	Polls    uint64        // polls that went well
 	PollTook time.Duration // how long the last of them took
 }
+
+// Detachment is an operator's detach, from the moment when the devices are withheld until each of them was seen again. The
+// zero Detachment is none.
+type Detachment struct {
+	Since   time.Time     // when the devices were withheld
+	Until   time.Time     // when the driver is taken back by itself
+	For     time.Duration // how long that was from the last detach
+	Over    bool          // the driver is to be taken back now; nothing else is set
+	Unasked bool          // a host engine has not been asked to let go, as far as is known
+}
+
+// inForce reports whether the devices are withheld and the driver is not to be used.
+func (d Detachment) inForce() bool { return d != (Detachment{}) && !d.Over }
 
 // Snapshot is everything the agent knows, at one moment. It is never modified once stored.
 type Snapshot struct {

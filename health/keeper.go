@@ -147,7 +147,7 @@ func readMemoryFile(path string) (m Memory, text []byte, err error) {
 			err = fmt.Errorf("cannot be understood: %w", err)
 		}
 	default:
-		err = fmt.Errorf("cannot be read: %w", err)
+		text, err = nil, fmt.Errorf("cannot be read: %w", err)
 	}
 	return m, text, err
 }
@@ -354,6 +354,9 @@ func (k *Keeper) write(path string, s *Snapshot, last bool) error {
 		due := last || time.Since(k.Status().Written) >= lookAgain
 		if changed == "" && k.written != nil && reflect.DeepEqual(g, *k.written) && !(due && !sameSeen(m.Devices, k.held.Devices)) {
 			return nil
+		}
+		if k.written != nil && m.Source != k.held.Source {
+			k.held.Detachment = Detachment{} // it goes on in this process, with the new source
 		}
 		k.held, gist = m.with(k.held), &g
 	} else if k.held.Source == "" || changed == "" {

@@ -315,3 +315,23 @@ func TestKeeperSaved(t *testing.T) {
 		}
 	})
 }
+
+// Whoever removes the lock's file makes no second writer.
+func TestLockFileRemoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "state.json")
+		first := started(t, path)
+		first.out.Store(of(t, "dcgm"))
+		synctest.Wait()
+		second := started(t, path)
+		second.out.Store(of(t, "dcgm"))
+		pass(time.Second)
+		must(t, os.Remove(path+".lock"))
+		pass(2 * lookAgain)
+		if a, b := first.Status().Err, second.Status().Err; (a == "") == (b == "") {
+			t.Errorf("first: %q, second: %q", a, b)
+		}
+		first.stop()
+		second.stop()
+	})
+}

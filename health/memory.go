@@ -111,7 +111,7 @@ type savedFinding struct {
 // the GPU's to keep.
 func Remember(s *Snapshot, bootID string) Memory {
 	m := Memory{
-		BootID: bootID, Source: s.Source.Kind, Inventory: s.Source.Inventory, History: true, Detachment: s.Source.Detachment, Polled: s.At,
+		BootID: bootID, Source: s.Source.Kind, Inventory: s.Source.Inventory, History: s.Polled(), Detachment: s.Source.Detachment, Polled: s.At,
 	}
 	for _, d := range s.Devices {
 		v := d.Verdict

@@ -201,7 +201,7 @@ func TestRecallOfInventories(t *testing.T) {
 
 // Devices that have nothing but a history of XIDs are remembered for it, and what describes a device is too.
 func TestMemoryOfHistory(t *testing.T) {
-	s := &Snapshot{Source: Source{Kind: "dcgm", Inventory: "dcgm "}, Devices: fold(t, nil, 0, nil, gpu0, gpu1)}
+	s := &Snapshot{At: epoch, Source: Source{Kind: "dcgm", Inventory: "dcgm "}, Devices: fold(t, nil, 0, nil, gpu0, gpu1)}
 	if m := Remember(s, "boot"); len(m.Devices) != 0 {
 		t.Errorf("%+v", m.Devices)
 	}

@@ -37,6 +37,8 @@ func (m *Monitor) exchange(src MonitorSource) {
 	defer m.mu.Unlock()
 	now := time.Now()
 	was := Remember(&m.now, m.recalled.bootID)
+	was.Detachment = Detachment{} // it goes on with the new source
+	was.History = was.History || m.history
 	m.recalled = was.with(m.recalled.memory).Recall(m.recalled.bootID, src, now)
 	logChanges(m.log, m.now.Devices, nil)
 	m.now.Devices, m.now.At, m.now.Source.Versions = m.recalled.Devices, time.Time{}, Versions{}

@@ -39,15 +39,16 @@ type Keeper struct {
 	log       *zap.Logger
 
 	// Load's, then Run's own.
-	lock     *stateLock // nil while it is not held
-	path     string     // that may be written: what was there was read, or is set aside
-	refused  string     // that may not
-	held     Memory     // what the file holds, or should
-	written  *Memory    // the gist of what was written last; nil if nothing was
-	file     fs.FileInfo
-	said     string    // the last trouble that was logged
-	repaired time.Time // when a repair was logged last
-	kept     Latest[kept]
+	lock     *stateLock  // nil while it is not held
+	path     string      // that may be written: what was there was read, or is set aside
+	refused  string      // that may not
+	held     Memory      // what the file holds, or should
+	written  *Memory     // the gist of what was written last; nil if nothing was
+	file     fs.FileInfo // as it was read or written last; nil if it should not be there
+	said     string      // the last trouble that was logged
+	repaired time.Time   // when a repair was logged last
+
+	kept Latest[kept]
 
 	mu     sync.Mutex // guards status and begun
 	status KeeperStatus
@@ -214,7 +215,7 @@ func leftover(base, name string) bool {
 	return ours && digits && (infix || len(number) == 9 || len(number) == 10)
 }
 
-// tempInfix is between the names of the state file and the number of a temporary file.
+// tempInfix is between the name of the state file and the number of a temporary file.
 const tempInfix = "tmp-"
 
 // refusal is the error if the path is not ours, nil if it is.

@@ -86,13 +86,13 @@ func (a *Agent) detach(ctx context.Context, d Detach) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	ctx, cancel := context.WithTimeout(ctx, driverWithin)
+	defer cancel()
 	withheld, err := a.withhold(ctx, d, t, a.devices.Holders, a.devices.AskHolders)
 	if err != nil {
 		return nil, err
 	}
 	a.awaitSaved(ctx)
-	ctx, cancel := context.WithTimeout(ctx, driverWithin)
-	defer cancel()
 	let, err := a.monitor.Detach(ctx, t)
 	withheld.GiveBack() // if it was refused, else nothing
 	if err != nil {

@@ -426,10 +426,138 @@ func TestDetach(t *testing.T) {
 	if code := p.end(syscall.SIGTERM); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
-	again := p.again() // has the driver
+	again := p.again() // has not the driver, and an operator goes on as before
+	again.awaitPage("/metrics", http.StatusOK, "gpu_node_agent_source_detached 1", `cause="cordoned"`, `cause="driver-released"`)
+	again.allocatable(k, 0)
+	if out := say(0, "attach"); out != "the driver is back, and the GPUs are measured\n" {
+		t.Errorf("attach says %s", out)
+	}
 	again.awaitPage("/metrics", http.StatusOK, "gpu_node_agent_source_up 1", `cause="cordoned"`)
 	if _, page := again.get("/metrics"); strings.Contains(page, "driver-released") {
-		t.Error("a restart remembers that the driver was let go of")
+		t.Error("attach has not ended what the process before has begun")
+	}
+}
+
+// released is how many GPUs the page shows as withheld for a detach.
+func (p *process) released() int {
+	_, page := p.get("/metrics")
+	return len(regexp.MustCompile(`(?m)^gpu_node_agent_device_finding\{.*cause="driver-released".*\} 1$`).FindAllString(page, -1))
+}
+
+// Not even a kill, and the start after it, give out a GPU whose driver an operator has had let go of.
+func TestDetachOutlivesAKill(t *testing.T) {
+	p := start(t, simConfig)
+	k, err := kubelettest.Start(p.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Stop()
+	p.allocatable(k, 8)
+	if out, code := run(t, "detach", "--socket", p.dir+"/agent.sock", "--for", "10m", "--force"); code != 0 {
+		t.Fatal(out)
+	}
+	_ = p.cmd.Process.Kill()
+	<-p.exited
+	again := p.again()
+	again.awaitPage("/metrics", http.StatusOK, "gpu_node_agent_source_detached 1")
+	if n := again.released(); n != 8 {
+		t.Errorf("%d GPUs are withheld, want 8", n)
+	}
+	again.awaitPage("/readyz", http.StatusServiceUnavailable, "source detached: ")
+	again.awaitPage("/livez", http.StatusOK)
+	state, err := k.WaitFor(t.Context(), func(s kubelettest.State) bool { return len(s.Resources["nvidia.com/gpu"].Devices) == 8 })
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range state.Resources["nvidia.com/gpu"].Devices {
+		if d.Healthy {
+			t.Errorf("the kubelet may give out %s", d.ID)
+		}
+	}
+	if out, code := run(t, "attach", "--socket", p.dir+"/agent.sock"); code != 0 {
+		t.Errorf("attach: %s", out)
+	}
+	again.allocatable(k, 8)
+}
+
+// Of two agents with one state file one writes it, the other says which, and goes on when that one has ended.
+func TestTwoAgentsWithOneStateFile(t *testing.T) {
+	dir := tempDir(t)
+	env := "GPU_NODE_AGENT_HEALTH_STATE_FILE=" + dir + "/state.json"
+	holds := func(what string) func() bool {
+		return func() bool {
+			text, err := os.ReadFile(dir + "/state.json")
+			return err == nil && strings.Contains(string(text), what)
+		}
+	}
+	first := start(t, simConfig, env)
+	first.awaitPage("/metrics", http.StatusOK, `state="healthy"} 1`)
+	if out, code := run(t, "sim", "--socket", first.dir+"/sim.sock", "{gpu: 2, xid: 48}"); code != 0 {
+		t.Fatal(out)
+	}
+	first.await("the first agent's finding", holds("xid-48"))
+
+	second := start(t, simConfig, env)
+	second.awaitPage("/metrics", http.StatusOK, `cause="xid-48"`, `state="healthy"} 1`, "gpu_node_agent_state_file_up 0")
+	second.awaitPage("/api/v1/snapshot", http.StatusOK, fmt.Sprintf("locked by another agent (pid %d on ", first.cmd.Process.Pid))
+	if out, code := run(t, "sim", "--socket", second.dir+"/sim.sock", "{gpu: 3, xid: 95}"); code != 0 {
+		t.Fatal(out)
+	}
+	second.awaitPage("/metrics", http.StatusOK, `cause="xid-95"`)
+	if holds("xid-95")() {
+		t.Error("both agents write the file")
+	}
+	first.awaitPage("/metrics", http.StatusOK, "gpu_node_agent_state_file_up 1")
+	_ = first.cmd.Process.Kill()
+	<-first.exited
+	second.await("the file to be the second agent's", holds("xid-95"))
+	second.awaitPage("/metrics", http.StatusOK, "gpu_node_agent_state_file_up 1")
+	if code := second.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+// A start with another simulation shows nothing of the one before, and a start with another source wipes nothing.
+func TestStateFileOfAnotherSource(t *testing.T) {
+	p := start(t, simConfig)
+	p.awaitPage("/metrics", http.StatusOK, `state="healthy"} 1`)
+	if out, code := run(t, "sim", "--socket", p.dir+"/sim.sock", "{gpu: 2, xid: 48}"); code != 0 {
+		t.Fatal(out)
+	}
+	text := func() string {
+		text, _ := os.ReadFile(p.dir + "/state.json")
+		return string(text)
+	}
+	p.await("the state file", func() bool { return strings.Contains(text(), "xid-48") })
+	_ = p.cmd.Process.Kill()
+	<-p.exited
+
+	// No DCGM is there, so that nothing is ever measured; what was known of it stays.
+	dcgm := strings.NewReplacer(`"source":"sim"`, `"source":"dcgm"`).Replace(text())
+	if err := os.WriteFile(p.dir+"/state.json", []byte(dcgm), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	sim := p.again()
+	sim.awaitPage("/metrics", http.StatusOK, `state="healthy"} 1`)
+	if _, page := sim.get("/metrics"); strings.Contains(page, "xid-48") {
+		t.Error("a simulation shows what another source has found")
+	}
+	sim.await("the state file", func() bool { return strings.Contains(text(), `"source":"sim"`) })
+	if !strings.Contains(text(), "xid-48") {
+		t.Errorf("one start with another source has wiped the findings: %s", text())
+	}
+	if out, code := run(t, "sim", "--socket", p.dir+"/sim.sock", "{gpu: 1, xid: 95}"); code != 0 {
+		t.Fatal(out)
+	}
+	sim.await("the state file", func() bool { return strings.Contains(text(), "xid-95") })
+	_ = sim.cmd.Process.Kill()
+	<-sim.exited
+
+	p.write("source: {mode: sim, sim: {profile: a100-8, control: %[1]s/sim.sock}}", strings.TrimPrefix(p.url, "http://"))
+	other := p.again()
+	other.awaitPage("/metrics", http.StatusOK, `state="healthy"} 1`)
+	if _, page := other.get("/metrics"); strings.Count(page, `state="healthy"} 1`) != 8 || strings.Contains(page, "xid-95") || strings.Contains(page, `cause="missing"`) {
+		t.Errorf("another simulation has more than its own GPUs:\n%s", page)
 	}
 }
 
@@ -449,7 +577,7 @@ func TestAStateFileInTheWay(t *testing.T) {
 		t.Errorf("exit code %d", code)
 	}
 	left, err := filepath.Glob(dir + "/*")
-	if err != nil || len(left) != 1 {
+	if err != nil || len(left) != 2 { // it and the lock
 		t.Errorf("%v %v", left, err)
 	}
 	if _, err := os.Stat(dir + "/state.json/theirs"); err != nil {

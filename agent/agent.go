@@ -119,15 +119,20 @@ func Run(ctx context.Context, loader Loader, build Build) error {
 func (a *Agent) remember(c Config, boot string) []health.DeviceState {
 	memory, err := a.keeper.Load(c.Health.StateFile)
 	if err != nil {
-		a.log.Warn("what was known of the devices is not used", zap.String("key", "health.stateFile"), zap.Error(err))
+		a.log.Warn("what was known of the devices cannot be used in full", zap.String("key", "health.stateFile"), zap.Error(err))
 	}
-	devices, missed := memory.Recall(boot, sourceKind(c.Source), time.Now())
-	for _, d := range devices {
-		a.log.Info("remembered from before the start", zap.String("device", string(d.Device.ID)),
-			zap.Stringer("state", d.Verdict.State), zap.String("cause", d.Verdict.Cause()))
+	recalled := memory.Recall(boot, monitorSourceOf(c.Source), time.Now())
+	for _, d := range recalled.Devices {
+		if len(d.Verdict.Findings) > 0 || len(d.Verdict.Trips) > 0 {
+			a.log.Info("remembered from before the start", zap.String("device", string(d.Device.ID)),
+				zap.Stringer("state", d.Verdict.State), zap.String("cause", d.Verdict.Cause()))
+		}
 	}
-	a.monitor.Restore(devices, missed)
-	return devices
+	a.monitor.Restore(recalled)
+	if s := a.snapshots.Load(); s != nil { // a detach is in force, which was told before the start
+		return s.Devices
+	}
+	return recalled.Devices
 }
 
 // apply puts a configuration in force: each part sees only a change of its own section.

@@ -134,10 +134,10 @@ func TestClearByNumber(t *testing.T) {
 	m := health.NewMonitor(&health.Latest[health.Config]{}, &health.Latest[health.MonitorSource]{}, &out, zap.NewNop())
 	r := partitioned()
 	for i := range r.Samples {
-		r.Samples[i].XIDs = []health.XID{{Code: 79, At: statusNow()}}
+		r.Samples[i].XIDs = []health.XID{{Code: 48, At: statusNow()}}
 	}
 	devices := health.Judge(health.DefaultConfig(), nil, r, nil, statusNow())
-	m.Restore(devices, true)
+	m.Restore(health.Recalled{Devices: devices, Missed: true})
 	out.Store(&health.Snapshot{Devices: devices})
 	a := &Agent{monitor: m}
 	a.snapshots.Store(out.Load())

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
@@ -58,6 +60,13 @@ const (
 
 	// holdersWithin is how long the kubelet has for its answer: it is asked within a second, and given five.
 	holdersWithin = 10 * time.Second
+
+	// allocationSettle is how long after the devices were withheld the kubelet is asked who holds them. An allocation that our plugin
+	// has just granted is booked by the kubelet within milliseconds.
+	allocationSettle = time.Second
+
+	// savedWithin is how long detach waits for the state file. Without it a restart would give the GPUs out.
+	savedWithin = 2 * time.Second
 )
 
 func (d Detach) duration() (time.Duration, error) {
@@ -77,15 +86,15 @@ func (a *Agent) detach(ctx context.Context, d Detach) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := a.snapshots.Load()
-	if away := s != nil && s.Source.Status == health.SourceDetached; !d.Force && !away {
-		if err := heldError(s, holdersNow(ctx, a.devices.Holders, a.devices.AskHolders), time.Now()); err != nil {
-			return nil, err
-		}
-	}
 	ctx, cancel := context.WithTimeout(ctx, driverWithin)
 	defer cancel()
+	withheld, err := a.withhold(ctx, d, t, a.devices.Holders, a.devices.AskHolders)
+	if err != nil {
+		return nil, err
+	}
+	a.awaitSaved(ctx)
 	let, err := a.monitor.Detach(ctx, t)
+	withheld.GiveBack() // if it was refused, else nothing
 	if err != nil {
 		return nil, err
 	}
@@ -99,6 +108,46 @@ func (a *Agent) detach(ctx context.Context, d Detach) (any, error) {
 	}
 	answer.Open = list(open)
 	return answer, nil
+}
+
+// withhold makes the devices Unhealthy for a detach, and gives them back with an error if pods hold them. The kubelet is asked
+// before, so that a detach that has no chance withholds nothing, and again when no pod can get a device any more.
+func (a *Agent) withhold(ctx context.Context, d Detach, t time.Duration, holders func() plugin.Holders, hurry func()) (*health.Withholding, error) {
+	s := a.snapshots.Load()
+	ask := !d.Force && s != nil && len(s.Devices) > 0 && s.Source.Status != health.SourceDetached
+	if ask {
+		if err := heldError(s, holdersNow(ctx, holders, hurry), time.Now()); err != nil {
+			return nil, err
+		}
+	}
+	w, err := a.monitor.Withhold(t)
+	if err != nil || !ask {
+		return w, err
+	}
+	select {
+	case <-time.After(allocationSettle):
+		err = heldError(a.snapshots.Load(), holdersNow(ctx, holders, hurry), time.Now())
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	if err != nil {
+		w.GiveBack()
+		return nil, err
+	}
+	return w, nil
+}
+
+// awaitSaved waits until the state file says that the devices are withheld. Nobody is refused for a disk.
+func (a *Agent) awaitSaved(ctx context.Context) {
+	s := a.snapshots.Load()
+	if s == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, savedWithin)
+	defer cancel()
+	if err := a.keeper.Saved(ctx, s); err != nil {
+		a.log.Warn("a restart of the agent would end the detach: it is not in the state file", zap.Error(err))
+	}
 }
 
 // holdersNow returns who holds devices, as the kubelet says when it is asked from now on: what it said last is up to two

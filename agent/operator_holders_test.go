@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -49,5 +50,75 @@ func TestHoldersNow(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// A pod that is admitted after the kubelet was first asked keeps its GPU: the devices are withheld, the kubelet is asked again, and they are
+// given back.
+func TestDetachAsksAgainWhenTheDevicesAreWithheld(t *testing.T) {
+	t.Parallel()
+	for name, admitted := range map[string]bool{"nobody": false, "a pod since": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a, _ := operated(t)
+			before := a.snapshots.Load().Devices
+			var asked []bool // whether the devices were withheld
+			hurry := func() {
+				withheld := 0
+				for _, d := range a.snapshots.Load().Devices {
+					if d.Verdict.State == health.Unhealthy && d.Verdict.Cause() == health.CauseReleased {
+						withheld++
+					}
+				}
+				asked = append(asked, withheld == len(before))
+			}
+			holders := func() plugin.Holders {
+				h := plugin.Holders{At: time.Now(), By: map[health.DeviceID][]plugin.Holder{}}
+				if admitted && len(asked) > 1 {
+					h.By[before[2].Device.ID] = []plugin.Holder{{Namespace: "lab", Pod: "train"}}
+				}
+				return h
+			}
+			w, err := a.withhold(t.Context(), Detach{}, time.Hour, holders, hurry)
+			if !slices.Equal(asked, []bool{false, true}) {
+				t.Errorf("asked with the devices withheld: %v", asked)
+			}
+			after := a.snapshots.Load()
+			if !admitted {
+				if err != nil || after.Devices[2].Verdict.State != health.Unhealthy {
+					t.Errorf("%v, %+v", err, after.Devices[2].Verdict)
+				}
+				w.GiveBack()
+				return
+			}
+			if err == nil || !strings.Contains(err.Error(), "is held by lab/train") {
+				t.Errorf("%v", err)
+			}
+			for i, d := range after.Devices {
+				if was := before[i].Verdict; d.Verdict.State != was.State || !d.Verdict.Since.Equal(was.Since) || len(d.Verdict.Trips) > 0 || len(d.Verdict.Findings) > 0 {
+					t.Errorf("%s is %+v, was %+v", d.Device.ID, d.Verdict, was)
+				}
+			}
+			if after.Source.Status != health.SourceUp {
+				t.Errorf("source %+v", after.Source)
+			}
+		})
+	}
+}
+
+// A detach that has no chance withholds nothing: a pod that runs sees no change of its GPU.
+func TestDetachRefusedChangesNothing(t *testing.T) {
+	t.Parallel()
+	a, _ := operated(t)
+	id := a.snapshots.Load().Devices[2].Device.ID
+	pod := map[health.DeviceID][]plugin.Holder{id: {{Namespace: "lab", Pod: "train"}}}
+	holders := func() plugin.Holders { return plugin.Holders{At: time.Now(), By: pod} }
+	if _, err := a.withhold(t.Context(), Detach{}, time.Hour, holders, func() {}); err == nil {
+		t.Error("not refused")
+	}
+	for _, d := range a.snapshots.Load().Devices {
+		if d.Verdict.State != health.Healthy {
+			t.Errorf("%+v", d.Verdict)
+		}
 	}
 }

@@ -70,10 +70,11 @@ func operated(t *testing.T) (a *Agent, socket string) {
 	c.Source.Mode = ModeSim
 	dir := tempDir(t)
 	c.Health.Socket, c.Source.Sim.Control = filepath.Join(dir, "agent.sock"), filepath.Join(dir, "sim.sock")
+	c.Health.StateFile = filepath.Join(dir, "state.json")
 	a.apply(c)
 	ctx, cancel := context.WithCancel(t.Context())
 	var parts sync.WaitGroup
-	for _, run := range []func(context.Context) error{a.runSource, a.monitor.Run, a.runOperator} {
+	for _, run := range []func(context.Context) error{a.runSource, a.monitor.Run, a.keeper.Run, a.runOperator} {
 		parts.Go(func() {
 			if err := run(ctx); err != nil {
 				t.Error(err)

@@ -127,10 +127,9 @@ func (a *Agent) runSource(ctx context.Context) error {
 		c := &w.SourceConfig
 		open, attach, run, err := newSource(*w, a.level, a.log)
 		if err == nil {
-			a.monitored.Store(&health.MonitorSource{
-				Kind: sourceKind(*c), Inventory: inventoryOf(*c), Invented: c.Resolved() == ModeSim, Open: open, Attach: attach, StallAfter: c.StallAfter,
-				DriverLoad: driverLoadOf(*c),
-			})
+			src := monitorSourceOf(*c)
+			src.Open, src.Attach = open, attach
+			a.monitored.Store(&src)
 			err = run(same)
 		}
 		cancel()
@@ -139,6 +138,14 @@ func (a *Agent) runSource(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// monitorSourceOf returns what a source shows, without what opens it.
+func monitorSourceOf(c SourceConfig) health.MonitorSource {
+	return health.MonitorSource{
+		Kind: sourceKind(c), Inventory: inventoryOf(c), Invented: c.Resolved() == ModeSim, StallAfter: c.StallAfter,
+		DriverLoad: driverLoadOf(c),
+	}
 }
 
 // sourceKind is what the source's devices belong to: those of a simulation are no others'.

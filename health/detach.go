@@ -77,8 +77,8 @@ func (m *Monitor) letGo(d time.Duration) (already bool, err error) {
 	defer m.unlock()
 	said := m.word.Load()
 	already = said.away
-	if !already && m.live != nil {
-		if err := m.live.CanDetach(); err != nil {
+	if !already {
+		if err := m.canDetach(); err != nil {
 			return false, err
 		}
 	}
@@ -87,12 +87,16 @@ func (m *Monitor) letGo(d time.Duration) (already bool, err error) {
 	// A call that hangs keeps Run from the driver and not from the end of the word.
 	w.expiry = time.AfterFunc(d, func() { m.takeBack(w, "the time is up") })
 	if !already {
-		w.unseen = m.release != nil
+		w.unseen = m.release != nil && (!m.release.asking || m.release.before != nil)
 		src := m.source.Load()
 		m.unasked = src != nil && src.Attach != nil
 		m.logLater(func() { m.log.Warn("an operator has the driver let go of", zap.Time("until", w.until)) })
 	}
-	m.withhold(&release{until: w.until}, now)
+	r := &release{since: now, until: w.until, term: d}
+	if m.release != nil && !m.release.over {
+		r.since = m.release.since
+	}
+	m.withhold(r, now)
 	if m.now.Source.Status == SourceDetached {
 		m.now.Source.detach(w.until, now)
 	}

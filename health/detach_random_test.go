@@ -55,7 +55,16 @@ func TestDetachInAnyOrder(t *testing.T) {
 				switch r.IntN(10) {
 				case 0, 1:
 					said += " detach"
-					_, _ = b.m.Detach(ctx, time.Duration(1+r.IntN(60))*time.Second)
+					length := time.Duration(1+r.IntN(60)) * time.Second
+					w, err := b.m.Withhold(length)
+					if err == nil {
+						check()
+						pass(time.Duration(r.IntN(3)) * time.Second)
+						if r.IntN(3) > 0 {
+							_, _ = b.m.Detach(ctx, length)
+						}
+						w.GiveBack()
+					}
 				case 2, 3:
 					said += " attach"
 					_, _ = b.m.Attach(ctx)

@@ -10,14 +10,15 @@ import (
 // for a moment (OBSERVED.md 11). A switch can take all of them in earnest.
 const doubtFor = 10 * time.Second
 
-// doubt keeps readings that make all GPUs go at once from being believed for a while. A GPU that the driver calls lost
-// is never doubted.
+// doubt keeps readings that make all GPUs go at once from being believed for a while, and those that lack a GPU which only
+// the state file knows: DCGM may name it some seconds late. A GPU that the driver calls lost is never doubted.
 type doubt struct {
-	since time.Time // of the first such reading; zero if the last one was none
+	since  time.Time // of the first reading without any GPU; zero if the last one had one
+	unread time.Time // of the first reading that lacks a GPU which no reading of this process has had
 }
 
-// check returns the reading to judge: r, or as long as r is in doubt one in which the GPUs in question are as they were
-// known last, with presence unknown and the XIDs of r. Then why says what the source claims.
+// check returns the reading to judge: r, or one in which the GPUs in doubt are as they were known last, with presence
+// unknown and the XIDs of r. If all are in doubt, why says what the source claims.
 func (d *doubt) check(before []DeviceState, r *Reading, now time.Time) (judged *Reading, why string) {
 	samples := make(map[DeviceID]Sample, len(r.Samples))
 	for _, s := range r.Samples {
@@ -31,7 +32,8 @@ func (d *doubt) check(before []DeviceState, r *Reading, now time.Time) (judged *
 			present++
 		}
 	}
-	gone := make(map[DeviceID]bool) // GPUs
+	gone := make(map[DeviceID]bool)   // GPUs
+	unread := make(map[DeviceID]bool) // GPUs that are not listed either, and were not in this process
 	unlisted := 0
 	for _, b := range before {
 		id := b.Device.ID
@@ -39,6 +41,9 @@ func (d *doubt) check(before []DeviceState, r *Reading, now time.Time) (judged *
 			continue
 		}
 		switch p := samples[id].Presence; {
+		case !listed[id] && !b.Verdict.seen:
+			unread[id] = true
+			fallthrough
 		case !listed[id]:
 			gone[id] = true
 			unlisted++
@@ -46,14 +51,19 @@ func (d *doubt) check(before []DeviceState, r *Reading, now time.Time) (judged *
 			gone[id] = true
 		}
 	}
-	if present > 0 || len(gone) == 0 {
+	since := &d.since
+	all := present == 0 && len(gone) > 0
+	if !all {
 		d.since = time.Time{}
+		gone, since = unread, &d.unread
+	}
+	if len(gone) == 0 {
 		return r, ""
 	}
-	if d.since.IsZero() {
-		d.since = now
+	if since.IsZero() {
+		*since = now
 	}
-	if now.Sub(d.since) >= doubtFor {
+	if now.Sub(*since) >= doubtFor {
 		return r, ""
 	}
 
@@ -71,6 +81,9 @@ func (d *doubt) check(before []DeviceState, r *Reading, now time.Time) (judged *
 			judged.Devices = append(judged.Devices, b.Device)
 			judged.Samples = append(judged.Samples, s)
 		}
+	}
+	if !all {
+		return judged, ""
 	}
 	why = fmt.Sprintf("%d GPUs are said to be gone at once, which is believed after %v", len(gone), doubtFor)
 	switch {

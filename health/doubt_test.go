@@ -1,6 +1,7 @@
 package health
 
 import (
+	"encoding/json"
 	"slices"
 	"strings"
 	"testing"
@@ -183,6 +184,38 @@ func TestDoubt(t *testing.T) {
 				t.Errorf("it is not believed: %q", why)
 			}
 		})
+	}
+}
+
+// DCGM may name a GPU some seconds late: one that only the state file knows is not missed at once, and not cured by coming.
+func TestRestoredGPUThatIsListedLate(t *testing.T) {
+	ill := fold(t, nil, 0, map[DeviceID]Sample{"GPU-0": present(xids(95))}, gpu0, gpu1)
+	text, err := json.Marshal(Remember(&Snapshot{Source: Source{Kind: "dcgm"}, Devices: ill}, "boot"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var m Memory
+	if err := json.Unmarshal(text, &m); err != nil {
+		t.Fatal(err)
+	}
+	for _, comes := range []bool{true, false} {
+		var d doubt
+		known := m.Recall("boot", MonitorSource{Kind: "dcgm"}, at(10)).Devices
+		for seconds := 10; seconds < 30; seconds++ {
+			r, now := reading(seconds, nil, gpu1)
+			if comes && seconds >= 15 {
+				r, now = reading(seconds, nil, gpu0, gpu1)
+			}
+			r, why := d.check(known, r, now)
+			known = judgeDevices(DefaultConfig(), known, r, basis{history: true}, now)
+			want := []string{"xid-95"}
+			if !comes && seconds >= 20 {
+				want = append(want, CauseMissing)
+			}
+			if got := known[0].Verdict.causes(); why != "" || !slices.Equal(got, want) {
+				t.Fatalf("it comes: %v, at %d s: %v, %q, want %v", comes, seconds, got, why, want)
+			}
+		}
 	}
 }
 

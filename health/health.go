@@ -126,7 +126,7 @@ type Sample struct {
 	Presence  Presence
 	Values    map[Field]float64 // a blank is absent, never 0; not modified once returned
 	XIDs      []XID             // new since the poll before, oldest first
-	Past      []XID             // reported before this process first read the device, oldest first; only in that first sample
+	Past      []XID             // reported before this process first read the device, oldest first; each only once
 	Stale     bool              // the source measures other devices and has no current value of this one; Values is empty
 	Checked   bool              // DCGM's health checks were made, and Incidents is what they say
 	Incidents []Incident        // all that stand now
@@ -283,6 +283,7 @@ func (s SourceStatus) String() string { return name(sourceNames[:], int(s)) }
 // Source is the state of what measures the GPUs.
 type Source struct {
 	Kind       string // what measures: "dcgm" or "sim"
+	Inventory  string // MonitorSource.Inventory
 	Status     SourceStatus
 	Err        string // why it is not up, in words; empty if it is
 	Since      time.Time
@@ -290,10 +291,24 @@ type Source struct {
 	Versions   Versions
 	DriverLoad string // identifies the load of the driver, see DriverLoad; "" if unknown
 	Reconnects uint64 // sessions opened after the first
+	Detachment Detachment
 
 	Polls    uint64        // polls that went well
 	PollTook time.Duration // how long the last of them took
 }
+
+// Detachment is an operator's detach, from the moment when the devices are withheld until each of them was seen again. The
+// zero Detachment is none.
+type Detachment struct {
+	Since   time.Time     // when the devices were withheld
+	Until   time.Time     // when the driver is taken back by itself
+	For     time.Duration // how long that was from the last detach
+	Over    bool          // the driver is to be taken back now; nothing else is set
+	Unasked bool          // a host engine has not been asked to let go, as far as is known
+}
+
+// inForce reports whether the devices are withheld and the driver is not to be used.
+func (d Detachment) inForce() bool { return d != (Detachment{}) && !d.Over }
 
 // Snapshot is everything the agent knows, at one moment. It is never modified once stored.
 type Snapshot struct {

@@ -1,6 +1,7 @@
 package health
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -229,5 +230,36 @@ func TestXIDOfAnotherTime(t *testing.T) {
 	d = judgeBasis([]DeviceState{d}, 2, present(value(FieldRecoveryAction, 1)), basis{history: true})
 	if d.Verdict.State != Unhealthy {
 		t.Errorf("it is not followed: %v", d.Verdict.causes())
+	}
+}
+
+// A restart forgets neither that all GPUs went together, nor that nobody knows why the driver wants a reset.
+func TestRestartKeepsWhatIsNoEvidence(t *testing.T) {
+	ill := present(value(FieldRecoveryAction, 1))
+	known := fold(t, nil, 0, map[DeviceID]Sample{"GPU-0": present(xids(95))}, gpu0, gpu1)
+	r, now := reading(1, map[DeviceID]Sample{"GPU-1": ill}, gpu0, gpu1)
+	known[1].Verdict.actionUntold = true
+	known = judgeDevices(DefaultConfig(), known, r, basis{}, now)
+	wantStates(t, known, map[DeviceID]State{"GPU-0": Unhealthy, "GPU-1": Unhealthy})
+	for i := range 3 {
+		known = fold(t, known, 2+i, nil)
+	}
+
+	text, err := json.Marshal(Remember(&Snapshot{Source: Source{Kind: "dcgm", DriverLoad: "7"}, Devices: known}, "boot"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var m Memory
+	if err := json.Unmarshal(text, &m); err != nil {
+		t.Fatal(err)
+	}
+	recalled := m.Recall("boot", MonitorSource{Kind: "dcgm"}, at(10))
+	if recalled.DriverLoad != "7" || m.Recall("another", MonitorSource{Kind: "dcgm"}, at(10)).DriverLoad != "" {
+		t.Errorf("the driver's load is not that of the boot: %+v", recalled)
+	}
+	known = fold(t, recalled.Devices, 11, map[DeviceID]Sample{"GPU-1": ill}, gpu0, gpu1)
+	wantStates(t, known, map[DeviceID]State{"GPU-0": Unhealthy, "GPU-1": Unhealthy})
+	if got := causes(known[0].Verdict); !slices.Equal(got, []string{"xid-95"}) {
+		t.Errorf("GPU-0 has %v", got)
 	}
 }

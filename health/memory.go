@@ -1,27 +1,44 @@
 package health
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
 )
 
-// Memory is what outlives the process: the devices that have findings, have tripped lately, or had an XID that the driver
-// is to tell more of.
+// Memory is what outlives the process: the devices that have findings, have tripped lately, had an XID that the driver
+// is to tell more of, or have a history of XIDs; while an operator's detach is in force, all devices. It is of one kind of
+// source; the memories of other kinds are kept beside it.
 type Memory struct {
-	BootID  string // of the boot that it is about; "" if unknown
-	Source  string // MonitorSource.Kind that it is about
-	Devices []DeviceState
+	BootID     string // of the boot that it is about; "" if unknown
+	Source     string // MonitorSource.Kind that it is about
+	Inventory  string // MonitorSource.Inventory that it is about; "" if unknown: a file of before memoryMinor 1
+	History    bool   // DeviceState.Seen is complete; false of a file of before memoryMinor 1
+	Detachment Detachment
+	DriverLoad string    // Source.DriverLoad
+	Polled     time.Time // Snapshot.At
+	Devices    []DeviceState
+
+	others map[string]json.RawMessage // by kind of source: memories, as MarshalJSON writes them; not modified once stored
+	newer  int                        // the version of a file that only a newer release understands in full, else 0
 }
 
-// The head of the state file.
+// The state file is one Memory in JSON.
+//
+// Readers of before memoryMinor 1 refuse a file that has a key they do not know, or another version, and they drop a device
+// without findings, trips and follow. So that a downgrade to them loses no findings, all that they do not know is the
+// text of one such device, extensionID. Later readers ignore keys that they do not know, in either place. A change that
+// they may ignore raises memoryMinor; one that they would misunderstand raises memoryVersion.
 const (
 	memoryFormat  = "gpu-node-agent findings"
 	memoryVersion = 1
+	memoryMinor   = 1
+
+	extensionID DeviceID = "gpu-node-agent:extension"
 )
 
 type savedMemory struct {
@@ -39,7 +56,7 @@ type savedDevice struct {
 	MIGMode bool     `json:"migMode,omitempty"`
 	Index   int      `json:"index"`
 	Minor   int      `json:"minor"`
-	Model   string   `json:"model"`
+	Model   string   `json:"model"` // of extensionID: savedExtension
 	PCI     string   `json:"pci"`
 	Memory  uint64   `json:"memory"`
 	Profile string   `json:"profile,omitempty"`
@@ -50,6 +67,31 @@ type savedDevice struct {
 	Trips    []time.Time    `json:"trips,omitempty"`
 	Follow   []savedXID     `json:"follow,omitempty"` // Verdict.follow
 	Findings []savedFinding `json:"findings,omitempty"`
+}
+
+type savedExtension struct {
+	Minor     int                          `json:"minor"`
+	History   bool                         `json:"history"`
+	Inventory string                       `json:"inventory"`
+	Driver    string                       `json:"driverLoad,omitempty"`
+	Polled    time.Time                    `json:"polled,omitzero"`
+	Detach    *savedDetachment             `json:"detach,omitempty"`
+	Devices   map[DeviceID]json.RawMessage `json:"devices,omitempty"` // savedDetail
+	Others    map[string]json.RawMessage   `json:"others,omitempty"`  // Memory.others
+}
+
+type savedDetail struct {
+	Device Device     `json:"device"`
+	Seen   []savedXID `json:"seen,omitempty"`   // DeviceState.Seen
+	Common []string   `json:"common,omitempty"` // causes of the findings that are Finding.common
+}
+
+type savedDetachment struct {
+	Since   time.Time     `json:"since"`
+	Until   time.Time     `json:"until"`
+	For     time.Duration `json:"forNanoseconds"`
+	Over    bool          `json:"over,omitempty"`
+	Unasked bool          `json:"unasked,omitempty"`
 }
 
 type savedXID struct {
@@ -71,59 +113,141 @@ type savedFinding struct {
 // Remember returns what is worth keeping of a snapshot. Findings that a MIG device has from its GPU are
 // the GPU's to keep.
 func Remember(s *Snapshot, bootID string) Memory {
-	m := Memory{BootID: bootID, Source: s.Source.Kind}
+	m := Memory{
+		BootID: bootID, Source: s.Source.Kind, Inventory: s.Source.Inventory, History: s.Polled(), Detachment: s.Source.Detachment, Polled: s.At,
+		DriverLoad: s.Source.DriverLoad,
+	}
 	for _, d := range s.Devices {
 		v := d.Verdict
 		v.Findings = slices.DeleteFunc(slices.Clone(v.Findings), func(f Finding) bool {
-			return f.From != "" || f.Cause == CauseReleased // a process that starts has the driver
+			return f.From != "" || f.Cause == CauseReleased // Detachment is in its place
 		})
-		if len(v.Findings) > 0 || len(v.Trips) > 0 || len(v.follow) > 0 {
-			m.Devices = append(m.Devices, DeviceState{Device: d.Device, Verdict: v})
+		kept := DeviceState{Device: d.Device, Verdict: v, Seen: d.Seen}
+		if kept.memorable() || m.Detachment.inForce() {
+			m.Devices = append(m.Devices, kept)
 		}
 	}
 	return m
 }
 
-// Recall returns what holds of the memory now. A reboot clears all but what a reboot does not cure. Only in
-// the same boot is a GPU that has gone since still missed: otherwise it may have been taken out. What another source has
-// shown is nothing here: a simulation's devices are no others'.
-func (m Memory) Recall(bootID, source string, now time.Time) (devices []DeviceState, missed bool) {
-	if m.Source != source {
-		return nil, false
-	}
-	sameBoot := m.BootID == "" || bootID == "" || m.BootID == bootID
-	for _, d := range m.Devices {
-		v := d.Verdict
-		if !sameBoot {
-			v = v.without(now, func(f Finding) bool { return !outlivesBoot(f.Cause) })
-			v.Trips, v.follow = nil, nil
-		}
-		v.Findings, v.Trips, v.follow = slices.Clone(v.Findings), slices.Clone(v.Trips), slices.Clone(v.follow)
-		for i := range v.follow {
-			v.follow[i].At = notAfter(v.follow[i].At, now)
-		}
-		// A clock that was ahead is not believed: what is of tomorrow would never be long ago.
-		v.Since = notAfter(v.Since, now)
-		for i := range v.Trips {
-			v.Trips[i] = notAfter(v.Trips[i], now)
-		}
-		for i := range v.Findings {
-			f := &v.Findings[i]
-			f.Since, f.Last, f.Reset = notAfter(f.Since, now), notAfter(f.Last, now), notAfter(f.Reset, now)
-			f.unseen(now)
-		}
-		if len(v.Findings) > 0 || len(v.Trips) > 0 || len(v.follow) > 0 {
-			devices = append(devices, DeviceState{Device: d.Device, Verdict: v})
-		}
-	}
-	return devices, sameBoot
+func (d DeviceState) memorable() bool {
+	return len(d.Verdict.Findings) > 0 || len(d.Verdict.Trips) > 0 || len(d.Verdict.follow) > 0 || len(d.Seen) > 0
 }
 
-func notAfter(t, now time.Time) time.Time {
-	if t.After(now) {
-		return now
+// Recalled is what holds of a Memory now. The zero Recalled is that nothing is known.
+type Recalled struct {
+	Devices    []DeviceState
+	SameBoot   bool // the memory is of this boot, as far as is known
+	Missed     bool // a device that the first reading lacks is missed: it is of this boot and of this inventory
+	History    bool // Seen of the devices holds all XIDs of this source's stream in this boot that were delivered before
+	Detachment Detachment
+	DriverLoad string    // Source.DriverLoad of this boot
+	Polled     time.Time // when the devices were last measured
+	Source     string    // MonitorSource.Kind and Inventory
+	Inventory  string
+
+	memory Memory // of the other kinds of source
+	bootID string
+}
+
+// Recall returns what holds of the memory for a source now. A reboot clears all but what a reboot does not cure. Only in
+// the same boot is a GPU that has gone since still missed: otherwise it may have been taken out. The devices of another
+// kind of source, or of another simulation, are not this source's.
+//
+// The times of what is returned are ages on this process's monotonic clock, so a later step of the wall clock neither
+// prolongs nor ends a finding. One that is ahead of now is now. The times in Seen stay as the source has said them: they
+// identify its rows.
+func (m Memory) Recall(bootID string, src MonitorSource, now time.Time) Recalled {
+	all := m
+	if m.Source != src.Kind {
+		text, ok := m.others[src.Kind]
+		if m = (Memory{}); !ok || json.Unmarshal(text, &m) != nil {
+			return Recalled{Source: src.Kind, Inventory: src.Inventory, memory: all, bootID: bootID}
+		}
 	}
-	return t
+	r := Recalled{Source: src.Kind, Inventory: src.Inventory, memory: all, bootID: bootID}
+	sameInventory := m.Inventory == "" || m.Inventory == src.Inventory
+	if src.Invented && !sameInventory {
+		return r
+	}
+	r.SameBoot = m.BootID == "" || bootID == "" || m.BootID == bootID
+	r.Missed = r.SameBoot && sameInventory
+	// Another address may be another engine, whose stream has the same events at other times.
+	r.History = r.SameBoot && m.History && m.Inventory == src.Inventory
+	r.Polled = rebase(m.Polled, now)
+	if r.SameBoot {
+		r.Detachment, r.DriverLoad = m.Detachment.recall(now), m.DriverLoad
+	}
+	for _, d := range m.Devices {
+		if !r.SameBoot {
+			d.Verdict = d.Verdict.without(now, func(f Finding) bool { return !outlivesBoot(f.Cause) })
+			d.Verdict.Trips, d.Verdict.follow = nil, nil
+		}
+		if d.Verdict = d.Verdict.recall(now); !r.History {
+			d.Seen = nil
+		}
+		if d.memorable() || r.Detachment.inForce() {
+			r.Devices = append(r.Devices, d)
+		}
+	}
+	return r
+}
+
+// with returns a memory that holds m and, beside it, what this one holds of other kinds of source.
+func (m Memory) with(others Memory) Memory {
+	m.others = maps.Clone(others.others)
+	if m.others == nil {
+		m.others = make(map[string]json.RawMessage)
+	}
+	if others.Source != "" {
+		others.others = nil
+		if text, err := json.Marshal(others); err == nil {
+			m.others[others.Source] = text
+		}
+	}
+	delete(m.others, m.Source)
+	return m
+}
+
+// recall returns a copy whose times are on the clock of now.
+func (v Verdict) recall(now time.Time) Verdict {
+	v.Findings, v.Trips, v.follow = slices.Clone(v.Findings), slices.Clone(v.Trips), slices.Clone(v.follow)
+	v.Since = rebase(v.Since, now)
+	for i := range v.follow {
+		v.follow[i].At = rebase(v.follow[i].At, now)
+	}
+	for i := range v.Trips {
+		v.Trips[i] = rebase(v.Trips[i], now)
+	}
+	for i := range v.Findings {
+		f := &v.Findings[i]
+		f.Since, f.Last, f.Reset = rebase(f.Since, now), rebase(f.Last, now), rebase(f.Reset, now)
+		f.unseen(now)
+	}
+	v.unexplained = v.faulty(CauseRecoveryAction) // if the driver wants a reset
+	return v
+}
+
+// recall returns the detachment on the clock of now, and as over if its time is up. A wall clock that was set back does not
+// prolong it beyond what was asked for.
+func (d Detachment) recall(now time.Time) Detachment {
+	if d == (Detachment{}) {
+		return d
+	}
+	left := min(d.Until.Sub(now), d.For)
+	if d.Over || left <= 0 {
+		return Detachment{Over: true}
+	}
+	d.Since, d.Until = rebase(d.Since, now), now.Add(left)
+	return d
+}
+
+// rebase returns a time of another process as an age on the clock of now. What is ahead of now is now; zero stays zero.
+func rebase(t, now time.Time) time.Time {
+	if t.IsZero() {
+		return t
+	}
+	return now.Add(-max(0, now.Sub(t)))
 }
 
 // unseen begins the time of a condition anew: nobody has looked until now, and for how long it has been gone is not
@@ -150,67 +274,78 @@ func outlivesBoot(cause string) bool {
 // MarshalJSON writes the state file's format.
 func (m Memory) MarshalJSON() ([]byte, error) {
 	saved := savedMemory{Format: memoryFormat, Version: memoryVersion, BootID: m.BootID, Source: m.Source, Devices: []savedDevice{}}
+	details := make(map[DeviceID]json.RawMessage)
 	for _, d := range m.Devices {
 		sd := savedDevice{
 			ID: d.Device.ID, Parent: d.Device.Parent, MIG: d.Device.Kind == KindMIG, MIGMode: d.Device.MIGMode,
 			Index: d.Device.Index, Minor: d.Device.Minor, Model: d.Device.Model, PCI: d.Device.PCI, Memory: d.Device.Memory,
 			Profile: d.Device.Profile, GI: d.Device.GI, CI: d.Device.CI,
-			Since: d.Verdict.Since, Trips: d.Verdict.Trips,
+			Since: savable(d.Verdict.Since),
 		}
-		for _, x := range d.Verdict.follow {
-			sd.Follow = append(sd.Follow, savedXID(x))
+		for _, t := range d.Verdict.Trips {
+			sd.Trips = append(sd.Trips, savable(t))
 		}
+		sd.Follow = savedXIDs(d.Verdict.follow)
 		for _, f := range d.Verdict.Findings {
 			sd.Findings = append(sd.Findings, savedFinding{
-				f.Cause, f.State.String(), f.Reason, f.Action, f.Since, f.Last, f.Reset, f.Clears.String(),
+				f.Cause, f.State.String(), f.Reason, f.Action, savable(f.Since), savable(f.Last), savable(f.Reset), f.Clears.String(),
 			})
 		}
 		saved.Devices = append(saved.Devices, sd)
+		var common []string
+		for _, f := range d.Verdict.Findings {
+			if f.common {
+				common = append(common, f.Cause)
+			}
+		}
+		text, err := json.Marshal(savedDetail{d.Device, savedXIDs(d.Seen), common})
+		if err != nil {
+			return nil, err
+		}
+		details[d.Device.ID] = text
 	}
+	more := savedExtension{
+		Minor: memoryMinor, History: m.History, Inventory: m.Inventory, Polled: savable(m.Polled), Devices: details, Others: m.others,
+		Driver: m.DriverLoad,
+	}
+	if d := m.Detachment; d != (Detachment{}) {
+		more.Detach = &savedDetachment{savable(d.Since), savable(d.Until), d.For, d.Over, d.Unasked}
+	}
+	text, err := json.Marshal(more)
+	if err != nil {
+		return nil, err
+	}
+	saved.Devices = append(saved.Devices, savedDevice{ID: extensionID, Model: string(text)})
 	return json.Marshal(saved)
 }
 
-// UnmarshalJSON reads the state file's format. It refuses what Judge could not have made.
+// UnmarshalJSON reads the state file's format. It ignores keys that it does not know, and refuses what Judge could not
+// have made.
 func (m *Memory) UnmarshalJSON(text []byte) error {
 	var saved savedMemory
-	dec := json.NewDecoder(bytes.NewReader(text))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&saved); err != nil {
+	if err := json.Unmarshal(text, &saved); err != nil {
 		return err
 	}
-	if saved.Format != memoryFormat || saved.Version != memoryVersion {
+	if saved.Format != memoryFormat || saved.Version < memoryVersion {
 		return fmt.Errorf("format %q version %d is not %q version %d", saved.Format, saved.Version, memoryFormat, memoryVersion)
 	}
 	read := Memory{BootID: saved.BootID, Source: saved.Source}
+	if saved.Version > memoryVersion {
+		read.newer = saved.Version
+	}
+	details, err := read.extend(&saved)
+	if err != nil {
+		return err
+	}
 	known := make(map[DeviceID]bool)
 	for i, sd := range saved.Devices {
 		if sd.ID == "" || known[sd.ID] {
 			return fmt.Errorf("devices[%d].id: %q is empty or there twice", i, sd.ID)
 		}
 		known[sd.ID] = true
-		d := DeviceState{
-			Device: Device{
-				ID: sd.ID, Parent: sd.Parent, MIGMode: sd.MIGMode, Index: sd.Index, Minor: sd.Minor, Model: sd.Model, PCI: sd.PCI,
-				Memory: sd.Memory, Profile: sd.Profile, GI: sd.GI, CI: sd.CI, MIGIndex: -1, // not counted before the first reading
-			},
-			Verdict: Verdict{Since: sd.Since, Trips: sd.Trips},
-		}
-		if sd.MIG {
-			d.Device.Kind = KindMIG
-		}
-		for _, x := range sd.Follow {
-			d.Verdict.follow = append(d.Verdict.follow, XID(x))
-		}
-		for j, sf := range sd.Findings {
-			f, err := sf.finding()
-			if err != nil {
-				return fmt.Errorf("devices[%d].findings[%d]: %w", i, j, err)
-			}
-			if d.Verdict.has(f.Cause) {
-				return fmt.Errorf("devices[%d].findings[%d]: cause %q is there twice", i, j, f.Cause)
-			}
-			d.Verdict.Findings = append(d.Verdict.Findings, f)
-			d.Verdict.State = max(d.Verdict.State, f.State)
+		d, err := sd.state(details[sd.ID])
+		if err != nil {
+			return fmt.Errorf("devices[%d].%w", i, err)
 		}
 		read.Devices = append(read.Devices, d)
 	}
@@ -218,19 +353,105 @@ func (m *Memory) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
+// extend takes the extension out of the saved devices, and returns what it tells of the others.
+func (m *Memory) extend(saved *savedMemory) (details map[DeviceID]json.RawMessage, err error) {
+	i := slices.IndexFunc(saved.Devices, func(d savedDevice) bool { return d.ID == extensionID })
+	if i < 0 {
+		return nil, nil
+	}
+	var more savedExtension
+	if err := json.Unmarshal([]byte(saved.Devices[i].Model), &more); err != nil {
+		return nil, fmt.Errorf("devices[%d].model: %w", i, err)
+	}
+	saved.Devices = slices.Delete(saved.Devices, i, i+1)
+	m.History, m.Inventory, m.Polled, m.DriverLoad = more.History, more.Inventory, more.Polled, more.Driver
+	if d := more.Detach; d != nil {
+		m.Detachment = Detachment(*d)
+	}
+	for kind, text := range more.Others {
+		if m.others == nil {
+			m.others = make(map[string]json.RawMessage, len(more.Others))
+		}
+		// As it will be written: the text stays what it is, unknown keys too.
+		if m.others[kind], err = json.Marshal(text); err != nil {
+			return nil, err
+		}
+	}
+	return more.Devices, nil
+}
+
+// state returns the device as it was. The detail, if any, completes what every reader understands.
+func (sd savedDevice) state(detail json.RawMessage) (DeviceState, error) {
+	var more savedDetail
+	if len(detail) > 0 && json.Unmarshal(detail, &more) != nil {
+		more = savedDetail{} // findings are worth more than what only describes the device
+	}
+	d := DeviceState{Device: more.Device, Verdict: Verdict{Since: sd.Since, Trips: sd.Trips}}
+	d.Device.ID, d.Device.Parent, d.Device.MIGMode, d.Device.Index, d.Device.Minor = sd.ID, sd.Parent, sd.MIGMode, sd.Index, sd.Minor
+	d.Device.Model, d.Device.PCI, d.Device.Memory, d.Device.Profile = sd.Model, sd.PCI, sd.Memory, sd.Profile
+	d.Device.GI, d.Device.CI, d.Device.Kind = sd.GI, sd.CI, KindGPU
+	d.Device.MIGIndex = -1 // not counted before the first reading
+	if sd.MIG {
+		d.Device.Kind = KindMIG
+	}
+	for _, x := range more.Seen {
+		d.Seen = append(d.Seen, XID(x))
+	}
+	for _, x := range sd.Follow {
+		d.Verdict.follow = append(d.Verdict.follow, XID(x))
+	}
+	for i, sf := range sd.Findings {
+		f, err := sf.finding()
+		if err != nil {
+			return DeviceState{}, fmt.Errorf("findings[%d]: %w", i, err)
+		}
+		if d.Verdict.has(f.Cause) {
+			return DeviceState{}, fmt.Errorf("findings[%d]: cause %q is there twice", i, f.Cause)
+		}
+		f.common = slices.Contains(more.Common, f.Cause)
+		d.Verdict.Findings = append(d.Verdict.Findings, f)
+		d.Verdict.State = max(d.Verdict.State, f.State)
+	}
+	return d, nil
+}
+
+// finding reads a finding. A state or a clears that is not known comes from a newer release: the finding then stands as
+// unhealthy, or until an operator clears it.
 func (sf savedFinding) finding() (Finding, error) {
-	state := slices.Index(stateNames[:], sf.State)
-	clears := slices.Index(clearsNames[:], sf.Clears)
-	switch {
-	case sf.Cause == "":
+	if sf.Cause == "" {
 		return Finding{}, errors.New("no cause")
-	case State(state) != Degraded && State(state) != Unhealthy:
+	}
+	state, clears := State(slices.Index(stateNames[:], sf.State)), slices.Index(clearsNames[:], sf.Clears)
+	switch {
+	case !slices.Contains(stateNames[:], sf.State):
+		state = Unhealthy
+	case state < Degraded:
 		return Finding{}, fmt.Errorf("state %q is not degraded or unhealthy", sf.State)
-	case clears < 0:
-		return Finding{}, fmt.Errorf("clears %q is not known", sf.Clears)
+	}
+	if clears < 0 {
+		clears = int(ClearsOperator)
 	}
 	return Finding{
-		Cause: sf.Cause, State: State(state), Reason: sf.Reason, Action: sf.Action,
+		Cause: sf.Cause, State: state, Reason: sf.Reason, Action: sf.Action,
 		Since: sf.Since, Last: sf.Last, Reset: sf.Reset, Clears: Clears(clears),
 	}, nil
+}
+
+func savedXIDs(all []XID) (saved []savedXID) {
+	for _, x := range all {
+		saved = append(saved, savedXID{x.Code, savable(x.At)})
+	}
+	return saved
+}
+
+// savable returns the nearest time that JSON can hold: a source's clock may be anywhere, and one row of it must not keep
+// the file from being written.
+func savable(t time.Time) time.Time {
+	switch y := t.Year(); {
+	case y < 0:
+		return time.Time{}
+	case y > 9999:
+		return time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)
+	}
+	return t
 }

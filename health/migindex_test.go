@@ -62,7 +62,7 @@ func TestMIGIndexOfRestoredDevice(t *testing.T) {
 	if err := json.Unmarshal(text, &m); err != nil {
 		t.Fatal(err)
 	}
-	restored, _ := m.Recall("boot", "dcgm", at(1))
+	restored := m.Recall("boot", MonitorSource{Kind: "dcgm"}, at(1)).Devices
 	if len(restored) == 0 {
 		t.Fatal("nothing was restored")
 	}

@@ -52,14 +52,15 @@ type Monitor struct {
 	now  Snapshot   // what was published last
 	idle []string   // the words of health.cordon that mean no device, as they were logged last
 
-	driver  string // the newest version of the driver that was told
-	history bool   // the XIDs of this boot are known from before the start
-	doubt   doubt  // of the newest reading
+	driver string // the newest version of the driver that was told
+	doubt  doubt  // of the newest reading
 
 	live      Session  // nil while there is none
 	release   *release // nil while the driver is ours and the devices were seen since
 	attaching bool     // the next session is opened with MonitorSource.Attach
 	unasked   bool     // the driver was let go of, and a host engine was not asked to
+	recalled  Recalled // what an earlier process knew, of other kinds of source too
+	history   bool     // Recalled.History of the source that is open
 
 	unlogged []func() // log calls that wait for unlock
 
@@ -82,12 +83,6 @@ func NewMonitor(config *Latest[Config], source *Latest[MonitorSource], out *Late
 // wait. Without it every device is taken to be held.
 func (m *Monitor) AskHolders(held Held) { m.held = held }
 
-// Restore gives the monitor what an earlier process knew. If missed is false, devices of that which the
-// first reading lacks are not missed. It must come before Run.
-func (m *Monitor) Restore(devices []DeviceState, missed bool) {
-	m.now.Devices, m.fresh = devices, !missed
-}
-
 // Run measures until ctx ends. Whatever is wrong with a source is shown in the snapshots and tried again.
 func (m *Monitor) Run(ctx context.Context) error {
 	var config sync.WaitGroup
@@ -103,11 +98,11 @@ func (m *Monitor) Run(ctx context.Context) error {
 		other := before != nil && src.Inventory != before.Inventory
 		m.fresh = m.fresh || other
 		if other && (src.Invented || before.Invented) {
-			m.forget()
+			m.exchange(*src) // devices of a source that may see the same ones stay: pods hold them
 		}
 		before = src
 		m.publish(func(s *Snapshot) {
-			s.Source.Kind = src.Kind
+			s.Source.Kind, s.Source.Inventory = src.Kind, src.Inventory
 			if s.Source.Status != SourceDetached {
 				s.Source.become(SourceStarting, "", time.Now())
 			}
@@ -240,9 +235,9 @@ func (m *Monitor) judge(r *Reading) {
 		m.doubt = doubt{} // another inventory is expected
 	}
 	if !m.fresh || len(r.Devices) == 0 {
-		judged, why := m.doubt.check(before, r, now)
-		if why != "" {
-			m.judgeDoubted(judged, why, now)
+		var why string
+		if r, why = m.doubt.check(before, r, now); why != "" {
+			m.judgeDoubted(r, why, now)
 			return
 		}
 	}
@@ -331,15 +326,6 @@ func (s *Source) become(status SourceStatus, why string, now time.Time) {
 	s.Err = why
 }
 
-// forget drops the devices of a source that has nothing to do with the next: to show them, and let them be given out,
-// until that one is up would be to make them up. A source that may see the same devices keeps them, for pods hold them.
-func (m *Monitor) forget() {
-	m.mu.Lock()
-	defer m.unlock()
-	m.logChangesLater(m.now.Devices, nil)
-	m.now.Devices, m.now.At, m.now.Source.Versions = nil, time.Time{}, Versions{}
-}
-
 func (m *Monitor) publish(change func(*Snapshot)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -350,6 +336,7 @@ func (m *Monitor) publish(change func(*Snapshot)) {
 // store publishes a copy of now. m.mu is held.
 func (m *Monitor) store() {
 	m.now.Seq++
+	m.now.Source.Detachment = m.detachment()
 	s := m.now
 	m.out.Store(&s)
 }

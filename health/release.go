@@ -10,8 +10,13 @@ import (
 // release is that the driver is let go of at an operator's word. It is made before the driver goes, so that the kubelet
 // gives out no GPU that is about to be reset, and ends when each device was seen since. It is not modified.
 type release struct {
-	until time.Time // when the driver is taken back by itself
-	over  bool      // it is to be taken back now
+	since time.Time     // when the devices were withheld
+	until time.Time     // when the driver is taken back by itself
+	term  time.Duration // how long that was from the last detach
+	over  bool          // it is to be taken back now
+
+	asking bool     // nobody has said yet that the driver is to go: see Withhold
+	before *release // asking: what was in force before
 }
 
 // withholds tells whether a device is kept from pods for it. The driver may be gone for long after it was to be taken

@@ -66,19 +66,6 @@ func TestDetachKeepsWhatStands(t *testing.T) {
 	}
 }
 
-// A process that starts has the driver: that it was let go of is not remembered, and neither is a GPU missed for it.
-func TestRestartIsAttached(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := monitor(t)
-		defer b.stop()
-		pass(time.Second)
-		b.letGo(t, time.Hour)
-		if m := Remember(b.out.Load(), "boot"); len(m.Devices) != 0 {
-			t.Errorf("remembered: %+v", m.Devices)
-		}
-	})
-}
-
 // An operator's word that the GPU is well does not take the driver back.
 func TestReleaseIsNotCleared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

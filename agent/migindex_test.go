@@ -145,16 +145,16 @@ func TestClearByNumber(t *testing.T) {
 		word string
 		want health.DeviceID
 	}{{"1:1", "MIG-2g"}, {"1:0", "MIG-3g"}, {"1", "GPU-1"}, {"GPU-0", "GPU-0"}} {
-		answer, err := a.operate(t.Context(), `{"clear":{"device":"`+c.word+`","cause":"xid-79"}}`)
+		answer, err := a.operate(t.Context(), `{"clear":{"device":"`+c.word+`","cause":"xid-48"}}`)
 		if err != nil {
 			t.Errorf("clear %s: %v", c.word, err)
 			continue
 		}
-		if cleared, ok := answer.(Cleared); !ok || !slices.Equal(cleared.Cleared, []string{"xid-79"}) {
+		if cleared, ok := answer.(Cleared); !ok || !slices.Equal(cleared.Cleared, []string{"xid-48"}) {
 			t.Errorf("clear %s: %+v", c.word, answer)
 		}
 		for _, d := range out.Load().Devices {
-			if d.Device.ID == c.want && slices.ContainsFunc(d.Verdict.Findings, func(f health.Finding) bool { return f.From == "" && f.Cause == "xid-79" }) {
+			if d.Device.ID == c.want && slices.ContainsFunc(d.Verdict.Findings, func(f health.Finding) bool { return f.From == "" && f.Cause == "xid-48" }) {
 				t.Errorf("clear %s has left xid-79 on %s", c.word, c.want)
 			}
 		}

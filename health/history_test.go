@@ -105,8 +105,12 @@ func TestRecoveryActionOfBeforeTheStart(t *testing.T) {
 		looks []look
 	}{
 		"it stood at the start": {basis{}, []look{
-			{0, wants, Unhealthy}, {1, wants, Unhealthy}, {100, present(without(FieldRecoveryAction)), Unhealthy}, {200, wants, Unhealthy},
-			{201, none, Healthy}, {202, wants, Degraded},
+			{0, wants, Unhealthy},
+			{1, wants, Unhealthy},
+			{100, present(without(FieldRecoveryAction)), Unhealthy},
+			{200, wants, Unhealthy},
+			{201, none, Healthy},
+			{202, wants, Degraded},
 		}},
 		"nothing was told at first":        {basis{}, []look{{0, blank(PresenceUnknown), Unknown}, {1, present(without(FieldRecoveryAction)), Healthy}, {2, wants, Unhealthy}}},
 		"it came later":                    {basis{}, []look{{0, none, Healthy}, {1, wants, Degraded}}},

@@ -353,7 +353,7 @@ func (k *Keeper) write(path string, s *Snapshot, last bool) error {
 		m := Remember(s, k.bootID)
 		g := m.gist()
 		due := last || time.Since(k.Status().Written) >= lookAgain
-		if changed == "" && k.written != nil && reflect.DeepEqual(g, *k.written) && !(due && !sameSeen(m.Devices, k.held.Devices)) {
+		if changed == "" && k.written != nil && reflect.DeepEqual(g, *k.written) && (!due || sameSeen(m.Devices, k.held.Devices)) {
 			return nil
 		}
 		if k.written != nil && m.Source != k.held.Source {

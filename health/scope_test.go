@@ -88,9 +88,16 @@ func TestRecoveryActionsAreTold(t *testing.T) {
 		state  State
 		reason string
 	}{
-		{1, Degraded, "GPU reset"}, {2, Unhealthy, "reboot"}, {3, Unhealthy, "peer-to-peer"}, {4, Degraded, "drain and reset"},
-		{5, Unhealthy, "IMEX"}, {6, Unhealthy, "PCIe bus reset"}, {7, Unhealthy, "reboot of the system"},
-		{8, Unhealthy, "recovery action 8"}, {256, Unhealthy, "recovery action 256"}, {512, Unhealthy, "recovery action 512"},
+		{1, Degraded, "GPU reset"},
+		{2, Unhealthy, "reboot"},
+		{3, Unhealthy, "peer-to-peer"},
+		{4, Degraded, "drain and reset"},
+		{5, Unhealthy, "IMEX"},
+		{6, Unhealthy, "PCIe bus reset"},
+		{7, Unhealthy, "reboot of the system"},
+		{8, Unhealthy, "recovery action 8"},
+		{256, Unhealthy, "recovery action 256"},
+		{512, Unhealthy, "recovery action 512"},
 	} {
 		known := judge1(nil, gpu0, step{at: 0, sample: present(value(FieldRecoveryAction, c.action))})
 		v := known[0].Verdict

@@ -152,7 +152,9 @@ func TestListAndWatchFollowsHolders(t *testing.T) {
 			}
 		}
 		w.cancel()
-		<-w.ended
+		if err := <-w.ended; err != nil {
+			t.Error(err)
+		}
 	})
 }
 

@@ -36,11 +36,11 @@ func (b *bench) engine(ctx context.Context) (err error) {
 		return err
 	}
 	script := filepath.Join(dir, "script")
-	lines := "up\n"
+	lines := []byte("up\n")
 	for gpu := range engineGPUs {
-		lines += fmt.Sprintf("status %d 1\n", gpu) // dcgm_structs.h: DcgmEntityStatusOk
+		lines = fmt.Appendf(lines, "status %d 1\n", gpu) // dcgm_structs.h: DcgmEntityStatusOk
 	}
-	if err := os.WriteFile(script, []byte(lines+"ready\n"), 0o600); err != nil {
+	if err := os.WriteFile(script, append(lines, "ready\n"...), 0o600); err != nil {
 		return err
 	}
 	r, err := startWith(ctx, b.agent, "mode: embedded", engineGPUs, "LD_LIBRARY_PATH="+dir, "CHAOS_DCGM="+script)

@@ -38,7 +38,7 @@ func (s *session) Poll(ctx context.Context) (*health.Reading, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	reading, err := s.poll(ctx)
+	reading, err := s.poll()
 	if err != nil {
 		s.failed = err
 	}
@@ -47,11 +47,11 @@ func (s *session) Poll(ctx context.Context) (*health.Reading, error) {
 
 // poll reads before it asks for the status of each GPU: go-dcgm keeps the error of that call to itself,
 // and with an engine that hangs each such call would last a minute.
-func (s *session) poll(ctx context.Context) (*health.Reading, error) {
+func (s *session) poll() (*health.Reading, error) {
 	now := s.now()
 	full := passed(s.fullAt, now, s.cfg.Interval)
 	if full || s.dirty || !s.since.IsZero() || s.waiting {
-		rebuilt, err := s.refresh(ctx, now)
+		rebuilt, err := s.refresh(now)
 		if err != nil {
 			return nil, err
 		}
@@ -62,7 +62,7 @@ func (s *session) poll(ctx context.Context) (*health.Reading, error) {
 		if dead(err) {
 			return nil, err
 		}
-		if again := s.readAgain(ctx, now); again != nil {
+		if again := s.readAgain(now); again != nil {
 			return nil, errors.Join(err, again)
 		}
 		full = true
@@ -85,12 +85,12 @@ func passed(then, now time.Time, d time.Duration) bool {
 	return then.IsZero() || now.Before(then) || now.Sub(then) >= d
 }
 
-func (s *session) readAgain(ctx context.Context, now time.Time) error {
+func (s *session) readAgain(now time.Time) error {
 	t, err := readTopology()
 	if err != nil {
 		return err
 	}
-	if err := s.rebuild(ctx, t); err != nil {
+	if err := s.rebuild(t); err != nil {
 		return err
 	}
 	return s.readValues(now, true)
@@ -130,13 +130,13 @@ func (s *session) updatePresence(gpus []uint) (changed bool) {
 
 // refresh reads the inventory again if it has changed. Another one must stand for a while: when a GPU
 // is bound or unbound, DCGM loses sight of all for a moment (11).
-func (s *session) refresh(ctx context.Context, now time.Time) (rebuilt bool, err error) {
+func (s *session) refresh(now time.Time) (rebuilt bool, err error) {
 	t, err := readTopology()
 	if err != nil {
 		return false, err
 	}
 	if len(t.gpus) == 0 && len(s.topology.gpus) == 0 && s.cfg.Address == "" && now.Sub(s.openedAt) >= lookAgain {
-		return true, s.restart(ctx)
+		return true, s.restart()
 	}
 	if t.equal(s.topology) {
 		s.since = time.Time{}
@@ -145,7 +145,7 @@ func (s *session) refresh(ctx context.Context, now time.Time) (rebuilt bool, err
 			return false, err
 		}
 		if changed || s.dirty || s.migSwitched() || (s.incomplete && now.Sub(s.builtAt) >= lookAgain) {
-			return true, s.rebuild(ctx, t)
+			return true, s.rebuild(t)
 		}
 		if s.waiting {
 			return true, s.await(now)
@@ -159,7 +159,7 @@ func (s *session) refresh(ctx context.Context, now time.Time) (rebuilt bool, err
 		return false, nil
 	}
 	before := len(s.devices)
-	if err := s.rebuild(ctx, t); err != nil {
+	if err := s.rebuild(t); err != nil {
 		return false, err
 	}
 	s.log.Info("the inventory has changed", zap.Int("devices", len(s.devices)), zap.Int("before", before))
@@ -216,8 +216,8 @@ func (s *session) await(now time.Time) error {
 
 // restart stops the engine of this process and starts another: one that found no driver never looks for
 // it again.
-func (s *session) restart(ctx context.Context) error {
-	if err := s.disconnect(); err != nil { //nolint:contextcheck // as in Close, nothing there can be cancelled
+func (s *session) restart() error {
+	if err := s.disconnect(); err != nil {
 		return err
 	}
 	if err := connect(s.cfg.Address); err != nil {
@@ -231,13 +231,13 @@ func (s *session) restart(ctx context.Context) error {
 		return err
 	}
 	s.updatePresence(t.gpus)
-	return s.rebuild(ctx, t)
+	return s.rebuild(t)
 }
 
 // rebuild has DCGM watch the topology's entities and reads who they are. What was watched before is
 // taken back first: DCGM does not count the watches of one client, so that taking back the old ones
 // afterwards would end the new ones too. The XIDs are read once more before they go.
-func (s *session) rebuild(ctx context.Context, t topology) error {
+func (s *session) rebuild(t topology) error {
 	if len(s.watches.gpus) > 0 {
 		if err := s.readXIDs(s.now()); err != nil {
 			s.log.Debug("XIDs could not be read before the watches go", zap.Error(err))

@@ -106,7 +106,7 @@ func (s *session) take(v *dcgm.FieldValue_v2) {
 		}
 		s.noteXID(e, v)
 		for _, i := range s.owners[e] {
-			if st := &s.state[i]; ok && v.TS >= st.xidAt && !(isXID && s.ledger.foreign(st.device.ID, row)) {
+			if st := &s.state[i]; ok && v.TS >= st.xidAt && (!isXID || !s.ledger.foreign(st.device.ID, row)) {
 				st.xid, st.xidAt = measured{health.FieldXID, n, true}, v.TS
 			}
 		}

@@ -112,11 +112,11 @@ func open(ctx context.Context, cfg Config, log *zap.Logger, now func() time.Time
 	}
 	if err == nil {
 		s.updatePresence(t.gpus)
-		err = s.rebuild(ctx, t)
+		err = s.rebuild(t)
 	}
 	if err != nil {
 		s.failed = err
-		return nil, errors.Join(err, s.Close()) //nolint:contextcheck // Close has none: nothing in it can be cancelled
+		return nil, errors.Join(err, s.Close())
 	}
 	log.Info("connected to DCGM",
 		zap.String("address", cfg.Address), zap.String("library", s.versions.DCGM), zap.String("engine", s.versions.Engine),

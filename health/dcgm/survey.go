@@ -25,7 +25,7 @@ func Survey(ctx context.Context, cfg Config, log *zap.Logger) (r *health.Reading
 	if err != nil {
 		return nil, nil, err
 	}
-	defer func() { //nolint:contextcheck // Close has none
+	defer func() {
 		if err := s.Close(); err != nil {
 			log.Warn("DCGM did not close cleanly", zap.Error(err))
 		}

@@ -60,6 +60,9 @@ func (w *world) apply(ctx context.Context, s step) error {
 		if g.mig != g.shown {
 			return nil // the agent would have to guess how it is partitioned
 		}
+		if w.engine != nil && w.unseen {
+			return nil // DCGM has no name of a GPU that it loses before anybody has read it: it is missing then, and not lost
+		}
 		g.lost = s.kind == "lost"
 		w.look()
 		return event("lost: %t", g.lost)

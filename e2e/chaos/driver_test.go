@@ -284,6 +284,12 @@ func (w *world) attach(ctx context.Context) error {
 
 // back notes that the driver is the agent's again, as soon as it can be.
 func (w *world) back(ctx context.Context) error {
+	if w.stuck { // it was never let go of: all is as it was before
+		for i := range w.gpu {
+			g := &w.gpu[i]
+			g.change(func() { g.released = false })
+		}
+	}
 	w.away, w.stuck, w.attaching = false, false, true
 	if w.source != "dead" {
 		w.gone = false

@@ -42,6 +42,7 @@ type engine struct {
 	library, script string
 	host            bool     // it is in another process, as far as the agent knows
 	later           []string // what it will see when it is no longer blind
+	lines           int      // that the script has
 }
 
 // begin writes what another agent finds.
@@ -55,6 +56,7 @@ func (e *engine) begin(m *model) error {
 	for i, g := range m.gpu {
 		lines += status(i, g.lost)
 	}
+	e.lines = strings.Count(lines, "\n")
 	return os.WriteFile(e.script, []byte(lines+"ready\n"), 0o600)
 }
 
@@ -98,6 +100,7 @@ func (e *engine) say(lines string) error {
 		return err
 	}
 	_, err = f.WriteString(lines)
+	e.lines += strings.Count(lines, "\n")
 	return errors.Join(err, f.Close())
 }
 
@@ -110,6 +113,20 @@ func (e *engine) is() (connected, detached bool, trap string, err error) {
 	var c, d int
 	_, err = fmt.Sscanf(string(text), "connected %d detached %d trap %s", &c, &d, &trap)
 	return c == 1, d == 1, trap, err
+}
+
+// obeyed tells whether the library has read all that it was told, as it says a moment later.
+func (e *engine) obeyed() error {
+	var c, d, lines int
+	var trap string
+	text, err := os.ReadFile(e.script + ".is")
+	if err == nil {
+		_, err = fmt.Sscanf(string(text), "connected %d detached %d trap %s lines %d", &c, &d, &trap, &lines)
+	}
+	if err == nil && lines < e.lines {
+		err = fmt.Errorf("the library has obeyed %d lines of %d", lines, e.lines)
+	}
+	return err
 }
 
 // Event makes something happen to the GPUs, whoever has them.

@@ -26,8 +26,10 @@ func (w *world) turn(ctx context.Context, to string) error {
 	switch {
 	case w.stuck: // one cannot become anything but up
 		return w.awaitLetGo(ctx, before.Source.Measured)
+	case (w.away || w.gone) && w.engine != nil: // nobody looks, until somebody attaches
+		return w.await(ctx, slow(within), func(context.Context) error { return w.engine.obeyed() })
 	case w.away || w.gone:
-		return nil // nobody looks
+		return nil
 	}
 	if w.engine != nil && to != "up" {
 		// The agent finds out by asking, and would miss most of it; of a blind one it is sure after three seconds, or two

@@ -19,6 +19,7 @@ static const char *trap = "none"; // the call that hangs or fails, if it is anot
 
 static long long ahead; // how far the engine's clock is ahead of the true time, in microseconds; negative: behind
 static int empty;       // it lists no GPU
+static int lines;       // that it has obeyed
 
 static long long now(void) { // no two are the same, but after a step of the engine's clock
     static long long last;
@@ -82,6 +83,7 @@ static void obey(const char *line) {
     unsigned gpu;
     int n;
     long long seconds;
+    lines++;
     if (sscanf(line, "status %u %d", &gpu, &n) == 2) script_table.entity(GPU, gpu, n);
     else if (sscanf(line, "xid %u %d", &gpu, &n) == 2 && gpu < GPUS) xid(gpu, n);
     else if (sscanf(line, "clock %lld", &seconds) == 1) ahead = seconds * 1000000;
@@ -102,7 +104,7 @@ static void tell(void) {
     static char last[64];
     char text[64], path[300], next[310];
     pthread_mutex_lock(&state.lock);
-    snprintf(text, sizeof(text), "connected %d detached %d trap %s\n", state.connected, state.detached, trap);
+    snprintf(text, sizeof(text), "connected %d detached %d trap %s lines %d\n", state.connected, state.detached, trap, lines);
     pthread_mutex_unlock(&state.lock);
     if (strcmp(text, last) == 0) return;
     strcpy(last, text);

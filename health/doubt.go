@@ -37,7 +37,7 @@ func (d *doubt) check(before []DeviceState, r *Reading, now time.Time) (judged *
 	unlisted := 0
 	for _, b := range before {
 		id := b.Device.ID
-		if b.Device.Kind != KindGPU || b.Sample.Presence > Present {
+		if b.Device.Kind != KindGPU || b.Sample.Presence == Missing || b.Verdict.goneInCommon() { // that is believed already
 			continue
 		}
 		switch p := samples[id].Presence; {
@@ -47,7 +47,7 @@ func (d *doubt) check(before []DeviceState, r *Reading, now time.Time) (judged *
 		case !listed[id]:
 			gone[id] = true
 			unlisted++
-		case p == Detached || p == Inaccessible:
+		case b.Sample.Presence <= Present && (p == Detached || p == Inaccessible):
 			gone[id] = true
 		}
 	}

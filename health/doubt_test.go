@@ -79,6 +79,29 @@ func TestEmptyListIsDoubted(t *testing.T) {
 	})
 }
 
+// A GPU that was lost before is lost all the while.
+func TestEmptyListAndALostGPU(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := twoGPUs(t)
+		defer b.stop()
+		b.lists(shows("GPU-0", present()), shows("GPU-1", blank(Lost)))
+		pass(3 * time.Second)
+		for range 3 {
+			b.lists()
+			pass(5 * time.Second)
+			b.want(t, "while no GPU is listed", SourceDown, "xid-95", "lost")
+			b.lists(shows("GPU-0", present()), shows("GPU-1", blank(Lost)))
+			pass(2 * time.Second)
+			b.want(t, "after it", SourceUp, "xid-95", "lost")
+		}
+		b.lists(shows("GPU-0", blank(Lost)), shows("GPU-1", blank(Lost)))
+		pass(3 * time.Second)
+		b.lists()
+		pass(5 * time.Second)
+		b.want(t, "when all were lost", SourceDown, "xid-95,lost", "lost")
+	})
+}
+
 // Believed, it is no fault of any GPU: the return of all cures none of them and is no trip.
 func TestEmptyListIsBelievedInTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

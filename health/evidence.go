@@ -72,12 +72,17 @@ func newCommonLoss(before []DeviceState, samples map[DeviceID]Sample) commonLoss
 // of tells whether a device is gone in common with all others. A GPU that the driver calls lost is so by itself where
 // no other was there to be lost with it.
 func (l commonLoss) of(was Verdict, cause string) bool {
-	for _, f := range was.Findings {
-		if f.From == "" && f.presence() {
-			return f.common // it is gone for longer, and only the word for it may be another
-		}
+	if slices.ContainsFunc(was.Findings, Finding.ownPresence) {
+		return was.goneInCommon() // it is gone for longer, and only the word for it may be another
 	}
 	return l.all && (l.many || cause != CauseLost)
+}
+
+func (f Finding) ownPresence() bool { return f.From == "" && f.presence() }
+
+// goneInCommon tells whether the device is gone since all of the node went at once.
+func (v Verdict) goneInCommon() bool {
+	return slices.ContainsFunc(v.Findings, func(f Finding) bool { return f.ownPresence() && f.common })
 }
 
 // withPast returns the sample with those XIDs of before the start that nobody has judged yet among its XIDs. What a MIG

@@ -40,7 +40,7 @@ func (w *world) readLog() {
 }
 
 // endBlocked ends an agent whose log nobody reads: it is gone in time, and only then is its log read.
-func (w *world) endBlocked(how string) error {
+func (w *world) endBlocked(ctx context.Context, how string) error {
 	signal := syscall.SIGTERM
 	if how == "kill" {
 		signal = syscall.SIGKILL
@@ -49,7 +49,7 @@ func (w *world) endBlocked(how string) error {
 		return err
 	}
 	pid := w.Pid()
-	err := w.await(context.Background(), slow(15*time.Second), func(context.Context) error {
+	err := w.await(context.WithoutCancel(ctx), slow(15*time.Second), func(context.Context) error {
 		if gone, err := zombie(pid); err != nil || !gone {
 			return violated("end", "nobody reads its log, and it does not end: %v", err)
 		}

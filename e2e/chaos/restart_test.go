@@ -73,7 +73,7 @@ func (w *world) restart(ctx context.Context, how string) error {
 	}
 	w.stopScrapes()
 	w.closeStreams()
-	if err := w.endAgent(how); err != nil {
+	if err := w.endAgent(ctx, how); err != nil {
 		return err
 	}
 	if !forgets {
@@ -124,9 +124,9 @@ func (w *world) restart(ctx context.Context, how string) error {
 }
 
 // endAgent returns when the agent has ended.
-func (w *world) endAgent(how string) error {
+func (w *world) endAgent(ctx context.Context, how string) error {
 	if w.blocked { // whoever ends it does not have to read its log before
-		if err := w.endBlocked(how); err != nil || how == "kill" {
+		if err := w.endBlocked(ctx, how); err != nil || how == "kill" {
 			return err
 		}
 	}

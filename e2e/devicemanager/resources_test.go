@@ -59,7 +59,10 @@ func TestMIGMixed(t *testing.T) {
 	n.Inject(`{"gpu":7,"lost":false}`)
 	n.Eventually("all healthy once it is back", n.has(map[v1.ResourceName][2]int{one: {46, 46}, two: {2, 2}, three: {2, 2}}))
 
+	// A GPU of which a pod has a part is not given to another as a whole before it is free.
 	n.configure("h100-8-mig", "migStrategy: none")
+	n.Eventually("whole GPUs, and not those that pods have parts of", n.has(map[v1.ResourceName][2]int{node.GPU: {8, 3}, one: {0, 0}, two: {0, 0}, three: {0, 0}}))
+	n.UnbindAll()
 	n.Eventually("whole GPUs, and no part left", n.has(map[v1.ResourceName][2]int{node.GPU: {8, 8}, one: {0, 0}, two: {0, 0}, three: {0, 0}}))
 	n.EndAgent()
 }
@@ -98,7 +101,11 @@ func TestSharing(t *testing.T) {
 	n.Inject(`{"gpu":3,"lost":false}`)
 	n.Eventually("and brings them back", func() error { return n.KubeletHas(node.GPU, 80, 80) })
 
+	// Nor is one that a pod has under another name.
 	n.configure("h100-8", sharing("renameByDefault: true, "))
+	n.Eventually("under another name, and none that a pod has under the old one",
+		n.has(map[v1.ResourceName][2]int{node.GPU: {0, 0}, shared: {80, 0}}))
+	n.UnbindAll()
 	n.Eventually("under another name, and nothing under the old one",
 		n.has(map[v1.ResourceName][2]int{node.GPU: {0, 0}, shared: {80, 80}}))
 	n.admitTo(n.bindFor("renamed", shared, 1), shared)

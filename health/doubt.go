@@ -18,7 +18,7 @@ type doubt struct {
 }
 
 // check returns the reading to judge: r, or one in which the GPUs in doubt are as they were known last, with presence
-// unknown and the XIDs of r. If all are in doubt, why says what the source claims.
+// unknown, no values, and the XIDs of r. If all are in doubt, why says what the source claims.
 func (d *doubt) check(before []DeviceState, r *Reading, now time.Time) (judged *Reading, why string) {
 	samples := make(map[DeviceID]Sample, len(r.Samples))
 	for _, s := range r.Samples {
@@ -76,10 +76,9 @@ func (d *doubt) check(before []DeviceState, r *Reading, now time.Time) (judged *
 	}
 	for _, b := range before {
 		if gone[b.Device.ID] || gone[b.Device.Parent] {
-			s, is := b.Sample, samples[b.Device.ID]
-			s.Device, s.At, s.Presence, s.XIDs, s.Past, s.Checked = b.Device.ID, now, PresenceUnknown, is.XIDs, is.Past, false
+			is := samples[b.Device.ID]
 			judged.Devices = append(judged.Devices, b.Device)
-			judged.Samples = append(judged.Samples, s)
+			judged.Samples = append(judged.Samples, Sample{Device: b.Device.ID, At: now, XIDs: is.XIDs, Past: is.Past})
 		}
 	}
 	if !all {

@@ -1,7 +1,6 @@
 package health
 
 import (
-	"encoding/json"
 	"slices"
 	"strings"
 	"testing"
@@ -213,14 +212,7 @@ func TestDoubt(t *testing.T) {
 // DCGM may name a GPU some seconds late: one that only the state file knows is not missed at once, and not cured by coming.
 func TestRestoredGPUThatIsListedLate(t *testing.T) {
 	ill := fold(t, nil, 0, map[DeviceID]Sample{"GPU-0": present(xids(95))}, gpu0, gpu1)
-	text, err := json.Marshal(Remember(&Snapshot{Source: Source{Kind: "dcgm"}, Devices: ill}, "boot"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var m Memory
-	if err := json.Unmarshal(text, &m); err != nil {
-		t.Fatal(err)
-	}
+	m := saved(t, ill)
 	for _, comes := range []bool{true, false} {
 		var d doubt
 		known := m.Recall("boot", MonitorSource{Kind: "dcgm"}, at(10)).Devices

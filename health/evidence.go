@@ -10,20 +10,32 @@ import (
 // once is the source's, the driver's or a switch's, and tells nothing of any of them.
 
 // wasReset tells whether the sample is evidence of a reset.
-func wasReset(c Config, was Verdict, s Sample) bool {
+func wasReset(c Config, was Verdict, kind Kind, s Sample) bool {
 	action, told := s.Values[FieldRecoveryAction]
 	return slices.ContainsFunc(was.Findings, func(f Finding) bool {
 		switch {
 		case f.From != "" || !f.Last.After(f.Reset):
 			return false // it is evidence once: with recovery never the finding stands for long after
 		case f.presence():
-			// One reading may err.
-			return s.Presence == Present && !f.common && f.Last.Sub(f.Since) >= c.Interval/2
+			// One reading may err, a GPU that was hidden was not reset, and a MIG device goes by its GPU.
+			away := f.Last.Sub(f.Since) >= c.Interval/2 && f.Cause != CauseInaccessible && kind == KindGPU
+			return s.Presence == Present && away && !f.common
 		case f.Cause == CauseRecoveryAction:
-			return told && RecoveryAction(action) == RecoveryNone && f.Action != actionDrainP2P && f.Action != actionIMEX // these reset nothing
+			return told && RecoveryAction(action) == RecoveryNone && f.asksForReset()
 		}
 		return setBack(c, f.Cause, s)
 	})
+}
+
+// asksForReset tells whether what the driver asks for, as its recovery action, resets the GPU. Of an action that is not in the
+// table nobody knows.
+func (f Finding) asksForReset() bool {
+	for _, r := range recoveries {
+		if r.resets && r.action == f.Action {
+			return true
+		}
+	}
+	return false
 }
 
 // setBack tells whether the sample says that a condition is over that nothing but a reset or a reload of the driver
@@ -44,51 +56,78 @@ func setBack(c Config, cause string, s Sample) bool {
 	return reason == ""
 }
 
-// commonLoss tells whether all GPUs of the node that could be reached are gone in one reading.
+// commonLoss tells whether all GPUs of the node that could be reached are gone together: in one reading, or one after the
+// other, as their states are asked for.
 type commonLoss struct {
-	all  bool
-	many bool // there were several
+	now     time.Time
+	all     bool // none is there, and one went in this reading
+	many    bool // several went, in this reading or shortly before
+	others  bool // the node has several
+	present bool // one is there
 }
 
-func newCommonLoss(before []DeviceState, samples map[DeviceID]Sample) commonLoss {
-	went, stayed := 0, 0
+func newCommonLoss(before []DeviceState, samples map[DeviceID]Sample, now time.Time) commonLoss {
+	went, lately, gpus, stayed := 0, 0, 0, 0
 	for _, d := range before {
 		if d.Device.Kind != KindGPU {
 			continue
 		}
+		gpus++
 		s, listed := samples[d.Device.ID]
 		switch {
 		case !listed || s.Presence > Present:
 			if d.Sample.Presence <= Present {
 				went++
+			} else if f := d.Verdict.ownPresence(); f != nil && now.Sub(f.Since) < doubtFor {
+				lately++
 			}
 		case s.Presence == Present:
 			stayed++
 		}
 	}
-	return commonLoss{all: went > 0 && stayed == 0, many: went > 1}
+	return commonLoss{now, went > 0 && stayed == 0, went+lately > 1, gpus > 1, stayed > 0}
 }
 
-// of tells whether a device is gone in common with all others. A GPU that the driver calls lost is so by itself where
-// no other was there to be lost with it.
-func (l commonLoss) of(was Verdict, cause string) bool {
-	if slices.ContainsFunc(was.Findings, Finding.ownPresence) {
-		return was.goneInCommon() // it is gone for longer, and only the word for it may be another
+// of tells whether a device is gone in common with all others, and if it is, since when others are back without it. A GPU
+// that the driver calls lost is so by itself where no other was there to be lost with it, and if it stays so for long
+// after the others have come back.
+func (l commonLoss) of(was Verdict, cause string) (common bool, alone time.Time) {
+	f := was.ownPresence()
+	switch {
+	case f == nil:
+		return l.all && (l.many || cause != CauseLost), time.Time{}
+	case f.common && l.present:
+		alone = f.alone
+		if alone.IsZero() {
+			alone = l.now
+		}
+		return l.now.Sub(alone) < doubtFor, alone
+	case f.common:
+		return true, time.Time{}
 	}
-	return l.all && (l.many || cause != CauseLost)
+	// The others have gone shortly after it.
+	return l.all && l.others && l.now.Sub(f.Since) < doubtFor, time.Time{}
 }
 
-func (f Finding) ownPresence() bool { return f.From == "" && f.presence() }
+// ownPresence returns the device's own finding that it cannot be reached, nil if there is none.
+func (v Verdict) ownPresence() *Finding {
+	i := slices.IndexFunc(v.Findings, func(f Finding) bool { return f.From == "" && f.presence() })
+	if i < 0 {
+		return nil
+	}
+	return &v.Findings[i]
+}
 
 // goneInCommon tells whether the device is gone since all of the node went at once.
 func (v Verdict) goneInCommon() bool {
-	return slices.ContainsFunc(v.Findings, func(f Finding) bool { return f.ownPresence() && f.common })
+	f := v.ownPresence()
+	return f != nil && f.common
 }
 
 // withPast returns the sample with those XIDs of before the start that nobody has judged yet among its XIDs. What a MIG
-// device holds that is not there from the first reading on may be another's, which had its number before.
-func (b basis) withPast(was DeviceState, d Device, s Sample) Sample {
-	if len(s.Past) == 0 || !b.history || d.Kind == KindMIG && !b.first {
+// device holds that comes later than its GPU may be another's, which had its number before.
+func (b basis) withPast(was DeviceState, gpu Verdict, d Device, s Sample) Sample {
+	if len(s.Past) == 0 || !b.history || d.Kind == KindMIG && gpu.seen {
 		return s
 	}
 	var unjudged []XID
@@ -134,13 +173,14 @@ func remembered(seen []XID, s Sample) []XID {
 // judgeAction notes whether the driver has wanted a reset since before this process, for an XID that nobody delivered: an
 // engine inside the agent is away with it. Then nobody knows what is broken, so the GPU does not pass for one that
 // works. It ends with the recovery action.
-func (v *Verdict) judgeAction(s Sample) {
+func (v *Verdict) judgeAction(c Config, s Sample) {
 	value, told := s.Values[FieldRecoveryAction]
 	if !told {
 		return
 	}
 	wanted := recoveries[RecoveryAction(value)].action == actionReset
-	v.unexplained = wanted && (v.unexplained || v.actionUntold && len(s.XIDs) == 0)
+	explained := slices.ContainsFunc(s.XIDs, func(x XID) bool { return c.XID.Effect(x.Code) != EffectIgnore }) // not an application's error
+	v.unexplained = wanted && (v.unexplained || v.actionUntold && !explained)
 	v.actionUntold = false
 }
 
@@ -190,8 +230,8 @@ func inheritFromParts(known map[DeviceID]DeviceState, before []DeviceState, r *R
 		listed[d.ID] = true
 	}
 	for _, d := range before {
-		gpu, there := known[d.Device.Parent]
-		if d.Device.Kind != KindMIG || listed[d.Device.ID] || !there || samples[d.Device.Parent].Presence != Present {
+		gpu := known[d.Device.Parent]
+		if d.Device.Kind != KindMIG || listed[d.Device.ID] || samples[d.Device.Parent].Presence != Present {
 			continue
 		}
 		findings := slices.Clone(gpu.Verdict.Findings)

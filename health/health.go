@@ -41,8 +41,9 @@ type Device struct {
 	Profile string // MIG: "1g.10gb"
 	GI, CI  int    // MIG: the driver's GPU instance and compute instance ids; -1 for a GPU
 
-	// MIGIndex is the MIG device's number on its GPU as nvidia-smi -L counts: with Index it is the 3:0 that people
-	// read and write. It is -1 for a GPU and for a MIG device that the driver does not list. The judge sets it.
+	// MIGIndex is the MIG device's number on its GPU as nvidia-smi -L counts, by GPU instance and compute instance: with
+	// Index it is the 3:0 that people read and write. It is -1 for a GPU, and for a MIG device if it is not known. The
+	// source sets it, which knows the instances that it cannot name yet.
 	MIGIndex int
 
 	Links []Link // GPU: how each other GPU is reached; a missing peer is simply unknown
@@ -224,7 +225,8 @@ type Finding struct {
 	Clears Clears
 	From   DeviceID // the parent that it was inherited from; empty if the device's own
 
-	common bool // a lost device: all of the node went at once, which is not its own fault, and its return no reset
+	common bool      // of a device that is gone: all of the node went together, so that its return is no reset
+	alone  time.Time // common: since when others are back without it; zero while none is
 }
 
 // Verdict is what is thought of a device, and the judge's whole memory of it.
@@ -304,6 +306,7 @@ type Detachment struct {
 	Until   time.Time     // when the driver is taken back by itself
 	For     time.Duration // how long that was from the last detach
 	Over    bool          // the driver is to be taken back now; nothing else is set
+	Asking  bool          // the kubelet is still asked who holds the devices: see Monitor.Withhold
 	Unasked bool          // a host engine has not been asked to let go, as far as is known
 }
 

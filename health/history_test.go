@@ -65,10 +65,15 @@ func TestXIDsWhileTheAgentWasAway(t *testing.T) {
 // What DCGM holds of a MIG device that was made since the start may be of another one that had its number.
 func TestPastOfANewPartition(t *testing.T) {
 	r, now := reading(1, map[DeviceID]Sample{"MIG-0": {Presence: Present, Past: []XID{{48, at(0)}}}}, gpu0, mig0)
-	for _, first := range []bool{true, false} {
-		known := judgeDevices(DefaultConfig(), nil, r, basis{history: true, first: first}, now)
-		if got := known[1].XIDCounts[48] == 1; got != first {
-			t.Errorf("first reading %v: counted %v", first, known[1].XIDCounts)
+	for _, c := range []struct {
+		known []DeviceState
+		count uint64
+	}{{nil, 1}, {fold(t, nil, 0, nil, gpu1), 1}, {fold(t, nil, 0, nil, gpu0), 0}} { // the last: its GPU was there before it
+		known := judgeDevices(DefaultConfig(), c.known, r, basis{history: true}, now)
+		for _, d := range known {
+			if got := d.XIDCounts[48]; d.Device.ID == mig0.ID && got != c.count {
+				t.Errorf("after %d devices: counted %d, want %d", len(c.known), got, c.count)
+			}
 		}
 	}
 }

@@ -38,10 +38,10 @@ func judgeDevices(c Config, before []DeviceState, r *Reading, b basis, now time.
 		if !ok {
 			s = Sample{Device: d.ID, At: now}
 		}
-		samples[d.ID] = b.withPast(known[d.ID], d, s)
+		samples[d.ID] = b.withPast(known[d.ID], known[d.Parent].Verdict, d, s)
 	}
 	inheritFromParts(known, before, r, samples)
-	common := newCommonLoss(before, samples)
+	common := newCommonLoss(before, samples, now)
 	raised := raisedXIDs(r, samples)
 
 	after := make([]DeviceState, 0, len(r.Devices))
@@ -75,7 +75,6 @@ func judgeDevices(c Config, before []DeviceState, r *Reading, b basis, now time.
 	slices.SortStableFunc(after, func(a, b DeviceState) int {
 		return cmp.Or(cmp.Compare(a.Device.Kind, b.Device.Kind), cmp.Compare(a.Device.Index, b.Device.Index))
 	})
-	numberMIG(after)
 	return after
 }
 
@@ -94,15 +93,15 @@ func judgeDevice(
 	unknown := was.Device.ID == "" && !b.history
 	v.checkUntold = v.checkUntold || unknown
 	v.actionUntold = v.actionUntold || unknown || b.first && !was.Verdict.has(CauseRecoveryAction)
-	v.judgeAction(s)
-	reset = p.reset || b.reloaded || wasReset(c, was.Verdict, s)
+	v.judgeAction(c, s)
+	reset = p.reset || b.reloaded || wasReset(c, was.Verdict, d.Kind, s)
 	own := carry(c, was.Verdict, s, reset)
 	for _, f := range seen(c, s) {
 		switch {
 		case p.verdict.has(f.Cause): // a MIG device that is lost with its GPU has the GPU's finding
 			continue
 		case f.presence():
-			f.common = common.of(was.Verdict, f.Cause)
+			f.common, f.alone = common.of(was.Verdict, f.Cause)
 		case f.Cause == CauseRecoveryAction && v.unexplained:
 			f.State, f.Reason = Unhealthy, f.Reason+"; the XID behind it came while no agent was there to see it"
 		}
@@ -135,7 +134,7 @@ func judgeDevice(
 	}
 	if v.checkUntold && s.Checked {
 		v.checkUntold = false
-		if len(counts) == 0 {
+		if !slices.ContainsFunc(own, Finding.ofXID) {
 			for _, f := range undelivered(c, s) {
 				own = merge(own, f)
 			}
@@ -256,7 +255,7 @@ func merge(fs []Finding, f Finding) []Finding {
 	if f.State < fs[i].State {
 		return fs // a WARN is no evidence that the FAIL is over: that ages by its own clock
 	}
-	f.Since, f.Reset, f.common = fs[i].Since, fs[i].Reset, fs[i].common
+	f.Since, f.Reset = fs[i].Since, fs[i].Reset
 	if f.Clears == ClearsGPUReset {
 		f.Reset = time.Time{} // it happened again: the reset has not cured it
 	}

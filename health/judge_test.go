@@ -15,7 +15,7 @@ var (
 	gpu0 = Device{ID: "GPU-0", Kind: KindGPU, Index: 0}
 	gpu1 = Device{ID: "GPU-1", Kind: KindGPU, Index: 1}
 	mig0 = Device{ID: "MIG-0", Kind: KindMIG, Parent: "GPU-0", Index: 0, GI: 1}
-	mig1 = Device{ID: "MIG-1", Kind: KindMIG, Parent: "GPU-0", Index: 0, GI: 2}
+	mig1 = Device{ID: "MIG-1", Kind: KindMIG, Parent: "GPU-0", Index: 0, GI: 2, MIGIndex: 1}
 )
 
 // present is a sample of a device that is there and has nothing wrong.

@@ -91,6 +91,7 @@ type savedDetachment struct {
 	Until   time.Time     `json:"until"`
 	For     time.Duration `json:"forNanoseconds"`
 	Over    bool          `json:"over,omitempty"`
+	Asking  bool          `json:"asking,omitempty"`
 	Unasked bool          `json:"unasked,omitempty"`
 }
 
@@ -123,11 +124,15 @@ func Remember(s *Snapshot, bootID string) Memory {
 			return f.From != "" || f.Cause == CauseReleased // Detachment is in its place
 		})
 		kept := DeviceState{Device: d.Device, Verdict: v, Seen: d.Seen}
-		if kept.memorable() || m.Detachment.inForce() {
+		if kept.memorable() || m.Detachment.inForce() || hasMemorablePart(s.Devices, d.Device.ID) {
 			m.Devices = append(m.Devices, kept)
 		}
 	}
 	return m
+}
+
+func hasMemorablePart(all []DeviceState, gpu DeviceID) bool {
+	return slices.ContainsFunc(all, func(d DeviceState) bool { return d.Device.Parent == gpu && d.memorable() })
 }
 
 func (d DeviceState) memorable() bool {
@@ -186,7 +191,7 @@ func (m Memory) Recall(bootID string, src MonitorSource, now time.Time) Recalled
 		if d.Verdict = d.Verdict.recall(now); !r.History {
 			d.Seen = nil
 		}
-		if d.memorable() || r.Detachment.inForce() {
+		if d.memorable() || r.Detachment.inForce() || hasMemorablePart(m.Devices, d.Device.ID) {
 			r.Devices = append(r.Devices, d)
 		}
 	}
@@ -228,6 +233,10 @@ func (v Verdict) recall(now time.Time) Verdict {
 	return v
 }
 
+// undecidedFor is how long a restart keeps the devices of a detach that nobody has granted or refused. The process before
+// may have told a host engine to let go and not come to save it, so the engine is asked to attach afterwards.
+const undecidedFor = 30 * time.Second
+
 // recall returns the detachment on the clock of now, and as over if its time is up. A wall clock that was set back does not
 // prolong it beyond what was asked for.
 func (d Detachment) recall(now time.Time) Detachment {
@@ -235,6 +244,9 @@ func (d Detachment) recall(now time.Time) Detachment {
 		return d
 	}
 	left := min(d.Until.Sub(now), d.For)
+	if d.Asking {
+		left = min(left, undecidedFor)
+	}
 	if d.Over || left <= 0 {
 		return Detachment{Over: true}
 	}
@@ -263,8 +275,10 @@ func (f *Finding) unseen(now time.Time) {
 
 // condition tells of a finding that is renewed by each poll while it stands; an XID is not.
 func (f Finding) condition() bool {
-	return f.Clears == ClearsItself && !strings.HasPrefix(f.Cause, xidPrefix)
+	return f.Clears == ClearsItself && !f.ofXID()
 }
+
+func (f Finding) ofXID() bool { return strings.HasPrefix(f.Cause, xidPrefix) }
 
 // outlivesBoot tells of what is written in the GPU itself (its InfoROM).
 func outlivesBoot(cause string) bool {
@@ -309,7 +323,7 @@ func (m Memory) MarshalJSON() ([]byte, error) {
 		Driver: m.DriverLoad,
 	}
 	if d := m.Detachment; d != (Detachment{}) {
-		more.Detach = &savedDetachment{savable(d.Since), savable(d.Until), d.For, d.Over, d.Unasked}
+		more.Detach = &savedDetachment{savable(d.Since), savable(d.Until), d.For, d.Over, d.Asking, d.Unasked}
 	}
 	text, err := json.Marshal(more)
 	if err != nil {
@@ -384,13 +398,15 @@ func (m *Memory) extend(saved *savedMemory) (details map[DeviceID]json.RawMessag
 func (sd savedDevice) state(detail json.RawMessage) (DeviceState, error) {
 	var more savedDetail
 	if len(detail) > 0 && json.Unmarshal(detail, &more) != nil {
-		more = savedDetail{} // findings are worth more than what only describes the device
+		more, detail = savedDetail{}, nil // findings are worth more than what only describes the device
 	}
 	d := DeviceState{Device: more.Device, Verdict: Verdict{Since: sd.Since, Trips: sd.Trips}}
 	d.Device.ID, d.Device.Parent, d.Device.MIGMode, d.Device.Index, d.Device.Minor = sd.ID, sd.Parent, sd.MIGMode, sd.Index, sd.Minor
 	d.Device.Model, d.Device.PCI, d.Device.Memory, d.Device.Profile = sd.Model, sd.PCI, sd.Memory, sd.Profile
 	d.Device.GI, d.Device.CI, d.Device.Kind = sd.GI, sd.CI, KindGPU
-	d.Device.MIGIndex = -1 // not counted before the first reading
+	if len(detail) == 0 {
+		d.Device.MIGIndex = -1
+	}
 	if sd.MIG {
 		d.Device.Kind = KindMIG
 	}

@@ -241,7 +241,7 @@ func (m *Monitor) judge(r *Reading) {
 			return
 		}
 	}
-	if m.fresh {
+	if m.fresh && len(r.Devices) > 0 {
 		before = slices.DeleteFunc(slices.Clone(before), func(d DeviceState) bool {
 			return !slices.ContainsFunc(r.Devices, func(e Device) bool { return e.ID == d.Device.ID })
 		})
@@ -300,6 +300,15 @@ func (m *Monitor) judgeDoubted(r *Reading, why string, now time.Time) {
 		m.said = why
 	}
 	m.logChangesLater(before, devices)
+	shown := make(map[DeviceID]map[Field]float64, len(before))
+	for _, d := range before {
+		shown[d.Device.ID] = d.Sample.Values
+	}
+	for i := range devices { // what was measured is shown for a while, as with any source that is away
+		if s := &devices[i].Sample; s.Presence == PresenceUnknown && s.Values == nil {
+			s.Values = shown[s.Device]
+		}
+	}
 	m.now.Devices = devices
 	m.now.Source.become(SourceDown, why, now)
 	m.store()

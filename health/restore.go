@@ -43,14 +43,14 @@ func (m *Monitor) exchange(src MonitorSource) {
 	m.recalled = was.with(m.recalled.memory).Recall(m.recalled.bootID, src, now)
 	m.logChangesLater(m.now.Devices, nil)
 	m.now.Devices, m.now.At, m.now.Source.Versions = m.recalled.Devices, time.Time{}, Versions{}
-	m.history, m.driver = m.recalled.History, ""
+	m.history, m.driver, m.now.Source.DriverLoad = m.recalled.History, "", m.recalled.DriverLoad
 }
 
 // detachment is what a later process must know of the release. m.mu is held.
 func (m *Monitor) detachment() Detachment {
 	switch r := m.release; {
 	case r != nil && !r.over:
-		return Detachment{Since: r.since, Until: r.until, For: r.term, Unasked: m.unasked}
+		return Detachment{Since: r.since, Until: r.until, For: r.term, Asking: r.asking, Unasked: m.unasked}
 	case r != nil || m.attaching:
 		return Detachment{Over: true}
 	}

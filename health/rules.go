@@ -128,6 +128,7 @@ const (
 type recovery struct {
 	state          State
 	reason, action string
+	resets         bool // its end is evidence that the GPU was reset
 }
 
 // recoveries are the driver's recovery actions, nvmlDeviceGpuRecoveryAction_t, by number. The meanings are
@@ -148,13 +149,13 @@ type recovery struct {
 //
 //nolint:gochecknoglobals // a table of constants
 var recoveries = map[RecoveryAction]recovery{
-	RecoveryReset:         {Degraded, "the driver asks for a GPU reset", actionReset},
-	RecoveryReboot:        {Unhealthy, "the driver asks for a reboot of the node", actionReboot},
-	RecoveryDrainP2P:      {Unhealthy, "the driver asks to drain peer-to-peer work", actionDrainP2P},
-	RecoveryDrainAndReset: {Degraded, "the driver asks to drain and reset the GPU, which works at less than its capacity", actionReset},
-	RecoveryIMEXDomain:    {Unhealthy, "the driver asks to recover the IMEX domain", actionIMEX},
-	RecoveryPCIeBusReset:  {Unhealthy, "the driver asks for a PCIe bus reset", actionBusReset},
-	RecoverySystemReboot:  {Unhealthy, "the driver asks for a reboot of the system", actionReboot},
+	RecoveryReset:         {Degraded, "the driver asks for a GPU reset", actionReset, true},
+	RecoveryReboot:        {Unhealthy, "the driver asks for a reboot of the node", actionReboot, true},
+	RecoveryDrainP2P:      {Unhealthy, "the driver asks to drain peer-to-peer work", actionDrainP2P, false},
+	RecoveryDrainAndReset: {Degraded, "the driver asks to drain and reset the GPU, which works at less than its capacity", actionReset, true},
+	RecoveryIMEXDomain:    {Unhealthy, "the driver asks to recover the IMEX domain", actionIMEX, false},
+	RecoveryPCIeBusReset:  {Unhealthy, "the driver asks for a PCIe bus reset", actionBusReset, true},
+	RecoverySystemReboot:  {Unhealthy, "the driver asks for a reboot of the system", actionReboot, true},
 }
 
 func recoveryState(v []float64) State {

@@ -18,7 +18,7 @@ type Withholding struct {
 // for the same time goes on from there.
 func (m *Monitor) Withhold(d time.Duration) (*Withholding, error) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer m.unlock()
 	if m.word.Load().away {
 		return &Withholding{m: m}, nil
 	}
@@ -41,7 +41,7 @@ func (m *Monitor) Withhold(d time.Duration) (*Withholding, error) {
 func (w *Withholding) GiveBack() {
 	m := w.m
 	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer m.unlock()
 	if w.release == nil || m.release != w.release {
 		return
 	}

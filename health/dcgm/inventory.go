@@ -22,6 +22,7 @@ type instance struct {
 	parent  entity // a compute instance's GPU instance; a GPU instance's GPU
 	gpu     uint   // DCGM's number of the GPU
 	gi, ci  uint   // the driver's ids; ci is not that of a GPU instance
+	index   int    // health.Device.MIGIndex of a compute instance
 	profile uint   // the driver's number of it: another instance can be in the same place
 	suffix  string // of the profile's name: the attribute of the GPU instance
 }
@@ -84,6 +85,13 @@ func readTopology() (topology, error) {
 	slices.SortFunc(t.instances, func(a, b instance) int {
 		return cmp.Or(cmp.Compare(a.gpu, b.gpu), cmp.Compare(a.kind, b.kind), cmp.Compare(a.gi, b.gi), cmp.Compare(a.ci, b.ci))
 	})
+	next := map[uint]int{} // by GPU
+	for i := range t.instances {
+		if in := &t.instances[i]; in.kind == dcgm.FE_GPU_CI {
+			in.index = next[in.gpu]
+			next[in.gpu]++
+		}
+	}
 	return t, nil
 }
 
@@ -263,12 +271,13 @@ func (s *session) complete(now time.Time, id uint, d *health.Device, f *facts) b
 func (s *session) mig(in instance, parent *health.Device, f *facts) (health.Device, bool) {
 	if f == nil || f.text[fieldUUID] == "" {
 		d, ok := s.known[in.entity]
+		d.MIGIndex = in.index
 		return d, ok && d.Parent == parent.ID && d.GI == int(in.gi) && d.CI == int(in.ci)
 	}
 	d := *parent
 	d.ID, d.Parent, d.Kind = health.DeviceID(f.text[fieldUUID]), parent.ID, health.KindMIG
 	d.Profile, d.Memory = withAttribute(f.text[fieldName], in.suffix), uint64(f.number[fieldMemory])<<20
-	d.GI, d.CI, d.Links, d.MIGMode = int(in.gi), int(in.ci), nil, false
+	d.GI, d.CI, d.MIGIndex, d.Links, d.MIGMode = int(in.gi), int(in.ci), in.index, nil, false
 	s.known[in.entity] = d
 	return d, true
 }
@@ -290,12 +299,12 @@ func (s *session) gpu(id uint, f *facts, status dcgm.EntityStatus) (health.Devic
 			return health.Device{}, false
 		}
 		return health.Device{
-			ID: health.DeviceID(uuid), Kind: health.KindGPU, Index: int(id), Minor: -1, GI: -1, CI: -1,
+			ID: health.DeviceID(uuid), Kind: health.KindGPU, Index: int(id), Minor: -1, GI: -1, CI: -1, MIGIndex: -1,
 			Model: plain(info.Identifiers.Model), PCI: plain(info.PCI.BusID),
 		}, true
 	}
 	d := health.Device{
-		ID: health.DeviceID(f.text[fieldUUID]), Kind: health.KindGPU, Index: int(id), Minor: -1, GI: -1, CI: -1,
+		ID: health.DeviceID(f.text[fieldUUID]), Kind: health.KindGPU, Index: int(id), Minor: -1, GI: -1, CI: -1, MIGIndex: -1,
 		Model: f.text[fieldName], PCI: f.text[fieldPCI], Memory: uint64(f.number[fieldMemory]) << 20,
 		MIGMode: f.number[fieldMIGMode] == 1,
 	}

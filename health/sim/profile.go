@@ -172,7 +172,7 @@ func (p profile) devices(seed int64) []health.Device {
 		d := health.Device{
 			ID: p.uuid("GPU", seed, i, 0), Kind: health.KindGPU, Index: i, Minor: i, NUMA: []int{p.numa[i]},
 			Model: p.model.name, PCI: "00000000:" + bus, Memory: mib(p.model.total),
-			MIGMode: p.partitioned(i), GI: -1, CI: -1,
+			MIGMode: p.partitioned(i), GI: -1, CI: -1, MIGIndex: -1,
 		}
 		d.Texts = p.model.texts(d.ID)
 		for peer := range p.pci {
@@ -196,8 +196,14 @@ func (p profile) devices(seed int64) []health.Device {
 		for _, s := range p.mig[i] {
 			m := d
 			m.ID, m.Parent, m.Kind = p.uuid("MIG", seed, i, s.gi), d.ID, health.KindMIG
+			m.MIGIndex = 0
 			m.Profile, m.GI, m.CI, m.Memory = s.profile, s.gi, 0, mib(s.memory)
 			m.MIGMode, m.Links = false, nil
+			for _, other := range p.mig[i] {
+				if other.gi < s.gi {
+					m.MIGIndex++
+				}
+			}
 			out = append(out, m)
 		}
 	}

@@ -1,0 +1,153 @@
+package health
+
+import (
+	"encoding/json"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// saved is the devices after they were written to the state file and read.
+func saved(t *testing.T, devices []DeviceState) Memory {
+	t.Helper()
+	text, err := json.Marshal(Remember(&Snapshot{At: at(0), Source: Source{Kind: "dcgm"}, Devices: devices}, "boot"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var m Memory
+	if err := json.Unmarshal(text, &m); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// A GPU that was hidden from the agent was not reset.
+func TestHiddenGPUWasNotReset(t *testing.T) {
+	known := fold(t, nil, 0, map[DeviceID]Sample{"GPU-0": present(xids(95))}, gpu0, gpu1)
+	for i := range 5 {
+		known = fold(t, known, 1+i, map[DeviceID]Sample{"GPU-0": blank(Inaccessible)}, gpu0, gpu1)
+	}
+	known = fold(t, known, 7, nil, gpu0, gpu1)
+	wantStates(t, known, map[DeviceID]State{"GPU-0": Unhealthy, "GPU-1": Healthy})
+}
+
+// A partition may be destroyed while the agent is away: its GPU is saved with it.
+func TestPartitionDestroyedWhileTheAgentIsAway(t *testing.T) {
+	known := fold(t, nil, 0, map[DeviceID]Sample{"MIG-0": reports(0, 48)}, gpu0, mig0, mig1, gpu1)
+	rec := saved(t, known).Recall("boot", MonitorSource{Kind: "dcgm"}, at(10))
+	r, now := reading(11, nil, gpu0, mig1, gpu1)
+	known = judgeDevices(DefaultConfig(), rec.Devices, r, basis{history: true, first: true}, now)
+	wantStates(t, known, map[DeviceID]State{"GPU-0": Unhealthy, "MIG-1": Unhealthy, "GPU-1": Healthy})
+}
+
+// DCGM may name a GPU and its partition late.
+func TestRestoredPartitionThatIsListedLate(t *testing.T) {
+	known := fold(t, nil, 0, map[DeviceID]Sample{"MIG-0": reports(0, 48)}, gpu0, mig0, gpu1)
+	rec := saved(t, known).Recall("boot", MonitorSource{Kind: "dcgm"}, at(10))
+	var d doubt
+	known = rec.Devices
+	r, now := reading(11, nil, gpu1)
+	r, _ = d.check(known, r, now)
+	known = judgeDevices(DefaultConfig(), known, r, basis{history: true, first: true}, now)
+	r, now = reading(13, nil, gpu0, mig0, gpu1)
+	r, _ = d.check(known, r, now)
+	known = judgeDevices(DefaultConfig(), known, r, basis{history: true}, now)
+	wantStates(t, known, map[DeviceID]State{"GPU-0": Healthy, "MIG-0": Unhealthy, "GPU-1": Healthy})
+}
+
+// A GPU and its partition that are listed from the second reading on were there all the same.
+func TestPastOfAPartitionThatIsListedLate(t *testing.T) {
+	r, now := reading(11, nil, gpu1)
+	known := judgeDevices(DefaultConfig(), nil, r, basis{history: true, first: true}, now)
+	s := blank(Present)
+	s.Past = []XID{{48, at(5)}}
+	r, now = reading(13, map[DeviceID]Sample{"MIG-0": s}, gpu0, mig0, gpu1)
+	known = judgeDevices(DefaultConfig(), known, r, basis{history: true}, now)
+	wantStates(t, known, map[DeviceID]State{"GPU-0": Healthy, "MIG-0": Unhealthy, "GPU-1": Healthy})
+}
+
+// An XID of an application is not why the driver wants a reset.
+func TestApplicationErrorExplainsNoRecoveryAction(t *testing.T) {
+	for _, code := range []int{13, 43} {
+		s := present(value(FieldRecoveryAction, 1))
+		s.XIDs = []XID{{code, at(0)}}
+		s.Past = []XID{{95, at(-10)}}
+		d := judgeBasis(nil, 0, s, basis{})
+		if d.Verdict.State != Unhealthy {
+			t.Errorf("XID %d: %v %v", code, d.Verdict.State, d.Verdict.causes())
+		}
+	}
+}
+
+// Nor is it what DCGM's check has found.
+func TestApplicationErrorHidesNoIncident(t *testing.T) {
+	s := checked(Incident{System: "xid", Code: 81, Severity: SeverityFail, Message: "XID 95 was seen"})
+	s.XIDs = []XID{{13, at(0)}}
+	d := judgeBasis(nil, 0, s, basis{})
+	if d.Verdict.State != Degraded {
+		t.Errorf("%v %v", d.Verdict.State, d.Verdict.causes())
+	}
+}
+
+// The instances of lost GPUs leave the list a reading later than all GPUs are lost. Their return is no reset either.
+func TestReturnOfAPartitionIsNoReset(t *testing.T) {
+	known := fold(t, nil, 0, map[DeviceID]Sample{"MIG-0": reports(0, 48)}, gpu0, mig0, gpu1)
+	lost := map[DeviceID]Sample{"GPU-0": blank(Lost), "MIG-0": blank(Lost), "GPU-1": blank(Lost)}
+	known = fold(t, known, 1, lost, gpu0, mig0, gpu1)
+	known = fold(t, known, 2, lost, gpu0, mig0, gpu1)
+	known = fold(t, known, 3, lost, gpu0, gpu1)
+	known = fold(t, known, 4, lost, gpu0, gpu1)
+	known = fold(t, known, 5, nil, gpu0, mig0, gpu1)
+	wantStates(t, known, map[DeviceID]State{"GPU-0": Healthy, "MIG-0": Unhealthy, "GPU-1": Healthy})
+}
+
+// A GPU that stays away long after the others are back is gone by itself.
+func TestLostLongerThanTheOthers(t *testing.T) {
+	lost := map[DeviceID]Sample{"GPU-0": blank(Lost), "GPU-1": blank(Lost)}
+	known := fold(t, nil, 0, map[DeviceID]Sample{"GPU-0": present(xids(95))}, gpu0, gpu1)
+	known = fold(t, known, 1, lost, gpu0, gpu1)
+	known = fold(t, known, 2, lost, gpu0, gpu1)
+	for i := range 100 {
+		known = fold(t, known, 10+10*i, map[DeviceID]Sample{"GPU-0": blank(Lost)}, gpu0, gpu1)
+	}
+	known = fold(t, known, 2000, nil, gpu0, gpu1)
+	wantStates(t, known, map[DeviceID]State{"GPU-0": Healthy, "GPU-1": Healthy})
+}
+
+// The states of the GPUs are asked for one after the other, so that one may be lost a reading before the rest.
+func TestLostOneAfterTheOther(t *testing.T) {
+	known := fold(t, nil, 0, map[DeviceID]Sample{"GPU-0": present(xids(95))}, gpu0, gpu1)
+	both := map[DeviceID]Sample{"GPU-0": blank(Lost), "GPU-1": blank(Lost)}
+	known = fold(t, known, 1, map[DeviceID]Sample{"GPU-0": blank(Lost)}, gpu0, gpu1)
+	for i := range 3 {
+		known = fold(t, known, 2+i, both, gpu0, gpu1)
+	}
+	known = fold(t, known, 6, nil, gpu0, gpu1)
+	wantStates(t, known, map[DeviceID]State{"GPU-0": Unhealthy, "GPU-1": Healthy})
+}
+
+// An engine at another address of the same machine may list nothing at first.
+func TestEmptyListAfterAReload(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := twoGPUs(t)
+		defer b.stop()
+		b.want(t, "before", SourceUp, "xid-95", "")
+		b.set(func(s *script) { s.reading = Reading{} })
+		src := *b.source.Load()
+		src.Inventory = "dcgm other:5555"
+		b.source.Store(&src)
+		pass(15 * time.Second)
+		b.lists(shows("GPU-0", present()), shows("GPU-1", present()))
+		pass(5 * time.Second)
+		b.want(t, "after", SourceUp, "xid-95", "")
+	})
+}
+
+// Nobody knows that an unknown recovery action resets anything.
+func TestEndOfAnUnknownActionIsNoReset(t *testing.T) {
+	known := judge1(nil, gpu0, step{at: 0, sample: present(value(FieldRecoveryAction, 8), xids(95))})
+	known = judge1(known, gpu0, step{at: 1, sample: present()})
+	if known[0].Verdict.State != Unhealthy {
+		t.Error("cured")
+	}
+}

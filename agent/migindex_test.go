@@ -26,13 +26,13 @@ func partitioned() *health.Reading {
 		d.MIGMode = i == 1
 		add(d)
 	}
-	for _, m := range []struct {
+	for i, m := range []struct {
 		id      health.DeviceID
 		gi      int
 		profile string
 	}{{"MIG-3g", 1, "3g.20gb"}, {"MIG-2g", 5, "2g.10gb"}} {
 		d := aMIG(1, m.gi).Device
-		d.ID, d.Profile, d.MIGIndex = m.id, m.profile, 0 // a source does not count them
+		d.ID, d.Profile, d.MIGIndex = m.id, m.profile, i
 		add(d)
 	}
 	return r
@@ -109,13 +109,20 @@ func TestMIGDeviceHasOneNumber(t *testing.T) {
 	}
 }
 
-// A MIG device that the driver does not list has no number: none of its siblings is shown as it, and it as none.
-func TestMissingMIGDeviceHasNoNumber(t *testing.T) {
+// A MIG device whose GPU is gone keeps its number, so that a cordon of it stands. One whose number is not known has none.
+func TestNumberOfAMissingMIGDevice(t *testing.T) {
 	c := health.DefaultConfig()
 	before := health.Judge(c, nil, partitioned(), nil, statusNow())
 	gone := &health.Reading{Devices: partitioned().Devices[:1], Samples: partitioned().Samples[:1]}
 	snapshot := &health.Snapshot{At: statusNow(), Devices: health.Judge(c, before, gone, nil, statusNow().Add(time.Second))}
 	s := statusOf(known{now: statusNow(), snapshot: snapshot})
+	if table := s.Table(false, false); !strings.Contains(table, "1:0") || !strings.Contains(table, "1:1") || strings.Contains(table, "1:-") {
+		t.Error(table)
+	}
+	for i := range snapshot.Devices { // as restored from an older state file
+		snapshot.Devices[i].Device.MIGIndex = -1
+	}
+	s = statusOf(known{now: statusNow(), snapshot: snapshot})
 	if n := strings.Count(s.Table(false, false), "1:-"); n != 2 {
 		t.Errorf("%d MIG devices without a number:\n%s", n, s.Table(false, false))
 	}

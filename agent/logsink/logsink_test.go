@@ -87,11 +87,11 @@ func TestWriteDropsWhileBlocked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPipe(true)
 		s := New(p, notice)
-		long := strings.Repeat("x", 1023)
+		long := strings.Repeat("x", 999)
 		write(t, s, "first")
 		synctest.Wait() // the goroutine has it, and is blocked
 		const more = 100
-		for range capacity/1024 + more {
+		for range capacity/1000 + more {
 			write(t, s, long)
 		}
 		write(t, s, "short") // would fit by its length, but not into the order
@@ -110,7 +110,7 @@ func TestWriteDropsWhileBlocked(t *testing.T) {
 			t.Error(err)
 		}
 		got := p.lines()
-		if n := 1 + capacity/1024 + 2; len(got) != n || got[0] != "first" || got[n-3] != long || got[n-2] != fmt.Sprintf("%d missing", more+1) || got[n-1] != "later" {
+		if n := 1 + capacity/1000 + 2; len(got) != n || got[0] != "first" || got[n-3] != long || got[n-2] != fmt.Sprintf("%d missing", more+1) || got[n-1] != "later" {
 			t.Errorf("%d lines, the last %.80q", len(got), got[max(0, len(got)-3):])
 		}
 	})

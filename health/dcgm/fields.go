@@ -54,7 +54,8 @@ func inventoryFields() []dcgm.Short {
 // identity returns those of the inventory without which a GPU is not shown if it is to have them.
 func identity() []dcgm.Short {
 	return []dcgm.Short{
-		fieldName, fieldIndex, fieldMinor, fieldPCI, fieldMemory, fieldAffinity, fieldAffinity + 1, fieldAffinity + 2, fieldAffinity + 3,
+		fieldName, fieldIndex, fieldMinor, fieldPCI, fieldMIGMode, fieldMemory,
+		fieldAffinity, fieldAffinity + 1, fieldAffinity + 2, fieldAffinity + 3,
 	}
 }
 

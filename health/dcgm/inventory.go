@@ -258,6 +258,8 @@ func (s *session) complete(now time.Time, id uint, d *health.Device, f *facts) b
 			d.Minor = was.Minor
 		case fieldPCI:
 			d.PCI = was.PCI
+		case fieldMIGMode:
+			d.MIGMode = was.MIGMode
 		case fieldMemory:
 			d.Memory = was.Memory
 		default:

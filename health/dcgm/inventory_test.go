@@ -30,7 +30,7 @@ func TestInventory(t *testing.T) {
 	_, r := b.poll()
 	want := health.Device{
 		ID: gpuID(0), Kind: health.KindGPU, Index: 0, Minor: 3, NUMA: []int{0}, Model: "NVIDIA H100 80GB HBM3",
-		PCI: "00000000:10:00.0", Memory: 81559 << 20, GI: -1, CI: -1,
+		PCI: "00000000:10:00.0", Memory: 81559 << 20, GI: -1, CI: -1, MIGIndex: -1,
 		Links: []health.Link{
 			{Peer: gpuID(1), NVLinks: 18}, {Peer: gpuID(2), Path: health.PathSingleSwitch}, {Peer: gpuID(3), Path: health.PathSystem},
 		},
@@ -239,7 +239,7 @@ func TestNoTexts(t *testing.T) {
 }
 
 // identityFields are those that a GPU has to have before it is shown: name, index, minor, PCI bus id, memory, NUMA nodes.
-func identityFields() []uint { return []uint{50, 52, 55, 57, 250, 86, 87, 88, 89} }
+func identityFields() []uint { return []uint{50, 52, 55, 57, 67, 250, 86, 87, 88, 89} }
 
 // After its driver was bound a GPU has its UUID a second before the rest. It keeps what was known of it meanwhile, in this
 // session and in the next.
@@ -272,8 +272,12 @@ func TestInventoryAfterBinding(t *testing.T) {
 				_, r := b.poll()
 				same("bound again", r.Devices)
 			}
-			if w, ok := b.lib.Watched(script.GPU, 1, field); !ok || w.Every != time.Minute {
-				t.Errorf("field %d is watched %+v, %v; want once a minute", field, w, ok)
+			every := time.Minute
+			if field == 67 { // a metric too
+				every = DefaultInterval
+			}
+			if w, ok := b.lib.Watched(script.GPU, 1, field); !ok || w.Every != every {
+				t.Errorf("field %d is watched %+v, %v; want every %v", field, w, ok, every)
 			}
 			detach()
 			if err := b.Close(); err != nil {

@@ -147,7 +147,8 @@ func (s *session) refresh(now time.Time) (rebuilt bool, err error) {
 		if changed || s.dirty || s.migSwitched() || (s.incomplete && now.Sub(s.builtAt) >= lookAgain) {
 			return true, s.rebuild(t)
 		}
-		if s.waiting {
+		// What did not come in time may come later; a value that DCGM keeps back costs one read of its cache.
+		if s.waiting || len(s.waitedSince) > 0 && now.Sub(s.builtAt) >= inventoryEvery {
 			return true, s.await(now)
 		}
 		return false, nil
@@ -190,11 +191,14 @@ func (s *session) textsChanged(now time.Time) (changed bool, err error) {
 
 // await has DCGM sample again what a GPU that was just bound lacks in the inventory: otherwise that would be in a minute.
 func (s *session) await(now time.Time) error {
-	if err := s.watches.hasten(); err != nil {
-		if dead(err) {
-			return err
+	hastened := s.waiting
+	if hastened {
+		if err := s.watches.hasten(); err != nil {
+			if dead(err) {
+				return err
+			}
+			s.log.Debug("the inventory cannot be sampled sooner", zap.Error(err))
 		}
-		s.log.Debug("the inventory cannot be sampled sooner", zap.Error(err))
 	}
 	status := map[uint]dcgm.EntityStatus{}
 	for _, id := range s.topology.gpus {
@@ -205,7 +209,8 @@ func (s *session) await(now time.Time) error {
 		return err
 	}
 	s.own(found)
-	if s.waiting {
+	s.builtAt = now
+	if s.waiting || !hastened {
 		return nil
 	}
 	if err := s.watches.restore(); err != nil {
@@ -290,6 +295,7 @@ func (s *session) own(found []located) {
 	s.devices = make([]health.Device, len(found))
 	s.owners = map[entity][]int{}
 	parts := map[health.DeviceID]health.DeviceID{} // and their GPUs
+	gpus := map[health.DeviceID]bool{}
 	for i, d := range found {
 		s.devices[i] = d.Device
 		s.state[i] = deviceState{device: d, rows: before[d.ID].rows, watched: watched[d.entity]}
@@ -297,12 +303,15 @@ func (s *session) own(found []located) {
 			s.state[i].values = before[d.ID].values
 		}
 		s.owners[d.entity] = append(s.owners[d.entity], i)
+		if d.Kind == health.KindGPU {
+			gpus[d.ID] = true
+		}
 		if d.Kind == health.KindMIG {
 			parts[d.ID] = d.Parent
 			s.owners[parents[d.entity]] = append(s.owners[parents[d.entity]], i)
 		}
 	}
-	s.ledger.know(parts, s.incomplete || s.waiting)
+	s.ledger.know(parts, gpus, s.incomplete || s.waiting)
 	sights := map[uint]*sight{}
 	for _, e := range s.watches.gpus {
 		sights[e.id] = cmp.Or(s.sights[e.id], &sight{})

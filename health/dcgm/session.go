@@ -54,9 +54,10 @@ type session struct {
 	xidsWhole bool              // it was read in this poll
 	latestXID map[entity]xidRow // as last read of each entity
 
-	node   sight           // of all GPUs
-	sights map[uint]*sight // of each GPU that is watched, by DCGM's number
-	stale  map[uint]bool   // GPUs that DCGM does not see while it sees others
+	rewatchedAt time.Time       // when the watches were made anew because no GPU was measured
+	node        sight           // of all GPUs
+	sights      map[uint]*sight // of each GPU that is watched, by DCGM's number
+	stale       map[uint]bool   // GPUs that DCGM does not see while it sees others
 
 	incidents map[uint][]health.Incident // by GPU; the slices are given away
 

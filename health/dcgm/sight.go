@@ -120,12 +120,12 @@ func (s *session) checkSight(now time.Time, full bool) error {
 	case f.blind:
 		return errBlind()
 	case f.idle > 0:
-		if s.cfg.Address != "" {
+		if s.cfg.Address != "" && passed(s.rewatchedAt, now, 2*staleAfter) {
 			// A host engine whose clock was set back shows the samples from before as the latest, until its clock has caught
-			// up. It drops them with the last watch, and not with the connection.
-			if err := s.watches.close(); err != nil {
-				s.log.Debug("the watches could not be taken back", zap.Error(err))
-			}
+			// up. It drops them with the last watch. The XIDs are read before, and delivered with this poll.
+			s.rewatchedAt, s.node = now, sight{}
+			s.sights = nil
+			return s.rebuild(s.topology)
 		}
 		return fmt.Errorf("DCGM has not measured any GPU for %v: its thread hangs in the driver, or its clock was set back", f.idle.Round(time.Second))
 	}
@@ -135,7 +135,7 @@ func (s *session) checkSight(now time.Time, full bool) error {
 		seen = seen || g.fault == (fault{}) && g.current(now)
 	}
 	for id, g := range s.sights {
-		switch stale := g.fault != (fault{}) && seen; {
+		switch stale := g.fault != (fault{}) && (seen || s.stale[id]); {
 		case stale == s.stale[id]:
 		case stale:
 			s.stale[id] = true

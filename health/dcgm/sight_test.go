@@ -285,14 +285,7 @@ func TestHostEngineWhoseClockIsSetBack(t *testing.T) {
 		}
 		return err
 	}
-	if err := pass(60); err == nil || !strings.Contains(err.Error(), "has not measured") {
-		t.Fatalf("%v; want an error after 30 s", err)
-	}
-	if err := b.Close(); err != nil {
-		t.Fatal(err)
-	}
-	b.open(cfg)
 	if err := pass(120); err != nil {
-		t.Errorf("in the next session: %v", err)
+		t.Errorf("%v", err)
 	}
 }

@@ -40,8 +40,8 @@ type xidRow struct {
 // outlives a session and belongs to one at a time.
 type ledger struct {
 	devices map[health.DeviceID]*history
-	parts   map[health.DeviceID]bool          // MIG devices of the last inventory
-	gpus    map[health.DeviceID]health.Device // GPUs as they were last shown with their own values
+	parts   map[health.DeviceID]health.DeviceID // MIG devices of the last inventory, and their GPUs
+	gpus    map[health.DeviceID]health.Device   // GPUs as they were last shown with their own values
 
 	began  int64 // the engine's time at the first reading of this process; 0 if unknown, or if the engine's clock was set back
 	newest int64 // the engine's time at the last reading
@@ -78,19 +78,19 @@ func (l *ledger) of(id health.DeviceID) *history {
 // know takes the MIG devices of an inventory, by parent. DCGM numbers instances by place and keeps the samples of a number
 // while any client watches it: what the entity of a new instance, or of one that is there again, holds already is of another.
 // A device is missing from an incomplete inventory although it is there.
-func (l *ledger) know(parts map[health.DeviceID]health.DeviceID, incomplete bool) {
-	now := map[health.DeviceID]bool{}
+func (l *ledger) know(parts map[health.DeviceID]health.DeviceID, gpus map[health.DeviceID]bool, incomplete bool) {
+	now := maps.Clone(parts)
 	for id, parent := range parts {
-		now[id] = true
-		if l.devices[parent] != nil && !l.parts[id] { // with a GPU that was not read before comes the history of its parts
+		if _, was := l.parts[id]; l.devices[parent] != nil && !was { // with a GPU that was not read before comes the history of its parts
 			l.devices[id] = &history{rows: map[xidRow]*seenRow{}, born: true}
 		}
 	}
-	if incomplete {
-		maps.Copy(now, l.parts)
-	}
-	for id := range l.parts {
-		if !now[id] {
+	for id, parent := range l.parts {
+		switch _, there := parts[id]; {
+		case there:
+		case incomplete || !gpus[parent]: // a GPU that is not listed takes its parts out of the list, and tells nothing of them
+			now[id] = parent
+		default:
 			delete(l.devices, id)
 		}
 	}

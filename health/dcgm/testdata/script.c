@@ -114,6 +114,8 @@ static void profile(int kind, unsigned id, unsigned profile, unsigned slices) {
 static void sampled(value_t *v, const sample_t *sample) {
     if (v->series && v->latest.set && sample->at < v->latest.at) v->behind = *sample;
     else v->latest = *sample, v->behind.set = 0;
+    v->blank = v->held > 0;
+    if (v->held > 0) v->held--;
 }
 
 static void value(int kind, unsigned id, unsigned field, int type, int status, long long at, long long i, double d, const char *s) {

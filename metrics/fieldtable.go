@@ -167,7 +167,7 @@ var fieldTable = []knownField{
 	{300, dev + "ECC_CURRENT", dev + "ECC_MODE", setOther, TypeGauge, "0 or 1", "ECC mode."},
 	{health.FieldRemapPending, dev + "ROW_REMAP_PENDING", "", setOther, TypeGauge, "0 or 1", "Whether remapping of rows is pending"},
 	{health.FieldUnrepairable, dev + "MEMORY_UNREPAIRABLE_FLAG", dev + "MEMORY_UNREPAIRABLE", setOther, TypeGauge, "0 or 1", "Whether memory cannot be repaired."},
-	{health.FieldRecoveryAction, dev + "GET_GPU_RECOVERY_ACTION", dev + "GPU_RECOVERY_ACTION", setOther, TypeGauge, "0 to 4", "What the driver says the GPU needs."},
+	{health.FieldRecoveryAction, dev + "GET_GPU_RECOVERY_ACTION", dev + "GPU_RECOVERY_ACTION", setOther, TypeGauge, "0 to 7", "What the driver says the GPU needs."},
 	{1011, prof + "NVLINK_TX_BYTES", "", setOther, TypeGauge, "B/s", "The rate of data transmitted over NVLink, not including protocol headers, in bytes per second."},
 	{1012, prof + "NVLINK_RX_BYTES", "", setOther, TypeGauge, "B/s", "The rate of data received over NVLink, not including protocol headers, in bytes per second."},
 	{1013, prof + "PIPE_TENSOR_IMMA_ACTIVE", prof + "IMMA_UTIL_RATIO", setOther, TypeGauge, "0 to 1", "Ratio of cycles the tensor (IMMA) pipe is active."},

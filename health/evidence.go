@@ -132,25 +132,12 @@ func (b basis) withPast(was DeviceState, gpu Verdict, d Device, s Sample) Sample
 	}
 	var unjudged []XID
 	for _, x := range s.Past {
-		if !slices.ContainsFunc(was.Seen, x.same) {
+		if !slices.ContainsFunc(was.Seen, x.Same) {
 			unjudged = append(unjudged, x)
 		}
 	}
 	s.XIDs = slices.Concat(unjudged, s.XIDs)
 	return s
-}
-
-// same reports whether two XIDs of a device are one event. DCGM reads XIDs 79, 119 and 120 from the kernel's log as well
-// as from the driver, with another clock's time. An RPC to the GSP times out after six seconds, so that 119 and
-// 120 do not come to a GPU twice in five.
-func (x XID) same(y XID) bool {
-	switch {
-	case x.Code != y.Code:
-		return false
-	case x.Code == 79, x.Code == 119, x.Code == 120:
-		return x.At.Sub(y.At).Abs() < 5*time.Second
-	}
-	return x.At.Equal(y.At)
 }
 
 // maxSeen bounds DeviceState.Seen. DCGM reads at most one XID per second and keeps ten minutes of them.
@@ -163,7 +150,7 @@ func remembered(seen []XID, s Sample) []XID {
 	}
 	all := slices.Clone(seen)
 	for _, x := range slices.Concat(s.Past, s.XIDs) {
-		if !slices.ContainsFunc(all, x.same) {
+		if !slices.ContainsFunc(all, x.Same) {
 			all = append(all, x)
 		}
 	}

@@ -103,6 +103,18 @@ type XID struct {
 	At   time.Time // when the driver reported it
 }
 
+// InKernelLog reports whether DCGM reads an XID from /dev/kmsg as well as from the driver (DCGM, DcgmKmsgReader.cpp).
+func InKernelLog(code int) bool { return code == 79 || code == 119 || code == 120 }
+
+// Same reports whether two XIDs of a device are one event. One that DCGM reads twice has two times. An RPC to the GSP times out
+// after six seconds, so 119 and 120 do not come to a GPU twice in five.
+func (x XID) Same(y XID) bool {
+	if x.Code == y.Code && InKernelLog(x.Code) {
+		return x.At.Sub(y.At).Abs() < 5*time.Second
+	}
+	return x.Code == y.Code && x.At.Equal(y.At)
+}
+
 // Severity is how DCGM grades an Incident.
 type Severity uint8
 

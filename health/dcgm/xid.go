@@ -34,6 +34,8 @@ type xidRow struct {
 	code int
 }
 
+func (r xidRow) xid() health.XID { return health.XID{Code: r.code, At: time.UnixMicro(r.at)} }
+
 // ledger holds the rows of field 230 that were delivered, so that each is delivered once however often DCGM shows it: in
 // every reading of the stream, as a latest value, to the session after a reconnect, and from a restarted engine. A row is
 // new if the ledger does not have it, whatever its time: the clocks of the driver's host may step either way. The ledger
@@ -134,7 +136,7 @@ func (l *ledger) sift(id health.DeviceID, rows []xidRow, whole, logged bool) (fr
 		h.rows[row] = &seenRow{n: h.n, shown: h.look, foreign: h.born}
 		switch {
 		case h.born:
-		case !h.read, logged && inKernelLog(row.code) && row.at < l.began:
+		case !h.read, logged && health.InKernelLog(row.code) && row.at < l.began:
 			past = append(past, row)
 		default:
 			fresh = append(fresh, row)
@@ -148,11 +150,11 @@ func (l *ledger) sift(id health.DeviceID, rows []xidRow, whole, logged bool) (fr
 }
 
 func (h *history) find(row xidRow) *seenRow {
-	if seen := h.rows[row]; seen != nil || !inKernelLog(row.code) {
+	if seen := h.rows[row]; seen != nil || !health.InKernelLog(row.code) {
 		return seen
 	}
 	for old, seen := range h.rows {
-		if sameXID(old, row) {
+		if old.xid().Same(row.xid()) {
 			return seen
 		}
 	}
@@ -171,21 +173,6 @@ func (h *history) forget() {
 	for _, row := range gone[:min(over, len(gone))] {
 		delete(h.rows, row)
 	}
-}
-
-// inKernelLog reports whether DCGM reads an XID from /dev/kmsg as well as from the driver (DCGM, DcgmKmsgReader.cpp).
-func inKernelLog(code int) bool { return code == 79 || code == 119 || code == 120 }
-
-// sameXID reports whether two rows are one event. An XID that DCGM reads from /dev/kmsg as well as from the driver has
-// two times. An RPC to the GSP times out after six seconds, so that 119 and 120 do not come to a GPU twice in five.
-func sameXID(a, b xidRow) bool {
-	if a.code != b.code {
-		return false
-	}
-	if inKernelLog(a.code) {
-		return max(a.at-b.at, b.at-a.at) < (5 * time.Second).Microseconds()
-	}
-	return a.at == b.at
 }
 
 // xidOf returns the XID in a value of field 230; false for a blank, a row without data, and 0, which
@@ -237,7 +224,7 @@ func (s *session) newXIDs(device int, logged bool) (fresh, past []health.XID) {
 
 func xids(rows []xidRow) (xids []health.XID) {
 	for _, row := range rows {
-		xids = append(xids, health.XID{Code: row.code, At: time.UnixMicro(row.at)})
+		xids = append(xids, row.xid())
 	}
 	return xids
 }

@@ -15,7 +15,7 @@ import (
 var notInStory = []string{
 	"GPUMemoryNearlyFull", "GPUAllocatedButIdle", "GPUAgentMissing", "GPUKubeletDisagrees", "GPUAllocationErrors",
 	"GPUPodLabelsUnknown", "GPUAgentRestarting", "GPUWaitsForReset", "GPUAgentStateNotKept", "GPUAgentAPIErrors",
-	"GPUAgentServesNothing", "GPUSourceDetached",
+	"GPUAgentServesNothing", "GPUSourceDetached", "GPUMeasurementsStuck",
 }
 
 // TestStory lets GPUs, the source, the configuration, the kubelet and the agent fail, one after the other, and holds

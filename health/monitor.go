@@ -29,8 +29,8 @@ const (
 	// steady is for how long a session must have given readings for the next one to begin with the short pause again.
 	steady = 10 * time.Second
 
-	// maxXIDGap is the longest time between two reads of an XIDWatcher, polls among them. Twice a second costs nothing that
-	// can be measured, three times a second about a tenth of a percent of a core.
+	// maxXIDGap is the longest time between two reads of an XIDWatcher, polls among them. Each read a second costs about a
+	// tenth of a percent of a core, most of it for waking up.
 	maxXIDGap = 500 * time.Millisecond
 
 	// abandonAfter is how long a call that hangs is waited for when the process ends.

@@ -88,8 +88,8 @@ func (s *session) readValues(now time.Time, full bool) error {
 	if full {
 		s.sayUnsupported()
 	}
-	// Not at each of many polls a second: go-dcgm takes a mebibyte for each reading, however small.
-	if len(w.gpus) > 0 && (full || s.xidsDue || passed(s.xidsAt, now, xidsEvery)) {
+	// Not at each poll: go-dcgm takes a mebibyte for each reading, however small.
+	if len(w.gpus) > 0 && (full || s.xidsDue || s.hidesRows(now) && passed(s.xidsAt, now, xidsEvery)) {
 		return s.readXIDs(now)
 	}
 	return nil

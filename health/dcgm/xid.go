@@ -15,9 +15,11 @@ import (
 )
 
 const (
-	// xidsEvery is how often the stream is read although no latest value has changed. DCGM sorts its samples by time: a
-	// row that comes after the engine's clock was set back is not the latest, and nothing else shows it.
+	// xidsEvery is how often the stream is read although no latest value has changed, as long as one may not show that a row
+	// has come: see hidesRows.
 	xidsEvery = time.Second
+	// sampledWithin is how old the newest sample of the fields of health may be, which are sampled once a second.
+	sampledWithin = 1500 * time.Millisecond
 	// xidsKept bounds the rows of a device that DCGM shows no more. An engine that restarts shows some of them again.
 	xidsKept = 1024
 	// kernelLogWindow is how long after a connection rows may come from the kernel's log of before: an engine that starts
@@ -47,6 +49,7 @@ type ledger struct {
 
 	began  int64 // the engine's time at the first reading of this process; 0 if unknown, or if the engine's clock was set back
 	newest int64 // the engine's time at the last reading
+	most   int64 // the greatest of them
 }
 
 // history is the rows of one device.
@@ -119,7 +122,15 @@ func (l *ledger) tick(at int64) {
 	case at < l.newest-clockSlack.Microseconds():
 		l.began = 0 // no time tells any more what was before
 	}
-	l.newest = at
+	l.newest, l.most = at, max(l.most, at)
+}
+
+// hidesRows reports whether an XID may come without being the latest value of its entity. DCGM sorts samples by time: after its
+// clock was set back new ones are not the latest. Then the samples of all fields stand still, or, watched anew, are older
+// than those before.
+func (s *session) hidesRows(now time.Time) bool {
+	seen := s.node.light
+	return !seen.saw || passed(seen.movedAt, now, sampledWithin) || s.ledger.newest < s.ledger.most-clockSlack.Microseconds()
 }
 
 // sift returns the rows that are new of those that DCGM shows of a device, and those from before this process first read

@@ -177,7 +177,7 @@ func uninstall(t *testing.T) {
 // stays tells whether a file on the node is the kubelet's, or ours for the next installation.
 func stays(dir, name string) bool {
 	return dir == "/var/lib/kubelet/device-plugins" && (name == "kubelet.sock" || name == "kubelet_internal_checkpoint") ||
-		dir == "/var/lib/gpu-node-agent" && name == "state.json"
+		dir == "/var/lib/gpu-node-agent" && (name == "state.json" || name == "state.json.lock")
 }
 
 // agentFiles are the files where the agent has some on the node, by directory.

@@ -27,6 +27,16 @@ func wasReset(c Config, was Verdict, kind Kind, s Sample) bool {
 	})
 }
 
+// back tells whether a finding says that the GPU is gone and the sample that it is there: its own return is all that it
+// takes. One that has fallen off the bus, XID 79, and was lost alone is back on it, however short that was.
+func back(was Verdict, f Finding, s Sample) bool {
+	if s.Presence != Present {
+		return false
+	}
+	gone := was.ownPresence()
+	return f.presence() || f.Cause == xidCause(79) && gone != nil && gone.Cause == CauseLost && !gone.common
+}
+
 // asksForReset tells whether what the driver asks for, as its recovery action, resets the GPU. Of an action that is not in the
 // table nobody knows.
 func (f Finding) asksForReset() bool {

@@ -195,8 +195,7 @@ func carry(c Config, was Verdict, s Sample, reset bool) []Finding {
 		if f.From != "" || f.decision() {
 			continue
 		}
-		// Its own return is all that a lost GPU needs.
-		if reset || f.presence() && s.Presence == Present && f.Last.After(f.Reset) {
+		if reset || back(was, f, s) && f.Last.After(f.Reset) {
 			f.Reset = s.At
 		}
 		if !ended(c, f, s) {

@@ -77,8 +77,7 @@ func TestJudgeSequences(t *testing.T) {
 			{0, present(xids(79)), Unhealthy, []string{"xid-79"}},
 			{1, present(), Unhealthy, []string{"xid-79"}},
 			{2, blank(Lost), Unhealthy, []string{"xid-79", CauseLost}},
-			{3, blank(Lost), Unhealthy, []string{"xid-79", CauseLost}},
-			{4, present(), Healthy, nil},
+			{3, present(), Healthy, nil},
 		},
 		"one reading of a lost GPU is no reset": {
 			{0, present(xids(95)), Unhealthy, []string{"xid-95"}},

@@ -85,8 +85,10 @@ var incidentRules = map[string]incidentRule{
 // such as 63 and 64, under a check of its own, "Row remap failure (triggered by XID 64: …)". It takes none of them back while
 // its engine lives (OBSERVED.md 1), and XIDs are judged by themselves.
 func (i Incident) ofXID() bool {
-	return ruleOf(i.Code).source == incidentSticky || strings.Contains(i.Message, "triggered by XID")
+	return ruleOf(i.Code).source == incidentSticky || i.triggeredByXID()
 }
+
+func (i Incident) triggeredByXID() bool { return strings.Contains(i.Message, "triggered by XID") }
 
 // onlyNVLink: links that nothing is plugged into are down too, so a GPU counts only if it reaches another
 // one over NVLink. DCGM itself looks at no links under MIG.
@@ -169,7 +171,7 @@ func (c IncidentConfig) Effect(d Device, i Incident) Effect {
 	r := ruleOf(i.Code)
 	effect := r.effect
 	switch {
-	case strings.Contains(i.Message, "triggered by XID"):
+	case i.triggeredByXID():
 		return EffectIgnore // an override is of the check, not of the XID, and the incident would stand for ever
 	case slices.ContainsFunc(c.Unhealthy, is):
 		effect = EffectUnhealthy

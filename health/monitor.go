@@ -231,21 +231,17 @@ func (m *Monitor) judge(r *Reading) {
 	m.mu.Lock()
 	defer m.unlock()
 	now, before := time.Now(), m.now.Devices
-	if m.fresh && len(r.Devices) > 0 {
-		m.doubt = doubt{} // another inventory is expected
-	}
-	if !m.fresh || len(r.Devices) == 0 {
+	if m.fresh && len(r.Devices) > 0 { // another inventory is expected
+		before = slices.DeleteFunc(slices.Clone(before), func(d DeviceState) bool {
+			return !slices.ContainsFunc(r.Devices, func(e Device) bool { return e.ID == d.Device.ID })
+		})
+		m.fresh, m.doubt = false, doubt{}
+	} else {
 		var why string
 		if r, why = m.doubt.check(before, r, now); why != "" {
 			m.judgeDoubted(r, why, now)
 			return
 		}
-	}
-	if m.fresh && len(r.Devices) > 0 {
-		before = slices.DeleteFunc(slices.Clone(before), func(d DeviceState) bool {
-			return !slices.ContainsFunc(r.Devices, func(e Device) bool { return e.ID == d.Device.ID })
-		})
-		m.fresh = false
 	}
 	config := *m.config.Load()
 	b := basis{history: m.history, first: m.now.Source.Polls == 0, reloaded: m.driverReloaded(r.Versions.Driver)}

@@ -26,7 +26,7 @@ build:
 
 # The agent on simulated GPUs with a stand-in kubelet. Ctrl-C ends it; DEMO_FLAGS=-once ends it by itself.
 demo: build
-	$(GO) run ./plugin/kubelettest/demo -agent bin/gpu-node-agent $(DEMO_FLAGS)
+	$(GO) run ./internal/kubelettest/demo -agent bin/gpu-node-agent $(DEMO_FLAGS)
 
 test: test-unit test-e2e
 

@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 )
 
 // These tests run the built binary as its user does.

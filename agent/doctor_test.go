@@ -20,7 +20,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 )
 
 var update = flag.Bool("update", false, "write the golden report anew")

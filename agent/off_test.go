@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 )
 
 // TestPluginOff: an agent that only shows is ready, and says that it does no more; a reload makes it serve, and

@@ -12,7 +12,7 @@ import (
 	"strings"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/health/control"
+	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 )
 
 // Clear is an operator's word that a device is well again.
@@ -43,7 +43,7 @@ func (a *Agent) runOperator(ctx context.Context) error {
 		} else {
 			// Where nothing can be made, listening fails, says so and is tried again.
 			_ = os.MkdirAll(filepath.Dir(path), 0o750)
-			_ = control.Serve(same, path, a.log.Named("operator"), a.operate) // it ends with same only, and well
+			_ = unixsock.Serve(same, path, a.log.Named("operator"), a.operate) // it ends with same only, and well
 		}
 		cancel()
 	}
@@ -141,7 +141,7 @@ func ask[T any](ctx context.Context, socket string, q question) (T, error) {
 	if socket == "" {
 		return answer.Result, errors.New("health.socket: not set, so the agent cannot be spoken to; set it, or use --socket")
 	}
-	text, err := control.Ask(ctx, socket, q)
+	text, err := unixsock.Ask(ctx, socket, q)
 	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
 		if errors.Is(err, fs.ErrPermission) {
 			return answer.Result, fmt.Errorf("an operator's word is for root only: %w", err)

@@ -143,7 +143,7 @@ func (a *Agent) runSource(ctx context.Context) error {
 // monitorSourceOf returns what a source shows, without what opens it.
 func monitorSourceOf(c SourceConfig) health.MonitorSource {
 	return health.MonitorSource{
-		Kind: sourceKind(c), Inventory: inventoryOf(c), Invented: c.Resolved() == ModeSim, StallAfter: c.StallAfter,
+		Kind: sourceKind(c), Inventory: inventoryOf(c), Simulated: c.Resolved() == ModeSim, StallAfter: c.StallAfter,
 		DriverLoad: driverLoadOf(c),
 	}
 }

@@ -20,7 +20,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 )
 
 var screenshots = flag.String("screenshots", "", "where TestScreenshots puts its pictures")

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpu-node-agent/gpu-node-agent/health/socket"
-	"github.com/gpu-node-agent/gpu-node-agent/health/which"
+	"github.com/gpu-node-agent/gpu-node-agent/health/deviceref"
+	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 )
 
 // Config is the `health` section of config.yaml.
@@ -97,7 +97,7 @@ func (c Config) Validate() error {
 		bad("flap.within: %v is too short; use 1s or more, such as 1h", c.Flap.Within)
 	}
 	for i, word := range c.Cordon {
-		if !which.Valid(word) {
+		if !deviceref.Valid(word) {
 			bad("cordon[%d]: %q names no GPU; use a UUID, an index such as 0 or 0:1, or a PCI bus id such as 0000:1b:00.0", i, word)
 		}
 	}
@@ -105,8 +105,8 @@ func (c Config) Validate() error {
 	if c.StateFile != "" && !filepath.IsAbs(c.StateFile) {
 		bad("stateFile: %q is not an absolute path; use a file of the agent's own, or \"\" to keep nothing", c.StateFile)
 	}
-	if c.Socket != "" && (!filepath.IsAbs(c.Socket) || socket.PathLen(c.Socket) > socket.MaxPath) {
-		bad("socket: %q is not an absolute path of at most %d bytes; use a shorter one, or \"\" for none", c.Socket, socket.MaxPath)
+	if c.Socket != "" && (!filepath.IsAbs(c.Socket) || unixsock.PathLen(c.Socket) > unixsock.MaxPath) {
+		bad("socket: %q is not an absolute path of at most %d bytes; use a shorter one, or \"\" for none", c.Socket, unixsock.MaxPath)
 	}
 	if k := c.Kubernetes.Kubeconfig; k != "" && !filepath.IsAbs(k) {
 		bad("kubernetes.kubeconfig: %q is not an absolute path; use one, or \"\" for the pod's service account", k)

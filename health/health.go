@@ -10,7 +10,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/gpu-node-agent/gpu-node-agent/health/which"
+	"github.com/gpu-node-agent/gpu-node-agent/health/deviceref"
 )
 
 // DeviceID is the UUID that the container runtime knows a device by: "GPU-…" or "MIG-…".
@@ -54,7 +54,7 @@ type Device struct {
 // Matches reports whether word identifies the device or its GPU. If word is no name of a device, named is false. It does
 // not allocate: it is called for every device at every layout.
 func (d *Device) Matches(word string) (match, named bool) {
-	names := which.Device{UUID: string(d.ID), Parent: string(d.Parent), Index: d.Index, MIG: d.MIGIndex, PCI: d.PCI}
+	names := deviceref.Device{UUID: string(d.ID), Parent: string(d.Parent), Index: d.Index, MIG: d.MIGIndex, PCI: d.PCI}
 	return names.Is(word)
 }
 

@@ -26,7 +26,7 @@ func devicesOf(t *testing.T, path, kind string) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return len(m.Recall("boot", MonitorSource{Kind: kind, Inventory: kind + " x", Invented: kind == "sim"}, at(100)).Devices)
+	return len(m.Recall("boot", MonitorSource{Kind: kind, Inventory: kind + " x", Simulated: kind == "sim"}, at(100)).Devices)
 }
 
 func write(t *testing.T, path, text string) {

@@ -172,7 +172,7 @@ func (m Memory) Recall(bootID string, src MonitorSource, now time.Time) Recalled
 	}
 	r := Recalled{Source: src.Kind, Inventory: src.Inventory, memory: all, bootID: bootID}
 	sameInventory := m.Inventory == "" || m.Inventory == src.Inventory
-	if src.Invented && !sameInventory {
+	if src.Simulated && !sameInventory {
 		return r
 	}
 	r.SameBoot = m.BootID == "" || bootID == "" || m.BootID == bootID

@@ -170,7 +170,7 @@ func recallOf(t *testing.T, m Memory, bootID string, src MonitorSource) Recalled
 // What the devices of an inventory are worth for another one.
 func TestRecallOfInventories(t *testing.T) {
 	mine := MonitorSource{Kind: "dcgm", Inventory: "dcgm "}
-	sim := MonitorSource{Kind: "sim", Inventory: "sim a", Invented: true}
+	sim := MonitorSource{Kind: "sim", Inventory: "sim a", Simulated: true}
 	for name, c := range map[string]struct {
 		before, now     MonitorSource
 		boot            string
@@ -182,7 +182,7 @@ func TestRecallOfInventories(t *testing.T) {
 		"another address":        {mine, MonitorSource{Kind: "dcgm", Inventory: "dcgm localhost"}, "boot", 3, false, false, true},
 		"another boot":           {mine, mine, "later", 1, false, false, false},
 		"the same simulation":    {sim, sim, "boot", 3, true, true, true},
-		"another simulation":     {sim, MonitorSource{Kind: "sim", Inventory: "sim b", Invented: true}, "boot", 0, false, false, false},
+		"another simulation":     {sim, MonitorSource{Kind: "sim", Inventory: "sim b", Simulated: true}, "boot", 0, false, false, false},
 		"another kind of source": {mine, sim, "boot", 0, false, false, false},
 	} {
 		t.Run(name, func(t *testing.T) {

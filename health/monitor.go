@@ -14,7 +14,7 @@ import (
 type MonitorSource struct {
 	Kind       string // shown as Source.Kind
 	Inventory  string // names the set of devices: a source with another one does not miss those of this
-	Invented   bool   // no real devices: those of another inventory are no more known with it, nor its own with another
+	Simulated  bool   // no real devices: those of another inventory are no more known with it, nor its own with another
 	Open       Opener
 	Attach     Opener        // as Open, and has a host engine take the driver back before; nil where no other process holds it
 	StallAfter time.Duration // a call that takes longer is shown as a stalled source
@@ -97,7 +97,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 		}
 		other := before != nil && src.Inventory != before.Inventory
 		m.fresh = m.fresh || other
-		if other && (src.Invented || before.Invented) {
+		if other && (src.Simulated || before.Simulated) {
 			m.exchange(*src) // devices of a source that may see the same ones stay: pods hold them
 		}
 		before = src

@@ -18,7 +18,7 @@ func machine(id DeviceID) *script {
 }
 
 func (s *script) as(inventory string, invented bool) *MonitorSource {
-	return &MonitorSource{Kind: inventory, Inventory: inventory, Invented: invented, Open: s.Open, StallAfter: 10 * time.Second}
+	return &MonitorSource{Kind: inventory, Inventory: inventory, Simulated: invented, Open: s.Open, StallAfter: 10 * time.Second}
 }
 
 // What another source has invented is not shown, and not given out, while this one is away. Devices that it may see too
@@ -97,7 +97,7 @@ func TestSourcesInAnyOrder(t *testing.T) {
 				}
 				seen = seen && i < 2 && now < 2
 				now, seen = i, seen || !fails
-				b.source.Store(s.as(sources[i].Inventory, sources[i].Invented))
+				b.source.Store(s.as(sources[i].Inventory, sources[i].Simulated))
 				if r.IntN(4) == 0 {
 					said += " detach attach"
 					pass(time.Second)

@@ -293,7 +293,7 @@ func TestAnotherSourceAndBack(t *testing.T) {
 		pass(5 * time.Second)
 		sim := newScript()
 		sim.reading = Reading{Devices: []Device{gpu1}, Samples: []Sample{{Device: gpu1.ID, Presence: Present}}}
-		b.source.Store(&MonitorSource{Kind: "sim", Inventory: "sim x", Invented: true, Open: sim.Open, StallAfter: 10 * time.Second})
+		b.source.Store(&MonitorSource{Kind: "sim", Inventory: "sim x", Simulated: true, Open: sim.Open, StallAfter: 10 * time.Second})
 		pass(5 * time.Second)
 		if d := b.out.Load().Devices; len(d) != 1 || d[0].Device.ID != gpu1.ID {
 			t.Fatalf("%+v", d)

@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpu-node-agent/gpu-node-agent/health/socket"
+	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 )
 
 // Config is the `plugin` section of config.yaml.
@@ -85,9 +85,9 @@ func (c Config) validateKubeletDir() error {
 		return fmt.Errorf("kubeletDir: %q is not an absolute path; use the kubelet's --root-dir, such as /var/lib/kubelet", c.KubeletDir)
 	}
 	for _, name := range c.names() {
-		if path := c.socketPath(name); socket.PathLen(path) > socket.MaxPath {
+		if path := c.socketPath(name); unixsock.PathLen(path) > unixsock.MaxPath {
 			return fmt.Errorf("kubeletDir: the path of the socket %s is %d bytes too long for a unix socket; use a shorter directory",
-				path, socket.PathLen(path)-socket.MaxPath)
+				path, unixsock.PathLen(path)-unixsock.MaxPath)
 		}
 	}
 	return nil

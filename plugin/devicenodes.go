@@ -13,7 +13,7 @@ import (
 	"strings"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/health/which"
+	"github.com/gpu-node-agent/gpu-node-agent/health/deviceref"
 )
 
 // host is the file system as the agent sees it, from its root on: /dev and /proc for device nodes, and
@@ -72,7 +72,7 @@ func (h host) minor(d *health.Device) (int, error) {
 	if d.Minor >= 0 {
 		return d.Minor, nil
 	}
-	address, ok := which.ParsePCI(d.PCI)
+	address, ok := deviceref.ParsePCI(d.PCI)
 	if !ok {
 		return 0, errors.New("its minor number is not known, and neither is its PCI bus id")
 	}
@@ -84,7 +84,7 @@ func (h host) minor(d *health.Device) (int, error) {
 	}
 	for line := range strings.Lines(string(text)) {
 		if key, value, _ := strings.Cut(line, ":"); strings.TrimSpace(key) == "Device Minor" {
-			if n, ok := which.Digits(strings.TrimSpace(value)); ok {
+			if n, ok := deviceref.Digits(strings.TrimSpace(value)); ok {
 				return n, nil
 			}
 		}
@@ -125,7 +125,7 @@ func (h host) migCapabilities(minor, gi, ci int) ([]string, error) {
 func capability(text []byte, name string) (minor int, ok bool) {
 	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan(); {
 		if key, value, _ := strings.Cut(lines.Text(), " "); key == name {
-			return which.Digits(strings.TrimSpace(value))
+			return deviceref.Digits(strings.TrimSpace(value))
 		}
 	}
 	return 0, false

@@ -11,7 +11,7 @@ import (
 	podsapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/health/which"
+	"github.com/gpu-node-agent/gpu-node-agent/health/deviceref"
 )
 
 // Holder is a container that has a device.
@@ -110,8 +110,8 @@ func search(snap *health.Snapshot, is func(health.Device) bool) (health.DeviceID
 
 // searchMIG finds a MIG device by the driver's index of its GPU and its own on it.
 func searchMIG(snap *health.Snapshot, gpu, mig string) (health.DeviceID, bool) {
-	index, ok := which.Digits(gpu)
-	place, okMIG := which.Digits(mig)
+	index, ok := deviceref.Digits(gpu)
+	place, okMIG := deviceref.Digits(mig)
 	if !ok || !okMIG {
 		return "", false
 	}

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/gpu-node-agent/gpu-node-agent/health/socket"
+	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 )
 
 // phase is how far a registration has come.
@@ -43,7 +43,7 @@ type link struct {
 	serving    sync.WaitGroup // the grpc.Serve of each listener
 
 	// Everything from here to mu belongs to the goroutine of run.
-	own       *socket.Socket
+	own       *unixsock.Socket
 	served    chan struct{} // closed when own is no longer served
 	listenErr error         // why we do not listen
 	listenAt  time.Time     // no attempt to do so before
@@ -178,7 +178,7 @@ func (l *link) look() {
 	if err != nil {
 		info = nil // gone or hidden: either way there is no one to register with
 	}
-	if socket.Same(l.seen, info) {
+	if unixsock.Same(l.seen, info) {
 		return
 	}
 	l.seen = info

@@ -12,8 +12,8 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest"
 )
 
 const resource = "nvidia.com/gpu"

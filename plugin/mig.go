@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/health/which"
+	"github.com/gpu-node-agent/gpu-node-agent/health/deviceref"
 )
 
 // The strategies for MIG, in NVIDIA's words.
@@ -30,7 +30,7 @@ type migProfile struct {
 func parseProfile(s string) (p migProfile, ok bool) {
 	rest := s
 	if c, after, found := strings.Cut(rest, "c."); found {
-		if p.compute, ok = which.Digits(c); !ok {
+		if p.compute, ok = deviceref.Digits(c); !ok {
 			return p, false
 		}
 		rest = after
@@ -38,8 +38,8 @@ func parseProfile(s string) (p migProfile, ok bool) {
 	g, rest, found := strings.Cut(rest, "g.")
 	gb, attributes, foundGB := strings.Cut(rest, "gb")
 	var okG, okGB bool
-	p.slices, okG = which.Digits(g)
-	p.gb, okGB = which.Digits(gb)
+	p.slices, okG = deviceref.Digits(g)
+	p.gb, okGB = deviceref.Digits(gb)
 	p.attributes = attributes
 	if p.compute == 0 {
 		p.compute = p.slices

@@ -16,7 +16,7 @@ import (
 	podsapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/health/socket"
+	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 )
 
 // podResources asks the kubelet who has which device, and what it believes of ours, over one connection
@@ -130,7 +130,7 @@ func (p *podResources) look(path string) {
 	if err != nil {
 		info = nil // gone or hidden: either way there is nobody to ask
 	}
-	if path == p.path && socket.Same(p.seen, info) {
+	if path == p.path && unixsock.Same(p.seen, info) {
 		return
 	}
 	p.disconnect()

@@ -15,7 +15,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/health/which"
+	"github.com/gpu-node-agent/gpu-node-agent/health/deviceref"
 )
 
 // A selector chooses devices, in include, exclude and sharing. It is what health/which reads, such as a UUID,
@@ -52,7 +52,7 @@ type idleSelectors struct {
 func (c Config) idle(all []candidate) (idle []idleSelectors) {
 	add := func(key string, selectors []string) {
 		words := slices.DeleteFunc(slices.Clone(selectors), func(word string) bool {
-			_, named := (&which.Device{}).Is(word)
+			_, named := (&deviceref.Device{}).Is(word)
 			return !named || slices.ContainsFunc(all, func(d candidate) bool { return selects(word, &d) })
 		})
 		if len(words) > 0 {
@@ -72,8 +72,8 @@ func (c Config) idle(all []candidate) (idle []idleSelectors) {
 func validateSelectors(key string, selectors []string) error {
 	var errs []error
 	for i, s := range selectors {
-		_, _, isIndex := which.Index(s)
-		_, isPCI := which.ParsePCI(s)
+		_, _, isIndex := deviceref.Index(s)
+		_, isPCI := deviceref.ParsePCI(s)
 		bad := ""
 		switch {
 		case strings.TrimSpace(s) == "":

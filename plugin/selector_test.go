@@ -10,7 +10,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/health/which"
+	"github.com/gpu-node-agent/gpu-node-agent/health/deviceref"
 )
 
 func TestSelects(t *testing.T) {
@@ -146,8 +146,8 @@ func FuzzSelects(f *testing.F) {
 	f.Fuzz(func(t *testing.T, selector, pci, model string) {
 		c := &candidate{state: &health.DeviceState{Device: health.Device{ID: "GPU-0", MIGIndex: -1, PCI: pci, Model: model}}}
 		selects(selector, c)
-		if a, ok := which.ParsePCI(pci); ok {
-			if again, ok := which.ParsePCI(a.String()); !ok || again != a {
+		if a, ok := deviceref.ParsePCI(pci); ok {
+			if again, ok := deviceref.ParsePCI(a.String()); !ok || again != a {
 				t.Errorf("%q is %v, and that %v", pci, a, again)
 			}
 			if !selects(a.String(), c) {

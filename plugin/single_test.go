@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 )
 
 // TestSingleWhileServing lays out one snapshot after another, each with what the one before has handed out.

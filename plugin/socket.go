@@ -6,17 +6,17 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/gpu-node-agent/gpu-node-agent/health/socket"
+	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 )
 
 // openSocket listens at path, below plugin.kubeletDir.
-func openSocket(ctx context.Context, path string) (*socket.Socket, error) {
-	if n := socket.PathLen(path); n > socket.MaxPath {
+func openSocket(ctx context.Context, path string) (*unixsock.Socket, error) {
+	if n := unixsock.PathLen(path); n > unixsock.MaxPath {
 		return nil, fmt.Errorf("plugin.kubeletDir: the path %s is %d bytes too long for a unix socket; use a shorter directory",
-			path, n-socket.MaxPath)
+			path, n-unixsock.MaxPath)
 	}
 	if _, err := os.Stat(filepath.Dir(path)); err != nil {
 		return nil, fmt.Errorf("plugin.kubeletDir: %w; is this the kubelet's directory, and is it mounted here?", err)
 	}
-	return socket.Listen(ctx, path)
+	return unixsock.Listen(ctx, path)
 }

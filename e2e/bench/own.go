@@ -7,8 +7,8 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest/node"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest/node"
 )
 
 // own measures our agent.

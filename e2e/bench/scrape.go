@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest/node"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest/node"
 )
 
 // perThousand is the row of what a thousand scrapes cost.

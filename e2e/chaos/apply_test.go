@@ -11,7 +11,7 @@ import (
 	"sync"
 	"syscall"
 
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 )
 
 const resource = "nvidia.com/gpu"

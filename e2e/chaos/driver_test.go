@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpu-node-agent/gpu-node-agent/health/control"
+	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 )
 
 // letGo and takenBack are as much of the agent's answers as these tests go by.
@@ -40,7 +40,7 @@ func ask[T any](ctx context.Context, w *world, within time.Duration, question ma
 	var answer struct {
 		Result T `json:"result"`
 	}
-	text, err := control.Ask(ctx, filepath.Join(w.Dir, "agent.sock"), question)
+	text, err := unixsock.Ask(ctx, filepath.Join(w.Dir, "agent.sock"), question)
 	if err == nil {
 		err = json.Unmarshal([]byte(text), &answer)
 	}

@@ -9,7 +9,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest/node"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest/node"
 )
 
 // footprint is what the agent has of the machine.

@@ -13,7 +13,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 )
 
 // The stand-in kubelet is a process of its own, so that it can be frozen: this test's binary in another role. It

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 )
 
 func TestSameSeedSameSequence(t *testing.T) {

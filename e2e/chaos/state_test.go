@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest/node"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest/node"
 )
 
 func (w *world) stateFile() string { return filepath.Join(w.Dir, "state", "state.json") }

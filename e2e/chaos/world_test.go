@@ -10,8 +10,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest/node"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest/node"
 )
 
 // config is the agent's but for its end, which is what reloads change. What is wrong with the GPUs when the agent starts

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpu-node-agent/gpu-node-agent/health/socket"
+	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 )
 
 // Config is the `source.sim` section of the configuration.
@@ -46,8 +46,8 @@ func (c Config) Validate() error {
 	if c.Loop < 0 || (c.Loop > 0 && c.Loop < minLoop) {
 		add("loop", "%v is too short; use 0 to run once, or %v and more", c.Loop, minLoop)
 	}
-	if n := socket.PathLen(c.Control); c.Control != "" && n > socket.MaxPath {
-		add("control", "the path is %d bytes too long for a unix socket; use a shorter one", n-socket.MaxPath)
+	if n := unixsock.PathLen(c.Control); c.Control != "" && n > unixsock.MaxPath {
+		add("control", "the path is %d bytes too long for a unix socket; use a shorter one", n-unixsock.MaxPath)
 	}
 	for i, e := range c.Scenario {
 		key := fmt.Sprintf("scenario[%d]", i)

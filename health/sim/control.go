@@ -8,7 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/gpu-node-agent/gpu-node-agent/health/control"
+	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 )
 
 // Run serves the control socket until ctx ends, then removes it and returns nil. Without a socket in the
@@ -20,7 +20,7 @@ func (s *Source) Run(ctx context.Context) error {
 	}
 	// Where nothing can be made, listening fails, says so and is tried again.
 	_ = os.MkdirAll(filepath.Dir(s.cfg.Control), 0o750)
-	return control.Serve(ctx, s.cfg.Control, s.log, func(_ context.Context, line string) (any, error) {
+	return unixsock.Serve(ctx, s.cfg.Control, s.log, func(_ context.Context, line string) (any, error) {
 		e, err := ParseEvent(line)
 		if err != nil {
 			return nil, err
@@ -38,7 +38,7 @@ func Send(ctx context.Context, socket string, e Event) (string, error) {
 	if err := joinFaults(e.faults()); err != nil {
 		return "", err
 	}
-	text, err := control.Ask(ctx, socket, e)
+	text, err := unixsock.Ask(ctx, socket, e)
 	if op := new(net.OpError); errors.As(err, &op) && op.Op == "dial" {
 		err = fmt.Errorf("no agent takes events there (is source.sim.control set?): %w", err)
 	}

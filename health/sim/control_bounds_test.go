@@ -17,7 +17,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
-	"github.com/gpu-node-agent/gpu-node-agent/health/control"
+	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 )
 
 func TestControlBounds(t *testing.T) {
@@ -25,23 +25,23 @@ func TestControlBounds(t *testing.T) {
 	r.await(t, msgOpen)
 
 	long := dial(t, r.socket)
-	if _, err := io.WriteString(long, strings.Repeat(" ", control.MaxLine+10)); err != nil {
+	if _, err := io.WriteString(long, strings.Repeat(" ", unixsock.MaxLine+10)); err != nil {
 		t.Fatal(err)
 	}
 	answer, err := io.ReadAll(long)
-	if want := fmt.Sprintf("{\"ok\":false,\"error\":\"the line is longer than %d bytes\"}\n", control.MaxLine); string(answer) != want {
+	if want := fmt.Sprintf("{\"ok\":false,\"error\":\"the line is longer than %d bytes\"}\n", unixsock.MaxLine); string(answer) != want {
 		t.Errorf("a long line gets %q, %v; want %q and the end", answer, err, want)
 	}
 	_ = long.Close()
 
 	var conns []net.Conn
-	for len(conns) < control.MaxConnections {
+	for len(conns) < unixsock.MaxConnections {
 		conn := dial(t, r.socket)
 		line, err := tryTalk(conn)
 		switch {
 		case err == nil && line == `{"ok":true}`: // it is being served
 			conns = append(conns, conn)
-		case len(conns) < control.MaxConnections-1: // the last slot may still be the long line's
+		case len(conns) < unixsock.MaxConnections-1: // the last slot may still be the long line's
 			t.Fatalf("connection %d gets %q, %v", len(conns), line, err)
 		}
 	}

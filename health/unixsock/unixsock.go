@@ -1,5 +1,5 @@
-// Package socket opens unix sockets that only our user can connect to, and takes nobody's place.
-package socket
+// Package unixsock opens unix sockets that only our user can connect to, and takes nobody's place.
+package unixsock
 
 import (
 	"context"

@@ -18,7 +18,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/kubelettest"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 )
 
 const resource = "nvidia.com/gpu"

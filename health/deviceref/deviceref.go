@@ -1,11 +1,11 @@
-// Package which reads how people say which GPU they mean: by UUID, by index, or by its place on the PCI bus.
+// Package deviceref reads how people say which GPU they mean: by UUID, by index, or by its place on the PCI bus.
 //
 //	GPU-5a1c…      the GPU of that UUID and its MIG devices
 //	MIG-09ee…      the MIG device of that UUID
 //	3              the GPU of that index, as nvidia-smi -i has it, and its MIG devices
 //	3:0            a MIG device of it, as nvidia-smi -L counts them
 //	0000:1b:00.0   the GPU at that place on the PCI bus and its MIG devices; without a domain it is 0
-package which
+package deviceref
 
 import (
 	"fmt"

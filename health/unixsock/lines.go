@@ -1,6 +1,4 @@
-// Package control is a unix socket on which a person on the node, or a command of this program, speaks to
-// the agent: one JSON line each way.
-package control
+package unixsock
 
 import (
 	"bufio"
@@ -15,8 +13,6 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-
-	"github.com/gpu-node-agent/gpu-node-agent/health/socket"
 )
 
 // The bounds of a socket. It is there for a person with a shell, not for traffic.
@@ -49,7 +45,7 @@ func Serve(ctx context.Context, path string, log *zap.Logger, handle Handler) er
 	backoff := firstBackoff
 	var last string // the error that was logged
 	for {
-		l, err := socket.Listen(ctx, path)
+		l, err := Listen(ctx, path)
 		if err == nil {
 			log.Info("control socket is open")
 			backoff, last = firstBackoff, ""

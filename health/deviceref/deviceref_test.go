@@ -1,4 +1,4 @@
-package which
+package deviceref
 
 import "testing"
 

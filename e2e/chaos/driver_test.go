@@ -40,7 +40,7 @@ func ask[T any](ctx context.Context, w *world, within time.Duration, question ma
 	var answer struct {
 		Result T `json:"result"`
 	}
-	text, err := unixsock.Ask(ctx, filepath.Join(w.Dir, "agent.sock"), question)
+	text, err := unixsock.Call(ctx, filepath.Join(w.Dir, "agent.sock"), question)
 	if err == nil {
 		err = json.Unmarshal([]byte(text), &answer)
 	}

@@ -13,8 +13,8 @@ import (
 	"strings"
 )
 
-// Device is what names a device.
-type Device struct {
+// Names is what names a device.
+type Names struct {
 	UUID   string
 	Parent string // MIG: the UUID of its GPU; empty for a GPU
 	Index  int    // the driver's index of the GPU; MIG: its GPU's
@@ -22,16 +22,16 @@ type Device struct {
 	PCI    string // bus id of the GPU; MIG: its GPU's
 }
 
-// Is reports whether a word means the device, or the GPU that it is a part of. If the word is of none of the
+// Match reports whether a word means the device, or the GPU that it is a part of. If the word is of none of the
 // kinds above, named is false. It is called for every device at every look, so it does not allocate.
-func (d *Device) Is(word string) (is, named bool) {
+func (d *Names) Match(word string) (is, named bool) {
 	switch {
 	case strings.HasPrefix(word, "GPU-"):
 		return d.UUID == word || d.Parent == word, true
 	case strings.HasPrefix(word, "MIG-"):
 		return d.UUID == word, true
 	}
-	if gpu, mig, ok := Index(word); ok {
+	if gpu, mig, ok := ParseIndex(word); ok {
 		return d.Index == gpu && (mig < 0 || d.Parent != "" && d.MIG == mig), true
 	}
 	if want, ok := ParsePCI(word); ok {
@@ -43,23 +43,23 @@ func (d *Device) Is(word string) (is, named bool) {
 
 // Valid reports whether a word is of one of the kinds above.
 func Valid(word string) bool {
-	_, named := (&Device{}).Is(word)
+	_, named := (&Names{}).Match(word)
 	return named && word != "GPU-" && word != "MIG-"
 }
 
-// Index reads "3" and "3:0"; mig is -1 for the first.
-func Index(s string) (gpu, mig int, ok bool) {
+// ParseIndex reads "3" and "3:0"; mig is -1 for the first.
+func ParseIndex(s string) (gpu, mig int, ok bool) {
 	g, m, hasMIG := strings.Cut(s, ":")
-	gpu, ok = Digits(g)
+	gpu, ok = ParseDigits(g)
 	if !ok || !hasMIG {
 		return gpu, -1, ok
 	}
-	mig, ok = Digits(m)
+	mig, ok = ParseDigits(m)
 	return gpu, mig, ok
 }
 
-// Digits is strconv.Atoi for what is only digits, and without an error to allocate for what is not.
-func Digits(s string) (int, bool) {
+// ParseDigits is strconv.Atoi for what is only digits, and without an error to allocate for what is not.
+func ParseDigits(s string) (int, bool) {
 	if s == "" || len(s) > 9 || strings.Trim(s, "0123456789") != "" {
 		return 0, false
 	}
@@ -67,11 +67,11 @@ func Digits(s string) (int, bool) {
 	return n, err == nil
 }
 
-// PCI is a place on the PCI bus.
-type PCI struct{ domain, bus, device, function uint64 }
+// PCIAddress is a place on the PCIAddress bus.
+type PCIAddress struct{ domain, bus, device, function uint64 }
 
 // ParsePCI reads 00000000:1B:00.0, as the driver writes it, 0000:1b:00.0, as Linux does, and 1b:00.0.
-func ParsePCI(s string) (a PCI, ok bool) {
+func ParsePCI(s string) (a PCIAddress, ok bool) {
 	rest, function, ok := strings.Cut(s, ".")
 	if !ok {
 		return a, false
@@ -94,7 +94,7 @@ func ParsePCI(s string) (a PCI, ok bool) {
 }
 
 // String is as Linux writes it.
-func (a PCI) String() string {
+func (a PCIAddress) String() string {
 	return fmt.Sprintf("%04x:%02x:%02x.%x", a.domain, a.bus, a.device, a.function)
 }
 

@@ -3,9 +3,9 @@ package deviceref
 import "testing"
 
 func TestIs(t *testing.T) {
-	gpu := &Device{UUID: "GPU-a", Index: 3, MIG: -1, PCI: "00000000:1B:00.0"}
-	mig := &Device{UUID: "MIG-b", Parent: "GPU-a", Index: 3, MIG: 1, PCI: "00000000:1B:00.0"}
-	none := &Device{UUID: "GPU-c", MIG: -1}
+	gpu := &Names{UUID: "GPU-a", Index: 3, MIG: -1, PCI: "00000000:1B:00.0"}
+	mig := &Names{UUID: "MIG-b", Parent: "GPU-a", Index: 3, MIG: 1, PCI: "00000000:1B:00.0"}
+	none := &Names{UUID: "GPU-c", MIG: -1}
 	for _, c := range []struct {
 		word           string
 		gpu, mig, none bool
@@ -26,9 +26,9 @@ func TestIs(t *testing.T) {
 		{"1b:00", false, false, false, false},
 		{"", false, false, false, false},
 	} {
-		g, named := gpu.Is(c.word)
-		m, _ := mig.Is(c.word)
-		n, _ := none.Is(c.word)
+		g, named := gpu.Match(c.word)
+		m, _ := mig.Match(c.word)
+		n, _ := none.Match(c.word)
 		if g != c.gpu || m != c.mig || n != c.none || named != c.named || Valid(c.word) != c.named {
 			t.Errorf("%q: GPU %v, MIG device %v, other %v, named %v, valid %v; want %+v", c.word, g, m, n, named, Valid(c.word), c)
 		}
@@ -43,8 +43,8 @@ func FuzzIs(f *testing.F) {
 		f.Add(s, "00000000:1B:00.0")
 	}
 	f.Fuzz(func(t *testing.T, word, pci string) {
-		d := &Device{UUID: "GPU-0", MIG: -1, PCI: pci}
-		if is, named := d.Is(word); is && !named {
+		d := &Names{UUID: "GPU-0", MIG: -1, PCI: pci}
+		if is, named := d.Match(word); is && !named {
 			t.Errorf("%q means a device and is no name", word)
 		}
 		a, ok := ParsePCI(pci)
@@ -54,7 +54,7 @@ func FuzzIs(f *testing.F) {
 		if again, ok := ParsePCI(a.String()); !ok || again != a {
 			t.Errorf("%q is %v, and that %v", pci, a, again)
 		}
-		if is, _ := d.Is(a.String()); !is {
+		if is, _ := d.Match(a.String()); !is {
 			t.Errorf("%v does not mean the device at %q", a, pci)
 		}
 	})

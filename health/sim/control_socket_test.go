@@ -229,11 +229,11 @@ func TestControlBounds(t *testing.T) {
 	r.await(t, msgOpen)
 
 	long := dial(t, r.socket)
-	if _, err := io.WriteString(long, strings.Repeat(" ", unixsock.MaxLine+10)); err != nil {
+	if _, err := io.WriteString(long, strings.Repeat(" ", unixsock.MaxRequest+10)); err != nil {
 		t.Fatal(err)
 	}
 	answer, err := io.ReadAll(long)
-	if want := fmt.Sprintf("{\"ok\":false,\"error\":\"the line is longer than %d bytes\"}\n", unixsock.MaxLine); string(answer) != want {
+	if want := fmt.Sprintf("{\"ok\":false,\"error\":\"the line is longer than %d bytes\"}\n", unixsock.MaxRequest); string(answer) != want {
 		t.Errorf("a long line gets %q, %v; want %q and the end", answer, err, want)
 	}
 	_ = long.Close()

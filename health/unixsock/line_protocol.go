@@ -17,7 +17,7 @@ import (
 
 // The bounds of a socket. It is there for a person with a shell, not for traffic.
 const (
-	MaxLine        = 4096 // bytes of a question
+	MaxRequest        = 4096 // bytes of a question
 	MaxConnections = 16
 	IdleTimeout    = time.Minute // for a whole line to arrive
 	maxReply       = 1 << 20     // bytes
@@ -106,7 +106,7 @@ func converse(ctx context.Context, conn net.Conn, handle Handler) {
 		stop()
 		_ = conn.Close()
 	}()
-	in := bufio.NewReaderSize(conn, MaxLine)
+	in := bufio.NewReaderSize(conn, MaxRequest)
 	for {
 		if conn.SetReadDeadline(time.Now().Add(IdleTimeout)) != nil {
 			return
@@ -114,7 +114,7 @@ func converse(ctx context.Context, conn net.Conn, handle Handler) {
 		text, readErr := in.ReadSlice('\n')
 		switch {
 		case errors.Is(readErr, bufio.ErrBufferFull):
-			_ = answer(conn, nil, fmt.Errorf("the line is longer than %d bytes", MaxLine))
+			_ = answer(conn, nil, fmt.Errorf("the line is longer than %d bytes", MaxRequest))
 			return
 		case readErr != nil && !errors.Is(readErr, io.EOF):
 			return // half a line is no question
@@ -147,9 +147,9 @@ func answer(conn net.Conn, result any, err error) error {
 	return err
 }
 
-// Ask puts a question, written as JSON, to the agent that listens on the socket. It returns the agent's
+// Call puts a question, written as JSON, to the agent that listens on the socket. It returns the agent's
 // line, and an error if nobody answers or the answer is a refusal, which says what would be right.
-func Ask(ctx context.Context, path string, question any) (string, error) {
+func Call(ctx context.Context, path string, question any) (string, error) {
 	line, err := json.Marshal(question)
 	if err != nil {
 		return "", err

@@ -29,7 +29,7 @@ func (c *bytesConn) SetWriteDeadline(time.Time) error { return nil }
 func questions(text []byte) (lines []string, tooLong bool) {
 	for len(text) > 0 {
 		line, rest, whole := bytes.Cut(text, []byte("\n"))
-		if whole && len(line)+1 > MaxLine || !whole && len(line) >= MaxLine {
+		if whole && len(line)+1 > MaxRequest || !whole && len(line) >= MaxRequest {
 			return lines, true
 		}
 		if s := strings.TrimSpace(string(line)); s != "" {
@@ -44,8 +44,8 @@ func questions(text []byte) (lines []string, tooLong bool) {
 func FuzzConverse(f *testing.F) {
 	for _, text := range []string{
 		"", "\n", "a\nb\n", "a\r\n\r\n!b", "no newline", "\x00\n\xff\xfe\n", " \t \v\n", `{"clear":{"device":"GPU-1"}}` + "\n", "! two\u2028lines\u2029\n", "\"<>&\n",
-		strings.Repeat("x", MaxLine-1) + "\n", strings.Repeat("x", MaxLine) + "\n", strings.Repeat("x", MaxLine-1), strings.Repeat("x", MaxLine),
-		"a\n" + strings.Repeat(" ", MaxLine) + "\nb\n", strings.Repeat("\n", 3*MaxLine), strings.Repeat("y\n", MaxLine),
+		strings.Repeat("x", MaxRequest-1) + "\n", strings.Repeat("x", MaxRequest) + "\n", strings.Repeat("x", MaxRequest-1), strings.Repeat("x", MaxRequest),
+		"a\n" + strings.Repeat(" ", MaxRequest) + "\nb\n", strings.Repeat("\n", 3*MaxRequest), strings.Repeat("y\n", MaxRequest),
 	} {
 		f.Add([]byte(text))
 	}

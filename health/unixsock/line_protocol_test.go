@@ -34,22 +34,22 @@ func TestConversation(t *testing.T) {
 	go func() { done <- Serve(ctx, path, zap.NewNop(), echo) }()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
-	text, err := Ask(t.Context(), path, "yes")
+	text, err := Call(t.Context(), path, "yes")
 	for err != nil { // not open yet
 		<-tick.C
-		text, err = Ask(t.Context(), path, "yes")
+		text, err = Call(t.Context(), path, "yes")
 	}
 	if want := `{"ok":true,"result":{"line":"\"yes\""}}`; text != want {
 		t.Errorf("got %s, want %s", text, want)
 	}
-	if text, err := Ask(t.Context(), path, "no"); err == nil || err.Error() != "because; of that" || text != `{"ok":false,"error":"because; of that"}` {
+	if text, err := Call(t.Context(), path, "no"); err == nil || err.Error() != "because; of that" || text != `{"ok":false,"error":"because; of that"}` {
 		t.Errorf("a refusal is %s, %v", text, err)
 	}
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	if _, err := Ask(t.Context(), path, "yes"); err == nil || !strings.Contains(err.Error(), path) {
+	if _, err := Call(t.Context(), path, "yes"); err == nil || !strings.Contains(err.Error(), path) {
 		t.Errorf("nobody listens: %v", err)
 	}
 }

@@ -115,7 +115,7 @@ func removeStale(ctx context.Context, path string) error {
 			return fmt.Errorf("the socket %s is not ours and may be in use: %w", path, err)
 		}
 	}
-	if now, err := os.Lstat(path); err != nil || !Same(info, now) {
+	if now, err := os.Lstat(path); err != nil || !SameSocket(info, now) {
 		return fmt.Errorf("the socket %s is not ours and has just changed", path)
 	}
 	return os.Remove(path)
@@ -145,9 +145,9 @@ func (s *Socket) Close() error {
 	return s.err
 }
 
-// Same reports whether two looks at a path that is not ours saw the same socket, where nil is none. Inodes
+// SameSocket reports whether two looks at a path that is not ours saw the same socket, where nil is none. Inodes
 // are used again, so the time at which the socket was made counts too.
-func Same(a, b fs.FileInfo) bool {
+func SameSocket(a, b fs.FileInfo) bool {
 	if a == nil || b == nil {
 		return a == nil && b == nil
 	}

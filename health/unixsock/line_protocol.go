@@ -15,45 +15,53 @@ import (
 	"go.uber.org/zap"
 )
 
-// The bounds of a socket. It is there for a person with a shell, not for traffic.
+// Limits of a server. It serves people at a shell, not traffic.
 const (
-	MaxRequest        = 4096 // bytes of a question
+	MaxRequest     = 4096 // bytes of a line, with its end
 	MaxConnections = 16
-	IdleTimeout    = time.Minute // for a whole line to arrive
-	maxReply       = 1 << 20     // bytes
-	patience       = time.Second // of a connection too many
+	IdleTimeout    = time.Minute // between two complete lines
+	maxResponse    = 1 << 20     // bytes
+	slotTimeout    = time.Second // for a connection above MaxConnections
 	writeTimeout   = 10 * time.Second
-	firstBackoff   = time.Second
+	minBackoff     = time.Second
 	maxBackoff     = 30 * time.Second
 )
 
-// reply is what is answered to each line.
-type reply struct {
+// Errors that callers tell apart.
+var (
+	ErrNoResponse  = errors.New("no response")           // of Call: the server accepts connections and does not respond
+	ErrProtocol    = errors.New("unexpected response")   // of Call: the server does not speak this protocol
+	errTooLong     = errors.New("request line too long") // refused by the server
+	errConnections = errors.New("too many connections")  // refused by the server
+)
+
+// response is the JSON line that answers each request.
+type response struct {
 	OK     bool   `json:"ok"`
 	Error  string `json:"error,omitempty"`
 	Result any    `json:"result,omitempty"`
 }
 
-// Handler answers a line. The result is shown as JSON, nil as none. If it waits for something, it ends with ctx, which
-// ends when the socket is no longer served.
+// Handler handles the request in one line. The response contains the result as JSON, or nothing if it is nil. ctx ends
+// when Serve ends.
 type Handler func(ctx context.Context, line string) (result any, err error)
 
-// Serve serves a socket that only our user can connect to until ctx ends, then removes it and returns nil.
-// If the socket cannot be had, that is logged once, and tried again.
+// Serve listens on the socket at path and handles requests until ctx ends; then it removes the socket and returns nil.
+// If it cannot listen, it logs the error once and keeps retrying.
 func Serve(ctx context.Context, path string, log *zap.Logger, handle Handler) error {
 	log = log.With(zap.String("socket", path))
-	backoff := firstBackoff
-	var last string // the error that was logged
+	backoff := minBackoff
+	var lastLogged string
 	for {
 		l, err := Listen(ctx, path)
 		if err == nil {
-			log.Info("control socket is open")
-			backoff, last = firstBackoff, ""
+			log.Info("listening on control socket")
+			backoff, lastLogged = minBackoff, ""
 			err = serve(ctx, l, handle)
 		}
-		if ctx.Err() == nil && err.Error() != last {
-			last = err.Error()
-			log.Error("control socket is not open; trying again", zap.Error(err))
+		if ctx.Err() == nil && err.Error() != lastLogged {
+			lastLogged = err.Error()
+			log.Error("cannot listen on control socket; retrying", zap.Error(err))
 		}
 		select {
 		case <-ctx.Done():
@@ -64,43 +72,40 @@ func Serve(ctx context.Context, path string, log *zap.Logger, handle Handler) er
 	}
 }
 
-// serve takes connections until ctx or the listener ends, and returns when all of them have ended.
+// serve accepts connections until ctx or the listener ends, and returns when all connections have ended.
 func serve(ctx context.Context, l net.Listener, handle Handler) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var (
-		wg   sync.WaitGroup
-		busy = make(chan struct{}, MaxConnections)
+		wg    sync.WaitGroup
+		slots = make(chan struct{}, MaxConnections)
 	)
 	defer wg.Wait()
-	defer cancel() // ends the connections, if it was the listener that failed
+	defer cancel() // ends the connections if the listener failed
+	defer func() { _ = l.Close() }()
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
-	defer func() {
-		if stop() {
-			_ = l.Close()
-		}
-	}()
+	defer stop()
 
 	for {
 		conn, err := l.Accept()
 		if err != nil {
-			return fmt.Errorf("accepting a connection: %w", err)
+			return fmt.Errorf("accept: %w", err)
 		}
 		select {
-		case busy <- struct{}{}:
+		case slots <- struct{}{}:
 			wg.Go(func() {
-				defer func() { <-busy }()
-				converse(ctx, conn, handle)
+				defer func() { <-slots }()
+				serveConn(ctx, conn, handle)
 			})
-		// A client that asks again has closed its last connection before we have seen that: there is a moment to wait.
-		case <-time.After(patience):
-			_ = answer(conn, nil, fmt.Errorf("%d connections are open already; try again", MaxConnections))
+		// The server may not yet have noticed that a client closed its previous connection.
+		case <-time.After(slotTimeout):
+			_ = respond(conn, nil, fmt.Errorf("%w: limit is %d; retry later", errConnections, MaxConnections))
 			_ = conn.Close()
 		}
 	}
 }
 
-// converse answers each line of one connection. A client that goes away is no error of ours.
-func converse(ctx context.Context, conn net.Conn, handle Handler) {
+// serveConn responds to each line of one connection until the client disconnects or is idle.
+func serveConn(ctx context.Context, conn net.Conn, handle Handler) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer func() {
 		stop()
@@ -114,14 +119,14 @@ func converse(ctx context.Context, conn net.Conn, handle Handler) {
 		text, readErr := in.ReadSlice('\n')
 		switch {
 		case errors.Is(readErr, bufio.ErrBufferFull):
-			_ = answer(conn, nil, fmt.Errorf("the line is longer than %d bytes", MaxRequest))
+			_ = respond(conn, nil, fmt.Errorf("%w: limit is %d bytes", errTooLong, MaxRequest))
 			return
 		case readErr != nil && !errors.Is(readErr, io.EOF):
-			return // half a line is no question
+			return // discards a partial line
 		}
 		if line := strings.TrimSpace(string(text)); line != "" {
 			result, err := handle(ctx, line)
-			if answer(conn, result, err) != nil {
+			if respond(conn, result, err) != nil {
 				return
 			}
 		}
@@ -131,8 +136,8 @@ func converse(ctx context.Context, conn net.Conn, handle Handler) {
 	}
 }
 
-func answer(conn net.Conn, result any, err error) error {
-	r := reply{OK: err == nil, Result: result}
+func respond(conn net.Conn, result any, err error) error {
+	r := response{OK: err == nil, Result: result}
 	if err != nil {
 		r.Error, r.Result = strings.ReplaceAll(err.Error(), "\n", "; "), nil
 	}
@@ -147,17 +152,18 @@ func answer(conn net.Conn, result any, err error) error {
 	return err
 }
 
-// Call puts a question, written as JSON, to the agent that listens on the socket. It returns the agent's
-// line, and an error if nobody answers or the answer is a refusal, which says what would be right.
-func Call(ctx context.Context, path string, question any) (string, error) {
-	line, err := json.Marshal(question)
+// Call sends a request, encoded as JSON, to the server at path and returns the line of its response. If the server
+// refuses the request, the error has the server's text; other errors are those of dialing, ErrNoResponse and
+// ErrProtocol.
+func Call(ctx context.Context, path string, request any) (string, error) {
+	line, err := json.Marshal(request)
 	if err != nil {
 		return "", err
 	}
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
 	switch {
 	case err != nil && ctx.Err() != nil:
-		return "", fmt.Errorf("no answer from %s: %w", path, context.Cause(ctx))
+		return "", fmt.Errorf("%s: %w: %w", path, ErrNoResponse, context.Cause(ctx))
 	case err != nil:
 		return "", err
 	}
@@ -165,19 +171,19 @@ func Call(ctx context.Context, path string, question any) (string, error) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
 
-	// A refusal of the connection itself comes without reading; the write may fail then, the answer is there.
+	// A server at its connection limit responds without reading, so the write may fail although a response follows.
 	_, writeErr := conn.Write(append(line, '\n'))
-	text, err := bufio.NewReader(io.LimitReader(conn, maxReply)).ReadString('\n')
+	text, err := bufio.NewReader(io.LimitReader(conn, maxResponse)).ReadString('\n')
 	if err != nil {
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
-		return "", fmt.Errorf("no answer from %s: %w", path, errors.Join(writeErr, err))
+		return "", fmt.Errorf("%s: %w: %w", path, ErrNoResponse, errors.Join(writeErr, err))
 	}
 	text = strings.TrimSuffix(text, "\n")
-	var r reply
+	var r response
 	if err := json.Unmarshal([]byte(text), &r); err != nil {
-		return text, fmt.Errorf("%s does not answer as an agent does: %w", path, err)
+		return text, fmt.Errorf("%s: %w: %w; does a gpu-node-agent listen there?", path, ErrProtocol, err)
 	}
 	if !r.OK {
 		return text, errors.New(r.Error)

@@ -1,4 +1,8 @@
-// Package unixsock opens unix sockets that only our user can connect to, and takes nobody's place.
+// Package unixsock provides unix sockets that only their owner can connect to, and a line protocol for them.
+//
+// A request is one line, a response one line of JSON: {"ok":true,"result":…} or {"ok":false,"error":"…"}. The protocol
+// is not HTTP so that a shell is client enough (echo '{gpu: 3, xid: 79}' | nc -U control.sock), and net/http would
+// change it for existing clients.
 package unixsock
 
 import (
@@ -14,25 +18,28 @@ import (
 	"time"
 )
 
-// MaxPath is what a path to bind may have in bytes: a socket address holds 108 bytes on Linux, with a zero at the
-// end (unix(7)).
+// MaxPath is the maximum length in bytes of a path to bind: a socket address holds 108 bytes on Linux, with a zero at
+// the end (unix(7)).
 const MaxPath = 107
 
-// PathLen is the length of the longest path that Listen needs for path; it must not be over MaxPath.
+// PathLen returns the length of the longest path that Listen binds for path; it must not exceed MaxPath.
 func PathLen(path string) int {
 	const private = len("/.gna-4294967295/s") // MkdirTemp appends a random uint32
 	return max(len(path), len(filepath.Dir(path))+private)
 }
 
 const (
-	// dialTimeout is for asking whether a socket that is there is alive.
-	dialTimeout = time.Second
-
-	// birth is how long another process may take from bind to listen.
-	birth = 50 * time.Millisecond
+	dialTimeout = time.Second           // for checking whether a process serves an existing socket
+	listenDelay = 50 * time.Millisecond // the longest time that another process may take from bind to listen
 )
 
-// Socket is a listening socket of ours, and the file by which we know it again.
+// Errors of Listen that callers tell apart.
+var (
+	ErrInUse     = errors.New("another process serves")
+	ErrNotSocket = errors.New("not a socket")
+)
+
+// Socket is a listener on a path, and the identity of the file that it created there.
 type Socket struct {
 	net.Listener
 	path string
@@ -42,18 +49,17 @@ type Socket struct {
 	err  error
 }
 
-// Listen opens a socket. What a dead process left is replaced; a socket that answers and a file that is no
-// socket are errors, and stay.
+// Listen listens on path with mode 0600. It replaces a socket that no process serves. If a process serves the socket,
+// the error is ErrInUse; if the file is not a socket, ErrNotSocket; Listen leaves either in place.
 //
-// The mode has to be right before anybody can connect. Binding and then changing the mode would leave a
-// gap, and the umask belongs to the whole process, with its other goroutines. So the socket is made in a
-// directory that only we can enter and linked into place when it listens. A link, unlike a rename, never
-// takes another file's place.
+// The mode must be right before the first client can connect. A chmod after bind would leave a gap, and the umask
+// applies to all goroutines of the process. So Listen binds in a directory that only its owner can enter, and links
+// the socket to path once it listens. A link, unlike a rename, never replaces another file.
 func Listen(ctx context.Context, path string) (*Socket, error) {
 	if err := removeStale(ctx, path); err != nil {
 		return nil, err
 	}
-	dir, err := os.MkdirTemp(filepath.Dir(path), ".gna-") // made with mode 0700
+	dir, err := os.MkdirTemp(filepath.Dir(path), ".gna-") // with mode 0700
 	if err != nil {
 		return nil, err
 	}
@@ -64,17 +70,17 @@ func Listen(ctx context.Context, path string) (*Socket, error) {
 		return nil, err
 	}
 	if u, ok := l.(*net.UnixListener); ok {
-		u.SetUnlinkOnClose(false) // Close does it, by the name that counts
+		u.SetUnlinkOnClose(false) // Close removes path instead
 	}
-	file, err := place(private, path)
+	file, err := publish(private, path)
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
 	return &Socket{Listener: l, path: path, file: file}, nil
 }
 
-// place makes a socket known under its name.
-func place(private, path string) (fs.FileInfo, error) {
+// publish sets the socket's mode and links it to path.
+func publish(private, path string) (fs.FileInfo, error) {
 	if err := os.Chmod(private, 0o600); err != nil {
 		return nil, err
 	}
@@ -85,7 +91,7 @@ func place(private, path string) (fs.FileInfo, error) {
 	return info, os.Link(private, path)
 }
 
-// removeStale removes a socket at path that nobody listens on.
+// removeStale removes a socket at path that no process serves.
 func removeStale(ctx context.Context, path string) error {
 	info, err := os.Lstat(path)
 	switch {
@@ -94,41 +100,41 @@ func removeStale(ctx context.Context, path string) error {
 	case err != nil:
 		return err
 	case info.Mode().Type() != fs.ModeSocket:
-		return fmt.Errorf("%s is not a socket (%s) and stays as it is; move it away or use another path", path, info.Mode())
+		return fmt.Errorf("%s: %w (%s); move the file or use another path", path, ErrNotSocket, info.Mode())
 	}
-	// Only refused connections prove that nobody is there: a process that is slow to answer is alive, and
-	// one that has just made its socket refuses until it listens.
+	// Only refused connections prove that no process serves the socket: a slow process accepts later, and one between
+	// bind and listen refuses at first.
 	for try := range 2 {
 		if try > 0 {
 			select {
 			case <-ctx.Done():
 				return ctx.Err()
-			case <-time.After(birth):
+			case <-time.After(listenDelay):
 			}
 		}
 		conn, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, "unix", path)
 		if err == nil {
 			_ = conn.Close()
-			return fmt.Errorf("another process serves %s; is a second gpu-node-agent running on this node?", path)
+			return fmt.Errorf("%w %s; does a second gpu-node-agent run on this node?", ErrInUse, path)
 		}
 		if !errors.Is(err, syscall.ECONNREFUSED) {
-			return fmt.Errorf("the socket %s is not ours and may be in use: %w", path, err)
+			return fmt.Errorf("%s: socket of another process, which may be in use: %w", path, err)
 		}
 	}
 	if now, err := os.Lstat(path); err != nil || !SameSocket(info, now) {
-		return fmt.Errorf("the socket %s is not ours and has just changed", path)
+		return fmt.Errorf("%s: socket of another process, which was just replaced", path)
 	}
 	return os.Remove(path)
 }
 
-// InPlace reports whether the path still leads to this socket. Device and inode suffice: the inode cannot
-// be given to another file while we listen.
+// InPlace reports whether path still leads to this socket. Comparing device and inode suffices: the inode cannot be
+// reused while the socket exists.
 func (s *Socket) InPlace() bool {
 	info, err := os.Lstat(s.path)
 	return err == nil && os.SameFile(info, s.file)
 }
 
-// Remove removes the socket from its directory if it is still ours. Who is connected stays so.
+// Remove removes the socket from its directory, unless another file has replaced it. Open connections continue.
 func (s *Socket) Remove() error {
 	if !s.InPlace() {
 		return nil
@@ -139,14 +145,14 @@ func (s *Socket) Remove() error {
 	return nil
 }
 
-// Close ends the listening and removes the socket. Only the first call does anything.
+// Close stops listening and removes the socket. Later calls return the first result.
 func (s *Socket) Close() error {
 	s.once.Do(func() { s.err = errors.Join(s.Remove(), s.Listener.Close()) })
 	return s.err
 }
 
-// SameSocket reports whether two looks at a path that is not ours saw the same socket, where nil is none. Inodes
-// are used again, so the time at which the socket was made counts too.
+// SameSocket reports whether a and b describe the same socket of another process; nil describes a missing one. Inodes
+// are reused, so it also compares the times of creation.
 func SameSocket(a, b fs.FileInfo) bool {
 	if a == nil || b == nil {
 		return a == nil && b == nil

@@ -162,7 +162,7 @@ func ask[T any](ctx context.Context, socket string, q question) (T, error) {
 	if socket == "" {
 		return answer.Result, errors.New("health.socket: not set, so the agent cannot be spoken to; set it, or use --socket")
 	}
-	text, err := unixsock.Ask(ctx, socket, q)
+	text, err := unixsock.Call(ctx, socket, q)
 	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
 		if errors.Is(err, fs.ErrPermission) {
 			return answer.Result, fmt.Errorf("an operator's word is for root only: %w", err)

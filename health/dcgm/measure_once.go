@@ -13,11 +13,11 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// Survey measures once what cfg.Fields names, as a session would that ends at once, and returns which of the
+// MeasureOnce measures once what cfg.Fields names, as a session would that ends at once, and returns which of the
 // profiling fields among them some GPU has. Those are only asked about: to watch them could take them from whoever
 // has them. It makes no health checks. An end that is not clean is logged and no error: what was measured is true, and
 // the connection takes all with it.
-func Survey(ctx context.Context, cfg Config, log *zap.Logger) (r *health.Reading, profiling []health.Field, err error) {
+func MeasureOnce(ctx context.Context, cfg Config, log *zap.Logger) (r *health.Reading, profiling []health.Field, err error) {
 	wanted := cfg.Fields
 	cfg.HealthSystems = []string{"none"}
 	cfg.Fields = slices.DeleteFunc(slices.Clone(wanted), func(f health.Field) bool { return isProfiling(dcgm.Short(f)) })

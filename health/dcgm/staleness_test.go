@@ -289,3 +289,33 @@ func TestHostEngineWhoseClockIsSetBack(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// A GPU that cannot be measured stays so when nothing is there to compare it with.
+func TestStaleGPUStaysStale(t *testing.T) {
+	for _, how := range []string{"lost", "paused"} {
+		t.Run(how, func(t *testing.T) {
+			b := fresh(t)
+			b.gpus(2)
+			b.open(config())
+			b.poll()
+			for second := range 40 { // GPU 1 stands still
+				b.add(time.Second)
+				b.sample(1)
+				s, _ := b.poll()
+				if second == 39 && !s[gpuID(1)].Stale {
+					t.Fatal("not stale")
+				}
+			}
+			if how == "lost" {
+				b.lib.Entity(script.GPU, 0, statusLost)
+			}
+			for second := range 8 {
+				b.add(time.Second)
+				s, _ := b.poll()
+				if !s[gpuID(1)].Stale {
+					t.Fatalf("%d s later GPU 1 is measured: %v", second, s[gpuID(1)].Values)
+				}
+			}
+		})
+	}
+}

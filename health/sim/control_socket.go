@@ -38,7 +38,7 @@ func Send(ctx context.Context, socket string, e Event) (string, error) {
 	if err := joinFaults(e.faults()); err != nil {
 		return "", err
 	}
-	text, err := unixsock.Ask(ctx, socket, e)
+	text, err := unixsock.Call(ctx, socket, e)
 	if op := new(net.OpError); errors.As(err, &op) && op.Op == "dial" {
 		err = fmt.Errorf("no agent takes events there (is source.sim.control set?): %w", err)
 	}

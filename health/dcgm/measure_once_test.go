@@ -23,7 +23,7 @@ func TestSurvey(t *testing.T) {
 	b.lib.Profiling(1, 1001)
 	b.lib.Profiling(1, 1003)
 	cfg := Config{Fields: []health.Field{1001, 1002, 1004, 85, health.FieldGPUTemp, health.FieldSMClock}}
-	r, profiling, err := Survey(context.Background(), cfg, zap.NewNop())
+	r, profiling, err := MeasureOnce(context.Background(), cfg, zap.NewNop())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +51,7 @@ func TestSurveyOfNoFields(t *testing.T) {
 	b.gpus(2)
 	b.lib.Fail("dcgmGroupDestroy", errTimeout, -1)
 	core, logs := observer.New(zap.WarnLevel)
-	r, profiling, err := Survey(context.Background(), Config{}, zap.New(core))
+	r, profiling, err := MeasureOnce(context.Background(), Config{}, zap.New(core))
 	if err != nil || len(profiling) != 0 || len(r.Devices) != 2 || r.Samples[1].Presence != health.Present {
 		t.Errorf("%v: %+v, profiling fields %v", err, r, profiling)
 	}
@@ -67,11 +67,11 @@ func TestSurveyThatFails(t *testing.T) {
 	b := fresh(t)
 	b.gpus(1)
 	b.lib.Fail("dcgmStartEmbedded", errInit, 1)
-	if _, _, err := Survey(context.Background(), Config{}, zap.NewNop()); err == nil || !strings.Contains(err.Error(), "start DCGM in this process") {
+	if _, _, err := MeasureOnce(context.Background(), Config{}, zap.NewNop()); err == nil || !strings.Contains(err.Error(), "start DCGM in this process") {
 		t.Errorf("%v", err)
 	}
 	b.lib.Fail("dcgmEntitiesGetLatestValues", errTimeout, -1)
-	if _, _, err := Survey(context.Background(), Config{}, zap.NewNop()); err == nil {
+	if _, _, err := MeasureOnce(context.Background(), Config{}, zap.NewNop()); err == nil {
 		t.Error("an engine that does not answer was surveyed")
 	}
 	if b.lib.Initialized() {

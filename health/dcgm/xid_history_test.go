@@ -446,3 +446,89 @@ func TestLedgerIsBounded(t *testing.T) {
 		t.Error("another device's row is not new")
 	}
 }
+
+// An engine that lists no GPU for a while tells nothing of their partitions.
+func TestXIDOfAPartitionAfterAnEmptyList(t *testing.T) {
+	b := fresh(t)
+	b.gpus(1)
+	b.mig(0, map[uint][]uint{0: {0}})
+	b.open(config())
+	b.poll()
+	b.pollAfter(time.Second, 1)
+	b.lib.Empty(true)
+	for range 20 {
+		b.add(time.Second)
+		b.sample(1)
+		if _, err := b.Poll(t.Context()); err != nil {
+			t.Log(err)
+			break
+		}
+	}
+	b.lib.Empty(false)
+	b.xid(script.CI, 0, 95, b.clock.now())
+	b.xid(script.GPU, 0, 48, b.clock.now())
+	var gpu, mig []int
+	for range 20 {
+		b.add(time.Second)
+		b.sample(1)
+		r, err := b.Poll(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range r.Samples {
+			if s.Device == gpuID(0) {
+				gpu = append(gpu, codes(s)...)
+			}
+			if s.Device == migID(0) {
+				mig = append(mig, codes(s)...)
+				for _, x := range s.Past {
+					mig = append(mig, -x.Code)
+				}
+			}
+		}
+	}
+	if !slices.Contains(gpu, 48) || len(mig) == 0 {
+		t.Errorf("gpu %v mig %v", gpu, mig)
+	}
+}
+
+// Watches that are made anew because the samples stand still lose no XID.
+func TestXIDsWhenAHostEngineStandsStill(t *testing.T) {
+	b := fresh(t)
+	b.gpus(2)
+	cfg := config()
+	cfg.Address = "node:5555"
+	b.open(cfg)
+	b.poll()
+	b.lib.Clock(-time.Hour)
+	var got, past []int
+	sent := 0
+	for range 120 {
+		b.add(time.Second)
+		b.sample(2)
+		sent++
+		b.xid(script.GPU, 0, int64(1000+sent), b.clock.now())
+		r, err := b.Poll(t.Context())
+		if err != nil {
+			t.Log("after", sent, err)
+			if err := b.Close(); err != nil {
+				t.Fatal(err)
+			}
+			b.open(cfg)
+			continue
+		}
+		for _, s := range r.Samples {
+			if s.Device == gpuID(0) {
+				got = append(got, codes(s)...)
+				for _, x := range s.Past {
+					past = append(past, x.Code)
+				}
+			}
+		}
+	}
+	for n := 1; n <= sent; n++ {
+		if !slices.Contains(got, 1000+n) {
+			t.Errorf("XID number %d is lost (past %v)", n, past)
+		}
+	}
+}

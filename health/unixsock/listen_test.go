@@ -24,7 +24,7 @@ func listing(t *testing.T, dir string) []string {
 	return out
 }
 
-// listenAt is what another process does.
+// listenAt listens as another process does.
 func listenAt(t *testing.T, path string) *net.UnixListener {
 	t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
@@ -36,6 +36,19 @@ func listenAt(t *testing.T, path string) *net.UnixListener {
 	return l
 }
 
+func dial(t *testing.T, path string) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	if err := conn.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	return conn
+}
+
 func TestListen(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "control.sock")
 	l, err := Listen(t.Context(), path)
@@ -44,10 +57,10 @@ func TestListen(t *testing.T) {
 	}
 	info, err := os.Lstat(path)
 	if err != nil || info.Mode() != fs.ModeSocket|0o600 {
-		t.Errorf("the socket is %v, %v; want mode 0600", info.Mode(), err)
+		t.Errorf("mode %v, %v; want 0600", info.Mode(), err)
 	}
 	if names := listing(t, filepath.Dir(path)); len(names) != 1 {
-		t.Errorf("beside the socket there is more: %v", names)
+		t.Errorf("files %v; want the socket only", names)
 	}
 	dial(t, path)
 	for range 2 {
@@ -56,15 +69,15 @@ func TestListen(t *testing.T) {
 		}
 	}
 	if names := listing(t, filepath.Dir(path)); len(names) != 0 {
-		t.Errorf("left behind: %v", names)
+		t.Errorf("files left: %v", names)
 	}
 }
 
-func TestListenReplacesTheSocketOfTheDead(t *testing.T) {
+func TestListenReplacesStaleSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "control.sock")
 	_ = listenAt(t, path).Close()
 	if _, err := os.Lstat(path); err != nil {
-		t.Fatalf("there is no stale socket to replace: %v", err)
+		t.Fatalf("no stale socket: %v", err)
 	}
 	l, err := Listen(t.Context(), path)
 	if err != nil {
@@ -74,27 +87,26 @@ func TestListenReplacesTheSocketOfTheDead(t *testing.T) {
 	_ = l.Close()
 }
 
-func TestListenLeavesTheLivingAlone(t *testing.T) {
+func TestListenKeepsServedSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "control.sock")
 	other := listenAt(t, path)
-	if l, err := Listen(t.Context(), path); err == nil || l != nil || !strings.Contains(err.Error(), "another process serves "+path) {
-		t.Errorf("got %v, %v; want an error that names the socket", l, err)
+	if l, err := Listen(t.Context(), path); !errors.Is(err, ErrInUse) || l != nil || !strings.Contains(err.Error(), path) {
+		t.Errorf("got %v, %v; want ErrInUse with the path", l, err)
 	}
 	_ = other.SetDeadline(time.Now().Add(20 * time.Second))
-	if conn, err := other.Accept(); err != nil { // the one that asked
-		t.Fatal(err)
-	} else {
-		_ = conn.Close()
-	}
-	dial(t, path)
-	if conn, err := other.Accept(); err != nil {
-		t.Errorf("the other process does not get connections any more: %v", err)
-	} else {
+	for _, from := range []string{"Listen", "a client"} {
+		if from == "a client" {
+			dial(t, path)
+		}
+		conn, err := other.Accept()
+		if err != nil {
+			t.Fatalf("connection of %s: %v", from, err)
+		}
 		_ = conn.Close()
 	}
 }
 
-func TestListenLeavesOtherFilesAlone(t *testing.T) {
+func TestListenKeepsOtherFiles(t *testing.T) {
 	dir := t.TempDir()
 	file, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")
 	if err := os.WriteFile(file, []byte("precious"), 0o600); err != nil {
@@ -104,19 +116,19 @@ func TestListenLeavesOtherFilesAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{file, link, dir} {
-		if l, err := Listen(t.Context(), path); err == nil || l != nil || !strings.Contains(err.Error(), path+" is not a socket") {
-			t.Errorf("%s: got %v, %v; want an error that names it", path, l, err)
+		if l, err := Listen(t.Context(), path); !errors.Is(err, ErrNotSocket) || l != nil || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s: got %v, %v; want ErrNotSocket with the path", path, l, err)
 		}
 	}
 	if text, err := os.ReadFile(link); err != nil || string(text) != "precious" {
 		t.Errorf("the file has %q, %v", text, err)
 	}
 	if l, err := Listen(t.Context(), filepath.Join(dir, "no", "such")); !errors.Is(err, fs.ErrNotExist) || l != nil {
-		t.Errorf("no directory: got %v, %v", l, err)
+		t.Errorf("missing directory: got %v, %v", l, err)
 	}
 }
 
-func TestControlListenerRemovesOnlyItsOwn(t *testing.T) {
+func TestCloseKeepsReplacedSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "control.sock")
 	l, err := Listen(t.Context(), path)
 	if err != nil {
@@ -125,21 +137,21 @@ func TestControlListenerRemovesOnlyItsOwn(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	listenAt(t, path) // somebody else has taken the place
+	listenAt(t, path)
 	if err := l.Close(); err != nil {
 		t.Errorf("Close: %v", err)
 	}
 	dial(t, path)
 }
 
-func TestAddressLen(t *testing.T) {
+func TestPathLen(t *testing.T) {
 	dir := t.TempDir()
-	// As long as it may be, with a short name and with a long one.
+	// The maximum, once because of the directory's private socket and once because of the name itself.
 	for _, base := range []string{"s", "a-name-longer-than-that-of-the-private-directory.sock"} {
 		fill := MaxPath - PathLen(filepath.Join(dir, "d", base))
 		path := filepath.Join(dir, "d"+strings.Repeat("d", fill), base)
 		if got := PathLen(path); got != MaxPath {
-			t.Fatalf("the path needs %d bytes; want just %d", got, MaxPath)
+			t.Fatalf("PathLen is %d; want %d", got, MaxPath)
 		}
 		if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil {
 			t.Fatal(err)
@@ -152,14 +164,4 @@ func TestAddressLen(t *testing.T) {
 		dial(t, path)
 		_ = l.Close()
 	}
-}
-
-func dial(t *testing.T, socket string) net.Conn {
-	t.Helper()
-	conn, err := net.Dial("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
-	return conn
 }

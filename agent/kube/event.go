@@ -70,7 +70,7 @@ func happenings(before, after []health.DeviceState, node string, holders func(he
 			}
 			x := health.LookupXID(code)
 			tell(append([]object{{name: node}}, podsOf(holders, after, d.Device.ID, true)...), typeWarning, eventXID, d.Device,
-				fmt.Sprint(code), fmt.Sprintf("XID %d of %s: %s; %s", code, deviceName(d.Device), x.Name, x.Action), n-was.XIDCounts[code])
+				fmt.Sprint(code), fmt.Sprintf("XID %d of %s: %s; %s", code, deviceName(d.Device), x.Name, x.Action.Advice()), n-was.XIDCounts[code])
 		}
 		typ, reason, cause, message := change(was, d)
 		if reason == "" {

@@ -35,7 +35,7 @@ func sourceOf(c config.Config) sourceWanted {
 // runSource keeps the monitor's source as the configuration wants it.
 func (a *Agent) runSource(ctx context.Context) error {
 	for ctx.Err() == nil {
-		w, same, cancel := health.While(ctx, &a.source, func(w *sourceWanted) *sourceWanted { return w })
+		w, same, cancel := health.WatchPart(ctx, &a.source, func(w *sourceWanted) *sourceWanted { return w })
 		c := &w.SourceConfig
 		open, attach, run, err := newSource(*w, a.level, a.log)
 		if err == nil {

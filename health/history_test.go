@@ -12,7 +12,7 @@ import (
 func past(list ...XID) func(*Sample) { return func(s *Sample) { s.Past = list } }
 
 // judgeBasis judges one sample of one GPU.
-func judgeBasis(known []DeviceState, seconds int, s Sample, b Basis) DeviceState {
+func judgeBasis(known []DeviceState, seconds int, s Sample, b ReadingContext) DeviceState {
 	s.Device, s.At = gpu0.ID, at(seconds)
 	return Judge(DefaultConfig(), known, &Reading{Devices: []Device{gpu0}, Samples: []Sample{s}}, b, s.At)[0]
 }
@@ -20,17 +20,17 @@ func judgeBasis(known []DeviceState, seconds int, s Sample, b Basis) DeviceState
 // XIDs of before the start are new if the memory of this boot lacks them, and history without such a memory.
 func TestXIDsWhileTheAgentWasAway(t *testing.T) {
 	old, away := XID{95, at(-60)}, XID{95, at(-10)}
-	remembered := []DeviceState{{Device: gpu0, Seen: []XID{old}}}
+	remembered := []DeviceState{{Device: gpu0, XIDHistory: []XID{old}}}
 	for name, c := range map[string]struct {
 		known []DeviceState
-		b     Basis
+		b     ReadingContext
 		past  []XID
 		count uint64
 	}{
-		"a row that was seen is not new":      {remembered, Basis{History: true, First: true}, []XID{old}, 0},
-		"another row is":                      {remembered, Basis{History: true, First: true}, []XID{old, away}, 1},
-		"so is a row of a device without any": {nil, Basis{History: true, First: true}, []XID{away}, 1},
-		"without a memory all are history":    {nil, Basis{First: true}, []XID{old, away}, 0},
+		"a row that was seen is not new":      {remembered, ReadingContext{XIDHistory: true, FirstReading: true}, []XID{old}, 0},
+		"another row is":                      {remembered, ReadingContext{XIDHistory: true, FirstReading: true}, []XID{old, away}, 1},
+		"so is a row of a device without any": {nil, ReadingContext{XIDHistory: true, FirstReading: true}, []XID{away}, 1},
+		"without a memory all are history":    {nil, ReadingContext{FirstReading: true}, []XID{old, away}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := judgeBasis(c.known, 0, present(past(c.past...)), c.b)
@@ -42,20 +42,20 @@ func TestXIDsWhileTheAgentWasAway(t *testing.T) {
 				t.Errorf("counted %d, %v; want %d, %v", d.XIDCounts[95], d.Verdict.State, c.count, want)
 			}
 			for _, x := range c.past {
-				if !slices.Contains(d.Seen, x) {
-					t.Errorf("%+v is not remembered: %+v", x, d.Seen)
+				if !slices.Contains(d.XIDHistory, x) {
+					t.Errorf("%+v is not remembered: %+v", x, d.XIDHistory)
 				}
 			}
 			// After another restart it is known.
-			again := judgeBasis([]DeviceState{{Device: gpu0, Seen: d.Seen}}, 1, present(past(c.past...)), Basis{History: true, First: true})
-			if len(again.XIDCounts) != 0 || len(again.Seen) != len(d.Seen) {
-				t.Errorf("a second time it counts %v, seen %+v", again.XIDCounts, again.Seen)
+			again := judgeBasis([]DeviceState{{Device: gpu0, XIDHistory: d.XIDHistory}}, 1, present(past(c.past...)), ReadingContext{XIDHistory: true, FirstReading: true})
+			if len(again.XIDCounts) != 0 || len(again.XIDHistory) != len(d.XIDHistory) {
+				t.Errorf("a second time it counts %v, seen %+v", again.XIDCounts, again.XIDHistory)
 			}
 		})
 	}
 
 	// The kernel's log and the driver tell of one event with different times.
-	d := judgeBasis([]DeviceState{{Device: gpu0, Seen: []XID{{79, at(-60)}}}}, 0, present(past(XID{79, at(-58)})), Basis{History: true, First: true})
+	d := judgeBasis([]DeviceState{{Device: gpu0, XIDHistory: []XID{{79, at(-60)}}}}, 0, present(past(XID{79, at(-58)})), ReadingContext{XIDHistory: true, FirstReading: true})
 	if len(d.XIDCounts) != 0 {
 		t.Errorf("one event counts twice: %v", d.XIDCounts)
 	}
@@ -68,7 +68,7 @@ func TestPastOfANewPartition(t *testing.T) {
 		known []DeviceState
 		count uint64
 	}{{nil, 1}, {fold(t, nil, 0, nil, gpu1), 1}, {fold(t, nil, 0, nil, gpu0), 0}} { // the last: its GPU was there before it
-		known := Judge(DefaultConfig(), c.known, r, Basis{History: true}, now)
+		known := Judge(DefaultConfig(), c.known, r, ReadingContext{XIDHistory: true}, now)
 		for _, d := range known {
 			if got := d.XIDCounts[48]; d.Device.ID == mig0.ID && got != c.count {
 				t.Errorf("after %d devices: counted %d, want %d", len(c.known), got, c.count)
@@ -81,17 +81,17 @@ func TestSeenIsBounded(t *testing.T) {
 	var known []DeviceState
 	for i := range 3 {
 		var list []XID
-		for j := range maxSeen - 1 {
-			list = append(list, XID{13, at(0).Add(time.Duration(i*maxSeen+j) * time.Millisecond)})
+		for j := range maxXIDHistory - 1 {
+			list = append(list, XID{13, at(0).Add(time.Duration(i*maxXIDHistory+j) * time.Millisecond)})
 		}
 		s := present()
 		s.XIDs = list
-		known = []DeviceState{judgeBasis(known, i, s, Basis{History: true})}
+		known = []DeviceState{judgeBasis(known, i, s, ReadingContext{XIDHistory: true})}
 	}
-	if n := len(known[0].Seen); n != maxSeen {
-		t.Errorf("%d are kept, want %d", n, maxSeen)
+	if n := len(known[0].XIDHistory); n != maxXIDHistory {
+		t.Errorf("%d are kept, want %d", n, maxXIDHistory)
 	}
-	if last := known[0].Seen[maxSeen-1].At; !last.Equal(at(0).Add(time.Duration(2*maxSeen+maxSeen-2) * time.Millisecond)) {
+	if last := known[0].XIDHistory[maxXIDHistory-1].At; !last.Equal(at(0).Add(time.Duration(2*maxXIDHistory+maxXIDHistory-2) * time.Millisecond)) {
 		t.Errorf("the newest is of %v", last)
 	}
 }
@@ -105,10 +105,10 @@ func TestRecoveryActionOfBeforeTheStart(t *testing.T) {
 		want   State
 	}
 	for name, c := range map[string]struct {
-		b     Basis // of the first look
+		b     ReadingContext // of the first look
 		looks []look
 	}{
-		"it stood at the start": {Basis{}, []look{
+		"it stood at the start": {ReadingContext{}, []look{
 			{0, wants, Unhealthy},
 			{1, wants, Unhealthy},
 			{100, present(without(FieldRecoveryAction)), Unhealthy},
@@ -116,12 +116,12 @@ func TestRecoveryActionOfBeforeTheStart(t *testing.T) {
 			{201, none, Healthy},
 			{202, wants, Degraded},
 		}},
-		"nothing was told at first":        {Basis{}, []look{{0, blank(PresenceUnknown), Unknown}, {1, present(without(FieldRecoveryAction)), Healthy}, {2, wants, Unhealthy}}},
-		"it came later":                    {Basis{}, []look{{0, none, Healthy}, {1, wants, Degraded}}},
-		"its XID came with it":             {Basis{}, []look{{0, present(value(FieldRecoveryAction, 1), xids(63)), Degraded}, {1, wants, Degraded}}},
-		"drain and reset":                  {Basis{}, []look{{0, present(value(FieldRecoveryAction, 4)), Unhealthy}, {1, wants, Unhealthy}, {2, none, Healthy}}},
-		"it came while the agent was away": {Basis{History: true, First: true}, []look{{0, wants, Unhealthy}, {1, wants, Unhealthy}, {2, none, Healthy}}},
-		"and its XID is delivered": {Basis{History: true, First: true}, []look{
+		"nothing was told at first":        {ReadingContext{}, []look{{0, blank(PresenceUnknown), Unknown}, {1, present(without(FieldRecoveryAction)), Healthy}, {2, wants, Unhealthy}}},
+		"it came later":                    {ReadingContext{}, []look{{0, none, Healthy}, {1, wants, Degraded}}},
+		"its XID came with it":             {ReadingContext{}, []look{{0, present(value(FieldRecoveryAction, 1), xids(63)), Degraded}, {1, wants, Degraded}}},
+		"drain and reset":                  {ReadingContext{}, []look{{0, present(value(FieldRecoveryAction, 4)), Unhealthy}, {1, wants, Unhealthy}, {2, none, Healthy}}},
+		"it came while the agent was away": {ReadingContext{XIDHistory: true, FirstReading: true}, []look{{0, wants, Unhealthy}, {1, wants, Unhealthy}, {2, none, Healthy}}},
+		"and its XID is delivered": {ReadingContext{XIDHistory: true, FirstReading: true}, []look{
 			{0, present(value(FieldRecoveryAction, 1), past(XID{63, at(-9)})), Degraded}, {1, wants, Degraded},
 		}},
 	} {
@@ -132,13 +132,13 @@ func TestRecoveryActionOfBeforeTheStart(t *testing.T) {
 				if d.Verdict.State != l.want {
 					t.Fatalf("at %d s: %v %v, want %v", l.at, d.Verdict.State, d.Verdict.Causes(), l.want)
 				}
-				known, c.b.First = []DeviceState{d}, false
+				known, c.b.FirstReading = []DeviceState{d}, false
 			}
 		})
 	}
 
 	// One that stood before the restart is known.
-	d := judgeBasis([]DeviceState{judgeBasis(nil, 0, wants, Basis{History: true})}, 1, wants, Basis{History: true, First: true})
+	d := judgeBasis([]DeviceState{judgeBasis(nil, 0, wants, ReadingContext{XIDHistory: true})}, 1, wants, ReadingContext{XIDHistory: true, FirstReading: true})
 	if d.Verdict.State != Degraded {
 		t.Errorf("%v %v", d.Verdict.State, d.Verdict.Causes())
 	}
@@ -162,7 +162,7 @@ func TestIncidentOfBeforeTheStart(t *testing.T) {
 		"the boot is remembered":            {uncontained, true, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := Basis{History: c.history}
+			b := ReadingContext{XIDHistory: c.history}
 			d := judgeBasis(nil, 0, c.sample, b)
 			for i, seconds := range []int{1, 1000} {
 				if got := strings.Join(d.Verdict.Causes(), ","); got != c.want || c.want != "" && d.Verdict.State != Degraded {
@@ -181,8 +181,8 @@ func TestIncidentOfBeforeTheStart(t *testing.T) {
 	}
 
 	// The check came before any sample told the XID; at run time the XID is judged and not the incident.
-	d := judgeBasis(nil, 0, present(xids(94)), Basis{})
-	d = judgeBasis([]DeviceState{d}, 1, incident(131, SeverityFail, "XID 94"), Basis{})
+	d := judgeBasis(nil, 0, present(xids(94)), ReadingContext{})
+	d = judgeBasis([]DeviceState{d}, 1, incident(131, SeverityFail, "XID 94"), ReadingContext{})
 	if got := d.Verdict.Causes(); !slices.Equal(got, []string{"xid-94"}) {
 		t.Errorf("got %v", got)
 	}
@@ -213,7 +213,7 @@ func TestXIDOfAnotherTime(t *testing.T) {
 	for _, off := range []time.Duration{0, time.Second, 5 * time.Hour, -time.Second, -5 * time.Hour} {
 		s := present()
 		s.XIDs = []XID{{999, at(0).Add(off)}}
-		d := judgeBasis(nil, 0, s, Basis{History: true})
+		d := judgeBasis(nil, 0, s, ReadingContext{XIDHistory: true})
 		if d.Verdict.State != Degraded || d.LastXID.At.After(at(0)) || d.Verdict.Findings[0].Since.After(at(0)) || d.Verdict.Findings[0].Since.Before(at(-600)) {
 			t.Errorf("%v: %+v, last XID %+v", off, d.Verdict.Findings, d.LastXID)
 		}
@@ -221,21 +221,21 @@ func TestXIDOfAnotherTime(t *testing.T) {
 			at   int
 			want State
 		}{{59, Degraded}, {60, Healthy}} {
-			d = judgeBasis([]DeviceState{d}, l.at, present(), Basis{History: true})
+			d = judgeBasis([]DeviceState{d}, l.at, present(), ReadingContext{XIDHistory: true})
 			if d.Verdict.State != l.want {
 				t.Errorf("%v: %v after %d s, want %v", off, d.Verdict.State, l.at, l.want)
 			}
 		}
-		if !slices.Equal(d.Seen, []XID{{999, at(0).Add(off)}}) {
-			t.Errorf("the stream's own time is not kept: %+v", d.Seen)
+		if !slices.Equal(d.XIDHistory, []XID{{999, at(0).Add(off)}}) {
+			t.Errorf("the stream's own time is not kept: %+v", d.XIDHistory)
 		}
 	}
 
 	// And the recovery action has a minute to tell more of one.
 	s := present()
 	s.XIDs = []XID{{144, at(0).Add(-5 * time.Hour)}}
-	d := judgeBasis(nil, 0, s, Basis{History: true})
-	d = judgeBasis([]DeviceState{d}, 2, present(value(FieldRecoveryAction, 1)), Basis{History: true})
+	d := judgeBasis(nil, 0, s, ReadingContext{XIDHistory: true})
+	d = judgeBasis([]DeviceState{d}, 2, present(value(FieldRecoveryAction, 1)), ReadingContext{XIDHistory: true})
 	if d.Verdict.State != Unhealthy {
 		t.Errorf("it is not followed: %v", d.Verdict.Causes())
 	}

@@ -238,7 +238,7 @@ func TestJudgeSequences(t *testing.T) {
 
 // judgeAndDecide judges a reading with the XIDs of this boot known, and decides. If held is nil, every device is held.
 func judgeAndDecide(c Config, before []DeviceState, r *Reading, held Held, now time.Time) []DeviceState {
-	return Decide(c, before, Judge(c, before, r, Basis{History: true}, now), held, Detachment{}, now)
+	return Decide(c, before, Judge(c, before, r, ReadingContext{XIDHistory: true}, now), held, Detachment{}, now)
 }
 
 func judge1(known []DeviceState, d Device, st step) []DeviceState {

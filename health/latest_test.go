@@ -55,13 +55,13 @@ func TestWhile(t *testing.T) {
 	var l Latest[pair]
 	ended, end := context.WithCancel(t.Context())
 	end()
-	if part, same, cancel := While(ended, &l, func(p *pair) int { return p.kept }); part != 0 || same.Err() == nil {
+	if part, same, cancel := WatchPart(ended, &l, func(p *pair) int { return p.kept }); part != 0 || same.Err() == nil {
 		t.Fatal("did not end with its context")
 	} else {
 		cancel()
 	}
 	go l.Store(&pair{1, 1})
-	part, same, cancel := While(t.Context(), &l, func(p *pair) int { return p.kept })
+	part, same, cancel := WatchPart(t.Context(), &l, func(p *pair) int { return p.kept })
 	defer cancel()
 	if part != 1 {
 		t.Fatalf("got %d", part)
@@ -74,7 +74,7 @@ func TestWhile(t *testing.T) {
 	l.Store(&pair{2, 3})
 	<-same.Done()
 
-	_, same, cancel = While(t.Context(), &l, func(p *pair) int { return p.kept })
+	_, same, cancel = WatchPart(t.Context(), &l, func(p *pair) int { return p.kept })
 	cancel()
 	<-same.Done()
 }

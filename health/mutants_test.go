@@ -26,7 +26,7 @@ func TestMIGXIDFollowsTheGPUsRecoveryAction(t *testing.T) {
 	}
 	known = fold(t, known, 2, map[DeviceID]Sample{gpu0.ID: present(value(FieldRecoveryAction, 1))}, gpu0, gpu1, mig0, mig1)
 	all := devicesByID(known)
-	if v := all[mig0.ID].Verdict; v.State != Unhealthy || !v.faulty(xidCause(followed)) {
+	if v := all[mig0.ID].Verdict; v.State != Unhealthy || !v.unhealthyBy(xidCause(followed)) {
 		t.Errorf("the driver asks for a reset, and the instance that had the XID is %v with %v", v.State, causes(v))
 	}
 	for _, id := range []DeviceID{gpu0.ID, mig1.ID, gpu1.ID} {
@@ -60,12 +60,12 @@ func TestTripsAreTheDevicesOwn(t *testing.T) {
 		known = fold(t, known, second, samples, devices...)
 	}
 	all := devicesByID(known)
-	if v := all[gpu0.ID].Verdict; len(v.Trips) != DefaultConfig().Flap.Trips || !v.faulty(CauseFlapping) {
+	if v := all[gpu0.ID].Verdict; len(v.Trips) != DefaultConfig().Flap.Trips || !v.unhealthyBy(CauseFlapping) {
 		t.Fatalf("the GPU has broken %d times, and has %v", len(v.Trips), causes(v))
 	}
 	for _, id := range []DeviceID{mig0.ID, mig1.ID} {
 		v := all[id].Verdict
-		if own := v.faulty(CauseFlapping); len(v.Trips) != 0 || own || v.State != Unhealthy {
+		if own := v.unhealthyBy(CauseFlapping); len(v.Trips) != 0 || own || v.State != Unhealthy {
 			t.Errorf("%s has tripped at %v, flapping by itself: %t; it is %v", id, v.Trips, own, v.State)
 		}
 	}

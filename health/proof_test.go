@@ -17,11 +17,11 @@ func TestHiddenGPUWasNotReset(t *testing.T) {
 // A GPU and its partition that are listed from the second reading on were there all the same.
 func TestPastOfAPartitionThatIsListedLate(t *testing.T) {
 	r, now := reading(11, nil, gpu1)
-	known := Judge(DefaultConfig(), nil, r, Basis{History: true, First: true}, now)
+	known := Judge(DefaultConfig(), nil, r, ReadingContext{XIDHistory: true, FirstReading: true}, now)
 	s := blank(Present)
 	s.Past = []XID{{48, at(5)}}
 	r, now = reading(13, map[DeviceID]Sample{"MIG-0": s}, gpu0, mig0, gpu1)
-	known = Judge(DefaultConfig(), known, r, Basis{History: true}, now)
+	known = Judge(DefaultConfig(), known, r, ReadingContext{XIDHistory: true}, now)
 	wantStates(t, known, map[DeviceID]State{"GPU-0": Healthy, "MIG-0": Unhealthy, "GPU-1": Healthy})
 }
 
@@ -31,7 +31,7 @@ func TestApplicationErrorExplainsNoRecoveryAction(t *testing.T) {
 		s := present(value(FieldRecoveryAction, 1))
 		s.XIDs = []XID{{code, at(0)}}
 		s.Past = []XID{{95, at(-10)}}
-		d := judgeBasis(nil, 0, s, Basis{})
+		d := judgeBasis(nil, 0, s, ReadingContext{})
 		if d.Verdict.State != Unhealthy {
 			t.Errorf("XID %d: %v %v", code, d.Verdict.State, d.Verdict.Causes())
 		}
@@ -42,7 +42,7 @@ func TestApplicationErrorExplainsNoRecoveryAction(t *testing.T) {
 func TestApplicationErrorHidesNoIncident(t *testing.T) {
 	s := checked(Incident{System: "xid", Code: 81, Severity: SeverityFail, Message: "XID 95 was seen"})
 	s.XIDs = []XID{{13, at(0)}}
-	d := judgeBasis(nil, 0, s, Basis{})
+	d := judgeBasis(nil, 0, s, ReadingContext{})
 	if d.Verdict.State != Degraded {
 		t.Errorf("%v %v", d.Verdict.State, d.Verdict.Causes())
 	}

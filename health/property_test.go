@@ -64,7 +64,7 @@ func (r chance) config() Config {
 // shown is the least state of a device that this sample of it must come to, whatever was before.
 func shown(c Config, s Sample, gpu bool) State {
 	worst := Unknown
-	for _, f := range seen(c, s) {
+	for _, f := range conditionFindings(c, s) {
 		worst = max(worst, f.State)
 	}
 	for _, x := range s.XIDs {
@@ -171,7 +171,7 @@ func checkVerdicts(t *testing.T, where string, c Config, reading *Reading, gpus 
 		worst := Unknown
 		for _, f := range v.Findings {
 			worst = max(worst, f.State)
-			if f.Reason == "" && !f.incident() || f.Action == "" || f.Since.IsZero() || f.Since.After(now) {
+			if f.Reason == "" && !f.ofIncident() || f.Action == "" || f.Since.IsZero() || f.Since.After(now) {
 				t.Fatalf("%s: %s: %+v", where, d.Device.ID, f)
 			}
 		}
@@ -186,11 +186,11 @@ func checkVerdicts(t *testing.T, where string, c Config, reading *Reading, gpus 
 		}
 		for _, f := range was[d.Device.ID].Findings {
 			lasts := f.From == "" && f.State == Unhealthy && !f.decision() && (c.Recovery == RecoverNever || f.Clears == ClearsReboot)
-			if lasts && !v.faulty(f.Cause) {
+			if lasts && !v.unhealthyBy(f.Cause) {
 				t.Fatalf("%s: %s of %s is over, and nothing ends it: %+v", where, f.Cause, d.Device.ID, v.Findings)
 			}
 		}
-		_, cordoned := c.cordons(&d.Device)
+		_, cordoned := c.cordonOf(&d.Device)
 		if slices.Contains(v.Causes(), CauseCordoned) != cordoned {
 			t.Fatalf("%s: %s is cordoned: %v, wanted %v", where, d.Device.ID, !cordoned, cordoned)
 		}
@@ -213,7 +213,7 @@ func copied(devices []DeviceState) []DeviceState {
 	devices = slices.Clone(devices)
 	for i := range devices {
 		v := &devices[i].Verdict
-		v.Findings, v.Trips, v.Follow = slices.Clone(v.Findings), slices.Clone(v.Trips), slices.Clone(v.Follow)
+		v.Findings, v.Trips, v.PendingXIDs = slices.Clone(v.Findings), slices.Clone(v.Trips), slices.Clone(v.PendingXIDs)
 	}
 	return devices
 }

@@ -68,7 +68,7 @@ func (j *Jobs) Of(gpu int, gi string) []string {
 // Run follows the configuration and the directory until ctx ends.
 func (j *Jobs) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
-		dir, same, cancel := health.While(ctx, j.config, func(c *Config) string { return c.HPCJobDir })
+		dir, same, cancel := health.WatchPart(ctx, j.config, func(c *Config) string { return c.HPCJobDir })
 		j.known.Store(nil)
 		if dir == "" {
 			<-same.Done()

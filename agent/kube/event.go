@@ -68,7 +68,7 @@ func happenings(before, after []health.DeviceState, node string, holders func(he
 				objects = append([]object{{name: node}}, objects...)
 			}
 			tell(objects, typ, reason, c.Device, cause, message, 1)
-		case health.ChangeFound, health.ChangeGone:
+		case health.ChangeFound, health.ChangeRemoved:
 		}
 	}
 	return all

@@ -88,7 +88,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 	// client-go has no other way to say that it cannot read its token.
 	klog.SetLogger(funcr.New(func(_, text string) { r.Log.Warn("client-go: " + text) }, funcr.Options{}))
 	for ctx.Err() == nil {
-		c, same, cancel := health.While(ctx, r.Config, func(c *health.Config) health.KubernetesConfig { return c.Kubernetes })
+		c, same, cancel := health.WatchPart(ctx, r.Config, func(c *health.Config) health.KubernetesConfig { return c.Kubernetes })
 		r.count(func(s *Status) {
 			*s = Status{Enabled: c.Enabled, Writes: s.Writes, Events: s.Events, Dropped: s.Dropped, Errors: s.Errors}
 		})

@@ -80,7 +80,7 @@ func eventsBetween(before, after *health.Snapshot) []Event {
 		case health.ChangeFound:
 			found = append(found, c.Device)
 			continue
-		case health.ChangeGone:
+		case health.ChangeRemoved:
 			gone = append(gone, c.Device)
 			continue
 		case health.ChangeXID:

@@ -154,7 +154,7 @@ func (h *history) find(row xidRow) *seenRow {
 		return seen
 	}
 	for old, seen := range h.rows {
-		if old.xid().Same(row.xid()) {
+		if old.xid().SameEvent(row.xid()) {
 			return seen
 		}
 	}

@@ -171,7 +171,7 @@ func (m *Monitor) takeBack(only *word, why string) (already bool) {
 		m.withhold(nil, now)
 	default:
 		m.attaching = true
-		m.now.Devices = health.Unmeasured(m.now.Devices, now)
+		m.now.Devices = health.DiscardMeasurements(m.now.Devices, now)
 		m.withhold(&release{until: said.until, over: true}, now)
 	}
 	if s := &m.now.Source; s.Status == health.SourceUp || s.Status == health.SourceDetached {
@@ -186,7 +186,7 @@ func (m *Monitor) takeBack(only *word, why string) (already bool) {
 // obey keeps a session open to one source, but for when the driver is to be let go of, until ctx ends.
 func (m *Monitor) obey(ctx context.Context, c caller, src *Source) {
 	for ctx.Err() == nil {
-		w, same, cancel := health.While(ctx, &m.word, func(w *word) *word { return w })
+		w, same, cancel := health.WatchPart(ctx, &m.word, func(w *word) *word { return w })
 		if w.away {
 			m.rest(same, w)
 		} else {

@@ -55,8 +55,8 @@ type Monitor struct {
 	now  health.Snapshot // what was published last
 	idle []string        // the words of health.cordon that mean no device, as they were logged last
 
-	driver string       // the newest version of the driver that was told
-	doubt  health.Doubt // of the newest reading
+	driver string            // the newest version of the driver that was told
+	doubt  health.LossFilter // of the newest reading
 
 	live      health.Session     // nil while there is none
 	release   *release           // nil while the driver is ours and the devices were seen since
@@ -93,7 +93,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 	config.Go(func() { m.followConfig(ctx) })
 	var before *Source
 	for ctx.Err() == nil {
-		src, same, cancel := health.While(ctx, m.source, func(s *Source) *Source { return s })
+		src, same, cancel := health.WatchPart(ctx, m.source, func(s *Source) *Source { return s })
 		if src == nil {
 			cancel()
 			return nil // ctx has ended before there was one
@@ -238,16 +238,16 @@ func (m *Monitor) judge(r *health.Reading) {
 		before = slices.DeleteFunc(slices.Clone(before), func(d health.DeviceState) bool {
 			return !slices.ContainsFunc(r.Devices, func(e health.Device) bool { return e.ID == d.Device.ID })
 		})
-		m.fresh, m.doubt = false, health.Doubt{}
+		m.fresh, m.doubt = false, health.LossFilter{}
 	} else {
 		var why string
-		if r, why = m.doubt.Check(before, r, now); why != "" {
+		if r, why = m.doubt.Filter(before, r, now); why != "" {
 			m.judgeDoubted(r, why, now)
 			return
 		}
 	}
 	config := *m.config.Load()
-	b := health.Basis{History: m.history, First: m.now.Source.Polls == 0, Reloaded: m.driverReloaded(r.Versions.Driver)}
+	b := health.ReadingContext{XIDHistory: m.history, FirstReading: m.now.Source.Polls == 0, DriverReloaded: m.driverReloaded(r.Versions.Driver)}
 	devices := health.Decide(config, before, health.Judge(config, before, r, b, now), m.held, m.release.detachment(), now)
 	m.seen(devices)
 	if m.now.Source.Status != health.SourceUp {
@@ -293,7 +293,7 @@ func (m *Monitor) driverReloaded(version string) bool {
 // counts as down. m.mu is held.
 func (m *Monitor) judgeDoubted(r *health.Reading, why string, now time.Time) {
 	config, before := *m.config.Load(), m.now.Devices
-	devices := health.Decide(config, before, health.Judge(config, before, r, health.Basis{History: m.history}, now), m.held, m.release.detachment(), now)
+	devices := health.Decide(config, before, health.Judge(config, before, r, health.ReadingContext{XIDHistory: m.history}, now), m.held, m.release.detachment(), now)
 	if why != m.said {
 		m.logLater(func() { m.log.Warn("the source is down", zap.String("cause", why)) })
 		m.said = why
@@ -317,7 +317,7 @@ func (m *Monitor) judgeDoubted(r *health.Reading, why string, now time.Time) {
 func (m *Monitor) trouble(status health.SourceStatus, why string) {
 	m.publish(func(s *health.Snapshot) {
 		if status == health.SourceDown {
-			m.doubt = health.Doubt{} // the next session begins anew
+			m.doubt = health.LossFilter{} // the next session begins anew
 		}
 		become(&s.Source, status, why, time.Now())
 	})

@@ -208,13 +208,13 @@ func TestKeeperWritesHistoryLater(t *testing.T) {
 		seen := func() int {
 			m, err := readMemory(path)
 			must(t, err)
-			return len(m.Devices[0].Seen)
+			return len(m.Devices[0].XIDHistory)
 		}
 		writes := 0
 		var last time.Time
 		for i := range 20 {
 			s := of(t, "dcgm")
-			s.Devices[0].Seen = make([]health.XID, i+1)
+			s.Devices[0].XIDHistory = make([]health.XID, i+1)
 			r.out.Store(s)
 			pass(time.Second)
 			if w := r.Status().Written; !w.Equal(last) {

@@ -81,15 +81,15 @@ func TestRestoredGPUThatIsListedLate(t *testing.T) {
 	ill := healthtest.Judge(health.DefaultConfig(), nil, 0, nil, map[health.DeviceID]health.Sample{"GPU-0": healthtest.Present(healthtest.XIDs(95))}, healthtest.GPU0, healthtest.GPU1)
 	m := saved(t, ill)
 	for _, comes := range []bool{true, false} {
-		var d health.Doubt
+		var d health.LossFilter
 		known := m.Restore("boot", health.SourceID{Kind: "dcgm"}, healthtest.At(10)).Devices
 		for seconds := 10; seconds < 30; seconds++ {
 			r, now := healthtest.Reading(seconds, nil, healthtest.GPU1)
 			if comes && seconds >= 15 {
 				r, now = healthtest.Reading(seconds, nil, healthtest.GPU0, healthtest.GPU1)
 			}
-			r, why := d.Check(known, r, now)
-			known = health.Judge(health.DefaultConfig(), known, r, health.Basis{History: true}, now)
+			r, why := d.Filter(known, r, now)
+			known = health.Judge(health.DefaultConfig(), known, r, health.ReadingContext{XIDHistory: true}, now)
 			want := []string{"xid-95"}
 			if !comes && seconds >= 20 {
 				want = append(want, health.CauseMissing)
@@ -106,7 +106,7 @@ func TestRestartKeepsWhatIsNoEvidence(t *testing.T) {
 	ill := healthtest.Present(healthtest.Value(health.FieldRecoveryAction, 1))
 	known := healthtest.Judge(health.DefaultConfig(), nil, 0, nil, map[health.DeviceID]health.Sample{"GPU-0": healthtest.Present(healthtest.XIDs(95))}, healthtest.GPU0, healthtest.GPU1)
 	r, now := healthtest.Reading(1, map[health.DeviceID]health.Sample{"GPU-1": ill}, healthtest.GPU0, healthtest.GPU1)
-	known = health.Judge(health.DefaultConfig(), known, r, health.Basis{First: true}, now)
+	known = health.Judge(health.DefaultConfig(), known, r, health.ReadingContext{FirstReading: true}, now)
 	healthtest.WantStates(t, known, map[health.DeviceID]health.State{"GPU-0": health.Unhealthy, "GPU-1": health.Unhealthy})
 	for i := range 3 {
 		known = healthtest.Judge(health.DefaultConfig(), known, 2+i, nil, nil)
@@ -150,7 +150,7 @@ func TestPartitionDestroyedWhileTheAgentIsAway(t *testing.T) {
 	known := healthtest.Judge(health.DefaultConfig(), nil, 0, nil, map[health.DeviceID]health.Sample{"MIG-0": {Presence: health.Present, XIDs: []health.XID{{Code: 48, At: healthtest.At(0)}}}}, healthtest.GPU0, healthtest.MIG0, healthtest.MIG1, healthtest.GPU1)
 	rec := saved(t, known).Restore("boot", health.SourceID{Kind: "dcgm"}, healthtest.At(10))
 	r, now := healthtest.Reading(11, nil, healthtest.GPU0, healthtest.MIG1, healthtest.GPU1)
-	known = health.Judge(health.DefaultConfig(), rec.Devices, r, health.Basis{History: true, First: true}, now)
+	known = health.Judge(health.DefaultConfig(), rec.Devices, r, health.ReadingContext{XIDHistory: true, FirstReading: true}, now)
 	healthtest.WantStates(t, known, map[health.DeviceID]health.State{"GPU-0": health.Unhealthy, "MIG-1": health.Unhealthy, "GPU-1": health.Healthy})
 }
 
@@ -158,14 +158,14 @@ func TestPartitionDestroyedWhileTheAgentIsAway(t *testing.T) {
 func TestRestoredPartitionThatIsListedLate(t *testing.T) {
 	known := healthtest.Judge(health.DefaultConfig(), nil, 0, nil, map[health.DeviceID]health.Sample{"MIG-0": {Presence: health.Present, XIDs: []health.XID{{Code: 48, At: healthtest.At(0)}}}}, healthtest.GPU0, healthtest.MIG0, healthtest.GPU1)
 	rec := saved(t, known).Restore("boot", health.SourceID{Kind: "dcgm"}, healthtest.At(10))
-	var d health.Doubt
+	var d health.LossFilter
 	known = rec.Devices
 	r, now := healthtest.Reading(11, nil, healthtest.GPU1)
-	r, _ = d.Check(known, r, now)
-	known = health.Judge(health.DefaultConfig(), known, r, health.Basis{History: true, First: true}, now)
+	r, _ = d.Filter(known, r, now)
+	known = health.Judge(health.DefaultConfig(), known, r, health.ReadingContext{XIDHistory: true, FirstReading: true}, now)
 	r, now = healthtest.Reading(13, nil, healthtest.GPU0, healthtest.MIG0, healthtest.GPU1)
-	r, _ = d.Check(known, r, now)
-	known = health.Judge(health.DefaultConfig(), known, r, health.Basis{History: true}, now)
+	r, _ = d.Filter(known, r, now)
+	known = health.Judge(health.DefaultConfig(), known, r, health.ReadingContext{XIDHistory: true}, now)
 	healthtest.WantStates(t, known, map[health.DeviceID]health.State{"GPU-0": health.Healthy, "MIG-0": health.Unhealthy, "GPU-1": health.Healthy})
 }
 

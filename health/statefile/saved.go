@@ -124,8 +124,8 @@ func FromSnapshot(s *health.Snapshot, bootID string) Saved {
 		v.Findings = slices.DeleteFunc(slices.Clone(v.Findings), func(f health.Finding) bool {
 			return f.From != "" || f.Cause == health.CauseReleased // Detachment is in its place
 		})
-		kept := health.DeviceState{Device: d.Device, Verdict: v, Seen: d.Seen}
-		if kept.Memorable() || m.Detachment.InForce() || hasMemorablePart(s.Devices, d.Device.ID) {
+		kept := health.DeviceState{Device: d.Device, Verdict: v, XIDHistory: d.XIDHistory}
+		if kept.NeedsSaving() || m.Detachment.InForce() || hasMemorablePart(s.Devices, d.Device.ID) {
 			m.Devices = append(m.Devices, kept)
 		}
 	}
@@ -133,7 +133,7 @@ func FromSnapshot(s *health.Snapshot, bootID string) Saved {
 }
 
 func hasMemorablePart(all []health.DeviceState, gpu health.DeviceID) bool {
-	return slices.ContainsFunc(all, func(d health.DeviceState) bool { return d.Device.Parent == gpu && d.Memorable() })
+	return slices.ContainsFunc(all, func(d health.DeviceState) bool { return d.Device.Parent == gpu && d.NeedsSaving() })
 }
 
 // Restored is what holds of a Saved now. The zero Restored is that nothing is known.
@@ -192,12 +192,12 @@ func (m Saved) Restore(bootID string, src health.SourceID, now time.Time) Restor
 	for _, d := range m.Devices {
 		if !r.SameBoot {
 			d.Verdict = d.Verdict.Without(now, func(f health.Finding) bool { return !outlivesBoot(f.Cause) })
-			d.Verdict.Trips, d.Verdict.Follow = nil, nil
+			d.Verdict.Trips, d.Verdict.PendingXIDs = nil, nil
 		}
 		if d.Verdict = d.Verdict.Restored(now); !r.History {
-			d.Seen = nil
+			d.XIDHistory = nil
 		}
-		if d.Memorable() || r.Detachment.InForce() || hasMemorablePart(m.Devices, d.Device.ID) {
+		if d.NeedsSaving() || r.Detachment.InForce() || hasMemorablePart(m.Devices, d.Device.ID) {
 			r.Devices = append(r.Devices, d)
 		}
 	}
@@ -260,7 +260,7 @@ func (m Saved) MarshalJSON() ([]byte, error) {
 		for _, t := range d.Verdict.Trips {
 			sd.Trips = append(sd.Trips, savable(t))
 		}
-		sd.Follow = savedXIDs(d.Verdict.Follow)
+		sd.Follow = savedXIDs(d.Verdict.PendingXIDs)
 		for _, f := range d.Verdict.Findings {
 			sd.Findings = append(sd.Findings, savedFinding{
 				f.Cause, f.State.String(), f.Reason, string(f.Action), savable(f.Since), savable(f.Last), savable(f.Reset), clearsToken(f.Clears),
@@ -269,11 +269,11 @@ func (m Saved) MarshalJSON() ([]byte, error) {
 		saved.Devices = append(saved.Devices, sd)
 		var common []string
 		for _, f := range d.Verdict.Findings {
-			if f.Common {
+			if f.NodeWide {
 				common = append(common, f.Cause)
 			}
 		}
-		text, err := json.Marshal(savedDetail{d.Device, savedXIDs(d.Seen), common})
+		text, err := json.Marshal(savedDetail{d.Device, savedXIDs(d.XIDHistory), common})
 		if err != nil {
 			return nil, err
 		}
@@ -372,10 +372,10 @@ func (sd savedDevice) state(detail json.RawMessage) (health.DeviceState, error) 
 		d.Device.Kind = health.KindMIG
 	}
 	for _, x := range more.Seen {
-		d.Seen = append(d.Seen, health.XID(x))
+		d.XIDHistory = append(d.XIDHistory, health.XID(x))
 	}
 	for _, x := range sd.Follow {
-		d.Verdict.Follow = append(d.Verdict.Follow, health.XID(x))
+		d.Verdict.PendingXIDs = append(d.Verdict.PendingXIDs, health.XID(x))
 	}
 	for i, sf := range sd.Findings {
 		f, err := sf.finding()
@@ -385,7 +385,7 @@ func (sd savedDevice) state(detail json.RawMessage) (health.DeviceState, error) 
 		if d.Verdict.Has(f.Cause) {
 			return health.DeviceState{}, fmt.Errorf("findings[%d]: cause %q is there twice", i, f.Cause)
 		}
-		f.Common = slices.Contains(more.Common, f.Cause)
+		f.NodeWide = slices.Contains(more.Common, f.Cause)
 		d.Verdict.Findings = append(d.Verdict.Findings, f)
 		d.Verdict.State = max(d.Verdict.State, f.State)
 	}

@@ -159,6 +159,6 @@ func FuzzSaved(f *testing.F) {
 		}
 		r := m.Restore("boot", health.SourceID{Kind: "dcgm"}, healthtest.Epoch)
 		known := r.Devices
-		health.Judge(health.DefaultConfig(), known, &health.Reading{Devices: []health.Device{healthtest.GPU0}, Samples: []health.Sample{{Device: healthtest.GPU0.ID, At: healthtest.Epoch, Presence: health.Present}}}, health.Basis{}, healthtest.Epoch)
+		health.Judge(health.DefaultConfig(), known, &health.Reading{Devices: []health.Device{healthtest.GPU0}, Samples: []health.Sample{{Device: healthtest.GPU0.ID, At: healthtest.Epoch, Presence: health.Present}}}, health.ReadingContext{}, healthtest.Epoch)
 	})
 }

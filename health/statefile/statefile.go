@@ -408,7 +408,7 @@ func (k *File) adopt(path string) {
 func sameSeen(a, b []health.DeviceState) bool {
 	return slices.EqualFunc(a, b, func(a, b health.DeviceState) bool {
 		return a.Device.ID == b.Device.ID &&
-			slices.EqualFunc(a.Seen, b.Seen, func(x, y health.XID) bool { return x.Code == y.Code && x.At.Equal(y.At) })
+			slices.EqualFunc(a.XIDHistory, b.XIDHistory, func(x, y health.XID) bool { return x.Code == y.Code && x.At.Equal(y.At) })
 	})
 }
 
@@ -452,7 +452,7 @@ func (m Saved) gist() Saved {
 	m.Polled = time.Time{}
 	m.Devices = slices.Clone(m.Devices)
 	for i := range m.Devices {
-		m.Devices[i].Seen, m.Devices[i].Verdict = nil, m.Devices[i].Verdict.Stable()
+		m.Devices[i].XIDHistory, m.Devices[i].Verdict = nil, m.Devices[i].Verdict.Stable()
 	}
 	return m
 }

@@ -90,7 +90,7 @@ func beforeMinor1(text []byte, bootID, source string) (map[string][]string, erro
 // full is a snapshot with all that a state file can hold.
 func full(t *testing.T) *health.Snapshot {
 	s := &health.Snapshot{At: healthtest.At(2), Source: health.Source{Kind: "dcgm", Inventory: "dcgm "}, Devices: bad(t)}
-	s.Devices[0].Seen = []health.XID{{Code: 48, At: healthtest.At(1)}, {Code: 999, At: healthtest.At(1)}}
+	s.Devices[0].XIDHistory = []health.XID{{Code: 48, At: healthtest.At(1)}, {Code: 999, At: healthtest.At(1)}}
 	s.Devices[0].Device.NUMA = []int{1}
 	s.Source.Detachment = health.Detachment{Since: healthtest.At(1), Until: healthtest.At(601), For: 10 * time.Minute}
 	return s
@@ -195,8 +195,8 @@ func TestRecallOfInventories(t *testing.T) {
 			if len(r.Devices) != c.devices || r.Missed != c.missed || r.History != c.history || r.Detachment.InForce() != c.detached {
 				t.Errorf("%+v", r)
 			}
-			if len(r.Devices) > 0 && (len(r.Devices[0].Seen) > 0) != c.history {
-				t.Errorf("history: %+v", r.Devices[0].Seen)
+			if len(r.Devices) > 0 && (len(r.Devices[0].XIDHistory) > 0) != c.history {
+				t.Errorf("history: %+v", r.Devices[0].XIDHistory)
 			}
 		})
 	}
@@ -210,17 +210,17 @@ func TestMemoryOfHistory(t *testing.T) {
 	}
 	s.Devices[1].Device.NUMA = []int{1}
 	s.Devices[1].Device.Texts = map[health.Field]string{7: "serial"}
-	s.Devices[1].Seen = []health.XID{{Code: 13, At: healthtest.At(1)}, {Code: 31, At: healthtest.At(2).Add(time.Nanosecond)}, {Code: 43, At: time.Date(40000, 1, 1, 0, 0, 0, 0, time.UTC)}}
+	s.Devices[1].XIDHistory = []health.XID{{Code: 13, At: healthtest.At(1)}, {Code: 31, At: healthtest.At(2).Add(time.Nanosecond)}, {Code: 43, At: time.Date(40000, 1, 1, 0, 0, 0, 0, time.UTC)}}
 	r := recallOf(t, FromSnapshot(s, "boot"), "boot", health.SourceID{Kind: "dcgm", Inventory: "dcgm "})
 	if len(r.Devices) != 1 || !reflect.DeepEqual(r.Devices[0].Device, s.Devices[1].Device) {
 		t.Fatalf("%+v", r.Devices)
 	}
-	for i, x := range r.Devices[0].Seen[:2] {
-		if want := s.Devices[1].Seen[i]; x.Code != want.Code || !x.At.Equal(want.At) {
+	for i, x := range r.Devices[0].XIDHistory[:2] {
+		if want := s.Devices[1].XIDHistory[i]; x.Code != want.Code || !x.At.Equal(want.At) {
 			t.Errorf("%+v, want %+v", x, want)
 		}
 	}
-	if len(r.Devices[0].Seen) != 3 {
+	if len(r.Devices[0].XIDHistory) != 3 {
 		t.Error("a row of a source whose clock is beyond all years is lost")
 	}
 }
@@ -244,10 +244,10 @@ func TestOutlivesBoot(t *testing.T) {
 func TestRecallIsMonotonic(t *testing.T) {
 	now := time.Now()
 	for name, wall := range map[string]time.Time{"past": now.Add(-time.Hour).Round(0), "ahead": now.Add(time.Hour).Round(0)} {
-		v := health.Verdict{Since: wall, Trips: []time.Time{wall}, Follow: []health.XID{{Code: 48, At: wall}}, Findings: []health.Finding{{Cause: "xid-999", Since: wall, Last: wall, Reset: wall}}}
+		v := health.Verdict{Since: wall, Trips: []time.Time{wall}, PendingXIDs: []health.XID{{Code: 48, At: wall}}, Findings: []health.Finding{{Cause: "xid-999", Since: wall, Last: wall, Reset: wall}}}
 		v = v.Restored(now)
 		f := v.Findings[0]
-		for _, got := range []time.Time{v.Since, v.Trips[0], v.Follow[0].At, f.Since, f.Last, f.Reset} {
+		for _, got := range []time.Time{v.Since, v.Trips[0], v.PendingXIDs[0].At, f.Since, f.Last, f.Reset} {
 			want := wall
 			if wall.After(now) {
 				want = now

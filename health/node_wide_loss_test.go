@@ -30,19 +30,19 @@ func TestDoubt(t *testing.T) {
 		"of none it is known if it went": {[]Device{gpu0, gpu1}, []Sample{unknown("GPU-0"), unknown("GPU-1")}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var d Doubt
+			var d LossFilter
 			r := &Reading{Devices: c.devices, Samples: c.samples}
-			for _, after := range []time.Duration{0, DoubtDelay - time.Second} {
-				judged, why := d.Check(known, r, at(1).Add(after))
+			for _, after := range []time.Duration{0, AllLostDelay - time.Second} {
+				judged, why := d.Filter(known, r, at(1).Add(after))
 				if (why != "") != c.doubted {
 					t.Fatalf("after %v: why %q, want doubt: %v", after, why, c.doubted)
 				}
-				after := Judge(DefaultConfig(), known, judged, Basis{}, at(1).Add(after))
+				after := Judge(DefaultConfig(), known, judged, ReadingContext{}, at(1).Add(after))
 				for _, v := range after {
 					if v.Device.Kind == KindMIG {
 						continue // it goes by its GPU
 					}
-					if gone := slices.ContainsFunc(v.Verdict.Findings, func(f Finding) bool { return f.presence() && f.Cause != CauseLost }); c.doubted && gone {
+					if gone := slices.ContainsFunc(v.Verdict.Findings, func(f Finding) bool { return f.ofPresence() && f.Cause != CauseLost }); c.doubted && gone {
 						t.Fatalf("%s is %v", v.Device.ID, v.Verdict.Causes())
 					}
 				}
@@ -50,7 +50,7 @@ func TestDoubt(t *testing.T) {
 					t.Fatalf("%d devices", len(after))
 				}
 			}
-			if judged, why := d.Check(known, r, at(1).Add(DoubtDelay)); why != "" || judged != r {
+			if judged, why := d.Filter(known, r, at(1).Add(AllLostDelay)); why != "" || judged != r {
 				t.Errorf("it is not believed: %q", why)
 			}
 		})
@@ -91,6 +91,6 @@ func TestLostTogether(t *testing.T) {
 func TestDriverReload(t *testing.T) {
 	known := fold(t, nil, 0, map[DeviceID]Sample{"GPU-0": present(xids(95))}, gpu0, gpu1)
 	r, now := reading(1, nil, gpu0, gpu1)
-	known = Judge(DefaultConfig(), known, r, Basis{Reloaded: true}, now)
+	known = Judge(DefaultConfig(), known, r, ReadingContext{DriverReloaded: true}, now)
 	wantStates(t, known, map[DeviceID]State{"GPU-0": Healthy, "GPU-1": Healthy})
 }

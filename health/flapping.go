@@ -1,0 +1,36 @@
+package health
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// trips returns the times within Config.Flap.Within at which the device became unhealthy by a fault of its own, this sample
+// included.
+func trips(c Config, old Verdict, own []Finding, now time.Time) []time.Time {
+	all := slices.DeleteFunc(slices.Clone(old.Trips), func(t time.Time) bool { return now.Sub(t) >= c.Flap.Within })
+	if !old.faulty() && (Verdict{Findings: own}).faulty() {
+		all = append(all, now)
+	}
+	return all
+}
+
+// faulty reports whether a fault of the device itself makes it Unhealthy. Decisions and a loss of all GPUs are no faults.
+func (v Verdict) faulty() bool {
+	return v.own(func(f Finding) bool { return f.State == Unhealthy && !f.decision() && !f.NodeWide }) != nil
+}
+
+// flappingFinding returns the finding of a device that became unhealthy too often.
+func flappingFinding(c Config, own []Finding, trips int, now time.Time) Finding {
+	reason := fmt.Sprintf("the GPU became unhealthy %d times within %v", trips, c.Flap.Within)
+	for _, f := range slices.Backward(own) {
+		if f.State == Unhealthy && f.Cause != CauseFlapping {
+			reason += ", most recently by " + f.Cause
+			break
+		}
+	}
+	return Finding{
+		Cause: CauseFlapping, State: Unhealthy, Reason: reason, Action: ActionFindCause, Since: now, Last: now, Clears: ClearsReboot,
+	}
+}

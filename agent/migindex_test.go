@@ -10,6 +10,8 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
+	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
@@ -38,10 +40,15 @@ func partitioned() *health.Reading {
 	return r
 }
 
+// judgeReading judges a reading and adds the decisions.
+func judgeReading(c health.Config, before []health.DeviceState, r *health.Reading, now time.Time) []health.DeviceState {
+	return health.Decide(c, before, health.Judge(c, before, r, health.Basis{}, now), nil, health.Detachment{}, now)
+}
+
 // The number that the status table shows is the one that cordon, include, exclude and clear take.
 func TestMIGDeviceHasOneNumber(t *testing.T) {
 	judge := func(c health.Config) *health.Snapshot {
-		devices := health.Judge(c, nil, partitioned(), nil, statusNow())
+		devices := judgeReading(c, nil, partitioned(), statusNow())
 		return &health.Snapshot{At: statusNow(), Source: health.Source{Status: health.SourceUp}, Devices: devices}
 	}
 	snapshot := judge(health.DefaultConfig())
@@ -112,9 +119,9 @@ func TestMIGDeviceHasOneNumber(t *testing.T) {
 // A MIG device whose GPU is gone keeps its number, so that a cordon of it stands. One whose number is not known has none.
 func TestNumberOfAMissingMIGDevice(t *testing.T) {
 	c := health.DefaultConfig()
-	before := health.Judge(c, nil, partitioned(), nil, statusNow())
+	before := judgeReading(c, nil, partitioned(), statusNow())
 	gone := &health.Reading{Devices: partitioned().Devices[:1], Samples: partitioned().Samples[:1]}
-	snapshot := &health.Snapshot{At: statusNow(), Devices: health.Judge(c, before, gone, nil, statusNow().Add(time.Second))}
+	snapshot := &health.Snapshot{At: statusNow(), Devices: judgeReading(c, before, gone, statusNow().Add(time.Second))}
 	s := statusOf(known{now: statusNow(), snapshot: snapshot})
 	if table := s.Table(false, false); !strings.Contains(table, "1:0") || !strings.Contains(table, "1:1") || strings.Contains(table, "1:-") {
 		t.Error(table)
@@ -138,13 +145,13 @@ func TestNumberOfAMissingMIGDevice(t *testing.T) {
 func TestClearByNumber(t *testing.T) {
 	t.Parallel()
 	var out health.Latest[health.Snapshot]
-	m := health.NewMonitor(&health.Latest[health.Config]{}, &health.Latest[health.MonitorSource]{}, &out, zap.NewNop())
+	m := monitor.New(&health.Latest[health.Config]{}, &health.Latest[monitor.Source]{}, &out, zap.NewNop())
 	r := partitioned()
 	for i := range r.Samples {
 		r.Samples[i].XIDs = []health.XID{{Code: 48, At: statusNow()}}
 	}
-	devices := health.Judge(health.DefaultConfig(), nil, r, nil, statusNow())
-	m.Restore(health.Recalled{Devices: devices, Missed: true})
+	devices := judgeReading(health.DefaultConfig(), nil, r, statusNow())
+	m.Restore(statefile.Restored{Devices: devices, Missed: true})
 	out.Store(&health.Snapshot{Devices: devices})
 	a := &Agent{monitor: m}
 	a.snapshots.Store(out.Load())

@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
@@ -112,7 +113,7 @@ func (a *Agent) detach(ctx context.Context, d Detach) (any, error) {
 
 // withhold makes the devices Unhealthy for a detach, and gives them back with an error if pods hold them. The kubelet is asked
 // before, so that a detach that has no chance withholds nothing, and again when no pod can get a device any more.
-func (a *Agent) withhold(ctx context.Context, d Detach, t time.Duration, holders func() plugin.Holders, hurry func()) (*health.Withholding, error) {
+func (a *Agent) withhold(ctx context.Context, d Detach, t time.Duration, holders func() plugin.Holders, hurry func()) (*monitor.Withholding, error) {
 	s := a.snapshots.Load()
 	ask := !d.Force && s != nil && len(s.Devices) > 0 && s.Source.Status != health.SourceDetached
 	if ask {
@@ -145,7 +146,7 @@ func (a *Agent) awaitSaved(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, savedWithin)
 	defer cancel()
-	if err := a.keeper.Saved(ctx, s); err != nil {
+	if err := a.keeper.WaitWritten(ctx, s); err != nil {
 		a.log.Warn("a restart of the agent would end the detach: it is not in the state file", zap.Error(err))
 	}
 }

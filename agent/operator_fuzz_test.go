@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 )
 
 // FuzzOperate says any line on the operator's socket. A line that is not understood, or names a device that is
@@ -29,7 +30,7 @@ func FuzzOperate(f *testing.F) {
 	cancel() // nobody waits for the driver: no monitor runs that could let go of it
 	f.Fuzz(func(t *testing.T, line string) {
 		a := knowing(nil)
-		a.monitor.Restore(health.Recalled{Devices: node.Devices, Missed: true})
+		a.monitor.Restore(statefile.Restored{Devices: node.Devices, Missed: true})
 		result, err := a.operate(ctx, line)
 		if err != nil {
 			if err.Error() == "" {
@@ -57,7 +58,7 @@ func FuzzOperate(f *testing.F) {
 			t.Fatal(err)
 		}
 		again := knowing(nil)
-		again.monitor.Restore(health.Recalled{Devices: node.Devices, Missed: true})
+		again.monitor.Restore(statefile.Restored{Devices: node.Devices, Missed: true})
 		if second, err := again.operate(ctx, string(said)); err != nil || !reflect.DeepEqual(second, result) {
 			t.Errorf("%q gives %v, and %s gives %v, %v", line, result, said, second, err)
 		}

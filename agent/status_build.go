@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
@@ -25,7 +26,7 @@ type known struct {
 	plugin   plugin.Status
 	holders  plugin.Holders
 	kube     kube.Status
-	memory   health.KeeperStatus
+	memory   statefile.Status
 	events   []EventStatus
 }
 

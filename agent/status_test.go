@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
@@ -101,7 +102,7 @@ func aNode() known {
 		}},
 	}
 	k.kube = kube.Status{Enabled: true, Writes: 12, Events: 4, Dropped: 1, Errors: 2, Event: "events is forbidden"}
-	k.memory = health.KeeperStatus{Path: "/var/lib/state.json", Err: "/var/lib/state.json: no space left on device", Since: ago(time.Minute)}
+	k.memory = statefile.Status{Path: "/var/lib/state.json", Err: "/var/lib/state.json: no space left on device", Since: ago(time.Minute)}
 	k.events = newestFirst(newestFirst(nil, eventsBetween(nil, &before)), eventsBetween(&before, snapshot))
 	return k
 }

@@ -89,7 +89,7 @@ func TestFaultsReachTheVerdict(t *testing.T) {
 				}
 				for range c.Confirm {
 					pass(c.Interval)
-					devices = health.Judge(c, devices, poll(t, ses), nil, time.Now())
+					devices = health.Judge(c, devices, poll(t, ses), health.Basis{History: true}, time.Now())
 				}
 				return devices[0].Verdict
 			}

@@ -55,8 +55,8 @@ type Device struct {
 // Matches reports whether word identifies the device or its GPU. If word is no name of a device, named is false. It does
 // not allocate: it is called for every device at every layout.
 func (d *Device) Matches(word string) (match, named bool) {
-	names := deviceref.Device{UUID: string(d.ID), Parent: string(d.Parent), Index: d.Index, MIG: d.MIGIndex, PCI: d.PCI}
-	return names.Is(word)
+	names := deviceref.Names{UUID: string(d.ID), Parent: string(d.Parent), Index: d.Index, MIG: d.MIGIndex, PCI: d.PCI}
+	return names.Match(word)
 }
 
 // Link is how one GPU reaches another.

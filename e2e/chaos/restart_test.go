@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 )
 

@@ -32,14 +32,14 @@ func TestNull(t *testing.T) {
 		refused map[string]string // by path; what the error says
 	}{
 		"from the defaults": {map[string]any{}, map[string]string{
-			"image":            "image.repository: say where",
-			"image.repository": "image.repository: say where",
-			"kubeletDir":       "kubeletDir: say where",
+			"image":            "image.repository: ",
+			"image.repository": "image.repository: ",
+			"kubeletDir":       "kubeletDir: ",
 		}},
 		"from everything": {everything, map[string]string{
-			"image":                      "image.repository: say where",
-			"image.repository":           "image.repository: say where",
-			"kubeletDir":                 "kubeletDir: say where",
+			"image":                      "image.repository: ",
+			"image.repository":           "image.repository: ",
+			"kubeletDir":                 "kubeletDir: ",
 			"gpuOperator.validationsDir": "gpuOperator.validationsDir: say where",
 			"service":                    "serviceMonitor.enabled needs service.enabled",
 			"service.enabled":            "serviceMonitor.enabled needs service.enabled",

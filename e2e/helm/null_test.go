@@ -40,7 +40,7 @@ func TestNull(t *testing.T) {
 			"image":                      "image.repository: ",
 			"image.repository":           "image.repository: ",
 			"kubeletDir":                 "kubeletDir: ",
-			"gpuOperator.validationsDir": "gpuOperator.validationsDir: say where",
+			"gpuOperator.validationsDir": "gpuOperator.validationsDir: ",
 			"service":                    "serviceMonitor.enabled needs service.enabled",
 			"service.enabled":            "serviceMonitor.enabled needs service.enabled",
 			"serviceAccount":             "serviceAccount.name: ",

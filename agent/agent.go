@@ -28,6 +28,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
+	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
@@ -49,7 +51,7 @@ type Agent struct {
 	web     health.Latest[web.Config]
 	shown   health.Latest[podlabels.Config] // of metrics.podLabels
 
-	monitored   health.Latest[health.MonitorSource]
+	monitored   health.Latest[monitor.Source]
 	snapshots   health.Latest[health.Snapshot]
 	events      status.Events
 	reloadEvery time.Duration
@@ -57,11 +59,11 @@ type Agent struct {
 	loadedSum   [sha256.Size]byte      // Config.Sum of the configuration in force; used by reloadOn only, like bad
 	bad         string                 // what was wrong with the newest configuration, as it was logged
 	badConfig   atomic.Pointer[string] // the same for whoever asks; it counts while reloaded is not OK
-	monitor     *health.Monitor
+	monitor     *monitor.Monitor
 	devices     *plugin.Plugin
 	totals      *metrics.Totals
 	reporter    *kube.Reporter
-	keeper      *health.Keeper
+	keeper      *statefile.File
 	labels      *podlabels.Follower
 	jobs        *metrics.Jobs
 }
@@ -92,14 +94,14 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 	a.apply(c)
 	a.note(c)
 	a.reloaded.Store(&metrics.Reload{OK: true, At: time.Now()})
-	a.monitor = health.NewMonitor(&a.health, &a.monitored, &a.snapshots, log.Named("health"))
+	a.monitor = monitor.New(&a.health, &a.monitored, &a.snapshots, log.Named("health"))
 	a.devices = plugin.New(&a.plugin, &a.snapshots, log.Named("plugin"))
 	a.totals = metrics.NewTotals(&a.metrics, &a.snapshots, a.devices.Holders)
 	a.monitor.AskHolders((&holding{holders: a.devices.Holders, hurry: a.devices.AskHolders}).held)
 	a.labels = podlabels.New(podlabels.Options{Config: &a.shown, Node: nodeName(), Log: log.Named("kubernetes")})
 	a.jobs = metrics.NewJobs(&a.metrics, log.Named("metrics"))
-	boot := health.BootID()
-	a.keeper = health.NewKeeper(&a.health, &a.snapshots, boot, log.Named("health"))
+	boot := statefile.BootID()
+	a.keeper = statefile.New(&a.health, &a.snapshots, boot, log.Named("health"))
 	a.reporter = a.newReporter(a.remember(c, boot))
 	err = supervise(ctx, log,
 		part{name: "source", run: a.runSource},
@@ -125,7 +127,7 @@ func (a *Agent) remember(c config.Config, boot string) []health.DeviceState {
 	if err != nil {
 		a.log.Warn("what was known of the devices cannot be used in full", zap.String("key", "health.stateFile"), zap.Error(err))
 	}
-	recalled := memory.Recall(boot, monitorSourceOf(c.Source), time.Now())
+	recalled := memory.Restore(boot, monitorSourceOf(c.Source).SourceID, time.Now())
 	for _, d := range recalled.Devices {
 		if len(d.Verdict.Findings) > 0 || len(d.Verdict.Trips) > 0 {
 			a.log.Info("remembered from before the start", zap.String("device", string(d.Device.ID)),

@@ -22,7 +22,7 @@ func (a *Agent) webServer() *web.Server {
 func (a *Agent) operatorServer() *operator.Server {
 	return &operator.Server{
 		Config: &a.health, Snapshots: &a.snapshots, Monitor: a.monitor,
-		Holders: a.devices.Holders, RefreshHolders: a.devices.AskHolders, AwaitSaved: a.keeper.Saved,
+		Holders: a.devices.Holders, RefreshHolders: a.devices.AskHolders, AwaitSaved: a.keeper.WaitWritten,
 		EngineAddress: func() string { return a.source.Load().Address }, Log: a.log.Named("operator"),
 	}
 }

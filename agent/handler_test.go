@@ -18,6 +18,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
+	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
@@ -30,10 +32,10 @@ func idleAgent(snapshot *health.Snapshot) *Agent {
 	if snapshot != nil {
 		a.snapshots.Store(snapshot)
 	}
-	a.monitor = health.NewMonitor(&a.health, &a.monitored, &a.snapshots, a.log)
+	a.monitor = monitor.New(&a.health, &a.monitored, &a.snapshots, a.log)
 	a.devices = plugin.New(&a.plugin, &a.snapshots, a.log)
 	a.totals = metrics.NewTotals(&a.metrics, &a.snapshots, a.devices.Holders)
-	a.keeper = health.NewKeeper(&a.health, &a.snapshots, "", a.log)
+	a.keeper = statefile.New(&a.health, &a.snapshots, "", a.log)
 	a.reporter = a.newReporter(nil)
 	a.labels = podlabels.New(podlabels.Options{Config: &a.shown, Node: "node-1", Log: a.log})
 	a.jobs = metrics.NewJobs(&a.metrics, a.log)

@@ -12,6 +12,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm"
+	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
 	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
 )
 
@@ -52,10 +53,10 @@ func (a *Agent) runSource(ctx context.Context) error {
 }
 
 // monitorSourceOf returns what a source shows, without what opens it.
-func monitorSourceOf(c config.SourceConfig) health.MonitorSource {
-	return health.MonitorSource{
-		Kind: sourceKind(c), Inventory: inventoryOf(c), Simulated: c.Resolved() == config.ModeSim, StallAfter: c.StallAfter,
-		DriverLoad: driverLoadOf(c),
+func monitorSourceOf(c config.SourceConfig) monitor.Source {
+	return monitor.Source{
+		SourceID:   health.SourceID{Kind: sourceKind(c), Inventory: inventoryOf(c), Simulated: c.Resolved() == config.ModeSim},
+		StallAfter: c.StallAfter, DriverLoad: driverLoadOf(c),
 	}
 }
 
@@ -76,7 +77,7 @@ func driverLoadOf(c config.SourceConfig) func() string {
 	if c.Resolved() == config.ModeSim || !here {
 		return nil
 	}
-	return health.DriverLoad
+	return monitor.DriverLoad
 }
 
 // inventoryOf names the machine whose devices a source shows: a reload that only changes how it is asked

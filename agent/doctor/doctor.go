@@ -106,7 +106,7 @@ type surveyor func(context.Context, dcgm.Config, *zap.Logger) (*health.Reading, 
 func Diagnose(ctx context.Context, loader config.Loader, root string) Report {
 	h := host(root)
 	d := doctor{
-		loader: loader, host: h, library: dcgm.Library, survey: dcgm.Survey, engine: "localhost:5555",
+		loader: loader, host: h, library: dcgm.Library, survey: dcgm.MeasureOnce, engine: "localhost:5555",
 		inside: filepath.Clean(root) == "/" &&
 			(os.Getenv("KUBERNETES_SERVICE_HOST") != "" || h.exists("/.dockerenv") || h.exists("/run/.containerenv")),
 	}

@@ -72,7 +72,7 @@ func fieldsOf(ctx context.Context, c config.SourceConfig) (has map[health.Field]
 		reading, err = pollSim(ctx, c.Sim)
 	} else {
 		dc := dcgm.Config{Address: c.Address, Interval: c.Interval, Fields: metrics.FieldIDs(), LogLevel: "NONE"}
-		reading, profiling, err = dcgm.Survey(ctx, dc, zap.NewNop())
+		reading, profiling, err = dcgm.MeasureOnce(ctx, dc, zap.NewNop())
 	}
 	if err != nil {
 		return nil, err

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
@@ -120,7 +121,7 @@ func (s *Server) detach(ctx context.Context, d Detach) (any, error) {
 
 // withhold makes the devices Unhealthy for a detach, and gives them back with an error if pods hold them. The kubelet is asked
 // before, so that a detach that has no chance withholds nothing, and again when no pod can get a device any more.
-func (s *Server) withhold(ctx context.Context, d Detach, t time.Duration) (*health.Withholding, error) {
+func (s *Server) withhold(ctx context.Context, d Detach, t time.Duration) (*monitor.Withholding, error) {
 	snapshot := s.Snapshots.Load()
 	ask := !d.Force && snapshot != nil && len(snapshot.Devices) > 0 && snapshot.Source.Status != health.SourceDetached
 	if ask {

@@ -11,6 +11,8 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
+	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
@@ -70,8 +72,8 @@ func restored(node *health.Snapshot) *Server {
 	c := health.DefaultConfig()
 	config.Store(&c)
 	s := &Server{Config: &config, Snapshots: new(health.Latest[health.Snapshot]), Log: zap.NewNop()}
-	s.Monitor = health.NewMonitor(&config, new(health.Latest[health.MonitorSource]), s.Snapshots, s.Log)
-	s.Monitor.Restore(health.Recalled{Devices: node.Devices, Missed: true})
+	s.Monitor = monitor.New(&config, new(health.Latest[monitor.Source]), s.Snapshots, s.Log)
+	s.Monitor.Restore(statefile.Restored{Devices: node.Devices, Missed: true})
 	s.Holders = func() plugin.Holders { return plugin.Holders{Err: "no kubelet"} }
 	s.RefreshHolders = func() {}
 	s.AwaitSaved = func(context.Context, *health.Snapshot) error { return nil }

@@ -11,13 +11,15 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
+	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
 // The number that the status table shows is the one that cordon, include, exclude and clear take.
 func TestMIGDeviceHasOneNumber(t *testing.T) {
 	judge := func(c health.Config) *health.Snapshot {
-		devices := health.Judge(c, nil, agenttest.MIGReading(), nil, agenttest.Now())
+		devices := agenttest.Judge(c, nil, agenttest.MIGReading(), agenttest.Now())
 		return &health.Snapshot{At: agenttest.Now(), Source: health.Source{Status: health.SourceUp}, Devices: devices}
 	}
 	snapshot := judge(health.DefaultConfig())
@@ -88,13 +90,13 @@ func TestMIGDeviceHasOneNumber(t *testing.T) {
 func TestClearByNumber(t *testing.T) {
 	t.Parallel()
 	var out health.Latest[health.Snapshot]
-	m := health.NewMonitor(&health.Latest[health.Config]{}, &health.Latest[health.MonitorSource]{}, &out, zap.NewNop())
+	m := monitor.New(&health.Latest[health.Config]{}, &health.Latest[monitor.Source]{}, &out, zap.NewNop())
 	r := agenttest.MIGReading()
 	for i := range r.Samples {
 		r.Samples[i].XIDs = []health.XID{{Code: 48, At: agenttest.Now()}}
 	}
-	devices := health.Judge(health.DefaultConfig(), nil, r, nil, agenttest.Now())
-	m.Restore(health.Recalled{Devices: devices, Missed: true})
+	devices := agenttest.Judge(health.DefaultConfig(), nil, r, agenttest.Now())
+	m.Restore(statefile.Restored{Devices: devices, Missed: true})
 	out.Store(&health.Snapshot{Devices: devices})
 	s := &Server{Monitor: m, Snapshots: &out}
 	for _, c := range []struct {

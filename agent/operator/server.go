@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
@@ -43,7 +44,7 @@ type Cleared struct {
 type Server struct {
 	Config    *health.Latest[health.Config] // for the socket's path
 	Snapshots *health.Latest[health.Snapshot]
-	Monitor   *health.Monitor
+	Monitor   *monitor.Monitor
 
 	Holders        func() plugin.Holders
 	RefreshHolders func()                                        // makes the plugin ask the kubelet soon
@@ -161,7 +162,7 @@ func ask[T any](ctx context.Context, socket string, q question) (T, error) {
 	if socket == "" {
 		return answer.Result, errors.New("health.socket: not set, so the agent cannot be spoken to; set it, or use --socket")
 	}
-	text, err := unixsock.Ask(ctx, socket, q)
+	text, err := unixsock.Call(ctx, socket, q)
 	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
 		if errors.Is(err, fs.ErrPermission) {
 			return answer.Result, fmt.Errorf("an operator's word is for root only: %w", err)

@@ -14,7 +14,9 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
 	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
+	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
@@ -80,13 +82,13 @@ func startAgent(t *testing.T) *agent {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var sources health.Latest[health.MonitorSource]
-	sources.Store(&health.MonitorSource{Kind: "sim", Inventory: "sim", Simulated: true, StallAfter: 10 * time.Second, Open: source.Open})
+	var sources health.Latest[monitor.Source]
+	sources.Store(&monitor.Source{SourceID: health.SourceID{Kind: "sim", Inventory: "sim", Simulated: true}, StallAfter: 10 * time.Second, Open: source.Open})
 	a := &agent{Server{Config: new(health.Latest[health.Config]), Snapshots: new(health.Latest[health.Snapshot]), Log: log}, simConfig.Control}
 	a.Config.Store(&c)
-	a.Monitor = health.NewMonitor(a.Config, &sources, a.Snapshots, log)
-	keeper := health.NewKeeper(a.Config, a.Snapshots, "", log)
-	a.AwaitSaved = keeper.Saved
+	a.Monitor = monitor.New(a.Config, &sources, a.Snapshots, log)
+	keeper := statefile.New(a.Config, a.Snapshots, "", log)
+	a.AwaitSaved = keeper.WaitWritten
 	a.Holders = func() plugin.Holders { return plugin.Holders{Err: "no kubelet"} }
 	a.RefreshHolders = func() {}
 	a.EngineAddress = func() string { return "" }

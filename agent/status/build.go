@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
@@ -25,7 +26,7 @@ type Inputs struct {
 	Plugin      plugin.Status
 	Holders     plugin.Holders
 	Kube        kube.Status
-	StateFile   health.KeeperStatus
+	StateFile   statefile.Status
 	Events      []Event
 }
 

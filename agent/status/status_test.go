@@ -21,6 +21,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
@@ -44,7 +45,7 @@ func testInputs() Inputs {
 		Holders: agenttest.Holders(),
 	}
 	k.Kube = kube.Status{Enabled: true, Writes: 12, Events: 4, Dropped: 1, Errors: 2, Event: "events is forbidden"}
-	k.StateFile = health.KeeperStatus{Path: "/var/lib/state.json", Err: "/var/lib/state.json: no space left on device", Since: agenttest.Ago(time.Minute)}
+	k.StateFile = statefile.Status{Path: "/var/lib/state.json", Err: "/var/lib/state.json: no space left on device", Since: agenttest.Ago(time.Minute)}
 	k.Events = prependEvents(prependEvents(nil, eventsBetween(nil, &before)), eventsBetween(&before, snapshot))
 	return k
 }
@@ -448,9 +449,9 @@ func BenchmarkStatusPage(b *testing.B) {
 // A missing MIG device keeps its index, so that a cordon still matches it.
 func TestMissingMIGDeviceKeepsIndex(t *testing.T) {
 	c := health.DefaultConfig()
-	before := health.Judge(c, nil, agenttest.MIGReading(), nil, agenttest.Now())
+	before := agenttest.Judge(c, nil, agenttest.MIGReading(), agenttest.Now())
 	withoutMIG := &health.Reading{Devices: agenttest.MIGReading().Devices[:1], Samples: agenttest.MIGReading().Samples[:1]}
-	snapshot := &health.Snapshot{At: agenttest.Now(), Devices: health.Judge(c, before, withoutMIG, nil, agenttest.Now().Add(time.Second))}
+	snapshot := &health.Snapshot{At: agenttest.Now(), Devices: agenttest.Judge(c, before, withoutMIG, agenttest.Now().Add(time.Second))}
 	s := New(Inputs{Now: agenttest.Now(), Snapshot: snapshot})
 	if table := s.Table(false, false); !strings.Contains(table, "1:0") || !strings.Contains(table, "1:1") || strings.Contains(table, "1:-") {
 		t.Error(table)

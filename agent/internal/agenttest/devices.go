@@ -110,3 +110,8 @@ func MIGReading() *health.Reading {
 	}
 	return r
 }
+
+// Judge judges a reading and adds the decisions. Every device is held.
+func Judge(c health.Config, before []health.DeviceState, r *health.Reading, now time.Time) []health.DeviceState {
+	return health.Decide(c, before, health.Judge(c, before, r, health.Basis{}, now), nil, health.Detachment{}, now)
+}

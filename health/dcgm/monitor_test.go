@@ -11,13 +11,14 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
+	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
 )
 
 // chain is a Monitor over the adapter over the scripted library.
 type chain struct {
 	*bench
 	n    uint // GPUs
-	m    *health.Monitor
+	m    *monitor.Monitor
 	out  health.Latest[health.Snapshot]
 	stop func()
 }
@@ -35,12 +36,12 @@ func monitored(b *bench, gpus uint, cfg Config, every, stallAfter time.Duration)
 	b.gpus(gpus)
 	c := &chain{bench: b, n: gpus}
 	var config health.Latest[health.Config]
-	var source health.Latest[health.MonitorSource]
+	var source health.Latest[monitor.Source]
 	judging := health.DefaultConfig()
 	judging.Interval = every
 	config.Store(&judging)
 	open := func(ctx context.Context) (health.Session, error) { return Open(ctx, cfg, b.log) }
-	from := health.MonitorSource{Kind: "dcgm", Open: open, StallAfter: stallAfter}
+	from := monitor.Source{SourceID: health.SourceID{Kind: "dcgm"}, Open: open, StallAfter: stallAfter}
 	if cfg.Address != "" {
 		again := cfg
 		again.Attach = true
@@ -49,7 +50,7 @@ func monitored(b *bench, gpus uint, cfg Config, every, stallAfter time.Duration)
 	source.Store(&from)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	c.m = health.NewMonitor(&config, &source, &c.out, b.log)
+	c.m = monitor.New(&config, &source, &c.out, b.log)
 	go func() { done <- c.m.Run(ctx) }()
 	c.stop = func() {
 		cancel()

@@ -83,7 +83,7 @@ func TestEventsCauseFindings(t *testing.T) {
 				}
 				for range c.Confirm {
 					sleep(c.Interval)
-					devices = health.Judge(c, devices, poll(t, ses), nil, time.Now())
+					devices = health.Judge(c, devices, poll(t, ses), health.Basis{History: true}, time.Now())
 				}
 				return devices[0].Verdict
 			}

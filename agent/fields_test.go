@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/metrics"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
 )
 
 func TestFields(t *testing.T) {
@@ -63,7 +63,7 @@ func TestFields(t *testing.T) {
 			if err == nil {
 				err = json.Unmarshal([]byte(text), &again)
 			}
-			if err != nil || len(again.Fields) != len(metrics.FieldList(nil)) || !reflect.DeepEqual(again, r) {
+			if err != nil || len(again.Fields) != len(fields.List(nil)) || !reflect.DeepEqual(again, r) {
 				t.Errorf("%v: %s", err, text)
 			}
 		})

@@ -122,7 +122,7 @@ fuzz:
 # The status page as people see it, to be looked at. Needs chromium.
 screenshots:
 	mkdir -p bin/screenshots
-	$(GO) test ./agent -count=1 -run TestScreenshots -v -screenshots=$(CURDIR)/bin/screenshots
+	$(GO) test ./agent/status -count=1 -run TestScreenshots -v -screenshots=$(CURDIR)/bin/screenshots
 
 # Two builds, from two directories and with nothing shared but the modules, are the same file. A minute: all is compiled.
 reproducible: build

@@ -8,11 +8,12 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
+	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/logsink"
 )
 
 // level is the least that is logged. The word for it was validated.
-func (c LogConfig) level() zapcore.Level {
+func logLevel(c config.LogConfig) zapcore.Level {
 	l, err := zapcore.ParseLevel(c.Level)
 	if err != nil {
 		return zapcore.InfoLevel
@@ -21,7 +22,7 @@ func (c LogConfig) level() zapcore.Level {
 }
 
 // newSink returns the sink in front of out, which reports missing entries in the log's own format.
-func newSink(out io.Writer, c LogConfig) *logsink.Sink {
+func newSink(out io.Writer, c config.LogConfig) *logsink.Sink {
 	encoder := newEncoder(c)
 	return logsink.New(out, func(missing uint64) []byte {
 		entry := zapcore.Entry{Level: zapcore.WarnLevel, Time: time.Now(), Message: "log entries dropped: standard error did not take them"}
@@ -34,11 +35,11 @@ func newSink(out io.Writer, c LogConfig) *logsink.Sink {
 	})
 }
 
-func newLogger(sink *logsink.Sink, c LogConfig, level zap.AtomicLevel) *zap.Logger {
+func newLogger(sink *logsink.Sink, c config.LogConfig, level zap.AtomicLevel) *zap.Logger {
 	return zap.New(zapcore.NewCore(newEncoder(c), sink, level), zap.ErrorOutput(sink))
 }
 
-func newEncoder(c LogConfig) zapcore.Encoder {
+func newEncoder(c config.LogConfig) zapcore.Encoder {
 	e := zap.NewProductionEncoderConfig()
 	e.TimeKey, e.EncodeTime = "time", zapcore.RFC3339NanoTimeEncoder
 	e.EncodeDuration = zapcore.StringDurationEncoder

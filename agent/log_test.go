@@ -13,6 +13,8 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 )
 
 func TestCaptureStdLogAtDebugLevel(t *testing.T) {
@@ -48,7 +50,7 @@ func TestSinkReportsDroppedEntries(t *testing.T) {
 	for _, format := range []string{"json", "console"} {
 		var text bytes.Buffer
 		out := &refusing{Writer: &text}
-		c := LogConfig{Format: format}
+		c := config.LogConfig{Format: format}
 		sink := newSink(out, c)
 		log := newLogger(sink, c, zap.NewAtomicLevel())
 		out.refuse.Store(true)

@@ -25,9 +25,9 @@ func (v Verdict) Decided() bool { return len(v.Findings) > 0 && v.Findings[0].de
 
 func (f Finding) cordon() bool { return f.Cause == CauseCordoned }
 
-// decide adds the decisions to what was judged, and tells since when each verdict is what it is. The release is nil
-// while the driver is ours.
-func decide(c Config, before, judged []DeviceState, held Held, r *release, now time.Time) []DeviceState {
+// Decide adds the decisions to what was judged, and tells since when each verdict is what it is. If held is nil, every
+// device is held. The Detachment is zero while the driver is ours.
+func Decide(c Config, before, judged []DeviceState, held Held, detach Detachment, now time.Time) []DeviceState {
 	was := make(map[DeviceID]Verdict, len(before))
 	for _, d := range before {
 		was[d.Device.ID] = d.Verdict
@@ -47,12 +47,12 @@ func decide(c Config, before, judged []DeviceState, held Held, r *release, now t
 		}
 		if why := pendingReset(own); c.IsolatePending && d.Device.Kind == KindGPU && why != nil {
 			free := !heldAtAll(held, judged, d.Device.ID)
-			if free || old.has(CauseIsolated) {
+			if free || old.Has(CauseIsolated) {
 				made = append(made, old.since(isolation(*why, free, now)))
 			}
 		}
-		if r.withholds(*d, old) {
-			made = append(made, old.since(r.finding(now)))
+		if detach.withholds(*d, old) {
+			made = append(made, old.since(detach.finding(now)))
 		}
 		ofGPU[d.Device.ID] = made
 		v := d.Verdict
@@ -101,6 +101,31 @@ func isolation(why Finding, free bool, now time.Time) Finding {
 	}
 }
 
+// withholds tells whether a device is kept from pods for it. The driver may be gone for long after it was to be taken
+// back, and a device that nobody has seen since a reset is not given out.
+func (d Detachment) withholds(dev DeviceState, was Verdict) bool {
+	switch {
+	case d == (Detachment{}) || dev.Device.Kind != KindGPU: // MIG devices inherit it
+		return false
+	case !d.Over:
+		return true
+	}
+	return was.Has(CauseReleased) && dev.Sample.Presence == PresenceUnknown
+}
+
+func (d Detachment) finding(now time.Time) Finding {
+	f := Finding{
+		Cause: CauseReleased, State: Unhealthy, Since: now, Last: now, Clears: ClearsItself,
+		Reason: "the agent has let go of the driver on request",
+		Action: fmt.Sprintf("when the GPU is ready, say gpu-node-agent attach; at %s the agent attaches by itself", d.Until.UTC().Format(time.RFC3339)),
+	}
+	if d.Over {
+		f.Reason = "the agent takes the driver back, and has not seen the GPU since it let go"
+		f.Action = "see what keeps the source from being up: gpu-node-agent status"
+	}
+	return f
+}
+
 // heldAtAll tells whether a pod has a GPU, or a part of it, or may have.
 func heldAtAll(held Held, devices []DeviceState, gpu DeviceID) bool {
 	return held == nil || held(gpu) || slices.ContainsFunc(devices, func(d DeviceState) bool {
@@ -118,9 +143,9 @@ func (c Config) cordons(d *Device) (string, bool) {
 	return "", false
 }
 
-// idleCordons returns the words of Config.Cordon that mean none of the devices. One file may serve many nodes, so
+// UnmatchedCordons returns the words of Config.Cordon that mean none of the devices. One file may serve many nodes, so
 // that is no fault.
-func (c Config) idleCordons(devices []DeviceState) []string {
+func (c Config) UnmatchedCordons(devices []DeviceState) []string {
 	var idle []string
 	for _, word := range c.Cordon {
 		if !slices.ContainsFunc(devices, func(d DeviceState) bool { match, _ := d.Device.Matches(word); return match }) {

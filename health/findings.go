@@ -46,7 +46,7 @@ const followFor = time.Minute
 // end.
 func followers(c Config, was Verdict, xids []XID, now time.Time, reset bool) []XID {
 	var all []XID
-	for _, x := range was.follow {
+	for _, x := range was.Follow {
 		if !reset && now.Sub(x.At) < followFor && c.XID.follows(x.Code) {
 			all = append(all, x)
 		}
@@ -94,7 +94,7 @@ func tripped(c Config, was Verdict, own []Finding, now time.Time) []time.Time {
 
 func (v Verdict) unhealthyByItself() bool {
 	return slices.ContainsFunc(v.Findings, func(f Finding) bool {
-		return f.From == "" && f.State == Unhealthy && !f.decision() && !f.common
+		return f.From == "" && f.State == Unhealthy && !f.decision() && !f.Common
 	})
 }
 

@@ -84,7 +84,7 @@ func (h host) minor(d *health.Device) (int, error) {
 	}
 	for line := range strings.Lines(string(text)) {
 		if key, value, _ := strings.Cut(line, ":"); strings.TrimSpace(key) == "Device Minor" {
-			if n, ok := deviceref.Digits(strings.TrimSpace(value)); ok {
+			if n, ok := deviceref.ParseDigits(strings.TrimSpace(value)); ok {
 				return n, nil
 			}
 		}
@@ -125,7 +125,7 @@ func (h host) migCapabilities(minor, gi, ci int) ([]string, error) {
 func capability(text []byte, name string) (minor int, ok bool) {
 	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan(); {
 		if key, value, _ := strings.Cut(lines.Text(), " "); key == name {
-			return deviceref.Digits(strings.TrimSpace(value))
+			return deviceref.ParseDigits(strings.TrimSpace(value))
 		}
 	}
 	return 0, false

@@ -110,8 +110,8 @@ func search(snap *health.Snapshot, is func(health.Device) bool) (health.DeviceID
 
 // searchMIG finds a MIG device by the driver's index of its GPU and its own on it.
 func searchMIG(snap *health.Snapshot, gpu, mig string) (health.DeviceID, bool) {
-	index, ok := deviceref.Digits(gpu)
-	place, okMIG := deviceref.Digits(mig)
+	index, ok := deviceref.ParseDigits(gpu)
+	place, okMIG := deviceref.ParseDigits(mig)
 	if !ok || !okMIG {
 		return "", false
 	}

@@ -178,7 +178,7 @@ func (l *link) look() {
 	if err != nil {
 		info = nil // gone or hidden: either way there is no one to register with
 	}
-	if unixsock.Same(l.seen, info) {
+	if unixsock.SameSocket(l.seen, info) {
 		return
 	}
 	l.seen = info

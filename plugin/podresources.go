@@ -130,7 +130,7 @@ func (p *podResources) look(path string) {
 	if err != nil {
 		info = nil // gone or hidden: either way there is nobody to ask
 	}
-	if path == p.path && unixsock.Same(p.seen, info) {
+	if path == p.path && unixsock.SameSocket(p.seen, info) {
 		return
 	}
 	p.disconnect()

@@ -52,7 +52,7 @@ type idleSelectors struct {
 func (c Config) idle(all []candidate) (idle []idleSelectors) {
 	add := func(key string, selectors []string) {
 		words := slices.DeleteFunc(slices.Clone(selectors), func(word string) bool {
-			_, named := (&deviceref.Device{}).Is(word)
+			_, named := (&deviceref.Names{}).Match(word)
 			return !named || slices.ContainsFunc(all, func(d candidate) bool { return selects(word, &d) })
 		})
 		if len(words) > 0 {
@@ -72,7 +72,7 @@ func (c Config) idle(all []candidate) (idle []idleSelectors) {
 func validateSelectors(key string, selectors []string) error {
 	var errs []error
 	for i, s := range selectors {
-		_, _, isIndex := deviceref.Index(s)
+		_, _, isIndex := deviceref.ParseIndex(s)
 		_, isPCI := deviceref.ParsePCI(s)
 		bad := ""
 		switch {

@@ -121,10 +121,14 @@ func agentMetrics() []MetricInfo {
 		deviceAllocated: {"device_allocated", gauge, "Containers that hold the device or a replica of it; always 1.", device("namespace", "pod", "container", "resource", "pod_uid")},
 		deviceIdleSeconds: {"device_idle_seconds_total", counter, "Total time the container held the device while it was idle, in seconds: " +
 			"its utilization was below metrics.idleBelow.", device("namespace", "pod", "container", "pod_uid")},
-		deviceIdleFor: {"device_idle_for_seconds", gauge, "Time since the device was last busy while the container held it, in seconds; 0 while it is busy.",
-			device("namespace", "pod", "container", "pod_uid")},
-		deviceInfo: {"device_info", gauge, "Properties of the device; always 1. The label mig is on or off for a GPU, device for a MIG device.",
-			device("model", "pci_bus_id", "numa", "mig", "parent")},
+		deviceIdleFor: {
+			"device_idle_for_seconds", gauge, "Time since the device was last busy while the container held it, in seconds; 0 while it is busy.",
+			device("namespace", "pod", "container", "pod_uid"),
+		},
+		deviceInfo: {
+			"device_info", gauge, "Properties of the device; always 1. The label mig is on or off for a GPU, device for a MIG device.",
+			device("model", "pci_bus_id", "numa", "mig", "parent"),
+		},
 		deviceMemory: {"device_memory_bytes", gauge, "Total framebuffer memory of the device.", device()},
 
 		sourceUp:         {"source_up", gauge, "Whether the source measures the GPUs.", nil},
@@ -172,8 +176,10 @@ func agentMetrics() []MetricInfo {
 		goThreads:    {"go_threads", gauge, "Number of OS threads created.", nil},
 		goLastGC:     {"go_memstats_last_gc_time_seconds", gauge, "Number of seconds since 1970 of last garbage collection.", nil},
 		goInfo:       {"go_info", gauge, "Information about the Go environment.", []string{"version"}},
-		goPauses: {"go_gc_duration_seconds", summary, "A summary of the wall-time pause (stop-the-world) duration in garbage collection cycles.",
-			[]string{"quantile"}},
+		goPauses: {
+			"go_gc_duration_seconds", summary, "A summary of the wall-time pause (stop-the-world) duration in garbage collection cycles.",
+			[]string{"quantile"},
+		},
 	}
 	for i := range processCPU {
 		list[i].Name = namespace + list[i].Name

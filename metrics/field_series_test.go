@@ -73,7 +73,9 @@ func TestFieldLabels(t *testing.T) {
 func TestFieldsAsLabels(t *testing.T) {
 	c := DefaultConfig()
 	c.Fields = []fields.Spec{
-		{Name: "DCGM_FI_DEV_SM_CLOCK", Type: "counter", Help: "custom"}, {Name: "DCGM_FI_DEV_NAME"}, {Name: "DCGM_FI_DEV_SERIAL"},
+		{Name: "DCGM_FI_DEV_SM_CLOCK", Type: "counter", Help: "custom"},
+		{Name: "DCGM_FI_DEV_NAME"},
+		{Name: "DCGM_FI_DEV_SERIAL"},
 		{Name: "DCGM_FI_DEV_ECC_CURRENT", Type: "label"},
 	}
 	c, err := c.Resolve()

@@ -33,6 +33,7 @@ func generate(root, document string) (string, error) {
 	parts := map[string]func(root string) (string, error){
 		"configuration": configuration,
 		"xids":          xids,
+		"incidents":     incidents,
 		"alerts":        alerts,
 	}
 	var failed error
@@ -171,6 +172,18 @@ func xids(string) (string, error) {
 		rows = append(rows, []string{strconv.Itoa(n), x.Symbol, x.Name, effect, x.Action, clears, source})
 	}
 	return table([]string{"XID", "Symbol", "Meaning", "Effect", "Action", "Clears", "Source"}, rows), nil
+}
+
+// incidents returns the table of the codes of DCGM's health checks.
+func incidents(string) (string, error) {
+	var rows [][]string
+	unknown := health.LookupIncident(0).Source
+	for n := range 1000 { // DCGM 4.6 has about 130 codes
+		if i := health.LookupIncident(n); i.Source != unknown {
+			rows = append(rows, []string{i.Name, i.Effect.String(), i.Action, i.Source})
+		}
+	}
+	return table([]string{"Code", "Effect of a FAIL", "Action", "Source"}, rows), nil
 }
 
 // alertRule is an alert of the chart's rules.

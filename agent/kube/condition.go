@@ -144,7 +144,7 @@ func (t tally) words(s *health.Snapshot) (message, gist string) {
 // sentence says what is wrong with a device that has findings.
 func sentence(d *health.DeviceState) string {
 	worst := d.Verdict.Findings[0]
-	return fmt.Sprintf("%s is %s (%s): %s; %s", deviceName(d.Device), d.Verdict.State, causes(d.Verdict), worst.Reason, worst.Action)
+	return fmt.Sprintf("%s is %s (%s): %s; %s", deviceName(d.Device), d.Verdict.State, causes(d.Verdict), worst.Reason, worst.Action.Advice())
 }
 
 // inherited tells whether a device has nothing worse of its own than what it has from its GPU.

@@ -2,7 +2,6 @@ package kube
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -44,10 +43,6 @@ type happeningKey struct {
 // hold the device. A device that was not there before counts as having been healthy. What a MIG device
 // has from its GPU is told to its own pods, and to the node once, as the GPU's.
 func happenings(before, after []health.DeviceState, node string, holders func(health.DeviceID) []Pod, now time.Time) []happening {
-	known := make(map[health.DeviceID]*health.DeviceState, len(before))
-	for i := range before {
-		known[before[i].Device.ID] = &before[i]
-	}
 	var all []happening
 	tell := func(objects []object, typ, reason string, d health.Device, cause, message string, count uint64) {
 		for _, o := range objects {
@@ -57,47 +52,42 @@ func happenings(before, after []health.DeviceState, node string, holders func(he
 			})
 		}
 	}
-	for i := range after {
-		d := &after[i]
-		was := known[d.Device.ID]
-		if was == nil {
-			was = &health.DeviceState{}
-		}
-		for _, code := range slices.Sorted(maps.Keys(d.XIDCounts)) {
-			n := d.XIDCounts[code]
-			if n <= was.XIDCounts[code] {
+	for _, c := range health.Changes(before, after) {
+		switch c.Kind {
+		case health.ChangeXID:
+			x := health.LookupXID(c.XID)
+			tell(append([]object{{name: node}}, podsOf(holders, after, c.Device.ID, true)...), typeWarning, eventXID, c.Device,
+				fmt.Sprint(c.XID), fmt.Sprintf("XID %d of %s: %s; %s", c.XID, deviceName(c.Device), x.Name, x.Action.Advice()), c.New)
+		case health.ChangeState:
+			typ, reason, cause, message := stateEvent(c)
+			if reason == "" {
 				continue
 			}
-			x := health.LookupXID(code)
-			tell(append([]object{{name: node}}, podsOf(holders, after, d.Device.ID, true)...), typeWarning, eventXID, d.Device,
-				fmt.Sprint(code), fmt.Sprintf("XID %d of %s: %s; %s", code, deviceName(d.Device), x.Name, x.Action), n-was.XIDCounts[code])
+			objects := podsOf(holders, after, c.Device.ID, false)
+			if c.Device.Kind == health.KindGPU || !inherited(c.Now) && !inherited(c.Was) {
+				objects = append([]object{{name: node}}, objects...)
+			}
+			tell(objects, typ, reason, c.Device, cause, message, 1)
+		case health.ChangeFound, health.ChangeGone:
 		}
-		typ, reason, cause, message := change(was, d)
-		if reason == "" {
-			continue
-		}
-		objects := podsOf(holders, after, d.Device.ID, false)
-		if d.Device.Kind == health.KindGPU || !inherited(d.Verdict) && !inherited(was.Verdict) {
-			objects = append([]object{{name: node}}, objects...)
-		}
-		tell(objects, typ, reason, d.Device, cause, message, 1)
 	}
 	return all
 }
 
-// change tells how a device's verdict has changed, reason "" if it has not in a way that is worth telling.
-func change(was, d *health.DeviceState) (typ, reason, cause, message string) {
-	before, now := was.Verdict, d.Verdict
-	cause = now.Cause()
-	news := now.State != before.State || !slices.ContainsFunc(before.Findings, func(f health.Finding) bool { return f.Cause == cause })
+// stateEvent returns the event of a change of a device's verdict. The reason is "" if the change needs none.
+func stateEvent(c health.Change) (typ, reason, cause, message string) {
+	cause = c.Now.Cause()
+	if c.Now.State == c.Was.State && slices.Contains(c.Was.Causes(), cause) {
+		return "", "", "", ""
+	}
+	now := &health.DeviceState{Device: c.Device, Verdict: c.Now}
 	switch {
-	case now.State == health.Unhealthy && news:
-		return typeWarning, eventUnhealthy, cause, sentence(d)
-	case now.State == health.Degraded && news:
-		return typeWarning, eventDegraded, cause, sentence(d)
-	case now.State == health.Healthy && before.State > health.Healthy:
-		cause = before.Cause()
-		return typeNormal, eventRecovered, cause, fmt.Sprintf("%s is healthy again; cleared: %s", deviceName(d.Device), causes(before))
+	case c.Now.State == health.Unhealthy:
+		return typeWarning, eventUnhealthy, cause, sentence(now)
+	case c.Now.State == health.Degraded:
+		return typeWarning, eventDegraded, cause, sentence(now)
+	case c.Now.State == health.Healthy && c.Was.State > health.Healthy:
+		return typeNormal, eventRecovered, c.Was.Cause(), fmt.Sprintf("%s is healthy again; cleared: %s", deviceName(c.Device), causes(c.Was))
 	}
 	return "", "", "", ""
 }

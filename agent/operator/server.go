@@ -128,7 +128,7 @@ func (c Cleared) text() string {
 	}
 	lines := []string{first}
 	for _, f := range c.Stands {
-		line := fmt.Sprintf("%s stands: %s; %s", f.Cause, f.Reason, f.Action)
+		line := fmt.Sprintf("%s stands: %s; %s", f.Cause, f.Reason, f.Advice)
 		if f.From != "" {
 			line += fmt.Sprintf(" (it is of %s)", f.From)
 		}

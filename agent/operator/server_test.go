@@ -236,7 +236,7 @@ func TestOperatorClears(t *testing.T) {
 	h.Cordon = []string{"3"}
 	a.Config.Store(&h)
 	stands("cordoned")
-	want := "cleared nothing: what stands ends with its reason only\ncordoned stands: named in health.cordon; to give it back to pods, take \"3\" out of health.cordon"
+	want := "cleared nothing: what stands ends with its reason only\ncordoned stands: cordoned by \"3\" in health.cordon; " + health.ActionUncordon.Advice()
 	if c, err := clear(""); err != nil || c.text() != want {
 		t.Errorf("a cordoned GPU: %s, %v", c.text(), err)
 	}
@@ -251,7 +251,7 @@ func causesOf(v health.Verdict) []string {
 }
 
 func TestClearedText(t *testing.T) {
-	c := Cleared{[]string{"xid-48", "xid-95"}, []status.Finding{{Cause: "lost", Reason: "it is gone", Action: "reboot", From: "GPU-1"}}}
+	c := Cleared{[]string{"xid-48", "xid-95"}, []status.Finding{{Cause: "lost", Reason: "it is gone", Advice: "reboot", From: "GPU-1"}}}
 	if got, want := c.text(), "cleared xid-48, xid-95\nlost stands: it is gone; reboot (it is of GPU-1)"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}

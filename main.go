@@ -3,7 +3,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -11,13 +10,14 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/doctor"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/logsink"
-	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/operator"
 )
 
 // Set by the linker.
@@ -45,7 +45,7 @@ func execute() error {
 }
 
 func root() *cobra.Command {
-	var loader agent.Loader
+	var loader config.Loader
 	line, _, _ := strings.Cut(build().String(), "\n")
 	cmd := &cobra.Command{
 		Use:     "gpu-node-agent",
@@ -65,7 +65,7 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags win over the environment, that over the file, 
 	cmd.SetVersionTemplate("{{.Version}}\n")
 	flags := cmd.PersistentFlags()
 	flags.StringVar(&loader.File, "config", "", "configuration file (default: config.yaml, then /etc/gpu-node-agent/config.yaml, if there)")
-	agent.AddFlags(flags)
+	config.AddFlags(flags)
 	loader.Flags = flags
 	cmd.AddCommand(
 		&cobra.Command{
@@ -86,68 +86,11 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags win over the environment, that over the file, 
 			},
 		},
 		versionCommand(),
-		statusCommand(&loader),
 		fieldsCommand(&loader),
 		doctorCommand(&loader),
-		simCommand(&loader),
 	)
-	cmd.AddCommand(agent.OperatorCommands(&loader)...)
+	cmd.AddCommand(operator.Commands(&loader)...)
 	return cmd
-}
-
-func statusCommand(loader *agent.Loader) *cobra.Command {
-	var output, address string
-	var access agent.Access
-	cmd := &cobra.Command{
-		Use:   "status",
-		Short: "Print what the running agent knows of this node's GPUs",
-		Long: `Print what the running agent knows of this node's GPUs: the status page, in a terminal.
-
-The exit code is 0 if the agent has answered, however the GPUs are. In a terminal there are colours, unless
-NO_COLOR is set. This node's agent is believed if its certificate is that of metrics.webConfigFile; the password
-for --user is in $` + agent.PasswordEnv + `.`,
-		Example: `  gpu-node-agent status
-  gpu-node-agent status --address 10.0.0.7:9400 -o json | jq '.gpus[] | select(.state == "unhealthy")'`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if output != "table" && output != "wide" && output != "json" {
-				return fmt.Errorf("--output: %q is not known; use table, wide or json", output)
-			}
-			if address == "" {
-				c, err := loader.Load()
-				if err != nil {
-					return err
-				}
-				address = access.Here(c)
-			}
-			access.Password = os.Getenv(agent.PasswordEnv)
-			ctx, cancel := context.WithTimeout(cmd.Context(), 10*time.Second)
-			defer cancel()
-			status, text, err := agent.AskStatus(ctx, address, access)
-			if err != nil {
-				return err
-			}
-			if output != "json" {
-				text = []byte(status.Table(output == "wide", colours()))
-			}
-			_, err = cmd.OutOrStdout().Write(text)
-			return err
-		},
-	}
-	cmd.Flags().StringVarP(&output, "output", "o", "table", "table, wide or json")
-	cmd.Flags().StringVar(&address, "address", "", "HOST:PORT or URL of the agent (default: metrics.listen of its configuration)")
-	cmd.Flags().StringVar(&access.CAFile, "ca-file", "", "PEM file of who signed the agent's certificate (default: who this host trusts)")
-	cmd.Flags().StringVar(&access.CertFile, "cert-file", "", "PEM file of a certificate for an agent that asks for one")
-	cmd.Flags().StringVar(&access.KeyFile, "key-file", "", "PEM file of its key")
-	cmd.Flags().BoolVar(&access.Insecure, "insecure", false, "believe any certificate of the agent")
-	cmd.Flags().StringVar(&access.User, "user", "", "name for an agent that wants a password")
-	return cmd
-}
-
-// colours reports whether whoever reads the output is likely to see colours.
-func colours() bool {
-	info, err := os.Stdout.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0 && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
 }
 
 // report is what a command finds out and prints.
@@ -186,7 +129,7 @@ func versionCommand() *cobra.Command {
 	}, func(context.Context) report { return build() })
 }
 
-func fieldsCommand(loader *agent.Loader) *cobra.Command {
+func fieldsCommand(loader *config.Loader) *cobra.Command {
 	return reporting(&cobra.Command{
 		Use:   "fields",
 		Short: "List the fields that metrics.fields may name, and which of them the source here has",
@@ -194,12 +137,12 @@ func fieldsCommand(loader *agent.Loader) *cobra.Command {
 
 The source of the configuration is asked once, and a running agent is not disturbed. Without a source the column
 says unknown, and the exit code is 0 all the same.`,
-	}, func(ctx context.Context) report { return agent.Fields(ctx, *loader) })
+	}, func(ctx context.Context) report { return doctor.Fields(ctx, *loader) })
 }
 
-func doctorCommand(loader *agent.Loader) *cobra.Command {
+func doctorCommand(loader *config.Loader) *cobra.Command {
 	var rootDir string
-	var found agent.Report
+	var found doctor.Report
 	cmd := reporting(&cobra.Command{
 		Use:   "doctor",
 		Short: "Say whether the agent could do its job on this node, and what to do about what is not right",
@@ -208,47 +151,10 @@ func doctorCommand(loader *agent.Loader) *cobra.Command {
 Nothing is changed, and a running agent is not disturbed. The exit code is 1 if a check fails.`,
 		PostRunE: func(*cobra.Command, []string) error { return found.Err() },
 	}, func(ctx context.Context) report {
-		found = agent.Diagnose(ctx, *loader, rootDir)
+		found = doctor.Diagnose(ctx, *loader, rootDir)
 		return found
 	})
 	cmd.Flags().StringVar(&rootDir, "root", "/", "where the node's root directory is, if this is a container that has it mounted")
-	return cmd
-}
-
-func simCommand(loader *agent.Loader) *cobra.Command {
-	var socket string
-	cmd := &cobra.Command{
-		Use:   "sim EVENT",
-		Short: "Send an event to an agent with simulated GPUs: fault injection",
-		Example: `  gpu-node-agent sim --config config.yaml '{gpu: 3, xid: 79, lost: true}'
-  gpu-node-agent sim --socket /run/gpu-node-agent/sim.sock '{source: stalled}'`,
-		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			event, err := sim.ParseEvent(args[0])
-			if err != nil {
-				return err
-			}
-			if socket == "" {
-				c, err := loader.Load()
-				if err != nil {
-					return err
-				}
-				socket = c.Source.Sim.Control
-			}
-			if socket == "" {
-				return errors.New("source.sim.control: not set, so the agent takes no events; set it to the path of a unix socket, or use --socket")
-			}
-			ctx, cancel := context.WithTimeout(cmd.Context(), 10*time.Second)
-			defer cancel()
-			reply, err := sim.Send(ctx, socket, event)
-			if err != nil {
-				return err
-			}
-			_, err = fmt.Fprintln(cmd.OutOrStdout(), reply)
-			return err
-		},
-	}
-	cmd.Flags().StringVar(&socket, "socket", "", "control socket of the agent (default: source.sim.control of its configuration)")
 	return cmd
 }
 

@@ -3,8 +3,6 @@ package health
 import (
 	"maps"
 	"slices"
-
-	"go.uber.org/zap"
 )
 
 // ChangeKind is what sort of thing a Change tells.
@@ -60,7 +58,7 @@ func Changes(before, after []DeviceState) []Change {
 			}
 			c.XID, c.Count, c.New = 0, 0, 0
 		}
-		same := c.Now.State == c.Was.State && slices.Equal(c.Now.causes(), c.Was.causes())
+		same := c.Now.State == c.Was.State && slices.Equal(c.Now.Causes(), c.Was.Causes())
 		if !same && (ok || c.Now.State > Healthy) {
 			add(ChangeState)
 		}
@@ -75,38 +73,6 @@ func Changes(before, after []DeviceState) []Change {
 
 // Cleared returns the causes that stood and stand no more.
 func (c Change) Cleared() []string {
-	now := c.Now.causes()
-	return slices.DeleteFunc(c.Was.causes(), func(cause string) bool { return slices.Contains(now, cause) })
-}
-
-// logChanges says what a poll has changed.
-func logChanges(log *zap.Logger, before, after []DeviceState) {
-	for _, c := range Changes(before, after) {
-		id := []zap.Field{zap.String("device", string(c.Device.ID)), zap.Int("gpu", c.Device.Index)}
-		switch c.Kind {
-		case ChangeFound:
-			log.Info("device found", append(id, zap.String("model", c.Device.Model), zap.String("profile", c.Device.Profile),
-				zap.String("pci", c.Device.PCI))...)
-		case ChangeXID:
-			log.Warn("XID", append(id, zap.Int("xid", c.XID), zap.String("meaning", LookupXID(c.XID).Name),
-				zap.Uint64("count", c.Count), zap.Uint64("new", c.New))...)
-		case ChangeState:
-			id = append(id, zap.Stringer("state", c.Now.State), zap.Stringer("was", c.Was.State))
-			if cleared := c.Cleared(); len(cleared) > 0 {
-				id = append(id, zap.Strings("cleared", cleared))
-			}
-			if len(c.Now.Findings) == 0 {
-				log.Info("device state", id...)
-				continue
-			}
-			if more := c.Now.causes()[1:]; len(more) > 0 {
-				id = append(id, zap.Strings("also", more))
-			}
-			f := c.Now.Findings[0]
-			log.Warn("device state", append(id, zap.String("cause", f.Cause), zap.String("reason", f.Reason),
-				zap.String("action", f.Action), zap.Time("since", f.Since), zap.Stringer("clears", f.Clears))...)
-		case ChangeGone:
-			log.Info("device gone", id...)
-		}
-	}
+	now := c.Now.Causes()
+	return slices.DeleteFunc(c.Was.Causes(), func(cause string) bool { return slices.Contains(now, cause) })
 }

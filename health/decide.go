@@ -25,9 +25,9 @@ func (v Verdict) Decided() bool { return len(v.Findings) > 0 && v.Findings[0].de
 
 func (f Finding) cordon() bool { return f.Cause == CauseCordoned }
 
-// decide adds the decisions to what was judged, and tells since when each verdict is what it is. The release is nil
-// while the driver is ours.
-func decide(c Config, before, judged []DeviceState, held Held, r *release, now time.Time) []DeviceState {
+// Decide adds the decisions to what was judged, and tells since when each verdict is what it is. If held is nil, every
+// device is held. The Detachment is zero while the driver is ours.
+func Decide(c Config, before, judged []DeviceState, held Held, detach Detachment, now time.Time) []DeviceState {
 	was := make(map[DeviceID]Verdict, len(before))
 	for _, d := range before {
 		was[d.Device.ID] = d.Verdict
@@ -41,18 +41,18 @@ func decide(c Config, before, judged []DeviceState, held Held, r *release, now t
 		var made []Finding
 		if word, yes := c.cordons(&d.Device); yes && !slices.ContainsFunc(ofGPU[d.Device.Parent], Finding.cordon) {
 			made = append(made, old.since(Finding{
-				Cause: CauseCordoned, State: Unhealthy, Reason: "named in health.cordon",
-				Action: fmt.Sprintf("to give it back to pods, take %q out of health.cordon", word), Since: now, Last: now, Clears: ClearsItself,
+				Cause: CauseCordoned, State: Unhealthy, Reason: fmt.Sprintf("cordoned by %q in health.cordon", word),
+				Action: ActionUncordon, Since: now, Last: now, Clears: ClearsItself,
 			}))
 		}
 		if why := pendingReset(own); c.IsolatePending && d.Device.Kind == KindGPU && why != nil {
 			free := !heldAtAll(held, judged, d.Device.ID)
-			if free || old.has(CauseIsolated) {
+			if free || old.Has(CauseIsolated) {
 				made = append(made, old.since(isolation(*why, free, now)))
 			}
 		}
-		if r.withholds(*d, old) {
-			made = append(made, old.since(r.finding(now)))
+		if detach.withholds(*d, old) {
+			made = append(made, old.since(detach.finding(now)))
 		}
 		ofGPU[d.Device.ID] = made
 		v := d.Verdict
@@ -91,14 +91,37 @@ func pendingReset(own []Finding) *Finding {
 // isolation is the finding of a GPU that is kept free for a reset. A pod that was admitted while the kubelet was
 // still being told has it all the same: then the reset must wait for its end.
 func isolation(why Finding, free bool, now time.Time) Finding {
-	action := "reset the GPU now: no pod holds it"
+	action := ActionResetGPUNow
 	if !free {
-		action = "reset the GPU when the pod that holds it has ended"
+		action = ActionResetGPUWhenFree
 	}
 	return Finding{
 		Cause: CauseIsolated, State: Unhealthy, Reason: "kept free for a reset between jobs: " + why.Reason, Action: action,
 		Since: now, Last: now, Clears: ClearsItself,
 	}
+}
+
+// withholds tells whether a device is kept from pods for it. The driver may be gone for long after it was to be taken
+// back, and a device that nobody has seen since a reset is not given out.
+func (d Detachment) withholds(dev DeviceState, was Verdict) bool {
+	switch {
+	case d == (Detachment{}) || dev.Device.Kind != KindGPU: // MIG devices inherit it
+		return false
+	case !d.Over:
+		return true
+	}
+	return was.Has(CauseReleased) && dev.Sample.Presence == PresenceUnknown
+}
+
+func (d Detachment) finding(now time.Time) Finding {
+	f := Finding{
+		Cause: CauseReleased, State: Unhealthy, Since: now, Last: now, Clears: ClearsItself,
+		Reason: "an operator detached the driver; the agent attaches it again at " + d.Until.UTC().Format(time.RFC3339), Action: ActionAttach,
+	}
+	if d.Over {
+		f.Reason, f.Action = "the agent is attaching the driver and has not measured the GPU since", ActionCheckSource
+	}
+	return f
 }
 
 // heldAtAll tells whether a pod has a GPU, or a part of it, or may have.
@@ -118,9 +141,9 @@ func (c Config) cordons(d *Device) (string, bool) {
 	return "", false
 }
 
-// idleCordons returns the words of Config.Cordon that mean none of the devices. One file may serve many nodes, so
+// UnmatchedCordons returns the words of Config.Cordon that mean none of the devices. One file may serve many nodes, so
 // that is no fault.
-func (c Config) idleCordons(devices []DeviceState) []string {
+func (c Config) UnmatchedCordons(devices []DeviceState) []string {
 	var idle []string
 	for _, word := range c.Cordon {
 		if !slices.ContainsFunc(devices, func(d DeviceState) bool { match, _ := d.Device.Matches(word); return match }) {

@@ -4,7 +4,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 )
 
 var pciGPU = Device{ID: "GPU-0", Kind: KindGPU, Index: 0, PCI: "00000000:1B:00.0"}
@@ -18,7 +17,7 @@ func cordoning(words ...string) Config {
 
 func judgeAll(c Config, known []DeviceState, seconds int, held Held, samples map[DeviceID]Sample, devices ...Device) []DeviceState {
 	r, now := reading(seconds, samples, devices...)
-	return Judge(c, known, r, held, now)
+	return judgeAndDecide(c, known, r, held, now)
 }
 
 func TestCordon(t *testing.T) {
@@ -41,12 +40,12 @@ func TestCordon(t *testing.T) {
 		config := cordoning(c.words...)
 		known := judgeAll(config, nil, 0, nil, nil, all...)
 		wantStates(t, known, map[DeviceID]State{"GPU-0": c.want[0], "MIG-0": c.want[1], "MIG-1": c.want[2], "GPU-1": c.want[3]})
-		if got := config.idleCordons(known); !slices.Equal(got, c.idle) {
+		if got := config.UnmatchedCordons(known); !slices.Equal(got, c.idle) {
 			t.Errorf("%q: %q mean nothing, want %q", c.words, got, c.idle)
 		}
 		for _, d := range known {
 			for _, f := range d.Verdict.Findings {
-				if f.Cause != CauseCordoned || f.Reason != "named in health.cordon" || !strings.Contains(f.Action, "out of health.cordon") ||
+				if f.Cause != CauseCordoned || f.Action != ActionUncordon ||
 					(f.From != "") != (d.Device.Kind == KindMIG && c.want[0] == u) {
 					t.Errorf("%q: %s: %+v", c.words, d.Device.ID, f)
 				}
@@ -101,14 +100,15 @@ func TestCordonHidesNothing(t *testing.T) {
 
 func TestCordonIsNotCleared(t *testing.T) {
 	known := judgeAll(cordoning("0"), nil, 0, nil, map[DeviceID]Sample{"GPU-0": present(xids(48))}, gpu0)
-	m := monitorOf(cordoning("0"), known)
-	if _, err := m.Clear("GPU-0", CauseCordoned); err == nil || !strings.Contains(err.Error(), `take "0" out of health.cordon`) {
+	c := cordoning("0")
+	if _, _, err := Clear(c, known, false, "GPU-0", CauseCordoned, at(1)); err == nil || !strings.Contains(err.Error(), ActionUncordon.Advice()) {
 		t.Errorf("got %v", err)
 	}
-	if got, err := m.Clear("GPU-0", ""); err != nil || !slices.Equal(got, []string{"xid-48"}) {
+	after, got, err := Clear(c, known, false, "GPU-0", "", at(1))
+	if err != nil || !slices.Equal(got, []string{"xid-48"}) {
 		t.Errorf("got %v, %v", got, err)
 	}
-	wantStates(t, m.out.Load().Devices, map[DeviceID]State{"GPU-0": Unhealthy})
+	wantStates(t, after, map[DeviceID]State{"GPU-0": Unhealthy})
 }
 
 func TestIsolation(t *testing.T) {
@@ -189,33 +189,16 @@ func TestIsolation(t *testing.T) {
 	c.IsolatePending = true
 	known = judgeAll(c, known, 1, nobody, map[DeviceID]Sample{"GPU-0": pending}, gpu0)
 	f := known[0].Verdict.Findings[0]
-	if f.Reason != "kept free for a reset between jobs: a memory row waits to be remapped" || f.Action != "reset the GPU now: no pod holds it" {
+	if f.Action != ActionResetGPUNow {
 		t.Errorf("%+v", f)
 	}
 	// A pod that was admitted in the last moment is not to be killed by the advice.
 	known = judgeAll(c, known, 2, holding("GPU-0"), map[DeviceID]Sample{"GPU-0": pending}, gpu0)
-	if f := known[0].Verdict.Findings[0]; f.Action != "reset the GPU when the pod that holds it has ended" || !f.Since.Equal(at(1)) {
+	if f := known[0].Verdict.Findings[0]; f.Action != ActionResetGPUWhenFree || !f.Since.Equal(at(1)) {
 		t.Errorf("%+v", f)
 	}
 	c.IsolatePending = false
 	wantStates(t, judgeAll(c, known, 3, nobody, map[DeviceID]Sample{"GPU-0": pending}, gpu0), map[DeviceID]State{"GPU-0": Degraded})
-}
-
-// An isolated GPU is isolated after a restart of the agent too, before anybody knows who holds what.
-func TestIsolationOutlivesARestart(t *testing.T) {
-	c := DefaultConfig()
-	c.IsolatePending = true
-	pending := map[DeviceID]Sample{"GPU-0": present(value(FieldRemapPending, 1))}
-	known := judgeAll(c, nil, 0, func(DeviceID) bool { return false }, pending, gpu0)
-	devices, _ := restart(t, &Snapshot{Source: Source{Kind: "dcgm"}, Devices: known}, "boot", "boot", "dcgm")
-	known = judgeAll(c, devices, 101, nil, pending, gpu0)
-	if v := known[0].Verdict; v.State != Unhealthy || !v.has(CauseIsolated) || !v.Since.Equal(at(0)) || !v.Findings[0].Since.Equal(at(0)) {
-		t.Errorf("%+v", v)
-	}
-	// If it was reset meanwhile, it is free again.
-	known = judgeAll(c, devices, 101, nil, nil, gpu0)
-	known = judgeAll(c, known, 101+int(c.RecoverAfter/time.Second), nil, nil, gpu0)
-	wantStates(t, known, map[DeviceID]State{"GPU-0": Healthy})
 }
 
 func TestCordonValidate(t *testing.T) {
@@ -229,4 +212,15 @@ func TestCordonValidate(t *testing.T) {
 			t.Errorf("%q: %v", word, err)
 		}
 	}
+}
+
+// MIG devices have it from their GPU, and a partition made meanwhile has nothing of it.
+func TestDetachmentOfMIGDevices(t *testing.T) {
+	known := judgeAll(DefaultConfig(), nil, 0, nil, map[DeviceID]Sample{gpu0.ID: present(), mig0.ID: present()}, gpu0, mig0)
+	known = Decide(DefaultConfig(), known, known, nil, Detachment{Until: at(60)}, at(1))
+	if f := known[1].Verdict.Findings; len(f) != 1 || f[0].From != gpu0.ID || f[0].Cause != CauseReleased || known[1].Verdict.State != Unhealthy {
+		t.Errorf("%+v", f)
+	}
+	known = Decide(DefaultConfig(), known, known, nil, Detachment{Over: true}, at(2))
+	wantStates(t, known, map[DeviceID]State{gpu0.ID: Healthy, mig0.ID: Healthy})
 }

@@ -5,21 +5,21 @@ import (
 	"time"
 )
 
-// doubtFor is how long the source must say that all GPUs are gone before it is believed. An engine that was started
+// DoubtDelay is how long the source must say that all GPUs are gone before it is believed. An engine that was started
 // without a driver lists no GPU and reports no error; binding or unbinding one GPU makes DCGM call all of them detached
 // for a moment (OBSERVED.md 11). A switch can take all of them in earnest.
-const doubtFor = 10 * time.Second
+const DoubtDelay = 10 * time.Second
 
-// doubt keeps readings that make all GPUs go at once from being believed for a while, and those that lack a GPU which only
+// Doubt keeps readings that make all GPUs go at once from being believed for a while, and those that lack a GPU which only
 // the state file knows: DCGM may name it some seconds late. A GPU that the driver calls lost is never doubted.
-type doubt struct {
+type Doubt struct {
 	since  time.Time // of the first reading without any GPU; zero if the last one had one
 	unread time.Time // of the first reading that lacks a GPU which no reading of this process has had
 }
 
-// check returns the reading to judge: r, or one in which the GPUs in doubt are as they were known last, with presence
+// Check returns the reading to judge: r, or one in which the GPUs in doubt are as they were known last, with presence
 // unknown, no values, and the XIDs of r. If all are in doubt, why says what the source claims.
-func (d *doubt) check(before []DeviceState, r *Reading, now time.Time) (judged *Reading, why string) {
+func (d *Doubt) Check(before []DeviceState, r *Reading, now time.Time) (judged *Reading, why string) {
 	samples := make(map[DeviceID]Sample, len(r.Samples))
 	for _, s := range r.Samples {
 		samples[s.Device] = s
@@ -63,7 +63,7 @@ func (d *doubt) check(before []DeviceState, r *Reading, now time.Time) (judged *
 	if since.IsZero() {
 		*since = now
 	}
-	if now.Sub(*since) >= doubtFor {
+	if now.Sub(*since) >= DoubtDelay {
 		return r, ""
 	}
 
@@ -84,12 +84,12 @@ func (d *doubt) check(before []DeviceState, r *Reading, now time.Time) (judged *
 	if !all {
 		return judged, ""
 	}
-	why = fmt.Sprintf("%d GPUs are said to be gone at once, which is believed after %v", len(gone), doubtFor)
+	why = fmt.Sprintf("%d GPUs are said to be gone at once, which is believed after %v", len(gone), DoubtDelay)
 	switch {
 	case len(r.Devices) == 0:
-		why = fmt.Sprintf("the source lists no GPU, though %d are known; it is believed after %v", len(gone), doubtFor)
+		why = fmt.Sprintf("the source lists no GPU, though %d are known; it is believed after %v", len(gone), DoubtDelay)
 	case unlisted == 0:
-		why = fmt.Sprintf("the source calls all %d GPUs detached or inaccessible; it is believed after %v", len(gone), doubtFor)
+		why = fmt.Sprintf("the source calls all %d GPUs detached or inaccessible; it is believed after %v", len(gone), DoubtDelay)
 	}
 	return judged, why
 }

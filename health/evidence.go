@@ -19,7 +19,7 @@ func wasReset(c Config, was Verdict, kind Kind, s Sample) bool {
 		case f.presence():
 			// One reading may err, a GPU that was hidden was not reset, and a MIG device goes by its GPU.
 			away := f.Last.Sub(f.Since) >= c.Interval/2 && f.Cause != CauseInaccessible && kind == KindGPU
-			return s.Presence == Present && away && !f.common
+			return s.Presence == Present && away && !f.Common
 		case f.Cause == CauseRecoveryAction:
 			return told && RecoveryAction(action) == RecoveryNone && f.asksForReset()
 		}
@@ -34,7 +34,7 @@ func back(was Verdict, f Finding, s Sample) bool {
 		return false
 	}
 	gone := was.ownPresence()
-	return f.presence() || f.Cause == xidCause(79) && gone != nil && gone.Cause == CauseLost && !gone.common
+	return f.presence() || f.Cause == xidCause(79) && gone != nil && gone.Cause == CauseLost && !gone.Common
 }
 
 // asksForReset tells whether what the driver asks for, as its recovery action, resets the GPU. Of an action that is not in the
@@ -88,7 +88,7 @@ func newCommonLoss(before []DeviceState, samples map[DeviceID]Sample, now time.T
 		case !listed || s.Presence > Present:
 			if d.Sample.Presence <= Present {
 				went++
-			} else if f := d.Verdict.ownPresence(); f != nil && now.Sub(f.Since) < doubtFor {
+			} else if f := d.Verdict.ownPresence(); f != nil && now.Sub(f.Since) < DoubtDelay {
 				lately++
 			}
 		case s.Presence == Present:
@@ -106,17 +106,17 @@ func (l commonLoss) of(was Verdict, cause string) (common bool, alone time.Time)
 	switch {
 	case f == nil:
 		return l.all && (l.many || cause != CauseLost), time.Time{}
-	case f.common && l.present:
+	case f.Common && l.present:
 		alone = f.alone
 		if alone.IsZero() {
 			alone = l.now
 		}
-		return l.now.Sub(alone) < doubtFor, alone
-	case f.common:
+		return l.now.Sub(alone) < DoubtDelay, alone
+	case f.Common:
 		return true, time.Time{}
 	}
 	// The others have gone shortly after it.
-	return l.all && l.others && l.now.Sub(f.Since) < doubtFor, time.Time{}
+	return l.all && l.others && l.now.Sub(f.Since) < DoubtDelay, time.Time{}
 }
 
 // ownPresence returns the device's own finding that it cannot be reached, nil if there is none.
@@ -131,13 +131,13 @@ func (v Verdict) ownPresence() *Finding {
 // goneInCommon tells whether the device is gone since all of the node went at once.
 func (v Verdict) goneInCommon() bool {
 	f := v.ownPresence()
-	return f != nil && f.common
+	return f != nil && f.Common
 }
 
 // withPast returns the sample with those XIDs of before the start that nobody has judged yet among its XIDs. What a MIG
 // device holds that comes later than its GPU may be another's, which had its number before.
-func (b basis) withPast(was DeviceState, gpu Verdict, d Device, s Sample) Sample {
-	if len(s.Past) == 0 || !b.history || d.Kind == KindMIG && gpu.seen {
+func (b Basis) withPast(was DeviceState, gpu Verdict, d Device, s Sample) Sample {
+	if len(s.Past) == 0 || !b.History || d.Kind == KindMIG && gpu.seen {
 		return s
 	}
 	var unjudged []XID
@@ -175,7 +175,7 @@ func (v *Verdict) judgeAction(c Config, s Sample) {
 	if !told {
 		return
 	}
-	wanted := recoveries[RecoveryAction(value)].action == actionReset
+	wanted := recoveries[RecoveryAction(value)].action == ActionResetGPU
 	explained := slices.ContainsFunc(s.XIDs, func(x XID) bool { return c.XID.Effect(x.Code) != EffectIgnore }) // not an application's error
 	v.unexplained = wanted && (v.unexplained || v.actionUntold && !explained)
 	v.actionUntold = false

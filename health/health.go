@@ -8,6 +8,7 @@ package health
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health/deviceref"
@@ -54,8 +55,8 @@ type Device struct {
 // Matches reports whether word identifies the device or its GPU. If word is no name of a device, named is false. It does
 // not allocate: it is called for every device at every layout.
 func (d *Device) Matches(word string) (match, named bool) {
-	names := deviceref.Device{UUID: string(d.ID), Parent: string(d.Parent), Index: d.Index, MIG: d.MIGIndex, PCI: d.PCI}
-	return names.Is(word)
+	names := deviceref.Names{UUID: string(d.ID), Parent: string(d.Parent), Index: d.Index, MIG: d.MIGIndex, PCI: d.PCI}
+	return names.Match(word)
 }
 
 // Link is how one GPU reaches another.
@@ -221,7 +222,7 @@ const (
 )
 
 //nolint:gochecknoglobals // a table of constants
-var clearsNames = [...]string{"by itself", "gpu reset", "reboot", "operator", "application restart"}
+var clearsNames = [...]string{"self", "gpu-reset", "reboot", "operator", "app-restart"}
 
 func (c Clears) String() string { return name(clearsNames[:], int(c)) }
 
@@ -230,15 +231,15 @@ type Finding struct {
 	Cause  string // short and stable, fit for a label: "xid-79", "lost", "recovery-action"
 	State  State  // Degraded or Unhealthy
 	Reason string // in words
-	Action string // what a person should do about it
+	Action Action // what an operator should do about it
 	Since  time.Time
 	Last   time.Time // when it was last seen
 	Reset  time.Time // when a reset was last seen since it began; zero if none was
 	Clears Clears
 	From   DeviceID // the parent that it was inherited from; empty if the device's own
 
-	common bool      // of a device that is gone: all of the node went together, so that its return is no reset
-	alone  time.Time // common: since when others are back without it; zero while none is
+	Common bool      // of a device that is gone: all of the node went together, so that its return is no reset
+	alone  time.Time // Common: since when others are back without it; zero while none is
 }
 
 // Verdict is what is thought of a device, and the judge's whole memory of it.
@@ -249,7 +250,7 @@ type Verdict struct {
 
 	Trips   []time.Time        // when the device became unhealthy by itself, within Config.Flap.Within
 	suspect map[string]suspect // FAILs that are not confirmed yet, by cause; not modified once stored
-	follow  []XID              // XIDs of the last minute that the recovery action is to tell more of; not modified once stored
+	Follow  []XID              // XIDs of the last minute that the recovery action is to tell more of; not modified once stored
 	seen    bool               // there was a sample that tells something, so that no finding means no fault
 
 	actionUntold bool // no sample of this process has told the recovery action yet, and none was known before
@@ -294,10 +295,17 @@ var sourceNames = [...]string{"starting", "up", "down", "stalled", "detached"}
 
 func (s SourceStatus) String() string { return name(sourceNames[:], int(s)) }
 
+// SourceID tells a source from others.
+type SourceID struct {
+	Kind      string // shown as Source.Kind
+	Inventory string // names the set of devices: a source with another one does not miss those of this
+	Simulated bool   // no real devices: those of another inventory are no more known with it, nor its own with another
+}
+
 // Source is the state of what measures the GPUs.
 type Source struct {
 	Kind       string // what measures: "dcgm" or "sim"
-	Inventory  string // MonitorSource.Inventory
+	Inventory  string // SourceID.Inventory
 	Status     SourceStatus
 	Err        string // why it is not up, in words; empty if it is
 	Since      time.Time
@@ -318,12 +326,12 @@ type Detachment struct {
 	Until   time.Time     // when the driver is taken back by itself
 	For     time.Duration // how long that was from the last detach
 	Over    bool          // the driver is to be taken back now; nothing else is set
-	Asking  bool          // the kubelet is still asked who holds the devices: see Monitor.Withhold
+	Asking  bool          // the kubelet is still asked who holds the devices: see monitor.Monitor.Withhold
 	Unasked bool          // a host engine has not been asked to let go, as far as is known
 }
 
-// inForce reports whether the devices are withheld and the driver is not to be used.
-func (d Detachment) inForce() bool { return d != (Detachment{}) && !d.Over }
+// InForce reports whether the devices are withheld and the driver is not to be used.
+func (d Detachment) InForce() bool { return d != (Detachment{}) && !d.Over }
 
 // Snapshot is everything the agent knows, at one moment. It is never modified once stored.
 type Snapshot struct {
@@ -335,6 +343,12 @@ type Snapshot struct {
 
 // Polled reports whether the GPUs have been seen at least once.
 func (s *Snapshot) Polled() bool { return s != nil && !s.At.IsZero() }
+
+// ParseState returns the state of that name. If there is none, ok is false.
+func ParseState(s string) (state State, ok bool) {
+	i := slices.Index(stateNames[:], s)
+	return State(max(i, 0)), i >= 0
+}
 
 func name(names []string, i int) string {
 	if i < len(names) {

@@ -1,7 +1,6 @@
 package health
 
 import (
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,9 +12,9 @@ import (
 func past(list ...XID) func(*Sample) { return func(s *Sample) { s.Past = list } }
 
 // judgeBasis judges one sample of one GPU.
-func judgeBasis(known []DeviceState, seconds int, s Sample, b basis) DeviceState {
+func judgeBasis(known []DeviceState, seconds int, s Sample, b Basis) DeviceState {
 	s.Device, s.At = gpu0.ID, at(seconds)
-	return judgeDevices(DefaultConfig(), known, &Reading{Devices: []Device{gpu0}, Samples: []Sample{s}}, b, s.At)[0]
+	return Judge(DefaultConfig(), known, &Reading{Devices: []Device{gpu0}, Samples: []Sample{s}}, b, s.At)[0]
 }
 
 // XIDs of before the start are new if the memory of this boot lacks them, and history without such a memory.
@@ -24,14 +23,14 @@ func TestXIDsWhileTheAgentWasAway(t *testing.T) {
 	remembered := []DeviceState{{Device: gpu0, Seen: []XID{old}}}
 	for name, c := range map[string]struct {
 		known []DeviceState
-		b     basis
+		b     Basis
 		past  []XID
 		count uint64
 	}{
-		"a row that was seen is not new":      {remembered, basis{history: true, first: true}, []XID{old}, 0},
-		"another row is":                      {remembered, basis{history: true, first: true}, []XID{old, away}, 1},
-		"so is a row of a device without any": {nil, basis{history: true, first: true}, []XID{away}, 1},
-		"without a memory all are history":    {nil, basis{first: true}, []XID{old, away}, 0},
+		"a row that was seen is not new":      {remembered, Basis{History: true, First: true}, []XID{old}, 0},
+		"another row is":                      {remembered, Basis{History: true, First: true}, []XID{old, away}, 1},
+		"so is a row of a device without any": {nil, Basis{History: true, First: true}, []XID{away}, 1},
+		"without a memory all are history":    {nil, Basis{First: true}, []XID{old, away}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := judgeBasis(c.known, 0, present(past(c.past...)), c.b)
@@ -48,7 +47,7 @@ func TestXIDsWhileTheAgentWasAway(t *testing.T) {
 				}
 			}
 			// After another restart it is known.
-			again := judgeBasis([]DeviceState{{Device: gpu0, Seen: d.Seen}}, 1, present(past(c.past...)), basis{history: true, first: true})
+			again := judgeBasis([]DeviceState{{Device: gpu0, Seen: d.Seen}}, 1, present(past(c.past...)), Basis{History: true, First: true})
 			if len(again.XIDCounts) != 0 || len(again.Seen) != len(d.Seen) {
 				t.Errorf("a second time it counts %v, seen %+v", again.XIDCounts, again.Seen)
 			}
@@ -56,7 +55,7 @@ func TestXIDsWhileTheAgentWasAway(t *testing.T) {
 	}
 
 	// The kernel's log and the driver tell of one event with different times.
-	d := judgeBasis([]DeviceState{{Device: gpu0, Seen: []XID{{79, at(-60)}}}}, 0, present(past(XID{79, at(-58)})), basis{history: true, first: true})
+	d := judgeBasis([]DeviceState{{Device: gpu0, Seen: []XID{{79, at(-60)}}}}, 0, present(past(XID{79, at(-58)})), Basis{History: true, First: true})
 	if len(d.XIDCounts) != 0 {
 		t.Errorf("one event counts twice: %v", d.XIDCounts)
 	}
@@ -69,7 +68,7 @@ func TestPastOfANewPartition(t *testing.T) {
 		known []DeviceState
 		count uint64
 	}{{nil, 1}, {fold(t, nil, 0, nil, gpu1), 1}, {fold(t, nil, 0, nil, gpu0), 0}} { // the last: its GPU was there before it
-		known := judgeDevices(DefaultConfig(), c.known, r, basis{history: true}, now)
+		known := Judge(DefaultConfig(), c.known, r, Basis{History: true}, now)
 		for _, d := range known {
 			if got := d.XIDCounts[48]; d.Device.ID == mig0.ID && got != c.count {
 				t.Errorf("after %d devices: counted %d, want %d", len(c.known), got, c.count)
@@ -87,7 +86,7 @@ func TestSeenIsBounded(t *testing.T) {
 		}
 		s := present()
 		s.XIDs = list
-		known = []DeviceState{judgeBasis(known, i, s, basis{history: true})}
+		known = []DeviceState{judgeBasis(known, i, s, Basis{History: true})}
 	}
 	if n := len(known[0].Seen); n != maxSeen {
 		t.Errorf("%d are kept, want %d", n, maxSeen)
@@ -106,10 +105,10 @@ func TestRecoveryActionOfBeforeTheStart(t *testing.T) {
 		want   State
 	}
 	for name, c := range map[string]struct {
-		b     basis // of the first look
+		b     Basis // of the first look
 		looks []look
 	}{
-		"it stood at the start": {basis{}, []look{
+		"it stood at the start": {Basis{}, []look{
 			{0, wants, Unhealthy},
 			{1, wants, Unhealthy},
 			{100, present(without(FieldRecoveryAction)), Unhealthy},
@@ -117,12 +116,12 @@ func TestRecoveryActionOfBeforeTheStart(t *testing.T) {
 			{201, none, Healthy},
 			{202, wants, Degraded},
 		}},
-		"nothing was told at first":        {basis{}, []look{{0, blank(PresenceUnknown), Unknown}, {1, present(without(FieldRecoveryAction)), Healthy}, {2, wants, Unhealthy}}},
-		"it came later":                    {basis{}, []look{{0, none, Healthy}, {1, wants, Degraded}}},
-		"its XID came with it":             {basis{}, []look{{0, present(value(FieldRecoveryAction, 1), xids(63)), Degraded}, {1, wants, Degraded}}},
-		"drain and reset":                  {basis{}, []look{{0, present(value(FieldRecoveryAction, 4)), Unhealthy}, {1, wants, Unhealthy}, {2, none, Healthy}}},
-		"it came while the agent was away": {basis{history: true, first: true}, []look{{0, wants, Unhealthy}, {1, wants, Unhealthy}, {2, none, Healthy}}},
-		"and its XID is delivered": {basis{history: true, first: true}, []look{
+		"nothing was told at first":        {Basis{}, []look{{0, blank(PresenceUnknown), Unknown}, {1, present(without(FieldRecoveryAction)), Healthy}, {2, wants, Unhealthy}}},
+		"it came later":                    {Basis{}, []look{{0, none, Healthy}, {1, wants, Degraded}}},
+		"its XID came with it":             {Basis{}, []look{{0, present(value(FieldRecoveryAction, 1), xids(63)), Degraded}, {1, wants, Degraded}}},
+		"drain and reset":                  {Basis{}, []look{{0, present(value(FieldRecoveryAction, 4)), Unhealthy}, {1, wants, Unhealthy}, {2, none, Healthy}}},
+		"it came while the agent was away": {Basis{History: true, First: true}, []look{{0, wants, Unhealthy}, {1, wants, Unhealthy}, {2, none, Healthy}}},
+		"and its XID is delivered": {Basis{History: true, First: true}, []look{
 			{0, present(value(FieldRecoveryAction, 1), past(XID{63, at(-9)})), Degraded}, {1, wants, Degraded},
 		}},
 	} {
@@ -131,17 +130,17 @@ func TestRecoveryActionOfBeforeTheStart(t *testing.T) {
 			for _, l := range c.looks {
 				d := judgeBasis(known, l.at, l.sample, c.b)
 				if d.Verdict.State != l.want {
-					t.Fatalf("at %d s: %v %v, want %v", l.at, d.Verdict.State, d.Verdict.causes(), l.want)
+					t.Fatalf("at %d s: %v %v, want %v", l.at, d.Verdict.State, d.Verdict.Causes(), l.want)
 				}
-				known, c.b.first = []DeviceState{d}, false
+				known, c.b.First = []DeviceState{d}, false
 			}
 		})
 	}
 
 	// One that stood before the restart is known.
-	d := judgeBasis([]DeviceState{judgeBasis(nil, 0, wants, basis{history: true})}, 1, wants, basis{history: true, first: true})
+	d := judgeBasis([]DeviceState{judgeBasis(nil, 0, wants, Basis{History: true})}, 1, wants, Basis{History: true, First: true})
 	if d.Verdict.State != Degraded {
-		t.Errorf("%v %v", d.Verdict.State, d.Verdict.causes())
+		t.Errorf("%v %v", d.Verdict.State, d.Verdict.Causes())
 	}
 }
 
@@ -163,10 +162,10 @@ func TestIncidentOfBeforeTheStart(t *testing.T) {
 		"the boot is remembered":            {uncontained, true, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := basis{history: c.history}
+			b := Basis{History: c.history}
 			d := judgeBasis(nil, 0, c.sample, b)
 			for i, seconds := range []int{1, 1000} {
-				if got := strings.Join(d.Verdict.causes(), ","); got != c.want || c.want != "" && d.Verdict.State != Degraded {
+				if got := strings.Join(d.Verdict.Causes(), ","); got != c.want || c.want != "" && d.Verdict.State != Degraded {
 					t.Fatalf("look %d: %q, %v; want %q", i, got, d.Verdict.State, c.want)
 				}
 				d = judgeBasis([]DeviceState{d}, seconds, c.sample, b)
@@ -176,15 +175,15 @@ func TestIncidentOfBeforeTheStart(t *testing.T) {
 				d = judgeBasis([]DeviceState{d}, 1001+i, s, b)
 			}
 			if d.Verdict.State != Healthy {
-				t.Errorf("after a reset: %v", d.Verdict.causes())
+				t.Errorf("after a reset: %v", d.Verdict.Causes())
 			}
 		})
 	}
 
 	// The check came before any sample told the XID; at run time the XID is judged and not the incident.
-	d := judgeBasis(nil, 0, present(xids(94)), basis{})
-	d = judgeBasis([]DeviceState{d}, 1, incident(131, SeverityFail, "XID 94"), basis{})
-	if got := d.Verdict.causes(); !slices.Equal(got, []string{"xid-94"}) {
+	d := judgeBasis(nil, 0, present(xids(94)), Basis{})
+	d = judgeBasis([]DeviceState{d}, 1, incident(131, SeverityFail, "XID 94"), Basis{})
+	if got := d.Verdict.Causes(); !slices.Equal(got, []string{"xid-94"}) {
 		t.Errorf("got %v", got)
 	}
 }
@@ -214,7 +213,7 @@ func TestXIDOfAnotherTime(t *testing.T) {
 	for _, off := range []time.Duration{0, time.Second, 5 * time.Hour, -time.Second, -5 * time.Hour} {
 		s := present()
 		s.XIDs = []XID{{999, at(0).Add(off)}}
-		d := judgeBasis(nil, 0, s, basis{history: true})
+		d := judgeBasis(nil, 0, s, Basis{History: true})
 		if d.Verdict.State != Degraded || d.LastXID.At.After(at(0)) || d.Verdict.Findings[0].Since.After(at(0)) || d.Verdict.Findings[0].Since.Before(at(-600)) {
 			t.Errorf("%v: %+v, last XID %+v", off, d.Verdict.Findings, d.LastXID)
 		}
@@ -222,7 +221,7 @@ func TestXIDOfAnotherTime(t *testing.T) {
 			at   int
 			want State
 		}{{59, Degraded}, {60, Healthy}} {
-			d = judgeBasis([]DeviceState{d}, l.at, present(), basis{history: true})
+			d = judgeBasis([]DeviceState{d}, l.at, present(), Basis{History: true})
 			if d.Verdict.State != l.want {
 				t.Errorf("%v: %v after %d s, want %v", off, d.Verdict.State, l.at, l.want)
 			}
@@ -235,40 +234,9 @@ func TestXIDOfAnotherTime(t *testing.T) {
 	// And the recovery action has a minute to tell more of one.
 	s := present()
 	s.XIDs = []XID{{144, at(0).Add(-5 * time.Hour)}}
-	d := judgeBasis(nil, 0, s, basis{history: true})
-	d = judgeBasis([]DeviceState{d}, 2, present(value(FieldRecoveryAction, 1)), basis{history: true})
+	d := judgeBasis(nil, 0, s, Basis{History: true})
+	d = judgeBasis([]DeviceState{d}, 2, present(value(FieldRecoveryAction, 1)), Basis{History: true})
 	if d.Verdict.State != Unhealthy {
-		t.Errorf("it is not followed: %v", d.Verdict.causes())
-	}
-}
-
-// A restart forgets neither that all GPUs went together, nor that nobody knows why the driver wants a reset.
-func TestRestartKeepsWhatIsNoEvidence(t *testing.T) {
-	ill := present(value(FieldRecoveryAction, 1))
-	known := fold(t, nil, 0, map[DeviceID]Sample{"GPU-0": present(xids(95))}, gpu0, gpu1)
-	r, now := reading(1, map[DeviceID]Sample{"GPU-1": ill}, gpu0, gpu1)
-	known[1].Verdict.actionUntold = true
-	known = judgeDevices(DefaultConfig(), known, r, basis{}, now)
-	wantStates(t, known, map[DeviceID]State{"GPU-0": Unhealthy, "GPU-1": Unhealthy})
-	for i := range 3 {
-		known = fold(t, known, 2+i, nil)
-	}
-
-	text, err := json.Marshal(Remember(&Snapshot{Source: Source{Kind: "dcgm", DriverLoad: "7"}, Devices: known}, "boot"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var m Memory
-	if err := json.Unmarshal(text, &m); err != nil {
-		t.Fatal(err)
-	}
-	recalled := m.Recall("boot", MonitorSource{Kind: "dcgm"}, at(10))
-	if recalled.DriverLoad != "7" || m.Recall("another", MonitorSource{Kind: "dcgm"}, at(10)).DriverLoad != "" {
-		t.Errorf("the driver's load is not that of the boot: %+v", recalled)
-	}
-	known = fold(t, recalled.Devices, 11, map[DeviceID]Sample{"GPU-1": ill}, gpu0, gpu1)
-	wantStates(t, known, map[DeviceID]State{"GPU-0": Unhealthy, "GPU-1": Unhealthy})
-	if got := causes(known[0].Verdict); !slices.Equal(got, []string{"xid-95"}) {
-		t.Errorf("GPU-0 has %v", got)
+		t.Errorf("it is not followed: %v", d.Verdict.Causes())
 	}
 }

@@ -7,24 +7,19 @@ import (
 	"time"
 )
 
-// Judge folds a reading into what was known before and returns what is known now. It is pure: the same
-// arguments give the same result, and the only clock is the reading's. If held is nil, every device is held.
+// Basis is what a judgement rests on beside the devices of before and the reading.
+type Basis struct {
+	History  bool // the XIDs of this boot are known from before the start: those of Sample.Past that are not among them are new
+	First    bool // it is the first reading of this process
+	Reloaded bool // the driver was loaded anew since the reading before
+}
+
+// Judge folds a reading into what was known before and returns what is known now, without the decisions: see Decide. It
+// is pure: the same arguments give the same result, and the only clock is the reading's.
 //
 // A GPU that was known and is not in the reading stays, Unhealthy and "missing"; a MIG device that is not
 // in the reading is gone with its partition, unless its GPU is missing too.
-func Judge(c Config, before []DeviceState, r *Reading, held Held, now time.Time) []DeviceState {
-	return decide(c, before, judgeDevices(c, before, r, basis{history: true}, now), held, nil, now)
-}
-
-// basis is what a judgement rests on beside the devices of before and the reading.
-type basis struct {
-	history  bool // the XIDs of this boot are known from before the start: those of Sample.Past that are not among them are new
-	first    bool // it is the first reading of this process
-	reloaded bool // the driver was loaded anew since the reading before
-}
-
-// judgeDevices is Judge without the decisions.
-func judgeDevices(c Config, before []DeviceState, r *Reading, b basis, now time.Time) []DeviceState {
+func Judge(c Config, before []DeviceState, r *Reading, b Basis, now time.Time) []DeviceState {
 	known := make(map[DeviceID]DeviceState, len(before))
 	for _, d := range before {
 		known[d.Device.ID] = d
@@ -64,7 +59,7 @@ func judgeDevices(c Config, before []DeviceState, r *Reading, b basis, now time.
 		if d.Device.Kind == KindMIG {
 			// How a GPU that cannot be reached is partitioned is not known.
 			gpu, listed := gpus[d.Device.Parent]
-			if !listed || gpu.shown == Present && !gpu.verdict.has(CauseMissing) {
+			if !listed || gpu.shown == Present && !gpu.verdict.Has(CauseMissing) {
 				continue
 			}
 		}
@@ -87,21 +82,21 @@ type parent struct {
 
 // judgeDevice judges one device. The raised XIDs are those of its MIG devices that are its own.
 func judgeDevice(
-	c Config, was DeviceState, d Device, s Sample, p parent, b basis, common commonLoss, raised []XID,
+	c Config, was DeviceState, d Device, s Sample, p parent, b Basis, common commonLoss, raised []XID,
 ) (next DeviceState, reset bool) {
 	v := was.Verdict
-	unknown := was.Device.ID == "" && !b.history
+	unknown := was.Device.ID == "" && !b.History
 	v.checkUntold = v.checkUntold || unknown
-	v.actionUntold = v.actionUntold || unknown || b.first && !was.Verdict.has(CauseRecoveryAction)
+	v.actionUntold = v.actionUntold || unknown || b.First && !was.Verdict.Has(CauseRecoveryAction)
 	v.judgeAction(c, s)
-	reset = p.reset || b.reloaded || wasReset(c, was.Verdict, d.Kind, s)
+	reset = p.reset || b.Reloaded || wasReset(c, was.Verdict, d.Kind, s)
 	own := carry(c, was.Verdict, s, reset)
 	for _, f := range seen(c, s) {
 		switch {
-		case p.verdict.has(f.Cause): // a MIG device that is lost with its GPU has the GPU's finding
+		case p.verdict.Has(f.Cause): // a MIG device that is lost with its GPU has the GPU's finding
 			continue
 		case f.presence():
-			f.common, f.alone = common.of(was.Verdict, f.Cause)
+			f.Common, f.alone = common.of(was.Verdict, f.Cause)
 		case f.Cause == CauseRecoveryAction && v.unexplained:
 			f.State, f.Reason = Unhealthy, f.Reason+"; the XID behind it came while no agent was there to see it"
 		}
@@ -153,7 +148,7 @@ func judgeDevice(
 	}
 	v.seen = v.seen || s.Presence != PresenceUnknown
 	v.find(inherit(own, d.Parent, p.verdict.Findings))
-	v.Trips, v.suspect, v.follow = trips, suspects, follow
+	v.Trips, v.suspect, v.Follow = trips, suspects, follow
 	if was.Device.ID != "" && s.Presence != Present {
 		d = was.Device // nobody can read it now: what was read when it was there is better
 	}

@@ -236,6 +236,11 @@ func TestJudgeSequences(t *testing.T) {
 	}
 }
 
+// judgeAndDecide judges a reading with the XIDs of this boot known, and decides. If held is nil, every device is held.
+func judgeAndDecide(c Config, before []DeviceState, r *Reading, held Held, now time.Time) []DeviceState {
+	return Decide(c, before, Judge(c, before, r, Basis{History: true}, now), held, Detachment{}, now)
+}
+
 func judge1(known []DeviceState, d Device, st step) []DeviceState {
 	c := DefaultConfig()
 	c.Flap.Trips = 0
@@ -248,10 +253,10 @@ func judgeWith(c Config, known []DeviceState, d Device, st step) []DeviceState {
 	for i := range s.XIDs {
 		s.XIDs[i].At = s.At
 	}
-	return Judge(c, known, &Reading{Devices: []Device{d}, Samples: []Sample{s}}, nil, s.At)
+	return judgeAndDecide(c, known, &Reading{Devices: []Device{d}, Samples: []Sample{s}}, nil, s.At)
 }
 
-func causes(v Verdict) []string { return v.causes() }
+func causes(v Verdict) []string { return v.Causes() }
 
 func TestJudgeRemembersSince(t *testing.T) {
 	known := judge1(nil, gpu0, step{at: 0, sample: present()})
@@ -302,7 +307,7 @@ func reading(seconds int, samples map[DeviceID]Sample, devices ...Device) (*Read
 func fold(t *testing.T, known []DeviceState, seconds int, samples map[DeviceID]Sample, devices ...Device) []DeviceState {
 	t.Helper()
 	r, now := reading(seconds, samples, devices...)
-	return Judge(DefaultConfig(), known, r, nil, now)
+	return judgeAndDecide(DefaultConfig(), known, r, nil, now)
 }
 
 func states(known []DeviceState) map[DeviceID]State {

@@ -3,8 +3,6 @@ package health
 import (
 	"slices"
 	"testing"
-	"testing/synctest"
-	"time"
 )
 
 // devicesByID finds a device among those that were judged.
@@ -36,50 +34,6 @@ func TestMIGXIDFollowsTheGPUsRecoveryAction(t *testing.T) {
 			t.Errorf("%s had no XID and has %v", id, causes(v))
 		}
 	}
-}
-
-// TestClearForgetsWhatIsNotConfirmed: after an operator's word, a fault must be seen as often as one that is new.
-func TestClearForgetsWhatIsNotConfirmed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := monitor(t)
-		defer b.stop()
-		synctest.Wait()
-		link := Incident{System: "nvlink", Code: 71, Severity: SeverityFail, Message: "errors"} // NVLINK_ERROR_CRITICAL
-		cause := incidentCause(LookupIncident(link.Code))
-		b.show(checked(link))
-		pass(time.Second)
-		if stands := b.stands(); stands != "" {
-			t.Fatalf("%s stands after one check", stands)
-		}
-		if _, err := b.m.Clear(gpu0.ID, ""); err != nil {
-			t.Fatal(err)
-		}
-		for check, want := range []string{"", cause} {
-			pass(time.Second)
-			if stands := b.stands(); stands != want {
-				t.Errorf("%d checks after the operator's word: %q stands; want %q", check+1, stands, want)
-			}
-		}
-	})
-}
-
-// TestClearEndsTheFollowingOfAnXID: what the driver asks for after an operator's word is no news of an XID before it.
-func TestClearEndsTheFollowingOfAnXID(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := monitor(t)
-		defer b.stop()
-		synctest.Wait()
-		b.show(present(xids(109)))
-		pass(time.Second)
-		if _, err := b.m.Clear(gpu0.ID, ""); err != nil {
-			t.Fatal(err)
-		}
-		b.show(present(value(FieldRecoveryAction, 1)))
-		pass(time.Second)
-		if v := b.out.Load().Devices[0].Verdict; slices.Contains(causes(v), xidCause(109)) {
-			t.Errorf("%v stand", causes(v))
-		}
-	})
 }
 
 // TestTemperatureLimitIsHotEnough: a GPU is degraded from the limit on, not above it.

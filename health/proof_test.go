@@ -1,25 +1,8 @@
 package health
 
 import (
-	"encoding/json"
 	"testing"
-	"testing/synctest"
-	"time"
 )
-
-// saved is the devices after they were written to the state file and read.
-func saved(t *testing.T, devices []DeviceState) Memory {
-	t.Helper()
-	text, err := json.Marshal(Remember(&Snapshot{At: at(0), Source: Source{Kind: "dcgm"}, Devices: devices}, "boot"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var m Memory
-	if err := json.Unmarshal(text, &m); err != nil {
-		t.Fatal(err)
-	}
-	return m
-}
 
 // A GPU that was hidden from the agent was not reset.
 func TestHiddenGPUWasNotReset(t *testing.T) {
@@ -31,38 +14,14 @@ func TestHiddenGPUWasNotReset(t *testing.T) {
 	wantStates(t, known, map[DeviceID]State{"GPU-0": Unhealthy, "GPU-1": Healthy})
 }
 
-// A partition may be destroyed while the agent is away: its GPU is saved with it.
-func TestPartitionDestroyedWhileTheAgentIsAway(t *testing.T) {
-	known := fold(t, nil, 0, map[DeviceID]Sample{"MIG-0": reports(0, 48)}, gpu0, mig0, mig1, gpu1)
-	rec := saved(t, known).Recall("boot", MonitorSource{Kind: "dcgm"}, at(10))
-	r, now := reading(11, nil, gpu0, mig1, gpu1)
-	known = judgeDevices(DefaultConfig(), rec.Devices, r, basis{history: true, first: true}, now)
-	wantStates(t, known, map[DeviceID]State{"GPU-0": Unhealthy, "MIG-1": Unhealthy, "GPU-1": Healthy})
-}
-
-// DCGM may name a GPU and its partition late.
-func TestRestoredPartitionThatIsListedLate(t *testing.T) {
-	known := fold(t, nil, 0, map[DeviceID]Sample{"MIG-0": reports(0, 48)}, gpu0, mig0, gpu1)
-	rec := saved(t, known).Recall("boot", MonitorSource{Kind: "dcgm"}, at(10))
-	var d doubt
-	known = rec.Devices
-	r, now := reading(11, nil, gpu1)
-	r, _ = d.check(known, r, now)
-	known = judgeDevices(DefaultConfig(), known, r, basis{history: true, first: true}, now)
-	r, now = reading(13, nil, gpu0, mig0, gpu1)
-	r, _ = d.check(known, r, now)
-	known = judgeDevices(DefaultConfig(), known, r, basis{history: true}, now)
-	wantStates(t, known, map[DeviceID]State{"GPU-0": Healthy, "MIG-0": Unhealthy, "GPU-1": Healthy})
-}
-
 // A GPU and its partition that are listed from the second reading on were there all the same.
 func TestPastOfAPartitionThatIsListedLate(t *testing.T) {
 	r, now := reading(11, nil, gpu1)
-	known := judgeDevices(DefaultConfig(), nil, r, basis{history: true, first: true}, now)
+	known := Judge(DefaultConfig(), nil, r, Basis{History: true, First: true}, now)
 	s := blank(Present)
 	s.Past = []XID{{48, at(5)}}
 	r, now = reading(13, map[DeviceID]Sample{"MIG-0": s}, gpu0, mig0, gpu1)
-	known = judgeDevices(DefaultConfig(), known, r, basis{history: true}, now)
+	known = Judge(DefaultConfig(), known, r, Basis{History: true}, now)
 	wantStates(t, known, map[DeviceID]State{"GPU-0": Healthy, "MIG-0": Unhealthy, "GPU-1": Healthy})
 }
 
@@ -72,9 +31,9 @@ func TestApplicationErrorExplainsNoRecoveryAction(t *testing.T) {
 		s := present(value(FieldRecoveryAction, 1))
 		s.XIDs = []XID{{code, at(0)}}
 		s.Past = []XID{{95, at(-10)}}
-		d := judgeBasis(nil, 0, s, basis{})
+		d := judgeBasis(nil, 0, s, Basis{})
 		if d.Verdict.State != Unhealthy {
-			t.Errorf("XID %d: %v %v", code, d.Verdict.State, d.Verdict.causes())
+			t.Errorf("XID %d: %v %v", code, d.Verdict.State, d.Verdict.Causes())
 		}
 	}
 }
@@ -83,9 +42,9 @@ func TestApplicationErrorExplainsNoRecoveryAction(t *testing.T) {
 func TestApplicationErrorHidesNoIncident(t *testing.T) {
 	s := checked(Incident{System: "xid", Code: 81, Severity: SeverityFail, Message: "XID 95 was seen"})
 	s.XIDs = []XID{{13, at(0)}}
-	d := judgeBasis(nil, 0, s, basis{})
+	d := judgeBasis(nil, 0, s, Basis{})
 	if d.Verdict.State != Degraded {
-		t.Errorf("%v %v", d.Verdict.State, d.Verdict.causes())
+		t.Errorf("%v %v", d.Verdict.State, d.Verdict.Causes())
 	}
 }
 
@@ -124,23 +83,6 @@ func TestLostOneAfterTheOther(t *testing.T) {
 	}
 	known = fold(t, known, 6, nil, gpu0, gpu1)
 	wantStates(t, known, map[DeviceID]State{"GPU-0": Unhealthy, "GPU-1": Healthy})
-}
-
-// An engine at another address of the same machine may list nothing at first.
-func TestEmptyListAfterAReload(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := twoGPUs(t)
-		defer b.stop()
-		b.want(t, "before", SourceUp, "xid-95", "")
-		b.set(func(s *script) { s.reading = Reading{} })
-		src := *b.source.Load()
-		src.Inventory = "dcgm other:5555"
-		b.source.Store(&src)
-		pass(15 * time.Second)
-		b.lists(shows("GPU-0", present()), shows("GPU-1", present()))
-		pass(5 * time.Second)
-		b.want(t, "after", SourceUp, "xid-95", "")
-	})
 }
 
 // Nobody knows that an unknown recovery action resets anything.

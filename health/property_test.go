@@ -124,7 +124,7 @@ func TestNoOrderHidesAnything(t *testing.T) {
 			}
 
 			before, kept := known, copied(known)
-			known = Judge(c, before, &reading, held, at(seconds))
+			known = judgeAndDecide(c, before, &reading, held, at(seconds))
 			if !reflect.DeepEqual(before, kept) {
 				t.Fatalf("%s: what was published was modified", where)
 			}
@@ -132,7 +132,7 @@ func TestNoOrderHidesAnything(t *testing.T) {
 			r.Shuffle(len(shuffled.Samples), func(i, j int) {
 				shuffled.Samples[i], shuffled.Samples[j] = shuffled.Samples[j], shuffled.Samples[i]
 			})
-			if again := Judge(c, before, &shuffled, held, at(seconds)); !reflect.DeepEqual(again, known) {
+			if again := judgeAndDecide(c, before, &shuffled, held, at(seconds)); !reflect.DeepEqual(again, known) {
 				t.Fatalf("%s: another order comes to\n%+v\nnot\n%+v", where, again, known)
 			}
 			checkVerdicts(t, where, c, &reading, gpus, samples, before, known, at(seconds))
@@ -162,7 +162,7 @@ func checkVerdicts(t *testing.T, where string, c Config, reading *Reading, gpus 
 	was := make(map[DeviceID]Verdict)
 	for _, d := range before {
 		was[d.Device.ID] = d.Verdict
-		if _, there := verdicts[d.Device.ID]; d.Device.Kind == KindMIG && verdicts[d.Device.Parent].has(CauseMissing) && !there {
+		if _, there := verdicts[d.Device.ID]; d.Device.Kind == KindMIG && verdicts[d.Device.Parent].Has(CauseMissing) && !there {
 			t.Fatalf("%s: %s has vanished with its GPU", where, d.Device.ID)
 		}
 	}
@@ -191,10 +191,10 @@ func checkVerdicts(t *testing.T, where string, c Config, reading *Reading, gpus 
 			}
 		}
 		_, cordoned := c.cordons(&d.Device)
-		if slices.Contains(v.causes(), CauseCordoned) != cordoned {
+		if slices.Contains(v.Causes(), CauseCordoned) != cordoned {
 			t.Fatalf("%s: %s is cordoned: %v, wanted %v", where, d.Device.ID, !cordoned, cordoned)
 		}
-		if isolated := slices.Contains(v.causes(), CauseIsolated); isolated && !c.IsolatePending {
+		if isolated := slices.Contains(v.Causes(), CauseIsolated); isolated && !c.IsolatePending {
 			t.Fatalf("%s: %s is isolated and nobody wants that", where, d.Device.ID)
 		}
 		old := was[d.Device.ID]
@@ -213,7 +213,7 @@ func copied(devices []DeviceState) []DeviceState {
 	devices = slices.Clone(devices)
 	for i := range devices {
 		v := &devices[i].Verdict
-		v.Findings, v.Trips, v.follow = slices.Clone(v.Findings), slices.Clone(v.Trips), slices.Clone(v.follow)
+		v.Findings, v.Trips, v.Follow = slices.Clone(v.Findings), slices.Clone(v.Trips), slices.Clone(v.Follow)
 	}
 	return devices
 }

@@ -2,6 +2,7 @@ package health
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 )
@@ -126,7 +127,9 @@ func TestFlappingIsTheGPUs(t *testing.T) {
 func TestClear(t *testing.T) {
 	c := DefaultConfig()
 	known := fold(t, nil, 0, map[DeviceID]Sample{"GPU-0": present(xids(48, 95), value(FieldRemapPending, 1))}, gpu0, mig0, gpu1)
-	m := monitorOf(c, known)
+	clear := func(devices []DeviceState, id DeviceID, cause string) ([]DeviceState, []string, error) {
+		return Clear(c, devices, false, id, cause, at(1))
+	}
 
 	for _, bad := range []struct {
 		id    DeviceID
@@ -137,28 +140,29 @@ func TestClear(t *testing.T) {
 		{"GPU-0", "xid-1", `cause "xid-1" does not stand on GPU-0; there stand xid-48, xid-95, row-remap-pending`},
 		{"MIG-0", "xid-48", `cause "xid-48" of MIG-0 is its GPU's; clear it on GPU-0`},
 	} {
-		if _, err := m.Clear(bad.id, bad.cause); err == nil || err.Error() != bad.want {
+		if _, _, err := clear(known, bad.id, bad.cause); err == nil || err.Error() != bad.want {
 			t.Errorf("Clear(%s, %s): got %v, want %s", bad.id, bad.cause, err, bad.want)
 		}
 	}
 
-	if got, err := m.Clear("GPU-0", "xid-48"); err != nil || !slices.Equal(got, []string{"xid-48"}) {
+	after, got, err := clear(known, "GPU-0", "xid-48")
+	if err != nil || !slices.Equal(got, []string{"xid-48"}) {
 		t.Fatalf("got %v, %v", got, err)
 	}
-	wantStates(t, m.out.Load().Devices, map[DeviceID]State{"GPU-0": Unhealthy, "MIG-0": Unhealthy, "GPU-1": Healthy})
-	if got, err := m.Clear("GPU-0", ""); err != nil || len(got) != 2 {
+	wantStates(t, after, map[DeviceID]State{"GPU-0": Unhealthy, "MIG-0": Unhealthy, "GPU-1": Healthy})
+	if after, got, err = clear(after, "GPU-0", ""); err != nil || len(got) != 2 {
 		t.Fatalf("got %v, %v", got, err)
 	}
-	wantStates(t, m.out.Load().Devices, map[DeviceID]State{"GPU-0": Healthy, "MIG-0": Healthy, "GPU-1": Healthy})
+	wantStates(t, after, map[DeviceID]State{"GPU-0": Healthy, "MIG-0": Healthy, "GPU-1": Healthy})
 	if known[0].Verdict.State != Unhealthy {
 		t.Error("an older snapshot was modified")
 	}
-	if got, err := m.Clear("GPU-1", ""); err != nil || len(got) != 0 {
+	if _, got, err := clear(after, "GPU-1", ""); err != nil || len(got) != 0 {
 		t.Errorf("nothing to clear: got %v, %v", got, err)
 	}
 
 	// What still stands is found again.
-	again := fold(t, m.out.Load().Devices, 5, map[DeviceID]Sample{"GPU-0": present(value(FieldRemapPending, 1))}, gpu0, mig0, gpu1)
+	again := fold(t, after, 5, map[DeviceID]Sample{"GPU-0": present(value(FieldRemapPending, 1))}, gpu0, mig0, gpu1)
 	wantStates(t, again, map[DeviceID]State{"GPU-0": Degraded, "MIG-0": Degraded, "GPU-1": Healthy})
 }
 
@@ -169,11 +173,11 @@ func TestClearEndsFlapping(t *testing.T) {
 		known = judgeWith(c, known, gpu0, step{at: 2 * i, sample: blank(Lost)})
 		known = judgeWith(c, known, gpu0, step{at: 2*i + 1, sample: present()})
 	}
-	m := monitorOf(c, known)
-	if got, err := m.Clear("GPU-0", ""); err != nil || !slices.Equal(got, []string{CauseFlapping}) {
+	known, got, err := Clear(c, known, false, "GPU-0", "", at(6))
+	if err != nil || !slices.Equal(got, []string{CauseFlapping}) {
 		t.Fatalf("got %v, %v", got, err)
 	}
-	known = judgeWith(c, m.out.Load().Devices, gpu0, step{at: 10, sample: blank(Lost)})
+	known = judgeWith(c, known, gpu0, step{at: 10, sample: blank(Lost)})
 	known = judgeWith(c, known, gpu0, step{at: 11, sample: present()})
 	if known[0].Verdict.State != Healthy {
 		t.Errorf("the trips of before still count: %v", causes(known[0].Verdict))
@@ -181,8 +185,7 @@ func TestClearEndsFlapping(t *testing.T) {
 }
 
 func TestClearWithoutAPoll(t *testing.T) {
-	m := monitorOf(DefaultConfig(), nil)
-	if _, err := m.Clear("GPU-0", ""); err == nil || err.Error() != `device "GPU-0" is not known; use one of none` {
+	if _, _, err := Clear(DefaultConfig(), nil, false, "GPU-0", "", at(0)); err == nil || err.Error() != `device "GPU-0" is not known; use one of none` {
 		t.Errorf("got %v", err)
 	}
 }
@@ -196,7 +199,7 @@ func TestConfigValidate(t *testing.T) {
 		Kubernetes: KubernetesConfig{Kubeconfig: "here"},
 	}
 	for _, key := range []string{"interval: ", "confirm: ", "recovery: ", "recoverAfter: ", "temperature: ", "flap.trips: ", "flap.within: ", "stateFile: ", "kubernetes.kubeconfig: "} {
-		if !slices.ContainsFunc(lines(bad.Validate()), func(l string) bool { return len(l) > len(key) && l[:len(key)] == key }) {
+		if !slices.ContainsFunc(strings.Split(bad.Validate().Error(), "\n"), func(l string) bool { return len(l) > len(key) && l[:len(key)] == key }) {
 			t.Errorf("no error for %s in\n%v", key, bad.Validate())
 		}
 	}

@@ -21,15 +21,15 @@ func TestXIDOfTheWholeGPU(t *testing.T) {
 	for code, whole := range map[int]bool{48: false, 94: false, 13: false, 171: false, 999: false, 95: true, 79: true, 119: true, 64: true, 149: true} {
 		known := fold(t, nil, 0, map[DeviceID]Sample{"MIG-0": reports(0, code), "MIG-1": reports(0, code)}, all...)
 		cause := xidCause(code)
-		if got := known[0].Verdict.has(cause); got != whole {
+		if got := known[0].Verdict.Has(cause); got != whole {
 			t.Errorf("XID %d: the GPU has it: %v, want %v", code, got, whole)
 		}
 		if known[1].Verdict.State > Healthy {
 			t.Errorf("XID %d: the other GPU is %v", code, known[1].Verdict.State)
 		}
 		for _, d := range known[2:] {
-			if d.XIDCounts[code] != 1 || whole && (d.Verdict.has(cause) || d.Verdict.State != known[0].Verdict.State) {
-				t.Errorf("XID %d: %s has %v and counts %v", code, d.Device.ID, d.Verdict.causes(), d.XIDCounts)
+			if d.XIDCounts[code] != 1 || whole && (d.Verdict.Has(cause) || d.Verdict.State != known[0].Verdict.State) {
+				t.Errorf("XID %d: %s has %v and counts %v", code, d.Device.ID, d.Verdict.Causes(), d.XIDCounts)
 			}
 		}
 		if len(known[0].XIDCounts) != 0 {
@@ -104,7 +104,7 @@ func TestRecoveryActionsAreTold(t *testing.T) {
 		if v.State != c.state || len(v.Findings) != 1 || !strings.Contains(v.Findings[0].Reason, c.reason) || v.Findings[0].Action == "" {
 			t.Errorf("%v: %v %+v", c.action, v.State, v.Findings)
 		}
-		if c.action == 5 && strings.Contains(v.Findings[0].Reason+v.Findings[0].Action, "reset") {
+		if c.action == 5 && v.Findings[0].Action != ActionRecoverIMEX {
 			t.Errorf("a reset does not recover an IMEX domain: %+v", v.Findings[0])
 		}
 		// Only what resets the GPU is evidence of a reset when it is over.

@@ -36,8 +36,8 @@ func (v *Verdict) find(all []Finding) {
 	}
 }
 
-// has tells whether the device's own findings hold a cause.
-func (v Verdict) has(cause string) bool {
+// Has tells whether the device's own findings hold a cause.
+func (v Verdict) Has(cause string) bool {
 	return slices.ContainsFunc(v.Findings, func(f Finding) bool { return f.From == "" && f.Cause == cause })
 }
 
@@ -49,8 +49,8 @@ func (v Verdict) Cause() string {
 	return v.Findings[0].Cause
 }
 
-// causes returns the causes of all findings, the worst first.
-func (v Verdict) causes() []string {
+// Causes returns the causes of all findings, the worst first.
+func (v Verdict) Causes() []string {
 	var all []string
 	for _, f := range v.Findings {
 		all = append(all, f.Cause)

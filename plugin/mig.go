@@ -29,7 +29,7 @@ type migProfile struct {
 func parseProfile(s string) (p migProfile, ok bool) {
 	rest := s
 	if c, after, found := strings.Cut(rest, "c."); found {
-		if p.compute, ok = deviceref.Digits(c); !ok {
+		if p.compute, ok = deviceref.ParseDigits(c); !ok {
 			return p, false
 		}
 		rest = after
@@ -37,8 +37,8 @@ func parseProfile(s string) (p migProfile, ok bool) {
 	g, rest, found := strings.Cut(rest, "g.")
 	gb, attributes, foundGB := strings.Cut(rest, "gb")
 	var okG, okGB bool
-	p.slices, okG = deviceref.Digits(g)
-	p.gb, okGB = deviceref.Digits(gb)
+	p.slices, okG = deviceref.ParseDigits(g)
+	p.gb, okGB = deviceref.ParseDigits(gb)
 	p.attributes = attributes
 	if p.compute == 0 {
 		p.compute = p.slices

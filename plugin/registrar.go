@@ -189,7 +189,7 @@ func (r *registrar) checkKubelet() {
 	if err != nil {
 		info = nil // absent or inaccessible
 	}
-	if unixsock.Same(r.kubeletSocket, info) {
+	if unixsock.SameSocket(r.kubeletSocket, info) {
 		return
 	}
 	r.kubeletSocket = info

@@ -65,8 +65,8 @@ func search(snap *health.Snapshot, matches func(*health.Device) bool) (health.De
 
 // searchMIG finds a MIG device by the driver's index of its GPU and its index on the GPU.
 func searchMIG(snap *health.Snapshot, gpu, mig string) (health.DeviceID, bool) {
-	gpuIndex, okGPU := deviceref.Digits(gpu)
-	migIndex, okMIG := deviceref.Digits(mig)
+	gpuIndex, okGPU := deviceref.ParseDigits(gpu)
+	migIndex, okMIG := deviceref.ParseDigits(mig)
 	if !okGPU || !okMIG {
 		return "", false
 	}

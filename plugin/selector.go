@@ -50,7 +50,7 @@ type unmatchedSelectors struct {
 func (c Config) unmatchedSelectors(all []candidate) (unmatched []unmatchedSelectors) {
 	add := func(key string, selectors []string) {
 		rest := slices.DeleteFunc(slices.Clone(selectors), func(s string) bool {
-			_, isRef := (&deviceref.Device{}).Is(s)
+			_, isRef := (&deviceref.Names{}).Match(s)
 			return !isRef || slices.ContainsFunc(all, func(c candidate) bool { return selects(s, &c) })
 		})
 		if len(rest) > 0 {
@@ -69,7 +69,7 @@ func (c Config) unmatchedSelectors(all []candidate) (unmatched []unmatchedSelect
 func validateSelectors(key string, selectors []string) error {
 	var errs []error
 	for i, s := range selectors {
-		_, _, isIndex := deviceref.Index(s)
+		_, _, isIndex := deviceref.ParseIndex(s)
 		_, isPCI := deviceref.ParsePCI(s)
 		problem := ""
 		switch {

@@ -3,6 +3,7 @@ package chaos
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -40,7 +41,7 @@ func ask[T any](ctx context.Context, w *world, within time.Duration, question ma
 	var answer struct {
 		Result T `json:"result"`
 	}
-	text, err := unixsock.Ask(ctx, filepath.Join(w.Dir, "agent.sock"), question)
+	text, err := unixsock.Call(ctx, filepath.Join(w.Dir, "agent.sock"), question)
 	if err == nil {
 		err = json.Unmarshal([]byte(text), &answer)
 	}
@@ -164,7 +165,7 @@ func (w *world) detach(ctx context.Context, long time.Duration) (letGo, error) {
 	}
 	w.away, w.stuck = true, hangs
 	switch {
-	case hangs && (err == nil || !strings.Contains(err.Error(), "no answer from ")):
+	case hangs && (err == nil || !errors.Is(err, unixsock.ErrNoResponse)):
 		return answer, violated("detach", "DCGM hangs, and the answer is %+v, %v", answer, err)
 	case hangs:
 		return answer, nil

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 )
 
 // start starts the agent on the GPUs as they are and waits until it answers.
@@ -145,7 +146,7 @@ func (w *world) endAgent(ctx context.Context, how string) error {
 
 // memory returns the causes of each GPU's findings in the state file, and how often it has tripped.
 func (w *world) memory() (causes [gpus]map[string]bool, trips [gpus]int, err error) {
-	var m health.Memory
+	var m statefile.Saved
 	text, err := os.ReadFile(w.stateFile())
 	if err == nil {
 		err = json.Unmarshal(text, &m)

@@ -136,20 +136,3 @@ func countThreads(t *testing.T) int {
 	}
 	return len(tasks)
 }
-
-// await waits until the monitor shows a status.
-func (c *chain) await(want health.SourceStatus) {
-	c.t.Helper()
-	late := time.After(time.Minute)
-	for {
-		s, changed := c.out.Watch()
-		if s != nil && s.Source.Status == want {
-			return
-		}
-		select {
-		case <-changed:
-		case <-late:
-			c.t.Fatalf("the source is %+v, want %v", s.Source, want)
-		}
-	}
-}

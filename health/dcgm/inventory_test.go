@@ -423,3 +423,50 @@ func TestEngineThatListsNothing(t *testing.T) {
 		t.Errorf("XIDs %v, history %v", s.XIDs, s.Past)
 	}
 }
+
+// A MIG mode that is not sampled yet is not "off".
+func TestMIGModeAfterBinding(t *testing.T) {
+	b := fresh(t)
+	b.gpus(2)
+	b.mig(1, map[uint][]uint{0: {0}})
+	b.open(config())
+	b.poll()
+	b.lib.Entity(script.GPU, 1, statusDetached)
+	b.pollAfter(time.Second, 2)
+	b.lib.Entity(script.GPU, 1, statusOK)
+	b.lib.Hold(script.GPU, 1, 67, 3)
+	bad := 0
+	for range 15 {
+		b.add(time.Second)
+		b.sample(2)
+		b.lib.Int(script.GPU, 1, 67, 1, 0, b.clock.now())
+		_, r := b.poll()
+		for _, d := range r.Devices {
+			if d.ID == gpuID(1) && !d.MIGMode {
+				bad++
+			}
+		}
+	}
+	if bad > 0 {
+		t.Errorf("%d readings show the GPU as not in MIG mode", bad)
+	}
+}
+
+// A field that comes after the GPU was shown without it is still read.
+func TestInventoryThatComesLate(t *testing.T) {
+	b := fresh(t)
+	b.gpus(2)
+	b.lib.Hold(script.GPU, 1, 86, 8)
+	b.open(config())
+	for second := range 300 {
+		b.add(time.Second)
+		b.sample(2)
+		if second%60 == 59 {
+			b.lib.Int(script.GPU, 1, 86, 2, 0, b.clock.now()) // as it is watched
+		}
+		b.poll()
+	}
+	if got := b.devices[len(b.devices)-1].NUMA; len(got) == 0 {
+		t.Error("no NUMA node 5 minutes later")
+	}
+}

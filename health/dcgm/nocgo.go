@@ -16,8 +16,8 @@ func Open(context.Context, Config, *zap.Logger) (health.Session, error) {
 	return nil, errors.New("this program was built without DCGM: build it for Linux with CGO_ENABLED=1, or set source.mode to sim")
 }
 
-// Survey fails as Open does.
-func Survey(ctx context.Context, cfg Config, log *zap.Logger) (*health.Reading, []health.Field, error) {
+// MeasureOnce fails as Open does.
+func MeasureOnce(ctx context.Context, cfg Config, log *zap.Logger) (*health.Reading, []health.Field, error) {
 	_, err := Open(ctx, cfg, log)
 	return nil, nil, err
 }

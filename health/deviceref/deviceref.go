@@ -1,10 +1,10 @@
-// Package deviceref reads how people say which GPU they mean: by UUID, by index, or by its place on the PCI bus.
+// Package deviceref parses device references, the ways in which people name a GPU or a MIG device:
 //
-//	GPU-5a1c…      the GPU of that UUID and its MIG devices
-//	MIG-09ee…      the MIG device of that UUID
-//	3              the GPU of that index, as nvidia-smi -i has it, and its MIG devices
-//	3:0            a MIG device of it, as nvidia-smi -L counts them
-//	0000:1b:00.0   the GPU at that place on the PCI bus and its MIG devices; without a domain it is 0
+//	GPU-5a1c…      the GPU with that UUID, and its MIG devices
+//	MIG-09ee…      the MIG device with that UUID
+//	3              the GPU with that index, as for nvidia-smi -i, and its MIG devices
+//	3:0            a MIG device of that GPU, by its number in nvidia-smi -L
+//	0000:1b:00.0   the GPU at that PCI address, and its MIG devices; the domain defaults to 0
 package deviceref
 
 import (
@@ -13,53 +13,53 @@ import (
 	"strings"
 )
 
-// Device is what names a device.
-type Device struct {
+// Names holds everything that a reference to a device can contain.
+type Names struct {
 	UUID   string
-	Parent string // MIG: the UUID of its GPU; empty for a GPU
-	Index  int    // the driver's index of the GPU; MIG: its GPU's
-	MIG    int    // MIG: its number on its GPU; -1 for a GPU, and if it has none
-	PCI    string // bus id of the GPU; MIG: its GPU's
+	Parent string // MIG device: the UUID of its GPU; empty for a GPU
+	Index  int    // the driver's index of the GPU; MIG device: its GPU's
+	MIG    int    // MIG device: its number on its GPU; -1 for a GPU, or if unknown
+	PCI    string // bus ID of the GPU; MIG device: its GPU's
 }
 
-// Is reports whether a word means the device, or the GPU that it is a part of. If the word is of none of the
-// kinds above, named is false. It is called for every device at every look, so it does not allocate.
-func (d *Device) Is(word string) (is, named bool) {
+// Match reports whether ref identifies the device or its parent GPU. If ref has none of the forms above, valid is
+// false. Every poll calls it for every device, so it does not allocate.
+func (n *Names) Match(ref string) (match, valid bool) {
 	switch {
-	case strings.HasPrefix(word, "GPU-"):
-		return d.UUID == word || d.Parent == word, true
-	case strings.HasPrefix(word, "MIG-"):
-		return d.UUID == word, true
+	case strings.HasPrefix(ref, "GPU-"):
+		return n.UUID == ref || n.Parent == ref, true
+	case strings.HasPrefix(ref, "MIG-"):
+		return n.UUID == ref, true
 	}
-	if gpu, mig, ok := Index(word); ok {
-		return d.Index == gpu && (mig < 0 || d.Parent != "" && d.MIG == mig), true
+	if gpu, mig, ok := ParseIndex(ref); ok {
+		return n.Index == gpu && (mig < 0 || n.Parent != "" && n.MIG == mig), true
 	}
-	if want, ok := ParsePCI(word); ok {
-		have, known := ParsePCI(d.PCI)
-		return known && have == want, true
+	if address, ok := ParsePCI(ref); ok {
+		own, ok := ParsePCI(n.PCI)
+		return ok && own == address, true
 	}
 	return false, false
 }
 
-// Valid reports whether a word is of one of the kinds above.
-func Valid(word string) bool {
-	_, named := (&Device{}).Is(word)
-	return named && word != "GPU-" && word != "MIG-"
+// Valid reports whether ref has one of the forms above.
+func Valid(ref string) bool {
+	_, valid := (&Names{}).Match(ref)
+	return valid && ref != "GPU-" && ref != "MIG-"
 }
 
-// Index reads "3" and "3:0"; mig is -1 for the first.
-func Index(s string) (gpu, mig int, ok bool) {
+// ParseIndex parses a GPU index such as "3", for which mig is -1, or a MIG index such as "3:0".
+func ParseIndex(s string) (gpu, mig int, ok bool) {
 	g, m, hasMIG := strings.Cut(s, ":")
-	gpu, ok = Digits(g)
+	gpu, ok = ParseDigits(g)
 	if !ok || !hasMIG {
 		return gpu, -1, ok
 	}
-	mig, ok = Digits(m)
+	mig, ok = ParseDigits(m)
 	return gpu, mig, ok
 }
 
-// Digits is strconv.Atoi for what is only digits, and without an error to allocate for what is not.
-func Digits(s string) (int, bool) {
+// ParseDigits parses up to nine decimal digits. Unlike strconv.Atoi it accepts no sign and allocates no error.
+func ParseDigits(s string) (int, bool) {
 	if s == "" || len(s) > 9 || strings.Trim(s, "0123456789") != "" {
 		return 0, false
 	}
@@ -67,11 +67,11 @@ func Digits(s string) (int, bool) {
 	return n, err == nil
 }
 
-// PCI is a place on the PCI bus.
-type PCI struct{ domain, bus, device, function uint64 }
+// PCIAddress is the address of a device on the PCI bus.
+type PCIAddress struct{ domain, bus, device, function uint64 }
 
-// ParsePCI reads 00000000:1B:00.0, as the driver writes it, 0000:1b:00.0, as Linux does, and 1b:00.0.
-func ParsePCI(s string) (a PCI, ok bool) {
+// ParsePCI parses the driver's form (00000000:1B:00.0), Linux's form (0000:1b:00.0) and the short form (1b:00.0).
+func ParsePCI(s string) (a PCIAddress, ok bool) {
 	rest, function, ok := strings.Cut(s, ".")
 	if !ok {
 		return a, false
@@ -85,20 +85,24 @@ func ParsePCI(s string) (a PCI, ok bool) {
 	if colon = strings.LastIndexByte(bus, ':'); colon >= 0 {
 		domain, bus = bus[:colon], bus[colon+1:]
 	}
-	var okDomain, okBus, okDevice, okFunction bool
-	a.domain, okDomain = hex(domain, 8)
-	a.bus, okBus = hex(bus, 2)
-	a.device, okDevice = hex(device, 2)
-	a.function, okFunction = hex(function, 1)
-	return a, okDomain && okBus && okDevice && okFunction
+	for _, part := range []struct {
+		to        *uint64
+		s         string
+		maxDigits int
+	}{{&a.domain, domain, 8}, {&a.bus, bus, 2}, {&a.device, device, 2}, {&a.function, function, 1}} {
+		if *part.to, ok = parseHex(part.s, part.maxDigits); !ok {
+			return a, false
+		}
+	}
+	return a, true
 }
 
-// String is as Linux writes it.
-func (a PCI) String() string {
+// String formats the address as Linux does.
+func (a PCIAddress) String() string {
 	return fmt.Sprintf("%04x:%02x:%02x.%x", a.domain, a.bus, a.device, a.function)
 }
 
-func hex(s string, maxDigits int) (uint64, bool) {
+func parseHex(s string, maxDigits int) (uint64, bool) {
 	if s == "" || len(s) > maxDigits || strings.Trim(s, "0123456789abcdefABCDEF") != "" {
 		return 0, false
 	}

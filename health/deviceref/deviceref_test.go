@@ -2,14 +2,14 @@ package deviceref
 
 import "testing"
 
-func TestIs(t *testing.T) {
-	gpu := &Device{UUID: "GPU-a", Index: 3, MIG: -1, PCI: "00000000:1B:00.0"}
-	mig := &Device{UUID: "MIG-b", Parent: "GPU-a", Index: 3, MIG: 1, PCI: "00000000:1B:00.0"}
-	none := &Device{UUID: "GPU-c", MIG: -1}
-	for _, c := range []struct {
-		word           string
-		gpu, mig, none bool
-		named          bool
+func TestMatch(t *testing.T) {
+	gpu := &Names{UUID: "GPU-a", Index: 3, MIG: -1, PCI: "00000000:1B:00.0"}
+	mig := &Names{UUID: "MIG-b", Parent: "GPU-a", Index: 3, MIG: 1, PCI: "00000000:1B:00.0"}
+	unknown := &Names{UUID: "GPU-c", MIG: -1}
+	for _, tt := range []struct {
+		ref               string
+		gpu, mig, unknown bool
+		valid             bool
 	}{
 		{"GPU-a", true, true, false, true},
 		{"MIG-b", false, true, false, true},
@@ -26,36 +26,36 @@ func TestIs(t *testing.T) {
 		{"1b:00", false, false, false, false},
 		{"", false, false, false, false},
 	} {
-		g, named := gpu.Is(c.word)
-		m, _ := mig.Is(c.word)
-		n, _ := none.Is(c.word)
-		if g != c.gpu || m != c.mig || n != c.none || named != c.named || Valid(c.word) != c.named {
-			t.Errorf("%q: GPU %v, MIG device %v, other %v, named %v, valid %v; want %+v", c.word, g, m, n, named, Valid(c.word), c)
+		g, valid := gpu.Match(tt.ref)
+		m, _ := mig.Match(tt.ref)
+		u, _ := unknown.Match(tt.ref)
+		if g != tt.gpu || m != tt.mig || u != tt.unknown || valid != tt.valid || Valid(tt.ref) != tt.valid {
+			t.Errorf("%q matches GPU %v, MIG device %v, other %v, valid %v and %v; want %+v", tt.ref, g, m, u, valid, Valid(tt.ref), tt)
 		}
 	}
 	if Valid("GPU-") || Valid("MIG-") {
-		t.Error("a UUID without anything in it is taken for one")
+		t.Error("a prefix without a UUID is valid")
 	}
 }
 
-func FuzzIs(f *testing.F) {
+func FuzzMatch(f *testing.F) {
 	for _, s := range []string{"GPU-a", "0:1", "1b:00.0", "*a?", "::", ":.", "-", "MIG-"} {
 		f.Add(s, "00000000:1B:00.0")
 	}
-	f.Fuzz(func(t *testing.T, word, pci string) {
-		d := &Device{UUID: "GPU-0", MIG: -1, PCI: pci}
-		if is, named := d.Is(word); is && !named {
-			t.Errorf("%q means a device and is no name", word)
+	f.Fuzz(func(t *testing.T, ref, pci string) {
+		n := &Names{UUID: "GPU-0", MIG: -1, PCI: pci}
+		if match, valid := n.Match(ref); match && !valid {
+			t.Errorf("%q matches but is not valid", ref)
 		}
 		a, ok := ParsePCI(pci)
 		if !ok {
 			return
 		}
 		if again, ok := ParsePCI(a.String()); !ok || again != a {
-			t.Errorf("%q is %v, and that %v", pci, a, again)
+			t.Errorf("%q parses as %v, which parses as %v", pci, a, again)
 		}
-		if is, _ := d.Is(a.String()); !is {
-			t.Errorf("%v does not mean the device at %q", a, pci)
+		if match, _ := n.Match(a.String()); !match {
+			t.Errorf("%v does not match the device at %q", a, pci)
 		}
 	})
 }

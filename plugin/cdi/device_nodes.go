@@ -92,7 +92,7 @@ func (h Host) minor(d *health.Device) (int, error) {
 	}
 	for line := range strings.Lines(text) {
 		if key, value, _ := strings.Cut(line, ":"); strings.TrimSpace(key) == "Device Minor" {
-			if n, ok := deviceref.Digits(strings.TrimSpace(value)); ok {
+			if n, ok := deviceref.ParseDigits(strings.TrimSpace(value)); ok {
 				return n, nil
 			}
 		}
@@ -133,7 +133,7 @@ func (h Host) migCapabilities(minor, gi, ci int) ([]string, error) {
 func capability(text, name string) (minor int, ok bool) {
 	for line := range strings.Lines(text) {
 		if key, value, _ := strings.Cut(line, " "); key == name {
-			return deviceref.Digits(strings.TrimSpace(value))
+			return deviceref.ParseDigits(strings.TrimSpace(value))
 		}
 	}
 	return 0, false

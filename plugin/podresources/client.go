@@ -154,7 +154,7 @@ func (c *Client) checkSocket(path string) {
 	if err != nil {
 		info = nil // absent or inaccessible
 	}
-	if path == c.path && unixsock.Same(c.socket, info) {
+	if path == c.path && unixsock.SameSocket(c.socket, info) {
 		return
 	}
 	c.disconnect()

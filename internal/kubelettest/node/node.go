@@ -180,7 +180,7 @@ func (n *Node) Event(ctx context.Context, text string) error {
 
 // Clear says as an operator that a device is well again. The configuration must have health.socket: DIR/agent.sock.
 func (n *Node) Clear(ctx context.Context, device, cause string) error {
-	_, err := unixsock.Ask(ctx, filepath.Join(n.Dir, "agent.sock"), map[string]any{"clear": map[string]string{"device": device, "cause": cause}})
+	_, err := unixsock.Call(ctx, filepath.Join(n.Dir, "agent.sock"), map[string]any{"clear": map[string]string{"device": device, "cause": cause}})
 	return err
 }
 

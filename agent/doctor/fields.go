@@ -1,0 +1,101 @@
+package doctor
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	"go.uber.org/zap"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm"
+	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
+)
+
+// FieldReport is the output of `fields`: the fields that metrics.fields may name, and which of them the source has.
+type FieldReport struct {
+	Source  string        `json:"source,omitempty"`  // embedded, standalone, sim
+	Unknown string        `json:"unknown,omitempty"` // why it is unknown which fields the source has
+	Fields  []fields.Info `json:"fields"`
+}
+
+// JSON returns the report as a JSON document.
+func (r FieldReport) JSON() (string, error) {
+	text, err := json.MarshalIndent(r, "", "  ")
+	return string(text) + "\n", err
+}
+
+// String returns the report as a table.
+func (r FieldReport) String() string {
+	text := fields.FormatTable(r.Fields)
+	if r.Unknown != "" {
+		text += "\nUnknown which fields are supported: " + r.Unknown + "\n"
+	}
+	return text
+}
+
+// Fields lists the fields and polls the configured source to find out which of them it has, without an effect on a running
+// agent. A failure of the source is part of the report: the list is useful without it.
+func Fields(ctx context.Context, loader config.Loader) FieldReport {
+	c, err := loader.Load()
+	if err != nil {
+		return FieldReport{Unknown: "invalid configuration: " + err.Error(), Fields: fields.List(nil)}
+	}
+	r := FieldReport{Source: c.Source.Resolved()}
+	type result struct {
+		has map[health.Field]bool
+		err error
+	}
+	a, ok := callWithTimeout(ctx, dcgmTimeout, func(ctx context.Context) result {
+		has, err := fieldsOf(ctx, c.Source)
+		return result{has, err}
+	})
+	switch {
+	case !ok:
+		r.Unknown = fmt.Sprintf("source %s: no response within %v; run gpu-node-agent doctor", r.Source, dcgmTimeout)
+	case a.err != nil:
+		r.Unknown = a.err.Error()
+	}
+	r.Fields = fields.List(a.has)
+	return r
+}
+
+// fieldsOf polls every field once.
+func fieldsOf(ctx context.Context, c config.SourceConfig) (has map[health.Field]bool, err error) {
+	var reading *health.Reading
+	var profiling []health.Field
+	if c.Resolved() == config.ModeSim {
+		reading, err = pollSim(ctx, c.Sim)
+	} else {
+		dc := dcgm.Config{Address: c.Address, Interval: c.Interval, Fields: fields.IDs(), LogLevel: "NONE"}
+		reading, profiling, err = dcgm.MeasureOnce(ctx, dc, zap.NewNop())
+	}
+	if err != nil {
+		return nil, err
+	}
+	reachable := func(s health.Sample) bool { return s.Presence == health.Present }
+	if !slices.ContainsFunc(reading.Samples, reachable) {
+		return nil, fmt.Errorf("source %s: no reachable GPU", c.Resolved())
+	}
+	has = fields.Supported(reading)
+	for _, f := range profiling {
+		has[f] = true
+	}
+	return has, nil
+}
+
+func pollSim(ctx context.Context, c sim.Config) (*health.Reading, error) {
+	source, err := sim.New(c, zap.NewNop())
+	if err != nil {
+		return nil, err
+	}
+	s, err := source.Open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close() //nolint:errcheck // a simulation releases nothing
+	return s.Poll(ctx)
+}

@@ -1,0 +1,72 @@
+package doctor
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
+)
+
+func TestFieldsReportsSupport(t *testing.T) {
+	for name, c := range map[string]struct {
+		config          string
+		source, unknown string
+		supported       map[health.Field]string
+	}{
+		"simulation": {
+			config: "source: {mode: sim, sim: {profile: h100-8}}", source: "sim",
+			supported: map[health.Field]string{
+				health.FieldGPUTemp: "yes", health.FieldXID: "yes", 53: "yes", 81: "no", health.FieldVGPULicense: "yes", 1001: "yes", 1006: "no", 0: "yes",
+			},
+		},
+		"another profile": {
+			config: "source: {mode: sim, sim: {profile: l4-1}}", source: "sim",
+			supported: map[health.Field]string{health.FieldMemoryTemp: "no", health.FieldNVLinkBandwidth: "no", health.FieldPower: "yes"},
+		},
+		"no GPU": {
+			config: "source: {mode: sim, sim: {profile: none}}", source: "sim", unknown: "sim",
+			supported: map[health.Field]string{health.FieldGPUTemp: "unknown", 0: "unknown"},
+		},
+		"no source": {
+			config: "source: {mode: sim, sim: {profile: h100-8, scenario: [{at: 0s, source: down}]}}", source: "sim", unknown: "down",
+			supported: map[health.Field]string{health.FieldGPUTemp: "unknown"},
+		},
+		"invalid configuration": {
+			config: "source: {intervall: 1s}", unknown: "source.intervall",
+			supported: map[health.Field]string{health.FieldGPUTemp: "unknown"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "config.yaml")
+			if err := os.WriteFile(file, []byte(c.config), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			r := Fields(t.Context(), config.Loader{File: file})
+			if r.Source != c.source || (r.Unknown == "") != (c.unknown == "") || !strings.Contains(r.Unknown, c.unknown) {
+				t.Errorf("source %q, unknown %q", r.Source, r.Unknown)
+			}
+			for _, f := range r.Fields {
+				if want, ok := c.supported[f.ID]; ok && f.Supported != want {
+					t.Errorf("%s: %s, want %s", f.Name, f.Supported, want)
+				}
+			}
+			if text := r.String(); !strings.HasPrefix(text, "NAME ") || !strings.Contains(text, r.Unknown) {
+				t.Errorf("%s", text)
+			}
+			text, err := r.JSON()
+			var again FieldReport
+			if err == nil {
+				err = json.Unmarshal([]byte(text), &again)
+			}
+			if err != nil || len(again.Fields) != len(fields.List(nil)) || !reflect.DeepEqual(again, r) {
+				t.Errorf("%v: %s", err, text)
+			}
+		})
+	}
+}

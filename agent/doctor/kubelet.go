@@ -1,0 +1,154 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+)
+
+// Names below the kubelet's directory.
+const (
+	pluginsDir         = "device-plugins"
+	podResourcesDir    = "pod-resources"
+	kubeletSocket      = "kubelet.sock"
+	agentSocketPattern = "gpu-node-agent-*.sock" // as package plugin names its sockets
+)
+
+// checkKubelet checks whether the device plugin could listen and register.
+func checkKubelet(ctx context.Context, kubeletDir string) []Check {
+	const mount = "set plugin.kubeletDir to the kubelet's --root-dir; in a container, mount it there"
+	dir := filepath.Join(kubeletDir, pluginsDir)
+	socket := filepath.Join(dir, kubeletSocket)
+	fail := func(found, fix string) []Check { return []Check{{Status: CheckFail, Found: found, Fix: fix}} }
+	if info, err := os.Stat(dir); err != nil {
+		return fail(fmt.Sprintf("no directory %s: %v", dir, rootCause(err)), "start the kubelet, or "+mount)
+	} else if !info.IsDir() {
+		return fail(dir+" is not a directory", mount)
+	}
+	var checks []Check
+	if err := writable(dir); err != nil {
+		checks = fail(fmt.Sprintf("user %[2]d cannot create a socket in %[1]s: %[3]v", dir, os.Geteuid(), err),
+			"run the agent as root, or mount the directory writable")
+	}
+	switch err := dialGRPC(ctx, socket); {
+	case errors.Is(err, os.ErrNotExist):
+		checks = append(checks, fail("no socket "+socket, "start the kubelet, or "+mount)...)
+	case errors.Is(err, os.ErrPermission):
+		checks = append(checks, fail("no permission to connect to "+socket, "run the agent as root")...)
+	case err != nil:
+		checks = append(checks, fail(fmt.Sprintf("no gRPC connection to %s: %v", socket, rootCause(err)),
+			"start the kubelet, or read its log (journalctl -u kubelet)")...)
+	case len(checks) == 0:
+		checks = []Check{{Status: CheckOK, Found: "connected to " + socket + "; the directory is writable"}}
+	}
+	return checks
+}
+
+// writable reports whether files can be created in a directory. access(2) also knows about read-only mounts.
+func writable(dir string) error {
+	const write, search = 2, 1 // of access(2)
+	return syscall.Access(dir, write|search)
+}
+
+// checkPodResources checks the kubelet's pod-resources socket, which the agent can work without.
+func checkPodResources(ctx context.Context, kubeletDir string) []Check {
+	socket := filepath.Join(kubeletDir, podResourcesDir, kubeletSocket)
+	err := dialGRPC(ctx, socket)
+	if err == nil {
+		return []Check{{Status: CheckOK, Found: "connected to " + socket}}
+	}
+	return []Check{{
+		Status: CheckWarn, Found: fmt.Sprintf("no gRPC connection to %s: %v", socket, rootCause(err)),
+		Fix: "start the kubelet, which creates it; in a container, mount " + filepath.Dir(socket),
+	}}
+}
+
+// rootCause returns the cause of an error without the path.
+func rootCause(err error) error {
+	for _, cause := range []error{os.ErrNotExist, os.ErrPermission, syscall.ECONNREFUSED} {
+		if errors.Is(err, cause) {
+			return cause
+		}
+	}
+	return err
+}
+
+// dialGRPC checks that a gRPC server responds at a unix socket. A connection is not enough, because the kernel accepts
+// connections for a process that hangs: dialGRPC sends the start of HTTP/2, to which a server must reply with its settings.
+func dialGRPC(ctx context.Context, socket string) error {
+	d := net.Dialer{Timeout: dialTimeout}
+	conn, err := d.DialContext(ctx, "unix", socket)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	if err := conn.SetDeadline(time.Now().Add(dialTimeout)); err != nil {
+		return err
+	}
+	const preface, settings = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "\x00\x00\x00\x04\x00\x00\x00\x00\x00" // RFC 9113, 3.4
+	if _, err := io.WriteString(conn, preface+settings); err != nil {
+		return err
+	}
+	head := make([]byte, len(settings))
+	if _, err := io.ReadFull(conn, head); err != nil {
+		return fmt.Errorf("no response: %w", err)
+	}
+	if head[3] != settings[3] {
+		return errors.New("not a gRPC server")
+	}
+	return nil
+}
+
+// hasListener reports whether a process listens at a unix socket.
+func hasListener(ctx context.Context, socket string) bool {
+	d := net.Dialer{Timeout: dialTimeout}
+	conn, err := d.DialContext(ctx, "unix", socket)
+	if err != nil {
+		return false
+	}
+	return conn.Close() == nil
+}
+
+// checkOtherPlugins looks for another device plugin that serves NVIDIA's resources.
+func checkOtherPlugins(ctx context.Context, c plugin.Config) []Check {
+	var others []string
+	dir := filepath.Join(c.KubeletDir, pluginsDir)
+	for _, pattern := range []string{"nvidia-*.sock", "nvidiaGPU-*.sock"} { // NVIDIA's and GKE's
+		sockets, err := filepath.Glob(filepath.Join(dir, pattern))
+		if err != nil {
+			continue // the directory's name is an invalid pattern
+		}
+		for _, s := range sockets {
+			if hasListener(ctx, s) {
+				others = append(others, filepath.Base(s))
+			}
+		}
+	}
+	switch {
+	case len(others) == 0 && c.Enabled:
+		return []Check{{Status: CheckOK, Found: "none serves GPUs"}}
+	case len(others) == 0: // it may have an unknown name
+		return []Check{{Status: CheckInfo, Found: "plugin.enabled is false, and no other plugin is found"}}
+	case !c.Enabled:
+		return []Check{{Status: CheckOK, Found: strings.Join(others, ", ") + " serves GPUs; plugin.enabled is false"}}
+	}
+	check := Check{
+		Status: CheckWarn, Found: "another device plugin serves " + strings.Join(others, ", ") + " in " + dir,
+		Fix: "remove it from this node, since both would allocate the same GPUs, or set plugin.enabled to false",
+	}
+	sameResource := slices.ContainsFunc(others, func(s string) bool { return s == "nvidia-gpu.sock" || strings.HasPrefix(s, "nvidiaGPU-") })
+	if sameResource && c.Resource == plugin.DefaultConfig().Resource { // the last registration wins
+		check.Status = CheckFail
+	}
+	return []Check{check}
+}

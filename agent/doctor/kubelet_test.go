@@ -1,0 +1,189 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
+)
+
+// listen serves a unix socket with a function. Without one, connections are never accepted.
+func listen(t *testing.T, path string, serve func(net.Conn)) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	if serve == nil {
+		return
+	}
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			serve(conn)
+		}
+	}()
+}
+
+// closedSocket creates a socket without a listener.
+func closedSocket(t *testing.T, path string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestCheckKubelet(t *testing.T) {
+	for name, c := range map[string]struct {
+		make func(t *testing.T, dir string)
+		want []want
+	}{
+		"alive": {func(t *testing.T, dir string) {
+			k, err := kubelettest.Start(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(k.Stop)
+		}, []want{{CheckOK, "kubelet.sock", ""}}},
+		"no directory": {func(*testing.T, string) {}, []want{{CheckFail, "file does not exist", "plugin.kubeletDir"}}},
+		"no socket": {func(t *testing.T, dir string) {
+			if err := os.Mkdir(dir+"/device-plugins", 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}, []want{{CheckFail, "kubelet.sock", "start the kubelet"}}},
+		"closed": {func(t *testing.T, dir string) { closedSocket(t, dir+"/device-plugins/kubelet.sock") }, []want{{CheckFail, "connection refused", "start the kubelet"}}},
+		"hangs":  {func(t *testing.T, dir string) { listen(t, dir+"/device-plugins/kubelet.sock", nil) }, []want{{CheckFail, "i/o timeout", "journalctl"}}},
+		"not gRPC": {func(t *testing.T, dir string) {
+			listen(t, dir+"/device-plugins/kubelet.sock", func(c net.Conn) {
+				_, _ = c.Write([]byte("HTTP/1.1 400 Bad Request\r\n"))
+			})
+		}, []want{{CheckFail, "gRPC", "journalctl"}}},
+		"not writable": {func(t *testing.T, dir string) {
+			if os.Geteuid() == 0 {
+				t.Skip("root can write everywhere")
+			}
+			if err := os.Mkdir(dir+"/device-plugins", 0o500); err != nil {
+				t.Fatal(err)
+			}
+		}, []want{{CheckFail, "permission denied", "root"}, {CheckFail, "kubelet.sock", "start"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // one waits for its timeout
+			dir := agenttest.SocketDir(t)
+			c.make(t, dir)
+			expect(t, checkKubelet(t.Context(), dir), c.want...)
+		})
+	}
+}
+
+func TestCheckPodResources(t *testing.T) {
+	dir := agenttest.SocketDir(t)
+	expect(t, checkPodResources(t.Context(), dir), want{CheckWarn, "file does not exist", "mount " + dir + "/pod-resources"})
+	k, err := kubelettest.Start(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Stop()
+	expect(t, checkPodResources(t.Context(), dir), want{CheckOK, dir, ""})
+}
+
+func TestCheckOtherPlugins(t *testing.T) {
+	c := config.DefaultConfig().Plugin
+	c.KubeletDir = agenttest.SocketDir(t)
+	check := func(want want) {
+		t.Helper()
+		expect(t, checkOtherPlugins(t.Context(), c), want)
+	}
+	closedSocket(t, c.KubeletDir+"/device-plugins/nvidia-gpu.sock")
+	check(want{CheckOK, "", ""})
+	listen(t, c.KubeletDir+"/device-plugins/nvidia-mig-1g.10gb.sock", nil)
+	check(want{CheckWarn, "nvidia-mig-1g.10gb.sock", "plugin.enabled"})
+	listen(t, c.KubeletDir+"/device-plugins/nvidiaGPU-1700000000.sock", nil)
+	check(want{CheckFail, "nvidiaGPU-1700000000.sock", "plugin.enabled"})
+	c.Resource = "example.com/gpu"
+	check(want{CheckWarn, "nvidiaGPU-1700000000.sock", "plugin.enabled"})
+	c.Enabled = false
+	check(want{CheckOK, "nvidiaGPU-1700000000.sock", ""})
+	c.KubeletDir = agenttest.SocketDir(t)
+	check(want{CheckInfo, "plugin.enabled", ""})
+}
+
+func TestCheckAgentAndPort(t *testing.T) {
+	c := config.DefaultConfig()
+	c.Plugin.KubeletDir = agenttest.SocketDir(t)
+	check := func(what string, f func(context.Context, config.Config) []Check, want want) {
+		t.Helper()
+		got := f(t.Context(), c)
+		expect(t, got, want)
+		if t.Failed() {
+			t.Fatal(what)
+		}
+	}
+
+	c.Metrics.Listen = "127.0.0.1:0"
+	check("no server", checkAgent, want{CheckInfo, "", ""})
+	check("no server", checkPort, want{CheckOK, c.Metrics.Listen, ""})
+	c.Metrics.Listen = "192.0.2.1:9400"
+	check("address of another host", checkPort, want{CheckFail, "192.0.2.1:9400", "metrics.listen"})
+
+	ready, name := http.StatusOK, "gpu-node-agent"
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/readyz" {
+			w.WriteHeader(ready)
+			_, _ = fmt.Fprintln(w, "source down: no libdcgm\nplugin: no GPUs")
+			return
+		}
+		_, _ = fmt.Fprintln(w, name)
+	}))
+	defer web.Close()
+	c.Metrics.Listen = strings.TrimPrefix(web.URL, "http://")
+	check("ready", checkAgent, want{CheckOK, "", ""})
+	check("ready", checkPort, want{CheckOK, c.Metrics.Listen, ""})
+	ready = http.StatusServiceUnavailable
+	check("not ready", checkAgent, want{CheckWarn, "source down: no libdcgm; plugin: no GPUs", "log"})
+
+	name = "dcgm-exporter"
+	check("another program", checkAgent, want{CheckInfo, "", ""})
+	check("another program", checkPort, want{CheckFail, c.Metrics.Listen, "dcgm-exporter"})
+
+	listen(t, c.Plugin.KubeletDir+"/device-plugins/gpu-node-agent-nvidia.com_gpu.sock", nil)
+	check("an agent that requires a client certificate", checkAgent, want{CheckInfo, "gpu-node-agent-nvidia.com_gpu.sock", ""})
+	check("an agent that requires a client certificate", checkPort, want{CheckInfo, c.Metrics.Listen, ""})
+}
+
+func TestCheckAgentFiles(t *testing.T) {
+	c := config.DefaultConfig()
+	dir := t.TempDir()
+	c.Health.StateFile, c.Health.Socket = dir+"/a/b/state.json", ""
+	expect(t, checkAgentFiles(c), want{CheckOK, "", ""})
+	// Not even root can create a file below a file.
+	if err := os.WriteFile(dir+"/file", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c.Health.Socket = dir + "/file/agent.sock"
+	expect(t, checkAgentFiles(c), want{CheckWarn, c.Health.Socket, "health.socket"})
+}

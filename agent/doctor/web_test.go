@@ -1,0 +1,55 @@
+package doctor
+
+import (
+	"net/http"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
+)
+
+// An agent with TLS and passwords is recognized.
+func TestCheckAgentWithTLS(t *testing.T) {
+	notReady := func() []string { return []string{"starting"} }
+	s := agenttest.Serve(t, agenttest.TLSConfig+"basic_auth_users: {ada: "+agenttest.PasswordHash(t, "1815")+"}\n", http.NotFoundHandler(), notReady)
+	c := config.DefaultConfig()
+	c.Metrics.Listen, c.Plugin.KubeletDir, c.Web = s.Address(), agenttest.SocketDir(t), s.Config.Load()
+	expect(t, checkPort(t.Context(), c), want{CheckOK, s.Address(), ""})
+	expect(t, checkAgent(t.Context(), c), want{CheckWarn, "", "log"})
+}
+
+func TestCheckWebConfig(t *testing.T) {
+	dir := t.TempDir()
+	ca := agenttest.NewAuthority(t, dir)
+	ca.Issue(t, "server", "localhost")
+	check := func(text string, now time.Time, wants ...want) {
+		t.Helper()
+		file := filepath.Join(dir, "web.yaml")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		w, err := web.LoadConfig(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := config.DefaultConfig()
+		c.Metrics.WebConfigFile, c.Web = file, w
+		expect(t, checkWebConfig(c, now), wants...)
+	}
+	now := time.Now()
+	users := "basic_auth_users: {ada: " + agenttest.PasswordHash(t, "1815") + "}\n"
+	check(agenttest.TLSConfig, now.Add(-30*24*time.Hour), want{CheckOK, "TLS", ""})
+	check(agenttest.TLSConfig+users, now, want{CheckOK, "1 user", ""}, want{CheckWarn, "1h", "renew"})
+	check(agenttest.TLSConfig, now.Add(2*time.Hour), want{CheckOK, "TLS", ""}, want{CheckWarn, "", "renew"})
+	check(users, now, want{CheckOK, "1 user", ""}, want{CheckWarn, "", "tls_server_config"})
+	check("{}", now, want{CheckOK, "plain HTTP", ""})
+	check(`tls_server_config: {cert_file: server.crt, key_file: server.key, client_ca_file: ca.crt, client_auth_type: RequireAndVerifyClientCert}`,
+		now.Add(-30*24*time.Hour), want{CheckOK, "client certificates", ""})
+	if checks := checkWebConfig(config.DefaultConfig(), now); checks != nil {
+		t.Errorf("without one: %v", checks)
+	}
+}

@@ -1,0 +1,97 @@
+package agent
+
+import (
+	"net/http"
+	"os"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent/operator"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics"
+)
+
+// webServer returns the server of the agent's pages.
+func (a *Agent) webServer() *web.Server {
+	return &web.Server{Metrics: &a.metricsConfig, Config: &a.webConfig, Pages: a.handler(), NotReady: a.notReady, Log: a.log.Named("web")}
+}
+
+// operatorServer returns the server of the operator's socket.
+func (a *Agent) operatorServer() *operator.Server {
+	return &operator.Server{
+		Config: &a.healthConfig, Snapshots: &a.snapshots, Monitor: a.monitor,
+		Holders: a.plugin.Holders, RefreshHolders: a.plugin.AskHolders, AwaitSaved: a.stateFile.WaitWritten,
+		EngineAddress: func() string { return a.sourceConfig.Load().Address }, Log: a.log.Named("operator"),
+	}
+}
+
+// handler serves the metrics, the probes and the status.
+func (a *Agent) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", metrics.Handler(metrics.Sources{
+		Config:    &a.metricsConfig,
+		Snapshots: &a.snapshots,
+		Totals:    a.totals,
+		Plugin:    a.plugin.Status,
+		Holders:   a.plugin.Holders,
+		Reload:    func() metrics.Reload { return *a.lastReload.Load() },
+		Now:       time.Now,
+		Hostname:  nodeName(),
+		Version:   a.build.Version,
+		Revision:  a.build.Revision,
+		PodLabels: a.podLabels.Labels,
+		PodLabelsUp: func() (up, on bool) {
+			s := a.podLabels.Status()
+			return s.Up, s.Enabled
+		},
+		Jobs: a.jobs.Of,
+		Kubernetes: func() (metrics.Kubernetes, bool) {
+			s := a.reporter.Status()
+			return metrics.Kubernetes{Writes: s.Writes, Events: s.Events, Dropped: s.Dropped, Errors: s.Errors}, s.Enabled
+		},
+		StateFileUp: func() (up, on bool) {
+			s := a.stateFile.Status()
+			return s.Err == "", s.Path != ""
+		},
+		LogDropped: a.logDropped,
+	}, zap.NewStdLog(a.log.Named("metrics"))))
+	web.HandleProbes(mux, a.notReady)
+	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("OK")) }) // as dcgm-exporter
+	pages := status.NewPages(a.status, a.log.Named("web"))
+	mux.HandleFunc("GET /{$}", pages.ServeHTML)
+	mux.HandleFunc("GET "+status.SnapshotPath, pages.ServeJSON)
+	return mux
+}
+
+// status returns the current status. Like a scrape, it only reads what the components have stored.
+func (a *Agent) status() status.Node {
+	in := status.Inputs{
+		Node: nodeName(), Version: a.build.Version, Revision: a.build.Revision, Now: time.Now(), NotReady: a.notReady(),
+		Reload: *a.lastReload.Load(), Snapshot: a.snapshots.Load(), Plugin: a.plugin.Status(), Holders: a.plugin.Holders(),
+		Kube: a.reporter.Status(), StateFile: a.stateFile.Status(), Events: a.events.Latest(),
+	}
+	if err := a.configError.Load(); err != nil {
+		in.ConfigError = *err
+	}
+	return status.New(in)
+}
+
+// notReady returns every reason why the agent cannot do its whole job now. A poll takes up to stallAfter before the
+// source counts as stalled; a snapshot that is older than three polls and that time means that the monitor is stuck.
+func (a *Agent) notReady() []string {
+	return web.NotReady(a.snapshots.Load(), a.plugin.Status(), 3*a.healthConfig.Load().Interval+a.sourceConfig.Load().StallAfter)
+}
+
+// nodeName returns the Kubernetes node's name if the pod has it in NODE_NAME, else the host's.
+func nodeName() string {
+	if n := os.Getenv("NODE_NAME"); n != "" {
+		return n
+	}
+	n, err := os.Hostname()
+	if err != nil {
+		return ""
+	}
+	return n
+}

@@ -1,0 +1,48 @@
+package agent
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent/operator"
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+)
+
+func TestHolderCheckNeedsCurrentHolders(t *testing.T) {
+	free := map[health.DeviceID][]plugin.Holder{"GPU-1": {{Pod: "other"}}}
+	held := map[health.DeviceID][]plugin.Holder{"GPU-0": {{Pod: "train"}}}
+	synctest.Test(t, func(t *testing.T) {
+		var holders plugin.Holders
+		c := &holderCheck{holders: func() plugin.Holders { return holders }, refresh: func() {}}
+		for _, step := range []struct {
+			name   string
+			wait   time.Duration
+			report bool // a new response with by
+			by     map[health.DeviceID][]plugin.Holder
+			err    string
+			want   bool
+		}{
+			{name: "no response yet", err: "not asked yet", want: true},
+			{name: "first response", report: true, by: free, want: true},
+			{name: "settled", wait: holdersSettleTime, report: true, by: free, want: false},
+			{name: "held", report: true, by: held, want: true},
+			{name: "pod ended", report: true, by: free, want: false},
+			{name: "old response", wait: operator.MaxHoldersAge + time.Second, want: true},
+			{name: "first response after a gap", report: true, by: free, want: true},
+			{name: "settled after the gap", wait: holdersSettleTime, report: true, by: free, want: false},
+			{name: "error", err: "List: denied", want: true},
+			{name: "response without holders", wait: time.Minute, report: true, want: true},
+		} {
+			<-time.After(step.wait)
+			if step.report {
+				holders = plugin.Holders{At: time.Now(), By: step.by}
+			}
+			holders.Err = step.err
+			if got := c.mayBeHeld("GPU-0"); got != step.want {
+				t.Errorf("%s: %v, want %v", step.name, got, step.want)
+			}
+		}
+	})
+}

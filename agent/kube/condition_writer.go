@@ -1,0 +1,125 @@
+package kube
+
+import (
+	"context"
+	"time"
+
+	"go.uber.org/zap"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+const (
+	// heartbeatInterval is how often an unchanged condition is written. The kubelet does the same with its own.
+	heartbeatInterval = 5 * time.Minute
+
+	// settleDelay collects changes that follow each other into one write.
+	settleDelay = time.Second
+)
+
+// conditionWriter writes the node's condition.
+type conditionWriter struct {
+	*Reporter
+	api         *client
+	current     nodeCondition // as the API server has it
+	loaded      bool          // current was read from the API server
+	fingerprint string        // of current; "" if another process wrote it
+}
+
+// runConditionWriter writes until ctx ends. It writes the newest state only: older ones are skipped.
+func (r *Reporter) runConditionWriter(ctx context.Context, api *client) {
+	w := &conditionWriter{Reporter: r, api: api}
+	errs := NewErrorLog(r.Log, "cannot write the node's condition", "wrote the node's condition again",
+		"a node named "+r.Node+", and a cluster role with get on nodes and patch on nodes/status")
+	var retry backoff
+	for ctx.Err() == nil {
+		desired, changed := r.desired.Watch()
+		if desired == nil {
+			wait(ctx, changed, -1)
+			continue
+		}
+		if d := w.dueIn(desired); d > 0 {
+			wait(ctx, changed, d)
+			continue
+		}
+		if desired.fingerprint != w.fingerprint && !wait(ctx, nil, settleDelay) {
+			return
+		}
+		err := w.write(ctx)
+		switch {
+		case ctx.Err() != nil:
+		case err != nil:
+			errs.Report(err)
+			r.updateStatus(func(s *Status) { s.Errors, s.Condition = s.Errors+1, err.Error() })
+			retry.wait(ctx)
+		default:
+			errs.Recovered()
+			retry = backoff{}
+			r.updateStatus(func(s *Status) { s.Condition = "" })
+		}
+	}
+}
+
+// dueIn returns after which time a state must be written.
+func (w *conditionWriter) dueIn(desired *conditionState) time.Duration {
+	if !w.loaded || desired.fingerprint != w.fingerprint {
+		return 0
+	}
+	return heartbeatInterval - time.Since(w.current.LastHeartbeatTime.Time)
+}
+
+// write writes the desired condition if it is due. It reads the condition once before: if another process wrote it, the
+// time of its last transition stays.
+func (w *conditionWriter) write(ctx context.Context) error {
+	if !w.loaded {
+		c, err := w.api.condition(ctx, w.Node)
+		if err != nil {
+			return err
+		}
+		w.current, w.loaded = c, true
+		if desired := w.desired.Load(); desired.matches(c) {
+			w.fingerprint = desired.fingerprint
+		}
+	}
+	desired := w.desired.Load()
+	if w.dueIn(desired) > 0 {
+		return nil // it changed back during settleDelay
+	}
+	next := desired.condition(w.current, time.Now())
+	if err := w.api.patchCondition(ctx, w.Node, next); err != nil {
+		return err
+	}
+	w.updateStatus(func(s *Status) { s.Writes++ })
+	if next.Status != w.current.Status {
+		w.Log.Info("node condition", zap.String("type", next.Type), zap.String("status", next.Status),
+			zap.String("was", w.current.Status), zap.String("reason", next.Reason))
+	}
+	w.current, w.fingerprint = next, desired.fingerprint
+	return nil
+}
+
+// matches reports whether a condition already shows the state.
+func (s conditionState) matches(c nodeCondition) bool {
+	return c.Status == s.status && c.Reason == s.reason && c.Message == s.message
+}
+
+// condition returns the condition to write over the current one. Its transition time is when the status was reached,
+// even if it is written later, and stays while the status does.
+func (s conditionState) condition(current nodeCondition, now time.Time) nodeCondition {
+	c := nodeCondition{
+		Type: conditionType, Status: s.status, Reason: s.reason, Message: s.message,
+		LastHeartbeatTime: metav1.NewTime(now), LastTransitionTime: metav1.NewTime(s.since),
+	}
+	if current.Status == s.status && !current.LastTransitionTime.IsZero() {
+		c.LastTransitionTime = current.LastTransitionTime
+	}
+	return c
+}
+
+// removeCondition deletes the condition after reporting was disabled. It tries once: an unreachable API server must not
+// delay a new configuration.
+func (r *Reporter) removeCondition(ctx context.Context, api *client) {
+	if err := api.deleteCondition(ctx, r.Node); err != nil {
+		r.Log.Warn("cannot delete the node's condition; it is out of date from now on", zap.String("condition", conditionType), zap.Error(err))
+	}
+	r.desired.Store(nil)
+}

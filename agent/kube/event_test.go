@@ -1,0 +1,107 @@
+package kube
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+func TestEventsBetween(t *testing.T) {
+	xid79, lost, hot := finding("xid-79", health.Unhealthy), finding("lost", health.Unhealthy), finding("temperature", health.Degraded)
+	pods := map[health.DeviceID][]Pod{
+		"GPU-0": {{"team", "train"}, {"team", "train"}, {"other", "infer"}}, "MIG-0-1": {{"team", "slice"}},
+	}
+	type list = []health.DeviceState
+	for _, c := range []struct {
+		name          string
+		before, after list
+		want          []string
+	}{
+		{"no change", list{gpu(0, nil)}, list{gpu(0, nil)}, nil},
+		{"healthy device added", nil, list{gpu(0, nil)}, nil},
+		{"device removed", list{gpu(0, nil)}, nil, nil},
+		{
+			"unhealthy",
+			list{gpu(0, nil)},
+			list{gpu(0, nil, xid79)},
+			[]string{"node Warning GPUUnhealthy", "team/train Warning GPUUnhealthy", "other/infer Warning GPUUnhealthy"},
+		},
+		{"device without a holder", list{gpu(1, nil)}, list{gpu(1, nil, xid79)}, []string{"node Warning GPUUnhealthy"}},
+		{"unhealthy device added", nil, list{gpu(1, nil, xid79)}, []string{"node Warning GPUUnhealthy"}},
+		{"still unhealthy", list{gpu(1, nil, xid79)}, list{gpu(1, nil, xid79)}, nil},
+		{"worse cause added", list{gpu(1, nil, xid79)}, list{gpu(1, nil, lost, xid79)}, []string{"node Warning GPUUnhealthy"}},
+		{"worse of two causes cleared", list{gpu(1, nil, lost, xid79)}, list{gpu(1, nil, xid79)}, nil},
+		{"degraded", list{gpu(1, nil)}, list{gpu(1, nil, hot)}, []string{"node Warning GPUDegraded"}},
+		{"unhealthy to degraded", list{gpu(1, nil, lost, hot)}, list{gpu(1, nil, hot)}, []string{"node Warning GPUDegraded"}},
+		{"recovered", list{gpu(1, nil, lost)}, list{gpu(1, nil)}, []string{"node Normal GPURecovered"}},
+		{
+			"XIDs",
+			list{gpu(1, map[int]uint64{31: 4})},
+			list{gpu(1, map[int]uint64{31: 6, 79: 1})},
+			[]string{"node Warning XID ×2", "node Warning XID"},
+		},
+		{
+			"XID of a GPU goes to holders of its MIG devices",
+			list{gpu(0, nil), mig(0, 1, nil)},
+			list{gpu(0, map[int]uint64{79: 1}), mig(0, 1, nil)},
+			[]string{"node Warning XID", "team/train Warning XID", "other/infer Warning XID", "team/slice Warning XID"},
+		},
+		{
+			"inherited finding goes to holders, not to the node",
+			list{gpu(1, nil), mig(0, 1, nil)},
+			list{gpu(1, nil, lost), mig(0, 1, nil, inheritedFrom("GPU-1", lost))},
+			[]string{"node Warning GPUUnhealthy", "team/slice Warning GPUUnhealthy"},
+		},
+		{
+			"MIG device recovers with its GPU",
+			list{mig(0, 1, nil, inheritedFrom("GPU-0", lost))},
+			list{mig(0, 1, nil)},
+			[]string{"team/slice Normal GPURecovered"},
+		},
+		{
+			"finding of a MIG device",
+			list{mig(0, 1, nil)},
+			list{mig(0, 1, nil, xid79)},
+			[]string{"node Warning GPUUnhealthy", "team/slice Warning GPUUnhealthy"},
+		},
+	} {
+		var got []string
+		for _, e := range eventsBetween(c.before, c.after, "n", func(id health.DeviceID) []Pod { return pods[id] }, time.Now()) {
+			s := strings.TrimPrefix(e.key.object.namespace+"/"+e.key.object.name, "/")
+			if s == "n" {
+				s = "node"
+			}
+			s += " " + e.typ + " " + e.key.reason
+			if e.count != 1 {
+				s += fmt.Sprintf(" ×%d", e.count)
+			}
+			got = append(got, s)
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
+func TestEventMessages(t *testing.T) {
+	holders := func(health.DeviceID) []Pod { return nil }
+	before := []health.DeviceState{gpu(3, nil)}
+	broken := []health.DeviceState{gpu(3, map[int]uint64{79: 1}, finding("xid-79", health.Unhealthy))}
+	var got []string
+	for _, e := range append(eventsBetween(before, broken, "n", holders, time.Now()), eventsBetween(broken, before, "n", holders, time.Now())...) {
+		got = append(got, e.message)
+	}
+	x := health.LookupXID(79)
+	want := []string{
+		"XID 79 of GPU 3 (GPU-3): " + x.Name + "; " + x.Action.Advice(),
+		"GPU 3 (GPU-3) is unhealthy (xid-79): it is xid-79; drain the node and reset the GPU",
+		"GPU 3 (GPU-3) is healthy again; cleared: xid-79",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

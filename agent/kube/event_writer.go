@@ -1,0 +1,161 @@
+package kube
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/time/rate"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// A node may write a burst of events, then two a minute. The queue merges events that wait.
+const (
+	eventBurst    = 50
+	eventInterval = 30 * time.Second
+)
+
+// maxWritten limits the events whose count can still be raised.
+const maxWritten = 512
+
+// writtenEvent is an event that the API server has.
+type writtenEvent struct {
+	name  string
+	count uint64
+	at    time.Time // of the last write
+}
+
+// eventWriter writes events.
+type eventWriter struct {
+	*Reporter
+	api     *client
+	written map[eventKey]writtenEvent
+	podErrs *ErrorLog // of reading pods
+}
+
+// runEventWriter writes the queue's events until ctx ends.
+func (r *Reporter) runEventWriter(ctx context.Context, api *client) {
+	w := &eventWriter{r, api, make(map[eventKey]writtenEvent), NewErrorLog(r.Log, "cannot read a pod's UID for its events", "", "a cluster role with get on pods")}
+	errs := NewErrorLog(r.Log, "cannot write events", "wrote events again", "a cluster role with create and patch on events")
+	limit := rate.NewLimiter(rate.Every(eventInterval), eventBurst)
+	var retry backoff
+	for ctx.Err() == nil {
+		e, in, ok := r.queue.take(time.Now(), w.notBefore)
+		if !ok {
+			wait(ctx, r.queue.wake, in)
+			continue
+		}
+		if limit.Wait(ctx) != nil {
+			r.queue.add(e) // for the next configuration
+			return
+		}
+		e.name = cmp.Or(e.name, eventName(e))
+		err := w.write(ctx, e)
+		switch {
+		case ctx.Err() != nil:
+			r.queue.add(e) // for the next configuration
+		case err == nil:
+			errs.Recovered()
+			retry = backoff{}
+			r.updateStatus(func(s *Status) { s.Event = "" })
+		case permanent(err):
+			errs.Report(err)
+			r.updateStatus(func(s *Status) { s.Errors, s.Dropped, s.Event = s.Errors+1, s.Dropped+1, err.Error() })
+		default:
+			errs.Report(err)
+			r.updateStatus(func(s *Status) { s.Errors, s.Event = s.Errors+1, err.Error() })
+			r.queue.add(e)
+			retry.wait(ctx)
+		}
+	}
+}
+
+func (w *eventWriter) notBefore(k eventKey) time.Time {
+	if e, ok := w.written[k]; ok {
+		return e.at.Add(repeatInterval)
+	}
+	return time.Time{}
+}
+
+// write creates an event, or raises the count of one that the API server has.
+func (w *eventWriter) write(ctx context.Context, e event) error {
+	namespace := cmp.Or(e.key.object.namespace, metav1.NamespaceDefault)
+	old, ok := w.written[e.key]
+	if ok && time.Since(old.at) < eventTTL {
+		old.count += e.count
+		err := w.api.patchEvent(ctx, namespace, old.name, eventPatch{toInt32(old.count), metav1.NewTime(e.last), e.message})
+		if !apierrors.IsNotFound(err) {
+			if err == nil {
+				w.record(e.key, old)
+			}
+			return err
+		}
+	}
+	involved, err := w.reference(ctx, e.key.object)
+	if involved == nil || err != nil {
+		return err
+	}
+	err = w.api.createEvent(ctx, coreEvent{
+		Kind: "Event", APIVersion: "v1", Metadata: metav1.ObjectMeta{Namespace: namespace, Name: e.name},
+		InvolvedObject: *involved, Type: e.typ, Reason: e.key.reason, Message: e.message,
+		Source: eventSource{component, w.Node}, FirstTimestamp: metav1.NewTime(e.first), LastTimestamp: metav1.NewTime(e.last),
+		Count: toInt32(e.count), ReportingComponent: component, ReportingInstance: w.Node,
+	})
+	if err == nil || apierrors.IsAlreadyExists(err) { // an earlier attempt created it, and its response was lost
+		w.record(e.key, writtenEvent{name: e.name, count: e.count})
+		return nil
+	}
+	return err
+}
+
+func (w *eventWriter) record(k eventKey, e writtenEvent) {
+	e.at = time.Now()
+	w.written[k] = e
+	w.updateStatus(func(s *Status) { s.Events++ })
+	maps.DeleteFunc(w.written, func(_ eventKey, o writtenEvent) bool { return e.at.Sub(o.at) > eventTTL })
+	if len(w.written) > maxWritten {
+		delete(w.written, slices.MinFunc(slices.Collect(maps.Keys(w.written)), func(a, b eventKey) int {
+			return w.written[a].at.Compare(w.written[b].at)
+		}))
+	}
+}
+
+// reference returns the reference to an event's object, nil if the object no longer exists. kubectl describe finds the
+// events of a node by the UID that the kubelet uses, which is the node's name, and those of a pod by the pod's UID.
+func (w *eventWriter) reference(ctx context.Context, o object) (*objectReference, error) {
+	if o.namespace == "" {
+		return &objectReference{Kind: "Node", APIVersion: "v1", Name: o.name, UID: types.UID(o.name)}, nil
+	}
+	pod := &objectReference{Kind: "Pod", APIVersion: "v1", Namespace: o.namespace, Name: o.name}
+	uid, node, err := w.api.pod(ctx, o.namespace, o.name)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, nil
+	case apierrors.IsForbidden(err):
+		w.podErrs.Report(err)
+		return pod, nil
+	case err != nil:
+		return nil, err
+	case node != w.Node:
+		return nil, nil // another pod with the same name
+	}
+	pod.UID = uid
+	return pod, nil
+}
+
+// eventName returns a unique name for an event.
+func eventName(e event) string {
+	const maxLength = 253 - 17 // the API's limit, less the suffix
+	o := e.key.object.name
+	return fmt.Sprintf("%s.%x", strings.TrimRight(o[:min(len(o), maxLength)], ".-"), rand.Uint64())
+}
+
+func toInt32(n uint64) int32 { return int32(min(n, math.MaxInt32)) }

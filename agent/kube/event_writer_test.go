@@ -1,0 +1,236 @@
+package kube
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+func TestEventReferences(t *testing.T) {
+	withRig(t, func(g *rig) {
+		pod := func(name, node string) {
+			g.pods["team/"+name] = corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, UID: "uid-of-train"}, Spec: corev1.PodSpec{NodeName: node}}
+		}
+		pod("train", "node1")
+		pod("moved", "node2")
+		g.holders["GPU-0"] = []Pod{{"team", "train"}, {"team", "gone"}, {"team", "moved"}}
+		g.setDevices(gpu(0, nil, finding("lost", health.Unhealthy)), gpu(1, nil))
+		g.advance(time.Second)
+		if got := g.listEvents(); !slices.Equal(got, []string{"node/node1 GPUUnhealthy ×1", "pod/train GPUUnhealthy ×1"}) {
+			t.Errorf("events %q", got)
+		}
+		for _, e := range g.events {
+			want, ns := "uid-of-train", "team"
+			if e.InvolvedObject.Kind == "Node" {
+				want, ns = "node1", "default"
+			}
+			if string(e.InvolvedObject.UID) != want || e.Namespace != ns || e.Type != corev1.EventTypeWarning ||
+				e.Source.Component != component || e.Source.Host != "node1" || !strings.HasPrefix(e.Name, e.InvolvedObject.Name+".") {
+				t.Errorf("%+v", e)
+			}
+		}
+	})
+}
+
+func TestEventReferenceWithoutPodAccess(t *testing.T) {
+	withRig(t, func(g *rig) {
+		g.fail = func(r *http.Request) error {
+			if strings.Contains(r.URL.Path, "/pods/") {
+				return apiError(403, "Forbidden")
+			}
+			return nil
+		}
+		g.holders["GPU-0"] = []Pod{{"team", "train"}}
+		g.setDevices(gpu(0, nil, finding("lost", health.Unhealthy)), gpu(1, nil))
+		g.advance(time.Second)
+		if got := g.listEvents(); !slices.Contains(got, "pod/train GPUUnhealthy ×1") {
+			t.Errorf("events %q", got)
+		}
+	})
+}
+
+func TestEventRepetitionsRaiseCount(t *testing.T) {
+	withRig(t, func(g *rig) {
+		for i := range 600 { // ten minutes
+			g.setDevices(gpu(0, map[int]uint64{31: uint64(10 * (i + 1))}), gpu(1, nil))
+			g.advance(time.Second)
+		}
+		g.advance(repeatInterval)
+		if got := g.listEvents(); !slices.Equal(got, []string{"node/node1 XID ×6000"}) {
+			t.Errorf("events %q", got)
+		}
+		if g.posts != 1 || g.patches > 11 {
+			t.Errorf("%d and %d requests", g.posts, g.patches)
+		}
+	})
+}
+
+func TestEventRateLimit(t *testing.T) {
+	withRig(t, func(g *rig) {
+		xids := make(map[int]uint64)
+		for code := range 170 {
+			xids[code+1] = 1
+		}
+		g.setDevices(gpu(0, xids), gpu(1, nil))
+		g.advance(20 * time.Second)
+		if g.posts != eventBurst {
+			t.Errorf("%d events at once, want %d", g.posts, eventBurst)
+		}
+		g.advance(10 * eventInterval)
+		if g.posts != eventBurst+10 {
+			t.Errorf("%d events, want %d", g.posts, eventBurst+10)
+		}
+		// The limit does not delay the condition.
+		g.setDevices(gpu(0, xids, finding("lost", health.Unhealthy)), gpu(1, nil))
+		g.advance(settleDelay)
+		if c := g.condition(t); c.Reason != "Lost" {
+			t.Errorf("%+v", c)
+		}
+	})
+}
+
+// A reload while an event waits for the rate limit does not drop the event.
+func TestReloadKeepsEvents(t *testing.T) {
+	withRig(t, func(g *rig) {
+		xids := make(map[int]uint64)
+		for code := range eventBurst + 3 {
+			xids[code+1] = 1
+		}
+		g.setDevices(gpu(0, xids), gpu(1, nil))
+		g.advance(20 * time.Second)
+		if g.posts != eventBurst {
+			t.Fatalf("%d events, want %d before the limit", g.posts, eventBurst)
+		}
+		c := health.DefaultConfig()
+		c.Kubernetes = health.KubernetesConfig{Enabled: true, Kubeconfig: "/another"}
+		g.config.Store(&c)
+		g.advance(20 * time.Second)
+		if got := g.listEvents(); len(got) != eventBurst+3 {
+			t.Errorf("%d events, want %d", len(got), eventBurst+3)
+		}
+		if s := g.reporter.Status(); s.Dropped != 0 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+func TestOutageDropsOldestEvents(t *testing.T) {
+	withRig(t, func(g *rig) {
+		g.failWith(errRefused)
+		xids := make(map[int]uint64)
+		for code := range maxQueued + 50 {
+			xids[code+1] = 1
+		}
+		g.setDevices(gpu(0, xids), gpu(1, nil))
+		g.advance(time.Minute)
+		if n := g.reporter.Status().Dropped; n < 50 || n > 52 {
+			t.Errorf("%d dropped, want about 50", n)
+		}
+		g.advance(eventTTL)
+		g.failWith(nil)
+		g.advance(2 * time.Minute)
+		if got := g.listEvents(); len(got) != 0 {
+			t.Errorf("events older than eventTTL: %q", got)
+		}
+		g.setDevices(gpu(0, xids, finding("lost", health.Unhealthy)), gpu(1, nil))
+		g.advance(time.Second)
+		if got := g.listEvents(); len(got) != 1 {
+			t.Errorf("events %q", got)
+		}
+	})
+}
+
+func TestPermanentErrorDropsEvent(t *testing.T) {
+	for _, err := range []error{
+		apiError(403, "Forbidden", "NamespaceTerminating"), apiError(422, "Invalid"), apiError(404, "NotFound"), apiError(400, "BadRequest"),
+	} {
+		withRig(t, func(g *rig) {
+			g.pods["ending/one"] = corev1.Pod{Spec: corev1.PodSpec{NodeName: "node1"}}
+			g.pods["team/two"] = g.pods["ending/one"]
+			g.fail = func(r *http.Request) error {
+				if r.Method == http.MethodPost && strings.Contains(r.URL.Path, "/ending/") {
+					return err
+				}
+				return nil
+			}
+			g.holders["GPU-0"] = []Pod{{"ending", "one"}, {"team", "two"}}
+			g.setDevices(gpu(0, nil, finding("lost", health.Unhealthy)), gpu(1, nil))
+			g.advance(time.Second)
+			if got := g.listEvents(); !slices.Equal(got, []string{"node/node1 GPUUnhealthy ×1", "pod/two GPUUnhealthy ×1"}) {
+				t.Errorf("%v: events %q", err, got)
+			}
+			if s := g.reporter.Status(); s.Dropped != 1 {
+				t.Errorf("%v: %+v", err, s)
+			}
+		})
+	}
+}
+
+func TestLostResponseCreatesOneEvent(t *testing.T) {
+	withRig(t, func(g *rig) {
+		tries := 0
+		g.fail = func(r *http.Request) error {
+			if r.Method != http.MethodPost {
+				return nil
+			}
+			if tries++; tries == 1 { // the event is created, the response lost
+				name := fmt.Sprint("event-", tries)
+				g.events[name] = &corev1.Event{}
+				return errRefused
+			}
+			return apiError(409, metav1.StatusReasonAlreadyExists)
+		}
+		g.setDevices(gpu(0, nil, finding("lost", health.Unhealthy)), gpu(1, nil))
+		g.advance(time.Minute)
+		if tries != 2 || len(g.events) != 1 {
+			t.Errorf("%d attempts, %d events", tries, len(g.events))
+		}
+	})
+}
+
+func TestDeletedEventIsCreatedAgain(t *testing.T) {
+	withRig(t, func(g *rig) {
+		g.setDevices(gpu(0, map[int]uint64{31: 1}), gpu(1, nil))
+		g.advance(repeatInterval)
+		clear(g.events)
+		g.setDevices(gpu(0, map[int]uint64{31: 3}), gpu(1, nil))
+		g.advance(repeatInterval)
+		if got := g.listEvents(); !slices.Equal(got, []string{"node/node1 XID ×2"}) {
+			t.Errorf("events %q", got)
+		}
+	})
+}
+
+func TestEventNameLength(t *testing.T) {
+	long := strings.Repeat("a", 235) + ".b-" + strings.Repeat("c", 15)
+	for _, o := range []string{"node1", long} {
+		if n := eventName(event{key: eventKey{object: object{name: o}}}); len(n) > 253 || strings.Contains(n, "..") || strings.Contains(n, "-.") {
+			t.Errorf("%d bytes: %s", len(n), n)
+		}
+	}
+}
+
+func TestEventQueueMerges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := newEventQueue()
+		now := time.Now()
+		q.add(event{message: "new", count: 2, first: now.Add(time.Minute), last: now.Add(time.Minute)})
+		q.add(event{message: "old", count: 3, first: now, last: now, name: "x.1"}) // back in the queue after a failed attempt
+		e, _, ok := q.take(now, func(eventKey) time.Time { return time.Time{} })
+		if !ok || e.name != "x.1" || e.count != 5 || e.message != "new" || !e.first.Equal(now) || !e.last.Equal(now.Add(time.Minute)) {
+			t.Errorf("%+v", e)
+		}
+		if _, in, ok := q.take(now, nil); ok || in >= 0 {
+			t.Error("one event was taken twice")
+		}
+	})
+}

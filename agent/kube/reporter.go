@@ -1,0 +1,157 @@
+// Package kube reports GPU health to the Kubernetes API server: a condition of the node, and events on the node and on
+// the pods that hold a device.
+//
+//	Snapshot ─► conditionOf ───► Latest ──► conditionWriter ─► PATCH nodes/status
+//	        └─► eventsBetween ─► eventQueue ─► eventWriter ──► POST, PATCH events
+//
+// condition.go and event.go are pure. While the API server is unreachable, the reporter keeps the newest condition and a
+// limited number of events; no other part of the agent waits.
+//
+// Only this package and agent/podlabels import client-go. They use the parts that are hard to get right: addresses and
+// certificates, token rotation, error classes. They do not use the typed clientset: it compiles in every API group,
+// 29 MB of binary and 22 MiB of resident memory. client.go declares the three objects that are needed.
+package kube
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr/funcr"
+	"go.uber.org/zap"
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// Pod names a pod.
+type Pod struct{ Namespace, Name string }
+
+// Options configure a Reporter. All fields but Remembered are required.
+type Options struct {
+	Config    *health.Latest[health.Config]
+	Snapshots *health.Latest[health.Snapshot]
+	Node      string // the node's name in Kubernetes
+	// Holders returns the pods that hold a device now. The reporter calls it for every event; it must not block.
+	Holders func(health.DeviceID) []Pod
+	// Remembered holds the devices of the saved state. Events report what has changed since.
+	Remembered []health.DeviceState
+	Log        *zap.Logger
+}
+
+// Reporter writes a node's condition and events.
+type Reporter struct {
+	Options
+	open     func(kubeconfig string) (*client, error)
+	desired  health.Latest[conditionState]
+	queue    *eventQueue
+	reported []health.DeviceState // the devices up to whose state events were queued; only Run uses it
+
+	mu     sync.Mutex // guards status
+	status Status
+}
+
+// Status counts what the reporter did since the process started.
+type Status struct {
+	Enabled   bool
+	Writes    uint64 // of the condition
+	Events    uint64 // written, including each update of an event's count
+	Dropped   uint64 // events that were not written: too many, too old or refused
+	Errors    uint64 // failed requests
+	Condition string // the error of the last write of the condition; empty after success
+	Event     string // the error of the last write of an event; empty after success
+}
+
+// New returns a reporter. It does nothing while health.kubernetes.enabled is false.
+func New(o Options) *Reporter {
+	return &Reporter{Options: o, open: connect, queue: newEventQueue(), reported: o.Remembered}
+}
+
+// Status returns the reporter's counts. It may be called from any goroutine.
+func (r *Reporter) Status() Status {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := r.status
+	s.Dropped += r.queue.droppedCount()
+	return s
+}
+
+func (r *Reporter) updateStatus(f func(*Status)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	f(&r.status)
+}
+
+// Run reports until ctx ends. The condition then stays on the node, and the next process continues it.
+func (r *Reporter) Run(ctx context.Context) error {
+	// client-go reports only to klog that it cannot read the service account's token.
+	klog.SetLogger(funcr.New(func(_, text string) { r.Log.Warn("client-go: " + text) }, funcr.Options{}))
+	for ctx.Err() == nil {
+		c, same, cancel := health.While(ctx, r.Config, func(c *health.Config) health.KubernetesConfig { return c.Kubernetes })
+		r.updateStatus(func(s *Status) { s.Enabled, s.Condition, s.Event = c.Enabled, "", "" })
+		if !c.Enabled {
+			<-same.Done()
+			cancel()
+			if s := r.Snapshots.Load(); s.Polled() { // changes while disabled cause no events later
+				r.reported = s.Devices
+			}
+			continue
+		}
+		api := r.report(same, c.Kubeconfig)
+		cancel()
+		if api != nil && ctx.Err() == nil && !r.Config.Load().Kubernetes.Enabled {
+			r.removeCondition(ctx, api)
+		}
+	}
+	return nil
+}
+
+// report follows the snapshots and writes to the API server until ctx ends. It returns the client, nil if none could
+// be opened.
+func (r *Reporter) report(ctx context.Context, kubeconfig string) *client {
+	var parts sync.WaitGroup
+	defer parts.Wait()
+	parts.Go(func() { r.followSnapshots(ctx) })
+
+	errs := NewErrorLog(r.Log, "cannot configure access to the API server", "", "a kubeconfig file or a service account")
+	var retry backoff
+	api, err := r.open(kubeconfig)
+	for ; err != nil; api, err = r.open(kubeconfig) {
+		errs.Report(err)
+		r.updateStatus(func(s *Status) { s.Errors, s.Condition, s.Event = s.Errors+1, err.Error(), err.Error() })
+		if !retry.wait(ctx) {
+			return nil
+		}
+	}
+	parts.Go(func() { r.runConditionWriter(ctx, api) })
+	parts.Go(func() { r.runEventWriter(ctx, api) })
+	return api
+}
+
+// followSnapshots derives the desired condition and the events. It makes no requests, so it sees every change.
+func (r *Reporter) followSnapshots(ctx context.Context) {
+	for {
+		s, changed := r.Snapshots.Watch()
+		now := time.Now()
+		if next, ok := conditionOf(s); ok {
+			before := r.desired.Load()
+			if next.since = now; before != nil && before.status == next.status {
+				next.since = before.since
+			}
+			if before == nil || *before != next {
+				r.desired.Store(&next)
+			}
+		}
+		if s.Polled() {
+			for _, e := range eventsBetween(r.reported, s.Devices, r.Node, r.Holders, now) {
+				r.queue.add(e)
+			}
+			r.reported = s.Devices
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		}
+	}
+}

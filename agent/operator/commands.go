@@ -1,0 +1,207 @@
+package operator
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
+	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
+)
+
+// requestTimeout limits the commands that the agent answers at once.
+const requestTimeout = 10 * time.Second
+
+// Commands returns the subcommands that talk to a running agent.
+func Commands(loader *config.Loader) []*cobra.Command {
+	return []*cobra.Command{statusCommand(loader), simCommand(loader), clearCommand(loader), detachCommand(loader), attachCommand(loader)}
+}
+
+func statusCommand(loader *config.Loader) *cobra.Command {
+	var output, address string
+	var access status.Access
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Print the status of this node's GPUs and of the agent",
+		Long: `Print the status of this node's GPUs and of the agent, as the status page shows it.
+
+The exit code is 0 if the agent answers, whatever the state of the GPUs. A terminal gets colours unless NO_COLOR is
+set. Over TLS, the agent of this node must present the certificate of metrics.webConfigFile. The password for --user is
+read from $` + status.PasswordEnv + `.`,
+		Example: `  gpu-node-agent status
+  gpu-node-agent status --address 10.0.0.7:9400 -o json | jq '.gpus[] | select(.state == "unhealthy")'`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if output != "table" && output != "wide" && output != "json" {
+				return fmt.Errorf("--output: expected table, wide or json, got %q", output)
+			}
+			if address == "" {
+				c, err := loader.Load()
+				if err != nil {
+					return err
+				}
+				address = access.Local(c.Metrics.Listen, c.Web.Certificate())
+			}
+			access.Password = os.Getenv(status.PasswordEnv)
+			ctx, cancel := context.WithTimeout(cmd.Context(), requestTimeout)
+			defer cancel()
+			node, text, err := status.Ask(ctx, address, access)
+			if err != nil {
+				return err
+			}
+			if output != "json" {
+				text = []byte(node.Table(output == "wide", useColours()))
+			}
+			_, err = cmd.OutOrStdout().Write(text)
+			return err
+		},
+	}
+	cmd.Flags().StringVarP(&output, "output", "o", "table", "table, wide or json")
+	cmd.Flags().StringVar(&address, "address", "", "HOST:PORT or URL of the agent (default: metrics.listen of its configuration)")
+	cmd.Flags().StringVar(&access.CAFile, "ca-file", "", "PEM file of the CA that signed the agent's certificate (default: this host's CAs)")
+	cmd.Flags().StringVar(&access.CertFile, "cert-file", "", "PEM file of a client certificate, if the agent requires one")
+	cmd.Flags().StringVar(&access.KeyFile, "key-file", "", "PEM file of the client certificate's key")
+	cmd.Flags().BoolVar(&access.Insecure, "insecure", false, "accept any certificate of the agent")
+	cmd.Flags().StringVar(&access.User, "user", "", "user name, if the agent requires a password")
+	return cmd
+}
+
+// useColours reports whether standard output is a terminal that shows colours.
+func useColours() bool {
+	info, err := os.Stdout.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0 && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+}
+
+func simCommand(loader *config.Loader) *cobra.Command {
+	var event sim.Event
+	cmd := &cobra.Command{
+		Use:   "sim EVENT",
+		Short: "Inject an event into an agent with simulated GPUs",
+		Example: `  gpu-node-agent sim --config config.yaml '{gpu: 3, xid: 79, lost: true}'
+  gpu-node-agent sim --socket /run/gpu-node-agent/sim.sock '{source: stalled}'`,
+		Args: func(_ *cobra.Command, args []string) (err error) {
+			if len(args) != 1 {
+				return fmt.Errorf("expected one event, got %d arguments; for example: gpu-node-agent sim '{gpu: 3, xid: 79}'", len(args))
+			}
+			event, err = sim.ParseEvent(args[0])
+			return err
+		},
+	}
+	return onSocket(cmd, "source.sim.control", loader, func(c config.Config) string { return c.Source.Sim.Control }, requestTimeout,
+		func(ctx context.Context, socket string) (string, error) { return sim.Send(ctx, socket, event) })
+}
+
+func clearCommand(loader *config.Loader) *cobra.Command {
+	var c ClearRequest
+	cmd := &cobra.Command{
+		Use:   "clear",
+		Short: "Clear findings of a GPU",
+		Long: `Clear the findings of a GPU or MIG device. Only root may do so.
+
+Findings that the newest measurement shows stay: a lost GPU stays unhealthy until it is back. A cordon ends when
+health.cordon no longer names the GPU. The command prints the findings that remain.`,
+		Example: `  gpu-node-agent clear --gpu GPU-6f1a1b2c-…
+  gpu-node-agent clear --gpu 1:0 --cause xid-94`,
+		Args: cobra.NoArgs,
+		PreRunE: func(*cobra.Command, []string) error {
+			if c.Device == "" {
+				return errors.New("--gpu is not set; expected a UUID, an index such as 3, a MIG index such as 3:0 or a PCI bus ID, as gpu-node-agent status shows")
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&c.Device, "gpu", "", "device: a UUID, an index such as 3, a MIG index such as 3:0 or a PCI bus ID")
+	cmd.Flags().StringVar(&c.Cause, "cause", "", "finding to clear, such as xid-79 (default: all)")
+	return onAgentSocket(cmd, loader, requestTimeout, func(ctx context.Context, socket string) (string, error) {
+		res, err := call[ClearResponse](ctx, socket, request{Clear: &c})
+		if err != nil {
+			return "", err
+		}
+		return res.text(), nil
+	})
+}
+
+func detachCommand(loader *config.Loader) *cobra.Command {
+	var d DetachRequest
+	cmd := &cobra.Command{
+		Use:   "detach",
+		Short: "Release the GPU driver, to reset a GPU, change MIG mode or replace the driver",
+		Long: `Release the GPU driver while the agent keeps running, so that a GPU can be reset (nvidia-smi -r), its MIG mode changed
+or the driver unloaded. Only root may do so.
+
+Until the agent is attached again, the kubelet gives no GPU of the node to new pods. The command returns when the driver
+is released, and fails if it is not. A repeated detach prints the current state and restarts the time of --for.`,
+		Example: `  gpu-node-agent detach && nvidia-smi -r -i 3; gpu-node-agent attach
+  gpu-node-agent detach --for 2h`,
+		Args: cobra.NoArgs,
+	}
+	cmd.Flags().StringVar(&d.For, "for", DefaultDetach.String(), "time after which the agent attaches by itself, 1s to 24h")
+	cmd.Flags().BoolVar(&d.Force, "force", false, "detach although pods hold GPUs, or the kubelet does not report whether they do")
+	return onAgentSocket(cmd, loader, driverTimeout+requestTimeout, func(ctx context.Context, socket string) (string, error) {
+		if _, err := d.duration(); err != nil {
+			return "", fmt.Errorf("--%w", err)
+		}
+		res, err := call[DetachResponse](ctx, socket, request{Detach: &d})
+		if err != nil {
+			return "", err
+		}
+		return res.text(), res.err()
+	})
+}
+
+func attachCommand(loader *config.Loader) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "attach",
+		Short: "Use the GPU driver again after detach",
+		Long: `Use the GPU driver again after detach. Only root may do so.
+
+The command returns when the GPUs are measured again. It fails if they are not; the agent then keeps trying.`,
+		Args: cobra.NoArgs,
+	}
+	return onAgentSocket(cmd, loader, driverTimeout+requestTimeout, func(ctx context.Context, socket string) (string, error) {
+		res, err := call[AttachResponse](ctx, socket, request{Attach: new(AttachRequest)})
+		if err != nil {
+			return "", err
+		}
+		return res.text(), res.err()
+	})
+}
+
+// onAgentSocket makes cmd send a request to health.socket.
+func onAgentSocket(cmd *cobra.Command, loader *config.Loader, timeout time.Duration, send func(ctx context.Context, socket string) (string, error)) *cobra.Command {
+	return onSocket(cmd, "health.socket", loader, func(c config.Config) string { return c.Health.Socket }, timeout, send)
+}
+
+// onSocket makes cmd send a request to the socket that a key or --socket names, and print the response.
+func onSocket(cmd *cobra.Command, key string, loader *config.Loader, path func(config.Config) string, timeout time.Duration,
+	send func(ctx context.Context, socket string) (string, error),
+) *cobra.Command {
+	var socket string
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if socket == "" {
+			c, err := loader.Load()
+			if err != nil {
+				return err
+			}
+			if socket = path(c); socket == "" {
+				return fmt.Errorf("%s is not set; set it or pass --socket", key)
+			}
+		}
+		ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
+		defer cancel()
+		text, err := send(ctx, socket)
+		if text != "" {
+			_, printErr := fmt.Fprintln(cmd.OutOrStdout(), text)
+			err = cmp.Or(err, printErr)
+		}
+		return err
+	}
+	cmd.Flags().StringVar(&socket, "socket", "", "socket of the agent (default: "+key+" of its configuration)")
+	return cmd
+}

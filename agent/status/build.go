@@ -1,0 +1,192 @@
+package status
+
+import (
+	"cmp"
+	"maps"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+)
+
+// Inputs is the state of the agent's components that a Node is built from.
+type Inputs struct {
+	Node, Version, Revision string
+
+	Now         time.Time
+	NotReady    []string
+	Reload      metrics.Reload
+	ConfigError string           // of the newest configuration; ignored while Reload.OK
+	Snapshot    *health.Snapshot // nil before the first
+	Plugin      plugin.Status
+	Holders     plugin.Holders
+	Kube        kube.Status
+	StateFile   statefile.Status
+	Events      []Event
+}
+
+// New builds the status from its inputs.
+func New(k Inputs) Node {
+	s := Node{
+		Node: k.Node, Version: k.Version, Revision: k.Revision, Time: k.Now.UTC(),
+		Ready: len(k.NotReady) == 0, NotReady: list(k.NotReady), Events: list(k.Events),
+		Config: configStatus(k), Kubelet: kubeletStatus(k.Plugin, k.Holders),
+		API:    APIServer{k.Kube.Enabled, k.Kube.Writes, k.Kube.Events, k.Kube.Dropped, k.Kube.Errors, k.Kube.Condition, k.Kube.Event},
+		Memory: StateFile{k.StateFile.Path, k.StateFile.Err, k.StateFile.Since.UTC(), k.StateFile.Written.UTC()},
+		Source: Source{Status: health.SourceStarting.String()}, GPUs: []Device{},
+	}
+	if k.Snapshot == nil {
+		return s
+	}
+	src := k.Snapshot.Source
+	s.Source = Source{
+		Kind: src.Kind, Status: src.Status.String(), Since: src.Since.UTC(), Until: src.Until.UTC(), Error: src.Err, Reconnects: src.Reconnects,
+		Measured: k.Snapshot.At.UTC(), Driver: src.Versions.Driver, CUDA: src.Versions.CUDA, DCGM: src.Versions.DCGM, Engine: src.Versions.Engine,
+	}
+	s.GPUs = Devices(k.Snapshot.Devices, k.Holders)
+	return s
+}
+
+func configStatus(k Inputs) Config {
+	c := Config{OK: k.Reload.OK, Since: k.Reload.At.UTC()}
+	if !c.OK {
+		c.Error = k.ConfigError
+	}
+	return c
+}
+
+// The values of Kubelet.Plugin. An older agent sends none, which means on.
+const (
+	pluginOn  = "on"
+	pluginOff = "off"
+)
+
+func kubeletStatus(p plugin.Status, h plugin.Holders) Kubelet {
+	k := Kubelet{Error: p.Err, AuditError: p.AuditErr, HoldersError: h.Err, Holders: h.At.UTC(), Resources: []Resource{}, Plugin: pluginOn, Warnings: list(p.Warnings)}
+	if p.Off {
+		k.Plugin = pluginOff
+	}
+	for _, r := range p.Resources {
+		k.Resources = append(k.Resources, Resource{
+			Name: r.Name, Registered: r.Registered, Error: r.Err, Devices: r.Devices, Healthy: r.Healthy,
+			Registrations: r.Registrations, Streams: r.Streams, AuditMismatches: r.AuditMismatches,
+			Allocations: r.Allocations, AllocationErrors: r.AllocationErrors,
+		})
+	}
+	return k
+}
+
+// Devices returns the GPUs by index, each with its MIG devices. A MIG device without a listed parent is an element of its
+// own.
+func Devices(devices []health.DeviceState, h plugin.Holders) []Device {
+	all := make([]Device, 0, len(devices))
+	at := make(map[health.DeviceID]int)
+	for i := range devices {
+		if devices[i].Device.Kind == health.KindGPU {
+			at[devices[i].Device.ID] = len(all)
+			all = append(all, deviceStatus(&devices[i], h))
+		}
+	}
+	for i := range devices {
+		if devices[i].Device.Kind == health.KindGPU {
+			continue
+		}
+		if gpu, ok := at[devices[i].Device.Parent]; ok {
+			all[gpu].MIG = append(all[gpu].MIG, deviceStatus(&devices[i], h))
+		} else {
+			all = append(all, deviceStatus(&devices[i], h))
+		}
+	}
+	for i := range all {
+		slices.SortStableFunc(all[i].MIG, func(a, b Device) int { return cmp.Or(cmp.Compare(*a.GI, *b.GI), cmp.Compare(*a.CI, *b.CI)) })
+	}
+	slices.SortStableFunc(all, func(a, b Device) int { return cmp.Compare(a.Index, b.Index) })
+	return all
+}
+
+func deviceStatus(d *health.DeviceState, h plugin.Holders) Device {
+	s := Device{
+		UUID: d.Device.ID, Index: d.Device.Index, Model: d.Device.Model, PCI: d.Device.PCI, NUMA: d.Device.NUMA,
+		Profile: d.Device.Profile, MIGMode: d.Device.MIGMode, Presence: d.Sample.Presence.String(),
+		State: d.Verdict.State.String(), Since: d.Verdict.Since.UTC(),
+		Findings: Findings(d.Verdict.Findings), XIDs: []XID{}, Holders: []Holder{},
+		Fields: finite(d.Sample.Values),
+	}
+	if d.Device.Kind == health.KindMIG {
+		s.GI, s.CI, s.MIGIndex = &d.Device.GI, &d.Device.CI, migIndex(&d.Device)
+	}
+	s.Values = valuesStatus(s.Fields, d.Device.Memory)
+	for _, code := range slices.Sorted(maps.Keys(d.XIDCounts)) {
+		s.XIDs = append(s.XIDs, XID{XID: code, Name: health.LookupXID(code).Name, Count: d.XIDCounts[code]})
+	}
+	if x := d.LastXID; x.Code != 0 {
+		s.LastXID = &XID{XID: x.Code, Name: health.LookupXID(x.Code).Name, Time: x.At.UTC()}
+	}
+	for _, holder := range h.By[d.Device.ID] {
+		s.Holders = append(s.Holders, Holder{holder.Namespace, holder.Pod, holder.Container, holder.Resource, holder.DeviceID})
+	}
+	return s
+}
+
+// migIndex returns nil for a GPU and for a MIG device that the driver does not list.
+func migIndex(d *health.Device) *int {
+	if d.Kind != health.KindMIG || d.MIGIndex < 0 {
+		return nil
+	}
+	return &d.MIGIndex
+}
+
+// Findings returns findings as the status shows them.
+func Findings(findings []health.Finding) []Finding {
+	all := make([]Finding, 0, len(findings))
+	for _, f := range findings {
+		all = append(all, Finding{
+			Cause: f.Cause, State: f.State.String(), Reason: f.Reason, Action: f.Action, Advice: f.Action.Advice(),
+			Since: f.Since.UTC(), Clears: f.Clears.String(), From: f.From,
+		})
+	}
+	return all
+}
+
+func valuesStatus(fields map[health.Field]float64, memory uint64) Values {
+	value := func(f health.Field, unit float64) *float64 {
+		v, ok := fields[f]
+		if !ok {
+			return nil
+		}
+		v *= unit
+		return &v
+	}
+	const mib = 1 << 20
+	v := Values{
+		Temperature: value(health.FieldGPUTemp, 1), MemoryTemperature: value(health.FieldMemoryTemp, 1),
+		Power: value(health.FieldPower, 1), Utilization: value(health.FieldGPUUtil, 1), SMClock: value(health.FieldSMClock, 1),
+		MemoryUsed: value(health.FieldFBUsed, mib), MemoryTotal: value(health.FieldFBTotal, mib),
+	}
+	if v.MemoryTotal == nil && memory > 0 {
+		total := float64(memory)
+		v.MemoryTotal = &total
+	}
+	return v
+}
+
+// finite removes values that JSON cannot represent. The map belongs to a snapshot, so it is copied before a change.
+func finite(values map[health.Field]float64) map[health.Field]float64 {
+	notFinite := func(_ health.Field, v float64) bool { return math.IsNaN(v) || math.IsInf(v, 0) }
+	for f, v := range values {
+		if notFinite(f, v) {
+			values = maps.Clone(values)
+			maps.DeleteFunc(values, notFinite)
+			break
+		}
+	}
+	return values
+}
+
+// list replaces nil by an empty slice, which is [] in JSON, not null.
+func list[T any](s []T) []T { return append([]T{}, s...) }

@@ -1,0 +1,182 @@
+package status
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// maxEvents is the number of recent events that are stored.
+const maxEvents = 100
+
+// Events stores recent events. It derives them from the differences between snapshots.
+type Events struct {
+	recent health.Latest[[]Event] // the newest first
+}
+
+// Latest returns the recent events, the newest first.
+func (e *Events) Latest() []Event {
+	if l := e.recent.Load(); l != nil {
+		return *l
+	}
+	return nil
+}
+
+// Follow records events until ctx ends.
+func (e *Events) Follow(ctx context.Context, snapshots *health.Latest[health.Snapshot]) error {
+	var before *health.Snapshot
+	for {
+		s, changed := snapshots.Watch()
+		if s != nil {
+			if added := eventsBetween(before, s); len(added) > 0 {
+				all := prependEvents(e.Latest(), added)
+				e.recent.Store(&all)
+			}
+			before = s
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		}
+	}
+}
+
+// prependEvents puts added events, oldest first, before the stored ones, newest first, and drops the oldest.
+func prependEvents(stored, added []Event) []Event {
+	added = slices.Clone(added)
+	slices.Reverse(added)
+	all := append(added, stored...)
+	return slices.Clip(all[:min(len(all), maxEvents)])
+}
+
+// eventsBetween returns the events between two snapshots, oldest first. before is nil for the first snapshot.
+func eventsBetween(before, after *health.Snapshot) []Event {
+	var was health.Snapshot
+	if before != nil {
+		was = *before
+	}
+	var all []Event
+	if src := after.Source; before == nil || src.Status != was.Source.Status || src.Kind != was.Source.Kind {
+		e := Event{Time: src.Since.UTC(), Kind: "source", State: src.Status.String(), Text: "source " + src.Kind + " " + src.Status.String()}
+		if before != nil {
+			e.Was = was.Source.Status.String()
+		}
+		if src.Err != "" {
+			e.Text += ": " + src.Err
+		}
+		all = append(all, e)
+	}
+	var found, removed []health.Device
+	then, now := byID(was.Devices), byID(after.Devices)
+	var rest []Event
+	for _, c := range health.Changes(was.Devices, after.Devices) {
+		e := Event{Time: after.At.UTC(), GPU: &c.Device.Index, MIG: migIndex(&c.Device), UUID: c.Device.ID}
+		switch c.Kind {
+		case health.ChangeFound:
+			found = append(found, c.Device)
+			continue
+		case health.ChangeGone:
+			removed = append(removed, c.Device)
+			continue
+		case health.ChangeXID:
+			e.Kind, e.XID = "xid", c.XID
+			if x := now[c.Device.ID].LastXID; x.Code == c.XID {
+				e.Time = x.At.UTC()
+			}
+			e.Text = fmt.Sprintf("XID %d: %s", c.XID, health.LookupXID(c.XID).Name)
+			if c.Count > 1 {
+				e.Text += fmt.Sprintf(" (count %d)", c.Count)
+			}
+		case health.ChangeState:
+			if c.Device.Kind == health.KindMIG && sharesFindings(then[c.Device.Parent], c.Was) && sharesFindings(now[c.Device.Parent], c.Now) {
+				continue // the GPU's event covers it
+			}
+			if after.At.IsZero() {
+				e.Time = c.Now.Since.UTC()
+			}
+			e.Kind, e.State, e.Was, e.Cause = "state", c.Now.State.String(), c.Was.State.String(), c.Now.Cause()
+			e.Text = stateText(c)
+		}
+		rest = append(rest, e)
+	}
+	return slices.Concat(all, inventoryEvents(after, found, removed), rest)
+}
+
+func byID(devices []health.DeviceState) map[health.DeviceID]*health.DeviceState {
+	m := make(map[health.DeviceID]*health.DeviceState, len(devices))
+	for i := range devices {
+		m[devices[i].Device.ID] = &devices[i]
+	}
+	return m
+}
+
+// sharesFindings reports whether the parent of a MIG device has every finding of the MIG device's verdict too.
+func sharesFindings(gpu *health.DeviceState, v health.Verdict) bool {
+	return !slices.ContainsFunc(v.Findings, func(f health.Finding) bool {
+		return f.From == "" && (gpu == nil ||
+			!slices.ContainsFunc(gpu.Verdict.Findings, func(g health.Finding) bool { return g.Cause == f.Cause }))
+	})
+}
+
+func stateText(c health.Change) string {
+	text := c.Now.State.String()
+	if c.Was.State != c.Now.State && c.Was.State != health.Unknown {
+		text += ", was " + c.Was.State.String()
+	}
+	if len(c.Now.Findings) > 0 {
+		text += ": " + c.Now.Findings[0].Cause + ": " + c.Now.Findings[0].Reason
+	}
+	if cleared := c.Cleared(); len(cleared) > 0 {
+		text += "; cleared: " + strings.Join(cleared, ", ")
+	}
+	return text
+}
+
+// inventoryEvents returns one event for all found devices and one for all removed ones: a start or a new partitioning has many.
+func inventoryEvents(after *health.Snapshot, found, removed []health.Device) []Event {
+	var all []Event
+	add := func(kind, verb string, devices []health.Device) {
+		if len(devices) == 0 {
+			return
+		}
+		e := Event{Time: after.At.UTC(), Kind: kind, Text: deviceCount(devices) + " " + verb}
+		if after.At.IsZero() {
+			e.Time = after.Source.Since.UTC()
+		}
+		if len(devices) == 1 {
+			e.GPU, e.MIG, e.UUID = &devices[0].Index, migIndex(&devices[0]), devices[0].ID
+		}
+		all = append(all, e)
+	}
+	if after.Polled() {
+		add("found", "found", found)
+	} else {
+		add("found", "restored from the state file", found)
+	}
+	add("gone", "removed", removed)
+	return all
+}
+
+// deviceCount returns a text like "8 GPUs, 50 MIG devices".
+func deviceCount(devices []health.Device) string {
+	gpus, mig := 0, 0
+	for _, d := range devices {
+		if d.Kind == health.KindGPU {
+			gpus++
+		} else {
+			mig++
+		}
+	}
+	var parts []string
+	if gpus > 0 {
+		parts = append(parts, plural(gpus, "GPU"))
+	}
+	if mig > 0 {
+		parts = append(parts, plural(mig, "MIG device"))
+	}
+	return strings.Join(parts, ", ")
+}

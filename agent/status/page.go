@@ -1,0 +1,116 @@
+package status
+
+import (
+	"bytes"
+	"crypto/sha256"
+	_ "embed" // the page's parts
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"html/template"
+	"net/http"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// The parts of the page. It loads nothing from other hosts: the browser or the node may have no Internet access.
+var (
+	//go:embed page.html.tmpl
+	statusHTML string
+	//go:embed page.css
+	statusCSS string
+	//go:embed page.js
+	statusJS string
+)
+
+const (
+	maxPageEvents    = 30
+	maxFaultyDevices = 8 // at the top of the page
+	maxHolders       = 6 // of one device
+	maxWarnings      = 8 // about devices that are not offered
+	refreshSeconds   = 5
+)
+
+// Pages serves the status as a page and as JSON.
+type Pages struct {
+	build  func() Node
+	log    *zap.Logger
+	page   *template.Template
+	policy string // Content-Security-Policy
+}
+
+// findingData is the input of the template of a finding.
+type findingData struct {
+	Now time.Time
+	F   Finding
+}
+
+// NewPages returns the pages of the status that build returns.
+func NewPages(build func() Node, log *zap.Logger) *Pages {
+	page := template.Must(template.New("status").Funcs(template.FuncMap{
+		"css": func() template.CSS { return template.CSS(statusCSS) }, "js": func() template.JS { return template.JS(statusJS) },
+		"refresh": func() int { return refreshSeconds },
+		"percent": percentText, "celsius": celsiusText, "watts": wattsText, "mhz": mhzText,
+		"memory": memoryText, "memoryPercent": memoryPercent, "width": barWidth, "age": ageText, "for": forText, "clock": clockText,
+		"allocations": allocationsText, "pluginOff": pluginOffText, "mismatches": mismatchesText, "xids": xidsText, "versions": versionsText, "clears": clearsText, "ownFindings": ownFindings, "heldMIG": heldMIG, "name": Device.Name, "number": indexText, "eventIndex": eventIndexText,
+		"faultyDevices": faultyDevices, "counts": stateCounts, "plural": plural,
+		"api": apiText, "apiErrors": apiErrors, "stateFileError": stateFileErrorText, "configError": configErrorText,
+		"finding": func(now time.Time, f Finding) findingData { return findingData{now, f} },
+		"holders": func(h []Holder) []string { return HolderNames(h, maxHolders) },
+		"inUse": func(s Node) string {
+			held, all := inUse(s)
+			return fmt.Sprintf("%d of %d", held, all)
+		},
+		"warnings": func(k Kubelet) []string { return limitTexts(k.Warnings, maxWarnings) },
+		"worst":    func(all []faultyDevice) []faultyDevice { return all[:min(len(all), maxFaultyDevices)] },
+		"newest":   func(all []Event) []Event { return all[:min(len(all), maxPageEvents)] },
+	}).Parse(statusHTML))
+	return &Pages{
+		build: build, log: log, page: page,
+		policy: fmt.Sprintf("default-src 'none'; style-src 'sha256-%s'; script-src 'sha256-%s'; connect-src 'self'; "+
+			"base-uri 'none'; form-action 'none'; frame-ancestors 'self'", cspHash(statusCSS), cspHash(statusJS)),
+	}
+}
+
+func cspHash(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return base64.StdEncoding.EncodeToString(sum[:])
+}
+
+// barWidth returns the length of a bar from 0 to 100, or -1 for an unknown value.
+func barWidth(percent *float64) float64 {
+	if percent == nil {
+		return -1
+	}
+	return max(0, min(100, *percent))
+}
+
+// ServeHTML serves the status page.
+func (p *Pages) ServeHTML(w http.ResponseWriter, _ *http.Request) {
+	var b bytes.Buffer
+	err := p.page.Execute(&b, p.build())
+	w.Header().Set("Content-Security-Policy", p.policy)
+	w.Header().Set("Referrer-Policy", "no-referrer")
+	p.respond(w, "text/html; charset=utf-8", b.Bytes(), err)
+}
+
+// ServeJSON serves the status as JSON.
+func (p *Pages) ServeJSON(w http.ResponseWriter, _ *http.Request) {
+	text, err := json.Marshal(p.build())
+	p.respond(w, "application/json", append(text, '\n'), err)
+}
+
+// respond writes a complete response, or an error: never a part of a page.
+func (p *Pages) respond(w http.ResponseWriter, kind string, text []byte, err error) {
+	w.Header().Set("Cache-Control", "no-store")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	if err != nil {
+		p.log.Error("cannot build the status page", zap.Error(err))
+		http.Error(w, "cannot build the page; see the agent's log", http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", kind)
+	w.Header().Set("Content-Length", fmt.Sprint(len(text)))
+	_, _ = w.Write(text) // the client may have disconnected
+}

@@ -1,0 +1,473 @@
+package status
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"html/template"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+)
+
+var update = flag.Bool("update", false, "write the golden table")
+
+// testInputs returns the inputs of agenttest.Node.
+func testInputs() Inputs {
+	snapshot := agenttest.Node()
+	before := *snapshot
+	before.Devices = slices.Clone(snapshot.Devices)
+	before.Devices[1] = agenttest.GPU(1)
+	before.At = agenttest.Ago(2 * time.Minute)
+	k := Inputs{
+		Node: "node-1", Version: "1.2.3", Revision: "abc", Now: agenttest.Now(), NotReady: []string{"plugin nvidia.com/x: registration refused"},
+		Reload: metrics.Reload{OK: true, At: agenttest.Ago(time.Hour)}, Snapshot: snapshot,
+		Plugin: plugin.Status{AuditErr: "List: denied", Warnings: []string{"GPU 2 is left out"}, Resources: []plugin.ResourceStatus{
+			{Name: "nvidia.com/gpu", Registered: true, Devices: 3, Healthy: 2, Allocations: 5, AuditMismatches: 1, AllocationErrors: map[string]uint64{"unknown_device": 4}},
+			{Name: "nvidia.com/x", Err: "registration refused"},
+		}},
+		Holders: agenttest.Holders(),
+	}
+	k.Kube = kube.Status{Enabled: true, Writes: 12, Events: 4, Dropped: 1, Errors: 2, Event: "events is forbidden"}
+	k.StateFile = statefile.Status{Path: "/var/lib/state.json", Err: "/var/lib/state.json: no space left on device", Since: agenttest.Ago(time.Minute)}
+	k.Events = prependEvents(prependEvents(nil, eventsBetween(nil, &before)), eventsBetween(&before, snapshot))
+	return k
+}
+
+func pageOf(t testing.TB, k Inputs) string {
+	t.Helper()
+	w := httptest.NewRecorder()
+	NewPages(func() Node { return New(k) }, zap.NewNop()).
+		ServeHTML(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil))
+	if w.Code != http.StatusOK {
+		t.Fatalf("%d: %s", w.Code, w.Body)
+	}
+	return w.Body.String()
+}
+
+// section returns the page's card of a GPU.
+func section(t *testing.T, page string, index int) string {
+	t.Helper()
+	_, rest, found := strings.Cut(page, `id="gpu-`+strconv.Itoa(index)+`"`)
+	card, _, ended := strings.Cut(rest, "</section>")
+	if !found || !ended {
+		t.Fatalf("no GPU %d in\n%s", index, page)
+	}
+	return card
+}
+
+func TestPageShowsNode(t *testing.T) {
+	page := pageOf(t, testInputs())
+	agenttest.MustContain(t, page, "gpu-node-agent 1.2.3", "<h1>node-1</h1>", "<title>node-1, 1 unhealthy, 1 degraded – gpu-node-agent</title>",
+		`href="/metrics"`, `href="/readyz"`, `href="/api/v1/snapshot"`, `<noscript><meta http-equiv="refresh" content="5">`,
+		"1 unhealthy", "1 degraded", "1 healthy", "for 1d2h", "driver 580.95.05, CUDA 13.0, DCGM 4.6.0", "<dt>reconnects</dt><dd>2</dd>",
+		"2 of 3 healthy · 5 allocations, 4 refused: unknown_device · 1 audit mismatch<", "registration refused", `<p class="degraded">GPU 2 is left out</p>`, "List: denied",
+		"XID 79: ", "unhealthy, was healthy: lost: the GPU is lost", "events is forbidden", "/var/lib/state.json: no space left on device")
+	agenttest.MustContain(t, section(t, page, 0), "51 °C", "312 W", "87 %", `<rect width="87"`, "40.0 / 80.0 GiB", `<rect width="50"`,
+		"training/llm-0 (torch) ×2", "web/chat-1 (vllm)", "GPU-0", "00000000:1B:00.0", "NUMA 0")
+	lost := section(t, page, 1)
+	agenttest.MustContain(t, lost, "unhealthy", "lost</strong>", "for 1m30s", "drain and reboot the node", "31 ×2, 79 ×1", "last 79, 1m35s ago", "– / 80.0 GiB")
+	for _, zero := range []string{"0 °C", "0 W", "0 %", "<rect"} {
+		if strings.Contains(strings.ReplaceAll(lost, "80.0", ""), zero) {
+			t.Errorf("GPU without values has %q:\n%s", zero, lost)
+		}
+	}
+	mig := section(t, page, 2)
+	agenttest.MustContain(t, mig, "2 MIG devices, 1 held by pods", "1g.10gb", `<span class="dim">2:0</span>`, "nb/ada (main)", "1.0 / 10.0 GiB", `<span class="badge">healthy</span>`)
+	if n := strings.Count(mig, "check cooling"); n != 1 {
+		t.Errorf("the GPU's finding is shown %d times:\n%s", n, mig)
+	}
+}
+
+func TestPageHasNoExternalReferences(t *testing.T) {
+	page := pageOf(t, testInputs())
+	for _, part := range []string{"http://", "https://", "src=", "<link", "@import", "url("} {
+		if strings.Contains(page, part) {
+			t.Errorf("the page has %q", part)
+		}
+	}
+}
+
+func TestStatusWithMissingInputs(t *testing.T) {
+	for name, k := range map[string]Inputs{
+		"none": {Now: agenttest.Now()},
+		"down": {Now: agenttest.Now(), Snapshot: &health.Snapshot{Source: health.Source{Status: health.SourceDown, Err: "refused"}}},
+		"empty devices": {Now: agenttest.Now(), Snapshot: &health.Snapshot{Devices: []health.DeviceState{
+			{}, {Device: health.Device{Kind: health.KindMIG, Parent: "GPU-unknown"}},
+		}}},
+		"odd values": {Now: agenttest.Now(), Snapshot: &health.Snapshot{Devices: []health.DeviceState{{
+			Sample: health.Sample{Values: map[health.Field]float64{
+				health.FieldGPUTemp: math.NaN(), health.FieldGPUUtil: math.Inf(1), health.FieldFBUsed: 5, health.FieldFBTotal: 0, health.FieldPower: -1e300,
+			}},
+		}}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			agenttest.MustContain(t, pageOf(t, k), "gpu-node-agent", "–")
+			s := New(k)
+			if _, err := json.Marshal(s); err != nil {
+				t.Error(err)
+			}
+			if s.Table(true, true) == "" || s.Table(false, false) == "" {
+				t.Error("no table")
+			}
+		})
+	}
+}
+
+func TestStatusEscapesText(t *testing.T) {
+	const bad = "<script>alert(1)</script>\"'>&\x1b[31m\n"
+	k := testInputs()
+	k.Node, k.Version, k.Plugin.Err, k.Plugin.Warnings = bad, bad, bad, []string{bad}
+	k.Plugin.Resources[1].Err, k.Plugin.Resources[0].Name = bad, bad
+	k.Snapshot.Source.Err, k.Snapshot.Source.Versions.Driver, k.Snapshot.Source.Kind = bad, bad, bad
+	d := &k.Snapshot.Devices[1]
+	d.Device.Model, d.Device.PCI, d.Device.ID = bad, bad, bad
+	d.Verdict.Findings[0].Reason, d.Verdict.Findings[0].Cause, d.Verdict.Findings[0].Action = bad, bad, bad
+	k.Snapshot.Devices[4].Device.Profile = bad
+	k.Kube.Condition, k.Kube.Event, k.StateFile.Err = bad, bad, bad
+	k.Holders.By[bad] = []plugin.Holder{{Namespace: bad, Pod: bad, Container: bad}}
+	k.Events[0].Text = bad
+	if page := pageOf(t, k); strings.Contains(page, "<script>alert") || strings.Contains(page, `"'>`) {
+		t.Errorf("not escaped:\n%s", page)
+	}
+	for _, colour := range []bool{false, true} {
+		if table := New(k).Table(true, colour); strings.Contains(table, "&\x1b[31m") || strings.Contains(table, "'>&\n") {
+			t.Errorf("control characters reach the terminal:\n%q", table)
+		}
+	}
+}
+
+func TestTableMatchesGoldenFile(t *testing.T) {
+	const golden = "testdata/table.txt"
+	s := New(testInputs())
+	got := s.Table(false, false) + "\n--- wide\n\n" + s.Table(true, false) + "\n--- colour\n\n" + strings.ReplaceAll(s.Table(false, true), "\x1b", "ESC")
+	if *update {
+		if err := os.WriteFile(golden, []byte(got), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("the table differs from %s (go test ./agent/status -update):\n%s", golden, got)
+	}
+}
+
+func TestAskReturnsStatus(t *testing.T) {
+	want := New(testInputs())
+	pages := NewPages(func() Node { return want }, zap.NewNop())
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+SnapshotPath, pages.ServeJSON)
+	server := httptest.NewServer(mux)
+	defer server.Close()
+	got, text, err := Ask(t.Context(), strings.TrimPrefix(server.URL, "http://"), Access{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Table(true, true) != want.Table(true, true) {
+		t.Errorf("received\n%s", got.Table(true, false))
+	}
+	agenttest.MustContain(t, string(text), `"state":"unhealthy","since":"2026-03-02T11:58:30Z"`, `"cause":"lost"`, `"temperatureCelsius":51`, `"150":51`,
+		`"memoryUsedBytes":42949672960`, `"pod":"llm-0"`, `"kind":"xid"`, `"notReady":["plugin nvidia.com/x: registration refused"]`,
+		`"apiServer":{"enabled":true,"writes":12,"events":4,"dropped":1,"errors":2,"eventError":"events is forbidden"}`,
+		`"memory":{"file":"/var/lib/state.json","error":"/var/lib/state.json: no space left on device","since":"2026-03-02T11:59:00Z"}`)
+	var tree struct {
+		GPUs []map[string]any `json:"gpus"`
+	}
+	if err := json.Unmarshal(text, &tree); err != nil {
+		t.Fatal(err)
+	}
+	if values, _ := tree.GPUs[1]["values"].(map[string]any); len(values) != 1 || tree.GPUs[1]["fields"] != nil {
+		t.Errorf("a lost GPU has values: %v", tree.GPUs[1])
+	}
+
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodHead, server.URL+SnapshotPath, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = res.Body.Close()
+	if res.StatusCode != http.StatusOK || res.ContentLength != int64(len(text)) || res.Header.Get("Cache-Control") != "no-store" {
+		t.Errorf("HEAD: %s %d %v", res.Status, res.ContentLength, res.Header)
+	}
+}
+
+func TestAskErrors(t *testing.T) {
+	respond := func(code int, text string) string {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(code)
+			_, _ = w.Write([]byte(text))
+		}))
+		t.Cleanup(s.Close)
+		return s.URL
+	}
+	tls := httptest.NewUnstartedServer(http.NotFoundHandler())
+	tls.Config.ErrorLog = zap.NewStdLog(zap.NewNop())
+	tls.StartTLS()
+	defer tls.Close()
+	closed := httptest.NewServer(http.NotFoundHandler())
+	closed.Close()
+	for _, c := range []struct{ address, want string }{
+		{closed.URL, strings.TrimPrefix(closed.URL, "http://")},
+		{"nine", `"nine"`},
+		{respond(http.StatusNotFound, ""), "404"},
+		{respond(http.StatusOK, "<html>"), "'<'"},
+		{respond(http.StatusUnauthorized, ""), "--user"},
+		{strings.Replace(tls.URL, "https", "http", 1), "--address https://"},
+	} {
+		if _, _, err := Ask(t.Context(), c.address, Access{}); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", c.address, err, c.want)
+		}
+	}
+}
+
+// summary returns the machine-readable parts of events, one line for each.
+func summary(events []Event) string {
+	var b strings.Builder
+	for _, e := range events {
+		fields := []string{e.Kind, string(e.UUID), e.Was, e.State, e.Cause}
+		if e.XID > 0 {
+			fields = append(fields, strconv.Itoa(e.XID))
+		}
+		b.WriteString(strings.Join(strings.Fields(strings.Join(fields, " ")), " ") + "\n")
+	}
+	return b.String()
+}
+
+func TestEventsBetweenSnapshots(t *testing.T) {
+	up := health.Source{Kind: "sim", Status: health.SourceUp, Since: agenttest.Ago(time.Hour)}
+	down := health.Source{Kind: "sim", Status: health.SourceDown, Err: "refused"}
+	snapshot := func(src health.Source, devices ...health.DeviceState) *health.Snapshot {
+		return &health.Snapshot{At: agenttest.Ago(time.Minute), Source: src, Devices: devices}
+	}
+	gpu, mig := agenttest.GPU(0), agenttest.MIG(0, 7)
+	xids := agenttest.GPU(0)
+	xids.XIDCounts, xids.LastXID = map[int]uint64{31: 3}, health.XID{Code: 31, At: agenttest.Ago(2 * time.Minute)}
+	lostGPU, lostMIG := agenttest.Lost(gpu, agenttest.Ago(0)), agenttest.Lost(mig, agenttest.Ago(0))
+	faultyMIG := agenttest.Lost(mig, agenttest.Ago(0))
+	faultyMIG.Verdict.Findings[0].Cause = "xid-43"
+	for name, c := range map[string]struct {
+		before, after *health.Snapshot
+		want          string
+	}{
+		"first snapshot":     {nil, snapshot(up, gpu, agenttest.GPU(1), mig), "source up\nfound\n"},
+		"restored snapshot":  {nil, &health.Snapshot{Source: health.Source{Kind: "sim"}, Devices: []health.DeviceState{lostGPU}}, "source starting\nfound GPU-0\nstate GPU-0 unknown unhealthy lost\n"},
+		"no change":          {snapshot(up, gpu), snapshot(up, gpu), ""},
+		"source goes down":   {snapshot(up, gpu), snapshot(down, gpu), "source up down\n"},
+		"XIDs":               {snapshot(up, gpu), snapshot(up, xids), "xid GPU-0 31\n"},
+		"MIG device removed": {snapshot(up, gpu, mig), snapshot(up, gpu), "gone MIG-0-7\n"},
+		"GPU and MIG lost":   {snapshot(up, gpu, mig), snapshot(up, lostGPU, lostMIG), "state GPU-0 healthy unhealthy lost\n"},
+		"GPU and MIG back":   {snapshot(up, lostGPU, lostMIG), snapshot(up, gpu, mig), "state GPU-0 unhealthy healthy\n"},
+		"fault of MIG only":  {snapshot(up, gpu, mig), snapshot(up, gpu, faultyMIG), "state MIG-0-7 healthy unhealthy xid-43\n"},
+		"MIG recovers":       {snapshot(up, gpu, faultyMIG), snapshot(up, gpu, mig), "state MIG-0-7 unhealthy healthy\n"},
+	} {
+		if got := summary(eventsBetween(c.before, c.after)); got != c.want {
+			t.Errorf("%s:\n%swant\n%s", name, got, c.want)
+		}
+	}
+}
+
+func TestEventTextNamesDetails(t *testing.T) {
+	gpu, lost, xid := agenttest.GPU(0), agenttest.Lost(agenttest.GPU(0), agenttest.Ago(0)), agenttest.GPU(0)
+	xid.XIDCounts = map[int]uint64{31: 3}
+	snapshot := func(err string, devices ...health.DeviceState) *health.Snapshot {
+		return &health.Snapshot{At: agenttest.Ago(0), Source: health.Source{Kind: "sim", Err: err}, Devices: devices}
+	}
+	for name, c := range map[string]struct {
+		before, after *health.Snapshot
+		want          []string
+	}{
+		"source error":  {nil, snapshot("refused"), []string{"sim", "refused"}},
+		"device counts": {snapshot(""), snapshot("", gpu, agenttest.GPU(1), agenttest.MIG(0, 7)), []string{"2 GPUs, 1 MIG device"}},
+		"fault":         {snapshot("", gpu), snapshot("", lost), []string{"was healthy", "lost", lost.Verdict.Findings[0].Reason}},
+		"recovery":      {snapshot("", lost), snapshot("", gpu), []string{"was unhealthy", "cleared: lost"}},
+		"XID":           {snapshot("", gpu), snapshot("", xid), []string{"XID 31", health.LookupXID(31).Name, "3"}},
+	} {
+		events := eventsBetween(c.before, c.after)
+		if len(events) != 1 {
+			t.Fatalf("%s: %+v", name, events)
+		}
+		agenttest.MustContain(t, events[0].Text, c.want...)
+	}
+}
+
+func TestEventsDropsOldest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var snapshots health.Latest[health.Snapshot]
+		var e Events
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- e.Follow(ctx, &snapshots) }()
+		for i := range 2 * maxEvents {
+			status := health.SourceUp
+			if i%2 == 0 {
+				status = health.SourceDown
+			}
+			snapshots.Store(&health.Snapshot{Source: health.Source{Kind: strconv.Itoa(i), Status: status}})
+			synctest.Wait()
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		all := e.Latest()
+		if len(all) != maxEvents || all[0].State != "up" || !strings.Contains(all[0].Text, "199") || !strings.Contains(all[maxEvents-1].Text, "100") {
+			t.Errorf("%d events: %+v", len(all), all)
+		}
+	})
+}
+
+func TestClearsTextIsShown(t *testing.T) {
+	texts := make(map[string]health.Clears)
+	for c := health.ClearsItself; c <= health.ClearsRestart; c++ {
+		k := testInputs()
+		k.Snapshot.Devices[1].Verdict.Findings[0].Clears = c // of the lost one
+		text := clearsText(Finding{Clears: c.String()})
+		if other, ok := texts[text]; ok || strings.Contains(text, c.String()+":") {
+			t.Errorf("%v and %v: %q", c, other, text)
+		}
+		texts[text] = c
+		agenttest.MustContain(t, section(t, pageOf(t, k), 1), text)
+		agenttest.MustContain(t, New(k).Table(true, false), "\n  "+text+"\n")
+	}
+	if got := clearsText(Finding{Clears: "in-the-spring"}); !strings.Contains(got, "in-the-spring") {
+		t.Errorf("value of a newer agent: %q", got)
+	}
+	ofXID := clearsText(Finding{Cause: "xid-63", Clears: health.ClearsItself.String()})
+	if _, ok := texts[ofXID]; ok {
+		t.Errorf("an XID has no condition that ends, but %q", ofXID)
+	}
+}
+
+func TestConfigErrorIsShown(t *testing.T) {
+	long := "source: " + strings.Repeat("ä", 1000)
+	for name, c := range map[string]struct {
+		err   string
+		want  string
+		hints bool // check-config shows more
+	}{
+		"one error":  {"health.confirm: 0 is out of range", "health.confirm: 0 is out of range; ", false},
+		"two errors": {"a: <b>\nc: d", "a: <b> (", true},
+		"long error": {long, long[:8+2*192] + "… (", true},
+		"no text":    {"", "", true},
+	} {
+		k := testInputs()
+		k.ConfigError = c.err
+		if s := New(k); s.Config.Error != "" || strings.Contains(s.Table(false, false), "\nconfig ") {
+			t.Errorf("%s: shown while the configuration is valid: %+v", name, s.Config)
+		}
+		k.Reload.OK = false
+		s := New(k)
+		if s.Config.Error != c.err {
+			t.Errorf("%s: %q", name, s.Config.Error)
+		}
+		table := s.Table(false, false)
+		agenttest.MustContain(t, table, "\nconfig ", c.want, " for 1h")
+		if strings.Contains(table, "check-config") != c.hints {
+			t.Errorf("%s: %s", name, table)
+		}
+		agenttest.MustContain(t, pageOf(t, k), template.HTMLEscapeString(c.want))
+	}
+}
+
+func TestAgeText(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		-time.Hour: "0s", 59 * time.Second: "59s", 90 * time.Second: "1m30s", 12*time.Minute + time.Second: "12m", 5 * time.Minute: "5m",
+		2*time.Hour + 5*time.Minute: "2h5m", 11*time.Hour + time.Minute: "11h", 50 * time.Hour: "2d2h", 1000 * time.Hour: "41d",
+	} {
+		if got := ageText(agenttest.Now(), agenttest.Ago(d)); got != want {
+			t.Errorf("%v: %s, want %s", d, got, want)
+		}
+	}
+}
+
+// maxInputs returns the inputs of a node of the largest size: 32 GPUs with 7 MIG devices each, all held.
+func maxInputs() Inputs {
+	k := testInputs()
+	k.Snapshot.Devices, k.Events = nil, nil
+	for i := range 32 {
+		k.Snapshot.Devices = append(k.Snapshot.Devices, agenttest.Lost(agenttest.GPU(i), agenttest.Ago(time.Minute)))
+		for gi := range 7 {
+			d := agenttest.MIG(i, gi)
+			k.Snapshot.Devices = append(k.Snapshot.Devices, d)
+			k.Holders.By[d.Device.ID] = []plugin.Holder{{Namespace: "training", Pod: "llm-70b-worker-" + strconv.Itoa(i), Container: "torch"}}
+		}
+	}
+	for range maxEvents {
+		k.Events = append(k.Events, eventsBetween(&health.Snapshot{}, &health.Snapshot{Source: health.Source{Status: health.SourceDown, Err: "refused"}})...)
+	}
+	return k
+}
+
+func TestStatusSizeOfLargestNode(t *testing.T) {
+	page := pageOf(t, maxInputs())
+	text, err := json.Marshal(New(maxInputs()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("page %d KiB, JSON %d KiB", len(page)>>10, len(text)>>10)
+	if len(page) > 256<<10 || len(text) > 256<<10 {
+		t.Errorf("page has %d bytes, JSON %d", len(page), len(text))
+	}
+}
+
+func BenchmarkStatusPage(b *testing.B) {
+	k := maxInputs()
+	pages := NewPages(func() Node { return New(k) }, zap.NewNop())
+	for name, serve := range map[string]http.HandlerFunc{"html": pages.ServeHTML, "json": pages.ServeJSON} {
+		b.Run(name, func(b *testing.B) {
+			req := httptest.NewRequestWithContext(b.Context(), http.MethodGet, "/", nil)
+			b.ReportAllocs()
+			for b.Loop() {
+				serve(httptest.NewRecorder(), req)
+			}
+		})
+	}
+}
+
+// A missing MIG device keeps its index, so that a cordon still matches it.
+func TestMissingMIGDeviceKeepsIndex(t *testing.T) {
+	c := health.DefaultConfig()
+	before := agenttest.Judge(c, nil, agenttest.MIGReading(), agenttest.Now())
+	withoutMIG := &health.Reading{Devices: agenttest.MIGReading().Devices[:1], Samples: agenttest.MIGReading().Samples[:1]}
+	snapshot := &health.Snapshot{At: agenttest.Now(), Devices: agenttest.Judge(c, before, withoutMIG, agenttest.Now().Add(time.Second))}
+	s := New(Inputs{Now: agenttest.Now(), Snapshot: snapshot})
+	if table := s.Table(false, false); !strings.Contains(table, "1:0") || !strings.Contains(table, "1:1") || strings.Contains(table, "1:-") {
+		t.Error(table)
+	}
+	for i := range snapshot.Devices { // as restored from an older state file
+		snapshot.Devices[i].Device.MIGIndex = -1
+	}
+	s = New(Inputs{Now: agenttest.Now(), Snapshot: snapshot})
+	if n := strings.Count(s.Table(false, false), "1:-"); n != 2 {
+		t.Errorf("%d MIG devices without an index:\n%s", n, s.Table(false, false))
+	}
+	text, err := json.Marshal(s)
+	if err != nil || strings.Contains(string(text), "migIndex") {
+		t.Errorf("%v, %s", err, text)
+	}
+	if page := pageOf(t, Inputs{Now: agenttest.Now(), Snapshot: snapshot}); strings.Count(page, `<span class="dim">1:-</span>`) != 2 {
+		t.Error(page)
+	}
+}

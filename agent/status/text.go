@@ -1,0 +1,346 @@
+package status
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// The texts of the page and the table. The text of an unknown value is empty; both show it as a dash.
+
+func percentText(v *float64) string { return valueText(v, "%.0f %%") }
+func celsiusText(v *float64) string { return valueText(v, "%.0f °C") }
+func wattsText(v *float64) string   { return valueText(v, "%.0f W") }
+func mhzText(v *float64) string     { return valueText(v, "%.0f MHz") }
+
+func valueText(v *float64, format string) string {
+	if v == nil {
+		return ""
+	}
+	return fmt.Sprintf(format, *v)
+}
+
+// memoryText returns a text like "61.2 / 79.6 GiB".
+func memoryText(v Values) string {
+	const gib = 1 << 30
+	switch {
+	case v.MemoryTotal == nil:
+		return ""
+	case v.MemoryUsed == nil:
+		return fmt.Sprintf("– / %.1f GiB", *v.MemoryTotal/gib)
+	default:
+		return fmt.Sprintf("%.1f / %.1f GiB", *v.MemoryUsed/gib, *v.MemoryTotal/gib)
+	}
+}
+
+// memoryPercent returns the used part of the memory, nil if it is unknown.
+func memoryPercent(v Values) *float64 {
+	if v.MemoryUsed == nil || v.MemoryTotal == nil || *v.MemoryTotal <= 0 {
+		return nil
+	}
+	p := 100 * *v.MemoryUsed / *v.MemoryTotal
+	return &p
+}
+
+// ageText returns the time since t in the format of kubectl.
+func ageText(now, t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	d := max(0, now.Sub(t))
+	day, hours, minutes := int(d.Hours())/24, int(d.Hours())%24, int(d.Minutes())%60
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < 10*time.Minute && int(d.Seconds())%60 > 0:
+		return fmt.Sprintf("%dm%ds", minutes, int(d.Seconds())%60)
+	case d < time.Hour:
+		return fmt.Sprintf("%dm", minutes)
+	case day == 0 && hours < 10 && minutes > 0:
+		return fmt.Sprintf("%dh%dm", hours, minutes)
+	case day == 0:
+		return fmt.Sprintf("%dh", hours)
+	case day < 10 && hours > 0:
+		return fmt.Sprintf("%dd%dh", day, hours)
+	default:
+		return fmt.Sprintf("%dd", day)
+	}
+}
+
+// clockText returns the time of day, with the date if that is not today's.
+func clockText(now, t time.Time) string {
+	if now.YearDay() == t.YearDay() && now.Year() == t.Year() {
+		return t.Format("15:04:05")
+	}
+	return t.Format("01-02 15:04:05")
+}
+
+// xidsText returns a text like "79 ×1, 31 ×4".
+func xidsText(xids []XID) string {
+	parts := make([]string, len(xids))
+	for i, x := range xids {
+		parts[i] = fmt.Sprintf("%d ×%d", x.XID, x.Count)
+	}
+	return strings.Join(parts, ", ")
+}
+
+// HolderNames returns at most limit names of containers, and how many more there are. A container that holds several
+// replicas of the device is named once.
+func HolderNames(holders []Holder, limit int) []string {
+	var names []string
+	replicas := make(map[string]int)
+	for _, h := range holders {
+		name := h.Namespace + "/" + h.Pod + " (" + h.Container + ")"
+		if replicas[name]++; replicas[name] == 1 {
+			names = append(names, name)
+		}
+	}
+	for i, name := range names {
+		if replicas[name] > 1 {
+			names[i] += fmt.Sprintf(" ×%d", replicas[name])
+		}
+	}
+	return limitTexts(names, limit)
+}
+
+func allocationsText(r Resource) string {
+	parts := []string{counted(r.Allocations, "allocation", "allocations")}
+	for _, reason := range slices.Sorted(maps.Keys(r.AllocationErrors)) {
+		parts = append(parts, fmt.Sprintf("%d refused: %s", r.AllocationErrors[reason], reason))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// pluginOffText says why no resource is registered if the plugin is off, else "".
+func pluginOffText(k Kubelet) string {
+	if k.Plugin != pluginOff {
+		return ""
+	}
+	return "plugin.enabled is false, so nothing is registered"
+}
+
+// limitTexts returns at most limit texts, and how many more there are.
+func limitTexts(all []string, limit int) []string {
+	if more := len(all) - limit; more > 0 {
+		return append(slices.Clone(all[:limit]), fmt.Sprintf("and %d more", more))
+	}
+	return all
+}
+
+func mismatchesText(r Resource) string {
+	return counted(r.AuditMismatches, "audit mismatch", "audit mismatches")
+}
+
+func counted(n uint64, one, many string) string {
+	if n == 1 {
+		many = one
+	}
+	return fmt.Sprint(n, " ", many)
+}
+
+// forText returns a text like "for 5s", "" if since is unknown.
+func forText(now, since time.Time) string { return formatIf("for %s", ageText(now, since)) }
+
+// clearsText says how a finding clears. The text for one that clears by itself names the condition, so that nobody
+// ignores the finding.
+func clearsText(f Finding) string {
+	switch f.Clears {
+	case health.ClearsItself.String():
+		if strings.HasPrefix(f.Cause, "xid-") {
+			return "clears when the XID has not recurred for a while"
+		}
+		return "clears when the fault is gone"
+	case health.ClearsGPUReset.String():
+		return "clears by a GPU reset"
+	case health.ClearsReboot.String():
+		return "clears by a reboot of the node"
+	case health.ClearsOperator.String():
+		return "clears by an operator"
+	case health.ClearsRestart.String():
+		return "clears by a restart of the application"
+	default: // from a newer agent
+		return "clears: " + f.Clears
+	}
+}
+
+// versionsText returns a text like "driver 580.95.05, CUDA 13.0, DCGM 4.6.0".
+func versionsText(s Source) string {
+	var parts []string
+	for _, v := range [][2]string{{"driver", s.Driver}, {"CUDA", s.CUDA}, {"DCGM", s.DCGM}, {"host engine", s.Engine}} {
+		if v[1] != "" {
+			parts = append(parts, v[0]+" "+v[1])
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+// ownFindings returns the findings of a device without those that a MIG device shares with its GPU: the GPU shows them.
+func ownFindings(gpu, d Device) []Finding {
+	return slices.DeleteFunc(slices.Clone(d.Findings), func(f Finding) bool {
+		return f.From != "" || d.UUID != gpu.UUID && slices.ContainsFunc(gpu.Findings, func(g Finding) bool { return g.Cause == f.Cause })
+	})
+}
+
+// indexText returns the index as a device reference: "3", of a MIG device "3:0".
+func indexText(d Device) string {
+	text := strconv.Itoa(d.Index)
+	switch {
+	case d.MIGIndex != nil:
+		return text + ":" + strconv.Itoa(*d.MIGIndex)
+	case d.GI != nil: // the driver does not list the MIG device
+		return text + ":-"
+	}
+	return text
+}
+
+// eventIndexText returns the index of an event's device, "" if the event is not about one device.
+func eventIndexText(e Event) string {
+	if e.GPU == nil {
+		return ""
+	}
+	return indexText(Device{Index: *e.GPU, MIGIndex: e.MIG})
+}
+
+// Name returns a text like "GPU 3", of a MIG device "MIG device 3:0 1g.10gb".
+func (d Device) Name() string {
+	if d.GI == nil {
+		return "GPU " + indexText(d)
+	}
+	return fmt.Sprintf("MIG device %s %s", indexText(d), d.Profile)
+}
+
+// faultyDevice is a device with findings of its own.
+type faultyDevice struct {
+	Device   Device
+	Findings []Finding // the worst first, at least one
+}
+
+// faultyDevices returns the devices with findings, the worst first.
+func faultyDevices(s Node) []faultyDevice {
+	var all []faultyDevice
+	for _, gpu := range s.GPUs {
+		for _, d := range append([]Device{gpu}, gpu.MIG...) {
+			if f := ownFindings(gpu, d); len(f) > 0 {
+				all = append(all, faultyDevice{d, f})
+			}
+		}
+	}
+	slices.SortStableFunc(all, func(a, b faultyDevice) int { return severity(b.Findings[0].State) - severity(a.Findings[0].State) })
+	return all
+}
+
+func severity(state string) int {
+	return slices.IndexFunc(health.States(), func(s health.State) bool { return s.String() == state })
+}
+
+// allDevices returns each GPU, followed by its MIG devices.
+func allDevices(s Node) []Device {
+	var all []Device
+	for _, d := range s.GPUs {
+		all = append(append(all, d), d.MIG...)
+	}
+	return all
+}
+
+// stateCount is the number of GPUs in a state.
+type stateCount struct {
+	State string
+	Count int
+}
+
+// stateCounts counts the GPUs by state, the worst first, without empty states.
+func stateCounts(s Node) []stateCount {
+	var all []stateCount
+	for _, state := range slices.Backward(health.States()) {
+		c := stateCount{State: state.String()}
+		for _, d := range s.GPUs {
+			if d.State == c.State {
+				c.Count++
+			}
+		}
+		if c.Count > 0 {
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
+// heldMIG returns how many MIG devices of a GPU are held.
+func heldMIG(d Device) int {
+	n := 0
+	for _, m := range d.MIG {
+		n += min(1, len(m.Holders))
+	}
+	return n
+}
+
+// inUse returns how many allocatable devices are held, and how many there are. A partitioned GPU counts by its MIG
+// devices.
+func inUse(s Node) (held, all int) {
+	for _, d := range allDevices(s) {
+		if len(d.MIG) > 0 && len(d.Holders) == 0 {
+			continue
+		}
+		all++
+		if len(d.Holders) > 0 {
+			held++
+		}
+	}
+	return held, all
+}
+
+// plural returns a text like "1 GPU" or "2 GPUs".
+func plural(n int, what string) string {
+	if n != 1 {
+		what += "s"
+	}
+	return fmt.Sprint(n, " ", what)
+}
+
+// apiText returns a text like "12 condition writes, 4 events, 1 dropped event, 2 failed requests".
+func apiText(s APIServer) string {
+	return strings.Join([]string{
+		counted(s.Writes, "condition write", "condition writes"), counted(s.Events, "event", "events"),
+		counted(s.Dropped, "dropped event", "dropped events"), counted(s.Errors, "failed request", "failed requests"),
+	}, ", ")
+}
+
+// apiErrors returns why the API server cannot be updated now.
+func apiErrors(s APIServer) []string {
+	var all []string
+	for _, e := range []string{formatIf("condition: %s", s.ConditionError), formatIf("events: %s", s.EventError)} {
+		if e != "" {
+			all = append(all, e)
+		}
+	}
+	return all
+}
+
+func stateFileErrorText(f StateFile) string {
+	return "cannot write the state file; findings will be lost on restart: " + f.Error
+}
+
+// configErrorText says what is wrong with the configuration, or how to find out, and which configuration is in force.
+func configErrorText(now time.Time, c Config) string {
+	const maxLength = 200
+	first, more, _ := strings.Cut(c.Error, "\n")
+	if text := []rune(first); len(text) > maxLength {
+		first, more = string(text[:maxLength])+"…", first
+	}
+	switch {
+	case first == "":
+		first = "see the log, or gpu-node-agent check-config"
+	case more != "":
+		first += " (all errors: gpu-node-agent check-config)"
+	}
+	inForce := "; the previous configuration is in force"
+	if d := forText(now, c.Since); d != "" {
+		inForce = "; the previous configuration has been in force " + d
+	}
+	return first + inForce
+}

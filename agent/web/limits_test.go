@@ -1,0 +1,169 @@
+package web_test
+
+import (
+	"bufio"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/zap/zapcore"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
+)
+
+// withAndWithoutTLS runs a test with plain HTTP and with TLS, which have the same limits.
+func withAndWithoutTLS(t *testing.T, test func(t *testing.T, s *agenttest.Server, client *tls.Config)) {
+	t.Run("plain", func(t *testing.T) {
+		t.Parallel()
+		test(t, serve(t, ""), nil)
+	})
+	t.Run("TLS", func(t *testing.T) {
+		t.Parallel()
+		s := serve(t, agenttest.TLSConfig)
+		test(t, s, s.CA.Client())
+	})
+}
+
+// awaitClose waits until the server closes a connection.
+func awaitClose(t *testing.T, conn net.Conn) {
+	t.Helper()
+	if err := conn.SetReadDeadline(time.Now().Add(15 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(io.Discard, conn); errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error("not closed")
+	}
+}
+
+func TestServerClosesSlowConnections(t *testing.T) {
+	withAndWithoutTLS(t, func(t *testing.T, s *agenttest.Server, client *tls.Config) {
+		idle, incomplete, slow := s.Dial(client), s.Dial(client), s.Dial(client)
+		conns := []net.Conn{idle, incomplete, slow}
+		if client != nil {
+			conns = append(conns, s.Dial(nil)) // without a TLS handshake
+		}
+		if _, err := io.WriteString(incomplete, "GET /metrics HTTP/1.1\r\nHost: x\r\nX-Long"); err != nil {
+			t.Fatal(err)
+		}
+		go func() { // one header line after another
+			_, err := io.WriteString(slow, "GET /metrics HTTP/1.1\r\nHost: x\r\n")
+			for i := 0; err == nil; i++ {
+				<-time.After(200 * time.Millisecond)
+				_, err = fmt.Fprintf(slow, "X-%d: x\r\n", i)
+			}
+		}()
+		for _, conn := range conns {
+			awaitClose(t, conn)
+		}
+		s.MustGet(http.StatusOK, "/livez", client, "")
+	})
+}
+
+func TestServerRejectsLargeHeaders(t *testing.T) {
+	withAndWithoutTLS(t, func(t *testing.T, s *agenttest.Server, client *tls.Config) {
+		for name, text := range map[string]string{
+			"long path":    "GET /" + strings.Repeat("x", 64<<10) + " HTTP/1.1\r\nHost: x\r\n\r\n",
+			"long header":  "GET /metrics HTTP/1.1\r\nHost: x\r\nX: " + strings.Repeat("x", 64<<10) + "\r\n\r\n",
+			"many headers": "GET /metrics HTTP/1.1\r\nHost: x\r\n" + strings.Repeat("X: x\r\n", 16<<10) + "\r\n",
+		} {
+			conn := s.Dial(client)
+			go func() { _, _ = io.WriteString(conn, text) }() // the server may close the connection before all is sent
+			res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+			if err != nil {
+				t.Errorf("%s: %v", name, err)
+				continue
+			}
+			_ = res.Body.Close()
+			if res.StatusCode != http.StatusRequestHeaderFieldsTooLarge {
+				t.Errorf("%s: %s", name, res.Status)
+			}
+		}
+		if client == nil {
+			return
+		}
+		// HTTP/2 sends headers in frames of their own.
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+s.Address()+"/metrics", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("X", strings.Repeat("x", 64<<10))
+		res, err := (&http.Transport{TLSClientConfig: client, ForceAttemptHTTP2: true}).RoundTrip(req)
+		if err == nil {
+			_ = res.Body.Close()
+			if res.StatusCode != http.StatusRequestHeaderFieldsTooLarge {
+				t.Errorf("HTTP/2: %s", res.Status)
+			}
+		}
+	})
+}
+
+// Paths never reach a file system. An unclean path is not found, or redirected to its clean form.
+func TestServerPaths(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "")
+	for path, want := range map[string]int{
+		"/metrics":               http.StatusOK,
+		"//":                     http.StatusTemporaryRedirect,
+		"//metrics":              http.StatusTemporaryRedirect,
+		"///metrics":             http.StatusTemporaryRedirect,
+		"/./metrics":             http.StatusTemporaryRedirect,
+		"/x/../metrics":          http.StatusTemporaryRedirect,
+		"/../metrics":            http.StatusTemporaryRedirect,
+		"/../../../etc/passwd":   http.StatusTemporaryRedirect,
+		"/metrics/":              http.StatusNotFound,
+		"/metrics/x":             http.StatusNotFound,
+		"/%2e%2e/metrics":        http.StatusNotFound,
+		"/%2e%2e%2fetc%2fpasswd": http.StatusNotFound,
+		"/%2fmetrics":            http.StatusNotFound,
+		"/..%5c..%5cmetrics":     http.StatusNotFound,
+		"/metrics%00":            http.StatusNotFound,
+		"/metrics%0d%0aX:%20x":   http.StatusNotFound,
+		"/Metrics":               http.StatusNotFound,
+		"/debug/pprof/":          http.StatusNotFound,
+		"/api/v1/":               http.StatusNotFound,
+		"/%zz":                   http.StatusBadRequest,
+		"metrics":                http.StatusBadRequest,
+		"http://x/metrics":       http.StatusOK,
+		"/metrics?x=/../y":       http.StatusOK,
+		"/metrics#x":             http.StatusNotFound,
+	} {
+		code, header := s.Send("GET " + path + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+		if code != want {
+			t.Errorf("%s: %d, want %d", path, code, want)
+		}
+		if to := header.Get("Location"); to != "" && (!strings.HasPrefix(to, "/") || strings.HasPrefix(to, "//")) {
+			t.Errorf("%s redirects to %q", path, to)
+		}
+	}
+	for _, method := range []string{"POST", "PUT", "DELETE", "OPTIONS", "TRACE", "BREW"} {
+		if code, _ := s.Send(method + " /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"); code != http.StatusMethodNotAllowed {
+			t.Errorf("%s: %d", method, code)
+		}
+	}
+	if errs := s.Logs.FilterLevelExact(zapcore.ErrorLevel).All(); len(errs) > 0 {
+		t.Errorf("panic: %v", errs)
+	}
+}
+
+func TestServerServesBesideIdleConnections(t *testing.T) {
+	withAndWithoutTLS(t, func(t *testing.T, s *agenttest.Server, client *tls.Config) {
+		for range 150 {
+			s.Dial(client)
+		}
+		start := time.Now()
+		for _, path := range []string{web.LivezPath, "/metrics"} {
+			s.MustGet(http.StatusOK, path, client, "")
+		}
+		if took := time.Since(start); took > 5*time.Second { // then the server closes the first of them
+			t.Errorf("two requests took %v", took)
+		}
+	})
+}

@@ -1,0 +1,252 @@
+package web_test
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
+)
+
+// serve starts a web server with a web configuration whose agent is not ready.
+func serve(t *testing.T, config string) *agenttest.Server {
+	t.Helper()
+	notReady := func() []string { return []string{"plugin: no kubelet"} }
+	mux := http.NewServeMux()
+	web.HandleProbes(mux, notReady)
+	for _, pattern := range []string{"GET /{$}", "GET /metrics"} {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "GPU-0") })
+	}
+	return agenttest.Serve(t, config, mux, notReady)
+}
+
+func TestServerPlainHTTP(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "")
+	s.MustGet(http.StatusOK, "/metrics", nil, "")
+	s.MustGet(http.StatusOK, "/livez", nil, "")
+	agenttest.MustContain(t, s.MustGet(http.StatusServiceUnavailable, "/readyz", nil, ""), "plugin")
+}
+
+func TestServerTLS(t *testing.T) {
+	t.Parallel()
+	s := serve(t, agenttest.TLSConfig)
+	s.MustGet(http.StatusOK, "/metrics", s.CA.Client(), "")
+	s.MustGet(http.StatusOK, "/livez", s.CA.Client(), "")
+	agenttest.MustContain(t, s.MustGet(http.StatusBadRequest, "/metrics", nil, ""), "HTTPS")
+	if _, _, err := s.Get("/metrics", &tls.Config{}, ""); !isUnknownAuthority(err) {
+		t.Errorf("client without the authority: %v", err)
+	}
+	old := s.CA.Client()
+	old.MaxVersion = tls.VersionTLS11
+	if _, _, err := s.Get("/metrics", old, ""); err == nil {
+		t.Error("TLS 1.1 is accepted")
+	}
+}
+
+func isUnknownAuthority(err error) bool {
+	_, ok := errors.AsType[x509.UnknownAuthorityError](err)
+	return ok
+}
+
+func TestServerClientCertificates(t *testing.T) {
+	t.Parallel()
+	s := serve(t, `tls_server_config:
+  {cert_file: server.crt, key_file: server.key, client_ca_file: ca.crt, client_auth_type: RequireAndVerifyClientCert}`)
+	s.MustGet(http.StatusOK, "/metrics", s.CA.ClientWith(t, "client"), "")
+	if code, _, err := s.Get("/metrics", s.CA.Client(), ""); err == nil {
+		t.Errorf("without a certificate: %d", code)
+	}
+	other := agenttest.NewAuthority(t, t.TempDir())
+	other.Issue(t, "client", "prometheus")
+	client := other.ClientWith(t, "client")
+	client.RootCAs = s.CA.Client().RootCAs
+	if code, _, err := s.Get("/metrics", client, ""); err == nil {
+		t.Errorf("with a certificate of another authority: %d", code)
+	}
+}
+
+func TestServerPasswords(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "basic_auth_users: {prometheus: "+agenttest.PasswordHash(t, "secret")+", ada: "+agenttest.PasswordHash(t, "1815")+"}\n"+
+		"http_server_config: {headers: {X-Frame-Options: deny}}\n")
+	for range 2 { // the second login is verified already
+		agenttest.MustContain(t, s.MustGet(http.StatusOK, "/metrics", nil, "prometheus:secret"), "GPU-0")
+	}
+	s.MustGet(http.StatusOK, "/metrics", nil, "ada:1815")
+	agenttest.MustContain(t, s.MustGet(http.StatusServiceUnavailable, "/readyz", nil, "ada:1815"), "plugin")
+	for _, user := range []string{"", "ada:secret", "prometheus:1815", "prometheus:", ":", "unknown:secret", "Ada:1815"} {
+		for _, path := range []string{"/", "/metrics", "/favicon.ico", "//metrics"} {
+			if text := s.MustGet(http.StatusUnauthorized, path, nil, user); strings.Contains(text, "GPU-0") {
+				t.Errorf("%s as %q returns\n%s", path, user, text)
+			}
+		}
+	}
+	// Without a password /readyz does not disclose the reasons.
+	s.MustGet(http.StatusOK, "/livez", nil, "")
+	if text := s.MustGet(http.StatusServiceUnavailable, "/readyz", nil, ""); strings.Contains(text, "plugin") {
+		t.Errorf("/readyz without a password: %q", text)
+	}
+	for _, path := range []string{"/livez/", "/livez/../metrics", "//livez", "/readyz?x", "/livez%2f..%2fmetrics"} {
+		if code, text, err := s.Get(path, nil, ""); err != nil || code == http.StatusOK || strings.Contains(text, "GPU-0") {
+			t.Errorf("%s: %d %v\n%s", path, code, err, text)
+		}
+	}
+	if _, header := s.Send("GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"); header.Get("X-Frame-Options") != "deny" {
+		t.Errorf("headers %v", header)
+	}
+}
+
+func TestServerRateLimit(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "rate_limit: {interval: 1h, burst: 2}\n")
+	s.MustGet(http.StatusOK, "/metrics", nil, "")
+	s.MustGet(http.StatusOK, "/metrics", nil, "")
+	s.MustGet(http.StatusTooManyRequests, "/metrics", nil, "")
+	s.MustGet(http.StatusOK, "/livez", nil, "")
+	s.MustGet(http.StatusTooManyRequests, "/livez", nil, "ann:guess") // so that passwords cannot be tried there
+}
+
+func TestServerHTTP2(t *testing.T) {
+	t.Parallel()
+	s := serve(t, agenttest.TLSConfig)
+	proto := func() string {
+		client := s.CA.Client()
+		client.NextProtos = []string{"h2", "http/1.1"}
+		return s.Dial(client).(*tls.Conn).ConnectionState().NegotiatedProtocol
+	}
+	if p := proto(); p != "h2" {
+		t.Errorf("default %q", p)
+	}
+	s.Configure(agenttest.TLSConfig + "http_server_config: {http2: false}\n")
+	s.Eventually("HTTP/1.1 only", func() error {
+		if p := proto(); p != "http/1.1" {
+			return errors.New(p)
+		}
+		return nil
+	})
+	s.MustGet(http.StatusOK, "/metrics", s.CA.Client(), "")
+}
+
+func TestLoadConfigErrors(t *testing.T) {
+	dir := t.TempDir()
+	ca := agenttest.NewAuthority(t, dir)
+	ca.Issue(t, "server", "localhost")
+	if err := os.WriteFile(filepath.Join(dir, "empty"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "web.yaml")
+	for text, want := range map[string]string{
+		"tls_server_config: {cert_file: none, key_file: server.key}":                                                                            "none",
+		"tls_server_config: {cert_file: server.crt, key_file: server.crt}":                                                                      "private key",
+		"tls_server_config: {cert_file: server.crt, key_file: server.key, min_version: SSL}":                                                    "unknown TLS version",
+		"tls_server_config: {cert_file: server.crt, key_file: server.key, client_ca_file: ca.crt}":                                              "without a Client Auth Policy",
+		"tls_server_config: {cert_file: server.crt, key_file: server.key, client_ca_file: empty, client_auth_type: RequireAndVerifyClientCert}": "client_ca_file: ",
+		"tls_server_config: {cert_file: server.crt, key_file: server.key, cipher_suites: [TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384]}":              "HTTP/2 needs TLS_ECDHE",
+		"basic_auth_users: {ada: plain}":              "bcrypt",
+		"http_server_config: {headers: {X-Other: x}}": "X-Other",
+		"tls_server: {}":                              "tls_server",
+	} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := web.LoadConfig(file)
+		if err == nil || !strings.Contains(err.Error(), "webConfigFile: "+file+": ") || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", text, err, want)
+		}
+	}
+	if _, err := web.LoadConfig(file + ".none"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("no file: %v", err)
+	}
+}
+
+// While a web configuration replaces another, connections wait and none is refused. http.Server.Shutdown may only interrupt
+// a request that is being read at that moment.
+func TestServerReloadRefusesNoConnection(t *testing.T) {
+	t.Parallel()
+	s := serve(t, agenttest.TLSConfig)
+	address, client := s.Address(), s.CA.Client()
+	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: client}}
+	get := func(ctx context.Context) (http.Header, error) {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+address+web.LivezPath, nil)
+		if err != nil {
+			return nil, err
+		}
+		res, err := c.Do(req)
+		if err != nil {
+			return nil, err
+		}
+		_ = res.Body.Close()
+		return res.Header, nil
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	refused := make(chan error, 1)
+	go func() {
+		for ctx.Err() == nil {
+			if _, err := get(ctx); errors.Is(err, syscall.ECONNREFUSED) {
+				refused <- err
+				return
+			}
+		}
+		refused <- nil
+	}()
+	for _, policy := range []string{"deny", "sameorigin", "deny"} {
+		s.Configure(agenttest.TLSConfig + "http_server_config: {headers: {X-Frame-Options: " + policy + "}}\n")
+		s.Eventually(policy, func() error {
+			header, err := get(s.T.Context())
+			if err == nil && header.Get("X-Frame-Options") != policy {
+				err = errors.New("not yet")
+			}
+			return err
+		})
+	}
+	cancel()
+	if err := <-refused; err != nil {
+		t.Error(err)
+	}
+}
+
+// If the port is in use, the server logs it once, and listens when the port is free.
+func TestServerWaitsForPort(t *testing.T) {
+	t.Parallel()
+	other, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := serve(t, "")
+	s.Address()
+	s.Listen(other.Addr().String())
+	failures := func() []observer.LoggedEntry { return s.Logs.FilterField(zap.String("key", "metrics.listen")).All() }
+	s.Eventually("the port is in use", func() error {
+		if len(failures()) == 0 {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	if err := other.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s.Eventually("the port is free", func() error {
+		if got := s.Address(); got != other.Addr().String() {
+			return errors.New(got)
+		}
+		return nil
+	})
+	if all := failures(); len(all) != 1 || all[0].Level != zap.ErrorLevel {
+		t.Errorf("logged: %v", all)
+	}
+}

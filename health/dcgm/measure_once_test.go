@@ -1,0 +1,80 @@
+//go:build cgo && linux
+
+package dcgm
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
+)
+
+func TestSurvey(t *testing.T) {
+	b := fresh(t)
+	b.gpus(2)
+	b.lib.Text(script.GPU, 1, 85, "96.00.99.00.01", 0, b.clock.now())
+	b.lib.Profiling(0, 1002)
+	b.lib.Profiling(1, 1001)
+	b.lib.Profiling(1, 1003)
+	cfg := Config{Fields: []health.Field{1001, 1002, 1004, 85, health.FieldGPUTemp, health.FieldSMClock}}
+	r, profiling, err := MeasureOnce(context.Background(), cfg, zap.NewNop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(profiling, []health.Field{1001, 1002}) {
+		t.Errorf("profiling fields %v", profiling)
+	}
+	if len(r.Devices) != 2 || r.Devices[1].Texts[85] == "" || r.Devices[0].Texts != nil {
+		t.Errorf("devices %+v", r.Devices)
+	}
+	values := r.Samples[0].Values
+	if _, has := values[health.FieldSMClock]; has || values[health.FieldGPUTemp] != 40 {
+		t.Errorf("values %v", values)
+	}
+	if n := b.lib.Calls("dcgmPolicyRegister_v2") + b.lib.Calls("dcgmHealthSet"); n != 0 {
+		t.Errorf("%d registrations and health checks were asked for", n)
+	}
+	if b.lib.Initialized() || b.lib.Leaked() != 0 {
+		t.Errorf("left behind: %d, initialized %v", b.lib.Leaked(), b.lib.Initialized())
+	}
+}
+
+// Without profiling fields nobody asks DCGM's module for them; and an end that is not clean costs no measurement.
+func TestSurveyOfNoFields(t *testing.T) {
+	b := fresh(t)
+	b.gpus(2)
+	b.lib.Fail("dcgmGroupDestroy", errTimeout, -1)
+	core, logs := observer.New(zap.WarnLevel)
+	r, profiling, err := MeasureOnce(context.Background(), Config{}, zap.New(core))
+	if err != nil || len(profiling) != 0 || len(r.Devices) != 2 || r.Samples[1].Presence != health.Present {
+		t.Errorf("%v: %+v, profiling fields %v", err, r, profiling)
+	}
+	if n := b.lib.Calls("dcgmProfGetSupportedMetricGroups"); n != 0 {
+		t.Errorf("asked for profiling fields %d times", n)
+	}
+	if logs.FilterMessage("DCGM did not close cleanly").Len() != 1 || b.lib.Initialized() {
+		t.Errorf("initialized %v, said %v", b.lib.Initialized(), logs.All())
+	}
+}
+
+func TestSurveyThatFails(t *testing.T) {
+	b := fresh(t)
+	b.gpus(1)
+	b.lib.Fail("dcgmStartEmbedded", errInit, 1)
+	if _, _, err := MeasureOnce(context.Background(), Config{}, zap.NewNop()); err == nil || !strings.Contains(err.Error(), "start DCGM in this process") {
+		t.Errorf("%v", err)
+	}
+	b.lib.Fail("dcgmEntitiesGetLatestValues", errTimeout, -1)
+	if _, _, err := MeasureOnce(context.Background(), Config{}, zap.NewNop()); err == nil {
+		t.Error("an engine that does not answer was surveyed")
+	}
+	if b.lib.Initialized() {
+		t.Error("a session is still open")
+	}
+}

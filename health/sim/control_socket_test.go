@@ -1,0 +1,213 @@
+package sim
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// running is a Source whose Run has been started.
+type running struct {
+	*Source
+	socket string
+	stop   func() error
+}
+
+// run starts a source with a control socket and waits until it listens. The test's cleanup, or stop, ends it.
+func run(t *testing.T, socket string) *running {
+	t.Helper()
+	cfg := DefaultConfig()
+	cfg.Control = socket
+	r := &running{Source: newSource(t, cfg), socket: socket}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run(ctx) }()
+	r.stop = sync.OnceValue(func() error {
+		cancel()
+		return <-ended
+	})
+	t.Cleanup(func() { _ = r.stop() })
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for {
+		if conn, err := net.Dial("unix", socket); err == nil {
+			_ = conn.Close()
+			return r
+		}
+		<-tick.C
+	}
+}
+
+// exchange sends lines and returns as many responses.
+func exchange(t *testing.T, conn io.ReadWriter, lines ...string) []string {
+	t.Helper()
+	var (
+		out []string
+		in  = bufio.NewReader(conn)
+	)
+	for _, line := range lines {
+		if _, err := io.WriteString(conn, line+"\n"); err != nil {
+			t.Fatalf("writing %q: %v", line, err)
+		}
+		response, err := in.ReadString('\n')
+		if err != nil {
+			t.Fatalf("no response to %q: %v", line, err)
+		}
+		out = append(out, strings.TrimSuffix(response, "\n"))
+	}
+	return out
+}
+
+func dial(t *testing.T, socket string) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	if err := conn.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	return conn
+}
+
+func TestSend(t *testing.T) {
+	r := run(t, filepath.Join(t.TempDir(), "control.sock"))
+	ses := open(t, r.Source)
+	before := time.Now()
+	if response, err := Send(t.Context(), r.socket, event(t, 0, `{gpu: 3, xid: 79, lost: true}`)); response != `{"ok":true}` || err != nil {
+		t.Errorf("Send returned %s, %v", response, err)
+	}
+	<-ses.Wake()
+	s := gpuSample(t, poll(t, ses), 3)
+	if s.Presence != health.Lost || len(s.XIDs) != 1 || s.XIDs[0].Code != 79 {
+		t.Errorf("GPU 3 is %v with XIDs %v; want lost with XID 79", s.Presence, s.XIDs)
+	} else if at := s.XIDs[0].At; at.Before(before) || at.After(time.Now()) {
+		t.Errorf("the XID's time is %v; want now", at)
+	}
+
+	// The response and the error have the same text.
+	e := event(t, 0, `{gpu: 9, xid: 79}`)
+	want := r.inject(e)
+	response, err := Send(t.Context(), r.socket, e)
+	if response != `{"ok":false,"error":"`+want.Error()+`"}` || err == nil || err.Error() != want.Error() {
+		t.Errorf("Send returned %s, %v; want %s", response, err, want)
+	}
+}
+
+func TestSendFails(t *testing.T) {
+	missing := filepath.Join(t.TempDir(), "missing")
+	if _, err := Send(t.Context(), missing, event(t, 0, `{gpu: 3, xid: 79}`)); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "source.sim.control") {
+		t.Errorf("without an agent: %v", err)
+	}
+	if _, err := Send(t.Context(), missing, event(t, time.Second, `{gpu: 3, xid: 79}`)); !errors.Is(err, errAt) {
+		t.Errorf("with a time: %v", err)
+	}
+	if _, err := Send(t.Context(), missing, Event{XID: new(79)}); !slices.Equal(errorKeys(err), []string{"gpu"}) {
+		t.Errorf("without a GPU: %v", err)
+	}
+}
+
+func TestRunCreatesTheDirectory(t *testing.T) {
+	run(t, filepath.Join(t.TempDir(), "run", "control.sock"))
+}
+
+func TestControlSocket(t *testing.T) {
+	r := run(t, filepath.Join(t.TempDir(), "control.sock"))
+	got := exchange(t, dial(t, r.socket),
+		`{"gpu":3,"xid":79}`,
+		`   `+"\n"+`{gpu: 3, lost: true}`, // an empty line has no response
+		`{gpu: 3, xdi: 79}`,
+		`{gpu: 8, xid: 1000}`,
+		`{at: 5s, gpu: 3, xid: 79}`,
+		`hello`,
+		`{source: down}`,
+	)
+	for i, ok := range []bool{true, true, false, false, false, false, true} {
+		if !strings.HasPrefix(got[i], fmt.Sprintf(`{"ok":%t`, ok)) || ok && got[i] != `{"ok":true}` {
+			t.Errorf("response %d is %s; want ok %t", i, got[i], ok)
+		}
+	}
+	if _, err := r.Open(t.Context()); !errors.Is(err, errDown) {
+		t.Errorf("Open: %v; want %v", err, errDown)
+	}
+
+	// `printf '{source: up}' | nc -U` sends no newline.
+	conn := dial(t, r.socket)
+	_, _ = io.WriteString(conn, `{source: up}`)
+	if c, ok := conn.(*net.UnixConn); !ok || c.CloseWrite() != nil {
+		t.Fatal("cannot close the connection for writing")
+	}
+	if response, err := io.ReadAll(conn); string(response) != "{\"ok\":true}\n" {
+		t.Errorf("line without a newline: %q, %v", response, err)
+	}
+	open(t, r.Source)
+}
+
+func TestControlSocketConcurrentEvents(t *testing.T) {
+	r := run(t, filepath.Join(t.TempDir(), "control.sock"))
+	var wg sync.WaitGroup
+	for i := range 8 { // fewer than unixsock.MaxConnections
+		wg.Go(func() {
+			for n := range 20 {
+				if _, err := Send(t.Context(), r.socket, event(t, 0, fmt.Sprintf(`{gpu: %d, xid: %d}`, i, n+1))); err != nil {
+					t.Errorf("GPU %d, XID %d: %v", i, n+1, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	reading := poll(t, open(t, r.Source))
+	for i := range 8 {
+		s := gpuSample(t, reading, i)
+		if len(s.XIDs) != 20 {
+			t.Errorf("GPU %d has %d XIDs; want 20", i, len(s.XIDs))
+		}
+		for n, x := range s.XIDs {
+			if x.Code != n+1 {
+				t.Errorf("GPU %d: XID %d is %d; want the order of sending", i, n, x.Code)
+			}
+		}
+	}
+}
+
+func TestRunEnds(t *testing.T) {
+	r := run(t, filepath.Join(t.TempDir(), "control.sock"))
+	conn := dial(t, r.socket)
+	exchange(t, conn, `{gpu: 0, xid: 13}`)
+	if err := r.stop(); err != nil {
+		t.Errorf("Run: %v", err)
+	}
+	if _, err := os.Lstat(r.socket); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the socket is left: %v", err)
+	}
+	if _, err := io.ReadAll(conn); errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error("the connection is still open")
+	}
+}
+
+func TestRunWithoutControlSocket(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := newSource(t, DefaultConfig())
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		start := time.Now()
+		if err := src.Run(ctx); err != nil || time.Since(start) != time.Hour {
+			t.Errorf("Run returned %v after %v; want nil after an hour", err, time.Since(start))
+		}
+	})
+}

@@ -1,0 +1,100 @@
+package sim
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// event parses an event; at is its time in a scenario.
+func event(t testing.TB, at time.Duration, s string) Event {
+	t.Helper()
+	e, err := ParseEvent(s)
+	if err != nil {
+		t.Fatalf("ParseEvent(%s): %v", s, err)
+	}
+	e.At = at
+	return e
+}
+
+// inject applies events of the control socket.
+func inject(t testing.TB, s *Source, events ...string) {
+	t.Helper()
+	for _, text := range events {
+		if err := s.inject(event(t, 0, text)); err != nil {
+			t.Fatalf("inject(%s): %v", text, err)
+		}
+	}
+}
+
+func newSource(t testing.TB, cfg Config) *Source {
+	t.Helper()
+	s, err := New(cfg, zaptest.NewLogger(t, zaptest.Level(zapcore.WarnLevel)))
+	if err != nil {
+		t.Fatalf("New: %v", err)
+	}
+	return s
+}
+
+func open(t testing.TB, s *Source) health.Session {
+	t.Helper()
+	ses, err := s.Open(context.Background())
+	if err != nil {
+		t.Fatalf("Open: %v", err)
+	}
+	t.Cleanup(func() { _ = ses.Close() })
+	return ses
+}
+
+func poll(t testing.TB, ses health.Session) *health.Reading {
+	t.Helper()
+	r, err := ses.Poll(context.Background())
+	if err != nil {
+		t.Fatalf("Poll: %v", err)
+	}
+	return r
+}
+
+// gpuSample returns the sample of a GPU.
+func gpuSample(t testing.TB, r *health.Reading, gpu int) health.Sample {
+	t.Helper()
+	for i, d := range r.Devices {
+		if d.Kind == health.KindGPU && d.Index == gpu {
+			return r.Samples[i]
+		}
+	}
+	t.Fatalf("no GPU %d in the reading", gpu)
+	panic("unreachable")
+}
+
+// woken reports whether Wake has fired, and resets it.
+func woken(ses health.Session) bool {
+	select {
+	case <-ses.Wake():
+		return true
+	default:
+		return false
+	}
+}
+
+// sleep advances the time of a synctest bubble and waits until its goroutines are idle.
+func sleep(d time.Duration) {
+	<-time.After(d)
+	synctest.Wait()
+}
+
+// profileConfig is a profile without events.
+func profileConfig(name string) Config {
+	cfg := DefaultConfig()
+	cfg.Profile = name
+	return cfg
+}

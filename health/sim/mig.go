@@ -1,0 +1,70 @@
+package sim
+
+import (
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// Partitions, the values of Event.MIG. Their MIG devices are those of profile h100-8-mig.
+const (
+	migOff      = "off"
+	migSevenths = "sevenths" // 7x 1g.10gb
+	migBalanced = "balanced" // 3g.40gb, 2g.20gb, 2x 1g.10gb
+)
+
+// partitioned reports whether a GPU is in MIG mode.
+func (p profile) partitioned(gpu int) bool { return p.mig != nil && p.mig[gpu] != nil }
+
+// withPartitions returns the profile with other partitions of its GPUs; "" keeps a GPU's own.
+func (p profile) withPartitions(partitions []string) profile {
+	mig := make([][]slice, len(p.pci))
+	for i, partition := range partitions {
+		switch partition {
+		case migSevenths:
+			mig[i] = sevenths()
+		case migBalanced:
+			mig[i] = balanced()
+		case "":
+			if p.mig != nil {
+				mig[i] = p.mig[i]
+			}
+		}
+	}
+	p.mig = mig
+	return p
+}
+
+// repartition updates the devices to the partitions that events have set. Called with mu held.
+func (s *Source) repartition(at time.Time) {
+	partitions, changed := make([]string, len(s.gpus)), false
+	for i := range partitions {
+		partitions[i] = valueOf(s.gpuState(i).MIG)
+		changed = changed || partitions[i] != s.partitions[i]
+	}
+	if !changed {
+		return
+	}
+	t := 0.0
+	if !s.start.IsZero() {
+		t = at.Sub(s.start).Seconds()
+	}
+	p := s.profile.withPartitions(partitions)
+	devices := p.devices(s.cfg.Seed) // a new slice: readings share the old one
+	gpus := p.newGPUs(devices)
+	for i := range gpus {
+		g, old := &gpus[i], &s.gpus[i]
+		g.xidRecord, g.tempOffset = old.xidRecord, old.tempOffset
+		g.energyOffset += old.energy(t) - g.energy(t) // the counter continues
+	}
+	s.partitions, s.devices, s.gpus = partitions, devices, gpus
+}
+
+func (p profile) newGPUs(devices []health.Device) (gpus []gpu) {
+	for i, d := range devices {
+		if d.Kind == health.KindGPU {
+			gpus = append(gpus, newGPU(p, d.Index, i, devices))
+		}
+	}
+	return gpus
+}

@@ -1,0 +1,262 @@
+package sim
+
+import (
+	"maps"
+	"reflect"
+	"regexp"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+func devicesOf(t *testing.T, name string, seed int64) []health.Device {
+	t.Helper()
+	p, err := profileByName(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p.devices(seed)
+}
+
+func TestProfiles(t *testing.T) {
+	tests := []struct {
+		name      string
+		gpus      int
+		mig       int
+		model     string
+		mib       uint64
+		pci       []string
+		numa      []int
+		nvlinks   int
+		zeroToOne health.Path // from GPU 0 to GPU 1
+	}{
+		{
+			"h100-8", 8, 0, "NVIDIA H100 80GB HBM3", 81559,
+			[]string{"1B", "43", "52", "61", "9D", "C3", "D1", "DF"},
+			[]int{0, 0, 0, 0, 1, 1, 1, 1},
+			18, health.PathNode,
+		},
+		{
+			"a100-8", 8, 0, "NVIDIA A100-SXM4-80GB", 81920,
+			[]string{"07", "0F", "47", "4E", "87", "90", "B7", "BD"},
+			[]int{3, 3, 1, 1, 7, 7, 5, 5},
+			12, health.PathMultiSwitch,
+		},
+		{
+			"h100-8-mig", 8, 50, "NVIDIA H100 80GB HBM3", 81559,
+			[]string{"1B", "43", "52", "61", "9D", "C3", "D1", "DF"},
+			[]int{0, 0, 0, 0, 1, 1, 1, 1},
+			0, health.PathNode,
+		},
+		{
+			"v100-16", 16, 0, "Tesla V100-SXM3-32GB", 32768,
+			[]string{"34", "36", "39", "3B", "57", "59", "5C", "5E", "B7", "B9", "BC", "BE", "E0", "E2", "E5", "E7"},
+			[]int{0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1},
+			6, health.PathNode,
+		},
+		{"l4-1", 1, 0, "NVIDIA L4", 23034, []string{"00"}, []int{0}, 0, 0},
+		{"none", 0, 0, "", 0, nil, nil, 0, 0},
+	}
+	if len(tests) != len(profileNames()) {
+		t.Errorf("profiles %v; the table lacks some", profileNames())
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var gpus, migs []health.Device
+			for _, d := range devicesOf(t, tt.name, 1) {
+				if d.Kind == health.KindGPU {
+					gpus = append(gpus, d)
+				} else {
+					migs = append(migs, d)
+				}
+			}
+			if len(gpus) != tt.gpus || len(migs) != tt.mig {
+				t.Fatalf("%d GPUs and %d MIG devices; want %d and %d", len(gpus), len(migs), tt.gpus, tt.mig)
+			}
+			for i, d := range gpus {
+				if !regexp.MustCompile(`^00000000:` + tt.pci[i] + `:0[0-9]\.0$`).MatchString(d.PCI) {
+					t.Errorf("GPU %d is on %s; want bus %s", i, d.PCI, tt.pci[i])
+				}
+				if d.Index != i || d.Minor != i || d.Model != tt.model || d.Memory != tt.mib<<20 || !reflect.DeepEqual(d.NUMA, []int{tt.numa[i]}) {
+					t.Errorf("GPU %d is %+v", i, d)
+				}
+				if d.MIGMode != (tt.mig > 0) || d.GI != -1 || d.CI != -1 || d.Profile != "" || d.Parent != "" {
+					t.Errorf("GPU %d: %+v; want no properties of a MIG device", i, d)
+				}
+				if len(d.Links) != tt.gpus-1 {
+					t.Errorf("GPU %d has %d peers; want %d", i, len(d.Links), tt.gpus-1)
+				}
+				for _, l := range d.Links {
+					if l.NVLinks != tt.nvlinks || l.Peer == d.ID {
+						t.Errorf("GPU %d: link %+v; want %d NVLinks to another", i, l, tt.nvlinks)
+					}
+				}
+			}
+			if tt.gpus > 1 {
+				if l := gpus[0].Links[0]; l.Peer != gpus[1].ID || l.Path != tt.zeroToOne {
+					t.Errorf("first link of GPU 0 is %+v; want %v to GPU 1", l, tt.zeroToOne)
+				}
+				last := tt.gpus - 1
+				if l := gpus[0].Links[last-1]; l.Peer != gpus[last].ID || l.Path != health.PathSystem {
+					t.Errorf("last link of GPU 0 is %+v; want SYS to GPU %d", l, last)
+				}
+			}
+		})
+	}
+}
+
+func TestMIGDevicesFitTheirGPU(t *testing.T) {
+	type key struct {
+		parent health.DeviceID
+		gi     int
+	}
+	var (
+		byID    = map[health.DeviceID]health.Device{}
+		seen    = map[key]bool{}
+		memory  = map[health.DeviceID]uint64{}
+		parts   = map[health.DeviceID]int{}
+		perName = map[string]int{}
+		compute = map[string]int{"1g.10gb": 1, "2g.20gb": 2, "3g.40gb": 3}
+	)
+	for _, d := range devicesOf(t, "h100-8-mig", 1) {
+		byID[d.ID] = d
+		if d.Kind == health.KindGPU {
+			continue
+		}
+		// A GPU precedes its MIG devices.
+		parent, ok := byID[d.Parent]
+		if !ok {
+			t.Fatalf("%s precedes its GPU %s", d.ID, d.Parent)
+		}
+		if d.Index != parent.Index || d.Minor != parent.Minor || d.PCI != parent.PCI || d.Model != parent.Model ||
+			!reflect.DeepEqual(d.NUMA, parent.NUMA) || d.Links != nil || d.MIGMode || d.CI != 0 {
+			t.Errorf("%+v differs from its GPU %+v", d, parent)
+		}
+		if k := (key{d.Parent, d.GI}); seen[k] || d.GI < 1 {
+			t.Errorf("GPU instance %d of GPU %d is a duplicate or below 1", d.GI, d.Index)
+		} else {
+			seen[k] = true
+		}
+		memory[d.Parent] += d.Memory
+		parts[d.Parent] += compute[d.Profile]
+		perName[d.Profile]++
+	}
+	for id, n := range parts {
+		if n != 7 || memory[id] > byID[id].Memory {
+			t.Errorf("GPU %d is partitioned into %d sevenths with %d MiB of %d", byID[id].Index, n, memory[id]>>20, byID[id].Memory>>20)
+		}
+	}
+	if want := map[string]int{"1g.10gb": 46, "2g.20gb": 2, "3g.40gb": 2}; !reflect.DeepEqual(perName, want) {
+		t.Errorf("profiles %v; want %v", perName, want)
+	}
+}
+
+func TestUUIDs(t *testing.T) {
+	var (
+		gpu = regexp.MustCompile(`^GPU-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
+		mig = regexp.MustCompile(`^MIG-[0-9a-f]{8}-[0-9a-f]{4}-5[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`)
+	)
+	seen := map[health.DeviceID]bool{}
+	for _, seed := range []int64{1, 2} {
+		for _, name := range profileNames() {
+			devices := devicesOf(t, name, seed)
+			if again := devicesOf(t, name, seed); !reflect.DeepEqual(devices, again) {
+				t.Errorf("%s with seed %d differs between calls", name, seed)
+			}
+			for _, d := range devices {
+				want := gpu
+				if d.Kind == health.KindMIG {
+					want = mig
+				}
+				if !want.MatchString(string(d.ID)) {
+					t.Errorf("%q does not have the format of the driver's UUIDs", d.ID)
+				}
+				if seen[d.ID] {
+					t.Errorf("%s: duplicate UUID %s", name, d.ID)
+				}
+				seen[d.ID] = true
+			}
+		}
+	}
+}
+
+// TestFields lists the fields of each kind of device.
+func TestFields(t *testing.T) {
+	profiling := []health.Field{1001, 1002, 1004, 1005, 1009, 1010}
+	all := slices.Concat([]health.Field{
+		67, 100, 101, 112, 140, 150, 155, 156, 202, 203, 204, 206, 207, 250, 251, 252, 253, 311, 393, 394, 395, 396, 449, 526,
+	}, profiling, []health.Field{1507, 1523})
+	without := func(fields ...health.Field) []health.Field {
+		return slices.DeleteFunc(slices.Clone(all), func(f health.Field) bool { return slices.Contains(fields, f) })
+	}
+	pages := slices.Sorted(slices.Values(append(without(67), 390, 391, 392)))
+	tests := []struct {
+		profile string
+		kind    health.Kind
+		want    []health.Field
+	}{
+		{"v100-16", health.KindGPU, pages},
+		{"h100-8", health.KindGPU, all},
+		{"a100-8", health.KindGPU, all},
+		{"l4-1", health.KindGPU, without(67, 140, 449)},
+		{"h100-8-mig", health.KindGPU, without(203, 204, 206, 207, 449)},
+		{"h100-8-mig", health.KindMIG, slices.Concat([]health.Field{250, 251, 252, 253}, profiling)},
+	}
+	for _, tt := range tests {
+		synctest.Test(t, func(t *testing.T) {
+			ses := open(t, newSource(t, profileConfig(tt.profile)))
+			r := poll(t, ses)
+			if len(r.Samples) != len(r.Devices) {
+				t.Fatalf("%d samples for %d devices", len(r.Samples), len(r.Devices))
+			}
+			for i, s := range r.Samples {
+				if s.Device != r.Devices[i].ID || s.Presence != health.Present || len(s.XIDs) != 0 || len(s.Incidents) != 0 {
+					t.Errorf("%s: sample %+v of %s", tt.profile, s, r.Devices[i].ID)
+				}
+				if s.Checked != (r.Devices[i].Kind == health.KindGPU) {
+					t.Errorf("%s: checked %v of %s", tt.profile, s.Checked, s.Device)
+				}
+				if got := slices.Sorted(maps.Keys(s.Values)); r.Devices[i].Kind == tt.kind && !reflect.DeepEqual(got, tt.want) {
+					t.Errorf("%s: %s has fields %v; want %v", tt.profile, s.Device, got, tt.want)
+				}
+			}
+		})
+	}
+}
+
+func TestNoGPUs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := poll(t, open(t, newSource(t, profileConfig("none"))))
+		if len(r.Devices) != 0 || len(r.Samples) != 0 {
+			t.Errorf("got %d devices and %d samples; want none", len(r.Devices), len(r.Samples))
+		}
+		if want := (health.Versions{Driver: "580.95.05", CUDA: "13.0", DCGM: "sim"}); r.Versions != want {
+			t.Errorf("versions %+v; want %+v", r.Versions, want)
+		}
+	})
+}
+
+// TestClocksEvents checks the reasons for low clocks: idle, the power cap with the heaviest jobs, and no others.
+func TestClocksEvents(t *testing.T) {
+	seen := map[float64]int{}
+	polls := readings(t, profileConfig("h100-8"), every(time.Second, 20*time.Minute)...)
+	for _, r := range polls {
+		for _, s := range r.Samples {
+			bits, ok := s.Values[health.FieldClocksEvents]
+			seen[bits]++
+			if idle := s.Values[health.FieldSMClock] == h100().restSM; !ok || idle != (bits == clocksIdle) {
+				t.Fatalf("event bits %v (%v) at %v MHz", bits, ok, s.Values[health.FieldSMClock])
+			}
+			if w := s.Values[health.FieldPower]; bits == clocksPowerCap && w < 0.95*h100().maxPower {
+				t.Fatalf("the power is capped at %v W", w)
+			}
+		}
+	}
+	all := len(polls) * 8
+	if len(seen) != 3 || seen[clocksIdle] < all/10 || seen[clocksPowerCap] < all/100 || seen[clocksPowerCap] > all/5 || seen[0] < all/3 {
+		t.Errorf("of %d samples: %v", all, seen)
+	}
+}

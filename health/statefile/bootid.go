@@ -1,0 +1,15 @@
+package statefile
+
+import (
+	"os"
+	"strings"
+)
+
+// BootID returns the identity of the node's boot, "" if it cannot be known.
+func BootID() string {
+	text, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(text))
+}

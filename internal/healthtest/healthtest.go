@@ -1,0 +1,98 @@
+// Package healthtest has devices, samples and readings for tests that judge.
+package healthtest
+
+import (
+	"maps"
+	"testing"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// Epoch is the time of At(0).
+var Epoch = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC) //nolint:gochecknoglobals // a constant
+
+// At returns a time in seconds since Epoch.
+func At(seconds int) time.Time { return Epoch.Add(time.Duration(seconds) * time.Second) }
+
+// Two GPUs; the first has two MIG devices.
+//
+//nolint:gochecknoglobals // constants
+var (
+	GPU0 = health.Device{ID: "GPU-0", Kind: health.KindGPU, Index: 0}
+	GPU1 = health.Device{ID: "GPU-1", Kind: health.KindGPU, Index: 1}
+	MIG0 = health.Device{ID: "MIG-0", Kind: health.KindMIG, Parent: "GPU-0", Index: 0, GI: 1}
+	MIG1 = health.Device{ID: "MIG-1", Kind: health.KindMIG, Parent: "GPU-0", Index: 0, GI: 2, MIGIndex: 1}
+)
+
+// Present returns a sample of a healthy GPU, changed by edit.
+func Present(edit ...func(*health.Sample)) health.Sample {
+	s := health.Sample{Presence: health.Present, Values: map[health.Field]float64{
+		health.FieldRecoveryAction: 0, health.FieldGPUTemp: 40, health.FieldRemapFailed: 0, health.FieldRemapPending: 0, health.FieldUnrepairable: 0,
+	}}
+	for _, e := range edit {
+		e(&s)
+	}
+	return s
+}
+
+// Value sets a field of a sample.
+func Value(f health.Field, v float64) func(*health.Sample) {
+	return func(s *health.Sample) { s.Values[f] = v }
+}
+
+// XIDs adds XIDs to a sample.
+func XIDs(codes ...int) func(*health.Sample) {
+	return func(s *health.Sample) {
+		for _, c := range codes {
+			s.XIDs = append(s.XIDs, health.XID{Code: c})
+		}
+	}
+}
+
+// Blank returns a sample without values.
+func Blank(p health.Presence) health.Sample { return health.Sample{Presence: p} }
+
+// Checked returns a sample with the result of DCGM's health checks.
+func Checked(incidents ...health.Incident) health.Sample {
+	s := Present()
+	s.Checked, s.Incidents = true, incidents
+	return s
+}
+
+// Reading returns a reading of devices, each with its sample in samples; the default is a healthy one.
+func Reading(seconds int, samples map[health.DeviceID]health.Sample, devices ...health.Device) (*health.Reading, time.Time) {
+	r := &health.Reading{Devices: devices}
+	for _, d := range devices {
+		s, ok := samples[d.ID]
+		if !ok {
+			s = Present()
+			if d.Kind == health.KindMIG {
+				s = Blank(health.Present)
+			}
+		}
+		s.Device, s.At = d.ID, At(seconds)
+		r.Samples = append(r.Samples, s)
+	}
+	return r, At(seconds)
+}
+
+// Judge judges a Reading and adds the decisions.
+func Judge(
+	c health.Config, before []health.DeviceState, seconds int, held health.Held, samples map[health.DeviceID]health.Sample, devices ...health.Device,
+) []health.DeviceState {
+	r, now := Reading(seconds, samples, devices...)
+	return health.Decide(c, before, health.Judge(c, before, r, health.Basis{History: true}, now), held, health.Detachment{}, now)
+}
+
+// WantStates checks the states of all devices.
+func WantStates(t *testing.T, devices []health.DeviceState, want map[health.DeviceID]health.State) {
+	t.Helper()
+	got := make(map[health.DeviceID]health.State)
+	for _, d := range devices {
+		got[d.Device.ID] = d.Verdict.State
+	}
+	if !maps.Equal(got, want) {
+		t.Fatalf("got %v, want %v", got, want)
+	}
+}

@@ -63,8 +63,10 @@ func (c Config) Validate() error {
 	if !filepath.IsAbs(c.Dir) {
 		fail("cdi.dir: %q is not an absolute path", c.Dir)
 	}
-	if name := filepath.Base(c.HookPath); c.HookPath != "" && (!filepath.IsAbs(c.HookPath) || name != hookCDI && name != hookCTK) {
-		fail("cdi.hookPath: expected the absolute path of %s or %s, got %q", hookCDI, hookCTK, c.HookPath)
+	if name := filepath.Base(c.HookPath); c.HookPath != "" && !filepath.IsAbs(c.HookPath) {
+		fail("cdi.hookPath: %q is not an absolute path", c.HookPath)
+	} else if c.HookPath != "" && name != hookCDI && name != hookCTK {
+		fail("cdi.hookPath: expected the path of %s or %s, got %q", hookCDI, hookCTK, c.HookPath)
 	}
 	if !strings.HasSuffix(c.AnnotationPrefix, "/") || len(c.AnnotationPrefix) == 1 {
 		fail("cdi.annotationPrefix: expected a prefix that ends in a slash, such as cdi.k8s.io/, got %q", c.AnnotationPrefix)

@@ -13,6 +13,7 @@ import (
 
 // The kubelet drops the plugin although the stream stays open.
 func TestAuditRegistersAfterKubeletForgets(t *testing.T) {
+	t.Parallel()
 	snap := snapshot(4)
 	snap.Devices[0].Device.NUMA = []int{0, 1} // the kubelet lists it twice
 	h := newHarness(t, with(snap, 3, health.Unhealthy))
@@ -35,6 +36,7 @@ func TestAuditRegistersAfterKubeletForgets(t *testing.T) {
 }
 
 func TestAuditIgnoresFlappingGPU(t *testing.T) {
+	t.Parallel()
 	h, k := startHarness(t, 2)
 	start := h.waitHolders(holdersKnown)
 	states := []health.State{health.Unhealthy, health.Healthy}

@@ -70,6 +70,7 @@ func (h *harness) serveForeign(resource string, ids ...string) (stop func()) {
 
 // A disabled plugin leaves the kubelet to another plugin and still reports the holders. It is switched at run time.
 func TestPluginDisableAndEnable(t *testing.T) {
+	t.Parallel()
 	specDir := filepath.Join(t.TempDir(), "cdi")
 	h := newHarness(t, partitioned(nil, nil))
 	h.snaps.Load().Source.Versions.Driver = "580.95.05"

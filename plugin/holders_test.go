@@ -12,6 +12,7 @@ import (
 )
 
 func TestHoldersFollowKubelet(t *testing.T) {
+	t.Parallel()
 	h := newHarness(t, snapshot(4))
 	k := h.kubelet()
 	if holders := h.p.Holders(); holders.Err == "" || holders.By != nil || !holders.At.IsZero() {
@@ -51,6 +52,7 @@ func TestHoldersFollowKubelet(t *testing.T) {
 }
 
 func TestHoldersExpireWithoutKubelet(t *testing.T) {
+	t.Parallel()
 	h, k := startHarness(t, 2)
 	if _, err := k.AllocateIDs(h.ctx, gpu, "GPU-1"); err != nil {
 		t.Fatal(err)
@@ -73,6 +75,7 @@ func TestHoldersExpireWithoutKubelet(t *testing.T) {
 }
 
 func TestPodResourcesDenied(t *testing.T) {
+	t.Parallel()
 	h := newHarness(t, snapshot(2))
 	k := h.kubelet()
 	k.SetFault(kubelettest.Fault{DenyPods: "not for you", DenyAllocatable: "disabled by a feature gate"})

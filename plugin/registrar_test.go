@@ -110,6 +110,7 @@ func TestPluginWaitsForConfiguration(t *testing.T) {
 }
 
 func TestRegistrarWaitsForKubelet(t *testing.T) {
+	t.Parallel()
 	h := newHarness(t, snapshot(1))
 	h.remove(h.pluginDir())
 	h.run()
@@ -127,6 +128,7 @@ func TestRegistrarWaitsForKubelet(t *testing.T) {
 }
 
 func TestRegistrarFollowsKubeletRestarts(t *testing.T) {
+	t.Parallel()
 	h, k := startHarness(t, 8)
 	for range 5 {
 		if err := k.Restart(); err != nil {
@@ -148,6 +150,7 @@ func TestRegistrarFollowsKubeletRestarts(t *testing.T) {
 }
 
 func TestRegistrarReplacesRemovedSocket(t *testing.T) {
+	t.Parallel()
 	h, k := startHarness(t, 2)
 	for n := 2; n < 5; n++ {
 		h.remove(h.socket())
@@ -230,6 +233,7 @@ func TestRegistrarWarnsOncePerKubeletLoss(t *testing.T) {
 }
 
 func TestRegistrarSettlesAfterDroppedStream(t *testing.T) {
+	t.Parallel()
 	h, k := startHarness(t, 2)
 	for n := 1; n < 4; n++ {
 		h.waitResource(k, gpu, func(res kubelettest.Resource) bool { return listed(2, 2)(res) && res.Registrations == n })
@@ -246,6 +250,7 @@ func TestRegistrarSettlesAfterDroppedStream(t *testing.T) {
 
 // With two streams open, the end of the older one makes the kubelet close the newer one.
 func TestRegistrarRegistersAfterNewerStreamEnds(t *testing.T) {
+	t.Parallel()
 	h, k := startHarness(t, 2)
 	h.remove(h.socket())
 	h.waitStatus(func(s ResourceStatus) bool { return s.Registered && s.Streams == 2 })
@@ -256,6 +261,7 @@ func TestRegistrarRegistersAfterNewerStreamEnds(t *testing.T) {
 }
 
 func TestRegistrarRetriesRefusedRegistration(t *testing.T) {
+	t.Parallel()
 	h := newHarness(t, snapshot(2))
 	k := h.kubelet()
 	k.SetFault(kubelettest.Fault{Refuse: "the moon is full"})
@@ -274,6 +280,7 @@ func TestRegistrarRetriesRefusedRegistration(t *testing.T) {
 }
 
 func TestServerServesTwoKubelets(t *testing.T) {
+	t.Parallel()
 	h, k := startHarness(t, 2)
 	other := newHarness(t, nil)
 	otherKubelet := other.kubelet()
@@ -295,6 +302,7 @@ func TestServerServesTwoKubelets(t *testing.T) {
 }
 
 func TestPluginFollowsConfiguration(t *testing.T) {
+	t.Parallel()
 	h, k := startHarness(t, 2)
 	old, renamed := h.socket(), "example.com/gpu"
 	h.setConfig(func(c *Config) { c.Resource = renamed })

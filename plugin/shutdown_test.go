@@ -63,6 +63,7 @@ func TestRemovedResourceIsWithdrawn(t *testing.T) {
 
 // A client that does not read delays neither other clients nor the end of the plugin.
 func TestStopDoesNotWaitForSlowReader(t *testing.T) {
+	t.Parallel()
 	h := newHarness(t, snapshot(300))
 	h.setConfig(func(c *Config) { c.OnStop = OnStopWithdraw })
 	k := h.kubelet()
@@ -94,6 +95,7 @@ func TestStopDoesNotWaitForSlowReader(t *testing.T) {
 
 // The last measurement serves a new kubelet while the source is down.
 func TestKubeletRestartWhileSourceIsDown(t *testing.T) {
+	t.Parallel()
 	h := newHarness(t, with(snapshot(4), 1, health.Unhealthy))
 	k := h.kubelet()
 	h.run()
@@ -114,6 +116,7 @@ func TestKubeletRestartWhileSourceIsDown(t *testing.T) {
 }
 
 func TestRegistrarFollowsReplacedDirectory(t *testing.T) {
+	t.Parallel()
 	h, k := startHarness(t, 2)
 	for range 3 {
 		k.Stop()

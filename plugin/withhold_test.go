@@ -139,6 +139,7 @@ func TestListAndWatchFollowsHolders(t *testing.T) {
 
 // Sharing changes while three of four GPUs are held: new pods get the free GPU, then those that become free.
 func TestSharingChangeWhileHeld(t *testing.T) {
+	t.Parallel()
 	h, k := startHarness(t, 4)
 	for i := range 3 {
 		if _, err := k.AllocateIDs(h.ctx, gpu, id(i)); err != nil {

@@ -97,7 +97,7 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 	a.monitor = monitor.New(&a.health, &a.monitored, &a.snapshots, log.Named("health"))
 	a.devices = plugin.New(&a.plugin, &a.snapshots, log.Named("plugin"))
 	a.totals = metrics.NewTotals(&a.metrics, &a.snapshots, a.devices.Holders)
-	a.monitor.AskHolders((&holding{holders: a.devices.Holders, hurry: a.devices.AskHolders}).held)
+	a.monitor.SetHeld((&holding{holders: a.devices.Holders, hurry: a.devices.AskHolders}).held)
 	a.labels = podlabels.New(podlabels.Options{Config: &a.shown, Node: nodeName(), Log: log.Named("kubernetes")})
 	a.jobs = metrics.NewJobs(&a.metrics, log.Named("metrics"))
 	boot := statefile.BootID()

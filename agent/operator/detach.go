@@ -103,7 +103,7 @@ func (s *Server) detach(ctx context.Context, d Detach) (any, error) {
 	}
 	s.awaitSaved(ctx)
 	let, err := s.Monitor.Detach(ctx, t)
-	withheld.GiveBack() // if it was refused, else nothing
+	withheld.End() // if it was refused, else nothing
 	if err != nil {
 		return nil, err
 	}
@@ -140,7 +140,7 @@ func (s *Server) withhold(ctx context.Context, d Detach, t time.Duration) (*moni
 		err = ctx.Err()
 	}
 	if err != nil {
-		w.GiveBack()
+		w.End()
 		return nil, err
 	}
 	return w, nil

@@ -88,7 +88,7 @@ func TestDetachAsksAgainWhenTheDevicesAreWithheld(t *testing.T) {
 				if err != nil || after.Devices[2].Verdict.State != health.Unhealthy {
 					t.Errorf("%v, %+v", err, after.Devices[2].Verdict)
 				}
-				w.GiveBack()
+				w.End()
 				return
 			}
 			if err == nil || !strings.Contains(err.Error(), "is held by lab/train") {

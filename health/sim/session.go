@@ -60,12 +60,6 @@ func (ses *session) look(now time.Time) error {
 // Wake fires with every event, and when the scenario's loop starts anew.
 func (ses *session) Wake() <-chan struct{} { return ses.wake }
 
-// CanDetach allows it: nobody else has the simulated driver.
-func (ses *session) CanDetach() error { return nil }
-
-// Detach has nobody to ask.
-func (ses *session) Detach(context.Context) error { return nil }
-
 // Close ends the session and releases a Poll that waits. It never fails.
 func (ses *session) Close() error {
 	ses.once.Do(func() {

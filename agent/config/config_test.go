@@ -195,7 +195,7 @@ func TestSimConfigErrorsNameTheKey(t *testing.T) {
 		"past: [{ago: 10, gpu: 5, xid: 95}]":        "past[0].ago: 10 is not a duration",
 		"past: [{ago: 10s, gpu: 5, xid: x}]":        `past[0].xid: "x" is not a whole number`,
 		"past: [{ago: 10s, gpu: 8, xid: 95}]":       "past[0].gpu: 8 is not a GPU of profile h100-8, which has 0 to 7",
-		"past: [{ago: 10s, gpu: 5}]":                "past[0].xid: is missing; say which",
+		"past: [{ago: 10s, gpu: 5}]":                "past[0].xid: is missing",
 		"past: [{at: 10s, gpu: 5, xid: 95}]":        "past[0].at: unknown key",
 	} {
 		if _, err := load(t, "source: {mode: sim, sim: {"+text+"}}"); err == nil || !strings.Contains(err.Error(), "source.sim."+want) {

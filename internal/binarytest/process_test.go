@@ -1,4 +1,5 @@
-package main
+// Package binarytest runs the built agent as a process, with a stand-in kubelet and simulated GPUs.
+package binarytest
 
 import (
 	"bytes"
@@ -22,7 +23,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 )
 
-// The tests of this package run the built binary. They run in parallel: each has its own directory, port and sockets.
+// The tests run in parallel: each has its own directory, port and sockets.
 
 var binary string
 
@@ -40,7 +41,7 @@ func TestMain(m *testing.M) {
 		os.Exit(code)
 	}
 	binary = filepath.Join(dir, "gpu-node-agent")
-	build := exec.Command("go", "build", "-race", "-ldflags=-w", "-o", binary, ".")
+	build := exec.Command("go", "build", "-race", "-ldflags=-w", "-o", binary, "github.com/gpu-node-agent/gpu-node-agent")
 	build.Stderr = os.Stderr
 	if err := build.Run(); err == nil {
 		code = m.Run()

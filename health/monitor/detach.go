@@ -18,8 +18,10 @@ var (
 	errDetachPending  = errors.New("another detach is being decided; retry later")
 	errDetachCanceled = errors.New("detach canceled: attach was requested, or the time limit was reached, before the driver was detached")
 	errAttachCanceled = errors.New("attach canceled: detach was requested before the driver was attached")
-	errNotBack        = errors.New("driver not back after detach: no GPU found")
 )
+
+// ErrNotBack is Source.Err after an attach while the driver reports no GPU.
+var ErrNotBack = errors.New("driver not back after detach: no GPU found")
 
 // DetachResult describes a detach in force.
 type DetachResult struct {
@@ -302,7 +304,7 @@ func (m *Monitor) checkBack(r *health.Reading) error {
 	case len(r.Devices) > 0 && (len(r.Samples) == 0 || slices.ContainsFunc(r.Samples, reached)):
 		return nil
 	}
-	return errNotBack
+	return ErrNotBack
 }
 
 // canDetach returns why the open session would refuse to detach. m.mu is held.

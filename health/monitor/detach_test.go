@@ -165,7 +165,7 @@ func TestAttachBeforeTheDriver(t *testing.T) {
 		pass(5 * time.Second)
 		b.letGo(t, time.Hour)
 		b.set(func(s *script) { s.reading = health.Reading{} })
-		if back := b.takeBack(t); back.Status != health.SourceDown || back.Err != errNotBack.Error() {
+		if back := b.takeBack(t); back.Status != health.SourceDown || back.Err != ErrNotBack.Error() {
 			t.Errorf("%+v", back)
 		}
 		pass(5 * time.Minute)

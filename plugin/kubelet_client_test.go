@@ -32,7 +32,7 @@ func TestKubeletClient(t *testing.T) {
 	defer k.Stop()
 	var mu sync.Mutex // guards heard
 	heard := map[int][]kubelettest.Device{}
-	k.Hear(func(name string, registration int, devices []kubelettest.Device) {
+	k.OnDevices(func(name string, registration int, devices []kubelettest.Device) {
 		mu.Lock()
 		defer mu.Unlock()
 		if name == resource {
@@ -73,10 +73,10 @@ func TestKubeletClient(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if err := c.Ignore(ctx); err != nil {
+	if err := c.WatchWithoutReading(ctx); err != nil {
 		t.Error(err)
 	}
-	if ids, err := c.Prefer(ctx, []string{"GPU-b", "GPU-a"}, 2); err != nil || len(ids) != 2 {
+	if ids, err := c.PreferredAllocation(ctx, []string{"GPU-b", "GPU-a"}, 2); err != nil || len(ids) != 2 {
 		t.Errorf("Prefer: %v, %v", ids, err)
 	}
 	if resp, err := c.Allocate(ctx, "GPU-b"); err != nil || resp.GetEnvs()["NVIDIA_VISIBLE_DEVICES"] != "GPU-b" {

@@ -314,13 +314,13 @@ func TestOldStreamTakesTheNewOneWithIt(t *testing.T) {
 func TestKubeletMisbehaves(t *testing.T) {
 	r := newRig(t, snapshot(2))
 	k := r.kubelet()
-	k.SetFault(kubelettest.Fault{Refuse: "the moon is full"})
+	k.SetFault(kubelettest.Fault{RegisterError: "the moon is full"})
 	r.run()
 	s := r.status(func(s ResourceStatus) bool { return strings.Contains(s.Err, "the moon is full") })
 	if s.Registered || !strings.Contains(s.Err, gpu) || !strings.Contains(s.Err, "kubelet.sock") {
 		t.Errorf("%+v", s)
 	}
-	k.SetFault(kubelettest.Fault{Ignore: true})
+	k.SetFault(kubelettest.Fault{IgnoreRegistration: true})
 	r.status(func(s ResourceStatus) bool {
 		return s.Registrations == 2 && strings.Contains(s.Err, "waiting for it to open ListAndWatch")
 	})

@@ -100,7 +100,7 @@ func TestOffAndOn(t *testing.T) {
 	})
 	spec := r.cfg.Load().cdiFile()
 	k := r.kubelet()
-	k.SetFault(kubelettest.Fault{DenyAllocatable: "nobody should ask"})
+	k.SetFault(kubelettest.Fault{AllocatableError: "nobody should ask"})
 	stopForeign := r.foreign(gpu, "nvidia0", "nvidia1")
 	r.wait(k, gpu, listed(2, 2))
 	train := kubelettest.Container{Namespace: "ml", Pod: "train", Name: "torch"}

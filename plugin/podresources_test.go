@@ -187,7 +187,7 @@ func TestHoldersOfAKubeletThatIsAway(t *testing.T) {
 func TestPodResourcesDenied(t *testing.T) {
 	r := newRig(t, snapshot(2))
 	k := r.kubelet()
-	k.SetFault(kubelettest.Fault{DenyPods: "not for you", DenyAllocatable: "disabled by a feature gate"})
+	k.SetFault(kubelettest.Fault{ListError: "not for you", AllocatableError: "disabled by a feature gate"})
 	r.run()
 	r.wait(k, gpu, listed(2, 2))
 	r.whole(func(s Status) bool { return strings.Contains(s.AuditErr, "disabled by a feature gate") })
@@ -196,7 +196,7 @@ func TestPodResourcesDenied(t *testing.T) {
 		t.Errorf("%+v", h)
 	}
 	r.logged("not for you")
-	k.SetFault(kubelettest.Fault{DenyAllocatable: "disabled by a feature gate"})
+	k.SetFault(kubelettest.Fault{AllocatableError: "disabled by a feature gate"})
 	h = r.holders("allowed", func(h Holders) bool { return h.Err == "" })
 	r.holders("asked three times", func(now Holders) bool { return now.At.Sub(h.At) > 3*r.p.timing.refresh })
 	// Nothing is audited, and nothing is wrong with that.

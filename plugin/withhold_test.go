@@ -230,7 +230,7 @@ func TestSharingChangesAtRunTime(t *testing.T) {
 func TestWithholdNeedsHolders(t *testing.T) {
 	r := newRig(t, snapshot(2))
 	k := r.kubelet()
-	k.SetFault(kubelettest.Fault{DenyPods: "not for you"})
+	k.SetFault(kubelettest.Fault{ListError: "not for you"})
 	r.run()
 	r.wait(k, gpu, listed(2, 2))
 	if _, err := k.AllocateIDs(r.ctx, gpu, id(0)); err != nil {

@@ -225,7 +225,7 @@ func (b *bench) preferences(ctx context.Context, c kubelettest.Client, ids []str
 	took := make([]time.Duration, b.times(2000))
 	for i := range took {
 		begin := time.Now()
-		got, err := c.Prefer(ctx, ids, (len(ids)+1)/2)
+		got, err := c.PreferredAllocation(ctx, ids, (len(ids)+1)/2)
 		if err != nil {
 			return err
 		}

@@ -205,7 +205,7 @@ func (b *bench) events(ctx context.Context, r *rig) error {
 }
 
 // allocations asks for one device after the other.
-func (b *bench) allocations(ctx context.Context, c kubelettest.Client, ids []string) error {
+func (b *bench) allocations(ctx context.Context, c *kubelettest.Client, ids []string) error {
 	b.say("Allocate")
 	took := make([]time.Duration, b.times(10_000))
 	for i := range took {
@@ -220,7 +220,7 @@ func (b *bench) allocations(ctx context.Context, c kubelettest.Client, ids []str
 }
 
 // preferences asks for half of all devices, which leaves the most to choose from.
-func (b *bench) preferences(ctx context.Context, c kubelettest.Client, ids []string) error {
+func (b *bench) preferences(ctx context.Context, c *kubelettest.Client, ids []string) error {
 	b.say("GetPreferredAllocation")
 	took := make([]time.Duration, b.times(2000))
 	for i := range took {

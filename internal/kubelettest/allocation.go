@@ -48,7 +48,7 @@ func (k *Kubelet) AllocateTo(ctx context.Context, to Container, resource string,
 	}
 	ids := available
 	if r.Preferred {
-		preferred, err := c.preferred(ctx, available, n)
+		preferred, err := c.PreferredAllocation(ctx, available, n)
 		if err != nil && !errors.Is(err, errContainerCount) {
 			return Allocation{}, fmt.Errorf("GetPreferredAllocation: %w", err)
 		}
@@ -70,8 +70,8 @@ func (k *Kubelet) AllocateIDs(ctx context.Context, resource string, ids ...strin
 	return k.allocate(ctx, k.newPod(), resource, c, ids)
 }
 
-func (k *Kubelet) allocate(ctx context.Context, to Container, resource string, c *client, ids []string) (Allocation, error) {
-	resp, err := c.allocate(ctx, ids)
+func (k *Kubelet) allocate(ctx context.Context, to Container, resource string, c *Client, ids []string) (Allocation, error) {
+	resp, err := c.Allocate(ctx, ids...)
 	if err != nil {
 		return Allocation{}, err
 	}
@@ -103,7 +103,7 @@ func (k *Kubelet) Free(resource string, ids ...string) {
 }
 
 // plugin returns a resource and the connection to its plugin.
-func (k *Kubelet) plugin(resource string) (Resource, *client, error) {
+func (k *Kubelet) plugin(resource string) (Resource, *Client, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	c := k.clients[resource]

@@ -12,29 +12,33 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// client is a connection to a plugin.
-type client struct {
+// Client calls a plugin as the kubelet does. It is independent of any kubelet.
+type Client struct {
 	api   pluginapi.DevicePluginClient
-	close func() // may be called more than once
+	close func()
 }
 
-func dial(path string) (*client, error) {
+// Dial returns a client of the plugin that listens on a socket. It connects with the first call.
+func Dial(socket string) (*Client, error) {
 	conn, err := grpc.NewClient("passthrough:///plugin", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			var d net.Dialer
-			return d.DialContext(ctx, "unix", path)
+			return d.DialContext(ctx, "unix", socket)
 		}))
 	if err != nil {
 		return nil, err
 	}
-	return &client{
+	return &Client{
 		api:   pluginapi.NewDevicePluginClient(conn),
 		close: sync.OnceFunc(func() { _ = conn.Close() }), // it fails only if called twice
 	}, nil
 }
 
-// watch calls receive with every list of devices until receive returns false, the stream ends or the client is closed.
-func (c *client) watch(ctx context.Context, receive func([]Device) bool) error {
+// Close ends all open calls and streams. It may be called more than once.
+func (c *Client) Close() { c.close() }
+
+// Devices opens a ListAndWatch stream and calls receive with every list until receive returns false or the stream ends.
+func (c *Client) Devices(ctx context.Context, receive func([]Device) bool) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := c.api.ListAndWatch(ctx, &pluginapi.Empty{})
@@ -54,8 +58,8 @@ func (c *client) watch(ctx context.Context, receive func([]Device) bool) error {
 	}
 }
 
-// allocate allocates devices for one container.
-func (c *client) allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
+// Allocate allocates devices for one container.
+func (c *Client) Allocate(ctx context.Context, ids ...string) (*pluginapi.ContainerAllocateResponse, error) {
 	resp, err := c.api.Allocate(ctx, &pluginapi.AllocateRequest{
 		ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}},
 	})
@@ -65,8 +69,8 @@ func (c *client) allocate(ctx context.Context, ids []string) (*pluginapi.Contain
 	return single(resp.GetContainerResponses())
 }
 
-// preferred returns the devices that the plugin prefers for one container.
-func (c *client) preferred(ctx context.Context, available []string, n int) ([]string, error) {
+// PreferredAllocation returns the n devices that the plugin prefers among the available ones for one container.
+func (c *Client) PreferredAllocation(ctx context.Context, available []string, n int) ([]string, error) {
 	resp, err := c.api.GetPreferredAllocation(ctx, &pluginapi.PreferredAllocationRequest{
 		ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{{AvailableDeviceIDs: available, AllocationSize: int32(min(n, 1<<30))}},
 	})
@@ -87,37 +91,10 @@ func single[T any](responses []*T) (*T, error) {
 	return responses[0], nil
 }
 
-// Client calls a plugin as the kubelet does, independently of any kubelet.
-type Client struct{ *client }
-
-// Dial returns a client of the plugin that listens on a socket. It connects with the first call.
-func Dial(socket string) (Client, error) {
-	c, err := dial(socket)
-	return Client{c}, err
-}
-
-// Close ends all open calls and streams. It may be called more than once.
-func (c Client) Close() { c.close() }
-
-// Devices opens a ListAndWatch stream and calls receive with every list until receive returns false.
-func (c Client) Devices(ctx context.Context, receive func([]Device) bool) error {
-	return c.watch(ctx, receive)
-}
-
 // WatchWithoutReading opens a ListAndWatch stream and does not read it until Close, like a stalled kubelet.
-func (c Client) WatchWithoutReading(ctx context.Context) error {
+func (c *Client) WatchWithoutReading(ctx context.Context) error {
 	_, err := c.api.ListAndWatch(ctx, &pluginapi.Empty{})
 	return err
-}
-
-// Allocate allocates devices for one container.
-func (c Client) Allocate(ctx context.Context, ids ...string) (*pluginapi.ContainerAllocateResponse, error) {
-	return c.allocate(ctx, ids)
-}
-
-// PreferredAllocation returns the n devices that the plugin prefers among the available ones for one container.
-func (c Client) PreferredAllocation(ctx context.Context, available []string, n int) ([]string, error) {
-	return c.preferred(ctx, available, n)
 }
 
 func devicesOf(resp *pluginapi.ListAndWatchResponse) []Device {

@@ -29,8 +29,8 @@ type Kubelet struct {
 	server    *grpc.Server
 	podsAPI   *grpc.Server
 	serving   sync.WaitGroup
-	clients   map[string]*client // by resource; the newest registration
-	all       map[*client]struct{}
+	clients   map[string]*Client // by resource; the newest registration
+	all       map[*Client]struct{}
 	fault     Fault
 	onDevices func(resource string, registration int, devices []Device)
 	podCount  int // generated pod names
@@ -88,7 +88,7 @@ func (k *Kubelet) start() error {
 	pluginapi.RegisterRegistrationServer(server, registrationServer{kubelet: k, server: server})
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.server, k.podsAPI, k.clients, k.all = server, podsAPI, map[string]*client{}, map[*client]struct{}{}
+	k.server, k.podsAPI, k.clients, k.all = server, podsAPI, map[string]*Client{}, map[*Client]struct{}{}
 	k.update(func(s *State) {
 		s.Running, s.Resources = true, map[string]Resource{}
 		s.Starts++
@@ -126,7 +126,7 @@ func (k *Kubelet) Stop() {
 	k.update(func(s *State) { s.Running, s.Resources = false, nil })
 	k.mu.Unlock()
 	for c := range all {
-		c.close()
+		c.Close()
 	}
 	if server != nil {
 		server.Stop()
@@ -157,7 +157,7 @@ func (k *Kubelet) Drop(resource string) {
 	c := k.clients[resource]
 	k.mu.Unlock()
 	if c != nil {
-		c.close()
+		c.Close()
 	}
 }
 

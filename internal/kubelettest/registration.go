@@ -36,7 +36,7 @@ func (r registrationServer) Register(ctx context.Context, req *pluginapi.Registe
 		k.updateResource(name, func(r *Resource) { r.Registrations++ })
 		return &pluginapi.Empty{}, nil
 	}
-	c, err := dial(filepath.Join(k.dir, req.GetEndpoint()))
+	c, err := Dial(filepath.Join(k.dir, req.GetEndpoint()))
 	if err != nil {
 		return nil, err
 	}
@@ -44,13 +44,13 @@ func (r registrationServer) Register(ctx context.Context, req *pluginapi.Registe
 	defer cancel()
 	opts, err := c.api.GetDevicePluginOptions(call, &pluginapi.Empty{})
 	if err != nil {
-		c.close()
+		c.Close()
 		return nil, err
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.server != r.server {
-		c.close()
+		c.Close()
 		return nil, status.Error(codes.Unavailable, "the kubelet is stopping")
 	}
 	k.clients[name], k.all[c] = c, struct{}{}
@@ -64,8 +64,8 @@ func (r registrationServer) Register(ctx context.Context, req *pluginapi.Registe
 }
 
 // follow stores a plugin's lists of devices until its stream ends.
-func (k *Kubelet) follow(ctx context.Context, name string, registration int, c *client) {
-	_ = c.watch(ctx, func(devices []Device) bool {
+func (k *Kubelet) follow(ctx context.Context, name string, registration int, c *Client) {
+	_ = c.Devices(ctx, func(devices []Device) bool {
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		k.updateResource(name, func(r *Resource) {
@@ -77,7 +77,7 @@ func (k *Kubelet) follow(ctx context.Context, name string, registration int, c *
 		}
 		return true
 	})
-	c.close()
+	c.Close()
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	delete(k.all, c)
@@ -87,7 +87,7 @@ func (k *Kubelet) follow(ctx context.Context, name string, registration int, c *
 	if newest == nil {
 		return
 	}
-	newest.close()
+	newest.Close()
 	delete(k.clients, name)
 	k.setDisconnected(name)
 }

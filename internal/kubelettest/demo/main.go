@@ -107,7 +107,7 @@ func run(ctx context.Context, agent, listen string, once bool) (err error) {
 	switch {
 	case errors.Is(err, errAgentExited):
 		text, _ := os.ReadFile(logFile) // if unreadable, without the log
-		return fmt.Errorf("%w: %v\n%s", err, stopErr, text)
+		return fmt.Errorf("%w\n%s", errors.Join(err, stopErr), text)
 	case errors.Is(err, context.Canceled):
 		fmt.Println("\nStopped.")
 		return nil

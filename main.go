@@ -3,6 +3,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"log"
@@ -93,14 +94,8 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags override the environment, the environment the 
 	return cmd
 }
 
-// report is the output of a command.
-type report interface {
-	String() string
-	JSON() (string, error)
-}
-
-// withReport makes cmd print a report as text or JSON.
-func withReport(cmd *cobra.Command, build func(context.Context) report) *cobra.Command {
+// withReport makes cmd print a report, which has a JSON form too.
+func withReport(cmd *cobra.Command, build func(context.Context) fmt.Stringer) *cobra.Command {
 	var output string
 	cmd.Args = cobra.NoArgs
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -111,10 +106,11 @@ func withReport(cmd *cobra.Command, build func(context.Context) report) *cobra.C
 		r := build(cmd.Context())
 		text := r.String()
 		if output == "json" {
-			var err error
-			if text, err = r.JSON(); err != nil {
+			document, err := json.MarshalIndent(r, "", "  ")
+			if err != nil {
 				return err
 			}
+			text = string(document) + "\n"
 		}
 		_, err := fmt.Fprint(cmd.OutOrStdout(), text)
 		return err
@@ -126,7 +122,7 @@ func withReport(cmd *cobra.Command, build func(context.Context) report) *cobra.C
 func versionCommand() *cobra.Command {
 	return withReport(&cobra.Command{
 		Use: "version", Short: "Print the version and the build settings",
-	}, func(context.Context) report { return build() })
+	}, func(context.Context) fmt.Stringer { return build() })
 }
 
 func fieldsCommand(loader *config.Loader) *cobra.Command {
@@ -137,7 +133,7 @@ func fieldsCommand(loader *config.Loader) *cobra.Command {
 
 The command polls the configured source once, without an effect on a running agent. If that fails, the column is
 "unknown", and the exit code is still 0.`,
-	}, func(ctx context.Context) report { return doctor.Fields(ctx, *loader) })
+	}, func(ctx context.Context) fmt.Stringer { return doctor.Fields(ctx, *loader) })
 }
 
 func doctorCommand(loader *config.Loader) *cobra.Command {
@@ -150,7 +146,7 @@ func doctorCommand(loader *config.Loader) *cobra.Command {
 
 The command changes nothing and has no effect on a running agent. The exit code is 1 if a check fails.`,
 		PostRunE: func(*cobra.Command, []string) error { return result.Err() },
-	}, func(ctx context.Context) report {
+	}, func(ctx context.Context) fmt.Stringer {
 		result = doctor.Diagnose(ctx, *loader, rootDir)
 		return result
 	})

@@ -14,31 +14,18 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
-	"github.com/gpu-node-agent/gpu-node-agent/agent/podlabels"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
-	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
-	"github.com/gpu-node-agent/gpu-node-agent/metrics"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
 // idleAgent returns an agent with a snapshot whose components do not run.
 func idleAgent(snapshot *health.Snapshot) *Agent {
-	a := &Agent{log: zap.NewNop(), level: zap.NewAtomicLevel(), reloadInterval: 20 * time.Millisecond, build: Build{Version: "1.2.3"}}
-	a.apply(config.DefaultConfig())
-	a.lastReload.Store(&metrics.Reload{OK: true, At: agenttest.Now()})
+	a := newAgent(config.DefaultConfig(), zap.NewNop(), zap.NewAtomicLevel(), "")
+	a.build, a.reloadInterval, a.reporter = Build{Version: "1.2.3"}, 20*time.Millisecond, a.newReporter(nil)
 	if snapshot != nil {
 		a.snapshots.Store(snapshot)
 	}
-	a.monitor = monitor.New(&a.healthConfig, &a.sources, &a.snapshots, a.log)
-	a.plugin = plugin.New(&a.pluginConfig, &a.snapshots, a.log)
-	a.totals = metrics.NewTotals(&a.metricsConfig, &a.snapshots, a.plugin.Holders)
-	a.stateFile = statefile.New(&a.healthConfig, &a.snapshots, "", a.log)
-	a.reporter = a.newReporter(nil)
-	a.podLabels = podlabels.New(podlabels.Options{Config: &a.podLabelsConfig, Node: "node-1", Log: a.log})
-	a.jobs = metrics.NewJobs(&a.metricsConfig, a.log)
 	return a
 }
 

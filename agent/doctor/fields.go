@@ -12,19 +12,19 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm"
 	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
-	"github.com/gpu-node-agent/gpu-node-agent/metrics"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
 )
 
 // FieldReport is the output of `fields`: the fields that metrics.fields may name, and which of them the source has.
 type FieldReport struct {
-	Source  string              `json:"source,omitempty"`  // embedded, standalone, sim
-	Unknown string              `json:"unknown,omitempty"` // why it is unknown which fields the source has
-	Fields  []metrics.FieldInfo `json:"fields"`
+	Source  string        `json:"source,omitempty"`  // embedded, standalone, sim
+	Unknown string        `json:"unknown,omitempty"` // why it is unknown which fields the source has
+	Fields  []fields.Info `json:"fields"`
 }
 
 // String returns the report as a table.
 func (r FieldReport) String() string {
-	text := metrics.FieldTable(r.Fields)
+	text := fields.FormatTable(r.Fields)
 	if r.Unknown != "" {
 		text += "\nUnknown which fields are supported: " + r.Unknown + "\n"
 	}
@@ -36,7 +36,7 @@ func (r FieldReport) String() string {
 func Fields(ctx context.Context, loader config.Loader) FieldReport {
 	c, err := loader.Load()
 	if err != nil {
-		return FieldReport{Unknown: "invalid configuration: " + err.Error(), Fields: metrics.FieldList(nil)}
+		return FieldReport{Unknown: "invalid configuration: " + err.Error(), Fields: fields.List(nil)}
 	}
 	r := FieldReport{Source: c.Source.Resolved()}
 	has, err := callWithTimeout(ctx, dcgmTimeout, func(ctx context.Context) (map[health.Field]bool, error) { return fieldsOf(ctx, c.Source) })
@@ -46,7 +46,7 @@ func Fields(ctx context.Context, loader config.Loader) FieldReport {
 	case err != nil:
 		r.Unknown = err.Error()
 	}
-	r.Fields = metrics.FieldList(has)
+	r.Fields = fields.List(has)
 	return r
 }
 
@@ -57,7 +57,7 @@ func fieldsOf(ctx context.Context, c config.SourceConfig) (has map[health.Field]
 	if c.Resolved() == config.ModeSim {
 		reading, err = pollSim(ctx, c.Sim)
 	} else {
-		dc := dcgm.Config{Address: c.Address, Interval: c.Interval, Fields: metrics.FieldIDs(), LogLevel: "NONE"}
+		dc := dcgm.Config{Address: c.Address, Interval: c.Interval, Fields: fields.IDs(), LogLevel: "NONE"}
 		reading, profiling, err = dcgm.MeasureOnce(ctx, dc, zap.NewNop())
 	}
 	if err != nil {
@@ -67,7 +67,7 @@ func fieldsOf(ctx context.Context, c config.SourceConfig) (has map[health.Field]
 	if !slices.ContainsFunc(reading.Samples, reachable) {
 		return nil, fmt.Errorf("source %s: no reachable GPU", c.Resolved())
 	}
-	has = metrics.HasFields(reading)
+	has = fields.Supported(reading)
 	for _, f := range profiling {
 		has[f] = true
 	}

@@ -24,7 +24,7 @@ func agentSockets(ctx context.Context, c plugin.Config) []string {
 	if err != nil {
 		return nil // the directory's name is an invalid pattern
 	}
-	return slices.DeleteFunc(sockets, func(s string) bool { return !hasListener(ctx, s) })
+	return slices.DeleteFunc(sockets, func(s string) bool { return dial(ctx, "unix", s) != nil })
 }
 
 // checkAgent reports whether an agent already runs here, and whether it is ready.

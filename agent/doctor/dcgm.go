@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm"
 )
@@ -37,7 +38,11 @@ func (d doctor) surveyDCGM(ctx context.Context, c config.SourceConfig) survey {
 	if errors.Is(s.libraryErr, errTimeout) {
 		s.libraryErr = fmt.Errorf("libdcgm.so.4 did not load within %v; look for a hung disk or mount in the kernel log (dmesg)", checkTimeout)
 	}
-	s.engineErr = dialEngine(ctx, s.engine)
+	if path, ok := strings.CutPrefix(s.engine, "unix://"); ok {
+		s.engineErr = dial(ctx, "unix", path)
+	} else {
+		s.engineErr = dial(ctx, "tcp", s.engine)
+	}
 	// Without the library or the engine a poll fails, the latter after 5 s.
 	if s.libraryErr != nil || c.Resolved() == config.ModeStandalone && s.engineErr != nil {
 		return s
@@ -51,11 +56,8 @@ func (d doctor) surveyDCGM(ctx context.Context, c config.SourceConfig) survey {
 	return s
 }
 
-func dialEngine(ctx context.Context, address string) error {
-	network := "tcp"
-	if path, ok := strings.CutPrefix(address, "unix://"); ok {
-		network, address = "unix", path
-	}
+// dial reports whether a process listens at an address.
+func dial(ctx context.Context, network, address string) error {
 	d := net.Dialer{Timeout: dialTimeout}
 	conn, err := d.DialContext(ctx, network, address)
 	if err != nil {
@@ -136,7 +138,7 @@ func (s survey) checkDCGM() Check {
 	default:
 		v := s.reading.Versions
 		c.Status = CheckOK
-		c.Found = plural(len(s.gpus()), "GPU") + ", " + s.gpus()[0].Model
+		c.Found = status.Plural(len(s.gpus()), "GPU") + ", " + s.gpus()[0].Model
 		for _, part := range [][2]string{{"driver", v.Driver}, {"CUDA", v.CUDA}} {
 			if part[1] != "" {
 				c.Found += ", " + part[0] + " " + part[1]
@@ -183,7 +185,7 @@ func checkMIG(s survey) []Check {
 	if on == 0 {
 		return info("off")
 	}
-	found := []string{fmt.Sprintf("on for %d of %s", on, plural(len(s.gpus()), "GPU"))}
+	found := []string{fmt.Sprintf("on for %d of %s", on, status.Plural(len(s.gpus()), "GPU"))}
 	for _, profile := range slices.Sorted(maps.Keys(profiles)) {
 		found = append(found, fmt.Sprintf("%d x %s", profiles[profile], profile))
 	}

@@ -215,14 +215,6 @@ func failure(name, text, defaultFix string) Check {
 
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
 
-// plural returns a text like "1 GPU" or "2 GPUs".
-func plural(n int, noun string) string {
-	if n != 1 {
-		noun += "s"
-	}
-	return fmt.Sprint(n, " ", noun)
-}
-
 // step is a named check. Its lines without a name get that name.
 type step struct {
 	name string

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 )
 
 // pciGPU is an NVIDIA GPU on the PCI bus.
@@ -62,7 +64,7 @@ func (d doctor) checkGPUs(s survey) []Check {
 			otherDriver = append(otherDriver, g.id+" ("+g.driver+")")
 		}
 	}
-	head := Check{Status: CheckOK, Found: plural(len(gpus), "GPU") + " on the PCI bus"}
+	head := Check{Status: CheckOK, Found: status.Plural(len(gpus), "GPU") + " on the PCI bus"}
 	unusable := CheckWarn // unless no GPU is usable
 	switch {
 	case len(gpus) == 0 && len(listed) > 0: // a platform device, or not the node's sysfs

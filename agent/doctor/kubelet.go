@@ -106,16 +106,6 @@ func dialGRPC(ctx context.Context, socket string) error {
 	return nil
 }
 
-// hasListener reports whether a process listens at a unix socket.
-func hasListener(ctx context.Context, socket string) bool {
-	d := net.Dialer{Timeout: dialTimeout}
-	conn, err := d.DialContext(ctx, "unix", socket)
-	if err != nil {
-		return false
-	}
-	return conn.Close() == nil
-}
-
 // checkOtherPlugins looks for another device plugin that serves NVIDIA's resources.
 func checkOtherPlugins(ctx context.Context, c plugin.Config) []Check {
 	var others []string
@@ -126,7 +116,7 @@ func checkOtherPlugins(ctx context.Context, c plugin.Config) []Check {
 			continue // the directory's name is an invalid pattern
 		}
 		for _, s := range sockets {
-			if hasListener(ctx, s) {
+			if dial(ctx, "unix", s) == nil {
 				others = append(others, filepath.Base(s))
 			}
 		}

@@ -11,6 +11,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
@@ -126,7 +127,7 @@ func (d doctor) checkCDI(c plugin.Config) []Check {
 			found := fmt.Sprintf("%s is for driver %s, but %s is loaded", file, version, kernel)
 			checks = append(checks, warn(found, regenerate)...)
 		default:
-			checks = append(checks, info(fmt.Sprintf("%s: %s, %s", file, spec.Kind, plural(len(spec.Devices), "device")))...)
+			checks = append(checks, info(fmt.Sprintf("%s: %s, %s", file, spec.Kind, status.Plural(len(spec.Devices), "device")))...)
 		}
 	}
 	needed := slices.Contains(c.DeviceList, plugin.ListCDICRI) || slices.Contains(c.DeviceList, plugin.ListCDIAnnotations)

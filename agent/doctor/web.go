@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 )
 
 // renewBefore is how long before its expiry a certificate should have been renewed. Common tools renew when a third of the
@@ -34,7 +35,7 @@ func checkWebConfig(c config.Config, now time.Time) []Check {
 		}
 	}
 	if n := w.Users(); n > 0 {
-		found = append(found, plural(n, "user")+" with a password")
+		found = append(found, status.Plural(n, "user")+" with a password")
 		if w.Certificate() == nil {
 			checks = append(checks, warn("passwords are sent without TLS", "add a tls_server_config")...)
 		}

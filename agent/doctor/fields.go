@@ -12,14 +12,14 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm"
 	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
-	"github.com/gpu-node-agent/gpu-node-agent/metrics"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
 )
 
 // FieldReport is what `fields` prints: the fields that metrics.fields may name, and which of them the source has.
 type FieldReport struct {
-	Source  string              `json:"source,omitempty"`  // what was asked: embedded, standalone, sim
-	Unknown string              `json:"unknown,omitempty"` // why it is not known which are supported, in words
-	Fields  []metrics.FieldInfo `json:"fields"`
+	Source  string        `json:"source,omitempty"`  // what was asked: embedded, standalone, sim
+	Unknown string        `json:"unknown,omitempty"` // why it is not known which are supported, in words
+	Fields  []fields.Info `json:"fields"`
 }
 
 // JSON returns the report as one document.
@@ -30,7 +30,7 @@ func (r FieldReport) JSON() (string, error) {
 
 // String returns the report as a table.
 func (r FieldReport) String() string {
-	text := metrics.FieldTable(r.Fields)
+	text := fields.FormatTable(r.Fields)
 	if r.Unknown != "" {
 		text += "\nWhich are supported here is not known: " + r.Unknown + "\n"
 	}
@@ -43,7 +43,7 @@ func (r FieldReport) String() string {
 func Fields(ctx context.Context, loader config.Loader) FieldReport {
 	c, err := loader.Load()
 	if err != nil {
-		return FieldReport{Unknown: "the configuration cannot be used: " + err.Error(), Fields: metrics.FieldList(nil)}
+		return FieldReport{Unknown: "the configuration cannot be used: " + err.Error(), Fields: fields.List(nil)}
 	}
 	r := FieldReport{Source: c.Source.Resolved()}
 	type answer struct {
@@ -60,7 +60,7 @@ func Fields(ctx context.Context, loader config.Loader) FieldReport {
 	case a.err != nil:
 		r.Unknown = a.err.Error()
 	}
-	r.Fields = metrics.FieldList(a.has)
+	r.Fields = fields.List(a.has)
 	return r
 }
 
@@ -71,7 +71,7 @@ func fieldsOf(ctx context.Context, c config.SourceConfig) (has map[health.Field]
 	if c.Resolved() == config.ModeSim {
 		reading, err = pollSim(ctx, c.Sim)
 	} else {
-		dc := dcgm.Config{Address: c.Address, Interval: c.Interval, Fields: metrics.FieldIDs(), LogLevel: "NONE"}
+		dc := dcgm.Config{Address: c.Address, Interval: c.Interval, Fields: fields.IDs(), LogLevel: "NONE"}
 		reading, profiling, err = dcgm.MeasureOnce(ctx, dc, zap.NewNop())
 	}
 	if err != nil {
@@ -81,7 +81,7 @@ func fieldsOf(ctx context.Context, c config.SourceConfig) (has map[health.Field]
 	if !slices.ContainsFunc(reading.Samples, reached) {
 		return nil, fmt.Errorf("the source %s has no GPU that can be reached", c.Resolved())
 	}
-	has = metrics.HasFields(reading)
+	has = fields.Supported(reading)
 	for _, f := range profiling {
 		has[f] = true
 	}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/metrics"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
 )
 
 func TestFields(t *testing.T) {
@@ -64,7 +64,7 @@ func TestFields(t *testing.T) {
 			if err == nil {
 				err = json.Unmarshal([]byte(text), &again)
 			}
-			if err != nil || len(again.Fields) != len(metrics.FieldList(nil)) || !reflect.DeepEqual(again, r) {
+			if err != nil || len(again.Fields) != len(fields.List(nil)) || !reflect.DeepEqual(again, r) {
 				t.Errorf("%v: %s", err, text)
 			}
 		})

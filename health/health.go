@@ -222,7 +222,7 @@ const (
 )
 
 //nolint:gochecknoglobals // a table of constants
-var clearsNames = [...]string{"by itself", "gpu reset", "reboot", "operator", "application restart"}
+var clearsNames = [...]string{"self", "gpu-reset", "reboot", "operator", "app-restart"}
 
 func (c Clears) String() string { return name(clearsNames[:], int(c)) }
 
@@ -231,7 +231,7 @@ type Finding struct {
 	Cause  string // short and stable, fit for a label: "xid-79", "lost", "recovery-action"
 	State  State  // Degraded or Unhealthy
 	Reason string // in words
-	Action string // what a person should do about it
+	Action Action // what an operator should do about it
 	Since  time.Time
 	Last   time.Time // when it was last seen
 	Reset  time.Time // when a reset was last seen since it began; zero if none was
@@ -348,12 +348,6 @@ func (s *Snapshot) Polled() bool { return s != nil && !s.At.IsZero() }
 func ParseState(s string) (state State, ok bool) {
 	i := slices.Index(stateNames[:], s)
 	return State(max(i, 0)), i >= 0
-}
-
-// ParseClears returns the evidence of that name. If there is none, ok is false.
-func ParseClears(s string) (c Clears, ok bool) {
-	i := slices.Index(clearsNames[:], s)
-	return Clears(max(i, 0)), i >= 0
 }
 
 func name(names []string, i int) string {

@@ -48,8 +48,8 @@ func node() *health.Snapshot {
 			{
 				Device: health.Device{ID: "GPU-b", Index: 1, PCI: "00000000:43:00.0", Model: h100},
 				Verdict: health.Verdict{State: health.Unhealthy, Findings: []health.Finding{
-					{Cause: "xid-79", State: health.Unhealthy, Action: "drain and reboot the node"},
-					{Cause: "temperature", State: health.Degraded, Action: "check fans, air flow and room temperature"},
+					{Cause: "xid-79", State: health.Unhealthy, Action: health.ActionRebootNode},
+					{Cause: "temperature", State: health.Degraded, Action: health.ActionCheckCooling},
 				}},
 			},
 			{

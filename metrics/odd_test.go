@@ -47,7 +47,7 @@ func (o odd) device() health.DeviceState {
 		d.Device.Links = append(d.Device.Links, health.Link{Peer: health.DeviceID(o.word()), NVLinks: o.IntN(2)})
 		d.Sample.Incidents = append(d.Sample.Incidents, health.Incident{System: o.word(), Code: o.IntN(5), Severity: health.Severity(o.IntN(2))})
 		d.Sample.XIDs = append(d.Sample.XIDs, health.XID{Code: o.IntN(3), At: now})
-		d.Verdict.Findings = append(d.Verdict.Findings, health.Finding{Cause: o.word(), State: o.state(), Action: o.word()})
+		d.Verdict.Findings = append(d.Verdict.Findings, health.Finding{Cause: o.word(), State: o.state(), Action: health.Action(o.word())})
 	}
 	d.Verdict.State = o.state()
 	d.XIDCounts = map[int]uint64{o.IntN(200): uint64(o.IntN(3)), 31: uint64(o.IntN(9))}

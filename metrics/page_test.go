@@ -119,7 +119,7 @@ func TestEscaping(t *testing.T) {
 	for _, model := range []string{`quote " backslash \ end`, "new\nline", "tab\tand ümlaut", "", "{a=\"b\"} 1\n", "bad \xff\xfe byte"} {
 		s := node()
 		s.Devices[0].Device.Model = model
-		s.Devices[1].Verdict.Findings[0].Action = model
+		s.Devices[1].Verdict.Findings[0].Action = health.Action(model)
 		src := sources(s)
 		src.Holders = func() plugin.Holders {
 			return plugin.Holders{By: map[health.DeviceID][]plugin.Holder{"GPU-a": {{Pod: model, DeviceID: "GPU-a"}}}}

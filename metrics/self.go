@@ -65,7 +65,7 @@ func (s *scrape) collectHealth(d ownDevice) {
 		s.add(s.own.unhealthy, d.view.unhealthy, d.labels)
 	}
 	for _, f := range d.Verdict.Findings {
-		s.addWith(s.own.deviceFinding, 1, d.labels, Label{"cause", f.Cause}, Label{"severity", f.State.String()}, Label{"action", f.Action})
+		s.addWith(s.own.deviceFinding, 1, d.labels, Label{"cause", f.Cause}, Label{"severity", f.State.String()}, Label{"action", string(f.Action)})
 	}
 }
 

@@ -258,7 +258,7 @@ func withFindings(d health.DeviceState, findings ...health.Finding) health.Devic
 }
 
 func finding(cause string, s health.State) health.Finding {
-	return health.Finding{Cause: cause, State: s, Reason: "it is " + cause, Action: "do something"}
+	return health.Finding{Cause: cause, State: s, Reason: "it is " + cause, Action: health.ActionResetGPU}
 }
 
 func inheritedFrom(parent string, f health.Finding) health.Finding {

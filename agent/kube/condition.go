@@ -144,7 +144,7 @@ func (sum summary) message(s *health.Snapshot) (message, fingerprint string) {
 // describe returns a device's state, its causes, and the reason and action of the worst. The device must have a finding.
 func describe(d *health.DeviceState) string {
 	worst := d.Verdict.Findings[0]
-	return fmt.Sprintf("%s is %s (%s): %s; %s", deviceName(d.Device), d.Verdict.State, causes(d.Verdict), worst.Reason, worst.Action)
+	return fmt.Sprintf("%s is %s (%s): %s; %s", deviceName(d.Device), d.Verdict.State, causes(d.Verdict), worst.Reason, worst.Action.Advice())
 }
 
 // inherited reports whether the worst finding of a MIG device is its GPU's.
@@ -164,13 +164,7 @@ func sourceReason(s health.SourceStatus) string {
 }
 
 // causes lists the causes of a verdict, the worst first.
-func causes(v health.Verdict) string {
-	var list []string
-	for _, f := range v.Findings {
-		list = append(list, f.Cause)
-	}
-	return strings.Join(list, ", ")
-}
+func causes(v health.Verdict) string { return strings.Join(v.Causes(), ", ") }
 
 // deviceName returns a device's index and UUID.
 func deviceName(d health.Device) string {

@@ -42,11 +42,11 @@ func TestCondition(t *testing.T) {
 		{"unhealthy beats unknown", snapshotOf(gpu(0, nil, xid79), unmeasured), "False Xid79", "1 unhealthy, 0 degraded, 1 unknown"},
 		{
 			"degraded is schedulable", snapshotOf(gpu(0, nil, hot), gpu(1, nil)), "True Temperature",
-			"of 2 GPUs: 0 unhealthy, 1 degraded, 0 unknown; GPU 0 (GPU-0) is degraded (temperature): it is temperature; do something",
+			"of 2 GPUs: 0 unhealthy, 1 degraded, 0 unknown; GPU 0 (GPU-0) is degraded (temperature): it is temperature; drain the node and reset the GPU",
 		},
 		{
 			"worst finding is the reason", snapshotOf(gpu(0, nil, hot), gpu(1, nil, finding("recovery-action", health.Unhealthy), xid79)), "False RecoveryAction",
-			"GPU 1 (GPU-1) is unhealthy (recovery-action, xid-79): it is recovery-action; do something; GPU 0 (GPU-0) is degraded",
+			"GPU 1 (GPU-1) is unhealthy (recovery-action, xid-79): it is recovery-action; drain the node and reset the GPU; GPU 0 (GPU-0) is degraded",
 		},
 		{
 			"source went down", source(health.SourceDown, true, gpu(0, nil)), "True SourceDown",

@@ -2,7 +2,6 @@ package kube
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -58,10 +57,6 @@ func (e *event) merge(o event) {
 // device. A new device counts as having been healthy. A finding that a MIG device inherits from its GPU goes to the pods
 // of the MIG device; the node gets it once, for the GPU.
 func eventsBetween(before, after []health.DeviceState, node string, holders func(health.DeviceID) []Pod, now time.Time) []event {
-	old := make(map[health.DeviceID]*health.DeviceState, len(before))
-	for i := range before {
-		old[before[i].Device.ID] = &before[i]
-	}
 	var events []event
 	add := func(objects []object, typ, reason string, d health.Device, cause, message string, count uint64) {
 		for _, o := range objects {
@@ -71,47 +66,42 @@ func eventsBetween(before, after []health.DeviceState, node string, holders func
 			})
 		}
 	}
-	for i := range after {
-		d := &after[i]
-		was := old[d.Device.ID]
-		if was == nil {
-			was = &health.DeviceState{}
-		}
-		for _, code := range slices.Sorted(maps.Keys(d.XIDCounts)) {
-			n := d.XIDCounts[code]
-			if n <= was.XIDCounts[code] {
+	for _, c := range health.Changes(before, after) {
+		switch c.Kind {
+		case health.ChangeXID:
+			x := health.LookupXID(c.XID)
+			add(append([]object{{name: node}}, podsOf(holders, after, c.Device.ID, true)...), typeWarning, eventXID, c.Device,
+				fmt.Sprint(c.XID), fmt.Sprintf("XID %d of %s: %s; %s", c.XID, deviceName(c.Device), x.Name, x.Action.Advice()), c.New)
+		case health.ChangeState:
+			typ, reason, cause, message := stateEvent(c)
+			if reason == "" {
 				continue
 			}
-			x := health.LookupXID(code)
-			add(append([]object{{name: node}}, podsOf(holders, after, d.Device.ID, true)...), typeWarning, eventXID, d.Device,
-				fmt.Sprint(code), fmt.Sprintf("XID %d of %s: %s; %s", code, deviceName(d.Device), x.Name, x.Action), n-was.XIDCounts[code])
+			objects := podsOf(holders, after, c.Device.ID, false)
+			if c.Device.Kind == health.KindGPU || !inherited(c.Now) && !inherited(c.Was) {
+				objects = append([]object{{name: node}}, objects...)
+			}
+			add(objects, typ, reason, c.Device, cause, message, 1)
+		case health.ChangeFound, health.ChangeGone:
 		}
-		typ, reason, cause, message := verdictChange(was, d)
-		if reason == "" {
-			continue
-		}
-		objects := podsOf(holders, after, d.Device.ID, false)
-		if d.Device.Kind == health.KindGPU || !inherited(d.Verdict) && !inherited(was.Verdict) {
-			objects = append([]object{{name: node}}, objects...)
-		}
-		add(objects, typ, reason, d.Device, cause, message, 1)
 	}
 	return events
 }
 
-// verdictChange returns the event for a change of a device's verdict, with reason "" if the change needs none.
-func verdictChange(was, d *health.DeviceState) (typ, reason, cause, message string) {
-	before, now := was.Verdict, d.Verdict
-	cause = now.Cause()
-	changed := now.State != before.State || !slices.ContainsFunc(before.Findings, func(f health.Finding) bool { return f.Cause == cause })
+// stateEvent returns the event of a change of a device's verdict. The reason is "" if the change needs none.
+func stateEvent(c health.Change) (typ, reason, cause, message string) {
+	cause = c.Now.Cause()
+	if c.Now.State == c.Was.State && slices.Contains(c.Was.Causes(), cause) {
+		return "", "", "", ""
+	}
+	now := &health.DeviceState{Device: c.Device, Verdict: c.Now}
 	switch {
-	case now.State == health.Unhealthy && changed:
-		return typeWarning, eventUnhealthy, cause, describe(d)
-	case now.State == health.Degraded && changed:
-		return typeWarning, eventDegraded, cause, describe(d)
-	case now.State == health.Healthy && before.State > health.Healthy:
-		cause = before.Cause()
-		return typeNormal, eventRecovered, cause, fmt.Sprintf("%s is healthy again; cleared: %s", deviceName(d.Device), causes(before))
+	case c.Now.State == health.Unhealthy:
+		return typeWarning, eventUnhealthy, cause, describe(now)
+	case c.Now.State == health.Degraded:
+		return typeWarning, eventDegraded, cause, describe(now)
+	case c.Now.State == health.Healthy && c.Was.State > health.Healthy:
+		return typeNormal, eventRecovered, c.Was.Cause(), fmt.Sprintf("%s is healthy again; cleared: %s", deviceName(c.Device), causes(c.Was))
 	}
 	return "", "", "", ""
 }

@@ -97,8 +97,8 @@ func TestEventMessages(t *testing.T) {
 	}
 	x := health.LookupXID(79)
 	want := []string{
-		"XID 79 of GPU 3 (GPU-3): " + x.Name + "; " + x.Action,
-		"GPU 3 (GPU-3) is unhealthy (xid-79): it is xid-79; do something",
+		"XID 79 of GPU 3 (GPU-3): " + x.Name + "; " + x.Action.Advice(),
+		"GPU 3 (GPU-3) is unhealthy (xid-79): it is xid-79; drain the node and reset the GPU",
 		"GPU 3 (GPU-3) is healthy again; cleared: xid-79",
 	}
 	if !slices.Equal(got, want) {

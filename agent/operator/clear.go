@@ -70,7 +70,7 @@ func (r ClearResponse) text() string {
 	}
 	lines := []string{first}
 	for _, f := range r.Remaining {
-		line := fmt.Sprintf("remaining: %s: %s; %s", f.Cause, f.Reason, f.Action)
+		line := fmt.Sprintf("remaining: %s: %s; %s", f.Cause, f.Reason, f.Advice)
 		if f.From != "" {
 			line += fmt.Sprintf(" (of %s)", f.From)
 		}

@@ -204,7 +204,7 @@ func TestClear(t *testing.T) {
 		agenttest.Eventually(t, want, func() error {
 			d := a.Snapshots.Load().Devices[3]
 			gpu = d.Device.ID
-			if got := strings.Join(causesOf(d.Verdict), " "); got != want {
+			if got := strings.Join(d.Verdict.Causes(), " "); got != want {
 				return fmt.Errorf("findings %q, want %q", got, want)
 			}
 			return nil
@@ -241,16 +241,8 @@ func TestClear(t *testing.T) {
 	}
 }
 
-func causesOf(v health.Verdict) []string {
-	var all []string
-	for _, f := range v.Findings {
-		all = append(all, f.Cause)
-	}
-	return all
-}
-
 func TestClearResponseText(t *testing.T) {
-	c := ClearResponse{[]string{"xid-48", "xid-95"}, []status.Finding{{Cause: "lost", Reason: "not reachable", Action: "reboot", From: "GPU-1"}}}
+	c := ClearResponse{[]string{"xid-48", "xid-95"}, []status.Finding{{Cause: "lost", Reason: "not reachable", Advice: "reboot", From: "GPU-1"}}}
 	agenttest.MustContain(t, c.text(), "xid-48, xid-95\n", "lost", "not reachable", "reboot", "GPU-1")
 	c.Cleared = nil
 	if text := c.text(); strings.Contains(text, "xid") || !strings.Contains(text, "lost") {

@@ -122,9 +122,10 @@ type Finding struct {
 	Cause  string          `json:"cause"`
 	State  string          `json:"state"`
 	Reason string          `json:"reason"`
-	Action string          `json:"action"`
+	Action health.Action   `json:"action"`
+	Advice string          `json:"advice"` // the action as a sentence
 	Since  time.Time       `json:"since,omitzero"`
-	Clears string          `json:"clears"`         // by itself, gpu reset, reboot, operator
+	Clears string          `json:"clears"`         // self, gpu-reset, reboot, operator, app-restart
 	From   health.DeviceID `json:"from,omitempty"` // the GPU that a MIG device has it from
 }
 

@@ -210,7 +210,7 @@ func (p *printer) findings(s Node, wide bool) {
 		for _, f := range t.Findings {
 			fmt.Fprintf(p, "%s %s for %s: %s: %s\n", t.Device.Name(), p.paint(stateCell(f.State)),
 				cmp.Or(ageText(s.Time, f.Since), "-"), p.paint(cell{f.Cause, colourBold}), printable(f.Reason))
-			fmt.Fprintf(p, "  action: %s\n", printable(f.Action))
+			fmt.Fprintf(p, "  action: %s\n", printable(f.Advice))
 			if wide {
 				fmt.Fprintf(p, "  %s\n", printable(clearsText(f)))
 			}

@@ -31,7 +31,7 @@ func logChanges(log *zap.Logger, before, after []health.DeviceState) {
 			}
 			f := c.Now.Findings[0]
 			log.Warn("device state", append(id, zap.String("cause", f.Cause), zap.String("reason", f.Reason),
-				zap.String("action", f.Action), zap.Time("since", f.Since), zap.Stringer("clears", f.Clears))...)
+				zap.String("action", string(f.Action)), zap.String("advice", f.Action.Advice()), zap.Time("since", f.Since), zap.Stringer("clears", f.Clears))...)
 		case health.ChangeGone:
 			log.Info("device gone", id...)
 		}

@@ -45,7 +45,7 @@ func Lost(d health.DeviceState, since time.Time) health.DeviceState {
 	d.Sample = health.Sample{Presence: health.Lost}
 	d.Verdict = health.Verdict{State: health.Unhealthy, Since: since, Findings: []health.Finding{{
 		Cause: health.CauseLost, State: health.Unhealthy, Reason: "the GPU is lost: the driver cannot reach it any more",
-		Action: "drain and reboot the node", Since: since,
+		Action: health.ActionRebootNode, Since: since,
 	}}}
 	return d
 }
@@ -54,7 +54,7 @@ func Lost(d health.DeviceState, since time.Time) health.DeviceState {
 func Hot(d health.DeviceState, since time.Time) health.DeviceState {
 	d.Verdict = health.Verdict{State: health.Degraded, Since: since, Findings: []health.Finding{{
 		Cause: "temperature", State: health.Degraded, Reason: "the GPU is at 94 °C, the limit is 90 °C",
-		Action: "check cooling and power supply", Since: since,
+		Action: health.ActionCheckCooling, Since: since,
 	}}}
 	return d
 }

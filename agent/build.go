@@ -10,15 +10,15 @@ import (
 	"strings"
 )
 
-// Build says what this binary is.
+// Build describes the binary.
 type Build struct {
 	Version, Revision, Go, DCGMBindings string
 
-	settings map[string]string // the flags and variables that it was built with, as far as Go says
+	settings map[string]string // the build settings that Go records
 }
 
-// ReadBuild returns what this binary is: the version and the revision are the linker's to know. If that says nothing
-// of the revision, Go may.
+// ReadBuild returns the description of this binary. The linker sets the version and the revision; without a revision,
+// ReadBuild uses the one that Go records.
 func ReadBuild(version, revision string) Build {
 	b := Build{Version: version, Revision: revision, Go: runtime.Version(), settings: make(map[string]string)}
 	info, ok := debug.ReadBuildInfo()
@@ -37,13 +37,13 @@ func ReadBuild(version, revision string) Build {
 	return b
 }
 
-// modified reports whether what was built is not what the revision has: make build says so in the version, go
+// modified reports whether the binary was built from a modified revision. make build records that in the version, go
 // build in its settings.
 func (b Build) modified() bool {
 	return strings.HasSuffix(b.Version, "-dirty") || b.settings["vcs.modified"] == "true"
 }
 
-// String returns one line of what the binary is, and one of how it was built.
+// String returns a line with the versions and a line with the build settings.
 func (b Build) String() string {
 	words := []string{"gpu-node-agent", b.Version}
 	if b.Revision != "" {
@@ -57,7 +57,7 @@ func (b Build) String() string {
 	return line + "\n" + strings.Join(words, " ") + "\n"
 }
 
-// JSON returns the same as one document.
+// JSON returns the description as a JSON document.
 func (b Build) JSON() (string, error) {
 	text, err := json.MarshalIndent(map[string]any{
 		"version": b.Version, "revision": b.Revision, "modified": b.modified(),

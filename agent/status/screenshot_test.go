@@ -23,19 +23,19 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 )
 
-var screenshots = flag.String("screenshots", "", "where TestScreenshots puts its pictures")
+var screenshots = flag.String("screenshots", "", "directory of the pictures of TestScreenshots")
 
-// scene is a node that is worth a picture.
+// scene is a node in a picture.
 type scene struct {
 	profile, plugin, scenario string
 	pods                      []pod
-	wait                      []string // what the answer must have before the picture
+	wait                      []string // what the status must contain before the picture is taken
 }
 
 type pod struct {
-	to       kubelettest.Container
-	resource string
-	n        int
+	container kubelettest.Container
+	resource  string
+	n         int
 }
 
 func scenes() []scene {
@@ -62,15 +62,14 @@ func scenes() []scene {
 	}
 }
 
-// TestScreenshots takes pictures of a running agent, to be looked at: make screenshots. The README's is
-// h100-8-light.png.
+// TestScreenshots takes pictures of a running agent (make screenshots). The README uses h100-8-light.png.
 func TestScreenshots(t *testing.T) {
 	if *screenshots == "" {
-		t.Skip("-screenshots names no directory for the pictures; see make screenshots")
+		t.Skip("needs -screenshots=DIR; see make screenshots")
 	}
 	browser, err := exec.LookPath("chromium")
 	if err != nil {
-		t.Skip("chromium is not installed (Debian's package chromium): no pictures")
+		t.Skip("chromium is not installed")
 	}
 	binary := filepath.Join(t.TempDir(), "gpu-node-agent")
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-ldflags", "-X main.version=1.0.0", "-o", binary, "../..").CombinedOutput(); err != nil {
@@ -85,13 +84,13 @@ func TestScreenshots(t *testing.T) {
 				"phone": {"--window-size=390,3000"},
 			} {
 				picture := filepath.Join(*screenshots, s.profile+"-"+name+".png")
-				shoot(t, browser, url, picture, flags...)
+				takePicture(t, browser, url, picture, flags...)
 			}
 		})
 	}
 }
 
-// run starts a kubelet and an agent, plays the scene, and returns where the agent serves.
+// run starts a kubelet and an agent, plays the scenario, and returns the URL of the agent.
 func (s scene) run(t *testing.T, binary string) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "gna") // short enough for a unix socket's path
@@ -142,17 +141,17 @@ func (s scene) run(t *testing.T, binary string) string {
 		if _, err := kubelet.WaitFor(ctx, func(k kubelettest.State) bool { return k.Resources[p.resource].Allocatable() >= p.n }); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := kubelet.AllocateTo(ctx, p.to, p.resource, p.n); err != nil {
+		if _, err := kubelet.AllocateTo(ctx, p.container, p.resource, p.n); err != nil {
 			t.Fatal(err)
 		}
 	}
 	url := "http://" + address
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
-	for missing := "an answer"; missing != ""; {
+	for missing := "a response"; missing != ""; {
 		select {
 		case <-ctx.Done():
-			t.Fatalf("waited in vain for %s", missing)
+			t.Fatalf("timed out: %s", missing)
 		case <-tick.C:
 		}
 		if _, text, err := Ask(ctx, address, Access{}); err == nil {
@@ -167,8 +166,8 @@ func (s scene) run(t *testing.T, binary string) string {
 	return url
 }
 
-// shoot takes one picture.
-func shoot(t *testing.T, browser, url, picture string, flags ...string) {
+// takePicture takes one picture.
+func takePicture(t *testing.T, browser, url, picture string, flags ...string) {
 	t.Helper()
 	picture, err := filepath.Abs(picture)
 	if err != nil {
@@ -187,17 +186,17 @@ func shoot(t *testing.T, browser, url, picture string, flags ...string) {
 		"--user-data-dir=" + profile, "--screenshot=" + picture,
 	}, flags...)
 	cmd := exec.CommandContext(ctx, browser, append(args, url)...)
-	cmd.WaitDelay = 5 * time.Second // its helpers may hold the pipe
+	cmd.WaitDelay = 5 * time.Second // its child processes may keep the pipe open
 	if out, err := cmd.CombinedOutput(); err != nil && !errors.Is(err, exec.ErrWaitDelay) {
 		t.Fatalf("%v: %s", err, out)
 	}
-	if err := shrink(picture); err != nil {
+	if err := reduceColours(picture); err != nil {
 		t.Error(err)
 	}
 }
 
-// shrink leaves a picture the 256 colours that it has most of: a page has few but for the edges of letters.
-func shrink(file string) error {
+// reduceColours reduces a picture to its 256 most frequent colours. A page has few, except for antialiased letters.
+func reduceColours(file string) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return err

@@ -8,7 +8,7 @@ import (
 	"unicode/utf8"
 )
 
-// The colours of a terminal.
+// Terminal colours.
 const (
 	colourRed    = "31"
 	colourYellow = "33"
@@ -17,21 +17,21 @@ const (
 	colourBold   = "1"
 )
 
-// tableEvents is how many events the table shows.
-const tableEvents = 10
+// maxTableEvents is the number of events in the table.
+const maxTableEvents = 10
 
-// cell is a text of a table, and its colour if it has one.
+// cell is a text of a table with its colour, "" for none.
 type cell struct{ text, colour string }
 
 func plain(text string) cell { return cell{text: text} }
 
-// stateCell is a state in its colour.
+// stateCell returns a state in its colour.
 func stateCell(state string) cell {
 	colours := map[string]string{"healthy": colourGreen, "degraded": colourYellow, "unhealthy": colourRed}
 	return cell{state, cmp.Or(colours[state], colourDim)}
 }
 
-// printer writes texts for a terminal.
+// printer writes text for a terminal.
 type printer struct {
 	strings.Builder
 	colour bool
@@ -45,7 +45,7 @@ func (p *printer) paint(c cell) string {
 	return text
 }
 
-// printable keeps a terminal from obeying what it should only show.
+// printable replaces control characters, so that no text controls the terminal.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
@@ -55,7 +55,7 @@ func printable(s string) string {
 	}, s)
 }
 
-// table writes rows in columns. A missing text is a dash, and the last column is as long as it likes.
+// table writes rows in columns. An empty text is written as a dash. The last column has no padding.
 func (p *printer) table(rows [][]cell) {
 	var widths []int
 	for _, row := range rows {
@@ -86,11 +86,11 @@ func headings(texts ...string) []cell {
 	return row
 }
 
-// Table returns the status for a terminal. Wide has what is too long for a narrow one: UUIDs, PCI bus ids, all
-// that a GPU is held by, and when each finding goes.
+// Table returns the status for a terminal. wide adds UUIDs, PCI bus IDs, more holders of each device, and how each
+// finding clears.
 func (s Node) Table(wide, colour bool) string {
 	p := &printer{colour: colour}
-	p.top(s)
+	p.header(s)
 	p.WriteByte('\n')
 	p.devices(s, wide)
 	p.findings(s, wide)
@@ -98,33 +98,33 @@ func (s Node) Table(wide, colour bool) string {
 	return p.String()
 }
 
-// top writes what is not about devices.
-func (p *printer) top(s Node) {
+// header writes everything but the devices and events.
+func (p *printer) header(s Node) {
 	source := strings.TrimSpace(s.Source.Kind + " " + s.Source.Status)
 	source = strings.TrimSpace(source + " " + forText(s.Time, s.Source.Since))
-	up := cell{source, colourGreen}
+	first := cell{source, colourGreen}
 	switch s.Source.Status {
 	case "up":
-	case "detached": // which is wanted
-		up.colour = colourYellow
+	case "detached": // on request
+		first.colour = colourYellow
 	default:
-		up.colour = colourRed
+		first.colour = colourRed
 	}
-	line := []string{p.paint(up)}
+	line := []string{p.paint(first)}
 	if s.Source.Error != "" {
 		line[0] += ": " + printable(s.Source.Error)
 	}
-	for _, more := range []string{versionsText(s.Source), orNot("measured %s ago", ageText(s.Time, s.Source.Measured))} {
+	for _, more := range []string{versionsText(s.Source), formatIf("measured %s ago", ageText(s.Time, s.Source.Measured))} {
 		if more != "" {
 			line = append(line, printable(more))
 		}
 	}
 	if s.Source.Reconnects > 0 {
-		line = append(line, "opened again "+counted(s.Source.Reconnects, "time", "times"))
+		line = append(line, counted(s.Source.Reconnects, "reconnect", "reconnects"))
 	}
 	fmt.Fprintf(p, "node      %s; gpu-node-agent %s\n", p.paint(cell{s.Node, colourBold}), printable(s.Version))
 	fmt.Fprintf(p, "source    %s\n", strings.Join(line, "; "))
-	if off := offText(s.Kubelet); off != "" {
+	if off := pluginOffText(s.Kubelet); off != "" {
 		fmt.Fprintf(p, "kubelet   %s: %s\n", p.paint(cell{"plugin off", colourDim}), off)
 	}
 	if s.Kubelet.Error != "" {
@@ -138,10 +138,10 @@ func (p *printer) top(s Node) {
 		fmt.Fprintf(p, "kubelet   %s %s; %d of %d healthy; %s; %s\n",
 			printable(r.Name), p.paint(state), r.Healthy, r.Devices, allocationsText(r), mismatchesText(r))
 	}
-	for _, w := range firstOf(s.Kubelet.Warnings, pageWarnings) {
+	for _, w := range limitTexts(s.Kubelet.Warnings, maxWarnings) {
 		fmt.Fprintf(p, "kubelet   %s\n", p.paint(cell{w, colourYellow}))
 	}
-	for _, e := range []string{orNot("not audited: %s", s.Kubelet.AuditError), orNot("holders unknown: %s", s.Kubelet.HoldersError)} {
+	for _, e := range []string{formatIf("not audited: %s", s.Kubelet.AuditError), formatIf("holders unknown: %s", s.Kubelet.HoldersError)} {
 		if e != "" {
 			fmt.Fprintf(p, "kubelet   %s\n", p.paint(cell{e, colourYellow}))
 		}
@@ -153,15 +153,15 @@ func (p *printer) top(s Node) {
 		}
 	}
 	if s.Memory.Error != "" {
-		fmt.Fprintf(p, "memory    %s\n", p.paint(cell{memoryTrouble(s.Memory), colourYellow}))
+		fmt.Fprintf(p, "state     %s\n", p.paint(cell{stateFileErrorText(s.Memory), colourYellow}))
 	}
 	if !s.Config.OK {
-		fmt.Fprintf(p, "config    %s: %s\n", p.paint(cell{"the file is bad", colourRed}), printable(configTrouble(s.Time, s.Config)))
+		fmt.Fprintf(p, "config    %s: %s\n", p.paint(cell{"invalid", colourRed}), printable(configErrorText(s.Time, s.Config)))
 	}
 }
 
-// orNot is the format with the text in it, nothing if there is no text.
-func orNot(format, text string) string {
+// formatIf formats a text, or returns "" if the text is empty.
+func formatIf(format, text string) string {
 	if text == "" {
 		return ""
 	}
@@ -178,11 +178,11 @@ func (p *printer) devices(s Node, wide bool) {
 		head = append(head, headings("UUID", "PCI")...)
 	}
 	rows := [][]cell{append(head, headings("HELD BY")...)}
-	most := 1
+	holders := 1
 	if wide {
-		most = pageHolders
+		holders = maxHolders
 	}
-	for _, d := range everyDevice(s) {
+	for _, d := range allDevices(s) {
 		model := d.Model
 		if d.GI != nil {
 			model = "MIG " + d.Profile
@@ -199,13 +199,13 @@ func (p *printer) devices(s Node, wide bool) {
 		if wide {
 			row = append(row, plain(string(d.UUID)), plain(d.PCI))
 		}
-		rows = append(rows, append(row, plain(strings.Join(HolderNames(d.Holders, most), ", "))))
+		rows = append(rows, append(row, plain(strings.Join(HolderNames(d.Holders, holders), ", "))))
 	}
 	p.table(rows)
 }
 
 func (p *printer) findings(s Node, wide bool) {
-	for _, t := range troubles(s) {
+	for _, t := range faultyDevices(s) {
 		p.WriteByte('\n')
 		for _, f := range t.Findings {
 			fmt.Fprintf(p, "%s %s for %s: %s: %s\n", t.Device.Name(), p.paint(stateCell(f.State)),
@@ -224,7 +224,7 @@ func (p *printer) events(s Node) {
 	}
 	p.WriteByte('\n')
 	rows := [][]cell{headings("TIME (UTC)", "GPU", "EVENT")}
-	for _, e := range s.Events[:min(len(s.Events), tableEvents)] {
+	for _, e := range s.Events[:min(len(s.Events), maxTableEvents)] {
 		rows = append(rows, []cell{plain(clockText(s.Time, e.Time)), plain(eventIndexText(e)), plain(e.Text)})
 	}
 	p.table(rows)

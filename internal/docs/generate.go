@@ -168,7 +168,7 @@ func xids(string) (string, error) {
 		if x.Deviation != "" {
 			source += "; differs: " + x.Deviation
 		}
-		rows = append(rows, []string{strconv.Itoa(n), x.Symbol, x.Name, effect, x.Action, clears, source})
+		rows = append(rows, []string{strconv.Itoa(n), x.Symbol, x.Name, effect, string(x.Action), clears, source})
 	}
 	return table([]string{"XID", "Symbol", "Meaning", "Effect", "Action", "Clears", "Source"}, rows), nil
 }

@@ -20,9 +20,9 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/operator"
 )
 
-// Set by the linker.
+// The linker sets the version and the revision.
 //
-//nolint:gochecknoglobals // the linker can set nothing else
+//nolint:gochecknoglobals // -X sets only package variables
 var version, revision = "dev", ""
 
 func main() {
@@ -36,7 +36,7 @@ func execute() error {
 	defer stop()
 	err := root().ExecuteContext(ctx)
 	if err != nil {
-		// An agent that has failed must end, so that it is started again, even if standard error is blocked.
+		// The process must exit even if standard error is blocked, so that the kubelet restarts it.
 		stderr := logsink.New(os.Stderr, nil)
 		fmt.Fprintln(stderr, err)
 		_ = stderr.Close()
@@ -46,25 +46,25 @@ func execute() error {
 
 func root() *cobra.Command {
 	var loader config.Loader
-	line, _, _ := strings.Cut(build().String(), "\n")
+	line, _, _ := strings.Cut(buildInfo().String(), "\n")
 	cmd := &cobra.Command{
 		Use:     "gpu-node-agent",
 		Version: line,
 		Short:   "The GPU agent of a Kubernetes node: device plugin, metrics and health in one process",
 		Long: `The GPU agent of a Kubernetes node: device plugin, metrics and health in one process.
 
-Every key of config.yaml is a flag and an environment variable too: source.mode is --source.mode and
-GPU_NODE_AGENT_SOURCE_MODE. Flags win over the environment, that over the file, that over the defaults.`,
+Every key of config.yaml is also a flag and an environment variable: source.mode is --source.mode and
+GPU_NODE_AGENT_SOURCE_MODE. Flags override environment variables, and these override the file.`,
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return agent.Run(cmd.Context(), loader, build())
+			return agent.Run(cmd.Context(), loader, buildInfo())
 		},
 	}
 	cmd.SetVersionTemplate("{{.Version}}\n")
 	flags := cmd.PersistentFlags()
-	flags.StringVar(&loader.File, "config", "", "configuration file (default: config.yaml, then /etc/gpu-node-agent/config.yaml, if there)")
+	flags.StringVar(&loader.File, "config", "", "configuration file (default: config.yaml or /etc/gpu-node-agent/config.yaml, if it exists)")
 	config.AddFlags(flags)
 	loader.Flags = flags
 	cmd.AddCommand(
@@ -72,7 +72,7 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags win over the environment, that over the file, 
 			Use: "run", Short: "Run the agent (the default)", Args: cobra.NoArgs, RunE: cmd.RunE,
 		},
 		&cobra.Command{
-			Use: "check-config", Short: "Print the effective configuration, or every error in it", Args: cobra.NoArgs,
+			Use: "check-config", Short: "Print the effective configuration, or all errors in it", Args: cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error {
 				c, err := loader.Load()
 				if err != nil {
@@ -93,22 +93,22 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags win over the environment, that over the file, 
 	return cmd
 }
 
-// report is what a command finds out and prints.
+// report is the result of a command that prints text or JSON.
 type report interface {
 	String() string
 	JSON() (string, error)
 }
 
-// reporting makes cmd print a report, as text or JSON.
-func reporting(cmd *cobra.Command, look func(context.Context) report) *cobra.Command {
+// reportCommand makes cmd print a report.
+func reportCommand(cmd *cobra.Command, create func(context.Context) report) *cobra.Command {
 	var output string
 	cmd.Args = cobra.NoArgs
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if output != "text" && output != "json" {
-			return fmt.Errorf("--output: %q is not known; use text or json", output)
+			return fmt.Errorf("--output: expected text or json, got %q", output)
 		}
-		log.SetOutput(io.Discard) // go-dcgm says there what it does
-		r := look(cmd.Context())
+		log.SetOutput(io.Discard) // go-dcgm logs its calls there
+		r := create(cmd.Context())
 		text := r.String()
 		if output == "json" {
 			var err error
@@ -124,39 +124,39 @@ func reporting(cmd *cobra.Command, look func(context.Context) report) *cobra.Com
 }
 
 func versionCommand() *cobra.Command {
-	return reporting(&cobra.Command{
-		Use: "version", Short: "Print the version, and how this binary was built",
-	}, func(context.Context) report { return build() })
+	return reportCommand(&cobra.Command{
+		Use: "version", Short: "Print the version and the build settings",
+	}, func(context.Context) report { return buildInfo() })
 }
 
 func fieldsCommand(loader *config.Loader) *cobra.Command {
-	return reporting(&cobra.Command{
+	return reportCommand(&cobra.Command{
 		Use:   "fields",
-		Short: "List the fields that metrics.fields may name, and which of them the source here has",
-		Long: `List the fields that metrics.fields may name, and which of them the source here has.
+		Short: "List the fields for metrics.fields, and which of them the source supports",
+		Long: `List the fields for metrics.fields, and which of them the source supports.
 
-The source of the configuration is asked once, and a running agent is not disturbed. Without a source the column
-says unknown, and the exit code is 0 all the same.`,
+The command opens the configured source once and does not affect a running agent. If it cannot open the source, it
+prints unknown for every field. The exit code is 0 in both cases.`,
 	}, func(ctx context.Context) report { return doctor.Fields(ctx, *loader) })
 }
 
 func doctorCommand(loader *config.Loader) *cobra.Command {
 	var rootDir string
-	var found doctor.Report
-	cmd := reporting(&cobra.Command{
+	var result doctor.Report
+	cmd := reportCommand(&cobra.Command{
 		Use:   "doctor",
-		Short: "Say whether the agent could do its job on this node, and what to do about what is not right",
-		Long: `Say whether the agent could do its job on this node, and what to do about what is not right.
+		Short: "Check whether the agent can work on this node, and print how to fix what fails",
+		Long: `Check whether the agent can work on this node, and print how to fix what fails.
 
-Nothing is changed, and a running agent is not disturbed. The exit code is 1 if a check fails.`,
-		PostRunE: func(*cobra.Command, []string) error { return found.Err() },
+The command changes nothing and does not affect a running agent. The exit code is 1 if a check fails.`,
+		PostRunE: func(*cobra.Command, []string) error { return result.Err() },
 	}, func(ctx context.Context) report {
-		found = doctor.Diagnose(ctx, *loader, rootDir)
-		return found
+		result = doctor.Diagnose(ctx, *loader, rootDir)
+		return result
 	})
-	cmd.Flags().StringVar(&rootDir, "root", "/", "where the node's root directory is, if this is a container that has it mounted")
+	cmd.Flags().StringVar(&rootDir, "root", "/", "path of the node's root directory, if the command runs in a container that mounts it")
 	return cmd
 }
 
-// build says what this binary is.
-func build() agent.Build { return agent.ReadBuild(version, revision) }
+// buildInfo describes this binary.
+func buildInfo() agent.Build { return agent.ReadBuild(version, revision) }

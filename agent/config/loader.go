@@ -139,7 +139,7 @@ func (c Config) kubeconfigNotes() []string {
 	if c.Health.Kubernetes.Kubeconfig == "" {
 		return nil
 	}
-	if _, err := kube.Reach(c.Health.Kubernetes.Kubeconfig); err != nil {
+	if _, err := kube.RESTConfig(c.Health.Kubernetes.Kubeconfig); err != nil {
 		return []string{err.Error() + "; the agent does not use the API server until the file is valid"}
 	}
 	return nil

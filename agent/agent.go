@@ -99,7 +99,7 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 	a.monitor = monitor.New(&a.healthConfig, &a.sources, &a.snapshots, log.Named("health"))
 	a.plugin = plugin.New(&a.pluginConfig, &a.snapshots, log.Named("plugin"))
 	a.totals = metrics.NewTotals(&a.metricsConfig, &a.snapshots, a.plugin.Holders)
-	a.monitor.AskHolders((&holderCheck{holders: a.plugin.Holders, refresh: a.plugin.AskHolders}).mayBeHeld)
+	a.monitor.SetHeld((&holderCheck{holders: a.plugin.Holders, refresh: a.plugin.AskHolders}).mayBeHeld)
 	a.podLabels = podlabels.New(podlabels.Options{Config: &a.podLabelsConfig, Node: nodeName(), Log: log.Named("kubernetes")})
 	a.jobs = metrics.NewJobs(&a.metricsConfig, log.Named("metrics"))
 	boot := statefile.BootID()

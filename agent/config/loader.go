@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/nvidiaconfig"
 )
 
 // Loader finds and reads the configuration. Flags override environment variables, these the file, and the file the
@@ -130,7 +131,7 @@ func importNVIDIA(c plugin.Config) (plugin.Config, []string, error) {
 	if err != nil {
 		return c, nil, err
 	}
-	return plugin.ImportNVIDIA(text, c)
+	return nvidiaconfig.Import(text, c)
 }
 
 // kubeconfigNotes returns a note if the kubeconfig cannot be used. Unlike with other files that is no error: a kubelet's

@@ -95,7 +95,7 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags override the environment, the environment the 
 }
 
 // withReport makes cmd print a report, which has a JSON form too.
-func withReport(cmd *cobra.Command, build func(context.Context) fmt.Stringer) *cobra.Command {
+func withReport(cmd *cobra.Command, create func(context.Context) fmt.Stringer) *cobra.Command {
 	var output string
 	cmd.Args = cobra.NoArgs
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -103,7 +103,7 @@ func withReport(cmd *cobra.Command, build func(context.Context) fmt.Stringer) *c
 			return fmt.Errorf("--output: expected text or json, got %q", output)
 		}
 		log.SetOutput(io.Discard) // go-dcgm logs there
-		r := build(cmd.Context())
+		r := create(cmd.Context())
 		text := r.String()
 		if output == "json" {
 			document, err := json.MarshalIndent(r, "", "  ")
@@ -122,7 +122,7 @@ func withReport(cmd *cobra.Command, build func(context.Context) fmt.Stringer) *c
 func versionCommand() *cobra.Command {
 	return withReport(&cobra.Command{
 		Use: "version", Short: "Print the version and the build settings",
-	}, func(context.Context) fmt.Stringer { return build() })
+	}, func(context.Context) fmt.Stringer { return buildInfo() })
 }
 
 func fieldsCommand(loader *config.Loader) *cobra.Command {
@@ -154,5 +154,5 @@ The command changes nothing and has no effect on a running agent. The exit code 
 	return cmd
 }
 
-// build describes this binary.
-func build() agent.Build { return agent.ReadBuild(version, revision) }
+// buildInfo describes this binary.
+func buildInfo() agent.Build { return agent.ReadBuild(version, revision) }

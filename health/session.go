@@ -95,12 +95,16 @@ type Session interface {
 	Poll(ctx context.Context) (*Reading, error)
 	// Wake fires when an immediate poll is worthwhile, for example after an XID.
 	Wake() <-chan struct{}
+	Close() error
+}
+
+// Detacher is a Session whose driver another process uses too, as a host engine does.
+type Detacher interface {
 	// CanDetach returns why Detach would be refused, without asking the other process. It may be called at any time.
 	CanDetach() error
 	// Detach asks the other process to stop using the driver. What this process uses ends with Close, which is the only
 	// call after it.
 	Detach(ctx context.Context) error
-	Close() error
 }
 
 // XIDWatcher is a Session that can detect new XIDs cheaply. The Monitor asks it between polls, and polls at once when there

@@ -6,12 +6,12 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// firmware is what a board's firmware calls itself, as nvidia-smi -q prints it on such machines.
+// firmware holds the versions of a board's firmware, as nvidia-smi -q prints them.
 type firmware struct {
 	brand    string
 	vbios    string
-	image    string // of the inforom
-	oem, ecc string // objects in it; empty: it has none
+	image    string // inforom version
+	oem, ecc string // objects of the inforom; empty: missing
 }
 
 func (m model) firmware() firmware {
@@ -28,14 +28,14 @@ func (m model) firmware() firmware {
 	return firmware{}
 }
 
-// The driver is one of 2025's production branch, as nvidia-smi prints it. NVML's version begins with its API's.
+// The driver is from the production branch of 2025. NVML's version starts with that of its API.
 const (
 	driverVersion = "580.95.05"
 	nvmlVersion   = "13." + driverVersion
 )
 
-// texts are a GPU's, by DCGM's numbers (dcgm_fields.h). What is absent is blank in DCGM: no power object is in
-// the inforom of these boards.
+// texts returns the text fields of a GPU, by DCGM's numbers (dcgm_fields.h). Absent fields are blank in DCGM: the inforom
+// of these boards has no power object.
 func (m model) texts(id health.DeviceID) map[health.Field]string {
 	f := m.firmware()
 	all := map[health.Field]string{

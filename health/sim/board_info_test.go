@@ -9,7 +9,7 @@ import (
 )
 
 func TestTexts(t *testing.T) {
-	like := map[health.Field]*regexp.Regexp{
+	formats := map[health.Field]*regexp.Regexp{
 		2:  regexp.MustCompile(`^13\.\d{3}\.\d+(\.\d+)?$`),
 		51: regexp.MustCompile(`^(NVIDIA|Tesla)$`),
 		53: regexp.MustCompile(`^\d{13}$`),
@@ -24,25 +24,25 @@ func TestTexts(t *testing.T) {
 		parent := map[health.DeviceID]health.Device{}
 		for i, d := range p.devices(1) {
 			if !maps.Equal(d.Texts, again[i].Texts) {
-				t.Errorf("%s: %s: %v and then %v", p.name, d.ID, d.Texts, again[i].Texts)
+				t.Errorf("%s: %s: %v, then %v", p.name, d.ID, d.Texts, again[i].Texts)
 			}
 			if d.Kind == health.KindMIG {
 				if !maps.Equal(d.Texts, parent[d.Parent].Texts) {
-					t.Errorf("%s: %s has not its parent's: %v", p.name, d.ID, d.Texts)
+					t.Errorf("%s: %s: %v; want the texts of its parent", p.name, d.ID, d.Texts)
 				}
 				continue
 			}
 			parent[d.ID] = d
-			for field, re := range like {
+			for field, re := range formats {
 				if !re.MatchString(d.Texts[field]) {
 					t.Errorf("%s: %s: field %d is %q", p.name, d.ID, field, d.Texts[field])
 				}
 			}
-			if len(d.Texts) != len(like) {
+			if len(d.Texts) != len(formats) {
 				t.Errorf("%s: %s: %v", p.name, d.ID, d.Texts)
 			}
 			if serials[d.Texts[53]] {
-				t.Errorf("%s: two boards have the serial number %s", p.name, d.Texts[53])
+				t.Errorf("%s: duplicate serial number %s", p.name, d.Texts[53])
 			}
 			serials[d.Texts[53]] = true
 		}

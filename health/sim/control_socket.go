@@ -11,15 +11,14 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 )
 
-// Run serves the control socket until ctx ends, then removes it and returns nil. Without a socket in the
-// configuration it only waits.
+// Run serves the control socket until ctx ends, then removes it and returns nil. If the configuration has no socket,
+// it only waits.
 func (s *Source) Run(ctx context.Context) error {
 	if s.cfg.Control == "" {
 		<-ctx.Done()
 		return nil
 	}
-	// Where nothing can be made, listening fails, says so and is tried again.
-	_ = os.MkdirAll(filepath.Dir(s.cfg.Control), 0o750)
+	_ = os.MkdirAll(filepath.Dir(s.cfg.Control), 0o750) // if it fails, Serve logs that it cannot listen
 	return unixsock.Serve(ctx, s.cfg.Control, s.log, func(_ context.Context, line string) (any, error) {
 		e, err := ParseEvent(line)
 		if err != nil {
@@ -29,18 +28,18 @@ func (s *Source) Run(ctx context.Context) error {
 	})
 }
 
-// Send makes an event happen to the agent that listens on the socket. It returns the agent's line, and an
-// error if nobody answers or the answer is a refusal, which says what would be right.
+// Send sends an event to the agent that listens on the socket, and returns the line of its response. The error is that
+// of unixsock.Call, or that the event is invalid.
 func Send(ctx context.Context, socket string, e Event) (string, error) {
 	if e.At != 0 {
-		return "", errors.New("at: belongs into a scenario; an event that is sent happens at once")
+		return "", errAt
 	}
-	if err := joinFaults(e.faults()); err != nil {
+	if err := errors.Join(e.validate()...); err != nil {
 		return "", err
 	}
 	text, err := unixsock.Call(ctx, socket, e)
 	if op := new(net.OpError); errors.As(err, &op) && op.Op == "dial" {
-		err = fmt.Errorf("no agent takes events there (is source.sim.control set?): %w", err)
+		err = fmt.Errorf("no simulated source listens (is source.sim.control set?): %w", err)
 	}
 	return text, err
 }

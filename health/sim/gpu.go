@@ -1,56 +1,70 @@
 package sim
 
 import (
+	"cmp"
 	"math"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// gpu is one simulated GPU with its MIG devices.
+// gpu is a simulated GPU with its MIG devices.
 type gpu struct {
-	model  model
-	device int    // its place among the devices; its MIG devices follow it
-	loads  []load // one of the whole GPU, or one of each MIG device
-	slices []slice
-	boot   float64 // mJ used before the source was opened
-	warmth float64 // °C that this one differs from the model
+	profile      profile
+	device       int        // index among the source's devices; its MIG devices follow
+	loads        []workload // of the whole GPU, or of each MIG device
+	slices       []slice
+	energyOffset float64 // mJ used before the first Open
+	tempOffset   float64 // °C by which this GPU differs from the model
 
-	record
+	xidRecord
 }
 
 func newGPU(p profile, index, device int, devices []health.Device) gpu {
-	g := gpu{model: p.model, device: device}
-	room := func(total int) float64 { return float64(total) * 0.97 } // jobs leave a little free
+	g := gpu{profile: p, device: device}
+	free := func(total int) float64 { return float64(total) * 0.97 } // workloads leave a little free
 	if !p.partitioned(index) {
-		g.loads = []load{newLoad(seedOf(devices[device].ID), 1, room(g.model.total-g.model.reserved))}
+		g.loads = []workload{newWorkload(seedOf(devices[device].ID), 1, free(p.model.total-p.model.reserved))}
 	} else {
 		g.slices = p.mig[index]
 		for i, s := range g.slices {
 			id := devices[device+1+i].ID
-			g.loads = append(g.loads, newLoad(seedOf(id), float64(s.compute)/7, room(s.memory)))
+			g.loads = append(g.loads, newWorkload(seedOf(id), float64(s.compute)/7, free(s.memory)))
 		}
 	}
 	l := &g.loads[0]
-	g.boot = math.Round(3600e3 * g.model.restPower * (1 + 200*l.random(0, 9))) // an hour to a week ago
-	g.warmth = math.Round(4*l.random(0, 10)) - 2
+	g.energyOffset = math.Round(3600e3 * p.model.restPower * (1 + 200*l.random(0, 9))) // an hour to a week of it
+	g.tempOffset = math.Round(4*l.random(0, 10)) - 2
 	return g
+}
+
+// gpuState is the effect of all events on a GPU so far.
+type gpuState struct {
+	Event
+	incidents incidentSet
+}
+
+// over returns s with the unset values of below.
+func (s gpuState) over(below gpuState) gpuState {
+	below.merge(&s.Event)
+	below.incidents = s.incidents.over(below.incidents)
+	return below
 }
 
 // idleUsed is the framebuffer in use without a job, MiB.
 const idleUsed = 4
 
-// values appends what can be measured at t seconds: first the GPU's, then each MIG device's. What is
-// absent here is blank in DCGM on that kind of device: a partitioned GPU has no utilization and no NVLink,
-// a MIG device has a framebuffer and shares the rest with its GPU.
-func (g *gpu) values(t float64, c conditions, to []map[health.Field]float64) []map[health.Field]float64 {
-	const fields = 32 // the most that a GPU has, so that the map does not grow
+// values appends the values at t seconds: first those of the GPU, then those of each MIG device. DCGM has blanks for the
+// fields that are absent here: a partitioned GPU has no utilization and no NVLink, a MIG device has a framebuffer and
+// shares the rest with its GPU.
+func (g *gpu) values(t float64, c *gpuState, to []map[health.Field]float64) []map[health.Field]float64 {
+	const fields = 32 // at most, so that the map does not grow
 	var (
-		m      = &g.model
+		m      = &g.profile.model
 		v      = make(map[health.Field]float64, fields)
 		all    level
 		work   float64
 		second = int64(math.Floor(t))
-		noise  = func(n uint64) float64 { return 2*g.loads[0].random(second, n) - 1 } // -1 to 1, anew each second
+		noise  = func(n uint64) float64 { return 2*g.loads[0].random(second, n) - 1 } // -1 to 1, different each second
 	)
 	to = append(to, v)
 	for i := range g.loads {
@@ -71,24 +85,22 @@ func (g *gpu) values(t float64, c conditions, to []map[health.Field]float64) []m
 	busy := all.fast > 0.02
 	v[health.FieldSMClock], v[health.FieldMemClock] = m.restSM, m.restMem
 	if busy {
-		// A board at its power limit lowers the clock, in steps of 15 MHz.
+		// At the power limit the board lowers the clock, in steps of 15 MHz.
 		v[health.FieldSMClock] = math.Round((m.topSM-(m.topSM-m.lowSM)*all.slow*all.slow)/15) * 15
 		v[health.FieldMemClock] = m.topMem
 	}
-	v[health.FieldClocksEvents] = clockEvents(busy, all.fast)
-	if is(c.slowed) {
+	v[health.FieldClocksEvents] = clocksEvents(busy, all.fast)
+	if valueOf(c.ClocksSlowed) {
 		v[health.FieldClocksEvents] = clocksSlowed
 		v[health.FieldSMClock] = min(v[health.FieldSMClock], math.Round(m.topSM/2/15)*15)
 	}
 
 	span := m.maxPower - m.restPower
 	v[health.FieldPower] = milli(min(m.maxPower, (m.restPower+span*all.fast)*(1+0.01*noise(11))))
-	v[health.FieldEnergy] = g.used(t, work)
+	v[health.FieldEnergy] = g.energyAt(t, work)
 
-	temp := m.restTemp + g.warmth + (m.maxTemp-m.restTemp)*all.slow
-	if pinned := is(c.temperature); pinned != 0 {
-		temp = pinned
-	}
+	temp := m.restTemp + g.tempOffset + (m.maxTemp-m.restTemp)*all.slow
+	temp = cmp.Or(valueOf(c.Temperature), temp)
 	v[health.FieldGPUTemp] = math.Round(temp)
 	if m.memTempOver > 0 {
 		v[health.FieldMemoryTemp] = math.Round(temp + m.memTempOver)
@@ -100,26 +112,27 @@ func (g *gpu) values(t float64, c conditions, to []map[health.Field]float64) []m
 		util := percent(all.fast * (1 + 0.06*noise(12)))
 		v[health.FieldGPUUtil] = util
 		v[health.FieldMemCopyUtil] = percent(util / 100 * (0.45 + 0.1*noise(13)))
-		v[health.FieldEncUtil], v[health.FieldDecUtil] = 0, 0 // training leaves the video engines alone
+		v[health.FieldEncUtil], v[health.FieldDecUtil] = 0, 0 // training does not use the video engines
 		if m.nvlinkRate > 0 {
 			v[health.FieldNVLinkBandwidth] = math.Floor(m.nvlinkRate * work)
 		}
 	}
 	if m.canMIG {
-		v[health.FieldMIGMode] = number(g.slices != nil)
+		v[health.FieldMIGMode] = boolValue(g.slices != nil)
 	}
 
-	v[health.FieldPCIeReplays] = 0
-	v[health.FieldVGPULicense] = 0 // what DCGM says of a GPU that is no vGPU
-	v[health.FieldDBEVolatile] = float64(is(c.doubleBits))
-	if m.retires {
-		v[health.FieldRetiredSBE], v[health.FieldRetiredDBE], v[health.FieldRetiredPending] = 0, float64(is(c.retired)), 0
+	for _, f := range []health.Field{health.FieldPCIeReplays, health.FieldRemappedUncorr, health.FieldRemappedCorr, health.FieldUnrepairable} {
+		v[f] = 0
 	}
-	v[health.FieldRemappedUncorr], v[health.FieldRemappedCorr] = 0, 0
-	v[health.FieldRemapFailed] = number(is(c.remapFailed))
-	v[health.FieldRemapPending] = number(is(c.remap))
-	v[health.FieldUnrepairable] = 0
-	v[health.FieldRecoveryAction] = float64(is(c.recovery))
+	v[health.FieldVGPULicense] = 0 // DCGM's value for a GPU that is not a vGPU
+	if m.retires {
+		v[health.FieldRetiredSBE], v[health.FieldRetiredPending] = 0, 0
+	}
+	for i := range effects {
+		if f := &effects[i]; f.metric != 0 && f.supports(g.profile) {
+			v[f.metric] = f.value(&c.Event)
+		}
+	}
 	if g.lastXID != 0 {
 		v[health.FieldXID] = float64(g.lastXID)
 	}
@@ -127,17 +140,17 @@ func (g *gpu) values(t float64, c conditions, to []map[health.Field]float64) []m
 }
 
 // Bits of FieldClocksEvents (nvml.h: nvmlClocksEventReasonGpuIdle, nvmlClocksEventReasonSwPowerCap,
-// nvmlClocksEventReasonHwSlowdown with nvmlClocksEventReasonHwThermalSlowdown). The hardware's slowdown halves the core
-// clocks at least.
+// nvmlClocksEventReasonHwSlowdown with nvmlClocksEventReasonHwThermalSlowdown). A slowdown by the hardware at least
+// halves the core clocks.
 const (
 	clocksIdle     = 0x1
 	clocksPowerCap = 0x4
 	clocksSlowed   = 0x8 | 0x40
 )
 
-// clockEvents says why the clocks are not at their top: nothing runs, or all that the board may draw is drawn, which
-// only the heaviest of the jobs do.
-func clockEvents(busy bool, load float64) float64 {
+// clocksEvents returns why the clocks are below their maximum: the GPU is idle, or one of the heaviest workloads draws
+// all power that the board allows.
+func clocksEvents(busy bool, load float64) float64 {
 	switch {
 	case !busy:
 		return clocksIdle
@@ -147,30 +160,31 @@ func clockEvents(busy bool, load float64) float64 {
 	return 0
 }
 
-// used is the energy in mJ until t, with so much work done.
-func (g *gpu) used(t, work float64) float64 {
-	return g.boot + math.Floor(1000*(g.model.restPower*t+(g.model.maxPower-g.model.restPower)*work))
+// energyAt returns the energy counter in mJ at t, after the given work.
+func (g *gpu) energyAt(t, work float64) float64 {
+	m := &g.profile.model
+	return g.energyOffset + math.Floor(1000*(m.restPower*t+(m.maxPower-m.restPower)*work))
 }
 
-// energy is the same for whoever does not know the work.
+// energy returns the energy counter in mJ at t.
 func (g *gpu) energy(t float64) float64 {
 	work := 0.0
 	for i := range g.loads {
 		l := &g.loads[i]
 		work += l.share * l.work(t, l.at(t).fast)
 	}
-	return g.used(t, work)
+	return g.energyAt(t, work)
 }
 
-// framebuffer sets the four sizes, in whole MiB that add up.
+// framebuffer sets the four sizes of the framebuffer, in whole MiB that add up to the total.
 func framebuffer(v map[health.Field]float64, total, reserved, used float64) {
 	used = math.Round(min(used, total-reserved))
 	v[health.FieldFBTotal], v[health.FieldFBReserved] = total, reserved
 	v[health.FieldFBUsed], v[health.FieldFBFree] = used, total-reserved-used
 }
 
-// profiling sets what DCGM's profiling module measures, DCGM_FI_PROF_ fields 1001 to 1010: ratios of the device, and
-// bytes per second of a training job over its share of a PCIe link.
+// profiling sets fields 1001 to 1010 of DCGM's profiling module (DCGM_FI_PROF_): ratios of the device, and the bytes per
+// second of a training workload over the device's share of a PCIe link.
 func profiling(v map[health.Field]float64, busy, share float64) {
 	busy = max(0, min(1, busy))
 	v[1001], v[1002] = milli(busy), milli(0.92*busy)     // graphics engine, SMs
@@ -182,7 +196,7 @@ func percent(x float64) float64 { return math.Round(100 * max(0, min(1, x))) }
 
 func milli(x float64) float64 { return math.Round(x*1000) / 1000 }
 
-func number(b bool) float64 {
+func boolValue(b bool) float64 {
 	if b {
 		return 1
 	}

@@ -1,10 +1,7 @@
 package sim
 
 import (
-	"cmp"
 	"context"
-	"os"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,8 +15,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// ev reads an event as a person writes it; at is for scenarios.
-func ev(t testing.TB, at time.Duration, s string) Event {
+// event parses an event; at is its time in a scenario.
+func event(t testing.TB, at time.Duration, s string) Event {
 	t.Helper()
 	e, err := ParseEvent(s)
 	if err != nil {
@@ -27,6 +24,16 @@ func ev(t testing.TB, at time.Duration, s string) Event {
 	}
 	e.At = at
 	return e
+}
+
+// inject applies events of the control socket.
+func inject(t testing.TB, s *Source, events ...string) {
+	t.Helper()
+	for _, text := range events {
+		if err := s.inject(event(t, 0, text)); err != nil {
+			t.Fatalf("inject(%s): %v", text, err)
+		}
+	}
 }
 
 func newSource(t testing.TB, cfg Config) *Source {
@@ -57,8 +64,8 @@ func poll(t testing.TB, ses health.Session) *health.Reading {
 	return r
 }
 
-// sampleOf returns the sample of a whole GPU.
-func sampleOf(t testing.TB, r *health.Reading, gpu int) health.Sample {
+// gpuSample returns the sample of a GPU.
+func gpuSample(t testing.TB, r *health.Reading, gpu int) health.Sample {
 	t.Helper()
 	for i, d := range r.Devices {
 		if d.Kind == health.KindGPU && d.Index == gpu {
@@ -69,7 +76,7 @@ func sampleOf(t testing.TB, r *health.Reading, gpu int) health.Sample {
 	panic("unreachable")
 }
 
-// woken reports whether a wake waits to be noticed, and notices it.
+// woken reports whether Wake has fired, and resets it.
 func woken(ses health.Session) bool {
 	select {
 	case <-ses.Wake():
@@ -79,38 +86,15 @@ func woken(ses health.Session) bool {
 	}
 }
 
-// pass lets time pass in a bubble of synctest, and all that happens in it happen.
-func pass(d time.Duration) {
+// sleep advances the time of a synctest bubble and waits until its goroutines are idle.
+func sleep(d time.Duration) {
 	<-time.After(d)
 	synctest.Wait()
 }
 
-// profileConfig is the named machine without events.
+// profileConfig is a profile without events.
 func profileConfig(name string) Config {
 	cfg := DefaultConfig()
 	cfg.Profile = name
 	return cfg
-}
-
-func sortedFields(v map[health.Field]float64) []health.Field {
-	out := make([]health.Field, 0, len(v))
-	for f := range v {
-		out = append(out, f)
-	}
-	slices.SortFunc(out, func(a, b health.Field) int { return cmp.Compare(a, b) })
-	return out
-}
-
-// listing is the names in a directory.
-func listing(t *testing.T, dir string) []string {
-	t.Helper()
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var names []string
-	for _, e := range entries {
-		names = append(names, e.Name())
-	}
-	return names
 }

@@ -9,72 +9,44 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// anIncident is the one in examples.
-const anIncident = "DCGM_FR_NVLINK_DOWN"
+const exampleIncident = "DCGM_FR_NVLINK_DOWN"
 
-// The words of Event.Severity.
+// Severities, the values of Event.Severity.
 const (
 	severityFail = "fail"
 	severityWarn = "warn"
-	severityNone = "none" // DCGM does not find it any more
+	severityNone = "none" // the incident has ended
 )
 
-func severityWords() []string { return []string{severityFail, severityWarn, severityNone} }
+// incidentSet holds the severities of incidents that events have set on a GPU, by code. It is immutable.
+type incidentSet map[int]string
 
-// severity is what the event says of its incident.
-func (e Event) severity() string {
-	if e.Severity == nil {
-		return severityFail
-	}
-	return *e.Severity
-}
-
-func (e Event) incidentFaults() []fault {
-	var out []fault
-	if e.Incident != nil {
-		if _, known := health.IncidentCode(*e.Incident); !known {
-			out = append(out, fault{"incident", fmt.Sprintf("%s is no incident of DCGM's; use a name such as %s", quote(*e.Incident), anIncident)})
-		}
-	}
-	switch {
-	case e.Severity == nil:
-	case e.Incident == nil:
-		out = append(out, fault{"severity", "is for incident; say which"})
-	case !slices.Contains(severityWords(), *e.Severity):
-		out = append(out, fault{"severity", fmt.Sprintf("%q is not known; use one of %s", *e.Severity, strings.Join(severityWords(), ", "))})
-	}
-	return out
-}
-
-// incidents are what DCGM's own checks say of a GPU: words of Event.Severity, by code. It is not modified.
-type incidents map[int]string
-
-// with is in with another word for one of them, which has been validated.
-func (in incidents) with(name, severity string) incidents {
+// with returns the set with a valid incident added or changed.
+func (s incidentSet) with(name, severity string) incidentSet {
 	code, _ := health.IncidentCode(name)
-	return incidents{code: severity}.over(in)
+	return incidentSet{code: severity}.over(s)
 }
 
-// over lays in over what is below it.
-func (in incidents) over(below incidents) incidents {
-	if len(in) == 0 {
+// over returns s with the incidents of below that s does not have.
+func (s incidentSet) over(below incidentSet) incidentSet {
+	if len(s) == 0 {
 		return below
 	}
 	all := maps.Clone(below)
 	if all == nil {
-		all = make(incidents, len(in))
+		all = make(incidentSet, len(s))
 	}
-	maps.Copy(all, in)
+	maps.Copy(all, s)
 	return all
 }
 
-// standing returns those that stand, by code.
-func (in incidents) standing() []health.Incident {
+// active returns the incidents that have not ended, by code.
+func (s incidentSet) active() []health.Incident {
 	var out []health.Incident
-	for _, code := range slices.Sorted(maps.Keys(in)) {
+	for _, code := range slices.Sorted(maps.Keys(s)) {
 		name := health.LookupIncident(code).Name
 		i := health.Incident{System: systemOf(name), Code: code, Message: "simulated: " + name}
-		switch in[code] {
+		switch s[code] {
 		case severityNone:
 			continue
 		case severityFail:
@@ -85,8 +57,8 @@ func (in incidents) standing() []health.Incident {
 	return out
 }
 
-// systemOf is which of DCGM's health systems finds an incident (dcgm_structs.h: dcgmHealthSystems_t), "" for one that only
-// dcgmi diag finds.
+// systemOf returns the health system of DCGM that finds an incident (dcgm_structs.h: dcgmHealthSystems_t), or "" if only
+// dcgmi diag finds it.
 func systemOf(name string) string {
 	for _, s := range []struct{ system, names string }{
 		{"pcie", "PCI_REPLAY_RATE"},
@@ -107,21 +79,20 @@ func systemOf(name string) string {
 	return ""
 }
 
-// xidIncident is how DCGM's health check files an XID.
+// xidIncident is the incident that DCGM's health check makes of an XID.
 type xidIncident struct {
 	system   string
 	severity health.Severity
 	code     int // dcgm_errors.h
 }
 
-// The incidents of XIDs that DCGM has no name of its own for, and the system of those that are no system's.
+// The code of XIDs without an incident of their own, and the system of XIDs that concern the whole GPU.
 const (
 	xidSystem = "xid"
 	xidError  = 101 // DCGM_FR_XID_ERROR
 )
 
-// xidIncidents are the XIDs that DCGM's health check knows (DCGM 4.6, DcgmHealthWatch; its tests, TestHealthMonitor).
-// Those of no system concern the whole GPU.
+// xidIncidents lists the XIDs that DCGM's health check reports (DCGM 4.6, DcgmHealthWatch; its tests, TestHealthMonitor).
 //
 //nolint:gochecknoglobals // a table of constants
 var xidIncidents = map[int]xidIncident{
@@ -154,16 +125,16 @@ var xidIncidents = map[int]xidIncident{
 	73:  {"nvlink", health.SeverityWarn, xidError},
 	121: {"nvlink", health.SeverityWarn, xidError},
 	137: {"nvlink", health.SeverityWarn, xidError},
-	93:  {"inforom", health.SeverityWarn, 9}, // CORRUPT_INFOROM; of Volta alone
+	93:  {"inforom", health.SeverityWarn, 9}, // CORRUPT_INFOROM; on Volta only
 }
 
-// incidents are what DCGM's health check makes of the XIDs that the GPU has reported, by XID. They stand as long as the
-// agent runs: only another engine takes them back. The message names the XID as DCGM's does.
-func (g *gpu) incidents() []health.Incident {
+// xidIncidents returns the incidents that DCGM's health check makes of the GPU's XIDs, by XID. They last as long as the
+// agent runs: only a restart of the engine clears them. The message names the XID as DCGM's does.
+func (g *gpu) xidIncidents() []health.Incident {
 	var out []health.Incident
-	for _, xid := range g.noted {
-		x, known := xidIncidents[xid]
-		if !known || x.system == "inforom" && !g.model.retires { // Volta is the one that retires pages
+	for _, xid := range g.reported {
+		x, ok := xidIncidents[xid]
+		if !ok || x.system == "inforom" && !g.profile.model.retires { // only Volta retires pages
 			continue
 		}
 		message := fmt.Sprintf("simulated: %s, XID %d", health.LookupIncident(x.code).Name, xid)

@@ -6,23 +6,21 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// The words of Event.MIG. Partitions are those of profile h100-8-mig.
+// Partitions, the values of Event.MIG. Their MIG devices are those of profile h100-8-mig.
 const (
 	migOff      = "off"
 	migSevenths = "sevenths" // 7x 1g.10gb
 	migBalanced = "balanced" // 3g.40gb, 2g.20gb, 2x 1g.10gb
 )
 
-func migWords() []string { return []string{migOff, migSevenths, migBalanced} }
-
 // partitioned reports whether a GPU is in MIG mode.
 func (p profile) partitioned(gpu int) bool { return p.mig != nil && p.mig[gpu] != nil }
 
-// repartitioned is the machine with its GPUs partitioned as words tell, where "" is as the profile has it.
-func (p profile) repartitioned(words []string) profile {
+// withPartitions returns the profile with other partitions of its GPUs; "" keeps a GPU's own.
+func (p profile) withPartitions(partitions []string) profile {
 	mig := make([][]slice, len(p.pci))
-	for i, word := range words {
-		switch word {
+	for i, partition := range partitions {
+		switch partition {
 		case migSevenths:
 			mig[i] = sevenths()
 		case migBalanced:
@@ -37,32 +35,36 @@ func (p profile) repartitioned(words []string) profile {
 	return p
 }
 
-// partition brings the devices to what the layers say of MIG. Called with mu held.
-func (s *Source) partition(at time.Time) {
-	words, same := make([]string, len(s.gpus)), true
-	for i := range words {
-		words[i] = is(s.conditions(i).mig)
-		same = same && words[i] == s.words[i]
+// repartition updates the devices to the partitions that events have set. Called with mu held.
+func (s *Source) repartition(at time.Time) {
+	partitions, changed := make([]string, len(s.gpus)), false
+	for i := range partitions {
+		partitions[i] = valueOf(s.gpuState(i).MIG)
+		changed = changed || partitions[i] != s.partitions[i]
 	}
-	if same {
+	if !changed {
 		return
 	}
 	t := 0.0
 	if !s.start.IsZero() {
 		t = at.Sub(s.start).Seconds()
 	}
-	p := s.profile.repartitioned(words)
-	devices := p.devices(s.cfg.Seed) // another list: the one before has been handed out
-	var gpus []gpu
-	for place, d := range devices {
+	p := s.profile.withPartitions(partitions)
+	devices := p.devices(s.cfg.Seed) // a new slice: readings share the old one
+	gpus := p.newGPUs(devices)
+	for i := range gpus {
+		g, old := &gpus[i], &s.gpus[i]
+		g.xidRecord, g.tempOffset = old.xidRecord, old.tempOffset
+		g.energyOffset += old.energy(t) - g.energy(t) // the counter continues
+	}
+	s.partitions, s.devices, s.gpus = partitions, devices, gpus
+}
+
+func (p profile) newGPUs(devices []health.Device) (gpus []gpu) {
+	for i, d := range devices {
 		if d.Kind == health.KindGPU {
-			gpus = append(gpus, newGPU(p, d.Index, place, devices))
+			gpus = append(gpus, newGPU(p, d.Index, i, devices))
 		}
 	}
-	for i := range gpus {
-		now, was := &gpus[i], &s.gpus[i]
-		now.record, now.warmth = was.record, was.warmth
-		now.boot += was.energy(t) - now.energy(t) // the meter goes on
-	}
-	s.words, s.devices, s.gpus = words, devices, gpus
+	return gpus
 }

@@ -2,7 +2,6 @@ package sim
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"time"
 
@@ -11,58 +10,52 @@ import (
 
 // PastXID is an XID that a GPU reported before the source was first opened.
 type PastXID struct {
-	Ago time.Duration `yaml:"ago"` // before the source was first opened
-	GPU *int          `yaml:"gpu"` // index; an XID of a partitioned GPU is the GPU's
+	Ago time.Duration `yaml:"ago"` // before the first Open
+	GPU *int          `yaml:"gpu"` // index; a partitioned GPU reports it, not its MIG devices
 	XID *int          `yaml:"xid"`
 }
 
-// faults returns what is wrong with it. The profile is only looked at if it is known.
-func (x PastXID) faults(p profile, known bool) []fault {
-	var out []fault
+// validate returns all errors; p is nil if the profile is invalid.
+func (x PastXID) validate(p *profile) (errs []error) {
 	if x.Ago <= 0 {
-		out = append(out, fault{"ago", fmt.Sprintf("%v is not before the start; use more than 0s", x.Ago)})
+		errs = append(errs, keyErrorf("ago", "%v is not before the start; use more than 0s", x.Ago))
 	}
 	e := Event{GPU: x.GPU, XID: x.XID}
-	switch {
-	case x.GPU == nil:
-		out = append(out, fault{"gpu", "is missing; say which GPU reported it"})
-	case known:
-		out = append(out, e.misses(p)...)
+	if x.GPU == nil {
+		errs = append(errs, keyErrorf("gpu", "is missing; use the index of a GPU"))
+	} else if p != nil {
+		errs = append(errs, e.validateFor(*p)...)
 	}
 	if x.XID == nil {
-		return append(out, fault{"xid", "is missing; say which"})
+		errs = append(errs, keyErrorf("xid", "is missing; use the number of an XID"))
+	} else if text := effectOf("xid").check(&e); text != "" {
+		errs = append(errs, keyErrorf("xid", "%s", text))
 	}
-	for _, f := range e.faults() {
-		if f.key == "xid" {
-			out = append(out, f)
-		}
-	}
-	return out
+	return errs
 }
 
-// record is what one GPU has reported. It outlives a new partition.
-type record struct {
-	past    []health.XID // from before the start, until it is delivered; oldest first
-	pending reports      // from after the start, not delivered yet
-	lastXID int          // 0: none yet
-	noted   []int        // the XIDs that were ever reported, ascending: DCGM's health check forgets none
+// xidRecord holds the XIDs that a GPU has reported. It survives repartitioning.
+type xidRecord struct {
+	past     []health.XID // from before the start and not delivered yet; oldest first
+	queue    xidQueue     // from after the start and not delivered yet
+	lastXID  int          // 0: none
+	reported []int        // every XID so far, ascending: DCGM's health check keeps them all
 }
 
-// note remembers an XID as the last one, and for DCGM's health check.
-func (r *record) note(code int) {
+func (r *xidRecord) add(code int) {
 	r.lastXID = code
-	if i, found := slices.BinarySearch(r.noted, code); !found {
-		r.noted = slices.Insert(r.noted, i, code)
+	if i, found := slices.BinarySearch(r.reported, code); !found {
+		r.reported = slices.Insert(r.reported, i, code)
 	}
 }
 
-// recall gives each GPU its past. Called with mu held, when the clock starts.
-func (s *Source) recall() {
+// addPastXIDs adds the configured past XIDs to the GPUs. Open calls it with mu held when the clock starts.
+func (s *Source) addPastXIDs() {
 	past := slices.Clone(s.cfg.Past)
 	slices.SortStableFunc(past, func(a, b PastXID) int { return cmp.Compare(b.Ago, a.Ago) })
 	for _, x := range past {
 		g := &s.gpus[*x.GPU]
-		g.note(*x.XID)
+		g.add(*x.XID)
 		g.past = append(g.past, health.XID{Code: *x.XID, At: s.start.Add(-x.Ago)})
 	}
 }

@@ -4,39 +4,41 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// model is a kind of GPU. The powers are those of a board at rest and at its limit. What no source below
-// states (the reserved memory, lowSM, the temperatures under load, nvlinkRate) is a believable guess.
+// model is a GPU model. The powers are those of an idle board and its limit. Values without a source below (reserved
+// memory, lowSM, temperatures under load, nvlinkRate) are plausible guesses.
 type model struct {
 	name                 string
-	total, reserved      int     // framebuffer in MiB, as nvidia-smi -q -d MEMORY has it
+	total, reserved      int     // framebuffer in MiB (nvidia-smi -q -d MEMORY)
 	restPower, maxPower  float64 // W
 	restTemp, maxTemp    float64 // °C
-	memTempOver          float64 // °C by which the memory is warmer; 0: it has no sensor that NVML reads
-	restSM, lowSM, topSM float64 // MHz: idle, throttled by power at full load, boost
+	memTempOver          float64 // °C by which the memory is warmer; 0: NVML reads no sensor
+	restSM, lowSM, topSM float64 // MHz: idle, at full load and power limit, boost
 	restMem, topMem      float64 // MHz
 	canMIG               bool
-	retires              bool    // it retires pages for bad memory; since Ampere rows are remapped instead
-	nvlinkRate           float64 // what all NVLinks count in a second at full load, KiB; 0: no NVLink
+	retires              bool    // retires pages for bad memory; since Ampere GPUs remap rows instead
+	nvlinkRate           float64 // KiB per second over all NVLinks at full load; 0: no NVLink
 }
 
-// profile is a machine.
+// profile is a simulated machine.
 type profile struct {
 	name  string
 	model model
-	pci   []string    // bus of each GPU, by index
+	pci   []string    // bus address of each GPU, by index
 	numa  []int       // NUMA node of each GPU
-	near  health.Path // between two GPUs of one NUMA node; all others are PathSystem
-	links int         // NVLinks from any GPU to any other
-	mig   [][]slice   // how each GPU is partitioned; nil: MIG is off
+	near  health.Path // between GPUs of one NUMA node; PathSystem between others
+	links int         // NVLinks between any two GPUs
+	mig   [][]slice   // MIG devices of each GPU; nil: MIG is off
 
-	layouts bool // sevenths and balanced fit its GPUs
+	repartitions bool // supports Event.MIG: sevenths and balanced fit its GPUs
 }
 
-// slice is a MIG device: a GPU instance with one compute instance, 0.
+// slice is a MIG device: a GPU instance with compute instance 0.
 type slice struct {
 	profile string
 	gi      int
@@ -55,7 +57,7 @@ func h100() model {
 	}
 }
 
-// a100: NVIDIA A100-SXM4-80GB: 400 W, 1410 MHz (A100 datasheet); memory 1593 MHz and 61 W at rest from nvidia-smi.
+// a100: NVIDIA A100-SXM4-80GB: 400 W, 1410 MHz (A100 datasheet); memory 1593 MHz and 61 W when idle from nvidia-smi.
 func a100() model {
 	return model{
 		name: "NVIDIA A100-SXM4-80GB", total: 81920, reserved: 868,
@@ -65,8 +67,8 @@ func a100() model {
 	}
 }
 
-// l4: NVIDIA L4: 72 W, 2040 MHz (L4 datasheet); at rest in P8 11 to 13 W; GDDR6 without a temperature that
-// NVML reads, no NVLink, no MIG.
+// l4: NVIDIA L4: 72 W, 2040 MHz (L4 datasheet); 11 to 13 W when idle in P8; GDDR6 without a temperature in NVML, no
+// NVLink, no MIG.
 func l4() model {
 	return model{
 		name: "NVIDIA L4", total: 23034, reserved: 435,
@@ -75,7 +77,7 @@ func l4() model {
 	}
 }
 
-// v100: Tesla V100-SXM3-32GB: 350 W, 1597 MHz (DGX-2 datasheet); clocks at rest and of the memory from nvidia-smi.
+// v100: Tesla V100-SXM3-32GB: 350 W, 1597 MHz (DGX-2 datasheet); idle and memory clocks from nvidia-smi.
 func v100() model {
 	return model{
 		name: "Tesla V100-SXM3-32GB", total: 32768, reserved: 258,
@@ -85,27 +87,27 @@ func v100() model {
 	}
 }
 
-// profiles returns the machines.
+// profiles returns all profiles.
 //
-// h100-8 is a DGX H100: bus ids, NUMA nodes, NV18 between all, and NODE over PCIe within a socket, as
-// nvidia-smi and nvidia-smi topo -m print them there; every GPU has a PCIe switch of its own.
+// h100-8 is a DGX H100: bus IDs, NUMA nodes, NV18 between all GPUs and NODE over PCIe within a socket, as nvidia-smi and
+// nvidia-smi topo -m print them; every GPU has its own PCIe switch.
 //
 // a100-8 is a DGX A100 (DGX A100 user guide; nvidia-smi topo -m; the NCCL topology in NVIDIA/nccl#1505): NV12,
-// four NUMA nodes a socket (NPS4), and two GPUs behind the switches of each of four.
+// four NUMA nodes per socket (NPS4), and two GPUs behind the switches of each of four nodes.
 //
-// h100-8-mig is the first machine partitioned: six GPUs in seven, two with the mix that mig-parted calls
-// all-balanced. No GPU reaches another over NVLink then (MIG user guide, "no GPU to GPU P2P").
+// h100-8-mig is h100-8 with MIG: six GPUs with seven MIG devices, two with the mix that mig-parted calls all-balanced.
+// In MIG mode no GPU reaches another over NVLink (MIG user guide, "no GPU to GPU P2P").
 //
-// v100-16 is a DGX-2: sixteen GPUs behind NVSwitches, NV6 between all, eight at each socket (DGX-2 user guide;
+// v100-16 is a DGX-2: sixteen GPUs behind NVSwitches, NV6 between all, eight per socket (DGX-2 user guide;
 // nvidia-smi topo -m).
 //
-// l4-1 is a cloud instance of one L4 (g2-standard on Google Cloud: bus 00:03.0).
+// l4-1 is a cloud instance with one L4 (g2-standard on Google Cloud: bus 00:03.0).
 func profiles() []profile {
 	dgxH100 := profile{
 		name: "h100-8", model: h100(),
 		pci:  []string{"1B:00.0", "43:00.0", "52:00.0", "61:00.0", "9D:00.0", "C3:00.0", "D1:00.0", "DF:00.0"},
 		numa: []int{0, 0, 0, 0, 1, 1, 1, 1},
-		near: health.PathNode, links: 18, layouts: true,
+		near: health.PathNode, links: 18, repartitions: true,
 	}
 	mig := dgxH100
 	mig.name = "h100-8-mig"
@@ -134,8 +136,8 @@ func profiles() []profile {
 	}
 }
 
-// sevenths is 7x 1g.10gb. The memory sizes and the GPU instance ids here and in balanced are those that
-// nvidia-smi lists on an H100 80GB and, for the ids, after mig-parted has made the layout.
+// sevenths is 7x 1g.10gb. Here and in balanced, memory sizes are those that nvidia-smi lists on an H100 80GB, GPU
+// instance IDs those after mig-parted has created the partition.
 func sevenths() []slice {
 	out := make([]slice, 7)
 	for i := range out {
@@ -156,16 +158,15 @@ func profileNames() []string {
 	return out
 }
 
-func profileNamed(name string) (profile, bool) {
-	for _, p := range profiles() {
-		if p.name == name {
-			return p, true
-		}
+func profileByName(name string) (*profile, error) {
+	all := profiles()
+	if i := slices.IndexFunc(all, func(p profile) bool { return p.name == name }); i >= 0 {
+		return &all[i], nil
 	}
-	return profile{}, false
+	return nil, keyErrorf("", "%q is not known; use one of %s", name, strings.Join(profileNames(), ", "))
 }
 
-// devices are the machine's, each GPU followed by its MIG devices.
+// devices returns the profile's devices, each GPU followed by its MIG devices.
 func (p profile) devices(seed int64) []health.Device {
 	var out []health.Device
 	for i, bus := range p.pci {
@@ -212,16 +213,16 @@ func (p profile) devices(seed int64) []health.Device {
 
 func mib(n int) uint64 { return uint64(n) << 20 }
 
-// uuid is as random as the driver's, but the same for the same profile, seed and place.
+// uuid returns a UUID that depends on the profile, the seed and the position only.
 func (p profile) uuid(kind string, seed int64, index, gi int) health.DeviceID {
 	b := sha256.Sum256(fmt.Appendf(nil, "%s %s %d %d %d", kind, p.name, seed, index, gi))
 	if kind == "MIG" {
-		b[6], b[8] = b[6]&0x0f|0x50, b[8]&0x3f|0x80 // the driver's MIG UUIDs are of version 5
+		b[6], b[8] = b[6]&0x0f|0x50, b[8]&0x3f|0x80 // the driver's MIG UUIDs have version 5
 	}
 	return health.DeviceID(fmt.Sprintf("%s-%x-%x-%x-%x-%x", kind, b[0:4], b[4:6], b[6:8], b[8:10], b[10:16]))
 }
 
-// seedOf starts the random numbers of one device.
+// seedOf returns the seed of a device's random numbers.
 func seedOf(id health.DeviceID) uint64 {
 	b := sha256.Sum256([]byte(id))
 	return binary.BigEndian.Uint64(b[:])

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"maps"
 	"reflect"
 	"regexp"
 	"slices"
@@ -13,9 +14,9 @@ import (
 
 func devicesOf(t *testing.T, name string, seed int64) []health.Device {
 	t.Helper()
-	p, ok := profileNamed(name)
-	if !ok {
-		t.Fatalf("no profile %s", name)
+	p, err := profileByName(name)
+	if err != nil {
+		t.Fatal(err)
 	}
 	return p.devices(seed)
 }
@@ -60,7 +61,7 @@ func TestProfiles(t *testing.T) {
 		{"none", 0, 0, "", 0, nil, nil, 0, 0},
 	}
 	if len(tests) != len(profileNames()) {
-		t.Errorf("profiles are %v; not all are tested", profileNames())
+		t.Errorf("profiles %v; the table lacks some", profileNames())
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -83,7 +84,7 @@ func TestProfiles(t *testing.T) {
 					t.Errorf("GPU %d is %+v", i, d)
 				}
 				if d.MIGMode != (tt.mig > 0) || d.GI != -1 || d.CI != -1 || d.Profile != "" || d.Parent != "" {
-					t.Errorf("GPU %d has the marks of a MIG device, or the wrong mode: %+v", i, d)
+					t.Errorf("GPU %d: %+v; want no properties of a MIG device", i, d)
 				}
 				if len(d.Links) != tt.gpus-1 {
 					t.Errorf("GPU %d has %d peers; want %d", i, len(d.Links), tt.gpus-1)
@@ -96,11 +97,11 @@ func TestProfiles(t *testing.T) {
 			}
 			if tt.gpus > 1 {
 				if l := gpus[0].Links[0]; l.Peer != gpus[1].ID || l.Path != tt.zeroToOne {
-					t.Errorf("GPU 0 reaches the first peer by %+v; want %v to GPU 1", l, tt.zeroToOne)
+					t.Errorf("first link of GPU 0 is %+v; want %v to GPU 1", l, tt.zeroToOne)
 				}
 				last := tt.gpus - 1
 				if l := gpus[0].Links[last-1]; l.Peer != gpus[last].ID || l.Path != health.PathSystem {
-					t.Errorf("GPU 0 reaches the last peer by %+v; want SYS to GPU %d", l, last)
+					t.Errorf("last link of GPU 0 is %+v; want SYS to GPU %d", l, last)
 				}
 			}
 		})
@@ -125,17 +126,17 @@ func TestMIGDevicesFitTheirGPU(t *testing.T) {
 		if d.Kind == health.KindGPU {
 			continue
 		}
-		// A GPU comes before its parts, so it is known by now.
+		// A GPU precedes its MIG devices.
 		parent, ok := byID[d.Parent]
 		if !ok {
-			t.Fatalf("%s comes before its GPU %s", d.ID, d.Parent)
+			t.Fatalf("%s precedes its GPU %s", d.ID, d.Parent)
 		}
 		if d.Index != parent.Index || d.Minor != parent.Minor || d.PCI != parent.PCI || d.Model != parent.Model ||
 			!reflect.DeepEqual(d.NUMA, parent.NUMA) || d.Links != nil || d.MIGMode || d.CI != 0 {
-			t.Errorf("%+v does not agree with its GPU %+v", d, parent)
+			t.Errorf("%+v differs from its GPU %+v", d, parent)
 		}
 		if k := (key{d.Parent, d.GI}); seen[k] || d.GI < 1 {
-			t.Errorf("GPU instance %d of GPU %d is there twice, or is none", d.GI, d.Index)
+			t.Errorf("GPU instance %d of GPU %d is a duplicate or below 1", d.GI, d.Index)
 		} else {
 			seen[k] = true
 		}
@@ -145,7 +146,7 @@ func TestMIGDevicesFitTheirGPU(t *testing.T) {
 	}
 	for id, n := range parts {
 		if n != 7 || memory[id] > byID[id].Memory {
-			t.Errorf("GPU %d is cut into %d sevenths with %d MiB of %d", byID[id].Index, n, memory[id]>>20, byID[id].Memory>>20)
+			t.Errorf("GPU %d is partitioned into %d sevenths with %d MiB of %d", byID[id].Index, n, memory[id]>>20, byID[id].Memory>>20)
 		}
 	}
 	if want := map[string]int{"1g.10gb": 46, "2g.20gb": 2, "3g.40gb": 2}; !reflect.DeepEqual(perName, want) {
@@ -163,7 +164,7 @@ func TestUUIDs(t *testing.T) {
 		for _, name := range profileNames() {
 			devices := devicesOf(t, name, seed)
 			if again := devicesOf(t, name, seed); !reflect.DeepEqual(devices, again) {
-				t.Errorf("%s with seed %d is not the same twice", name, seed)
+				t.Errorf("%s with seed %d differs between calls", name, seed)
 			}
 			for _, d := range devices {
 				want := gpu
@@ -171,10 +172,10 @@ func TestUUIDs(t *testing.T) {
 					want = mig
 				}
 				if !want.MatchString(string(d.ID)) {
-					t.Errorf("%q is not in the driver's form", d.ID)
+					t.Errorf("%q does not have the format of the driver's UUIDs", d.ID)
 				}
 				if seen[d.ID] {
-					t.Errorf("%s: %s is another device's, or another seed's", name, d.ID)
+					t.Errorf("%s: duplicate UUID %s", name, d.ID)
 				}
 				seen[d.ID] = true
 			}
@@ -182,20 +183,14 @@ func TestUUIDs(t *testing.T) {
 	}
 }
 
-// TestFields says which fields each kind of device has, by number so that a change shows.
+// TestFields lists the fields of each kind of device.
 func TestFields(t *testing.T) {
 	profiling := []health.Field{1001, 1002, 1004, 1005, 1009, 1010}
 	all := slices.Concat([]health.Field{
 		67, 100, 101, 112, 140, 150, 155, 156, 202, 203, 204, 206, 207, 250, 251, 252, 253, 311, 393, 394, 395, 396, 449, 526,
 	}, profiling, []health.Field{1507, 1523})
 	without := func(fields ...health.Field) []health.Field {
-		var out []health.Field
-		for _, f := range all {
-			if !slices.Contains(fields, f) {
-				out = append(out, f)
-			}
-		}
-		return out
+		return slices.DeleteFunc(slices.Clone(all), func(f health.Field) bool { return slices.Contains(fields, f) })
 	}
 	pages := slices.Sorted(slices.Values(append(without(67), 390, 391, 392)))
 	tests := []struct {
@@ -224,7 +219,7 @@ func TestFields(t *testing.T) {
 				if s.Checked != (r.Devices[i].Kind == health.KindGPU) {
 					t.Errorf("%s: checked %v of %s", tt.profile, s.Checked, s.Device)
 				}
-				if got := sortedFields(s.Values); r.Devices[i].Kind == tt.kind && !reflect.DeepEqual(got, tt.want) {
+				if got := slices.Sorted(maps.Keys(s.Values)); r.Devices[i].Kind == tt.kind && !reflect.DeepEqual(got, tt.want) {
 					t.Errorf("%s: %s has fields %v; want %v", tt.profile, s.Device, got, tt.want)
 				}
 			}
@@ -244,16 +239,16 @@ func TestNoGPUs(t *testing.T) {
 	})
 }
 
-// The idle bit is there when nothing runs, the power cap with the heaviest jobs only, and no fault ever.
-func TestClockEvents(t *testing.T) {
+// TestClocksEvents checks the reasons for low clocks: idle, the power cap with the heaviest jobs, and no others.
+func TestClocksEvents(t *testing.T) {
 	seen := map[float64]int{}
 	polls := readings(t, profileConfig("h100-8"), every(time.Second, 20*time.Minute)...)
 	for _, r := range polls {
 		for _, s := range r.Samples {
-			bits, told := s.Values[health.FieldClocksEvents]
+			bits, ok := s.Values[health.FieldClocksEvents]
 			seen[bits]++
-			if idle := s.Values[health.FieldSMClock] == h100().restSM; !told || idle != (bits == clocksIdle) {
-				t.Fatalf("event bits %v (%v) at %v MHz", bits, told, s.Values[health.FieldSMClock])
+			if idle := s.Values[health.FieldSMClock] == h100().restSM; !ok || idle != (bits == clocksIdle) {
+				t.Fatalf("event bits %v (%v) at %v MHz", bits, ok, s.Values[health.FieldSMClock])
 			}
 			if w := s.Values[health.FieldPower]; bits == clocksPowerCap && w < 0.95*h100().maxPower {
 				t.Fatalf("the power is capped at %v W", w)

@@ -6,53 +6,53 @@ import (
 	"go.uber.org/zap"
 )
 
-// due returns when something of the scenario happens next, since the start.
-func (s *Source) due() (at time.Duration, ok bool) {
+// nextEvent returns when the scenario's next event or restart is due, since the start.
+func (s *Source) nextEvent() (at time.Duration, ok bool) {
 	switch {
 	case s.start.IsZero() || len(s.events) == 0:
 		return 0, false
 	case s.next < len(s.events):
-		return s.lap + s.events[s.next].At, true
+		return s.loopStart + s.events[s.next].At, true
 	case s.cfg.Loop > 0:
-		return s.lap + s.cfg.Loop, true
+		return s.loopStart + s.cfg.Loop, true
 	}
 	return 0, false
 }
 
-// advance makes everything happen that was due until now. Called with mu held.
+// advance applies all events that are due. Called with mu held.
 func (s *Source) advance(now time.Time) {
-	var moved bool
+	var changed bool
 	for {
-		at, ok := s.due()
+		at, ok := s.nextEvent()
 		if !ok || now.Before(s.start.Add(at)) {
 			break
 		}
-		moved = true
+		changed = true
 		if s.next < len(s.events) {
 			e := s.events[s.next]
 			s.next++
 			s.apply(e, &s.scenario, "scenario", s.start.Add(at))
 			continue
 		}
-		s.log.Info("scenario starts anew", zap.Duration("after", s.cfg.Loop))
-		s.lap, s.next = at, 0
+		s.log.Info("scenario restarts", zap.Duration("after", s.cfg.Loop))
+		s.loopStart, s.next = at, 0
 		s.scenario.source = ""
 		clear(s.scenario.gpus)
-		s.partition(s.start.Add(at))
-		s.settle()
+		s.repartition(s.start.Add(at))
+		s.updateState()
 	}
-	if moved {
+	if changed {
 		s.wakeAll()
-		s.arm()
+		s.resetTimer()
 	}
 }
 
-// arm sets the timer for the next event, if anybody is there to be woken by it. Called with mu held.
-func (s *Source) arm() {
+// resetTimer sets the timer to the next event, if there are users for it to wake. Called with mu held.
+func (s *Source) resetTimer() {
 	if s.timer != nil {
 		s.timer.Stop()
 	}
-	at, ok := s.due()
+	at, ok := s.nextEvent()
 	if !ok || s.users == 0 {
 		return
 	}
@@ -66,7 +66,7 @@ func (s *Source) arm() {
 		defer s.mu.Unlock()
 		if s.users > 0 {
 			s.advance(time.Now())
-			s.arm()
+			s.resetTimer()
 		}
 	})
 }

@@ -10,25 +10,24 @@ import (
 
 // session is a connection to a Source.
 type session struct {
-	source *Source
-	falls  uint64        // the source's when it was opened
-	wake   chan struct{} // holds one
-	once   sync.Once
-	closed chan struct{}
+	source  *Source
+	outages uint64        // the source's when the session was opened
+	wake    chan struct{} // holds one
+	once    sync.Once
+	closed  chan struct{}
 
 	// Guarded by the source's mutex.
-	blindSince time.Time // of the first reading that told nothing; zero if the last one told something
-	failed     error     // the session is of no more use
+	blindSince time.Time // of the first of the latest readings without values; zero if the latest had some
+	failed     error     // why the session is unusable
 }
 
-// blindAfter is for how long a session tells nothing before it fails: as long as one of DCGM, which has nothing of GPUs
-// that it calls OK after an XID 119 and sees again only when its engine is started again.
+// blindAfter is how long readings have no values before the session fails. A session of DCGM fails after the same time:
+// after an XID 119, DCGM has no values of GPUs that it calls OK until its engine restarts.
 const blindAfter = 3 * time.Second
 
-// Poll measures every device as it is now. It fails at once if the source is down or was since Open. While
-// the source is stalled it waits for the end of that, of the session, or of ctx. The XIDs of a reading are
-// in no other one, whichever session asks. While the source is blind a reading tells nothing of any device, and after
-// blindAfter the session fails for good.
+// Poll measures every device. It fails at once if the source is down, or has been down since Open. While the source is
+// stalled, it waits until that ends, the session is closed or ctx ends. Each XID is in one reading only, whichever
+// session polls. While the source is blind, readings have no values, and after blindAfter the session fails for good.
 func (ses *session) Poll(ctx context.Context) (*health.Reading, error) {
 	s := ses.source
 	s.mu.Lock()
@@ -37,14 +36,14 @@ func (ses *session) Poll(ctx context.Context) (*health.Reading, error) {
 		return nil, err
 	}
 	now := time.Now()
-	if err := ses.look(now); err != nil {
+	if err := ses.checkBlind(now); err != nil {
 		return nil, err
 	}
 	return s.reading(now), nil
 }
 
-// look tells whether the session is still of use. Called with the source's mutex held.
-func (ses *session) look(now time.Time) error {
+// checkBlind fails once the source has been blind for too long. Called with the source's mutex held.
+func (ses *session) checkBlind(now time.Time) error {
 	switch {
 	case ses.failed != nil:
 	case !ses.source.blind():
@@ -57,16 +56,10 @@ func (ses *session) look(now time.Time) error {
 	return ses.failed
 }
 
-// Wake fires with every event, and when the scenario's loop starts anew.
+// Wake fires with every event and when the scenario restarts.
 func (ses *session) Wake() <-chan struct{} { return ses.wake }
 
-// CanDetach allows it: nobody else has the simulated driver.
-func (ses *session) CanDetach() error { return nil }
-
-// Detach has nobody to ask.
-func (ses *session) Detach(context.Context) error { return nil }
-
-// Close ends the session and releases a Poll that waits. It never fails.
+// Close ends the session and a Poll that waits. It never fails.
 func (ses *session) Close() error {
 	ses.once.Do(func() {
 		close(ses.closed)
@@ -74,7 +67,7 @@ func (ses *session) Close() error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		delete(s.sessions, ses)
-		s.leave()
+		s.removeUser()
 	})
 	return nil
 }
@@ -88,9 +81,9 @@ func (ses *session) isClosed() bool {
 	}
 }
 
-// reading measures the machine and hands the XIDs out. Called with mu held.
+// reading measures all devices and takes the XIDs from the queues. Called with mu held.
 func (s *Source) reading(now time.Time) *health.Reading {
-	if s.state == sourceEmpty { // without a driver there is no version of it either
+	if s.state == sourceEmpty { // without a driver its version is unknown too
 		return &health.Reading{Versions: health.Versions{DCGM: "sim"}}
 	}
 	var (
@@ -102,33 +95,33 @@ func (s *Source) reading(now time.Time) *health.Reading {
 	)
 	for i := range s.gpus {
 		g := &s.gpus[i]
-		c := s.conditions(i)
+		c := s.gpuState(i)
 		presence := health.Present
 		switch {
 		case blind:
 			presence = health.PresenceUnknown
-		case is(c.lost):
+		case valueOf(c.Lost):
 			presence = health.Lost
-		case !is(c.stale):
-			values = g.values(t, c, values[:0])
+		case !valueOf(c.Stale):
+			values = g.values(t, &c, values[:0])
 		}
 		for n := range 1 + len(g.slices) {
 			sample := health.Sample{Device: s.devices[g.device+n].ID, At: now, Presence: presence}
 			switch {
 			case presence != health.Present:
-			case is(c.stale):
+			case valueOf(c.Stale):
 				sample.Stale = true
 			default:
 				sample.Values = values[n]
 				sample.Checked = n == 0
 				if n == 0 {
-					sample.Incidents = append(c.incidents.standing(), g.incidents()...)
+					sample.Incidents = append(c.incidents.active(), g.xidIncidents()...)
 				}
 			}
 			if n == 0 && !blind {
 				sample.Past, g.past = g.past, nil
-				sample.XIDs, g.pending = g.pending.take()
-				more = more || len(g.pending) > 0
+				sample.XIDs, g.queue = g.queue.take()
+				more = more || len(g.queue) > 0
 			}
 			samples = append(samples, sample)
 		}

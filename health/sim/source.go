@@ -15,43 +15,43 @@ import (
 )
 
 var (
-	errDown   = errors.New("the simulated source is down")
-	errBlind  = errors.New("the simulated source is blind: it has no value of any GPU")
-	errClosed = errors.New("the session is closed")
+	errDown   = errors.New("simulated source is down")
+	errBlind  = errors.New("simulated source is blind: no GPU has values")
+	errClosed = errors.New("session is closed")
 )
 
-// Source is a simulated machine. Its clock starts with the first Open and is not stopped by anything.
+// Source is a simulated machine. Its clock starts with the first Open and never stops.
 type Source struct {
 	cfg     Config
 	events  []Event // the scenario by time
 	profile profile
 	log     *zap.Logger
 
-	mu       sync.Mutex      // guards everything below
-	gpus     []gpu           // by index
-	devices  []health.Device // handed out with every reading, never modified
-	words    []string        // how each GPU is partitioned, "" as in the profile
-	start    time.Time       // of the first Open; zero before it
-	lap      time.Duration   // start of the loop that we are in
-	next     int             // first of the events that is still to come in this loop
-	scenario layer           // what the scenario has done in this loop
-	control  layer           // what a person has done
-	state    string          // one of sourceWords: what the layers come to
-	falls    uint64          // how often it went down; a session from before the last fall is dead
-	changed  chan struct{}   // closed when state changes
-	sessions map[*session]struct{}
-	users    int         // sessions, and calls of Open that wait; without any the timer rests
-	timer    *time.Timer // for the next event; nil before the first use
+	mu         sync.Mutex      // guards everything below
+	gpus       []gpu           // by index
+	devices    []health.Device // shared with readings: immutable
+	partitions []string        // of each GPU; "": that of the profile
+	start      time.Time       // of the first Open; zero before it
+	loopStart  time.Duration   // of the current loop, since start
+	next       int             // index of the next event in this loop
+	scenario   layer           // what the scenario has done in this loop
+	control    layer           // what the control socket has done
+	state      string          // the source's state from both layers
+	outages    uint64          // how often it went down; sessions from before the latest outage are dead
+	changed    chan struct{}   // closed when state changes
+	sessions   map[*session]struct{}
+	users      int         // sessions and waiting calls of Open; without any the timer is stopped
+	timer      *time.Timer // for the next event; nil before the first use
 }
 
-// layer is what events have done. The zero value of source is: nothing.
+// layer holds the effects of events from one origin. An empty source means that none has changed the source.
 type layer struct {
 	source string
-	gpus   []conditions // by index
+	gpus   []gpuState // by index
 }
 
-// New makes a machine of a configuration; the error is that of cfg.Validate. Nothing runs and no time
-// passes before Open. A new configuration is a new Source.
+// New returns a source; its error is that of cfg.Validate. Nothing runs and no time passes before Open. A new
+// configuration needs a new Source.
 func New(cfg Config, log *zap.Logger) (*Source, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -59,44 +59,43 @@ func New(cfg Config, log *zap.Logger) (*Source, error) {
 	if log == nil {
 		log = zap.NewNop()
 	}
-	p, _ := profileNamed(cfg.Profile)
+	p, err := profileByName(cfg.Profile)
+	if err != nil {
+		return nil, err
+	}
 	s := &Source{
-		cfg: cfg, profile: p, log: log, devices: p.devices(cfg.Seed), events: slices.Clone(cfg.Scenario),
-		words: make([]string, len(p.pci)), state: sourceUp, changed: make(chan struct{}), sessions: map[*session]struct{}{},
-		scenario: layer{gpus: make([]conditions, len(p.pci))},
-		control:  layer{gpus: make([]conditions, len(p.pci))},
+		cfg: cfg, profile: *p, log: log, devices: p.devices(cfg.Seed), events: slices.Clone(cfg.Scenario),
+		partitions: make([]string, len(p.pci)), state: sourceUp, changed: make(chan struct{}), sessions: map[*session]struct{}{},
+		scenario: layer{gpus: make([]gpuState, len(p.pci))},
+		control:  layer{gpus: make([]gpuState, len(p.pci))},
 	}
 	slices.SortStableFunc(s.events, func(a, b Event) int { return cmp.Compare(a.At, b.At) })
-	for i, d := range s.devices {
-		if d.Kind == health.KindGPU {
-			s.gpus = append(s.gpus, newGPU(p, d.Index, i, s.devices))
-		}
-	}
+	s.gpus = p.newGPUs(s.devices)
 	return s, nil
 }
 
-// Open connects: it is a health.Opener. While the source is stalled it waits for the end of that or of ctx;
-// while it is down or blind it fails.
+// Open opens a session; it is a health.Opener. While the source is stalled, it waits until that or ctx ends. While the
+// source is down or blind, it fails.
 func (s *Source) Open(ctx context.Context) (health.Session, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.start.IsZero() {
 		s.start = time.Now()
-		s.recall()
+		s.addPastXIDs()
 	}
 	s.users++
-	s.arm()
+	s.resetTimer()
 	if err := s.awaitUp(ctx, nil); err != nil {
-		s.leave()
+		s.removeUser()
 		return nil, err
 	}
-	ses := &session{source: s, falls: s.falls, wake: make(chan struct{}, 1), closed: make(chan struct{})}
+	ses := &session{source: s, outages: s.outages, wake: make(chan struct{}, 1), closed: make(chan struct{})}
 	s.sessions[ses] = struct{}{}
 	return ses, nil
 }
 
-// awaitUp brings the machine to now and returns when it answers. It is called and returns with mu held,
-// but gives it up while it waits. ses is nil in Open.
+// awaitUp advances the scenario to now and waits while the source is stalled. It is called with mu held, and releases mu
+// while it waits. ses is nil in Open.
 func (s *Source) awaitUp(ctx context.Context, ses *session) error {
 	var closed chan struct{}
 	if ses != nil {
@@ -107,12 +106,12 @@ func (s *Source) awaitUp(ctx context.Context, ses *session) error {
 		switch {
 		case ses != nil && ses.isClosed():
 			return errClosed
-		case ses != nil && ses.falls != s.falls, s.state == sourceDown:
+		case ses != nil && ses.outages != s.outages, s.state == sourceDown:
 			return errDown
 		case ses == nil && s.blind():
 			return errBlind
 		case ctx.Err() != nil:
-			return fmt.Errorf("the simulated source was not asked: %w", context.Cause(ctx))
+			return fmt.Errorf("simulated source: %w", context.Cause(ctx))
 		case s.state != sourceStalled:
 			return nil
 		}
@@ -123,19 +122,19 @@ func (s *Source) awaitUp(ctx context.Context, ses *session) error {
 		case <-closed:
 		case <-ctx.Done():
 			s.mu.Lock()
-			return fmt.Errorf("the simulated source is stalled: %w", context.Cause(ctx))
+			return fmt.Errorf("simulated source is stalled: %w", context.Cause(ctx))
 		}
 		s.mu.Lock()
 	}
 }
 
-// conditions returns what events have done to a GPU, in both layers. Called with mu held.
-func (s *Source) conditions(gpu int) conditions {
+// gpuState returns the effects of events from both layers on a GPU. Called with mu held.
+func (s *Source) gpuState(gpu int) gpuState {
 	return s.control.gpus[gpu].over(s.scenario.gpus[gpu])
 }
 
-// blind reports whether there is no value of any GPU, though they are listed. If every GPU that is on the bus is stale,
-// that is the source's fault and not theirs. Called with mu held.
+// blind reports whether the source lists GPUs and has no values of any. If every GPU on the bus is stale, the fault is
+// the source's and not theirs. Called with mu held.
 func (s *Source) blind() bool {
 	switch s.state {
 	case sourceBlind:
@@ -145,9 +144,9 @@ func (s *Source) blind() bool {
 	}
 	blind := false
 	for i := range s.gpus {
-		switch c := s.conditions(i); {
-		case is(c.lost):
-		case !is(c.stale):
+		switch c := s.gpuState(i); {
+		case valueOf(c.Lost):
+		case !valueOf(c.Stale):
 			return false
 		default:
 			blind = true
@@ -156,15 +155,15 @@ func (s *Source) blind() bool {
 	return blind
 }
 
-// leave ends what Open began. Called with mu held.
-func (s *Source) leave() {
+// removeUser ends what Open began. Called with mu held.
+func (s *Source) removeUser() {
 	s.users--
-	s.arm()
+	s.resetTimer()
 }
 
-// inject makes something happen now. The error is that the machine does not have such a GPU.
+// inject applies an event from the control socket now. It fails if the event is invalid for the profile.
 func (s *Source) inject(e Event) error {
-	if err := joinFaults(append(e.faults(), e.misses(s.profile)...)); err != nil {
+	if err := errors.Join(append(e.validate(), e.validateFor(s.profile)...)...); err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -176,67 +175,49 @@ func (s *Source) inject(e Event) error {
 	return nil
 }
 
-// apply writes an event into a layer. Called with mu held.
+// apply applies a valid event to a layer. Called with mu held.
 func (s *Source) apply(e Event, to *layer, from string, at time.Time) {
 	fields := append([]zap.Field{zap.String("from", from)}, e.logFields()...)
 	if e.GPU != nil {
 		g, c := &s.gpus[*e.GPU], &to.gpus[*e.GPU]
 		fields = append(fields, zap.Int("gpu", *e.GPU), zap.String("device", string(s.devices[g.device].ID)))
-		c.lost = first(e.Lost, c.lost)
-		c.stale = first(e.Stale, c.stale)
-		c.remap = first(e.RowRemapPending, c.remap)
-		c.remapFailed = first(e.RowRemapFailed, c.remapFailed)
-		c.doubleBits = first(e.DoubleBitErrors, c.doubleBits)
-		c.retired = first(e.RetiredPages, c.retired)
-		c.slowed = first(e.ClocksSlowed, c.slowed)
-		c.temperature = first(e.Temperature, c.temperature)
-		c.mig = first(e.MIG, c.mig)
-		if e.RecoveryAction != nil {
-			action, _ := e.RecoveryAction.number()
-			c.recovery = &action
-		}
+		c.merge(&e)
 		if e.Incident != nil {
 			c.incidents = c.incidents.with(*e.Incident, e.severity())
 		}
-		if e.XID != nil && s.state != sourceEmpty { // an engine that knows no GPU reads no events
-			g.note(*e.XID)
-			g.pending = g.pending.add(report{code: *e.XID, times: is(first(e.Times, new(1))), at: at})
+		if e.XID != nil && s.state != sourceEmpty { // an engine that lists no GPU reads no XIDs
+			g.add(*e.XID)
+			g.queue = g.queue.add(queuedXID{code: *e.XID, times: valueOf(cmp.Or(e.Times, new(1))), at: at})
 		}
-		s.partition(at) // last: it makes other gpus
+		s.repartition(at) // last: it replaces s.gpus
 	}
 	s.log.Info("simulated event", fields...)
 	if e.Source != nil {
 		to.source = *e.Source
-		s.settle()
+		s.updateState()
 	}
 }
 
-// settle works out what the source is now and releases those who wait. Called with mu held.
-func (s *Source) settle() {
-	state := sourceUp
-	if s.scenario.source != "" {
-		state = s.scenario.source
-	}
-	if s.control.source != "" {
-		state = s.control.source
-	}
+// updateState derives the source's state from the layers and ends the calls that wait for a change. Called with mu held.
+func (s *Source) updateState() {
+	state := cmp.Or(s.control.source, s.scenario.source, sourceUp)
 	if state == s.state {
 		return
 	}
 	s.state = state
 	if state == sourceDown {
-		s.falls++
+		s.outages++
 	}
 	close(s.changed)
 	s.changed = make(chan struct{})
 }
 
-// wakeAll tells every session that a poll is worth making. Called with mu held.
+// wakeAll fires Wake of every session. Called with mu held.
 func (s *Source) wakeAll() {
 	for ses := range s.sessions {
 		select {
 		case ses.wake <- struct{}{}:
-		default: // one is waiting to be noticed already
+		default: // already pending
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"testing/synctest"
@@ -9,107 +10,90 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// TestSourceBlind: what it does not tell, it tells when it sees again. A session bears it for as long as one of DCGM,
-// and no other is to be had until then.
+// TestSourceBlind checks that a blind source keeps its XIDs, and that after blindAfter the session and Open fail.
 func TestSourceBlind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := newSource(t, DefaultConfig())
 		ses := open(t, src)
-		turn := func(texts ...string) {
-			t.Helper()
-			for _, text := range texts {
-				if err := src.inject(ev(t, 0, text)); err != nil {
-					t.Fatal(err)
-				}
-			}
-		}
-		blind := func() {
+		expectBlind := func() {
 			t.Helper()
 			for _, s := range poll(t, ses).Samples {
 				if s.Presence != health.PresenceUnknown || len(s.Values) != 0 || len(s.XIDs) != 0 || s.Checked {
-					t.Errorf("blind: %+v", s)
+					t.Errorf("sample %+v; want presence unknown", s)
 				}
 			}
 		}
-		turn(`{source: blind}`, `{gpu: 1, xid: 48, lost: true}`)
-		blind()
-		pass(blindAfter - time.Nanosecond)
-		blind()
-		turn(`{source: up}`)
-		if s := sampleOf(t, poll(t, ses), 1); s.Presence != health.Lost || len(s.XIDs) != 1 {
-			t.Errorf("it sees again: %+v", s)
+		inject(t, src, `{source: blind}`, `{gpu: 1, xid: 48, lost: true}`)
+		expectBlind()
+		sleep(blindAfter - time.Nanosecond)
+		expectBlind()
+		inject(t, src, `{source: up}`)
+		if s := gpuSample(t, poll(t, ses), 1); s.Presence != health.Lost || len(s.XIDs) != 1 {
+			t.Errorf("up again: %+v", s)
 		}
 
-		turn(`{source: blind}`)
-		pass(time.Minute) // nobody asks, and nobody knows
-		blind()
-		pass(blindAfter)
+		inject(t, src, `{source: blind}`)
+		sleep(time.Minute) // without a poll
+		expectBlind()
+		sleep(blindAfter)
 		if r, err := ses.Poll(t.Context()); !errors.Is(err, errBlind) || r != nil {
-			t.Errorf("Poll gave %v, %v; want %v", r, err, errBlind)
+			t.Errorf("Poll returned %v, %v; want %v", r, err, errBlind)
 		}
 		if again, err := src.Open(t.Context()); !errors.Is(err, errBlind) || again != nil {
-			t.Errorf("Open gave %v, %v; want %v", again, err, errBlind)
+			t.Errorf("Open returned %v, %v; want %v", again, err, errBlind)
 		}
-		turn(`{gpu: 1, xid: 31}`, `{source: up}`)
+		inject(t, src, `{gpu: 1, xid: 31}`, `{source: up}`)
 		if _, err := ses.Poll(t.Context()); !errors.Is(err, errBlind) {
-			t.Errorf("the old session's Poll: %v; want %v", err, errBlind)
+			t.Errorf("Poll of the old session: %v; want %v", err, errBlind)
 		}
 		ses = open(t, src)
-		if s := sampleOf(t, poll(t, ses), 1); s.Presence != health.Lost || len(s.XIDs) != 1 || s.XIDs[0].Code != 31 {
-			t.Errorf("another session sees again: %+v", s)
+		if s := gpuSample(t, poll(t, ses), 1); s.Presence != health.Lost || len(s.XIDs) != 1 || s.XIDs[0].Code != 31 {
+			t.Errorf("new session: %+v", s)
 		}
 	})
 }
 
-// TestSourceEmpty: an engine without a driver lists no GPU, and that is no error. It reads no XIDs either; those that
-// were reported before wait.
+// TestSourceEmpty checks that a source without a driver lists no GPU without an error, keeps the XIDs from before, and
+// loses those reported meanwhile.
 func TestSourceEmpty(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := newSource(t, profileConfig("h100-8-mig"))
 		ses := open(t, src)
-		inject := func(texts ...string) {
-			t.Helper()
-			for _, text := range texts {
-				if err := src.inject(ev(t, 0, text)); err != nil {
-					t.Fatal(err)
-				}
-			}
-		}
 		before := poll(t, ses)
-		inject(`{gpu: 3, xid: 95, source: empty}`, `{gpu: 4, xid: 79, lost: true}`)
+		inject(t, src, `{gpu: 3, xid: 95, source: empty}`, `{gpu: 4, xid: 79, lost: true}`)
 		for _, s := range []health.Session{ses, open(t, src)} {
 			if !woken(ses) && s == ses {
-				t.Error("the change wakes nobody")
+				t.Error("no wake")
 			}
 			r := poll(t, s)
 			if len(r.Devices) != 0 || len(r.Samples) != 0 || r.Versions.Driver != "" {
-				t.Errorf("empty: %+v", r)
+				t.Errorf("reading %+v; want no devices", r)
 			}
-			pass(time.Hour) // unlike a blind one, it stays of use
+			sleep(time.Hour) // unlike while blind, the session stays usable
 		}
-		inject(`{source: up}`)
+		inject(t, src, `{source: up}`)
 		r := poll(t, ses)
 		if len(r.Devices) != len(before.Devices) {
 			t.Errorf("%d devices; want %d", len(r.Devices), len(before.Devices))
 		}
-		if s := sampleOf(t, r, 3); len(s.XIDs) != 1 || s.XIDs[0].Code != 95 {
-			t.Errorf("XID 95 was reported before: %+v", s)
+		if s := gpuSample(t, r, 3); len(s.XIDs) != 1 || s.XIDs[0].Code != 95 {
+			t.Errorf("GPU 3: %+v; want XID 95 from before", s)
 		}
-		if s := sampleOf(t, r, 4); s.Presence != health.Lost || len(s.XIDs) != 0 {
-			t.Errorf("XID 79 was reported to nobody: %+v", s)
+		if s := gpuSample(t, r, 4); s.Presence != health.Lost || len(s.XIDs) != 0 {
+			t.Errorf("GPU 4: %+v; want lost without XIDs", s)
 		}
-		inject(`{gpu: 4, lost: false}`)
-		if s := sampleOf(t, poll(t, ses), 4); len(s.Incidents) != 0 || s.Values[health.FieldXID] != 0 {
-			t.Errorf("XID 79 was reported to nobody: %+v", s)
+		inject(t, src, `{gpu: 4, lost: false}`)
+		if s := gpuSample(t, poll(t, ses), 4); len(s.Incidents) != 0 || s.Values[health.FieldXID] != 0 {
+			t.Errorf("GPU 4: %+v; want no trace of XID 79", s)
 		}
 	})
 }
 
-// TestStale: one GPU is not measured, with its MIG devices, while the others are. Its XIDs come all the same.
+// TestStale checks that a stale GPU and its MIG devices have no values, and that its XIDs are delivered.
 func TestStale(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := profileConfig("h100-8-mig")
-		cfg.Scenario = []Event{ev(t, 0, `{gpu: 6, stale: true, xid: 48, temperature: 97}`), ev(t, 10*time.Second, `{gpu: 6, stale: false}`)}
+		cfg.Scenario = []Event{event(t, 0, `{gpu: 6, stale: true, xid: 48, temperature: 97}`), event(t, 10*time.Second, `{gpu: 6, stale: false}`)}
 		ses := open(t, newSource(t, cfg))
 		for _, stale := range []bool{true, false} {
 			r := poll(t, ses)
@@ -118,43 +102,132 @@ func TestStale(t *testing.T) {
 				s := r.Samples[i]
 				if s.Presence != health.Present || s.Stale != (stale && d.Index == 6) || s.Stale == (len(s.Values) > 0) ||
 					s.Checked != (!s.Stale && d.Kind == health.KindGPU) || s.Stale && len(s.Incidents) > 0 {
-					t.Errorf("stale is %t: %s of GPU %d: %+v", stale, d.ID, d.Index, s)
+					t.Errorf("stale %t: %s of GPU %d: %+v", stale, d.ID, d.Index, s)
 				}
 				if s.Stale {
 					devices++
 				}
 			}
 			if stale != (devices == 5) {
-				t.Errorf("%d devices are stale; want the GPU and its 4 parts: %t", devices, stale)
+				t.Errorf("%d devices are stale; want the GPU and its 4 MIG devices: %t", devices, stale)
 			}
-			if s := sampleOf(t, r, 6); stale != (len(s.XIDs) == 1) {
-				t.Errorf("stale is %t: XIDs %v", stale, s.XIDs)
+			if s := gpuSample(t, r, 6); stale != (len(s.XIDs) == 1) {
+				t.Errorf("stale %t: XIDs %v", stale, s.XIDs)
 			}
-			pass(10 * time.Second)
+			sleep(10 * time.Second)
 		}
 	})
 }
 
-// TestStaleOfAllIsBlind: if no GPU that is on the bus is measured, no GPU is to blame.
-func TestStaleOfAllIsBlind(t *testing.T) {
+// TestStaleAllGPUsIsBlind checks that no GPU is stale if none on the bus has values.
+func TestStaleAllGPUsIsBlind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := newSource(t, profileConfig("l4-1"))
 		ses := open(t, src)
-		if err := src.inject(ev(t, 0, `{gpu: 0, stale: true}`)); err != nil {
-			t.Fatal(err)
+		inject(t, src, `{gpu: 0, stale: true}`)
+		if s := gpuSample(t, poll(t, ses), 0); s.Stale || s.Presence != health.PresenceUnknown {
+			t.Errorf("%+v; want presence unknown", s)
 		}
-		if s := sampleOf(t, poll(t, ses), 0); s.Stale || s.Presence != health.PresenceUnknown {
-			t.Errorf("%+v; want a source that tells nothing", s)
-		}
-		pass(blindAfter)
+		sleep(blindAfter)
 		if _, err := ses.Poll(t.Context()); !errors.Is(err, errBlind) {
 			t.Errorf("Poll: %v; want %v", err, errBlind)
 		}
-		if err := src.inject(ev(t, 0, `{gpu: 0, lost: true}`)); err != nil {
-			t.Fatal(err)
-		}
-		if s := sampleOf(t, poll(t, open(t, src)), 0); s.Presence != health.Lost || s.Stale {
+		inject(t, src, `{gpu: 0, lost: true}`)
+		if s := gpuSample(t, poll(t, open(t, src)), 0); s.Presence != health.Lost || s.Stale {
 			t.Errorf("%+v; want lost", s)
+		}
+	})
+}
+
+func TestSourceDown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := DefaultConfig()
+		cfg.Scenario = []Event{event(t, 5*time.Second, `{source: down}`), event(t, 10*time.Second, `{source: up}`)}
+		src := newSource(t, cfg)
+		ses := open(t, src)
+		poll(t, ses)
+		<-ses.Wake()
+		if r, err := ses.Poll(t.Context()); !errors.Is(err, errDown) || r != nil {
+			t.Errorf("Poll returned %v, %v; want %v", r, err, errDown)
+		}
+		if again, err := src.Open(t.Context()); !errors.Is(err, errDown) || again != nil {
+			t.Errorf("Open returned %v, %v; want %v", again, err, errDown)
+		}
+		sleep(5 * time.Second)
+		// The session of before the outage stays dead.
+		if _, err := ses.Poll(t.Context()); !errors.Is(err, errDown) {
+			t.Errorf("Poll of the old session: %v; want %v", err, errDown)
+		}
+		poll(t, open(t, src))
+	})
+}
+
+func TestSourceStalled(t *testing.T) {
+	for _, tt := range []struct {
+		after string // the state that ends the stall
+		want  error
+	}{{"up", nil}, {"down", errDown}} {
+		synctest.Test(t, func(t *testing.T) {
+			cfg := DefaultConfig()
+			cfg.Scenario = []Event{event(t, 5*time.Second, `{source: stalled}`), event(t, 65*time.Second, `{source: `+tt.after+`}`)}
+			src := newSource(t, cfg)
+			ses := open(t, src)
+			start := time.Now()
+			<-ses.Wake()
+
+			// The context ends the first calls, the change of state the others.
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			if _, err := ses.Poll(ctx); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != 15*time.Second {
+				t.Errorf("Poll ended after %v with %v; want the deadline after 15 s", time.Since(start), err)
+			}
+			ctx, cancel = context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			if again, err := src.Open(ctx); !errors.Is(err, context.DeadlineExceeded) || again != nil || time.Since(start) != 25*time.Second {
+				t.Errorf("Open ended after %v with %v, %v; want the deadline after 25 s", time.Since(start), again, err)
+			}
+			opened := make(chan error)
+			go func() {
+				again, err := src.Open(t.Context())
+				if err == nil {
+					_ = again.Close()
+				}
+				opened <- err
+			}()
+			if _, err := ses.Poll(t.Context()); !errors.Is(err, tt.want) || time.Since(start) != 65*time.Second {
+				t.Errorf("Poll ended after %v with %v; want %v after 65 s", time.Since(start), err, tt.want)
+			}
+			if err := <-opened; !errors.Is(err, tt.want) || time.Since(start) != 65*time.Second {
+				t.Errorf("Open ended after %v with %v; want %v after 65 s", time.Since(start), err, tt.want)
+			}
+		})
+	}
+}
+
+func TestCloseEndsAStalledPoll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := newSource(t, DefaultConfig())
+		ses := open(t, src)
+		inject(t, src, `{source: stalled}`)
+		polled := make(chan error)
+		go func() {
+			_, err := ses.Poll(t.Context())
+			polled <- err
+		}()
+		synctest.Wait()
+		for range 2 {
+			if err := ses.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := <-polled; !errors.Is(err, errClosed) {
+			t.Errorf("stalled Poll: %v; want %v", err, errClosed)
+		}
+		if _, err := ses.Poll(t.Context()); !errors.Is(err, errClosed) {
+			t.Errorf("Poll after Close: %v; want %v", err, errClosed)
+		}
+		if src.users != 0 || len(src.sessions) != 0 {
+			t.Errorf("%d users and %d sessions are left", src.users, len(src.sessions))
 		}
 	})
 }

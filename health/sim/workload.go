@@ -2,43 +2,43 @@ package sim
 
 import "math"
 
-// load is the work that one device is given: a GPU, or a MIG device. Time is cut into slots of a length of
-// its own, and most slots hold one job. Everything follows from the seed and the time, so that two polls
-// with any others between them see the same; only done is kept, to save summing up the past each time.
-type load struct {
+// workload simulates the work of one device, a GPU or a MIG device. It divides time into slots of equal length; most
+// slots hold one job. Its values depend on the seed and the time only, whatever polls came before. done is a cache: it
+// saves summing up the past in each poll.
+type workload struct {
 	seed   uint64
 	period float64 // s, length of a slot
 	phase  float64 // s into slot 0 at time 0
 	share  float64 // of the GPU's compute
-	memory float64 // MiB that jobs can have
+	memory float64 // MiB available to jobs
 
 	first float64 // at(0).fast
-	slots int64   // so many are summed up in done
+	slots int64   // number of slots summed up in done
 	done  float64 // work until the end of those slots, s at full load
 }
 
-// The first-order lags with which a GPU follows its load, in seconds.
+// First-order lags between a load and its effects, in seconds.
 const (
 	fastLag = 1.2 // utilization and power
 	slowLag = 14  // temperature
 )
 
-// pastSlots is how many slots back still matter for slowLag: after two, e^-10 of a job is left.
+// pastSlots is how many past slots affect the present: after two, slowLag leaves e^-10 of a job.
 const pastSlots = 2
 
-func newLoad(seed uint64, share, memory float64) load {
-	l := load{seed: seed, share: share, memory: memory}
+func newWorkload(seed uint64, share, memory float64) workload {
+	l := workload{seed: seed, share: share, memory: memory}
 	l.period = 70 + 50*l.random(0, 0)
 	l.phase = l.period * l.random(0, 1)
 	l.first = l.at(0).fast
 	return l
 }
 
-// job is a stretch of work, in seconds since the start. The zero job is none.
+// job is a period of work, in seconds since the start. The zero job means that a slot is idle.
 type job struct{ start, end, util, memory float64 }
 
-// job returns what runs in a slot, which it never leaves.
-func (l *load) job(slot int64) job {
+// job returns the job of a slot. It starts and ends within the slot.
+func (l *workload) job(slot int64) job {
 	if l.random(slot, 2) < 0.2 {
 		return job{}
 	}
@@ -51,15 +51,15 @@ func (l *load) job(slot int64) job {
 	}
 }
 
-func (l *load) slot(t float64) int64 { return int64(math.Floor((t + l.phase) / l.period)) }
+func (l *workload) slot(t float64) int64 { return int64(math.Floor((t + l.phase) / l.period)) }
 
-// level is the state of a device at one moment, utilizations from 0 to 1.
+// level is the load of a device at one moment.
 type level struct {
-	fast, slow float64 // utilization with the two lags
+	fast, slow float64 // utilization from 0 to 1, after fastLag and slowLag
 	memory     float64 // MiB in use by jobs
 }
 
-func (l *load) at(t float64) level {
+func (l *workload) at(t float64) level {
 	var (
 		out level
 		now = l.slot(t)
@@ -73,7 +73,7 @@ func (l *load) at(t float64) level {
 		out.slow += j.util * (rise(t-j.start, slowLag) - rise(t-j.end, slowLag))
 		if t < j.end {
 			out.memory = j.memory
-			// First the model is loaded, then the rest is allocated.
+			// A job first loads its model, then allocates the rest.
 			if t < j.start+0.1*(j.end-j.start) {
 				out.memory *= 0.4
 			}
@@ -82,9 +82,9 @@ func (l *load) at(t float64) level {
 	return out
 }
 
-// work is the integral of utilization from 0 to t, in seconds at full load, where power follows with
-// fastLag. For y' = (u-y)/lag the integral of y is that of u less lag times what y has gained.
-func (l *load) work(t, fast float64) float64 {
+// work returns the integral of level.fast from 0 to t, in seconds at full load; fast is its value at t. From y' =
+// (u-y)/lag follows that the integral of y is that of u minus lag times the increase of y.
+func (l *workload) work(t, fast float64) float64 {
 	now := l.slot(t)
 	if l.slots > now {
 		l.slots, l.done = 0, 0
@@ -95,12 +95,12 @@ func (l *load) work(t, fast float64) float64 {
 	return l.done + l.job(now).upTo(t) - fastLag*(fast-l.first)
 }
 
-// upTo is the job's work between 0 and t.
+// upTo returns the job's work between 0 and t.
 func (j job) upTo(t float64) float64 {
 	return j.util * max(0, min(t, j.end)-max(0, j.start))
 }
 
-// rise is how far something with a lag has come, from 0 to 1, so long after its cause.
+// rise returns the step response of a first-order lag, from 0 to 1, at a time after the step.
 func rise(after, lag float64) float64 {
 	if after <= 0 {
 		return 0
@@ -108,9 +108,9 @@ func rise(after, lag float64) float64 {
 	return -math.Expm1(-after / lag)
 }
 
-// random is one of the load's random numbers, from 0 to below 1: the finalizer of splitmix64 (Steele, Lea,
-// Flood 2014) over the seed and two places.
-func (l *load) random(a int64, b uint64) float64 {
+// random returns a random number in [0, 1) that depends on the seed, a and b: the finalizer of splitmix64 (Steele, Lea,
+// Flood 2014).
+func (l *workload) random(a int64, b uint64) float64 {
 	x := l.seed + 0x9e3779b97f4a7c15*(uint64(a)*16+b+1)
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb

@@ -11,7 +11,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// readings polls a new source at each of the times since its start.
+// readings polls a new source at the given times since its start.
 func readings(t *testing.T, cfg Config, times ...time.Duration) []*health.Reading {
 	t.Helper()
 	var out []*health.Reading
@@ -19,7 +19,7 @@ func readings(t *testing.T, cfg Config, times ...time.Duration) []*health.Readin
 		ses := open(t, newSource(t, cfg))
 		start := time.Now()
 		for _, at := range times {
-			pass(time.Until(start.Add(at)))
+			sleep(time.Until(start.Add(at)))
 			out = append(out, poll(t, ses))
 		}
 	})
@@ -34,26 +34,26 @@ func every(step, until time.Duration) []time.Duration {
 	return out
 }
 
-func TestSameSeedSameReadings(t *testing.T) {
+func TestReadingsDependOnTheSeed(t *testing.T) {
 	for _, name := range []string{"h100-8", "h100-8-mig", "l4-1"} {
 		cfg := profileConfig(name)
 		all := readings(t, cfg, every(7*time.Second, 10*time.Minute)...)
 		last := all[len(all)-1]
 		if again := readings(t, cfg, every(7*time.Second, 10*time.Minute)...); !reflect.DeepEqual(all, again) {
-			t.Errorf("%s: two runs with one seed differ", name)
+			t.Errorf("%s: two runs with the same seed differ", name)
 		}
-		// Whoever polled only once sees the same: a reading does not depend on those before it.
+		// A reading does not depend on earlier polls.
 		if once := readings(t, cfg, 595*time.Second)[0]; !reflect.DeepEqual(once, last) {
-			t.Errorf("%s: a reading depends on the polls before it\n%v\n%v", name, once.Samples[0], last.Samples[0])
+			t.Errorf("%s: a reading depends on earlier polls\n%v\n%v", name, once.Samples[0], last.Samples[0])
 		}
 		cfg.Seed++
 		if other := readings(t, cfg, 595*time.Second)[0]; reflect.DeepEqual(other.Samples[0].Values, last.Samples[0].Values) {
-			t.Errorf("%s: two seeds have the same readings", name)
+			t.Errorf("%s: two seeds give the same readings", name)
 		}
 	}
 }
 
-func TestReadingsAreBelievable(t *testing.T) {
+func TestReadingsArePlausible(t *testing.T) {
 	bounds := map[string]map[health.Field][2]float64{
 		"h100-8": {
 			health.FieldPower: {65, 700}, health.FieldGPUTemp: {27, 70}, health.FieldMemoryTemp: {36, 80},
@@ -66,7 +66,7 @@ func TestReadingsAreBelievable(t *testing.T) {
 	}
 	for name, fields := range bounds {
 		all := readings(t, profileConfig(name), every(time.Second, 10*time.Minute)...)
-		moved := map[health.Field]map[float64]bool{}
+		distinct := map[health.Field]map[float64]bool{}
 		for n, r := range all {
 			for i, s := range r.Samples {
 				v := s.Values
@@ -98,23 +98,23 @@ func TestReadingsAreBelievable(t *testing.T) {
 				}
 				if i == 0 {
 					for f, x := range v {
-						if moved[f] == nil {
-							moved[f] = map[float64]bool{}
+						if distinct[f] == nil {
+							distinct[f] = map[float64]bool{}
 						}
-						moved[f][x] = true
+						distinct[f][x] = true
 					}
 				}
 			}
 		}
 		for _, f := range []health.Field{health.FieldPower, health.FieldEnergy, health.FieldGPUTemp, health.FieldSMClock, health.FieldFBUsed} {
-			if len(moved[f]) < 4 {
-				t.Errorf("%s: field %d of GPU 0 has had %d values in ten minutes", name, f, len(moved[f]))
+			if len(distinct[f]) < 4 {
+				t.Errorf("%s: field %d of GPU 0 has %d values in ten minutes", name, f, len(distinct[f]))
 			}
 		}
 	}
 }
 
-// TestEnergyIsTheIntegralOfPower compares the counter with the sum of what was measured.
+// TestEnergyIsTheIntegralOfPower compares the energy counter with the sum of the measured power.
 func TestEnergyIsTheIntegralOfPower(t *testing.T) {
 	const step = 250 * time.Millisecond
 	all := readings(t, profileConfig("h100-8"), every(step, 5*time.Minute)...)
@@ -125,17 +125,17 @@ func TestEnergyIsTheIntegralOfPower(t *testing.T) {
 		}
 		counted := (all[len(all)-1].Samples[i].Values[health.FieldEnergy] - all[0].Samples[i].Values[health.FieldEnergy]) / 1000
 		if off := math.Abs(counted-joule) / joule; off > 0.01 {
-			t.Errorf("GPU %d: the counter rose by %.0f J, power comes to %.0f J", i, counted, joule)
+			t.Errorf("GPU %d: the counter increased by %.0f J, the integral is %.0f J", i, counted, joule)
 		}
 	}
 }
 
-// TestLoadFollowsJobs: utilization, power and memory move together, temperature after them.
-func TestLoadFollowsJobs(t *testing.T) {
-	l := newLoad(seedOf("GPU-test"), 1, 80000)
+// TestLevelFollowsJobs checks that utilization, power and memory follow a job at once, and temperature later.
+func TestLevelFollowsJobs(t *testing.T) {
+	l := newWorkload(seedOf("GPU-test"), 1, 80000)
 	var j job
 	for slot := int64(1); ; slot++ {
-		// A job between quiet slots shows the way up from rest and down to it.
+		// A job between idle slots starts from and returns to idle.
 		if j = l.job(slot); j.util > 0 && l.job(slot-1).util == 0 && l.job(slot+1).util == 0 {
 			break
 		}
@@ -145,24 +145,24 @@ func TestLoadFollowsJobs(t *testing.T) {
 		t.Errorf("before the job the load is %+v", before)
 	}
 	if early.fast < 0.9*j.util || early.slow > 0.5*j.util {
-		t.Errorf("5 s into a job of %.2f the load is %+v; want power there and temperature on its way", j.util, early)
+		t.Errorf("5 s into a job of %.2f the load is %+v; want power reached and temperature rising", j.util, early)
 	}
 	if late.slow < 0.9*j.util || late.memory != j.memory {
-		t.Errorf("at the end of a job of %.2f the load is %+v; want it warm and its memory full", j.util, late)
+		t.Errorf("at the end of a job of %.2f the load is %+v; want it warm and its memory in use", j.util, late)
 	}
 	if early.memory == 0 || early.memory > late.memory {
 		t.Errorf("memory goes from %v to %v during the job", early.memory, late.memory)
 	}
 	if after.fast > 0.05 || after.memory != 0 || after.slow < 0.5*j.util {
-		t.Errorf("5 s after the job the load is %+v; want it idle and still warm", after)
+		t.Errorf("5 s after the job the load is %+v; want it idle and warm", after)
 	}
 	if cold.slow > 0.05*j.util {
-		t.Errorf("a minute later it has not cooled: %+v", cold)
+		t.Errorf("a minute after the job the load is %+v; want it cold", cold)
 	}
 }
 
-func TestJobsStayInTheirSlots(t *testing.T) {
-	l := newLoad(seedOf("GPU-test"), 1, 80000)
+func TestJobsFitTheirSlots(t *testing.T) {
+	l := newWorkload(seedOf("GPU-test"), 1, 80000)
 	var busy int
 	for slot := range int64(1000) {
 		j := l.job(slot)

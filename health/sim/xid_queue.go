@@ -8,47 +8,47 @@ import (
 )
 
 const (
-	// maxPending is how many reports of one GPU wait one by one. From there on those of one number are one
-	// entry: none is lost and memory is bounded, but the older ones of them get the time of the newest.
-	maxPending = 1000
+	// maxQueued limits the entries of a queue. Above it, entries of the same XID merge into one with the newest time, so
+	// that memory is bounded and no XID is lost.
+	maxQueued = 1000
 
-	// maxTaken is how many XIDs of one GPU a reading has at most. What is left makes the next poll worth making.
-	maxTaken = 1000
+	// maxDelivered limits the XIDs of one GPU in a reading. If more are queued, the source wakes its sessions again.
+	maxDelivered = 1000
 )
 
-// report is an XID that waits for somebody to poll, or several of one number.
-type report struct {
+// queuedXID is an XID that was reported a number of times and waits for a poll.
+type queuedXID struct {
 	code, times int
 	at          time.Time // of the newest
 }
 
-// reports are what one GPU has not delivered yet, oldest first.
-type reports []report
+// xidQueue holds the XIDs of a GPU that no poll has delivered yet, oldest first.
+type xidQueue []queuedXID
 
-func (rs reports) add(r report) reports {
-	if len(rs) >= maxPending {
-		for i, old := range slices.Backward(rs) {
-			if old.code == r.code {
-				r.times += old.times
-				rs = slices.Delete(rs, i, i+1)
+func (q xidQueue) add(x queuedXID) xidQueue {
+	if len(q) >= maxQueued {
+		for i, old := range slices.Backward(q) {
+			if old.code == x.code {
+				x.times += old.times
+				q = slices.Delete(q, i, i+1)
 				break
 			}
 		}
 	}
-	return append(rs, r)
+	return append(q, x)
 }
 
-// take returns what a reading has, and what is left.
-func (rs reports) take() (taken []health.XID, left reports) {
-	for i := range rs {
-		n := min(rs[i].times, maxTaken-len(taken))
+// take returns the XIDs for one reading, and the rest of the queue.
+func (q xidQueue) take() (xids []health.XID, rest xidQueue) {
+	for i := range q {
+		n := min(q[i].times, maxDelivered-len(xids))
 		for range n {
-			taken = append(taken, health.XID{Code: rs[i].code, At: rs[i].at})
+			xids = append(xids, health.XID{Code: q[i].code, At: q[i].at})
 		}
-		if n < rs[i].times {
-			rs[i].times -= n
-			return taken, rs[i:]
+		if n < q[i].times {
+			q[i].times -= n
+			return xids, q[i:]
 		}
 	}
-	return taken, nil
+	return xids, nil
 }

@@ -1,10 +1,20 @@
 package health
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
+)
+
+// The errors of Clear.
+var (
+	ErrUnknownDevice = errors.New("unknown device")
+	ErrNoFinding     = errors.New("no such finding")
+	ErrInherited     = errors.New("the device inherits it from its GPU")
+	ErrDecision      = errors.New("it is not a fault")
+	ErrStillPresent  = errors.New("the last poll still found it")
 )
 
 // Clear removes a device's finding with the given cause, or all of its findings if cause is empty, on an operator's request.
@@ -21,7 +31,7 @@ func Clear(c Config, devices []DeviceState, up bool, id DeviceID, cause string, 
 		for _, d := range devices {
 			known = append(known, string(d.Device.ID))
 		}
-		return nil, nil, fmt.Errorf("unknown device %q; the devices are %s", id, orNone(known))
+		return nil, nil, fmt.Errorf("%w %q; the devices are %s", ErrUnknownDevice, id, orNone(known))
 	}
 	d := devices[i]
 	current := func(f Finding) bool { return up && d.shows(c, f) }
@@ -32,10 +42,10 @@ func Clear(c Config, devices []DeviceState, up bool, id DeviceID, cause string, 
 			inherited = append(inherited, f.Cause)
 		case f.decision():
 			if f.Cause == cause {
-				return nil, nil, fmt.Errorf("cannot clear cause %q of %s, which is not a fault: %s; %s", cause, id, f.Reason, f.Action.Advice())
+				return nil, nil, fmt.Errorf("cannot clear %q of %s: %w: %s; %s", cause, id, ErrDecision, f.Reason, f.Action.Advice())
 			}
 		case f.Cause == cause && current(f):
-			return nil, nil, fmt.Errorf("cannot clear cause %q of %s, which the last poll still found: %s; %s", cause, id, f.Reason, f.Action.Advice())
+			return nil, nil, fmt.Errorf("cannot clear %q of %s: %w: %s; %s", cause, id, ErrStillPresent, f.Reason, f.Action.Advice())
 		case f.Cause == cause, cause == "" && !current(f):
 			cleared = append(cleared, f.Cause)
 		default:
@@ -44,9 +54,9 @@ func Clear(c Config, devices []DeviceState, up bool, id DeviceID, cause string, 
 	}
 	if len(cleared) == 0 && cause != "" {
 		if slices.Contains(inherited, cause) {
-			return nil, nil, fmt.Errorf("cannot clear cause %q of %s, which it inherits from its GPU; clear it on %s", cause, id, d.Device.Parent)
+			return nil, nil, fmt.Errorf("cannot clear %q of %s: %w; clear it on %s", cause, id, ErrInherited, d.Device.Parent)
 		}
-		return nil, nil, fmt.Errorf("%s has no finding with cause %q; its causes are %s", id, cause, orNone(others))
+		return nil, nil, fmt.Errorf("cannot clear %q of %s: %w; its findings are %s", cause, id, ErrNoFinding, orNone(others))
 	}
 
 	v := d.Verdict.Without(now, func(f Finding) bool { return f.From == "" && slices.Contains(cleared, f.Cause) })

@@ -1,8 +1,8 @@
 package monitor
 
 import (
+	"errors"
 	"slices"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -41,7 +41,7 @@ func TestClearKeepsWhatStands(t *testing.T) {
 						t.Fatalf("%s does not stand: %v", cause, before.Causes())
 					}
 				}
-				if _, err := b.m.Clear("GPU-0", c.cause); err == nil || !strings.Contains(err.Error(), "stands as it was just measured") {
+				if _, err := b.m.Clear("GPU-0", c.cause); !errors.Is(err, health.ErrStillPresent) {
 					t.Errorf("by its name: %v", err)
 				}
 				got, err := b.m.Clear("GPU-0", "")

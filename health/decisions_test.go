@@ -1,32 +1,29 @@
 package health
 
 import (
+	"errors"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
 
 var pciGPU = Device{ID: "GPU-0", Kind: KindGPU, Index: 0, PCI: "00000000:1B:00.0"}
 
-// cordoning is a configuration with these words in health.cordon.
-func cordoning(words ...string) Config {
+// cordoning returns a configuration with the references in health.cordon.
+func cordoning(refs ...string) Config {
 	c := DefaultConfig()
-	c.Cordon = words
+	c.Cordon = refs
 	return c
-}
-
-func judgeAll(c Config, known []DeviceState, seconds int, held Held, samples map[DeviceID]Sample, devices ...Device) []DeviceState {
-	r, now := reading(seconds, samples, devices...)
-	return judgeAndDecide(c, known, r, held, now)
 }
 
 func TestCordon(t *testing.T) {
 	all := []Device{pciGPU, mig0, mig1, gpu1}
 	const u, h = Unhealthy, Healthy
 	for _, c := range []struct {
-		words []string
-		want  [4]State // of GPU-0, its MIG devices 0 and 1, and GPU-1
-		idle  []string
+		refs      []string
+		want      [4]State // of GPU-0, its MIG devices 0 and 1, and GPU-1
+		unmatched []string
 	}{
 		{nil, [4]State{h, h, h, h}, nil},
 		{[]string{"GPU-0"}, [4]State{u, u, u, h}, nil},
@@ -37,86 +34,86 @@ func TestCordon(t *testing.T) {
 		{[]string{"0:1", "GPU-1"}, [4]State{h, h, u, u}, nil},
 		{[]string{"GPU-9", "7", "0:2", "1b:00.1", "1"}, [4]State{h, h, h, u}, []string{"GPU-9", "7", "0:2", "1b:00.1"}},
 	} {
-		config := cordoning(c.words...)
-		known := judgeAll(config, nil, 0, nil, nil, all...)
-		wantStates(t, known, map[DeviceID]State{"GPU-0": c.want[0], "MIG-0": c.want[1], "MIG-1": c.want[2], "GPU-1": c.want[3]})
-		if got := config.UnmatchedCordons(known); !slices.Equal(got, c.idle) {
-			t.Errorf("%q: %q mean nothing, want %q", c.words, got, c.idle)
+		config := cordoning(c.refs...)
+		devices := judgeAll(config, nil, 0, nil, nil, all...)
+		wantStates(t, devices, map[DeviceID]State{"GPU-0": c.want[0], "MIG-0": c.want[1], "MIG-1": c.want[2], "GPU-1": c.want[3]})
+		if got := config.UnmatchedCordons(devices); !slices.Equal(got, c.unmatched) {
+			t.Errorf("%q: unmatched %q, want %q", c.refs, got, c.unmatched)
 		}
-		for _, d := range known {
+		for _, d := range devices {
 			for _, f := range d.Verdict.Findings {
 				if f.Cause != CauseCordoned || f.Action != ActionUncordon ||
 					(f.From != "") != (d.Device.Kind == KindMIG && c.want[0] == u) {
-					t.Errorf("%q: %s: %+v", c.words, d.Device.ID, f)
+					t.Errorf("%q: %s: %+v", c.refs, d.Device.ID, f)
 				}
 			}
 		}
 	}
 }
 
-// A cordon ends with its word, at once, whatever else is configured, and is no trip.
+// A cordon ends at once with its entry in the configuration, in every recovery mode, and does not count as a trip.
 func TestCordonEnds(t *testing.T) {
 	for _, mode := range []string{RecoverAuto, RecoverAfterReset, RecoverNever} {
 		on, off := cordoning("0"), DefaultConfig()
 		on.Recovery, off.Recovery = mode, mode
-		var known []DeviceState
+		var devices []DeviceState
 		for i := range 5 {
-			known = judgeAll(on, known, 10*i, nil, nil, gpu0, mig0)
-			known = judgeAll(on, known, 10*i+3, nil, nil, gpu0, mig0)
-			for _, d := range known {
+			devices = judgeAll(on, devices, 10*i, nil, nil, gpu0, mig0)
+			devices = judgeAll(on, devices, 10*i+3, nil, nil, gpu0, mig0)
+			for _, d := range devices {
 				if v := d.Verdict; v.State != Unhealthy || !v.Since.Equal(at(10*i)) || !v.Findings[0].Since.Equal(at(10*i)) {
 					t.Fatalf("%s: %s is %v since %v: %+v", mode, d.Device.ID, v.State, v.Since, v.Findings)
 				}
 			}
-			known = judgeAll(off, known, 10*i+5, nil, nil, gpu0, mig0)
-			wantStates(t, known, map[DeviceID]State{"GPU-0": Healthy, "MIG-0": Healthy})
-			if v := known[0].Verdict; len(v.Trips) != 0 || !v.Since.Equal(at(10*i+5)) {
+			devices = judgeAll(off, devices, 10*i+5, nil, nil, gpu0, mig0)
+			wantStates(t, devices, map[DeviceID]State{"GPU-0": Healthy, "MIG-0": Healthy})
+			if v := devices[0].Verdict; len(v.Trips) != 0 || !v.Since.Equal(at(10*i+5)) {
 				t.Fatalf("%s: trips %v, healthy since %v", mode, v.Trips, v.Since)
 			}
 		}
 	}
 }
 
-// What is wrong with a GPU while it is cordoned is found all the same, and stays when the cordon ends.
-func TestCordonHidesNothing(t *testing.T) {
+// Faults are found on a cordoned GPU, and their findings stay when the cordon ends.
+func TestCordonKeepsFindings(t *testing.T) {
 	on := cordoning("GPU-0")
-	known := judgeAll(on, nil, 0, nil, nil, gpu0)
-	broken := present(func(s *Sample) { s.XIDs = []XID{{Code: 48, At: at(1)}} })
-	known = judgeAll(on, known, 1, nil, map[DeviceID]Sample{"GPU-0": broken}, gpu0)
-	if got := causes(known[0].Verdict); !slices.Equal(got, []string{"xid-48", CauseCordoned}) || len(known[0].Verdict.Trips) != 1 {
-		t.Errorf("%v, trips %v", got, known[0].Verdict.Trips)
+	devices := judgeAll(on, nil, 0, nil, nil, gpu0)
+	broken := present(xids(48))
+	devices = judgeAll(on, devices, 1, nil, samples{"GPU-0": broken}, gpu0)
+	if got := devices[0].Verdict.Causes(); !slices.Equal(got, []string{"xid-48", CauseCordoned}) || len(devices[0].Verdict.Trips) != 1 {
+		t.Errorf("%v, trips %v", got, devices[0].Verdict.Trips)
 	}
-	known = judgeAll(DefaultConfig(), known, 2, nil, nil, gpu0)
-	if v := known[0].Verdict; v.State != Unhealthy || !slices.Equal(causes(v), []string{"xid-48"}) || !v.Since.Equal(at(0)) {
+	devices = judgeAll(DefaultConfig(), devices, 2, nil, nil, gpu0)
+	if v := devices[0].Verdict; v.State != Unhealthy || !slices.Equal(v.Causes(), []string{"xid-48"}) || !v.Since.Equal(at(0)) {
 		t.Errorf("%+v", v)
 	}
 
-	// A GPU that was never read is not healthy for having been cordoned.
-	known = judgeAll(on, nil, 0, nil, map[DeviceID]Sample{"GPU-0": blank(PresenceUnknown)}, gpu0)
-	wantStates(t, known, map[DeviceID]State{"GPU-0": Unhealthy})
-	known = judgeAll(DefaultConfig(), known, 1, nil, map[DeviceID]Sample{"GPU-0": blank(PresenceUnknown)}, gpu0)
-	wantStates(t, known, map[DeviceID]State{"GPU-0": Unknown})
+	// A cordon does not make an unmeasured GPU healthy.
+	devices = judgeAll(on, nil, 0, nil, samples{"GPU-0": blank(PresenceUnknown)}, gpu0)
+	wantStates(t, devices, map[DeviceID]State{"GPU-0": Unhealthy})
+	devices = judgeAll(DefaultConfig(), devices, 1, nil, samples{"GPU-0": blank(PresenceUnknown)}, gpu0)
+	wantStates(t, devices, map[DeviceID]State{"GPU-0": Unknown})
 }
 
-func TestCordonIsNotCleared(t *testing.T) {
-	known := judgeAll(cordoning("0"), nil, 0, nil, map[DeviceID]Sample{"GPU-0": present(xids(48))}, gpu0)
+func TestClearKeepsCordon(t *testing.T) {
+	devices := judgeAll(cordoning("0"), nil, 0, nil, samples{"GPU-0": present(xids(48))}, gpu0)
 	c := cordoning("0")
-	if _, _, err := Clear(c, known, false, "GPU-0", CauseCordoned, at(1)); err == nil || !strings.Contains(err.Error(), ActionUncordon.Advice()) {
+	if _, _, err := Clear(c, devices, false, "GPU-0", CauseCordoned, at(1)); !errors.Is(err, ErrDecision) {
 		t.Errorf("got %v", err)
 	}
-	after, got, err := Clear(c, known, false, "GPU-0", "", at(1))
+	after, got, err := Clear(c, devices, false, "GPU-0", "", at(1))
 	if err != nil || !slices.Equal(got, []string{"xid-48"}) {
 		t.Errorf("got %v, %v", got, err)
 	}
 	wantStates(t, after, map[DeviceID]State{"GPU-0": Unhealthy})
 }
 
-func TestIsolation(t *testing.T) {
-	nobody := func(DeviceID) bool { return false }
+func TestIsolatePending(t *testing.T) {
+	free := func(DeviceID) bool { return false }
 	holding := func(ids ...DeviceID) Held { return func(id DeviceID) bool { return slices.Contains(ids, id) } }
 	pending, reset, drain := present(value(FieldRemapPending, 1)), present(value(FieldRecoveryAction, 1)), present(value(FieldRecoveryAction, 4))
 	retired := present(value(FieldRetiredPending, 1))
-	type look struct {
+	type poll struct {
 		at     int
 		held   Held
 		sample Sample
@@ -124,57 +121,57 @@ func TestIsolation(t *testing.T) {
 		causes []string
 	}
 	isolated := func(cause string) []string { return []string{CauseIsolated, cause} }
-	for name, looks := range map[string][]look{
-		"at once if nobody has it": {
-			{0, nobody, pending, Unhealthy, isolated(CauseRemapPending)},
+	for name, polls := range map[string][]poll{
+		"a free GPU is isolated at once": {
+			{0, free, pending, Unhealthy, isolated(CauseRemapPending)},
 		},
-		"not while a pod has it, nor a part of it": {
+		"a held GPU, or one with a held MIG device, is not isolated": {
 			{0, holding("GPU-0"), pending, Degraded, []string{CauseRemapPending}},
 			{1, holding("MIG-0"), pending, Degraded, []string{CauseRemapPending}},
 			{2, holding("GPU-1"), pending, Unhealthy, isolated(CauseRemapPending)},
 		},
-		"never on ignorance": {
+		"unknown holders count as held": {
 			{0, nil, pending, Degraded, []string{CauseRemapPending}},
 		},
-		"it stays when it is held, or nobody knows, until the cause is gone": {
-			{0, nobody, reset, Unhealthy, isolated(CauseRecoveryAction)},
+		"isolation lasts until the cause clears, also while held": {
+			{0, free, reset, Unhealthy, isolated(CauseRecoveryAction)},
 			{1, holding("GPU-0"), reset, Unhealthy, isolated(CauseRecoveryAction)},
 			{2, nil, reset, Unhealthy, isolated(CauseRecoveryAction)},
-			{3, nobody, blank(PresenceUnknown), Unhealthy, isolated(CauseRecoveryAction)},
-			{4, nobody, present(), Healthy, nil},
+			{3, free, blank(PresenceUnknown), Unhealthy, isolated(CauseRecoveryAction)},
+			{4, free, present(), Healthy, nil},
 		},
-		"drain and reset, pages": {
-			{0, nobody, drain, Unhealthy, isolated(CauseRecoveryAction)},
-			{1, nobody, present(), Healthy, nil},
-			{2, nobody, retired, Unhealthy, isolated(CauseRetiredPending)},
+		"drain and reset, page retirement": {
+			{0, free, drain, Unhealthy, isolated(CauseRecoveryAction)},
+			{1, free, present(), Healthy, nil},
+			{2, free, retired, Unhealthy, isolated(CauseRetiredPending)},
 		},
-		"a GPU that is only hot waits for no reset": {
-			{0, nobody, present(value(FieldGPUTemp, 99)), Degraded, []string{CauseTemperature}},
+		"a hot GPU waits for no reset": {
+			{0, free, present(value(FieldGPUTemp, 99)), Degraded, []string{CauseTemperature}},
 		},
-		"nor one that needs a reboot": {
-			{0, nobody, present(value(FieldRecoveryAction, 2)), Unhealthy, []string{CauseRecoveryAction}},
+		"a GPU that needs a reboot is not isolated": {
+			{0, free, present(value(FieldRecoveryAction, 2)), Unhealthy, []string{CauseRecoveryAction}},
 		},
-		"between jobs, three times in an hour, is no flapping": {
-			{0, nobody, reset, Unhealthy, isolated(CauseRecoveryAction)},
-			{1, nobody, present(), Healthy, nil},
-			{2, nobody, reset, Unhealthy, isolated(CauseRecoveryAction)},
-			{3, nobody, present(), Healthy, nil},
-			{4, nobody, reset, Unhealthy, isolated(CauseRecoveryAction)},
-			{5, nobody, present(), Healthy, nil},
+		"three isolations in an hour are not flapping": {
+			{0, free, reset, Unhealthy, isolated(CauseRecoveryAction)},
+			{1, free, present(), Healthy, nil},
+			{2, free, reset, Unhealthy, isolated(CauseRecoveryAction)},
+			{3, free, present(), Healthy, nil},
+			{4, free, reset, Unhealthy, isolated(CauseRecoveryAction)},
+			{5, free, present(), Healthy, nil},
 		},
 	} {
 		for _, mode := range []string{RecoverAuto, RecoverAfterReset, RecoverNever} {
 			t.Run(name+", "+mode, func(t *testing.T) {
-				if mode == RecoverNever && name == "nor one that needs a reboot" {
-					t.Skip("nothing ends")
+				if mode == RecoverNever && name == "a GPU that needs a reboot is not isolated" {
+					t.Skip("the finding never clears")
 				}
 				c := DefaultConfig()
 				c.Recovery, c.IsolatePending = mode, true
-				var known []DeviceState
-				for _, l := range looks {
-					known = judgeAll(c, known, l.at, l.held, map[DeviceID]Sample{"GPU-0": l.sample}, gpu0, mig0)
-					for _, d := range known {
-						if got := causes(d.Verdict); d.Verdict.State != l.want || !slices.Equal(got, l.causes) {
+				var devices []DeviceState
+				for _, l := range polls {
+					devices = judgeAll(c, devices, l.at, l.held, samples{"GPU-0": l.sample}, gpu0, mig0)
+					for _, d := range devices {
+						if got := d.Verdict.Causes(); d.Verdict.State != l.want || !slices.Equal(got, l.causes) {
 							t.Fatalf("at %d s %s is %v %v, want %v %v", l.at, d.Device.ID, d.Verdict.State, got, l.want, l.causes)
 						}
 					}
@@ -184,43 +181,59 @@ func TestIsolation(t *testing.T) {
 	}
 
 	c := DefaultConfig()
-	known := judgeAll(c, nil, 0, nobody, map[DeviceID]Sample{"GPU-0": pending}, gpu0)
-	wantStates(t, known, map[DeviceID]State{"GPU-0": Degraded})
+	devices := judgeAll(c, nil, 0, free, samples{"GPU-0": pending}, gpu0)
+	wantStates(t, devices, map[DeviceID]State{"GPU-0": Degraded})
 	c.IsolatePending = true
-	known = judgeAll(c, known, 1, nobody, map[DeviceID]Sample{"GPU-0": pending}, gpu0)
-	f := known[0].Verdict.Findings[0]
+	devices = judgeAll(c, devices, 1, free, samples{"GPU-0": pending}, gpu0)
+	f := devices[0].Verdict.Findings[0]
 	if f.Action != ActionResetGPUNow {
 		t.Errorf("%+v", f)
 	}
-	// A pod that was admitted in the last moment is not to be killed by the advice.
-	known = judgeAll(c, known, 2, holding("GPU-0"), map[DeviceID]Sample{"GPU-0": pending}, gpu0)
-	if f := known[0].Verdict.Findings[0]; f.Action != ActionResetGPUWhenFree || !f.Since.Equal(at(1)) {
+	// The kubelet may have admitted a pod meanwhile: the advice must not end it.
+	devices = judgeAll(c, devices, 2, holding("GPU-0"), samples{"GPU-0": pending}, gpu0)
+	if f := devices[0].Verdict.Findings[0]; f.Action != ActionResetGPUWhenFree || !f.Since.Equal(at(1)) {
 		t.Errorf("%+v", f)
 	}
 	c.IsolatePending = false
-	wantStates(t, judgeAll(c, known, 3, nobody, map[DeviceID]Sample{"GPU-0": pending}, gpu0), map[DeviceID]State{"GPU-0": Degraded})
+	wantStates(t, judgeAll(c, devices, 3, free, samples{"GPU-0": pending}, gpu0), map[DeviceID]State{"GPU-0": Degraded})
 }
 
-func TestCordonValidate(t *testing.T) {
+func TestConfigValidateCordon(t *testing.T) {
 	c := cordoning("GPU-1", "MIG-1", "0", "3:1", "1b:00.0")
 	if err := c.Validate(); err != nil {
 		t.Error(err)
 	}
-	for _, word := range []string{"", "-1", "*H100*", "mig-1g.*", "0:", "GPU-"} {
-		c.Cordon = []string{"0", word}
-		if err := c.Validate(); err == nil || !strings.HasPrefix(err.Error(), `cordon[1]: "`+word+`" names no GPU; use a UUID`) {
-			t.Errorf("%q: %v", word, err)
+	for _, ref := range []string{"", "-1", "*H100*", "mig-1g.*", "0:", "GPU-"} {
+		c.Cordon = []string{"0", ref}
+		if err := c.Validate(); err == nil || !strings.HasPrefix(err.Error(), "cordon[1]: ") || !strings.HasSuffix(err.Error(), strconv.Quote(ref)) {
+			t.Errorf("%q: %v", ref, err)
 		}
 	}
 }
 
-// MIG devices have it from their GPU, and a partition made meanwhile has nothing of it.
-func TestDetachmentOfMIGDevices(t *testing.T) {
-	known := judgeAll(DefaultConfig(), nil, 0, nil, map[DeviceID]Sample{gpu0.ID: present(), mig0.ID: present()}, gpu0, mig0)
-	known = Decide(DefaultConfig(), known, known, nil, Detachment{Until: at(60)}, at(1))
-	if f := known[1].Verdict.Findings; len(f) != 1 || f[0].From != gpu0.ID || f[0].Cause != CauseReleased || known[1].Verdict.State != Unhealthy {
+// MIG devices inherit the detachment from their GPU.
+func TestDecideDetachment(t *testing.T) {
+	devices := judgeAll(DefaultConfig(), nil, 0, nil, samples{gpu0.ID: present(), mig0.ID: present()}, gpu0, mig0)
+	devices = Decide(DefaultConfig(), devices, devices, nil, Detachment{Until: at(60)}, at(1))
+	if f := devices[1].Verdict.Findings; len(f) != 1 || f[0].From != gpu0.ID || f[0].Cause != CauseReleased || devices[1].Verdict.State != Unhealthy {
 		t.Errorf("%+v", f)
 	}
-	known = Decide(DefaultConfig(), known, known, nil, Detachment{Over: true}, at(2))
-	wantStates(t, known, map[DeviceID]State{gpu0.ID: Healthy, mig0.ID: Healthy})
+	devices = Decide(DefaultConfig(), devices, devices, nil, Detachment{Over: true}, at(2))
+	wantStates(t, devices, map[DeviceID]State{gpu0.ID: Healthy, mig0.ID: Healthy})
+}
+
+// A GPU that was reset is not isolated, although its finding lasts until recoverAfter.
+func TestIsolatePendingAfterReset(t *testing.T) {
+	c := DefaultConfig()
+	c.IsolatePending = true
+	free := func(DeviceID) bool { return false }
+	devices := judgeAll(c, nil, 0, free, samples{"GPU-0": present(value(FieldRemapPending, 1))}, gpu0)
+	if !devices[0].Verdict.Has(CauseIsolated) {
+		t.Fatalf("%v", devices[0].Verdict.Causes())
+	}
+	devices = judgeAll(c, devices, 10, free, samples{"GPU-0": blank(Lost)}, gpu0)
+	devices = judgeAll(c, devices, 12, free, nil, gpu0)
+	if devices[0].Verdict.Has(CauseIsolated) || devices[0].Verdict.State == Unhealthy {
+		t.Errorf("%v", devices[0].Verdict.Causes())
+	}
 }

@@ -1,96 +1,91 @@
 package health
 
 import (
-	"slices"
 	"testing"
 	"time"
 )
 
-// shows is a sample of a device.
-func shows(id DeviceID, s Sample) Sample {
-	s.Device = id
-	return s
-}
-
-func TestDoubt(t *testing.T) {
-	known := fold(t, nil, 0, nil, gpu0, mig0, gpu1)
-	unknown := func(id DeviceID) Sample { return shows(id, blank(PresenceUnknown)) }
+func TestLossFilter(t *testing.T) {
+	before := judge(nil, 0, nil, gpu0, mig0, gpu1)
 	for name, c := range map[string]struct {
 		devices []Device
-		samples []Sample
-		doubted bool
+		samples samples
+		delayed bool
 	}{
-		"none is listed":                 {nil, nil, true},
-		"all are detached":               {[]Device{gpu0, gpu1}, []Sample{shows("GPU-0", blank(Detached)), shows("GPU-1", blank(Detached))}, true},
-		"one is hidden, one not listed":  {[]Device{gpu0}, []Sample{shows("GPU-0", blank(Inaccessible))}, true},
-		"one is lost, one not listed":    {[]Device{gpu0}, []Sample{shows("GPU-0", blank(Lost))}, true},
-		"one is listed and not read":     {[]Device{gpu0}, []Sample{unknown("GPU-0")}, true},
-		"one is there":                   {[]Device{gpu0}, []Sample{shows("GPU-0", present())}, false},
-		"all are lost":                   {[]Device{gpu0, gpu1}, []Sample{shows("GPU-0", blank(Lost)), shows("GPU-1", blank(Lost))}, false},
-		"of none it is known if it went": {[]Device{gpu0, gpu1}, []Sample{unknown("GPU-0"), unknown("GPU-1")}, false},
+		"no GPU is listed":               {nil, nil, true},
+		"all are detached":               {[]Device{gpu0, gpu1}, samples{"GPU-0": blank(Detached), "GPU-1": blank(Detached)}, true},
+		"one inaccessible, one unlisted": {[]Device{gpu0}, samples{"GPU-0": blank(Inaccessible)}, true},
+		"one lost, one unlisted":         {[]Device{gpu0}, samples{"GPU-0": blank(Lost)}, true},
+		"one unread, one unlisted":       {[]Device{gpu0}, samples{"GPU-0": blank(PresenceUnknown)}, true},
+		"one present":                    {[]Device{gpu0}, samples{"GPU-0": present()}, false},
+		"all are lost":                   {[]Device{gpu0, gpu1}, samples{"GPU-0": blank(Lost), "GPU-1": blank(Lost)}, false},
+		"all are unread":                 {[]Device{gpu0, gpu1}, samples{"GPU-0": blank(PresenceUnknown), "GPU-1": blank(PresenceUnknown)}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var d LossFilter
-			r := &Reading{Devices: c.devices, Samples: c.samples}
+			var l LossFilter
+			r, _ := reading(1, c.samples, c.devices...)
 			for _, after := range []time.Duration{0, AllLostDelay - time.Second} {
-				judged, why := d.Filter(known, r, at(1).Add(after))
-				if (why != "") != c.doubted {
-					t.Fatalf("after %v: why %q, want doubt: %v", after, why, c.doubted)
+				judged, warning := l.Filter(before, r, at(1).Add(after))
+				if (warning != "") != c.delayed {
+					t.Fatalf("after %v: warning %q, want delayed: %v", after, warning, c.delayed)
 				}
-				after := Judge(DefaultConfig(), known, judged, ReadingContext{}, at(1).Add(after))
-				for _, v := range after {
-					if v.Device.Kind == KindMIG {
-						continue // it goes by its GPU
-					}
-					if gone := slices.ContainsFunc(v.Verdict.Findings, func(f Finding) bool { return f.ofPresence() && f.Cause != CauseLost }); c.doubted && gone {
-						t.Fatalf("%s is %v", v.Device.ID, v.Verdict.Causes())
-					}
+				devices := Judge(DefaultConfig(), before, judged, ReadingContext{}, at(1).Add(after))
+				if c.delayed && len(devices) != 3 {
+					t.Fatalf("%d devices", len(devices))
 				}
-				if c.doubted && len(after) != 3 {
-					t.Fatalf("%d devices", len(after))
+				for _, d := range devices {
+					v := d.Verdict
+					if c.delayed && d.Device.Kind == KindGPU && (v.Has(CauseInaccessible) || v.Has(CauseDetached) || v.Has(CauseMissing)) {
+						t.Fatalf("%s has %v", d.Device.ID, v.Causes())
+					}
 				}
 			}
-			if judged, why := d.Filter(known, r, at(1).Add(AllLostDelay)); why != "" || judged != r {
-				t.Errorf("it is not believed: %q", why)
+			if judged, warning := l.Filter(before, r, at(1).Add(AllLostDelay)); warning != "" || judged != r {
+				t.Errorf("still delayed after AllLostDelay: %q", warning)
 			}
 		})
 	}
 }
 
-// A GPU that is lost counts at once, also the only one. All that are lost together prove nothing by their return.
-func TestLostTogether(t *testing.T) {
-	lost := map[DeviceID]Sample{"GPU-0": blank(Lost), "GPU-1": blank(Lost)}
-	ill := map[DeviceID]Sample{"GPU-0": present(xids(95))}
-	known := fold(t, nil, 0, ill, gpu0, gpu1)
-	for i := range 4 {
-		known = fold(t, known, 10*i+1, lost, gpu0, gpu1)
-		wantStates(t, known, map[DeviceID]State{"GPU-0": Unhealthy, "GPU-1": Unhealthy})
-		known = fold(t, known, 10*i+5, lost, gpu0, gpu1)
-		known = fold(t, known, 10*i+6, nil, gpu0, gpu1)
-		wantStates(t, known, map[DeviceID]State{"GPU-0": Unhealthy, "GPU-1": Healthy})
+// The return of a GPU clears its XID 95 only if the GPU was lost alone.
+func TestReturnAfterLoss(t *testing.T) {
+	both := []Device{gpu0, gpu1}
+	one, all := samples{"GPU-0": blank(Lost)}, samples{"GPU-0": blank(Lost), "GPU-1": blank(Lost)}
+	faulty := nodeStep{0, samples{"GPU-0": present(xids(95))}, both, map[DeviceID]State{"GPU-0": Unhealthy, "GPU-1": Healthy}}
+	lostOne := func(seconds int) nodeStep {
+		return nodeStep{seconds, one, both, map[DeviceID]State{"GPU-0": Unhealthy, "GPU-1": Healthy}}
 	}
-	if got := causes(known[0].Verdict); !slices.Equal(got, []string{"xid-95"}) {
-		t.Errorf("got %v", got)
+	lostAll := func(seconds int) nodeStep {
+		return nodeStep{seconds, all, both, map[DeviceID]State{"GPU-0": Unhealthy, "GPU-1": Unhealthy}}
 	}
-
-	// One of two that comes back was reset.
-	known = fold(t, known, 101, map[DeviceID]Sample{"GPU-0": blank(Lost)}, gpu0, gpu1)
-	known = fold(t, known, 102, map[DeviceID]Sample{"GPU-0": blank(Lost)}, gpu0, gpu1)
-	known = fold(t, known, 103, nil, gpu0, gpu1)
-	wantStates(t, known, map[DeviceID]State{"GPU-0": Healthy, "GPU-1": Healthy})
-
-	// And so was an only one.
-	known = fold(t, nil, 0, ill, gpu0)
-	known = fold(t, known, 1, map[DeviceID]Sample{"GPU-0": blank(Lost)}, gpu0)
-	known = fold(t, known, 2, map[DeviceID]Sample{"GPU-0": blank(Lost)}, gpu0)
-	known = fold(t, known, 3, nil, gpu0)
-	wantStates(t, known, map[DeviceID]State{"GPU-0": Healthy})
+	back := func(seconds int, state State) nodeStep {
+		return nodeStep{seconds, nil, both, map[DeviceID]State{"GPU-0": state, "GPU-1": Healthy}}
+	}
+	hidden := nodeStep{1, samples{"GPU-0": blank(Inaccessible)}, both, map[DeviceID]State{"GPU-0": Unhealthy, "GPU-1": Healthy}}
+	hiddenLater := hidden
+	hiddenLater.at = 5
+	longer := []nodeStep{faulty, lostAll(1), lostAll(2)}
+	for i := range 100 {
+		longer = append(longer, lostOne(10+10*i))
+	}
+	only := func(seconds int, s Sample, state State) nodeStep {
+		return nodeStep{seconds, samples{"GPU-0": s}, []Device{gpu0}, map[DeviceID]State{"GPU-0": state}}
+	}
+	for name, steps := range map[string][]nodeStep{
+		"lost alone":                {faulty, lostOne(1), lostOne(2), back(3, Healthy)},
+		"the only GPU":              {only(0, present(xids(95)), Unhealthy), only(1, blank(Lost), Unhealthy), only(2, blank(Lost), Unhealthy), only(3, present(), Healthy)},
+		"inaccessible, not lost":    {faulty, hidden, hiddenLater, back(7, Unhealthy)},
+		"all lost at once":          {faulty, lostAll(1), lostAll(5), back(6, Unhealthy), lostAll(11), lostAll(15), back(16, Unhealthy)},
+		"then lost alone":           {faulty, lostAll(1), lostAll(5), back(6, Unhealthy), lostOne(101), lostOne(102), back(103, Healthy)},
+		"all lost, one after other": {faulty, lostOne(1), lostAll(2), lostAll(3), lostAll(4), back(6, Unhealthy)},
+		"lost longer than others":   append(longer, back(2000, Healthy)),
+	} {
+		t.Run(name, func(t *testing.T) { runNode(t, steps) })
+	}
 }
 
-// A driver that was loaded anew has reset every GPU. What is not known of it is no evidence.
-func TestDriverReload(t *testing.T) {
-	known := fold(t, nil, 0, map[DeviceID]Sample{"GPU-0": present(xids(95))}, gpu0, gpu1)
+func TestDriverReloadClearsXID(t *testing.T) {
+	before := judge(nil, 0, samples{"GPU-0": present(xids(95))}, gpu0, gpu1)
 	r, now := reading(1, nil, gpu0, gpu1)
-	known = Judge(DefaultConfig(), known, r, ReadingContext{DriverReloaded: true}, now)
-	wantStates(t, known, map[DeviceID]State{"GPU-0": Healthy, "GPU-1": Healthy})
+	wantStates(t, Judge(DefaultConfig(), before, r, ReadingContext{DriverReloaded: true}, now), map[DeviceID]State{"GPU-0": Healthy, "GPU-1": Healthy})
 }

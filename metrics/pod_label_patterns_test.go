@@ -129,13 +129,13 @@ func FuzzPodLabels(f *testing.F) {
 		exported, omitted := picker.Of("", pod)
 		names := make(map[string]bool)
 		for _, l := range exported {
-			if !model.LegacyValidation.IsValidLabelName(l.Name) || names[l.Name] || reservedLabelUser(l.Name) != "" || !selected(l.Value) || podLabelName(l.Value) != l.Name {
+			if !model.LegacyValidation.IsValidLabelName(l.Name) || names[l.Name] || reservedBy(l.Name) != "" || !selected(l.Value) || podLabelName(l.Value) != l.Name {
 				t.Errorf("%q exports %+v", entry, l)
 			}
 			names[l.Name] = true
 		}
 		for key := range pod {
-			if name := podLabelName(key); selected(key) && !names[name] && reservedLabelUser(name) == "" && !slices.ContainsFunc(omitted, func(l string) bool { return podLabelName(l) == name }) {
+			if name := podLabelName(key); selected(key) && !names[name] && reservedBy(name) == "" && !slices.ContainsFunc(omitted, func(l string) bool { return podLabelName(l) == name }) {
 				t.Errorf("%q does not export %s: got %v, omitted %q", entry, key, exported, omitted)
 			}
 		}

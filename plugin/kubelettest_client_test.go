@@ -18,7 +18,7 @@ import (
 
 const resource = "nvidia.com/gpu"
 
-// TestClient tests kubelettest.Client, by which other programs than the kubelet call a plugin.
+// TestClient tests *kubelettest.Client, by which other programs than the kubelet call a plugin.
 func TestClient(t *testing.T) {
 	t.Parallel()
 	dir, err := os.MkdirTemp("", "gna") // short enough for a socket

@@ -31,8 +31,8 @@ type PodLabels struct {
 // Any reports whether anything is selected.
 func (p PodLabels) Any() bool { return p.UID || len(p.Named) > 0 || len(p.Patterns) > 0 }
 
-// ShownPodLabels returns the selection of a valid configuration.
-func (c Config) ShownPodLabels() PodLabels {
+// SelectedPodLabels returns the selection of a valid configuration.
+func (c Config) SelectedPodLabels() PodLabels {
 	labels := PodLabels{UID: c.PodUID}
 	for _, entry := range c.PodLabels {
 		switch pattern, err := podLabelPattern(entry); {

@@ -33,11 +33,11 @@ func Decide(c Config, before, judged []DeviceState, held Held, detach Detachment
 	for i := range decided { // GPUs come before their MIG devices
 		d := &decided[i]
 		old := old[d.Device.ID]
-		own := slices.DeleteFunc(slices.Clone(d.Verdict.Findings), Finding.decision)
+		findings := slices.DeleteFunc(slices.Clone(d.Verdict.Findings), Finding.decision)
 		var decisions []Finding
 		add := func(f Finding) {
 			f.State, f.Since, f.Last, f.Clears = Unhealthy, now, now, ClearsItself
-			if g := old.own(hasCause(f.Cause)); g != nil {
+			if g := old.ownFinding(hasCause(f.Cause)); g != nil {
 				f.Since = g.Since
 			}
 			decisions = append(decisions, f)
@@ -45,7 +45,7 @@ func Decide(c Config, before, judged []DeviceState, held Held, detach Detachment
 		if ref, ok := c.cordonOf(&d.Device); ok && !slices.ContainsFunc(ofGPU[d.Device.Parent], hasCause(CauseCordoned)) {
 			add(Finding{Cause: CauseCordoned, Reason: fmt.Sprintf("cordoned by %q in health.cordon", ref), Action: ActionUncordon})
 		}
-		if pending := pendingReset(own); c.IsolatePending && d.Device.Kind == KindGPU && pending != nil {
+		if pending := pendingReset(findings); c.IsolatePending && d.Device.Kind == KindGPU && pending != nil {
 			free := !heldAtAll(held, judged, d.Device.ID)
 			if free || old.Has(CauseIsolated) {
 				add(isolation(*pending, free))
@@ -56,7 +56,7 @@ func Decide(c Config, before, judged []DeviceState, held Held, detach Detachment
 		}
 		ofGPU[d.Device.ID] = decisions
 		v := d.Verdict
-		v.setFindings(inherit(append(own, decisions...), d.Device.Parent, ofGPU[d.Device.Parent]))
+		v.setFindings(inherit(append(findings, decisions...), d.Device.Parent, ofGPU[d.Device.Parent]))
 		v.Since = old.Since
 		if v.State != old.State || old.Since.IsZero() {
 			v.Since = now
@@ -67,8 +67,8 @@ func Decide(c Config, before, judged []DeviceState, held Held, detach Detachment
 }
 
 // pendingReset returns the finding of a GPU that works and waits for a reset, nil if there is none.
-func pendingReset(own []Finding) *Finding {
-	return Verdict{Findings: own}.own(func(f Finding) bool {
+func pendingReset(findings []Finding) *Finding {
+	return Verdict{Findings: findings}.ownFinding(func(f Finding) bool {
 		waits := f.Cause == CauseRemapPending || f.Cause == CauseRetiredPending || f.Cause == CauseRecoveryAction
 		return f.State == Degraded && waits && !f.Last.Before(f.Reset) // a later reset was the one it waited for
 	})

@@ -63,8 +63,8 @@ type Finding struct {
 	Clears Clears
 	From   DeviceID // the parent that has the finding; empty if it is the device's own
 
-	NodeWide        bool      // of a device that cannot be reached: all GPUs of the node went together, so its return proves no reset
-	othersBackSince time.Time // NodeWide: since when other GPUs are back without this one; zero while none is
+	InOutage        bool      // of a device that cannot be reached: part of an outage of all GPUs, so its return proves no reset
+	othersBackSince time.Time // InOutage: since when other GPUs are back without this one; zero while none is
 }
 
 // condition reports whether each poll renews the finding while it lasts, which is not so for an XID.
@@ -122,8 +122,8 @@ func (v *Verdict) setFindings(findings []Finding) {
 	}
 }
 
-// own returns the device's own finding with that cause, nil if there is none.
-func (v Verdict) own(match func(Finding) bool) *Finding {
+// ownFinding returns the first of the device's own findings that matches, nil if there is none.
+func (v Verdict) ownFinding(match func(Finding) bool) *Finding {
 	i := slices.IndexFunc(v.Findings, func(f Finding) bool { return f.From == "" && match(f) })
 	if i < 0 {
 		return nil
@@ -136,11 +136,11 @@ func hasCause(cause string) func(Finding) bool {
 }
 
 // Has reports whether one of the device's own findings has the cause.
-func (v Verdict) Has(cause string) bool { return v.own(hasCause(cause)) != nil }
+func (v Verdict) Has(cause string) bool { return v.ownFinding(hasCause(cause)) != nil }
 
 // unhealthyBy reports whether one of the device's own findings has the cause and makes it Unhealthy.
 func (v Verdict) unhealthyBy(cause string) bool {
-	f := v.own(hasCause(cause))
+	f := v.ownFinding(hasCause(cause))
 	return f != nil && f.State == Unhealthy
 }
 
@@ -181,17 +181,17 @@ func (v Verdict) Without(now time.Time, drop func(Finding) bool) Verdict {
 }
 
 // inherit adds a GPU's findings to those of its MIG device. Of two findings with one cause the worse remains.
-func inherit(own []Finding, parent DeviceID, inherited []Finding) []Finding {
+func inherit(findings []Finding, parent DeviceID, inherited []Finding) []Finding {
 	for _, f := range inherited {
 		f.From = parent
-		i := slices.IndexFunc(own, hasCause(f.Cause))
+		i := slices.IndexFunc(findings, hasCause(f.Cause))
 		if i < 0 {
-			own = append(own, f)
-		} else if f.State > own[i].State {
-			own[i] = f
+			findings = append(findings, f)
+		} else if f.State > findings[i].State {
+			findings[i] = f
 		}
 	}
-	return own
+	return findings
 }
 
 // merge adds a finding, or renews the finding with the same cause and keeps its beginning.

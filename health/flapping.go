@@ -8,23 +8,23 @@ import (
 
 // trips returns the times within Config.Flap.Within at which the device became unhealthy by a fault of its own, this sample
 // included.
-func trips(c Config, old Verdict, own []Finding, now time.Time) []time.Time {
+func trips(c Config, old Verdict, findings []Finding, now time.Time) []time.Time {
 	all := slices.DeleteFunc(slices.Clone(old.Trips), func(t time.Time) bool { return now.Sub(t) >= c.Flap.Within })
-	if !old.faulty() && (Verdict{Findings: own}).faulty() {
+	if !old.faulty() && (Verdict{Findings: findings}).faulty() {
 		all = append(all, now)
 	}
 	return all
 }
 
-// faulty reports whether a fault of the device itself makes it Unhealthy. Decisions and a loss of all GPUs are no faults.
+// faulty reports whether a fault of the device itself makes it Unhealthy. Decisions and outages are not faults.
 func (v Verdict) faulty() bool {
-	return v.own(func(f Finding) bool { return f.State == Unhealthy && !f.decision() && !f.NodeWide }) != nil
+	return v.ownFinding(func(f Finding) bool { return f.State == Unhealthy && !f.decision() && !f.InOutage }) != nil
 }
 
 // flappingFinding returns the finding of a device that became unhealthy too often.
-func flappingFinding(c Config, own []Finding, trips int, now time.Time) Finding {
+func flappingFinding(c Config, findings []Finding, trips int, now time.Time) Finding {
 	reason := fmt.Sprintf("the GPU became unhealthy %d times within %v", trips, c.Flap.Within)
-	for _, f := range slices.Backward(own) {
+	for _, f := range slices.Backward(findings) {
 		if f.State == Unhealthy && f.Cause != CauseFlapping {
 			reason += ", most recently by " + f.Cause
 			break

@@ -20,9 +20,9 @@ type ReadingContext struct {
 // A GPU that the reading lacks stays, Unhealthy and "missing". A MIG device that the reading lacks was destroyed, unless its
 // GPU is missing too.
 func Judge(c Config, before []DeviceState, r *Reading, rc ReadingContext, now time.Time) []DeviceState {
-	known := make(map[DeviceID]DeviceState, len(before))
+	previous := make(map[DeviceID]DeviceState, len(before))
 	for _, d := range before {
-		known[d.Device.ID] = d
+		previous[d.Device.ID] = d
 	}
 	samples := make(map[DeviceID]Sample, len(r.Devices))
 	for _, s := range r.Samples {
@@ -33,21 +33,21 @@ func Judge(c Config, before []DeviceState, r *Reading, rc ReadingContext, now ti
 		if !ok {
 			s = Sample{Device: d.ID, At: now}
 		}
-		samples[d.ID] = rc.withPast(known[d.ID], known[d.Parent].Verdict, d, s)
+		samples[d.ID] = rc.withPast(previous[d.ID], previous[d.Parent].Verdict, d, s)
 	}
-	keepFindingsOfDestroyed(known, before, r, samples)
-	loss := newNodeWideLoss(before, samples, now)
+	keepFindingsOfDestroyed(previous, before, r, samples)
+	outage := newNodeOutage(before, samples, now)
 	raised := raisedXIDs(r, samples)
 
 	after := make([]DeviceState, 0, len(r.Devices))
 	gpus := make(map[DeviceID]parent)
 	add := func(d Device, s Sample) {
-		next, reset := judgeDevice(c, known[d.ID], d, s, gpus[d.Parent], rc, loss, raised[d.ID])
+		next, reset := judgeDevice(c, previous[d.ID], d, s, gpus[d.Parent], rc, outage, raised[d.ID])
 		if d.Kind == KindGPU {
 			gpus[d.ID] = parent{next.Verdict, reset, s.Presence}
 		}
 		after = append(after, next)
-		delete(known, d.ID)
+		delete(previous, d.ID)
 	}
 	for _, d := range r.Devices {
 		add(d, samples[d.ID])
@@ -62,7 +62,7 @@ func Judge(c Config, before []DeviceState, r *Reading, rc ReadingContext, now ti
 				continue
 			}
 		}
-		if _, left := known[d.Device.ID]; left {
+		if _, left := previous[d.Device.ID]; left {
 			add(d.Device, s)
 		}
 	}
@@ -81,7 +81,7 @@ type parent struct {
 
 // judgeDevice judges one device. The raised XIDs are those of its MIG devices that affect the whole GPU.
 func judgeDevice(
-	c Config, old DeviceState, d Device, s Sample, p parent, rc ReadingContext, loss nodeWideLoss, raised []XID,
+	c Config, old DeviceState, d Device, s Sample, p parent, rc ReadingContext, outage nodeOutage, raised []XID,
 ) (next DeviceState, reset bool) {
 	v := old.Verdict
 	firstSeen := old.Device.ID == "" && !rc.XIDHistory
@@ -89,21 +89,21 @@ func judgeDevice(
 	v.awaitsAction = v.awaitsAction || firstSeen || rc.FirstReading && !old.Verdict.Has(CauseRecoveryAction)
 	v.explainRecoveryAction(c, s)
 	reset = p.reset || rc.DriverReloaded || wasReset(c, old.Verdict, d.Kind, s)
-	own := lasting(c, old.Verdict, s, reset)
+	findings := lasting(c, old.Verdict, s, reset)
 	for _, f := range conditionFindings(c, s) {
 		switch {
 		case p.verdict.Has(f.Cause): // a MIG device that is lost with its GPU inherits the GPU's finding
 			continue
 		case f.ofPresence():
-			f.NodeWide, f.othersBackSince = loss.includes(old.Verdict, f.Cause)
+			f.InOutage, f.othersBackSince = outage.includes(old.Verdict, f.Cause)
 		case f.Cause == CauseRecoveryAction && v.unexplainedReset:
 			f.State, f.Reason = Unhealthy, f.Reason+", for an XID from before the agent's start"
 		}
-		own = merge(own, f)
+		findings = merge(findings, f)
 	}
 	confirmed, unconfirmed := confirm(c, d, old.Verdict, s)
 	for _, f := range confirmed {
-		own = merge(own, f)
+		findings = merge(findings, f)
 	}
 
 	counts, last := old.XIDCounts, old.LastXID
@@ -123,30 +123,30 @@ func judgeDevice(
 	}
 	for _, x := range xids {
 		if f, bad := xidFinding(c, x, s.At); bad {
-			own = merge(own, f)
+			findings = merge(findings, f)
 		}
 	}
 	if v.awaitsCheck && s.Checked {
 		v.awaitsCheck = false
-		if !slices.ContainsFunc(own, Finding.ofXID) {
+		if !slices.ContainsFunc(findings, Finding.ofXID) {
 			for _, f := range incidentsOfPastXIDs(c, s) {
-				own = merge(own, f)
+				findings = merge(findings, f)
 			}
 		}
 	}
 
 	v.PendingXIDs = pendingXIDs(c, old.Verdict.PendingXIDs, xids, s.At, reset)
-	for _, f := range escalate(v.PendingXIDs, own, p.verdict) {
-		own = merge(own, f)
+	for _, f := range escalate(v.PendingXIDs, findings, p.verdict) {
+		findings = merge(findings, f)
 	}
 
-	v.Trips = trips(c, old.Verdict, own, s.At)
-	flapping := slices.ContainsFunc(own, hasCause(CauseFlapping)) // found once: renewing it at every poll would not be news
+	v.Trips = trips(c, old.Verdict, findings, s.At)
+	flapping := slices.ContainsFunc(findings, hasCause(CauseFlapping)) // found once: renewing it at every poll would not be news
 	if c.Flap.Trips > 0 && len(v.Trips) >= c.Flap.Trips && !flapping {
-		own = merge(own, flappingFinding(c, own, len(v.Trips), s.At))
+		findings = merge(findings, flappingFinding(c, findings, len(v.Trips), s.At))
 	}
 	v.measured = v.measured || s.Presence != PresenceUnknown
-	v.setFindings(inherit(own, d.Parent, p.verdict.Findings))
+	v.setFindings(inherit(findings, d.Parent, p.verdict.Findings))
 	v.unconfirmed = unconfirmed
 	if old.Device.ID != "" && s.Presence != Present {
 		d = old.Device // the source cannot read the properties now
@@ -213,13 +213,13 @@ func conditionOver(c Config, f Finding, s Sample) bool {
 
 // keepFindingsOfDestroyed moves the findings of destroyed MIG devices that only a reset or a reboot clears to their GPU: a
 // new partition uses the same memory and engines.
-func keepFindingsOfDestroyed(known map[DeviceID]DeviceState, before []DeviceState, r *Reading, samples map[DeviceID]Sample) {
+func keepFindingsOfDestroyed(previous map[DeviceID]DeviceState, before []DeviceState, r *Reading, samples map[DeviceID]Sample) {
 	listed := make(map[DeviceID]bool, len(r.Devices))
 	for _, d := range r.Devices {
 		listed[d.ID] = true
 	}
 	for _, d := range before {
-		gpu := known[d.Device.Parent]
+		gpu := previous[d.Device.Parent]
 		if d.Device.Kind != KindMIG || listed[d.Device.ID] || samples[d.Device.Parent].Presence != Present {
 			continue
 		}
@@ -231,6 +231,6 @@ func keepFindingsOfDestroyed(known map[DeviceID]DeviceState, before []DeviceStat
 			}
 		}
 		gpu.Verdict.Findings = findings
-		known[d.Device.Parent] = gpu
+		previous[d.Device.Parent] = gpu
 	}
 }

@@ -57,9 +57,9 @@ func pendingXIDs(c Config, old, xids []XID, now time.Time, reset bool) []XID {
 
 // escalate returns Unhealthy findings of the pending XIDs if the driver asks for a reset of the device or of its GPU: such a
 // GPU does not work properly. Other recovery actions are Unhealthy without an XID.
-func escalate(pending []XID, own []Finding, gpu Verdict) []Finding {
+func escalate(pending []XID, findings []Finding, gpu Verdict) []Finding {
 	asksForReset := func(f Finding) bool { return f.Cause == CauseRecoveryAction && f.Action == ActionResetGPU }
-	if len(pending) == 0 || !slices.ContainsFunc(own, asksForReset) && !slices.ContainsFunc(gpu.Findings, asksForReset) {
+	if len(pending) == 0 || !slices.ContainsFunc(findings, asksForReset) && !slices.ContainsFunc(gpu.Findings, asksForReset) {
 		return nil
 	}
 	var all []Finding

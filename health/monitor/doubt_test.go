@@ -110,7 +110,7 @@ func TestEmptyListIsBelievedInTheEnd(t *testing.T) {
 		defer b.stop()
 		for range 4 {
 			b.lists()
-			pass(health.AllLostDelay + 3*time.Second)
+			pass(health.OutageDelay + 3*time.Second)
 			b.want(t, "when it is believed", health.SourceUp, "xid-95,missing", "missing")
 			b.lists(shows("GPU-0", healthtest.Present()), shows("GPU-1", healthtest.Present()))
 			pass(2 * time.Second)
@@ -125,7 +125,7 @@ func TestCommonLossStaysCommon(t *testing.T) {
 		b := twoGPUs(t)
 		defer b.stop()
 		b.lists()
-		pass(health.AllLostDelay + 3*time.Second)
+		pass(health.OutageDelay + 3*time.Second)
 		for range 4 {
 			b.lists(shows("GPU-0", healthtest.Blank(health.Detached)), shows("GPU-1", healthtest.Blank(health.Detached)))
 			pass(3 * time.Second)

@@ -36,7 +36,7 @@ type Monitor struct {
 	session          health.Session  // nil if none is open
 	detach           detachment
 	timeLimit        *time.Timer // of a detach; nil before the first one
-	lossFilter       health.LossFilter
+	outageFilter     health.OutageFilter
 	driverVersion    string // the latest known
 	unmatchedCordons []string
 	restored         statefile.Restored
@@ -97,7 +97,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 func (m *Monitor) reportSource(status health.SourceStatus, reason string) {
 	m.publish(func(s *health.Snapshot) {
 		if status == health.SourceDown {
-			m.lossFilter = health.LossFilter{}
+			m.outageFilter = health.OutageFilter{}
 		}
 		setStatus(&s.Source, status, reason, time.Now())
 	})

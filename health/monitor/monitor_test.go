@@ -345,7 +345,7 @@ func TestMonitorMissesAcrossAReload(t *testing.T) {
 		synctest.Wait()
 		b.set(func(s *script) { s.reading.Devices, s.reading.Samples = nil, nil })
 		b.source.Store(&Source{Open: b.Open, StallAfter: 10 * time.Second})
-		pass(health.AllLostDelay + time.Second)
+		pass(health.OutageDelay + time.Second)
 		if d := b.out.Load().Devices; len(d) != 1 || d[0].Verdict.Cause() != health.CauseMissing {
 			t.Fatalf("devices %+v", d)
 		}

@@ -18,10 +18,10 @@ func (m *Monitor) applyReading(r *health.Reading) {
 		before = slices.DeleteFunc(slices.Clone(before), func(d health.DeviceState) bool {
 			return !slices.ContainsFunc(r.Devices, func(e health.Device) bool { return e.ID == d.Device.ID })
 		})
-		m.newInventory, m.lossFilter = false, health.LossFilter{}
+		m.newInventory, m.outageFilter = false, health.OutageFilter{}
 	} else {
 		var reason string
-		if r, reason = m.lossFilter.Filter(before, r, now); reason != "" {
+		if r, reason = m.outageFilter.Filter(before, r, now); reason != "" {
 			m.applyDelayed(r, reason, now)
 			return
 		}

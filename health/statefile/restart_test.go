@@ -81,7 +81,7 @@ func TestRestoredGPUThatIsListedLate(t *testing.T) {
 	ill := healthtest.Judge(health.DefaultConfig(), nil, 0, nil, map[health.DeviceID]health.Sample{"GPU-0": healthtest.Present(healthtest.XIDs(95))}, healthtest.GPU0, healthtest.GPU1)
 	m := saved(t, ill)
 	for _, comes := range []bool{true, false} {
-		var d health.LossFilter
+		var d health.OutageFilter
 		known := m.Restore("boot", health.SourceID{Kind: "dcgm"}, healthtest.At(10)).Devices
 		for seconds := 10; seconds < 30; seconds++ {
 			r, now := healthtest.Reading(seconds, nil, healthtest.GPU1)
@@ -158,7 +158,7 @@ func TestPartitionDestroyedWhileTheAgentIsAway(t *testing.T) {
 func TestRestoredPartitionThatIsListedLate(t *testing.T) {
 	known := healthtest.Judge(health.DefaultConfig(), nil, 0, nil, map[health.DeviceID]health.Sample{"MIG-0": {Presence: health.Present, XIDs: []health.XID{{Code: 48, At: healthtest.At(0)}}}}, healthtest.GPU0, healthtest.MIG0, healthtest.GPU1)
 	rec := saved(t, known).Restore("boot", health.SourceID{Kind: "dcgm"}, healthtest.At(10))
-	var d health.LossFilter
+	var d health.OutageFilter
 	known = rec.Devices
 	r, now := healthtest.Reading(11, nil, healthtest.GPU1)
 	r, _ = d.Filter(known, r, now)

@@ -269,7 +269,7 @@ func (m Saved) MarshalJSON() ([]byte, error) {
 		saved.Devices = append(saved.Devices, sd)
 		var common []string
 		for _, f := range d.Verdict.Findings {
-			if f.NodeWide {
+			if f.InOutage {
 				common = append(common, f.Cause)
 			}
 		}
@@ -385,7 +385,7 @@ func (sd savedDevice) state(detail json.RawMessage) (health.DeviceState, error) 
 		if d.Verdict.Has(f.Cause) {
 			return health.DeviceState{}, fmt.Errorf("findings[%d]: cause %q is there twice", i, f.Cause)
 		}
-		f.NodeWide = slices.Contains(more.Common, f.Cause)
+		f.InOutage = slices.Contains(more.Common, f.Cause)
 		d.Verdict.Findings = append(d.Verdict.Findings, f)
 		d.Verdict.State = max(d.Verdict.State, f.State)
 	}

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-func TestLossFilter(t *testing.T) {
+func TestOutageFilter(t *testing.T) {
 	before := judge(nil, 0, nil, gpu0, mig0, gpu1)
 	for name, c := range map[string]struct {
 		devices []Device
@@ -22,9 +22,9 @@ func TestLossFilter(t *testing.T) {
 		"all are unread":                 {[]Device{gpu0, gpu1}, samples{"GPU-0": blank(PresenceUnknown), "GPU-1": blank(PresenceUnknown)}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var l LossFilter
+			var l OutageFilter
 			r, _ := reading(1, c.samples, c.devices...)
-			for _, after := range []time.Duration{0, AllLostDelay - time.Second} {
+			for _, after := range []time.Duration{0, OutageDelay - time.Second} {
 				judged, warning := l.Filter(before, r, at(1).Add(after))
 				if (warning != "") != c.delayed {
 					t.Fatalf("after %v: warning %q, want delayed: %v", after, warning, c.delayed)
@@ -40,8 +40,8 @@ func TestLossFilter(t *testing.T) {
 					}
 				}
 			}
-			if judged, warning := l.Filter(before, r, at(1).Add(AllLostDelay)); warning != "" || judged != r {
-				t.Errorf("still delayed after AllLostDelay: %q", warning)
+			if judged, warning := l.Filter(before, r, at(1).Add(OutageDelay)); warning != "" || judged != r {
+				t.Errorf("still delayed after OutageDelay: %q", warning)
 			}
 		})
 	}

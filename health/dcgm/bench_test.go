@@ -16,8 +16,8 @@ import (
 func BenchmarkPoll(b *testing.B) {
 	run := func(name string, mig bool, interval, step time.Duration, stream bool, rows int) {
 		b.Run(name, func(b *testing.B) {
-			n := fresh(b)
-			n.gpus(8)
+			n := newFixture(b)
+			n.addGPUs(8)
 			cfg := Config{Interval: interval}
 			for f := range uint(30 - len(healthFields()) - 2) { // with those of health, 230 and MIG mode: thirty
 				cfg.Fields = append(cfg.Fields, health.Field(600+f))
@@ -62,12 +62,12 @@ func BenchmarkPoll(b *testing.B) {
 func BenchmarkXIDsChanged(b *testing.B) {
 	for name, mig := range map[string]bool{"8": false, "8x7MIG": true} {
 		b.Run(name, func(b *testing.B) {
-			n := fresh(b)
-			n.gpus(8)
+			n := newFixture(b)
+			n.addGPUs(8)
 			if mig {
 				n.sevenths(8)
 			}
-			n.open(config())
+			n.open(testConfig())
 			n.poll()
 			b.ReportAllocs()
 			for b.Loop() {
@@ -80,12 +80,12 @@ func BenchmarkXIDsChanged(b *testing.B) {
 }
 
 // sevenths partitions GPUs into seven MIG devices each.
-func (b *bench) sevenths(gpus uint) {
+func (b *fixture) sevenths(gpus uint) {
 	for gpu := range gpus {
 		partition := map[uint][]uint{}
 		for i := range uint(7) {
 			partition[gpu*7+i] = []uint{gpu*7 + i}
 		}
-		b.mig(gpu, partition)
+		b.addInstances(gpu, partition)
 	}
 }

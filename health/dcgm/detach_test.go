@@ -14,7 +14,7 @@ import (
 )
 
 // standing returns the causes of each GPU, by commas.
-func (c *chain) standing() (all []string) {
+func (c *monitorFixture) causes() (all []string) {
 	for gpu := range c.n {
 		var causes []string
 		for _, f := range c.device(gpu).Verdict.Findings {
@@ -25,9 +25,9 @@ func (c *chain) standing() (all []string) {
 	return all
 }
 
-func (c *chain) stands(when string, want ...string) {
+func (c *monitorFixture) expectCauses(when string, want ...string) {
 	c.t.Helper()
-	if got := c.standing(); strings.Join(got, "|") != strings.Join(want, "|") {
+	if got := c.causes(); strings.Join(got, "|") != strings.Join(want, "|") {
 		c.t.Errorf("%s: %q stand, want %q", when, got, want)
 	}
 }
@@ -36,24 +36,24 @@ const released = health.CauseReleased
 
 // The driver is let go of, a GPU is reset, and it is taken back: by an engine of our own, which ends and is started
 // anew, and by another's, which is told.
-func TestChainDetach(t *testing.T) {
+func TestMonitorDetach(t *testing.T) {
 	for address, want := range map[string]map[string]int{
 		"":          {"dcgmStopEmbedded": 1, "dcgmStartEmbedded": 2, "dcgmDetachDriver": 0, "dcgmAttachDriver": 0},
 		"node:5555": {"dcgmDisconnect": 1, "dcgmConnect_v2": 2, "dcgmDetachDriver": 1, "dcgmAttachDriver": 1},
 	} {
 		t.Run("address "+address, func(t *testing.T) {
-			b := fresh(t)
+			b := newFixture(t)
 			synctest.Test(t, func(*testing.T) {
-				cfg := config()
+				cfg := testConfig()
 				cfg.Address = address
-				c := monitored(b, 3, cfg, time.Second, 10*time.Second)
+				c := startMonitor(b, 3, cfg, time.Second, 10*time.Second)
 				defer c.stop()
 				c.pass(3, nil)
 				b.lib.Int(script.GPU, 1, uint(health.FieldRecoveryAction), int64(health.RecoveryReset), 0, time.Now())
 				b.xid(script.GPU, 1, 95, time.Now())
 				b.xid(script.GPU, 2, 48, time.Now())
 				c.wait(time.Second) // the engine samples nothing meanwhile
-				c.stands("before", "", "xid-95,recovery-action", "xid-48")
+				c.expectCauses("before", "", "xid-95,recovery-action", "xid-48")
 
 				d, err := c.m.Detach(context.Background(), 30*time.Minute)
 				if err != nil || d.Already || d.Unasked || d.Until.Sub(d.Since) != 30*time.Minute {
@@ -64,7 +64,7 @@ func TestChainDetach(t *testing.T) {
 				}
 				opens := b.lib.Calls("dcgmInit")
 				c.pass(600, nil) // nothing is sampled that way, but by the script
-				c.stands("let go", released, "xid-95,"+released+",recovery-action", "xid-48,"+released)
+				c.expectCauses("let go", released, "xid-95,"+released+",recovery-action", "xid-48,"+released)
 				if n := b.lib.Calls("dcgmInit"); n != opens {
 					t.Errorf("the library was used %d times while the driver is let go of", n-opens)
 				}
@@ -75,7 +75,7 @@ func TestChainDetach(t *testing.T) {
 				}
 				c.pass(3, nil)
 				// The driver took back its word on GPU 1: it was reset. Of GPU 2 there is no evidence of that.
-				c.stands("back", "", "", "xid-48")
+				c.expectCauses("back", "", "", "xid-48")
 				for function, n := range want {
 					if got := b.lib.Calls(function); got != n {
 						t.Errorf("%s was called %d times, want %d", function, got, n)
@@ -96,10 +96,10 @@ func TestChainDetach(t *testing.T) {
 
 // After the engine was told to take the driver back, its GPUs are detached for some seconds more: that is no fault of
 // theirs, and nobody is given one that was not seen.
-func TestChainDetachedForLonger(t *testing.T) {
-	b := fresh(t)
+func TestMonitorDriverReturnsLate(t *testing.T) {
+	b := newFixture(t)
 	synctest.Test(t, func(*testing.T) {
-		c := ofHostEngine(b, 2)
+		c := monitorHostEngine(b, 2)
 		defer c.stop()
 		c.pass(3, nil)
 		if _, err := c.m.Detach(context.Background(), time.Hour); err != nil {
@@ -118,7 +118,7 @@ func TestChainDetachedForLonger(t *testing.T) {
 		down := false
 		c.pass(60, func(_ int, s *health.Snapshot) {
 			down = down || s.Source.Status == health.SourceDown && strings.Contains(s.Source.Err, "is not back")
-			c.stands("not back", released, released)
+			c.expectCauses("not back", released, released)
 		})
 		if !down {
 			t.Error("nobody says what is the matter")
@@ -127,7 +127,7 @@ func TestChainDetachedForLonger(t *testing.T) {
 			b.lib.Entity(script.GPU, gpu, statusOK)
 		}
 		c.pass(31, nil)
-		c.stands("back", "", "")
+		c.expectCauses("back", "", "")
 		for gpu := range c.n {
 			if d := c.device(gpu); d.Verdict.State != health.Healthy || len(d.Verdict.Trips) > 0 {
 				t.Errorf("GPU %d: %+v", gpu, d.Verdict)
@@ -137,10 +137,10 @@ func TestChainDetachedForLonger(t *testing.T) {
 }
 
 // An engine of ours that starts while there is no driver shows no GPU, and never looks again: it is started anew.
-func TestChainDriverNotBack(t *testing.T) {
-	b := fresh(t)
+func TestMonitorDriverMissing(t *testing.T) {
+	b := newFixture(t)
 	synctest.Test(t, func(*testing.T) {
-		c := monitored(b, 2, config(), time.Second, 10*time.Second)
+		c := startMonitor(b, 2, testConfig(), time.Second, 10*time.Second)
 		defer c.stop()
 		c.pass(3, nil)
 		if _, err := c.m.Detach(context.Background(), time.Minute); err != nil {
@@ -153,19 +153,19 @@ func TestChainDriverNotBack(t *testing.T) {
 		if s := c.out.Load().Source; s.Status != health.SourceDown || !strings.Contains(s.Err, "is not back") {
 			t.Errorf("source %+v", s)
 		}
-		c.stands("no driver", released, released)
-		b.gpus(2)
+		c.expectCauses("no driver", released, released)
+		b.addGPUs(2)
 		c.pass(31, nil)
 		c.expect("back", health.Healthy, health.Healthy)
 	})
 }
 
 // What an engine cannot do is said before anything is done, and what it refuses is taken back.
-func TestChainDetachRefused(t *testing.T) {
-	b := fresh(t)
+func TestMonitorDetachOldEngine(t *testing.T) {
+	b := newFixture(t)
 	synctest.Test(t, func(*testing.T) {
 		b.lib.Engine("4.4.2")
-		c := ofHostEngine(b, 2)
+		c := monitorHostEngine(b, 2)
 		defer c.stop()
 		c.pass(3, nil)
 		seq := c.out.Load().Seq
@@ -185,10 +185,10 @@ func TestChainDetachRefused(t *testing.T) {
 	})
 }
 
-func TestChainDetachFails(t *testing.T) {
-	b := fresh(t)
+func TestMonitorDetachFails(t *testing.T) {
+	b := newFixture(t)
 	synctest.Test(t, func(*testing.T) {
-		c := ofHostEngine(b, 2)
+		c := monitorHostEngine(b, 2)
 		defer c.stop()
 		c.pass(3, nil)
 		b.lib.Fail("dcgmDetachDriver", errTimeout, 1)
@@ -208,12 +208,12 @@ func TestChainDetachFails(t *testing.T) {
 }
 
 // An agent that was restarted does not know that the engine was told to let go: attach says it all the same.
-func TestChainAttachAfterRestart(t *testing.T) {
-	b := fresh(t)
+func TestMonitorAttachAfterRestart(t *testing.T) {
+	b := newFixture(t)
 	synctest.Test(t, func(*testing.T) {
-		cfg := config()
+		cfg := testConfig()
 		cfg.Address = "node:5555"
-		c := monitored(b, 2, cfg, time.Second, 10*time.Second)
+		c := startMonitor(b, 2, cfg, time.Second, 10*time.Second)
 		c.pass(3, nil)
 		if _, err := c.m.Detach(context.Background(), time.Hour); err != nil {
 			t.Fatal(err)
@@ -222,7 +222,7 @@ func TestChainAttachAfterRestart(t *testing.T) {
 		if !b.lib.Detached() {
 			t.Error("the end of the agent made the engine take the driver back")
 		}
-		c = monitored(b, 2, cfg, time.Second, 10*time.Second)
+		c = startMonitor(b, 2, cfg, time.Second, 10*time.Second)
 		defer c.stop()
 		c.pass(5, nil)
 		if d := c.out.Load().Devices; len(d) != 0 { // an engine without a driver cannot name any
@@ -245,11 +245,11 @@ func TestChainAttachAfterRestart(t *testing.T) {
 }
 
 // The engine hangs while it is asked: that is shown, and the devices are kept from pods meanwhile.
-func TestDetachThatHangs(t *testing.T) {
-	b := fresh(t)
-	cfg := config()
+func TestMonitorDetachHangs(t *testing.T) {
+	b := newFixture(t)
+	cfg := testConfig()
 	cfg.Address, cfg.Interval = "node:5555", time.Millisecond
-	c := monitored(b, 2, cfg, time.Millisecond, 5*time.Millisecond)
+	c := startMonitor(b, 2, cfg, time.Millisecond, 5*time.Millisecond)
 	t.Cleanup(c.stop)
 	c.await(health.SourceUp)
 	b.lib.Hang("dcgmDetachDriver")
@@ -260,7 +260,7 @@ func TestDetachThatHangs(t *testing.T) {
 	}()
 	b.lib.WaitHanging()
 	c.await(health.SourceStalled)
-	c.stands("hanging", released, released)
+	c.expectCauses("hanging", released, released)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := c.m.Detach(ctx, time.Hour); err == nil || !strings.Contains(err.Error(), "letting go of the driver has not returned") {
@@ -276,11 +276,11 @@ func TestDetachThatHangs(t *testing.T) {
 	}
 }
 
-func TestBefore(t *testing.T) {
+func TestOlderThan(t *testing.T) {
 	for version, want := range map[string]bool{
 		"": false, "4": false, "4.4.2": true, "4.5.0": false, "4.10.0": false, "3.3.9": true, "5.0.0": false, "x.y": false,
 	} {
-		if before(version, 4, 5) != want {
+		if olderThan(version, 4, 5) != want {
 			t.Errorf("%q is taken to be before 4.5: %v", version, !want)
 		}
 	}

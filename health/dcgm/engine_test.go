@@ -15,39 +15,39 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
 )
 
-func TestEngineThatDoesNotStart(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
+func TestOpenEngineStartFails(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
 	for _, function := range []string{"dcgmInit", "dcgmStartEmbedded"} {
 		b.lib.Fail(function, errInit, 1)
-		if _, err := Open(t.Context(), config(), b.log); err == nil || !strings.Contains(err.Error(), "DCGM initialization error") {
+		if _, err := Open(t.Context(), testConfig(), b.log); err == nil || !strings.Contains(err.Error(), "DCGM initialization error") {
 			t.Errorf("%s fails: error %v", function, err)
 		}
 	}
-	b.open(config()).poll()
+	b.open(testConfig()).poll()
 }
 
-func TestNoDriverAndThenOne(t *testing.T) {
-	b := fresh(t)
-	b.open(config())
+func TestDriverAppearsLater(t *testing.T) {
+	b := newFixture(t)
+	b.open(testConfig())
 	if _, r := b.poll(); len(r.Devices) != 0 || len(r.Samples) != 0 {
 		t.Fatalf("devices without a GPU: %+v", r)
 	}
-	b.add(lookAgain + time.Second)
-	b.gpus(2)
+	b.add(retryInterval + time.Second)
+	b.addGPUs(2)
 	b.poll()
-	b.add(confirmAfter)
+	b.add(confirmDelay)
 	if _, r := b.poll(); len(r.Devices) != 2 {
 		t.Errorf("%d devices after the driver came, want 2", len(r.Devices))
 	}
 }
 
 // An engine that found no driver never looks for it again, so it is started anew.
-func TestEmptyEngineIsStartedAnew(t *testing.T) {
-	b := fresh(t)
-	b.open(config())
+func TestEmptyEngineIsRestarted(t *testing.T) {
+	b := newFixture(t)
+	b.open(testConfig())
 	b.poll()
-	b.add(lookAgain)
+	b.add(retryInterval)
 	b.poll()
 	if n := b.lib.Calls("dcgmStartEmbedded"); n != 2 {
 		t.Errorf("the engine was started %d times, want 2", n)
@@ -55,16 +55,16 @@ func TestEmptyEngineIsStartedAnew(t *testing.T) {
 }
 
 // An engine that is older than the library here refuses what it does not know; that is done without.
-func TestEngineThatLacksNewerCalls(t *testing.T) {
+func TestOlderEngineLacksCalls(t *testing.T) {
 	for _, function := range []string{
 		"dcgmHostengineVersionInfo", "dcgmHealthSet", "dcgmHealthCheck",
 		"dcgmProfGetSupportedMetricGroups", "dcgmGetDeviceTopology",
 	} {
 		t.Run(function, func(t *testing.T) {
-			b := fresh(t)
-			b.gpus(2)
+			b := newFixture(t)
+			b.addGPUs(2)
 			b.lib.Fail(function, errNoFunction, -1)
-			cfg := config()
+			cfg := testConfig()
 			cfg.Address = "node:5555"
 			cfg.Fields = append(cfg.Fields, 1001)
 			b.open(cfg)
@@ -72,7 +72,7 @@ func TestEngineThatLacksNewerCalls(t *testing.T) {
 			b.add(time.Second)
 			b.xid(script.GPU, 1, 79, b.clock.now())
 			s := b.pollAfter(10*time.Second, 2)[gpuID(1)]
-			if !slices.Equal(codes(s), []int{79}) || s.Values[health.FieldGPUTemp] != 41 || s.Presence != health.Present {
+			if !slices.Equal(xidCodes(s), []int{79}) || s.Values[health.FieldGPUTemp] != 41 || s.Presence != health.Present {
 				t.Errorf("sample %+v", s)
 			}
 			if n := b.lib.Calls(function); n == 0 {
@@ -85,16 +85,16 @@ func TestEngineThatLacksNewerCalls(t *testing.T) {
 
 // A hung engine ends each call after a minute: the first that does ends the session, so that no second one is
 // waited for (15).
-func TestTimeoutEndsTheSession(t *testing.T) {
+func TestPollTimeoutEndsSession(t *testing.T) {
 	calls := []string{
 		"dcgmEntitiesGetLatestValues", "dcgmGetEntityGroupEntities", "dcgmGetGpuInstanceHierarchy", "dcgmGetValuesSince_v2",
 		"dcgmGetGpuStatus", "dcgmHealthCheck", "dcgmGroupDestroy", "dcgmUnwatchFields",
 	}
 	for name, later := range map[string]time.Duration{"a poll of health": time.Second, "of everything": 10 * time.Second} {
 		t.Run(name, func(t *testing.T) {
-			b := fresh(t)
-			b.gpus(2)
-			b.open(config())
+			b := newFixture(t)
+			b.addGPUs(2)
+			b.open(testConfig())
 			b.poll()
 			b.add(later)
 			count := func() (n int) {
@@ -118,10 +118,10 @@ func TestTimeoutEndsTheSession(t *testing.T) {
 	}
 }
 
-func TestCloseEndsTheEngine(t *testing.T) {
-	for name, end := range map[string]func(*bench){
-		"a good session": func(b *bench) { b.poll() },
-		"a failed one": func(b *bench) {
+func TestCloseStopsEngine(t *testing.T) {
+	for name, end := range map[string]func(*fixture){
+		"a good session": func(b *fixture) { b.poll() },
+		"a failed one": func(b *fixture) {
 			b.lib.Fail("*", errNotConnected, -1)
 			if _, err := b.Poll(b.t.Context()); err == nil {
 				b.t.Error("the poll is good")
@@ -129,9 +129,9 @@ func TestCloseEndsTheEngine(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := fresh(t)
-			b.gpus(1)
-			b.open(config())
+			b := newFixture(t)
+			b.addGPUs(1)
+			b.open(testConfig())
 			end(b)
 			if err := b.Close(); err != nil {
 				t.Error(err)
@@ -147,12 +147,12 @@ func TestCloseEndsTheEngine(t *testing.T) {
 }
 
 // The agent ends at SIGTERM and reloads at SIGHUP, with an engine in its process too.
-func TestSignalsStayOurs(t *testing.T) {
+func TestEngineKeepsSignalHandlers(t *testing.T) {
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
 	defer signal.Stop(hup)
-	b := fresh(t)
-	b.gpus(1)
+	b := newFixture(t)
+	b.addGPUs(1)
 	before := b.lib.Handlers()
 	same := func(when string) {
 		t.Helper()
@@ -166,7 +166,7 @@ func TestSignalsStayOurs(t *testing.T) {
 		}
 		<-hup
 	}
-	b.open(config())
+	b.open(testConfig())
 	b.poll()
 	same("an engine runs")
 	if err := b.Close(); err != nil {

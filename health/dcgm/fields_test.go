@@ -15,12 +15,12 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
 )
 
-func TestFieldsThatCannotBeWatchedAreSaidOnce(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
+func TestUnknownFieldsAreLoggedOnce(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
 	core, logs := observer.New(zap.WarnLevel)
 	b.log = zap.New(core)
-	cfg := config()
+	cfg := testConfig()
 	// One that is neither a number nor a text, one that this DCGM does not know, one twice, and two that are watched anyway.
 	cfg.Fields = append(cfg.Fields, 515, 1700, health.FieldGPUTemp, health.FieldXID, health.FieldRemapFailed)
 	cfg.Fields = append(cfg.Fields, 1595) // newer than the engine
@@ -29,7 +29,7 @@ func TestFieldsThatCannotBeWatchedAreSaidOnce(t *testing.T) {
 	if got := samples[gpuID(0)].Values[health.FieldGPUTemp]; got != 40 {
 		t.Errorf("temperature %v, want 40", got)
 	}
-	b.dirty = true
+	b.inventoryDirty = true
 	b.poll()
 	if logs.Len() != 1 {
 		t.Fatalf("%d warnings, want 1: %v", logs.Len(), logs.All())
@@ -42,11 +42,11 @@ func TestFieldsThatCannotBeWatchedAreSaidOnce(t *testing.T) {
 }
 
 // More fields than a group or a call takes are shared out, of GPUs and of their parts.
-func TestThreeHundredFields(t *testing.T) {
-	b := fresh(t)
-	b.gpus(8)
-	b.mig(0, map[uint][]uint{3: {4}})
-	cfg := config()
+func TestManyFields(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(8)
+	b.addInstances(0, map[uint][]uint{3: {4}})
+	cfg := testConfig()
 	const first, last = 1100, 1399
 	for f := uint(first); f <= last; f++ {
 		cfg.Fields = append(cfg.Fields, health.Field(f))
@@ -81,11 +81,11 @@ func TestThreeHundredFields(t *testing.T) {
 
 // DCGM's health check looks every 30 s, ours each second; one sample is kept, of XIDs ten minutes, on GPUs, GPU
 // instances and compute instances (3, 9).
-func TestHowFieldsAreWatched(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.mig(0, map[uint][]uint{3: {4}})
-	cfg := config()
+func TestWatchIntervals(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
+	b.addInstances(0, map[uint][]uint{3: {4}})
+	cfg := testConfig()
 	cfg.Fields = append(cfg.Fields, health.FieldFBUsed)
 	b.open(cfg)
 	watched := func(kind script.Kind, id, field uint, want script.Watch) {
@@ -108,9 +108,9 @@ func TestHowFieldsAreWatched(t *testing.T) {
 }
 
 // A field that one GPU does not have is absent there and nowhere else, and said once.
-func TestFieldsThatAGPUDoesNotSupport(t *testing.T) {
-	b := fresh(t)
-	b.gpus(3)
+func TestUnsupportedFields(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(3)
 	core, logs := observer.New(zap.InfoLevel)
 	b.log = zap.New(core)
 	lack := func() {
@@ -120,7 +120,7 @@ func TestFieldsThatAGPUDoesNotSupport(t *testing.T) {
 		b.lib.Int(script.GPU, 0, 395, 9223372036854775792, 0, b.clock.now()) // blank: perhaps the next time
 	}
 	lack()
-	b.open(config())
+	b.open(testConfig())
 	samples, _ := b.poll()
 	for id, want := range map[uint][2]bool{0: {true, true}, 1: {false, false}, 2: {false, true}} {
 		values := samples[gpuID(id)].Values
@@ -130,10 +130,10 @@ func TestFieldsThatAGPUDoesNotSupport(t *testing.T) {
 			t.Errorf("GPU %d has temperature and power: %v, want %v", id, got, want)
 		}
 	}
-	b.dirty = true
+	b.inventoryDirty = true
 	for range 3 {
 		b.add(10 * time.Second)
-		b.sample(3)
+		b.sampleGPUs(3)
 		lack()
 		b.poll()
 	}

@@ -12,12 +12,12 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-func TestCallThatHangs(t *testing.T) {
+func TestPollHangs(t *testing.T) {
 	for _, function := range []string{"dcgmEntitiesGetLatestValues", "dcgmGetValuesSince_v2", "dcgmGetGpuStatus", "dcgmHealthCheck"} {
 		t.Run(function, func(t *testing.T) {
-			b := fresh(t)
-			b.gpus(2)
-			b.open(config())
+			b := newFixture(t)
+			b.addGPUs(2)
+			b.open(testConfig())
 			b.lib.Hang(function)
 			done := make(chan error)
 			go func() {
@@ -39,10 +39,10 @@ func TestCallThatHangs(t *testing.T) {
 	}
 }
 
-func TestCloseWaitsForAPollThatHangs(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.open(config())
+func TestCloseWaitsForHangingPoll(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
+	b.open(testConfig())
 	b.lib.Hang("dcgmEntitiesGetLatestValues")
 	polled, closed := make(chan error, 1), make(chan error, 1)
 	go func() {
@@ -80,17 +80,17 @@ func TestCloseWaitsForAPollThatHangs(t *testing.T) {
 
 // However often a call hangs: the monitor shows it and waits for that one call, and neither goroutines nor
 // threads are left (15).
-func TestHangsLeaveNothing(t *testing.T) {
-	b := fresh(t)
-	cfg := config()
+func TestHangingCallsLeakNothing(t *testing.T) {
+	b := newFixture(t)
+	cfg := testConfig()
 	cfg.Interval = time.Millisecond // every poll reads everything
-	c := monitored(b, 2, cfg, time.Millisecond, 5*time.Millisecond)
+	c := startMonitor(b, 2, cfg, time.Millisecond, 5*time.Millisecond)
 	t.Cleanup(c.stop)
 	c.await(health.SourceUp)
 	functions := []string{"dcgmEntitiesGetLatestValues", "dcgmGetValuesSince_v2", "dcgmGetGpuStatus", "dcgmHealthCheck", "dcgmGetEntityGroupEntities"}
 	round := func(i int) {
 		function := functions[i%len(functions)]
-		b.sample(2)
+		b.sampleGPUs(2)
 		b.lib.Hang(function)
 		b.lib.WaitHanging()
 		calls := b.lib.Calls(function)

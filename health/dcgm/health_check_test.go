@@ -15,13 +15,13 @@ import (
 )
 
 func TestIncidents(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
+	b := newFixture(t)
+	b.addGPUs(2)
 	b.lib.Incident(script.GPU, 1, 0x10, 20, 80, "Row remap failed on GPU 0") // the text can name the wrong one
 	b.lib.Incident(script.GPU, 1, 0x1, 10, 3, "Detected 1000 PCIe replays")
 	b.lib.Incident(0, 0, 0x2, 20, 122, "IMEX") // of no GPU
 	b.lib.Incident(script.GI, 1, 0x10, 20, 4, "of an instance with the number of a GPU")
-	b.open(config())
+	b.open(testConfig())
 	samples, _ := b.poll()
 	want := []health.Incident{
 		{System: "memory", Code: 80, Severity: health.SeverityFail, Message: "Row remap failed on GPU 0"},
@@ -50,13 +50,13 @@ func TestIncidents(t *testing.T) {
 
 // After an XID 119 DCGM warns of all GPUs that their power cannot be read: it is DCGM that reads nothing (12). What was
 // found before stands as it was.
-func TestChecksOfWhatDCGMDoesNotSee(t *testing.T) {
+func TestHealthCheckOfUnmeasuredGPUs(t *testing.T) {
 	for name, gpus := range map[string][]uint{"no GPU is seen": {0, 1, 2}, "one GPU is not seen": {2}} {
 		t.Run(name, func(t *testing.T) {
-			b := fresh(t)
-			b.gpus(3)
+			b := newFixture(t)
+			b.addGPUs(3)
 			b.lib.Incident(script.GPU, 2, 0x10, 20, 80, "Row remap failed")
-			cfg := config()
+			cfg := testConfig()
 			cfg.Interval = time.Second // every poll checks
 			b.open(cfg)
 			b.poll()
@@ -66,8 +66,8 @@ func TestChecksOfWhatDCGMDoesNotSee(t *testing.T) {
 			b.lib.Incident(script.GPU, 1, 0x1, 10, 3, "Detected 1000 PCIe replays")
 			for second := range 20 {
 				b.add(time.Second)
-				b.sample(3)
-				b.blank(gpus...)
+				b.sampleGPUs(3)
+				b.blankGPUs(gpus...)
 				r, err := b.Poll(t.Context())
 				if err != nil {
 					if len(gpus) < 3 || second < 2 || !strings.Contains(err.Error(), "blind") {
@@ -116,10 +116,10 @@ func TestHealthSystems(t *testing.T) {
 		{[]string{"none", "none"}, 0, `"none" stands alone`},
 	} {
 		t.Run(fmt.Sprint(tt.names), func(t *testing.T) {
-			b := fresh(t)
-			b.gpus(1)
+			b := newFixture(t)
+			b.addGPUs(1)
 			b.lib.Incident(script.GPU, 0, 0x10, 20, 80, "Row remap failed")
-			cfg := config()
+			cfg := testConfig()
 			cfg.HealthSystems = tt.names
 			if tt.fault != "" {
 				_, err := Open(t.Context(), cfg, b.log)
@@ -147,11 +147,11 @@ func TestHealthSystems(t *testing.T) {
 	}
 }
 
-func TestNamesOfSystems(t *testing.T) {
+func TestSystemNames(t *testing.T) {
 	for bits, want := range map[dcgm.HealthSystem]string{
 		0x1: "pcie", 0x2: "nvlink", 0x10: "memory", 0x400: "nvswitch", 0x800: "nvswitch", 0xffffffff: "xid", 0x100000: "0x100000",
 	} {
-		if got := system(bits); got != want {
+		if got := systemName(bits); got != want {
 			t.Errorf("%#x is %s, want %s", uint32(bits), got, want)
 		}
 	}

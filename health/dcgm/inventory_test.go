@@ -14,8 +14,8 @@ import (
 )
 
 func TestInventory(t *testing.T) {
-	b := fresh(t)
-	b.gpus(4)
+	b := newFixture(t)
+	b.addGPUs(4)
 	b.lib.Int(script.GPU, 2, 86, 0x5, 0, b.clock.now())
 	b.lib.Int(script.GPU, 2, 87, 1, 0, b.clock.now())
 	b.lib.Int(script.GPU, 3, 86, 9223372036854775794, 0, b.clock.now())
@@ -26,7 +26,7 @@ func TestInventory(t *testing.T) {
 	b.lib.Link(0, 3, 0x20)
 	b.lib.Link(0, 9, 0x20) // nobody
 	b.lib.Link(1, 0, 0)    // unknown
-	b.open(config())
+	b.open(testConfig())
 	_, r := b.poll()
 	want := health.Device{
 		ID: gpuID(0), Kind: health.KindGPU, Index: 0, Minor: 3, NUMA: []int{0}, Model: "NVIDIA H100 80GB HBM3",
@@ -49,30 +49,30 @@ func TestInventory(t *testing.T) {
 	}
 }
 
-func TestTopologyThatFailsLeavesLinksUnknown(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
+func TestInventoryWithoutLinks(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
 	b.lib.Link(0, 1, 0x2)
 	b.lib.Fail("dcgmGetDeviceTopology", -3, -1)
-	b.open(config())
+	b.open(testConfig())
 	if _, r := b.poll(); len(r.Devices) != 2 || r.Devices[0].Links != nil {
 		t.Errorf("devices %+v", r.Devices)
 	}
 }
 
 func TestGPUAddedAndRemoved(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	b.open(config())
+	b := newFixture(t)
+	b.addGPUs(2)
+	b.open(testConfig())
 	b.poll()
-	b.gpus(3)
+	b.addGPUs(3)
 	b.pollAfter(10*time.Second, 3)
 	if n := len(b.pollAfter(2*time.Second, 3)); n != 3 {
 		t.Errorf("%d devices, want the new one too", n)
 	}
 	b.lib.Drop(script.GPU, 1)
 	b.add(10 * time.Second)
-	b.sample(3)
+	b.sampleGPUs(3)
 	// DCGM refuses the read of a GPU that it does not have; with those that it has, it works.
 	samples, r := b.poll()
 	if len(r.Devices) != 2 || len(samples) != 2 {
@@ -81,15 +81,15 @@ func TestGPUAddedAndRemoved(t *testing.T) {
 }
 
 // A list without the GPUs is not believed at once: binding one GPU hides all for a moment.
-func TestInventoryThatVanishesForAMoment(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	b.mig(1, map[uint][]uint{0: {0}})
-	b.open(config())
+func TestInventoryConfirmsChange(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
+	b.addInstances(1, map[uint][]uint{0: {0}})
+	b.open(testConfig())
 	b.poll()
 	b.lib.Fail("dcgmGetGpuInstanceHierarchy", 0, 0)
 	b.add(10 * time.Second)
-	b.sample(2)
+	b.sampleGPUs(2)
 	before := b.lib.Calls("dcgmGroupCreate")
 	// The hierarchy is empty for one poll; the instances themselves can be read all the while.
 	b.lib.Instance(script.CI, 0, script.GI, 99, gpuUUID(1), 1, 0)
@@ -109,16 +109,16 @@ func TestInventoryThatVanishesForAMoment(t *testing.T) {
 
 // Texts hardly change: they are part of the inventory, and polls do not read them but once a minute.
 func TestTexts(t *testing.T) {
-	b := fresh(t)
-	b.gpus(3)
-	b.mig(1, map[uint][]uint{0: {0}})
+	b := newFixture(t)
+	b.addGPUs(3)
+	b.addInstances(1, map[uint][]uint{0: {0}})
 	for id := range uint(3) {
 		b.lib.Text(script.GPU, id, 53, fmt.Sprintf("165492200653%d", id), 0, b.clock.now())
 		b.lib.Text(script.GPU, id, 85, " 96.00.99.00.01 ", 0, b.clock.now())
 	}
 	b.lib.Text(script.CI, 0, 53, "of an instance, which is not asked", 0, b.clock.now())
 	b.lib.Text(script.GPU, 2, 85, "<<<NOT_SUPPORTED>>>", 0, b.clock.now())
-	cfg := config()
+	cfg := testConfig()
 	cfg.Fields = append(cfg.Fields, 53, 85, 57, 1, 51, 515) // 51 has no value, 515 is neither a number nor a text
 	b.open(cfg)
 	_, r := b.poll()
@@ -167,13 +167,13 @@ func TestTexts(t *testing.T) {
 		b.lib.Text(script.GPU, id, 53, fmt.Sprintf("165492200653%d", id), 0, b.clock.now())
 	}
 	b.lib.Entity(script.GPU, 0, statusLost)
-	b.gpus(3)
+	b.addGPUs(3)
 	b.lib.Entity(script.GPU, 0, statusLost)
 	b.lib.Drop(script.GI, 0)
 	b.lib.Drop(script.CI, 0)
 	delete(want, migID(0))
 	b.add(10 * time.Second)
-	b.sample(3)
+	b.sampleGPUs(3)
 	b.poll()
 	b.pollAfter(3*time.Second, 3)
 	_, r = b.poll()
@@ -184,22 +184,22 @@ func TestTexts(t *testing.T) {
 }
 
 // A text that changes, as the state of an IMEX domain, is another within a minute, of the GPU and of its parts.
-func TestTextThatChanges(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	b.mig(1, map[uint][]uint{0: {0}})
+func TestTextChanges(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
+	b.addInstances(1, map[uint][]uint{0: {0}})
 	set := func(text string) {
 		for id := range uint(2) {
 			b.lib.Text(script.GPU, id, 85, text, 0, b.clock.now())
 		}
 	}
 	set("UP")
-	cfg := config()
+	cfg := testConfig()
 	cfg.Fields = append(cfg.Fields, 85)
 	b.open(cfg)
 	shown := func() (texts []string) {
 		b.add(10 * time.Second)
-		b.sample(2)
+		b.sampleGPUs(2)
 		_, r := b.poll()
 		for _, d := range r.Devices {
 			texts = append(texts, d.Texts[85])
@@ -225,11 +225,11 @@ func TestTextThatChanges(t *testing.T) {
 }
 
 // Without texts among the fields, nothing is watched or read for them.
-func TestNoTexts(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
+func TestTextsNotRequested(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
 	b.lib.Text(script.GPU, 0, 53, "1654922006530", 0, b.clock.now())
-	b.open(config())
+	b.open(testConfig())
 	if _, r := b.poll(); r.Devices[0].Texts != nil {
 		t.Errorf("%v", r.Devices[0].Texts)
 	}
@@ -246,10 +246,10 @@ func identityFields() []uint { return []uint{50, 52, 55, 57, 67, 250, 86, 87, 88
 func TestInventoryAfterBinding(t *testing.T) {
 	for _, field := range identityFields() {
 		t.Run(fmt.Sprint(field), func(t *testing.T) {
-			b := fresh(t)
-			b.gpus(2)
+			b := newFixture(t)
+			b.addGPUs(2)
 			b.lib.Int(script.GPU, 1, 87, 1, 0, b.clock.now())
-			b.open(config())
+			b.open(testConfig())
 			_, r := b.poll()
 			want := r.Devices
 			same := func(when string, devices []health.Device) {
@@ -284,7 +284,7 @@ func TestInventoryAfterBinding(t *testing.T) {
 				t.Fatal(err)
 			}
 			b.lib.Hold(script.GPU, 1, field, 3)
-			b.open(config())
+			b.open(testConfig())
 			for range 10 {
 				_, r := b.poll()
 				same("in another session", r.Devices)
@@ -296,9 +296,9 @@ func TestInventoryAfterBinding(t *testing.T) {
 
 // What is new of a GPU is shown when it is there: it may have another NUMA node after it was bound again.
 func TestInventoryChangedByBinding(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	b.open(config())
+	b := newFixture(t)
+	b.addGPUs(2)
+	b.open(testConfig())
 	b.poll()
 	b.lib.Entity(script.GPU, 1, statusDetached)
 	b.pollAfter(time.Second, 2)
@@ -315,10 +315,10 @@ func TestInventoryChangedByBinding(t *testing.T) {
 }
 
 // A GPU whose inventory was not whole in time after one binding is waited for after the next one.
-func TestInventoryAfterAnotherBinding(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	b.open(config())
+func TestInventoryAfterSecondBinding(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
+	b.open(testConfig())
 	b.poll()
 	bind := func(node int64, samples, seconds int) []int {
 		b.lib.Entity(script.GPU, 1, statusDetached)
@@ -340,7 +340,7 @@ func TestInventoryAfterAnotherBinding(t *testing.T) {
 }
 
 // A GPU that nobody knows yet is withheld until its inventory is whole, and no longer than some seconds.
-func TestInventoryOfANewGPU(t *testing.T) {
+func TestInventoryOfNewGPU(t *testing.T) {
 	for name, tt := range map[string]struct {
 		samples  int
 		from, to int // seconds until it is shown
@@ -351,11 +351,11 @@ func TestInventoryOfANewGPU(t *testing.T) {
 		"never":         {1000, 5, 6, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := fresh(t)
-			b.gpus(2)
-			b.mig(1, map[uint][]uint{0: {0}})
+			b := newFixture(t)
+			b.addGPUs(2)
+			b.addInstances(1, map[uint][]uint{0: {0}})
 			b.lib.Hold(script.GPU, 1, 86, tt.samples)
-			b.open(config())
+			b.open(testConfig())
 			shown := -1
 			for second := range 20 {
 				_, r := b.poll()
@@ -369,7 +369,7 @@ func TestInventoryOfANewGPU(t *testing.T) {
 					t.Fatalf("after %d s: %+v", second, r.Devices)
 				}
 				b.add(time.Second)
-				b.sample(2)
+				b.sampleGPUs(2)
 				b.lib.Int(script.GPU, 1, 67, 1, 0, b.clock.now())
 			}
 			if shown < tt.from || shown > tt.to {
@@ -393,16 +393,16 @@ func TestInventoryOfANewGPU(t *testing.T) {
 }
 
 // GPUs that are withheld are no blind engine, and the engine that lists none is no error: whoever judges doubts it.
-func TestEngineThatListsNothing(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	b.mig(1, map[uint][]uint{0: {0}})
-	b.open(config())
+func TestEmptyEngine(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
+	b.addInstances(1, map[uint][]uint{0: {0}})
+	b.open(testConfig())
 	b.poll()
 	count := func() (counts []int) {
 		for range 5 {
 			b.add(time.Second)
-			b.sample(2)
+			b.sampleGPUs(2)
 			_, r := b.poll()
 			counts = append(counts, len(r.Devices))
 		}
@@ -419,17 +419,17 @@ func TestEngineThatListsNothing(t *testing.T) {
 		t.Errorf("devices %v when it lists them again", got)
 	}
 	b.xid(script.GPU, 0, 48, b.clock.now())
-	if s := b.pollAfter(time.Second, 2)[gpuID(0)]; !slices.Equal(codes(s), []int{48}) || len(s.Past) != 0 {
+	if s := b.pollAfter(time.Second, 2)[gpuID(0)]; !slices.Equal(xidCodes(s), []int{48}) || len(s.Past) != 0 {
 		t.Errorf("XIDs %v, history %v", s.XIDs, s.Past)
 	}
 }
 
 // A MIG mode that is not sampled yet is not "off".
 func TestMIGModeAfterBinding(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	b.mig(1, map[uint][]uint{0: {0}})
-	b.open(config())
+	b := newFixture(t)
+	b.addGPUs(2)
+	b.addInstances(1, map[uint][]uint{0: {0}})
+	b.open(testConfig())
 	b.poll()
 	b.lib.Entity(script.GPU, 1, statusDetached)
 	b.pollAfter(time.Second, 2)
@@ -438,7 +438,7 @@ func TestMIGModeAfterBinding(t *testing.T) {
 	bad := 0
 	for range 15 {
 		b.add(time.Second)
-		b.sample(2)
+		b.sampleGPUs(2)
 		b.lib.Int(script.GPU, 1, 67, 1, 0, b.clock.now())
 		_, r := b.poll()
 		for _, d := range r.Devices {
@@ -453,14 +453,14 @@ func TestMIGModeAfterBinding(t *testing.T) {
 }
 
 // A field that comes after the GPU was shown without it is still read.
-func TestInventoryThatComesLate(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
+func TestInventoryCompletedLate(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
 	b.lib.Hold(script.GPU, 1, 86, 8)
-	b.open(config())
+	b.open(testConfig())
 	for second := range 300 {
 		b.add(time.Second)
-		b.sample(2)
+		b.sampleGPUs(2)
 		if second%60 == 59 {
 			b.lib.Int(script.GPU, 1, 86, 2, 0, b.clock.now()) // as it is watched
 		}

@@ -46,12 +46,12 @@ func (before footprint) flat(t *testing.T, rounds int) {
 
 // A connection that dies leaves nothing: libdcgm keeps threads, descriptors and memory of one that has a policy
 // registration at its end (7).
-func TestReconnectsLeaveNothing(t *testing.T) {
+func TestReconnectsLeakNothing(t *testing.T) {
 	const rounds = 1000
-	b := fresh(t)
+	b := newFixture(t)
 	b.log = zap.NewNop()
 	synctest.Test(t, func(t *testing.T) {
-		c := ofHostEngine(b, 2)
+		c := monitorHostEngine(b, 2)
 		defer c.stop()
 		round := func() {
 			b.lib.Fail("*", errNotConnected, -1)
@@ -66,7 +66,7 @@ func TestReconnectsLeaveNothing(t *testing.T) {
 				}
 				c.wait(time.Second)
 			}
-			b.sample(c.n)
+			b.sampleGPUs(c.n)
 		}
 		c.pass(2, nil)
 		for range 20 {
@@ -84,12 +84,12 @@ func TestReconnectsLeaveNothing(t *testing.T) {
 	})
 }
 
-func TestDetachesLeaveNothing(t *testing.T) {
+func TestDetachesLeakNothing(t *testing.T) {
 	const rounds = 200
-	b := fresh(t)
+	b := newFixture(t)
 	b.log = zap.NewNop()
 	synctest.Test(t, func(t *testing.T) {
-		c := monitored(b, 2, config(), time.Second, 10*time.Second)
+		c := startMonitor(b, 2, testConfig(), time.Second, 10*time.Second)
 		defer c.stop()
 		c.pass(2, nil)
 		round := func() {
@@ -121,10 +121,10 @@ func TestDetachesLeaveNothing(t *testing.T) {
 
 // DCGM says of global fields that they are not watched when they are taken back. A normal end is quiet about it, and
 // not about anything else.
-func TestCloseIsQuietAboutGlobalFields(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	s, err := open(t.Context(), config(), b.log, b.clock.now)
+func TestCloseIgnoresUnwatchedGlobalFields(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
+	s, err := open(t.Context(), testConfig(), b.log, b.clock.now)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,17 +134,17 @@ func TestCloseIsQuietAboutGlobalFields(t *testing.T) {
 	}
 	b.lib.Fail("", 0, 0)
 
-	b.open(config())
+	b.open(testConfig())
 	b.poll()
 	if err := b.Close(); err != nil {
 		t.Errorf("a normal end: %v", err)
 	}
 
-	b.open(config())
+	b.open(testConfig())
 	b.poll()
 	said := 0
-	for _, undo := range slices.Backward(b.watches.undo) {
-		if err := undo(); err != nil && notWatched(err) {
+	for _, undo := range slices.Backward(b.watches.cleanup) {
+		if err := undo(); err != nil && isNotWatched(err) {
 			said++
 		} else if err != nil {
 			t.Error(err)

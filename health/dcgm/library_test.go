@@ -29,7 +29,7 @@ func openChild(t *testing.T, dir, address string, env ...string) (out string, co
 	return string(b), cmd.ProcessState.ExitCode()
 }
 
-func TestNoLibraryIsAnErrorAndNotTheEnd(t *testing.T) {
+func TestOpenWithoutLibrary(t *testing.T) {
 	for _, address := range []string{"", "localhost:5555"} {
 		out, code := openChild(t, t.TempDir(), address)
 		if code != childFailed {
@@ -43,7 +43,7 @@ func TestNoLibraryIsAnErrorAndNotTheEnd(t *testing.T) {
 	}
 }
 
-func TestUnloadableLibraryIsSaid(t *testing.T) {
+func TestOpenWithInvalidLibrary(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(dir+"/"+soname, []byte("no library at all"), 0o600); err != nil {
 		t.Fatal(err)
@@ -53,7 +53,7 @@ func TestUnloadableLibraryIsSaid(t *testing.T) {
 	}
 }
 
-func TestFoundBySonameWhereTheLinkerLooks(t *testing.T) {
+func TestOpenFindsLibraryBySoname(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := compile(dir); err != nil {
 		t.Fatal(err)
@@ -63,7 +63,7 @@ func TestFoundBySonameWhereTheLinkerLooks(t *testing.T) {
 	}
 }
 
-func TestMissingFunctionIsNamed(t *testing.T) {
+func TestOpenWithMissingFunctions(t *testing.T) {
 	tests := []struct{ flag, address, want string }{
 		{"-DLACK_VALUES_SINCE", "", "dcgmGetValuesSince_v2"},
 		{"-DLACK_CONNECT", "localhost:5555", "dcgmConnect_v2"},
@@ -88,7 +88,7 @@ func TestMissingFunctionIsNamed(t *testing.T) {
 }
 
 // DCGM's own log is quiet and not in a file that grows, unless somebody asks for it.
-func TestLogOfAnEngine(t *testing.T) {
+func TestEngineLogDefaults(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := compile(dir); err != nil {
 		t.Fatal(err)
@@ -110,11 +110,11 @@ func TestLogOfAnEngine(t *testing.T) {
 }
 
 // The level is that of the configuration when an engine starts, whatever it was for the one before.
-func TestLogFollowsTheConfiguration(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
+func TestEngineLogConfig(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
 	for _, level := range []string{"DEBUG", "FATAL"} {
-		cfg := config()
+		cfg := testConfig()
 		cfg.LogLevel, cfg.LogFile = level, "/tmp/dcgm.log"
 		b.open(cfg)
 		if got, want := b.lib.Log(), level+" to /tmp/dcgm.log"; got != want {
@@ -148,18 +148,18 @@ func TestNoUndefinedSymbols(t *testing.T) {
 	}
 }
 
-func TestLibrarySaysWhereItIs(t *testing.T) {
+func TestLibraryPath(t *testing.T) {
 	path, err := Library()
 	if err != nil || !strings.HasSuffix(path, "/"+soname) {
 		t.Errorf("Library() = %q, %v", path, err)
 	}
 }
 
-func TestOneSessionAtATime(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.open(config())
-	_, err := Open(context.Background(), config(), zap.NewNop())
+func TestOpenSecondSession(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
+	b.open(testConfig())
+	_, err := Open(context.Background(), testConfig(), zap.NewNop())
 	if err == nil || !strings.Contains(err.Error(), "close it first") {
 		t.Errorf("a second Open: %v", err)
 	}

@@ -120,7 +120,7 @@ func (c *clock) add(d time.Duration) {
 }
 
 // bench is a test's library, clock and session.
-type bench struct {
+type fixture struct {
 	t   testing.TB
 	lib *script.Library
 	*clock
@@ -129,7 +129,7 @@ type bench struct {
 }
 
 // fresh returns a library that knows nothing and a process that reported no XID.
-func fresh(t testing.TB) *bench {
+func newFixture(t testing.TB) *fixture {
 	t.Helper()
 	lib, err := script.Find()
 	if err != nil {
@@ -137,18 +137,18 @@ func fresh(t testing.TB) *bench {
 	}
 	lib.Reset()
 	process.mu.Lock()
-	process.xids = nil
+	process.history = nil
 	process.mu.Unlock()
 	log := zap.NewNop()
 	if test, ok := t.(*testing.T); ok {
 		t.Cleanup(func() { goleak.VerifyNone(t) })
 		log = zaptest.NewLogger(test)
 	}
-	return &bench{t: t, lib: lib, clock: &clock{at: time.Now()}, log: log}
+	return &fixture{t: t, lib: lib, clock: &clock{at: time.Now()}, log: log}
 }
 
 // gpus makes n GPUs that answer everything.
-func (b *bench) gpus(n uint) {
+func (b *fixture) addGPUs(n uint) {
 	at := b.clock.now()
 	for id := range n {
 		b.lib.Entity(script.GPU, id, statusOK)
@@ -166,11 +166,11 @@ func (b *bench) gpus(n uint) {
 		}
 		b.lib.Int(script.GPU, id, 250, 81559, 0, at)
 	}
-	b.sample(n)
+	b.sampleGPUs(n)
 }
 
 // sample has n GPUs measured now: the fields of health, temperature and power.
-func (b *bench) sample(n uint) {
+func (b *fixture) sampleGPUs(n uint) {
 	at := b.clock.now()
 	for id := range n {
 		for _, f := range []uint{395, 396, 1507, 1523} {
@@ -190,12 +190,12 @@ func gpuID(id uint) health.DeviceID {
 func migID(id uint) health.DeviceID { return health.DeviceID(migUUID(id)) }
 
 // config watches temperature and power each ten seconds.
-func config() Config {
+func testConfig() Config {
 	return Config{Interval: 10 * time.Second, Fields: []health.Field{health.FieldGPUTemp, health.FieldPower}}
 }
 
 // open opens the session; the test's end closes it and asserts that DCGM holds nothing of it.
-func (b *bench) open(cfg Config) *bench {
+func (b *fixture) open(cfg Config) *fixture {
 	b.t.Helper()
 	s, err := open(context.Background(), cfg, b.log, b.clock.now)
 	if err != nil {
@@ -221,7 +221,7 @@ func (b *bench) open(cfg Config) *bench {
 }
 
 // poll polls and returns the samples by device.
-func (b *bench) poll() (map[health.DeviceID]health.Sample, *health.Reading) {
+func (b *fixture) poll() (map[health.DeviceID]health.Sample, *health.Reading) {
 	b.t.Helper()
 	r, err := b.Poll(context.Background())
 	if err != nil {
@@ -238,10 +238,10 @@ func (b *bench) poll() (map[health.DeviceID]health.Sample, *health.Reading) {
 }
 
 // pollAfter polls again after a while, in which the engine has sampled n GPUs.
-func (b *bench) pollAfter(d time.Duration, n uint) map[health.DeviceID]health.Sample {
+func (b *fixture) pollAfter(d time.Duration, n uint) map[health.DeviceID]health.Sample {
 	b.t.Helper()
 	b.add(d)
-	b.sample(n)
+	b.sampleGPUs(n)
 	samples, _ := b.poll()
 	return samples
 }

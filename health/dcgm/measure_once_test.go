@@ -15,9 +15,9 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
 )
 
-func TestSurvey(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
+func TestMeasureOnce(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
 	b.lib.Text(script.GPU, 1, 85, "96.00.99.00.01", 0, b.clock.now())
 	b.lib.Profiling(0, 1002)
 	b.lib.Profiling(1, 1001)
@@ -46,9 +46,9 @@ func TestSurvey(t *testing.T) {
 }
 
 // Without profiling fields nobody asks DCGM's module for them; and an end that is not clean costs no measurement.
-func TestSurveyOfNoFields(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
+func TestMeasureOnceWithoutFields(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
 	b.lib.Fail("dcgmGroupDestroy", errTimeout, -1)
 	core, logs := observer.New(zap.WarnLevel)
 	r, profiling, err := MeasureOnce(context.Background(), Config{}, zap.New(core))
@@ -63,9 +63,9 @@ func TestSurveyOfNoFields(t *testing.T) {
 	}
 }
 
-func TestSurveyThatFails(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
+func TestMeasureOnceFails(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
 	b.lib.Fail("dcgmStartEmbedded", errInit, 1)
 	if _, _, err := MeasureOnce(context.Background(), Config{}, zap.NewNop()); err == nil || !strings.Contains(err.Error(), "start DCGM in this process") {
 		t.Errorf("%v", err)

@@ -14,7 +14,7 @@ import (
 )
 
 // mig makes a GPU's partition: GPU instances with compute instances in them, [][]ci of DCGM's numbers.
-func (b *bench) mig(gpu uint, instances map[uint][]uint) {
+func (b *fixture) addInstances(gpu uint, instances map[uint][]uint) {
 	b.lib.Int(script.GPU, gpu, 67, 1, 0, b.clock.now())
 	for gi, computes := range instances {
 		b.lib.Instance(script.GI, gi, script.GPU, gpu, gpuUUID(gpu), gi+1, 4294967295)
@@ -32,17 +32,17 @@ func (b *bench) mig(gpu uint, instances map[uint][]uint) {
 
 // remake has the only instance of GPU 0 taken apart and another made, with the driver's id gi, under the numbers that it
 // had.
-func (b *bench) remake(gi uint, uuid string) {
+func (b *fixture) replaceInstance(gi uint, uuid string) {
 	b.lib.Instance(script.GI, 0, script.GPU, 0, gpuUUID(0), gi, 4294967295)
 	b.lib.Instance(script.CI, 0, script.GI, 0, gpuUUID(0), gi, 0)
 	b.lib.Text(script.CI, 0, 54, uuid, 0, b.clock.now())
 }
 
 func TestMIGDevices(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	b.mig(0, map[uint][]uint{5: {7}, 6: {8, 9}})
-	cfg := config()
+	b := newFixture(t)
+	b.addGPUs(2)
+	b.addInstances(0, map[uint][]uint{5: {7}, 6: {8, 9}})
+	cfg := testConfig()
 	cfg.Fields = append(cfg.Fields, health.FieldFBUsed)
 	b.open(cfg)
 	samples, r := b.poll()
@@ -83,9 +83,9 @@ func TestMIGDevices(t *testing.T) {
 }
 
 // DCGM's names of profiles have no attributes; the driver's number of the profile tells them.
-func TestAttributesOfProfiles(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
+func TestMIGProfileAttributes(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
 	want := map[health.DeviceID]string{}
 	var id uint
 	for _, c := range []struct {
@@ -109,14 +109,14 @@ func TestAttributesOfProfiles(t *testing.T) {
 		{99, 1, "1g.10gb", "1g.10gb"},
 		{4294967295, 0, "", ""},
 	} {
-		b.mig(0, map[uint][]uint{id: {id}})
+		b.addInstances(0, map[uint][]uint{id: {id}})
 		b.lib.Profile(script.GI, id, c.profile, c.slices)
 		b.lib.Profile(script.CI, id, 20, 1) // one of compute instances, which are numbered otherwise
 		b.lib.Text(script.CI, id, 50, c.name, 0, b.clock.now())
 		want[migID(id)] = c.want
 		id++
 	}
-	b.open(config())
+	b.open(testConfig())
 	_, r := b.poll()
 	for _, d := range r.Devices[1:] {
 		if d.Profile != want[d.ID] {
@@ -128,20 +128,20 @@ func TestAttributesOfProfiles(t *testing.T) {
 	}
 }
 
-func TestPartitionedAnew(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.mig(0, map[uint][]uint{0: {0}, 1: {1}})
-	b.open(config())
+func TestRepartition(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
+	b.addInstances(0, map[uint][]uint{0: {0}, 1: {1}})
+	b.open(testConfig())
 	b.poll()
 	for _, id := range []uint{0, 1} {
 		b.lib.Drop(script.GI, id)
 		b.lib.Drop(script.CI, id)
 	}
-	b.mig(0, map[uint][]uint{2: {2, 3, 4}})
+	b.addInstances(0, map[uint][]uint{2: {2, 3, 4}})
 	b.pollAfter(10*time.Second, 1)
 	b.add(2 * time.Second)
-	b.sample(1)
+	b.sampleGPUs(1)
 	samples, r := b.poll()
 	if len(r.Devices) != 4 || r.Devices[3].ID != migID(4) || r.Devices[0].ID != gpuID(0) {
 		t.Errorf("devices %+v", r.Devices)
@@ -151,25 +151,25 @@ func TestPartitionedAnew(t *testing.T) {
 	}
 }
 
-func TestMIGModeSwitchedWithoutInstances(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.open(config())
+func TestMIGModeWithoutInstances(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
+	b.open(testConfig())
 	b.poll()
 	b.lib.Int(script.GPU, 0, 67, 1, 0, b.clock.now())
 	b.pollAfter(10*time.Second, 1)
 	b.add(10 * time.Second)
-	b.sample(1)
+	b.sampleGPUs(1)
 	if _, r := b.poll(); !r.Devices[0].MIGMode {
 		t.Error("the device does not say that MIG is on")
 	}
 }
 
-func TestXIDsOfInstances(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	b.mig(1, map[uint][]uint{0: {0, 1}, 1: {2}})
-	b.open(config())
+func TestInstanceXIDs(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
+	b.addInstances(1, map[uint][]uint{0: {0, 1}, 1: {2}})
+	b.open(testConfig())
 	b.poll()
 	b.add(time.Second)
 	at := b.clock.now()
@@ -180,7 +180,7 @@ func TestXIDsOfInstances(t *testing.T) {
 	samples := b.pollAfter(time.Second, 2)
 	want := map[health.DeviceID][]int{gpuID(0): {63}, gpuID(1): {79}, migID(0): {94}, migID(1): {94}, migID(2): {31}}
 	for id, s := range samples {
-		if got := codes(s); !slices.Equal(got, want[id]) {
+		if got := xidCodes(s); !slices.Equal(got, want[id]) {
 			t.Errorf("%s: XIDs %v, want %v", id, got, want[id])
 		}
 		if got := s.Values[health.FieldXID]; len(want[id]) != 1 || got != float64(want[id][0]) {
@@ -194,11 +194,11 @@ func TestXIDsOfInstances(t *testing.T) {
 
 // DCGM's number of an instance can be that of a GPU, of an instance of the other kind, and the driver's ids are the
 // same on every GPU: an XID is of the entity that it names and of nothing else (9).
-func TestInstancesWithTheSameNumbers(t *testing.T) {
-	b := fresh(t)
-	b.gpus(8)
-	b.mig(0, map[uint][]uint{7: {7}})
-	b.mig(3, map[uint][]uint{0: {3}})
+func TestInstancesWithEqualNumbers(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(8)
+	b.addInstances(0, map[uint][]uint{7: {7}})
+	b.addInstances(3, map[uint][]uint{0: {3}})
 	for _, gi := range []uint{7, 0} { // GI 1 and CI 0 for the driver, on either GPU
 		b.lib.Instance(script.GI, gi, script.GPU, map[uint]uint{7: 0, 0: 3}[gi], gpuUUID(gi), 1, 4294967295)
 	}
@@ -207,7 +207,7 @@ func TestInstancesWithTheSameNumbers(t *testing.T) {
 	b.lib.Incident(script.GPU, 7, 0xffffffff, 20, 120, "XID 79 on GPU 7")
 	b.lib.Incident(script.GI, 7, 0xffffffff, 20, 120, "the same, of the instance of that number")
 	b.lib.Incident(script.CI, 7, 0xffffffff, 20, 120, "the same")
-	b.open(config())
+	b.open(testConfig())
 	b.poll()
 	b.add(time.Second)
 	b.xid(script.GPU, 7, 79, b.clock.now())
@@ -216,7 +216,7 @@ func TestInstancesWithTheSameNumbers(t *testing.T) {
 	b.xid(script.CI, 7, 13, b.clock.now())
 	want := map[health.DeviceID][]int{gpuID(7): {79}, gpuID(3): {48}, migID(3): {94}, migID(7): {13}}
 	for id, s := range b.pollAfter(10*time.Second, 8) {
-		if got := codes(s); !slices.Equal(got, want[id]) {
+		if got := xidCodes(s); !slices.Equal(got, want[id]) {
 			t.Errorf("%s: XIDs %v, want %v", id, got, want[id])
 		}
 		if n := len(s.Incidents); (n == 1) != (id == gpuID(7)) || n > 1 {
@@ -227,13 +227,13 @@ func TestInstancesWithTheSameNumbers(t *testing.T) {
 
 // The driver's id of a GPU instance tells where it lies: 3g.40gb and 4g.40gb are both 1 there, and the UUID is made of
 // such ids. From one to the other only the profile differs.
-func TestPartitionedAnewInTheSamePlace(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.mig(0, map[uint][]uint{0: {0}})
+func TestRepartitionKeepsUUID(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
+	b.addInstances(0, map[uint][]uint{0: {0}})
 	b.lib.Profile(script.GI, 0, 9, 3)
 	b.lib.Text(script.CI, 0, 50, "3g.40gb", 0, b.clock.now())
-	b.open(config())
+	b.open(testConfig())
 	if _, r := b.poll(); r.Devices[1].Profile != "3g.40gb" {
 		t.Fatalf("profile %q", r.Devices[1].Profile)
 	}
@@ -241,7 +241,7 @@ func TestPartitionedAnewInTheSamePlace(t *testing.T) {
 	b.lib.Text(script.CI, 0, 50, "4g.40gb", 0, b.clock.now())
 	b.pollAfter(10*time.Second, 1)
 	b.add(2 * time.Second)
-	b.sample(1)
+	b.sampleGPUs(1)
 	if _, r := b.poll(); r.Devices[1].Profile != "4g.40gb" {
 		t.Errorf("profile %q, want 4g.40gb", r.Devices[1].Profile)
 	}
@@ -249,25 +249,25 @@ func TestPartitionedAnewInTheSamePlace(t *testing.T) {
 
 // DCGM uses the number of an instance again, and keeps the samples of a number as long as any of its clients wants
 // them: an XID from before a device was there is another's.
-func TestXIDOfTheInstanceThatHadTheNumber(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.mig(0, map[uint][]uint{0: {0}})
-	b.open(config())
+func TestXIDOfPreviousInstance(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
+	b.addInstances(0, map[uint][]uint{0: {0}})
+	b.open(testConfig())
 	b.poll()
 	b.add(time.Second)
 	at := b.clock.now()
 	b.xid(script.CI, 0, 95, at)
-	if got := codes(b.pollAfter(time.Second, 1)[migID(0)]); !slices.Equal(got, []int{95}) {
+	if got := xidCodes(b.pollAfter(time.Second, 1)[migID(0)]); !slices.Equal(got, []int{95}) {
 		t.Fatalf("XIDs %v, want 95", got)
 	}
 	b.pollAfter(10*time.Second, 1)
 
-	b.remake(7, migUUID(70))
+	b.replaceInstance(7, migUUID(70))
 	b.pollAfter(10*time.Second, 1)
 	b.add(2 * time.Second)
 	made := b.clock.now()
-	b.sample(1)
+	b.sampleGPUs(1)
 	samples, _ := b.poll()
 	s, there := samples[migID(70)]
 	if v, shown := s.Values[health.FieldXID]; !there || len(s.XIDs) != 0 || shown {
@@ -275,14 +275,14 @@ func TestXIDOfTheInstanceThatHadTheNumber(t *testing.T) {
 	}
 	b.lib.Row(script.CI, 0, 95, 0, at) // kept for another client
 	b.lib.Row(script.CI, 0, 31, 0, made)
-	if got := codes(b.pollAfter(10*time.Second, 1)[migID(70)]); !slices.Equal(got, []int{31}) {
+	if got := xidCodes(b.pollAfter(10*time.Second, 1)[migID(70)]); !slices.Equal(got, []int{31}) {
 		t.Errorf("XIDs %v, want 31 alone", got)
 	}
 	if err := b.Close(); err != nil {
 		t.Fatal(err)
 	}
 	b.lib.Row(script.CI, 0, 95, 0, at)
-	b.open(config())
+	b.open(testConfig())
 	if samples, _ = b.poll(); len(samples[migID(70)].XIDs) != 0 {
 		t.Errorf("after a reconnection: XIDs %v", samples[migID(70)].XIDs)
 	}
@@ -290,24 +290,24 @@ func TestXIDOfTheInstanceThatHadTheNumber(t *testing.T) {
 
 // The UUID is made of where a partition lies: taken apart and made again it is the same device, and what its entity had
 // meanwhile was another's.
-func TestXIDOfTheInstanceBetween(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.mig(0, map[uint][]uint{0: {0}})
-	b.open(config())
+func TestXIDOfReplacingInstance(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
+	b.addInstances(0, map[uint][]uint{0: {0}})
+	b.open(testConfig())
 	b.poll()
 	b.pollAfter(10*time.Second, 1)
 	xids := map[health.DeviceID][]int{}
 	after := func(d time.Duration) map[health.DeviceID]health.Sample {
 		samples := b.pollAfter(d, 1)
 		for id, s := range samples {
-			xids[id] = append(xids[id], codes(s)...)
+			xids[id] = append(xids[id], xidCodes(s)...)
 		}
 		return samples
 	}
 	become := func(uuid string, gi uint) {
 		t.Helper()
-		b.remake(gi, uuid)
+		b.replaceInstance(gi, uuid)
 		after(10 * time.Second)
 		after(2 * time.Second)
 	}
@@ -329,10 +329,10 @@ func TestXIDOfTheInstanceBetween(t *testing.T) {
 
 // DCGM gives the number of an instance to another one. While that one has no UUID yet, it is not the one before: it is left
 // out until it has.
-func TestInstanceWithoutAUUIDIsNotTheOneBefore(t *testing.T) {
-	for name, remake := range map[string]func(*bench){
-		"elsewhere on its GPU": func(b *bench) { b.remake(7, "<<<NULL>>>") },
-		"on another GPU": func(b *bench) {
+func TestInstanceWithoutUUID(t *testing.T) {
+	for name, remake := range map[string]func(*fixture){
+		"elsewhere on its GPU": func(b *fixture) { b.replaceInstance(7, "<<<NULL>>>") },
+		"on another GPU": func(b *fixture) {
 			b.lib.Int(script.GPU, 0, 67, 0, 0, b.clock.now())
 			b.lib.Int(script.GPU, 1, 67, 1, 0, b.clock.now())
 			b.lib.Instance(script.GI, 0, script.GPU, 1, gpuUUID(1), 1, 4294967295)
@@ -341,10 +341,10 @@ func TestInstanceWithoutAUUIDIsNotTheOneBefore(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := fresh(t)
-			b.gpus(2)
-			b.mig(0, map[uint][]uint{0: {0}})
-			b.open(config())
+			b := newFixture(t)
+			b.addGPUs(2)
+			b.addInstances(0, map[uint][]uint{0: {0}})
+			b.open(testConfig())
 			b.poll()
 			b.pollAfter(10*time.Second, 2)
 			remake(b)
@@ -355,7 +355,7 @@ func TestInstanceWithoutAUUIDIsNotTheOneBefore(t *testing.T) {
 				t.Errorf("devices %+v, want the two GPUs", r.Devices)
 			}
 			b.lib.Text(script.CI, 0, 54, migUUID(70), 0, b.clock.now())
-			b.pollAfter(lookAgain, 2)
+			b.pollAfter(retryInterval, 2)
 			if _, r := b.poll(); len(r.Devices) != 3 {
 				t.Errorf("devices %+v, want the new one too", r.Devices)
 			}
@@ -364,11 +364,11 @@ func TestInstanceWithoutAUUIDIsNotTheOneBefore(t *testing.T) {
 }
 
 // An instance whose UUID a new session cannot read at first is no new one: what it has had meanwhile is its own.
-func TestXIDOfAnInstanceThatIsNamedLate(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.mig(0, map[uint][]uint{0: {0}, 1: {1}})
-	b.open(config())
+func TestXIDOfInstanceNamedLate(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
+	b.addInstances(0, map[uint][]uint{0: {0}, 1: {1}})
+	b.open(testConfig())
 	b.poll()
 	b.xid(script.CI, 0, 31, b.clock.now())
 	b.pollAfter(10*time.Second, 1)
@@ -376,31 +376,31 @@ func TestXIDOfAnInstanceThatIsNamedLate(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.lib.Text(script.CI, 0, 54, "<<<NULL>>>", 0, b.clock.now())
-	b.open(config())
+	b.open(testConfig())
 	if _, r := b.poll(); len(r.Devices) != 2 {
 		t.Fatalf("devices %+v: this test tests nothing", r.Devices)
 	}
 	b.xid(script.CI, 0, 94, b.clock.now())
 	b.pollAfter(10*time.Second, 1)
 	b.lib.Text(script.CI, 0, 54, migUUID(0), 0, b.clock.now())
-	if got := codes(b.pollAfter(lookAgain, 1)[migID(0)]); !slices.Equal(got, []int{94}) {
+	if got := xidCodes(b.pollAfter(retryInterval, 1)[migID(0)]); !slices.Equal(got, []int{94}) {
 		t.Errorf("XIDs %v, want 94 and no 31", got)
 	}
 }
 
 // Devices that come and go leave nothing behind.
-func TestLedgerOfPartitionsIsBounded(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.mig(0, map[uint][]uint{0: {0}})
-	b.open(config())
+func TestHistoryForgetsInstances(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
+	b.addInstances(0, map[uint][]uint{0: {0}})
+	b.open(testConfig())
 	for i := range uint(10) {
-		b.remake(i, migUUID(100+i))
+		b.replaceInstance(i, migUUID(100+i))
 		b.xid(script.CI, 0, 31, b.clock.now())
 		b.pollAfter(10*time.Second, 1)
 		b.pollAfter(2*time.Second, 1)
 	}
-	if n := len(b.ledger.devices); n > 2 {
+	if n := len(b.history.devices); n > 2 {
 		t.Errorf("%d devices are remembered, there are 2", n)
 	}
 }

@@ -15,8 +15,8 @@ import (
 )
 
 // chain is a Monitor over the adapter over the scripted library.
-type chain struct {
-	*bench
+type monitorFixture struct {
+	*fixture
 	n    uint // GPUs
 	m    *monitor.Monitor
 	out  health.Latest[health.Snapshot]
@@ -24,17 +24,17 @@ type chain struct {
 }
 
 // ofHostEngine is monitored of a host engine.
-func ofHostEngine(b *bench, gpus uint) *chain {
-	cfg := config()
+func monitorHostEngine(b *fixture, gpus uint) *monitorFixture {
+	cfg := testConfig()
 	cfg.Address = "node:5555"
-	return monitored(b, gpus, cfg, time.Second, 10*time.Second)
+	return startMonitor(b, gpus, cfg, time.Second, 10*time.Second)
 }
 
 // monitored runs a monitor, in a synctest bubble or in real time.
-func monitored(b *bench, gpus uint, cfg Config, every, stallAfter time.Duration) *chain {
+func startMonitor(b *fixture, gpus uint, cfg Config, every, stallAfter time.Duration) *monitorFixture {
 	b.clock = &clock{}
-	b.gpus(gpus)
-	c := &chain{bench: b, n: gpus}
+	b.addGPUs(gpus)
+	c := &monitorFixture{fixture: b, n: gpus}
 	var config health.Latest[health.Config]
 	var source health.Latest[monitor.Source]
 	judging := health.DefaultConfig()
@@ -65,25 +65,25 @@ func monitored(b *bench, gpus uint, cfg Config, every, stallAfter time.Duration)
 }
 
 // pass lets seconds pass in a synctest bubble, in each of which the engine samples and check is called.
-func (c *chain) pass(seconds int, check func(second int, s *health.Snapshot)) {
+func (c *monitorFixture) pass(seconds int, check func(second int, s *health.Snapshot)) {
 	for i := range seconds {
 		time.Sleep(time.Second) //nolint:forbidigo // the bubble's time
 		synctest.Wait()
 		if check != nil {
 			check(i, c.out.Load())
 		}
-		c.sample(c.n)
+		c.sampleGPUs(c.n)
 	}
 }
 
 // wait lets time pass in a synctest bubble, in which the engine samples nothing.
-func (c *chain) wait(d time.Duration) {
+func (c *monitorFixture) wait(d time.Duration) {
 	time.Sleep(d) //nolint:forbidigo // the bubble's time
 	synctest.Wait()
 }
 
 // device returns what the monitor thinks of a GPU now.
-func (c *chain) device(gpu uint) health.DeviceState {
+func (c *monitorFixture) device(gpu uint) health.DeviceState {
 	c.t.Helper()
 	for _, d := range c.out.Load().Devices {
 		if d.Device.ID == gpuID(gpu) {
@@ -94,7 +94,7 @@ func (c *chain) device(gpu uint) health.DeviceState {
 	return health.DeviceState{}
 }
 
-func (c *chain) expect(when string, want ...health.State) {
+func (c *monitorFixture) expect(when string, want ...health.State) {
 	c.t.Helper()
 	for gpu, want := range want {
 		if d := c.device(uint(gpu)); d.Verdict.State != want {
@@ -104,10 +104,10 @@ func (c *chain) expect(when string, want ...health.State) {
 }
 
 // An XID is judged within half a second of the engine's record of it, however seldom the values are polled.
-func TestChainXIDBetweenPolls(t *testing.T) {
-	b := fresh(t)
+func TestMonitorXIDBetweenPolls(t *testing.T) {
+	b := newFixture(t)
 	synctest.Test(t, func(*testing.T) {
-		c := monitored(b, 2, config(), time.Hour, 10*time.Second)
+		c := startMonitor(b, 2, testConfig(), time.Hour, 10*time.Second)
 		defer c.stop()
 		c.pass(3, nil)
 		c.expect("at first", health.Healthy, health.Healthy)
@@ -125,10 +125,10 @@ func TestChainXIDBetweenPolls(t *testing.T) {
 	})
 }
 
-func TestChainLostAndBack(t *testing.T) {
-	b := fresh(t)
+func TestMonitorLostGPUReturns(t *testing.T) {
+	b := newFixture(t)
 	synctest.Test(t, func(*testing.T) {
-		c := monitored(b, 3, config(), time.Second, 10*time.Second)
+		c := startMonitor(b, 3, testConfig(), time.Second, 10*time.Second)
 		defer c.stop()
 		c.pass(3, nil)
 		b.lib.Entity(script.GPU, 1, statusLost)
@@ -158,10 +158,10 @@ func TestChainLostAndBack(t *testing.T) {
 
 // The engine dies and comes back: nothing flaps, and every XID is counted once, those that nobody saw and those
 // that the new engine reads from the kernel's log again (14).
-func TestChainDeadEngine(t *testing.T) {
-	b := fresh(t)
+func TestMonitorDeadEngine(t *testing.T) {
+	b := newFixture(t)
 	synctest.Test(t, func(*testing.T) {
-		c := ofHostEngine(b, 3)
+		c := monitorHostEngine(b, 3)
 		defer c.stop()
 		c.pass(3, nil)
 		died := time.Now()
@@ -204,14 +204,14 @@ func TestChainDeadEngine(t *testing.T) {
 
 // DCGM goes blind after an XID 119. That is no GPU's fault; an engine of our own is started again, another's must be
 // started by whoever runs it (12).
-func TestChainBlindEngine(t *testing.T) {
+func TestMonitorBlindEngine(t *testing.T) {
 	for address, starts := range map[string]int{"": 2, "node:5555": 0} {
 		t.Run("address "+address, func(t *testing.T) {
-			b := fresh(t)
+			b := newFixture(t)
 			synctest.Test(t, func(*testing.T) {
-				cfg := config()
+				cfg := testConfig()
 				cfg.Address = address
-				c := monitored(b, 2, cfg, time.Second, 10*time.Second)
+				c := startMonitor(b, 2, cfg, time.Second, 10*time.Second)
 				defer c.stop()
 				c.pass(3, nil)
 				b.lib.Blind()
@@ -241,10 +241,10 @@ func TestChainBlindEngine(t *testing.T) {
 
 // A blind DCGM still has the name of a GPU that is lost: that it has no other is no word on the others, neither when it
 // is connected to again nor when it is first.
-func TestChainBlindEngineWithALostGPU(t *testing.T) {
-	b := fresh(t)
+func TestMonitorBlindEngineWithLostGPU(t *testing.T) {
+	b := newFixture(t)
 	synctest.Test(t, func(*testing.T) {
-		c := ofHostEngine(b, 3)
+		c := monitorHostEngine(b, 3)
 		defer c.stop()
 		for gpu := range uint(3) {
 			b.lib.Instance(script.GPU, gpu, 0, 0, gpuUUID(gpu), 0, 0) // what DCGM remembers of it
@@ -261,7 +261,7 @@ func TestChainBlindEngineWithALostGPU(t *testing.T) {
 }
 
 // await waits until the monitor shows a status.
-func (c *chain) await(want health.SourceStatus) {
+func (c *monitorFixture) await(want health.SourceStatus) {
 	c.t.Helper()
 	late := time.After(time.Minute)
 	for {

@@ -10,10 +10,10 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
 )
 
-func TestLostAndBack(t *testing.T) {
-	b := fresh(t)
-	b.gpus(3)
-	b.open(config())
+func TestLostGPUReturns(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(3)
+	b.open(testConfig())
 	b.poll()
 	b.lib.Entity(script.GPU, 1, statusLost)
 	s := b.pollAfter(time.Second, 3)[gpuID(1)]
@@ -39,14 +39,14 @@ func TestLostAndBack(t *testing.T) {
 
 // The watches are made anew while a GPU is lost: DCGM does not watch it any more, and what it measured
 // last is not shown.
-func TestLostWhileTheWatchesAreMadeAnew(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	b.open(config())
+func TestLostGPUDuringRebuild(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
+	b.open(testConfig())
 	b.poll()
 	b.lib.Entity(script.GPU, 1, statusLost)
 	b.pollAfter(time.Second, 2)
-	b.dirty = true
+	b.inventoryDirty = true
 	samples := b.pollAfter(time.Second, 2)
 	if s := samples[gpuID(1)]; s.Presence != health.Lost || len(s.Values) != 0 {
 		t.Errorf("the lost GPU: presence %v, values %v", s.Presence, s.Values)
@@ -57,12 +57,12 @@ func TestLostWhileTheWatchesAreMadeAnew(t *testing.T) {
 }
 
 // DCGM takes no lost GPU into a group; the others are watched, and it too when it is back.
-func TestLostAtTheStart(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
+func TestLostGPUAtOpen(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
 	b.lib.Instance(script.GPU, 1, script.GPU, 1, gpuUUID(1), 0, 0) // the UUID in DCGM's attributes
 	b.lib.Entity(script.GPU, 1, statusLost)
-	b.open(config())
+	b.open(testConfig())
 	samples, r := b.poll()
 	if len(r.Devices) != 2 || samples[gpuID(1)].Presence != health.Lost || len(samples[gpuID(1)].Values) != 0 {
 		t.Fatalf("devices %+v, sample %+v", r.Devices, samples[gpuID(1)])
@@ -80,21 +80,21 @@ func TestLostAtTheStart(t *testing.T) {
 	}
 }
 
-func TestLostWithoutANameIsLeftOut(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
+func TestUnnamedGPUIsOmitted(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
 	b.lib.Entity(script.GPU, 1, statusInaccessible)
 	b.lib.Text(script.GPU, 1, 54, "<<<NULL>>>", 0, b.clock.now())
-	b.open(config())
+	b.open(testConfig())
 	if _, r := b.poll(); len(r.Devices) != 1 || r.Devices[0].ID != gpuID(0) {
 		t.Errorf("devices %+v", r.Devices)
 	}
 }
 
 func TestPresenceOfStatus(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.open(config())
+	b := newFixture(t)
+	b.addGPUs(1)
+	b.open(testConfig())
 	b.poll()
 	want := map[int]health.Presence{
 		1: health.Present, 2: health.Present, 3: health.Inaccessible, 4: health.Lost, 5: health.Present, 6: health.Present,
@@ -108,10 +108,10 @@ func TestPresenceOfStatus(t *testing.T) {
 	}
 }
 
-func TestBlipIsNoLoss(t *testing.T) {
-	b := fresh(t)
-	b.gpus(4)
-	b.open(config())
+func TestShortDetachIsIgnored(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(4)
+	b.open(testConfig())
 	b.poll()
 	all := func(status int) {
 		for id := range uint(4) {
@@ -130,16 +130,16 @@ func TestBlipIsNoLoss(t *testing.T) {
 	all(statusDetached)
 	expect("a blip", health.Present)
 	b.add(time.Second)
-	b.sample(4)
+	b.sampleGPUs(4)
 	expect("after 1 s", health.Present)
 	all(statusOK)
 	expect("over", health.Present)
 	all(statusDetached)
 	b.add(time.Second)
-	b.sample(4)
+	b.sampleGPUs(4)
 	expect("another blip", health.Present)
 	b.add(2 * time.Second)
-	b.sample(4)
+	b.sampleGPUs(4)
 	expect("after 2 s", health.Detached)
 	all(statusOK)
 	expect("bound again", health.Present)
@@ -147,13 +147,13 @@ func TestBlipIsNoLoss(t *testing.T) {
 
 // Each question to an engine that hangs can last a minute: after some seconds no more GPUs are asked for, and what they
 // are is not known.
-func TestStatusesThatAreSlow(t *testing.T) {
-	b := fresh(t)
-	b.gpus(4)
-	b.open(config())
+func TestSlowStatusCalls(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(4)
+	b.open(testConfig())
 	b.poll()
 	b.session.now = func() time.Time { // every question takes a while
-		b.add(slowStatus - time.Second)
+		b.add(statusTimeout - time.Second)
 		return b.clock.now()
 	}
 	before := b.lib.Calls("dcgmGetGpuStatus")

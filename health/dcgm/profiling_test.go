@@ -16,14 +16,14 @@ import (
 )
 
 // One profiling field that cannot be had takes the other profiling fields with it and nothing else.
-func TestProfilingThatIsRefused(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.mig(0, map[uint][]uint{0: {0}})
+func TestProfilingRefused(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
+	b.addInstances(0, map[uint][]uint{0: {0}})
 	b.lib.Profiling(0, 1001)
 	b.lib.Profiling(0, 1002)
 	b.lib.Float(script.GPU, 0, 1001, 0.5, 0, b.clock.now())
-	cfg := config()
+	cfg := testConfig()
 	cfg.Fields = append(cfg.Fields, 1001, 1002)
 	b.open(cfg)
 	samples, _ := b.poll()
@@ -34,12 +34,12 @@ func TestProfilingThatIsRefused(t *testing.T) {
 }
 
 func TestProfiling(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
+	b := newFixture(t)
+	b.addGPUs(1)
 	b.lib.Profiling(0, 1001)
 	b.lib.Profiling(0, 1002)
 	b.lib.Float(script.GPU, 0, 1001, 0.5, 0, b.clock.now())
-	cfg := config()
+	cfg := testConfig()
 	cfg.Fields = append(cfg.Fields, 1001)
 	b.open(cfg)
 	samples, _ := b.poll()
@@ -49,10 +49,10 @@ func TestProfiling(t *testing.T) {
 }
 
 // Each GPU is asked what it has, the first does not speak for the others.
-func TestProfilingOnAMixedNode(t *testing.T) {
-	b := fresh(t)
-	b.gpus(4)
-	b.mig(1, map[uint][]uint{0: {0}})
+func TestProfilingMixedGPUs(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(4)
+	b.addInstances(1, map[uint][]uint{0: {0}})
 	for gpu, fields := range map[uint][]uint{1: {1001, 1003}, 2: {1001, 1003}, 3: {1003, 1004}} { // 0 has none
 		for _, f := range fields {
 			b.lib.Profiling(gpu, f)
@@ -65,7 +65,7 @@ func TestProfilingOnAMixedNode(t *testing.T) {
 	b.lib.Float(script.CI, 0, 1001, 0.7, 0, b.clock.now())
 	core, logs := observer.New(zap.WarnLevel)
 	b.log = zap.New(core)
-	cfg := config()
+	cfg := testConfig()
 	cfg.Fields = append(cfg.Fields, 1001, 1003)
 	b.open(cfg)
 	check := func() {
@@ -81,7 +81,7 @@ func TestProfilingOnAMixedNode(t *testing.T) {
 		}
 	}
 	check()
-	b.dirty = true
+	b.inventoryDirty = true
 	check()
 	if logs.Len() != 1 {
 		t.Fatalf("%d warnings, want 1: %v", logs.Len(), logs.All())
@@ -97,11 +97,11 @@ func TestProfilingOnAMixedNode(t *testing.T) {
 	}
 }
 
-func TestProfilingThatNobodyAskedFor(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
+func TestProfilingNotRequested(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
 	b.lib.Profiling(0, 1001)
-	b.open(config())
+	b.open(testConfig())
 	if n := b.lib.Calls("dcgmProfGetSupportedMetricGroups"); n != 0 {
 		t.Errorf("DCGM's profiling module was asked %d times, which loads it", n)
 	}

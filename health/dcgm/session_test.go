@@ -14,7 +14,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-func TestWhatReachesDCGMsConnect(t *testing.T) {
+func TestConnectAddress(t *testing.T) {
 	tests := []struct {
 		address, want string
 		socket        bool
@@ -25,9 +25,9 @@ func TestWhatReachesDCGMsConnect(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.address, func(t *testing.T) {
-			b := fresh(t)
-			b.gpus(1)
-			cfg := config()
+			b := newFixture(t)
+			b.addGPUs(1)
+			cfg := testConfig()
 			cfg.Address = tt.address
 			b.open(cfg)
 			address, socket := b.lib.Address()
@@ -48,10 +48,10 @@ func TestWhatReachesDCGMsConnect(t *testing.T) {
 	}
 }
 
-func TestAddressesThatAreNone(t *testing.T) {
-	b := fresh(t)
+func TestOpenInvalidAddress(t *testing.T) {
+	b := newFixture(t)
 	for _, address := range []string{"unix://run/sock", "http://host:5555", "tcp://host:5555"} {
-		cfg := config()
+		cfg := testConfig()
 		cfg.Address = address
 		_, err := open(t.Context(), cfg, b.log, b.clock.now)
 		if err == nil || !strings.Contains(err.Error(), address) {
@@ -63,10 +63,10 @@ func TestAddressesThatAreNone(t *testing.T) {
 	}
 }
 
-func TestRefusedConnectionsAndThenOne(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	cfg := config()
+func TestConnectRetries(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
+	cfg := testConfig()
 	cfg.Address = "node:5555"
 	b.lib.Fail("dcgmConnect_v2", errNotConnected, 20)
 	for range 20 {
@@ -79,31 +79,31 @@ func TestRefusedConnectionsAndThenOne(t *testing.T) {
 }
 
 // Each call of Open's can fail; each time nothing is left and the next Open works.
-func TestFailedOpenLeavesNothing(t *testing.T) {
+func TestFailedOpenLeaksNothing(t *testing.T) {
 	for _, function := range []string{
 		"dcgmGetEntityGroupEntities", "dcgmGetGpuInstanceHierarchy", "dcgmGroupCreate", "dcgmGroupAddEntity",
 		"dcgmFieldGroupCreate", "dcgmWatchFields", "dcgmUpdateAllFields", "dcgmEntitiesGetLatestValues",
 	} {
 		t.Run(function, func(t *testing.T) {
-			b := fresh(t)
-			b.gpus(2)
+			b := newFixture(t)
+			b.addGPUs(2)
 			b.lib.Fail(function, errTimeout, -1)
-			if s, err := Open(t.Context(), config(), b.log); err == nil || s != nil {
+			if s, err := Open(t.Context(), testConfig(), b.log); err == nil || s != nil {
 				t.Fatalf("Open: session %v, error %v", s, err)
 			}
 			if b.lib.Initialized() {
 				t.Error("the library is still initialized")
 			}
 			b.lib.Fail("", 0, 0)
-			b.open(config()).poll()
+			b.open(testConfig()).poll()
 		})
 	}
 }
 
-func TestDeadEngineAndReconnection(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	cfg := config()
+func TestReconnectAfterDeadEngine(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
+	cfg := testConfig()
 	cfg.Address = "node:5555"
 	first := b.open(cfg).session
 	b.poll()
@@ -136,11 +136,11 @@ func TestDeadEngineAndReconnection(t *testing.T) {
 	}
 }
 
-func TestOpenAndCloseManyTimes(t *testing.T) {
-	b := fresh(t)
-	b.gpus(8)
+func TestOpenAndCloseRepeatedly(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(8)
 	for range 50 {
-		s, err := Open(t.Context(), config(), b.log)
+		s, err := Open(t.Context(), testConfig(), b.log)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -153,23 +153,23 @@ func TestOpenAndCloseManyTimes(t *testing.T) {
 	}
 }
 
-func TestCancelledContextDoesNotEndTheSession(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.open(config())
+func TestPollCancelledContext(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
+	b.open(testConfig())
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := b.Poll(ctx); err == nil {
 		t.Error("polled with a cancelled context")
 	}
-	if _, err := Open(ctx, config(), b.log); err == nil {
+	if _, err := Open(ctx, testConfig(), b.log); err == nil {
 		t.Error("opened with a cancelled context")
 	}
 	b.poll()
 }
 
 // go-dcgm gives some errors with DCGM's number, some with words for it, most with neither (16).
-func TestCodeOfAnError(t *testing.T) {
+func TestErrorCode(t *testing.T) {
 	for err, want := range map[error]int{
 		&dcgm.Error{Code: dcgm.DCGM_ST_TIMEOUT}:                         dcgm.DCGM_ST_TIMEOUT,
 		fmt.Errorf("read: %w", &dcgm.Error{Code: dcgm.DCGM_ST_NO_DATA}): dcgm.DCGM_ST_NO_DATA,
@@ -177,7 +177,7 @@ func TestCodeOfAnError(t *testing.T) {
 		errors.New("error connecting to nv-hostengine: something"):      0,
 		errors.New("failed with error code that is no number"):          0,
 	} {
-		if got := code(err); got != want {
+		if got := errorCode(err); got != want {
 			t.Errorf("%v: code %d, want %d", err, got, want)
 		}
 	}

@@ -14,12 +14,12 @@ import (
 )
 
 // After an XID 119 DCGM calls the GPUs OK and has no value of them any more.
-func TestBlindEngineEndsTheSession(t *testing.T) {
+func TestBlindEngineEndsSession(t *testing.T) {
 	for name, interval := range map[string]time.Duration{"light polls": time.Hour, "full polls": time.Second} {
 		t.Run(name, func(t *testing.T) {
-			b := fresh(t)
-			b.gpus(2)
-			cfg := config()
+			b := newFixture(t)
+			b.addGPUs(2)
+			cfg := testConfig()
 			cfg.Interval = interval
 			b.open(cfg)
 			b.poll()
@@ -50,9 +50,9 @@ func TestBlindEngineEndsTheSession(t *testing.T) {
 }
 
 // GPUs that have none of the fields of health are not blind for that.
-func TestGPUsWithoutFieldsOfHealth(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
+func TestGPUWithoutHealthFieldsIsNotBlind(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
 	blank := func() {
 		for _, f := range []uint{150, 395, 396, 1507, 1523} {
 			b.lib.Int(script.GPU, 0, f, 9223372036854775794, 0, b.clock.now())
@@ -60,7 +60,7 @@ func TestGPUsWithoutFieldsOfHealth(t *testing.T) {
 		b.lib.Float(script.GPU, 0, 155, 50, 0, b.clock.now())
 	}
 	blank()
-	b.open(config())
+	b.open(testConfig())
 	for range 100 {
 		b.poll()
 		b.add(time.Second)
@@ -68,10 +68,10 @@ func TestGPUsWithoutFieldsOfHealth(t *testing.T) {
 	}
 }
 
-func TestEngineThatStopsMeasuringEndsTheSession(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	b.open(config())
+func TestFrozenEngineEndsSession(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
+	b.open(testConfig())
 	b.poll()
 	for range 60 {
 		b.pollAfter(time.Second, 2)
@@ -88,7 +88,7 @@ func TestEngineThatStopsMeasuringEndsTheSession(t *testing.T) {
 }
 
 // blank has GPUs read blank from now on.
-func (b *bench) blank(gpus ...uint) {
+func (b *fixture) blankGPUs(gpus ...uint) {
 	for _, id := range gpus {
 		for _, f := range []uint{67, 150, 395, 396, 1507, 1523} {
 			b.lib.Int(script.GPU, id, f, 9223372036854775792, 0, b.clock.now())
@@ -99,24 +99,24 @@ func (b *bench) blank(gpus ...uint) {
 
 // A GPU that cannot be measured while the others can is stale: after 3 s without a value, or after 30 s without a new one.
 // It keeps no old values, nor do its MIG devices, and comes back by itself.
-func TestGPUThatCannotBeMeasured(t *testing.T) {
+func TestStaleGPU(t *testing.T) {
 	for name, tt := range map[string]struct {
-		others func(b *bench) // in each second
-		from   int            // the seconds after which it is stale
+		others func(b *fixture) // in each second
+		from   int              // the seconds after which it is stale
 		to     int
 	}{
-		"without a value":     {func(b *bench) { b.sample(2); b.blank(2) }, 3, 5},
-		"without a new value": {func(b *bench) { b.sample(2) }, 30, 32},
+		"without a value":     {func(b *fixture) { b.sampleGPUs(2); b.blankGPUs(2) }, 3, 5},
+		"without a new value": {func(b *fixture) { b.sampleGPUs(2) }, 30, 32},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := fresh(t)
-			b.gpus(3)
-			b.mig(2, map[uint][]uint{0: {0}})
-			cfg := config()
+			b := newFixture(t)
+			b.addGPUs(3)
+			b.addInstances(2, map[uint][]uint{0: {0}})
+			cfg := testConfig()
 			cfg.Fields = append(cfg.Fields, health.FieldFBUsed)
 			b.open(cfg)
 			b.poll()
-			pass := func(sample func(*bench)) map[health.DeviceID]health.Sample {
+			pass := func(sample func(*fixture)) map[health.DeviceID]health.Sample {
 				b.add(time.Second)
 				sample(b)
 				samples, _ := b.poll()
@@ -146,10 +146,10 @@ func TestGPUThatCannotBeMeasured(t *testing.T) {
 				t.Errorf("stale after %d s, want %d to %d", since, tt.from, tt.to)
 			}
 			b.xid(script.GPU, 2, 119, b.clock.now())
-			if s := pass(tt.others)[gpuID(2)]; !slices.Equal(codes(s), []int{119}) || len(s.Values) != 0 {
+			if s := pass(tt.others)[gpuID(2)]; !slices.Equal(xidCodes(s), []int{119}) || len(s.Values) != 0 {
 				t.Errorf("XIDs %v, values %v", s.XIDs, s.Values)
 			}
-			all := func(b *bench) { b.sample(3); b.lib.Int(script.GPU, 2, 67, 1, 0, b.clock.now()) }
+			all := func(b *fixture) { b.sampleGPUs(3); b.lib.Int(script.GPU, 2, 67, 1, 0, b.clock.now()) }
 			if s := pass(all)[gpuID(2)]; s.Stale {
 				t.Error("measured again and still stale")
 			}
@@ -165,21 +165,21 @@ func TestGPUThatCannotBeMeasured(t *testing.T) {
 }
 
 // A GPU that is measured no more is no other's fault, and with the last of them it is the source's: none is stale before.
-func TestNoGPUIsStaleWhenNoneCanBeMeasured(t *testing.T) {
-	for name, others := range map[string]func(*bench){
-		"blank":  func(b *bench) { b.blank(0, 1) },
-		"frozen": func(*bench) {},
-		"both":   func(b *bench) { b.blank(0) },
+func TestNoGPUIsStaleIfAllAre(t *testing.T) {
+	for name, others := range map[string]func(*fixture){
+		"blank":  func(b *fixture) { b.blankGPUs(0, 1) },
+		"frozen": func(*fixture) {},
+		"both":   func(b *fixture) { b.blankGPUs(0) },
 	} {
 		for _, lost := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, the other lost %v", name, lost), func(t *testing.T) {
-				b := fresh(t)
-				b.gpus(2)
+				b := newFixture(t)
+				b.addGPUs(2)
 				if lost {
 					b.lib.Instance(script.GPU, 1, script.GPU, 1, gpuUUID(1), 0, 0)
 					b.lib.Entity(script.GPU, 1, statusLost)
 				}
-				b.open(config())
+				b.open(testConfig())
 				b.poll()
 				b.pollAfter(time.Second, 2)
 				for second := range 60 {
@@ -202,18 +202,18 @@ func TestNoGPUIsStaleWhenNoneCanBeMeasured(t *testing.T) {
 }
 
 // A GPU that never had a value of the fields of health is measured by the others.
-func TestGPUWithoutFieldsOfHealthIsNotStale(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
+func TestGPUWithoutHealthFieldsIsNotStale(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
 	blank := func() {
-		b.sample(1)
+		b.sampleGPUs(1)
 		for _, f := range []uint{150, 395, 396, 1507, 1523} {
 			b.lib.Int(script.GPU, 1, f, 9223372036854775792, 0, b.clock.now())
 		}
 		b.lib.Float(script.GPU, 1, 155, 50, 0, b.clock.now())
 	}
 	blank()
-	b.open(config())
+	b.open(testConfig())
 	for range 100 {
 		b.add(time.Second)
 		blank()
@@ -224,16 +224,16 @@ func TestGPUWithoutFieldsOfHealthIsNotStale(t *testing.T) {
 }
 
 // A GPU that never had any value of this session is stale too, if the others have them.
-func TestGPUThatWasNeverMeasured(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	b.blank(1)
-	b.open(config())
+func TestGPUNeverMeasuredIsStale(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
+	b.blankGPUs(1)
+	b.open(testConfig())
 	stale := false
 	for range 120 {
 		b.add(time.Second)
-		b.sample(1)
-		b.blank(1)
+		b.sampleGPUs(1)
+		b.blankGPUs(1)
 		samples, _ := b.poll()
 		stale = samples[gpuID(1)].Stale
 	}
@@ -243,12 +243,12 @@ func TestGPUThatWasNeverMeasured(t *testing.T) {
 }
 
 // An engine that was opened blind, and has the names of the GPUs, is told as one that went blind.
-func TestEngineThatIsBlindWhenOpened(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	b.blank(0, 1)
+func TestEngineBlindAtOpen(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
+	b.blankGPUs(0, 1)
 	b.lib.Incident(script.GPU, 0, 0x40, 10, 11, "Cannot reliably read the power usage")
-	b.open(config())
+	b.open(testConfig())
 	for second := range 120 {
 		r, err := b.Poll(t.Context())
 		if err != nil {
@@ -263,16 +263,16 @@ func TestEngineThatIsBlindWhenOpened(t *testing.T) {
 			}
 		}
 		b.add(time.Second)
-		b.blank(0, 1)
+		b.blankGPUs(0, 1)
 	}
 	t.Error("the session goes on")
 }
 
 // A host engine whose clock was set back shows no new sample. Whoever connects to it again sees new ones.
-func TestHostEngineWhoseClockIsSetBack(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	cfg := config()
+func TestHostEngineClockSetBack(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
+	cfg := testConfig()
 	cfg.Address = "node:5555"
 	b.open(cfg)
 	b.poll()
@@ -280,7 +280,7 @@ func TestHostEngineWhoseClockIsSetBack(t *testing.T) {
 	pass := func(seconds int) (err error) {
 		for i := 0; i < seconds && err == nil; i++ {
 			b.add(time.Second)
-			b.sample(2)
+			b.sampleGPUs(2)
 			_, err = b.Poll(t.Context())
 		}
 		return err
@@ -294,13 +294,13 @@ func TestHostEngineWhoseClockIsSetBack(t *testing.T) {
 func TestStaleGPUStaysStale(t *testing.T) {
 	for _, how := range []string{"lost", "paused"} {
 		t.Run(how, func(t *testing.T) {
-			b := fresh(t)
-			b.gpus(2)
-			b.open(config())
+			b := newFixture(t)
+			b.addGPUs(2)
+			b.open(testConfig())
 			b.poll()
 			for second := range 40 { // GPU 1 stands still
 				b.add(time.Second)
-				b.sample(1)
+				b.sampleGPUs(1)
 				s, _ := b.poll()
 				if second == 39 && !s[gpuID(1)].Stale {
 					t.Fatal("not stale")

@@ -12,10 +12,10 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
 )
 
-func TestValuesOfEightGPUs(t *testing.T) {
-	b := fresh(t)
-	b.gpus(8)
-	b.open(config())
+func TestValues(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(8)
+	b.open(testConfig())
 	samples, r := b.poll()
 	if len(samples) != 8 || len(r.Devices) != 8 {
 		t.Fatalf("%d samples of %d devices, want 8 of 8", len(samples), len(r.Devices))
@@ -36,10 +36,10 @@ func TestValuesOfEightGPUs(t *testing.T) {
 }
 
 // A blank is absent, whatever way it is written; a value that looks a little like one is not.
-func TestBlanks(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.open(config())
+func TestBlankValues(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
+	b.open(testConfig())
 	integers := func(v int64, status int) func() {
 		return func() { b.lib.Int(script.GPU, 0, 150, v, status, b.clock.now()) }
 	}
@@ -87,7 +87,7 @@ func TestBlanks(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			b.add(10 * time.Second)
-			b.sample(1)
+			b.sampleGPUs(1)
 			tt.set()
 			samples, _ := b.poll()
 			got, ok := samples[gpuID(0)].Values[tt.field]
@@ -98,10 +98,10 @@ func TestBlanks(t *testing.T) {
 	}
 }
 
-func TestLightPollsReadHealthOnly(t *testing.T) {
-	b := fresh(t)
-	b.gpus(8)
-	b.open(config())
+func TestHealthPollReadsHealthFieldsOnly(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(8)
+	b.open(testConfig())
 	first, _ := b.poll()
 	calls := b.lib.Calls("dcgmEntitiesGetLatestValues")
 
@@ -133,10 +133,10 @@ func TestLightPollsReadHealthOnly(t *testing.T) {
 	}
 }
 
-func TestReadsAreCut(t *testing.T) {
-	b := fresh(t)
-	b.gpus(8)
-	cfg := config()
+func TestReadsAreLimited(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(8)
+	cfg := testConfig()
 	for f := range 60 {
 		cfg.Fields = append(cfg.Fields, health.Field(600+f))
 	}

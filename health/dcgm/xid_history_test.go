@@ -13,21 +13,21 @@ import (
 )
 
 // xid has DCGM report an XID as it does: a row of the stream that is the latest value too.
-func (b *bench) xid(kind script.Kind, id uint, code int64, at time.Time) {
+func (b *fixture) xid(kind script.Kind, id uint, code int64, at time.Time) {
 	b.lib.XID(kind, id, code, at)
 }
 
-func codes(s health.Sample) (codes []int) {
+func xidCodes(s health.Sample) (codes []int) {
 	for _, x := range s.XIDs {
 		codes = append(codes, x.Code)
 	}
 	return codes
 }
 
-func TestXIDIsReportedOnce(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	b.open(config())
+func TestXIDIsDeliveredOnce(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
+	b.open(testConfig())
 	b.poll()
 	b.add(time.Second)
 	at := b.clock.now().Truncate(time.Microsecond)
@@ -46,16 +46,16 @@ func TestXIDIsReportedOnce(t *testing.T) {
 		t.Error("a GPU without an XID has a value of field 230")
 	}
 	for range 100 {
-		if got := codes(b.pollAfter(7*time.Second, 2)[gpuID(1)]); len(got) != 0 {
+		if got := xidCodes(b.pollAfter(7*time.Second, 2)[gpuID(1)]); len(got) != 0 {
 			t.Fatalf("reported again: %v", got)
 		}
 	}
 }
 
-func TestXIDsThatOnlyTheStreamShows(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.open(config())
+func TestXIDsInStreamOnly(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
+	b.open(testConfig())
 	b.poll()
 	b.add(time.Second)
 	start := b.clock.now()
@@ -63,21 +63,21 @@ func TestXIDsThatOnlyTheStreamShows(t *testing.T) {
 	b.lib.Row(script.GPU, 0, 13, 0, start)
 	b.lib.Row(script.GPU, 0, 48, 0, start.Add(500*time.Millisecond))
 	b.xid(script.GPU, 0, 13, start.Add(time.Second))
-	if got := codes(b.pollAfter(time.Second, 1)[gpuID(0)]); !slices.Equal(got, []int{13, 48, 13}) {
+	if got := xidCodes(b.pollAfter(time.Second, 1)[gpuID(0)]); !slices.Equal(got, []int{13, 48, 13}) {
 		t.Errorf("XIDs %v, want 13 48 13", got)
 	}
 	// A row that nothing else tells of is there with the next full poll.
 	b.lib.Row(script.GPU, 0, 74, 0, start.Add(-500*time.Millisecond))
-	if got := codes(b.pollAfter(10*time.Second, 1)[gpuID(0)]); !slices.Equal(got, []int{74}) {
+	if got := xidCodes(b.pollAfter(10*time.Second, 1)[gpuID(0)]); !slices.Equal(got, []int{74}) {
 		t.Errorf("XIDs %v, want 74", got)
 	}
 }
 
 // Rows out of order, a row later than the cursor of another entity's row, rows twice: each once.
-func TestXIDRowsThatComeLate(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	b.open(config())
+func TestXIDRowsOutOfOrder(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
+	b.open(testConfig())
 	b.poll()
 	b.add(20 * time.Second)
 	start := b.clock.now()
@@ -86,41 +86,41 @@ func TestXIDRowsThatComeLate(t *testing.T) {
 	b.lib.Row(script.GPU, 1, 43, 0, start.Add(-5*time.Second)) // before the cursor, behind the latest value
 	b.lib.Row(script.GPU, 1, 43, 0, start.Add(-5*time.Second))
 	b.lib.Row(script.GPU, 1, 45, 0, start.Add(-6*time.Second))
-	if got := codes(b.pollAfter(10*time.Second, 2)[gpuID(1)]); !slices.Equal(got, []int{45, 43}) {
+	if got := xidCodes(b.pollAfter(10*time.Second, 2)[gpuID(1)]); !slices.Equal(got, []int{45, 43}) {
 		t.Errorf("XIDs %v, want 45 43", got)
 	}
 }
 
 // DCGM takes an XID 79 of /dev/kmsg into field 230 with a time before the cursor (13).
-func TestXIDThatOnlyTheLatestValueShows(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.open(config())
+func TestXIDInLatestValueOnly(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
+	b.open(testConfig())
 	b.poll()
 	b.add(time.Hour)
 	start := b.clock.now()
 	b.xid(script.GPU, 0, 31, start)
 	b.pollAfter(time.Second, 1)
 	b.lib.Int(script.GPU, 0, 230, 79, 0, start.Add(-10*time.Minute))
-	if got := codes(b.pollAfter(time.Second, 1)[gpuID(0)]); !slices.Equal(got, []int{79}) {
+	if got := xidCodes(b.pollAfter(time.Second, 1)[gpuID(0)]); !slices.Equal(got, []int{79}) {
 		t.Errorf("XIDs %v, want 79", got)
 	}
 	// The same event of the driver's, by another clock.
 	b.lib.Row(script.GPU, 0, 79, 0, start.Add(-10*time.Minute+3*time.Second))
 	b.xid(script.GPU, 0, 79, start.Add(-10*time.Minute-4*time.Second))
-	if got := codes(b.pollAfter(time.Second, 1)[gpuID(0)]); len(got) != 0 {
+	if got := xidCodes(b.pollAfter(time.Second, 1)[gpuID(0)]); len(got) != 0 {
 		t.Errorf("XIDs %v: the same XID 79 twice", got)
 	}
 	b.xid(script.GPU, 0, 79, start.Add(time.Minute))
-	if got := codes(b.pollAfter(time.Minute, 1)[gpuID(0)]); !slices.Equal(got, []int{79}) {
+	if got := xidCodes(b.pollAfter(time.Minute, 1)[gpuID(0)]); !slices.Equal(got, []int{79}) {
 		t.Errorf("XIDs %v: another XID 79", got)
 	}
 }
 
-func TestRowsThatAreNoXIDs(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.open(config())
+func TestRowsWithoutXID(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
+	b.open(testConfig())
 	b.poll()
 	at := b.clock.now().Add(time.Second)
 	b.lib.Row(script.GPU, 0, 79, errNoData, at)
@@ -138,16 +138,16 @@ func TestRowsThatAreNoXIDs(t *testing.T) {
 	}
 }
 
-func TestXIDFromBeforeTheStartIsHistory(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
+func TestXIDBeforeOpenIsPast(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
 	b.xid(script.GPU, 0, 48, b.clock.now().Add(-time.Minute))
-	b.open(config())
+	b.open(testConfig())
 	samples, _ := b.poll()
-	if got := codes(samples[gpuID(0)]); len(got) != 0 {
+	if got := xidCodes(samples[gpuID(0)]); len(got) != 0 {
 		t.Errorf("XIDs %v are new", got)
 	}
-	if got := past(samples[gpuID(0)]); !slices.Equal(got, []int{48}) {
+	if got := pastCodes(samples[gpuID(0)]); !slices.Equal(got, []int{48}) {
 		t.Errorf("history %v, want 48", got)
 	}
 	if got := samples[gpuID(0)].Values[health.FieldXID]; got != 48 {
@@ -160,7 +160,7 @@ func TestXIDFromBeforeTheStartIsHistory(t *testing.T) {
 	}
 }
 
-func past(s health.Sample) (codes []int) {
+func pastCodes(s health.Sample) (codes []int) {
 	for _, x := range s.Past {
 		codes = append(codes, x.Code)
 	}
@@ -168,18 +168,18 @@ func past(s health.Sample) (codes []int) {
 }
 
 // History is what the stream holds when the process first reads a device, whatever the times of the rows.
-func TestHistoryIsPerDevice(t *testing.T) {
-	b := fresh(t)
-	b.gpus(3)
-	b.mig(2, map[uint][]uint{0: {0}})
+func TestPastXIDsPerDevice(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(3)
+	b.addInstances(2, map[uint][]uint{0: {0}})
 	b.lib.Instance(script.GPU, 1, script.GPU, 1, gpuUUID(1), 0, 0) // the UUID in DCGM's attributes
 	b.lib.Entity(script.GPU, 1, statusLost)
 	b.xid(script.GPU, 0, 95, b.clock.now().Add(time.Hour))
 	b.xid(script.CI, 0, 31, b.clock.now().Add(-time.Hour))
-	b.open(config())
+	b.open(testConfig())
 	samples, _ := b.poll()
 	for id, want := range map[health.DeviceID][]int{gpuID(0): {95}, gpuID(1): nil, gpuID(2): nil, migID(0): {31}} {
-		if s := samples[id]; !slices.Equal(past(s), want) || len(s.XIDs) != 0 {
+		if s := samples[id]; !slices.Equal(pastCodes(s), want) || len(s.XIDs) != 0 {
 			t.Errorf("%s: history %v, XIDs %v; want a history of %v", id, s.Past, s.XIDs, want)
 		}
 	}
@@ -187,17 +187,17 @@ func TestHistoryIsPerDevice(t *testing.T) {
 	b.pollAfter(10*time.Second, 3)
 	b.lib.Entity(script.GPU, 1, statusOK)
 	b.pollAfter(time.Second, 3)
-	if s := b.pollAfter(time.Second, 3)[gpuID(1)]; !slices.Equal(past(s), []int{79}) || len(s.XIDs) != 0 {
+	if s := b.pollAfter(time.Second, 3)[gpuID(1)]; !slices.Equal(pastCodes(s), []int{79}) || len(s.XIDs) != 0 {
 		t.Errorf("the GPU that came: history %v, XIDs %v", s.Past, s.XIDs)
 	}
 	b.xid(script.GPU, 1, 48, b.clock.now())
-	if s := b.pollAfter(time.Second, 3)[gpuID(1)]; !slices.Equal(codes(s), []int{48}) || len(s.Past) != 0 {
+	if s := b.pollAfter(time.Second, 3)[gpuID(1)]; !slices.Equal(xidCodes(s), []int{48}) || len(s.Past) != 0 {
 		t.Errorf("later: history %v, XIDs %v", s.Past, s.XIDs)
 	}
 	if err := b.Close(); err != nil {
 		t.Fatal(err)
 	}
-	b.open(config())
+	b.open(testConfig())
 	samples, _ = b.poll()
 	for id, s := range samples {
 		if len(s.Past)+len(s.XIDs) != 0 {
@@ -208,7 +208,7 @@ func TestHistoryIsPerDevice(t *testing.T) {
 
 // The engine's clock and ours may step either way at any moment: every row is delivered, once, within two seconds. After
 // a step back DCGM sorts new rows before the old ones, and the latest value stays.
-func TestXIDsWhenAClockIsSet(t *testing.T) {
+func TestXIDsAfterClockStep(t *testing.T) {
 	for name, tt := range map[string]struct{ engine, ours time.Duration }{
 		"the engine's back":     {-time.Hour, 0},
 		"the engine's ahead":    {time.Hour, 0},
@@ -218,10 +218,10 @@ func TestXIDsWhenAClockIsSet(t *testing.T) {
 		"the engine's by hours": {-100 * time.Hour, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := fresh(t)
-			b.gpus(2)
-			b.mig(1, map[uint][]uint{0: {0}})
-			cfg := config()
+			b := newFixture(t)
+			b.addGPUs(2)
+			b.addInstances(1, map[uint][]uint{0: {0}})
+			cfg := testConfig()
 			cfg.Interval = 10 * time.Minute // polls of health, which are the rule
 			b.open(cfg)
 			b.poll()
@@ -233,7 +233,7 @@ func TestXIDsWhenAClockIsSet(t *testing.T) {
 			pass := func(seconds int) {
 				for range seconds {
 					for id, s := range b.pollAfter(time.Second, 2) {
-						got[id] = append(got[id], codes(s)...)
+						got[id] = append(got[id], xidCodes(s)...)
 						if len(s.Past) != 0 {
 							t.Errorf("%s: history %v", id, s.Past)
 						}
@@ -264,7 +264,7 @@ func TestXIDsWhenAClockIsSet(t *testing.T) {
 
 // An engine that starts reads the kernel's log from its beginning, a little after it can be asked. XIDs that were there
 // before this process are history; no other row is history for its time.
-func TestXIDsOfTheKernelsLogOfBefore(t *testing.T) {
+func TestXIDsOfOldKernelLog(t *testing.T) {
 	for name, tt := range map[string]struct {
 		code    int64
 		age     time.Duration // before the first reading
@@ -284,9 +284,9 @@ func TestXIDsOfTheKernelsLogOfBefore(t *testing.T) {
 		"the clock was set back meanwhile":  {code: 79, age: time.Minute, after: time.Second, step: -time.Hour, again: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := fresh(t)
-			b.gpus(1)
-			b.open(config())
+			b := newFixture(t)
+			b.addGPUs(1)
+			b.open(testConfig())
 			b.poll()
 			first := b.clock.now()
 			b.add(time.Second)
@@ -295,8 +295,8 @@ func TestXIDsOfTheKernelsLogOfBefore(t *testing.T) {
 				if err := b.Close(); err != nil {
 					t.Fatal(err)
 				}
-				b.sample(1)
-				b.open(config())
+				b.sampleGPUs(1)
+				b.open(testConfig())
 				b.poll()
 			}
 			for range int(tt.after / time.Second) {
@@ -334,20 +334,20 @@ func TestSameXID(t *testing.T) {
 }
 
 // The driver and the kernel's log both tell DCGM of some XIDs, seconds apart.
-func TestXIDOfTheLogAndOfTheDriverIsOne(t *testing.T) {
+func TestXIDInLogAndDriverIsOne(t *testing.T) {
 	for _, code := range []int64{79, 119, 120} {
 		t.Run(fmt.Sprint(code), func(t *testing.T) {
-			b := fresh(t)
-			b.gpus(1)
-			b.open(config())
+			b := newFixture(t)
+			b.addGPUs(1)
+			b.open(testConfig())
 			b.poll()
 			b.add(20 * time.Second)
 			at := b.clock.now()
 			b.xid(script.GPU, 0, code, at)
-			got := codes(b.pollAfter(time.Second, 1)[gpuID(0)])
+			got := xidCodes(b.pollAfter(time.Second, 1)[gpuID(0)])
 			b.lib.Row(script.GPU, 0, code, 0, at.Add(-3*time.Second))
 			for range 12 {
-				got = append(got, codes(b.pollAfter(time.Second, 1)[gpuID(0)])...)
+				got = append(got, xidCodes(b.pollAfter(time.Second, 1)[gpuID(0)])...)
 			}
 			if !slices.Equal(got, []int{int(code)}) {
 				t.Errorf("XIDs %v, want one %d", got, code)
@@ -358,14 +358,14 @@ func TestXIDOfTheLogAndOfTheDriverIsOne(t *testing.T) {
 
 // Across a reconnection: what was reported is not new, what happened between the sessions is, once, and
 // nothing that a failed poll has read is lost.
-func TestXIDsAcrossAReconnection(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	b.open(config())
+func TestXIDsAcrossReconnect(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
+	b.open(testConfig())
 	b.poll()
 	b.add(time.Second)
 	b.xid(script.GPU, 0, 31, b.clock.now())
-	if got := codes(b.pollAfter(time.Second, 2)[gpuID(0)]); !slices.Equal(got, []int{31}) {
+	if got := xidCodes(b.pollAfter(time.Second, 2)[gpuID(0)]); !slices.Equal(got, []int{31}) {
 		t.Fatalf("XIDs %v", got)
 	}
 	b.xid(script.GPU, 0, 74, b.clock.now().Add(time.Millisecond))
@@ -381,12 +381,12 @@ func TestXIDsAcrossAReconnection(t *testing.T) {
 	b.add(5 * time.Second)
 	b.xid(script.GPU, 1, 95, b.clock.now())
 	b.add(5 * time.Second)
-	b.open(config())
+	b.open(testConfig())
 	samples, _ := b.poll()
-	if got := codes(samples[gpuID(0)]); !slices.Equal(got, []int{74}) {
+	if got := xidCodes(samples[gpuID(0)]); !slices.Equal(got, []int{74}) {
 		t.Errorf("XIDs of GPU 0: %v, want 74", got)
 	}
-	if got := codes(samples[gpuID(1)]); !slices.Equal(got, []int{95}) {
+	if got := xidCodes(samples[gpuID(1)]); !slices.Equal(got, []int{95}) {
 		t.Errorf("XIDs of GPU 1: %v, want 95", got)
 	}
 	for id, s := range b.pollAfter(time.Second, 2) {
@@ -396,16 +396,16 @@ func TestXIDsAcrossAReconnection(t *testing.T) {
 	}
 }
 
-func TestXIDsAcrossANewInventory(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	b.open(config())
+func TestXIDsAcrossRebuild(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
+	b.open(testConfig())
 	b.poll()
 	b.add(time.Second)
 	b.lib.Row(script.GPU, 1, 63, 0, b.clock.now())
-	b.dirty = true // the watches are made anew in the next poll
+	b.inventoryDirty = true // the watches are made anew in the next poll
 	calls := b.lib.Calls("dcgmGroupCreate")
-	if got := codes(b.pollAfter(time.Second, 2)[gpuID(1)]); !slices.Equal(got, []int{63}) {
+	if got := xidCodes(b.pollAfter(time.Second, 2)[gpuID(1)]); !slices.Equal(got, []int{63}) {
 		t.Errorf("XIDs %v, want 63", got)
 	}
 	if b.lib.Calls("dcgmGroupCreate") == calls {
@@ -414,17 +414,17 @@ func TestXIDsAcrossANewInventory(t *testing.T) {
 }
 
 // The rows that DCGM shows are never new again, however many they are; of the others the newest by arrival are kept.
-func TestLedgerIsBounded(t *testing.T) {
-	l := newLedger()
-	l.sift("GPU-a", nil, true, false)
+func TestHistoryIsBounded(t *testing.T) {
+	l := newHistory()
+	l.deliver("GPU-a", nil, true, false)
 	var shown []xidRow
-	const atOnce = 2 * xidsKept
-	for i := range int64(5 * xidsKept) {
+	const atOnce = 2 * maxXIDRows
+	for i := range int64(5 * maxXIDRows) {
 		shown = append(shown, xidRow{1_700_000_000_000_000 - i, 13}) // the engine's clock runs backwards
 		shown = shown[max(0, len(shown)-atOnce):]
-		fresh, past := l.sift("GPU-a", shown[max(0, len(shown)-3):], false, false)
+		fresh, past := l.deliver("GPU-a", shown[max(0, len(shown)-3):], false, false)
 		if i%512 == 511 {
-			fresh2, past2 := l.sift("GPU-a", shown, true, false)
+			fresh2, past2 := l.deliver("GPU-a", shown, true, false)
 			fresh, past = append(fresh, fresh2...), append(past, past2...)
 		}
 		if len(fresh) != 1 || fresh[0] != shown[len(shown)-1] || len(past) != 0 {
@@ -434,31 +434,31 @@ func TestLedgerIsBounded(t *testing.T) {
 	if n := len(l.devices["GPU-a"].rows); n > atOnce {
 		t.Errorf("%d rows are kept, DCGM shows %d", n, atOnce)
 	}
-	l.sift("GPU-a", nil, true, false)
-	if n := len(l.devices["GPU-a"].rows); n != xidsKept {
-		t.Errorf("%d rows are kept that DCGM shows no more, want %d", n, xidsKept)
+	l.deliver("GPU-a", nil, true, false)
+	if n := len(l.devices["GPU-a"].rows); n != maxXIDRows {
+		t.Errorf("%d rows are kept that DCGM shows no more, want %d", n, maxXIDRows)
 	}
-	if fresh, _ := l.sift("GPU-a", shown[atOnce-xidsKept:], true, false); len(fresh) != 0 {
+	if fresh, _ := l.deliver("GPU-a", shown[atOnce-maxXIDRows:], true, false); len(fresh) != 0 {
 		t.Errorf("%d of the rows that came last are new again", len(fresh))
 	}
-	l.sift("GPU-b", nil, true, false)
-	if fresh, _ := l.sift("GPU-b", shown[:1], true, false); len(fresh) != 1 {
+	l.deliver("GPU-b", nil, true, false)
+	if fresh, _ := l.deliver("GPU-b", shown[:1], true, false); len(fresh) != 1 {
 		t.Error("another device's row is not new")
 	}
 }
 
 // An engine that lists no GPU for a while tells nothing of their partitions.
-func TestXIDOfAPartitionAfterAnEmptyList(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.mig(0, map[uint][]uint{0: {0}})
-	b.open(config())
+func TestXIDsAfterEmptyList(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
+	b.addInstances(0, map[uint][]uint{0: {0}})
+	b.open(testConfig())
 	b.poll()
 	b.pollAfter(time.Second, 1)
 	b.lib.Empty(true)
 	for range 20 {
 		b.add(time.Second)
-		b.sample(1)
+		b.sampleGPUs(1)
 		if _, err := b.Poll(t.Context()); err != nil {
 			t.Log(err)
 			break
@@ -470,17 +470,17 @@ func TestXIDOfAPartitionAfterAnEmptyList(t *testing.T) {
 	var gpu, mig []int
 	for range 20 {
 		b.add(time.Second)
-		b.sample(1)
+		b.sampleGPUs(1)
 		r, err := b.Poll(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, s := range r.Samples {
 			if s.Device == gpuID(0) {
-				gpu = append(gpu, codes(s)...)
+				gpu = append(gpu, xidCodes(s)...)
 			}
 			if s.Device == migID(0) {
-				mig = append(mig, codes(s)...)
+				mig = append(mig, xidCodes(s)...)
 				for _, x := range s.Past {
 					mig = append(mig, -x.Code)
 				}
@@ -493,10 +493,10 @@ func TestXIDOfAPartitionAfterAnEmptyList(t *testing.T) {
 }
 
 // Watches that are made anew because the samples stand still lose no XID.
-func TestXIDsWhenAHostEngineStandsStill(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	cfg := config()
+func TestXIDsWhileHostEngineClockIsBack(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
+	cfg := testConfig()
 	cfg.Address = "node:5555"
 	b.open(cfg)
 	b.poll()
@@ -505,7 +505,7 @@ func TestXIDsWhenAHostEngineStandsStill(t *testing.T) {
 	sent := 0
 	for range 120 {
 		b.add(time.Second)
-		b.sample(2)
+		b.sampleGPUs(2)
 		sent++
 		b.xid(script.GPU, 0, int64(1000+sent), b.clock.now())
 		r, err := b.Poll(t.Context())
@@ -519,7 +519,7 @@ func TestXIDsWhenAHostEngineStandsStill(t *testing.T) {
 		}
 		for _, s := range r.Samples {
 			if s.Device == gpuID(0) {
-				got = append(got, codes(s)...)
+				got = append(got, xidCodes(s)...)
 				for _, x := range s.Past {
 					past = append(past, x.Code)
 				}

@@ -1,10 +1,10 @@
-# The agent's image: make image, with DCGM, for nodes with GPUs; make image-sim, for simulated GPUs only, under 30 MB.
-# make licenses writes what both copy from bin. A foreign architecture is compiled for, not emulated; but what is
-# run in the last stages with DCGM is its own.
+# The agent's images: make image builds the one with DCGM, for nodes with GPUs; make image-sim builds the one for simulated
+# GPUs only, under 30 MB. Both copy the licences that make licenses writes to bin. The Go code is cross-compiled; only the
+# last stages with DCGM run programs of the target architecture.
 #
-# The bases are pinned by the digest of their list of architectures: a new one is a change of this file.
+# The base images are pinned by the digest of their architecture list. To update one, change this file.
 ARG GO_IMAGE=docker.io/library/golang:1.26.8-bookworm@sha256:9fdc884aacc3bec89b20ffc69f4bb369c78210e3e4f600387b5128b12c199f81
-# The same Debian as above, for the C library that the agent is linked with.
+# The same Debian release as GO_IMAGE, because the agent is linked with its C library.
 ARG BASE_IMAGE=docker.io/library/debian:bookworm-20260824-slim@sha256:88200866dfff7ea7f5cbcb6ec7c8a701889efe6fe859fe64d6990e4b07ea4171
 ARG SIM_IMAGE=gcr.io/distroless/static-debian12@sha256:20bc6c0bc4d625a22a8fde3e55f6515709b32055ef8fb9cfbddaa06d1760f838
 
@@ -15,7 +15,7 @@ COPY go.mod go.sum ./
 RUN --mount=type=cache,target=/go/pkg/mod go mod download
 COPY . .
 
-# Without C all but DCGM works. The arguments are in each stage: not every builder hands them on.
+# Without cgo everything except DCGM works. Each stage repeats the arguments, because some builders do not inherit them.
 FROM source AS build-sim
 ARG VERSION=dev
 ARG REVISION=
@@ -46,23 +46,23 @@ FROM ${SIM_IMAGE} AS sim
 ARG VERSION=dev
 ARG REVISION=
 LABEL org.opencontainers.image.title="gpu-node-agent (simulated GPUs)" \
-      org.opencontainers.image.description="Device plugin, Prometheus exporter and health judge of NVIDIA GPUs; this image has no DCGM" \
+      org.opencontainers.image.description="Device plugin, Prometheus exporter and health monitor of NVIDIA GPUs; this image has no DCGM" \
       org.opencontainers.image.source="https://github.com/gpu-node-agent/gpu-node-agent" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 COPY LICENSE bin/third-party-licenses.txt /licenses/
 COPY --from=build-sim /out/gpu-node-agent /usr/local/bin/gpu-node-agent
-# The kubelet's socket directory is root's.
+# The kubelet's socket directory belongs to root.
 USER 0:0
 EXPOSE 9400
 ENTRYPOINT ["/usr/local/bin/gpu-node-agent"]
 
 FROM ${BASE_IMAGE} AS dcgm
-# The key ring package brings NVIDIA's key and source. For ARM that is of Ubuntu 22.04, whose C library is older than
-# this Debian's. go-dcgm loads libdcgm.so.4; the module for the profiling fields is in the package proprietary, and
-# NVIDIA's own image of dcgm-exporter has the library that it needs under a second name, too. Only libraries go into the
-# image: no host engine, no diagnostics. The roots are for an API server of health.kubernetes.kubeconfig.
+# The key ring package contains NVIDIA's key and package source. The ARM source is the one of Ubuntu 22.04, whose C library
+# is older than this Debian's. go-dcgm loads libdcgm.so.4. The package proprietary contains the module for the profiling
+# fields; as in NVIDIA's image of dcgm-exporter, the library that the module needs gets a second name. The image contains
+# libraries only: no host engine, no diagnostics. health.kubernetes.kubeconfig needs the root certificates.
 ARG DCGM_VERSION=1:4.6.0-1
 ENV DEBIAN_FRONTEND=noninteractive
 RUN set -eu; arch=$(dpkg --print-architecture); \
@@ -91,7 +91,7 @@ FROM ${BASE_IMAGE}
 ARG VERSION=dev
 ARG REVISION=
 LABEL org.opencontainers.image.title="gpu-node-agent" \
-      org.opencontainers.image.description="Device plugin, Prometheus exporter and health judge of NVIDIA GPUs, with DCGM 4" \
+      org.opencontainers.image.description="Device plugin, Prometheus exporter and health monitor of NVIDIA GPUs, with DCGM 4" \
       org.opencontainers.image.source="https://github.com/gpu-node-agent/gpu-node-agent" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
@@ -99,7 +99,7 @@ LABEL org.opencontainers.image.title="gpu-node-agent" \
 COPY --from=dcgm /out/ /
 COPY LICENSE bin/third-party-licenses.txt /licenses/
 COPY --from=build /out/gpu-node-agent /usr/local/bin/gpu-node-agent
-# What cannot be loaded is found here, not on a node. The libraries are where the loader looks without a cache.
+# Checks here, instead of on a node, that the libraries load. They are in the loader's default path.
 RUN set -eu; \
     for library in libdcgm libdcgmmodulehealth libdcgmmodulepolicy libdcgmmoduleprofiling; do \
       test -e "/usr/lib/$library.so.4"; \
@@ -109,11 +109,11 @@ RUN set -eu; \
       if ldd "/usr/lib/$library.so.4" | grep 'not found'; then exit 1; fi; \
     done; \
     /usr/local/bin/gpu-node-agent version
-# For NVIDIA's container runtime. DCGM says itself which driver it does not work with.
+# For NVIDIA's container runtime. The driver requirement is off, because DCGM itself reports an unsupported driver.
 ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     NVIDIA_DISABLE_REQUIRE=true
-# The kubelet's socket directory is root's; Kubernetes takes everything else away, see the chart.
+# The kubelet's socket directory belongs to root. The chart drops every other privilege.
 USER 0:0
 EXPOSE 9400
 ENTRYPOINT ["/usr/local/bin/gpu-node-agent"]

@@ -2,21 +2,23 @@ GO ?= go
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 REVISION ?= $(shell git rev-parse HEAD 2>/dev/null)
 LDFLAGS := -s -w -X main.version=$(VERSION) -X main.revision=$(REVISION)
-# Nothing of the machine, the directory or the time gets into the binary: see reproducible. The revision comes from above.
+# The binary does not depend on the machine, the directory or the time: see reproducible.
 BUILD := build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)'
-# Built with its own go.mod: nothing of it reaches ours. Once, because each go run of a version asks the module proxy.
+# golangci-lint is built with its own go.mod, so its dependencies stay out of ours. It is installed once, because each
+# go run of a version queries the module proxy.
 LINT_VERSION := v2.15.0
 LINT := $(CURDIR)/bin/tools/golangci-lint-$(LINT_VERSION)
 VULNCHECK := $(GO) run golang.org/x/vuln/cmd/govulncheck@v1.8.0
-# Or a mirror, such as file:///path: what https://go.dev/doc/security/vuln/database describes.
+ACTIONLINT := $(GO) run github.com/rhysd/actionlint/cmd/actionlint@v1.7.7
+# A mirror, such as file:///path, has the layout that https://go.dev/doc/security/vuln/database describes.
 VULNDB ?= https://vuln.go.dev
 FUZZTIME ?= 20s
-# go-dcgm needs cgo; the race detector too.
+# go-dcgm and the race detector need cgo.
 export CGO_ENABLED ?= 1
-# Nobody reads it, and go build and go list fail where git does not trust the owner of the checkout, as in a container.
+# The agent does not use VCS stamps, and go build and go list fail if git does not trust the owner of the checkout.
 export GOFLAGS := $(strip $(GOFLAGS) -buildvcs=false)
 
-.PHONY: all build demo test test-unit test-e2e lint bench fuzz fmt screenshots clean
+.PHONY: all build demo docs test test-unit test-e2e lint actionlint bench fuzz fmt screenshots clean
 .PHONY: bench-outside reproducible vuln licenses check-licenses sbom
 
 all: build
@@ -24,16 +26,20 @@ all: build
 build:
 	$(GO) $(BUILD) -o bin/gpu-node-agent .
 
-# The agent on simulated GPUs with a stand-in kubelet. Ctrl-C ends it; DEMO_FLAGS=-once ends it by itself.
+# Runs the agent on simulated GPUs with a stand-in kubelet until Ctrl-C. DEMO_FLAGS=-once stops after one pass.
 demo: build
 	$(GO) run ./internal/kubelettest/demo -agent bin/gpu-node-agent $(DEMO_FLAGS)
+
+# Writes the generated parts of the documents.
+docs:
+	$(GO) run ./internal/docs
 
 test: test-unit test-e2e
 
 test-unit:
 	$(GO) test -race ./...
 
-# The built binary against the kubelet's own device manager: its first build takes some minutes.
+# Tests the built binary against the kubelet's own device manager. The first build takes minutes.
 test-e2e:
 	e2e/prometheus/need.sh
 	cd e2e && $(GO) test -vet=off -count=1 ./...
@@ -44,7 +50,7 @@ $(LINT):
 	GOBIN=$(@D) $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(LINT_VERSION)
 	mv $(@D)/golangci-lint $@
 
-lint: $(LINT)
+lint: $(LINT) actionlint
 	$(LINT) run ./...
 	cd e2e && $(LINT) run ./...
 	cd e2e/bench && $(LINT) run ./...
@@ -59,22 +65,26 @@ lint: $(LINT)
 	$(GO) mod tidy -diff
 	$(MAKE) helm-lint
 
+# Checks the GitHub workflows.
+actionlint:
+	$(ACTIONLINT) .github/workflows/*.yml
+
 .PHONY: helm-lint e2e-cluster image image-sim image-check
 
-# The chart: helm lint and helm template with every values file, the objects against Kubernetes' own types, the
-# configuration against the agent. Helm's first build takes some minutes.
+# Checks the chart with helm lint and helm template for every values file, its objects against Kubernetes' types, and its
+# configuration against the agent. The first build of Helm takes minutes.
 helm-lint:
 	cd e2e/helm && $(GO) test -count=1 .
 
-# The chart on a real cluster of one node. Root and Linux; it installs what it needs on Debian. Minutes.
+# Tests the chart on a real cluster of one node. Needs root and Linux; installs what it needs on Debian. Takes minutes.
 e2e-cluster:
 	e2e/cluster/run
 
-# Or podman, buildah. For two architectures: DOCKER='docker buildx' IMAGE=HOST/NAME
+# The builder: docker, podman or buildah. For two architectures: DOCKER='docker buildx' IMAGE=HOST/NAME
 # IMAGE_FLAGS='--platform linux/amd64,linux/arm64 --push'.
 DOCKER ?= docker
 IMAGE ?= gpu-node-agent
-# As the chart names them: v0.1.0 is the tag 0.1.0.
+# The chart names images without v: v0.1.0 has the tag 0.1.0.
 TAG = $(VERSION:v%=%)
 IMAGE_BUILD = $(DOCKER) build $(IMAGE_FLAGS) --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION)
 
@@ -84,14 +94,15 @@ image: licenses
 image-sim: licenses
 	$(IMAGE_BUILD) --target sim -t $(IMAGE):$(TAG)-sim .
 
-# Both, where no image can be pulled: on stand-ins for their bases. Root and Linux; it installs what it needs on Debian.
+# Builds and checks both images without a registry, on substitutes for their bases. Needs root and Linux; installs what it
+# needs on Debian.
 image-check:
 	e2e/image/run
 
 fmt: $(LINT)
 	$(LINT) fmt ./...
 
-# The agent from inside, then from outside: e2e/bench prints one table. BENCH_FLAGS=-quick only shows that it works.
+# Measures the agent from inside, then from outside: e2e/bench prints one table. BENCH_FLAGS=-quick checks only that it works.
 BENCH_OUTSIDE = cd e2e/bench && $(GO) run . -agent $(CURDIR)/bin/gpu-node-agent -repo $(CURDIR) $(BENCH_FLAGS)
 
 bench: build
@@ -101,16 +112,16 @@ bench: build
 bench-outside: build
 	$(BENCH_OUTSIDE)
 
-# Whatever happens to a node, at random, and after each step all that must hold; the same seed is the same sequence.
-# CHAOS_FLAGS=-raced builds the agent with the race detector; -run '...' -replay '...' does what a failure has printed;
-# -only fatal,heal,empty plays these kinds of steps alone.
+# Plays random sequences of faults and checks the invariants after each step. Equal seeds give equal sequences.
+# CHAOS_FLAGS: -raced builds the agent with the race detector; -run '...' -replay '...' replays a failure;
+# -only fatal,heal,empty plays only these kinds of steps.
 CHAOS_SEED ?= 0
 CHAOS_TIME ?= 3m
 .PHONY: chaos
 chaos:
 	cd e2e/chaos && $(GO) test -count=1 -timeout 60m -v . -seed $(CHAOS_SEED) -time $(CHAOS_TIME) $(CHAOS_FLAGS)
 
-# Each fuzz target for FUZZTIME.
+# Runs each fuzz target for FUZZTIME.
 fuzz:
 	@set -e; pkgs=$$($(GO) list ./...); for pkg in $$pkgs; do \
 	  names=$$($(GO) test -list '^Fuzz' $$pkg); \
@@ -119,12 +130,14 @@ fuzz:
 	  done; \
 	done
 
-# The status page as people see it, to be looked at. Needs chromium.
+# Takes pictures of the status page into bin/screenshots, and the README's picture into docs/images. Needs chromium and
+# pngquant.
 screenshots:
 	mkdir -p bin/screenshots
-	$(GO) test ./agent/status -count=1 -run TestScreenshots -v -screenshots=$(CURDIR)/bin/screenshots
+	$(GO) test ./internal/binarytest -count=1 -run TestScreenshots -v -screenshots=$(CURDIR)/bin/screenshots
+	pngquant --quality 70-90 --speed 1 --force --output docs/images/status.png bin/screenshots/h100-8-light.png
 
-# Two builds, from two directories and with nothing shared but the modules, are the same file. A minute: all is compiled.
+# Checks that two builds in two directories, which share only the modules, give the same file. Takes a minute.
 reproducible: build
 	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && mkdir "$$dir/tree" "$$dir/tmp" && \
 	  ln -s "$$($(GO) env GOMODCACHE)" "$$dir/modules" && \
@@ -132,11 +145,11 @@ reproducible: build
 	  (cd "$$dir/tree" && TMPDIR="$$dir/tmp" GOMODCACHE="$$dir/modules" GOCACHE="$$dir/cache" $(GO) $(BUILD) -o "$$dir/agent" .) && \
 	  sha256sum bin/gpu-node-agent "$$dir/agent" && cmp bin/gpu-node-agent "$$dir/agent"
 
-# Known vulnerabilities in what the agent calls. It fails too if the database does not answer: nothing is known then.
+# Searches for known vulnerabilities in the functions that the agent calls. Fails if the database does not answer.
 vuln:
 	$(VULNCHECK) -db $(VULNDB) ./...
 
-# What the agent is linked of, and under which licences. The texts are for whoever ships the binary.
+# Lists the linked modules and their licences, and collects the licence texts for distribution with the binary.
 licenses:
 	@mkdir -p bin
 	cd e2e/supply && $(GO) run . licenses -write -texts $(CURDIR)/bin/third-party-licenses.txt $(CURDIR)
@@ -147,7 +160,7 @@ check-licenses:
 sbom: build
 	cd e2e/supply && $(GO) run . sbom -version $(VERSION) -o $(CURDIR)/bin/sbom.json $(CURDIR) $(CURDIR)/bin/gpu-node-agent
 
-# The dashboards against Grafana's own types. Needs node.
+# Checks the dashboards against Grafana's types. Needs node.
 .PHONY: dashboards
 dashboards:
 	cd e2e/prometheus/grafana && npm ci --ignore-scripts --no-audit --no-fund && npm run schema && \

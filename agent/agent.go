@@ -1,12 +1,12 @@
-// Package agent puts the parts together and keeps them running.
+// Package agent wires the components of the agent, supervises them and reloads the configuration.
 //
 //	health/dcgm or health/sim ─► Monitor ─► Snapshot ─► Latest ─┬─► plugin ─► kubelet
 //	                                                            ├─► metrics ─► /metrics ─► Prometheus
 //	                                                            ├─► agent/kube ─► API server
 //	                                                            └─► status page, /api/v1/snapshot, /livez, /readyz
 //
-// Configuration flows the same way: each part follows a Latest of its section, and a reload stores a new
-// value in the sections that have changed.
+// Configuration flows the same way: each component follows the Latest of its section, and a reload stores the sections
+// that changed.
 package agent
 
 import (
@@ -34,52 +34,54 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
-// Agent is one running agent.
+// Agent is a running agent.
 type Agent struct {
 	loader config.Loader
 	build  Build
 	log    *zap.Logger
 	level  zap.AtomicLevel
 
-	logDropped func() uint64 // entries since the start
+	logDropped func() uint64 // the number of dropped log entries since the start
 
 	// The sections of the configuration in force.
-	source  health.Latest[sourceWanted]
-	health  health.Latest[health.Config]
-	plugin  health.Latest[plugin.Config]
-	metrics health.Latest[metrics.Config]
-	web     health.Latest[web.Config]
-	shown   health.Latest[podlabels.Config] // of metrics.podLabels
+	sourceConfig    health.Latest[sourceConfig]
+	healthConfig    health.Latest[health.Config]
+	pluginConfig    health.Latest[plugin.Config]
+	metricsConfig   health.Latest[metrics.Config]
+	webConfig       health.Latest[web.Config]
+	podLabelsConfig health.Latest[podlabels.Config]
 
-	monitored   health.Latest[monitor.Source]
-	snapshots   health.Latest[health.Snapshot]
-	events      status.Events
-	reloadEvery time.Duration
-	reloaded    atomic.Pointer[metrics.Reload]
-	loadedSum   [sha256.Size]byte      // Config.Sum of the configuration in force; used by reloadOn only, like bad
-	bad         string                 // what was wrong with the newest configuration, as it was logged
-	badConfig   atomic.Pointer[string] // the same for whoever asks; it counts while reloaded is not OK
-	monitor     *monitor.Monitor
-	devices     *plugin.Plugin
-	totals      *metrics.Totals
-	reporter    *kube.Reporter
-	keeper      *statefile.File
-	labels      *podlabels.Follower
-	jobs        *metrics.Jobs
+	// The last reload.
+	reloadInterval time.Duration
+	lastReload     atomic.Pointer[metrics.Reload]
+	configError    atomic.Pointer[string] // of the newest configuration; obsolete while lastReload is OK
+	loadedSum      [sha256.Size]byte      // Config.Sum of the configuration in force; for reloadOn only, like loggedError
+	loggedError    string                 // the configuration error that was logged last
+
+	sources   health.Latest[monitor.Source]
+	snapshots health.Latest[health.Snapshot]
+	events    status.Events
+	monitor   *monitor.Monitor
+	stateFile *statefile.File
+	plugin    *plugin.Plugin
+	totals    *metrics.Totals
+	podLabels *podlabels.Follower
+	jobs      *metrics.Jobs
+	reporter  *kube.Reporter
 }
 
 // Run loads the configuration and runs an agent until ctx ends.
 func Run(ctx context.Context, loader config.Loader, build Build) error {
 	hup := make(chan os.Signal, 1)
-	signal.Notify(hup, syscall.SIGHUP) // to the end: one that comes too early or too late ends nothing
-	signal.Ignore(syscall.SIGPIPE)     // the next line would end the agent when whoever reads its log is gone
+	signal.Notify(hup, syscall.SIGHUP) // until the end: a signal during the start or the shutdown must not end the process
+	signal.Ignore(syscall.SIGPIPE)     // or the next log entry would end the process after its reader has exited
 	c, err := loader.Load()
 	if err != nil {
 		return err
 	}
 	level := zap.NewAtomicLevelAt(logLevel(c.Log))
 	sink := newSink(os.Stderr, c.Log)
-	defer func() { _ = sink.Close() }() // a log that cannot be written has nowhere to report it
+	defer func() { _ = sink.Close() }() // there is nowhere to report that the log cannot be written
 	log := newLogger(sink, c.Log, level)
 	plugin.CaptureGRPCLog(log.Named("grpc"))
 	restore, err := captureStdLog(log)
@@ -88,82 +90,106 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 	}
 	defer restore()
 
-	a := &Agent{loader: loader, build: build, log: log, level: level, logDropped: sink.Dropped, reloadEvery: reloadEvery}
 	log.Info("starting", zap.String("version", build.Version), zap.String("revision", build.Revision),
 		zap.String("config", cmp.Or(loader.Path(), "none: defaults")), zap.String("source", c.Source.Resolved()))
-	a.apply(c)
-	a.note(c)
-	a.reloaded.Store(&metrics.Reload{OK: true, At: time.Now()})
-	a.monitor = monitor.New(&a.health, &a.monitored, &a.snapshots, log.Named("health"))
-	a.devices = plugin.New(&a.plugin, &a.snapshots, log.Named("plugin"))
-	a.totals = metrics.NewTotals(&a.metrics, &a.snapshots, a.devices.Holders)
-	a.monitor.AskHolders((&holding{holders: a.devices.Holders, hurry: a.devices.AskHolders}).held)
-	a.labels = podlabels.New(podlabels.Options{Config: &a.shown, Node: nodeName(), Log: log.Named("kubernetes")})
-	a.jobs = metrics.NewJobs(&a.metrics, log.Named("metrics"))
 	boot := statefile.BootID()
-	a.keeper = statefile.New(&a.health, &a.snapshots, boot, log.Named("health"))
-	a.reporter = a.newReporter(a.remember(c, boot))
+	a := newAgent(c, log, level, boot)
+	a.loader, a.build, a.logDropped = loader, build, sink.Dropped
+	a.logNotes(c)
+	a.monitor.SetHeld((&holderCheck{holders: a.plugin.Holders, refresh: a.plugin.AskHolders}).mayBeHeld)
+	a.reporter = a.newReporter(a.restore(c, boot))
 	err = supervise(ctx, log,
-		part{name: "source", run: a.runSource},
-		part{name: "monitor", run: a.monitor.Run},
-		part{name: "memory", run: a.keeper.Run, after: []string{"monitor", "operator"}}, // what they found last is kept
-		part{name: "operator", run: a.operatorServer().Run},
-		part{name: "plugin", run: a.devices.Run},
-		part{name: "kubernetes", run: a.reporter.Run},
-		part{name: "events", run: func(ctx context.Context) error { return a.events.Follow(ctx, &a.snapshots) }},
-		part{name: "totals", run: a.totals.Run},
-		part{name: "pod labels", run: a.labels.Run},
-		part{name: "jobs", run: a.jobs.Run},
-		part{name: "web", run: a.webServer().Run},
-		part{name: "reload", run: func(ctx context.Context) error { a.reloadOn(ctx, hup); return nil }},
+		component{name: "source", run: a.runSource},
+		component{name: "monitor", run: a.monitor.Run},
+		component{name: "state file", run: a.stateFile.Run, after: []string{"monitor", "operator"}}, // to save their last changes
+		component{name: "operator", run: a.operatorServer().Run},
+		component{name: "plugin", run: a.plugin.Run},
+		component{name: "kubernetes", run: a.reporter.Run},
+		component{name: "events", run: func(ctx context.Context) error { return a.events.Follow(ctx, &a.snapshots) }},
+		component{name: "totals", run: a.totals.Run},
+		component{name: "pod labels", run: a.podLabels.Run},
+		component{name: "jobs", run: a.jobs.Run},
+		component{name: "web", run: a.webServer().Run},
+		component{name: "reload", run: func(ctx context.Context) error { a.reloadOn(ctx, hup); return nil }},
 	)
 	log.Info("stopped")
 	return err
 }
 
-// remember gives the monitor what the process before this one knew, and returns it.
-func (a *Agent) remember(c config.Config, boot string) []health.DeviceState {
-	memory, err := a.keeper.Load(c.Health.StateFile)
+// newAgent returns an agent with a configuration and its components, except the reporter. They do not run yet.
+func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot string) *Agent {
+	a := &Agent{log: log, level: level, reloadInterval: reloadInterval}
+	a.apply(c)
+	a.lastReload.Store(&metrics.Reload{OK: true, At: time.Now()})
+	a.monitor = monitor.New(&a.healthConfig, &a.sources, &a.snapshots, log.Named("health"))
+	a.stateFile = statefile.New(&a.healthConfig, &a.snapshots, boot, log.Named("health"))
+	a.plugin = plugin.New(&a.pluginConfig, &a.snapshots, log.Named("plugin"))
+	a.totals = metrics.NewTotals(&a.metricsConfig, &a.snapshots, a.plugin.Holders)
+	a.podLabels = podlabels.New(podlabels.Options{Config: &a.podLabelsConfig, Node: nodeName(), Log: log.Named("kubernetes")})
+	a.jobs = metrics.NewJobs(&a.metricsConfig, log.Named("metrics"))
+	return a
+}
+
+// restore gives the saved state of the previous process to the monitor, and returns the restored devices.
+func (a *Agent) restore(c config.Config, boot string) []health.DeviceState {
+	saved, err := a.stateFile.Load(c.Health.StateFile)
 	if err != nil {
-		a.log.Warn("what was known of the devices cannot be used in full", zap.String("key", "health.stateFile"), zap.Error(err))
+		a.log.Warn("cannot restore all saved findings", zap.String("key", "health.stateFile"), zap.Error(err))
 	}
-	recalled := memory.Restore(boot, monitorSourceOf(c.Source).SourceID, time.Now())
-	for _, d := range recalled.Devices {
+	restored := saved.Restore(boot, sourceID(c.Source), time.Now())
+	for _, d := range restored.Devices {
 		if len(d.Verdict.Findings) > 0 || len(d.Verdict.Trips) > 0 {
-			a.log.Info("remembered from before the start", zap.String("device", string(d.Device.ID)),
+			a.log.Info("restored from the state file", zap.String("device", string(d.Device.ID)),
 				zap.Stringer("state", d.Verdict.State), zap.String("cause", d.Verdict.Cause()))
 		}
 	}
-	a.monitor.Restore(recalled)
-	if s := a.snapshots.Load(); s != nil { // a detach is in force, which was told before the start
+	a.monitor.Restore(restored)
+	if s := a.snapshots.Load(); s != nil { // a detach from before the start is still in force
 		return s.Devices
 	}
-	return recalled.Devices
+	return restored.Devices
 }
 
-// apply puts a configuration in force: each part sees only a change of its own section.
+// apply puts a configuration in force. A component sees a change of its own section only.
 func (a *Agent) apply(c config.Config) {
 	a.loadedSum = c.Sum
 	a.level.SetLevel(logLevel(c.Log))
-	storeChanged(&a.source, sourceOf(c))
-	storeChanged(&a.health, c.Health)
-	storeChanged(&a.plugin, c.Plugin)
-	storeChanged(&a.metrics, c.Metrics)
-	if w := cmp.Or(c.Web, &web.Config{}); a.web.Load() == nil || !a.web.Load().Equal(w) {
-		a.web.Store(w)
+	storeChanged(&a.sourceConfig, sourceConfigOf(c))
+	storeChanged(&a.healthConfig, c.Health)
+	storeChanged(&a.pluginConfig, c.Plugin)
+	storeChanged(&a.metricsConfig, c.Metrics)
+	if w, current := cmp.Or(c.Web, &web.Config{}), a.webConfig.Load(); current == nil || !current.Equal(w) {
+		a.webConfig.Store(w)
 	}
-	storeChanged(&a.shown, podlabels.Config{Labels: c.Metrics.ShownPodLabels(), Kubeconfig: c.Health.Kubernetes.Kubeconfig})
+	storeChanged(&a.podLabelsConfig, podlabels.Config{Labels: c.Metrics.ShownPodLabels(), Kubeconfig: c.Health.Kubernetes.Kubeconfig})
 }
 
-// note logs what is worth saying of a configuration that is not wrong.
-func (a *Agent) note(c config.Config) {
+// logNotes logs the notes on a valid configuration.
+func (a *Agent) logNotes(c config.Config) {
 	for _, n := range c.Notes {
 		a.log.Warn("configuration", zap.String("note", n))
 	}
 }
 
 func storeChanged[T any](l *health.Latest[T], v T) {
-	if was := l.Load(); was == nil || !reflect.DeepEqual(*was, v) {
+	if current := l.Load(); current == nil || !reflect.DeepEqual(*current, v) {
 		l.Store(&v)
 	}
+}
+
+// newReporter returns the reporter to the API server. restored are the devices from before the start.
+func (a *Agent) newReporter(restored []health.DeviceState) *kube.Reporter {
+	return kube.New(kube.Options{
+		Config: &a.healthConfig, Snapshots: &a.snapshots, Node: nodeName(), Holders: a.holdingPods,
+		Remembered: restored, Log: a.log.Named("kubernetes"),
+	})
+}
+
+// holdingPods returns the pods that hold a device.
+func (a *Agent) holdingPods(id health.DeviceID) []kube.Pod {
+	var pods []kube.Pod
+	for _, h := range a.plugin.Holders().By[id] {
+		pods = append(pods, kube.Pod{Namespace: h.Namespace, Name: h.Pod})
+	}
+	return pods
 }

@@ -10,15 +10,15 @@ import (
 	"strings"
 )
 
-// Build says what this binary is.
+// Build describes the binary.
 type Build struct {
 	Version, Revision, Go, DCGMBindings string
 
-	settings map[string]string // the flags and variables that it was built with, as far as Go says
+	settings map[string]string // the build settings that Go records
 }
 
-// ReadBuild returns what this binary is: the version and the revision are the linker's to know. If that says nothing
-// of the revision, Go may.
+// ReadBuild returns the description of this binary. The linker sets the version and the revision; without a revision,
+// ReadBuild uses the one that Go records.
 func ReadBuild(version, revision string) Build {
 	b := Build{Version: version, Revision: revision, Go: runtime.Version(), settings: make(map[string]string)}
 	info, ok := debug.ReadBuildInfo()
@@ -37,31 +37,30 @@ func ReadBuild(version, revision string) Build {
 	return b
 }
 
-// modified reports whether what was built is not what the revision has: make build says so in the version, go
+// modified reports whether the binary was built from a modified revision. make build records that in the version, go
 // build in its settings.
 func (b Build) modified() bool {
 	return strings.HasSuffix(b.Version, "-dirty") || b.settings["vcs.modified"] == "true"
 }
 
-// String returns one line of what the binary is, and one of how it was built.
+// String returns a line with the versions and a line with the build settings.
 func (b Build) String() string {
-	words := []string{"gpu-node-agent", b.Version}
+	parts := []string{"gpu-node-agent", b.Version}
 	if b.Revision != "" {
-		words = append(words, "("+b.Revision+")")
+		parts = append(parts, "("+b.Revision+")")
 	}
-	line := strings.Join(words, " ") + ", " + b.Go + ", go-dcgm " + cmp.Or(b.DCGMBindings, "unknown")
-	words = []string{"built with"}
+	line := strings.Join(parts, " ") + ", " + b.Go + ", go-dcgm " + cmp.Or(b.DCGMBindings, "unknown")
+	parts = []string{"built with"}
 	for _, key := range slices.Sorted(maps.Keys(b.settings)) {
-		words = append(words, key+"="+b.settings[key])
+		parts = append(parts, key+"="+b.settings[key])
 	}
-	return line + "\n" + strings.Join(words, " ") + "\n"
+	return line + "\n" + strings.Join(parts, " ") + "\n"
 }
 
-// JSON returns the same as one document.
-func (b Build) JSON() (string, error) {
-	text, err := json.MarshalIndent(map[string]any{
+// MarshalJSON returns the description as a JSON object.
+func (b Build) MarshalJSON() ([]byte, error) {
+	return json.Marshal(map[string]any{
 		"version": b.Version, "revision": b.Revision, "modified": b.modified(),
 		"go": b.Go, "goDCGM": b.DCGMBindings, "build": b.settings,
-	}, "", "  ")
-	return string(text) + "\n", err
+	})
 }

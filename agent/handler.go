@@ -15,15 +15,15 @@ import (
 
 // webServer returns the server of the agent's pages.
 func (a *Agent) webServer() *web.Server {
-	return &web.Server{Metrics: &a.metrics, Config: &a.web, Pages: a.handler(), NotReady: a.notReady, Log: a.log.Named("web")}
+	return &web.Server{Metrics: &a.metricsConfig, Config: &a.webConfig, Pages: a.handler(), NotReady: a.notReady, Log: a.log.Named("web")}
 }
 
 // operatorServer returns the server of the operator's socket.
 func (a *Agent) operatorServer() *operator.Server {
 	return &operator.Server{
-		Config: &a.health, Snapshots: &a.snapshots, Monitor: a.monitor,
-		Holders: a.devices.Holders, RefreshHolders: a.devices.AskHolders, AwaitSaved: a.keeper.WaitWritten,
-		EngineAddress: func() string { return a.source.Load().Address }, Log: a.log.Named("operator"),
+		Config: &a.healthConfig, Snapshots: &a.snapshots, Monitor: a.monitor,
+		Holders: a.plugin.Holders, RefreshHolders: a.plugin.AskHolders, AwaitSaved: a.stateFile.WaitWritten,
+		EngineAddress: func() string { return a.sourceConfig.Load().Address }, Log: a.log.Named("operator"),
 	}
 }
 
@@ -31,19 +31,19 @@ func (a *Agent) operatorServer() *operator.Server {
 func (a *Agent) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", metrics.Handler(metrics.Sources{
-		Config:    &a.metrics,
+		Config:    &a.metricsConfig,
 		Snapshots: &a.snapshots,
 		Totals:    a.totals,
-		Plugin:    a.devices.Status,
-		Holders:   a.devices.Holders,
-		Reload:    func() metrics.Reload { return *a.reloaded.Load() },
+		Plugin:    a.plugin.Status,
+		Holders:   a.plugin.Holders,
+		Reload:    func() metrics.Reload { return *a.lastReload.Load() },
 		Now:       time.Now,
 		Hostname:  nodeName(),
 		Version:   a.build.Version,
 		Revision:  a.build.Revision,
-		PodLabels: a.labels.Labels,
+		PodLabels: a.podLabels.Labels,
 		PodLabelsUp: func() (up, on bool) {
-			s := a.labels.Status()
+			s := a.podLabels.Status()
 			return s.Up, s.Enabled
 		},
 		Jobs: a.jobs.Of,
@@ -52,7 +52,7 @@ func (a *Agent) handler() http.Handler {
 			return metrics.Kubernetes{Writes: s.Writes, Events: s.Events, Dropped: s.Dropped, Errors: s.Errors}, s.Enabled
 		},
 		StateFileUp: func() (up, on bool) {
-			s := a.keeper.Status()
+			s := a.stateFile.Status()
 			return s.Err == "", s.Path != ""
 		},
 		LogDropped: a.logDropped,
@@ -69,10 +69,10 @@ func (a *Agent) handler() http.Handler {
 func (a *Agent) status() status.Node {
 	in := status.Inputs{
 		Node: nodeName(), Version: a.build.Version, Revision: a.build.Revision, Now: time.Now(), NotReady: a.notReady(),
-		Reload: *a.reloaded.Load(), Snapshot: a.snapshots.Load(), Plugin: a.devices.Status(), Holders: a.devices.Holders(),
-		Kube: a.reporter.Status(), StateFile: a.keeper.Status(), Events: a.events.Latest(),
+		Reload: *a.lastReload.Load(), Snapshot: a.snapshots.Load(), Plugin: a.plugin.Status(), Holders: a.plugin.Holders(),
+		Kube: a.reporter.Status(), StateFile: a.stateFile.Status(), Events: a.events.Latest(),
 	}
-	if err := a.badConfig.Load(); err != nil {
+	if err := a.configError.Load(); err != nil {
 		in.ConfigError = *err
 	}
 	return status.New(in)
@@ -81,7 +81,7 @@ func (a *Agent) status() status.Node {
 // notReady returns every reason why the agent cannot do its whole job now. A poll takes up to stallAfter before the
 // source counts as stalled; a snapshot that is older than three polls and that time means that the monitor is stuck.
 func (a *Agent) notReady() []string {
-	return web.NotReady(a.snapshots.Load(), a.devices.Status(), 3*a.health.Load().Interval+a.source.Load().StallAfter)
+	return web.NotReady(a.snapshots.Load(), a.plugin.Status(), 3*a.healthConfig.Load().Interval+a.sourceConfig.Load().StallAfter)
 }
 
 // nodeName returns the Kubernetes node's name if the pod has it in NODE_NAME, else the host's.

@@ -13,8 +13,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 )
 
-// FuzzWeb sends the handler any request that Go's server would read. Only readiness may say 5xx, nothing is
-// changed, and what is called JSON is JSON.
+// FuzzWeb sends the handler any request that net/http can read. Only /readyz may respond with 5xx, only GET and HEAD are
+// accepted, and JSON responses are valid.
 func FuzzWeb(f *testing.F) {
 	for _, path := range []string{
 		"/", "/metrics", "/livez", "/readyz", status.SnapshotPath, "/favicon.ico", "/metrics/", "//metrics", "/../metrics", "/%2e%2e/etc/passwd",
@@ -57,19 +57,19 @@ func checkWeb(t *testing.T, req *http.Request, w *httptest.ResponseRecorder) {
 	t.Helper()
 	unready := w.Code == http.StatusServiceUnavailable && strings.HasSuffix(req.URL.Path, "/readyz")
 	if w.Code >= 500 && !unready {
-		t.Errorf("%s %s gets %d: %.200s", req.Method, req.URL, w.Code, w.Body)
+		t.Errorf("%s %s: %d: %.200s", req.Method, req.URL, w.Code, w.Body)
 	}
 	if read := req.Method == http.MethodGet || req.Method == http.MethodHead; !read && w.Code == http.StatusOK {
-		t.Errorf("%s %s gets %d", req.Method, req.URL, w.Code)
+		t.Errorf("%s %s: %d", req.Method, req.URL, w.Code)
 	}
 	if strings.Contains(w.Body.String(), "root:") {
-		t.Errorf("%s shows a file: %.200s", req.URL, w.Body)
+		t.Errorf("%s returns a file: %.200s", req.URL, w.Body)
 	}
 	plain := w.Header().Get("Content-Encoding") == ""
 	if strings.HasPrefix(w.Header().Get("Content-Type"), "application/json") && plain && req.Method == http.MethodGet && !json.Valid(w.Body.Bytes()) {
-		t.Errorf("%s gets no JSON: %.200s", req.URL, w.Body)
+		t.Errorf("%s: invalid JSON: %.200s", req.URL, w.Body)
 	}
 	if where := w.Header().Get("Location"); where != "" && !strings.HasPrefix(where, "/") || strings.HasPrefix(where, "//") {
-		t.Errorf("%s is sent to %q, which may be another host", req.URL, where)
+		t.Errorf("%s redirects to %q, which may be another host", req.URL, where)
 	}
 }

@@ -9,37 +9,37 @@ import (
 )
 
 const (
-	// holdersSettle is how long the kubelet must have said who holds what before a device counts as free: a new
+	// holdersSettleTime is how long the kubelet must have reported holders before a device counts as free: a restarted
 	// kubelet does not know all of its pods at once.
-	holdersSettle = 10 * time.Second
+	holdersSettleTime = 10 * time.Second
 
-	// holdersUnasked is how long nobody may have asked here: what was between two questions is not known. The
-	// monitor asks while a GPU waits for a reset, at every poll, which are at most a minute apart.
-	holdersUnasked = 2 * time.Minute
+	// maxCheckGap is the longest time between two checks after which the previous one still counts. The monitor checks at
+	// every poll while a GPU waits for a reset, at most a minute apart.
+	maxCheckGap = 2 * time.Minute
 )
 
-// holding answers the monitor whether a pod has a device. Whatever is not certain is a yes: a GPU that a pod uses
-// must not be given out for a reset. The monitor asks from one goroutine at a time.
-type holding struct {
-	holders func() plugin.Holders
-	hurry   func()    // has the kubelet asked soon: a pod that waits takes a free GPU within seconds
-	since   time.Time // since when the kubelet has said who holds what, without a gap; zero if it does not
-	asked   time.Time // when it was looked at last
+// holderCheck tells the monitor whether a pod may hold a device. An uncertain answer is yes, because a GPU that a pod uses
+// must not be reset. It is for one goroutine.
+type holderCheck struct {
+	holders   func() plugin.Holders
+	refresh   func()    // asks the kubelet soon: a pending pod takes a free GPU within seconds
+	since     time.Time // since when the kubelet has reported holders without a gap; zero if it does not
+	lastCheck time.Time
 }
 
-func (h *holding) held(id health.DeviceID) bool {
-	now, known := time.Now(), h.holders()
-	if now.Sub(h.asked) > holdersUnasked {
-		h.since = time.Time{}
+func (c *holderCheck) mayBeHeld(id health.DeviceID) bool {
+	now, holders := time.Now(), c.holders()
+	if now.Sub(c.lastCheck) > maxCheckGap {
+		c.since = time.Time{}
 	}
-	h.asked = now
-	h.hurry()
-	if known.Err != "" || known.By == nil || now.Sub(known.At) > operator.MaxHoldersAge {
-		h.since = time.Time{}
+	c.lastCheck = now
+	c.refresh()
+	if holders.Err != "" || holders.By == nil || now.Sub(holders.At) > operator.MaxHoldersAge {
+		c.since = time.Time{}
 		return true
 	}
-	if h.since.IsZero() {
-		h.since = now
+	if c.since.IsZero() {
+		c.since = now
 	}
-	return now.Sub(h.since) < holdersSettle || len(known.By[id]) > 0
+	return now.Sub(c.since) < holdersSettleTime || len(holders.By[id]) > 0
 }

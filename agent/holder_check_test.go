@@ -10,42 +10,39 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
-func TestHolding(t *testing.T) {
+func TestHolderCheckNeedsCurrentHolders(t *testing.T) {
+	free := map[health.DeviceID][]plugin.Holder{"GPU-1": {{Pod: "other"}}}
+	held := map[health.DeviceID][]plugin.Holder{"GPU-0": {{Pod: "train"}}}
 	synctest.Test(t, func(t *testing.T) {
-		var now plugin.Holders
-		h := &holding{holders: func() plugin.Holders { return now }, hurry: func() {}}
-		want := func(what string, want bool) {
-			t.Helper()
-			if got := h.held("GPU-0"); got != want {
-				t.Errorf("%s: held is %v", what, got)
+		var holders plugin.Holders
+		c := &holderCheck{holders: func() plugin.Holders { return holders }, refresh: func() {}}
+		for _, step := range []struct {
+			name   string
+			wait   time.Duration
+			report bool // a new response with by
+			by     map[health.DeviceID][]plugin.Holder
+			err    string
+			want   bool
+		}{
+			{name: "no response yet", err: "not asked yet", want: true},
+			{name: "first response", report: true, by: free, want: true},
+			{name: "settled", wait: holdersSettleTime, report: true, by: free, want: false},
+			{name: "held", report: true, by: held, want: true},
+			{name: "pod ended", report: true, by: free, want: false},
+			{name: "old response", wait: operator.MaxHoldersAge + time.Second, want: true},
+			{name: "first response after a gap", report: true, by: free, want: true},
+			{name: "settled after the gap", wait: holdersSettleTime, report: true, by: free, want: false},
+			{name: "error", err: "List: denied", want: true},
+			{name: "response without holders", wait: time.Minute, report: true, want: true},
+		} {
+			<-time.After(step.wait)
+			if step.report {
+				holders = plugin.Holders{At: time.Now(), By: step.by}
+			}
+			holders.Err = step.err
+			if got := c.mayBeHeld("GPU-0"); got != step.want {
+				t.Errorf("%s: %v, want %v", step.name, got, step.want)
 			}
 		}
-		wait := func(d time.Duration) { <-time.After(d) }
-		says := func(by map[health.DeviceID][]plugin.Holder) { now = plugin.Holders{At: time.Now(), By: by} }
-		nobody := map[health.DeviceID][]plugin.Holder{"GPU-1": {{Pod: "other"}}}
-
-		now = plugin.Holders{Err: "the kubelet has not been asked yet"}
-		want("never asked", true)
-		says(nobody)
-		want("a kubelet that has only begun to say", true)
-		wait(holdersSettle)
-		says(nobody)
-		want("known for a while", false)
-		says(map[health.DeviceID][]plugin.Holder{"GPU-0": {{Pod: "train"}}})
-		want("a pod has it", true)
-		says(nobody)
-		want("the pod has ended", false)
-		wait(operator.MaxHoldersAge + time.Second)
-		want("an old word", true)
-		says(nobody)
-		want("a word after a gap", true)
-		wait(holdersSettle)
-		want("long enough after the gap", false)
-		now.Err = "List: denied"
-		want("what was known before an error", true)
-		says(nil)
-		wait(time.Minute)
-		says(nil)
-		want("an answer that is not known", true)
 	})
 }

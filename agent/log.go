@@ -12,7 +12,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/logsink"
 )
 
-// level is the least that is logged. The word for it was validated.
+// logLevel returns the configured level, which is valid.
 func logLevel(c config.LogConfig) zapcore.Level {
 	l, err := zapcore.ParseLevel(c.Level)
 	if err != nil {
@@ -21,12 +21,12 @@ func logLevel(c config.LogConfig) zapcore.Level {
 	return l
 }
 
-// newSink returns the sink in front of out, which reports missing entries in the log's own format.
+// newSink returns a sink that writes to out and reports dropped entries in the format of the log.
 func newSink(out io.Writer, c config.LogConfig) *logsink.Sink {
 	encoder := newEncoder(c)
-	return logsink.New(out, func(missing uint64) []byte {
-		entry := zapcore.Entry{Level: zapcore.WarnLevel, Time: time.Now(), Message: "log entries dropped: standard error did not take them"}
-		line, err := encoder.EncodeEntry(entry, []zap.Field{zap.Uint64("entries", missing)})
+	return logsink.New(out, func(dropped uint64) []byte {
+		entry := zapcore.Entry{Level: zapcore.WarnLevel, Time: time.Now(), Message: "log entries dropped: standard error was blocked"}
+		line, err := encoder.EncodeEntry(entry, []zap.Field{zap.Uint64("entries", dropped)})
 		if err != nil {
 			return nil
 		}
@@ -50,8 +50,8 @@ func newEncoder(c config.LogConfig) zapcore.Encoder {
 	return zapcore.NewJSONEncoder(e)
 }
 
-// captureStdLog sends the standard logger's output to log, at the debug level: go-dcgm logs there what it does. Left
-// alone, it would write to standard error, which may block.
+// captureStdLog redirects the standard logger, which go-dcgm uses, to log at debug level. It would otherwise write to
+// standard error, which may block.
 func captureStdLog(log *zap.Logger) (restore func(), err error) {
 	return zap.RedirectStdLogAt(log.Named("stdlog"), zapcore.DebugLevel)
 }

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -14,8 +13,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 )
 
-// TestPluginOff: an agent that only shows is ready, and says that it does no more; a reload makes it serve, and
-// another one takes the GPUs back.
+// With plugin.enabled false the agent is ready and registers nothing. A reload turns the plugin on and off.
 func TestPluginOff(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, "")
@@ -28,54 +26,19 @@ func TestPluginOff(t *testing.T) {
 	configure := func(plugin string) {
 		s.Write("config.yaml", fmt.Sprintf("metrics: {listen: 127.0.0.1:0}\nplugin: {kubeletDir: %s, %s}\n", dir, plugin))
 	}
-	configure(`exclude: ["*"]`)
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- s.devices.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
-
-	ready := func(want int, says string) {
+	awaitReady := func(code int, part string) {
 		t.Helper()
-		s.Eventually(fmt.Sprint("/readyz is ", want, " and says ", says), func() error {
-			code, text, err := s.Get(web.ReadyzPath, nil, "")
-			if err == nil && (code != want || !strings.Contains(text, says)) {
-				err = fmt.Errorf("%d: %s", code, text)
+		s.Eventually(fmt.Sprint(web.ReadyzPath, ": ", code, " ", part), func() error {
+			got, text, err := s.Get(web.ReadyzPath, nil, "")
+			if err == nil && (got != code || !strings.Contains(text, part)) {
+				err = fmt.Errorf("%d: %s", got, text)
 			}
 			return err
 		})
 	}
-	shows := func(word, metric string) {
+	awaitDevices := func(healthy, all int) {
 		t.Helper()
-		var node status.Node
-		if err := json.Unmarshal([]byte(s.MustGet(http.StatusOK, status.SnapshotPath, nil, "")), &node); err != nil {
-			t.Fatal(err)
-		}
-		if node.Kubelet.Plugin != word || !node.Ready || node.Kubelet.Error != "" || (word == "off") != (len(node.Kubelet.Resources) == 0) {
-			t.Errorf("%+v, want it to be %s", node.Kubelet, word)
-		}
-		page, table := s.MustGet(http.StatusOK, "/", nil, ""), node.Table(false, false)
-		if off := word == "off"; strings.Contains(page, "plugin off") != off || strings.Contains(table, "plugin off") != off {
-			t.Errorf("it is %s, but the page and the table say\n%s\n%s", word, page, table)
-		}
-		agenttest.MustContain(t, s.MustGet(http.StatusOK, "/metrics", nil, ""), "\ngpu_node_agent_plugin_enabled "+metric+"\n")
-	}
-
-	ready(http.StatusServiceUnavailable, "plugin.include and plugin.exclude leave none")
-	configure("enabled: false")
-	ready(http.StatusOK, "ok")
-	shows("off", "0")
-	if s := kubelet.State(); len(s.Resources) != 0 {
-		t.Errorf("registered: %+v", s.Resources)
-	}
-	configure("enabled: true")
-	has := func(healthy, all int) {
-		t.Helper()
-		s.Eventually(fmt.Sprintf("the kubelet has %d of %d", healthy, all), func() error {
+		s.Eventually(fmt.Sprintf("the kubelet has %d of %d devices", healthy, all), func() error {
 			r := kubelet.State().Resources["nvidia.com/gpu"]
 			if r.Registrations != 1 || r.Allocatable() != healthy || r.Capacity() != all {
 				return fmt.Errorf("%+v", r)
@@ -83,17 +46,44 @@ func TestPluginOff(t *testing.T) {
 			return nil
 		})
 	}
-	has(2, 3)
-	ready(http.StatusOK, "ok")
-	shows("on", "1")
+	checkStatus := func(plugin, metric string) {
+		t.Helper()
+		off := plugin == "off"
+		var node status.Node
+		if err := json.Unmarshal([]byte(s.MustGet(http.StatusOK, status.SnapshotPath, nil, "")), &node); err != nil {
+			t.Fatal(err)
+		}
+		if node.Kubelet.Plugin != plugin || !node.Ready || node.Kubelet.Error != "" || off != (len(node.Kubelet.Resources) == 0) {
+			t.Errorf("%+v, want plugin %s", node.Kubelet, plugin)
+		}
+		page, table := s.MustGet(http.StatusOK, "/", nil, ""), node.Table(false, false)
+		if strings.Contains(page, "plugin off") != off || strings.Contains(table, "plugin off") != off {
+			t.Errorf("plugin %s, but the page and the table are\n%s\n%s", plugin, page, table)
+		}
+		agenttest.MustContain(t, s.MustGet(http.StatusOK, "/metrics", nil, ""), "\ngpu_node_agent_plugin_enabled "+metric+"\n")
+	}
+
+	configure(`exclude: ["*"]`)
+	s.Start(s.plugin.Run)
+	awaitReady(http.StatusServiceUnavailable, "plugin: ")
 	configure("enabled: false")
-	has(0, 0)
+	awaitReady(http.StatusOK, "ok")
+	checkStatus("off", "0")
+	if k := kubelet.State(); len(k.Resources) != 0 {
+		t.Errorf("registered: %+v", k.Resources)
+	}
+	configure("enabled: true")
+	awaitDevices(2, 3)
+	awaitReady(http.StatusOK, "ok")
+	checkStatus("on", "1")
+	configure("enabled: false")
+	awaitDevices(0, 0)
 	s.Eventually("the plugin is off", func() error {
-		if st := s.devices.Status(); !st.Off || len(st.Resources) != 0 {
+		if st := s.plugin.Status(); !st.Off || len(st.Resources) != 0 {
 			return fmt.Errorf("%+v", st)
 		}
 		return nil
 	})
-	ready(http.StatusOK, "ok")
-	shows("off", "0")
+	awaitReady(http.StatusOK, "ok")
+	checkStatus("off", "0")
 }

@@ -11,60 +11,61 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 )
 
-// reloadEvery is how often the file is looked at. It is read and compared: that sees every way of changing a
-// file, a ConfigMap's swapped links included, and misses no event. One that is still being written is waited for: it
-// must look the same twice.
-const reloadEvery = time.Second
+// reloadInterval is how often the configuration files are read and compared. Unlike file events, that detects every way
+// of changing a file, including a ConfigMap's replaced links. A changed file is loaded when two reads are equal, so that
+// no half-written file is loaded.
+const reloadInterval = time.Second
 
-// reloadOn reloads at each signal and when the file has changed, until ctx ends.
+// reloadOn reloads at each signal and when a file changes, until ctx ends.
 func (a *Agent) reloadOn(ctx context.Context, hup <-chan os.Signal) {
-	tick := time.NewTicker(a.reloadEvery)
+	tick := time.NewTicker(a.reloadInterval)
 	defer tick.Stop()
 
-	// A file that was used is the configuration from then on: if it goes, the defaults do not come back.
+	// The configuration stays bound to the file: its removal does not bring back the defaults.
 	a.loader.File = a.loader.Path()
 	a.loader.Running = true
-	seen := a.sum()
+	previous := a.fileSum()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-hup:
 			a.loader.File = a.loader.Path()
-			a.bad = "" // who asks gets an answer, also to what was said before
+			a.loggedError = "" // respond to each signal, even if the error is the same
 			a.reload("SIGHUP")
 		case <-tick.C:
-			now := a.sum()
-			// A bad one may have named a file that was not there yet: it is tried until it is good.
-			if (now != a.loadedSum || !a.reloaded.Load().OK) && now == seen {
+			current := a.fileSum()
+			// Retry an invalid configuration even without a change: it may name a file that did not exist yet.
+			if (current != a.loadedSum || !a.lastReload.Load().OK) && current == previous {
 				a.loader.File = a.loader.Path()
-				a.reload("the file has changed")
+				a.reload("file changed")
 			}
-			seen = now
+			previous = current
 		}
 	}
 }
 
-// sum is that of the files as they are now: if it is not that of those the configuration in force was made from,
-// there is something to load.
-func (a *Agent) sum() [sha256.Size]byte { return a.loader.Sum(*a.plugin.Load(), *a.metrics.Load()) }
+// fileSum returns the sum of the current content of all configuration files.
+func (a *Agent) fileSum() [sha256.Size]byte {
+	return a.loader.Sum(*a.pluginConfig.Load(), *a.metricsConfig.Load())
+}
 
-// reload puts the configuration as it is now in force. If it is bad, the old one stays.
-func (a *Agent) reload(why string) {
-	a.loader.FieldsShown = len(a.metrics.Load().Chosen.Fields) > 0
+// reload loads the configuration and puts it in force. An invalid one changes nothing.
+func (a *Agent) reload(reason string) {
+	a.loader.FieldsShown = len(a.metricsConfig.Load().Chosen.Fields) > 0
 	c, err := a.loader.Load()
 	if err != nil {
-		if err.Error() != a.bad {
-			a.bad = err.Error()
-			a.log.Error("configuration is bad: the old one stays", zap.String("why", why), zap.String("file", a.loader.Path()), zap.Error(err))
+		if err.Error() != a.loggedError {
+			a.loggedError = err.Error()
+			a.log.Error("invalid configuration; the previous one stays in force", zap.String("reason", reason), zap.String("file", a.loader.Path()), zap.Error(err))
 		}
-		a.badConfig.Store(new(err.Error()))
-		a.reloaded.Store(&metrics.Reload{OK: false, At: a.reloaded.Load().At})
+		a.configError.Store(new(err.Error()))
+		a.lastReload.Store(&metrics.Reload{OK: false, At: a.lastReload.Load().At})
 		return
 	}
-	a.bad = ""
+	a.loggedError = ""
 	a.apply(c)
-	a.note(c)
-	a.reloaded.Store(&metrics.Reload{OK: true, At: time.Now()})
-	a.log.Info("configuration reloaded", zap.String("why", why), zap.String("file", a.loader.Path()))
+	a.logNotes(c)
+	a.lastReload.Store(&metrics.Reload{OK: true, At: time.Now()})
+	a.log.Info("configuration reloaded", zap.String("reason", reason), zap.String("file", a.loader.Path()))
 }

@@ -6,17 +6,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
@@ -24,60 +23,71 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 )
 
-// TestReloadWaitsForTheWriter: what changes from one look to the next is not finished.
-func TestReloadWaitsForTheWriter(t *testing.T) {
+// startReload returns an agent with the configuration in dir, and reloads in the background.
+func startReload(t *testing.T, dir string, log *zap.Logger, hup <-chan os.Signal, afterLoad func()) *Agent {
+	t.Helper()
+	a := &Agent{loader: config.Loader{File: filepath.Join(dir, "config.yaml")}, log: log, level: zap.NewAtomicLevel(), reloadInterval: reloadInterval}
+	c, err := a.loader.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	afterLoad()
+	a.apply(c)
+	a.lastReload.Store(&metrics.Reload{OK: true, At: time.Now()})
+	go a.reloadOn(t.Context(), hup)
+	synctest.Wait()
+	return a
+}
+
+func writeConfig(t *testing.T, dir, text string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// waitIntervals waits for some reload intervals.
+func waitIntervals(n int) {
+	<-time.After(time.Duration(n) * reloadInterval)
+	synctest.Wait()
+}
+
+func TestReloadWaitsForCompleteFile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		file := filepath.Join(t.TempDir(), "config.yaml")
-		write := func(text string) {
-			t.Helper()
-			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
+		dir := t.TempDir()
+		writeConfig(t, dir, "source: {mode: sim}\nhealth: {temperature: 70}\n")
+		a := startReload(t, dir, zap.NewNop(), nil, func() {})
+		start := a.lastReload.Load()
+		<-time.After(reloadInterval / 2)
+		for _, text := range []string{"", "source: {mode: sim}\n", "source: {mode: sim}\nhealth: {temperature: 80}\n"} {
+			if a.lastReload.Load() != start || a.healthConfig.Load().Temperature != 70 {
+				t.Errorf("reloaded before %q was written", text)
 			}
+			writeConfig(t, dir, text)
+			waitIntervals(1)
 		}
-		write("source: {mode: sim}\nhealth: {temperature: 70}\n")
-		a := &Agent{loader: config.Loader{File: file}, log: zap.NewNop(), level: zap.NewAtomicLevel(), reloadEvery: reloadEvery}
-		c, err := a.loader.Load()
-		if err != nil {
-			t.Fatal(err)
+		waitIntervals(1)
+		if !a.lastReload.Load().OK || a.healthConfig.Load().Temperature != 80 {
+			t.Errorf("complete file: %+v", a.lastReload.Load())
 		}
-		a.apply(c)
-		start := &metrics.Reload{OK: true, At: time.Now()}
-		a.reloaded.Store(start)
-		go a.reloadOn(t.Context(), nil)
-		synctest.Wait()
-		<-time.After(reloadEvery / 2) // between two looks
-		for _, part := range []string{"", "source: {mode: sim}\n", "source: {mode: sim}\nhealth: {temperature: 80}\n"} {
-			if a.reloaded.Load() != start || a.health.Load().Temperature != 70 {
-				t.Errorf("it was reloaded before %q was written", part)
-			}
-			write(part)
-			<-time.After(reloadEvery)
-			synctest.Wait()
-		}
-		<-time.After(reloadEvery)
-		synctest.Wait()
-		if !a.reloaded.Load().OK || a.health.Load().Temperature != 80 {
-			t.Errorf("it was not reloaded when it was finished: %+v", a.reloaded.Load())
-		}
-		write("")
-		<-time.After(3 * reloadEvery)
-		synctest.Wait()
-		if a.reloaded.Load().OK || a.health.Load().Temperature != 80 {
-			t.Errorf("a file that is left empty: %+v, %v °C", a.reloaded.Load(), a.health.Load().Temperature)
+		writeConfig(t, dir, "")
+		waitIntervals(3)
+		if a.lastReload.Load().OK || a.healthConfig.Load().Temperature != 80 {
+			t.Errorf("empty file: %+v, %v °C", a.lastReload.Load(), a.healthConfig.Load().Temperature)
 		}
 	})
 }
 
-// Between the start's reading and the first look a program may write: that is a change as any other.
-func TestReloadOfWhatChangedSinceTheStart(t *testing.T) {
-	for name, write := range map[string]func(dir string) error{
-		"the file": func(dir string) error {
+// A change between the first load and the first comparison is detected.
+func TestReloadDetectsChangeDuringStart(t *testing.T) {
+	for name, change := range map[string]func(dir string) error{
+		"configuration file": func(dir string) error {
 			return os.WriteFile(filepath.Join(dir, "config.yaml"), []byte("health: {temperature: 80}\n"), 0o600)
 		},
-		"a file that it names": func(dir string) error {
+		"named file": func(dir string) error {
 			return os.WriteFile(filepath.Join(dir, "fields.csv"), []byte("DCGM_FI_DEV_POWER_USAGE, gauge, power\n"), 0o600)
 		},
-		"nothing": func(string) error { return nil },
+		"no change": func(string) error { return nil },
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -93,90 +103,67 @@ func TestReloadOfWhatChangedSinceTheStart(t *testing.T) {
 				}
 			}
 			synctest.Test(t, func(t *testing.T) {
-				a := &Agent{loader: config.Loader{File: filepath.Join(dir, "config.yaml")}, log: zap.NewNop(), level: zap.NewAtomicLevel(), reloadEvery: reloadEvery}
-				c, err := a.loader.Load()
-				if err != nil {
-					t.Fatal(err)
-				}
-				if err := write(dir); err != nil {
-					t.Fatal(err)
-				}
-				a.apply(c)
-				start := &metrics.Reload{OK: true, At: time.Now()}
-				a.reloaded.Store(start)
-				go a.reloadOn(t.Context(), nil)
-				<-time.After(3 * reloadEvery)
-				synctest.Wait()
-				r := a.reloaded.Load()
-				if (r != start) != (name != "nothing") || !r.OK {
+				a := startReload(t, dir, zap.NewNop(), nil, func() {
+					if err := change(dir); err != nil {
+						t.Fatal(err)
+					}
+				})
+				start := a.lastReload.Load()
+				waitIntervals(3)
+				r := a.lastReload.Load()
+				if (r != start) != (name != "no change") || !r.OK {
 					t.Errorf("reloaded: %v, %+v", r != start, r)
 				}
-				<-time.After(3 * reloadEvery)
-				synctest.Wait()
-				if a.reloaded.Load() != r {
-					t.Error("reloaded again, though nothing has changed since")
+				waitIntervals(3)
+				if a.lastReload.Load() != r {
+					t.Error("reloaded again without a change")
 				}
 			})
 		})
 	}
 }
 
-// Who asks for a reload gets an answer each time; that a file is bad is said once.
-func TestSIGHUPIsAnswered(t *testing.T) {
+// Each SIGHUP is logged with its result. Without a signal, an error is logged once.
+func TestReloadLogsEachSignal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		file := filepath.Join(t.TempDir(), "config.yaml")
-		write := func(text string) {
-			t.Helper()
-			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
-		write("source: {mode: sim}\n")
-		core, said := observer.New(zap.InfoLevel)
-		a := &Agent{loader: config.Loader{File: file}, log: zap.New(core), level: zap.NewAtomicLevel(), reloadEvery: reloadEvery}
-		c, err := a.loader.Load()
-		if err != nil {
-			t.Fatal(err)
-		}
-		a.apply(c)
-		a.reloaded.Store(&metrics.Reload{OK: true, At: time.Now()})
+		dir := t.TempDir()
+		writeConfig(t, dir, "source: {mode: sim}\n")
+		core, logs := observer.New(zap.InfoLevel)
 		hup := make(chan os.Signal)
-		go a.reloadOn(t.Context(), hup)
-		write("source: {mode: simm}\n")
-		<-time.After(5 * reloadEvery)
-		synctest.Wait()
-		for _, c := range []struct{ text, says string }{
-			{"", "configuration is bad: the old one stays"},
-			{"", "configuration is bad: the old one stays"},
-			{"source: {mode: sim}\n", "configuration reloaded"},
-			{"", "configuration reloaded"},
+		startReload(t, dir, zap.New(core), hup, func() {})
+		writeConfig(t, dir, "source: {mode: simm}\n")
+		waitIntervals(5)
+		for _, c := range []struct {
+			text  string
+			level zapcore.Level
+		}{
+			{"", zap.ErrorLevel}, {"", zap.ErrorLevel}, {"source: {mode: sim}\n", zap.InfoLevel}, {"", zap.InfoLevel},
 		} {
 			if c.text != "" {
-				write(c.text)
+				writeConfig(t, dir, c.text)
 			}
-			before := said.FilterField(zap.String("why", "SIGHUP")).Len()
+			before := logs.FilterField(zap.String("reason", "SIGHUP")).Len()
 			hup <- syscall.SIGHUP
 			synctest.Wait()
-			if all := said.FilterField(zap.String("why", "SIGHUP")).All(); len(all) != before+1 || all[before].Message != c.says {
-				t.Errorf("%q is answered by %v, want %s", c.text, all, c.says)
+			if all := logs.FilterField(zap.String("reason", "SIGHUP")).All(); len(all) != before+1 || all[before].Level != c.level {
+				t.Errorf("%q: logged %v, want %v", c.text, all, c.level)
 			}
 		}
-		<-time.After(5 * reloadEvery)
-		synctest.Wait()
-		if byItself := said.FilterField(zap.String("why", "the file has changed")).All(); len(byItself) != 1 {
-			t.Errorf("said without being asked: %v", byItself)
+		waitIntervals(5)
+		if all := logs.FilterField(zap.String("reason", "file changed")).All(); len(all) != 1 {
+			t.Errorf("logged without a signal: %v", all)
 		}
 	})
 }
 
-// The file, and what it names, may change at any time. What is bad changes nothing.
-func TestWebConfigReload(t *testing.T) {
+// A change of the web configuration, or of a certificate that it names, is applied. An invalid one changes nothing.
+func TestReloadAppliesWebConfig(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, "{}\n")
-	before := s.Address()
+	address := s.Address()
 	s.MustGet(http.StatusOK, "/metrics", nil, "")
-	kept := s.Dial(nil)
-	served := func(conn net.Conn) error {
+	conn := s.Dial(nil)
+	get := func() error {
 		_, err := io.WriteString(conn, "GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
 		if err == nil {
 			var res *http.Response
@@ -187,65 +174,57 @@ func TestWebConfigReload(t *testing.T) {
 		}
 		return err
 	}
-	if err := served(kept); err != nil {
+	if err := get(); err != nil {
 		t.Fatal(err)
 	}
 
 	s.Write("web.yaml", agenttest.TLSConfig)
 	s.Eventually("TLS", func() error { _, _, err := s.Get("/metrics", s.CA.Client(), ""); return err })
-	if now := s.Address(); now != before {
-		t.Errorf("it moved from %s to %s", before, now)
+	if now := s.Address(); now != address {
+		t.Errorf("address changed from %s to %s", address, now)
 	}
 	s.MustGet(http.StatusBadRequest, "/metrics", nil, "")
-	if err := served(kept); err == nil {
-		t.Error("a connection of before TLS is served")
+	if err := get(); err == nil {
+		t.Error("a plain connection outlived the change to TLS")
 	}
 
-	for name, text := range map[string]string{
-		"no YAML": "{", "unknown key": "tls: {}", "no such certificate": "tls_server_config: {cert_file: none.crt, key_file: server.key}",
-		"no bcrypt": "basic_auth_users: {a: b}", "no key": "tls_server_config: {cert_file: server.crt}",
-	} {
-		s.reloaded.Store(&metrics.Reload{OK: true})
-		s.Write("web.yaml", text)
-		s.Eventually("refused: "+name, func() error {
-			if s.reloaded.Load().OK {
+	awaitReload := func(what string, ok bool) {
+		t.Helper()
+		s.Eventually(what, func() error {
+			if s.lastReload.Load().OK != ok {
 				return errors.New("no reload yet")
 			}
 			return nil
 		})
+	}
+	for name, text := range map[string]string{
+		"no YAML": "{", "unknown key": "tls: {}", "missing certificate": "tls_server_config: {cert_file: none.crt, key_file: server.key}",
+		"no bcrypt": "basic_auth_users: {a: b}", "no key": "tls_server_config: {cert_file: server.crt}",
+	} {
+		s.lastReload.Store(&metrics.Reload{OK: true})
+		s.Write("web.yaml", text)
+		awaitReload(name, false)
 		s.MustGet(http.StatusOK, "/metrics", s.CA.Client(), "")
 	}
-	if said := s.Logs.FilterMessage("configuration is bad: the old one stays").All(); !strings.Contains(fmt.Sprint(said[0].ContextMap()["error"]), "metrics.webConfigFile: "+s.File("web.yaml")) {
-		t.Errorf("the key is not named: %v", said[0].ContextMap())
-	}
+	agenttest.MustContain(t, *s.configError.Load(), "metrics.webConfigFile: "+s.File("web.yaml"))
 
-	// A new certificate, in two steps as some write it.
+	// A new certificate, in two steps.
 	s.Write("web.yaml", agenttest.TLSConfig)
-	s.Eventually("the good file is taken", func() error {
-		if !s.reloaded.Load().OK {
-			return errors.New("not yet")
-		}
-		return nil
-	})
+	awaitReload("valid configuration", true)
 	serial := func() string {
 		return s.Dial(s.CA.Client()).(*tls.Conn).ConnectionState().PeerCertificates[0].SerialNumber.String()
 	}
-	was := serial()
+	first := serial()
 	s.CA.Issue(t, "next", "localhost")
 	s.rename("next.crt", "server.crt")
-	s.Eventually("half a certificate is refused", func() error {
-		if s.reloaded.Load().OK {
-			return errors.New("no reload yet")
-		}
-		return nil
-	})
-	if now := serial(); now != was {
-		t.Errorf("certificate %s, want still %s", now, was)
+	awaitReload("certificate without its key", false)
+	if now := serial(); now != first {
+		t.Errorf("certificate %s, want still %s", now, first)
 	}
 	s.rename("next.key", "server.key")
-	s.Eventually("the new certificate", func() error {
-		if now := serial(); now == was {
-			return errors.New("still " + was)
+	s.Eventually("new certificate", func() error {
+		if now := serial(); now == first {
+			return errors.New("still " + first)
 		}
 		return nil
 	})
@@ -259,7 +238,7 @@ func TestWebConfigReload(t *testing.T) {
 	})
 	s.MustGet(http.StatusOK, "/metrics", s.CA.Client(), "ada:1815")
 	s.Write("config.yaml", "metrics: {listen: 127.0.0.1:0}\n")
-	s.Eventually("plain again", func() error {
+	s.Eventually("plain HTTP again", func() error {
 		code, _, err := s.Get("/metrics", nil, "")
 		if code != http.StatusOK {
 			return fmt.Errorf("%d %w", code, err)

@@ -16,88 +16,63 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
 )
 
-// sourceWanted is what a source is opened for: what it is, and what it must measure for the metrics.
-type sourceWanted struct {
+// sourceConfig is the source section and the fields that the source must measure for the metrics.
+type sourceConfig struct {
 	config.SourceConfig
 	fields []health.Field
 }
 
-// sourceOf returns what the configuration wants. A simulation measures what it can, whatever is asked for, so
-// another list of fields does not begin it anew.
-func sourceOf(c config.Config) sourceWanted {
-	w := sourceWanted{SourceConfig: c.Source}
+// sourceConfigOf returns the source of a configuration. A simulation measures the same fields in any case, so a change of
+// the fields does not restart it.
+func sourceConfigOf(c config.Config) sourceConfig {
+	s := sourceConfig{SourceConfig: c.Source}
 	if c.Source.Resolved() != config.ModeSim {
-		w.fields = c.Metrics.Chosen.IDs()
+		s.fields = c.Metrics.Chosen.IDs()
 	}
-	return w
+	return s
 }
 
-// runSource keeps the monitor's source as the configuration wants it.
+// runSource gives the monitor the configured source until ctx ends.
 func (a *Agent) runSource(ctx context.Context) error {
 	for ctx.Err() == nil {
-		w, same, cancel := health.While(ctx, &a.source, func(w *sourceWanted) *sourceWanted { return w })
-		c := &w.SourceConfig
-		open, attach, run, err := newSource(*w, a.level, a.log)
+		c, same, cancel := health.While(ctx, &a.sourceConfig, func(c *sourceConfig) *sourceConfig { return c })
+		source, run, err := newSource(*c, a.level, a.log)
 		if err == nil {
-			src := monitorSourceOf(*c)
-			src.Open, src.Attach = open, attach
-			a.monitored.Store(&src)
+			a.sources.Store(&source)
 			err = run(same)
 		}
 		cancel()
 		if err != nil {
-			return err // not even tried again: the configuration was validated
+			return err // without a retry: the configuration is valid
 		}
 	}
 	return nil
 }
 
-// monitorSourceOf returns what a source shows, without what opens it.
-func monitorSourceOf(c config.SourceConfig) monitor.Source {
-	return monitor.Source{
-		SourceID:   health.SourceID{Kind: sourceKind(c), Inventory: inventoryOf(c), Simulated: c.Resolved() == config.ModeSim},
-		StallAfter: c.StallAfter, DriverLoad: driverLoadOf(c),
-	}
-}
-
-// sourceKind is what the source's devices belong to: those of a simulation are no others'.
-func sourceKind(c config.SourceConfig) string {
+// sourceID identifies the source's inventory. A reload that only changes how the source measures keeps the findings.
+func sourceID(c config.SourceConfig) health.SourceID {
 	if c.Resolved() == config.ModeSim {
-		return config.ModeSim
+		return health.SourceID{Kind: config.ModeSim, Inventory: fmt.Sprintf("sim %s %d", c.Sim.Profile, c.Sim.Seed), Simulated: true}
 	}
-	return "dcgm"
+	return health.SourceID{Kind: "dcgm", Inventory: "dcgm " + c.Address}
 }
 
-// driverLoadOf returns what identifies the load of the driver. A simulation has no driver, and that of another machine's engine
-// is not to be seen here.
-func driverLoadOf(c config.SourceConfig) func() string {
+// isLocal reports whether the source's GPUs are on this host.
+func isLocal(c config.SourceConfig) bool {
 	host, _, _ := net.SplitHostPort(c.Address)
-	ip := net.ParseIP(host)
-	here := c.Address == "" || strings.HasPrefix(c.Address, "unix://") || host == "localhost" || ip.IsLoopback()
-	if c.Resolved() == config.ModeSim || !here {
-		return nil
-	}
-	return monitor.DriverLoad
+	return c.Address == "" || strings.HasPrefix(c.Address, "unix://") || host == "localhost" || net.ParseIP(host).IsLoopback()
 }
 
-// inventoryOf names the machine whose devices a source shows: a reload that only changes how it is asked
-// forgets none of them.
-func inventoryOf(c config.SourceConfig) string {
-	if c.Resolved() == config.ModeSim {
-		return fmt.Sprintf("sim %s %d", c.Sim.Profile, c.Sim.Seed)
-	}
-	return "dcgm " + c.Address
-}
-
-// newSource returns how to open the configured source and how to have a host engine take the driver back at that, nil
-// if there is none, and what must run beside it.
-func newSource(c sourceWanted, level zap.AtomicLevel, log *zap.Logger) (open, attach health.Opener, run func(context.Context) error, err error) {
+// newSource returns the configured source, and a function that must run while the source is in use.
+func newSource(c sourceConfig, level zap.AtomicLevel, log *zap.Logger) (source monitor.Source, run func(context.Context) error, err error) {
+	source = monitor.Source{SourceID: sourceID(c.SourceConfig), StallAfter: c.StallAfter}
 	if c.Resolved() == config.ModeSim {
 		s, err := sim.New(c.Sim, log.Named("sim"))
 		if err != nil {
-			return nil, nil, nil, err
+			return monitor.Source{}, nil, err
 		}
-		return s.Open, nil, s.Run, nil
+		source.Open = s.Open
+		return source, s.Run, nil
 	}
 	log = log.Named("dcgm")
 	opener := func(attach bool) health.Opener {
@@ -108,20 +83,18 @@ func newSource(c sourceWanted, level zap.AtomicLevel, log *zap.Logger) (open, at
 			}, log)
 		}
 	}
-	open = opener(false)
-	if c.Address != "" {
-		attach = opener(true)
+	source.Open = opener(false)
+	if c.Address != "" { // only a host engine has to be asked to attach the driver
+		source.Attach = opener(true)
 	}
-	run = func(ctx context.Context) error {
-		<-ctx.Done()
-		return nil
+	if isLocal(c.SourceConfig) {
+		source.DriverLoad = monitor.DriverLoad
 	}
-	return open, attach, run, nil
+	return source, func(ctx context.Context) error { <-ctx.Done(); return nil }, nil
 }
 
-// dcgmLogLevel is what an engine in this process writes to standard output, which keeps our own log on standard
-// error clean. Short of debugging that is next to nothing: DCGM has written an ERROR for every read of a field
-// without a sample, and what fails is told to us as an error too.
+// dcgmLogLevel returns what an embedded engine logs to standard output. Above debug level that is next to nothing, because
+// DCGM logs an ERROR for every read of a field without a sample, and returns its failures as errors anyway.
 func dcgmLogLevel(l zapcore.Level) string {
 	if l <= zapcore.DebugLevel {
 		return "DEBUG"

@@ -24,25 +24,24 @@ func TestDCGMLogLevel(t *testing.T) {
 	}
 }
 
-// Only a host engine has to be told to take the driver back.
-func TestWhoTakesTheDriverBack(t *testing.T) {
+func TestNewSourceAttachesHostEngineOnly(t *testing.T) {
 	for mode, want := range map[string]bool{config.ModeEmbedded: false, config.ModeSim: false, config.ModeStandalone: true} {
 		c := config.DefaultConfig()
 		c.Source.Mode = mode
 		if mode == config.ModeStandalone {
 			c.Source.Address = "localhost:5555"
 		}
-		open, attach, run, err := newSource(sourceOf(c), zap.NewAtomicLevel(), zap.NewNop())
-		if err != nil || open == nil || run == nil || (attach != nil) != want {
-			t.Errorf("%s: attach %v, want %v; %v", mode, attach != nil, want, err)
+		source, run, err := newSource(sourceConfigOf(c), zap.NewAtomicLevel(), zap.NewNop())
+		if err != nil || source.Open == nil || run == nil || (source.Attach != nil) != want {
+			t.Errorf("%s: attach %v, want %v; %v", mode, source.Attach != nil, want, err)
 		}
 	}
 }
 
-// The fields that are shown are those that DCGM watches. Another list opens the session anew, but begins no
-// simulation again; nothing else of the metrics does either.
-func TestSourceFollowsFields(t *testing.T) {
-	of := func(text string) sourceWanted {
+// DCGM watches the fields that are shown, so another list reopens the session. It does not restart a simulation, and no
+// other key of the metrics section changes the source.
+func TestSourceConfigFollowsFields(t *testing.T) {
+	of := func(text string) sourceConfig {
 		t.Helper()
 		file := filepath.Join(t.TempDir(), "config.yaml")
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
@@ -52,19 +51,19 @@ func TestSourceFollowsFields(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return sourceOf(c)
+		return sourceConfigOf(c)
 	}
 	if w := of(""); !slices.Contains(w.fields, health.FieldGPUTemp) || slices.Contains(w.fields, health.FieldFBTotal) {
 		t.Errorf("%+v", w)
 	}
 	if reflect.DeepEqual(of(""), of("metrics: {fields: [default, DCGM_FI_DEV_FB_TOTAL]}")) {
-		t.Error("the fields make no difference")
+		t.Error("equal for different fields")
 	}
 	if !reflect.DeepEqual(of(""), of("metrics: {idleBelow: 7, listen: ':1'}")) {
-		t.Error("something else makes a difference")
+		t.Error("differs for equal fields")
 	}
 	const sim = "source: {mode: sim}\n"
 	if !reflect.DeepEqual(of(sim), of(sim+"metrics: {fields: [profiling]}")) {
-		t.Error("a simulation begins again")
+		t.Error("fields restart a simulation")
 	}
 }

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -9,86 +10,81 @@ import (
 	"go.uber.org/zap"
 )
 
-// part is something that runs as long as the process does. It retries inside: when it returns before it
-// is asked to, that is a fault, even with a nil error.
-type part struct {
+// component runs as long as the process, and retries inside. If it returns early, even with a nil error, the agent stops.
+type component struct {
 	name  string
 	run   func(context.Context) error
-	after []string // the parts that must have ended before this one is asked to
+	after []string // the components that must stop before this one
 }
 
 const (
-	// endWithin is how long the parts have to end, together. The kubelet kills after 30 s; a pod that ends at
-	// once is restarted sooner.
-	endWithin = 4 * time.Second
+	// stopTimeout is how long all components together may take to stop. The kubelet kills a pod after 30 s, but a pod that
+	// stops quickly is restarted sooner.
+	stopTimeout = 4 * time.Second
 
-	// orderWithin is how long a part waits for those that it comes after.
-	orderWithin = 3 * time.Second
+	// orderTimeout is how long a component waits for those in its after.
+	orderTimeout = 3 * time.Second
 )
 
-// supervise runs the parts until ctx ends or the first of them returns, then ends the others: all at once, but for
-// those that come after others.
-func supervise(ctx context.Context, log *zap.Logger, parts ...part) error {
+var errReturnedEarly = errors.New("returned before the process stops")
+
+// supervise runs the components until ctx ends or the first of them returns. Then it stops the others, all at once except
+// those that wait for others.
+func supervise(ctx context.Context, log *zap.Logger, components ...component) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	type end struct {
+	type result struct {
 		name string
 		err  error
 	}
-	ended := make(chan end, len(parts))
-	running := make(map[string]bool, len(parts))
-	stop := make(map[string]context.CancelFunc, len(parts))
-	for _, p := range parts {
-		own, stopOne := context.WithCancel(context.WithoutCancel(ctx))
-		defer stopOne()
-		running[p.name], stop[p.name] = true, stopOne
-		go func() { ended <- end{p.name, p.run(own)} }()
+	results := make(chan result, len(components))
+	running := make(map[string]bool, len(components))
+	stop := make(map[string]context.CancelFunc, len(components))
+	for _, c := range components {
+		componentCtx, stopComponent := context.WithCancel(context.WithoutCancel(ctx))
+		defer stopComponent()
+		running[c.name], stop[c.name] = true, stopComponent
+		go func() { results <- result{c.name, c.run(componentCtx)} }()
 	}
-	// stopNext asks every part to end that waits for none, or all.
+	// stopNext stops every component that waits for no other, or all.
 	stopNext := func(all bool) {
-		for _, p := range parts {
-			if all || !slices.ContainsFunc(p.after, func(name string) bool { return running[name] }) {
-				stop[p.name]()
+		for _, c := range components {
+			if all || !slices.ContainsFunc(c.after, func(name string) bool { return running[name] }) {
+				stop[c.name]()
 			}
 		}
 	}
 
-	var fault error
-	var hurry, late <-chan time.Time
-	asked := ctx.Done()
+	var failure error
+	var orderTimer, stopTimer <-chan time.Time
+	stopping := ctx.Done()
 	for len(running) > 0 {
 		select {
-		case <-asked:
-			asked, hurry, late = nil, time.After(orderWithin), time.After(endWithin)
+		case <-stopping:
+			stopping, orderTimer, stopTimer = nil, time.After(orderTimeout), time.After(stopTimeout)
 			stopNext(false)
-		case e := <-ended:
-			delete(running, e.name)
+		case r := <-results:
+			delete(running, r.name)
 			if ctx.Err() == nil {
-				fault = fmt.Errorf("%s ended: %w", e.name, orUnexpected(e.err))
+				if r.err == nil {
+					r.err = errReturnedEarly
+				}
+				failure = fmt.Errorf("%s: %w", r.name, r.err)
 				cancel()
 				continue
 			}
-			if e.err != nil {
-				log.Warn("part did not end cleanly", zap.String("part", e.name), zap.Error(e.err))
+			if r.err != nil {
+				log.Warn("component failed while stopping", zap.String("component", r.name), zap.Error(r.err))
 			}
 			stopNext(false)
-		case <-hurry:
+		case <-orderTimer:
 			stopNext(true)
-		case <-late:
+		case <-stopTimer:
 			for name := range running {
-				log.Warn("part does not end: left behind", zap.String("part", name))
+				log.Warn("component did not stop in time; abandoning it", zap.String("component", name))
 			}
-			return fault
+			return failure
 		}
 	}
-	return fault
-}
-
-var errUnexpected = fmt.Errorf("it must run as long as the process does")
-
-func orUnexpected(err error) error {
-	if err == nil {
-		return errUnexpected
-	}
-	return err
+	return failure
 }

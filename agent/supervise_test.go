@@ -12,54 +12,54 @@ import (
 	"go.uber.org/zap"
 )
 
-func waits(ctx context.Context) error { <-ctx.Done(); return nil }
+func untilStopped(ctx context.Context) error { <-ctx.Done(); return nil }
 
-func TestSuperviseEndsAll(t *testing.T) {
+func TestSuperviseStopsAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		if err := supervise(ctx, zap.NewNop(), part{name: "a", run: waits}, part{name: "b", run: waits}); err != nil {
+		if err := supervise(ctx, zap.NewNop(), component{name: "a", run: untilStopped}, component{name: "b", run: untilStopped}); err != nil {
 			t.Fatal(err)
 		}
 	})
 }
 
-func TestTheFirstPartToReturnEndsAll(t *testing.T) {
+func TestSuperviseStopsAllWhenOneReturns(t *testing.T) {
 	for _, end := range []error{nil, errors.New("boom")} {
 		synctest.Test(t, func(t *testing.T) {
-			others := 0
+			stopped := 0
 			err := supervise(t.Context(), zap.NewNop(),
-				part{name: "short", run: func(context.Context) error { <-time.After(time.Second); return end }},
-				part{name: "long", run: func(ctx context.Context) error { <-ctx.Done(); others++; return nil }},
+				component{name: "short", run: func(context.Context) error { <-time.After(time.Second); return end }},
+				component{name: "long", run: func(ctx context.Context) error { <-ctx.Done(); stopped++; return nil }},
 			)
 			if err == nil || !strings.Contains(err.Error(), "short") || end != nil && !errors.Is(err, end) {
-				t.Fatalf("got %v, want an error that names the part", err)
+				t.Fatalf("got %v, want an error that names the component", err)
 			}
-			if others != 1 {
-				t.Fatal("the other part was not ended")
+			if stopped != 1 {
+				t.Fatal("the other component was not stopped")
 			}
 		})
 	}
 }
 
-func TestAPartThatDoesNotEndIsLeftBehind(t *testing.T) {
+func TestSuperviseAbandonsStuckComponent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		stuck := make(chan struct{})
 		begin := time.Now()
-		if err := supervise(ctx, zap.NewNop(), part{name: "stuck", run: func(context.Context) error { <-stuck; return nil }}); err != nil {
+		if err := supervise(ctx, zap.NewNop(), component{name: "stuck", run: func(context.Context) error { <-stuck; return nil }}); err != nil {
 			t.Fatal(err)
 		}
-		if took := time.Since(begin); took != time.Second+endWithin {
-			t.Fatalf("ended after %v", took)
+		if took := time.Since(begin); took != time.Second+stopTimeout {
+			t.Fatalf("stopped after %v", took)
 		}
 		close(stuck)
 	})
 }
 
-func TestSuperviseKeepsTheOrder(t *testing.T) {
-	for _, first := range []time.Duration{0, time.Second, time.Hour} { // how long the first takes to end
+func TestSuperviseStopsInOrder(t *testing.T) {
+	for _, first := range []time.Duration{0, time.Second, time.Hour} { // how long the first takes to stop
 		synctest.Test(t, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
@@ -68,12 +68,12 @@ func TestSuperviseKeepsTheOrder(t *testing.T) {
 			begin := time.Now()
 			stuck := make(chan struct{})
 			err := supervise(ctx, zap.NewNop(),
-				part{name: "second", after: []string{"first"}, run: func(ctx context.Context) error {
+				component{name: "second", after: []string{"first"}, run: func(ctx context.Context) error {
 					<-ctx.Done()
 					order, took = append(order, "second"), time.Since(begin)-time.Minute
 					return nil
 				}},
-				part{name: "first", run: func(ctx context.Context) error {
+				component{name: "first", run: func(ctx context.Context) error {
 					<-ctx.Done()
 					select {
 					case <-time.After(first):
@@ -86,14 +86,14 @@ func TestSuperviseKeepsTheOrder(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if want := min(first, orderWithin); took != want {
-				t.Errorf("the second was asked to end after %v, want %v", took, want)
+			if want := min(first, orderTimeout); took != want {
+				t.Errorf("the second was stopped after %v, want %v", took, want)
 			}
-			if inOrder := slices.Equal(order, []string{"first", "second"}); inOrder != (first < orderWithin) {
-				t.Errorf("they ended in the order %q", order)
+			if inOrder := slices.Equal(order, []string{"first", "second"}); inOrder != (first < orderTimeout) {
+				t.Errorf("stopped in the order %q", order)
 			}
-			if took := time.Since(begin) - time.Minute; took > endWithin {
-				t.Errorf("the end took %v", took)
+			if took := time.Since(begin) - time.Minute; took > stopTimeout {
+				t.Errorf("stopping took %v", took)
 			}
 			close(stuck)
 		})

@@ -30,10 +30,10 @@ func Clear(c Config, devices []DeviceState, up bool, id DeviceID, cause string, 
 			inherited = append(inherited, f.Cause)
 		case f.decision():
 			if f.Cause == cause {
-				return nil, nil, fmt.Errorf("cause %q of %s is no fault that can be cleared: %s; %s", cause, id, f.Reason, f.Action)
+				return nil, nil, fmt.Errorf("cause %q of %s is no fault that can be cleared: %s; %s", cause, id, f.Reason, f.Action.Advice())
 			}
 		case f.Cause == cause && stands(f):
-			return nil, nil, fmt.Errorf("cause %q of %s stands as it was just measured, and cannot be cleared: %s; %s", cause, id, f.Reason, f.Action)
+			return nil, nil, fmt.Errorf("cause %q of %s stands as it was just measured, and cannot be cleared: %s; %s", cause, id, f.Reason, f.Action.Advice())
 		case f.Cause == cause, cause == "" && !stands(f):
 			dropped = append(dropped, f.Cause)
 		default:

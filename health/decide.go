@@ -41,8 +41,8 @@ func Decide(c Config, before, judged []DeviceState, held Held, detach Detachment
 		var made []Finding
 		if word, yes := c.cordons(&d.Device); yes && !slices.ContainsFunc(ofGPU[d.Device.Parent], Finding.cordon) {
 			made = append(made, old.since(Finding{
-				Cause: CauseCordoned, State: Unhealthy, Reason: "named in health.cordon",
-				Action: fmt.Sprintf("to give it back to pods, take %q out of health.cordon", word), Since: now, Last: now, Clears: ClearsItself,
+				Cause: CauseCordoned, State: Unhealthy, Reason: fmt.Sprintf("cordoned by %q in health.cordon", word),
+				Action: ActionUncordon, Since: now, Last: now, Clears: ClearsItself,
 			}))
 		}
 		if why := pendingReset(own); c.IsolatePending && d.Device.Kind == KindGPU && why != nil {
@@ -91,9 +91,9 @@ func pendingReset(own []Finding) *Finding {
 // isolation is the finding of a GPU that is kept free for a reset. A pod that was admitted while the kubelet was
 // still being told has it all the same: then the reset must wait for its end.
 func isolation(why Finding, free bool, now time.Time) Finding {
-	action := "reset the GPU now: no pod holds it"
+	action := ActionResetGPUNow
 	if !free {
-		action = "reset the GPU when the pod that holds it has ended"
+		action = ActionResetGPUWhenFree
 	}
 	return Finding{
 		Cause: CauseIsolated, State: Unhealthy, Reason: "kept free for a reset between jobs: " + why.Reason, Action: action,
@@ -116,12 +116,10 @@ func (d Detachment) withholds(dev DeviceState, was Verdict) bool {
 func (d Detachment) finding(now time.Time) Finding {
 	f := Finding{
 		Cause: CauseReleased, State: Unhealthy, Since: now, Last: now, Clears: ClearsItself,
-		Reason: "the agent has let go of the driver on request",
-		Action: fmt.Sprintf("when the GPU is ready, say gpu-node-agent attach; at %s the agent attaches by itself", d.Until.UTC().Format(time.RFC3339)),
+		Reason: "an operator detached the driver; the agent attaches it again at " + d.Until.UTC().Format(time.RFC3339), Action: ActionAttach,
 	}
 	if d.Over {
-		f.Reason = "the agent takes the driver back, and has not seen the GPU since it let go"
-		f.Action = "see what keeps the source from being up: gpu-node-agent status"
+		f.Reason, f.Action = "the agent is attaching the driver and has not measured the GPU since", ActionCheckSource
 	}
 	return f
 }

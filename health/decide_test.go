@@ -45,7 +45,7 @@ func TestCordon(t *testing.T) {
 		}
 		for _, d := range known {
 			for _, f := range d.Verdict.Findings {
-				if f.Cause != CauseCordoned || f.Reason != "named in health.cordon" || !strings.Contains(f.Action, "out of health.cordon") ||
+				if f.Cause != CauseCordoned || f.Action != ActionUncordon ||
 					(f.From != "") != (d.Device.Kind == KindMIG && c.want[0] == u) {
 					t.Errorf("%q: %s: %+v", c.words, d.Device.ID, f)
 				}
@@ -101,7 +101,7 @@ func TestCordonHidesNothing(t *testing.T) {
 func TestCordonIsNotCleared(t *testing.T) {
 	known := judgeAll(cordoning("0"), nil, 0, nil, map[DeviceID]Sample{"GPU-0": present(xids(48))}, gpu0)
 	c := cordoning("0")
-	if _, _, err := Clear(c, known, false, "GPU-0", CauseCordoned, at(1)); err == nil || !strings.Contains(err.Error(), `take "0" out of health.cordon`) {
+	if _, _, err := Clear(c, known, false, "GPU-0", CauseCordoned, at(1)); err == nil || !strings.Contains(err.Error(), ActionUncordon.Advice()) {
 		t.Errorf("got %v", err)
 	}
 	after, got, err := Clear(c, known, false, "GPU-0", "", at(1))
@@ -189,12 +189,12 @@ func TestIsolation(t *testing.T) {
 	c.IsolatePending = true
 	known = judgeAll(c, known, 1, nobody, map[DeviceID]Sample{"GPU-0": pending}, gpu0)
 	f := known[0].Verdict.Findings[0]
-	if f.Reason != "kept free for a reset between jobs: a memory row waits to be remapped" || f.Action != "reset the GPU now: no pod holds it" {
+	if f.Action != ActionResetGPUNow {
 		t.Errorf("%+v", f)
 	}
 	// A pod that was admitted in the last moment is not to be killed by the advice.
 	known = judgeAll(c, known, 2, holding("GPU-0"), map[DeviceID]Sample{"GPU-0": pending}, gpu0)
-	if f := known[0].Verdict.Findings[0]; f.Action != "reset the GPU when the pod that holds it has ended" || !f.Since.Equal(at(1)) {
+	if f := known[0].Verdict.Findings[0]; f.Action != ActionResetGPUWhenFree || !f.Since.Equal(at(1)) {
 		t.Errorf("%+v", f)
 	}
 	c.IsolatePending = false

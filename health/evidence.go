@@ -175,7 +175,7 @@ func (v *Verdict) judgeAction(c Config, s Sample) {
 	if !told {
 		return
 	}
-	wanted := recoveries[RecoveryAction(value)].action == actionReset
+	wanted := recoveries[RecoveryAction(value)].action == ActionResetGPU
 	explained := slices.ContainsFunc(s.XIDs, func(x XID) bool { return c.XID.Effect(x.Code) != EffectIgnore }) // not an application's error
 	v.unexplained = wanted && (v.unexplained || v.actionUntold && !explained)
 	v.actionUntold = false

@@ -63,14 +63,14 @@ func followers(c Config, was Verdict, xids []XID, now time.Time, reset bool) []X
 // escalated returns what those XIDs are if the driver wants a reset, of the device or of its GPU: then the GPU
 // does not work as it should, whatever else it shows. Other recovery actions are Unhealthy by themselves.
 func escalated(follow []XID, own []Finding, gpu Verdict) []Finding {
-	wanted := func(f Finding) bool { return f.Cause == CauseRecoveryAction && f.Action == actionReset }
+	wanted := func(f Finding) bool { return f.Cause == CauseRecoveryAction && f.Action == ActionResetGPU }
 	if len(follow) == 0 || !slices.ContainsFunc(own, wanted) && !slices.ContainsFunc(gpu.Findings, wanted) {
 		return nil
 	}
 	var all []Finding
 	for _, x := range follow {
 		all = append(all, Finding{
-			Cause: xidCause(x.Code), State: Unhealthy, Action: actionReset, Since: x.At, Last: x.At, Clears: ClearsGPUReset,
+			Cause: xidCause(x.Code), State: Unhealthy, Action: ActionResetGPU, Since: x.At, Last: x.At, Clears: ClearsGPUReset,
 			Reason: fmt.Sprintf("XID %d: %s; the driver asks for a reset", x.Code, LookupXID(x.Code).Name),
 		})
 	}
@@ -109,7 +109,7 @@ func flapping(c Config, own []Finding, trips []time.Time, now time.Time) Finding
 	return Finding{
 		Cause: CauseFlapping, State: Unhealthy,
 		Reason: fmt.Sprintf("the GPU became unhealthy %d times within %v%s", len(trips), c.Flap.Within, cause),
-		Action: "find the cause, then reboot the node or say gpu-node-agent clear",
+		Action: ActionFindCause,
 		Since:  now, Last: now, Clears: ClearsReboot,
 	}
 }

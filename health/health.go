@@ -171,12 +171,16 @@ type Session interface {
 	Poll(ctx context.Context) (*Reading, error)
 	// Wake fires when a poll is worth making now: something has happened, an XID perhaps.
 	Wake() <-chan struct{}
-	// CanDetach tells why Detach would be refused, and asks nobody for it. It may be called at any time.
-	CanDetach() error
-	// Detach has another process that holds the driver for the session, as a host engine does, let go of it. What
-	// this process holds goes with Close, which is the only call after it.
-	Detach(ctx context.Context) error
 	Close() error
+}
+
+// Detacher is a Session whose driver another process uses too, as a host engine does.
+type Detacher interface {
+	// CanDetach returns why Detach would be refused, without asking the other process. It may be called at any time.
+	CanDetach() error
+	// Detach asks the other process to stop using the driver. What this process uses ends with Close, which is the only
+	// call after it.
+	Detach(ctx context.Context) error
 }
 
 // XIDWatcher is a Session that can find out at little cost whether an XID has come since the last Poll. The Monitor asks
@@ -222,7 +226,7 @@ const (
 )
 
 //nolint:gochecknoglobals // a table of constants
-var clearsNames = [...]string{"by itself", "gpu reset", "reboot", "operator", "application restart"}
+var clearsNames = [...]string{"self", "gpu-reset", "reboot", "operator", "app-restart"}
 
 func (c Clears) String() string { return name(clearsNames[:], int(c)) }
 
@@ -231,7 +235,7 @@ type Finding struct {
 	Cause  string // short and stable, fit for a label: "xid-79", "lost", "recovery-action"
 	State  State  // Degraded or Unhealthy
 	Reason string // in words
-	Action string // what a person should do about it
+	Action Action // what an operator should do about it
 	Since  time.Time
 	Last   time.Time // when it was last seen
 	Reset  time.Time // when a reset was last seen since it began; zero if none was
@@ -348,12 +352,6 @@ func (s *Snapshot) Polled() bool { return s != nil && !s.At.IsZero() }
 func ParseState(s string) (state State, ok bool) {
 	i := slices.Index(stateNames[:], s)
 	return State(max(i, 0)), i >= 0
-}
-
-// ParseClears returns the evidence of that name. If there is none, ok is false.
-func ParseClears(s string) (c Clears, ok bool) {
-	i := slices.Index(clearsNames[:], s)
-	return Clears(max(i, 0)), i >= 0
 }
 
 func name(names []string, i int) string {

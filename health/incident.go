@@ -13,14 +13,14 @@ type IncidentInfo struct {
 	Code   int
 	Name   string // "DCGM_FR_NVLINK_DOWN"
 	Effect Effect // of a FAIL; a WARN warns at most
-	Action string // what a person should do
+	Action Action // what an operator should do
 	Source string // who says so
 }
 
 // incidentRule is a row of the table.
 type incidentRule struct {
 	effect Effect
-	action string
+	action Action
 	source string
 	// weigh lowers the effect for a device that the incident cannot mean, or by what the message tells;
 	// nil if nothing does.
@@ -35,9 +35,6 @@ const (
 	incidentDriver  = "our choice: field 1523, the recovery action, is judged by itself"
 	incidentClocks  = "our choice: GPUs at full load do that; temperature and clock events are judged by themselves"
 	incidentUnknown = "not in the table"
-
-	actionIncident = "watch the device; look the code up in dcgm_errors.h"
-	actionLink     = "check NVLink bridge, cables and baseboard; then drain the node and reset the GPU"
 )
 
 // incidentRules are the codes that we have a word on, by name. DCGM 4.6's health checks give them with the
@@ -48,42 +45,42 @@ const (
 //
 //nolint:gochecknoglobals // a table of constants
 var incidentRules = map[string]incidentRule{
-	"PCI_REPLAY_RATE":          {EffectWarn, "check the GPU's seat, riser and slot", incidentWarn, nil},
-	"VOLATILE_DBE_DETECTED":    {EffectUnhealthy, actionReset, incidentFail + ", ISOLATE", nil},
-	"PENDING_PAGE_RETIREMENTS": {EffectWarn, actionResetLater, incidentWarn, nil},
-	"RETIRED_PAGES_LIMIT":      {EffectUnhealthy, actionReplace, incidentFail, nil},
-	"RETIRED_PAGES_DBE_LIMIT":  {EffectUnhealthy, actionReplace, incidentFail, nil},
-	"CORRUPT_INFOROM":          {EffectWarn, actionSupport, incidentWarn, nil},
-	"CLOCKS_EVENT_THERMAL":     {EffectIgnore, actionCool, incidentClocks, nil},
+	"PCI_REPLAY_RATE":          {EffectWarn, ActionCheckPCIe, incidentWarn, nil},
+	"VOLATILE_DBE_DETECTED":    {EffectUnhealthy, ActionResetGPU, incidentFail + ", ISOLATE", nil},
+	"PENDING_PAGE_RETIREMENTS": {EffectWarn, ActionResetGPUAtDrain, incidentWarn, nil},
+	"RETIRED_PAGES_LIMIT":      {EffectUnhealthy, ActionReplaceGPU, incidentFail, nil},
+	"RETIRED_PAGES_DBE_LIMIT":  {EffectUnhealthy, ActionReplaceGPU, incidentFail, nil},
+	"CORRUPT_INFOROM":          {EffectWarn, ActionContactSupport, incidentWarn, nil},
+	"CLOCKS_EVENT_THERMAL":     {EffectIgnore, ActionCheckCooling, incidentClocks, nil},
 	// On every GPU at once it is the only sign that DCGM is blind: after an XID 119 in the kernel's log the
 	// engine calls the driver no more.
-	"POWER_UNREADABLE":           {EffectWarn, "check that DCGM reads the GPU; if it reads none, restart its engine", incidentWarn, nil},
-	"CLOCKS_EVENT_POWER":         {EffectIgnore, actionCool, incidentClocks, nil},
-	"NVLINK_ERROR_THRESHOLD":     {EffectWarn, "watch the NVLink error counters", incidentWarn, nil},
-	"NVLINK_DOWN":                {EffectUnhealthy, actionLink, incidentFail + "; false on cards without NVLink, as users of NVSentinel report", onlyNVLink},
-	"FAULTY_MEMORY":              {EffectUnhealthy, actionReplace, incidentFail + ", ISOLATE", nil},
-	"NVLINK_CRC_ERROR_THRESHOLD": {EffectUnhealthy, actionLink, incidentFail, nil},
-	"NVLINK_ERROR_CRITICAL":      {EffectUnhealthy, actionLink, incidentFail + ", ISOLATE; AWS eks-node-monitoring-agent: what was counted long ago warns", newNVLinkErrors},
-	"ROW_REMAP_FAILURE":          {EffectUnhealthy, actionReplace, incidentFail, nil},
-	"UNCONTAINED_ERROR":          {EffectIgnore, actionReset, incidentSticky, nil}, // XID 95
-	"XID_ERROR":                  {EffectIgnore, actionWatch, incidentSticky, nil}, // any other XID, application errors too
+	"POWER_UNREADABLE":           {EffectWarn, ActionCheckDCGM, incidentWarn, nil},
+	"CLOCKS_EVENT_POWER":         {EffectIgnore, ActionCheckCooling, incidentClocks, nil},
+	"NVLINK_ERROR_THRESHOLD":     {EffectWarn, ActionWatchNVLink, incidentWarn, nil},
+	"NVLINK_DOWN":                {EffectUnhealthy, ActionCheckNVLink, incidentFail + "; false on cards without NVLink, as users of NVSentinel report", onlyNVLink},
+	"FAULTY_MEMORY":              {EffectUnhealthy, ActionReplaceGPU, incidentFail + ", ISOLATE", nil},
+	"NVLINK_CRC_ERROR_THRESHOLD": {EffectUnhealthy, ActionCheckNVLink, incidentFail, nil},
+	"NVLINK_ERROR_CRITICAL":      {EffectUnhealthy, ActionCheckNVLink, incidentFail + ", ISOLATE; AWS eks-node-monitoring-agent: what was counted long ago warns", newNVLinkErrors},
+	"ROW_REMAP_FAILURE":          {EffectUnhealthy, ActionReplaceGPU, incidentFail, nil},
+	"UNCONTAINED_ERROR":          {EffectIgnore, ActionResetGPU, incidentSticky, nil}, // XID 95
+	"XID_ERROR":                  {EffectIgnore, ActionWatch, incidentSticky, nil},    // any other XID, application errors too
 	// The thresholds are DCGM's own and disputed.
-	"NVLINK_EFFECTIVE_BER_THRESHOLD": {EffectWarn, actionLink, "our choice: the thresholds are DCGM's own and disputed; DCGM 4.6 health: FAIL", nil},
-	"FALLEN_OFF_BUS":                 {EffectIgnore, actionReboot, incidentSticky, nil}, // XID 79
-	"NVLINK_SYMBOL_BER_THRESHOLD":    {EffectWarn, actionLink, "our choice: the thresholds are DCGM's own and disputed; DCGM 4.6 health: FAIL", nil},
-	"IMEX_UNHEALTHY":                 {EffectIgnore, "check the IMEX daemon", "our choice: false on nodes without IMEX, as users of NVSentinel report", nil},
-	"FABRIC_PROBE_STATE":             {EffectWarn, "check the fabric manager", "DCGM 4.6 health: FAIL, MONITOR; AWS eks-node-monitoring-agent: a warning", onlyFabric},
-	"GPU_RECOVERY_RESET":             {EffectIgnore, actionReset, incidentDriver, nil},
-	"GPU_RECOVERY_REBOOT":            {EffectIgnore, actionReboot, incidentDriver, nil},
-	"GPU_RECOVERY_DRAIN_P2P":         {EffectIgnore, actionReset, incidentDriver, nil},
-	"GPU_RECOVERY_DRAIN_RESET":       {EffectIgnore, actionReset, incidentDriver, nil},
-	"CONTAINED_ERROR":                {EffectIgnore, actionWatch, incidentSticky, nil}, // XID 94
-	"UNCORRECTABLE_ROW_REMAP_LIMIT":  {EffectWarn, "plan to replace the GPU", incidentWarn, nil},
+	"NVLINK_EFFECTIVE_BER_THRESHOLD": {EffectWarn, ActionCheckNVLink, "our choice: the thresholds are DCGM's own and disputed; DCGM 4.6 health: FAIL", nil},
+	"FALLEN_OFF_BUS":                 {EffectIgnore, ActionRebootNode, incidentSticky, nil}, // XID 79
+	"NVLINK_SYMBOL_BER_THRESHOLD":    {EffectWarn, ActionCheckNVLink, "our choice: the thresholds are DCGM's own and disputed; DCGM 4.6 health: FAIL", nil},
+	"IMEX_UNHEALTHY":                 {EffectIgnore, ActionRecoverIMEX, "our choice: false on nodes without IMEX, as users of NVSentinel report", nil},
+	"FABRIC_PROBE_STATE":             {EffectWarn, ActionCheckFabricManager, "DCGM 4.6 health: FAIL, MONITOR; AWS eks-node-monitoring-agent: a warning", onlyFabric},
+	"GPU_RECOVERY_RESET":             {EffectIgnore, ActionResetGPU, incidentDriver, nil},
+	"GPU_RECOVERY_REBOOT":            {EffectIgnore, ActionRebootNode, incidentDriver, nil},
+	"GPU_RECOVERY_DRAIN_P2P":         {EffectIgnore, ActionResetGPU, incidentDriver, nil},
+	"GPU_RECOVERY_DRAIN_RESET":       {EffectIgnore, ActionResetGPU, incidentDriver, nil},
+	"CONTAINED_ERROR":                {EffectIgnore, ActionWatch, incidentSticky, nil}, // XID 94
+	"UNCORRECTABLE_ROW_REMAP_LIMIT":  {EffectWarn, ActionPlanReplacement, incidentWarn, nil},
 }
 
 // ofXID tells whether an incident is no more than DCGM's word for an XID: it files some as incidents of their own, and others,
 // such as 63 and 64, under a check of its own, "Row remap failure (triggered by XID 64: …)". It takes none of them back while
-// its engine lives (OBSERVED.md 1), and XIDs are judged by themselves.
+// its engine lives (dcgm/OBSERVED.md#xid-incidents), and XIDs are judged by themselves.
 func (i Incident) ofXID() bool {
 	return ruleOf(i.Code).source == incidentSticky || i.triggeredByXID()
 }
@@ -125,7 +122,7 @@ func LookupIncident(code int) IncidentInfo {
 func ruleOf(code int) incidentRule {
 	r, ok := incidentRules[strings.TrimPrefix(incidentName(code), incidentNamePrefix)]
 	if !ok {
-		return incidentRule{effect: EffectWarn, action: actionIncident, source: incidentUnknown}
+		return incidentRule{effect: EffectWarn, action: ActionWatch, source: incidentUnknown}
 	}
 	return r
 }

@@ -37,15 +37,15 @@ func presenceFinding(s Sample) (Finding, bool) {
 	f := Finding{State: Unhealthy, Since: s.At, Last: s.At, Clears: ClearsItself}
 	switch s.Presence {
 	case Lost:
-		f.Cause, f.Reason, f.Action = CauseLost, "the GPU is lost: the driver cannot reach it any more", actionReboot
+		f.Cause, f.Reason, f.Action = CauseLost, "the GPU is lost: the driver cannot reach it any more", ActionRebootNode
 	case Inaccessible:
 		f.Cause, f.Reason, f.Action = CauseInaccessible, "the GPU is hidden from the agent",
-			"give the agent's container access to the GPU's device nodes"
+			ActionCheckDeviceAccess
 	case Detached:
 		f.Cause, f.Reason, f.Action = CauseDetached, "the driver is detached from the GPU",
-			"bind the driver to the GPU again; if a host engine has let go of it, say gpu-node-agent attach"
+			ActionBindDriver
 	case Missing:
-		f.Cause, f.Reason, f.Action = CauseMissing, "the GPU has left the driver's inventory", actionReboot
+		f.Cause, f.Reason, f.Action = CauseMissing, "the GPU has left the driver's inventory", ActionRebootNode
 	case PresenceUnknown, Present:
 		return Finding{}, false
 	}
@@ -65,7 +65,7 @@ func (f Finding) presence() bool {
 func staleFinding(s Sample) Finding {
 	return Finding{
 		Cause: CauseNotMeasured, State: Degraded, Reason: "the source has no current value of this GPU, though it measures others",
-		Action: "look for the GPU in the kernel log and in DCGM's log; if it stays so, drain the node and restart DCGM's engine",
+		Action: ActionCheckDCGM,
 		Since:  s.At, Last: s.At, Clears: ClearsItself,
 	}
 }
@@ -78,7 +78,7 @@ type condition struct {
 	// grade is the state where the values decide it; nil where state does.
 	grade func(v []float64) State
 	// says tells what is wrong with the values, in the order of fields, and what to do; "" if nothing is.
-	says func(c Config, v []float64) (reason, action string)
+	says func(c Config, v []float64) (reason string, action Action)
 }
 
 // conditions is the table of them.
@@ -88,47 +88,38 @@ var conditions = []condition{
 	// The driver's own verdict: recoveries has a state for each action.
 	{CauseRecoveryAction, Unhealthy, []Field{FieldRecoveryAction}, recoveryState, recoveryWords},
 	// DCGM 4.6 health, system memory: ROW_REMAP_FAILURE is FAIL, the suggestion is to replace the GPU.
-	{CauseRemapFailed, Unhealthy, []Field{FieldRemapFailed}, nil, flag("a bad memory row could not be remapped", actionReplace)},
+	{CauseRemapFailed, Unhealthy, []Field{FieldRemapFailed}, nil, flag("a bad memory row could not be remapped", ActionReplaceGPU)},
 	// DCGM 4.6 health, system memory: FAULTY_MEMORY is FAIL, severity ISOLATE.
-	{CauseUnrepairable, Unhealthy, []Field{FieldUnrepairable}, nil, flag("the GPU's memory cannot be repaired", actionReplace)},
+	{CauseUnrepairable, Unhealthy, []Field{FieldUnrepairable}, nil, flag("the GPU's memory cannot be repaired", ActionReplaceGPU)},
 	// DCGM 4.6 health, system memory: VOLATILE_DBE_DETECTED is FAIL, severity ISOLATE, for any count. A
 	// reset or a driver reload sets the count back.
-	{CauseDBE, Unhealthy, []Field{FieldDBEVolatile}, nil, func(_ Config, v []float64) (string, string) {
-		return when(v[0] > 0, "%.0f double-bit ECC errors since the last reset", v[0]), actionReset
+	{CauseDBE, Unhealthy, []Field{FieldDBEVolatile}, nil, func(_ Config, v []float64) (string, Action) {
+		return when(v[0] > 0, "%.0f double-bit ECC errors since the last reset", v[0]), ActionResetGPU
 	}},
 	// DCGM 4.6 health, system memory: RETIRED_PAGES_LIMIT is FAIL from 63 pages on.
-	{CauseRetiredPages, Unhealthy, []Field{FieldRetiredSBE, FieldRetiredDBE}, nil, func(_ Config, v []float64) (string, string) {
-		return when(v[0]+v[1] >= 63, "%.0f memory pages are retired, the limit is 63", v[0]+v[1]), actionReplace
+	{CauseRetiredPages, Unhealthy, []Field{FieldRetiredSBE, FieldRetiredDBE}, nil, func(_ Config, v []float64) (string, Action) {
+		return when(v[0]+v[1] >= 63, "%.0f memory pages are retired, the limit is 63", v[0]+v[1]), ActionReplaceGPU
 	}},
 	// A remapped row or retired page takes effect with the next reset; until then the memory works (NVIDIA
 	// GPU memory error management; dynamic page retirement).
-	{CauseRemapPending, Degraded, []Field{FieldRemapPending}, nil, flag("a memory row waits to be remapped", actionResetLater)},
-	{CauseRetiredPending, Degraded, []Field{FieldRetiredPending}, nil, flag("a memory page waits to be retired", actionResetLater)},
-	{CauseTemperature, Degraded, []Field{FieldGPUTemp}, nil, func(c Config, v []float64) (string, string) {
-		return when(v[0] >= c.Temperature, "the GPU is at %.0f °C, the limit is %.0f °C", v[0], c.Temperature), actionCool
+	{CauseRemapPending, Degraded, []Field{FieldRemapPending}, nil, flag("a memory row waits to be remapped", ActionResetGPUAtDrain)},
+	{CauseRetiredPending, Degraded, []Field{FieldRetiredPending}, nil, flag("a memory page waits to be retired", ActionResetGPUAtDrain)},
+	{CauseTemperature, Degraded, []Field{FieldGPUTemp}, nil, func(c Config, v []float64) (string, Action) {
+		return when(v[0] >= c.Temperature, "the GPU is at %.0f °C, the limit is %.0f °C", v[0], c.Temperature), ActionCheckCooling
 	}},
 	// nvml.h, nvmlClocksEventReasons: hardware slowdown 0x8, hardware thermal slowdown 0x40, power brake
 	// 0x80. The software power cap, 0x4, is a GPU at full load and no fault.
-	{CauseClocks, Degraded, []Field{FieldClocksEvents}, nil, func(_ Config, v []float64) (string, string) {
-		return when(uint64(v[0])&(0x8|0x40|0x80) != 0, "the hardware slows the clocks down (event bits %#x)", uint64(v[0])), actionCool
+	{CauseClocks, Degraded, []Field{FieldClocksEvents}, nil, func(_ Config, v []float64) (string, Action) {
+		return when(uint64(v[0])&(0x8|0x40|0x80) != 0, "the hardware slows the clocks down (event bits %#x)", uint64(v[0])), ActionCheckCooling
 	}},
 }
 
-const (
-	actionReplace    = "replace the GPU"
-	actionDrainP2P   = "end all jobs that use this GPU with others"
-	actionIMEX       = "restart the IMEX service on the nodes of the IMEX domain"
-	actionBusReset   = "drain the node and reset the GPU's PCIe bus; if that is not possible, reboot the node"
-	actionLookUp     = "look the number up in NVIDIA's description of nvmlDeviceGpuRecoveryAction_t; drain the node meanwhile"
-	actionResetLater = "reset the GPU at the next drain"
-	actionCool       = "check cooling and power supply"
-)
-
 // recovery is what one of the driver's recovery actions means.
 type recovery struct {
-	state          State
-	reason, action string
-	resets         bool // its end is evidence that the GPU was reset
+	state  State
+	reason string
+	action Action
+	resets bool // its end is evidence that the GPU was reset
 }
 
 // recoveries are the driver's recovery actions, nvmlDeviceGpuRecoveryAction_t, by number. The meanings are
@@ -149,13 +140,13 @@ type recovery struct {
 //
 //nolint:gochecknoglobals // a table of constants
 var recoveries = map[RecoveryAction]recovery{
-	RecoveryReset:         {Degraded, "the driver asks for a GPU reset", actionReset, true},
-	RecoveryReboot:        {Unhealthy, "the driver asks for a reboot of the node", actionReboot, true},
-	RecoveryDrainP2P:      {Unhealthy, "the driver asks to drain peer-to-peer work", actionDrainP2P, false},
-	RecoveryDrainAndReset: {Degraded, "the driver asks to drain and reset the GPU, which works at less than its capacity", actionReset, true},
-	RecoveryIMEXDomain:    {Unhealthy, "the driver asks to recover the IMEX domain", actionIMEX, false},
-	RecoveryPCIeBusReset:  {Unhealthy, "the driver asks for a PCIe bus reset", actionBusReset, true},
-	RecoverySystemReboot:  {Unhealthy, "the driver asks for a reboot of the system", actionReboot, true},
+	RecoveryReset:         {Degraded, "the driver asks for a GPU reset", ActionResetGPU, true},
+	RecoveryReboot:        {Unhealthy, "the driver asks for a reboot of the node", ActionRebootNode, true},
+	RecoveryDrainP2P:      {Unhealthy, "the driver asks to drain peer-to-peer work", ActionDrainP2P, false},
+	RecoveryDrainAndReset: {Degraded, "the driver asks to drain and reset the GPU, which works at less than its capacity", ActionResetGPU, true},
+	RecoveryIMEXDomain:    {Unhealthy, "the driver asks to recover the IMEX domain", ActionRecoverIMEX, false},
+	RecoveryPCIeBusReset:  {Unhealthy, "the driver asks for a PCIe bus reset", ActionResetPCIeBus, true},
+	RecoverySystemReboot:  {Unhealthy, "the driver asks for a reboot of the system", ActionRebootNode, true},
 }
 
 func recoveryState(v []float64) State {
@@ -165,7 +156,7 @@ func recoveryState(v []float64) State {
 	return Unhealthy
 }
 
-func recoveryWords(_ Config, v []float64) (reason, action string) {
+func recoveryWords(_ Config, v []float64) (reason string, action Action) {
 	a := RecoveryAction(v[0])
 	if a == RecoveryNone {
 		return "", ""
@@ -173,12 +164,12 @@ func recoveryWords(_ Config, v []float64) (reason, action string) {
 	if r, known := recoveries[a]; known {
 		return r.reason, r.action
 	}
-	return fmt.Sprintf("the driver asks for recovery action %d, which this agent does not know", a), actionLookUp
+	return fmt.Sprintf("the driver asks for recovery action %d, which this agent does not know", a), ActionCheckRecoveryAction
 }
 
 // flag is what a field says that is 0 or 1.
-func flag(reason, action string) func(Config, []float64) (string, string) {
-	return func(_ Config, v []float64) (string, string) { return when(v[0] != 0, "%s", reason), action }
+func flag(reason string, action Action) func(Config, []float64) (string, Action) {
+	return func(_ Config, v []float64) (string, Action) { return when(v[0] != 0, "%s", reason), action }
 }
 
 func when(bad bool, format string, args ...any) string {

@@ -104,7 +104,7 @@ func TestRecoveryActionsAreTold(t *testing.T) {
 		if v.State != c.state || len(v.Findings) != 1 || !strings.Contains(v.Findings[0].Reason, c.reason) || v.Findings[0].Action == "" {
 			t.Errorf("%v: %v %+v", c.action, v.State, v.Findings)
 		}
-		if c.action == 5 && strings.Contains(v.Findings[0].Reason+v.Findings[0].Action, "reset") {
+		if c.action == 5 && v.Findings[0].Action != ActionRecoverIMEX {
 			t.Errorf("a reset does not recover an IMEX domain: %+v", v.Findings[0])
 		}
 		// Only what resets the GPU is evidence of a reset when it is over.

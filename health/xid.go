@@ -23,7 +23,7 @@ type XIDInfo struct {
 	Symbol string // NVIDIA's name, such as GPU_ECC_DBE; empty if it has none
 	Name   string // its meaning in words
 	Effect Effect
-	Action string // what a person should do
+	Action Action // what an operator should do
 	Clears Clears
 	Source string // who says so
 
@@ -36,17 +36,6 @@ type XIDInfo struct {
 	Deviation string
 }
 
-// Actions that several rows share.
-const (
-	actionNone    = "none: restart the application"
-	actionApp     = "restart the application; if it comes again, look for the cause in it"
-	actionSupport = "watch the device; if it comes again, ask NVIDIA's support"
-	actionReset   = "drain the node and reset the GPU"
-	actionReboot  = "drain and reboot the node"
-	actionWatch   = "watch the device; look the XID up in NVIDIA's catalogue"
-	actionFollow  = "watch the device; the driver's recovery action says if it needs a reset"
-)
-
 // LookupXID returns what is known of an XID. One that is not in the table is a warning.
 func LookupXID(code int) XIDInfo {
 	if code > 0 && code < len(xidTable) {
@@ -56,6 +45,6 @@ func LookupXID(code int) XIDInfo {
 	}
 	return XIDInfo{
 		Code: code, Name: "XID " + strconv.Itoa(code), Effect: EffectWarn,
-		Action: actionWatch, Clears: ClearsItself, Source: "not in the table",
+		Action: ActionWatch, Clears: ClearsItself, Source: "not in the table",
 	}
 }

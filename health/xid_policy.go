@@ -145,7 +145,7 @@ func (c XIDConfig) Lookup(code int) XIDInfo {
 	info.Effect = effect
 	switch {
 	case effect == EffectUnhealthy:
-		info.Clears, info.Action = ClearsGPUReset, actionReset
+		info.Clears, info.Action = ClearsGPUReset, ActionResetGPU
 	case info.Clears != ClearsRestart:
 		info.Clears = ClearsItself
 	}

@@ -95,7 +95,7 @@ func TestXIDLookupFollowsTheEffect(t *testing.T) {
 			if (x.Effect == EffectUnhealthy) == (x.Clears == ClearsItself || x.Clears == ClearsRestart) {
 				t.Errorf("%s: XID %d is %v and clears by %v", preset, code, x.Effect, x.Clears)
 			}
-			if x.Effect == EffectUnhealthy && x.Action == actionNone {
+			if x.Effect == EffectUnhealthy && x.Action == ActionRestartApp {
 				t.Errorf("%s: XID %d is unhealthy and there is nothing to do", preset, code)
 			}
 			if x.Effect == LookupXID(code).Effect && x != LookupXID(code) {

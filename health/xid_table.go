@@ -61,7 +61,7 @@ var xidTable = [...]XIDInfo{
 	45: pluginIgnores("WORKFLOW_XID_45", "preemptive cleanup, due to previous errors"),
 	46: resets("GPU timeout: it stopped processing"),
 	47: askSupport("video encoder 0 exception"),
-	48: takesAway("WORKFLOW_XID_48", "double-bit ECC error", ClearsGPUReset, actionReset, "").failsDCGM().ofInstance(),
+	48: takesAway("WORKFLOW_XID_48", "double-bit ECC error", ClearsGPUReset, ActionResetGPU, "").failsDCGM().ofInstance(),
 	49: askSupport("silent running: level set by configuration"),
 	50: askSupport("silent running: level changed by an error"),
 	51: askSupport("silent running: stress test failed"),
@@ -69,7 +69,7 @@ var xidTable = [...]XIDInfo{
 	53: askSupport("silent running: clocks lowered by temperature"),
 	// No cable is put in while the node runs, so a reboot is the evidence.
 	54: takesAway("CHECK_MECHANICALS", "auxiliary power is not connected: clocks are lowered", ClearsReboot,
-		"power the node off and check the GPU's power cables",
+		ActionCheckPowerCables,
 		"the catalogue names no state; the GPU cannot do its work without that power, and AWS calls it fatal"),
 	55: askSupport("silent running: temperature cannot be read"),
 	56: askSupport("display engine error"),
@@ -80,7 +80,7 @@ var xidTable = [...]XIDInfo{
 	61: askSupport("power management controller breakpoint"),
 	62: resets("internal micro-controller halt"),
 	// The row works again after a reset; until then the finding of field 396, row remap pending, stands.
-	63: warns("IGNORE", "memory row or page is set aside for errors", "reset the GPU at the next drain").
+	63: warns("IGNORE", "memory row or page is set aside for errors", ActionResetGPUAtDrain).
 		deviates("the catalogue asks nobody to look; the remap is only in force after a reset, which somebody has to plan").ofGPU(),
 	64: resets("row remapper or page retirement failed to record"),
 	65: askSupport("video encoder 1 exception"),
@@ -92,14 +92,14 @@ var xidTable = [...]XIDInfo{
 	71: appError("copy engine 4 exception"),
 	72: appError("copy engine 5 exception"),
 	73: askSupport("video encoder 2 exception"),
-	74: takesAway("WORKFLOW_NVLINK_ERR", "NVLink error", ClearsGPUReset, actionReset, "").failsDCGM(),
+	74: takesAway("WORKFLOW_NVLINK_ERR", "NVLink error", ClearsGPUReset, ActionResetGPU, "").failsDCGM(),
 	75: appError("copy engine 6 exception"),
 	76: appError("copy engine 7 exception"),
 	77: appError("copy engine 8 exception"),
-	78: warns("UPDATE_SWFW", "vGPU could not start", "update the vGPU software to versions that go together"),
+	78: warns("UPDATE_SWFW", "vGPU could not start", ActionUpdateVGPU),
 	// A GPU that is seen on the bus again has not fallen off it any more, so its return, which counts as a
 	// reset, clears the finding too.
-	79: takesAway("RESTART_BM", "GPU has fallen off the bus", ClearsGPUReset, actionReboot,
+	79: takesAway("RESTART_BM", "GPU has fallen off the bus", ClearsGPUReset, ActionRebootNode,
 		"the catalogue wants a reboot and nothing less; the GPU's return to the bus clears it here").failsDCGM(),
 	80: appError("corrupted push buffer: checksum does not match"),
 	81: askSupport("VGA subsystem error"),
@@ -115,7 +115,7 @@ var xidTable = [...]XIDInfo{
 	91: askSupport("reserved"),
 	92: noted("high rate of single-bit ECC errors"),
 	93: noted("InfoROM is written more often than it is made for"),
-	94: appError("contained memory error").does("restart the applications that were hit; reset the GPU at the next drain"),
+	94: appError("contained memory error").does(ActionRestartAppReset),
 	95: resets("uncontained memory error").failsDCGM(),
 	96: appError("video decoder 5 exception"),
 	97: appError("video decoder 6 exception"),
@@ -174,16 +174,16 @@ var xidTable = [...]XIDInfo{
 	148: nvlink5("NVLink 5 error: NVLPW_CTRL"),
 	149: nvlink5("NVLink 5 error: NETIR"),
 	150: nvlink5("NVLink 5 error: MSE"),
-	151: takesAway("RESTART_VM", "encryption key could not be changed", ClearsReboot, actionReboot, ""),
+	151: takesAway("RESTART_VM", "encryption key could not be changed", ClearsReboot, ActionRebootNode, ""),
 	152: noted("deep learning accelerator: memory management error"),
 	153: noted("deep learning accelerator: timeout"),
 	// It says that field 1523 has another value, and that field is judged by itself.
-	154: warns("XID_154", "GPU recovery action changed", actionFollow).ofGPU(),
+	154: warns("XID_154", "GPU recovery action changed", ActionWatchRecoveryAction).ofGPU(),
 	155: resets("NVLink error that software defines"),
 	156: resets("part of the GPU was set aside for errors"),
 	157: noted("part of the GPU could not be set aside for errors"),
 	158: resets("fatal GPU timeout"),
-	159: warns("CHECK_UVM", "coherent interconnect error without data", actionApp).restarts(),
+	159: warns("CHECK_UVM", "coherent interconnect error without data", ActionRestartApp).restarts(),
 	160: noted("channel was set aside for errors"),
 	161: noted("channel could not be set aside for errors"),
 	// Good news: what 163 took away is back.
@@ -192,17 +192,17 @@ var xidTable = [...]XIDInfo{
 	164: unresolved("power smoothing hardware is near the end of its life"),
 	165: unresolved("power smoothing hardware is at the end of its life"),
 	166: unresolved("NVLink traffic came before its encryption was ready"),
-	167: takesAway("", "fatal PCIe timeout", ClearsReboot, actionReboot,
+	167: takesAway("", "fatal PCIe timeout", ClearsReboot, ActionRebootNode,
 		"the catalogue has no resolution; the driver calls it fatal").from("gpud: reboot"),
 	168: unresolved("protected region of GPU memory has errors: less memory is usable"),
-	169: takesAway("", "security engine 2 halt", ClearsReboot, actionReboot,
+	169: takesAway("", "security engine 2 halt", ClearsReboot, ActionRebootNode,
 		"the catalogue has no resolution; it resets the GPU for the halt of another micro-controller, 62").from("gpud: reboot"),
 	170: unresolved("NVLink security interrupt in confidential computing"),
-	171: takesAway("", "uncorrectable DRAM error", ClearsGPUReset, actionReset,
+	171: takesAway("", "uncorrectable DRAM error", ClearsGPUReset, ActionResetGPU,
 		"the catalogue has no resolution; it is the detail of a 48, which is unhealthy").ofInstance(),
-	172: takesAway("", "uncorrectable SRAM error", ClearsGPUReset, actionReset,
+	172: takesAway("", "uncorrectable SRAM error", ClearsGPUReset, ActionResetGPU,
 		"the catalogue has no resolution; it is the detail of a 48, which is unhealthy").ofInstance(),
-	173: takesAway("", "fatal chip-to-chip link failure", ClearsReboot, actionReboot,
+	173: takesAway("", "fatal chip-to-chip link failure", ClearsReboot, ActionRebootNode,
 		"the catalogue does not have it yet; the driver calls it fatal").from("gpud: reboot"),
 }
 
@@ -215,42 +215,42 @@ func catalogue(resolution string) string {
 }
 
 // warns is a row that tells an operator something.
-func warns(resolution, name, action string) XIDInfo {
+func warns(resolution, name string, action Action) XIDInfo {
 	return XIDInfo{Name: name, Effect: EffectWarn, Action: action, Clears: ClearsItself, Source: catalogue(resolution)}
 }
 
 // appError is an application's error that ended the application.
-func appError(name string) XIDInfo { return warns("RESTART_APP", name, actionApp).restarts() }
+func appError(name string) XIDInfo { return warns("RESTART_APP", name, ActionRestartApp).restarts() }
 
 // askSupport is one that only NVIDIA can make sense of; most are unused since Ampere.
-func askSupport(name string) XIDInfo { return warns("CONTACT_SUPPORT", name, actionSupport) }
+func askSupport(name string) XIDInfo { return warns("CONTACT_SUPPORT", name, ActionContactSupport) }
 
 // noted needs nothing now, and somebody's attention if it comes again.
-func noted(name string) XIDInfo { return warns("IGNORE", name, actionWatch) }
+func noted(name string) XIDInfo { return warns("IGNORE", name, ActionWatch) }
 
 // unresolved is one for which the catalogue has no resolution yet.
-func unresolved(name string) XIDInfo { return warns("", name, actionWatch) }
+func unresolved(name string) XIDInfo { return warns("", name, ActionWatch) }
 
 // nvlink5 is one of which the number alone does not tell whether it is fatal: that takes bits that only
 // the kernel's log has. The driver knows them, and its recovery action says so.
 func nvlink5(name string) XIDInfo {
-	return warns("WORKFLOW_NVLINK5_ERR", name, actionFollow).follows().ofGPU()
+	return warns("WORKFLOW_NVLINK5_ERR", name, ActionWatchRecoveryAction).follows().ofGPU()
 }
 
 // ignored is nobody's business.
 func ignored(resolution, name string) XIDInfo {
-	return XIDInfo{Name: name, Effect: EffectIgnore, Action: "none", Clears: ClearsItself, Source: catalogue(resolution)}
+	return XIDInfo{Name: name, Effect: EffectIgnore, Action: ActionNone, Clears: ClearsItself, Source: catalogue(resolution)}
 }
 
 // pluginIgnores is an application's error that leaves the GPU healthy.
 func pluginIgnores(resolution, name string) XIDInfo {
-	return ignored(resolution, name).does(actionNone).restarts().from("NVIDIA k8s-device-plugin ignores it")
+	return ignored(resolution, name).does(ActionRestartApp).restarts().from("NVIDIA k8s-device-plugin ignores it")
 }
 
 // takesAway is a row that takes the GPU away, as a whole unless ofInstance says otherwise: what stops the driver, a
 // micro-controller or a link stops every instance (NVIDIA MIG user guide: instances have memory and engines of their own,
 // and share the rest).
-func takesAway(resolution, name string, clears Clears, action, deviation string) XIDInfo {
+func takesAway(resolution, name string, clears Clears, action Action, deviation string) XIDInfo {
 	return XIDInfo{
 		Name: name, Effect: EffectUnhealthy, Action: action, Clears: clears, Source: catalogue(resolution), Deviation: deviation,
 		WholeGPU: true,
@@ -259,7 +259,7 @@ func takesAway(resolution, name string, clears Clears, action, deviation string)
 
 // resets is what the catalogue wants a GPU reset for.
 func resets(name string) XIDInfo {
-	return takesAway("RESET_GPU", name, ClearsGPUReset, actionReset, "")
+	return takesAway("RESET_GPU", name, ClearsGPUReset, ActionResetGPU, "")
 }
 
 // failsDCGM: DCGM's own health checks call it a failure of the whole GPU.
@@ -297,7 +297,7 @@ func (x XIDInfo) deviates(why string) XIDInfo {
 	return x
 }
 
-func (x XIDInfo) does(action string) XIDInfo {
+func (x XIDInfo) does(action Action) XIDInfo {
 	x.Action = action
 	return x
 }

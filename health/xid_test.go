@@ -97,7 +97,7 @@ func TestXIDTable(t *testing.T) {
 		if x.Effect == EffectUnhealthy && byItself {
 			fault("is unhealthy and clears by %v: that is no evidence", x.Clears)
 		}
-		if row.immediate == "RESTART_APP" && (x.Clears != ClearsRestart || !strings.Contains(x.Action, "restart the application")) {
+		if row.immediate == "RESTART_APP" && (x.Clears != ClearsRestart || x.Action != ActionRestartApp && x.Action != ActionRestartAppReset) {
 			fault("clears by %v and says %q", x.Clears, x.Action)
 		}
 		restart := row.immediate == "RESTART_BM" || row.immediate == "RESTART_VM"
@@ -129,7 +129,7 @@ func TestLookupXID(t *testing.T) {
 			t.Errorf("XID %d: got %+v, want %v", code, got, want)
 		}
 	}
-	if x := LookupXID(79); x.Action != actionReboot || x.Clears != ClearsGPUReset {
+	if x := LookupXID(79); x.Action != ActionRebootNode || x.Clears != ClearsGPUReset {
 		t.Errorf("79: %+v", x)
 	}
 	if x := LookupXID(48); x.Symbol != "GPU_ECC_DBE" {

@@ -25,8 +25,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// apiServer is as much of one as the reporter sees, without a network, so that time can be tested. It reads
-// what it is sent into Kubernetes' own types, strictly.
+// apiServer is a fake API server behind an http.RoundTripper, because synctest allows no network. It decodes requests
+// strictly into Kubernetes' own types.
 type apiServer struct {
 	mu         sync.Mutex // guards everything below
 	fail       func(*http.Request) error
@@ -39,13 +39,13 @@ type apiServer struct {
 	requests   int
 }
 
-// status is an error that the API server answers with.
-type status metav1.Status
+// statusError is an error response of the API server.
+type statusError metav1.Status
 
-func (s status) Error() string { return s.Message }
+func (s statusError) Error() string { return s.Message }
 
-func refuse(code int, reason metav1.StatusReason, causes ...metav1.CauseType) error {
-	s := status{Status: metav1.StatusFailure, Code: int32(code), Reason: reason, Message: "refused: " + string(reason), Details: &metav1.StatusDetails{}}
+func apiError(code int, reason metav1.StatusReason, causes ...metav1.CauseType) error {
+	s := statusError{Status: metav1.StatusFailure, Code: int32(code), Reason: reason, Message: "refused: " + string(reason), Details: &metav1.StatusDetails{}}
 	s.Kind, s.APIVersion = "Status", "v1"
 	for _, c := range causes {
 		s.Details.Causes = append(s.Details.Causes, metav1.StatusCause{Type: c})
@@ -70,7 +70,7 @@ func (a *apiServer) RoundTrip(r *http.Request) (*http.Response, error) {
 		answer, err = a.answer(r, body)
 	}
 	code := http.StatusOK
-	if s, ok := errors.AsType[status](err); ok {
+	if s, ok := errors.AsType[statusError](err); ok {
 		answer, code, err = s, int(s.Code), nil
 	}
 	if err != nil {
@@ -85,10 +85,10 @@ func (a *apiServer) RoundTrip(r *http.Request) (*http.Response, error) {
 
 func (a *apiServer) answer(r *http.Request, body []byte) (any, error) {
 	path := strings.Split(strings.TrimPrefix(r.URL.Path, "/api/v1/"), "/")
-	switch what := r.Method + " " + path[0]; {
-	case what == "GET nodes":
+	switch {
+	case r.Method == "GET" && path[0] == "nodes":
 		return corev1.Node{Status: corev1.NodeStatus{Conditions: a.conditions}}, nil
-	case what == "PATCH nodes" && path[2] == "status" && r.Header.Get("Content-Type") == "application/strategic-merge-patch+json":
+	case r.Method == "PATCH" && path[0] == "nodes" && path[2] == "status" && r.Header.Get("Content-Type") == "application/strategic-merge-patch+json":
 		a.writes = append(a.writes, time.Now())
 		if strings.Contains(string(body), `"$patch":"delete"`) {
 			a.conditions = nil
@@ -102,7 +102,7 @@ func (a *apiServer) answer(r *http.Request, body []byte) (any, error) {
 		if pod, ok := a.pods[path[1]+"/"+path[3]]; ok {
 			return pod, nil
 		}
-		return nil, refuse(404, metav1.StatusReasonNotFound)
+		return nil, apiError(404, metav1.StatusReasonNotFound)
 	case r.Method == "POST" && path[2] == "events":
 		a.posts++
 		e := new(corev1.Event)
@@ -110,7 +110,7 @@ func (a *apiServer) answer(r *http.Request, body []byte) (any, error) {
 			return nil, err
 		}
 		if a.events[e.Name] != nil {
-			return nil, refuse(409, metav1.StatusReasonAlreadyExists)
+			return nil, apiError(409, metav1.StatusReasonAlreadyExists)
 		}
 		a.events[e.Name] = e
 		return e, nil
@@ -118,7 +118,7 @@ func (a *apiServer) answer(r *http.Request, body []byte) (any, error) {
 		a.patches++
 		e := a.events[path[3]]
 		if e == nil {
-			return nil, refuse(404, metav1.StatusReasonNotFound)
+			return nil, apiError(404, metav1.StatusReasonNotFound)
 		}
 		return e, yaml.UnmarshalStrict(body, e)
 	default:
@@ -126,7 +126,7 @@ func (a *apiServer) answer(r *http.Request, body []byte) (any, error) {
 	}
 }
 
-// rig is a reporter and its API server, under synctest.
+// rig runs a reporter with a fake API server under synctest.
 type rig struct {
 	*apiServer
 	config    health.Latest[health.Config]
@@ -153,13 +153,13 @@ func newAPI() *apiServer {
 	return &apiServer{events: make(map[string]*corev1.Event), pods: make(map[string]corev1.Pod)}
 }
 
-// inRig runs a reporter that has seen two healthy GPUs and has said so.
-func inRig(t *testing.T, test func(*rig)) {
+// withRig runs a test with a reporter that has written the condition of two healthy GPUs.
+func withRig(t *testing.T, test func(*rig)) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newRig(newAPI())
 		g.start(t)
-		g.show(gpu(0, nil), gpu(1, nil))
-		g.pass(2 * time.Second)
+		g.setDevices(gpu(0, nil), gpu(1, nil))
+		g.advance(2 * time.Second)
 		test(g)
 	})
 }
@@ -183,17 +183,17 @@ func (g *rig) enable(on bool) {
 	g.config.Store(&c)
 }
 
-func (g *rig) show(devices ...health.DeviceState) { g.snapshots.Store(up(devices...)) }
+func (g *rig) setDevices(devices ...health.DeviceState) { g.snapshots.Store(snapshotOf(devices...)) }
 
-// pass lets time pass. Between two of them the server stands still, and the test may look at it.
-func (g *rig) pass(d time.Duration) {
-	g.handOver()
+// advance lets time pass and waits until the reporter is idle. Between two calls the test may read and change the server.
+func (g *rig) advance(d time.Duration) {
+	g.fence()
 	<-time.After(d)
 	synctest.Wait()
 }
 
-// handOver says that what the test did comes before what the server does next.
-func (g *rig) handOver() {
+// fence orders the test's changes before the server's next request.
+func (g *rig) fence() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 }
@@ -207,19 +207,19 @@ func (g *rig) failWith(err error) {
 	}
 }
 
-// condition returns what stands.
+// condition returns the node's condition.
 func (g *rig) condition(t *testing.T) corev1.NodeCondition {
 	t.Helper()
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if len(g.conditions) != 1 {
-		t.Fatalf("the node has %d conditions, want one", len(g.conditions))
+		t.Fatalf("the node has %d conditions, want 1", len(g.conditions))
 	}
 	return g.conditions[0]
 }
 
-// all returns the events, each as "object reason ×count", sorted.
-func (g *rig) all() []string {
+// listEvents returns the events, each as "object reason ×count", sorted.
+func (g *rig) listEvents() []string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	var list []string
@@ -231,14 +231,14 @@ func (g *rig) all() []string {
 	return list
 }
 
-// up is a snapshot of a source that is up.
-func up(devices ...health.DeviceState) *health.Snapshot {
+// snapshotOf returns a snapshot of a source that is up.
+func snapshotOf(devices ...health.DeviceState) *health.Snapshot {
 	return &health.Snapshot{At: time.Now(), Source: health.Source{Kind: "sim", Status: health.SourceUp}, Devices: devices}
 }
 
 func gpu(index int, xids map[int]uint64, findings ...health.Finding) health.DeviceState {
 	d := health.DeviceState{Device: health.Device{ID: health.DeviceID(fmt.Sprintf("GPU-%d", index)), Index: index}, XIDCounts: xids}
-	return judged(d, findings...)
+	return withFindings(d, findings...)
 }
 
 func mig(of, gi int, xids map[int]uint64, findings ...health.Finding) health.DeviceState {
@@ -246,10 +246,10 @@ func mig(of, gi int, xids map[int]uint64, findings ...health.Finding) health.Dev
 	d := health.DeviceState{Device: health.Device{
 		ID: health.DeviceID(fmt.Sprintf("MIG-%d-%d", of, gi)), Parent: parent, Kind: health.KindMIG, Index: of, GI: gi, MIGIndex: gi - 1,
 	}, XIDCounts: xids}
-	return judged(d, findings...)
+	return withFindings(d, findings...)
 }
 
-func judged(d health.DeviceState, findings ...health.Finding) health.DeviceState {
+func withFindings(d health.DeviceState, findings ...health.Finding) health.DeviceState {
 	d.Verdict = health.Verdict{State: health.Healthy, Findings: findings}
 	for _, f := range findings {
 		d.Verdict.State = max(d.Verdict.State, f.State)
@@ -258,10 +258,10 @@ func judged(d health.DeviceState, findings ...health.Finding) health.DeviceState
 }
 
 func finding(cause string, s health.State) health.Finding {
-	return health.Finding{Cause: cause, State: s, Reason: "it is " + cause, Action: "do something"}
+	return health.Finding{Cause: cause, State: s, Reason: "it is " + cause, Action: health.ActionResetGPU}
 }
 
-func from(parent string, f health.Finding) health.Finding {
+func inheritedFrom(parent string, f health.Finding) health.Finding {
 	f.From = health.DeviceID(parent)
 	return f
 }

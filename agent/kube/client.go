@@ -1,7 +1,6 @@
 package kube
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -19,20 +18,20 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// component is who says so, in events and in the API server's audit log.
+// component names the agent in events and in the API server's audit log.
 const component = "gpu-node-agent"
 
 const (
-	// requestTimeout is how long the API server may take for one request.
+	// requestTimeout limits one request.
 	requestTimeout = 10 * time.Second
 
-	// What one node asks at most, in requests a second. There may be thousands of nodes.
+	// The limits of one node, in requests per second. There may be thousands of nodes.
 	requestRate  = 5
 	requestBurst = 10
 )
 
-// condition is core/v1's NodeCondition.
-type condition struct {
+// nodeCondition is core/v1's NodeCondition.
+type nodeCondition struct {
 	Type               string      `json:"type"`
 	Status             string      `json:"status"`
 	LastHeartbeatTime  metav1.Time `json:"lastHeartbeatTime"`
@@ -41,16 +40,16 @@ type condition struct {
 	Message            string      `json:"message"`
 }
 
-// event is core/v1's Event: the one that kubectl describe shows, and whose count can be raised.
-type event struct {
+// coreEvent is core/v1's Event, which kubectl describe shows. Unlike those of events.k8s.io, its count can be raised.
+type coreEvent struct {
 	Kind               string            `json:"kind"`
 	APIVersion         string            `json:"apiVersion"`
 	Metadata           metav1.ObjectMeta `json:"metadata"`
-	InvolvedObject     reference         `json:"involvedObject"`
+	InvolvedObject     objectReference   `json:"involvedObject"`
 	Type               string            `json:"type"`
 	Reason             string            `json:"reason"`
 	Message            string            `json:"message"`
-	Source             source            `json:"source"`
+	Source             eventSource       `json:"source"`
 	FirstTimestamp     metav1.Time       `json:"firstTimestamp"`
 	LastTimestamp      metav1.Time       `json:"lastTimestamp"`
 	Count              int32             `json:"count"`
@@ -58,7 +57,7 @@ type event struct {
 	ReportingInstance  string            `json:"reportingInstance"`
 }
 
-type reference struct {
+type objectReference struct {
 	Kind       string    `json:"kind"`
 	APIVersion string    `json:"apiVersion"`
 	Namespace  string    `json:"namespace,omitempty"`
@@ -66,22 +65,22 @@ type reference struct {
 	UID        types.UID `json:"uid,omitempty"`
 }
 
-type source struct {
+type eventSource struct {
 	Component string `json:"component"`
 	Host      string `json:"host"`
 }
 
-// eventPatch is what changes when it happens again.
+// eventPatch holds the fields that change when an event repeats.
 type eventPatch struct {
 	Count         int32       `json:"count"`
 	LastTimestamp metav1.Time `json:"lastTimestamp"`
 	Message       string      `json:"message"`
 }
 
-// client makes the few requests that there are.
+// client makes the requests of this package.
 type client struct{ rest rest.Interface }
 
-// connect returns a client by a kubeconfig, or by what a pod is given if that is "". It asks nobody yet.
+// connect returns a client for a kubeconfig file, or for the pod's service account if that is "". It makes no request.
 func connect(kubeconfig string) (*client, error) {
 	c, err := Reach(kubeconfig)
 	if err != nil {
@@ -90,7 +89,7 @@ func connect(kubeconfig string) (*client, error) {
 	return newClient(c)
 }
 
-// Reach returns how to reach the API server by a kubeconfig, or by what a pod is given if that is "".
+// Reach returns the REST configuration of a kubeconfig file, or of the pod's service account if that is "".
 func Reach(kubeconfig string) (*rest.Config, error) {
 	if kubeconfig != "" {
 		c, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
@@ -101,10 +100,10 @@ func Reach(kubeconfig string) (*rest.Config, error) {
 	}
 	c, err := rest.InClusterConfig()
 	if errors.Is(err, rest.ErrNotInCluster) {
-		return nil, errors.New("health.kubernetes.kubeconfig: this is no pod with a service account; name a kubeconfig file")
+		return nil, errors.New("health.kubernetes.kubeconfig: expected a kubeconfig file, because the agent does not run in a pod with a service account")
 	}
 	if err != nil {
-		return nil, fmt.Errorf("the pod's service account: %w", err)
+		return nil, fmt.Errorf("service account of the pod: %w", err)
 	}
 	return c, nil
 }
@@ -112,7 +111,7 @@ func Reach(kubeconfig string) (*rest.Config, error) {
 func newClient(c *rest.Config) (*client, error) {
 	core := schema.GroupVersion{Version: "v1"}
 	scheme := runtime.NewScheme()
-	metav1.AddToGroupVersion(scheme, core) // for the Status that every error is
+	metav1.AddToGroupVersion(scheme, core) // for the Status of an error
 	c.APIPath, c.GroupVersion = "/api", &core
 	c.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	c.QPS, c.Burst = requestRate, requestBurst
@@ -124,9 +123,9 @@ func newClient(c *rest.Config) (*client, error) {
 	return &client{r}, nil
 }
 
-// do makes a request once and decodes the answer into out, unless that is nil.
+// do makes a request once and decodes the response into out, unless that is nil.
 func do(ctx context.Context, r *rest.Request, out any) error {
-	if out == nil { // an answer to a write is the whole object: all but its name is left away
+	if out == nil { // the response to a write is the whole object; its metadata is enough
 		r = r.SetHeader("Accept", "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json")
 	}
 	result := r.MaxRetries(0).Do(ctx)
@@ -140,24 +139,24 @@ func do(ctx context.Context, r *rest.Request, out any) error {
 	return json.Unmarshal(body, out)
 }
 
-// condition returns the node's condition as it stands, the zero one if there is none.
-func (c *client) condition(ctx context.Context, node string) (condition, error) {
+// condition returns the node's condition, the zero value if there is none.
+func (c *client) condition(ctx context.Context, node string) (nodeCondition, error) {
 	var n struct {
 		Status struct {
-			Conditions []condition `json:"conditions"`
+			Conditions []nodeCondition `json:"conditions"`
 		} `json:"status"`
 	}
 	if err := do(ctx, c.rest.Get().Resource("nodes").Name(node), &n); err != nil {
-		return condition{}, err
+		return nodeCondition{}, err
 	}
-	i := slices.IndexFunc(n.Status.Conditions, func(c condition) bool { return c.Type == conditionType })
+	i := slices.IndexFunc(n.Status.Conditions, func(c nodeCondition) bool { return c.Type == conditionType })
 	if i < 0 {
-		return condition{}, nil
+		return nodeCondition{}, nil
 	}
 	return n.Status.Conditions[i], nil
 }
 
-// patchCondition writes one element of the node's conditions, and no other: their merge key is the type.
+// patchCondition writes one element of the node's conditions and leaves the others: their merge key is the type.
 func (c *client) patchCondition(ctx context.Context, node string, element any) error {
 	body, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": []any{element}}})
 	if err != nil {
@@ -166,8 +165,10 @@ func (c *client) patchCondition(ctx context.Context, node string, element any) e
 	return do(ctx, c.rest.Patch(types.StrategicMergePatchType).Resource("nodes").Name(node).SubResource("status").Body(body), nil)
 }
 
-// removal is the element that takes the condition away.
-func removal() map[string]string { return map[string]string{"$patch": "delete", "type": conditionType} }
+// deleteCondition deletes the condition from the node's status.
+func (c *client) deleteCondition(ctx context.Context, node string) error {
+	return c.patchCondition(ctx, node, map[string]string{"$patch": "delete", "type": conditionType})
+}
 
 // pod returns a pod's UID and the node that it is bound to.
 func (c *client) pod(ctx context.Context, namespace, name string) (types.UID, string, error) {
@@ -183,7 +184,7 @@ func (c *client) pod(ctx context.Context, namespace, name string) (types.UID, st
 	return p.Metadata.UID, p.Spec.NodeName, err
 }
 
-func (c *client) createEvent(ctx context.Context, e event) error {
+func (c *client) createEvent(ctx context.Context, e coreEvent) error {
 	body, err := json.Marshal(e)
 	if err != nil {
 		return err
@@ -199,13 +200,8 @@ func (c *client) patchEvent(ctx context.Context, namespace, name string, p event
 	return do(ctx, c.rest.Patch(types.MergePatchType).Namespace(namespace).Resource("events").Name(name).Body(body), nil)
 }
 
-// class tells errors apart that mean something else to a person: an outage has one, however it shows.
-func class(err error) metav1.StatusReason {
-	return cmp.Or(apierrors.ReasonForError(err), "Unreachable")
-}
-
-// hopeless tells whether the same request would be refused again, whatever else changes.
-func hopeless(err error) bool {
+// permanent reports whether the API server would refuse the same request again.
+func permanent(err error) bool {
 	return apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsNotFound(err) ||
 		apierrors.IsRequestEntityTooLargeError(err) || apierrors.HasStatusCause(err, "NamespaceTerminating")
 }

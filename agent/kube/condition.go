@@ -28,107 +28,107 @@ const (
 	reasonSourceStalled = "SourceStalled"
 )
 
-// maxMessage bounds a message: the API's own limit for that of an event.
+// maxMessage limits a message, in bytes. It is the API's limit for the message of an event.
 const maxMessage = 1024
 
-// state is what the condition is to say.
-type state struct {
+// conditionState is what the node's condition shows.
+type conditionState struct {
 	status, reason, message string
-	gist                    string    // what of it is worth a write: a message may hold a temperature
+	fingerprint             string    // a change of it is written at once; it leaves out measured values in the message
 	since                   time.Time // when the status was reached
 }
 
-// conditionOf returns what a snapshot means for the node, and false if that is not known yet.
+// conditionOf returns the node's condition for a snapshot, and false while the first poll is outstanding: the condition
+// of an earlier process then stays.
 //
-// It is False if a GPU is Unhealthy, thus if the kubelet is told so. Without its source the agent keeps
-// what it knew, and the reason says so. Unknown is when there is nothing to keep: no GPU was ever seen, or
-// one was never measured.
-func conditionOf(s *health.Snapshot) (state, bool) {
+// The status is False if a GPU is Unhealthy, that is, if the kubelet counts it as unhealthy. If the source is down, the
+// verdicts stay as they are, and the reason is the source. The status is Unknown if no device was ever measured.
+func conditionOf(s *health.Snapshot) (conditionState, bool) {
 	if s == nil || !s.Polled() && s.Source.Status == health.SourceStarting {
-		return state{}, false // what an earlier process said stands
+		return conditionState{}, false
 	}
-	t := tallyOf(s.Devices)
-	var c state
-	c.status, c.reason = t.judge(s)
-	c.message, c.gist = t.words(s)
-	c.gist = c.status + " " + c.reason + " " + c.gist
+	sum := summarize(s.Devices)
+	var c conditionState
+	c.status, c.reason = sum.status(s)
+	c.message, c.fingerprint = sum.message(s)
+	c.fingerprint = c.status + " " + c.reason + " " + c.fingerprint
 	return c, true
 }
 
-// tally is what the devices amount to.
-type tally struct {
-	gpus  int
-	count map[health.State]int  // of GPUs, and of the MIG devices that have findings of their own
-	sick  []*health.DeviceState // of these the unhealthy and the degraded, the worst first
+// summary counts the devices by their state.
+type summary struct {
+	gpus     int
+	count    map[health.State]int  // of GPUs, and of the MIG devices with findings of their own
+	affected []*health.DeviceState // the unhealthy and the degraded ones, the worst first
 }
 
-func tallyOf(devices []health.DeviceState) tally {
-	t := tally{count: make(map[health.State]int)}
+func summarize(devices []health.DeviceState) summary {
+	s := summary{count: make(map[health.State]int)}
 	var decided, degraded []*health.DeviceState
 	for i := range devices {
 		d := &devices[i]
 		if d.Device.Kind == health.KindGPU {
-			t.gpus++
+			s.gpus++
 		} else if d.Verdict.State <= health.Healthy || inherited(d.Verdict) {
 			continue
 		}
-		t.count[d.Verdict.State]++
+		s.count[d.Verdict.State]++
 		switch d.Verdict.State {
 		case health.Unhealthy:
 			if d.Verdict.Decided() {
 				decided = append(decided, d)
 			} else {
-				t.sick = append(t.sick, d)
+				s.affected = append(s.affected, d)
 			}
 		case health.Degraded:
 			degraded = append(degraded, d)
 		case health.Unknown, health.Healthy:
 		}
 	}
-	t.sick = slices.Concat(t.sick, decided, degraded) // a cordon is the reason only if nothing is broken
-	return t
+	s.affected = slices.Concat(s.affected, decided, degraded) // a cordon is the reason only if no GPU has a fault
+	return s
 }
 
-func (t tally) judge(s *health.Snapshot) (status, reason string) {
+func (sum summary) status(s *health.Snapshot) (status, reason string) {
 	switch {
-	case t.count[health.Unhealthy] > 0:
-		return statusFalse, camel(t.sick[0].Verdict.Cause())
+	case sum.count[health.Unhealthy] > 0:
+		return statusFalse, camelCase(sum.affected[0].Verdict.Cause())
 	case !s.Polled():
 		return statusUnknown, sourceReason(s.Source.Status)
-	case t.gpus == 0:
+	case sum.gpus == 0:
 		return statusUnknown, reasonNoGPUs
-	case t.count[health.Unknown] > 0:
+	case sum.count[health.Unknown] > 0:
 		return statusUnknown, reasonNotMeasured
-	case away(s.Source.Status):
+	case unavailable(s.Source.Status):
 		return statusTrue, sourceReason(s.Source.Status)
-	case len(t.sick) > 0:
-		return statusTrue, camel(t.sick[0].Verdict.Cause())
+	case len(sum.affected) > 0:
+		return statusTrue, camelCase(sum.affected[0].Verdict.Cause())
 	}
 	return statusTrue, reasonHealthy
 }
 
-// words returns the message, and what of it is worth a write.
-func (t tally) words(s *health.Snapshot) (message, gist string) {
-	var text, short strings.Builder
+// message returns the condition's message, and the part of it that the fingerprint covers.
+func (sum summary) message(s *health.Snapshot) (message, fingerprint string) {
+	var text, stable strings.Builder
 	switch {
 	case !s.Polled():
-		text.WriteString("the GPUs have not been seen since the agent started")
-	case len(t.sick)+t.count[health.Unknown] == 0:
-		fmt.Fprintf(&text, "%d GPUs are healthy", t.gpus)
+		text.WriteString("the GPUs were not measured since the agent started")
+	case len(sum.affected)+sum.count[health.Unknown] == 0:
+		fmt.Fprintf(&text, "%d GPUs are healthy", sum.gpus)
 	default:
-		fmt.Fprintf(&text, "of %d GPUs: %d unhealthy, %d degraded, %d unknown", t.gpus,
-			t.count[health.Unhealthy], t.count[health.Degraded], t.count[health.Unknown])
+		fmt.Fprintf(&text, "of %d GPUs: %d unhealthy, %d degraded, %d unknown", sum.gpus,
+			sum.count[health.Unhealthy], sum.count[health.Degraded], sum.count[health.Unknown])
 	}
-	fmt.Fprintf(&short, "%d/%d", t.gpus, t.count[health.Unknown])
-	if away(s.Source.Status) {
+	fmt.Fprintf(&stable, "%d/%d", sum.gpus, sum.count[health.Unknown])
+	if unavailable(s.Source.Status) {
 		fmt.Fprintf(&text, "; %s is %s since %s: %s", s.Source.Kind, s.Source.Status, s.Source.Since.UTC().Format(time.RFC3339),
-			cut(s.Source.Err, maxMessage/4))
-		fmt.Fprintf(&short, " %s", s.Source.Status)
+			truncate(s.Source.Err, maxMessage/4))
+		fmt.Fprintf(&stable, " %s", s.Source.Status)
 	}
 	full := false
-	for i, d := range t.sick {
-		fmt.Fprintf(&short, " %s is %s: %s", d.Device.ID, d.Verdict.State, causes(d.Verdict))
-		line, more := "; "+cut(sentence(d), maxMessage/3), fmt.Sprintf("; and %d more", len(t.sick)-i)
+	for i, d := range sum.affected {
+		fmt.Fprintf(&stable, " %s is %s: %s", d.Device.ID, d.Verdict.State, causes(d.Verdict))
+		line, more := "; "+truncate(describe(d), maxMessage/3), fmt.Sprintf("; and %d more", len(sum.affected)-i)
 		switch {
 		case full:
 		case text.Len()+len(line)+len(more) > maxMessage:
@@ -138,21 +138,23 @@ func (t tally) words(s *health.Snapshot) (message, gist string) {
 			text.WriteString(line)
 		}
 	}
-	return cut(text.String(), maxMessage), short.String()
+	return truncate(text.String(), maxMessage), stable.String()
 }
 
-// sentence says what is wrong with a device that has findings.
-func sentence(d *health.DeviceState) string {
+// describe returns a device's state, its causes, and the reason and action of the worst. The device must have a finding.
+func describe(d *health.DeviceState) string {
 	worst := d.Verdict.Findings[0]
-	return fmt.Sprintf("%s is %s (%s): %s; %s", deviceName(d.Device), d.Verdict.State, causes(d.Verdict), worst.Reason, worst.Action)
+	return fmt.Sprintf("%s is %s (%s): %s; %s", deviceName(d.Device), d.Verdict.State, causes(d.Verdict), worst.Reason, worst.Action.Advice())
 }
 
-// inherited tells whether a device has nothing worse of its own than what it has from its GPU.
+// inherited reports whether the worst finding of a MIG device is its GPU's.
 func inherited(v health.Verdict) bool { return len(v.Findings) > 0 && v.Findings[0].From != "" }
 
-// away tells whether the source does not measure. One that starts is taken for one that does: a reconnect
-// is no news.
-func away(s health.SourceStatus) bool { return s == health.SourceDown || s == health.SourceStalled }
+// unavailable reports whether the source does not measure. A starting source counts as available: a reconnect changes
+// no condition.
+func unavailable(s health.SourceStatus) bool {
+	return s == health.SourceDown || s == health.SourceStalled
+}
 
 func sourceReason(s health.SourceStatus) string {
 	if s == health.SourceStalled {
@@ -163,14 +165,14 @@ func sourceReason(s health.SourceStatus) string {
 
 // causes lists the causes of a verdict, the worst first.
 func causes(v health.Verdict) string {
-	var all []string
+	var list []string
 	for _, f := range v.Findings {
-		all = append(all, f.Cause)
+		list = append(list, f.Cause)
 	}
-	return strings.Join(all, ", ")
+	return strings.Join(list, ", ")
 }
 
-// deviceName is how a person finds a device.
+// deviceName returns a device's index and UUID.
 func deviceName(d health.Device) string {
 	switch {
 	case d.Kind == health.KindMIG && d.MIGIndex >= 0:
@@ -181,8 +183,8 @@ func deviceName(d health.Device) string {
 	return fmt.Sprintf("GPU %d (%s)", d.Index, d.ID)
 }
 
-// camel turns a cause into a reason: "xid-79" into "Xid79".
-func camel(cause string) string {
+// camelCase turns a cause into the reason of a condition: "xid-79" into "Xid79".
+func camelCase(cause string) string {
 	var b strings.Builder
 	for word := range strings.FieldsFuncSeq(cause, func(r rune) bool {
 		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9')
@@ -192,11 +194,11 @@ func camel(cause string) string {
 	return b.String()
 }
 
-// cut returns the text, or its beginning if it is longer than n bytes.
-func cut(text string, n int) string {
-	const dots = "…"
+// truncate cuts a text to n bytes.
+func truncate(text string, n int) string {
+	const ellipsis = "…"
 	if len(text) > n {
-		text = strings.ToValidUTF8(text[:n-len(dots)], "") + dots
+		text = strings.ToValidUTF8(text[:n-len(ellipsis)], "") + ellipsis
 	}
 	return text
 }

@@ -15,8 +15,8 @@ func TestCondition(t *testing.T) {
 	unmeasured := gpu(1, nil)
 	unmeasured.Verdict.State = health.Unknown
 	source := func(status health.SourceStatus, polled bool, devices ...health.DeviceState) *health.Snapshot {
-		s := up(devices...)
-		s.Source = health.Source{Kind: "dcgm", Status: status, Err: "nobody answers", Since: time.Unix(1e9, 0)}
+		s := snapshotOf(devices...)
+		s.Source = health.Source{Kind: "dcgm", Status: status, Err: "timeout", Since: time.Unix(1e9, 0)}
 		if !polled {
 			s.At = time.Time{}
 		}
@@ -25,43 +25,43 @@ func TestCondition(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		snapshot *health.Snapshot
-		want     string // "" if nothing is to be said
+		want     string // status and reason; "" if the condition stays
 		message  string
 	}{
 		{"no snapshot", nil, "", ""},
 		{"starting", source(health.SourceStarting, false), "", ""},
-		{"starting, with a memory", source(health.SourceStarting, false, gpu(0, nil, xid79)), "", ""},
+		{"starting with saved devices", source(health.SourceStarting, false, gpu(0, nil, xid79)), "", ""},
 		{
 			"never up", source(health.SourceDown, false), "Unknown SourceDown",
-			"the GPUs have not been seen since the agent started; dcgm is down since 2001-09-09T01:46:40Z: nobody answers",
+			"the GPUs were not measured since the agent started; dcgm is down since 2001-09-09T01:46:40Z: timeout",
 		},
-		{"never up, with a memory", source(health.SourceDown, false, gpu(0, nil, xid79)), "False Xid79", "GPU 0 (GPU-0) is unhealthy"},
-		{"well", up(gpu(0, nil), gpu(1, nil)), "True AllHealthy", "2 GPUs are healthy"},
-		{"no GPUs", up(), "Unknown NoGPUs", "0 GPUs"},
-		{"one was never measured", up(gpu(0, nil), unmeasured), "Unknown NotMeasured", "1 unknown"},
-		{"unhealthy beats unknown", up(gpu(0, nil, xid79), unmeasured), "False Xid79", "1 unhealthy, 0 degraded, 1 unknown"},
+		{"never up with saved devices", source(health.SourceDown, false, gpu(0, nil, xid79)), "False Xid79", "GPU 0 (GPU-0) is unhealthy"},
+		{"all healthy", snapshotOf(gpu(0, nil), gpu(1, nil)), "True AllHealthy", "2 GPUs are healthy"},
+		{"no GPUs", snapshotOf(), "Unknown NoGPUs", "0 GPUs"},
+		{"one never measured", snapshotOf(gpu(0, nil), unmeasured), "Unknown NotMeasured", "1 unknown"},
+		{"unhealthy beats unknown", snapshotOf(gpu(0, nil, xid79), unmeasured), "False Xid79", "1 unhealthy, 0 degraded, 1 unknown"},
 		{
-			"degraded is schedulable", up(gpu(0, nil, hot), gpu(1, nil)), "True Temperature",
-			"of 2 GPUs: 0 unhealthy, 1 degraded, 0 unknown; GPU 0 (GPU-0) is degraded (temperature): it is temperature; do something",
-		},
-		{
-			"the worst is the reason", up(gpu(0, nil, hot), gpu(1, nil, finding("recovery-action", health.Unhealthy), xid79)), "False RecoveryAction",
-			"GPU 1 (GPU-1) is unhealthy (recovery-action, xid-79): it is recovery-action; do something; GPU 0 (GPU-0) is degraded",
+			"degraded is schedulable", snapshotOf(gpu(0, nil, hot), gpu(1, nil)), "True Temperature",
+			"of 2 GPUs: 0 unhealthy, 1 degraded, 0 unknown; GPU 0 (GPU-0) is degraded (temperature): it is temperature; drain the node and reset the GPU",
 		},
 		{
-			"lost the source", source(health.SourceDown, true, gpu(0, nil)), "True SourceDown",
-			"1 GPUs are healthy; dcgm is down since 2001-09-09T01:46:40Z: nobody answers",
+			"worst finding is the reason", snapshotOf(gpu(0, nil, hot), gpu(1, nil, finding("recovery-action", health.Unhealthy), xid79)), "False RecoveryAction",
+			"GPU 1 (GPU-1) is unhealthy (recovery-action, xid-79): it is recovery-action; drain the node and reset the GPU; GPU 0 (GPU-0) is degraded",
 		},
-		{"stalled source", source(health.SourceStalled, true, gpu(0, nil)), "True SourceStalled", ""},
-		{"the verdict stays without the source", source(health.SourceDown, true, gpu(0, nil, xid79)), "False Xid79", "dcgm is down"},
+		{
+			"source went down", source(health.SourceDown, true, gpu(0, nil)), "True SourceDown",
+			"1 GPUs are healthy; dcgm is down since 2001-09-09T01:46:40Z: timeout",
+		},
+		{"source stalled", source(health.SourceStalled, true, gpu(0, nil)), "True SourceStalled", ""},
+		{"verdict outlives the source", source(health.SourceDown, true, gpu(0, nil, xid79)), "False Xid79", "dcgm is down"},
 		{"reconnecting", source(health.SourceStarting, true, gpu(0, nil)), "True AllHealthy", "1 GPUs are healthy"},
-		{"a GPU's finding is said once", up(gpu(0, nil, xid79), mig(0, 1, nil, from("GPU-0", xid79))), "False Xid79", "of 1 GPUs: 1 unhealthy"},
-		{"a MIG device's own finding", up(gpu(0, nil), mig(0, 1, nil, xid79)), "False Xid79", "MIG device 0:0 (MIG-0-1) is unhealthy"},
-		{"healthy MIG devices", up(gpu(0, nil), mig(0, 1, nil)), "True AllHealthy", "1 GPUs are healthy"},
+		{"inherited finding counts once", snapshotOf(gpu(0, nil, xid79), mig(0, 1, nil, inheritedFrom("GPU-0", xid79))), "False Xid79", "of 1 GPUs: 1 unhealthy"},
+		{"finding of a MIG device", snapshotOf(gpu(0, nil), mig(0, 1, nil, xid79)), "False Xid79", "MIG device 0:0 (MIG-0-1) is unhealthy"},
+		{"healthy MIG devices", snapshotOf(gpu(0, nil), mig(0, 1, nil)), "True AllHealthy", "1 GPUs are healthy"},
 	} {
-		s, known := conditionOf(c.snapshot)
-		if got := strings.TrimSpace(s.status + " " + s.reason); got != c.want || known != (c.want != "") {
-			t.Errorf("%s: %q, %v, want %q", c.name, got, known, c.want)
+		s, ok := conditionOf(c.snapshot)
+		if got := strings.TrimSpace(s.status + " " + s.reason); got != c.want || ok != (c.want != "") {
+			t.Errorf("%s: %q, %v, want %q", c.name, got, ok, c.want)
 		}
 		if !strings.Contains(s.message, c.message) {
 			t.Errorf("%s: message %q lacks %q", c.name, s.message, c.message)
@@ -69,56 +69,56 @@ func TestCondition(t *testing.T) {
 	}
 }
 
-func TestConditionMessageIsBounded(t *testing.T) {
+func TestConditionMessageIsTruncated(t *testing.T) {
 	var devices []health.DeviceState
 	for i := range 200 {
 		devices = append(devices, gpu(i, nil, finding("xid-79", health.Unhealthy)))
 	}
-	few, _ := conditionOf(up(devices[:2]...))
+	few, _ := conditionOf(snapshotOf(devices[:2]...))
 	if strings.Contains(few.message, "more") || !strings.Contains(few.message, "GPU 1 ") {
 		t.Errorf("two devices: %s", few.message)
 	}
-	all, _ := conditionOf(up(devices...))
+	all, _ := conditionOf(snapshotOf(devices...))
 	if len(all.message) > maxMessage || !strings.Contains(all.message, "of 200 GPUs: 200 unhealthy") || !strings.HasSuffix(all.message, " more") {
 		t.Errorf("%d bytes: %s", len(all.message), all.message)
 	}
 	devices[199] = gpu(199, nil, finding("lost", health.Unhealthy))
-	if changed, _ := conditionOf(up(devices...)); changed.gist == all.gist {
-		t.Error("a change that the message has no room for is not seen")
+	if changed, _ := conditionOf(snapshotOf(devices...)); changed.fingerprint == all.fingerprint {
+		t.Error("the fingerprint lacks a device that the message has no room for")
 	}
 
-	s := up(gpu(0, nil))
+	s := snapshotOf(gpu(0, nil))
 	s.Source.Status, s.Source.Err = health.SourceDown, strings.Repeat("é", 5000)
 	if c, _ := conditionOf(s); len(c.message) > maxMessage || !strings.HasSuffix(c.message, "é…") {
 		t.Errorf("%d bytes: %q", len(c.message), c.message)
 	}
 }
 
-func TestConditionReasonIsFit(t *testing.T) {
+func TestCamelCase(t *testing.T) {
 	for cause, want := range map[string]string{
 		"xid-79": "Xid79", "lost": "Lost", "recovery-action": "RecoveryAction", "double-bit-ecc": "DoubleBitEcc",
 		"dcgm-DCGM_FR_NVLINK_DOWN": "DcgmDCGMFRNVLINKDOWN",
 	} {
-		if got := camel(cause); got != want {
+		if got := camelCase(cause); got != want {
 			t.Errorf("%s: %s, want %s", cause, got, want)
 		}
 	}
 }
 
-func TestTransitionTime(t *testing.T) {
+func TestConditionTransitionTime(t *testing.T) {
 	at := func(s int64) metav1.Time { return metav1.Unix(s, 0) }
-	want := state{status: statusFalse, reason: "Xid79", since: at(50).Time}
+	want := conditionState{status: statusFalse, reason: "Xid79", since: at(50).Time}
 	for _, c := range []struct {
-		name   string
-		stands condition
-		want   metav1.Time
+		name    string
+		current nodeCondition
+		want    metav1.Time
 	}{
-		{"there was none", condition{}, at(50)},
-		{"the status has changed", condition{Status: statusTrue, LastTransitionTime: at(10)}, at(50)},
-		{"only the reason has changed", condition{Status: statusFalse, Reason: "Lost", LastTransitionTime: at(10)}, at(10)},
-		{"another process wrote no time", condition{Status: statusFalse}, at(50)},
+		{"no condition", nodeCondition{}, at(50)},
+		{"status changed", nodeCondition{Status: statusTrue, LastTransitionTime: at(10)}, at(50)},
+		{"only the reason changed", nodeCondition{Status: statusFalse, Reason: "Lost", LastTransitionTime: at(10)}, at(10)},
+		{"condition without a transition time", nodeCondition{Status: statusFalse}, at(50)},
 	} {
-		got := want.follow(c.stands, at(60).Time)
+		got := want.condition(c.current, at(60).Time)
 		if !got.LastTransitionTime.Equal(&c.want) {
 			t.Errorf("%s: %v, want %v", c.name, got.LastTransitionTime, c.want)
 		}

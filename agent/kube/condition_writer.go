@@ -9,116 +9,117 @@ import (
 )
 
 const (
-	// heartbeat is how often the condition is written though nothing has changed, as Kubernetes' own are.
-	heartbeat = 5 * time.Minute
+	// heartbeatInterval is how often an unchanged condition is written. The kubelet does the same with its own.
+	heartbeatInterval = 5 * time.Minute
 
-	// settle is how long a change is waited with, for what comes with it: one write for all.
-	settle = time.Second
+	// settleDelay collects changes that follow each other into one write.
+	settleDelay = time.Second
 )
 
-// writer keeps the node's condition.
-type writer struct {
+// conditionWriter writes the node's condition.
+type conditionWriter struct {
 	*Reporter
-	api    *client
-	stands condition // what the API server has
-	asked  bool      // stands is known
-	gist   string    // of what stands; "" if it is not of this process
+	api         *client
+	current     nodeCondition // as the API server has it
+	loaded      bool          // current was read from the API server
+	fingerprint string        // of current; "" if another process wrote it
 }
 
-// runWriter writes until ctx ends. The newest state wins: what was not written in time is not written later.
-func (r *Reporter) runWriter(ctx context.Context, api *client) {
-	w := &writer{Reporter: r, api: api}
-	t := newTrouble(r.Log, "the node's condition", "a node named "+r.Node+", and a cluster role with get on nodes and patch on nodes/status")
-	var pause backoff
+// runConditionWriter writes until ctx ends. It writes the newest state only: older ones are skipped.
+func (r *Reporter) runConditionWriter(ctx context.Context, api *client) {
+	w := &conditionWriter{Reporter: r, api: api}
+	errs := NewErrorLog(r.Log, "cannot write the node's condition", "wrote the node's condition again",
+		"a node named "+r.Node+", and a cluster role with get on nodes and patch on nodes/status")
+	var retry backoff
 	for ctx.Err() == nil {
-		want, changed := r.wanted.Watch()
-		if want == nil {
+		desired, changed := r.desired.Watch()
+		if desired == nil {
 			wait(ctx, changed, -1)
 			continue
 		}
-		if d := w.due(want); d > 0 {
+		if d := w.dueIn(desired); d > 0 {
 			wait(ctx, changed, d)
 			continue
 		}
-		if want.gist != w.gist && !wait(ctx, nil, settle) {
+		if desired.fingerprint != w.fingerprint && !wait(ctx, nil, settleDelay) {
 			return
 		}
 		err := w.write(ctx)
 		switch {
 		case ctx.Err() != nil:
 		case err != nil:
-			t.say(err)
-			r.count(func(s *Status) { s.Errors, s.Condition = s.Errors+1, err.Error() })
-			pause.wait(ctx)
+			errs.Report(err)
+			r.updateStatus(func(s *Status) { s.Errors, s.Condition = s.Errors+1, err.Error() })
+			retry.wait(ctx)
 		default:
-			t.over()
-			pause = backoff{}
-			r.count(func(s *Status) { s.Condition = "" })
+			errs.Recovered()
+			retry = backoff{}
+			r.updateStatus(func(s *Status) { s.Condition = "" })
 		}
 	}
 }
 
-// due returns in how long a state is to be written.
-func (w *writer) due(want *state) time.Duration {
-	if !w.asked || want.gist != w.gist {
+// dueIn returns after which time a state must be written.
+func (w *conditionWriter) dueIn(desired *conditionState) time.Duration {
+	if !w.loaded || desired.fingerprint != w.fingerprint {
 		return 0
 	}
-	return heartbeat - time.Since(w.stands.LastHeartbeatTime.Time)
+	return heartbeatInterval - time.Since(w.current.LastHeartbeatTime.Time)
 }
 
-// write brings the API server what is wanted now, if it has something else. What stands there is asked for
-// once: another process may have written it, and the time of its transition holds on.
-func (w *writer) write(ctx context.Context) error {
-	if !w.asked {
+// write writes the desired condition if it is due. It reads the condition once before: if another process wrote it, the
+// time of its last transition stays.
+func (w *conditionWriter) write(ctx context.Context) error {
+	if !w.loaded {
 		c, err := w.api.condition(ctx, w.Node)
 		if err != nil {
 			return err
 		}
-		w.stands, w.asked = c, true
-		if want := w.wanted.Load(); want.says(c) {
-			w.gist = want.gist
+		w.current, w.loaded = c, true
+		if desired := w.desired.Load(); desired.matches(c) {
+			w.fingerprint = desired.fingerprint
 		}
 	}
-	want := w.wanted.Load()
-	if w.due(want) > 0 {
-		return nil // it has changed back
+	desired := w.desired.Load()
+	if w.dueIn(desired) > 0 {
+		return nil // it changed back during settleDelay
 	}
-	next := want.follow(w.stands, time.Now())
+	next := desired.condition(w.current, time.Now())
 	if err := w.api.patchCondition(ctx, w.Node, next); err != nil {
 		return err
 	}
-	w.count(func(s *Status) { s.Writes++ })
-	if next.Status != w.stands.Status {
+	w.updateStatus(func(s *Status) { s.Writes++ })
+	if next.Status != w.current.Status {
 		w.Log.Info("node condition", zap.String("type", next.Type), zap.String("status", next.Status),
-			zap.String("was", w.stands.Status), zap.String("reason", next.Reason))
+			zap.String("was", w.current.Status), zap.String("reason", next.Reason))
 	}
-	w.stands, w.gist = next, want.gist
+	w.current, w.fingerprint = next, desired.fingerprint
 	return nil
 }
 
-// says tells whether the condition already is what the state wants.
-func (s state) says(c condition) bool {
+// matches reports whether a condition already shows the state.
+func (s conditionState) matches(c nodeCondition) bool {
 	return c.Status == s.status && c.Reason == s.reason && c.Message == s.message
 }
 
-// follow returns the condition to write after the one that stands. The time of the transition is when the
-// status was reached, however late it is written, and stays while the status does.
-func (s state) follow(stands condition, now time.Time) condition {
-	c := condition{
+// condition returns the condition to write over the current one. Its transition time is when the status was reached,
+// even if it is written later, and stays while the status does.
+func (s conditionState) condition(current nodeCondition, now time.Time) nodeCondition {
+	c := nodeCondition{
 		Type: conditionType, Status: s.status, Reason: s.reason, Message: s.message,
 		LastHeartbeatTime: metav1.NewTime(now), LastTransitionTime: metav1.NewTime(s.since),
 	}
-	if stands.Status == s.status && !stands.LastTransitionTime.IsZero() {
-		c.LastTransitionTime = stands.LastTransitionTime
+	if current.Status == s.status && !current.LastTransitionTime.IsZero() {
+		c.LastTransitionTime = current.LastTransitionTime
 	}
 	return c
 }
 
-// withdraw takes the condition away, since nobody keeps it any more. It is tried once: an API server that
-// is away must not delay a new configuration.
-func (r *Reporter) withdraw(ctx context.Context, api *client) {
-	if err := api.patchCondition(ctx, r.Node, removal()); err != nil {
-		r.Log.Warn("the node's condition cannot be removed and is old from now on", zap.String("condition", conditionType), zap.Error(err))
+// removeCondition deletes the condition after reporting was disabled. It tries once: an unreachable API server must not
+// delay a new configuration.
+func (r *Reporter) removeCondition(ctx context.Context, api *client) {
+	if err := api.deleteCondition(ctx, r.Node); err != nil {
+		r.Log.Warn("cannot delete the node's condition; it is out of date from now on", zap.String("condition", conditionType), zap.Error(err))
 	}
-	r.wanted.Store(nil)
+	r.desired.Store(nil)
 }

@@ -2,7 +2,6 @@ package kube
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -20,101 +19,106 @@ const (
 	typeWarning = "Warning"
 )
 
-// object is what an event is about: a pod, or the node if there is no namespace.
+// object is the object that an event involves: a pod, or the node if the namespace is empty.
 type object struct{ namespace, name string }
 
-// happening is something that an event tells. Those with the same key are one that happened again.
-type happening struct {
-	key         happeningKey
+// event is a change of a device, for one object. Events with the same key are repetitions of one.
+type event struct {
+	key         eventKey
 	typ         string
 	message     string
 	count       uint64
 	first, last time.Time
-	name        string // of the event, once there was an attempt to write it: a second one makes no second event
+	name        string // in the API, set at the first attempt to write it: a second attempt creates no second event
 }
 
-type happeningKey struct {
+type eventKey struct {
 	object object
 	reason string
 	device health.DeviceID
 	cause  string
 }
 
-// happenings returns what has happened between two snapshots' devices, for the node and for the pods that
-// hold the device. A device that was not there before counts as having been healthy. What a MIG device
-// has from its GPU is told to its own pods, and to the node once, as the GPU's.
-func happenings(before, after []health.DeviceState, node string, holders func(health.DeviceID) []Pod, now time.Time) []happening {
-	known := make(map[health.DeviceID]*health.DeviceState, len(before))
-	for i := range before {
-		known[before[i].Device.ID] = &before[i]
+// merge adds a repetition of the event.
+func (e *event) merge(o event) {
+	if o.last.After(e.last) {
+		e.message, e.last = o.message, o.last
 	}
-	var all []happening
-	tell := func(objects []object, typ, reason string, d health.Device, cause, message string, count uint64) {
+	if o.first.Before(e.first) {
+		e.first = o.first
+	}
+	if e.name == "" {
+		e.name = o.name
+	}
+	e.count += o.count
+}
+
+// eventsBetween returns the changes between the devices of two snapshots, for the node and for the pods that hold the
+// device. A new device counts as having been healthy. A finding that a MIG device inherits from its GPU goes to the pods
+// of the MIG device; the node gets it once, for the GPU.
+func eventsBetween(before, after []health.DeviceState, node string, holders func(health.DeviceID) []Pod, now time.Time) []event {
+	var events []event
+	add := func(objects []object, typ, reason string, d health.Device, cause, message string, count uint64) {
 		for _, o := range objects {
-			all = append(all, happening{
-				key: happeningKey{o, reason, d.ID, cause}, typ: typ, message: cut(message, maxMessage),
+			events = append(events, event{
+				key: eventKey{o, reason, d.ID, cause}, typ: typ, message: truncate(message, maxMessage),
 				count: count, first: now, last: now,
 			})
 		}
 	}
-	for i := range after {
-		d := &after[i]
-		was := known[d.Device.ID]
-		if was == nil {
-			was = &health.DeviceState{}
-		}
-		for _, code := range slices.Sorted(maps.Keys(d.XIDCounts)) {
-			n := d.XIDCounts[code]
-			if n <= was.XIDCounts[code] {
+	for _, c := range health.Changes(before, after) {
+		switch c.Kind {
+		case health.ChangeXID:
+			x := health.LookupXID(c.XID)
+			add(append([]object{{name: node}}, podsOf(holders, after, c.Device.ID, true)...), typeWarning, eventXID, c.Device,
+				fmt.Sprint(c.XID), fmt.Sprintf("XID %d of %s: %s; %s", c.XID, deviceName(c.Device), x.Name, x.Action.Advice()), c.New)
+		case health.ChangeState:
+			typ, reason, cause, message := stateEvent(c)
+			if reason == "" {
 				continue
 			}
-			x := health.LookupXID(code)
-			tell(append([]object{{name: node}}, podsOf(holders, after, d.Device.ID, true)...), typeWarning, eventXID, d.Device,
-				fmt.Sprint(code), fmt.Sprintf("XID %d of %s: %s; %s", code, deviceName(d.Device), x.Name, x.Action), n-was.XIDCounts[code])
+			objects := podsOf(holders, after, c.Device.ID, false)
+			if c.Device.Kind == health.KindGPU || !inherited(c.Now) && !inherited(c.Was) {
+				objects = append([]object{{name: node}}, objects...)
+			}
+			add(objects, typ, reason, c.Device, cause, message, 1)
+		case health.ChangeFound, health.ChangeGone:
 		}
-		typ, reason, cause, message := change(was, d)
-		if reason == "" {
-			continue
-		}
-		objects := podsOf(holders, after, d.Device.ID, false)
-		if d.Device.Kind == health.KindGPU || !inherited(d.Verdict) && !inherited(was.Verdict) {
-			objects = append([]object{{name: node}}, objects...)
-		}
-		tell(objects, typ, reason, d.Device, cause, message, 1)
 	}
-	return all
+	return events
 }
 
-// change tells how a device's verdict has changed, reason "" if it has not in a way that is worth telling.
-func change(was, d *health.DeviceState) (typ, reason, cause, message string) {
-	before, now := was.Verdict, d.Verdict
-	cause = now.Cause()
-	news := now.State != before.State || !slices.ContainsFunc(before.Findings, func(f health.Finding) bool { return f.Cause == cause })
+// stateEvent returns the event for a change of a device's verdict, with reason "" if the change needs none.
+func stateEvent(c health.Change) (typ, reason, cause, message string) {
+	cause = c.Now.Cause()
+	if c.Now.State == c.Was.State && slices.Contains(c.Was.Causes(), cause) {
+		return "", "", "", ""
+	}
+	now := &health.DeviceState{Device: c.Device, Verdict: c.Now}
 	switch {
-	case now.State == health.Unhealthy && news:
-		return typeWarning, eventUnhealthy, cause, sentence(d)
-	case now.State == health.Degraded && news:
-		return typeWarning, eventDegraded, cause, sentence(d)
-	case now.State == health.Healthy && before.State > health.Healthy:
-		cause = before.Cause()
-		return typeNormal, eventRecovered, cause, fmt.Sprintf("%s is healthy again; cleared: %s", deviceName(d.Device), causes(before))
+	case c.Now.State == health.Unhealthy:
+		return typeWarning, eventUnhealthy, cause, describe(now)
+	case c.Now.State == health.Degraded:
+		return typeWarning, eventDegraded, cause, describe(now)
+	case c.Now.State == health.Healthy && c.Was.State > health.Healthy:
+		return typeNormal, eventRecovered, c.Was.Cause(), fmt.Sprintf("%s is healthy again; cleared: %s", deviceName(c.Device), causes(c.Was))
 	}
 	return "", "", "", ""
 }
 
-// podsOf returns the pods that hold a device, each once, and with parts those that hold a part of it.
-func podsOf(holders func(health.DeviceID) []Pod, devices []health.DeviceState, id health.DeviceID, parts bool) []object {
+// podsOf returns the pods that hold a device, each once. With migDevices, it includes those that hold a MIG device of it.
+func podsOf(holders func(health.DeviceID) []Pod, devices []health.DeviceState, id health.DeviceID, migDevices bool) []object {
 	pods := holders(id)
 	for i := range devices {
-		if parts && devices[i].Device.Parent == id {
+		if migDevices && devices[i].Device.Parent == id {
 			pods = append(slices.Clip(pods), holders(devices[i].Device.ID)...)
 		}
 	}
-	var all []object
+	var objects []object
 	for _, p := range pods {
-		if o := (object{p.Namespace, p.Name}); !slices.Contains(all, o) {
-			all = append(all, o)
+		if o := (object{p.Namespace, p.Name}); !slices.Contains(objects, o) {
+			objects = append(objects, o)
 		}
 	}
-	return all
+	return objects
 }

@@ -7,50 +7,40 @@ import (
 )
 
 const (
-	// maxPending bounds the events that wait: an outage of the API server costs the oldest.
-	maxPending = 256
+	// maxQueued limits the events that wait. If the API server is unreachable, the oldest are dropped.
+	maxQueued = 256
 
-	// eventLife is how long an event is of interest: the API server forgets it after an hour too.
-	eventLife = time.Hour
+	// eventTTL is after which time an event is dropped. The API server deletes events after an hour too.
+	eventTTL = time.Hour
 
-	// again is the least time between two writes of the same event: what happens meanwhile raises its count.
-	again = time.Minute
+	// repeatInterval is the least time between two writes of one event. Repetitions in between raise its count.
+	repeatInterval = time.Minute
 )
 
-// queue holds what is still to be written, the oldest first.
-type queue struct {
+// eventQueue holds the events to write, the oldest first. It is safe for concurrent use.
+type eventQueue struct {
 	mu      sync.Mutex // guards pending and dropped
-	pending []happening
+	pending []event
 	dropped uint64
 
-	wake chan struct{} // holds one token if something was added
+	wake chan struct{} // holds a token after an add
 }
 
-func newQueue() *queue { return &queue{wake: make(chan struct{}, 1)} }
+func newEventQueue() *eventQueue { return &eventQueue{wake: make(chan struct{}, 1)} }
 
-// add adds a happening, or counts it with one that waits already.
-func (q *queue) add(h happening) {
+// add queues an event, or merges it into a queued one with the same key.
+func (q *eventQueue) add(e event) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	i := slices.IndexFunc(q.pending, func(p happening) bool { return p.key == h.key })
+	i := slices.IndexFunc(q.pending, func(p event) bool { return p.key == e.key })
 	if i >= 0 {
-		p := &q.pending[i]
-		if h.last.After(p.last) {
-			p.message, p.last = h.message, h.last
-		}
-		if h.first.Before(p.first) {
-			p.first = h.first
-		}
-		if p.name == "" {
-			p.name = h.name
-		}
-		p.count += h.count
+		q.pending[i].merge(e)
 	} else {
-		if len(q.pending) == maxPending {
+		if len(q.pending) == maxQueued {
 			q.pending = slices.Delete(q.pending, 0, 1)
 			q.dropped++
 		}
-		q.pending = append(q.pending, h)
+		q.pending = append(q.pending, e)
 	}
 	select {
 	case q.wake <- struct{}{}:
@@ -58,12 +48,12 @@ func (q *queue) add(h happening) {
 	}
 }
 
-// take takes the first that may be written now out of the queue. If there is none, it returns how long it
-// is until there may be one, negative for ever.
-func (q *queue) take(now time.Time, notBefore func(happeningKey) time.Time) (h happening, in time.Duration, ok bool) {
+// take removes and returns the first event that may be written now. If there is none, it returns after which time one
+// may be written, negative if the queue is empty.
+func (q *eventQueue) take(now time.Time, notBefore func(eventKey) time.Time) (e event, in time.Duration, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	fresh := slices.DeleteFunc(q.pending, func(p happening) bool { return now.Sub(p.last) > eventLife })
+	fresh := slices.DeleteFunc(q.pending, func(p event) bool { return now.Sub(p.last) > eventTTL })
 	q.dropped += uint64(len(q.pending) - len(fresh))
 	q.pending = fresh
 	in = -1
@@ -77,11 +67,11 @@ func (q *queue) take(now time.Time, notBefore func(happeningKey) time.Time) (h h
 			in = d
 		}
 	}
-	return happening{}, in, false
+	return event{}, in, false
 }
 
-// lost returns how many events were given up because they were too many or too old.
-func (q *queue) lost() uint64 {
+// droppedCount returns how many events were dropped: too many or too old.
+func (q *eventQueue) droppedCount() uint64 {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.dropped

@@ -17,145 +17,145 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// The events of a node: a burst for the worst day, then two a minute. What has to wait is counted together.
+// A node may write a burst of events, then two a minute. The queue merges events that wait.
 const (
-	eventBurst = 50
-	eventEvery = 30 * time.Second
+	eventBurst    = 50
+	eventInterval = 30 * time.Second
 )
 
-// maxPosted bounds the events whose count can still be raised.
-const maxPosted = 512
+// maxWritten limits the events whose count can still be raised.
+const maxWritten = 512
 
-// posted is an event that was written.
-type posted struct {
+// writtenEvent is an event that the API server has.
+type writtenEvent struct {
 	name  string
 	count uint64
-	at    time.Time
+	at    time.Time // of the last write
 }
 
-// poster writes events.
-type poster struct {
+// eventWriter writes events.
+type eventWriter struct {
 	*Reporter
-	api    *client
-	posted map[happeningKey]posted
-	noPods *trouble // reading pods
+	api     *client
+	written map[eventKey]writtenEvent
+	podErrs *ErrorLog // of reading pods
 }
 
-// runPoster writes the queue's events until ctx ends.
-func (r *Reporter) runPoster(ctx context.Context, api *client) {
-	p := &poster{r, api, make(map[happeningKey]posted), newTrouble(r.Log, "the UID of a pod in its events", "a cluster role with get on pods")}
-	t := newTrouble(r.Log, "events", "a cluster role with create and patch on events")
-	limit := rate.NewLimiter(rate.Every(eventEvery), eventBurst)
-	var pause backoff
+// runEventWriter writes the queue's events until ctx ends.
+func (r *Reporter) runEventWriter(ctx context.Context, api *client) {
+	w := &eventWriter{r, api, make(map[eventKey]writtenEvent), NewErrorLog(r.Log, "cannot read a pod's UID for its events", "", "a cluster role with get on pods")}
+	errs := NewErrorLog(r.Log, "cannot write events", "wrote events again", "a cluster role with create and patch on events")
+	limit := rate.NewLimiter(rate.Every(eventInterval), eventBurst)
+	var retry backoff
 	for ctx.Err() == nil {
-		h, in, ok := r.queue.take(time.Now(), p.notBefore)
+		e, in, ok := r.queue.take(time.Now(), w.notBefore)
 		if !ok {
 			wait(ctx, r.queue.wake, in)
 			continue
 		}
 		if limit.Wait(ctx) != nil {
-			r.queue.add(h) // for the next configuration
+			r.queue.add(e) // for the next configuration
 			return
 		}
-		h.name = cmp.Or(h.name, eventName(h))
-		err := p.post(ctx, h)
+		e.name = cmp.Or(e.name, eventName(e))
+		err := w.write(ctx, e)
 		switch {
 		case ctx.Err() != nil:
-			r.queue.add(h) // for the next configuration
+			r.queue.add(e) // for the next configuration
 		case err == nil:
-			t.over()
-			pause = backoff{}
-			r.count(func(s *Status) { s.Event = "" })
-		case hopeless(err):
-			t.say(err)
-			r.count(func(s *Status) { s.Errors, s.Dropped, s.Event = s.Errors+1, s.Dropped+1, err.Error() })
+			errs.Recovered()
+			retry = backoff{}
+			r.updateStatus(func(s *Status) { s.Event = "" })
+		case permanent(err):
+			errs.Report(err)
+			r.updateStatus(func(s *Status) { s.Errors, s.Dropped, s.Event = s.Errors+1, s.Dropped+1, err.Error() })
 		default:
-			t.say(err)
-			r.count(func(s *Status) { s.Errors, s.Event = s.Errors+1, err.Error() })
-			r.queue.add(h)
-			pause.wait(ctx)
+			errs.Report(err)
+			r.updateStatus(func(s *Status) { s.Errors, s.Event = s.Errors+1, err.Error() })
+			r.queue.add(e)
+			retry.wait(ctx)
 		}
 	}
 }
 
-func (p *poster) notBefore(k happeningKey) time.Time {
-	if e, ok := p.posted[k]; ok {
-		return e.at.Add(again)
+func (w *eventWriter) notBefore(k eventKey) time.Time {
+	if e, ok := w.written[k]; ok {
+		return e.at.Add(repeatInterval)
 	}
 	return time.Time{}
 }
 
-// post writes an event: a new one, or a greater count of one that is there.
-func (p *poster) post(ctx context.Context, h happening) error {
-	namespace := cmp.Or(h.key.object.namespace, metav1.NamespaceDefault)
-	old, ok := p.posted[h.key]
-	if ok && time.Since(old.at) < eventLife {
-		old.count += h.count
-		err := p.api.patchEvent(ctx, namespace, old.name, eventPatch{count32(old.count), metav1.NewTime(h.last), h.message})
+// write creates an event, or raises the count of one that the API server has.
+func (w *eventWriter) write(ctx context.Context, e event) error {
+	namespace := cmp.Or(e.key.object.namespace, metav1.NamespaceDefault)
+	old, ok := w.written[e.key]
+	if ok && time.Since(old.at) < eventTTL {
+		old.count += e.count
+		err := w.api.patchEvent(ctx, namespace, old.name, eventPatch{toInt32(old.count), metav1.NewTime(e.last), e.message})
 		if !apierrors.IsNotFound(err) {
 			if err == nil {
-				p.wrote(h.key, old)
+				w.record(e.key, old)
 			}
 			return err
 		}
 	}
-	about, err := p.reference(ctx, h.key.object)
-	if about == nil || err != nil {
+	involved, err := w.reference(ctx, e.key.object)
+	if involved == nil || err != nil {
 		return err
 	}
-	err = p.api.createEvent(ctx, event{
-		Kind: "Event", APIVersion: "v1", Metadata: metav1.ObjectMeta{Namespace: namespace, Name: h.name},
-		InvolvedObject: *about, Type: h.typ, Reason: h.key.reason, Message: h.message,
-		Source: source{component, p.Node}, FirstTimestamp: metav1.NewTime(h.first), LastTimestamp: metav1.NewTime(h.last),
-		Count: count32(h.count), ReportingComponent: component, ReportingInstance: p.Node,
+	err = w.api.createEvent(ctx, coreEvent{
+		Kind: "Event", APIVersion: "v1", Metadata: metav1.ObjectMeta{Namespace: namespace, Name: e.name},
+		InvolvedObject: *involved, Type: e.typ, Reason: e.key.reason, Message: e.message,
+		Source: eventSource{component, w.Node}, FirstTimestamp: metav1.NewTime(e.first), LastTimestamp: metav1.NewTime(e.last),
+		Count: toInt32(e.count), ReportingComponent: component, ReportingInstance: w.Node,
 	})
-	if err == nil || apierrors.IsAlreadyExists(err) { // ours: the answer to the first attempt was lost
-		p.wrote(h.key, posted{name: h.name, count: h.count})
+	if err == nil || apierrors.IsAlreadyExists(err) { // an earlier attempt created it, and its response was lost
+		w.record(e.key, writtenEvent{name: e.name, count: e.count})
 		return nil
 	}
 	return err
 }
 
-func (p *poster) wrote(k happeningKey, e posted) {
+func (w *eventWriter) record(k eventKey, e writtenEvent) {
 	e.at = time.Now()
-	p.posted[k] = e
-	p.count(func(s *Status) { s.Events++ })
-	maps.DeleteFunc(p.posted, func(_ happeningKey, o posted) bool { return e.at.Sub(o.at) > eventLife })
-	if len(p.posted) > maxPosted {
-		delete(p.posted, slices.MinFunc(slices.Collect(maps.Keys(p.posted)), func(a, b happeningKey) int {
-			return p.posted[a].at.Compare(p.posted[b].at)
+	w.written[k] = e
+	w.updateStatus(func(s *Status) { s.Events++ })
+	maps.DeleteFunc(w.written, func(_ eventKey, o writtenEvent) bool { return e.at.Sub(o.at) > eventTTL })
+	if len(w.written) > maxWritten {
+		delete(w.written, slices.MinFunc(slices.Collect(maps.Keys(w.written)), func(a, b eventKey) int {
+			return w.written[a].at.Compare(w.written[b].at)
 		}))
 	}
 }
 
-// reference names what an event is about, nil if it is not there any more. kubectl describe finds a node's
-// events by the UID that the kubelet uses, its name, and those of a pod by the pod's real UID.
-func (p *poster) reference(ctx context.Context, o object) (*reference, error) {
+// reference returns the reference to an event's object, nil if the object no longer exists. kubectl describe finds the
+// events of a node by the UID that the kubelet uses, which is the node's name, and those of a pod by the pod's UID.
+func (w *eventWriter) reference(ctx context.Context, o object) (*objectReference, error) {
 	if o.namespace == "" {
-		return &reference{Kind: "Node", APIVersion: "v1", Name: o.name, UID: types.UID(o.name)}, nil
+		return &objectReference{Kind: "Node", APIVersion: "v1", Name: o.name, UID: types.UID(o.name)}, nil
 	}
-	about := &reference{Kind: "Pod", APIVersion: "v1", Namespace: o.namespace, Name: o.name}
-	uid, node, err := p.api.pod(ctx, o.namespace, o.name)
+	pod := &objectReference{Kind: "Pod", APIVersion: "v1", Namespace: o.namespace, Name: o.name}
+	uid, node, err := w.api.pod(ctx, o.namespace, o.name)
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil, nil
 	case apierrors.IsForbidden(err):
-		p.noPods.say(err)
-		return about, nil
+		w.podErrs.Report(err)
+		return pod, nil
 	case err != nil:
 		return nil, err
-	case node != p.Node:
-		return nil, nil // its name is another's by now
+	case node != w.Node:
+		return nil, nil // another pod with the same name
 	}
-	about.UID = uid
-	return about, nil
+	pod.UID = uid
+	return pod, nil
 }
 
-// eventName makes a name that no other event has.
-func eventName(h happening) string {
-	const room = 253 - 17 // the API's limit, and what comes behind
-	o := h.key.object.name
-	return fmt.Sprintf("%s.%x", strings.TrimRight(o[:min(len(o), room)], ".-"), rand.Uint64())
+// eventName returns a unique name for an event.
+func eventName(e event) string {
+	const maxLength = 253 - 17 // the API's limit, less the suffix
+	o := e.key.object.name
+	return fmt.Sprintf("%s.%x", strings.TrimRight(o[:min(len(o), maxLength)], ".-"), rand.Uint64())
 }
 
-func count32(n uint64) int32 { return int32(min(n, math.MaxInt32)) }
+func toInt32(n uint64) int32 { return int32(min(n, math.MaxInt32)) }

@@ -15,17 +15,17 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-func TestEventsOfAPod(t *testing.T) {
-	inRig(t, func(g *rig) {
+func TestEventReferences(t *testing.T) {
+	withRig(t, func(g *rig) {
 		pod := func(name, node string) {
 			g.pods["team/"+name] = corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, UID: "uid-of-train"}, Spec: corev1.PodSpec{NodeName: node}}
 		}
 		pod("train", "node1")
 		pod("moved", "node2")
 		g.holders["GPU-0"] = []Pod{{"team", "train"}, {"team", "gone"}, {"team", "moved"}}
-		g.show(gpu(0, nil, finding("lost", health.Unhealthy)), gpu(1, nil))
-		g.pass(time.Second)
-		if got := g.all(); !slices.Equal(got, []string{"node/node1 GPUUnhealthy ×1", "pod/train GPUUnhealthy ×1"}) {
+		g.setDevices(gpu(0, nil, finding("lost", health.Unhealthy)), gpu(1, nil))
+		g.advance(time.Second)
+		if got := g.listEvents(); !slices.Equal(got, []string{"node/node1 GPUUnhealthy ×1", "pod/train GPUUnhealthy ×1"}) {
 			t.Errorf("events %q", got)
 		}
 		for _, e := range g.events {
@@ -41,31 +41,31 @@ func TestEventsOfAPod(t *testing.T) {
 	})
 }
 
-func TestPodsThatCannotBeRead(t *testing.T) {
-	inRig(t, func(g *rig) {
+func TestEventReferenceWithoutPodAccess(t *testing.T) {
+	withRig(t, func(g *rig) {
 		g.fail = func(r *http.Request) error {
 			if strings.Contains(r.URL.Path, "/pods/") {
-				return refuse(403, "Forbidden")
+				return apiError(403, "Forbidden")
 			}
 			return nil
 		}
 		g.holders["GPU-0"] = []Pod{{"team", "train"}}
-		g.show(gpu(0, nil, finding("lost", health.Unhealthy)), gpu(1, nil))
-		g.pass(time.Second)
-		if got := g.all(); !slices.Contains(got, "pod/train GPUUnhealthy ×1") {
+		g.setDevices(gpu(0, nil, finding("lost", health.Unhealthy)), gpu(1, nil))
+		g.advance(time.Second)
+		if got := g.listEvents(); !slices.Contains(got, "pod/train GPUUnhealthy ×1") {
 			t.Errorf("events %q", got)
 		}
 	})
 }
 
-func TestAnXIDStormIsFewEvents(t *testing.T) {
-	inRig(t, func(g *rig) {
+func TestEventRepetitionsRaiseCount(t *testing.T) {
+	withRig(t, func(g *rig) {
 		for i := range 600 { // ten minutes
-			g.show(gpu(0, map[int]uint64{31: uint64(10 * (i + 1))}), gpu(1, nil))
-			g.pass(time.Second)
+			g.setDevices(gpu(0, map[int]uint64{31: uint64(10 * (i + 1))}), gpu(1, nil))
+			g.advance(time.Second)
 		}
-		g.pass(again)
-		if got := g.all(); !slices.Equal(got, []string{"node/node1 XID ×6000"}) {
+		g.advance(repeatInterval)
+		if got := g.listEvents(); !slices.Equal(got, []string{"node/node1 XID ×6000"}) {
 			t.Errorf("events %q", got)
 		}
 		if g.posts != 1 || g.patches > 11 {
@@ -74,47 +74,47 @@ func TestAnXIDStormIsFewEvents(t *testing.T) {
 	})
 }
 
-func TestEventsAreRateLimited(t *testing.T) {
-	inRig(t, func(g *rig) {
+func TestEventRateLimit(t *testing.T) {
+	withRig(t, func(g *rig) {
 		xids := make(map[int]uint64)
 		for code := range 170 {
 			xids[code+1] = 1
 		}
-		g.show(gpu(0, xids), gpu(1, nil))
-		g.pass(20 * time.Second)
+		g.setDevices(gpu(0, xids), gpu(1, nil))
+		g.advance(20 * time.Second)
 		if g.posts != eventBurst {
 			t.Errorf("%d events at once, want %d", g.posts, eventBurst)
 		}
-		g.pass(10 * eventEvery)
+		g.advance(10 * eventInterval)
 		if g.posts != eventBurst+10 {
 			t.Errorf("%d events, want %d", g.posts, eventBurst+10)
 		}
-		// The condition does not wait behind them.
-		g.show(gpu(0, xids, finding("lost", health.Unhealthy)), gpu(1, nil))
-		g.pass(settle)
+		// The limit does not delay the condition.
+		g.setDevices(gpu(0, xids, finding("lost", health.Unhealthy)), gpu(1, nil))
+		g.advance(settleDelay)
 		if c := g.condition(t); c.Reason != "Lost" {
 			t.Errorf("%+v", c)
 		}
 	})
 }
 
-// A reload while an event waits for its turn does not cost the event.
-func TestAReloadCostsNoEvent(t *testing.T) {
-	inRig(t, func(g *rig) {
+// A reload while an event waits for the rate limit does not drop the event.
+func TestReloadKeepsEvents(t *testing.T) {
+	withRig(t, func(g *rig) {
 		xids := make(map[int]uint64)
 		for code := range eventBurst + 3 {
 			xids[code+1] = 1
 		}
-		g.show(gpu(0, xids), gpu(1, nil))
-		g.pass(20 * time.Second)
+		g.setDevices(gpu(0, xids), gpu(1, nil))
+		g.advance(20 * time.Second)
 		if g.posts != eventBurst {
-			t.Fatalf("%d events, want %d and one that waits", g.posts, eventBurst)
+			t.Fatalf("%d events, want %d before the limit", g.posts, eventBurst)
 		}
 		c := health.DefaultConfig()
 		c.Kubernetes = health.KubernetesConfig{Enabled: true, Kubeconfig: "/another"}
 		g.config.Store(&c)
-		g.pass(20 * time.Second)
-		if got := g.all(); len(got) != eventBurst+3 {
+		g.advance(20 * time.Second)
+		if got := g.listEvents(); len(got) != eventBurst+3 {
 			t.Errorf("%d events, want %d", len(got), eventBurst+3)
 		}
 		if s := g.reporter.Status(); s.Dropped != 0 {
@@ -123,114 +123,114 @@ func TestAReloadCostsNoEvent(t *testing.T) {
 	})
 }
 
-func TestAnOutageCostsTheOldestEvents(t *testing.T) {
-	inRig(t, func(g *rig) {
+func TestOutageDropsOldestEvents(t *testing.T) {
+	withRig(t, func(g *rig) {
 		g.failWith(errRefused)
 		xids := make(map[int]uint64)
-		for code := range maxPending + 50 {
+		for code := range maxQueued + 50 {
 			xids[code+1] = 1
 		}
-		g.show(gpu(0, xids), gpu(1, nil))
-		g.pass(time.Minute)
+		g.setDevices(gpu(0, xids), gpu(1, nil))
+		g.advance(time.Minute)
 		if n := g.reporter.Status().Dropped; n < 50 || n > 52 {
 			t.Errorf("%d dropped, want about 50", n)
 		}
-		g.pass(eventLife)
+		g.advance(eventTTL)
 		g.failWith(nil)
-		g.pass(2 * time.Minute)
-		if got := g.all(); len(got) != 0 {
-			t.Errorf("events of more than an hour ago: %q", got)
+		g.advance(2 * time.Minute)
+		if got := g.listEvents(); len(got) != 0 {
+			t.Errorf("events older than eventTTL: %q", got)
 		}
-		g.show(gpu(0, xids, finding("lost", health.Unhealthy)), gpu(1, nil))
-		g.pass(time.Second)
-		if got := g.all(); len(got) != 1 {
+		g.setDevices(gpu(0, xids, finding("lost", health.Unhealthy)), gpu(1, nil))
+		g.advance(time.Second)
+		if got := g.listEvents(); len(got) != 1 {
 			t.Errorf("events %q", got)
 		}
 	})
 }
 
-func TestAnEventThatIsHopelessHoldsNobodyUp(t *testing.T) {
-	for _, why := range []error{
-		refuse(403, "Forbidden", "NamespaceTerminating"), refuse(422, "Invalid"), refuse(404, "NotFound"), refuse(400, "BadRequest"),
+func TestPermanentErrorDropsEvent(t *testing.T) {
+	for _, err := range []error{
+		apiError(403, "Forbidden", "NamespaceTerminating"), apiError(422, "Invalid"), apiError(404, "NotFound"), apiError(400, "BadRequest"),
 	} {
-		inRig(t, func(g *rig) {
+		withRig(t, func(g *rig) {
 			g.pods["ending/one"] = corev1.Pod{Spec: corev1.PodSpec{NodeName: "node1"}}
 			g.pods["team/two"] = g.pods["ending/one"]
 			g.fail = func(r *http.Request) error {
 				if r.Method == http.MethodPost && strings.Contains(r.URL.Path, "/ending/") {
-					return why
+					return err
 				}
 				return nil
 			}
 			g.holders["GPU-0"] = []Pod{{"ending", "one"}, {"team", "two"}}
-			g.show(gpu(0, nil, finding("lost", health.Unhealthy)), gpu(1, nil))
-			g.pass(time.Second)
-			if got := g.all(); !slices.Equal(got, []string{"node/node1 GPUUnhealthy ×1", "pod/two GPUUnhealthy ×1"}) {
-				t.Errorf("%v: events %q", why, got)
+			g.setDevices(gpu(0, nil, finding("lost", health.Unhealthy)), gpu(1, nil))
+			g.advance(time.Second)
+			if got := g.listEvents(); !slices.Equal(got, []string{"node/node1 GPUUnhealthy ×1", "pod/two GPUUnhealthy ×1"}) {
+				t.Errorf("%v: events %q", err, got)
 			}
 			if s := g.reporter.Status(); s.Dropped != 1 {
-				t.Errorf("%v: %+v", why, s)
+				t.Errorf("%v: %+v", err, s)
 			}
 		})
 	}
 }
 
-func TestAnAnswerThatIsLostMakesNoSecondEvent(t *testing.T) {
-	inRig(t, func(g *rig) {
+func TestLostResponseCreatesOneEvent(t *testing.T) {
+	withRig(t, func(g *rig) {
 		tries := 0
 		g.fail = func(r *http.Request) error {
 			if r.Method != http.MethodPost {
 				return nil
 			}
-			if tries++; tries == 1 { // it is written all the same
+			if tries++; tries == 1 { // the event is created, the response lost
 				name := fmt.Sprint("event-", tries)
 				g.events[name] = &corev1.Event{}
 				return errRefused
 			}
-			return refuse(409, metav1.StatusReasonAlreadyExists)
+			return apiError(409, metav1.StatusReasonAlreadyExists)
 		}
-		g.show(gpu(0, nil, finding("lost", health.Unhealthy)), gpu(1, nil))
-		g.pass(time.Minute)
+		g.setDevices(gpu(0, nil, finding("lost", health.Unhealthy)), gpu(1, nil))
+		g.advance(time.Minute)
 		if tries != 2 || len(g.events) != 1 {
 			t.Errorf("%d attempts, %d events", tries, len(g.events))
 		}
 	})
 }
 
-func TestAnEventThatIsForgottenIsMadeAnew(t *testing.T) {
-	inRig(t, func(g *rig) {
-		g.show(gpu(0, map[int]uint64{31: 1}), gpu(1, nil))
-		g.pass(again)
+func TestDeletedEventIsCreatedAgain(t *testing.T) {
+	withRig(t, func(g *rig) {
+		g.setDevices(gpu(0, map[int]uint64{31: 1}), gpu(1, nil))
+		g.advance(repeatInterval)
 		clear(g.events)
-		g.show(gpu(0, map[int]uint64{31: 3}), gpu(1, nil))
-		g.pass(again)
-		if got := g.all(); !slices.Equal(got, []string{"node/node1 XID ×2"}) {
+		g.setDevices(gpu(0, map[int]uint64{31: 3}), gpu(1, nil))
+		g.advance(repeatInterval)
+		if got := g.listEvents(); !slices.Equal(got, []string{"node/node1 XID ×2"}) {
 			t.Errorf("events %q", got)
 		}
 	})
 }
 
-func TestEventNamesFit(t *testing.T) {
+func TestEventNameLength(t *testing.T) {
 	long := strings.Repeat("a", 235) + ".b-" + strings.Repeat("c", 15)
 	for _, o := range []string{"node1", long} {
-		if n := eventName(happening{key: happeningKey{object: object{name: o}}}); len(n) > 253 || strings.Contains(n, "..") || strings.Contains(n, "-.") {
+		if n := eventName(event{key: eventKey{object: object{name: o}}}); len(n) > 253 || strings.Contains(n, "..") || strings.Contains(n, "-.") {
 			t.Errorf("%d bytes: %s", len(n), n)
 		}
 	}
 }
 
-func TestQueueKeepsTheFirstNameAndAllCounts(t *testing.T) {
+func TestEventQueueMerges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := newQueue()
+		q := newEventQueue()
 		now := time.Now()
-		q.add(happening{message: "new", count: 2, first: now.Add(time.Minute), last: now.Add(time.Minute)})
-		q.add(happening{message: "old", count: 3, first: now, last: now, name: "x.1"}) // put back after an attempt
-		h, _, ok := q.take(now, func(happeningKey) time.Time { return time.Time{} })
-		if !ok || h.name != "x.1" || h.count != 5 || h.message != "new" || !h.first.Equal(now) || !h.last.Equal(now.Add(time.Minute)) {
-			t.Errorf("%+v", h)
+		q.add(event{message: "new", count: 2, first: now.Add(time.Minute), last: now.Add(time.Minute)})
+		q.add(event{message: "old", count: 3, first: now, last: now, name: "x.1"}) // back in the queue after a failed attempt
+		e, _, ok := q.take(now, func(eventKey) time.Time { return time.Time{} })
+		if !ok || e.name != "x.1" || e.count != 5 || e.message != "new" || !e.first.Equal(now) || !e.last.Equal(now.Add(time.Minute)) {
+			t.Errorf("%+v", e)
 		}
 		if _, in, ok := q.take(now, nil); ok || in >= 0 {
-			t.Errorf("taken twice")
+			t.Error("one event was taken twice")
 		}
 	})
 }

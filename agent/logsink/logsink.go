@@ -11,19 +11,19 @@ import (
 )
 
 const (
-	// capacity is how many bytes of entries may wait for the writer: about a thousand lines.
+	// capacity limits the queue, in bytes: about a thousand lines.
 	capacity = 256 << 10
 
-	// syncTimeout is how long Sync waits for a blocked writer. The process ends within it.
+	// syncTimeout is how long Sync waits for a blocked writer, and so delays the exit of the process.
 	syncTimeout = 500 * time.Millisecond
 )
 
 var errBlocked = errors.New("log: the writer is blocked")
 
 // Sink is a zapcore.WriteSyncer in front of a writer that may block, such as a standard error whose reader is stuck.
-// Write queues the entry and returns; one goroutine writes the queue out. An entry that does not fit into the queue, or
-// that the writer refuses, is dropped and counted. As soon as the writer takes entries again, it gets a notice of how
-// many are missing at that place.
+// Write queues the entry and returns; one goroutine writes the queue. An entry that does not fit into the queue, or whose
+// write fails, is dropped and counted. When the writer works again, it gets a notice with the number of entries missing
+// at that position.
 //
 // The agent logs while it holds mutexes that Allocate, a probe or a poll needs, for example those of the DCGM session
 // and of the device plugin. That is safe only because Write never waits for the writer. zapcore.BufferedWriteSyncer
@@ -32,21 +32,21 @@ type Sink struct {
 	out    io.Writer
 	notice func(missing uint64) []byte
 
-	work    chan struct{}      // has a token when there is something to write
-	flush   chan chan struct{} // asks the writing goroutine to close the channel when all is written
+	work    chan struct{}      // has a token when the queue is not empty
+	flush   chan chan struct{} // makes the writing goroutine close the channel when the queue is written
 	stop    chan struct{}
 	dropped atomic.Uint64 // since New
 
 	mu      sync.Mutex // guards all below; never held while out writes
 	queue   [][]byte
 	size    int    // bytes in queue
-	missing uint64 // entries that did not fit behind queue
+	missing uint64 // entries dropped after those in queue
 
-	unreported uint64 // entries missing without a notice so far; the writing goroutine's own
+	unreported uint64 // missing entries without a notice yet; only the writing goroutine uses it
 }
 
-// New returns a sink in front of out and starts its goroutine, which Close ends. Notice returns the entry that reports
-// missing entries; nil writes none.
+// New returns a sink for out and starts its goroutine, which Close ends. The notice function returns the entry that
+// reports missing entries; if it is nil, the sink writes none.
 func New(out io.Writer, notice func(missing uint64) []byte) *Sink {
 	s := &Sink{
 		out: out, notice: notice,
@@ -60,7 +60,7 @@ func New(out io.Writer, notice func(missing uint64) []byte) *Sink {
 func (s *Sink) Write(entry []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// Behind a gap nothing is queued, however short, until the writer has taken the queue: the notice then has one place.
+	// After a drop, nothing is queued until the writer has taken the queue, so that one notice marks the gap.
 	if s.missing > 0 || s.size+len(entry) > capacity {
 		s.missing++
 		s.dropped.Add(1)
@@ -75,7 +75,7 @@ func (s *Sink) Write(entry []byte) (int, error) {
 	return len(entry), nil
 }
 
-// Sync waits until all entries are written, but not for long: a blocked writer must not keep the process from ending.
+// Sync waits until all entries are written, at most syncTimeout: a blocked writer must not keep the process from exiting.
 func (s *Sink) Sync() error {
 	timeout := time.NewTimer(syncTimeout)
 	defer timeout.Stop()
@@ -93,7 +93,7 @@ func (s *Sink) Sync() error {
 	}
 }
 
-// Close syncs and ends the goroutine, unless the writer blocks it. Entries written later are not shown.
+// Close syncs and ends the goroutine, unless the writer blocks it. Later entries are lost.
 func (s *Sink) Close() error {
 	err := s.Sync()
 	close(s.stop)
@@ -144,7 +144,7 @@ func (s *Sink) take() (entries [][]byte, missing uint64) {
 	return entries, missing
 }
 
-// report writes the notice if entries are missing. If the writer refuses it, the next attempt includes them.
+// report writes the notice if entries are missing. If the write fails, the next notice includes them.
 func (s *Sink) report() {
 	if s.unreported == 0 || s.notice == nil {
 		return

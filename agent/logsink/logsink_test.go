@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// pipe is a writer whose reader a test stops.
+// pipe is a writer that blocks until a test reads.
 type pipe struct {
 	mu      sync.Mutex // guards all below but reading
 	text    bytes.Buffer
@@ -57,7 +57,7 @@ func write(t *testing.T, s *Sink, line string) {
 	if n, err := s.Write(entry); n != len(entry) || err != nil {
 		t.Fatalf("Write returned %d, %v", n, err)
 	}
-	clear(entry) // as zap, which uses it again
+	clear(entry) // zap reuses its buffer
 }
 
 func TestWriteKeepsOrder(t *testing.T) {
@@ -81,20 +81,20 @@ func TestWriteKeepsOrder(t *testing.T) {
 	})
 }
 
-// A write that blocks neither blocks the caller nor takes memory without end, and what is missing is reported where it
-// is missing.
+// While the writer is blocked, Write returns at once and the queue stays within its capacity. The notice is at the
+// position of the missing entries.
 func TestWriteDropsWhileBlocked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPipe(true)
 		s := New(p, notice)
 		long := strings.Repeat("x", 999)
 		write(t, s, "first")
-		synctest.Wait() // the goroutine has it, and is blocked
+		synctest.Wait() // the goroutine is blocked in this write
 		const more = 100
 		for range capacity/1000 + more {
 			write(t, s, long)
 		}
-		write(t, s, "short") // would fit by its length, but not into the order
+		write(t, s, "short") // fits by its length, but would come before the notice
 		if s.size > capacity || s.Dropped() != more+1 {
 			t.Errorf("%d bytes wait, %d entries dropped", s.size, s.Dropped())
 		}
@@ -116,7 +116,6 @@ func TestWriteDropsWhileBlocked(t *testing.T) {
 	})
 }
 
-// The end of the process waits for a writer that is blocked in a write, too, only for a while.
 func TestCloseWhileBlocked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPipe(true)
@@ -126,16 +125,16 @@ func TestCloseWhileBlocked(t *testing.T) {
 		if err := s.Close(); !errors.Is(err, errBlocked) || time.Since(begin) > syncTimeout {
 			t.Errorf("Close returned %v after %v", err, time.Since(begin))
 		}
-		write(t, s, "after the end")
-		close(p.reading) // the bubble ends only with all its goroutines
+		write(t, s, "after Close")
+		close(p.reading) // synctest requires that the goroutine ends
 	})
 }
 
-func TestWriteCountsRefusedEntries(t *testing.T) {
+func TestWriteCountsFailedWrites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPipe(false)
 		s := New(p, notice)
-		p.fail(errors.New("no reader"))
+		p.fail(errors.New("broken pipe"))
 		write(t, s, "a")
 		write(t, s, "b")
 		synctest.Wait()
@@ -150,8 +149,7 @@ func TestWriteCountsRefusedEntries(t *testing.T) {
 	})
 }
 
-// An entry that is longer than the queue is dropped, and ends nothing.
-func TestWriteDropsTooLong(t *testing.T) {
+func TestWriteDropsEntryLongerThanQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPipe(false)
 		s := New(p, notice)

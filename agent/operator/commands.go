@@ -5,166 +5,203 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
-	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
+	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
 )
+
+// requestTimeout limits the commands that the agent answers at once.
+const requestTimeout = 10 * time.Second
 
 // Commands returns the subcommands that talk to a running agent.
 func Commands(loader *config.Loader) []*cobra.Command {
 	return []*cobra.Command{statusCommand(loader), simCommand(loader), clearCommand(loader), detachCommand(loader), attachCommand(loader)}
 }
 
-// speaking makes cmd one that asks the agent something on its socket, for at most that long, and prints what it says.
-func speaking(cmd *cobra.Command, loader *config.Loader, within time.Duration, say func(ctx context.Context, socket string) (string, error)) *cobra.Command {
+func statusCommand(loader *config.Loader) *cobra.Command {
+	var output, address string
+	var access status.Access
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Print the status of this node's GPUs and of the agent",
+		Long: `Print the status of this node's GPUs and of the agent, as the status page shows it.
+
+The exit code is 0 if the agent answers, whatever the state of the GPUs. A terminal gets colours unless NO_COLOR is
+set. Over TLS, the agent of this node must present the certificate of metrics.webConfigFile. The password for --user is
+read from $` + status.PasswordEnv + `.`,
+		Example: `  gpu-node-agent status
+  gpu-node-agent status --address 10.0.0.7:9400 -o json | jq '.gpus[] | select(.state == "unhealthy")'`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if output != "table" && output != "wide" && output != "json" {
+				return fmt.Errorf("--output: expected table, wide or json, got %q", output)
+			}
+			if address == "" {
+				c, err := loader.Load()
+				if err != nil {
+					return err
+				}
+				address = access.Local(c.Metrics.Listen, c.Web.Certificate())
+			}
+			access.Password = os.Getenv(status.PasswordEnv)
+			ctx, cancel := context.WithTimeout(cmd.Context(), requestTimeout)
+			defer cancel()
+			node, text, err := status.Ask(ctx, address, access)
+			if err != nil {
+				return err
+			}
+			if output != "json" {
+				text = []byte(node.Table(output == "wide", useColours()))
+			}
+			_, err = cmd.OutOrStdout().Write(text)
+			return err
+		},
+	}
+	cmd.Flags().StringVarP(&output, "output", "o", "table", "table, wide or json")
+	cmd.Flags().StringVar(&address, "address", "", "HOST:PORT or URL of the agent (default: metrics.listen of its configuration)")
+	cmd.Flags().StringVar(&access.CAFile, "ca-file", "", "PEM file of the CA that signed the agent's certificate (default: this host's CAs)")
+	cmd.Flags().StringVar(&access.CertFile, "cert-file", "", "PEM file of a client certificate, if the agent requires one")
+	cmd.Flags().StringVar(&access.KeyFile, "key-file", "", "PEM file of the client certificate's key")
+	cmd.Flags().BoolVar(&access.Insecure, "insecure", false, "accept any certificate of the agent")
+	cmd.Flags().StringVar(&access.User, "user", "", "user name, if the agent requires a password")
+	return cmd
+}
+
+// useColours reports whether standard output is a terminal that shows colours.
+func useColours() bool {
+	info, err := os.Stdout.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0 && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+}
+
+func simCommand(loader *config.Loader) *cobra.Command {
+	var event sim.Event
+	cmd := &cobra.Command{
+		Use:   "sim EVENT",
+		Short: "Inject an event into an agent with simulated GPUs",
+		Example: `  gpu-node-agent sim --config config.yaml '{gpu: 3, xid: 79, lost: true}'
+  gpu-node-agent sim --socket /run/gpu-node-agent/sim.sock '{source: stalled}'`,
+		Args: func(_ *cobra.Command, args []string) (err error) {
+			if len(args) != 1 {
+				return fmt.Errorf("expected one event, got %d arguments; for example: gpu-node-agent sim '{gpu: 3, xid: 79}'", len(args))
+			}
+			event, err = sim.ParseEvent(args[0])
+			return err
+		},
+	}
+	return onSocket(cmd, "source.sim.control", loader, func(c config.Config) string { return c.Source.Sim.Control }, requestTimeout,
+		func(ctx context.Context, socket string) (string, error) { return sim.Send(ctx, socket, event) })
+}
+
+func clearCommand(loader *config.Loader) *cobra.Command {
+	var c ClearRequest
+	cmd := &cobra.Command{
+		Use:   "clear",
+		Short: "Clear findings of a GPU",
+		Long: `Clear the findings of a GPU or MIG device. Only root may do so.
+
+Findings that the newest measurement shows stay: a lost GPU stays unhealthy until it is back. A cordon ends when
+health.cordon no longer names the GPU. The command prints the findings that remain.`,
+		Example: `  gpu-node-agent clear --gpu GPU-6f1a1b2c-…
+  gpu-node-agent clear --gpu 1:0 --cause xid-94`,
+		Args: cobra.NoArgs,
+		PreRunE: func(*cobra.Command, []string) error {
+			if c.Device == "" {
+				return errors.New("--gpu is not set; expected a UUID, an index such as 3, a MIG index such as 3:0 or a PCI bus ID, as gpu-node-agent status shows")
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&c.Device, "gpu", "", "device: a UUID, an index such as 3, a MIG index such as 3:0 or a PCI bus ID")
+	cmd.Flags().StringVar(&c.Cause, "cause", "", "finding to clear, such as xid-79 (default: all)")
+	return onAgentSocket(cmd, loader, requestTimeout, func(ctx context.Context, socket string) (string, error) {
+		res, err := call[ClearResponse](ctx, socket, request{Clear: &c})
+		if err != nil {
+			return "", err
+		}
+		return res.text(), nil
+	})
+}
+
+func detachCommand(loader *config.Loader) *cobra.Command {
+	var d DetachRequest
+	cmd := &cobra.Command{
+		Use:   "detach",
+		Short: "Release the GPU driver, to reset a GPU, change MIG mode or replace the driver",
+		Long: `Release the GPU driver while the agent keeps running, so that a GPU can be reset (nvidia-smi -r), its MIG mode changed
+or the driver unloaded. Only root may do so.
+
+Until the agent is attached again, the kubelet gives no GPU of the node to new pods. The command returns when the driver
+is released, and fails if it is not. A repeated detach prints the current state and restarts the time of --for.`,
+		Example: `  gpu-node-agent detach && nvidia-smi -r -i 3; gpu-node-agent attach
+  gpu-node-agent detach --for 2h`,
+		Args: cobra.NoArgs,
+	}
+	cmd.Flags().StringVar(&d.For, "for", DefaultDetach.String(), "time after which the agent attaches by itself, 1s to 24h")
+	cmd.Flags().BoolVar(&d.Force, "force", false, "detach although pods hold GPUs, or the kubelet does not report whether they do")
+	return onAgentSocket(cmd, loader, driverTimeout+requestTimeout, func(ctx context.Context, socket string) (string, error) {
+		if _, err := d.duration(); err != nil {
+			return "", fmt.Errorf("--%w", err)
+		}
+		res, err := call[DetachResponse](ctx, socket, request{Detach: &d})
+		if err != nil {
+			return "", err
+		}
+		return res.text(), res.err()
+	})
+}
+
+func attachCommand(loader *config.Loader) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "attach",
+		Short: "Use the GPU driver again after detach",
+		Long: `Use the GPU driver again after detach. Only root may do so.
+
+The command returns when the GPUs are measured again. It fails if they are not; the agent then keeps trying.`,
+		Args: cobra.NoArgs,
+	}
+	return onAgentSocket(cmd, loader, driverTimeout+requestTimeout, func(ctx context.Context, socket string) (string, error) {
+		res, err := call[AttachResponse](ctx, socket, request{Attach: new(AttachRequest)})
+		if err != nil {
+			return "", err
+		}
+		return res.text(), res.err()
+	})
+}
+
+// onAgentSocket makes cmd send a request to health.socket.
+func onAgentSocket(cmd *cobra.Command, loader *config.Loader, timeout time.Duration, send func(ctx context.Context, socket string) (string, error)) *cobra.Command {
+	return onSocket(cmd, "health.socket", loader, func(c config.Config) string { return c.Health.Socket }, timeout, send)
+}
+
+// onSocket makes cmd send a request to the socket that a key or --socket names, and print the response.
+func onSocket(cmd *cobra.Command, key string, loader *config.Loader, path func(config.Config) string, timeout time.Duration,
+	send func(ctx context.Context, socket string) (string, error),
+) *cobra.Command {
 	var socket string
-	cmd.Args = cobra.NoArgs
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if socket == "" {
 			c, err := loader.Load()
 			if err != nil {
 				return err
 			}
-			socket = c.Health.Socket
+			if socket = path(c); socket == "" {
+				return fmt.Errorf("%s is not set; set it or pass --socket", key)
+			}
 		}
-		ctx, cancel := context.WithTimeout(cmd.Context(), within)
+		ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 		defer cancel()
-		text, err := say(ctx, socket)
+		text, err := send(ctx, socket)
 		if text != "" {
 			_, printErr := fmt.Fprintln(cmd.OutOrStdout(), text)
 			err = cmp.Or(err, printErr)
 		}
 		return err
 	}
-	cmd.Flags().StringVar(&socket, "socket", "", "socket of the agent (default: health.socket of its configuration)")
+	cmd.Flags().StringVar(&socket, "socket", "", "socket of the agent (default: "+key+" of its configuration)")
 	return cmd
-}
-
-func clearCommand(loader *config.Loader) *cobra.Command {
-	var c Clear
-	cmd := speaking(&cobra.Command{
-		Use:   "clear",
-		Short: "Tell the agent that a GPU is well again",
-		Long: `Tell the agent that a GPU is well again: an operator's word, for root only.
-
-What the newest measurement shows to stand is not cleared: a GPU that is lost stays so until it is back. Neither is what
-was decided: cordoned ends with health.cordon. All that stands on it afterwards is printed.`,
-		Example: `  gpu-node-agent clear --gpu GPU-6f1a1b2c-…
-  gpu-node-agent clear --gpu 1:0 --cause xid-94`,
-		PreRunE: func(*cobra.Command, []string) error {
-			if c.Device == "" {
-				return errors.New("--gpu is not set: use a UUID, an index such as 3 or 3:0 (a MIG device), or a PCI bus id, as gpu-node-agent status shows them")
-			}
-			return nil
-		},
-	}, loader, 10*time.Second, func(ctx context.Context, socket string) (string, error) {
-		answer, err := ask[Cleared](ctx, socket, question{Clear: &c})
-		if err != nil {
-			return "", err
-		}
-		return answer.text(), nil
-	})
-	cmd.Flags().StringVar((*string)(&c.Device), "gpu", "", "the device: a UUID, an index such as 3 or 3:0 (a MIG device), or a PCI bus id")
-	cmd.Flags().StringVar(&c.Cause, "cause", "", "the finding to clear, such as xid-79 (default: all)")
-	return cmd
-}
-
-func detachCommand(loader *config.Loader) *cobra.Command {
-	var d Detach
-	cmd := speaking(&cobra.Command{
-		Use:   "detach",
-		Short: "Have the agent let go of the GPUs' driver: for a reset, another MIG mode, another driver",
-		Long: `Have the agent let go of the GPUs' driver, so that a GPU can be reset (nvidia-smi -r), its MIG mode changed, or the
-driver unloaded, without an end of the agent: an operator's word, for root only.
-
-All GPUs of the node are kept from new pods meanwhile. It returns when the driver is let go of, and fails if it is not.
-Said again it says how it is, and the time counts from then.`,
-		Example: `  gpu-node-agent detach && nvidia-smi -r -i 3; gpu-node-agent attach
-  gpu-node-agent detach --for 2h`,
-	}, loader, driverWithin+10*time.Second, func(ctx context.Context, socket string) (string, error) {
-		if _, err := d.duration(); err != nil {
-			return "", fmt.Errorf("--%w", err)
-		}
-		answer, err := ask[Detached](ctx, socket, question{Detach: &d})
-		if err != nil {
-			return "", err
-		}
-		return answer.text(), answer.err()
-	})
-	cmd.Flags().StringVar(&d.For, "for", DefaultDetach.String(), "after which time the agent takes the driver back by itself, 1s to 24h")
-	cmd.Flags().BoolVar(&d.Force, "force", false, "let go although pods hold GPUs, or the kubelet does not say whether they do")
-	return cmd
-}
-
-func attachCommand(loader *config.Loader) *cobra.Command {
-	return speaking(&cobra.Command{
-		Use:   "attach",
-		Short: "Have the agent take the GPUs' driver back after detach",
-		Long: `Have the agent take the GPUs' driver back after detach: an operator's word, for root only.
-
-It returns when the GPUs are measured again, and fails if they are not: the agent then tries again by itself.`,
-	}, loader, driverWithin+10*time.Second, func(ctx context.Context, socket string) (string, error) {
-		answer, err := ask[Attached](ctx, socket, question{Attach: new(Attach)})
-		if err != nil {
-			return "", err
-		}
-		return answer.text(), answer.err()
-	})
-}
-
-func (d Detached) text() string {
-	since := d.Since.Format(time.RFC3339)
-	first := "the driver is let go of since " + since
-	if d.Already {
-		first = "the driver was let go of already, since " + since
-	}
-	if len(d.Open) == 0 && d.Unknown == "" {
-		first += "; the agent has no file of it open"
-	}
-	lines := []string{first, fmt.Sprintf("the agent takes it back at %s, or when you say: gpu-node-agent attach", d.Until.Format(time.RFC3339))}
-	if d.Engine != "" {
-		lines = append(lines, fmt.Sprintf("the host engine at %s was not asked, for there was no connection: stop it if it runs", d.Engine))
-	}
-	return strings.Join(lines, "\n")
-}
-
-// err is what keeps the driver from being let go of, as far as the agent sees.
-func (d Detached) err() error {
-	switch {
-	case d.Unknown != "":
-		return fmt.Errorf("whether the agent has files of the driver open is not known: %s", d.Unknown)
-	case len(d.Open) > 0:
-		return fmt.Errorf("the agent's process still has %s open: what you want will fail; say attach, and delete the agent's pod instead",
-			strings.Join(d.Open, ", "))
-	}
-	return nil
-}
-
-func (a Attached) text() string {
-	text := "the driver is back, and the GPUs are measured"
-	switch {
-	case a.Source != health.SourceUp.String():
-		return ""
-	case a.Already:
-		text = "the driver was not let go of; the GPUs are measured"
-	}
-	for _, s := range a.Standing {
-		text += fmt.Sprintf("\nGPU %d still has %s, and no reset of it was seen; if it was reset, say: gpu-node-agent clear --gpu %s --cause %s",
-			s.GPU, s.Cause, s.Device, s.Cause)
-	}
-	for _, s := range a.Broken {
-		text += fmt.Sprintf("\nGPU %d is unhealthy: %s; see gpu-node-agent status", s.GPU, s.Cause)
-	}
-	return text
-}
-
-func (a Attached) err() error {
-	if a.Source == health.SourceUp.String() {
-		return nil
-	}
-	return fmt.Errorf("the source is %s: %s; the agent tries again by itself, see gpu-node-agent status", a.Source, a.Error)
 }

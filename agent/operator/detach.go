@@ -15,159 +15,163 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
-// Detach is an operator's word that the agent is to let go of the GPUs' driver.
-type Detach struct {
-	For   string `json:"for,omitempty"`   // as Go writes a duration, such as 30m; "" is DefaultDetach
+// DetachRequest asks the agent to release the GPU driver.
+type DetachRequest struct {
+	For   string `json:"for,omitempty"`   // a Go duration such as 30m; "" is DefaultDetach
 	Force bool   `json:"force,omitempty"` // although pods hold devices
 }
 
-// Attach is an operator's word that it is to take the driver back.
-type Attach struct{}
+// AttachRequest asks the agent to use the driver again.
+type AttachRequest struct{}
 
-// Detached is the answer to a Detach.
-type Detached struct {
-	Since   time.Time `json:"since"`
-	Until   time.Time `json:"until"`             // when the agent takes the driver back by itself
-	Already bool      `json:"already"`           // it was let go of before
-	Engine  string    `json:"engine,omitempty"`  // the host engine's address if it was not asked to let go: there was no connection
-	Open    []string  `json:"open"`              // files of the driver that the agent's process still has open
-	Unknown string    `json:"unknown,omitempty"` // why that is not known
+// DetachResponse is the result of a DetachRequest.
+type DetachResponse struct {
+	Since         time.Time `json:"since"`
+	Until         time.Time `json:"until"`             // when the agent attaches by itself
+	Already       bool      `json:"already"`           // the driver was detached before
+	UnaskedEngine string    `json:"engine,omitempty"`  // address of a host engine that was not asked to detach, for lack of a connection
+	OpenFiles     []string  `json:"open"`              // driver files that the agent's process still has open
+	OpenFilesErr  string    `json:"unknown,omitempty"` // why OpenFiles is not known
 }
 
-// Attached is the answer to an Attach.
-type Attached struct {
-	Already  bool       `json:"already"` // the driver was not let go of
-	Source   string     `json:"source"`  // up, down, stalled: one that is not up is tried again
-	Error    string     `json:"error,omitempty"`
-	Standing []Standing `json:"standing"` // what only a reset ends, and of which none was seen
-	Broken   []Standing `json:"broken"`   // other faults for which the kubelet gives a GPU to no pod: one that did not come back
+// AttachResponse is the result of an AttachRequest.
+type AttachResponse struct {
+	Already    bool            `json:"already"` // the driver was not detached
+	Source     string          `json:"source"`  // up, down, stalled; the agent retries unless it is up
+	Error      string          `json:"error,omitempty"`
+	NeedsReset []DeviceFinding `json:"standing"` // findings that only a reset clears, without a sign of a reset
+	Unhealthy  []DeviceFinding `json:"broken"`   // other faults of unhealthy GPUs, such as one that did not come back
 }
 
-// Standing is a finding that a GPU still has.
-type Standing struct {
+// DeviceFinding is a finding that a GPU still has.
+type DeviceFinding struct {
 	GPU    int             `json:"gpu"` // index
 	Device health.DeviceID `json:"device"`
 	Cause  string          `json:"cause"`
 }
 
 const (
-	// DefaultDetach is for how long the driver is let go of if nobody says.
+	// DefaultDetach is the default of detach --for.
 	DefaultDetach = 30 * time.Minute
 	minDetach     = time.Second
 	maxDetach     = 24 * time.Hour
 
-	// driverWithin is how long an operator waits for the driver to be let go of or taken back: DCGM gives up a call that
-	// hangs after about a minute.
-	driverWithin = 90 * time.Second
+	// driverTimeout limits a detach or attach: DCGM gives up a call that hangs after about a minute.
+	driverTimeout = 90 * time.Second
 
-	// What an error lists at most.
+	// The limits of the lists in an error.
 	maxHeldDevices = 8
 	maxHolders     = 6 // of one device
 
-	// holdersWithin is how long the kubelet has for its answer: it is asked within a second, and given five.
-	holdersWithin = 10 * time.Second
+	// holdersTimeout limits the wait for the kubelet: the plugin asks it within a second, and waits five for a response.
+	holdersTimeout = 10 * time.Second
 
-	// MaxHoldersAge is how old the kubelet's last response about holders may be. It is asked every two seconds.
+	// MaxHoldersAge limits the age of the last pod-resources response. The plugin asks the kubelet every two seconds.
 	MaxHoldersAge = 30 * time.Second
 
-	// allocationSettle is how long after the devices were withheld the kubelet is asked who holds them. An allocation that our plugin
-	// has just granted is booked by the kubelet within milliseconds.
-	allocationSettle = time.Second
+	// allocationDelay is how long after withholding the devices the agent asks the kubelet for holders. The kubelet
+	// records an allocation that the plugin has just granted within milliseconds.
+	allocationDelay = time.Second
 
-	// savedWithin is how long detach waits for the state file. Without it a restart would give the GPUs out.
-	savedWithin = 2 * time.Second
+	// saveTimeout limits the wait for the state file. Without the file, a restart would offer the GPUs to pods.
+	saveTimeout = 2 * time.Second
 )
 
-func (d Detach) duration() (time.Duration, error) {
+var (
+	errHeld           = errors.New("pods hold GPUs")
+	errHoldersUnknown = errors.New("cannot tell whether pods hold GPUs")
+)
+
+func (d DetachRequest) duration() (time.Duration, error) {
 	if d.For == "" {
 		return DefaultDetach, nil
 	}
 	t, err := time.ParseDuration(d.For)
 	if err != nil || t < minDetach || t > maxDetach {
-		return 0, fmt.Errorf("for: %q is not a time of 1s to 24h; use such as 30m", d.For)
+		return 0, fmt.Errorf("for: expected a duration from 1s to 24h, such as 30m, got %q", d.For)
 	}
 	return t, nil
 }
 
-// detach lets go of the driver and looks whether that is so.
-func (s *Server) detach(ctx context.Context, d Detach) (any, error) {
+// detach releases the driver and checks that the process has no file of it open.
+func (s *Server) detach(ctx context.Context, d DetachRequest) (any, error) {
 	t, err := d.duration()
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, driverWithin)
+	ctx, cancel := context.WithTimeout(ctx, driverTimeout)
 	defer cancel()
 	withheld, err := s.withhold(ctx, d, t)
 	if err != nil {
 		return nil, err
 	}
 	s.awaitSaved(ctx)
-	let, err := s.Monitor.Detach(ctx, t)
-	withheld.GiveBack() // if it was refused, else nothing
+	result, err := s.Monitor.Detach(ctx, t)
+	withheld.End() // no effect after a detach
 	if err != nil {
 		return nil, err
 	}
-	answer := Detached{Since: let.Since.UTC(), Until: let.Until.UTC(), Already: let.Already}
-	if let.Unasked {
-		answer.Engine = s.EngineAddress()
+	res := DetachResponse{Since: result.Since.UTC(), Until: result.Until.UTC(), Already: result.Already}
+	if result.Unasked {
+		res.UnaskedEngine = s.EngineAddress()
 	}
 	open, err := driverFiles("/proc/self")
 	if err != nil {
-		answer.Unknown = err.Error()
+		res.OpenFilesErr = err.Error()
 	}
-	answer.Open = append([]string{}, open...)
-	return answer, nil
+	res.OpenFiles = append([]string{}, open...)
+	return res, nil
 }
 
-// withhold makes the devices Unhealthy for a detach, and gives them back with an error if pods hold them. The kubelet is asked
-// before, so that a detach that has no chance withholds nothing, and again when no pod can get a device any more.
-func (s *Server) withhold(ctx context.Context, d Detach, t time.Duration) (*monitor.Withholding, error) {
+// withhold makes the devices Unhealthy for a detach. If pods hold them, it restores the devices and returns an error. It
+// asks the kubelet before, so that a refused detach changes no device, and again when no pod can get a device any more.
+func (s *Server) withhold(ctx context.Context, d DetachRequest, t time.Duration) (*monitor.Withholding, error) {
 	snapshot := s.Snapshots.Load()
-	ask := !d.Force && snapshot != nil && len(snapshot.Devices) > 0 && snapshot.Source.Status != health.SourceDetached
-	if ask {
-		if err := heldError(snapshot, holdersNow(ctx, s.Holders, s.RefreshHolders), time.Now()); err != nil {
+	checkHolders := !d.Force && snapshot != nil && len(snapshot.Devices) > 0 && snapshot.Source.Status != health.SourceDetached
+	if checkHolders {
+		if err := checkNotHeld(snapshot, currentHolders(ctx, s.Holders, s.RefreshHolders), time.Now()); err != nil {
 			return nil, err
 		}
 	}
 	w, err := s.Monitor.Withhold(t)
-	if err != nil || !ask {
+	if err != nil || !checkHolders {
 		return w, err
 	}
 	select {
-	case <-time.After(allocationSettle):
-		err = heldError(s.Snapshots.Load(), holdersNow(ctx, s.Holders, s.RefreshHolders), time.Now())
+	case <-time.After(allocationDelay):
+		err = checkNotHeld(s.Snapshots.Load(), currentHolders(ctx, s.Holders, s.RefreshHolders), time.Now())
 	case <-ctx.Done():
 		err = ctx.Err()
 	}
 	if err != nil {
-		w.GiveBack()
+		w.End()
 		return nil, err
 	}
 	return w, nil
 }
 
-// awaitSaved waits until the state file says that the devices are withheld. Nobody is refused for a disk.
+// awaitSaved waits until the state file shows that the devices are withheld. A disk that fails does not refuse the detach.
 func (s *Server) awaitSaved(ctx context.Context) {
 	snapshot := s.Snapshots.Load()
 	if snapshot == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, savedWithin)
+	ctx, cancel := context.WithTimeout(ctx, saveTimeout)
 	defer cancel()
 	if err := s.AwaitSaved(ctx, snapshot); err != nil {
-		s.Log.Warn("a restart of the agent would end the detach: it is not in the state file", zap.Error(err))
+		s.Log.Warn("cannot save the detach in the state file; a restart of the agent would end it", zap.Error(err))
 	}
 }
 
-// holdersNow returns who holds devices, as the kubelet says when it is asked from now on: what it said last is up to two
-// seconds old, and a pod may have got a GPU since.
-func holdersNow(ctx context.Context, holders func() plugin.Holders, hurry func()) plugin.Holders {
+// currentHolders returns the holders of a pod-resources response that is newer than the call. An older response may lack
+// a pod that got a GPU since.
+func currentHolders(ctx context.Context, holders func() plugin.Holders, refresh func()) plugin.Holders {
 	now := time.Now()
-	ctx, cancel := context.WithTimeout(ctx, holdersWithin)
+	ctx, cancel := context.WithTimeout(ctx, holdersTimeout)
 	defer cancel()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
-	hurry()
+	refresh()
 	for {
 		h := holders()
 		if h.Err != "" || h.At.After(now) {
@@ -176,23 +180,23 @@ func holdersNow(ctx context.Context, holders func() plugin.Holders, hurry func()
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			h.Err = fmt.Sprintf("the kubelet has not answered within %v", holdersWithin)
+			h.Err = fmt.Sprintf("no response of the kubelet within %v", holdersTimeout)
 			return h
 		}
 	}
 }
 
-// heldError says who holds devices, or why that is not known; nil if nobody does.
-func heldError(s *health.Snapshot, h plugin.Holders, now time.Time) error {
+// checkNotHeld returns errHeld with the holders of devices, errHoldersUnknown if they are not known, and nil if no pod
+// holds a device.
+func checkNotHeld(s *health.Snapshot, h plugin.Holders, now time.Time) error {
 	if s == nil || len(s.Devices) == 0 {
 		return nil
 	}
 	switch {
 	case h.Err != "" || h.By == nil:
-		return fmt.Errorf("whether pods hold GPUs is not known: %s; with --force the driver is let go of all the same", h.Err)
+		return fmt.Errorf("%w: %s; pass --force to detach anyway", errHoldersUnknown, h.Err)
 	case now.Sub(h.At) > MaxHoldersAge:
-		return fmt.Errorf("whether pods hold GPUs is not known: the kubelet has said nothing for %v; with --force the driver is let go of all the same",
-			now.Sub(h.At).Round(time.Second))
+		return fmt.Errorf("%w: the kubelet's last response is %v old; pass --force to detach anyway", errHoldersUnknown, now.Sub(h.At).Round(time.Second))
 	}
 	var held []string
 	for _, d := range status.Devices(s.Devices, h) {
@@ -206,40 +210,97 @@ func heldError(s *health.Snapshot, h plugin.Holders, now time.Time) error {
 		return nil
 	}
 	if more := len(held) - maxHeldDevices; more > 0 {
-		held = append(held[:maxHeldDevices], fmt.Sprintf("and %d devices more", more))
+		held = append(held[:maxHeldDevices], fmt.Sprintf("and %d more devices", more))
 	}
-	return errors.New(strings.Join(held, "; ") + "; end these pods first (kubectl drain), or use --force: they keep their devices and are not watched meanwhile")
+	return fmt.Errorf("%w: %s; end these pods first (kubectl drain), or pass --force: they keep their devices, which are not monitored meanwhile",
+		errHeld, strings.Join(held, "; "))
 }
 
-// attach takes the driver back.
+// attach uses the driver again and reports the GPUs that are still unhealthy.
 func (s *Server) attach(ctx context.Context) (any, error) {
-	ctx, cancel := context.WithTimeout(ctx, driverWithin)
+	ctx, cancel := context.WithTimeout(ctx, driverTimeout)
 	defer cancel()
-	back, err := s.Monitor.Attach(ctx)
+	result, err := s.Monitor.Attach(ctx)
 	if err != nil {
 		return nil, err
 	}
-	answer := Attached{Already: back.Already, Source: back.Status.String(), Error: back.Err, Standing: []Standing{}, Broken: []Standing{}}
-	if snapshot := s.Snapshots.Load(); snapshot != nil && !back.Already && back.Status == health.SourceUp {
-		answer.Standing, answer.Broken = standing(snapshot.Devices)
+	res := AttachResponse{
+		Already: result.Already, Source: result.Status.String(), Error: result.Err, NeedsReset: []DeviceFinding{}, Unhealthy: []DeviceFinding{},
 	}
-	return answer, nil
+	if snapshot := s.Snapshots.Load(); snapshot != nil && !result.Already && result.Status == health.SourceUp {
+		res.NeedsReset, res.Unhealthy = remainingFindings(snapshot.Devices)
+	}
+	return res, nil
 }
 
-// standing returns what a reset would have ended, and the worst of what else makes a GPU unhealthy.
-func standing(devices []health.DeviceState) (all, broken []Standing) {
-	all, broken = []Standing{}, []Standing{}
+// remainingFindings returns the findings that a reset would have cleared, and the worst other finding of each unhealthy
+// GPU.
+func remainingFindings(devices []health.DeviceState) (needsReset, unhealthy []DeviceFinding) {
+	needsReset, unhealthy = []DeviceFinding{}, []DeviceFinding{}
 	for _, d := range devices {
 		for i, f := range d.Verdict.Findings {
-			is := Standing{d.Device.Index, d.Device.ID, f.Cause}
+			finding := DeviceFinding{d.Device.Index, d.Device.ID, f.Cause}
 			switch {
 			case f.From != "":
 			case f.Clears == health.ClearsGPUReset:
-				all = append(all, is)
+				needsReset = append(needsReset, finding)
 			case i == 0 && f.State == health.Unhealthy && !d.Verdict.Decided():
-				broken = append(broken, is)
+				unhealthy = append(unhealthy, finding)
 			}
 		}
 	}
-	return all, broken
+	return needsReset, unhealthy
+}
+
+func (r DetachResponse) text() string {
+	first := "detached since "
+	if r.Already {
+		first = "already detached since "
+	}
+	first += r.Since.Format(time.RFC3339)
+	if len(r.OpenFiles) == 0 && r.OpenFilesErr == "" {
+		first += "; the agent has no driver file open"
+	}
+	lines := []string{first, fmt.Sprintf("the agent attaches at %s, or when you run: gpu-node-agent attach", r.Until.Format(time.RFC3339))}
+	if r.UnaskedEngine != "" {
+		lines = append(lines, fmt.Sprintf("the agent is not connected to the host engine at %s, so it may still use the driver: stop it if it runs", r.UnaskedEngine))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// err returns why the driver is still in use, as far as the agent knows.
+func (r DetachResponse) err() error {
+	switch {
+	case r.OpenFilesErr != "":
+		return fmt.Errorf("cannot tell whether the agent has driver files open: %s", r.OpenFilesErr)
+	case len(r.OpenFiles) > 0:
+		return fmt.Errorf("the agent still has %s open, so a reset would fail; run gpu-node-agent attach, and delete the agent's pod instead",
+			strings.Join(r.OpenFiles, ", "))
+	}
+	return nil
+}
+
+func (r AttachResponse) text() string {
+	text := "attached: the GPUs are measured"
+	switch {
+	case r.Source != health.SourceUp.String():
+		return ""
+	case r.Already:
+		text = "the agent was not detached; the GPUs are measured"
+	}
+	for _, f := range r.NeedsReset {
+		text += fmt.Sprintf("\nGPU %d still has %s, and the agent saw no reset; if you reset the GPU, run: gpu-node-agent clear --gpu %s --cause %s",
+			f.GPU, f.Cause, f.Device, f.Cause)
+	}
+	for _, f := range r.Unhealthy {
+		text += fmt.Sprintf("\nGPU %d is unhealthy: %s; see gpu-node-agent status", f.GPU, f.Cause)
+	}
+	return text
+}
+
+func (r AttachResponse) err() error {
+	if r.Source == health.SourceUp.String() {
+		return nil
+	}
+	return fmt.Errorf("the source is %s: %s; the agent keeps trying, see gpu-node-agent status", r.Source, r.Error)
 }

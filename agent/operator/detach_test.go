@@ -1,8 +1,8 @@
 package operator
 
 import (
+	"errors"
 	"slices"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,58 +11,57 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
-// A pod that got a GPU since the kubelet was last asked is not overlooked.
-func TestHoldersNow(t *testing.T) {
+func TestCurrentHolders(t *testing.T) {
 	gpu := health.DeviceState{Device: health.Device{ID: "GPU-0"}}
 	s := &health.Snapshot{Devices: []health.DeviceState{gpu}}
-	nobody := map[health.DeviceID][]plugin.Holder{}
+	none := map[health.DeviceID][]plugin.Holder{}
 	pod := map[health.DeviceID][]plugin.Holder{"GPU-0": {{Namespace: "lab", Pod: "train"}}}
 	for name, c := range map[string]struct {
-		later plugin.Holders // what the kubelet says when it is asked
-		after time.Duration
-		want  string
+		next plugin.Holders // the kubelet's next response
+		in   time.Duration
+		want error
 	}{
-		"a pod since":   {plugin.Holders{By: pod}, 800 * time.Millisecond, "is held by lab/train"},
-		"still nobody":  {plugin.Holders{By: nobody}, 800 * time.Millisecond, ""},
-		"no answer":     {after: time.Hour, want: "not known: the kubelet has not answered within 10s; with --force"},
-		"a late answer": {plugin.Holders{By: nobody}, 6 * time.Second, ""},
-		"an error":      {plugin.Holders{Err: "Unimplemented"}, time.Second, "not known: Unimplemented"},
+		"pod got a GPU": {plugin.Holders{By: pod}, 800 * time.Millisecond, errHeld},
+		"no holder":     {plugin.Holders{By: none}, 800 * time.Millisecond, nil},
+		"no response":   {in: time.Hour, want: errHoldersUnknown},
+		"late response": {plugin.Holders{By: none}, 6 * time.Second, nil},
+		"error":         {plugin.Holders{Err: "Unimplemented"}, time.Second, errHoldersUnknown},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				begin := time.Now()
-				known := plugin.Holders{At: begin.Add(-time.Second), By: nobody}
-				asked := 0
+				last := plugin.Holders{At: begin.Add(-time.Second), By: none}
+				refreshes := 0
 				holders := func() plugin.Holders {
-					if time.Since(begin) < c.after {
-						return known
+					if time.Since(begin) < c.in {
+						return last
 					}
-					h := c.later
-					h.At = begin.Add(c.after)
+					h := c.next
+					h.At = begin.Add(c.in)
 					return h
 				}
-				err := heldError(s, holdersNow(t.Context(), holders, func() { asked++ }), time.Now())
-				if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
-					t.Errorf("%v, want %q", err, c.want)
+				err := checkNotHeld(s, currentHolders(t.Context(), holders, func() { refreshes++ }), time.Now())
+				if !errors.Is(err, c.want) {
+					t.Errorf("%v, want %v", err, c.want)
 				}
-				if took := time.Since(begin); asked != 1 || took > holdersWithin {
-					t.Errorf("asked %d times, took %v", asked, took)
+				if took := time.Since(begin); refreshes != 1 || took > holdersTimeout {
+					t.Errorf("%d refreshes in %v", refreshes, took)
 				}
 			})
 		})
 	}
 }
 
-// A pod that is admitted after the kubelet was first asked keeps its GPU: the devices are withheld, the kubelet is asked again, and they are
-// given back.
-func TestDetachAsksAgainWhenTheDevicesAreWithheld(t *testing.T) {
+// withhold asks the kubelet before and after it withholds the devices. If a pod got a GPU in between, the devices return to
+// their state.
+func TestWithholdChecksHoldersTwice(t *testing.T) {
 	t.Parallel()
-	for name, admitted := range map[string]bool{"nobody": false, "a pod since": true} {
+	for name, admitted := range map[string]bool{"no holder": false, "pod got a GPU": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			a := startAgent(t)
+			a := startServer(t)
 			before := a.Snapshots.Load().Devices
-			var asked []bool // whether the devices were withheld
+			var refreshes []bool // whether the devices were withheld
 			a.RefreshHolders = func() {
 				withheld := 0
 				for _, d := range a.Snapshots.Load().Devices {
@@ -70,28 +69,28 @@ func TestDetachAsksAgainWhenTheDevicesAreWithheld(t *testing.T) {
 						withheld++
 					}
 				}
-				asked = append(asked, withheld == len(before))
+				refreshes = append(refreshes, withheld == len(before))
 			}
 			a.Holders = func() plugin.Holders {
 				h := plugin.Holders{At: time.Now(), By: map[health.DeviceID][]plugin.Holder{}}
-				if admitted && len(asked) > 1 {
+				if admitted && len(refreshes) > 1 {
 					h.By[before[2].Device.ID] = []plugin.Holder{{Namespace: "lab", Pod: "train"}}
 				}
 				return h
 			}
-			w, err := a.withhold(t.Context(), Detach{}, time.Hour)
-			if !slices.Equal(asked, []bool{false, true}) {
-				t.Errorf("asked with the devices withheld: %v", asked)
+			w, err := a.withhold(t.Context(), DetachRequest{}, time.Hour)
+			if !slices.Equal(refreshes, []bool{false, true}) {
+				t.Errorf("refreshes with the devices withheld: %v", refreshes)
 			}
 			after := a.Snapshots.Load()
 			if !admitted {
 				if err != nil || after.Devices[2].Verdict.State != health.Unhealthy {
 					t.Errorf("%v, %+v", err, after.Devices[2].Verdict)
 				}
-				w.GiveBack()
+				w.End()
 				return
 			}
-			if err == nil || !strings.Contains(err.Error(), "is held by lab/train") {
+			if !errors.Is(err, errHeld) {
 				t.Errorf("%v", err)
 			}
 			for i, d := range after.Devices {
@@ -106,15 +105,14 @@ func TestDetachAsksAgainWhenTheDevicesAreWithheld(t *testing.T) {
 	}
 }
 
-// A detach that has no chance withholds nothing: a pod that runs sees no change of its GPU.
-func TestDetachRefusedChangesNothing(t *testing.T) {
+func TestWithholdRefusedChangesNoDevice(t *testing.T) {
 	t.Parallel()
-	a := startAgent(t)
+	a := startServer(t)
 	id := a.Snapshots.Load().Devices[2].Device.ID
 	pod := map[health.DeviceID][]plugin.Holder{id: {{Namespace: "lab", Pod: "train"}}}
 	a.Holders = func() plugin.Holders { return plugin.Holders{At: time.Now(), By: pod} }
-	if _, err := a.withhold(t.Context(), Detach{}, time.Hour); err == nil {
-		t.Error("not refused")
+	if _, err := a.withhold(t.Context(), DetachRequest{}, time.Hour); !errors.Is(err, errHeld) {
+		t.Error(err)
 	}
 	for _, d := range a.Snapshots.Load().Devices {
 		if d.Verdict.State != health.Healthy {

@@ -13,12 +13,12 @@ func TestDriverFiles(t *testing.T) {
 		maps string
 		want []string
 	}{
-		"nothing": {},
-		"others": {
+		"no files": {},
+		"files of others": {
 			fds:  map[string]string{"0": "/dev/null", "1": "pipe:[77]", "5": "socket:[78]", "6": "/dev/nvram", "7": "/var/dev/nvidia0"},
 			maps: "7f0000000000-7f0000001000 r--p 00000000 08:01 1 /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1\n7f0000002000-7f0000003000 rw-p 00000000 00:00 0 \n",
 		},
-		"open": {
+		"open files": {
 			fds: map[string]string{
 				"3": "/dev/nvidiactl", "4": "/dev/nvidia0", "12": "/dev/nvidia0", "13": "/dev/nvidia-uvm",
 				"14": "/dev/nvidia-caps/nvidia-cap1", "15": "/dev/nvidia1 (deleted)", "16": "/proc/driver/nvidia/capabilities/mig/monitor",
@@ -28,7 +28,7 @@ func TestDriverFiles(t *testing.T) {
 				"/proc/driver/nvidia/capabilities/mig/monitor",
 			},
 		},
-		"closed and still mapped": {
+		"mapped after close": {
 			maps: "7f0000000000-7f0000001000 rw-s 00010000 00:05 442 /dev/nvidiactl\n7f0000001000-7f0000002000 rw-s 00020000 00:05 442                       /dev/nvidiactl\n",
 			want: []string{"/dev/nvidiactl"},
 		},
@@ -52,7 +52,7 @@ func TestDriverFiles(t *testing.T) {
 		})
 	}
 	if got, err := driverFiles(t.TempDir()); err == nil {
-		t.Errorf("nothing to look at, and it says %q", got)
+		t.Errorf("no directory fd: %q", got)
 	}
 	if got, err := driverFiles("/proc/self"); err != nil || len(got) != 0 {
 		t.Errorf("this process: %q, %v", got, err)

@@ -16,9 +16,9 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
-// FuzzOperate says any line on the operator's socket. A line that is not understood, or names a device that is
-// not there, is refused in words; one that is taken means the same when it is said again as Go writes it.
-func FuzzOperate(f *testing.F) {
+// FuzzHandleLine sends any line to the operator's socket. An invalid line or an unknown device is an error with a text. A
+// valid line has the same result when Go encodes it again.
+func FuzzHandleLine(f *testing.F) {
 	for _, line := range []string{
 		`{"clear":{"device":"GPU-1"}}`, `{"clear":{"device":"GPU-1","cause":"lost"}}`, `{"clear":{"device":"GPU-2","cause":"temperature"}}`,
 		`{"clear":{"device":"MIG-2-7","cause":"temperature"}}`, `{"clear":{"device":"GPU-0","cause":""}}`, `{"clear":{"device":"","cause":""}}`,
@@ -32,41 +32,41 @@ func FuzzOperate(f *testing.F) {
 	}
 	node := agenttest.Node()
 	ctx, cancel := context.WithCancel(f.Context())
-	cancel() // nobody waits for the driver: no monitor runs that could let go of it
+	cancel() // no monitor runs that could detach, so detach must not wait
 	f.Fuzz(func(t *testing.T, line string) {
-		result, err := restored(node).answer(ctx, line)
+		result, err := restored(node).handleLine(ctx, line)
 		if err != nil {
 			if err.Error() == "" {
-				t.Error("refused without a word")
+				t.Error("error without a text")
 			}
 			return
 		}
-		var q question
-		if err := json.Unmarshal([]byte(line), &q); err != nil || q.Clear == nil {
-			t.Fatalf("%q is no question, and the answer is %v", line, result)
+		var req request
+		if err := json.Unmarshal([]byte(line), &req); err != nil || req.Clear == nil {
+			t.Fatalf("%q is not a valid clear request, and the result is %v", line, result)
 		}
-		at := slices.IndexFunc(node.Devices, func(d health.DeviceState) bool { return d.Device.ID == q.Clear.Device })
-		cleared, ok := result.(Cleared)
+		at := slices.IndexFunc(node.Devices, func(d health.DeviceState) bool { return string(d.Device.ID) == req.Clear.Device })
+		cleared, ok := result.(ClearResponse)
 		if at < 0 || !ok {
-			t.Fatalf("%q has cleared %v of nobody", line, result)
+			t.Fatalf("%q names no device and cleared %v", line, result)
 		}
 		for _, cause := range cleared.Cleared {
-			stood := slices.ContainsFunc(node.Devices[at].Verdict.Findings, func(f health.Finding) bool { return f.Cause == cause && f.From == "" })
-			if !stood || q.Clear.Cause != "" && q.Clear.Cause != cause {
-				t.Errorf("%q has cleared %s", line, cause)
+			present := slices.ContainsFunc(node.Devices[at].Verdict.Findings, func(f health.Finding) bool { return f.Cause == cause && f.From == "" })
+			if !present || req.Clear.Cause != "" && req.Clear.Cause != cause {
+				t.Errorf("%q cleared %s", line, cause)
 			}
 		}
-		said, err := json.Marshal(q)
+		encoded, err := json.Marshal(req)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if second, err := restored(node).answer(ctx, string(said)); err != nil || !reflect.DeepEqual(second, result) {
-			t.Errorf("%q gives %v, and %s gives %v, %v", line, result, said, second, err)
+		if second, err := restored(node).handleLine(ctx, string(encoded)); err != nil || !reflect.DeepEqual(second, result) {
+			t.Errorf("%q: %v; %s: %v, %v", line, result, encoded, second, err)
 		}
 	})
 }
 
-// restored returns a server whose monitor has a node's devices and does not run.
+// restored returns a server whose monitor has restored the devices of a node and does not run.
 func restored(node *health.Snapshot) *Server {
 	var config health.Latest[health.Config]
 	c := health.DefaultConfig()

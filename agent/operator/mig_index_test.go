@@ -16,8 +16,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
-// The number that the status table shows is the one that cordon, include, exclude and clear take.
-func TestMIGDeviceHasOneNumber(t *testing.T) {
+// cordon, include, exclude and clear take the MIG index that the status table shows.
+func TestMIGIndexIsTheSameEverywhere(t *testing.T) {
 	judge := func(c health.Config) *health.Snapshot {
 		devices := agenttest.Judge(c, nil, agenttest.MIGReading(), agenttest.Now())
 		return &health.Snapshot{At: agenttest.Now(), Source: health.Source{Status: health.SourceUp}, Devices: devices}
@@ -33,31 +33,31 @@ func TestMIGDeviceHasOneNumber(t *testing.T) {
 		t.Fatalf("the table shows %v", shown)
 	}
 	for i, profile := range []string{"3g.20gb", "2g.10gb"} {
-		number, id := shown[profile], agenttest.MIGReading().Devices[2+i].ID
+		index, id := shown[profile], agenttest.MIGReading().Devices[2+i].ID
 
 		c := health.DefaultConfig()
-		c.Cordon = []string{number}
+		c.Cordon = []string{index}
 		for _, d := range judge(c).Devices {
 			if cordoned := d.Verdict.State == health.Unhealthy; cordoned != (d.Device.ID == id) {
-				t.Errorf("cordon %s: %s (%s) is cordoned: %v", number, d.Device.ID, d.Device.Profile, cordoned)
+				t.Errorf("cordon %s: %s (%s) is cordoned: %v", index, d.Device.ID, d.Device.Profile, cordoned)
 			}
 		}
 		for exclude := range 2 {
 			p := plugin.DefaultConfig()
-			p.MIGStrategy, p.Include = plugin.MIGMixed, []string{number}
+			p.MIGStrategy, p.Include = plugin.MIGMixed, []string{index}
 			if exclude == 1 {
-				p.Include, p.Exclude = []string{"1"}, []string{number}
+				p.Include, p.Exclude = []string{"1"}, []string{index}
 			}
 			for _, r := range plugin.Layout(p, snapshot) {
 				for _, d := range r.Devices {
 					if (d.ID == string(id)) != (exclude == 0) {
-						t.Errorf("include %q, exclude %q: %s (%s) is handed out", p.Include, p.Exclude, d.ID, d.State.Device.Profile)
+						t.Errorf("include %q, exclude %q: %s (%s) is offered", p.Include, p.Exclude, d.ID, d.State.Device.Profile)
 					}
 				}
 			}
 		}
-		if got, err := deviceNamed(snapshot, number); err != nil || got != id {
-			t.Errorf("%s is %s, %v; want %s", number, got, err, id)
+		if got, err := resolveDevice(snapshot, index); err != nil || got != id {
+			t.Errorf("%s is %s, %v; want %s", index, got, err, id)
 		}
 	}
 
@@ -87,7 +87,7 @@ func TestMIGDeviceHasOneNumber(t *testing.T) {
 	}
 }
 
-func TestClearByNumber(t *testing.T) {
+func TestClearByReference(t *testing.T) {
 	t.Parallel()
 	var out health.Latest[health.Snapshot]
 	m := monitor.New(&health.Latest[health.Config]{}, &health.Latest[monitor.Source]{}, &out, zap.NewNop())
@@ -100,26 +100,26 @@ func TestClearByNumber(t *testing.T) {
 	out.Store(&health.Snapshot{Devices: devices})
 	s := &Server{Monitor: m, Snapshots: &out}
 	for _, c := range []struct {
-		word string
+		ref  string
 		want health.DeviceID
 	}{{"1:1", "MIG-2g"}, {"1:0", "MIG-3g"}, {"1", "GPU-1"}, {"GPU-0", "GPU-0"}} {
-		answer, err := s.answer(t.Context(), `{"clear":{"device":"`+c.word+`","cause":"xid-48"}}`)
+		res, err := s.handleLine(t.Context(), `{"clear":{"device":"`+c.ref+`","cause":"xid-48"}}`)
 		if err != nil {
-			t.Errorf("clear %s: %v", c.word, err)
+			t.Errorf("clear %s: %v", c.ref, err)
 			continue
 		}
-		if cleared, ok := answer.(Cleared); !ok || !slices.Equal(cleared.Cleared, []string{"xid-48"}) {
-			t.Errorf("clear %s: %+v", c.word, answer)
+		if cleared, ok := res.(ClearResponse); !ok || !slices.Equal(cleared.Cleared, []string{"xid-48"}) {
+			t.Errorf("clear %s: %+v", c.ref, res)
 		}
 		for _, d := range out.Load().Devices {
 			if d.Device.ID == c.want && slices.ContainsFunc(d.Verdict.Findings, func(f health.Finding) bool { return f.From == "" && f.Cause == "xid-48" }) {
-				t.Errorf("clear %s has left xid-79 on %s", c.word, c.want)
+				t.Errorf("clear %s left xid-48 on %s", c.ref, c.want)
 			}
 		}
 	}
-	for word, want := range map[string]string{"1:2": `device "1:2" is not known`, "1b:00.0": `"1b:00.0" names GPU-0 and GPU-1; use the UUID`} {
-		if _, err := s.answer(t.Context(), `{"clear":{"device":"`+word+`"}}`); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("clear %s: %v, want %s", word, err, want)
+	for ref, want := range map[string]string{"1:2": `"1:2"`, "1b:00.0": "GPU-0 and GPU-1"} {
+		if _, err := s.handleLine(t.Context(), `{"clear":{"device":"`+ref+`"}}`); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("clear %s: %v, want %s", ref, err, want)
 		}
 	}
 }

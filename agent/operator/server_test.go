@@ -2,10 +2,15 @@ package operator
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -22,55 +27,56 @@ import (
 
 func TestDetachDuration(t *testing.T) {
 	for text, want := range map[string]time.Duration{"": 30 * time.Minute, "1s": time.Second, "2h": 2 * time.Hour, "24h": 24 * time.Hour} {
-		if got, err := (Detach{For: text}).duration(); err != nil || got != want {
+		if got, err := (DetachRequest{For: text}).duration(); err != nil || got != want {
 			t.Errorf("%q: %v, %v", text, got, err)
 		}
 	}
 	for _, text := range []string{"30", "0s", "-1m", "25h", "soon", "999ms"} {
-		if _, err := (Detach{For: text}).duration(); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("for: %q is not a time of 1s to 24h", text)) {
+		if _, err := (DetachRequest{For: text}).duration(); err == nil || !strings.HasPrefix(err.Error(), "for: ") || !strings.Contains(err.Error(), strconv.Quote(text)) {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
 }
 
-func TestHeldError(t *testing.T) {
+func TestCheckNotHeld(t *testing.T) {
 	node, held := agenttest.Node(), agenttest.Holders()
 	free := plugin.Holders{At: agenttest.Now(), By: map[health.DeviceID][]plugin.Holder{}}
 	for name, c := range map[string]struct {
 		snapshot *health.Snapshot
 		holders  plugin.Holders
-		want     []string // of the error, none if there is to be none
+		want     error
+		parts    []string // of the error
 	}{
-		"nothing is known":         {nil, plugin.Holders{Err: "the kubelet has not been asked yet"}, nil},
-		"no devices":               {&health.Snapshot{}, plugin.Holders{Err: "the kubelet has not been asked yet"}, nil},
-		"free":                     {node, free, nil},
-		"nobody was asked":         {node, plugin.Holders{Err: "the kubelet has not been asked yet"}, []string{"not known: the kubelet has not been asked yet", "--force"}},
-		"the kubelet is away":      {node, plugin.Holders{At: agenttest.Now(), By: free.By, Err: "no kubelet"}, []string{"not known: no kubelet", "--force"}},
-		"nothing new was said":     {node, plugin.Holders{At: agenttest.Ago(time.Minute), By: free.By}, []string{"said nothing for 1m0s", "--force"}},
-		"a GPU and a part of one ": {node, held, []string{"GPU 0 (GPU-0) is held by training/llm-0 (torch) ×2, web/chat-1 (vllm); ", "MIG device 2:1 1g.10gb (MIG-2-8) is held by nb/ada (main); ", "--force"}},
+		"no snapshot":        {nil, plugin.Holders{Err: "not asked"}, nil, nil},
+		"no devices":         {&health.Snapshot{}, plugin.Holders{Err: "not asked"}, nil, nil},
+		"not held":           {node, free, nil, nil},
+		"not asked":          {node, plugin.Holders{Err: "not asked"}, errHoldersUnknown, []string{"not asked", "--force"}},
+		"kubelet down":       {node, plugin.Holders{At: agenttest.Now(), By: free.By, Err: "no kubelet"}, errHoldersUnknown, []string{"no kubelet", "--force"}},
+		"old response":       {node, plugin.Holders{At: agenttest.Ago(time.Minute), By: free.By}, errHoldersUnknown, []string{"1m0s", "--force"}},
+		"GPU and MIG device": {node, held, errHeld, []string{"GPU 0 (GPU-0) is held by training/llm-0 (torch) ×2, web/chat-1 (vllm); ", "MIG device 2:1 1g.10gb (MIG-2-8) is held by nb/ada (main); ", "--force"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := heldError(c.snapshot, c.holders, agenttest.Now())
-			if (err != nil) != (len(c.want) > 0) {
-				t.Fatalf("%v", err)
+			err := checkNotHeld(c.snapshot, c.holders, agenttest.Now())
+			if !errors.Is(err, c.want) {
+				t.Fatalf("%v, want %v", err, c.want)
 			}
-			for _, w := range c.want {
-				if !strings.Contains(err.Error(), w) {
-					t.Errorf("%v: no %q", err, w)
+			for _, part := range c.parts {
+				if !strings.Contains(err.Error(), part) {
+					t.Errorf("%v lacks %q", err, part)
 				}
 			}
 		})
 	}
 }
 
-// agent is a Server on simulated GPUs, with the components that it needs.
-type agent struct {
+// simServer is a Server with simulated GPUs and the components that it needs.
+type simServer struct {
 	Server
 	simSocket string
 }
 
-// startAgent starts an agent and waits until its source is up.
-func startAgent(t *testing.T) *agent {
+// startServer starts a server and waits until its source is up.
+func startServer(t *testing.T) *simServer {
 	t.Helper()
 	dir := agenttest.SocketDir(t)
 	log := zaptest.NewLogger(t)
@@ -84,7 +90,7 @@ func startAgent(t *testing.T) *agent {
 	}
 	var sources health.Latest[monitor.Source]
 	sources.Store(&monitor.Source{SourceID: health.SourceID{Kind: "sim", Inventory: "sim", Simulated: true}, StallAfter: 10 * time.Second, Open: source.Open})
-	a := &agent{Server{Config: new(health.Latest[health.Config]), Snapshots: new(health.Latest[health.Snapshot]), Log: log}, simConfig.Control}
+	a := &simServer{Server{Config: new(health.Latest[health.Config]), Snapshots: new(health.Latest[health.Snapshot]), Log: log}, simConfig.Control}
 	a.Config.Store(&c)
 	a.Monitor = monitor.New(a.Config, &sources, a.Snapshots, log)
 	keeper := statefile.New(a.Config, a.Snapshots, "", log)
@@ -107,7 +113,7 @@ func startAgent(t *testing.T) *agent {
 }
 
 // await waits until the source has a status.
-func (a *agent) await(t *testing.T, want health.SourceStatus) *health.Snapshot {
+func (a *simServer) await(t *testing.T, want health.SourceStatus) *health.Snapshot {
 	t.Helper()
 	timeout := time.After(30 * time.Second)
 	for {
@@ -124,40 +130,35 @@ func (a *agent) await(t *testing.T, want health.SourceStatus) *health.Snapshot {
 }
 
 // send sends a request as soon as the socket exists.
-func send[T any](t *testing.T, a *agent, q question) (T, error) {
+func send[T any](t *testing.T, a *simServer, req request) (T, error) {
 	t.Helper()
 	socket := a.Config.Load().Socket
-	var answer T
-	var refusal error
-	agenttest.Eventually(t, "an answer on "+socket, func() error {
-		answer, refusal = ask[T](t.Context(), socket, q)
-		if refusal != nil && (strings.Contains(refusal.Error(), "no such file") || strings.Contains(refusal.Error(), "connection refused")) {
-			return refusal
+	var res T
+	var err error
+	agenttest.Eventually(t, "a response on "+socket, func() error {
+		if res, err = call[T](t.Context(), socket, req); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+			return err
 		}
 		return nil
 	})
-	return answer, refusal
+	return res, err
 }
 
-// The whole way over the socket, with what is shown meanwhile.
-func TestOperatorDetaches(t *testing.T) {
+func TestDetachAndAttach(t *testing.T) {
 	t.Parallel()
-	a := startAgent(t)
-	if _, err := send[Detached](t, a, question{Detach: &Detach{}}); err == nil || !strings.Contains(err.Error(), "whether pods hold GPUs is not known") {
-		t.Errorf("with no kubelet: %v", err)
+	a := startServer(t)
+	if _, err := send[DetachResponse](t, a, request{Detach: &DetachRequest{}}); err == nil || !strings.Contains(err.Error(), errHoldersUnknown.Error()) {
+		t.Errorf("without a kubelet: %v", err)
 	}
-	if _, err := send[Detached](t, a, question{Detach: &Detach{For: "1y", Force: true}}); err == nil || !strings.Contains(err.Error(), `"1y"`) {
+	if _, err := send[DetachResponse](t, a, request{Detach: &DetachRequest{For: "1y", Force: true}}); err == nil || !strings.Contains(err.Error(), `"1y"`) {
 		t.Errorf("for a year: %v", err)
 	}
 	if a.Snapshots.Load().Source.Status != health.SourceUp {
-		t.Fatal("a refusal has detached")
+		t.Fatal("detached by a refused request")
 	}
-	first, err := send[Detached](t, a, question{Detach: &Detach{For: "1h", Force: true}})
-	if err != nil || first.Already || first.Engine != "" || len(first.Open) != 0 || first.Unknown != "" || first.Until.Before(first.Since) {
+	first, err := send[DetachResponse](t, a, request{Detach: &DetachRequest{For: "1h", Force: true}})
+	if err != nil || first.Already || first.UnaskedEngine != "" || len(first.OpenFiles) != 0 || first.err() != nil || first.Until.Before(first.Since) {
 		t.Fatalf("%+v, %v", first, err)
-	}
-	if first.err() != nil || !strings.Contains(first.text(), "the agent has no file of it open") {
-		t.Errorf("%s, %v", first.text(), first.err())
 	}
 	for _, d := range a.await(t, health.SourceDetached).Devices {
 		if d.Verdict.State != health.Unhealthy || d.Verdict.Cause() != health.CauseReleased {
@@ -165,12 +166,12 @@ func TestOperatorDetaches(t *testing.T) {
 		}
 	}
 
-	second, err := send[Detached](t, a, question{Detach: &Detach{}}) // not even the kubelet is asked: it is so
-	if err != nil || !second.Already || !second.Since.Equal(first.Since) || !second.Until.Before(first.Until) || !strings.Contains(second.text(), "already, since") {
+	second, err := send[DetachResponse](t, a, request{Detach: &DetachRequest{}}) // succeeds without holders: the devices are withheld already
+	if err != nil || !second.Already || !second.Since.Equal(first.Since) || !second.Until.Before(first.Until) {
 		t.Errorf("%+v, %v", second, err)
 	}
-	back, err := send[Attached](t, a, question{Attach: &Attach{}})
-	if err != nil || back.Already || back.Source != "up" || len(back.Standing) != 0 || back.err() != nil || back.text() != "the driver is back, and the GPUs are measured" {
+	back, err := send[AttachResponse](t, a, request{Attach: &AttachRequest{}})
+	if err != nil || back.Already || back.Source != "up" || len(back.NeedsReset) != 0 || back.err() != nil {
 		t.Errorf("%+v, %v", back, err)
 	}
 	for _, d := range a.await(t, health.SourceUp).Devices {
@@ -178,67 +179,65 @@ func TestOperatorDetaches(t *testing.T) {
 			t.Errorf("%s is %+v", d.Device.ID, d.Verdict)
 		}
 	}
-	if back, err = send[Attached](t, a, question{Attach: &Attach{}}); err != nil || !back.Already || !strings.Contains(back.text(), "was not let go of") {
+	if back, err = send[AttachResponse](t, a, request{Attach: &AttachRequest{}}); err != nil || !back.Already {
 		t.Errorf("a second attach: %+v, %v", back, err)
 	}
 }
 
-// What an operator clears, and what stands all the same.
-func TestOperatorClears(t *testing.T) {
+func TestClear(t *testing.T) {
 	t.Parallel()
-	a := startAgent(t)
+	a := startServer(t)
 	sendEvent := func(text string) {
 		t.Helper()
 		e, err := sim.ParseEvent(text)
 		if err != nil {
 			t.Fatal(err)
 		}
-		agenttest.Eventually(t, "an answer of the simulation", func() error {
+		agenttest.Eventually(t, "a response of the simulation", func() error {
 			_, err := sim.Send(t.Context(), a.simSocket, e)
 			return err
 		})
 	}
 	var gpu health.DeviceID
-	stands := func(want string) {
+	awaitFindings := func(want string) {
 		t.Helper()
 		agenttest.Eventually(t, want, func() error {
 			d := a.Snapshots.Load().Devices[3]
 			gpu = d.Device.ID
 			if got := strings.Join(causesOf(d.Verdict), " "); got != want {
-				return fmt.Errorf("%s stands, want %s", got, want)
+				return fmt.Errorf("findings %q, want %q", got, want)
 			}
 			return nil
 		})
 	}
-	clear := func(cause string) (Cleared, error) {
+	clear := func(cause string) (ClearResponse, error) {
 		t.Helper()
-		return send[Cleared](t, a, question{Clear: &Clear{gpu, cause}})
+		return send[ClearResponse](t, a, request{Clear: &ClearRequest{string(gpu), cause}})
 	}
-	stands("")
-	if c, err := clear(""); err != nil || c.text() != "cleared nothing: no findings stand" {
-		t.Errorf("a healthy GPU: %s, %v", c.text(), err)
+	awaitFindings("")
+	if c, err := clear(""); err != nil || len(c.Cleared)+len(c.Remaining) != 0 {
+		t.Errorf("healthy GPU: %+v, %v", c, err)
 	}
 	sendEvent(`{gpu: 3, xid: 48, lost: true}`)
-	stands("xid-48 lost")
+	awaitFindings("xid-48 lost")
 	seq := a.Snapshots.Load().Seq
-	if c, err := clear(""); err != nil || c.text() != "cleared xid-48\nlost stands: the GPU is lost: the driver cannot reach it any more; drain and reboot the node" {
-		t.Errorf("a lost GPU: %s, %v", c.text(), err)
+	if c, err := clear(""); err != nil || !slices.Equal(c.Cleared, []string{"xid-48"}) || len(c.Remaining) != 1 || c.Remaining[0].Cause != "lost" {
+		t.Errorf("lost GPU: %+v, %v", c, err)
 	}
 	if s := a.Snapshots.Load(); s.Seq <= seq || s.Devices[3].Verdict.State != health.Unhealthy {
 		t.Errorf("%+v", s.Devices[3].Verdict)
 	}
-	if c, err := clear("lost"); err == nil || !strings.Contains(err.Error(), `cause "lost" of `+string(gpu)+" stands as it was just measured, and cannot be cleared: the GPU is lost") {
-		t.Errorf("a lost GPU: %s, %v", c.text(), err)
+	if c, err := clear("lost"); err == nil || !strings.Contains(err.Error(), string(gpu)) || !strings.Contains(err.Error(), `"lost"`) {
+		t.Errorf("lost GPU: %+v, %v", c, err)
 	}
 	sendEvent(`{gpu: 3, lost: false}`)
-	stands("")
+	awaitFindings("")
 	h := *a.Config.Load()
 	h.Cordon = []string{"3"}
 	a.Config.Store(&h)
-	stands("cordoned")
-	want := "cleared nothing: what stands ends with its reason only\ncordoned stands: named in health.cordon; to give it back to pods, take \"3\" out of health.cordon"
-	if c, err := clear(""); err != nil || c.text() != want {
-		t.Errorf("a cordoned GPU: %s, %v", c.text(), err)
+	awaitFindings("cordoned")
+	if c, err := clear(""); err != nil || len(c.Cleared) != 0 || len(c.Remaining) != 1 || c.Remaining[0].Cause != "cordoned" {
+		t.Errorf("cordoned GPU: %+v, %v", c, err)
 	}
 }
 
@@ -250,46 +249,49 @@ func causesOf(v health.Verdict) []string {
 	return all
 }
 
-func TestClearedText(t *testing.T) {
-	c := Cleared{[]string{"xid-48", "xid-95"}, []status.Finding{{Cause: "lost", Reason: "it is gone", Action: "reboot", From: "GPU-1"}}}
-	if got, want := c.text(), "cleared xid-48, xid-95\nlost stands: it is gone; reboot (it is of GPU-1)"; got != want {
-		t.Errorf("%s, want %s", got, want)
+func TestClearResponseText(t *testing.T) {
+	c := ClearResponse{[]string{"xid-48", "xid-95"}, []status.Finding{{Cause: "lost", Reason: "not reachable", Advice: "reboot", From: "GPU-1"}}}
+	agenttest.MustContain(t, c.text(), "xid-48, xid-95\n", "lost", "not reachable", "reboot", "GPU-1")
+	c.Cleared = nil
+	if text := c.text(); strings.Contains(text, "xid") || !strings.Contains(text, "lost") {
+		t.Error(text)
+	}
+	if text := (ClearResponse{}).text(); text == "" || strings.Contains(text, "\n") {
+		t.Errorf("no findings: %q", text)
 	}
 }
 
-// Whoever finds nobody on the socket is told what to look at.
-func TestAskNobody(t *testing.T) {
-	none := filepath.Join(agenttest.SocketDir(t), "agent.sock")
-	if _, err := ask[Cleared](t.Context(), none, question{Clear: &Clear{}}); err == nil ||
-		!strings.Contains(err.Error(), "no agent listens there (is it running, and is that its health.socket?)") || !strings.Contains(err.Error(), none) {
+func TestCallWithoutAgent(t *testing.T) {
+	socket := filepath.Join(agenttest.SocketDir(t), "agent.sock")
+	if _, err := call[ClearResponse](t.Context(), socket, request{Clear: &ClearRequest{}}); !errors.Is(err, fs.ErrNotExist) ||
+		!strings.Contains(err.Error(), "health.socket") || !strings.Contains(err.Error(), socket) {
 		t.Errorf("%v", err)
 	}
 }
 
-// Whoever asks is told what the agent could not do, and what to do about that.
-func TestDriverTexts(t *testing.T) {
+func TestDetachAndAttachResponseTexts(t *testing.T) {
 	at := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
-	d := Detached{Since: at, Until: at.Add(30 * time.Minute), Engine: "node:5555", Open: []string{"/dev/nvidia0", "/dev/nvidiactl"}}
-	agenttest.MustContain(t, d.text(), "since 2026-03-02T12:00:00Z", "at 2026-03-02T12:30:00Z", "the host engine at node:5555 was not asked")
-	if err := d.err(); err == nil || !strings.Contains(err.Error(), "still has /dev/nvidia0, /dev/nvidiactl open") || strings.Contains(d.text(), "no file") {
-		t.Errorf("%v; %s", err, d.text())
+	d := DetachResponse{Since: at, Until: at.Add(30 * time.Minute), UnaskedEngine: "node:5555", OpenFiles: []string{"/dev/nvidia0", "/dev/nvidiactl"}}
+	agenttest.MustContain(t, d.text(), "2026-03-02T12:00:00Z", "2026-03-02T12:30:00Z", "node:5555")
+	if err := d.err(); err == nil || !strings.Contains(err.Error(), "/dev/nvidia0, /dev/nvidiactl") {
+		t.Error(err)
 	}
-	d = Detached{Unknown: "open /proc/self/fd: no such file or directory"}
-	if err := d.err(); err == nil || !strings.Contains(err.Error(), "not known") || strings.Contains(d.text(), "no file") {
-		t.Errorf("%v; %s", err, d.text())
+	d = DetachResponse{OpenFilesErr: "open /proc/self/fd: no such file or directory"}
+	if err := d.err(); err == nil || !strings.Contains(err.Error(), d.OpenFilesErr) {
+		t.Error(err)
 	}
-	a := Attached{Source: "down", Error: "no driver"}
-	if err := a.err(); err == nil || !strings.Contains(err.Error(), "the source is down: no driver") || a.text() != "" {
+	a := AttachResponse{Source: "down", Error: "no driver"}
+	if err := a.err(); err == nil || !strings.Contains(err.Error(), "down: no driver") || a.text() != "" {
 		t.Errorf("%v; %s", err, a.text())
 	}
 	gpu := agenttest.Lost(agenttest.GPU(3), at)
 	gpu.Verdict.Findings[0].Cause, gpu.Verdict.Findings[0].Clears = "xid-95", health.ClearsGPUReset
 	gone := agenttest.Lost(agenttest.GPU(5), at)
 	gone.Verdict.Findings[0].Cause, gone.Verdict.Findings[0].Clears = health.CauseMissing, health.ClearsItself
-	a = Attached{Source: "up"}
-	a.Standing, a.Broken = standing([]health.DeviceState{agenttest.GPU(0), gpu, agenttest.Hot(agenttest.GPU(4), at), gone})
-	agenttest.MustContain(t, a.text(), "GPU 3 still has xid-95", "gpu-node-agent clear --gpu GPU-3 --cause xid-95", "GPU 5 is unhealthy: missing; see")
-	if a.err() != nil || len(a.Standing) != 1 || len(a.Broken) != 1 {
-		t.Errorf("%+v, %+v, %v", a.Standing, a.Broken, a.err())
+	a = AttachResponse{Source: "up"}
+	a.NeedsReset, a.Unhealthy = remainingFindings([]health.DeviceState{agenttest.GPU(0), gpu, agenttest.Hot(agenttest.GPU(4), at), gone})
+	agenttest.MustContain(t, a.text(), "GPU 3", "gpu-node-agent clear --gpu GPU-3 --cause xid-95", "GPU 5", "missing")
+	if a.err() != nil || len(a.NeedsReset) != 1 || len(a.Unhealthy) != 1 {
+		t.Errorf("%+v, %+v, %v", a.NeedsReset, a.Unhealthy, a.err())
 	}
 }

@@ -14,34 +14,34 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// apiServer is as much of one as a follower sees.
+// apiServer is a fake API server with list and watch of pods.
 type apiServer struct {
 	*httptest.Server
 	t *testing.T
 
 	mu       sync.Mutex // guards all below
 	version  int
-	pods     map[pod]metav1.ObjectMeta
+	pods     map[podName]metav1.ObjectMeta
 	watching map[chan metav1.WatchEvent]bool
-	fail     func(http.ResponseWriter, *http.Request) bool // answers in its place, if it returns true
-	made     int
+	fail     func(http.ResponseWriter, *http.Request) bool // if it returns true, it has written the response
+	created  int
 	lists    int
-	asked    int
+	requests int
 }
 
 func newAPIServer(t *testing.T) *apiServer {
-	a := &apiServer{t: t, version: 1, pods: make(map[pod]metav1.ObjectMeta), watching: make(map[chan metav1.WatchEvent]bool)}
+	a := &apiServer{t: t, version: 1, pods: make(map[podName]metav1.ObjectMeta), watching: make(map[chan metav1.WatchEvent]bool)}
 	a.Server = httptest.NewServer(a)
 	t.Cleanup(func() {
 		a.CloseClientConnections()
-		a.Close() // waits for every request: one that is left would hang here
+		a.Close() // waits for every request, so a leaked one fails the test
 	})
 	return a
 }
 
 func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.mu.Lock()
-	a.asked++
+	a.requests++
 	fail := a.fail
 	a.mu.Unlock()
 	if fail != nil && fail(w, r) {
@@ -50,7 +50,7 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	if r.Method != http.MethodGet || r.URL.Path != "/api/v1/pods" || q.Get("fieldSelector") != "spec.nodeName=node-1" ||
 		!strings.Contains(r.Header.Get("Accept"), "as=PartialObjectMetadata") || !strings.HasPrefix(r.UserAgent(), "gpu-node-agent") {
-		a.t.Errorf("asked for %s %s, Accept %s", r.Method, r.URL, r.Header.Get("Accept"))
+		a.t.Errorf("unexpected request %s %s, Accept %s", r.Method, r.URL, r.Header.Get("Accept"))
 	}
 	w.Header().Set("Content-Type", "application/json")
 	if q.Get("watch") == "" {
@@ -84,7 +84,7 @@ func (a *apiServer) object(p metav1.ObjectMeta) metav1.PartialObjectMetadata {
 func (a *apiServer) watch(w http.ResponseWriter, r *http.Request, q url.Values) {
 	events := make(chan metav1.WatchEvent, 100)
 	a.mu.Lock()
-	if q.Get("resourceVersion") != fmt.Sprint(a.version) { // the history is short
+	if q.Get("resourceVersion") != fmt.Sprint(a.version) { // this server keeps no history
 		events <- event(a.t, "ERROR", expired())
 	}
 	a.watching[events] = true
@@ -130,24 +130,24 @@ func event(t *testing.T, kind string, object any) metav1.WatchEvent {
 	return e
 }
 
-// put makes or changes a pod, or takes it away if its labels are nil. A new one has its own UID: uid-1, uid-2 and so on.
+// put creates or changes a pod, or deletes it if labels is nil. New pods get the UIDs uid-1, uid-2 and so on.
 func (a *apiServer) put(namespace, name string, labels map[string]string) {
 	a.t.Helper()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.version++
-	id := pod{namespace, name}
+	id := podName{namespace, name}
 	kind := "ADDED"
-	p, was := a.pods[id]
+	p, exists := a.pods[id]
 	switch {
 	case labels == nil:
 		kind = "DELETED"
 		delete(a.pods, id)
-	case was:
+	case exists:
 		kind = "MODIFIED"
 	default:
-		a.made++
-		p = metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(fmt.Sprint("uid-", a.made))}
+		a.created++
+		p = metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(fmt.Sprint("uid-", a.created))}
 	}
 	if labels != nil {
 		p.Labels = labels
@@ -158,8 +158,8 @@ func (a *apiServer) put(namespace, name string, labels map[string]string) {
 	}
 }
 
-// tellExpired ends every watch with 410 Gone.
-func (a *apiServer) tellExpired() {
+// expireWatches ends every watch with 410 Gone.
+func (a *apiServer) expireWatches() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for events := range a.watching {
@@ -167,7 +167,7 @@ func (a *apiServer) tellExpired() {
 	}
 }
 
-// failWith has all requests answered by a function and ends those that run; nil has the server answer again.
+// failWith makes a function answer all requests and ends the running ones. With nil the server answers again.
 func (a *apiServer) failWith(f func(http.ResponseWriter, *http.Request) bool) {
 	a.mu.Lock()
 	a.fail = f
@@ -177,16 +177,16 @@ func (a *apiServer) failWith(f func(http.ResponseWriter, *http.Request) bool) {
 	}
 }
 
-// away drops every connection.
-func away(w http.ResponseWriter, _ *http.Request) bool {
+// dropConnection answers a request by closing its connection.
+func dropConnection(w http.ResponseWriter, _ *http.Request) bool {
 	if conn, _, err := w.(http.Hijacker).Hijack(); err == nil {
 		_ = conn.Close()
 	}
 	return true
 }
 
-func (a *apiServer) count() (lists, asked int) {
+func (a *apiServer) count() (lists, requests int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.lists, a.asked
+	return a.lists, a.requests
 }

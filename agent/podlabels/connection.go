@@ -7,71 +7,75 @@ import (
 
 	"go.uber.org/zap"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 )
 
-// trouble says once what goes wrong, and its end.
-type trouble struct {
+// connection is the connection to the API server. It keeps the follower's status up to date.
+type connection struct {
 	*Follower
-	key  string                       // of the configuration that asks for them
-	said map[metav1.StatusReason]bool // classes of errors since all was well; guarded as the status
+	errs *kube.ErrorLog
 }
 
-// connect returns a client whose every request is looked at.
-func (t *trouble) connect(kubeconfig string) (metadata.Interface, error) {
-	c, err := t.open(kubeconfig)
+func newConnection(f *Follower, c Config) *connection {
+	key := "metrics.podLabels" // that requires the connection
+	if len(c.Labels.Named) == 0 && len(c.Labels.Patterns) == 0 {
+		key = "metrics.podUID"
+	}
+	return &connection{f, kube.NewErrorLog(f.Log.With(zap.String("key", key)), "cannot read the labels of pods; the last known ones stay",
+		"read the labels of pods again", "a cluster role with list and watch on pods")}
+}
+
+// open returns a client that reports the result of each request to the connection.
+func (c *connection) open(kubeconfig string) (metadata.Interface, error) {
+	config, err := c.Follower.open(kubeconfig)
 	if err != nil {
 		return nil, err
 	}
-	c = rest.CopyConfig(c)
-	c.Timeout = 0 // a watch has none
-	c.UserAgent, c.WarningHandler = "gpu-node-agent", rest.NoWarnings{}
-	c.Wrap(func(next http.RoundTripper) http.RoundTripper { return looker{next, t} })
-	return metadata.NewForConfig(c)
+	config = rest.CopyConfig(config)
+	config.Timeout = 0 // a watch has none
+	config.UserAgent, config.WarningHandler = "gpu-node-agent", rest.NoWarnings{}
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return transport{next, c} })
+	return metadata.NewForConfig(config)
 }
 
-// looker sees how each request goes. client-go makes one that fails some more times before it says so, and takes
-// a watch that was cut off at once for an empty one.
-type looker struct {
-	http.RoundTripper
-	*trouble
+// transport observes requests. client-go does not report all failures: it retries some requests, and it takes a watch
+// that was cut off at once for an empty one.
+type transport struct {
+	next http.RoundTripper
+	conn *connection
 }
 
-func (l looker) RoundTrip(r *http.Request) (*http.Response, error) {
-	res, err := l.RoundTripper.RoundTrip(r)
+func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	res, err := t.next.RoundTrip(r)
 	switch {
 	case err != nil:
-		l.say(err)
-	case res.StatusCode < http.StatusBadRequest: // the others are errors of the request, which know more
-		l.over()
+		t.conn.failed(err)
+	case res.StatusCode < http.StatusBadRequest: // list and watch report the others, with the API's message
+		t.conn.succeeded()
 	}
 	return res, err
 }
 
-func (t *trouble) say(err error) {
-	// The end, and a history that is too short: then all is listed anew.
+// failed reports the error of a request. It ignores the end of the context, and a resource version that is too old: the
+// reflector then lists again.
+func (c *connection) failed(err error) {
 	if errors.Is(err, context.Canceled) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
 		return
 	}
-	class := apierrors.ReasonForError(err)
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.status.Up, t.status.Err = false, err.Error()
-	if !t.said[class] {
-		t.said[class] = true
-		t.Log.Warn("the labels of pods cannot be read; those that are known stay", zap.Error(err),
-			zap.String("needed", "a cluster role with list and watch on pods"), zap.String("key", t.key))
-	}
+	c.setStatus(false, err.Error())
+	c.errs.Report(err)
 }
 
-func (t *trouble) over() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.status.Up, t.status.Err = true, ""
-	if len(t.said) > 0 {
-		clear(t.said)
-		t.Log.Info("the labels of pods can be read again")
-	}
+func (c *connection) succeeded() {
+	c.setStatus(true, "")
+	c.errs.Recovered()
+}
+
+func (c *connection) setStatus(up bool, err string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.status.Up, c.status.Err = up, err
 }

@@ -1,8 +1,8 @@
-// Package podlabels follows the labels and UIDs of this node's pods, so that a scrape can show what
-// metrics.podLabels and metrics.podUID ask for without asking anybody.
+// Package podlabels follows the labels and UIDs of this node's pods, so that a scrape can add what metrics.podLabels and
+// metrics.podUID select without a request to the API server.
 //
-// It lists and watches the pods that are bound to this node, and no others, and of those their metadata only.
-// Nobody waits for the API server: while it is away, what it said last is shown.
+// It lists and watches the pods bound to this node, and only their metadata. While the API server is unreachable, the
+// last known labels stay.
 package podlabels
 
 import (
@@ -23,96 +23,96 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 )
 
-// Config is what is followed. It is not modified.
+// Config selects what to follow. It is immutable.
 type Config struct {
-	Labels     metrics.PodLabels // none: nothing is followed, and the API server not asked
+	Labels     metrics.PodLabels // if it selects nothing, the follower makes no requests
 	Kubeconfig string            // "": the pod's service account
 }
 
-// Options are what a Follower needs to know. All must be set.
+// Options configure a Follower. All fields are required.
 type Options struct {
 	Config *health.Latest[Config]
-	Node   string // the Kubernetes name of this node
+	Node   string // the node's name in Kubernetes
 	Log    *zap.Logger
 }
 
-// Status is how it goes.
+// Status is the state of the connection to the API server.
 type Status struct {
 	Enabled bool
-	Up      bool   // what is shown is what the API server says
-	Err     string // why it is not, in words; empty while there is nothing to say
-	Pods    int    // that are followed
+	Up      bool   // the last request succeeded
+	Err     string // of the last request; empty after success
+	Pods    int    // the number of pods followed
 }
 
-type pod struct{ namespace, name string }
+type podName struct{ namespace, name string }
 
-// picked is what there is to show of a pod.
-type picked struct {
-	labels []metrics.Label
-	left   []string // keys of the labels that were too many
+// selection holds the selected labels of a pod.
+type selection struct {
+	labels  []metrics.Label
+	omitted []string // keys of the labels over the limit of a pattern
 }
 
 // Follower follows the pods' labels.
 type Follower struct {
 	Options
-	open  func(kubeconfig string) (*rest.Config, error)
-	known health.Latest[map[pod]picked]
+	open func(kubeconfig string) (*rest.Config, error)
+	pods health.Latest[map[podName]selection]
 
-	mu      sync.Mutex // guards all below
-	status  Status
-	tooMany bool // it was said, of this configuration, that a pod has too many labels
+	mu             sync.Mutex // guards all below
+	status         Status
+	omissionLogged bool // for this configuration
 }
 
-// New returns a follower, which does nothing while no label is configured.
+// New returns a follower. It does nothing while no label is configured.
 func New(o Options) *Follower { return &Follower{Options: o, open: kube.Reach} }
 
-// Labels returns those of a pod's labels that are to be shown and that it has, and its UID if that is to be shown,
-// none if the pod is not known. The caller does not modify them.
+// Labels returns the selected labels of a pod, with its UID if that is selected, and nil for an unknown pod. The caller
+// must not modify the result.
 func (f *Follower) Labels(namespace, name string) []metrics.Label {
-	known := f.known.Load()
-	if known == nil {
+	pods := f.pods.Load()
+	if pods == nil {
 		return nil
 	}
-	p := (*known)[pod{namespace, name}]
-	if len(p.left) > 0 { // only here: of the pods that hold no device, nobody misses a label
-		f.sayTooMany(namespace+"/"+name, p.left)
+	p := (*pods)[podName{namespace, name}]
+	if len(p.omitted) > 0 { // logged here, because labels matter only for pods that hold a device
+		f.logOmission(namespace+"/"+name, p.omitted)
 	}
 	return p.labels
 }
 
-// sayTooMany says once for each configuration that a pod's labels are not all shown.
-func (f *Follower) sayTooMany(name string, left []string) {
+// logOmission logs the first pod of a configuration with too many labels.
+func (f *Follower) logOmission(name string, omitted []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if !f.tooMany {
-		f.tooMany = true
-		f.Log.Warn("more labels of a pod are like a pattern than can be shown; this is said of one pod only",
-			zap.String("pod", name), zap.Strings("without", left), zap.String("key", "metrics.podLabels"))
+	if !f.omissionLogged {
+		f.omissionLogged = true
+		f.Log.Warn("too many labels of a pod match a pattern; further pods are not logged",
+			zap.String("pod", name), zap.Strings("omitted", omitted), zap.String("key", "metrics.podLabels"))
 	}
 }
 
-// Status may be called from any goroutine.
+// Status returns the follower's status. It may be called from any goroutine.
 func (f *Follower) Status() Status {
 	f.mu.Lock()
 	s := f.status
 	f.mu.Unlock()
-	if known := f.known.Load(); known != nil {
-		s.Pods = len(*known)
+	if pods := f.pods.Load(); pods != nil {
+		s.Pods = len(*pods)
 	}
 	return s
 }
 
-// retryAfter is how long to wait for what tells how to reach the API server: a file of the node.
-const retryAfter = 10 * time.Second
+// retryInterval is how often a kubeconfig or service account that cannot be used is read again.
+const retryInterval = 10 * time.Second
 
 // Run follows the configuration and the pods until ctx ends.
 func (f *Follower) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		c, same, cancel := health.While(ctx, f.Config, func(c *Config) *Config { return c })
 		f.mu.Lock()
-		f.status, f.tooMany = Status{Enabled: c != nil && c.Labels.Any()}, false
+		f.status, f.omissionLogged = Status{Enabled: c != nil && c.Labels.Any()}, false
 		f.mu.Unlock()
-		f.known.Store(nil) // what is not configured any more is not shown, even if nobody answers
+		f.pods.Store(nil) // labels of the old configuration disappear even if the API server is unreachable
 		if c == nil || !c.Labels.Any() {
 			<-same.Done()
 		} else {
@@ -125,84 +125,76 @@ func (f *Follower) Run(ctx context.Context) error {
 
 // follow follows the pods until ctx ends.
 func (f *Follower) follow(ctx context.Context, c Config) {
-	t := &trouble{Follower: f, key: keyOf(c.Labels), said: make(map[metav1.StatusReason]bool)}
-	client, err := t.connect(c.Kubeconfig)
-	for ; err != nil; client, err = t.connect(c.Kubeconfig) {
-		t.say(err)
+	conn := newConnection(f, c)
+	client, err := conn.open(c.Kubeconfig)
+	for ; err != nil; client, err = conn.open(c.Kubeconfig) {
+		conn.failed(err)
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(retryAfter):
+		case <-time.After(retryInterval):
 		}
 	}
-	silent := logr.Discard() // what goes wrong is said by trouble, once
-	cache.NewReflectorWithOptions(podsOf(ctx, client, f.Node, t), &metav1.PartialObjectMetadata{}, &store{f, metrics.NewPodPicker(c.Labels)}, cache.ReflectorOptions{
+	silent := logr.Discard() // connection logs errors, each once
+	cache.NewReflectorWithOptions(listWatch(ctx, client, f.Node, conn), &metav1.PartialObjectMetadata{}, &store{f, metrics.NewPodPicker(c.Labels)}, cache.ReflectorOptions{
 		Name: "pods", TypeDescription: "pods", Logger: &silent,
 	}).RunWithContext(klog.NewContext(ctx, silent))
 }
 
-// keyOf is the key to name when it goes wrong.
-func keyOf(l metrics.PodLabels) string {
-	if len(l.Named) == 0 && len(l.Patterns) == 0 {
-		return "metrics.podUID"
-	}
-	return "metrics.podLabels"
-}
-
-// store takes the pods from the reflector, and keeps of each what is to be shown.
+// store is the reflector's store. It keeps the selected labels of each pod.
 type store struct {
 	*Follower
 	picker *metrics.PodPicker
 }
 
-// pick returns a pod and what there is to show of it.
-func (s *store) pick(object any) (pod, picked, bool) {
-	if gone, ok := object.(cache.DeletedFinalStateUnknown); ok {
-		object = gone.Obj
+// selectLabels returns a pod's name and its selected labels.
+func (s *store) selectLabels(object any) (podName, selection, bool) {
+	if deleted, ok := object.(cache.DeletedFinalStateUnknown); ok {
+		object = deleted.Obj
 	}
 	m, ok := object.(*metav1.PartialObjectMetadata)
 	if !ok {
-		return pod{}, picked{}, false
+		return podName{}, selection{}, false
 	}
-	labels, left := s.picker.Of(string(m.UID), m.Labels)
-	return pod{m.Namespace, m.Name}, picked{labels, left}, true
+	labels, omitted := s.picker.Of(string(m.UID), m.Labels)
+	return podName{m.Namespace, m.Name}, selection{labels, omitted}, true
 }
 
-// change stores a copy with a change: there are as many pods on a node as fit, which is few.
-func (s *store) change(f func(map[pod]picked)) error {
-	next := make(map[pod]picked)
-	if known := s.known.Load(); known != nil {
-		next = maps.Clone(*known)
+// update stores a changed copy. A node has few pods, so a copy per change is cheap.
+func (s *store) update(change func(map[podName]selection)) error {
+	next := make(map[podName]selection)
+	if pods := s.pods.Load(); pods != nil {
+		next = maps.Clone(*pods)
 	}
-	f(next)
-	s.known.Store(&next)
+	change(next)
+	s.pods.Store(&next)
 	return nil
 }
 
 func (s *store) Add(object any) error { return s.Update(object) }
 
 func (s *store) Update(object any) error {
-	name, p, ok := s.pick(object)
+	name, p, ok := s.selectLabels(object)
 	if !ok {
 		return nil
 	}
-	return s.change(func(known map[pod]picked) { known[name] = p })
+	return s.update(func(pods map[podName]selection) { pods[name] = p })
 }
 
 func (s *store) Delete(object any) error {
-	name, _, ok := s.pick(object)
+	name, _, ok := s.selectLabels(object)
 	if !ok {
 		return nil
 	}
-	return s.change(func(known map[pod]picked) { delete(known, name) })
+	return s.update(func(pods map[podName]selection) { delete(pods, name) })
 }
 
 func (s *store) Replace(objects []any, _ string) error {
-	return s.change(func(known map[pod]picked) {
-		clear(known)
+	return s.update(func(pods map[podName]selection) {
+		clear(pods)
 		for _, o := range objects {
-			if name, p, ok := s.pick(o); ok {
-				known[name] = p
+			if name, p, ok := s.selectLabels(o); ok {
+				pods[name] = p
 			}
 		}
 	})

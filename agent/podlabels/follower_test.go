@@ -19,19 +19,19 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 )
 
-// rig is a follower that runs, and its API server.
+// rig runs a follower with a fake API server.
 type rig struct {
 	*Follower
 	*apiServer
 	config health.Latest[Config]
-	said   *observer.ObservedLogs
+	logged *observer.ObservedLogs
 	stop   func()
 }
 
 func newRig(t *testing.T, keys ...string) *rig {
 	t.Helper()
-	core, said := observer.New(zap.InfoLevel)
-	g := &rig{apiServer: newAPIServer(t), said: said}
+	core, logged := observer.New(zap.InfoLevel)
+	g := &rig{apiServer: newAPIServer(t), logged: logged}
 	g.configure(metrics.Config{PodLabels: keys})
 	g.Follower = New(Options{Config: &g.config, Node: "node-1", Log: zap.New(core)})
 	g.open = func(string) (*rest.Config, error) { return &rest.Config{Host: g.URL}, nil }
@@ -50,7 +50,7 @@ func (g *rig) start() *rig {
 				g.t.Error(err)
 			}
 		case <-time.After(3 * time.Second):
-			g.t.Error("it does not end")
+			g.t.Error("Run did not return")
 		}
 	})
 	g.t.Cleanup(g.stop)
@@ -59,8 +59,8 @@ func (g *rig) start() *rig {
 
 func (g *rig) configure(c metrics.Config) { g.config.Store(&Config{Labels: c.ShownPodLabels()}) }
 
-// becomes waits until a pod has labels, as "name=value".
-func (g *rig) becomes(namespace, name string, want ...string) {
+// awaitLabels waits until a pod has labels, as "name=value".
+func (g *rig) awaitLabels(namespace, name string, want ...string) {
 	g.t.Helper()
 	g.eventually(func() error {
 		var have []string
@@ -76,22 +76,22 @@ func (g *rig) becomes(namespace, name string, want ...string) {
 
 func (g *rig) eventually(check func() error) {
 	g.t.Helper()
-	over := time.After(60 * time.Second)
+	timeout := time.After(60 * time.Second)
 	for {
 		err := check()
 		if err == nil {
 			return
 		}
 		select {
-		case <-over:
+		case <-timeout:
 			g.t.Fatal(err)
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
 }
 
-// watches waits until so many watches are open.
-func (g *rig) watches(n int) {
+// awaitWatches waits until n watches are open.
+func (g *rig) awaitWatches(n int) {
 	g.t.Helper()
 	g.eventually(func() error {
 		g.apiServer.mu.Lock()
@@ -103,7 +103,7 @@ func (g *rig) watches(n int) {
 	})
 }
 
-func (g *rig) upBecomes(want bool) {
+func (g *rig) awaitUp(want bool) {
 	g.t.Helper()
 	g.eventually(func() error {
 		if s := g.Status(); s.Up != want || want != (s.Err == "") {
@@ -113,65 +113,69 @@ func (g *rig) upBecomes(want bool) {
 	})
 }
 
-func (g *rig) saidCount(text string) int { return g.said.FilterMessageSnippet(text).Len() }
+// warnings returns the number of warnings logged.
+func (g *rig) warnings() int { return g.logged.FilterLevelExact(zap.WarnLevel).Len() }
 
 func TestFollow(t *testing.T) {
+	t.Parallel()
 	g := newRig(t, "team", "app.kubernetes.io/name", "3d")
 	g.put("a", "one", map[string]string{"app.kubernetes.io/name": "Größe \"1\"", "team": "x", "pod-template-hash": "1"})
 	g.put("b", "one", map[string]string{"other": "y", "3d": ""})
 	g.start()
-	g.becomes("a", "one", "team=x", `app_kubernetes_io_name=Größe "1"`)
-	g.upBecomes(true)
-	g.becomes("b", "one") // a label without a value is none
-	g.becomes("c", "one")
+	g.awaitLabels("a", "one", "team=x", `app_kubernetes_io_name=Größe "1"`)
+	g.awaitUp(true)
+	g.awaitLabels("b", "one") // a label without a value counts as absent
+	g.awaitLabels("c", "one")
 	if s := g.Status(); !s.Enabled || s.Pods != 2 {
 		t.Errorf("status %+v", s)
 	}
-	g.watches(1) // what changes before it is open is listed anew
+	g.awaitWatches(1) // a change before it opens causes another list
 	g.put("c", "one", map[string]string{"team": "z"})
-	g.becomes("c", "one", "team=z")
+	g.awaitLabels("c", "one", "team=z")
 	g.put("a", "one", map[string]string{"team": "w"})
-	g.becomes("a", "one", "team=w")
+	g.awaitLabels("a", "one", "team=w")
 	g.put("a", "one", nil)
-	g.becomes("a", "one")
+	g.awaitLabels("a", "one")
 	g.put("a", "one", map[string]string{"team": "again"}) // another pod of the same name
-	g.becomes("a", "one", "team=again")
+	g.awaitLabels("a", "one", "team=again")
 	if lists, _ := g.count(); lists != 1 {
-		t.Errorf("it was listed %d times", lists)
+		t.Errorf("%d lists, want 1", lists)
 	}
 }
 
-// While the API server is away, what it said last is shown; nothing is lost of what happens meanwhile.
+// During an outage the last known labels stay. Afterwards the follower catches up.
 func TestOutage(t *testing.T) {
+	t.Parallel()
 	g := newRig(t, "team")
 	g.put("a", "stays", map[string]string{"team": "x"})
 	g.put("a", "goes", map[string]string{"team": "x"})
 	g.start()
-	g.becomes("a", "goes", "team=x")
-	g.failWith(away)
-	g.upBecomes(false)
-	g.becomes("a", "stays", "team=x")
-	g.becomes("a", "goes", "team=x")
+	g.awaitLabels("a", "goes", "team=x")
+	g.failWith(dropConnection)
+	g.awaitUp(false)
+	g.awaitLabels("a", "stays", "team=x")
+	g.awaitLabels("a", "goes", "team=x")
 	g.put("a", "goes", nil)
 	g.put("a", "comes", map[string]string{"team": "y"})
 	g.failWith(nil)
-	g.becomes("a", "comes", "team=y")
-	g.becomes("a", "goes")
-	g.becomes("a", "stays", "team=x")
-	g.upBecomes(true)
-	if said, again := g.saidCount("cannot be read"), g.saidCount("can be read again"); said != 1 || again != 1 {
-		t.Errorf("the outage was said %d times, its end %d times: %v", said, again, g.said.All())
+	g.awaitLabels("a", "comes", "team=y")
+	g.awaitLabels("a", "goes")
+	g.awaitLabels("a", "stays", "team=x")
+	g.awaitUp(true)
+	if n := g.warnings(); n != 1 || g.logged.Len() != 2 {
+		t.Errorf("%d warnings in %d entries, want the outage and the recovery: %v", n, g.logged.Len(), g.logged.All())
 	}
 }
 
-// A watch that has missed too much ends with 410 Gone: all is listed anew.
+// After 410 Gone the follower lists again.
 func TestExpired(t *testing.T) {
+	t.Parallel()
 	g := newRig(t, "team")
 	g.put("a", "one", map[string]string{"team": "x"})
 	g.start()
-	g.becomes("a", "one", "team=x")
-	g.watches(1)
-	g.tellExpired()
+	g.awaitLabels("a", "one", "team=x")
+	g.awaitWatches(1)
+	g.expireWatches()
 	g.eventually(func() error {
 		if lists, _ := g.count(); lists < 2 {
 			return fmt.Errorf("%d lists", lists)
@@ -179,13 +183,14 @@ func TestExpired(t *testing.T) {
 		return nil
 	})
 	g.put("a", "one", map[string]string{"team": "y"})
-	g.becomes("a", "one", "team=y")
-	if n := g.saidCount(""); n != 0 {
-		t.Errorf("it is nothing to talk of: %v", g.said.All())
+	g.awaitLabels("a", "one", "team=y")
+	if g.logged.Len() != 0 {
+		t.Errorf("unexpected log: %v", g.logged.All())
 	}
 }
 
 func TestForbidden(t *testing.T) {
+	t.Parallel()
 	g := newRig(t, "team")
 	g.put("a", "one", map[string]string{"team": "x"})
 	g.failWith(func(w http.ResponseWriter, _ *http.Request) bool {
@@ -196,42 +201,44 @@ func TestForbidden(t *testing.T) {
 	})
 	g.start()
 	g.eventually(func() error {
-		if _, asked := g.count(); asked < 3 {
-			return fmt.Errorf("asked %d times", asked)
+		if _, requests := g.count(); requests < 2 {
+			return fmt.Errorf("%d requests", requests)
 		}
 		return nil
 	})
 	if s := g.Status(); s.Up || !strings.Contains(s.Err, "no rights") {
 		t.Errorf("status %+v", s)
 	}
-	if n := g.saidCount("cannot be read"); n != 1 {
-		t.Errorf("it was said %d times", n)
+	if n := g.warnings(); n != 1 {
+		t.Errorf("%d warnings: %v", n, g.logged.All())
 	}
 	g.failWith(nil)
-	g.becomes("a", "one", "team=x")
+	g.awaitLabels("a", "one", "team=x")
 }
 
-// It is off until a label is named, and then asks nobody.
-func TestOff(t *testing.T) {
+// Without configured labels the follower closes its watch and makes no requests.
+func TestConfigurationChange(t *testing.T) {
+	t.Parallel()
 	g := newRig(t)
 	g.put("a", "one", map[string]string{"team": "x", "app": "y"})
 	g.start()
 	g.configure(metrics.Config{PodLabels: []string{"team"}})
-	g.becomes("a", "one", "team=x")
+	g.awaitLabels("a", "one", "team=x")
 	g.configure(metrics.Config{PodLabels: []string{"app", "team"}})
-	g.becomes("a", "one", "app=y", "team=x")
+	g.awaitLabels("a", "one", "app=y", "team=x")
 	g.configure(metrics.Config{})
-	g.becomes("a", "one")
-	g.watches(0)
+	g.awaitLabels("a", "one")
+	g.awaitWatches(0)
 	if s := g.Status(); s != (Status{}) {
 		t.Errorf("status %+v", s)
 	}
-	if _, asked := g.count(); asked > 4 { // two configurations, each a list and a watch
-		t.Errorf("it has asked %d times", asked)
+	if _, requests := g.count(); requests > 4 { // two configurations, each a list and a watch
+		t.Errorf("%d requests", requests)
 	}
 }
 
-func TestOffAsksNobody(t *testing.T) {
+func TestDisabledOpensNoConnection(t *testing.T) {
+	t.Parallel()
 	g := newRig(t)
 	opened := make(chan struct{}, 1)
 	g.open = func(string) (*rest.Config, error) {
@@ -244,12 +251,13 @@ func TestOffAsksNobody(t *testing.T) {
 	}
 	g.stop()
 	if len(opened) > 0 {
-		t.Error("it has looked for the API server")
+		t.Error("opened a connection")
 	}
 }
 
-// Nothing waits for a server that takes requests and does not answer, not even the end.
-func TestFrozen(t *testing.T) {
+// Neither Labels nor the end of Run waits for a server that does not answer.
+func TestUnresponsiveServer(t *testing.T) {
+	t.Parallel()
 	for name, frozen := range map[string]string{"list": "", "watch": "true"} {
 		t.Run(name, func(t *testing.T) {
 			g := newRig(t, "team")
@@ -271,13 +279,14 @@ func TestFrozen(t *testing.T) {
 	}
 }
 
-func TestNoWayToTheServer(t *testing.T) {
+func TestInvalidKubeconfig(t *testing.T) {
+	t.Parallel()
 	g := newRig(t, "team")
 	g.open = func(string) (*rest.Config, error) {
 		return nil, errors.New("health.kubernetes.kubeconfig: no such file")
 	}
 	g.start()
-	g.upBecomes(false)
+	g.awaitUp(false)
 	g.eventually(func() error {
 		if s := g.Status(); !strings.Contains(s.Err, "health.kubernetes.kubeconfig") {
 			return fmt.Errorf("status %+v", s)
@@ -285,4 +294,82 @@ func TestNoWayToTheServer(t *testing.T) {
 		return nil
 	})
 	g.stop()
+}
+
+// Each of two pods that had the same name has its own UID. metrics.podUID needs no selected label.
+func TestUID(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	g.configure(metrics.Config{PodUID: true})
+	g.put("a", "one", map[string]string{"team": "x"})
+	g.start()
+	g.awaitLabels("a", "one", "pod_uid=uid-1")
+	g.awaitLabels("a", "two")
+	if s := g.Status(); !s.Enabled || s.Pods != 1 {
+		t.Errorf("status %+v", s)
+	}
+	g.awaitWatches(1)
+	g.put("a", "two", map[string]string{})
+	g.awaitLabels("a", "two", "pod_uid=uid-2")
+	g.put("a", "one", map[string]string{"team": "y"}) // the same pod
+	g.put("a", "two", nil)
+	g.awaitLabels("a", "two")
+	g.awaitLabels("a", "one", "pod_uid=uid-1")
+	g.put("a", "two", map[string]string{"team": "z"})
+	g.awaitLabels("a", "two", "pod_uid=uid-3")
+	g.failWith(dropConnection)
+	g.awaitUp(false)
+	g.awaitLabels("a", "two", "pod_uid=uid-3")
+	if n := g.logged.FilterField(zap.String("key", "metrics.podUID")).Len(); n != 1 {
+		t.Errorf("%d entries with the key: %v", n, g.logged.All())
+	}
+	g.failWith(nil)
+	g.configure(metrics.Config{PodUID: true, PodLabels: []string{"team"}})
+	g.awaitLabels("a", "two", "team=z", "pod_uid=uid-3")
+	g.configure(metrics.Config{})
+	g.awaitLabels("a", "two")
+	g.awaitWatches(0)
+}
+
+// Labels that match a pattern follow the pod. Omitted labels are logged for the first pod that Labels is called for.
+func TestPatterns(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, "app.kubernetes.io/*", "/^team$/")
+	g.put("a", "one", map[string]string{"app.kubernetes.io/name": "llm", "team": "x", "other": "y"})
+	g.start()
+	g.awaitLabels("a", "one", "app_kubernetes_io_name=llm", "team=x")
+	g.awaitWatches(1)
+	g.put("a", "one", map[string]string{"app.kubernetes.io/part-of": "chat"})
+	g.awaitLabels("a", "one", "app_kubernetes_io_part_of=chat")
+
+	many := make(map[string]string)
+	for i := range 12 {
+		many["x"+string(rune('a'+i))] = "1"
+	}
+	g.configure(metrics.Config{PodLabels: []string{"*"}})
+	g.put("a", "many", many)
+	g.put("b", "many", many)
+	g.put("a", "one", map[string]string{"team": "z"})
+	g.awaitLabels("a", "one", "team=z")
+	if g.warnings() != 0 {
+		t.Errorf("logged for pods that Labels was not called for: %v", g.logged.All())
+	}
+	for range 3 {
+		g.awaitLabels("a", "many", "xa=1", "xb=1", "xc=1", "xd=1", "xe=1", "xf=1", "xg=1", "xh=1", "xi=1", "xj=1")
+		if labels := g.Labels("b", "many"); len(labels) != 10 {
+			t.Errorf("%d labels", len(labels))
+		}
+	}
+	if g.warnings() != 1 {
+		t.Fatalf("want one warning: %v", g.logged.All())
+	}
+	if c := g.logged.All()[0].ContextMap(); c["pod"] != "a/many" || !reflect.DeepEqual(c["omitted"], []any{"xk", "xl"}) {
+		t.Errorf("log fields %v", c)
+	}
+	g.configure(metrics.Config{PodLabels: []string{"x*"}}) // logs again
+	g.awaitLabels("a", "one")
+	g.awaitLabels("a", "many", "xa=1", "xb=1", "xc=1", "xd=1", "xe=1", "xf=1", "xg=1", "xh=1", "xi=1", "xj=1")
+	if g.warnings() != 2 {
+		t.Errorf("want two warnings: %v", g.logged.All())
+	}
 }

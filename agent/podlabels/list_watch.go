@@ -12,32 +12,31 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// listTimeout is how long the API server may take for the list. A server that takes a watch and then says
-// nothing is noticed by client-go's pings.
+// listTimeout limits the list request. client-go's HTTP/2 pings detect a watch whose server no longer answers.
 const listTimeout = 30 * time.Second
 
-// podsOf lists and watches the metadata of one node's pods until ctx ends, and tells how that goes.
-func podsOf(ctx context.Context, client metadata.Interface, node string, t *trouble) cache.ListerWatcher {
+// listWatch lists and watches the metadata of one node's pods until ctx ends, and reports errors to the connection.
+func listWatch(ctx context.Context, client metadata.Interface, node string, conn *connection) cache.ListerWatcher {
 	pods := client.Resource(schema.GroupVersionResource{Version: "v1", Resource: "pods"})
-	here := func(o metav1.ListOptions) metav1.ListOptions {
+	onNode := func(o metav1.ListOptions) metav1.ListOptions {
 		o.FieldSelector = "spec.nodeName=" + node
 		return o
 	}
 	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListWithContextFunc: func(_ context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			ctx, cancel := context.WithTimeout(ctx, listTimeout) // the reflector's own does not end
+			ctx, cancel := context.WithTimeout(ctx, listTimeout) // the reflector does not cancel its own context
 			defer cancel()
-			list, err := pods.List(ctx, here(o))
+			list, err := pods.List(ctx, onNode(o))
 			if err != nil {
-				t.say(err)
+				conn.failed(err)
 				return nil, err
 			}
 			return list, nil
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			w, err := pods.Watch(ctx, here(o))
+			w, err := pods.Watch(ctx, onNode(o))
 			if err != nil {
-				t.say(err)
+				conn.failed(err)
 				return nil, err
 			}
 			return w, nil
@@ -45,8 +44,8 @@ func podsOf(ctx context.Context, client metadata.Interface, node string, t *trou
 	}, listFirst{})
 }
 
-// listFirst makes the reflector list before it watches. To stream the list spares the API server memory for long
-// ones; this has a node's pods. And the reflector cannot be ended while it tries to.
+// listFirst makes the reflector list before it watches. A streamed list would save the API server memory only for lists
+// longer than a node's pods, and the reflector cannot be stopped while it tries to open one.
 type listFirst struct{}
 
 func (listFirst) IsWatchListSemanticsUnSupported() bool { return true }

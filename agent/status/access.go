@@ -10,15 +10,15 @@ import (
 	"strings"
 )
 
-// PasswordEnv is the environment variable that holds the password for Access.User: arguments are there for
-// everybody on the node to read.
+// PasswordEnv is the environment variable with the password of Access.User. It is not a flag: every user of the node can
+// read the arguments of a process.
 const PasswordEnv = "GPU_NODE_AGENT_PASSWORD"
 
-// Access is how to get at an agent with a web configuration. The zero Access is for one without.
+// Access is what a client needs to reach an agent with a web configuration. The zero Access is for one without.
 type Access struct {
-	CAFile            string // who signed the agent's certificate; "": one of those that this host trusts
-	CertFile, KeyFile string // a certificate of our own, for an agent that asks for one
-	Insecure          bool   // believe any certificate
+	CAFile            string // of the authority that signed the agent's certificate; "": the host's trust store
+	CertFile, KeyFile string // the client's certificate, for an agent that requires one
+	Insecure          bool   // accept any certificate of the agent
 	User, Password    string
 
 	pinned *x509.Certificate // the only accepted one
@@ -35,13 +35,13 @@ func (a *Access) Local(listen string, cert *x509.Certificate) string {
 	return "https://" + address
 }
 
-// Client returns an HTTP client with this access. It keeps no connections and uses no proxy.
-func (a Access) Client() (*http.Client, error) {
+// client returns an HTTP client with this access. It keeps no connections and uses no proxy.
+func (a Access) client() (*http.Client, error) {
 	t := &tls.Config{InsecureSkipVerify: a.Insecure || a.pinned != nil}
 	if a.pinned != nil && !a.Insecure && a.CAFile == "" {
 		t.VerifyConnection = func(s tls.ConnectionState) error {
 			if !s.PeerCertificates[0].Equal(a.pinned) {
-				return errors.New("its certificate is not that of metrics.webConfigFile; has it not been reloaded?")
+				return errors.New("server certificate differs from metrics.webConfigFile; reload the agent")
 			}
 			return nil
 		}
@@ -53,7 +53,7 @@ func (a Access) Client() (*http.Client, error) {
 		}
 		t.RootCAs = x509.NewCertPool()
 		if !t.RootCAs.AppendCertsFromPEM(text) {
-			return nil, fmt.Errorf("--ca-file: %s holds no certificate; use a file in PEM", a.CAFile)
+			return nil, fmt.Errorf("--ca-file: %s contains no certificate; use a PEM file", a.CAFile)
 		}
 		t.InsecureSkipVerify = a.Insecure
 	}
@@ -65,25 +65,25 @@ func (a Access) Client() (*http.Client, error) {
 		}
 		t.Certificates = []tls.Certificate{cert}
 	case a.CertFile != a.KeyFile:
-		return nil, errors.New("--cert-file and --key-file belong together; use both")
+		return nil, errors.New("--cert-file and --key-file: only one is set; set both")
 	}
 	if a.User != "" && a.Password == "" {
-		return nil, fmt.Errorf("--user: put its password into $%s", PasswordEnv)
+		return nil, fmt.Errorf("--user: no password; set $%s", PasswordEnv)
 	}
 	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: t}}, nil
 }
 
-// hint says what to do about an error of a connection, "" if that is not known.
+// hint returns advice on a connection error, "" if there is none.
 func hint(err error) string {
-	_, unknown := errors.AsType[x509.UnknownAuthorityError](err)
-	_, misnamed := errors.AsType[x509.HostnameError](err)
+	_, untrusted := errors.AsType[x509.UnknownAuthorityError](err)
+	_, nameDiffers := errors.AsType[x509.HostnameError](err)
 	switch {
-	case unknown:
-		return "; use --ca-file, or --insecure to believe it as it is"
-	case misnamed:
-		return "; use an --address that is in its certificate, or --insecure to believe it as it is"
+	case untrusted:
+		return "; use --ca-file, or --insecure to accept any certificate"
+	case nameDiffers:
+		return "; use an --address that the certificate names, or --insecure to accept any certificate"
 	case strings.Contains(err.Error(), "certificate required"), strings.Contains(err.Error(), "bad certificate"):
-		return "; it asks for a client's certificate: use --cert-file and --key-file"
+		return "; the agent requires a client certificate: use --cert-file and --key-file"
 	}
 	return ""
 }

@@ -12,37 +12,36 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
 )
 
-// An agent answers who may ask, and says to others what they need.
 func TestAskWithAccess(t *testing.T) {
 	s := serve(t, `tls_server_config:
   {cert_file: server.crt, key_file: server.key, client_ca_file: ca.crt, client_auth_type: VerifyClientCertIfGiven}
 basic_auth_users: {ada: `+agenttest.PasswordHash(t, "1815")+"}\n")
 	local, ip, plain := "https://localhost"+portOf(s), "https://127.0.0.1"+portOf(s), s.Address()
-	strangers := t.TempDir()
-	agenttest.NewAuthority(t, strangers)
-	ca, other, client, key := s.File("ca.crt"), filepath.Join(strangers, "ca.crt"), s.File("client.crt"), s.File("client.key")
-	named := Access{CAFile: ca, User: "ada", Password: "1815"}
-	with := func(f func(*Access)) Access { a := named; f(&a); return a }
+	otherDir := t.TempDir()
+	agenttest.NewAuthority(t, otherDir)
+	ca, other, client, key := s.File("ca.crt"), filepath.Join(otherDir, "ca.crt"), s.File("client.crt"), s.File("client.key")
+	login := Access{CAFile: ca, User: "ada", Password: "1815"}
+	with := func(f func(*Access)) Access { a := login; f(&a); return a }
 	for _, c := range []struct {
 		address string
 		access  Access
 		want    string // in the error, "" for none
 	}{
-		{local, named, ""},
-		{ip, named, ""},
+		{local, login, ""},
+		{ip, login, ""},
 		{local, with(func(a *Access) { a.CertFile, a.KeyFile = client, key }), ""},
 		{local, with(func(a *Access) { a.CAFile, a.Insecure = "", true }), ""},
-		{local, with(func(a *Access) { a.CAFile = other }), "use --ca-file"},
-		{local, with(func(a *Access) { a.CAFile = "" }), "use --ca-file, or --insecure"},
+		{local, with(func(a *Access) { a.CAFile = other }), "--ca-file"},
+		{local, with(func(a *Access) { a.CAFile = "" }), "--insecure"},
 		{strings.Replace(ip, "127.0.0.1", "127.0.0.2", 1), with(func(a *Access) { a.CAFile = ca }), "127.0.0.2"},
-		{plain, named, "use --address https://HOST:PORT"},
-		{local, with(func(a *Access) { a.Password = "1816" }), "does not take this name and password"},
-		{local, with(func(a *Access) { a.User = "eve" }), "does not take this name and password"},
-		{local, with(func(a *Access) { a.User = "" }), "wants a name and a password; use --user NAME, with the password in $GPU_NODE_AGENT_PASSWORD"},
-		{local, with(func(a *Access) { a.Password = "" }), "--user: put its password into $GPU_NODE_AGENT_PASSWORD"},
+		{plain, login, "--address https://"},
+		{local, with(func(a *Access) { a.Password = "1816" }), "$GPU_NODE_AGENT_PASSWORD"},
+		{local, with(func(a *Access) { a.User = "eve" }), "$GPU_NODE_AGENT_PASSWORD"},
+		{local, with(func(a *Access) { a.User = "" }), "--user NAME"},
+		{local, with(func(a *Access) { a.Password = "" }), "--user: "},
 		{local, with(func(a *Access) { a.CAFile = key }), "--ca-file: "},
 		{local, with(func(a *Access) { a.CAFile = ca + ".none" }), "--ca-file: "},
-		{local, with(func(a *Access) { a.CertFile = client }), "use both"},
+		{local, with(func(a *Access) { a.CertFile = client }), "--cert-file and --key-file"},
 		{local, with(func(a *Access) { a.CertFile, a.KeyFile = client, client }), "--cert-file, --key-file: "},
 	} {
 		status, _, err := Ask(t.Context(), c.address, c.access)
@@ -54,8 +53,8 @@ basic_auth_users: {ada: `+agenttest.PasswordHash(t, "1815")+"}\n")
 		}
 	}
 	s.Configure("tls_server_config: {cert_file: server.crt, key_file: server.key, client_ca_file: ca.crt, client_auth_type: RequireAndVerifyClientCert}")
-	s.Eventually("a certificate is asked for", func() error {
-		if _, _, err := Ask(t.Context(), local, named); err == nil || !strings.Contains(err.Error(), "use --cert-file and --key-file") {
+	s.Eventually("a client certificate is required", func() error {
+		if _, _, err := Ask(t.Context(), local, login); err == nil || !strings.Contains(err.Error(), "--cert-file") {
 			return err
 		}
 		return nil
@@ -66,33 +65,33 @@ basic_auth_users: {ada: `+agenttest.PasswordHash(t, "1815")+"}\n")
 func serve(t *testing.T, config string) *agenttest.Server {
 	t.Helper()
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET "+SnapshotPath, NewPages(func() Node { return New(aNode()) }, zap.NewNop()).ServeJSON)
+	mux.HandleFunc("GET "+SnapshotPath, NewPages(func() Node { return New(testInputs()) }, zap.NewNop()).ServeJSON)
 	return agenttest.Serve(t, config, mux, func() []string { return nil })
 }
 
 func portOf(s *agenttest.Server) string { return s.Address()[strings.LastIndex(s.Address(), ":"):] }
 
-// The agent of this node is known by its certificate, whoever signed it.
+// The local agent is verified by its certificate, without a trusted authority.
 func TestAskLocalAgent(t *testing.T) {
 	s := serve(t, agenttest.TLSConfig)
 	var access Access
 	address := access.Local(portOf(s), s.Config.Load().Certificate())
 	if want := "https://localhost" + portOf(s); address != want {
-		t.Errorf("it is at %s, want %s", address, want)
+		t.Errorf("address %s, want %s", address, want)
 	}
 	if _, _, err := Ask(t.Context(), address, access); err != nil {
 		t.Error(err)
 	}
-	s.CA.Issue(t, "another", "localhost") // as good, but not that of the file
+	s.CA.Issue(t, "another", "localhost") // valid, but not the server's
 	cert, err := tls.LoadX509KeyPair(s.File("another.crt"), s.File("another.key"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	access.pinned = cert.Leaf
-	if _, _, err := Ask(t.Context(), address, access); err == nil || !strings.Contains(err.Error(), "is not that of metrics.webConfigFile") {
+	if _, _, err := Ask(t.Context(), address, access); err == nil || !strings.Contains(err.Error(), "metrics.webConfigFile") {
 		t.Errorf("another certificate: %v", err)
 	}
 	if address := new(Access).Local(":9400", nil); address != ":9400" {
-		t.Errorf("without TLS it is at %s", address)
+		t.Errorf("without TLS: %s", address)
 	}
 }

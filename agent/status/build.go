@@ -60,7 +60,7 @@ func configStatus(k Inputs) Config {
 	return c
 }
 
-// The words of Kubelet.Plugin. What an older agent does not say is on.
+// The values of Kubelet.Plugin. An older agent sends none, which means on.
 const (
 	pluginOn  = "on"
 	pluginOff = "off"
@@ -81,7 +81,8 @@ func kubeletStatus(p plugin.Status, h plugin.Holders) Kubelet {
 	return k
 }
 
-// deviceStatuses returns the GPUs, each with its MIG devices. One whose GPU is not known stands by itself.
+// Devices returns the GPUs by index, each with its MIG devices. A MIG device without a listed parent is an element of its
+// own.
 func Devices(devices []health.DeviceState, h plugin.Holders) []Device {
 	all := make([]Device, 0, len(devices))
 	at := make(map[health.DeviceID]int)
@@ -132,7 +133,7 @@ func deviceStatus(d *health.DeviceState, h plugin.Holders) Device {
 	return s
 }
 
-// migIndex is nil for a GPU and for a MIG device that the driver does not list.
+// migIndex returns nil for a GPU and for a MIG device that the driver does not list.
 func migIndex(d *health.Device) *int {
 	if d.Kind != health.KindMIG || d.MIGIndex < 0 {
 		return nil
@@ -145,7 +146,7 @@ func Findings(findings []health.Finding) []Finding {
 	all := make([]Finding, 0, len(findings))
 	for _, f := range findings {
 		all = append(all, Finding{
-			Cause: f.Cause, State: f.State.String(), Reason: f.Reason, Action: f.Action,
+			Cause: f.Cause, State: f.State.String(), Reason: f.Reason, Action: f.Action, Advice: f.Action.Advice(),
 			Since: f.Since.UTC(), Clears: f.Clears.String(), From: f.From,
 		})
 	}
@@ -174,23 +175,18 @@ func valuesStatus(fields map[health.Field]float64, memory uint64) Values {
 	return v
 }
 
-// finite leaves out what JSON cannot say. The map is one of a snapshot, so it is copied if it must change.
+// finite removes values that JSON cannot represent. The map belongs to a snapshot, so it is copied before a change.
 func finite(values map[health.Field]float64) map[health.Field]float64 {
-	odd := func(_ health.Field, v float64) bool { return math.IsNaN(v) || math.IsInf(v, 0) }
+	notFinite := func(_ health.Field, v float64) bool { return math.IsNaN(v) || math.IsInf(v, 0) }
 	for f, v := range values {
-		if odd(f, v) {
+		if notFinite(f, v) {
 			values = maps.Clone(values)
-			maps.DeleteFunc(values, odd)
+			maps.DeleteFunc(values, notFinite)
 			break
 		}
 	}
 	return values
 }
 
-// list is an empty list rather than none: JSON has [] then, not null.
-func list[T any](s []T) []T {
-	if s == nil {
-		return []T{}
-	}
-	return s
-}
+// list replaces nil by an empty slice, which is [] in JSON, not null.
+func list[T any](s []T) []T { return append([]T{}, s...) }

@@ -9,11 +9,10 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// maxEvents is how many events are remembered.
+// maxEvents is the number of recent events that are stored.
 const maxEvents = 100
 
-// Events remembers what has happened lately: it follows the snapshots and finds the differences, as the log
-// does. Nobody sends it anything.
+// Events stores recent events. It derives them from the differences between snapshots.
 type Events struct {
 	recent health.Latest[[]Event] // the newest first
 }
@@ -32,8 +31,8 @@ func (e *Events) Follow(ctx context.Context, snapshots *health.Latest[health.Sna
 	for {
 		s, changed := snapshots.Watch()
 		if s != nil {
-			if news := eventsBetween(before, s); len(news) > 0 {
-				all := newestFirst(e.Latest(), news)
+			if added := eventsBetween(before, s); len(added) > 0 {
+				all := prependEvents(e.Latest(), added)
 				e.recent.Store(&all)
 			}
 			before = s
@@ -46,15 +45,15 @@ func (e *Events) Follow(ctx context.Context, snapshots *health.Latest[health.Sna
 	}
 }
 
-// newestFirst puts news, oldest first, before what is remembered, and forgets what is too old.
-func newestFirst(all, news []Event) []Event {
-	news = slices.Clone(news)
-	slices.Reverse(news)
-	all = append(news, all...)
+// prependEvents puts added events, oldest first, before the stored ones, newest first, and drops the oldest.
+func prependEvents(stored, added []Event) []Event {
+	added = slices.Clone(added)
+	slices.Reverse(added)
+	all := append(added, stored...)
 	return slices.Clip(all[:min(len(all), maxEvents)])
 }
 
-// eventsBetween returns what has happened between two snapshots, oldest first. Before the first there is nil.
+// eventsBetween returns the events between two snapshots, oldest first. before is nil for the first snapshot.
 func eventsBetween(before, after *health.Snapshot) []Event {
 	var was health.Snapshot
 	if before != nil {
@@ -71,7 +70,7 @@ func eventsBetween(before, after *health.Snapshot) []Event {
 		}
 		all = append(all, e)
 	}
-	var found, gone []health.Device
+	var found, removed []health.Device
 	then, now := byID(was.Devices), byID(after.Devices)
 	var rest []Event
 	for _, c := range health.Changes(was.Devices, after.Devices) {
@@ -81,7 +80,7 @@ func eventsBetween(before, after *health.Snapshot) []Event {
 			found = append(found, c.Device)
 			continue
 		case health.ChangeGone:
-			gone = append(gone, c.Device)
+			removed = append(removed, c.Device)
 			continue
 		case health.ChangeXID:
 			e.Kind, e.XID = "xid", c.XID
@@ -93,8 +92,8 @@ func eventsBetween(before, after *health.Snapshot) []Event {
 				e.Text += fmt.Sprintf(" (count %d)", c.Count)
 			}
 		case health.ChangeState:
-			if shared(then[c.Device.Parent], c.Was) && shared(now[c.Device.Parent], c.Now) && c.Device.Kind == health.KindMIG {
-				continue // told once, as the GPU's
+			if c.Device.Kind == health.KindMIG && sharesFindings(then[c.Device.Parent], c.Was) && sharesFindings(now[c.Device.Parent], c.Now) {
+				continue // the GPU's event covers it
 			}
 			if after.At.IsZero() {
 				e.Time = c.Now.Since.UTC()
@@ -104,7 +103,7 @@ func eventsBetween(before, after *health.Snapshot) []Event {
 		}
 		rest = append(rest, e)
 	}
-	return slices.Concat(all, foundAndGone(after, found, gone), rest)
+	return slices.Concat(all, inventoryEvents(after, found, removed), rest)
 }
 
 func byID(devices []health.DeviceState) map[health.DeviceID]*health.DeviceState {
@@ -115,8 +114,8 @@ func byID(devices []health.DeviceState) map[health.DeviceID]*health.DeviceState 
 	return m
 }
 
-// shared reports whether all that is wrong with a MIG device was inherited, or is wrong with its GPU too.
-func shared(gpu *health.DeviceState, v health.Verdict) bool {
+// sharesFindings reports whether the parent of a MIG device has every finding of the MIG device's verdict too.
+func sharesFindings(gpu *health.DeviceState, v health.Verdict) bool {
 	return !slices.ContainsFunc(v.Findings, func(f health.Finding) bool {
 		return f.From == "" && (gpu == nil ||
 			!slices.ContainsFunc(gpu.Verdict.Findings, func(g health.Finding) bool { return g.Cause == f.Cause }))
@@ -137,14 +136,14 @@ func stateText(c health.Change) string {
 	return text
 }
 
-// foundAndGone tells of devices that come and go in one event each: a start or a new partitioning has many.
-func foundAndGone(after *health.Snapshot, found, gone []health.Device) []Event {
+// inventoryEvents returns one event for all found devices and one for all removed ones: a start or a new partitioning has many.
+func inventoryEvents(after *health.Snapshot, found, removed []health.Device) []Event {
 	var all []Event
-	tell := func(kind, what string, devices []health.Device) {
+	add := func(kind, verb string, devices []health.Device) {
 		if len(devices) == 0 {
 			return
 		}
-		e := Event{Time: after.At.UTC(), Kind: kind, Text: count(devices) + " " + what}
+		e := Event{Time: after.At.UTC(), Kind: kind, Text: deviceCount(devices) + " " + verb}
 		if after.At.IsZero() {
 			e.Time = after.Source.Since.UTC()
 		}
@@ -154,16 +153,16 @@ func foundAndGone(after *health.Snapshot, found, gone []health.Device) []Event {
 		all = append(all, e)
 	}
 	if after.Polled() {
-		tell("found", "found", found)
+		add("found", "found", found)
 	} else {
-		tell("found", "remembered from before the start", found)
+		add("found", "restored from the state file", found)
 	}
-	tell("gone", "gone", gone)
+	add("gone", "removed", removed)
 	return all
 }
 
-// count is "8 GPUs, 50 MIG devices".
-func count(devices []health.Device) string {
+// deviceCount returns a text like "8 GPUs, 50 MIG devices".
+func deviceCount(devices []health.Device) string {
 	gpus, mig := 0, 0
 	for _, d := range devices {
 		if d.Kind == health.KindGPU {
@@ -174,10 +173,10 @@ func count(devices []health.Device) string {
 	}
 	var parts []string
 	if gpus > 0 {
-		parts = append(parts, plural(gpus, "GPU"))
+		parts = append(parts, Plural(gpus, "GPU"))
 	}
 	if mig > 0 {
-		parts = append(parts, plural(mig, "MIG device"))
+		parts = append(parts, Plural(mig, "MIG device"))
 	}
 	return strings.Join(parts, ", ")
 }

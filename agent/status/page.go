@@ -14,7 +14,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// The page's parts. Nothing comes from elsewhere: a node may reach no other place.
+// The parts of the page. It loads nothing from other hosts: the browser or the node may have no Internet access.
 var (
 	//go:embed page.html.tmpl
 	statusHTML string
@@ -25,61 +25,61 @@ var (
 )
 
 const (
-	pageEvents   = 30 // how many events the page shows
-	pageTroubles = 8  // how many devices it lists at the top
-	pageHolders  = 6  // how many containers it names for one device
-	pageWarnings = 8  // about devices that are not offered
-	pageRefresh  = 5  // seconds
+	maxPageEvents    = 30
+	maxFaultyDevices = 8 // at the top of the page
+	maxHolders       = 6 // of one device
+	maxWarnings      = 8 // about devices that are not offered
+	refreshSeconds   = 5
 )
 
-// Pages serve what is known, for people and for programs.
+// Pages serves the status as a page and as JSON.
 type Pages struct {
-	status func() Node
+	build  func() Node
 	log    *zap.Logger
 	page   *template.Template
-	policy string
+	policy string // Content-Security-Policy
 }
 
-// findingData is what the template of a finding is given.
+// findingData is the input of the template of a finding.
 type findingData struct {
 	Now time.Time
 	F   Finding
 }
 
 // NewPages returns the pages of the status that build returns.
-func NewPages(status func() Node, log *zap.Logger) *Pages {
+func NewPages(build func() Node, log *zap.Logger) *Pages {
 	page := template.Must(template.New("status").Funcs(template.FuncMap{
 		"css": func() template.CSS { return template.CSS(statusCSS) }, "js": func() template.JS { return template.JS(statusJS) },
-		"refresh": func() int { return pageRefresh },
+		"refresh": func() int { return refreshSeconds },
 		"percent": percentText, "celsius": celsiusText, "watts": wattsText, "mhz": mhzText,
-		"memory": memoryText, "memoryPercent": memoryPercent, "width": width, "age": ageText, "for": forText, "clock": clockText,
-		"allocations": allocationsText, "off": offText, "mismatches": mismatchesText, "xids": xidsText, "versions": versionsText, "clears": clearsText, "own": own, "heldMIG": heldMIG, "name": Device.Name, "number": indexText, "eventIndex": eventIndexText,
-		"troubles": troubles, "counts": stateCounts, "plural": plural,
-		"api": apiText, "apiErrors": apiErrors, "memoryTrouble": memoryTrouble, "configTrouble": configTrouble,
+		"memory": memoryText, "memoryPercent": memoryPercent, "width": barWidth, "age": ageText, "for": forText, "clock": clockText,
+		"allocations": allocationsText, "pluginOff": pluginOffText, "mismatches": mismatchesText, "xids": xidsText, "versions": versionsText, "clears": clearsText, "ownFindings": ownFindings, "heldMIG": heldMIG, "name": Device.Name, "number": indexText, "eventIndex": eventIndexText,
+		"faultyDevices": faultyDevices, "counts": stateCounts, "plural": Plural[int],
+		"api": apiText, "apiErrors": apiErrors, "stateFileError": stateFileErrorText, "configError": configErrorText,
 		"finding": func(now time.Time, f Finding) findingData { return findingData{now, f} },
-		"holders": func(h []Holder) []string { return HolderNames(h, pageHolders) },
+		"holders": func(h []Holder) []string { return HolderNames(h, maxHolders) },
 		"inUse": func(s Node) string {
 			held, all := inUse(s)
 			return fmt.Sprintf("%d of %d", held, all)
 		},
-		"warnings": func(k Kubelet) []string { return firstOf(k.Warnings, pageWarnings) },
-		"worst":    func(all []trouble) []trouble { return all[:min(len(all), pageTroubles)] },
-		"newest":   func(all []Event) []Event { return all[:min(len(all), pageEvents)] },
+		"warnings": func(k Kubelet) []string { return limitTexts(k.Warnings, maxWarnings) },
+		"worst":    func(all []faultyDevice) []faultyDevice { return all[:min(len(all), maxFaultyDevices)] },
+		"newest":   func(all []Event) []Event { return all[:min(len(all), maxPageEvents)] },
 	}).Parse(statusHTML))
 	return &Pages{
-		status: status, log: log, page: page,
+		build: build, log: log, page: page,
 		policy: fmt.Sprintf("default-src 'none'; style-src 'sha256-%s'; script-src 'sha256-%s'; connect-src 'self'; "+
-			"base-uri 'none'; form-action 'none'; frame-ancestors 'self'", hash(statusCSS), hash(statusJS)),
+			"base-uri 'none'; form-action 'none'; frame-ancestors 'self'", cspHash(statusCSS), cspHash(statusJS)),
 	}
 }
 
-func hash(text string) string {
+func cspHash(text string) string {
 	sum := sha256.Sum256([]byte(text))
 	return base64.StdEncoding.EncodeToString(sum[:])
 }
 
-// width is how long a bar is, of 100; -1 if its value is not known.
-func width(percent *float64) float64 {
+// barWidth returns the length of a bar from 0 to 100, or -1 for an unknown value.
+func barWidth(percent *float64) float64 {
 	if percent == nil {
 		return -1
 	}
@@ -89,28 +89,28 @@ func width(percent *float64) float64 {
 // ServeHTML serves the status page.
 func (p *Pages) ServeHTML(w http.ResponseWriter, _ *http.Request) {
 	var b bytes.Buffer
-	err := p.page.Execute(&b, p.status())
+	err := p.page.Execute(&b, p.build())
 	w.Header().Set("Content-Security-Policy", p.policy)
 	w.Header().Set("Referrer-Policy", "no-referrer")
-	p.answer(w, "text/html; charset=utf-8", b.Bytes(), err)
+	p.respond(w, "text/html; charset=utf-8", b.Bytes(), err)
 }
 
 // ServeJSON serves the status as JSON.
 func (p *Pages) ServeJSON(w http.ResponseWriter, _ *http.Request) {
-	text, err := json.Marshal(p.status())
-	p.answer(w, "application/json", append(text, '\n'), err)
+	text, err := json.Marshal(p.build())
+	p.respond(w, "application/json", append(text, '\n'), err)
 }
 
-// answer writes a whole answer, so that a fault in it is no half page.
-func (p *Pages) answer(w http.ResponseWriter, kind string, text []byte, err error) {
+// respond writes a complete response, or an error: never a part of a page.
+func (p *Pages) respond(w http.ResponseWriter, kind string, text []byte, err error) {
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	if err != nil {
-		p.log.Error("status page", zap.Error(err))
-		http.Error(w, "the page cannot be shown; the agent's log says why", http.StatusInternalServerError)
+		p.log.Error("cannot build the status page", zap.Error(err))
+		http.Error(w, "cannot build the page; see the agent's log", http.StatusInternalServerError)
 		return
 	}
 	w.Header().Set("Content-Type", kind)
 	w.Header().Set("Content-Length", fmt.Sprint(len(text)))
-	_, _ = w.Write(text) // the client may be gone
+	_, _ = w.Write(text) // the client may have disconnected
 }

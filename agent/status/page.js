@@ -1,19 +1,19 @@
 // Refreshes the page without a flicker; without JavaScript the page reloads itself.
 (() => {
   const every = 1000 * Number(document.documentElement.dataset.refresh);
-  const late = document.getElementById("late");
+  const stale = document.getElementById("stale");
   const refresh = async () => {
-    const reading = String(getSelection()) !== "";
-    if (!document.hidden && !reading) {
+    const selecting = String(getSelection()) !== "";
+    if (!document.hidden && !selecting) {
       try {
         const res = await fetch(location.pathname, {cache: "no-store", signal: AbortSignal.timeout(every)});
         if (!res.ok) throw new Error(res.status);
         const next = new DOMParser().parseFromString(await res.text(), "text/html");
         document.querySelector("main").replaceWith(document.adoptNode(next.querySelector("main")));
         document.title = next.title;
-        late.hidden = true;
+        stale.hidden = true;
       } catch {
-        late.hidden = false;
+        stale.hidden = false;
       }
     }
     setTimeout(refresh, every);

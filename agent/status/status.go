@@ -7,15 +7,15 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// Node is what /api/v1/snapshot answers, and what the page and `gpu-node-agent status` show.
+// Node is the status of a node: the JSON document at /api/v1/snapshot, and the input of the page and of
+// `gpu-node-agent status`.
 //
-// The words are those of the log and of /metrics. A key that is not there is not known: no value is ever 0
-// for want of a better one. Keys may be added; none changes its meaning within v1.
+// An unknown value has no key; it is never 0. Keys may be added, but none changes its meaning within v1.
 type Node struct {
 	Node     string    `json:"node"`
 	Version  string    `json:"version"`
 	Revision string    `json:"revision,omitempty"`
-	Time     time.Time `json:"time"`     // of this answer
+	Time     time.Time `json:"time"`     // of this response
 	Ready    bool      `json:"ready"`    // as /readyz
 	NotReady []string  `json:"notReady"` // why not
 	Config   Config    `json:"config"`
@@ -27,63 +27,63 @@ type Node struct {
 	Events   []Event   `json:"events"` // the newest first, at most 100
 }
 
-// Config is how the last reload of the configuration went.
+// Config is the result of the last reload of the configuration.
 type Config struct {
-	OK    bool      `json:"ok"` // false: it was bad, and the one before is in force
+	OK    bool      `json:"ok"` // false: it was invalid, and the previous one is in force
 	Since time.Time `json:"since,omitzero"`
-	Error string    `json:"error,omitempty"` // what is wrong with it, a line for each fault
+	Error string    `json:"error,omitempty"` // one line for each error
 }
 
-// Source is the state of what measures the GPUs.
+// Source is the status of the source.
 type Source struct {
 	Kind       string    `json:"kind"`   // dcgm, sim
 	Status     string    `json:"status"` // starting, up, down, stalled, detached
 	Since      time.Time `json:"since,omitzero"`
-	Until      time.Time `json:"until,omitzero"` // detached: when the agent takes the driver back by itself
+	Until      time.Time `json:"until,omitzero"` // detached: when the agent attaches without a request
 	Error      string    `json:"error,omitempty"`
 	Reconnects uint64    `json:"reconnects"`
-	Measured   time.Time `json:"measured,omitzero"` // when the GPUs were last measured
+	Measured   time.Time `json:"measured,omitzero"` // the time of the last poll
 	Driver     string    `json:"driver,omitempty"`
 	CUDA       string    `json:"cuda,omitempty"`
 	DCGM       string    `json:"dcgm,omitempty"`
-	Engine     string    `json:"engine,omitempty"` // the host engine, if it is another process
+	Engine     string    `json:"engine,omitempty"` // DCGM version of a host engine in another process
 }
 
-// Kubelet is the state of the connection to the kubelet.
+// Kubelet is the status of the device plugin at the kubelet.
 type Kubelet struct {
-	Plugin       string     `json:"plugin"`                 // on, or off: plugin.enabled is false, and nothing is to be served
-	Error        string     `json:"error,omitempty"`        // why nothing is served, or not all
-	AuditError   string     `json:"auditError,omitempty"`   // why what the kubelet believes is not checked
-	HoldersError string     `json:"holdersError,omitempty"` // why there is no newer word on who holds what
-	Holders      time.Time  `json:"holders,omitzero"`       // when the kubelet last said who holds what
+	Plugin       string     `json:"plugin"`                 // on, or off: plugin.enabled is false
+	Error        string     `json:"error,omitempty"`        // why no resource, or not every one, is served
+	AuditError   string     `json:"auditError,omitempty"`   // why there is no audit
+	HoldersError string     `json:"holdersError,omitempty"` // why the holders are out of date
+	Holders      time.Time  `json:"holders,omitzero"`       // the time of the last pod-resources response
 	Resources    []Resource `json:"resources"`
-	Warnings     []string   `json:"warnings"` // which devices are not offered to pods though they work, and why
+	Warnings     []string   `json:"warnings"` // working devices that are not offered to pods, with the reason
 }
 
-// APIServer is what the API server was told since the agent started, with health.kubernetes.enabled.
+// APIServer counts the writes to the API server since the agent started, with health.kubernetes.enabled.
 type APIServer struct {
 	Enabled        bool   `json:"enabled"`
-	Writes         uint64 `json:"writes"`                   // of the node's condition
-	Events         uint64 `json:"events"`                   // written, a repeated one each time that its count was raised
-	Dropped        uint64 `json:"dropped"`                  // events that were given up
-	Errors         uint64 `json:"errors"`                   // refused or failed requests
-	ConditionError string `json:"conditionError,omitempty"` // why the condition could not be written last
-	EventError     string `json:"eventError,omitempty"`     // the same for the last event
+	Writes         uint64 `json:"writes"`                   // of the node condition
+	Events         uint64 `json:"events"`                   // created, or updated because they repeated
+	Dropped        uint64 `json:"dropped"`                  // abandoned events
+	Errors         uint64 `json:"errors"`                   // failed requests
+	ConditionError string `json:"conditionError,omitempty"` // of the last write of the condition
+	EventError     string `json:"eventError,omitempty"`     // of the last event
 }
 
-// StateFile is how it goes with the findings that are kept over a restart of the agent.
+// StateFile is the status of the state file, which preserves findings over a restart.
 type StateFile struct {
-	File    string    `json:"file,omitempty"`  // health.stateFile; "": nothing is kept
-	Error   string    `json:"error,omitempty"` // why a restart would forget findings now
+	File    string    `json:"file,omitempty"`  // health.stateFile; "": there is none
+	Error   string    `json:"error,omitempty"` // why the file cannot be written
 	Since   time.Time `json:"since,omitzero"`  // of the error
 	Written time.Time `json:"written,omitzero"`
 }
 
-// Resource is the state of one resource.
+// Resource is the status of a resource.
 type Resource struct {
 	Name             string            `json:"name"`
 	Registered       bool              `json:"registered"`
-	Error            string            `json:"error,omitempty"` // why it is not
+	Error            string            `json:"error,omitempty"` // why it is not registered
 	Devices          int               `json:"devices"`
 	Healthy          int               `json:"healthy"`
 	Registrations    uint64            `json:"registrations"`
@@ -93,42 +93,43 @@ type Resource struct {
 	AllocationErrors map[string]uint64 `json:"allocationErrors,omitempty"` // by reason
 }
 
-// Device is what is known of a GPU or of a MIG device.
+// Device is the status of a GPU or of a MIG device.
 type Device struct {
 	UUID     health.DeviceID          `json:"uuid"`
-	Index    int                      `json:"index"` // the driver's, of a MIG device its GPU's
+	Index    int                      `json:"index"` // the driver's; of a MIG device its parent's
 	Model    string                   `json:"model,omitempty"`
 	PCI      string                   `json:"pci,omitempty"`
 	NUMA     []int                    `json:"numa,omitempty"`
 	Profile  string                   `json:"profile,omitempty"`  // MIG
-	MIGIndex *int                     `json:"migIndex,omitempty"` // MIG: its number on its GPU, as nvidia-smi -L counts
-	GI       *int                     `json:"gi,omitempty"`       // MIG: the driver's id of the GPU instance
-	CI       *int                     `json:"ci,omitempty"`       // MIG: the driver's id of the compute instance
+	MIGIndex *int                     `json:"migIndex,omitempty"` // MIG: the index on its parent, as in nvidia-smi -L
+	GI       *int                     `json:"gi,omitempty"`       // MIG: the driver's ID of the GPU instance
+	CI       *int                     `json:"ci,omitempty"`       // MIG: the driver's ID of the compute instance
 	MIGMode  bool                     `json:"migMode,omitempty"`
 	Presence string                   `json:"presence"` // present, lost, inaccessible, detached, missing, unknown
 	State    string                   `json:"state"`    // healthy, degraded, unhealthy, unknown
 	Since    time.Time                `json:"since,omitzero"`
 	Findings []Finding                `json:"findings"` // the worst first
 	Values   Values                   `json:"values"`
-	Fields   map[health.Field]float64 `json:"fields,omitempty"` // all that was measured, by DCGM field number, in DCGM's units
+	Fields   map[health.Field]float64 `json:"fields,omitempty"` // the last sample by DCGM field number, in DCGM's units
 	XIDs     []XID                    `json:"xids"`             // since the agent started, by number
 	LastXID  *XID                     `json:"lastXid,omitempty"`
 	Holders  []Holder                 `json:"holders"`
 	MIG      []Device                 `json:"mig,omitempty"`
 }
 
-// Finding is one thing that is wrong with a device.
+// Finding is a problem found on a device.
 type Finding struct {
 	Cause  string          `json:"cause"`
 	State  string          `json:"state"`
 	Reason string          `json:"reason"`
-	Action string          `json:"action"`
+	Action health.Action   `json:"action"`
+	Advice string          `json:"advice"` // the action as a sentence
 	Since  time.Time       `json:"since,omitzero"`
-	Clears string          `json:"clears"`         // by itself, gpu reset, reboot, operator
-	From   health.DeviceID `json:"from,omitempty"` // the GPU that a MIG device has it from
+	Clears string          `json:"clears"`         // self, gpu-reset, reboot, operator, app-restart
+	From   health.DeviceID `json:"from,omitempty"` // the parent that a MIG device inherits it from
 }
 
-// Values is what people look at first. The names tell the units.
+// Values has the most important fields. The keys name the units.
 type Values struct {
 	Temperature       *float64 `json:"temperatureCelsius,omitempty"`
 	MemoryTemperature *float64 `json:"memoryTemperatureCelsius,omitempty"`
@@ -139,7 +140,7 @@ type Values struct {
 	SMClock           *float64 `json:"smClockMHz,omitempty"`
 }
 
-// XID is an XID that a device has reported.
+// XID is an XID that the driver reported for a device.
 type XID struct {
 	XID   int       `json:"xid"`
 	Name  string    `json:"name"`
@@ -147,25 +148,25 @@ type XID struct {
 	Time  time.Time `json:"time,omitzero"`
 }
 
-// Holder is a container that has a device.
+// Holder is a container that holds a device.
 type Holder struct {
 	Namespace string `json:"namespace"`
 	Pod       string `json:"pod"`
 	Container string `json:"container"`
 	Resource  string `json:"resource"`
-	Device    string `json:"device"` // what the kubelet calls it: the UUID, of a replica followed by :: and its number
+	Device    string `json:"device"` // the kubelet's device ID: the UUID, of a replica with :: and its number
 }
 
-// Event is something that has happened.
+// Event is a change of the node's state.
 type Event struct {
 	Time  time.Time       `json:"time"`
 	Kind  string          `json:"kind"`               // state, xid, found, gone, source
 	GPU   *int            `json:"gpu,omitempty"`      // index
-	MIG   *int            `json:"migIndex,omitempty"` // of a MIG device: its number on the GPU
+	MIG   *int            `json:"migIndex,omitempty"` // of a MIG device: its index on the GPU
 	UUID  health.DeviceID `json:"uuid,omitempty"`     // of the GPU or the MIG device
 	State string          `json:"state,omitempty"`    // of the device, or of the source
 	Was   string          `json:"was,omitempty"`
 	Cause string          `json:"cause,omitempty"`
 	XID   int             `json:"xid,omitempty"`
-	Text  string          `json:"text"` // all of it in words
+	Text  string          `json:"text"` // for people
 }

@@ -8,7 +8,7 @@ import (
 	"unicode/utf8"
 )
 
-// The colours of a terminal.
+// Terminal colours.
 const (
 	colourRed    = "31"
 	colourYellow = "33"
@@ -17,21 +17,19 @@ const (
 	colourBold   = "1"
 )
 
-// tableEvents is how many events the table shows.
-const tableEvents = 10
+// maxTableEvents is the number of events in the table.
+const maxTableEvents = 10
 
-// cell is a text of a table, and its colour if it has one.
+// cell is a text of a table with its colour, "" for none.
 type cell struct{ text, colour string }
 
-func plain(text string) cell { return cell{text: text} }
-
-// stateCell is a state in its colour.
+// stateCell returns a state in its colour.
 func stateCell(state string) cell {
 	colours := map[string]string{"healthy": colourGreen, "degraded": colourYellow, "unhealthy": colourRed}
 	return cell{state, cmp.Or(colours[state], colourDim)}
 }
 
-// printer writes texts for a terminal.
+// printer writes text for a terminal.
 type printer struct {
 	strings.Builder
 	colour bool
@@ -45,7 +43,7 @@ func (p *printer) paint(c cell) string {
 	return text
 }
 
-// printable keeps a terminal from obeying what it should only show.
+// printable replaces control characters, so that no text controls the terminal.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
@@ -55,7 +53,7 @@ func printable(s string) string {
 	}, s)
 }
 
-// table writes rows in columns. A missing text is a dash, and the last column is as long as it likes.
+// table writes rows in columns. An empty text is written as a dash. The last column has no padding.
 func (p *printer) table(rows [][]cell) {
 	var widths []int
 	for _, row := range rows {
@@ -78,19 +76,27 @@ func (p *printer) table(rows [][]cell) {
 	}
 }
 
-func headings(texts ...string) []cell {
+// cells returns a row of texts in one colour.
+func cells(colour string, texts ...string) []cell {
 	row := make([]cell, len(texts))
 	for i, t := range texts {
-		row[i] = cell{t, colourDim}
+		row[i] = cell{t, colour}
 	}
 	return row
 }
 
-// Table returns the status for a terminal. Wide has what is too long for a narrow one: UUIDs, PCI bus ids, all
-// that a GPU is held by, and when each finding goes.
+// line writes a labelled line, or nothing if the text is empty.
+func (p *printer) line(label, colour, text string) {
+	if text != "" {
+		fmt.Fprintf(p, "%-9s %s\n", label, p.paint(cell{text, colour}))
+	}
+}
+
+// Table returns the status for a terminal. wide adds UUIDs, PCI bus IDs, more holders of each device, and how each
+// finding clears.
 func (s Node) Table(wide, colour bool) string {
 	p := &printer{colour: colour}
-	p.top(s)
+	p.header(s)
 	p.WriteByte('\n')
 	p.devices(s, wide)
 	p.findings(s, wide)
@@ -98,38 +104,23 @@ func (s Node) Table(wide, colour bool) string {
 	return p.String()
 }
 
-// top writes what is not about devices.
-func (p *printer) top(s Node) {
-	source := strings.TrimSpace(s.Source.Kind + " " + s.Source.Status)
-	source = strings.TrimSpace(source + " " + forText(s.Time, s.Source.Since))
-	up := cell{source, colourGreen}
-	switch s.Source.Status {
-	case "up":
-	case "detached": // which is wanted
-		up.colour = colourYellow
-	default:
-		up.colour = colourRed
-	}
-	line := []string{p.paint(up)}
-	if s.Source.Error != "" {
-		line[0] += ": " + printable(s.Source.Error)
-	}
-	for _, more := range []string{versionsText(s.Source), orNot("measured %s ago", ageText(s.Time, s.Source.Measured))} {
-		if more != "" {
-			line = append(line, printable(more))
+// header writes everything but the devices and events.
+func (p *printer) header(s Node) {
+	colour := map[string]string{"up": colourGreen, "detached": colourYellow}[s.Source.Status] // a detach is on request
+	source := strings.Join(strings.Fields(s.Source.Kind+" "+s.Source.Status+" "+forText(s.Time, s.Source.Since)), " ")
+	parts := []string{p.paint(cell{source, cmp.Or(colour, colourRed)}) + formatIf(": %s", printable(s.Source.Error))}
+	for _, part := range []string{versionsText(s.Source), formatIf("measured %s ago", ageText(s.Time, s.Source.Measured))} {
+		if part != "" {
+			parts = append(parts, printable(part))
 		}
 	}
 	if s.Source.Reconnects > 0 {
-		line = append(line, "opened again "+counted(s.Source.Reconnects, "time", "times"))
+		parts = append(parts, Plural(s.Source.Reconnects, "reconnect"))
 	}
 	fmt.Fprintf(p, "node      %s; gpu-node-agent %s\n", p.paint(cell{s.Node, colourBold}), printable(s.Version))
-	fmt.Fprintf(p, "source    %s\n", strings.Join(line, "; "))
-	if off := offText(s.Kubelet); off != "" {
-		fmt.Fprintf(p, "kubelet   %s: %s\n", p.paint(cell{"plugin off", colourDim}), off)
-	}
-	if s.Kubelet.Error != "" {
-		fmt.Fprintf(p, "kubelet   %s\n", p.paint(cell{s.Kubelet.Error, colourRed}))
-	}
+	fmt.Fprintf(p, "source    %s\n", strings.Join(parts, "; "))
+	p.line("kubelet", colourDim, formatIf("plugin off: %s", pluginOffText(s.Kubelet)))
+	p.line("kubelet", colourRed, s.Kubelet.Error)
 	for _, r := range s.Kubelet.Resources {
 		state := cell{"registered", colourGreen}
 		if !r.Registered {
@@ -138,30 +129,25 @@ func (p *printer) top(s Node) {
 		fmt.Fprintf(p, "kubelet   %s %s; %d of %d healthy; %s; %s\n",
 			printable(r.Name), p.paint(state), r.Healthy, r.Devices, allocationsText(r), mismatchesText(r))
 	}
-	for _, w := range firstOf(s.Kubelet.Warnings, pageWarnings) {
-		fmt.Fprintf(p, "kubelet   %s\n", p.paint(cell{w, colourYellow}))
+	for _, w := range limitTexts(s.Kubelet.Warnings, maxWarnings) {
+		p.line("kubelet", colourYellow, w)
 	}
-	for _, e := range []string{orNot("not audited: %s", s.Kubelet.AuditError), orNot("holders unknown: %s", s.Kubelet.HoldersError)} {
-		if e != "" {
-			fmt.Fprintf(p, "kubelet   %s\n", p.paint(cell{e, colourYellow}))
-		}
-	}
+	p.line("kubelet", colourYellow, formatIf("not audited: %s", s.Kubelet.AuditError))
+	p.line("kubelet", colourYellow, formatIf("holders unknown: %s", s.Kubelet.HoldersError))
 	if s.API.Enabled {
-		fmt.Fprintf(p, "api       %s\n", printable(apiText(s.API)))
+		p.line("api", "", apiText(s.API))
 		for _, e := range apiErrors(s.API) {
-			fmt.Fprintf(p, "api       %s\n", p.paint(cell{e, colourYellow}))
+			p.line("api", colourYellow, e)
 		}
 	}
-	if s.Memory.Error != "" {
-		fmt.Fprintf(p, "memory    %s\n", p.paint(cell{memoryTrouble(s.Memory), colourYellow}))
-	}
+	p.line("state", colourYellow, stateFileErrorText(s.Memory))
 	if !s.Config.OK {
-		fmt.Fprintf(p, "config    %s: %s\n", p.paint(cell{"the file is bad", colourRed}), printable(configTrouble(s.Time, s.Config)))
+		fmt.Fprintf(p, "config    %s: %s\n", p.paint(cell{"invalid", colourRed}), printable(configErrorText(s.Time, s.Config)))
 	}
 }
 
-// orNot is the format with the text in it, nothing if there is no text.
-func orNot(format, text string) string {
+// formatIf formats a text, or returns "" if the text is empty.
+func formatIf(format, text string) string {
 	if text == "" {
 		return ""
 	}
@@ -173,16 +159,16 @@ func (p *printer) devices(s Node, wide bool) {
 		p.WriteString("no GPUs\n")
 		return
 	}
-	head := headings("GPU", "MODEL", "STATE", "FOR", "CAUSE", "TEMP", "POWER", "UTIL", "MEMORY", "XIDS")
+	head := cells(colourDim, "GPU", "MODEL", "STATE", "FOR", "CAUSE", "TEMP", "POWER", "UTIL", "MEMORY", "XIDS")
 	if wide {
-		head = append(head, headings("UUID", "PCI")...)
+		head = append(head, cells(colourDim, "UUID", "PCI")...)
 	}
-	rows := [][]cell{append(head, headings("HELD BY")...)}
-	most := 1
+	rows := [][]cell{append(head, cells(colourDim, "HELD BY")...)}
+	holders := 1
 	if wide {
-		most = pageHolders
+		holders = maxHolders
 	}
-	for _, d := range everyDevice(s) {
+	for _, d := range allDevices(s) {
 		model := d.Model
 		if d.GI != nil {
 			model = "MIG " + d.Profile
@@ -191,26 +177,25 @@ func (p *printer) devices(s Node, wide bool) {
 		if len(d.Findings) > 0 {
 			cause = d.Findings[0].Cause
 		}
-		row := []cell{
-			plain(indexText(d)), plain(model), stateCell(d.State), plain(ageText(s.Time, d.Since)), plain(cause),
-			plain(celsiusText(d.Values.Temperature)), plain(wattsText(d.Values.Power)), plain(percentText(d.Values.Utilization)),
-			plain(memoryText(d.Values)), plain(xidsText(d.XIDs)),
-		}
+		row := cells("", indexText(d), model, d.State, ageText(s.Time, d.Since), cause,
+			celsiusText(d.Values.Temperature), wattsText(d.Values.Power), percentText(d.Values.Utilization),
+			memoryText(d.Values), xidsText(d.XIDs))
+		row[2] = stateCell(d.State)
 		if wide {
-			row = append(row, plain(string(d.UUID)), plain(d.PCI))
+			row = append(row, cells("", string(d.UUID), d.PCI)...)
 		}
-		rows = append(rows, append(row, plain(strings.Join(HolderNames(d.Holders, most), ", "))))
+		rows = append(rows, append(row, cell{text: strings.Join(HolderNames(d.Holders, holders), ", ")}))
 	}
 	p.table(rows)
 }
 
 func (p *printer) findings(s Node, wide bool) {
-	for _, t := range troubles(s) {
+	for _, t := range faultyDevices(s) {
 		p.WriteByte('\n')
 		for _, f := range t.Findings {
 			fmt.Fprintf(p, "%s %s for %s: %s: %s\n", t.Device.Name(), p.paint(stateCell(f.State)),
 				cmp.Or(ageText(s.Time, f.Since), "-"), p.paint(cell{f.Cause, colourBold}), printable(f.Reason))
-			fmt.Fprintf(p, "  action: %s\n", printable(f.Action))
+			fmt.Fprintf(p, "  action: %s\n", printable(f.Advice))
 			if wide {
 				fmt.Fprintf(p, "  %s\n", printable(clearsText(f)))
 			}
@@ -223,9 +208,9 @@ func (p *printer) events(s Node) {
 		return
 	}
 	p.WriteByte('\n')
-	rows := [][]cell{headings("TIME (UTC)", "GPU", "EVENT")}
-	for _, e := range s.Events[:min(len(s.Events), tableEvents)] {
-		rows = append(rows, []cell{plain(clockText(s.Time, e.Time)), plain(eventIndexText(e)), plain(e.Text)})
+	rows := [][]cell{cells(colourDim, "TIME (UTC)", "GPU", "EVENT")}
+	for _, e := range s.Events[:min(len(s.Events), maxTableEvents)] {
+		rows = append(rows, cells("", clockText(s.Time, e.Time), eventIndexText(e), e.Text))
 	}
 	p.table(rows)
 }

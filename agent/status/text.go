@@ -11,7 +11,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// How the page and the table say things. What is not known is an empty text, and shown as a dash.
+// The texts of the page and the table. The text of an unknown value is empty; both show it as a dash.
 
 func percentText(v *float64) string { return valueText(v, "%.0f %%") }
 func celsiusText(v *float64) string { return valueText(v, "%.0f °C") }
@@ -25,7 +25,7 @@ func valueText(v *float64, format string) string {
 	return fmt.Sprintf(format, *v)
 }
 
-// memoryText is "61.2 / 79.6 GiB".
+// memoryText returns a text like "61.2 / 79.6 GiB".
 func memoryText(v Values) string {
 	const gib = 1 << 30
 	switch {
@@ -38,7 +38,7 @@ func memoryText(v Values) string {
 	}
 }
 
-// memoryPercent is how full the memory is, nil if that is not known.
+// memoryPercent returns the used part of the memory, nil if it is unknown.
 func memoryPercent(v Values) *float64 {
 	if v.MemoryUsed == nil || v.MemoryTotal == nil || *v.MemoryTotal <= 0 {
 		return nil
@@ -47,7 +47,7 @@ func memoryPercent(v Values) *float64 {
 	return &p
 }
 
-// ageText is how long ago something was, as kubectl says it.
+// ageText returns the time since t in the format of kubectl.
 func ageText(now, t time.Time) string {
 	if t.IsZero() {
 		return ""
@@ -72,7 +72,7 @@ func ageText(now, t time.Time) string {
 	}
 }
 
-// clockText is a moment as a person reads it; the day is left out if it is today.
+// clockText returns the time of day, with the date if that is not today's.
 func clockText(now, t time.Time) string {
 	if now.YearDay() == t.YearDay() && now.Year() == t.Year() {
 		return t.Format("15:04:05")
@@ -80,7 +80,7 @@ func clockText(now, t time.Time) string {
 	return t.Format("01-02 15:04:05")
 }
 
-// xidsText is "79 ×1, 31 ×4".
+// xidsText returns a text like "79 ×1, 31 ×4".
 func xidsText(xids []XID) string {
 	parts := make([]string, len(xids))
 	for i, x := range xids {
@@ -89,86 +89,77 @@ func xidsText(xids []XID) string {
 	return strings.Join(parts, ", ")
 }
 
-// HolderNames names the containers that have a device, one that has several replicas of it once, and no more
-// than most.
-func HolderNames(holders []Holder, most int) []string {
+// HolderNames returns at most limit names of containers, and how many more there are. A container that holds several
+// replicas of the device is named once.
+func HolderNames(holders []Holder, limit int) []string {
 	var names []string
-	times := make(map[string]int)
+	replicas := make(map[string]int)
 	for _, h := range holders {
 		name := h.Namespace + "/" + h.Pod + " (" + h.Container + ")"
-		if times[name]++; times[name] == 1 {
+		if replicas[name]++; replicas[name] == 1 {
 			names = append(names, name)
 		}
 	}
 	for i, name := range names {
-		if times[name] > 1 {
-			names[i] += fmt.Sprintf(" ×%d", times[name])
+		if replicas[name] > 1 {
+			names[i] += fmt.Sprintf(" ×%d", replicas[name])
 		}
 	}
-	return firstOf(names, most)
+	return limitTexts(names, limit)
 }
 
 func allocationsText(r Resource) string {
-	parts := []string{counted(r.Allocations, "allocation", "allocations")}
+	parts := []string{Plural(r.Allocations, "allocation")}
 	for _, reason := range slices.Sorted(maps.Keys(r.AllocationErrors)) {
 		parts = append(parts, fmt.Sprintf("%d refused: %s", r.AllocationErrors[reason], reason))
 	}
 	return strings.Join(parts, ", ")
 }
 
-// offText is why a kubelet has nothing of us, "" unless that is wanted.
-func offText(k Kubelet) string {
+// pluginOffText says why no resource is registered if the plugin is off, else "".
+func pluginOffText(k Kubelet) string {
 	if k.Plugin != pluginOff {
 		return ""
 	}
 	return "plugin.enabled is false, so nothing is registered"
 }
 
-// firstOf returns the first of many texts, and how many more there are.
-func firstOf(all []string, most int) []string {
-	if more := len(all) - most; more > 0 {
-		return append(slices.Clone(all[:most]), fmt.Sprintf("and %d more", more))
+// limitTexts returns at most limit texts, and how many more there are.
+func limitTexts(all []string, limit int) []string {
+	if more := len(all) - limit; more > 0 {
+		return append(slices.Clone(all[:limit]), fmt.Sprintf("and %d more", more))
 	}
 	return all
 }
 
-func mismatchesText(r Resource) string {
-	return counted(r.AuditMismatches, "audit mismatch", "audit mismatches")
-}
+func mismatchesText(r Resource) string { return Plural(r.AuditMismatches, "audit mismatch") }
 
-func counted(n uint64, one, many string) string {
-	if n == 1 {
-		many = one
-	}
-	return fmt.Sprint(n, " ", many)
-}
+// forText returns a text like "for 5s", "" if since is unknown.
+func forText(now, since time.Time) string { return formatIf("for %s", ageText(now, since)) }
 
-// forText is "for 5s": how long something has been so, nothing if that is not known.
-func forText(now, since time.Time) string { return orNot("for %s", ageText(now, since)) }
-
-// clearsText is "clears with a GPU reset": when a finding goes. One that goes with what it reports is no reason to do
-// nothing about it.
+// clearsText says how a finding clears. The text for one that clears by itself names the condition, so that nobody
+// ignores the finding.
 func clearsText(f Finding) string {
 	switch f.Clears {
 	case health.ClearsItself.String():
 		if strings.HasPrefix(f.Cause, "xid-") {
-			return "clears a while after the last one"
+			return "clears when the XID has not recurred for a while"
 		}
-		return "clears when it is gone"
+		return "clears when the fault is gone"
 	case health.ClearsGPUReset.String():
-		return "clears with a GPU reset"
+		return "clears by a GPU reset"
 	case health.ClearsReboot.String():
-		return "clears with a reboot of the node"
+		return "clears by a reboot of the node"
 	case health.ClearsOperator.String():
-		return "clears when an operator says so"
+		return "clears by an operator"
 	case health.ClearsRestart.String():
-		return "clears with a restart of the application"
-	default: // a newer agent's
+		return "clears by a restart of the application"
+	default: // from a newer agent
 		return "clears: " + f.Clears
 	}
 }
 
-// versionsText is "driver 580.95.05, CUDA 13.0, DCGM 4.6.0".
+// versionsText returns a text like "driver 580.95.05, CUDA 13.0, DCGM 4.6.0".
 func versionsText(s Source) string {
 	var parts []string
 	for _, v := range [][2]string{{"driver", s.Driver}, {"CUDA", s.CUDA}, {"DCGM", s.DCGM}, {"host engine", s.Engine}} {
@@ -179,26 +170,26 @@ func versionsText(s Source) string {
 	return strings.Join(parts, ", ")
 }
 
-// own is what is wrong with a device itself: what a MIG device shares with its GPU is said there.
-func own(gpu, d Device) []Finding {
+// ownFindings returns the findings of a device without those that a MIG device shares with its GPU: the GPU shows them.
+func ownFindings(gpu, d Device) []Finding {
 	return slices.DeleteFunc(slices.Clone(d.Findings), func(f Finding) bool {
 		return f.From != "" || d.UUID != gpu.UUID && slices.ContainsFunc(gpu.Findings, func(g Finding) bool { return g.Cause == f.Cause })
 	})
 }
 
-// indexText is "3", of a MIG device "3:0": what cordon, include and clear take.
+// indexText returns the index as a device reference: "3", of a MIG device "3:0".
 func indexText(d Device) string {
 	text := strconv.Itoa(d.Index)
 	switch {
 	case d.MIGIndex != nil:
 		return text + ":" + strconv.Itoa(*d.MIGIndex)
-	case d.GI != nil: // the driver does not list it
+	case d.GI != nil: // the driver does not list the MIG device
 		return text + ":-"
 	}
 	return text
 }
 
-// eventIndexText is the same of an event, "" if it is of no one device.
+// eventIndexText returns the index of an event's device, "" if the event is not about one device.
 func eventIndexText(e Event) string {
 	if e.GPU == nil {
 		return ""
@@ -206,7 +197,7 @@ func eventIndexText(e Event) string {
 	return indexText(Device{Index: *e.GPU, MIGIndex: e.MIG})
 }
 
-// Name is "GPU 3", of a MIG device "MIG device 3:0 1g.10gb".
+// Name returns a text like "GPU 3", of a MIG device "MIG device 3:0 1g.10gb".
 func (d Device) Name() string {
 	if d.GI == nil {
 		return "GPU " + indexText(d)
@@ -214,23 +205,23 @@ func (d Device) Name() string {
 	return fmt.Sprintf("MIG device %s %s", indexText(d), d.Profile)
 }
 
-// trouble is a device with something wrong of its own.
-type trouble struct {
+// faultyDevice is a device with findings of its own.
+type faultyDevice struct {
 	Device   Device
 	Findings []Finding // the worst first, at least one
 }
 
-// troubles are the devices with findings, the worst first.
-func troubles(s Node) []trouble {
-	var all []trouble
+// faultyDevices returns the devices with findings, the worst first.
+func faultyDevices(s Node) []faultyDevice {
+	var all []faultyDevice
 	for _, gpu := range s.GPUs {
 		for _, d := range append([]Device{gpu}, gpu.MIG...) {
-			if f := own(gpu, d); len(f) > 0 {
-				all = append(all, trouble{d, f})
+			if f := ownFindings(gpu, d); len(f) > 0 {
+				all = append(all, faultyDevice{d, f})
 			}
 		}
 	}
-	slices.SortStableFunc(all, func(a, b trouble) int { return severity(b.Findings[0].State) - severity(a.Findings[0].State) })
+	slices.SortStableFunc(all, func(a, b faultyDevice) int { return severity(b.Findings[0].State) - severity(a.Findings[0].State) })
 	return all
 }
 
@@ -238,8 +229,8 @@ func severity(state string) int {
 	return slices.IndexFunc(health.States(), func(s health.State) bool { return s.String() == state })
 }
 
-// everyDevice returns each GPU, followed by its MIG devices.
-func everyDevice(s Node) []Device {
+// allDevices returns each GPU, followed by its MIG devices.
+func allDevices(s Node) []Device {
 	var all []Device
 	for _, d := range s.GPUs {
 		all = append(append(all, d), d.MIG...)
@@ -247,13 +238,13 @@ func everyDevice(s Node) []Device {
 	return all
 }
 
-// stateCount is how many devices are in a state.
+// stateCount is the number of GPUs in a state.
 type stateCount struct {
 	State string
 	Count int
 }
 
-// stateCounts counts the GPUs by state, the worst first, without states that none is in.
+// stateCounts counts the GPUs by state, the worst first, without empty states.
 func stateCounts(s Node) []stateCount {
 	var all []stateCount
 	for _, state := range slices.Backward(health.States()) {
@@ -270,7 +261,7 @@ func stateCounts(s Node) []stateCount {
 	return all
 }
 
-// heldMIG is how many of a GPU's MIG devices are held by pods.
+// heldMIG returns how many MIG devices of a GPU are held.
 func heldMIG(d Device) int {
 	n := 0
 	for _, m := range d.MIG {
@@ -279,10 +270,10 @@ func heldMIG(d Device) int {
 	return n
 }
 
-// inUse is how many devices that pods can ask for are held, and how many there are: MIG devices count
-// instead of the GPU that they are a part of.
+// inUse returns how many allocatable devices are held, and how many there are. A partitioned GPU counts by its MIG
+// devices.
 func inUse(s Node) (held, all int) {
-	for _, d := range everyDevice(s) {
+	for _, d := range allDevices(s) {
 		if len(d.MIG) > 0 && len(d.Holders) == 0 {
 			continue
 		}
@@ -294,10 +285,56 @@ func inUse(s Node) (held, all int) {
 	return held, all
 }
 
-// plural is "1 GPU", "2 GPUs".
-func plural(n int, what string) string {
-	if n != 1 {
-		what += "s"
+// Plural returns a text like "1 GPU" or "2 GPUs".
+func Plural[T int | uint64](n T, noun string) string {
+	switch {
+	case n == 1:
+	case strings.HasSuffix(noun, "ch"):
+		noun += "es"
+	default:
+		noun += "s"
 	}
-	return fmt.Sprint(n, " ", what)
+	return fmt.Sprint(n, " ", noun)
+}
+
+// apiText returns a text like "12 condition writes, 4 events, 1 dropped event, 2 failed requests".
+func apiText(s APIServer) string {
+	return strings.Join([]string{
+		Plural(s.Writes, "condition write"), Plural(s.Events, "event"), Plural(s.Dropped, "dropped event"), Plural(s.Errors, "failed request"),
+	}, ", ")
+}
+
+// apiErrors returns why the API server cannot be updated now.
+func apiErrors(s APIServer) []string {
+	var all []string
+	for _, e := range []string{formatIf("condition: %s", s.ConditionError), formatIf("events: %s", s.EventError)} {
+		if e != "" {
+			all = append(all, e)
+		}
+	}
+	return all
+}
+
+func stateFileErrorText(f StateFile) string {
+	return formatIf("cannot write the state file; findings will be lost on restart: %s", f.Error)
+}
+
+// configErrorText says what is wrong with the configuration, or how to find out, and which configuration is in force.
+func configErrorText(now time.Time, c Config) string {
+	const maxLength = 200
+	first, more, _ := strings.Cut(c.Error, "\n")
+	if text := []rune(first); len(text) > maxLength {
+		first, more = string(text[:maxLength])+"…", first
+	}
+	switch {
+	case first == "":
+		first = "see the log, or gpu-node-agent check-config"
+	case more != "":
+		first += " (all errors: gpu-node-agent check-config)"
+	}
+	inForce := "; the previous configuration is in force"
+	if d := forText(now, c.Since); d != "" {
+		inForce = "; the previous configuration has been in force " + d
+	}
+	return first + inForce
 }

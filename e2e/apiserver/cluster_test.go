@@ -24,7 +24,7 @@ import (
 // The users that the API server knows by their certificates.
 const (
 	admin  = "admin"
-	agent  = "gpu-node-agent" // may do what README.md says
+	agent  = "gpu-node-agent" // has the documented cluster role
 	nobody = "nobody"         // may do nothing
 )
 

@@ -105,7 +105,7 @@ func (n machine) shows(what, pod string, want ...string) {
 	})
 }
 
-// allowPodLabels gives a user what metrics.podLabels needs, as README.md says.
+// allowPodLabels gives a user what metrics.podLabels needs, as docs/metrics.md lists.
 func (c *cluster) allowPodLabels(t *testing.T, user string) {
 	t.Helper()
 	c.grant(t, user, "gpu-node-agent-pod-labels-"+user,

@@ -12,10 +12,10 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// allow gives a user the cluster role that README.md asks for.
+// allow gives a user the cluster role that docs/operations.md lists.
 func (c *cluster) allow(t *testing.T, user string) {
 	t.Helper()
-	c.grant(t, user, "gpu-node-agent-"+user, readmeRole(t).Rules...)
+	c.grant(t, user, "gpu-node-agent-"+user, documentedRole(t).Rules...)
 }
 
 // grant gives a user rights, by a cluster role and a binding that have a name; they may be there already.
@@ -36,9 +36,9 @@ func (c *cluster) grant(t *testing.T, user, as string, rules ...rbac.PolicyRule)
 	}
 }
 
-func readmeRole(t *testing.T) *rbac.ClusterRole {
+func documentedRole(t *testing.T) *rbac.ClusterRole {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("..", "..", "README.md"))
+	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "operations.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +46,7 @@ func readmeRole(t *testing.T) *rbac.ClusterRole {
 	rules, _, ends := strings.Cut(rest, "```")
 	role := new(rbac.ClusterRole)
 	if err := yaml.UnmarshalStrict([]byte("rules:\n"+rules), role); err != nil || !found || !ends || len(role.Rules) == 0 {
-		t.Fatalf("README.md has no cluster role: %v", err)
+		t.Fatalf("docs/operations.md has no cluster role: %v", err)
 	}
 	return role
 }

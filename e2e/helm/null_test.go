@@ -32,15 +32,15 @@ func TestNull(t *testing.T) {
 		refused map[string]string // by path; what the error says
 	}{
 		"from the defaults": {map[string]any{}, map[string]string{
-			"image":            "image.repository: say where",
-			"image.repository": "image.repository: say where",
-			"kubeletDir":       "kubeletDir: say where",
+			"image":            "image.repository: ",
+			"image.repository": "image.repository: ",
+			"kubeletDir":       "kubeletDir: ",
 		}},
 		"from everything": {everything, map[string]string{
-			"image":                      "image.repository: say where",
-			"image.repository":           "image.repository: say where",
-			"kubeletDir":                 "kubeletDir: say where",
-			"gpuOperator.validationsDir": "gpuOperator.validationsDir: say where",
+			"image":                      "image.repository: ",
+			"image.repository":           "image.repository: ",
+			"kubeletDir":                 "kubeletDir: ",
+			"gpuOperator.validationsDir": "gpuOperator.validationsDir: ",
 			"service":                    "serviceMonitor.enabled needs service.enabled",
 			"service.enabled":            "serviceMonitor.enabled needs service.enabled",
 			"serviceAccount":             "serviceAccount.name: ",

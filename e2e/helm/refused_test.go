@@ -13,21 +13,21 @@ func TestRefused(t *testing.T) {
 		"config.health.temperature=hot":                                     "temperature",
 		"nodeConfigs.a.plugin.deviceLists={envvar}":                         "deviceLists",
 		"nodeConfigs.A_b.log.level=debug":                                   "A_b",
-		"config.plugin.kubeletDir=/x":                                       "say kubeletDir",
+		"config.plugin.kubeletDir=/x":                                       "config.plugin.kubeletDir: ",
 		"kubeletDir=var/lib/kubelet":                                        "kubeletDir",
-		"kubeletDir=null":                                                   "such as /var/lib/kubelet",
+		"kubeletDir=null":                                                   "kubeletDir: ",
 		"affinity=all":                                                      "affinity",
 		"extraVolumeMounts[0].name=a":                                       "mountPath",
 		"image.tags=x":                                                      "tags",
 		"image.tag=20260101123456789":                                       "tag", // YAML and JSON would round it
 		"sysAdmin=yes":                                                      "sysAdmin",
-		"serviceMonitor.enabled=true,podMonitor.enabled=true":               "one of the two",
-		"serviceMonitor.enabled=true,service.enabled=false":                 "needs service.enabled",
+		"serviceMonitor.enabled=true,podMonitor.enabled=true":               "serviceMonitor.enabled and podMonitor.enabled: ",
+		"serviceMonitor.enabled=true,service.enabled=false":                 "serviceMonitor.enabled needs service.enabled",
 		"image.digest=sha256:abc":                                           "digest",
 		"goMemLimit=96Mi":                                                   "goMemLimit",
 		"config.metrics.listen=127.0.0.1:9400":                              "config.metrics.listen",
 		"nodeConfigs.a.metrics.listen=:http":                                "nodeConfigs.a.metrics.listen",
-		"config.metrics.webConfigFile=/w.yaml":                              "use web.secretName",
+		"config.metrics.webConfigFile=/w.yaml":                              "web.secretName",
 		"updateStrategy.rollingUpdate.maxSurge=1":                           "maxSurge",
 		"nodeConfigs.dashboard-node.log.level=debug":                        "nodeConfigs.dashboard-node",
 		`files.config\.yaml=x`:                                              "files: config.yaml",
@@ -61,7 +61,7 @@ func TestRefused(t *testing.T) {
 		"image.tag=0.1.0-sim,config.source.mode=sim,nodeConfigs.a.source.mode=null": "nodeConfigs.a.source.mode=sim",
 
 		// Files that are not there.
-		"config.metrics.fieldsFile=/etc/gpu-node-agent/a.csv":                           `config.metrics.fieldsFile: /etc/gpu-node-agent/a.csv will not be there`,
+		"config.metrics.fieldsFile=/etc/gpu-node-agent/a.csv":                           `config.metrics.fieldsFile: file /etc/gpu-node-agent/a.csv`,
 		`config.metrics.fieldsFile=/etc/gpu-node-agent/a.csv,files.b\.csv=x`:            `--set-file 'files.a\.csv=PATH'`,
 		`config.metrics.fieldsFile=/etc/../etc//gpu-node-agent/a.csv,files.a\.csv=null`: "config.metrics.fieldsFile",
 		"config.plugin.nvidiaConfig=/etc/gpu-node-agent/n.yaml":                         "config.plugin.nvidiaConfig",
@@ -71,13 +71,13 @@ func TestRefused(t *testing.T) {
 		"files.a/b=x": "a/b",
 
 		// What would be lost with the pod, or cannot be made.
-		"config.health.stateFile=/foo/x.json":                            "config.health.stateFile: no volume is at /foo/x.json",
-		"config.health.stateFile=/foo/x,securityContext=null":            "say stateDir",
+		"config.health.stateFile=/foo/x.json":                            "config.health.stateFile: /foo/x.json",
+		"config.health.stateFile=/foo/x,securityContext=null":            "stateDir",
 		"nodeConfigs.a.health.stateFile=/foo/x.json":                     "nodeConfigs.a.health.stateFile",
 		"config.health.stateFile=/var/lib/gpu-node-agent":                "config.health.stateFile",
 		"config.health.stateFile=/var/lib/gpu-node-agent/../x":           "config.health.stateFile",
 		"config.health.stateFile=/var/lib/gpu-node-agent-1/x":            "config.health.stateFile",
-		"config.health.socket=/bar/a.sock":                               "config.health.socket: no volume is at /bar/a.sock",
+		"config.health.socket=/bar/a.sock":                               "config.health.socket: /bar/a.sock",
 		"config.source.mode=sim,config.source.sim.control=/bar/sim.sock": "config.source.sim.control",
 
 		// What nothing in Kubernetes may be called.

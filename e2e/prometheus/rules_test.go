@@ -129,7 +129,7 @@ func TestRulesAreTold(t *testing.T) {
 				t.Errorf("%s never fires in its unit tests", r.Alert)
 				continue
 			}
-			for _, a := range []string{"summary", "description", "runbook"} {
+			for _, a := range []string{"summary", "description", "runbook", "runbook_url"} {
 				if r.Annotations[a] == "" {
 					t.Errorf("%s has no annotation %s", r.Alert, a)
 				}

@@ -16,7 +16,7 @@ import (
 func (b *bench) stands() string { return strings.Join(b.out.Load().Devices[0].Verdict.Causes(), ",") }
 
 // letGo detaches, which must go well.
-func (b *bench) letGo(t *testing.T, d time.Duration) LetGo {
+func (b *bench) letGo(t *testing.T, d time.Duration) DetachResult {
 	t.Helper()
 	let, err := b.m.Detach(t.Context(), d)
 	if err != nil {
@@ -25,7 +25,7 @@ func (b *bench) letGo(t *testing.T, d time.Duration) LetGo {
 	return let
 }
 
-func (b *bench) takeBack(t *testing.T) TakenBack {
+func (b *bench) takeBack(t *testing.T) AttachResult {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 	defer cancel()
@@ -81,7 +81,7 @@ func TestDetachAndAttach(t *testing.T) {
 		}
 		f := s.Devices[0].Verdict.Findings[0]
 		if f.Cause != health.CauseReleased || f.State != health.Unhealthy || !s.Devices[0].Verdict.Decided() ||
-			!strings.Contains(f.Action, "gpu-node-agent attach") || !strings.Contains(f.Action, let.Until.UTC().Format(time.RFC3339)) {
+			f.Action != health.ActionAttach || !strings.Contains(f.Reason, let.Until.UTC().Format(time.RFC3339)) {
 			t.Errorf("finding %+v", f)
 		}
 		if !strings.Contains(s.Source.Err, "gpu-node-agent attach") {
@@ -96,7 +96,7 @@ func TestDetachAndAttach(t *testing.T) {
 			t.Errorf("a second detach: %+v", again)
 		}
 		synctest.Wait()
-		if got := b.shown(); !got.Until.Equal(time.Now().Add(time.Hour)) || !strings.Contains(b.out.Load().Devices[0].Verdict.Findings[0].Action, got.Until.UTC().Format(time.RFC3339)) {
+		if got := b.shown(); !got.Until.Equal(time.Now().Add(time.Hour)) || !strings.Contains(b.out.Load().Devices[0].Verdict.Findings[0].Reason, got.Until.UTC().Format(time.RFC3339)) {
 			t.Errorf("source %+v", got)
 		}
 		pass(45 * time.Minute) // the first hour is over
@@ -140,7 +140,7 @@ func TestDetachExpires(t *testing.T) {
 		if back := b.takeBack(t); !back.Already || back.Status != health.SourceDown || back.Err != "no driver" {
 			t.Errorf("%+v", back)
 		}
-		if f := b.out.Load().Devices[0].Verdict.Findings[0]; !strings.Contains(f.Reason, "has not seen the GPU since") {
+		if f := b.out.Load().Devices[0].Verdict.Findings[0]; f.Action != health.ActionCheckSource {
 			t.Errorf("%+v", f)
 		}
 		b.set(func(s *script) { s.openErr = nil })
@@ -165,7 +165,7 @@ func TestAttachBeforeTheDriver(t *testing.T) {
 		pass(5 * time.Second)
 		b.letGo(t, time.Hour)
 		b.set(func(s *script) { s.reading = health.Reading{} })
-		if back := b.takeBack(t); back.Status != health.SourceDown || back.Err != errNotBack.Error() {
+		if back := b.takeBack(t); back.Status != health.SourceDown || back.Err != ErrNotBack.Error() {
 			t.Errorf("%+v", back)
 		}
 		pass(5 * time.Minute)

@@ -170,7 +170,7 @@ func monitorWith(t *testing.T, log *zap.Logger) *bench {
 	m := New(b.config, b.source, b.out, log)
 	b.m = m
 	b.pod.Store(true)
-	m.AskHolders(func(health.DeviceID) bool { return b.pod.Load() })
+	m.SetHeld(func(health.DeviceID) bool { return b.pod.Load() })
 	go func() { done <- m.Run(ctx) }()
 	b.stop = func() {
 		cancel()
@@ -400,7 +400,7 @@ func TestMonitorCordonsWithoutASource(t *testing.T) {
 		c = cordoning("GPU-0")
 		b.config.Store(&c)
 		synctest.Wait()
-		if f := b.out.Load().Devices[0].Verdict.Findings; len(f) != 1 || !strings.Contains(f[0].Action, `take "GPU-0" out`) || !f[0].Since.Equal(s.Devices[0].Verdict.Since) {
+		if f := b.out.Load().Devices[0].Verdict.Findings; len(f) != 1 || !strings.Contains(f[0].Reason, `"GPU-0"`) || !f[0].Since.Equal(s.Devices[0].Verdict.Since) {
 			t.Fatalf("%+v", f)
 		}
 		c = health.DefaultConfig()

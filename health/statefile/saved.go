@@ -263,7 +263,7 @@ func (m Saved) MarshalJSON() ([]byte, error) {
 		sd.Follow = savedXIDs(d.Verdict.Follow)
 		for _, f := range d.Verdict.Findings {
 			sd.Findings = append(sd.Findings, savedFinding{
-				f.Cause, f.State.String(), f.Reason, f.Action, savable(f.Since), savable(f.Last), savable(f.Reset), f.Clears.String(),
+				f.Cause, f.State.String(), f.Reason, string(f.Action), savable(f.Since), savable(f.Last), savable(f.Reset), clearsToken(f.Clears),
 			})
 		}
 		saved.Devices = append(saved.Devices, sd)
@@ -405,13 +405,9 @@ func (sf savedFinding) finding() (health.Finding, error) {
 	case state < health.Degraded:
 		return health.Finding{}, fmt.Errorf("state %q is not degraded or unhealthy", sf.State)
 	}
-	clears, ok := health.ParseClears(sf.Clears)
-	if !ok {
-		clears = health.ClearsOperator
-	}
 	return health.Finding{
-		Cause: sf.Cause, State: state, Reason: sf.Reason, Action: sf.Action,
-		Since: sf.Since, Last: sf.Last, Reset: sf.Reset, Clears: clears,
+		Cause: sf.Cause, State: state, Reason: sf.Reason, Action: parseAction(sf.Action),
+		Since: sf.Since, Last: sf.Last, Reset: sf.Reset, Clears: parseClears(sf.Clears),
 	}, nil
 }
 

@@ -1,7 +1,7 @@
 {{/*
-values makes .Values what every template may look into; each calls it first. Helm takes a null out of the values only
-where the chart has a default for it, and with that default: here any other null goes, too, and a part that is gone is
-empty. Within an entry of nodeConfigs it stays until it has taken away what `config` has.
+values normalizes .Values; every template calls it first. Helm removes a null, with its default, only if the chart has a
+default for the key. This removes every other null and replaces missing sections by empty ones. A null within an entry of
+nodeConfigs stays until it has removed the key of `config`.
 */}}
 {{- define "gpu-node-agent.values" -}}
 {{- $nodes := deepCopy (default (dict) .Values.nodeConfigs) }}
@@ -18,7 +18,7 @@ empty. Within an entry of nodeConfigs it stays until it has taken away what `con
 {{- end }}
 {{- end }}
 
-{{/* Takes the keys that are null out of a map and the maps in it. */}}
+{{/* Removes null keys from a map and its nested maps. */}}
 {{- define "gpu-node-agent.prune" -}}
 {{- range $key, $value := . }}
 {{- if kindIs "invalid" $value }}
@@ -43,7 +43,7 @@ empty. Within an entry of nodeConfigs it stays until it has taken away what `con
 {{- end }}
 {{- end }}
 
-{{/* What selects all pods of the release; it must never change. */}}
+{{/* The labels that select all pods of the release; they must never change. */}}
 {{- define "gpu-node-agent.selector" -}}
 app.kubernetes.io/name: {{ include "gpu-node-agent.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -65,24 +65,24 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 
 {{- define "gpu-node-agent.image" -}}
-{{- $repository := required "image.repository: say where the agent's image is, such as ghcr.io/gpu-node-agent/gpu-node-agent" .Values.image.repository }}
+{{- $repository := required "image.repository: expected the repository of the agent's image, such as ghcr.io/gpu-node-agent/gpu-node-agent" .Values.image.repository }}
 {{- if .Values.image.digest -}}
 {{ $repository }}@{{ .Values.image.digest }}
 {{- else -}}
-{{- /* As JSON: a tag that is a number, and was stored with the release, would be 2.026e+07 otherwise. */ -}}
+{{- /* As JSON, because a numeric tag stored with the release would otherwise render as 2.026e+07. */ -}}
 {{ $repository }}:{{ .Values.image.tag | default .Chart.AppVersion | toJson | trimAll "\"" }}
 {{- end }}
 {{- end }}
 
-{{/* "true" on OpenShift. A cluster says both; who renders without one (--api-versions) may say either. */}}
+{{/* "true" on OpenShift. A cluster reports both versions; --api-versions may name either one. */}}
 {{- define "gpu-node-agent.openshift" -}}
 {{- $apis := .Capabilities.APIVersions }}
 {{- if or ($apis.Has "security.openshift.io/v1") ($apis.Has "security.openshift.io/v1/SecurityContextConstraints") }}true{{ end }}
 {{- end }}
 
 {{/*
-agent fills the dict "agent" with what one agent is: nodes of nodeConfigs' entry "name", or all others if that is "".
-It is called with (dict "root" $ "name" NAME "agent" (dict)); a template cannot return more than text.
+agent fills the dict "agent" with the properties of one DaemonSet: that of the nodeConfigs entry NAME, or of all other
+nodes if NAME is "". It is called with (dict "root" $ "name" NAME "agent" (dict)), because a template can return only text.
 */}}
 {{- define "gpu-node-agent.agent" -}}
 {{- $values := .root.Values }}
@@ -93,13 +93,13 @@ It is called with (dict "root" $ "name" NAME "agent" (dict)); a template cannot 
 {{- end }}
 {{- $sim := eq (dig "source" "mode" "auto" $config) "sim" }}
 {{- if and $sim (not (hasKey (dig "source" "sim" (dict) $config) "control")) }}
-{{- /* So that faults can be made: kubectl exec … -- gpu-node-agent sim '{gpu: 3, xid: 79}' */}}
+{{- /* Allows fault injection: kubectl exec … -- gpu-node-agent sim '{gpu: 3, xid: 79}' */}}
 {{- $config = mustMergeOverwrite $config (dict "source" (dict "sim" (dict "control" "/run/gpu-node-agent/sim.sock"))) }}
 {{- end }}
 {{- if $values.web.secretName }}
 {{- $config = mustMergeOverwrite (dict "metrics" (dict "webConfigFile" "/etc/gpu-node-agent-web/web-config.yaml")) $config }}
 {{- end }}
-{{- /* An agent that offers no GPUs writes no spec: it need not see the node's files for that. */}}
+{{- /* An agent without the plugin writes no CDI spec and needs no files of the node. */}}
 {{- $generate := and (dig "plugin" "enabled" true $config) (dig "plugin" "cdi" "generate" false $config) }}
 {{- if and $generate (not $sim) }}
 {{- $config = mustMergeOverwrite (dict "plugin" (dict "containerDriverRoot" "/driver-root")) $config }}
@@ -109,7 +109,7 @@ It is called with (dict "root" $ "name" NAME "agent" (dict)); a template cannot 
 {{- $lists := dig "plugin" "deviceList" (list) $config | toStrings }}
 {{- $profiling := regexMatch "(?i)\"profiling\"|DCGM_FI_PROF_" (toJson (dig "metrics" "fields" (list) $config)) }}
 {{- with dig "metrics" "fieldsFile" "" $config }}
-{{- /* The name begins the line: comments do not count. */}}
+{{- /* The name starts the line, so comments do not match. */}}
 {{- $profiling = regexMatch "(?im)^[ \\t]*\"?DCGM_FI_PROF_" (get (default (dict) $values.files) (trimPrefix "/etc/gpu-node-agent/" (clean .))) }}
 {{- end }}
 {{- $needs := or $mig (has "volume-mounts" $lists) $profiling }}
@@ -138,22 +138,22 @@ It is called with (dict "root" $ "name" NAME "agent" (dict)); a template cannot 
 {{- $affinity := deepCopy (default (dict) $values.affinity) }}
 {{- $_ := set .agent "affinity" $affinity }}
 {{- $_ := set .agent "terms" (dig "nodeAffinity" "requiredDuringSchedulingIgnoredDuringExecution" "nodeSelectorTerms" (list) $affinity) }}
-{{- /* {} is the chart's default. What someone has emptied, with null or "", asks for no terms at all. */}}
+{{- /* {} is the chart's default; null and "" request no terms. */}}
 {{- $_ := set .agent "gpuNodes" (and (kindIs "map" $values.affinity) (not .agent.terms) (not $sim)) }}
 {{- end }}
 
-{{/* The names of nodeConfigs' entries, and "" for all other nodes, as JSON. */}}
+{{/* The names of the nodeConfigs entries, and "" for all other nodes, as JSON. */}}
 {{- define "gpu-node-agent.names" -}}
 {{- $names := keys (default (dict) .Values.nodeConfigs) | sortAlpha }}
 {{- range $names }}
 {{- if hasPrefix "dashboard-" . }}
-{{- fail (printf "nodeConfigs.%s: ConfigMaps of such names are the dashboards'; choose another" .) }}
+{{- fail (printf "nodeConfigs.%s: names with the prefix dashboard- are reserved for the dashboards' ConfigMaps; choose another name" .) }}
 {{- end }}
 {{- end }}
 {{- prepend $names "" | toJson }}
 {{- end }}
 
-{{/* The affinity of one agent: the user's or that of GPU nodes, and what always holds. */}}
+{{/* The affinity of one DaemonSet: the user's or that of GPU nodes, and the chart's own terms. */}}
 {{- define "gpu-node-agent.affinity" -}}
 {{- $root := .root }}
 {{- $affinity := .agent.affinity }}
@@ -186,7 +186,7 @@ It is called with (dict "root" $ "name" NAME "agent" (dict)); a template cannot 
 {{- toYaml $affinity }}
 {{- end }}
 
-{{/* "true" if the web server is known to speak TLS. */}}
+{{/* "true" if the web server uses TLS. */}}
 {{- define "gpu-node-agent.tls" -}}
 {{- if and .Values.web.secretName (ne .Values.web.probes "HTTP") }}true{{ end }}
 {{- end }}

@@ -1,0 +1,39 @@
+package kube
+
+import (
+	"context"
+	"time"
+)
+
+// The pause between two attempts doubles from the minimum to the maximum.
+const (
+	minBackoff = time.Second
+	maxBackoff = time.Minute
+)
+
+// backoff is a growing pause between attempts.
+type backoff struct{ last time.Duration }
+
+// wait pauses, and returns false if ctx ended first.
+func (b *backoff) wait(ctx context.Context) bool {
+	b.last = min(max(2*b.last, minBackoff), maxBackoff)
+	return wait(ctx, nil, b.last)
+}
+
+// wait waits until the channel is ready or the time is over; a negative time has no end. It returns false if ctx ended
+// first.
+func wait(ctx context.Context, c <-chan struct{}, d time.Duration) bool {
+	var timeout <-chan time.Time
+	if d >= 0 {
+		t := time.NewTimer(d)
+		defer t.Stop()
+		timeout = t.C
+	}
+	select {
+	case <-ctx.Done():
+		return false
+	case <-c:
+	case <-timeout:
+	}
+	return true
+}

@@ -1,0 +1,80 @@
+package operator
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// ClearRequest asks the agent to clear findings of a device.
+type ClearRequest struct {
+	Device string `json:"device"`          // a device reference: a UUID, an index, a MIG index or a PCI bus ID
+	Cause  string `json:"cause,omitempty"` // "" for all
+}
+
+// ClearResponse is the result of a ClearRequest.
+type ClearResponse struct {
+	Cleared   []string         `json:"cleared"` // causes
+	Remaining []status.Finding `json:"stands"`  // findings that the device still has, the worst first
+}
+
+func (s *Server) clear(req ClearRequest) (any, error) {
+	id, err := resolveDevice(s.Snapshots.Load(), req.Device)
+	if err != nil {
+		return nil, err
+	}
+	causes, err := s.Monitor.Clear(id, req.Cause)
+	if err != nil {
+		return nil, err
+	}
+	res := ClearResponse{append([]string{}, causes...), []status.Finding{}}
+	for _, d := range s.Snapshots.Load().Devices {
+		if d.Device.ID == id {
+			res.Remaining = status.Findings(d.Verdict.Findings)
+		}
+	}
+	return res, nil
+}
+
+// resolveDevice returns the device that a reference names. If a GPU and its MIG devices match, it returns the GPU. If no
+// device matches, it returns the reference, and Monitor.Clear's error lists the devices.
+func resolveDevice(s *health.Snapshot, ref string) (health.DeviceID, error) {
+	var matches []*health.Device
+	if s != nil {
+		for i := range s.Devices {
+			d := &s.Devices[i].Device
+			if match, _ := d.Matches(ref); match && (len(matches) == 0 || matches[0].ID != d.Parent) {
+				matches = append(matches, d)
+			}
+		}
+	}
+	switch len(matches) {
+	case 0:
+		return health.DeviceID(ref), nil
+	case 1:
+		return matches[0].ID, nil
+	}
+	return "", fmt.Errorf("%q matches %s and %s; use the UUID", ref, matches[0].ID, matches[1].ID)
+}
+
+func (r ClearResponse) text() string {
+	first := "cleared " + strings.Join(r.Cleared, ", ")
+	switch {
+	case len(r.Cleared) > 0:
+	case len(r.Remaining) == 0:
+		first = "nothing to clear: the device has no findings"
+	default:
+		first = "nothing to clear: the remaining findings end only with their cause"
+	}
+	lines := []string{first}
+	for _, f := range r.Remaining {
+		line := fmt.Sprintf("remaining: %s: %s; %s", f.Cause, f.Reason, f.Advice)
+		if f.From != "" {
+			line += fmt.Sprintf(" (of %s)", f.From)
+		}
+		lines = append(lines, line)
+	}
+	return strings.Join(lines, "\n")
+}

@@ -1,0 +1,100 @@
+package health
+
+import (
+	"maps"
+	"slices"
+)
+
+// Action is the stable code of what an operator should do about a finding, an XID or an incident. It is a label value and
+// part of the JSON and of the state file: add codes, do not change them. Its sentence is Advice.
+type Action string
+
+// The actions. Each has a row in actionAdvice.
+const (
+	ActionNone                = Action("none")
+	ActionWatch               = Action("watch")
+	ActionWatchNVLink         = Action("watch-nvlink")
+	ActionWatchRecoveryAction = Action("watch-recovery-action")
+	ActionContactSupport      = Action("contact-support")
+	ActionRestartApp          = Action("restart-app")
+	ActionRestartAppReset     = Action("restart-app-reset-gpu-at-drain")
+	ActionFindCause           = Action("find-cause")
+	ActionUpdateVGPU          = Action("update-vgpu")
+
+	ActionResetGPU         = Action("reset-gpu")
+	ActionResetGPUAtDrain  = Action("reset-gpu-at-drain")
+	ActionResetGPUNow      = Action("reset-gpu-now")
+	ActionResetGPUWhenFree = Action("reset-gpu-when-free")
+	ActionResetPCIeBus     = Action("reset-pcie-bus")
+	ActionRebootNode       = Action("reboot-node")
+	ActionDrainP2P         = Action("drain-p2p")
+	ActionRecoverIMEX      = Action("recover-imex")
+	ActionReplaceGPU       = Action("replace-gpu")
+	ActionPlanReplacement  = Action("plan-replacement")
+
+	ActionCheckRecoveryAction = Action("check-recovery-action")
+	ActionCheckCooling        = Action("check-cooling")
+	ActionCheckPowerCables    = Action("check-power-cables")
+	ActionCheckPCIe           = Action("check-pcie")
+	ActionCheckNVLink         = Action("check-nvlink")
+	ActionCheckFabricManager  = Action("check-fabric-manager")
+	ActionCheckDCGM           = Action("check-dcgm")
+	ActionCheckSource         = Action("check-source")
+	ActionCheckDeviceAccess   = Action("check-device-access")
+
+	ActionBindDriver = Action("bind-driver")
+	ActionAttach     = Action("attach")
+	ActionUncordon   = Action("uncordon")
+
+	// ActionUnknown is the action of a saved finding whose action this release does not know.
+	ActionUnknown = Action("unknown")
+)
+
+//nolint:gochecknoglobals // a table of constants
+var actionAdvice = map[Action]string{
+	ActionNone:                "no action is needed",
+	ActionWatch:               "watch the device; look up the XID or the DCGM error code",
+	ActionWatchNVLink:         "watch the NVLink error counters",
+	ActionWatchRecoveryAction: "watch the device; the driver's recovery action tells whether it needs a reset",
+	ActionContactSupport:      "watch the device; if the error recurs, contact NVIDIA support",
+	ActionRestartApp:          "restart the application; if the error recurs, debug the application",
+	ActionRestartAppReset:     "restart the affected applications; reset the GPU at the next drain",
+	ActionFindCause:           "find the cause, then reboot the node or run gpu-node-agent clear",
+	ActionUpdateVGPU:          "update the vGPU software to compatible versions",
+
+	ActionResetGPU:         "drain the node and reset the GPU",
+	ActionResetGPUAtDrain:  "reset the GPU at the next drain",
+	ActionResetGPUNow:      "reset the GPU now: no pod holds it",
+	ActionResetGPUWhenFree: "reset the GPU when the pod that holds it has ended",
+	ActionResetPCIeBus:     "drain the node and reset the GPU's PCIe bus; if that is not possible, reboot the node",
+	ActionRebootNode:       "drain and reboot the node",
+	ActionDrainP2P:         "end all jobs that use this GPU together with other GPUs",
+	ActionRecoverIMEX:      "check the IMEX service on the nodes of the IMEX domain, and restart it there",
+	ActionReplaceGPU:       "replace the GPU",
+	ActionPlanReplacement:  "plan to replace the GPU",
+
+	ActionCheckRecoveryAction: "look up the number in NVIDIA's description of nvmlDeviceGpuRecoveryAction_t; drain the node meanwhile",
+	ActionCheckCooling:        "check cooling and power supply",
+	ActionCheckPowerCables:    "power the node off and check the GPU's power cables",
+	ActionCheckPCIe:           "check the GPU's seating, riser and slot",
+	ActionCheckNVLink:         "check the NVLink bridge, cables and baseboard; then drain the node and reset the GPU",
+	ActionCheckFabricManager:  "check the fabric manager",
+	ActionCheckDCGM:           "look for the GPU in the kernel log and in DCGM's log; if it persists, drain the node and restart the host engine",
+	ActionCheckSource:         "find out why the source is not up: gpu-node-agent status",
+	ActionCheckDeviceAccess:   "give the agent's container access to the GPU's device nodes",
+
+	ActionBindDriver: "bind the driver to the GPU; if a host engine was detached, run gpu-node-agent attach",
+	ActionAttach:     "run gpu-node-agent attach when the GPU is ready",
+	ActionUncordon:   "remove the entry from health.cordon to return the device to pods",
+
+	ActionUnknown: "another release of the agent recorded this finding; see its documentation",
+}
+
+// Advice returns the action as an imperative sentence, "" for an unknown code.
+func (a Action) Advice() string { return actionAdvice[a] }
+
+// Actions returns all actions, sorted.
+func Actions() []Action { return slices.Sorted(maps.Keys(actionAdvice)) }
+
+// Valid reports whether a is one of the actions above.
+func (a Action) Valid() bool { return actionAdvice[a] != "" }

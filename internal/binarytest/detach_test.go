@@ -1,0 +1,93 @@
+package binarytest
+
+import (
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
+)
+
+func TestDetachRefusedWhilePodHoldsGPU(t *testing.T) {
+	t.Parallel()
+	p, k := startRegistered(t, simConfig)
+	job := p.allocate(k)
+	if out := p.command(1, "detach"); !strings.Contains(out, job.Devices[0]) || !strings.Contains(out, job.Container.Pod) {
+		t.Errorf("detach does not name GPU %s and its holder %s: %s", job.Devices[0], job.Container.Pod, out)
+	}
+	p.awaitAllocatable(k, 8)
+	k.Free(resource, job.Devices...)
+	p.await("the end of the pod", func() bool { return p.countHolders(job.Container.Pod) == 0 })
+	p.command(0, "detach")
+	p.awaitAllocatable(k, 0)
+}
+
+// Detach, reset a GPU, attach: the finding that needed the reset has cleared.
+func TestDetachAndAttach(t *testing.T) {
+	t.Parallel()
+	p, k := startRegistered(t, simConfig)
+	p.sim("{gpu: 5, xid: 95, recoveryAction: reset}")
+	p.awaitAllocatable(k, 7)
+	p.command(0, "detach", "--for", "1h")
+	p.awaitAllocatable(k, 0)
+	p.awaitSource("detached")
+	p.awaitPage("/livez", http.StatusOK)
+	p.awaitMetrics("gpu_node_agent_source_detached 1", `cause="driver-released"`, `cause="xid-95"`)
+	p.command(0, "detach")
+	p.reload(simConfig + "\nhealth: {cordon: ['2']}")
+	p.awaitMetrics("gpu_node_agent_source_detached 1", `cause="cordoned"`)
+	p.sim("{gpu: 5, recoveryAction: none}") // as after nvidia-smi -r
+
+	p.command(0, "attach")
+	p.awaitAllocatable(k, 7) // all but the cordoned one
+	p.awaitPage("/readyz", http.StatusOK)
+	p.awaitMetrics("gpu_node_agent_source_detached 0")
+	if n := p.findings("xid-95"); n != 0 {
+		t.Errorf("%d GPUs have xid-95 after the reset", n)
+	}
+	p.command(0, "attach")
+}
+
+func TestDetachExpires(t *testing.T) {
+	t.Parallel()
+	p, k := startRegistered(t, simConfig)
+	p.command(0, "detach", "--for", "1s")
+	p.awaitMetrics("gpu_node_agent_source_detached 0", "gpu_node_agent_source_up 1")
+	p.awaitPage("/readyz", http.StatusOK)
+	p.awaitAllocatable(k, 8)
+}
+
+// Neither a restart nor a kill of the agent ends a detach: the GPUs stay withheld until attach.
+func TestDetachSurvivesRestart(t *testing.T) {
+	t.Parallel()
+	for name, signal := range map[string]syscall.Signal{"SIGTERM": syscall.SIGTERM, "SIGKILL": syscall.SIGKILL} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p, k := startRegistered(t, simConfig)
+			p.command(0, "detach", "--for", "10m", "--force")
+			p.signal(signal)
+			<-p.exited
+			next := p.restart()
+			next.awaitMetrics("gpu_node_agent_source_detached 1")
+			if n := next.findings("driver-released"); n != 8 {
+				t.Errorf("%d GPUs are withheld, want 8", n)
+			}
+			next.awaitSource("detached")
+			next.awaitPage("/livez", http.StatusOK)
+			state, err := k.WaitFor(t.Context(), func(s kubelettest.State) bool { return len(s.Resources[resource].Devices) == 8 })
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n := state.Resources[resource].Allocatable(); n != 0 {
+				t.Errorf("the kubelet counts %d healthy GPUs", n)
+			}
+			next.command(0, "attach")
+			next.awaitAllocatable(k, 8)
+			next.awaitMetrics("gpu_node_agent_source_up 1")
+			if n := next.findings("driver-released"); n != 0 {
+				t.Errorf("%d GPUs are withheld after attach", n)
+			}
+		})
+	}
+}

@@ -1,0 +1,96 @@
+package binarytest
+
+import (
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+func TestAgentServesKubeletAndPrometheus(t *testing.T) {
+	t.Parallel()
+	p := start(t, simConfig)
+	p.awaitPage("/readyz", http.StatusServiceUnavailable, resource)
+	p.awaitPage("/livez", http.StatusOK)
+
+	p.startKubelet()
+	p.awaitPage("/readyz", http.StatusOK)
+	p.awaitMetrics(`gpu_node_agent_plugin_registered{resource="nvidia.com/gpu"} 1`, "\nDCGM_FI_DEV_GPU_TEMP{", "gpu_node_agent_source_up 1")
+
+	if out, code := run(t, "sim", "--config", p.config, "{gpu: 3, xid: 79, lost: true}"); code != 0 {
+		t.Fatal(out)
+	}
+	p.awaitMetrics(`gpu_node_agent_plugin_devices{health="unhealthy",resource="nvidia.com/gpu"} 1`, `gpu="3",hostname=`, `xid="79"} 1`, `cause="lost"`)
+	if code, text := p.get("/readyz"); code != http.StatusOK {
+		t.Errorf("/readyz is %d with an unhealthy GPU: %s; the agent itself works", code, text)
+	}
+	p.stop()
+	left, err := filepath.Glob(p.dir + "/device-plugins/gpu-node-agent*")
+	if err != nil || len(left) != 0 {
+		t.Errorf("sockets left behind: %v %v", left, err)
+	}
+	if _, err := os.Stat(p.dir + "/sim.sock"); err == nil {
+		t.Error("control socket left behind")
+	}
+}
+
+// Without a working source the process stays up and reports why it is not ready.
+func TestAgentStaysUpWithoutSource(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ config, status, err string }{
+		"no libdcgm":                   {"source: {mode: embedded}", "down", "libdcgm.so.4"},
+		"no libdcgm for a host engine": {"source: {address: '127.0.0.1:1'}", "down", "libdcgm.so.4"},
+		"no GPUs":                      {"source: {mode: sim, sim: {profile: none}}", "up", ""},
+		"source down":                  {"source: {mode: sim, sim: {scenario: [{at: 0s, source: down}]}}", "down", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := start(t, c.config, "LD_LIBRARY_PATH=/nonexistent") // hides an installed DCGM
+			p.awaitSource(c.status)
+			if s := p.snapshot().Source; !strings.Contains(s.Error, c.err) {
+				t.Errorf("source error %q lacks %q", s.Error, c.err)
+			}
+			p.awaitPage("/livez", http.StatusOK)
+			p.awaitMetrics("gpu_node_agent_source_up")
+			p.stop()
+		})
+	}
+}
+
+func TestShutdownWhileSourceStalled(t *testing.T) {
+	t.Parallel()
+	p := start(t, "source: {mode: sim, stallAfter: 1s, sim: {scenario: [{at: 1s, source: stalled}]}}")
+	p.awaitSource("stalled")
+	p.awaitMetrics("gpu_node_agent_source_stalled 1", "DCGM_FI_DEV_GPU_TEMP")
+	p.stop()
+}
+
+// SIGHUP while the agent still starts reloads and does not end the process.
+func TestSIGHUPDuringStartup(t *testing.T) {
+	t.Parallel()
+	p := start(t, simConfig)
+	p.await("the first log entry", func() bool { return p.log() != "" })
+	p.signal(syscall.SIGHUP)
+	p.await("the reload", func() bool { return strings.Contains(p.log(), "SIGHUP") })
+	p.stop()
+}
+
+func TestListenRetriesWhilePortInUse(t *testing.T) {
+	t.Parallel()
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := start(t, "source: {mode: sim}")
+	p.awaitPage("/livez", http.StatusOK)
+	p.address = l.Addr().String()
+	p.reload("source: {mode: sim}")
+	p.await("the listen error in the log", func() bool { return strings.Contains(p.log(), syscall.EADDRINUSE.Error()) })
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	p.awaitPage("/livez", http.StatusOK)
+}

@@ -4,6 +4,7 @@ package dcgm
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -14,7 +15,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
 )
 
-// standing returns the causes of each GPU, by commas.
+// causes returns the causes of each GPU's findings, joined by commas.
 func (c *monitorFixture) causes() (all []string) {
 	for gpu := range c.n {
 		var causes []string
@@ -29,14 +30,13 @@ func (c *monitorFixture) causes() (all []string) {
 func (c *monitorFixture) expectCauses(when string, want ...string) {
 	c.t.Helper()
 	if got := c.causes(); strings.Join(got, "|") != strings.Join(want, "|") {
-		c.t.Errorf("%s: %q stand, want %q", when, got, want)
+		c.t.Errorf("%s: causes %q, want %q", when, got, want)
 	}
 }
 
-const released = health.CauseReleased
+const detachedCause = health.CauseReleased
 
-// The driver is let go of, a GPU is reset, and it is taken back: by an engine of our own, which ends and is started
-// anew, and by another's, which is told.
+// A GPU is reset while the driver is detached: by stopping an embedded engine, or by a call to a host engine.
 func TestMonitorDetach(t *testing.T) {
 	for address, want := range map[string]map[string]int{
 		"":          {"dcgmStopEmbedded": 1, "dcgmStartEmbedded": 2, "dcgmDetachDriver": 0, "dcgmAttachDriver": 0},
@@ -53,7 +53,7 @@ func TestMonitorDetach(t *testing.T) {
 				b.lib.Int(script.GPU, 1, uint(health.FieldRecoveryAction), int64(health.RecoveryReset), 0, time.Now())
 				b.xid(script.GPU, 1, 95, time.Now())
 				b.xid(script.GPU, 2, 48, time.Now())
-				c.wait(time.Second) // the engine samples nothing meanwhile
+				c.wait(time.Second)
 				c.expectCauses("before", "", "xid-95,recovery-action", "xid-48")
 
 				d, err := c.m.Detach(context.Background(), 30*time.Minute)
@@ -64,10 +64,10 @@ func TestMonitorDetach(t *testing.T) {
 					t.Errorf("detached %v, initialized %v, %d left", b.lib.Detached(), b.lib.Initialized(), b.lib.Leaked())
 				}
 				opens := b.lib.Calls("dcgmInit")
-				c.pass(600, nil) // nothing is sampled that way, but by the script
-				c.expectCauses("let go", released, "xid-95,"+released+",recovery-action", "xid-48,"+released)
+				c.pass(600, nil)
+				c.expectCauses("detached", detachedCause, "xid-95,"+detachedCause+",recovery-action", "xid-48,"+detachedCause)
 				if n := b.lib.Calls("dcgmInit"); n != opens {
-					t.Errorf("the library was used %d times while the driver is let go of", n-opens)
+					t.Errorf("%d calls of dcgmInit while detached", n-opens)
 				}
 
 				a, err := c.m.Attach(context.Background())
@@ -75,15 +75,15 @@ func TestMonitorDetach(t *testing.T) {
 					t.Fatalf("%+v, %v", a, err)
 				}
 				c.pass(3, nil)
-				// The driver took back its word on GPU 1: it was reset. Of GPU 2 there is no evidence of that.
-				c.expectCauses("back", "", "", "xid-48")
+				// The driver no longer asks to reset GPU 1, so GPU 1 was reset. For GPU 2 there is no evidence.
+				c.expectCauses("attached", "", "", "xid-48")
 				for function, n := range want {
 					if got := b.lib.Calls(function); got != n {
-						t.Errorf("%s was called %d times, want %d", function, got, n)
+						t.Errorf("%s: %d calls, want %d", function, got, n)
 					}
 				}
 				if b.lib.Detached() {
-					t.Error("the engine has not taken the driver back")
+					t.Error("the engine has not attached the driver")
 				}
 				for gpu := range c.n {
 					if n := len(c.device(gpu).Verdict.Trips); n > 1 || gpu == 0 && n > 0 {
@@ -95,8 +95,7 @@ func TestMonitorDetach(t *testing.T) {
 	}
 }
 
-// After the engine was told to take the driver back, its GPUs are detached for some seconds more: that is no fault of
-// theirs, and nobody is given one that was not seen.
+// GPUs can stay detached for some time after attach (OBSERVED.md#driver-attach). They stay withheld until a poll sees them.
 func TestMonitorDriverReturnsLate(t *testing.T) {
 	b := newFixture(t)
 	synctest.Test(t, func(*testing.T) {
@@ -112,23 +111,23 @@ func TestMonitorDriverReturnsLate(t *testing.T) {
 		if a, err := c.m.Attach(context.Background()); err != nil || a.Status != health.SourceDown || a.Err != monitor.ErrNotBack.Error() {
 			t.Fatalf("%+v, %v", a, err)
 		}
-		// The engine has the driver and no GPU: that it is told again helps only if it lets go before.
+		// The engine attached the driver without GPUs, so it has to detach it before another attach.
 		if d, a := b.lib.Calls("dcgmDetachDriver"), b.lib.Calls("dcgmAttachDriver"); d != 2 || a != 2 {
-			t.Errorf("told to let go %d times, to take back %d times", d, a)
+			t.Errorf("%d detaches, %d attaches; want 2 each", d, a)
 		}
 		down := false
 		c.pass(60, func(_ int, s *health.Snapshot) {
 			down = down || s.Source.Status == health.SourceDown && s.Source.Err == monitor.ErrNotBack.Error()
-			c.expectCauses("not back", released, released)
+			c.expectCauses("not back", detachedCause, detachedCause)
 		})
 		if !down {
-			t.Error("nobody says what is the matter")
+			t.Error("the source was not down with ErrNotBack")
 		}
 		for gpu := range c.n {
 			b.lib.Entity(script.GPU, gpu, statusOK)
 		}
 		c.pass(31, nil)
-		c.expectCauses("back", "", "")
+		c.expectCauses("returned", "", "")
 		for gpu := range c.n {
 			if d := c.device(gpu); d.Verdict.State != health.Healthy || len(d.Verdict.Trips) > 0 {
 				t.Errorf("GPU %d: %+v", gpu, d.Verdict)
@@ -137,7 +136,7 @@ func TestMonitorDriverReturnsLate(t *testing.T) {
 	})
 }
 
-// An engine of ours that starts while there is no driver shows no GPU, and never looks again: it is started anew.
+// The monitor restarts an embedded engine that starts without a driver (OBSERVED.md#empty-engine).
 func TestMonitorDriverMissing(t *testing.T) {
 	b := newFixture(t)
 	synctest.Test(t, func(*testing.T) {
@@ -150,18 +149,18 @@ func TestMonitorDriverMissing(t *testing.T) {
 		for gpu := range c.n {
 			b.lib.Drop(script.GPU, gpu)
 		}
-		c.pass(100, nil) // the minute is up
+		c.pass(100, nil) // longer than the detach
 		if s := c.out.Load().Source; s.Status != health.SourceDown || s.Err != monitor.ErrNotBack.Error() {
 			t.Errorf("source %+v", s)
 		}
-		c.expectCauses("no driver", released, released)
+		c.expectCauses("no driver", detachedCause, detachedCause)
 		b.addGPUs(2)
 		c.pass(31, nil)
 		c.expect("back", health.Healthy, health.Healthy)
 	})
 }
 
-// What an engine cannot do is said before anything is done, and what it refuses is taken back.
+// Detach of an engine that cannot detach fails without any change.
 func TestMonitorDetachOldEngine(t *testing.T) {
 	b := newFixture(t)
 	synctest.Test(t, func(*testing.T) {
@@ -171,17 +170,17 @@ func TestMonitorDetachOldEngine(t *testing.T) {
 		c.pass(3, nil)
 		seq := c.out.Load().Seq
 		_, err := c.m.Detach(context.Background(), time.Hour)
-		if err == nil || !strings.Contains(err.Error(), "is DCGM 4.4.2 and cannot let go of the driver") || !strings.Contains(err.Error(), "systemctl stop") {
-			t.Errorf("an engine that is too old: %v", err)
+		if !errors.Is(err, errDetachOld) || !strings.Contains(err.Error(), "4.4.2") {
+			t.Errorf("Detach: %v, want errDetachOld with the version", err)
 		}
 		if c.out.Load().Seq != seq || b.lib.Calls("dcgmDetachDriver") != 0 {
-			t.Error("something was done all the same")
+			t.Error("a new snapshot, or a call of dcgmDetachDriver")
 		}
 		if a, err := c.m.Attach(context.Background()); err != nil || !a.Already || b.lib.Calls("dcgmAttachDriver") != 0 {
-			t.Errorf("attach with an engine that is too old: %+v, %v", a, err)
+			t.Errorf("Attach: %+v, %v", a, err)
 		}
 		if n := c.out.Load().Source.Reconnects; n != 0 {
-			t.Errorf("%d reconnections", n)
+			t.Errorf("%d reconnects", n)
 		}
 	})
 }
@@ -194,21 +193,21 @@ func TestMonitorDetachFails(t *testing.T) {
 		c.pass(3, nil)
 		b.lib.Fail("dcgmDetachDriver", errTimeout, 1)
 		_, err := c.m.Detach(context.Background(), time.Hour)
-		if err == nil || !strings.Contains(err.Error(), "the host engine at node:5555 does not let go of the driver: Timeout") {
-			t.Errorf("%v", err)
+		if err == nil || !strings.Contains(err.Error(), "node:5555") || !strings.Contains(err.Error(), "Timeout") {
+			t.Errorf("Detach: %v, want the address and DCGM's error", err)
 		}
 		c.pass(3, nil)
-		c.expect("refused", health.Healthy, health.Healthy)
+		c.expect("after failed detach", health.Healthy, health.Healthy)
 		if s := c.out.Load().Source; s.Status != health.SourceUp {
 			t.Errorf("source %+v", s)
 		}
 		if n := b.lib.Calls("dcgmAttachDriver"); n != 1 {
-			t.Errorf("the engine was asked %d times to take back what it may have let go of", n)
+			t.Errorf("%d calls of dcgmAttachDriver, want 1", n)
 		}
 	})
 }
 
-// An agent that was restarted does not know that the engine was told to let go: attach says it all the same.
+// A restarted agent does not know that the engine has detached the driver; attach works nevertheless.
 func TestMonitorAttachAfterRestart(t *testing.T) {
 	b := newFixture(t)
 	synctest.Test(t, func(*testing.T) {
@@ -221,12 +220,12 @@ func TestMonitorAttachAfterRestart(t *testing.T) {
 		}
 		c.stop()
 		if !b.lib.Detached() {
-			t.Error("the end of the agent made the engine take the driver back")
+			t.Error("the engine attached the driver when the agent ended")
 		}
 		c = startMonitor(b, 2, cfg, time.Second, 10*time.Second)
 		defer c.stop()
 		c.pass(5, nil)
-		if d := c.out.Load().Devices; len(d) != 0 { // an engine without a driver cannot name any
+		if d := c.out.Load().Devices; len(d) != 0 { // an engine without a driver has no UUIDs
 			t.Errorf("devices %+v", d)
 		}
 		a, err := c.m.Attach(context.Background())
@@ -236,16 +235,16 @@ func TestMonitorAttachAfterRestart(t *testing.T) {
 		c.pass(3, nil)
 		c.expect("attached", health.Healthy, health.Healthy)
 		if n := b.lib.Calls("dcgmAttachDriver"); n != 1 {
-			t.Errorf("told %d times", n)
+			t.Errorf("%d calls of dcgmAttachDriver, want 1", n)
 		}
-		b.lib.Fail("dcgmAttachDriver", errTimeout, 1) // the engine has the driver: nothing depends on it
+		b.lib.Fail("dcgmAttachDriver", errTimeout, 1) // the driver is attached already
 		if a, err := c.m.Attach(context.Background()); err != nil || a.Status != health.SourceUp {
-			t.Errorf("attach that fails: %+v, %v", a, err)
+			t.Errorf("failed attach: %+v, %v", a, err)
 		}
 	})
 }
 
-// The engine hangs while it is asked: that is shown, and the devices are kept from pods meanwhile.
+// While the call to detach hangs, the source is stalled and the devices are withheld.
 func TestMonitorDetachHangs(t *testing.T) {
 	b := newFixture(t)
 	cfg := testConfig()
@@ -261,11 +260,11 @@ func TestMonitorDetachHangs(t *testing.T) {
 	}()
 	b.lib.WaitHanging()
 	c.await(health.SourceStalled)
-	c.expectCauses("hanging", released, released)
+	c.expectCauses("hanging", detachedCause, detachedCause)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := c.m.Detach(ctx, time.Hour); err == nil || c.out.Load().Source.Status != health.SourceStalled {
-		t.Errorf("said again: %v", err)
+		t.Errorf("second Detach: %v", err)
 	}
 	b.lib.Release()
 	if err := <-done; err != nil {
@@ -273,7 +272,7 @@ func TestMonitorDetachHangs(t *testing.T) {
 	}
 	c.await(health.SourceDetached)
 	if n := b.lib.Calls("dcgmDetachDriver"); n != 1 {
-		t.Errorf("asked %d times", n)
+		t.Errorf("%d calls of dcgmDetachDriver, want 1", n)
 	}
 }
 
@@ -282,7 +281,7 @@ func TestOlderThan(t *testing.T) {
 		"": false, "4": false, "4.4.2": true, "4.5.0": false, "4.10.0": false, "3.3.9": true, "5.0.0": false, "x.y": false,
 	} {
 		if olderThan(version, 4, 5) != want {
-			t.Errorf("%q is taken to be before 4.5: %v", version, !want)
+			t.Errorf("%q older than 4.5: %v", version, !want)
 		}
 	}
 }

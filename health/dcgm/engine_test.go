@@ -31,18 +31,18 @@ func TestDriverAppearsLater(t *testing.T) {
 	b := newFixture(t)
 	b.open(testConfig())
 	if _, r := b.poll(); len(r.Devices) != 0 || len(r.Samples) != 0 {
-		t.Fatalf("devices without a GPU: %+v", r)
+		t.Fatalf("devices without a driver: %+v", r)
 	}
 	b.add(retryInterval + time.Second)
 	b.addGPUs(2)
 	b.poll()
 	b.add(confirmDelay)
 	if _, r := b.poll(); len(r.Devices) != 2 {
-		t.Errorf("%d devices after the driver came, want 2", len(r.Devices))
+		t.Errorf("%d devices with the driver, want 2", len(r.Devices))
 	}
 }
 
-// An engine that found no driver never looks for it again, so it is started anew.
+// An engine without a driver never looks for it again, so the session restarts it.
 func TestEmptyEngineIsRestarted(t *testing.T) {
 	b := newFixture(t)
 	b.open(testConfig())
@@ -54,7 +54,7 @@ func TestEmptyEngineIsRestarted(t *testing.T) {
 	}
 }
 
-// An engine that is older than the library here refuses what it does not know; that is done without.
+// The session works without the calls that an older engine refuses.
 func TestOlderEngineLacksCalls(t *testing.T) {
 	for _, function := range []string{
 		"dcgmHostengineVersionInfo", "dcgmHealthSet", "dcgmHealthCheck",
@@ -76,21 +76,21 @@ func TestOlderEngineLacksCalls(t *testing.T) {
 				t.Errorf("sample %+v", s)
 			}
 			if n := b.lib.Calls(function); n == 0 {
-				t.Error("the engine was not asked: this test tests nothing")
+				t.Error("the function was not called")
 			}
 			b.lib.Fail("", 0, 0)
 		})
 	}
 }
 
-// A hung engine ends each call after a minute: the first that does ends the session, so that no second one is
-// waited for (15).
+// The first call that a hung engine ends after a minute ends the session, so that no other call waits
+// (OBSERVED.md#hung-engine).
 func TestPollTimeoutEndsSession(t *testing.T) {
 	calls := []string{
 		"dcgmEntitiesGetLatestValues", "dcgmGetEntityGroupEntities", "dcgmGetGpuInstanceHierarchy", "dcgmGetValuesSince_v2",
 		"dcgmGetGpuStatus", "dcgmHealthCheck", "dcgmGroupDestroy", "dcgmUnwatchFields",
 	}
-	for name, later := range map[string]time.Duration{"a poll of health": time.Second, "of everything": 10 * time.Second} {
+	for name, later := range map[string]time.Duration{"health poll": time.Second, "full poll": 10 * time.Second} {
 		t.Run(name, func(t *testing.T) {
 			b := newFixture(t)
 			b.addGPUs(2)
@@ -106,13 +106,13 @@ func TestPollTimeoutEndsSession(t *testing.T) {
 			b.lib.Fail("*", errTimeout, -1)
 			before := count()
 			if _, err := b.Poll(t.Context()); err == nil || !strings.Contains(err.Error(), "Timeout") {
-				t.Fatalf("poll of a hung engine: %v", err)
+				t.Fatalf("Poll of a hung engine: %v", err)
 			}
 			if err := b.Close(); err != nil {
 				t.Error(err)
 			}
 			if n := count() - before; n != 1 {
-				t.Errorf("%d calls were made that last a minute each, want 1", n)
+				t.Errorf("%d calls timed out, want 1", n)
 			}
 		})
 	}
@@ -120,11 +120,11 @@ func TestPollTimeoutEndsSession(t *testing.T) {
 
 func TestCloseStopsEngine(t *testing.T) {
 	for name, end := range map[string]func(*fixture){
-		"a good session": func(b *fixture) { b.poll() },
-		"a failed one": func(b *fixture) {
+		"open session": func(b *fixture) { b.poll() },
+		"failed session": func(b *fixture) {
 			b.lib.Fail("*", errNotConnected, -1)
 			if _, err := b.Poll(b.t.Context()); err == nil {
-				b.t.Error("the poll is good")
+				b.t.Error("the poll succeeded")
 			}
 		},
 	} {
@@ -146,7 +146,7 @@ func TestCloseStopsEngine(t *testing.T) {
 	}
 }
 
-// The agent ends at SIGTERM and reloads at SIGHUP, with an engine in its process too.
+// The agent handles SIGTERM and SIGHUP with an embedded engine too.
 func TestEngineKeepsSignalHandlers(t *testing.T) {
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
@@ -154,11 +154,11 @@ func TestEngineKeepsSignalHandlers(t *testing.T) {
 	b := newFixture(t)
 	b.addGPUs(1)
 	before := b.lib.Handlers()
-	same := func(when string) {
+	expectSame := func(when string) {
 		t.Helper()
 		for i, handler := range b.lib.Handlers() {
 			if handler != before[i] {
-				t.Errorf("%s: %v has another handler", when, syscall.Signal(i+1))
+				t.Errorf("%s: handler of %v changed", when, syscall.Signal(i+1))
 			}
 		}
 		if err := syscall.Kill(os.Getpid(), syscall.SIGHUP); err != nil {
@@ -168,9 +168,9 @@ func TestEngineKeepsSignalHandlers(t *testing.T) {
 	}
 	b.open(testConfig())
 	b.poll()
-	same("an engine runs")
+	expectSame("engine started")
 	if err := b.Close(); err != nil {
 		t.Fatal(err)
 	}
-	same("it was ended")
+	expectSame("engine stopped")
 }

@@ -27,12 +27,12 @@ func TestPollHangs(t *testing.T) {
 			b.lib.WaitHanging()
 			select {
 			case err := <-done:
-				t.Fatalf("Poll returned %v while DCGM hangs", err)
+				t.Fatalf("Poll returned %v while the call hangs", err)
 			default:
 			}
 			b.lib.Release()
 			if err := <-done; err != nil {
-				t.Fatalf("the poll that hung: %v", err)
+				t.Fatalf("Poll after the call returned: %v", err)
 			}
 			b.pollAfter(time.Second, 2)
 		})
@@ -53,15 +53,15 @@ func TestCloseWaitsForHangingPoll(t *testing.T) {
 	before := b.lib.Calls("dcgmStopEmbedded")
 	go func() { closed <- b.Close() }()
 	for range 1000 {
-		runtime.Gosched() // long enough for a Close that does not wait
+		runtime.Gosched() // lets a Close that does not wait return
 	}
 	select {
 	case err := <-closed:
-		t.Fatalf("closed under a poll that hangs: %v", err)
+		t.Fatalf("Close returned during a poll: %v", err)
 	default:
 	}
 	if n := b.lib.Calls("dcgmStopEmbedded"); n != before {
-		t.Fatal("the engine was ended under a poll that hangs")
+		t.Fatal("the engine stopped during a poll")
 	}
 	b.lib.Release()
 	if err := <-polled; err != nil {
@@ -71,19 +71,19 @@ func TestCloseWaitsForHangingPoll(t *testing.T) {
 		t.Errorf("close: %v", err)
 	}
 	if _, err := b.Poll(t.Context()); err == nil {
-		t.Error("a closed session was polled")
+		t.Error("polled a closed session")
 	}
 	if err := b.Close(); err != nil {
-		t.Errorf("a second close: %v", err)
+		t.Errorf("second Close: %v", err)
 	}
 }
 
-// However often a call hangs: the monitor shows it and waits for that one call, and neither goroutines nor
-// threads are left (15).
+// The monitor reports a call that hangs and makes no other call; neither goroutines nor threads remain
+// (OBSERVED.md#hung-engine).
 func TestHangingCallsLeakNothing(t *testing.T) {
 	b := newFixture(t)
 	cfg := testConfig()
-	cfg.Interval = time.Millisecond // every poll reads everything
+	cfg.Interval = time.Millisecond // every poll is full
 	c := startMonitor(b, 2, cfg, time.Millisecond, 5*time.Millisecond)
 	t.Cleanup(c.stop)
 	c.await(health.SourceUp)
@@ -97,11 +97,11 @@ func TestHangingCallsLeakNothing(t *testing.T) {
 		c.await(health.SourceStalled)
 		for gpu := range uint(2) {
 			if d := c.device(gpu); d.Verdict.State != health.Healthy {
-				t.Errorf("%s hangs, and GPU %d is %v", function, gpu, d.Verdict.State)
+				t.Errorf("%s hangs: GPU %d is %v", function, gpu, d.Verdict.State)
 			}
 		}
 		if n := b.lib.Calls(function); n != calls {
-			t.Errorf("%s hangs and was called %d times more", function, n-calls)
+			t.Errorf("%s hangs: %d more calls", function, n-calls)
 		}
 		b.lib.Release()
 		c.await(health.SourceUp)
@@ -113,7 +113,7 @@ func TestHangingCallsLeakNothing(t *testing.T) {
 	for i := range 50 {
 		round(i)
 	}
-	const slack = 8 // a poll that runs now, and the runtime's own
+	const slack = 8 // for the current poll and the runtime
 	if n := runtime.NumGoroutine(); n > goroutines+slack {
 		t.Errorf("%d goroutines, %d before", n, goroutines)
 	}
@@ -121,10 +121,10 @@ func TestHangingCallsLeakNothing(t *testing.T) {
 		t.Errorf("%d threads, %d before", n, threads)
 	}
 	if n := b.lib.MostHanging(); n != 1 {
-		t.Errorf("%d calls hung at the same time, want 1", n)
+		t.Errorf("%d calls hung at once, want 1", n)
 	}
 	if r := c.out.Load().Source.Reconnects; r != 0 {
-		t.Errorf("%d reconnections: a call that hangs and returns is no reason for one", r)
+		t.Errorf("%d reconnects, want none", r)
 	}
 }
 

@@ -38,14 +38,14 @@ func TestMeasureOnce(t *testing.T) {
 		t.Errorf("values %v", values)
 	}
 	if n := b.lib.Calls("dcgmPolicyRegister_v2") + b.lib.Calls("dcgmHealthSet"); n != 0 {
-		t.Errorf("%d registrations and health checks were asked for", n)
+		t.Errorf("%d registrations and health checks", n)
 	}
 	if b.lib.Initialized() || b.lib.Leaked() != 0 {
-		t.Errorf("left behind: %d, initialized %v", b.lib.Leaked(), b.lib.Initialized())
+		t.Errorf("%d groups or watches left, initialized %v", b.lib.Leaked(), b.lib.Initialized())
 	}
 }
 
-// Without profiling fields nobody asks DCGM's module for them; and an end that is not clean costs no measurement.
+// Without profiling fields the module is not queried, and an error of Close is logged only.
 func TestMeasureOnceWithoutFields(t *testing.T) {
 	b := newFixture(t)
 	b.addGPUs(2)
@@ -56,10 +56,10 @@ func TestMeasureOnceWithoutFields(t *testing.T) {
 		t.Errorf("%v: %+v, profiling fields %v", err, r, profiling)
 	}
 	if n := b.lib.Calls("dcgmProfGetSupportedMetricGroups"); n != 0 {
-		t.Errorf("asked for profiling fields %d times", n)
+		t.Errorf("%d queries of profiling fields", n)
 	}
-	if logs.FilterMessage("DCGM did not close cleanly").Len() != 1 || b.lib.Initialized() {
-		t.Errorf("initialized %v, said %v", b.lib.Initialized(), logs.All())
+	if logs.Len() != 1 || b.lib.Initialized() {
+		t.Errorf("initialized %v, logged %v", b.lib.Initialized(), logs.All())
 	}
 }
 
@@ -67,12 +67,12 @@ func TestMeasureOnceFails(t *testing.T) {
 	b := newFixture(t)
 	b.addGPUs(1)
 	b.lib.Fail("dcgmStartEmbedded", errInit, 1)
-	if _, _, err := MeasureOnce(context.Background(), Config{}, zap.NewNop()); err == nil || !strings.Contains(err.Error(), "start DCGM in this process") {
+	if _, _, err := MeasureOnce(context.Background(), Config{}, zap.NewNop()); err == nil || !strings.Contains(err.Error(), "DCGM initialization error") {
 		t.Errorf("%v", err)
 	}
 	b.lib.Fail("dcgmEntitiesGetLatestValues", errTimeout, -1)
 	if _, _, err := MeasureOnce(context.Background(), Config{}, zap.NewNop()); err == nil {
-		t.Error("an engine that does not answer was surveyed")
+		t.Error("no error from a hung engine")
 	}
 	if b.lib.Initialized() {
 		t.Error("a session is still open")

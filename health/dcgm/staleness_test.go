@@ -3,9 +3,9 @@
 package dcgm
 
 import (
+	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -13,9 +13,9 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
 )
 
-// After an XID 119 DCGM calls the GPUs OK and has no value of them any more.
+// After an XID 119 the status is OK and all values are blank (OBSERVED.md#blind-engine).
 func TestBlindEngineEndsSession(t *testing.T) {
-	for name, interval := range map[string]time.Duration{"light polls": time.Hour, "full polls": time.Second} {
+	for name, interval := range map[string]time.Duration{"health polls": time.Hour, "full polls": time.Second} {
 		t.Run(name, func(t *testing.T) {
 			b := newFixture(t)
 			b.addGPUs(2)
@@ -36,20 +36,20 @@ func TestBlindEngineEndsSession(t *testing.T) {
 				b.add(time.Second)
 				_, err = b.Poll(t.Context())
 			}
-			if err == nil || !strings.Contains(err.Error(), "blind") || seconds > 5 {
+			if !errors.Is(err, errBlind) || seconds > 5 {
 				t.Fatalf("after %d s: %v", seconds, err)
 			}
 			if err := b.Close(); err != nil {
 				t.Error(err)
 			}
-			if _, err := Open(t.Context(), cfg, b.log); err == nil || !strings.Contains(err.Error(), "blind") {
+			if _, err := Open(t.Context(), cfg, b.log); !errors.Is(err, errBlind) {
 				t.Errorf("Open of a blind engine: %v", err)
 			}
 		})
 	}
 }
 
-// GPUs that have none of the fields of health are not blind for that.
+// A GPU that supports no health field is not blind.
 func TestGPUWithoutHealthFieldsIsNotBlind(t *testing.T) {
 	b := newFixture(t)
 	b.addGPUs(1)
@@ -82,12 +82,12 @@ func TestFrozenEngineEndsSession(t *testing.T) {
 		b.add(time.Second)
 		_, err = b.Poll(t.Context())
 	}
-	if err == nil || !strings.Contains(err.Error(), "has not measured") || seconds < 30 || seconds > 35 {
-		t.Errorf("after %d s: %v, want an error after 30 s", seconds, err)
+	if !errors.Is(err, errFrozen) || seconds < 30 || seconds > 35 {
+		t.Errorf("after %d s: %v, want errFrozen after 30 s", seconds, err)
 	}
 }
 
-// blank has GPUs read blank from now on.
+// blankGPUs makes the values of GPUs blank.
 func (b *fixture) blankGPUs(gpus ...uint) {
 	for _, id := range gpus {
 		for _, f := range []uint{67, 150, 395, 396, 1507, 1523} {
@@ -97,16 +97,16 @@ func (b *fixture) blankGPUs(gpus ...uint) {
 	}
 }
 
-// A GPU that cannot be measured while the others can is stale: after 3 s without a value, or after 30 s without a new one.
-// It keeps no old values, nor do its MIG devices, and comes back by itself.
+// A GPU is stale after 3 s without values, or 30 s without new ones, while others have them (OBSERVED.md#stale-gpu). A
+// stale GPU and its MIG devices have no values until the next sample.
 func TestStaleGPU(t *testing.T) {
 	for name, tt := range map[string]struct {
 		others func(b *fixture) // in each second
 		from   int              // the seconds after which it is stale
 		to     int
 	}{
-		"without a value":     {func(b *fixture) { b.sampleGPUs(2); b.blankGPUs(2) }, 3, 5},
-		"without a new value": {func(b *fixture) { b.sampleGPUs(2) }, 30, 32},
+		"blank values": {func(b *fixture) { b.sampleGPUs(2); b.blankGPUs(2) }, 3, 5},
+		"old values":   {func(b *fixture) { b.sampleGPUs(2) }, 30, 32},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newFixture(t)
@@ -128,7 +128,7 @@ func TestStaleGPU(t *testing.T) {
 				if s := samples[gpuID(2)]; s.Stale && since == 0 {
 					since = second
 				} else if s.Stale != (since > 0) {
-					t.Fatalf("after %d s stale is %v", second, s.Stale)
+					t.Fatalf("after %d s: stale %v", second, s.Stale)
 				}
 				for _, id := range []health.DeviceID{gpuID(2), migID(0)} {
 					s := samples[id]
@@ -138,7 +138,7 @@ func TestStaleGPU(t *testing.T) {
 				}
 				for gpu := range uint(2) {
 					if s := samples[gpuID(gpu)]; s.Stale || s.Values[health.FieldGPUTemp] != float64(40+gpu) {
-						t.Fatalf("after %d s: GPU %d is stale %v, values %v", second, gpu, s.Stale, s.Values)
+						t.Fatalf("after %d s: GPU %d: stale %v, values %v", second, gpu, s.Stale, s.Values)
 					}
 				}
 			}
@@ -151,20 +151,20 @@ func TestStaleGPU(t *testing.T) {
 			}
 			all := func(b *fixture) { b.sampleGPUs(3); b.lib.Int(script.GPU, 2, 67, 1, 0, b.clock.now()) }
 			if s := pass(all)[gpuID(2)]; s.Stale {
-				t.Error("measured again and still stale")
+				t.Error("stale after a new sample")
 			}
 			samples := pass(all)
 			if s := samples[gpuID(2)]; s.Stale || s.Values[health.FieldPower] != 72.5 || s.Values[health.FieldGPUTemp] != 42 {
-				t.Errorf("after a poll of everything: stale %v, values %v", s.Stale, s.Values)
+				t.Errorf("after a full poll: stale %v, values %v", s.Stale, s.Values)
 			}
 			if s := samples[migID(0)]; s.Stale || s.Values[health.FieldFBUsed] != 100 {
-				t.Errorf("the MIG device: stale %v, values %v", s.Stale, s.Values)
+				t.Errorf("MIG device: stale %v, values %v", s.Stale, s.Values)
 			}
 		})
 	}
 }
 
-// A GPU that is measured no more is no other's fault, and with the last of them it is the source's: none is stale before.
+// If no GPU is measured, the session fails, and no GPU is stale before.
 func TestNoGPUIsStaleIfAllAre(t *testing.T) {
 	for name, others := range map[string]func(*fixture){
 		"blank":  func(b *fixture) { b.blankGPUs(0, 1) },
@@ -191,17 +191,17 @@ func TestNoGPUIsStaleIfAllAre(t *testing.T) {
 					}
 					for _, s := range r.Samples {
 						if s.Stale {
-							t.Fatalf("after %d s %s is stale", second, s.Device)
+							t.Fatalf("after %d s: %s is stale", second, s.Device)
 						}
 					}
 				}
-				t.Error("the session goes on")
+				t.Error("the session did not end")
 			})
 		}
 	}
 }
 
-// A GPU that never had a value of the fields of health is measured by the others.
+// Metric fields keep a GPU without health fields from being stale.
 func TestGPUWithoutHealthFieldsIsNotStale(t *testing.T) {
 	b := newFixture(t)
 	b.addGPUs(2)
@@ -218,12 +218,12 @@ func TestGPUWithoutHealthFieldsIsNotStale(t *testing.T) {
 		b.add(time.Second)
 		blank()
 		if samples, _ := b.poll(); samples[gpuID(1)].Stale {
-			t.Fatal("stale, although its power is measured")
+			t.Fatal("stale with a new power value")
 		}
 	}
 }
 
-// A GPU that never had any value of this session is stale too, if the others have them.
+// A GPU without any value in this session is stale if others have values.
 func TestGPUNeverMeasuredIsStale(t *testing.T) {
 	b := newFixture(t)
 	b.addGPUs(2)
@@ -238,11 +238,11 @@ func TestGPUNeverMeasuredIsStale(t *testing.T) {
 		stale = samples[gpuID(1)].Stale
 	}
 	if !stale {
-		t.Error("not stale after two minutes")
+		t.Error("not stale after 2 minutes")
 	}
 }
 
-// An engine that was opened blind, and has the names of the GPUs, is told as one that went blind.
+// An engine that is blind when opened, but has the UUIDs of the GPUs, ends the session too.
 func TestEngineBlindAtOpen(t *testing.T) {
 	b := newFixture(t)
 	b.addGPUs(2)
@@ -252,7 +252,7 @@ func TestEngineBlindAtOpen(t *testing.T) {
 	for second := range 120 {
 		r, err := b.Poll(t.Context())
 		if err != nil {
-			if !strings.Contains(err.Error(), "blind") {
+			if !errors.Is(err, errBlind) {
 				t.Errorf("after %d s: %v", second, err)
 			}
 			return
@@ -265,10 +265,10 @@ func TestEngineBlindAtOpen(t *testing.T) {
 		b.add(time.Second)
 		b.blankGPUs(0, 1)
 	}
-	t.Error("the session goes on")
+	t.Error("the session did not end")
 }
 
-// A host engine whose clock was set back shows no new sample. Whoever connects to it again sees new ones.
+// A rebuild recovers from a host engine whose clock was set back (OBSERVED.md#sample-order).
 func TestHostEngineClockSetBack(t *testing.T) {
 	b := newFixture(t)
 	b.addGPUs(2)
@@ -290,7 +290,7 @@ func TestHostEngineClockSetBack(t *testing.T) {
 	}
 }
 
-// A GPU that cannot be measured stays so when nothing is there to compare it with.
+// A stale GPU stays stale while no other GPU is measured.
 func TestStaleGPUStaysStale(t *testing.T) {
 	for _, how := range []string{"lost", "paused"} {
 		t.Run(how, func(t *testing.T) {
@@ -298,7 +298,7 @@ func TestStaleGPUStaysStale(t *testing.T) {
 			b.addGPUs(2)
 			b.open(testConfig())
 			b.poll()
-			for second := range 40 { // GPU 1 stands still
+			for second := range 40 { // GPU 1 has no new samples
 				b.add(time.Second)
 				b.sampleGPUs(1)
 				s, _ := b.poll()
@@ -313,7 +313,7 @@ func TestStaleGPUStaysStale(t *testing.T) {
 				b.add(time.Second)
 				s, _ := b.poll()
 				if !s[gpuID(1)].Stale {
-					t.Fatalf("%d s later GPU 1 is measured: %v", second, s[gpuID(1)].Values)
+					t.Fatalf("after %d s: GPU 1 is not stale, values %v", second, s[gpuID(1)].Values)
 				}
 			}
 		})

@@ -92,10 +92,7 @@ func TestPollTimeoutEndsSession(t *testing.T) {
 	}
 	for name, later := range map[string]time.Duration{"health poll": time.Second, "full poll": 10 * time.Second} {
 		t.Run(name, func(t *testing.T) {
-			b := newFixture(t)
-			b.addGPUs(2)
-			b.open(testConfig())
-			b.poll()
+			b := startFixture(t, 2)
 			b.add(later)
 			count := func() (n int) {
 				for _, function := range calls {
@@ -129,9 +126,7 @@ func TestCloseStopsEngine(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newFixture(t)
-			b.addGPUs(1)
-			b.open(testConfig())
+			b := openFixture(t, 1, testConfig())
 			end(b)
 			if err := b.Close(); err != nil {
 				t.Error(err)

@@ -15,9 +15,7 @@ import (
 func TestPollHangs(t *testing.T) {
 	for _, function := range []string{"dcgmEntitiesGetLatestValues", "dcgmGetValuesSince_v2", "dcgmGetGpuStatus", "dcgmHealthCheck"} {
 		t.Run(function, func(t *testing.T) {
-			b := newFixture(t)
-			b.addGPUs(2)
-			b.open(testConfig())
+			b := openFixture(t, 2, testConfig())
 			b.lib.Hang(function)
 			done := make(chan error)
 			go func() {
@@ -40,9 +38,7 @@ func TestPollHangs(t *testing.T) {
 }
 
 func TestCloseWaitsForHangingPoll(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
-	b.open(testConfig())
+	b := openFixture(t, 1, testConfig())
 	b.lib.Hang("dcgmEntitiesGetLatestValues")
 	polled, closed := make(chan error, 1), make(chan error, 1)
 	go func() {

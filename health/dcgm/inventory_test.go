@@ -61,10 +61,7 @@ func TestInventoryWithoutLinks(t *testing.T) {
 }
 
 func TestGPUAddedAndRemoved(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
-	b.open(testConfig())
-	b.poll()
+	b := startFixture(t, 2)
 	b.addGPUs(3)
 	b.pollAfter(10*time.Second, 3)
 	if n := len(b.pollAfter(2*time.Second, 3)); n != 3 {
@@ -172,9 +169,7 @@ func TestTexts(t *testing.T) {
 	b.lib.Drop(script.GI, 0)
 	b.lib.Drop(script.CI, 0)
 	delete(want, migID(0))
-	b.add(10 * time.Second)
-	b.sampleGPUs(3)
-	b.poll()
+	b.pollAfter(10*time.Second, 3)
 	b.pollAfter(3*time.Second, 3)
 	_, r = b.poll()
 	expect("rebuild with a lost GPU", r.Devices)
@@ -294,10 +289,7 @@ func TestInventoryAfterBinding(t *testing.T) {
 
 // A required field can have another value after binding.
 func TestInventoryChangedByBinding(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
-	b.open(testConfig())
-	b.poll()
+	b := startFixture(t, 2)
 	b.lib.Entity(script.GPU, 1, statusDetached)
 	b.pollAfter(time.Second, 2)
 	b.lib.Entity(script.GPU, 1, statusOK)
@@ -314,10 +306,7 @@ func TestInventoryChangedByBinding(t *testing.T) {
 
 // The timeout for required fields starts again with each binding.
 func TestInventoryAfterSecondBinding(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
-	b.open(testConfig())
-	b.poll()
+	b := startFixture(t, 2)
 	bind := func(node int64, samples, seconds int) []int {
 		b.lib.Entity(script.GPU, 1, statusDetached)
 		b.pollAfter(time.Second, 2)

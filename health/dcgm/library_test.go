@@ -163,9 +163,7 @@ func TestLibraryPath(t *testing.T) {
 }
 
 func TestOpenSecondSession(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
-	b.open(testConfig())
+	b := openFixture(t, 1, testConfig())
 	if _, err := Open(context.Background(), testConfig(), zap.NewNop()); !errors.Is(err, errSessionOpen) {
 		t.Errorf("second Open: %v, want %v", err, errSessionOpen)
 	}

@@ -220,6 +220,22 @@ func (b *fixture) open(cfg Config) *fixture {
 	return b
 }
 
+// openFixture returns a fixture with n GPUs and an open session.
+func openFixture(t testing.TB, n uint, cfg Config) *fixture {
+	t.Helper()
+	b := newFixture(t)
+	b.addGPUs(n)
+	return b.open(cfg)
+}
+
+// startFixture is openFixture with testConfig and a first poll.
+func startFixture(t testing.TB, n uint) *fixture {
+	t.Helper()
+	b := openFixture(t, n, testConfig())
+	b.poll()
+	return b
+}
+
 // poll polls and returns the samples by device.
 func (b *fixture) poll() (map[health.DeviceID]health.Sample, *health.Reading) {
 	b.t.Helper()

@@ -151,10 +151,7 @@ func TestRepartition(t *testing.T) {
 }
 
 func TestMIGModeWithoutInstances(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
-	b.open(testConfig())
-	b.poll()
+	b := startFixture(t, 1)
 	b.lib.Int(script.GPU, 0, 67, 1, 0, b.clock.now())
 	b.pollAfter(10*time.Second, 1)
 	b.add(10 * time.Second)

@@ -11,10 +11,7 @@ import (
 )
 
 func TestLostGPUReturns(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(3)
-	b.open(testConfig())
-	b.poll()
+	b := startFixture(t, 3)
 	b.lib.Entity(script.GPU, 1, statusLost)
 	s := b.pollAfter(time.Second, 3)[gpuID(1)]
 	if s.Presence != health.Lost {
@@ -39,10 +36,7 @@ func TestLostGPUReturns(t *testing.T) {
 
 // After a rebuild DCGM does not watch a lost GPU, which then has no values.
 func TestLostGPUDuringRebuild(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
-	b.open(testConfig())
-	b.poll()
+	b := startFixture(t, 2)
 	b.lib.Entity(script.GPU, 1, statusLost)
 	b.pollAfter(time.Second, 2)
 	b.inventoryDirty = true
@@ -91,10 +85,7 @@ func TestUnnamedGPUIsOmitted(t *testing.T) {
 }
 
 func TestPresenceOfStatus(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
-	b.open(testConfig())
-	b.poll()
+	b := startFixture(t, 1)
 	want := map[int]health.Presence{
 		1: health.Present, 2: health.Present, 3: health.Inaccessible, 4: health.Lost, 5: health.Present, 6: health.Present,
 		0: health.PresenceUnknown, // go-dcgm returns it for a failed call
@@ -108,10 +99,7 @@ func TestPresenceOfStatus(t *testing.T) {
 }
 
 func TestShortDetachIsIgnored(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(4)
-	b.open(testConfig())
-	b.poll()
+	b := startFixture(t, 4)
 	setAll := func(status int) {
 		for id := range uint(4) {
 			b.lib.Entity(script.GPU, id, status)
@@ -146,10 +134,7 @@ func TestShortDetachIsIgnored(t *testing.T) {
 
 // Each call to a hung engine can last a minute: after statusTimeout the status of the other GPUs stays unknown.
 func TestSlowStatusCalls(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(4)
-	b.open(testConfig())
-	b.poll()
+	b := startFixture(t, 4)
 	b.session.now = func() time.Time { // every call is slow
 		b.add(statusTimeout - time.Second)
 		return b.clock.now()

@@ -15,36 +15,29 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
 )
 
-// If another profiler holds one field, DCGM refuses all profiling fields; other fields are not affected.
-func TestProfilingRefused(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
-	b.addInstances(0, map[uint][]uint{0: {0}})
-	b.lib.Profiling(0, 1001)
-	b.lib.Profiling(0, 1002)
-	b.lib.Float(script.GPU, 0, 1001, 0.5, 0, b.clock.now())
-	cfg := testConfig()
-	cfg.Fields = append(cfg.Fields, 1001, 1002)
-	b.open(cfg)
-	samples, _ := b.poll()
-	values := samples[gpuID(0)].Values
-	if _, there := values[1001]; there || values[health.FieldGPUTemp] != 40 {
-		t.Errorf("values %v", values)
-	}
-}
-
 func TestProfiling(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
-	b.lib.Profiling(0, 1001)
-	b.lib.Profiling(0, 1002)
-	b.lib.Float(script.GPU, 0, 1001, 0.5, 0, b.clock.now())
-	cfg := testConfig()
-	cfg.Fields = append(cfg.Fields, 1001)
-	b.open(cfg)
-	samples, _ := b.poll()
-	if got := samples[gpuID(0)].Values[1001]; got != 0.5 {
-		t.Errorf("ratio %v, want 0.5", got)
+	for name, tt := range map[string]struct {
+		fields []health.Field
+		want   float64
+	}{
+		"supported":                          {[]health.Field{1001}, 0.5},
+		"one field held by another profiler": {[]health.Field{1001, 1002}, 0}, // DCGM refuses all profiling fields
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newFixture(t)
+			b.addGPUs(1)
+			b.addInstances(0, map[uint][]uint{0: {0}})
+			b.lib.Profiling(0, 1001)
+			b.lib.Profiling(0, 1002)
+			b.lib.Float(script.GPU, 0, 1001, 0.5, 0, b.clock.now())
+			cfg := testConfig()
+			cfg.Fields = append(cfg.Fields, tt.fields...)
+			b.open(cfg)
+			samples, _ := b.poll()
+			if v := samples[gpuID(0)].Values; v[1001] != tt.want || v[health.FieldGPUTemp] != 40 {
+				t.Errorf("values %v, want ratio %v", v, tt.want)
+			}
+		})
 	}
 }
 

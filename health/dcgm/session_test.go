@@ -25,11 +25,9 @@ func TestConnectAddress(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.address, func(t *testing.T) {
-			b := newFixture(t)
-			b.addGPUs(1)
 			cfg := testConfig()
 			cfg.Address = tt.address
-			b.open(cfg)
+			b := openFixture(t, 1, cfg)
 			address, socket := b.lib.Address()
 			if address != tt.want || socket != tt.socket {
 				t.Errorf("dcgmConnect_v2(%q, unix socket %v), want (%q, %v)", address, socket, tt.want, tt.socket)
@@ -154,9 +152,7 @@ func TestOpenAndCloseRepeatedly(t *testing.T) {
 }
 
 func TestPollCancelledContext(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
-	b.open(testConfig())
+	b := openFixture(t, 1, testConfig())
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := b.Poll(ctx); err == nil {

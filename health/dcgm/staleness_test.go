@@ -17,18 +17,14 @@ import (
 func TestBlindEngineEndsSession(t *testing.T) {
 	for name, interval := range map[string]time.Duration{"health polls": time.Hour, "full polls": time.Second} {
 		t.Run(name, func(t *testing.T) {
-			b := newFixture(t)
-			b.addGPUs(2)
 			cfg := testConfig()
 			cfg.Interval = interval
-			b.open(cfg)
+			b := openFixture(t, 2, cfg)
 			b.poll()
 			b.pollAfter(time.Second, 2)
+			b.blankGPUs(0, 1)
 			for id := range uint(2) {
-				for _, f := range []uint{54, 67, 150, 395, 396, 1507, 1523} {
-					b.lib.Int(script.GPU, id, f, 9223372036854775792, 0, b.clock.now())
-				}
-				b.lib.Float(script.GPU, id, 155, 140737488355328, 0, b.clock.now())
+				b.lib.Int(script.GPU, id, 54, blankInt64, 0, b.clock.now())
 			}
 			var err error
 			seconds := 0
@@ -49,30 +45,8 @@ func TestBlindEngineEndsSession(t *testing.T) {
 	}
 }
 
-// A GPU that supports no health field is not blind.
-func TestGPUWithoutHealthFieldsIsNotBlind(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
-	blank := func() {
-		for _, f := range []uint{150, 395, 396, 1507, 1523} {
-			b.lib.Int(script.GPU, 0, f, 9223372036854775794, 0, b.clock.now())
-		}
-		b.lib.Float(script.GPU, 0, 155, 50, 0, b.clock.now())
-	}
-	blank()
-	b.open(testConfig())
-	for range 100 {
-		b.poll()
-		b.add(time.Second)
-		blank()
-	}
-}
-
 func TestFrozenEngineEndsSession(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
-	b.open(testConfig())
-	b.poll()
+	b := startFixture(t, 2)
 	for range 60 {
 		b.pollAfter(time.Second, 2)
 	}
@@ -201,25 +175,32 @@ func TestNoGPUIsStaleIfAllAre(t *testing.T) {
 	}
 }
 
-// Metric fields keep a GPU without health fields from being stale.
-func TestGPUWithoutHealthFieldsIsNotStale(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
-	blank := func() {
-		b.sampleGPUs(1)
-		for _, f := range []uint{150, 395, 396, 1507, 1523} {
-			b.lib.Int(script.GPU, 1, f, 9223372036854775792, 0, b.clock.now())
-		}
-		b.lib.Float(script.GPU, 1, 155, 50, 0, b.clock.now())
-	}
-	blank()
-	b.open(testConfig())
-	for range 100 {
-		b.add(time.Second)
-		blank()
-		if samples, _ := b.poll(); samples[gpuID(1)].Stale {
-			t.Fatal("stale with a new power value")
-		}
+// Metric fields keep a GPU without health fields from being stale, and a node without them from being blind.
+func TestGPUWithoutHealthFields(t *testing.T) {
+	for name, tt := range map[string]struct {
+		gpus  uint
+		value int64
+	}{"only GPU, not supported": {1, blankInt64 + 2}, "one of two GPUs, blank": {2, blankInt64}} {
+		t.Run(name, func(t *testing.T) {
+			b := newFixture(t)
+			b.addGPUs(tt.gpus)
+			sample := func() {
+				b.sampleGPUs(tt.gpus - 1)
+				for _, f := range []uint{150, 395, 396, 1507, 1523} {
+					b.lib.Int(script.GPU, tt.gpus-1, f, tt.value, 0, b.clock.now())
+				}
+				b.lib.Float(script.GPU, tt.gpus-1, 155, 50, 0, b.clock.now())
+			}
+			sample()
+			b.open(testConfig())
+			for range 100 {
+				b.add(time.Second)
+				sample()
+				if samples, _ := b.poll(); samples[gpuID(tt.gpus-1)].Stale {
+					t.Fatal("stale with a new power value")
+				}
+			}
+		})
 	}
 }
 
@@ -268,25 +249,23 @@ func TestEngineBlindAtOpen(t *testing.T) {
 	t.Error("the session did not end")
 }
 
-// A rebuild recovers from a host engine whose clock was set back (OBSERVED.md#sample-order).
+// A rebuild recovers from a host engine whose clock was set back, without an error or a lost XID
+// (OBSERVED.md#sample-order).
 func TestHostEngineClockSetBack(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
 	cfg := testConfig()
 	cfg.Address = "node:5555"
-	b.open(cfg)
+	b := openFixture(t, 2, cfg)
 	b.poll()
 	b.lib.Clock(-time.Hour)
-	pass := func(seconds int) (err error) {
-		for i := 0; i < seconds && err == nil; i++ {
-			b.add(time.Second)
-			b.sampleGPUs(2)
-			_, err = b.Poll(t.Context())
-		}
-		return err
+	var got, want []int
+	for n := range 120 {
+		b.add(time.Second)
+		b.xid(script.GPU, 0, int64(1000+n), b.clock.now())
+		got = append(got, xidCodes(b.pollAfter(0, 2)[gpuID(0)])...)
+		want = append(want, 1000+n)
 	}
-	if err := pass(120); err != nil {
-		t.Errorf("%v", err)
+	if slices.Sort(got); !slices.Equal(got, want) {
+		t.Errorf("XIDs %v", got)
 	}
 }
 
@@ -294,14 +273,9 @@ func TestHostEngineClockSetBack(t *testing.T) {
 func TestStaleGPUStaysStale(t *testing.T) {
 	for _, how := range []string{"lost", "paused"} {
 		t.Run(how, func(t *testing.T) {
-			b := newFixture(t)
-			b.addGPUs(2)
-			b.open(testConfig())
-			b.poll()
+			b := startFixture(t, 2)
 			for second := range 40 { // GPU 1 has no new samples
-				b.add(time.Second)
-				b.sampleGPUs(1)
-				s, _ := b.poll()
+				s := b.pollAfter(time.Second, 1)
 				if second == 39 && !s[gpuID(1)].Stale {
 					t.Fatal("not stale")
 				}

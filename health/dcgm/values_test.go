@@ -13,9 +13,7 @@ import (
 )
 
 func TestValues(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(8)
-	b.open(testConfig())
+	b := openFixture(t, 8, testConfig())
 	samples, r := b.poll()
 	if len(samples) != 8 || len(r.Devices) != 8 {
 		t.Fatalf("%d samples of %d devices, want 8 of 8", len(samples), len(r.Devices))
@@ -37,9 +35,7 @@ func TestValues(t *testing.T) {
 
 // All blanks are absent; values close to a blank are not (OBSERVED.md#blanks).
 func TestBlankValues(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
-	b.open(testConfig())
+	b := openFixture(t, 1, testConfig())
 	integers := func(v int64, status int) func() {
 		return func() { b.lib.Int(script.GPU, 0, 150, v, status, b.clock.now()) }
 	}
@@ -99,9 +95,7 @@ func TestBlankValues(t *testing.T) {
 }
 
 func TestHealthPollReadsHealthFieldsOnly(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(8)
-	b.open(testConfig())
+	b := openFixture(t, 8, testConfig())
 	first, _ := b.poll()
 	calls := b.lib.Calls("dcgmEntitiesGetLatestValues")
 

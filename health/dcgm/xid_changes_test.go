@@ -72,10 +72,7 @@ func TestXIDsChanged(t *testing.T) {
 
 // A burst on five GPUs takes five seconds to read (OBSERVED.md#xid-rate); each XID is delivered at once.
 func TestXIDsChangedInBurst(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(5)
-	b.open(testConfig())
-	b.poll()
+	b := startFixture(t, 5)
 	b.add(time.Second)
 	at := b.clock.now()
 	for gpu := range uint(5) {
@@ -90,10 +87,7 @@ func TestXIDsChangedInBurst(t *testing.T) {
 }
 
 func TestXIDsChangedDeadEngine(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
-	b.open(testConfig())
-	b.poll()
+	b := startFixture(t, 1)
 	b.lib.Fail("*", errNotConnected, -1)
 	for range 2 {
 		if _, err := b.XIDsChanged(t.Context()); err == nil || !strings.Contains(err.Error(), "Host engine connection invalid") {

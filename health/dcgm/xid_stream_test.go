@@ -25,10 +25,7 @@ func xidCodes(s health.Sample) (codes []int) {
 }
 
 func TestXIDIsDeliveredOnce(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
-	b.open(testConfig())
-	b.poll()
+	b := startFixture(t, 2)
 	b.add(time.Second)
 	at := b.clock.now().Truncate(time.Microsecond)
 	b.xid(script.GPU, 1, 79, at)
@@ -53,10 +50,7 @@ func TestXIDIsDeliveredOnce(t *testing.T) {
 }
 
 func TestXIDsInStreamOnly(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
-	b.open(testConfig())
-	b.poll()
+	b := startFixture(t, 1)
 	b.add(time.Second)
 	start := b.clock.now()
 	// Of three XIDs within a second, the latest value is the last.
@@ -75,10 +69,7 @@ func TestXIDsInStreamOnly(t *testing.T) {
 
 // Rows before those of other entities, and duplicates, are delivered once.
 func TestXIDRowsOutOfOrder(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
-	b.open(testConfig())
-	b.poll()
+	b := startFixture(t, 2)
 	b.add(20 * time.Second)
 	start := b.clock.now()
 	b.xid(script.GPU, 0, 31, start)
@@ -93,10 +84,7 @@ func TestXIDRowsOutOfOrder(t *testing.T) {
 
 // An XID 79 of the kernel log has an earlier time (OBSERVED.md#kernel-log-xid).
 func TestXIDInLatestValueOnly(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
-	b.open(testConfig())
-	b.poll()
+	b := startFixture(t, 1)
 	b.add(time.Hour)
 	start := b.clock.now()
 	b.xid(script.GPU, 0, 31, start)
@@ -118,10 +106,7 @@ func TestXIDInLatestValueOnly(t *testing.T) {
 }
 
 func TestRowsWithoutXID(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
-	b.open(testConfig())
-	b.poll()
+	b := startFixture(t, 1)
 	at := b.clock.now().Add(time.Second)
 	b.lib.Row(script.GPU, 0, 79, errNoData, at)
 	b.lib.Row(script.GPU, 0, 9223372036854775792, 0, at)
@@ -283,10 +268,7 @@ func TestXIDsOfOldKernelLog(t *testing.T) {
 		"after a clock step back":                  {code: 79, age: time.Minute, after: time.Second, step: -time.Hour, again: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newFixture(t)
-			b.addGPUs(1)
-			b.open(testConfig())
-			b.poll()
+			b := startFixture(t, 1)
 			first := b.clock.now()
 			b.add(time.Second)
 			b.lib.Clock(tt.step)
@@ -314,10 +296,7 @@ func TestXIDsOfOldKernelLog(t *testing.T) {
 func TestXIDInLogAndDriverIsOne(t *testing.T) {
 	for _, code := range []int64{79, 119, 120} {
 		t.Run(fmt.Sprint(code), func(t *testing.T) {
-			b := newFixture(t)
-			b.addGPUs(1)
-			b.open(testConfig())
-			b.poll()
+			b := startFixture(t, 1)
 			b.add(20 * time.Second)
 			at := b.clock.now()
 			b.xid(script.GPU, 0, code, at)
@@ -335,10 +314,7 @@ func TestXIDInLogAndDriverIsOne(t *testing.T) {
 
 // After a reconnect, delivered XIDs are not new, those between the sessions are, and those of a failed poll are not lost.
 func TestXIDsAcrossReconnect(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
-	b.open(testConfig())
-	b.poll()
+	b := startFixture(t, 2)
 	b.add(time.Second)
 	b.xid(script.GPU, 0, 31, b.clock.now())
 	if got := xidCodes(b.pollAfter(time.Second, 2)[gpuID(0)]); !slices.Equal(got, []int{31}) {
@@ -373,10 +349,7 @@ func TestXIDsAcrossReconnect(t *testing.T) {
 }
 
 func TestXIDsAcrossRebuild(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
-	b.open(testConfig())
-	b.poll()
+	b := startFixture(t, 2)
 	b.add(time.Second)
 	b.lib.Row(script.GPU, 1, 63, 0, b.clock.now())
 	b.inventoryDirty = true // the next poll recreates the watches
@@ -396,81 +369,20 @@ func TestXIDsAfterEmptyList(t *testing.T) {
 	b.addInstances(0, map[uint][]uint{0: {0}})
 	b.open(testConfig())
 	b.poll()
-	b.pollAfter(time.Second, 1)
 	b.lib.Empty(true)
 	for range 20 {
-		b.add(time.Second)
-		b.sampleGPUs(1)
-		if _, err := b.Poll(t.Context()); err != nil {
-			t.Log(err)
-			break
-		}
+		b.pollAfter(time.Second, 1)
 	}
 	b.lib.Empty(false)
 	b.xid(script.CI, 0, 95, b.clock.now())
 	b.xid(script.GPU, 0, 48, b.clock.now())
-	var gpu, mig []int
+	got := map[health.DeviceID][]int{}
 	for range 20 {
-		b.add(time.Second)
-		b.sampleGPUs(1)
-		r, err := b.Poll(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, s := range r.Samples {
-			if s.Device == gpuID(0) {
-				gpu = append(gpu, xidCodes(s)...)
-			}
-			if s.Device == migID(0) {
-				mig = append(mig, xidCodes(s)...)
-				for _, x := range s.Past {
-					mig = append(mig, -x.Code)
-				}
-			}
+		for id, s := range b.pollAfter(time.Second, 1) {
+			got[id] = slices.Concat(got[id], xidCodes(s), pastCodes(s))
 		}
 	}
-	if !slices.Contains(gpu, 48) || len(mig) == 0 {
-		t.Errorf("XIDs of the GPU %v, of the MIG device %v", gpu, mig)
-	}
-}
-
-// Recreating the watches of a host engine whose clock was set back loses no XID.
-func TestXIDsWhileHostEngineClockIsBack(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
-	cfg := testConfig()
-	cfg.Address = "node:5555"
-	b.open(cfg)
-	b.poll()
-	b.lib.Clock(-time.Hour)
-	var got, past []int
-	sent := 0
-	for range 120 {
-		b.add(time.Second)
-		b.sampleGPUs(2)
-		sent++
-		b.xid(script.GPU, 0, int64(1000+sent), b.clock.now())
-		r, err := b.Poll(t.Context())
-		if err != nil {
-			t.Log("after", sent, err)
-			if err := b.Close(); err != nil {
-				t.Fatal(err)
-			}
-			b.open(cfg)
-			continue
-		}
-		for _, s := range r.Samples {
-			if s.Device == gpuID(0) {
-				got = append(got, xidCodes(s)...)
-				for _, x := range s.Past {
-					past = append(past, x.Code)
-				}
-			}
-		}
-	}
-	for n := 1; n <= sent; n++ {
-		if !slices.Contains(got, 1000+n) {
-			t.Errorf("XID %d is lost, past %v", n, past)
-		}
+	if !slices.Equal(got[gpuID(0)], []int{48}) || !slices.Equal(got[migID(0)], []int{95}) {
+		t.Errorf("XIDs %v", got)
 	}
 }

@@ -96,7 +96,7 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 	a := newAgent(c, log, level, boot)
 	a.loader, a.build, a.logDropped = loader, build, sink.Dropped
 	a.logNotes(c)
-	a.monitor.AskHolders((&holderCheck{holders: a.plugin.Holders, refresh: a.plugin.AskHolders}).mayBeHeld)
+	a.monitor.SetHeld((&holderCheck{holders: a.plugin.Holders, refresh: a.plugin.AskHolders}).mayBeHeld)
 	a.reporter = a.newReporter(a.restore(c, boot))
 	err = supervise(ctx, log,
 		component{name: "source", run: a.runSource},
@@ -181,7 +181,7 @@ func storeChanged[T any](l *health.Latest[T], v T) {
 func (a *Agent) newReporter(restored []health.DeviceState) *kube.Reporter {
 	return kube.New(kube.Options{
 		Config: &a.healthConfig, Snapshots: &a.snapshots, Node: nodeName(), Holders: a.holdingPods,
-		Remembered: restored, Log: a.log.Named("kubernetes"),
+		Saved: restored, Log: a.log.Named("kubernetes"),
 	})
 }
 

@@ -122,15 +122,13 @@ func (d doctor) checkDeviceNodes(s survey) []Check {
 	}
 	var present, missing, unlinked []string
 	for _, n := range nodes {
-		link := fmt.Sprintf("/dev/char/%d:%d", majorNVIDIA, n.minor)
-		switch {
-		case !d.host.exists(n.path):
+		if !d.host.exists(n.path) {
 			missing = append(missing, n.path)
-		default:
-			present = append(present, n.path)
-			if n.minor >= 0 && !d.host.exists(link) {
-				unlinked = append(unlinked, link)
-			}
+			continue
+		}
+		present = append(present, n.path)
+		if link := fmt.Sprintf("/dev/char/%d:%d", majorNVIDIA, n.minor); n.minor >= 0 && !d.host.exists(link) {
+			unlinked = append(unlinked, link)
 		}
 	}
 	checks := pass(strings.Join(present, ", "))

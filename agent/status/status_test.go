@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"flag"
+	"fmt"
 	"html/template"
 	"math"
 	"net/http"
@@ -247,11 +248,8 @@ func TestAskErrors(t *testing.T) {
 func summary(events []Event) string {
 	var b strings.Builder
 	for _, e := range events {
-		fields := []string{e.Kind, string(e.UUID), e.Was, e.State, e.Cause}
-		if e.XID > 0 {
-			fields = append(fields, strconv.Itoa(e.XID))
-		}
-		b.WriteString(strings.Join(strings.Fields(strings.Join(fields, " ")), " ") + "\n")
+		line := fmt.Sprint(e.Kind, " ", e.UUID, " ", e.Was, " ", e.State, " ", e.Cause, " ", e.XID)
+		b.WriteString(strings.TrimSuffix(strings.Join(strings.Fields(line), " "), " 0") + "\n")
 	}
 	return b.String()
 }

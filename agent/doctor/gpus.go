@@ -43,7 +43,7 @@ func busID(id string) string {
 
 func (d doctor) checkGPUs(s survey) []Check {
 	if !d.host.exists("/sys/bus/pci/devices") {
-		return info("unknown: there is no " + d.host.path("/sys/bus/pci/devices"))
+		return info("unknown: " + d.host.path("/sys/bus/pci/devices") + " not found")
 	}
 	gpus, listed := d.host.pciGPUs(), map[string]bool{}
 	for _, g := range s.gpus() {

@@ -11,147 +11,146 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
-// fleet is so many GPUs, each with so many MIG devices, all held; each GPU by so many replicas.
-func fleet(gpus, parts, replicas int) (*health.Snapshot, plugin.Holders) {
-	values := make(map[health.Field]float64)
-	for _, k := range fieldTable {
-		values[k.id] = 1000 * float64(k.id)
-	}
+// fleet returns a node with this number of GPUs, of MIG devices per GPU and of replicas per device, all allocated.
+func fleet(gpus, migDevices, replicas int) (*health.Snapshot, func() plugin.Holders) {
+	values := fieldValues(1000)
 	s := &health.Snapshot{At: now, Source: health.Source{Status: health.SourceUp, Versions: health.Versions{Driver: "580.95.05"}}}
 	h := plugin.Holders{At: now, By: map[health.DeviceID][]plugin.Holder{}}
 	add := func(d health.Device) {
 		s.Devices = append(s.Devices, health.DeviceState{Device: d, Sample: health.Sample{Values: values}, Verdict: health.Verdict{State: health.Healthy}})
-		hold := func(id string) {
+		allocate := func(id string) {
 			h.By[d.ID] = append(h.By[d.ID], plugin.Holder{
 				Namespace: "team-a", Pod: fmt.Sprintf("train-%d-%s", d.Index, id), Container: "main", Resource: "nvidia.com/gpu", DeviceID: id,
 			})
 		}
-		if d.Kind == health.KindMIG || parts == 0 && replicas == 0 {
-			hold(string(d.ID))
+		if d.Kind == health.KindMIG || migDevices == 0 && replicas == 0 {
+			allocate(string(d.ID))
 		}
 		for i := range replicas {
-			hold(fmt.Sprintf("%s::%d", d.ID, i))
+			allocate(fmt.Sprintf("%s::%d", d.ID, i))
 		}
 	}
 	for i := range gpus {
 		gpu := health.Device{
 			ID: health.DeviceID(fmt.Sprintf("GPU-6f1a1b2c-0000-0000-0000-%012d", i)), Index: i, PCI: fmt.Sprintf("00000000:%02x:00.0", i),
-			Model: "NVIDIA H100 80GB HBM3", NUMA: []int{i / 4}, Memory: 80 << 30, MIGMode: parts > 0,
+			Model: "NVIDIA H100 80GB HBM3", NUMA: []int{i / 4}, Memory: 80 << 30, MIGMode: migDevices > 0,
 		}
 		add(gpu)
-		for p := range parts {
+		for p := range migDevices {
 			d := gpu
 			d.ID, d.Parent, d.Kind, d.GI, d.Profile = health.DeviceID(fmt.Sprintf("MIG-%d-%d", i, p)), gpu.ID, health.KindMIG, p+1, "1g.10gb"
 			add(d)
 		}
 	}
-	return s, h
+	return s, func() plugin.Holders { return h }
 }
 
-// BenchmarkScrape is a whole answer, page and all, as Prometheus asks for it.
+// BenchmarkScrape measures a response to Prometheus.
 func BenchmarkScrape(b *testing.B) {
-	perPod := *config(SetDefault)
+	perPod := *testConfig(fields.SetDefault)
 	perPod.Attribution = AttributePerPod
-	full := config(SetDefault, SetProfiling, SetOptional)
+	full := testConfig(fields.SetDefault, fields.SetProfiling, fields.SetOptional)
 	for _, bench := range []struct {
-		name                  string
-		gpus, parts, replicas int
-		cfg                   *Config
+		name                       string
+		gpus, migDevices, replicas int
+		cfg                        *Config
 	}{
-		{"8GPUs", 8, 0, 0, config(SetDefault)},
+		{"8GPUs", 8, 0, 0, testConfig(fields.SetDefault)},
 		{"8GPUs/full", 8, 0, 0, full},
-		{"8x7MIG", 8, 7, 0, config(SetDefault)},
+		{"8x7MIG", 8, 7, 0, testConfig(fields.SetDefault)},
 		{"8x7MIG/full", 8, 7, 0, full},
-		{"8x10replicas", 8, 0, 10, config(SetDefault)},
+		{"8x10replicas", 8, 0, 10, testConfig(fields.SetDefault)},
 		{"8x10replicas/full", 8, 0, 10, full},
 		{"8x10replicas/perPod", 8, 0, 10, &perPod},
 	} {
 		for _, encoding := range []string{"", "gzip"} {
 			b.Run(bench.name+"/"+cmp.Or(encoding, "plain"), func(b *testing.B) {
-				s, held := fleet(bench.gpus, bench.parts, bench.replicas)
-				scrapes(b, s, held, bench.cfg, encoding)
+				s, holders := fleet(bench.gpus, bench.migDevices, bench.replicas)
+				benchmarkScrape(b, s, holders, bench.cfg, encoding)
 			})
 		}
 	}
 }
 
-// BenchmarkScrapeIsLinear tells what a device costs, be there few or many.
+// BenchmarkScrapeIsLinear measures the time per device for different numbers of devices.
 func BenchmarkScrapeIsLinear(b *testing.B) {
 	for _, gpus := range []int{1, 2, 4, 8, 16, 32} {
 		b.Run(fmt.Sprintf("%dx7MIG", gpus), func(b *testing.B) {
-			s, held := fleet(gpus, 7, 0)
-			scrapes(b, s, held, config(SetDefault), "gzip")
+			s, holders := fleet(gpus, 7, 0)
+			benchmarkScrape(b, s, holders, testConfig(fields.SetDefault), "gzip")
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(s.Devices)), "ns/device")
 		})
 	}
 }
 
-// BenchmarkScrapePods tells what the UIDs and labels of pods cost.
+// BenchmarkScrapePods measures the cost of pod labels and UIDs.
 func BenchmarkScrapePods(b *testing.B) {
-	uid := Label{podUIDLabel, "6f1a1b2c-0000-0000-0000-000000000000"}
-	labels := []Label{{"team", "vision"}, {"app_kubernetes_io_name", "train"}, {"app_kubernetes_io_version", "1.2.3"}}
+	uid := label(podUIDLabel, "6f1a1b2c-0000-0000-0000-000000000000")
+	labels := []Label{label("team", "vision"), label("app_kubernetes_io_name", "train"), label("app_kubernetes_io_version", "1.2.3")}
 	for _, bench := range []struct {
 		name   string
 		labels []Label
 	}{{"none", nil}, {"podUID", []Label{uid}}, {"3labels", labels}, {"both", append(labels[:3:3], uid)}} {
 		b.Run(bench.name, func(b *testing.B) {
-			s, held := fleet(8, 0, 0)
-			scrapes(b, s, held, config(SetDefault), "gzip", func(src *Sources) {
+			s, holders := fleet(8, 0, 0)
+			benchmarkScrape(b, s, holders, testConfig(fields.SetDefault), "gzip", func(src *Sources) {
 				src.PodLabels = func(string, string) []Label { return bench.labels }
 			})
 		})
 	}
 }
 
-// scrapes asks for the page as Prometheus does.
-func scrapes(b *testing.B, s *health.Snapshot, held plugin.Holders, cfg *Config, encoding string, change ...func(*Sources)) {
-	src := sourcesOf(s, cfg)
+// benchmarkScrape requests the page as Prometheus 3 does.
+func benchmarkScrape(b *testing.B, s *health.Snapshot, holders func() plugin.Holders, cfg *Config, encoding string, change ...func(*Sources)) {
+	src := configuredSources(s, cfg)
 	for _, f := range change {
 		f(&src)
 	}
-	src.Holders = func() plugin.Holders { return held }
+	src.Holders = holders
 	src.Totals = NewTotals(src.Config, src.Snapshots, src.Holders)
-	src.Totals.fold(s)
+	src.Totals.update(s)
 	h := Handler(src, log.New(io.Discard, "", 0))
 	r := httptest.NewRequestWithContext(b.Context(), http.MethodGet, "/metrics", nil)
-	r.Header.Set("Accept", acceptPrometheus3)
+	r.Header.Set("Accept", "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,application/openmetrics-text;version=0.0.1;q=0.5,"+
+		"text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2")
 	r.Header.Set("Accept-Encoding", encoding)
-	page := &counter{header: make(http.Header)}
+	w := &countingWriter{header: make(http.Header)}
 	b.ReportAllocs()
 	for b.Loop() {
-		clear(page.header)
-		page.bytes = 0
-		h.ServeHTTP(page, r)
+		clear(w.header)
+		w.bytes = 0
+		h.ServeHTTP(w, r)
 	}
-	b.ReportMetric(float64(page.bytes), "page-bytes")
+	b.ReportMetric(float64(w.bytes), "page-bytes")
 }
 
-// counter is a client that keeps nothing.
-type counter struct {
+// countingWriter discards a response.
+type countingWriter struct {
 	header http.Header
 	bytes  int
 }
 
-func (c *counter) Header() http.Header { return c.header }
-func (c *counter) WriteHeader(int)     {}
-func (c *counter) Write(b []byte) (int, error) {
+func (c *countingWriter) Header() http.Header { return c.header }
+func (c *countingWriter) WriteHeader(int)     {}
+func (c *countingWriter) Write(b []byte) (int, error) {
 	c.bytes += len(b)
 	return len(b), nil
 }
 
-// BenchmarkFold is what follows each poll.
-func BenchmarkFold(b *testing.B) {
+// BenchmarkUpdateTotals measures the work after each poll.
+func BenchmarkUpdateTotals(b *testing.B) {
 	s, holders := fleet(8, 7, 0)
-	var l ledger
+	var a accumulator
 	b.ReportAllocs()
 	at := now
 	for b.Loop() {
 		at = at.Add(time.Second)
-		again := *s
-		again.At = at
-		l.fold(observation{at, &again, holders, 5 * time.Minute, 5})
+		next := *s
+		next.At = at
+		a.update(observation{at, &next, holders(), 5 * time.Minute, 5})
 	}
 }

@@ -1,37 +1,37 @@
-// Package metrics shows the newest snapshot and the agent's own state to Prometheus.
+// Package metrics exports the newest snapshot and the agent's own state as Prometheus metrics.
 //
-// A scrape renders what is already known: it calls neither DCGM, nor the kubelet, nor the API server. What
-// no single snapshot tells, such as how long a device was unhealthy, is summed up by Totals beside it.
+// A scrape renders what is in memory: it calls neither DCGM, nor the kubelet, nor the API server. Totals accumulates
+// what a single snapshot does not contain, such as the time that a device has been unhealthy.
 package metrics
 
 import (
+	"net/http"
 	"strconv"
 	"sync"
 	"time"
 
-	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/exposition"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
-const namespace = "gpu_node_agent"
-
-// Reload is how the configuration's last reload went.
+// Reload is the result of the last configuration reload.
 type Reload struct {
 	OK bool
-	At time.Time // of the configuration that is in force
+	At time.Time // of the last successful one
 }
 
-// Kubernetes is what was told to the API server since the agent started.
+// Kubernetes counts the writes to the API server since the agent started.
 type Kubernetes struct {
-	Writes  uint64 // of the node's condition
+	Writes  uint64 // of the node condition
 	Events  uint64
-	Dropped uint64 // events that were given up
-	Errors  uint64 // requests that failed; most are made again
+	Dropped uint64 // events
+	Errors  uint64 // failed requests; most are retried
 }
 
-// Sources is what is read once at each scrape. Each is a quick look at memory.
+// Sources provides the data of a scrape, which reads each source once. All functions must return quickly.
 type Sources struct {
 	Config    *health.Latest[Config] // never empty
 	Snapshots *health.Latest[health.Snapshot]
@@ -42,129 +42,140 @@ type Sources struct {
 	Now       func() time.Time
 	Hostname  string // the node's name
 
-	// PodLabels returns what PodPicker.Of picks of a pod: the labels that metrics.podLabels allows, and its UID;
-	// nil: there are none to show.
+	// PodLabels returns the labels of a pod as PodPicker.Of selects them, including its UID. nil: no pod labels.
 	PodLabels func(namespace, pod string) []Label
-	// Jobs returns the ids of the jobs that run on a GPU, or on a GPU instance (gi is its id, "" for a whole
-	// GPU), in order; nil: there are none to show.
+	// Jobs returns the IDs of the jobs on a GPU, or on the GPU instance with the ID gi ("" for a whole GPU), in order.
+	// nil: no jobs.
 	Jobs func(gpu int, gi string) []string
 
-	// Parts that may be off, which false says, and so does a nil function. Then they have no series.
-	Kubernetes  func() (k Kubernetes, on bool)
-	PodLabelsUp func() (up, on bool) // whether the API server tells the pods' labels
-	StateFileUp func() (up, on bool) // whether what is to be remembered is in health.stateFile
+	// The status of optional parts. A part has no series if it is not enabled or its function is nil.
+	Kubernetes  func() (k Kubernetes, enabled bool)
+	PodLabelsUp func() (up, enabled bool) // whether the API server provides the pods' labels
+	StateFileUp func() (up, enabled bool) // whether health.stateFile could be written
 
-	LogDropped func() uint64 // log entries that were not written; nil: not counted
+	LogDropped func() uint64 // dropped log entries; nil: not counted
 
 	Version, Revision string // of the agent
 }
 
 // Label is a label of a series.
-type Label struct{ Name, Value string }
+type Label = exposition.Label
 
-// Gatherer renders Sources. It is a prometheus.TransactionalGatherer.
-//
-// It builds the families itself, in order, for two reasons: a registry makes, checks and sorts each series as
-// if it knew nothing of the others, which took more than half of a scrape; and it refuses a second series
-// with the same labels by an error, where we leave it out.
-type Gatherer struct {
+func label(name, value string) Label { return Label{Name: name, Value: value} }
+
+// Handler serves /metrics.
+func Handler(src Sources, log promhttp.Logger) http.Handler {
+	return exposition.Handler(newCollector(src).collect, log)
+}
+
+// collector renders Sources as pages.
+type collector struct {
 	src Sources
 
-	mu    sync.Mutex // guards shape
-	shape *shape
-	pages sync.Pool // of *page, whose scrape is over
+	mu      sync.Mutex // guards schema
+	schema  *schema
+	buffers sync.Pool // of *buffers
 }
 
-// NewGatherer returns a gatherer of what there is to be seen now, and whenever it is asked.
-func NewGatherer(src Sources) *Gatherer { return &Gatherer{src: src} }
+func newCollector(src Sources) *collector { return &collector{src: src} }
 
-// shape is what a configuration makes of the series. It is not modified.
-type shape struct {
-	cfg      *Config
-	families []family // by number
-	order    []int    // the numbers in the order of the names
-	fields   []fieldFamily
-	own      ownFamilies
-	process  processFamilies
-	runtime  runtimeFamilies
-	window   string // in milliseconds
-	events   bool   // a field needs what happened in the window
-}
-
-// shaped returns the shape of the configuration in force.
-func (g *Gatherer) shaped() *shape {
-	cfg := g.src.Config.Load()
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.shape == nil || g.shape.cfg != cfg {
-		g.shape = newShape(cfg)
+// currentSchema returns the schema of the configuration in force.
+func (c *collector) currentSchema() *schema {
+	cfg := c.src.Config.Load()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.schema == nil || c.schema.cfg != cfg {
+		c.schema = newSchema(cfg)
 	}
-	return g.shape
+	return c.schema
 }
 
-// scrape is all that one scrape shows, each read once so that its series agree.
+// buffers is the memory of a scrape. Later scrapes reuse it.
+type buffers struct {
+	*schema
+	*exposition.Page
+
+	entityByKey map[entityKey]int // index in entities
+	entities    []entity
+	labelSets   []labelSet
+	devices     []labeledDevice
+	xidCounts   []xidCount
+	podLabels   map[podName][]Label
+	runtime     runtimeReading
+}
+
+func newBuffers(s *schema) *buffers {
+	return &buffers{
+		schema: s, Page: exposition.NewPage(s.Schema), entityByKey: make(map[entityKey]int), podLabels: make(map[podName][]Label),
+		runtime: s.runtimeSums.newReading(),
+	}
+}
+
+// reset prepares buffers for another scrape and drops the references of this one.
+func (b *buffers) reset() {
+	b.Page.Reset()
+	clear(b.entityByKey)
+	clear(b.podLabels)
+	b.entities, b.labelSets, b.devices = truncate(b.entities), truncate(b.labelSets), truncate(b.devices)
+}
+
+func truncate[T any](list []T) []T {
+	clear(list)
+	return list[:0]
+}
+
+// scrape holds the data of one scrape. It reads each source once, so that its series are consistent.
 type scrape struct {
-	*shape
-	*page
+	*buffers
 	src      *Sources
 	now      time.Time
 	snapshot *health.Snapshot
 	holders  plugin.Holders
-	views    []deviceView // of the snapshot's devices
-	poll     pollTotals
+	totals   []deviceTotalsView // of the snapshot's devices
+	polls    pollHistogram
 }
 
-// staleAfter is how long what was measured is shown while the source is away. A short stall leaves no gap in the
-// graphs; after that a flat line would pass for a measurement. States and findings stay.
+// staleAfter is how long the last measurements are exported while the source is down. A short interruption leaves no gap
+// in graphs; a longer one must not look like a constant measurement. States and findings are exported regardless.
 const staleAfter = time.Minute
 
-// Gather renders the newest snapshot, which cannot fail. The families are the caller's until it calls done.
-func (g *Gatherer) Gather() (families []*dto.MetricFamily, done func(), err error) {
-	p := g.page()
-	return p.out, func() { g.done(p) }, nil
-}
-
-// done takes a page back.
-func (g *Gatherer) done(p *page) {
-	p.reset()
-	g.pages.Put(p)
-}
-
-// page is what there is to be seen now, to be given back by done.
-func (g *Gatherer) page() *page {
-	shape := g.shaped()
-	p, ok := g.pages.Get().(*page)
-	if !ok || p.shape != shape {
-		p = newPage(shape)
+// collect renders the current state. It is an exposition.CollectFunc.
+func (c *collector) collect() (*exposition.Page, func()) {
+	schema := c.currentSchema()
+	b, ok := c.buffers.Get().(*buffers)
+	if !ok || b.schema != schema {
+		b = newBuffers(schema)
 	}
-	s := &scrape{
-		shape: shape, page: p, src: &g.src, now: g.src.Now(), snapshot: g.src.Snapshots.Load(), holders: g.src.Holders(),
-	}
+	s := &scrape{buffers: b, src: &c.src, now: c.src.Now(), snapshot: c.src.Snapshots.Load(), holders: c.src.Holders()}
 	if s.snapshot != nil {
-		s.views, s.poll = g.src.Totals.views(s.snapshot.Devices, shape.events)
+		s.totals, s.polls = c.src.Totals.views(s.snapshot.Devices, schema.needsEvents)
 		if s.snapshot.Source.Status == health.SourceUp || s.now.Sub(s.snapshot.At) < staleAfter {
 			s.collectFields()
 		}
 		s.collectDevices()
 		s.collectSource()
 	}
-	s.collectPlugin(g.src.Plugin())
+	s.collectPlugin(c.src.Plugin())
 	s.collectAgent()
 	s.collectProcess()
 	s.collectRuntime()
-	p.finish()
-	return p
+	return b.Page, func() {
+		b.reset()
+		c.buffers.Put(b)
+	}
 }
 
-func truth(b bool) float64 {
+func boolValue(b bool) float64 {
 	if b {
 		return 1
 	}
 	return 0
 }
 
-// instanceOf is the id of a MIG device's GPU instance, "" of a GPU.
-func instanceOf(d *health.Device) string {
+func unixSeconds(t time.Time) float64 { return float64(t.UnixMilli()) / 1000 }
+
+// gpuInstance returns the ID of a MIG device's GPU instance, "" for a GPU.
+func gpuInstance(d *health.Device) string {
 	if d.Kind == health.KindMIG {
 		return strconv.Itoa(d.GI)
 	}

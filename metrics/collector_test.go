@@ -1,166 +1,25 @@
 package metrics
 
 import (
-	"bytes"
 	"flag"
+	"maps"
 	"os"
-	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
-	"github.com/prometheus/common/expfmt"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
 )
 
-var update = flag.Bool("update", false, "write the golden exposition anew")
-
-var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-
-// node is a node with a good GPU, a lost one, and a partitioned one with a bad label in its name.
-func node() *health.Snapshot {
-	full := map[health.Field]float64{}
-	for i, f := range chosen(SetDefault).IDs() {
-		full[f] = float64(i) + 0.5
-	}
-	full[health.FieldXID] = 31
-	h100 := "NVIDIA H100 80GB HBM3"
-	return &health.Snapshot{
-		Seq: 7, At: now.Add(-2500 * time.Millisecond),
-		Source: health.Source{
-			Status: health.SourceUp, Reconnects: 2, Polls: 9, PollTook: 4 * time.Millisecond,
-			Versions: health.Versions{Driver: "580.95.05", CUDA: "13.0", DCGM: "4.6.0", Engine: "4.5.1"},
-		},
-		Devices: []health.DeviceState{
-			{
-				Device: health.Device{
-					ID: "GPU-a", Index: 0, Minor: 1, PCI: "00000000:1B:00.0", Model: h100, NUMA: []int{0, 1}, Memory: 80 << 30,
-					Links: []health.Link{{Peer: "GPU-b", NVLinks: 18}, {Peer: "GPU-c", Path: health.PathSystem}},
-				},
-				Sample:    health.Sample{Values: full},
-				Verdict:   health.Verdict{State: health.Healthy},
-				XIDCounts: map[int]uint64{31: 3, 43: 1, 137: 1},
-				LastXID:   health.XID{Code: 137, At: now.Add(-time.Minute)},
-			},
-			{
-				Device: health.Device{ID: "GPU-b", Index: 1, PCI: "00000000:43:00.0", Model: h100},
-				Verdict: health.Verdict{State: health.Unhealthy, Findings: []health.Finding{
-					{Cause: "xid-79", State: health.Unhealthy, Action: health.ActionRebootNode},
-					{Cause: "temperature", State: health.Degraded, Action: health.ActionCheckCooling},
-				}},
-			},
-			{
-				Device:  health.Device{ID: "GPU-c", Index: 2, PCI: "00000000:52:00.0", Model: "a \"model\"\nof \\ its own", MIGMode: true},
-				Sample:  health.Sample{Values: map[health.Field]float64{health.FieldGPUTemp: 41}},
-				Verdict: health.Verdict{State: health.Degraded},
-			},
-			mig("MIG-1", 1, 0, 512),
-			mig("MIG-2", 2, 0, 1024),
-			mig("MIG-3", 2, 1, 1024), // a second compute instance of the GPU instance above
-		},
-	}
-}
-
-func mig(id health.DeviceID, gi, ci int, used float64) health.DeviceState {
-	return health.DeviceState{
-		Device: health.Device{
-			ID: id, Parent: "GPU-c", Kind: health.KindMIG, Index: 2, PCI: "00000000:52:00.0", Model: "NVIDIA H100 80GB HBM3",
-			Profile: "1g.10gb", GI: gi, CI: ci,
-		},
-		Sample:  health.Sample{Values: map[health.Field]float64{health.FieldFBUsed: used}},
-		Verdict: health.Verdict{State: health.Unknown},
-	}
-}
-
-// config is a configuration with these fields.
-func config(fields ...string) *Config {
-	c := DefaultConfig()
-	c.Fields = nil
-	for _, f := range fields {
-		c.Fields = append(c.Fields, FieldSpec{Name: f})
-	}
-	c, err := c.Resolve()
-	if err != nil {
-		panic(err) // there is no file
-	}
-	return &c
-}
-
-func chosen(fields ...string) Selection { return config(fields...).Chosen }
-
-// holders is who has what: a whole GPU, two replicas of another by one container and a third by another pod's,
-// and a MIG device.
-func holders() plugin.Holders {
-	const gpu, part = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
-	return plugin.Holders{At: now.Add(-time.Second), By: map[health.DeviceID][]plugin.Holder{
-		"GPU-a": {{Namespace: "team", Pod: "train-0", Container: "main", Resource: gpu, DeviceID: "GPU-a"}},
-		"GPU-c": {
-			{Namespace: "team", Pod: "nb-1", Container: "nb", Resource: gpu, DeviceID: "GPU-c::0"},
-			{Namespace: "team", Pod: "nb-1", Container: "nb", Resource: gpu, DeviceID: "GPU-c::2"},
-			{Namespace: "team", Pod: "nb-2", Container: "nb", Resource: gpu, DeviceID: "GPU-c::1"},
-		},
-		"MIG-1": {{Namespace: "infer", Pod: "web", Container: "model", Resource: part, DeviceID: "MIG-1"}},
-	}}
-}
-
-func sources(s *health.Snapshot) Sources { return sourcesOf(s, config(SetDefault)) }
-
-// sourcesOf has the totals of one fold a minute ago and one now.
-func sourcesOf(s *health.Snapshot, c *Config) Sources {
-	latest, configs := new(health.Latest[health.Snapshot]), new(health.Latest[Config])
-	configs.Store(c)
-	totals := NewTotals(configs, latest, holders)
-	if s != nil {
-		latest.Store(s)
-		for _, at := range []time.Time{now.Add(-time.Minute), now} {
-			totals.now = func() time.Time { return at }
-			totals.fold(s)
-		}
-	}
-	return Sources{
-		Config: configs, Snapshots: latest, Totals: totals, Holders: holders,
-		Plugin: func() plugin.Status {
-			return plugin.Status{Resources: []plugin.ResourceStatus{{
-				Name: "nvidia.com/gpu", Registered: true, Registrations: 2, Streams: 1, Allocations: 5,
-				AllocationErrors: map[string]uint64{"unknown_device": 1}, Devices: 3, Healthy: 2,
-			}}}
-		},
-		Reload:      func() Reload { return Reload{OK: true, At: now.Add(-time.Hour)} },
-		Kubernetes:  func() (Kubernetes, bool) { return Kubernetes{Writes: 4, Events: 3, Dropped: 2, Errors: 1}, true },
-		PodLabelsUp: func() (bool, bool) { return true, true },
-		StateFileUp: func() (bool, bool) { return false, true },
-		LogDropped:  func() uint64 { return 12 },
-		Now:         func() time.Time { return now },
-		Hostname:    "node-1", Version: "1.2.3", Revision: "abc",
-	}
-}
-
-// exposition is a page without what differs from run to run.
-func exposition(t *testing.T, g *Gatherer) string {
-	t.Helper()
-	families, done, err := g.Gather()
-	defer done()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var page bytes.Buffer
-	for _, f := range families {
-		if strings.HasPrefix(f.GetName(), "process_") || strings.HasPrefix(f.GetName(), "go_") {
-			continue
-		}
-		if _, err := expfmt.MetricFamilyToText(&page, f); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return regexp.MustCompile(`goversion="[^"]*"`).ReplaceAllString(page.String(), `goversion="go"`)
-}
+var update = flag.Bool("update", false, "update the golden exposition")
 
 func TestExposition(t *testing.T) {
 	const golden = "testdata/exposition.txt"
-	got := exposition(t, NewGatherer(sources(node())))
+	got := render(t, newCollector(testSources(testNode())))
 	if *update {
 		if err := os.WriteFile(golden, []byte(got), 0o600); err != nil {
 			t.Fatal(err)
@@ -171,79 +30,46 @@ func TestExposition(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got != string(want) {
-		t.Errorf("the exposition differs from %s (go test ./metrics -update):\n%s", golden, got)
+		t.Errorf("the exposition differs from %s (update it with go test ./metrics -update):\n%s", golden, got)
 	}
 }
 
-// Before the first poll the agent's own series are there, and no device's.
-func TestExpositionWithoutSnapshot(t *testing.T) {
-	got := exposition(t, NewGatherer(sources(nil)))
-	if strings.Contains(got, "DCGM_") || strings.Contains(got, "device_state") {
-		t.Errorf("devices out of nothing:\n%s", got)
-	}
-	for _, name := range []string{"gpu_node_agent_plugin_registered", "gpu_node_agent_build_info", "gpu_node_agent_config_last_reload_successful"} {
-		if !strings.Contains(got, name) {
-			t.Errorf("%s is not there:\n%s", name, got)
-		}
-	}
-	down := &health.Snapshot{Source: health.Source{Status: health.SourceDown, Err: "refused"}}
-	got = exposition(t, NewGatherer(sources(down)))
-	if !strings.Contains(got, "gpu_node_agent_source_up 0") || strings.Contains(got, "snapshot_age") {
-		t.Errorf("a source that was never up:\n%s", got)
-	}
-}
-
-// No value leaves no series: a lost GPU shows its state, and nothing that it does not measure.
-func TestLostDeviceHasNoStaleValues(t *testing.T) {
-	got := exposition(t, NewGatherer(sources(node())))
-	for line := range strings.Lines(got) {
-		if strings.HasPrefix(line, "DCGM_") && strings.Contains(line, `"GPU-b"`) {
-			t.Errorf("stale: %s", line)
-		}
-	}
-	if !strings.Contains(got, `gpu_node_agent_device_state{GPU_I_ID="",GPU_I_PROFILE="",UUID="GPU-b",gpu="1",hostname="node-1",state="unhealthy"} 1`) {
-		t.Errorf("the lost GPU's state is not there:\n%s", got)
-	}
-}
-
-// The XID of a second compute instance is the GPU instance's.
-func TestXIDOfAnyComputeInstance(t *testing.T) {
-	s := node()
-	last := &s.Devices[len(s.Devices)-1]
-	last.Sample.Values = map[health.Field]float64{health.FieldXID: 43}
-	last.LastXID = health.XID{Code: 43, At: now}
-	got := exposition(t, NewGatherer(sources(s)))
-	if !regexp.MustCompile(`DCGM_FI_DEV_XID_ERRORS\{.*GPU_I_ID="2".*err_code="43".*\} 43`).MatchString(got) {
-		t.Errorf("the XID is not there:\n%s", got)
-	}
-}
-
-// What was measured is not shown for ever when the source is away; what is thought of the devices is.
-func TestASourceThatIsAwayHasNoMeasurements(t *testing.T) {
-	for _, c := range []struct {
-		age   time.Duration
-		shown bool
-	}{{staleAfter - time.Second, true}, {staleAfter, false}} {
-		away := node()
-		away.Source.Status, away.At = health.SourceStalled, now.Add(-c.age)
-		got := exposition(t, NewGatherer(sources(away)))
-		if strings.Contains(got, "DCGM_FI_DEV_GPU_TEMP{") != c.shown {
-			t.Errorf("%v without a measurement: shown %v, want %v", c.age, !c.shown, c.shown)
-		}
-		if !strings.Contains(got, `state="unhealthy"} 1`) {
-			t.Errorf("%v without a measurement, and no states:\n%s", c.age, got)
-		}
-	}
-}
-
-// The names of our own series are in Prometheus's style. dcgm-exporter's are what they are.
-func TestNames(t *testing.T) {
-	families, done, err := NewGatherer(sources(node())).Gather()
+// Describe lists exactly the metrics of a page that are not fields, with the labels of their series.
+func TestDescribe(t *testing.T) {
+	src := configuredSources(testNode(), testConfig())
+	src.PodLabels = func(string, string) []Label { return []Label{label(podUIDLabel, "0f4b")} }
+	p, done := newCollector(src).collect()
 	defer done()
-	if err != nil {
-		t.Fatal(err)
+	described := make(map[string]MetricInfo)
+	for _, m := range Describe() {
+		described[m.Name] = m
 	}
-	problems, err := promlint.NewWithMetricFamilies(families).Lint()
+	for _, f := range p.Families() {
+		labels := make(map[string]bool)
+		for _, m := range f.Metric {
+			for _, l := range m.Label {
+				labels[l.GetName()] = true
+			}
+			if m.Summary != nil {
+				labels["quantile"] = true
+			}
+		}
+		m := described[f.GetName()]
+		if m.Help != f.GetHelp() || !strings.EqualFold(m.Type, f.GetType().String()) || !slices.Equal(slices.Sorted(slices.Values(m.Labels)), slices.Sorted(maps.Keys(labels))) {
+			t.Errorf("%s: described as %+v, exported as %s with labels %v and help %q", f.GetName(), m, f.GetType(), labels, f.GetHelp())
+		}
+		delete(described, f.GetName())
+	}
+	if len(described) > 0 {
+		t.Errorf("described but not exported: %v", slices.Sorted(maps.Keys(described)))
+	}
+}
+
+// The agent's own metrics follow Prometheus' conventions; dcgm-exporter's names are given.
+func TestMetricNames(t *testing.T) {
+	p, done := newCollector(testSources(testNode())).collect()
+	defer done()
+	problems, err := promlint.NewWithMetricFamilies(p.Families()).Lint()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -254,20 +80,155 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// What is off, or not wired, has no series.
-func TestPartsThatAreOff(t *testing.T) {
-	off := func() (bool, bool) { return true, false }
-	for name, part := range map[string]Sources{
-		"off": {PodLabelsUp: off, StateFileUp: off, Kubernetes: func() (Kubernetes, bool) { return Kubernetes{Writes: 1}, false }},
-		"nil": {},
+func TestExpositionBeforeFirstPoll(t *testing.T) {
+	for name, s := range map[string]*health.Snapshot{
+		"no snapshot": nil,
+		"source down": {Source: health.Source{Status: health.SourceDown, Err: "refused"}},
 	} {
-		src := sources(node())
-		src.PodLabelsUp, src.StateFileUp, src.Kubernetes, src.LogDropped = part.PodLabelsUp, part.StateFileUp, part.Kubernetes, part.LogDropped
-		page := exposition(t, NewGatherer(src))
-		for _, unwanted := range []string{"_kubernetes_", "_pod_labels_up", "_state_file_up", "_log_dropped_total"} {
-			if strings.Contains(page, unwanted) {
-				t.Errorf("%s: there is %s", name, unwanted)
+		page := render(t, newCollector(testSources(s)))
+		for _, unwanted := range []string{"DCGM_", namespace + "device_", namespace + "snapshot_age"} {
+			if strings.Contains(page, "\n"+unwanted) {
+				t.Errorf("%s: the page has %s metrics:\n%s", name, unwanted, page)
 			}
 		}
+		for _, wanted := range []string{"plugin_registered", "build_info", "config_last_reload_successful"} {
+			expectSeries(t, page, 1, namespace+wanted)
+		}
+		if s != nil {
+			expectSeries(t, page, 1, namespace+"source_up", " 0")
+		}
+	}
+}
+
+func TestSourceStatus(t *testing.T) {
+	for status, want := range map[health.SourceStatus][]string{
+		health.SourceUp:       {"source_up 1", "source_detached 0", "source_stalled 0"},
+		health.SourceDown:     {"source_up 0", "source_detached 0", "source_stalled 0"},
+		health.SourceDetached: {"source_up 0", "source_detached 1", "source_stalled 0"},
+		health.SourceStalled:  {"source_up 0", "source_detached 0", "source_stalled 1"},
+	} {
+		s := testNode()
+		s.Source.Status = status
+		page := render(t, newCollector(testSources(s)))
+		for _, line := range want {
+			if !strings.Contains(page, "\n"+namespace+line+"\n") {
+				t.Errorf("%v: missing %s", status, line)
+			}
+		}
+	}
+}
+
+// Without a source, measurements end after staleAfter; states stay.
+func TestMeasurementsExpireWithoutSource(t *testing.T) {
+	for age, want := range map[time.Duration]int{staleAfter - time.Second: 2, staleAfter: 0} {
+		s := testNode()
+		s.Source.Status, s.At = health.SourceStalled, now.Add(-age)
+		page := render(t, newCollector(testSources(s)))
+		expectSeries(t, page, want, "DCGM_FI_DEV_GPU_TEMP")
+		expectSeries(t, page, 1, namespace+"device_state", `state="unhealthy"} 1`)
+	}
+}
+
+func TestDisabledPartsHaveNoSeries(t *testing.T) {
+	disabled := func() (bool, bool) { return true, false }
+	for name, parts := range map[string]Sources{
+		"disabled": {PodLabelsUp: disabled, StateFileUp: disabled, Kubernetes: func() (Kubernetes, bool) { return Kubernetes{Writes: 1}, false }},
+		"nil":      {},
+	} {
+		src := testSources(testNode())
+		src.PodLabelsUp, src.StateFileUp, src.Kubernetes, src.LogDropped = parts.PodLabelsUp, parts.StateFileUp, parts.Kubernetes, parts.LogDropped
+		page := render(t, newCollector(src))
+		for _, unwanted := range []string{"_kubernetes_", "_pod_labels_up", "_state_file_up", "_log_dropped_total"} {
+			if strings.Contains(page, unwanted) {
+				t.Errorf("%s: the page has %s", name, unwanted)
+			}
+		}
+	}
+}
+
+func TestCollectorFollowsConfig(t *testing.T) {
+	src := testSources(testNode())
+	c := newCollector(src)
+	expectSeries(t, render(t, c), 1, "DCGM_FI_DEV_SM_CLOCK")
+	src.Config.Store(testConfig("DCGM_FI_DEV_GPU_TEMP", "nonsense"))
+	page := render(t, c)
+	expectSeries(t, page, 0, "DCGM_FI_DEV_SM_CLOCK")
+	expectSeries(t, page, 2, "DCGM_FI_DEV_GPU_TEMP")
+	expectSeries(t, page, 1, namespace+"fields_unknown", " 1")
+}
+
+func TestHostnameLabel(t *testing.T) {
+	c := *testConfig(fields.SetDefault)
+	c.Compat.HostnameLabel = "Hostname"
+	page := render(t, newCollector(configuredSources(testNode(), &c)))
+	if strings.Contains(page, `hostname="`) {
+		t.Errorf("the page has the label hostname:\n%s", page)
+	}
+	expectSeries(t, page, 2, "DCGM_FI_DEV_GPU_TEMP", `Hostname="node-1"`)
+}
+
+// The series of a scrape do not change before it is done, whatever other scrapes do.
+func TestScrapesAreIndependent(t *testing.T) {
+	src := testSources(testNode())
+	c := newCollector(src)
+	first, done := c.collect()
+	want := pageText(t, first)
+	src.Snapshots.Store(fullNode())
+	src.Config.Store(testConfig(fields.SetDefault, fields.SetOptional))
+	second, secondDone := c.collect()
+	if got := pageText(t, first); got != want {
+		t.Errorf("the second scrape has changed the first one to:\n%s", got)
+	}
+	if pageText(t, second) == want {
+		t.Error("the second scrape has the series of the first one")
+	}
+	done()
+	secondDone()
+	src.Snapshots.Store(&health.Snapshot{At: now, Devices: testNode().Devices[:1]})
+	if page := render(t, c); strings.Contains(page, "GPU-b") || strings.Contains(page, "MIG-") {
+		t.Errorf("the page has devices of another scrape:\n%s", page)
+	}
+}
+
+// Scrapes, polls and reloads in parallel, for the race detector.
+func TestParallelScrapes(t *testing.T) {
+	src := testSources(fullNode())
+	c := newCollector(src)
+	done := make(chan struct{})
+	for range 8 {
+		go func() {
+			for range 20 {
+				p, release := c.collect()
+				p.Families()
+				release()
+			}
+			done <- struct{}{}
+		}()
+	}
+	for _, sets := range [][]string{{fields.SetDefault}, {fields.SetOptional}, {fields.SetDefault, fields.SetOptional}} {
+		src.Config.Store(testConfig(sets...))
+		next := fullNode()
+		next.At = next.At.Add(time.Second)
+		src.Snapshots.Store(next)
+		src.Totals.update(next)
+	}
+	for range 8 {
+		<-done
+	}
+}
+
+// A scrape allocates little more than the labels of each device.
+func TestScrapeAllocations(t *testing.T) {
+	s, held := fleet(8, 7, 0)
+	src := testSources(s)
+	src.Holders = held
+	c := newCollector(src)
+	allocations := testing.AllocsPerRun(20, func() {
+		p, done := c.collect()
+		p.Families()
+		done()
+	})
+	if limit := 200 + 10*float64(len(s.Devices)); allocations > limit {
+		t.Errorf("%v allocations for %d devices, want at most %v", allocations, len(s.Devices), limit)
 	}
 }

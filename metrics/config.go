@@ -7,81 +7,111 @@ import (
 	"path/filepath"
 	"strconv"
 	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
 )
 
 // Config is the `metrics` section of config.yaml.
 type Config struct {
 	Listen        string        `yaml:"listen"`        // host:port of the web server; an empty host means all addresses
-	WebConfigFile string        `yaml:"webConfigFile"` // TLS and passwords, in the format of Prometheus's exporter-toolkit
-	Fields        []FieldSpec   `yaml:"fields"`        // what of DCGM's fields is shown: names, and names of sets
-	FieldsFile    string        `yaml:"fieldsFile"`    // the same in dcgm-exporter's format, instead of Fields
+	WebConfigFile string        `yaml:"webConfigFile"` // TLS and passwords, in the format of Prometheus' exporter-toolkit
+	Fields        []fields.Spec `yaml:"fields"`        // exported fields of DCGM, and sets of fields
+	FieldsFile    string        `yaml:"fieldsFile"`    // replaces Fields; in dcgm-exporter's format
 	Attribution   string        `yaml:"attribution"`   // AttributePerDevice, AttributePerPod
-	IdleBelow     float64       `yaml:"idleBelow"`     // percent of utilization under which a GPU is idle
-	Window        time.Duration `yaml:"window"`        // that the DCGM_EXP_ counts look back
-	PodLabels     []string      `yaml:"podLabels"`     // keys of the pods' labels that are shown, and patterns of such
-	PodUID        bool          `yaml:"podUID"`        // pods are shown with their UID
-	HPCJobDir     string        `yaml:"hpcJobDir"`     // files that say which jobs run on a GPU
+	IdleBelow     float64       `yaml:"idleBelow"`     // a GPU with a lower utilization, in percent, is idle
+	Window        time.Duration `yaml:"window"`        // of the DCGM_EXP_ counts
+	PodLabels     []string      `yaml:"podLabels"`     // keys, and patterns of keys, of exported pod labels
+	PodUID        bool          `yaml:"podUID"`        // export the pods' UIDs
+	HPCJobDir     string        `yaml:"hpcJobDir"`     // directory with the job IDs of each GPU
 	Compat        CompatConfig  `yaml:"compat"`
 
-	// Chosen is what Fields or FieldsFile come to; Resolve sets it.
-	Chosen Selection `yaml:"-"`
+	// Chosen is the selection that Resolve derives from Fields or FieldsFile.
+	Chosen fields.Selection `yaml:"-"`
 }
 
-// CompatConfig is for those who come from another exporter.
+// CompatConfig makes the metrics compatible with other exporters.
 type CompatConfig struct {
-	HostnameLabel string `yaml:"hostnameLabel"` // hostname, or Hostname as dcgm-exporter had it until 4.8
+	HostnameLabel string `yaml:"hostnameLabel"` // hostname, or Hostname as in dcgm-exporter before 4.8
 }
 
-// The values of Config.Attribution: how series say who holds a device.
+// The values of Config.Attribution: how series name the holder of a device.
 const (
-	AttributePerDevice = "perDevice" // each series once; a shared one names nobody
-	AttributePerPod    = "perPod"    // those of a shared device again for each holder
+	AttributePerDevice = "perDevice" // one series per device; that of a shared device names no holder
+	AttributePerPod    = "perPod"    // additionally one series per holder of a shared device
 )
 
-// DefaultConfig returns the defaults. 9400 is the port that dcgm-exporter's users already scrape.
+// DefaultConfig returns the defaults. 9400 is dcgm-exporter's port.
 func DefaultConfig() Config {
 	return Config{
-		Listen: ":9400", Fields: []FieldSpec{{Name: SetDefault}}, Attribution: AttributePerDevice, IdleBelow: 5,
+		Listen: ":9400", Fields: []fields.Spec{{Name: fields.SetDefault}}, Attribution: AttributePerDevice, IdleBelow: 5,
 		Window: 5 * time.Minute, PodLabels: []string{}, Compat: CompatConfig{HostnameLabel: "hostname"},
 	}
 }
 
-// Validate returns every fault, each with its key below `metrics`.
+// Resolve sets Chosen. Entries that select no field are in Chosen.Unknown; Resolve fails only if FieldsFile cannot be
+// read.
+func (c Config) Resolve() (Config, error) {
+	if c.FieldsFile == "" {
+		c.Chosen = fields.Select(c.Fields)
+		return c, nil
+	}
+	selection, err := fields.SelectFile(c.FieldsFile)
+	if err != nil {
+		return c, fmt.Errorf("fieldsFile: %w", err)
+	}
+	c.Chosen = selection
+	return c, nil
+}
+
+// Notes returns a warning for each entry that has no effect.
+func (c Config) Notes() []string {
+	key := "metrics.fields"
+	if c.FieldsFile != "" {
+		key = "metrics.fieldsFile: " + c.FieldsFile
+	}
+	notes := make([]string, len(c.Chosen.Unknown))
+	for i, u := range c.Chosen.Unknown {
+		notes[i] = key + ": " + u
+	}
+	return notes
+}
+
+// Validate returns every invalid value with its key below `metrics`.
 func (c Config) Validate() error {
 	var errs []error
-	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	fail := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	_, port, err := net.SplitHostPort(c.Listen)
 	if err == nil {
 		_, err = strconv.ParseUint(port, 10, 16)
 	}
 	if err != nil {
-		bad("listen: %q is not an address; use HOST:PORT or :PORT, such as :9400", c.Listen)
+		fail("listen: expected HOST:PORT or :PORT such as :9400, got %q", c.Listen)
 	}
 	for i, f := range c.Fields {
 		if f.Name == "" {
-			bad("fields[%d].name: is missing; use the name of a field, such as DCGM_FI_DEV_GPU_TEMP", i)
+			fail("fields[%d].name: expected the name of a field such as DCGM_FI_DEV_GPU_TEMP, got none", i)
 		}
 	}
-	if c.FieldsFile != "" && !filepath.IsAbs(c.FieldsFile) {
-		bad("fieldsFile: %q is not an absolute path; use one, or \"\" for metrics.fields", c.FieldsFile)
-	}
-	if c.WebConfigFile != "" && !filepath.IsAbs(c.WebConfigFile) {
-		bad("webConfigFile: %q is not an absolute path; use one, or \"\" for plain HTTP", c.WebConfigFile)
-	}
-	if c.HPCJobDir != "" && !filepath.IsAbs(c.HPCJobDir) {
-		bad("hpcJobDir: %q is not an absolute path; use one, or \"\" for no jobs", c.HPCJobDir)
+	for _, path := range []struct{ key, value, otherwise string }{
+		{"fieldsFile", c.FieldsFile, "metrics.fields"},
+		{"webConfigFile", c.WebConfigFile, "plain HTTP"},
+		{"hpcJobDir", c.HPCJobDir, "no jobs"},
+	} {
+		if path.value != "" && !filepath.IsAbs(path.value) {
+			fail("%s: expected an absolute path, or \"\" for %s, got %q", path.key, path.otherwise, path.value)
+		}
 	}
 	if c.Attribution != AttributePerDevice && c.Attribution != AttributePerPod {
-		bad("attribution: %q is not known; use perDevice or perPod", c.Attribution)
+		fail("attribution: expected perDevice or perPod, got %q", c.Attribution)
 	}
 	if !(c.IdleBelow >= 0 && c.IdleBelow <= 100) {
-		bad("idleBelow: %v is out of range; use percent, such as 5", c.IdleBelow)
+		fail("idleBelow: expected a percentage from 0 to 100, got %v", c.IdleBelow)
 	}
 	if c.Window < time.Minute || c.Window > 24*time.Hour {
-		bad("window: %v is out of range; use 1m to 24h", c.Window)
+		fail("window: expected 1m to 24h, got %v", c.Window)
 	}
 	if l := c.Compat.HostnameLabel; l != "hostname" && l != "Hostname" {
-		bad("compat.hostnameLabel: %q is not known; use hostname or Hostname", l)
+		fail("compat.hostnameLabel: expected hostname or Hostname, got %q", l)
 	}
 	return errors.Join(append(errs, c.validatePodLabels())...)
 }

@@ -1,7 +1,6 @@
 package metrics
 
 import (
-	"cmp"
 	"slices"
 	"strconv"
 	"strings"
@@ -9,206 +8,121 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/exposition"
 )
 
-// fieldFamily is a field that is shown, and the number of its family.
-type fieldFamily struct {
-	Field
-	number int
-}
+// commonXIDs returns the XIDs whose series start at 0 on every GPU. rate() misses the first error of a series that did
+// not exist before, so the XIDs that alerts use exist from the start. All XIDs of all devices would be thousands of
+// series; for the others alerts use last_xid_timestamp_seconds.
+func commonXIDs() []int { return []int{13, 31, 43, 45, 48, 63, 64, 74, 79, 94, 95, 119, 120} }
 
-func (s *shape) declareFields() {
-	for _, f := range s.cfg.Chosen.Fields {
-		kind := dto.MetricType_GAUGE
-		if f.Type == TypeCounter {
-			kind = dto.MetricType_COUNTER
-		}
-		s.fields = append(s.fields, fieldFamily{f, s.declare(f.Name, f.Help, kind)})
-		s.events = s.events || f.Name == expXIDs || f.Name == expClocks
-	}
-	s.window = strconv.FormatInt(s.cfg.Window.Milliseconds(), 10)
-}
-
-// place is where a field's series belongs: as with dcgm-exporter, a MIG device goes by its GPU's UUID and its
-// GPU instance, so that compute instances of one GPU instance are one. They have the same values too, but for
-// XIDs: the last one of any of them is shown, and the counts are of all.
-type place struct {
-	uuid health.DeviceID
-	gi   string
-}
-
-func placeOf(d *health.Device) place { return place{cmp.Or(d.Parent, d.ID), instanceOf(d)} }
-
-// spot is what is in a place.
-type spot struct {
-	place
-	devices []int // in the snapshot
-	hit     *health.DeviceState
-	holders []plugin.Holder
-}
-
-// showing is one way in which the fields of a place are shown: with these labels.
-type showing struct {
-	*spot
+// labeledDevice is a device with the labels of the agent's own series.
+type labeledDevice struct {
+	*health.DeviceState
+	totals *deviceTotalsView
 	labels []*dto.LabelPair
 }
 
-// collectFields shows every measured field of every device.
-func (s *scrape) collectFields() {
+type xidCount struct {
+	xid string
+	n   uint64
+}
+
+// collectDevices adds the agent's own metrics of each device. Of two devices with the same labels it drops the second.
+func (s *scrape) collectDevices() {
 	for i := range s.snapshot.Devices {
-		s.putInPlace(i)
+		state := &s.snapshot.Devices[i]
+		d := &state.Device
+		s.devices = append(s.devices, labeledDevice{state, &s.totals[i], s.Labels(nil,
+			label("gpu", strconv.Itoa(d.Index)), label("UUID", string(d.ID)), label("GPU_I_PROFILE", d.Profile),
+			label("GPU_I_ID", gpuInstance(d)), label(s.cfg.Compat.HostnameLabel, s.src.Hostname))})
 	}
-	for i := range s.spots {
-		s.show(&s.spots[i])
-	}
-	byLabels := func(a, b showing) int { return compareLabels(a.labels, b.labels) }
-	slices.SortStableFunc(s.shown, byLabels) // so that each family is in order from the start
-	s.shown = slices.CompactFunc(s.shown, func(a, b showing) bool { return byLabels(a, b) == 0 })
-	for _, x := range s.shown {
-		for i := range s.fields {
-			s.collectField(&s.fields[i], x)
+	slices.SortStableFunc(s.devices, func(a, b labeledDevice) int { return exposition.CompareLabels(a.labels, b.labels) })
+	for i, d := range s.devices {
+		if i == 0 || exposition.CompareLabels(d.labels, s.devices[i-1].labels) != 0 {
+			s.collectHealth(d)
+			s.collectXIDs(d)
+			s.collectHolders(d)
+			s.collectProperties(d)
 		}
 	}
 }
 
-// putInPlace adds a device of the snapshot to the spot where it belongs.
-func (s *scrape) putInPlace(i int) {
-	d := &s.snapshot.Devices[i]
-	p, holders := placeOf(&d.Device), s.holders.By[d.Device.ID]
-	n, known := s.at[p]
-	if !known {
-		s.at[p] = len(s.spots)
-		s.spots = append(s.spots, spot{p, []int{i}, d, slices.Clip(holders)})
-		return
+func (s *scrape) collectHealth(d labeledDevice) {
+	for _, state := range health.States() {
+		labels := s.Labels(d.labels, label("state", state.String())) // both series share one list
+		s.Add(deviceState, boolValue(state == d.Verdict.State), labels)
+		if d.totals.exists {
+			s.Add(healthTransitions, float64(d.totals.transitions[state]), labels)
+		}
 	}
-	x := &s.spots[n]
-	x.devices, x.holders = append(x.devices, i), append(x.holders, holders...)
-	if d.LastXID.At.After(x.hit.LastXID.At) {
-		x.hit = d
+	if d.totals.exists {
+		s.Add(deviceUnhealthySeconds, d.totals.unhealthy.Seconds(), d.labels)
+	}
+	for _, f := range d.Verdict.Findings {
+		s.AddWith(deviceFinding, 1, d.labels, label("cause", f.Cause), label("severity", f.State.String()), label("action", string(f.Action)))
 	}
 }
 
-// first is the device that gives a place its labels.
-func (s *scrape) first(x *spot) *health.DeviceState { return &s.snapshot.Devices[x.devices[0]] }
-
-// show notes each way in which the fields of a place are shown: for each holder that has series of its own,
-// and for each job.
-func (s *scrape) show(x *spot) {
-	base, d := s.placeLabels(x), &s.first(x).Device
-	var jobs []string
-	if s.src.Jobs != nil {
-		jobs = s.src.Jobs(d.Index, x.gi)
-	}
-	for _, tail := range s.tails(x.holders) {
-		labels := s.labels(base, tail...)
-		shown := 0
-		for _, job := range jobs {
-			if job != "" {
-				s.shown = append(s.shown, showing{x, s.labels(labels, Label{"hpc_job", job})})
-				shown++
+func (s *scrape) collectXIDs(d labeledDevice) {
+	s.xidCounts = s.xidCounts[:0]
+	if d.Device.Kind == health.KindGPU {
+		for _, code := range commonXIDs() {
+			if d.XIDCounts[code] == 0 {
+				s.xidCounts = append(s.xidCounts, xidCount{xid: strconv.Itoa(code)})
 			}
 		}
-		if shown == 0 {
-			s.shown = append(s.shown, showing{x, labels})
+	}
+	for code, n := range d.XIDCounts {
+		if n > 0 {
+			s.xidCounts = append(s.xidCounts, xidCount{strconv.Itoa(code), n})
+		}
+	}
+	slices.SortFunc(s.xidCounts, func(a, b xidCount) int { return strings.Compare(a.xid, b.xid) })
+	for _, c := range s.xidCounts {
+		s.AddWith(xidErrors, float64(c.n), d.labels, label("xid", c.xid))
+	}
+	if d.LastXID.Code != 0 {
+		s.Add(lastXID, float64(d.LastXID.Code), d.labels)
+		s.Add(lastXIDTime, unixSeconds(d.LastXID.At), d.labels)
+	}
+}
+
+// collectHolders adds each container once per resource, however many replicas it holds.
+func (s *scrape) collectHolders(d labeledDevice) {
+	holders := s.holders.By[d.Device.ID]
+	for i, h := range holders {
+		// Holders are sorted. If they were not, the page would drop the duplicate series.
+		c, sameContainer := containerOf(h), i > 0 && containerOf(h) == containerOf(holders[i-1])
+		if sameContainer && h.Resource == holders[i-1].Resource {
+			continue
+		}
+		holder := []Label{label("namespace", h.Namespace), label("pod", h.Pod), label("container", h.Container), label("resource", h.Resource)}
+		s.AddWith(deviceAllocated, 1, s.Labels(d.labels, holder...), s.labelsOfPod(h)...)
+		if idle := d.totals.idle[c]; idle.measured && !sameContainer {
+			labels := s.Labels(d.labels, append(holder[:3:3], s.uidOfPod(h)...)...)
+			s.Add(deviceIdleSeconds, idle.total.Seconds(), labels)
+			s.Add(deviceIdleFor, idle.sinceBusy.Seconds(), labels)
 		}
 	}
 }
 
-// placeLabels are a place's labels, without those of a holder. A label that a place cannot have is left out,
-// as dcgm-exporter does.
-func (s *scrape) placeLabels(x *spot) []*dto.LabelPair {
-	d := s.first(x)
+func (s *scrape) collectProperties(d labeledDevice) {
 	v := &d.Device
-	index := strconv.Itoa(v.Index)
-	labels := make([]Label, 0, 16)
-	labels = append(labels, Label{"gpu", index}, Label{"UUID", string(x.uuid)}, Label{"pci_bus_id", v.PCI},
-		Label{"device", "nvidia" + index}, Label{"modelName", v.Model}, Label{s.cfg.Compat.HostnameLabel, s.src.Hostname})
-	if v.Kind == health.KindMIG {
-		labels = append(labels, Label{"GPU_I_PROFILE", v.Profile}, Label{"GPU_I_ID", x.gi})
+	mig := "off"
+	switch {
+	case v.Kind == health.KindMIG:
+		mig = "device"
+	case v.MIGMode:
+		mig = "on"
 	}
-	for _, l := range s.cfg.Chosen.Labels {
-		text := textOf(l.ID, *v, s.snapshot.Source.Versions)
-		if n, ok := d.Sample.Values[l.ID]; ok && text == "" {
-			text = strconv.FormatFloat(n, 'g', -1, 64)
-		}
-		labels = append(labels, Label{l.Name, text})
+	numa := make([]string, len(v.NUMA))
+	for i, n := range v.NUMA {
+		numa[i] = strconv.Itoa(n)
 	}
-	return s.labels(nil, labels...)
-}
-
-// tails are the ends of a place's labels: who holds it. There is one for each time its series are shown.
-func (s *scrape) tails(holders []plugin.Holder) [][]Label {
-	if len(holders) == 0 {
-		return [][]Label{nil}
-	}
-	shared := false
-	for i := range holders {
-		shared = shared || partOf(holders[i].DeviceID) != "" || userOf(holders[i]) != userOf(holders[0])
-	}
-	if !shared {
-		return [][]Label{s.tail(holders[0])}
-	}
-	// The values of a shared device are nobody's own. They stay one series whoever comes and goes, and
-	// gpu_node_agent_device_allocated tells who shares it.
-	tails := [][]Label{nil}
-	if s.cfg.Attribution == AttributePerPod {
-		// The whole device, then each share of it, as dcgm-exporter with --kubernetes-virtual-gpus.
-		for _, h := range holders {
-			tails = append(tails, s.tail(h))
-		}
-	}
-	return tails
-}
-
-// tail is what a holder adds to the labels. Prometheus takes an empty label for none, and so do we: else two
-// series could differ here and be one to it.
-func (s *scrape) tail(h plugin.Holder) []Label {
-	labels := make([]Label, 0, 8)
-	for _, l := range []Label{{"container", h.Container}, {"namespace", h.Namespace}, {"pod", h.Pod}, {"vgpu", partOf(h.DeviceID)}} {
-		if l.Value != "" {
-			labels = append(labels, l)
-		}
-	}
-	return append(labels, s.podLabels(h)...)
-}
-
-// partOf is the number of the replica in one of the kubelet's ids, "" if it is a whole device: GPU-1::3, and
-// with GKE's plugin nvidia0/vgpu3.
-func partOf(id string) string {
-	for _, sep := range []string{"::", "/vgpu"} {
-		if _, part, ok := strings.Cut(id, sep); ok {
-			return part
-		}
-	}
-	return ""
-}
-
-// lastXID is DCGM's field 230. It never returns to 0, so dcgm-exporter shows it for ever; and a GPU that is lost is when
-// somebody asks for it. What is measured of such a GPU, or of one that is not measured any more, is gone, but its last XID is
-// what we know.
-func lastXID(d *health.DeviceState) (code float64, ok bool) {
-	if code, ok = d.Sample.Values[health.FieldXID]; ok || d.Sample.Presence == health.Present && !d.Sample.Stale {
-		return code, ok
-	}
-	return float64(d.LastXID.Code), d.LastXID.Code != 0
-}
-
-// collectField shows one field of one place, if it is known. A blank is no series, and so is what a lost GPU had.
-func (s *scrape) collectField(f *fieldFamily, x showing) {
-	switch f.ID {
-	case 0:
-		s.collectMade(f, x)
-	case health.FieldXID:
-		if v, ok := lastXID(x.hit); ok {
-			s.addWith(f.number, v, x.labels, Label{"err_code", strconv.Itoa(int(v))}, Label{"err_msg", health.LookupXID(int(v)).Name})
-		}
-	default:
-		for _, i := range x.devices {
-			if v, ok := s.snapshot.Devices[i].Sample.Values[f.ID]; ok {
-				s.add(f.number, v, x.labels)
-				return
-			}
-		}
+	s.AddWith(deviceInfo, 1, d.labels, label("model", v.Model), label("pci_bus_id", v.PCI), label("numa", strings.Join(numa, ",")),
+		label("mig", mig), label("parent", string(v.Parent)))
+	if v.Memory > 0 {
+		s.Add(deviceMemory, float64(v.Memory), d.labels)
 	}
 }

@@ -11,8 +11,8 @@ import (
 	dto "github.com/prometheus/client_model/go"
 )
 
-// theirs is what a collector of client_golang's shows.
-func theirs(t *testing.T, c prometheus.Collector) []*dto.MetricFamily {
+// gatherFrom returns the metrics of a collector of client_golang.
+func gatherFrom(t *testing.T, c prometheus.Collector) []*dto.MetricFamily {
 	t.Helper()
 	r := prometheus.NewRegistry()
 	r.MustRegister(c)
@@ -23,45 +23,47 @@ func theirs(t *testing.T, c prometheus.Collector) []*dto.MetricFamily {
 	return families
 }
 
-// ours are the families with such names on our page.
-func ours(t *testing.T, prefix string) []*dto.MetricFamily {
+// agentFamilies returns the agent's metrics with a prefix.
+func agentFamilies(t *testing.T, prefix string) []*dto.MetricFamily {
 	t.Helper()
-	families, done, _ := NewGatherer(sources(nil)).Gather()
+	p, done := newCollector(testSources(nil)).collect()
 	t.Cleanup(done)
-	return slices.DeleteFunc(slices.Clone(families), func(f *dto.MetricFamily) bool { return !strings.HasPrefix(f.GetName(), prefix) })
+	return slices.DeleteFunc(slices.Clone(p.Families()), func(f *dto.MetricFamily) bool { return !strings.HasPrefix(f.GetName(), prefix) })
 }
 
-// The process's series are those of client_golang's collector but for the network's: names, types, help and, as far as time stands
-// still meanwhile, values.
-func TestProcess(t *testing.T) {
-	theirs := slices.DeleteFunc(theirs(t, collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})), func(f *dto.MetricFamily) bool {
-		return strings.HasPrefix(f.GetName(), "process_network_")
-	})
-	ours := ours(t, "process_")
-	if len(ours) != len(theirs) || len(ours) != 7 {
-		t.Fatalf("%d families, they have %d", len(ours), len(theirs))
-	}
-	for i, f := range ours {
-		if f.GetName() != theirs[i].GetName() || f.GetHelp() != theirs[i].GetHelp() || f.GetType() != theirs[i].GetType() {
-			t.Errorf("%v, they have %v", f, theirs[i])
-		}
-		got, want := valueOf(f), valueOf(theirs[i])
-		near := 0.01 * want
-		switch f.GetName() {
-		case "process_cpu_seconds_total":
-			near = 5
-		case "process_open_fds":
-			near = 5
-		case "process_resident_memory_bytes", "process_virtual_memory_bytes":
-			near = want / 2
-		}
-		if math.Abs(got-want) > near || got <= 0 && want > 0 {
-			t.Errorf("%s is %v, they say %v", f.GetName(), got, want)
-		}
-	}
+// sameMetric reports whether two families have the same name, type, help and unit.
+func sameMetric(a, b *dto.MetricFamily) bool {
+	return a.GetName() == b.GetName() && a.GetHelp() == b.GetHelp() && a.GetType() == b.GetType() && a.GetUnit() == b.GetUnit()
 }
 
-func valueOf(f *dto.MetricFamily) float64 {
+func singleValue(f *dto.MetricFamily) float64 {
 	m := f.Metric[0]
 	return m.GetGauge().GetValue() + m.GetCounter().GetValue()
+}
+
+// The metrics are those of client_golang's process collector except those of the network; the values are close.
+func TestProcessMatchesClientGolang(t *testing.T) {
+	want := slices.DeleteFunc(gatherFrom(t, collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})), func(f *dto.MetricFamily) bool {
+		return strings.HasPrefix(f.GetName(), "process_network_")
+	})
+	got := agentFamilies(t, "process_")
+	if len(got) != len(want) || len(got) != 7 {
+		t.Fatalf("%d metrics, client_golang has %d", len(got), len(want))
+	}
+	for i, f := range got {
+		if !sameMetric(f, want[i]) {
+			t.Errorf("got %v, client_golang has %v", f, want[i])
+		}
+		v, expected := singleValue(f), singleValue(want[i])
+		tolerance := 0.01 * expected
+		switch f.GetName() {
+		case "process_cpu_seconds_total", "process_open_fds":
+			tolerance = 5
+		case "process_resident_memory_bytes", "process_virtual_memory_bytes":
+			tolerance = expected / 2
+		}
+		if math.Abs(v-expected) > tolerance || v <= 0 && expected > 0 {
+			t.Errorf("%s: got %v, client_golang has %v", f.GetName(), v, expected)
+		}
+	}
 }

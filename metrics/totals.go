@@ -10,32 +10,32 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
-// Totals follows the snapshots and keeps the ledger of them.
+// Totals accumulates what a single snapshot does not contain: times, transitions, events and poll durations.
 type Totals struct {
 	config    *health.Latest[Config]
 	snapshots *health.Latest[health.Snapshot]
 	holders   func() plugin.Holders
 	now       func() time.Time
 
-	mu     sync.RWMutex // guards ledger: Run writes it, scrapes read it
-	ledger ledger
+	mu          sync.RWMutex // guards accumulator: Run writes it, scrapes read it
+	accumulator accumulator
 }
 
-// NewTotals returns totals of nothing yet. A stored Config must be valid.
+// NewTotals returns empty totals, which Run updates. A stored Config must be valid.
 func NewTotals(config *health.Latest[Config], snapshots *health.Latest[health.Snapshot], holders func() plugin.Holders) *Totals {
 	return &Totals{config: config, snapshots: snapshots, holders: holders, now: time.Now}
 }
 
-// foldEvery is how often there is a fold without a new snapshot: time passes also while the source is away.
-const foldEvery = 5 * time.Second
+// updateInterval is the maximum time between updates: time also counts while the source provides no new snapshot.
+const updateInterval = 5 * time.Second
 
-// Run follows until ctx ends.
+// Run follows the snapshots until ctx ends.
 func (t *Totals) Run(ctx context.Context) error {
-	tick := time.NewTicker(foldEvery)
+	tick := time.NewTicker(updateInterval)
 	defer tick.Stop()
 	for {
 		snapshot, changed := t.snapshots.Watch()
-		t.fold(snapshot)
+		t.update(snapshot)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -45,7 +45,7 @@ func (t *Totals) Run(ctx context.Context) error {
 	}
 }
 
-func (t *Totals) fold(snapshot *health.Snapshot) {
+func (t *Totals) update(snapshot *health.Snapshot) {
 	c := t.config.Load()
 	if c == nil {
 		return
@@ -53,54 +53,53 @@ func (t *Totals) fold(snapshot *health.Snapshot) {
 	o := observation{t.now(), snapshot, t.holders(), c.Window, c.IdleBelow}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.ledger.fold(o)
+	t.accumulator.update(o)
 }
 
-// deviceView is what a scrape needs of a device's totals. Its maps are not modified.
-type deviceView struct {
-	known       bool
-	unhealthy   float64 // seconds
-	transitions [states]uint64
-	xids        map[int]uint64 // in the window
-	clocks      [len(clockEvents)]uint64
-	all         *eventTotals // nil: no event yet
-	checked     bool
-	idle        map[user]idleness
+// deviceTotalsView is a consistent copy of a device's totals for a scrape. Its maps are not modified.
+type deviceTotalsView struct {
+	exists         bool
+	unhealthy      time.Duration
+	transitions    [numStates]uint64
+	xidsInWindow   map[int]uint64
+	clocksInWindow [len(clockEvents)]uint64
+	events         *eventTotals // nil: no events
+	healthChecked  bool
+	idle           map[container]idleTime
 }
 
-// views returns the totals of these devices, in their order, and the histogram of the polls: all of one moment.
-// What happened in the window is left out unless it is asked for.
-func (t *Totals) views(devices []health.DeviceState, events bool) ([]deviceView, pollTotals) {
+// views returns the totals of devices, in their order, and the poll durations at the same moment. It counts the events
+// in the window only if withEvents is set.
+func (t *Totals) views(devices []health.DeviceState, withEvents bool) ([]deviceTotalsView, pollHistogram) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	views := make([]deviceView, len(devices))
+	views := make([]deviceTotalsView, len(devices))
 	for i := range devices {
-		views[i] = t.ledger.view(devices[i].Device.ID, events)
+		views[i] = t.accumulator.view(devices[i].Device.ID, withEvents)
 	}
-	p := t.ledger.poll
-	p.buckets = maps.Clone(p.buckets)
-	return views, p
+	h := t.accumulator.durations
+	h.buckets = maps.Clone(h.buckets)
+	return views, h
 }
 
-// view returns the totals of a device.
-func (l *ledger) view(id health.DeviceID, events bool) deviceView {
-	d, known := l.devices[id]
-	v := deviceView{
-		known: known, unhealthy: d.unhealthy.Seconds(), transitions: d.transitions, checked: d.checked, idle: d.idle, all: d.all,
+func (a *accumulator) view(id health.DeviceID, withEvents bool) deviceTotalsView {
+	d, exists := a.devices[id]
+	v := deviceTotalsView{
+		exists: exists, unhealthy: d.unhealthy, transitions: d.transitions, healthChecked: d.healthChecked, idle: d.idle, events: d.events,
 	}
-	if !events {
+	if !withEvents {
 		return v
 	}
 	for i := range d.recent {
 		b := &d.recent[i]
 		for code, n := range b.xids {
-			if v.xids == nil {
-				v.xids = make(map[int]uint64)
+			if v.xidsInWindow == nil {
+				v.xidsInWindow = make(map[int]uint64)
 			}
-			v.xids[code] += n
+			v.xidsInWindow[code] += n
 		}
 		for bit, n := range b.clocks {
-			v.clocks[bit] += n
+			v.clocksInWindow[bit] += n
 		}
 	}
 	return v

@@ -3,7 +3,6 @@ package plugin
 import (
 	"crypto/rand"
 	"fmt"
-	"os"
 	"path"
 	"slices"
 	"strconv"
@@ -14,9 +13,10 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 )
 
-// Why an allocation is refused: the keys of ResourceStatus.AllocationErrors.
+// The reasons of refused allocations, which are the keys of ResourceStatus.AllocationErrors.
 const (
 	reasonUnknownDevice   = "unknown_device"
 	reasonUnhealthyDevice = "unhealthy_device"
@@ -26,14 +26,15 @@ const (
 	reasonOther           = "other"
 )
 
-// AllocationErrors returns these keys, so that a counter can begin at 0.
+// AllocationErrors returns these keys, so that a counter can start at 0.
 func AllocationErrors() []string {
 	return []string{reasonUnknownDevice, reasonUnhealthyDevice, reasonWithheldDevice, reasonTooManyReplicas, reasonNoDeviceNode, reasonOther}
 }
 
-// refusal is the error of an allocation. Its text becomes the event of the pod.
+// refusal is the error of an allocation. The kubelet puts its text into an event of the pod.
 type refusal struct {
-	reason string // short and stable, fit for a label
+	reason string // short and stable, used as a label value
+	device string // the kubelet's ID
 	code   codes.Code
 	text   string
 }
@@ -43,74 +44,48 @@ func (r *refusal) Error() string { return r.text }
 // GRPCStatus makes gRPC send the refusal's own code and text.
 func (r *refusal) GRPCStatus() *status.Status { return status.New(r.code, r.text) }
 
-func refuse(reason string, code codes.Code, format string, args ...any) *refusal {
-	return &refusal{reason, code, fmt.Sprintf(format, args...)}
-}
-
-// How a container is told of its devices, in the words of NVIDIA's plugin (its deviceListStrategy).
-const (
-	ListCDICRI         = "cdi-cri"         // CDI names in the answer; Kubernetes 1.28, containerd 1.7 or CRI-O 1.27
-	ListCDIAnnotations = "cdi-annotations" // CDI names in an annotation, for older ones
-	ListEnv            = "envvar"          // NVIDIA_VISIBLE_DEVICES, which any image can set for itself
-	ListMounts         = "volume-mounts"   // mounts below a directory, which only a pod can ask for
-)
-
-func lists() []string { return []string{ListCDICRI, ListCDIAnnotations, ListEnv, ListMounts} }
-
-// How a device is named there.
-const (
-	DeviceIDUUID  = "uuid"
-	DeviceIDIndex = "index" // 0, of a MIG device 0:1
-)
-
-// What the NVIDIA container runtime reads, and what NVIDIA's plugin calls it.
+// The interface of the NVIDIA container runtime, and the annotation key of NVIDIA's plugin.
 const (
 	envDevices       = "NVIDIA_VISIBLE_DEVICES"
 	mountedDevices   = "/var/run/nvidia-container-devices"
 	annotationPlugin = "nvidia-device-plugin_"
 )
 
-// noDevices is NVIDIA_VISIBLE_DEVICES for a container that gets none. An empty value would do for the
-// runtime, but reads like a mistake.
+// noDevices is NVIDIA_VISIBLE_DEVICES of a container without devices. The runtime accepts an empty value as well, but that
+// looks like a mistake.
 const noDevices = "void"
 
-// terms are what an answer depends on besides the devices.
-type terms struct {
+// allocation answers Allocate calls.
+type allocation struct {
 	cfg  *Config
-	host host
-	uuid func() string // makes the key of an annotation, which must be unique in a pod
-}
-
-// termsHere are those of this machine.
-func termsHere(cfg *Config) terms {
-	return terms{cfg: cfg, host: host{os.DirFS("/"), cfg}, uuid: randomUUID}
+	host cdi.Host
+	uuid func() string // for the key of an annotation, which must be unique in a pod
 }
 
 func randomUUID() string {
 	var b [16]byte
-	_, _ = rand.Read(b[:])                      // it cannot fail
+	_, _ = rand.Read(b[:])                      // cannot fail
 	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80 // version 4
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[0:4], b[4:6], b[6:8], b[8:10], b[10:16])
 }
 
-// allocate answers an Allocate call, one response for each container. Its error is a *refusal. What is in an
-// answer, and in which order, is as NVIDIA's plugin has it (NVIDIA/k8s-device-plugin, internal/plugin/server.go).
+// allocate answers an Allocate call with one response per container. Its error is a *refusal. The contents of a response
+// and their order are those of NVIDIA's plugin (NVIDIA/k8s-device-plugin, internal/plugin/server.go).
 //
-// A device that is unhealthy now is refused, though the kubelet asked for it: it knows less than we do
-// for as long as the news is on its way, and a container on a dead GPU fails later and with less reason.
-// This cannot break a running pod: the kubelet calls Allocate only when it admits a container to new
-// devices. A restarted container, and a pod that ran through a restart of the kubelet, keep the answer
-// that the kubelet has stored, and a container whose device went bad is not re-admitted by the kubelet
-// itself (k8s.io/kubernetes v1.36.3, pkg/kubelet/cm/devicemanager/manager.go:635). A device that is withheld is refused
+// A device that has just become unhealthy is refused although the kubelet requested it: the kubelet does not have the new
+// list yet, and a container on a dead GPU would fail later and with a worse error. This cannot break a running pod, because the
+// kubelet calls Allocate only when it admits a container to new devices. For a restarted container, and for a pod that runs
+// through a restart of the kubelet, the kubelet uses the stored response; it does not admit a container again whose device
+// became unhealthy (k8s.io/kubernetes v1.36.3, pkg/kubelet/cm/devicemanager/manager.go:635). Withheld devices are refused
 // for the same reason.
-func allocate(t terms, r Resource, req *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
+func (a allocation) allocate(r Resource, req *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
 	resp := &pluginapi.AllocateResponse{}
 	for _, container := range req.GetContainerRequests() {
-		devices, err := t.check(r, container.GetDevicesIds())
+		devices, err := a.devices(r, container.GetDevicesIds())
 		if err != nil {
 			return nil, err
 		}
-		answer, err := t.answer(r, devices)
+		answer, err := a.respond(r, devices)
 		if err != nil {
 			return nil, err
 		}
@@ -119,27 +94,27 @@ func allocate(t terms, r Resource, req *pluginapi.AllocateRequest) (*pluginapi.A
 	return resp, nil
 }
 
-// check returns the devices behind the ids, each once and in the order asked for, or says which may not be
-// handed out, and why.
-func (t terms) check(r Resource, ids []string) ([]Device, error) {
+// devices returns the devices behind the IDs, each once and in the order of the request, or a refusal.
+func (a allocation) devices(r Resource, ids []string) ([]Device, error) {
 	var devices []Device
 	for _, id := range ids {
+		refuse := func(reason string, code codes.Code, format string, args ...any) ([]Device, error) {
+			return nil, &refusal{reason, id, code, r.Name + ": " + fmt.Sprintf(format, args...)}
+		}
 		d, known := r.device(id)
-		if !known {
-			return nil, refuse(reasonUnknownDevice, codes.InvalidArgument, "%s: unknown device %q; this node has %s", r.Name, id, names(r.Devices))
-		}
-		if !d.works() {
-			return nil, refuse(reasonUnhealthyDevice, codes.FailedPrecondition,
-				"%s: device %s is unhealthy: %s; a new pod will be given another device", r.Name, id, whyUnhealthy(d))
-		}
-		if d.withheld != "" {
-			return nil, refuse(reasonWithheldDevice, codes.FailedPrecondition,
-				"%s: device %s is not offered to new pods: %s; a new pod will be given another device", r.Name, id, d.withheld)
-		}
-		if d.replica && len(ids) > 1 && t.cfg.Sharing.TimeSlicing.FailRequestsGreaterThanOne {
-			return nil, refuse(reasonTooManyReplicas, codes.InvalidArgument,
-				"%s: device %s is shared, and a container may have 1 replica, not %d: more of them give no more of a GPU; "+
-					"ask for 1, or set plugin.sharing.timeSlicing.failRequestsGreaterThanOne to false", r.Name, id, len(ids))
+		switch {
+		case !known:
+			return refuse(reasonUnknownDevice, codes.InvalidArgument, "unknown device %q; this node has %s", id, abbreviatedIDs(r.Devices))
+		case !d.works():
+			return refuse(reasonUnhealthyDevice, codes.FailedPrecondition,
+				"device %s is unhealthy: %s; a new pod will get another device", id, unhealthyReason(d))
+		case d.withheld != "":
+			return refuse(reasonWithheldDevice, codes.FailedPrecondition,
+				"device %s is not offered to new pods: %s; a new pod will get another device", id, d.withheld)
+		case d.replica && len(ids) > 1 && a.cfg.Sharing.TimeSlicing.FailRequestsGreaterThanOne:
+			return refuse(reasonTooManyReplicas, codes.InvalidArgument,
+				"device %s is shared, and a container may request 1 replica, not %d, because more replicas give no larger share of a GPU; "+
+					"request 1, or set plugin.sharing.timeSlicing.failRequestsGreaterThanOne to false", id, len(ids))
 		}
 		if !slices.ContainsFunc(devices, func(o Device) bool { return o.State.Device.ID == d.State.Device.ID }) {
 			devices = append(devices, d)
@@ -148,60 +123,65 @@ func (t terms) check(r Resource, ids []string) ([]Device, error) {
 	return devices, nil
 }
 
-// answer gives a container its devices.
-func (t terms) answer(r Resource, devices []Device) (*pluginapi.ContainerAllocateResponse, error) {
-	c := t.cfg
+// respond returns the response for a container with these devices.
+func (a allocation) respond(r Resource, devices []Device) (*pluginapi.ContainerAllocateResponse, error) {
+	c := a.cfg
 	ids, cdiNames := make([]string, len(devices)), make([]string, len(devices))
 	for i, d := range devices {
-		ids[i] = c.idOf(d)
-		cdiNames[i] = c.cdiKind() + "=" + ids[i]
+		ids[i] = c.runtimeID(d)
+		cdiNames[i] = c.CDI.QualifiedName(ids[i])
 	}
-	a := &pluginapi.ContainerAllocateResponse{}
+	resp := &pluginapi.ContainerAllocateResponse{}
 	if slices.Contains(c.DeviceList, ListCDIAnnotations) && len(devices) > 0 {
-		a.Annotations = map[string]string{c.CDI.AnnotationPrefix + annotationPlugin + t.uuid(): strings.Join(cdiNames, ",")}
+		resp.Annotations = map[string]string{c.CDI.AnnotationPrefix + annotationPlugin + a.uuid(): strings.Join(cdiNames, ",")}
 	}
 	if slices.Contains(c.DeviceList, ListCDICRI) {
 		for _, name := range cdiNames {
-			a.CdiDevices = append(a.CdiDevices, &pluginapi.CDIDevice{Name: name})
+			resp.CdiDevices = append(resp.CdiDevices, &pluginapi.CDIDevice{Name: name})
 		}
 	}
 	var nodes []string
-	if c.PassDeviceSpecs || c.usesCDI() && c.CDI.Generate { // our own spec leaves out what has no nodes
+	if c.PassDeviceSpecs || c.UsesCDI() && c.CDI.Generate { // the generated spec omits devices without nodes
+		if c.PassDeviceSpecs {
+			nodes = a.host.ControlNodes()
+		}
 		for _, d := range devices {
-			own, err := t.host.deviceNodes(&d.State.Device)
+			deviceNodes, err := a.host.DeviceNodes(&d.State.Device)
 			if err != nil {
-				return nil, refuse(reasonNoDeviceNode, codes.FailedPrecondition, "%s: device %s has no device node: %v", r.Name, d.ID, err)
+				return nil, &refusal{reasonNoDeviceNode, d.ID, codes.FailedPrecondition, fmt.Sprintf("%s: device %s has no device node: %v", r.Name, d.ID, err)}
 			}
-			nodes = append(nodes, own...)
+			for _, node := range deviceNodes {
+				if !slices.Contains(nodes, node) { // MIG devices of one GPU share a node
+					nodes = append(nodes, node)
+				}
+			}
 		}
 	}
-	byMounts := slices.Contains(c.DeviceList, ListMounts)
-	if c.usesCDI() && !byMounts && !slices.Contains(c.DeviceList, ListEnv) {
-		return a, nil // the CDI spec has the rest
+	useMounts := slices.Contains(c.DeviceList, ListMounts)
+	if c.UsesCDI() && !useMounts && !slices.Contains(c.DeviceList, ListEnv) {
+		return resp, nil // the CDI spec has the rest
 	}
 	value := noDevices
 	if len(ids) > 0 {
 		value = strings.Join(ids, ",")
 	}
-	if byMounts {
+	if useMounts {
 		value = mountedDevices
 		for _, id := range ids {
-			a.Mounts = append(a.Mounts, &pluginapi.Mount{HostPath: "/dev/null", ContainerPath: path.Join(mountedDevices, id)})
+			resp.Mounts = append(resp.Mounts, &pluginapi.Mount{HostPath: "/dev/null", ContainerPath: path.Join(mountedDevices, id)})
 		}
 	}
-	a.Envs = map[string]string{envDevices: value}
+	resp.Envs = map[string]string{envDevices: value}
 	if c.PassDeviceSpecs && len(devices) > 0 {
-		for _, node := range once(append(t.host.controlNodes(), nodes...)) {
-			a.Devices = append(a.Devices, &pluginapi.DeviceSpec{
-				ContainerPath: node, HostPath: path.Join(c.devRoot(), node), Permissions: "rw",
-			})
+		for _, node := range nodes {
+			resp.Devices = append(resp.Devices, &pluginapi.DeviceSpec{ContainerPath: node, HostPath: a.host.HostPath(node), Permissions: "rw"})
 		}
 	}
-	return a, nil
+	return resp, nil
 }
 
-// idOf names a device for the container runtime, and in the CDI spec.
-func (c *Config) idOf(d Device) string {
+// runtimeID returns the name of a device for the container runtime and in the CDI spec.
+func (c *Config) runtimeID(d Device) string {
 	device := &d.State.Device
 	switch {
 	case c.DeviceID != DeviceIDIndex:
@@ -212,10 +192,10 @@ func (c *Config) idOf(d Device) string {
 	return strconv.Itoa(device.Index)
 }
 
-// whyUnhealthy returns the worst finding in words.
-func whyUnhealthy(d Device) string {
+// unhealthyReason returns the reason and cause of the worst finding.
+func unhealthyReason(d Device) string {
 	if len(d.State.Verdict.Findings) == 0 {
-		return "no reason is known"
+		return "no finding"
 	}
 	f := d.State.Verdict.Findings[0]
 	switch {
@@ -227,8 +207,7 @@ func whyUnhealthy(d Device) string {
 	return f.Reason + " (" + f.Cause + ")"
 }
 
-// names lists devices.
-func names(devices []Device) string {
+func abbreviatedIDs(devices []Device) string {
 	if len(devices) == 0 {
 		return "none"
 	}
@@ -236,27 +215,5 @@ func names(devices []Device) string {
 	for i, d := range devices {
 		ids[i] = d.ID
 	}
-	return some(ids)
-}
-
-// maxNames bounds an error, which ends up in an event of at most 1 KiB.
-const maxNames = 8
-
-// some lists the first of many.
-func some(ids []string) string {
-	if len(ids) <= maxNames {
-		return strings.Join(ids, ", ")
-	}
-	return fmt.Sprintf("%s and %d more", strings.Join(ids[:maxNames], ", "), len(ids)-maxNames)
-}
-
-// once returns a list without repetitions, each where it came first.
-func once(list []string) []string {
-	var out []string
-	for _, s := range list {
-		if !slices.Contains(out, s) {
-			out = append(out, s)
-		}
-	}
-	return out
+	return cdi.Abbreviate(ids)
 }

@@ -2,10 +2,12 @@ package plugin
 
 import (
 	"encoding/json"
+	"errors"
 	"flag"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -13,15 +15,17 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var update = flag.Bool("update", false, "rewrite the golden files")
 
-func testTerms(cfg Config, root fstest.MapFS) terms {
-	return terms{&cfg, host{root, &cfg}, func() string { return "a1b2c3d4-0000-4000-8000-000000000000" }}
+func testAllocation(cfg Config, root fstest.MapFS) allocation {
+	return allocation{&cfg, cfg.host(root), func() string { return "a1b2c3d4-0000-4000-8000-000000000000" }}
 }
 
-// machine is the file system of a machine with three GPUs, the second of which is partitioned. It has no
+// machine returns the file system of a machine with three GPUs, the second of which is partitioned, and without
 // /dev/nvidia-modeset.
 func machine() fstest.MapFS {
 	f := func(text string) *fstest.MapFile { return &fstest.MapFile{Data: []byte(text)} }
@@ -57,11 +61,11 @@ func checkGolden(t *testing.T, name string, v any) {
 		t.Fatal(err)
 	}
 	if strings.TrimSpace(string(want)) != string(got) {
-		t.Errorf("%s is now\n%s\nwant\n%s", file, got, want)
+		t.Errorf("%s: got\n%s\nwant\n%s", file, got, want)
 	}
 }
 
-func ask(containers ...[]string) *pluginapi.AllocateRequest {
+func request(containers ...[]string) *pluginapi.AllocateRequest {
 	req := &pluginapi.AllocateRequest{}
 	for _, ids := range containers {
 		req.ContainerRequests = append(req.ContainerRequests, &pluginapi.ContainerAllocateRequest{DevicesIds: ids})
@@ -69,11 +73,11 @@ func ask(containers ...[]string) *pluginapi.AllocateRequest {
 	return req
 }
 
-// Each strategy's answer to two containers, of which one asks for the devices in no order and one of them twice.
+// The response of each strategy to two containers, one of which requests the devices unordered and one of them twice.
 func TestAllocateGolden(t *testing.T) {
 	whole := []string(nil)
 	snap := partitioned(whole, []string{"1g.10gb", "1g.10gb"}, whole)
-	snap.Devices[2].Device.Minor = -1 // its source does not say
+	snap.Devices[2].Device.Minor = -1 // unknown to the source
 	mixed := func(c *Config) { c.MIGStrategy = MIGMixed }
 	lists := func(how ...string) func(*Config) { return func(c *Config) { c.DeviceList = how } }
 	index := func(c *Config) { c.DeviceID = DeviceIDIndex }
@@ -82,9 +86,8 @@ func TestAllocateGolden(t *testing.T) {
 	shared := func(c *Config) {
 		c.Sharing.TimeSlicing = TimeSlicing{Resources: []SharedResource{{Name: gpu, Replicas: 2}}}
 	}
-	gpus := ask([]string{"GPU-2", "GPU-0", "GPU-2"}, []string{"GPU-0"})
-	const slice = "nvidia.com/mig-1g.10gb"
-	migs := ask([]string{"MIG-1-1", "MIG-1-0"}, []string{"MIG-1-0"})
+	gpus := request([]string{"GPU-2", "GPU-0", "GPU-2"}, []string{"GPU-0"})
+	migs := request([]string{"MIG-1-1", "MIG-1-0"}, []string{"MIG-1-0"})
 	for _, c := range []struct {
 		name     string
 		changes  []func(*Config)
@@ -93,19 +96,19 @@ func TestAllocateGolden(t *testing.T) {
 	}{
 		{"envvar", nil, gpu, gpus},
 		{"envvar-index", []func(*Config){index}, gpu, gpus},
-		{"envvar-replicas", []func(*Config){shared}, gpu, ask([]string{"GPU-2::1", "GPU-0::0", "GPU-2::0"})},
-		{"envvar-mig", []func(*Config){mixed}, slice, migs},
-		{"envvar-mig-index", []func(*Config){mixed, index}, slice, migs},
+		{"envvar-replicas", []func(*Config){shared}, gpu, request([]string{"GPU-2::1", "GPU-0::0", "GPU-2::0"})},
+		{"envvar-mig", []func(*Config){mixed}, migResource, migs},
+		{"envvar-mig-index", []func(*Config){mixed, index}, migResource, migs},
 		{"envvar-nodes", []func(*Config){nodes}, gpu, gpus},
-		{"envvar-nodes-mig", []func(*Config){nodes, mixed}, slice, migs},
+		{"envvar-nodes-mig", []func(*Config){nodes, mixed}, migResource, migs},
 		{"envvar-nodes-driver-root", []func(*Config){nodes, func(c *Config) { c.DriverRoot = "/run/nvidia/driver" }}, gpu, gpus},
 		{"envvar-nodes-dev-root", []func(*Config){nodes, func(c *Config) { c.DriverRoot, c.DevRoot = "/run/nvidia/driver", "/" }}, gpu, gpus},
 		{"volume-mounts", []func(*Config){lists(ListMounts)}, gpu, gpus},
-		{"volume-mounts-mig-index", []func(*Config){lists(ListMounts), mixed, index}, slice, migs},
+		{"volume-mounts-mig-index", []func(*Config){lists(ListMounts), mixed, index}, migResource, migs},
 		{"cdi-cri", []func(*Config){lists(ListCDICRI)}, gpu, gpus},
 		{"cdi-cri-generated", []func(*Config){lists(ListCDICRI), generated}, gpu, gpus},
 		{"cdi-cri-nodes", []func(*Config){lists(ListCDICRI), nodes}, gpu, gpus},
-		{"cdi-cri-mig-index", []func(*Config){lists(ListCDICRI), mixed, index}, slice, migs},
+		{"cdi-cri-mig-index", []func(*Config){lists(ListCDICRI), mixed, index}, migResource, migs},
 		{"cdi-annotations", []func(*Config){lists(ListCDIAnnotations)}, gpu, gpus},
 		{"cdi-annotations-prefix", []func(*Config){lists(ListCDIAnnotations), generated, func(c *Config) {
 			c.CDI.AnnotationPrefix, c.CDI.Kind = "cdi.example.com/", "example.com/gpu"
@@ -113,15 +116,11 @@ func TestAllocateGolden(t *testing.T) {
 		{"all", []func(*Config){lists(ListCDICRI, ListCDIAnnotations, ListEnv, ListMounts), nodes}, gpu, gpus},
 		{"cdi-and-envvar", []func(*Config){lists(ListEnv, ListCDICRI)}, gpu, gpus},
 	} {
-		cfg := configured(func(cfg *Config) {
-			for _, change := range c.changes {
-				change(cfg)
-			}
-		})
+		cfg := configured(c.changes...)
 		if err := cfg.Validate(); err != nil {
 			t.Errorf("%s: %v", c.name, err)
 		}
-		resp, err := allocate(testTerms(cfg, machine()), find(Layout(cfg, snap), c.resource), c.req)
+		resp, err := testAllocation(cfg, machine()).allocate(find(Layout(cfg, snap), c.resource), c.req)
 		if err != nil {
 			t.Errorf("%s: %v", c.name, err)
 			continue
@@ -130,58 +129,70 @@ func TestAllocateGolden(t *testing.T) {
 	}
 }
 
-func TestAllocateRefuses(t *testing.T) {
-	shared := configured(func(c *Config) { c.Sharing.TimeSlicing.Resources = []SharedResource{{Name: gpu, Replicas: 4}} })
+// Each case requests one container per list of IDs. A case without a reason succeeds with these values of
+// NVIDIA_VISIBLE_DEVICES.
+func TestAllocateDevices(t *testing.T) {
+	plain, shared := DefaultConfig(), configured(sharedBy(4))
 	nodes := configured(func(c *Config) { c.PassDeviceSpecs = true })
 	mixed := configured(func(c *Config) { c.PassDeviceSpecs, c.MIGStrategy = true, MIGMixed })
+	states := with(with(snapshot(4), 3, health.Unhealthy), 2, health.Degraded)
+	noFinding := with(snapshot(1), 0, health.Unhealthy)
+	noFinding.Devices[0].Verdict.Findings = nil
 	snap := partitioned(nil, []string{"1g.10gb", "1g.10gb", "1g.10gb"})
-	lost := partitioned(nil, nil)
-	lost.Devices[1].Device.Minor = -1
-	nowhere := partitioned(nil)
-	nowhere.Devices[0].Device.Minor, nowhere.Devices[0].Device.PCI = -1, ""
-	const slice = "nvidia.com/mig-1g.10gb"
+	noMinor := partitioned(nil, nil)
+	noMinor.Devices[1].Device.Minor = -1
+	noPCI := partitioned(nil)
+	noPCI.Devices[0].Device.Minor, noPCI.Devices[0].Device.PCI = -1, ""
+	type ids = []string
 	for _, c := range []struct {
-		name   string
-		cfg    Config
-		r      Resource
-		ids    []string
-		reason string
-		says   []string
+		name       string
+		cfg        Config
+		resource   string
+		snap       *health.Snapshot
+		containers [][]string
+		want       []string
+		reason     string
+		device     string
+		data       string // in the text
 	}{
-		{
-			"two replicas", shared, find(Layout(shared, snap), gpu),
-			[]string{"GPU-0::1", "GPU-1::0"},
-			reasonTooManyReplicas,
-			[]string{"GPU-0::1 is shared", "may have 1 replica, not 2", "failRequestsGreaterThanOne"},
-		},
-		{"an unknown replica", shared, find(Layout(shared, snap), gpu), []string{"GPU-0::4"}, reasonUnknownDevice, []string{`"GPU-0::4"`, "GPU-0::0, GPU-0::1"}},
-		{"the GPU of replicas", shared, find(Layout(shared, snap), gpu), []string{"GPU-0"}, reasonUnknownDevice, []string{`"GPU-0"`}},
-		{"no capability", mixed, find(Layout(mixed, snap), slice), []string{"MIG-1-2"}, reasonNoDeviceNode, []string{"MIG-1-2", "mig-minors has no gpu1/gi9/access"}},
-		{"no minor", nodes, find(Layout(nodes, lost), gpu), []string{"GPU-0", "GPU-1"}, reasonNoDeviceNode, []string{"GPU-1", "/proc/driver/nvidia/gpus/0000:11:00.0/information: file does not exist"}},
-		{"no minor and no bus", nodes, find(Layout(nodes, nowhere), gpu), []string{"GPU-0"}, reasonNoDeviceNode, []string{"GPU-0", "PCI bus id"}},
+		{"order of the request", plain, gpu, states, []ids{{"GPU-1", "GPU-0"}}, ids{"GPU-1,GPU-0"}, "", "", ""},
+		{"duplicates", plain, gpu, states, []ids{{"GPU-1", "GPU-0", "GPU-1"}}, ids{"GPU-1,GPU-0"}, "", "", ""},
+		{"degraded", plain, gpu, states, []ids{{"GPU-2"}}, ids{"GPU-2"}, "", "", ""},
+		{"two containers", plain, gpu, states, []ids{{"GPU-1"}, {"GPU-0"}}, ids{"GPU-1", "GPU-0"}, "", "", ""},
+		{"no devices", plain, gpu, states, []ids{{}}, ids{"void"}, "", "", ""},
+		{"one replica per container", shared, gpu, snap, []ids{{"GPU-0::1"}, {"GPU-0::2"}}, ids{"GPU-0", "GPU-0"}, "", "", ""},
+		{"unknown", plain, gpu, states, []ids{{"GPU-1", "GPU-9"}}, nil, reasonUnknownDevice, "GPU-9", "GPU-0, GPU-1, GPU-2, GPU-3"},
+		{"unknown resource", plain, "a/b", states, []ids{{"GPU-1"}}, nil, reasonUnknownDevice, "GPU-1", "a/b"},
+		{"unhealthy", plain, gpu, states, []ids{{"GPU-1"}, {"GPU-3"}}, nil, reasonUnhealthyDevice, "GPU-3", "(xid-79)"},
+		{"unhealthy without a finding", plain, gpu, noFinding, []ids{{"GPU-0"}}, nil, reasonUnhealthyDevice, "GPU-0", gpu},
+		{"two replicas", shared, gpu, snap, []ids{{"GPU-0::1", "GPU-1::0"}}, nil, reasonTooManyReplicas, "GPU-0::1", "failRequestsGreaterThanOne"},
+		{"unknown replica", shared, gpu, snap, []ids{{"GPU-0::4"}}, nil, reasonUnknownDevice, "GPU-0::4", "GPU-0::0, GPU-0::1"},
+		{"GPU of replicas", shared, gpu, snap, []ids{{"GPU-0"}}, nil, reasonUnknownDevice, "GPU-0", `"GPU-0"`},
+		{"no capability", mixed, migResource, snap, []ids{{"MIG-1-2"}}, nil, reasonNoDeviceNode, "MIG-1-2", "gpu1/gi9/access"},
+		{"no minor", nodes, gpu, noMinor, []ids{{"GPU-0", "GPU-1"}}, nil, reasonNoDeviceNode, "GPU-1", "/proc/driver/nvidia/gpus/0000:11:00.0/information"},
+		{"no minor and no PCI bus ID", nodes, gpu, noPCI, []ids{{"GPU-0"}}, nil, reasonNoDeviceNode, "GPU-0", "PCI"},
 	} {
-		_, err := allocate(testTerms(c.cfg, machine()), c.r, ask(c.ids))
-		r, ok := err.(*refusal) //nolint:errorlint // this is the type it has
-		if !ok || r.reason != c.reason || status.Code(err) == codes.Unknown {
-			t.Errorf("%s: %v, want %s", c.name, err, c.reason)
+		resp, err := testAllocation(c.cfg, machine()).allocate(find(Layout(c.cfg, c.snap), c.resource), request(c.containers...))
+		if c.reason != "" {
+			r, ok := errors.AsType[*refusal](err)
+			if !ok || r.reason != c.reason || r.device != c.device || status.Code(err) != r.code || r.code == codes.OK {
+				t.Errorf("%s: %+v, want %s of %s", c.name, err, c.reason, c.device)
+			} else if !strings.Contains(r.text, c.device) || !strings.Contains(r.text, c.data) {
+				t.Errorf("%s: %q lacks %q or %q", c.name, r.text, c.device, c.data)
+			}
 			continue
 		}
-		for _, word := range c.says {
-			if !strings.Contains(r.text, word) {
-				t.Errorf("%s: %q does not say %q", c.name, r.text, word)
-			}
+		if err != nil {
+			t.Errorf("%s: %v", c.name, err)
+			continue
 		}
-	}
-	// One replica is what the limit allows, and several are what it allows when it is off.
-	if _, err := allocate(testTerms(shared, nil), find(Layout(shared, snap), gpu), ask([]string{"GPU-0::1"}, []string{"GPU-0::2"})); err != nil {
-		t.Error(err)
-	}
-}
-
-func TestLongListsAreCut(t *testing.T) {
-	r := find(Layout(DefaultConfig(), snapshot(40)), gpu)
-	if got := names(r.Devices); !strings.HasSuffix(got, "GPU-7 and 32 more") {
-		t.Error(got)
+		var got []string
+		for _, cr := range resp.ContainerResponses {
+			got = append(got, cr.Envs[envDevices])
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
 	}
 }
 
@@ -191,3 +202,17 @@ func TestRandomUUID(t *testing.T) {
 		t.Errorf("%s and %s", a, b)
 	}
 }
+
+func benchmarkAllocate(b *testing.B, n int) {
+	s := newTestServer(snapshot(n))
+	req := request(all(s.resource()))
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := s.Allocate(b.Context(), req); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkAllocate8(b *testing.B)  { benchmarkAllocate(b, 8) }
+func BenchmarkAllocate16(b *testing.B) { benchmarkAllocate(b, 16) }

@@ -7,79 +7,63 @@ import (
 	"go.uber.org/zap"
 )
 
-// audit is what a link remembers of what the kubelet believes. A stream that is open proves nothing: the
-// race of kubernetes#127803 can end with a kubelet that has dropped us and holds the stream.
+// audit compares the kubelet's allocatable IDs with the list that the plugin sent. An open stream proves nothing: the
+// race of kubernetes#127803 can leave a kubelet that dropped the plugin and holds the stream.
 type audit struct {
-	asked     time.Time     // the question that was looked at last
-	suspected time.Time     // when a mismatch was seen first, zero if there is none
-	notBefore time.Time     // no other registration for a mismatch before
-	pause     time.Duration // until notBefore, the next time
+	lastAt      time.Time     // of the last answer compared
+	suspectedAt time.Time     // of the first answer with a mismatch; zero if there is none
+	nextAt      time.Time     // earliest next registration for a mismatch
+	retryDelay  time.Duration // from the next registration to nextAt
 }
 
-// check compares what the kubelet believes with what we say, and registers again if the two differ for
-// good: in two answers some time apart, both to questions that were asked long enough after we last said
-// something, and nothing said between them.
-func (l *link) check() {
-	b := l.pods.beliefs.Load()
-	if l.phase != registered {
-		l.audit.suspected = time.Time{}
+// auditDevices registers again if the kubelet's devices differ persistently: in two answers, some time apart, both to
+// queries made long enough after the last message, and without a message between them.
+func (r *registrar) auditDevices() {
+	a, quick := &r.audit, r.timing.pods.QuickRefresh
+	answer := r.pods.Allocatable.Load()
+	if r.phase != registered {
+		a.suspectedAt = time.Time{}
 		return
 	}
-	if b == nil || b.err != "" || b.asked.Equal(l.audit.asked) {
+	if answer == nil || answer.Err != "" || answer.At.Equal(a.lastAt) {
 		return
 	}
-	l.audit.asked = b.asked
-	said := l.srv.streams.count().lastTold
-	if !l.audit.suspected.After(said) { // it was about another list
-		l.audit.suspected = time.Time{}
+	a.lastAt = answer.At
+	sent := r.srv.streams.counts().lastSent
+	if !a.suspectedAt.After(sent) { // the mismatch concerned an older list
+		a.suspectedAt = time.Time{}
 	}
-	if b.asked.Before(said.Add(l.settle)) || b.asked.Before(l.since.Add(l.settle)) {
-		l.pods.ask(l.settle + l.hurry)
+	if answer.At.Before(sent.Add(r.settle)) || answer.At.Before(r.phaseSince.Add(r.settle)) {
+		r.pods.QueryWithin(r.settle + quick)
 		return
 	}
-	r := l.srv.resource()
-	want := r.healthyIDs()
-	have := b.devices[l.srv.name]
+	resource := r.srv.resource()
+	want, have := resource.healthyIDs(), answer.IDs[r.srv.name]
 	switch {
 	case slices.Equal(want, have):
-		l.audit.suspected, l.audit.notBefore, l.audit.pause = time.Time{}, time.Time{}, 0
-	case l.audit.suspected.IsZero():
-		l.audit.suspected = b.asked
-		l.pods.ask(2 * l.hurry)
-	case b.asked.Sub(l.audit.suspected) < 2*l.hurry:
-		l.pods.ask(2 * l.hurry)
-	case b.asked.After(l.audit.notBefore):
-		l.lost(len(want), len(have), len(r.Devices))
+		*a = audit{lastAt: a.lastAt}
+	case a.suspectedAt.IsZero():
+		a.suspectedAt = answer.At
+		r.pods.QueryWithin(2 * quick)
+	case answer.At.Sub(a.suspectedAt) < 2*quick:
+		r.pods.QueryWithin(2 * quick)
+	case answer.At.After(a.nextAt):
+		r.registerAfterMismatch(len(want), len(have), len(resource.Devices))
 	}
 }
 
-// lost registers again because the kubelet does not have what we told it. The streams end first: a
-// kubelet that has dropped us keeps an old one until it ends, and its end would take the next
-// registration with it.
-func (l *link) lost(want, have, all int) {
-	now := time.Now()
-	l.log.Warn("the kubelet does not have what we told it, although its stream is open; registering again",
-		zap.Int("healthy", want), zap.Int("kubelet", have), zap.Int("devices", all))
-	l.mu.Lock()
-	l.mismatches++
-	l.mu.Unlock()
-	l.srv.streams.drop()
-	l.disturbed("the kubelet does not have what we told it")
-	// If that does not help twice, something else is wrong, and each registration takes the devices away
-	// from the kubelet for a moment.
-	l.audit.suspected = time.Time{}
-	l.audit.notBefore = now.Add(l.audit.pause)
-	l.audit.pause = min(max(2*l.audit.pause, l.doubt), l.audits)
-}
-
-// healthyIDs returns the ids of the devices that the kubelet may hand out, sorted.
-func (r Resource) healthyIDs() []string {
-	ids := make([]string, 0, len(r.Devices))
-	for _, d := range r.Devices {
-		if d.Healthy() {
-			ids = append(ids, d.ID)
-		}
-	}
-	slices.Sort(ids)
-	return ids
+// registerAfterMismatch ends the streams before it schedules a registration: a kubelet that dropped the plugin keeps an
+// old stream, whose end would remove the next registration.
+func (r *registrar) registerAfterMismatch(want, have, devices int) {
+	r.log.Warn(msgMismatch,
+		zap.Int("healthy", want), zap.Int("kubelet", have), zap.Int("devices", devices))
+	r.mu.Lock()
+	r.mismatches++
+	r.mu.Unlock()
+	r.srv.streams.drop()
+	r.scheduleRegistration("the kubelet has another list")
+	// Each registration takes the devices from the kubelet for a moment. If two do not help, the cause is another one.
+	r.audit.suspectedAt = time.Time{}
+	r.audit.nextAt = time.Now().Add(r.audit.retryDelay)
+	r.audit.retryDelay = min(max(2*r.audit.retryDelay, r.auditRetryMin), r.auditRetryMax)
 }

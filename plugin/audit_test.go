@@ -8,181 +8,166 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
-// The kubelet has dropped us, and our stream is still open.
-func TestKubeletForgetsUs(t *testing.T) {
+// The kubelet drops the plugin although the stream stays open.
+func TestAuditRegistersAfterKubeletForgets(t *testing.T) {
+	t.Parallel()
 	snap := snapshot(4)
-	snap.Devices[0].Device.NUMA = []int{0, 1} // the kubelet names it twice
-	r := newRig(t, with(snap, 3, health.Unhealthy))
-	k := r.kubelet()
-	r.run()
-	r.wait(k, gpu, listed(4, 3))
-	r.status(isRegistered)
+	snap.Devices[0].Device.NUMA = []int{0, 1} // the kubelet lists it twice
+	h := newHarness(t, with(snap, 3, health.Unhealthy))
+	k := h.kubelet()
+	h.run()
+	h.waitResource(k, gpu, listed(4, 3))
+	h.waitStatus(isRegistered)
 	for n := uint64(1); n < 4; n++ {
 		k.Forget(gpu)
-		r.wait(k, gpu, listed(4, 3))
-		s := r.status(func(s ResourceStatus) bool { return s.Registered && s.AuditMismatches == n })
+		h.waitResource(k, gpu, listed(4, 3))
+		s := h.waitStatus(func(s ResourceStatus) bool { return s.Registered && s.AuditMismatches == n })
 		if s.Registrations != n+1 || s.Streams != 1 {
 			t.Errorf("%+v", s)
 		}
-		if _, err := k.AllocateIDs(r.ctx, gpu, "GPU-0"); err != nil {
+		if _, err := k.AllocateIDs(h.ctx, gpu, "GPU-0"); err != nil {
 			t.Error(err)
 		}
 	}
-	if n := r.logs.FilterMessage("the kubelet does not have what we told it, although its stream is open; registering again").Len(); n != 3 {
-		t.Errorf("logged %d times", n)
-	}
+	h.waitLog(msgMismatch, "", 3)
 }
 
-// What changes all the time is not a mismatch.
-func TestAuditOfAFlappingGPU(t *testing.T) {
-	r := newRig(t, snapshot(2))
-	k := r.kubelet()
-	r.run()
-	r.wait(k, gpu, listed(2, 2))
-	start := r.holders("asked", func(h Holders) bool { return h.Err == "" })
+func TestAuditIgnoresFlappingGPU(t *testing.T) {
+	t.Parallel()
+	h, k := startHarness(t, 2)
+	start := h.waitHolders(holdersKnown)
 	states := []health.State{health.Unhealthy, health.Healthy}
-	for i := 0; r.p.Holders().At.Sub(start.At) < 6*r.p.timing.refresh; i++ {
-		r.snaps.Store(with(r.snaps.Load(), 0, states[i%2]))
-		r.wait(k, gpu, listed(2, 1+i%2))
+	for i := 0; h.p.Holders().At.Sub(start.At) < 6*h.p.timing.pods.Refresh; i++ {
+		h.setHealth(0, states[i%2])
+		h.waitResource(k, gpu, listed(2, 1+i%2))
 	}
-	if s := r.status(isRegistered); s.AuditMismatches != 0 || s.Registrations != 1 {
+	if s := h.waitStatus(isRegistered); s.AuditMismatches != 0 || s.Registrations != 1 {
 		t.Errorf("%+v", s)
 	}
 }
 
-// auditRig is a registered link whose kubelet believes what the test says, in a bubble of time.
-type auditRig struct {
-	*link
-	t *testing.T
-}
+// auditHarness is a registered registrar in synthetic time. The test provides the kubelet's list.
+type auditHarness struct{ *registrar }
 
-func newAuditRig(t *testing.T) *auditRig {
+func newAuditHarness() *auditHarness {
 	srv := newTestServer(snapshot(2))
-	timing := defaultTiming()
-	l := newLink(srv, DefaultConfig(), timing, newPodResources(srv.layouts.cfg, srv.layouts.snapshots, timing, zap.NewNop()), zap.NewNop())
-	a := &auditRig{l, t}
-	a.register()
+	pods := newPodResources(srv.layouts.cfg, srv.layouts.snapshots, defaultTiming(), zap.NewNop())
+	a := &auditHarness{newRegistrar(srv, DefaultConfig(), defaultTiming(), pods, zap.NewNop())}
+	a.setRegistered()
 	return a
 }
 
-func (a *auditRig) register() {
-	a.phase, a.since = registered, time.Now()
-	a.srv.streams.told()
+func (a *auditHarness) setRegistered() {
+	a.phase, a.phaseSince = registered, time.Now()
+	a.srv.streams.noteSent()
 }
 
-// after lets time pass and the kubelet say what it believes.
-func (a *auditRig) after(d time.Duration, ids ...string) {
+// answerAfter lets time pass, then audits an answer with these IDs.
+func (a *auditHarness) answerAfter(d time.Duration, ids ...string) {
 	time.Sleep(d) //nolint:forbidigo // synthetic time
-	a.pods.beliefs.Store(&belief{asked: time.Now(), devices: map[string][]string{gpu: ids}})
-	a.check()
+	a.pods.Allocatable.Store(&podresources.Allocatable{At: time.Now(), IDs: map[string][]string{gpu: ids}})
+	a.auditDevices()
 }
 
-func (a *auditRig) want(what string, mismatches uint64) {
-	a.t.Helper()
-	if got := a.status().AuditMismatches; got != mismatches {
-		a.t.Errorf("%s: %d mismatches, want %d", what, got, mismatches)
-	}
-	if a.phase == unregistered {
-		a.register()
-	}
-}
-
-func TestAudit(t *testing.T) {
+func TestAuditDevices(t *testing.T) {
 	for _, c := range []struct {
 		name string
-		run  func(a *auditRig)
+		run  func(a *auditHarness)
 		want uint64
 	}{
-		{"all is well", func(a *auditRig) {
-			a.after(3*time.Second, "GPU-0", "GPU-1")
-			a.after(3*time.Second, "GPU-0", "GPU-1")
+		{"equal lists", func(a *auditHarness) {
+			a.answerAfter(3*time.Second, "GPU-0", "GPU-1")
+			a.answerAfter(3*time.Second, "GPU-0", "GPU-1")
 		}, 0},
-		{"lost for good", func(a *auditRig) {
-			a.after(3 * time.Second)
-			a.after(3 * time.Second)
+		{"empty twice", func(a *auditHarness) {
+			a.answerAfter(3 * time.Second)
+			a.answerAfter(3 * time.Second)
 		}, 1},
-		{"one is missing", func(a *auditRig) {
-			a.after(3*time.Second, "GPU-0")
-			a.after(3*time.Second, "GPU-0")
+		{"one missing", func(a *auditHarness) {
+			a.answerAfter(3*time.Second, "GPU-0")
+			a.answerAfter(3*time.Second, "GPU-0")
 		}, 1},
-		{"one too many", func(a *auditRig) {
+		{"one too many", func(a *auditHarness) {
 			a.srv.layouts.snapshots.Store(with(snapshot(2), 1, health.Unhealthy))
-			a.after(3*time.Second, "GPU-0", "GPU-1")
-			a.after(3*time.Second, "GPU-0", "GPU-1")
+			a.answerAfter(3*time.Second, "GPU-0", "GPU-1")
+			a.answerAfter(3*time.Second, "GPU-0", "GPU-1")
 		}, 1},
-		{"lost for a moment", func(a *auditRig) {
-			a.after(3 * time.Second)
-			a.after(3*time.Second, "GPU-0", "GPU-1")
-			a.after(3 * time.Second)
+		{"empty for a moment", func(a *auditHarness) {
+			a.answerAfter(3 * time.Second)
+			a.answerAfter(3*time.Second, "GPU-0", "GPU-1")
+			a.answerAfter(3 * time.Second)
 		}, 0},
-		{"two looks in a row are one", func(a *auditRig) {
-			a.after(3 * time.Second)
-			a.after(time.Second)
+		{"answers too close", func(a *auditHarness) {
+			a.answerAfter(3 * time.Second)
+			a.answerAfter(time.Second)
 		}, 0},
-		{"too soon after the registration", func(a *auditRig) {
-			a.after(500 * time.Millisecond)
-			a.after(400 * time.Millisecond)
+		{"too soon after the registration", func(a *auditHarness) {
+			a.answerAfter(500 * time.Millisecond)
+			a.answerAfter(400 * time.Millisecond)
 		}, 0},
-		{"what has just been sent may be on its way", func(a *auditRig) {
-			a.after(3 * time.Second)
-			a.srv.streams.told()
-			a.after(500 * time.Millisecond)
-			a.srv.streams.told()
-			a.after(900 * time.Millisecond)
+		{"too soon after a message", func(a *auditHarness) {
+			a.answerAfter(3 * time.Second)
+			a.srv.streams.noteSent()
+			a.answerAfter(500 * time.Millisecond)
+			a.srv.streams.noteSent()
+			a.answerAfter(900 * time.Millisecond)
 		}, 0},
-		{"something was said between", func(a *auditRig) {
-			a.after(3 * time.Second)
-			a.srv.streams.told()
-			a.after(3 * time.Second)
+		{"message between the answers", func(a *auditHarness) {
+			a.answerAfter(3 * time.Second)
+			a.srv.streams.noteSent()
+			a.answerAfter(3 * time.Second)
 		}, 0},
-		{"an old answer says nothing new", func(a *auditRig) {
-			a.after(3 * time.Second)
+		{"same answer again", func(a *auditHarness) {
+			a.answerAfter(3 * time.Second)
 			time.Sleep(time.Minute) //nolint:forbidigo // synthetic time
-			a.check()
+			a.auditDevices()
 		}, 0},
-		{"no answer says nothing", func(a *auditRig) {
-			a.pods.beliefs.Store(&belief{asked: time.Now().Add(time.Hour), err: "denied"})
-			a.check()
+		{"no answer", func(a *auditHarness) {
+			a.pods.Allocatable.Store(&podresources.Allocatable{At: time.Now().Add(time.Hour), Err: "denied"})
+			a.auditDevices()
 		}, 0},
-		{"not registered", func(a *auditRig) {
+		{"not registered", func(a *auditHarness) {
 			a.phase = accepted
-			a.after(3 * time.Second)
-			a.after(3 * time.Second)
+			a.answerAfter(3 * time.Second)
+			a.answerAfter(3 * time.Second)
 		}, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				a := newAuditRig(t)
+				a := newAuditHarness()
 				c.run(a)
-				a.want(c.name, c.want)
+				if got := a.status().AuditMismatches; got != c.want {
+					t.Errorf("%d mismatches, want %d", got, c.want)
+				}
 			})
 		})
 	}
 }
 
-// A mismatch that registering does not end is no reason to take the devices away again and again.
-func TestAuditIsPatient(t *testing.T) {
+// Registrations for a mismatch that they do not end become rare, because each removes the devices for a moment.
+func TestAuditBacksOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := newAuditRig(t)
+		a := newAuditHarness()
 		start := time.Now()
 		for time.Since(start) < time.Hour {
-			a.after(2*time.Second, "GPU-0")
+			a.answerAfter(2*time.Second, "GPU-0")
 			if a.phase == unregistered {
-				a.register()
+				a.setRegistered()
 			}
 		}
-		// At once, after 10 s, 20 s, 40 s … and every ten minutes from then on.
-		if n := a.status().AuditMismatches; n < 11 || n > 14 {
-			t.Errorf("registered %d times in an hour", n)
-		}
+		// At once, after 10 s, 20 s, 40 s … and then every ten minutes.
 		before := a.status().AuditMismatches
-		a.after(11*time.Minute, "GPU-0", "GPU-1")
-		a.after(3*time.Second, "GPU-0")
-		a.after(3*time.Second, "GPU-0")
+		if before < 11 || before > 14 {
+			t.Errorf("registered %d times in an hour", before)
+		}
+		a.answerAfter(11*time.Minute, "GPU-0", "GPU-1")
+		a.answerAfter(3*time.Second, "GPU-0")
+		a.answerAfter(3*time.Second, "GPU-0")
 		if n := a.status().AuditMismatches; n != before+1 {
-			t.Errorf("%d mismatches after all was well, want %d", n, before+1)
+			t.Errorf("%d mismatches after equal lists, want %d", n, before+1)
 		}
 	})
 }

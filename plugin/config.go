@@ -1,63 +1,81 @@
 package plugin
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"io/fs"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 )
 
 // Config is the `plugin` section of config.yaml.
 type Config struct {
-	Enabled    bool   `yaml:"enabled"`    // false: nothing is registered, because another device plugin hands the GPUs out
-	Resource   string `yaml:"resource"`   // the extended resource that pods ask for, such as nvidia.com/gpu
-	KubeletDir string `yaml:"kubeletDir"` // device-plugins/kubelet.sock and pod-resources/kubelet.sock lie below it
+	Enabled    bool   `yaml:"enabled"`    // false: nothing is registered, because another device plugin serves the GPUs
+	Resource   string `yaml:"resource"`   // the extended resource that pods request, such as nvidia.com/gpu
+	KubeletDir string `yaml:"kubeletDir"` // device-plugins/kubelet.sock and pod-resources/kubelet.sock are below it
 
 	MIGStrategy string         `yaml:"migStrategy"` // none, single, mixed
-	Resources   []ResourceRule `yaml:"resources"`   // names by model and profile, the first that matches; Resource for the rest
-	Include     []string       `yaml:"include"`     // selectors of the devices to hand out; empty: all
-	Exclude     []string       `yaml:"exclude"`     // selectors of devices never to hand out; they win over Include
+	Resources   []ResourceRule `yaml:"resources"`   // resources by model and profile, the first match applies; Resource for the rest
+	Include     []string       `yaml:"include"`     // selectors of the devices to offer; empty: all
+	Exclude     []string       `yaml:"exclude"`     // selectors of devices not to offer; they override Include
 	Sharing     SharingConfig  `yaml:"sharing"`
 
-	DeviceList          []string  `yaml:"deviceList"`          // how a container is told of its devices; see Allocate
-	DeviceID            string    `yaml:"deviceID"`            // how a device is named there: uuid, index
-	PassDeviceSpecs     bool      `yaml:"passDeviceSpecs"`     // list the device nodes too
-	DriverRoot          string    `yaml:"driverRoot"`          // where the driver is installed, on the host
-	ContainerDriverRoot string    `yaml:"containerDriverRoot"` // where the agent sees it; empty: at DriverRoot
-	DevRoot             string    `yaml:"devRoot"`             // what /dev with the device nodes is below, on the host; empty: DriverRoot
-	CDI                 CDIConfig `yaml:"cdi"`
+	DeviceList          []string   `yaml:"deviceList"`          // how a container learns its devices, see the List constants
+	DeviceID            string     `yaml:"deviceID"`            // how a device is named there: uuid, index
+	PassDeviceSpecs     bool       `yaml:"passDeviceSpecs"`     // also list the device nodes
+	DriverRoot          string     `yaml:"driverRoot"`          // where the driver is installed on the host
+	ContainerDriverRoot string     `yaml:"containerDriverRoot"` // the same directory in the agent's view; empty: DriverRoot
+	DevRoot             string     `yaml:"devRoot"`             // the parent of /dev on the host; empty: DriverRoot
+	CDI                 cdi.Config `yaml:"cdi"`
 
-	NVIDIAConfig string `yaml:"nvidiaConfig"` // a configuration file of NVIDIA's device plugin; what it says wins
+	NVIDIAConfig string `yaml:"nvidiaConfig"` // a configuration file of NVIDIA's device plugin; it overrides this section
 
-	AllocationPolicy string `yaml:"allocationPolicy"` // which GPU a shared device or a MIG device comes from: distributed, packed
-	OnStop           string `yaml:"onStop"`           // what the kubelet has of us when the agent ends: keep, withdraw
+	AllocationPolicy string `yaml:"allocationPolicy"` // which GPU a replica or a MIG device is allocated from: distributed, packed
+	OnStop           string `yaml:"onStop"`           // what the kubelet keeps when the agent ends: keep, withdraw
 }
 
-// The policies of allocation. Whole GPUs are chosen by how they are connected instead.
+// The values of AllocationPolicy. Whole GPUs are chosen by their connections instead.
 const (
 	AllocationDistributed = "distributed" // from the GPU that is used least
 	AllocationPacked      = "packed"      // from the GPU that is used most
 )
 
-// What is left with the kubelet when the agent ends.
+// The values of OnStop.
 const (
-	OnStopKeep     = "keep"     // the devices, without any to give, for the kubelet's grace of five minutes
-	OnStopWithdraw = "withdraw" // nothing: an empty list is sent first
+	OnStopKeep     = "keep"     // the kubelet keeps the devices, unhealthy, for its grace period of five minutes
+	OnStopWithdraw = "withdraw" // the plugin sends an empty list first
 )
 
-// DefaultConfig returns the section as it is when config.yaml says nothing.
+// The values of DeviceList, named as in NVIDIA's plugin (its deviceListStrategy).
+const (
+	ListCDICRI         = "cdi-cri"         // CDI names in the response; Kubernetes 1.28, containerd 1.7 or CRI-O 1.27
+	ListCDIAnnotations = "cdi-annotations" // CDI names in an annotation, for older runtimes
+	ListEnv            = "envvar"          // NVIDIA_VISIBLE_DEVICES, which images can set themselves
+	ListMounts         = "volume-mounts"   // mounts below a directory, which only a pod can request
+)
+
+// DeviceLists returns the values of DeviceList.
+func DeviceLists() []string { return []string{ListCDICRI, ListCDIAnnotations, ListEnv, ListMounts} }
+
+// The values of DeviceID.
+const (
+	DeviceIDUUID  = "uuid"
+	DeviceIDIndex = "index" // 0, for a MIG device 0:1
+)
+
+// DefaultConfig returns the section's defaults.
 func DefaultConfig() Config {
 	return Config{
 		Enabled: true, Resource: "nvidia.com/gpu", KubeletDir: "/var/lib/kubelet",
 		MIGStrategy: MIGNone, Resources: []ResourceRule{}, Include: []string{}, Exclude: []string{},
 		Sharing:    SharingConfig{TimeSlicing: TimeSlicing{FailRequestsGreaterThanOne: true, Resources: []SharedResource{}}},
 		DeviceList: []string{ListEnv}, DeviceID: DeviceIDUUID, DriverRoot: "/",
-		CDI:              CDIConfig{Dir: "/var/run/cdi", AnnotationPrefix: "cdi.k8s.io/"},
+		CDI:              cdi.Config{Dir: "/var/run/cdi", AnnotationPrefix: "cdi.k8s.io/"},
 		AllocationPolicy: AllocationDistributed, OnStop: OnStopKeep,
 	}
 }
@@ -67,24 +85,24 @@ func (c Config) Validate() error {
 	return errors.Join(validateName("resource", c.Resource), c.validateKubeletDir(),
 		oneOf("migStrategy", c.MIGStrategy, MIGNone, MIGSingle, MIGMixed), c.validateRules(),
 		validateSelectors("include", c.Include), validateSelectors("exclude", c.Exclude), c.validateSharing(),
-		c.validateAllocate(), c.CDI.validate(),
+		c.validateAllocation(), c.CDI.Validate(),
 		oneOf("allocationPolicy", c.AllocationPolicy, AllocationDistributed, AllocationPacked),
 		oneOf("onStop", c.OnStop, OnStopKeep, OnStopWithdraw))
 }
 
-// oneOf returns an error unless value is one of the words that the key takes.
-func oneOf(key, value string, words ...string) error {
-	if slices.Contains(words, value) {
+// oneOf returns an error unless value is one of those that the key accepts.
+func oneOf(key, value string, accepted ...string) error {
+	if slices.Contains(accepted, value) {
 		return nil
 	}
-	return fmt.Errorf("%s: %q is not known; use one of %s", key, value, strings.Join(words, ", "))
+	return fmt.Errorf("%s: %q is not known; use one of %s", key, value, strings.Join(accepted, ", "))
 }
 
 func (c Config) validateKubeletDir() error {
 	if !filepath.IsAbs(c.KubeletDir) {
 		return fmt.Errorf("kubeletDir: %q is not an absolute path; use the kubelet's --root-dir, such as /var/lib/kubelet", c.KubeletDir)
 	}
-	for _, name := range c.names() {
+	for _, name := range c.resourceNames() {
 		if path := c.socketPath(name); unixsock.PathLen(path) > unixsock.MaxPath {
 			return fmt.Errorf("kubeletDir: the path of the socket %s is %d bytes too long for a unix socket; use a shorter directory",
 				path, unixsock.PathLen(path)-unixsock.MaxPath)
@@ -93,50 +111,48 @@ func (c Config) validateKubeletDir() error {
 	return nil
 }
 
-// validateAllocate checks what containers are given.
-func (c Config) validateAllocate() error {
+func (c Config) validateAllocation() error {
 	var errs []error
 	if len(c.DeviceList) == 0 {
-		errs = append(errs, fmt.Errorf("deviceList: is empty; use one or more of %s", strings.Join(lists(), ", ")))
+		errs = append(errs, fmt.Errorf("deviceList: is empty; use one or more of %s", strings.Join(DeviceLists(), ", ")))
 	}
-	for i, how := range c.DeviceList {
-		errs = append(errs, oneOf(fmt.Sprintf("deviceList[%d]", i), how, lists()...))
-		if slices.Index(c.DeviceList, how) < i {
-			errs = append(errs, fmt.Errorf("deviceList[%d]: %q is there twice", i, how))
+	for i, list := range c.DeviceList {
+		errs = append(errs, oneOf(fmt.Sprintf("deviceList[%d]", i), list, DeviceLists()...))
+		if slices.Index(c.DeviceList, list) < i {
+			errs = append(errs, fmt.Errorf("deviceList[%d]: duplicate %q", i, list))
 		}
 	}
-	errs = append(errs, oneOf("deviceID", c.DeviceID, DeviceIDUUID, DeviceIDIndex), absolute("driverRoot", c.DriverRoot))
-	if c.ContainerDriverRoot != "" {
-		errs = append(errs, absolute("containerDriverRoot", c.ContainerDriverRoot))
-	}
-	if c.DevRoot != "" {
-		errs = append(errs, absolute("devRoot", c.DevRoot))
+	errs = append(errs, oneOf("deviceID", c.DeviceID, DeviceIDUUID, DeviceIDIndex))
+	for _, path := range []struct {
+		key, value string
+		optional   bool
+	}{{"driverRoot", c.DriverRoot, false}, {"containerDriverRoot", c.ContainerDriverRoot, true}, {"devRoot", c.DevRoot, true}} {
+		if !filepath.IsAbs(path.value) && !(path.optional && path.value == "") {
+			errs = append(errs, fmt.Errorf("%s: %q is not an absolute path", path.key, path.value))
+		}
 	}
 	return errors.Join(errs...)
 }
 
-func absolute(key, path string) error {
-	if filepath.IsAbs(path) {
-		return nil
-	}
-	return fmt.Errorf("%s: %q is not an absolute path", key, path)
+// UsesCDI reports whether containers get their devices by CDI names.
+func (c Config) UsesCDI() bool {
+	return slices.Contains(c.DeviceList, ListCDICRI) || slices.Contains(c.DeviceList, ListCDIAnnotations)
 }
 
-// driverRootHere is the driver root as the agent sees it.
-func (c Config) driverRootHere() string { return cmp.Or(c.ContainerDriverRoot, c.DriverRoot, "/") }
+// host returns the locations of device nodes and driver files in a file system.
+func (c Config) host(root fs.FS) cdi.Host {
+	return cdi.Host{FS: root, DriverRoot: c.DriverRoot, ContainerDriverRoot: c.ContainerDriverRoot, DevRoot: c.DevRoot}
+}
 
-// devRoot is the directory above /dev, on the host. By default it is the driver's root, as in NVIDIA's plugin.
-func (c Config) devRoot() string { return cmp.Or(c.DevRoot, c.DriverRoot, "/") }
-
-// socketDir is where device plugins meet the kubelet.
+// socketDir returns the directory of kubelet.sock and of the plugins' sockets.
 func (c Config) socketDir() string { return filepath.Join(c.KubeletDir, "device-plugins") }
 
-// maxSocketStem bounds the part of a socket's name that comes from the resource, so that a long resource
-// is not a reason to move the kubelet's directory.
+// maxSocketStem limits the part of a socket's file name that comes from the resource, so that a long resource does not
+// require a shorter kubeletDir.
 const maxSocketStem = 40
 
-// socketPath is where a resource's own socket lies. No two resources share one: a domain has no
-// underscore, so the first underscore is always the slash, and what is cut off is replaced by a hash.
+// socketPath returns the path of a resource's socket. It is unique: a domain has no underscore, so the first underscore
+// is always the slash, and a hash replaces what is cut off.
 func (c Config) socketPath(resource string) string {
 	safe := strings.Map(func(r rune) rune {
 		switch {

@@ -12,86 +12,86 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// Resource is one extended resource and the devices that the kubelet may hand out under its name.
+// Resource is an extended resource with the devices that the kubelet may allocate under its name.
 type Resource struct {
 	Name    string
 	Devices []Device // by index
 }
 
-// Device is a device as the kubelet knows it.
+// Device is a device as the kubelet counts it.
 type Device struct {
-	ID    string              // what the kubelet calls it: the UUID, of a replica followed by :: and its number
-	State *health.DeviceState // the device behind it, never nil; part of a snapshot, so never modified
+	ID    string              // the kubelet's: the UUID, for a replica followed by :: and its number
+	State *health.DeviceState // the device behind it, never nil; immutable, because it is part of a snapshot
 
 	replica  bool   // one of several of this device
-	withheld string // why a device that works is not offered to new pods; empty if it is offered
+	withheld string // why a working device is not offered to new pods; empty if it is offered
 }
 
-// Healthy reports whether the kubelet may hand the device out. Only health.Unhealthy takes a device
-// away from it: not knowing enough of a GPU is no reason to stop a node from working.
+// Healthy reports whether the kubelet may allocate the device. Only health.Unhealthy prevents that: missing knowledge
+// about a GPU is no reason to stop a node.
 func (d Device) Healthy() bool { return d.works() && d.withheld == "" }
 
-// works reports whether nothing is wrong with the device itself.
+// works reports whether the device itself is usable.
 func (d Device) works() bool { return d.State.Verdict.State != health.Unhealthy }
 
-// Layout lays a snapshot out as resources, in a fixed order. It returns none if there is nothing to
-// hand out, or if the plugin is off.
+// Layout returns the resources of a snapshot, sorted. It returns none if there are no devices to offer or the plugin is
+// disabled.
 func Layout(cfg Config, snap *health.Snapshot) []Resource {
-	return arrange(layoutInput{cfg: &cfg, snap: snap}).Resources
+	return newLayout(layoutInput{cfg: &cfg, snap: snap}).Resources
 }
 
-// layoutInput is all that a layout is made of.
+// layoutInput is everything that a layout depends on.
 type layoutInput struct {
-	cfg     *Config                      // nil before there is one
-	snap    *health.Snapshot             // nil before there is one
-	holders map[health.DeviceID][]Holder // nil if they are not known
-	before  singleLayout                 // of the layout before this one
+	cfg     *Config                      // nil before the first
+	snap    *health.Snapshot             // nil before the first
+	holders map[health.DeviceID][]Holder // nil if unknown
+	before  uniformLayout                // of the previous layout
 }
 
-// arrangement is a layout and what is to be said about it. It is not modified once made.
-type arrangement struct {
+// layout is the resources of a snapshot and the reasons for what they lack. It is immutable once published.
+type layout struct {
 	cfg       *Config
 	snap      *health.Snapshot
-	Resources []Resource   // by name
-	Err       string       // why there are none, if it is the configuration that does not fit the node
-	Warnings  []string     // what is not handed out, and why
-	Withheld  []withheld   // the devices that old holders keep from new pods, by resource and index
-	Single    singleLayout // what the next layout needs to know of this one
+	Resources []Resource       // by name
+	Err       string           // why there are none, if the configuration does not fit the node
+	Warnings  []string         // devices that are not offered, with the reason
+	Withheld  []withheldDevice // by resource and index
+	Single    uniformLayout    // input of the next layout
 }
 
-func (a *arrangement) warn(format string, args ...any) {
-	a.Warnings = append(a.Warnings, fmt.Sprintf(format, args...))
+func (l *layout) warn(format string, args ...any) {
+	l.Warnings = append(l.Warnings, fmt.Sprintf(format, args...))
 }
 
-// candidate is a device that might be handed out.
+// candidate is a device that may be offered.
 type candidate struct {
-	state   *health.DeviceState
-	name    string // of its resource, before sharing
-	profile string // MIG: as NVIDIA names it
-	parts   int    // GPU: how many MIG devices it has
+	state    *health.DeviceState
+	resource string // before sharing
+	profile  string // of a MIG device, as NVIDIA names it
+	migCount int    // of a GPU: its MIG devices
 }
 
-// arrange decides what is handed out under which name. It is pure, and called for every stream at every
-// snapshot and for every allocation, so it is made to be cheap.
-func arrange(in layoutInput) arrangement {
+// newLayout decides which devices are offered under which resource. It is pure and cheap: it runs for every snapshot and
+// every change of the holders.
+func newLayout(in layoutInput) layout {
 	cfg, snap := in.cfg, in.snap
-	a := arrangement{cfg: cfg, snap: snap}
+	l := layout{cfg: cfg, snap: snap}
 	if cfg == nil || !cfg.Enabled || !snap.Polled() {
-		return a
+		return l
 	}
 	all := candidates(snap)
 	n := len(all)
-	chosen := slices.DeleteFunc(all, func(c candidate) bool {
+	selected := slices.DeleteFunc(all, func(c candidate) bool {
 		return len(cfg.Include) > 0 && !selectsAny(cfg.Include, &c) || selectsAny(cfg.Exclude, &c)
 	})
-	if len(chosen) == 0 && n > 0 {
-		a.Err = fmt.Sprintf("plugin.include and plugin.exclude leave none of the %d devices of this node", n)
+	if len(selected) == 0 && n > 0 {
+		l.Err = fmt.Sprintf("plugin.include and plugin.exclude select none of the %d devices of this node", n)
 	}
 	var buf []byte
-	var shared memo
-	for _, c := range a.handOut(in, chosen) {
-		name, replicas := cfg.Sharing.TimeSlicing.share(c.name, &c, &shared)
-		r := a.resource(name)
+	var names nameCache
+	for _, c := range l.applyMIGStrategy(in, selected) {
+		name, replicas := cfg.Sharing.TimeSlicing.replicasOf(&c, &names)
+		r := l.resource(name)
 		if replicas == 0 {
 			r.Devices = append(r.Devices, Device{ID: string(c.state.Device.ID), State: c.state})
 			continue
@@ -101,29 +101,29 @@ func arrange(in layoutInput) arrangement {
 			r.Devices = append(r.Devices, Device{ID: id, State: c.state, replica: true})
 		}
 	}
-	slices.SortFunc(a.Resources, func(x, y Resource) int { return cmp.Compare(x.Name, y.Name) })
-	for _, r := range a.Resources {
+	slices.SortFunc(l.Resources, func(x, y Resource) int { return cmp.Compare(x.Name, y.Name) })
+	for _, r := range l.Resources {
 		isReplica := func(d Device) bool { return d.replica }
 		if slices.ContainsFunc(r.Devices, isReplica) && slices.ContainsFunc(r.Devices, func(d Device) bool { return !d.replica }) {
-			a.warn("%s has shared and whole devices, and a pod cannot choose: set rename in sharing.timeSlicing.resources", r.Name)
+			l.warn("%s has shared and whole devices, and a pod cannot choose: set rename in sharing.timeSlicing.resources", r.Name)
 		}
 	}
-	a.withhold(in.holders, snap)
-	return a
+	l.withhold(in.holders, snap)
+	return l
 }
 
-// resource returns the resource of that name, a new one if there is none.
-func (a *arrangement) resource(name string) *Resource {
-	for i := range a.Resources {
-		if a.Resources[i].Name == name {
-			return &a.Resources[i]
+// resource returns the resource of that name and adds a missing one.
+func (l *layout) resource(name string) *Resource {
+	for i := range l.Resources {
+		if l.Resources[i].Name == name {
+			return &l.Resources[i]
 		}
 	}
-	a.Resources = append(a.Resources, Resource{Name: name})
-	return &a.Resources[len(a.Resources)-1]
+	l.Resources = append(l.Resources, Resource{Name: name})
+	return &l.Resources[len(l.Resources)-1]
 }
 
-// candidates returns every device, each GPU followed by its MIG devices, by index.
+// candidates returns all devices by index, each GPU followed by its MIG devices.
 func candidates(snap *health.Snapshot) []candidate {
 	all := make([]candidate, 0, len(snap.Devices))
 	for i := range snap.Devices {
@@ -133,7 +133,7 @@ func candidates(snap *health.Snapshot) []candidate {
 	}
 	slices.SortStableFunc(all, func(x, y candidate) int {
 		a, b := &x.state.Device, &y.state.Device
-		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(gpuOf(a), gpuOf(b)), cmp.Compare(a.Kind, b.Kind),
+		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(cmp.Or(a.Parent, a.ID), cmp.Or(b.Parent, b.ID)), cmp.Compare(a.Kind, b.Kind),
 			cmp.Compare(a.GI, b.GI), cmp.Compare(a.CI, b.CI), cmp.Compare(a.ID, b.ID))
 	})
 	var gpu, last *candidate
@@ -144,34 +144,31 @@ func candidates(snap *health.Snapshot) []candidate {
 			gpu = c
 			continue
 		}
-		var whole uint64
+		var gpuMemory uint64
 		if gpu != nil && gpu.state.Device.ID == d.Parent {
-			whole = gpu.state.Device.Memory
-			gpu.parts++
+			gpuMemory = gpu.state.Device.Memory
+			gpu.migCount++
 		}
 		if last != nil && last.state.Device.Profile == d.Profile && last.state.Device.Memory == d.Memory && last.state.Device.Parent == d.Parent {
 			c.profile = last.profile
 		} else {
-			c.profile = profileOf(d, whole)
+			c.profile = profileOf(d, gpuMemory)
 		}
 		last = c
 	}
 	return all
 }
 
-// gpuOf returns the GPU that a device is or is a part of.
-func gpuOf(d *health.Device) health.DeviceID { return cmp.Or(d.Parent, d.ID) }
-
-// replicaSep parts a device's UUID from the number of its replica, as in NVIDIA's plugin.
+// replicaSep separates a device's UUID from the number of its replica, as in NVIDIA's plugin.
 const replicaSep = "::"
 
-// deviceOf returns the device behind one of the kubelet's device ids: GPU-1 is behind GPU-1::0.
+// deviceOf returns the device behind a kubelet ID: GPU-1 is behind GPU-1::0.
 func deviceOf(id string) health.DeviceID {
 	device, _, _ := strings.Cut(id, replicaSep)
 	return health.DeviceID(device)
 }
 
-// replicaIDs returns UUID::0, UUID::1 and so on. They are parts of one string, for there are many of them.
+// replicaIDs yields UUID::0, UUID::1 and so on. They are substrings of one string, which saves thousands of allocations.
 func replicaIDs(buf *[]byte, uuid string, n int) func(yield func(string) bool) {
 	b := (*buf)[:0]
 	for i := range n {
@@ -195,9 +192,9 @@ func replicaIDs(buf *[]byte, uuid string, n int) func(yield func(string) bool) {
 	}
 }
 
-// find returns the resource of that name, empty if the layout has none.
-func find(layout []Resource, name string) Resource {
-	for _, r := range layout {
+// find returns the resource of that name, without devices if there is none.
+func find(resources []Resource, name string) Resource {
+	for _, r := range resources {
 		if r.Name == name {
 			return r
 		}
@@ -205,7 +202,7 @@ func find(layout []Resource, name string) Resource {
 	return Resource{Name: name}
 }
 
-// device returns the device of that id.
+// device returns the device with that ID.
 func (r Resource) device(id string) (Device, bool) {
 	i := slices.IndexFunc(r.Devices, func(d Device) bool { return d.ID == id })
 	if i < 0 {
@@ -214,9 +211,8 @@ func (r Resource) device(id string) (Device, bool) {
 	return r.Devices[i], true
 }
 
-// healthy counts the devices that the kubelet may hand out.
-func (r Resource) healthy() int {
-	n := 0
+// healthy counts the devices that the kubelet may allocate.
+func (r Resource) healthy() (n int) {
 	for _, d := range r.Devices {
 		if d.Healthy() {
 			n++
@@ -225,11 +221,23 @@ func (r Resource) healthy() int {
 	return n
 }
 
-// message returns the devices in the kubelet's words.
+// healthyIDs returns the IDs that the kubelet may allocate, sorted.
+func (r Resource) healthyIDs() []string {
+	ids := make([]string, 0, len(r.Devices))
+	for _, d := range r.Devices {
+		if d.Healthy() {
+			ids = append(ids, d.ID)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// message returns the devices of a ListAndWatch response.
 func (r Resource) message() []*pluginapi.Device {
 	devices := make([]*pluginapi.Device, len(r.Devices))
 	for i, d := range r.Devices {
-		devices[i] = &pluginapi.Device{ID: d.ID, Health: pluginapi.Healthy, Topology: topology(d.State.Device.NUMA)}
+		devices[i] = &pluginapi.Device{ID: d.ID, Health: pluginapi.Healthy, Topology: numaTopology(d.State.Device.NUMA)}
 		if !d.Healthy() {
 			devices[i].Health = pluginapi.Unhealthy
 		}
@@ -237,12 +245,12 @@ func (r Resource) message() []*pluginapi.Device {
 	return devices
 }
 
-// topology returns nil if the NUMA nodes are unknown: an empty list would tell the topology manager that
-// no node is near the device.
-func topology(numa []int) *pluginapi.TopologyInfo {
+// numaTopology returns nil if the NUMA nodes are unknown: an empty list would tell the topology manager that no node is
+// near the device. Linux reports node -1 for a device without one.
+func numaTopology(numa []int) *pluginapi.TopologyInfo {
 	var nodes []*pluginapi.NUMANode
 	for _, n := range numa {
-		if n >= 0 { // Linux says -1 for a device without a node
+		if n >= 0 {
 			nodes = append(nodes, &pluginapi.NUMANode{ID: int64(n)})
 		}
 	}
@@ -252,7 +260,7 @@ func topology(numa []int) *pluginapi.TopologyInfo {
 	return &pluginapi.TopologyInfo{Nodes: nodes}
 }
 
-// sameMessage reports whether the kubelet would learn nothing new from b.
+// sameMessage reports whether two messages are equal for the kubelet.
 func sameMessage(a, b []*pluginapi.Device) bool {
 	return slices.EqualFunc(a, b, func(x, y *pluginapi.Device) bool {
 		return x.ID == y.ID && x.Health == y.Health &&

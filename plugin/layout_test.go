@@ -1,33 +1,96 @@
 package plugin
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// said writes a layout as one line for each resource: "nvidia.com/gpu: GPU-0 GPU-1".
-func said(layout []Resource) []string {
-	var lines []string
-	for _, r := range layout {
-		line := r.Name + ":"
-		for _, d := range r.Devices {
-			line += " " + d.ID
-		}
-		lines = append(lines, line)
+// lines formats a layout with one line per resource: "nvidia.com/gpu: GPU-0 GPU-1".
+func lines(resources []Resource) (out []string) {
+	for _, r := range resources {
+		out = append(out, r.Name+": "+strings.Join(all(r), " "))
 	}
-	return lines
+	return out
 }
 
-func configured(change func(*Config)) Config {
-	c := DefaultConfig()
-	change(&c)
-	return c
+func TestLayoutDevices(t *testing.T) {
+	mig := health.DeviceState{Device: health.Device{ID: "MIG-1", Parent: "GPU-0", Kind: health.KindMIG}}
+	two := snapshot(2)
+	two.Devices = []health.DeviceState{two.Devices[1], two.Devices[0], mig}
+	two.Devices[1].Device.MIGMode = true
+	two.Devices[1].Device.NUMA = []int{0, 1}
+	two.Devices[0].Device.NUMA = []int{-1}
+	device := func(id, health string, numa ...int64) *pluginapi.Device {
+		d := &pluginapi.Device{ID: id, Health: health}
+		for _, n := range numa {
+			if d.Topology == nil {
+				d.Topology = &pluginapi.TopologyInfo{}
+			}
+			d.Topology.Nodes = append(d.Topology.Nodes, &pluginapi.NUMANode{ID: n})
+		}
+		return d
+	}
+	never := snapshot(2)
+	never.At = time.Time{}
+	for _, c := range []struct {
+		name string
+		snap *health.Snapshot
+		want []*pluginapi.Device // nil: no resource
+	}{
+		{"no snapshot", nil, nil},
+		{"never polled", never, nil},
+		{"no GPUs", snapshot(0), nil},
+		{"by index, GPUs only, in any MIG mode", two, []*pluginapi.Device{device("GPU-0", "Healthy", 0, 1), device("GPU-1", "Healthy")}},
+		{"unknown", with(snapshot(1), 0, health.Unknown), []*pluginapi.Device{device("GPU-0", "Healthy", 0)}},
+		{"degraded", with(snapshot(1), 0, health.Degraded), []*pluginapi.Device{device("GPU-0", "Healthy", 0)}},
+		{"unhealthy", with(snapshot(2), 1, health.Unhealthy), []*pluginapi.Device{device("GPU-0", "Healthy", 0), device("GPU-1", "Unhealthy", 1)}},
+	} {
+		resources := Layout(Config{Enabled: true, Resource: gpu, KubeletDir: "/k"}, c.snap)
+		if c.want == nil {
+			if len(resources) != 0 {
+				t.Errorf("%s: %+v, want no resource", c.name, resources)
+			}
+			continue
+		}
+		if len(resources) != 1 || resources[0].Name != gpu || !sameMessage(resources[0].message(), c.want) {
+			t.Errorf("%s: %v, want %v", c.name, resources, c.want)
+		}
+	}
 }
 
-func TestIncludeAndExclude(t *testing.T) {
+func TestSameMessage(t *testing.T) {
+	base := snapshot(2)
+	list := func(s *health.Snapshot) []*pluginapi.Device {
+		return find(Layout(DefaultConfig(), s), gpu).message()
+	}
+	numa := with(base, 1, health.Healthy)
+	numa.Devices[1].Device.NUMA = []int{0}
+	values := with(base, 1, health.Degraded)
+	values.Devices[1].Sample.Values = map[health.Field]float64{health.FieldGPUTemp: 40}
+	for name, c := range map[string]struct {
+		snap *health.Snapshot
+		same bool
+	}{
+		"values and degraded": {values, true},
+		"unhealthy":           {with(base, 1, health.Unhealthy), false},
+		"other NUMA node":     {numa, false},
+		"one more":            {snapshot(3), false},
+		"none":                {snapshot(0), false},
+	} {
+		if got := sameMessage(list(base), list(c.snap)); got != c.same {
+			t.Errorf("%s: same = %v", name, got)
+		}
+	}
+}
+
+func TestLayoutIncludeAndExclude(t *testing.T) {
 	snap := partitioned(nil, nil, nil)
 	snap.Devices[2].Device.Model = "NVIDIA L4"
 	for _, c := range []struct {
@@ -38,73 +101,25 @@ func TestIncludeAndExclude(t *testing.T) {
 		{[]string{"*L4*", "0"}, nil, "nvidia.com/gpu: GPU-0 GPU-2"},
 		{nil, []string{"11:00.0"}, "nvidia.com/gpu: GPU-0 GPU-2"},
 		{[]string{"*H100*"}, []string{"GPU-0"}, "nvidia.com/gpu: GPU-1"},
+		{[]string{"7"}, nil, ""},
 	} {
 		cfg := configured(func(cfg *Config) { cfg.Include, cfg.Exclude = c.include, c.exclude })
-		if got := said(Layout(cfg, snap)); len(got) != 1 || got[0] != c.want {
-			t.Errorf("%q without %q: %q, want %q", c.include, c.exclude, got, c.want)
+		l := newLayout(layoutInput{cfg: &cfg, snap: snap})
+		if got := strings.Join(lines(l.Resources), "\n"); got != c.want || (got == "") != (l.Err != "") {
+			t.Errorf("include %q, exclude %q: %q and %q, want %q", c.include, c.exclude, got, l.Err, c.want)
 		}
-	}
-	none := configured(func(cfg *Config) { cfg.Include = []string{"7"} })
-	if a := arrange(layoutInput{cfg: &none, snap: snap}); a.Resources != nil || !strings.Contains(a.Err, "leave none of the 3 devices") {
-		t.Errorf("%+v", a)
 	}
 }
 
-// The order of a snapshot, of its devices and of what a map gives makes no difference.
 func TestLayoutIsDeterministic(t *testing.T) {
 	cfg := configured(func(c *Config) { c.MIGStrategy = MIGMixed })
 	snap := partitioned([]string{"3g.40gb", "1g.10gb", "1g.10gb"}, nil, []string{"1g.10gb", "2g.20gb"})
-	want := said(Layout(cfg, snap))
-	back := *snap
-	back.Devices = slices.Clone(snap.Devices)
-	slices.Reverse(back.Devices)
-	if got := said(Layout(cfg, &back)); !slices.Equal(got, want) {
+	want := lines(Layout(cfg, snap))
+	reversed := *snap
+	reversed.Devices = slices.Clone(snap.Devices)
+	slices.Reverse(reversed.Devices)
+	if got := lines(Layout(cfg, &reversed)); !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
-	}
-}
-
-func TestConfigOfLayout(t *testing.T) {
-	for key, change := range map[string]func(*Config){
-		`migStrategy: "all"`:    func(c *Config) { c.MIGStrategy = "all" },
-		"resources[0].pattern:": func(c *Config) { c.Resources = []ResourceRule{{"", "a.com/b"}} },
-		"resources[0].resource:": func(c *Config) {
-			c.Resources = []ResourceRule{{"*", "b"}}
-		},
-		"include[0]:": func(c *Config) { c.Include = []string{""} },
-		"exclude[0]:": func(c *Config) { c.Exclude = []string{"a:b"} },
-		"sharing.timeSlicing.resources[0].name: no device is called": func(c *Config) {
-			c.Sharing.TimeSlicing.Resources = []SharedResource{{Name: "nvidia.com/gpus", Replicas: 2}}
-		},
-		"sharing.timeSlicing.resources[0].replicas: 1 is out of range": func(c *Config) {
-			c.Sharing.TimeSlicing.Resources = []SharedResource{{Name: gpu, Replicas: 1}}
-		},
-		"sharing.timeSlicing.resources[0].devices[0]:": func(c *Config) {
-			c.Sharing.TimeSlicing.Resources = []SharedResource{{Name: gpu, Replicas: 2, Devices: []string{""}}}
-		},
-		"sharing.timeSlicing.resources[0].rename:": func(c *Config) {
-			c.Sharing.TimeSlicing.Resources = []SharedResource{{Name: gpu, Replicas: 2, Rename: "x"}}
-		},
-		"sharing.timeSlicing.resources[0].name: \"nvidia.com/" + strings.Repeat("x", 60) + ".shared\"": func(c *Config) {
-			c.Resource = "nvidia.com/" + strings.Repeat("x", 60)
-			c.Sharing.TimeSlicing = TimeSlicing{RenameByDefault: true, Resources: []SharedResource{{Name: c.Resource, Replicas: 2}}}
-		},
-		"deviceList: is empty":            func(c *Config) { c.DeviceList = nil },
-		`deviceList[0]: "cdi"`:            func(c *Config) { c.DeviceList = []string{"cdi"} },
-		`deviceList[1]: "envvar"`:         func(c *Config) { c.DeviceList = []string{ListEnv, ListEnv} },
-		`deviceID: "name"`:                func(c *Config) { c.DeviceID = "name" },
-		`driverRoot: "x" is not absolute`: func(c *Config) { c.DriverRoot = "x" },
-		"containerDriverRoot:":            func(c *Config) { c.ContainerDriverRoot = "x" },
-		"devRoot:":                        func(c *Config) { c.DevRoot = "x" },
-		"cdi.kind:":                       func(c *Config) { c.CDI.Kind = "gpu" },
-		"cdi.dir:":                        func(c *Config) { c.CDI.Dir = "" },
-		"cdi.hookPath: \"/bin/sh\"":       func(c *Config) { c.CDI.HookPath = "/bin/sh" },
-		"cdi.hookPath: \"nvidia-ctk\" is": func(c *Config) { c.CDI.HookPath = "nvidia-ctk" },
-		"cdi.annotationPrefix:":           func(c *Config) { c.CDI.AnnotationPrefix = "cdi" },
-	} {
-		key = strings.Replace(key, "is not absolute", "is not an absolute", 1)
-		if err := configured(change).Validate(); err == nil || !strings.HasPrefix(err.Error(), key) {
-			t.Errorf("%v, want %s", err, key)
-		}
 	}
 }
 
@@ -124,12 +139,56 @@ func benchmarkLayout(b *testing.B, cfg Config, snap *health.Snapshot, devices in
 func BenchmarkLayout8(b *testing.B) { benchmarkLayout(b, DefaultConfig(), snapshot(8), 8) }
 
 func BenchmarkLayout8x10Replicas(b *testing.B) {
-	cfg := configured(func(c *Config) { c.Sharing.TimeSlicing.Resources = []SharedResource{{Name: gpu, Replicas: 10}} })
-	benchmarkLayout(b, cfg, snapshot(8), 80)
+	benchmarkLayout(b, configured(sharedBy(10)), snapshot(8), 80)
 }
 
 func BenchmarkLayout8x7MIG(b *testing.B) {
 	cfg := configured(func(c *Config) { c.MIGStrategy = MIGMixed })
 	seven := slices.Repeat([]string{"1g.10gb"}, 7)
 	benchmarkLayout(b, cfg, partitioned(seven, seven, seven, seven, seven, seven, seven, seven), 56)
+}
+
+// FuzzReplicas checks that the IDs of replicas resolve to their device.
+func FuzzReplicas(f *testing.F) {
+	f.Add("GPU-6f1a1b2c", uint16(2))
+	f.Add("GPU-6f1a1b2c", uint16(1000))
+	f.Add("MIG-a", uint16(11))
+	f.Add("x", uint16(101))
+	f.Fuzz(func(t *testing.T, uuid string, n uint16) {
+		replicas := int(n)%maxReplicas + 1
+		if uuid == "" || strings.Contains(uuid+":", replicaSep) {
+			return // no driver has such a device
+		}
+		snap := snapshot(2)
+		snap.Devices[1].Device.ID = health.DeviceID(uuid)
+		r := find(Layout(configured(sharedBy(replicas)), snap), gpu)
+		if len(r.Devices) != 2*replicas {
+			t.Fatalf("%d replicas of two devices, want %d of each", len(r.Devices), replicas)
+		}
+		unique := make(map[string]bool, len(r.Devices))
+		for _, d := range r.Devices {
+			if uuid != id(0) && unique[d.ID] {
+				t.Fatalf("duplicate %q", d.ID)
+			}
+			unique[d.ID] = true
+			if deviceOf(d.ID) != d.State.Device.ID {
+				t.Errorf("%q resolves to %q, want %q", d.ID, deviceOf(d.ID), d.State.Device.ID)
+			}
+		}
+	})
+}
+
+func TestReplicaIDs(t *testing.T) {
+	var buf []byte
+	for _, n := range []int{0, 1, 9, 10, 11, 101} {
+		got := slices.Collect(replicaIDs(&buf, "GPU-7", n))
+		for i, s := range got {
+			if want := fmt.Sprintf("GPU-7::%d", i); s != want {
+				t.Errorf("%d of %d is %s", i, n, s)
+			}
+		}
+		if len(got) != n {
+			t.Errorf("%d IDs, want %d", len(got), n)
+		}
+	}
 }

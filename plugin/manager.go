@@ -1,16 +1,18 @@
-// Package plugin shows the kubelet the GPUs of a snapshot, and answers it when a container wants some.
+// Package plugin is a device plugin: it offers the devices of a snapshot to the kubelet and answers the kubelet's calls.
 //
-//	Snapshot, Config and Holders ─► Layout ─► one server per resource ─► ListAndWatch, Allocate, GetPreferredAllocation
-//	                                          one link per server     ─► listen, settle, register, audit, and again when lost
-//	pod-resources of the kubelet ─► Holders: who has which device
+//	Snapshot, Config and Holders ─► layout ─► one server per resource ─► ListAndWatch, Allocate, GetPreferredAllocation
+//	                                          one registrar per server ─► listen, settle, register, audit; again after a loss
+//	podresources ─► Holders: the containers that hold each device
 //
-// What is decided is pure: layout.go, mig.go, withhold.go, allocate.go and prefer.go. What can go wrong with the kubelet is in
-// kubelet.go and audit.go.
+// Decisions are pure: layout.go, mig.go, withhold.go, allocate.go and package prefer. Failures of the kubelet are handled
+// in registrar.go and audit.go.
 package plugin
 
 import (
 	"cmp"
 	"context"
+	"io/fs"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -18,53 +20,63 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
-// Plugin is the kubelet's side of the agent.
+// Holder and Holders are what Plugin.Holders returns.
+type (
+	Holder  = podresources.Holder
+	Holders = podresources.Holders
+)
+
+// Plugin runs a server and a registrar for each resource of the newest layout.
 type Plugin struct {
 	cfg       *health.Latest[Config]
 	snapshots *health.Latest[health.Snapshot]
 	log       *zap.Logger
 	timing    timing
-	pods      *podResources
-	layouts   *layouts
-	cdi       *cdiKeeper      // belongs to Run
-	remarked  []string        // belongs to Run: the newest warnings about the layout
-	idle      []idleSelectors // belongs to Run: those of the newest layout
+	pods      *podresources.Client
+	layouts   *layoutCache
 
-	mu      sync.Mutex // guards everything below
-	running []*running // by resource name
-	off     bool       // nothing is to be served
-	err     string     // why nothing is served though it should be, in words
-	lacks   []string   // Status.Warnings
+	// These belong to Run.
+	cdi             *cdi.Writer
+	hostFS          fs.FS // from the root on
+	loggedWarnings  []string
+	loggedUnmatched []unmatchedSelectors
+
+	mu       sync.Mutex          // guards the fields below
+	running  []*runningRegistrar // by resource name
+	disabled bool                // Status.Off
+	err      string              // Status.Err
+	warnings []string            // Status.Warnings
 }
 
-// Status is what the plugin is doing now.
+// Status is the state of the plugin.
 type Status struct {
-	Off       bool             // plugin.enabled is false: nothing is served, and that is as it should be
+	Off       bool             // plugin.enabled is false, so nothing is served
 	Resources []ResourceStatus // by name
-	Err       string           // why nothing is served, or not all, in words; empty if all is
-	Warnings  []string         // which devices are not offered to pods though they work, and why
-	AuditErr  string           // why what the kubelet believes of us cannot be checked, in words; empty if it is
+	Err       string           // why no resource, or not every resource, is served; empty if all are
+	Warnings  []string         // working devices that are not offered to pods, with the reason
+	AuditErr  string           // why the kubelet's devices cannot be audited; empty if they can
 }
 
 // ResourceStatus is the state of one resource.
 type ResourceStatus struct {
 	Name       string
 	Registered bool   // the kubelet has accepted the registration and has a ListAndWatch stream open
-	Err        string // why it is not registered, in words; empty if it is
+	Err        string // why it is not registered; empty if it is
 
-	Registrations    uint64            // that the kubelet has accepted since the resource is served
-	AuditMismatches  uint64            // times that the kubelet did not have what it was told, and was registered with again
+	Registrations    uint64            // accepted by the kubelet since the resource is served
+	AuditMismatches  uint64            // audits that found another list in the kubelet and registered again
 	Streams          int               // open ListAndWatch streams
-	Allocations      uint64            // containers that got their devices
-	AllocationErrors map[string]uint64 // Allocate calls refused, by reason: unknown_device, unhealthy_device, withheld_device, too_many_replicas, no_device_node
-	Devices          int               // that the kubelet is told of
+	Allocations      uint64            // containers with devices from Allocate
+	AllocationErrors map[string]uint64 // refused Allocate calls by reason, see AllocationErrors
+	Devices          int               // offered to the kubelet
 	Healthy          int               // of these
 }
 
-// New returns a plugin that follows cfg and snapshots, either of which may still be empty. A stored
-// Config must be valid.
+// New returns a plugin that follows cfg and snapshots, either of which may still be empty. A stored Config must be valid.
 func New(cfg *health.Latest[Config], snapshots *health.Latest[health.Snapshot], log *zap.Logger) *Plugin {
 	return newPlugin(cfg, snapshots, defaultTiming(), log)
 }
@@ -72,62 +84,77 @@ func New(cfg *health.Latest[Config], snapshots *health.Latest[health.Snapshot], 
 func newPlugin(cfg *health.Latest[Config], snapshots *health.Latest[health.Snapshot], t timing, log *zap.Logger) *Plugin {
 	p := &Plugin{
 		cfg: cfg, snapshots: snapshots, log: log, timing: t, err: "starting",
-		pods: newPodResources(cfg, snapshots, t, log), cdi: newCDIKeeper(log),
+		pods: newPodResources(cfg, snapshots, t, log), cdi: cdi.NewWriter(log), hostFS: os.DirFS("/"),
 	}
-	p.pods.away = p.lost
-	p.layouts = newLayouts(cfg, snapshots, &p.pods.holders)
+	p.pods.KubeletLost = p.kubeletLost
+	p.layouts = newLayoutCache(cfg, snapshots, &p.pods.Holders)
 	return p
 }
 
-// lost reports whether no resource is registered with the kubelet, though some should be: each has said why.
-func (p *Plugin) lost() bool {
-	p.mu.Lock()
-	links := slices.Clone(p.running)
-	p.mu.Unlock()
-	return len(links) > 0 && !slices.ContainsFunc(links, func(r *running) bool { return r.link.status().Registered })
+func newPodResources(cfg *health.Latest[Config], snapshots *health.Latest[health.Snapshot], t timing, log *zap.Logger) *podresources.Client {
+	settings := func() *podresources.Settings {
+		c := cfg.Load()
+		if c == nil {
+			return nil
+		}
+		return &podresources.Settings{KubeletDir: c.KubeletDir, Allocatable: c.Enabled}
+	}
+	resolver := func() podresources.Resolver { return newResolver(*cmp.Or(cfg.Load(), &Config{}), snapshots.Load()) }
+	return podresources.New(settings, resolver, t.pods, log)
 }
 
-// target is what a running server serves. A change of anything else leaves the server alone.
+// kubeletLost reports whether there are resources and none is registered. Each registrar logs why.
+func (p *Plugin) kubeletLost() bool {
+	running := p.registrars()
+	return len(running) > 0 && !slices.ContainsFunc(running, func(r *runningRegistrar) bool { return r.registrar.status().Registered })
+}
+
+func (p *Plugin) registrars() []*runningRegistrar {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.running)
+}
+
+// target identifies a registrar. Other changes of the configuration do not restart it.
 type target struct {
 	resource   string
 	kubeletDir string
 }
 
-// running is a link and the goroutine that runs it.
-type running struct {
+type runningRegistrar struct {
 	target
-	link *link
-	stop func(withdraw bool) // returns when the link has ended
+	registrar *registrar
+	stop      func(withdraw bool) // returns when the registrar has ended
 }
 
-// Run serves the kubelet until ctx ends, then removes its sockets and returns nil. Everything that can go
-// wrong meanwhile is retried, and said in Status. What the kubelet keeps of us then is plugin.onStop.
+// Run serves the kubelet until ctx ends, then removes its sockets and returns nil. Run retries after errors and reports
+// them in Status. plugin.onStop decides which devices the kubelet keeps after the end.
 func (p *Plugin) Run(ctx context.Context) error {
 	var pods sync.WaitGroup
-	pods.Go(func() { p.pods.run(ctx) })
+	pods.Go(func() { p.pods.Run(ctx) })
 	defer pods.Wait()
 	defer func() {
 		last := p.cfg.Load()
 		p.reconcile(ctx, nil, Config{}, last != nil && last.OnStop == OnStopWithdraw)
 	}()
-	told := &arrangement{}
+	logged := &layout{}
 	for {
 		changed := p.layouts.watch()
-		now := p.layouts.newest()
+		now := p.layouts.current()
 		cfg, snap := now.cfg, now.snap
-		why := p.lacking(now)
-		p.logFlips(told.Resources, now.Resources)
-		p.logWithheld(told, now)
-		p.remark(now)
-		told = now
+		reason := p.whyEmpty(now)
+		p.logHealthChanges(logged.Resources, now.Resources)
+		p.logWithheld(logged, now)
+		p.publishWarnings(now)
+		logged = now
 		if cfg != nil {
 			want := targets(now.Resources, *cfg)
-			if missing := p.cdi.ready(cfg, now.Resources, snap); missing != "" {
-				want, why = p.alreadyRunning(want), missing
+			if err := p.ensureCDI(now); err != nil {
+				want, reason = p.alreadyRunning(want), err.Error()
 			}
 			p.reconcile(ctx, want, *cfg, true)
 		}
-		p.explain(cfg != nil && !cfg.Enabled, why, snap == nil || snap.Source.Status == health.SourceStarting)
+		p.setError(cfg != nil && !cfg.Enabled, reason, snap == nil || snap.Source.Status == health.SourceStarting)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -138,42 +165,57 @@ func (p *Plugin) Run(ctx context.Context) error {
 	}
 }
 
-// lacking returns why nothing is served, if it should be.
-func (p *Plugin) lacking(now *arrangement) (why string) {
+// whyEmpty returns why there is nothing to serve; it is empty if there is something, or if the plugin is disabled.
+func (p *Plugin) whyEmpty(now *layout) (reason string) {
 	switch cfg, snap := now.cfg, now.snap; {
 	case cfg == nil:
 		return "no configuration yet"
 	case !cfg.Enabled:
-		p.sayIdle(nil)
+		p.logUnmatchedSelectors(nil)
 		return ""
 	case !snap.Polled():
-		// An early registration would tell the kubelet that the node has none.
-		why = "the GPUs have not been seen yet"
+		// An early registration would tell the kubelet that the node has no GPUs.
+		reason = "no poll of the GPUs has succeeded yet"
 		if snap != nil && snap.Source.Err != "" {
-			why += ": " + snap.Source.Err
+			reason += ": " + snap.Source.Err
 		}
-		return why
+		return reason
 	}
-	p.sayIdle(now.cfg.idle(candidates(now.snap)))
+	p.logUnmatchedSelectors(now.cfg.unmatchedSelectors(candidates(now.snap)))
 	if len(now.Resources) == 0 {
 		return cmp.Or(now.Err, strings.Join(now.Warnings, "; "), "no GPUs")
 	}
 	return ""
 }
 
-// alreadyRunning leaves out what would be started. What runs goes on while a CDI spec is missing: a container
-// that cannot be created is tried again, while a pod that finds its resource gone fails.
+// ensureCDI returns why the container runtime cannot resolve the CDI names of the layout.
+func (p *Plugin) ensureCDI(now *layout) error {
+	if !now.cfg.UsesCDI() || len(now.Resources) == 0 {
+		return nil
+	}
+	in := cdi.Input{Config: now.cfg.CDI, Host: now.cfg.host(p.hostFS), Driver: now.snap.Source.Versions.Driver}
+	for _, r := range now.Resources {
+		for i, d := range r.Devices {
+			if i == 0 || r.Devices[i-1].State != d.State { // replicas are adjacent
+				in.Devices = append(in.Devices, cdi.Device{Name: now.cfg.runtimeID(d), State: d.State, Offered: d.Healthy()})
+			}
+		}
+	}
+	return p.cdi.Ensure(in)
+}
+
+// alreadyRunning removes the targets that would have to be started. A running resource continues while a CDI spec is
+// missing: the kubelet retries a container that cannot be created, but a pod whose resource disappears fails.
 func (p *Plugin) alreadyRunning(want []target) []target {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	running := p.registrars()
 	return slices.DeleteFunc(want, func(t target) bool {
-		return !slices.ContainsFunc(p.running, func(r *running) bool { return r.target == t })
+		return !slices.ContainsFunc(running, func(r *runningRegistrar) bool { return r.target == t })
 	})
 }
 
-func targets(layout []Resource, cfg Config) []target {
+func targets(resources []Resource, cfg Config) []target {
 	var want []target
-	for _, r := range layout {
+	for _, r := range resources {
 		want = append(want, target{r.Name, cfg.KubeletDir})
 	}
 	return want
@@ -181,87 +223,76 @@ func targets(layout []Resource, cfg Config) []target {
 
 // diff returns what to stop and what to start to get from have to want.
 func diff(have, want []target) (stop, start []target) {
-	for _, t := range have {
-		if !slices.Contains(want, t) {
-			stop = append(stop, t)
-		}
+	without := func(a, b []target) []target {
+		return slices.DeleteFunc(slices.Clone(a), func(t target) bool { return slices.Contains(b, t) })
 	}
-	for _, t := range want {
-		if !slices.Contains(have, t) {
-			start = append(start, t)
-		}
-	}
-	return stop, start
+	return without(have, want), without(want, have)
 }
 
-// reconcile stops what is not wanted any more, and starts what is missing. With withdraw, the kubelet is
-// told that what stops has no devices any more; else it keeps them, unhealthy, for its grace time.
+// reconcile stops the registrars that are not wanted and starts missing ones. With withdraw, the kubelet removes the
+// devices of stopped resources at once; otherwise it keeps them, unhealthy, for its grace period.
 func (p *Plugin) reconcile(ctx context.Context, want []target, cfg Config, withdraw bool) {
-	p.mu.Lock()
-	old := slices.Clone(p.running)
-	p.mu.Unlock()
-	have := make([]target, len(old))
-	for i, r := range old {
+	running := p.registrars()
+	have := make([]target, len(running))
+	for i, r := range running {
 		have[i] = r.target
 	}
 	stop, start := diff(have, want)
 	if len(stop) == 0 && len(start) == 0 {
 		return
 	}
-	now := slices.DeleteFunc(slices.Clone(old), func(r *running) bool { return slices.Contains(stop, r.target) })
-	var ending sync.WaitGroup
-	for _, r := range old {
-		if slices.Contains(stop, r.target) {
-			ending.Go(func() { r.stop(withdraw) })
+	var stopping sync.WaitGroup
+	running = slices.DeleteFunc(running, func(r *runningRegistrar) bool {
+		if !slices.Contains(stop, r.target) {
+			return false
 		}
-	}
-	ending.Wait()
+		stopping.Go(func() { r.stop(withdraw) })
+		return true
+	})
+	stopping.Wait()
 	for _, t := range start {
-		now = append(now, p.start(ctx, t, cfg))
+		running = append(running, p.start(ctx, t, cfg))
 	}
-	slices.SortFunc(now, func(a, b *running) int { return cmp.Compare(a.resource, b.resource) })
+	slices.SortFunc(running, func(a, b *runningRegistrar) int { return cmp.Compare(a.resource, b.resource) })
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.running = now
+	p.running = running
 }
 
-func (p *Plugin) start(ctx context.Context, t target, cfg Config) *running {
-	// It ends by stop alone, which knows whether to withdraw.
+func (p *Plugin) start(ctx context.Context, t target, cfg Config) *runningRegistrar {
+	// Only stop ends the registrar, because it also decides whether to withdraw the devices.
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	srv := newServer(t.resource, p.layouts)
-	srv.gave = p.pods.gave
-	l := newLink(srv, cfg, p.timing, p.pods, p.log)
+	srv.allocated = p.pods.FollowAllocation
+	r := newRegistrar(srv, cfg, p.timing, p.pods, p.log)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		l.run(ctx)
+		r.run(ctx)
 	}()
-	return &running{t, l, func(withdraw bool) {
+	return &runningRegistrar{t, r, func(withdraw bool) {
 		cancel()
 		<-done
-		l.stop(withdraw)
+		r.stop(withdraw)
 		p.log.Info("resource no longer served", zap.String("resource", t.resource))
 	}}
 }
 
-// Status may be called from any goroutine, before Run and after it too.
+// Status may be called from any goroutine, at any time.
 func (p *Plugin) Status() Status {
 	p.mu.Lock()
-	links, s := slices.Clone(p.running), Status{Off: p.off, Err: p.err, Warnings: p.lacks}
+	s, running := Status{Off: p.disabled, Err: p.err, Warnings: p.warnings}, slices.Clone(p.running)
 	p.mu.Unlock()
-	for _, r := range links {
-		s.Resources = append(s.Resources, r.link.status())
+	s.AuditErr = p.pods.AllocatableError()
+	for _, r := range running {
+		s.Resources = append(s.Resources, r.registrar.status())
 	}
-	p.pods.mu.Lock()
-	defer p.pods.mu.Unlock()
-	s.AuditErr = p.pods.noAPI
 	return s
 }
 
-// AskHolders has the kubelet asked soon who has which device, instead of in its turn. It may be called from any
-// goroutine and never waits.
-func (p *Plugin) AskHolders() { p.pods.ask(p.timing.hurry) }
+// AskHolders schedules an early query of the kubelet's pod resources. It may be called from any goroutine and never waits.
+func (p *Plugin) AskHolders() { p.pods.QueryWithin(p.timing.pods.QuickRefresh) }
 
-// Holders returns who has which device, as the kubelet has said last. It may be called from any
-// goroutine, asks nobody and never waits.
-func (p *Plugin) Holders() Holders { return *p.pods.holders.Load() }
+// Holders returns the containers that hold each device, as of the last pod-resources response. It may be called from any
+// goroutine and never waits.
+func (p *Plugin) Holders() Holders { return *p.pods.Holders.Load() }

@@ -10,18 +10,17 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/deviceref"
 )
 
-// The strategies for MIG, in NVIDIA's words.
+// The MIG strategies, named as in NVIDIA's plugin.
 const (
-	MIGNone   = "none"   // GPUs are handed out whole, even if they are in MIG mode
-	MIGSingle = "single" // every MIG device of the node is alike, and is handed out under the name of a GPU
-	MIGMixed  = "mixed"  // MIG devices are handed out by profile: nvidia.com/mig-1g.10gb
+	MIGNone   = "none"   // GPUs are offered whole, even in MIG mode
+	MIGSingle = "single" // all MIG devices of the node are alike and are offered under the resource of GPUs
+	MIGMixed  = "mixed"  // MIG devices are offered by profile: nvidia.com/mig-1g.10gb
 )
 
-// migPrefix begins the names of MIG resources, and the patterns that are about MIG profiles.
+// migPrefix starts the names of MIG resources and the patterns for MIG profiles.
 const migPrefix = "mig-"
 
-// migProfile is a profile in its parts: [<compute>c.]<slices>g.<gb>gb[<attributes>], such as 1c.3g.40gb or
-// 1g.10gb+me.
+// migProfile is a parsed profile: [<compute>c.]<slices>g.<gb>gb[<attributes>], such as 1c.3g.40gb or 1g.10gb+me.
 type migProfile struct {
 	compute, slices, gb int
 	attributes          string
@@ -47,7 +46,7 @@ func parseProfile(s string) (p migProfile, ok bool) {
 	return p, found && foundGB && okG && okGB
 }
 
-// String is the profile as NVIDIA's plugin has it: without the compute slices if they are all.
+// String returns the profile as NVIDIA's plugin names it: without the compute slices if they are all slices.
 func (p migProfile) String() string {
 	s := strconv.Itoa(p.slices) + "g." + strconv.Itoa(p.gb) + "gb" + p.attributes
 	if p.compute != p.slices {
@@ -56,206 +55,199 @@ func (p migProfile) String() string {
 	return s
 }
 
-// nvidiaGB is the size in the name of a profile: the share of the GPU's memory, rounded up to eighths, of the
-// GPU's memory in whole GiB (NVIDIA/go-nvlib, pkg/nvlib/device). Both sizes are in bytes.
-func nvidiaGB(memory, whole uint64) int {
+// profileGB returns the size in a profile's name: the memory's share of the GPU in eighths, rounded up, of the GPU's
+// memory in whole GiB (NVIDIA/go-nvlib, pkg/nvlib/device). Both arguments are in bytes.
+func profileGB(memory, gpuMemory uint64) int {
 	const gib = 1 << 30
-	eighths := (memory*8 + whole - 1) / whole
-	gibs := (whole + gib - 1) / gib
+	eighths := (memory*8 + gpuMemory - 1) / gpuMemory
+	gibs := (gpuMemory + gib - 1) / gib
 	return int((eighths*gibs + 4) / 8)
 }
 
-// maxOff is by how much DCGM's size in a profile's name may differ from NVIDIA's. A greater difference means
-// that one of the two memory sizes is not what it should be.
-const maxOff = 2
+// maxGBDifference is the largest plausible difference between the sizes in DCGM's and NVIDIA's profile names. A greater
+// one means that one of the two memory sizes is wrong.
+const maxGBDifference = 2
 
-// profileOf returns a MIG device's profile as NVIDIA's plugin names it. DCGM says 7g.79gb and 1g.11gb of what
-// NVIDIA calls 7g.80gb and 1g.12gb (NVIDIA/dcgm-exporter#544, #713): it rounds the device's own memory. A
-// profile that cannot be read stays as it is.
-func profileOf(d *health.Device, whole uint64) string {
+// profileOf returns a MIG device's profile as NVIDIA's plugin names it. DCGM rounds the device's own memory, so it
+// reports 7g.79gb and 1g.11gb for NVIDIA's 7g.80gb and 1g.12gb (NVIDIA/dcgm-exporter#544, #713). An unreadable profile
+// is returned unchanged.
+func profileOf(d *health.Device, gpuMemory uint64) string {
 	p, ok := parseProfile(d.Profile)
 	if !ok {
 		return d.Profile
 	}
-	if d.Memory > 0 && d.Memory <= whole {
-		if gb := nvidiaGB(d.Memory, whole); max(gb-p.gb, p.gb-gb) <= maxOff {
+	if d.Memory > 0 && d.Memory <= gpuMemory {
+		if gb := profileGB(d.Memory, gpuMemory); max(gb-p.gb, p.gb-gb) <= maxGBDifference {
 			p.gb = gb
 		}
 	}
 	return p.String()
 }
 
-// handOut gives each chosen device its name, and leaves out what the strategy for MIG does not hand out.
-func (a *arrangement) handOut(in layoutInput, chosen []candidate) []candidate {
-	cfg := in.cfg
-	switch cfg.MIGStrategy {
+// applyMIGStrategy sets the resource of each device and removes the devices that the strategy does not offer.
+func (l *layout) applyMIGStrategy(in layoutInput, selected []candidate) []candidate {
+	switch in.cfg.MIGStrategy {
 	case MIGSingle:
-		return a.single(cfg, chosen, in.before)
+		return l.single(in.cfg, selected, in.before)
 	case MIGMixed:
-		return a.mixed(cfg, chosen)
+		return l.mixed(in.cfg, selected)
 	}
-	whole := slices.DeleteFunc(chosen, func(c candidate) bool { return c.state.Device.Kind != health.KindGPU })
-	for i := range whole {
-		whole[i].name = cfg.nameOfGPU(whole[i].state.Device.Model)
+	gpus := slices.DeleteFunc(selected, func(c candidate) bool { return c.state.Device.Kind != health.KindGPU })
+	for i := range gpus {
+		gpus[i].resource = in.cfg.gpuResource(gpus[i].state.Device.Model)
 	}
-	return whole
+	return gpus
 }
 
-// singleLayout is what the strategy single has handed out: devices that are all alike. The zero value is nothing.
-type singleLayout struct {
-	serving bool
-	profile string // of the MIG devices; empty if it is whole GPUs
+// uniformLayout is what the strategy single offers: devices that are all alike. The zero value offers nothing.
+type uniformLayout struct {
+	active  bool
+	profile string // of the MIG devices; empty for whole GPUs
 }
 
-// conforms reports whether a device is one of those that are handed out. How a GPU is partitioned that cannot be
-// reached is not known: it stays what it was.
-func (l singleLayout) conforms(c *candidate) bool {
+// includes reports whether a device is one of those offered. The partitions of an inaccessible GPU are unknown, so it
+// counts as unchanged.
+func (u uniformLayout) includes(c *candidate) bool {
 	if c.state.Device.Kind == health.KindMIG {
-		return l.profile != "" && c.profile == l.profile
+		return u.profile != "" && c.profile == u.profile
 	}
-	return l.profile == "" && (!c.state.Device.MIGMode || !reached(c))
+	return u.profile == "" && (!c.state.Device.MIGMode || !accessible(c))
 }
 
-func reached(c *candidate) bool {
+func accessible(c *candidate) bool {
 	return c.state.Sample.Presence == health.Present || c.state.Sample.Presence == health.PresenceUnknown
 }
 
-// single hands out devices that are all alike under the name of a GPU, since pods could not tell different ones
-// apart: the MIG devices of the node, or its whole GPUs if none is in MIG mode, because the strategy is one for a whole
-// cluster.
+// single offers devices that are all alike under the resource of GPUs, because pods could not distinguish them: the MIG
+// devices of the node, or its whole GPUs if none is in MIG mode. (The strategy is set for a whole cluster.)
 //
-// A node whose GPUs differ hands out nothing at first, as with NVIDIA's plugin: a person has to decide. On a node that
-// serves, a GPU that comes to differ takes away its own devices only: withdrawing the others would fail the pods that
-// wait for them, and says no more about the GPU. When nothing is left of what was handed out, the first rule holds again.
-func (a *arrangement) single(cfg *Config, chosen []candidate, before singleLayout) []candidate {
+// As in NVIDIA's plugin, a node whose GPUs differ at first offers nothing, because an operator has to decide. If a GPU
+// of a node that already offers devices changes, only its own devices are removed: removing the others would fail the
+// pods that wait for them. The first rule applies again when nothing is left of what was offered.
+func (l *layout) single(cfg *Config, selected []candidate, before uniformLayout) []candidate {
 	now := before
-	if !before.serving || !slices.ContainsFunc(chosen, func(c candidate) bool { return before.conforms(&c) }) {
-		var why string
-		if now, why = uniform(chosen); why != "" {
-			a.Err = why
+	if !before.active || !slices.ContainsFunc(selected, func(c candidate) bool { return before.includes(&c) }) {
+		var reason string
+		if now, reason = uniform(selected); reason != "" {
+			l.Err = "migStrategy single: " + reason + "; partition all GPUs alike, or use migStrategy mixed, or exclude those that differ"
 			return nil
 		}
 	}
-	a.warnDiffering(chosen, now)
-	chosen = slices.DeleteFunc(chosen, func(c candidate) bool { return !now.conforms(&c) })
-	now.serving = len(chosen) > 0
-	a.Single = now
-	for i := range chosen {
-		chosen[i].name = cfg.nameOfGPU(chosen[i].state.Device.Model)
+	l.warnDiffering(selected, now)
+	selected = slices.DeleteFunc(selected, func(c candidate) bool { return !now.includes(&c) })
+	now.active = len(selected) > 0
+	l.Single = now
+	for i := range selected {
+		selected[i].resource = cfg.gpuResource(selected[i].state.Device.Model)
 	}
-	return chosen
+	return selected
 }
 
-// uniform returns what devices that are all alike are handed out as, or why they cannot be.
-func uniform(chosen []candidate) (as singleLayout, why string) {
-	// One of each: a whole GPU, an empty one, the first MIG device, and the first that is not like it.
-	whole, empty, mig, different := -1, -1, -1, -1
-	for i := range chosen {
-		switch d := &chosen[i].state.Device; {
-		case d.Kind == health.KindMIG:
-			if mig < 0 {
-				mig = i
+// uniform returns the layout of devices that are all alike, or why they are not.
+func uniform(selected []candidate) (u uniformLayout, reason string) {
+	// Examples: a whole GPU, an empty one, the first MIG device, and the first MIG device of another profile.
+	var whole, empty, mig, other *candidate
+	for i := range selected {
+		switch c := &selected[i]; {
+		case c.state.Device.Kind == health.KindMIG:
+			if mig == nil {
+				mig = c
 			}
-			if different < 0 && chosen[mig].profile != chosen[i].profile {
-				different = i
+			if other == nil && mig.profile != c.profile {
+				other = c
 			}
-		case !reached(&chosen[i]): // it must not take the others away
-		case !d.MIGMode:
-			whole = i
-		case chosen[i].parts == 0:
-			empty = i
+		case !accessible(c): // does not affect the other GPUs
+		case !c.state.Device.MIGMode:
+			whole = c
+		case c.migCount == 0:
+			empty = c
 		}
 	}
-	if mig < 0 && empty < 0 {
-		return as, ""
-	}
-	at := func(i int) *health.Device { return &chosen[i].state.Device }
-	const how = "; partition all GPUs alike, or use migStrategy mixed, or exclude those that differ"
 	switch {
-	case whole >= 0:
-		return as, fmt.Sprintf("migStrategy single: GPU %d is not in MIG mode, and others are", at(whole).Index) + how
-	case empty >= 0:
-		return as, fmt.Sprintf("migStrategy single: GPU %d is in MIG mode and has no MIG devices", at(empty).Index) + how
-	case different >= 0:
-		return as, fmt.Sprintf("migStrategy single: %s on GPU %d and %s on GPU %d are of different profiles",
-			chosen[mig].profile, at(mig).Index, chosen[different].profile, at(different).Index) + how
+	case mig == nil && empty == nil:
+		return u, ""
+	case whole != nil:
+		return u, fmt.Sprintf("GPU %d is not in MIG mode, and others are", whole.state.Device.Index)
+	case empty != nil:
+		return u, fmt.Sprintf("GPU %d is in MIG mode and has no MIG devices", empty.state.Device.Index)
+	case other != nil:
+		return u, fmt.Sprintf("GPU %d has %s, and GPU %d has %s", mig.state.Device.Index, mig.profile, other.state.Device.Index, other.profile)
 	}
-	as.profile = chosen[mig].profile
-	return as, ""
+	return uniformLayout{profile: mig.profile}, ""
 }
 
-// warnDiffering names each GPU that is not like those that are handed out, or has MIG devices that are not.
-func (a *arrangement) warnDiffering(chosen []candidate, now singleLayout) {
-	for i := range chosen {
-		c := &chosen[i]
-		d, differs := &c.state.Device, ""
+// warnDiffering warns about each GPU that differs from those offered, or has MIG devices that do.
+func (l *layout) warnDiffering(selected []candidate, now uniformLayout) {
+	for i := range selected {
+		c := &selected[i]
+		d, difference := &c.state.Device, ""
 		switch {
-		case now.conforms(c):
+		case now.includes(c):
 		case d.Kind == health.KindMIG && now.profile != "":
-			differs = "has " + c.profile + ", and " + now.profile + " is handed out: the former is left out"
-		case d.Kind == health.KindMIG || !reached(c): // the one is said of its GPU, of the other nothing is known
+			difference = "has " + c.profile + ", and only " + now.profile + " is offered"
+		case d.Kind == health.KindMIG || !accessible(c): // reported with its GPU, or unknown
 		case now.profile == "":
-			differs = "is in MIG mode, and whole GPUs are handed out: it is left out"
+			difference = "is in MIG mode, and only whole GPUs are offered"
 		case !d.MIGMode:
-			differs = "is not in MIG mode: it is left out"
-		case c.parts == 0:
-			differs = "is in MIG mode and has no MIG devices: it is left out"
+			difference = "is not in MIG mode"
+		case c.migCount == 0:
+			difference = "is in MIG mode and has no MIG devices"
 		}
-		if differs == "" {
+		if difference == "" {
 			continue
 		}
-		text := fmt.Sprintf("migStrategy single: GPU %d %s; the other GPUs are served", d.Index, differs)
-		if !slices.Contains(a.Warnings, text) {
-			a.Warnings = append(a.Warnings, text)
+		text := fmt.Sprintf("migStrategy single: GPU %d is left out: it %s", d.Index, difference)
+		if !slices.Contains(l.Warnings, text) {
+			l.Warnings = append(l.Warnings, text)
 		}
 	}
 }
 
-// mixed hands out whole GPUs and MIG devices side by side. A compute instance that has only a part of its
-// GPU instance shares memory with its siblings: NVIDIA's plugin does not hand it out, and neither do we.
-func (a *arrangement) mixed(cfg *Config, chosen []candidate) []candidate {
-	parts := slices.DeleteFunc(chosen, func(c candidate) bool {
+// mixed offers whole GPUs and MIG devices side by side. As in NVIDIA's plugin, it does not offer a compute instance that
+// has only a part of its GPU instance, because it shares memory with its siblings.
+func (l *layout) mixed(cfg *Config, selected []candidate) []candidate {
+	offered := slices.DeleteFunc(selected, func(c candidate) bool {
 		d := &c.state.Device
 		if d.Kind == health.KindGPU {
-			if d.MIGMode && c.parts == 0 {
-				a.warn("GPU %d is in MIG mode and has no MIG devices: nothing of it is handed out", d.Index)
+			if d.MIGMode && c.migCount == 0 {
+				l.warn("GPU %d is not offered: it is in MIG mode and has no MIG devices", d.Index)
 			}
 			return d.MIGMode
 		}
 		p, ok := parseProfile(c.profile)
 		switch {
 		case !ok:
-			a.warn("MIG device %s has the profile %q, which is none: it is not handed out", d.ID, d.Profile)
+			l.warn("MIG device %s is not offered: invalid profile %q", d.ID, d.Profile)
 			return true
 		case p.compute != p.slices:
-			a.warn("MIG device %s (%s) has only a part of its GPU instance: it is not handed out; make one compute instance that fills it",
+			l.warn("MIG device %s (%s) is not offered: it has only a part of its GPU instance; create one compute instance that fills it",
 				d.ID, c.profile)
 			return true
 		}
 		return false
 	})
-	var names memo
-	for i := range parts {
-		c := &parts[i]
+	var names nameCache
+	for i := range offered {
+		c := &offered[i]
 		if c.state.Device.Kind == health.KindGPU {
-			c.name = cfg.nameOfGPU(c.state.Device.Model)
+			c.resource = cfg.gpuResource(c.state.Device.Model)
 		} else {
-			c.name = names.get(c.profile, cfg.nameOfMIG)
+			c.resource = names.get(c.profile, cfg.migResource)
 		}
 	}
-	return parts
+	return offered
 }
 
-// memo remembers what was made of a text, so that 56 MIG devices of one profile need one name.
-type memo []struct{ from, to string }
+// nameCache saves computing the name of one profile for each of 56 MIG devices.
+type nameCache []struct{ from, to string }
 
-func (m *memo) get(from string, compute func(string) string) string {
-	for _, e := range *m {
+func (n *nameCache) get(from string, compute func(string) string) string {
+	for _, e := range *n {
 		if e.from == from {
 			return e.to
 		}
 	}
 	to := compute(from)
-	*m = append(*m, struct{ from, to string }{from, to})
+	*n = append(*n, struct{ from, to string }{from, to})
 	return to
 }

@@ -15,11 +15,11 @@ const (
 	h100Model  = "NVIDIA H100 80GB HBM3"
 )
 
-// migMemory is what the driver says of the profiles of an H100 80GB, in MiB.
+// migMemory is the memory of the profiles of an H100 80GB in MiB, as the driver reports it.
 var migMemory = map[string]uint64{"1g.10gb": 9984, "1g.20gb": 20096, "2g.20gb": 20096, "3g.40gb": 40448, "7g.80gb": 81046}
 
-// partitioned returns GPUs in MIG mode, each with MIG devices of those profiles, and whole ones where there are
-// nil profiles. The MIG device n of GPU i is called MIG-i-n.
+// partitioned returns GPUs in MIG mode, each with MIG devices of these profiles; a GPU with nil profiles is whole. The ID
+// of MIG device n of GPU i is MIG-i-n.
 func partitioned(gpus ...[]string) *health.Snapshot {
 	s := &health.Snapshot{Seq: 1, At: time.Unix(1, 0)}
 	var parts []health.DeviceState
@@ -42,115 +42,117 @@ func partitioned(gpus ...[]string) *health.Snapshot {
 
 func TestLayoutOfMIG(t *testing.T) {
 	whole, empty := []string(nil), []string{}
-	mixed := configured(func(c *Config) { c.MIGStrategy = MIGMixed })
-	single := configured(func(c *Config) { c.MIGStrategy = MIGSingle })
+	mixed := func(c *Config) { c.MIGStrategy = MIGMixed }
+	single := func(c *Config) { c.MIGStrategy = MIGSingle }
 	for _, c := range []struct {
-		name     string
-		cfg      Config
-		snap     *health.Snapshot
-		want     []string
-		err      string   // a part of it
-		warnings []string // a part of each
+		name    string
+		changes []func(*Config)
+		snap    *health.Snapshot
+		want    []string
+		err     string   // data in the error
+		warned  []string // data in each warning
 	}{
+		{"none ignores MIG mode", nil, partitioned([]string{"1g.10gb"}, empty, whole), []string{"nvidia.com/gpu: GPU-0 GPU-1 GPU-2"}, "", nil},
 		{
-			"none: MIG mode makes no difference", DefaultConfig(),
-			partitioned([]string{"1g.10gb"}, empty, whole),
-			[]string{"nvidia.com/gpu: GPU-0 GPU-1 GPU-2"},
-			"", nil,
-		},
-		{
-			"mixed", mixed, partitioned([]string{"3g.40gb", "1g.10gb", "1g.10gb"}, whole, []string{"1g.10gb"}),
+			"mixed",
+			[]func(*Config){mixed},
+			partitioned([]string{"3g.40gb", "1g.10gb", "1g.10gb"}, whole, []string{"1g.10gb"}),
 			[]string{"nvidia.com/gpu: GPU-1", "nvidia.com/mig-1g.10gb: MIG-0-1 MIG-0-2 MIG-2-0", "nvidia.com/mig-3g.40gb: MIG-0-0"},
 			"", nil,
 		},
-		{"mixed without MIG", mixed, partitioned(whole, whole), []string{"nvidia.com/gpu: GPU-0 GPU-1"}, "", nil},
+		{"mixed without MIG", []func(*Config){mixed}, partitioned(whole, whole), []string{"nvidia.com/gpu: GPU-0 GPU-1"}, "", nil},
+		{"mixed, empty GPU", []func(*Config){mixed}, partitioned(empty, whole), []string{"nvidia.com/gpu: GPU-1"}, "", []string{"GPU 0 "}},
 		{
-			"mixed, an empty GPU", mixed, partitioned(empty, whole),
-			[]string{"nvidia.com/gpu: GPU-1"},
-			"",
-			[]string{"GPU 0 is in MIG mode and has no MIG devices"},
-		},
-		{
-			"mixed, attributes", mixed, partitioned([]string{"1g.10gb+me", "1g.24gb-me"}),
+			"mixed, attributes",
+			[]func(*Config){mixed},
+			partitioned([]string{"1g.10gb+me", "1g.24gb-me"}),
 			[]string{"nvidia.com/mig-1g.10gb.me: MIG-0-0", "nvidia.com/mig-1g.24gb-me: MIG-0-1"},
 			"", nil,
 		},
 		{
-			"mixed, attributes of one size", mixed, partitioned([]string{"1g.24gb", "1g.24gb+gfx", "1g.24gb+me.all", "1c.2g.48gb+gfx"}),
+			"mixed, attributes of one size",
+			[]func(*Config){mixed},
+			partitioned([]string{"1g.24gb", "1g.24gb+gfx", "1g.24gb+me.all", "1c.2g.48gb+gfx"}),
 			[]string{"nvidia.com/mig-1g.24gb: MIG-0-0", "nvidia.com/mig-1g.24gb.gfx: MIG-0-1", "nvidia.com/mig-1g.24gb.me.all: MIG-0-2"},
 			"",
 			[]string{"MIG-0-3 (1c.2g.48gb+gfx)"},
 		},
 		{
-			"mixed, shared GPU instances", mixed, partitioned([]string{"1c.3g.40gb", "2c.3g.40gb", "3c.3g.40gb", "what"}),
+			"mixed, shared GPU instances",
+			[]func(*Config){mixed},
+			partitioned([]string{"1c.3g.40gb", "2c.3g.40gb", "3c.3g.40gb", "what"}),
 			[]string{"nvidia.com/mig-3g.40gb: MIG-0-2"},
 			"",
-			[]string{"MIG-0-0 (1c.3g.40gb)", "MIG-0-1", `MIG-0-3 has the profile "what"`},
+			[]string{"MIG-0-0 (1c.3g.40gb)", "MIG-0-1", `"what"`},
 		},
 		{
-			"mixed, in a domain of one's own", configured(func(c *Config) { c.MIGStrategy, c.Resource = MIGMixed, "example.com/gpu" }),
+			"mixed, other domain",
+			[]func(*Config){mixed, func(c *Config) { c.Resource = "example.com/gpu" }},
 			partitioned([]string{"1g.10gb"}, whole),
 			[]string{"example.com/gpu: GPU-1", "example.com/mig-1g.10gb: MIG-0-0"},
 			"", nil,
 		},
-		{"single", single, partitioned([]string{"1g.10gb", "1g.10gb"}, []string{"1g.10gb"}), []string{"nvidia.com/gpu: MIG-0-0 MIG-0-1 MIG-1-0"}, "", nil},
-		{"single without MIG", single, partitioned(whole, whole), []string{"nvidia.com/gpu: GPU-0 GPU-1"}, "", nil},
-		{"single, one GPU whole", single, partitioned([]string{"1g.10gb"}, whole), nil, "GPU 1 is not in MIG mode, and others are", nil},
-		{"single, one GPU empty", single, partitioned([]string{"1g.10gb"}, empty), nil, "GPU 1 is in MIG mode and has no MIG devices", nil},
-		{"single, all empty", single, partitioned(empty, empty), nil, "GPU 1 is in MIG mode and has no MIG devices", nil},
 		{
-			"single, two profiles", single, partitioned([]string{"1g.10gb"}, []string{"2g.20gb"}), nil,
-			"1g.10gb on GPU 0 and 2g.20gb on GPU 1 are of different profiles", nil,
+			"single",
+			[]func(*Config){single},
+			partitioned([]string{"1g.10gb", "1g.10gb"}, []string{"1g.10gb"}),
+			[]string{"nvidia.com/gpu: MIG-0-0 MIG-0-1 MIG-1-0"},
+			"", nil,
 		},
+		{"single without MIG", []func(*Config){single}, partitioned(whole, whole), []string{"nvidia.com/gpu: GPU-0 GPU-1"}, "", nil},
+		{"single, one GPU whole", []func(*Config){single}, partitioned([]string{"1g.10gb"}, whole), nil, "GPU 1 ", nil},
+		{"single, one GPU empty", []func(*Config){single}, partitioned([]string{"1g.10gb"}, empty), nil, "GPU 1 ", nil},
+		{"single, all empty", []func(*Config){single}, partitioned(empty, empty), nil, "GPU 1 ", nil},
+		{"single, two profiles", []func(*Config){single}, partitioned([]string{"1g.10gb"}, []string{"2g.20gb"}), nil, "2g.20gb", nil},
+		{"single, attribute", []func(*Config){single}, partitioned([]string{"1g.10gb", "1g.10gb+me"}), nil, "1g.10gb+me", nil},
 		{
-			"single, an attribute", single, partitioned([]string{"1g.10gb", "1g.10gb+me"}), nil,
-			"1g.10gb on GPU 0 and 1g.10gb+me on GPU 0 are of different profiles", nil,
-		},
-		{
-			"single, what differs left out", configured(func(c *Config) { c.MIGStrategy, c.Exclude = MIGSingle, []string{"1"} }),
+			"single, differing GPU excluded",
+			[]func(*Config){single, func(c *Config) { c.Exclude = []string{"1"} }},
 			partitioned([]string{"1g.10gb"}, whole),
 			[]string{"nvidia.com/gpu: MIG-0-0"},
 			"", nil,
 		},
 		{
-			"include by profile", configured(func(c *Config) { c.MIGStrategy, c.Include = MIGMixed, []string{"mig-3g.*", "0:1"} }),
+			"include by profile",
+			[]func(*Config){mixed, func(c *Config) { c.Include = []string{"mig-3g.*", "0:1"} }},
 			partitioned([]string{"3g.40gb", "1g.10gb", "1g.10gb"}, whole, []string{"3g.40gb"}),
 			[]string{"nvidia.com/mig-1g.10gb: MIG-0-1", "nvidia.com/mig-3g.40gb: MIG-0-0 MIG-2-0"},
 			"", nil,
 		},
 		{
-			"names by profile", configured(func(c *Config) {
-				c.MIGStrategy = MIGMixed
+			"resources by profile",
+			[]func(*Config){mixed, func(c *Config) {
 				c.Resources = []ResourceRule{{"*", "a.com/whole"}, {"mig-1g*", "a.com/small"}, {"mig-*", "a.com/big"}}
-			}),
+			}},
 			partitioned([]string{"3g.40gb", "1g.10gb"}, whole, []string{"1g.10gb+me"}),
 			[]string{"a.com/big: MIG-0-0", "a.com/small: MIG-0-1 MIG-2-0", "a.com/whole: GPU-1"},
 			"", nil,
 		},
 	} {
-		a := arrange(layoutInput{cfg: &c.cfg, snap: c.snap})
-		if err := c.cfg.Validate(); err != nil {
+		cfg := configured(c.changes...)
+		l := newLayout(layoutInput{cfg: &cfg, snap: c.snap})
+		if err := cfg.Validate(); err != nil {
 			t.Errorf("%s: %v", c.name, err)
 		}
-		if got := said(a.Resources); !slices.Equal(got, c.want) {
+		if got := lines(l.Resources); !slices.Equal(got, c.want) {
 			t.Errorf("%s:\ngot  %q\nwant %q", c.name, got, c.want)
 		}
-		if c.err == "" && a.Err != "" || !strings.Contains(a.Err, c.err) {
-			t.Errorf("%s: %q, want %q", c.name, a.Err, c.err)
+		if (c.err == "") != (l.Err == "") || !strings.Contains(l.Err, c.err) {
+			t.Errorf("%s: %q, want %q", c.name, l.Err, c.err)
 		}
-		if !slices.EqualFunc(a.Warnings, c.warnings, strings.Contains) {
-			t.Errorf("%s: warned of %q, want %q", c.name, a.Warnings, c.warnings)
+		if !slices.EqualFunc(l.Warnings, c.warned, strings.Contains) {
+			t.Errorf("%s: warnings %q, want %q", c.name, l.Warnings, c.warned)
 		}
 	}
 }
 
-func TestProfiles(t *testing.T) {
+func TestProfileOf(t *testing.T) {
 	const mib = 1 << 20
 	for _, c := range []struct {
-		said        string // by DCGM
-		mig, whole  uint64 // MiB
-		want        string
-		description string
+		profile  string // of DCGM
+		mig, gpu uint64 // MiB
+		want     string
+		name     string
 	}{
 		{"1g.11gb", 11008, 95830, "1g.12gb", "H100 NVL, NVIDIA/dcgm-exporter#544"},
 		{"7g.79gb", 81069, 81920, "7g.80gb", "A100 80GB, NVIDIA/dcgm-exporter#713"},
@@ -159,18 +161,18 @@ func TestProfiles(t *testing.T) {
 		{"3g.39gb", 40448, 81559, "3g.40gb", "H100"},
 		{"1g.5gb", 4864, 40960, "1g.5gb", "A100 40GB"},
 		{"1g.6gb", 5952, 24576, "1g.6gb", "A30, which has four slices"},
-		{"1g.10gb+me", 9984, 81559, "1g.10gb+me", "attributes stay"},
-		{"1c.3g.40gb", 40448, 81559, "1c.3g.40gb", "a part of a GPU instance"},
-		{"1c.1g.10gb", 9984, 81559, "1g.10gb", "the whole of one"},
-		{"1g.10gb", 81559, 81559, "1g.10gb", "the memory is the whole GPU's: not believed"},
-		{"1g.10gb", 0, 81559, "1g.10gb", "not known"},
-		{"1g.10gb", 9984, 0, "1g.10gb", "nor the GPU's"},
+		{"1g.10gb+me", 9984, 81559, "1g.10gb+me", "attributes"},
+		{"1c.3g.40gb", 40448, 81559, "1c.3g.40gb", "part of a GPU instance"},
+		{"1c.1g.10gb", 9984, 81559, "1g.10gb", "complete GPU instance"},
+		{"1g.10gb", 81559, 81559, "1g.10gb", "implausible memory, that of the GPU"},
+		{"1g.10gb", 0, 81559, "1g.10gb", "unknown memory"},
+		{"1g.10gb", 9984, 0, "1g.10gb", "unknown memory of the GPU"},
 		{"", 9984, 81559, "", "no profile"},
-		{"g.gb", 9984, 81559, "g.gb", "nonsense"},
+		{"g.gb", 9984, 81559, "g.gb", "invalid profile"},
 	} {
-		d := &health.Device{Profile: c.said, Memory: c.mig * mib}
-		if got := profileOf(d, c.whole*mib); got != c.want {
-			t.Errorf("%s: %s, want %s", c.description, got, c.want)
+		d := &health.Device{Profile: c.profile, Memory: c.mig * mib}
+		if got := profileOf(d, c.gpu*mib); got != c.want {
+			t.Errorf("%s: %s, want %s", c.name, got, c.want)
 		}
 	}
 }

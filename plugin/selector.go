@@ -10,28 +10,26 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/deviceref"
 )
 
-// A selector chooses devices, in include, exclude and sharing. It is what health/which reads, such as a UUID,
-// an index or a place on the PCI bus, or one of
+// selects reports whether a selector of include, exclude or sharing matches a device. A selector is a device reference
+// (see health/deviceref) such as a UUID, an index or a PCI bus ID, or one of
 //
 //	mig-1g.*       MIG devices by profile
-//	*H100*         anything else: the model, for GPUs and their MIG devices
+//	*H100*         anything else: GPUs and their MIG devices by model
 //
-// In these two "*" stands for any run of characters, "?" for one, and capitals make no difference.
-//
-// selects reports whether a selector chooses a device. It is called for every device at every layout, so it
-// does not allocate.
+// In these two "*" matches any characters, "?" matches one, and case is ignored. selects runs for every device of every
+// layout, so it does not allocate.
 func selects(selector string, c *candidate) bool {
 	d := &c.state.Device
 	if profile, ok := strings.CutPrefix(selector, migPrefix); ok {
 		return d.Kind == health.KindMIG && glob(profile, c.profile)
 	}
-	if chosen, ok := d.Matches(selector); ok {
-		return chosen
+	if matches, isRef := d.Matches(selector); isRef {
+		return matches
 	}
 	return glob(selector, d.Model)
 }
 
-// selectsAny reports whether one of the selectors chooses the device.
+// selectsAny reports whether one of the selectors matches the device.
 func selectsAny(selectors []string, c *candidate) bool {
 	for _, s := range selectors {
 		if selects(s, c) {
@@ -41,22 +39,22 @@ func selectsAny(selectors []string, c *candidate) bool {
 	return false
 }
 
-// idleSelectors are the words of one key that mean no device.
-type idleSelectors struct {
-	key   string
-	words []string
+// unmatchedSelectors are the selectors of one key that match no device.
+type unmatchedSelectors struct {
+	key       string
+	selectors []string
 }
 
-// idle returns the selectors that name a device by UUID, index or place, and no device of this node has this name. A model
-// or a profile that none has is no such: one file may serve many nodes.
-func (c Config) idle(all []candidate) (idle []idleSelectors) {
+// unmatchedSelectors returns the device references that match no device of this node. It omits models and profiles,
+// because one file may serve nodes with different GPUs.
+func (c Config) unmatchedSelectors(all []candidate) (unmatched []unmatchedSelectors) {
 	add := func(key string, selectors []string) {
-		words := slices.DeleteFunc(slices.Clone(selectors), func(word string) bool {
-			_, named := (&deviceref.Names{}).Match(word)
-			return !named || slices.ContainsFunc(all, func(d candidate) bool { return selects(word, &d) })
+		rest := slices.DeleteFunc(slices.Clone(selectors), func(s string) bool {
+			_, isRef := (&deviceref.Names{}).Match(s)
+			return !isRef || slices.ContainsFunc(all, func(c candidate) bool { return selects(s, &c) })
 		})
-		if len(words) > 0 {
-			idle = append(idle, idleSelectors{key, words})
+		if len(rest) > 0 {
+			unmatched = append(unmatched, unmatchedSelectors{key, rest})
 		}
 	}
 	add("plugin.include", c.Include)
@@ -64,35 +62,34 @@ func (c Config) idle(all []candidate) (idle []idleSelectors) {
 	for i, r := range c.Sharing.TimeSlicing.Resources {
 		add("plugin."+sharedKey(i)+".devices", r.Devices)
 	}
-	return idle
+	return unmatched
 }
 
-// validateSelectors refuses what can choose nothing. A UUID, an index or a model that no GPU of this node
-// has is no error: one file may serve many nodes.
+// validateSelectors rejects selectors that can match no device of any node.
 func validateSelectors(key string, selectors []string) error {
 	var errs []error
 	for i, s := range selectors {
 		_, _, isIndex := deviceref.ParseIndex(s)
 		_, isPCI := deviceref.ParsePCI(s)
-		bad := ""
+		problem := ""
 		switch {
 		case strings.TrimSpace(s) == "":
-			bad = "is empty"
+			problem = "is empty"
 		case strings.Contains(s, ":") && !isIndex && !isPCI:
-			bad = "is neither a PCI bus id nor the index of a MIG device"
+			problem = "is neither a PCI bus ID nor the index of a MIG device"
 		case strings.HasPrefix(s, "-"):
-			bad = "is not an index"
+			problem = "is a negative index"
 		}
-		if bad != "" {
-			errs = append(errs, fmt.Errorf("%s[%d]: %q %s; use a UUID, an index such as 0 or 0:1, a PCI bus id such as 0000:1b:00.0, "+
-				"a model such as *H100* or a MIG profile such as mig-1g.*", key, i, s, bad))
+		if problem != "" {
+			errs = append(errs, fmt.Errorf("%s[%d]: %q %s; use a UUID, an index such as 0 or 0:1, a PCI bus ID such as 0000:1b:00.0, "+
+				"a model such as *H100* or a MIG profile such as mig-1g.*", key, i, s, problem))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// glob reports whether the whole of s is like the pattern. It goes back to the last * only, which is enough:
-// an earlier one could match no more than the last.
+// glob reports whether the pattern matches all of s. It backtracks to the last * only, which suffices: an earlier one
+// could match no more than the last.
 func glob(pattern, s string) bool {
 	p, i := 0, 0
 	star, from := -1, 0

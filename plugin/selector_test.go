@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -22,8 +23,8 @@ func TestSelects(t *testing.T) {
 	}}}
 	blank := &candidate{state: &health.DeviceState{Device: health.Device{ID: "GPU-c", MIGIndex: -1}}}
 	for _, c := range []struct {
-		selector       string
-		gpu, mig, none bool // whether it chooses each of the three
+		selector        string
+		gpu, mig, blank bool // whether it matches each of the three
 	}{
 		{"GPU-a", true, true, false},
 		{"GPU-", false, false, false},
@@ -47,8 +48,8 @@ func TestSelects(t *testing.T) {
 		{"mig-*+me", false, true, false},
 	} {
 		got := [3]bool{selects(c.selector, gpu), selects(c.selector, mig), selects(c.selector, blank)}
-		if want := [3]bool{c.gpu, c.mig, c.none}; got != want {
-			t.Errorf("%q chooses %v, want %v", c.selector, got, want)
+		if want := [3]bool{c.gpu, c.mig, c.blank}; got != want {
+			t.Errorf("%q matches %v, want %v", c.selector, got, want)
 		}
 	}
 }
@@ -59,23 +60,23 @@ func TestValidateSelectors(t *testing.T) {
 		t.Error(err)
 	}
 	for _, bad := range []string{"", "  ", "0:", "a:b", "1b:00", "zz:00.0", "0:1:2", "-1", "123456789012:1b:00.0"} {
-		if err := validateSelectors("include", []string{"0", bad}); err == nil || !strings.HasPrefix(err.Error(), `include[1]: "`+bad+`" is`) {
+		if err := validateSelectors("include", []string{"0", bad}); !slices.Equal(errorKeys(err), []string{"include[1]"}) {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}
 }
 
-// A word that names a device which the node has not is told, with its key, once. A pattern may fit nowhere.
-func TestIdleSelectors(t *testing.T) {
+// A device reference that matches no device is logged once, with its key. Patterns may match none.
+func TestUnmatchedSelectors(t *testing.T) {
 	core, logs := observer.New(zap.InfoLevel)
 	p := &Plugin{log: zap.New(core)}
 	for _, c := range []struct {
-		name  string
-		set   func(*Config)
-		wants []string // what is news
+		name string
+		set  func(*Config)
+		want []string // logged
 	}{
-		{"nothing", func(*Config) {}, nil},
-		{"what fits", func(c *Config) {
+		{"none", func(*Config) {}, nil},
+		{"matches", func(c *Config) {
 			c.Include, c.Exclude = []string{"0", "10:00.0", "GPU-0", "MIG-0-1", "0:1", "GPU-1"}, []string{"1"}
 		}, nil},
 		{"patterns", func(c *Config) { c.Include, c.Exclude = []string{"*L4*", "*"}, []string{"mig-9g.*", "NVIDIA A100"} }, nil},
@@ -88,23 +89,22 @@ func TestIdleSelectors(t *testing.T) {
 				"plugin.include [7 GPU-O]", "plugin.exclude [0:2]", "plugin.sharing.timeSlicing.resources[1].devices [99:00.0 MIG-x]",
 			},
 		},
-		{"one of them is left", func(c *Config) { c.Include, c.Exclude = []string{"*", "7"}, []string{"0:2"} }, []string{"plugin.include [7]"}},
-		{"off", func(c *Config) { c.Enabled, c.Exclude = false, []string{"0:2"} }, nil},
-		{"on again", func(c *Config) { c.Exclude = []string{"0:2"} }, []string{"plugin.exclude [0:2]"}},
+		{"fewer than before", func(c *Config) { c.Include, c.Exclude = []string{"*", "7"}, []string{"0:2"} }, []string{"plugin.include [7]"}},
+		{"disabled", func(c *Config) { c.Enabled, c.Exclude = false, []string{"0:2"} }, nil},
+		{"enabled again", func(c *Config) { c.Exclude = []string{"0:2"} }, []string{"plugin.exclude [0:2]"}},
 	} {
 		cfg := configured(c.set)
-		for range 2 { // said once
-			a := arrange(layoutInput{cfg: &cfg, snap: partitioned([]string{"1g.10gb", "3g.40gb"}, nil)})
-			p.lacking(&a)
+		for range 2 { // logged once
+			l := newLayout(layoutInput{cfg: &cfg, snap: partitioned([]string{"1g.10gb", "3g.40gb"}, nil)})
+			p.whyEmpty(&l)
 		}
 		var got []string
-		for _, e := range logs.TakeAll() {
-			if e.Message == "no device of this node has this name" {
-				got = append(got, fmt.Sprint(e.ContextMap()["key"], " ", e.ContextMap()["entries"]))
-			}
+		for _, e := range logs.FilterMessage(msgUnmatched).All() {
+			got = append(got, fmt.Sprint(e.ContextMap()["key"], " ", e.ContextMap()["entries"]))
 		}
-		if !slices.Equal(got, c.wants) {
-			t.Errorf("%s: %q, want %q", c.name, got, c.wants)
+		logs.TakeAll()
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
 		}
 	}
 }
@@ -133,7 +133,7 @@ func TestGlob(t *testing.T) {
 			t.Errorf("glob(%q, %q) = %v", c.pattern, c.s, got)
 		}
 	}
-	// Many stars must not take long.
+	// Backtracking stays linear.
 	if glob(strings.Repeat("*a", 50)+"b", strings.Repeat("a", 10000)) {
 		t.Error("matched")
 	}
@@ -148,10 +148,61 @@ func FuzzSelects(f *testing.F) {
 		selects(selector, c)
 		if a, ok := deviceref.ParsePCI(pci); ok {
 			if again, ok := deviceref.ParsePCI(a.String()); !ok || again != a {
-				t.Errorf("%q is %v, and that %v", pci, a, again)
+				t.Errorf("%q parses to %v, and that to %v", pci, a, again)
 			}
 			if !selects(a.String(), c) {
-				t.Errorf("%v does not choose %q", a, pci)
+				t.Errorf("%v does not match %q", a, pci)
+			}
+		}
+	})
+}
+
+// FuzzGlob compares glob with the equivalent regular expression.
+func FuzzGlob(f *testing.F) {
+	for _, p := range []string{"*H100*", "NVIDIA ????", "", "*", "**a*", "[a]", "a.c", `\*`, "*é?"} {
+		f.Add(p, "NVIDIA H100 80GB HBM3")
+	}
+	f.Add("*ab*ab", "abab")
+	f.Add("?", "é")
+	f.Fuzz(func(t *testing.T, pattern, s string) {
+		if len(pattern) > 100 || len(s) > 1000 {
+			return
+		}
+		// Bytes count as characters, and only A to Z have lower case.
+		latin := func(s string) string {
+			var b strings.Builder
+			for i := range len(s) {
+				b.WriteRune(rune(lower(s[i])))
+			}
+			return b.String()
+		}
+		expr := strings.NewReplacer(`\*`, `.*`, `\?`, `.`).Replace(regexp.QuoteMeta(latin(pattern)))
+		if strings.Contains(pattern, `\`) {
+			return // the replacer would replace it
+		}
+		if got, want := glob(pattern, s), regexp.MustCompile(`(?s)^`+expr+`$`).MatchString(latin(s)); got != want {
+			t.Errorf("glob(%q, %q) = %v, and %s = %v", pattern, s, got, expr, want)
+		}
+	})
+}
+
+// FuzzSelectorIsValid checks that no rejected selector matches a device.
+func FuzzSelectorIsValid(f *testing.F) {
+	for _, s := range []string{"GPU-1", "MIG-0-1", "0", "0:1", "1b:00.0", "*H100*", "mig-1g.*", "", " ", "-1", "0:", "a:b", "GPU-:", "mig-1g:*"} {
+		f.Add(s)
+	}
+	snap := partitioned([]string{"1g.10gb", "2g.20gb"}, nil)
+	f.Fuzz(func(t *testing.T, selector string) {
+		err := validateSelectors("include", []string{selector})
+		if err != nil && !strings.HasPrefix(err.Error(), "include[0]: ") {
+			t.Errorf("%v does not start with the key", err)
+		}
+		if err == nil {
+			return
+		}
+		for _, c := range candidates(snap) {
+			if selects(selector, &c) {
+				t.Errorf("%q matches %s, and is rejected: %v", selector, c.state.Device.ID, err)
 			}
 		}
 	})

@@ -3,55 +3,57 @@ package plugin
 import (
 	"cmp"
 	"context"
+	"os"
 	"sync/atomic"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/prefer"
 )
 
-// server answers the kubelet for one resource. It owns no device state: every call is a view of the
-// newest layout.
+// server answers the kubelet for one resource. It has no device state: every call reads the newest layout.
 type server struct {
 	pluginapi.UnimplementedDevicePluginServer
 
 	name      string // of the resource
-	layouts   *layouts
-	gave      func()        // told of every allocation
-	stopping  chan struct{} // closed when the server ends
-	withdrawn atomic.Bool   // set before that, if the kubelet is to have no devices afterwards
+	layouts   *layoutCache
+	allocated func()        // called after every allocation
+	stopping  chan struct{} // closed when the server stops
+	withdraw  atomic.Bool   // set before, if the kubelet is to remove the devices
 	streams   streams
-	counts    counts
-	prefers   wirings
+	counts    allocationCounts
+	allocator prefer.Allocator
 }
 
-func newServer(name string, l *layouts) *server {
+func newServer(name string, l *layoutCache) *server {
 	return &server{
-		name: name, layouts: l, gave: func() {},
+		name: name, layouts: l, allocated: func() {},
 		stopping: make(chan struct{}),
 		streams:  streams{changed: make(chan struct{}, 1), dropped: make(chan struct{})},
-		counts:   counts{refused: map[string]uint64{}},
+		counts:   allocationCounts{refused: map[string]uint64{}},
 	}
 }
 
-// options are the same at registration and when asked: the kubelet uses either.
+// options are sent at registration and on request: the kubelet uses either.
 func options() *pluginapi.DevicePluginOptions {
 	return &pluginapi.DevicePluginOptions{GetPreferredAllocationAvailable: true}
 }
 
-// resource returns the resource as it is now; without devices if the layout no longer has it.
-func (s *server) resource() Resource { return find(s.layouts.newest().Resources, s.name) }
+// resource returns the resource of the newest layout. It has no devices if the layout lacks it.
+func (s *server) resource() Resource { return find(s.layouts.current().Resources, s.name) }
 
-// GetDevicePluginOptions tells the kubelet which calls are worth making.
+// GetDevicePluginOptions tells the kubelet which optional calls to make.
 func (s *server) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
 	return options(), nil
 }
 
-// ListAndWatch sends the whole list at once, and again whenever a device, its health or its NUMA nodes have changed, or
-// a holder of before a change of the layout has ended: the kubelet writes a checkpoint to disk for every message. Streams know nothing of each
-// other, so a slow one skips lists and holds nobody up. The last message of a server that withdraws is an
-// empty list; it comes before the end of the stream, so that the kubelet cannot see that first.
+// ListAndWatch sends the list at once, and again only when an ID, its health or its NUMA nodes changed: the kubelet
+// writes a checkpoint to disk for every message. Streams are independent, so a slow one skips lists and delays no other.
+// The last message of a server that withdraws is an empty list. It precedes the end of the stream, so that the kubelet
+// cannot see the end first.
 func (s *server) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
 	leave, dropped := s.streams.enter()
 	defer leave()
@@ -61,12 +63,11 @@ func (s *server) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSer
 			return err
 		}
 		sent = list
-		s.streams.told()
+		s.streams.noteSent()
 		return nil
 	}
 	for first := true; ; first = false {
-		// Watched before they are read by resource, so no change can fall between.
-		changed := s.layouts.watch()
+		changed := s.layouts.watch() // before reading the layout, so that no change is missed
 		if list := s.resource().message(); first || !sameMessage(sent, list) {
 			if err := send(list); err != nil {
 				return err
@@ -76,9 +77,9 @@ func (s *server) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSer
 		case <-stream.Context().Done():
 			return status.FromContextError(stream.Context().Err()).Err()
 		case <-dropped:
-			return status.Error(codes.Unavailable, "gpu-node-agent registers "+s.name+" again")
+			return status.Error(codes.Unavailable, "gpu-node-agent is registering "+s.name+" again")
 		case <-s.stopping:
-			if s.withdrawn.Load() && len(sent) > 0 {
+			if s.withdraw.Load() && len(sent) > 0 {
 				if err := send(nil); err != nil {
 					return err
 				}
@@ -91,40 +92,52 @@ func (s *server) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSer
 	}
 }
 
-// stop ends every stream. With withdraw the kubelet is told first that there are no devices any more.
+// stop ends every stream. With withdraw, each stream sends an empty list first.
 func (s *server) stop(withdraw bool) {
-	s.withdrawn.Store(withdraw)
+	s.withdraw.Store(withdraw)
 	close(s.stopping)
 }
 
-// Allocate tells the kubelet what a container needs to reach its devices; see allocate.
+// Allocate tells the kubelet what a container needs to use its devices; see allocation.
 func (s *server) Allocate(_ context.Context, req *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
-	now := s.layouts.newest()
-	resp, err := allocate(termsHere(cmp.Or(now.cfg, &Config{})), find(now.Resources, s.name), req)
+	now := s.layouts.current()
+	cfg := cmp.Or(now.cfg, &Config{})
+	a := allocation{cfg: cfg, host: cfg.host(os.DirFS("/")), uuid: randomUUID}
+	resp, err := a.allocate(find(now.Resources, s.name), req)
 	if err != nil {
 		s.counts.refuse(err)
 		return nil, err
 	}
 	s.counts.allocate(len(resp.ContainerResponses))
-	s.gave()
+	s.allocated()
 	return resp, nil
 }
 
-// GetPreferredAllocation never returns an error; see prefer.
+// GetPreferredAllocation never returns an error; see package prefer.
 func (s *server) GetPreferredAllocation(_ context.Context, req *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
-	now := s.layouts.newest()
-	r, policy := find(now.Resources, s.name), cmp.Or(now.cfg, &Config{}).AllocationPolicy
-	t := s.prefers.get(r)
+	now := s.layouts.current()
+	devices := find(now.Resources, s.name).candidates()
+	packed := cmp.Or(now.cfg, &Config{}).AllocationPolicy == AllocationPacked
 	resp := &pluginapi.PreferredAllocationResponse{}
 	for _, c := range req.GetContainerRequests() {
-		resp.ContainerResponses = append(resp.ContainerResponses, &pluginapi.ContainerPreferredAllocationResponse{
-			DeviceIDs: prefer(t, r, policy, c.GetAvailableDeviceIDs(), c.GetMustIncludeDeviceIDs(), int(c.GetAllocationSize())),
+		ids := s.allocator.Choose(devices, prefer.Request{
+			Available: c.GetAvailableDeviceIDs(), Required: c.GetMustIncludeDeviceIDs(), Size: int(c.GetAllocationSize()), Packed: packed,
 		})
+		resp.ContainerResponses = append(resp.ContainerResponses, &pluginapi.ContainerPreferredAllocationResponse{DeviceIDs: ids})
 	}
 	return resp, nil
 }
 
-// PreStartContainer does nothing: the options do not ask for it.
+// candidates returns the devices as package prefer takes them.
+func (r Resource) candidates() []prefer.Device {
+	devices := make([]prefer.Device, len(r.Devices))
+	for i, d := range r.Devices {
+		devices[i] = prefer.Device{ID: d.ID, State: d.State, Withheld: d.withheld != ""}
+	}
+	return devices
+}
+
+// PreStartContainer does nothing: the options do not request it.
 func (s *server) PreStartContainer(context.Context, *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse, error) {
 	return &pluginapi.PreStartContainerResponse{}, nil
 }

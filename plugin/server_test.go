@@ -2,7 +2,10 @@ package plugin
 
 import (
 	"context"
+	"fmt"
+	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 
@@ -14,7 +17,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// fakeStream is a ListAndWatch stream without a network, so that a test knows when nothing more will come.
+// fakeStream is a ListAndWatch stream without a network, so that synctest.Wait shows all messages.
 type fakeStream struct {
 	grpc.ServerStream
 	ctx  context.Context //nolint:containedctx // a gRPC stream has one
@@ -32,33 +35,25 @@ func (f *fakeStream) Send(r *pluginapi.ListAndWatchResponse) error {
 	}
 }
 
-type watching struct {
+type watcher struct {
 	fakeStream
 	cancel func()
 	ended  chan error
 }
 
-// watch opens a stream that takes so many messages before its reader is slow.
-func watch(t *testing.T, s *server, messages int) *watching {
+// watch opens a stream that buffers messages and then blocks.
+func watch(t *testing.T, s *server, messages int) *watcher {
 	ctx, cancel := context.WithCancel(t.Context())
-	w := &watching{fakeStream{ctx: ctx, sent: make(chan []*pluginapi.Device, messages)}, cancel, make(chan error, 1)}
+	w := &watcher{fakeStream{ctx: ctx, sent: make(chan []*pluginapi.Device, messages)}, cancel, make(chan error, 1)}
 	go func() { w.ended <- s.ListAndWatch(&pluginapi.Empty{}, w) }()
 	return w
 }
 
-func (w *watching) received() (lists [][]*pluginapi.Device) {
+func (w *watcher) received() (lists [][]*pluginapi.Device) {
 	for len(w.sent) > 0 {
 		lists = append(lists, <-w.sent)
 	}
 	return lists
-}
-
-func newTestServer(snap *health.Snapshot) *server {
-	s := serverOf(gpu, &health.Latest[Config]{}, &health.Latest[health.Snapshot]{})
-	cfg := DefaultConfig()
-	s.layouts.cfg.Store(&cfg)
-	s.layouts.snapshots.Store(snap)
-	return s
 }
 
 func unhealthy(list []*pluginapi.Device) (ids []string) {
@@ -87,11 +82,10 @@ func TestListAndWatchSendsOnlyChanges(t *testing.T) {
 		}
 		snap = with(snap, 2, health.Degraded)
 		s.layouts.snapshots.Store(snap)
-		same := DefaultConfig()
-		s.layouts.cfg.Store(&same)
+		s.layouts.cfg.Store(&Config{Enabled: true, Resource: gpu, KubeletDir: "/k"})
 		synctest.Wait()
 		if got := w.received(); got != nil {
-			t.Fatalf("values changed, and the kubelet was told: %v", got)
+			t.Fatalf("after values changed: %v", got)
 		}
 		snap = with(snap, 2, health.Unhealthy)
 		s.layouts.snapshots.Store(snap)
@@ -102,9 +96,9 @@ func TestListAndWatchSendsOnlyChanges(t *testing.T) {
 		s.layouts.snapshots.Store(with(snap, 2, health.Healthy))
 		synctest.Wait()
 		if got := w.received(); len(got) != 1 || unhealthy(got[0]) != nil {
-			t.Fatalf("after it came back: %v", got)
+			t.Fatalf("after the GPU became healthy: %v", got)
 		}
-		// A resource that is no longer laid out has no devices.
+		// A resource outside the layout has no devices.
 		s.layouts.cfg.Store(&Config{Enabled: true, Resource: "nvidia.com/other", KubeletDir: "/k"})
 		synctest.Wait()
 		if got := w.received(); len(got) != 1 || len(got[0]) != 0 {
@@ -121,16 +115,16 @@ func TestStreamsAreIndependent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		snap := snapshot(2)
 		s := newTestServer(snap)
-		slow, fast, gone := watch(t, s, 1), watch(t, s, 100), watch(t, s, 100)
+		slow, fast, closed := watch(t, s, 1), watch(t, s, 100), watch(t, s, 100)
 		synctest.Wait()
-		gone.cancel()
-		if err := <-gone.ended; status.Code(err) != codes.Canceled {
+		closed.cancel()
+		if err := <-closed.ended; status.Code(err) != codes.Canceled {
 			t.Errorf("the stream ended with %v", err)
 		}
-		if c := s.streams.count(); c.open != 2 || c.openNow != 2 {
+		if c := s.streams.counts(); c.open != 2 || c.openCurrent != 2 {
 			t.Errorf("%+v, want two open streams", c)
 		}
-		// The slow stream's reader has one message and takes no other.
+		// The slow reader has one message and does not read.
 		for i := range 9 {
 			snap = with(snap, 0, []health.State{health.Unhealthy, health.Healthy}[i%2])
 			s.layouts.snapshots.Store(snap)
@@ -139,7 +133,7 @@ func TestStreamsAreIndependent(t *testing.T) {
 		if got := fast.received(); len(got) != 10 || unhealthy(got[9]) == nil {
 			t.Errorf("the fast stream got %d lists, want 10", len(got))
 		}
-		// When it reads again it skips what is past: the list it is stuck in, and then the newest.
+		// Then it reads the blocked list and the newest one, and misses those in between.
 		var got [][]*pluginapi.Device
 		for range 3 {
 			got = append(got, slow.received()...)
@@ -148,41 +142,41 @@ func TestStreamsAreIndependent(t *testing.T) {
 		if len(got) != 2 || unhealthy(got[1]) == nil {
 			t.Errorf("the slow stream got %v", got)
 		}
-		if got := gone.received(); len(got) != 1 {
-			t.Errorf("the stream that ended got %d lists", len(got))
+		if got := closed.received(); len(got) != 1 {
+			t.Errorf("the closed stream got %d lists", len(got))
 		}
 		s.stop(false)
-		for _, w := range []*watching{slow, fast} {
+		for _, w := range []*watcher{slow, fast} {
 			if err := <-w.ended; status.Code(err) != codes.Unavailable {
 				t.Errorf("a stream ended with %v when the server stopped", err)
 			}
 			w.cancel()
 		}
-		if c := s.streams.count(); c.open != 0 || c.openNow != 0 || !c.everNow {
+		if c := s.streams.counts(); c.open != 0 || c.openCurrent != 0 || !c.openedCurrent {
 			t.Errorf("%+v, want none open", c)
 		}
 	})
 }
 
-func TestStreamsOfAnEarlierRegistration(t *testing.T) {
+func TestStreamsOfEarlierRegistration(t *testing.T) {
 	s := newTestServer(snapshot(1))
 	oldLeaves, _ := s.streams.enter()
-	s.streams.next()
-	if c := s.streams.count(); c.open != 1 || c.openNow != 0 || c.everNow {
-		t.Errorf("%+v, want one open stream, but none of this registration", c)
+	s.streams.beginRegistration()
+	if c := s.streams.counts(); c.open != 1 || c.openCurrent != 0 || c.openedCurrent {
+		t.Errorf("%+v, want one open stream, and none of this registration", c)
 	}
 	newLeaves, _ := s.streams.enter()
 	newLeaves()
-	if c := s.streams.count(); c.open != 1 || c.openNow != 0 || !c.everNow {
+	if c := s.streams.counts(); c.open != 1 || c.openCurrent != 0 || !c.openedCurrent {
 		t.Errorf("%+v, want the old stream only", c)
 	}
 	oldLeaves()
-	if c := s.streams.count(); c.open != 0 || c.openNow != 0 {
+	if c := s.streams.counts(); c.open != 0 || c.openCurrent != 0 {
 		t.Errorf("%+v, want none", c)
 	}
 }
 
-func TestSmallCalls(t *testing.T) {
+func TestServerOptionsAndPreferences(t *testing.T) {
 	s := newTestServer(snapshot(4))
 	opts, err := s.GetDevicePluginOptions(t.Context(), nil)
 	if err != nil || !opts.GetPreferredAllocationAvailable || opts.PreStartRequired {
@@ -199,18 +193,16 @@ func TestSmallCalls(t *testing.T) {
 	if err != nil || len(resp.ContainerResponses) != 3 || !slices.Equal(resp.ContainerResponses[1].DeviceIDs, []string{"GPU-1"}) {
 		t.Errorf("preferred: %v, %v", resp, err)
 	}
-	if r := serverOf(gpu, &health.Latest[Config]{}, &health.Latest[health.Snapshot]{}).resource(); r.Name != gpu || r.Devices != nil {
+	if r := newServerOf(gpu, nil, nil).resource(); r.Name != gpu || r.Devices != nil {
 		t.Errorf("without anything stored: %+v", r)
 	}
 }
 
-// One GPU of eight, each in ten replicas, becomes unhealthy and healthy again: from the snapshot to the
-// message on each of two streams.
+// BenchmarkHealthFlip8x10 measures from the snapshot to the message on each of two streams: one of eight GPUs with ten
+// replicas each becomes unhealthy and healthy again.
 func BenchmarkHealthFlip8x10(b *testing.B) {
-	cfg := DefaultConfig()
-	cfg.Sharing.TimeSlicing.Resources = []SharedResource{{Name: gpu, Replicas: 10}}
-	s := newTestServer(snapshot(8))
-	s.layouts.cfg.Store(&cfg)
+	cfg := configured(sharedBy(10))
+	s := newServerOf(gpu, &cfg, snapshot(8))
 	snaps := []*health.Snapshot{with(snapshot(8), 3, health.Unhealthy), snapshot(8)}
 	sent := make(chan []*pluginapi.Device)
 	ended := make(chan error, 2)
@@ -231,5 +223,40 @@ func BenchmarkHealthFlip8x10(b *testing.B) {
 		if err := <-ended; status.Code(err) != codes.Unavailable {
 			b.Errorf("a stream ended with %v", err)
 		}
+	}
+}
+
+// BenchmarkGetPreferredAllocation measures the first call after a snapshot, which builds the layout if no stream has done
+// so, and later calls. The kubelet sends the IDs in random order.
+func BenchmarkGetPreferredAllocation(b *testing.B) {
+	for _, c := range []struct {
+		replicas int
+		first    bool
+	}{{0, true}, {10, true}, {1000, true}, {10, false}, {1000, false}} {
+		b.Run(fmt.Sprintf("8x%d-first=%t", c.replicas, c.first), func(b *testing.B) {
+			cfg := DefaultConfig()
+			if c.replicas > 0 {
+				sharedBy(c.replicas)(&cfg)
+			}
+			snap := snapshot(8)
+			s := newServerOf(gpu, &cfg, snap)
+			ids := all(s.resource())
+			for i, id := range ids {
+				ids[i] = strings.Clone(id)
+			}
+			rand.New(rand.NewPCG(7, 8)).Shuffle(len(ids), func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
+			req := &pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{
+				{AvailableDeviceIDs: ids, AllocationSize: 4},
+			}}
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				if c.first {
+					s.layouts.snapshots.Store(with(snap, 0, []health.State{health.Healthy, health.Degraded}[i%2]))
+				}
+				if _, err := s.GetPreferredAllocation(b.Context(), req); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
 	}
 }

@@ -12,32 +12,31 @@ type SharingConfig struct {
 	TimeSlicing TimeSlicing `yaml:"timeSlicing"`
 }
 
-// TimeSlicing hands one device to several containers, which take turns on it. Nothing is kept apart: each
-// sees the whole memory, and a fault of one can end all.
+// TimeSlicing lets several containers take turns on one device. It does not isolate them: each can use the whole memory,
+// and a fault of one can end all.
 type TimeSlicing struct {
-	RenameByDefault bool `yaml:"renameByDefault"` // shared devices are called NAME.shared
-	// FailRequestsGreaterThanOne refuses a container that asks for more than one replica. A second one may be
-	// of the same device, and gives no more of it. NVIDIA's plugin has it false by default.
+	RenameByDefault bool `yaml:"renameByDefault"` // the resource of shared devices is NAME.shared
+	// FailRequestsGreaterThanOne refuses containers that request more than one replica: a second one may be of the same
+	// device and gives no larger share of it. NVIDIA's plugin defaults to false.
 	FailRequestsGreaterThanOne bool             `yaml:"failRequestsGreaterThanOne"`
-	Resources                  []SharedResource `yaml:"resources"` // for a device the first that fits it counts
+	Resources                  []SharedResource `yaml:"resources"` // the first that matches a device applies
 }
 
-// SharedResource makes replicas of the devices of a resource.
+// SharedResource creates replicas of the devices of a resource.
 type SharedResource struct {
 	Name     string   `yaml:"name"`     // the resource before sharing
 	Replicas int      `yaml:"replicas"` // of each device
-	Devices  []string `yaml:"devices"`  // selectors: only these; empty: all
-	Rename   string   `yaml:"rename"`   // the resource after sharing; empty: as RenameByDefault has it
+	Devices  []string `yaml:"devices"`  // selectors of devices; empty: all
+	Rename   string   `yaml:"rename"`   // the resource after sharing; empty: see RenameByDefault
 }
 
-// sharedSuffix is what RenameByDefault adds, as in NVIDIA's plugin.
+// sharedSuffix is appended by RenameByDefault, as in NVIDIA's plugin.
 const sharedSuffix = ".shared"
 
-// maxReplicas keeps the list of a node with many GPUs well below the 4 MiB that the kubelet's gRPC client
-// takes in one message.
+// maxReplicas keeps the list of a node with many GPUs well below the 4 MiB limit of a message to the kubelet.
 const maxReplicas = 1000
 
-// sharedKey is the key of an entry.
+// sharedKey returns the key of an entry.
 func sharedKey(i int) string { return fmt.Sprintf("sharing.timeSlicing.resources[%d]", i) }
 
 func (c Config) validateSharing() error {
@@ -46,19 +45,18 @@ func (c Config) validateSharing() error {
 	for _, rule := range c.Resources {
 		bases = append(bases, rule.Resource)
 	}
-	taken := make(map[string]int) // resources of which an entry takes every device
+	complete := make(map[string]int) // by resource: the entry for all of its devices
 	for i, r := range c.Sharing.TimeSlicing.Resources {
 		key := sharedKey(i)
-		switch before, all := taken[r.Name]; {
-		case all && len(r.Devices) == 0:
-			errs = append(errs, fmt.Errorf("%s.name: %s is there twice; name the devices of each, or take one out", key, r.Name))
-		case all:
-			errs = append(errs, fmt.Errorf("%s.name: %s takes all devices of %s; put this one before it", key, sharedKey(before), r.Name))
+		switch before, done := complete[r.Name]; {
+		case done:
+			errs = append(errs, fmt.Errorf("%s.name: %s already applies to all devices of %s; restrict it by devices, or put this entry before it",
+				key, sharedKey(before), r.Name))
 		case len(r.Devices) == 0:
-			taken[r.Name] = i
+			complete[r.Name] = i
 		}
 		if !slices.Contains(bases, r.Name) && !strings.HasPrefix(r.Name, c.migPrefix()) {
-			errs = append(errs, fmt.Errorf("%s.name: no device is called %q; use %s or %s with a MIG profile",
+			errs = append(errs, fmt.Errorf("%s.name: unknown resource %q; use %s or %s with a MIG profile",
 				key, r.Name, strings.Join(bases, ", "), c.migPrefix()))
 		}
 		if r.Replicas < 2 || r.Replicas > maxReplicas {
@@ -76,8 +74,9 @@ func (c Config) validateSharing() error {
 	return errors.Join(errs...)
 }
 
-// share returns what a device is called and in how many replicas, which is 0 if it is not shared.
-func (t *TimeSlicing) share(name string, c *candidate, names *memo) (shared string, replicas int) {
+// replicasOf returns the resource of a device after sharing and the number of its replicas, 0 if it is not shared.
+func (t *TimeSlicing) replicasOf(c *candidate, names *nameCache) (resource string, replicas int) {
+	name := c.resource
 	for i := range t.Resources {
 		r := &t.Resources[i]
 		if r.Name != name || len(r.Devices) > 0 && !selectsAny(r.Devices, c) {

@@ -7,43 +7,47 @@ import (
 	"time"
 )
 
-// streams counts the open ListAndWatch streams, and tells those that came with the newest registration
-// from older ones: the kubelet can drop a new stream and keep an old one.
+// streams counts the open ListAndWatch streams. It separates those of the newest registration from older ones, because
+// the kubelet can drop a new stream and keep an old one.
 type streams struct {
-	changed chan struct{} // has a token when a stream has opened or ended
+	changed chan struct{} // receives a token when a stream opens or ends
 
-	mu           sync.Mutex    // guards everything below
-	dropped      chan struct{} // closed to end the streams that are open
+	mu           sync.Mutex    // guards the fields below
+	dropped      chan struct{} // closed to end the open streams
 	registration uint64        // the newest
-	open         int           // of any registration
-	openNow      int           // of the newest registration
-	everNow      bool          // whether the newest registration ever had one
-	lastEnd      time.Time     // of any stream
-	lastTold     time.Time     // when a message was sent last, on any stream
+	count        streamCount
 }
 
-// enter counts a new stream and returns what counts its end, and what closes when it is to end.
+type streamCount struct {
+	open          int  // of all registrations
+	openCurrent   int  // of the newest registration
+	openedCurrent bool // the newest registration has had a stream
+	lastEnd       time.Time
+	lastSent      time.Time // last message on any stream
+}
+
+// enter counts a new stream. leave counts its end; dropped is closed when the stream must end.
 func (s *streams) enter() (leave func(), dropped <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	registration := s.registration
-	s.open++
-	s.openNow++
-	s.everNow = true
-	s.wake()
+	s.count.open++
+	s.count.openCurrent++
+	s.count.openedCurrent = true
+	s.notify()
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.open--
+		s.count.open--
 		if registration == s.registration {
-			s.openNow--
+			s.count.openCurrent--
 		}
-		s.lastEnd = time.Now()
-		s.wake()
+		s.count.lastEnd = time.Now()
+		s.notify()
 	}, s.dropped
 }
 
-// drop ends the streams that are open now.
+// drop ends the open streams.
 func (s *streams) drop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -51,56 +55,47 @@ func (s *streams) drop() {
 	s.dropped = make(chan struct{})
 }
 
-// told notes that the kubelet was sent a message.
-func (s *streams) told() {
+func (s *streams) noteSent() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lastTold = time.Now()
+	s.count.lastSent = time.Now()
 }
 
-// next begins a registration, before the call: the kubelet opens its stream before the call returns.
-func (s *streams) next() {
+// beginRegistration precedes the Register call, because the kubelet opens its stream before that call returns.
+func (s *streams) beginRegistration() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.registration++
-	s.openNow, s.everNow = 0, false
+	s.count.openCurrent, s.count.openedCurrent = 0, false
 }
 
-func (s *streams) wake() {
+func (s *streams) notify() {
 	select {
 	case s.changed <- struct{}{}:
-	default: // there is a token already
+	default: // the channel already has a token
 	}
 }
 
-// streamCount is what streams knows at one moment.
-type streamCount struct {
-	open, openNow int
-	everNow       bool
-	lastEnd       time.Time
-	lastTold      time.Time
-}
-
-func (s *streams) count() streamCount {
+func (s *streams) counts() streamCount {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return streamCount{s.open, s.openNow, s.everNow, s.lastEnd, s.lastTold}
+	return s.count
 }
 
-// counts are the counters of a server.
-type counts struct {
-	mu        sync.Mutex // guards everything below
+// allocationCounts are the counters of a server.
+type allocationCounts struct {
+	mu        sync.Mutex // guards the fields below
 	allocated uint64     // containers
 	refused   map[string]uint64
 }
 
-func (c *counts) allocate(containers int) {
+func (c *allocationCounts) allocate(containers int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.allocated += uint64(max(0, containers))
 }
 
-func (c *counts) refuse(err error) {
+func (c *allocationCounts) refuse(err error) {
 	reason := reasonOther
 	if r, ok := errors.AsType[*refusal](err); ok {
 		reason = r.reason
@@ -110,7 +105,7 @@ func (c *counts) refuse(err error) {
 	c.refused[reason]++
 }
 
-func (c *counts) read() (allocated uint64, refused map[string]uint64) {
+func (c *allocationCounts) read() (allocated uint64, refused map[string]uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.allocated, maps.Clone(c.refused)

@@ -3,57 +3,63 @@ package plugin
 import (
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// withheld is a device that works and is not offered to new pods, because a pod holds it, its GPU or a part of it
-// under an id that is not in the layout: a whole GPU that is now shared, or a share of one that is now whole.
-type withheld struct {
+// withheldDevice is a working device that is not offered to new pods, because a pod holds it, its GPU or a part of it
+// under an ID outside the layout: a whole GPU that is now shared, or a replica of one that is now whole.
+type withheldDevice struct {
 	Resource string
 	Device   health.DeviceID
 	Index    int // of the GPU
-	Why      string
+	Reason   string
 }
 
-// withhold keeps new pods off the devices that pods hold under ids that are not in the layout. The kubelet knows an
-// allocation by resource and id alone, so after a change of sharing, of names or of the strategy for MIG it takes the new
-// ids of a held GPU for free ones.
+func (w withheldDevice) String() string {
+	return fmt.Sprintf("%s: %s (GPU %d) is not offered to new pods: %s", w.Resource, w.Device, w.Index, w.Reason)
+}
+
+// withhold keeps new pods off devices that pods hold under IDs outside the layout. The kubelet identifies an allocation
+// by resource and ID alone, so after a change of sharing, of resource names or of the MIG strategy it considers the new
+// IDs of a held GPU free.
 //
-// The ids are listed as unhealthy, because that is the only way to tell the kubelet to allocate none of them: ids that are
-// left out would change the node's capacity twice. Ids that pods hold stay healthy: the kubelet shows their health in the
-// pod's status, and admits no container again whose device is unhealthy.
+// The IDs are listed as unhealthy, which is the only way to prevent their allocation: removing them would change the
+// node's capacity twice. IDs that pods hold stay healthy, because the kubelet shows their health in the pod's status and
+// does not restart a container whose device is unhealthy.
 //
-// This is no finding of the device. A finding is of a whole device, and would show a GPU that works as broken on
-// /metrics, in the node's condition and in the ids that its pods hold. It would also need the layout, which package health
-// does not know. Nothing is kept here: the result follows from the layout and from what the kubelet said last, and ends
-// with the holder. While the holders are not known, nothing is withheld.
-func (a *arrangement) withhold(holders map[health.DeviceID][]Holder, snap *health.Snapshot) {
-	if len(holders) == 0 || len(a.Resources) == 0 {
+// This is not a finding. A finding applies to a whole device, so it would mark a working GPU as broken on /metrics, in
+// the node's condition and in the IDs of its pods; it would also need the layout, which package health does not know.
+// There is no state: the result follows from the layout and the last known holders, and ends with the holder. While the
+// holders are unknown, nothing is withheld.
+func (l *layout) withhold(holders map[health.DeviceID][]Holder, snap *health.Snapshot) {
+	if len(holders) == 0 || len(l.Resources) == 0 {
 		return
 	}
-	at := a.spans()
-	old := make(map[health.DeviceID]Holder)   // a holder by the device that it has under an old id
-	parts := make(map[health.DeviceID]Holder) // the same by the GPU, if it has a part of it
+	spans := l.spans()
+	outside := make(map[health.DeviceID]Holder) // by device: a holder under an ID outside the layout
+	onParent := make(map[health.DeviceID]Holder)
 	for i := range snap.Devices {
 		d := &snap.Devices[i].Device
 		for _, h := range holders[d.ID] {
-			if at[d.ID].place(a.Resources, h) < 0 {
-				old[d.ID] = h
+			if spans[d.ID].indexOf(l.Resources, h) < 0 {
+				outside[d.ID] = h
 				if d.Parent != "" {
-					parts[d.Parent] = h
+					onParent[d.Parent] = h
 				}
 				break
 			}
 		}
 	}
-	if len(old) == 0 {
+	if len(outside) == 0 {
 		return
 	}
-	for r := range a.Resources {
-		devices := a.Resources[r].Devices
+	for r := range l.Resources {
+		devices := l.Resources[r].Devices
 		for first, next := 0, 0; first < len(devices); first = next {
 			state := devices[first].State
 			next = first + 1
@@ -61,23 +67,23 @@ func (a *arrangement) withhold(holders map[health.DeviceID][]Holder, snap *healt
 				next++
 			}
 			d := &state.Device
-			h, held := old[d.ID]
+			h, held := outside[d.ID]
 			if !held && d.Parent != "" {
-				h, held = old[d.Parent]
+				h, held = outside[d.Parent]
 			}
 			if !held {
-				h, held = parts[d.ID]
+				h, held = onParent[d.ID]
 			}
 			if !held {
 				continue
 			}
-			why := fmt.Sprintf("%s/%s (%s) holds it as %s of %s, from before the layout was changed", h.Namespace, h.Pod, h.Container, h.DeviceID, h.Resource)
-			a.Withheld = append(a.Withheld, withheld{a.Resources[r].Name, d.ID, d.Index, why})
+			reason := fmt.Sprintf("%s/%s (%s) holds it as %s of %s since before the layout changed", h.Namespace, h.Pod, h.Container, h.DeviceID, h.Resource)
+			l.Withheld = append(l.Withheld, withheldDevice{l.Resources[r].Name, d.ID, d.Index, reason})
 			for i := first; i < next; i++ {
-				devices[i].withheld = why
+				devices[i].withheld = reason
 			}
 			for _, h := range holders[d.ID] {
-				if i := at[d.ID].place(a.Resources, h); i >= 0 {
+				if i := spans[d.ID].indexOf(l.Resources, h); i >= 0 {
 					devices[i].withheld = ""
 				}
 			}
@@ -85,59 +91,53 @@ func (a *arrangement) withhold(holders map[health.DeviceID][]Holder, snap *healt
 	}
 }
 
-// span is where the ids of a device begin in a layout; they are side by side.
+// span is where the IDs of a device start in a layout; they are adjacent.
 type span struct {
 	resource, first int
-	known           bool // the device is in the layout
+	exists          bool
 }
 
-func (a *arrangement) spans() map[health.DeviceID]span {
-	at := make(map[health.DeviceID]span)
-	for r := range a.Resources {
-		devices := a.Resources[r].Devices
+func (l *layout) spans() map[health.DeviceID]span {
+	spans := make(map[health.DeviceID]span)
+	for r := range l.Resources {
+		devices := l.Resources[r].Devices
 		for i, d := range devices {
 			if i == 0 || devices[i-1].State != d.State {
-				at[d.State.Device.ID] = span{r, i, true}
+				spans[d.State.Device.ID] = span{r, i, true}
 			}
 		}
 	}
-	return at
+	return spans
 }
 
-// place returns where in its resource the id is that a container holds, -1 if the layout does not have it.
-func (s span) place(layout []Resource, h Holder) int {
-	if !s.known || layout[s.resource].Name != h.Resource {
+// indexOf returns the index of a holder's ID in its resource, -1 if the layout lacks it.
+func (s span) indexOf(resources []Resource, h Holder) int {
+	if !s.exists || resources[s.resource].Name != h.Resource {
 		return -1
 	}
-	i, devices := s.first, layout[s.resource].Devices
-	if _, replica := cutReplica(h.DeviceID); replica > 0 {
-		i += replica - 1
-	}
-	if i >= len(devices) || devices[i].ID != h.DeviceID {
+	_, replica, _ := strings.Cut(h.DeviceID, replicaSep)
+	n, _ := strconv.Atoi(replica) // the comparison below detects other IDs
+	i, devices := s.first+n, resources[s.resource].Devices
+	if i < s.first || i >= len(devices) || devices[i].ID != h.DeviceID {
 		return -1
 	}
 	return i
 }
 
-// text names the device as people do.
-func (w withheld) text() string {
-	return fmt.Sprintf("%s: %s (GPU %d) is not offered to new pods: %s", w.Resource, w.Device, w.Index, w.Why)
-}
-
-// logWithheld logs each device once when it is withheld, and once when it is offered again.
-func (p *Plugin) logWithheld(before, after *arrangement) {
-	has := func(all []withheld, id health.DeviceID) bool {
-		return slices.ContainsFunc(all, func(w withheld) bool { return w.Device == id })
+// logWithheld logs each device once when it is withheld and once when it is offered again.
+func (p *Plugin) logWithheld(before, after *layout) {
+	has := func(all []withheldDevice, id health.DeviceID) bool {
+		return slices.ContainsFunc(all, func(w withheldDevice) bool { return w.Device == id })
 	}
 	for _, w := range after.Withheld {
 		if !has(before.Withheld, w.Device) {
-			p.log.Warn("device is not offered to new pods", zap.String("resource", w.Resource), zap.String("device", string(w.Device)),
-				zap.Int("gpu", w.Index), zap.String("why", w.Why))
+			p.log.Warn(msgWithheld, zap.String("resource", w.Resource), zap.String("device", string(w.Device)),
+				zap.Int("gpu", w.Index), zap.String("reason", w.Reason))
 		}
 	}
 	for _, w := range before.Withheld {
-		if after.spans()[w.Device].known && !has(after.Withheld, w.Device) {
-			p.log.Info("device is offered to new pods again", zap.String("device", string(w.Device)), zap.Int("gpu", w.Index))
+		if after.spans()[w.Device].exists && !has(after.Withheld, w.Device) {
+			p.log.Info(msgOffered, zap.String("device", string(w.Device)), zap.Int("gpu", w.Index))
 		}
 	}
 }

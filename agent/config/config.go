@@ -22,6 +22,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/nvidiaconfig"
 )
 
 // Config is config.yaml.
@@ -199,7 +200,7 @@ func importNVIDIA(c plugin.Config) (plugin.Config, []string, error) {
 	if err != nil {
 		return c, nil, err
 	}
-	return plugin.ImportNVIDIA(text, c)
+	return nvidiaconfig.Import(text, c)
 }
 
 // String returns the configuration as YAML.

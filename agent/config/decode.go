@@ -14,7 +14,7 @@ import (
 	"github.com/go-viper/mapstructure/v2"
 	"go.yaml.in/yaml/v3"
 
-	"github.com/gpu-node-agent/gpu-node-agent/metrics"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
 )
 
 // set decodes data into the value. If it cannot, the value stays.
@@ -57,8 +57,8 @@ func decode(to reflect.Type, data any, quoted string) (any, error) {
 		return duration(data)
 	case to.Kind() == reflect.String && reflect.PointerTo(to).Implements(reflect.TypeFor[encoding.TextUnmarshaler]()) && isScalar(data):
 		return fmt.Sprint(data), nil // a type that takes numbers and words, and tells later which it knows
-	case isText && to == reflect.TypeFor[metrics.FieldSpec]():
-		return metrics.FieldSpec{Name: text}, nil
+	case isText && to == reflect.TypeFor[fields.Spec]():
+		return fields.Spec{Name: text}, nil
 	case isText && to.Kind() != reflect.String:
 		return fromText(to, text, quoted)
 	case !fits(to, data):
@@ -162,7 +162,7 @@ func listLike(elem reflect.Type, v any) string {
 		return "[" + strings.Join(words, ", ") + "]"
 	case kind == reflect.Int:
 		return "[1, 2]"
-	case kind == reflect.Struct && elem != reflect.TypeFor[metrics.FieldSpec]():
+	case kind == reflect.Struct && elem != reflect.TypeFor[fields.Spec]():
 		return "[{key: value}]"
 	case len(words) == 0:
 		words = []string{"a", "b"}
@@ -201,7 +201,7 @@ func describe(t reflect.Type) string {
 	case reflect.Slice:
 		return "a list"
 	case reflect.Struct:
-		if t == reflect.TypeFor[metrics.FieldSpec]() {
+		if t == reflect.TypeFor[fields.Spec]() {
 			return "the name of a field or of a set"
 		}
 		return "keys and values, such as {key: value}"

@@ -17,50 +17,50 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm"
 )
 
-// probe is what became of one attempt to measure the GPUs where the agent would.
-type probe struct {
-	source      config.SourceConfig
-	library     string // the file
-	libraryErr  error
-	engine      string // the address that was tried
-	engineErr   error
-	reading     *health.Reading // nil if there is none
-	measureErr  error           // why
-	tookTooLong bool            // more than dcgmLimit
+// survey is the result of one attempt to poll the GPUs as the agent would.
+type survey struct {
+	source     config.SourceConfig
+	library    string // path of libdcgm
+	libraryErr error
+	engine     string // its address
+	engineErr  error
+	reading    *health.Reading // nil without a poll
+	pollErr    error
+	timedOut   bool
 }
 
-// probe measures once, beside whoever uses the same engine and without a trace in it. Only dcgm.Survey may: a call
-// before DCGM is opened ends the process.
-func (d doctor) probe(ctx context.Context, c config.SourceConfig) probe {
-	p := probe{source: c, engine: cmp.Or(c.Address, d.engine)}
+// surveyDCGM polls once, without an effect on other clients of the engine. Only dcgm.Survey may call DCGM: a call before
+// DCGM is opened ends the process.
+func (d doctor) surveyDCGM(ctx context.Context, c config.SourceConfig) survey {
+	s := survey{source: c, engine: cmp.Or(c.Address, d.engine)}
 	type loaded struct {
 		path string
 		err  error
 	}
-	l, ok := bounded(ctx, checkLimit, func(context.Context) loaded {
+	l, ok := callWithTimeout(ctx, checkTimeout, func(context.Context) loaded {
 		path, err := d.library()
 		return loaded{path, err}
 	})
-	if p.library, p.libraryErr = l.path, l.err; !ok {
-		p.libraryErr = fmt.Errorf("libdcgm.so.4 does not load within %v; look for a hung disk or mount in the kernel log (dmesg)", checkLimit)
+	if s.library, s.libraryErr = l.path, l.err; !ok {
+		s.libraryErr = fmt.Errorf("libdcgm.so.4 did not load within %v; look for a hung disk or mount in the kernel log (dmesg)", checkTimeout)
 	}
-	p.engineErr = dialEngine(ctx, p.engine)
-	// Without the library there is nothing to try, and DCGM takes 5 s to say that nobody answers.
-	if p.libraryErr != nil || c.Resolved() == config.ModeStandalone && p.engineErr != nil {
-		return p
+	s.engineErr = dialEngine(ctx, s.engine)
+	// Without the library or the engine a poll fails, the latter after 5 s.
+	if s.libraryErr != nil || c.Resolved() == config.ModeStandalone && s.engineErr != nil {
+		return s
 	}
-	type measured struct {
+	type result struct {
 		reading *health.Reading
 		err     error
 	}
-	// Its own level: at the default, an engine in this process writes its log between our lines.
+	// At the default log level, an embedded engine would write between the lines of the report.
 	dc := dcgm.Config{Address: c.Address, Interval: c.Interval, LogLevel: "NONE"}
-	m, ok := bounded(ctx, dcgmLimit, func(ctx context.Context) measured {
+	m, ok := callWithTimeout(ctx, dcgmTimeout, func(ctx context.Context) result {
 		reading, _, err := d.survey(ctx, dc, zap.NewNop())
-		return measured{reading, err}
+		return result{reading, err}
 	})
-	p.reading, p.measureErr, p.tookTooLong = m.reading, m.err, !ok && ctx.Err() == nil
-	return p
+	s.reading, s.pollErr, s.timedOut = m.reading, m.err, !ok && ctx.Err() == nil
+	return s
 }
 
 func dialEngine(ctx context.Context, address string) error {
@@ -68,7 +68,7 @@ func dialEngine(ctx context.Context, address string) error {
 	if path, ok := strings.CutPrefix(address, "unix://"); ok {
 		network, address = "unix", path
 	}
-	d := net.Dialer{Timeout: dialLimit}
+	d := net.Dialer{Timeout: dialTimeout}
 	conn, err := d.DialContext(ctx, network, address)
 	if err != nil {
 		return err
@@ -76,15 +76,15 @@ func dialEngine(ctx context.Context, address string) error {
 	return conn.Close()
 }
 
-// gpus and instances are the devices that DCGM lists.
-func (p probe) gpus() []health.Device      { return p.devices(health.KindGPU) }
-func (p probe) instances() []health.Device { return p.devices(health.KindMIG) }
+// gpus and migDevices return the devices that DCGM lists.
+func (s survey) gpus() []health.Device       { return s.devices(health.KindGPU) }
+func (s survey) migDevices() []health.Device { return s.devices(health.KindMIG) }
 
-func (p probe) devices(kind health.Kind) (all []health.Device) {
-	if p.reading == nil {
+func (s survey) devices(kind health.Kind) (all []health.Device) {
+	if s.reading == nil {
 		return nil
 	}
-	for _, d := range p.reading.Devices {
+	for _, d := range s.reading.Devices {
 		if d.Kind == kind {
 			all = append(all, d)
 		}
@@ -92,63 +92,63 @@ func (p probe) devices(kind health.Kind) (all []health.Device) {
 	return all
 }
 
-func (p probe) checks() []Check { return []Check{p.checkLibrary(), p.checkEngine(), p.checkDCGM()} }
+func (s survey) checks() []Check { return []Check{s.checkLibrary(), s.checkEngine(), s.checkDCGM()} }
 
-func (p probe) checkLibrary() Check {
-	if p.libraryErr != nil {
-		return fault("libdcgm", p.libraryErr.Error(), "install DCGM 4, or set source.mode to sim")
+func (s survey) checkLibrary() Check {
+	if s.libraryErr != nil {
+		return failure("libdcgm", s.libraryErr.Error(), "install DCGM 4, or set source.mode to sim")
 	}
 	version := ""
-	if p.reading != nil {
-		version = p.reading.Versions.DCGM
+	if s.reading != nil {
+		version = s.reading.Versions.DCGM
 	}
-	if real, err := filepath.EvalSymlinks(p.library); err == nil && version == "" {
+	if real, err := filepath.EvalSymlinks(s.library); err == nil && version == "" {
 		version = strings.TrimPrefix(strings.TrimPrefix(filepath.Base(real), "libdcgm.so"), ".")
 	}
-	return Check{Name: "libdcgm", Status: CheckOK, Found: cmp.Or(version, "unknown version") + " in " + p.library}
+	return Check{Name: "libdcgm", Status: CheckOK, Found: cmp.Or(version, "unknown version") + " in " + s.library}
 }
 
-func (p probe) checkEngine() Check {
+func (s survey) checkEngine() Check {
 	c := Check{Name: "host engine", Status: CheckInfo}
-	wanted := p.source.Resolved() == config.ModeStandalone
+	wanted := s.source.Resolved() == config.ModeStandalone
 	switch {
-	case wanted && p.engineErr != nil:
-		c.Status, c.Found = CheckFail, "nobody answers: "+p.engineErr.Error()
+	case wanted && s.engineErr != nil:
+		c.Status, c.Found = CheckFail, "no connection: "+s.engineErr.Error()
 		c.Fix = "start nv-hostengine (systemctl start nvidia-dcgm), correct source.address, or remove it to run DCGM inside the agent"
 	case wanted:
-		c.Status, c.Found = CheckOK, "answers at "+p.engine
-		if p.reading != nil && p.reading.Versions.Engine != "" {
-			c.Found += ", DCGM " + p.reading.Versions.Engine
+		c.Status, c.Found = CheckOK, "reachable at "+s.engine
+		if s.reading != nil && s.reading.Versions.Engine != "" {
+			c.Found += ", DCGM " + s.reading.Versions.Engine
 		}
-	case p.engineErr != nil:
-		c.Found = "none at " + p.engine + ", and none is needed: DCGM runs inside the agent"
+	case s.engineErr != nil:
+		c.Found = "none at " + s.engine + "; not needed: the agent embeds DCGM"
 	default:
-		c.Found = "one answers at " + p.engine + ", but is not used: source.address is empty"
+		c.Found = "running at " + s.engine + ", but not used: source.address is empty"
 	}
 	return c
 }
 
-func (p probe) checkDCGM() Check {
+func (s survey) checkDCGM() Check {
 	c := Check{Name: "DCGM", Status: CheckFail}
 	switch {
-	case p.libraryErr != nil:
-		c.Status, c.Found = CheckInfo, "not tried without libdcgm"
-	case p.source.Resolved() == config.ModeStandalone && p.engineErr != nil:
-		c.Status, c.Found = CheckInfo, "not tried without the host engine"
-	case p.tookTooLong:
-		c.Found = fmt.Sprintf("does not answer within %v", dcgmLimit)
+	case s.libraryErr != nil:
+		c.Status, c.Found = CheckInfo, "not checked without libdcgm"
+	case s.source.Resolved() == config.ModeStandalone && s.engineErr != nil:
+		c.Status, c.Found = CheckInfo, "not checked without the host engine"
+	case s.timedOut:
+		c.Found = fmt.Sprintf("no response within %v", dcgmTimeout)
 		c.Fix = "look for NVRM and Xid in the kernel log (dmesg); restart the host engine, or the node if nvidia-smi hangs too"
-	case p.measureErr != nil:
-		return fault(c.Name, p.measureErr.Error(), "make nvidia-smi work on this node; see the driver below")
-	case p.reading == nil:
+	case s.pollErr != nil:
+		return failure(c.Name, s.pollErr.Error(), "make nvidia-smi work on this node; see the driver below")
+	case s.reading == nil:
 		c.Found, c.Fix = "interrupted", "run doctor again"
-	case len(p.gpus()) == 0:
-		c.Found = "works, but lists no GPU: it found no driver library (libnvidia-ml.so.1) or no device"
+	case len(s.gpus()) == 0:
+		c.Found = "lists no GPU: it found no driver library (libnvidia-ml.so.1) or no device"
 		c.Fix = "see the driver and the GPUs below; in a container, use the NVIDIA runtime and NVIDIA_VISIBLE_DEVICES=all"
 	default:
-		v := p.reading.Versions
+		v := s.reading.Versions
 		c.Status = CheckOK
-		c.Found = plural(len(p.gpus()), "GPU") + ", " + p.gpus()[0].Model
+		c.Found = plural(len(s.gpus()), "GPU") + ", " + s.gpus()[0].Model
 		for _, part := range [][2]string{{"driver", v.Driver}, {"CUDA", v.CUDA}} {
 			if part[1] != "" {
 				c.Found += ", " + part[0] + " " + part[1]
@@ -158,52 +158,52 @@ func (p probe) checkDCGM() Check {
 	return c
 }
 
-// lost are the GPUs that DCGM lists and cannot reach, by PCI bus id.
-func (p probe) lost() (ids []string) {
-	if p.reading == nil {
+// unreachable returns the PCI bus IDs of the GPUs that DCGM lists but cannot reach.
+func (s survey) unreachable() (ids []string) {
+	if s.reading == nil {
 		return nil
 	}
-	for _, d := range p.gpus() {
-		for _, s := range p.reading.Samples {
-			if s.Device == d.ID && s.Presence != health.Present && s.Presence != health.PresenceUnknown {
-				ids = append(ids, fmt.Sprintf("%s (%v)", busID(d.PCI), s.Presence))
+	for _, d := range s.gpus() {
+		for _, sample := range s.reading.Samples {
+			if sample.Device == d.ID && sample.Presence != health.Present && sample.Presence != health.PresenceUnknown {
+				ids = append(ids, fmt.Sprintf("%s (%v)", busID(d.PCI), sample.Presence))
 			}
 		}
 	}
 	return ids
 }
 
-func checkMIG(p probe) []Check {
-	if p.reading == nil {
-		return []Check{{Status: CheckInfo, Found: "not known without DCGM"}}
+func checkMIG(s survey) []Check {
+	if s.reading == nil {
+		return []Check{{Status: CheckInfo, Found: "unknown without DCGM"}}
 	}
-	parts := map[health.DeviceID]int{}
+	migDevices := map[health.DeviceID]int{}
 	profiles := map[string]int{}
-	for _, d := range p.instances() {
-		parts[d.Parent]++
+	for _, d := range s.migDevices() {
+		migDevices[d.Parent]++
 		profiles[d.Profile]++
 	}
 	on, empty := 0, []string(nil)
-	for _, d := range p.gpus() {
+	for _, d := range s.gpus() {
 		if !d.MIGMode {
 			continue
 		}
-		if on++; parts[d.ID] == 0 {
+		if on++; migDevices[d.ID] == 0 {
 			empty = append(empty, fmt.Sprint(d.Index))
 		}
 	}
 	if on == 0 {
 		return []Check{{Status: CheckInfo, Found: "off"}}
 	}
-	found := []string{fmt.Sprintf("on for %d of %s", on, plural(len(p.gpus()), "GPU"))}
+	found := []string{fmt.Sprintf("on for %d of %s", on, plural(len(s.gpus()), "GPU"))}
 	for _, profile := range slices.Sorted(maps.Keys(profiles)) {
 		found = append(found, fmt.Sprintf("%d x %s", profiles[profile], profile))
 	}
 	checks := []Check{{Status: CheckOK, Found: strings.Join(found, ", ")}}
 	if len(empty) > 0 {
 		checks = append(checks, Check{
-			Status: CheckWarn, Found: "no instance on GPU " + strings.Join(empty, ", ") + ": containers can use nothing of it",
-			Fix: "make instances (nvidia-smi mig -cgi PROFILE -C), or turn MIG off (nvidia-smi -mig 0)",
+			Status: CheckWarn, Found: "no MIG device on GPU " + strings.Join(empty, ", ") + ": containers cannot use it",
+			Fix: "create MIG devices (nvidia-smi mig -cgi PROFILE -C), or turn MIG off (nvidia-smi -mig 0)",
 		})
 	}
 	return checks

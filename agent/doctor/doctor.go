@@ -18,10 +18,10 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm"
 )
 
-// CheckStatus is how a check came out.
+// CheckStatus is the result of a check.
 type CheckStatus string
 
-// The statuses. Only CheckFail means that the agent could not do its job.
+// The results of a check. Only CheckFail means that the agent cannot work.
 const (
 	CheckOK   CheckStatus = "ok"
 	CheckInfo CheckStatus = "info"
@@ -29,21 +29,21 @@ const (
 	CheckFail CheckStatus = "fail"
 )
 
-// Check is one line of what `doctor` found.
+// Check is a line of a Report.
 type Check struct {
 	Name   string      `json:"name"`
 	Status CheckStatus `json:"status"`
 	Found  string      `json:"found"`
-	Fix    string      `json:"fix"` // what to do about it; empty if it is right
+	Fix    string      `json:"fix"` // what to do; empty if nothing needs to be done
 }
 
-// Report is all that `doctor` found.
+// Report is the output of `doctor`.
 type Report struct {
 	Checks []Check `json:"checks"`
 	OK     bool    `json:"ok"` // no check failed
 }
 
-// Err says which checks failed, nil if none.
+// Err returns an error that names the failed checks, nil if there is none.
 func (r Report) Err() error {
 	if r.OK {
 		return nil
@@ -54,16 +54,16 @@ func (r Report) Err() error {
 			failed = append(failed, c.Name)
 		}
 	}
-	return errors.New("the agent cannot do its job here: see " + strings.Join(failed, ", "))
+	return errors.New("the agent cannot work here; failed checks: " + strings.Join(failed, ", "))
 }
 
-// JSON returns the report as one document.
+// JSON returns the report as a JSON document.
 func (r Report) JSON() (string, error) {
 	text, err := json.MarshalIndent(r, "", "  ")
 	return string(text) + "\n", err
 }
 
-// String returns the report as a table, each fix below its line.
+// String returns the report as a table, with each fix below its line.
 func (r Report) String() string {
 	width := 0
 	for _, c := range r.Checks {
@@ -79,52 +79,50 @@ func (r Report) String() string {
 	return b.String()
 }
 
-// How long a check may take. What it looks at is most likely broken, so each may hang: a driver blocks
-// whoever reads its files, and DCGM does so for a minute.
+// How long a check may take. Each may hang on a faulty node: a driver can block reads of its files, and DCGM blocks for a
+// minute.
 const (
-	checkLimit = 5 * time.Second
-	dialLimit  = 2 * time.Second
-	dcgmLimit  = 30 * time.Second // it wakes every GPU, some seconds each without persistence mode
+	checkTimeout = 5 * time.Second
+	dialTimeout  = 2 * time.Second
+	dcgmTimeout  = 30 * time.Second // without persistence mode, DCGM takes some seconds to wake each GPU
 )
 
-// doctor is what the checks look at.
+// doctor has the inputs of the checks.
 type doctor struct {
-	loader  config.Loader
-	host    host
-	inside  bool                   // a container, whose files are not the node's
-	library func() (string, error) // dcgm.Library
-	survey  surveyor
-	engine  string // where a host engine listens by default
+	loader      config.Loader
+	host        host
+	inContainer bool                   // the root directory is a container's, not the node's
+	library     func() (string, error) // dcgm.Library: the path of libdcgm
+	survey      surveyFunc
+	engine      string // the default address of a host engine
 }
 
-// surveyor is dcgm.Survey: it leaves nothing behind in an engine that others use too.
-type surveyor func(context.Context, dcgm.Config, *zap.Logger) (*health.Reading, []health.Field, error)
+// surveyFunc is dcgm.Survey, which changes nothing in an engine that others use.
+type surveyFunc func(context.Context, dcgm.Config, *zap.Logger) (*health.Reading, []health.Field, error)
 
-// Diagnose checks whether an agent with this configuration could do its job here, and says what to do
-// where it could not. The node's /dev, /etc, /proc, /run, /sys, /usr and /var are looked for below root;
-// what the configuration names is taken as the agent would take it.
+// Diagnose checks whether an agent with this configuration can work on this node, and what to do if not. It reads the
+// node's /dev, /etc, /proc, /run, /sys, /usr and /var below root. It uses paths of the configuration as the agent does.
 func Diagnose(ctx context.Context, loader config.Loader, root string) Report {
 	h := host(root)
 	d := doctor{
 		loader: loader, host: h, library: dcgm.Library, survey: dcgm.MeasureOnce, engine: "localhost:5555",
-		inside: filepath.Clean(root) == "/" &&
+		inContainer: filepath.Clean(root) == "/" &&
 			(os.Getenv("KUBERNETES_SERVICE_HOST") != "" || h.exists("/.dockerenv") || h.exists("/run/.containerenv")),
 	}
 	return d.run(ctx)
 }
 
 func (d doctor) run(ctx context.Context) Report {
-	c, checks := d.configuration()
+	c, checks := d.checkConfiguration()
 
-	// What matters only to who hands GPUs out.
-	serving := func(run func(context.Context) []Check) func(context.Context) []Check {
+	ifPluginOn := func(run func(context.Context) []Check) func(context.Context) []Check {
 		if !c.Plugin.Enabled {
-			return pluginIsOff
+			return pluginOff
 		}
 		return run
 	}
 
-	// What needs no DCGM goes on beside it.
+	// These checks do not need DCGM, so they run concurrently with it.
 	others := make(chan []Check, 1)
 	go func() {
 		var steps []step
@@ -132,17 +130,17 @@ func (d doctor) run(ctx context.Context) Report {
 			steps = []step{{"container runtime", simulated}, {"CDI specs", simulated}}
 		} else {
 			steps = []step{
-				{"container runtime", serving(func(context.Context) []Check { return d.checkRuntime(c.Plugin) })},
-				{"CDI specs", serving(func(context.Context) []Check { return d.checkCDI(c.Plugin) })},
-				{"GPU operator", func(context.Context) []Check { return d.checkOperator() }},
+				{"container runtime", ifPluginOn(func(context.Context) []Check { return d.checkRuntime(c.Plugin) })},
+				{"CDI specs", ifPluginOn(func(context.Context) []Check { return d.checkCDI(c.Plugin) })},
+				{"GPU operator", func(context.Context) []Check { return d.checkGPUOperator() }},
 			}
 		}
 		others <- runSteps(ctx, append(steps,
-			step{"kubelet", serving(func(ctx context.Context) []Check { return checkKubelet(ctx, c.Plugin.KubeletDir) })},
+			step{"kubelet", ifPluginOn(func(ctx context.Context) []Check { return checkKubelet(ctx, c.Plugin.KubeletDir) })},
 			step{"pod resources", func(ctx context.Context) []Check { return checkPodResources(ctx, c.Plugin.KubeletDir) }},
 			step{"other plugins", func(ctx context.Context) []Check { return checkOtherPlugins(ctx, c.Plugin) }},
-			step{"agent", func(ctx context.Context) []Check { return checkRunning(ctx, c) }},
-			step{"own files", func(context.Context) []Check { return checkOwnFiles(c) }},
+			step{"agent", func(ctx context.Context) []Check { return checkAgent(ctx, c) }},
+			step{"own files", func(context.Context) []Check { return checkAgentFiles(c) }},
 			step{"metrics.listen", func(ctx context.Context) []Check { return checkPort(ctx, c) }},
 			step{"metrics.webConfigFile", func(context.Context) []Check { return checkWebConfig(c, time.Now()) }},
 		))
@@ -154,13 +152,13 @@ func (d doctor) run(ctx context.Context) Report {
 			hardware = append(hardware, step{name, simulated})
 		}
 	} else {
-		p := d.probe(ctx, c.Source)
-		checks = append(checks, p.checks()...)
+		s := d.surveyDCGM(ctx, c.Source)
+		checks = append(checks, s.checks()...)
 		hardware = []step{
-			{"driver", func(context.Context) []Check { return d.checkDriver(p, c.Plugin) }},
-			{"GPUs", func(context.Context) []Check { return d.checkGPUs(p) }},
-			{"MIG", func(context.Context) []Check { return checkMIG(p) }},
-			{"device nodes", func(context.Context) []Check { return d.checkNodes(p) }},
+			{"driver", func(context.Context) []Check { return d.checkDriver(s, c.Plugin) }},
+			{"GPUs", func(context.Context) []Check { return d.checkGPUs(s) }},
+			{"MIG", func(context.Context) []Check { return checkMIG(s) }},
+			{"device nodes", func(context.Context) []Check { return d.checkDeviceNodes(s) }},
 		}
 	}
 	checks = append(checks, runSteps(ctx, hardware)...)
@@ -174,9 +172,8 @@ func (d doctor) run(ctx context.Context) Report {
 	return r
 }
 
-// configuration returns the configuration in force, and what is wrong with it. The other checks are worth
-// having with the defaults too.
-func (d doctor) configuration() (config.Config, []Check) {
+// checkConfiguration loads the configuration. If it is invalid, the other checks use the defaults.
+func (d doctor) checkConfiguration() (config.Config, []Check) {
 	const name = "configuration"
 	from := d.loader.Path()
 	if from == "" {
@@ -186,18 +183,18 @@ func (d doctor) configuration() (config.Config, []Check) {
 	if err == nil {
 		checks := []Check{{Name: name, Status: CheckOK, Found: from + "; source " + c.Source.Resolved()}}
 		for _, w := range c.Notes {
-			checks = append(checks, Check{Name: name, Status: CheckWarn, Found: w, Fix: "correct it, or remove it: it has no effect here"})
+			checks = append(checks, Check{Name: name, Status: CheckWarn, Found: w, Fix: "correct or remove it; it has no effect"})
 		}
 		return c, checks
 	}
 	if c.Validate() != nil {
 		c = config.DefaultConfig()
-		from += "; the lines below are for the defaults"
+		from += "; the other checks use the defaults"
 	}
-	checks := []Check{{Name: name, Status: CheckFail, Found: "bad: " + from, Fix: "correct what follows; the agent does not start with it"}}
+	checks := []Check{{Name: name, Status: CheckFail, Found: "invalid: " + from, Fix: "correct these errors; the agent does not start with them"}}
 	for line := range strings.Lines(err.Error()) {
 		if line = strings.TrimSpace(line); line != "" {
-			checks = append(checks, fault(name, line, "correct it"))
+			checks = append(checks, failure(name, line, "correct it"))
 		}
 	}
 	return c, checks
@@ -205,46 +202,45 @@ func (d doctor) configuration() (config.Config, []Check) {
 
 func simulated(context.Context) []Check { return []Check{{Status: CheckInfo, Found: "simulated"}} }
 
-func pluginIsOff(context.Context) []Check {
-	return []Check{{Status: CheckInfo, Found: "not needed: the plugin is off (plugin.enabled)"}}
+func pluginOff(context.Context) []Check {
+	return []Check{{Status: CheckInfo, Found: "not needed: plugin.enabled is false"}}
 }
 
-// fault is a failed check from an error's text. Errors here say what is wrong, a semicolon, and what
-// would be right; one that does not gets the fix.
-func fault(name, text, fix string) Check {
-	found, better, ok := strings.Cut(text, "; ")
-	if ok {
-		fix = better
+// failure returns a failed check for an error text. The fix is the part after the semicolon, or else the default one.
+func failure(name, text, defaultFix string) Check {
+	found, fix, ok := strings.Cut(text, "; ")
+	if !ok {
+		fix = defaultFix
 	}
 	return Check{Name: name, Status: CheckFail, Found: found, Fix: fix}
 }
 
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
 
-// plural is "1 GPU", "2 GPUs".
-func plural(n int, what string) string {
+// plural returns a text like "1 GPU" or "2 GPUs".
+func plural(n int, noun string) string {
 	if n != 1 {
-		what += "s"
+		noun += "s"
 	}
-	return fmt.Sprint(n, " ", what)
+	return fmt.Sprint(n, " ", noun)
 }
 
-// step is a check that has not been made. Its lines have its name unless they have one.
+// step is a named check. Its lines without a name get that name.
 type step struct {
 	name string
 	run  func(context.Context) []Check
 }
 
-// runSteps makes the checks all at once and returns their lines in the order of the steps.
+// runSteps runs the checks concurrently and returns their lines in the order of the steps.
 func runSteps(ctx context.Context, steps []step) []Check {
 	results := make([]chan []Check, len(steps))
 	for i, s := range steps {
 		results[i] = make(chan []Check, 1)
 		go func() {
-			lines, ok := bounded(ctx, checkLimit, s.run)
+			lines, ok := callWithTimeout(ctx, checkTimeout, s.run)
 			if !ok {
 				lines = []Check{{
-					Status: CheckWarn, Found: fmt.Sprintf("no answer within %v", checkLimit),
+					Status: CheckWarn, Found: fmt.Sprintf("no result within %v", checkTimeout),
 					Fix: "look for a hung driver or mount in the kernel log (dmesg)",
 				}}
 			}
@@ -263,9 +259,9 @@ func runSteps(ctx context.Context, steps []step) []Check {
 	return all
 }
 
-// bounded returns what f does, or false if that takes too long; f is left behind then.
-func bounded[T any](ctx context.Context, limit time.Duration, f func(context.Context) T) (result T, ok bool) {
-	ctx, cancel := context.WithTimeout(ctx, limit)
+// callWithTimeout calls f, and returns false if f does not return in time; it then abandons f.
+func callWithTimeout[T any](ctx context.Context, timeout time.Duration, f func(context.Context) T) (result T, ok bool) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	done := make(chan T, 1)
 	go func() { done <- f(ctx) }()

@@ -25,12 +25,12 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 )
 
-var update = flag.Bool("update", false, "write the golden report anew")
+var update = flag.Bool("update", false, "write the golden report")
 
-// files are a node's: a text is a file's content, one that begins with "->" a link, "/" a directory.
+// files are the files of a node by path: the content, a link target after "->", or "/" for a directory.
 type files map[string]string
 
-// with returns these files and others; an empty text takes one away.
+// with returns these files and others. An empty content removes a file.
 func (f files) with(others files) files {
 	all := files{}
 	for _, from := range []files{f, others} {
@@ -69,7 +69,7 @@ func (f files) root(t *testing.T) host {
 const moduleText = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (a@b)  Tue Sep 23 10:11:41 UTC 2025\n" +
 	"GCC version:  gcc version 13.3.0 (Ubuntu 13.3.0-6ubuntu2~24.04)\n"
 
-// goodNode has two GPUs, and all that they need.
+// goodNode returns the files of a node with two GPUs on which every check succeeds.
 func goodNode() files {
 	f := files{
 		"/proc/driver/nvidia/version":                 moduleText,
@@ -83,7 +83,7 @@ func goodNode() files {
 			"  [plugins.cri.containerd.runtimes.nvidia]\n",
 		"/sys/bus/pci/devices/0000:00:02.0/vendor": "0x8086\n",
 		"/sys/bus/pci/devices/0000:00:02.0/class":  "0x030000\n",
-		// The GPU's own sound device has the same vendor.
+		// The GPU's audio device has the same vendor.
 		"/sys/bus/pci/devices/0000:1b:00.1/vendor": "0x10de\n",
 		"/sys/bus/pci/devices/0000:1b:00.1/class":  "0x040300\n",
 	}
@@ -98,7 +98,7 @@ func goodNode() files {
 	return f
 }
 
-// goodReading is what DCGM says of the good node.
+// goodReading is DCGM's reading of goodNode.
 func goodReading() *health.Reading {
 	r := &health.Reading{Versions: health.Versions{Driver: "580.95.05", CUDA: "13.0", DCGM: "4.6.0"}}
 	for i, id := range []string{"00000000:1B:00.0", "00000000:1C:00.0"} {
@@ -128,27 +128,27 @@ func goodDoctor(h host, loader config.Loader, r *health.Reading) doctor {
 	}
 }
 
-// wanted is a line as a test writes it: status, and parts of what is found and of the fix.
-type wanted struct {
+// want is an expected check: its status, and parts of found and fix. An empty fix means none.
+type want struct {
 	status     CheckStatus
 	found, fix string
 }
 
-func expect(t *testing.T, got []Check, want ...wanted) {
+func expect(t *testing.T, got []Check, wants ...want) {
 	t.Helper()
-	if len(got) != len(want) {
-		t.Errorf("%d lines, want %d:\n%s", len(got), len(want), Report{Checks: got})
+	if len(got) != len(wants) {
+		t.Errorf("%d checks, want %d:\n%s", len(got), len(wants), Report{Checks: got})
 		return
 	}
-	for i, w := range want {
+	for i, w := range wants {
 		g := got[i]
 		if g.Status != w.status || !strings.Contains(g.Found, w.found) || !strings.Contains(g.Fix, w.fix) || (w.fix == "") != (g.Fix == "") {
-			t.Errorf("line %d: got %q %q, fix %q; want %q %q, fix %q", i, g.Status, g.Found, g.Fix, w.status, w.found, w.fix)
+			t.Errorf("check %d: got %q %q, fix %q; want %q %q, fix %q", i, g.Status, g.Found, g.Fix, w.status, w.found, w.fix)
 		}
 	}
 }
 
-func TestDoctorOnAGoodNode(t *testing.T) {
+func TestReportOfGoodNode(t *testing.T) {
 	kubelet := agenttest.SocketDir(t)
 	k, err := kubelettest.Start(kubelet)
 	if err != nil {
@@ -163,7 +163,7 @@ func TestDoctorOnAGoodNode(t *testing.T) {
 	d := goodDoctor(goodNode().with(files{"/dev/char/195:1": ""}).root(t), config.Loader{File: file}, migReading())
 	report := d.run(t.Context())
 	if !report.OK || report.Err() != nil {
-		t.Errorf("not good: %v", report.Err())
+		t.Errorf("failed: %v", report.Err())
 	}
 
 	got := strings.NewReplacer(kubelet, "/var/lib/kubelet").Replace(report.String())
@@ -187,7 +187,7 @@ func TestDoctorOnAGoodNode(t *testing.T) {
 	}
 	var back Report
 	if err := json.Unmarshal([]byte(text), &back); err != nil || !reflect.DeepEqual(back, report) {
-		t.Errorf("the JSON says another thing: %v\n%s", err, text)
+		t.Errorf("the JSON differs: %v\n%s", err, text)
 	}
 	for _, key := range []string{`"checks"`, `"name"`, `"status"`, `"found"`, `"fix"`, `"ok": true`} {
 		if !strings.Contains(text, key) {
@@ -196,35 +196,35 @@ func TestDoctorOnAGoodNode(t *testing.T) {
 	}
 }
 
-func TestDoctorNamesWhatFails(t *testing.T) {
+func TestReportErrorNamesFailedChecks(t *testing.T) {
 	r := Report{Checks: []Check{{Name: "a", Status: CheckFail}, {Name: "a", Status: CheckFail}, {Name: "b"}, {Name: "c", Status: CheckFail}}}
-	if err := r.Err(); err == nil || !strings.HasSuffix(err.Error(), "see a, c") {
+	if err := r.Err(); err == nil || !strings.HasSuffix(err.Error(), ": a, c") {
 		t.Errorf("got %v", err)
 	}
 }
 
-func TestDoctorOnABadConfiguration(t *testing.T) {
+func TestCheckConfigurationListsErrors(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	if err := os.WriteFile(file, []byte("source: {mode: x, intervall: 1s}"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c, checks := doctor{loader: config.Loader{File: file}}.configuration()
+	c, checks := doctor{loader: config.Loader{File: file}}.checkConfiguration()
 	expect(t, checks,
-		wanted{CheckFail, "the lines below are for the defaults", "correct"},
-		wanted{CheckFail, "source.intervall: unknown key", "did you mean source.interval?"},
-		wanted{CheckFail, `source.mode: "x" is not known`, "use one of auto"})
+		want{CheckFail, file, "correct"},
+		want{CheckFail, "source.intervall: ", "source.interval?"},
+		want{CheckFail, `source.mode: `, "auto"})
 	if c.Validate() != nil {
 		t.Error("not the defaults")
 	}
 }
 
-func TestDoctorSource(t *testing.T) {
+func TestCheckSource(t *testing.T) {
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = listener.Close() }()
-	const nobody = "unix:///nonexistent/engine.sock"
+	const noEngine = "unix:///nonexistent/engine.sock"
 	missing := errors.New("libdcgm.so.4 cannot be loaded: no such file; install it")
 	lost := migReading()
 	lost.Samples[1].Presence = health.Lost
@@ -233,18 +233,18 @@ func TestDoctorSource(t *testing.T) {
 		libraryErr error
 		surveyErr  error
 		reading    *health.Reading
-		want       []wanted
+		want       []want
 	}{
-		"all well":   {"", nil, nil, goodReading(), []wanted{{CheckOK, "4.6.0 in /usr/lib/libdcgm.so.4", ""}, {CheckInfo, "none is needed", ""}, {CheckOK, "2 GPUs, NVIDIA H100 80GB HBM3, driver 580.95.05, CUDA 13.0", ""}}},
-		"no library": {"", missing, nil, nil, []wanted{{CheckFail, "no such file", "install it"}, {CheckInfo, "none", ""}, {CheckInfo, "not tried", ""}}},
-		"an engine":  {listener.Addr().String(), nil, nil, goodReading(), []wanted{{CheckOK, "4.6.0", ""}, {CheckOK, "answers at 127", ""}, {CheckOK, "2 GPUs", ""}}},
-		"no engine":  {nobody, nil, nil, goodReading(), []wanted{{CheckOK, "unknown version", ""}, {CheckFail, "nobody answers", "start nv-hostengine"}, {CheckInfo, "not tried without the host engine", ""}}},
+		"all well":   {"", nil, nil, goodReading(), []want{{CheckOK, "4.6.0 in /usr/lib/libdcgm.so.4", ""}, {CheckInfo, noEngine, ""}, {CheckOK, "2 GPUs, NVIDIA H100 80GB HBM3, driver 580.95.05, CUDA 13.0", ""}}},
+		"no library": {"", missing, nil, nil, []want{{CheckFail, "no such file", "install it"}, {CheckInfo, noEngine, ""}, {CheckInfo, "libdcgm", ""}}},
+		"an engine":  {listener.Addr().String(), nil, nil, goodReading(), []want{{CheckOK, "4.6.0", ""}, {CheckOK, listener.Addr().String(), ""}, {CheckOK, "2 GPUs", ""}}},
+		"no engine":  {noEngine, nil, nil, goodReading(), []want{{CheckOK, "", ""}, {CheckFail, "no such file", "nv-hostengine"}, {CheckInfo, "host engine", ""}}},
 		"no NVML": {
 			"", nil, errors.New("start DCGM in this process: DCGM initialization error"), nil,
-			[]wanted{{CheckOK, "", ""}, {CheckInfo, "", ""}, {CheckFail, "initialization error", "nvidia-smi"}},
+			[]want{{CheckOK, "", ""}, {CheckInfo, "", ""}, {CheckFail, "initialization error", "nvidia-smi"}},
 		},
-		"blind":   {"", nil, errors.New("DCGM has gone blind; restart its host engine"), nil, []wanted{{CheckOK, "", ""}, {CheckInfo, "", ""}, {CheckFail, "blind", "restart its host engine"}}},
-		"no GPUs": {"", nil, nil, &health.Reading{}, []wanted{{CheckOK, "", ""}, {CheckInfo, "", ""}, {CheckFail, "no GPU", "NVIDIA_VISIBLE_DEVICES"}}},
+		"advice in the error": {"", nil, errors.New("no fields; restart its host engine"), nil, []want{{CheckOK, "", ""}, {CheckInfo, "", ""}, {CheckFail, "no fields", "restart its host engine"}}},
+		"no GPUs":             {"", nil, nil, &health.Reading{}, []want{{CheckOK, "", ""}, {CheckInfo, "", ""}, {CheckFail, "libnvidia-ml.so.1", "NVIDIA_VISIBLE_DEVICES"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := goodDoctor("/nonexistent", config.Loader{}, c.reading)
@@ -253,47 +253,47 @@ func TestDoctorSource(t *testing.T) {
 			}
 			d.survey = func(_ context.Context, dc dcgm.Config, _ *zap.Logger) (*health.Reading, []health.Field, error) {
 				if dc.Address != c.address || len(dc.Fields) > 0 {
-					t.Errorf("asked %q for the fields %v", dc.Address, dc.Fields)
+					t.Errorf("polled %q for the fields %v", dc.Address, dc.Fields)
 				}
 				return c.reading, nil, c.surveyErr
 			}
 			source := config.DefaultConfig().Source
 			source.Address = c.address
-			expect(t, d.probe(t.Context(), source).checks(), c.want...)
+			expect(t, d.surveyDCGM(t.Context(), source).checks(), c.want...)
 		})
 	}
 }
 
-// A hung DCGM costs no more than its limit, and the rest of the report is there.
-func TestDoctorDoesNotHang(t *testing.T) {
+// A check that hangs ends with its timeout, and the other checks are reported.
+func TestHungCheckTimesOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stuck := make(chan struct{})
 		defer close(stuck)
 		d := goodDoctor("/nonexistent", config.Loader{}, nil)
 		d.survey = func(context.Context, dcgm.Config, *zap.Logger) (*health.Reading, []health.Field, error) {
 			<-stuck
-			return nil, nil, errors.New("late")
+			return nil, nil, errors.New("too late")
 		}
 		begin := time.Now()
-		checks := d.probe(t.Context(), config.DefaultConfig().Source).checks()
-		if took := time.Since(begin); took != dcgmLimit {
+		checks := d.surveyDCGM(t.Context(), config.DefaultConfig().Source).checks()
+		if took := time.Since(begin); took != dcgmTimeout {
 			t.Errorf("took %v", took)
 		}
-		expect(t, checks, wanted{CheckOK, "", ""}, wanted{CheckInfo, "", ""}, wanted{CheckFail, "does not answer within 30s", "dmesg"})
+		expect(t, checks, want{CheckOK, "", ""}, want{CheckInfo, "", ""}, want{CheckFail, "30s", "dmesg"})
 
 		got := runSteps(t.Context(), []step{
 			{"stuck", func(context.Context) []Check { <-stuck; return nil }},
 			{"good", simulated},
 		})
-		expect(t, got, wanted{CheckWarn, "no answer within 5s", "dmesg"}, wanted{CheckInfo, "simulated", ""})
+		expect(t, got, want{CheckWarn, "5s", "dmesg"}, want{CheckInfo, "simulated", ""})
 		if names := []string{got[0].Name, got[1].Name}; !slices.Equal(names, []string{"stuck", "good"}) {
 			t.Errorf("names %q", names)
 		}
 	})
 }
 
-// TestDoctorWhenOff: what only a device plugin needs is not missed.
-func TestDoctorWhenOff(t *testing.T) {
+// With plugin.enabled false, the checks of what only the plugin needs are skipped.
+func TestPluginChecksAreSkippedWhenOff(t *testing.T) {
 	dir := agenttest.SocketDir(t)
 	file := filepath.Join(dir, "config.yaml")
 	text := fmt.Sprintf("plugin: {kubeletDir: %[1]s, enabled: false, deviceList: [cdi-cri]}\n"+
@@ -302,20 +302,20 @@ func TestDoctorWhenOff(t *testing.T) {
 		t.Fatal(err)
 	}
 	report := goodDoctor(goodNode().root(t), config.Loader{File: file}, goodReading()).run(t.Context())
-	var off, missed []string
+	var skipped, failed []string
 	for _, c := range report.Checks {
 		switch {
-		case strings.Contains(c.Found, "not needed: the plugin is off (plugin.enabled)"):
-			off = append(off, c.Name)
+		case c.Status == CheckInfo && strings.Contains(c.Found, "plugin.enabled"):
+			skipped = append(skipped, c.Name)
 		case c.Status != CheckOK && c.Status != CheckInfo:
-			missed = append(missed, c.Name)
+			failed = append(failed, c.Name)
 		}
 	}
-	if want := []string{"container runtime", "CDI specs", "kubelet"}; !slices.Equal(off, want) || !report.OK {
-		t.Errorf("not needed: %v, want %v:\n%s", off, want, report)
+	if want := []string{"container runtime", "CDI specs", "kubelet", "other plugins"}; !slices.Equal(skipped, want) || !report.OK {
+		t.Errorf("skipped %v, want %v:\n%s", skipped, want, report)
 	}
-	// Metrics have no pods without it.
-	if !slices.Equal(missed, []string{"pod resources"}) {
-		t.Errorf("missed: %v:\n%s", missed, report)
+	// The metrics need it for the pods.
+	if !slices.Equal(failed, []string{"pod resources"}) {
+		t.Errorf("failed: %v:\n%s", failed, report)
 	}
 }

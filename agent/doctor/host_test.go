@@ -9,49 +9,49 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
-// Each row is a machine that differs from the good one by its files.
-func TestDoctorDriver(t *testing.T) {
+// Each case changes files of a good node.
+func TestCheckDriver(t *testing.T) {
 	const library = "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
 	for name, c := range map[string]struct {
-		change  files
-		reading *health.Reading
-		inside  bool
-		want    wanted
+		change      files
+		reading     *health.Reading
+		inContainer bool
+		want        want
 	}{
-		"good":                      {nil, nil, false, wanted{CheckOK, "kernel module 580.95.05, " + library + " the same", ""}},
-		"library nobody knows of":   {files{library: ""}, goodReading(), false, wanted{CheckOK, "580.95.05", ""}},
-		"only in sysfs":             {files{"/proc/driver/nvidia/version": ""}, nil, false, wanted{CheckOK, "580.95.05", ""}},
-		"updated, not rebooted":     {files{library: "->libnvidia-ml.so.590.10"}, nil, false, wanted{CheckFail, library + " is 590.10", "reboot"}},
-		"no library":                {files{library: ""}, nil, false, wanted{CheckWarn, "libnvidia-ml.so.1 is not", "install"}},
-		"no library in a container": {files{library: ""}, nil, true, wanted{CheckWarn, "libnvidia-ml.so.1 is not", "NVIDIA_VISIBLE_DEVICES"}},
+		"good":                      {nil, nil, false, want{CheckOK, library, ""}},
+		"library in unknown place":  {files{library: ""}, goodReading(), false, want{CheckOK, "580.95.05", ""}},
+		"version only in sysfs":     {files{"/proc/driver/nvidia/version": ""}, nil, false, want{CheckOK, "580.95.05", ""}},
+		"updated without reboot":    {files{library: "->libnvidia-ml.so.590.10"}, nil, false, want{CheckFail, library + " is 590.10", "reboot"}},
+		"no library":                {files{library: ""}, nil, false, want{CheckWarn, "libnvidia-ml.so.1", "install"}},
+		"no library in a container": {files{library: ""}, nil, true, want{CheckWarn, "libnvidia-ml.so.1", "NVIDIA_VISIBLE_DEVICES"}},
 		"in a driver container": {
 			files{library: "->libnvidia-ml.so.590.10", "/run/nvidia/driver/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1": "->libnvidia-ml.so.580.95.05"},
 			nil, false,
-			wanted{CheckOK, "/run/nvidia/driver/usr", ""},
+			want{CheckOK, "/run/nvidia/driver/usr", ""},
 		},
-		"where the configuration says": {
+		"driver root of the configuration": {
 			files{library: "", "/opt/driver/usr/lib64/libnvidia-ml.so.1": "->libnvidia-ml.so.580.95.05"},
 			nil, false,
-			wanted{CheckOK, "/opt/driver/usr/lib64", ""},
+			want{CheckOK, "/opt/driver/usr/lib64", ""},
 		},
-		"links over links": {
+		"chained links": {
 			files{library: "->/etc/alternatives/libnvidia-ml.so.1", "/etc/alternatives/libnvidia-ml.so.1": "->/usr/lib/nvidia/libnvidia-ml.so.580.95.05"},
 			nil, false,
-			wanted{CheckOK, "the same", ""},
+			want{CheckOK, library, ""},
 		},
-		"not loaded": {files{"/proc/driver/nvidia/version": "", "/sys/module/nvidia/version": ""}, nil, false, wanted{CheckFail, "not loaded", "modprobe"}},
+		"not loaded": {files{"/proc/driver/nvidia/version": "", "/sys/module/nvidia/version": ""}, nil, false, want{CheckFail, "", "modprobe"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := doctor{host: goodNode().with(c.change).root(t), inside: c.inside}
-			expect(t, d.checkDriver(probe{reading: c.reading}, plugin.Config{DriverRoot: "/opt/driver"}), c.want)
+			d := doctor{host: goodNode().with(c.change).root(t), inContainer: c.inContainer}
+			expect(t, d.checkDriver(survey{reading: c.reading}, plugin.Config{DriverRoot: "/opt/driver"}), c.want)
 		})
 	}
 	t.Run("no GPU", func(t *testing.T) {
-		expect(t, doctor{host: files{}.root(t)}.checkDriver(probe{}, config.DefaultConfig().Plugin), wanted{CheckInfo, "no GPU", ""})
+		expect(t, doctor{host: files{}.root(t)}.checkDriver(survey{}, config.DefaultConfig().Plugin), want{CheckInfo, "", ""})
 	})
 }
 
-func TestDoctorGPUs(t *testing.T) {
+func TestCheckGPUs(t *testing.T) {
 	const first, second = "/sys/bus/pci/devices/0000:1b:00.0", "/sys/bus/pci/devices/0000:1c:00.0"
 	one, lost := goodReading(), goodReading()
 	one.Devices, one.Samples = one.Devices[:1], one.Samples[:1]
@@ -63,41 +63,41 @@ func TestDoctorGPUs(t *testing.T) {
 	for name, c := range map[string]struct {
 		change  files
 		reading *health.Reading
-		want    []wanted
+		want    []want
 	}{
-		"good":         {nil, goodReading(), []wanted{{CheckOK, "2 GPUs on the PCI bus, 2 bound to the driver nvidia, 2 listed by DCGM", ""}}},
-		"without DCGM": {nil, nil, []wanted{{CheckOK, "2 GPUs on the PCI bus, 2 bound to the driver nvidia", ""}}},
-		"none":         {none, nil, []wanted{{CheckFail, "none", "GPU nodes only"}}},
+		"good":         {nil, goodReading(), []want{{CheckOK, "2 listed by DCGM", ""}}},
+		"without DCGM": {nil, nil, []want{{CheckOK, "2 bound", ""}}},
+		"none":         {none, nil, []want{{CheckFail, "", "GPU nodes"}}},
 		"none in this sysfs": {
 			none, goodReading(),
-			[]wanted{{CheckInfo, "none on the PCI bus, but DCGM lists 2", ""}},
+			[]want{{CheckInfo, "lists 2", ""}},
 		},
-		"one fell off": {nil, one, []wanted{
+		"one missing in DCGM": {nil, one, []want{
 			{CheckOK, "2 bound to the driver nvidia, 1 listed", ""},
-			{CheckWarn, "not listed by DCGM: 0000:1c:00.0", "dmesg"},
+			{CheckWarn, ": 0000:1c:00.0", "dmesg"},
 		}},
-		"one is lost": {nil, lost, []wanted{{CheckOK, "2 listed", ""}, {CheckWarn, "0000:1c:00.0 (lost)", "reset"}}},
-		"one passed to a VM": {files{second + "/driver": "->../drivers/vfio-pci"}, one, []wanted{
+		"one is lost": {nil, lost, []want{{CheckOK, "2 listed", ""}, {CheckWarn, "0000:1c:00.0 (lost)", "reset"}}},
+		"one bound to vfio": {files{second + "/driver": "->../drivers/vfio-pci"}, one, []want{
 			{CheckOK, "2 GPUs on the PCI bus, 1 bound", ""},
 			{CheckInfo, "0000:1c:00.0 (vfio-pci)", ""},
 		}},
-		"one without a driver": {files{second + "/driver": ""}, one, []wanted{
+		"one without a driver": {files{second + "/driver": ""}, one, []want{
 			{CheckOK, "1 bound", ""},
-			{CheckWarn, "no driver has: 0000:1c:00.0", "modprobe"},
+			{CheckWarn, ": 0000:1c:00.0", "modprobe"},
 		}},
-		"none with a driver": {files{first + "/driver": "", second + "/driver": "->../drivers/nouveau"}, nil, []wanted{
-			{CheckFail, "none bound", "bind"},
-			{CheckFail, "no driver has: 0000:1b:00.0", "modprobe"},
-			{CheckFail, "nouveau has: 0000:1c:00.0", "blacklist"},
+		"none with a driver": {files{first + "/driver": "", second + "/driver": "->../drivers/nouveau"}, nil, []want{
+			{CheckFail, "nvidia", "bind"},
+			{CheckFail, ": 0000:1b:00.0", "modprobe"},
+			{CheckFail, "nouveau: 0000:1c:00.0", "blacklist"},
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := doctor{host: goodNode().with(c.change).root(t)}
-			expect(t, d.checkGPUs(probe{reading: c.reading}), c.want...)
+			expect(t, d.checkGPUs(survey{reading: c.reading}), c.want...)
 		})
 	}
 	t.Run("no sysfs", func(t *testing.T) {
-		expect(t, doctor{host: files{}.root(t)}.checkGPUs(probe{}), wanted{CheckInfo, "not known", ""})
+		expect(t, doctor{host: files{}.root(t)}.checkGPUs(survey{}), want{CheckInfo, "/sys/bus/pci/devices", ""})
 	})
 }
 
@@ -111,85 +111,85 @@ func TestBusID(t *testing.T) {
 	}
 }
 
-func TestDoctorMIG(t *testing.T) {
+func TestCheckMIG(t *testing.T) {
 	empty := migReading()
 	empty.Devices[1].MIGMode = true
 	for name, c := range map[string]struct {
 		reading *health.Reading
-		want    []wanted
+		want    []want
 	}{
-		"not known": {nil, []wanted{{CheckInfo, "not known", ""}}},
-		"off":       {goodReading(), []wanted{{CheckInfo, "off", ""}}},
-		"on":        {migReading(), []wanted{{CheckOK, "on for 1 of 2 GPUs, 2 x 1g.10gb, 1 x 3g.40gb", ""}}},
-		"empty":     {empty, []wanted{{CheckOK, "on for 2 of 2", ""}, {CheckWarn, "no instance on GPU 1", "nvidia-smi mig"}}},
+		"no DCGM": {nil, []want{{CheckInfo, "DCGM", ""}}},
+		"off":     {goodReading(), []want{{CheckInfo, "off", ""}}},
+		"on":      {migReading(), []want{{CheckOK, "on for 1 of 2 GPUs, 2 x 1g.10gb, 1 x 3g.40gb", ""}}},
+		"empty":   {empty, []want{{CheckOK, "on for 2 of 2", ""}, {CheckWarn, "GPU 1:", "nvidia-smi mig"}}},
 	} {
-		t.Run(name, func(t *testing.T) { expect(t, checkMIG(probe{reading: c.reading}), c.want...) })
+		t.Run(name, func(t *testing.T) { expect(t, checkMIG(survey{reading: c.reading}), c.want...) })
 	}
 }
 
-func TestDoctorDeviceNodes(t *testing.T) {
+func TestCheckDeviceNodes(t *testing.T) {
 	for name, c := range map[string]struct {
-		change  files
-		reading *health.Reading
-		inside  bool
-		want    []wanted
+		change      files
+		reading     *health.Reading
+		inContainer bool
+		want        []want
 	}{
-		"good":           {nil, goodReading(), false, []wanted{{CheckOK, "/dev/nvidiactl, /dev/nvidia-uvm, /dev/nvidia0, /dev/nvidia1", ""}}},
-		"no driver":      {files{"/proc/driver/nvidia/version": "", "/sys/module/nvidia/version": ""}, nil, false, []wanted{{CheckInfo, "none without", ""}}},
-		"no uvm":         {files{"/dev/nvidia-uvm": ""}, goodReading(), false, []wanted{{CheckWarn, "missing: /dev/nvidia-uvm", "nvidia-modprobe"}}},
-		"a GPU's":        {files{"/dev/nvidia1": ""}, goodReading(), false, []wanted{{CheckWarn, "missing: /dev/nvidia1", "nvidia-smi"}}},
-		"DCGM has none":  {files{"/dev/nvidiactl": ""}, nil, false, []wanted{{CheckFail, "missing: /dev/nvidiactl", "nvidia-smi"}}},
-		"no char links":  {files{"/dev/char/195:0": "", "/dev/char/195:255": ""}, goodReading(), false, []wanted{{CheckOK, "", ""}, {CheckWarn, "no /dev/char/195:255, /dev/char/195:0", "create-dev-char-symlinks"}}},
-		"in a container": {files{"/dev/char/195:0": ""}, goodReading(), true, []wanted{{CheckOK, "", ""}}},
+		"good":            {nil, goodReading(), false, []want{{CheckOK, "/dev/nvidiactl, /dev/nvidia-uvm, /dev/nvidia0, /dev/nvidia1", ""}}},
+		"no driver":       {files{"/proc/driver/nvidia/version": "", "/sys/module/nvidia/version": ""}, nil, false, []want{{CheckInfo, "", ""}}},
+		"no uvm":          {files{"/dev/nvidia-uvm": ""}, goodReading(), false, []want{{CheckWarn, "/dev/nvidia-uvm", "nvidia-modprobe"}}},
+		"no GPU node":     {files{"/dev/nvidia1": ""}, goodReading(), false, []want{{CheckWarn, "/dev/nvidia1", "nvidia-smi"}}},
+		"no control node": {files{"/dev/nvidiactl": ""}, nil, false, []want{{CheckFail, "/dev/nvidiactl", "nvidia-smi"}}},
+		"no char links":   {files{"/dev/char/195:0": "", "/dev/char/195:255": ""}, goodReading(), false, []want{{CheckOK, "", ""}, {CheckWarn, "/dev/char/195:255, /dev/char/195:0", "create-dev-char-symlinks"}}},
+		"in a container":  {files{"/dev/char/195:0": ""}, goodReading(), true, []want{{CheckOK, "", ""}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := doctor{host: goodNode().with(c.change).root(t), inside: c.inside}
-			expect(t, d.checkNodes(probe{reading: c.reading}), c.want...)
+			d := doctor{host: goodNode().with(c.change).root(t), inContainer: c.inContainer}
+			expect(t, d.checkDeviceNodes(survey{reading: c.reading}), c.want...)
 		})
 	}
 }
 
-func TestDoctorContainerRuntime(t *testing.T) {
+func TestCheckRuntime(t *testing.T) {
 	const containerd = "/etc/containerd/config.toml"
 	for name, c := range map[string]struct {
-		change files
-		inside bool
-		want   wanted
+		change      files
+		inContainer bool
+		want        want
 	}{
-		"good": {nil, false, wanted{CheckOK, "default in " + containerd + "; /usr/bin/nvidia-container-runtime", ""}},
+		"good": {nil, false, want{CheckOK, containerd + "; /usr/bin/nvidia-container-runtime", ""}},
 		"drop-in": {
 			files{containerd: "imports = ['/etc/containerd/conf.d/*.toml']", "/etc/containerd/conf.d/99-nvidia.toml": `default_runtime_name = "nvidia"`},
 			false,
-			wanted{CheckOK, "99-nvidia.toml", ""},
+			want{CheckOK, "99-nvidia.toml", ""},
 		},
-		"docker":           {files{containerd: "", "/etc/docker/daemon.json": `{"default-runtime": "nvidia", "runtimes": {}}`}, false, wanted{CheckOK, "daemon.json", ""}},
-		"docker, indented": {files{containerd: "", "/etc/docker/daemon.json": "{\n    \"default-runtime\": \"nvidia\"\n}"}, false, wanted{CheckOK, "daemon.json", ""}},
-		"CRI-O":            {files{containerd: "", "/etc/crio/crio.conf.d/99-nvidia.conf": "[crio.runtime]\ndefault_runtime = \"nvidia\""}, false, wanted{CheckOK, "99-nvidia.conf", ""}},
-		"CRI-O hook":       {files{containerd: "", "/usr/share/containers/oci/hooks.d/oci-nvidia-hook.json": "{}"}, false, wanted{CheckOK, "hook", ""}},
+		"docker":           {files{containerd: "", "/etc/docker/daemon.json": `{"default-runtime": "nvidia", "runtimes": {}}`}, false, want{CheckOK, "daemon.json", ""}},
+		"docker, indented": {files{containerd: "", "/etc/docker/daemon.json": "{\n    \"default-runtime\": \"nvidia\"\n}"}, false, want{CheckOK, "daemon.json", ""}},
+		"CRI-O":            {files{containerd: "", "/etc/crio/crio.conf.d/99-nvidia.conf": "[crio.runtime]\ndefault_runtime = \"nvidia\""}, false, want{CheckOK, "99-nvidia.conf", ""}},
+		"CRI-O hook":       {files{containerd: "", "/usr/share/containers/oci/hooks.d/oci-nvidia-hook.json": "{}"}, false, want{CheckOK, "oci-nvidia-hook.json", ""}},
 		"GPU operator": {
 			files{"/usr/bin/nvidia-container-runtime": "", "/usr/bin/nvidia-ctk": "", "/usr/local/nvidia/toolkit/nvidia-container-runtime": "program"},
 			false,
-			wanted{CheckOK, "/usr/local/nvidia/toolkit", ""},
+			want{CheckOK, "/usr/local/nvidia/toolkit", ""},
 		},
-		"not the default":    {files{containerd: "[plugins.cri.containerd.runtimes.nvidia]"}, false, wanted{CheckWarn, "not the default", "runtimeClassName"}},
-		"not set up":         {files{containerd: "version = 2"}, false, wanted{CheckWarn, "no container runtime", "nvidia-ctk runtime configure"}},
-		"no toolkit":         {files{"/usr/bin/nvidia-container-runtime": "", "/usr/bin/nvidia-ctk": ""}, false, wanted{CheckWarn, "not in the usual places", "install"}},
-		"nothing":            {files{"/usr/bin/nvidia-container-runtime": "", "/usr/bin/nvidia-ctk": "", containerd: ""}, false, wanted{CheckWarn, "no NVIDIA container toolkit", "install"}},
-		"inside a container": {files{"/usr/bin/nvidia-container-runtime": "", "/usr/bin/nvidia-ctk": "", containerd: ""}, true, wanted{CheckInfo, "not known", "--root"}},
+		"not the default":         {files{containerd: "[plugins.cri.containerd.runtimes.nvidia]"}, false, want{CheckWarn, containerd, "runtimeClassName"}},
+		"not configured":          {files{containerd: "version = 2"}, false, want{CheckWarn, "/usr/bin/nvidia-ctk", "nvidia-ctk runtime configure"}},
+		"no toolkit":              {files{"/usr/bin/nvidia-container-runtime": "", "/usr/bin/nvidia-ctk": ""}, false, want{CheckWarn, containerd, "install"}},
+		"not installed":           {files{"/usr/bin/nvidia-container-runtime": "", "/usr/bin/nvidia-ctk": "", containerd: ""}, false, want{CheckWarn, "", "install"}},
+		"inContainer a container": {files{"/usr/bin/nvidia-container-runtime": "", "/usr/bin/nvidia-ctk": "", containerd: ""}, true, want{CheckInfo, "", "--root"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			expect(t, doctor{host: goodNode().with(c.change).root(t), inside: c.inside}.checkRuntime(config.DefaultConfig().Plugin), c.want)
+			expect(t, doctor{host: goodNode().with(c.change).root(t), inContainer: c.inContainer}.checkRuntime(config.DefaultConfig().Plugin), c.want)
 		})
 	}
 }
 
-func TestDoctorRuntimeIsNotNeededForCDI(t *testing.T) {
+func TestCheckRuntimeIsNotNeededForCDI(t *testing.T) {
 	c := config.DefaultConfig().Plugin
 	c.DeviceList = []string{plugin.ListCDICRI}
-	expect(t, doctor{host: files{}.root(t)}.checkRuntime(c), wanted{CheckInfo, "cdi-cri", ""})
+	expect(t, doctor{host: files{}.root(t)}.checkRuntime(c), want{CheckInfo, "cdi-cri", ""})
 }
 
-func TestDoctorCDI(t *testing.T) {
+func TestCheckCDI(t *testing.T) {
 	const spec = "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices: [{name: '0'}, {name: all}]\ncontainerEdits: {mounts: [{hostPath: /usr/lib/libcuda.so.%s}]}\n"
 	good := fmt.Sprintf(spec, "580.95.05")
 	cri, own := config.DefaultConfig().Plugin, config.DefaultConfig().Plugin
@@ -198,17 +198,17 @@ func TestDoctorCDI(t *testing.T) {
 	for name, c := range map[string]struct {
 		config plugin.Config
 		files  files
-		want   []wanted
+		want   []want
 	}{
-		"none":   {config.DefaultConfig().Plugin, files{"/etc/cdi/other.yaml": "kind: vendor.com/nic", "/etc/cdi/README": "x"}, []wanted{{CheckInfo, "none", ""}}},
-		"good":   {config.DefaultConfig().Plugin, files{"/etc/cdi/nvidia.yaml": good}, []wanted{{CheckInfo, "/etc/cdi/nvidia.yaml: nvidia.com/gpu, 2 devices", ""}}},
-		"twice":  {config.DefaultConfig().Plugin, files{"/run/cdi/nvidia.yaml": good, "/var/run": "->../run"}, []wanted{{CheckInfo, "2 devices", ""}}},
-		"JSON":   {config.DefaultConfig().Plugin, files{"/var/run/cdi/gpu.json": `{"kind": "nvidia.com/gpu", "devices": [{"name": "0"}]}`}, []wanted{{CheckInfo, "1 device", ""}}},
-		"stale":  {config.DefaultConfig().Plugin, files{"/etc/cdi/nvidia.yaml": fmt.Sprintf(spec, "570.86.15")}, []wanted{{CheckWarn, "is for driver 570.86.15, but 580.95.05 is loaded", "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"}}},
-		"broken": {config.DefaultConfig().Plugin, files{"/etc/cdi/nvidia.yaml": "kind: [nvidia.com/gpu"}, []wanted{{CheckWarn, "cannot be read", "nvidia-ctk cdi generate"}}},
-		"needed": {cri, nil, []wanted{{CheckWarn, "none declares nvidia.com/gpu", "nvidia-ctk cdi generate"}}},
-		"there":  {cri, files{"/etc/cdi/nvidia.yaml": good}, []wanted{{CheckInfo, "nvidia.com/gpu, 2 devices", ""}}},
-		"ours":   {own, nil, []wanted{{CheckInfo, "the agent writes one", ""}}},
+		"none":               {config.DefaultConfig().Plugin, files{"/etc/cdi/other.yaml": "kind: vendor.com/nic", "/etc/cdi/README": "x"}, []want{{CheckInfo, "", ""}}},
+		"good":               {config.DefaultConfig().Plugin, files{"/etc/cdi/nvidia.yaml": good}, []want{{CheckInfo, "/etc/cdi/nvidia.yaml: nvidia.com/gpu, 2 devices", ""}}},
+		"linked":             {config.DefaultConfig().Plugin, files{"/run/cdi/nvidia.yaml": good, "/var/run": "->../run"}, []want{{CheckInfo, "2 devices", ""}}},
+		"JSON":               {config.DefaultConfig().Plugin, files{"/var/run/cdi/gpu.json": `{"kind": "nvidia.com/gpu", "devices": [{"name": "0"}]}`}, []want{{CheckInfo, "1 device", ""}}},
+		"other driver":       {config.DefaultConfig().Plugin, files{"/etc/cdi/nvidia.yaml": fmt.Sprintf(spec, "570.86.15")}, []want{{CheckWarn, "driver 570.86.15, but 580.95.05", "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"}}},
+		"invalid":            {config.DefaultConfig().Plugin, files{"/etc/cdi/nvidia.yaml": "kind: [nvidia.com/gpu"}, []want{{CheckWarn, "/etc/cdi/nvidia.yaml: ", "nvidia-ctk cdi generate"}}},
+		"needed":             {cri, nil, []want{{CheckWarn, "nvidia.com/gpu", "nvidia-ctk cdi generate"}}},
+		"needed and present": {cri, files{"/etc/cdi/nvidia.yaml": good}, []want{{CheckInfo, "nvidia.com/gpu, 2 devices", ""}}},
+		"generated":          {own, nil, []want{{CheckInfo, own.CDI.Dir, ""}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			expect(t, doctor{host: goodNode().with(c.files).root(t)}.checkCDI(c.config), c.want...)
@@ -216,17 +216,17 @@ func TestDoctorCDI(t *testing.T) {
 	}
 }
 
-func TestDoctorOperator(t *testing.T) {
+func TestCheckGPUOperator(t *testing.T) {
 	const dir = "/run/nvidia/validations/"
 	for name, c := range map[string]struct {
 		files files
-		want  []wanted
+		want  []want
 	}{
-		"not here":  {nil, nil},
-		"ready":     {files{dir + "driver-ready": "x", dir + "toolkit-ready": "x"}, []wanted{{CheckInfo, "driver-ready, toolkit-ready", ""}}},
-		"half":      {files{dir + "driver-ready": "x"}, []wanted{{CheckWarn, "driver-ready, no toolkit-ready", "wait"}}},
-		"beginning": {files{dir: "/"}, []wanted{{CheckWarn, "no driver-ready, no toolkit-ready", "wait"}}},
+		"not installed": {nil, nil},
+		"ready":         {files{dir + "driver-ready": "x", dir + "toolkit-ready": "x"}, []want{{CheckInfo, "driver-ready, toolkit-ready", ""}}},
+		"driver ready":  {files{dir + "driver-ready": "x"}, []want{{CheckWarn, "driver-ready, no toolkit-ready", "wait"}}},
+		"starting":      {files{dir: "/"}, []want{{CheckWarn, "no driver-ready, no toolkit-ready", "wait"}}},
 	} {
-		t.Run(name, func(t *testing.T) { expect(t, doctor{host: c.files.root(t)}.checkOperator(), c.want...) })
+		t.Run(name, func(t *testing.T) { expect(t, doctor{host: c.files.root(t)}.checkGPUOperator(), c.want...) })
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 )
 
-// listen serves a unix socket by a function, or by none if that is nil.
+// listen serves a unix socket with a function. Without one, connections are never accepted.
 func listen(t *testing.T, path string, serve func(net.Conn)) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
@@ -41,8 +41,8 @@ func listen(t *testing.T, path string, serve func(net.Conn)) {
 	}()
 }
 
-// dead makes a socket that nobody listens at.
-func dead(t *testing.T, path string) {
+// closedSocket creates a socket without a listener.
+func closedSocket(t *testing.T, path string) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		t.Fatal(err)
@@ -57,10 +57,10 @@ func dead(t *testing.T, path string) {
 	}
 }
 
-func TestDoctorKubelet(t *testing.T) {
+func TestCheckKubelet(t *testing.T) {
 	for name, c := range map[string]struct {
 		make func(t *testing.T, dir string)
-		want []wanted
+		want []want
 	}{
 		"alive": {func(t *testing.T, dir string) {
 			k, err := kubelettest.Start(dir)
@@ -68,31 +68,31 @@ func TestDoctorKubelet(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(k.Stop)
-		}, []wanted{{CheckOK, "answers at ", ""}}},
-		"nothing": {func(*testing.T, string) {}, []wanted{{CheckFail, "no directory", "plugin.kubeletDir"}}},
+		}, []want{{CheckOK, "kubelet.sock", ""}}},
+		"no directory": {func(*testing.T, string) {}, []want{{CheckFail, "file does not exist", "plugin.kubeletDir"}}},
 		"no socket": {func(t *testing.T, dir string) {
 			if err := os.Mkdir(dir+"/device-plugins", 0o700); err != nil {
 				t.Fatal(err)
 			}
-		}, []wanted{{CheckFail, "kubelet.sock is not there", "start the kubelet"}}},
-		"dead":  {func(t *testing.T, dir string) { dead(t, dir+"/device-plugins/kubelet.sock") }, []wanted{{CheckFail, "connection refused", "start the kubelet"}}},
-		"hangs": {func(t *testing.T, dir string) { listen(t, dir+"/device-plugins/kubelet.sock", nil) }, []wanted{{CheckFail, "does not reply", "journalctl"}}},
+		}, []want{{CheckFail, "kubelet.sock", "start the kubelet"}}},
+		"closed": {func(t *testing.T, dir string) { closedSocket(t, dir+"/device-plugins/kubelet.sock") }, []want{{CheckFail, "connection refused", "start the kubelet"}}},
+		"hangs":  {func(t *testing.T, dir string) { listen(t, dir+"/device-plugins/kubelet.sock", nil) }, []want{{CheckFail, "i/o timeout", "journalctl"}}},
 		"not gRPC": {func(t *testing.T, dir string) {
 			listen(t, dir+"/device-plugins/kubelet.sock", func(c net.Conn) {
 				_, _ = c.Write([]byte("HTTP/1.1 400 Bad Request\r\n"))
 			})
-		}, []wanted{{CheckFail, "no gRPC server", "journalctl"}}},
-		"not ours to write": {func(t *testing.T, dir string) {
+		}, []want{{CheckFail, "gRPC", "journalctl"}}},
+		"not writable": {func(t *testing.T, dir string) {
 			if os.Geteuid() == 0 {
-				t.Skip("root may write everywhere")
+				t.Skip("root can write everywhere")
 			}
 			if err := os.Mkdir(dir+"/device-plugins", 0o500); err != nil {
 				t.Fatal(err)
 			}
-		}, []wanted{{CheckFail, "no right to make a socket", "root"}, {CheckFail, "kubelet.sock is not there", "start"}}},
+		}, []want{{CheckFail, "permission denied", "root"}, {CheckFail, "kubelet.sock", "start"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel() // one waits for an answer that does not come
+			t.Parallel() // one waits for its timeout
 			dir := agenttest.SocketDir(t)
 			c.make(t, dir)
 			expect(t, checkKubelet(t.Context(), dir), c.want...)
@@ -100,42 +100,42 @@ func TestDoctorKubelet(t *testing.T) {
 	}
 }
 
-func TestDoctorPodResources(t *testing.T) {
+func TestCheckPodResources(t *testing.T) {
 	dir := agenttest.SocketDir(t)
-	expect(t, checkPodResources(t.Context(), dir), wanted{CheckWarn, "file does not exist", "mount " + dir + "/pod-resources"})
+	expect(t, checkPodResources(t.Context(), dir), want{CheckWarn, "file does not exist", "mount " + dir + "/pod-resources"})
 	k, err := kubelettest.Start(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer k.Stop()
-	expect(t, checkPodResources(t.Context(), dir), wanted{CheckOK, "answers", ""})
+	expect(t, checkPodResources(t.Context(), dir), want{CheckOK, dir, ""})
 }
 
-func TestDoctorOtherPlugins(t *testing.T) {
+func TestCheckOtherPlugins(t *testing.T) {
 	c := config.DefaultConfig().Plugin
 	c.KubeletDir = agenttest.SocketDir(t)
-	check := func(want wanted) {
+	check := func(want want) {
 		t.Helper()
 		expect(t, checkOtherPlugins(t.Context(), c), want)
 	}
-	dead(t, c.KubeletDir+"/device-plugins/nvidia-gpu.sock")
-	check(wanted{CheckOK, "none", ""})
+	closedSocket(t, c.KubeletDir+"/device-plugins/nvidia-gpu.sock")
+	check(want{CheckOK, "", ""})
 	listen(t, c.KubeletDir+"/device-plugins/nvidia-mig-1g.10gb.sock", nil)
-	check(wanted{CheckWarn, "nvidia-mig-1g.10gb.sock", "take it off"})
+	check(want{CheckWarn, "nvidia-mig-1g.10gb.sock", "plugin.enabled"})
 	listen(t, c.KubeletDir+"/device-plugins/nvidiaGPU-1700000000.sock", nil)
-	check(wanted{CheckFail, "nvidiaGPU-1700000000.sock", "take it off"})
+	check(want{CheckFail, "nvidiaGPU-1700000000.sock", "plugin.enabled"})
 	c.Resource = "example.com/gpu"
-	check(wanted{CheckWarn, "nvidiaGPU-1700000000.sock", "plugin.enabled"})
+	check(want{CheckWarn, "nvidiaGPU-1700000000.sock", "plugin.enabled"})
 	c.Enabled = false
-	check(wanted{CheckOK, "nvidiaGPU-1700000000.sock serves GPUs; the plugin is off", ""})
+	check(want{CheckOK, "nvidiaGPU-1700000000.sock", ""})
 	c.KubeletDir = agenttest.SocketDir(t)
-	check(wanted{CheckInfo, "the plugin is off", ""})
+	check(want{CheckInfo, "plugin.enabled", ""})
 }
 
-func TestDoctorFindsAnAgent(t *testing.T) {
+func TestCheckAgentAndPort(t *testing.T) {
 	c := config.DefaultConfig()
 	c.Plugin.KubeletDir = agenttest.SocketDir(t)
-	check := func(what string, f func(context.Context, config.Config) []Check, want wanted) {
+	check := func(what string, f func(context.Context, config.Config) []Check, want want) {
 		t.Helper()
 		got := f(t.Context(), c)
 		expect(t, got, want)
@@ -145,10 +145,10 @@ func TestDoctorFindsAnAgent(t *testing.T) {
 	}
 
 	c.Metrics.Listen = "127.0.0.1:0"
-	check("nobody", checkRunning, wanted{CheckInfo, "none runs", ""})
-	check("nobody", checkPort, wanted{CheckOK, "is free", ""})
+	check("no server", checkAgent, want{CheckInfo, "", ""})
+	check("no server", checkPort, want{CheckOK, c.Metrics.Listen, ""})
 	c.Metrics.Listen = "192.0.2.1:9400"
-	check("no address of ours", checkPort, wanted{CheckFail, "192.0.2.1:9400", "metrics.listen"})
+	check("address of another host", checkPort, want{CheckFail, "192.0.2.1:9400", "metrics.listen"})
 
 	ready, name := http.StatusOK, "gpu-node-agent"
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -161,29 +161,29 @@ func TestDoctorFindsAnAgent(t *testing.T) {
 	}))
 	defer web.Close()
 	c.Metrics.Listen = strings.TrimPrefix(web.URL, "http://")
-	check("ready", checkRunning, wanted{CheckOK, "ready", ""})
-	check("ready", checkPort, wanted{CheckOK, "the agent that runs here", ""})
+	check("ready", checkAgent, want{CheckOK, "", ""})
+	check("ready", checkPort, want{CheckOK, c.Metrics.Listen, ""})
 	ready = http.StatusServiceUnavailable
-	check("not ready", checkRunning, wanted{CheckWarn, "not ready: source down: no libdcgm; plugin: no GPUs", "log"})
+	check("not ready", checkAgent, want{CheckWarn, "source down: no libdcgm; plugin: no GPUs", "log"})
 
 	name = "dcgm-exporter"
-	check("another program", checkRunning, wanted{CheckInfo, "none runs", ""})
-	check("another program", checkPort, wanted{CheckFail, "taken by another program", "dcgm-exporter"})
+	check("another program", checkAgent, want{CheckInfo, "", ""})
+	check("another program", checkPort, want{CheckFail, c.Metrics.Listen, "dcgm-exporter"})
 
 	listen(t, c.Plugin.KubeletDir+"/device-plugins/gpu-node-agent-nvidia.com_gpu.sock", nil)
-	check("an agent with a password", checkRunning, wanted{CheckInfo, "gpu-node-agent-nvidia.com_gpu.sock", ""})
-	check("an agent with a password", checkPort, wanted{CheckInfo, "most likely", ""})
+	check("an agent that requires a client certificate", checkAgent, want{CheckInfo, "gpu-node-agent-nvidia.com_gpu.sock", ""})
+	check("an agent that requires a client certificate", checkPort, want{CheckInfo, c.Metrics.Listen, ""})
 }
 
-func TestDoctorOwnFiles(t *testing.T) {
+func TestCheckAgentFiles(t *testing.T) {
 	c := config.DefaultConfig()
 	dir := t.TempDir()
 	c.Health.StateFile, c.Health.Socket = dir+"/a/b/state.json", ""
-	expect(t, checkOwnFiles(c), wanted{CheckOK, "can be written", ""})
-	// Where not even root can.
+	expect(t, checkAgentFiles(c), want{CheckOK, "", ""})
+	// Not even root can create a file below a file.
 	if err := os.WriteFile(dir+"/file", nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	c.Health.Socket = dir + "/file/agent.sock"
-	expect(t, checkOwnFiles(c), wanted{CheckWarn, "no right to make " + c.Health.Socket, "set health.socket"})
+	expect(t, checkAgentFiles(c), want{CheckWarn, c.Health.Socket, "health.socket"})
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
-// runtimeConfigs are where container runtimes are told of others that they can start.
+// runtimeConfigs returns the configuration files of container runtimes.
 func runtimeConfigs() []string {
 	return []string{
 		"/etc/containerd/config.toml", "/etc/containerd/conf.d/*.toml",
@@ -24,7 +24,7 @@ func runtimeConfigs() []string {
 	}
 }
 
-// tool returns where a program of NVIDIA's container toolkit is, empty if it is nowhere.
+// tool returns the path of a program of NVIDIA's container toolkit, "" if it is not found.
 func (d doctor) tool(name string) string {
 	dirs := []string{"/usr/bin", "/usr/local/bin", "/usr/sbin", "/usr/local/nvidia/toolkit", "/opt/nvidia/toolkit", "/run/nvidia/toolkit"}
 	if filepath.Clean(string(d.host)) == "/" {
@@ -38,11 +38,11 @@ func (d doctor) tool(name string) string {
 	return ""
 }
 
-// checkRuntime looks for what turns NVIDIA_VISIBLE_DEVICES into device nodes and libraries. It never
-// fails: a runtime can be set up in ways that leave no trace in these places.
+// checkRuntime looks for the runtime that turns NVIDIA_VISIBLE_DEVICES into device nodes and libraries. It never fails: the
+// runtime may be configured elsewhere.
 func (d doctor) checkRuntime(c plugin.Config) []Check {
 	if !slices.Contains(c.DeviceList, plugin.ListEnv) && !slices.Contains(c.DeviceList, plugin.ListMounts) {
-		return []Check{{Status: CheckInfo, Found: "needs nothing of NVIDIA's: plugin.deviceList is " + strings.Join(c.DeviceList, ", ")}}
+		return []Check{{Status: CheckInfo, Found: "NVIDIA's is not needed: plugin.deviceList is " + strings.Join(c.DeviceList, ", ")}}
 	}
 	var tools, runtimes, defaults []string
 	for _, name := range []string{"nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-ctk", "nvidia-cdi-hook"} {
@@ -67,7 +67,7 @@ func (d doctor) checkRuntime(c plugin.Config) []Check {
 	switch {
 	case (len(defaults) > 0 || len(hooks) > 0) && len(tools) == 0:
 		return []Check{{
-			Status: CheckWarn, Found: strings.Join(slices.Concat(defaults, hooks), ", ") + " names NVIDIA's runtime, but that is not in the usual places",
+			Status: CheckWarn, Found: strings.Join(slices.Concat(defaults, hooks), ", ") + " refers to NVIDIA's runtime, which is not found",
 			Fix: "install the NVIDIA container toolkit",
 		}}
 	case len(defaults) > 0:
@@ -76,37 +76,37 @@ func (d doctor) checkRuntime(c plugin.Config) []Check {
 		return []Check{{Status: CheckOK, Found: "hook " + strings.Join(hooks, ", ") + "; " + tools[0]}}
 	case len(runtimes) > 0:
 		return []Check{{
-			Status: CheckWarn, Found: "NVIDIA's is known in " + strings.Join(runtimes, ", ") + ", but is not the default",
+			Status: CheckWarn, Found: "NVIDIA's is in " + strings.Join(runtimes, ", ") + ", but not the default",
 			Fix: configure + ", or give GPU pods its runtimeClassName",
 		}}
-	case d.inside:
+	case d.inContainer:
 		return []Check{{
-			Status: CheckInfo, Found: "not known: these are the files of a container",
-			Fix: "mount the node's root read-only and name it with --root",
+			Status: CheckInfo, Found: "unknown: this is the root directory of a container",
+			Fix: "mount the node's root directory read-only and pass it to --root",
 		}}
 	case len(tools) > 0:
 		return []Check{{
-			Status: CheckWarn, Found: strings.Join(tools, ", ") + ", but no container runtime is set up for it",
+			Status: CheckWarn, Found: strings.Join(tools, ", ") + ", but no container runtime is configured to use it",
 			Fix: configure,
 		}}
 	default:
 		return []Check{{
-			Status: CheckWarn, Found: "no NVIDIA container toolkit in the usual places: containers would not see their GPUs",
+			Status: CheckWarn, Found: "no NVIDIA container toolkit found: containers would not see their GPUs",
 			Fix: "install the NVIDIA container toolkit, then " + configure,
 		}}
 	}
 }
 
-// kindToolkit is the kind of the CDI devices that NVIDIA's container toolkit declares.
-const kindToolkit = "nvidia.com/gpu"
+// toolkitKind is the kind of the CDI devices of NVIDIA's container toolkit.
+const toolkitKind = "nvidia.com/gpu"
 
-// checkCDI lists the CDI specifications of GPUs. One that was made for another driver breaks every
-// container that is started by it.
+// checkCDI lists the CDI specifications of GPUs. A specification for another driver version breaks every container that
+// uses it.
 func (d doctor) checkCDI(c plugin.Config) []Check {
 	var checks []Check
-	kernel, wanted := d.host.kernelDriver(), cmp.Or(c.CDI.Kind, kindToolkit)
+	kernel, kind := d.host.kernelDriver(), cmp.Or(c.CDI.Kind, toolkitKind)
 	kinds := map[string]bool{}
-	seen := map[string]bool{} // by text: /var/run is /run
+	seen := map[string]bool{} // by content: /var/run is a link to /run
 	for _, file := range d.host.glob("/etc/cdi/*", "/run/cdi/*", "/var/run/cdi/*", c.CDI.Dir+"/*") {
 		if ext := filepath.Ext(file); ext != ".yaml" && ext != ".json" {
 			continue
@@ -121,39 +121,39 @@ func (d doctor) checkCDI(c plugin.Config) []Check {
 			Devices []struct{ Name string }
 		}
 		err := yaml.Unmarshal([]byte(text), &spec)
-		if err == nil && spec.Kind != wanted && !strings.HasSuffix(spec.Kind, kindToolkit) {
+		if err == nil && spec.Kind != kind && !strings.HasSuffix(spec.Kind, toolkitKind) {
 			continue
 		}
 		kinds[spec.Kind] = true
-		made := versionIn(regexp.MustCompile(`libcuda\.so\.\d+\.\d+(\.\d+)*`).FindString(text))
-		again := "make it anew: nvidia-ctk cdi generate --output=" + file
+		version := versionIn(regexp.MustCompile(`libcuda\.so\.\d+\.\d+(\.\d+)*`).FindString(text))
+		regenerate := "regenerate it: nvidia-ctk cdi generate --output=" + file
 		switch {
 		case err != nil:
-			checks = append(checks, Check{Status: CheckWarn, Found: file + " cannot be read: " + err.Error(), Fix: again})
-		case made != "" && versionIn(kernel) != "" && made != kernel:
-			found := fmt.Sprintf("%s is for driver %s, but %s is loaded", file, made, kernel)
-			checks = append(checks, Check{Status: CheckWarn, Found: found, Fix: again})
+			checks = append(checks, Check{Status: CheckWarn, Found: file + ": " + err.Error(), Fix: regenerate})
+		case version != "" && versionIn(kernel) != "" && version != kernel:
+			found := fmt.Sprintf("%s is for driver %s, but %s is loaded", file, version, kernel)
+			checks = append(checks, Check{Status: CheckWarn, Found: found, Fix: regenerate})
 		default:
 			checks = append(checks, Check{Status: CheckInfo, Found: fmt.Sprintf("%s: %s, %s", file, spec.Kind, plural(len(spec.Devices), "device"))})
 		}
 	}
-	uses := slices.Contains(c.DeviceList, plugin.ListCDICRI) || slices.Contains(c.DeviceList, plugin.ListCDIAnnotations)
+	needed := slices.Contains(c.DeviceList, plugin.ListCDICRI) || slices.Contains(c.DeviceList, plugin.ListCDIAnnotations)
 	switch {
-	case uses && !c.CDI.Generate && !kinds[wanted]: // no proof: the runtime may have directories of its own
+	case needed && !c.CDI.Generate && !kinds[kind]: // only a warning: the runtime may have other directories
 		checks = append(checks, Check{
-			Status: CheckWarn, Found: "none declares " + wanted + ", which plugin.deviceList needs",
+			Status: CheckWarn, Found: "none for " + kind + ", which plugin.deviceList needs",
 			Fix: "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml, or set plugin.cdi.generate",
 		})
-	case len(checks) == 0 && uses:
+	case len(checks) == 0 && needed:
 		checks = []Check{{Status: CheckInfo, Found: "none yet; the agent writes one to " + c.CDI.Dir}}
 	case len(checks) == 0:
-		checks = []Check{{Status: CheckInfo, Found: "none for GPUs, and none is needed"}}
+		checks = []Check{{Status: CheckInfo, Found: "none for GPUs; not needed"}}
 	}
 	return checks
 }
 
-// checkOperator says how far NVIDIA's GPU operator has come, if it is here.
-func (d doctor) checkOperator() []Check {
+// checkGPUOperator reports the progress of NVIDIA's GPU operator, if it is installed.
+func (d doctor) checkGPUOperator() []Check {
 	const dir = "/run/nvidia/validations"
 	if !d.host.exists(dir) {
 		return nil
@@ -163,11 +163,11 @@ func (d doctor) checkOperator() []Check {
 		ready = append(ready, filepath.Base(file))
 	}
 	c := Check{Status: CheckInfo, Found: strings.Join(ready, ", ")}
-	for _, must := range []string{"driver-ready", "toolkit-ready"} {
-		if !slices.Contains(ready, must) {
+	for _, required := range []string{"driver-ready", "toolkit-ready"} {
+		if !slices.Contains(ready, required) {
 			c.Status = CheckWarn
-			c.Found = strings.TrimPrefix(c.Found+", no "+must, ", ")
-			c.Fix = "wait for the GPU operator, or look at the log of its validator pod on this node"
+			c.Found = strings.TrimPrefix(c.Found+", no "+required, ", ")
+			c.Fix = "wait for the GPU operator, or read the log of its validator pod on this node"
 		}
 	}
 	return []Check{c}

@@ -19,8 +19,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
 )
 
-// inBoth runs a test with plain HTTP and with TLS: the limits are the same.
-func inBoth(t *testing.T, test func(t *testing.T, s *agenttest.Server, client *tls.Config)) {
+// withAndWithoutTLS runs a test with plain HTTP and with TLS, which have the same limits.
+func withAndWithoutTLS(t *testing.T, test func(t *testing.T, s *agenttest.Server, client *tls.Config)) {
 	t.Run("plain", func(t *testing.T) {
 		t.Parallel()
 		test(t, serve(t, ""), nil)
@@ -32,56 +32,50 @@ func inBoth(t *testing.T, test func(t *testing.T, s *agenttest.Server, client *t
 	})
 }
 
-// cutOff waits until the server ends a connection.
-func cutOff(t *testing.T, conn net.Conn, within time.Duration) {
+// awaitClose waits until the server closes a connection.
+func awaitClose(t *testing.T, conn net.Conn) {
 	t.Helper()
-	if err := conn.SetReadDeadline(time.Now().Add(within)); err != nil {
+	if err := conn.SetReadDeadline(time.Now().Add(15 * time.Second)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := io.Copy(io.Discard, conn); errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("not cut off within %v", within)
+		t.Error("not closed")
 	}
 }
 
-// Who says nothing, or a little at a time, is cut off.
-func TestSlowClients(t *testing.T) {
-	const within = web.HeaderTimeout + 10*time.Second
-	inBoth(t, func(t *testing.T, s *agenttest.Server, client *tls.Config) {
-		silent, halfway, dripping := s.Dial(client), s.Dial(client), s.Dial(client)
-		if _, err := io.WriteString(halfway, "GET /metrics HTTP/1.1\r\nHost: x\r\nX-Long"); err != nil {
+func TestServerClosesSlowConnections(t *testing.T) {
+	withAndWithoutTLS(t, func(t *testing.T, s *agenttest.Server, client *tls.Config) {
+		idle, incomplete, slow := s.Dial(client), s.Dial(client), s.Dial(client)
+		conns := []net.Conn{idle, incomplete, slow}
+		if client != nil {
+			conns = append(conns, s.Dial(nil)) // without a TLS handshake
+		}
+		if _, err := io.WriteString(incomplete, "GET /metrics HTTP/1.1\r\nHost: x\r\nX-Long"); err != nil {
 			t.Fatal(err)
 		}
-		go func() { // one header line after another, until the server has enough
-			_, err := io.WriteString(dripping, "GET /metrics HTTP/1.1\r\nHost: x\r\n")
+		go func() { // one header line after another
+			_, err := io.WriteString(slow, "GET /metrics HTTP/1.1\r\nHost: x\r\n")
 			for i := 0; err == nil; i++ {
 				<-time.After(200 * time.Millisecond)
-				_, err = fmt.Fprintf(dripping, "X-%d: x\r\n", i)
+				_, err = fmt.Fprintf(slow, "X-%d: x\r\n", i)
 			}
 		}()
-		for _, conn := range []net.Conn{silent, halfway, dripping} {
-			cutOff(t, conn, within)
-		}
-		if client != nil { // and who never begins with TLS
-			conn, err := net.Dial("tcp", s.Address())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer func() { _ = conn.Close() }()
-			cutOff(t, conn, within)
+		for _, conn := range conns {
+			awaitClose(t, conn)
 		}
 		s.MustGet(http.StatusOK, "/livez", client, "")
 	})
 }
 
-func TestLargeHeaders(t *testing.T) {
-	inBoth(t, func(t *testing.T, s *agenttest.Server, client *tls.Config) {
+func TestServerRejectsLargeHeaders(t *testing.T) {
+	withAndWithoutTLS(t, func(t *testing.T, s *agenttest.Server, client *tls.Config) {
 		for name, text := range map[string]string{
-			"a long path":   "GET /" + strings.Repeat("x", 64<<10) + " HTTP/1.1\r\nHost: x\r\n\r\n",
-			"a long header": "GET /metrics HTTP/1.1\r\nHost: x\r\nX: " + strings.Repeat("x", 64<<10) + "\r\n\r\n",
-			"many headers":  "GET /metrics HTTP/1.1\r\nHost: x\r\n" + strings.Repeat("X: x\r\n", 16<<10) + "\r\n",
+			"long path":    "GET /" + strings.Repeat("x", 64<<10) + " HTTP/1.1\r\nHost: x\r\n\r\n",
+			"long header":  "GET /metrics HTTP/1.1\r\nHost: x\r\nX: " + strings.Repeat("x", 64<<10) + "\r\n\r\n",
+			"many headers": "GET /metrics HTTP/1.1\r\nHost: x\r\n" + strings.Repeat("X: x\r\n", 16<<10) + "\r\n",
 		} {
 			conn := s.Dial(client)
-			go func() { _, _ = io.WriteString(conn, text) }() // it may be cut off before it is all sent
+			go func() { _, _ = io.WriteString(conn, text) }() // the server may close the connection before all is sent
 			res, err := http.ReadResponse(bufio.NewReader(conn), nil)
 			if err != nil {
 				t.Errorf("%s: %v", name, err)
@@ -95,7 +89,7 @@ func TestLargeHeaders(t *testing.T) {
 		if client == nil {
 			return
 		}
-		// HTTP/2 has frames of its own for headers.
+		// HTTP/2 sends headers in frames of their own.
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+s.Address()+"/metrics", nil)
 		if err != nil {
 			t.Fatal(err)
@@ -111,9 +105,9 @@ func TestLargeHeaders(t *testing.T) {
 	})
 }
 
-// A path is looked up among a few, and never in a file system. What is odd is not found, or sent to where its
-// clean form would be.
-func TestPathTricks(t *testing.T) {
+// Paths never reach a file system. An unclean path is not found, or redirected to its clean form.
+func TestServerPaths(t *testing.T) {
+	t.Parallel()
 	s := serve(t, "")
 	for path, want := range map[string]int{
 		"/metrics":               http.StatusOK,
@@ -141,37 +135,35 @@ func TestPathTricks(t *testing.T) {
 		"/metrics?x=/../y":       http.StatusOK,
 		"/metrics#x":             http.StatusNotFound,
 	} {
-		got := s.Send("GET " + path + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-		if got.StatusCode != want {
-			t.Errorf("%s: %d, want %d", path, got.StatusCode, want)
+		code, header := s.Send("GET " + path + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+		if code != want {
+			t.Errorf("%s: %d, want %d", path, code, want)
 		}
-		if where := got.Header.Get("Location"); where != "" && (!strings.HasPrefix(where, "/") || strings.HasPrefix(where, "//")) {
-			t.Errorf("%s is sent to %q", path, where)
+		if to := header.Get("Location"); to != "" && (!strings.HasPrefix(to, "/") || strings.HasPrefix(to, "//")) {
+			t.Errorf("%s redirects to %q", path, to)
 		}
 	}
 	for _, method := range []string{"POST", "PUT", "DELETE", "OPTIONS", "TRACE", "BREW"} {
-		if got := s.Send(method + " /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"); got.StatusCode != http.StatusMethodNotAllowed {
-			t.Errorf("%s: %d", method, got.StatusCode)
+		if code, _ := s.Send(method + " /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"); code != http.StatusMethodNotAllowed {
+			t.Errorf("%s: %d", method, code)
 		}
 	}
 	if errs := s.Logs.FilterLevelExact(zapcore.ErrorLevel).All(); len(errs) > 0 {
-		t.Errorf("it has panicked: %v", errs)
+		t.Errorf("panic: %v", errs)
 	}
 }
 
-// Connections that are open and do nothing cost memory, and nobody else's turn.
-func TestIdleConnections(t *testing.T) {
-	const many = 150
-	inBoth(t, func(t *testing.T, s *agenttest.Server, client *tls.Config) {
-		for range many {
+func TestServerServesBesideIdleConnections(t *testing.T) {
+	withAndWithoutTLS(t, func(t *testing.T, s *agenttest.Server, client *tls.Config) {
+		for range 150 {
 			s.Dial(client)
 		}
-		begin := time.Now()
+		start := time.Now()
 		for _, path := range []string{web.LivezPath, "/metrics"} {
 			s.MustGet(http.StatusOK, path, client, "")
 		}
-		if took := time.Since(begin); took > web.HeaderTimeout { // when the first of them are cut off
-			t.Errorf("two pages took %v", took)
+		if took := time.Since(start); took > 5*time.Second { // then the server closes the first of them
+			t.Errorf("two requests took %v", took)
 		}
 	})
 }

@@ -1,7 +1,6 @@
 package web_test
 
 import (
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -12,29 +11,37 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
-// A snapshot that gets old without a word from its source is a reason not to be ready.
-func TestUnreadyWhenSnapshotIsOld(t *testing.T) {
-	const reason = "GPUs were last measured "
+// An old snapshot of a source that is up means that the monitor is stuck.
+func TestNotReadyWithOldSnapshot(t *testing.T) {
 	for name, c := range map[string]struct {
 		status health.SourceStatus
 		age    time.Duration
-		want   string // "" for none
+		want   int // reasons
 	}{
-		"fresh":             {health.SourceUp, 0, ""},
-		"within the bound":  {health.SourceUp, 13 * time.Second, ""},
-		"older":             {health.SourceUp, 45 * time.Second, reason + "45s ago, though the source is up"},
-		"the source stalls": {health.SourceStalled, 45 * time.Second, ""},
+		"new":             {health.SourceUp, 0, 0},
+		"within maxAge":   {health.SourceUp, 39 * time.Second, 0},
+		"older":           {health.SourceUp, 45 * time.Second, 1},
+		"stalled and old": {health.SourceStalled, 45 * time.Second, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				snapshot := &health.Snapshot{At: time.Now(), Source: health.Source{Status: c.status}}
-				time.Sleep(c.age) //nolint:forbidigo // the bubble's time
-				why := web.NotReady(snapshot, plugin.Status{}, 40*time.Second)
-				i := slices.IndexFunc(why, func(s string) bool { return strings.HasPrefix(s, reason) })
-				if i < 0 && c.want != "" || i >= 0 && why[i] != c.want {
-					t.Errorf("not ready because of %q, want %q", why, c.want)
+				<-time.After(c.age)
+				if reasons := web.NotReady(snapshot, plugin.Status{}, 40*time.Second); len(reasons) != c.want {
+					t.Errorf("%q", reasons)
 				}
 			})
 		})
+	}
+}
+
+func TestNotReadyNamesEachReason(t *testing.T) {
+	down := &health.Snapshot{Source: health.Source{Status: health.SourceDown, Err: "refused"}}
+	p := plugin.Status{Err: "no kubelet", Resources: []plugin.ResourceStatus{{Name: "a", Registered: true}, {Name: "b", Err: "rejected"}}}
+	for _, s := range []*health.Snapshot{nil, down} {
+		reasons := web.NotReady(s, p, time.Minute)
+		if len(reasons) != 3 || s != nil && !strings.Contains(reasons[0], "refused") || !strings.Contains(reasons[1], "no kubelet") || !strings.Contains(reasons[2], "b: rejected") {
+			t.Errorf("%q", reasons)
+		}
 	}
 }

@@ -20,7 +20,7 @@ import (
 
 // Limits of the web server. Scrapes are small and quick.
 const (
-	HeaderTimeout   = 5 * time.Second
+	headerTimeout   = 5 * time.Second
 	requestTimeout  = 10 * time.Second
 	idleTimeout     = 2 * time.Minute
 	shutdownTimeout = 2 * time.Second
@@ -97,7 +97,7 @@ func (s *Server) serve(ctx context.Context, l reusableListener, c *Config) error
 		return err
 	}
 	srv := &http.Server{
-		Handler: newGuard(c, s.Pages, anonymousProbes(s.NotReady)), ReadHeaderTimeout: HeaderTimeout, ReadTimeout: requestTimeout,
+		Handler: newGuard(c, s.Pages, anonymousProbes(s.NotReady)), ReadHeaderTimeout: headerTimeout, ReadTimeout: requestTimeout,
 		WriteTimeout: requestTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes, ErrorLog: stdlog.New(errorLog{s.Log}, "", 0),
 		TLSConfig: c.tls.Clone(), Protocols: new(http.Protocols),
 	}

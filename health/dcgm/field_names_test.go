@@ -17,7 +17,7 @@ import (
 // The list that metrics finds fields by has every name that go-dcgm knows, and so dcgm-exporter, with its number, and
 // no other. It is a file because metrics does not know go-dcgm.
 func TestNamesOfFields(t *testing.T) {
-	text, err := os.ReadFile("../../metrics/allfields.txt")
+	text, err := os.ReadFile("../../metrics/fields/dcgm_fields.txt")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,6 +13,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
 )
 
 // documents returns the Markdown files of the repository at root.
@@ -33,6 +34,9 @@ func generate(root, document string) (string, error) {
 	parts := map[string]func(root string) (string, error){
 		"configuration": configuration,
 		"xids":          xids,
+		"incidents":     incidents,
+		"actions":       actions,
+		"events":        events,
 		"alerts":        alerts,
 	}
 	var failed error
@@ -168,9 +172,39 @@ func xids(string) (string, error) {
 		if x.Deviation != "" {
 			source += "; differs: " + x.Deviation
 		}
-		rows = append(rows, []string{strconv.Itoa(n), x.Symbol, x.Name, effect, string(x.Action), clears, source})
+		rows = append(rows, []string{strconv.Itoa(n), x.Symbol, x.Name, effect, code(string(x.Action)), clears, source})
 	}
 	return table([]string{"XID", "Symbol", "Meaning", "Effect", "Action", "Clears", "Source"}, rows), nil
+}
+
+// incidents returns the table of the codes of DCGM's health checks.
+func incidents(string) (string, error) {
+	var rows [][]string
+	unknown := health.LookupIncident(0).Source
+	for n := range 1000 { // DCGM 4.6 has about 130 codes
+		if i := health.LookupIncident(n); i.Source != unknown {
+			rows = append(rows, []string{i.Name, i.Effect.String(), code(string(i.Action)), i.Source})
+		}
+	}
+	return table([]string{"Code", "Effect of a FAIL", "Action", "Source"}, rows), nil
+}
+
+// actions returns the table of the actions that findings suggest.
+func actions(string) (string, error) {
+	var rows [][]string
+	for _, a := range health.Actions() {
+		rows = append(rows, []string{code(string(a)), a.Advice()})
+	}
+	return table([]string{"Action", "Advice"}, rows), nil
+}
+
+// events returns the table of the effects of simulated events.
+func events(string) (string, error) {
+	var rows [][]string
+	for _, e := range sim.Effects() {
+		rows = append(rows, []string{code(e.Key), e.Help})
+	}
+	return table([]string{"Key", "Effect"}, rows), nil
 }
 
 // alertRule is an alert of the chart's rules.

@@ -1,4 +1,5 @@
-// Package agenttest has what the tests of the agent's packages share: devices, certificates and a web server's client.
+// Package agenttest has what the tests of the agent's packages share: devices, certificates, and a client of the web
+// server.
 package agenttest
 
 import (
@@ -9,10 +10,10 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
-// Now is the time of the fixtures.
+// Now returns the time of the test devices.
 func Now() time.Time { return time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC) }
 
-// Ago is a time before Now.
+// Ago returns a time before Now.
 func Ago(d time.Duration) time.Time { return Now().Add(-d) }
 
 // GPU returns a healthy GPU.
@@ -86,8 +87,8 @@ func Holders() plugin.Holders {
 	}}
 }
 
-// MIGReading returns a reading of two GPUs, the second with MIG devices. The MIG devices' GPU instances are numbered as the driver does: the 3g.20gb is
-// 1:0, and its GPU instance is 1.
+// MIGReading returns a reading of two GPUs, the second with MIG devices. The IDs of their GPU instances are not their
+// indexes, as with the driver: the 3g.20gb is 1:0 and has GPU instance 1.
 func MIGReading() *health.Reading {
 	r := &health.Reading{}
 	add := func(d health.Device) {

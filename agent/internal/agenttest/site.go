@@ -195,13 +195,11 @@ func (s *Site) MustGet(want int, path string, client *tls.Config, user string) s
 // Dial connects to the server, over TLS if client is set.
 func (s *Site) Dial(client *tls.Config) net.Conn {
 	s.T.Helper()
-	var conn net.Conn
-	var err error
+	dial := new(net.Dialer).DialContext
 	if client != nil {
-		conn, err = tls.Dial("tcp", s.Address(), client)
-	} else {
-		conn, err = net.Dial("tcp", s.Address())
+		dial = (&tls.Dialer{Config: client}).DialContext
 	}
+	conn, err := dial(s.T.Context(), "tcp", s.Address())
 	if err != nil {
 		s.T.Fatal(err)
 	}
@@ -212,8 +210,8 @@ func (s *Site) Dial(client *tls.Config) net.Conn {
 	return conn
 }
 
-// Send sends the text of a request and returns the response without its body.
-func (s *Site) Send(text string) *http.Response {
+// Send sends the text of a request and returns the status code and the headers of the response.
+func (s *Site) Send(text string) (int, http.Header) {
 	s.T.Helper()
 	conn := s.Dial(nil)
 	if _, err := io.WriteString(conn, text); err != nil {
@@ -224,7 +222,7 @@ func (s *Site) Send(text string) *http.Response {
 		s.T.Fatalf("%.60q: %v", text, err)
 	}
 	_ = res.Body.Close()
-	return res
+	return res.StatusCode, res.Header
 }
 
 // PasswordHash returns the bcrypt hash of a password.

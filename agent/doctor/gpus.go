@@ -1,0 +1,153 @@
+package doctor
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// pciGPU is an NVIDIA GPU on the PCI bus.
+type pciGPU struct {
+	id     string // 0000:1b:00.0
+	driver string // nvidia, vfio-pci, nouveau; empty if it is unbound
+}
+
+func (h host) pciGPUs() (gpus []pciGPU) {
+	for _, dir := range h.glob("/sys/bus/pci/devices/*") {
+		class := h.read(dir + "/class")
+		if h.read(dir+"/vendor") != "0x10de" || !strings.HasPrefix(class, "0x0300") && !strings.HasPrefix(class, "0x0302") {
+			continue
+		}
+		g := pciGPU{id: busID(filepath.Base(dir))}
+		if link, err := os.Readlink(h.path(dir + "/driver")); err == nil {
+			g.driver = filepath.Base(link)
+		}
+		gpus = append(gpus, g)
+	}
+	return gpus
+}
+
+// busID converts a PCI bus ID to the kernel's format: its domain has at least 4 digits, NVIDIA's has 8.
+func busID(id string) string {
+	domain, rest, found := strings.Cut(strings.ToLower(id), ":")
+	n, err := strconv.ParseUint(domain, 16, 32)
+	if !found || err != nil {
+		return id
+	}
+	return fmt.Sprintf("%04x:%s", n, rest)
+}
+
+func (d doctor) checkGPUs(s survey) []Check {
+	if !d.host.exists("/sys/bus/pci/devices") {
+		return []Check{{Status: CheckInfo, Found: "unknown: there is no " + d.host.path("/sys/bus/pci/devices")}}
+	}
+	gpus, listed := d.host.pciGPUs(), map[string]bool{}
+	for _, g := range s.gpus() {
+		listed[busID(g.PCI)] = true
+	}
+	var bound, unlisted, unbound, nouveau, otherDriver []string
+	for _, g := range gpus {
+		switch g.driver {
+		case "nvidia":
+			if bound = append(bound, g.id); len(listed) > 0 && !listed[g.id] {
+				unlisted = append(unlisted, g.id)
+			}
+		case "nouveau":
+			nouveau = append(nouveau, g.id)
+		case "":
+			unbound = append(unbound, g.id)
+		default:
+			otherDriver = append(otherDriver, g.id+" ("+g.driver+")")
+		}
+	}
+	head := Check{Status: CheckOK, Found: plural(len(gpus), "GPU") + " on the PCI bus"}
+	unusable := CheckWarn // unless no GPU is usable
+	switch {
+	case len(gpus) == 0 && len(listed) > 0: // a platform device, or not the node's sysfs
+		head.Status = CheckInfo
+		head.Found = "none on the PCI bus, but DCGM lists " + fmt.Sprint(len(listed))
+	case len(gpus) == 0:
+		head.Status, head.Found = CheckFail, "no NVIDIA GPU on the PCI bus"
+		head.Fix = "run the agent on GPU nodes only; for a virtual machine, pass a GPU through"
+	case len(bound) == 0:
+		unusable, head.Status = CheckFail, CheckFail
+		head.Found += ", none bound to the driver nvidia"
+		head.Fix = "bind one to nvidia as described below"
+	default:
+		head.Found += fmt.Sprintf(", %d bound to the driver nvidia", len(bound))
+		if len(listed) > 0 {
+			head.Found += fmt.Sprintf(", %d listed by DCGM", len(listed))
+		}
+	}
+	checks := []Check{head}
+	add := func(status CheckStatus, ids []string, what, fix string) {
+		if len(ids) > 0 {
+			checks = append(checks, Check{Status: status, Found: what + ": " + strings.Join(ids, ", "), Fix: fix})
+		}
+	}
+	add(unusable, unbound, "bound to no driver", "load the driver (modprobe nvidia), then look for NVRM in the kernel log (dmesg)")
+	add(unusable, nouveau, "bound to the driver nouveau", "install the NVIDIA driver, blacklist nouveau and reboot")
+	add(CheckInfo, otherDriver, "bound to another driver", "")
+	add(CheckWarn, unlisted, "bound to nvidia, but not listed by DCGM",
+		"look for NVRM and Xid in the kernel log (dmesg), then reset the GPU or reboot; in a container, set NVIDIA_VISIBLE_DEVICES=all")
+	add(CheckWarn, s.unreachable(), "listed by DCGM, but unreachable", "drain the node, then reset the GPU (nvidia-smi --gpu-reset) or reboot")
+	return checks
+}
+
+// majorNVIDIA is the major number of /dev/nvidiactl and /dev/nvidia<N>, which the kernel's list of devices reserves.
+const majorNVIDIA = 195
+
+// checkDeviceNodes checks that the driver's device nodes exist.
+func (d doctor) checkDeviceNodes(s survey) []Check {
+	if d.host.kernelDriver() == "" {
+		return []Check{{Status: CheckInfo, Found: "none without the driver"}}
+	}
+	type node struct {
+		path  string
+		minor int // -1: the major number is dynamic
+	}
+	nodes := []node{{"/dev/nvidiactl", 255}, {"/dev/nvidia-uvm", -1}}
+	for _, file := range d.host.glob("/proc/driver/nvidia/gpus/*/information") {
+		for line := range strings.Lines(d.host.read(file)) {
+			if key, value, _ := strings.Cut(line, ":"); key == "Device Minor" {
+				if n, err := strconv.Atoi(strings.TrimSpace(value)); err == nil {
+					nodes = append(nodes, node{fmt.Sprint("/dev/nvidia", n), n})
+				}
+			}
+		}
+	}
+	var present, missing, unlinked []string
+	for _, n := range nodes {
+		link := fmt.Sprintf("/dev/char/%d:%d", majorNVIDIA, n.minor)
+		switch {
+		case !d.host.exists(n.path):
+			missing = append(missing, n.path)
+		default:
+			present = append(present, n.path)
+			if n.minor >= 0 && !d.host.exists(link) {
+				unlinked = append(unlinked, link)
+			}
+		}
+	}
+	checks := []Check{{Status: CheckOK, Found: strings.Join(present, ", ")}}
+	if len(missing) > 0 {
+		c := Check{
+			Status: CheckWarn, Found: "missing: " + strings.Join(missing, ", "),
+			Fix: "run nvidia-smi and nvidia-modprobe -u as root on the node; in a container, set NVIDIA_VISIBLE_DEVICES=all",
+		}
+		if len(s.gpus()) == 0 { // the container toolkit creates the nodes, but DCGM needs them too
+			c.Status = CheckFail
+		}
+		checks = []Check{c}
+	}
+	if len(unlinked) > 0 && !d.inContainer {
+		checks = append(checks, Check{
+			Status: CheckWarn,
+			Found:  "no " + strings.Join(unlinked, ", ") + ": systemctl daemon-reload takes the GPUs from running containers",
+			Fix:    "nvidia-ctk system create-dev-char-symlinks --create-all",
+		})
+	}
+	return checks
+}

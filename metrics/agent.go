@@ -1,0 +1,94 @@
+package metrics
+
+import (
+	"maps"
+	"runtime"
+	"slices"
+
+	dto "github.com/prometheus/client_model/go"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+)
+
+func (s *scrape) collectSource() {
+	source := s.snapshot.Source
+	s.Add(sourceUp, boolValue(source.Status == health.SourceUp), nil)
+	s.Add(sourceStalled, boolValue(source.Status == health.SourceStalled), nil)
+	s.Add(sourceDetached, boolValue(source.Status == health.SourceDetached), nil)
+	s.Add(sourceReconnects, float64(source.Reconnects), nil)
+	s.collectPollDurations()
+	if s.snapshot.Polled() {
+		s.Add(snapshotAge, s.now.Sub(s.snapshot.At).Seconds(), nil)
+		v := source.Versions
+		s.AddWith(sourceInfo, 1, nil, label("driver", v.Driver), label("cuda", v.CUDA), label("dcgm", v.DCGM), label("engine", v.Engine))
+	}
+}
+
+func (s *scrape) collectPollDurations() {
+	h := &dto.Histogram{SampleCount: &s.polls.count, SampleSum: &s.polls.sum}
+	for _, bound := range slices.Sorted(maps.Keys(s.polls.buckets)) {
+		n := s.polls.buckets[bound]
+		h.Bucket = append(h.Bucket, &dto.Bucket{UpperBound: &bound, CumulativeCount: &n})
+	}
+	s.AddMetric(pollDuration, &dto.Metric{Histogram: h})
+}
+
+func (s *scrape) collectPlugin(status plugin.Status) {
+	s.Add(pluginEnabled, boolValue(!status.Off), nil)
+	for i := range status.Resources {
+		r := &status.Resources[i]
+		labels := s.Labels(nil, label("resource", r.Name))
+		s.Add(pluginRegistered, boolValue(r.Registered), labels)
+		s.Add(pluginRegistrations, float64(r.Registrations), labels)
+		s.Add(pluginStreams, float64(r.Streams), labels)
+		s.Add(pluginMismatches, float64(r.AuditMismatches), labels)
+		s.AddWith(pluginDevices, float64(r.Healthy), labels, label("health", "healthy"))
+		s.AddWith(pluginDevices, float64(r.Devices-r.Healthy), labels, label("health", "unhealthy"))
+		s.Add(allocations, float64(r.Allocations), labels)
+		for _, reason := range plugin.AllocationErrors() {
+			if r.AllocationErrors[reason] == 0 {
+				s.AddWith(allocationErrors, 0, labels, label("reason", reason))
+			}
+		}
+		for reason, n := range r.AllocationErrors {
+			if n > 0 {
+				s.AddWith(allocationErrors, float64(n), labels, label("reason", reason))
+			}
+		}
+	}
+	s.Add(podResourcesUp, boolValue(s.holders.Err == ""), nil)
+	if !s.holders.At.IsZero() {
+		s.Add(podResourcesAge, s.now.Sub(s.holders.At).Seconds(), nil)
+	}
+}
+
+func (s *scrape) collectAgent() {
+	if s.src.Kubernetes != nil {
+		if k, enabled := s.src.Kubernetes(); enabled {
+			s.Add(kubernetesWrites, float64(k.Writes), nil)
+			s.Add(kubernetesEvents, float64(k.Events), nil)
+			s.Add(kubernetesDropped, float64(k.Dropped), nil)
+			s.Add(kubernetesErrors, float64(k.Errors), nil)
+		}
+	}
+	s.addIfEnabled(podLabelsUp, s.src.PodLabelsUp)
+	s.addIfEnabled(stateFileUp, s.src.StateFileUp)
+	r := s.src.Reload()
+	s.Add(fieldsUnknown, float64(len(s.cfg.Chosen.Unknown)), nil)
+	s.Add(reloadSuccessful, boolValue(r.OK), nil)
+	s.Add(reloadTime, unixSeconds(r.At), nil)
+	if s.src.LogDropped != nil {
+		s.Add(logDropped, float64(s.src.LogDropped()), nil)
+	}
+	s.AddWith(buildInfo, 1, nil, label("version", s.src.Version), label("revision", s.src.Revision), label("goversion", runtime.Version()))
+}
+
+func (s *scrape) addIfEnabled(family int, status func() (up, enabled bool)) {
+	if status == nil {
+		return
+	}
+	if up, enabled := status(); enabled {
+		s.Add(family, boolValue(up), nil)
+	}
+}

@@ -1,0 +1,221 @@
+package metrics
+
+import (
+	"strconv"
+	"strings"
+
+	dto "github.com/prometheus/client_model/go"
+
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/exposition"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
+)
+
+const namespace = "gpu_node_agent_"
+
+// Type names of metrics.
+const (
+	gauge     = fields.TypeGauge
+	counter   = fields.TypeCounter
+	histogram = "histogram"
+	summary   = "summary"
+)
+
+// MetricInfo describes a metric of the agent.
+type MetricInfo struct {
+	Name   string
+	Type   string // gauge, counter, histogram or summary
+	Help   string
+	Labels []string // in no particular order
+}
+
+// Describe returns the metrics of the agent itself, of its process and of its Go runtime. fields.List describes the
+// fields of DCGM. Labels do not include those of metrics.podLabels, which gpu_node_agent_device_allocated and the
+// fields have in addition.
+func Describe() []MetricInfo {
+	list := agentMetrics()
+	for _, r := range runtimeTable() {
+		list = append(list, MetricInfo{"go_" + r.name, r.typ, r.help, nil})
+	}
+	return list
+}
+
+// Numbers of the metrics in agentMetrics.
+const (
+	deviceState = iota
+	deviceFinding
+	deviceUnhealthySeconds
+	healthTransitions
+	xidErrors
+	lastXID
+	lastXIDTime
+	deviceAllocated
+	deviceIdleSeconds
+	deviceIdleFor
+	deviceInfo
+	deviceMemory
+
+	sourceUp
+	sourceStalled
+	sourceDetached
+	sourceReconnects
+	snapshotAge
+	sourceInfo
+	pollDuration
+
+	pluginEnabled
+	pluginRegistered
+	pluginRegistrations
+	pluginStreams
+	pluginMismatches
+	pluginDevices
+	allocations
+	allocationErrors
+	podResourcesUp
+	podResourcesAge
+
+	kubernetesWrites
+	kubernetesEvents
+	kubernetesDropped
+	kubernetesErrors
+	podLabelsUp
+	stateFileUp
+	fieldsUnknown
+	reloadSuccessful
+	reloadTime
+	logDropped
+	buildInfo
+
+	processCPU
+	processOpenFDs
+	processMaxFDs
+	processVirtual
+	processVirtualMax
+	processResident
+	processStart
+
+	goGoroutines
+	goThreads
+	goLastGC
+	goInfo
+	goPauses
+
+	firstRuntimeMetric // of runtimeTable
+)
+
+// agentMetrics lists the metrics of the agent by number.
+func agentMetrics() []MetricInfo {
+	device := func(more ...string) []string {
+		return append([]string{"gpu", "UUID", "GPU_I_PROFILE", "GPU_I_ID", "hostname"}, more...)
+	}
+	resource := func(more ...string) []string { return append([]string{"resource"}, more...) }
+	list := []MetricInfo{
+		deviceState: {"device_state", gauge, "Whether the device is in the state. " +
+			"The kubelet counts a device as unhealthy exactly while its state is unhealthy.", device("state")},
+		deviceFinding:          {"device_finding", gauge, "Active findings of the device; always 1.", device("cause", "severity", "action")},
+		deviceUnhealthySeconds: {"device_unhealthy_seconds_total", counter, "Total time the device was unhealthy since the agent started, in seconds.", device()},
+		healthTransitions:      {"health_transitions_total", counter, "Total number of times the device entered the state since the agent started.", device("state")},
+		xidErrors: {"xid_errors_total", counter, "Total number of XIDs reported by the device since the agent started. " +
+			"Common XIDs of a GPU start at 0.", device("xid")},
+		lastXID:         {"last_xid", gauge, "Number of the last XID reported by the device.", device()},
+		lastXIDTime:     {"last_xid_timestamp_seconds", gauge, "Unix time of the last XID reported by the device.", device()},
+		deviceAllocated: {"device_allocated", gauge, "Containers that hold the device or a replica of it; always 1.", device("namespace", "pod", "container", "resource", "pod_uid")},
+		deviceIdleSeconds: {"device_idle_seconds_total", counter, "Total time the container held the device while it was idle, in seconds: " +
+			"its utilization was below metrics.idleBelow.", device("namespace", "pod", "container", "pod_uid")},
+		deviceIdleFor: {
+			"device_idle_for_seconds", gauge, "Time since the device was last busy while the container held it, in seconds; 0 while it is busy.",
+			device("namespace", "pod", "container", "pod_uid"),
+		},
+		deviceInfo: {
+			"device_info", gauge, "Properties of the device; always 1. The label mig is on or off for a GPU, device for a MIG device.",
+			device("model", "pci_bus_id", "numa", "mig", "parent"),
+		},
+		deviceMemory: {"device_memory_bytes", gauge, "Total framebuffer memory of the device.", device()},
+
+		sourceUp:         {"source_up", gauge, "Whether the source measures the GPUs.", nil},
+		sourceStalled:    {"source_stalled", gauge, "Whether a call to the source has not returned in time.", nil},
+		sourceDetached:   {"source_detached", gauge, "Whether an operator has detached the driver; source_up is then 0.", nil},
+		sourceReconnects: {"source_reconnects_total", counter, "Total number of times the source was reopened.", nil},
+		snapshotAge:      {"snapshot_age_seconds", gauge, "Time since the GPUs were last measured.", nil},
+		sourceInfo:       {"source_info", gauge, "Versions of the driver, CUDA, DCGM and the host engine; always 1.", []string{"driver", "cuda", "dcgm", "engine"}},
+		pollDuration:     {"source_poll_duration_seconds", histogram, "Duration of a poll of all devices.", nil},
+
+		pluginEnabled:       {"plugin_enabled", gauge, "Whether the agent offers GPUs to the kubelet; 0 if plugin.enabled is false.", nil},
+		pluginRegistered:    {"plugin_registered", gauge, "Whether the resource is registered with the kubelet.", resource()},
+		pluginRegistrations: {"plugin_registrations_total", counter, "Total number of registrations of the resource with the kubelet.", resource()},
+		pluginStreams:       {"plugin_streams", gauge, "Number of open ListAndWatch streams of the resource.", resource()},
+		pluginMismatches: {"plugin_audit_mismatches_total", counter, "Total number of audits in which the kubelet's devices differed from those sent; " +
+			"the resource is then registered again.", resource()},
+		pluginDevices:    {"plugin_devices", gauge, "Number of devices sent to the kubelet, by health.", resource("health")},
+		allocations:      {"allocations_total", counter, "Total number of answered Allocate requests, one per container.", resource()},
+		allocationErrors: {"allocation_errors_total", counter, "Total number of refused Allocate requests, by reason.", resource("reason")},
+		podResourcesUp:   {"pod_resources_up", gauge, "Whether the kubelet's pod resources could be read.", nil},
+		podResourcesAge:  {"pod_resources_age_seconds", gauge, "Time since the kubelet's pod resources were last read.", nil},
+
+		kubernetesWrites:  {"kubernetes_writes_total", counter, "Total number of writes of the node condition to the API server.", nil},
+		kubernetesEvents:  {"kubernetes_events_total", counter, "Total number of events written to the API server.", nil},
+		kubernetesDropped: {"kubernetes_events_dropped_total", counter, "Total number of dropped events: too many, or too old when the API server was reachable again.", nil},
+		kubernetesErrors:  {"kubernetes_errors_total", counter, "Total number of failed requests to the API server; most are retried.", nil},
+		podLabelsUp:       {"pod_labels_up", gauge, "Whether the labels of this node's pods could be read from the API server.", nil},
+		stateFileUp:       {"state_file_up", gauge, "Whether the state file (health.stateFile) could be written.", nil},
+		fieldsUnknown:     {"fields_unknown", gauge, "Number of entries of metrics.fields or metrics.fieldsFile that select nothing; check-config lists them.", nil},
+		reloadSuccessful:  {"config_last_reload_successful", gauge, "Whether the last reload of the configuration succeeded.", nil},
+		reloadTime:        {"config_last_reload_success_timestamp_seconds", gauge, "Unix time of the last successful reload of the configuration.", nil},
+		logDropped:        {"log_dropped_total", counter, "Total number of log entries dropped because standard error was blocked.", nil},
+		buildInfo:         {"build_info", gauge, "Version, revision and Go version of the agent; always 1.", []string{"version", "revision", "goversion"}},
+
+		// The names and help of client_golang's collectors.
+		processCPU:        {"process_cpu_seconds_total", counter, "Total user and system CPU time spent in seconds.", nil},
+		processOpenFDs:    {"process_open_fds", gauge, "Number of open file descriptors.", nil},
+		processMaxFDs:     {"process_max_fds", gauge, "Maximum number of open file descriptors.", nil},
+		processVirtual:    {"process_virtual_memory_bytes", gauge, "Virtual memory size in bytes.", nil},
+		processVirtualMax: {"process_virtual_memory_max_bytes", gauge, "Maximum amount of virtual memory available in bytes.", nil},
+		processResident:   {"process_resident_memory_bytes", gauge, "Resident memory size in bytes.", nil},
+		processStart:      {"process_start_time_seconds", gauge, "Start time of the process since unix epoch in seconds.", nil},
+
+		goGoroutines: {"go_goroutines", gauge, "Number of goroutines that currently exist.", nil},
+		goThreads:    {"go_threads", gauge, "Number of OS threads created.", nil},
+		goLastGC:     {"go_memstats_last_gc_time_seconds", gauge, "Number of seconds since 1970 of last garbage collection.", nil},
+		goInfo:       {"go_info", gauge, "Information about the Go environment.", []string{"version"}},
+		goPauses: {
+			"go_gc_duration_seconds", summary, "A summary of the wall-time pause (stop-the-world) duration in garbage collection cycles.",
+			[]string{"quantile"},
+		},
+	}
+	for i := range processCPU {
+		list[i].Name = namespace + list[i].Name
+	}
+	return list
+}
+
+// schema is the part of a page that follows from the configuration. It is immutable.
+type schema struct {
+	*exposition.Schema
+	cfg         *Config
+	firstField  int // number of the first of cfg.Chosen.Fields
+	runtimeSums runtimeSums
+	window      string // in milliseconds
+	needsEvents bool   // a field is computed from the events in the window
+}
+
+// newSchema numbers the agent's metrics first, then those of the Go runtime, then the selected fields.
+func newSchema(cfg *Config) *schema {
+	s := &schema{cfg: cfg, runtimeSums: newRuntimeSums(), window: strconv.FormatInt(cfg.Window.Milliseconds(), 10)}
+	var families []exposition.Family
+	add := func(name, help, typ, unit string) {
+		kind := dto.MetricType(dto.MetricType_value[strings.ToUpper(typ)])
+		families = append(families, exposition.Family{Name: name, Help: help, Type: kind, Unit: unit})
+	}
+	for _, m := range agentMetrics() {
+		add(m.Name, m.Help, m.Type, "")
+	}
+	for _, r := range runtimeTable() {
+		add("go_"+r.name, r.help, r.typ, r.unit)
+	}
+	s.firstField = len(families)
+	for _, f := range cfg.Chosen.Fields {
+		add(f.Name, f.Help, f.Type, "")
+		s.needsEvents = s.needsEvents || f.Name == fields.XIDErrorsCount || f.Name == fields.ClockEventsCount
+	}
+	s.Schema = exposition.NewSchema(families)
+	return s
+}

@@ -1,0 +1,168 @@
+package metrics
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+)
+
+// renderPerPod renders a page with AttributePerPod.
+func renderPerPod(t *testing.T, s *health.Snapshot, change func(*Sources)) string {
+	t.Helper()
+	c := *testConfig(fields.SetDefault)
+	c.Attribution = AttributePerPod
+	src := configuredSources(s, &c)
+	change(&src)
+	return render(t, newCollector(src))
+}
+
+func TestAttribution(t *testing.T) {
+	s := setValues(testNode(), map[health.Field]float64{health.FieldFBUsed: 1})
+	const name = "DCGM_FI_DEV_FB_USED"
+	page := render(t, newCollector(testSources(s)))
+	expectSeries(t, page, 5, name)
+	expectSeries(t, page, 1, name, `UUID="GPU-a"`, `container="main"`, `namespace="team"`, `pod="train-0"`)
+	expectSeries(t, page, 2, name, `pod=`)
+	expectSeries(t, page, 1, name, `GPU_I_ID="1"`, `pod="web"`)
+	expectSeries(t, page, 1, name, `device="nvidia2"`, `modelName="a `)
+
+	page = renderPerPod(t, s, func(*Sources) {})
+	expectSeries(t, page, 8, name)
+	expectSeries(t, page, 1, name, `UUID="GPU-a"`)
+	expectSeries(t, page, 4, name, `modelName="a `)
+	expectSeries(t, page, 1, name, `pod="nb-1"`, `vgpu="0"`)
+	expectSeries(t, page, 1, name, `pod="nb-1"`, `vgpu="2"`)
+	expectSeries(t, page, 1, name, `pod="nb-2"`, `vgpu="1"`)
+	expectSeries(t, page, 3, name, `vgpu=`)
+}
+
+// A pod's labels end with its allocation. If the pod resources cannot be read, the device series stay.
+func TestHoldersChange(t *testing.T) {
+	src := testSources(testNode())
+	current := testHolders()
+	src.Holders = func() plugin.Holders { return current }
+	c := newCollector(src)
+	expectSeries(t, render(t, c), 1, "DCGM_FI_DEV_GPU_TEMP", `pod="train-0"`)
+	current = plugin.Holders{At: now.Add(-time.Hour), Err: "no such file"}
+	page := render(t, c)
+	if strings.Contains(page, `pod=`) {
+		t.Errorf("the page has holders:\n%s", page)
+	}
+	expectSeries(t, page, 2, "DCGM_FI_DEV_GPU_TEMP")
+	expectSeries(t, page, 1, namespace+"pod_resources_up", " 0\n")
+	expectSeries(t, page, 1, namespace+"pod_resources_age_seconds", " 3600\n")
+}
+
+func TestReplicaOf(t *testing.T) {
+	for id, want := range map[string]string{
+		"GPU-1": "", "GPU-1::3": "3", "MIG-1::10": "10", "nvidia0": "", "nvidia0/gi1": "", "nvidia0/gi1/vgpu2": "2", "0::1": "1",
+	} {
+		if got := replicaOf(id); got != want {
+			t.Errorf("replicaOf(%q) = %q, want %q", id, got, want)
+		}
+	}
+}
+
+// testPodLabels are the labels of testHolders' pods.
+func testPodLabels(_, pod string) []Label {
+	switch pod {
+	case "train-0":
+		return []Label{label("team", "vision"), label("app_name", "train"), label("empty", ""), label(podUIDLabel, "0f4b")}
+	case "nb-1":
+		return []Label{label("team", "notebooks")}
+	}
+	return nil
+}
+
+func TestPodLabelsOnSeries(t *testing.T) {
+	const temp, allocated = "DCGM_FI_DEV_GPU_TEMP", namespace + "device_allocated"
+	src := testSources(testNode())
+	src.PodLabels = testPodLabels
+	page := render(t, newCollector(src))
+	expectSeries(t, page, 1, temp, `team=`)
+	expectSeries(t, page, 1, temp, `UUID="GPU-a",app_name="train",`, `pod="train-0",pod_uid="0f4b",team="vision"}`)
+	expectSeries(t, page, 1, allocated, `pod="train-0",pod_uid="0f4b"`, `app_name="train"`, `team="vision"`)
+	expectSeries(t, page, 1, temp, `pod_uid=`)
+	expectSeries(t, page, 1, allocated, `pod_uid=`)
+	for _, idle := range []string{namespace + "device_idle_seconds_total", namespace + "device_idle_for_seconds"} {
+		expectSeries(t, page, 1, idle, `pod="train-0",pod_uid="0f4b"}`)
+		expectSeries(t, page, 0, idle, `team=`)
+	}
+	expectSeries(t, page, 1, allocated, `pod="nb-1"`, `team="notebooks"`)
+	expectSeries(t, page, 2, allocated, `team=`)
+	if strings.Contains(page, "empty=") {
+		t.Error("the page has an empty pod label")
+	}
+
+	page = renderPerPod(t, testNode(), func(src *Sources) { src.PodLabels = testPodLabels })
+	expectSeries(t, page, 4, temp, `UUID="GPU-c"`)
+	expectSeries(t, page, 2, temp, `pod="nb-1"`, `team="notebooks"`, `vgpu=`)
+	expectSeries(t, page, 3, temp, `team=`)
+}
+
+// A pod label never replaces another label, and an invalid one does not affect the others.
+func TestInvalidPodLabelsAreOmitted(t *testing.T) {
+	src := configuredSources(testNode(), testConfig(fields.SetDefault, fields.SetOptional))
+	src.PodLabels = func(string, string) []Label {
+		labels := []Label{label(podUIDLabel, "")}
+		for _, name := range []string{
+			"gpu", "UUID", "hostname", "pod", "hpc_job", "err_code", "xid", "resource", "DCGM_FI_DRIVER_VERSION", "__name__", "", "0", "a-b", "a\"", "ü",
+		} {
+			labels = append(labels, label(name, "x"))
+		}
+		return append(labels, label("team", "good\xff"), label("team", "x"))
+	}
+	page := render(t, newCollector(src))
+	if strings.Contains(page, `="x"`) {
+		t.Errorf("the page has an invalid label:\n%s", page)
+	}
+	expectSeries(t, page, 1, "DCGM_FI_DEV_GPU_TEMP", `UUID="GPU-a"`, `gpu="0"`, `pod="train-0"`, `team="good�"`)
+	expectSeries(t, page, 1, "DCGM_FI_DEV_XID_ERRORS", `err_code="31"`, `team="good�"`)
+}
+
+// A scrape asks for each pod once, so that its series agree.
+func TestPodLabelsAreReadOnce(t *testing.T) {
+	var pods []string
+	src := testSources(testNode())
+	src.PodLabels = func(namespace, pod string) []Label {
+		pods = append(pods, namespace+"/"+pod)
+		return nil
+	}
+	render(t, newCollector(src))
+	if slices.Sort(pods); !slices.Equal(pods, []string{"infer/web", "team/nb-1", "team/nb-2", "team/train-0"}) {
+		t.Errorf("asked for %q", pods)
+	}
+}
+
+func TestJobLabels(t *testing.T) {
+	const temp, used = "DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_FB_USED"
+	src := testSources(testNode())
+	src.Jobs = func(gpu int, gi string) []string {
+		switch {
+		case gpu == 0:
+			return []string{"4711", "", "4712", "4711"}
+		case gpu == 2 && gi == "2":
+			return []string{"part\n1"}
+		case gpu == 2 && gi == "":
+			return []string{""}
+		}
+		return nil
+	}
+	page := render(t, newCollector(src))
+	expectSeries(t, page, 2, temp, `UUID="GPU-a"`)
+	expectSeries(t, page, 1, temp, `UUID="GPU-a"`, `hpc_job="4711"`, `pod="train-0"`)
+	expectSeries(t, page, 1, temp, `UUID="GPU-a"`, `hpc_job="4712"`, `pod="train-0"`)
+	expectSeries(t, page, 1, temp, `UUID="GPU-c"`)
+	expectSeries(t, page, 0, temp, `UUID="GPU-c"`, `hpc_job`)
+	expectSeries(t, page, 1, used, `GPU_I_ID="2"`, `hpc_job="part\n1"`)
+	expectSeries(t, page, 1, used, `GPU_I_ID="1"`)
+	expectSeries(t, page, 0, namespace+"device_state", "hpc_job")
+
+	page = renderPerPod(t, testNode(), func(src *Sources) { src.Jobs = func(int, string) []string { return []string{"1", "2"} } })
+	expectSeries(t, page, 8, temp, `UUID="GPU-c"`) // 2 jobs for the device and each of 3 replicas
+}

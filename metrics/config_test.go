@@ -1,0 +1,49 @@
+package metrics
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
+)
+
+func TestConfigValidate(t *testing.T) {
+	if err := DefaultConfig().Validate(); err != nil {
+		t.Error(err)
+	}
+	c := Config{
+		Listen: "nine", Fields: []fields.Spec{{Name: fields.SetDefault}, {Help: "x"}}, FieldsFile: "here.csv", HPCJobDir: "jobs", WebConfigFile: "web.yaml",
+		Attribution: "x", IdleBelow: -1, Window: 1, Compat: CompatConfig{HostnameLabel: "host"},
+	}
+	err := c.Validate()
+	if err == nil {
+		t.Fatal("an invalid configuration is valid")
+	}
+	keys := []string{"listen", "fields[1].name", "fieldsFile", "webConfigFile", "hpcJobDir", "attribution", "idleBelow", "window", "compat.hostnameLabel"}
+	lines := strings.Split(err.Error(), "\n")
+	if len(lines) != len(keys) {
+		t.Fatalf("got errors %q, want one for each of %q", lines, keys)
+	}
+	for i, key := range keys {
+		if !strings.HasPrefix(lines[i], key+": ") {
+			t.Errorf("got error %q, want one for %s", lines[i], key)
+		}
+	}
+}
+
+func TestConfigNotesNameKeyAndEntry(t *testing.T) {
+	c := DefaultConfig()
+	c.Fields = []fields.Spec{{Name: "nonsense"}}
+	c, err := c.Resolve()
+	if notes := c.Notes(); err != nil || len(notes) != 1 || !strings.HasPrefix(notes[0], "metrics.fields: nonsense: ") {
+		t.Errorf("got notes %q, %v", notes, err)
+	}
+	c.FieldsFile = filepath.Join(t.TempDir(), "none.csv")
+	if _, err := c.Resolve(); err == nil || !strings.HasPrefix(err.Error(), "fieldsFile: ") {
+		t.Errorf("missing file: got %v", err)
+	}
+	if notes := c.Notes(); len(notes) != 1 || !strings.HasPrefix(notes[0], "metrics.fieldsFile: "+c.FieldsFile+": nonsense: ") {
+		t.Errorf("got notes %q", notes)
+	}
+}

@@ -1,0 +1,59 @@
+package exposition
+
+import (
+	"net/http"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+)
+
+// CollectFunc returns a page with the current series. The page belongs to the caller until it calls done.
+type CollectFunc func() (p *Page, done func())
+
+// Gather implements prometheus.TransactionalGatherer.
+func (c CollectFunc) Gather() (families []*dto.MetricFamily, done func(), err error) {
+	p, done := c()
+	return p.Families(), done, nil
+}
+
+// Handler serves the page of a scrape. It logs a family that cannot be encoded and serves the others.
+//
+// A client that accepts Prometheus' text format gets it, whatever else it prefers, as from dcgm-exporter. OpenMetrics
+// requires counter names to end in _total; dcgm-exporter's do not, so in OpenMetrics they have the type unknown, which
+// some readers treat as gauges. Prometheus asks for OpenMetrics first, but gains nothing from it here. Only clients
+// that accept OpenMetrics and not the text format get it.
+func Handler(collect CollectFunc, log promhttp.Logger) http.Handler {
+	opts := promhttp.HandlerOpts{ErrorLog: log, ErrorHandling: promhttp.ContinueOnError, DisableCompression: true}
+	standard := promhttp.HandlerForTransactional(collect, opts)
+	opts.EnableOpenMetrics = true
+	openMetrics := promhttp.HandlerForTransactional(collect, opts)
+	renderer := newRenderer()
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		format := expfmt.NegotiateAccept(r.Header, expfmt.DefaultAcceptedFormats()...)
+		render := func(w http.ResponseWriter) { standard.ServeHTTP(w, r) }
+		switch {
+		case requiresOpenMetrics(r.Header.Values("Accept")):
+			render = func(w http.ResponseWriter) { openMetrics.ServeHTTP(w, r) }
+		case format.FormatType() == expfmt.TypeTextPlain && !r.URL.Query().Has(nameParameter):
+			render = func(w http.ResponseWriter) { collect.writeText(w, format, log) }
+		}
+		renderer.serve(r.Context(), w, acceptsGzip(r.Header.Values("Accept-Encoding")), render)
+	})
+}
+
+// nameParameter is promhttp's query parameter that selects families by name.
+const nameParameter = "name[]"
+
+// writeText responds with all families in the text format.
+func (c CollectFunc) writeText(w http.ResponseWriter, format expfmt.Format, log promhttp.Logger) {
+	p, done := c()
+	defer done()
+	text, err := p.Text()
+	if err != nil {
+		log.Println("cannot encode all metrics:", err)
+	}
+	w.Header().Add("Vary", "Accept")
+	w.Header().Set("Content-Type", string(format))
+	_, _ = w.Write(text) // to memory
+}

@@ -1,0 +1,147 @@
+package metrics
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+
+	dto "github.com/prometheus/client_model/go"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/exposition"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+)
+
+// entityKey identifies what the series of fields belong to: a GPU or a GPU instance. As in dcgm-exporter, the labels of
+// a MIG device are its GPU's UUID and its GPU instance, so the compute instances of a GPU instance share their series.
+// They also have the same values, except for XIDs: the last one of any of them counts, and counts are added up.
+type entityKey struct {
+	uuid health.DeviceID
+	gi   string
+}
+
+func entityKeyOf(d *health.Device) entityKey {
+	return entityKey{cmp.Or(d.Parent, d.ID), gpuInstance(d)}
+}
+
+// entity holds the devices of an entityKey.
+type entity struct {
+	entityKey
+	devices []int // indices in the snapshot
+	lastXID *health.DeviceState
+	holders []plugin.Holder
+}
+
+// labelSet is one set of labels with which the fields of an entity are exported.
+type labelSet struct {
+	*entity
+	labels []*dto.LabelPair
+}
+
+// collectFields adds every measured field of every device.
+func (s *scrape) collectFields() {
+	for i := range s.snapshot.Devices {
+		s.addToEntity(i)
+	}
+	for i := range s.entities {
+		s.addLabelSets(&s.entities[i])
+	}
+	// Sorting the label sets once yields all families in order.
+	byLabels := func(a, b labelSet) int { return exposition.CompareLabels(a.labels, b.labels) }
+	slices.SortStableFunc(s.labelSets, byLabels)
+	s.labelSets = slices.CompactFunc(s.labelSets, func(a, b labelSet) bool { return byLabels(a, b) == 0 })
+	for _, set := range s.labelSets {
+		for i := range s.cfg.Chosen.Fields {
+			s.collectField(&s.cfg.Chosen.Fields[i], s.firstField+i, set)
+		}
+	}
+}
+
+// addToEntity adds a device of the snapshot to its entity.
+func (s *scrape) addToEntity(i int) {
+	d := &s.snapshot.Devices[i]
+	key, holders := entityKeyOf(&d.Device), s.holders.By[d.Device.ID]
+	n, exists := s.entityByKey[key]
+	if !exists {
+		s.entityByKey[key] = len(s.entities)
+		s.entities = append(s.entities, entity{key, []int{i}, d, slices.Clip(holders)})
+		return
+	}
+	e := &s.entities[n]
+	e.devices, e.holders = append(e.devices, i), append(e.holders, holders...)
+	if d.LastXID.At.After(e.lastXID.LastXID.At) {
+		e.lastXID = d
+	}
+}
+
+// firstDevice returns the device that determines an entity's labels.
+func (s *scrape) firstDevice(e *entity) *health.DeviceState { return &s.snapshot.Devices[e.devices[0]] }
+
+// addLabelSets adds the label sets of an entity: one for each attribution and job.
+func (s *scrape) addLabelSets(e *entity) {
+	base, d := s.entityLabels(e), &s.firstDevice(e).Device
+	var jobs []string
+	if s.src.Jobs != nil {
+		jobs = slices.DeleteFunc(slices.Clone(s.src.Jobs(d.Index, e.gi)), func(job string) bool { return job == "" })
+	}
+	for _, holder := range s.attributions(e.holders) {
+		labels := s.Labels(base, holder...)
+		if len(jobs) == 0 {
+			s.labelSets = append(s.labelSets, labelSet{e, labels})
+		}
+		for _, job := range jobs {
+			s.labelSets = append(s.labelSets, labelSet{e, s.Labels(labels, label("hpc_job", job))})
+		}
+	}
+}
+
+// entityLabels returns an entity's labels without those of its holders. As in dcgm-exporter, a GPU lacks the labels of
+// a MIG device.
+func (s *scrape) entityLabels(e *entity) []*dto.LabelPair {
+	state := s.firstDevice(e)
+	d := &state.Device
+	index := strconv.Itoa(d.Index)
+	labels := make([]Label, 0, 16)
+	labels = append(labels, label("gpu", index), label("UUID", string(e.uuid)), label("pci_bus_id", d.PCI),
+		label("device", "nvidia"+index), label("modelName", d.Model), label(s.cfg.Compat.HostnameLabel, s.src.Hostname))
+	if d.Kind == health.KindMIG {
+		labels = append(labels, label("GPU_I_PROFILE", d.Profile), label("GPU_I_ID", e.gi))
+	}
+	for _, f := range s.cfg.Chosen.Labels {
+		value := fields.Text(f.ID, *d, s.snapshot.Source.Versions)
+		if n, ok := state.Sample.Values[f.ID]; ok && value == "" {
+			value = strconv.FormatFloat(n, 'g', -1, 64)
+		}
+		labels = append(labels, label(f.Name, value))
+	}
+	return s.Labels(nil, labels...)
+}
+
+// collectField adds one field of an entity, unless its value is unknown.
+func (s *scrape) collectField(f *fields.Field, family int, set labelSet) {
+	switch f.ID {
+	case 0:
+		s.collectComputed(f.Name, family, set)
+	case health.FieldXID:
+		if v, ok := lastXIDValue(set.lastXID); ok {
+			s.AddWith(family, v, set.labels, label("err_code", strconv.Itoa(int(v))), label("err_msg", health.LookupXID(int(v)).Name))
+		}
+	default:
+		for _, i := range set.devices {
+			if v, ok := s.snapshot.Devices[i].Sample.Values[f.ID]; ok {
+				s.Add(family, v, set.labels)
+				return
+			}
+		}
+	}
+}
+
+// lastXIDValue returns DCGM's field 230. DCGM never resets the field, so dcgm-exporter exports it until it restarts. A
+// lost GPU has no measurements, but its last XID is what an operator looks for: it is then taken from the snapshot.
+func lastXIDValue(d *health.DeviceState) (code float64, ok bool) {
+	if code, ok = d.Sample.Values[health.FieldXID]; ok || d.Sample.Presence == health.Present && !d.Sample.Stale {
+		return code, ok
+	}
+	return float64(d.LastXID.Code), d.LastXID.Code != 0
+}

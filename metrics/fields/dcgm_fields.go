@@ -1,0 +1,111 @@
+package fields
+
+import (
+	_ "embed"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// dcgmFieldsText lists all fields of DCGM; its header describes the format. It allows every field to be selected by
+// name, so that any list made for dcgm-exporter works.
+//
+//go:embed dcgm_fields.txt
+var dcgmFieldsText string
+
+// dcgmField is one name of a field in that list.
+type dcgmField struct {
+	id   health.Field
+	name string
+	kind string
+}
+
+// dcgmFields returns the list by name. It parses the list on first use, which is a name that the table lacks.
+//
+//nolint:gochecknoglobals // a table of constants
+var dcgmFields = sync.OnceValue(func() map[string]dcgmField {
+	all := make(map[string]dcgmField)
+	for line := range strings.Lines(dcgmFieldsText) {
+		columns := strings.Fields(line)
+		if strings.HasPrefix(line, "#") || len(columns) < 3 {
+			continue
+		}
+		id, _ := strconv.Atoi(columns[0]) // a test checks the format
+		for _, name := range columns[2:] {
+			all[name] = dcgmField{health.Field(id), name, columns[1]}
+		}
+	}
+	return all
+})
+
+// Reasons why a name cannot be selected.
+var (
+	errUnknownField = errors.New("unknown field; gpu-node-agent fields lists the common ones, DCGM's dcgm_fields.h all of them")
+	errBinaryField  = errors.New("binary field; only numbers and texts can be exported")
+	errRangeMarker  = errors.New("marks the end of a range of fields and has no value")
+)
+
+// unsupportedEntityError reports a field of hardware that the agent does not watch.
+type unsupportedEntityError struct{ kind string }
+
+func (e unsupportedEntityError) Error() string {
+	return fmt.Sprintf("field of %s, which the agent does not watch", entityName(e.kind))
+}
+
+// lookup returns the field that a name refers to, under the name that its metric gets.
+func lookup(name string) (row, error) {
+	// The exact name wins. Otherwise upper case is tried, and lower case for the names of dcgm-exporter 1.
+	for _, name := range []string{name, strings.ToUpper(name), strings.ToLower(name)} {
+		if i := slices.IndexFunc(table, func(r row) bool { return r.name == name }); i >= 0 {
+			return table[i], nil
+		}
+		if f, ok := dcgmFields()[name]; ok {
+			return f.row()
+		}
+	}
+	return row{}, errUnknownField
+}
+
+// row describes a field that is only in the list, or that the table has under another name.
+func (f dcgmField) row() (row, error) {
+	if i := slices.IndexFunc(table, func(r row) bool { return r.id == f.id && f.id != 0 }); i >= 0 {
+		r := table[i]
+		r.name = f.name
+		return r, nil
+	}
+	r := row{id: f.id, name: f.name, typ: TypeGauge, help: fmt.Sprintf("Field %d of DCGM.", f.id)}
+	switch f.kind {
+	case "number":
+		return r, nil
+	case "text":
+		r.typ = TypeLabel
+		return r, nil
+	case "binary":
+		return r, errBinaryField
+	case "mark":
+		return r, errRangeMarker
+	}
+	return r, unsupportedEntityError{f.kind}
+}
+
+// entityName returns the plural name of the hardware that a kind of fields belongs to; the kind itself if unknown.
+func entityName(kind string) string {
+	switch kind {
+	case "nvswitch":
+		return "NVSwitches"
+	case "nvlink":
+		return "single NVLinks"
+	case "vgpu":
+		return "vGPUs"
+	case "cpu":
+		return "CPUs"
+	case "connectx":
+		return "network cards"
+	}
+	return kind
+}

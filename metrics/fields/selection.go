@@ -1,0 +1,179 @@
+// Package fields selects the fields of DCGM that the agent measures and exports.
+package fields
+
+import (
+	"cmp"
+	"encoding/csv"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// Spec is an entry of metrics.fields: the name of a field or a set, and optionally another type or help.
+type Spec struct {
+	Name string `yaml:"name"`
+	Type string `yaml:"type,omitempty"`
+	Help string `yaml:"help,omitempty"`
+}
+
+// MarshalYAML writes an entry that has only a name as a string.
+func (s Spec) MarshalYAML() (any, error) {
+	if s.Type == "" && s.Help == "" {
+		return s.Name, nil
+	}
+	type plain Spec
+	return plain(s), nil
+}
+
+// Field is a selected field.
+type Field struct {
+	ID   health.Field // 0: computed by the agent
+	Name string
+	Type string
+	Help string
+}
+
+// Selection holds the selected fields.
+type Selection struct {
+	Fields  []Field  // exported as metrics; names are unique
+	Labels  []Field  // exported as labels of these metrics
+	Unknown []string // entries that select nothing, each with the reason
+}
+
+// IDs returns the fields that the source must measure. GPU utilization is always one: idle time depends on it.
+func (s Selection) IDs() []health.Field {
+	ids := []health.Field{health.FieldGPUUtil}
+	for _, f := range slices.Concat(s.Fields, s.Labels) {
+		if !slices.Contains(ids, f.ID) && f.ID != 0 && !alwaysProvided(f.ID) {
+			ids = append(ids, f.ID)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// Select resolves entries to fields.
+func Select(specs []Spec) Selection {
+	var s Selection
+	for _, spec := range specs {
+		s.add(spec)
+	}
+	return s
+}
+
+// SelectFile resolves the entries of a file in dcgm-exporter's format.
+func SelectFile(path string) (Selection, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return Selection{}, err
+	}
+	specs, malformed := parseCSV(string(text))
+	s := Select(specs)
+	s.Unknown = append(malformed, s.Unknown...)
+	return s, nil
+}
+
+func isSet(name string) bool {
+	return name == SetDefault || name == SetProfiling || name == SetOptional
+}
+
+// add resolves one entry. If two entries have the same name, the first one wins.
+func (s *Selection) add(spec Spec) {
+	if isSet(spec.Name) {
+		for _, r := range table {
+			// A set other than the default adds no labels: a label such as the serial number must be selected by name.
+			if r.set == spec.Name && (r.typ != TypeLabel || r.set == SetDefault) {
+				s.add(Spec{Name: r.name})
+			}
+		}
+		return
+	}
+	r, err := lookup(spec.Name)
+	if err != nil {
+		hint := ""
+		// An entry with a type cannot be a set; entries of a file always have one.
+		if spec.Type == "" && !strings.HasPrefix(strings.ToUpper(spec.Name), "DCGM_") {
+			hint = "; the sets are " + strings.Join([]string{SetDefault, SetProfiling, SetOptional}, ", ")
+		}
+		s.reject(spec.Name, err.Error()+hint)
+		return
+	}
+	f := Field{ID: r.id, Name: r.name, Type: cmp.Or(spec.Type, r.typ), Help: cmp.Or(spec.Help, r.help)}
+	sameName := func(g Field) bool { return g.Name == f.Name }
+	isMetric := f.Type == TypeGauge || f.Type == TypeCounter
+	switch {
+	case isMetric && r.typ == TypeLabel:
+		s.reject(f.Name, "field is a text; its type must be label")
+	case isMetric && !slices.ContainsFunc(s.Fields, sameName):
+		s.Fields = append(s.Fields, f)
+	case isMetric:
+	case f.Type != TypeLabel:
+		s.reject(f.Name, fmt.Sprintf("unsupported type %q; use gauge, counter or label", f.Type))
+	case r.id == 0:
+		s.reject(f.Name, "cannot be a label: it has several values per device")
+	case !slices.ContainsFunc(s.Labels, sameName):
+		s.Labels = append(s.Labels, f)
+	}
+}
+
+func (s *Selection) reject(entry, reason string) {
+	s.Unknown = append(s.Unknown, entry+": "+reason)
+}
+
+// alwaysProvided reports whether a source provides a text field without being asked for it.
+func alwaysProvided(id health.Field) bool {
+	return id == fieldDriverVersion || id == fieldDeviceName || id == fieldDeviceUUID || id == fieldDevicePCI
+}
+
+// Text returns the value of a text field of a device, "" if unknown.
+func Text(id health.Field, d health.Device, v health.Versions) string {
+	switch id {
+	case fieldDriverVersion:
+		return v.Driver
+	case fieldDeviceName:
+		return d.Model
+	case fieldDeviceUUID:
+		return string(d.ID)
+	case fieldDevicePCI:
+		return d.PCI
+	}
+	return d.Texts[id]
+}
+
+// parseCSV reads dcgm-exporter's format: NAME, type, help; # starts a comment. It reports malformed lines by number and
+// reads on, and accepts a comma in an unquoted help; dcgm-exporter's reader does neither. It parses each line on its
+// own, so that an unclosed quote affects one line only.
+func parseCSV(text string) (specs []Spec, malformed []string) {
+	n := 0
+	for line := range strings.Lines(text) {
+		n++
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		parts := splitLine(line)
+		if len(parts) != 3 || parts[0] == "" || isSet(parts[0]) {
+			malformed = append(malformed, fmt.Sprintf("line %d: expected NAME, type, help", n))
+			continue
+		}
+		specs = append(specs, Spec{Name: parts[0], Type: strings.ToLower(parts[1]), Help: strings.ToValidUTF8(parts[2], "�")})
+	}
+	return specs, malformed
+}
+
+// splitLine splits a line as CSV, or at its first two commas if it is not a CSV record of three parts.
+func splitLine(line string) []string {
+	r := csv.NewReader(strings.NewReader(line))
+	r.TrimLeadingSpace = true
+	parts, err := r.Read()
+	if err != nil || len(parts) != 3 {
+		parts = strings.SplitN(line, ",", 3)
+	}
+	for i := range parts {
+		parts[i] = strings.TrimSpace(parts[i])
+	}
+	return parts
+}

@@ -1,0 +1,261 @@
+package fields
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+func specs(names ...string) []Spec {
+	var list []Spec
+	for _, name := range names {
+		list = append(list, Spec{Name: name})
+	}
+	return list
+}
+
+// selectText selects the fields of a file with this text.
+func selectText(t *testing.T, text string) Selection {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "counters.csv")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s, err := SelectFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestTable(t *testing.T) {
+	names := make(map[string]bool)
+	ids := make(map[health.Field]bool)
+	for _, r := range table {
+		for _, name := range []string{r.name, r.renamed} {
+			if names[name] {
+				t.Errorf("duplicate name %s", name)
+			}
+			names[name] = name != ""
+		}
+		if ids[r.id] && r.id != 0 {
+			t.Errorf("duplicate field %d", r.id)
+		}
+		ids[r.id] = true
+		if r.help == "" || !slices.Contains([]string{TypeGauge, TypeCounter, TypeLabel}, r.typ) {
+			t.Errorf("incomplete row %+v", r)
+		}
+	}
+}
+
+// The sets are dcgm-exporter's, with its names, types and help.
+func TestTableMatchesDCGMExporter(t *testing.T) {
+	text, err := os.ReadFile("testdata/dcgm-exporter.csv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := make(map[string]int)
+	for line := range strings.Lines(string(text)) {
+		if strings.HasPrefix(line, "#") {
+			continue
+		}
+		c := strings.SplitN(strings.TrimSpace(line), ",", 4)
+		if len(c) != 4 {
+			t.Fatalf("line %q: too few columns", line)
+		}
+		want[c[0]]++
+		r, err := lookup(c[1])
+		if err != nil || r.set != c[0] || r.name != c[1] || r.typ != c[2] || r.help != c[3] {
+			t.Errorf("the table has %+v, %v; dcgm-exporter has %q", r, err, line)
+		}
+	}
+	got := make(map[string]int)
+	for _, r := range table {
+		if r.set != setNone {
+			got[r.set]++
+		}
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("sizes of the sets: got %v, dcgm-exporter has %v", got, want)
+	}
+}
+
+func TestSelect(t *testing.T) {
+	s := Select([]Spec{
+		{Name: "dcgm_fi_dev_power_usage"},
+		{Name: "DCGM_FI_DEV_GPU_TEMP_CELSIUS"}, // the name since DCGM 4.6
+		{Name: "DCGM_FI_DEV_GPU_TEMP"},
+		{Name: "DCGM_FI_DEV_SM_CLOCK", Type: "counter", Help: "custom"},
+		{Name: "DCGM_FI_DEV_SM_CLOCK"},
+		{Name: "DCGM_FI_DEV_NOTHING"},
+		{Name: "DCGM_FI_DEV_FB_FREE", Type: "histogram"},
+		{Name: "DCGM_FI_DEV_SERIAL"},
+		{Name: "DCGM_FI_DRIVER_VERSION", Type: "gauge"},
+		{Name: "DCGM_FI_DEV_NAME"},
+		{Name: "DCGM_FI_DEV_ECC_CURRENT", Type: "label"},
+		{Name: "DCGM_EXP_P2P_STATUS", Type: "label"},
+	})
+	want := []Field{
+		{health.FieldPower, "DCGM_FI_DEV_POWER_USAGE", "gauge", "Power draw (in W)."},
+		{health.FieldGPUTemp, "DCGM_FI_DEV_GPU_TEMP_CELSIUS", "gauge", "GPU temperature (in C)."},
+		{health.FieldGPUTemp, "DCGM_FI_DEV_GPU_TEMP", "gauge", "GPU temperature (in C)."},
+		{health.FieldSMClock, "DCGM_FI_DEV_SM_CLOCK", "counter", "custom"},
+	}
+	if !reflect.DeepEqual(s.Fields, want) {
+		t.Errorf("got fields %+v", s.Fields)
+	}
+	var labels []string
+	for _, f := range s.Labels {
+		labels = append(labels, f.Name)
+	}
+	if !slices.Equal(labels, []string{"DCGM_FI_DEV_SERIAL", "DCGM_FI_DEV_NAME", "DCGM_FI_DEV_ECC_CURRENT"}) {
+		t.Errorf("got labels %q", labels)
+	}
+	if ids := s.IDs(); !slices.Equal(ids, []health.Field{53, 100, 150, 155, 203, 300}) {
+		t.Errorf("IDs() = %v", ids)
+	}
+	rejected := []string{"DCGM_FI_DEV_NOTHING", "DCGM_FI_DEV_FB_FREE", "DCGM_FI_DRIVER_VERSION", "DCGM_EXP_P2P_STATUS"}
+	if !slices.EqualFunc(s.Unknown, rejected, func(u, name string) bool { return strings.HasPrefix(u, name+": ") }) {
+		t.Errorf("rejected %q, want %q", s.Unknown, rejected)
+	}
+}
+
+// The profiling module occupies the GPU's counters, so its fields must be selected explicitly; the same holds for labels
+// of the sets other than the driver version.
+func TestSelectSets(t *testing.T) {
+	profiling := func(ids []health.Field) bool {
+		return slices.ContainsFunc(ids, func(id health.Field) bool { return id >= 1001 && id <= 1099 })
+	}
+	if ids := Select(specs(SetDefault)).IDs(); profiling(ids) {
+		t.Errorf("the default set measures profiling fields: %v", ids)
+	}
+	if ids := Select(specs(SetDefault, SetProfiling)).IDs(); !profiling(ids) {
+		t.Errorf("the profiling set measures no profiling fields: %v", ids)
+	}
+	if ids := Select(specs("DCGM_FI_DEV_SM_CLOCK")).IDs(); !slices.Equal(ids, []health.Field{health.FieldSMClock, health.FieldGPUUtil}) {
+		t.Errorf("one field measures %v", ids)
+	}
+	if s := Select(specs(SetDefault, SetOptional)); len(s.Labels) != 1 || s.Labels[0].ID != fieldDriverVersion {
+		t.Errorf("the sets have labels %+v", s.Labels)
+	}
+}
+
+// Text fields can be selected as labels; the source must provide those that are not in the inventory.
+func TestSelectTextFields(t *testing.T) {
+	text := ""
+	var want []health.Field
+	for _, r := range table {
+		if r.typ == TypeLabel {
+			text += r.name + ", label, " + r.help + "\n"
+			if !alwaysProvided(r.id) {
+				want = append(want, r.id)
+			}
+		}
+	}
+	s := selectText(t, text)
+	for _, id := range want {
+		if !slices.Contains(s.IDs(), id) {
+			t.Errorf("field %d is not measured", id)
+		}
+	}
+	if n := strings.Count(text, "\n"); len(s.Labels) != n || len(s.Unknown) != 0 {
+		t.Errorf("got %d labels, want %d; rejected %q", len(s.Labels), n, s.Unknown)
+	}
+}
+
+// Only an unknown name that may be a misspelt set gets a hint about the sets.
+func TestSelectHintsAtSets(t *testing.T) {
+	for _, c := range []struct {
+		spec Spec
+		hint bool
+	}{
+		{Spec{Name: "defaults"}, true},
+		{Spec{Name: "Default"}, true},
+		{Spec{Name: "DCGM_FI_DEV_NOTHING"}, false},
+		{Spec{Name: "dcgm_nothing"}, false},
+		{Spec{Name: "defaults", Type: "gauge"}, false},
+	} {
+		if s := Select([]Spec{c.spec}); len(s.Unknown) != 1 || strings.Contains(s.Unknown[0], SetProfiling) != c.hint {
+			t.Errorf("%+v: rejected %q, want a hint: %v", c.spec, s.Unknown, c.hint)
+		}
+	}
+}
+
+func TestSelectFile(t *testing.T) {
+	if _, err := SelectFile(filepath.Join(t.TempDir(), "none.csv")); !os.IsNotExist(err) {
+		t.Errorf("missing file: %v", err)
+	}
+	s := selectText(t, "# Format,,\r\n\r\nDCGM_FI_DEV_SM_CLOCK,  gauge, SM clock, in MHz.\r\nDCGM_FI_DEV_DEC_UTIL ,     gauge, Decoder utilization (in %).\n"+
+		"DCGM_FI_DRIVER_VERSION,        label, Driver Version\n  # a comment\nDCGM_FI_DEV_GPU_TEMP gauge\ndefault, gauge, x\nDCGM_FI_DEV_X,gauge,x\n")
+	want := []Field{
+		{health.FieldSMClock, "DCGM_FI_DEV_SM_CLOCK", "gauge", "SM clock, in MHz."},
+		{health.FieldDecUtil, "DCGM_FI_DEV_DEC_UTIL", "gauge", "Decoder utilization (in %)."},
+	}
+	if !reflect.DeepEqual(s.Fields, want) || len(s.Labels) != 1 {
+		t.Errorf("got %+v", s)
+	}
+	rejected := []string{"line 7", "line 8", "DCGM_FI_DEV_X"}
+	if !slices.EqualFunc(s.Unknown, rejected, func(u, entry string) bool { return strings.HasPrefix(u, entry+": ") }) {
+		t.Errorf("rejected %q, want %q", s.Unknown, rejected)
+	}
+}
+
+// A line that is not a CSV record of three parts is split at its first two commas.
+func TestParseCSVQuotes(t *testing.T) {
+	got, malformed := parseCSV(strings.Join([]string{
+		`"DCGM_FI_DEV_SM_CLOCK","GAUGE","SM clock, in MHz"`,
+		`DCGM_FI_DEV_MEM_CLOCK,gauge,"Memory ""clock"", in MHz"`,
+		` DCGM_FI_DEV_GPU_TEMP , gauge, "Temperature, in C" `,
+		`DCGM_FI_DEV_FB_FREE, gauge, Free, in "MiB"`,
+		`DCGM_FI_DEV_FB_USED, gauge, "Used, and never closed`,
+		`# "a comment`,
+		`DCGM_FI_DEV_DEC_UTIL, gauge, Decoder`,
+		`DCGM_FI_DEV_ENC_UTIL, gauge`,
+		`"DCGM_FI_DEV_ENC_UTIL, gauge, Encoder"`,
+	}, "\n"))
+	want := []Spec{
+		{"DCGM_FI_DEV_SM_CLOCK", "gauge", "SM clock, in MHz"},
+		{"DCGM_FI_DEV_MEM_CLOCK", "gauge", `Memory "clock", in MHz`},
+		{"DCGM_FI_DEV_GPU_TEMP", "gauge", "Temperature, in C"},
+		{"DCGM_FI_DEV_FB_FREE", "gauge", `Free, in "MiB"`},
+		{"DCGM_FI_DEV_FB_USED", "gauge", `"Used, and never closed`},
+		{"DCGM_FI_DEV_DEC_UTIL", "gauge", "Decoder"},
+	}
+	got = slices.DeleteFunc(got, func(s Spec) bool { return strings.HasPrefix(s.Name, `"`) })
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q", got)
+	}
+	if len(malformed) != 1 || !strings.HasPrefix(malformed[0], "line 8: ") {
+		t.Errorf("malformed lines: %q", malformed)
+	}
+}
+
+// Any text yields at most one result per entry, distinct names and valid UTF-8.
+func FuzzParseCSV(f *testing.F) {
+	f.Add("DCGM_FI_DEV_SM_CLOCK, gauge, SM clock\n# x\nDCGM_FI_DEV_GPU_TEMP,label,x")
+	f.Add("a,b,c\n\xff,gauge,\xff\nDCGM_FI_DEV_FB_FREE,counter,\xff")
+	f.Add("\"DCGM_FI_DEV_SM_CLOCK\",gauge,\"a, \"\"b\"\"\"\nDCGM_FI_DEV_FB_FREE,gauge,\"open\ndcgm_gpu_temp,gauge,x")
+	f.Fuzz(func(t *testing.T, text string) {
+		specs, malformed := parseCSV(text)
+		if lines := strings.Count(text, "\n") + 1; len(specs)+len(malformed) > lines {
+			t.Errorf("%d entries and %d malformed lines of %d lines", len(specs), len(malformed), lines)
+		}
+		s := Select(specs)
+		if n := len(s.Fields) + len(s.Labels) + len(s.Unknown); n > len(specs) {
+			t.Errorf("%d results of %d entries", n, len(specs))
+		}
+		names := make(map[string]bool)
+		for _, f := range s.Fields {
+			if names[f.Name] || !utf8.ValidString(f.Help) || f.Type != TypeGauge && f.Type != TypeCounter {
+				t.Errorf("invalid or duplicate field %+v", f)
+			}
+			names[f.Name] = true
+		}
+	})
+}

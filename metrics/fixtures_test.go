@@ -1,0 +1,213 @@
+package metrics
+
+import (
+	"bytes"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/common/expfmt"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/exposition"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+)
+
+var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+// testNode is a node with a healthy GPU, a lost one, and one in MIG mode with characters to escape in its model.
+func testNode() *health.Snapshot {
+	full := map[health.Field]float64{}
+	for i, f := range testConfig(fields.SetDefault).Chosen.IDs() {
+		full[f] = float64(i) + 0.5
+	}
+	full[health.FieldXID] = 31
+	h100 := "NVIDIA H100 80GB HBM3"
+	return &health.Snapshot{
+		Seq: 7, At: now.Add(-2500 * time.Millisecond),
+		Source: health.Source{
+			Status: health.SourceUp, Reconnects: 2, Polls: 9, PollTook: 4 * time.Millisecond,
+			Versions: health.Versions{Driver: "580.95.05", CUDA: "13.0", DCGM: "4.6.0", Engine: "4.5.1"},
+		},
+		Devices: []health.DeviceState{
+			{
+				Device: health.Device{
+					ID: "GPU-a", Index: 0, Minor: 1, PCI: "00000000:1B:00.0", Model: h100, NUMA: []int{0, 1}, Memory: 80 << 30,
+					Links: []health.Link{{Peer: "GPU-b", NVLinks: 18}, {Peer: "GPU-c", Path: health.PathSystem}},
+				},
+				Sample:    health.Sample{Values: full},
+				Verdict:   health.Verdict{State: health.Healthy},
+				XIDCounts: map[int]uint64{31: 3, 43: 1, 137: 1},
+				LastXID:   health.XID{Code: 137, At: now.Add(-time.Minute)},
+			},
+			{
+				Device: health.Device{ID: "GPU-b", Index: 1, PCI: "00000000:43:00.0", Model: h100},
+				Verdict: health.Verdict{State: health.Unhealthy, Findings: []health.Finding{
+					{Cause: "xid-79", State: health.Unhealthy, Action: health.ActionRebootNode},
+					{Cause: "temperature", State: health.Degraded, Action: health.ActionCheckCooling},
+				}},
+			},
+			{
+				Device:  health.Device{ID: "GPU-c", Index: 2, PCI: "00000000:52:00.0", Model: "a \"model\"\nof \\ its own", MIGMode: true},
+				Sample:  health.Sample{Values: map[health.Field]float64{health.FieldGPUTemp: 41}},
+				Verdict: health.Verdict{State: health.Degraded},
+			},
+			mig("MIG-1", 1, 0, 512),
+			mig("MIG-2", 2, 0, 1024),
+			mig("MIG-3", 2, 1, 1024), // a second compute instance of the GPU instance above
+		},
+	}
+}
+
+func mig(id health.DeviceID, gi, ci int, used float64) health.DeviceState {
+	return health.DeviceState{
+		Device: health.Device{
+			ID: id, Parent: "GPU-c", Kind: health.KindMIG, Index: 2, PCI: "00000000:52:00.0", Model: "NVIDIA H100 80GB HBM3",
+			Profile: "1g.10gb", GI: gi, CI: ci,
+		},
+		Sample:  health.Sample{Values: map[health.Field]float64{health.FieldFBUsed: used}},
+		Verdict: health.Verdict{State: health.Unknown},
+	}
+}
+
+// testConfig is a configuration with these fields and sets.
+func testConfig(names ...string) *Config {
+	c := DefaultConfig()
+	c.Fields = nil
+	for _, name := range names {
+		c.Fields = append(c.Fields, fields.Spec{Name: name})
+	}
+	c, err := c.Resolve()
+	if err != nil {
+		panic(err) // it reads no file
+	}
+	return &c
+}
+
+// testHolders are containers with a whole GPU, with two replicas of another GPU, with a third replica of it, and with a
+// MIG device.
+func testHolders() plugin.Holders {
+	const gpu, part = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
+	return plugin.Holders{At: now.Add(-time.Second), By: map[health.DeviceID][]plugin.Holder{
+		"GPU-a": {{Namespace: "team", Pod: "train-0", Container: "main", Resource: gpu, DeviceID: "GPU-a"}},
+		"GPU-c": {
+			{Namespace: "team", Pod: "nb-1", Container: "nb", Resource: gpu, DeviceID: "GPU-c::0"},
+			{Namespace: "team", Pod: "nb-1", Container: "nb", Resource: gpu, DeviceID: "GPU-c::2"},
+			{Namespace: "team", Pod: "nb-2", Container: "nb", Resource: gpu, DeviceID: "GPU-c::1"},
+		},
+		"MIG-1": {{Namespace: "infer", Pod: "web", Container: "model", Resource: part, DeviceID: "MIG-1"}},
+	}}
+}
+
+// testSources provides a snapshot, the default fields, and totals that were updated a minute ago and now.
+func testSources(s *health.Snapshot) Sources {
+	return configuredSources(s, testConfig(fields.SetDefault))
+}
+
+func configuredSources(s *health.Snapshot, c *Config) Sources {
+	latest, configs := new(health.Latest[health.Snapshot]), new(health.Latest[Config])
+	configs.Store(c)
+	totals := NewTotals(configs, latest, testHolders)
+	if s != nil {
+		latest.Store(s)
+		for _, at := range []time.Time{now.Add(-time.Minute), now} {
+			totals.now = func() time.Time { return at }
+			totals.update(s)
+		}
+	}
+	return Sources{
+		Config: configs, Snapshots: latest, Totals: totals, Holders: testHolders,
+		Plugin: func() plugin.Status {
+			return plugin.Status{Resources: []plugin.ResourceStatus{{
+				Name: "nvidia.com/gpu", Registered: true, Registrations: 2, Streams: 1, Allocations: 5,
+				AllocationErrors: map[string]uint64{"unknown_device": 1}, Devices: 3, Healthy: 2,
+			}}}
+		},
+		Reload:      func() Reload { return Reload{OK: true, At: now.Add(-time.Hour)} },
+		Kubernetes:  func() (Kubernetes, bool) { return Kubernetes{Writes: 4, Events: 3, Dropped: 2, Errors: 1}, true },
+		PodLabelsUp: func() (bool, bool) { return true, true },
+		StateFileUp: func() (bool, bool) { return false, true },
+		LogDropped:  func() uint64 { return 12 },
+		Now:         func() time.Time { return now },
+		Hostname:    "node-1", Version: "1.2.3", Revision: "abc",
+	}
+}
+
+// fullNode is testNode with a value for each field of the first GPU.
+func fullNode() *health.Snapshot {
+	s := testNode()
+	d := &s.Devices[0]
+	d.Sample.Values = fieldValues(1)
+	d.Sample.XIDs = []health.XID{{Code: 31, At: now}}
+	d.Sample.Checked = true
+	d.Sample.Incidents = []health.Incident{
+		{System: "memory", Code: 4, Severity: health.SeverityFail},
+		{System: "memory", Code: 6, Severity: health.SeverityWarn},
+		{System: "xid", Code: 99, Severity: health.SeverityWarn},
+	}
+	return s
+}
+
+// fieldValues returns the number of each field of the table, multiplied.
+func fieldValues(factor float64) map[health.Field]float64 {
+	values := make(map[health.Field]float64)
+	for _, f := range fields.List(nil) {
+		values[f.ID] = factor * float64(f.ID)
+	}
+	return values
+}
+
+// setValues sets the values of all devices.
+func setValues(s *health.Snapshot, values map[health.Field]float64) *health.Snapshot {
+	for i := range s.Devices {
+		s.Devices[i].Sample.Values = maps.Clone(values)
+	}
+	return s
+}
+
+// render returns the page of a scrape as text.
+func render(t *testing.T, c *collector) string {
+	t.Helper()
+	p, done := c.collect()
+	defer done()
+	return pageText(t, p)
+}
+
+// pageText omits the metrics of the process and of the Go runtime, which change.
+func pageText(t *testing.T, p *exposition.Page) string {
+	t.Helper()
+	var text bytes.Buffer
+	for _, f := range p.Families() {
+		if strings.HasPrefix(f.GetName(), "process_") || strings.HasPrefix(f.GetName(), "go_") {
+			continue
+		}
+		if _, err := expfmt.MetricFamilyToText(&text, f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return regexp.MustCompile(`goversion="[^"]*"`).ReplaceAllString(text.String(), `goversion="go"`)
+}
+
+// series returns the lines of a metric that contain all parts.
+func series(page, name string, parts ...string) []string {
+	var found []string
+	for line := range strings.Lines(page) {
+		isSeries := strings.HasPrefix(line, name+"{") || strings.HasPrefix(line, name+" ")
+		if isSeries && !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(line, p) }) {
+			found = append(found, strings.TrimSuffix(line, "\n"))
+		}
+	}
+	return found
+}
+
+// expectSeries checks the number of series of a metric that contain all parts.
+func expectSeries(t *testing.T, page string, want int, name string, parts ...string) {
+	t.Helper()
+	if got := series(page, name, parts...); len(got) != want {
+		t.Errorf("%d series of %s with %q, want %d:\n%s", len(got), name, parts, want, strings.Join(series(page, name), "\n"))
+	}
+}

@@ -1,0 +1,248 @@
+package cdi
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+	"go.yaml.in/yaml/v3"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// Device is a device that containers may get by a CDI name.
+type Device struct {
+	Name    string              // in the spec, without the kind
+	State   *health.DeviceState // never nil
+	Offered bool                // new pods may get it
+}
+
+// Input is all that a spec depends on, in addition to the files of the host.
+type Input struct {
+	Config  Config
+	Host    Host
+	Driver  string // version; empty: unknown
+	Devices []Device
+}
+
+// Writer ensures that the container runtime can resolve the CDI names of the devices. It belongs to one goroutine.
+type Writer struct {
+	StaticDir string // the directory of specs that administrators write
+	log       *zap.Logger
+
+	// The generated spec.
+	fingerprint  string      // of its Input; empty: none was written
+	written      fs.FileInfo // its file
+	lastWarnings []string    // logged last
+
+	// The specs of others.
+	kind      string     // for which found and names were read
+	specs     []specFile // as they were then
+	found     bool       // a spec has the kind
+	specNames []string   // the device names of the kind
+}
+
+// NewWriter returns a writer for this host.
+func NewWriter(log *zap.Logger) *Writer { return &Writer{StaticDir: "/etc/cdi", log: log} }
+
+// Ensure writes the spec if Config.Generate is set, and else checks the specs of others. Its error is why the container
+// runtime could not give a container the devices. It is called for every snapshot, and only reads file metadata as long
+// as nothing changed.
+func (w *Writer) Ensure(in Input) error {
+	if !in.Config.Generate {
+		return w.check(in)
+	}
+	if err := w.generate(in); err != nil {
+		return fmt.Errorf("cannot generate a CDI spec: %w", err)
+	}
+	return nil
+}
+
+func (w *Writer) generate(in Input) error {
+	if in.Driver == "" {
+		return errors.New("the driver version is not known yet")
+	}
+	// A missing GPU is still offered, but no container can use it, and the driver may have given its index to another GPU.
+	in.Devices = slices.DeleteFunc(slices.Clone(in.Devices), func(d Device) bool { return d.State.Sample.Presence == health.Missing })
+	if len(in.Devices) == 0 {
+		return nil
+	}
+	fingerprint, file := in.fingerprint(), in.Config.file()
+	if fingerprint == w.fingerprint {
+		if now, err := os.Stat(file); err == nil && os.SameFile(now, w.written) && now.ModTime().Equal(w.written.ModTime()) {
+			return nil
+		}
+	}
+	spec, warnings, err := newSpec(in)
+	if err != nil {
+		return err
+	}
+	if len(warnings) > 0 && !slices.Equal(warnings, w.lastWarnings) {
+		w.log.Warn("CDI spec is incomplete", zap.Strings("reasons", warnings))
+	}
+	w.lastWarnings = warnings
+	if len(spec.Devices) == 0 {
+		return errors.New(strings.Join(warnings, "; ")) // a spec without devices is invalid
+	}
+	text, err := json.MarshalIndent(spec, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := writeSpec(file, text); err != nil {
+		return err
+	}
+	w.fingerprint = fingerprint
+	if w.written, err = os.Stat(file); err != nil {
+		return err
+	}
+	w.log.Info("CDI spec written", zap.String("file", file), zap.String("kind", spec.Kind), zap.Int("devices", len(spec.Devices)),
+		zap.String("driver", in.Driver))
+	return nil
+}
+
+// fingerprint identifies the input and the nodes and sockets of the host: at boot some of these appear late.
+func (in Input) fingerprint() string {
+	h := in.Host
+	var b strings.Builder
+	fmt.Fprintf(&b, "%+v %q %q %q %q %q %q", in.Config, in.Driver, h.DriverRoot, h.ContainerDriverRoot, h.DevRoot, h.ControlNodes(), h.driverSockets())
+	for _, d := range in.Devices {
+		nodes, err := h.DeviceNodes(&d.State.Device)
+		fmt.Fprintf(&b, "\n%q %q %q %v", d.Name, d.State.Device.ID, nodes, err)
+	}
+	return b.String()
+}
+
+// writeSpec replaces a spec atomically, so that a container runtime never reads a partial one. CDI's own library, which
+// container runtimes use, must accept the spec first.
+func writeSpec(file string, text []byte) (err error) {
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil { //nolint:gosec // rootless container runtimes read it too
+		return err
+	}
+	// CDI ignores files that end in neither .json nor .yaml.
+	temp, err := os.CreateTemp(filepath.Dir(file), ".gpu-node-agent-*.tmp")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(temp.Name()))
+		}
+	}()
+	_, err = temp.Write(text)
+	err = errors.Join(err, temp.Chmod(0o644), temp.Sync(), temp.Close())
+	if err != nil {
+		return err
+	}
+	if _, err := cdi.ReadSpec(temp.Name(), 0); err != nil {
+		return fmt.Errorf("invalid spec: %w", err)
+	}
+	return os.Rename(temp.Name(), file)
+}
+
+// specFile identifies a version of a file.
+type specFile struct {
+	path     string
+	size     int64
+	modified time.Time
+}
+
+// MissingError reports that no spec of another program resolves the names of all offered devices.
+type MissingError struct {
+	Kind    string
+	Dirs    []string
+	Devices []string // the names that are not in the specs; nil: there is no spec of the kind
+	Names   []string // the names that are
+}
+
+func (e *MissingError) Error() string {
+	dirs := strings.Join(e.Dirs, " or ")
+	if e.Devices == nil {
+		return fmt.Sprintf("no CDI spec for %s in %s; run nvidia-ctk cdi generate, or set plugin.cdi.generate to true", e.Kind, dirs)
+	}
+	return fmt.Sprintf("the CDI spec for %s in %s lacks %s and has %s; run nvidia-ctk cdi generate again, or change plugin.deviceID",
+		e.Kind, dirs, Abbreviate(e.Devices), Abbreviate(e.Names))
+}
+
+// check reports whether the specs of others have all offered devices.
+func (w *Writer) check(in Input) error {
+	dirs, kind := []string{w.StaticDir, in.Config.Dir}, in.Config.EffectiveKind()
+	if files := specFiles(dirs); w.kind != kind || !slices.Equal(files, w.specs) {
+		w.kind, w.specs = kind, files
+		w.readSpecs()
+	}
+	if !w.found {
+		return &MissingError{Kind: kind, Dirs: dirs}
+	}
+	var missing []string
+	for _, d := range in.Devices {
+		if d.Offered && !slices.Contains(w.specNames, d.Name) {
+			missing = append(missing, d.Name)
+		}
+	}
+	if missing == nil {
+		return nil
+	}
+	return &MissingError{kind, dirs, missing, w.specNames}
+}
+
+// specFiles lists the specs as container runtimes do, without unreadable ones.
+func specFiles(dirs []string) []specFile {
+	var files []specFile
+	for _, dir := range dirs {
+		entries, _ := os.ReadDir(dir) // an unreadable directory has no specs
+		for _, e := range entries {
+			path := filepath.Join(dir, e.Name())
+			if ext := filepath.Ext(path); ext != ".json" && ext != ".yaml" {
+				continue
+			}
+			if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
+				files = append(files, specFile{path, info.Size(), info.ModTime()})
+			}
+		}
+	}
+	return files
+}
+
+// maxSpecSize limits the specs that are read, in bytes; those of large machines have some 100 KiB.
+const maxSpecSize = 16 << 20
+
+// readSpecs collects the device names of the kind. It reads only kind and names, so that it accepts newer CDI versions.
+func (w *Writer) readSpecs() {
+	w.found, w.specNames = false, nil
+	for _, f := range w.specs {
+		var spec struct {
+			Kind    string `yaml:"kind"`
+			Devices []struct {
+				Name string `yaml:"name"`
+			} `yaml:"devices"`
+		}
+		if f.size > maxSpecSize {
+			continue
+		}
+		text, err := os.ReadFile(f.path)
+		if err == nil {
+			err = yaml.Unmarshal(text, &spec) // YAML includes JSON
+		}
+		if err != nil {
+			w.log.Warn("cannot read CDI spec", zap.String("file", f.path), zap.Error(err))
+			continue
+		}
+		if spec.Kind != w.kind {
+			continue
+		}
+		w.found = true
+		for _, d := range spec.Devices {
+			w.specNames = append(w.specNames, d.Name)
+		}
+	}
+	slices.Sort(w.specNames)
+	w.specNames = slices.Compact(w.specNames)
+}

@@ -1,0 +1,121 @@
+package plugin
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+// errorKeys returns the key of each joined error.
+func errorKeys(err error) (keys []string) {
+	if err == nil {
+		return nil
+	}
+	for line := range strings.Lines(err.Error()) {
+		key, _, _ := strings.Cut(line, ": ")
+		keys = append(keys, key)
+	}
+	return keys
+}
+
+func TestConfigValidateNames(t *testing.T) {
+	long := strings.Repeat("x", 64)
+	resource := []string{"resource"}
+	for _, c := range []struct {
+		resource, dir string
+		want          []string // keys with an error
+	}{
+		{"nvidia.com/mig-1g.10gb.me", "/k", nil},
+		{"nvidia.com/A_100", "/k", nil},
+		{"nvidia.com/" + long[:63], "/k", nil},
+		{"", "/k", resource},
+		{"gpu", "/k", resource},
+		{"/gpu", "/k", resource},
+		{"nvidia.com/", "/k", resource},
+		{"nvidia.com/a/b", "/k", resource},
+		{"kubernetes.io/gpu", "/k", resource},
+		{"x.kubernetes.io/gpu", "/k", resource},
+		{"requests.nvidia.com/gpu", "/k", resource},
+		{"NVIDIA.com/gpu", "/k", resource},
+		{"nvidia..com/gpu", "/k", resource},
+		{"nvidia.com/gpu-", "/k", resource},
+		{"nvidia.com/gpü", "/k", resource},
+		{"nvidia.com/" + long, "/k", resource},
+		{strings.Repeat("a.", 121) + "b/c", "/k", nil},
+		{strings.Repeat("a.", 122) + "b/c", "/k", resource},
+		{"nvidia.com/gpu", "k", []string{"kubeletDir"}},
+		{"nvidia.com/gpu", "", []string{"kubeletDir"}},
+		{"nvidia.com/gpu", "/" + strings.Repeat("d", 56), nil},
+		{"nvidia.com/gpu", "/" + strings.Repeat("d", 57), []string{"kubeletDir"}},
+		{"gpu", "k", []string{"resource", "kubeletDir"}},
+	} {
+		err := configured(func(cfg *Config) { cfg.Resource, cfg.KubeletDir = c.resource, c.dir }).Validate()
+		if got := errorKeys(err); !slices.Equal(got, c.want) {
+			t.Errorf("%q in %q: %v, want errors of %q", c.resource, c.dir, err, c.want)
+		}
+		if c.resource != "" && len(c.want) == 1 && !strings.Contains(err.Error(), c.dir) && !strings.Contains(err.Error(), c.resource) {
+			t.Errorf("%v does not contain the value", err)
+		}
+	}
+}
+
+func TestConfigValidateKeys(t *testing.T) {
+	shared := func(resources ...SharedResource) func(*Config) {
+		return func(c *Config) { c.Sharing.TimeSlicing.Resources = resources }
+	}
+	const entry = "sharing.timeSlicing.resources"
+	for _, c := range []struct {
+		key    string // empty: valid
+		change func(*Config)
+	}{
+		{"", func(*Config) {}},
+		{"migStrategy", func(c *Config) { c.MIGStrategy = "all" }},
+		{"resources[0].pattern", func(c *Config) { c.Resources = []ResourceRule{{"", "a.com/b"}} }},
+		{"resources[0].resource", func(c *Config) { c.Resources = []ResourceRule{{"*", "b"}} }},
+		{"include[0]", func(c *Config) { c.Include = []string{""} }},
+		{"exclude[0]", func(c *Config) { c.Exclude = []string{"a:b"} }},
+		{entry + "[0].name", shared(SharedResource{Name: "nvidia.com/gpus", Replicas: 2})},
+		{entry + "[0].replicas", shared(SharedResource{Name: gpu, Replicas: 1})},
+		{entry + "[0].devices[0]", shared(SharedResource{Name: gpu, Replicas: 2, Devices: []string{""}})},
+		{entry + "[0].rename", shared(SharedResource{Name: gpu, Replicas: 2, Rename: "x"})},
+		{entry + "[0].name", func(c *Config) { // too long with the suffix .shared
+			c.Resource = "nvidia.com/" + strings.Repeat("x", 60)
+			c.Sharing.TimeSlicing = TimeSlicing{RenameByDefault: true, Resources: []SharedResource{{Name: c.Resource, Replicas: 2}}}
+		}},
+		// An entry that applies to no device is an error.
+		{entry + "[1].name", shared(SharedResource{Name: gpu, Replicas: 2}, SharedResource{Name: gpu, Replicas: 3})},
+		{entry + "[1].name", shared(SharedResource{Name: gpu, Replicas: 2}, SharedResource{Name: gpu, Replicas: 3, Devices: []string{"0"}})},
+		{"", shared(SharedResource{Name: gpu, Replicas: 2, Devices: []string{"0"}}, SharedResource{Name: gpu, Replicas: 3})},
+		{"", shared(SharedResource{Name: gpu, Replicas: 2, Devices: []string{"0"}}, SharedResource{Name: gpu, Replicas: 3, Devices: []string{"1"}})},
+		{"deviceList", func(c *Config) { c.DeviceList = nil }},
+		{"deviceList[0]", func(c *Config) { c.DeviceList = []string{"cdi"} }},
+		{"deviceList[1]", func(c *Config) { c.DeviceList = []string{ListEnv, ListEnv} }},
+		{"deviceID", func(c *Config) { c.DeviceID = "name" }},
+		{"driverRoot", func(c *Config) { c.DriverRoot = "x" }},
+		{"containerDriverRoot", func(c *Config) { c.ContainerDriverRoot = "x" }},
+		{"devRoot", func(c *Config) { c.DevRoot = "x" }},
+		{"cdi.kind", func(c *Config) { c.CDI.Kind = "gpu" }},
+		{"cdi.dir", func(c *Config) { c.CDI.Dir = "" }},
+		{"cdi.hookPath", func(c *Config) { c.CDI.HookPath = "/bin/sh" }},
+		{"cdi.hookPath", func(c *Config) { c.CDI.HookPath = "nvidia-ctk" }},
+		{"cdi.annotationPrefix", func(c *Config) { c.CDI.AnnotationPrefix = "cdi" }},
+		{"allocationPolicy", func(c *Config) { c.AllocationPolicy = "spread" }},
+		{"onStop", func(c *Config) { c.OnStop = "leave" }},
+	} {
+		err := configured(c.change).Validate()
+		if got := strings.Join(errorKeys(err), " "); got != c.key {
+			t.Errorf("%v, want an error of %q", err, c.key)
+		}
+	}
+}
+
+func TestSocketPath(t *testing.T) {
+	c := DefaultConfig()
+	long := "nvidia.com/" + strings.Repeat("x", 62)
+	if got := c.socketPath(c.Resource); got != "/var/lib/kubelet/device-plugins/gpu-node-agent-nvidia.com_gpu.sock" {
+		t.Error(got)
+	}
+	if a, b := c.socketPath(long+"a"), c.socketPath(long+"b"); a == b || len(a) > 100 {
+		t.Errorf("%s and %s", a, b)
+	}
+}

@@ -1,0 +1,290 @@
+// Package podresources polls the kubelet's pod-resources API: the holders of each device, and the IDs that the kubelet
+// may allocate.
+package podresources
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	podsapi "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
+)
+
+// Settings can change while a Client runs.
+type Settings struct {
+	KubeletDir  string // pod-resources/kubelet.sock is below it
+	Allocatable bool   // also query the allocatable IDs
+}
+
+// Timing holds the intervals and timeouts of a Client.
+type Timing struct {
+	Poll         time.Duration // between checks of the socket
+	Refresh      time.Duration // between queries
+	QuickRefresh time.Duration // between queries after an allocation or a kubelet start
+	Call         time.Duration // timeout of a query
+	MaxAge       time.Duration // of an answer that is kept while there is no newer one
+}
+
+// Client queries the kubelet over one connection and publishes the answers. No caller waits for the kubelet.
+type Client struct {
+	Holders     health.Latest[Holders] // never empty
+	Allocatable health.Latest[Allocatable]
+	KubeletLost func() bool // reports whether the loss of the kubelet is logged elsewhere
+
+	timing   Timing
+	settings func() *Settings // nil before there is a configuration
+	resolver func() Resolver  // for the newest snapshot
+	log      *zap.Logger
+
+	// The fields up to mu belong to the goroutine of Run.
+	path         string      // of the socket
+	socket       fs.FileInfo // nil if it does not exist
+	settledAt    time.Time   // until then a new kubelet may not have read all pods
+	conn         *grpc.ClientConn
+	failingSince time.Time // zero if the last queries succeeded
+	lastLogged   string    // error; empty after a success
+
+	mu             sync.Mutex // guards the fields below
+	nextQuery      time.Time
+	quickUntil     time.Time // until then queries are QuickRefresh apart
+	allocatableErr string
+}
+
+// New returns a Client that follows the settings.
+func New(settings func() *Settings, resolver func() Resolver, t Timing, log *zap.Logger) *Client {
+	c := &Client{timing: t, settings: settings, resolver: resolver, log: log, KubeletLost: func() bool { return false }}
+	c.Holders.Store(&Holders{Err: "the kubelet has not been asked yet"})
+	return c
+}
+
+// QueryWithin schedules the next query no later than d from now. Any goroutine may call it.
+func (c *Client) QueryWithin(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if at := time.Now().Add(d); at.Before(c.nextQuery) {
+		c.nextQuery = at
+	}
+}
+
+// FollowAllocation schedules several queries: the kubelet records an allocation only after the plugin's answer.
+func (c *Client) FollowAllocation() {
+	c.mu.Lock()
+	c.quickUntil = time.Now().Add(3 * c.timing.QuickRefresh)
+	c.mu.Unlock()
+	c.QueryWithin(c.timing.QuickRefresh / 10)
+}
+
+// AllocatableError returns why the allocatable IDs are unknown. It is empty if they are known or not queried.
+func (c *Client) AllocatableError() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.allocatableErr
+}
+
+// Run queries the kubelet until ctx ends.
+func (c *Client) Run(ctx context.Context) {
+	tick := time.NewTicker(c.timing.Poll)
+	defer tick.Stop()
+	defer c.disconnect()
+	for {
+		if s := c.settings(); s != nil {
+			c.poll(ctx, *s)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// poll checks the socket, and queries the kubelet if a query is due.
+func (c *Client) poll(ctx context.Context, s Settings) {
+	c.checkSocket(filepath.Join(s.KubeletDir, "pod-resources", "kubelet.sock"))
+	now := time.Now()
+	if !c.queryDue(now) {
+		return
+	}
+	pods, devices, podsErr, devicesErr := c.query(ctx, s.Allocatable)
+	if ctx.Err() != nil {
+		return
+	}
+	c.storeHolders(now, pods, podsErr)
+	a := &Allocatable{At: now, IDs: allocatableIDs(devices)}
+	switch {
+	case !s.Allocatable:
+		a.Err, devicesErr = "not queried", nil
+	case devicesErr != nil:
+		a.Err = devicesErr.Error()
+	}
+	c.Allocatable.Store(a)
+	c.logChange(podsErr, devicesErr)
+}
+
+// queryDue reports whether it is time for a query, and schedules the next one if so.
+func (c *Client) queryDue(now time.Time) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if now.Before(c.nextQuery) {
+		return false
+	}
+	c.nextQuery = now.Add(c.timing.Refresh)
+	if now.Before(c.quickUntil) {
+		c.nextQuery = now.Add(c.timing.QuickRefresh)
+	}
+	return true
+}
+
+// checkSocket detects a new kubelet by its new socket, and reconnects.
+func (c *Client) checkSocket(path string) {
+	info, err := os.Lstat(path)
+	if err != nil {
+		info = nil // absent or inaccessible
+	}
+	if path == c.path && unixsock.SameSocket(c.socket, info) {
+		return
+	}
+	c.disconnect()
+	c.path, c.socket = path, info
+	if info == nil {
+		return
+	}
+	c.settledAt = time.Now().Add(5 * c.timing.QuickRefresh)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.nextQuery, c.quickUntil = time.Time{}, c.settledAt.Add(c.timing.QuickRefresh)
+}
+
+func (c *Client) disconnect() {
+	if c.conn != nil {
+		_ = c.conn.Close() // fails only if it is closed already
+		c.conn = nil
+	}
+}
+
+// query asks for the pods and, with allocatable, for the allocatable devices.
+func (c *Client) query(ctx context.Context, allocatable bool) (
+	pods *podsapi.ListPodResourcesResponse, devices *podsapi.AllocatableResourcesResponse, podsErr, devicesErr error,
+) {
+	if c.socket == nil {
+		err := fmt.Errorf("%s does not exist", c.path)
+		return nil, nil, err, err
+	}
+	if c.conn == nil {
+		conn, err := Dial(c.path)
+		if err != nil {
+			return nil, nil, err, err
+		}
+		c.conn = conn
+	}
+	api := podsapi.NewPodResourcesListerClient(c.conn)
+	ctx, cancel := context.WithTimeout(ctx, c.timing.Call)
+	defer cancel()
+	pods, err := api.List(ctx, &podsapi.ListPodResourcesRequest{})
+	podsErr = c.callError("List", err)
+	if allocatable {
+		devices, err = api.GetAllocatableResources(ctx, &podsapi.AllocatableResourcesRequest{})
+		devicesErr = c.callError("GetAllocatableResources", err)
+	}
+	return pods, devices, podsErr, devicesErr
+}
+
+func (c *Client) callError(call string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s at %s: %s", call, c.path, status.Convert(err).Message())
+}
+
+// storeHolders publishes the holders. After an error the last answer remains, with the error, until it is MaxAge old. The
+// first answers of a new kubelet lack pods that it has not read yet, so they remove no holders.
+func (c *Client) storeHolders(asked time.Time, pods *podsapi.ListPodResourcesResponse, err error) {
+	last := c.Holders.Load()
+	if err != nil {
+		next := *last
+		next.Err = err.Error()
+		if asked.Sub(last.At) > c.timing.MaxAge {
+			next.By = nil
+		}
+		c.Holders.Store(&next)
+		return
+	}
+	by := HoldersByDevice(pods, c.resolver())
+	if asked.Before(c.settledAt) {
+		for device, holders := range last.By {
+			if by[device] == nil {
+				by[device] = holders
+			}
+		}
+	}
+	c.Holders.Store(&Holders{At: asked, By: by})
+}
+
+// logChange logs an error once, when it has lasted longer than a kubelet restart, and logs its end.
+func (c *Client) logChange(podsErr, devicesErr error) {
+	text := func(err error) string {
+		if err == nil {
+			return ""
+		}
+		return err.Error()
+	}
+	c.mu.Lock()
+	c.allocatableErr = text(devicesErr)
+	c.mu.Unlock()
+	failure := text(devicesErr)
+	if podsErr != nil {
+		failure = text(podsErr)
+	}
+	switch now := time.Now(); {
+	case failure == "":
+		c.failingSince = time.Time{}
+	case c.failingSince.IsZero(), podsErr != nil && c.KubeletLost():
+		c.failingSince = now
+		return
+	case now.Sub(c.failingSince) < 3*c.timing.QuickRefresh:
+		return
+	}
+	if failure == c.lastLogged {
+		return
+	}
+	c.lastLogged = failure
+	switch {
+	case failure == "":
+		c.log.Info("pod-resources API answers")
+	case podsErr == nil:
+		c.log.Warn("cannot audit the kubelet's devices", zap.String("error", failure))
+	default:
+		c.log.Warn("cannot list pod resources; keeping the last holders", zap.String("error", failure), zap.Duration("maxAge", c.timing.MaxAge))
+	}
+}
+
+// maxAnswerBytes limits an answer of the kubelet, which lists every pod of the node. The kubelet's own clients have the
+// same limit.
+const maxAnswerBytes = 16 << 20
+
+// Dial returns a connection to a socket of the kubelet. The first call opens it.
+func Dial(path string) (*grpc.ClientConn, error) {
+	// A unix: address would interpret some characters of a path, so a dialer takes it.
+	unix := func(ctx context.Context, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", path)
+	}
+	retry := backoff.DefaultConfig
+	retry.MaxDelay = time.Second // the socket is local, and queries are rare
+	return grpc.NewClient("passthrough:///kubelet", grpc.WithContextDialer(unix),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswerBytes)),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: retry, MinConnectTimeout: time.Second}))
+}

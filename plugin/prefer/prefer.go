@@ -1,0 +1,192 @@
+// Package prefer chooses the devices of a container for the kubelet's GetPreferredAllocation. It is pure.
+package prefer
+
+import (
+	"slices"
+	"sync"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// Device is one device ID that the kubelet may allocate.
+type Device struct {
+	ID       string
+	State    *health.DeviceState // the device behind the ID; replicas of one device share it and are adjacent
+	Withheld bool                // not offered to new pods
+}
+
+// Request is one container's question.
+type Request struct {
+	Available []string // the IDs that the kubelet may choose from
+	Required  []string // the IDs that must be in the answer
+	Size      int      // of the answer
+	Packed    bool     // prefer the GPU that is used most, not the one that is used least; for replicas and MIG devices
+}
+
+// Allocator answers the requests for one resource. It keeps the topology of the GPUs from call to call, because that
+// changes only with the inventory. The zero value is ready for use, from any goroutine.
+type Allocator struct {
+	mu       sync.Mutex // guards topology
+	topology *topology
+}
+
+// Choose returns r.Size of the available IDs, including the required ones. An error would make the kubelet refuse the
+// pod, so Choose has none: unknown devices come last, unknown links score 0, and if fewer than r.Size IDs are available
+// it returns all of them. Equal requests have equal answers.
+//
+// Whole GPUs: healthy before degraded, then the best connected set, then the set that leaves the best connected rest.
+//
+// Replicas and MIG devices: no device twice while another is free, then healthy before degraded, then from the GPU
+// that is used least or most.
+//
+// Withheld and unhealthy devices are last in any case.
+func (a *Allocator) Choose(devices []Device, r Request) []string {
+	a.mu.Lock()
+	if a.topology == nil || !a.topology.matches(devices) {
+		a.topology = newTopology(devices)
+	}
+	t := a.topology
+	a.mu.Unlock()
+
+	c := newChoice(t, devices, r)
+	switch {
+	case c.remaining >= c.available:
+		for i, s := range c.status {
+			if s == available {
+				c.choose(i)
+			}
+		}
+	case c.remaining > 0 && t.shared:
+		c.chooseShared(r.Packed)
+	case c.remaining > 0:
+		c.chooseGPUs()
+	}
+	return c.answer(r.Size)
+}
+
+// choice is the state of one request. It refers to an ID by its index in the layout: there may be thousands of IDs, and
+// each ID of the request is looked up once.
+type choice struct {
+	*topology
+	layout    []Device
+	status    []status // by ID
+	rank      []int    // by device
+	required  []string // known and unknown IDs, in the order of the request
+	unknown   []string // available IDs that the layout lacks, without the required ones
+	available int      // IDs that may still be chosen
+	remaining int      // IDs to choose
+}
+
+// status is what a request says about an ID, and then what was decided.
+type status uint8
+
+const (
+	unlisted  status = iota // in use, or not offered by the kubelet
+	available               // may be chosen
+	required                // must be in the answer
+	chosen
+)
+
+func newChoice(t *topology, devices []Device, r Request) *choice {
+	c := &choice{topology: t, layout: devices, status: make([]status, len(devices)), rank: make([]int, len(t.ids))}
+	for d, ids := range t.ids {
+		c.rank[d] = healthRank(devices[ids[0]].State.Verdict.State)
+		if slices.ContainsFunc(ids, func(i int) bool { return devices[i].Withheld }) {
+			c.rank[d] = rankUnhealthy
+		}
+	}
+	unknown := make(map[string]bool)
+	for _, id := range r.Required {
+		i, known := t.index[id]
+		switch {
+		case known && c.status[i] == unlisted:
+			c.status[i] = required
+		case !known && !unknown[id]:
+			unknown[id] = true
+		default: // a duplicate
+			continue
+		}
+		c.required = append(c.required, id)
+	}
+	for _, id := range r.Available {
+		switch i, known := t.index[id]; {
+		case known && c.status[i] == unlisted:
+			c.status[i] = available
+			c.available++
+		case !known && !unknown[id]:
+			unknown[id] = true
+			c.unknown = append(c.unknown, id)
+		}
+	}
+	c.remaining = max(0, r.Size-len(c.required))
+	return c
+}
+
+func (c *choice) choose(id int) {
+	c.status[id] = chosen
+	c.remaining--
+}
+
+// answer returns the required IDs, then the chosen ones in the layout's order, then unknown ones.
+func (c *choice) answer(size int) []string {
+	size = max(0, min(size, len(c.required)+len(c.layout)+len(c.unknown)))
+	ids := append(make([]string, 0, max(size, len(c.required))), c.required...)
+	for i, s := range c.status {
+		if s == chosen {
+			ids = append(ids, c.layout[i].ID)
+		}
+	}
+	ids = append(ids, c.unknown...)
+	return ids[:min(size, len(ids))]
+}
+
+// chooseGPUs completes the set with whole GPUs. Health alone decides the worst rank that is needed: all GPUs of better
+// ranks are in the set, and connections decide among those of the worst rank.
+func (c *choice) chooseGPUs() {
+	var byRank [rankUnhealthy + 1][]int
+	for i, s := range c.status {
+		if s == available {
+			rank := c.rank[c.device[i]]
+			byRank[rank] = append(byRank[rank], i)
+		}
+	}
+	worst := 0
+	for ; c.remaining > len(byRank[worst]); worst++ {
+		for _, i := range byRank[worst] {
+			c.choose(i)
+		}
+	}
+	candidates := byRank[worst]
+	if c.score == nil || c.remaining == len(candidates) {
+		for _, i := range candidates[:c.remaining] {
+			c.choose(i)
+		}
+		return
+	}
+	for _, n := range c.graph(candidates).best() {
+		c.choose(candidates[n])
+	}
+}
+
+// graph returns the candidates with their scores.
+func (c *choice) graph(candidates []int) *graph {
+	g := newGraph(len(candidates), c.remaining)
+	for n, i := range candidates {
+		score := c.score[c.gpu[i]]
+		for m, j := range candidates {
+			if n != m {
+				g.score[n][m] = score[c.gpu[j]]
+			}
+		}
+		for j, s := range c.status {
+			if s == unlisted || j == i {
+				continue
+			}
+			g.loss[n] += score[c.gpu[j]]
+			if s != available {
+				g.gain[n] += score[c.gpu[j]]
+			}
+		}
+	}
+	return g
+}

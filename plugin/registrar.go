@@ -1,0 +1,321 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
+)
+
+// phase is the progress of a registration.
+type phase uint8
+
+const (
+	unregistered phase = iota
+	accepted           // by the kubelet, which has not opened ListAndWatch yet
+	registered
+)
+
+// registrar keeps the socket of one resource served and registered with the kubelet. It detects every disturbance, from
+// a kubelet restart to a wiped directory, by polling, and treats all alike: wait for the settle time without another
+// disturbance, then register. The gRPC server and its streams live as long as the registrar; a lost socket is only
+// replaced by a new listener.
+type registrar struct {
+	timing
+	srv         *server
+	pods        *podresources.Client
+	socketPath  string
+	kubeletPath string // of kubelet.sock
+	log         *zap.Logger
+	grpc        *grpc.Server
+	serving     sync.WaitGroup // the grpc.Serve of each listener
+
+	// The fields up to mu belong to the goroutine of run.
+	socket        *unixsock.Socket
+	served        chan struct{} // closed when grpc.Serve of socket has returned
+	listenErr     error
+	nextListen    time.Time   // earliest next attempt after listenErr
+	kubeletSocket fs.FileInfo // nil if it does not exist
+	phase         phase
+	phaseSince    time.Time
+	settledAt     time.Time // earliest next registration, as is nextAttempt
+	nextAttempt   time.Time
+	retryDelay    time.Duration
+	lastLogged    string // error; empty after a registration
+	streamEnd     string // how the last registration ended, until it is logged or superseded
+	audit         audit
+
+	mu            sync.Mutex // guards the fields below
+	accepted      bool       // the kubelet accepted the newest registration
+	socketLost    bool       // the socket cannot be served at its path
+	err           string     // why the resource is not registered
+	registrations uint64
+	mismatches    uint64
+}
+
+func newRegistrar(srv *server, cfg Config, t timing, pods *podresources.Client, log *zap.Logger) *registrar {
+	return &registrar{
+		timing: t, srv: srv, pods: pods, log: log.With(zap.String("resource", srv.name)),
+		socketPath:  cfg.socketPath(srv.name),
+		kubeletPath: filepath.Join(cfg.socketDir(), "kubelet.sock"),
+		grpc:        grpc.NewServer(serverOptions(t.handshake)...),
+		retryDelay:  t.retryMin,
+	}
+}
+
+// run serves until ctx ends. Call stop afterwards.
+func (r *registrar) run(ctx context.Context) {
+	pluginapi.RegisterDevicePluginServer(r.grpc, r.srv)
+	tick := time.NewTicker(r.poll)
+	defer tick.Stop()
+	for {
+		r.step(ctx)
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		case <-r.srv.streams.changed:
+		}
+	}
+}
+
+// stop ends the server. It removes the socket first, so that no client connects any more. With withdraw it sends the
+// kubelet an empty list and gives it withdrawTimeout to receive the list.
+func (r *registrar) stop(withdraw bool) {
+	if r.socket != nil {
+		if err := r.socket.Remove(); err != nil {
+			r.log.Warn("cannot remove the plugin's socket", zap.Error(err))
+		}
+	}
+	r.srv.stop(withdraw)
+	if withdraw {
+		// GracefulStop closes a connection only when all messages are sent. The timer ends it if the kubelet does not read.
+		timeout := time.AfterFunc(r.withdrawTimeout, r.grpc.Stop)
+		r.grpc.GracefulStop()
+		timeout.Stop()
+	}
+	r.grpc.Stop()
+	r.serving.Wait()
+}
+
+// step checks everything once and does what is due.
+func (r *registrar) step(ctx context.Context) {
+	if err := r.listen(ctx); err != nil {
+		r.reportError(err.Error(), true)
+		return
+	}
+	r.checkKubelet()
+	r.followStreams()
+	r.auditDevices()
+	if r.phase != unregistered {
+		return
+	}
+	if r.kubeletSocket == nil {
+		r.reportError(r.kubeletPath+" does not exist; waiting for the kubelet", false)
+		return
+	}
+	// The end of a stream, for whatever reason, is a disturbance as well.
+	now := time.Now()
+	if now.Before(r.settledAt) || now.Before(r.nextAttempt) || now.Before(r.srv.streams.counts().lastEnd.Add(r.settle)) {
+		return
+	}
+	r.register(ctx)
+}
+
+// listen ensures that the socket exists at its path and is served.
+func (r *registrar) listen(ctx context.Context) error {
+	if r.socket != nil && r.socket.InPlace() {
+		select {
+		case <-r.served: // the listener failed
+		default:
+			return nil
+		}
+	}
+	if time.Now().Before(r.nextListen) {
+		return r.listenErr
+	}
+	socket, err := openSocket(ctx, r.socketPath)
+	if err != nil {
+		r.listenErr, r.nextListen = err, time.Now().Add(r.retryMin)
+		return err
+	}
+	if r.socket != nil {
+		// The connections that it accepted, and with them the kubelet's stream, stay open.
+		if err := r.socket.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+			r.log.Debug("closing the lost socket", zap.Error(err))
+		}
+		r.log.Warn("socket lost, listening again", zap.String("socket", r.socketPath))
+	} else {
+		r.log.Info("listening", zap.String("socket", r.socketPath))
+	}
+	served := make(chan struct{})
+	r.socket, r.served = socket, served
+	r.serving.Go(func() {
+		defer close(served)
+		_ = r.grpc.Serve(socket) // after an error the next step listens again
+	})
+	r.scheduleRegistration("the plugin's socket is new")
+	return nil
+}
+
+// openSocket listens at path, below plugin.kubeletDir.
+func openSocket(ctx context.Context, path string) (*unixsock.Socket, error) {
+	if n := unixsock.PathLen(path); n > unixsock.MaxPath {
+		return nil, fmt.Errorf("plugin.kubeletDir: the path %s is %d bytes too long for a unix socket; use a shorter directory",
+			path, n-unixsock.MaxPath)
+	}
+	if _, err := os.Stat(filepath.Dir(path)); err != nil {
+		return nil, fmt.Errorf("plugin.kubeletDir: %w; set it to the kubelet's directory and mount that", err)
+	}
+	return unixsock.Listen(ctx, path)
+}
+
+// checkKubelet detects a new kubelet by its new socket.
+func (r *registrar) checkKubelet() {
+	info, err := os.Lstat(r.kubeletPath)
+	if err != nil {
+		info = nil // absent or inaccessible
+	}
+	if unixsock.SameSocket(r.kubeletSocket, info) {
+		return
+	}
+	r.kubeletSocket = info
+	if info != nil {
+		r.scheduleRegistration("the kubelet has started")
+	}
+}
+
+// scheduleRegistration requests a registration after the settle time and resets the retries.
+func (r *registrar) scheduleRegistration(reason string) {
+	r.setError(reason+"; about to register", false)
+	r.streamEnd = ""
+	r.phase, r.retryDelay, r.nextAttempt = unregistered, r.retryMin, time.Time{}
+	r.settledAt = time.Now().Add(r.settle)
+}
+
+// followStreams updates the phase after the kubelet opened or closed streams.
+func (r *registrar) followStreams() {
+	count, now := r.srv.streams.counts(), time.Now()
+	switch {
+	case r.phase == accepted && count.openCurrent > 0:
+		r.phase, r.phaseSince, r.lastLogged = registered, now, ""
+		r.pods.QueryWithin(r.settle + r.timing.pods.QuickRefresh)
+		r.setError("", false)
+		r.log.Info(msgRegistered, zap.Int("devices", len(r.srv.resource().Devices)))
+	case r.phase == accepted && !count.openedCurrent:
+		if now.Sub(r.phaseSince) > r.streamTimeout {
+			r.fail(fmt.Sprintf("the kubelet accepted %s but did not open ListAndWatch within %s; registering again", r.srv.name, r.streamTimeout))
+		}
+	case r.phase != unregistered && count.openCurrent == 0:
+		// The kubelet stopped or dropped the plugin. Retries slow down if it drops the plugin repeatedly.
+		if r.phase == registered && now.Sub(r.phaseSince) > r.streamTimeout {
+			r.retryDelay = 0
+		}
+		// A kubelet that stops closes its streams first. The next step detects that it stopped, which explains more.
+		r.streamEnd = "the kubelet closed ListAndWatch; registering again"
+		r.retryLater(r.streamEnd)
+	}
+}
+
+// fail reports an error and schedules another attempt.
+func (r *registrar) fail(reason string) {
+	r.retryLater(reason)
+	r.reportError(reason, false)
+}
+
+// retryLater schedules another attempt after a delay that doubles each time.
+func (r *registrar) retryLater(reason string) {
+	now := time.Now()
+	r.phase = unregistered
+	r.settledAt = now.Add(r.settle)
+	r.nextAttempt = now.Add(r.retryDelay)
+	r.retryDelay = min(max(2*r.retryDelay, r.retryMin), r.retryMax)
+	r.setError(reason, false)
+}
+
+// register registers once. It blocks until the kubelet answers, for at most registerTimeout.
+func (r *registrar) register(ctx context.Context) {
+	r.mu.Lock()
+	r.accepted = false
+	r.mu.Unlock()
+	r.srv.streams.beginRegistration()
+	call, cancel := context.WithTimeout(ctx, r.registerTimeout)
+	defer cancel()
+	err := register(call, r.kubeletPath, r.srv.name, filepath.Base(r.socketPath))
+	if ctx.Err() != nil {
+		return
+	}
+	if err != nil {
+		r.fail(fmt.Sprintf("the kubelet at %s did not register %s: %s", r.kubeletPath, r.srv.name, status.Convert(err).Message()))
+		return
+	}
+	r.phase, r.phaseSince = accepted, time.Now()
+	if r.streamEnd != "" { // the kubelet closed the stream and still runs
+		r.log.Warn(msgUnregistered, zap.String("reason", r.streamEnd))
+		r.streamEnd = ""
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.accepted, r.err = true, "the kubelet accepted the registration; waiting for it to open ListAndWatch"
+	r.registrations++
+}
+
+// register makes one Register call over a connection of its own.
+func register(ctx context.Context, kubelet, resource, endpoint string) (err error) {
+	conn, err := podresources.Dial(kubelet)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	_, err = pluginapi.NewRegistrationClient(conn).Register(ctx, &pluginapi.RegisterRequest{
+		Version: pluginapi.Version, Endpoint: endpoint, ResourceName: resource, Options: options(),
+	})
+	return err
+}
+
+// reportError stores why the resource is not registered, and logs it when it changes.
+func (r *registrar) reportError(reason string, socketLost bool) {
+	r.setError(reason, socketLost)
+	r.streamEnd = ""
+	if reason != r.lastLogged {
+		r.lastLogged = reason
+		r.log.Warn(msgUnregistered, zap.String("reason", reason))
+	}
+}
+
+func (r *registrar) setError(reason string, socketLost bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.err, r.socketLost = reason, socketLost
+}
+
+// status may be called from any goroutine.
+func (r *registrar) status() ResourceStatus {
+	resource, count := r.srv.resource(), r.srv.streams.counts()
+	s := ResourceStatus{Name: r.srv.name, Streams: count.open, Devices: len(resource.Devices), Healthy: resource.healthy()}
+	s.Allocations, s.AllocationErrors = r.srv.counts.read()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s.Registrations, s.AuditMismatches = r.registrations, r.mismatches
+	s.Registered = r.accepted && count.openCurrent > 0 && !r.socketLost
+	if !s.Registered {
+		s.Err = r.err
+		if s.Err == "" {
+			s.Err = "the kubelet has just closed ListAndWatch"
+		}
+	}
+	return s
+}

@@ -1,0 +1,436 @@
+package plugin
+
+import (
+	"context"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
+)
+
+func TestPluginServesKubelet(t *testing.T) {
+	h, k := startHarness(t, 8)
+	res := h.waitResource(k, gpu, listed(8, 8))
+	if res.Endpoint != filepath.Base(h.socket()) || !res.Preferred || !slices.Equal(res.Devices[7].NUMA, []int{1}) {
+		t.Errorf("%+v", res)
+	}
+	// Only root may connect, whatever the umask is.
+	if info, err := os.Lstat(h.socket()); err != nil || info.Mode() != fs.ModeSocket|0o600 {
+		t.Errorf("socket: %v, %v", info, err)
+	}
+
+	a, err := k.Allocate(h.ctx, gpu, 2)
+	if err != nil || a.Response.Envs[envDevices] != "GPU-0,GPU-1" {
+		t.Errorf("Allocate: %+v, %v", a, err)
+	}
+	if a, err = k.Allocate(h.ctx, gpu, 4); err != nil || a.Response.Envs[envDevices] != "GPU-4,GPU-5,GPU-6,GPU-7" {
+		t.Errorf("Allocate: %+v, %v", a, err)
+	}
+	if _, err = k.AllocateIDs(h.ctx, gpu, "GPU-0", "GPU-77"); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("Allocate of an unknown device: %v", err)
+	}
+
+	h.setHealth(3, health.Unhealthy)
+	res = h.waitResource(k, gpu, listed(8, 7))
+	if res.Devices[3].Healthy {
+		t.Errorf("another device is unhealthy: %+v", res.Devices)
+	}
+	// The kubelet sends the text of a refusal to the user.
+	if _, err = k.AllocateIDs(h.ctx, gpu, "GPU-3"); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "xid-79") {
+		t.Errorf("Allocate of an unhealthy device: %v", err)
+	}
+	s := h.waitStatus(isRegistered)
+	if s.Name != gpu || s.Err != "" || s.Devices != 8 || s.Healthy != 7 || s.Streams != 1 || s.Registrations != 1 || s.Allocations != 2 ||
+		s.AllocationErrors[reasonUnknownDevice] != 1 || s.AllocationErrors[reasonUnhealthyDevice] != 1 {
+		t.Errorf("status %+v", s)
+	}
+	// The manager may skip a snapshot that a stream has seen, so the test waits for its log.
+	h.waitLog(msgUnhealthy, "GPU-3", 1)
+	h.setHealth(3, health.Healthy)
+	if res = h.waitResource(k, gpu, listed(8, 8)); res.Messages != 3 {
+		t.Errorf("%d messages, want 3", res.Messages)
+	}
+	h.waitLog(msgHealthy, "GPU-3", 1)
+	h.waitLog(msgRegistered, gpu, 1)
+
+	h.stop()
+	h.waitResource(k, gpu, disconnected)
+	if entries, err := os.ReadDir(h.pluginDir()); err != nil || len(entries) != 1 {
+		t.Errorf("files besides kubelet.sock: %v, %v", entries, err)
+	}
+	if s := h.p.Status(); s.Resources != nil {
+		t.Errorf("after the end: %+v", s)
+	}
+}
+
+func TestPluginRegistersAfterFirstPoll(t *testing.T) {
+	never := snapshot(0)
+	never.At, never.Source.Err = time.Time{}, "libdcgm.so.4 is missing"
+	h := newHarness(t, never)
+	k := h.kubelet()
+	h.run()
+	empty := func(data string) func(Status) bool {
+		return func(s Status) bool { return s.Err != "" && strings.Contains(s.Err, data) && len(s.Resources) == 0 }
+	}
+	h.waitPlugin(empty("libdcgm.so.4 is missing"))
+	h.snaps.Store(snapshot(0))
+	h.waitPlugin(empty("no GPUs"))
+	if s := k.State(); len(s.Resources) != 0 {
+		t.Errorf("registered without GPUs: %+v", s)
+	}
+	h.snaps.Store(snapshot(2))
+	h.waitResource(k, gpu, listed(2, 2))
+	h.waitPlugin(func(s Status) bool { return s.Err == "" && len(s.Resources) == 1 })
+	h.snaps.Store(snapshot(0)) // removed from the inventory
+	h.waitPlugin(empty("no GPUs"))
+	if _, err := os.Lstat(h.socket()); err == nil {
+		t.Error("the socket of a resource without devices still exists")
+	}
+}
+
+func TestPluginWaitsForConfiguration(t *testing.T) {
+	h := newHarness(t, snapshot(1))
+	cfg := h.cfg.Load()
+	h.cfg.Store(nil)
+	k := h.kubelet()
+	h.run()
+	h.waitPlugin(func(s Status) bool { return s.Err != "starting" && s.Err != "" })
+	h.cfg.Store(cfg)
+	h.waitResource(k, gpu, listed(1, 1))
+}
+
+func TestRegistrarWaitsForKubelet(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t, snapshot(1))
+	h.remove(h.pluginDir())
+	h.run()
+	if s := h.waitStatus(unregisteredFor("plugin.kubeletDir")); s.Registrations != 0 {
+		t.Errorf("%+v", s)
+	}
+	if err := os.Mkdir(h.pluginDir(), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	h.waitStatus(unregisteredFor("kubelet.sock"))
+	k := h.kubelet()
+	h.waitResource(k, gpu, listed(1, 1))
+	h.waitStatus(isRegistered)
+	h.waitLog(msgUnregistered, "", 2) // one for each cause, although each lasts for many polls
+}
+
+func TestRegistrarFollowsKubeletRestarts(t *testing.T) {
+	t.Parallel()
+	h, k := startHarness(t, 8)
+	for range 5 {
+		if err := k.Restart(); err != nil {
+			t.Fatal(err)
+		}
+		h.waitResource(k, gpu, listed(8, 8))
+		h.waitStatus(isRegistered)
+	}
+	if res := h.waitResource(k, gpu, listed(8, 8)); res.Registrations != 1 {
+		t.Errorf("registered %d times with one kubelet", res.Registrations)
+	}
+	k.Stop() // for longer than a retry
+	h.waitStatus(unregisteredFor("connection refused"))
+	if err := k.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	h.waitResource(k, gpu, listed(8, 8))
+	h.waitStatus(isRegistered)
+}
+
+func TestRegistrarReplacesRemovedSocket(t *testing.T) {
+	t.Parallel()
+	h, k := startHarness(t, 2)
+	for n := 2; n < 5; n++ {
+		h.remove(h.socket())
+		// The kubelet keeps its devices meanwhile, because the old stream stays open.
+		s, err := k.WaitFor(h.ctx, func(s kubelettest.State) bool {
+			res := s.Resources[gpu]
+			return res.Allocatable() != 2 || res.Registrations == n && res.Messages == n
+		})
+		if err != nil || s.Resources[gpu].Allocatable() != 2 {
+			t.Fatalf("%+v, %v", s, err)
+		}
+		h.waitStatus(func(s ResourceStatus) bool { return s.Registered && s.Streams == n })
+	}
+	if _, err := k.Allocate(h.ctx, gpu, 1); err != nil {
+		t.Error(err)
+	}
+	h.setHealth(0, health.Unhealthy) // every stream sends it
+	h.waitResource(k, gpu, func(res kubelettest.Resource) bool { return res.Allocatable() == 1 && res.Messages == 8 })
+}
+
+func TestRegistrarKeepsStreamInWipedDirectory(t *testing.T) {
+	h, k := startHarness(t, 2)
+	before := h.waitStatus(isRegistered)
+	h.remove(h.socket())
+	h.remove(filepath.Join(h.pluginDir(), "kubelet.sock"))
+	// Registration is impossible and not necessary: the stream is still open.
+	h.waitLog(msgUnregistered, "kubelet.sock", 1)
+	if s := h.p.Status().Resources[0]; !s.Registered || s.Registrations != before.Registrations {
+		t.Errorf("%+v", s)
+	}
+	if _, err := os.Lstat(h.socket()); err != nil {
+		t.Error(err)
+	}
+	h.setHealth(0, health.Unhealthy)
+	h.waitResource(k, gpu, listed(2, 1))
+}
+
+// A kubelet that stops causes one warning, whichever of its sockets disappear; so does a kubelet that drops the plugin.
+func TestRegistrarWarnsOncePerKubeletLoss(t *testing.T) {
+	for name, c := range map[string]struct {
+		lose   func(*harness, *kubelettest.Kubelet)
+		reason string
+		lives  bool
+	}{
+		"stopped, sockets stay": {func(_ *harness, k *kubelettest.Kubelet) { k.Stop() }, "connection refused", false},
+		"stopped, sockets removed": {func(h *harness, k *kubelettest.Kubelet) {
+			h.remove(filepath.Join(h.pluginDir(), "kubelet.sock"))
+			k.Stop()
+			h.remove(filepath.Join(h.root, "pod-resources", "kubelet.sock"))
+		}, "kubelet.sock", false},
+		"plugin dropped": {func(_ *harness, k *kubelettest.Kubelet) { k.Drop(gpu) }, "ListAndWatch", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h, k := startHarness(t, 2)
+			h.waitHolders(holdersKnown)
+			before := len(h.warnings())
+			c.lose(h, k)
+			h.waitLog(msgUnregistered, c.reason, 1)
+			if c.lives {
+				h.waitStatus(isRegistered)
+			} else {
+				// The holders expire, which Status reports and the log need not.
+				h.waitHolders(func(h Holders) bool { return h.By == nil })
+			}
+			if warned := h.warnings()[before:]; len(warned) != 1 {
+				t.Errorf("%d warnings: %v", len(warned), h.logLines())
+			}
+			if c.lives {
+				return
+			}
+			if err := k.Restart(); err != nil {
+				t.Fatal(err)
+			}
+			h.waitResource(k, gpu, listed(2, 2))
+			h.waitStatus(isRegistered)
+			h.waitHolders(holdersKnown)
+		})
+	}
+}
+
+func TestRegistrarSettlesAfterDroppedStream(t *testing.T) {
+	t.Parallel()
+	h, k := startHarness(t, 2)
+	for n := 1; n < 4; n++ {
+		h.waitResource(k, gpu, func(res kubelettest.Resource) bool { return listed(2, 2)(res) && res.Registrations == n })
+		h.waitStatus(isRegistered)
+		start := time.Now()
+		k.Drop(gpu)
+		h.waitResource(k, gpu, func(res kubelettest.Resource) bool { return res.Registrations == n+1 })
+		if d := time.Since(start); d < h.p.timing.settle {
+			t.Errorf("registered again after %v, before the kubelet could settle", d)
+		}
+	}
+	h.waitResource(k, gpu, listed(2, 2))
+}
+
+// With two streams open, the end of the older one makes the kubelet close the newer one.
+func TestRegistrarRegistersAfterNewerStreamEnds(t *testing.T) {
+	t.Parallel()
+	h, k := startHarness(t, 2)
+	h.remove(h.socket())
+	h.waitStatus(func(s ResourceStatus) bool { return s.Registered && s.Streams == 2 })
+	k.Drop(gpu)
+	// The stream of the first registration is still open and proves nothing.
+	h.waitResource(k, gpu, func(res kubelettest.Resource) bool { return listed(2, 2)(res) && res.Registrations == 3 })
+	h.waitStatus(func(s ResourceStatus) bool { return s.Registered && s.Streams == 2 })
+}
+
+func TestRegistrarRetriesRefusedRegistration(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t, snapshot(2))
+	k := h.kubelet()
+	k.SetFault(kubelettest.Fault{Refuse: "the moon is full"})
+	h.run()
+	s := h.waitStatus(unregisteredFor("the moon is full"))
+	if !strings.Contains(s.Err, gpu) || !strings.Contains(s.Err, "kubelet.sock") {
+		t.Errorf("%+v names neither the resource nor the socket", s)
+	}
+	k.SetFault(kubelettest.Fault{Ignore: true})
+	h.waitStatus(func(s ResourceStatus) bool { return s.Registrations == 2 && unregisteredFor("ListAndWatch")(s) })
+	h.waitLog(msgUnregistered, h.p.timing.streamTimeout.String(), 1)
+	k.SetFault(kubelettest.Fault{})
+	h.waitResource(k, gpu, listed(2, 2))
+	h.waitStatus(isRegistered)
+	h.waitLog(msgUnregistered, "", 2) // one for each cause
+}
+
+func TestServerServesTwoKubelets(t *testing.T) {
+	t.Parallel()
+	h, k := startHarness(t, 2)
+	other := newHarness(t, nil)
+	otherKubelet := other.kubelet()
+	if err := os.Symlink(h.socket(), filepath.Join(other.pluginDir(), "link.sock")); err != nil {
+		t.Fatal(err)
+	}
+	if err := register(h.ctx, filepath.Join(other.pluginDir(), "kubelet.sock"), gpu, "link.sock"); err != nil {
+		t.Fatal(err)
+	}
+	other.waitResource(otherKubelet, gpu, listed(2, 2))
+	h.waitStatus(func(s ResourceStatus) bool { return s.Streams == 2 })
+	h.setHealth(1, health.Unhealthy)
+	h.waitResource(k, gpu, listed(2, 1))
+	other.waitResource(otherKubelet, gpu, listed(2, 1))
+	otherKubelet.Drop(gpu)
+	h.waitStatus(func(s ResourceStatus) bool { return s.Streams == 1 && s.Registered })
+	h.setHealth(1, health.Healthy)
+	h.waitResource(k, gpu, listed(2, 2))
+}
+
+func TestPluginFollowsConfiguration(t *testing.T) {
+	t.Parallel()
+	h, k := startHarness(t, 2)
+	old, renamed := h.socket(), "example.com/gpu"
+	h.setConfig(func(c *Config) { c.Resource = renamed })
+	h.waitResource(k, renamed, listed(2, 2))
+	if s := h.waitStatus(func(s ResourceStatus) bool { return s.Name == renamed && s.Registered }); s.Registrations != 1 {
+		t.Errorf("%+v", s)
+	}
+	if res := h.waitResource(k, gpu, disconnected); res.Allocatable() != 0 || res.Registrations != 1 {
+		t.Errorf("the old resource: %+v", res)
+	}
+	if _, err := os.Lstat(old); err == nil {
+		t.Errorf("%s still exists", old)
+	}
+
+	other := newHarness(t, nil)
+	otherKubelet := other.kubelet()
+	h.setConfig(func(c *Config) { c.KubeletDir = other.root })
+	other.waitResource(otherKubelet, renamed, listed(2, 2))
+	h.waitResource(k, renamed, disconnected)
+}
+
+func TestPluginIgnoresUnchangedConfiguration(t *testing.T) {
+	h, k := startHarness(t, 2)
+	before, err := os.Lstat(h.socket())
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.setConfig(func(*Config) {})
+	h.setHealth(1, health.Unhealthy) // seen after the configuration
+	res := h.waitResource(k, gpu, listed(2, 1))
+	after, err := os.Lstat(h.socket())
+	if err != nil || !os.SameFile(before, after) || res.Registrations != 1 || res.Messages != 2 {
+		t.Errorf("%+v, %v", res, err)
+	}
+}
+
+func TestRegistrarKeepsForeignFile(t *testing.T) {
+	h := newHarness(t, snapshot(1))
+	k := h.kubelet()
+	if err := os.WriteFile(h.socket(), []byte("mine"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	h.run()
+	h.waitStatus(unregisteredFor(h.socket()))
+	h.stop()
+	if text, err := os.ReadFile(h.socket()); err != nil || string(text) != "mine" {
+		t.Errorf("the file: %q, %v", text, err)
+	}
+	if len(k.State().Resources) != 0 {
+		t.Errorf("registered: %+v", k.State())
+	}
+}
+
+func TestRegistrarKeepsForeignSocket(t *testing.T) {
+	h := newHarness(t, snapshot(1))
+	k := h.kubelet()
+	listen := func(path string) *net.UnixListener {
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.SetUnlinkOnClose(false)
+		return l
+	}
+	l := listen(h.socket())
+	h.run()
+	h.waitStatus(unregisteredFor(h.socket()))
+	if err := l.Close(); err != nil { // its process ended: the socket is stale and gets replaced
+		t.Fatal(err)
+	}
+	h.waitResource(k, gpu, listed(1, 1))
+	h.waitStatus(isRegistered)
+
+	// Another agent takes the path while the kubelet's stream stays open. The rename is atomic, so that the registrar
+	// cannot listen in between.
+	l = listen(h.socket() + ".new")
+	if err := os.Rename(h.socket()+".new", h.socket()); err != nil {
+		t.Fatal(err)
+	}
+	if s := h.waitStatus(unregisteredFor(h.socket())); s.Streams != 1 {
+		t.Errorf("%+v", s)
+	}
+	h.stop()
+	if _, err := os.Lstat(h.socket()); err != nil {
+		t.Errorf("the other agent's socket: %v", err)
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestOpenSocketPathTooLong(t *testing.T) {
+	path := filepath.Join("/", strings.Repeat("d", 120), "x.sock")
+	if _, err := openSocket(t.Context(), path); err == nil || !strings.Contains(err.Error(), "plugin.kubeletDir") {
+		t.Errorf("%v", err)
+	}
+}
+
+// newTestRegistrar returns a registrar of one GPU that does not run.
+func newTestRegistrar(t *testing.T, dir string) *registrar {
+	h := newHarness(t, nil)
+	return newRegistrar(newTestServer(snapshot(1)), Config{Enabled: true, Resource: gpu, KubeletDir: dir}, shortTiming(), h.p.pods, h.p.log)
+}
+
+func TestRegistrarReplacesFailedListener(t *testing.T) {
+	dir := shortDir(t)
+	if err := os.Mkdir(filepath.Join(dir, "device-plugins"), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	r := newTestRegistrar(t, dir)
+	defer r.stop(false)
+	if err := r.listen(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	first := r.socket
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	<-r.served
+	if err := r.listen(t.Context()); err != nil || r.socket == first {
+		t.Errorf("not listening again: %v", err)
+	}
+}
+
+func TestRegistrarStopsBeforeListening(t *testing.T) {
+	r := newTestRegistrar(t, filepath.Join(shortDir(t), "absent"))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	r.run(ctx)
+	r.stop(true)
+}

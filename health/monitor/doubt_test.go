@@ -1,6 +1,8 @@
 package monitor
 
 import (
+	"fmt"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -35,72 +37,45 @@ func runTestWithTwoGPUs(t *testing.T, test func(t *testing.T, h *harness)) {
 	})
 }
 
-// An engine that started without a driver lists no GPU. The source counts as down and the GPUs keep their findings.
-func TestMonitorDoubtsEmptyInventory(t *testing.T) {
-	runTestWithTwoGPUs(t, func(t *testing.T, h *harness) {
-		h.report()
-		for range 8 {
-			advance(time.Second)
-			h.wantCauses(t, "no GPU listed", health.SourceDown, "xid-95", "")
-		}
-		h.reportStates(health.Present, health.Present)
-		advance(2 * time.Second)
-		h.wantCauses(t, "GPUs listed again", health.SourceUp, "xid-95", "")
-	})
-}
-
-// A lost GPU stays lost while the inventory is empty.
-func TestMonitorKeepsLostGPUInDoubt(t *testing.T) {
-	runTestWithTwoGPUs(t, func(t *testing.T, h *harness) {
-		h.reportStates(health.Present, health.Lost)
-		advance(3 * time.Second)
-		for range 3 {
-			h.report()
-			advance(5 * time.Second)
-			h.wantCauses(t, "no GPU listed", health.SourceDown, "xid-95", "lost")
-			h.reportStates(health.Present, health.Lost)
-			advance(2 * time.Second)
-			h.wantCauses(t, "GPUs listed again", health.SourceUp, "xid-95", "lost")
-		}
-		h.reportStates(health.Lost, health.Lost)
-		advance(3 * time.Second)
-		h.report()
-		advance(5 * time.Second)
-		h.wantCauses(t, "after all were lost", health.SourceDown, "xid-95,lost", "lost")
-	})
-}
-
-// After DoubtDelay the GPUs are missing, but not by themselves: their common return clears no finding and is no trip.
-func TestMonitorAcceptsEmptyInventory(t *testing.T) {
-	runTestWithTwoGPUs(t, func(t *testing.T, h *harness) {
-		for range 4 {
-			h.report()
-			advance(health.DoubtDelay + 3*time.Second)
-			h.wantCauses(t, "accepted", health.SourceUp, "xid-95,missing", "missing")
-			h.reportStates(health.Present, health.Present)
-			advance(2 * time.Second)
-			h.wantCauses(t, "returned", health.SourceUp, "xid-95", "")
-		}
-	})
-}
-
-// A common loss stays a common one when its cause changes.
-func TestMonitorKeepsCommonLoss(t *testing.T) {
-	runTestWithTwoGPUs(t, func(t *testing.T, h *harness) {
-		h.report()
-		advance(health.DoubtDelay + 3*time.Second)
-		for range 4 {
-			h.reportStates(health.Detached, health.Detached)
-			advance(3 * time.Second)
-			h.wantCauses(t, "detached", health.SourceUp, "xid-95,detached", "detached")
-			h.report()
-			advance(3 * time.Second)
-			h.wantCauses(t, "missing again", health.SourceUp, "xid-95,missing", "missing")
-		}
-		h.reportStates(health.Present, health.Present)
-		advance(2 * time.Second)
-		h.wantCauses(t, "returned", health.SourceUp, "xid-95", "")
-	})
+// A source that loses all GPUs at once counts as down, and the GPUs keep their findings. After DoubtDelay the GPUs are missing,
+// but not by themselves: their common return clears no finding and is no trip.
+func TestMonitorDoubtsCommonLoss(t *testing.T) {
+	type step struct {
+		reported  []health.Presence // nil: no GPU is listed
+		wait      time.Duration
+		status    health.SourceStatus
+		gpu0Cause string // beside xid-95
+		gpu1Cause string
+	}
+	const up, down, accepted = health.SourceUp, health.SourceDown, health.DoubtDelay + 3*time.Second
+	both := func(gpu0, gpu1 health.Presence) []health.Presence { return []health.Presence{gpu0, gpu1} }
+	present, oneLost := both(health.Present, health.Present), both(health.Present, health.Lost)
+	for name, steps := range map[string][]step{
+		"empty inventory": {{nil, time.Second, down, "", ""}, {nil, 7 * time.Second, down, "", ""}, {present, 2 * time.Second, up, "", ""}},
+		"empty inventory after one GPU was lost": slices.Concat([]step{{oneLost, 3 * time.Second, up, "", "lost"}}, slices.Repeat([]step{
+			{nil, 5 * time.Second, down, "", "lost"}, {oneLost, 2 * time.Second, up, "", "lost"},
+		}, 3), []step{
+			{both(health.Lost, health.Lost), 3 * time.Second, up, ",lost", "lost"}, {nil, 5 * time.Second, down, ",lost", "lost"},
+		}),
+		"empty inventory accepted": slices.Repeat([]step{
+			{nil, accepted, up, ",missing", "missing"}, {present, 2 * time.Second, up, "", ""},
+		}, 4),
+		"common loss changes its cause": slices.Concat([]step{{nil, accepted, up, ",missing", "missing"}}, slices.Repeat([]step{
+			{both(health.Detached, health.Detached), 3 * time.Second, up, ",detached", "detached"}, {nil, 3 * time.Second, up, ",missing", "missing"},
+		}, 4), []step{{present, 2 * time.Second, up, "", ""}}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			runTestWithTwoGPUs(t, func(t *testing.T, h *harness) {
+				for i, s := range steps {
+					if h.report(); s.reported != nil {
+						h.reportStates(s.reported[0], s.reported[1])
+					}
+					advance(s.wait)
+					h.wantCauses(t, fmt.Sprint("step ", i), s.status, "xid-95"+s.gpu0Cause, s.gpu1Cause)
+				}
+			})
+		})
+	}
 }
 
 func TestNewSessionDoubtsAgain(t *testing.T) {

@@ -190,19 +190,7 @@ func newHarness(log *zap.Logger) *harness {
 	return h
 }
 
-// start calls Run until stop is called.
-func (h *harness) start(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- h.m.Run(ctx) }()
-	h.stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	})
-	synctest.Wait()
-}
+func (h *harness) start(t *testing.T) { h.stop = healthtest.Run(t, h.m.Run) }
 
 // configure changes the default configuration.
 func (h *harness) configure(change func(*health.Config)) {
@@ -223,11 +211,7 @@ func (h *harness) useHostEngine() {
 	advance(5 * time.Second)
 }
 
-// advance lets time pass in a synctest bubble, and waits for what is due at its end.
-func advance(d time.Duration) {
-	time.Sleep(d) //nolint:forbidigo // the bubble's time
-	synctest.Wait()
-}
+func advance(d time.Duration) { healthtest.Advance(d) }
 
 func (h *harness) status() health.Source { return h.out.Load().Source }
 

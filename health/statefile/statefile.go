@@ -90,7 +90,7 @@ func (f *File) Load(path string) (Saved, error) {
 		return Saved{}, nil
 	}
 	if lockErr := f.acquire(path); lockErr != nil {
-		f.report(path, lockErr)
+		f.report(path, nil, lockErr)
 		s, _, err := readFile(path)
 		if err != nil {
 			err = fmt.Errorf("%s %w; left in place: %w", path, err, lockErr)
@@ -98,7 +98,7 @@ func (f *File) Load(path string) (Saved, error) {
 		return s, err
 	}
 	s, err := f.adoptPath(path)
-	f.report(path, f.unwritable(path, err))
+	f.report(path, nil, f.unwritable(path, err))
 	return s, err
 }
 
@@ -202,8 +202,7 @@ func (f *File) save(path string, s *health.Snapshot, last bool) (wait time.Durat
 	if path == "" {
 		f.release()
 		f.path, f.lastLogged = "", ""
-		f.report("", nil)
-		f.setResult(s, nil)
+		f.report("", s, nil)
 		return checkInterval, true
 	}
 	f.begin()
@@ -217,8 +216,7 @@ func (f *File) save(path string, s *health.Snapshot, last bool) (wait time.Durat
 	if err == nil {
 		err = f.write(path, s, last)
 	}
-	f.report(path, err)
-	f.setResult(s, err)
+	f.report(path, s, err)
 	switch {
 	case err == nil && f.lastLogged != "":
 		f.lastLogged = ""
@@ -234,14 +232,6 @@ func (f *File) save(path string, s *health.Snapshot, last bool) (wait time.Durat
 		return retryWriteAfter, false
 	}
 	return checkInterval, true
-}
-
-func (f *File) setResult(s *health.Snapshot, err error) {
-	r := result{err: err}
-	if s != nil {
-		r.seq = s.Seq
-	}
-	f.result.Store(&r)
 }
 
 // WaitWritten returns nil when the file holds a snapshot or a later one. It returns an error if the file cannot be written
@@ -363,7 +353,13 @@ func (f *File) begin() {
 	f.busySince = time.Now()
 }
 
-func (f *File) report(path string, err error) {
+// report publishes the outcome of a disk access, for a snapshot if it is not nil.
+func (f *File) report(path string, s *health.Snapshot, err error) {
+	r := result{err: err}
+	if s != nil {
+		r.seq = s.Seq
+	}
+	defer f.result.Store(&r)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.busySince = time.Time{}

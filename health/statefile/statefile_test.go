@@ -1,14 +1,12 @@
 package statefile
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,11 +19,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
 
-// advance lets time pass in a synctest bubble, and waits for what is due at its end.
-func advance(d time.Duration) {
-	time.Sleep(d) //nolint:forbidigo // the bubble's time
-	synctest.Wait()
-}
+func advance(d time.Duration) { healthtest.Advance(d) }
 
 func must(t *testing.T, err error) {
 	t.Helper()
@@ -102,19 +96,7 @@ func (h *harness) use(path string) {
 	h.config.Store(&c)
 }
 
-// start calls Run until stop is called.
-func (h *harness) start(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- h.Run(ctx) }()
-	h.stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
-	synctest.Wait()
-}
+func (h *harness) start(t *testing.T) { h.stop = healthtest.Run(t, h.Run) }
 
 // loadAndStart returns a running harness that has loaded the file.
 func loadAndStart(t *testing.T, path string) *harness {

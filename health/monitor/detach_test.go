@@ -42,6 +42,7 @@ func TestDetachAndAttach(t *testing.T) {
 		if s := h.status(); !s.Until.Equal(until) || !strings.Contains(s.Err, until.UTC().Format(time.RFC3339)) {
 			t.Errorf("source %+v", s)
 		}
+		h.m.attachAtLimit()       // the first timer, which fired before it was stopped
 		advance(45 * time.Minute) // past the first time limit
 		if h.status().Status != health.SourceDetached {
 			t.Fatal("the second detach did not extend the time limit")
@@ -279,6 +280,8 @@ func TestDetachHostEngine(t *testing.T) {
 		if _, err := h.m.Detach(t.Context(), time.Hour); !errors.Is(err, unable) || h.out.Load().Seq != seq {
 			t.Errorf("unable to detach: %v, %d snapshots", err, h.out.Load().Seq-seq)
 		}
+		h.attach(t)
+		wantCalls("unable to detach", 0, 0)
 
 		h.set(func(s *fakeSource) { s.canDetach, s.detachErr = nil, refused })
 		if _, err := h.m.Detach(t.Context(), time.Hour); !errors.Is(err, refused) {
@@ -306,6 +309,21 @@ func TestDetachHostEngine(t *testing.T) {
 		wantCalls("without a connection", 0, 0)
 		if r := h.attach(t); r.Status != health.SourceDown || r.Err != lost.Error() {
 			t.Errorf("%+v", r)
+		}
+	})
+}
+
+// If the host engine refuses to attach, the source is used anyway unless a detach is known.
+func TestHostEngineRefusesAttach(t *testing.T) {
+	runTest(t, func(t *testing.T, h *harness) {
+		h.useHostEngine()
+		h.set(func(s *fakeSource) { s.attachErr = errors.New("refused") })
+		if r := h.attach(t); !r.Already || r.Status != health.SourceUp {
+			t.Errorf("without a detach: %+v", r)
+		}
+		h.detach(t, time.Hour)
+		if r := h.attach(t); r.Already || r.Status != health.SourceDown || r.Err != "refused" {
+			t.Errorf("after a detach: %+v", r)
 		}
 	})
 }
@@ -491,7 +509,9 @@ func TestWithhold(t *testing.T) {
 		if after.Source.Detachment != (health.Detachment{}) || h.count(&h.closes) != 0 {
 			t.Errorf("%+v, %d closes", after.Source, h.closes)
 		}
-		w.End() // no effect
+		if w.End(); h.out.Load().Seq != after.Seq {
+			t.Error("a second End has an effect")
+		}
 
 		for _, step := range []string{"detach", "withhold while detached"} { // End has no effect
 			w = h.withhold(t)

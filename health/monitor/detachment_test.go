@@ -53,18 +53,18 @@ func TestDetachmentTransitions(t *testing.T) {
 					t.Errorf("state %d, want %d", got.state, want)
 				}
 				// Run follows a request when the driver is to be used, or not to be used, and after each attach of the host engine.
-				requested := got.exclusive() != c.from.exclusive() || event == "attach, host engine"
+				requested := got.detachRequested() != c.from.detachRequested() || event == "attach, host engine"
 				if (got.requests != c.from.requests) != requested {
 					t.Errorf("%d requests, before %d", got.requests, c.from.requests)
 				}
-				asked := requested && (event == "refuse" || want == attaching || event == "attach, host engine" && !c.from.exclusive())
+				asked := requested && (event == "refuse" || want == attaching || event == "attach, host engine" && !c.from.detachRequested())
 				if got.engineAttach != asked {
 					t.Errorf("the host engine is asked to attach: %t, want %t", got.engineAttach, asked)
 				}
 				if errors.Is(got.refusal, refused) != (event == "refuse" && c.from.state == detaching) {
 					t.Errorf("refusal %v", got.refusal)
 				}
-				if saved := got.saved(); saved.InForce() != (got.state == withheld || got.exclusive()) || saved.Asking != (got.state == withheld) ||
+				if saved := got.saved(); saved.InForce() != (got.state == withheld || got.detachRequested()) || saved.Asking != (got.state == withheld) ||
 					saved.Over != (got.state == attaching || got.state == attached && got.engineAttach) {
 					t.Errorf("saved as %+v", saved)
 				}

@@ -31,8 +31,8 @@ type fakeSource struct {
 	dieAfter     int // polls until a session fails; 0: never
 	sessionPolls int // of the current session
 
-	canDetach, detachErr error
-	detachHang           chan struct{} // Detach blocks on it
+	canDetach, detachErr, attachErr error
+	detachHang                      chan struct{} // Detach blocks on it
 
 	opens, polls, closes int
 	attaches, detaches   int
@@ -120,7 +120,10 @@ func (s *fakeSource) block(hang chan struct{}) {
 func (s *fakeSource) Wake() <-chan struct{} { return s.wake }
 
 func (s *fakeSource) Attach(ctx context.Context) (health.Session, error) {
-	s.set(func(s *fakeSource) { s.attaches++ })
+	var err error
+	if s.set(func(s *fakeSource) { s.attaches++; err = s.attachErr }); err != nil {
+		return nil, err
+	}
 	return s.Open(ctx)
 }
 

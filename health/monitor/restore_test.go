@@ -171,11 +171,11 @@ func FuzzRestore(f *testing.F) {
 		}
 		r := saved.Restore("boot", health.SourceID{Kind: "sim"}, healthtest.Epoch)
 		m := restored(health.DefaultConfig(), r)
-		if exclusive := m.detach.exclusive(); exclusive != r.Detachment.InForce() {
-			t.Errorf("detached: %t, saved %+v", exclusive, r.Detachment)
+		if requested := m.detach.detachRequested(); requested != r.Detachment.InForce() {
+			t.Errorf("detached: %t, saved %+v", requested, r.Detachment)
 		}
 		m.requestAttach("test") // stops the timer
-		if m.detach.exclusive() {
+		if m.detach.detachRequested() {
 			t.Errorf("attach has no effect: %+v", m.detach)
 		}
 	})

@@ -429,8 +429,10 @@ func TestDetachKeepsFindings(t *testing.T) {
 		"hot": {
 			present(value(health.FieldGPUTemp, 99)), present(value(health.FieldGPUTemp, 40)), "driver-released,temperature", "temperature", "",
 		},
-		"not read":               {present(), healthtest.Blank(health.PresenceUnknown), "driver-released", "driver-released", "driver-released"},
-		"FAIL of a fresh engine": {healthtest.Checked(fail), healthtest.Checked(), "dcgm-volatile-dbe-detected,driver-released", "dcgm-volatile-dbe-detected", ""},
+		"not read": {present(), healthtest.Blank(health.PresenceUnknown), "driver-released", "driver-released", "driver-released"},
+		"FAIL of a fresh engine": {
+			healthtest.Checked(fail), healthtest.Checked(), "dcgm-volatile-dbe-detected,driver-released", "dcgm-volatile-dbe-detected", "",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			runTest(t, func(t *testing.T, h *harness) {
@@ -502,7 +504,8 @@ func TestWithhold(t *testing.T) {
 		after := h.out.Load()
 		for i, d := range after.Devices {
 			want := before.Devices[i].Verdict
-			if got := d.Verdict; got.State != want.State || !got.Since.Equal(want.Since) || len(got.Trips) != len(want.Trips) || !slices.Equal(got.Causes(), want.Causes()) {
+			if got := d.Verdict; got.State != want.State || !got.Since.Equal(want.Since) || len(got.Trips) != len(want.Trips) ||
+				!slices.Equal(got.Causes(), want.Causes()) {
 				t.Errorf("%+v, want %+v", got, want)
 			}
 		}

@@ -39,7 +39,9 @@ func TestDetachmentTransitions(t *testing.T) {
 		"detaching, unread": {unreadWithholding.detach(now, time.Minute, false), map[string]driverState{
 			"sessionClosed": detached, "refuse": attaching, "attach, session": attaching, "attach, host engine": attaching, "attach, no session": attaching,
 		}},
-		"detached":  {withholding.detach(now, time.Minute, false).sessionClosed(), map[string]driverState{"attach, session": attaching, "attach, host engine": attaching, "attach, no session": attaching}},
+		"detached": {withholding.detach(now, time.Minute, false).sessionClosed(), map[string]driverState{
+			"attach, session": attaching, "attach, host engine": attaching, "attach, no session": attaching,
+		}},
 		"attaching": {detachment{state: attaching}, map[string]driverState{"withhold": withheld, "detach": detaching, "all devices read": attached}},
 	} {
 		for event, apply := range all {

@@ -159,12 +159,12 @@ func (s *Saved) UnmarshalJSON(text []byte) error {
 	if err != nil {
 		return err
 	}
-	known := make(map[health.DeviceID]bool)
+	ids := make(map[health.DeviceID]bool)
 	for i, sd := range file.Devices {
-		if sd.ID == "" || known[sd.ID] {
+		if sd.ID == "" || ids[sd.ID] {
 			return fmt.Errorf("devices[%d].id: %q is empty or repeated", i, sd.ID)
 		}
-		known[sd.ID] = true
+		ids[sd.ID] = true
 		d, err := sd.state(details[sd.ID])
 		if err != nil {
 			return fmt.Errorf("devices[%d].%w", i, err)

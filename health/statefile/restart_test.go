@@ -117,7 +117,8 @@ func TestRestartKeepsIsolation(t *testing.T) {
 	devices := healthtest.Judge(c, nil, 0, func(health.DeviceID) bool { return false }, pending, healthtest.GPU0)
 	restored := restart(t, devices, "boot", health.SourceID{Kind: "dcgm"}).Devices
 	devices = healthtest.Judge(c, restored, 101, nil, pending, healthtest.GPU0)
-	if v := devices[0].Verdict; v.State != health.Unhealthy || !v.Has(health.CauseIsolated) || !v.Since.Equal(healthtest.At(0)) || !v.Findings[0].Since.Equal(healthtest.At(0)) {
+	if v := devices[0].Verdict; v.State != health.Unhealthy || v.Cause() != health.CauseIsolated || !v.Since.Equal(healthtest.At(0)) ||
+		!v.Findings[0].Since.Equal(healthtest.At(0)) {
 		t.Errorf("%+v", v)
 	}
 	// A GPU that was reset meanwhile is not.

@@ -62,7 +62,6 @@ func memorable(devices []health.DeviceState, d health.Detachment) (all []health.
 // Restored is the saved state as it applies to a source now. The zero Restored holds nothing.
 type Restored struct {
 	Devices    []health.DeviceState
-	SameBoot   bool // saved in this boot, as far as is known
 	Missed     bool // a device that the first reading lacks is missing, because boot and inventory are the same
 	History    bool // DeviceState.Seen holds every XID that this source delivered in this boot
 	Detachment health.Detachment
@@ -103,18 +102,18 @@ func (s Saved) Restore(bootID string, src health.SourceID, now time.Time) Restor
 	if src.Simulated && !sameInventory {
 		return r
 	}
-	r.SameBoot = s.BootID == "" || bootID == "" || s.BootID == bootID
-	r.Missed = r.SameBoot && sameInventory
+	sameBoot := s.BootID == "" || bootID == "" || s.BootID == bootID
+	r.Missed = sameBoot && sameInventory
 	// Another address may be another engine, which delivers the same XIDs with other times.
-	r.History = r.SameBoot && s.History && s.Inventory == src.Inventory
+	r.History = sameBoot && s.History && s.Inventory == src.Inventory
 	r.Polled = health.Rebase(s.Polled, now)
-	if r.SameBoot {
+	if sameBoot {
 		r.Detachment, r.DriverLoad = restoreDetachment(s.Detachment, now), s.DriverLoad
 	}
 	devices := slices.Clone(s.Devices)
 	for i := range devices {
 		d := &devices[i]
-		if !r.SameBoot {
+		if !sameBoot {
 			d.Verdict = d.Verdict.Without(now, func(f health.Finding) bool { return !outlivesBoot(f.Cause) })
 			d.Verdict.Trips, d.Verdict.Follow = nil, nil
 		}

@@ -75,7 +75,8 @@ func TestRestartWithinBoot(t *testing.T) {
 		if d.Device.Kind == health.KindMIG { // without the parent's findings
 			causes = []string{"xid-171"}
 		}
-		if d.Device.ID != before[i].Device.ID || !slices.Equal(d.Verdict.Causes(), causes) || !d.Verdict.Since.Equal(want.Since) || len(d.Verdict.Trips) != len(want.Trips) {
+		if d.Device.ID != before[i].Device.ID || !slices.Equal(d.Verdict.Causes(), causes) || !d.Verdict.Since.Equal(want.Since) ||
+			len(d.Verdict.Trips) != len(want.Trips) {
 			t.Errorf("%s: %+v, want %+v", d.Device.ID, d.Verdict, want)
 		}
 	}
@@ -106,7 +107,7 @@ func TestRestartAfterReboot(t *testing.T) {
 	if len(r.Devices) != 1 || !slices.Equal(r.Devices[0].Verdict.Causes(), []string{health.CauseRemapFailed}) || len(r.Devices[0].Verdict.Trips) != 0 {
 		t.Errorf("%+v", r.Devices)
 	}
-	if r := restart(t, faultyDevices(t), "", health.SourceID{Kind: "dcgm"}); len(r.Devices) != 3 || !r.SameBoot {
+	if r := restart(t, faultyDevices(t), "", health.SourceID{Kind: "dcgm"}); len(r.Devices) != 3 || !r.Missed {
 		t.Error("an unknown boot counts as another one")
 	}
 }

@@ -24,11 +24,11 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
-// Holder and Holders are what Plugin.Holders returns.
-type (
-	Holder  = podresources.Holder
-	Holders = podresources.Holders
-)
+// Holder is a container that holds a device.
+type Holder = podresources.Holder
+
+// Holders are the containers that hold each device.
+type Holders = podresources.Holders
 
 // Plugin runs a server and a registrar for each resource of the newest layout.
 type Plugin struct {

@@ -3,6 +3,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"log"
@@ -22,7 +23,7 @@ import (
 
 // Set by the linker.
 //
-//nolint:gochecknoglobals // the linker can set nothing else
+//nolint:gochecknoglobals // the linker can set variables only
 var version, revision = "dev", ""
 
 func main() {
@@ -36,7 +37,7 @@ func execute() error {
 	defer stop()
 	err := root().ExecuteContext(ctx)
 	if err != nil {
-		// An agent that has failed must end, so that it is started again, even if standard error is blocked.
+		// The process must exit to be restarted, even if standard error is blocked.
 		stderr := logsink.New(os.Stderr, nil)
 		fmt.Fprintln(stderr, err)
 		_ = stderr.Close()
@@ -53,8 +54,8 @@ func root() *cobra.Command {
 		Short:   "The GPU agent of a Kubernetes node: device plugin, metrics and health in one process",
 		Long: `The GPU agent of a Kubernetes node: device plugin, metrics and health in one process.
 
-Every key of config.yaml is a flag and an environment variable too: source.mode is --source.mode and
-GPU_NODE_AGENT_SOURCE_MODE. Flags win over the environment, that over the file, that over the defaults.`,
+Every key of config.yaml is also a flag and an environment variable: source.mode is --source.mode and
+GPU_NODE_AGENT_SOURCE_MODE. Flags override the environment, the environment the file, and the file the defaults.`,
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -64,7 +65,7 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags win over the environment, that over the file, 
 	}
 	cmd.SetVersionTemplate("{{.Version}}\n")
 	flags := cmd.PersistentFlags()
-	flags.StringVar(&loader.File, "config", "", "configuration file (default: config.yaml, then /etc/gpu-node-agent/config.yaml, if there)")
+	flags.StringVar(&loader.File, "config", "", "configuration file (default: config.yaml or /etc/gpu-node-agent/config.yaml, if one exists)")
 	config.AddFlags(flags)
 	loader.Flags = flags
 	cmd.AddCommand(
@@ -72,7 +73,7 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags win over the environment, that over the file, 
 			Use: "run", Short: "Run the agent (the default)", Args: cobra.NoArgs, RunE: cmd.RunE,
 		},
 		&cobra.Command{
-			Use: "check-config", Short: "Print the effective configuration, or every error in it", Args: cobra.NoArgs,
+			Use: "check-config", Short: "Print the effective configuration, or all errors in it", Args: cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error {
 				c, err := loader.Load()
 				if err != nil {
@@ -93,28 +94,23 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags win over the environment, that over the file, 
 	return cmd
 }
 
-// report is what a command finds out and prints.
-type report interface {
-	String() string
-	JSON() (string, error)
-}
-
-// reporting makes cmd print a report, as text or JSON.
-func reporting(cmd *cobra.Command, look func(context.Context) report) *cobra.Command {
+// withReport makes cmd print a report, which has a JSON form too.
+func withReport(cmd *cobra.Command, build func(context.Context) fmt.Stringer) *cobra.Command {
 	var output string
 	cmd.Args = cobra.NoArgs
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if output != "text" && output != "json" {
-			return fmt.Errorf("--output: %q is not known; use text or json", output)
+			return fmt.Errorf("--output: unknown format %q; use text or json", output)
 		}
-		log.SetOutput(io.Discard) // go-dcgm says there what it does
-		r := look(cmd.Context())
+		log.SetOutput(io.Discard) // go-dcgm logs there
+		r := build(cmd.Context())
 		text := r.String()
 		if output == "json" {
-			var err error
-			if text, err = r.JSON(); err != nil {
+			document, err := json.MarshalIndent(r, "", "  ")
+			if err != nil {
 				return err
 			}
+			text = string(document) + "\n"
 		}
 		_, err := fmt.Fprint(cmd.OutOrStdout(), text)
 		return err
@@ -124,39 +120,39 @@ func reporting(cmd *cobra.Command, look func(context.Context) report) *cobra.Com
 }
 
 func versionCommand() *cobra.Command {
-	return reporting(&cobra.Command{
-		Use: "version", Short: "Print the version, and how this binary was built",
-	}, func(context.Context) report { return build() })
+	return withReport(&cobra.Command{
+		Use: "version", Short: "Print the version and the build settings",
+	}, func(context.Context) fmt.Stringer { return build() })
 }
 
 func fieldsCommand(loader *config.Loader) *cobra.Command {
-	return reporting(&cobra.Command{
+	return withReport(&cobra.Command{
 		Use:   "fields",
-		Short: "List the fields that metrics.fields may name, and which of them the source here has",
-		Long: `List the fields that metrics.fields may name, and which of them the source here has.
+		Short: "List the fields that metrics.fields may name, and which of them the source has",
+		Long: `List the fields that metrics.fields may name, and which of them the source has.
 
-The source of the configuration is asked once, and a running agent is not disturbed. Without a source the column
-says unknown, and the exit code is 0 all the same.`,
-	}, func(ctx context.Context) report { return doctor.Fields(ctx, *loader) })
+The command polls the configured source once, without an effect on a running agent. If that fails, the column is
+"unknown", and the exit code is still 0.`,
+	}, func(ctx context.Context) fmt.Stringer { return doctor.Fields(ctx, *loader) })
 }
 
 func doctorCommand(loader *config.Loader) *cobra.Command {
 	var rootDir string
-	var found doctor.Report
-	cmd := reporting(&cobra.Command{
+	var result doctor.Report
+	cmd := withReport(&cobra.Command{
 		Use:   "doctor",
-		Short: "Say whether the agent could do its job on this node, and what to do about what is not right",
-		Long: `Say whether the agent could do its job on this node, and what to do about what is not right.
+		Short: "Check whether the agent can work on this node, with advice on each problem",
+		Long: `Check whether the agent can work on this node, with advice on each problem.
 
-Nothing is changed, and a running agent is not disturbed. The exit code is 1 if a check fails.`,
-		PostRunE: func(*cobra.Command, []string) error { return found.Err() },
-	}, func(ctx context.Context) report {
-		found = doctor.Diagnose(ctx, *loader, rootDir)
-		return found
+The command changes nothing and has no effect on a running agent. The exit code is 1 if a check fails.`,
+		PostRunE: func(*cobra.Command, []string) error { return result.Err() },
+	}, func(ctx context.Context) fmt.Stringer {
+		result = doctor.Diagnose(ctx, *loader, rootDir)
+		return result
 	})
-	cmd.Flags().StringVar(&rootDir, "root", "/", "where the node's root directory is, if this is a container that has it mounted")
+	cmd.Flags().StringVar(&rootDir, "root", "/", "the node's root directory, if it is mounted in a container")
 	return cmd
 }
 
-// build says what this binary is.
+// build describes this binary.
 func build() agent.Build { return agent.ReadBuild(version, revision) }

@@ -1,5 +1,10 @@
 package health
 
+import (
+	"maps"
+	"slices"
+)
+
 // Action is the stable code of what an operator should do about a finding, an XID or an incident. It is a label value and
 // part of the JSON and of the state file: add codes, do not change them. Its sentence is Advice.
 type Action string
@@ -87,6 +92,9 @@ var actionAdvice = map[Action]string{
 
 // Advice returns the action as an imperative sentence, "" for an unknown code.
 func (a Action) Advice() string { return actionAdvice[a] }
+
+// Actions returns all actions, sorted.
+func Actions() []Action { return slices.Sorted(maps.Keys(actionAdvice)) }
 
 // Valid reports whether a is one of the actions above.
 func (a Action) Valid() bool { return actionAdvice[a] != "" }

@@ -171,12 +171,16 @@ type Session interface {
 	Poll(ctx context.Context) (*Reading, error)
 	// Wake fires when a poll is worth making now: something has happened, an XID perhaps.
 	Wake() <-chan struct{}
-	// CanDetach tells why Detach would be refused, and asks nobody for it. It may be called at any time.
-	CanDetach() error
-	// Detach has another process that holds the driver for the session, as a host engine does, let go of it. What
-	// this process holds goes with Close, which is the only call after it.
-	Detach(ctx context.Context) error
 	Close() error
+}
+
+// Detacher is a Session whose driver another process uses too, as a host engine does.
+type Detacher interface {
+	// CanDetach returns why Detach would be refused, without asking the other process. It may be called at any time.
+	CanDetach() error
+	// Detach asks the other process to stop using the driver. What this process uses ends with Close, which is the only
+	// call after it.
+	Detach(ctx context.Context) error
 }
 
 // XIDWatcher is a Session that can find out at little cost whether an XID has come since the last Poll. The Monitor asks

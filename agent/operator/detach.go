@@ -107,7 +107,7 @@ func (s *Server) detach(ctx context.Context, d DetachRequest) (any, error) {
 	}
 	s.awaitSaved(ctx)
 	result, err := s.Monitor.Detach(ctx, t)
-	withheld.GiveBack() // no effect after a detach
+	withheld.End() // no effect after a detach
 	if err != nil {
 		return nil, err
 	}
@@ -144,7 +144,7 @@ func (s *Server) withhold(ctx context.Context, d DetachRequest, t time.Duration)
 		err = ctx.Err()
 	}
 	if err != nil {
-		w.GiveBack()
+		w.End()
 		return nil, err
 	}
 	return w, nil

@@ -87,7 +87,7 @@ func TestWithholdChecksHoldersTwice(t *testing.T) {
 				if err != nil || after.Devices[2].Verdict.State != health.Unhealthy {
 					t.Errorf("%v, %+v", err, after.Devices[2].Verdict)
 				}
-				w.GiveBack()
+				w.End()
 				return
 			}
 			if !errors.Is(err, errHeld) {

@@ -45,7 +45,7 @@ func child(address string) int {
 		return childFailed
 	}
 	fmt.Println("opened")
-	fmt.Println("detach:", s.Detach(context.Background()))
+	fmt.Println("detach:", s.(health.Detacher).Detach(context.Background()))
 	if err := s.Close(); err != nil {
 		fmt.Println("close:", err)
 		return 1

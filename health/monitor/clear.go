@@ -8,28 +8,21 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// Clear is health.Clear of the devices as they are now. It returns the causes that it has dropped.
+// Clear ends findings of a device as health.Clear does, and publishes the result. It returns the causes that it cleared.
 func (m *Monitor) Clear(id health.DeviceID, cause string) ([]string, error) {
 	m.mu.Lock()
 	defer m.unlock()
-	var c health.Config
-	config := m.config.Load()
-	if config != nil {
-		c = *config
-	}
-	now, before := time.Now(), m.now.Devices
-	after, dropped, err := health.Clear(c, before, config != nil && m.now.Source.Status == health.SourceUp, id, cause, now)
+	c, now, before := m.currentConfig(), time.Now(), m.now.Devices
+	devices, causes, err := health.Clear(c, before, m.now.Source.Status == health.SourceUp, id, cause, now)
 	if err != nil {
 		return nil, err
 	}
-	if config != nil { // what was decided for its sake ends too, though no poll may come
-		after = health.Decide(c, before, after, m.held, m.release.detachment(), now)
-	}
-	m.now.Devices = after
+	// Decisions that depend on a cleared finding end now, because the next poll may be far away.
+	m.now.Devices = health.Decide(c, before, devices, m.held, m.detach.withholds(), now)
 	m.logLater(func() {
-		m.log.Warn("cleared by an operator", zap.String("device", string(id)), zap.Strings("causes", dropped))
+		m.log.Warn("cleared by an operator", zap.String("device", string(id)), zap.Strings("causes", causes))
 	})
 	m.logChangesLater(before, m.now.Devices)
 	m.store()
-	return dropped, nil
+	return causes, nil
 }

@@ -10,13 +10,13 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// followConfig decides anew when the configuration has changed: a cordon does not wait for a source that is away
-// or hangs.
+// followConfig decides again after each change of the configuration: a cordon takes effect while the source is down or
+// stalled.
 func (m *Monitor) followConfig(ctx context.Context) {
 	for {
 		config, changed := m.config.Watch()
 		if config != nil {
-			m.decide(*config)
+			m.applyConfig()
 		}
 		select {
 		case <-ctx.Done():
@@ -26,30 +26,43 @@ func (m *Monitor) followConfig(ctx context.Context) {
 	}
 }
 
-func (m *Monitor) decide(c health.Config) {
+func (m *Monitor) applyConfig() {
 	m.mu.Lock()
 	defer m.unlock()
 	if !m.now.Polled() {
 		return // the first reading decides
 	}
-	m.decideAgain(c, time.Now())
-	m.sayIdle(c.UnmatchedCordons(m.now.Devices))
+	m.decide(m.now.Devices, time.Now())
+	m.logUnmatchedCordons()
 	m.store()
 }
 
-// decideAgain makes the decisions anew while nothing was measured anew. m.mu is held.
-func (m *Monitor) decideAgain(c health.Config, now time.Time) {
-	before := m.now.Devices
-	m.now.Devices = health.Decide(c, before, before, m.held, m.release.detachment(), now)
-	m.logChangesLater(before, m.now.Devices)
+// decide replaces the decisions on the devices without a new reading. before holds the verdicts that the decisions continue.
+// m.mu is held.
+func (m *Monitor) decide(before []health.DeviceState, now time.Time) {
+	if !m.now.Polled() {
+		return // no device was published
+	}
+	devices := health.Decide(m.currentConfig(), before, m.now.Devices, m.held, m.detach.withholds(), now)
+	m.logChangesLater(m.now.Devices, devices)
+	m.now.Devices = devices
 }
 
-// sayIdle logs which words of health.cordon mean no device, if they are others than before. m.mu is held.
-func (m *Monitor) sayIdle(words []string) {
-	if len(words) > 0 && !slices.Equal(words, m.idle) {
+// currentConfig returns the zero Config before the first one is stored.
+func (m *Monitor) currentConfig() health.Config {
+	if c := m.config.Load(); c != nil {
+		return *c
+	}
+	return health.Config{}
+}
+
+// logUnmatchedCordons logs the entries of health.cordon that match no device, if they changed. m.mu is held.
+func (m *Monitor) logUnmatchedCordons() {
+	refs := m.currentConfig().UnmatchedCordons(m.now.Devices)
+	if len(refs) > 0 && !slices.Equal(refs, m.unmatchedCordons) {
 		m.logLater(func() {
-			m.log.Warn("no device of this node has this name", zap.String("key", "health.cordon"), zap.Strings("entries", words))
+			m.log.Warn("entries match no device of this node", zap.String("key", "health.cordon"), zap.Strings("entries", refs))
 		})
 	}
-	m.idle = words
+	m.unmatchedCordons = refs
 }

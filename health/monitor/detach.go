@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -13,285 +14,326 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// word is what an operator has said last of the driver. Another word is another one; only heard changes.
-type word struct {
-	away   bool      // the agent is to let go of it
-	until  time.Time // away: when it takes it back by itself
-	failed error     // not away: why it could not be let go of
+var (
+	errDetachPending  = errors.New("another detach is being decided; retry later")
+	errDetachCanceled = errors.New("detach canceled: attach was requested, or the time limit was reached, before the driver was detached")
+	errAttachCanceled = errors.New("attach canceled: detach was requested before the driver was attached")
+)
 
-	unseen bool        // away: a device had not been seen since the driver was let go of before
-	expiry *time.Timer // away: ends the word
-	heard  bool        // not away: a session was begun since; guarded by Monitor.mu
-}
+// ErrNotBack is Source.Err after an attach while the driver reports no GPU.
+var ErrNotBack = errors.New("driver not back after detach: no GPU found")
 
-// LetGo is how the driver was let go of.
-type LetGo struct {
+// DetachResult describes a detach in force.
+type DetachResult struct {
 	Since   time.Time
-	Until   time.Time // when it is taken back if nobody asks for it before
-	Already bool      // it was let go of before
-	Unasked bool      // there was no connection to the host engine, which was not asked: it may have the driver
+	Until   time.Time // when the agent attaches unless asked before
+	Already bool      // the driver was detached before
+	Unasked bool      // the host engine was not connected and not asked to detach: it may still use the driver
 }
 
-// TakenBack is how the driver was taken back. If Status is not SourceUp, that is tried again as with any source.
-type TakenBack struct {
-	Already bool // it was not let go of
+// AttachResult describes the source after an attach. If Status is not SourceUp, the agent keeps retrying.
+type AttachResult struct {
+	Already bool // the driver was not detached
 	Status  health.SourceStatus
-	Err     string // why the source is not up, in words
+	Err     string // why the source is not up
 }
 
-// Detach lets go of the driver until Attach is said, for d at most, and returns when that is done or ctx ends, which
-// ends nothing but the waiting. All devices become Unhealthy before. Said again it says how it is, and d counts from
-// then. If a host engine cannot let go, nothing has changed.
-func (m *Monitor) Detach(ctx context.Context, d time.Duration) (LetGo, error) {
-	already, err := m.letGo(d)
-	if err != nil {
-		return LetGo{}, err
-	}
-	for {
-		w, said := m.word.Watch()
-		s, changed := m.out.Watch()
-		switch {
-		case w.failed != nil:
-			return LetGo{}, w.failed
-		case !w.away:
-			return LetGo{}, errors.New("attach was said, or the time was up, before the driver was let go of")
-		case s.Source.Status == health.SourceDetached:
-			return LetGo{s.Source.Since, w.until, already, m.wasUnasked()}, nil
-		}
-		select {
-		case <-ctx.Done():
-			return LetGo{}, fmt.Errorf("the driver is not let go of yet: the source is %s; "+
-				"the agent goes on, and the GPUs are kept from pods: say detach again to wait, or attach", inWords(s.Source))
-		case <-said:
-		case <-changed:
-		}
-	}
+// Withholding is the state in which all devices are unhealthy while the agent asks who holds them, ahead of a Detach. The
+// agent still uses the driver.
+type Withholding struct {
+	m      *Monitor
+	before []health.DeviceState
 }
 
-func inWords(s health.Source) string {
-	if s.Err == "" {
-		return s.Status.String()
-	}
-	return s.Status.String() + ": " + s.Err
-}
-
-// letGo says that the driver is to be let go of. The devices are withheld before Run can hear of it.
-func (m *Monitor) letGo(d time.Duration) (already bool, err error) {
+// Withhold makes all devices unhealthy, so that the kubelet allocates none, until End. A Detach for the same time limit
+// continues from there. If the driver is detached already, Withhold changes nothing.
+func (m *Monitor) Withhold(limit time.Duration) (*Withholding, error) {
 	m.mu.Lock()
 	defer m.unlock()
-	said := m.word.Load()
-	already = said.away
-	if !already {
-		if err := m.canDetach(); err != nil {
-			return false, err
-		}
+	w := &Withholding{m, m.now.Devices}
+	switch {
+	case m.detach.exclusive():
+		return w, nil
+	case m.detach.state == withheld:
+		return nil, errDetachPending
+	}
+	if err := m.canDetach(); err != nil {
+		return nil, err
 	}
 	now := time.Now()
-	w := &word{away: true, until: now.Add(d), unseen: said.unseen}
-	// A call that hangs keeps Run from the driver and not from the end of the word.
-	w.expiry = time.AfterFunc(d, func() { m.takeBack(w, "the time is up") })
-	if !already {
-		w.unseen = m.release != nil && (!m.release.asking || m.release.before != nil)
-		src := m.source.Load()
-		m.unasked = src != nil && src.Attach != nil
-		m.logLater(func() { m.log.Warn("an operator has the driver let go of", zap.Time("until", w.until)) })
+	m.setDetachment(m.detach.withhold(w, now, limit, m.hasHostEngine()), now)
+	return w, nil
+}
+
+// End returns the devices to their state before Withhold, apart from what was measured since. It does nothing after a Detach.
+func (w *Withholding) End() {
+	m := w.m
+	m.mu.Lock()
+	defer m.unlock()
+	if m.detach.withholding != w {
+		return
 	}
-	r := &release{since: now, until: w.until, term: d}
-	if m.release != nil && !m.release.over {
-		r.since = m.release.since
-	}
-	m.withhold(r, now)
-	if m.now.Source.Status == health.SourceDetached {
-		detach(&m.now.Source, w.until, now)
-	}
+	m.detach = m.detach.endWithholding(w)
+	m.decide(w.before, time.Now()) // a device that was not withheld before is not withheld for an earlier detach now
 	m.store()
-	m.say(w)
-	return already, nil
 }
 
-// say makes it the last word. m.mu is held.
-func (m *Monitor) say(w *word) {
-	if t := m.word.Load().expiry; t != nil {
-		t.Stop()
+// Detach stops using the driver until Attach is called or the time limit is reached. It returns when the driver is detached
+// or ctx ends; the end of ctx ends only the waiting. All devices become unhealthy first. If the driver is detached already,
+// the time limit starts again. If the host engine refuses, the devices return to their state.
+func (m *Monitor) Detach(ctx context.Context, limit time.Duration) (DetachResult, error) {
+	already, err := m.requestDetach(limit)
+	if err != nil {
+		return DetachResult{}, err
 	}
-	m.word.Store(w)
-}
-
-// detach makes the source one that is let go of.
-func detach(s *health.Source, until, now time.Time) {
-	s.Until = until
-	become(s, health.SourceDetached, fmt.Sprintf("the driver is let go of on request; gpu-node-agent attach takes it back, "+
-		"and at %s that happens by itself", until.UTC().Format(time.RFC3339)), now)
-}
-
-// Attach takes the driver back, and returns when the source is up and has seen the devices, or could not be had, or ctx
-// ends. A host engine is asked to take it back even if it was not let go of: an agent that was restarted does not know.
-func (m *Monitor) Attach(ctx context.Context) (TakenBack, error) {
-	already := m.takeBack(nil, "an operator asks for it")
 	for {
 		_, changed := m.out.Watch()
 		m.mu.Lock()
-		w, s, unseen := m.word.Load(), m.now.Source, unseen(m.now.Devices)
-		heard := w.heard
+		d, source := m.detach, m.now.Source
 		m.mu.Unlock()
 		switch {
-		case w.away:
-			return TakenBack{}, errors.New("detach was said before the driver was back")
-		case s.Status == health.SourceStalled || heard && (s.Status == health.SourceDown || s.Status == health.SourceUp && len(unseen) == 0):
-			return TakenBack{Already: already, Status: s.Status, Err: s.Err}, nil
+		case d.refusal != nil:
+			return DetachResult{}, d.refusal
+		case !d.exclusive():
+			return DetachResult{}, errDetachCanceled
+		case d.state == detached:
+			return DetachResult{source.Since, d.until, already, d.engineUnasked}, nil
 		}
 		select {
 		case <-ctx.Done():
-			return TakenBack{}, fmt.Errorf("the driver is not back yet: the source is %s, and not seen since are %s; "+
-				"the agent goes on: see gpu-node-agent status", inWords(s), cmp.Or(strings.Join(unseen, ", "), "none"))
+			return DetachResult{}, fmt.Errorf("driver not detached yet, source %s; the agent keeps trying and withholds the GPUs; "+
+				"run detach again to wait, or attach to cancel", describe(source))
 		case <-changed:
 		}
 	}
 }
 
-// takeBack says that the driver is to be taken back, if the word is still that one; nil is any. If the session is still
-// open, the driver was not let go of, and all is as it was: a session that hangs keeps no GPU from pods.
-func (m *Monitor) takeBack(only *word, why string) (already bool) {
+func (m *Monitor) requestDetach(limit time.Duration) (already bool, err error) {
 	m.mu.Lock()
 	defer m.unlock()
-	said, src := m.word.Load(), m.source.Load()
-	if only != nil && said != only {
-		return true
-	}
-	already = !said.away
-	if already && (src == nil || src.Attach == nil || m.live != nil && m.live.CanDetach() != nil) {
-		return true // the session has it
-	}
 	now := time.Now()
-	m.logLater(func() { m.log.Info("the driver is taken back", zap.String("because", why)) })
-	switch {
-	case already:
-		m.attaching = true
-	case m.live != nil && !said.unseen:
-		m.withhold(nil, now)
-	default:
-		m.attaching = true
-		m.now.Devices = health.Unmeasured(m.now.Devices, now)
-		m.withhold(&release{until: said.until, over: true}, now)
+	if already = m.detach.exclusive(); !already {
+		if err := m.canDetach(); err != nil {
+			return false, err
+		}
+		m.logLater(func() { m.log.Warn("detach requested", zap.Time("until", now.Add(limit))) })
 	}
+	d := m.detach.detach(now, limit, m.hasHostEngine())
+	if d.state == detached {
+		m.showDetached(d, now)
+	}
+	m.setDetachment(d, now)
+	return already, nil
+}
+
+// Attach uses the driver again. It returns when the source is up and has read every device, when the source is down or
+// stalled, or when ctx ends. It asks a host engine to attach even if the driver was not detached, because an agent that was
+// restarted does not know.
+func (m *Monitor) Attach(ctx context.Context) (AttachResult, error) {
+	already := m.requestAttach("requested")
+	for {
+		_, changed := m.out.Watch()
+		m.mu.Lock()
+		d, source, unread := m.detach, m.now.Source, withheldDevices(m.now.Devices)
+		m.mu.Unlock()
+		switch {
+		case d.exclusive():
+			return AttachResult{}, errAttachCanceled
+		case source.Status == health.SourceStalled,
+			d.begun && source.Status == health.SourceDown,
+			d.begun && source.Status == health.SourceUp && len(unread) == 0:
+			return AttachResult{already, source.Status, source.Err}, nil
+		}
+		select {
+		case <-ctx.Done():
+			return AttachResult{}, fmt.Errorf("driver not attached yet, source %s; devices not read since detach: %s; "+
+				"the agent keeps trying, see gpu-node-agent status", describe(source), cmp.Or(strings.Join(unread, ", "), "none"))
+		case <-changed:
+		}
+	}
+}
+
+func (m *Monitor) requestAttach(reason string) (already bool) {
+	m.mu.Lock()
+	defer m.unlock()
+	return m.attach(reason)
+}
+
+// attachAtLimit attaches when the time limit is reached. A detach that hangs does not delay it.
+func (m *Monitor) attachAtLimit() {
+	m.mu.Lock()
+	defer m.unlock()
+	if m.detach.exclusive() && !time.Now().Before(m.detach.until) {
+		m.attach("time limit reached")
+	}
+}
+
+// attach requires m.mu.
+func (m *Monitor) attach(reason string) (already bool) {
+	before, now := m.detach, time.Now()
+	already = !before.exclusive()
+	d := before.attach(m.session != nil, m.hasHostEngine() && m.canDetach() == nil)
+	if d.requests == before.requests {
+		return already
+	}
+	m.logLater(func() { m.log.Info("attaching the driver", zap.String("reason", reason)) })
 	if s := &m.now.Source; s.Status == health.SourceUp || s.Status == health.SourceDetached {
 		s.Until = time.Time{}
-		become(s, health.SourceStarting, "", now)
+		setStatus(s, health.SourceStarting, "", now)
 	}
-	m.store()
-	m.say(&word{})
+	m.setDetachment(d, now)
 	return already
 }
 
-// obey keeps a session open to one source, but for when the driver is to be let go of, until ctx ends.
-func (m *Monitor) obey(ctx context.Context, c caller, src *Source) {
+// setDetachment puts a state into effect: it decides which devices are withheld, publishes, and has Run follow a request.
+// m.mu is held.
+func (m *Monitor) setDetachment(d detachment, now time.Time) {
+	before := m.detach
+	m.detach = d
+	if m.timeLimit != nil {
+		m.timeLimit.Stop()
+	}
+	if d.exclusive() {
+		m.timeLimit = time.AfterFunc(d.until.Sub(now), m.attachAtLimit)
+	}
+	if d.state == attaching && before.exclusive() {
+		m.now.Devices = health.Unmeasured(m.now.Devices, now)
+	}
+	m.decide(m.now.Devices, now)
+	m.store()
+	if d.requests != before.requests {
+		m.request.Store(&request{d.requests, d.exclusive()})
+	}
+}
+
+// request is the latest request for the driver. Run ends its session when there is another.
+type request struct {
+	number int
+	detach bool
+}
+
+// serve follows the requests with one source until ctx ends: it keeps a session open, or none.
+func (m *Monitor) serve(ctx context.Context, w watchdog, src *Source) {
 	for ctx.Err() == nil {
-		w, same, cancel := health.While(ctx, &m.word, func(w *word) *word { return w })
-		if w.away {
-			m.rest(same, w)
+		r, same, cancel := health.While(ctx, &m.request, func(r *request) request { return *r })
+		if r.detach {
+			m.completeDetach()
+			<-same.Done()
 		} else {
-			m.follow(same, c, m.opener(src, w))
+			m.keepSession(same, w, m.opener(src, r.number))
 		}
 		cancel()
 	}
 }
 
-// rest shows that the driver is let go of, until ctx ends.
-func (m *Monitor) rest(ctx context.Context, w *word) {
-	if m.showDetached(w) {
-		<-ctx.Done()
-	}
-}
-
-// showDetached publishes that the driver is let go of, unless another word was said.
-func (m *Monitor) showDetached(w *word) bool {
+// completeDetach publishes that no session is open.
+func (m *Monitor) completeDetach() {
 	m.mu.Lock()
 	defer m.unlock()
-	if m.word.Load() != w {
-		return false
+	if m.detach.state != detaching {
+		return
 	}
-	if m.now.Source.Status != health.SourceDetached {
-		m.logLater(func() { m.log.Info("the driver is let go of", zap.Time("until", w.until)) })
-		m.said = ""
-	}
-	detach(&m.now.Source, w.until, time.Now())
-	m.store()
-	return true
+	now, until := time.Now(), m.detach.until
+	m.logLater(func() { m.log.Info("driver detached", zap.Time("until", until)) })
+	m.lastLogged = ""
+	m.showDetached(m.detach, now)
+	m.setDetachment(m.detach.sessionClosed(), now)
 }
 
-// hold remembers the session that is open.
-func (m *Monitor) hold(s health.Session) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.live = s
+// showDetached requires m.mu.
+func (m *Monitor) showDetached(d detachment, since time.Time) {
+	m.now.Source.Until = d.until
+	setStatus(&m.now.Source, health.SourceDetached, fmt.Sprintf("driver detached on request until %s; gpu-node-agent attach ends it",
+		d.until.UTC().Format(time.RFC3339)), since)
 }
 
-func (m *Monitor) wasUnasked() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.unasked
-}
-
-// handOver has the driver let go of by whoever holds it for a session that is about to be closed, if that is wanted. A
-// session that failed cannot ask. If it is refused, the driver is kept, and the session opened again.
-func (m *Monitor) handOver(ctx context.Context, c caller, s health.Session, failed error) error {
-	if !m.word.Load().away || !errors.Is(failed, context.Canceled) {
-		return nil
+// detachEngine asks the host engine behind a session that is about to be closed to detach, if that is requested. A session
+// that failed cannot ask. If the engine refuses, the agent keeps the driver and opens a session again.
+func (m *Monitor) detachEngine(ctx context.Context, w watchdog, s health.Session, failed error) error {
+	d, ok := s.(health.Detacher)
+	if !ok || !m.request.Load().detach || !errors.Is(failed, context.Canceled) || w.processEnds() {
+		return nil // at the end of the process the driver stays as it is for the next one
 	}
-	select {
-	case <-c.ending:
-		return nil // the driver stays as it is for the next process
-	default:
-	}
-	_, err := call(context.WithoutCancel(ctx), c, "letting go of the driver",
-		func(ctx context.Context) (struct{}, error) { return struct{}{}, s.Detach(ctx) })
+	_, err := call(context.WithoutCancel(ctx), w, "detaching the host engine",
+		func(ctx context.Context) (struct{}, error) { return struct{}{}, d.Detach(ctx) })
 	m.mu.Lock()
 	defer m.unlock()
 	switch {
 	case err == nil:
-		m.unasked = false
-	case errors.Is(err, errAbandoned) || !m.word.Load().away:
-	default:
-		m.logLater(func() { m.log.Warn("the driver could not be let go of, and is kept", zap.Error(err)) })
-		m.attaching = true // it may be half way
-		m.withhold(nil, time.Now())
-		m.store()
-		m.say(&word{failed: err})
+		m.detach.engineUnasked = false
+	case !errors.Is(err, errAbandoned) && m.detach.exclusive():
+		m.logLater(func() { m.log.Warn("detach refused; keeping the driver", zap.Error(err)) })
+		m.setDetachment(m.detach.refuse(err), time.Now())
 	}
 	return err
 }
 
-// opener opens a source, and has a host engine take the driver back before if that is due. If it was not let go of, as
-// far as we know, a refusal is no reason to do without the source.
-func (m *Monitor) opener(src *Source, w *word) health.Opener {
+// opener returns a function that opens a session after a request. It has the host engine attach first if that is due. If the
+// engine refuses although no detach is known, the source is used all the same.
+func (m *Monitor) opener(src *Source, request int) health.Opener {
 	return func(ctx context.Context) (health.Session, error) {
-		m.hear(w)
 		m.mu.Lock()
-		due, needed := m.attaching && src.Attach != nil, m.release != nil
+		d := m.detach.sessionBegun(request)
+		if !m.detach.begun && d.begun && m.now.Source.Status != health.SourceStarting {
+			setStatus(&m.now.Source, health.SourceStarting, "", time.Now())
+			m.store()
+		}
+		m.detach = d
 		m.mu.Unlock()
-		if !due {
+		if !d.engineAttach || src.Attach == nil {
 			return src.Open(ctx)
 		}
 		s, err := src.Attach(ctx)
-		if err == nil || needed {
+		if err == nil || d.state != attached {
 			return s, err
 		}
-		m.log.Warn("the host engine was asked to take the driver back", zap.Error(err))
+		m.log.Warn("the host engine refused to attach", zap.Error(err))
 		return src.Open(ctx)
 	}
 }
 
-// hear notes that a session is begun after a word. What the source was before is no answer to it: a poll that was under
-// way may have ended well since.
-func (m *Monitor) hear(w *word) {
+// checkBack returns an error if a reading after a detach reports no GPU that the driver reaches. Then the driver is not back
+// yet and no GPU is missing; an engine in this process would never look for the driver again.
+func (m *Monitor) checkBack(r *health.Reading) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if w.heard {
-		return
+	reached := func(s health.Sample) bool { return s.Presence != health.Detached }
+	switch {
+	case m.detach.state != attaching || m.newInventory || len(withheldDevices(m.now.Devices)) == 0:
+		return nil
+	case len(r.Devices) > 0 && (len(r.Samples) == 0 || slices.ContainsFunc(r.Samples, reached)):
+		return nil
 	}
-	w.heard = true
-	if m.now.Source.Status != health.SourceStarting {
-		become(&m.now.Source, health.SourceStarting, "", time.Now())
-		m.store()
+	return ErrNotBack
+}
+
+// canDetach returns why the open session would refuse to detach. m.mu is held.
+func (m *Monitor) canDetach() error {
+	if d, ok := m.session.(health.Detacher); ok {
+		return d.CanDetach()
 	}
+	return nil
+}
+
+// hasHostEngine reports whether a process other than the agent uses the driver for the source.
+func (m *Monitor) hasHostEngine() bool {
+	src := m.source.Load()
+	return src != nil && src.Attach != nil
+}
+
+// withheldDevices returns the IDs of the devices that are withheld for a detach.
+func withheldDevices(devices []health.DeviceState) (ids []string) {
+	for _, d := range devices {
+		if d.Verdict.Has(health.CauseReleased) {
+			ids = append(ids, string(d.Device.ID))
+		}
+	}
+	return ids
+}
+
+func describe(s health.Source) string {
+	if s.Err == "" {
+		return s.Status.String()
+	}
+	return s.Status.String() + " (" + s.Err + ")"
 }

@@ -65,7 +65,7 @@ func TestDetachInAnyOrder(t *testing.T) {
 						if r.IntN(3) > 0 {
 							_, _ = b.m.Detach(ctx, length)
 						}
-						w.GiveBack()
+						w.End()
 					}
 				case 2, 3:
 					said += " attach"

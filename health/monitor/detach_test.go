@@ -16,7 +16,7 @@ import (
 func (b *bench) stands() string { return strings.Join(b.out.Load().Devices[0].Verdict.Causes(), ",") }
 
 // letGo detaches, which must go well.
-func (b *bench) letGo(t *testing.T, d time.Duration) LetGo {
+func (b *bench) letGo(t *testing.T, d time.Duration) DetachResult {
 	t.Helper()
 	let, err := b.m.Detach(t.Context(), d)
 	if err != nil {
@@ -25,7 +25,7 @@ func (b *bench) letGo(t *testing.T, d time.Duration) LetGo {
 	return let
 }
 
-func (b *bench) takeBack(t *testing.T) TakenBack {
+func (b *bench) takeBack(t *testing.T) AttachResult {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 	defer cancel()
@@ -165,7 +165,7 @@ func TestAttachBeforeTheDriver(t *testing.T) {
 		pass(5 * time.Second)
 		b.letGo(t, time.Hour)
 		b.set(func(s *script) { s.reading = health.Reading{} })
-		if back := b.takeBack(t); back.Status != health.SourceDown || back.Err != errNotBack.Error() {
+		if back := b.takeBack(t); back.Status != health.SourceDown || back.Err != ErrNotBack.Error() {
 			t.Errorf("%+v", back)
 		}
 		pass(5 * time.Minute)

@@ -127,7 +127,7 @@ func TestDetachOfTheUnseen(t *testing.T) {
 		pass(5 * time.Second)
 		b.letGo(t, time.Hour)
 		b.show(healthtest.Blank(health.PresenceUnknown))
-		b.m.takeBack(nil, "test")
+		b.m.requestAttach("test")
 		pass(5 * time.Second)
 		hang := make(chan struct{})
 		b.set(func(s *script) { s.hang = hang })
@@ -139,7 +139,7 @@ func TestDetachOfTheUnseen(t *testing.T) {
 			}
 			cancel()
 		}
-		b.m.takeBack(nil, "test")
+		b.m.requestAttach("test")
 		if b.stands() != health.CauseReleased {
 			t.Errorf("%s stands", b.stands())
 		}

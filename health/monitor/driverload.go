@@ -6,13 +6,13 @@ import (
 	"syscall"
 )
 
-// DriverLoad identifies the load of NVIDIA's kernel module that is in force, "" if none is. Within a boot another load has
-// another identity: the inode number of the module's directory in sysfs, which the kernel makes anew with each load and
-// numbers upwards (Linux, fs/kernfs/dir.c: __kernfs_new_node). That was read and not tried with NVIDIA's module; if the number
-// stayed, a reload would not be noticed, which is the safe way to be wrong.
-func DriverLoad() string { return inodeOf("/sys/module/nvidia") }
+// DriverLoad identifies the loaded NVIDIA kernel module, "" if none is loaded. A reload within a boot changes it: it is the
+// inode number of the module's directory in sysfs, which the kernel creates at each load and numbers upwards (Linux,
+// fs/kernfs/dir.c: __kernfs_new_node). This follows from the kernel's source and was not tried with NVIDIA's module. If the
+// number did not change, the agent would overlook a reload, which is the safe error.
+func DriverLoad() string { return inode("/sys/module/nvidia") }
 
-func inodeOf(path string) string {
+func inode(path string) string {
 	info, err := os.Stat(path)
 	if err != nil {
 		return ""

@@ -170,7 +170,7 @@ func monitorWith(t *testing.T, log *zap.Logger) *bench {
 	m := New(b.config, b.source, b.out, log)
 	b.m = m
 	b.pod.Store(true)
-	m.AskHolders(func(health.DeviceID) bool { return b.pod.Load() })
+	m.SetHeld(func(health.DeviceID) bool { return b.pod.Load() })
 	go func() { done <- m.Run(ctx) }()
 	b.stop = func() {
 		cancel()

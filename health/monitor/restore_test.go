@@ -141,7 +141,7 @@ func TestRestartDuringAttach(t *testing.T) {
 		b := monitor(t)
 		b.engine()
 		b.letGo(t, time.Hour)
-		b.m.takeBack(nil, "test")
+		b.m.requestAttach("test")
 		next := b.restarted(t, "boot", 0)
 		next.run(t)
 		defer func() { next.stop() }()
@@ -201,7 +201,7 @@ func TestWithholdAndGiveBack(t *testing.T) {
 		if _, err := b.m.Withhold(time.Hour); err == nil {
 			t.Error("two at once")
 		}
-		w.GiveBack()
+		w.End()
 		after := b.out.Load()
 		for i, d := range after.Devices {
 			was := before.Devices[i].Verdict
@@ -212,21 +212,21 @@ func TestWithholdAndGiveBack(t *testing.T) {
 		if after.Source.Detachment != (health.Detachment{}) || b.count(&b.closes) != 0 {
 			t.Errorf("%+v, %d closed", after.Source, b.closes)
 		}
-		w.GiveBack() // nothing
+		w.End() // nothing
 
 		// A detach that goes on from there ends as any other.
 		if w, err = b.m.Withhold(time.Hour); err != nil {
 			t.Fatal(err)
 		}
 		b.letGo(t, time.Hour)
-		w.GiveBack()
+		w.End()
 		if b.shown().Status != health.SourceDetached || b.stands() != health.CauseReleased {
 			t.Errorf("source %+v, %s stands", b.shown(), b.stands())
 		}
 		if w, err = b.m.Withhold(time.Hour); err != nil {
 			t.Fatal(err)
 		}
-		w.GiveBack()
+		w.End()
 		if b.shown().Status != health.SourceDetached || b.stands() != health.CauseReleased {
 			t.Errorf("given back by another: source %+v, %s stands", b.shown(), b.stands())
 		}
@@ -244,7 +244,7 @@ func TestGiveBackTheUnseen(t *testing.T) {
 		b.withTwo()
 		b.letGo(t, time.Hour)
 		b.set(func(s *script) { s.reading.Samples[0].Presence = health.PresenceUnknown })
-		b.m.takeBack(nil, "test")
+		b.m.requestAttach("test")
 		pass(5 * time.Second)
 		b.set(func(s *script) { s.reading.Samples[1].Presence = health.PresenceUnknown })
 		pass(5 * time.Second)
@@ -257,7 +257,7 @@ func TestGiveBackTheUnseen(t *testing.T) {
 				t.Fatal(err)
 			}
 			pass(2 * time.Second)
-			w.GiveBack()
+			w.End()
 		}
 	})
 }
@@ -279,7 +279,7 @@ func TestWithheldDetachExpiresWhileStalled(t *testing.T) {
 		if _, err := b.m.Detach(t.Context(), time.Minute); err == nil {
 			t.Error("let go of beside a call that hangs")
 		}
-		if w.GiveBack(); b.stands() != "" {
+		if w.End(); b.stands() != "" {
 			t.Errorf("%s stands", b.stands())
 		}
 	})
@@ -330,6 +330,6 @@ func FuzzRestore(f *testing.F) {
 		}
 		m := monitorOf(health.DefaultConfig(), nil)
 		m.Restore(saved.Restore("boot", health.SourceID{Kind: "sim"}, healthtest.Epoch))
-		m.takeBack(nil, "test") // ends its timer
+		m.requestAttach("test") // ends its timer
 	})
 }

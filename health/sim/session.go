@@ -59,12 +59,6 @@ func (ses *session) checkBlind(now time.Time) error {
 // Wake fires with every event and when the scenario restarts.
 func (ses *session) Wake() <-chan struct{} { return ses.wake }
 
-// CanDetach returns nil: the simulated driver can always be detached.
-func (ses *session) CanDetach() error { return nil }
-
-// Detach does nothing: no host engine holds the simulated driver.
-func (ses *session) Detach(context.Context) error { return nil }
-
 // Close ends the session and a Poll that waits. It never fails.
 func (ses *session) Close() error {
 	ses.once.Do(func() {

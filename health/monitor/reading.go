@@ -1,0 +1,99 @@
+package monitor
+
+import (
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// applyReading judges a reading, publishes the result and logs the changes.
+func (m *Monitor) applyReading(r *health.Reading) {
+	m.mu.Lock()
+	defer m.unlock()
+	now, before := time.Now(), m.now.Devices
+	if m.newInventory && len(r.Devices) > 0 {
+		before = slices.DeleteFunc(slices.Clone(before), func(d health.DeviceState) bool {
+			return !slices.ContainsFunc(r.Devices, func(e health.Device) bool { return e.ID == d.Device.ID })
+		})
+		m.newInventory, m.doubt = false, health.Doubt{}
+	} else {
+		var reason string
+		if r, reason = m.doubt.Check(before, r, now); reason != "" {
+			m.applyDoubted(r, reason, now)
+			return
+		}
+	}
+	basis := health.Basis{History: m.history, First: m.now.Source.Polls == 0, Reloaded: m.driverReloaded(r.Versions.Driver)}
+	devices := m.judge(before, r, basis, now)
+	m.detach = m.detach.devicesRead(len(withheldDevices(devices)) > 0)
+	if m.now.Source.Status != health.SourceUp {
+		m.logLater(func() {
+			m.log.Info("source up", zap.Int("devices", len(r.Devices)), zap.String("driver", r.Versions.Driver),
+				zap.String("dcgm", r.Versions.DCGM), zap.String("engine", r.Versions.Engine))
+		})
+		m.lastLogged = ""
+	}
+	m.logChangesLater(m.now.Devices, devices)
+	m.now.At, m.now.Devices = now, devices
+	m.logUnmatchedCordons()
+	m.now.Source.Versions = r.Versions
+	m.now.Source.Reconnects = m.sessions - 1
+	m.now.Source.Polls++
+	m.now.Source.PollTook = m.pollDuration
+	setStatus(&m.now.Source, health.SourceUp, "", now)
+	m.store()
+}
+
+// applyDoubted publishes what counts in a reading in doubt: XIDs, and GPUs that the driver reports as lost. The source
+// counts as down. m.mu is held.
+func (m *Monitor) applyDoubted(r *health.Reading, reason string, now time.Time) {
+	before := m.now.Devices
+	devices := m.judge(before, r, health.Basis{History: m.history}, now)
+	if reason != m.lastLogged {
+		m.logLater(func() { m.log.Warn("source down", zap.String("cause", reason)) })
+		m.lastLogged = reason
+	}
+	m.logChangesLater(before, devices)
+	values := make(map[health.DeviceID]map[health.Field]float64, len(before))
+	for _, d := range before {
+		values[d.Device.ID] = d.Sample.Values
+	}
+	for i := range devices { // the latest values stay for a while, as with any source that is down
+		if s := &devices[i].Sample; s.Presence == health.PresenceUnknown && s.Values == nil {
+			s.Values = values[s.Device]
+		}
+	}
+	m.now.Devices = devices
+	setStatus(&m.now.Source, health.SourceDown, reason, now)
+	m.store()
+}
+
+// judge requires m.mu.
+func (m *Monitor) judge(before []health.DeviceState, r *health.Reading, b health.Basis, now time.Time) []health.DeviceState {
+	c := m.currentConfig()
+	return health.Decide(c, before, health.Judge(c, before, r, b, now), m.held, m.detach.withholds(), now)
+}
+
+// driverReloaded reports whether the driver was loaded again, or another version of it, since the latest reading. Unknown
+// values are no evidence. m.mu is held.
+func (m *Monitor) driverReloaded(version string) bool {
+	source, load := &m.now.Source, ""
+	if src := m.source.Load(); src != nil && src.DriverLoad != nil {
+		load = src.DriverLoad()
+	}
+	differs := func(before, now string) bool { return before != "" && now != "" && before != now }
+	reloaded := differs(m.driverVersion, version) || differs(source.DriverLoad, load)
+	if load != "" {
+		source.DriverLoad = load
+	}
+	if version != "" {
+		m.driverVersion = version
+	}
+	if reloaded {
+		m.logLater(func() { m.log.Info("driver reloaded, which reset every GPU", zap.String("driver", version)) })
+	}
+	return reloaded
+}

@@ -1,0 +1,141 @@
+package monitor
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+const (
+	// The pause between attempts to open a session doubles from minBackoff to maxBackoff.
+	minBackoff = time.Second
+	maxBackoff = 30 * time.Second
+
+	// steadyAfter is how long a session must give readings before the pause after it starts at minBackoff again.
+	steadyAfter = 10 * time.Second
+
+	// maxXIDGap is the longest time between two checks for XIDs; a poll is one. One check per second costs about a tenth of
+	// a percent of a core, mostly for the wake-up.
+	maxXIDGap = 500 * time.Millisecond
+)
+
+// keepSession keeps a session open until ctx ends.
+func (m *Monitor) keepSession(ctx context.Context, w watchdog, open health.Opener) {
+	backoff := minBackoff
+	for {
+		var first time.Time // of the session's readings
+		err := m.runSession(ctx, w, open, func(r *health.Reading) {
+			if first.IsZero() {
+				first = time.Now()
+			}
+			if time.Since(first) >= steadyAfter { // a session that always dies early does not profit from short pauses
+				backoff = minBackoff
+			}
+			m.applyReading(r)
+		})
+		if ctx.Err() != nil {
+			return
+		}
+		m.reportSource(health.SourceDown, err.Error())
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(backoff):
+		}
+		backoff = min(2*backoff, maxBackoff)
+	}
+}
+
+// runSession opens a session and polls it until it fails or ctx ends.
+func (m *Monitor) runSession(ctx context.Context, w watchdog, open health.Opener, apply func(*health.Reading)) (failed error) {
+	s, err := call(ctx, w, "opening the source", open)
+	if err != nil {
+		return err
+	}
+	m.setSession(s)
+	defer func() {
+		m.setSession(nil)
+		if errors.Is(failed, errAbandoned) || errors.Is(m.detachEngine(ctx, w, s, failed), errAbandoned) {
+			return // the abandoned call still runs, and no second call runs beside it
+		}
+		_, err := call(ctx, w, "closing the source", func(context.Context) (struct{}, error) { return struct{}{}, s.Close() })
+		if err != nil && !errors.Is(err, errAbandoned) {
+			m.log.Warn("closing the source failed", zap.Error(err))
+		}
+	}()
+	m.sessions++
+	for {
+		started := time.Now()
+		r, err := call(ctx, w, "reading the GPUs", s.Poll)
+		if err != nil {
+			return err
+		}
+		m.pollDuration = time.Since(started)
+		if err := m.checkBack(r); err != nil {
+			return err
+		}
+		apply(r)
+		config, changed := m.config.Watch()
+		if err := awaitPoll(ctx, w, s, config.Interval, changed); err != nil {
+			return err
+		}
+		if ctx.Err() != nil {
+			m.pollFinally(ctx, w, s, apply)
+			return ctx.Err()
+		}
+	}
+}
+
+func (m *Monitor) setSession(s health.Session) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.session = s
+}
+
+// awaitPoll returns nil when the next poll is due or ctx ends. A poll is due after the interval, after a change of the
+// configuration, when the session reports an event, and after a call that stalled, so that the source shows as up again. An
+// error ends the session.
+func awaitPoll(ctx context.Context, w watchdog, s health.Session, interval time.Duration, changed <-chan struct{}) error {
+	due := time.NewTimer(interval)
+	defer due.Stop()
+	watcher, _ := s.(health.XIDWatcher)
+	gaps := (interval + maxXIDGap - 1) / maxXIDGap
+	for checks := time.Duration(1); ; checks++ {
+		var check <-chan time.Time
+		if watcher != nil && checks < gaps { // the poll is the last check
+			check = time.After(interval / gaps)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-s.Wake():
+			return nil
+		case <-changed:
+			return nil
+		case <-due.C:
+			return nil
+		case <-check:
+			started := time.Now()
+			reported, err := call(ctx, w, "checking for XIDs", watcher.XIDsChanged)
+			if err != nil || reported || time.Since(started) >= w.stallAfter {
+				return err
+			}
+		}
+	}
+}
+
+// pollFinally polls a session before another replaces it: DCGM drops unread XIDs when the last watch on them ends. The end
+// of the process does not wait for this poll.
+func (m *Monitor) pollFinally(ctx context.Context, w watchdog, s health.Session, apply func(*health.Reading)) {
+	if w.processEnds() {
+		return
+	}
+	r, err := call(context.WithoutCancel(ctx), w, "reading the GPUs", s.Poll)
+	if err == nil && m.checkBack(r) == nil {
+		apply(r)
+	}
+}

@@ -15,7 +15,7 @@ func TestSingleSequence(t *testing.T) {
 	small, big := []string{"1g.10gb", "1g.10gb"}, []string{"3g.40gb"}
 	single := configured(func(c *Config) { c.MIGStrategy = MIGSingle })
 	mixed := configured(func(c *Config) { c.MIGStrategy = MIGMixed })
-	off := configured(func(c *Config) { c.MIGStrategy, c.Enabled = MIGSingle, false })
+	disabled := configured(func(c *Config) { c.MIGStrategy, c.Enabled = MIGSingle, false })
 	lost := func(s *health.Snapshot, gpu int) *health.Snapshot {
 		for i := range s.Devices {
 			if d := &s.Devices[i]; d.Device.Index == gpu {
@@ -79,7 +79,7 @@ func TestSingleSequence(t *testing.T) {
 		},
 		"disabled in between": {
 			{single, partitioned(small, small), "MIG-0-0 MIG-0-1 MIG-1-0 MIG-1-1", ""},
-			{off, partitioned(small, big), "", ""},
+			{disabled, partitioned(small, big), "", ""},
 			{single, partitioned(small, big), "", "3g.40gb"},
 		},
 		"lost GPU, MIG devices": {

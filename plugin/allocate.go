@@ -101,11 +101,11 @@ func (a allocation) devices(r Resource, ids []string) ([]Device, error) {
 		refuse := func(reason string, code codes.Code, format string, args ...any) ([]Device, error) {
 			return nil, &refusal{reason, id, code, r.Name + ": " + fmt.Sprintf(format, args...)}
 		}
-		d, known := r.device(id)
+		d, found := r.device(id)
 		switch {
-		case !known:
+		case !found:
 			return refuse(reasonUnknownDevice, codes.InvalidArgument, "unknown device %q; this node has %s", id, abbreviatedIDs(r.Devices))
-		case !d.works():
+		case !d.usable():
 			return refuse(reasonUnhealthyDevice, codes.FailedPrecondition,
 				"device %s is unhealthy: %s; a new pod will get another device", id, unhealthyReason(d))
 		case d.withheld != "":

@@ -96,14 +96,14 @@ func TestSingleSequence(t *testing.T) {
 			var before uniformLayout
 			for i, st := range steps {
 				l := newLayout(layoutInput{cfg: &st.cfg, snap: st.snap, before: before})
-				before = l.Single
-				ids := strings.Join(all(find(l.Resources, gpu)), " ")
-				text := strings.Join(append(slices.Clone(l.Warnings), l.Err), "")
+				before = l.uniform
+				ids := strings.Join(all(findResource(l.resources, gpu)), " ")
+				text := strings.Join(append(slices.Clone(l.warnings), l.err), "")
 				if ids != st.want || (st.data == "") != (text == "") || !strings.Contains(text, st.data) {
 					t.Fatalf("step %d: %q, %q; want %q, %q", i, ids, text, st.want, st.data)
 				}
-				if st.want != "" && l.Err != "" {
-					t.Errorf("step %d: offers devices, and %q", i, l.Err)
+				if st.want != "" && l.err != "" {
+					t.Errorf("step %d: offers devices, and %q", i, l.err)
 				}
 			}
 		})

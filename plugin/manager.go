@@ -290,7 +290,8 @@ func (p *Plugin) Status() Status {
 	return s
 }
 
-// AskHolders schedules an early query of the kubelet's pod resources. It may be called from any goroutine and never waits.
+// AskHolders schedules an early query of the kubelet's pod resources. It may be called from any goroutine and never
+// waits.
 func (p *Plugin) AskHolders() { p.pods.QueryWithin(p.timing.pods.QuickRefresh) }
 
 // Holders returns the containers that hold each device, as of the last pod-resources response. It may be called from any

@@ -21,7 +21,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/operator"
 )
 
-// Set by the linker.
+// The linker sets the version and the revision.
 //
 //nolint:gochecknoglobals // the linker can set variables only
 var version, revision = "dev", ""
@@ -47,7 +47,7 @@ func execute() error {
 
 func root() *cobra.Command {
 	var loader config.Loader
-	line, _, _ := strings.Cut(build().String(), "\n")
+	line, _, _ := strings.Cut(buildInfo().String(), "\n")
 	cmd := &cobra.Command{
 		Use:     "gpu-node-agent",
 		Version: line,
@@ -60,7 +60,7 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags override the environment, the environment the 
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return agent.Run(cmd.Context(), loader, build())
+			return agent.Run(cmd.Context(), loader, buildInfo())
 		},
 	}
 	cmd.SetVersionTemplate("{{.Version}}\n")
@@ -95,15 +95,15 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags override the environment, the environment the 
 }
 
 // withReport makes cmd print a report, which has a JSON form too.
-func withReport(cmd *cobra.Command, build func(context.Context) fmt.Stringer) *cobra.Command {
+func withReport(cmd *cobra.Command, create func(context.Context) fmt.Stringer) *cobra.Command {
 	var output string
 	cmd.Args = cobra.NoArgs
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if output != "text" && output != "json" {
-			return fmt.Errorf("--output: unknown format %q; use text or json", output)
+			return fmt.Errorf("--output: expected text or json, got %q", output)
 		}
 		log.SetOutput(io.Discard) // go-dcgm logs there
-		r := build(cmd.Context())
+		r := create(cmd.Context())
 		text := r.String()
 		if output == "json" {
 			document, err := json.MarshalIndent(r, "", "  ")
@@ -122,7 +122,7 @@ func withReport(cmd *cobra.Command, build func(context.Context) fmt.Stringer) *c
 func versionCommand() *cobra.Command {
 	return withReport(&cobra.Command{
 		Use: "version", Short: "Print the version and the build settings",
-	}, func(context.Context) fmt.Stringer { return build() })
+	}, func(context.Context) fmt.Stringer { return buildInfo() })
 }
 
 func fieldsCommand(loader *config.Loader) *cobra.Command {
@@ -154,5 +154,5 @@ The command changes nothing and has no effect on a running agent. The exit code 
 	return cmd
 }
 
-// build describes this binary.
-func build() agent.Build { return agent.ReadBuild(version, revision) }
+// buildInfo describes this binary.
+func buildInfo() agent.Build { return agent.ReadBuild(version, revision) }

@@ -17,35 +17,35 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
 )
 
-// set decodes data into the value. If it cannot, the value stays.
-func (l leaf) set(data any) []error {
-	quoted := `"%v"`
-	if _, isText := data.(string); isText && l.value.Type() == reflect.TypeFor[[]string]() {
-		quoted = `["%v"]` // of a variable or a flag the whole is shown: a shell takes quotes away
+// decode decodes data into the setting. On an error the setting keeps its value.
+func (s setting) decode(data any) []error {
+	quoted := `"%v"` // how to write a string
+	if _, isText := data.(string); isText && s.value.Type() == reflect.TypeFor[[]string]() {
+		quoted = `["%v"]` // a variable or flag needs the brackets too, because a shell removes plain quotes
 	}
-	into := reflect.New(l.value.Type())
+	into := reflect.New(s.value.Type())
 	var meta mapstructure.Metadata
 	d, err := mapstructure.NewDecoder(&mapstructure.DecoderConfig{
 		Result: into.Interface(), Metadata: &meta, TagName: "yaml",
-		DecodeHook: func(_, to reflect.Type, data any) (any, error) { return decode(to, data, quoted) },
+		DecodeHook: func(_, to reflect.Type, data any) (any, error) { return convert(to, data, quoted) },
 	})
 	if err != nil {
 		return []error{err}
 	}
-	errs := decodeErrors(l.key, d.Decode(data))
+	errs := decodeErrors(s.key, d.Decode(data))
 	slices.Sort(meta.Unused)
 	for _, key := range meta.Unused {
-		errs = append(errs, fmt.Errorf("%s%s: unknown key", l.key, key))
+		errs = append(errs, fmt.Errorf("%s%s: unknown key", s.key, key))
 	}
 	if len(errs) == 0 {
-		l.value.Set(into.Elem())
+		s.value.Set(into.Elem())
 	}
 	return errs
 }
 
-// decode turns what the file, the environment and the flags hold into the types of Config: what it returns,
-// mapstructure takes without a word of its own. Quoted is how a text is to be written.
-func decode(to reflect.Type, data any, quoted string) (any, error) {
+// convert converts a value of the file, the environment or a flag to a type of Config. mapstructure then accepts the
+// result, so that all error texts come from here.
+func convert(to reflect.Type, data any, quoted string) (any, error) {
 	for to.Kind() == reflect.Pointer {
 		to = to.Elem()
 	}
@@ -56,24 +56,24 @@ func decode(to reflect.Type, data any, quoted string) (any, error) {
 	case to == reflect.TypeFor[time.Duration]():
 		return duration(data)
 	case to.Kind() == reflect.String && reflect.PointerTo(to).Implements(reflect.TypeFor[encoding.TextUnmarshaler]()) && isScalar(data):
-		return fmt.Sprint(data), nil // a type that takes numbers and words, and tells later which it knows
+		return fmt.Sprint(data), nil // a type that accepts names and numbers, and validates them itself
 	case isText && to == reflect.TypeFor[fields.Spec]():
 		return fields.Spec{Name: text}, nil
 	case isText && to.Kind() != reflect.String:
 		return fromText(to, text, quoted)
-	case !fits(to, data):
-		return nil, misfit(to, data, quoted)
+	case !kindMatches(to, data):
+		return nil, kindError(to, data, quoted)
 	}
 	switch v := data.(type) {
-	case map[any]any: // mapstructure panics of it
-		return nil, fmt.Errorf("%s has a key that is not a text; put it in quotes", shown(data))
+	case map[any]any: // mapstructure would panic
+		return nil, fmt.Errorf("expected strings as keys, got %s; put the keys in quotes", format(data))
 	case float64:
 		if to.Kind() != reflect.Float64 {
-			return whole(v)
+			return wholeNumber(v)
 		}
 	case uint64:
-		if to.Kind() != reflect.Float64 { // YAML has one only for what is too large for an int
-			return nil, fmt.Errorf("%d is too large", v)
+		if to.Kind() != reflect.Float64 { // YAML decodes only numbers that overflow an int to uint64
+			return nil, fmt.Errorf("number %d is too large", v)
 		}
 	}
 	return data, nil
@@ -86,36 +86,36 @@ func duration(data any) (any, error) {
 	text, _ := data.(string)
 	d, err := time.ParseDuration(text)
 	if err != nil {
-		return nil, fmt.Errorf("%s is not a duration; use a number with a unit, such as 10s", shown(data))
+		return nil, fmt.Errorf("expected a duration such as 10s, got %s", format(data))
 	}
 	return d, nil
 }
 
-// fromText reads a text as YAML. A variable and a flag hold only texts, and so even a list can be given there.
+// fromText parses a string as YAML. Variables and flags are strings, so this allows lists and numbers in them.
 func fromText(to reflect.Type, text, quoted string) (any, error) {
 	var v any
 	err := yaml.Unmarshal([]byte(text), &v)
-	_, still := v.(string)
-	if err == nil && v != nil && !still && fits(to, v) {
-		return decode(to, v, quoted)
+	_, isText := v.(string)
+	if err == nil && v != nil && !isText && kindMatches(to, v) {
+		return convert(to, v, quoted)
 	}
-	return nil, misfit(to, text, quoted)
+	return nil, kindError(to, text, quoted)
 }
 
-// whole returns a number as YAML and JSON may write a whole one: 2.0, 1e3.
-func whole(f float64) (any, error) {
-	const exact = 1 << 53 // above it a float skips whole numbers
+// wholeNumber converts a whole number that YAML or JSON writes as a float, such as 2.0 or 1e3.
+func wholeNumber(f float64) (any, error) {
+	const exact = 1 << 53 // floats above it skip whole numbers
 	switch {
-	case f != math.Trunc(f) || math.IsInf(f, 0): // NaN too
-		return nil, fmt.Errorf("%v is not a whole number", f)
+	case f != math.Trunc(f) || math.IsInf(f, 0): // includes NaN
+		return nil, fmt.Errorf("expected a whole number, got %v", f)
 	case math.Abs(f) > exact:
-		return nil, fmt.Errorf("%v is too large", f)
+		return nil, fmt.Errorf("number %v is too large", f)
 	}
 	return int64(f), nil
 }
 
-// fits reports whether a value is of the kind that a type takes.
-func fits(to reflect.Type, v any) bool {
+// kindMatches reports whether a value has a kind that can be decoded into a type.
+func kindMatches(to reflect.Type, v any) bool {
 	is := reflect.TypeOf(v).Kind()
 	switch kind := to.Kind(); kind {
 	case reflect.Int, reflect.Int64, reflect.Float64:
@@ -127,29 +127,30 @@ func fits(to reflect.Type, v any) bool {
 	}
 }
 
-// isScalar reports whether a value is a single one.
+// isScalar reports whether a value is neither a mapping nor a list.
 func isScalar(v any) bool {
 	kind := reflect.TypeOf(v).Kind()
 	return kind != reflect.Map && kind != reflect.Slice
 }
 
-// misfit is the error of a value that is of another kind than what is wanted.
-func misfit(to reflect.Type, v any, quoted string) error {
-	hint := ""
+// kindError returns the error for a value of a wrong kind, with an example of a right one.
+func kindError(to reflect.Type, v any, quoted string) error {
+	expected := typeName(to)
 	switch {
 	case to.Kind() == reflect.String && isScalar(v):
-		hint = "; put it in quotes: " + fmt.Sprintf(quoted, v)
+		expected += " such as " + fmt.Sprintf(quoted, v)
 	case to.Kind() == reflect.Slice:
-		hint = "; write it as " + listLike(to.Elem(), v)
+		example := exampleList(to.Elem(), v)
 		if text, _ := v.(string); strings.HasPrefix(text, "[") && to.Elem().Kind() == reflect.String {
-			hint = `; put each text in it in quotes, as in ["a", "b"]` // to YAML an unquoted * and & are more than letters
+			example = `["a", "b"], with quotes` // an unquoted * or & has a meaning in YAML
 		}
+		expected += " such as " + example
 	}
-	return fmt.Errorf("%s is not %s%s", shown(v), describe(to), hint)
+	return fmt.Errorf("expected %s, got %s", expected, format(v))
 }
 
-// listLike writes down a list: of what somebody has given who did not, if that is plain, else an example.
-func listLike(elem reflect.Type, v any) string {
+// exampleList returns a list as YAML, with the elements of a value that is not a list if it is plain.
+func exampleList(elem reflect.Type, v any) string {
 	var words []string
 	if s := fmt.Sprint(v); s != "" && !strings.ContainsAny(s, "[]{}/\"'\\\n") {
 		for word := range strings.SplitSeq(s, ",") {
@@ -173,10 +174,13 @@ func listLike(elem reflect.Type, v any) string {
 	return "[" + strings.Join(words, ", ") + "]"
 }
 
-// shown is a value as the file has it, in one line.
-func shown(v any) string {
-	if text, ok := v.(string); ok {
-		return strconv.Quote(text)
+// format returns a value as YAML in one line, and names numbers as such.
+func format(v any) string {
+	switch v := v.(type) {
+	case string:
+		return strconv.Quote(v)
+	case int, int64, uint64, float64:
+		return fmt.Sprintf("the number %v", v)
 	}
 	var n yaml.Node
 	if err := n.Encode(v); err != nil {
@@ -190,7 +194,7 @@ func shown(v any) string {
 	return strings.Join(strings.Fields(string(text)), " ")
 }
 
-func describe(t reflect.Type) string {
+func typeName(t reflect.Type) string {
 	switch t.Kind() {
 	case reflect.Bool:
 		return "true or false"
@@ -202,17 +206,17 @@ func describe(t reflect.Type) string {
 		return "a list"
 	case reflect.Struct:
 		if t == reflect.TypeFor[fields.Spec]() {
-			return "the name of a field or of a set"
+			return "the name of a field or of a set of fields"
 		}
-		return "keys and values, such as {key: value}"
+		return "a mapping such as {key: value}"
 	case reflect.String:
-		return "a text"
+		return "a string"
 	default:
 		return "a " + t.Kind().String()
 	}
 }
 
-// decodeErrors gives every decoding error its key first.
+// decodeErrors returns the errors of mapstructure, each with its key first.
 func decodeErrors(key string, err error) []error {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		var errs []error
@@ -224,10 +228,10 @@ func decodeErrors(key string, err error) []error {
 	if err == nil {
 		return nil
 	}
-	if de, ok := err.(*mapstructure.DecodeError); ok { //nolint:errorlint // a wrapper may hold several: see below
+	if de, ok := err.(*mapstructure.DecodeError); ok { //nolint:errorlint // a wrapper may hold several errors: see below
 		return decodeErrors(key+de.Name(), de.Unwrap())
 	}
-	if inner := errors.Unwrap(err); inner != nil { // mapstructure's words around all the errors of a list
+	if inner := errors.Unwrap(err); inner != nil { // mapstructure wraps all the errors of a list
 		return decodeErrors(key, inner)
 	}
 	return []error{fmt.Errorf("%s: %w", key, err)}

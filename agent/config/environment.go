@@ -2,15 +2,61 @@ package config
 
 import (
 	"fmt"
+	"maps"
+	"reflect"
 	"slices"
 	"strings"
+	"unicode"
 )
 
-// othersVariables are the variables by which NVIDIA's device plugin (cmd/nvidia-device-plugin/main.go) and dcgm-exporter
-// (pkg/cmd/app.go) are configured, with the keys that say the same here. Those of which nothing is lost are left out.
+// EnvPrefix is the prefix of the environment variables: GPU_NODE_AGENT_SOURCE_MODE sets source.mode.
+const EnvPrefix = "GPU_NODE_AGENT"
+
+// envNames returns the environment variables of a key. plugin.kubeletDir has GPU_NODE_AGENT_PLUGIN_KUBELET_DIR and, as in
+// viper, GPU_NODE_AGENT_PLUGIN_KUBELETDIR. Consecutive capitals are one word: metrics.podUID has
+// GPU_NODE_AGENT_METRICS_POD_UID.
+func envNames(key string) []string {
+	var b strings.Builder
+	capital := false
+	for _, r := range key {
+		if unicode.IsUpper(r) && !capital {
+			b.WriteByte('_')
+		}
+		capital = unicode.IsUpper(r)
+		b.WriteRune(r)
+	}
+	name := func(s string) string { return EnvPrefix + "_" + strings.ToUpper(strings.ReplaceAll(s, ".", "_")) }
+	return slices.Compact([]string{name(b.String()), name(key)})
+}
+
+// unknownVariables returns a note for each environment variable with the agent's prefix and the name of a section that
+// sets no key. It is no error, because the kubelet sets such variables for Services whose names start with the prefix.
+func unknownVariables(environ, keys []string) (notes []string) {
+	known := make(map[string]bool)
+	for _, key := range keys {
+		for _, name := range envNames(key) {
+			known[name] = true
+		}
+	}
+	for _, entry := range environ {
+		name, _, _ := strings.Cut(entry, "=")
+		rest, hasPrefix := strings.CutPrefix(name, EnvPrefix+"_")
+		section, _, hasKey := strings.Cut(strings.ToLower(rest), "_")
+		_, isSection := findField(reflect.TypeFor[Config](), section)
+		isService := strings.Contains(rest, "_SERVICE_") || strings.HasSuffix(rest, "_PORT") || strings.Contains(rest, "_PORT_")
+		if hasPrefix && hasKey && isSection && !isService && !known[name] {
+			notes = append(notes, name+": no such key, ignored"+suggest(name, slices.Collect(maps.Keys(known))))
+		}
+	}
+	slices.Sort(notes)
+	return notes
+}
+
+// foreignKeys maps the environment variables of NVIDIA's device plugin (cmd/nvidia-device-plugin/main.go) and of
+// dcgm-exporter (pkg/cmd/app.go) to the keys with the same effect. Variables without an effect here are left out.
 //
 //nolint:gochecknoglobals // a table of constants
-var othersVariables = map[string]string{
+var foreignKeys = map[string]string{
 	"CDI_ANNOTATION_PREFIX":            "plugin.cdi.annotationPrefix",
 	"CONFIG_FILE":                      "plugin.nvidiaConfig",
 	"CONTAINER_DRIVER_ROOT":            "plugin.containerDriverRoot",
@@ -38,16 +84,16 @@ var othersVariables = map[string]string{
 	"KUBERNETES_VIRTUAL_GPUS":                            "metrics.attribution",
 }
 
-// othersEnv returns a note for each variable that is one of NVIDIA's programs', while the key that says the same is not
-// set: whoever comes from there may think that it is read.
-func othersEnv(environ []string, set origins) (notes []string) {
+// foreignVariables returns a note for each variable in foreignKeys whose key is not set. The agent does not read these
+// variables, but a user who migrates may expect that it does.
+func foreignVariables(environ []string, set origins) (notes []string) {
 	for _, entry := range environ {
 		name, value, _ := strings.Cut(entry, "=")
-		key, known := othersVariables[name]
-		if _, done := set[key]; !known || done || value == "" {
+		key, foreign := foreignKeys[name]
+		if _, isSet := set[key]; !foreign || isSet || value == "" {
 			continue
 		}
-		notes = append(notes, fmt.Sprintf("%s: is not read here; use %s or %s", name, key, envNames(key)[0]))
+		notes = append(notes, fmt.Sprintf("%s: ignored; set %s or %s", name, key, envNames(key)[0]))
 	}
 	slices.Sort(notes)
 	return notes

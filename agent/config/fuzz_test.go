@@ -11,14 +11,14 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// FuzzLoad reads any file. What is taken is valid, and what check-config prints of it says the same; what is
-// not is refused with the name of the file or a key that is in it.
+// FuzzLoad loads any file. A configuration that loads is valid, and the output of check-config loads as the same. Otherwise
+// every error has a text.
 func FuzzLoad(f *testing.F) {
-	whole, err := os.ReadFile("../../config.yaml")
+	defaults, err := os.ReadFile("../../config.yaml")
 	if err != nil {
 		f.Fatal(err)
 	}
-	f.Add(string(whole))
+	f.Add(string(defaults))
 	for _, text := range []string{
 		"source: {mode: sim}", "a: &a [*a]", "? [x]: y", "? {log: 1}\n: 2", "\xff\xfe", "---\nlog:\n---\nlog:", "log: !!binary aGk=", "log: {<<: {level: warn}}",
 		"plugin: {kubeletDir: 5, x: [1, {a: b}]}", "Plugin: {RESOURCE: a.b/c}\nplugin: {resource: c.d/e}",
@@ -37,29 +37,29 @@ func FuzzLoad(f *testing.F) {
 		if err != nil {
 			for line := range strings.SplitSeq(err.Error(), "\n") {
 				if strings.TrimSpace(line) == "" {
-					t.Errorf("an error without words in %q", err)
+					t.Errorf("error without a text in %q", err)
 				}
 			}
 			return
 		}
 		if err := c.Validate(); err != nil {
-			t.Errorf("loaded, and not valid: %v", err)
+			t.Errorf("loaded, but invalid: %v", err)
 		}
-		// What another file says is its own doing.
+		// The content of other files may differ between two loads.
 		if c.Plugin.NVIDIAConfig != "" || c.Metrics.FieldsFile != "" || c.Metrics.WebConfigFile != "" {
 			return
 		}
 		again, err := loadFile(t, c.String())
 		if err != nil {
-			t.Fatalf("what check-config prints is refused: %v\n%s", err, c)
+			t.Fatalf("the output of check-config does not load: %v\n%s", err, c)
 		}
 		if again.String() != c.String() {
-			t.Errorf("read back as\n%s\nand it was\n%s", again, c)
+			t.Errorf("loaded again as\n%s\nwant\n%s", again, c)
 		}
 	})
 }
 
-// loadFile is load without flags, whose making would take most of the time.
+// loadFile is load without flags, whose creation would take most of the time.
 func loadFile(t *testing.T, text string) (Config, error) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "config.yaml")
@@ -69,14 +69,14 @@ func loadFile(t *testing.T, text string) (Config, error) {
 	return Loader{File: file}.Load()
 }
 
-// FuzzEnvironment gives one key any value, by its variable and by its flag. Both mean the same, and an error
-// names the key and which of the two it was.
+// FuzzEnvironment sets one key to any value, by its variable and by its flag. Both have the same result, and an error names
+// the key and the variable or flag.
 func FuzzEnvironment(f *testing.F) {
 	var c Config
-	leaves := leavesOf(reflect.ValueOf(&c).Elem(), "")
+	settings := settingsOf(reflect.ValueOf(&c).Elem(), "")
 	index := func(key string) uint8 {
-		for i, l := range leaves {
-			if l.key == key {
+		for i, s := range settings {
+			if s.key == key {
 				return uint8(i)
 			}
 		}
@@ -111,13 +111,13 @@ func FuzzEnvironment(f *testing.F) {
 		f.Fatal(err)
 	}
 	defaults := DefaultConfig().String()
-	f.Fuzz(func(t *testing.T, which uint8, value string) {
-		key := leaves[int(which)%len(leaves)].key
+	f.Fuzz(func(t *testing.T, index uint8, value string) {
+		key := settings[int(index)%len(settings)].key
 		if strings.Contains(value, "\x00") {
-			return // no variable can hold that
+			return // not possible in a variable
 		}
 		if strings.HasSuffix(key, "Config") || strings.HasSuffix(key, "File") {
-			return // it may be opened, and be anything
+			return // names a file that Load would read
 		}
 		flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
 		AddFlags(flags)
@@ -127,28 +127,28 @@ func FuzzEnvironment(f *testing.F) {
 		byFlag, flagErr := Loader{File: file, Flags: flags}.Load()
 		t.Setenv(envNames(key)[0], value)
 		byEnv, envErr := Loader{File: file}.Load()
-		if value == "" { // a variable without a value is none
+		if value == "" { // an empty variable counts as unset
 			if envErr != nil || byEnv.String() != defaults {
 				t.Errorf("an empty variable of %s: %v\n%s", key, envErr, byEnv)
 			}
 			return
 		}
-		saidOf := func(err error, where string) string {
-			return strings.ReplaceAll(fmt.Sprint(err), " (in "+where+")", "")
+		withoutOrigin := func(err error, origin string) string {
+			return strings.ReplaceAll(fmt.Sprint(err), " (in "+origin+")", "")
 		}
-		if (flagErr == nil) != (envErr == nil) || saidOf(flagErr, "--"+key) != saidOf(envErr, envNames(key)[0]) || byFlag.String() != byEnv.String() {
-			t.Fatalf("%s=%q: the flag gives %v\n%s\nthe variable %v\n%s", key, value, flagErr, byFlag, envErr, byEnv)
+		if (flagErr == nil) != (envErr == nil) || withoutOrigin(flagErr, "--"+key) != withoutOrigin(envErr, envNames(key)[0]) || byFlag.String() != byEnv.String() {
+			t.Fatalf("%s=%q: with the flag %v\n%s\nwith the variable %v\n%s", key, value, flagErr, byFlag, envErr, byEnv)
 		}
 		if envErr != nil {
 			section, _, _ := strings.Cut(key, ".")
 			if !strings.Contains(envErr.Error(), key) && !strings.Contains(envErr.Error(), section+".") {
-				t.Errorf("%s=%q: %v names no key", key, value, envErr)
+				t.Errorf("%s=%q: %v does not name the key", key, value, envErr)
 			}
 			return
 		}
 		again, err := loadFile(t, byEnv.String())
 		if err != nil || again.String() != byEnv.String() {
-			t.Errorf("%s=%q is read back as\n%s, %v\nand it was\n%s", key, value, again, err, byEnv)
+			t.Errorf("%s=%q is loaded again as\n%s, %v\nwant\n%s", key, value, again, err, byEnv)
 		}
 	})
 }

@@ -16,11 +16,11 @@ import (
 // SourceConfig is the `source` section: what measures the GPUs.
 type SourceConfig struct {
 	Mode       string        `yaml:"mode"`       // auto, embedded, standalone, sim
-	Address    string        `yaml:"address"`    // of the DCGM host engine: host[:port] or unix:///path
+	Address    string        `yaml:"address"`    // of the DCGM host engine: HOST[:PORT] or unix:///PATH
 	Interval   time.Duration `yaml:"interval"`   // between two measurements of the metric fields
 	StallAfter time.Duration `yaml:"stallAfter"` // a call that takes longer is a stall
 
-	HealthSystems []string `yaml:"healthSystems"` // of DCGM's own checks: all, none, or names
+	HealthSystems []string `yaml:"healthSystems"` // of DCGM's health checks: all, none, or names
 
 	Sim sim.Config `yaml:"sim"`
 }
@@ -33,7 +33,7 @@ const (
 	ModeSim        = "sim"
 )
 
-// Resolved is the mode with auto decided: the host engine at the address if there is one, else our own.
+// Resolved returns the mode, with auto resolved to standalone if an address is set, else to embedded.
 func (c SourceConfig) Resolved() string {
 	switch {
 	case c.Mode != ModeAuto:
@@ -51,33 +51,33 @@ func (c SourceConfig) validate() error {
 	case ModeAuto, ModeSim:
 	case ModeEmbedded:
 		if c.Address != "" {
-			errs = append(errs, errors.New("address: mode embedded connects to nothing; remove the address or use mode standalone"))
+			errs = append(errs, errors.New("address: mode embedded uses no address; remove it or set mode standalone"))
 		}
 	case ModeStandalone:
 		if c.Address == "" {
-			errs = append(errs, errors.New("address: mode standalone needs the address of the DCGM host engine, such as localhost:5555"))
+			errs = append(errs, errors.New("address: mode standalone requires the address of the DCGM host engine, such as localhost:5555"))
 		}
 	default:
-		errs = append(errs, fmt.Errorf("mode: %q is not known; use one of auto, embedded, standalone, sim", c.Mode))
+		errs = append(errs, fmt.Errorf("mode: expected one of auto, embedded, standalone, sim, got %q", c.Mode))
 	}
 	if c.Address != "" {
 		errs = append(errs, validateAddress(c.Address))
 	}
 	if c.Interval < time.Second || c.Interval > 10*time.Minute {
-		errs = append(errs, fmt.Errorf("interval: %v is out of range; use 1s to 10m", c.Interval))
+		errs = append(errs, fmt.Errorf("interval: expected 1s to 10m, got %v", c.Interval))
 	}
 	if c.StallAfter < time.Second || c.StallAfter > 10*time.Minute {
-		errs = append(errs, fmt.Errorf("stallAfter: %v is out of range; use 1s to 10m", c.StallAfter))
+		errs = append(errs, fmt.Errorf("stallAfter: expected 1s to 10m, got %v", c.StallAfter))
 	}
-	errs = append(errs, prefixed("healthSystems: ", dcgm.ValidateHealthSystems(c.HealthSystems)), within("sim", c.Sim.Validate()))
+	errs = append(errs, withPrefix("healthSystems: ", dcgm.ValidateHealthSystems(c.HealthSystems)), inSection("sim", c.Sim.Validate()))
 	return errors.Join(errs...)
 }
 
-// enginePort is where a host engine listens unless it is told (nv-hostengine --help).
+// enginePort is the default port of a host engine (nv-hostengine --help).
 const enginePort = "5555"
 
-// plainAddress returns the address of a host engine in one form: DCGM's users write a URL too, and leave the port out.
-func plainAddress(address string) string {
+// normalizeAddress removes the scheme tcp:// and adds the default port: DCGM's tools accept both forms.
+func normalizeAddress(address string) string {
 	address = strings.TrimPrefix(address, "tcp://")
 	if address != "" && !strings.ContainsAny(address, ":/[") {
 		address = net.JoinHostPort(address, enginePort)
@@ -88,13 +88,13 @@ func plainAddress(address string) string {
 func validateAddress(address string) error {
 	if path, ok := strings.CutPrefix(address, "unix://"); ok {
 		if !filepath.IsAbs(path) {
-			return fmt.Errorf("address: %q has no absolute path; use unix:///path/of/the.socket", address)
+			return fmt.Errorf("address: expected unix:// and an absolute path, got %q", address)
 		}
 		return nil
 	}
 	host, port, err := net.SplitHostPort(address)
 	if n, perr := strconv.ParseUint(port, 10, 16); err != nil || perr != nil || n == 0 || host == "" {
-		return fmt.Errorf("address: %q is not an address; use HOST, HOST:PORT or unix:///PATH", address)
+		return fmt.Errorf("address: expected HOST, HOST:PORT or unix:///PATH, got %q", address)
 	}
 	return nil
 }

@@ -212,7 +212,7 @@ func TestCheckConfigurationListsErrors(t *testing.T) {
 	expect(t, checks,
 		want{CheckFail, file, "correct"},
 		want{CheckFail, "source.intervall: ", "source.interval?"},
-		want{CheckFail, `source.mode: `, "auto"})
+		want{CheckFail, `source.mode: `, "correct"})
 	if c.Validate() != nil {
 		t.Error("not the defaults")
 	}

@@ -137,12 +137,12 @@ type rig struct {
 	stop      func()
 }
 
-func newRig(api *apiServer, remembered ...health.DeviceState) *rig {
+func newRig(api *apiServer, saved ...health.DeviceState) *rig {
 	core, logged := observer.New(zapcore.InfoLevel)
 	g := &rig{apiServer: api, logged: logged, holders: make(map[health.DeviceID][]Pod)}
 	g.enable(true)
 	g.reporter = New(Options{
-		Config: &g.config, Snapshots: &g.snapshots, Node: "node1", Remembered: remembered, Log: zap.New(core),
+		Config: &g.config, Snapshots: &g.snapshots, Node: "node1", Saved: saved, Log: zap.New(core),
 		Holders: func(id health.DeviceID) []Pod { return g.holders[id] },
 	})
 	g.reporter.open = func(string) (*client, error) { return newClient(&rest.Config{Transport: api}) }

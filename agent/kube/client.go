@@ -82,15 +82,15 @@ type client struct{ rest rest.Interface }
 
 // connect returns a client for a kubeconfig file, or for the pod's service account if that is "". It makes no request.
 func connect(kubeconfig string) (*client, error) {
-	c, err := Reach(kubeconfig)
+	c, err := RESTConfig(kubeconfig)
 	if err != nil {
 		return nil, err
 	}
 	return newClient(c)
 }
 
-// Reach returns the REST configuration of a kubeconfig file, or of the pod's service account if that is "".
-func Reach(kubeconfig string) (*rest.Config, error) {
+// RESTConfig returns the REST configuration of a kubeconfig file, or of the pod's service account if that is "".
+func RESTConfig(kubeconfig string) (*rest.Config, error) {
 	if kubeconfig != "" {
 		c, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 		if err != nil {

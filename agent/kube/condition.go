@@ -164,13 +164,7 @@ func sourceReason(s health.SourceStatus) string {
 }
 
 // causes lists the causes of a verdict, the worst first.
-func causes(v health.Verdict) string {
-	var list []string
-	for _, f := range v.Findings {
-		list = append(list, f.Cause)
-	}
-	return strings.Join(list, ", ")
-}
+func causes(v health.Verdict) string { return strings.Join(v.Causes(), ", ") }
 
 // deviceName returns a device's index and UUID.
 func deviceName(d health.Device) string {

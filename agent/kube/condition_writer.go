@@ -49,12 +49,12 @@ func (r *Reporter) runConditionWriter(ctx context.Context, api *client) {
 		case ctx.Err() != nil:
 		case err != nil:
 			errs.Report(err)
-			r.updateStatus(func(s *Status) { s.Errors, s.Condition = s.Errors+1, err.Error() })
+			r.updateStatus(func(s *Status) { s.Errors, s.ConditionErr = s.Errors+1, err.Error() })
 			retry.wait(ctx)
 		default:
 			errs.Recovered()
 			retry = backoff{}
-			r.updateStatus(func(s *Status) { s.Condition = "" })
+			r.updateStatus(func(s *Status) { s.ConditionErr = "" })
 		}
 	}
 }

@@ -108,7 +108,7 @@ func TestOutage(t *testing.T) {
 		if n := g.logged.FilterLevelExact(zapcore.WarnLevel).Len(); n != 2 { // the condition, the events
 			t.Errorf("%d warnings: %v", n, g.logged.All())
 		}
-		if s := g.reporter.Status(); s.Condition == "" || s.Event == "" || s.Errors == 0 || s.Writes != 1 {
+		if s := g.reporter.Status(); s.ConditionErr == "" || s.EventErr == "" || s.Errors == 0 || s.Writes != 1 {
 			t.Errorf("status %+v", s)
 		}
 		g.failWith(nil)
@@ -123,7 +123,7 @@ func TestOutage(t *testing.T) {
 		if got := g.listEvents(); len(got) != 2 || got[0] != "node/node1 GPURecovered ×2" || got[1] != "node/node1 GPUUnhealthy ×3" {
 			t.Errorf("events %q", got)
 		}
-		if s := g.reporter.Status(); s.Condition != "" || s.Event != "" || s.Writes != 2 {
+		if s := g.reporter.Status(); s.ConditionErr != "" || s.EventErr != "" || s.Writes != 2 {
 			t.Errorf("status %+v", s)
 		}
 

@@ -88,7 +88,7 @@ func eventsBetween(before, after []health.DeviceState, node string, holders func
 	return events
 }
 
-// stateEvent returns the event for a change of a device's verdict, with reason "" if the change needs none.
+// stateEvent returns the event of a change of a device's verdict. The reason is "" if the change needs none.
 func stateEvent(c health.Change) (typ, reason, cause, message string) {
 	cause = c.Now.Cause()
 	if c.Now.State == c.Was.State && slices.Contains(c.Was.Causes(), cause) {

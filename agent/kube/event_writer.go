@@ -65,13 +65,13 @@ func (r *Reporter) runEventWriter(ctx context.Context, api *client) {
 		case err == nil:
 			errs.Recovered()
 			retry = backoff{}
-			r.updateStatus(func(s *Status) { s.Event = "" })
+			r.updateStatus(func(s *Status) { s.EventErr = "" })
 		case permanent(err):
 			errs.Report(err)
-			r.updateStatus(func(s *Status) { s.Errors, s.Dropped, s.Event = s.Errors+1, s.Dropped+1, err.Error() })
+			r.updateStatus(func(s *Status) { s.Errors, s.Dropped, s.EventErr = s.Errors+1, s.Dropped+1, err.Error() })
 		default:
 			errs.Report(err)
-			r.updateStatus(func(s *Status) { s.Errors, s.Event = s.Errors+1, err.Error() })
+			r.updateStatus(func(s *Status) { s.Errors, s.EventErr = s.Errors+1, err.Error() })
 			r.queue.add(e)
 			retry.wait(ctx)
 		}

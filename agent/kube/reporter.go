@@ -27,16 +27,16 @@ import (
 // Pod names a pod.
 type Pod struct{ Namespace, Name string }
 
-// Options configure a Reporter. All fields but Remembered are required.
+// Options configure a Reporter. All fields but Saved are required.
 type Options struct {
 	Config    *health.Latest[health.Config]
 	Snapshots *health.Latest[health.Snapshot]
 	Node      string // the node's name in Kubernetes
 	// Holders returns the pods that hold a device now. The reporter calls it for every event; it must not block.
 	Holders func(health.DeviceID) []Pod
-	// Remembered holds the devices of the saved state. Events report what has changed since.
-	Remembered []health.DeviceState
-	Log        *zap.Logger
+	// Saved holds the devices of the saved state. Events report what has changed since.
+	Saved []health.DeviceState
+	Log   *zap.Logger
 }
 
 // Reporter writes a node's condition and events.
@@ -53,18 +53,18 @@ type Reporter struct {
 
 // Status counts what the reporter did since the process started.
 type Status struct {
-	Enabled   bool
-	Writes    uint64 // of the condition
-	Events    uint64 // written, including each update of an event's count
-	Dropped   uint64 // events that were not written: too many, too old or refused
-	Errors    uint64 // failed requests
-	Condition string // the error of the last write of the condition; empty after success
-	Event     string // the error of the last write of an event; empty after success
+	Enabled      bool
+	Writes       uint64 // of the condition
+	Events       uint64 // written, including each update of an event's count
+	Dropped      uint64 // events that were not written: too many, too old or refused
+	Errors       uint64 // failed requests
+	ConditionErr string // of the last write of the condition; empty after success
+	EventErr     string // of the last write of an event; empty after success
 }
 
 // New returns a reporter. It does nothing while health.kubernetes.enabled is false.
 func New(o Options) *Reporter {
-	return &Reporter{Options: o, open: connect, queue: newEventQueue(), reported: o.Remembered}
+	return &Reporter{Options: o, open: connect, queue: newEventQueue(), reported: o.Saved}
 }
 
 // Status returns the reporter's counts. It may be called from any goroutine.
@@ -88,7 +88,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 	klog.SetLogger(funcr.New(func(_, text string) { r.Log.Warn("client-go: " + text) }, funcr.Options{}))
 	for ctx.Err() == nil {
 		c, same, cancel := health.While(ctx, r.Config, func(c *health.Config) health.KubernetesConfig { return c.Kubernetes })
-		r.updateStatus(func(s *Status) { s.Enabled, s.Condition, s.Event = c.Enabled, "", "" })
+		r.updateStatus(func(s *Status) { s.Enabled, s.ConditionErr, s.EventErr = c.Enabled, "", "" })
 		if !c.Enabled {
 			<-same.Done()
 			cancel()
@@ -118,7 +118,7 @@ func (r *Reporter) report(ctx context.Context, kubeconfig string) *client {
 	api, err := r.open(kubeconfig)
 	for ; err != nil; api, err = r.open(kubeconfig) {
 		errs.Report(err)
-		r.updateStatus(func(s *Status) { s.Errors, s.Condition, s.Event = s.Errors+1, err.Error(), err.Error() })
+		r.updateStatus(func(s *Status) { s.Errors, s.ConditionErr, s.EventErr = s.Errors+1, err.Error(), err.Error() })
 		if !retry.wait(ctx) {
 			return nil
 		}

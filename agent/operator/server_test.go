@@ -204,7 +204,7 @@ func TestClear(t *testing.T) {
 		agenttest.Eventually(t, want, func() error {
 			d := a.Snapshots.Load().Devices[3]
 			gpu = d.Device.ID
-			if got := strings.Join(causesOf(d.Verdict), " "); got != want {
+			if got := strings.Join(d.Verdict.Causes(), " "); got != want {
 				return fmt.Errorf("findings %q, want %q", got, want)
 			}
 			return nil
@@ -239,14 +239,6 @@ func TestClear(t *testing.T) {
 	if c, err := clear(""); err != nil || len(c.Cleared) != 0 || len(c.Remaining) != 1 || c.Remaining[0].Cause != "cordoned" {
 		t.Errorf("cordoned GPU: %+v, %v", c, err)
 	}
-}
-
-func causesOf(v health.Verdict) []string {
-	var all []string
-	for _, f := range v.Findings {
-		all = append(all, f.Cause)
-	}
-	return all
 }
 
 func TestClearResponseText(t *testing.T) {

@@ -64,7 +64,7 @@ type Follower struct {
 }
 
 // New returns a follower. It does nothing while no label is configured.
-func New(o Options) *Follower { return &Follower{Options: o, open: kube.Reach} }
+func New(o Options) *Follower { return &Follower{Options: o, open: kube.RESTConfig} }
 
 // Labels returns the selected labels of a pod, with its UID if that is selected, and nil for an unknown pod. The caller
 // must not modify the result.

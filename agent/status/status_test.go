@@ -44,7 +44,7 @@ func testInputs() Inputs {
 		}},
 		Holders: agenttest.Holders(),
 	}
-	k.Kube = kube.Status{Enabled: true, Writes: 12, Events: 4, Dropped: 1, Errors: 2, Event: "events is forbidden"}
+	k.Kube = kube.Status{Enabled: true, Writes: 12, Events: 4, Dropped: 1, Errors: 2, EventErr: "events is forbidden"}
 	k.StateFile = statefile.Status{Path: "/var/lib/state.json", Err: "/var/lib/state.json: no space left on device", Since: agenttest.Ago(time.Minute)}
 	k.Events = prependEvents(prependEvents(nil, eventsBetween(nil, &before)), eventsBetween(&before, snapshot))
 	return k
@@ -140,7 +140,7 @@ func TestStatusEscapesText(t *testing.T) {
 	d.Device.Model, d.Device.PCI, d.Device.ID = bad, bad, bad
 	d.Verdict.Findings[0].Reason, d.Verdict.Findings[0].Cause, d.Verdict.Findings[0].Action = bad, bad, bad
 	k.Snapshot.Devices[4].Device.Profile = bad
-	k.Kube.Condition, k.Kube.Event, k.StateFile.Err = bad, bad, bad
+	k.Kube.ConditionErr, k.Kube.EventErr, k.StateFile.Err = bad, bad, bad
 	k.Holders.By[bad] = []plugin.Holder{{Namespace: bad, Pod: bad, Container: bad}}
 	k.Events[0].Text = bad
 	if page := pageOf(t, k); strings.Contains(page, "<script>alert") || strings.Contains(page, `"'>`) {

@@ -3,6 +3,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"log"
@@ -22,7 +23,7 @@ import (
 
 // The linker sets the version and the revision.
 //
-//nolint:gochecknoglobals // -X sets only package variables
+//nolint:gochecknoglobals // the linker can set variables only
 var version, revision = "dev", ""
 
 func main() {
@@ -36,7 +37,7 @@ func execute() error {
 	defer stop()
 	err := root().ExecuteContext(ctx)
 	if err != nil {
-		// The process must exit even if standard error is blocked, so that the kubelet restarts it.
+		// The process must exit to be restarted, even if standard error is blocked.
 		stderr := logsink.New(os.Stderr, nil)
 		fmt.Fprintln(stderr, err)
 		_ = stderr.Close()
@@ -54,7 +55,7 @@ func root() *cobra.Command {
 		Long: `The GPU agent of a Kubernetes node: device plugin, metrics and health in one process.
 
 Every key of config.yaml is also a flag and an environment variable: source.mode is --source.mode and
-GPU_NODE_AGENT_SOURCE_MODE. Flags override environment variables, and these override the file.`,
+GPU_NODE_AGENT_SOURCE_MODE. Flags override the environment, the environment the file, and the file the defaults.`,
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -64,7 +65,7 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags override environment variables, and these over
 	}
 	cmd.SetVersionTemplate("{{.Version}}\n")
 	flags := cmd.PersistentFlags()
-	flags.StringVar(&loader.File, "config", "", "configuration file (default: config.yaml or /etc/gpu-node-agent/config.yaml, if it exists)")
+	flags.StringVar(&loader.File, "config", "", "configuration file (default: config.yaml or /etc/gpu-node-agent/config.yaml, if one exists)")
 	config.AddFlags(flags)
 	loader.Flags = flags
 	cmd.AddCommand(
@@ -93,28 +94,23 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags override environment variables, and these over
 	return cmd
 }
 
-// report is the result of a command that prints text or JSON.
-type report interface {
-	String() string
-	JSON() (string, error)
-}
-
-// reportCommand makes cmd print a report.
-func reportCommand(cmd *cobra.Command, create func(context.Context) report) *cobra.Command {
+// withReport makes cmd print a report, which has a JSON form too.
+func withReport(cmd *cobra.Command, create func(context.Context) fmt.Stringer) *cobra.Command {
 	var output string
 	cmd.Args = cobra.NoArgs
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if output != "text" && output != "json" {
 			return fmt.Errorf("--output: expected text or json, got %q", output)
 		}
-		log.SetOutput(io.Discard) // go-dcgm logs its calls there
+		log.SetOutput(io.Discard) // go-dcgm logs there
 		r := create(cmd.Context())
 		text := r.String()
 		if output == "json" {
-			var err error
-			if text, err = r.JSON(); err != nil {
+			document, err := json.MarshalIndent(r, "", "  ")
+			if err != nil {
 				return err
 			}
+			text = string(document) + "\n"
 		}
 		_, err := fmt.Fprint(cmd.OutOrStdout(), text)
 		return err
@@ -124,37 +120,37 @@ func reportCommand(cmd *cobra.Command, create func(context.Context) report) *cob
 }
 
 func versionCommand() *cobra.Command {
-	return reportCommand(&cobra.Command{
+	return withReport(&cobra.Command{
 		Use: "version", Short: "Print the version and the build settings",
-	}, func(context.Context) report { return buildInfo() })
+	}, func(context.Context) fmt.Stringer { return buildInfo() })
 }
 
 func fieldsCommand(loader *config.Loader) *cobra.Command {
-	return reportCommand(&cobra.Command{
+	return withReport(&cobra.Command{
 		Use:   "fields",
-		Short: "List the fields for metrics.fields, and which of them the source supports",
-		Long: `List the fields for metrics.fields, and which of them the source supports.
+		Short: "List the fields that metrics.fields may name, and which of them the source has",
+		Long: `List the fields that metrics.fields may name, and which of them the source has.
 
-The command opens the configured source once and does not affect a running agent. If it cannot open the source, it
-prints unknown for every field. The exit code is 0 in both cases.`,
-	}, func(ctx context.Context) report { return doctor.Fields(ctx, *loader) })
+The command polls the configured source once, without an effect on a running agent. If that fails, the column is
+"unknown", and the exit code is still 0.`,
+	}, func(ctx context.Context) fmt.Stringer { return doctor.Fields(ctx, *loader) })
 }
 
 func doctorCommand(loader *config.Loader) *cobra.Command {
 	var rootDir string
 	var result doctor.Report
-	cmd := reportCommand(&cobra.Command{
+	cmd := withReport(&cobra.Command{
 		Use:   "doctor",
-		Short: "Check whether the agent can work on this node, and print how to fix what fails",
-		Long: `Check whether the agent can work on this node, and print how to fix what fails.
+		Short: "Check whether the agent can work on this node, with advice on each problem",
+		Long: `Check whether the agent can work on this node, with advice on each problem.
 
-The command changes nothing and does not affect a running agent. The exit code is 1 if a check fails.`,
+The command changes nothing and has no effect on a running agent. The exit code is 1 if a check fails.`,
 		PostRunE: func(*cobra.Command, []string) error { return result.Err() },
-	}, func(ctx context.Context) report {
+	}, func(ctx context.Context) fmt.Stringer {
 		result = doctor.Diagnose(ctx, *loader, rootDir)
 		return result
 	})
-	cmd.Flags().StringVar(&rootDir, "root", "/", "path of the node's root directory, if the command runs in a container that mounts it")
+	cmd.Flags().StringVar(&rootDir, "root", "/", "the node's root directory, if it is mounted in a container")
 	return cmd
 }
 

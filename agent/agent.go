@@ -90,20 +90,13 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 	}
 	defer restore()
 
-	a := &Agent{loader: loader, build: build, log: log, level: level, logDropped: sink.Dropped, reloadInterval: reloadInterval}
 	log.Info("starting", zap.String("version", build.Version), zap.String("revision", build.Revision),
 		zap.String("config", cmp.Or(loader.Path(), "none: defaults")), zap.String("source", c.Source.Resolved()))
-	a.apply(c)
-	a.logNotes(c)
-	a.lastReload.Store(&metrics.Reload{OK: true, At: time.Now()})
-	a.monitor = monitor.New(&a.healthConfig, &a.sources, &a.snapshots, log.Named("health"))
-	a.plugin = plugin.New(&a.pluginConfig, &a.snapshots, log.Named("plugin"))
-	a.totals = metrics.NewTotals(&a.metricsConfig, &a.snapshots, a.plugin.Holders)
-	a.monitor.SetHeld((&holderCheck{holders: a.plugin.Holders, refresh: a.plugin.AskHolders}).mayBeHeld)
-	a.podLabels = podlabels.New(podlabels.Options{Config: &a.podLabelsConfig, Node: nodeName(), Log: log.Named("kubernetes")})
-	a.jobs = metrics.NewJobs(&a.metricsConfig, log.Named("metrics"))
 	boot := statefile.BootID()
-	a.stateFile = statefile.New(&a.healthConfig, &a.snapshots, boot, log.Named("health"))
+	a := newAgent(c, log, level, boot)
+	a.loader, a.build, a.logDropped = loader, build, sink.Dropped
+	a.logNotes(c)
+	a.monitor.SetHeld((&holderCheck{holders: a.plugin.Holders, refresh: a.plugin.AskHolders}).mayBeHeld)
 	a.reporter = a.newReporter(a.restore(c, boot))
 	err = supervise(ctx, log,
 		component{name: "source", run: a.runSource},
@@ -121,6 +114,20 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 	)
 	log.Info("stopped")
 	return err
+}
+
+// newAgent returns an agent with a configuration and its components, except the reporter. They do not run yet.
+func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot string) *Agent {
+	a := &Agent{log: log, level: level, reloadInterval: reloadInterval}
+	a.apply(c)
+	a.lastReload.Store(&metrics.Reload{OK: true, At: time.Now()})
+	a.monitor = monitor.New(&a.healthConfig, &a.sources, &a.snapshots, log.Named("health"))
+	a.stateFile = statefile.New(&a.healthConfig, &a.snapshots, boot, log.Named("health"))
+	a.plugin = plugin.New(&a.pluginConfig, &a.snapshots, log.Named("plugin"))
+	a.totals = metrics.NewTotals(&a.metricsConfig, &a.snapshots, a.plugin.Holders)
+	a.podLabels = podlabels.New(podlabels.Options{Config: &a.podLabelsConfig, Node: nodeName(), Log: log.Named("kubernetes")})
+	a.jobs = metrics.NewJobs(&a.metricsConfig, log.Named("metrics"))
+	return a
 }
 
 // restore gives the saved state of the previous process to the monitor, and returns the restored devices.

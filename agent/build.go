@@ -45,23 +45,22 @@ func (b Build) modified() bool {
 
 // String returns a line with the versions and a line with the build settings.
 func (b Build) String() string {
-	words := []string{"gpu-node-agent", b.Version}
+	parts := []string{"gpu-node-agent", b.Version}
 	if b.Revision != "" {
-		words = append(words, "("+b.Revision+")")
+		parts = append(parts, "("+b.Revision+")")
 	}
-	line := strings.Join(words, " ") + ", " + b.Go + ", go-dcgm " + cmp.Or(b.DCGMBindings, "unknown")
-	words = []string{"built with"}
+	line := strings.Join(parts, " ") + ", " + b.Go + ", go-dcgm " + cmp.Or(b.DCGMBindings, "unknown")
+	parts = []string{"built with"}
 	for _, key := range slices.Sorted(maps.Keys(b.settings)) {
-		words = append(words, key+"="+b.settings[key])
+		parts = append(parts, key+"="+b.settings[key])
 	}
-	return line + "\n" + strings.Join(words, " ") + "\n"
+	return line + "\n" + strings.Join(parts, " ") + "\n"
 }
 
-// JSON returns the description as a JSON document.
-func (b Build) JSON() (string, error) {
-	text, err := json.MarshalIndent(map[string]any{
+// MarshalJSON returns the description as a JSON object.
+func (b Build) MarshalJSON() ([]byte, error) {
+	return json.Marshal(map[string]any{
 		"version": b.Version, "revision": b.Revision, "modified": b.modified(),
 		"go": b.Go, "goDCGM": b.DCGMBindings, "build": b.settings,
-	}, "", "  ")
-	return string(text) + "\n", err
+	})
 }

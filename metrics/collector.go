@@ -113,7 +113,7 @@ func newBuffers(s *schema) *buffers {
 
 // reset prepares buffers for another scrape and drops the references of this one.
 func (b *buffers) reset() {
-	b.Page.Reset()
+	b.Reset()
 	clear(b.entityByKey)
 	clear(b.podLabels)
 	b.entities, b.labelSets, b.devices = truncate(b.entities), truncate(b.labelSets), truncate(b.devices)

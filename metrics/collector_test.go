@@ -199,7 +199,9 @@ func TestParallelScrapes(t *testing.T) {
 		go func() {
 			for range 20 {
 				p, release := c.collect()
-				p.Families()
+				if len(p.Families()) == 0 {
+					t.Error("empty page")
+				}
 				release()
 			}
 			done <- struct{}{}

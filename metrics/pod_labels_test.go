@@ -73,7 +73,7 @@ func TestValidatePodLabels(t *testing.T) {
 		if !errors.Is(err, c.want) || (err == nil) != (c.want == nil) {
 			t.Errorf("%q: got %v, want %v", c.entries, err, c.want)
 		}
-		if c.want == nil || c.want == errTooManyPodLabels {
+		if c.want == nil || errors.Is(c.want, errTooManyPodLabels) {
 			continue
 		}
 		if text := err.Error(); !strings.HasPrefix(text, "podLabels: ") || !strings.Contains(text, fmt.Sprintf("%q", c.entries[0])) || strings.Contains(text, "\n") {

@@ -80,7 +80,7 @@ func TestPluginDisableAndEnable(t *testing.T) {
 		c.CDI.Generate, c.CDI.Dir = true, specDir
 	})
 	k := h.kubelet()
-	k.SetFault(kubelettest.Fault{DenyAllocatable: "no query expected"})
+	k.SetFault(kubelettest.Fault{AllocatableError: "no query expected"})
 	stopForeign := h.serveForeign(gpu, "nvidia0", "nvidia1")
 	h.waitResource(k, gpu, listed(2, 2))
 	train := kubelettest.Container{Namespace: "ml", Pod: "train", Name: "torch"}

@@ -78,7 +78,7 @@ func TestPodResourcesDenied(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t, snapshot(2))
 	k := h.kubelet()
-	k.SetFault(kubelettest.Fault{DenyPods: "not for you", DenyAllocatable: "disabled by a feature gate"})
+	k.SetFault(kubelettest.Fault{ListError: "not for you", AllocatableError: "disabled by a feature gate"})
 	h.run()
 	h.waitResource(k, gpu, listed(2, 2))
 	h.waitPlugin(func(s Status) bool { return strings.Contains(s.AuditErr, "disabled by a feature gate") })
@@ -86,7 +86,7 @@ func TestPodResourcesDenied(t *testing.T) {
 		t.Errorf("%+v", denied)
 	}
 	poll(h, "warnings", func() int { return len(h.warnings()) }, func(n int) bool { return n == 1 })
-	k.SetFault(kubelettest.Fault{DenyAllocatable: "disabled by a feature gate"})
+	k.SetFault(kubelettest.Fault{AllocatableError: "disabled by a feature gate"})
 	allowed := h.waitHolders(holdersKnown)
 	h.waitHolders(func(now Holders) bool { return now.At.Sub(allowed.At) > 3*h.p.timing.pods.Refresh })
 	if s := h.waitStatus(isRegistered); s.Registrations != 1 || s.AuditMismatches != 0 {

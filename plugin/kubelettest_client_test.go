@@ -18,7 +18,7 @@ import (
 
 const resource = "nvidia.com/gpu"
 
-// TestClient tests kubelettest.Client, by which other programs than the kubelet call a plugin.
+// TestClient tests *kubelettest.Client, by which other programs than the kubelet call a plugin.
 func TestClient(t *testing.T) {
 	t.Parallel()
 	dir, err := os.MkdirTemp("", "gna") // short enough for a socket
@@ -33,7 +33,7 @@ func TestClient(t *testing.T) {
 	defer k.Stop()
 	var mu sync.Mutex // guards received
 	received := map[int][]kubelettest.Device{}
-	k.Hear(func(name string, registration int, devices []kubelettest.Device) {
+	k.OnDevices(func(name string, registration int, devices []kubelettest.Device) {
 		mu.Lock()
 		defer mu.Unlock()
 		if name == resource {
@@ -74,10 +74,10 @@ func TestClient(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if err := c.Ignore(ctx); err != nil {
+	if err := c.WatchWithoutReading(ctx); err != nil {
 		t.Error(err)
 	}
-	if ids, err := c.Prefer(ctx, []string{"GPU-b", "GPU-a"}, 2); err != nil || len(ids) != 2 {
+	if ids, err := c.PreferredAllocation(ctx, []string{"GPU-b", "GPU-a"}, 2); err != nil || len(ids) != 2 {
 		t.Errorf("Prefer: %v, %v", ids, err)
 	}
 	if resp, err := c.Allocate(ctx, "GPU-b"); err != nil || resp.GetEnvs()["NVIDIA_VISIBLE_DEVICES"] != "GPU-b" {

@@ -264,13 +264,13 @@ func TestRegistrarRetriesRefusedRegistration(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t, snapshot(2))
 	k := h.kubelet()
-	k.SetFault(kubelettest.Fault{Refuse: "the moon is full"})
+	k.SetFault(kubelettest.Fault{RegisterError: "the moon is full"})
 	h.run()
 	s := h.waitStatus(unregisteredFor("the moon is full"))
 	if !strings.Contains(s.Err, gpu) || !strings.Contains(s.Err, "kubelet.sock") {
 		t.Errorf("%+v names neither the resource nor the socket", s)
 	}
-	k.SetFault(kubelettest.Fault{Ignore: true})
+	k.SetFault(kubelettest.Fault{IgnoreRegistration: true})
 	h.waitStatus(func(s ResourceStatus) bool { return s.Registrations == 2 && unregisteredFor("ListAndWatch")(s) })
 	h.waitLog(msgUnregistered, h.p.timing.streamTimeout.String(), 1)
 	k.SetFault(kubelettest.Fault{})

@@ -193,7 +193,7 @@ func TestSharingChangeWhileHeld(t *testing.T) {
 func TestWithholdNeedsHolders(t *testing.T) {
 	h := newHarness(t, snapshot(2))
 	k := h.kubelet()
-	k.SetFault(kubelettest.Fault{DenyPods: "denied"})
+	k.SetFault(kubelettest.Fault{ListError: "denied"})
 	h.run()
 	h.waitResource(k, gpu, listed(2, 2))
 	if _, err := k.AllocateIDs(h.ctx, gpu, id(0)); err != nil {

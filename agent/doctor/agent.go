@@ -1,11 +1,9 @@
 package doctor
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"os"
@@ -26,7 +24,7 @@ func agentSockets(ctx context.Context, c plugin.Config) []string {
 	if err != nil {
 		return nil // the directory's name is an invalid pattern
 	}
-	return slices.DeleteFunc(sockets, func(s string) bool { return !hasListener(ctx, s) })
+	return slices.DeleteFunc(sockets, func(s string) bool { return dial(ctx, "unix", s) != nil })
 }
 
 // checkAgent reports whether an agent already runs here, and whether it is ready.
@@ -36,16 +34,14 @@ func checkAgent(ctx context.Context, c config.Config) []Check {
 	serving := isAgent(ctx, c)
 	switch {
 	case serving && code == http.StatusOK:
-		return []Check{{Status: CheckOK, Found: "running and ready"}}
+		return pass("running and ready")
 	case serving:
-		return []Check{{
-			Status: CheckWarn, Found: strings.TrimSuffix("running, but not ready: "+strings.ReplaceAll(strings.TrimSpace(reasons), "\n", "; "), ": not ready"),
-			Fix: "see the other checks and the log of the agent",
-		}}
+		return warn(strings.TrimSuffix("running, but not ready: "+strings.ReplaceAll(strings.TrimSpace(reasons), "\n", "; "), ": not ready"),
+			"see the other checks and the log of the agent")
 	case len(sockets) > 0:
-		return []Check{{Status: CheckInfo, Found: "one listens at " + strings.Join(sockets, ", ")}}
+		return info("one listens at " + strings.Join(sockets, ", "))
 	default:
-		return []Check{{Status: CheckInfo, Found: "not running"}}
+		return info("not running")
 	}
 }
 
@@ -57,31 +53,14 @@ func isAgent(ctx context.Context, c config.Config) bool {
 
 // get requests a page at metrics.listen. The code is 0 without a response, for example if a client certificate is required.
 func get(ctx context.Context, c config.Config, path string) (code int, text string) {
-	var access status.Access
-	base, err := status.URL(access.Local(c.Metrics.Listen, c.Web.Certificate()))
-	if err != nil {
-		return 0, "" // the address is valid
-	}
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, base+path, nil)
+	var access status.Access
+	code, body, err := access.Get(ctx, access.Local(c.Metrics.Listen, c.Web.Certificate()), path)
 	if err != nil {
 		return 0, ""
 	}
-	client, err := access.Client()
-	if err != nil {
-		return 0, "" // only for files that are not set here
-	}
-	res, err := client.Do(req)
-	if err != nil {
-		return 0, ""
-	}
-	defer func() { _ = res.Body.Close() }()
-	var b bytes.Buffer
-	if _, err := io.Copy(&b, io.LimitReader(res.Body, 64<<10)); err != nil {
-		return 0, ""
-	}
-	return res.StatusCode, b.String()
+	return code, string(body)
 }
 
 // checkPort checks whether the web server could listen.
@@ -91,18 +70,16 @@ func checkPort(ctx context.Context, c config.Config) []Check {
 	switch {
 	case err == nil:
 		_ = l.Close() // without accepting connections
-		return []Check{{Status: CheckOK, Found: listen + " is free"}}
+		return pass(listen + " is free")
 	case !errors.Is(err, syscall.EADDRINUSE):
-		return []Check{{Status: CheckFail, Found: err.Error(), Fix: "set metrics.listen to an address of this node and a port that the agent may use"}}
+		return fail(err.Error(), "set metrics.listen to an address of this node and a port that the agent may use")
 	case isAgent(ctx, c):
-		return []Check{{Status: CheckOK, Found: listen + " is used by the running agent"}}
+		return pass(listen + " is used by the running agent")
 	case len(agentSockets(ctx, c.Plugin)) > 0: // it may require a client certificate
-		return []Check{{Status: CheckInfo, Found: listen + " is in use, probably by the running agent"}}
+		return info(listen + " is in use, probably by the running agent")
 	default:
-		return []Check{{
-			Status: CheckFail, Found: listen + " is in use by another program",
-			Fix: "stop it (dcgm-exporter has the same default), or set metrics.listen to a free port",
-		}}
+		return fail(listen+" is in use by another program",
+			"stop it (dcgm-exporter has the same default), or set metrics.listen to a free port")
 	}
 }
 
@@ -122,14 +99,12 @@ func checkAgentFiles(c config.Config) []Check {
 			dir = filepath.Dir(dir)
 		}
 		if err := writable(dir); err != nil {
-			checks = append(checks, Check{
-				Status: CheckWarn, Found: fmt.Sprintf("user %d cannot create %s in %s: %v", os.Geteuid(), path, dir, err),
-				Fix: "make " + filepath.Dir(path) + " writable, in a container by a mount, or set " + key,
-			})
+			checks = append(checks, warn(fmt.Sprintf("user %d cannot create %s in %s: %v", os.Geteuid(), path, dir, err),
+				"make "+filepath.Dir(path)+" writable, in a container by a mount, or set "+key)...)
 		}
 	}
 	if len(checks) == 0 {
-		checks = []Check{{Status: CheckOK, Found: "writable"}}
+		checks = pass("writable")
 	}
 	return checks
 }

@@ -3,6 +3,7 @@ package doctor
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -13,6 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm"
 )
@@ -26,48 +28,36 @@ type survey struct {
 	engineErr  error
 	reading    *health.Reading // nil without a poll
 	pollErr    error
-	timedOut   bool
 }
 
-// surveyDCGM polls once, without an effect on other clients of the engine. Only dcgm.Survey may call DCGM: a call before
+// surveyDCGM polls once, without an effect on other clients of the engine. Only dcgm.MeasureOnce may call DCGM: a call before
 // DCGM is opened ends the process.
 func (d doctor) surveyDCGM(ctx context.Context, c config.SourceConfig) survey {
 	s := survey{source: c, engine: cmp.Or(c.Address, d.engine)}
-	type loaded struct {
-		path string
-		err  error
-	}
-	l, ok := callWithTimeout(ctx, checkTimeout, func(context.Context) loaded {
-		path, err := d.library()
-		return loaded{path, err}
-	})
-	if s.library, s.libraryErr = l.path, l.err; !ok {
+	s.library, s.libraryErr = callWithTimeout(ctx, checkTimeout, func(context.Context) (string, error) { return d.library() })
+	if errors.Is(s.libraryErr, errTimeout) {
 		s.libraryErr = fmt.Errorf("libdcgm.so.4 did not load within %v; look for a hung disk or mount in the kernel log (dmesg)", checkTimeout)
 	}
-	s.engineErr = dialEngine(ctx, s.engine)
+	if path, ok := strings.CutPrefix(s.engine, "unix://"); ok {
+		s.engineErr = dial(ctx, "unix", path)
+	} else {
+		s.engineErr = dial(ctx, "tcp", s.engine)
+	}
 	// Without the library or the engine a poll fails, the latter after 5 s.
 	if s.libraryErr != nil || c.Resolved() == config.ModeStandalone && s.engineErr != nil {
 		return s
 	}
-	type result struct {
-		reading *health.Reading
-		err     error
-	}
 	// At the default log level, an embedded engine would write between the lines of the report.
 	dc := dcgm.Config{Address: c.Address, Interval: c.Interval, LogLevel: "NONE"}
-	m, ok := callWithTimeout(ctx, dcgmTimeout, func(ctx context.Context) result {
+	s.reading, s.pollErr = callWithTimeout(ctx, dcgmTimeout, func(ctx context.Context) (*health.Reading, error) {
 		reading, _, err := d.survey(ctx, dc, zap.NewNop())
-		return result{reading, err}
+		return reading, err
 	})
-	s.reading, s.pollErr, s.timedOut = m.reading, m.err, !ok && ctx.Err() == nil
 	return s
 }
 
-func dialEngine(ctx context.Context, address string) error {
-	network := "tcp"
-	if path, ok := strings.CutPrefix(address, "unix://"); ok {
-		network, address = "unix", path
-	}
+// dial reports whether a process listens at an address.
+func dial(ctx context.Context, network, address string) error {
 	d := net.Dialer{Timeout: dialTimeout}
 	conn, err := d.DialContext(ctx, network, address)
 	if err != nil {
@@ -135,20 +125,20 @@ func (s survey) checkDCGM() Check {
 		c.Status, c.Found = CheckInfo, "not checked without libdcgm"
 	case s.source.Resolved() == config.ModeStandalone && s.engineErr != nil:
 		c.Status, c.Found = CheckInfo, "not checked without the host engine"
-	case s.timedOut:
+	case errors.Is(s.pollErr, errTimeout):
 		c.Found = fmt.Sprintf("no response within %v", dcgmTimeout)
 		c.Fix = "look for NVRM and Xid in the kernel log (dmesg); restart the host engine, or the node if nvidia-smi hangs too"
+	case errors.Is(s.pollErr, context.Canceled):
+		c.Found, c.Fix = "interrupted", "run doctor again"
 	case s.pollErr != nil:
 		return failure(c.Name, s.pollErr.Error(), "make nvidia-smi work on this node; see the driver below")
-	case s.reading == nil:
-		c.Found, c.Fix = "interrupted", "run doctor again"
 	case len(s.gpus()) == 0:
 		c.Found = "lists no GPU: it found no driver library (libnvidia-ml.so.1) or no device"
 		c.Fix = "see the driver and the GPUs below; in a container, use the NVIDIA runtime and NVIDIA_VISIBLE_DEVICES=all"
 	default:
 		v := s.reading.Versions
 		c.Status = CheckOK
-		c.Found = plural(len(s.gpus()), "GPU") + ", " + s.gpus()[0].Model
+		c.Found = status.Plural(len(s.gpus()), "GPU") + ", " + s.gpus()[0].Model
 		for _, part := range [][2]string{{"driver", v.Driver}, {"CUDA", v.CUDA}} {
 			if part[1] != "" {
 				c.Found += ", " + part[0] + " " + part[1]
@@ -175,7 +165,7 @@ func (s survey) unreachable() (ids []string) {
 
 func checkMIG(s survey) []Check {
 	if s.reading == nil {
-		return []Check{{Status: CheckInfo, Found: "unknown without DCGM"}}
+		return info("unknown without DCGM")
 	}
 	migDevices := map[health.DeviceID]int{}
 	profiles := map[string]int{}
@@ -193,18 +183,16 @@ func checkMIG(s survey) []Check {
 		}
 	}
 	if on == 0 {
-		return []Check{{Status: CheckInfo, Found: "off"}}
+		return info("off")
 	}
-	found := []string{fmt.Sprintf("on for %d of %s", on, plural(len(s.gpus()), "GPU"))}
+	found := []string{fmt.Sprintf("on for %d of %s", on, status.Plural(len(s.gpus()), "GPU"))}
 	for _, profile := range slices.Sorted(maps.Keys(profiles)) {
 		found = append(found, fmt.Sprintf("%d x %s", profiles[profile], profile))
 	}
-	checks := []Check{{Status: CheckOK, Found: strings.Join(found, ", ")}}
+	checks := pass(strings.Join(found, ", "))
 	if len(empty) > 0 {
-		checks = append(checks, Check{
-			Status: CheckWarn, Found: "no MIG device on GPU " + strings.Join(empty, ", ") + ": containers cannot use it",
-			Fix: "create MIG devices (nvidia-smi mig -cgi PROFILE -C), or turn MIG off (nvidia-smi -mig 0)",
-		})
+		checks = append(checks, warn("no MIG device on GPU "+strings.Join(empty, ", ")+": containers cannot use it",
+			"create MIG devices (nvidia-smi mig -cgi PROFILE -C), or turn MIG off (nvidia-smi -mig 0)")...)
 	}
 	return checks
 }

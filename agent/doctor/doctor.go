@@ -3,7 +3,6 @@ package doctor
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -57,12 +56,6 @@ func (r Report) Err() error {
 	return errors.New("the agent cannot work here; failed checks: " + strings.Join(failed, ", "))
 }
 
-// JSON returns the report as a JSON document.
-func (r Report) JSON() (string, error) {
-	text, err := json.MarshalIndent(r, "", "  ")
-	return string(text) + "\n", err
-}
-
 // String returns the report as a table, with each fix below its line.
 func (r Report) String() string {
 	width := 0
@@ -97,7 +90,7 @@ type doctor struct {
 	engine      string // the default address of a host engine
 }
 
-// surveyFunc is dcgm.Survey, which changes nothing in an engine that others use.
+// surveyFunc is dcgm.MeasureOnce, which changes nothing in an engine that others use.
 type surveyFunc func(context.Context, dcgm.Config, *zap.Logger) (*health.Reading, []health.Field, error)
 
 // Diagnose checks whether an agent with this configuration can work on this node, and what to do if not. It reads the
@@ -200,10 +193,15 @@ func (d doctor) checkConfiguration() (config.Config, []Check) {
 	return c, checks
 }
 
-func simulated(context.Context) []Check { return []Check{{Status: CheckInfo, Found: "simulated"}} }
+func pass(found string) []Check      { return []Check{{Status: CheckOK, Found: found}} }
+func info(found string) []Check      { return []Check{{Status: CheckInfo, Found: found}} }
+func warn(found, fix string) []Check { return []Check{{Status: CheckWarn, Found: found, Fix: fix}} }
+func fail(found, fix string) []Check { return []Check{{Status: CheckFail, Found: found, Fix: fix}} }
+
+func simulated(context.Context) []Check { return info("simulated") }
 
 func pluginOff(context.Context) []Check {
-	return []Check{{Status: CheckInfo, Found: "not needed: plugin.enabled is false"}}
+	return info("not needed: plugin.enabled is false")
 }
 
 // failure returns a failed check for an error text. The fix is the part after the semicolon, or else the default one.
@@ -217,14 +215,6 @@ func failure(name, text, defaultFix string) Check {
 
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
 
-// plural returns a text like "1 GPU" or "2 GPUs".
-func plural(n int, noun string) string {
-	if n != 1 {
-		noun += "s"
-	}
-	return fmt.Sprint(n, " ", noun)
-}
-
 // step is a named check. Its lines without a name get that name.
 type step struct {
 	name string
@@ -237,12 +227,10 @@ func runSteps(ctx context.Context, steps []step) []Check {
 	for i, s := range steps {
 		results[i] = make(chan []Check, 1)
 		go func() {
-			lines, ok := callWithTimeout(ctx, checkTimeout, s.run)
-			if !ok {
-				lines = []Check{{
-					Status: CheckWarn, Found: fmt.Sprintf("no result within %v", checkTimeout),
-					Fix: "look for a hung driver or mount in the kernel log (dmesg)",
-				}}
+			lines, err := callWithTimeout(ctx, checkTimeout, func(ctx context.Context) ([]Check, error) { return s.run(ctx), nil })
+			if err != nil {
+				lines = warn(fmt.Sprintf("no result within %v", checkTimeout),
+					"look for a hung driver or mount in the kernel log (dmesg)")
 			}
 			for j := range lines {
 				if lines[j].Name == "" {
@@ -259,16 +247,24 @@ func runSteps(ctx context.Context, steps []step) []Check {
 	return all
 }
 
-// callWithTimeout calls f, and returns false if f does not return in time; it then abandons f.
-func callWithTimeout[T any](ctx context.Context, timeout time.Duration, f func(context.Context) T) (result T, ok bool) {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+var errTimeout = errors.New("no result in time")
+
+// callWithTimeout calls f. If f does not return in time, callWithTimeout abandons it and returns errTimeout, or ctx's error if
+// that ends first.
+func callWithTimeout[T any](ctx context.Context, timeout time.Duration, f func(context.Context) (T, error)) (T, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, errTimeout)
 	defer cancel()
-	done := make(chan T, 1)
-	go func() { done <- f(ctx) }()
+	type result struct {
+		value T
+		err   error
+	}
+	done := make(chan result, 1)
+	go func() { v, err := f(ctx); done <- result{v, err} }()
 	select {
-	case result = <-done:
-		return result, true
+	case r := <-done:
+		return r.value, r.err
 	case <-ctx.Done():
-		return result, false
+		var zero T
+		return zero, context.Cause(ctx)
 	}
 }

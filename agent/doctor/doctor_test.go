@@ -181,17 +181,17 @@ func TestReportOfGoodNode(t *testing.T) {
 		t.Errorf("the report differs from %s (go test ./agent/doctor -update):\n%s", golden, got)
 	}
 
-	text, err = report.JSON()
+	document, err := json.MarshalIndent(report, "", "  ")
 	if err != nil {
 		t.Fatal(err)
 	}
 	var back Report
-	if err := json.Unmarshal([]byte(text), &back); err != nil || !reflect.DeepEqual(back, report) {
-		t.Errorf("the JSON differs: %v\n%s", err, text)
+	if err := json.Unmarshal(document, &back); err != nil || !reflect.DeepEqual(back, report) {
+		t.Errorf("the JSON differs: %v\n%s", err, document)
 	}
 	for _, key := range []string{`"checks"`, `"name"`, `"status"`, `"found"`, `"fix"`, `"ok": true`} {
-		if !strings.Contains(text, key) {
-			t.Errorf("the JSON lacks %s:\n%s", key, text)
+		if !strings.Contains(string(document), key) {
+			t.Errorf("the JSON lacks %s:\n%s", key, document)
 		}
 	}
 }

@@ -64,31 +64,25 @@ func (d doctor) checkDriver(s survey, c plugin.Config) []Check {
 	works := len(s.gpus()) > 0 // and so does its library
 	switch {
 	case kernel == "" && len(d.host.pciGPUs()) == 0:
-		return []Check{{Status: CheckInfo, Found: "not loaded, and there is no GPU"}}
+		return info("not loaded, and there is no GPU")
 	case kernel == "":
-		return []Check{{
-			Status: CheckFail, Found: "the kernel module nvidia is not loaded",
-			Fix: "install the NVIDIA driver, or load it (modprobe nvidia) and read the kernel log (dmesg) if that fails",
-		}}
+		return fail("the kernel module nvidia is not loaded",
+			"install the NVIDIA driver, or load it (modprobe nvidia) and read the kernel log (dmesg) if that fails")
 	case works || slices.Contains(versions, kernel):
 		found := "kernel module " + kernel
 		if i := slices.Index(versions, kernel); i >= 0 {
 			found += ", same version in " + paths[i]
 		}
-		return []Check{{Status: CheckOK, Found: found}}
+		return pass(found)
 	case len(versions) == 0:
-		c := Check{
-			Status: CheckWarn, Found: "kernel module " + kernel + ", but libnvidia-ml.so.1 not found",
-			Fix: "install the driver's libraries in the same version; they come with nvidia-smi",
-		}
+		checks := warn("kernel module "+kernel+", but libnvidia-ml.so.1 not found",
+			"install the driver's libraries in the same version; they come with nvidia-smi")
 		if d.inContainer {
-			c.Fix = "start this container with the NVIDIA runtime and NVIDIA_VISIBLE_DEVICES=all"
+			checks[0].Fix = "start this container with the NVIDIA runtime and NVIDIA_VISIBLE_DEVICES=all"
 		}
-		return []Check{c}
+		return checks
 	default:
-		return []Check{{
-			Status: CheckFail, Found: fmt.Sprintf("kernel module %s, but %s is %s", kernel, paths[0], versions[0]),
-			Fix: "drain and reboot the node: the driver was updated, but its old kernel module is still loaded",
-		}}
+		return fail(fmt.Sprintf("kernel module %s, but %s is %s", kernel, paths[0], versions[0]),
+			"drain and reboot the node: the driver was updated, but its old kernel module is still loaded")
 	}
 }

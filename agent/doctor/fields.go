@@ -2,7 +2,7 @@ package doctor
 
 import (
 	"context"
-	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -22,12 +22,6 @@ type FieldReport struct {
 	Fields  []fields.Info `json:"fields"`
 }
 
-// JSON returns the report as a JSON document.
-func (r FieldReport) JSON() (string, error) {
-	text, err := json.MarshalIndent(r, "", "  ")
-	return string(text) + "\n", err
-}
-
 // String returns the report as a table.
 func (r FieldReport) String() string {
 	text := fields.FormatTable(r.Fields)
@@ -45,21 +39,14 @@ func Fields(ctx context.Context, loader config.Loader) FieldReport {
 		return FieldReport{Unknown: "invalid configuration: " + err.Error(), Fields: fields.List(nil)}
 	}
 	r := FieldReport{Source: c.Source.Resolved()}
-	type result struct {
-		has map[health.Field]bool
-		err error
-	}
-	a, ok := callWithTimeout(ctx, dcgmTimeout, func(ctx context.Context) result {
-		has, err := fieldsOf(ctx, c.Source)
-		return result{has, err}
-	})
+	has, err := callWithTimeout(ctx, dcgmTimeout, func(ctx context.Context) (map[health.Field]bool, error) { return fieldsOf(ctx, c.Source) })
 	switch {
-	case !ok:
+	case errors.Is(err, errTimeout):
 		r.Unknown = fmt.Sprintf("source %s: no response within %v; run gpu-node-agent doctor", r.Source, dcgmTimeout)
-	case a.err != nil:
-		r.Unknown = a.err.Error()
+	case err != nil:
+		r.Unknown = err.Error()
 	}
-	r.Fields = fields.List(a.has)
+	r.Fields = fields.List(has)
 	return r
 }
 

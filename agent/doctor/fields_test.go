@@ -59,10 +59,10 @@ func TestFieldsReportsSupport(t *testing.T) {
 			if text := r.String(); !strings.HasPrefix(text, "NAME ") || !strings.Contains(text, r.Unknown) {
 				t.Errorf("%s", text)
 			}
-			text, err := r.JSON()
+			text, err := json.Marshal(r)
 			var again FieldReport
 			if err == nil {
-				err = json.Unmarshal([]byte(text), &again)
+				err = json.Unmarshal(text, &again)
 			}
 			if err != nil || len(again.Fields) != len(fields.List(nil)) || !reflect.DeepEqual(again, r) {
 				t.Errorf("%v: %s", err, text)

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 )
 
 // pciGPU is an NVIDIA GPU on the PCI bus.
@@ -41,7 +43,7 @@ func busID(id string) string {
 
 func (d doctor) checkGPUs(s survey) []Check {
 	if !d.host.exists("/sys/bus/pci/devices") {
-		return []Check{{Status: CheckInfo, Found: "unknown: there is no " + d.host.path("/sys/bus/pci/devices")}}
+		return info("unknown: there is no " + d.host.path("/sys/bus/pci/devices"))
 	}
 	gpus, listed := d.host.pciGPUs(), map[string]bool{}
 	for _, g := range s.gpus() {
@@ -62,7 +64,7 @@ func (d doctor) checkGPUs(s survey) []Check {
 			otherDriver = append(otherDriver, g.id+" ("+g.driver+")")
 		}
 	}
-	head := Check{Status: CheckOK, Found: plural(len(gpus), "GPU") + " on the PCI bus"}
+	head := Check{Status: CheckOK, Found: status.Plural(len(gpus), "GPU") + " on the PCI bus"}
 	unusable := CheckWarn // unless no GPU is usable
 	switch {
 	case len(gpus) == 0 && len(listed) > 0: // a platform device, or not the node's sysfs
@@ -102,7 +104,7 @@ const majorNVIDIA = 195
 // checkDeviceNodes checks that the driver's device nodes exist.
 func (d doctor) checkDeviceNodes(s survey) []Check {
 	if d.host.kernelDriver() == "" {
-		return []Check{{Status: CheckInfo, Found: "none without the driver"}}
+		return info("none without the driver")
 	}
 	type node struct {
 		path  string
@@ -131,23 +133,17 @@ func (d doctor) checkDeviceNodes(s survey) []Check {
 			}
 		}
 	}
-	checks := []Check{{Status: CheckOK, Found: strings.Join(present, ", ")}}
+	checks := pass(strings.Join(present, ", "))
 	if len(missing) > 0 {
-		c := Check{
-			Status: CheckWarn, Found: "missing: " + strings.Join(missing, ", "),
-			Fix: "run nvidia-smi and nvidia-modprobe -u as root on the node; in a container, set NVIDIA_VISIBLE_DEVICES=all",
-		}
+		checks = warn("missing: "+strings.Join(missing, ", "),
+			"run nvidia-smi and nvidia-modprobe -u as root on the node; in a container, set NVIDIA_VISIBLE_DEVICES=all")
 		if len(s.gpus()) == 0 { // the container toolkit creates the nodes, but DCGM needs them too
-			c.Status = CheckFail
+			checks[0].Status = CheckFail
 		}
-		checks = []Check{c}
 	}
 	if len(unlinked) > 0 && !d.inContainer {
-		checks = append(checks, Check{
-			Status: CheckWarn,
-			Found:  "no " + strings.Join(unlinked, ", ") + ": systemctl daemon-reload takes the GPUs from running containers",
-			Fix:    "nvidia-ctk system create-dev-char-symlinks --create-all",
-		})
+		checks = append(checks, warn("no "+strings.Join(unlinked, ", ")+": systemctl daemon-reload takes the GPUs from running containers",
+			"nvidia-ctk system create-dev-char-symlinks --create-all")...)
 	}
 	return checks
 }

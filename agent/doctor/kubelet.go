@@ -29,7 +29,6 @@ func checkKubelet(ctx context.Context, kubeletDir string) []Check {
 	const mount = "set plugin.kubeletDir to the kubelet's --root-dir; in a container, mount it there"
 	dir := filepath.Join(kubeletDir, pluginsDir)
 	socket := filepath.Join(dir, kubeletSocket)
-	fail := func(found, fix string) []Check { return []Check{{Status: CheckFail, Found: found, Fix: fix}} }
 	if info, err := os.Stat(dir); err != nil {
 		return fail(fmt.Sprintf("no directory %s: %v", dir, rootCause(err)), "start the kubelet, or "+mount)
 	} else if !info.IsDir() {
@@ -49,7 +48,7 @@ func checkKubelet(ctx context.Context, kubeletDir string) []Check {
 		checks = append(checks, fail(fmt.Sprintf("no gRPC connection to %s: %v", socket, rootCause(err)),
 			"start the kubelet, or read its log (journalctl -u kubelet)")...)
 	case len(checks) == 0:
-		checks = []Check{{Status: CheckOK, Found: "connected to " + socket + "; the directory is writable"}}
+		checks = pass("connected to " + socket + "; the directory is writable")
 	}
 	return checks
 }
@@ -65,12 +64,10 @@ func checkPodResources(ctx context.Context, kubeletDir string) []Check {
 	socket := filepath.Join(kubeletDir, podResourcesDir, kubeletSocket)
 	err := dialGRPC(ctx, socket)
 	if err == nil {
-		return []Check{{Status: CheckOK, Found: "connected to " + socket}}
+		return pass("connected to " + socket)
 	}
-	return []Check{{
-		Status: CheckWarn, Found: fmt.Sprintf("no gRPC connection to %s: %v", socket, rootCause(err)),
-		Fix: "start the kubelet, which creates it; in a container, mount " + filepath.Dir(socket),
-	}}
+	return warn(fmt.Sprintf("no gRPC connection to %s: %v", socket, rootCause(err)),
+		"start the kubelet, which creates it; in a container, mount "+filepath.Dir(socket))
 }
 
 // rootCause returns the cause of an error without the path.
@@ -109,16 +106,6 @@ func dialGRPC(ctx context.Context, socket string) error {
 	return nil
 }
 
-// hasListener reports whether a process listens at a unix socket.
-func hasListener(ctx context.Context, socket string) bool {
-	d := net.Dialer{Timeout: dialTimeout}
-	conn, err := d.DialContext(ctx, "unix", socket)
-	if err != nil {
-		return false
-	}
-	return conn.Close() == nil
-}
-
 // checkOtherPlugins looks for another device plugin that serves NVIDIA's resources.
 func checkOtherPlugins(ctx context.Context, c plugin.Config) []Check {
 	var others []string
@@ -129,26 +116,24 @@ func checkOtherPlugins(ctx context.Context, c plugin.Config) []Check {
 			continue // the directory's name is an invalid pattern
 		}
 		for _, s := range sockets {
-			if hasListener(ctx, s) {
+			if dial(ctx, "unix", s) == nil {
 				others = append(others, filepath.Base(s))
 			}
 		}
 	}
 	switch {
 	case len(others) == 0 && c.Enabled:
-		return []Check{{Status: CheckOK, Found: "none serves GPUs"}}
+		return pass("none serves GPUs")
 	case len(others) == 0: // it may have an unknown name
-		return []Check{{Status: CheckInfo, Found: "plugin.enabled is false, and no other plugin is found"}}
+		return info("plugin.enabled is false, and no other plugin is found")
 	case !c.Enabled:
-		return []Check{{Status: CheckOK, Found: strings.Join(others, ", ") + " serves GPUs; plugin.enabled is false"}}
+		return pass(strings.Join(others, ", ") + " serves GPUs; plugin.enabled is false")
 	}
-	check := Check{
-		Status: CheckWarn, Found: "another device plugin serves " + strings.Join(others, ", ") + " in " + dir,
-		Fix: "remove it from this node, since both would allocate the same GPUs, or set plugin.enabled to false",
-	}
+	checks := warn("another device plugin serves "+strings.Join(others, ", ")+" in "+dir,
+		"remove it from this node, since both would allocate the same GPUs, or set plugin.enabled to false")
 	sameResource := slices.ContainsFunc(others, func(s string) bool { return s == "nvidia-gpu.sock" || strings.HasPrefix(s, "nvidiaGPU-") })
 	if sameResource && c.Resource == plugin.DefaultConfig().Resource { // the last registration wins
-		check.Status = CheckFail
+		checks[0].Status = CheckFail
 	}
-	return []Check{check}
+	return checks
 }

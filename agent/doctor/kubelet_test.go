@@ -17,44 +17,32 @@ import (
 )
 
 // listen serves a unix socket with a function. Without one, connections are never accepted.
-func listen(t *testing.T, path string, serve func(net.Conn)) {
+func listen(t *testing.T, path string, serve func(net.Conn)) *net.UnixListener {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = l.Close() })
-	if serve == nil {
-		return
-	}
-	go func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
+	if serve != nil {
+		go func() {
+			for conn, err := l.Accept(); err == nil; conn, err = l.Accept() {
+				serve(conn)
 			}
-			serve(conn)
-		}
-	}()
+		}()
+	}
+	return l
 }
 
 // closedSocket creates a socket without a listener.
 func closedSocket(t *testing.T, path string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.(*net.UnixListener).SetUnlinkOnClose(false)
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	l := listen(t, path, nil)
+	l.SetUnlinkOnClose(false)
+	_ = l.Close()
 }
 
 func TestCheckKubelet(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
@@ -42,7 +43,7 @@ func (d doctor) tool(name string) string {
 // runtime may be configured elsewhere.
 func (d doctor) checkRuntime(c plugin.Config) []Check {
 	if !slices.Contains(c.DeviceList, plugin.ListEnv) && !slices.Contains(c.DeviceList, plugin.ListMounts) {
-		return []Check{{Status: CheckInfo, Found: "NVIDIA's is not needed: plugin.deviceList is " + strings.Join(c.DeviceList, ", ")}}
+		return info("NVIDIA's is not needed: plugin.deviceList is " + strings.Join(c.DeviceList, ", "))
 	}
 	var tools, runtimes, defaults []string
 	for _, name := range []string{"nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-ctk", "nvidia-cdi-hook"} {
@@ -66,34 +67,26 @@ func (d doctor) checkRuntime(c plugin.Config) []Check {
 	const configure = "make it the default (nvidia-ctk runtime configure --set-as-default, with --runtime=containerd, crio or docker) and restart the runtime"
 	switch {
 	case (len(defaults) > 0 || len(hooks) > 0) && len(tools) == 0:
-		return []Check{{
-			Status: CheckWarn, Found: strings.Join(slices.Concat(defaults, hooks), ", ") + " refers to NVIDIA's runtime, which is not found",
-			Fix: "install the NVIDIA container toolkit",
-		}}
+		return warn(strings.Join(slices.Concat(defaults, hooks), ", ")+" refers to NVIDIA's runtime, which is not found",
+			"install the NVIDIA container toolkit")
 	case len(defaults) > 0:
-		return []Check{{Status: CheckOK, Found: "NVIDIA's is the default in " + strings.Join(defaults, ", ") + "; " + tools[0]}}
+		return pass("NVIDIA's is the default in " + strings.Join(defaults, ", ") + "; " + tools[0])
 	case len(hooks) > 0:
-		return []Check{{Status: CheckOK, Found: "hook " + strings.Join(hooks, ", ") + "; " + tools[0]}}
+		return pass("hook " + strings.Join(hooks, ", ") + "; " + tools[0])
 	case len(runtimes) > 0:
-		return []Check{{
-			Status: CheckWarn, Found: "NVIDIA's is in " + strings.Join(runtimes, ", ") + ", but not the default",
-			Fix: configure + ", or give GPU pods its runtimeClassName",
-		}}
+		return warn("NVIDIA's is in "+strings.Join(runtimes, ", ")+", but not the default",
+			configure+", or give GPU pods its runtimeClassName")
 	case d.inContainer:
 		return []Check{{
 			Status: CheckInfo, Found: "unknown: this is the root directory of a container",
 			Fix: "mount the node's root directory read-only and pass it to --root",
 		}}
 	case len(tools) > 0:
-		return []Check{{
-			Status: CheckWarn, Found: strings.Join(tools, ", ") + ", but no container runtime is configured to use it",
-			Fix: configure,
-		}}
+		return warn(strings.Join(tools, ", ")+", but no container runtime is configured to use it",
+			configure)
 	default:
-		return []Check{{
-			Status: CheckWarn, Found: "no NVIDIA container toolkit found: containers would not see their GPUs",
-			Fix: "install the NVIDIA container toolkit, then " + configure,
-		}}
+		return warn("no NVIDIA container toolkit found: containers would not see their GPUs",
+			"install the NVIDIA container toolkit, then "+configure)
 	}
 }
 
@@ -129,25 +122,23 @@ func (d doctor) checkCDI(c plugin.Config) []Check {
 		regenerate := "regenerate it: nvidia-ctk cdi generate --output=" + file
 		switch {
 		case err != nil:
-			checks = append(checks, Check{Status: CheckWarn, Found: file + ": " + err.Error(), Fix: regenerate})
+			checks = append(checks, warn(file+": "+err.Error(), regenerate)...)
 		case version != "" && versionIn(kernel) != "" && version != kernel:
 			found := fmt.Sprintf("%s is for driver %s, but %s is loaded", file, version, kernel)
-			checks = append(checks, Check{Status: CheckWarn, Found: found, Fix: regenerate})
+			checks = append(checks, warn(found, regenerate)...)
 		default:
-			checks = append(checks, Check{Status: CheckInfo, Found: fmt.Sprintf("%s: %s, %s", file, spec.Kind, plural(len(spec.Devices), "device"))})
+			checks = append(checks, info(fmt.Sprintf("%s: %s, %s", file, spec.Kind, status.Plural(len(spec.Devices), "device")))...)
 		}
 	}
 	needed := slices.Contains(c.DeviceList, plugin.ListCDICRI) || slices.Contains(c.DeviceList, plugin.ListCDIAnnotations)
 	switch {
 	case needed && !c.CDI.Generate && !kinds[kind]: // only a warning: the runtime may have other directories
-		checks = append(checks, Check{
-			Status: CheckWarn, Found: "none for " + kind + ", which plugin.deviceList needs",
-			Fix: "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml, or set plugin.cdi.generate",
-		})
+		checks = append(checks, warn("none for "+kind+", which plugin.deviceList needs",
+			"nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml, or set plugin.cdi.generate")...)
 	case len(checks) == 0 && needed:
-		checks = []Check{{Status: CheckInfo, Found: "none yet; the agent writes one to " + c.CDI.Dir}}
+		checks = info("none yet; the agent writes one to " + c.CDI.Dir)
 	case len(checks) == 0:
-		checks = []Check{{Status: CheckInfo, Found: "none for GPUs; not needed"}}
+		checks = info("none for GPUs; not needed")
 	}
 	return checks
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 )
 
 // renewBefore is how long before its expiry a certificate should have been renewed. Common tools renew when a third of the
@@ -25,22 +26,22 @@ func checkWebConfig(c config.Config, now time.Time) []Check {
 		const fix = "renew cert_file and key_file; the agent reloads them"
 		switch left := leaf.NotAfter.Sub(now); {
 		case left <= 0:
-			checks = append(checks, Check{Status: CheckWarn, Found: "the certificate has expired", Fix: fix})
+			checks = append(checks, warn("the certificate has expired", fix)...)
 		case left < renewBefore:
-			checks = append(checks, Check{Status: CheckWarn, Found: fmt.Sprintf("the certificate expires in %v", left.Round(time.Hour)), Fix: fix})
+			checks = append(checks, warn(fmt.Sprintf("the certificate expires in %v", left.Round(time.Hour)), fix)...)
 		}
 		if w.RequiresClientCertificate() {
 			found = append(found, "client certificates required, which the kubelet's HTTP probes do not have")
 		}
 	}
 	if n := w.Users(); n > 0 {
-		found = append(found, plural(n, "user")+" with a password")
+		found = append(found, status.Plural(n, "user")+" with a password")
 		if w.Certificate() == nil {
-			checks = append(checks, Check{Status: CheckWarn, Found: "passwords are sent without TLS", Fix: "add a tls_server_config"})
+			checks = append(checks, warn("passwords are sent without TLS", "add a tls_server_config")...)
 		}
 	}
 	if len(found) == 0 {
 		found = []string{"plain HTTP without passwords"}
 	}
-	return append([]Check{{Status: CheckOK, Found: strings.Join(found, "; ")}}, checks...)
+	return append(pass(strings.Join(found, "; ")), checks...)
 }

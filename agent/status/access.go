@@ -35,8 +35,8 @@ func (a *Access) Local(listen string, cert *x509.Certificate) string {
 	return "https://" + address
 }
 
-// Client returns an HTTP client with this access. It keeps no connections and uses no proxy.
-func (a Access) Client() (*http.Client, error) {
+// client returns an HTTP client with this access. It keeps no connections and uses no proxy.
+func (a Access) client() (*http.Client, error) {
 	t := &tls.Config{InsecureSkipVerify: a.Insecure || a.pinned != nil}
 	if a.pinned != nil && !a.Insecure && a.CAFile == "" {
 		t.VerifyConnection = func(s tls.ConnectionState) error {

@@ -1,6 +1,7 @@
 package status
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -20,65 +21,63 @@ const (
 
 // Ask requests the status of a node from the agent at an address, which is HOST:PORT, :PORT or a URL. It also returns
 // the JSON document.
-func Ask(ctx context.Context, address string, access Access) (Node, []byte, error) {
-	base, err := URL(address)
+func Ask(ctx context.Context, address string, access Access) (s Node, document []byte, err error) {
+	code, document, err := access.Get(ctx, address, SnapshotPath)
 	if err != nil {
 		return Node{}, nil, err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, base+SnapshotPath, nil)
-	if err != nil {
-		return Node{}, nil, fmt.Errorf("--address: %w", err)
+	switch {
+	case code == http.StatusUnauthorized && access.User != "":
+		err = fmt.Errorf("%s rejected the login; check --user and the password in $%s", address, PasswordEnv)
+	case code == http.StatusUnauthorized:
+		err = fmt.Errorf("%s requires a login; use --user NAME with the password in $%s", address, PasswordEnv)
+	case code == http.StatusBadRequest && strings.Contains(string(document), "HTTPS"):
+		err = fmt.Errorf("%s requires TLS; use --address https://HOST:PORT", address)
+	case code != http.StatusOK:
+		err = fmt.Errorf("%s responded to %s with %d; expected an agent of this version", address, SnapshotPath, code)
+	default:
+		if err = json.Unmarshal(document, &s); err != nil {
+			err = fmt.Errorf("%s did not respond with a node status: %w", address, err)
+		}
 	}
-	client, err := access.Client()
-	if err != nil {
-		return Node{}, nil, err
+	return s, document, err
+}
+
+// Get requests a path from the agent at an address. It returns the status code and the body.
+func (a Access) Get(ctx context.Context, address, path string) (int, []byte, error) {
+	base := strings.TrimRight(address, "/")
+	if !strings.HasPrefix(base, "http://") && !strings.HasPrefix(base, "https://") {
+		host, err := dialAddress(address)
+		if err != nil {
+			return 0, nil, fmt.Errorf("--address: invalid address %q; use HOST:PORT, :PORT or a URL", address)
+		}
+		base = "http://" + host
 	}
-	if access.User != "" {
-		req.SetBasicAuth(access.User, access.Password)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, base+path, nil)
+	if err != nil {
+		return 0, nil, fmt.Errorf("--address: %w", err)
+	}
+	client, err := a.client()
+	if err != nil {
+		return 0, nil, err
+	}
+	if a.User != "" {
+		req.SetBasicAuth(a.User, a.Password)
 	}
 	res, err := client.Do(req)
 	if err != nil {
 		if u, ok := errors.AsType[*url.Error](err); ok {
 			err = u.Err // without the URL, which may contain a password
 		}
-		if hint := hint(err); hint != "" {
-			return Node{}, nil, fmt.Errorf("%s: %w%s", req.URL.Host, err, hint)
-		}
-		return Node{}, nil, fmt.Errorf("cannot reach an agent at %s: %w; check that it runs and listens there (metrics.listen), or run gpu-node-agent doctor", req.URL.Host, err)
+		advice := cmp.Or(hint(err), "; check that it runs and listens there (metrics.listen), or run gpu-node-agent doctor")
+		return 0, nil, fmt.Errorf("cannot reach an agent at %s: %w%s", req.URL.Host, err, advice)
 	}
 	defer func() { _ = res.Body.Close() }()
-	text, err := io.ReadAll(io.LimitReader(res.Body, maxSnapshot))
+	body, err := io.ReadAll(io.LimitReader(res.Body, maxSnapshot))
 	if err != nil {
-		return Node{}, nil, fmt.Errorf("incomplete response from %s: %w", req.URL.Host, err)
+		return 0, nil, fmt.Errorf("incomplete response from %s: %w", req.URL.Host, err)
 	}
-	var s Node
-	switch {
-	case res.StatusCode == http.StatusUnauthorized && access.User != "":
-		err = fmt.Errorf("%s rejected the login; check --user and the password in $%s", req.URL.Host, PasswordEnv)
-	case res.StatusCode == http.StatusUnauthorized:
-		err = fmt.Errorf("%s requires a login; use --user NAME with the password in $%s", req.URL.Host, PasswordEnv)
-	case res.StatusCode == http.StatusBadRequest && strings.Contains(string(text), "HTTPS"):
-		err = fmt.Errorf("%s requires TLS; use --address https://HOST:PORT", req.URL.Host)
-	case res.StatusCode != http.StatusOK:
-		err = fmt.Errorf("%s responded to %s with %s; expected an agent of this version", req.URL.Host, SnapshotPath, res.Status)
-	default:
-		if err = json.Unmarshal(text, &s); err != nil {
-			err = fmt.Errorf("%s did not respond with a node status: %w", req.URL.Host, err)
-		}
-	}
-	return s, text, err
-}
-
-// URL returns the base URL of an agent's address, which is HOST:PORT, :PORT or a URL.
-func URL(address string) (string, error) {
-	if strings.HasPrefix(address, "http://") || strings.HasPrefix(address, "https://") {
-		return strings.TrimRight(address, "/"), nil
-	}
-	host, err := dialAddress(address)
-	if err != nil {
-		return "", fmt.Errorf("--address: invalid address %q; use HOST:PORT, :PORT or a URL", address)
-	}
-	return "http://" + host, nil
+	return res.StatusCode, body, nil
 }
 
 // dialAddress returns the address of a server on this host by its listen address: an unspecified host is localhost.

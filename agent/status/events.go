@@ -173,10 +173,10 @@ func deviceCount(devices []health.Device) string {
 	}
 	var parts []string
 	if gpus > 0 {
-		parts = append(parts, plural(gpus, "GPU"))
+		parts = append(parts, Plural(gpus, "GPU"))
 	}
 	if mig > 0 {
-		parts = append(parts, plural(mig, "MIG device"))
+		parts = append(parts, Plural(mig, "MIG device"))
 	}
 	return strings.Join(parts, ", ")
 }

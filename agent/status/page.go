@@ -54,7 +54,7 @@ func NewPages(build func() Node, log *zap.Logger) *Pages {
 		"percent": percentText, "celsius": celsiusText, "watts": wattsText, "mhz": mhzText,
 		"memory": memoryText, "memoryPercent": memoryPercent, "width": barWidth, "age": ageText, "for": forText, "clock": clockText,
 		"allocations": allocationsText, "pluginOff": pluginOffText, "mismatches": mismatchesText, "xids": xidsText, "versions": versionsText, "clears": clearsText, "ownFindings": ownFindings, "heldMIG": heldMIG, "name": Device.Name, "number": indexText, "eventIndex": eventIndexText,
-		"faultyDevices": faultyDevices, "counts": stateCounts, "plural": plural,
+		"faultyDevices": faultyDevices, "counts": stateCounts, "plural": Plural[int],
 		"api": apiText, "apiErrors": apiErrors, "stateFileError": stateFileErrorText, "configError": configErrorText,
 		"finding": func(now time.Time, f Finding) findingData { return findingData{now, f} },
 		"holders": func(h []Holder) []string { return HolderNames(h, maxHolders) },

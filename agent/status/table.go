@@ -23,8 +23,6 @@ const maxTableEvents = 10
 // cell is a text of a table with its colour, "" for none.
 type cell struct{ text, colour string }
 
-func plain(text string) cell { return cell{text: text} }
-
 // stateCell returns a state in its colour.
 func stateCell(state string) cell {
 	colours := map[string]string{"healthy": colourGreen, "degraded": colourYellow, "unhealthy": colourRed}
@@ -78,12 +76,20 @@ func (p *printer) table(rows [][]cell) {
 	}
 }
 
-func headings(texts ...string) []cell {
+// cells returns a row of texts in one colour.
+func cells(colour string, texts ...string) []cell {
 	row := make([]cell, len(texts))
 	for i, t := range texts {
-		row[i] = cell{t, colourDim}
+		row[i] = cell{t, colour}
 	}
 	return row
+}
+
+// line writes a labelled line, or nothing if the text is empty.
+func (p *printer) line(label, colour, text string) {
+	if text != "" {
+		fmt.Fprintf(p, "%-9s %s\n", label, p.paint(cell{text, colour}))
+	}
 }
 
 // Table returns the status for a terminal. wide adds UUIDs, PCI bus IDs, more holders of each device, and how each
@@ -100,36 +106,21 @@ func (s Node) Table(wide, colour bool) string {
 
 // header writes everything but the devices and events.
 func (p *printer) header(s Node) {
-	source := strings.TrimSpace(s.Source.Kind + " " + s.Source.Status)
-	source = strings.TrimSpace(source + " " + forText(s.Time, s.Source.Since))
-	first := cell{source, colourGreen}
-	switch s.Source.Status {
-	case "up":
-	case "detached": // on request
-		first.colour = colourYellow
-	default:
-		first.colour = colourRed
-	}
-	line := []string{p.paint(first)}
-	if s.Source.Error != "" {
-		line[0] += ": " + printable(s.Source.Error)
-	}
-	for _, more := range []string{versionsText(s.Source), formatIf("measured %s ago", ageText(s.Time, s.Source.Measured))} {
-		if more != "" {
-			line = append(line, printable(more))
+	colour := map[string]string{"up": colourGreen, "detached": colourYellow}[s.Source.Status] // a detach is on request
+	source := strings.Join(strings.Fields(s.Source.Kind+" "+s.Source.Status+" "+forText(s.Time, s.Source.Since)), " ")
+	parts := []string{p.paint(cell{source, cmp.Or(colour, colourRed)}) + formatIf(": %s", printable(s.Source.Error))}
+	for _, part := range []string{versionsText(s.Source), formatIf("measured %s ago", ageText(s.Time, s.Source.Measured))} {
+		if part != "" {
+			parts = append(parts, printable(part))
 		}
 	}
 	if s.Source.Reconnects > 0 {
-		line = append(line, counted(s.Source.Reconnects, "reconnect", "reconnects"))
+		parts = append(parts, Plural(s.Source.Reconnects, "reconnect"))
 	}
 	fmt.Fprintf(p, "node      %s; gpu-node-agent %s\n", p.paint(cell{s.Node, colourBold}), printable(s.Version))
-	fmt.Fprintf(p, "source    %s\n", strings.Join(line, "; "))
-	if off := pluginOffText(s.Kubelet); off != "" {
-		fmt.Fprintf(p, "kubelet   %s: %s\n", p.paint(cell{"plugin off", colourDim}), off)
-	}
-	if s.Kubelet.Error != "" {
-		fmt.Fprintf(p, "kubelet   %s\n", p.paint(cell{s.Kubelet.Error, colourRed}))
-	}
+	fmt.Fprintf(p, "source    %s\n", strings.Join(parts, "; "))
+	p.line("kubelet", colourDim, formatIf("plugin off: %s", pluginOffText(s.Kubelet)))
+	p.line("kubelet", colourRed, s.Kubelet.Error)
 	for _, r := range s.Kubelet.Resources {
 		state := cell{"registered", colourGreen}
 		if !r.Registered {
@@ -139,22 +130,17 @@ func (p *printer) header(s Node) {
 			printable(r.Name), p.paint(state), r.Healthy, r.Devices, allocationsText(r), mismatchesText(r))
 	}
 	for _, w := range limitTexts(s.Kubelet.Warnings, maxWarnings) {
-		fmt.Fprintf(p, "kubelet   %s\n", p.paint(cell{w, colourYellow}))
+		p.line("kubelet", colourYellow, w)
 	}
-	for _, e := range []string{formatIf("not audited: %s", s.Kubelet.AuditError), formatIf("holders unknown: %s", s.Kubelet.HoldersError)} {
-		if e != "" {
-			fmt.Fprintf(p, "kubelet   %s\n", p.paint(cell{e, colourYellow}))
-		}
-	}
+	p.line("kubelet", colourYellow, formatIf("not audited: %s", s.Kubelet.AuditError))
+	p.line("kubelet", colourYellow, formatIf("holders unknown: %s", s.Kubelet.HoldersError))
 	if s.API.Enabled {
-		fmt.Fprintf(p, "api       %s\n", printable(apiText(s.API)))
+		p.line("api", "", apiText(s.API))
 		for _, e := range apiErrors(s.API) {
-			fmt.Fprintf(p, "api       %s\n", p.paint(cell{e, colourYellow}))
+			p.line("api", colourYellow, e)
 		}
 	}
-	if s.Memory.Error != "" {
-		fmt.Fprintf(p, "state     %s\n", p.paint(cell{stateFileErrorText(s.Memory), colourYellow}))
-	}
+	p.line("state", colourYellow, stateFileErrorText(s.Memory))
 	if !s.Config.OK {
 		fmt.Fprintf(p, "config    %s: %s\n", p.paint(cell{"invalid", colourRed}), printable(configErrorText(s.Time, s.Config)))
 	}
@@ -173,11 +159,11 @@ func (p *printer) devices(s Node, wide bool) {
 		p.WriteString("no GPUs\n")
 		return
 	}
-	head := headings("GPU", "MODEL", "STATE", "FOR", "CAUSE", "TEMP", "POWER", "UTIL", "MEMORY", "XIDS")
+	head := cells(colourDim, "GPU", "MODEL", "STATE", "FOR", "CAUSE", "TEMP", "POWER", "UTIL", "MEMORY", "XIDS")
 	if wide {
-		head = append(head, headings("UUID", "PCI")...)
+		head = append(head, cells(colourDim, "UUID", "PCI")...)
 	}
-	rows := [][]cell{append(head, headings("HELD BY")...)}
+	rows := [][]cell{append(head, cells(colourDim, "HELD BY")...)}
 	holders := 1
 	if wide {
 		holders = maxHolders
@@ -191,15 +177,14 @@ func (p *printer) devices(s Node, wide bool) {
 		if len(d.Findings) > 0 {
 			cause = d.Findings[0].Cause
 		}
-		row := []cell{
-			plain(indexText(d)), plain(model), stateCell(d.State), plain(ageText(s.Time, d.Since)), plain(cause),
-			plain(celsiusText(d.Values.Temperature)), plain(wattsText(d.Values.Power)), plain(percentText(d.Values.Utilization)),
-			plain(memoryText(d.Values)), plain(xidsText(d.XIDs)),
-		}
+		row := cells("", indexText(d), model, d.State, ageText(s.Time, d.Since), cause,
+			celsiusText(d.Values.Temperature), wattsText(d.Values.Power), percentText(d.Values.Utilization),
+			memoryText(d.Values), xidsText(d.XIDs))
+		row[2] = stateCell(d.State)
 		if wide {
-			row = append(row, plain(string(d.UUID)), plain(d.PCI))
+			row = append(row, cells("", string(d.UUID), d.PCI)...)
 		}
-		rows = append(rows, append(row, plain(strings.Join(HolderNames(d.Holders, holders), ", "))))
+		rows = append(rows, append(row, cell{text: strings.Join(HolderNames(d.Holders, holders), ", ")}))
 	}
 	p.table(rows)
 }
@@ -223,9 +208,9 @@ func (p *printer) events(s Node) {
 		return
 	}
 	p.WriteByte('\n')
-	rows := [][]cell{headings("TIME (UTC)", "GPU", "EVENT")}
+	rows := [][]cell{cells(colourDim, "TIME (UTC)", "GPU", "EVENT")}
 	for _, e := range s.Events[:min(len(s.Events), maxTableEvents)] {
-		rows = append(rows, []cell{plain(clockText(s.Time, e.Time)), plain(eventIndexText(e)), plain(e.Text)})
+		rows = append(rows, cells("", clockText(s.Time, e.Time), eventIndexText(e), e.Text))
 	}
 	p.table(rows)
 }

@@ -109,7 +109,7 @@ func HolderNames(holders []Holder, limit int) []string {
 }
 
 func allocationsText(r Resource) string {
-	parts := []string{counted(r.Allocations, "allocation", "allocations")}
+	parts := []string{Plural(r.Allocations, "allocation")}
 	for _, reason := range slices.Sorted(maps.Keys(r.AllocationErrors)) {
 		parts = append(parts, fmt.Sprintf("%d refused: %s", r.AllocationErrors[reason], reason))
 	}
@@ -132,16 +132,7 @@ func limitTexts(all []string, limit int) []string {
 	return all
 }
 
-func mismatchesText(r Resource) string {
-	return counted(r.AuditMismatches, "audit mismatch", "audit mismatches")
-}
-
-func counted(n uint64, one, many string) string {
-	if n == 1 {
-		many = one
-	}
-	return fmt.Sprint(n, " ", many)
-}
+func mismatchesText(r Resource) string { return Plural(r.AuditMismatches, "audit mismatch") }
 
 // forText returns a text like "for 5s", "" if since is unknown.
 func forText(now, since time.Time) string { return formatIf("for %s", ageText(now, since)) }
@@ -294,19 +285,22 @@ func inUse(s Node) (held, all int) {
 	return held, all
 }
 
-// plural returns a text like "1 GPU" or "2 GPUs".
-func plural(n int, what string) string {
-	if n != 1 {
-		what += "s"
+// Plural returns a text like "1 GPU" or "2 GPUs".
+func Plural[T int | uint64](n T, noun string) string {
+	switch {
+	case n == 1:
+	case strings.HasSuffix(noun, "ch"):
+		noun += "es"
+	default:
+		noun += "s"
 	}
-	return fmt.Sprint(n, " ", what)
+	return fmt.Sprint(n, " ", noun)
 }
 
 // apiText returns a text like "12 condition writes, 4 events, 1 dropped event, 2 failed requests".
 func apiText(s APIServer) string {
 	return strings.Join([]string{
-		counted(s.Writes, "condition write", "condition writes"), counted(s.Events, "event", "events"),
-		counted(s.Dropped, "dropped event", "dropped events"), counted(s.Errors, "failed request", "failed requests"),
+		Plural(s.Writes, "condition write"), Plural(s.Events, "event"), Plural(s.Dropped, "dropped event"), Plural(s.Errors, "failed request"),
 	}, ", ")
 }
 
@@ -322,7 +316,7 @@ func apiErrors(s APIServer) []string {
 }
 
 func stateFileErrorText(f StateFile) string {
-	return "cannot write the state file; findings will be lost on restart: " + f.Error
+	return formatIf("cannot write the state file; findings will be lost on restart: %s", f.Error)
 }
 
 // configErrorText says what is wrong with the configuration, or how to find out, and which configuration is in force.

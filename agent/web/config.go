@@ -30,18 +30,15 @@ type Config struct {
 }
 
 // LoadConfig reads a web configuration file. An empty name returns the zero Config.
-func LoadConfig(file string) (*Config, error) {
+func LoadConfig(file string) (c *Config, err error) {
 	if file == "" {
 		return &Config{}, nil
 	}
-	c, err := readConfig(file)
-	if err != nil {
-		return nil, fmt.Errorf("webConfigFile: %s: %w", file, err)
-	}
-	return c, nil
-}
-
-func readConfig(file string) (*Config, error) {
+	defer func() {
+		if err != nil {
+			c, err = nil, fmt.Errorf("webConfigFile: %s: %w", file, err)
+		}
+	}()
 	sum := sha256.Sum256(FileContent(file)) // first: a change during the load then shows up as a different sum
 	if err := web.Validate(file); err != nil {
 		return nil, err
@@ -50,7 +47,7 @@ func readConfig(file string) (*Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Config{sum: sum, users: make(map[string][]byte)}
+	c = &Config{sum: sum, users: make(map[string][]byte)}
 	// The defaults are exporter-toolkit's.
 	c.settings = web.Config{
 		TLSConfig:  web.TLSConfig{MinVersion: tls.VersionTLS12, MaxVersion: tls.VersionTLS13},

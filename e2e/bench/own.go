@@ -205,7 +205,7 @@ func (b *bench) events(ctx context.Context, r *rig) error {
 }
 
 // allocations asks for one device after the other.
-func (b *bench) allocations(ctx context.Context, c kubelettest.Client, ids []string) error {
+func (b *bench) allocations(ctx context.Context, c *kubelettest.Client, ids []string) error {
 	b.say("Allocate")
 	took := make([]time.Duration, b.times(10_000))
 	for i := range took {
@@ -220,12 +220,12 @@ func (b *bench) allocations(ctx context.Context, c kubelettest.Client, ids []str
 }
 
 // preferences asks for half of all devices, which leaves the most to choose from.
-func (b *bench) preferences(ctx context.Context, c kubelettest.Client, ids []string) error {
+func (b *bench) preferences(ctx context.Context, c *kubelettest.Client, ids []string) error {
 	b.say("GetPreferredAllocation")
 	took := make([]time.Duration, b.times(2000))
 	for i := range took {
 		begin := time.Now()
-		got, err := c.Prefer(ctx, ids, (len(ids)+1)/2)
+		got, err := c.PreferredAllocation(ctx, ids, (len(ids)+1)/2)
 		if err != nil {
 			return err
 		}

@@ -219,7 +219,7 @@ func (w *world) stream(ctx context.Context, slow bool) error {
 	w.streams = append(w.streams, c)
 	ctx = context.WithoutCancel(ctx)
 	if slow {
-		return c.Ignore(ctx)
+		return c.WatchWithoutReading(ctx)
 	}
 	go func() { _ = c.Devices(ctx, func([]kubelettest.Device) bool { return true }) }() // until it is closed
 	return nil

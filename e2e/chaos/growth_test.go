@@ -73,7 +73,7 @@ func (w *world) leftOver(ctx context.Context) error {
 		return violated("memory", "beside the state file: %v, %v", rest, err)
 	}
 	return w.await(ctx, 15*time.Second, func(ctx context.Context) error {
-		w.Hush()
+		w.CloseIdleConnections()
 		f, err := w.footprint(ctx)
 		if err != nil {
 			return err

@@ -103,7 +103,7 @@ func serveKubelet(dir string) error {
 	}
 	defer k.Stop()
 	j := newJournal()
-	k.Hear(j.heard)
+	k.OnDevices(j.heard)
 	in, out := json.NewDecoder(os.Stdin), json.NewEncoder(os.Stdout)
 	for {
 		var c command

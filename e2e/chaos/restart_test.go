@@ -113,7 +113,7 @@ func (w *world) restart(ctx context.Context, how string) error {
 			w.gpu[i].before = w.gpu[i].changes
 		}
 	}
-	w.Hush()
+	w.CloseIdleConnections()
 	if err := w.start(ctx); err != nil {
 		return err
 	}

@@ -62,7 +62,7 @@ type world struct {
 	kubelet  *kubelet
 	disk     *disk
 	log      *buffer
-	streams  []kubelettest.Client
+	streams  []*kubelettest.Client
 	base     *footprint // at the first calm
 	endpoint map[string]string
 

@@ -49,7 +49,11 @@ func TestMain(m *testing.M) {
 		os.Exit(code)
 	}
 	binary = filepath.Join(dir, "gpu-node-agent")
-	build := exec.Command("go", "build", "-race", "-ldflags=-w", "-o", binary, "github.com/gpu-node-agent/gpu-node-agent")
+	ldflags := "-w"
+	if *screenshots != "" {
+		ldflags += " -X main.version=1.0.0"
+	}
+	build := exec.Command("go", "build", "-race", "-ldflags", ldflags, "-o", binary, "github.com/gpu-node-agent/gpu-node-agent")
 	build.Stderr = os.Stderr
 	if err := build.Run(); err == nil {
 		code = m.Run()

@@ -3,37 +3,254 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
 )
 
 func main() {
-	if err := write("."); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
+	for _, file := range documents(".") {
+		before, err := os.ReadFile(file)
+		if err == nil {
+			var after string
+			if after, err = generate(".", string(before)); err == nil {
+				err = os.WriteFile(file, []byte(after), 0o644)
+			}
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, file+":", err)
+			os.Exit(1)
+		}
 	}
 }
 
-// write rewrites every document below root whose generated parts are out of date.
-func write(root string) error {
-	files, err := documents(root)
+// documents returns the Markdown files of the repository at root.
+func documents(root string) (files []string) {
+	for _, pattern := range []string{"*.md", "docs/*.md", "charts/*/*.md", "e2e/*.md", "health/dcgm/*.md"} {
+		found, _ := filepath.Glob(filepath.Join(root, pattern)) // fails only for a bad pattern
+		files = append(files, found...)
+	}
+	return files
+}
+
+// generate returns the document with its generated parts written anew.
+func generate(root, document string) (string, error) {
+	parts := map[string]func(root string) (string, error){
+		"actions": actions, "alerts": alerts, "configuration": configuration, "events": events,
+		"fields": dcgmFields, "incidents": incidents, "metrics": agentMetrics, "xids": xids,
+	}
+	var errs []error
+	block := regexp.MustCompile(`(?s)(<!-- generated: (\w+) -->\n).*?(<!-- end generated -->)`)
+	document = block.ReplaceAllStringFunc(document, func(old string) string {
+		match := block.FindStringSubmatch(old)
+		part, ok := parts[match[2]]
+		if !ok {
+			errs = append(errs, fmt.Errorf("generated part %q is unknown", match[2]))
+			return old
+		}
+		text, err := part(root)
+		errs = append(errs, err)
+		return match[1] + "\n" + text + "\n" + match[3]
+	})
+	return document, errors.Join(errs...)
+}
+
+// table returns a Markdown table. The header is one string: cells separated by " | ".
+func table(header string, rows [][]string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "| %s |\n|%s\n", header, strings.Repeat("---|", strings.Count(header, " | ")+1))
+	for _, row := range rows {
+		for _, cell := range row {
+			b.WriteString("| " + strings.ReplaceAll(cell, "|", `\|`) + " ")
+		}
+		b.WriteString("|\n")
+	}
+	return b.String()
+}
+
+func code[S ~string](s S) string { return "`" + string(s) + "`" }
+
+// configuration returns a table for each section of config.yaml: the keys with their defaults and comments.
+func configuration(root string) (string, error) {
+	text, err := os.ReadFile(filepath.Join(root, "config.yaml"))
 	if err != nil {
-		return err
+		return "", err
 	}
-	for _, file := range files {
-		before, err := os.ReadFile(file)
-		if err != nil {
-			return err
+	var (
+		sections []string
+		rows     [][]string
+		path     []string // the keys above the current line, by indentation
+		line     = regexp.MustCompile(`^( *)(\w+):(?: +(.*?))??(?: +# (.*))?$`)
+		more     = regexp.MustCompile(`^ +# (.*)$`)
+		camel    = regexp.MustCompile(`([a-z])([A-Z])`)
+	)
+	endSection := func() {
+		if len(rows) > 0 {
+			sections = append(sections, table("Key | Type | Default | Environment variable | Description", rows))
 		}
-		after, err := generate(root, string(before))
-		if err != nil {
-			return fmt.Errorf("%s: %w", file, err)
+		rows = nil
+	}
+	for s := range strings.Lines(string(text)) {
+		s = strings.TrimRight(s, "\n")
+		if match := more.FindStringSubmatch(s); match != nil && len(rows) > 0 {
+			rows[len(rows)-1][4] += " " + match[1]
 		}
-		if after != string(before) {
-			if err := os.WriteFile(file, []byte(after), 0o644); err != nil { //nolint:gosec // a document
-				return err
+		match := line.FindStringSubmatch(s)
+		if match == nil {
+			continue
+		}
+		path = append(path[:len(match[1])/2], match[2])
+		key, value, comment := strings.Join(path, "."), match[3], match[4]
+		switch {
+		case len(path) == 1:
+			endSection()
+			sections = append(sections, "### "+key+"\n")
+			if comment != "" {
+				sections = append(sections, comment+"\n")
 			}
+		case value == "":
+			rows = append(rows, []string{code(key), "section", "", "", comment})
+		default:
+			env := strings.ToUpper(camel.ReplaceAllString(strings.ReplaceAll(key, ".", "_"), "${1}_$2"))
+			rows = append(rows, []string{code(key), typeOf(value), code(value), code("GPU_NODE_AGENT_" + env), comment})
 		}
 	}
-	return nil
+	endSection()
+	return strings.Join(sections, "\n"), nil
+}
+
+// typeOf names the type of a default as config.yaml writes it.
+func typeOf(value string) string {
+	var v any
+	if err := yaml.Unmarshal([]byte(value), &v); err != nil {
+		return err.Error()
+	}
+	switch v := v.(type) {
+	case string:
+		if _, err := time.ParseDuration(v); err == nil {
+			return "duration"
+		}
+		return "string"
+	case bool:
+		return "boolean"
+	case []any:
+		return "list"
+	}
+	return "number"
+}
+
+func xids(string) (string, error) {
+	var rows [][]string
+	for n := 1; health.LookupXID(n).Source != health.LookupXID(0).Source; n++ {
+		x := health.LookupXID(n)
+		effect, clears, source := x.Effect.String(), "", x.Source
+		if x.FollowsRecoveryAction {
+			effect += "¹"
+		}
+		if x.WholeGPU {
+			effect += "²"
+		}
+		if x.Effect != health.EffectIgnore {
+			clears = code(x.Clears.String())
+		}
+		if x.Deviation != "" {
+			source += "; differs: " + x.Deviation
+		}
+		rows = append(rows, []string{strconv.Itoa(n), x.Symbol, x.Name, effect, code(x.Action), clears, source})
+	}
+	return table("XID | Symbol | Meaning | Effect | Action | Clears | Source", rows), nil
+}
+
+func incidents(string) (string, error) {
+	var rows [][]string
+	for n := range 1000 { // DCGM 4.6 has about 130 codes
+		if i := health.LookupIncident(n); i.Source != health.LookupIncident(0).Source {
+			rows = append(rows, []string{code(i.Name), i.Effect.String(), code(i.Action), i.Source})
+		}
+	}
+	return table("Code | Effect of a FAIL | Action | Source", rows), nil
+}
+
+func actions(string) (string, error) {
+	var rows [][]string
+	for _, a := range health.Actions() {
+		rows = append(rows, []string{code(a), a.Advice()})
+	}
+	return table("Action | Advice", rows), nil
+}
+
+func events(string) (string, error) {
+	var rows [][]string
+	for _, e := range sim.Effects() {
+		rows = append(rows, []string{code(e.Key), e.Help})
+	}
+	return table("Key | Effect", rows), nil
+}
+
+// agentMetrics returns the agent's own metrics, without those of the process and of the Go runtime.
+func agentMetrics(string) (string, error) {
+	var rows [][]string
+	for _, m := range metrics.Describe() {
+		if strings.HasPrefix(m.Name, "gpu_node_agent_") {
+			labels := strings.Replace(strings.Join(m.Labels, ", "), "gpu, UUID, GPU_I_PROFILE, GPU_I_ID, hostname", "*device*", 1)
+			rows = append(rows, []string{code(m.Name), m.Type, labels, m.Help})
+		}
+	}
+	return table("Metric | Type | Labels | Help", rows), nil
+}
+
+func dcgmFields(string) (string, error) {
+	var rows [][]string
+	for _, f := range fields.List(nil) {
+		number := strings.TrimPrefix(strconv.Itoa(int(f.ID)), "0") // 0: the agent computes it
+		rows = append(rows, []string{code(f.Name), number, f.Type, f.Set, f.Help})
+	}
+	return table("Field | Number | Type | Set | Help", rows), nil
+}
+
+// alertRule is an alert of the chart's rules.
+type alertRule struct {
+	Alert, For          string
+	Labels, Annotations map[string]string
+}
+
+// alertRules returns the alerts of the chart's rules, in the order of the files.
+func alertRules(root string) (all []alertRule, err error) {
+	files, err := filepath.Glob(filepath.Join(root, "charts/gpu-node-agent/rules/*.yaml"))
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		var rules struct{ Groups []struct{ Rules []alertRule } }
+		if err := yaml.Unmarshal(text, &rules); err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+		for _, g := range rules.Groups {
+			all = append(all, slices.DeleteFunc(g.Rules, func(r alertRule) bool { return r.Alert == "" })...)
+		}
+	}
+	return all, err
+}
+
+func alerts(root string) (string, error) {
+	rules, err := alertRules(root)
+	var rows [][]string
+	for _, r := range rules {
+		rows = append(rows, []string{fmt.Sprintf("[%s](#%s)", r.Alert, strings.ToLower(r.Alert)), r.Labels["severity"], r.For})
+	}
+	return table("Alert | Severity | For", rows), err
 }

@@ -12,58 +12,33 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// client is the kubelet's connection to one registration of a plugin.
-type client struct {
+// Client calls a plugin as the kubelet does. It is independent of any kubelet.
+type Client struct {
 	api   pluginapi.DevicePluginClient
-	close func() // may be called more than once
+	close func()
 }
 
-func dial(path string) (*client, error) {
+// Dial returns a client of the plugin that listens on a socket. It connects with the first call.
+func Dial(socket string) (*Client, error) {
 	conn, err := grpc.NewClient("passthrough:///plugin", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			var d net.Dialer
-			return d.DialContext(ctx, "unix", path)
+			return d.DialContext(ctx, "unix", socket)
 		}))
 	if err != nil {
 		return nil, err
 	}
-	return &client{
-		api: pluginapi.NewDevicePluginClient(conn),
-		// Closing a connection can only fail by having been closed.
-		close: sync.OnceFunc(func() { _ = conn.Close() }),
+	return &Client{
+		api:   pluginapi.NewDevicePluginClient(conn),
+		close: sync.OnceFunc(func() { _ = conn.Close() }), // it fails only if called twice
 	}, nil
 }
 
-// list hands every list of the plugin to receive until the stream ends, for whatever reason. Closing the
-// client ends it.
-func (c *client) list(ctx context.Context, receive func([]Device)) {
-	stream, err := c.api.ListAndWatch(ctx, &pluginapi.Empty{})
-	if err != nil {
-		return
-	}
-	for {
-		resp, err := stream.Recv()
-		if err != nil {
-			return
-		}
-		receive(devicesOf(resp))
-	}
-}
+// Close ends all open calls and streams. It may be called more than once.
+func (c *Client) Close() { c.close() }
 
-// Client speaks to a plugin's socket as the kubelet does, beside whatever kubelet there is.
-type Client struct{ *client }
-
-// Dial returns a client of the plugin that listens on a socket. It connects with the first call.
-func Dial(socket string) (Client, error) {
-	c, err := dial(socket)
-	return Client{c}, err
-}
-
-// Close ends the calls that are open, streams too. It may be called more than once.
-func (c Client) Close() { c.close() }
-
-// Devices opens a ListAndWatch of its own and hands on every list until receive returns false.
-func (c Client) Devices(ctx context.Context, receive func([]Device) bool) error {
+// Devices opens a ListAndWatch stream and calls receive with every list until receive returns false or the stream ends.
+func (c *Client) Devices(ctx context.Context, receive func([]Device) bool) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := c.api.ListAndWatch(ctx, &pluginapi.Empty{})
@@ -83,38 +58,43 @@ func (c Client) Devices(ctx context.Context, receive func([]Device) bool) error 
 	}
 }
 
-// Ignore opens a ListAndWatch and reads nothing of it until Close: a stream that is as slow as can be.
-func (c Client) Ignore(ctx context.Context) error {
-	_, err := c.api.ListAndWatch(ctx, &pluginapi.Empty{})
-	return err
-}
-
-// Allocate asks for these devices for one container.
-func (c Client) Allocate(ctx context.Context, ids ...string) (*pluginapi.ContainerAllocateResponse, error) {
+// Allocate allocates devices for one container.
+func (c *Client) Allocate(ctx context.Context, ids ...string) (*pluginapi.ContainerAllocateResponse, error) {
 	resp, err := c.api.Allocate(ctx, &pluginapi.AllocateRequest{
 		ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}},
 	})
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, err
-	case len(resp.GetContainerResponses()) != 1:
-		return nil, errors.New("the plugin has not answered for one container")
 	}
-	return resp.GetContainerResponses()[0], nil
+	return single(resp.GetContainerResponses())
 }
 
-// Prefer asks which n of the free devices the plugin would take for one container.
-func (c Client) Prefer(ctx context.Context, free []string, n int) ([]string, error) {
+// PreferredAllocation returns the n devices that the plugin prefers among the available ones for one container.
+func (c *Client) PreferredAllocation(ctx context.Context, available []string, n int) ([]string, error) {
 	resp, err := c.api.GetPreferredAllocation(ctx, &pluginapi.PreferredAllocationRequest{
-		ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{{AvailableDeviceIDs: free, AllocationSize: int32(min(n, 1<<30))}},
+		ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{{AvailableDeviceIDs: available, AllocationSize: int32(min(n, 1<<30))}},
 	})
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, err
-	case len(resp.GetContainerResponses()) != 1:
-		return nil, errors.New("the plugin has not answered for one container")
 	}
-	return resp.GetContainerResponses()[0].GetDeviceIDs(), nil
+	r, err := single(resp.GetContainerResponses())
+	return r.GetDeviceIDs(), err // a nil response has no devices
+}
+
+var errContainerCount = errors.New("plugin did not respond for exactly one container")
+
+// single returns the only element of a response for one container.
+func single[T any](responses []*T) (*T, error) {
+	if len(responses) != 1 {
+		return nil, errContainerCount
+	}
+	return responses[0], nil
+}
+
+// WatchWithoutReading opens a ListAndWatch stream and does not read it until Close, like a stalled kubelet.
+func (c *Client) WatchWithoutReading(ctx context.Context) error {
+	_, err := c.api.ListAndWatch(ctx, &pluginapi.Empty{})
+	return err
 }
 
 func devicesOf(resp *pluginapi.ListAndWatchResponse) []Device {

@@ -7,30 +7,30 @@ import (
 	"slices"
 )
 
-// Device is a device as the kubelet sees it.
+// Device is a device as the plugin sent it.
 type Device struct {
 	ID      string
 	Healthy bool
-	NUMA    []int // empty if the plugin named none
+	NUMA    []int // empty if the plugin sent none
 }
 
-// Resource is what the kubelet knows of one extended resource.
+// Resource is the kubelet's state of an extended resource.
 type Resource struct {
 	Name      string
 	Endpoint  string // the base name of the plugin's socket
-	Preferred bool   // the plugin has GetPreferredAllocation
-	Connected bool   // false: every device counts as unhealthy, as with the real one
+	Preferred bool   // the plugin implements GetPreferredAllocation
+	Connected bool   // if not, all devices are unhealthy, as with the real kubelet
 	Devices   []Device
-	Allocated []string // ids in use, sorted
+	Allocated []string // sorted IDs
 
 	Registrations int // since this kubelet started
-	Messages      int // ListAndWatch messages, of all registrations
+	Messages      int // ListAndWatch messages of all registrations
 }
 
-// Capacity is the number of devices of the resource.
+// Capacity returns the number of devices of the resource.
 func (r Resource) Capacity() int { return len(r.Devices) }
 
-// Allocatable is the number of healthy devices of the resource.
+// Allocatable returns the number of healthy devices of the resource.
 func (r Resource) Allocatable() int {
 	n := 0
 	for _, d := range r.Devices {
@@ -41,42 +41,35 @@ func (r Resource) Allocatable() int {
 	return n
 }
 
-// Container is a container of a pod.
+// Container identifies a container of a pod.
 type Container struct {
 	Namespace, Pod, Name string
 }
 
-// Holding is what a container has of one resource.
-type Holding struct {
-	Container Container
-	Resource  string
-	Devices   []string // ids
+// State is the kubelet's state at one moment. It is immutable.
+type State struct {
+	Running     bool
+	Starts      int
+	Resources   map[string]Resource // by name; of the running kubelet only
+	Allocations []Allocation        // in order of creation; like pods, they survive a restart of the kubelet
 }
 
-// allocated returns the ids of a resource that are in use, sorted.
+// allocated returns the sorted IDs of the allocated devices of a resource.
 func (s State) allocated(resource string) (ids []string) {
-	for _, h := range s.Holdings {
-		if h.Resource == resource {
-			ids = append(ids, h.Devices...)
+	for _, a := range s.Allocations {
+		if a.Resource == resource {
+			ids = append(ids, a.Devices...)
 		}
 	}
 	slices.Sort(ids)
 	return slices.Compact(ids)
 }
 
-// State is what the kubelet knows at one moment. It is not modified once seen.
-type State struct {
-	Running   bool
-	Starts    int
-	Resources map[string]Resource // by name; of the running kubelet only
-	Holdings  []Holding           // in the order they came; they outlive the kubelet, as pods do
-}
-
-// State returns what the kubelet knows now.
+// State returns the current state.
 func (k *Kubelet) State() State { return *k.state.Load() }
 
-// WaitFor waits until the state is as asked for and returns it. When ctx ends before, it returns the
-// last state and an error that describes it.
+// WaitFor waits until ok accepts the state and returns it. If ctx ends before, it returns the last state and an error
+// that contains it.
 func (k *Kubelet) WaitFor(ctx context.Context, ok func(State) bool) (State, error) {
 	for {
 		s, changed := k.state.Watch()
@@ -85,19 +78,19 @@ func (k *Kubelet) WaitFor(ctx context.Context, ok func(State) bool) (State, erro
 		}
 		select {
 		case <-ctx.Done():
-			return *s, fmt.Errorf("the kubelet's state is still %+v: %w", *s, ctx.Err())
+			return *s, fmt.Errorf("waiting for another state of the kubelet than %+v: %w", *s, ctx.Err())
 		case <-changed:
 		}
 	}
 }
 
-// Watch returns the state and a channel that closes when there is a newer one.
+// Watch returns the state and a channel that is closed when the state changes.
 func (k *Kubelet) Watch() (State, <-chan struct{}) {
 	s, changed := k.state.Watch()
 	return *s, changed
 }
 
-// update stores a changed copy of the state. k.mu is held.
+// update stores a modified copy of the state. k.mu must be held.
 func (k *Kubelet) update(change func(*State)) {
 	s := *k.state.Load()
 	s.Resources = maps.Clone(s.Resources)
@@ -105,7 +98,7 @@ func (k *Kubelet) update(change func(*State)) {
 	k.state.Store(&s)
 }
 
-// updateResource changes a copy of one resource. k.mu is held. It does nothing if the kubelet is stopped.
+// updateResource stores a modified copy of a resource unless the kubelet is stopped. k.mu must be held.
 func (k *Kubelet) updateResource(name string, change func(*Resource)) {
 	if k.server == nil {
 		return

@@ -1,5 +1,4 @@
-// Package node runs the built agent from outside, as a process on a node of its own, for programs that measure it or
-// try to break it.
+// Package node runs the agent's binary as a process on a simulated node, for benchmarks, chaos tests and the demo.
 package node
 
 import (
@@ -20,20 +19,21 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 )
 
-// Node is a directory that stands for a node's root, and the agent that runs there on simulated GPUs. Its
-// kubelet, if there is one, is the caller's.
+// Node is a directory with the files and sockets of a node, and an agent with simulated GPUs that runs there. The caller
+// may run a kubelet in the directory.
 type Node struct {
-	Dir string // plugin.kubeletDir, and all sockets and files of the agent
-	URL string // where the agent serves
+	Dir string // plugin.kubeletDir, and all files and sockets of the agent
+	URL string // of the agent's web server
 
 	binary, file string
 	web          *http.Client
 	cmd          *exec.Cmd
 	exited       chan struct{}
-	err          error // how the agent has ended; read it after exited
+	err          error // of the agent's process; set when exited is closed
 }
 
-// New makes a node for a binary. The directory's path is short enough for unix sockets; the caller ends with Remove.
+// New returns a node for a binary. The path of its directory is short enough for unix sockets. The caller must call
+// Remove.
 func New(ctx context.Context, binary string) (*Node, error) {
 	path, err := filepath.Abs(binary)
 	if err != nil {
@@ -53,8 +53,8 @@ func New(ctx context.Context, binary string) (*Node, error) {
 	}, nil
 }
 
-// freeAddress is on an address of this machine that no other program asks for a port of, as all of 127.0.0.0/8 is this
-// machine's: a port of 127.0.0.1 would be anybody's until the agent serves, and again while it restarts.
+// freeAddress returns an address with a free port. The IP address depends on the process: on 127.0.0.1 another program
+// could take the port before the agent listens, or while it restarts. All of 127.0.0.0/8 is the loopback network.
 func freeAddress(ctx context.Context) (string, error) {
 	pid := os.Getpid() // below 1<<22: proc_sys_kernel(5)
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", fmt.Sprintf("127.%d.%d.%d:0", 64+pid>>16, pid>>8&0xff, pid&0xff))
@@ -64,21 +64,21 @@ func freeAddress(ctx context.Context) (string, error) {
 	return l.Addr().String(), l.Close()
 }
 
-// Write writes the agent's configuration: in it DIR is the node's directory and ADDRESS where it is to serve. A
-// running agent reloads it by itself, or at once after Signal(SIGHUP).
+// Write writes the agent's configuration, in which it replaces DIR by the node's directory and ADDRESS by the address of
+// URL. A running agent reloads it eventually, or at once after Signal(SIGHUP).
 func (n *Node) Write(config string) error {
 	config = strings.NewReplacer("DIR", n.Dir, "ADDRESS", strings.TrimPrefix(n.URL, "http://")).Replace(config)
 	return os.WriteFile(n.file, []byte(config), 0o600)
 }
 
-// Start starts the agent with its log going to log. It ends with this process, whatever happens, and by Stop.
+// Start starts the agent, which writes its log to log. The agent ends with this process or by Stop.
 func (n *Node) Start(log io.Writer, env ...string) error {
-	n.cmd = exec.Command(n.binary, "--config", n.file) //nolint:noctx // Stop ends it in order
+	n.cmd = exec.Command(n.binary, "--config", n.file) //nolint:noctx // Stop ends it
 	n.cmd.Dir, n.cmd.Stdout, n.cmd.Stderr = n.Dir, log, log
 	n.cmd.Env = append(os.Environ(), env...)
 	n.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := n.cmd.Start(); err != nil {
-		n.cmd = nil // there is nothing to stop
+		n.cmd = nil // nothing to stop
 		return err
 	}
 	exited := make(chan struct{})
@@ -90,53 +90,54 @@ func (n *Node) Start(log io.Writer, env ...string) error {
 	return nil
 }
 
-// Exited closes when the agent has ended.
+// Exited returns a channel that is closed when the agent has exited.
 func (n *Node) Exited() <-chan struct{} { return n.exited }
 
-// Pid is the agent's.
+// Pid returns the process ID of the agent.
 func (n *Node) Pid() int { return n.cmd.Process.Pid }
 
-// Signal sends the agent a signal.
+// Signal sends a signal to the agent.
 func (n *Node) Signal(s os.Signal) error { return n.cmd.Process.Signal(s) }
 
-// stopWithin is how long an agent may take to end in order.
-const stopWithin = 15 * time.Second
+// stopTimeout is the time after which Stop kills the agent.
+const stopTimeout = 15 * time.Second
 
-// Stop ends the agent in order and returns what was wrong with its end.
+// Stop sends SIGTERM and waits for the agent to exit. It fails if the agent exits with an error or must be killed.
 func (n *Node) Stop() error {
 	if n.cmd == nil {
 		return nil
 	}
-	_ = n.cmd.Process.Signal(syscall.SIGTERM) // one that has ended is told apart below
+	_ = n.cmd.Process.Signal(syscall.SIGTERM) // fails if the agent has exited
 	select {
 	case <-n.exited:
 		n.cmd = nil
 		if n.err != nil {
-			return fmt.Errorf("the agent has ended: %w", n.err)
+			return fmt.Errorf("agent exited: %w", n.err)
 		}
 		return nil
-	case <-time.After(stopWithin):
+	case <-time.After(stopTimeout):
 		_ = n.cmd.Process.Kill()
 		<-n.exited
 		n.cmd = nil
-		return fmt.Errorf("the agent has not ended within %v of SIGTERM", stopWithin)
+		return fmt.Errorf("agent did not exit within %v of SIGTERM", stopTimeout)
 	}
 }
 
 // Remove stops the agent and removes the node's directory.
 func (n *Node) Remove() error { return errors.Join(n.Stop(), os.RemoveAll(n.Dir)) }
 
-// Get returns a page of the agent's, on a connection that is kept.
+// Get returns the status and body of one of the agent's pages. It reuses connections.
 func (n *Node) Get(ctx context.Context, path string) (int, []byte, error) {
 	return Get(ctx, n.web, n.URL+path, "")
 }
 
-// accepts is what Prometheus 3 asks for (acceptHeader in its scrape package): a client that does not name the escaping
-// has all names looked at for it.
-const accepts = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,application/openmetrics-text;version=0.0.1;q=0.5," +
+// acceptHeader is the Accept header of Prometheus 3 (acceptHeader in its scrape package). For a client that does not name
+// the escaping, the server would check and escape all names.
+const acceptHeader = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,application/openmetrics-text;version=0.0.1;q=0.5," +
 	"text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
 
-// Get returns a page as it comes over the wire: in an encoding such as gzip to who asks as Prometheus does, "" for none.
+// Get returns the status and body of a page without decoding it. If encoding is not empty, it requests that encoding
+// with the Accept header of Prometheus.
 func Get(ctx context.Context, c *http.Client, url, encoding string) (int, []byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -144,7 +145,7 @@ func Get(ctx context.Context, c *http.Client, url, encoding string) (int, []byte
 	}
 	if encoding != "" {
 		req.Header.Set("Accept-Encoding", encoding)
-		req.Header.Set("Accept", accepts)
+		req.Header.Set("Accept", acceptHeader)
 	}
 	res, err := c.Do(req)
 	if err != nil {
@@ -155,7 +156,7 @@ func Get(ctx context.Context, c *http.Client, url, encoding string) (int, []byte
 	return res.StatusCode, text, err
 }
 
-// Metrics returns the agent's series.
+// Metrics returns the series of /metrics.
 func (n *Node) Metrics(ctx context.Context) (Page, error) {
 	status, text, err := n.Get(ctx, "/metrics")
 	if err != nil {
@@ -167,7 +168,7 @@ func (n *Node) Metrics(ctx context.Context) (Page, error) {
 	return ParsePage(text)
 }
 
-// Event makes something happen to the simulated GPUs: "{gpu: 3, xid: 79}". The configuration must have
+// Event applies an event such as "{gpu: 3, xid: 79}" to the simulated GPUs. The configuration must have
 // source.sim.control: DIR/sim.sock.
 func (n *Node) Event(ctx context.Context, text string) error {
 	e, err := sim.ParseEvent(text)
@@ -178,11 +179,11 @@ func (n *Node) Event(ctx context.Context, text string) error {
 	return err
 }
 
-// Clear says as an operator that a device is well again. The configuration must have health.socket: DIR/agent.sock.
+// Clear clears a finding as an operator does. The configuration must have health.socket: DIR/agent.sock.
 func (n *Node) Clear(ctx context.Context, device, cause string) error {
 	_, err := unixsock.Call(ctx, filepath.Join(n.Dir, "agent.sock"), map[string]any{"clear": map[string]string{"device": device, "cause": cause}})
 	return err
 }
 
-// Hush closes the connections to the agent that are open and unused, so that it can be counted what it holds itself.
-func (n *Node) Hush() { n.web.CloseIdleConnections() }
+// CloseIdleConnections closes unused connections to the agent, so that they do not count as its open files.
+func (n *Node) CloseIdleConnections() { n.web.CloseIdleConnections() }

@@ -3,7 +3,6 @@ package node
 import (
 	"os"
 	"reflect"
-	"strings"
 	"testing"
 	"time"
 )
@@ -15,17 +14,17 @@ func TestParsePage(t *testing.T) {
 	}
 	want := Series{"b", map[string]string{"x": "1", "y": `a "b\} c`}, 2.5e6}
 	if len(page) != 4 || !reflect.DeepEqual(page[1], want) {
-		t.Errorf("%+v; want %+v second", page, want)
+		t.Errorf("got %+v, want %+v as the second series", page, want)
 	}
 	if v, ok := page.Value("b", "x", "2"); !ok || v < 1e300 {
-		t.Errorf("b of x=2 is %v, %v", v, ok)
+		t.Errorf("b{x=2} is %v, %v", v, ok)
 	}
 	if _, ok := page.Value("b", "x", "3"); ok {
-		t.Error("there is no b of x=3")
+		t.Error("b{x=3} exists")
 	}
 	for _, bad := range []string{"a", "a{x 1", `a{x="1} 2`, "a b", `a{x="1"}`} {
-		if _, err := ParsePage([]byte(bad)); err == nil || !strings.Contains(err.Error(), "a") {
-			t.Errorf("%q: %v", bad, err)
+		if _, err := ParsePage([]byte(bad)); err == nil {
+			t.Errorf("%q: no error", bad)
 		}
 	}
 }
@@ -37,13 +36,13 @@ func TestUsageOf(t *testing.T) {
 	}
 	defer func() { _ = f.Close() }()
 	var u Usage
-	for start := time.Now(); err == nil && u.CPU == 0 && time.Since(start) < time.Minute; { // it is busy by looking
+	for start := time.Now(); err == nil && u.CPU == 0 && time.Since(start) < time.Minute; { // reading /proc uses CPU time
 		u, err = UsageOf(os.Getpid())
 	}
 	if err != nil || u.CPU == 0 || u.RSS < 1<<20 || u.Threads < 2 || u.Files < 4 {
-		t.Errorf("%+v, %v", u, err)
+		t.Errorf("UsageOf = %+v, %v", u, err)
 	}
 	if _, err := UsageOf(1 << 30); err == nil {
-		t.Error("there is no such process")
+		t.Error("no error for a process that does not exist")
 	}
 }

@@ -10,7 +10,7 @@ import (
 	podsapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// podResources is the pod-resources API of the kubelet.
+// podResources serves the kubelet's pod-resources API.
 type podResources struct {
 	podsapi.UnimplementedPodResourcesListerServer
 	kubelet *Kubelet
@@ -22,11 +22,11 @@ func (p podResources) fault() Fault {
 	return p.kubelet.fault
 }
 
-// List returns the pods that have devices.
+// List returns the pods that hold devices.
 func (p podResources) List(context.Context, *podsapi.ListPodResourcesRequest) (*podsapi.ListPodResourcesResponse, error) {
 	fault := p.fault()
-	if fault.DenyPods != "" {
-		return nil, status.Error(codes.Unknown, fault.DenyPods)
+	if fault.ListError != "" {
+		return nil, status.Error(codes.Unknown, fault.ListError)
 	}
 	resp := &podsapi.ListPodResourcesResponse{}
 	if fault.NoPods {
@@ -34,25 +34,26 @@ func (p podResources) List(context.Context, *podsapi.ListPodResourcesRequest) (*
 	}
 	s := p.kubelet.State()
 	pods := make(map[[2]string]*podsapi.PodResources)
-	for _, h := range s.Holdings {
-		name := [2]string{h.Container.Namespace, h.Container.Pod}
+	for _, a := range s.Allocations {
+		name := [2]string{a.Container.Namespace, a.Container.Pod}
 		pod := pods[name]
 		if pod == nil {
 			pod = &podsapi.PodResources{Namespace: name[0], Name: name[1]}
 			pods[name] = pod
 			resp.PodResources = append(resp.PodResources, pod)
 		}
-		at := slices.IndexFunc(pod.Containers, func(c *podsapi.ContainerResources) bool { return c.GetName() == h.Container.Name })
+		at := slices.IndexFunc(pod.Containers, func(c *podsapi.ContainerResources) bool { return c.GetName() == a.Container.Name })
 		if at < 0 {
 			at = len(pod.Containers)
-			pod.Containers = append(pod.Containers, &podsapi.ContainerResources{Name: h.Container.Name})
+			pod.Containers = append(pod.Containers, &podsapi.ContainerResources{Name: a.Container.Name})
 		}
-		for _, id := range h.Devices {
+		devices := s.Resources[a.Resource].Devices
+		for _, id := range a.Devices {
 			d := Device{ID: id}
-			if i := slices.IndexFunc(s.Resources[h.Resource].Devices, func(d Device) bool { return d.ID == id }); i >= 0 {
-				d = s.Resources[h.Resource].Devices[i]
+			if i := slices.IndexFunc(devices, func(d Device) bool { return d.ID == id }); i >= 0 {
+				d = devices[i]
 			}
-			pod.Containers[at].Devices = append(pod.Containers[at].Devices, entries(h.Resource, d)...)
+			pod.Containers[at].Devices = append(pod.Containers[at].Devices, entriesOf(a.Resource, d)...)
 		}
 	}
 	return resp, nil
@@ -60,30 +61,30 @@ func (p podResources) List(context.Context, *podsapi.ListPodResourcesRequest) (*
 
 // GetAllocatableResources returns the healthy devices.
 func (p podResources) GetAllocatableResources(context.Context, *podsapi.AllocatableResourcesRequest) (*podsapi.AllocatableResourcesResponse, error) {
-	if fault := p.fault(); fault.DenyAllocatable != "" {
-		return nil, status.Error(codes.Unknown, fault.DenyAllocatable)
+	if fault := p.fault(); fault.AllocatableError != "" {
+		return nil, status.Error(codes.Unknown, fault.AllocatableError)
 	}
 	s, resp := p.kubelet.State(), &podsapi.AllocatableResourcesResponse{}
 	for _, name := range slices.Sorted(maps.Keys(s.Resources)) {
 		for _, d := range s.Resources[name].Devices {
 			if d.Healthy {
-				resp.Devices = append(resp.Devices, entries(name, d)...)
+				resp.Devices = append(resp.Devices, entriesOf(name, d)...)
 			}
 		}
 	}
 	return resp, nil
 }
 
-// entries is how the real one writes a device: once for each of its NUMA nodes.
-func entries(resource string, d Device) (out []*podsapi.ContainerDevices) {
+// entriesOf returns the entries of a device. Like the real kubelet, it returns one for each NUMA node.
+func entriesOf(resource string, d Device) (entries []*podsapi.ContainerDevices) {
 	for _, n := range d.NUMA {
-		out = append(out, &podsapi.ContainerDevices{
+		entries = append(entries, &podsapi.ContainerDevices{
 			ResourceName: resource, DeviceIds: []string{d.ID},
 			Topology: &podsapi.TopologyInfo{Nodes: []*podsapi.NUMANode{{ID: int64(n)}}},
 		})
 	}
-	if out == nil {
-		out = []*podsapi.ContainerDevices{{ResourceName: resource, DeviceIds: []string{d.ID}}}
+	if entries == nil {
+		entries = []*podsapi.ContainerDevices{{ResourceName: resource, DeviceIds: []string{d.ID}}}
 	}
-	return out
+	return entries
 }

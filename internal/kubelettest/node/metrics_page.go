@@ -3,12 +3,13 @@ package node
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
 )
 
-// Series is a line of a metrics page.
+// Series is one line of a metrics page.
 type Series struct {
 	Name   string
 	Labels map[string]string
@@ -18,8 +19,7 @@ type Series struct {
 // Page is a metrics page.
 type Page []Series
 
-// ParsePage reads Prometheus's text format, as far as this project's pages and its peers' use it: without
-// timestamps and exemplars.
+// ParsePage parses Prometheus' text format without timestamps and exemplars.
 func ParsePage(text []byte) (Page, error) {
 	var page Page
 	lines := bufio.NewScanner(bytes.NewReader(text))
@@ -41,7 +41,7 @@ func ParsePage(text []byte) (Page, error) {
 func parseSeries(line string) (s Series, err error) {
 	end := strings.IndexAny(line, "{ ")
 	if end < 0 {
-		return s, fmt.Errorf("no value")
+		return s, errors.New("no value")
 	}
 	s.Name, line = line[:end], line[end:]
 	if line[0] == '{' {
@@ -50,7 +50,7 @@ func parseSeries(line string) (s Series, err error) {
 		for !strings.HasPrefix(line, "}") {
 			name, rest, found := strings.Cut(line, "=")
 			if !found {
-				return s, fmt.Errorf("a label without a value")
+				return s, errors.New("label without a value")
 			}
 			quoted, err := strconv.QuotedPrefix(rest)
 			if err != nil {
@@ -67,17 +67,18 @@ func parseSeries(line string) (s Series, err error) {
 	return s, err
 }
 
-// Value returns the one series of a name with these labels, given as name and value in turn, and whether it is there.
+// Value returns the value of the first series with a name and labels, and whether it exists. The labels are alternating
+// names and values.
 func (p Page) Value(name string, labels ...string) (float64, bool) {
 	for _, s := range p {
-		if s.Name == name && s.has(labels) {
+		if s.Name == name && s.matches(labels) {
 			return s.Value, true
 		}
 	}
 	return 0, false
 }
 
-func (s Series) has(labels []string) bool {
+func (s Series) matches(labels []string) bool {
 	for i := 0; i+1 < len(labels); i += 2 {
 		if s.Labels[labels[i]] != labels[i+1] {
 			return false

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Usage is what a process has of the machine.
+// Usage is the resource usage of a process.
 type Usage struct {
 	CPU     time.Duration // since its start, user and system
 	RSS     uint64        // bytes
@@ -17,18 +17,18 @@ type Usage struct {
 	Files   int // open descriptors
 }
 
-// UsageOf looks at a process in /proc (proc_pid_stat(5)).
+// UsageOf reads the usage of a process from /proc; proc_pid_stat(5) describes the fields.
 func UsageOf(pid int) (u Usage, err error) {
 	dir := filepath.Join("/proc", strconv.Itoa(pid))
 	stat, err := os.ReadFile(filepath.Join(dir, "stat"))
 	if err != nil {
 		return u, err
 	}
-	// The name is in brackets and may hold anything; the third field is behind it.
+	// The process name, which may contain anything, is in parentheses; the third field follows it.
 	rest := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
 	const state, utime, stime, threads, rss = 3, 14, 15, 20, 24
 	if len(rest) <= rss-state {
-		return u, fmt.Errorf("%s/stat has %d fields", dir, len(rest))
+		return u, fmt.Errorf("%s/stat: expected at least %d fields, got %d", dir, rss, len(rest)+state-1)
 	}
 	var n [rss + 1]uint64
 	for _, field := range []int{utime, stime, threads, rss} {
@@ -36,7 +36,7 @@ func UsageOf(pid int) (u Usage, err error) {
 			return u, fmt.Errorf("%s/stat: field %d: %w", dir, field, err)
 		}
 	}
-	const tick = time.Second / 100 // USER_HZ is 100 on every architecture that Go has
+	const tick = time.Second / 100 // USER_HZ is 100 on all architectures of Go
 	u = Usage{
 		CPU: time.Duration(n[utime]+n[stime]) * tick, RSS: n[rss] * uint64(os.Getpagesize()), Threads: int(n[threads]),
 	}

@@ -115,18 +115,14 @@ func startServer(t *testing.T) *simServer {
 // await waits until the source has a status.
 func (a *simServer) await(t *testing.T, want health.SourceStatus) *health.Snapshot {
 	t.Helper()
-	timeout := time.After(30 * time.Second)
-	for {
-		s, changed := a.Snapshots.Watch()
-		if s != nil && s.Source.Status == want {
-			return s
+	var s *health.Snapshot
+	agenttest.Eventually(t, "source "+want.String(), func() error {
+		if s = a.Snapshots.Load(); s == nil || s.Source.Status != want {
+			return fmt.Errorf("snapshot %+v", s)
 		}
-		select {
-		case <-changed:
-		case <-timeout:
-			t.Fatalf("the source is not %v: %+v", want, s)
-		}
-	}
+		return nil
+	})
+	return s
 }
 
 // send sends a request as soon as the socket exists.

@@ -32,12 +32,12 @@ const (
 
 // nodeCondition is core/v1's NodeCondition.
 type nodeCondition struct {
-	Type               string      `json:"type"`
-	Status             string      `json:"status"`
-	LastHeartbeatTime  metav1.Time `json:"lastHeartbeatTime"`
-	LastTransitionTime metav1.Time `json:"lastTransitionTime"`
-	Reason             string      `json:"reason"`
-	Message            string      `json:"message"`
+	Type               string                 `json:"type"`
+	Status             metav1.ConditionStatus `json:"status"`
+	LastHeartbeatTime  metav1.Time            `json:"lastHeartbeatTime"`
+	LastTransitionTime metav1.Time            `json:"lastTransitionTime"`
+	Reason             string                 `json:"reason"`
+	Message            string                 `json:"message"`
 }
 
 // coreEvent is core/v1's Event, which kubectl describe shows. Unlike those of events.k8s.io, its count can be raised.

@@ -161,7 +161,7 @@ func (a *Agent) apply(c config.Config) {
 	if w, current := cmp.Or(c.Web, &web.Config{}), a.webConfig.Load(); current == nil || !current.Equal(w) {
 		a.webConfig.Store(w)
 	}
-	storeChanged(&a.podLabelsConfig, podlabels.Config{Labels: c.Metrics.ShownPodLabels(), Kubeconfig: c.Health.Kubernetes.Kubeconfig})
+	storeChanged(&a.podLabelsConfig, podlabels.Config{Labels: c.Metrics.SelectedPodLabels(), Kubeconfig: c.Health.Kubernetes.Kubeconfig})
 }
 
 // logNotes logs the notes on a valid configuration.

@@ -70,7 +70,7 @@ func (s *scrape) labelsOfPod(h plugin.Holder) []Label {
 	if !cached {
 		labels = slices.DeleteFunc(slices.Clone(s.src.PodLabels(h.Namespace, h.Pod)), func(l Label) bool {
 			valid := model.LegacyValidation.IsValidLabelName(l.Name) && !strings.HasPrefix(l.Name, model.ReservedLabelPrefix)
-			return l.Value == "" || !valid || l.Name != podUIDLabel && s.cfg.labelUser(l.Name) != ""
+			return l.Value == "" || !valid || l.Name != podUIDLabel && s.cfg.labelReservedBy(l.Name) != ""
 		})
 		s.podLabels[name] = labels
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
 )
 
-// collectComputed adds one of dcgm-exporter's DCGM_EXP_ metrics, which are no fields of DCGM. dcgm-exporter queries
+// collectComputed adds one of dcgm-exporter's DCGM_EXP_ metrics, which are not fields of DCGM. dcgm-exporter queries
 // DCGM for them at every scrape; the agent computes them from the snapshot and the totals.
 func (s *scrape) collectComputed(name string, family int, set labelSet) {
 	add := func(v float64, more ...Label) { s.AddWith(family, v, set.labels, more...) }

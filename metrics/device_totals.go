@@ -144,8 +144,8 @@ func (a *accumulator) update(o observation) {
 	a.lastUpdate, a.lastPollAt = o.at, o.snapshot.At
 }
 
-// newDeviceTotals starts with a device's current state, which is no transition. XIDs of its first sample count as new;
-// earlier ones do not.
+// newDeviceTotals starts with a device's current state, which does not count as a transition. XIDs of its first sample
+// count as new; earlier ones do not.
 func newDeviceTotals(d *health.DeviceState) deviceTotals {
 	counts := maps.Clone(d.XIDCounts)
 	for _, x := range d.Sample.XIDs {

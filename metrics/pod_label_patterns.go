@@ -72,7 +72,7 @@ func (p *PodPicker) Of(uid string, labels map[string]string) (exported []Label, 
 	for _, key := range p.matchingKeys(labels) {
 		name := podLabelName(key)
 		switch {
-		case taken[name] || reservedLabelUser(name) != "":
+		case taken[name] || reservedBy(name) != "":
 			continue
 		case len(exported) >= maxPodLabels:
 			omitted = append(omitted, key)

@@ -13,7 +13,7 @@ import (
 
 // pick returns the labels of a pod as "name=value", and the omitted keys.
 func pick(c Config, labels map[string]string) (exported, omitted []string) {
-	picked, omitted := NewPodPicker(c.ShownPodLabels()).Of("0f4b", labels)
+	picked, omitted := NewPodPicker(c.SelectedPodLabels()).Of("0f4b", labels)
 	for _, l := range picked {
 		exported = append(exported, l.Name+"="+l.Value)
 	}
@@ -76,10 +76,10 @@ func TestPodPickerUID(t *testing.T) {
 	if got, _ := pick(off, map[string]string{"a": "b"}); got != nil {
 		t.Errorf("podUID: false: got %q", got)
 	}
-	if got, _ := NewPodPicker(on.ShownPodLabels()).Of("", nil); got != nil {
+	if got, _ := NewPodPicker(on.SelectedPodLabels()).Of("", nil); got != nil {
 		t.Errorf("a pod without UID: got %q", got)
 	}
-	if !on.ShownPodLabels().Any() || off.ShownPodLabels().Any() {
+	if !on.SelectedPodLabels().Any() || off.SelectedPodLabels().Any() {
 		t.Error("Any does not follow podUID")
 	}
 }
@@ -125,17 +125,17 @@ func FuzzPodLabels(f *testing.F) {
 		if expr, ok := strings.CutPrefix(entry, "/"); ok {
 			selected = regexp.MustCompile(strings.TrimSuffix(expr, "/")).MatchString
 		}
-		picker := NewPodPicker(c.ShownPodLabels())
+		picker := NewPodPicker(c.SelectedPodLabels())
 		exported, omitted := picker.Of("", pod)
 		names := make(map[string]bool)
 		for _, l := range exported {
-			if !model.LegacyValidation.IsValidLabelName(l.Name) || names[l.Name] || reservedLabelUser(l.Name) != "" || !selected(l.Value) || podLabelName(l.Value) != l.Name {
+			if !model.LegacyValidation.IsValidLabelName(l.Name) || names[l.Name] || reservedBy(l.Name) != "" || !selected(l.Value) || podLabelName(l.Value) != l.Name {
 				t.Errorf("%q exports %+v", entry, l)
 			}
 			names[l.Name] = true
 		}
 		for key := range pod {
-			if name := podLabelName(key); selected(key) && !names[name] && reservedLabelUser(name) == "" && !slices.ContainsFunc(omitted, func(l string) bool { return podLabelName(l) == name }) {
+			if name := podLabelName(key); selected(key) && !names[name] && reservedBy(name) == "" && !slices.ContainsFunc(omitted, func(l string) bool { return podLabelName(l) == name }) {
 				t.Errorf("%q does not export %s: got %v, omitted %q", entry, key, exported, omitted)
 			}
 		}

@@ -31,8 +31,8 @@ type PodLabels struct {
 // Any reports whether anything is selected.
 func (p PodLabels) Any() bool { return p.UID || len(p.Named) > 0 || len(p.Patterns) > 0 }
 
-// ShownPodLabels returns the selection of a valid configuration.
-func (c Config) ShownPodLabels() PodLabels {
+// SelectedPodLabels returns the selection of a valid configuration.
+func (c Config) SelectedPodLabels() PodLabels {
 	labels := PodLabels{UID: c.PodUID}
 	for _, entry := range c.PodLabels {
 		switch pattern, err := podLabelPattern(entry); {
@@ -65,18 +65,18 @@ func podLabelName(key string) string {
 // https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set
 var labelKey = regexp.MustCompile(`^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$`)
 
-// labelUser returns who uses a label name already: the agent or Prometheus; "" if nobody.
-func (c Config) labelUser(name string) string {
+// labelReservedBy returns what reserves a label name: the agent or Prometheus; "" if nothing does.
+func (c Config) labelReservedBy(name string) string {
 	for _, f := range c.Chosen.Labels {
 		if f.Name == name {
 			return "the agent"
 		}
 	}
-	return reservedLabelUser(name)
+	return reservedBy(name)
 }
 
-// reservedLabelUser is labelUser regardless of the selected fields.
-func reservedLabelUser(name string) string {
+// reservedBy is labelReservedBy regardless of the selected fields.
+func reservedBy(name string) string {
 	switch {
 	case slices.Contains([]string{"job", "instance", "le", "quantile"}, name):
 		return "Prometheus"
@@ -115,7 +115,7 @@ func (c Config) validatePodLabels() error {
 			prefix, name = "", entry
 		}
 		label := podLabelName(entry)
-		user, other := c.labelUser(label), entryOf[label]
+		reserver, other := c.labelReservedBy(label), entryOf[label]
 		switch {
 		case err != nil:
 			fail("%q: %w", entry, err)
@@ -124,8 +124,8 @@ func (c Config) validatePodLabels() error {
 		case pattern != "":
 		case !labelKey.MatchString(entry) || len(prefix) > 253 || len(name) > 63:
 			fail("%q: %w", entry, errInvalidLabelKey)
-		case user != "":
-			fail("%q: %w: %s uses %s", entry, errLabelInUse, user, label)
+		case reserver != "":
+			fail("%q: %w: %s uses %s", entry, errLabelInUse, reserver, label)
 		case other != "":
 			fail("%q and %q: %w: %s", other, entry, errLabelCollision, label)
 		default:

@@ -313,7 +313,7 @@ func TestPodLabelsConfig(t *testing.T) {
 	}
 	check := func(name string, c Config, err error) {
 		t.Helper()
-		if got := c.Metrics.ShownPodLabels(); err != nil || !reflect.DeepEqual(got, want) {
+		if got := c.Metrics.SelectedPodLabels(); err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: %+v, %v, want %+v", name, got, err, want)
 		}
 	}

@@ -58,7 +58,7 @@ func (g *rig) start() *rig {
 	return g
 }
 
-func (g *rig) configure(c metrics.Config) { g.config.Store(&Config{Labels: c.ShownPodLabels()}) }
+func (g *rig) configure(c metrics.Config) { g.config.Store(&Config{Labels: c.SelectedPodLabels()}) }
 
 // awaitLabels waits until a pod has labels, as "name=value".
 func (g *rig) awaitLabels(namespace, name string, want ...string) {

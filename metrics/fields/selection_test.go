@@ -20,20 +20,6 @@ func specs(names ...string) []Spec {
 	return list
 }
 
-// selectText selects the fields of a file with this text.
-func selectText(t *testing.T, text string) Selection {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "counters.csv")
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	s, err := SelectFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
-}
-
 func TestTable(t *testing.T) {
 	names := make(map[string]bool)
 	ids := make(map[health.Field]bool)
@@ -146,29 +132,6 @@ func TestSelectSets(t *testing.T) {
 	}
 }
 
-// Text fields can be selected as labels; the source must provide those that are not in the inventory.
-func TestSelectTextFields(t *testing.T) {
-	text := ""
-	var want []health.Field
-	for _, r := range table {
-		if r.typ == TypeLabel {
-			text += r.name + ", label, " + r.help + "\n"
-			if !alwaysProvided(r.id) {
-				want = append(want, r.id)
-			}
-		}
-	}
-	s := selectText(t, text)
-	for _, id := range want {
-		if !slices.Contains(s.IDs(), id) {
-			t.Errorf("field %d is not measured", id)
-		}
-	}
-	if n := strings.Count(text, "\n"); len(s.Labels) != n || len(s.Unknown) != 0 {
-		t.Errorf("got %d labels, want %d; rejected %q", len(s.Labels), n, s.Unknown)
-	}
-}
-
 // Only an unknown name that may be a misspelt set gets a hint about the sets.
 func TestSelectHintsAtSets(t *testing.T) {
 	for _, c := range []struct {
@@ -188,11 +151,19 @@ func TestSelectHintsAtSets(t *testing.T) {
 }
 
 func TestSelectFile(t *testing.T) {
-	if _, err := SelectFile(filepath.Join(t.TempDir(), "none.csv")); !os.IsNotExist(err) {
+	path := filepath.Join(t.TempDir(), "counters.csv")
+	if _, err := SelectFile(path); !os.IsNotExist(err) {
 		t.Errorf("missing file: %v", err)
 	}
-	s := selectText(t, "# Format,,\r\n\r\nDCGM_FI_DEV_SM_CLOCK,  gauge, SM clock, in MHz.\r\nDCGM_FI_DEV_DEC_UTIL ,     gauge, Decoder utilization (in %).\n"+
-		"DCGM_FI_DRIVER_VERSION,        label, Driver Version\n  # a comment\nDCGM_FI_DEV_GPU_TEMP gauge\ndefault, gauge, x\nDCGM_FI_DEV_X,gauge,x\n")
+	text := "# Format,,\r\n\r\nDCGM_FI_DEV_SM_CLOCK,  gauge, SM clock, in MHz.\r\nDCGM_FI_DEV_DEC_UTIL ,     gauge, Decoder utilization (in %).\n" +
+		"DCGM_FI_DRIVER_VERSION,        label, Driver Version\n  # a comment\nDCGM_FI_DEV_GPU_TEMP gauge\ndefault, gauge, x\nDCGM_FI_DEV_X,gauge,x\n"
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s, err := SelectFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
 	want := []Field{
 		{health.FieldSMClock, "DCGM_FI_DEV_SM_CLOCK", "gauge", "SM clock, in MHz."},
 		{health.FieldDecUtil, "DCGM_FI_DEV_DEC_UTIL", "gauge", "Decoder utilization (in %)."},

@@ -17,7 +17,7 @@ const (
 	TypeLabel   = "label" // not a metric of its own, but a label of all other fields
 )
 
-// dcgm-exporter's metrics that are no fields of DCGM. The agent computes them from the snapshot.
+// dcgm-exporter's metrics that are not fields of DCGM. The agent computes them from the snapshot.
 const (
 	XIDErrorsCount   = "DCGM_EXP_XID_ERRORS_COUNT"
 	XIDErrorsTotal   = "DCGM_EXP_XID_ERRORS_TOTAL"

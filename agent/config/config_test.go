@@ -171,33 +171,6 @@ func TestReloadRefusesEmptyFieldsFile(t *testing.T) {
 	}
 }
 
-// unknownVariables ignores what the kubelet sets for Services.
-func TestUnknownVariables(t *testing.T) {
-	notes := unknownVariables([]string{
-		"GPU_NODE_AGENT_SOURCE_MOED=sim", "GPU_NODE_AGENT_SOURCE_MODE=sim", "GPU_NODE_AGENT_HEALTH_STATE_FILE=x", "GPU_NODE_AGENT_HEALTH_STATEFILE=x",
-		"GPU_NODE_AGENT_METRICS_SERVICE_HOST=10.0.0.1", "GPU_NODE_AGENT_METRICS_PORT=tcp://10.0.0.1:9400", "GPU_NODE_AGENT_METRICS_PORT_9400_TCP=x",
-		"GPU_NODE_AGENT_OTHER_KEY=x", "GPU_NODE_AGENT=x", "PATH=x",
-	}, []string{"source.mode", "health.stateFile"})
-	if len(notes) != 1 || !strings.HasPrefix(notes[0], "GPU_NODE_AGENT_SOURCE_MOED: ") || !strings.HasSuffix(notes[0], "GPU_NODE_AGENT_SOURCE_MODE?") {
-		t.Errorf("%q", notes)
-	}
-}
-
-func TestNVIDIAHealthCheckVariables(t *testing.T) {
-	t.Setenv("DP_DISABLE_HEALTHCHECKS", "48,oops")
-	t.Setenv("DP_ENABLE_HEALTHCHECKS", "109")
-	c, err := load(t, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if x := c.Health.XID; x.Effect(48) != health.EffectIgnore || x.Effect(109) != health.EffectUnhealthy || x.Effect(79) != health.EffectUnhealthy {
-		t.Errorf("XIDs %+v", x)
-	}
-	if len(c.Notes) != 1 || !strings.Contains(c.Notes[0], "oops") {
-		t.Errorf("notes %q", c.Notes)
-	}
-}
-
 func TestConfigErrors(t *testing.T) {
 	type list = []string // keys, each with a part of its error after a space
 	for text, want := range map[string]list{

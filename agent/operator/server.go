@@ -1,4 +1,4 @@
-// Package operator has the commands that talk to a running agent, and the agent's side of the operator's socket.
+// Package operator implements the commands that talk to a running agent, and the server of the operator's socket.
 package operator
 
 import (

@@ -21,7 +21,8 @@ import (
 	"testing"
 	"time"
 
-	// The built binary is no input of go test's cache; these imports and a read of main.go are.
+	// go test caches results by imports and by the files that a test reads. The built binary is neither, so the test imports
+	// its packages and reads main.go.
 	_ "github.com/gpu-node-agent/gpu-node-agent/agent"
 	_ "github.com/gpu-node-agent/gpu-node-agent/agent/doctor"
 	_ "github.com/gpu-node-agent/gpu-node-agent/agent/operator"

@@ -264,6 +264,10 @@ func TestDetachAndAttachResponseTexts(t *testing.T) {
 	if err := d.err(); err == nil || !strings.Contains(err.Error(), "/dev/nvidia0, /dev/nvidiactl") {
 		t.Error(err)
 	}
+	closed := d
+	if closed.OpenFiles = nil; closed.text() == d.text() {
+		t.Errorf("the text does not show whether files are open: %s", d.text())
+	}
 	d = DetachResponse{OpenFilesErr: "open /proc/self/fd: no such file or directory"}
 	if err := d.err(); err == nil || !strings.Contains(err.Error(), d.OpenFilesErr) {
 		t.Error(err)

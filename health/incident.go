@@ -79,7 +79,7 @@ var incidentRules = map[string]incidentRule{
 
 // ofXID reports whether the incident only repeats an XID. DCGM reports some XIDs with codes of their own, and others, such as
 // 63 and 64, with the code of a check: "Row remap failure (triggered by XID 64: …)". It keeps all of them until its engine
-// restarts (OBSERVED.md#observed-1), and the agent judges the XIDs themselves.
+// restarts (dcgm/OBSERVED.md#xid-incidents), and the agent judges the XIDs themselves.
 func (i Incident) ofXID() bool {
 	return ruleOf(i.Code).source == incidentSticky || i.triggeredByXID()
 }

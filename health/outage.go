@@ -7,7 +7,7 @@ import (
 
 // OutageDelay is how long the source must report that all GPUs are unreachable before that counts. A host engine that started
 // without a driver lists no GPU and reports no error; binding or unbinding one GPU makes DCGM report all of them as detached
-// for a moment (OBSERVED.md#observed-11). A failing switch can also take all GPUs away for real.
+// for a moment (dcgm/OBSERVED.md#short-detach). A failing switch can also take all GPUs away for real.
 const OutageDelay = 10 * time.Second
 
 // OutageFilter delays readings in which all GPUs disappear at once, and readings that lack a GPU which only the saved state

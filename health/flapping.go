@@ -23,14 +23,14 @@ func (v Verdict) faulty() bool {
 
 // flappingFinding returns the finding of a device that became unhealthy too often.
 func flappingFinding(c Config, findings []Finding, trips int, now time.Time) Finding {
-	reason := fmt.Sprintf("the GPU became unhealthy %d times within %v", trips, c.Flap.Within)
-	for _, f := range slices.Backward(findings) {
+	last := ""
+	for _, f := range findings {
 		if f.State == Unhealthy && f.Cause != CauseFlapping {
-			reason += ", most recently by " + f.Cause
-			break
+			last = ", most recently by " + f.Cause
 		}
 	}
 	return Finding{
-		Cause: CauseFlapping, State: Unhealthy, Reason: reason, Action: ActionFindCause, Since: now, Last: now, Clears: ClearsReboot,
+		Cause: CauseFlapping, State: Unhealthy, Action: ActionFindCause, Since: now, Last: now, Clears: ClearsReboot,
+		Reason: fmt.Sprintf("the GPU became unhealthy %d times within %v%s", trips, c.Flap.Within, last),
 	}
 }

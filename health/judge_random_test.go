@@ -92,7 +92,7 @@ func leastState(c Config, s Sample, gpu bool) State {
 func TestJudgeRandomSequences(t *testing.T) {
 	for seed := range uint64(60) {
 		r := random{rand.New(rand.NewPCG(seed, 1))}
-		var known []DeviceState
+		var devices []DeviceState
 		gpus := make(map[DeviceID]bool)
 		seconds := 0
 		for i := range 40 {
@@ -125,8 +125,8 @@ func TestJudgeRandomSequences(t *testing.T) {
 				held = nil
 			}
 
-			before, kept := known, deepCopy(known)
-			known = judgeAndDecide(c, before, &reading, held, at(seconds))
+			before, kept := devices, deepCopy(devices)
+			devices = judgeAndDecide(c, before, &reading, held, at(seconds))
 			if !reflect.DeepEqual(before, kept) {
 				t.Fatalf("%s: an older snapshot was modified", where)
 			}
@@ -134,18 +134,18 @@ func TestJudgeRandomSequences(t *testing.T) {
 			r.Shuffle(len(shuffled.Samples), func(i, j int) {
 				shuffled.Samples[i], shuffled.Samples[j] = shuffled.Samples[j], shuffled.Samples[i]
 			})
-			if again := judgeAndDecide(c, before, &shuffled, held, at(seconds)); !reflect.DeepEqual(again, known) {
-				t.Fatalf("%s: another order gives\n%+v\nnot\n%+v", where, again, known)
+			if again := judgeAndDecide(c, before, &shuffled, held, at(seconds)); !reflect.DeepEqual(again, devices) {
+				t.Fatalf("%s: another order gives\n%+v\nnot\n%+v", where, again, devices)
 			}
-			checkVerdicts(t, where, c, &reading, gpus, samples, before, known, at(seconds))
+			checkVerdicts(t, where, c, &reading, gpus, samples, before, devices, at(seconds))
 		}
 	}
 }
 
-func checkVerdicts(t *testing.T, where string, c Config, reading *Reading, gpus map[DeviceID]bool, samples map[DeviceID]Sample, before, known []DeviceState, now time.Time) {
+func checkVerdicts(t *testing.T, where string, c Config, reading *Reading, gpus map[DeviceID]bool, samples map[DeviceID]Sample, before, devices []DeviceState, now time.Time) {
 	t.Helper()
 	verdicts := make(map[DeviceID]Verdict)
-	for _, d := range known {
+	for _, d := range devices {
 		if _, twice := verdicts[d.Device.ID]; twice {
 			t.Fatalf("%s: duplicate %s", where, d.Device.ID)
 		}
@@ -168,7 +168,7 @@ func checkVerdicts(t *testing.T, where string, c Config, reading *Reading, gpus 
 			t.Fatalf("%s: %s disappeared with its missing GPU", where, d.Device.ID)
 		}
 	}
-	for _, d := range known {
+	for _, d := range devices {
 		v := d.Verdict
 		worst := Unknown
 		for _, f := range v.Findings {

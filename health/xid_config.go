@@ -94,15 +94,21 @@ func duplicates[T comparable](lists []effectList[T]) []duplicate[T] {
 	return found
 }
 
-// Effect returns the effect of an XID: its override, else that of the preset.
-func (c XIDConfig) Effect(code int) Effect {
+// override returns the effect of an XID if one of the lists has it.
+func (c XIDConfig) override(code int) (e Effect, ok bool) {
 	switch {
 	case slices.Contains(c.Unhealthy, code):
-		return EffectUnhealthy
+		return EffectUnhealthy, true
 	case slices.Contains(c.Warn, code):
-		return EffectWarn
-	case slices.Contains(c.Ignore, code):
-		return EffectIgnore
+		return EffectWarn, true
+	}
+	return EffectIgnore, slices.Contains(c.Ignore, code)
+}
+
+// Effect returns the effect of an XID: its override, else that of the preset.
+func (c XIDConfig) Effect(code int) Effect {
+	if e, ok := c.override(code); ok {
+		return e
 	}
 	switch c.Preset {
 	case XIDPresetNVIDIA:
@@ -120,7 +126,7 @@ func (c XIDConfig) Effect(code int) Effect {
 // followsRecoveryAction reports whether the driver's recovery action decides the effect of an XID. It does so only in the
 // default preset, and not for XIDs with an override.
 func (c XIDConfig) followsRecoveryAction(code int) bool {
-	overridden := slices.Contains(c.Unhealthy, code) || slices.Contains(c.Warn, code) || slices.Contains(c.Ignore, code)
+	_, overridden := c.override(code)
 	return c.Preset == XIDPresetDefault && !overridden && LookupXID(code).FollowsRecoveryAction
 }
 

@@ -44,13 +44,13 @@ func readCatalogue(t *testing.T) map[int]catalogueRow {
 
 // TestXIDTable compares the table with NVIDIA's catalogue.
 func TestXIDTable(t *testing.T) {
-	known := readCatalogue(t)
-	if len(known) != 172 || len(xidTable) != 174 {
-		t.Fatalf("%d rows in the catalogue, %d in the table", len(known), len(xidTable))
+	rows := readCatalogue(t)
+	if len(rows) != 172 || len(xidTable) != 174 {
+		t.Fatalf("%d rows in the catalogue, %d in the table", len(rows), len(xidTable))
 	}
 	names := make(map[string]int)
 	for code := 1; code < len(xidTable); code++ {
-		x, row := LookupXID(code), known[code]
+		x, row := LookupXID(code), rows[code]
 		fail := func(format string, args ...any) {
 			t.Helper()
 			t.Errorf("XID %d (%s, catalogue %q): "+format, append([]any{code, x.Name, row.immediate}, args...)...)

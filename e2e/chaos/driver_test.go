@@ -82,7 +82,7 @@ func (w *world) applyDriver(ctx context.Context, s step) error {
 		if err := w.trap(ctx, "refuse"); err != nil {
 			return err
 		}
-		if _, err := w.askToDetach(ctx, time.Hour, true); err == nil || !strings.Contains(err.Error(), "does not let go of the driver") {
+		if _, err := w.askToDetach(ctx, time.Hour, true); err == nil || !strings.Contains(err.Error(), "does not detach the driver") {
 			return violated("detach", "the host engine refuses, and the answer is: %v", err)
 		}
 		w.release()
@@ -127,7 +127,7 @@ func (w *world) detachPolitely(ctx context.Context) error {
 		return err
 	}
 	after, err2 := w.holdersKnown(ctx)
-	if err2 != nil || before && after || !strings.Contains(err.Error(), "whether pods hold GPUs is not known") {
+	if err2 != nil || before && after || !strings.Contains(err.Error(), "whether pods hold GPUs") {
 		return violated("detach", "no pod holds a GPU, and the answer is: %v; %v", err, err2)
 	}
 	return nil

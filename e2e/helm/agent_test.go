@@ -52,8 +52,8 @@ func changed(config map[string]any, prefix string, to func(key string, value any
 	return made
 }
 
-// knownWords are the values that an error offers instead of an unknown one.
-var knownWords = regexp.MustCompile(`(?:" is not known; use|expected) (?:one of )?([^ ,]+(?:(?:, | or )[^ ,]+)*)(?:, got .*)?\n`)
+// knownWords are those that an error offers instead of an unknown one.
+var knownWords = regexp.MustCompile(`(?:" is not known; use |^expected )(?:one of )?(.+?)(?:, got ".*")?\n`)
 
 // aDuration is what time.ParseDuration takes.
 const aDuration = `[-+]?(0|([0-9]*\.?[0-9]*(ns|us|µs|μs|ms|s|m|h))+)`
@@ -97,7 +97,7 @@ func ofTexts(t *testing.T, defaults map[string]any, wanted map[string]map[string
 			}
 		case strings.Contains(text, "expected a duration"):
 			wanted[key] = map[string]any{"pattern": "^" + aDuration + "$" + orEmpty}
-		case strings.Contains(text, "is not an absolute path"), strings.Contains(text, "expected an absolute path"):
+		case strings.Contains(text, "absolute path"):
 			wanted[key] = map[string]any{"pattern": "^/" + orEmpty}
 		}
 	}

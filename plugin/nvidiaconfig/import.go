@@ -38,8 +38,7 @@ func Import(text []byte, base plugin.Config) (plugin.Config, []string, error) {
 	return in.Config, in.warnings, nil
 }
 
-// checkFormat returns an error for YAML that is no such file, which would otherwise have no effect. It accepts an empty
-// file.
+// checkFormat returns an error for other YAML files, which would have no effect. It accepts an empty file.
 func checkFormat(tree map[string]any) error {
 	if len(tree) == 0 {
 		return nil

@@ -171,97 +171,48 @@ func TestReloadRefusesEmptyFieldsFile(t *testing.T) {
 	}
 }
 
-// unknownVariables ignores what the kubelet sets for Services.
-func TestUnknownVariables(t *testing.T) {
-	notes := unknownVariables([]string{
-		"GPU_NODE_AGENT_SOURCE_MOED=sim", "GPU_NODE_AGENT_SOURCE_MODE=sim", "GPU_NODE_AGENT_HEALTH_STATE_FILE=x", "GPU_NODE_AGENT_HEALTH_STATEFILE=x",
-		"GPU_NODE_AGENT_METRICS_SERVICE_HOST=10.0.0.1", "GPU_NODE_AGENT_METRICS_PORT=tcp://10.0.0.1:9400", "GPU_NODE_AGENT_METRICS_PORT_9400_TCP=x",
-		"GPU_NODE_AGENT_OTHER_KEY=x", "GPU_NODE_AGENT=x", "PATH=x",
-	}, []string{"source.mode", "health.stateFile"})
-	if len(notes) != 1 || !strings.HasPrefix(notes[0], "GPU_NODE_AGENT_SOURCE_MOED: ") || !strings.HasSuffix(notes[0], "GPU_NODE_AGENT_SOURCE_MODE?") {
-		t.Errorf("%q", notes)
-	}
-}
-
-func TestNVIDIAHealthCheckVariables(t *testing.T) {
-	t.Setenv("DP_DISABLE_HEALTHCHECKS", "48,oops")
-	t.Setenv("DP_ENABLE_HEALTHCHECKS", "109")
-	c, err := load(t, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if x := c.Health.XID; x.Effect(48) != health.EffectIgnore || x.Effect(109) != health.EffectUnhealthy || x.Effect(79) != health.EffectUnhealthy {
-		t.Errorf("XIDs %+v", x)
-	}
-	if len(c.Notes) != 1 || !strings.Contains(c.Notes[0], "oops") {
-		t.Errorf("notes %q", c.Notes)
-	}
-}
-
-func TestSimConfigErrors(t *testing.T) {
-	for text, want := range map[string][]string{ // the key, and what the error contains
-		"scenario: [{gpu: 1, recoveryAction: [7]}]": {"scenario[0].recoveryAction", "[7]"},
-		"scenario: [{gpu: 1, recoveryAction: -7}]":  {"scenario[0].recoveryAction", `"-7"`, "reset"},
-		"past: [{gpu: 5, xid: 95}]":                 {"past[0].ago", "0s"},
-		"past: [{ago: 10, gpu: 5, xid: 95}]":        {"past[0].ago", "10"},
-		"past: [{ago: 10s, gpu: 5, xid: x}]":        {"past[0].xid", `"x"`},
-		"past: [{ago: 10s, gpu: 8, xid: 95}]":       {"past[0].gpu", "8", "h100-8"},
-		"past: [{ago: 10s, gpu: 5}]":                {"past[0].xid"},
-		"past: [{at: 10s, gpu: 5, xid: 95}]":        {"past[0].at"},
-	} {
-		_, err := load(t, "source: {mode: sim, sim: {"+text+"}}")
-		wantError(t, text, err, "source.sim."+want[0], want[1:]...)
-	}
-}
-
 func TestConfigErrors(t *testing.T) {
 	type list = []string // keys, each with a part of its error after a space
 	for text, want := range map[string]list{
-		"plugin: {kubeletDirr: /x}":                                   {"plugin.kubeletDirr plugin.kubeletDir?"},
-		"sourze: {mode: sim}":                                         {"sourze"},
-		"source: {sim: {scenario: [{at: 1s, gpuu: 1}]}}":              {"source.sim.scenario[0].gpuu"},
-		"source: {sim: {scenario: [{lost: maybe}, hello, {gpu: x}]}}": {"source.sim.scenario[0].lost", "source.sim.scenario[1]", "source.sim.scenario[2].gpu"},
-		"source.mode: sim":                                            {"source.mode source: {mode: …}"},
-		"health: {cordon: 5}":                                         {"health.cordon 5"},
-		"plugin: {sharing: {timeSlicing: {resources: [5]}}}":          {"plugin.sharing.timeSlicing.resources[0] 5"},
-		"source: {mode: simulated}":                                   {`source.mode "simulated"`},
-		"source: {mode: standalone}":                                  {"source.address standalone"},
-		"source: {mode: embedded, address: 'a:1'}":                    {"source.address embedded"},
-		"source: {address: 'localhost:'}":                             {`source.address "localhost:"`},
-		"source: {address: 'unix://run/x'}":                           {`source.address "unix://run/x"`},
-		"source: {interval: 10}":                                      {"source.interval 10"},
-		"source: {interval: soon, stallAfter: 1ms}":                   {`source.interval "soon"`},
-		"source: {interval: 5ms, stallAfter: 1ms}":                    {"source.interval 5ms", "source.stallAfter 1ms"},
-		"source: {healthSystems: [pcie, gpu]}":                        {`source.healthSystems "gpu"`},
-		"source: {healthSystems: []}":                                 {"source.healthSystems [all]"},
-		"source: {sim: {profile: b200}}":                              {"source.sim.profile b200"},
-		"source: {sim: {seed: 1.5}}":                                  {"source.sim.seed 1.5"},
-		"source: {sim: {scenario: [{at: 1s, gpu: many}]}}":            {"source.sim.scenario[0].gpu many"},
-		"source: {sim: {scenario: [{at: 1s, gpu: 99, xid: 79}]}}":     {"source.sim.scenario[0].gpu 99"},
-		"health: {temperature: hot}":                                  {`health.temperature "hot"`},
-		"health: {xid: {preset: x, warn: [0]}}":                       {`health.xid.preset "x"`, "health.xid.warn 0"},
-		"health: {incidents: {warn: [x]}}":                            {`health.incidents.warn "x"`},
-		"health: {flap: {trips: -1}, socket: here, recovery: x}":      {"health.flap.trips -1", `health.socket "here"`, `health.recovery "x"`},
-		"health: {interval: 0s}":                                      {"health.interval 0s"},
-		"log: {level: loud, format: xml}":                             {`log.level "loud"`, `log.format "xml"`},
-		"metrics: {listen: 9400}":                                     {"metrics.listen 9400"},
-		"log: nothing":                                                {`log "nothing"`},
+		"plugin: {kubeletDirr: /x}":                                                         {"plugin.kubeletDirr plugin.kubeletDir?"},
+		"sourze: {mode: sim}":                                                               {"sourze"},
+		"source: {sim: {scenario: [{at: 1s, gpuu: 1}]}}":                                    {"source.sim.scenario[0].gpuu"},
+		"source: {sim: {scenario: [{lost: maybe}, hello, {gpu: x}]}}":                       {"source.sim.scenario[0].lost", "source.sim.scenario[1]", "source.sim.scenario[2].gpu"},
+		"source.mode: sim":                                                                  {"source.mode source: {mode: …}"},
+		"source: {mode: simulated}":                                                         {`source.mode "simulated"`},
+		"source: {mode: standalone}":                                                        {"source.address standalone"},
+		"source: {mode: embedded, address: 'a:1'}":                                          {"source.address embedded"},
+		"source: {address: 'localhost:'}":                                                   {`source.address "localhost:"`},
+		"source: {address: 'unix://run/x'}":                                                 {`source.address "unix://run/x"`},
+		"source: {interval: 5ms, stallAfter: 1ms}":                                          {"source.interval 5ms", "source.stallAfter 1ms"},
+		"source: {healthSystems: [pcie, gpu]}":                                              {`source.healthSystems "gpu"`},
+		"source: {healthSystems: []}":                                                       {"source.healthSystems [all]"},
+		"source: {sim: {profile: b200}}":                                                    {"source.sim.profile b200"},
+		"source: {sim: {scenario: [{at: 1s, gpu: 99, xid: 79}]}}":                           {"source.sim.scenario[0].gpu 99"},
+		"source: {sim: {past: [{at: 10s, gpu: 5, xid: 95}]}}":                               {"source.sim.past[0].at"},
+		"source: {sim: {past: [{ago: 10s, gpu: 5}]}}":                                       {"source.sim.past[0].xid"},
+		"source: {sim: {past: [{ago: 10, gpu: 8, xid: x}]}}":                                {"source.sim.past[0].ago 10", `source.sim.past[0].xid "x"`},
+		"source: {sim: {past: [{gpu: 8, xid: 95}]}}":                                        {"source.sim.past[0].ago 0s", "source.sim.past[0].gpu h100-8"},
+		"source: {sim: {scenario: [{gpu: 1, recoveryAction: [7]}]}}":                        {"source.sim.scenario[0].recoveryAction [7]"},
+		"source: {sim: {scenario: [{gpu: 1, recoveryAction: -7}]}}":                         {`source.sim.scenario[0].recoveryAction "-7"`},
+		"health: {xid: {preset: x, warn: [0]}}":                                             {`health.xid.preset "x"`, "health.xid.warn 0"},
+		"health: {incidents: {warn: [x]}}":                                                  {`health.incidents.warn "x"`},
+		"health: {flap: {trips: -1}, socket: here, recovery: x}":                            {"health.flap.trips -1", `health.socket "here"`, `health.recovery "x"`},
+		"health: {interval: 0s}":                                                            {"health.interval 0s"},
+		"log: {level: loud, format: xml}":                                                   {`log.level "loud"`, `log.format "xml"`},
+		"log: nothing":                                                                      {`log "nothing"`},
 		"source: {mode: x, sim: {profile: y}}\nhealth: {temperature: 1, interval: 1}\na: b": {"source.mode", "source.sim.profile", "health.interval", "a"},
-		"metrics: {listen: nine}": {`metrics.listen "nine"`},
-		"metrics: {attribution: x, window: 1s, compat: {hostnameLabel: host}}": {"metrics.attribution", "metrics.window", "metrics.compat.hostnameLabel"},
-		"metrics: {webConfigFile: web.yaml}":                                   {"metrics.webConfigFile web.yaml"},
-		"metrics: {fieldsFile: /none.csv}":                                     {"metrics.fieldsFile /none.csv"},
-		"metrics: {fields: [{nam: X}]}":                                        {"metrics.fields[0].nam"},
+		"metrics: {listen: nine}":                                                           {`metrics.listen "nine"`},
+		"metrics: {attribution: x, window: 1s, compat: {hostnameLabel: host}}":              {"metrics.attribution", "metrics.window", "metrics.compat.hostnameLabel"},
+		"metrics: {webConfigFile: web.yaml}":                                                {"metrics.webConfigFile web.yaml"},
+		"metrics: {fieldsFile: /none.csv}":                                                  {"metrics.fieldsFile /none.csv"},
+		"metrics: {fields: [{nam: X}]}":                                                     {"metrics.fields[0].nam"},
 		"metrics: {podLabels: [team, /^a, '^b', 'c.*'], podUID: maybe}": {
 			`metrics.podLabels "/^a"`, `metrics.podLabels "^b"`, `metrics.podLabels "c.*"`, "metrics.podUID",
 		},
-		"metrics: {podLabels: team-*}": {`metrics.podLabels "team-*"`},
-		"plugin: {resource: gpu}":      {"plugin.resource"},
-		"plugin: {include: [0]}":       {"plugin.include[0] 0"},
+		"plugin: {resource: gpu}": {"plugin.resource"},
 		"plugin: {sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replica: 2}]}}}": {"plugin.sharing.timeSlicing.resources[0].replica"},
-		"plugin: {deviceList: envvar}":                  {`plugin.deviceList "envvar"`},
-		"plugin: [a]":                                   {"plugin [a]"},
-		"log: {level: a}\nhealth: {interval: 0s}\nx: 1": {"x", "log.level", "health.interval"},
+		"log: {level: a}\nhealth: {interval: 0s}\nx: 1":                                       {"x", "log.level", "health.interval"},
 	} {
 		_, err := load(t, text)
 		for _, w := range want {

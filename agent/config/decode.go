@@ -151,27 +151,27 @@ func kindError(to reflect.Type, v any, quoted string) error {
 
 // exampleList returns a list as YAML, with the elements of a value that is not a list if it is plain.
 func exampleList(elem reflect.Type, v any) string {
-	var words []string
+	var elements []string
 	if s := fmt.Sprint(v); s != "" && !strings.ContainsAny(s, "[]{}/\"'\\\n") {
-		for word := range strings.SplitSeq(s, ",") {
-			words = append(words, strings.TrimSpace(word))
+		for e := range strings.SplitSeq(s, ",") {
+			elements = append(elements, strings.TrimSpace(e))
 		}
 	}
 	isNumber := func(s string) bool { _, err := strconv.Atoi(s); return err == nil }
 	switch kind := elem.Kind(); {
-	case kind == reflect.Int && len(words) > 0 && !slices.ContainsFunc(words, func(s string) bool { return !isNumber(s) }):
-		return "[" + strings.Join(words, ", ") + "]"
+	case kind == reflect.Int && len(elements) > 0 && !slices.ContainsFunc(elements, func(s string) bool { return !isNumber(s) }):
+		return "[" + strings.Join(elements, ", ") + "]"
 	case kind == reflect.Int:
 		return "[1, 2]"
 	case kind == reflect.Struct && elem != reflect.TypeFor[fields.Spec]():
 		return "[{key: value}]"
-	case len(words) == 0:
-		words = []string{"a", "b"}
+	case len(elements) == 0:
+		elements = []string{"a", "b"}
 	}
-	for i := range words {
-		words[i] = strconv.Quote(words[i])
+	for i := range elements {
+		elements[i] = strconv.Quote(elements[i])
 	}
-	return "[" + strings.Join(words, ", ") + "]"
+	return "[" + strings.Join(elements, ", ") + "]"
 }
 
 // format returns a value as YAML in one line, and names numbers as such.

@@ -30,7 +30,7 @@ func envNames(key string) []string {
 }
 
 // unknownVariables returns a note for each environment variable with the agent's prefix and the name of a section that
-// sets no key. It is no error, because the kubelet sets such variables for Services whose names start with the prefix.
+// sets no key. It is not an error, because the kubelet sets such variables for Services whose names start with the prefix.
 func unknownVariables(environ, keys []string) (notes []string) {
 	known := make(map[string]bool)
 	for _, key := range keys {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"testing"
 )
@@ -62,35 +61,6 @@ func TestErrorsNameOrigin(t *testing.T) {
 	wantError(t, "key that is not set", err, "source.address")
 	_, err = load(t, "health: {flap: {trips: 2}}", "--health.flap.trips=-2", "--health.stateFile=/s")
 	wantError(t, "flag over variable and file", err, "health.flap.trips", "(in --health.flap.trips)")
-}
-
-// The agent does not read environment variables of the programs it replaces; it notes when one is set.
-func TestForeignVariables(t *testing.T) {
-	var c Config
-	keys := make(map[string]bool)
-	for _, s := range settingsOf(reflect.ValueOf(&c).Elem(), "") {
-		keys[s.key] = true
-	}
-	for name, key := range foreignKeys {
-		if !keys[key] {
-			t.Errorf("%s: no key %s", name, key)
-		}
-	}
-	notes := foreignVariables([]string{
-		"MIG_STRATEGY=mixed", "DEVICE_LIST_STRATEGY=envvar", "PASS_DEVICE_SPECS=", "FAIL_ON_INIT_ERROR=false", "PATH=/bin",
-		"DCGM_EXPORTER_LISTEN=:9400", "DCGM_EXPORTER_SERVICE_HOST=10.0.0.1", "DCGM_EXPORTER_PORT=tcp://10.0.0.1:9400",
-	}, origins{"plugin.deviceList": {"config.yaml", "[envvar]"}})
-	if len(notes) != 2 || !strings.HasPrefix(notes[0], "DCGM_EXPORTER_LISTEN: ") || !strings.Contains(notes[0], "metrics.listen or GPU_NODE_AGENT_METRICS_LISTEN") ||
-		!strings.HasPrefix(notes[1], "MIG_STRATEGY: ") || !strings.Contains(notes[1], "plugin.migStrategy or GPU_NODE_AGENT_PLUGIN_MIG_STRATEGY") {
-		t.Errorf("%q", notes)
-	}
-	t.Setenv("MIG_STRATEGY", "mixed")
-	if c, err := load(t, ""); err != nil || len(c.Notes) != 1 || c.Notes[0] != notes[1] || c.Plugin.MIGStrategy != "none" {
-		t.Errorf("%q, %s, %v", c.Notes, c.Plugin.MIGStrategy, err)
-	}
-	if c, err := load(t, "plugin: {migStrategy: mixed}"); err != nil || len(c.Notes) != 0 {
-		t.Errorf("key set: %q, %v", c.Notes, err)
-	}
 }
 
 // A kubeconfig that cannot be used is a note and no error: it may appear later.

@@ -134,7 +134,7 @@ func importNVIDIA(c plugin.Config) (plugin.Config, []string, error) {
 	return nvidiaconfig.Import(text, c)
 }
 
-// kubeconfigNotes returns a note if the kubeconfig cannot be used. Unlike with other files that is no error: a kubelet's
+// kubeconfigNotes returns a note if the kubeconfig cannot be used. Unlike with other files that is not an error: a kubelet's
 // kubeconfig may appear after the agent starts, and the device plugin does not need the API server.
 func (c Config) kubeconfigNotes() []string {
 	if c.Health.Kubernetes.Kubeconfig == "" {

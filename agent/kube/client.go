@@ -32,12 +32,12 @@ const (
 
 // nodeCondition is core/v1's NodeCondition.
 type nodeCondition struct {
-	Type               string      `json:"type"`
-	Status             string      `json:"status"`
-	LastHeartbeatTime  metav1.Time `json:"lastHeartbeatTime"`
-	LastTransitionTime metav1.Time `json:"lastTransitionTime"`
-	Reason             string      `json:"reason"`
-	Message            string      `json:"message"`
+	Type               string                 `json:"type"`
+	Status             metav1.ConditionStatus `json:"status"`
+	LastHeartbeatTime  metav1.Time            `json:"lastHeartbeatTime"`
+	LastTransitionTime metav1.Time            `json:"lastTransitionTime"`
+	Reason             string                 `json:"reason"`
+	Message            string                 `json:"message"`
 }
 
 // coreEvent is core/v1's Event, which kubectl describe shows. Unlike those of events.k8s.io, its count can be raised.
@@ -123,20 +123,27 @@ func newClient(c *rest.Config) (*client, error) {
 	return &client{r}, nil
 }
 
-// do makes a request once and decodes the response into out, unless that is nil.
-func do(ctx context.Context, r *rest.Request, out any) error {
-	if out == nil { // the response to a write is the whole object; its metadata is enough
-		r = r.SetHeader("Accept", "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json")
-	}
+// read makes a request once and decodes the response.
+func read(ctx context.Context, r *rest.Request, out any) error {
 	result := r.MaxRetries(0).Do(ctx)
 	if err := result.Error(); err != nil {
 		return err
 	}
 	body, err := result.Raw()
-	if err != nil || out == nil {
+	if err != nil {
 		return err
 	}
 	return json.Unmarshal(body, out)
+}
+
+// write makes a request with a body once. It asks for the object's metadata only, because the response is not used.
+func write(ctx context.Context, r *rest.Request, in any) error {
+	body, err := json.Marshal(in)
+	if err != nil {
+		return err
+	}
+	r.SetHeader("Accept", "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json")
+	return r.Body(body).MaxRetries(0).Do(ctx).Error()
 }
 
 // condition returns the node's condition, the zero value if there is none.
@@ -146,7 +153,7 @@ func (c *client) condition(ctx context.Context, node string) (nodeCondition, err
 			Conditions []nodeCondition `json:"conditions"`
 		} `json:"status"`
 	}
-	if err := do(ctx, c.rest.Get().Resource("nodes").Name(node), &n); err != nil {
+	if err := read(ctx, c.rest.Get().Resource("nodes").Name(node), &n); err != nil {
 		return nodeCondition{}, err
 	}
 	i := slices.IndexFunc(n.Status.Conditions, func(c nodeCondition) bool { return c.Type == conditionType })
@@ -158,11 +165,8 @@ func (c *client) condition(ctx context.Context, node string) (nodeCondition, err
 
 // patchCondition writes one element of the node's conditions and leaves the others: their merge key is the type.
 func (c *client) patchCondition(ctx context.Context, node string, element any) error {
-	body, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": []any{element}}})
-	if err != nil {
-		return err
-	}
-	return do(ctx, c.rest.Patch(types.StrategicMergePatchType).Resource("nodes").Name(node).SubResource("status").Body(body), nil)
+	patch := map[string]any{"status": map[string]any{"conditions": []any{element}}}
+	return write(ctx, c.rest.Patch(types.StrategicMergePatchType).Resource("nodes").Name(node).SubResource("status"), patch)
 }
 
 // deleteCondition deletes the condition from the node's status.
@@ -180,24 +184,16 @@ func (c *client) pod(ctx context.Context, namespace, name string) (types.UID, st
 			NodeName string `json:"nodeName"`
 		} `json:"spec"`
 	}
-	err := do(ctx, c.rest.Get().Namespace(namespace).Resource("pods").Name(name), &p)
+	err := read(ctx, c.rest.Get().Namespace(namespace).Resource("pods").Name(name), &p)
 	return p.Metadata.UID, p.Spec.NodeName, err
 }
 
 func (c *client) createEvent(ctx context.Context, e coreEvent) error {
-	body, err := json.Marshal(e)
-	if err != nil {
-		return err
-	}
-	return do(ctx, c.rest.Post().Namespace(e.Metadata.Namespace).Resource("events").Body(body), nil)
+	return write(ctx, c.rest.Post().Namespace(e.Metadata.Namespace).Resource("events"), e)
 }
 
 func (c *client) patchEvent(ctx context.Context, namespace, name string, p eventPatch) error {
-	body, err := json.Marshal(p)
-	if err != nil {
-		return err
-	}
-	return do(ctx, c.rest.Patch(types.MergePatchType).Namespace(namespace).Resource("events").Name(name).Body(body), nil)
+	return write(ctx, c.rest.Patch(types.MergePatchType).Namespace(namespace).Resource("events").Name(name), p)
 }
 
 // permanent reports whether the API server would refuse the same request again.

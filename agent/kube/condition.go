@@ -6,18 +6,13 @@ import (
 	"strings"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
 // conditionType is the type of the node's condition. True is good, as with Ready.
 const conditionType = "GPUHealthy"
-
-// The statuses of a condition.
-const (
-	statusTrue    = "True"
-	statusFalse   = "False"
-	statusUnknown = "Unknown"
-)
 
 // The reasons that are not the cause of a finding.
 const (
@@ -33,9 +28,10 @@ const maxMessage = 1024
 
 // conditionState is what the node's condition shows.
 type conditionState struct {
-	status, reason, message string
-	fingerprint             string    // a change of it is written at once; it leaves out measured values in the message
-	since                   time.Time // when the status was reached
+	status          metav1.ConditionStatus
+	reason, message string
+	fingerprint     string    // a change of it is written at once; it leaves out measured values in the message
+	since           time.Time // when the status was reached
 }
 
 // conditionOf returns the node's condition for a snapshot, and false while the first poll is outstanding: the condition
@@ -51,7 +47,7 @@ func conditionOf(s *health.Snapshot) (conditionState, bool) {
 	var c conditionState
 	c.status, c.reason = sum.status(s)
 	c.message, c.fingerprint = sum.message(s)
-	c.fingerprint = c.status + " " + c.reason + " " + c.fingerprint
+	c.fingerprint = string(c.status) + " " + c.reason + " " + c.fingerprint
 	return c, true
 }
 
@@ -89,22 +85,22 @@ func summarize(devices []health.DeviceState) summary {
 	return s
 }
 
-func (sum summary) status(s *health.Snapshot) (status, reason string) {
+func (sum summary) status(s *health.Snapshot) (status metav1.ConditionStatus, reason string) {
 	switch {
 	case sum.count[health.Unhealthy] > 0:
-		return statusFalse, camelCase(sum.affected[0].Verdict.Cause())
+		return metav1.ConditionFalse, camelCase(sum.affected[0].Verdict.Cause())
 	case !s.Polled():
-		return statusUnknown, sourceReason(s.Source.Status)
+		return metav1.ConditionUnknown, sourceReason(s.Source.Status)
 	case sum.gpus == 0:
-		return statusUnknown, reasonNoGPUs
+		return metav1.ConditionUnknown, reasonNoGPUs
 	case sum.count[health.Unknown] > 0:
-		return statusUnknown, reasonNotMeasured
+		return metav1.ConditionUnknown, reasonNotMeasured
 	case unavailable(s.Source.Status):
-		return statusTrue, sourceReason(s.Source.Status)
+		return metav1.ConditionTrue, sourceReason(s.Source.Status)
 	case len(sum.affected) > 0:
-		return statusTrue, camelCase(sum.affected[0].Verdict.Cause())
+		return metav1.ConditionTrue, camelCase(sum.affected[0].Verdict.Cause())
 	}
-	return statusTrue, reasonHealthy
+	return metav1.ConditionTrue, reasonHealthy
 }
 
 // message returns the condition's message, and the part of it that the fingerprint covers.

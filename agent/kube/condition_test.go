@@ -60,7 +60,7 @@ func TestCondition(t *testing.T) {
 		{"healthy MIG devices", snapshotOf(gpu(0, nil), mig(0, 1, nil)), "True AllHealthy", "1 GPUs are healthy"},
 	} {
 		s, ok := conditionOf(c.snapshot)
-		if got := strings.TrimSpace(s.status + " " + s.reason); got != c.want || ok != (c.want != "") {
+		if got := strings.TrimSpace(string(s.status) + " " + s.reason); got != c.want || ok != (c.want != "") {
 			t.Errorf("%s: %q, %v, want %q", c.name, got, ok, c.want)
 		}
 		if !strings.Contains(s.message, c.message) {
@@ -107,22 +107,22 @@ func TestCamelCase(t *testing.T) {
 
 func TestConditionTransitionTime(t *testing.T) {
 	at := func(s int64) metav1.Time { return metav1.Unix(s, 0) }
-	want := conditionState{status: statusFalse, reason: "Xid79", since: at(50).Time}
+	want := conditionState{status: metav1.ConditionFalse, reason: "Xid79", since: at(50).Time}
 	for _, c := range []struct {
 		name    string
 		current nodeCondition
 		want    metav1.Time
 	}{
 		{"no condition", nodeCondition{}, at(50)},
-		{"status changed", nodeCondition{Status: statusTrue, LastTransitionTime: at(10)}, at(50)},
-		{"only the reason changed", nodeCondition{Status: statusFalse, Reason: "Lost", LastTransitionTime: at(10)}, at(10)},
-		{"condition without a transition time", nodeCondition{Status: statusFalse}, at(50)},
+		{"status changed", nodeCondition{Status: metav1.ConditionTrue, LastTransitionTime: at(10)}, at(50)},
+		{"only the reason changed", nodeCondition{Status: metav1.ConditionFalse, Reason: "Lost", LastTransitionTime: at(10)}, at(10)},
+		{"condition without a transition time", nodeCondition{Status: metav1.ConditionFalse}, at(50)},
 	} {
 		got := want.condition(c.current, at(60).Time)
 		if !got.LastTransitionTime.Equal(&c.want) {
 			t.Errorf("%s: %v, want %v", c.name, got.LastTransitionTime, c.want)
 		}
-		if got.Status != statusFalse || got.Reason != "Xid79" || !got.LastHeartbeatTime.Equal(new(at(60))) {
+		if got.Status != metav1.ConditionFalse || got.Reason != "Xid79" || !got.LastHeartbeatTime.Equal(new(at(60))) {
 			t.Errorf("%s: %+v", c.name, got)
 		}
 	}

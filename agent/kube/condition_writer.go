@@ -90,8 +90,8 @@ func (w *conditionWriter) write(ctx context.Context) error {
 	}
 	w.updateStatus(func(s *Status) { s.Writes++ })
 	if next.Status != w.current.Status {
-		w.Log.Info("node condition", zap.String("type", next.Type), zap.String("status", next.Status),
-			zap.String("was", w.current.Status), zap.String("reason", next.Reason))
+		w.Log.Info("node condition", zap.String("type", next.Type), zap.String("status", string(next.Status)),
+			zap.String("was", string(w.current.Status)), zap.String("reason", next.Reason))
 	}
 	w.current, w.fingerprint = next, desired.fingerprint
 	return nil

@@ -74,12 +74,18 @@ func TestEventRepetitionsRaiseCount(t *testing.T) {
 	})
 }
 
+// manyXIDs returns n XIDs, each seen once.
+func manyXIDs(n int) map[int]uint64 {
+	xids := make(map[int]uint64)
+	for code := range n {
+		xids[code+1] = 1
+	}
+	return xids
+}
+
 func TestEventRateLimit(t *testing.T) {
 	withRig(t, func(g *rig) {
-		xids := make(map[int]uint64)
-		for code := range 170 {
-			xids[code+1] = 1
-		}
+		xids := manyXIDs(170)
 		g.setDevices(gpu(0, xids), gpu(1, nil))
 		g.advance(20 * time.Second)
 		if g.posts != eventBurst {
@@ -101,10 +107,7 @@ func TestEventRateLimit(t *testing.T) {
 // A reload while an event waits for the rate limit does not drop the event.
 func TestReloadKeepsEvents(t *testing.T) {
 	withRig(t, func(g *rig) {
-		xids := make(map[int]uint64)
-		for code := range eventBurst + 3 {
-			xids[code+1] = 1
-		}
+		xids := manyXIDs(eventBurst + 3)
 		g.setDevices(gpu(0, xids), gpu(1, nil))
 		g.advance(20 * time.Second)
 		if g.posts != eventBurst {
@@ -126,10 +129,7 @@ func TestReloadKeepsEvents(t *testing.T) {
 func TestOutageDropsOldestEvents(t *testing.T) {
 	withRig(t, func(g *rig) {
 		g.failWith(errRefused)
-		xids := make(map[int]uint64)
-		for code := range maxQueued + 50 {
-			xids[code+1] = 1
-		}
+		xids := manyXIDs(maxQueued + 50)
 		g.setDevices(gpu(0, xids), gpu(1, nil))
 		g.advance(time.Minute)
 		if n := g.reporter.Status().Dropped; n < 50 || n > 52 {

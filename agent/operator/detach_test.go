@@ -52,46 +52,47 @@ func TestCurrentHolders(t *testing.T) {
 	}
 }
 
-// withhold asks the kubelet before and after it withholds the devices. If a pod got a GPU in between, the devices return to
+// withhold asks the kubelet before and after it withholds the devices. If a pod holds a GPU, the devices keep or regain
 // their state.
-func TestWithholdChecksHoldersTwice(t *testing.T) {
+func TestWithhold(t *testing.T) {
 	t.Parallel()
-	for name, admitted := range map[string]bool{"no holder": false, "pod got a GPU": true} {
+	for name, c := range map[string]struct {
+		heldFrom  int    // the response of the kubelet from which on a pod holds a GPU
+		refreshes []bool // whether the devices are withheld when the kubelet is asked
+		want      error
+	}{
+		"no holder":     {3, []bool{false, true}, nil},
+		"pod got a GPU": {2, []bool{false, true}, errHeld},
+		"held":          {1, []bool{false}, errHeld},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			a := startServer(t)
 			before := a.Snapshots.Load().Devices
-			var refreshes []bool // whether the devices were withheld
+			var refreshes []bool
 			a.RefreshHolders = func() {
-				withheld := 0
-				for _, d := range a.Snapshots.Load().Devices {
-					if d.Verdict.State == health.Unhealthy && d.Verdict.Cause() == health.CauseReleased {
-						withheld++
-					}
-				}
-				refreshes = append(refreshes, withheld == len(before))
+				refreshes = append(refreshes, !slices.ContainsFunc(a.Snapshots.Load().Devices, func(d health.DeviceState) bool {
+					return d.Verdict.State != health.Unhealthy || d.Verdict.Cause() != health.CauseReleased
+				}))
 			}
 			a.Holders = func() plugin.Holders {
 				h := plugin.Holders{At: time.Now(), By: map[health.DeviceID][]plugin.Holder{}}
-				if admitted && len(refreshes) > 1 {
+				if len(refreshes) >= c.heldFrom {
 					h.By[before[2].Device.ID] = []plugin.Holder{{Namespace: "lab", Pod: "train"}}
 				}
 				return h
 			}
 			w, err := a.withhold(t.Context(), DetachRequest{}, time.Hour)
-			if !slices.Equal(refreshes, []bool{false, true}) {
-				t.Errorf("refreshes with the devices withheld: %v", refreshes)
+			if !errors.Is(err, c.want) || !slices.Equal(refreshes, c.refreshes) {
+				t.Fatalf("%v, refreshes with the devices withheld: %v", err, refreshes)
 			}
 			after := a.Snapshots.Load()
-			if !admitted {
-				if err != nil || after.Devices[2].Verdict.State != health.Unhealthy {
-					t.Errorf("%v, %+v", err, after.Devices[2].Verdict)
+			if err == nil {
+				if after.Devices[2].Verdict.State != health.Unhealthy {
+					t.Errorf("not withheld: %+v", after.Devices[2].Verdict)
 				}
 				w.End()
 				return
-			}
-			if !errors.Is(err, errHeld) {
-				t.Errorf("%v", err)
 			}
 			for i, d := range after.Devices {
 				if was := before[i].Verdict; d.Verdict.State != was.State || !d.Verdict.Since.Equal(was.Since) || len(d.Verdict.Trips) > 0 || len(d.Verdict.Findings) > 0 {
@@ -102,21 +103,5 @@ func TestWithholdChecksHoldersTwice(t *testing.T) {
 				t.Errorf("source %+v", after.Source)
 			}
 		})
-	}
-}
-
-func TestWithholdRefusedChangesNoDevice(t *testing.T) {
-	t.Parallel()
-	a := startServer(t)
-	id := a.Snapshots.Load().Devices[2].Device.ID
-	pod := map[health.DeviceID][]plugin.Holder{id: {{Namespace: "lab", Pod: "train"}}}
-	a.Holders = func() plugin.Holders { return plugin.Holders{At: time.Now(), By: pod} }
-	if _, err := a.withhold(t.Context(), DetachRequest{}, time.Hour); !errors.Is(err, errHeld) {
-		t.Error(err)
-	}
-	for _, d := range a.Snapshots.Load().Devices {
-		if d.Verdict.State != health.Healthy {
-			t.Errorf("%+v", d.Verdict)
-		}
 	}
 }

@@ -1,18 +1,13 @@
 package operator
 
 import (
-	"encoding/json"
 	"slices"
 	"strings"
 	"testing"
 
-	"go.uber.org/zap"
-
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
-	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
@@ -61,26 +56,11 @@ func TestMIGIndexIsTheSameEverywhere(t *testing.T) {
 		}
 	}
 
-	text, err := json.Marshal(status.New(status.Inputs{Now: agenttest.Now(), Snapshot: snapshot}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var tree struct {
-		GPUs []struct {
-			MIGIndex *int
-			MIG      []struct {
-				UUID             string
-				MIGIndex, GI, CI *int
-			}
-		}
-	}
-	if err := json.Unmarshal(text, &tree); err != nil {
-		t.Fatal(err)
-	}
-	if tree.GPUs[0].MIGIndex != nil || tree.GPUs[1].MIGIndex != nil {
+	gpus := status.New(status.Inputs{Now: agenttest.Now(), Snapshot: snapshot}).GPUs
+	if gpus[0].MIGIndex != nil || gpus[1].MIGIndex != nil {
 		t.Error("a GPU has a MIG index")
 	}
-	for i, m := range tree.GPUs[1].MIG {
+	for i, m := range gpus[1].MIG {
 		if m.MIGIndex == nil || *m.MIGIndex != i || m.GI == nil || *m.GI != []int{1, 5}[i] || m.CI == nil || *m.CI != 0 {
 			t.Errorf("%s: migIndex %v, gi %v, ci %v", m.UUID, m.MIGIndex, m.GI, m.CI)
 		}
@@ -89,16 +69,13 @@ func TestMIGIndexIsTheSameEverywhere(t *testing.T) {
 
 func TestClearByReference(t *testing.T) {
 	t.Parallel()
-	var out health.Latest[health.Snapshot]
-	m := monitor.New(&health.Latest[health.Config]{}, &health.Latest[monitor.Source]{}, &out, zap.NewNop())
 	r := agenttest.MIGReading()
 	for i := range r.Samples {
 		r.Samples[i].XIDs = []health.XID{{Code: 48, At: agenttest.Now()}}
 	}
 	devices := agenttest.Judge(health.DefaultConfig(), nil, r, agenttest.Now())
-	m.Restore(statefile.Restored{Devices: devices, Missed: true})
-	out.Store(&health.Snapshot{Devices: devices})
-	s := &Server{Monitor: m, Snapshots: &out}
+	s := restored(&health.Snapshot{Devices: devices})
+	s.Snapshots.Store(&health.Snapshot{Devices: devices})
 	for _, c := range []struct {
 		ref  string
 		want health.DeviceID
@@ -111,7 +88,7 @@ func TestClearByReference(t *testing.T) {
 		if cleared, ok := res.(ClearResponse); !ok || !slices.Equal(cleared.Cleared, []string{"xid-48"}) {
 			t.Errorf("clear %s: %+v", c.ref, res)
 		}
-		for _, d := range out.Load().Devices {
+		for _, d := range s.Snapshots.Load().Devices {
 			if d.Device.ID == c.want && slices.ContainsFunc(d.Verdict.Findings, func(f health.Finding) bool { return f.From == "" && f.Cause == "xid-48" }) {
 				t.Errorf("clear %s left xid-48 on %s", c.ref, c.want)
 			}

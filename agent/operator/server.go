@@ -1,4 +1,4 @@
-// Package operator has the commands that talk to a running agent, and the agent's side of the operator's socket.
+// Package operator implements the commands that talk to a running agent, and the server of the operator's socket.
 package operator
 
 import (
@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"go.uber.org/zap"
@@ -73,13 +74,8 @@ func parseRequest(line string) (request, error) {
 	dec := json.NewDecoder(strings.NewReader(line))
 	dec.DisallowUnknownFields()
 	err := dec.Decode(&req)
-	fields := 0
-	for _, set := range []bool{req.Clear != nil, req.Detach != nil, req.Attach != nil} {
-		if set {
-			fields++
-		}
-	}
-	if err != nil || fields != 1 || strings.TrimSpace(line[dec.InputOffset():]) != "" {
+	set := slices.DeleteFunc([]bool{req.Clear != nil, req.Detach != nil, req.Attach != nil}, func(set bool) bool { return !set })
+	if err != nil || len(set) != 1 || strings.TrimSpace(line[dec.InputOffset():]) != "" {
 		return request{}, fmt.Errorf(`expected {"clear":{"device":"GPU-…","cause":"xid-79"}}, {"detach":{"for":"30m"}} or {"attach":{}}, got %s`, line)
 	}
 	return req, nil

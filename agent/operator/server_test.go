@@ -115,18 +115,14 @@ func startServer(t *testing.T) *simServer {
 // await waits until the source has a status.
 func (a *simServer) await(t *testing.T, want health.SourceStatus) *health.Snapshot {
 	t.Helper()
-	timeout := time.After(30 * time.Second)
-	for {
-		s, changed := a.Snapshots.Watch()
-		if s != nil && s.Source.Status == want {
-			return s
+	var s *health.Snapshot
+	agenttest.Eventually(t, "source "+want.String(), func() error {
+		if s = a.Snapshots.Load(); s == nil || s.Source.Status != want {
+			return fmt.Errorf("snapshot %+v", s)
 		}
-		select {
-		case <-changed:
-		case <-timeout:
-			t.Fatalf("the source is not %v: %+v", want, s)
-		}
-	}
+		return nil
+	})
+	return s
 }
 
 // send sends a request as soon as the socket exists.
@@ -267,6 +263,10 @@ func TestDetachAndAttachResponseTexts(t *testing.T) {
 	agenttest.MustContain(t, d.text(), "2026-03-02T12:00:00Z", "2026-03-02T12:30:00Z", "node:5555")
 	if err := d.err(); err == nil || !strings.Contains(err.Error(), "/dev/nvidia0, /dev/nvidiactl") {
 		t.Error(err)
+	}
+	closed := d
+	if closed.OpenFiles = nil; closed.text() == d.text() {
+		t.Errorf("the text does not show whether files are open: %s", d.text())
 	}
 	d = DetachResponse{OpenFilesErr: "open /proc/self/fd: no such file or directory"}
 	if err := d.err(); err == nil || !strings.Contains(err.Error(), d.OpenFilesErr) {

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 	"k8s.io/client-go/rest"
 
+	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 )
@@ -62,7 +63,7 @@ func (g *rig) configure(c metrics.Config) { g.config.Store(&Config{Labels: c.Sel
 // awaitLabels waits until a pod has labels, as "name=value".
 func (g *rig) awaitLabels(namespace, name string, want ...string) {
 	g.t.Helper()
-	g.eventually(func() error {
+	agenttest.Eventually(g.t, "labels", func() error {
 		var have []string
 		for _, l := range g.Labels(namespace, name) {
 			have = append(have, l.Name+"="+l.Value)
@@ -74,26 +75,10 @@ func (g *rig) awaitLabels(namespace, name string, want ...string) {
 	})
 }
 
-func (g *rig) eventually(check func() error) {
-	g.t.Helper()
-	timeout := time.After(60 * time.Second)
-	for {
-		err := check()
-		if err == nil {
-			return
-		}
-		select {
-		case <-timeout:
-			g.t.Fatal(err)
-		case <-time.After(10 * time.Millisecond):
-		}
-	}
-}
-
 // awaitWatches waits until n watches are open.
 func (g *rig) awaitWatches(n int) {
 	g.t.Helper()
-	g.eventually(func() error {
+	agenttest.Eventually(g.t, "watches", func() error {
 		g.apiServer.mu.Lock()
 		defer g.apiServer.mu.Unlock()
 		if len(g.watching) != n {
@@ -105,7 +90,7 @@ func (g *rig) awaitWatches(n int) {
 
 func (g *rig) awaitUp(want bool) {
 	g.t.Helper()
-	g.eventually(func() error {
+	agenttest.Eventually(g.t, "status", func() error {
 		if s := g.Status(); s.Up != want || want != (s.Err == "") {
 			return fmt.Errorf("status %+v, want up %v", s, want)
 		}
@@ -176,7 +161,7 @@ func TestExpired(t *testing.T) {
 	g.awaitLabels("a", "one", "team=x")
 	g.awaitWatches(1)
 	g.expireWatches()
-	g.eventually(func() error {
+	agenttest.Eventually(g.t, "second list", func() error {
 		if lists, _ := g.count(); lists < 2 {
 			return fmt.Errorf("%d lists", lists)
 		}
@@ -200,7 +185,7 @@ func TestForbidden(t *testing.T) {
 		return true
 	})
 	g.start()
-	g.eventually(func() error {
+	agenttest.Eventually(g.t, "retry", func() error {
 		if _, requests := g.count(); requests < 2 {
 			return fmt.Errorf("%d requests", requests)
 		}
@@ -287,7 +272,7 @@ func TestInvalidKubeconfig(t *testing.T) {
 	}
 	g.start()
 	g.awaitUp(false)
-	g.eventually(func() error {
+	agenttest.Eventually(g.t, "status", func() error {
 		if s := g.Status(); !strings.Contains(s.Err, "health.kubernetes.kubeconfig") {
 			return fmt.Errorf("status %+v", s)
 		}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
@@ -107,16 +108,21 @@ func (n machine) index(gpu string) (index string) {
 // each kind of error once, until all is well.
 func (n machine) saidOnce(what string) {
 	n.T.Helper()
-	n.Eventually("it is said that "+what+" cannot be", func() error {
-		if len(n.Journal.Lines(what+" cannot be ")) == 0 {
+	failed := func(line string) bool {
+		return strings.Contains(line, "cannot write "+what) || strings.Contains(line, "cannot read "+what)
+	}
+	n.Eventually("an error about "+what+" in the log", func() error {
+		if !slices.ContainsFunc(n.Journal.Lines(what), failed) {
 			return errors.New("not yet")
 		}
 		return nil
 	})
 	said := make(map[string]bool)
-	for _, line := range n.Journal.Lines(what + " can") {
-		if strings.Contains(line, what+" can be ") {
+	for _, line := range n.Journal.Lines(what) {
+		if strings.Contains(line, what+" again") {
 			clear(said)
+		}
+		if !failed(line) {
 			continue
 		}
 		_, why, _ := strings.Cut(line, `"error":`)

@@ -127,7 +127,7 @@ func (w *world) detachPolitely(ctx context.Context) error {
 		return err
 	}
 	after, err2 := w.holdersKnown(ctx)
-	if err2 != nil || before && after || !strings.Contains(err.Error(), "whether pods hold GPUs is not known") {
+	if err2 != nil || before && after || !strings.Contains(err.Error(), "whether pods hold GPUs") {
 		return violated("detach", "no pod holds a GPU, and the answer is: %v; %v", err, err2)
 	}
 	return nil

@@ -53,7 +53,7 @@ func changed(config map[string]any, prefix string, to func(key string, value any
 }
 
 // knownWords are those that an error offers instead of an unknown one.
-var knownWords = regexp.MustCompile(`" is not known; use (?:one of )?(.+)\n`)
+var knownWords = regexp.MustCompile(`(?:" is not known; use |^expected )(?:one of )?(.+?)(?:, got ".*")?\n`)
 
 // aDuration is what time.ParseDuration takes.
 const aDuration = `[-+]?(0|([0-9]*\.?[0-9]*(ns|us|µs|μs|ms|s|m|h))+)`
@@ -95,9 +95,9 @@ func ofTexts(t *testing.T, defaults map[string]any, wanted map[string]map[string
 			} else {
 				wanted[key]["enum"] = append(wanted[key]["enum"].([]any), nil)
 			}
-		case strings.Contains(text, "is not a duration"):
+		case strings.Contains(text, "expected a duration"):
 			wanted[key] = map[string]any{"pattern": "^" + aDuration + "$" + orEmpty}
-		case strings.Contains(text, "is not an absolute path"):
+		case strings.Contains(text, "absolute path"):
 			wanted[key] = map[string]any{"pattern": "^/" + orEmpty}
 		}
 	}

@@ -2,8 +2,11 @@ package binarytest
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 )
 
 func TestCordon(t *testing.T) {
@@ -22,12 +25,7 @@ func TestIsolatePending(t *testing.T) {
 	t.Parallel()
 	p, k := startRegistered(t, simConfig+"\nhealth: {isolatePending: true, recoverAfter: 0s}")
 	job := p.allocate(k)
-	index := -1
-	for _, gpu := range p.snapshot().GPUs {
-		if gpu.UUID == job.Devices[0] {
-			index = gpu.Index
-		}
-	}
+	index := slices.IndexFunc(p.snapshot().GPUs, func(d status.Device) bool { return string(d.UUID) == job.Devices[0] })
 	p.sim(fmt.Sprintf("{gpu: %d, rowRemapPending: true}", index))
 	p.awaitMetrics(`cause="row-remap-pending"`, `state="degraded"} 1`)
 	p.awaitAllocatable(k, 8)

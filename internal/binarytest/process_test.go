@@ -14,16 +14,19 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
-	// The built binary is no input of go test's cache; these imports and a read of main.go are.
+	// go test caches results by imports and by the files that a test reads. The built binary is neither, so the test imports
+	// its packages and reads main.go.
 	_ "github.com/gpu-node-agent/gpu-node-agent/agent"
 	_ "github.com/gpu-node-agent/gpu-node-agent/agent/doctor"
 	_ "github.com/gpu-node-agent/gpu-node-agent/agent/operator"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 )
 
@@ -262,22 +265,10 @@ func (p *process) get(path string) (int, string) {
 	return res.StatusCode, string(text)
 }
 
-// snapshot is as much of /api/v1/snapshot as the tests compare.
-type snapshot struct {
-	Source struct{ Status, Error string }
-	Memory struct{ File, Error string }
-	GPUs   []struct {
-		UUID    string
-		Index   int
-		State   string
-		Holders []struct{ Pod string }
-	}
-}
-
-// snapshot returns the agent's snapshot, an empty one if no agent answers.
-func (p *process) snapshot() snapshot {
+// snapshot returns the node's status, an empty one if no agent answers.
+func (p *process) snapshot() status.Node {
 	p.t.Helper()
-	var s snapshot
+	var s status.Node
 	if _, text := p.get("/api/v1/snapshot"); text != "" {
 		if err := json.Unmarshal([]byte(text), &s); err != nil {
 			p.t.Fatalf("%v: %s", err, text)
@@ -290,10 +281,8 @@ func (p *process) snapshot() snapshot {
 func (p *process) countHolders(pod string) int {
 	n := 0
 	for _, gpu := range p.snapshot().GPUs {
-		for _, h := range gpu.Holders {
-			if h.Pod == pod {
-				n++
-			}
+		if slices.ContainsFunc(gpu.Holders, func(h status.Holder) bool { return h.Pod == pod }) {
+			n++
 		}
 	}
 	return n

@@ -14,7 +14,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -56,7 +58,9 @@ func TestMain(m *testing.M) {
 	if *screenshots != "" {
 		ldflags += " -X main.version=1.0.0"
 	}
-	build := exec.Command("go", "build", "-race", "-ldflags", ldflags, "-o", binary, "github.com/gpu-node-agent/gpu-node-agent")
+	info, _ := debug.ReadBuildInfo()
+	race := slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) // the agent has the race detector if the tests have it
+	build := exec.Command("go", "build", "-race="+strconv.FormatBool(race), "-ldflags", ldflags, "-o", binary, "github.com/gpu-node-agent/gpu-node-agent")
 	build.Stderr = os.Stderr
 	if err := build.Run(); err == nil {
 		code = m.Run()
@@ -371,10 +375,24 @@ func (p *process) allocate(k *kubelettest.Kubelet) kubelettest.Allocation {
 	return a
 }
 
+// awaitSocket waits until the agent listens on a socket, and returns its path. The pages may be served before.
+func (p *process) awaitSocket(name string) string {
+	p.t.Helper()
+	path := filepath.Join(p.dir, name)
+	p.await(name, func() bool {
+		conn, err := (&net.Dialer{}).DialContext(p.t.Context(), "unix", path)
+		if err == nil {
+			_ = conn.Close()
+		}
+		return err == nil
+	})
+	return path
+}
+
 // sim injects an event into the agent's simulation.
 func (p *process) sim(event string) {
 	p.t.Helper()
-	if out, code := run(p.t, "sim", "--socket", p.dir+"/sim.sock", event); code != 0 {
+	if out, code := run(p.t, "sim", "--socket", p.awaitSocket("sim.sock"), event); code != 0 {
 		p.t.Fatalf("sim %s: %s", event, out)
 	}
 }
@@ -382,7 +400,7 @@ func (p *process) sim(event string) {
 // command runs an operator's command, which must exit with a code, and returns its output.
 func (p *process) command(code int, name string, args ...string) string {
 	p.t.Helper()
-	out, got := run(p.t, append([]string{name, "--socket", p.dir + "/agent.sock"}, args...)...)
+	out, got := run(p.t, append([]string{name, "--socket", p.awaitSocket("agent.sock")}, args...)...)
 	if got != code {
 		p.t.Fatalf("%s %v: exit code %d, want %d: %s", name, args, got, code, out)
 	}

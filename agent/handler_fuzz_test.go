@@ -13,9 +13,9 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 )
 
-// FuzzWeb sends the handler any request that net/http can read. Only /readyz may respond with 5xx, only GET and HEAD are
+// FuzzHandler sends the handler any request that net/http can read. Only /readyz may respond with 5xx, only GET and HEAD are
 // accepted, and JSON responses are valid.
-func FuzzWeb(f *testing.F) {
+func FuzzHandler(f *testing.F) {
 	for _, path := range []string{
 		"/", "/metrics", "/livez", "/readyz", status.SnapshotPath, "/favicon.ico", "/metrics/", "//metrics", "/../metrics", "/%2e%2e/etc/passwd",
 		"/..%2f..%2fetc%2fpasswd", "/metrics?name[]=x&name[]=", "/%00", "/%zz", "*", "http://other/metrics", "/debug/pprof/", "/?" + strings.Repeat("a=b&", 500),
@@ -48,12 +48,12 @@ func FuzzWeb(f *testing.F) {
 			if took := time.Since(begin); took > 5*time.Second {
 				t.Errorf("%q took %v", text, took)
 			}
-			checkWeb(t, req, w)
+			checkResponse(t, req, w)
 		}
 	})
 }
 
-func checkWeb(t *testing.T, req *http.Request, w *httptest.ResponseRecorder) {
+func checkResponse(t *testing.T, req *http.Request, w *httptest.ResponseRecorder) {
 	t.Helper()
 	unready := w.Code == http.StatusServiceUnavailable && strings.HasSuffix(req.URL.Path, "/readyz")
 	if w.Code >= 500 && !unready {

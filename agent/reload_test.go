@@ -229,7 +229,7 @@ func TestReloadAppliesWebConfig(t *testing.T) {
 		return nil
 	})
 
-	s.Write("web.yaml", agenttest.TLSConfig+"basic_auth_users: {ada: "+agenttest.PasswordHash(t, "1815")+"}\n")
+	s.Write("web.yaml", agenttest.TLSConfig+agenttest.Users)
 	s.Eventually("passwords", func() error {
 		if code, _, err := s.Get("/metrics", s.CA.Client(), ""); code != http.StatusUnauthorized {
 			return fmt.Errorf("%d %w", code, err)

@@ -7,7 +7,7 @@ import (
 
 // DoubtDelay is how long the source must say that all GPUs are gone before it is believed. An engine that was started
 // without a driver lists no GPU and reports no error; binding or unbinding one GPU makes DCGM call all of them detached
-// for a moment (OBSERVED.md 11). A switch can take all of them in earnest.
+// for a moment (dcgm/OBSERVED.md#short-detach). A switch can take all of them in earnest.
 const DoubtDelay = 10 * time.Second
 
 // Doubt keeps readings that make all GPUs go at once from being believed for a while, and those that lack a GPU which only

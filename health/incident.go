@@ -80,7 +80,7 @@ var incidentRules = map[string]incidentRule{
 
 // ofXID tells whether an incident is no more than DCGM's word for an XID: it files some as incidents of their own, and others,
 // such as 63 and 64, under a check of its own, "Row remap failure (triggered by XID 64: …)". It takes none of them back while
-// its engine lives (OBSERVED.md 1), and XIDs are judged by themselves.
+// its engine lives (dcgm/OBSERVED.md#xid-incidents), and XIDs are judged by themselves.
 func (i Incident) ofXID() bool {
 	return ruleOf(i.Code).source == incidentSticky || i.triggeredByXID()
 }

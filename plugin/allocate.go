@@ -51,7 +51,7 @@ const (
 	annotationPlugin = "nvidia-device-plugin_"
 )
 
-// noDevices is NVIDIA_VISIBLE_DEVICES of a container without devices. The runtime accepts an empty value as well, but that
+// noDevices is NVIDIA_VISIBLE_DEVICES of a container without devices. The runtime also accepts an empty value, but that
 // looks like a mistake.
 const noDevices = "void"
 
@@ -73,11 +73,11 @@ func randomUUID() string {
 // and their order are those of NVIDIA's plugin (NVIDIA/k8s-device-plugin, internal/plugin/server.go).
 //
 // A device that has just become unhealthy is refused although the kubelet requested it: the kubelet does not have the new
-// list yet, and a container on a dead GPU would fail later and with a worse error. This cannot break a running pod, because the
-// kubelet calls Allocate only when it admits a container to new devices. For a restarted container, and for a pod that runs
-// through a restart of the kubelet, the kubelet uses the stored response; it does not admit a container again whose device
-// became unhealthy (k8s.io/kubernetes v1.36.3, pkg/kubelet/cm/devicemanager/manager.go:635). Withheld devices are refused
-// for the same reason.
+// list yet, and a container on a dead GPU would fail later and with a worse error. This cannot break a running pod,
+// because the kubelet calls Allocate only when it admits a container to new devices. For a restarted container, and for a
+// pod that runs through a restart of the kubelet, the kubelet uses the stored response; it does not admit a container
+// again whose device became unhealthy (k8s.io/kubernetes v1.36.3, pkg/kubelet/cm/devicemanager/manager.go:635). Withheld
+// devices are refused for the same reason.
 func (a allocation) allocate(r Resource, req *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
 	resp := &pluginapi.AllocateResponse{}
 	for _, container := range req.GetContainerRequests() {
@@ -101,11 +101,11 @@ func (a allocation) devices(r Resource, ids []string) ([]Device, error) {
 		refuse := func(reason string, code codes.Code, format string, args ...any) ([]Device, error) {
 			return nil, &refusal{reason, id, code, r.Name + ": " + fmt.Sprintf(format, args...)}
 		}
-		d, known := r.device(id)
+		d, found := r.device(id)
 		switch {
-		case !known:
+		case !found:
 			return refuse(reasonUnknownDevice, codes.InvalidArgument, "unknown device %q; this node has %s", id, abbreviatedIDs(r.Devices))
-		case !d.works():
+		case !d.usable():
 			return refuse(reasonUnhealthyDevice, codes.FailedPrecondition,
 				"device %s is unhealthy: %s; a new pod will get another device", id, unhealthyReason(d))
 		case d.withheld != "":

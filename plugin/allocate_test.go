@@ -120,7 +120,7 @@ func TestAllocateGolden(t *testing.T) {
 		if err := cfg.Validate(); err != nil {
 			t.Errorf("%s: %v", c.name, err)
 		}
-		resp, err := testAllocation(cfg, machine()).allocate(find(Layout(cfg, snap), c.resource), c.req)
+		resp, err := testAllocation(cfg, machine()).allocate(findResource(Layout(cfg, snap), c.resource), c.req)
 		if err != nil {
 			t.Errorf("%s: %v", c.name, err)
 			continue
@@ -172,7 +172,7 @@ func TestAllocateDevices(t *testing.T) {
 		{"no minor", nodes, gpu, noMinor, []ids{{"GPU-0", "GPU-1"}}, nil, reasonNoDeviceNode, "GPU-1", "/proc/driver/nvidia/gpus/0000:11:00.0/information"},
 		{"no minor and no PCI bus ID", nodes, gpu, noPCI, []ids{{"GPU-0"}}, nil, reasonNoDeviceNode, "GPU-0", "PCI"},
 	} {
-		resp, err := testAllocation(c.cfg, machine()).allocate(find(Layout(c.cfg, c.snap), c.resource), request(c.containers...))
+		resp, err := testAllocation(c.cfg, machine()).allocate(findResource(Layout(c.cfg, c.snap), c.resource), request(c.containers...))
 		if c.reason != "" {
 			r, ok := errors.AsType[*refusal](err)
 			if !ok || r.reason != c.reason || r.device != c.device || status.Code(err) != r.code || r.code == codes.OK {

@@ -125,9 +125,9 @@ func (c Config) validateAllocation() error {
 	errs = append(errs, oneOf("deviceID", c.DeviceID, DeviceIDUUID, DeviceIDIndex))
 	for _, path := range []struct {
 		key, value string
-		optional   bool
-	}{{"driverRoot", c.DriverRoot, false}, {"containerDriverRoot", c.ContainerDriverRoot, true}, {"devRoot", c.DevRoot, true}} {
-		if !filepath.IsAbs(path.value) && !(path.optional && path.value == "") {
+		required   bool
+	}{{"driverRoot", c.DriverRoot, true}, {"containerDriverRoot", c.ContainerDriverRoot, false}, {"devRoot", c.DevRoot, false}} {
+		if (path.required || path.value != "") && !filepath.IsAbs(path.value) {
 			errs = append(errs, fmt.Errorf("%s: %q is not an absolute path", path.key, path.value))
 		}
 	}

@@ -29,15 +29,15 @@ type Device struct {
 
 // Healthy reports whether the kubelet may allocate the device. Only health.Unhealthy prevents that: missing knowledge
 // about a GPU is no reason to stop a node.
-func (d Device) Healthy() bool { return d.works() && d.withheld == "" }
+func (d Device) Healthy() bool { return d.usable() && d.withheld == "" }
 
-// works reports whether the device itself is usable.
-func (d Device) works() bool { return d.State.Verdict.State != health.Unhealthy }
+// usable reports whether the device itself is usable.
+func (d Device) usable() bool { return d.State.Verdict.State != health.Unhealthy }
 
 // Layout returns the resources of a snapshot, sorted. It returns none if there are no devices to offer or the plugin is
 // disabled.
 func Layout(cfg Config, snap *health.Snapshot) []Resource {
-	return newLayout(layoutInput{cfg: &cfg, snap: snap}).Resources
+	return newLayout(layoutInput{cfg: &cfg, snap: snap}).resources
 }
 
 // layoutInput is everything that a layout depends on.
@@ -52,15 +52,15 @@ type layoutInput struct {
 type layout struct {
 	cfg       *Config
 	snap      *health.Snapshot
-	Resources []Resource       // by name
-	Err       string           // why there are none, if the configuration does not fit the node
-	Warnings  []string         // devices that are not offered, with the reason
-	Withheld  []withheldDevice // by resource and index
-	Single    uniformLayout    // input of the next layout
+	resources []Resource       // by name
+	err       string           // why there are none, if the configuration does not fit the node
+	warnings  []string         // devices that are not offered, with the reason
+	withheld  []withheldDevice // by resource and index
+	uniform   uniformLayout    // input of the next layout
 }
 
 func (l *layout) warn(format string, args ...any) {
-	l.Warnings = append(l.Warnings, fmt.Sprintf(format, args...))
+	l.warnings = append(l.warnings, fmt.Sprintf(format, args...))
 }
 
 // candidate is a device that may be offered.
@@ -85,7 +85,7 @@ func newLayout(in layoutInput) layout {
 		return len(cfg.Include) > 0 && !selectsAny(cfg.Include, &c) || selectsAny(cfg.Exclude, &c)
 	})
 	if len(selected) == 0 && n > 0 {
-		l.Err = fmt.Sprintf("plugin.include and plugin.exclude select none of the %d devices of this node", n)
+		l.err = fmt.Sprintf("plugin.include and plugin.exclude select none of the %d devices of this node", n)
 	}
 	var buf []byte
 	var names nameCache
@@ -101,8 +101,8 @@ func newLayout(in layoutInput) layout {
 			r.Devices = append(r.Devices, Device{ID: id, State: c.state, replica: true})
 		}
 	}
-	slices.SortFunc(l.Resources, func(x, y Resource) int { return cmp.Compare(x.Name, y.Name) })
-	for _, r := range l.Resources {
+	slices.SortFunc(l.resources, func(x, y Resource) int { return cmp.Compare(x.Name, y.Name) })
+	for _, r := range l.resources {
 		isReplica := func(d Device) bool { return d.replica }
 		if slices.ContainsFunc(r.Devices, isReplica) && slices.ContainsFunc(r.Devices, func(d Device) bool { return !d.replica }) {
 			l.warn("%s has shared and whole devices, and a pod cannot choose: set rename in sharing.timeSlicing.resources", r.Name)
@@ -114,13 +114,13 @@ func newLayout(in layoutInput) layout {
 
 // resource returns the resource of that name and adds a missing one.
 func (l *layout) resource(name string) *Resource {
-	for i := range l.Resources {
-		if l.Resources[i].Name == name {
-			return &l.Resources[i]
+	for i := range l.resources {
+		if l.resources[i].Name == name {
+			return &l.resources[i]
 		}
 	}
-	l.Resources = append(l.Resources, Resource{Name: name})
-	return &l.Resources[len(l.Resources)-1]
+	l.resources = append(l.resources, Resource{Name: name})
+	return &l.resources[len(l.resources)-1]
 }
 
 // candidates returns all devices by index, each GPU followed by its MIG devices.
@@ -192,8 +192,8 @@ func replicaIDs(buf *[]byte, uuid string, n int) func(yield func(string) bool) {
 	}
 }
 
-// find returns the resource of that name, without devices if there is none.
-func find(resources []Resource, name string) Resource {
+// findResource returns the resource of that name, without devices if there is none.
+func findResource(resources []Resource, name string) Resource {
 	for _, r := range resources {
 		if r.Name == name {
 			return r

@@ -29,7 +29,7 @@ func (l *layoutCache) current() *layout {
 	// Loaded under the mutex, so that no older layout replaces a newer one.
 	cfg, snap, holders := l.cfg.Load(), l.snapshots.Load(), l.holders.Load()
 	if cfg != l.last.cfg || snap != l.last.snap || holders != l.lastHolders {
-		in := layoutInput{cfg: cfg, snap: snap, before: l.last.Single}
+		in := layoutInput{cfg: cfg, snap: snap, before: l.last.uniform}
 		if holders != nil {
 			in.holders = holders.By
 		}

@@ -68,7 +68,7 @@ func TestLayoutDevices(t *testing.T) {
 func TestSameMessage(t *testing.T) {
 	base := snapshot(2)
 	list := func(s *health.Snapshot) []*pluginapi.Device {
-		return find(Layout(DefaultConfig(), s), gpu).message()
+		return findResource(Layout(DefaultConfig(), s), gpu).message()
 	}
 	numa := with(base, 1, health.Healthy)
 	numa.Devices[1].Device.NUMA = []int{0}
@@ -105,8 +105,8 @@ func TestLayoutIncludeAndExclude(t *testing.T) {
 	} {
 		cfg := configured(func(cfg *Config) { cfg.Include, cfg.Exclude = c.include, c.exclude })
 		l := newLayout(layoutInput{cfg: &cfg, snap: snap})
-		if got := strings.Join(lines(l.Resources), "\n"); got != c.want || (got == "") != (l.Err != "") {
-			t.Errorf("include %q, exclude %q: %q and %q, want %q", c.include, c.exclude, got, l.Err, c.want)
+		if got := strings.Join(lines(l.resources), "\n"); got != c.want || (got == "") != (l.err != "") {
+			t.Errorf("include %q, exclude %q: %q and %q, want %q", c.include, c.exclude, got, l.err, c.want)
 		}
 	}
 }
@@ -161,7 +161,7 @@ func FuzzReplicas(f *testing.F) {
 		}
 		snap := snapshot(2)
 		snap.Devices[1].Device.ID = health.DeviceID(uuid)
-		r := find(Layout(configured(sharedBy(replicas)), snap), gpu)
+		r := findResource(Layout(configured(sharedBy(replicas)), snap), gpu)
 		if len(r.Devices) != 2*replicas {
 			t.Fatalf("%d replicas of two devices, want %d of each", len(r.Devices), replicas)
 		}

@@ -24,11 +24,11 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
-// Holder and Holders are what Plugin.Holders returns.
-type (
-	Holder  = podresources.Holder
-	Holders = podresources.Holders
-)
+// Holder is a container that holds a device.
+type Holder = podresources.Holder
+
+// Holders are the containers that hold each device.
+type Holders = podresources.Holders
 
 // Plugin runs a server and a registrar for each resource of the newest layout.
 type Plugin struct {
@@ -142,17 +142,17 @@ func (p *Plugin) Run(ctx context.Context) error {
 		changed := p.layouts.watch()
 		now := p.layouts.current()
 		cfg, snap := now.cfg, now.snap
-		reason := p.whyEmpty(now)
-		p.logHealthChanges(logged.Resources, now.Resources)
+		reason := p.emptyReason(now)
+		p.logHealthChanges(logged.resources, now.resources)
 		p.logWithheld(logged, now)
 		p.publishWarnings(now)
 		logged = now
 		if cfg != nil {
-			want := targets(now.Resources, *cfg)
+			desired := targets(now.resources, *cfg)
 			if err := p.ensureCDI(now); err != nil {
-				want, reason = p.alreadyRunning(want), err.Error()
+				desired, reason = p.alreadyRunning(desired), err.Error()
 			}
-			p.reconcile(ctx, want, *cfg, true)
+			p.reconcile(ctx, desired, *cfg, true)
 		}
 		p.setError(cfg != nil && !cfg.Enabled, reason, snap == nil || snap.Source.Status == health.SourceStarting)
 		select {
@@ -165,8 +165,8 @@ func (p *Plugin) Run(ctx context.Context) error {
 	}
 }
 
-// whyEmpty returns why there is nothing to serve; it is empty if there is something, or if the plugin is disabled.
-func (p *Plugin) whyEmpty(now *layout) (reason string) {
+// emptyReason returns why there is nothing to serve; it is empty if there is something, or if the plugin is disabled.
+func (p *Plugin) emptyReason(now *layout) (reason string) {
 	switch cfg, snap := now.cfg, now.snap; {
 	case cfg == nil:
 		return "no configuration yet"
@@ -182,19 +182,19 @@ func (p *Plugin) whyEmpty(now *layout) (reason string) {
 		return reason
 	}
 	p.logUnmatchedSelectors(now.cfg.unmatchedSelectors(candidates(now.snap)))
-	if len(now.Resources) == 0 {
-		return cmp.Or(now.Err, strings.Join(now.Warnings, "; "), "no GPUs")
+	if len(now.resources) == 0 {
+		return cmp.Or(now.err, strings.Join(now.warnings, "; "), "no GPUs")
 	}
 	return ""
 }
 
 // ensureCDI returns why the container runtime cannot resolve the CDI names of the layout.
 func (p *Plugin) ensureCDI(now *layout) error {
-	if !now.cfg.UsesCDI() || len(now.Resources) == 0 {
+	if !now.cfg.UsesCDI() || len(now.resources) == 0 {
 		return nil
 	}
 	in := cdi.Input{Config: now.cfg.CDI, Host: now.cfg.host(p.hostFS), Driver: now.snap.Source.Versions.Driver}
-	for _, r := range now.Resources {
+	for _, r := range now.resources {
 		for i, d := range r.Devices {
 			if i == 0 || r.Devices[i-1].State != d.State { // replicas are adjacent
 				in.Devices = append(in.Devices, cdi.Device{Name: now.cfg.runtimeID(d), State: d.State, Offered: d.Healthy()})
@@ -206,38 +206,38 @@ func (p *Plugin) ensureCDI(now *layout) error {
 
 // alreadyRunning removes the targets that would have to be started. A running resource continues while a CDI spec is
 // missing: the kubelet retries a container that cannot be created, but a pod whose resource disappears fails.
-func (p *Plugin) alreadyRunning(want []target) []target {
+func (p *Plugin) alreadyRunning(desired []target) []target {
 	running := p.registrars()
-	return slices.DeleteFunc(want, func(t target) bool {
+	return slices.DeleteFunc(desired, func(t target) bool {
 		return !slices.ContainsFunc(running, func(r *runningRegistrar) bool { return r.target == t })
 	})
 }
 
 func targets(resources []Resource, cfg Config) []target {
-	var want []target
+	var list []target
 	for _, r := range resources {
-		want = append(want, target{r.Name, cfg.KubeletDir})
+		list = append(list, target{r.Name, cfg.KubeletDir})
 	}
-	return want
+	return list
 }
 
-// diff returns what to stop and what to start to get from have to want.
-func diff(have, want []target) (stop, start []target) {
+// diff returns what to stop and what to start to get from the running to the desired targets.
+func diff(running, desired []target) (stop, start []target) {
 	without := func(a, b []target) []target {
 		return slices.DeleteFunc(slices.Clone(a), func(t target) bool { return slices.Contains(b, t) })
 	}
-	return without(have, want), without(want, have)
+	return without(running, desired), without(desired, running)
 }
 
-// reconcile stops the registrars that are not wanted and starts missing ones. With withdraw, the kubelet removes the
+// reconcile stops the registrars outside desired and starts missing ones. With withdraw, the kubelet removes the
 // devices of stopped resources at once; otherwise it keeps them, unhealthy, for its grace period.
-func (p *Plugin) reconcile(ctx context.Context, want []target, cfg Config, withdraw bool) {
+func (p *Plugin) reconcile(ctx context.Context, desired []target, cfg Config, withdraw bool) {
 	running := p.registrars()
-	have := make([]target, len(running))
+	current := make([]target, len(running))
 	for i, r := range running {
-		have[i] = r.target
+		current[i] = r.target
 	}
-	stop, start := diff(have, want)
+	stop, start := diff(current, desired)
 	if len(stop) == 0 && len(start) == 0 {
 		return
 	}
@@ -290,7 +290,8 @@ func (p *Plugin) Status() Status {
 	return s
 }
 
-// AskHolders schedules an early query of the kubelet's pod resources. It may be called from any goroutine and never waits.
+// AskHolders schedules an early query of the kubelet's pod resources. It may be called from any goroutine and never
+// waits.
 func (p *Plugin) AskHolders() { p.pods.QueryWithin(p.timing.pods.QuickRefresh) }
 
 // Holders returns the containers that hold each device, as of the last pod-resources response. It may be called from any

@@ -23,14 +23,14 @@ const (
 
 // publishWarnings stores the layout's warnings for Status and logs new ones. logWithheld logs the withheld devices.
 func (p *Plugin) publishWarnings(now *layout) {
-	for _, w := range now.Warnings {
+	for _, w := range now.warnings {
 		if !slices.Contains(p.loggedWarnings, w) {
 			p.log.Warn(msgNotOffered, zap.String("reason", w))
 		}
 	}
-	p.loggedWarnings = now.Warnings
-	all := slices.Clone(now.Warnings)
-	for _, w := range now.Withheld {
+	p.loggedWarnings = now.warnings
+	all := slices.Clone(now.warnings)
+	for _, w := range now.withheld {
 		all = append(all, w.String())
 	}
 	p.mu.Lock()
@@ -76,19 +76,19 @@ func (p *Plugin) setError(disabled bool, reason string, starting bool) {
 // logHealthChanges logs the changes of health and presence between two layouts.
 func (p *Plugin) logHealthChanges(before, after []Resource) {
 	for _, r := range after {
-		old := find(before, r.Name)
+		old := findResource(before, r.Name)
 		for _, d := range r.Devices {
-			was, known := old.device(d.ID)
+			was, existed := old.device(d.ID)
 			log := p.log.With(zap.String("resource", r.Name), zap.String("device", d.ID))
 			switch {
-			case (!known || was.works()) && !d.works():
+			case (!existed || was.usable()) && !d.usable():
 				log.Warn(msgUnhealthy, zap.String("reason", unhealthyReason(d)))
-			case known && !was.works() && d.works():
+			case existed && !was.usable() && d.usable():
 				log.Info(msgHealthy)
 			}
 		}
 		for _, d := range old.Devices {
-			if _, known := r.device(d.ID); !known {
+			if _, exists := r.device(d.ID); !exists {
 				p.log.Warn("device removed from the kubelet", zap.String("resource", r.Name), zap.String("device", d.ID))
 			}
 		}

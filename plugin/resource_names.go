@@ -22,8 +22,8 @@ const (
 	maxDomainLength = 253 - len("requests.")
 )
 
-// validateName applies the kubelet's rules (v1helper.IsExtendedResourceName), so that an invalid name is reported with the
-// configuration and not at registration.
+// validateName applies the kubelet's rules (v1helper.IsExtendedResourceName), so that an invalid name is reported with
+// the configuration and not at registration.
 func validateName(key, resource string) error {
 	bad := func(format string, args ...any) error {
 		return fmt.Errorf("%s: %q %s; use DOMAIN/NAME such as nvidia.com/gpu", key, resource, fmt.Sprintf(format, args...))

@@ -96,7 +96,7 @@ func TestUnmatchedSelectors(t *testing.T) {
 		cfg := configured(c.set)
 		for range 2 { // logged once
 			l := newLayout(layoutInput{cfg: &cfg, snap: partitioned([]string{"1g.10gb", "3g.40gb"}, nil)})
-			p.whyEmpty(&l)
+			p.emptyReason(&l)
 		}
 		var got []string
 		for _, e := range logs.FilterMessage(msgUnmatched).All() {

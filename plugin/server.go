@@ -43,7 +43,7 @@ func options() *pluginapi.DevicePluginOptions {
 }
 
 // resource returns the resource of the newest layout. It has no devices if the layout lacks it.
-func (s *server) resource() Resource { return find(s.layouts.current().Resources, s.name) }
+func (s *server) resource() Resource { return findResource(s.layouts.current().resources, s.name) }
 
 // GetDevicePluginOptions tells the kubelet which optional calls to make.
 func (s *server) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
@@ -103,7 +103,7 @@ func (s *server) Allocate(_ context.Context, req *pluginapi.AllocateRequest) (*p
 	now := s.layouts.current()
 	cfg := cmp.Or(now.cfg, &Config{})
 	a := allocation{cfg: cfg, host: cfg.host(os.DirFS("/")), uuid: randomUUID}
-	resp, err := a.allocate(find(now.Resources, s.name), req)
+	resp, err := a.allocate(findResource(now.resources, s.name), req)
 	if err != nil {
 		s.counts.refuse(err)
 		return nil, err
@@ -116,7 +116,7 @@ func (s *server) Allocate(_ context.Context, req *pluginapi.AllocateRequest) (*p
 // GetPreferredAllocation never returns an error; see package prefer.
 func (s *server) GetPreferredAllocation(_ context.Context, req *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
 	now := s.layouts.current()
-	devices := find(now.Resources, s.name).candidates()
+	devices := findResource(now.resources, s.name).preferDevices()
 	packed := cmp.Or(now.cfg, &Config{}).AllocationPolicy == AllocationPacked
 	resp := &pluginapi.PreferredAllocationResponse{}
 	for _, c := range req.GetContainerRequests() {
@@ -128,8 +128,8 @@ func (s *server) GetPreferredAllocation(_ context.Context, req *pluginapi.Prefer
 	return resp, nil
 }
 
-// candidates returns the devices as package prefer takes them.
-func (r Resource) candidates() []prefer.Device {
+// preferDevices returns the devices as package prefer takes them.
+func (r Resource) preferDevices() []prefer.Device {
 	devices := make([]prefer.Device, len(r.Devices))
 	for i, d := range r.Devices {
 		devices[i] = prefer.Device{ID: d.ID, State: d.State, Withheld: d.withheld != ""}

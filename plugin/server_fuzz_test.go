@@ -189,7 +189,7 @@ func FuzzPreferredAllocation(f *testing.F) {
 		}
 		for i, c := range req.ContainerRequests {
 			r, packed := s.resource(), s.layouts.cfg.Load().AllocationPolicy == AllocationPacked
-			want := new(prefer.Allocator).Choose(r.candidates(), prefer.Request{
+			want := new(prefer.Allocator).Choose(r.preferDevices(), prefer.Request{
 				Available: c.GetAvailableDeviceIDs(), Required: c.GetMustIncludeDeviceIDs(), Size: int(c.GetAllocationSize()), Packed: packed,
 			})
 			if got := resp.ContainerResponses[i].DeviceIDs; !slices.Equal(got, want) {

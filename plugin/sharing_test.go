@@ -72,10 +72,10 @@ func TestLayoutOfSharing(t *testing.T) {
 			t.Errorf("%s: %v", c.name, err)
 		}
 		l := newLayout(layoutInput{cfg: &c.cfg, snap: c.snap})
-		if got := lines(l.Resources); !slices.Equal(got, c.want) {
+		if got := lines(l.resources); !slices.Equal(got, c.want) {
 			t.Errorf("%s:\ngot  %q\nwant %q", c.name, got, c.want)
 		}
-		if got := strings.Join(l.Warnings, ""); (c.warned == "") != (got == "") || !strings.Contains(got, c.warned) {
+		if got := strings.Join(l.warnings, ""); (c.warned == "") != (got == "") || !strings.Contains(got, c.warned) {
 			t.Errorf("%s: warnings %q, want %q", c.name, got, c.warned)
 		}
 	}
@@ -83,7 +83,7 @@ func TestLayoutOfSharing(t *testing.T) {
 
 // Replicas have the health and the NUMA nodes of their device.
 func TestReplicasFollowDevice(t *testing.T) {
-	r := find(Layout(configured(sharedBy(11)), with(snapshot(2), 1, health.Unhealthy)), gpu)
+	r := findResource(Layout(configured(sharedBy(11)), with(snapshot(2), 1, health.Unhealthy)), gpu)
 	list := r.message()
 	if len(list) != 22 || r.healthy() != 11 {
 		t.Fatalf("%d devices, %d healthy", len(list), r.healthy())

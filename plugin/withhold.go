@@ -37,7 +37,7 @@ func (w withheldDevice) String() string {
 // There is no state: the result follows from the layout and the last known holders, and ends with the holder. While the
 // holders are unknown, nothing is withheld.
 func (l *layout) withhold(holders map[health.DeviceID][]Holder, snap *health.Snapshot) {
-	if len(holders) == 0 || len(l.Resources) == 0 {
+	if len(holders) == 0 || len(l.resources) == 0 {
 		return
 	}
 	spans := l.spans()
@@ -46,7 +46,7 @@ func (l *layout) withhold(holders map[health.DeviceID][]Holder, snap *health.Sna
 	for i := range snap.Devices {
 		d := &snap.Devices[i].Device
 		for _, h := range holders[d.ID] {
-			if spans[d.ID].indexOf(l.Resources, h) < 0 {
+			if spans[d.ID].indexOf(l.resources, h) < 0 {
 				outside[d.ID] = h
 				if d.Parent != "" {
 					onParent[d.Parent] = h
@@ -58,8 +58,8 @@ func (l *layout) withhold(holders map[health.DeviceID][]Holder, snap *health.Sna
 	if len(outside) == 0 {
 		return
 	}
-	for r := range l.Resources {
-		devices := l.Resources[r].Devices
+	for r := range l.resources {
+		devices := l.resources[r].Devices
 		for first, next := 0, 0; first < len(devices); first = next {
 			state := devices[first].State
 			next = first + 1
@@ -78,12 +78,12 @@ func (l *layout) withhold(holders map[health.DeviceID][]Holder, snap *health.Sna
 				continue
 			}
 			reason := fmt.Sprintf("%s/%s (%s) holds it as %s of %s since before the layout changed", h.Namespace, h.Pod, h.Container, h.DeviceID, h.Resource)
-			l.Withheld = append(l.Withheld, withheldDevice{l.Resources[r].Name, d.ID, d.Index, reason})
+			l.withheld = append(l.withheld, withheldDevice{l.resources[r].Name, d.ID, d.Index, reason})
 			for i := first; i < next; i++ {
 				devices[i].withheld = reason
 			}
 			for _, h := range holders[d.ID] {
-				if i := spans[d.ID].indexOf(l.Resources, h); i >= 0 {
+				if i := spans[d.ID].indexOf(l.resources, h); i >= 0 {
 					devices[i].withheld = ""
 				}
 			}
@@ -99,8 +99,8 @@ type span struct {
 
 func (l *layout) spans() map[health.DeviceID]span {
 	spans := make(map[health.DeviceID]span)
-	for r := range l.Resources {
-		devices := l.Resources[r].Devices
+	for r := range l.resources {
+		devices := l.resources[r].Devices
 		for i, d := range devices {
 			if i == 0 || devices[i-1].State != d.State {
 				spans[d.State.Device.ID] = span{r, i, true}
@@ -129,14 +129,14 @@ func (p *Plugin) logWithheld(before, after *layout) {
 	has := func(all []withheldDevice, id health.DeviceID) bool {
 		return slices.ContainsFunc(all, func(w withheldDevice) bool { return w.Device == id })
 	}
-	for _, w := range after.Withheld {
-		if !has(before.Withheld, w.Device) {
+	for _, w := range after.withheld {
+		if !has(before.withheld, w.Device) {
 			p.log.Warn(msgWithheld, zap.String("resource", w.Resource), zap.String("device", string(w.Device)),
 				zap.Int("gpu", w.Index), zap.String("reason", w.Reason))
 		}
 	}
-	for _, w := range before.Withheld {
-		if after.spans()[w.Device].exists && !has(after.Withheld, w.Device) {
+	for _, w := range before.withheld {
+		if after.spans()[w.Device].exists && !has(after.withheld, w.Device) {
 			p.log.Info(msgOffered, zap.String("device", string(w.Device)), zap.Int("gpu", w.Index))
 		}
 	}

@@ -159,7 +159,7 @@ func (d doctor) run(ctx context.Context) Report {
 
 	r := Report{Checks: checks, OK: true}
 	for i := range r.Checks {
-		r.Checks[i].Found = oneLine(r.Checks[i].Found)
+		r.Checks[i].Found = strings.Join(strings.Fields(r.Checks[i].Found), " ") // one line
 		r.OK = r.OK && r.Checks[i].Status != CheckFail
 	}
 	return r
@@ -200,9 +200,7 @@ func fail(found, fix string) []Check { return []Check{{Status: CheckFail, Found:
 
 func simulated(context.Context) []Check { return info("simulated") }
 
-func pluginOff(context.Context) []Check {
-	return info("not needed: plugin.enabled is false")
-}
+func pluginOff(context.Context) []Check { return info("not needed: plugin.enabled is false") }
 
 // failure returns a failed check for an error text. The fix is the part after the semicolon, or else the default one.
 func failure(name, text, defaultFix string) Check {
@@ -212,8 +210,6 @@ func failure(name, text, defaultFix string) Check {
 	}
 	return Check{Name: name, Status: CheckFail, Found: found, Fix: fix}
 }
-
-func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
 
 // step is a named check. Its lines without a name get that name.
 type step struct {

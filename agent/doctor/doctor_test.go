@@ -6,6 +6,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -32,14 +33,9 @@ type files map[string]string
 
 // with returns these files and others. An empty content removes a file.
 func (f files) with(others files) files {
-	all := files{}
-	for _, from := range []files{f, others} {
-		for name, text := range from {
-			if all[name] = text; text == "" {
-				delete(all, name)
-			}
-		}
-	}
+	all := maps.Clone(f)
+	maps.Copy(all, others)
+	maps.DeleteFunc(all, func(_, text string) bool { return text == "" })
 	return all
 }
 

@@ -64,7 +64,7 @@ func (d doctor) checkDriver(s survey, c plugin.Config) []Check {
 	works := len(s.gpus()) > 0 // and so does its library
 	switch {
 	case kernel == "" && len(d.host.pciGPUs()) == 0:
-		return info("not loaded, and there is no GPU")
+		return info("not loaded, and no GPU found")
 	case kernel == "":
 		return fail("the kernel module nvidia is not loaded",
 			"install the NVIDIA driver, or load it (modprobe nvidia) and read the kernel log (dmesg) if that fails")

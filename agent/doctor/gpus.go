@@ -43,7 +43,7 @@ func busID(id string) string {
 
 func (d doctor) checkGPUs(s survey) []Check {
 	if !d.host.exists("/sys/bus/pci/devices") {
-		return info("unknown: there is no " + d.host.path("/sys/bus/pci/devices"))
+		return info("unknown: " + d.host.path("/sys/bus/pci/devices") + " not found")
 	}
 	gpus, listed := d.host.pciGPUs(), map[string]bool{}
 	for _, g := range s.gpus() {
@@ -122,15 +122,13 @@ func (d doctor) checkDeviceNodes(s survey) []Check {
 	}
 	var present, missing, unlinked []string
 	for _, n := range nodes {
-		link := fmt.Sprintf("/dev/char/%d:%d", majorNVIDIA, n.minor)
-		switch {
-		case !d.host.exists(n.path):
+		if !d.host.exists(n.path) {
 			missing = append(missing, n.path)
-		default:
-			present = append(present, n.path)
-			if n.minor >= 0 && !d.host.exists(link) {
-				unlinked = append(unlinked, link)
-			}
+			continue
+		}
+		present = append(present, n.path)
+		if link := fmt.Sprintf("/dev/char/%d:%d", majorNVIDIA, n.minor); n.minor >= 0 && !d.host.exists(link) {
+			unlinked = append(unlinked, link)
 		}
 	}
 	checks := pass(strings.Join(present, ", "))

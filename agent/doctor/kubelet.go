@@ -123,7 +123,7 @@ func checkOtherPlugins(ctx context.Context, c plugin.Config) []Check {
 	}
 	switch {
 	case len(others) == 0 && c.Enabled:
-		return pass("none serves GPUs")
+		return pass("no other plugin serves GPUs")
 	case len(others) == 0: // it may have an unknown name
 		return info("plugin.enabled is false, and no other plugin is found")
 	case !c.Enabled:

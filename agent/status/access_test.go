@@ -15,7 +15,7 @@ import (
 func TestAskWithAccess(t *testing.T) {
 	s := serve(t, `tls_server_config:
   {cert_file: server.crt, key_file: server.key, client_ca_file: ca.crt, client_auth_type: VerifyClientCertIfGiven}
-basic_auth_users: {ada: `+agenttest.PasswordHash(t, "1815")+"}\n")
+`+agenttest.Users)
 	local, ip, plain := "https://localhost"+portOf(s), "https://127.0.0.1"+portOf(s), s.Address()
 	otherDir := t.TempDir()
 	agenttest.NewAuthority(t, otherDir)

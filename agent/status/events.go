@@ -55,25 +55,25 @@ func prependEvents(stored, added []Event) []Event {
 
 // eventsBetween returns the events between two snapshots, oldest first. before is nil for the first snapshot.
 func eventsBetween(before, after *health.Snapshot) []Event {
-	var was health.Snapshot
+	var previous health.Snapshot
 	if before != nil {
-		was = *before
+		previous = *before
 	}
-	var all []Event
-	if src := after.Source; before == nil || src.Status != was.Source.Status || src.Kind != was.Source.Kind {
+	var source []Event
+	if src := after.Source; before == nil || src.Status != previous.Source.Status || src.Kind != previous.Source.Kind {
 		e := Event{Time: src.Since.UTC(), Kind: "source", State: src.Status.String(), Text: "source " + src.Kind + " " + src.Status.String()}
 		if before != nil {
-			e.Was = was.Source.Status.String()
+			e.Was = previous.Source.Status.String()
 		}
 		if src.Err != "" {
 			e.Text += ": " + src.Err
 		}
-		all = append(all, e)
+		source = append(source, e)
 	}
 	var found, removed []health.Device
-	then, now := byID(was.Devices), byID(after.Devices)
-	var rest []Event
-	for _, c := range health.Changes(was.Devices, after.Devices) {
+	devicesBefore, devicesAfter := byID(previous.Devices), byID(after.Devices)
+	var changes []Event
+	for _, c := range health.Changes(previous.Devices, after.Devices) {
 		e := Event{Time: after.At.UTC(), GPU: &c.Device.Index, MIG: migIndex(&c.Device), UUID: c.Device.ID}
 		switch c.Kind {
 		case health.ChangeFound:
@@ -84,7 +84,7 @@ func eventsBetween(before, after *health.Snapshot) []Event {
 			continue
 		case health.ChangeXID:
 			e.Kind, e.XID = "xid", c.XID
-			if x := now[c.Device.ID].LastXID; x.Code == c.XID {
+			if x := devicesAfter[c.Device.ID].LastXID; x.Code == c.XID {
 				e.Time = x.At.UTC()
 			}
 			e.Text = fmt.Sprintf("XID %d: %s", c.XID, health.LookupXID(c.XID).Name)
@@ -92,7 +92,7 @@ func eventsBetween(before, after *health.Snapshot) []Event {
 				e.Text += fmt.Sprintf(" (count %d)", c.Count)
 			}
 		case health.ChangeState:
-			if c.Device.Kind == health.KindMIG && sharesFindings(then[c.Device.Parent], c.Was) && sharesFindings(now[c.Device.Parent], c.Now) {
+			if c.Device.Kind == health.KindMIG && sharesFindings(devicesBefore[c.Device.Parent], c.Was) && sharesFindings(devicesAfter[c.Device.Parent], c.Now) {
 				continue // the GPU's event covers it
 			}
 			if after.At.IsZero() {
@@ -101,9 +101,9 @@ func eventsBetween(before, after *health.Snapshot) []Event {
 			e.Kind, e.State, e.Was, e.Cause = "state", c.Now.State.String(), c.Was.State.String(), c.Now.Cause()
 			e.Text = stateText(c)
 		}
-		rest = append(rest, e)
+		changes = append(changes, e)
 	}
-	return slices.Concat(all, inventoryEvents(after, found, removed), rest)
+	return slices.Concat(source, inventoryEvents(after, found, removed), changes)
 }
 
 func byID(devices []health.DeviceState) map[health.DeviceID]*health.DeviceState {

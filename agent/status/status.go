@@ -53,7 +53,7 @@ type Source struct {
 type Kubelet struct {
 	Plugin       string     `json:"plugin"`                 // on, or off: plugin.enabled is false
 	Error        string     `json:"error,omitempty"`        // why no resource, or not every one, is served
-	AuditError   string     `json:"auditError,omitempty"`   // why there is no audit
+	AuditError   string     `json:"auditError,omitempty"`   // why the audit fails
 	HoldersError string     `json:"holdersError,omitempty"` // why the holders are out of date
 	Holders      time.Time  `json:"holders,omitzero"`       // the time of the last pod-resources response
 	Resources    []Resource `json:"resources"`

@@ -82,8 +82,7 @@ func TestServerClientCertificates(t *testing.T) {
 
 func TestServerPasswords(t *testing.T) {
 	t.Parallel()
-	s := serve(t, "basic_auth_users: {prometheus: "+agenttest.PasswordHash(t, "secret")+", ada: "+agenttest.PasswordHash(t, "1815")+"}\n"+
-		"http_server_config: {headers: {X-Frame-Options: deny}}\n")
+	s := serve(t, agenttest.Users+"http_server_config: {headers: {X-Frame-Options: deny}}\n")
 	for range 2 { // the second login is verified already
 		agenttest.MustContain(t, s.MustGet(http.StatusOK, "/metrics", nil, "prometheus:secret"), "GPU-0")
 	}

@@ -82,7 +82,7 @@ func (w *world) applyDriver(ctx context.Context, s step) error {
 		if err := w.trap(ctx, "refuse"); err != nil {
 			return err
 		}
-		if _, err := w.askToDetach(ctx, time.Hour, true); err == nil || !strings.Contains(err.Error(), "does not let go of the driver") {
+		if _, err := w.askToDetach(ctx, time.Hour, true); err == nil || !strings.Contains(err.Error(), "does not detach the driver") {
 			return violated("detach", "the host engine refuses, and the answer is: %v", err)
 		}
 		w.release()

@@ -11,15 +11,15 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
 )
 
-// BenchmarkPoll polls 8 GPUs of 30 fields, of health alone, with the stream of XIDs, as once a second, and with the metrics,
-// and 8 GPUs of 7 MIG devices each; C-ns/op is the part that the scripted library takes of it.
+// BenchmarkPoll polls 8 GPUs with 30 fields, and 8 GPUs with 7 MIG devices each: the health fields, also with the XID
+// stream, and all fields. C-ns/op is the time in the scripted library.
 func BenchmarkPoll(b *testing.B) {
 	run := func(name string, mig bool, interval, step time.Duration, stream bool, rows int) {
 		b.Run(name, func(b *testing.B) {
-			n := fresh(b)
-			n.gpus(8)
+			n := newFixture(b)
+			n.addGPUs(8)
 			cfg := Config{Interval: interval}
-			for f := range uint(30 - len(healthFields()) - 2) { // with those of health, 230 and MIG mode: thirty
+			for f := range uint(30 - len(healthFields()) - 2) { // thirty with the health fields, 230 and the MIG mode
 				cfg.Fields = append(cfg.Fields, health.Field(600+f))
 				for id := range uint(8) {
 					n.lib.Int(script.GPU, id, 600+f, int64(f), 0, n.clock.now())
@@ -58,16 +58,16 @@ func BenchmarkPoll(b *testing.B) {
 	run("8x7MIG/metrics", true, time.Second, time.Second, false, 0)
 }
 
-// BenchmarkXIDsChanged looks for XIDs on 8 GPUs, and on 8 GPUs of 7 MIG devices each.
+// BenchmarkXIDsChanged runs on 8 GPUs, and on 8 GPUs with 7 MIG devices each.
 func BenchmarkXIDsChanged(b *testing.B) {
 	for name, mig := range map[string]bool{"8": false, "8x7MIG": true} {
 		b.Run(name, func(b *testing.B) {
-			n := fresh(b)
-			n.gpus(8)
+			n := newFixture(b)
+			n.addGPUs(8)
 			if mig {
 				n.sevenths(8)
 			}
-			n.open(config())
+			n.open(testConfig())
 			n.poll()
 			b.ReportAllocs()
 			for b.Loop() {
@@ -79,13 +79,13 @@ func BenchmarkXIDsChanged(b *testing.B) {
 	}
 }
 
-// sevenths partitions GPUs into seven MIG devices each.
-func (b *bench) sevenths(gpus uint) {
+// sevenths partitions each GPU into seven MIG devices.
+func (b *fixture) sevenths(gpus uint) {
 	for gpu := range gpus {
 		partition := map[uint][]uint{}
 		for i := range uint(7) {
 			partition[gpu*7+i] = []uint{gpu*7 + i}
 		}
-		b.mig(gpu, partition)
+		b.addInstances(gpu, partition)
 	}
 }

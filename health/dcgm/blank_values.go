@@ -9,8 +9,8 @@ import (
 	"github.com/NVIDIA/go-dcgm/pkg/dcgm"
 )
 
-// The least of each type's blanks. Blank, not found, not supported and not permissioned follow each
-// other, so that one comparison tells them all from a value (dcgm_structs.h: DCGM_INT32_BLANK and on).
+// The smallest blank of each type. Blank, not found, not supported and not permissioned are consecutive numbers, so one
+// comparison detects all of them (dcgm_structs.h: DCGM_INT32_BLANK and following; OBSERVED.md#blanks).
 const (
 	blankInt32 = 0x7ffffff0
 	blankInt64 = 0x7ffffffffffffff0
@@ -18,22 +18,22 @@ const (
 	blankStr   = "<<<" // "<<<NULL>>>", "<<<NOT_FOUND>>>", "<<<NOT_SUPPORTED>>>", "<<<NOT_PERM>>>"
 )
 
-// number returns a value as a number, in the unit of health.Field; false if DCGM has none.
-func number(v *dcgm.FieldValue_v2) (float64, bool) {
+// floatValue returns a value as a number, in the unit of health.Field; ok is false for a blank.
+func floatValue(v *dcgm.FieldValue_v2) (value float64, ok bool) {
 	if v.Status != 0 {
 		return 0, false
 	}
 	switch v.FieldType {
 	case dcgm.DCGM_FT_INT64:
 		n := v.Int64()
-		// Some fields keep a 32-bit value, with a 32-bit blank, in the 64 bits.
+		// Some fields have a 32-bit value, with a 32-bit blank, in 64 bits.
 		if n >= blankInt64 || (n >= blankInt32 && n <= math.MaxInt32) {
 			return 0, false
 		}
 		return float64(n), true
 	case dcgm.DCGM_FT_DOUBLE:
 		f := v.Float64()
-		if !(f < blankFP64) || math.IsInf(f, 0) { // NaN is not less than anything
+		if !(f < blankFP64) || math.IsInf(f, 0) { // NaN is not less
 			return 0, false
 		}
 		return f, true
@@ -41,8 +41,8 @@ func number(v *dcgm.FieldValue_v2) (float64, bool) {
 	return 0, false
 }
 
-// notSupported reports whether DCGM says that there never will be a value: the third of each type's blanks.
-func notSupported(v *dcgm.FieldValue_v2) bool {
+// isNotSupported reports whether the value is the third blank of its type: the GPU does not support the field.
+func isNotSupported(v *dcgm.FieldValue_v2) bool {
 	if v.Status != 0 {
 		return v.Status == dcgm.DCGM_ST_NOT_SUPPORTED
 	}
@@ -57,18 +57,18 @@ func notSupported(v *dcgm.FieldValue_v2) bool {
 	return false
 }
 
-// integer is number for a value that is one; a fraction is cut off.
-func integer(v *dcgm.FieldValue_v2) (int64, bool) {
+// intValue returns an integer value exactly; ok is false for a blank and for other types.
+func intValue(v *dcgm.FieldValue_v2) (value int64, ok bool) {
 	if v.Status == 0 && v.FieldType == dcgm.DCGM_FT_INT64 && v.Int64() < blankInt64 {
 		if n := v.Int64(); n < blankInt32 || n > math.MaxInt32 {
-			return n, true // exactly: a float64 would lose bits of an affinity mask
+			return n, true // a float64 would lose bits of an affinity mask
 		}
 	}
 	return 0, false
 }
 
-// text returns a value as a string; empty if DCGM has none.
-func text(v *dcgm.FieldValue_v2) string {
+// textValue returns a text value, or "" for a blank.
+func textValue(v *dcgm.FieldValue_v2) string {
 	if v.Status != 0 || v.FieldType != dcgm.DCGM_FT_STRING || v.StringValue == nil {
 		return ""
 	}

@@ -14,25 +14,29 @@ import (
 	"go.uber.org/zap"
 )
 
-// CanDetach tells why a host engine cannot let go of the driver: that came with DCGM 4.5. An engine in this process
-// needs no word for it, its end lets go.
+var (
+	errDetached    = errors.New("the host engine has detached the driver")
+	errDetachOld   = errors.New("cannot detach the driver before DCGM 4.5")
+	errAttachFails = errors.New("cannot attach the driver")
+)
+
+// CanDetach returns an error if the host engine, or the library, cannot detach the driver (OBSERVED.md#driver-detach). An
+// embedded engine detaches the driver when the session closes.
 func (s *session) CanDetach() error {
+	const advice = "stop the host engine itself (systemctl stop nvidia-dcgm), then run detach again"
 	switch {
 	case s.cfg.Address == "":
 		return nil
-	case !has("dcgmDetachDriver") || !has("dcgmAttachDriver"):
-		return fmt.Errorf("libdcgm here is too old to have the host engine at %s let go of the driver, which takes DCGM 4.5; %s", s.cfg.Address, otherwise)
-	case before(s.versions.Engine, 4, 5):
-		return fmt.Errorf("the host engine at %s is DCGM %s and cannot let go of the driver, which takes DCGM 4.5; %s",
-			s.cfg.Address, s.versions.Engine, otherwise)
+	case !hasFunction("dcgmDetachDriver") || !hasFunction("dcgmAttachDriver"):
+		return fmt.Errorf("host engine at %s: %w, and libdcgm here is older; %s", s.cfg.Address, errDetachOld, advice)
+	case olderThan(s.versions.Engine, 4, 5):
+		return fmt.Errorf("host engine at %s: %w, and the engine is DCGM %s; %s", s.cfg.Address, errDetachOld, s.versions.Engine, advice)
 	}
 	return nil
 }
 
-const otherwise = "stop the host engine itself (systemctl stop nvidia-dcgm), and then say detach again"
-
-// before reports whether a version is known and older.
-func before(version string, major, minor int) bool {
+// olderThan reports whether a version is known and older than major.minor.
+func olderThan(version string, major, minor int) bool {
 	parts := strings.SplitN(version, ".", 3)
 	if len(parts) < 2 {
 		return false
@@ -42,56 +46,51 @@ func before(version string, major, minor int) bool {
 	return err == nil && err2 == nil && (a < major || a == major && b < minor)
 }
 
-// Detach has a host engine let go of the driver, for all of its clients. It waits for a poll under way and blocks for as
-// long as the engine does. What we watch is taken back first: nobody says what becomes of it without a driver.
+// Detach makes a host engine detach the driver, for all of its clients. It waits for the poll in progress and blocks for as
+// long as the engine does. It removes the watches first: DCGM does not document what happens to them without a driver.
 func (s *session) Detach(context.Context) error {
 	if err := s.CanDetach(); err != nil || s.cfg.Address == "" {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	switch {
-	case s.closed:
-		return errors.New("the DCGM session is closed")
-	case s.failed != nil:
-		return s.failed
+	if err := s.usable(); err != nil {
+		return err
 	}
 	if err := s.watches.close(); err != nil {
-		s.log.Debug("the watches could not be taken back", zap.Error(err))
+		s.log.Debug("cannot remove the watches before detach", zap.Error(err))
 	}
 	s.watches = &watches{}
 	if err := dcgm.DetachDriver(); err != nil {
-		s.failed = fmt.Errorf("the host engine at %s does not let go of the driver: %w", s.cfg.Address, err)
+		s.failed = fmt.Errorf("host engine at %s does not detach the driver: %w", s.cfg.Address, err)
 		return s.failed
 	}
 	s.failed = errDetached
 	return nil
 }
 
-var errDetached = errors.New("the host engine has let go of the driver")
-
-// attach has the host engine take the driver back. It does nothing if the engine has it, and one that is too old to let
-// go of it has it. It comes before anything is read: without a driver there is no inventory.
+// attach makes the host engine attach the driver, which has no effect if it is attached. An engine without this function
+// never detaches the driver. It comes before the first read: without a driver there is no inventory.
 func attach(cfg Config) error {
-	if !cfg.Attach || cfg.Address == "" || !has("dcgmAttachDriver") {
+	if !cfg.Attach || cfg.Address == "" || !hasFunction("dcgmAttachDriver") {
 		return nil
 	}
 	err := dcgm.AttachDriver()
-	if err == nil && has("dcgmDetachDriver") && halfAttached() {
-		// An engine that took the driver back too early has it, and does nothing when it is told again: what it then
-		// found is all that it will ever have (DCGM, DcgmNvmlSystemEventThread::AttachDriverImpl).
+	if err == nil && hasFunction("dcgmDetachDriver") && partlyAttached() {
+		// An engine that attached the driver before its GPUs were back finds no more GPUs unless it detaches it first
+		// (OBSERVED.md#driver-detach).
 		if err = dcgm.DetachDriver(); err == nil {
 			err = dcgm.AttachDriver()
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("the host engine at %s does not take the driver back: %w", cfg.Address, err)
+		return fmt.Errorf("host engine at %s: %w: %w", cfg.Address, errAttachFails, err)
 	}
 	return nil
 }
 
-// halfAttached tells whether an engine lacks a GPU that it knows, or has none.
-func halfAttached() bool {
+// partlyAttached reports whether the engine has no GPU, or a detached one.
+func partlyAttached() bool {
 	gpus, err := dcgm.GetEntityGroupEntities(dcgm.FE_GPU)
 	return err == nil && (len(gpus) == 0 || slices.ContainsFunc(gpus, func(id uint) bool {
 		return dcgm.GetGPUStatus(id) == dcgm.EntityStatusDetached

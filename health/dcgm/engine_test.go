@@ -15,56 +15,56 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
 )
 
-func TestEngineThatDoesNotStart(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
+func TestOpenEngineStartFails(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
 	for _, function := range []string{"dcgmInit", "dcgmStartEmbedded"} {
 		b.lib.Fail(function, errInit, 1)
-		if _, err := Open(t.Context(), config(), b.log); err == nil || !strings.Contains(err.Error(), "DCGM initialization error") {
+		if _, err := Open(t.Context(), testConfig(), b.log); err == nil || !strings.Contains(err.Error(), "DCGM initialization error") {
 			t.Errorf("%s fails: error %v", function, err)
 		}
 	}
-	b.open(config()).poll()
+	b.open(testConfig()).poll()
 }
 
-func TestNoDriverAndThenOne(t *testing.T) {
-	b := fresh(t)
-	b.open(config())
+func TestDriverAppearsLater(t *testing.T) {
+	b := newFixture(t)
+	b.open(testConfig())
 	if _, r := b.poll(); len(r.Devices) != 0 || len(r.Samples) != 0 {
-		t.Fatalf("devices without a GPU: %+v", r)
+		t.Fatalf("devices without a driver: %+v", r)
 	}
-	b.add(lookAgain + time.Second)
-	b.gpus(2)
+	b.add(retryInterval + time.Second)
+	b.addGPUs(2)
 	b.poll()
-	b.add(confirmAfter)
+	b.add(confirmDelay)
 	if _, r := b.poll(); len(r.Devices) != 2 {
-		t.Errorf("%d devices after the driver came, want 2", len(r.Devices))
+		t.Errorf("%d devices with the driver, want 2", len(r.Devices))
 	}
 }
 
-// An engine that found no driver never looks for it again, so it is started anew.
-func TestEmptyEngineIsStartedAnew(t *testing.T) {
-	b := fresh(t)
-	b.open(config())
+// An engine without a driver never looks for it again, so the session restarts it.
+func TestEmptyEngineIsRestarted(t *testing.T) {
+	b := newFixture(t)
+	b.open(testConfig())
 	b.poll()
-	b.add(lookAgain)
+	b.add(retryInterval)
 	b.poll()
 	if n := b.lib.Calls("dcgmStartEmbedded"); n != 2 {
 		t.Errorf("the engine was started %d times, want 2", n)
 	}
 }
 
-// An engine that is older than the library here refuses what it does not know; that is done without.
-func TestEngineThatLacksNewerCalls(t *testing.T) {
+// The session works without the calls that an older engine refuses.
+func TestOlderEngineLacksCalls(t *testing.T) {
 	for _, function := range []string{
 		"dcgmHostengineVersionInfo", "dcgmHealthSet", "dcgmHealthCheck",
 		"dcgmProfGetSupportedMetricGroups", "dcgmGetDeviceTopology",
 	} {
 		t.Run(function, func(t *testing.T) {
-			b := fresh(t)
-			b.gpus(2)
+			b := newFixture(t)
+			b.addGPUs(2)
 			b.lib.Fail(function, errNoFunction, -1)
-			cfg := config()
+			cfg := testConfig()
 			cfg.Address = "node:5555"
 			cfg.Fields = append(cfg.Fields, 1001)
 			b.open(cfg)
@@ -72,30 +72,27 @@ func TestEngineThatLacksNewerCalls(t *testing.T) {
 			b.add(time.Second)
 			b.xid(script.GPU, 1, 79, b.clock.now())
 			s := b.pollAfter(10*time.Second, 2)[gpuID(1)]
-			if !slices.Equal(codes(s), []int{79}) || s.Values[health.FieldGPUTemp] != 41 || s.Presence != health.Present {
+			if !slices.Equal(xidCodes(s), []int{79}) || s.Values[health.FieldGPUTemp] != 41 || s.Presence != health.Present {
 				t.Errorf("sample %+v", s)
 			}
 			if n := b.lib.Calls(function); n == 0 {
-				t.Error("the engine was not asked: this test tests nothing")
+				t.Error("the function was not called")
 			}
 			b.lib.Fail("", 0, 0)
 		})
 	}
 }
 
-// A hung engine ends each call after a minute: the first that does ends the session, so that no second one is
-// waited for (15).
-func TestTimeoutEndsTheSession(t *testing.T) {
+// The first call that a hung engine ends after a minute ends the session, so that no other call waits
+// (OBSERVED.md#hung-engine).
+func TestPollTimeoutEndsSession(t *testing.T) {
 	calls := []string{
 		"dcgmEntitiesGetLatestValues", "dcgmGetEntityGroupEntities", "dcgmGetGpuInstanceHierarchy", "dcgmGetValuesSince_v2",
 		"dcgmGetGpuStatus", "dcgmHealthCheck", "dcgmGroupDestroy", "dcgmUnwatchFields",
 	}
-	for name, later := range map[string]time.Duration{"a poll of health": time.Second, "of everything": 10 * time.Second} {
+	for name, later := range map[string]time.Duration{"health poll": time.Second, "full poll": 10 * time.Second} {
 		t.Run(name, func(t *testing.T) {
-			b := fresh(t)
-			b.gpus(2)
-			b.open(config())
-			b.poll()
+			b := startFixture(t, 2)
 			b.add(later)
 			count := func() (n int) {
 				for _, function := range calls {
@@ -106,32 +103,30 @@ func TestTimeoutEndsTheSession(t *testing.T) {
 			b.lib.Fail("*", errTimeout, -1)
 			before := count()
 			if _, err := b.Poll(t.Context()); err == nil || !strings.Contains(err.Error(), "Timeout") {
-				t.Fatalf("poll of a hung engine: %v", err)
+				t.Fatalf("Poll of a hung engine: %v", err)
 			}
 			if err := b.Close(); err != nil {
 				t.Error(err)
 			}
 			if n := count() - before; n != 1 {
-				t.Errorf("%d calls were made that last a minute each, want 1", n)
+				t.Errorf("%d calls timed out, want 1", n)
 			}
 		})
 	}
 }
 
-func TestCloseEndsTheEngine(t *testing.T) {
-	for name, end := range map[string]func(*bench){
-		"a good session": func(b *bench) { b.poll() },
-		"a failed one": func(b *bench) {
+func TestCloseStopsEngine(t *testing.T) {
+	for name, end := range map[string]func(*fixture){
+		"open session": func(b *fixture) { b.poll() },
+		"failed session": func(b *fixture) {
 			b.lib.Fail("*", errNotConnected, -1)
 			if _, err := b.Poll(b.t.Context()); err == nil {
-				b.t.Error("the poll is good")
+				b.t.Error("the poll succeeded")
 			}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := fresh(t)
-			b.gpus(1)
-			b.open(config())
+			b := openFixture(t, 1, testConfig())
 			end(b)
 			if err := b.Close(); err != nil {
 				t.Error(err)
@@ -146,19 +141,19 @@ func TestCloseEndsTheEngine(t *testing.T) {
 	}
 }
 
-// The agent ends at SIGTERM and reloads at SIGHUP, with an engine in its process too.
-func TestSignalsStayOurs(t *testing.T) {
+// The agent handles SIGTERM and SIGHUP with an embedded engine too.
+func TestEngineKeepsSignalHandlers(t *testing.T) {
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
 	defer signal.Stop(hup)
-	b := fresh(t)
-	b.gpus(1)
+	b := newFixture(t)
+	b.addGPUs(1)
 	before := b.lib.Handlers()
-	same := func(when string) {
+	expectSame := func(when string) {
 		t.Helper()
 		for i, handler := range b.lib.Handlers() {
 			if handler != before[i] {
-				t.Errorf("%s: %v has another handler", when, syscall.Signal(i+1))
+				t.Errorf("%s: handler of %v changed", when, syscall.Signal(i+1))
 			}
 		}
 		if err := syscall.Kill(os.Getpid(), syscall.SIGHUP); err != nil {
@@ -166,11 +161,11 @@ func TestSignalsStayOurs(t *testing.T) {
 		}
 		<-hup
 	}
-	b.open(config())
+	b.open(testConfig())
 	b.poll()
-	same("an engine runs")
+	expectSame("engine started")
 	if err := b.Close(); err != nil {
 		t.Fatal(err)
 	}
-	same("it was ended")
+	expectSame("engine stopped")
 }

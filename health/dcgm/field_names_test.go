@@ -14,9 +14,9 @@ import (
 	"github.com/NVIDIA/go-dcgm/pkg/dcgm"
 )
 
-// The list that metrics finds fields by has every name that go-dcgm knows, and so dcgm-exporter, with its number, and
-// no other. It is a file because metrics does not know go-dcgm.
-func TestNamesOfFields(t *testing.T) {
+// The list of field names in metrics has the names and numbers of go-dcgm, and so of dcgm-exporter, and no others. It is a
+// file because metrics must not import go-dcgm.
+func TestFieldNames(t *testing.T) {
 	text, err := os.ReadFile("../../metrics/fields/dcgm_fields.txt")
 	if err != nil {
 		t.Fatal(err)
@@ -26,11 +26,11 @@ func TestNamesOfFields(t *testing.T) {
 		if strings.HasPrefix(line, "#") {
 			continue
 		}
-		words := strings.Fields(line)
-		for _, name := range words[min(2, len(words)):] {
+		columns := strings.Fields(line)
+		for _, name := range columns[min(2, len(columns)):] {
 			listed[name] = true
-			if id, known := dcgm.GetFieldID(name); !known || strconv.Itoa(int(id)) != words[0] {
-				t.Errorf("%s is %s in the list, and %d (known: %v) to go-dcgm", name, words[0], id, known)
+			if id, ok := dcgm.GetFieldID(name); !ok || strconv.Itoa(int(id)) != columns[0] {
+				t.Errorf("%s is %s in the list, %d (%v) in go-dcgm", name, columns[0], id, ok)
 			}
 		}
 	}
@@ -44,7 +44,7 @@ func TestNamesOfFields(t *testing.T) {
 	}
 	keys := regexp.MustCompile(`(?m)^\t"(\w+)":`).FindAllStringSubmatch(string(source), -1)
 	if len(keys) < 1000 {
-		t.Errorf("%d names in go-dcgm: its maps are not what they were", len(keys))
+		t.Errorf("%d names in go-dcgm; has const_fields.go changed?", len(keys))
 	}
 	for _, key := range keys {
 		if id, _ := dcgm.GetFieldID(key[1]); !listed[key[1]] {

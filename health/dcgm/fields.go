@@ -12,10 +12,10 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// fieldXID is the field whose samples are XIDs, one a sample (dcgm_fields.h: DCGM_FI_DEV_XID_ERROR).
+// fieldXID is the field whose samples are XIDs (dcgm_fields.h: DCGM_FI_DEV_XID_ERROR).
 const fieldXID = dcgm.Short(health.FieldXID)
 
-// Fields that the inventory is read from (dcgm_fields.h; what an instance answers was seen on DCGM 4.6).
+// Fields of the inventory (dcgm_fields.h; for instances as observed on DCGM 4.6).
 const (
 	fieldDriver   dcgm.Short = 1
 	fieldCUDA     dcgm.Short = 5
@@ -25,12 +25,12 @@ const (
 	fieldMinor    dcgm.Short = 55
 	fieldPCI      dcgm.Short = 57
 	fieldMIGMode             = dcgm.Short(health.FieldMIGMode)
-	fieldAffinity dcgm.Short = 86 // to 89: bit masks of the NUMA nodes next to the GPU, 64 nodes each
+	fieldAffinity dcgm.Short = 86 // to 89: bit masks of the GPU's NUMA nodes, 64 nodes each
 	fieldMemory              = dcgm.Short(health.FieldFBTotal)
 )
 
-// healthFields are what a GPU is judged by: read at every poll, sampled once a second. DCGM's health
-// check leaves some out and sees the others within 30 s only.
+// healthFields returns the fields that a GPU is judged by. They are sampled once a second and read in every poll: DCGM's
+// health check ignores some and takes up to 30 s for the others (OBSERVED.md#health-check-interval).
 func healthFields() []dcgm.Short {
 	var fields []dcgm.Short
 	for _, f := range health.JudgedFields() {
@@ -41,7 +41,7 @@ func healthFields() []dcgm.Short {
 	return fields
 }
 
-// inventoryFields are read of every GPU; of a compute instance, those that instanceInventory names.
+// inventoryFields returns the inventory fields of a GPU; instanceInventoryFields those of a compute instance.
 func inventoryFields() []dcgm.Short {
 	return []dcgm.Short{
 		fieldUUID, fieldName, fieldIndex, fieldMinor, fieldPCI, fieldMIGMode, fieldMemory,
@@ -49,23 +49,24 @@ func inventoryFields() []dcgm.Short {
 	}
 }
 
-// identity returns those of the inventory without which a GPU is not shown if it is to have them.
-func identity() []dcgm.Short {
+// requiredFields returns the inventory fields that a new GPU must have before it is listed, if it supports them.
+func requiredFields() []dcgm.Short {
 	return []dcgm.Short{
 		fieldName, fieldIndex, fieldMinor, fieldPCI, fieldMIGMode, fieldMemory,
 		fieldAffinity, fieldAffinity + 1, fieldAffinity + 2, fieldAffinity + 3,
 	}
 }
 
-func instanceInventory() []dcgm.Short { return []dcgm.Short{fieldUUID, fieldName, fieldMemory} }
+func instanceInventoryFields() []dcgm.Short {
+	return []dcgm.Short{fieldUUID, fieldName, fieldMemory}
+}
 
-// known returns the fields that this DCGM has as numbers, then those that it has as texts, and why it left out
-// the others.
-func known(fields []dcgm.Short) (numbers, texts []dcgm.Short, left []string) {
+// splitByType returns the number fields and the text fields that the library supports, and why the others are omitted.
+func splitByType(fields []dcgm.Short) (numbers, texts []dcgm.Short, omitted []string) {
 	for _, f := range fields {
 		meta, err := dcgm.FieldGetByID(f)
 		if err != nil {
-			left = append(left, fmt.Sprintf("%d (unknown to this DCGM)", f))
+			omitted = append(omitted, fmt.Sprintf("%d (unknown to this DCGM)", f))
 			continue
 		}
 		switch uint(meta.FieldType) {
@@ -74,89 +75,87 @@ func known(fields []dcgm.Short) (numbers, texts []dcgm.Short, left []string) {
 		case dcgm.DCGM_FT_STRING:
 			texts = append(texts, f)
 		default:
-			left = append(left, fmt.Sprintf("%d (%s is neither a number nor a text)", f, meta.Tag))
+			omitted = append(omitted, fmt.Sprintf("%d (%s is neither a number nor a text)", f, meta.Tag))
 		}
 	}
-	return numbers, texts, left
+	return numbers, texts, omitted
 }
 
-// agreed returns the fields that the engine knows too: it may be older than the library here, and refuses
-// a group with one field that it does not know.
-func (s *session) agreed(fields []dcgm.Short) (kept []dcgm.Short, left []string, refused error) {
+// supportedByEngine returns the fields that the engine supports. It may be older than the library, and refuses a group
+// with one unknown field (OBSERVED.md#older-engines).
+func (s *session) supportedByEngine(fields []dcgm.Short) (kept []dcgm.Short, omitted []string, refused error) {
 	try := func(fields ...dcgm.Short) error {
-		group, err := dcgm.FieldGroupCreate(s.name("trial"), fields)
+		group, err := dcgm.FieldGroupCreate(s.groupName("trial"), fields)
 		if err != nil {
 			return err
 		}
 		return dcgm.FieldGroupDestroy(group)
 	}
-	for some := range slices.Chunk(fields, maxFields) {
-		err := try(some...)
+	for chunk := range slices.Chunk(fields, maxFields) {
+		err := try(chunk...)
 		if err == nil {
-			kept = append(kept, some...)
+			kept = append(kept, chunk...)
 			continue
 		}
-		if dead(err) {
+		if connectionLost(err) {
 			return nil, nil, err
 		}
 		refused = err
-		for _, f := range some {
+		for _, f := range chunk {
 			if try(f) == nil {
 				kept = append(kept, f)
 			} else {
-				left = append(left, fmt.Sprintf("%d (unknown to the engine)", f))
+				omitted = append(omitted, fmt.Sprintf("%d (unknown to the engine)", f))
 			}
 		}
 	}
 	if len(kept) == 0 {
-		return nil, nil, refused // it is not the fields
+		return nil, nil, refused // the cause is not a field
 	}
-	return kept, left, nil
+	return kept, omitted, nil
 }
 
-// chosen are the fields that a session has to do with, no field twice.
-type chosen struct {
-	judged  []dcgm.Short // those of health
+// selectedFields are the fields of a session, each in one list.
+type selectedFields struct {
+	health  []dcgm.Short
 	metrics []dcgm.Short // other numbers
-	texts   []dcgm.Short // which do not change, and belong to the inventory
+	texts   []dcgm.Short // part of the inventory
 }
 
-// fields returns the fields of health and those of metrics that this DCGM has. What is left out is said once a
-// session.
-func (s *session) fields() (c chosen, err error) {
-	first := healthFields()
-	wanted := append(healthFields(), fieldMIGMode)
+// selectFields returns the health fields and those of Config.Fields that library and engine support. It logs the omitted
+// ones once per session.
+func (s *session) selectFields() (selected selectedFields, err error) {
+	requested := append(healthFields(), fieldMIGMode)
 	for _, f := range s.cfg.Fields {
-		if f := dcgm.Short(f); f != fieldXID && !slices.Contains(wanted, f) {
-			wanted = append(wanted, f)
+		if f := dcgm.Short(f); f != fieldXID && !slices.Contains(requested, f) {
+			requested = append(requested, f)
 		}
 	}
-	numbers, texts, unknown := known(wanted)
-	have, refused, err := s.agreed(slices.Concat(numbers, texts))
+	numbers, texts, unknown := splitByType(requested)
+	supported, refused, err := s.supportedByEngine(slices.Concat(numbers, texts))
 	if err != nil {
-		return c, err
+		return selected, err
 	}
-	if left := append(unknown, refused...); len(left) > 0 && !s.saidLeft {
-		s.saidLeft = true
-		s.log.Warn("fields that cannot be watched are left out", zap.Strings("fields", left))
+	if omitted := append(unknown, refused...); len(omitted) > 0 && !s.loggedFields {
+		s.loggedFields = true
+		s.log.Warn("omitting fields that DCGM does not support", zap.Strings("fields", omitted))
 	}
-	for _, f := range have {
+	for _, f := range supported {
 		switch {
 		case slices.Contains(texts, f):
-			c.texts = append(c.texts, f)
-		case slices.Contains(first, f):
-			c.judged = append(c.judged, f)
+			selected.texts = append(selected.texts, f)
+		case slices.Contains(healthFields(), f):
+			selected.health = append(selected.health, f)
 		default:
-			c.metrics = append(c.metrics, f)
+			selected.metrics = append(selected.metrics, f)
 		}
 	}
-	return c, nil
+	return selected, nil
 }
 
-// perInstance returns the fields that a MIG instance has of its own. DCGM answers with the parent's
-// value where it has none (55 and 57 of an instance are its parent's), and the power of a whole
-// GPU is not that of each of its seven parts.
-func perInstance(fields []dcgm.Short) (own []dcgm.Short) {
+// instanceFields returns the fields that DCGM measures on MIG instances. For other fields it returns the parent's value
+// (such as 55 and 57), and the power of a GPU is not that of each of its MIG devices.
+func instanceFields(fields []dcgm.Short) (own []dcgm.Short) {
 	for _, f := range fields {
 		meta, err := dcgm.FieldGetByID(f)
 		if err == nil && (meta.EntityLevel == dcgm.FE_GPU_I || meta.EntityLevel == dcgm.FE_GPU_CI) {

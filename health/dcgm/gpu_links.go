@@ -9,15 +9,15 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// readLinks fills in how a GPU reaches the others. DCGM reports the number of NVLinks or else the way
-// over PCIe, through go-dcgm never both. An error leaves the links unknown: they are a hint for placement.
+// readLinks sets the links from a GPU to the others. Through go-dcgm, DCGM returns either the number of NVLinks or the
+// path over PCIe. After an error the links stay unknown: they are a hint for placement.
 func (s *session) readLinks(id uint, d *health.Device, gpus map[uint]*health.Device, status dcgm.EntityStatus) {
-	if len(gpus) < 2 || !reachable(status) || !has("dcgmGetDeviceTopology") || !has("dcgmGetDeviceAttributes") {
+	if len(gpus) < 2 || !reachable(status) || !hasFunction("dcgmGetDeviceTopology") || !hasFunction("dcgmGetDeviceAttributes") {
 		return
 	}
 	links, err := dcgm.GetDeviceTopology(id)
 	if err != nil {
-		s.log.Debug("links of a GPU are unknown", zap.Uint("dcgm_id", id), zap.Error(err))
+		s.log.Debug("cannot read the links of a GPU", zap.Uint("dcgm_id", id), zap.Error(err))
 		return
 	}
 	d.Links = nil
@@ -26,7 +26,7 @@ func (s *session) readLinks(id uint, d *health.Device, gpus map[uint]*health.Dev
 		if !ok || l.GPU == id {
 			continue
 		}
-		link := health.Link{Peer: peer.ID, Path: path(l.Link)}
+		link := health.Link{Peer: peer.ID, Path: pciePath(l.Link)}
 		if l.Link >= dcgm.SingleNVLINKLink {
 			link.NVLinks = int(l.Link-dcgm.SingleNVLINKLink) + 1
 		}
@@ -36,7 +36,7 @@ func (s *session) readLinks(id uint, d *health.Device, gpus map[uint]*health.Dev
 	}
 }
 
-func path(l dcgm.P2PLinkType) health.Path {
+func pciePath(l dcgm.P2PLinkType) health.Path {
 	switch l {
 	case dcgm.P2PLinkCrossCPU:
 		return health.PathSystem

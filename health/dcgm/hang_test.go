@@ -12,12 +12,10 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-func TestCallThatHangs(t *testing.T) {
+func TestPollHangs(t *testing.T) {
 	for _, function := range []string{"dcgmEntitiesGetLatestValues", "dcgmGetValuesSince_v2", "dcgmGetGpuStatus", "dcgmHealthCheck"} {
 		t.Run(function, func(t *testing.T) {
-			b := fresh(t)
-			b.gpus(2)
-			b.open(config())
+			b := openFixture(t, 2, testConfig())
 			b.lib.Hang(function)
 			done := make(chan error)
 			go func() {
@@ -27,22 +25,20 @@ func TestCallThatHangs(t *testing.T) {
 			b.lib.WaitHanging()
 			select {
 			case err := <-done:
-				t.Fatalf("Poll returned %v while DCGM hangs", err)
+				t.Fatalf("Poll returned %v while the call hangs", err)
 			default:
 			}
 			b.lib.Release()
 			if err := <-done; err != nil {
-				t.Fatalf("the poll that hung: %v", err)
+				t.Fatalf("Poll after the call returned: %v", err)
 			}
 			b.pollAfter(time.Second, 2)
 		})
 	}
 }
 
-func TestCloseWaitsForAPollThatHangs(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.open(config())
+func TestCloseWaitsForHangingPoll(t *testing.T) {
+	b := openFixture(t, 1, testConfig())
 	b.lib.Hang("dcgmEntitiesGetLatestValues")
 	polled, closed := make(chan error, 1), make(chan error, 1)
 	go func() {
@@ -53,15 +49,15 @@ func TestCloseWaitsForAPollThatHangs(t *testing.T) {
 	before := b.lib.Calls("dcgmStopEmbedded")
 	go func() { closed <- b.Close() }()
 	for range 1000 {
-		runtime.Gosched() // long enough for a Close that does not wait
+		runtime.Gosched() // lets a Close that does not wait return
 	}
 	select {
 	case err := <-closed:
-		t.Fatalf("closed under a poll that hangs: %v", err)
+		t.Fatalf("Close returned during a poll: %v", err)
 	default:
 	}
 	if n := b.lib.Calls("dcgmStopEmbedded"); n != before {
-		t.Fatal("the engine was ended under a poll that hangs")
+		t.Fatal("the engine stopped during a poll")
 	}
 	b.lib.Release()
 	if err := <-polled; err != nil {
@@ -71,37 +67,37 @@ func TestCloseWaitsForAPollThatHangs(t *testing.T) {
 		t.Errorf("close: %v", err)
 	}
 	if _, err := b.Poll(t.Context()); err == nil {
-		t.Error("a closed session was polled")
+		t.Error("polled a closed session")
 	}
 	if err := b.Close(); err != nil {
-		t.Errorf("a second close: %v", err)
+		t.Errorf("second Close: %v", err)
 	}
 }
 
-// However often a call hangs: the monitor shows it and waits for that one call, and neither goroutines nor
-// threads are left (15).
-func TestHangsLeaveNothing(t *testing.T) {
-	b := fresh(t)
-	cfg := config()
-	cfg.Interval = time.Millisecond // every poll reads everything
-	c := monitored(b, 2, cfg, time.Millisecond, 5*time.Millisecond)
+// The monitor reports a call that hangs and makes no other call; neither goroutines nor threads remain
+// (OBSERVED.md#hung-engine).
+func TestHangingCallsLeakNothing(t *testing.T) {
+	b := newFixture(t)
+	cfg := testConfig()
+	cfg.Interval = time.Millisecond // every poll is full
+	c := startMonitor(b, 2, cfg, time.Millisecond, 5*time.Millisecond)
 	t.Cleanup(c.stop)
 	c.await(health.SourceUp)
 	functions := []string{"dcgmEntitiesGetLatestValues", "dcgmGetValuesSince_v2", "dcgmGetGpuStatus", "dcgmHealthCheck", "dcgmGetEntityGroupEntities"}
 	round := func(i int) {
 		function := functions[i%len(functions)]
-		b.sample(2)
+		b.sampleGPUs(2)
 		b.lib.Hang(function)
 		b.lib.WaitHanging()
 		calls := b.lib.Calls(function)
 		c.await(health.SourceStalled)
 		for gpu := range uint(2) {
 			if d := c.device(gpu); d.Verdict.State != health.Healthy {
-				t.Errorf("%s hangs, and GPU %d is %v", function, gpu, d.Verdict.State)
+				t.Errorf("%s hangs: GPU %d is %v", function, gpu, d.Verdict.State)
 			}
 		}
 		if n := b.lib.Calls(function); n != calls {
-			t.Errorf("%s hangs and was called %d times more", function, n-calls)
+			t.Errorf("%s hangs: %d more calls", function, n-calls)
 		}
 		b.lib.Release()
 		c.await(health.SourceUp)
@@ -113,7 +109,7 @@ func TestHangsLeaveNothing(t *testing.T) {
 	for i := range 50 {
 		round(i)
 	}
-	const slack = 8 // a poll that runs now, and the runtime's own
+	const slack = 8 // for the current poll and the runtime
 	if n := runtime.NumGoroutine(); n > goroutines+slack {
 		t.Errorf("%d goroutines, %d before", n, goroutines)
 	}
@@ -121,10 +117,10 @@ func TestHangsLeaveNothing(t *testing.T) {
 		t.Errorf("%d threads, %d before", n, threads)
 	}
 	if n := b.lib.MostHanging(); n != 1 {
-		t.Errorf("%d calls hung at the same time, want 1", n)
+		t.Errorf("%d calls hung at once, want 1", n)
 	}
 	if r := c.out.Load().Source.Reconnects; r != 0 {
-		t.Errorf("%d reconnections: a call that hangs and returns is no reason for one", r)
+		t.Errorf("%d reconnects, want none", r)
 	}
 }
 

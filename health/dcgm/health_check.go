@@ -12,48 +12,47 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// system names the health system that an incident is of.
-func system(s dcgm.HealthSystem) string {
+// systemName returns the name of the health system that found an incident.
+func systemName(s dcgm.HealthSystem) string {
 	if s == dcgm.DCGM_HEALTH_WATCH_ALL {
-		return "xid" // how DCGM files the XIDs that it knows as errors
+		return "xid" // DCGM reports the XIDs that it considers errors of all systems
 	}
-	for _, known := range healthSystems {
-		if uint32(s)&known.bits != 0 {
-			return known.name
+	for _, system := range healthSystems {
+		if uint32(s)&system.bits != 0 {
+			return system.name
 		}
 	}
 	return fmt.Sprintf("0x%x", uint32(s))
 }
 
-// checkHealth reads DCGM's own findings and keeps them by GPU. The group has whole GPUs only: DCGM looks
-// XIDs up by number, so that an XID of GPU 7 would be reported of instance 7 of another GPU too (9).
-// Where DCGM names no GPU, as of IMEX, there is no device that the finding is of. A check that fails
-// leaves what was known; whether the engine still lives is told by the reads. So does a check of a GPU that DCGM does
-// not see: it makes a warning of what it cannot read (12).
+// runHealthCheck updates the incidents by GPU, and reports whether those of measured GPUs are current.
 //
-// The result tells whether what is known of incidents is what stands now, of the GPUs that DCGM sees.
-func (s *session) checkHealth() bool {
+// Its group has GPUs only: DCGM looks XIDs up by number, so it would report an XID of GPU 7 on instance 7 of another GPU
+// too (OBSERVED.md#instance-numbers). Incidents without a GPU, such as those of IMEX, concern no device. If the check
+// fails, the incidents stay as they were; reading values shows whether the engine is alive. The same holds for GPUs that
+// DCGM cannot measure: it warns of the values that it cannot read (OBSERVED.md#blind-engine).
+func (s *session) runHealthCheck() bool {
 	if s.systems == 0 {
-		return true // nobody wants to know of any: what an earlier configuration found is over
+		return true // disabled: incidents from an earlier configuration end
 	}
-	if !s.watches.health || s.node.unseen() {
+	if !s.watches.health || s.allGPUs.unmeasured() {
 		return false
 	}
 	response, err := dcgm.HealthCheck(s.watches.gpuGroup.handle)
 	if failing := err != nil; failing != s.healthFailing {
 		s.healthFailing = failing
 		if failing {
-			s.log.Warn("DCGM's health check fails; its findings are kept as they were", zap.Error(err))
+			s.log.Warn("DCGM health check failed; keeping the incidents", zap.Error(err))
 		} else {
-			s.log.Info("DCGM's health check works again")
+			s.log.Info("DCGM health check works again")
 		}
 	}
 	if err != nil {
 		return false
 	}
-	maps.DeleteFunc(s.incidents, func(id uint, _ []health.Incident) bool { return !s.unseen(id) })
+	maps.DeleteFunc(s.incidents, func(id uint, _ []health.Incident) bool { return !s.unmeasured(id) })
 	for _, in := range response.Incidents {
-		if in.EntityInfo.EntityGroupId != dcgm.FE_GPU || in.Health == dcgm.DCGM_HEALTH_RESULT_PASS || s.unseen(in.EntityInfo.EntityId) {
+		if in.EntityInfo.EntityGroupId != dcgm.FE_GPU || in.Health == dcgm.DCGM_HEALTH_RESULT_PASS || s.unmeasured(in.EntityInfo.EntityId) {
 			continue
 		}
 		severity := health.SeverityWarn
@@ -61,14 +60,14 @@ func (s *session) checkHealth() bool {
 			severity = health.SeverityFail
 		}
 		s.incidents[in.EntityInfo.EntityId] = append(s.incidents[in.EntityInfo.EntityId], health.Incident{
-			System: system(in.System), Code: int(in.Error.Code), Severity: severity, Message: in.Error.Message,
+			System: systemName(in.System), Code: int(in.Error.Code), Severity: severity, Message: in.Error.Message,
 		})
 	}
 	return true
 }
 
-// unseen reports whether DCGM sees other GPUs and not this one, or did not in this poll.
-func (s *session) unseen(gpu uint) bool {
-	g := s.sights[gpu]
-	return s.stale[gpu] || g != nil && g.unseen()
+// unmeasured reports whether a GPU is stale, or has no values in this poll.
+func (s *session) unmeasured(gpu uint) bool {
+	g := s.gpuStaleness[gpu]
+	return s.stale[gpu] || g != nil && g.unmeasured()
 }

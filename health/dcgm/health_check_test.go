@@ -3,6 +3,7 @@
 package dcgm
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -15,13 +16,13 @@ import (
 )
 
 func TestIncidents(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	b.lib.Incident(script.GPU, 1, 0x10, 20, 80, "Row remap failed on GPU 0") // the text can name the wrong one
+	b := newFixture(t)
+	b.addGPUs(2)
+	b.lib.Incident(script.GPU, 1, 0x10, 20, 80, "Row remap failed on GPU 0") // the text can name another GPU
 	b.lib.Incident(script.GPU, 1, 0x1, 10, 3, "Detected 1000 PCIe replays")
-	b.lib.Incident(0, 0, 0x2, 20, 122, "IMEX") // of no GPU
+	b.lib.Incident(0, 0, 0x2, 20, 122, "IMEX") // without a GPU
 	b.lib.Incident(script.GI, 1, 0x10, 20, 4, "of an instance with the number of a GPU")
-	b.open(config())
+	b.open(testConfig())
 	samples, _ := b.poll()
 	want := []health.Incident{
 		{System: "memory", Code: 80, Severity: health.SeverityFail, Message: "Row remap failed on GPU 0"},
@@ -39,25 +40,25 @@ func TestIncidents(t *testing.T) {
 			t.Errorf("%s: incidents of GPU 0: %v", when, got)
 		}
 	}
-	check("first", samples, true)
-	check("light poll", b.pollAfter(time.Second, 2), false)
+	check("first poll", samples, true)
+	check("health poll", b.pollAfter(time.Second, 2), false)
 	b.lib.Fail("dcgmHealthCheck", errTimeout, 1)
-	check("a check that failed", b.pollAfter(10*time.Second, 2), false)
+	check("failed check", b.pollAfter(10*time.Second, 2), false)
 	b.lib.Incident(0, 0, 0, 0, 0, "")
 	want = nil
 	check("cleared", b.pollAfter(10*time.Second, 2), true)
 }
 
-// After an XID 119 DCGM warns of all GPUs that their power cannot be read: it is DCGM that reads nothing (12). What was
-// found before stands as it was.
-func TestChecksOfWhatDCGMDoesNotSee(t *testing.T) {
-	for name, gpus := range map[string][]uint{"no GPU is seen": {0, 1, 2}, "one GPU is not seen": {2}} {
+// A GPU that DCGM does not measure keeps its incidents; DCGM's warning that it cannot read the power is ignored
+// (OBSERVED.md#blind-engine).
+func TestHealthCheckOfUnmeasuredGPUs(t *testing.T) {
+	for name, gpus := range map[string][]uint{"no GPU measured": {0, 1, 2}, "one GPU not measured": {2}} {
 		t.Run(name, func(t *testing.T) {
-			b := fresh(t)
-			b.gpus(3)
+			b := newFixture(t)
+			b.addGPUs(3)
 			b.lib.Incident(script.GPU, 2, 0x10, 20, 80, "Row remap failed")
-			cfg := config()
-			cfg.Interval = time.Second // every poll checks
+			cfg := testConfig()
+			cfg.Interval = time.Second // every poll runs the check
 			b.open(cfg)
 			b.poll()
 			for _, gpu := range gpus {
@@ -66,11 +67,11 @@ func TestChecksOfWhatDCGMDoesNotSee(t *testing.T) {
 			b.lib.Incident(script.GPU, 1, 0x1, 10, 3, "Detected 1000 PCIe replays")
 			for second := range 20 {
 				b.add(time.Second)
-				b.sample(3)
-				b.blank(gpus...)
+				b.sampleGPUs(3)
+				b.blankGPUs(gpus...)
 				r, err := b.Poll(t.Context())
 				if err != nil {
-					if len(gpus) < 3 || second < 2 || !strings.Contains(err.Error(), "blind") {
+					if len(gpus) < 3 || second < 2 || !errors.Is(err, errBlind) {
 						t.Errorf("after %d s: %v", second, err)
 					}
 					return
@@ -87,14 +88,14 @@ func TestChecksOfWhatDCGMDoesNotSee(t *testing.T) {
 					}
 				}
 				if got := r.Samples[2].Incidents; len(got) != 1 || got[0].Code != 80 {
-					t.Errorf("after %d s: what was found before is %v", second, got)
+					t.Errorf("after %d s: earlier incidents %v", second, got)
 				}
 				if got := r.Samples[1].Incidents; (len(got) == 1) != (len(gpus) == 1) {
-					t.Errorf("after %d s: of a GPU that is seen: %v", second, got)
+					t.Errorf("after %d s: incidents of a measured GPU: %v", second, got)
 				}
 			}
 			if len(gpus) == 3 {
-				t.Error("the session goes on")
+				t.Error("the session did not end")
 			}
 		})
 	}
@@ -102,35 +103,35 @@ func TestChecksOfWhatDCGMDoesNotSee(t *testing.T) {
 
 func TestHealthSystems(t *testing.T) {
 	for _, tt := range []struct {
-		names []string
-		mask  uint32
-		fault string
+		names   []string
+		mask    uint32
+		invalid string
 	}{
 		{nil, 0xffffffff, ""},
 		{[]string{"all"}, 0xffffffff, ""},
 		{[]string{"none"}, 0, ""},
 		{[]string{"pcie", "memory", "nvswitch"}, 0x1 | 0x10 | 0xc00, ""},
 		{[]string{"inforom", "thermal", "power", "driver", "nvlink", "connectx"}, 0x13c2, ""},
-		{[]string{"pcie", "gpu"}, 0, `"gpu" is not known; use all, none, pcie, nvlink`},
-		{[]string{"all", "pcie"}, 0, `"all" stands alone`},
-		{[]string{"none", "none"}, 0, `"none" stands alone`},
+		{[]string{"pcie", "gpu"}, 0, `"gpu"`},
+		{[]string{"all", "pcie"}, 0, `"all"`},
+		{[]string{"none", "none"}, 0, `"none"`},
 	} {
 		t.Run(fmt.Sprint(tt.names), func(t *testing.T) {
-			b := fresh(t)
-			b.gpus(1)
+			b := newFixture(t)
+			b.addGPUs(1)
 			b.lib.Incident(script.GPU, 0, 0x10, 20, 80, "Row remap failed")
-			cfg := config()
+			cfg := testConfig()
 			cfg.HealthSystems = tt.names
-			if tt.fault != "" {
+			if tt.invalid != "" {
 				_, err := Open(t.Context(), cfg, b.log)
-				if err == nil || !strings.Contains(err.Error(), tt.fault) {
-					t.Errorf("error %v, want %q", err, tt.fault)
+				if err == nil || !strings.Contains(err.Error(), tt.invalid) {
+					t.Errorf("error %v, want one with %s", err, tt.invalid)
 				}
 				return
 			}
 			b.open(cfg)
 			if got := b.lib.Systems(); got != tt.mask {
-				t.Errorf("DCGM checks the systems %#x, want %#x", got, tt.mask)
+				t.Errorf("DCGM checks systems %#x, want %#x", got, tt.mask)
 			}
 			samples, _ := b.poll()
 			s := samples[gpuID(0)]
@@ -138,7 +139,7 @@ func TestHealthSystems(t *testing.T) {
 				t.Errorf("checked %v, incidents %v", s.Checked, s.Incidents)
 			}
 			if n := b.lib.Calls("dcgmHealthCheck"); (n > 0) != (tt.mask != 0) {
-				t.Errorf("DCGM was asked %d times", n)
+				t.Errorf("%d health checks", n)
 			}
 		})
 	}
@@ -147,11 +148,11 @@ func TestHealthSystems(t *testing.T) {
 	}
 }
 
-func TestNamesOfSystems(t *testing.T) {
+func TestSystemNames(t *testing.T) {
 	for bits, want := range map[dcgm.HealthSystem]string{
 		0x1: "pcie", 0x2: "nvlink", 0x10: "memory", 0x400: "nvswitch", 0x800: "nvswitch", 0xffffffff: "xid", 0x100000: "0x100000",
 	} {
-		if got := system(bits); got != want {
+		if got := systemName(bits); got != want {
 			t.Errorf("%#x is %s, want %s", uint32(bits), got, want)
 		}
 	}

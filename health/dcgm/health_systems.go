@@ -7,13 +7,14 @@ import (
 	"strings"
 )
 
-// healthSystem is one of DCGM's health systems by our name.
+// healthSystem is one of DCGM's health systems.
 type healthSystem struct {
 	name string
 	bits uint32
 }
 
-// healthSystems names DCGM's (dcgm_structs.h: dcgmHealthSystems_t). pmu, mcu and sm check nothing as of 4.6.
+// healthSystems lists DCGM's health systems (dcgm_structs.h: dcgmHealthSystems_t). As of 4.6, pmu, mcu and sm check
+// nothing.
 //
 //nolint:gochecknoglobals // a table of constants
 var healthSystems = [...]healthSystem{
@@ -31,24 +32,24 @@ var healthSystems = [...]healthSystem{
 	{"connectx", 0x1000},
 }
 
-// The words of Config.HealthSystems that are no system, and the bits of the first.
+// Values of Config.HealthSystems that are not systems.
 const (
 	AllHealthSystems  = "all"
 	NoHealthSystems   = "none"
-	everyHealthSystem = 0xffffffff // those that a newer DCGM may bring too
+	everyHealthSystem = 0xffffffff // including those of a newer DCGM
 )
 
-// ValidateHealthSystems says what is wrong with a list of health systems, if anything.
+// ValidateHealthSystems returns all errors of a list of health systems, joined.
 func ValidateHealthSystems(names []string) error {
 	if len(names) == 0 {
 		return errors.New("is empty; use [all], [none] or names of systems")
 	}
-	_, err := healthMask(names)
+	_, err := systemMask(names)
 	return err
 }
 
-// healthMask returns DCGM's bits for a list of names; no list at all is all.
-func healthMask(names []string) (mask uint32, err error) {
+// systemMask returns DCGM's bits of the named systems; of all systems if names is empty.
+func systemMask(names []string) (mask uint32, err error) {
 	switch {
 	case len(names) == 0, len(names) == 1 && names[0] == AllHealthSystems:
 		return everyHealthSystem, nil
@@ -62,13 +63,13 @@ func healthMask(names []string) (mask uint32, err error) {
 		case i >= 0:
 			mask |= healthSystems[i].bits
 		case name == AllHealthSystems || name == NoHealthSystems:
-			errs = append(errs, fmt.Errorf("%q stands alone; remove it or the others", name))
+			errs = append(errs, fmt.Errorf("%q excludes other systems; remove it or the others", name))
 		default:
-			known := []string{AllHealthSystems, NoHealthSystems}
+			valid := []string{AllHealthSystems, NoHealthSystems}
 			for _, s := range healthSystems {
-				known = append(known, s.name)
+				valid = append(valid, s.name)
 			}
-			errs = append(errs, fmt.Errorf("%q is not known; use %s", name, strings.Join(known, ", ")))
+			errs = append(errs, fmt.Errorf("%q is not known; use %s", name, strings.Join(valid, ", ")))
 		}
 	}
 	return mask, errors.Join(errs...)

@@ -16,53 +16,52 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// instance is a GPU instance or a compute instance in the MIG hierarchy.
+// instance is a GPU instance or a compute instance in DCGM's MIG hierarchy.
 type instance struct {
 	entity
-	parent  entity // a compute instance's GPU instance; a GPU instance's GPU
+	parent  entity // of a compute instance: its GPU instance; of a GPU instance: its GPU
 	gpu     uint   // DCGM's number of the GPU
-	gi, ci  uint   // the driver's ids; ci is not that of a GPU instance
+	gi, ci  uint   // the driver's IDs; ci is undefined for a GPU instance
 	index   int    // health.Device.MIGIndex of a compute instance
-	profile uint   // the driver's number of it: another instance can be in the same place
-	suffix  string // of the profile's name: the attribute of the GPU instance
+	profile uint   // the driver's ID of the profile: another instance can have the same position
+	suffix  string // of the profile's name, from the GPU instance
 }
 
-// topology is which entities there are. Two are equal if no GPU came or went and none was partitioned
-// anew.
-type topology struct {
+// hierarchy lists the GPUs and instances. Two are equal if no GPU was added or removed and none was repartitioned.
+type hierarchy struct {
 	gpus      []uint
 	instances []instance
 }
 
-func (t topology) equal(o topology) bool {
-	return slices.Equal(t.gpus, o.gpus) && slices.Equal(t.instances, o.instances)
+func (h hierarchy) equal(o hierarchy) bool {
+	return slices.Equal(h.gpus, o.gpus) && slices.Equal(h.instances, o.instances)
 }
 
-// readTopology asks for all GPUs, the lost ones too: GetSupportedDevices leaves those out (10).
-func readTopology() (topology, error) {
+// readHierarchy lists all GPUs. GetSupportedDevices would omit lost ones.
+func readHierarchy() (hierarchy, error) {
 	gpus, err := dcgm.GetEntityGroupEntities(dcgm.FE_GPU)
 	if err != nil {
-		return topology{}, fmt.Errorf("list GPUs: %w", err)
+		return hierarchy{}, fmt.Errorf("list GPUs: %w", err)
 	}
 	slices.Sort(gpus)
-	t := topology{gpus: gpus}
+	h := hierarchy{gpus: gpus}
 	if len(gpus) == 0 {
-		return t, nil
+		return h, nil
 	}
-	hierarchy, err := dcgm.GetGPUInstanceHierarchy()
+	list, err := dcgm.GetGPUInstanceHierarchy()
 	if err != nil {
-		return topology{}, fmt.Errorf("list MIG instances: %w", err)
+		return hierarchy{}, fmt.Errorf("list MIG instances: %w", err)
 	}
-	whole := map[entity]instance{} // GPU instances; DCGM may list them after their compute instances
-	listed := hierarchy.EntityList[:min(hierarchy.Count, dcgm.MAX_HIERARCHY_INFO)]
-	for _, in := range listed {
+	infos := list.EntityList[:min(list.Count, dcgm.MAX_HIERARCHY_INFO)]
+	gpuInstances := map[entity]instance{} // DCGM may list them after their compute instances
+	for _, in := range infos {
 		if in.Entity.EntityGroupId == dcgm.FE_GPU_I {
-			whole[entity{in.Entity.EntityGroupId, in.Entity.EntityId}] = instance{
-				gpu: in.Parent.EntityId, suffix: attributeOf(in.Info.NvmlMigProfileId, in.Info.NvmlProfileSlices),
+			gpuInstances[entity{in.Entity.EntityGroupId, in.Entity.EntityId}] = instance{
+				gpu: in.Parent.EntityId, suffix: profileSuffix(in.Info.NvmlMigProfileId, in.Info.NvmlProfileSlices),
 			}
 		}
 	}
-	for _, in := range listed {
+	for _, in := range infos {
 		found := instance{
 			entity: entity{in.Entity.EntityGroupId, in.Entity.EntityId},
 			parent: entity{in.Parent.EntityGroupId, in.Parent.EntityId},
@@ -72,7 +71,7 @@ func readTopology() (topology, error) {
 		case dcgm.FE_GPU_I:
 			found.gpu = found.parent.id
 		case dcgm.FE_GPU_CI:
-			parent, ok := whole[found.parent]
+			parent, ok := gpuInstances[found.parent]
 			if !ok {
 				continue
 			}
@@ -80,43 +79,43 @@ func readTopology() (topology, error) {
 		default:
 			continue
 		}
-		t.instances = append(t.instances, found)
+		h.instances = append(h.instances, found)
 	}
-	slices.SortFunc(t.instances, func(a, b instance) int {
+	slices.SortFunc(h.instances, func(a, b instance) int {
 		return cmp.Or(cmp.Compare(a.gpu, b.gpu), cmp.Compare(a.kind, b.kind), cmp.Compare(a.gi, b.gi), cmp.Compare(a.ci, b.ci))
 	})
-	next := map[uint]int{} // by GPU
-	for i := range t.instances {
-		if in := &t.instances[i]; in.kind == dcgm.FE_GPU_CI {
-			in.index = next[in.gpu]
-			next[in.gpu]++
+	nextIndex := map[uint]int{} // by GPU
+	for i := range h.instances {
+		if in := &h.instances[i]; in.kind == dcgm.FE_GPU_CI {
+			in.index = nextIndex[in.gpu]
+			nextIndex[in.gpu]++
 		}
 	}
-	return t, nil
+	return h, nil
 }
 
-// located is a device and where DCGM has it.
-type located struct {
+// dcgmDevice is a device with its entity in DCGM.
+type dcgmDevice struct {
 	health.Device
 	entity entity
-	gpu    uint // DCGM's number of the GPU that it is, or is a part of
+	gpu    uint // DCGM's number of the GPU, or of the MIG device's parent
 }
 
-// facts are the inventory values of one entity.
-type facts struct {
+// entityValues holds the inventory fields of an entity.
+type entityValues struct {
 	text   map[dcgm.Short]string
 	number map[dcgm.Short]int64
-	lacks  []dcgm.Short // blank, and not because the GPU does not support them
+	blank  []dcgm.Short // except unsupported fields
 }
 
-// texts returns those of the fields that are there, nil if there are none.
-func (f *facts) texts(fields []dcgm.Short) map[health.Field]string {
-	if f == nil {
+// texts returns the text fields that have a value, nil if none has.
+func (v *entityValues) texts(fields []dcgm.Short) map[health.Field]string {
+	if v == nil {
 		return nil
 	}
 	var texts map[health.Field]string
 	for _, field := range fields {
-		if s := f.text[field]; s != "" {
+		if s := v.text[field]; s != "" {
 			if texts == nil {
 				texts = make(map[health.Field]string, len(fields))
 			}
@@ -126,223 +125,219 @@ func (f *facts) texts(fields []dcgm.Short) map[health.Field]string {
 	return texts
 }
 
-// inventory reads the devices of the topology from DCGM's cache, and the versions of driver and CUDA.
+// inventory reads the devices of the hierarchy, and the versions of driver and CUDA, from DCGM's cache.
 //
-// A MIG device is a compute instance: that is what the driver gives a UUID to and a container is
-// started on. DCGM's GPU instance has no UUID of its own; asked for it, DCGM gives that of its first
-// compute instance (DCGM, DcgmGpuInstance::GetMigDeviceHandle), so GPU instances are no devices here.
-func (s *session) inventory(now time.Time, t topology, w *watches, status map[uint]dcgm.EntityStatus) (devices []located, err error) {
-	read := map[entity]*facts{}
-	keep := func(v *dcgm.FieldValue_v2) {
-		switch v.FieldID { // these are of the system, whichever entity they come with
+// A MIG device is a compute instance: it has a UUID of the driver, and containers run on it. GPU instances are not
+// devices: for one, DCGM returns the UUID of its first compute instance (DCGM, DcgmGpuInstance::GetMigDeviceHandle).
+func (s *session) inventory(now time.Time, h hierarchy, w *watches, status map[uint]dcgm.EntityStatus) (devices []dcgmDevice, err error) {
+	values := map[entity]*entityValues{}
+	add := func(v *dcgm.FieldValue_v2) {
+		switch v.FieldID { // versions belong to the node, whatever their entity
 		case fieldDriver:
-			s.versions.Driver = cmp.Or(text(v), s.versions.Driver)
+			s.versions.Driver = cmp.Or(textValue(v), s.versions.Driver)
 		case fieldCUDA:
-			if n, ok := integer(v); ok && n > 0 { // 13000 is 13.0
+			if n, ok := intValue(v); ok && n > 0 { // 13000 is 13.0
 				s.versions.CUDA = fmt.Sprintf("%d.%d", n/1000, n%1000/10)
 			}
 		}
 		e := entity{v.EntityGroupId, v.EntityID}
-		f := read[e]
-		if f == nil {
-			f = &facts{text: map[dcgm.Short]string{}, number: map[dcgm.Short]int64{}}
-			read[e] = f
+		to := values[e]
+		if to == nil {
+			to = &entityValues{text: map[dcgm.Short]string{}, number: map[dcgm.Short]int64{}}
+			values[e] = to
 		}
-		n, ok := integer(v)
+		n, ok := intValue(v)
 		if v.FieldType == dcgm.DCGM_FT_STRING {
-			f.text[v.FieldID] = text(v)
-			ok = text(v) != ""
+			to.text[v.FieldID] = textValue(v)
+			ok = textValue(v) != ""
 		} else if ok {
-			f.number[v.FieldID] = n
+			to.number[v.FieldID] = n
 		}
-		if !ok && !notSupported(v) {
-			f.lacks = append(f.lacks, v.FieldID)
+		if !ok && !isNotSupported(v) {
+			to.blank = append(to.blank, v.FieldID)
 		}
 	}
-	if err := latest(w.gpuPairs, w.inventoryFields, keep); err != nil {
+	if err := readLatest(w.gpuPairs, w.inventoryFields, add); err != nil {
 		return nil, err
 	}
-	if err := latest(w.computePairs, instanceInventory(), keep); err != nil {
+	if err := readLatest(w.computePairs, instanceInventoryFields(), add); err != nil {
 		return nil, err
 	}
 
 	gpus := map[uint]*health.Device{}
-	var nameless []uint
-	named := 0 // among those that can be reached; DCGM remembers the names of others even when it is blind
-	s.waiting = false
-	for _, id := range t.gpus {
+	var unnamed []uint
+	named := 0 // of the reachable GPUs; a blind DCGM still has the UUIDs of others
+	s.inventoryPending = false
+	for _, id := range h.gpus {
 		e := entity{dcgm.FE_GPU, id}
-		d, ok := s.gpu(id, read[e], status[id])
+		d, ok := s.gpuDevice(id, values[e], status[id])
 		if !ok {
-			nameless = append(nameless, id)
+			unnamed = append(unnamed, id)
 			continue
 		}
 		if reachable(status[id]) {
 			named++
-			if !s.complete(now, id, &d, read[e]) {
+			if !s.fillBlanks(now, id, &d, values[e]) {
 				continue
 			}
 		}
-		if texts := read[e].texts(w.texts); texts != nil { // one that reads blank keeps what it had
+		if texts := values[e].texts(w.texts); texts != nil { // otherwise it keeps its texts
 			d.Texts = texts
 		}
 		gpus[id] = &d
 	}
-	if err := s.judgeNameless(nameless, named, status); err != nil {
+	if err := s.checkUnnamed(unnamed, named, status); err != nil {
 		return nil, err
 	}
 	for id, d := range gpus {
 		s.readLinks(id, d, gpus, status[id])
-		s.known[entity{dcgm.FE_GPU, id}] = *d
-		devices = append(devices, located{*d, entity{dcgm.FE_GPU, id}, id})
+		s.lastDevices[entity{dcgm.FE_GPU, id}] = *d
+		devices = append(devices, dcgmDevice{*d, entity{dcgm.FE_GPU, id}, id})
 	}
-	for _, in := range t.instances {
+	for _, in := range h.instances {
 		parent, ok := gpus[in.gpu]
 		if !ok || in.kind != dcgm.FE_GPU_CI {
 			continue
 		}
-		d, ok := s.mig(in, parent, read[in.entity])
+		d, ok := s.migDevice(in, parent, values[in.entity])
 		if !ok {
-			s.incomplete = s.incomplete || reachable(status[in.gpu])
+			s.hasUnnamed = s.hasUnnamed || reachable(status[in.gpu])
 			continue
 		}
-		devices = append(devices, located{d, in.entity, in.gpu})
+		devices = append(devices, dcgmDevice{d, in.entity, in.gpu})
 	}
-	slices.SortFunc(devices, func(a, b located) int {
+	slices.SortFunc(devices, func(a, b dcgmDevice) int {
 		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.gpu, b.gpu), cmp.Compare(a.Kind, b.Kind),
 			cmp.Compare(a.GI, b.GI), cmp.Compare(a.CI, b.CI))
 	})
 	return devices, nil
 }
 
-// completeWithin is for how long a GPU's inventory is waited for. After its driver was bound DCGM has its UUID a second
-// before the NUMA node.
-const completeWithin = 5 * time.Second
+// inventoryTimeout is how long the required fields of a GPU may be blank (OBSERVED.md#late-inventory).
+const inventoryTimeout = 5 * time.Second
 
-// complete gives a GPU that can be reached what this process has known of it before for the fields that are blank, and
-// reports whether it can be shown: one that is not known, and lacks a field, is waited for.
-func (s *session) complete(now time.Time, id uint, d *health.Device, f *facts) bool {
-	var lacks []dcgm.Short
-	if f != nil && f.text[fieldUUID] != "" { // otherwise it is who it was altogether
-		lacks = slices.DeleteFunc(slices.Clone(f.lacks), func(field dcgm.Short) bool { return !slices.Contains(identity(), field) })
+// fillBlanks sets the required fields of a reachable GPU that are blank to those of its last complete inventory, and
+// reports whether the GPU can be listed. A GPU without such an inventory is listed when no required field is blank, or
+// after inventoryTimeout.
+func (s *session) fillBlanks(now time.Time, id uint, d *health.Device, v *entityValues) bool {
+	var blank []dcgm.Short
+	if v != nil && v.text[fieldUUID] != "" { // without a UUID the whole device is as it was
+		blank = slices.DeleteFunc(slices.Clone(v.blank), func(field dcgm.Short) bool { return !slices.Contains(requiredFields(), field) })
 	}
-	if len(lacks) == 0 {
-		delete(s.waitedSince, id)
-		s.ledger.gpus[d.ID] = *d
+	if len(blank) == 0 {
+		delete(s.pendingSince, id)
+		s.history.gpus[d.ID] = *d
 		return true
 	}
-	since, waited := s.waitedSince[id]
-	if !waited {
+	since, pending := s.pendingSince[id]
+	if !pending {
 		since = now
-		s.waitedSince[id] = now
-		s.log.Info("waiting for the inventory of a GPU", zap.Uint("dcgm_id", id), zap.Any("fields", lacks))
+		s.pendingSince[id] = now
+		s.log.Info("waiting for the inventory of a GPU", zap.Uint("dcgm_id", id), zap.Any("fields", blank))
 	}
-	wait := !passed(since, now, completeWithin)
-	s.waiting = s.waiting || wait
-	was, known := s.ledger.gpus[d.ID]
+	wait := !elapsed(since, now, inventoryTimeout)
+	s.inventoryPending = s.inventoryPending || wait
+	old, ok := s.history.gpus[d.ID]
 	switch {
-	case known:
+	case ok:
 	case wait:
 		return false
 	default:
-		s.ledger.gpus[d.ID] = *d
+		s.history.gpus[d.ID] = *d
 		return true
 	}
-	for _, field := range lacks {
+	for _, field := range blank {
 		switch field {
 		case fieldName:
-			d.Model = was.Model
+			d.Model = old.Model
 		case fieldIndex:
-			d.Index = was.Index
+			d.Index = old.Index
 		case fieldMinor:
-			d.Minor = was.Minor
+			d.Minor = old.Minor
 		case fieldPCI:
-			d.PCI = was.PCI
+			d.PCI = old.PCI
 		case fieldMIGMode:
-			d.MIGMode = was.MIGMode
+			d.MIGMode = old.MIGMode
 		case fieldMemory:
-			d.Memory = was.Memory
+			d.Memory = old.Memory
 		default:
-			d.NUMA = was.NUMA
+			d.NUMA = old.NUMA
 		}
 	}
 	return true
 }
 
-// mig makes a device of a compute instance. One on a GPU that cannot be reached is what it was.
-func (s *session) mig(in instance, parent *health.Device, f *facts) (health.Device, bool) {
-	if f == nil || f.text[fieldUUID] == "" {
-		d, ok := s.known[in.entity]
+// migDevice returns the device of a compute instance. Without a UUID, as on an unreachable GPU, it is the last device of
+// the entity, if that had the same IDs.
+func (s *session) migDevice(in instance, parent *health.Device, v *entityValues) (health.Device, bool) {
+	if v == nil || v.text[fieldUUID] == "" {
+		d, ok := s.lastDevices[in.entity]
 		d.MIGIndex = in.index
 		return d, ok && d.Parent == parent.ID && d.GI == int(in.gi) && d.CI == int(in.ci)
 	}
 	d := *parent
-	d.ID, d.Parent, d.Kind = health.DeviceID(f.text[fieldUUID]), parent.ID, health.KindMIG
-	d.Profile, d.Memory = withAttribute(f.text[fieldName], in.suffix), uint64(f.number[fieldMemory])<<20
+	d.ID, d.Parent, d.Kind = health.DeviceID(v.text[fieldUUID]), parent.ID, health.KindMIG
+	d.Profile, d.Memory = withSuffix(v.text[fieldName], in.suffix), uint64(v.number[fieldMemory])<<20
 	d.GI, d.CI, d.MIGIndex, d.Links, d.MIGMode = int(in.gi), int(in.ci), in.index, nil, false
-	s.known[in.entity] = d
+	s.lastDevices[in.entity] = d
 	return d, true
 }
 
-// gpu makes a device of what was read of a GPU. One that cannot be reached reads blank: it is who it
-// was, or who DCGM remembers it to be; without a UUID there is no device.
-func (s *session) gpu(id uint, f *facts, status dcgm.EntityStatus) (health.Device, bool) {
-	if f == nil || f.text[fieldUUID] == "" {
-		if d, ok := s.known[entity{dcgm.FE_GPU, id}]; ok {
+// gpuDevice returns the device of a GPU. An unreachable GPU has blank fields: it is the last device of its number, or has
+// DCGM's attributes. A GPU without a UUID is not a device.
+func (s *session) gpuDevice(id uint, v *entityValues, status dcgm.EntityStatus) (health.Device, bool) {
+	d := health.Device{Kind: health.KindGPU, Index: int(id), Minor: -1, GI: -1, CI: -1, MIGIndex: -1}
+	if v == nil || v.text[fieldUUID] == "" {
+		if d, ok := s.lastDevices[entity{dcgm.FE_GPU, id}]; ok {
 			return d, true
 		}
-		if reachable(status) || !has("dcgmGetDeviceAttributes") {
+		if reachable(status) || !hasFunction("dcgmGetDeviceAttributes") {
 			return health.Device{}, false
 		}
-		// For a GPU that is not OK go-dcgm asks for DCGM's attributes only; for others it is slow.
+		// For a GPU whose status is not OK, go-dcgm reads DCGM's attributes only; for others this call is slow.
 		info, err := dcgm.GetDeviceInfo(id)
 		uuid := strings.TrimSpace(info.UUID)
 		if err != nil || !strings.HasPrefix(uuid, "GPU-") {
 			return health.Device{}, false
 		}
-		return health.Device{
-			ID: health.DeviceID(uuid), Kind: health.KindGPU, Index: int(id), Minor: -1, GI: -1, CI: -1, MIGIndex: -1,
-			Model: plain(info.Identifiers.Model), PCI: plain(info.PCI.BusID),
-		}, true
+		d.ID, d.Model, d.PCI = health.DeviceID(uuid), attributeText(info.Identifiers.Model), attributeText(info.PCI.BusID)
+		return d, true
 	}
-	d := health.Device{
-		ID: health.DeviceID(f.text[fieldUUID]), Kind: health.KindGPU, Index: int(id), Minor: -1, GI: -1, CI: -1, MIGIndex: -1,
-		Model: f.text[fieldName], PCI: f.text[fieldPCI], Memory: uint64(f.number[fieldMemory]) << 20,
-		MIGMode: f.number[fieldMIGMode] == 1,
-	}
-	if n, ok := f.number[fieldIndex]; ok {
+	d.ID, d.Model, d.PCI = health.DeviceID(v.text[fieldUUID]), v.text[fieldName], v.text[fieldPCI]
+	d.Memory, d.MIGMode = uint64(v.number[fieldMemory])<<20, v.number[fieldMIGMode] == 1
+	if n, ok := v.number[fieldIndex]; ok {
 		d.Index = int(n)
 	}
-	if n, ok := f.number[fieldMinor]; ok {
+	if n, ok := v.number[fieldMinor]; ok {
 		d.Minor = int(n)
 	}
-	for word := range 4 {
-		mask := uint64(f.number[fieldAffinity+dcgm.Short(word)])
+	for i := range 4 {
+		mask := uint64(v.number[fieldAffinity+dcgm.Short(i)])
 		for ; mask != 0; mask &= mask - 1 {
-			d.NUMA = append(d.NUMA, word*64+bits.TrailingZeros64(mask))
+			d.NUMA = append(d.NUMA, i*64+bits.TrailingZeros64(mask))
 		}
 	}
 	return d, true
 }
 
-// plain returns a string of DCGM's attributes, empty if it is a blank.
-func plain(s string) string {
+// attributeText returns a text of DCGM's attributes, or "" for a blank.
+func attributeText(s string) string {
 	if strings.HasPrefix(s, blankStr) {
 		return ""
 	}
 	return strings.TrimSpace(s)
 }
 
-// judgeNameless decides about GPUs without a UUID. If DCGM calls GPUs well and knows none by name, it is
-// DCGM that is blind, as after an XID 119 (12), and not the GPUs that are gone.
-func (s *session) judgeNameless(nameless []uint, named int, status map[uint]dcgm.EntityStatus) error {
-	s.incomplete = slices.ContainsFunc(nameless, func(id uint) bool { return reachable(status[id]) })
-	if s.incomplete && named == 0 {
-		return errBlind()
+// checkUnnamed handles GPUs without a UUID. If no reachable GPU has one, DCGM is blind (OBSERVED.md#blind-engine);
+// otherwise these GPUs are omitted.
+func (s *session) checkUnnamed(unnamed []uint, named int, status map[uint]dcgm.EntityStatus) error {
+	s.hasUnnamed = slices.ContainsFunc(unnamed, func(id uint) bool { return reachable(status[id]) })
+	if s.hasUnnamed && named == 0 {
+		return errBlind
 	}
-	if len(nameless) > 0 && !slices.Equal(nameless, s.saidNameless) {
-		s.log.Warn("GPUs that DCGM cannot name are left out", zap.Uints("dcgm_ids", nameless))
+	if len(unnamed) > 0 && !slices.Equal(unnamed, s.lastUnnamed) {
+		s.log.Warn("omitting GPUs without a UUID in DCGM", zap.Uints("dcgm_ids", unnamed))
 	}
-	s.saidNameless = nameless
+	s.lastUnnamed = unnamed
 	return nil
 }

@@ -14,8 +14,8 @@ import (
 )
 
 func TestInventory(t *testing.T) {
-	b := fresh(t)
-	b.gpus(4)
+	b := newFixture(t)
+	b.addGPUs(4)
 	b.lib.Int(script.GPU, 2, 86, 0x5, 0, b.clock.now())
 	b.lib.Int(script.GPU, 2, 87, 1, 0, b.clock.now())
 	b.lib.Int(script.GPU, 3, 86, 9223372036854775794, 0, b.clock.now())
@@ -24,9 +24,9 @@ func TestInventory(t *testing.T) {
 	b.lib.Link(0, 1, 1<<(8+17)|0x10) // 18 NVLinks
 	b.lib.Link(0, 2, 0x2)
 	b.lib.Link(0, 3, 0x20)
-	b.lib.Link(0, 9, 0x20) // nobody
+	b.lib.Link(0, 9, 0x20) // no such GPU
 	b.lib.Link(1, 0, 0)    // unknown
-	b.open(config())
+	b.open(testConfig())
 	_, r := b.poll()
 	want := health.Device{
 		ID: gpuID(0), Kind: health.KindGPU, Index: 0, Minor: 3, NUMA: []int{0}, Model: "NVIDIA H100 80GB HBM3",
@@ -45,53 +45,50 @@ func TestInventory(t *testing.T) {
 		t.Errorf("NUMA nodes %v, want 0, 2 and 64", got)
 	}
 	if d := r.Devices[3]; d.NUMA != nil || d.Minor != -1 || d.Memory != 0 {
-		t.Errorf("of blanks: NUMA %v, minor %d, memory %d", d.NUMA, d.Minor, d.Memory)
+		t.Errorf("blank fields: NUMA %v, minor %d, memory %d", d.NUMA, d.Minor, d.Memory)
 	}
 }
 
-func TestTopologyThatFailsLeavesLinksUnknown(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
+func TestInventoryWithoutLinks(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
 	b.lib.Link(0, 1, 0x2)
 	b.lib.Fail("dcgmGetDeviceTopology", -3, -1)
-	b.open(config())
+	b.open(testConfig())
 	if _, r := b.poll(); len(r.Devices) != 2 || r.Devices[0].Links != nil {
 		t.Errorf("devices %+v", r.Devices)
 	}
 }
 
 func TestGPUAddedAndRemoved(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	b.open(config())
-	b.poll()
-	b.gpus(3)
+	b := startFixture(t, 2)
+	b.addGPUs(3)
 	b.pollAfter(10*time.Second, 3)
 	if n := len(b.pollAfter(2*time.Second, 3)); n != 3 {
-		t.Errorf("%d devices, want the new one too", n)
+		t.Errorf("%d devices, want 3", n)
 	}
 	b.lib.Drop(script.GPU, 1)
 	b.add(10 * time.Second)
-	b.sample(3)
-	// DCGM refuses the read of a GPU that it does not have; with those that it has, it works.
+	b.sampleGPUs(3)
+	// DCGM refuses to read a removed GPU. With the others the read succeeds.
 	samples, r := b.poll()
 	if len(r.Devices) != 2 || len(samples) != 2 {
 		t.Errorf("devices %+v", r.Devices)
 	}
 }
 
-// A list without the GPUs is not believed at once: binding one GPU hides all for a moment.
-func TestInventoryThatVanishesForAMoment(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	b.mig(1, map[uint][]uint{0: {0}})
-	b.open(config())
+// Binding one GPU briefly hides all, so a changed hierarchy is confirmed first (OBSERVED.md#short-detach).
+func TestInventoryConfirmsChange(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
+	b.addInstances(1, map[uint][]uint{0: {0}})
+	b.open(testConfig())
 	b.poll()
 	b.lib.Fail("dcgmGetGpuInstanceHierarchy", 0, 0)
 	b.add(10 * time.Second)
-	b.sample(2)
+	b.sampleGPUs(2)
 	before := b.lib.Calls("dcgmGroupCreate")
-	// The hierarchy is empty for one poll; the instances themselves can be read all the while.
+	// For one poll the hierarchy lacks the instances, which can be read meanwhile.
 	b.lib.Instance(script.CI, 0, script.GI, 99, gpuUUID(1), 1, 0)
 	if samples, _ := b.poll(); len(samples) != 3 {
 		t.Errorf("%d devices, want 3", len(samples))
@@ -103,22 +100,22 @@ func TestInventoryThatVanishesForAMoment(t *testing.T) {
 		}
 	}
 	if n := b.lib.Calls("dcgmGroupCreate") - before; n != 0 {
-		t.Errorf("%d groups were made for a change that was none", n)
+		t.Errorf("%d groups created without a change", n)
 	}
 }
 
-// Texts hardly change: they are part of the inventory, and polls do not read them but once a minute.
+// Text fields are part of the inventory; polls compare them once a minute (OBSERVED.md#text-fields).
 func TestTexts(t *testing.T) {
-	b := fresh(t)
-	b.gpus(3)
-	b.mig(1, map[uint][]uint{0: {0}})
+	b := newFixture(t)
+	b.addGPUs(3)
+	b.addInstances(1, map[uint][]uint{0: {0}})
 	for id := range uint(3) {
 		b.lib.Text(script.GPU, id, 53, fmt.Sprintf("165492200653%d", id), 0, b.clock.now())
 		b.lib.Text(script.GPU, id, 85, " 96.00.99.00.01 ", 0, b.clock.now())
 	}
-	b.lib.Text(script.CI, 0, 53, "of an instance, which is not asked", 0, b.clock.now())
+	b.lib.Text(script.CI, 0, 53, "of an instance", 0, b.clock.now())
 	b.lib.Text(script.GPU, 2, 85, "<<<NOT_SUPPORTED>>>", 0, b.clock.now())
-	cfg := config()
+	cfg := testConfig()
 	cfg.Fields = append(cfg.Fields, 53, 85, 57, 1, 51, 515) // 51 has no value, 515 is neither a number nor a text
 	b.open(cfg)
 	_, r := b.poll()
@@ -128,7 +125,7 @@ func TestTexts(t *testing.T) {
 		migID(0): {1: "580.95.05", 53: "1654922006531", 57: "00000000:11:00.0", 85: "96.00.99.00.01"},
 		gpuID(2): {1: "580.95.05", 53: "1654922006532", 57: "00000000:12:00.0"},
 	}
-	check := func(when string, devices []health.Device) {
+	expect := func(when string, devices []health.Device) {
 		t.Helper()
 		if len(devices) != len(want) {
 			t.Errorf("%s: %d devices", when, len(devices))
@@ -139,20 +136,20 @@ func TestTexts(t *testing.T) {
 			}
 		}
 	}
-	check("at first", r.Devices)
+	expect("first poll", r.Devices)
 	if w, ok := b.lib.Watched(script.GPU, 0, 53); !ok || w != (script.Watch{Every: time.Minute, Samples: 1}) {
-		t.Errorf("the serial number is watched %+v, %v", w, ok)
+		t.Errorf("serial number watched %+v, %v", w, ok)
 	}
 	if w, ok := b.lib.Watched(script.GPU, 0, 57); !ok || w.Every != time.Minute {
-		t.Errorf("the PCI bus id is watched %+v, %v", w, ok)
+		t.Errorf("PCI bus ID watched %+v, %v", w, ok)
 	}
 	for _, id := range []script.Kind{script.GI, script.CI} {
 		if w, ok := b.lib.Watched(id, 0, 53); ok {
-			t.Errorf("the serial number of an instance is watched %+v", w)
+			t.Errorf("serial number of an instance watched %+v", w)
 		}
 	}
 
-	// The next poll does not look, and what DCGM forgets meanwhile is still so.
+	// The next poll does not read them. Blank texts keep their values.
 	for id := range uint(3) {
 		b.lib.Text(script.GPU, id, 53, "<<<NULL>>>", 0, b.clock.now())
 	}
@@ -160,46 +157,44 @@ func TestTexts(t *testing.T) {
 	b.pollAfter(10*time.Second, 3)
 	full := b.lib.Calls("dcgmEntitiesGetLatestValues") - before
 	_, r = b.poll()
-	check("later", r.Devices)
+	expect("blank texts", r.Devices)
 
-	// Neither does a lost GPU lose them.
+	// A lost GPU keeps its texts.
 	for id := range uint(3) {
 		b.lib.Text(script.GPU, id, 53, fmt.Sprintf("165492200653%d", id), 0, b.clock.now())
 	}
 	b.lib.Entity(script.GPU, 0, statusLost)
-	b.gpus(3)
+	b.addGPUs(3)
 	b.lib.Entity(script.GPU, 0, statusLost)
 	b.lib.Drop(script.GI, 0)
 	b.lib.Drop(script.CI, 0)
 	delete(want, migID(0))
-	b.add(10 * time.Second)
-	b.sample(3)
-	b.poll()
+	b.pollAfter(10*time.Second, 3)
 	b.pollAfter(3*time.Second, 3)
 	_, r = b.poll()
-	check("after a rebuild with a lost GPU", r.Devices)
+	expect("rebuild with a lost GPU", r.Devices)
 	if full > 3 {
-		t.Errorf("a full poll made %d reads", full)
+		t.Errorf("%d reads in a full poll", full)
 	}
 }
 
-// A text that changes, as the state of an IMEX domain, is another within a minute, of the GPU and of its parts.
-func TestTextThatChanges(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	b.mig(1, map[uint][]uint{0: {0}})
+// A text that changes, such as the state of an IMEX domain, is new within a minute on the GPU and its MIG devices.
+func TestTextChanges(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
+	b.addInstances(1, map[uint][]uint{0: {0}})
 	set := func(text string) {
 		for id := range uint(2) {
 			b.lib.Text(script.GPU, id, 85, text, 0, b.clock.now())
 		}
 	}
 	set("UP")
-	cfg := config()
+	cfg := testConfig()
 	cfg.Fields = append(cfg.Fields, 85)
 	b.open(cfg)
-	shown := func() (texts []string) {
+	poll := func() (texts []string) {
 		b.add(10 * time.Second)
-		b.sample(2)
+		b.sampleGPUs(2)
 		_, r := b.poll()
 		for _, d := range r.Devices {
 			texts = append(texts, d.Texts[85])
@@ -209,50 +204,48 @@ func TestTextThatChanges(t *testing.T) {
 	for _, text := range []string{"UP", "DOWN", "UP"} {
 		set(text)
 		for range 6 {
-			shown()
+			poll()
 		}
-		if got := shown(); !slices.Equal(got, []string{text}) {
-			t.Errorf("shown %q, want %q", got, text)
+		if got := poll(); !slices.Equal(got, []string{text}) {
+			t.Errorf("texts %q, want %q", got, text)
 		}
 	}
 	set("<<<NULL>>>")
 	for range 6 {
-		shown()
+		poll()
 	}
-	if got := shown(); !slices.Equal(got, []string{"UP"}) {
-		t.Errorf("of one that reads blank: %q, want what it was", got)
+	if got := poll(); !slices.Equal(got, []string{"UP"}) {
+		t.Errorf("blank text: %q, want UP", got)
 	}
 }
 
-// Without texts among the fields, nothing is watched or read for them.
-func TestNoTexts(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
+// Text fields are watched on request only.
+func TestTextsNotRequested(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
 	b.lib.Text(script.GPU, 0, 53, "1654922006530", 0, b.clock.now())
-	b.open(config())
+	b.open(testConfig())
 	if _, r := b.poll(); r.Devices[0].Texts != nil {
 		t.Errorf("%v", r.Devices[0].Texts)
 	}
 	if _, ok := b.lib.Watched(script.GPU, 0, 53); ok {
-		t.Error("the serial number is watched, and nobody asked")
+		t.Error("the serial number is watched")
 	}
 }
 
-// identityFields are those that a GPU has to have before it is shown: name, index, minor, PCI bus id, memory, NUMA nodes.
-func identityFields() []uint { return []uint{50, 52, 55, 57, 67, 250, 86, 87, 88, 89} }
-
-// After its driver was bound a GPU has its UUID a second before the rest. It keeps what was known of it meanwhile, in this
-// session and in the next.
+// While required fields are blank after binding (OBSERVED.md#late-inventory), a GPU keeps its last inventory, also in the
+// next session.
 func TestInventoryAfterBinding(t *testing.T) {
-	for _, field := range identityFields() {
+	for _, required := range requiredFields() {
+		field := uint(required)
 		t.Run(fmt.Sprint(field), func(t *testing.T) {
-			b := fresh(t)
-			b.gpus(2)
+			b := newFixture(t)
+			b.addGPUs(2)
 			b.lib.Int(script.GPU, 1, 87, 1, 0, b.clock.now())
-			b.open(config())
+			b.open(testConfig())
 			_, r := b.poll()
 			want := r.Devices
-			same := func(when string, devices []health.Device) {
+			expect := func(when string, devices []health.Device) {
 				t.Helper()
 				if !reflect.DeepEqual(devices, want) {
 					t.Errorf("%s:\n%+v, want\n%+v", when, devices, want)
@@ -270,36 +263,33 @@ func TestInventoryAfterBinding(t *testing.T) {
 			for range 10 {
 				b.pollAfter(time.Second, 2)
 				_, r := b.poll()
-				same("bound again", r.Devices)
+				expect("bound again", r.Devices)
 			}
 			every := time.Minute
-			if field == 67 { // a metric too
+			if field == 67 { // also a metric
 				every = DefaultInterval
 			}
 			if w, ok := b.lib.Watched(script.GPU, 1, field); !ok || w.Every != every {
-				t.Errorf("field %d is watched %+v, %v; want every %v", field, w, ok, every)
+				t.Errorf("field %d watched %+v, %v; want every %v", field, w, ok, every)
 			}
 			detach()
 			if err := b.Close(); err != nil {
 				t.Fatal(err)
 			}
 			b.lib.Hold(script.GPU, 1, field, 3)
-			b.open(config())
+			b.open(testConfig())
 			for range 10 {
 				_, r := b.poll()
-				same("in another session", r.Devices)
+				expect("next session", r.Devices)
 				b.pollAfter(time.Second, 2)
 			}
 		})
 	}
 }
 
-// What is new of a GPU is shown when it is there: it may have another NUMA node after it was bound again.
+// A required field can have another value after binding.
 func TestInventoryChangedByBinding(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	b.open(config())
-	b.poll()
+	b := startFixture(t, 2)
 	b.lib.Entity(script.GPU, 1, statusDetached)
 	b.pollAfter(time.Second, 2)
 	b.lib.Entity(script.GPU, 1, statusOK)
@@ -314,12 +304,9 @@ func TestInventoryChangedByBinding(t *testing.T) {
 	}
 }
 
-// A GPU whose inventory was not whole in time after one binding is waited for after the next one.
-func TestInventoryAfterAnotherBinding(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	b.open(config())
-	b.poll()
+// The timeout for required fields starts again with each binding.
+func TestInventoryAfterSecondBinding(t *testing.T) {
+	b := startFixture(t, 2)
 	bind := func(node int64, samples, seconds int) []int {
 		b.lib.Entity(script.GPU, 1, statusDetached)
 		b.pollAfter(time.Second, 2)
@@ -332,77 +319,77 @@ func TestInventoryAfterAnotherBinding(t *testing.T) {
 		return b.devices[1].NUMA
 	}
 	if got := bind(2, 1000, 30); !slices.Equal(got, []int{1}) {
-		t.Errorf("NUMA nodes %v, want the one that was known", got)
+		t.Errorf("NUMA nodes %v, want the earlier one", got)
 	}
 	if got := bind(3, 2, 5); !slices.Equal(got, []int{3}) {
-		t.Errorf("NUMA nodes %v, want those after the second binding", got)
+		t.Errorf("NUMA nodes %v, want those of the second binding", got)
 	}
 }
 
-// A GPU that nobody knows yet is withheld until its inventory is whole, and no longer than some seconds.
-func TestInventoryOfANewGPU(t *testing.T) {
+// A new GPU is listed when its inventory is complete, or after inventoryTimeout.
+func TestInventoryOfNewGPU(t *testing.T) {
 	for name, tt := range map[string]struct {
 		samples  int
-		from, to int // seconds until it is shown
+		from, to int // seconds until it is listed
 		numa     []int
 	}{
-		"whole at once": {0, 0, 0, []int{1}},
-		"a little late": {2, 1, 3, []int{1}},
-		"never":         {1000, 5, 6, nil},
+		"complete at once":        {0, 0, 0, []int{1}},
+		"complete after a second": {2, 1, 3, []int{1}},
+		"never complete":          {1000, 5, 6, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := fresh(t)
-			b.gpus(2)
-			b.mig(1, map[uint][]uint{0: {0}})
+			b := newFixture(t)
+			b.addGPUs(2)
+			b.addInstances(1, map[uint][]uint{0: {0}})
 			b.lib.Hold(script.GPU, 1, 86, tt.samples)
-			b.open(config())
-			shown := -1
+			b.open(testConfig())
+			listed := -1
 			for second := range 20 {
 				_, r := b.poll()
 				switch {
-				case len(r.Devices) == 1 && r.Devices[0].ID == gpuID(0) && shown < 0:
+				case len(r.Devices) == 1 && r.Devices[0].ID == gpuID(0) && listed < 0:
 				case len(r.Devices) == 3 && slices.Equal(r.Devices[1].NUMA, tt.numa) && slices.Equal(r.Devices[2].NUMA, tt.numa):
-					if shown < 0 {
-						shown = second
+					if listed < 0 {
+						listed = second
 					}
 				default:
 					t.Fatalf("after %d s: %+v", second, r.Devices)
 				}
 				b.add(time.Second)
-				b.sample(2)
+				b.sampleGPUs(2)
 				b.lib.Int(script.GPU, 1, 67, 1, 0, b.clock.now())
 			}
-			if shown < tt.from || shown > tt.to {
-				t.Errorf("shown after %d s, want %d to %d", shown, tt.from, tt.to)
+			if listed < tt.from || listed > tt.to {
+				t.Errorf("listed after %d s, want %d to %d", listed, tt.from, tt.to)
 			}
 			if w, _ := b.lib.Watched(script.GPU, 1, 86); w.Every != time.Minute {
-				t.Errorf("the NUMA node is watched %+v, want once a minute", w)
+				t.Errorf("NUMA node watched %+v, want once a minute", w)
 			}
 			if w, _ := b.lib.Watched(script.GPU, 1, 67); w.Every != 10*time.Second {
-				t.Errorf("the MIG mode is watched %+v, want with the metrics", w)
+				t.Errorf("MIG mode watched %+v, want the metric interval", w)
 			}
 			groups := b.lib.Calls("dcgmGroupCreate")
 			for range 180 {
 				b.pollAfter(time.Second, 2)
 			}
 			if n := b.lib.Calls("dcgmGroupCreate") - groups; n != 0 {
-				t.Errorf("%d groups were made afterwards", n)
+				t.Errorf("%d groups created afterwards", n)
 			}
 		})
 	}
 }
 
-// GPUs that are withheld are no blind engine, and the engine that lists none is no error: whoever judges doubts it.
-func TestEngineThatListsNothing(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	b.mig(1, map[uint][]uint{0: {0}})
-	b.open(config())
+// An engine that lists no GPU is neither blind nor an error (OBSERVED.md#empty-engine).
+func TestEmptyEngine(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
+	b.addInstances(1, map[uint][]uint{0: {0}})
+	b.open(testConfig())
 	b.poll()
 	count := func() (counts []int) {
 		for range 5 {
 			b.add(time.Second)
-			b.sample(2)
+			b.sampleGPUs(2)
 			_, r := b.poll()
 			counts = append(counts, len(r.Devices))
 		}
@@ -411,62 +398,62 @@ func TestEngineThatListsNothing(t *testing.T) {
 	b.add(10 * time.Second)
 	b.lib.Empty(true)
 	if got := count(); !slices.Equal(got, []int{3, 3, 0, 0, 0}) {
-		t.Errorf("devices %v while the engine lists none, want none after 2 s", got)
+		t.Errorf("devices %v from an empty list, want none after 2 s", got)
 	}
 	b.lib.Empty(false)
 	b.add(10 * time.Second)
 	if got := count(); !slices.Equal(got, []int{0, 0, 3, 3, 3}) {
-		t.Errorf("devices %v when it lists them again", got)
+		t.Errorf("devices %v from a full list", got)
 	}
 	b.xid(script.GPU, 0, 48, b.clock.now())
-	if s := b.pollAfter(time.Second, 2)[gpuID(0)]; !slices.Equal(codes(s), []int{48}) || len(s.Past) != 0 {
-		t.Errorf("XIDs %v, history %v", s.XIDs, s.Past)
+	if s := b.pollAfter(time.Second, 2)[gpuID(0)]; !slices.Equal(xidCodes(s), []int{48}) || len(s.Past) != 0 {
+		t.Errorf("XIDs %v, past %v", s.XIDs, s.Past)
 	}
 }
 
-// A MIG mode that is not sampled yet is not "off".
+// A blank MIG mode after binding keeps its last value.
 func TestMIGModeAfterBinding(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	b.mig(1, map[uint][]uint{0: {0}})
-	b.open(config())
+	b := newFixture(t)
+	b.addGPUs(2)
+	b.addInstances(1, map[uint][]uint{0: {0}})
+	b.open(testConfig())
 	b.poll()
 	b.lib.Entity(script.GPU, 1, statusDetached)
 	b.pollAfter(time.Second, 2)
 	b.lib.Entity(script.GPU, 1, statusOK)
 	b.lib.Hold(script.GPU, 1, 67, 3)
-	bad := 0
+	wrong := 0
 	for range 15 {
 		b.add(time.Second)
-		b.sample(2)
+		b.sampleGPUs(2)
 		b.lib.Int(script.GPU, 1, 67, 1, 0, b.clock.now())
 		_, r := b.poll()
 		for _, d := range r.Devices {
 			if d.ID == gpuID(1) && !d.MIGMode {
-				bad++
+				wrong++
 			}
 		}
 	}
-	if bad > 0 {
-		t.Errorf("%d readings show the GPU as not in MIG mode", bad)
+	if wrong > 0 {
+		t.Errorf("%d readings with MIG mode off", wrong)
 	}
 }
 
-// A field that comes after the GPU was shown without it is still read.
-func TestInventoryThatComesLate(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
+// A required field that arrives after inventoryTimeout is still read.
+func TestInventoryCompletedLate(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
 	b.lib.Hold(script.GPU, 1, 86, 8)
-	b.open(config())
+	b.open(testConfig())
 	for second := range 300 {
 		b.add(time.Second)
-		b.sample(2)
+		b.sampleGPUs(2)
 		if second%60 == 59 {
-			b.lib.Int(script.GPU, 1, 86, 2, 0, b.clock.now()) // as it is watched
+			b.lib.Int(script.GPU, 1, 86, 2, 0, b.clock.now()) // the interval of its watch
 		}
 		b.poll()
 	}
 	if got := b.devices[len(b.devices)-1].NUMA; len(got) == 0 {
-		t.Error("no NUMA node 5 minutes later")
+		t.Error("no NUMA node after 5 minutes")
 	}
 }

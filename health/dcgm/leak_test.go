@@ -17,10 +17,10 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// footprint is what a connection could leave behind in this process.
+// footprint counts the resources that a connection could leak.
 type footprint struct{ threads, descriptors, goroutines int }
 
-func measure(t *testing.T) footprint {
+func measureFootprint(t *testing.T) footprint {
 	t.Helper()
 	return footprint{count(t, "/proc/self/task"), count(t, "/proc/self/fd"), runtime.NumGoroutine()}
 }
@@ -34,62 +34,61 @@ func count(t *testing.T, dir string) int {
 	return len(entries)
 }
 
-// flat expects no more than before. The runtime may start a few threads of its own, whatever the number of rounds.
-func (before footprint) flat(t *testing.T, rounds int) {
+// expectNoLeak expects no increase, except of a few threads of the runtime.
+func (before footprint) expectNoLeak(t *testing.T, rounds int) {
 	t.Helper()
-	now := measure(t)
+	now := measureFootprint(t)
 	t.Logf("before %+v, after %d rounds %+v", before, rounds, now)
 	if now.threads > before.threads+10 || now.descriptors > before.descriptors || now.goroutines > before.goroutines {
 		t.Errorf("%+v after %d rounds, %+v before", now, rounds, before)
 	}
 }
 
-// A connection that dies leaves nothing: libdcgm keeps threads, descriptors and memory of one that has a policy
-// registration at its end (7).
-func TestReconnectsLeaveNothing(t *testing.T) {
+// libdcgm would leak the resources of a connection with a policy registration (OBSERVED.md#registration-leak).
+func TestReconnectsLeakNothing(t *testing.T) {
 	const rounds = 1000
-	b := fresh(t)
+	b := newFixture(t)
 	b.log = zap.NewNop()
 	synctest.Test(t, func(t *testing.T) {
-		c := ofHostEngine(b, 2)
+		c := monitorHostEngine(b, 2)
 		defer c.stop()
 		round := func() {
 			b.lib.Fail("*", errNotConnected, -1)
 			c.wait(time.Second)
 			if s := c.out.Load().Source.Status; s != health.SourceDown {
-				t.Fatalf("the engine is dead, and the source is %v", s)
+				t.Fatalf("dead engine: source %v", s)
 			}
 			b.lib.Fail("", 0, 0)
 			for s := 0; c.out.Load().Source.Status != health.SourceUp; s++ {
-				if s > 30 { // the longest pause between two attempts
-					t.Fatal("the engine is back, and the source is not up")
+				if s > 30 { // the maximum backoff
+					t.Fatal("engine alive: source not up")
 				}
 				c.wait(time.Second)
 			}
-			b.sample(c.n)
+			b.sampleGPUs(c.n)
 		}
 		c.pass(2, nil)
 		for range 20 {
 			round()
 		}
-		before := measure(t)
+		before := measureFootprint(t)
 		for range rounds {
 			round()
 		}
-		before.flat(t, rounds)
+		before.expectNoLeak(t, rounds)
 		if n := c.out.Load().Source.Reconnects; n != 20+rounds {
-			t.Errorf("%d reconnections", n)
+			t.Errorf("%d reconnects", n)
 		}
-		c.expect("at last", health.Healthy, health.Healthy)
+		c.expect("end", health.Healthy, health.Healthy)
 	})
 }
 
-func TestDetachesLeaveNothing(t *testing.T) {
+func TestDetachesLeakNothing(t *testing.T) {
 	const rounds = 200
-	b := fresh(t)
+	b := newFixture(t)
 	b.log = zap.NewNop()
 	synctest.Test(t, func(t *testing.T) {
-		c := monitored(b, 2, config(), time.Second, 10*time.Second)
+		c := startMonitor(b, 2, testConfig(), time.Second, 10*time.Second)
 		defer c.stop()
 		c.pass(2, nil)
 		round := func() {
@@ -107,51 +106,50 @@ func TestDetachesLeaveNothing(t *testing.T) {
 		for range 20 {
 			round()
 		}
-		before := measure(t)
+		before := measureFootprint(t)
 		for range rounds {
 			round()
 		}
-		before.flat(t, rounds)
+		before.expectNoLeak(t, rounds)
 		if n := b.lib.Calls("dcgmStartEmbedded"); n != 1+20+rounds {
 			t.Errorf("%d engines were started", n)
 		}
-		c.expect("at last", health.Healthy, health.Healthy)
+		c.expect("end", health.Healthy, health.Healthy)
 	})
 }
 
-// DCGM says of global fields that they are not watched when they are taken back. A normal end is quiet about it, and
-// not about anything else.
-func TestCloseIsQuietAboutGlobalFields(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	s, err := open(t.Context(), config(), b.log, b.clock.now)
+// Close ignores that DCGM does not watch global fields, and returns other errors (OBSERVED.md#global-fields).
+func TestCloseIgnoresUnwatchedGlobalFields(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
+	s, err := open(t.Context(), testConfig(), b.log, b.clock.now)
 	if err != nil {
 		t.Fatal(err)
 	}
 	b.lib.Fail("dcgmUnwatchFields", errTimeout, 1)
 	if err := s.Close(); err == nil || !strings.Contains(err.Error(), "Timeout") {
-		t.Errorf("an end at which DCGM fails: %v", err)
+		t.Errorf("Close with a failing DCGM: %v", err)
 	}
 	b.lib.Fail("", 0, 0)
 
-	b.open(config())
+	b.open(testConfig())
 	b.poll()
 	if err := b.Close(); err != nil {
-		t.Errorf("a normal end: %v", err)
+		t.Errorf("Close: %v", err)
 	}
 
-	b.open(config())
+	b.open(testConfig())
 	b.poll()
-	said := 0
-	for _, undo := range slices.Backward(b.watches.undo) {
-		if err := undo(); err != nil && notWatched(err) {
-			said++
+	unwatched := 0
+	for _, remove := range slices.Backward(b.watches.cleanup) {
+		if err := remove(); err != nil && isNotWatched(err) {
+			unwatched++
 		} else if err != nil {
 			t.Error(err)
 		}
 	}
-	if said != 1 {
-		t.Errorf("DCGM says it %d times, want once for the inventory: this test tests nothing", said)
+	if unwatched != 1 {
+		t.Errorf("%d cleanups return it, want 1 for the inventory", unwatched)
 	}
 	b.watches = &watches{}
 }

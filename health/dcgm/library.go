@@ -21,24 +21,24 @@ import (
 	"unsafe"
 )
 
-// soname is the library as the dynamic linker knows it; go-dcgm asks for it by this name too.
+// soname is the name that the dynamic linker, and go-dcgm, find the library by.
 const soname = "libdcgm.so.4"
 
-// process is what belongs to the process and not to a session: the loaded library, go-dcgm's one
-// connection, and which XIDs have been reported already.
+// process holds what belongs to the process and not to a session: the loaded library, go-dcgm's only connection, and
+// the history.
 //
 //nolint:gochecknoglobals // go-dcgm's connection is a variable of its package; this one mirrors it
 var process struct {
-	mu     sync.Mutex // guards the fields below
-	loaded bool
-	taken  bool            // a session is open, or is being opened or closed
-	set    map[string]bool // environment variables that are ours, not the operator's
-	xids   *ledger
+	mu      sync.Mutex // guards the fields below
+	loaded  bool
+	inUse   bool            // a session is open, or is being opened or closed
+	ownEnv  map[string]bool // environment variables that setLog has set
+	history *history
 }
 
-// required are the functions without which there is no session. dcgmConnect_v2 is asked for only if
-// there is an address; versions, links and incidents are done without.
-func required(address string) []string {
+// requiredFunctions returns the functions that a session needs: dcgmConnect_v2 only with an address, none for versions,
+// links and incidents.
+func requiredFunctions(address string) []string {
 	connect := []string{"dcgmStartEmbedded", "dcgmStopEmbedded"}
 	if address != "" {
 		connect = []string{"dcgmConnect_v2", "dcgmDisconnect"}
@@ -50,7 +50,7 @@ func required(address string) []string {
 		"dcgmUnwatchFields", "dcgmUpdateAllFields", "dcgmEntitiesGetLatestValues", "dcgmGetValuesSince_v2")
 }
 
-// Library loads libdcgm if that was not done yet and returns the file that it was loaded from.
+// Library loads libdcgm, unless it is loaded already, and returns the path of its file.
 func Library() (path string, err error) {
 	process.mu.Lock()
 	defer process.mu.Unlock()
@@ -60,40 +60,40 @@ func Library() (path string, err error) {
 	return C.GoString(C.gna_path()), nil
 }
 
-// load loads the library once and keeps it for the life of the process: go-dcgm's Shutdown gives back
-// its own reference, and if that were the last the functions would go with it. The caller holds
-// process.mu.
+var errSessionOpen = errors.New("a DCGM session is open in this process; close it first")
+
+// load loads the library and keeps it loaded: go-dcgm's Shutdown releases its own reference, which must not be the last.
+// The caller holds process.mu.
 func load(name string) error {
 	if process.loaded {
 		return nil
 	}
 	cname := C.CString(name)
 	defer C.free(unsafe.Pointer(cname))
-	if why := C.gna_load(cname); why != nil {
-		defer C.free(unsafe.Pointer(why))
-		// go-dcgm says no more than "not found", whatever the reason was.
-		return fmt.Errorf("libdcgm.so.4 cannot be loaded: %s; install NVIDIA's package datacenter-gpu-manager-4-core "+
-			"(it is needed for source.address too: a host engine is reached through the library)", C.GoString(why))
+	if reason := C.gna_load(cname); reason != nil {
+		defer C.free(unsafe.Pointer(reason))
+		return fmt.Errorf("cannot load libdcgm.so.4: %s; install NVIDIA's package datacenter-gpu-manager-4-core "+
+			"(source.address needs it too: the library connects to the host engine)", C.GoString(reason))
 	}
 	process.loaded = true
 	return nil
 }
 
-func has(symbol string) bool {
+func hasFunction(symbol string) bool {
 	csymbol := C.CString(symbol)
 	defer C.free(unsafe.Pointer(csymbol))
 	return C.gna_has(csymbol) != 0
 }
 
-// words returns what the loaded library calls a result of its functions.
-func words(result int) string { return C.GoString(C.errorString(C.int(result))) }
+// errorText returns the library's text for a result of its functions.
+func errorText(result int) string { return C.GoString(C.errorString(C.int(result))) }
 
-// take makes this process's one connection the caller's, who gives it back with release.
-func take(cfg Config) (*ledger, error) {
+// acquire reserves the only connection of this process, until release, and returns the history.
+func acquire(cfg Config) (*history, error) {
 	process.mu.Lock()
 	defer process.mu.Unlock()
-	if process.taken {
-		return nil, errors.New("a DCGM session is open in this process already: close it first")
+	if process.inUse {
+		return nil, errSessionOpen
 	}
 	if err := setLog(cfg); err != nil {
 		return nil, err
@@ -102,44 +102,43 @@ func take(cfg Config) (*ledger, error) {
 		return nil, err
 	}
 	var missing []string
-	for _, symbol := range required(cfg.Address) {
-		if !has(symbol) {
+	for _, symbol := range requiredFunctions(cfg.Address) {
+		if !hasFunction(symbol) {
 			missing = append(missing, symbol)
 		}
 	}
 	if len(missing) > 0 {
-		return nil, fmt.Errorf("%s is too old or incomplete: it has no %s; install a newer DCGM 4",
+		return nil, fmt.Errorf("%s is too old or incomplete: missing %s; install a newer DCGM 4",
 			C.GoString(C.gna_path()), strings.Join(missing, ", "))
 	}
-	if process.xids == nil {
-		process.xids = newLedger()
+	if process.history == nil {
+		process.history = newHistory()
 	}
-	process.taken = true
-	return process.xids, nil
+	process.inUse = true
+	return process.history, nil
 }
 
-// setLog tells an engine of this process what to log, and where. Without it DCGM writes to
-// /var/log/nv-hostengine.log, which has filled disks: an ERROR for each read of a field that has no sample
-// yet, a few each minute from 4.4 on. The file counts at the first start of an engine, the level at each.
-// What the operator has set in the environment stands. The caller holds process.mu.
+// setLog sets log level and file of an embedded engine. Without it DCGM writes to /var/log/nv-hostengine.log, which has
+// filled disks: an ERROR for each read of a field without a sample, a few per minute from 4.4 on
+// (OBSERVED.md#engine-log). Variables that the operator has set take precedence. The caller holds process.mu.
 func setLog(cfg Config) error {
 	if cfg.Address != "" {
-		return nil // a client of an engine logs nothing
+		return nil // clients of a host engine do not log
 	}
-	// "-" is DCGM's word for standard output.
+	// For DCGM, "-" is standard output.
 	for name, value := range map[string]string{
 		"__DCGM_DBG_FILE": cmp.Or(cfg.LogFile, "-"), "__DCGM_DBG_LVL": cmp.Or(cfg.LogLevel, "NONE"),
 	} {
-		if _, there := os.LookupEnv(name); there && !process.set[name] {
+		if _, ok := os.LookupEnv(name); ok && !process.ownEnv[name] {
 			continue
 		}
 		if err := os.Setenv(name, value); err != nil {
-			return fmt.Errorf("set DCGM's log: %w", err)
+			return fmt.Errorf("configure DCGM's log: %w", err)
 		}
-		if process.set == nil {
-			process.set = map[string]bool{}
+		if process.ownEnv == nil {
+			process.ownEnv = map[string]bool{}
 		}
-		process.set[name] = true
+		process.ownEnv[name] = true
 	}
 	return nil
 }
@@ -147,5 +146,5 @@ func setLog(cfg Config) error {
 func release() {
 	process.mu.Lock()
 	defer process.mu.Unlock()
-	process.taken = false
+	process.inUse = false
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -19,8 +20,8 @@ import (
 func openChild(t *testing.T, dir, address string, env ...string) (out string, code int) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
-	ours := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "__DCGM_DBG_") })
-	cmd.Env = slices.Concat(ours, []string{childAddress + "=-" + address, "LD_LIBRARY_PATH=" + dir}, env)
+	inherited := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "__DCGM_DBG_") })
+	cmd.Env = slices.Concat(inherited, []string{childAddress + "=-" + address, "LD_LIBRARY_PATH=" + dir}, env)
 	b, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
@@ -29,23 +30,33 @@ func openChild(t *testing.T, dir, address string, env ...string) (out string, co
 	return string(b), cmd.ProcessState.ExitCode()
 }
 
-func TestNoLibraryIsAnErrorAndNotTheEnd(t *testing.T) {
+// libraryDir returns the directory of the scripted library.
+func libraryDir(t *testing.T) string {
+	t.Helper()
+	path, err := Library()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Dir(path)
+}
+
+func TestOpenWithoutLibrary(t *testing.T) {
 	for _, address := range []string{"", "localhost:5555"} {
 		out, code := openChild(t, t.TempDir(), address)
 		if code != childFailed {
 			t.Errorf("address %q: exit code %d, want %d\n%s", address, code, childFailed, out)
 		}
-		for _, want := range []string{"libdcgm.so.4 cannot be loaded", "cannot open shared object file", "datacenter-gpu-manager-4-core"} {
+		for _, want := range []string{soname, "cannot open shared object file", "datacenter-gpu-manager-4-core"} { // dlopen's reason
 			if !strings.Contains(out, want) {
-				t.Errorf("address %q: the error does not say %q: %s", address, want, out)
+				t.Errorf("address %q: error without %q: %s", address, want, out)
 			}
 		}
 	}
 }
 
-func TestUnloadableLibraryIsSaid(t *testing.T) {
+func TestOpenWithInvalidLibrary(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(dir+"/"+soname, []byte("no library at all"), 0o600); err != nil {
+	if err := os.WriteFile(dir+"/"+soname, []byte("not a library"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if out, code := openChild(t, dir, ""); code != childFailed || !strings.Contains(out, "file too short") {
@@ -53,46 +64,42 @@ func TestUnloadableLibraryIsSaid(t *testing.T) {
 	}
 }
 
-func TestFoundBySonameWhereTheLinkerLooks(t *testing.T) {
-	dir := t.TempDir()
-	if _, err := compile(dir); err != nil {
-		t.Fatal(err)
-	}
-	if out, code := openChild(t, dir, ""); code != 0 || !strings.Contains(out, "opened") {
+func TestOpenFindsLibraryBySoname(t *testing.T) {
+	if out, code := openChild(t, libraryDir(t), ""); code != 0 || !strings.Contains(out, "opened") {
 		t.Errorf("exit code %d: %s", code, out)
 	}
 }
 
-func TestMissingFunctionIsNamed(t *testing.T) {
-	tests := []struct{ flag, address, want string }{
-		{"-DLACK_VALUES_SINCE", "", "dcgmGetValuesSince_v2"},
-		{"-DLACK_CONNECT", "localhost:5555", "dcgmConnect_v2"},
-		{"-DLACK_CONNECT", "", "opened"}, // an engine in the process needs no connection
-		{"-DLACK_CONNECT_URL", "unix:///run/x.sock", "opened"},
-		{"-DLACK_CONNECT_URL", "localhost:5555", "opened"},
-		{"-DLACK_PROFILING", "", "opened"},
-		{"-DLACK_DETACH", "localhost:5555", "opened\ndetach: libdcgm here is too old to have the host engine at localhost:5555 let go of the driver"},
-		{"-DLACK_DETACH", "", "opened\ndetach: <nil>"},
-		{"-DLACK_NOTHING", "localhost:5555", "opened\ndetach: <nil>"},
-	}
-	for _, tt := range tests {
-		dir := t.TempDir()
-		if _, err := compile(dir, tt.flag); err != nil {
-			t.Fatal(err)
-		}
-		out, code := openChild(t, dir, tt.address)
-		if !strings.Contains(out, tt.want) || (code != childFailed && code != 0) {
-			t.Errorf("%s, address %q: exit code %d and %q, want it to say %q", tt.flag, tt.address, code, out, tt.want)
-		}
+func TestOpenWithMissingFunctions(t *testing.T) {
+	const canDetach = "opened\ndetach: <nil>"
+	for flag, wants := range map[string]map[string]string{ // by address
+		"":                    {"localhost:5555": canDetach},
+		"-DLACK_VALUES_SINCE": {"": "dcgmGetValuesSince_v2"},
+		"-DLACK_CONNECT":      {"localhost:5555": "dcgmConnect_v2", "": "opened"}, // an embedded engine needs no connection
+		"-DLACK_CONNECT_URL":  {"unix:///run/x.sock": "opened", "localhost:5555": "opened"},
+		"-DLACK_PROFILING":    {"": "opened"},
+		"-DLACK_DETACH":       {"localhost:5555": errDetachOld.Error(), "": canDetach},
+	} {
+		t.Run(flag, func(t *testing.T) {
+			t.Parallel() // compiles
+			dir := libraryDir(t)
+			if flag != "" {
+				dir = t.TempDir()
+				if _, err := compile(dir, flag); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for address, want := range wants {
+				if out, code := openChild(t, dir, address); !strings.Contains(out, want) || (code != childFailed && code != 0) {
+					t.Errorf("address %q: exit code %d and %q, want %q", address, code, out, want)
+				}
+			}
+		})
 	}
 }
 
-// DCGM's own log is quiet and not in a file that grows, unless somebody asks for it.
-func TestLogOfAnEngine(t *testing.T) {
-	dir := t.TempDir()
-	if _, err := compile(dir); err != nil {
-		t.Fatal(err)
-	}
+// TestEngineLogDefaults checks that an embedded engine logs nothing, and to no file, unless the environment says so.
+func TestEngineLogDefaults(t *testing.T) {
 	for _, tt := range []struct {
 		address string
 		env     []string
@@ -103,18 +110,18 @@ func TestLogOfAnEngine(t *testing.T) {
 		{"", []string{"__DCGM_DBG_LVL=DEBUG", "__DCGM_DBG_FILE=/tmp/dcgm.log"}, "log: DEBUG to /tmp/dcgm.log\n"},
 		{"localhost:5555", nil, "log: \n"},
 	} {
-		if out, code := openChild(t, dir, tt.address, tt.env...); code != 0 || !strings.Contains(out, tt.want) {
+		if out, code := openChild(t, libraryDir(t), tt.address, tt.env...); code != 0 || !strings.Contains(out, tt.want) {
 			t.Errorf("address %q, environment %q: exit code %d and %q, want %q", tt.address, tt.env, code, out, tt.want)
 		}
 	}
 }
 
-// The level is that of the configuration when an engine starts, whatever it was for the one before.
-func TestLogFollowsTheConfiguration(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
+// TestEngineLogConfig checks that each engine start uses the current configuration.
+func TestEngineLogConfig(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
 	for _, level := range []string{"DEBUG", "FATAL"} {
-		cfg := config()
+		cfg := testConfig()
 		cfg.LogLevel, cfg.LogFile = level, "/tmp/dcgm.log"
 		b.open(cfg)
 		if got, want := b.lib.Log(), level+" to /tmp/dcgm.log"; got != want {
@@ -126,8 +133,8 @@ func TestLogFollowsTheConfiguration(t *testing.T) {
 	}
 }
 
-// A DCGM function that is not defined in symbols.c would end the process when called without a library,
-// and keep a program that is linked with "-z now" from starting.
+// TestNoUndefinedSymbols checks that symbols.c defines all DCGM functions. An undefined one would end the process when
+// called without a library, and keep a program linked with "-z now" from starting.
 func TestNoUndefinedSymbols(t *testing.T) {
 	program, err := elf.Open(os.Args[0])
 	if err != nil {
@@ -139,31 +146,28 @@ func TestNoUndefinedSymbols(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(symbols) == 0 {
-		t.Fatal("the program imports nothing at all: this test looks at the wrong place")
+		t.Fatal("the test binary imports no symbols")
 	}
 	for _, s := range symbols {
 		if strings.HasPrefix(strings.ToLower(s.Name), "dcgm") || s.Name == "errorString" {
-			t.Errorf("%s is left to the dynamic linker: add it to symbols.c", s.Name)
+			t.Errorf("%s is undefined; add it to symbols.c", s.Name)
 		}
 	}
 }
 
-func TestLibrarySaysWhereItIs(t *testing.T) {
+func TestLibraryPath(t *testing.T) {
 	path, err := Library()
 	if err != nil || !strings.HasSuffix(path, "/"+soname) {
 		t.Errorf("Library() = %q, %v", path, err)
 	}
 }
 
-func TestOneSessionAtATime(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.open(config())
-	_, err := Open(context.Background(), config(), zap.NewNop())
-	if err == nil || !strings.Contains(err.Error(), "close it first") {
-		t.Errorf("a second Open: %v", err)
+func TestOpenSecondSession(t *testing.T) {
+	b := openFixture(t, 1, testConfig())
+	if _, err := Open(context.Background(), testConfig(), zap.NewNop()); !errors.Is(err, errSessionOpen) {
+		t.Errorf("second Open: %v, want %v", err, errSessionOpen)
 	}
 	if _, err := b.Poll(context.Background()); err != nil {
-		t.Errorf("the first session, after the second was refused: %v", err)
+		t.Errorf("first session after the second Open: %v", err)
 	}
 }

@@ -21,8 +21,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
 )
 
-// childAddress, if set, makes this test binary a program that opens a session there and says how it
-// went: "-" is an engine of its own.
+// childAddress is an environment variable. If set, the test binary opens a session at its address and prints the result; "-"
+// stands for an embedded engine.
 const childAddress = "GNA_TEST_OPEN"
 
 // childFailed is the exit code of a child whose Open returned an error.
@@ -63,7 +63,7 @@ func run(m *testing.M) int {
 	path, err := compile(dir)
 	if err == nil {
 		process.mu.Lock()
-		err = load(path) // go-dcgm, which asks for the soname, gets the one that is loaded
+		err = load(path) // go-dcgm finds the loaded library by its soname
 		process.mu.Unlock()
 	}
 	if err != nil {
@@ -73,7 +73,7 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
-// compile makes the scripted libdcgm.so.4 from testdata and the headers that go-dcgm brings.
+// compile builds the scripted libdcgm.so.4 from testdata and the headers in go-dcgm.
 func compile(dir string, flags ...string) (string, error) {
 	module, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-dcgm").Output()
 	if err != nil {
@@ -91,14 +91,14 @@ func compile(dir string, flags ...string) (string, error) {
 	return path, nil
 }
 
-// Words of DCGM for the scripts (dcgm_structs.h).
+// DCGM's statuses and errors (dcgm_structs.h).
 const (
 	statusOK, statusInaccessible, statusLost, statusDetached = 1, 3, 4, 7
 
 	errTimeout, errNoData, errNotConnected, errInit, errNoFunction = -11, -14, -21, -7, -20
 )
 
-// clock is a session's time, moved by the test; the zero clock is the real one.
+// clock is the time of a session, which the test sets; the zero clock is real time.
 type clock struct {
 	mu sync.Mutex // guards at
 	at time.Time
@@ -119,8 +119,8 @@ func (c *clock) add(d time.Duration) {
 	c.at = c.at.Add(d)
 }
 
-// bench is a test's library, clock and session.
-type bench struct {
+// fixture holds the library, clock and session of a test.
+type fixture struct {
 	t   testing.TB
 	lib *script.Library
 	*clock
@@ -128,8 +128,8 @@ type bench struct {
 	log *zap.Logger
 }
 
-// fresh returns a library that knows nothing and a process that reported no XID.
-func fresh(t testing.TB) *bench {
+// newFixture resets the library and the history of this process.
+func newFixture(t testing.TB) *fixture {
 	t.Helper()
 	lib, err := script.Find()
 	if err != nil {
@@ -137,18 +137,18 @@ func fresh(t testing.TB) *bench {
 	}
 	lib.Reset()
 	process.mu.Lock()
-	process.xids = nil
+	process.history = nil
 	process.mu.Unlock()
 	log := zap.NewNop()
 	if test, ok := t.(*testing.T); ok {
 		t.Cleanup(func() { goleak.VerifyNone(t) })
 		log = zaptest.NewLogger(test)
 	}
-	return &bench{t: t, lib: lib, clock: &clock{at: time.Now()}, log: log}
+	return &fixture{t: t, lib: lib, clock: &clock{at: time.Now()}, log: log}
 }
 
-// gpus makes n GPUs that answer everything.
-func (b *bench) gpus(n uint) {
+// addGPUs adds n GPUs with all values.
+func (b *fixture) addGPUs(n uint) {
 	at := b.clock.now()
 	for id := range n {
 		b.lib.Entity(script.GPU, id, statusOK)
@@ -158,19 +158,19 @@ func (b *bench) gpus(n uint) {
 		b.lib.Text(script.GPU, id, 1, "580.95.05", 0, at)
 		b.lib.Int(script.GPU, id, 5, 13000, 0, at)
 		b.lib.Int(script.GPU, id, 52, int64(id), 0, at)
-		b.lib.Int(script.GPU, id, 55, int64(n-1-id), 0, at) // minors run the other way on some machines
+		b.lib.Int(script.GPU, id, 55, int64(n-1-id), 0, at) // minors can have another order
 		b.lib.Int(script.GPU, id, 67, 0, 0, at)
 		b.lib.Int(script.GPU, id, 86, 1<<(id*2/n), 0, at)
-		for word := range uint(3) {
-			b.lib.Int(script.GPU, id, 87+word, 0, 0, at)
+		for i := range uint(3) {
+			b.lib.Int(script.GPU, id, 87+i, 0, 0, at)
 		}
 		b.lib.Int(script.GPU, id, 250, 81559, 0, at)
 	}
-	b.sample(n)
+	b.sampleGPUs(n)
 }
 
-// sample has n GPUs measured now: the fields of health, temperature and power.
-func (b *bench) sample(n uint) {
+// sampleGPUs adds a sample of the health fields, temperature and power to n GPUs.
+func (b *fixture) sampleGPUs(n uint) {
 	at := b.clock.now()
 	for id := range n {
 		for _, f := range []uint{395, 396, 1507, 1523} {
@@ -189,13 +189,13 @@ func gpuID(id uint) health.DeviceID {
 
 func migID(id uint) health.DeviceID { return health.DeviceID(migUUID(id)) }
 
-// config watches temperature and power each ten seconds.
-func config() Config {
+// testConfig watches temperature and power every ten seconds.
+func testConfig() Config {
 	return Config{Interval: 10 * time.Second, Fields: []health.Field{health.FieldGPUTemp, health.FieldPower}}
 }
 
-// open opens the session; the test's end closes it and asserts that DCGM holds nothing of it.
-func (b *bench) open(cfg Config) *bench {
+// open opens a session. The cleanup closes it and checks that it leaves nothing in DCGM.
+func (b *fixture) open(cfg Config) *fixture {
 	b.t.Helper()
 	s, err := open(context.Background(), cfg, b.log, b.clock.now)
 	if err != nil {
@@ -208,20 +208,36 @@ func (b *bench) open(cfg Config) *bench {
 			b.t.Errorf("close: %v", err)
 		}
 		if n := b.lib.Leaked(); n != 0 && failed == nil {
-			b.t.Errorf("%d groups, watches or registrations were left at the disconnection", n)
+			b.t.Errorf("%d groups, watches or registrations left", n)
 		}
 		if b.lib.Initialized() {
 			b.t.Error("the library is still initialized after Close")
 		}
 		if n := b.lib.Live(); n != 0 {
-			b.t.Errorf("%d reads asked the driver, which can hang, and not the cache", n)
+			b.t.Errorf("%d live reads, which call the driver", n)
 		}
 	})
 	return b
 }
 
+// openFixture returns a fixture with n GPUs and an open session.
+func openFixture(t testing.TB, n uint, cfg Config) *fixture {
+	t.Helper()
+	b := newFixture(t)
+	b.addGPUs(n)
+	return b.open(cfg)
+}
+
+// startFixture is openFixture with testConfig and a first poll.
+func startFixture(t testing.TB, n uint) *fixture {
+	t.Helper()
+	b := openFixture(t, n, testConfig())
+	b.poll()
+	return b
+}
+
 // poll polls and returns the samples by device.
-func (b *bench) poll() (map[health.DeviceID]health.Sample, *health.Reading) {
+func (b *fixture) poll() (map[health.DeviceID]health.Sample, *health.Reading) {
 	b.t.Helper()
 	r, err := b.Poll(context.Background())
 	if err != nil {
@@ -237,11 +253,11 @@ func (b *bench) poll() (map[health.DeviceID]health.Sample, *health.Reading) {
 	return samples, r
 }
 
-// pollAfter polls again after a while, in which the engine has sampled n GPUs.
-func (b *bench) pollAfter(d time.Duration, n uint) map[health.DeviceID]health.Sample {
+// pollAfter advances the clock, samples n GPUs and polls.
+func (b *fixture) pollAfter(d time.Duration, n uint) map[health.DeviceID]health.Sample {
 	b.t.Helper()
 	b.add(d)
-	b.sample(n)
+	b.sampleGPUs(n)
 	samples, _ := b.poll()
 	return samples
 }

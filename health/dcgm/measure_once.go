@@ -13,14 +13,13 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// MeasureOnce measures once what cfg.Fields names, as a session would that ends at once, and returns which of the
-// profiling fields among them some GPU has. Those are only asked about: to watch them could take them from whoever
-// has them. It makes no health checks. An end that is not clean is logged and no error: what was measured is true, and
-// the connection takes all with it.
+// MeasureOnce opens a session, polls once and closes it. It does not watch the profiling fields among cfg.Fields, which
+// could take them from another profiler, but returns those that some GPU supports. It runs no health checks. It logs an
+// error of Close and does not return it: the measurement is valid, and DCGM releases everything with the connection.
 func MeasureOnce(ctx context.Context, cfg Config, log *zap.Logger) (r *health.Reading, profiling []health.Field, err error) {
-	wanted := cfg.Fields
-	cfg.HealthSystems = []string{"none"}
-	cfg.Fields = slices.DeleteFunc(slices.Clone(wanted), func(f health.Field) bool { return isProfiling(dcgm.Short(f)) })
+	requested := cfg.Fields
+	cfg.HealthSystems = []string{NoHealthSystems}
+	cfg.Fields = slices.DeleteFunc(slices.Clone(requested), func(f health.Field) bool { return isProfiling(dcgm.Short(f)) })
 	s, err := open(ctx, cfg, log, time.Now)
 	if err != nil {
 		return nil, nil, err
@@ -33,18 +32,18 @@ func MeasureOnce(ctx context.Context, cfg Config, log *zap.Logger) (r *health.Re
 	if r, err = s.Poll(ctx); err != nil {
 		return nil, nil, err
 	}
-	if len(wanted) == len(cfg.Fields) {
-		return r, nil, nil // DCGM loads its module for them when it is asked
+	if len(requested) == len(cfg.Fields) {
+		return r, nil, nil // a query would load DCGM's profiling module
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, e := range s.watches.gpus {
-		has, err := supportedProfiling(e.id)
-		if err != nil { // it has none, or the module is not there
-			log.Debug("profiling fields of a GPU are not known", zap.Uint("dcgm_id", e.id), zap.Error(err))
+		supported, err := supportedProfiling(e.id)
+		if err != nil { // it supports none, or the module is missing
+			log.Debug("cannot list the profiling fields of a GPU", zap.Uint("dcgm_id", e.id), zap.Error(err))
 		}
-		for _, f := range has {
-			if f := health.Field(f); slices.Contains(wanted, f) && !slices.Contains(profiling, f) {
+		for _, f := range supported {
+			if f := health.Field(f); slices.Contains(requested, f) && !slices.Contains(profiling, f) {
 				profiling = append(profiling, f)
 			}
 		}

@@ -4,20 +4,20 @@ package dcgm
 
 import "strings"
 
-// attribute is what a GPU instance has besides slices and memory. DCGM leaves it out of the name in field 50, and
-// NVIDIA's resource names have it.
-type attribute struct {
-	profile uint   // the driver's id, which DCGM's hierarchy has (nvml.h: nvmlGpuInstanceProfileInfo_t.id)
-	slices  uint   // that such an instance has
-	suffix  string // of the name
+// profileAttribute is a property of a GPU instance besides slices and memory. NVIDIA's resource names contain it; the name
+// in field 50 does not (OBSERVED.md#mig-profiles).
+type profileAttribute struct {
+	profile uint   // the driver's ID, from DCGM's hierarchy (nvml.h: nvmlGpuInstanceProfileInfo_t.id)
+	slices  uint   // of such an instance
+	suffix  string // of the profile's name
 }
 
-// attributes are the profiles that have one, by `nvidia-smi mig -lgip` in NVIDIA's MIG user guide and on the
-// machines named. The ids are the driver's own and not the macros of nvml.h (NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV1
-// and so on), which only ask for them; across GPUs one id has one attribute.
+// profileAttributes lists the profiles that have an attribute, from `nvidia-smi mig -lgip` in NVIDIA's MIG user guide and
+// on the machines named. The IDs are the driver's, not the macros of nvml.h (NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV1 and
+// so on), which only request them; on all GPUs one ID has the same attribute.
 //
 //nolint:gochecknoglobals // a table of constants
-var attributes = []attribute{
+var profileAttributes = []profileAttribute{
 	{20, 1, "+me"},     // A100, H100, H200, B200: 1g.10gb+me; media extensions, NVML's 1_SLICE_REV1
 	{21, 1, "+me"},     // A30, RTX PRO 6000: 1g.24gb+me
 	{6, 2, "+me"},      // A30: 2g.12gb+me, NVML's 2_SLICE_REV1
@@ -30,9 +30,9 @@ var attributes = []attribute{
 	{66, 2, "-me"},     // RTX PRO 6000: 2g.48gb-me
 }
 
-// attributeOf returns the end of a profile's name, empty if it has none that is known.
-func attributeOf(profile, slices uint) string {
-	for _, a := range attributes {
+// profileSuffix returns the suffix of a profile's name, or "" if it has no known attribute.
+func profileSuffix(profile, slices uint) string {
+	for _, a := range profileAttributes {
 		if a.profile == profile && a.slices == slices {
 			return a.suffix
 		}
@@ -40,8 +40,8 @@ func attributeOf(profile, slices uint) string {
 	return ""
 }
 
-// withAttribute returns the name of a profile with its attribute, which a later DCGM may have put there itself.
-func withAttribute(name, suffix string) string {
+// withSuffix appends the suffix to a profile's name, unless a newer DCGM has done so already.
+func withSuffix(name, suffix string) string {
 	if !strings.HasSuffix(name, "gb") {
 		return name
 	}

@@ -13,36 +13,35 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
 )
 
-// mig makes a GPU's partition: GPU instances with compute instances in them, [][]ci of DCGM's numbers.
-func (b *bench) mig(gpu uint, instances map[uint][]uint) {
+// addInstances partitions a GPU into GPU instances with compute instances, by DCGM's numbers.
+func (b *fixture) addInstances(gpu uint, instances map[uint][]uint) {
 	b.lib.Int(script.GPU, gpu, 67, 1, 0, b.clock.now())
 	for gi, computes := range instances {
 		b.lib.Instance(script.GI, gi, script.GPU, gpu, gpuUUID(gpu), gi+1, 4294967295)
-		b.lib.Text(script.GI, gi, 54, migUUID(computes[0]), 0, b.clock.now()) // its first compute instance's
+		b.lib.Text(script.GI, gi, 54, migUUID(computes[0]), 0, b.clock.now()) // that of its first compute instance
 		for i, ci := range computes {
 			b.lib.Instance(script.CI, ci, script.GI, gi, gpuUUID(gpu), gi+1, uint(i))
 			b.lib.Text(script.CI, ci, 54, migUUID(ci), 0, b.clock.now())
 			b.lib.Text(script.CI, ci, 50, fmt.Sprintf("1c.%dg.10gb", len(computes)), 0, b.clock.now())
 			b.lib.Int(script.CI, ci, 250, 9984, 0, b.clock.now())
 			b.lib.Int(script.CI, ci, 252, int64(100+ci), 0, b.clock.now())
-			b.lib.Float(script.CI, ci, 155, 300, 0, b.clock.now()) // the whole GPU's, as DCGM answers
+			b.lib.Float(script.CI, ci, 155, 300, 0, b.clock.now()) // DCGM returns the GPU's
 		}
 	}
 }
 
-// remake has the only instance of GPU 0 taken apart and another made, with the driver's id gi, under the numbers that it
-// had.
-func (b *bench) remake(gi uint, uuid string) {
+// replaceInstance replaces the only instance of GPU 0 by another with the driver's ID gi and the same numbers in DCGM.
+func (b *fixture) replaceInstance(gi uint, uuid string) {
 	b.lib.Instance(script.GI, 0, script.GPU, 0, gpuUUID(0), gi, 4294967295)
 	b.lib.Instance(script.CI, 0, script.GI, 0, gpuUUID(0), gi, 0)
 	b.lib.Text(script.CI, 0, 54, uuid, 0, b.clock.now())
 }
 
 func TestMIGDevices(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	b.mig(0, map[uint][]uint{5: {7}, 6: {8, 9}})
-	cfg := config()
+	b := newFixture(t)
+	b.addGPUs(2)
+	b.addInstances(0, map[uint][]uint{5: {7}, 6: {8, 9}})
+	cfg := testConfig()
 	cfg.Fields = append(cfg.Fields, health.FieldFBUsed)
 	b.open(cfg)
 	samples, r := b.poll()
@@ -61,14 +60,14 @@ func TestMIGDevices(t *testing.T) {
 		t.Errorf("MIG device:\n%+v, want\n%+v", r.Devices[3], want)
 	}
 	if !r.Devices[0].MIGMode || r.Devices[4].MIGMode {
-		t.Error("MIG mode of the GPUs is wrong")
+		t.Errorf("MIG modes %v and %v", r.Devices[0].MIGMode, r.Devices[4].MIGMode)
 	}
 	values := samples[migID(9)].Values
 	if values[health.FieldFBUsed] != 109 {
-		t.Errorf("memory used of the instance: %v, want 109", values[health.FieldFBUsed])
+		t.Errorf("memory used by the instance: %v, want 109", values[health.FieldFBUsed])
 	}
 	if power, there := values[health.FieldPower]; there {
-		t.Errorf("an instance has the power of its whole GPU: %v", power)
+		t.Errorf("power of an instance: %v, want none", power)
 	}
 	b.lib.Entity(script.GPU, 0, statusLost)
 	for id, s := range b.pollAfter(time.Second, 2) {
@@ -82,10 +81,10 @@ func TestMIGDevices(t *testing.T) {
 	}
 }
 
-// DCGM's names of profiles have no attributes; the driver's number of the profile tells them.
-func TestAttributesOfProfiles(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
+// The driver's ID of a profile determines the attribute in its name (OBSERVED.md#mig-profiles).
+func TestMIGProfileAttributes(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
 	want := map[health.DeviceID]string{}
 	var id uint
 	for _, c := range []struct {
@@ -94,8 +93,8 @@ func TestAttributesOfProfiles(t *testing.T) {
 	}{
 		{19, 1, "1g.10gb", "1g.10gb"},
 		{20, 1, "1g.10gb", "1g.10gb+me"},
-		{20, 1, "1g.10gb+me", "1g.10gb+me"}, // a DCGM that knows it
-		{20, 2, "2g.20gb", "2g.20gb"},       // the number has another meaning there
+		{20, 1, "1g.10gb+me", "1g.10gb+me"}, // a newer DCGM
+		{20, 2, "2g.20gb", "2g.20gb"},       // an ID of another profile
 		{21, 1, "1g.24gb", "1g.24gb+me"},
 		{6, 2, "2g.12gb", "2g.12gb+me"},
 		{47, 1, "1g.24gb", "1g.24gb+gfx"},
@@ -109,14 +108,14 @@ func TestAttributesOfProfiles(t *testing.T) {
 		{99, 1, "1g.10gb", "1g.10gb"},
 		{4294967295, 0, "", ""},
 	} {
-		b.mig(0, map[uint][]uint{id: {id}})
+		b.addInstances(0, map[uint][]uint{id: {id}})
 		b.lib.Profile(script.GI, id, c.profile, c.slices)
-		b.lib.Profile(script.CI, id, 20, 1) // one of compute instances, which are numbered otherwise
+		b.lib.Profile(script.CI, id, 20, 1) // of compute instances, which have other IDs
 		b.lib.Text(script.CI, id, 50, c.name, 0, b.clock.now())
 		want[migID(id)] = c.want
 		id++
 	}
-	b.open(config())
+	b.open(testConfig())
 	_, r := b.poll()
 	for _, d := range r.Devices[1:] {
 		if d.Profile != want[d.ID] {
@@ -128,20 +127,20 @@ func TestAttributesOfProfiles(t *testing.T) {
 	}
 }
 
-func TestPartitionedAnew(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.mig(0, map[uint][]uint{0: {0}, 1: {1}})
-	b.open(config())
+func TestRepartition(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
+	b.addInstances(0, map[uint][]uint{0: {0}, 1: {1}})
+	b.open(testConfig())
 	b.poll()
 	for _, id := range []uint{0, 1} {
 		b.lib.Drop(script.GI, id)
 		b.lib.Drop(script.CI, id)
 	}
-	b.mig(0, map[uint][]uint{2: {2, 3, 4}})
+	b.addInstances(0, map[uint][]uint{2: {2, 3, 4}})
 	b.pollAfter(10*time.Second, 1)
 	b.add(2 * time.Second)
-	b.sample(1)
+	b.sampleGPUs(1)
 	samples, r := b.poll()
 	if len(r.Devices) != 4 || r.Devices[3].ID != migID(4) || r.Devices[0].ID != gpuID(0) {
 		t.Errorf("devices %+v", r.Devices)
@@ -151,36 +150,33 @@ func TestPartitionedAnew(t *testing.T) {
 	}
 }
 
-func TestMIGModeSwitchedWithoutInstances(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.open(config())
-	b.poll()
+func TestMIGModeWithoutInstances(t *testing.T) {
+	b := startFixture(t, 1)
 	b.lib.Int(script.GPU, 0, 67, 1, 0, b.clock.now())
 	b.pollAfter(10*time.Second, 1)
 	b.add(10 * time.Second)
-	b.sample(1)
+	b.sampleGPUs(1)
 	if _, r := b.poll(); !r.Devices[0].MIGMode {
-		t.Error("the device does not say that MIG is on")
+		t.Error("MIG mode is off")
 	}
 }
 
-func TestXIDsOfInstances(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	b.mig(1, map[uint][]uint{0: {0, 1}, 1: {2}})
-	b.open(config())
+func TestInstanceXIDs(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
+	b.addInstances(1, map[uint][]uint{0: {0, 1}, 1: {2}})
+	b.open(testConfig())
 	b.poll()
 	b.add(time.Second)
 	at := b.clock.now()
 	b.xid(script.GI, 0, 94, at)
 	b.xid(script.CI, 2, 31, at)
-	b.xid(script.GPU, 0, 63, at) // the numbers of entities are not those of GPUs
+	b.xid(script.GPU, 0, 63, at) // GPUs and instances have the same numbers
 	b.xid(script.GPU, 1, 79, at)
 	samples := b.pollAfter(time.Second, 2)
 	want := map[health.DeviceID][]int{gpuID(0): {63}, gpuID(1): {79}, migID(0): {94}, migID(1): {94}, migID(2): {31}}
 	for id, s := range samples {
-		if got := codes(s); !slices.Equal(got, want[id]) {
+		if got := xidCodes(s); !slices.Equal(got, want[id]) {
 			t.Errorf("%s: XIDs %v, want %v", id, got, want[id])
 		}
 		if got := s.Values[health.FieldXID]; len(want[id]) != 1 || got != float64(want[id][0]) {
@@ -192,22 +188,22 @@ func TestXIDsOfInstances(t *testing.T) {
 	}
 }
 
-// DCGM's number of an instance can be that of a GPU, of an instance of the other kind, and the driver's ids are the
-// same on every GPU: an XID is of the entity that it names and of nothing else (9).
-func TestInstancesWithTheSameNumbers(t *testing.T) {
-	b := fresh(t)
-	b.gpus(8)
-	b.mig(0, map[uint][]uint{7: {7}})
-	b.mig(3, map[uint][]uint{0: {3}})
-	for _, gi := range []uint{7, 0} { // GI 1 and CI 0 for the driver, on either GPU
+// GPUs, GPU instances and compute instances can have the same number in DCGM, and instances the same IDs of the driver on
+// each GPU. An XID belongs to its entity only (OBSERVED.md#instance-numbers).
+func TestInstancesWithEqualNumbers(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(8)
+	b.addInstances(0, map[uint][]uint{7: {7}})
+	b.addInstances(3, map[uint][]uint{0: {3}})
+	for _, gi := range []uint{7, 0} { // the driver's IDs are GI 1 and CI 0 on both GPUs
 		b.lib.Instance(script.GI, gi, script.GPU, map[uint]uint{7: 0, 0: 3}[gi], gpuUUID(gi), 1, 4294967295)
 	}
 	b.lib.Instance(script.CI, 7, script.GI, 7, gpuUUID(0), 1, 0)
 	b.lib.Instance(script.CI, 3, script.GI, 0, gpuUUID(3), 1, 0)
 	b.lib.Incident(script.GPU, 7, 0xffffffff, 20, 120, "XID 79 on GPU 7")
-	b.lib.Incident(script.GI, 7, 0xffffffff, 20, 120, "the same, of the instance of that number")
-	b.lib.Incident(script.CI, 7, 0xffffffff, 20, 120, "the same")
-	b.open(config())
+	b.lib.Incident(script.GI, 7, 0xffffffff, 20, 120, "XID 79 on GPU instance 7")
+	b.lib.Incident(script.CI, 7, 0xffffffff, 20, 120, "XID 79 on compute instance 7")
+	b.open(testConfig())
 	b.poll()
 	b.add(time.Second)
 	b.xid(script.GPU, 7, 79, b.clock.now())
@@ -216,7 +212,7 @@ func TestInstancesWithTheSameNumbers(t *testing.T) {
 	b.xid(script.CI, 7, 13, b.clock.now())
 	want := map[health.DeviceID][]int{gpuID(7): {79}, gpuID(3): {48}, migID(3): {94}, migID(7): {13}}
 	for id, s := range b.pollAfter(10*time.Second, 8) {
-		if got := codes(s); !slices.Equal(got, want[id]) {
+		if got := xidCodes(s); !slices.Equal(got, want[id]) {
 			t.Errorf("%s: XIDs %v, want %v", id, got, want[id])
 		}
 		if n := len(s.Incidents); (n == 1) != (id == gpuID(7)) || n > 1 {
@@ -225,15 +221,15 @@ func TestInstancesWithTheSameNumbers(t *testing.T) {
 	}
 }
 
-// The driver's id of a GPU instance tells where it lies: 3g.40gb and 4g.40gb are both 1 there, and the UUID is made of
-// such ids. From one to the other only the profile differs.
-func TestPartitionedAnewInTheSamePlace(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.mig(0, map[uint][]uint{0: {0}})
+// A 3g.40gb and the 4g.40gb that replaces it have the same ID and UUID; only the profile differs
+// (OBSERVED.md#reused-uuids).
+func TestRepartitionKeepsUUID(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
+	b.addInstances(0, map[uint][]uint{0: {0}})
 	b.lib.Profile(script.GI, 0, 9, 3)
 	b.lib.Text(script.CI, 0, 50, "3g.40gb", 0, b.clock.now())
-	b.open(config())
+	b.open(testConfig())
 	if _, r := b.poll(); r.Devices[1].Profile != "3g.40gb" {
 		t.Fatalf("profile %q", r.Devices[1].Profile)
 	}
@@ -241,98 +237,96 @@ func TestPartitionedAnewInTheSamePlace(t *testing.T) {
 	b.lib.Text(script.CI, 0, 50, "4g.40gb", 0, b.clock.now())
 	b.pollAfter(10*time.Second, 1)
 	b.add(2 * time.Second)
-	b.sample(1)
+	b.sampleGPUs(1)
 	if _, r := b.poll(); r.Devices[1].Profile != "4g.40gb" {
 		t.Errorf("profile %q, want 4g.40gb", r.Devices[1].Profile)
 	}
 }
 
-// DCGM uses the number of an instance again, and keeps the samples of a number as long as any of its clients wants
-// them: an XID from before a device was there is another's.
-func TestXIDOfTheInstanceThatHadTheNumber(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.mig(0, map[uint][]uint{0: {0}})
-	b.open(config())
+// DCGM keeps the XIDs of an instance whose number it reuses; they are not those of the new device
+// (OBSERVED.md#reused-numbers).
+func TestXIDOfPreviousInstance(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
+	b.addInstances(0, map[uint][]uint{0: {0}})
+	b.open(testConfig())
 	b.poll()
 	b.add(time.Second)
 	at := b.clock.now()
 	b.xid(script.CI, 0, 95, at)
-	if got := codes(b.pollAfter(time.Second, 1)[migID(0)]); !slices.Equal(got, []int{95}) {
+	if got := xidCodes(b.pollAfter(time.Second, 1)[migID(0)]); !slices.Equal(got, []int{95}) {
 		t.Fatalf("XIDs %v, want 95", got)
 	}
 	b.pollAfter(10*time.Second, 1)
 
-	b.remake(7, migUUID(70))
+	b.replaceInstance(7, migUUID(70))
 	b.pollAfter(10*time.Second, 1)
 	b.add(2 * time.Second)
 	made := b.clock.now()
-	b.sample(1)
+	b.sampleGPUs(1)
 	samples, _ := b.poll()
 	s, there := samples[migID(70)]
 	if v, shown := s.Values[health.FieldXID]; !there || len(s.XIDs) != 0 || shown {
 		t.Errorf("the new device: %v, XIDs %v, value of field 230 %v", there, s.XIDs, v)
 	}
-	b.lib.Row(script.CI, 0, 95, 0, at) // kept for another client
+	b.lib.Row(script.CI, 0, 95, 0, at) // another client watches it
 	b.lib.Row(script.CI, 0, 31, 0, made)
-	if got := codes(b.pollAfter(10*time.Second, 1)[migID(70)]); !slices.Equal(got, []int{31}) {
-		t.Errorf("XIDs %v, want 31 alone", got)
+	if got := xidCodes(b.pollAfter(10*time.Second, 1)[migID(70)]); !slices.Equal(got, []int{31}) {
+		t.Errorf("XIDs %v, want 31 only", got)
 	}
 	if err := b.Close(); err != nil {
 		t.Fatal(err)
 	}
 	b.lib.Row(script.CI, 0, 95, 0, at)
-	b.open(config())
+	b.open(testConfig())
 	if samples, _ = b.poll(); len(samples[migID(70)].XIDs) != 0 {
-		t.Errorf("after a reconnection: XIDs %v", samples[migID(70)].XIDs)
+		t.Errorf("after a reconnect: XIDs %v", samples[migID(70)].XIDs)
 	}
 }
 
-// The UUID is made of where a partition lies: taken apart and made again it is the same device, and what its entity had
-// meanwhile was another's.
-func TestXIDOfTheInstanceBetween(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.mig(0, map[uint][]uint{0: {0}})
-	b.open(config())
+// An instance that is removed and created again has its UUID again. The XIDs meanwhile belong to the instance between.
+func TestXIDOfReplacingInstance(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
+	b.addInstances(0, map[uint][]uint{0: {0}})
+	b.open(testConfig())
 	b.poll()
 	b.pollAfter(10*time.Second, 1)
 	xids := map[health.DeviceID][]int{}
 	after := func(d time.Duration) map[health.DeviceID]health.Sample {
 		samples := b.pollAfter(d, 1)
 		for id, s := range samples {
-			xids[id] = append(xids[id], codes(s)...)
+			xids[id] = append(xids[id], xidCodes(s)...)
 		}
 		return samples
 	}
-	become := func(uuid string, gi uint) {
+	replace := func(uuid string, gi uint) {
 		t.Helper()
-		b.remake(gi, uuid)
+		b.replaceInstance(gi, uuid)
 		after(10 * time.Second)
 		after(2 * time.Second)
 	}
-	become(migUUID(70), 7)
+	replace(migUUID(70), 7)
 	after(10 * time.Second)
 	b.add(time.Second)
 	b.xid(script.CI, 0, 95, b.clock.now())
 	after(10 * time.Second)
-	become(migUUID(0), 0)
+	replace(migUUID(0), 0)
 	if v, shown := after(10 * time.Second)[migID(0)].Values[health.FieldXID]; shown {
-		t.Errorf("field 230 of the one that is back is %v", v)
+		t.Errorf("field 230 of the recreated instance is %v", v)
 	}
 	b.xid(script.CI, 0, 31, b.clock.now())
 	s := after(10 * time.Second)[migID(0)]
 	if !slices.Equal(xids[migID(70)], []int{95}) || !slices.Equal(xids[migID(0)], []int{31}) || s.Values[health.FieldXID] != 31 {
-		t.Errorf("XIDs %v, field 230 of the one that is back is %v", xids, s.Values[health.FieldXID])
+		t.Errorf("XIDs %v, field 230 of the recreated instance is %v", xids, s.Values[health.FieldXID])
 	}
 }
 
-// DCGM gives the number of an instance to another one. While that one has no UUID yet, it is not the one before: it is left
-// out until it has.
-func TestInstanceWithoutAUUIDIsNotTheOneBefore(t *testing.T) {
-	for name, remake := range map[string]func(*bench){
-		"elsewhere on its GPU": func(b *bench) { b.remake(7, "<<<NULL>>>") },
-		"on another GPU": func(b *bench) {
+// An instance with a reused number is omitted until it has a UUID.
+func TestInstanceWithoutUUID(t *testing.T) {
+	for name, replace := range map[string]func(*fixture){
+		"on the same GPU": func(b *fixture) { b.replaceInstance(7, "<<<NULL>>>") },
+		"on another GPU": func(b *fixture) {
 			b.lib.Int(script.GPU, 0, 67, 0, 0, b.clock.now())
 			b.lib.Int(script.GPU, 1, 67, 1, 0, b.clock.now())
 			b.lib.Instance(script.GI, 0, script.GPU, 1, gpuUUID(1), 1, 4294967295)
@@ -341,13 +335,13 @@ func TestInstanceWithoutAUUIDIsNotTheOneBefore(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := fresh(t)
-			b.gpus(2)
-			b.mig(0, map[uint][]uint{0: {0}})
-			b.open(config())
+			b := newFixture(t)
+			b.addGPUs(2)
+			b.addInstances(0, map[uint][]uint{0: {0}})
+			b.open(testConfig())
 			b.poll()
 			b.pollAfter(10*time.Second, 2)
-			remake(b)
+			replace(b)
 			b.pollAfter(10*time.Second, 2)
 			b.pollAfter(2*time.Second, 2)
 			_, r := b.poll()
@@ -355,20 +349,20 @@ func TestInstanceWithoutAUUIDIsNotTheOneBefore(t *testing.T) {
 				t.Errorf("devices %+v, want the two GPUs", r.Devices)
 			}
 			b.lib.Text(script.CI, 0, 54, migUUID(70), 0, b.clock.now())
-			b.pollAfter(lookAgain, 2)
+			b.pollAfter(retryInterval, 2)
 			if _, r := b.poll(); len(r.Devices) != 3 {
-				t.Errorf("devices %+v, want the new one too", r.Devices)
+				t.Errorf("devices %+v, want the new one", r.Devices)
 			}
 		})
 	}
 }
 
-// An instance whose UUID a new session cannot read at first is no new one: what it has had meanwhile is its own.
-func TestXIDOfAnInstanceThatIsNamedLate(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.mig(0, map[uint][]uint{0: {0}, 1: {1}})
-	b.open(config())
+// An instance whose UUID a new session cannot read at first is the same device, and keeps its XIDs.
+func TestXIDOfInstanceNamedLate(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
+	b.addInstances(0, map[uint][]uint{0: {0}, 1: {1}})
+	b.open(testConfig())
 	b.poll()
 	b.xid(script.CI, 0, 31, b.clock.now())
 	b.pollAfter(10*time.Second, 1)
@@ -376,31 +370,31 @@ func TestXIDOfAnInstanceThatIsNamedLate(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.lib.Text(script.CI, 0, 54, "<<<NULL>>>", 0, b.clock.now())
-	b.open(config())
+	b.open(testConfig())
 	if _, r := b.poll(); len(r.Devices) != 2 {
-		t.Fatalf("devices %+v: this test tests nothing", r.Devices)
+		t.Fatalf("devices %+v, want 2", r.Devices)
 	}
 	b.xid(script.CI, 0, 94, b.clock.now())
 	b.pollAfter(10*time.Second, 1)
 	b.lib.Text(script.CI, 0, 54, migUUID(0), 0, b.clock.now())
-	if got := codes(b.pollAfter(lookAgain, 1)[migID(0)]); !slices.Equal(got, []int{94}) {
-		t.Errorf("XIDs %v, want 94 and no 31", got)
+	if got := xidCodes(b.pollAfter(retryInterval, 1)[migID(0)]); !slices.Equal(got, []int{94}) {
+		t.Errorf("XIDs %v, want 94 only", got)
 	}
 }
 
-// Devices that come and go leave nothing behind.
-func TestLedgerOfPartitionsIsBounded(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.mig(0, map[uint][]uint{0: {0}})
-	b.open(config())
+// The history drops removed devices.
+func TestHistoryForgetsInstances(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
+	b.addInstances(0, map[uint][]uint{0: {0}})
+	b.open(testConfig())
 	for i := range uint(10) {
-		b.remake(i, migUUID(100+i))
+		b.replaceInstance(i, migUUID(100+i))
 		b.xid(script.CI, 0, 31, b.clock.now())
 		b.pollAfter(10*time.Second, 1)
 		b.pollAfter(2*time.Second, 1)
 	}
-	if n := len(b.ledger.devices); n > 2 {
-		t.Errorf("%d devices are remembered, there are 2", n)
+	if n := len(b.history.devices); n > 2 {
+		t.Errorf("%d devices in the history, want 2", n)
 	}
 }

@@ -14,38 +14,38 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
 )
 
-// chain is a Monitor over the adapter over the scripted library.
-type chain struct {
-	*bench
-	n    uint // GPUs
+// monitorFixture is a fixture with a Monitor that uses this package.
+type monitorFixture struct {
+	*fixture
+	n    uint // number of GPUs
 	m    *monitor.Monitor
 	out  health.Latest[health.Snapshot]
 	stop func()
 }
 
-// ofHostEngine is monitored of a host engine.
-func ofHostEngine(b *bench, gpus uint) *chain {
-	cfg := config()
+// monitorHostEngine is startMonitor with a host engine.
+func monitorHostEngine(b *fixture, gpus uint) *monitorFixture {
+	cfg := testConfig()
 	cfg.Address = "node:5555"
-	return monitored(b, gpus, cfg, time.Second, 10*time.Second)
+	return startMonitor(b, gpus, cfg, time.Second, 10*time.Second)
 }
 
-// monitored runs a monitor, in a synctest bubble or in real time.
-func monitored(b *bench, gpus uint, cfg Config, every, stallAfter time.Duration) *chain {
+// startMonitor runs a monitor, in a synctest bubble or in real time.
+func startMonitor(b *fixture, gpus uint, cfg Config, every, stallAfter time.Duration) *monitorFixture {
 	b.clock = &clock{}
-	b.gpus(gpus)
-	c := &chain{bench: b, n: gpus}
+	b.addGPUs(gpus)
+	c := &monitorFixture{fixture: b, n: gpus}
 	var config health.Latest[health.Config]
 	var source health.Latest[monitor.Source]
-	judging := health.DefaultConfig()
-	judging.Interval = every
-	config.Store(&judging)
+	healthConfig := health.DefaultConfig()
+	healthConfig.Interval = every
+	config.Store(&healthConfig)
 	open := func(ctx context.Context) (health.Session, error) { return Open(ctx, cfg, b.log) }
 	from := monitor.Source{SourceID: health.SourceID{Kind: "dcgm"}, Open: open, StallAfter: stallAfter}
 	if cfg.Address != "" {
-		again := cfg
-		again.Attach = true
-		from.Attach = func(ctx context.Context) (health.Session, error) { return Open(ctx, again, b.log) }
+		attaching := cfg
+		attaching.Attach = true
+		from.Attach = func(ctx context.Context) (health.Session, error) { return Open(ctx, attaching, b.log) }
 	}
 	source.Store(&from)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -64,26 +64,26 @@ func monitored(b *bench, gpus uint, cfg Config, every, stallAfter time.Duration)
 	return c
 }
 
-// pass lets seconds pass in a synctest bubble, in each of which the engine samples and check is called.
-func (c *chain) pass(seconds int, check func(second int, s *health.Snapshot)) {
+// pass advances the time of a synctest bubble; in each second it calls check and the engine takes a sample.
+func (c *monitorFixture) pass(seconds int, check func(second int, s *health.Snapshot)) {
 	for i := range seconds {
-		time.Sleep(time.Second) //nolint:forbidigo // the bubble's time
+		time.Sleep(time.Second) //nolint:forbidigo // bubble time
 		synctest.Wait()
 		if check != nil {
 			check(i, c.out.Load())
 		}
-		c.sample(c.n)
+		c.sampleGPUs(c.n)
 	}
 }
 
-// wait lets time pass in a synctest bubble, in which the engine samples nothing.
-func (c *chain) wait(d time.Duration) {
-	time.Sleep(d) //nolint:forbidigo // the bubble's time
+// wait advances the time of a synctest bubble without a sample.
+func (c *monitorFixture) wait(d time.Duration) {
+	time.Sleep(d) //nolint:forbidigo // bubble time
 	synctest.Wait()
 }
 
-// device returns what the monitor thinks of a GPU now.
-func (c *chain) device(gpu uint) health.DeviceState {
+// device returns the current state of a GPU.
+func (c *monitorFixture) device(gpu uint) health.DeviceState {
 	c.t.Helper()
 	for _, d := range c.out.Load().Devices {
 		if d.Device.ID == gpuID(gpu) {
@@ -94,7 +94,7 @@ func (c *chain) device(gpu uint) health.DeviceState {
 	return health.DeviceState{}
 }
 
-func (c *chain) expect(when string, want ...health.State) {
+func (c *monitorFixture) expect(when string, want ...health.State) {
 	c.t.Helper()
 	for gpu, want := range want {
 		if d := c.device(uint(gpu)); d.Verdict.State != want {
@@ -103,21 +103,21 @@ func (c *chain) expect(when string, want ...health.State) {
 	}
 }
 
-// An XID is judged within half a second of the engine's record of it, however seldom the values are polled.
-func TestChainXIDBetweenPolls(t *testing.T) {
-	b := fresh(t)
+// XIDsChanged makes the monitor judge an XID within half a second, whatever the poll interval.
+func TestMonitorXIDBetweenPolls(t *testing.T) {
+	b := newFixture(t)
 	synctest.Test(t, func(*testing.T) {
-		c := monitored(b, 2, config(), time.Hour, 10*time.Second)
+		c := startMonitor(b, 2, testConfig(), time.Hour, 10*time.Second)
 		defer c.stop()
 		c.pass(3, nil)
-		c.expect("at first", health.Healthy, health.Healthy)
+		c.expect("first poll", health.Healthy, health.Healthy)
 		b.xid(script.GPU, 1, 79, time.Now())
 		c.wait(500 * time.Millisecond)
-		c.expect("an XID 79", health.Healthy, health.Unhealthy)
+		c.expect("XID 79", health.Healthy, health.Unhealthy)
 		polls := c.out.Load().Source.Polls
 		c.pass(600, nil)
 		if n := c.out.Load().Source.Polls - polls; n != 0 {
-			t.Errorf("%d polls for an XID that was reported", n)
+			t.Errorf("%d polls without a new XID", n)
 		}
 		if d := c.device(1); d.XIDCounts[79] != 1 || d.Verdict.Cause() != "xid-79" {
 			t.Errorf("after ten minutes: %d XIDs, cause %s", d.XIDCounts[79], d.Verdict.Cause())
@@ -125,10 +125,10 @@ func TestChainXIDBetweenPolls(t *testing.T) {
 	})
 }
 
-func TestChainLostAndBack(t *testing.T) {
-	b := fresh(t)
+func TestMonitorLostGPUReturns(t *testing.T) {
+	b := newFixture(t)
 	synctest.Test(t, func(*testing.T) {
-		c := monitored(b, 3, config(), time.Second, 10*time.Second)
+		c := startMonitor(b, 3, testConfig(), time.Second, 10*time.Second)
 		defer c.stop()
 		c.pass(3, nil)
 		b.lib.Entity(script.GPU, 1, statusLost)
@@ -141,27 +141,27 @@ func TestChainLostAndBack(t *testing.T) {
 		c.pass(3, nil)
 		c.expect("back", health.Healthy, health.Healthy, health.Healthy)
 		if got := c.device(1).Sample.Values[health.FieldGPUTemp]; got != 41 {
-			t.Errorf("temperature %v of the GPU that is back", got)
+			t.Errorf("temperature %v of the returned GPU", got)
 		}
-		for gpu := range uint(3) { // one GPU is bound, and all are detached for a moment (11)
+		for gpu := range uint(3) { // as while one GPU is bound (OBSERVED.md#short-detach)
 			b.lib.Entity(script.GPU, gpu, statusDetached)
 		}
 		c.pass(1, nil)
-		c.expect("a blip", health.Healthy, health.Healthy, health.Healthy)
+		c.expect("detached", health.Healthy, health.Healthy, health.Healthy)
 		for gpu := range uint(3) {
 			b.lib.Entity(script.GPU, gpu, statusOK)
 		}
 		c.pass(5, nil)
-		c.expect("over", health.Healthy, health.Healthy, health.Healthy)
+		c.expect("attached", health.Healthy, health.Healthy, health.Healthy)
 	})
 }
 
-// The engine dies and comes back: nothing flaps, and every XID is counted once, those that nobody saw and those
-// that the new engine reads from the kernel's log again (14).
-func TestChainDeadEngine(t *testing.T) {
-	b := fresh(t)
+// While the engine is dead the states stay. The new engine's XIDs count once: those meanwhile, and those that it reads from
+// the kernel log again (OBSERVED.md#dead-engine).
+func TestMonitorDeadEngine(t *testing.T) {
+	b := newFixture(t)
 	synctest.Test(t, func(*testing.T) {
-		c := ofHostEngine(b, 3)
+		c := monitorHostEngine(b, 3)
 		defer c.stop()
 		c.pass(3, nil)
 		died := time.Now()
@@ -181,7 +181,7 @@ func TestChainDeadEngine(t *testing.T) {
 		b.lib.Fail("", 0, 0)
 		c.pass(40, func(second int, _ *health.Snapshot) {
 			if second == 35 {
-				b.lib.Row(script.GPU, 0, 79, 0, died.Add(3*time.Second)) // of the kernel's log
+				b.lib.Row(script.GPU, 0, 79, 0, died.Add(3*time.Second)) // from the kernel log
 			}
 			c.expect("new engine", health.Unhealthy)
 			if got := c.device(2).Verdict.State; got != health.Healthy {
@@ -192,32 +192,32 @@ func TestChainDeadEngine(t *testing.T) {
 		if s.Source.Status != health.SourceUp || s.Source.Reconnects != 1 {
 			t.Errorf("source %+v", s.Source)
 		}
-		c.expect("at last", health.Unhealthy, health.Unhealthy, health.Healthy)
+		c.expect("end", health.Unhealthy, health.Unhealthy, health.Healthy)
 		if first, second := c.device(0).XIDCounts, c.device(1).XIDCounts; first[79] != 1 || len(first) != 1 || second[48] != 1 || len(second) != 1 {
 			t.Errorf("XIDs of GPU 0 %v and GPU 1 %v, want one 79 and one 48", first, second)
 		}
 		b.xid(script.GPU, 2, 95, time.Now())
 		c.wait(500 * time.Millisecond)
-		c.expect("an XID of the new engine's", health.Unhealthy, health.Unhealthy, health.Unhealthy)
+		c.expect("XID from the new engine", health.Unhealthy, health.Unhealthy, health.Unhealthy)
 	})
 }
 
-// DCGM goes blind after an XID 119. That is no GPU's fault; an engine of our own is started again, another's must be
-// started by whoever runs it (12).
-func TestChainBlindEngine(t *testing.T) {
+// A blind engine does not change the state of GPUs. The monitor restarts an embedded engine, not a host engine
+// (OBSERVED.md#blind-engine).
+func TestMonitorBlindEngine(t *testing.T) {
 	for address, starts := range map[string]int{"": 2, "node:5555": 0} {
 		t.Run("address "+address, func(t *testing.T) {
-			b := fresh(t)
+			b := newFixture(t)
 			synctest.Test(t, func(*testing.T) {
-				cfg := config()
+				cfg := testConfig()
 				cfg.Address = address
-				c := monitored(b, 2, cfg, time.Second, 10*time.Second)
+				c := startMonitor(b, 2, cfg, time.Second, 10*time.Second)
 				defer c.stop()
 				c.pass(3, nil)
 				b.lib.Blind()
-				said := false
+				reported := false
 				c.pass(60, func(_ int, s *health.Snapshot) {
-					said = said || s.Source.Status == health.SourceDown && strings.Contains(s.Source.Err, "blind")
+					reported = reported || s.Source.Status == health.SourceDown && strings.Contains(s.Source.Err, errBlind.Error())
 					c.expect("blind", health.Healthy, health.Healthy)
 				})
 				s := c.out.Load()
@@ -225,8 +225,8 @@ func TestChainBlindEngine(t *testing.T) {
 				if address != "" {
 					want = health.SourceDown
 				}
-				if !said || s.Source.Status != want {
-					t.Errorf("said %v, source %+v", said, s.Source)
+				if !reported || s.Source.Status != want {
+					t.Errorf("reported %v, source %+v", reported, s.Source)
 				}
 				if n := b.lib.Calls("dcgmStartEmbedded"); n != starts {
 					t.Errorf("the engine was started %d times, want %d", n, starts)
@@ -239,31 +239,30 @@ func TestChainBlindEngine(t *testing.T) {
 	}
 }
 
-// A blind DCGM still has the name of a GPU that is lost: that it has no other is no word on the others, neither when it
-// is connected to again nor when it is first.
-func TestChainBlindEngineWithALostGPU(t *testing.T) {
-	b := fresh(t)
+// A blind DCGM still has the UUID of a lost GPU. The other GPUs, without UUIDs, keep their state.
+func TestMonitorBlindEngineWithLostGPU(t *testing.T) {
+	b := newFixture(t)
 	synctest.Test(t, func(*testing.T) {
-		c := ofHostEngine(b, 3)
+		c := monitorHostEngine(b, 3)
 		defer c.stop()
 		for gpu := range uint(3) {
-			b.lib.Instance(script.GPU, gpu, 0, 0, gpuUUID(gpu), 0, 0) // what DCGM remembers of it
+			b.lib.Instance(script.GPU, gpu, 0, 0, gpuUUID(gpu), 0, 0) // DCGM's attributes
 		}
 		c.pass(3, nil)
 		b.lib.Entity(script.GPU, 1, statusLost)
 		c.pass(3, nil)
 		b.lib.Blind()
 		c.pass(60, func(int, *health.Snapshot) { c.expect("blind", health.Healthy, health.Unhealthy, health.Healthy) })
-		if s := c.out.Load(); s.Source.Status != health.SourceDown || !strings.Contains(s.Source.Err, "blind") {
+		if s := c.out.Load(); s.Source.Status != health.SourceDown || !strings.Contains(s.Source.Err, errBlind.Error()) {
 			t.Errorf("source %+v", s.Source)
 		}
 	})
 }
 
-// await waits until the monitor shows a status.
-func (c *chain) await(want health.SourceStatus) {
+// await waits until the source has a status.
+func (c *monitorFixture) await(want health.SourceStatus) {
 	c.t.Helper()
-	late := time.After(time.Minute)
+	timeout := time.After(time.Minute)
 	for {
 		s, changed := c.out.Watch()
 		if s != nil && s.Source.Status == want {
@@ -271,7 +270,7 @@ func (c *chain) await(want health.SourceStatus) {
 		}
 		select {
 		case <-changed:
-		case <-late:
+		case <-timeout:
 			c.t.Fatalf("the source is %+v, want %v", s.Source, want)
 		}
 	}

@@ -11,9 +11,9 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// Open fails: DCGM is a C library for Linux, and this program was built without cgo or for another system.
+// Open fails: DCGM needs Linux and cgo.
 func Open(context.Context, Config, *zap.Logger) (health.Session, error) {
-	return nil, errors.New("this program was built without DCGM: build it for Linux with CGO_ENABLED=1, or set source.mode to sim")
+	return nil, errors.New("built without DCGM; build for Linux with CGO_ENABLED=1, or set source.mode to sim")
 }
 
 // MeasureOnce fails as Open does.

@@ -12,24 +12,19 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// Times that nobody has a reason to set.
 const (
-	confirmAfter = 2 * time.Second // for how long another inventory must stand before it is believed
-	lookAgain    = time.Minute     // how often what is missing is looked for: a driver, a GPU's name
-	slowStatus   = 5 * time.Second // how long statuses may take before no more are asked for
+	confirmDelay  = 2 * time.Second // how long a changed hierarchy must last before it is used
+	retryInterval = time.Minute     // between attempts to find a missing driver or a GPU's UUID
+	statusTimeout = 5 * time.Second // for the statuses of all GPUs; those of the rest stay unknown
 )
 
-// Poll measures every device. It reads DCGM's cache and does not touch the driver, and still blocks for
-// as long as DCGM does; nothing can interrupt it. An error ends the session, and so do an engine that
-// died, one that went blind, and one whose thread hangs.
+// Poll measures every device. It reads DCGM's cache and does not call the driver, but blocks for as long as DCGM does;
+// nothing can interrupt it. An error ends the session: the engine died, is blind, or its thread hangs.
 func (s *session) Poll(ctx context.Context) (*health.Reading, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
-		return nil, errors.New("the DCGM session is closed")
-	}
-	if s.failed != nil {
-		return nil, s.failed
+	if err := s.usable(); err != nil {
+		return nil, err
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -41,24 +36,24 @@ func (s *session) Poll(ctx context.Context) (*health.Reading, error) {
 	return reading, err
 }
 
-// poll reads before it asks for the status of each GPU: go-dcgm keeps the error of that call to itself,
-// and with an engine that hangs each such call would last a minute.
+// poll reads values before the statuses: go-dcgm hides the errors of the latter calls, and with a hung engine each would
+// last a minute.
 func (s *session) poll() (*health.Reading, error) {
 	now := s.now()
-	full := passed(s.fullAt, now, s.cfg.Interval)
-	if full || s.dirty || !s.since.IsZero() || s.waiting {
-		rebuilt, err := s.refresh(now)
+	full := elapsed(s.fullAt, now, s.cfg.Interval)
+	if full || s.inventoryDirty || !s.candidateSince.IsZero() || s.inventoryPending {
+		rebuilt, err := s.refreshInventory(now)
 		if err != nil {
 			return nil, err
 		}
 		full = full || rebuilt
 	}
 	if err := s.readValues(now, full); err != nil {
-		// DCGM may refuse an entity that has gone since; with the present ones it must work.
-		if dead(err) {
+		// DCGM refuses an entity that was just removed. With the current entities the read must succeed.
+		if connectionLost(err) {
 			return nil, err
 		}
-		if again := s.readAgain(now); again != nil {
+		if again := s.rebuildAndRead(now); again != nil {
 			return nil, errors.Join(err, again)
 		}
 		full = true
@@ -66,31 +61,33 @@ func (s *session) poll() (*health.Reading, error) {
 	if full {
 		s.fullAt = now
 	}
-	if err := s.checkSight(now, full); err != nil {
+	if err := s.checkStaleness(now, full); err != nil {
 		return nil, err
 	}
-	checked := full && s.checkHealth()
-	if s.updatePresence(s.topology.gpus) {
-		s.fullAt = time.Time{} // what was measured before is not to be shown much longer
+	checked := full && s.runHealthCheck()
+	if s.updatePresence(s.hierarchy.gpus) {
+		s.fullAt = time.Time{} // replace the earlier values soon
 	}
 	return s.reading(now, checked), nil
 }
 
-// passed reports whether so much time has passed since then, or nobody can tell: there was no then, or the clock was set back.
-func passed(then, now time.Time, d time.Duration) bool {
+// elapsed reports whether d has passed since then. It is true if then is zero or, after the clock was set back, in the
+// future.
+func elapsed(then, now time.Time, d time.Duration) bool {
 	return then.IsZero() || now.Before(then) || now.Sub(then) >= d
 }
 
-// dead reports whether an error says that the connection is of no more use (14, 15).
-func dead(err error) bool {
-	switch code(err) {
+// connectionLost reports whether an error makes the connection unusable (OBSERVED.md#dead-engine,
+// OBSERVED.md#hung-engine).
+func connectionLost(err error) bool {
+	switch errorCode(err) {
 	case dcgm.DCGM_ST_CONNECTION_NOT_VALID, dcgm.DCGM_ST_TIMEOUT, dcgm.DCGM_ST_UNINITIALIZED:
 		return true
 	}
 	return false
 }
 
-// updatePresence asks for the status of the GPUs and reports whether any is shown otherwise than before.
+// updatePresence reads the statuses of the GPUs and reports whether the presence of any has changed.
 func (s *session) updatePresence(gpus []uint) (changed bool) {
 	started := s.now()
 	for _, id := range gpus {
@@ -100,26 +97,25 @@ func (s *session) updatePresence(gpus []uint) (changed bool) {
 			s.presence[id] = p
 		}
 		status := dcgm.EntityStatusUnknown
-		if s.now().Sub(started) < slowStatus {
+		if s.now().Sub(started) < statusTimeout {
 			status = dcgm.GetGPUStatus(id)
 		}
-		differs, back := p.update(status, started)
-		changed = changed || differs
-		if back {
-			s.dirty = true
-			delete(s.waitedSince, id) // its driver was bound again
+		presenceChanged, returned := p.update(status, started)
+		changed = changed || presenceChanged
+		if returned {
+			s.inventoryDirty = true
+			delete(s.pendingSince, id) // its driver was bound again
 		}
 	}
 	return changed
 }
 
-// reading makes the result of a poll that went well. Nothing after it can fail: it marks XIDs as reported.
-// The incidents are those of the last check, which this poll has made if checked is true. A check of a GPU that
-// DCGM does not see tells nothing: DCGM warns of what it cannot read (12).
+// reading returns the result of a successful poll. Nothing after it can fail: it marks XIDs as delivered. checked means
+// that the incidents are of this poll; they are not for a GPU that DCGM cannot measure (OBSERVED.md#blind-engine).
 func (s *session) reading(now time.Time, checked bool) *health.Reading {
 	r := &health.Reading{Devices: s.devices, Samples: make([]health.Sample, len(s.state)), Versions: s.versions}
-	s.ledger.tick(s.node.all.newest)
-	logged := !passed(s.openedAt, now, kernelLogWindow)
+	s.history.updateClock(s.allGPUs.allCount.newest)
+	kernelLog := !elapsed(s.openedAt, now, kernelLogWindow)
 	for i := range s.state {
 		st := &s.state[i]
 		stale := s.stale[st.device.gpu] && reachable(s.presence[st.device.gpu].status)
@@ -129,12 +125,12 @@ func (s *session) reading(now time.Time, checked bool) *health.Reading {
 			st.merge()
 		}
 		r.Samples[i] = health.Sample{
-			Device: st.device.ID, At: now, Presence: s.presence[st.device.gpu].shown, Stale: stale, Values: st.values,
+			Device: st.device.ID, At: now, Presence: s.presence[st.device.gpu].current, Stale: stale, Values: st.values,
 		}
-		r.Samples[i].XIDs, r.Samples[i].Past = s.newXIDs(i, logged)
+		r.Samples[i].XIDs, r.Samples[i].Past = s.takeXIDs(i, kernelLog)
 		if st.device.Kind == health.KindGPU {
 			r.Samples[i].Incidents = s.incidents[st.device.gpu]
-			r.Samples[i].Checked = checked && !s.unseen(st.device.gpu)
+			r.Samples[i].Checked = checked && !s.unmeasured(st.device.gpu)
 		}
 	}
 	return r

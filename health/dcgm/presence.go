@@ -10,49 +10,49 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// blip is for how long a GPU may be without its driver before it counts as such: binding or unbinding
-// one GPU makes all of them "detached" for about 0.3 s (11).
-const blip = 2 * time.Second
+// detachedDelay is how long a GPU must be without its driver before it counts as detached: while one GPU is bound or
+// unbound, DCGM calls all of them detached (OBSERVED.md#short-detach).
+const detachedDelay = 2 * time.Second
 
-// presence follows whether the driver can reach one GPU.
+// presence tracks whether the driver reaches a GPU.
 type presence struct {
-	status   dcgm.EntityStatus // as DCGM last said
-	detached time.Time         // since when it says so; zero if it does not
-	shown    health.Presence
+	status        dcgm.EntityStatus // as of the last call
+	detachedSince time.Time         // zero if the status is not detached
+	current       health.Presence
 }
 
-// update takes what DCGM says now. It reports whether what is shown has changed, and whether the GPU
-// has come back: DCGM may have forgotten what it watched then.
-func (p *presence) update(status dcgm.EntityStatus, now time.Time) (changed, back bool) {
-	before, was := p.shown, p.status
+// update takes the GPU's status. It reports whether the presence has changed, and whether the GPU has returned: DCGM may
+// then have forgotten its watches.
+func (p *presence) update(status dcgm.EntityStatus, now time.Time) (changed, returned bool) {
+	before, was := p.current, p.status
 	p.status = status
 	if status != dcgm.EntityStatusDetached {
-		p.detached = time.Time{}
+		p.detachedSince = time.Time{}
 	}
 	switch status {
-	case dcgm.EntityStatusUnknown: // go-dcgm's word for a call that failed: not knowing is not losing
-		p.shown = health.PresenceUnknown
+	case dcgm.EntityStatusUnknown: // go-dcgm returns it for a failed call
+		p.current = health.PresenceUnknown
 	case dcgm.EntityStatusLost:
-		p.shown = health.Lost
+		p.current = health.Lost
 	case dcgm.EntityStatusInaccessible:
-		p.shown = health.Inaccessible
+		p.current = health.Inaccessible
 	case dcgm.EntityStatusDetached:
-		if p.detached.IsZero() {
-			p.detached = now
+		if p.detachedSince.IsZero() {
+			p.detachedSince = now
 		}
-		if now.Sub(p.detached) >= blip {
-			p.shown = health.Detached
+		if now.Sub(p.detachedSince) >= detachedDelay {
+			p.current = health.Detached
 		}
-	default: // OK; and unsupported, fake and disabled, which are words on DCGM's support, not on the GPU
-		p.shown = health.Present
+	default: // OK; unsupported, fake and disabled concern DCGM's support, not the GPU
+		p.current = health.Present
 	}
-	return p.shown != before, reachable(status) && gone(was)
+	return p.current != before, reachable(status) && unreachable(was)
 }
 
 func reachable(s dcgm.EntityStatus) bool {
 	return s == dcgm.EntityStatusOk || s == dcgm.EntityStatusFake
 }
 
-func gone(s dcgm.EntityStatus) bool {
+func unreachable(s dcgm.EntityStatus) bool {
 	return s == dcgm.EntityStatusLost || s == dcgm.EntityStatusInaccessible || s == dcgm.EntityStatusDetached
 }

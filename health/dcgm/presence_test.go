@@ -10,95 +10,85 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
 )
 
-func TestLostAndBack(t *testing.T) {
-	b := fresh(t)
-	b.gpus(3)
-	b.open(config())
-	b.poll()
+func TestLostGPUReturns(t *testing.T) {
+	b := startFixture(t, 3)
 	b.lib.Entity(script.GPU, 1, statusLost)
 	s := b.pollAfter(time.Second, 3)[gpuID(1)]
 	if s.Presence != health.Lost {
 		t.Fatalf("presence %v, want lost", s.Presence)
 	}
-	// What was measured before is not shown for long; the device stays.
+	// The next poll drops its values; the device stays.
 	s = b.pollAfter(time.Second, 3)[gpuID(1)]
 	if len(s.Values) != 0 || s.Presence != health.Lost {
 		t.Errorf("values %v, presence %v of a lost GPU", s.Values, s.Presence)
 	}
 	if got := b.pollAfter(time.Minute, 3)[gpuID(0)]; got.Presence != health.Present || got.Values[health.FieldGPUTemp] != 40 {
-		t.Errorf("another GPU: %+v", got)
+		t.Errorf("other GPU: %+v", got)
 	}
 	b.lib.Entity(script.GPU, 1, statusOK)
 	if s = b.pollAfter(time.Second, 3)[gpuID(1)]; s.Presence != health.Present {
 		t.Errorf("presence %v, want present", s.Presence)
 	}
 	if s = b.pollAfter(time.Second, 3)[gpuID(1)]; s.Values[health.FieldGPUTemp] != 41 {
-		t.Errorf("values of the GPU that came back: %v", s.Values)
+		t.Errorf("values of the returned GPU: %v", s.Values)
 	}
 }
 
-// The watches are made anew while a GPU is lost: DCGM does not watch it any more, and what it measured
-// last is not shown.
-func TestLostWhileTheWatchesAreMadeAnew(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	b.open(config())
-	b.poll()
+// After a rebuild DCGM does not watch a lost GPU, which then has no values.
+func TestLostGPUDuringRebuild(t *testing.T) {
+	b := startFixture(t, 2)
 	b.lib.Entity(script.GPU, 1, statusLost)
 	b.pollAfter(time.Second, 2)
-	b.dirty = true
+	b.inventoryDirty = true
 	samples := b.pollAfter(time.Second, 2)
 	if s := samples[gpuID(1)]; s.Presence != health.Lost || len(s.Values) != 0 {
-		t.Errorf("the lost GPU: presence %v, values %v", s.Presence, s.Values)
+		t.Errorf("lost GPU: presence %v, values %v", s.Presence, s.Values)
 	}
 	if s := samples[gpuID(0)]; s.Presence != health.Present || s.Values[health.FieldGPUTemp] != 40 {
-		t.Errorf("the other GPU: presence %v, values %v", s.Presence, s.Values)
+		t.Errorf("other GPU: presence %v, values %v", s.Presence, s.Values)
 	}
 }
 
-// DCGM takes no lost GPU into a group; the others are watched, and it too when it is back.
-func TestLostAtTheStart(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
+// DCGM adds no lost GPU to a group; it is watched when it returns (OBSERVED.md#lost-gpu).
+func TestLostGPUAtOpen(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
 	b.lib.Instance(script.GPU, 1, script.GPU, 1, gpuUUID(1), 0, 0) // the UUID in DCGM's attributes
 	b.lib.Entity(script.GPU, 1, statusLost)
-	b.open(config())
+	b.open(testConfig())
 	samples, r := b.poll()
 	if len(r.Devices) != 2 || samples[gpuID(1)].Presence != health.Lost || len(samples[gpuID(1)].Values) != 0 {
 		t.Fatalf("devices %+v, sample %+v", r.Devices, samples[gpuID(1)])
 	}
 	if r.Devices[1].PCI != "00000000:11:00.0" || r.Devices[1].Model != "" || r.Devices[1].Minor != -1 {
-		t.Errorf("a GPU that only DCGM's attributes know: %+v", r.Devices[1])
+		t.Errorf("GPU with DCGM's attributes only: %+v", r.Devices[1])
 	}
 	b.lib.Entity(script.GPU, 1, statusOK)
 	b.pollAfter(time.Second, 2)
 	if s := b.pollAfter(time.Second, 2)[gpuID(1)]; s.Presence != health.Present || s.Values[health.FieldGPUTemp] != 41 {
-		t.Errorf("after it came back: %+v", s)
+		t.Errorf("after its return: %+v", s)
 	}
 	if d := b.devices[1]; d.Model == "" || d.Minor != 0 {
-		t.Errorf("after it came back: %+v", d)
+		t.Errorf("after its return: %+v", d)
 	}
 }
 
-func TestLostWithoutANameIsLeftOut(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
+func TestUnnamedGPUIsOmitted(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
 	b.lib.Entity(script.GPU, 1, statusInaccessible)
 	b.lib.Text(script.GPU, 1, 54, "<<<NULL>>>", 0, b.clock.now())
-	b.open(config())
+	b.open(testConfig())
 	if _, r := b.poll(); len(r.Devices) != 1 || r.Devices[0].ID != gpuID(0) {
 		t.Errorf("devices %+v", r.Devices)
 	}
 }
 
 func TestPresenceOfStatus(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.open(config())
-	b.poll()
+	b := startFixture(t, 1)
 	want := map[int]health.Presence{
 		1: health.Present, 2: health.Present, 3: health.Inaccessible, 4: health.Lost, 5: health.Present, 6: health.Present,
-		0: health.PresenceUnknown, // also what go-dcgm makes of a failed call
+		0: health.PresenceUnknown, // go-dcgm returns it for a failed call
 	}
 	for status, want := range want {
 		b.lib.Entity(script.GPU, 0, status)
@@ -108,12 +98,9 @@ func TestPresenceOfStatus(t *testing.T) {
 	}
 }
 
-func TestBlipIsNoLoss(t *testing.T) {
-	b := fresh(t)
-	b.gpus(4)
-	b.open(config())
-	b.poll()
-	all := func(status int) {
+func TestShortDetachIsIgnored(t *testing.T) {
+	b := startFixture(t, 4)
+	setAll := func(status int) {
 		for id := range uint(4) {
 			b.lib.Entity(script.GPU, id, status)
 		}
@@ -127,39 +114,35 @@ func TestBlipIsNoLoss(t *testing.T) {
 			}
 		}
 	}
-	all(statusDetached)
-	expect("a blip", health.Present)
+	setAll(statusDetached)
+	expect("detached", health.Present)
 	b.add(time.Second)
-	b.sample(4)
+	b.sampleGPUs(4)
 	expect("after 1 s", health.Present)
-	all(statusOK)
-	expect("over", health.Present)
-	all(statusDetached)
+	setAll(statusOK)
+	expect("OK", health.Present)
+	setAll(statusDetached)
 	b.add(time.Second)
-	b.sample(4)
-	expect("another blip", health.Present)
+	b.sampleGPUs(4)
+	expect("detached for 1 s", health.Present)
 	b.add(2 * time.Second)
-	b.sample(4)
+	b.sampleGPUs(4)
 	expect("after 2 s", health.Detached)
-	all(statusOK)
+	setAll(statusOK)
 	expect("bound again", health.Present)
 }
 
-// Each question to an engine that hangs can last a minute: after some seconds no more GPUs are asked for, and what they
-// are is not known.
-func TestStatusesThatAreSlow(t *testing.T) {
-	b := fresh(t)
-	b.gpus(4)
-	b.open(config())
-	b.poll()
-	b.session.now = func() time.Time { // every question takes a while
-		b.add(slowStatus - time.Second)
+// Each call to a hung engine can last a minute: after statusTimeout the status of the other GPUs stays unknown.
+func TestSlowStatusCalls(t *testing.T) {
+	b := startFixture(t, 4)
+	b.session.now = func() time.Time { // every call is slow
+		b.add(statusTimeout - time.Second)
 		return b.clock.now()
 	}
 	before := b.lib.Calls("dcgmGetGpuStatus")
 	samples, _ := b.poll()
 	if n := b.lib.Calls("dcgmGetGpuStatus") - before; n != 1 {
-		t.Errorf("%d GPUs were asked for, want 1", n)
+		t.Errorf("%d status calls, want 1", n)
 	}
 	for id, want := range []health.Presence{health.Present, health.PresenceUnknown, health.PresenceUnknown, health.PresenceUnknown} {
 		if got := samples[gpuID(uint(id))].Presence; got != want {

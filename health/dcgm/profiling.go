@@ -11,68 +11,68 @@ import (
 	"go.uber.org/zap"
 )
 
-// The fields of DCGM's profiling module (dcgm_fields.h: DCGM_FI_PROF_).
+// isProfiling reports whether DCGM's profiling module measures a field (dcgm_fields.h: DCGM_FI_PROF_).
 func isProfiling(f dcgm.Short) bool { return f >= 1001 && f <= 1099 }
 
-// watchProfiling watches the profiling fields on the GPUs that have them, and on their MIG instances. Each GPU
-// is asked, for a node may have GPUs of several kinds. DCGM refuses a whole group if one entity in it lacks
-// one of the fields, so that those with the same fields share a group. What a GPU lacks, and what another
-// profiler holds, is absent and said once a session.
-func (s *session) watchProfiling(w *watches, t topology, fields []dcgm.Short) error {
+// watchProfiling watches the profiling fields on the GPUs that support them, and on their MIG instances. It queries each
+// GPU, because a node may have several models. DCGM refuses a group if one entity lacks one field, so entities with the
+// same fields share a group (OBSERVED.md#profiling-groups). Fields that a GPU lacks or that another profiler holds are
+// absent; it logs them once per session.
+func (s *session) watchProfiling(w *watches, h hierarchy, fields []dcgm.Short) error {
 	if len(fields) == 0 {
 		return nil
 	}
-	var left []string
-	have := map[uint][]dcgm.Short{}
-	var sets []profiled
+	var omitted []string
+	gpuFields := map[uint][]dcgm.Short{}
+	var groups []profilingGroup
 	for _, e := range w.gpus {
 		supported, err := supportedProfiling(e.id)
-		if err != nil && dead(err) {
+		if err != nil && connectionLost(err) {
 			return err
 		}
 		for _, f := range fields {
 			switch {
 			case slices.Contains(supported, f):
-				have[e.id] = append(have[e.id], f)
+				gpuFields[e.id] = append(gpuFields[e.id], f)
 			case err != nil:
-				left = append(left, fmt.Sprintf("%d (GPU %d: %v)", f, e.id, err))
+				omitted = append(omitted, fmt.Sprintf("%d (GPU %d: %v)", f, e.id, err))
 			default:
-				left = append(left, fmt.Sprintf("%d (GPU %d does not have it)", f, e.id))
+				omitted = append(omitted, fmt.Sprintf("%d (GPU %d: not supported)", f, e.id))
 			}
 		}
-		sets = join(sets, e, have[e.id])
+		groups = addToGroup(groups, e, gpuFields[e.id])
 	}
-	for _, in := range t.instances {
+	for _, in := range h.instances {
 		if slices.Contains(w.computes, in.entity) {
-			sets = join(sets, in.entity, perInstance(have[in.gpu]))
+			groups = addToGroup(groups, in.entity, instanceFields(gpuFields[in.gpu]))
 		}
 	}
-	for _, set := range sets {
-		g, err := s.groupOf(w, "profiled", set.entities)
+	for _, group := range groups {
+		g, err := s.newGroupOf(w, "profiled", group.entities)
 		if err != nil {
 			return err
 		}
-		if err := s.watchGroup(w, "profiling", g, set.fields, s.cfg.Interval); err != nil {
-			if dead(err) {
+		if err := s.watchLatest(w, "profiling", g, group.fields, s.cfg.Interval); err != nil {
+			if connectionLost(err) {
 				return err
 			}
-			left = append(left, err.Error())
+			omitted = append(omitted, err.Error())
 			continue
 		}
-		w.gpuFields = union(w.gpuFields, set.fields)
-		w.computeFields = union(w.computeFields, perInstance(set.fields))
+		w.gpuFields = union(w.gpuFields, group.fields)
+		w.computeFields = union(w.computeFields, instanceFields(group.fields))
 	}
-	if len(left) > 0 && !s.saidProfiling {
-		s.saidProfiling = true
-		s.log.Warn("profiling fields are left out where they cannot be had", zap.Strings("fields", left))
+	if len(omitted) > 0 && !s.loggedProfiling {
+		s.loggedProfiling = true
+		s.log.Warn("omitting profiling fields where they are not available", zap.Strings("fields", omitted))
 	}
 	return nil
 }
 
-// supportedProfiling asks which profiling fields a GPU has.
+// supportedProfiling returns the profiling fields that a GPU supports.
 func supportedProfiling(gpu uint) (fields []dcgm.Short, err error) {
-	if !has("dcgmProfGetSupportedMetricGroups") {
-		return nil, errors.New("this libdcgm cannot tell")
+	if !hasFunction("dcgmProfGetSupportedMetricGroups") {
+		return nil, errors.New("libdcgm lacks dcgmProfGetSupportedMetricGroups")
 	}
 	groups, err := dcgm.GetSupportedMetricGroups(gpu)
 	for _, g := range groups {
@@ -83,23 +83,23 @@ func supportedProfiling(gpu uint) (fields []dcgm.Short, err error) {
 	return fields, err
 }
 
-// profiled are entities with the same profiling fields.
-type profiled struct {
+// profilingGroup holds entities with the same profiling fields.
+type profilingGroup struct {
 	fields   []dcgm.Short
 	entities []entity
 }
 
-// join puts an entity with those that have the same fields.
-func join(sets []profiled, e entity, fields []dcgm.Short) []profiled {
+// addToGroup adds an entity to the group with its fields.
+func addToGroup(groups []profilingGroup, e entity, fields []dcgm.Short) []profilingGroup {
 	if len(fields) == 0 {
-		return sets
+		return groups
 	}
-	i := slices.IndexFunc(sets, func(p profiled) bool { return slices.Equal(p.fields, fields) })
+	i := slices.IndexFunc(groups, func(g profilingGroup) bool { return slices.Equal(g.fields, fields) })
 	if i < 0 {
-		return append(sets, profiled{fields, []entity{e}})
+		return append(groups, profilingGroup{fields, []entity{e}})
 	}
-	sets[i].entities = append(sets[i].entities, e)
-	return sets
+	groups[i].entities = append(groups[i].entities, e)
+	return groups
 }
 
 func union(a, b []dcgm.Short) []dcgm.Short {

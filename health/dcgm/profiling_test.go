@@ -15,45 +15,38 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
 )
 
-// One profiling field that cannot be had takes the other profiling fields with it and nothing else.
-func TestProfilingThatIsRefused(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.mig(0, map[uint][]uint{0: {0}})
-	b.lib.Profiling(0, 1001)
-	b.lib.Profiling(0, 1002)
-	b.lib.Float(script.GPU, 0, 1001, 0.5, 0, b.clock.now())
-	cfg := config()
-	cfg.Fields = append(cfg.Fields, 1001, 1002)
-	b.open(cfg)
-	samples, _ := b.poll()
-	values := samples[gpuID(0)].Values
-	if _, there := values[1001]; there || values[health.FieldGPUTemp] != 40 {
-		t.Errorf("values %v", values)
-	}
-}
-
 func TestProfiling(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.lib.Profiling(0, 1001)
-	b.lib.Profiling(0, 1002)
-	b.lib.Float(script.GPU, 0, 1001, 0.5, 0, b.clock.now())
-	cfg := config()
-	cfg.Fields = append(cfg.Fields, 1001)
-	b.open(cfg)
-	samples, _ := b.poll()
-	if got := samples[gpuID(0)].Values[1001]; got != 0.5 {
-		t.Errorf("ratio %v, want 0.5", got)
+	for name, tt := range map[string]struct {
+		fields []health.Field
+		want   float64
+	}{
+		"supported":                          {[]health.Field{1001}, 0.5},
+		"one field held by another profiler": {[]health.Field{1001, 1002}, 0}, // DCGM refuses all profiling fields
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newFixture(t)
+			b.addGPUs(1)
+			b.addInstances(0, map[uint][]uint{0: {0}})
+			b.lib.Profiling(0, 1001)
+			b.lib.Profiling(0, 1002)
+			b.lib.Float(script.GPU, 0, 1001, 0.5, 0, b.clock.now())
+			cfg := testConfig()
+			cfg.Fields = append(cfg.Fields, tt.fields...)
+			b.open(cfg)
+			samples, _ := b.poll()
+			if v := samples[gpuID(0)].Values; v[1001] != tt.want || v[health.FieldGPUTemp] != 40 {
+				t.Errorf("values %v, want ratio %v", v, tt.want)
+			}
+		})
 	}
 }
 
-// Each GPU is asked what it has, the first does not speak for the others.
-func TestProfilingOnAMixedNode(t *testing.T) {
-	b := fresh(t)
-	b.gpus(4)
-	b.mig(1, map[uint][]uint{0: {0}})
-	for gpu, fields := range map[uint][]uint{1: {1001, 1003}, 2: {1001, 1003}, 3: {1003, 1004}} { // 0 has none
+// GPUs can support different fields (OBSERVED.md#profiling-groups).
+func TestProfilingMixedGPUs(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(4)
+	b.addInstances(1, map[uint][]uint{0: {0}})
+	for gpu, fields := range map[uint][]uint{1: {1001, 1003}, 2: {1001, 1003}, 3: {1003, 1004}} { // GPU 0 supports none
 		for _, f := range fields {
 			b.lib.Profiling(gpu, f)
 		}
@@ -65,10 +58,10 @@ func TestProfilingOnAMixedNode(t *testing.T) {
 	b.lib.Float(script.CI, 0, 1001, 0.7, 0, b.clock.now())
 	core, logs := observer.New(zap.WarnLevel)
 	b.log = zap.New(core)
-	cfg := config()
+	cfg := testConfig()
 	cfg.Fields = append(cfg.Fields, 1001, 1003)
 	b.open(cfg)
-	check := func() {
+	expect := func() {
 		t.Helper()
 		samples := b.pollAfter(10*time.Second, 4)
 		for id, want := range map[health.DeviceID][2]float64{
@@ -80,29 +73,26 @@ func TestProfilingOnAMixedNode(t *testing.T) {
 			}
 		}
 	}
-	check()
-	b.dirty = true
-	check()
+	expect()
+	b.inventoryDirty = true
+	expect()
 	if logs.Len() != 1 {
 		t.Fatalf("%d warnings, want 1: %v", logs.Len(), logs.All())
 	}
-	said := fmt.Sprint(logs.All()[0].ContextMap())
-	for _, want := range []string{"1001 (GPU 0: ", "1003 (GPU 0: ", "1001 (GPU 3 does not have it)"} {
-		if !strings.Contains(said, want) {
-			t.Errorf("the warning does not say %q: %s", want, said)
+	fields, _ := logs.All()[0].ContextMap()["fields"].([]any)
+	for i, want := range []string{"1001 (GPU 0:", "1003 (GPU 0:", "1001 (GPU 3:"} {
+		if len(fields) != 3 || !strings.HasPrefix(fmt.Sprint(fields[i]), want) {
+			t.Errorf("logged fields %v, want %s", fields, want)
 		}
-	}
-	if strings.Contains(said, "GPU 1") || strings.Contains(said, "GPU 2") {
-		t.Errorf("the warning speaks of GPUs that lack nothing: %s", said)
 	}
 }
 
-func TestProfilingThatNobodyAskedFor(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
+func TestProfilingNotRequested(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
 	b.lib.Profiling(0, 1001)
-	b.open(config())
+	b.open(testConfig())
 	if n := b.lib.Calls("dcgmProfGetSupportedMetricGroups"); n != 0 {
-		t.Errorf("DCGM's profiling module was asked %d times, which loads it", n)
+		t.Errorf("%d queries, which load DCGM's profiling module", n)
 	}
 }

@@ -16,63 +16,64 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// session is one connection to DCGM.
+// session is a connection to DCGM.
 type session struct {
 	cfg     Config
-	systems dcgm.HealthSystem // of DCGM's own health checks
+	systems dcgm.HealthSystem // of the health checks
 	log     *zap.Logger
 	now     func() time.Time
-	ledger  *ledger
+	history *history
 
-	mu       sync.Mutex // guards all below: a poll at a time, and Close after it
-	closed   bool
-	failed   error // the first failed poll ends the session
-	watches  *watches
-	names    int             // groups made so far
-	versions health.Versions // those of DCGM are read once, by open
+	mu         sync.Mutex // guards everything below
+	closed     bool
+	failed     error // of the first failed poll, which ends the session
+	watches    *watches
+	groupCount int             // groups created so far
+	versions   health.Versions // open reads those of DCGM, polls those of driver and CUDA
 
-	topology  topology
-	dirty     bool      // the inventory is to be read again
-	suspected topology  // another than the present one, not yet believed
-	since     time.Time // when suspected was first seen; zero if there is none
-	builtAt   time.Time // when the inventory was last read
-	textsAt   time.Time // when its texts were last looked at
-	openedAt  time.Time // when this engine was started or connected to
+	hierarchy      hierarchy
+	inventoryDirty bool      // the inventory must be read again
+	candidate      hierarchy // a changed hierarchy that is not confirmed yet
+	candidateSince time.Time // zero if there is none
+	builtAt        time.Time // when the inventory was last read
+	textsAt        time.Time // when the text fields were last compared
+	openedAt       time.Time // when this engine was started or connected to
 
-	known       map[entity]health.Device // by entity, for when it reads blank
-	incomplete  bool                     // something that can be reached could not be named
-	waiting     bool                     // a GPU that can be reached lacks a field of the inventory, and may have it soon
-	waitedSince map[uint]time.Time       // since when such a GPU is waited for, by DCGM's number
-	presence    map[uint]*presence       // by DCGM's number of the GPU
-	owners      map[entity][]int         // the devices that an entity's values are of, as indices of state
-	state       []deviceState
-	devices     []health.Device // given away: not modified
+	lastDevices      map[entity]health.Device // for entities whose inventory is blank
+	hasUnnamed       bool                     // a reachable GPU or MIG device has no UUID
+	inventoryPending bool                     // a reachable GPU lacks a required field, which may arrive soon
+	pendingSince     map[uint]time.Time       // since when a GPU lacks a required field, by DCGM's number
+	presence         map[uint]*presence       // by DCGM's number of the GPU
+	devicesOf        map[entity][]int         // indices in state of the devices that an entity's values belong to
+	state            []deviceState
+	devices          []health.Device // shared with readings: immutable
 
-	fullAt    time.Time         // of the last poll that read the metrics
-	xidsAt    time.Time         // when the stream of XIDs was last read
-	xidsDue   bool              // there is more in it
-	xidsWhole bool              // it was read in this poll
-	latestXID map[entity]xidRow // as last read of each entity
+	fullAt        time.Time         // of the last full poll
+	xidsAt        time.Time         // of the last read of the XID stream
+	xidsDue       bool              // the stream has new rows
+	xidStreamRead bool              // the stream was read in this poll
+	latestXID     map[entity]xidRow // as of the last poll
 
-	rewatchedAt time.Time       // when the watches were made anew because no GPU was measured
-	node        sight           // of all GPUs
-	sights      map[uint]*sight // of each GPU that is watched, by DCGM's number
-	stale       map[uint]bool   // GPUs that DCGM does not see while it sees others
+	rewatchedAt  time.Time           // when the watches were last recreated because DCGM took no new samples
+	allGPUs      staleness           // of all watched GPUs
+	gpuStaleness map[uint]*staleness // of each watched GPU, by DCGM's number
+	stale        map[uint]bool       // GPUs that DCGM does not measure while it measures others
 
-	incidents map[uint][]health.Incident // by GPU; the slices are given away
+	incidents map[uint][]health.Incident // by GPU; the slices are shared with readings
 
-	unsupported map[dcgm.Short][]uint // by field, the GPUs without it, by DCGM's number; nil if nobody asks
+	unsupported map[dcgm.Short][]uint // by field, the numbers of the GPUs without it; nil once logged
 
 	healthFailing   bool
-	saidLeft        bool
-	saidProfiling   bool
-	saidNameless    []uint
-	saidUnsupported []string
+	loggedFields    bool
+	loggedProfiling bool
+	lastUnnamed     []uint
+	lastUnsupported []string
 }
 
-// Open connects to DCGM, or starts it in this process, and has it watch what cfg asks for. It blocks for
-// as long as DCGM does: about 5 s if nobody answers at the address. A process has one session at a
-// time; Open fails while another is open. The error says in words what is missing.
+var errClosed = errors.New("DCGM session is closed")
+
+// Open connects to DCGM, or starts it in this process, and watches the fields of cfg. It blocks for as long as DCGM does:
+// about 5 s if no engine responds at the address. It fails while another session of this process is open.
 func Open(ctx context.Context, cfg Config, log *zap.Logger) (health.Session, error) {
 	s, err := open(ctx, cfg, log, time.Now)
 	if err != nil {
@@ -88,11 +89,11 @@ func open(ctx context.Context, cfg Config, log *zap.Logger, now func() time.Time
 	if cfg.Interval <= 0 {
 		cfg.Interval = DefaultInterval
 	}
-	systems, err := healthMask(cfg.HealthSystems)
+	systems, err := systemMask(cfg.HealthSystems)
 	if err != nil {
 		return nil, fmt.Errorf("health systems: %w", err)
 	}
-	seen, err := take(cfg)
+	history, err := acquire(cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -101,19 +102,19 @@ func open(ctx context.Context, cfg Config, log *zap.Logger, now func() time.Time
 		return nil, err
 	}
 	s := &session{
-		cfg: cfg, systems: dcgm.HealthSystem(systems), log: log, now: now, ledger: seen, openedAt: now(),
-		known: map[entity]health.Device{}, incidents: map[uint][]health.Incident{},
+		cfg: cfg, systems: dcgm.HealthSystem(systems), log: log, now: now, history: history, openedAt: now(),
+		lastDevices: map[entity]health.Device{}, incidents: map[uint][]health.Incident{},
 		presence: map[uint]*presence{}, latestXID: map[entity]xidRow{}, watches: &watches{},
-		waitedSince: map[uint]time.Time{}, stale: map[uint]bool{},
+		pendingSince: map[uint]time.Time{}, stale: map[uint]bool{},
 	}
 	s.readVersions()
-	var t topology
+	var h hierarchy
 	if err = attach(cfg); err == nil {
-		t, err = readTopology()
+		h, err = readHierarchy()
 	}
 	if err == nil {
-		s.updatePresence(t.gpus)
-		err = s.rebuild(t)
+		s.updatePresence(h.gpus)
+		err = s.rebuild(h)
 	}
 	if err != nil {
 		s.failed = err
@@ -125,12 +126,12 @@ func open(ctx context.Context, cfg Config, log *zap.Logger, now func() time.Time
 	return s, nil
 }
 
-// connect starts DCGM in this process, or connects to a host engine: with dcgmConnect_v2, which every DCGM
-// 4 has, and not by a URL, which needs the library of 4.5 and does no more for us.
+// connect starts DCGM in this process, or connects to a host engine. It uses dcgmConnect_v2, which every DCGM 4 has, and
+// no URL, which needs the library of 4.5 (OBSERVED.md#url-addresses).
 func connect(address string) error {
 	if address == "" {
 		if _, err := dcgm.Init(dcgm.Embedded); err != nil {
-			return fmt.Errorf("start DCGM in this process: %w", err)
+			return fmt.Errorf("start embedded DCGM: %w", err)
 		}
 		return nil
 	}
@@ -138,19 +139,19 @@ func connect(address string) error {
 	flag := "0"
 	switch {
 	case isSocket && !strings.HasPrefix(path, "/"):
-		return fmt.Errorf("DCGM address %q: a unix socket is written unix:///path", address)
+		return fmt.Errorf("DCGM address %q: expected an absolute path, as in unix:///path", address)
 	case isSocket:
 		flag = "1"
 	case strings.Contains(address, "://"):
-		return fmt.Errorf("DCGM address %q: it is host:port or unix:///path", address)
+		return fmt.Errorf("DCGM address %q: expected host:port or unix:///path", address)
 	}
 	if _, err := dcgm.Init(dcgm.Standalone, path, flag); err != nil {
-		return fmt.Errorf("connect to DCGM's host engine at %s: %w", address, err)
+		return fmt.Errorf("connect to DCGM host engine at %s: %w", address, err)
 	}
 	return nil
 }
 
-// readVersions reads what DCGM says of its builds: "version:4.6.0;arch:x86_64;…".
+// readVersions reads DCGM's versions from its build information: "version:4.6.0;arch:x86_64;…".
 func (s *session) readVersions() {
 	version := func(info dcgm.VersionInfo, err error) string {
 		if err != nil {
@@ -163,20 +164,28 @@ func (s *session) readVersions() {
 		}
 		return ""
 	}
-	if has("dcgmVersionInfo") {
+	if hasFunction("dcgmVersionInfo") {
 		s.versions.DCGM = version(dcgm.GetVersionInfo())
 	}
-	if s.cfg.Address != "" && has("dcgmHostengineVersionInfo") {
+	if s.cfg.Address != "" && hasFunction("dcgmHostengineVersionInfo") {
 		s.versions.Engine = version(dcgm.GetHostengineVersionInfo())
 	}
 }
 
-// Wake never fires: DCGM has no callback that could be relied on (5, 6, 7). XIDsChanged takes its place.
+// usable returns the error of a session that is closed or has failed. Called with mu held.
+func (s *session) usable() error {
+	if s.closed {
+		return errClosed
+	}
+	return s.failed
+}
+
+// Wake never fires: DCGM's callbacks are unreliable (OBSERVED.md#lossy-callbacks). XIDsChanged replaces it.
 func (s *session) Wake() <-chan struct{} { return nil }
 
-// Close waits for a poll under way, takes everything back and ends the connection, and the engine if it
-// is in this process. Of a session that failed it takes nothing back: the connection's end does that, and
-// an engine that hangs would make each call last a minute (15). Close may be called again.
+// Close waits for the poll in progress, removes the watches and closes the connection; an embedded engine stops. In a
+// failed session it leaves the watches to the end of the connection: a hung engine would make each call last a minute
+// (OBSERVED.md#hung-engine). Close may be called again.
 func (s *session) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

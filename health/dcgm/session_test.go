@@ -14,7 +14,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-func TestWhatReachesDCGMsConnect(t *testing.T) {
+func TestConnectAddress(t *testing.T) {
 	tests := []struct {
 		address, want string
 		socket        bool
@@ -25,18 +25,16 @@ func TestWhatReachesDCGMsConnect(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.address, func(t *testing.T) {
-			b := fresh(t)
-			b.gpus(1)
-			cfg := config()
+			cfg := testConfig()
 			cfg.Address = tt.address
-			b.open(cfg)
+			b := openFixture(t, 1, cfg)
 			address, socket := b.lib.Address()
 			if address != tt.want || socket != tt.socket {
 				t.Errorf("dcgmConnect_v2(%q, unix socket %v), want (%q, %v)", address, socket, tt.want, tt.socket)
 			}
 			for _, function := range []string{"dcgmStartEmbedded", "dcgmConnect_v3"} {
 				if n := b.lib.Calls(function); n != 0 {
-					t.Errorf("%s was called too, %d times", function, n)
+					t.Errorf("%s: %d calls", function, n)
 				}
 			}
 			_, r := b.poll()
@@ -48,62 +46,62 @@ func TestWhatReachesDCGMsConnect(t *testing.T) {
 	}
 }
 
-func TestAddressesThatAreNone(t *testing.T) {
-	b := fresh(t)
+func TestOpenInvalidAddress(t *testing.T) {
+	b := newFixture(t)
 	for _, address := range []string{"unix://run/sock", "http://host:5555", "tcp://host:5555"} {
-		cfg := config()
+		cfg := testConfig()
 		cfg.Address = address
 		_, err := open(t.Context(), cfg, b.log, b.clock.now)
 		if err == nil || !strings.Contains(err.Error(), address) {
-			t.Errorf("%s: error %v, want one that names it", address, err)
+			t.Errorf("%s: error %v, want one with the address", address, err)
 		}
 	}
 	if n := b.lib.Calls("dcgmInit"); n != 0 {
-		t.Errorf("DCGM was initialized %d times for them", n)
+		t.Errorf("%d calls of dcgmInit", n)
 	}
 }
 
-func TestRefusedConnectionsAndThenOne(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	cfg := config()
+func TestConnectRetries(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
+	cfg := testConfig()
 	cfg.Address = "node:5555"
 	b.lib.Fail("dcgmConnect_v2", errNotConnected, 20)
 	for range 20 {
 		_, err := Open(t.Context(), cfg, b.log)
 		if err == nil || !strings.Contains(err.Error(), "node:5555") || !strings.Contains(err.Error(), "Host engine connection invalid") {
-			t.Fatalf("error %v, want the address and DCGM's reason", err)
+			t.Fatalf("error %v, want the address and DCGM's error", err)
 		}
 	}
 	b.open(cfg).poll()
 }
 
-// Each call of Open's can fail; each time nothing is left and the next Open works.
-func TestFailedOpenLeavesNothing(t *testing.T) {
+// After a failure of any call in Open nothing remains, and the next Open works.
+func TestFailedOpenLeaksNothing(t *testing.T) {
 	for _, function := range []string{
 		"dcgmGetEntityGroupEntities", "dcgmGetGpuInstanceHierarchy", "dcgmGroupCreate", "dcgmGroupAddEntity",
 		"dcgmFieldGroupCreate", "dcgmWatchFields", "dcgmUpdateAllFields", "dcgmEntitiesGetLatestValues",
 	} {
 		t.Run(function, func(t *testing.T) {
-			b := fresh(t)
-			b.gpus(2)
+			b := newFixture(t)
+			b.addGPUs(2)
 			b.lib.Fail(function, errTimeout, -1)
-			if s, err := Open(t.Context(), config(), b.log); err == nil || s != nil {
+			if s, err := Open(t.Context(), testConfig(), b.log); err == nil || s != nil {
 				t.Fatalf("Open: session %v, error %v", s, err)
 			}
 			if b.lib.Initialized() {
 				t.Error("the library is still initialized")
 			}
 			b.lib.Fail("", 0, 0)
-			b.open(config()).poll()
+			b.open(testConfig()).poll()
 		})
 	}
 }
 
-func TestDeadEngineAndReconnection(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	cfg := config()
+func TestReconnectAfterDeadEngine(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
+	cfg := testConfig()
 	cfg.Address = "node:5555"
 	first := b.open(cfg).session
 	b.poll()
@@ -111,36 +109,36 @@ func TestDeadEngineAndReconnection(t *testing.T) {
 	b.lib.Fail("*", errNotConnected, -1)
 	_, err := b.Poll(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "Host engine connection invalid") {
-		t.Fatalf("poll of a dead engine: %v", err)
+		t.Fatalf("Poll of a dead engine: %v", err)
 	}
 	if _, again := b.Poll(t.Context()); again == nil || b.lib.Calls("dcgmEntitiesGetLatestValues") > 3 {
-		t.Errorf("a failed session was used again (%v)", again)
+		t.Errorf("Poll of a failed session: %v", again)
 	}
-	// Nothing is asked of a dead engine but to be left: each call could last a minute.
+	// Close makes no calls to remove groups: each could last a minute.
 	groups := b.lib.Calls("dcgmGroupDestroy")
 	if err := first.Close(); err != nil {
 		t.Errorf("close: %v", err)
 	}
 	if n := b.lib.Calls("dcgmGroupDestroy"); n != groups {
-		t.Errorf("%d groups were taken back from a dead engine", n-groups)
+		t.Errorf("%d groups removed from a dead engine", n-groups)
 	}
 	if _, err := Open(t.Context(), cfg, b.log); err == nil {
-		t.Fatal("the engine is dead and Open succeeds")
+		t.Fatal("Open of a dead engine succeeded")
 	}
 
 	b.lib.Fail("", 0, 0)
 	b.open(cfg)
 	samples, _ := b.poll()
 	if s := samples[gpuID(1)]; s.Values[health.FieldGPUTemp] != 41 || s.Presence != health.Present {
-		t.Errorf("after the reconnection: %+v", s)
+		t.Errorf("after the reconnect: %+v", s)
 	}
 }
 
-func TestOpenAndCloseManyTimes(t *testing.T) {
-	b := fresh(t)
-	b.gpus(8)
+func TestOpenAndCloseRepeatedly(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(8)
 	for range 50 {
-		s, err := Open(t.Context(), config(), b.log)
+		s, err := Open(t.Context(), testConfig(), b.log)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -148,36 +146,34 @@ func TestOpenAndCloseManyTimes(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n := b.lib.Leaked(); n != 0 {
-			t.Fatalf("%d things were left at the disconnection", n)
+			t.Fatalf("%d groups, watches or registrations left", n)
 		}
 	}
 }
 
-func TestCancelledContextDoesNotEndTheSession(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.open(config())
+func TestPollCancelledContext(t *testing.T) {
+	b := openFixture(t, 1, testConfig())
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := b.Poll(ctx); err == nil {
-		t.Error("polled with a cancelled context")
+		t.Error("Poll with a cancelled context succeeded")
 	}
-	if _, err := Open(ctx, config(), b.log); err == nil {
-		t.Error("opened with a cancelled context")
+	if _, err := Open(ctx, testConfig(), b.log); err == nil {
+		t.Error("Open with a cancelled context succeeded")
 	}
 	b.poll()
 }
 
-// go-dcgm gives some errors with DCGM's number, some with words for it, most with neither (16).
-func TestCodeOfAnError(t *testing.T) {
+// go-dcgm returns DCGM's number in some errors, in the text of others, and mostly not at all (OBSERVED.md#error-codes).
+func TestErrorCode(t *testing.T) {
 	for err, want := range map[error]int{
 		&dcgm.Error{Code: dcgm.DCGM_ST_TIMEOUT}:                         dcgm.DCGM_ST_TIMEOUT,
 		fmt.Errorf("read: %w", &dcgm.Error{Code: dcgm.DCGM_ST_NO_DATA}): dcgm.DCGM_ST_NO_DATA,
 		errors.New("the dcgm_fields.h call failed with error code -21"): dcgm.DCGM_ST_CONNECTION_NOT_VALID,
 		errors.New("error connecting to nv-hostengine: something"):      0,
-		errors.New("failed with error code that is no number"):          0,
+		errors.New("failed with error code without a number"):           0,
 	} {
-		if got := code(err); got != want {
+		if got := errorCode(err); got != want {
 			t.Errorf("%v: code %d, want %d", err, got, want)
 		}
 	}

@@ -10,146 +10,149 @@ import (
 	"go.uber.org/zap"
 )
 
-// How long DCGM may give no value, or no new one, of GPUs that it calls OK. It samples the fields of
-// health once a second; a poll that reads metrics is given the time of three of their intervals more.
+// How long DCGM may return blanks, or no new samples, of GPUs whose status is OK. It samples the health fields once a
+// second; for metrics three of their intervals are added.
 const (
 	blindAfter = 3 * time.Second
 	staleAfter = 30 * time.Second
 )
 
-// readCount is what one poll got of GPUs that DCGM calls OK, without XIDs and the fields that a GPU does not support.
+// readCount counts the values of one poll of GPUs whose status is OK, without XIDs and unsupported fields.
 type readCount struct {
-	asked, answered int
-	times           int64 // the sum of the samples' times, µs: it changes if any is a new sample
-	newest          int64 // the newest sample's time
+	requested, measured int
+	timeSum             int64 // sum of the samples' times in µs, which any new sample changes
+	newest              int64 // time of the newest sample in µs
 }
 
 func (r *readCount) add(o readCount) {
-	r.asked, r.answered, r.times = r.asked+o.asked, r.answered+o.answered, r.times+o.times
+	r.requested, r.measured, r.timeSum = r.requested+o.requested, r.measured+o.measured, r.timeSum+o.timeSum
 	r.newest = max(r.newest, o.newest)
 }
 
-// none reports whether values were asked for and none came.
-func (r readCount) none() bool { return r.asked > 0 && r.answered == 0 }
+// allBlank reports whether values were requested and all were blank.
+func (r readCount) allBlank() bool { return r.requested > 0 && r.measured == 0 }
 
-// eyesight follows whether DCGM has new values of some fields.
-type eyesight struct {
-	saw        bool      // a value was read in this session
-	blindSince time.Time // zero if it is not blind
-	times      int64
-	movedAt    time.Time // when times last changed, by our clock: the engine's may be another
+// valueAge tracks how long a set of fields has been blank or unchanged.
+type valueAge struct {
+	measured   bool      // a value was measured in this session
+	blankSince time.Time // zero if the latest values were not blank
+	timeSum    int64
+	changedAt  time.Time // when timeSum last changed, by our clock: the engine's may differ
 }
 
-func (e *eyesight) look(r readCount, now time.Time) {
+func (a *valueAge) update(r readCount, now time.Time) {
 	switch {
-	case r.asked == 0:
-		*e = eyesight{saw: e.saw}
-	case r.answered == 0:
-		if e.blindSince.IsZero() {
-			e.blindSince = now
+	case r.requested == 0:
+		*a = valueAge{measured: a.measured}
+	case r.measured == 0:
+		if a.blankSince.IsZero() {
+			a.blankSince = now
 		}
 	default:
-		e.saw, e.blindSince = true, time.Time{}
-		if r.times != e.times || e.movedAt.IsZero() {
-			e.times, e.movedAt = r.times, now
+		a.measured, a.blankSince = true, time.Time{}
+		if r.timeSum != a.timeSum || a.changedAt.IsZero() {
+			a.timeSum, a.changedAt = r.timeSum, now
 		}
 	}
 }
 
-// fault is how DCGM does not see: the zero fault is none.
-type fault struct {
-	blind bool          // it has no value
-	idle  time.Duration // for how long it has had no new one
+// gap describes missing measurements. The zero gap means that there are none.
+type gap struct {
+	blank bool          // no values
+	idle  time.Duration // for how long there was no new sample
 }
 
-// fault returns what is wrong for long enough to be sure.
-func (e *eyesight) fault(now time.Time, blind, stale time.Duration) (f fault) {
+// gap returns a gap that has exceeded its limit.
+func (a *valueAge) gap(now time.Time, blankLimit, idleLimit time.Duration) (g gap) {
 	switch {
-	case !e.blindSince.IsZero():
-		f.blind = now.Sub(e.blindSince) >= blind
-	case !e.movedAt.IsZero() && now.Sub(e.movedAt) >= stale:
-		f.idle = now.Sub(e.movedAt)
+	case !a.blankSince.IsZero():
+		g.blank = now.Sub(a.blankSince) >= blankLimit
+	case !a.changedAt.IsZero() && now.Sub(a.changedAt) >= idleLimit:
+		g.idle = now.Sub(a.changedAt)
 	}
-	return f
+	return g
 }
 
-// sight tells whether DCGM still sees one GPU, or all of them. After an XID 119 it stops calling the driver, all values go
-// blank, and the status stays OK (12); if its thread hangs in the driver, the cache stays as it was for ever. The fields of
-// health tell; for a GPU that has none of them, all fields that a full poll reads.
-type sight struct {
-	judged, all readCount // of this poll
+// staleness tracks whether DCGM still measures one GPU, or all of them together. After an XID 119 all values are blank
+// while the status stays OK (OBSERVED.md#blind-engine). If DCGM's thread hangs in the driver, the values in the cache
+// stay the same. The health fields decide; for a GPU without any, all fields of a full poll do.
+type staleness struct {
+	healthCount, allCount readCount // of this poll
 
-	light, full eyesight // of the fields of health, and of all
-	fault       fault    // as of the last look
+	health, all valueAge // of the health fields, and of all fields
+	gap         gap      // as of the last update
 }
 
-func (g *sight) look(now time.Time, full bool, interval time.Duration) {
-	g.light.look(g.judged, now)
+func (s *staleness) update(now time.Time, full bool, interval time.Duration) {
+	s.health.update(s.healthCount, now)
 	if full {
-		g.full.look(g.all, now)
+		s.all.update(s.allCount, now)
 	}
-	switch later := staleAfter + 3*interval; {
-	case g.light.saw:
-		g.fault = g.light.fault(now, blindAfter, staleAfter)
-	case !full: // it stays what it was
-	case g.full.saw:
-		g.fault = g.full.fault(now, blindAfter, later)
-	default: // nothing was ever seen: this may be as fast as it is
-		g.fault = g.full.fault(now, later, later)
+	switch limit := staleAfter + 3*interval; {
+	case s.health.measured:
+		s.gap = s.health.gap(now, blindAfter, staleAfter)
+	case !full: // unchanged
+	case s.all.measured:
+		s.gap = s.all.gap(now, blindAfter, limit)
+	default: // never measured: the first values may take as long as any
+		s.gap = s.all.gap(now, limit, limit)
 	}
 }
 
-// current reports whether there was a new value lately.
-func (g *sight) current(now time.Time) bool {
-	return g.judged.answered > 0 && now.Sub(g.light.movedAt) < blindAfter
+// fresh reports whether there was a new sample lately.
+func (s *staleness) fresh(now time.Time) bool {
+	return s.healthCount.measured > 0 && now.Sub(s.health.changedAt) < blindAfter
 }
 
-// unseen reports whether this poll tells nothing of the GPU although it should.
-func (g *sight) unseen() bool { return g.all.none() || g.judged.none() && g.light.saw }
+// unmeasured reports whether values that exist are missing in this poll.
+func (s *staleness) unmeasured() bool {
+	return s.allCount.allBlank() || s.healthCount.allBlank() && s.health.measured
+}
 
-// checkSight fails if DCGM sees no GPU. It marks the GPUs that it does not see while it sees others: that is those GPUs'
-// fault and not DCGM's.
-func (s *session) checkSight(now time.Time, full bool) error {
-	s.node.judged, s.node.all = readCount{}, readCount{}
-	for _, g := range s.sights {
-		s.node.judged.add(g.judged)
-		s.node.all.add(g.all)
+var (
+	errBlind = errors.New("DCGM is blind: the GPUs' status is OK, but no GPU has values (an XID 119 causes this); " +
+		"restart the engine")
+	errFrozen = errors.New("DCGM takes no new samples")
+)
+
+// checkStaleness fails if DCGM measures no GPU. It marks GPUs as stale that DCGM does not measure while it measures
+// others: the fault is then the GPU's and not DCGM's (OBSERVED.md#stale-gpu).
+func (s *session) checkStaleness(now time.Time, full bool) error {
+	s.allGPUs.healthCount, s.allGPUs.allCount = readCount{}, readCount{}
+	for _, g := range s.gpuStaleness {
+		s.allGPUs.healthCount.add(g.healthCount)
+		s.allGPUs.allCount.add(g.allCount)
 	}
-	s.node.look(now, full, s.cfg.Interval)
-	switch f := s.node.fault; {
-	case f.blind:
-		return errBlind()
-	case f.idle > 0:
-		if s.cfg.Address != "" && passed(s.rewatchedAt, now, 2*staleAfter) {
-			// A host engine whose clock was set back shows the samples from before as the latest, until its clock has caught
-			// up. It drops them with the last watch. The XIDs are read before, and delivered with this poll.
-			s.rewatchedAt, s.node = now, sight{}
-			s.sights = nil
-			return s.rebuild(s.topology)
+	s.allGPUs.update(now, full, s.cfg.Interval)
+	switch g := s.allGPUs.gap; {
+	case g.blank:
+		return errBlind
+	case g.idle > 0:
+		if s.cfg.Address != "" && elapsed(s.rewatchedAt, now, 2*staleAfter) {
+			// A host engine whose clock was set back returns the samples from before until its clock has caught up. It drops
+			// them with the last watch (OBSERVED.md#sample-order). rebuild reads the XIDs first, and this poll delivers them.
+			s.rewatchedAt, s.allGPUs = now, staleness{}
+			s.gpuStaleness = nil
+			return s.rebuild(s.hierarchy)
 		}
-		return fmt.Errorf("DCGM has not measured any GPU for %v: its thread hangs in the driver, or its clock was set back", f.idle.Round(time.Second))
+		return fmt.Errorf("%w for %v: its thread hangs in the driver, or its clock was set back", errFrozen, g.idle.Round(time.Second))
 	}
-	seen := false
-	for _, g := range s.sights {
-		g.look(now, full, s.cfg.Interval)
-		seen = seen || g.fault == (fault{}) && g.current(now)
+	anyFresh := false
+	for _, g := range s.gpuStaleness {
+		g.update(now, full, s.cfg.Interval)
+		anyFresh = anyFresh || g.gap == (gap{}) && g.fresh(now)
 	}
-	for id, g := range s.sights {
-		switch stale := g.fault != (fault{}) && (seen || s.stale[id]); {
+	for id, g := range s.gpuStaleness {
+		switch stale := g.gap != (gap{}) && (anyFresh || s.stale[id]); {
 		case stale == s.stale[id]:
 		case stale:
 			s.stale[id] = true
-			s.log.Warn("a GPU cannot be measured while others can", zap.Uint("dcgm_id", id), zap.Bool("blank", g.fault.blind))
+			s.log.Warn("GPU is stale: DCGM measures other GPUs only", zap.Uint("dcgm_id", id), zap.Bool("blank", g.gap.blank))
 		default:
 			delete(s.stale, id)
-			s.fullAt = time.Time{} // its metrics are to be back soon
-			s.log.Info("a GPU can be measured again", zap.Uint("dcgm_id", id))
+			s.fullAt = time.Time{} // read its metrics again soon
+			s.log.Info("GPU is measured again", zap.Uint("dcgm_id", id))
 		}
 	}
 	return nil
-}
-
-func errBlind() error {
-	return errors.New("DCGM is blind: it calls the GPUs OK and has no value of any of them (an XID 119 does this); " +
-		"the engine must be started again")
 }

@@ -3,9 +3,9 @@
 package dcgm
 
 import (
+	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -13,22 +13,18 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
 )
 
-// After an XID 119 DCGM calls the GPUs OK and has no value of them any more.
-func TestBlindEngineEndsTheSession(t *testing.T) {
-	for name, interval := range map[string]time.Duration{"light polls": time.Hour, "full polls": time.Second} {
+// After an XID 119 the status is OK and all values are blank (OBSERVED.md#blind-engine).
+func TestBlindEngineEndsSession(t *testing.T) {
+	for name, interval := range map[string]time.Duration{"health polls": time.Hour, "full polls": time.Second} {
 		t.Run(name, func(t *testing.T) {
-			b := fresh(t)
-			b.gpus(2)
-			cfg := config()
+			cfg := testConfig()
 			cfg.Interval = interval
-			b.open(cfg)
+			b := openFixture(t, 2, cfg)
 			b.poll()
 			b.pollAfter(time.Second, 2)
+			b.blankGPUs(0, 1)
 			for id := range uint(2) {
-				for _, f := range []uint{54, 67, 150, 395, 396, 1507, 1523} {
-					b.lib.Int(script.GPU, id, f, 9223372036854775792, 0, b.clock.now())
-				}
-				b.lib.Float(script.GPU, id, 155, 140737488355328, 0, b.clock.now())
+				b.lib.Int(script.GPU, id, 54, blankInt64, 0, b.clock.now())
 			}
 			var err error
 			seconds := 0
@@ -36,43 +32,21 @@ func TestBlindEngineEndsTheSession(t *testing.T) {
 				b.add(time.Second)
 				_, err = b.Poll(t.Context())
 			}
-			if err == nil || !strings.Contains(err.Error(), "blind") || seconds > 5 {
+			if !errors.Is(err, errBlind) || seconds > 5 {
 				t.Fatalf("after %d s: %v", seconds, err)
 			}
 			if err := b.Close(); err != nil {
 				t.Error(err)
 			}
-			if _, err := Open(t.Context(), cfg, b.log); err == nil || !strings.Contains(err.Error(), "blind") {
+			if _, err := Open(t.Context(), cfg, b.log); !errors.Is(err, errBlind) {
 				t.Errorf("Open of a blind engine: %v", err)
 			}
 		})
 	}
 }
 
-// GPUs that have none of the fields of health are not blind for that.
-func TestGPUsWithoutFieldsOfHealth(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	blank := func() {
-		for _, f := range []uint{150, 395, 396, 1507, 1523} {
-			b.lib.Int(script.GPU, 0, f, 9223372036854775794, 0, b.clock.now())
-		}
-		b.lib.Float(script.GPU, 0, 155, 50, 0, b.clock.now())
-	}
-	blank()
-	b.open(config())
-	for range 100 {
-		b.poll()
-		b.add(time.Second)
-		blank()
-	}
-}
-
-func TestEngineThatStopsMeasuringEndsTheSession(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	b.open(config())
-	b.poll()
+func TestFrozenEngineEndsSession(t *testing.T) {
+	b := startFixture(t, 2)
 	for range 60 {
 		b.pollAfter(time.Second, 2)
 	}
@@ -82,13 +56,13 @@ func TestEngineThatStopsMeasuringEndsTheSession(t *testing.T) {
 		b.add(time.Second)
 		_, err = b.Poll(t.Context())
 	}
-	if err == nil || !strings.Contains(err.Error(), "has not measured") || seconds < 30 || seconds > 35 {
-		t.Errorf("after %d s: %v, want an error after 30 s", seconds, err)
+	if !errors.Is(err, errFrozen) || seconds < 30 || seconds > 35 {
+		t.Errorf("after %d s: %v, want errFrozen after 30 s", seconds, err)
 	}
 }
 
-// blank has GPUs read blank from now on.
-func (b *bench) blank(gpus ...uint) {
+// blankGPUs makes the values of GPUs blank.
+func (b *fixture) blankGPUs(gpus ...uint) {
 	for _, id := range gpus {
 		for _, f := range []uint{67, 150, 395, 396, 1507, 1523} {
 			b.lib.Int(script.GPU, id, f, 9223372036854775792, 0, b.clock.now())
@@ -97,26 +71,26 @@ func (b *bench) blank(gpus ...uint) {
 	}
 }
 
-// A GPU that cannot be measured while the others can is stale: after 3 s without a value, or after 30 s without a new one.
-// It keeps no old values, nor do its MIG devices, and comes back by itself.
-func TestGPUThatCannotBeMeasured(t *testing.T) {
+// A GPU is stale after 3 s without values, or 30 s without new ones, while others have them (OBSERVED.md#stale-gpu). A
+// stale GPU and its MIG devices have no values until the next sample.
+func TestStaleGPU(t *testing.T) {
 	for name, tt := range map[string]struct {
-		others func(b *bench) // in each second
-		from   int            // the seconds after which it is stale
+		others func(b *fixture) // in each second
+		from   int              // the seconds after which it is stale
 		to     int
 	}{
-		"without a value":     {func(b *bench) { b.sample(2); b.blank(2) }, 3, 5},
-		"without a new value": {func(b *bench) { b.sample(2) }, 30, 32},
+		"blank values": {func(b *fixture) { b.sampleGPUs(2); b.blankGPUs(2) }, 3, 5},
+		"old values":   {func(b *fixture) { b.sampleGPUs(2) }, 30, 32},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := fresh(t)
-			b.gpus(3)
-			b.mig(2, map[uint][]uint{0: {0}})
-			cfg := config()
+			b := newFixture(t)
+			b.addGPUs(3)
+			b.addInstances(2, map[uint][]uint{0: {0}})
+			cfg := testConfig()
 			cfg.Fields = append(cfg.Fields, health.FieldFBUsed)
 			b.open(cfg)
 			b.poll()
-			pass := func(sample func(*bench)) map[health.DeviceID]health.Sample {
+			pass := func(sample func(*fixture)) map[health.DeviceID]health.Sample {
 				b.add(time.Second)
 				sample(b)
 				samples, _ := b.poll()
@@ -128,7 +102,7 @@ func TestGPUThatCannotBeMeasured(t *testing.T) {
 				if s := samples[gpuID(2)]; s.Stale && since == 0 {
 					since = second
 				} else if s.Stale != (since > 0) {
-					t.Fatalf("after %d s stale is %v", second, s.Stale)
+					t.Fatalf("after %d s: stale %v", second, s.Stale)
 				}
 				for _, id := range []health.DeviceID{gpuID(2), migID(0)} {
 					s := samples[id]
@@ -138,7 +112,7 @@ func TestGPUThatCannotBeMeasured(t *testing.T) {
 				}
 				for gpu := range uint(2) {
 					if s := samples[gpuID(gpu)]; s.Stale || s.Values[health.FieldGPUTemp] != float64(40+gpu) {
-						t.Fatalf("after %d s: GPU %d is stale %v, values %v", second, gpu, s.Stale, s.Values)
+						t.Fatalf("after %d s: GPU %d: stale %v, values %v", second, gpu, s.Stale, s.Values)
 					}
 				}
 			}
@@ -146,40 +120,40 @@ func TestGPUThatCannotBeMeasured(t *testing.T) {
 				t.Errorf("stale after %d s, want %d to %d", since, tt.from, tt.to)
 			}
 			b.xid(script.GPU, 2, 119, b.clock.now())
-			if s := pass(tt.others)[gpuID(2)]; !slices.Equal(codes(s), []int{119}) || len(s.Values) != 0 {
+			if s := pass(tt.others)[gpuID(2)]; !slices.Equal(xidCodes(s), []int{119}) || len(s.Values) != 0 {
 				t.Errorf("XIDs %v, values %v", s.XIDs, s.Values)
 			}
-			all := func(b *bench) { b.sample(3); b.lib.Int(script.GPU, 2, 67, 1, 0, b.clock.now()) }
+			all := func(b *fixture) { b.sampleGPUs(3); b.lib.Int(script.GPU, 2, 67, 1, 0, b.clock.now()) }
 			if s := pass(all)[gpuID(2)]; s.Stale {
-				t.Error("measured again and still stale")
+				t.Error("stale after a new sample")
 			}
 			samples := pass(all)
 			if s := samples[gpuID(2)]; s.Stale || s.Values[health.FieldPower] != 72.5 || s.Values[health.FieldGPUTemp] != 42 {
-				t.Errorf("after a poll of everything: stale %v, values %v", s.Stale, s.Values)
+				t.Errorf("after a full poll: stale %v, values %v", s.Stale, s.Values)
 			}
 			if s := samples[migID(0)]; s.Stale || s.Values[health.FieldFBUsed] != 100 {
-				t.Errorf("the MIG device: stale %v, values %v", s.Stale, s.Values)
+				t.Errorf("MIG device: stale %v, values %v", s.Stale, s.Values)
 			}
 		})
 	}
 }
 
-// A GPU that is measured no more is no other's fault, and with the last of them it is the source's: none is stale before.
-func TestNoGPUIsStaleWhenNoneCanBeMeasured(t *testing.T) {
-	for name, others := range map[string]func(*bench){
-		"blank":  func(b *bench) { b.blank(0, 1) },
-		"frozen": func(*bench) {},
-		"both":   func(b *bench) { b.blank(0) },
+// If no GPU is measured, the session fails, and no GPU is stale before.
+func TestNoGPUIsStaleIfAllAre(t *testing.T) {
+	for name, others := range map[string]func(*fixture){
+		"blank":  func(b *fixture) { b.blankGPUs(0, 1) },
+		"frozen": func(*fixture) {},
+		"both":   func(b *fixture) { b.blankGPUs(0) },
 	} {
 		for _, lost := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, the other lost %v", name, lost), func(t *testing.T) {
-				b := fresh(t)
-				b.gpus(2)
+				b := newFixture(t)
+				b.addGPUs(2)
 				if lost {
 					b.lib.Instance(script.GPU, 1, script.GPU, 1, gpuUUID(1), 0, 0)
 					b.lib.Entity(script.GPU, 1, statusLost)
 				}
-				b.open(config())
+				b.open(testConfig())
 				b.poll()
 				b.pollAfter(time.Second, 2)
 				for second := range 60 {
@@ -191,68 +165,75 @@ func TestNoGPUIsStaleWhenNoneCanBeMeasured(t *testing.T) {
 					}
 					for _, s := range r.Samples {
 						if s.Stale {
-							t.Fatalf("after %d s %s is stale", second, s.Device)
+							t.Fatalf("after %d s: %s is stale", second, s.Device)
 						}
 					}
 				}
-				t.Error("the session goes on")
+				t.Error("the session did not end")
 			})
 		}
 	}
 }
 
-// A GPU that never had a value of the fields of health is measured by the others.
-func TestGPUWithoutFieldsOfHealthIsNotStale(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	blank := func() {
-		b.sample(1)
-		for _, f := range []uint{150, 395, 396, 1507, 1523} {
-			b.lib.Int(script.GPU, 1, f, 9223372036854775792, 0, b.clock.now())
-		}
-		b.lib.Float(script.GPU, 1, 155, 50, 0, b.clock.now())
-	}
-	blank()
-	b.open(config())
-	for range 100 {
-		b.add(time.Second)
-		blank()
-		if samples, _ := b.poll(); samples[gpuID(1)].Stale {
-			t.Fatal("stale, although its power is measured")
-		}
+// Metric fields keep a GPU without health fields from being stale, and a node without them from being blind.
+func TestGPUWithoutHealthFields(t *testing.T) {
+	for name, tt := range map[string]struct {
+		gpus  uint
+		value int64
+	}{"only GPU, not supported": {1, blankInt64 + 2}, "one of two GPUs, blank": {2, blankInt64}} {
+		t.Run(name, func(t *testing.T) {
+			b := newFixture(t)
+			b.addGPUs(tt.gpus)
+			sample := func() {
+				b.sampleGPUs(tt.gpus - 1)
+				for _, f := range []uint{150, 395, 396, 1507, 1523} {
+					b.lib.Int(script.GPU, tt.gpus-1, f, tt.value, 0, b.clock.now())
+				}
+				b.lib.Float(script.GPU, tt.gpus-1, 155, 50, 0, b.clock.now())
+			}
+			sample()
+			b.open(testConfig())
+			for range 100 {
+				b.add(time.Second)
+				sample()
+				if samples, _ := b.poll(); samples[gpuID(tt.gpus-1)].Stale {
+					t.Fatal("stale with a new power value")
+				}
+			}
+		})
 	}
 }
 
-// A GPU that never had any value of this session is stale too, if the others have them.
-func TestGPUThatWasNeverMeasured(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	b.blank(1)
-	b.open(config())
+// A GPU without any value in this session is stale if others have values.
+func TestGPUNeverMeasuredIsStale(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
+	b.blankGPUs(1)
+	b.open(testConfig())
 	stale := false
 	for range 120 {
 		b.add(time.Second)
-		b.sample(1)
-		b.blank(1)
+		b.sampleGPUs(1)
+		b.blankGPUs(1)
 		samples, _ := b.poll()
 		stale = samples[gpuID(1)].Stale
 	}
 	if !stale {
-		t.Error("not stale after two minutes")
+		t.Error("not stale after 2 minutes")
 	}
 }
 
-// An engine that was opened blind, and has the names of the GPUs, is told as one that went blind.
-func TestEngineThatIsBlindWhenOpened(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	b.blank(0, 1)
+// An engine that is blind when opened, but has the UUIDs of the GPUs, ends the session too.
+func TestEngineBlindAtOpen(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(2)
+	b.blankGPUs(0, 1)
 	b.lib.Incident(script.GPU, 0, 0x40, 10, 11, "Cannot reliably read the power usage")
-	b.open(config())
+	b.open(testConfig())
 	for second := range 120 {
 		r, err := b.Poll(t.Context())
 		if err != nil {
-			if !strings.Contains(err.Error(), "blind") {
+			if !errors.Is(err, errBlind) {
 				t.Errorf("after %d s: %v", second, err)
 			}
 			return
@@ -263,45 +244,38 @@ func TestEngineThatIsBlindWhenOpened(t *testing.T) {
 			}
 		}
 		b.add(time.Second)
-		b.blank(0, 1)
+		b.blankGPUs(0, 1)
 	}
-	t.Error("the session goes on")
+	t.Error("the session did not end")
 }
 
-// A host engine whose clock was set back shows no new sample. Whoever connects to it again sees new ones.
-func TestHostEngineWhoseClockIsSetBack(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	cfg := config()
+// A rebuild recovers from a host engine whose clock was set back, without an error or a lost XID
+// (OBSERVED.md#sample-order).
+func TestHostEngineClockSetBack(t *testing.T) {
+	cfg := testConfig()
 	cfg.Address = "node:5555"
-	b.open(cfg)
+	b := openFixture(t, 2, cfg)
 	b.poll()
 	b.lib.Clock(-time.Hour)
-	pass := func(seconds int) (err error) {
-		for i := 0; i < seconds && err == nil; i++ {
-			b.add(time.Second)
-			b.sample(2)
-			_, err = b.Poll(t.Context())
-		}
-		return err
+	var got, want []int
+	for n := range 120 {
+		b.add(time.Second)
+		b.xid(script.GPU, 0, int64(1000+n), b.clock.now())
+		got = append(got, xidCodes(b.pollAfter(0, 2)[gpuID(0)])...)
+		want = append(want, 1000+n)
 	}
-	if err := pass(120); err != nil {
-		t.Errorf("%v", err)
+	if slices.Sort(got); !slices.Equal(got, want) {
+		t.Errorf("XIDs %v", got)
 	}
 }
 
-// A GPU that cannot be measured stays so when nothing is there to compare it with.
+// A stale GPU stays stale while no other GPU is measured.
 func TestStaleGPUStaysStale(t *testing.T) {
 	for _, how := range []string{"lost", "paused"} {
 		t.Run(how, func(t *testing.T) {
-			b := fresh(t)
-			b.gpus(2)
-			b.open(config())
-			b.poll()
-			for second := range 40 { // GPU 1 stands still
-				b.add(time.Second)
-				b.sample(1)
-				s, _ := b.poll()
+			b := startFixture(t, 2)
+			for second := range 40 { // GPU 1 has no new samples
+				s := b.pollAfter(time.Second, 1)
 				if second == 39 && !s[gpuID(1)].Stale {
 					t.Fatal("not stale")
 				}
@@ -313,7 +287,7 @@ func TestStaleGPUStaysStale(t *testing.T) {
 				b.add(time.Second)
 				s, _ := b.poll()
 				if !s[gpuID(1)].Stale {
-					t.Fatalf("%d s later GPU 1 is measured: %v", second, s[gpuID(1)].Values)
+					t.Fatalf("after %d s: GPU 1 is not stale, values %v", second, s[gpuID(1)].Values)
 				}
 			}
 		})

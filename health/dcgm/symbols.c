@@ -1,14 +1,13 @@
 //go:build cgo && linux
 
-// DCGM's functions, as this program's own.
+// This file defines DCGM's functions in this program.
 //
-// go-dcgm leaves every DCGM function undefined in the program, for the dynamic linker to find at its
-// first call. That has three ends that nothing in Go can catch: a call before the library is loaded, or
-// of a function that an older library lacks, ends the process with code 127; a toolchain that links with
-// "-z now" (Ubuntu's) makes a program that does not start where there is no libdcgm; and `go build` lets
-// no package ask for "-z lazy". So each function is defined here, as one jump through a pointer that
-// first leads to an answer of "not found" and, once the library is loaded, to the library. The names are
-// hidden: libdcgm's own calls of them stay inside libdcgm.
+// go-dcgm leaves every DCGM function undefined, so that the dynamic linker resolves it at the first call. That has
+// consequences that Go code cannot handle: a call before the library is loaded, or of a function that an older library
+// lacks, ends the process with code 127; a toolchain that links with "-z now" (Ubuntu's) makes a program that does not
+// start without libdcgm; and `go build` accepts no "-z lazy" from a package. So each function here is a jump through a
+// pointer. It points to a function that returns "not found" until the library is loaded, then to the library's function.
+// The symbols are hidden, so that libdcgm's own calls stay inside libdcgm.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -18,7 +17,7 @@
 
 #include "symbols.h"
 
-// Every function that go-dcgm v1.4601.1 calls. TestNoUndefinedSymbols tells of one that is missing.
+// Every function that go-dcgm v1.4601.1 calls. TestNoUndefinedSymbols fails if one is missing.
 #define RETURNING_INT(X)                                                                                 \
     X(dcgmInit) X(dcgmShutdown) X(dcgmStartEmbedded) X(dcgmStopEmbedded) X(dcgmConnect_v2)               \
     X(dcgmConnect_v3) X(dcgmDisconnect) X(dcgmAttachDriver) X(dcgmDetachDriver) X(dcgmVersionInfo)       \
@@ -44,10 +43,10 @@ static const char *no_text(void) { return "libdcgm is not loaded"; }
 
 #if defined(__x86_64__)
 #define JUMP(name) "\tendbr64\n\tjmp *gna_" #name "(%rip)\n"
-#elif defined(__aarch64__) // x16 is the register that the ABI leaves to such jumps; hint 34 is "bti c"
+#elif defined(__aarch64__) // the ABI reserves x16 for such jumps; hint 34 is "bti c"
 #define JUMP(name) "\thint #34\n\tadrp x16, gna_" #name "\n\tldr x16, [x16, #:lo12:gna_" #name "]\n\tbr x16\n"
 #else
-#error "NVIDIA makes DCGM for amd64 and arm64 only"
+#error "DCGM exists for amd64 and arm64 only"
 #endif
 
 #define FORWARD(name, missing)                                                                           \
@@ -66,8 +65,8 @@ static void *library;
 char *gna_load(const char *name) {
     void *opened = dlopen(name, RTLD_LAZY | RTLD_GLOBAL);
     if (opened == NULL) {
-        const char *why = dlerror();
-        return strdup(why != NULL ? why : name);
+        const char *reason = dlerror();
+        return strdup(reason != NULL ? reason : name);
     }
     library = opened;
 #define BIND(name)                                                                                       \

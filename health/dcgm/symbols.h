@@ -1,13 +1,13 @@
-// What library.go calls of symbols.c.
+// The functions of symbols.c that library.go calls.
 
 #ifndef GNA_SYMBOLS_H
 #define GNA_SYMBOLS_H
 
-// gna_load loads the library called name for the life of the process and binds DCGM's functions to it.
-// It returns NULL, or why it cannot: a string for the caller to free.
+// gna_load loads the library for the lifetime of the process and binds DCGM's functions to it. It returns NULL, or an
+// error that the caller must free.
 char *gna_load(const char *name);
 
-// gna_path is the file that was loaded, or "".
+// gna_path returns the path of the loaded library, or "".
 const char *gna_path(void);
 
 // gna_has reports whether the loaded library has the function.

@@ -12,10 +12,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
 )
 
-func TestValuesOfEightGPUs(t *testing.T) {
-	b := fresh(t)
-	b.gpus(8)
-	b.open(config())
+func TestValues(t *testing.T) {
+	b := openFixture(t, 8, testConfig())
 	samples, r := b.poll()
 	if len(samples) != 8 || len(r.Devices) != 8 {
 		t.Fatalf("%d samples of %d devices, want 8 of 8", len(samples), len(r.Devices))
@@ -35,11 +33,9 @@ func TestValuesOfEightGPUs(t *testing.T) {
 	}
 }
 
-// A blank is absent, whatever way it is written; a value that looks a little like one is not.
-func TestBlanks(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.open(config())
+// All blanks are absent; values close to a blank are not (OBSERVED.md#blanks).
+func TestBlankValues(t *testing.T) {
+	b := openFixture(t, 1, testConfig())
 	integers := func(v int64, status int) func() {
 		return func() { b.lib.Int(script.GPU, 0, 150, v, status, b.clock.now()) }
 	}
@@ -52,32 +48,32 @@ func TestBlanks(t *testing.T) {
 		want  float64
 		ok    bool
 	}{
-		"status although the value is there": {integers(50, errNoData), health.FieldGPUTemp, 0, false},
-		"double with a status":               {floats(50, -16), health.FieldPower, 0, false},
-		"a string in the place of a number":  {func() { b.lib.Text(script.GPU, 0, 150, "45", 0, b.clock.now()) }, health.FieldGPUTemp, 0, false},
-		"0 is a value":                       {integers(0, 0), health.FieldGPUTemp, 0, true},
-		"a negative value":                   {integers(-5, 0), health.FieldGPUTemp, -5, true},
-		"below the 32-bit blank":             {integers(0x7fffffef, 0), health.FieldGPUTemp, 0x7fffffef, true},
-		"above 32 bits":                      {integers(0x80000000, 0), health.FieldGPUTemp, 0x80000000, true},
-		"below the double blank":             {floats(140737488355327, 0), health.FieldPower, 140737488355327, true},
-		"0 W":                                {floats(0, 0), health.FieldPower, 0, true},
-		"NaN":                                {floats(math.NaN(), 0), health.FieldPower, 0, false},
-		"infinite":                           {floats(math.Inf(-1), 0), health.FieldPower, 0, false},
+		"int64 with a status":    {integers(50, errNoData), health.FieldGPUTemp, 0, false},
+		"double with a status":   {floats(50, -16), health.FieldPower, 0, false},
+		"text in a number field": {func() { b.lib.Text(script.GPU, 0, 150, "45", 0, b.clock.now()) }, health.FieldGPUTemp, 0, false},
+		"zero":                   {integers(0, 0), health.FieldGPUTemp, 0, true},
+		"a negative value":       {integers(-5, 0), health.FieldGPUTemp, -5, true},
+		"below the 32-bit blank": {integers(0x7fffffef, 0), health.FieldGPUTemp, 0x7fffffef, true},
+		"above 32 bits":          {integers(0x80000000, 0), health.FieldGPUTemp, 0x80000000, true},
+		"below the double blank": {floats(140737488355327, 0), health.FieldPower, 140737488355327, true},
+		"0 W":                    {floats(0, 0), health.FieldPower, 0, true},
+		"NaN":                    {floats(math.NaN(), 0), health.FieldPower, 0, false},
+		"infinite":               {floats(math.Inf(-1), 0), health.FieldPower, 0, false},
 	}
-	for i, word := range []string{"blank", "not found", "not supported", "not permissioned"} {
-		tests["int64 "+word] = struct {
+	for i, kind := range []string{"blank", "not found", "not supported", "not permissioned"} {
+		tests["int64 "+kind] = struct {
 			set   func()
 			field health.Field
 			want  float64
 			ok    bool
 		}{integers(9223372036854775792+int64(i), 0), health.FieldGPUTemp, 0, false}
-		tests["int32 in int64 "+word] = struct {
+		tests["int32 in int64 "+kind] = struct {
 			set   func()
 			field health.Field
 			want  float64
 			ok    bool
 		}{integers(2147483632+int64(i), 0), health.FieldGPUTemp, 0, false}
-		tests["double "+word] = struct {
+		tests["double "+kind] = struct {
 			set   func()
 			field health.Field
 			want  float64
@@ -87,21 +83,19 @@ func TestBlanks(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			b.add(10 * time.Second)
-			b.sample(1)
+			b.sampleGPUs(1)
 			tt.set()
 			samples, _ := b.poll()
 			got, ok := samples[gpuID(0)].Values[tt.field]
 			if ok != tt.ok || got != tt.want {
-				t.Errorf("value %v, there %v; want %v, %v", got, ok, tt.want, tt.ok)
+				t.Errorf("value %v, present %v; want %v, %v", got, ok, tt.want, tt.ok)
 			}
 		})
 	}
 }
 
-func TestLightPollsReadHealthOnly(t *testing.T) {
-	b := fresh(t)
-	b.gpus(8)
-	b.open(config())
+func TestHealthPollReadsHealthFieldsOnly(t *testing.T) {
+	b := openFixture(t, 8, testConfig())
 	first, _ := b.poll()
 	calls := b.lib.Calls("dcgmEntitiesGetLatestValues")
 
@@ -110,17 +104,17 @@ func TestLightPollsReadHealthOnly(t *testing.T) {
 	b.lib.Int(script.GPU, 3, 396, 1, 0, b.clock.now())
 	light, _ := b.poll()
 	if n := b.lib.Calls("dcgmEntitiesGetLatestValues") - calls; n != 1 {
-		t.Errorf("a light poll made %d reads, want 1", n)
+		t.Errorf("%d reads in a health poll, want 1", n)
 	}
 	values := light[gpuID(3)].Values
 	if values[health.FieldRemapPending] != 1 {
-		t.Errorf("a light poll does not see a remap pending: %v", values)
+		t.Errorf("no pending remap in a health poll: %v", values)
 	}
 	if values[health.FieldPower] != 73.5 {
-		t.Errorf("a light poll has power %v, want the last one, 73.5", values[health.FieldPower])
+		t.Errorf("power %v in a health poll, want the last one, 73.5", values[health.FieldPower])
 	}
 	if first[gpuID(3)].Values[health.FieldRemapPending] != 0 {
-		t.Error("values that were given away were modified")
+		t.Error("values of an earlier reading changed")
 	}
 
 	b.add(9 * time.Second)
@@ -129,14 +123,14 @@ func TestLightPollsReadHealthOnly(t *testing.T) {
 		t.Errorf("power %v after an interval, want 99", got)
 	}
 	if n := b.lib.Calls("dcgmEntitiesGetLatestValues") - calls; n != 2 {
-		t.Errorf("a light and a full poll made %d reads, want 2", n)
+		t.Errorf("%d reads in a health and a full poll, want 2", n)
 	}
 }
 
-func TestReadsAreCut(t *testing.T) {
-	b := fresh(t)
-	b.gpus(8)
-	cfg := config()
+func TestReadsAreLimited(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(8)
+	cfg := testConfig()
 	for f := range 60 {
 		cfg.Fields = append(cfg.Fields, health.Field(600+f))
 	}
@@ -155,7 +149,7 @@ func TestReadsAreCut(t *testing.T) {
 			}
 		}
 	}
-	if n := b.lib.Widest(); n > 256 { // above this go-dcgm takes new memory for every call
-		t.Errorf("a call asked for %d values, the most is to be 256", n)
+	if n := b.lib.Widest(); n > 256 { // above this go-dcgm allocates memory in every call
+		t.Errorf("%d values in one call, want at most 256", n)
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// entity is a GPU, a GPU instance or a compute instance by DCGM's own number, which is not the driver's.
+// entity is a GPU, a GPU instance or a compute instance, by DCGM's number, which is not the driver's.
 type entity struct {
 	kind dcgm.Field_Entity_Group
 	id   uint
@@ -28,41 +28,41 @@ func pairs(entities []entity) []dcgm.GroupEntityPair {
 	return all
 }
 
-// How samples are taken and kept. XIDs are events: ten minutes of them outlive a reconnect.
+// Intervals between samples, and how long or how many DCGM keeps. Ten minutes of XIDs outlast a reconnect.
 const (
-	healthEvery    = time.Second
-	inventoryEvery = time.Minute
-	keepLatest     = 1
-	keepXIDs       = 10 * time.Minute
+	healthInterval    = time.Second
+	inventoryInterval = time.Minute
+	keepLatest        = 1
+	keepXIDs          = 10 * time.Minute
 )
 
-// watches are what one inventory has DCGM sample. They are made anew when the inventory changes.
+// watches are the fields that DCGM samples for an inventory. A changed inventory gets new watches.
 type watches struct {
-	gpus, instances, computes []entity // those that DCGM took into its groups
+	gpus, instances, computes []entity // in DCGM's groups
 
-	gpuPairs, instancePairs, computePairs []dcgm.GroupEntityPair // the same, as go-dcgm takes them
+	gpuPairs, instancePairs, computePairs []dcgm.GroupEntityPair // the same for go-dcgm
 	xidPairs                              []dcgm.GroupEntityPair // all of them
 
-	gpuFields     []dcgm.Short // of GPUs, at a full poll
-	computeFields []dcgm.Short // of compute instances, at a full poll
-	lightFields   []dcgm.Short // of GPUs, at every poll
+	gpuFields     []dcgm.Short // of GPUs, read in full polls
+	computeFields []dcgm.Short // of compute instances, read in full polls; field 230 is first
+	lightFields   []dcgm.Short // of GPUs, read in every poll
 
-	inventoryFields []dcgm.Short // of GPUs, when the inventory is read
-	texts           []dcgm.Short // those among them that are asked for as they are
+	inventoryFields []dcgm.Short // of GPUs, read with the inventory
+	texts           []dcgm.Short // those of Config.Fields among them
 
-	gpuGroup  group // GPUs: health and metrics
-	all       group // GPUs and instances: inventory and XIDs
+	gpuGroup  group // GPUs: health checks, health and metric fields
+	allGroup  group // GPUs and instances: inventory and XIDs
 	xidFields fieldGroup
-	health    bool // DCGM's own health checks are on
+	health    bool // DCGM's health checks are enabled
 
-	undo []func() error // what takes all of it back, last first
+	cleanup []func() error // removes everything, in reverse order
 
 	inventory fieldGroup
-	sampled   []sampled // in the order in which they were asked for
+	watched   []watchedFields // in the order of their creation
 }
 
-// sampled is a field group that DCGM samples. Of two of one client that have a field in common the last one counts.
-type sampled struct {
+// watchedFields is a field group that DCGM samples. If two of one client share a field, the later one applies.
+type watchedFields struct {
 	fields  []dcgm.Short
 	handle  fieldGroup
 	group   group
@@ -71,24 +71,24 @@ type sampled struct {
 	samples int32
 }
 
-func (f sampled) watch(every time.Duration) error {
+func (f watchedFields) watch(every time.Duration) error {
 	return dcgm.WatchFieldsWithGroupEx(f.handle.handle, f.group.handle, every.Microseconds(), f.keep.Seconds(), f.samples)
 }
 
-// hasten has the inventory sampled now, and once a second from now on.
-func (w *watches) hasten() error {
-	for _, f := range w.sampled {
+// speedUpInventory makes DCGM sample the inventory now and then once a second.
+func (w *watches) speedUpInventory() error {
+	for _, f := range w.watched {
 		if f.handle == w.inventory {
-			return f.watch(healthEvery)
+			return f.watch(healthInterval)
 		}
 	}
 	return nil
 }
 
-// restore ends what hasten has begun, for the inventory and for what has a field in common with it.
-func (w *watches) restore() error {
+// restoreIntervals ends speedUpInventory, for the inventory and the watches that share a field with it.
+func (w *watches) restoreIntervals() error {
 	var errs []error
-	for _, f := range w.sampled {
+	for _, f := range w.watched {
 		if slices.ContainsFunc(f.fields, func(field dcgm.Short) bool { return slices.Contains(inventoryFields(), field) }) {
 			errs = append(errs, f.watch(f.every))
 		}
@@ -100,9 +100,9 @@ type group struct{ handle dcgm.GroupHandle }
 
 type fieldGroup struct{ handle dcgm.FieldHandle }
 
-// watch has DCGM watch the topology's entities. status tells which GPUs can be reached: DCGM takes no
-// other into a group (10).
-func (s *session) watch(t topology, status map[uint]dcgm.EntityStatus) (w *watches, err error) {
+// newWatches watches the entities of the hierarchy, except unreachable GPUs: DCGM adds no lost GPU to a group
+// (OBSERVED.md#lost-gpu).
+func (s *session) newWatches(h hierarchy, status map[uint]dcgm.EntityStatus) (w *watches, err error) {
 	w = &watches{}
 	defer func() {
 		if err != nil {
@@ -110,25 +110,25 @@ func (s *session) watch(t topology, status map[uint]dcgm.EntityStatus) (w *watch
 			w = nil
 		}
 	}()
-	if len(t.gpus) == 0 {
+	if len(h.gpus) == 0 {
 		return w, nil
 	}
 	if w.gpuGroup, err = s.newGroup(w, "gpus"); err != nil {
 		return w, err
 	}
-	if w.all, err = s.newGroup(w, "all"); err != nil {
+	if w.allGroup, err = s.newGroup(w, "all"); err != nil {
 		return w, err
 	}
 	lost := map[uint]bool{}
-	for _, id := range t.gpus {
+	for _, id := range h.gpus {
 		err := dcgm.AddEntityToGroup(w.gpuGroup.handle, dcgm.FE_GPU, id)
 		if err == nil {
-			err = dcgm.AddEntityToGroup(w.all.handle, dcgm.FE_GPU, id)
+			err = dcgm.AddEntityToGroup(w.allGroup.handle, dcgm.FE_GPU, id)
 		}
 		switch {
 		case err == nil:
 			w.gpus = append(w.gpus, entity{dcgm.FE_GPU, id})
-		case reachable(status[id]) && reachable(dcgm.GetGPUStatus(id)): // it is not just lost
+		case reachable(status[id]) && reachable(dcgm.GetGPUStatus(id)): // still reachable
 			return w, err
 		default:
 			lost[id] = true
@@ -137,11 +137,11 @@ func (s *session) watch(t topology, status map[uint]dcgm.EntityStatus) (w *watch
 	if len(w.gpus) == 0 {
 		return w, nil
 	}
-	for _, in := range t.instances {
+	for _, in := range h.instances {
 		if lost[in.gpu] {
 			continue
 		}
-		if err := dcgm.AddEntityToGroup(w.all.handle, in.kind, in.id); err != nil {
+		if err := dcgm.AddEntityToGroup(w.allGroup.handle, in.kind, in.id); err != nil {
 			return w, err
 		}
 		if in.kind == dcgm.FE_GPU_I {
@@ -152,80 +152,80 @@ func (s *session) watch(t topology, status map[uint]dcgm.EntityStatus) (w *watch
 	}
 	w.gpuPairs, w.instancePairs, w.computePairs = pairs(w.gpus), pairs(w.instances), pairs(w.computes)
 	w.xidPairs = slices.Concat(w.gpuPairs, w.instancePairs, w.computePairs)
-	return w, s.watchFields(w, t)
+	return w, s.addWatches(w, h)
 }
 
-func (s *session) watchFields(w *watches, t topology) (err error) {
-	c, err := s.fields()
+func (s *session) addWatches(w *watches, h hierarchy) (err error) {
+	selected, err := s.selectFields()
 	if err != nil {
 		return err
 	}
-	judged, metrics := c.judged, c.metrics
+	metrics := selected.metrics
 	profiling := slices.DeleteFunc(slices.Clone(metrics), func(f dcgm.Short) bool { return !isProfiling(f) })
 	metrics = slices.DeleteFunc(metrics, isProfiling)
-	w.lightFields = slices.Concat(judged, []dcgm.Short{fieldXID})
+	w.lightFields = slices.Concat(selected.health, []dcgm.Short{fieldXID})
 	w.gpuFields = slices.Concat(w.lightFields, metrics)
-	w.computeFields = slices.Concat([]dcgm.Short{fieldXID}, perInstance(metrics))
+	w.computeFields = slices.Concat([]dcgm.Short{fieldXID}, instanceFields(metrics))
 
-	if w.inventory, err = s.watchFew(w, "inventory", w.all, inventoryFields(), inventoryEvery, 0, keepLatest); err != nil {
+	if w.inventory, err = s.watchFieldGroup(w, "inventory", w.allGroup, inventoryFields(), inventoryInterval, 0, keepLatest); err != nil {
 		return err
 	}
-	w.texts, w.inventoryFields = c.texts, union(inventoryFields(), c.texts)
-	own := w.inventoryFields[len(inventoryFields()):] // a field is watched once: one client's watches are not counted
-	if err = s.watchGroup(w, "texts", w.gpuGroup, own, inventoryEvery); err != nil {
+	w.texts, w.inventoryFields = selected.texts, union(inventoryFields(), selected.texts)
+	texts := w.inventoryFields[len(inventoryFields()):] // each field once: DCGM does not count the watches of a client
+	if err = s.watchLatest(w, "texts", w.gpuGroup, texts, inventoryInterval); err != nil {
 		return err
 	}
-	if w.xidFields, err = s.watchFew(w, "xids", w.all, []dcgm.Short{fieldXID}, healthEvery, keepXIDs, 0); err != nil {
+	if w.xidFields, err = s.watchFieldGroup(w, "xids", w.allGroup, []dcgm.Short{fieldXID}, healthInterval, keepXIDs, 0); err != nil {
 		return err
 	}
-	if err = s.watchGroup(w, "health", w.gpuGroup, judged, healthEvery); err != nil {
+	if err = s.watchLatest(w, "health", w.gpuGroup, selected.health, healthInterval); err != nil {
 		return err
 	}
-	if err = s.watchGroup(w, "metrics", w.gpuGroup, metrics, s.cfg.Interval); err != nil {
+	if err = s.watchLatest(w, "metrics", w.gpuGroup, metrics, s.cfg.Interval); err != nil {
 		return err
 	}
-	if own := w.computeFields[1:]; len(w.computes) > 0 && len(own) > 0 {
-		parts, err := s.groupOf(w, "instances", w.computes)
+	if fields := w.computeFields[1:]; len(w.computes) > 0 && len(fields) > 0 {
+		computes, err := s.newGroupOf(w, "instances", w.computes)
 		if err != nil {
 			return err
 		}
-		if err := s.watchGroup(w, "instance-metrics", parts, own, s.cfg.Interval); err != nil {
+		if err := s.watchLatest(w, "instance-metrics", computes, fields, s.cfg.Interval); err != nil {
 			return err
 		}
 	}
-	if err = s.watchProfiling(w, t, profiling); err != nil {
+	if err = s.watchProfiling(w, h, profiling); err != nil {
 		return err
 	}
-	if s.systems == 0 || !has("dcgmHealthSet") || !has("dcgmHealthCheck") {
+	if s.systems == 0 || !hasFunction("dcgmHealthSet") || !hasFunction("dcgmHealthCheck") {
 		return nil
 	}
 	if err := dcgm.HealthSet(w.gpuGroup.handle, s.systems); err != nil {
-		s.log.Warn("DCGM's own health checks are not available", zap.Error(err))
+		s.log.Warn("DCGM health checks are not available", zap.Error(err))
 		return nil
 	}
 	w.health = true
-	w.undo = append(w.undo, func() error { return dcgm.HealthSet(w.gpuGroup.handle, 0) })
+	w.cleanup = append(w.cleanup, func() error { return dcgm.HealthSet(w.gpuGroup.handle, 0) })
 	return nil
 }
 
-// name is unique in an engine that others, and an earlier run of this program, use too.
-func (s *session) name(what string) string {
-	s.names++
-	return fmt.Sprintf("gpu-node-agent-%d-%d-%s", os.Getpid(), s.names, what)
+// groupName returns a name that is unique in an engine with other clients and earlier runs of this program.
+func (s *session) groupName(purpose string) string {
+	s.groupCount++
+	return fmt.Sprintf("gpu-node-agent-%d-%d-%s", os.Getpid(), s.groupCount, purpose)
 }
 
-func (s *session) newGroup(w *watches, what string) (group, error) {
-	handle, err := dcgm.CreateGroup(s.name(what))
+func (s *session) newGroup(w *watches, purpose string) (group, error) {
+	handle, err := dcgm.CreateGroup(s.groupName(purpose))
 	if err != nil {
 		return group{}, err
 	}
-	w.undo = append(w.undo, func() error { return dcgm.DestroyGroup(handle) })
+	w.cleanup = append(w.cleanup, func() error { return dcgm.DestroyGroup(handle) })
 	return group{handle}, nil
 }
 
-// groupOf makes a group of entities that can be reached.
-func (s *session) groupOf(w *watches, what string, entities []entity) (group, error) {
-	g, err := s.newGroup(w, what)
+// newGroupOf creates a group of reachable entities.
+func (s *session) newGroupOf(w *watches, purpose string, entities []entity) (group, error) {
+	g, err := s.newGroup(w, purpose)
 	if err != nil {
 		return group{}, err
 	}
@@ -237,57 +237,55 @@ func (s *session) groupOf(w *watches, what string, entities []entity) (group, er
 	return g, nil
 }
 
-// watchGroup has the newest sample of fields of a group at hand, sampled every so often.
-func (s *session) watchGroup(w *watches, what string, g group, fields []dcgm.Short, every time.Duration) error {
-	for some := range slices.Chunk(fields, maxFields) {
-		if _, err := s.watchFew(w, what, g, some, every, 0, keepLatest); err != nil {
+// watchLatest makes DCGM sample any number of fields of a group and keep the newest samples.
+func (s *session) watchLatest(w *watches, purpose string, g group, fields []dcgm.Short, every time.Duration) error {
+	for chunk := range slices.Chunk(fields, maxFields) {
+		if _, err := s.watchFieldGroup(w, purpose, g, chunk, every, 0, keepLatest); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// watchFew has fields of a group sampled: every so often, kept for so long, so many of them; 0 is no bound. It returns
-// when each has been sampled once. They are as many as one field group has, and at least one: go-dcgm panics over an
-// empty list.
-func (s *session) watchFew(
-	w *watches, what string, g group, fields []dcgm.Short, every, keep time.Duration, samples int32,
+// watchFieldGroup makes DCGM sample 1 to maxFields fields of a group, and keep the samples for a time or a number of
+// samples; 0 is no limit. It returns when each field has been sampled once. go-dcgm panics if fields is empty.
+func (s *session) watchFieldGroup(
+	w *watches, purpose string, g group, fields []dcgm.Short, every, keep time.Duration, samples int32,
 ) (fieldGroup, error) {
-	handle, err := dcgm.FieldGroupCreate(s.name(what), fields)
+	handle, err := dcgm.FieldGroupCreate(s.groupName(purpose), fields)
 	if err != nil {
-		return fieldGroup{}, fmt.Errorf("fields of %s: %w", what, err)
+		return fieldGroup{}, fmt.Errorf("fields of %s: %w", purpose, err)
 	}
-	f := sampled{fields, fieldGroup{handle}, g, every, keep, samples}
+	f := watchedFields{fields, fieldGroup{handle}, g, every, keep, samples}
 	if err := f.watch(every); err != nil {
-		// Best effort: the watch may stand, if it was its first update that failed, or not.
+		// Best effort: if only its first update failed, the watch exists.
 		_ = dcgm.UnwatchFields(handle, g.handle)
 		_ = dcgm.FieldGroupDestroy(handle)
-		return fieldGroup{}, fmt.Errorf("watch fields of %s: %w", what, err)
+		return fieldGroup{}, fmt.Errorf("watch fields of %s: %w", purpose, err)
 	}
-	w.undo = append(w.undo,
+	w.cleanup = append(w.cleanup,
 		func() error { return dcgm.FieldGroupDestroy(handle) },
 		func() error { return dcgm.UnwatchFields(handle, g.handle) })
-	w.sampled = append(w.sampled, f)
+	w.watched = append(w.watched, f)
 	return f.handle, nil
 }
 
-// close takes everything back. Without it the watches would go on until the connection ends. That a field is not
-// watched is no error: DCGM says so of global fields, such as the driver's version, which it watches for the whole node
-// and looks for on each entity of the group, and of instances that are gone. It has then taken the others back.
+// close removes everything, which would otherwise exist until the connection ends. It ignores that a field is not watched:
+// DCGM returns that for global fields (OBSERVED.md#global-fields) and removed instances, after removing the other watches.
 func (w *watches) close() error {
 	var errs []error
-	for _, undo := range slices.Backward(w.undo) {
-		if err := undo(); err != nil && !notWatched(err) {
+	for _, remove := range slices.Backward(w.cleanup) {
+		if err := remove(); err != nil && !isNotWatched(err) {
 			errs = append(errs, err)
 		}
 	}
-	w.undo = nil
+	w.cleanup = nil
 	return errors.Join(errs...)
 }
 
-// code is DCGM's number for an error (dcgm_structs.h: dcgmReturn_t), 0 if it has none: go-dcgm gives
-// most of its errors as words only.
-func code(err error) int {
+// errorCode returns DCGM's number of an error (dcgm_structs.h: dcgmReturn_t), or 0 if go-dcgm returns none
+// (OBSERVED.md#error-codes).
+func errorCode(err error) int {
 	if e, ok := errors.AsType[*dcgm.Error](err); ok {
 		return int(e.Code)
 	}
@@ -300,7 +298,7 @@ func code(err error) int {
 	return 0
 }
 
-// notWatched reports whether DCGM says that a field is not watched. go-dcgm gives that as words only.
-func notWatched(err error) bool {
-	return strings.HasSuffix(err.Error(), words(dcgm.DCGM_ST_NOT_WATCHED))
+// isNotWatched reports whether the error is that a field is not watched. go-dcgm returns it as a text only.
+func isNotWatched(err error) bool {
+	return strings.HasSuffix(err.Error(), errorText(dcgm.DCGM_ST_NOT_WATCHED))
 }

@@ -4,36 +4,32 @@ package dcgm
 
 import (
 	"context"
-	"errors"
 
 	"github.com/NVIDIA/go-dcgm/pkg/dcgm"
 	"go.uber.org/zap"
 )
 
-// XIDsChanged reports whether the latest value of field 230 differs from the last poll's on any entity. It is one
-// read of DCGM's cache. The stream itself is left to the poll: go-dcgm allocates a mebibyte for each reading of it.
+// XIDsChanged reports whether the latest value of field 230 has changed on any entity since the last poll. It makes one
+// read of DCGM's cache. Only polls read the stream: go-dcgm allocates a mebibyte for each read of it.
 func (s *session) XIDsChanged(context.Context) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	switch {
-	case s.closed:
-		return false, errors.New("the DCGM session is closed")
-	case s.failed != nil:
-		return false, s.failed
+	if err := s.usable(); err != nil {
+		return false, err
 	}
 	changed := false
-	err := latest(s.watches.xidPairs, []dcgm.Short{fieldXID}, func(v *dcgm.FieldValue_v2) {
-		row, ok := xidOf(v)
+	err := readLatest(s.watches.xidPairs, []dcgm.Short{fieldXID}, func(v *dcgm.FieldValue_v2) {
+		row, ok := parseXID(v)
 		changed = changed || ok && row != s.latestXID[entity{v.EntityGroupId, v.EntityID}]
 	})
 	switch {
 	case err == nil:
 		return changed, nil
-	case dead(err):
+	case connectionLost(err):
 		s.failed = err
 		return false, err
 	}
-	// DCGM may refuse an entity that has gone. A poll finds out whether it works with the others.
-	s.log.Debug("XIDs could not be read between two polls", zap.Error(err))
+	// DCGM refuses an entity that was removed. The next poll reads the remaining ones.
+	s.log.Debug("cannot read XIDs between polls", zap.Error(err))
 	return true, nil
 }

@@ -12,22 +12,14 @@ import (
 )
 
 const (
-	// xidsEvery is how often the stream is read although no latest value has changed, as long as one may not show that a row
-	// has come: see hidesRows.
-	xidsEvery = time.Second
-	// sampledWithin is how old the newest sample of the fields of health may be, which are sampled once a second.
-	sampledWithin = 1500 * time.Millisecond
-	// xidsKept bounds the rows of a device that DCGM shows no more. An engine that restarts shows some of them again.
-	xidsKept = 1024
-	// kernelLogWindow is how long after a connection rows may come from the kernel's log of before: an engine that starts
-	// reads /dev/kmsg from its beginning within seconds.
-	kernelLogWindow = 10 * time.Second
-	// clockSlack is how much older than the one before the newest sample may be without the engine's clock having been
-	// set back: another GPU has it, or another field.
-	clockSlack = 5 * time.Second
+	// maxXIDRows limits the rows of a device that DCGM no longer lists. A restarted engine lists some of them again.
+	maxXIDRows = 1024
+	// maxSampleSkew is how much older than its predecessor the newest sample may be, because it is another GPU's or another
+	// field's. If it is older still, the engine's clock was set back.
+	maxSampleSkew = 5 * time.Second
 )
 
-// xidRow is one XID as DCGM reports it, in microseconds since 1970 by the engine's clock.
+// xidRow is one XID in DCGM's stream: its time in microseconds since 1970, by the engine's clock, and its number.
 type xidRow struct {
 	at   int64
 	code int
@@ -35,142 +27,144 @@ type xidRow struct {
 
 func (r xidRow) xid() health.XID { return health.XID{Code: r.code, At: time.UnixMicro(r.at)} }
 
-// ledger holds the rows of field 230 that were delivered, so that each is delivered once however often DCGM shows it: in
-// every reading of the stream, as a latest value, to the session after a reconnect, and from a restarted engine. A row is
-// new if the ledger does not have it, whatever its time: the clocks of the driver's host may step either way. The ledger
-// outlives a session and belongs to one at a time.
-type ledger struct {
-	devices map[health.DeviceID]*history
-	parts   map[health.DeviceID]health.DeviceID // MIG devices of the last inventory, and their GPUs
-	gpus    map[health.DeviceID]health.Device   // GPUs as they were last shown with their own values
-
-	began  int64 // the engine's time at the first reading of this process; 0 if unknown, or if the engine's clock was set back
-	newest int64 // the engine's time at the last reading
-	most   int64 // the greatest of them
-}
-
-// history is the rows of one device.
+// history outlives sessions and belongs to one session at a time. It holds the delivered rows of field 230, so that each
+// is delivered once although DCGM lists it in every read of the stream, as a latest value, to the session after a
+// reconnect, and after an engine restart. A row is new if the history lacks it, whatever its time: the clock of the
+// engine's host may step either way. It also holds the last complete inventory of each GPU.
 type history struct {
-	rows map[xidRow]*seenRow
-	read bool   // the stream has been read with the device in it
-	born bool   // a MIG device, not read yet, that has come since the stream was last read
-	n    uint64 // rows that ever came
-	look uint64 // readings so far
+	devices map[health.DeviceID]*deviceXIDs
+	parents map[health.DeviceID]health.DeviceID // of the MIG devices in the last inventory
+	gpus    map[health.DeviceID]health.Device   // as of the last complete inventory of each
+
+	firstSample  int64 // the engine's time at the first poll of this process; 0 if unknown, or if its clock was set back
+	newestSample int64 // the engine's time at the last poll
+	maxSample    int64 // the maximum of newestSample
 }
 
-type seenRow struct {
-	n       uint64 // order of arrival
-	shown   uint64 // the last reading that had it
-	foreign bool   // the row of another instance that had the entity's number
+// deviceXIDs holds the rows of one device.
+type deviceXIDs struct {
+	rows     map[xidRow]*deliveredRow
+	read     bool   // the stream was read for this device
+	created  bool   // a MIG device created since the stream was last read
+	arrivals uint64 // number of rows so far
+	reads    uint64 // number of reads so far
 }
 
-func newLedger() *ledger {
-	return &ledger{devices: map[health.DeviceID]*history{}, gpus: map[health.DeviceID]health.Device{}}
+type deliveredRow struct {
+	arrival     uint64 // order of arrival
+	lastListed  uint64 // number of the last read that listed it
+	predecessor bool   // the row of another instance that had the same number in DCGM
 }
 
-func (l *ledger) of(id health.DeviceID) *history {
-	h := l.devices[id]
-	if h == nil {
-		h = &history{rows: map[xidRow]*seenRow{}}
-		l.devices[id] = h
+func newHistory() *history {
+	return &history{devices: map[health.DeviceID]*deviceXIDs{}, gpus: map[health.DeviceID]health.Device{}}
+}
+
+func (h *history) device(id health.DeviceID) *deviceXIDs {
+	d := h.devices[id]
+	if d == nil {
+		d = &deviceXIDs{rows: map[xidRow]*deliveredRow{}}
+		h.devices[id] = d
 	}
-	return h
+	return d
 }
 
-// know takes the MIG devices of an inventory, by parent. DCGM numbers instances by place and keeps the samples of a number
-// while any client watches it: what the entity of a new instance, or of one that is there again, holds already is of another.
-// A device is missing from an incomplete inventory although it is there.
-func (l *ledger) know(parts map[health.DeviceID]health.DeviceID, gpus map[health.DeviceID]bool, incomplete bool) {
-	now := maps.Clone(parts)
-	for id, parent := range parts {
-		if _, was := l.parts[id]; l.devices[parent] != nil && !was { // with a GPU that was not read before comes the history of its parts
-			l.devices[id] = &history{rows: map[xidRow]*seenRow{}, born: true}
+// setMIGDevices updates the MIG devices to those of an inventory, given with their parents. The rows that DCGM already has
+// under the number of a new or recreated MIG device belong to the predecessor (OBSERVED.md#reused-numbers). If the
+// inventory is incomplete, MIG devices may be missing from it although they exist.
+func (h *history) setMIGDevices(parents map[health.DeviceID]health.DeviceID, gpus map[health.DeviceID]bool, incomplete bool) {
+	next := maps.Clone(parents)
+	for id, parent := range parents {
+		// If the parent was not read before either, the rows are the MIG device's own past.
+		if _, existed := h.parents[id]; h.devices[parent] != nil && !existed {
+			h.devices[id] = &deviceXIDs{rows: map[xidRow]*deliveredRow{}, created: true}
 		}
 	}
-	for id, parent := range l.parts {
-		switch _, there := parts[id]; {
-		case there:
-		case incomplete || !gpus[parent]: // a GPU that is not listed takes its parts out of the list, and tells nothing of them
-			now[id] = parent
+	for id, parent := range h.parents {
+		switch _, exists := parents[id]; {
+		case exists:
+		case incomplete || !gpus[parent]: // without its GPU in the inventory, the MIG device may still exist
+			next[id] = parent
 		default:
-			delete(l.devices, id)
+			delete(h.devices, id)
 		}
 	}
-	l.parts = now
+	h.parents = next
 }
 
-// foreign reports whether a row that an entity holds belongs to the instance that had its number before.
-func (l *ledger) foreign(id health.DeviceID, row xidRow) bool {
-	h := l.devices[id]
-	if h == nil {
+// ofPredecessor reports whether a row of a device belongs to the instance that had its number in DCGM before.
+func (h *history) ofPredecessor(id health.DeviceID, row xidRow) bool {
+	d := h.devices[id]
+	if d == nil {
 		return false
 	}
-	seen := h.rows[row]
-	return h.born || seen != nil && seen.foreign
+	old := d.rows[row]
+	return d.created || old != nil && old.predecessor
 }
 
-// tick takes the time of the engine's newest sample, 0 if it has none.
-func (l *ledger) tick(at int64) {
+// updateClock takes the time of the engine's newest sample, 0 if there is none.
+func (h *history) updateClock(at int64) {
 	switch {
 	case at == 0:
 		return
-	case l.newest == 0:
-		l.began = at
-	case at < l.newest-clockSlack.Microseconds():
-		l.began = 0 // no time tells any more what was before
+	case h.newestSample == 0:
+		h.firstSample = at
+	case at < h.newestSample-maxSampleSkew.Microseconds():
+		h.firstSample = 0 // after a step back, times no longer tell what was before
 	}
-	l.newest, l.most = at, max(l.most, at)
+	h.newestSample, h.maxSample = at, max(h.maxSample, at)
 }
 
-// sift returns the rows that are new of those that DCGM shows of a device, and those from before this process first read
-// the device. whole says that the stream was read; logged, that rows of the kernel's log of before may be among them.
-func (l *ledger) sift(id health.DeviceID, rows []xidRow, whole, logged bool) (fresh, past []xidRow) {
-	h := l.of(id)
-	h.look++
+// deliver records the rows of a device that DCGM lists and returns the new ones, and those from before this process first
+// read the device. whole means that the whole stream was read; kernelLog, that rows of the old kernel log may be listed.
+func (h *history) deliver(id health.DeviceID, rows []xidRow, whole, kernelLog bool) (fresh, past []xidRow) {
+	d := h.device(id)
+	d.reads++
 	for _, row := range rows {
-		if seen := h.find(row); seen != nil {
-			seen.shown = h.look
+		if old := d.find(row); old != nil {
+			old.lastListed = d.reads
 			continue
 		}
-		h.n++
-		h.rows[row] = &seenRow{n: h.n, shown: h.look, foreign: h.born}
+		d.arrivals++
+		d.rows[row] = &deliveredRow{arrival: d.arrivals, lastListed: d.reads, predecessor: d.created}
 		switch {
-		case h.born:
-		case !h.read, logged && health.InKernelLog(row.code) && row.at < l.began:
+		case d.created:
+		case !d.read, kernelLog && health.InKernelLog(row.code) && row.at < h.firstSample:
 			past = append(past, row)
 		default:
 			fresh = append(fresh, row)
 		}
 	}
 	if whole {
-		h.read, h.born = true, false
-		h.forget()
+		d.read, d.created = true, false
+		d.prune()
 	}
 	return fresh, past
 }
 
-func (h *history) find(row xidRow) *seenRow {
-	if seen := h.rows[row]; seen != nil || !health.InKernelLog(row.code) {
-		return seen
+// find returns the delivered row of the same XID. The driver and the kernel log report some XIDs at different times.
+func (d *deviceXIDs) find(row xidRow) *deliveredRow {
+	if old := d.rows[row]; old != nil || !health.InKernelLog(row.code) {
+		return old
 	}
-	for old, seen := range h.rows {
-		if old.xid().Same(row.xid()) {
-			return seen
+	for r, old := range d.rows {
+		if r.xid().Same(row.xid()) {
+			return old
 		}
 	}
 	return nil
 }
 
-// forget drops the rows that came first until xidsKept are left, but none that the last reading of the stream has shown:
-// it would be new in the next. DCGM bounds those, by ten minutes at one XID a second.
-func (h *history) forget() {
-	over := len(h.rows) - xidsKept
-	if over <= 0 {
+// prune removes the oldest rows by arrival above maxXIDRows. It keeps the rows in the last read of the stream: they would
+// be new in the next. DCGM limits their number to ten minutes at one XID per second.
+func (d *deviceXIDs) prune() {
+	excess := len(d.rows) - maxXIDRows
+	if excess <= 0 {
 		return
 	}
-	gone := slices.SortedFunc(maps.Keys(h.rows), func(a, b xidRow) int { return cmp.Compare(h.rows[a].n, h.rows[b].n) })
-	gone = slices.DeleteFunc(gone, func(row xidRow) bool { return h.rows[row].shown == h.look })
-	for _, row := range gone[:min(over, len(gone))] {
-		delete(h.rows, row)
+	rows := slices.SortedFunc(maps.Keys(d.rows), func(a, b xidRow) int { return cmp.Compare(d.rows[a].arrival, d.rows[b].arrival) })
+	rows = slices.DeleteFunc(rows, func(row xidRow) bool { return d.rows[row].lastListed == d.reads })
+	for _, row := range rows[:min(excess, len(rows))] {
+		delete(d.rows, row)
 	}
 }

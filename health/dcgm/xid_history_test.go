@@ -3,313 +3,8 @@
 package dcgm
 
 import (
-	"fmt"
-	"slices"
 	"testing"
-	"time"
-
-	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
 )
-
-// xid has DCGM report an XID as it does: a row of the stream that is the latest value too.
-func (b *bench) xid(kind script.Kind, id uint, code int64, at time.Time) {
-	b.lib.XID(kind, id, code, at)
-}
-
-func codes(s health.Sample) (codes []int) {
-	for _, x := range s.XIDs {
-		codes = append(codes, x.Code)
-	}
-	return codes
-}
-
-func TestXIDIsReportedOnce(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	b.open(config())
-	b.poll()
-	b.add(time.Second)
-	at := b.clock.now().Truncate(time.Microsecond)
-	b.xid(script.GPU, 1, 79, at)
-	samples, _ := b.poll()
-	if got := samples[gpuID(1)].XIDs; len(got) != 1 || got[0].Code != 79 || !got[0].At.Equal(at) {
-		t.Errorf("XIDs %v, want 79 at %v", got, at)
-	}
-	if got := samples[gpuID(1)].Values[health.FieldXID]; got != 79 {
-		t.Errorf("value of field 230: %v", got)
-	}
-	if got := samples[gpuID(0)]; len(got.XIDs) != 0 {
-		t.Errorf("XIDs of the other GPU: %v", got.XIDs)
-	}
-	if _, there := samples[gpuID(0)].Values[health.FieldXID]; there {
-		t.Error("a GPU without an XID has a value of field 230")
-	}
-	for range 100 {
-		if got := codes(b.pollAfter(7*time.Second, 2)[gpuID(1)]); len(got) != 0 {
-			t.Fatalf("reported again: %v", got)
-		}
-	}
-}
-
-func TestXIDsThatOnlyTheStreamShows(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.open(config())
-	b.poll()
-	b.add(time.Second)
-	start := b.clock.now()
-	// 13, 48 and 13 within a second: the latest value shows the last only.
-	b.lib.Row(script.GPU, 0, 13, 0, start)
-	b.lib.Row(script.GPU, 0, 48, 0, start.Add(500*time.Millisecond))
-	b.xid(script.GPU, 0, 13, start.Add(time.Second))
-	if got := codes(b.pollAfter(time.Second, 1)[gpuID(0)]); !slices.Equal(got, []int{13, 48, 13}) {
-		t.Errorf("XIDs %v, want 13 48 13", got)
-	}
-	// A row that nothing else tells of is there with the next full poll.
-	b.lib.Row(script.GPU, 0, 74, 0, start.Add(-500*time.Millisecond))
-	if got := codes(b.pollAfter(10*time.Second, 1)[gpuID(0)]); !slices.Equal(got, []int{74}) {
-		t.Errorf("XIDs %v, want 74", got)
-	}
-}
-
-// Rows out of order, a row later than the cursor of another entity's row, rows twice: each once.
-func TestXIDRowsThatComeLate(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	b.open(config())
-	b.poll()
-	b.add(20 * time.Second)
-	start := b.clock.now()
-	b.xid(script.GPU, 0, 31, start)
-	b.pollAfter(time.Second, 2)
-	b.lib.Row(script.GPU, 1, 43, 0, start.Add(-5*time.Second)) // before the cursor, behind the latest value
-	b.lib.Row(script.GPU, 1, 43, 0, start.Add(-5*time.Second))
-	b.lib.Row(script.GPU, 1, 45, 0, start.Add(-6*time.Second))
-	if got := codes(b.pollAfter(10*time.Second, 2)[gpuID(1)]); !slices.Equal(got, []int{45, 43}) {
-		t.Errorf("XIDs %v, want 45 43", got)
-	}
-}
-
-// DCGM takes an XID 79 of /dev/kmsg into field 230 with a time before the cursor (13).
-func TestXIDThatOnlyTheLatestValueShows(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.open(config())
-	b.poll()
-	b.add(time.Hour)
-	start := b.clock.now()
-	b.xid(script.GPU, 0, 31, start)
-	b.pollAfter(time.Second, 1)
-	b.lib.Int(script.GPU, 0, 230, 79, 0, start.Add(-10*time.Minute))
-	if got := codes(b.pollAfter(time.Second, 1)[gpuID(0)]); !slices.Equal(got, []int{79}) {
-		t.Errorf("XIDs %v, want 79", got)
-	}
-	// The same event of the driver's, by another clock.
-	b.lib.Row(script.GPU, 0, 79, 0, start.Add(-10*time.Minute+3*time.Second))
-	b.xid(script.GPU, 0, 79, start.Add(-10*time.Minute-4*time.Second))
-	if got := codes(b.pollAfter(time.Second, 1)[gpuID(0)]); len(got) != 0 {
-		t.Errorf("XIDs %v: the same XID 79 twice", got)
-	}
-	b.xid(script.GPU, 0, 79, start.Add(time.Minute))
-	if got := codes(b.pollAfter(time.Minute, 1)[gpuID(0)]); !slices.Equal(got, []int{79}) {
-		t.Errorf("XIDs %v: another XID 79", got)
-	}
-}
-
-func TestRowsThatAreNoXIDs(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.open(config())
-	b.poll()
-	at := b.clock.now().Add(time.Second)
-	b.lib.Row(script.GPU, 0, 79, errNoData, at)
-	b.lib.Row(script.GPU, 0, 9223372036854775792, 0, at)
-	b.lib.Row(script.GPU, 0, 2147483632, 0, at)
-	b.lib.Row(script.GPU, 0, 0, 0, at)
-	b.lib.Int(script.GPU, 0, 230, 0, 0, at)
-	b.lib.Row(script.GPU, 9, 79, 0, at) // of nobody
-	s := b.pollAfter(2*time.Second, 1)[gpuID(0)]
-	if len(s.XIDs) != 0 {
-		t.Errorf("XIDs %v", s.XIDs)
-	}
-	if v, ok := s.Values[health.FieldXID]; !ok || v != 0 {
-		t.Errorf("value of field 230: %v, %v; DCGM says 0", v, ok)
-	}
-}
-
-func TestXIDFromBeforeTheStartIsHistory(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.xid(script.GPU, 0, 48, b.clock.now().Add(-time.Minute))
-	b.open(config())
-	samples, _ := b.poll()
-	if got := codes(samples[gpuID(0)]); len(got) != 0 {
-		t.Errorf("XIDs %v are new", got)
-	}
-	if got := past(samples[gpuID(0)]); !slices.Equal(got, []int{48}) {
-		t.Errorf("history %v, want 48", got)
-	}
-	if got := samples[gpuID(0)].Values[health.FieldXID]; got != 48 {
-		t.Errorf("value of field 230: %v, want 48", got)
-	}
-	for range 20 {
-		if s := b.pollAfter(time.Second, 1)[gpuID(0)]; len(s.Past)+len(s.XIDs) != 0 {
-			t.Fatalf("later: history %v, XIDs %v", s.Past, s.XIDs)
-		}
-	}
-}
-
-func past(s health.Sample) (codes []int) {
-	for _, x := range s.Past {
-		codes = append(codes, x.Code)
-	}
-	return codes
-}
-
-// History is what the stream holds when the process first reads a device, whatever the times of the rows.
-func TestHistoryIsPerDevice(t *testing.T) {
-	b := fresh(t)
-	b.gpus(3)
-	b.mig(2, map[uint][]uint{0: {0}})
-	b.lib.Instance(script.GPU, 1, script.GPU, 1, gpuUUID(1), 0, 0) // the UUID in DCGM's attributes
-	b.lib.Entity(script.GPU, 1, statusLost)
-	b.xid(script.GPU, 0, 95, b.clock.now().Add(time.Hour))
-	b.xid(script.CI, 0, 31, b.clock.now().Add(-time.Hour))
-	b.open(config())
-	samples, _ := b.poll()
-	for id, want := range map[health.DeviceID][]int{gpuID(0): {95}, gpuID(1): nil, gpuID(2): nil, migID(0): {31}} {
-		if s := samples[id]; !slices.Equal(past(s), want) || len(s.XIDs) != 0 {
-			t.Errorf("%s: history %v, XIDs %v; want a history of %v", id, s.Past, s.XIDs, want)
-		}
-	}
-	b.lib.Row(script.GPU, 1, 79, 0, b.clock.now()) // DCGM takes no lost GPU into a group: nobody has read it
-	b.pollAfter(10*time.Second, 3)
-	b.lib.Entity(script.GPU, 1, statusOK)
-	b.pollAfter(time.Second, 3)
-	if s := b.pollAfter(time.Second, 3)[gpuID(1)]; !slices.Equal(past(s), []int{79}) || len(s.XIDs) != 0 {
-		t.Errorf("the GPU that came: history %v, XIDs %v", s.Past, s.XIDs)
-	}
-	b.xid(script.GPU, 1, 48, b.clock.now())
-	if s := b.pollAfter(time.Second, 3)[gpuID(1)]; !slices.Equal(codes(s), []int{48}) || len(s.Past) != 0 {
-		t.Errorf("later: history %v, XIDs %v", s.Past, s.XIDs)
-	}
-	if err := b.Close(); err != nil {
-		t.Fatal(err)
-	}
-	b.open(config())
-	samples, _ = b.poll()
-	for id, s := range samples {
-		if len(s.Past)+len(s.XIDs) != 0 {
-			t.Errorf("%s, to another session: history %v, XIDs %v", id, s.Past, s.XIDs)
-		}
-	}
-}
-
-// The engine's clock and ours may step either way at any moment: every row is delivered, once, within two seconds. After
-// a step back DCGM sorts new rows before the old ones, and the latest value stays.
-func TestXIDsWhenAClockIsSet(t *testing.T) {
-	for name, tt := range map[string]struct{ engine, ours time.Duration }{
-		"the engine's back":     {-time.Hour, 0},
-		"the engine's ahead":    {time.Hour, 0},
-		"ours back":             {0, -time.Hour},
-		"ours ahead":            {0, time.Hour},
-		"both back":             {-time.Hour, -time.Hour},
-		"the engine's by hours": {-100 * time.Hour, 0},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := fresh(t)
-			b.gpus(2)
-			b.mig(1, map[uint][]uint{0: {0}})
-			cfg := config()
-			cfg.Interval = 10 * time.Minute // polls of health, which are the rule
-			b.open(cfg)
-			b.poll()
-			for range 15 { // beyond the first seconds, in which the kernel's log may be read
-				b.pollAfter(time.Second, 2)
-			}
-			b.xid(script.GPU, 0, 13, b.clock.now())
-			got := map[health.DeviceID][]int{}
-			pass := func(seconds int) {
-				for range seconds {
-					for id, s := range b.pollAfter(time.Second, 2) {
-						got[id] = append(got[id], codes(s)...)
-						if len(s.Past) != 0 {
-							t.Errorf("%s: history %v", id, s.Past)
-						}
-					}
-				}
-			}
-			pass(1)
-			b.lib.Clock(tt.engine - tt.ours) // the library is told our times
-			b.add(tt.ours)
-			pass(1)
-			b.xid(script.GPU, 0, 79, b.clock.now())
-			b.xid(script.CI, 0, 94, b.clock.now())
-			pass(2)
-			want := map[health.DeviceID][]int{gpuID(0): {13, 79}, gpuID(1): nil, migID(0): {94}}
-			for id, want := range want {
-				if !slices.Equal(got[id], want) {
-					t.Errorf("%s: XIDs %v, want %v", id, got[id], want)
-				}
-			}
-			b.xid(script.GPU, 0, 48, b.clock.now())
-			pass(20)
-			if want := []int{13, 79, 48}; !slices.Equal(got[gpuID(0)], want) || len(got[migID(0)]) != 1 {
-				t.Errorf("in the end: XIDs %v, want %v", got, want)
-			}
-		})
-	}
-}
-
-// An engine that starts reads the kernel's log from its beginning, a little after it can be asked. XIDs that were there
-// before this process are history; no other row is history for its time.
-func TestXIDsOfTheKernelsLogOfBefore(t *testing.T) {
-	for name, tt := range map[string]struct {
-		code    int64
-		age     time.Duration // before the first reading
-		after   time.Duration // the first reading
-		step    time.Duration // of the engine's clock, meanwhile
-		again   bool          // in a second session
-		history bool
-	}{
-		"79 of long before":                 {code: 79, age: time.Hour, after: time.Second, history: true},
-		"119 of a minute before":            {code: 119, age: time.Minute, after: time.Second, history: true},
-		"120 of long before":                {code: 120, age: time.Hour, after: time.Second, history: true},
-		"an XID that the log does not give": {code: 48, age: time.Hour, after: time.Second},
-		"79 of now":                         {code: 79, age: -time.Second, after: time.Second},
-		"long after the start":              {code: 79, age: time.Hour, after: time.Minute},
-		"of a restarted engine":             {code: 79, age: time.Hour, after: time.Second, again: true, history: true},
-		"of now in a restarted engine":      {code: 79, age: -time.Second, after: time.Second, again: true},
-		"the clock was set back meanwhile":  {code: 79, age: time.Minute, after: time.Second, step: -time.Hour, again: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := fresh(t)
-			b.gpus(1)
-			b.open(config())
-			b.poll()
-			first := b.clock.now()
-			b.add(time.Second)
-			b.lib.Clock(tt.step)
-			if tt.again {
-				if err := b.Close(); err != nil {
-					t.Fatal(err)
-				}
-				b.sample(1)
-				b.open(config())
-				b.poll()
-			}
-			for range int(tt.after / time.Second) {
-				b.pollAfter(time.Second, 1)
-			}
-			b.xid(script.GPU, 0, tt.code, first.Add(-tt.age))
-			s := b.pollAfter(time.Second, 1)[gpuID(0)]
-			if (len(s.Past) == 1) != tt.history || (len(s.XIDs) == 1) == tt.history {
-				t.Errorf("history %v, XIDs %v", s.Past, s.XIDs)
-			}
-		})
-	}
-}
 
 func TestSameXID(t *testing.T) {
 	const second = 1_000_000
@@ -317,218 +12,52 @@ func TestSameXID(t *testing.T) {
 		a, b xidRow
 		want bool
 	}{
-		{xidRow{0, 79}, xidRow{4 * second, 79}, true}, // the kernel's log and the driver
+		{xidRow{0, 79}, xidRow{4 * second, 79}, true}, // kernel log and driver
 		{xidRow{4 * second, 119}, xidRow{0, 119}, true},
 		{xidRow{0, 120}, xidRow{4 * second, 120}, true},
 		{xidRow{0, 79}, xidRow{5 * second, 79}, false},
 		{xidRow{0, 119}, xidRow{6 * second, 119}, false},
 		{xidRow{0, 120}, xidRow{6 * second, 120}, false},
 		{xidRow{0, 119}, xidRow{0, 120}, false},
-		{xidRow{0, 48}, xidRow{1, 48}, false}, // not in the log that DCGM reads
+		{xidRow{0, 48}, xidRow{1, 48}, false}, // DCGM does not read it from the log
 		{xidRow{0, 48}, xidRow{0, 48}, true},
 	} {
 		if got := tt.a.xid().Same(tt.b.xid()); got != tt.want {
-			t.Errorf("%v and %v are one: %v, want %v", tt.a, tt.b, got, tt.want)
+			t.Errorf("%v and %v are the same: %v, want %v", tt.a, tt.b, got, tt.want)
 		}
 	}
 }
 
-// The driver and the kernel's log both tell DCGM of some XIDs, seconds apart.
-func TestXIDOfTheLogAndOfTheDriverIsOne(t *testing.T) {
-	for _, code := range []int64{79, 119, 120} {
-		t.Run(fmt.Sprint(code), func(t *testing.T) {
-			b := fresh(t)
-			b.gpus(1)
-			b.open(config())
-			b.poll()
-			b.add(20 * time.Second)
-			at := b.clock.now()
-			b.xid(script.GPU, 0, code, at)
-			got := codes(b.pollAfter(time.Second, 1)[gpuID(0)])
-			b.lib.Row(script.GPU, 0, code, 0, at.Add(-3*time.Second))
-			for range 12 {
-				got = append(got, codes(b.pollAfter(time.Second, 1)[gpuID(0)])...)
-			}
-			if !slices.Equal(got, []int{int(code)}) {
-				t.Errorf("XIDs %v, want one %d", got, code)
-			}
-		})
-	}
-}
-
-// Across a reconnection: what was reported is not new, what happened between the sessions is, once, and
-// nothing that a failed poll has read is lost.
-func TestXIDsAcrossAReconnection(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	b.open(config())
-	b.poll()
-	b.add(time.Second)
-	b.xid(script.GPU, 0, 31, b.clock.now())
-	if got := codes(b.pollAfter(time.Second, 2)[gpuID(0)]); !slices.Equal(got, []int{31}) {
-		t.Fatalf("XIDs %v", got)
-	}
-	b.xid(script.GPU, 0, 74, b.clock.now().Add(time.Millisecond))
-	b.lib.Fail("dcgmGetValuesSince_v2", errNotConnected, -1)
-	b.add(time.Second)
-	if r, err := b.Poll(t.Context()); err == nil {
-		t.Fatalf("a poll without the stream succeeds: %v", r)
-	}
-	if err := b.Close(); err != nil {
-		t.Fatal(err)
-	}
-	b.lib.Fail("", 0, 0)
-	b.add(5 * time.Second)
-	b.xid(script.GPU, 1, 95, b.clock.now())
-	b.add(5 * time.Second)
-	b.open(config())
-	samples, _ := b.poll()
-	if got := codes(samples[gpuID(0)]); !slices.Equal(got, []int{74}) {
-		t.Errorf("XIDs of GPU 0: %v, want 74", got)
-	}
-	if got := codes(samples[gpuID(1)]); !slices.Equal(got, []int{95}) {
-		t.Errorf("XIDs of GPU 1: %v, want 95", got)
-	}
-	for id, s := range b.pollAfter(time.Second, 2) {
-		if len(s.XIDs) != 0 {
-			t.Errorf("%s: %v again", id, s.XIDs)
-		}
-	}
-}
-
-func TestXIDsAcrossANewInventory(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	b.open(config())
-	b.poll()
-	b.add(time.Second)
-	b.lib.Row(script.GPU, 1, 63, 0, b.clock.now())
-	b.dirty = true // the watches are made anew in the next poll
-	calls := b.lib.Calls("dcgmGroupCreate")
-	if got := codes(b.pollAfter(time.Second, 2)[gpuID(1)]); !slices.Equal(got, []int{63}) {
-		t.Errorf("XIDs %v, want 63", got)
-	}
-	if b.lib.Calls("dcgmGroupCreate") == calls {
-		t.Error("the watches were not made anew: this test tests nothing")
-	}
-}
-
-// The rows that DCGM shows are never new again, however many they are; of the others the newest by arrival are kept.
-func TestLedgerIsBounded(t *testing.T) {
-	l := newLedger()
-	l.sift("GPU-a", nil, true, false)
+// Rows that DCGM lists are never new again, whatever their number; of the others the newest by arrival are kept.
+func TestHistoryIsBounded(t *testing.T) {
+	h := newHistory()
+	h.deliver("GPU-a", nil, true, false)
 	var shown []xidRow
-	const atOnce = 2 * xidsKept
-	for i := range int64(5 * xidsKept) {
+	const atOnce = 2 * maxXIDRows
+	for i := range int64(5 * maxXIDRows) {
 		shown = append(shown, xidRow{1_700_000_000_000_000 - i, 13}) // the engine's clock runs backwards
 		shown = shown[max(0, len(shown)-atOnce):]
-		fresh, past := l.sift("GPU-a", shown[max(0, len(shown)-3):], false, false)
+		fresh, past := h.deliver("GPU-a", shown[max(0, len(shown)-3):], false, false)
 		if i%512 == 511 {
-			fresh2, past2 := l.sift("GPU-a", shown, true, false)
+			fresh2, past2 := h.deliver("GPU-a", shown, true, false)
 			fresh, past = append(fresh, fresh2...), append(past, past2...)
 		}
 		if len(fresh) != 1 || fresh[0] != shown[len(shown)-1] || len(past) != 0 {
-			t.Fatalf("row %d: new are %v, of before %v", i, fresh, past)
+			t.Fatalf("row %d: new %v, past %v", i, fresh, past)
 		}
 	}
-	if n := len(l.devices["GPU-a"].rows); n > atOnce {
-		t.Errorf("%d rows are kept, DCGM shows %d", n, atOnce)
+	if n := len(h.devices["GPU-a"].rows); n > atOnce {
+		t.Errorf("%d rows, DCGM lists %d", n, atOnce)
 	}
-	l.sift("GPU-a", nil, true, false)
-	if n := len(l.devices["GPU-a"].rows); n != xidsKept {
-		t.Errorf("%d rows are kept that DCGM shows no more, want %d", n, xidsKept)
+	h.deliver("GPU-a", nil, true, false)
+	if n := len(h.devices["GPU-a"].rows); n != maxXIDRows {
+		t.Errorf("%d unlisted rows, want %d", n, maxXIDRows)
 	}
-	if fresh, _ := l.sift("GPU-a", shown[atOnce-xidsKept:], true, false); len(fresh) != 0 {
-		t.Errorf("%d of the rows that came last are new again", len(fresh))
+	if fresh, _ := h.deliver("GPU-a", shown[atOnce-maxXIDRows:], true, false); len(fresh) != 0 {
+		t.Errorf("%d of the latest rows are new again", len(fresh))
 	}
-	l.sift("GPU-b", nil, true, false)
-	if fresh, _ := l.sift("GPU-b", shown[:1], true, false); len(fresh) != 1 {
-		t.Error("another device's row is not new")
-	}
-}
-
-// An engine that lists no GPU for a while tells nothing of their partitions.
-func TestXIDOfAPartitionAfterAnEmptyList(t *testing.T) {
-	b := fresh(t)
-	b.gpus(1)
-	b.mig(0, map[uint][]uint{0: {0}})
-	b.open(config())
-	b.poll()
-	b.pollAfter(time.Second, 1)
-	b.lib.Empty(true)
-	for range 20 {
-		b.add(time.Second)
-		b.sample(1)
-		if _, err := b.Poll(t.Context()); err != nil {
-			t.Log(err)
-			break
-		}
-	}
-	b.lib.Empty(false)
-	b.xid(script.CI, 0, 95, b.clock.now())
-	b.xid(script.GPU, 0, 48, b.clock.now())
-	var gpu, mig []int
-	for range 20 {
-		b.add(time.Second)
-		b.sample(1)
-		r, err := b.Poll(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, s := range r.Samples {
-			if s.Device == gpuID(0) {
-				gpu = append(gpu, codes(s)...)
-			}
-			if s.Device == migID(0) {
-				mig = append(mig, codes(s)...)
-				for _, x := range s.Past {
-					mig = append(mig, -x.Code)
-				}
-			}
-		}
-	}
-	if !slices.Contains(gpu, 48) || len(mig) == 0 {
-		t.Errorf("gpu %v mig %v", gpu, mig)
-	}
-}
-
-// Watches that are made anew because the samples stand still lose no XID.
-func TestXIDsWhenAHostEngineStandsStill(t *testing.T) {
-	b := fresh(t)
-	b.gpus(2)
-	cfg := config()
-	cfg.Address = "node:5555"
-	b.open(cfg)
-	b.poll()
-	b.lib.Clock(-time.Hour)
-	var got, past []int
-	sent := 0
-	for range 120 {
-		b.add(time.Second)
-		b.sample(2)
-		sent++
-		b.xid(script.GPU, 0, int64(1000+sent), b.clock.now())
-		r, err := b.Poll(t.Context())
-		if err != nil {
-			t.Log("after", sent, err)
-			if err := b.Close(); err != nil {
-				t.Fatal(err)
-			}
-			b.open(cfg)
-			continue
-		}
-		for _, s := range r.Samples {
-			if s.Device == gpuID(0) {
-				got = append(got, codes(s)...)
-				for _, x := range s.Past {
-					past = append(past, x.Code)
-				}
-			}
-		}
-	}
-	for n := 1; n <= sent; n++ {
-		if !slices.Contains(got, 1000+n) {
-			t.Errorf("XID number %d is lost (past %v)", n, past)
-		}
+	h.deliver("GPU-b", nil, true, false)
+	if fresh, _ := h.deliver("GPU-b", shown[:1], true, false); len(fresh) != 1 {
+		t.Error("the row is not new on another device")
 	}
 }

@@ -13,62 +13,72 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// hidesRows reports whether an XID may come without being the latest value of its entity. DCGM sorts samples by time: after its
-// clock was set back new ones are not the latest. Then the samples of all fields stand still, or, watched anew, are older
-// than those before.
-func (s *session) hidesRows(now time.Time) bool {
-	seen := s.node.light
-	return !seen.saw || passed(seen.movedAt, now, sampledWithin) || s.ledger.newest < s.ledger.most-clockSlack.Microseconds()
+const (
+	// xidStreamInterval is how often the stream is read while an XID may arrive without changing a latest value: see
+	// latestMayHideXIDs.
+	xidStreamInterval = time.Second
+	// maxSampleAge is the maximum age of the newest sample of the health fields, which are sampled once a second.
+	maxSampleAge = 1500 * time.Millisecond
+	// kernelLogWindow is how long after connecting rows of the old kernel log may arrive: a starting engine reads /dev/kmsg
+	// from its beginning within seconds (OBSERVED.md#kernel-log).
+	kernelLogWindow = 10 * time.Second
+)
+
+// latestMayHideXIDs reports whether an XID may arrive without becoming the latest value of its entity, as after the
+// engine's clock was set back (OBSERVED.md#sample-order). Then the samples of all fields stand still or, if watched again,
+// are older than before.
+func (s *session) latestMayHideXIDs(now time.Time) bool {
+	age := s.allGPUs.health
+	return !age.measured || elapsed(age.changedAt, now, maxSampleAge) || s.history.newestSample < s.history.maxSample-maxSampleSkew.Microseconds()
 }
 
-// xidOf returns the XID in a value of field 230; false for a blank, a row without data, and 0, which
-// says that there was none.
-func xidOf(v *dcgm.FieldValue_v2) (xidRow, bool) {
-	code, ok := integer(v)
+// parseXID returns the XID in a value of field 230; ok is false for a blank, a row without data, and 0, which means none.
+func parseXID(v *dcgm.FieldValue_v2) (row xidRow, ok bool) {
+	code, ok := intValue(v)
 	return xidRow{at: v.TS, code: int(code)}, ok && v.FieldID == fieldXID && code > 0
 }
 
-// readXIDs reads the stream of field 230 from its beginning and takes a note of every row. A cursor would miss what DCGM
-// sorts before it: an XID of the kernel's log, and every row after the engine's clock was set back.
+// readXIDs reads the stream of field 230 from its beginning and collects all rows. A cursor would miss the rows that DCGM
+// sorts before it (OBSERVED.md#kernel-log-xid, OBSERVED.md#sample-order).
 func (s *session) readXIDs(now time.Time) error {
-	rows, _, err := dcgm.GetValuesSince(s.watches.all.handle, s.watches.xidFields.handle, time.UnixMicro(0))
+	rows, _, err := dcgm.GetValuesSince(s.watches.allGroup.handle, s.watches.xidFields.handle, time.UnixMicro(0))
 	if err != nil {
 		return fmt.Errorf("read XIDs: %w", err)
 	}
 	for i := range rows {
-		s.noteXID(entity{rows[i].EntityGroupId, rows[i].EntityID}, &rows[i])
+		s.collectXID(entity{rows[i].EntityGroupId, rows[i].EntityID}, &rows[i])
 	}
-	s.xidsAt, s.xidsDue, s.xidsWhole = now, false, true
+	s.xidsAt, s.xidsDue, s.xidStreamRead = now, false, true
 	return nil
 }
 
-// noteXID keeps a row until the poll is known to be good: one that was marked as reported by a poll
-// that then failed would be lost. An XID of a GPU instance is of all compute instances in it; one of a
-// whole GPU is the GPU's alone, and the judge's to pass on.
-func (s *session) noteXID(e entity, v *dcgm.FieldValue_v2) {
-	row, ok := xidOf(v)
+// collectXID keeps a row for takeXIDs, which only a successful poll calls; otherwise the rows of a failed poll would be
+// lost. An XID of a GPU instance belongs to all its compute instances. An XID of a GPU belongs to the GPU only; judging
+// applies it to the MIG devices.
+func (s *session) collectXID(e entity, v *dcgm.FieldValue_v2) {
+	row, ok := parseXID(v)
 	if !ok {
 		return
 	}
-	for _, device := range s.owners[e] {
+	for _, device := range s.devicesOf[e] {
 		s.state[device].rows = append(s.state[device].rows, row)
 	}
 }
 
-// newXIDs returns the XIDs noted in this poll that were never delivered, and those from before this process first read the
-// device; oldest first.
-func (s *session) newXIDs(device int, logged bool) (fresh, past []health.XID) {
+// takeXIDs returns the new XIDs of a device in this poll and those from before this process first read the device, oldest
+// first.
+func (s *session) takeXIDs(device int, kernelLog bool) (fresh, past []health.XID) {
 	st := &s.state[device]
 	if len(st.rows) == 0 && !st.watched {
-		return nil, nil // it was not read
+		return nil, nil // not read
 	}
 	slices.SortFunc(st.rows, func(a, b xidRow) int { return cmp.Compare(a.at, b.at) })
-	newRows, oldRows := s.ledger.sift(st.device.ID, st.rows, s.xidsWhole && st.watched, logged)
+	freshRows, pastRows := s.history.deliver(st.device.ID, st.rows, s.xidStreamRead && st.watched, kernelLog)
 	st.rows = st.rows[:0]
-	return xids(newRows), xids(oldRows)
+	return toXIDs(freshRows), toXIDs(pastRows)
 }
 
-func xids(rows []xidRow) (xids []health.XID) {
+func toXIDs(rows []xidRow) (xids []health.XID) {
 	for _, row := range rows {
 		xids = append(xids, row.xid())
 	}

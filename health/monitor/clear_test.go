@@ -2,144 +2,121 @@ package monitor
 
 import (
 	"slices"
-	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
 
-// What was just measured is not cleared: the kubelet would give the GPU out until the next poll.
-func TestClearKeepsWhatStands(t *testing.T) {
-	link := health.Incident{System: "nvlink", Code: 71, Severity: health.SeverityFail, Message: "errors"} // NVLINK_ERROR_CRITICAL
+var nvlinkError = health.Incident{System: "nvlink", Code: 71, Severity: health.SeverityFail, Message: "errors"} // NVLINK_ERROR_CRITICAL
+
+const causeNVLinkError = "dcgm-nvlink-error-critical"
+
+// Clear keeps what the latest reading shows: the kubelet would allocate the GPU before the next poll.
+func TestClearKeepsMeasuredFindings(t *testing.T) {
 	for name, c := range map[string]struct {
-		bad   health.Sample
-		cause string
+		sample health.Sample
+		cause  string
 	}{
 		"lost":            {healthtest.Blank(health.Lost), health.CauseLost},
-		"hidden":          {healthtest.Blank(health.Inaccessible), health.CauseInaccessible},
+		"inaccessible":    {healthtest.Blank(health.Inaccessible), health.CauseInaccessible},
 		"detached":        {healthtest.Blank(health.Detached), health.CauseDetached},
 		"missing":         {healthtest.Blank(health.Missing), health.CauseMissing},
 		"remap failed":    {healthtest.Present(healthtest.Value(health.FieldRemapFailed, 1)), health.CauseRemapFailed},
 		"recovery action": {healthtest.Present(healthtest.Value(health.FieldRecoveryAction, 2)), health.CauseRecoveryAction},
 		"hot":             {healthtest.Present(healthtest.Value(health.FieldGPUTemp, 99)), health.CauseTemperature},
-		"DCGM's checks":   {healthtest.Checked(link), "dcgm-nvlink-error-critical"},
+		"incident":        {healthtest.Checked(nvlinkError), causeNVLinkError},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := monitor(t)
-				defer b.stop()
-				bad := c.bad
-				bad.XIDs = []health.XID{{Code: 48}}
-				b.show(bad)
-				pass(3 * time.Second)
-				before := b.out.Load().Devices[0].Verdict
-				for _, cause := range []string{c.cause, "xid-48"} {
-					if !slices.Contains(before.Causes(), cause) {
-						t.Fatalf("%s does not stand: %v", cause, before.Causes())
-					}
+			runTest(t, func(t *testing.T, h *harness) {
+				sample := c.sample
+				sample.XIDs = []health.XID{{Code: 48}}
+				h.reportGPU0(sample)
+				advance(health.DoubtDelay + 3*time.Second)
+				before := h.verdict()
+				measured := slices.Index(before.Causes(), c.cause)
+				if measured < 0 || !before.Has("xid-48") {
+					t.Fatalf("causes %v", before.Causes())
 				}
-				if _, err := b.m.Clear("GPU-0", c.cause); err == nil || !strings.Contains(err.Error(), "stands as it was just measured") {
-					t.Errorf("by its name: %v", err)
+				if _, err := h.m.Clear("GPU-0", c.cause); err == nil {
+					t.Error("the measured finding was cleared")
 				}
-				got, err := b.m.Clear("GPU-0", "")
-				after := b.out.Load().Devices[0].Verdict
-				if err != nil || !slices.Equal(got, []string{"xid-48"}) || !slices.Equal(after.Causes(), []string{c.cause}) {
-					t.Errorf("cleared %v, %v; %v stands", got, err, after.Causes())
+				causes, err := h.m.Clear("GPU-0", "")
+				if err != nil || !slices.Equal(causes, []string{"xid-48"}) || h.causes() != c.cause {
+					t.Fatalf("cleared %v, %v; causes %s", causes, err, h.causes())
 				}
-				f, was := after.Findings[0], before.Findings[slices.Index(before.Causes(), c.cause)]
-				if f.Since != was.Since || f.State != was.State {
-					t.Errorf("%+v, was %+v", f, was)
+				if got, want := h.verdict().Findings[0], before.Findings[measured]; got.Since != want.Since || got.State != want.State {
+					t.Errorf("%+v, want %+v", got, want)
 				}
-				// What is known of a source that is away is old, and an operator knows better.
-				hang := make(chan struct{})
-				b.set(func(s *script) { s.hang = hang })
-				pass(time.Minute)
-				if got, err := b.m.Clear("GPU-0", c.cause); err != nil || !slices.Equal(got, []string{c.cause}) {
-					t.Errorf("while the source stalls: %v, %v", got, err)
+				// The latest reading of a stalled source is old, so the operator may clear it.
+				defer h.hangPolls()()
+				advance(time.Minute)
+				if causes, err := h.m.Clear("GPU-0", c.cause); err != nil || !slices.Equal(causes, []string{c.cause}) {
+					t.Errorf("stalled: %v, %v", causes, err)
 				}
-				b.set(func(s *script) { s.hang = nil })
-				close(hang)
 			})
 		})
 	}
 }
 
-// A GPU that is back and whose finding is still to age is well at an operator's word.
-func TestClearOfWhatIsGone(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := monitor(t)
-		defer b.stop()
-		b.show(healthtest.Present(healthtest.Value(health.FieldRemapFailed, 1)))
-		pass(2 * time.Second)
-		b.show(healthtest.Present())
-		pass(2 * time.Second)
-		if b.stands() != health.CauseRemapFailed {
-			t.Fatalf("%s stands", b.stands())
-		}
-		if got, err := b.m.Clear("GPU-0", ""); err != nil || len(got) != 1 || b.stands() != "" {
-			t.Errorf("%v, %v; %s stands", got, err, b.stands())
+// A finding that no reading shows any more may be cleared before it ages out.
+func TestClearFindingThatAges(t *testing.T) {
+	runTest(t, func(t *testing.T, h *harness) {
+		h.reportGPU0(healthtest.Present(healthtest.Value(health.FieldRemapFailed, 1)))
+		advance(2 * time.Second)
+		h.reportGPU0(healthtest.Present())
+		advance(2 * time.Second)
+		h.wantCauses(t, "before", health.SourceUp, health.CauseRemapFailed)
+		if causes, err := h.m.Clear("GPU-0", ""); err != nil || len(causes) != 1 || h.causes() != "" {
+			t.Errorf("%v, %v; causes %s", causes, err, h.causes())
 		}
 	})
 }
 
-// TestClearForgetsWhatIsNotConfirmed: after an operator's word, a fault must be seen as often as one that is new.
-func TestClearForgetsWhatIsNotConfirmed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := monitor(t)
-		defer b.stop()
-		synctest.Wait()
-		link := health.Incident{System: "nvlink", Code: 71, Severity: health.SeverityFail, Message: "errors"} // NVLINK_ERROR_CRITICAL
-		cause := "dcgm-nvlink-error-critical"
-		b.show(healthtest.Checked(link))
-		pass(time.Second)
-		if stands := b.stands(); stands != "" {
-			t.Fatalf("%s stands after one check", stands)
-		}
-		if _, err := b.m.Clear(healthtest.GPU0.ID, ""); err != nil {
+// After Clear a fault must be confirmed like a new one.
+func TestClearDropsUnconfirmedFault(t *testing.T) {
+	runTest(t, func(t *testing.T, h *harness) {
+		h.reportGPU0(healthtest.Checked(nvlinkError))
+		advance(time.Second)
+		h.wantCauses(t, "after one check", health.SourceUp, "")
+		if _, err := h.m.Clear("GPU-0", ""); err != nil {
 			t.Fatal(err)
 		}
-		for check, want := range []string{"", cause} {
-			pass(time.Second)
-			if stands := b.stands(); stands != want {
-				t.Errorf("%d checks after the operator's word: %q stands; want %q", check+1, stands, want)
-			}
+		for _, want := range []string{"", causeNVLinkError} {
+			advance(time.Second)
+			h.wantCauses(t, "after Clear", health.SourceUp, want)
 		}
 	})
 }
 
-// TestClearEndsTheFollowingOfAnXID: what the driver asks for after an operator's word is no news of an XID before it.
-func TestClearEndsTheFollowingOfAnXID(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := monitor(t)
-		defer b.stop()
-		synctest.Wait()
-		b.show(healthtest.Present(healthtest.XIDs(109)))
-		pass(time.Second)
-		if _, err := b.m.Clear(healthtest.GPU0.ID, ""); err != nil {
+// A recovery action after Clear does not escalate an XID from before.
+func TestClearEndsEscalation(t *testing.T) {
+	runTest(t, func(t *testing.T, h *harness) {
+		h.reportGPU0(healthtest.Present(healthtest.XIDs(109)))
+		advance(time.Second)
+		if _, err := h.m.Clear("GPU-0", ""); err != nil {
 			t.Fatal(err)
 		}
-		b.show(healthtest.Present(healthtest.Value(health.FieldRecoveryAction, 1)))
-		pass(time.Second)
-		if v := b.out.Load().Devices[0].Verdict; slices.Contains(v.Causes(), "xid-109") {
-			t.Errorf("%v stand", v.Causes())
-		}
+		h.reportGPU0(healthtest.Present(healthtest.Value(health.FieldRecoveryAction, 1)))
+		advance(time.Second)
+		h.wantCauses(t, "after Clear", health.SourceUp, health.CauseRecoveryAction)
 	})
 }
 
-// What was decided for the sake of a finding ends with it, though no poll may come.
+// A decision ends with the finding that it depends on, without a poll.
 func TestClearEndsIsolation(t *testing.T) {
 	c := health.DefaultConfig()
 	c.IsolatePending = true
-	nobody := func(health.DeviceID) bool { return false }
-	known := healthtest.Judge(c, nil, 0, nobody, map[health.DeviceID]health.Sample{"GPU-0": healthtest.Present(healthtest.Value(health.FieldRemapPending, 1))}, healthtest.GPU0)
-	m := monitorOf(c, known)
+	samples := map[health.DeviceID]health.Sample{"GPU-0": healthtest.Present(healthtest.Value(health.FieldRemapPending, 1))}
+	m := restored(c, statefile.Restored{
+		Devices: healthtest.Judge(c, nil, 0, func(health.DeviceID) bool { return false }, samples, healthtest.GPU0), Missed: true,
+	})
 	if _, err := m.Clear("GPU-0", health.CauseRemapPending); err != nil {
 		t.Fatal(err)
 	}
 	if v := m.out.Load().Devices[0].Verdict; len(v.Findings) != 0 {
-		t.Errorf("%v", v.Causes())
+		t.Errorf("causes %v", v.Causes())
 	}
 }

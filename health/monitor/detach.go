@@ -52,7 +52,7 @@ func (m *Monitor) Withhold(limit time.Duration) (*Withholding, error) {
 	defer m.unlock()
 	w := &Withholding{m, m.now.Devices}
 	switch {
-	case m.detach.exclusive():
+	case m.detach.detachRequested():
 		return w, nil
 	case m.detach.state == withheld:
 		return nil, errDetachPending
@@ -94,7 +94,7 @@ func (m *Monitor) Detach(ctx context.Context, limit time.Duration) (DetachResult
 		switch {
 		case d.refusal != nil:
 			return DetachResult{}, d.refusal
-		case !d.exclusive():
+		case !d.detachRequested():
 			return DetachResult{}, errDetachCanceled
 		case d.state == detached:
 			return DetachResult{source.Since, d.until, already, d.engineUnasked}, nil
@@ -112,7 +112,7 @@ func (m *Monitor) requestDetach(limit time.Duration) (already bool, err error) {
 	m.mu.Lock()
 	defer m.unlock()
 	now := time.Now()
-	if already = m.detach.exclusive(); !already {
+	if already = m.detach.detachRequested(); !already {
 		if err := m.canDetach(); err != nil {
 			return false, err
 		}
@@ -137,7 +137,7 @@ func (m *Monitor) Attach(ctx context.Context) (AttachResult, error) {
 		d, source, unread := m.detach, m.now.Source, withheldDevices(m.now.Devices)
 		m.mu.Unlock()
 		switch {
-		case d.exclusive():
+		case d.detachRequested():
 			return AttachResult{}, errAttachCanceled
 		case source.Status == health.SourceStalled,
 			d.begun && source.Status == health.SourceDown,
@@ -163,7 +163,7 @@ func (m *Monitor) requestAttach(reason string) (already bool) {
 func (m *Monitor) attachAtLimit() {
 	m.mu.Lock()
 	defer m.unlock()
-	if m.detach.exclusive() && !time.Now().Before(m.detach.until) {
+	if m.detach.detachRequested() && !time.Now().Before(m.detach.until) {
 		m.attach("time limit reached")
 	}
 }
@@ -171,7 +171,7 @@ func (m *Monitor) attachAtLimit() {
 // attach requires m.mu.
 func (m *Monitor) attach(reason string) (already bool) {
 	before, now := m.detach, time.Now()
-	already = !before.exclusive()
+	already = !before.detachRequested()
 	d := before.attach(m.session != nil, m.hasHostEngine() && m.canDetach() == nil)
 	if d.requests == before.requests {
 		return already
@@ -193,16 +193,16 @@ func (m *Monitor) setDetachment(d detachment, now time.Time) {
 	if m.timeLimit != nil {
 		m.timeLimit.Stop()
 	}
-	if d.exclusive() {
+	if d.detachRequested() {
 		m.timeLimit = time.AfterFunc(d.until.Sub(now), m.attachAtLimit)
 	}
-	if d.state == attaching && before.exclusive() {
+	if d.state == attaching && before.detachRequested() {
 		m.now.Devices = health.Unmeasured(m.now.Devices, now)
 	}
 	m.decide(m.now.Devices, now)
 	m.store()
 	if d.requests != before.requests {
-		m.request.Store(&request{d.requests, d.exclusive()})
+		m.request.Store(&request{d.requests, d.detachRequested()})
 	}
 }
 
@@ -261,7 +261,7 @@ func (m *Monitor) detachEngine(ctx context.Context, w watchdog, s health.Session
 	switch {
 	case err == nil:
 		m.detach.engineUnasked = false
-	case !errors.Is(err, errAbandoned) && m.detach.exclusive():
+	case !errors.Is(err, errAbandoned) && m.detach.detachRequested():
 		m.logLater(func() { m.log.Warn("detach refused; keeping the driver", zap.Error(err)) })
 		m.setDetachment(m.detach.refuse(err), time.Now())
 	}

@@ -11,105 +11,108 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// Whatever is said, fails, hangs and is reloaded meanwhile: while the driver is let go of no session is open and no GPU
-// is given out before it was seen again, there is one call at a time, no fault is invented, and attach ends it all.
+// In any sequence of requests, failures, hangs and reloads: while detached no session is open, no GPU is offered before a
+// reading after the detach, one call runs at a time, no fault is invented, and attach ends the detach.
 func TestDetachInAnyOrder(t *testing.T) {
 	for seed := range uint64(60) {
-		synctest.Test(t, func(t *testing.T) {
+		runTest(t, func(t *testing.T, h *harness) {
 			r := rand.New(rand.NewPCG(seed, 5))
-			b := monitor(t)
-			defer b.stop()
-			b.source.Store(&Source{Open: b.Open, Attach: b.Attach, StallAfter: 3 * time.Second})
-			pass(5 * time.Second)
+			reload := func() {
+				src := h.fakeSource.source(health.SourceID{})
+				src.Attach, src.StallAfter = h.Attach, 3*time.Second
+				h.source.Store(src)
+			}
+			reload()
+			advance(5 * time.Second)
 			var hang chan struct{}
-			release := func() {
+			resume := func() {
 				if hang != nil {
-					b.set(func(s *script) { s.hang, s.detachHang = nil, nil })
+					h.set(func(s *fakeSource) { s.hang, s.detachHang = nil, nil })
 					close(hang)
 					hang = nil
 				}
 			}
-			said, polls := "", -1 // polls: how many there were when the driver was last let go of
+			steps, pollsAtDetach := "", -1
 			check := func() {
 				t.Helper()
 				synctest.Wait()
-				s := b.out.Load()
+				s := h.out.Load()
 				v := s.Devices[0].Verdict
-				open := b.count(&b.live)
-				if s.Source.Status == health.SourceDetached && (open != 0 || b.count(&b.inside) != 0 || !v.Has(health.CauseReleased) || v.State != health.Unhealthy) {
-					t.Errorf("seed %d,%s: let go of, with %d sessions open, and the GPU is %+v", seed, said, open, v)
-				}
+				open, polls := h.count(&h.openSessions), h.count(&h.polls)
 				if s.Source.Status == health.SourceDetached {
-					polls = b.count(&b.polls)
+					if open != 0 || h.count(&h.calls) != 0 || v.State != health.Unhealthy {
+						t.Errorf("seed %d,%s: detached with %d open sessions, GPU %+v", seed, steps, open, v)
+					}
+					pollsAtDetach = polls
 				}
-				if polls == b.count(&b.polls) && !v.Has(health.CauseReleased) {
-					t.Errorf("seed %d,%s: given out before it was seen again: %+v", seed, said, v)
+				if polls == pollsAtDetach && !v.Has(health.CauseReleased) {
+					t.Errorf("seed %d,%s: offered before a reading: %+v", seed, steps, v)
 				}
 				if len(s.Devices) != 1 || len(v.Findings) > 1 || len(v.Findings) == 1 && v.Cause() != health.CauseReleased || len(v.Trips) > 0 {
-					t.Errorf("seed %d,%s: %+v", seed, said, s.Devices)
+					t.Errorf("seed %d,%s: %+v", seed, steps, s.Devices)
 				}
-				if n := b.count(&b.most); n > 1 || open > 1 {
-					t.Errorf("seed %d,%s: %d calls at once, %d sessions open", seed, said, n, open)
+				if n := h.count(&h.mostCalls); n > 1 || open > 1 {
+					t.Errorf("seed %d,%s: %d calls at once, %d open sessions", seed, steps, n, open)
 				}
 			}
+			maybe := func(text string) error { return []error{nil, errors.New(text)}[r.IntN(2)] }
 			for range 40 {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(r.IntN(10))*time.Second)
 				switch r.IntN(10) {
 				case 0, 1:
-					said += " detach"
-					length := time.Duration(1+r.IntN(60)) * time.Second
-					w, err := b.m.Withhold(length)
+					steps += " detach"
+					limit := time.Duration(1+r.IntN(60)) * time.Second
+					w, err := h.m.Withhold(limit)
 					if err == nil {
 						check()
-						pass(time.Duration(r.IntN(3)) * time.Second)
+						advance(time.Duration(r.IntN(3)) * time.Second)
 						if r.IntN(3) > 0 {
-							_, _ = b.m.Detach(ctx, length)
+							_, _ = h.m.Detach(ctx, limit)
 						}
 						w.End()
 					}
 				case 2, 3:
-					said += " attach"
-					_, _ = b.m.Attach(ctx)
+					steps += " attach"
+					_, _ = h.m.Attach(ctx)
 				case 4:
-					said += " fail"
-					err := []error{nil, errors.New("broken")}[r.IntN(2)]
-					b.set(func(s *script) { s.openErr = err })
+					steps += " open"
+					err := maybe("broken")
+					h.set(func(s *fakeSource) { s.openErr = err })
 				case 5:
-					said += " die"
-					err := []error{nil, errors.New("dead")}[r.IntN(2)]
-					b.set(func(s *script) { s.pollErr = err })
+					steps += " poll"
+					err := maybe("dead")
+					h.set(func(s *fakeSource) { s.pollErr = err })
 				case 6:
-					said += " refuse"
-					err := []error{nil, errors.New("refused")}[r.IntN(2)]
-					b.set(func(s *script) { s.detachErr = err })
+					steps += " refuse"
+					err := maybe("refused")
+					h.set(func(s *fakeSource) { s.detachErr = err })
 				case 7:
-					said += " hang"
-					if release(); r.IntN(2) == 0 {
+					steps += " hang"
+					if resume(); r.IntN(2) == 0 {
 						hang = make(chan struct{})
-						b.set(func(s *script) { s.hang, s.detachHang = hang, hang })
+						h.set(func(s *fakeSource) { s.hang, s.detachHang = hang, hang })
 					}
 				case 8:
-					said += " reload"
-					b.source.Store(&Source{Open: b.Open, Attach: b.Attach, StallAfter: 3 * time.Second})
+					steps += " reload"
+					reload()
 				case 9:
-					said += " config"
-					c := health.DefaultConfig()
-					b.config.Store(&c)
+					steps += " config"
+					h.configure(func(*health.Config) {})
 				}
 				cancel()
 				check()
-				pass(time.Duration(r.IntN(20)) * time.Second)
+				advance(time.Duration(r.IntN(20)) * time.Second)
 				check()
 			}
-			release()
-			b.set(func(s *script) { s.openErr, s.pollErr, s.detachErr = nil, nil, nil })
+			resume()
+			h.set(func(s *fakeSource) { s.openErr, s.pollErr, s.detachErr = nil, nil, nil })
 			synctest.Wait()
-			if _, err := b.m.Attach(t.Context()); err != nil {
-				t.Errorf("seed %d,%s: %v", seed, said, err)
+			if _, err := h.m.Attach(t.Context()); err != nil {
+				t.Errorf("seed %d,%s: %v", seed, steps, err)
 			}
-			pass(2 * time.Minute)
-			if v := b.out.Load().Devices[0].Verdict; b.shown().Status != health.SourceUp || v.State != health.Healthy {
-				t.Errorf("seed %d,%s: source %+v, %+v", seed, said, b.shown(), v)
+			advance(2 * time.Minute)
+			if h.status().Status != health.SourceUp || h.verdict().State != health.Healthy {
+				t.Errorf("seed %d,%s: source %+v, %+v", seed, steps, h.status(), h.verdict())
 			}
 		})
 	}

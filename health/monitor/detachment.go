@@ -49,8 +49,8 @@ type detachment struct {
 	withholding *Withholding // withheld: who may end it
 }
 
-// exclusive reports whether the agent must not use the driver, or is about to stop using it.
-func (d detachment) exclusive() bool { return d.state == detaching || d.state == detached }
+// detachRequested reports whether a detach is in progress or complete: no session may be opened.
+func (d detachment) detachRequested() bool { return d.state == detaching || d.state == detached }
 
 func (d detachment) withhold(w *Withholding, now time.Time, term time.Duration, engine bool) detachment {
 	if d.state != attached && d.state != attaching {
@@ -113,7 +113,7 @@ func (d detachment) attach(session, engine bool) detachment {
 	switch {
 	case d.state == detaching && session && !d.unread:
 		d = d.keepDriver()
-	case d.exclusive():
+	case d.detachRequested():
 		d.state, d.engineAttach = attaching, true
 	case engine:
 		d.engineAttach = true

@@ -7,21 +7,17 @@ import (
 )
 
 func TestInode(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "nvidia")
+	dir, other := filepath.Join(t.TempDir(), "nvidia"), t.TempDir()
 	if got := inode(dir); got != "" {
-		t.Errorf("a module that is not loaded has %q", got)
+		t.Errorf("no directory: %q", got)
 	}
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	if a, b := inode(dir), inode(dir); a == "" || a != b {
-		t.Errorf("one load is %q and %q", a, b)
-	}
-	other := filepath.Join(t.TempDir(), "nvidia")
-	if err := os.Mkdir(other, 0o700); err != nil {
-		t.Fatal(err)
+		t.Errorf("one directory: %q and %q", a, b)
 	}
 	if a, b := inode(dir), inode(other); a == b {
-		t.Errorf("two directories are both %q", a)
+		t.Errorf("two directories: %q", a)
 	}
 }

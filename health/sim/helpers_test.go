@@ -55,6 +55,13 @@ func open(t testing.TB, s *Source) health.Session {
 	return ses
 }
 
+// openSource returns a new source and a session.
+func openSource(t testing.TB, cfg Config) (*Source, health.Session) {
+	t.Helper()
+	src := newSource(t, cfg)
+	return src, open(t, src)
+}
+
 func poll(t testing.TB, ses health.Session) *health.Reading {
 	t.Helper()
 	r, err := ses.Poll(context.Background())
@@ -96,5 +103,12 @@ func sleep(d time.Duration) {
 func profileConfig(name string) Config {
 	cfg := DefaultConfig()
 	cfg.Profile = name
+	return cfg
+}
+
+// scenarioConfig is a profile with a scenario.
+func scenarioConfig(name string, events ...Event) Config {
+	cfg := profileConfig(name)
+	cfg.Scenario = events
 	return cfg
 }

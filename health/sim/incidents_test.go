@@ -21,8 +21,7 @@ func TestIncidents(t *testing.T) {
 			event(t, 2*time.Second, `{gpu: 2, incident: faulty_memory, severity: warn}`),
 			event(t, 3*time.Second, `{gpu: 2, incident: NVLINK_DOWN, severity: none}`),
 		}
-		src := newSource(t, cfg)
-		ses := open(t, src)
+		src, ses := openSource(t, cfg)
 		expect := func(when string, want severities) {
 			t.Helper()
 			r := poll(t, ses)
@@ -72,8 +71,7 @@ func TestEventsCauseFindings(t *testing.T) {
 		{"h100-8-mig", `clocksSlowed: true`, `clocksSlowed: false`, health.CauseClocks, health.Degraded},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			src := newSource(t, profileConfig(tt.profile))
-			ses := open(t, src)
+			src, ses := openSource(t, profileConfig(tt.profile))
 			c := health.DefaultConfig()
 			var devices []health.DeviceState
 			judge := func(effects string) health.Verdict {
@@ -104,9 +102,7 @@ func TestEventsCauseFindings(t *testing.T) {
 
 func TestClocksSlowed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cfg := DefaultConfig()
-		cfg.Scenario = []Event{event(t, 0, `{gpu: 0, clocksSlowed: true}`)}
-		ses := open(t, newSource(t, cfg))
+		_, ses := openSource(t, scenarioConfig("h100-8", event(t, 0, `{gpu: 0, clocksSlowed: true}`)))
 		for range 300 {
 			v := gpuSample(t, poll(t, ses), 0).Values
 			if v[health.FieldSMClock] > h100().topSM/2 || v[health.FieldClocksEvents] != clocksSlowed {

@@ -29,8 +29,7 @@ func gpuDevice(r *health.Reading, gpu int) health.Device {
 
 func TestPartition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		src := newSource(t, DefaultConfig())
-		ses := open(t, src)
+		src, ses := openSource(t, DefaultConfig())
 		sleep(time.Minute)
 		before := poll(t, ses)
 		energy := gpuSample(t, before, 3).Values[health.FieldEnergy]
@@ -76,8 +75,7 @@ func TestLoopResetsPartitions(t *testing.T) {
 		cfg := profileConfig("h100-8-mig")
 		cfg.Loop = 10 * time.Second
 		cfg.Scenario = []Event{event(t, 5*time.Second, `{gpu: 0, mig: off}`), event(t, 5*time.Second, `{gpu: 1, mig: off}`)}
-		src := newSource(t, cfg)
-		ses := open(t, src)
+		src, ses := openSource(t, cfg)
 		inject(t, src, `{gpu: 1, mig: balanced}`)
 		for _, want := range []struct{ first, second int }{{7, 4}, {0, 4}, {7, 4}} {
 			r := poll(t, ses)

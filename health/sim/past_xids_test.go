@@ -52,8 +52,7 @@ func TestPastXIDsWaitForASample(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			cfg := DefaultConfig()
 			cfg.Past = []PastXID{pastXID(10*time.Second, 5, 95)}
-			src := newSource(t, cfg)
-			ses := open(t, src)
+			src, ses := openSource(t, cfg)
 			inject(t, src, `{source: `+state+`}`, `{gpu: 5, mig: balanced}`)
 			for _, s := range poll(t, ses).Samples {
 				if s.Past != nil {
@@ -105,8 +104,7 @@ func TestXIDIncidents(t *testing.T) {
 				} else {
 					cfg.Scenario = []Event{{GPU: new(3), XID: &tt.xid, Times: new(2)}}
 				}
-				src := newSource(t, cfg)
-				ses := open(t, src)
+				src, ses := openSource(t, cfg)
 				expect := func(when string) {
 					t.Helper()
 					r := poll(t, ses)
@@ -137,8 +135,7 @@ func TestXIDIncidents(t *testing.T) {
 // TestXIDIncidentMessage checks that the message of an XID's incident contains the XID.
 func TestXIDIncidentMessage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		src := newSource(t, DefaultConfig())
-		ses := open(t, src)
+		src, ses := openSource(t, DefaultConfig())
 		inject(t, src, `{gpu: 3, xid: 64}`, `{gpu: 3, xid: 48}`, `{gpu: 3, incident: DCGM_FR_ROW_REMAP_FAILURE}`)
 		var got []string
 		for _, i := range gpuSample(t, poll(t, ses), 3).Incidents {

@@ -12,9 +12,7 @@ import (
 
 func TestClockStartsWithTheFirstOpen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cfg := DefaultConfig()
-		cfg.Scenario = []Event{event(t, time.Minute, `{gpu: 0, lost: true}`)}
-		src := newSource(t, cfg)
+		src := newSource(t, scenarioConfig("h100-8", event(t, time.Minute, `{gpu: 0, lost: true}`)))
 		sleep(time.Hour) // before Open
 		first := open(t, src)
 		sleep(30 * time.Second)
@@ -183,9 +181,7 @@ func TestLoopResetsTheScenario(t *testing.T) {
 
 func TestScenarioWithoutLoopStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cfg := DefaultConfig()
-		cfg.Scenario = []Event{event(t, time.Second, `{gpu: 0, lost: true}`)}
-		ses := open(t, newSource(t, cfg))
+		_, ses := openSource(t, scenarioConfig("h100-8", event(t, time.Second, `{gpu: 0, lost: true}`)))
 		sleep(1000 * time.Hour)
 		if s := gpuSample(t, poll(t, ses), 0); s.Presence != health.Lost {
 			t.Errorf("GPU 0 is %v; want lost", s.Presence)

@@ -13,8 +13,7 @@ import (
 // TestSourceBlind checks that a blind source keeps its XIDs, and that after blindAfter the session and Open fail.
 func TestSourceBlind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		src := newSource(t, DefaultConfig())
-		ses := open(t, src)
+		src, ses := openSource(t, DefaultConfig())
 		expectBlind := func() {
 			t.Helper()
 			for _, s := range poll(t, ses).Samples {
@@ -57,8 +56,7 @@ func TestSourceBlind(t *testing.T) {
 // loses those reported meanwhile.
 func TestSourceEmpty(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		src := newSource(t, profileConfig("h100-8-mig"))
-		ses := open(t, src)
+		src, ses := openSource(t, profileConfig("h100-8-mig"))
 		before := poll(t, ses)
 		inject(t, src, `{gpu: 3, xid: 95, source: empty}`, `{gpu: 4, xid: 79, lost: true}`)
 		for _, s := range []health.Session{ses, open(t, src)} {
@@ -92,9 +90,7 @@ func TestSourceEmpty(t *testing.T) {
 // TestStale checks that a stale GPU and its MIG devices have no values, and that its XIDs are delivered.
 func TestStale(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cfg := profileConfig("h100-8-mig")
-		cfg.Scenario = []Event{event(t, 0, `{gpu: 6, stale: true, xid: 48, temperature: 97}`), event(t, 10*time.Second, `{gpu: 6, stale: false}`)}
-		ses := open(t, newSource(t, cfg))
+		_, ses := openSource(t, scenarioConfig("h100-8-mig", event(t, 0, `{gpu: 6, stale: true, xid: 48, temperature: 97}`), event(t, 10*time.Second, `{gpu: 6, stale: false}`)))
 		for _, stale := range []bool{true, false} {
 			r := poll(t, ses)
 			devices := 0
@@ -122,8 +118,7 @@ func TestStale(t *testing.T) {
 // TestStaleAllGPUsIsBlind checks that no GPU is stale if none on the bus has values.
 func TestStaleAllGPUsIsBlind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		src := newSource(t, profileConfig("l4-1"))
-		ses := open(t, src)
+		src, ses := openSource(t, profileConfig("l4-1"))
 		inject(t, src, `{gpu: 0, stale: true}`)
 		if s := gpuSample(t, poll(t, ses), 0); s.Stale || s.Presence != health.PresenceUnknown {
 			t.Errorf("%+v; want presence unknown", s)
@@ -141,10 +136,7 @@ func TestStaleAllGPUsIsBlind(t *testing.T) {
 
 func TestSourceDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cfg := DefaultConfig()
-		cfg.Scenario = []Event{event(t, 5*time.Second, `{source: down}`), event(t, 10*time.Second, `{source: up}`)}
-		src := newSource(t, cfg)
-		ses := open(t, src)
+		src, ses := openSource(t, scenarioConfig("h100-8", event(t, 5*time.Second, `{source: down}`), event(t, 10*time.Second, `{source: up}`)))
 		poll(t, ses)
 		<-ses.Wake()
 		if r, err := ses.Poll(t.Context()); !errors.Is(err, errDown) || r != nil {
@@ -168,10 +160,7 @@ func TestSourceStalled(t *testing.T) {
 		want  error
 	}{{"up", nil}, {"down", errDown}} {
 		synctest.Test(t, func(t *testing.T) {
-			cfg := DefaultConfig()
-			cfg.Scenario = []Event{event(t, 5*time.Second, `{source: stalled}`), event(t, 65*time.Second, `{source: `+tt.after+`}`)}
-			src := newSource(t, cfg)
-			ses := open(t, src)
+			src, ses := openSource(t, scenarioConfig("h100-8", event(t, 5*time.Second, `{source: stalled}`), event(t, 65*time.Second, `{source: `+tt.after+`}`)))
 			start := time.Now()
 			<-ses.Wake()
 
@@ -206,8 +195,7 @@ func TestSourceStalled(t *testing.T) {
 
 func TestCloseEndsAStalledPoll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		src := newSource(t, DefaultConfig())
-		ses := open(t, src)
+		src, ses := openSource(t, DefaultConfig())
 		inject(t, src, `{source: stalled}`)
 		polled := make(chan error)
 		go func() {

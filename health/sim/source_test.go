@@ -28,9 +28,7 @@ func timedXIDs(start time.Time, xids []health.XID) []timedXID {
 
 func TestLastXIDPersists(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cfg := DefaultConfig()
-		cfg.Scenario = []Event{event(t, time.Second, `{gpu: 0, xid: 31}`), event(t, 2*time.Second, `{gpu: 0, xid: 79, lost: true}`), event(t, 3*time.Second, `{gpu: 0, lost: false}`)}
-		ses := open(t, newSource(t, cfg))
+		_, ses := openSource(t, scenarioConfig("h100-8", event(t, time.Second, `{gpu: 0, xid: 31}`), event(t, 2*time.Second, `{gpu: 0, xid: 79, lost: true}`), event(t, 3*time.Second, `{gpu: 0, lost: false}`)))
 		if v, ok := gpuSample(t, poll(t, ses), 0).Values[health.FieldXID]; ok {
 			t.Errorf("the last XID is %v; want none", v)
 		}

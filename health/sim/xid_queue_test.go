@@ -13,8 +13,7 @@ func TestXIDQueueMergesWithoutPolls(t *testing.T) {
 		cfg := DefaultConfig()
 		cfg.Loop = time.Second
 		cfg.Scenario = []Event{event(t, 0, `{gpu: 0, xid: 13}`)}
-		src := newSource(t, cfg)
-		ses := open(t, src)
+		src, ses := openSource(t, cfg)
 		sleep(3*maxQueued*time.Second - time.Millisecond)
 		inject(t, src, `{gpu: 0, xid: 31}`)
 		if n := len(src.gpus[0].queue); n > maxQueued+1 {
@@ -40,8 +39,7 @@ func TestXIDQueueMergesWithoutPolls(t *testing.T) {
 // TestXIDQueueWakesForTheRest checks that a reading has at most maxDelivered XIDs, and that Wake fires for the rest.
 func TestXIDQueueWakesForTheRest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		src := newSource(t, DefaultConfig())
-		ses := open(t, src)
+		src, ses := openSource(t, DefaultConfig())
 		inject(t, src, `{gpu: 2, xid: 31, times: 10000}`)
 		var polls, n int
 		for ; woken(ses); polls++ {

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// BootID returns the identity of the node's boot, "" if it cannot be known.
+// BootID returns the identity of the node's boot, "" if it is unknown.
 func BootID() string {
 	text, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

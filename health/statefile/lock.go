@@ -9,21 +9,21 @@ import (
 	"syscall"
 )
 
-// stateLock is the right to write a state file. The lock is on a file beside it, because a rename replaces the state file
+// lock is the right to write a state file. It locks a file beside the state file, because a rename replaces the state file
 // itself. The kernel releases it with the process.
-type stateLock struct {
+type lock struct {
 	path string // of the state file
 	f    *os.File
 }
 
-// lockedError is that another agent has the lock.
+// lockedError reports that another agent holds the lock.
 type lockedError struct{ path, holder string }
 
 func (e *lockedError) Error() string {
-	return fmt.Sprintf("%s: locked by another agent (%s); this one reads it, and takes it over when that one ends", e.path, e.holder)
+	return fmt.Sprintf("%s: locked by another agent (%s); reading only until that agent ends", e.path, e.holder)
 }
 
-func lockState(path string) (*stateLock, error) {
+func acquireLock(path string) (*lock, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
 		return nil, err
 	}
@@ -35,32 +35,32 @@ func lockState(path string) (*stateLock, error) {
 	switch {
 	case errors.Is(err, syscall.EWOULDBLOCK):
 		holder := make([]byte, 200)
-		n, _ := f.ReadAt(holder, 0) // it only names somebody
+		n, _ := f.ReadAt(holder, 0) // informative only
 		_ = f.Close()
 		return nil, &lockedError{path, string(bytes.TrimSpace(holder[:n]))}
-	case err != nil && !errors.Is(err, errors.ErrUnsupported): // where a file system has no locks, all is as without
+	case err != nil && !errors.Is(err, errors.ErrUnsupported): // a file system without locks works as if unlocked
 		_ = f.Close()
-		return nil, fmt.Errorf("%s: cannot be locked: %w", f.Name(), err)
+		return nil, fmt.Errorf("%s: cannot lock: %w", f.Name(), err)
 	}
 	host, _ := os.Hostname() // in a pod, the pod's name
 	text := fmt.Sprintf("pid %d on %s\n", os.Getpid(), host)
 	if err := f.Truncate(0); err == nil {
-		_, _ = f.WriteAt([]byte(text), 0) // a full disk costs the name only
+		_, _ = f.WriteAt([]byte(text), 0) // informative only
 	}
-	return &stateLock{path, f}, nil
+	return &lock{path, f}, nil
 }
 
-// is reports whether the lock is that of a path, and its file is still there for others to see.
-func (l *stateLock) is(path string) bool {
+// holds reports whether the lock is that of path and its file still exists for other agents to see.
+func (l *lock) holds(path string) bool {
 	if l == nil || l.path != path {
 		return false
 	}
-	ours, err := l.f.Stat()
-	there, lerr := os.Stat(path + ".lock")
-	return err == nil && lerr == nil && os.SameFile(ours, there)
+	held, err := l.f.Stat()
+	current, statErr := os.Stat(path + ".lock")
+	return err == nil && statErr == nil && os.SameFile(held, current)
 }
 
-func (l *stateLock) release() {
+func (l *lock) release() {
 	if l != nil {
 		_ = l.f.Close()
 	}

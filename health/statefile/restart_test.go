@@ -1,7 +1,6 @@
 package statefile
 
 import (
-	"encoding/json"
 	"slices"
 	"testing"
 	"time"
@@ -10,178 +9,120 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
 
-// A reset that was seen before a restart of the agent is no evidence against an XID after it.
-func TestResetIsNotSeenTwice(t *testing.T) {
-	x := func(code, s int, dbe float64) health.Sample {
-		return healthtest.Present(healthtest.Value(health.FieldDBEVolatile, dbe), func(y *health.Sample) { y.XIDs = []health.XID{{Code: code, At: healthtest.At(s)}} })
+// These tests judge readings before and after a restart.
+
+// A reset from before the restart clears no XID after it.
+func TestRestartCountsResetOnce(t *testing.T) {
+	dbe := func(n float64) func(*health.Sample) { return healthtest.Value(health.FieldDBEVolatile, n) }
+	var devices []health.DeviceState
+	for s, sample := range []samples{gpu0(xidAt(48, 0), dbe(1)), gpu0(dbe(0)), gpu0(xidAt(95, 2), dbe(0))} {
+		devices = judge(devices, s, sample, healthtest.GPU0)
 	}
-	good := healthtest.Present(healthtest.Value(health.FieldDBEVolatile, 0))
-	var known []health.DeviceState
-	for s, sample := range []health.Sample{x(48, 0, 1), good, x(95, 2, 0)} {
-		known = healthtest.Judge(health.DefaultConfig(), known, s, nil, map[health.DeviceID]health.Sample{"GPU-0": sample}, healthtest.GPU0)
-	}
-	devices, _ := restart(t, &health.Snapshot{Source: health.Source{Kind: "dcgm"}, Devices: known}, "b", "b", "dcgm")
-	known = healthtest.Judge(health.DefaultConfig(), devices, 101, nil, map[health.DeviceID]health.Sample{"GPU-0": good}, healthtest.GPU0)
-	if !known[0].Verdict.Has("xid-95") {
-		t.Errorf("%v", known[0].Verdict.Causes())
+	r := restart(t, devices, "boot", health.SourceID{Kind: "dcgm"})
+	devices = judge(r.Devices, 101, gpu0(dbe(0)), healthtest.GPU0)
+	if !devices[0].Verdict.Has("xid-95") {
+		t.Errorf("causes %v", devices[0].Verdict.Causes())
 	}
 }
 
-// The driver says how bad an XID was, though the agent has begun anew between the two.
-func TestEscalationAfterRestart(t *testing.T) {
-	hit := healthtest.Present(func(s *health.Sample) { s.XIDs = []health.XID{{Code: 109, At: healthtest.At(99)}} })
-	known := healthtest.Judge(health.DefaultConfig(), nil, 99, nil, map[health.DeviceID]health.Sample{"GPU-0": hit}, healthtest.GPU0)
-	devices, _ := restart(t, &health.Snapshot{Source: health.Source{Kind: "dcgm"}, Devices: known}, "b", "b", "dcgm")
-	wants := healthtest.Present(healthtest.Value(health.FieldRecoveryAction, float64(health.RecoveryReset)))
-	known = healthtest.Judge(health.DefaultConfig(), devices, 101, nil, map[health.DeviceID]health.Sample{"GPU-0": wants}, healthtest.GPU0)
-	if known[0].Verdict.State != health.Unhealthy || !known[0].Verdict.Has("xid-109") {
-		t.Errorf("%v", known[0].Verdict.Causes())
+// A recovery action after the restart escalates an XID from before.
+func TestRestartKeepsEscalation(t *testing.T) {
+	devices := judge(nil, 99, gpu0(xidAt(109, 99)), healthtest.GPU0)
+	r := restart(t, devices, "boot", health.SourceID{Kind: "dcgm"})
+	devices = judge(r.Devices, 101, gpu0(healthtest.Value(health.FieldRecoveryAction, float64(health.RecoveryReset))), healthtest.GPU0)
+	if devices[0].Verdict.State != health.Unhealthy || !devices[0].Verdict.Has("xid-109") {
+		t.Errorf("causes %v", devices[0].Verdict.Causes())
 	}
 }
 
-// What is kept of a device does not change while nothing happens to it: the state file is written for news only.
-func TestNoNewsIsNotKept(t *testing.T) {
-	never := health.DefaultConfig()
-	never.Recovery = health.RecoverNever
-	for name, c := range map[string]struct {
-		config health.Config
-		story  []health.Sample
-	}{
-		"back, and never to recover":              {never, []health.Sample{healthtest.Blank(health.Lost)}},
-		"action taken back, and never to recover": {never, []health.Sample{healthtest.Present(healthtest.Value(health.FieldRecoveryAction, 2))}},
-		"flapping": {health.DefaultConfig(), []health.Sample{healthtest.Blank(health.Lost), healthtest.Present(), healthtest.Blank(health.Lost), healthtest.Present(), healthtest.Blank(health.Lost)}},
-	} {
-		var known []health.DeviceState
-		poll := func(s int, sample health.Sample) string {
-			known = healthtest.Judge(c.config, known, s, nil, map[health.DeviceID]health.Sample{"GPU-0": sample}, healthtest.GPU0)
-			text, err := json.Marshal(FromSnapshot(&health.Snapshot{Devices: known}, "b").gist())
-			if err != nil {
-				t.Fatal(err)
+// DCGM may list a GPU some seconds late. A restored GPU is not missing at once, and its late listing is not a return.
+func TestRestoredGPUIsListedLate(t *testing.T) {
+	r := restart(t, judge(nil, 0, gpu0(healthtest.XIDs(95)), healthtest.GPU0, healthtest.GPU1), "boot", health.SourceID{Kind: "dcgm"})
+	for name, listed := range map[string]bool{"listed late": true, "never listed": false} {
+		var doubt health.Doubt
+		devices := r.Devices
+		for seconds := 100; seconds < 120; seconds++ {
+			reading, now := healthtest.Reading(seconds, nil, healthtest.GPU1)
+			if listed && seconds >= 105 {
+				reading, now = healthtest.Reading(seconds, nil, healthtest.GPU0, healthtest.GPU1)
 			}
-			return string(text)
-		}
-		for s, sample := range c.story {
-			poll(s, sample)
-		}
-		was := poll(10, healthtest.Present())
-		if known[0].Verdict.State != health.Unhealthy {
-			t.Errorf("%s: %v", name, known[0].Verdict.Causes())
-		}
-		for s := 11; s < 40; s++ {
-			if now := poll(s, healthtest.Present()); now != was {
-				t.Errorf("%s: at %d s it changed from\n%s to\n%s", name, s, was, now)
-				break
-			}
-		}
-	}
-}
-
-// DCGM may name a GPU some seconds late: one that only the state file knows is not missed at once, and not cured by coming.
-func TestRestoredGPUThatIsListedLate(t *testing.T) {
-	ill := healthtest.Judge(health.DefaultConfig(), nil, 0, nil, map[health.DeviceID]health.Sample{"GPU-0": healthtest.Present(healthtest.XIDs(95))}, healthtest.GPU0, healthtest.GPU1)
-	m := saved(t, ill)
-	for _, comes := range []bool{true, false} {
-		var d health.Doubt
-		known := m.Restore("boot", health.SourceID{Kind: "dcgm"}, healthtest.At(10)).Devices
-		for seconds := 10; seconds < 30; seconds++ {
-			r, now := healthtest.Reading(seconds, nil, healthtest.GPU1)
-			if comes && seconds >= 15 {
-				r, now = healthtest.Reading(seconds, nil, healthtest.GPU0, healthtest.GPU1)
-			}
-			r, why := d.Check(known, r, now)
-			known = health.Judge(health.DefaultConfig(), known, r, health.Basis{History: true}, now)
+			reading, reason := doubt.Check(devices, reading, now)
+			devices = health.Judge(health.DefaultConfig(), devices, reading, health.Basis{History: true}, now)
 			want := []string{"xid-95"}
-			if !comes && seconds >= 20 {
+			if !listed && seconds >= 110 {
 				want = append(want, health.CauseMissing)
 			}
-			if got := known[0].Verdict.Causes(); why != "" || !slices.Equal(got, want) {
-				t.Fatalf("it comes: %v, at %d s: %v, %q, want %v", comes, seconds, got, why, want)
+			if got := devices[0].Verdict.Causes(); reason != "" || !slices.Equal(got, want) {
+				t.Fatalf("%s, at %d s: %v, doubt %q, want %v", name, seconds, got, reason, want)
 			}
 		}
 	}
 }
 
-// A restart forgets neither that all GPUs went together, nor that nobody knows why the driver wants a reset.
-func TestRestartKeepsWhatIsNoEvidence(t *testing.T) {
-	ill := healthtest.Present(healthtest.Value(health.FieldRecoveryAction, 1))
-	known := healthtest.Judge(health.DefaultConfig(), nil, 0, nil, map[health.DeviceID]health.Sample{"GPU-0": healthtest.Present(healthtest.XIDs(95))}, healthtest.GPU0, healthtest.GPU1)
-	r, now := healthtest.Reading(1, map[health.DeviceID]health.Sample{"GPU-1": ill}, healthtest.GPU0, healthtest.GPU1)
-	known = health.Judge(health.DefaultConfig(), known, r, health.Basis{First: true}, now)
-	healthtest.WantStates(t, known, map[health.DeviceID]health.State{"GPU-0": health.Unhealthy, "GPU-1": health.Unhealthy})
+// A restart keeps that all GPUs were lost together, and that the XID behind a recovery action is unknown.
+func TestRestartKeepsMissingEvidence(t *testing.T) {
+	wantsReset := samples{"GPU-1": healthtest.Present(healthtest.Value(health.FieldRecoveryAction, 1))}
+	unhealthy := map[health.DeviceID]health.State{"GPU-0": health.Unhealthy, "GPU-1": health.Unhealthy}
+	devices := judge(nil, 0, gpu0(healthtest.XIDs(95)), healthtest.GPU0, healthtest.GPU1)
+	r, now := healthtest.Reading(1, wantsReset, healthtest.GPU0, healthtest.GPU1)
+	devices = health.Judge(health.DefaultConfig(), devices, r, health.Basis{First: true}, now)
+	healthtest.WantStates(t, devices, unhealthy)
 	for i := range 3 {
-		known = healthtest.Judge(health.DefaultConfig(), known, 2+i, nil, nil)
+		devices = judge(devices, 2+i, nil)
 	}
-
-	text, err := json.Marshal(FromSnapshot(&health.Snapshot{Source: health.Source{Kind: "dcgm", DriverLoad: "7"}, Devices: known}, "boot"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var m Saved
-	if err := json.Unmarshal(text, &m); err != nil {
-		t.Fatal(err)
-	}
-	recalled := m.Restore("boot", health.SourceID{Kind: "dcgm"}, healthtest.At(10))
-	if recalled.DriverLoad != "7" || m.Restore("another", health.SourceID{Kind: "dcgm"}, healthtest.At(10)).DriverLoad != "" {
-		t.Errorf("the driver's load is not that of the boot: %+v", recalled)
-	}
-	known = healthtest.Judge(health.DefaultConfig(), recalled.Devices, 11, nil, map[health.DeviceID]health.Sample{"GPU-1": ill}, healthtest.GPU0, healthtest.GPU1)
-	healthtest.WantStates(t, known, map[health.DeviceID]health.State{"GPU-0": health.Unhealthy, "GPU-1": health.Unhealthy})
-	if got := known[0].Verdict.Causes(); !slices.Equal(got, []string{"xid-95"}) {
+	devices = restart(t, devices, "boot", health.SourceID{Kind: "dcgm"}).Devices
+	devices = judge(devices, 101, wantsReset, healthtest.GPU0, healthtest.GPU1)
+	healthtest.WantStates(t, devices, unhealthy)
+	if got := devices[0].Verdict.Causes(); !slices.Equal(got, []string{"xid-95"}) {
 		t.Errorf("GPU-0 has %v", got)
 	}
 }
 
-// saved is the devices after they were written to the state file and read.
-func saved(t *testing.T, devices []health.DeviceState) Saved {
-	t.Helper()
-	text, err := json.Marshal(FromSnapshot(&health.Snapshot{At: healthtest.At(0), Source: health.Source{Kind: "dcgm"}, Devices: devices}, "boot"))
-	if err != nil {
-		t.Fatal(err)
+func TestRestartKeepsDriverLoadWithinBoot(t *testing.T) {
+	s := roundTrip(t, FromSnapshot(&health.Snapshot{Source: health.Source{Kind: "dcgm", DriverLoad: "7"}}, "boot"))
+	for boot, want := range map[string]string{"boot": "7", "another": ""} {
+		if got := s.Restore(boot, health.SourceID{Kind: "dcgm"}, healthtest.At(10)).DriverLoad; got != want {
+			t.Errorf("boot %s: %q, want %q", boot, got, want)
+		}
 	}
-	var m Saved
-	if err := json.Unmarshal(text, &m); err != nil {
-		t.Fatal(err)
+}
+
+// A GPU is saved with its MIG device, so that it inherits the finding of one that is destroyed during the restart.
+func TestMIGDeviceDestroyedDuringRestart(t *testing.T) {
+	devices := judge(nil, 0, mig0(), healthtest.GPU0, healthtest.MIG0, healthtest.MIG1, healthtest.GPU1)
+	restored := restart(t, devices, "boot", health.SourceID{Kind: "dcgm"})
+	r, now := healthtest.Reading(101, nil, healthtest.GPU0, healthtest.MIG1, healthtest.GPU1)
+	devices = health.Judge(health.DefaultConfig(), restored.Devices, r, health.Basis{History: true, First: true}, now)
+	healthtest.WantStates(t, devices, map[health.DeviceID]health.State{"GPU-0": health.Unhealthy, "MIG-1": health.Unhealthy, "GPU-1": health.Healthy})
+}
+
+// A MIG device that is listed late with its GPU keeps its finding.
+func TestRestoredMIGDeviceIsListedLate(t *testing.T) {
+	devices := judge(nil, 0, mig0(), healthtest.GPU0, healthtest.MIG0, healthtest.GPU1)
+	devices = restart(t, devices, "boot", health.SourceID{Kind: "dcgm"}).Devices
+	var doubt health.Doubt
+	for i, listed := range [][]health.Device{{healthtest.GPU1}, {healthtest.GPU0, healthtest.MIG0, healthtest.GPU1}} {
+		r, now := healthtest.Reading(101+2*i, nil, listed...)
+		r, _ = doubt.Check(devices, r, now)
+		devices = health.Judge(health.DefaultConfig(), devices, r, health.Basis{History: true, First: i == 0}, now)
 	}
-	return m
+	healthtest.WantStates(t, devices, map[health.DeviceID]health.State{"GPU-0": health.Healthy, "MIG-0": health.Unhealthy, "GPU-1": health.Healthy})
 }
 
-// A partition may be destroyed while the agent is away: its GPU is saved with it.
-func TestPartitionDestroyedWhileTheAgentIsAway(t *testing.T) {
-	known := healthtest.Judge(health.DefaultConfig(), nil, 0, nil, map[health.DeviceID]health.Sample{"MIG-0": {Presence: health.Present, XIDs: []health.XID{{Code: 48, At: healthtest.At(0)}}}}, healthtest.GPU0, healthtest.MIG0, healthtest.MIG1, healthtest.GPU1)
-	rec := saved(t, known).Restore("boot", health.SourceID{Kind: "dcgm"}, healthtest.At(10))
-	r, now := healthtest.Reading(11, nil, healthtest.GPU0, healthtest.MIG1, healthtest.GPU1)
-	known = health.Judge(health.DefaultConfig(), rec.Devices, r, health.Basis{History: true, First: true}, now)
-	healthtest.WantStates(t, known, map[health.DeviceID]health.State{"GPU-0": health.Unhealthy, "MIG-1": health.Unhealthy, "GPU-1": health.Healthy})
-}
-
-// DCGM may name a GPU and its partition late.
-func TestRestoredPartitionThatIsListedLate(t *testing.T) {
-	known := healthtest.Judge(health.DefaultConfig(), nil, 0, nil, map[health.DeviceID]health.Sample{"MIG-0": {Presence: health.Present, XIDs: []health.XID{{Code: 48, At: healthtest.At(0)}}}}, healthtest.GPU0, healthtest.MIG0, healthtest.GPU1)
-	rec := saved(t, known).Restore("boot", health.SourceID{Kind: "dcgm"}, healthtest.At(10))
-	var d health.Doubt
-	known = rec.Devices
-	r, now := healthtest.Reading(11, nil, healthtest.GPU1)
-	r, _ = d.Check(known, r, now)
-	known = health.Judge(health.DefaultConfig(), known, r, health.Basis{History: true, First: true}, now)
-	r, now = healthtest.Reading(13, nil, healthtest.GPU0, healthtest.MIG0, healthtest.GPU1)
-	r, _ = d.Check(known, r, now)
-	known = health.Judge(health.DefaultConfig(), known, r, health.Basis{History: true}, now)
-	healthtest.WantStates(t, known, map[health.DeviceID]health.State{"GPU-0": health.Healthy, "MIG-0": health.Unhealthy, "GPU-1": health.Healthy})
-}
-
-// An isolated GPU is isolated after a restart of the agent too, before anybody knows who holds what.
-func TestIsolationOutlivesARestart(t *testing.T) {
+// An isolated GPU stays isolated after a restart, before the holders are known.
+func TestRestartKeepsIsolation(t *testing.T) {
 	c := health.DefaultConfig()
 	c.IsolatePending = true
-	pending := map[health.DeviceID]health.Sample{"GPU-0": healthtest.Present(healthtest.Value(health.FieldRemapPending, 1))}
-	known := healthtest.Judge(c, nil, 0, func(health.DeviceID) bool { return false }, pending, healthtest.GPU0)
-	devices, _ := restart(t, &health.Snapshot{Source: health.Source{Kind: "dcgm"}, Devices: known}, "boot", "boot", "dcgm")
-	known = healthtest.Judge(c, devices, 101, nil, pending, healthtest.GPU0)
-	if v := known[0].Verdict; v.State != health.Unhealthy || !v.Has(health.CauseIsolated) || !v.Since.Equal(healthtest.At(0)) || !v.Findings[0].Since.Equal(healthtest.At(0)) {
+	pending := gpu0(healthtest.Value(health.FieldRemapPending, 1))
+	devices := healthtest.Judge(c, nil, 0, func(health.DeviceID) bool { return false }, pending, healthtest.GPU0)
+	restored := restart(t, devices, "boot", health.SourceID{Kind: "dcgm"}).Devices
+	devices = healthtest.Judge(c, restored, 101, nil, pending, healthtest.GPU0)
+	if v := devices[0].Verdict; v.State != health.Unhealthy || v.Cause() != health.CauseIsolated || !v.Since.Equal(healthtest.At(0)) ||
+		!v.Findings[0].Since.Equal(healthtest.At(0)) {
 		t.Errorf("%+v", v)
 	}
-	// If it was reset meanwhile, it is free again.
-	known = healthtest.Judge(c, devices, 101, nil, nil, healthtest.GPU0)
-	known = healthtest.Judge(c, known, 101+int(c.RecoverAfter/time.Second), nil, nil, healthtest.GPU0)
-	healthtest.WantStates(t, known, map[health.DeviceID]health.State{"GPU-0": health.Healthy})
+	// A GPU that was reset meanwhile is not.
+	devices = healthtest.Judge(c, restored, 101, nil, nil, healthtest.GPU0)
+	devices = healthtest.Judge(c, devices, 101+int(c.RecoverAfter/time.Second), nil, nil, healthtest.GPU0)
+	healthtest.WantStates(t, devices, map[health.DeviceID]health.State{"GPU-0": health.Healthy})
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -11,154 +12,269 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
 
-// bad is a node on which every sort of finding stands.
-func bad(t *testing.T) []health.DeviceState {
-	t.Helper()
-	known := healthtest.Judge(health.DefaultConfig(), nil, 0, nil, map[health.DeviceID]health.Sample{"GPU-1": healthtest.Blank(health.Lost)}, healthtest.GPU0, healthtest.MIG0, healthtest.GPU1)
-	known = healthtest.Judge(health.DefaultConfig(), known, 1, nil, map[health.DeviceID]health.Sample{
-		"GPU-0": healthtest.Present(healthtest.XIDs(48, 999), healthtest.Value(health.FieldRemapFailed, 1), healthtest.Value(health.FieldGPUTemp, 99)),
-		"MIG-0": {Presence: health.Present, XIDs: []health.XID{{Code: 171, At: healthtest.At(1)}}},
-	}, healthtest.GPU0, healthtest.MIG0, healthtest.GPU1)
-	return known
+type samples = map[health.DeviceID]health.Sample
+
+func judge(before []health.DeviceState, seconds int, s samples, devices ...health.Device) []health.DeviceState {
+	return healthtest.Judge(health.DefaultConfig(), before, seconds, nil, s, devices...)
 }
 
-func restart(t *testing.T, s *health.Snapshot, bootBefore, bootNow, sourceNow string) ([]health.DeviceState, bool) {
+// gpu0 returns the sample of GPU-0 for judge.
+func gpu0(edit ...func(*health.Sample)) samples {
+	return samples{"GPU-0": healthtest.Present(edit...)}
+}
+
+// xidAt adds an XID to a sample.
+func xidAt(code, seconds int) func(*health.Sample) {
+	return func(s *health.Sample) { s.XIDs = append(s.XIDs, health.XID{Code: code, At: healthtest.At(seconds)}) }
+}
+
+// mig0 returns a sample of MIG-0 with an XID 48, for judge.
+func mig0() samples {
+	return samples{"MIG-0": {Presence: health.Present, XIDs: []health.XID{{Code: 48, At: healthtest.At(0)}}}}
+}
+
+// faultyDevices returns devices with every kind of finding.
+func faultyDevices(t *testing.T) []health.DeviceState {
 	t.Helper()
-	text, err := json.Marshal(FromSnapshot(s, bootBefore))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var m Saved
-	if err := json.Unmarshal(text, &m); err != nil {
+	all := []health.Device{healthtest.GPU0, healthtest.MIG0, healthtest.GPU1}
+	devices := judge(nil, 0, samples{"GPU-1": healthtest.Blank(health.Lost)}, all...)
+	s := gpu0(healthtest.XIDs(48, 999), healthtest.Value(health.FieldRemapFailed, 1), healthtest.Value(health.FieldGPUTemp, 99))
+	s["MIG-0"] = health.Sample{Presence: health.Present, XIDs: []health.XID{{Code: 171, At: healthtest.At(1)}}}
+	return judge(devices, 1, s, all...)
+}
+
+// roundTrip writes and reads the state.
+func roundTrip(t *testing.T, s Saved) (read Saved) {
+	t.Helper()
+	text, err := json.Marshal(s)
+	must(t, err)
+	if err := json.Unmarshal(text, &read); err != nil {
 		t.Fatalf("%v: %s", err, text)
 	}
-	r := m.Restore(bootNow, health.SourceID{Kind: sourceNow}, healthtest.At(100))
-	return r.Devices, r.Missed
+	return read
 }
 
-func TestRestartForgetsNothingAndInventsNothing(t *testing.T) {
-	s := &health.Snapshot{Source: health.Source{Kind: "dcgm"}, Devices: bad(t)}
-	devices, missed := restart(t, s, "boot-1", "boot-1", "dcgm")
-	if !missed {
-		t.Error("a GPU that goes while the agent restarts would not be missed")
+// restart saves devices of DCGM in one boot and restores them at 100 s.
+func restart(t *testing.T, devices []health.DeviceState, bootID string, src health.SourceID) Restored {
+	t.Helper()
+	s := &health.Snapshot{At: healthtest.At(0), Source: health.Source{Kind: "dcgm"}, Devices: devices}
+	return roundTrip(t, FromSnapshot(s, "boot")).Restore(bootID, src, healthtest.At(100))
+}
+
+func TestRestartWithinBoot(t *testing.T) {
+	before := faultyDevices(t)
+	r := restart(t, before, "boot", health.SourceID{Kind: "dcgm"})
+	if !r.Missed || len(r.Devices) != len(before) {
+		t.Fatalf("%+v", r)
 	}
-	// GPU-1 has tripped, and is well as far as was known.
-	healthtest.WantStates(t, devices, map[health.DeviceID]health.State{"GPU-0": health.Unhealthy, "MIG-0": health.Unhealthy, "GPU-1": health.Unknown})
-	for _, d := range devices {
-		i := slices.IndexFunc(s.Devices, func(e health.DeviceState) bool { return e.Device.ID == d.Device.ID })
-		want := s.Devices[i].Verdict
-		if d.Device.ID != "MIG-0" && !slices.Equal(d.Verdict.Causes(), want.Causes()) {
-			t.Errorf("%s: %v, want %v", d.Device.ID, d.Verdict.Causes(), want.Causes())
+	// GPU-1 has only a trip.
+	healthtest.WantStates(t, r.Devices, map[health.DeviceID]health.State{"GPU-0": health.Unhealthy, "MIG-0": health.Unhealthy, "GPU-1": health.Unknown})
+	for i, d := range r.Devices {
+		want := before[i].Verdict
+		causes := want.Causes()
+		if d.Device.Kind == health.KindMIG { // without the parent's findings
+			causes = []string{"xid-171"}
 		}
-		if !d.Verdict.Since.Equal(want.Since) || len(d.Verdict.Trips) != len(want.Trips) {
-			t.Errorf("%s: since %v trips %v, want %v %v", d.Device.ID, d.Verdict.Since, d.Verdict.Trips, want.Since, want.Trips)
+		if d.Device.ID != before[i].Device.ID || !slices.Equal(d.Verdict.Causes(), causes) || !d.Verdict.Since.Equal(want.Since) ||
+			len(d.Verdict.Trips) != len(want.Trips) {
+			t.Errorf("%s: %+v, want %+v", d.Device.ID, d.Verdict, want)
 		}
 	}
-	if got := devices[1].Verdict.Causes(); devices[1].Device.ID == "MIG-0" && !slices.Equal(got, []string{"xid-95"}) {
-		t.Errorf("MIG-0 keeps %v, want its own only", got)
+
+	// Conditions clear again only after recoverAfter; the XID needs a reset.
+	all := []health.Device{healthtest.GPU0, healthtest.MIG0, healthtest.GPU1}
+	states := map[health.DeviceID]health.State{"GPU-0": health.Unhealthy, "MIG-0": health.Unhealthy, "GPU-1": health.Healthy}
+	devices := judge(r.Devices, 101, nil, all...)
+	healthtest.WantStates(t, devices, states)
+	devices = judge(devices, 160, nil, all...)
+	if got := devices[0].Verdict.Causes(); !slices.Equal(got, []string{"xid-48"}) {
+		t.Errorf("GPU-0 has %v", got)
 	}
 
-	// The first good sample after the restart ends what had to be seen again, not what needs a cure.
-	known := healthtest.Judge(health.DefaultConfig(), devices, 101, nil, nil, healthtest.GPU0, healthtest.MIG0, healthtest.GPU1)
-	healthtest.WantStates(t, known, map[health.DeviceID]health.State{"GPU-0": health.Unhealthy, "MIG-0": health.Unhealthy, "GPU-1": health.Healthy})
-	known = healthtest.Judge(health.DefaultConfig(), known, 160, nil, nil, healthtest.GPU0, healthtest.MIG0, healthtest.GPU1)
-	if got := known[0].Verdict.Causes(); !slices.Equal(got, []string{"xid-48"}) {
-		t.Errorf("GPU-0 has %v, want what only a reset cures", got)
-	}
-
-	// A bad GPU that is not even listed after the restart is missed.
-	known = healthtest.Judge(health.DefaultConfig(), devices, 101, nil, nil, healthtest.GPU1)
-	healthtest.WantStates(t, known, map[health.DeviceID]health.State{"GPU-0": health.Unhealthy, "MIG-0": health.Unhealthy, "GPU-1": health.Healthy})
-	if !known[0].Verdict.Has(health.CauseMissing) || known[0].Device.Index != 0 {
-		t.Errorf("GPU-0 is %+v", known[0])
+	// A GPU that is not listed after the restart is missing.
+	devices = judge(r.Devices, 101, nil, healthtest.GPU1)
+	healthtest.WantStates(t, devices, states)
+	if !devices[0].Verdict.Has(health.CauseMissing) || devices[0].Device.ID != "GPU-0" {
+		t.Errorf("GPU-0 is %+v", devices[0])
 	}
 }
 
-func TestRebootClearsAllButWhatItCannot(t *testing.T) {
-	s := &health.Snapshot{Source: health.Source{Kind: "dcgm"}, Devices: bad(t)}
-	devices, missed := restart(t, s, "boot-1", "boot-2", "dcgm")
-	if missed {
-		t.Error("a GPU that was taken out while the node was off would be missed for ever")
+func TestRestartAfterReboot(t *testing.T) {
+	r := restart(t, faultyDevices(t), "later", health.SourceID{Kind: "dcgm"})
+	if r.Missed { // a GPU may have been removed while the node was off
+		t.Error("GPUs would be missing")
 	}
-	if len(devices) != 1 || !slices.Equal(devices[0].Verdict.Causes(), []string{health.CauseRemapFailed}) || len(devices[0].Verdict.Trips) != 0 {
-		t.Errorf("after a reboot there is %+v", devices)
+	if len(r.Devices) != 1 || !slices.Equal(r.Devices[0].Verdict.Causes(), []string{health.CauseRemapFailed}) || len(r.Devices[0].Verdict.Trips) != 0 {
+		t.Errorf("%+v", r.Devices)
 	}
-	if devices, missed := restart(t, s, "boot-1", "boot-1", "sim"); missed || len(devices) > 0 {
-		t.Error("another source's GPUs would be shown or missed")
-	}
-	if devices, _ := restart(t, s, "", "boot-2", "dcgm"); len(devices) != 3 {
-		t.Error("an unknown boot was taken for another one")
+	if r := restart(t, faultyDevices(t), "", health.SourceID{Kind: "dcgm"}); len(r.Devices) != 3 || !r.Missed {
+		t.Error("an unknown boot counts as another one")
 	}
 }
 
-// A clock that is ahead when something breaks, and right after the restart, makes nothing last for ever.
-func TestAClockThatWasAhead(t *testing.T) {
-	known := healthtest.Judge(health.DefaultConfig(), nil, 1_000_000, nil, map[health.DeviceID]health.Sample{"GPU-0": healthtest.Present(func(s *health.Sample) {
-		s.XIDs = []health.XID{{Code: 999, At: healthtest.At(1_000_000)}}
-	}, healthtest.Value(health.FieldRemapFailed, 1))}, healthtest.GPU0)
-	devices, _ := restart(t, &health.Snapshot{Source: health.Source{Kind: "dcgm"}, Devices: known}, "boot", "boot", "dcgm") // at 100 s
+// A finding recorded while the clock was ahead still expires.
+func TestRestoreAfterClockWasAhead(t *testing.T) {
+	const ahead = 1_000_000
+	devices := judge(nil, ahead, gpu0(xidAt(999, ahead), healthtest.Value(health.FieldRemapFailed, 1)), healthtest.GPU0)
+	devices = restart(t, devices, "boot", health.SourceID{Kind: "dcgm"}).Devices
 	healthtest.WantStates(t, devices, map[health.DeviceID]health.State{"GPU-0": health.Unhealthy})
 	if v := devices[0].Verdict; v.Since.After(healthtest.At(100)) || len(v.Trips) != 1 || v.Trips[0].After(healthtest.At(100)) {
 		t.Errorf("%+v", v)
 	}
-	devices = healthtest.Judge(health.DefaultConfig(), devices, 100+int(health.DefaultConfig().RecoverAfter/time.Second), nil, nil, healthtest.GPU0)
+	devices = judge(devices, 100+int(health.DefaultConfig().RecoverAfter/time.Second), nil, healthtest.GPU0)
 	healthtest.WantStates(t, devices, map[health.DeviceID]health.State{"GPU-0": health.Healthy})
 }
 
-func TestMemoryRefusesWhatItCannotHaveWritten(t *testing.T) {
-	const head = `"format":"gpu-node-agent findings","version":1,"bootID":"","source":"dcgm"`
-	for _, text := range []string{
-		``, `[]`, `{}`, `null`, `{"format":"x","version":1}`,
-		`{"format":"gpu-node-agent findings","version":0}`,
-		`{` + head + `,"devices":[{"id":""}]}`,
-		`{` + head + `,"devices":[{"id":"a"},{"id":"a"}]}`,
-		`{` + head + `,"devices":[{"id":"a","findings":[{"cause":"","state":"unhealthy","clears":"reboot"}]}]}`,
-		`{` + head + `,"devices":[{"id":"a","findings":[{"cause":"x","state":"healthy","clears":"reboot"}]}]}`,
-		`{` + head + `,"devices":[{"id":"gpu-node-agent:extension","model":"{"}]}`,
+func TestRestoreForInventory(t *testing.T) {
+	engine := health.SourceID{Kind: "dcgm", Inventory: "dcgm "}
+	sim := health.SourceID{Kind: "sim", Inventory: "sim a", Simulated: true}
+	for name, c := range map[string]struct {
+		before, now     health.SourceID
+		boot            string
+		devices         int
+		missed, history bool
+		detached        bool
+	}{
+		"same":                   {engine, engine, "boot", 3, true, true, true},
+		"another address":        {engine, health.SourceID{Kind: "dcgm", Inventory: "dcgm localhost"}, "boot", 3, false, false, true},
+		"another boot":           {engine, engine, "later", 1, false, false, false},
+		"same simulation":        {sim, sim, "boot", 3, true, true, true},
+		"another simulation":     {sim, health.SourceID{Kind: "sim", Inventory: "sim b", Simulated: true}, "boot", 0, false, false, false},
+		"another kind of source": {engine, sim, "boot", 0, false, false, false},
 	} {
-		m := Saved{BootID: "untouched"}
-		if err := json.Unmarshal([]byte(text), &m); err == nil && text != "null" {
-			t.Errorf("%s: no error", text)
-		}
-		if m.BootID != "untouched" {
-			t.Errorf("%s: half read", text)
+		t.Run(name, func(t *testing.T) {
+			s := fullSnapshot(t)
+			s.Source.Kind, s.Source.Inventory = c.before.Kind, c.before.Inventory
+			r := roundTrip(t, FromSnapshot(s, "boot")).Restore(c.boot, c.now, healthtest.At(100))
+			if len(r.Devices) != c.devices || r.Missed != c.missed || r.History != c.history || r.Detachment.InForce() != c.detached {
+				t.Errorf("%+v", r)
+			}
+			if len(r.Devices) > 0 && (len(r.Devices[0].Seen) > 0) != c.history {
+				t.Errorf("XIDs %+v", r.Devices[0].Seen)
+			}
+		})
+	}
+}
+
+// A device that has only delivered XIDs is saved with its description.
+func TestSavedDeliveredXIDs(t *testing.T) {
+	s := &health.Snapshot{
+		At: healthtest.Epoch, Source: health.Source{Kind: "dcgm", Inventory: "dcgm "}, Devices: judge(nil, 0, nil, healthtest.GPU0, healthtest.GPU1),
+	}
+	if saved := FromSnapshot(s, "boot"); len(saved.Devices) != 0 {
+		t.Errorf("%+v", saved.Devices)
+	}
+	d := &s.Devices[1]
+	d.Device.NUMA, d.Device.Texts = []int{1}, map[health.Field]string{7: "serial"}
+	d.Seen = []health.XID{
+		{Code: 13, At: healthtest.At(1)}, {Code: 31, At: healthtest.At(2).Add(time.Nanosecond)}, {Code: 43, At: time.Date(40000, 1, 1, 0, 0, 0, 0, time.UTC)},
+	}
+	r := roundTrip(t, FromSnapshot(s, "boot")).Restore("boot", health.SourceID{Kind: "dcgm", Inventory: "dcgm "}, healthtest.At(100))
+	if len(r.Devices) != 1 || !reflect.DeepEqual(r.Devices[0].Device, d.Device) || len(r.Devices[0].Seen) != 3 {
+		t.Fatalf("%+v", r.Devices)
+	}
+	for i, x := range r.Devices[0].Seen[:2] { // the third time is beyond what JSON can hold
+		if want := d.Seen[i]; x.Code != want.Code || !x.At.Equal(want.At) {
+			t.Errorf("%+v, want %+v", x, want)
 		}
 	}
 }
 
-func FuzzSaved(f *testing.F) {
-	text, err := json.Marshal(FromSnapshot(&health.Snapshot{Source: health.Source{Kind: "dcgm"}, Devices: []health.DeviceState{{
-		Device: healthtest.GPU0,
-		Verdict: health.Verdict{State: health.Unhealthy, Since: healthtest.Epoch, Trips: []time.Time{healthtest.Epoch}, Findings: []health.Finding{
-			{Cause: "xid-48", State: health.Unhealthy, Reason: "r", Action: "a", Since: healthtest.Epoch, Last: healthtest.Epoch, Reset: healthtest.Epoch, Clears: health.ClearsGPUReset},
-		}},
-	}}}, "boot"))
-	if err != nil {
-		f.Fatal(err)
+// Only findings that the GPU stores in its InfoROM outlive a boot.
+func TestFindingsThatOutliveBoot(t *testing.T) {
+	for cause, want := range map[string]bool{
+		health.CauseRemapFailed: true, health.CauseUnrepairable: true, health.CauseRetiredPages: true,
+		"xid-95": false, health.CauseLost: false, health.CauseRemapPending: false, health.CauseRetiredPending: false, health.CauseDBE: false,
+		health.CauseTemperature: false, health.CauseFlapping: false,
+	} {
+		f := health.Finding{Cause: cause, State: health.Unhealthy, Since: healthtest.At(1), Last: healthtest.At(1), Clears: health.ClearsReboot}
+		devices := []health.DeviceState{{Device: healthtest.GPU0, Verdict: health.Verdict{State: health.Unhealthy, Findings: []health.Finding{f}}}}
+		if r := restart(t, devices, "later", health.SourceID{Kind: "dcgm"}); (len(r.Devices) == 1) != want {
+			t.Errorf("%s after a boot: %+v", cause, r.Devices)
+		}
 	}
-	f.Add(text)
-	f.Add([]byte(`{"format":"gpu-node-agent findings","version":1,"devices":[]}`))
-	f.Add([]byte(oldFile))
-	f.Add([]byte(`{"format":"gpu-node-agent findings","version":1,"source":"sim","devices":[{"id":"gpu-node-agent:extension","model":` +
-		`"{\"minor\":2,\"history\":true,\"detach\":{\"until\":\"2000-01-01T00:00:01Z\",\"forNanoseconds\":9},\"devices\":{\"a\":{\"seen\":[{\"code\":1}]}},\"others\":{\"dcgm\":{\"x\":[ \"<\"]}}}"},{"id":"a"}]}`))
-	f.Fuzz(func(t *testing.T, text []byte) {
-		var m, again Saved
-		if json.Unmarshal(text, &m) != nil {
-			return
+}
+
+// Restored times are on the monotonic clock, so that a later step of the wall clock does not change them.
+func TestRestoredTimesAreMonotonic(t *testing.T) {
+	now := time.Now()
+	for name, wall := range map[string]time.Time{"past": now.Add(-time.Hour).Round(0), "ahead": now.Add(time.Hour).Round(0)} {
+		v := health.Verdict{
+			Since: wall, Trips: []time.Time{wall}, Follow: []health.XID{{Code: 48, At: wall}},
+			Findings: []health.Finding{{Cause: "xid-999", Since: wall, Last: wall, Reset: wall}},
 		}
-		m.newer = 0
-		out, err := json.Marshal(m)
-		if err != nil {
-			t.Fatalf("read and not to be written: %v", err)
+		v = v.Restored(now)
+		f := v.Findings[0]
+		for _, got := range []time.Time{v.Since, v.Trips[0], v.Follow[0].At, f.Since, f.Last, f.Reset} {
+			want := wall
+			if wall.After(now) {
+				want = now
+			}
+			if !got.Equal(want) || !strings.Contains(got.String(), " m=") {
+				t.Errorf("%s: %v", name, got)
+			}
 		}
-		if err := json.Unmarshal(out, &again); err != nil {
-			t.Fatalf("%v: %s", err, out)
+	}
+	if got := (health.Verdict{}).Restored(now); !got.Since.IsZero() {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestRestoreDetachment(t *testing.T) {
+	for name, c := range map[string]struct {
+		until, limit time.Duration
+		over         bool
+		left         time.Duration // 0: it is over
+	}{
+		"in force":                         {5 * time.Minute, 10 * time.Minute, false, 5 * time.Minute},
+		"time limit reached":               {-time.Second, 10 * time.Minute, false, 0},
+		"the clock was set back by a year": {365 * 24 * time.Hour, 10 * time.Minute, false, 10 * time.Minute},
+		"attach was requested":             {5 * time.Minute, 10 * time.Minute, true, 0},
+		"no time limit":                    {5 * time.Minute, 0, false, 0},
+	} {
+		now := time.Now()
+		d := health.Detachment{Since: now.Add(c.until - c.limit), Until: now.Add(c.until), For: c.limit, Over: c.over}
+		d = restoreDetachment(d, now)
+		if d.InForce() != (c.left > 0) || d.InForce() && d.Until.Sub(now) != c.left || d.Since.After(now) {
+			t.Errorf("%s: %+v", name, d)
 		}
-		if !reflect.DeepEqual(m, again) {
-			t.Fatalf("%+v became %+v", m, again)
-		}
-		r := m.Restore("boot", health.SourceID{Kind: "dcgm"}, healthtest.Epoch)
-		known := r.Devices
-		health.Judge(health.DefaultConfig(), known, &health.Reading{Devices: []health.Device{healthtest.GPU0}, Samples: []health.Sample{{Device: healthtest.GPU0.ID, At: healthtest.Epoch, Presence: health.Present}}}, health.Basis{}, healthtest.Epoch)
-	})
+	}
+	if d := restoreDetachment(health.Detachment{}, time.Now()); d != (health.Detachment{}) {
+		t.Errorf("no detach: %+v", d)
+	}
+}
+
+// The fingerprint of a device that nothing happens to does not change, so that the file is written for changes only.
+func TestFingerprintIgnoresPolls(t *testing.T) {
+	never := health.DefaultConfig()
+	never.Recovery = health.RecoverNever
+	present, lost := healthtest.Present(), healthtest.Blank(health.Lost)
+	for name, c := range map[string]struct {
+		config health.Config
+		story  []health.Sample
+	}{
+		"returned, recovery never":         {never, []health.Sample{lost}},
+		"action withdrawn, recovery never": {never, []health.Sample{healthtest.Present(healthtest.Value(health.FieldRecoveryAction, 2))}},
+		"flapping":                         {health.DefaultConfig(), []health.Sample{lost, present, lost, present, lost}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var devices []health.DeviceState
+			poll := func(s int, sample health.Sample) Saved {
+				devices = healthtest.Judge(c.config, devices, s, nil, samples{"GPU-0": sample}, healthtest.GPU0)
+				return FromSnapshot(&health.Snapshot{Devices: devices}, "b").fingerprint()
+			}
+			for s, sample := range c.story {
+				poll(s, sample)
+			}
+			before := poll(10, present)
+			if devices[0].Verdict.State != health.Unhealthy {
+				t.Errorf("causes %v", devices[0].Verdict.Causes())
+			}
+			for s := 11; s < 40; s++ {
+				if after := poll(s, present); !reflect.DeepEqual(after, before) {
+					t.Fatalf("at %d s: %+v, before %+v", s, after, before)
+				}
+			}
+		})
+	}
 }

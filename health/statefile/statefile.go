@@ -1,4 +1,4 @@
-// Package statefile keeps in a file what outlives the process.
+// Package statefile saves what must outlive a restart: findings, delivered XIDs and a detach.
 package statefile
 
 import (
@@ -9,11 +9,8 @@ import (
 	"io/fs"
 	"maps"
 	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -22,246 +19,175 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// File keeps the state file: it reads it at the start, and writes it whenever what is worth keeping has changed, or the
-// file is not as it was written. Only the holder of the lock beside it writes it; another agent on the node reads it at
-// its start, and takes it over when it is free. Then its own findings are in force: it has measured the same GPUs, and has
-// read the same XIDs. Nobody waits for the File: a disk that is full or hangs costs the memory, not the health.
+const (
+	retryWriteAfter = 10 * time.Second // after a failed write
+	retryLockAfter  = time.Second      // while another agent holds the lock
+
+	// checkInterval is how often Run compares the file with what it wrote, and the longest delay for saving XIDs without a
+	// finding. These may come in floods, and one that is counted twice after a crash does no harm.
+	checkInterval = 10 * time.Second
+
+	// slowWrite is how long a write may take before Status reports it.
+	slowWrite = 10 * time.Second
+
+	// repairLogInterval is the shortest time between two log lines about a file that another process changed.
+	repairLogInterval = time.Minute
+)
+
+// File is the state file. Load reads it at the start; Run writes it whenever the state changes or the file differs from what
+// was written. Only the holder of the lock beside the file writes it. Another agent on the node reads the file at its start
+// and takes over when the lock is free; then its own state counts, because it has polled the same GPUs. No other component
+// waits for a disk that is full or hangs.
 type File struct {
 	config    *health.Latest[health.Config]
 	snapshots *health.Latest[health.Snapshot]
 	bootID    string
 	log       *zap.Logger
 
-	// Load's, then Run's own.
-	lock     *stateLock  // nil while it is not held
-	path     string      // that may be written: what was there was read, or is set aside
-	refused  string      // that may not
-	held     Saved       // what the file holds, or should
-	written  *Saved      // the gist of what was written last; nil if nothing was
-	file     fs.FileInfo // as it was read or written last; nil if it should not be there
-	said     string      // the last trouble that was logged
-	repaired time.Time   // when a repair was logged last
+	// Load uses these, then Run.
+	lock           *lock       // nil while not held
+	path           string      // that may be written: its content was read or set aside
+	unreadPath     string      // that must not be written: its content could not be read or set aside
+	saved          Saved       // the content, or what it should be
+	written        *Saved      // the fingerprint of the latest write; nil before the first
+	info           fs.FileInfo // of the file as read or written last; nil if there should be none
+	lastLogged     string      // the last error logged
+	repairLoggedAt time.Time
 
-	kept health.Latest[kept]
+	result health.Latest[result]
 
-	mu     sync.Mutex // guards status and begun
-	status Status
-	begun  time.Time // when the file was last turned to; zero while nothing is done with it
+	mu        sync.Mutex // guards status and busySince
+	status    Status
+	busySince time.Time // start of the current disk access; zero if there is none
 }
 
-// kept is how the last attempt to keep a snapshot has ended.
-type kept struct {
+// result is the outcome of the latest attempt to save a snapshot.
+type result struct {
 	seq uint64
 	err error
 }
 
-// Status is how it goes with the state file.
+// Status is the state of the state file.
 type Status struct {
-	Path    string    // "": findings are not kept
-	Err     string    // why findings would be forgotten by a restart now, in words; empty if they are kept
+	Path    string    // "" if there is no state file
+	Err     string    // why a restart would lose findings; "" if they are saved
 	Since   time.Time // of Err
-	Written time.Time // when the file was last written by this process; zero if it was not
+	Written time.Time // the latest write of this process; zero if there was none
 }
 
-// New returns a keeper of the snapshots' findings.
+// New returns the state file of the snapshots. Its path is in the configuration.
 func New(config *health.Latest[health.Config], snapshots *health.Latest[health.Snapshot], bootID string, log *zap.Logger) *File {
 	return &File{config: config, snapshots: snapshots, bootID: bootID, log: log}
 }
 
-const (
-	// retryWrite is the pause after a write that failed.
-	retryWrite = 10 * time.Second
-
-	// retryLock is the pause after another agent was found to have the lock.
-	retryLock = time.Second
-
-	// lookAgain is how often the file is looked at though nothing has changed, and how often XIDs that make no finding are
-	// written: to count one twice after a crash does no harm, and they may come in floods.
-	lookAgain = 10 * time.Second
-
-	// slowWrite is how long a write may take before it is taken to hang.
-	slowWrite = 10 * time.Second
-
-	// repairLogged is the least time between two log lines of files that others have changed.
-	repairLogged = time.Minute
-)
-
-// Load reads the state file. It must come before Run. No file is an empty memory. One that cannot be read or
-// understood is set aside, so that it is neither believed nor lost; the error says what was done. If it cannot
-// even be set aside, Run writes nothing until it can. A file of a newer version is set aside too, and what can be understood
-// of it is returned with the error. While another agent has the lock, the file is only read.
-func (k *File) Load(path string) (Saved, error) {
+// Load reads the state file. Call it before Run. Without a file the saved state is empty.
+//
+// A file that cannot be read or parsed is set aside, and the error says where; if that fails, Run writes nothing until it
+// succeeds. A file of a newer version is set aside too, and Load returns what it can read of it with the error. While
+// another agent holds the lock, Load only reads.
+func (f *File) Load(path string) (Saved, error) {
 	if path == "" {
 		return Saved{}, nil
 	}
-	if locked := k.hold(path); locked != nil {
-		k.report(path, locked)
-		m, _, err := readMemoryFile(path)
+	if lockErr := f.acquire(path); lockErr != nil {
+		f.report(path, nil, lockErr)
+		s, _, err := readFile(path)
 		if err != nil {
-			err = fmt.Errorf("%s: %w; it stays as it is: %w", path, err, locked)
+			err = fmt.Errorf("%s %w; left in place: %w", path, err, lockErr)
 		}
-		return m, err
+		return s, err
 	}
-	m, err := k.claim(path)
-	k.report(path, k.refusal(path, err))
-	return m, err
+	s, err := f.adoptPath(path)
+	f.report(path, nil, f.unwritable(path, err))
+	return s, err
 }
 
-// hold makes sure that we have the lock of the path, also if its file was removed.
-func (k *File) hold(path string) error {
-	if k.lock.is(path) {
+// acquire makes sure that this process holds the lock of path, also after its file was removed.
+func (f *File) acquire(path string) error {
+	if f.lock.holds(path) {
 		return nil
 	}
-	same := k.lock != nil && k.lock.path == path
-	k.unlock()
-	l, err := lockState(path)
+	reacquired := f.lock != nil && f.lock.path == path
+	f.release()
+	l, err := acquireLock(path)
 	if err != nil {
-		k.path = ""
+		f.path = ""
 		return err
 	}
-	k.lock = l
-	if !same {
-		k.path = ""
+	f.lock = l
+	if !reacquired {
+		f.path = ""
 	}
 	return nil
 }
 
-func (k *File) unlock() {
-	k.lock.release()
-	k.lock = nil
+func (f *File) release() {
+	f.lock.release()
+	f.lock = nil
 }
 
-// readMemoryFile reads a file as it is. No file is an empty memory, and nil.
-func readMemoryFile(path string) (m Saved, text []byte, err error) {
-	text, err = os.ReadFile(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return Saved{}, nil, nil
-	case err == nil:
-		if err = json.Unmarshal(text, &m); err != nil {
-			err = fmt.Errorf("cannot be understood: %w", err)
-		}
-	default:
-		text, err = nil, fmt.Errorf("cannot be read: %w", err)
-	}
-	return m, text, err
-}
-
-// claim makes a path ours to write: what is there is read, or set aside. The lock is held.
-func (k *File) claim(path string) (Saved, error) {
-	info, statErr := os.Stat(path) // before it is read, so that a change meanwhile is seen
+// adoptPath reads or sets aside the content of path, so that path may be written. The caller holds the lock.
+func (f *File) adoptPath(path string) (Saved, error) {
+	info, statErr := os.Stat(path) // before the content, so that a later change is noticed
 	if statErr != nil {
 		info = nil
 	}
-	m, text, err := readMemoryFile(path)
+	s, text, err := readFile(path)
 	suffix := ".damaged"
 	switch {
 	case err != nil && text == nil:
 		suffix = ".unread"
-	case text != nil && path == k.refused:
-		// It was not to be read when that was of use, and the devices were judged without it.
-		m, err, suffix = Saved{}, errors.New("can be read too late: it was needed at the start"), ".unread"
-	case err == nil && m.newer > 0:
-		err, suffix = fmt.Errorf("is of version %d, which only a newer release understands in full", m.newer), fmt.Sprintf(".version%d", m.newer)
+	case text != nil && path == f.unreadPath: // the devices were judged without this content
+		s, err, suffix = Saved{}, errors.New("became readable only after the start"), ".unread"
+	case err == nil && s.newer > 0:
+		err, suffix = fmt.Errorf("has version %d of a newer release", s.newer), fmt.Sprintf(".version%d", s.newer)
 	}
 	var aside string
 	if err != nil {
 		info = nil
 		var asideErr error
 		if aside, asideErr = setAside(path, suffix); asideErr != nil {
-			k.refused = path
-			return m, fmt.Errorf("%s %w; it cannot be set aside either: %w; it stays as it is, and nothing is written there",
-				path, err, asideErr)
+			f.unreadPath = path
+			return s, fmt.Errorf("%s %w; cannot set it aside: %w; writing nothing there", path, err, asideErr)
 		}
 	}
-	k.path, k.written, k.file, k.held = path, nil, info, m
-	if path == k.refused {
-		k.refused = ""
+	f.path, f.written, f.info, f.saved = path, nil, info, s
+	if path == f.unreadPath {
+		f.unreadPath = ""
 	}
-	k.sweep(path)
+	if err := removeTemporaries(path); err != nil {
+		f.log.Warn("cannot remove a temporary file", zap.Error(err))
+	}
 	if err == nil {
-		return m, nil
+		return s, nil
 	}
-	return m, fmt.Errorf("%s %w; it is kept as %s", path, err, aside)
+	return s, fmt.Errorf("%s %w; set aside as %s", path, err, aside)
 }
 
-// sweep removes what writes have left behind that were killed. The lock is held, so nobody writes now.
-func (k *File) sweep(path string) {
-	entries, err := os.ReadDir(filepath.Dir(path))
-	if err != nil {
-		return // then nothing can be written either, which is said
-	}
-	for _, e := range entries {
-		if e.Type().IsRegular() && leftover(filepath.Base(path), e.Name()) {
-			if err := os.Remove(filepath.Join(filepath.Dir(path), e.Name())); err != nil {
-				k.log.Warn("cannot remove a temporary file", zap.Error(err))
-			}
-		}
-	}
-}
-
-// leftover reports whether a file is a temporary one of writeFile. Before memoryMinor 1 such a file had no infix, and
-// os.CreateTemp's number, which mostly has nine or ten digits.
-func leftover(base, name string) bool {
-	rest, ours := strings.CutPrefix(name, base+".")
-	number, infix := strings.CutPrefix(rest, tempInfix)
-	digits := number != "" && strings.Trim(number, "0123456789") == ""
-	return ours && digits && (infix || len(number) == 9 || len(number) == 10)
-}
-
-// tempInfix is between the name of the state file and the number of a temporary file.
-const tempInfix = "tmp-"
-
-// refusal is the error if the path is not ours, nil if it is.
-func (k *File) refusal(path string, err error) error {
-	if k.path == path {
+// unwritable returns err if path may not be written.
+func (f *File) unwritable(path string, err error) error {
+	if f.path == path {
 		return nil
 	}
 	return err
 }
 
-// maxAside is how many files are set aside at one path.
-const maxAside = 100
-
-// setAside gives a file another name, one that no other has, and returns it.
-func setAside(path, suffix string) (string, error) {
-	info, err := os.Lstat(path)
-	if err != nil {
-		return "", err
-	}
-	if !info.Mode().IsRegular() && info.Mode().Type() != fs.ModeSymlink {
-		return "", errors.New("it is no file")
-	}
-	for n := range maxAside {
-		aside := path + suffix
-		if n > 0 {
-			aside += "." + strconv.Itoa(n)
-		}
-		if _, err := os.Lstat(aside); errors.Is(err, fs.ErrNotExist) {
-			return aside, os.Rename(path, aside)
-		} else if err != nil {
-			return "", err
-		}
-	}
-	return "", fmt.Errorf("%s%s and %d more are there already; remove some", path, suffix, maxAside-1)
-}
-
-// Run keeps the file until ctx ends, and writes a last time then: what the last poll has found is not lost if
-// the monitor has ended before.
-func (k *File) Run(ctx context.Context) error {
-	defer k.unlock()
+// Run saves the snapshots until ctx ends, and a last time then, so that nothing is lost that the monitor found before it
+// ended.
+func (f *File) Run(ctx context.Context) error {
+	defer f.release()
 	for {
-		config, configChanged := k.config.Watch()
-		s, changed := k.snapshots.Watch()
-		again, ok := k.keep(config.StateFile, s, false)
+		config, configChanged := f.config.Watch()
+		s, changed := f.snapshots.Watch()
+		wait, ok := f.save(config.StateFile, s, false)
 		if !ok {
-			changed = nil // not at every poll
+			changed = nil // retry after wait, not at every poll
 		}
-		timer := time.NewTimer(again)
+		timer := time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
 			timer.Stop()
-			k.keep(k.config.Load().StateFile, k.snapshots.Load(), true)
+			f.save(f.config.Load().StateFile, f.snapshots.Load(), true)
 			return nil
 		case <-configChanged:
 		case <-changed:
@@ -271,62 +197,50 @@ func (k *File) Run(ctx context.Context) error {
 	}
 }
 
-// keep brings the file to what the snapshot tells. It returns whether it is there, and after how long to look again though
-// nothing has changed.
-func (k *File) keep(path string, s *health.Snapshot, last bool) (again time.Duration, ok bool) {
+// save saves a snapshot. It reports whether it succeeded, and when to check the file again.
+func (f *File) save(path string, s *health.Snapshot, last bool) (wait time.Duration, ok bool) {
 	if path == "" {
-		k.unlock()
-		k.path, k.said = "", ""
-		k.report("", nil)
-		k.note(s, nil)
-		return lookAgain, true
+		f.release()
+		f.path, f.lastLogged = "", ""
+		f.report("", s, nil)
+		return checkInterval, true
 	}
-	k.begin()
-	err := k.hold(path)
-	if err == nil && path != k.path {
-		if _, err = k.claim(path); err != nil && path == k.path {
-			k.log.Warn("a state file was in the way", zap.String("key", "health.stateFile"), zap.Error(err))
+	f.begin()
+	err := f.acquire(path)
+	if err == nil && path != f.path {
+		if _, err = f.adoptPath(path); err != nil && path == f.path {
+			f.log.Warn("set aside an existing file", zap.String("key", "health.stateFile"), zap.Error(err))
 		}
-		err = k.refusal(path, err)
+		err = f.unwritable(path, err)
 	}
 	if err == nil {
-		err = k.write(path, s, last)
+		err = f.write(path, s, last)
 	}
-	k.report(path, err)
-	k.note(s, err)
+	f.report(path, s, err)
 	switch {
-	case err == nil && k.said != "":
-		k.said = ""
-		k.log.Info("findings are kept again", zap.String("file", path))
-	case err != nil && err.Error() != k.said:
-		k.said = err.Error()
-		k.log.Warn("findings cannot be kept: a restart would forget them", zap.String("key", "health.stateFile"), zap.Error(err))
+	case err == nil && f.lastLogged != "":
+		f.lastLogged = ""
+		f.log.Info("state file is written again", zap.String("file", path))
+	case err != nil && err.Error() != f.lastLogged:
+		f.lastLogged = err.Error()
+		f.log.Warn("cannot write the state file; findings will be lost on restart", zap.String("key", "health.stateFile"), zap.Error(err))
 	}
 	switch _, locked := errors.AsType[*lockedError](err); {
 	case locked:
-		return retryLock, false
+		return retryLockAfter, false
 	case err != nil:
-		return retryWrite, false
+		return retryWriteAfter, false
 	}
-	return lookAgain, true
+	return checkInterval, true
 }
 
-// note tells WaitWritten how it has gone with a snapshot.
-func (k *File) note(s *health.Snapshot, err error) {
-	n := kept{err: err}
-	if s != nil {
-		n.seq = s.Seq
-	}
-	k.kept.Store(&n)
-}
-
-// WaitWritten waits until the file holds what a snapshot tells, and returns nil, or why it does not: it cannot be written, or ctx
-// has ended before.
-func (k *File) WaitWritten(ctx context.Context, s *health.Snapshot) error {
+// WaitWritten returns nil when the file holds a snapshot or a later one. It returns an error if the file cannot be written
+// or ctx ends.
+func (f *File) WaitWritten(ctx context.Context, s *health.Snapshot) error {
 	for {
-		n, changed := k.kept.Watch()
-		if n != nil && (n.seq >= s.Seq || n.err != nil) {
-			return n.err
+		r, changed := f.result.Watch()
+		if r != nil && (r.seq >= s.Seq || r.err != nil) {
+			return r.err
 		}
 		select {
 		case <-ctx.Done():
@@ -336,76 +250,86 @@ func (k *File) WaitWritten(ctx context.Context, s *health.Snapshot) error {
 	}
 }
 
-// write writes what the snapshot tells if its gist is not the one written before, or the file is not as it was written.
-func (k *File) write(path string, s *health.Snapshot, last bool) error {
-	changed := k.changed(path)
-	if changed != "" {
-		k.adopt(path)
+// write writes a snapshot if its fingerprint is new or the file differs from what was written.
+func (f *File) write(path string, s *health.Snapshot, last bool) error {
+	difference := f.difference(path)
+	if difference != "" {
+		f.adoptOtherSources(path)
 	}
-	var gist *Saved
+	var fingerprint *Saved
 	if s.Polled() || s != nil && s.Source.Detachment.InForce() {
-		m := FromSnapshot(s, k.bootID)
-		g := m.gist()
-		due := last || time.Since(k.Status().Written) >= lookAgain
-		if changed == "" && k.written != nil && reflect.DeepEqual(g, *k.written) && (!due || sameSeen(m.Devices, k.held.Devices)) {
+		saved := FromSnapshot(s, f.bootID)
+		p := saved.fingerprint()
+		due := last || time.Since(f.Status().Written) >= checkInterval
+		if difference == "" && f.written != nil && reflect.DeepEqual(p, *f.written) && (!due || sameXIDs(saved.Devices, f.saved.Devices)) {
 			return nil
 		}
-		if k.written != nil && m.Source != k.held.Source {
-			k.held.Detachment = health.Detachment{} // it goes on in this process, with the new source
+		if f.written != nil && saved.Source != f.saved.Source {
+			f.saved.Detachment = health.Detachment{} // it continues with the new source
 		}
-		k.held, gist = m.with(k.held), &g
-	} else if k.held.Source == "" || changed == "" {
-		return nil // nothing is known that is not there
+		f.saved, fingerprint = saved.withOthers(f.saved), &p
+	} else if f.saved.Source == "" || difference == "" {
+		return nil // nothing to add to the file
 	}
-	text, err := json.Marshal(k.held)
+	text, err := json.Marshal(f.saved)
 	if err != nil {
 		return err
 	}
-	file, err := writeFile(path, text)
+	info, err := writeFile(path, text)
 	if err != nil {
 		return err
 	}
-	if changed != "" && k.written != nil && time.Since(k.repaired) >= repairLogged {
-		k.repaired = time.Now()
-		k.log.Warn("the state file was not as it was written, and is written again", zap.String("file", path), zap.String("found", changed))
+	if difference != "" && f.written != nil && time.Since(f.repairLoggedAt) >= repairLogInterval {
+		f.repairLoggedAt = time.Now()
+		f.log.Warn("another process changed the state file; writing it again", zap.String("file", path), zap.String("found", difference))
 	}
-	k.file, k.written = file, gist
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.status.Written = time.Now()
+	f.info, f.written = info, fingerprint
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.status.Written = time.Now()
 	return nil
 }
 
-// changed tells how the file differs from what we have read or written, "" if it does not.
-func (k *File) changed(path string) string {
-	now, err := os.Stat(path)
+// difference says how the file differs from what this process read or wrote, "" if it does not.
+func (f *File) difference(path string) string {
+	info, err := os.Stat(path)
 	switch {
-	case err != nil && k.file == nil && k.held.Source == "":
-		return "" // it was not there, and there was nothing to write
+	case err != nil && f.info == nil && f.saved.Source == "":
+		return "" // there was no file and nothing to write
 	case err != nil:
-		return "it is not there"
-	case k.file == nil || !os.SameFile(k.file, now):
+		return "no file"
+	case f.info == nil || !os.SameFile(f.info, info):
 		return "another file"
-	case !k.file.ModTime().Equal(now.ModTime()) || k.file.Size() != now.Size():
-		return "its content was changed"
+	case !f.info.ModTime().Equal(info.ModTime()) || f.info.Size() != info.Size():
+		return "other content"
 	}
 	return ""
 }
 
-// adopt keeps what somebody else has written there of kinds of source that we know nothing of.
-func (k *File) adopt(path string) {
-	m, _, err := readMemoryFile(path)
+// adoptOtherSources keeps what another process saved of kinds of source that this one has no saved state of.
+func (f *File) adoptOtherSources(path string) {
+	s, _, err := readFile(path)
 	if err != nil {
 		return
 	}
-	theirs := Saved{}.with(m).others
-	delete(theirs, k.held.Source)
-	maps.Copy(theirs, k.held.others)
-	k.held.others = theirs
+	others := Saved{}.withOthers(s).others
+	delete(others, f.saved.Source)
+	maps.Copy(others, f.saved.others)
+	f.saved.others = others
 }
 
-// sameSeen reports whether two lists of devices have the same XIDs.
-func sameSeen(a, b []health.DeviceState) bool {
+// fingerprint returns the state without what changes at every poll or may be saved later.
+func (s Saved) fingerprint() Saved {
+	s.Polled = time.Time{}
+	s.Devices = slices.Clone(s.Devices)
+	for i := range s.Devices {
+		s.Devices[i].Seen, s.Devices[i].Verdict = nil, s.Devices[i].Verdict.Stable()
+	}
+	return s
+}
+
+// sameXIDs reports whether two lists of devices have the same XIDs.
+func sameXIDs(a, b []health.DeviceState) bool {
 	return slices.EqualFunc(a, b, func(a, b health.DeviceState) bool {
 		return a.Device.ID == b.Device.ID &&
 			slices.EqualFunc(a.Seen, b.Seen, func(x, y health.XID) bool { return x.Code == y.Code && x.At.Equal(y.At) })
@@ -413,69 +337,42 @@ func sameSeen(a, b []health.DeviceState) bool {
 }
 
 // Status may be called from any goroutine.
-func (k *File) Status() Status {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	s := k.status
-	if s.Err == "" && !k.begun.IsZero() && time.Since(k.begun) > slowWrite {
-		s.Err, s.Since = fmt.Sprintf("%s: the disk has not answered for %v", s.Path, time.Since(k.begun).Round(time.Second)), k.begun
+func (f *File) Status() Status {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := f.status
+	if s.Err == "" && !f.busySince.IsZero() && time.Since(f.busySince) > slowWrite {
+		s.Err, s.Since = fmt.Sprintf("%s: disk has not responded for %v", s.Path, time.Since(f.busySince).Round(time.Second)), f.busySince
 	}
 	return s
 }
 
-func (k *File) begin() {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.begun = time.Now()
+func (f *File) begin() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.busySince = time.Now()
 }
 
-func (k *File) report(path string, err error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.begun = time.Time{}
-	if path != k.status.Path {
-		k.status = Status{Path: path}
+// report publishes the outcome of a disk access, for a snapshot if it is not nil.
+func (f *File) report(path string, s *health.Snapshot, err error) {
+	r := result{err: err}
+	if s != nil {
+		r.seq = s.Seq
+	}
+	defer f.result.Store(&r)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.busySince = time.Time{}
+	if path != f.status.Path {
+		f.status = Status{Path: path}
 	}
 	switch {
 	case err == nil:
-		k.status.Err, k.status.Since = "", time.Time{}
-	case k.status.Err == "":
-		k.status.Since = time.Now()
+		f.status.Err, f.status.Since = "", time.Time{}
+	case f.status.Err == "":
+		f.status.Since = time.Now()
 		fallthrough
 	default:
-		k.status.Err = err.Error()
+		f.status.Err = err.Error()
 	}
-}
-
-// gist leaves out what changes with every poll though nothing happens, and what need not be written at once.
-func (m Saved) gist() Saved {
-	m.Polled = time.Time{}
-	m.Devices = slices.Clone(m.Devices)
-	for i := range m.Devices {
-		m.Devices[i].Seen, m.Devices[i].Verdict = nil, m.Devices[i].Verdict.Stable()
-	}
-	return m
-}
-
-// writeFile replaces a file so that a reader, or a crash, finds the old text or the new.
-func writeFile(path string, text []byte) (fs.FileInfo, error) {
-	dir := filepath.Dir(path)
-	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return nil, err
-	}
-	f, err := os.CreateTemp(dir, filepath.Base(path)+"."+tempInfix+"*")
-	if err != nil {
-		return nil, err
-	}
-	_, err = f.Write(append(text, '\n'))
-	err = errors.Join(err, f.Sync())
-	info, statErr := f.Stat()
-	err = errors.Join(err, statErr, f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return nil, errors.Join(err, os.Remove(f.Name()))
-	}
-	return info, nil
 }

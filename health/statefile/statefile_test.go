@@ -1,7 +1,7 @@
 package statefile
 
 import (
-	"context"
+	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -19,295 +19,522 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
 
-// pass lets time pass in a synctest bubble.
-func pass(d time.Duration) {
-	time.Sleep(d)   //nolint:forbidigo // the bubble's time
-	synctest.Wait() // what was due at that moment too has been done
-}
+func advance(d time.Duration) { healthtest.Advance(d) }
 
-// readMemory reads the file as the next process would.
-func readMemory(path string) (Saved, error) {
-	k := New(nil, nil, "", zap.NewNop())
-	defer k.unlock()
-	return k.Load(path)
-}
-
-func holds(t *testing.T, path, want string) {
+func must(t *testing.T, err error) {
 	t.Helper()
-	if text, err := os.ReadFile(path); err != nil || string(text) != want {
-		t.Errorf("%s holds %q, %v; want %q", path, text, err, want)
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 
-func TestLoadSetsAsideWhatItCannotUse(t *testing.T) {
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	must(t, os.WriteFile(path, []byte(text), 0o600))
+}
+
+func wantContent(t *testing.T, path, want string) {
+	t.Helper()
+	if text, err := os.ReadFile(path); err != nil || string(text) != want {
+		t.Errorf("%s has %q, %v; want %q", path, text, err, want)
+	}
+}
+
+// snapshotOf returns a snapshot of a kind of source with three devices.
+func snapshotOf(t *testing.T, kind string) *health.Snapshot {
+	return &health.Snapshot{Seq: 1, At: healthtest.Epoch, Source: health.Source{Kind: kind, Inventory: kind + " x"}, Devices: faultyDevices(t)}
+}
+
+// writeSaved writes the state of a kind of source.
+func writeSaved(t *testing.T, path, kind string) {
+	t.Helper()
+	text, err := json.Marshal(FromSnapshot(snapshotOf(t, kind), "boot"))
+	must(t, err)
+	write(t, path, string(text))
+}
+
+// wantDevices checks how many devices the file has for each kind of source.
+func wantDevices(t *testing.T, path string, want map[string]int) {
+	t.Helper()
+	s, _, err := readFile(path)
+	must(t, err)
+	for kind, n := range want {
+		src := health.SourceID{Kind: kind, Inventory: kind + " x", Simulated: kind == "sim"}
+		if got := len(s.Restore("boot", src, healthtest.At(100)).Devices); got != n {
+			t.Errorf("%s: %d devices, want %d", kind, got, n)
+		}
+	}
+}
+
+// load reads the file like the next process.
+func load(path string) (Saved, error) {
+	f := New(nil, nil, "", zap.NewNop())
+	defer f.release()
+	return f.Load(path)
+}
+
+// harness runs a File in a synctest bubble.
+type harness struct {
+	*File
+	path string
+	out  *health.Latest[health.Snapshot]
+	logs *observer.ObservedLogs
+	stop func() // may be called again
+}
+
+func newHarness(path string) *harness {
+	core, logs := observer.New(zapcore.WarnLevel)
+	h := &harness{path: path, out: new(health.Latest[health.Snapshot]), logs: logs}
+	h.File = New(new(health.Latest[health.Config]), h.out, "boot", zap.New(core))
+	h.use(path)
+	return h
+}
+
+func (h *harness) use(path string) {
+	c := health.DefaultConfig()
+	c.StateFile = path
+	h.config.Store(&c)
+}
+
+func (h *harness) start(t *testing.T) { h.stop = healthtest.Run(t, h.Run) }
+
+// loadAndStart returns a running harness that has loaded the file.
+func loadAndStart(t *testing.T, path string) *harness {
+	t.Helper()
+	h := newHarness(path)
+	_, err := h.Load(path)
+	must(t, err)
+	h.start(t)
+	return h
+}
+
+func (h *harness) store(s *health.Snapshot) {
+	h.out.Store(s)
+	synctest.Wait()
+}
+
+// wantFailuresLogged checks how often a failure of the state file was logged.
+func (h *harness) wantFailuresLogged(t *testing.T, want int) {
+	t.Helper()
+	n := 0
+	for _, e := range h.logs.All() {
+		if e.ContextMap()["key"] == "health.stateFile" {
+			n++
+		}
+	}
+	if n != want {
+		t.Errorf("%d failures logged, want %d: %v", n, want, h.logs.All())
+	}
+}
+
+func TestLoadSetsDamagedFileAside(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.json")
-	if m, err := readMemory(path); err != nil || len(m.Devices) != 0 {
-		t.Fatalf("no file: %v %v", m, err)
+	if s, err := load(path); err != nil || len(s.Devices) != 0 {
+		t.Fatalf("no file: %v %v", s, err)
 	}
 	for i, name := range []string{"state.json.damaged", "state.json.damaged.1", "state.json.damaged.2"} {
 		text := strings.Repeat("{", i+1)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		write(t, path, text)
 		aside := filepath.Join(filepath.Dir(path), name)
-		if _, err := readMemory(path); err == nil || !strings.Contains(err.Error(), path+" cannot be understood: ") || !strings.HasSuffix(err.Error(), "it is kept as "+aside) {
-			t.Errorf("got %v, want an error that names the file and where it is kept", err)
+		if _, err := load(path); err == nil || !strings.Contains(err.Error(), path+" ") || !strings.HasSuffix(err.Error(), aside) {
+			t.Errorf("error %v does not name the file and %s", err, aside)
 		}
-		holds(t, aside, text)
+		wantContent(t, aside, text)
 		if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
-			t.Error("the damaged file is still in the way")
+			t.Error("the damaged file was not moved")
 		}
 	}
-	holds(t, path+".damaged", "{") // the first is not lost to the later ones
+	wantContent(t, path+".damaged", "{") // the later files did not replace it
 }
 
-// keeperRig is a keeper with a snapshot to keep, in a synctest bubble.
-type keeperRig struct {
-	*File
-	path   string
-	config *health.Latest[health.Config]
-	out    *health.Latest[health.Snapshot]
-	logs   *observer.ObservedLogs
-	stop   func()
-}
-
-func newKeeperRig(t *testing.T, path string) *keeperRig {
-	t.Helper()
-	core, logs := observer.New(zapcore.WarnLevel)
-	r := &keeperRig{path: path, config: new(health.Latest[health.Config]), out: new(health.Latest[health.Snapshot]), logs: logs}
-	r.use(path)
-	r.File = New(r.config, r.out, "boot", zap.New(core))
-	return r
-}
-
-func (r *keeperRig) use(path string) {
-	c := health.DefaultConfig()
-	c.StateFile = path
-	r.config.Store(&c)
-}
-
-func (r *keeperRig) start(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- r.Run(ctx) }()
-	r.stop = func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+func TestLoadSetsUnreadableFileAside(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.json")
+	if os.Getuid() == 0 { // root reads every file, but not a link to itself
+		must(t, os.Symlink(path, path))
+	} else {
+		must(t, os.WriteFile(path, []byte("secret"), 0o000))
+	}
+	if _, err := load(path); err == nil || !strings.HasSuffix(err.Error(), path+".unread") {
+		t.Errorf("%v", err)
+	}
+	if _, err := os.Lstat(path + ".unread"); err != nil {
+		t.Error(err)
 	}
 }
 
-// What was not read, and is not safe elsewhere, is never written over.
-func TestKeeperLeavesWhatItCouldNotRead(t *testing.T) {
+// A file of a newer version is set aside, and what this release can read of it is used.
+func TestLoadNewerVersion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		// What reads as no file is not even set aside: it may be anybody's.
 		path := filepath.Join(t.TempDir(), "state.json")
-		if err := os.MkdirAll(filepath.Join(path, "theirs"), 0o750); err != nil {
-			t.Fatal(err)
+		text := strings.Replace(oldFile, `"version":1`, `"version":3`, 1)
+		write(t, path, text)
+		h := newHarness(path)
+		s, err := h.Load(path)
+		if err == nil || !strings.HasSuffix(err.Error(), path+".version3") || len(s.Devices) != 1 {
+			t.Errorf("%+v, %v", s, err)
 		}
-		r := newKeeperRig(t, path)
-		_, err := r.Load(path)
-		if err == nil || !strings.Contains(err.Error(), path+" cannot be read: ") || !strings.Contains(err.Error(), "it stays as it is, and nothing is written there") {
-			t.Fatalf("got %v", err)
-		}
-		if s := r.Status(); s.Path != path || s.Err != err.Error() || s.Since.IsZero() {
-			t.Errorf("status %+v", s)
-		}
-		r.out.Store(&health.Snapshot{At: healthtest.Epoch, Source: health.Source{Kind: "dcgm"}, Devices: bad(t)})
-		r.start(t)
-		pass(time.Minute)
-		if n := r.logs.FilterMessageSnippet("findings cannot be kept").Len(); n != 1 {
-			t.Errorf("the refusal was logged %d times in a minute, want once", n)
-		}
-		if _, err := os.Stat(filepath.Join(path, "theirs")); err != nil {
-			t.Fatalf("it was touched: %v", err)
-		}
-
-		// By now it can be read. But nobody judged with it, so it is not to be lost.
-		if err := errors.Join(os.RemoveAll(path), os.WriteFile(path, []byte("later"), 0o600)); err != nil {
-			t.Fatal(err)
-		}
-		pass(retryWrite + time.Second)
-		holds(t, path+".unread", "later")
-		if m, err := readMemory(path); err != nil || len(m.Devices) != 3 {
-			t.Errorf("the file holds %+v, %v", m, err)
-		}
-		if s := r.Status(); s.Err != "" || s.Written.IsZero() {
-			t.Errorf("status %+v", s)
-		}
-		r.stop()
+		wantContent(t, path+".version3", text)
+		h.start(t)
+		h.stop() // before the first poll
+		wantDevices(t, path, map[string]int{"dcgm": 1})
 	})
 }
 
-func TestKeeperSetsAsideWhatCannotBeRead(t *testing.T) {
-	if os.Getuid() == 0 {
-		// Root reads everything, so a link that leads nowhere but round stands in for a disk that is broken.
-		path := filepath.Join(t.TempDir(), "state.json")
-		if err := os.Symlink(path, path); err != nil {
-			t.Fatal(err)
+// Only temporary files of a killed writer are removed, and only by the holder of the lock.
+func TestLoadRemovesTemporaryFiles(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "state.json")
+	temporary := []string{"state.json.tmp-1", "state.json.tmp-4012345678", "state.json.1234567890", "state.json.123456789"}
+	others := []string{
+		"state.json.1", "state.json.20261122", "state.json.damaged", "state.json.damaged.1", "state.json.unread", "state.json.tmp-", "state.json.tmp-x",
+		"state.json.tmp-1.bak", "other.json.tmp-1", "other.json.1234567890", "state.json.lock",
+	}
+	for _, name := range slices.Concat(temporary, others) {
+		write(t, filepath.Join(dir, name), name)
+	}
+	write(t, path, oldFile)
+	must(t, os.Mkdir(filepath.Join(dir, "state.json.tmp-2"), 0o750))
+	list := func() (names []string) {
+		entries, err := os.ReadDir(dir)
+		must(t, err)
+		for _, e := range entries {
+			names = append(names, e.Name())
 		}
-		if _, err := readMemory(path); err == nil || !strings.HasSuffix(err.Error(), "it is kept as "+path+".unread") {
-			t.Errorf("got %v", err)
-		}
-		if _, err := os.Lstat(path + ".unread"); err != nil {
-			t.Error(err)
-		}
-		return
+		return names
 	}
-	path := filepath.Join(t.TempDir(), "state.json")
-	if err := os.WriteFile(path, []byte("secret"), 0o000); err != nil {
-		t.Fatal(err)
+	before := list()
+	l, err := acquireLock(path)
+	must(t, err)
+	if _, err := load(path); err != nil || !slices.Equal(list(), before) {
+		t.Errorf("without the lock: %v, %v", list(), err)
 	}
-	if _, err := readMemory(path); err == nil || !strings.HasSuffix(err.Error(), "permission denied; it is kept as "+path+".unread") {
-		t.Errorf("got %v", err)
+	l.release()
+	if _, err := load(path); err != nil {
+		t.Error(err)
 	}
-	if err := os.Chmod(path+".unread", 0o600); err != nil {
-		t.Fatal(err)
+	want := slices.Sorted(slices.Values(append(others, "state.json", "state.json.tmp-2")))
+	if got := list(); !slices.Equal(got, want) {
+		t.Errorf("left: %v, want %v", got, want)
 	}
-	holds(t, path+".unread", "secret")
 }
 
-// A reload may name a file that another process has left.
-func TestKeeperFollowsThePath(t *testing.T) {
+// Run never overwrites a file that could be neither read nor set aside.
+func TestRunKeepsUnreadFile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "state.json")
+		must(t, os.MkdirAll(filepath.Join(path, "theirs"), 0o750)) // a directory is not set aside
+		h := newHarness(path)
+		_, err := h.Load(path)
+		if err == nil || !strings.Contains(err.Error(), path) {
+			t.Fatalf("%v", err)
+		}
+		if s := h.Status(); s.Path != path || s.Err != err.Error() || s.Since.IsZero() {
+			t.Errorf("status %+v", s)
+		}
+		h.start(t)
+		h.store(snapshotOf(t, "dcgm"))
+		advance(time.Minute)
+		h.wantFailuresLogged(t, 1)
+		if _, err := os.Stat(filepath.Join(path, "theirs")); err != nil {
+			t.Fatal(err)
+		}
+
+		// The file becomes readable, but the devices were judged without it: it is set aside.
+		must(t, os.RemoveAll(path))
+		write(t, path, "later")
+		advance(retryWriteAfter + time.Second)
+		wantContent(t, path+".unread", "later")
+		wantDevices(t, path, map[string]int{"dcgm": 3})
+		if s := h.Status(); s.Err != "" || s.Written.IsZero() {
+			t.Errorf("status %+v", s)
+		}
+		h.stop()
+	})
+}
+
+// A reload may name a file that another process left.
+func TestRunFollowsPath(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
-		r := newKeeperRig(t, filepath.Join(dir, "a"))
-		if _, err := r.Load(r.path); err != nil {
-			t.Fatal(err)
-		}
-		r.out.Store(&health.Snapshot{At: healthtest.Epoch, Source: health.Source{Kind: "dcgm"}, Devices: bad(t)})
-		r.start(t)
+		a, b := filepath.Join(dir, "a"), filepath.Join(dir, "b")
+		h := loadAndStart(t, a)
+		h.store(snapshotOf(t, "dcgm"))
+		write(t, b, "foreign")
+		h.use(b)
 		synctest.Wait()
-		if err := os.WriteFile(filepath.Join(dir, "b"), []byte("foreign"), 0o600); err != nil {
-			t.Fatal(err)
+		wantContent(t, b+".damaged", "foreign")
+		h.wantFailuresLogged(t, 1)
+		for _, path := range []string{a, b} {
+			wantDevices(t, path, map[string]int{"dcgm": 3})
 		}
-		r.use(filepath.Join(dir, "b"))
+		h.use("")
 		synctest.Wait()
-		holds(t, filepath.Join(dir, "b.damaged"), "foreign")
-		if n := r.logs.FilterMessageSnippet("was in the way").Len(); n != 1 {
-			t.Errorf("said %d times, want once: %v", n, r.logs.All())
+		if s := h.Status(); s.Path != "" || s.Err != "" {
+			t.Errorf("status without a file: %+v", s)
 		}
-		for _, name := range []string{"a", "b"} {
-			if m, err := readMemory(filepath.Join(dir, name)); err != nil || len(m.Devices) != 3 {
-				t.Errorf("%s holds %+v, %v", name, m, err)
-			}
-		}
-		r.use("")
-		synctest.Wait()
-		if s := r.Status(); s.Path != "" || s.Err != "" {
-			t.Errorf("status %+v of no file", s)
-		}
-		r.stop()
+		h.stop()
 	})
 }
 
-// What the monitor stores while the keeper is asked to end is written, and without a wait.
-func TestKeeperWritesALastTime(t *testing.T) {
-	for _, broken := range []bool{false, true} { // whether the disk refused until then
-		synctest.Test(t, func(t *testing.T) {
-			dir := t.TempDir()
-			path := filepath.Join(dir, "in", "state.json")
-			r := newKeeperRig(t, path)
-			if _, err := r.Load(path); err != nil {
-				t.Fatal(err)
-			}
-			if broken {
-				if err := errors.Join(os.RemoveAll(filepath.Join(dir, "in")), os.WriteFile(filepath.Join(dir, "in"), nil, 0o600)); err != nil {
-					t.Fatal(err)
+// A snapshot that is stored while Run ends is written, without a pause.
+func TestRunWritesAtTheEnd(t *testing.T) {
+	for name, broken := range map[string]bool{"disk works": false, "disk worked again only now": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				dir := filepath.Join(t.TempDir(), "dir")
+				path := filepath.Join(dir, "state.json")
+				h := newHarness(path)
+				_, err := h.Load(path)
+				must(t, err)
+				if broken {
+					must(t, os.RemoveAll(dir))
+					write(t, dir, "")
 				}
-			}
-			r.out.Store(&health.Snapshot{At: healthtest.Epoch, Source: health.Source{Kind: "dcgm"}})
-			r.start(t)
-			pass(time.Second)
-			if broken {
-				if s := r.Status(); s.Err == "" {
-					t.Error("a disk that refuses is not shown")
+				h.start(t)
+				h.store(&health.Snapshot{At: healthtest.Epoch, Source: health.Source{Kind: "dcgm"}})
+				advance(time.Second)
+				if broken {
+					if s := h.Status(); s.Err == "" {
+						t.Error("the failure is not in the status")
+					}
+					must(t, os.Remove(dir))
 				}
-				if err := os.Remove(filepath.Join(dir, "in")); err != nil {
-					t.Fatal(err)
+				begin := time.Now()
+				h.out.Store(snapshotOf(t, "dcgm"))
+				h.stop()
+				if took := time.Since(begin); took > 0 {
+					t.Errorf("Run took %v to end", took)
 				}
-			}
-			begin := time.Now()
-			r.out.Store(&health.Snapshot{At: healthtest.Epoch, Source: health.Source{Kind: "dcgm"}, Devices: bad(t)})
-			r.stop()
-			if took := time.Since(begin); took > 0 {
-				t.Errorf("the end took %v", took)
-			}
-			if m, err := readMemory(path); err != nil || len(m.Devices) != 3 {
-				t.Errorf("the file holds %+v, %v", m, err)
-			}
+				wantDevices(t, path, map[string]int{"dcgm": 3})
+			})
 		})
 	}
 }
 
-func TestKeeper(t *testing.T) {
+func TestRunWritesChangesOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		core, logs := observer.New(zapcore.WarnLevel)
-		dir := t.TempDir()
-		config, out := new(health.Latest[health.Config]), new(health.Latest[health.Snapshot])
-		c := health.DefaultConfig()
-		c.StateFile = filepath.Join(dir, "in", "the", "way", "state.json")
-		config.Store(&c)
-		// A file where the directory should be: the disk refuses.
-		if err := os.WriteFile(filepath.Join(dir, "in"), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- New(config, out, "boot", zap.New(core)).Run(ctx) }()
+		dir := filepath.Join(t.TempDir(), "dir")
+		write(t, dir, "") // so that the directory cannot be created
+		path := filepath.Join(dir, "state.json")
+		h := newHarness(path)
+		h.start(t)
+		s := snapshotOf(t, "dcgm")
+		h.store(s)
+		advance(time.Minute)
+		h.wantFailuresLogged(t, 1)
+		must(t, os.Remove(dir))
+		advance(retryWriteAfter + time.Second)
+		wantDevices(t, path, map[string]int{"dcgm": 3})
 
-		s := &health.Snapshot{At: healthtest.Epoch, Source: health.Source{Kind: "dcgm"}, Devices: bad(t)}
-		out.Store(s)
-		pass(time.Minute)
-		if logs.Len() != 1 {
-			t.Fatalf("a refusal was logged %d times in a minute, want once", logs.Len())
-		}
-		if err := os.Remove(filepath.Join(dir, "in")); err != nil {
-			t.Fatal(err)
-		}
-		pass(retryWrite + time.Second)
-		m, err := readMemory(c.StateFile)
-		if err != nil || len(m.Devices) != 3 || m.BootID != "boot" {
-			t.Fatalf("the file holds %+v, %v", m, err)
-		}
-
-		// The next poll finds the same: nothing is written.
-		before, err := os.Stat(c.StateFile)
-		if err != nil {
-			t.Fatal(err)
-		}
+		before, err := os.Stat(path)
+		must(t, err)
 		again := *s
 		again.Devices = slices.Clone(s.Devices)
-		fs := slices.Clone(again.Devices[0].Verdict.Findings)
-		for i := range fs {
-			if fs[i].Cause == health.CauseTemperature {
-				fs[i].Last, fs[i].Reason = healthtest.At(50), "another temperature"
+		findings := slices.Clone(again.Devices[0].Verdict.Findings)
+		for i := range findings {
+			if findings[i].Cause == health.CauseTemperature {
+				findings[i].Last, findings[i].Reason = healthtest.At(50), "another temperature"
 			}
 		}
-		again.Devices[0].Verdict.Findings = fs
-		out.Store(&again)
-		synctest.Wait()
-		after, err := os.Stat(c.StateFile)
-		if err != nil {
-			t.Fatal(err)
-		}
+		again.Devices[0].Verdict.Findings = findings
+		h.store(&again)
+		after, err := os.Stat(path)
+		must(t, err)
 		if !os.SameFile(before, after) {
-			t.Error("the file was written anew though nothing has happened")
+			t.Error("written although only a measured value changed")
 		}
 
-		out.Store(&health.Snapshot{At: healthtest.Epoch, Source: health.Source{Kind: "dcgm"}})
-		synctest.Wait()
-		if m, err := readMemory(c.StateFile); err != nil || len(m.Devices) != 0 {
-			t.Errorf("the file still holds %+v, %v", m, err)
+		h.store(&health.Snapshot{At: healthtest.Epoch, Source: health.Source{Kind: "dcgm", Inventory: "dcgm x"}})
+		wantDevices(t, path, map[string]int{"dcgm": 0})
+		files, err := filepath.Glob(dir + "/*")
+		if err != nil || len(files) != 2 { // with the lock
+			t.Errorf("files %v, %v", files, err)
 		}
-		left, err := filepath.Glob(filepath.Dir(c.StateFile) + "/*")
-		if err != nil || len(left) != 2 { // it and its lock
-			t.Errorf("left behind: %v %v", left, err)
+		h.stop()
+	})
+}
+
+// Each kind of source keeps its state while another one is used.
+func TestRunKeepsOtherSources(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "state.json")
+		for _, kind := range []string{"dcgm", "sim", "nvml"} {
+			h := loadAndStart(t, path)
+			h.store(snapshotOf(t, kind))
+			h.stop()
 		}
-		cancel()
+		h := loadAndStart(t, path)
+		for _, kind := range []string{"sim", "dcgm", "nvml", "dcgm"} {
+			s := snapshotOf(t, kind)
+			if s.Devices = s.Devices[:2]; kind != "dcgm" {
+				s.Devices = nil
+			}
+			h.store(s)
+		}
+		h.stop()
+		wantDevices(t, path, map[string]int{"dcgm": 2, "sim": 0, "nvml": 0})
+	})
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "state.json")
+		write(t, path, oldFile)
+		h := loadAndStart(t, path)
+		h.store(snapshotOf(t, "sim"))
+		wantDevices(t, path, map[string]int{"dcgm": 1, "sim": 3})
+		h.stop()
+	})
+}
+
+// A second agent only reads the file, even if it is damaged, and takes over when the first agent ends.
+func TestRunWaitsForLock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "state.json")
+		first := loadAndStart(t, path)
+		first.store(snapshotOf(t, "dcgm"))
+
+		second := newHarness(path)
+		s, err := second.Load(path)
+		if err != nil || len(s.Devices) != 3 {
+			t.Fatalf("%+v, %v", s, err)
+		}
+		snapshot := snapshotOf(t, "dcgm")
+		snapshot.Devices = snapshot.Devices[:1]
+		second.start(t)
+		second.store(snapshot)
+		advance(time.Minute)
+		wantDevices(t, path, map[string]int{"dcgm": 3})
+		if s := second.Status(); s.Err == "" || s.Since.IsZero() {
+			t.Errorf("status %+v", s)
+		}
+		if _, locked := errors.AsType[*lockedError](second.WaitWritten(t.Context(), snapshot)); !locked {
+			t.Error("WaitWritten does not report the lock")
+		}
+		second.wantFailuresLogged(t, 1)
+
+		write(t, path, "{")
+		if _, err := load(path); err == nil {
+			t.Error("no error for a damaged file")
+		}
+		wantContent(t, path, "{")
+		advance(checkInterval + time.Second) // the first agent writes it again
+		first.stop()
+		advance(retryLockAfter + time.Millisecond)
+		wantDevices(t, path, map[string]int{"dcgm": 1})
+		if s := second.Status(); s.Err != "" || second.WaitWritten(t.Context(), snapshot) != nil {
+			t.Errorf("status %+v", s)
+		}
+		second.stop()
+	})
+}
+
+// Run rewrites a file that another process changed, also without a new snapshot and before the first poll. It keeps what
+// that process saved of other kinds of source.
+func TestRunRepairsFile(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(t *testing.T, path string)
+		nvml   int // devices of another process
+	}{
+		"removed":                    {change: func(t *testing.T, path string) { must(t, os.Remove(path)) }},
+		"removed with its directory": {change: func(t *testing.T, path string) { must(t, os.RemoveAll(filepath.Dir(path))) }},
+		"truncated":                  {change: func(t *testing.T, path string) { must(t, os.Truncate(path, 10)) }},
+		"replaced by nonsense":       {change: func(t *testing.T, path string) { must(t, os.Remove(path)); write(t, path, "nonsense") }},
+		"replaced by another agent":  {change: func(t *testing.T, path string) { writeSaved(t, path, "nvml") }, nvml: 3},
+	} {
+		for when, polled := range map[string]bool{"after the first poll": true, "before the first poll": false} {
+			t.Run(name+", "+when, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					path := filepath.Join(t.TempDir(), "dir", "state.json")
+					must(t, os.Mkdir(filepath.Dir(path), 0o750))
+					writeSaved(t, path, "sim")
+					h := loadAndStart(t, path)
+					h.store(snapshotOf(t, "dcgm"))
+					if !polled {
+						h.stop()
+						h = loadAndStart(t, path)
+					}
+					c.change(t, path)
+					advance(checkInterval)
+					wantDevices(t, path, map[string]int{"dcgm": 3, "sim": 3, "nvml": c.nvml})
+					info, err := os.Stat(path)
+					must(t, err)
+					advance(time.Minute)
+					if now, err := os.Stat(path); err != nil || !os.SameFile(info, now) {
+						t.Error("written more than once")
+					}
+					h.stop()
+				})
+			})
+		}
+	}
+}
+
+// XIDs without a finding are written every checkInterval and at the end.
+func TestRunDelaysXIDs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "state.json")
+		h := loadAndStart(t, path)
+		xids := func() int {
+			s, err := load(path)
+			must(t, err)
+			return len(s.Devices[0].Seen)
+		}
+		writes := 0
+		var last time.Time
+		for i := range 20 {
+			s := snapshotOf(t, "dcgm")
+			s.Devices[0].Seen = make([]health.XID, i+1)
+			h.out.Store(s)
+			advance(time.Second)
+			if w := h.Status().Written; !w.Equal(last) {
+				writes, last = writes+1, w
+			}
+		}
+		if writes != 2 || xids() != 11 {
+			t.Errorf("%d writes, %d XIDs", writes, xids())
+		}
+		h.stop()
+		if xids() != 20 {
+			t.Errorf("%d XIDs at the end", xids())
+		}
+	})
+}
+
+func TestWaitWritten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "state.json")
+		h := loadAndStart(t, path)
+		defer h.stop()
+		s := snapshotOf(t, "dcgm")
+		s.Seq = 7
+		done := make(chan error, 1)
+		go func() { done <- h.WaitWritten(t.Context(), s) }()
+		advance(time.Minute)
+		select {
+		case err := <-done:
+			t.Fatalf("returned before the write: %v", err)
+		default:
+		}
+		h.out.Store(s)
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
+		wantDevices(t, path, map[string]int{"dcgm": 3})
+	})
+}
+
+// The removal of the lock's file leads to no second writer.
+func TestLockFileRemoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "state.json")
+		first, second := loadAndStart(t, path), loadAndStart(t, path)
+		first.store(snapshotOf(t, "dcgm"))
+		second.store(snapshotOf(t, "dcgm"))
+		advance(time.Second)
+		must(t, os.Remove(path+".lock"))
+		advance(2 * checkInterval)
+		if a, b := first.Status().Err, second.Status().Err; (a == "") == (b == "") {
+			t.Errorf("first: %q, second: %q", a, b)
+		}
+		first.stop()
+		second.stop()
 	})
 }

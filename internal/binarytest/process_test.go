@@ -375,24 +375,23 @@ func (p *process) allocate(k *kubelettest.Kubelet) kubelettest.Allocation {
 	return a
 }
 
-// awaitSocket waits until the agent listens on a socket, and returns its path. The pages may be served before.
-func (p *process) awaitSocket(name string) string {
+// awaitSocket waits until the agent listens on a socket. After a kill it takes the place of the old socket with a delay.
+func (p *process) awaitSocket(path string) {
 	p.t.Helper()
-	path := filepath.Join(p.dir, name)
-	p.await(name, func() bool {
-		conn, err := (&net.Dialer{}).DialContext(p.t.Context(), "unix", path)
+	p.await(path, func() bool {
+		conn, err := new(net.Dialer).DialContext(p.t.Context(), "unix", path)
 		if err == nil {
 			_ = conn.Close()
 		}
 		return err == nil
 	})
-	return path
 }
 
 // sim injects an event into the agent's simulation.
 func (p *process) sim(event string) {
 	p.t.Helper()
-	if out, code := run(p.t, "sim", "--socket", p.awaitSocket("sim.sock"), event); code != 0 {
+	p.awaitSocket(p.dir + "/sim.sock")
+	if out, code := run(p.t, "sim", "--socket", p.dir+"/sim.sock", event); code != 0 {
 		p.t.Fatalf("sim %s: %s", event, out)
 	}
 }
@@ -400,7 +399,8 @@ func (p *process) sim(event string) {
 // command runs an operator's command, which must exit with a code, and returns its output.
 func (p *process) command(code int, name string, args ...string) string {
 	p.t.Helper()
-	out, got := run(p.t, append([]string{name, "--socket", p.awaitSocket("agent.sock")}, args...)...)
+	p.awaitSocket(p.dir + "/agent.sock")
+	out, got := run(p.t, append([]string{name, "--socket", p.dir + "/agent.sock"}, args...)...)
 	if got != code {
 		p.t.Fatalf("%s %v: exit code %d, want %d: %s", name, args, got, code, out)
 	}

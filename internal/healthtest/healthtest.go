@@ -1,9 +1,12 @@
-// Package healthtest has devices, samples and readings for tests that judge.
+// Package healthtest has devices, samples and readings for tests that judge, and runs components in synctest bubbles.
 package healthtest
 
 import (
+	"context"
 	"maps"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
@@ -95,4 +98,24 @@ func WantStates(t *testing.T, devices []health.DeviceState, want map[health.Devi
 	if !maps.Equal(got, want) {
 		t.Fatalf("got %v, want %v", got, want)
 	}
+}
+
+// Run calls run in a synctest bubble until stop is called. stop may be called again.
+func Run(t *testing.T, run func(context.Context) error) (stop func()) {
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- run(ctx) }()
+	synctest.Wait()
+	return sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+}
+
+// Advance lets time pass in a synctest bubble, and waits for what is due at its end.
+func Advance(d time.Duration) {
+	time.Sleep(d) //nolint:forbidigo // the bubble's time
+	synctest.Wait()
 }

@@ -1,4 +1,5 @@
-// Package cdi writes the CDI specs by which container runtimes find GPUs, checks the specs of others, and finds device nodes.
+// Package cdi writes the CDI specs by which container runtimes find GPUs, checks the specs of other programs, and locates
+// device nodes.
 package cdi
 
 import (

@@ -18,9 +18,9 @@ const specVersion = "0.5.0"
 // is no device "all": with it a container could use GPUs that were not allocated to it. A device without known nodes is
 // left out with a warning, so that one broken GPU does not affect the others; Allocate refuses it.
 //
-// The files are searched for here and not by NVIDIA's library (nvidia-container-toolkit/pkg/nvcdi), which would know
-// better: its v1.20.1 does not compile without cgo, as this agent does, and it opens NVML in a process that already has
-// DCGM. To use NVIDIA's library, leave plugin.cdi.generate off and let the toolkit maintain the spec.
+// NVIDIA's library (nvidia-container-toolkit/pkg/nvcdi) would find the files more reliably, but its v1.20.1 requires cgo,
+// which this agent is built without, and opens NVML in a process that already has DCGM. To use NVIDIA's library, leave
+// plugin.cdi.generate off and let the toolkit maintain the spec.
 func newSpec(in Input) (spec *specs.Spec, warnings []string, err error) {
 	h := in.Host
 	root, err := h.driverFS()

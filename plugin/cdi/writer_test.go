@@ -50,6 +50,9 @@ func hostDir(t *testing.T, root, version string) string {
 			t.Fatal(err)
 		}
 	}
+	if err := os.Symlink("usr/bin", filepath.Join(top, root, "bin")); err != nil {
+		t.Fatal(err)
+	}
 	return top
 }
 

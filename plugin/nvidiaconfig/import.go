@@ -106,7 +106,7 @@ func sections() []string {
 
 // key imports one value.
 func (in *importer) key(key string, value any) {
-	const flags = "flags.plugin."
+	const pluginFlags = "flags.plugin."
 	switch k := strings.ToLower(key); k {
 	case "version":
 		if value != "v1" && value != "" {
@@ -118,19 +118,19 @@ func (in *importer) key(key string, value any) {
 		in.text(key, value, &in.DriverRoot)
 	case "flags.nvidiadevroot":
 		in.text(key, value, &in.DevRoot)
-	case flags + "passdevicespecs":
+	case pluginFlags + "passdevicespecs":
 		in.boolean(key, value, &in.PassDeviceSpecs)
-	case flags + "deviceliststrategy":
+	case pluginFlags + "deviceliststrategy":
 		in.deviceList(key, value)
-	case flags + "deviceidstrategy":
+	case pluginFlags + "deviceidstrategy":
 		in.oneOf(key, value, &in.DeviceID, plugin.DeviceIDUUID, plugin.DeviceIDIndex)
-	case flags + "cdiannotationprefix":
+	case pluginFlags + "cdiannotationprefix":
 		in.text(key, value, &in.CDI.AnnotationPrefix)
-	case flags + "nvidiactkpath":
+	case pluginFlags + "nvidiactkpath":
 		in.text(key, value, &in.CDI.HookPath)
-	case flags + "containerdriverroot":
+	case pluginFlags + "containerdriverroot":
 		in.text(key, value, &in.ContainerDriverRoot)
-	case flags + "shareddevicesallocationpolicy":
+	case pluginFlags + "shareddevicesallocationpolicy":
 		in.oneOf(key, value, &in.AllocationPolicy, plugin.AllocationDistributed, plugin.AllocationPacked)
 	case "sharing.timeslicing.renamebydefault":
 		in.boolean(key, value, &in.Sharing.TimeSlicing.RenameByDefault)

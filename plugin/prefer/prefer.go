@@ -97,11 +97,11 @@ func newChoice(t *topology, devices []Device, r Request) *choice {
 	}
 	unknown := make(map[string]bool)
 	for _, id := range r.Required {
-		i, known := t.index[id]
+		i, found := t.index[id]
 		switch {
-		case known && c.status[i] == unlisted:
+		case found && c.status[i] == unlisted:
 			c.status[i] = required
-		case !known && !unknown[id]:
+		case !found && !unknown[id]:
 			unknown[id] = true
 		default: // a duplicate
 			continue
@@ -109,11 +109,11 @@ func newChoice(t *topology, devices []Device, r Request) *choice {
 		c.required = append(c.required, id)
 	}
 	for _, id := range r.Available {
-		switch i, known := t.index[id]; {
-		case known && c.status[i] == unlisted:
+		switch i, found := t.index[id]; {
+		case found && c.status[i] == unlisted:
 			c.status[i] = available
 			c.available++
-		case !known && !unknown[id]:
+		case !found && !unknown[id]:
 			unknown[id] = true
 			c.unknown = append(c.unknown, id)
 		}

@@ -184,8 +184,8 @@ func link(nvlinks int, path health.Path) health.Link {
 	return health.Link{NVLinks: nvlinks, Path: path}
 }
 
-// TestScores pins the score of each kind of connection. Sets are ordered by sums of these, so a changed weight changes the
-// choice on some machine.
+// TestScores pins the score of each kind of connection. Sets are ordered by sums of these, so a changed weight changes
+// the choice on some machine.
 func TestScores(t *testing.T) {
 	near := [2][]int{{1}, {1}}
 	for _, c := range []struct {

@@ -78,8 +78,8 @@ func newTopology(devices []Device) *topology {
 
 // numberOf returns the number of an ID, and gives a new ID the next one.
 func numberOf(numbers map[health.DeviceID]int, id health.DeviceID) int {
-	n, known := numbers[id]
-	if !known {
+	n, exists := numbers[id]
+	if !exists {
 		n = len(numbers)
 		numbers[id] = n
 	}
@@ -92,7 +92,7 @@ func scores(gpus []*health.Device, numbers map[health.DeviceID]int) [][]int32 {
 	score := newMatrix(len(gpus))
 	for i, g := range gpus {
 		for _, l := range g.Links {
-			if j, known := numbers[l.Peer]; known && i != j {
+			if j, found := numbers[l.Peer]; found && i != j {
 				pair := int32(min(max(0, l.NVLinks), maxNVLinks))*scoreNVLink + int32(l.Path)*scorePath
 				score[i][j] = max(score[i][j], pair)
 				score[j][i] = score[i][j]

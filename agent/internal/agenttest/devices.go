@@ -44,19 +44,21 @@ func MIG(index, gi int) health.DeviceState {
 // Lost makes a device lost.
 func Lost(d health.DeviceState, since time.Time) health.DeviceState {
 	d.Sample = health.Sample{Presence: health.Lost}
-	d.Verdict = health.Verdict{State: health.Unhealthy, Since: since, Findings: []health.Finding{{
-		Cause: health.CauseLost, State: health.Unhealthy, Reason: "the GPU is lost: the driver cannot reach it any more",
-		Action: health.ActionRebootNode, Since: since,
-	}}}
-	return d
+	return withFinding(d, since, health.Finding{
+		Cause: health.CauseLost, State: health.Unhealthy, Reason: "the GPU is lost: the driver cannot reach it any more", Action: health.ActionRebootNode,
+	})
 }
 
 // Hot makes a device too hot.
 func Hot(d health.DeviceState, since time.Time) health.DeviceState {
-	d.Verdict = health.Verdict{State: health.Degraded, Since: since, Findings: []health.Finding{{
-		Cause: "temperature", State: health.Degraded, Reason: "the GPU is at 94 °C, the limit is 90 °C",
-		Action: health.ActionCheckCooling, Since: since,
-	}}}
+	return withFinding(d, since, health.Finding{
+		Cause: "temperature", State: health.Degraded, Reason: "the GPU is at 94 °C, the limit is 90 °C", Action: health.ActionCheckCooling,
+	})
+}
+
+func withFinding(d health.DeviceState, since time.Time, f health.Finding) health.DeviceState {
+	f.Since = since
+	d.Verdict = health.Verdict{State: f.State, Since: since, Findings: []health.Finding{f}}
 	return d
 }
 

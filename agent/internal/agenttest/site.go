@@ -17,12 +17,15 @@ import (
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
-	"golang.org/x/crypto/bcrypt"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 )
+
+// Users is a web configuration with the users prometheus (password secret) and ada (1815).
+const Users = "basic_auth_users: {prometheus: $2a$04$q7cJDM2DbyuRNX8dQKwLxOLNpNpHoVosgeUrU7CdwNM7nRG0Efia2, " +
+	"ada: $2a$04$YIXGRwBYsnDMTyt.TgJF5OwQ5LYFPO9vwVmZN4E2lQFWJTFM5JZY.}\n"
 
 // TLSConfig is a web configuration with the server's certificate of a Site.
 const TLSConfig = "tls_server_config: {cert_file: server.crt, key_file: server.key}\n"
@@ -223,16 +226,6 @@ func (s *Site) Send(text string) (int, http.Header) {
 	}
 	_ = res.Body.Close()
 	return res.StatusCode, res.Header
-}
-
-// PasswordHash returns the bcrypt hash of a password.
-func PasswordHash(t *testing.T, password string) string {
-	t.Helper()
-	hash, err := bcrypt.GenerateFromPassword([]byte(password), bcrypt.MinCost)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(hash)
 }
 
 // MustContain fails the test unless a text contains all parts.

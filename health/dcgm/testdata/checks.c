@@ -5,24 +5,24 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-static void *wait_for_ever(void *pipe) {
+static void *block(void *pipe) {
     char none;
     while (read(*(int *)pipe, &none, 1) != 1) {}
     return NULL;
 }
 
-// leak_listeners does what DCGM does to a connection that ends before its registrations: each keeps two threads, four
-// descriptors and 2 MiB for the life of the process (7).
+// leak_listeners leaks what DCGM leaks when a connection ends before its registrations: two threads, four descriptors and
+// 2 MiB each, for the lifetime of the process (OBSERVED.md#registration-leak).
 void leak_listeners(void) {
     for (; state.listeners > 0; state.listeners--)
         for (int i = 0; i < 2; i++) {
             int *ends = calloc(1, 1 << 20);
             pthread_t thread;
-            if (ends == NULL || pipe(ends) != 0 || pthread_create(&thread, NULL, wait_for_ever, ends) != 0) abort();
+            if (ends == NULL || pipe(ends) != 0 || pthread_create(&thread, NULL, block, ends) != 0) abort();
         }
 }
 
-// It never calls back: a registration without a policy is silent, and nobody sets one here (5).
+// It never calls back: no test sets a policy, and a registration without one gets no callback (OBSERVED.md#policies).
 EXPORT dcgmReturn_t dcgmPolicyRegister_v2(dcgmHandle_t handle, dcgmGpuGrp_t group, dcgmPolicyCondition_t condition, fpRecvUpdates callback, uint64_t user) {
     ENTER
     (void)condition, (void)callback, (void)user;
@@ -34,7 +34,7 @@ EXPORT dcgmReturn_t dcgmPolicyRegister_v2(dcgmHandle_t handle, dcgmGpuGrp_t grou
 EXPORT dcgmReturn_t dcgmPolicyUnregister(dcgmHandle_t handle, dcgmGpuGrp_t group, dcgmPolicyCondition_t condition) {
     ENTER
     (void)condition, (void)group;
-    state.listeners = 0; // all of the connection's
+    state.listeners = 0; // of the connection
     return leave(DCGM_ST_OK);
 }
 
@@ -53,7 +53,7 @@ EXPORT dcgmReturn_t dcgmHealthCheck(dcgmHandle_t handle, dcgmGpuGrp_t group, dcg
     return leave(DCGM_ST_OK);
 }
 
-// gpu_of returns the GPU that an entity is, or is a part of.
+// gpu_of returns the entity itself if it is a GPU, or the GPU of an instance.
 static entity_t *gpu_of(entity_t *e) {
     while (e != NULL && e->in_hierarchy && e->kind != DCGM_FE_GPU) e = find(e->parent_kind, e->parent);
     return e;
@@ -65,8 +65,8 @@ static int profiles(entity_t *e, unsigned short field) {
     return 0;
 }
 
-// refuses_profiling tells what DCGM says to a group in which one entity lacks one field: no to all. Field 1002 is
-// one that another profiler on the node holds.
+// refuses_profiling returns an error if one entity of the group lacks one field (OBSERVED.md#profiling-groups). Another
+// profiler holds field 1002.
 int refuses_profiling(group_t *g, fields_t *f) {
     if (g == NULL || f == NULL) return DCGM_ST_OK;
     for (int j = 0; j < f->count; j++) {
@@ -85,7 +85,7 @@ EXPORT dcgmReturn_t dcgmProfGetSupportedMetricGroups(dcgmHandle_t handle, dcgmPr
     entity_t *e = find(DCGM_FE_GPU, groups->gpuId);
     if (e == NULL) return leave(DCGM_ST_BADPARAM);
     if (e->profiling_fields == 0) return leave(DCGM_ST_PROFILING_NOT_SUPPORTED);
-    groups->numMetricGroups = (unsigned)e->profiling_fields; // one field in each
+    groups->numMetricGroups = (unsigned)e->profiling_fields; // with one field each
     for (int i = 0; i < e->profiling_fields; i++) {
         groups->metricGroups[i].numFieldIds = 1;
         groups->metricGroups[i].fieldIds[0] = e->profiling[i];

@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 
-#define NEWER_FIELDS 1590 // the library knows these up to 1600, the engine does not
+#define NEWER_FIELDS 1590 // the library knows 1590 to 1600, the engine does not
 
 EXPORT dcgmReturn_t dcgmGroupCreate(dcgmHandle_t handle, dcgmGroupType_t type, const char *name, dcgmGpuGrp_t *group) {
     ENTER
@@ -34,7 +34,7 @@ EXPORT dcgmReturn_t dcgmGroupAddEntity(dcgmHandle_t handle, dcgmGpuGrp_t group, 
     group_t *g = group_of(group);
     entity_t *e = find((int)kind, id);
     if (g == NULL || e == NULL) return leave(DCGM_ST_BADPARAM);
-    if (kind == DCGM_FE_GPU && e->status == DcgmEntityStatusLost) return leave(DCGM_ST_GPU_IS_LOST); // (10)
+    if (kind == DCGM_FE_GPU && e->status == DcgmEntityStatusLost) return leave(DCGM_ST_GPU_IS_LOST); // (OBSERVED.md#lost-gpu)
     g->entity[g->count].entityGroupId = kind;
     g->entity[g->count++].entityId = id;
     return leave(DCGM_ST_OK);
@@ -65,7 +65,7 @@ EXPORT dcgmReturn_t dcgmFieldGroupDestroy(dcgmHandle_t handle, dcgmFieldGrp_t fi
     return leave(DCGM_ST_OK);
 }
 
-// forget_rows drops an entity's samples, as DCGM does when their last watch ends.
+// forget_rows removes an entity's rows, as DCGM does when their last watch ends.
 static void forget_rows(entity_t *e) {
     int kept = 0;
     for (int i = 0; i < state.rows; i++)
@@ -82,10 +82,9 @@ static dcgm_field_entity_group_t level_of(unsigned short field) {
     }
 }
 
-// mark sets whether a group's fields are watched. One client's watches of a field are not counted. DCGM watches a global
-// field, such as the driver's version, for the whole node and looks for it on each entity when the watch is taken back: it says
-// "not watched", as of any entity whose field was never watched, takes the others back, and samples the global field on
-// (DcgmCacheManager.cpp: AddFieldWatch, RemoveFieldWatch; DcgmHostEngineHandler.cpp: UnwatchFieldGroup).
+// mark sets whether a group's fields are watched. It does not count the watches of a client. When a watch of a global field
+// ends, it returns "not watched", removes the other watches, and keeps sampling the global field
+// (OBSERVED.md#global-fields; DcgmHostEngineHandler.cpp: UnwatchFieldGroup).
 static int mark(dcgmGpuGrp_t group, dcgmFieldGrp_t fields, int watched, long long every, double age, int samples) {
     group_t *g = group_of(group);
     fields_t *f = fields_of(fields);
@@ -94,7 +93,7 @@ static int mark(dcgmGpuGrp_t group, dcgmFieldGrp_t fields, int watched, long lon
     int unknown = 0;
     for (int i = 0; i < g->count; i++) {
         entity_t *e = find((int)g->entity[i].entityGroupId, g->entity[i].entityId);
-        if (e == NULL) unknown = 1; // an instance that is gone
+        if (e == NULL) unknown = 1; // a removed instance
         for (int j = 0; e != NULL && j < f->count; j++) {
             value_t *v = value_of(e, f->field[j]);
             if (!watched && (!v->ever_watched || level_of(f->field[j]) == DCGM_FE_NONE)) {
@@ -105,7 +104,7 @@ static int mark(dcgmGpuGrp_t group, dcgmFieldGrp_t fields, int watched, long lon
             v->ever_watched = 1;
             v->series = watched;
             if (watched) {
-                v->blank = v->held > 0; // what a watch samples stays until the next sample
+                v->blank = v->held > 0; // the first sample of a watch stays until the next
                 if (v->held > 0) v->held--;
             } else if (v->behind.set) {
                 v->latest = v->behind;
@@ -126,7 +125,7 @@ EXPORT dcgmReturn_t dcgmWatchFields(dcgmHandle_t handle, dcgmGpuGrp_t group, dcg
     ENTER
     int refused = refuses_profiling(group_of(group), fields_of(fields));
     if (refused != DCGM_ST_OK) return leave(refused);
-    if (every <= 0 || (age == 0 && samples == 0)) return leave(DCGM_ST_BADPARAM); // would keep all for ever
+    if (every <= 0 || (age == 0 && samples == 0)) return leave(DCGM_ST_BADPARAM); // would keep all samples
     return leave(mark(group, fields, 1, every, age, samples));
 }
 
@@ -141,7 +140,7 @@ EXPORT dcgmReturn_t dcgmUpdateAllFields(dcgmHandle_t handle, int wait) {
     return leave(DCGM_ST_OK);
 }
 
-// What dcgm_fields.cpp says of the fields that the tests use.
+// The types in dcgm_fields.cpp of the fields that the tests use.
 static int type_of(unsigned short field) {
     switch (field) {
         case 1: case 2: case 50: case 51: case 53: case 54: case 57: case 85: return DCGM_FT_STRING;
@@ -168,10 +167,10 @@ EXPORT dcgmReturn_t dcgmEntitiesGetLatestValues(dcgmHandle_t handle, dcgmGroupEn
     ENTER
     if (fieldCount > MAX_FIELDS) return leave(DCGM_ST_BADPARAM);
     for (unsigned j = 0; j < fieldCount; j++)
-        if (flags != 0 && fields[j] == DCGM_FI_DEV_XID_ERROR) return leave(DCGM_ST_GENERIC_ERROR); // (16)
+        if (flags != 0 && fields[j] == DCGM_FI_DEV_XID_ERROR) return leave(DCGM_ST_GENERIC_ERROR); // (OBSERVED.md#live-reads)
     if (flags != 0) state.live++;
     if ((int)(count * fieldCount) > state.widest) state.widest = (int)(count * fieldCount);
-    // Last entity first: "not guaranteed to be in any order".
+    // Last entity first: DCGM guarantees no order.
     for (unsigned i = 0; i < count; i++) {
         dcgmGroupEntityPair_t pair = entities[count - 1 - i];
         entity_t *e = find((int)pair.entityGroupId, pair.entityId);
@@ -224,7 +223,7 @@ EXPORT dcgmReturn_t dcgmGetValuesSince_v2(dcgmHandle_t handle, dcgmGpuGrp_t grou
             if (r->at + 1 > *next) *next = r->at + 1;
             callback(g->entity[i].entityGroupId, g->entity[i].entityId, &v, 1, user);
         }
-        if (!found) { // a row that says so, every time (16)
+        if (!found) { // a row without data in every read (OBSERVED.md#rows-without-data)
             v.status = DCGM_ST_NO_DATA;
             v.value.i64 = DCGM_INT64_BLANK;
             callback(g->entity[i].entityGroupId, g->entity[i].entityId, &v, 1, user);

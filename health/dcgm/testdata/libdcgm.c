@@ -1,8 +1,7 @@
-// A libdcgm.so.4 that does as a test's script says: the library itself, connections and the inventory.
+// The scripted libdcgm.so.4: the library itself, connections and the inventory. A test sets what it returns.
 //
-// Where DCGM is known to be strict or odd, so is this; the numbers are those of ../OBSERVED.md.
-// LACK_CONNECT, LACK_CONNECT_URL, LACK_VALUES_SINCE, LACK_PROFILING and LACK_DETACH leave a function out, for a library
-// that is too old.
+// It has the restrictions and errors of DCGM that ../OBSERVED.md describes. LACK_CONNECT, LACK_CONNECT_URL,
+// LACK_VALUES_SINCE, LACK_PROFILING and LACK_DETACH omit a function, as in an older library.
 
 #define _GNU_SOURCE
 #include "libdcgm.h"
@@ -66,7 +65,7 @@ EXPORT dcgmReturn_t dcgmInit(void) {
     return leave(result);
 }
 
-// disconnected forgets what the connection had made, as an engine does, and notes how much that was.
+// disconnected releases everything that the connection has created, as an engine does, and records how much it was.
 static void disconnected(void) {
     state.leaked = left();
     memset(state.group, 0, sizeof(state.group));
@@ -97,10 +96,10 @@ static dcgmReturn_t connected(int result, dcgmHandle_t *handle) {
 EXPORT dcgmReturn_t dcgmStartEmbedded(dcgmOperationMode_t mode, dcgmHandle_t *handle) {
     (void)mode;
     int result = enter(__func__, 0);
-    // DCGM opens its log here, and in a file of its own that grows for ever unless it is told otherwise.
+    // DCGM opens its log here (OBSERVED.md#engine-log).
     const char *file = getenv("__DCGM_DBG_FILE"), *level = getenv("__DCGM_DBG_LVL");
     snprintf(state.log, sizeof(state.log), "%s to %s", level ? level : "ERROR", file ? file : "/var/log/nv-hostengine.log");
-    if (result == DCGM_ST_OK) state.blind = state.detached = state.empty = 0; // (12)
+    if (result == DCGM_ST_OK) state.blind = state.detached = state.empty = 0; // (OBSERVED.md#blind-engine)
     return connected(result, handle);
 }
 
@@ -128,7 +127,7 @@ EXPORT dcgmReturn_t dcgmStopEmbedded(dcgmHandle_t handle) {
 }
 
 EXPORT dcgmReturn_t dcgmDisconnect(dcgmHandle_t handle) {
-    int result = enter(__func__, 0); // OK although the engine is dead (14)
+    int result = enter(__func__, 0); // succeeds with a dead engine too (OBSERVED.md#dead-engine)
     (void)handle;
     disconnected();
     return leave(result);
@@ -147,7 +146,7 @@ EXPORT dcgmReturn_t dcgmHostengineVersionInfo(dcgmHandle_t handle, dcgmVersionIn
 }
 
 #ifndef LACK_DETACH // before 4.5
-// Both do nothing if it is so already (dcgm_agent.h).
+// Neither has an effect in that state already (dcgm_agent.h).
 EXPORT dcgmReturn_t dcgmDetachDriver(dcgmHandle_t handle) {
     ENTER
     state.detached = 1;
@@ -183,7 +182,7 @@ EXPORT dcgmReturn_t dcgmGetAllSupportedDevices(dcgmHandle_t handle, unsigned int
 EXPORT dcgmReturn_t dcgmGetGpuInstanceHierarchy(dcgmHandle_t handle, dcgmMigHierarchy_v2 *h) {
     ENTER
     h->count = 0;
-    // Compute instances first: nobody promises an order.
+    // Compute instances first: DCGM guarantees no order.
     for (int kind = DCGM_FE_GPU_CI; kind >= DCGM_FE_GPU_I; kind--)
         for (int i = 0; i < state.entities; i++) {
             entity_t *e = &state.entity[i];
@@ -213,7 +212,7 @@ EXPORT dcgmReturn_t dcgmGetGpuStatus(dcgmHandle_t handle, unsigned int gpu, Dcgm
 EXPORT dcgmReturn_t dcgmGetDeviceAttributes(dcgmHandle_t handle, unsigned int gpu, dcgmDeviceAttributes_t *attributes) {
     ENTER
     entity_t *e = find(DCGM_FE_GPU, gpu);
-    if (e == NULL) return leave(DCGM_ST_OK); // no error, and no UUID (16)
+    if (e == NULL) return leave(DCGM_ST_OK); // without a UUID (OBSERVED.md#missing-gpu-attributes)
     snprintf(attributes->identifiers.uuid, sizeof(attributes->identifiers.uuid), "%s", e->gpu);
     snprintf(attributes->identifiers.pciBusId, sizeof(attributes->identifiers.pciBusId), "%s", value_of(e, DCGM_FI_DEV_PCI_BUS_ID)->latest.s);
     snprintf(attributes->identifiers.deviceName, sizeof(attributes->identifiers.deviceName), "%s", DCGM_STR_BLANK);

@@ -1,4 +1,4 @@
-// What the parts of the scripted libdcgm.so.4 share.
+// Declarations shared by the parts of the scripted libdcgm.so.4.
 
 #ifndef LIBDCGM_H
 #define LIBDCGM_H
@@ -32,9 +32,9 @@ typedef struct {
     int watched, ever_watched, samples;
     long long every;
     double age;
-    sample_t latest, behind; // behind is newer by arrival and older by time
-    int series;              // DCGM keeps its samples: from a watch on until one is taken back, though the connection ends before
-    int held, blank;         // samples that are still to be blank, and whether the last one was
+    sample_t latest, behind; // behind arrived later with an earlier time
+    int series;              // DCGM keeps its samples from the first watch until one is removed, also after the connection has ended
+    int held, blank;         // number of samples that will be blank, and whether the last one was
 } value_t;
 
 typedef struct {
@@ -78,14 +78,14 @@ typedef struct {
     group_t group[MAX_GROUPS];
     fields_t fields[MAX_GROUPS];
     int watches;
-    int listeners; // registered for policy violations
+    int listeners; // registrations for policy violations
     int incidents;
     dcgmIncidentInfo_t incident[16];
-    unsigned systems; // that HealthSet asked for
+    unsigned systems; // of dcgmHealthSet
     int initialized, connected, leaked, widest, live, blind;
-    int detached; // the engine has let go of the driver
-    int empty;    // it lists no GPU, without an error
-    long long clock; // how far its clock is ahead of the tests', in microseconds
+    int detached; // the engine has detached the driver
+    int empty;    // it lists no GPU and returns no error
+    long long clock; // how far its clock is ahead of the test's, in microseconds
     char engine[32]; // the version of a host engine
     char fail[64];
     int fail_code, fail_times;
@@ -102,20 +102,20 @@ typedef struct {
 
 extern state_t state HIDDEN;
 
-// enter counts a call, waits if it is to hang, and returns the code that it is to fail with. It returns with the lock
-// held, which leave gives back.
+// enter counts a call, blocks if the test makes it hang, and returns the code that it must fail with. It acquires the
+// lock; leave releases it.
 int enter(const char *function, int needs_connection) HIDDEN;
 dcgmReturn_t leave(int result) HIDDEN;
 
-// ENTER begins a function that needs a connection.
+// ENTER starts a function that needs a connection.
 #define ENTER                                        \
     int result = enter(__func__, 1);                 \
     if (result != DCGM_ST_OK) return leave(result);  \
     (void)handle;
 
-// find returns an entity, or NULL; the caller holds the lock, as for all below.
+// find returns an entity, or NULL. The caller of this and the following functions holds the lock.
 entity_t *find(int kind, unsigned id) HIDDEN;
-// value_of returns an entity's value of a field, a new and empty one if it has none.
+// value_of returns an entity's value of a field; it creates an empty one if there is none.
 value_t *value_of(entity_t *e, unsigned short field) HIDDEN;
 group_t *group_of(dcgmGpuGrp_t group) HIDDEN;
 fields_t *fields_of(dcgmFieldGrp_t fields) HIDDEN;

@@ -1,4 +1,4 @@
-// The scripted libdcgm.so.4: what a test speaks to.
+// The scripted libdcgm.so.4: the functions that tests call.
 
 #include "libdcgm.h"
 
@@ -47,19 +47,17 @@ int called(const char *function) {
 
 static void reset(void) {
     lock();
-    pthread_mutex_t keep_lock = state.lock;
     int initialized = state.initialized, connected = state.connected;
     for (int i = 0; i < state.entities; i++) free(state.entity[i].value);
     memset((char *)&state + sizeof(pthread_mutex_t) + sizeof(pthread_cond_t), 0,
            sizeof(state) - sizeof(pthread_mutex_t) - sizeof(pthread_cond_t));
-    (void)keep_lock;
     state.initialized = initialized;
     state.connected = connected;
     pthread_cond_broadcast(&state.changed);
     unlock();
 }
 
-static entity_t *made(int kind, unsigned id) {
+static entity_t *get_or_create(int kind, unsigned id) {
     entity_t *e = find(kind, id);
     if (e == NULL) {
         e = &state.entity[state.entities++];
@@ -72,7 +70,7 @@ static entity_t *made(int kind, unsigned id) {
 
 static void entity(int kind, unsigned id, int status) {
     lock();
-    made(kind, id)->status = status;
+    get_or_create(kind, id)->status = status;
     unlock();
 }
 
@@ -88,7 +86,7 @@ static void drop(int kind, unsigned id) {
 
 static void instance(int kind, unsigned id, int parentKind, unsigned parent, const char *gpu, unsigned gi, unsigned ci) {
     lock();
-    entity_t *e = made(kind, id);
+    entity_t *e = get_or_create(kind, id);
     e->status = DcgmEntityStatusOk;
     e->in_hierarchy = 1;
     e->parent_kind = parentKind;
@@ -109,9 +107,9 @@ static void profile(int kind, unsigned id, unsigned profile, unsigned slices) {
     unlock();
 }
 
-// sampled takes a sample into a time series. DCGM sorts it by time, and its latest value is that with the latest time: after
-// the engine's clock was set back, a new sample is behind (DCGM, GetLatestSample: keyedvector_last).
-static void sampled(value_t *v, const sample_t *sample) {
+// add_sample adds a sample to a time series. DCGM sorts it by time, and the latest value is that with the latest time: after
+// the engine's clock was set back, a new sample is behind (OBSERVED.md#sample-order).
+static void add_sample(value_t *v, const sample_t *sample) {
     if (v->series && v->latest.set && sample->at < v->latest.at) v->behind = *sample;
     else v->latest = *sample, v->behind.set = 0;
     v->blank = v->held > 0;
@@ -125,13 +123,14 @@ static void value(int kind, unsigned id, unsigned field, int type, int status, l
         value_t *v = value_of(e, (unsigned short)field);
         sample_t sample = { .set = 1, .type = type, .status = status, .at = at + state.clock, .i = i, .d = d };
         snprintf(sample.s, sizeof(sample.s), "%s", s);
-        if (field == DCGM_FI_DEV_XID_ERROR) v->latest = sample; // the test's word is the latest, as (13) was seen
-        else sampled(v, &sample);
+        if (field == DCGM_FI_DEV_XID_ERROR) v->latest = sample; // always the latest (OBSERVED.md#kernel-log-xid)
+        else add_sample(v, &sample);
     }
     unlock();
 }
 
-// insert puts a row into the stream, which is sorted by time. Two of one entity never have the same time.
+// insert adds a row to the stream, which is sorted by time. Rows of one entity have different times
+// (OBSERVED.md#equal-times).
 static long long insert(row_t row) {
     for (int i = 0; i < state.rows; i++)
         if (state.row[i].kind == row.kind && state.row[i].id == row.id && state.row[i].at == row.at &&
@@ -155,7 +154,7 @@ static void xid(int kind, unsigned id, long long at, long long xid) {
     sample_t sample = { .set = 1, .type = DCGM_FT_INT64, .i = xid };
     sample.at = insert((row_t){ .kind = kind, .id = id, .at = at + state.clock, .xid = xid });
     entity_t *e = find(kind, id);
-    if (e != NULL) sampled(value_of(e, DCGM_FI_DEV_XID_ERROR), &sample);
+    if (e != NULL) add_sample(value_of(e, DCGM_FI_DEV_XID_ERROR), &sample);
     unlock();
 }
 
@@ -265,7 +264,7 @@ static int calls(const char *function) {
     return n;
 }
 
-static int now_left(void) {
+static int count_left(void) {
     lock();
     int n = left();
     unlock();
@@ -310,7 +309,7 @@ EXPORT script_table_t script_table = {
     .clock = clock_, .hold = hold, .empty = empty,
     .link = link_, .incident = incident, .profiling = profiling,
     .blind = blind, .detached = detached, .engine = engine, .fail = fail, .hang = hang, .wait_hanging = wait_hanging, .release = release,
-    .calls = calls, .left = now_left, .leaked = leaked, .initialized = initialized, .address = address,
+    .calls = calls, .left = count_left, .leaked = leaked, .initialized = initialized, .address = address,
     .is_socket = is_socket, .widest = widest, .live = live, .most_hanging = most_hanging, .systems = systems,
     .log = log_, .watch = watch, .handlers = handlers, .nanoseconds = nanoseconds,
 };

@@ -1,3 +1,3 @@
-// Package script tells the scripted libdcgm.so.4 of health/dcgm/testdata what to answer. Only tests use
-// it; it is a package because a test file cannot use cgo.
+// Package script controls the scripted libdcgm.so.4 of health/dcgm/testdata. Only tests use it; it is a package because
+// test files cannot use cgo.
 package script

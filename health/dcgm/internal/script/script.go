@@ -80,7 +80,7 @@ const (
 // Library is the scripted library, once it is loaded.
 type Library struct{ table *C.script_table_t }
 
-// Find returns the library that the process has loaded.
+// Find returns the loaded library.
 func Find() (*Library, error) {
 	table := C.find()
 	if table == nil {
@@ -89,10 +89,10 @@ func Find() (*Library, error) {
 	return &Library{table}, nil
 }
 
-// Reset forgets everything but whether there is a connection.
+// Reset resets everything except the connection.
 func (l *Library) Reset() { C.reset(l.table) }
 
-// Entity adds an entity or changes its status (dcgm_structs.h: DcgmEntityStatus_t).
+// Entity adds an entity or sets its status (dcgm_structs.h: DcgmEntityStatus_t).
 func (l *Library) Entity(kind Kind, id uint, status int) {
 	C.entity(l.table, C.int(kind), C.uint(id), C.int(status))
 }
@@ -107,7 +107,7 @@ func (l *Library) Instance(kind Kind, id uint, parentKind Kind, parent uint, gpu
 	})
 }
 
-// Profile gives an instance the driver's number of its profile.
+// Profile sets the driver's ID of an instance's profile.
 func (l *Library) Profile(kind Kind, id, profile, slices uint) {
 	C.profile(l.table, C.int(kind), C.uint(id), C.uint(profile), C.uint(slices))
 }
@@ -134,32 +134,30 @@ func (l *Library) value(kind Kind, id, field uint, typ, status int, at time.Time
 	})
 }
 
-// Row adds a row to the stream of field 230, and does not change the latest value.
+// Row adds a row to the stream of field 230 without changing the latest value.
 func (l *Library) Row(kind Kind, id uint, xid int64, status int, at time.Time) {
 	C.row(l.table, C.int(kind), C.uint(id), C.int(status), C.longlong(at.UnixMicro()), C.longlong(xid))
 }
 
-// XID has the engine record an XID: a row of the stream that is the latest value too, unless a row has a later time.
+// XID adds a row to the stream of field 230. It becomes the latest value unless another row has a later time.
 func (l *Library) XID(kind Kind, id uint, xid int64, at time.Time) {
 	C.xid(l.table, C.int(kind), C.uint(id), C.longlong(at.UnixMicro()), C.longlong(xid))
 }
 
-// Clock sets how far the engine's clock is ahead of the times that tests give: all samples and rows from now on bear its
-// time. DCGM sorts samples by time, so that after a step back the latest values stay what they were before it, until a
-// watch is taken back or the engine's clock has caught up.
+// Clock sets how far the engine's clock is ahead of the times that tests pass: later samples and rows have its time. After
+// a step back the latest values stay the same until a watch is removed or the clock has caught up.
 func (l *Library) Clock(ahead time.Duration) { C.set_clock(l.table, C.longlong(ahead.Microseconds())) }
 
-// Hold makes a field blank in as many samples as are taken next. The inventory is sampled once a minute, or when it is
-// watched anew.
+// Hold makes the next samples of a field blank. The inventory is sampled once a minute, and when it is watched again.
 func (l *Library) Hold(kind Kind, id, field uint, samples int) {
 	C.hold(l.table, C.int(kind), C.uint(id), C.uint(field), C.int(samples))
 }
 
-// Empty has the engine list no GPU and report no error, as one does that was started without a driver, until it is told
-// otherwise or an engine is started in this process.
-func (l *Library) Empty(is bool) {
+// Empty makes the engine list no GPU without an error, like one started without a driver, until Empty(false) or the start
+// of an embedded engine.
+func (l *Library) Empty(empty bool) {
 	n := 0
-	if is {
+	if empty {
 		n = 1
 	}
 	C.empty(l.table, C.int(n))
@@ -170,77 +168,77 @@ func (l *Library) Link(gpu, peer uint, path uint64) {
 	C.set_link(l.table, C.uint(gpu), C.uint(peer), C.ulonglong(path))
 }
 
-// Incident adds a finding of DCGM's health check; one of health 0 removes them all.
+// Incident adds an incident of DCGM's health check; health 0 removes all incidents.
 func (l *Library) Incident(kind Kind, id, system uint, health int, code uint, message string) {
 	with(message, func(message *C.char) {
 		C.incident(l.table, C.int(kind), C.uint(id), C.uint(system), C.int(health), C.uint(code), message)
 	})
 }
 
-// Profiling gives a GPU a profiling field.
+// Profiling makes a GPU support a profiling field.
 func (l *Library) Profiling(gpu, field uint) { C.profiling(l.table, C.uint(gpu), C.uint(field)) }
 
-// Blind makes all values blank until an engine is started in this process.
+// Blind makes all values blank until an embedded engine starts.
 func (l *Library) Blind() { C.blind(l.table) }
 
-// Detached reports whether the host engine has let go of the driver.
+// Detached reports whether the host engine has detached the driver.
 func (l *Library) Detached() bool { return C.detached(l.table) != 0 }
 
-// Engine gives the host engine a version, instead of 4.5.2.
+// Engine sets the version of the host engine, which is 4.5.2 by default.
 func (l *Library) Engine(version string) {
 	with(version, func(version *C.char) { C.engine(l.table, version) })
 }
 
-// Fail has a function return a code so many times, or always if times is negative. "*" is every function
-// that needs a connection: a dead engine.
+// Fail makes a function return a code a number of times, or always if times is negative. "*" is every function that needs
+// a connection, as with a dead engine.
 func (l *Library) Fail(function string, code, times int) {
 	with(function, func(function *C.char) { C.fail(l.table, function, C.int(code), C.int(times)) })
 }
 
-// Hang has the next call of a function wait for Release.
+// Hang makes the next call of a function block until Release.
 func (l *Library) Hang(function string) {
 	with(function, func(function *C.char) { C.hang(l.table, function) })
 }
 
-// WaitHanging returns when a call hangs.
+// WaitHanging returns when a call blocks.
 func (l *Library) WaitHanging() { C.wait_hanging(l.table) }
 
-// Release lets the call that hangs go on.
+// Release unblocks the call.
 func (l *Library) Release() { C.release(l.table) }
 
-// Calls is how often a function was called.
+// Calls returns how often a function was called.
 func (l *Library) Calls(function string) (n int) {
 	with(function, func(function *C.char) { n = int(C.calls(l.table, function)) })
 	return n
 }
 
-// Left counts the groups, watches and registrations that there are.
+// Left returns the number of groups, watches and registrations.
 func (l *Library) Left() int { return int(C.left(l.table)) }
 
-// Leaked counts those that there were when the last connection ended.
+// Leaked returns their number at the end of the last connection.
 func (l *Library) Leaked() int { return int(C.leaked(l.table)) }
 
-// Initialized reports whether dcgmInit was called and dcgmShutdown was not.
+// Initialized reports whether dcgmInit was called, and not dcgmShutdown since.
 func (l *Library) Initialized() bool { return C.initialized(l.table) != 0 }
 
-// Address is what dcgmConnect_v2 was asked to connect to, and whether as a unix socket.
+// Address returns the arguments of dcgmConnect_v2.
 func (l *Library) Address() (address string, isSocket bool) {
 	return C.GoString(C.address(l.table)), C.is_socket(l.table) != 0
 }
 
-// Widest is the most values that one call asked for.
+// Widest returns the maximum number of values requested in one call.
 func (l *Library) Widest() int { return int(C.widest(l.table)) }
 
-// Live is how many reads asked the driver instead of the cache.
+// Live returns the number of live reads, which call the driver.
 func (l *Library) Live() int { return int(C.live(l.table)) }
 
-// MostHanging is how many calls hung at the same time, at most.
+// MostHanging returns the maximum number of calls blocked at the same time.
 func (l *Library) MostHanging() int { return int(C.most_hanging(l.table)) }
 
-// Systems are those that the health check was asked for, by DCGM's bits.
+// Systems returns DCGM's bits of the systems that the health check covers.
 func (l *Library) Systems() uint32 { return uint32(C.systems(l.table)) }
 
-// Log is how an engine in this process was told to log: "ERROR to /var/log/nv-hostengine.log".
+// Log returns the log level and file of the embedded engine: "ERROR to /var/log/nv-hostengine.log".
 func (l *Library) Log() string { return C.GoString(C.log_(l.table)) }
 
 // Watch is how a field is sampled and kept.
@@ -249,7 +247,7 @@ type Watch struct {
 	Samples     int
 }
 
-// Watched tells how a field of an entity is watched, if it is.
+// Watched returns how a field of an entity is watched.
 func (l *Library) Watched(kind Kind, id, field uint) (w Watch, ok bool) {
 	var every C.longlong
 	var age C.double
@@ -258,13 +256,13 @@ func (l *Library) Watched(kind Kind, id, field uint) (w Watch, ok bool) {
 	return Watch{time.Duration(every) * time.Microsecond, time.Duration(float64(age) * float64(time.Second)), int(samples)}, ok
 }
 
-// Handlers are what this process does at each signal, from 1 up, as addresses.
+// Handlers returns the addresses of this process's signal handlers, from signal 1.
 func (l *Library) Handlers() (handlers [64]uint64) {
 	C.handlers(l.table, (*C.ulonglong)(unsafe.Pointer(&handlers[0])), C.int(len(handlers)))
 	return handlers
 }
 
-// Spent is the time spent in the library's functions.
+// Spent returns the time spent in the library's functions.
 func (l *Library) Spent() time.Duration { return time.Duration(C.nanoseconds(l.table)) }
 
 func with(s string, use func(*C.char)) {

@@ -15,7 +15,7 @@ import (
 // An agent with TLS and passwords is recognized.
 func TestCheckAgentWithTLS(t *testing.T) {
 	notReady := func() []string { return []string{"starting"} }
-	s := agenttest.Serve(t, agenttest.TLSConfig+"basic_auth_users: {ada: "+agenttest.PasswordHash(t, "1815")+"}\n", http.NotFoundHandler(), notReady)
+	s := agenttest.Serve(t, agenttest.TLSConfig+agenttest.Users, http.NotFoundHandler(), notReady)
 	c := config.DefaultConfig()
 	c.Metrics.Listen, c.Plugin.KubeletDir, c.Web = s.Address(), agenttest.SocketDir(t), s.Config.Load()
 	expect(t, checkPort(t.Context(), c), want{CheckOK, s.Address(), ""})
@@ -41,11 +41,10 @@ func TestCheckWebConfig(t *testing.T) {
 		expect(t, checkWebConfig(c, now), wants...)
 	}
 	now := time.Now()
-	users := "basic_auth_users: {ada: " + agenttest.PasswordHash(t, "1815") + "}\n"
 	check(agenttest.TLSConfig, now.Add(-30*24*time.Hour), want{CheckOK, "TLS", ""})
-	check(agenttest.TLSConfig+users, now, want{CheckOK, "1 user", ""}, want{CheckWarn, "1h", "renew"})
+	check(agenttest.TLSConfig+agenttest.Users, now, want{CheckOK, "2 users", ""}, want{CheckWarn, "1h", "renew"})
 	check(agenttest.TLSConfig, now.Add(2*time.Hour), want{CheckOK, "TLS", ""}, want{CheckWarn, "", "renew"})
-	check(users, now, want{CheckOK, "1 user", ""}, want{CheckWarn, "", "tls_server_config"})
+	check(agenttest.Users, now, want{CheckOK, "2 users", ""}, want{CheckWarn, "", "tls_server_config"})
 	check("{}", now, want{CheckOK, "plain HTTP", ""})
 	check(`tls_server_config: {cert_file: server.crt, key_file: server.key, client_ca_file: ca.crt, client_auth_type: RequireAndVerifyClientCert}`,
 		now.Add(-30*24*time.Hour), want{CheckOK, "client certificates", ""})

@@ -134,14 +134,14 @@ func TestLayoutOfMIG(t *testing.T) {
 		if err := cfg.Validate(); err != nil {
 			t.Errorf("%s: %v", c.name, err)
 		}
-		if got := lines(l.Resources); !slices.Equal(got, c.want) {
+		if got := lines(l.resources); !slices.Equal(got, c.want) {
 			t.Errorf("%s:\ngot  %q\nwant %q", c.name, got, c.want)
 		}
-		if (c.err == "") != (l.Err == "") || !strings.Contains(l.Err, c.err) {
-			t.Errorf("%s: %q, want %q", c.name, l.Err, c.err)
+		if (c.err == "") != (l.err == "") || !strings.Contains(l.err, c.err) {
+			t.Errorf("%s: %q, want %q", c.name, l.err, c.err)
 		}
-		if !slices.EqualFunc(l.Warnings, c.warned, strings.Contains) {
-			t.Errorf("%s: warnings %q, want %q", c.name, l.Warnings, c.warned)
+		if !slices.EqualFunc(l.warnings, c.warned, strings.Contains) {
+			t.Errorf("%s: warnings %q, want %q", c.name, l.warnings, c.warned)
 		}
 	}
 }

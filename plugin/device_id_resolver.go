@@ -12,8 +12,8 @@ import (
 
 // newResolver returns a function that finds the device behind a kubelet ID. The ID's form depends on the plugin that
 // registered the resource: a UUID (GPU-…, MIG-…) with or without a replica (::n), or, for a resource of GPUs, an index
-// ("0", "0:1" for a MIG device, see runtimeID) or a name of GKE (nvidia0, nvidia0/gi1, nvidia0/gi1/vgpu2; see pkg/gpu/nvidia in
-// container-engine-accelerators).
+// ("0", "0:1" for a MIG device, see runtimeID) or a name of GKE (nvidia0, nvidia0/gi1, nvidia0/gi1/vgpu2; see
+// pkg/gpu/nvidia in container-engine-accelerators).
 func newResolver(cfg Config, snap *health.Snapshot) podresources.Resolver {
 	configured := make(map[string]bool)
 	cfg.Enabled = true // another plugin may serve the same names

@@ -15,7 +15,7 @@ func TestSingleSequence(t *testing.T) {
 	small, big := []string{"1g.10gb", "1g.10gb"}, []string{"3g.40gb"}
 	single := configured(func(c *Config) { c.MIGStrategy = MIGSingle })
 	mixed := configured(func(c *Config) { c.MIGStrategy = MIGMixed })
-	off := configured(func(c *Config) { c.MIGStrategy, c.Enabled = MIGSingle, false })
+	disabled := configured(func(c *Config) { c.MIGStrategy, c.Enabled = MIGSingle, false })
 	lost := func(s *health.Snapshot, gpu int) *health.Snapshot {
 		for i := range s.Devices {
 			if d := &s.Devices[i]; d.Device.Index == gpu {
@@ -79,7 +79,7 @@ func TestSingleSequence(t *testing.T) {
 		},
 		"disabled in between": {
 			{single, partitioned(small, small), "MIG-0-0 MIG-0-1 MIG-1-0 MIG-1-1", ""},
-			{off, partitioned(small, big), "", ""},
+			{disabled, partitioned(small, big), "", ""},
 			{single, partitioned(small, big), "", "3g.40gb"},
 		},
 		"lost GPU, MIG devices": {
@@ -96,14 +96,14 @@ func TestSingleSequence(t *testing.T) {
 			var before uniformLayout
 			for i, st := range steps {
 				l := newLayout(layoutInput{cfg: &st.cfg, snap: st.snap, before: before})
-				before = l.Single
-				ids := strings.Join(all(find(l.Resources, gpu)), " ")
-				text := strings.Join(append(slices.Clone(l.Warnings), l.Err), "")
+				before = l.uniform
+				ids := strings.Join(all(findResource(l.resources, gpu)), " ")
+				text := strings.Join(append(slices.Clone(l.warnings), l.err), "")
 				if ids != st.want || (st.data == "") != (text == "") || !strings.Contains(text, st.data) {
 					t.Fatalf("step %d: %q, %q; want %q, %q", i, ids, text, st.want, st.data)
 				}
-				if st.want != "" && l.Err != "" {
-					t.Errorf("step %d: offers devices, and %q", i, l.Err)
+				if st.want != "" && l.err != "" {
+					t.Errorf("step %d: offers devices, and %q", i, l.err)
 				}
 			}
 		})

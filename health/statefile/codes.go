@@ -7,8 +7,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// clearsTokens are the words of version 1 for health.Clears, by number. They differ from the codes of Clears.String: readers
-// of before memoryMinor 1 refuse a file with another word, and later ones keep such a finding until an operator clears it.
+// clearsTokens are the tokens of version 1 for health.Clears, by number. They differ from the codes of Clears.String: readers
+// from before formatMinor 1 refuse a file with another token, and later ones keep such a finding until an operator clears it.
 //
 //nolint:gochecknoglobals // a table of constants
 var clearsTokens = [...]string{"by itself", "gpu reset", "reboot", "operator", "application restart"}
@@ -63,8 +63,8 @@ var proseActions = map[string]health.Action{
 	"find the cause, then reboot the node or say gpu-node-agent clear":                                      health.ActionFindCause,
 }
 
-// parseAction reads a code or such a sentence. Cordoned, isolated and detached devices are decided anew at every poll, so
-// their sentences are not in the table.
+// parseAction reads a code or such a sentence. The table lacks the sentences of cordoned, isolated and detached devices,
+// because every poll replaces these findings.
 func parseAction(text string) health.Action {
 	if a := health.Action(text); a.Valid() {
 		return a

@@ -90,7 +90,7 @@ func TestResolver(t *testing.T) {
 // FuzzResolver checks the devices behind the IDs of a pod-resources response.
 func FuzzResolver(f *testing.F) {
 	for _, id := range []string{
-		"GPU-1", "GPU-1::3", "GPU-", "GPU-::", "MIG-0-1", "MIG-0-1::0", "0", "1::2", "-1", "+1", "01", "9223372036854775808", "0x1",
+		"GPU-1", "GPU-1::3", "GPU-", "GPU-::", "MIG-0-1", "MIG-0-1::0", "0", "1::2", "-1", "+1", "01", "9223372036854775808", "0x1", "0:0",
 		"nvidia0", "nvidia0/gi1", "nvidia0/gi7/vgpu2", "nvidia0/gi99999999999999999999", "nvidia0/gi7\n", "nvidia-1", "nvidia٣", "::", "",
 	} {
 		f.Add(gpu, id)
@@ -98,7 +98,7 @@ func FuzzResolver(f *testing.F) {
 	}
 	snap := partitioned([]string{"1g.10gb", "2g.20gb"}, nil)
 	gke := regexp.MustCompile(`^nvidia[0-9]+(/gi[0-9]+)?(/vgpu[0-9]+)?$`)
-	number := regexp.MustCompile(`^[+-]?[0-9]+$`)
+	index := regexp.MustCompile(`^([+-]?[0-9]+|[0-9]+:[0-9]+)$`)
 	f.Fuzz(func(t *testing.T, resource, id string) {
 		for _, s := range []*health.Snapshot{nil, snap} {
 			resolve := newResolver(configured(func(c *Config) { c.MIGStrategy = MIGMixed }), s)
@@ -120,7 +120,7 @@ func FuzzResolver(f *testing.F) {
 				if !strings.HasPrefix(resource, "nvidia.com/") {
 					t.Errorf("%q of %q resolves to a GPU", id, resource)
 				}
-				if !gke.MatchString(base) && !number.MatchString(base) {
+				if !gke.MatchString(base) && !index.MatchString(base) {
 					t.Errorf("%q resolves to %q", id, device)
 				}
 			}

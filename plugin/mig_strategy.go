@@ -128,23 +128,23 @@ func (l *layout) single(cfg *Config, selected []candidate, before uniformLayout)
 	now := before
 	if !before.active || !slices.ContainsFunc(selected, func(c candidate) bool { return before.includes(&c) }) {
 		var reason string
-		if now, reason = uniform(selected); reason != "" {
-			l.Err = "migStrategy single: " + reason + "; partition all GPUs alike, or use migStrategy mixed, or exclude those that differ"
+		if now, reason = uniformLayoutOf(selected); reason != "" {
+			l.err = "migStrategy single: " + reason + "; partition all GPUs alike, or use migStrategy mixed, or exclude those that differ"
 			return nil
 		}
 	}
 	l.warnDiffering(selected, now)
 	selected = slices.DeleteFunc(selected, func(c candidate) bool { return !now.includes(&c) })
 	now.active = len(selected) > 0
-	l.Single = now
+	l.uniform = now
 	for i := range selected {
 		selected[i].resource = cfg.gpuResource(selected[i].state.Device.Model)
 	}
 	return selected
 }
 
-// uniform returns the layout of devices that are all alike, or why they are not.
-func uniform(selected []candidate) (u uniformLayout, reason string) {
+// uniformLayoutOf returns the layout of devices that are all alike, or why they are not.
+func uniformLayoutOf(selected []candidate) (u uniformLayout, reason string) {
 	// Examples: a whole GPU, an empty one, the first MIG device, and the first MIG device of another profile.
 	var whole, empty, mig, other *candidate
 	for i := range selected {
@@ -197,8 +197,8 @@ func (l *layout) warnDiffering(selected []candidate, now uniformLayout) {
 			continue
 		}
 		text := fmt.Sprintf("migStrategy single: GPU %d is left out: it %s", d.Index, difference)
-		if !slices.Contains(l.Warnings, text) {
-			l.Warnings = append(l.Warnings, text)
+		if !slices.Contains(l.warnings, text) {
+			l.warnings = append(l.warnings, text)
 		}
 	}
 }

@@ -1,0 +1,388 @@
+//go:build cgo && linux
+
+package dcgm
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
+)
+
+// xid adds an XID to the stream, and makes it the latest value.
+func (b *fixture) xid(kind script.Kind, id uint, code int64, at time.Time) {
+	b.lib.XID(kind, id, code, at)
+}
+
+func xidCodes(s health.Sample) (codes []int) {
+	for _, x := range s.XIDs {
+		codes = append(codes, x.Code)
+	}
+	return codes
+}
+
+func TestXIDIsDeliveredOnce(t *testing.T) {
+	b := startFixture(t, 2)
+	b.add(time.Second)
+	at := b.clock.now().Truncate(time.Microsecond)
+	b.xid(script.GPU, 1, 79, at)
+	samples, _ := b.poll()
+	if got := samples[gpuID(1)].XIDs; len(got) != 1 || got[0].Code != 79 || !got[0].At.Equal(at) {
+		t.Errorf("XIDs %v, want 79 at %v", got, at)
+	}
+	if got := samples[gpuID(1)].Values[health.FieldXID]; got != 79 {
+		t.Errorf("value of field 230: %v", got)
+	}
+	if got := samples[gpuID(0)]; len(got.XIDs) != 0 {
+		t.Errorf("XIDs of another GPU: %v", got.XIDs)
+	}
+	if _, there := samples[gpuID(0)].Values[health.FieldXID]; there {
+		t.Error("value of field 230 on a GPU without XIDs")
+	}
+	for range 100 {
+		if got := xidCodes(b.pollAfter(7*time.Second, 2)[gpuID(1)]); len(got) != 0 {
+			t.Fatalf("delivered again: %v", got)
+		}
+	}
+}
+
+func TestXIDsInStreamOnly(t *testing.T) {
+	b := startFixture(t, 1)
+	b.add(time.Second)
+	start := b.clock.now()
+	// Of three XIDs within a second, the latest value is the last.
+	b.lib.Row(script.GPU, 0, 13, 0, start)
+	b.lib.Row(script.GPU, 0, 48, 0, start.Add(500*time.Millisecond))
+	b.xid(script.GPU, 0, 13, start.Add(time.Second))
+	if got := xidCodes(b.pollAfter(time.Second, 1)[gpuID(0)]); !slices.Equal(got, []int{13, 48, 13}) {
+		t.Errorf("XIDs %v, want 13 48 13", got)
+	}
+	// A full poll reads the stream although no latest value has changed.
+	b.lib.Row(script.GPU, 0, 74, 0, start.Add(-500*time.Millisecond))
+	if got := xidCodes(b.pollAfter(10*time.Second, 1)[gpuID(0)]); !slices.Equal(got, []int{74}) {
+		t.Errorf("XIDs %v, want 74", got)
+	}
+}
+
+// Rows before those of other entities, and duplicates, are delivered once.
+func TestXIDRowsOutOfOrder(t *testing.T) {
+	b := startFixture(t, 2)
+	b.add(20 * time.Second)
+	start := b.clock.now()
+	b.xid(script.GPU, 0, 31, start)
+	b.pollAfter(time.Second, 2)
+	b.lib.Row(script.GPU, 1, 43, 0, start.Add(-5*time.Second)) // before the row of GPU 0
+	b.lib.Row(script.GPU, 1, 43, 0, start.Add(-5*time.Second))
+	b.lib.Row(script.GPU, 1, 45, 0, start.Add(-6*time.Second))
+	if got := xidCodes(b.pollAfter(10*time.Second, 2)[gpuID(1)]); !slices.Equal(got, []int{45, 43}) {
+		t.Errorf("XIDs %v, want 45 43", got)
+	}
+}
+
+// An XID 79 of the kernel log has an earlier time (OBSERVED.md#kernel-log-xid).
+func TestXIDInLatestValueOnly(t *testing.T) {
+	b := startFixture(t, 1)
+	b.add(time.Hour)
+	start := b.clock.now()
+	b.xid(script.GPU, 0, 31, start)
+	b.pollAfter(time.Second, 1)
+	b.lib.Int(script.GPU, 0, 230, 79, 0, start.Add(-10*time.Minute))
+	if got := xidCodes(b.pollAfter(time.Second, 1)[gpuID(0)]); !slices.Equal(got, []int{79}) {
+		t.Errorf("XIDs %v, want 79", got)
+	}
+	// The driver reports the same XID with another time.
+	b.lib.Row(script.GPU, 0, 79, 0, start.Add(-10*time.Minute+3*time.Second))
+	b.xid(script.GPU, 0, 79, start.Add(-10*time.Minute-4*time.Second))
+	if got := xidCodes(b.pollAfter(time.Second, 1)[gpuID(0)]); len(got) != 0 {
+		t.Errorf("XIDs %v, want the XID once", got)
+	}
+	b.xid(script.GPU, 0, 79, start.Add(time.Minute))
+	if got := xidCodes(b.pollAfter(time.Minute, 1)[gpuID(0)]); !slices.Equal(got, []int{79}) {
+		t.Errorf("XIDs %v, want another XID 79", got)
+	}
+}
+
+func TestRowsWithoutXID(t *testing.T) {
+	b := startFixture(t, 1)
+	at := b.clock.now().Add(time.Second)
+	b.lib.Row(script.GPU, 0, 79, errNoData, at)
+	b.lib.Row(script.GPU, 0, 9223372036854775792, 0, at)
+	b.lib.Row(script.GPU, 0, 2147483632, 0, at)
+	b.lib.Row(script.GPU, 0, 0, 0, at)
+	b.lib.Int(script.GPU, 0, 230, 0, 0, at)
+	b.lib.Row(script.GPU, 9, 79, 0, at) // no such GPU
+	s := b.pollAfter(2*time.Second, 1)[gpuID(0)]
+	if len(s.XIDs) != 0 {
+		t.Errorf("XIDs %v", s.XIDs)
+	}
+	if v, ok := s.Values[health.FieldXID]; !ok || v != 0 {
+		t.Errorf("value of field 230: %v, %v; want 0", v, ok)
+	}
+}
+
+func TestXIDBeforeOpenIsPast(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
+	b.xid(script.GPU, 0, 48, b.clock.now().Add(-time.Minute))
+	b.open(testConfig())
+	samples, _ := b.poll()
+	if got := xidCodes(samples[gpuID(0)]); len(got) != 0 {
+		t.Errorf("new XIDs %v", got)
+	}
+	if got := pastCodes(samples[gpuID(0)]); !slices.Equal(got, []int{48}) {
+		t.Errorf("past XIDs %v, want 48", got)
+	}
+	if got := samples[gpuID(0)].Values[health.FieldXID]; got != 48 {
+		t.Errorf("value of field 230: %v, want 48", got)
+	}
+	for range 20 {
+		if s := b.pollAfter(time.Second, 1)[gpuID(0)]; len(s.Past)+len(s.XIDs) != 0 {
+			t.Fatalf("later: past %v, XIDs %v", s.Past, s.XIDs)
+		}
+	}
+}
+
+func pastCodes(s health.Sample) (codes []int) {
+	for _, x := range s.Past {
+		codes = append(codes, x.Code)
+	}
+	return codes
+}
+
+// Rows in the stream when the process first reads a device are past XIDs, whatever their times.
+func TestPastXIDsPerDevice(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(3)
+	b.addInstances(2, map[uint][]uint{0: {0}})
+	b.lib.Instance(script.GPU, 1, script.GPU, 1, gpuUUID(1), 0, 0) // the UUID in DCGM's attributes
+	b.lib.Entity(script.GPU, 1, statusLost)
+	b.xid(script.GPU, 0, 95, b.clock.now().Add(time.Hour))
+	b.xid(script.CI, 0, 31, b.clock.now().Add(-time.Hour))
+	b.open(testConfig())
+	samples, _ := b.poll()
+	for id, want := range map[health.DeviceID][]int{gpuID(0): {95}, gpuID(1): nil, gpuID(2): nil, migID(0): {31}} {
+		if s := samples[id]; !slices.Equal(pastCodes(s), want) || len(s.XIDs) != 0 {
+			t.Errorf("%s: past %v, XIDs %v; want past %v", id, s.Past, s.XIDs, want)
+		}
+	}
+	b.lib.Row(script.GPU, 1, 79, 0, b.clock.now()) // not read: DCGM adds no lost GPU to a group
+	b.pollAfter(10*time.Second, 3)
+	b.lib.Entity(script.GPU, 1, statusOK)
+	b.pollAfter(time.Second, 3)
+	if s := b.pollAfter(time.Second, 3)[gpuID(1)]; !slices.Equal(pastCodes(s), []int{79}) || len(s.XIDs) != 0 {
+		t.Errorf("returned GPU: past %v, XIDs %v", s.Past, s.XIDs)
+	}
+	b.xid(script.GPU, 1, 48, b.clock.now())
+	if s := b.pollAfter(time.Second, 3)[gpuID(1)]; !slices.Equal(xidCodes(s), []int{48}) || len(s.Past) != 0 {
+		t.Errorf("later: past %v, XIDs %v", s.Past, s.XIDs)
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b.open(testConfig())
+	samples, _ = b.poll()
+	for id, s := range samples {
+		if len(s.Past)+len(s.XIDs) != 0 {
+			t.Errorf("%s in the next session: past %v, XIDs %v", id, s.Past, s.XIDs)
+		}
+	}
+}
+
+// After a step of the engine's clock or ours, every row is delivered once within two seconds (OBSERVED.md#sample-order).
+func TestXIDsAfterClockStep(t *testing.T) {
+	for name, tt := range map[string]struct{ engine, ours time.Duration }{
+		"the engine's back":     {-time.Hour, 0},
+		"the engine's ahead":    {time.Hour, 0},
+		"ours back":             {0, -time.Hour},
+		"ours ahead":            {0, time.Hour},
+		"both back":             {-time.Hour, -time.Hour},
+		"the engine's by hours": {-100 * time.Hour, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newFixture(t)
+			b.addGPUs(2)
+			b.addInstances(1, map[uint][]uint{0: {0}})
+			cfg := testConfig()
+			cfg.Interval = 10 * time.Minute // health polls only
+			b.open(cfg)
+			b.poll()
+			for range 15 { // longer than kernelLogWindow
+				b.pollAfter(time.Second, 2)
+			}
+			b.xid(script.GPU, 0, 13, b.clock.now())
+			got := map[health.DeviceID][]int{}
+			pass := func(seconds int) {
+				for range seconds {
+					for id, s := range b.pollAfter(time.Second, 2) {
+						got[id] = append(got[id], xidCodes(s)...)
+						if len(s.Past) != 0 {
+							t.Errorf("%s: past XIDs %v", id, s.Past)
+						}
+					}
+				}
+			}
+			pass(1)
+			b.lib.Clock(tt.engine - tt.ours) // the library gets our times
+			b.add(tt.ours)
+			pass(1)
+			b.xid(script.GPU, 0, 79, b.clock.now())
+			b.xid(script.CI, 0, 94, b.clock.now())
+			pass(2)
+			want := map[health.DeviceID][]int{gpuID(0): {13, 79}, gpuID(1): nil, migID(0): {94}}
+			for id, want := range want {
+				if !slices.Equal(got[id], want) {
+					t.Errorf("%s: XIDs %v, want %v", id, got[id], want)
+				}
+			}
+			b.xid(script.GPU, 0, 48, b.clock.now())
+			pass(20)
+			if want := []int{13, 79, 48}; !slices.Equal(got[gpuID(0)], want) || len(got[migID(0)]) != 1 {
+				t.Errorf("finally: XIDs %v, want %v", got, want)
+			}
+		})
+	}
+}
+
+// A starting engine reads the old kernel log within kernelLogWindow (OBSERVED.md#kernel-log). Its XIDs from before this
+// process are past XIDs; other rows are not, whatever their times.
+func TestXIDsOfOldKernelLog(t *testing.T) {
+	for name, tt := range map[string]struct {
+		code  int64
+		age   time.Duration // before the first reading
+		after time.Duration // the first reading
+		step  time.Duration // of the engine's clock, meanwhile
+		again bool          // in a second session
+		past  bool
+	}{
+		"79 an hour before":                        {code: 79, age: time.Hour, after: time.Second, past: true},
+		"119 a minute before":                      {code: 119, age: time.Minute, after: time.Second, past: true},
+		"120 an hour before":                       {code: 120, age: time.Hour, after: time.Second, past: true},
+		"XID that DCGM does not read from the log": {code: 48, age: time.Hour, after: time.Second},
+		"79 after opening":                         {code: 79, age: -time.Second, after: time.Second},
+		"long after opening":                       {code: 79, age: time.Hour, after: time.Minute},
+		"restarted engine":                         {code: 79, age: time.Hour, after: time.Second, again: true, past: true},
+		"after opening, restarted engine":          {code: 79, age: -time.Second, after: time.Second, again: true},
+		"after a clock step back":                  {code: 79, age: time.Minute, after: time.Second, step: -time.Hour, again: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := startFixture(t, 1)
+			first := b.clock.now()
+			b.add(time.Second)
+			b.lib.Clock(tt.step)
+			if tt.again {
+				if err := b.Close(); err != nil {
+					t.Fatal(err)
+				}
+				b.sampleGPUs(1)
+				b.open(testConfig())
+				b.poll()
+			}
+			for range int(tt.after / time.Second) {
+				b.pollAfter(time.Second, 1)
+			}
+			b.xid(script.GPU, 0, tt.code, first.Add(-tt.age))
+			s := b.pollAfter(time.Second, 1)[gpuID(0)]
+			if (len(s.Past) == 1) != tt.past || (len(s.XIDs) == 1) == tt.past {
+				t.Errorf("past %v, XIDs %v", s.Past, s.XIDs)
+			}
+		})
+	}
+}
+
+// DCGM gets some XIDs from the driver and from the kernel log, seconds apart.
+func TestXIDInLogAndDriverIsOne(t *testing.T) {
+	for _, code := range []int64{79, 119, 120} {
+		t.Run(fmt.Sprint(code), func(t *testing.T) {
+			b := startFixture(t, 1)
+			b.add(20 * time.Second)
+			at := b.clock.now()
+			b.xid(script.GPU, 0, code, at)
+			got := xidCodes(b.pollAfter(time.Second, 1)[gpuID(0)])
+			b.lib.Row(script.GPU, 0, code, 0, at.Add(-3*time.Second))
+			for range 12 {
+				got = append(got, xidCodes(b.pollAfter(time.Second, 1)[gpuID(0)])...)
+			}
+			if !slices.Equal(got, []int{int(code)}) {
+				t.Errorf("XIDs %v, want one %d", got, code)
+			}
+		})
+	}
+}
+
+// After a reconnect, delivered XIDs are not new, those between the sessions are, and those of a failed poll are not lost.
+func TestXIDsAcrossReconnect(t *testing.T) {
+	b := startFixture(t, 2)
+	b.add(time.Second)
+	b.xid(script.GPU, 0, 31, b.clock.now())
+	if got := xidCodes(b.pollAfter(time.Second, 2)[gpuID(0)]); !slices.Equal(got, []int{31}) {
+		t.Fatalf("XIDs %v", got)
+	}
+	b.xid(script.GPU, 0, 74, b.clock.now().Add(time.Millisecond))
+	b.lib.Fail("dcgmGetValuesSince_v2", errNotConnected, -1)
+	b.add(time.Second)
+	if r, err := b.Poll(t.Context()); err == nil {
+		t.Fatalf("Poll without the stream: %v", r)
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b.lib.Fail("", 0, 0)
+	b.add(5 * time.Second)
+	b.xid(script.GPU, 1, 95, b.clock.now())
+	b.add(5 * time.Second)
+	b.open(testConfig())
+	samples, _ := b.poll()
+	if got := xidCodes(samples[gpuID(0)]); !slices.Equal(got, []int{74}) {
+		t.Errorf("XIDs of GPU 0: %v, want 74", got)
+	}
+	if got := xidCodes(samples[gpuID(1)]); !slices.Equal(got, []int{95}) {
+		t.Errorf("XIDs of GPU 1: %v, want 95", got)
+	}
+	for id, s := range b.pollAfter(time.Second, 2) {
+		if len(s.XIDs) != 0 {
+			t.Errorf("%s: XIDs %v again", id, s.XIDs)
+		}
+	}
+}
+
+func TestXIDsAcrossRebuild(t *testing.T) {
+	b := startFixture(t, 2)
+	b.add(time.Second)
+	b.lib.Row(script.GPU, 1, 63, 0, b.clock.now())
+	b.inventoryDirty = true // the next poll recreates the watches
+	calls := b.lib.Calls("dcgmGroupCreate")
+	if got := xidCodes(b.pollAfter(time.Second, 2)[gpuID(1)]); !slices.Equal(got, []int{63}) {
+		t.Errorf("XIDs %v, want 63", got)
+	}
+	if b.lib.Calls("dcgmGroupCreate") == calls {
+		t.Error("the watches were not recreated")
+	}
+}
+
+// MIG devices survive an empty list of GPUs.
+func TestXIDsAfterEmptyList(t *testing.T) {
+	b := newFixture(t)
+	b.addGPUs(1)
+	b.addInstances(0, map[uint][]uint{0: {0}})
+	b.open(testConfig())
+	b.poll()
+	b.lib.Empty(true)
+	for range 20 {
+		b.pollAfter(time.Second, 1)
+	}
+	b.lib.Empty(false)
+	b.xid(script.CI, 0, 95, b.clock.now())
+	b.xid(script.GPU, 0, 48, b.clock.now())
+	got := map[health.DeviceID][]int{}
+	for range 20 {
+		for id, s := range b.pollAfter(time.Second, 1) {
+			got[id] = slices.Concat(got[id], xidCodes(s), pastCodes(s))
+		}
+	}
+	if !slices.Equal(got[gpuID(0)], []int{48}) || !slices.Equal(got[migID(0)], []int{95}) {
+		t.Errorf("XIDs %v", got)
+	}
+}

@@ -1,0 +1,147 @@
+package monitor
+
+import (
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
+)
+
+// newSourceOf returns a source with one GPU.
+func newSourceOf(id health.DeviceID) *fakeSource {
+	s := newFakeSource()
+	s.reading.Devices = []health.Device{{ID: id, GI: -1, CI: -1}}
+	s.reading.Samples[0].Device = id
+	return s
+}
+
+func sourceID(inventory string, simulated bool) health.SourceID {
+	return health.SourceID{Kind: inventory, Inventory: inventory, Simulated: simulated}
+}
+
+func TestMonitorFollowsSource(t *testing.T) {
+	runTest(t, func(t *testing.T, h *harness) {
+		next := newSourceOf(healthtest.GPU1.ID)
+		h.source.Store(next.source(health.SourceID{Inventory: "other"}))
+		synctest.Wait()
+		if closes, opens := h.count(&h.closes), next.count(&next.opens); closes != 1 || opens != 1 {
+			t.Fatalf("%d closes, %d opens", closes, opens)
+		}
+		if d := h.out.Load().Devices; len(d) != 1 || d[0].Device.ID != healthtest.GPU1.ID {
+			t.Fatalf("devices %+v", d)
+		}
+	})
+}
+
+// A GPU that disappears during a reload of the same source is missing.
+func TestMonitorMissesGPUAfterReload(t *testing.T) {
+	runTest(t, func(t *testing.T, h *harness) {
+		h.report()
+		h.source.Store(h.fakeSource.source(health.SourceID{}))
+		advance(health.DoubtDelay + time.Second)
+		h.wantCauses(t, "after the reload", health.SourceUp, health.CauseMissing)
+	})
+}
+
+// Devices are removed with their source if one of the two sources is a simulation. Otherwise both may measure the same
+// devices, which pods hold, so the devices stay while the new source is down.
+func TestMonitorExchangesDevices(t *testing.T) {
+	for name, c := range map[string]struct {
+		from, to health.SourceID
+		removed  bool
+	}{
+		"simulation to DCGM":             {sourceID("sim a", true), sourceID("dcgm ", false), true},
+		"DCGM to simulation":             {sourceID("dcgm ", false), sourceID("sim a", true), true},
+		"simulation to another":          {sourceID("sim a", true), sourceID("sim b", true), true},
+		"same simulation":                {sourceID("sim a", true), sourceID("sim a", true), false},
+		"embedded engine to host engine": {sourceID("dcgm ", false), sourceID("dcgm localhost:5555", false), false},
+		"same engine":                    {sourceID("dcgm x", false), sourceID("dcgm x", false), false},
+		"host engine at another address": {sourceID("dcgm localhost:5555", false), sourceID("dcgm unix:///run/e", false), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			runTest(t, func(t *testing.T, h *harness) {
+				h.source.Store(newSourceOf("GPU-a").source(c.from))
+				advance(2 * time.Second)
+				next := newSourceOf("GPU-a")
+				if c.removed {
+					next = newSourceOf("GPU-b")
+				}
+				next.set(func(s *fakeSource) { s.openErr = errors.New("no libdcgm.so.4") })
+				h.source.Store(next.source(c.to))
+				synctest.Wait()
+				for _, wait := range []time.Duration{0, time.Hour} {
+					advance(wait)
+					s := h.out.Load()
+					if (len(s.Devices) == 0) != c.removed || s.Polled() == c.removed || s.Source.Status != health.SourceDown || s.Source.Kind != c.to.Kind {
+						t.Errorf("after %v: %+v", wait, s)
+					}
+					if c.removed && s.Source.Versions != (health.Versions{}) {
+						t.Errorf("after %v: versions %+v", wait, s.Source.Versions)
+					}
+				}
+				next.set(func(s *fakeSource) { s.openErr = nil })
+				advance(time.Minute)
+				h.wantCauses(t, "up", health.SourceUp, "")
+				if s := h.out.Load(); s.Devices[0].Device.ID != next.reading.Devices[0].ID || !s.Polled() {
+					t.Errorf("up: %+v", s)
+				}
+			})
+		})
+	}
+}
+
+// In any sequence of sources, failures and detaches, only devices that the current source can have are published.
+func TestSourcesInAnyOrder(t *testing.T) {
+	for seed := range uint64(40) {
+		runTest(t, func(t *testing.T, h *harness) {
+			r := rand.New(rand.NewPCG(seed, 33))
+			sources := []struct {
+				health.SourceID
+				gpu health.DeviceID
+			}{
+				{sourceID("dcgm ", false), "GPU-real"},
+				{sourceID("dcgm localhost:5555", false), "GPU-real"},
+				{sourceID("sim a", true), "GPU-a"},
+				{sourceID("sim b", true), "GPU-b"},
+			}
+			h.source.Store(newSourceOf("GPU-a").source(sources[2].SourceID)) // removes the harness's GPU
+			advance(time.Second)
+			steps, simulated, read := "", true, false // whether the real GPU was read since a simulation
+			for range 30 {
+				next := sources[r.IntN(len(sources))]
+				steps += " " + next.Inventory
+				fails := r.IntN(2) == 0
+				s := newSourceOf(next.gpu)
+				if fails {
+					steps += " (down)"
+					s.openErr = errors.New("down")
+				}
+				read = read && !next.Simulated && !simulated || !fails
+				simulated = next.Simulated
+				h.source.Store(s.source(next.SourceID))
+				if r.IntN(4) == 0 {
+					steps += " detach attach"
+					advance(time.Second)
+					_, _ = h.m.Detach(t.Context(), time.Hour)
+					_, _ = h.m.Attach(t.Context())
+				}
+				advance(time.Duration(r.IntN(5)) * time.Second)
+				devices := h.out.Load().Devices
+				if slices.ContainsFunc(devices, func(d health.DeviceState) bool { return d.Device.ID != next.gpu }) {
+					t.Fatalf("seed %d,%s: %+v", seed, steps, devices)
+				}
+				if !fails && len(devices) != 1 || read && len(devices) == 0 && !next.Simulated {
+					t.Fatalf("seed %d,%s: %d devices, GPU read: %v", seed, steps, len(devices), read)
+				}
+				if !fails && devices[0].Verdict.State != health.Healthy {
+					t.Fatalf("seed %d,%s: %+v", seed, steps, devices[0].Verdict)
+				}
+			}
+		})
+	}
+}

@@ -292,15 +292,6 @@ func (p *process) countHolders(pod string) int {
 	return n
 }
 
-// metric returns the value of a metric without labels, "" if there is none.
-func (p *process) metric(name string) string {
-	_, page := p.get("/metrics")
-	if m := regexp.MustCompile(`(?m)^` + name + ` (.*)$`).FindStringSubmatch(page); m != nil {
-		return m[1]
-	}
-	return ""
-}
-
 // findings returns how many devices have a finding of a cause.
 func (p *process) findings(cause string) int {
 	_, page := p.get("/metrics")

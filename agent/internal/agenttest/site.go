@@ -115,7 +115,8 @@ func (s *Site) File(name string) string { return filepath.Join(s.Dir, name) }
 // Write writes a file in the site's directory.
 func (s *Site) Write(name, text string) {
 	s.T.Helper()
-	if err := os.WriteFile(s.File(name), []byte(text), 0o600); err != nil {
+	// Atomic, because a reload may read the file at any time, and an empty web configuration is valid.
+	if err := errors.Join(os.WriteFile(s.File(name+".new"), []byte(text), 0o600), os.Rename(s.File(name+".new"), s.File(name))); err != nil {
 		s.T.Fatal(err)
 	}
 }

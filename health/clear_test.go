@@ -49,6 +49,18 @@ func TestClear(t *testing.T) {
 	wantStates(t, again, map[DeviceID]State{"GPU-0": Degraded, "MIG-0": Degraded, "GPU-1": Healthy})
 }
 
+func TestClearPendingXID(t *testing.T) {
+	devices := judge(nil, 0, samples{"GPU-0": present(xids(144))}, gpu0)
+	devices, _, err := Clear(DefaultConfig(), devices, false, "GPU-0", "", at(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	devices = judge(devices, 2, samples{"GPU-0": present(value(FieldRecoveryAction, 1))}, gpu0)
+	if got := devices[0].Verdict.Causes(); !slices.Equal(got, []string{CauseRecoveryAction}) {
+		t.Errorf("the cleared XID is back: %v", got)
+	}
+}
+
 func TestClearFlappingForgetsTrips(t *testing.T) {
 	var devices []DeviceState
 	for i := range 3 {

@@ -64,6 +64,12 @@ func TestReturnAfterLoss(t *testing.T) {
 	hidden := nodeStep{1, samples{"GPU-0": blank(Inaccessible)}, both, map[DeviceID]State{"GPU-0": Unhealthy, "GPU-1": Healthy}}
 	hiddenLater := hidden
 	hiddenLater.at = 5
+	outages := []nodeStep{faulty}
+	for i := range 4 { // more than flap.trips: an outage is no trip
+		outages = append(outages, lostAll(10*i+1), lostAll(10*i+5), back(10*i+6, Unhealthy))
+	}
+	off := faulty
+	off.samples = samples{"GPU-0": present(xids(79))}
 	longer := []nodeStep{faulty, lostAll(1), lostAll(2)}
 	for i := range 100 {
 		longer = append(longer, lostOne(10+10*i))
@@ -75,7 +81,10 @@ func TestReturnAfterLoss(t *testing.T) {
 		"lost alone":                {faulty, lostOne(1), lostOne(2), back(3, Healthy)},
 		"the only GPU":              {only(0, present(xids(95)), Unhealthy), only(1, blank(Lost), Unhealthy), only(2, blank(Lost), Unhealthy), only(3, present(), Healthy)},
 		"inaccessible, not lost":    {faulty, hidden, hiddenLater, back(7, Unhealthy)},
-		"all lost at once":          {faulty, lostAll(1), lostAll(5), back(6, Unhealthy), lostAll(11), lostAll(15), back(16, Unhealthy)},
+		"all lost at once":          outages,
+		"off the bus, then lost":    {off, lostOne(1), back(2, Healthy)},
+		"off the bus, all lost":     {off, lostAll(1), back(2, Unhealthy)},
+		"lost long before others":   {faulty, lostOne(1), lostOne(2), lostAll(20), lostAll(21), back(30, Healthy)},
 		"then lost alone":           {faulty, lostAll(1), lostAll(5), back(6, Unhealthy), lostOne(101), lostOne(102), back(103, Healthy)},
 		"all lost, one after other": {faulty, lostOne(1), lostAll(2), lostAll(3), lostAll(4), back(6, Unhealthy)},
 		"lost longer than others":   append(longer, back(2000, Healthy)),

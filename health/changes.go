@@ -13,7 +13,7 @@ const (
 	ChangeFound   ChangeKind = iota // a new device
 	ChangeXID                       // the device reported an XID
 	ChangeState                     // the device's state or the causes of its findings changed
-	ChangeRemoved                   // the device is no longer listed
+	ChangeRemoved                   // the device disappeared from the list
 )
 
 // Change is one difference between two lists of devices.
@@ -27,7 +27,7 @@ type Change struct {
 }
 
 // Changes returns the differences between two lists of devices: new and removed devices, XIDs, changed verdicts. Everything
-// that reports changes, such as logs and events, uses it. For a new device that is healthy there is no ChangeState.
+// that reports changes, such as logs and events, uses it. A new device that is healthy has no ChangeState.
 func Changes(before, after []DeviceState) []Change {
 	removed := make(map[DeviceID]*DeviceState, len(before))
 	for i := range before {

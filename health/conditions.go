@@ -66,7 +66,7 @@ func presenceFinding(s Sample) (Finding, bool) {
 	case Detached:
 		f.Cause, f.Reason, f.Action = CauseDetached, "the driver is detached from the GPU", ActionBindDriver
 	case Missing:
-		f.Cause, f.Reason, f.Action = CauseMissing, "the GPU is no longer in the driver's inventory", ActionRebootNode
+		f.Cause, f.Reason, f.Action = CauseMissing, "the GPU disappeared from the driver's inventory", ActionRebootNode
 	case PresenceUnknown, Present:
 		return Finding{}, false
 	}

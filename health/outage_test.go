@@ -65,7 +65,7 @@ func TestReturnAfterLoss(t *testing.T) {
 	hiddenLater := hidden
 	hiddenLater.at = 5
 	outages := []nodeStep{faulty}
-	for i := range 4 { // more than flap.trips: an outage is no trip
+	for i := range 4 { // more than flap.trips: an outage is not a trip
 		outages = append(outages, lostAll(10*i+1), lostAll(10*i+5), back(10*i+6, Unhealthy))
 	}
 	off := faulty

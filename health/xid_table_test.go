@@ -94,7 +94,7 @@ func TestXIDTable(t *testing.T) {
 			fail("is %v and clears by %v", x.Effect, x.Clears)
 		}
 		if x.Effect == EffectUnhealthy && self {
-			fail("is unhealthy and clears by %v, which is no evidence", x.Clears)
+			fail("is unhealthy and clears by %v, which is not evidence", x.Clears)
 		}
 		if row.immediate == "RESTART_APP" && (x.Clears != ClearsRestart || x.Action != ActionRestartApp && x.Action != ActionRestartAppReset) {
 			fail("clears by %v with the action %q", x.Clears, x.Action)

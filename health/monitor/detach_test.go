@@ -552,3 +552,30 @@ func TestWithholdEndsWithUnreadDevice(t *testing.T) {
 		}
 	})
 }
+
+// A fault that a device gets while withheld, and a cordon, begin when they begin, not when the withholding ends.
+func TestWithholdEndsWithNewFault(t *testing.T) {
+	runTest(t, func(t *testing.T, h *harness) {
+		h.reportTwo()
+		w := h.withhold(t)
+		withheldSince := time.Now()
+		advance(2 * time.Second)
+		h.reportGPU0(healthtest.Blank(health.Lost))
+		h.cordon("0")
+		cordoned := time.Now()
+		advance(5 * time.Second)
+		w.End()
+		v := h.verdict()
+		if v.State != health.Unhealthy || !v.Since.Equal(withheldSince) || v.Has(health.CauseReleased) {
+			t.Errorf("verdict %+v, withheld since %v", v, withheldSince)
+		}
+		for _, f := range v.Findings {
+			if f.Cause == health.CauseCordoned && !f.Since.Equal(cordoned) {
+				t.Errorf("cordoned since %v, want %v", f.Since, cordoned)
+			}
+		}
+		if !slices.Equal(v.Causes(), []string{health.CauseLost, health.CauseCordoned}) {
+			t.Errorf("causes %v", v.Causes())
+		}
+	})
+}

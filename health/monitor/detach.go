@@ -214,7 +214,7 @@ func (m *Monitor) setDetachment(d detachment, now time.Time) {
 	if d.detachRequested() {
 		m.timeLimit = time.AfterFunc(d.until.Sub(now), m.attachAtLimit)
 	}
-	if d.state == attaching && before.detachRequested() {
+	if d.state == attaching && before.detachRequested() && d.refusal == nil { // after a refusal the last reading counts
 		m.now.Devices = health.DiscardMeasurements(m.now.Devices, now)
 	}
 	m.decide(m.now.Devices, now)

@@ -579,3 +579,29 @@ func TestWithholdEndsWithNewFault(t *testing.T) {
 		}
 	})
 }
+
+// A refused detach keeps a device withheld that was not read since an earlier detach, and no other device, although the
+// source stays down.
+func TestRefusedDetachWithUnreadDevice(t *testing.T) {
+	runTest(t, func(t *testing.T, h *harness) {
+		h.useHostEngine()
+		h.reportTwo()
+		h.detach(t, time.Hour)
+		h.set(func(s *fakeSource) {
+			s.reading.Samples[0] = of(healthtest.GPU0, healthtest.Blank(health.PresenceUnknown))
+		})
+		h.m.requestAttach("test")
+		advance(5 * time.Second)
+		refused := errors.New("refused")
+		h.set(func(s *fakeSource) { s.detachErr, s.attachErr = refused, refused })
+		if _, err := h.m.Detach(t.Context(), time.Hour); !errors.Is(err, refused) {
+			t.Errorf("%v", err)
+		}
+		advance(5 * time.Second)
+		h.wantCauses(t, "refused", health.SourceDown, health.CauseReleased, health.CauseRemapFailed)
+		h.set(func(s *fakeSource) { s.attachErr = nil })
+		h.reportTwo()
+		advance(30 * time.Second)
+		h.wantCauses(t, "read", health.SourceUp, "", health.CauseRemapFailed)
+	})
+}

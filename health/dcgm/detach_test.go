@@ -43,7 +43,7 @@ func TestMonitorDetach(t *testing.T) {
 		"node:5555": {"dcgmDisconnect": 1, "dcgmConnect_v2": 2, "dcgmDetachDriver": 1, "dcgmAttachDriver": 1},
 	} {
 		t.Run("address "+address, func(t *testing.T) {
-			b := newFixture(t)
+			b := newFixture(t, 0)
 			synctest.Test(t, func(*testing.T) {
 				cfg := testConfig()
 				cfg.Address = address
@@ -66,9 +66,7 @@ func TestMonitorDetach(t *testing.T) {
 				opens := b.lib.Calls("dcgmInit")
 				c.pass(600, nil)
 				c.expectCauses("detached", detachedCause, "xid-95,"+detachedCause+",recovery-action", "xid-48,"+detachedCause)
-				if n := b.lib.Calls("dcgmInit"); n != opens {
-					t.Errorf("%d calls of dcgmInit while detached", n-opens)
-				}
+				b.expectCalls("dcgmInit", opens)
 
 				a, err := c.m.Attach(context.Background())
 				if err != nil || a.Already || a.Status != health.SourceUp {
@@ -97,7 +95,7 @@ func TestMonitorDetach(t *testing.T) {
 
 // GPUs can stay detached for some time after attach (OBSERVED.md#driver-attach). They stay withheld until a poll sees them.
 func TestMonitorDriverReturnsLate(t *testing.T) {
-	b := newFixture(t)
+	b := newFixture(t, 0)
 	synctest.Test(t, func(*testing.T) {
 		c := monitorHostEngine(b, 2)
 		defer c.stop()
@@ -138,7 +136,7 @@ func TestMonitorDriverReturnsLate(t *testing.T) {
 
 // The monitor restarts an embedded engine that starts without a driver (OBSERVED.md#empty-engine).
 func TestMonitorDriverMissing(t *testing.T) {
-	b := newFixture(t)
+	b := newFixture(t, 0)
 	synctest.Test(t, func(*testing.T) {
 		c := startMonitor(b, 2, testConfig(), time.Second, 10*time.Second)
 		defer c.stop()
@@ -162,7 +160,7 @@ func TestMonitorDriverMissing(t *testing.T) {
 
 // Detach of an engine that cannot detach fails without any change.
 func TestMonitorDetachOldEngine(t *testing.T) {
-	b := newFixture(t)
+	b := newFixture(t, 0)
 	synctest.Test(t, func(*testing.T) {
 		b.lib.Engine("4.4.2")
 		c := monitorHostEngine(b, 2)
@@ -186,7 +184,7 @@ func TestMonitorDetachOldEngine(t *testing.T) {
 }
 
 func TestMonitorDetachFails(t *testing.T) {
-	b := newFixture(t)
+	b := newFixture(t, 0)
 	synctest.Test(t, func(*testing.T) {
 		c := monitorHostEngine(b, 2)
 		defer c.stop()
@@ -201,18 +199,15 @@ func TestMonitorDetachFails(t *testing.T) {
 		if s := c.out.Load().Source; s.Status != health.SourceUp {
 			t.Errorf("source %+v", s)
 		}
-		if n := b.lib.Calls("dcgmAttachDriver"); n != 1 {
-			t.Errorf("%d calls of dcgmAttachDriver, want 1", n)
-		}
+		b.expectCalls("dcgmAttachDriver", 1)
 	})
 }
 
 // A restarted agent does not know that the engine has detached the driver; attach works nevertheless.
 func TestMonitorAttachAfterRestart(t *testing.T) {
-	b := newFixture(t)
+	b := newFixture(t, 0)
 	synctest.Test(t, func(*testing.T) {
-		cfg := testConfig()
-		cfg.Address = "node:5555"
+		cfg := hostConfig()
 		c := startMonitor(b, 2, cfg, time.Second, 10*time.Second)
 		c.pass(3, nil)
 		if _, err := c.m.Detach(context.Background(), time.Hour); err != nil {
@@ -234,9 +229,7 @@ func TestMonitorAttachAfterRestart(t *testing.T) {
 		}
 		c.pass(3, nil)
 		c.expect("attached", health.Healthy, health.Healthy)
-		if n := b.lib.Calls("dcgmAttachDriver"); n != 1 {
-			t.Errorf("%d calls of dcgmAttachDriver, want 1", n)
-		}
+		b.expectCalls("dcgmAttachDriver", 1)
 		b.lib.Fail("dcgmAttachDriver", errTimeout, 1) // the driver is attached already
 		if a, err := c.m.Attach(context.Background()); err != nil || a.Status != health.SourceUp {
 			t.Errorf("failed attach: %+v, %v", a, err)
@@ -246,7 +239,7 @@ func TestMonitorAttachAfterRestart(t *testing.T) {
 
 // While the call to detach hangs, the source is stalled and the devices are withheld.
 func TestMonitorDetachHangs(t *testing.T) {
-	b := newFixture(t)
+	b := newFixture(t, 0)
 	cfg := testConfig()
 	cfg.Address, cfg.Interval = "node:5555", time.Millisecond
 	c := startMonitor(b, 2, cfg, time.Millisecond, 5*time.Millisecond)
@@ -271,9 +264,7 @@ func TestMonitorDetachHangs(t *testing.T) {
 		t.Error(err)
 	}
 	c.await(health.SourceDetached)
-	if n := b.lib.Calls("dcgmDetachDriver"); n != 1 {
-		t.Errorf("%d calls of dcgmDetachDriver, want 1", n)
-	}
+	b.expectCalls("dcgmDetachDriver", 1)
 }
 
 func TestOlderThan(t *testing.T) {

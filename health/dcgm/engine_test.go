@@ -16,8 +16,7 @@ import (
 )
 
 func TestOpenEngineStartFails(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
+	b := newFixture(t, 1)
 	for _, function := range []string{"dcgmInit", "dcgmStartEmbedded"} {
 		b.lib.Fail(function, errInit, 1)
 		if _, err := Open(t.Context(), testConfig(), b.log); err == nil || !strings.Contains(err.Error(), "DCGM initialization error") {
@@ -28,7 +27,7 @@ func TestOpenEngineStartFails(t *testing.T) {
 }
 
 func TestDriverAppearsLater(t *testing.T) {
-	b := newFixture(t)
+	b := newFixture(t, 0)
 	b.open(testConfig())
 	if _, r := b.poll(); len(r.Devices) != 0 || len(r.Samples) != 0 {
 		t.Fatalf("devices without a driver: %+v", r)
@@ -44,14 +43,10 @@ func TestDriverAppearsLater(t *testing.T) {
 
 // An engine without a driver never looks for it again, so the session restarts it.
 func TestEmptyEngineIsRestarted(t *testing.T) {
-	b := newFixture(t)
-	b.open(testConfig())
-	b.poll()
+	b := startFixture(t, 0)
 	b.add(retryInterval)
 	b.poll()
-	if n := b.lib.Calls("dcgmStartEmbedded"); n != 2 {
-		t.Errorf("the engine was started %d times, want 2", n)
-	}
+	b.expectCalls("dcgmStartEmbedded", 2)
 }
 
 // The session works without the calls that an older engine refuses.
@@ -61,11 +56,9 @@ func TestOlderEngineLacksCalls(t *testing.T) {
 		"dcgmProfGetSupportedMetricGroups", "dcgmGetDeviceTopology",
 	} {
 		t.Run(function, func(t *testing.T) {
-			b := newFixture(t)
-			b.addGPUs(2)
+			b := newFixture(t, 2)
 			b.lib.Fail(function, errNoFunction, -1)
-			cfg := testConfig()
-			cfg.Address = "node:5555"
+			cfg := hostConfig()
 			cfg.Fields = append(cfg.Fields, 1001)
 			b.open(cfg)
 			b.poll()
@@ -105,9 +98,7 @@ func TestPollTimeoutEndsSession(t *testing.T) {
 			if _, err := b.Poll(t.Context()); err == nil || !strings.Contains(err.Error(), "Timeout") {
 				t.Fatalf("Poll of a hung engine: %v", err)
 			}
-			if err := b.Close(); err != nil {
-				t.Error(err)
-			}
+			b.close()
 			if n := count() - before; n != 1 {
 				t.Errorf("%d calls timed out, want 1", n)
 			}
@@ -128,9 +119,7 @@ func TestCloseStopsEngine(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := openFixture(t, 1, testConfig())
 			end(b)
-			if err := b.Close(); err != nil {
-				t.Error(err)
-			}
+			b.close()
 			if started, stopped := b.lib.Calls("dcgmStartEmbedded"), b.lib.Calls("dcgmStopEmbedded"); started != 1 || stopped != 1 {
 				t.Errorf("the engine was started %d times and stopped %d times", started, stopped)
 			}
@@ -146,8 +135,7 @@ func TestEngineKeepsSignalHandlers(t *testing.T) {
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
 	defer signal.Stop(hup)
-	b := newFixture(t)
-	b.addGPUs(1)
+	b := newFixture(t, 1)
 	before := b.lib.Handlers()
 	expectSame := func(when string) {
 		t.Helper()
@@ -164,8 +152,6 @@ func TestEngineKeepsSignalHandlers(t *testing.T) {
 	b.open(testConfig())
 	b.poll()
 	expectSame("engine started")
-	if err := b.Close(); err != nil {
-		t.Fatal(err)
-	}
+	b.close()
 	expectSame("engine stopped")
 }

@@ -27,8 +27,7 @@ func loggedNumbers(context map[string]any) (numbers []string) {
 }
 
 func TestUnknownFieldsAreLoggedOnce(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
+	b := newFixture(t, 1)
 	core, logs := observer.New(zap.WarnLevel)
 	b.log = zap.New(core)
 	cfg := testConfig()
@@ -52,8 +51,7 @@ func TestUnknownFieldsAreLoggedOnce(t *testing.T) {
 
 // More fields than a group or a call may have are split, of GPUs and MIG devices.
 func TestManyFields(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(8)
+	b := newFixture(t, 8)
 	b.addInstances(0, map[uint][]uint{3: {4}})
 	cfg := testConfig()
 	const first, last = 1100, 1399
@@ -91,8 +89,7 @@ func TestManyFields(t *testing.T) {
 // Health fields are sampled every second (OBSERVED.md#health-check-interval). DCGM keeps one sample, of XIDs ten minutes,
 // on GPUs, GPU instances and compute instances (OBSERVED.md#instance-numbers).
 func TestWatchIntervals(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
+	b := newFixture(t, 1)
 	b.addInstances(0, map[uint][]uint{3: {4}})
 	cfg := testConfig()
 	cfg.Fields = append(cfg.Fields, health.FieldFBUsed)
@@ -118,8 +115,7 @@ func TestWatchIntervals(t *testing.T) {
 
 // A field that a GPU does not support is absent on that GPU only, and logged once.
 func TestUnsupportedFields(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(3)
+	b := newFixture(t, 3)
 	core, logs := observer.New(zap.InfoLevel)
 	b.log = zap.New(core)
 	setUnsupported := func() {

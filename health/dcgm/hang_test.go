@@ -77,7 +77,7 @@ func TestCloseWaitsForHangingPoll(t *testing.T) {
 // The monitor reports a call that hangs and makes no other call; neither goroutines nor threads remain
 // (OBSERVED.md#hung-engine).
 func TestHangingCallsLeakNothing(t *testing.T) {
-	b := newFixture(t)
+	b := newFixture(t, 0)
 	cfg := testConfig()
 	cfg.Interval = time.Millisecond // every poll is full
 	c := startMonitor(b, 2, cfg, time.Millisecond, 5*time.Millisecond)

@@ -16,8 +16,7 @@ import (
 )
 
 func TestIncidents(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
+	b := newFixture(t, 2)
 	b.lib.Incident(script.GPU, 1, 0x10, 20, 80, "Row remap failed on GPU 0") // the text can name another GPU
 	b.lib.Incident(script.GPU, 1, 0x1, 10, 3, "Detected 1000 PCIe replays")
 	b.lib.Incident(0, 0, 0x2, 20, 122, "IMEX") // without a GPU
@@ -54,8 +53,7 @@ func TestIncidents(t *testing.T) {
 func TestHealthCheckOfUnmeasuredGPUs(t *testing.T) {
 	for name, gpus := range map[string][]uint{"no GPU measured": {0, 1, 2}, "one GPU not measured": {2}} {
 		t.Run(name, func(t *testing.T) {
-			b := newFixture(t)
-			b.addGPUs(3)
+			b := newFixture(t, 3)
 			b.lib.Incident(script.GPU, 2, 0x10, 20, 80, "Row remap failed")
 			cfg := testConfig()
 			cfg.Interval = time.Second // every poll runs the check
@@ -117,8 +115,7 @@ func TestHealthSystems(t *testing.T) {
 		{[]string{"none", "none"}, 0, `"none"`},
 	} {
 		t.Run(fmt.Sprint(tt.names), func(t *testing.T) {
-			b := newFixture(t)
-			b.addGPUs(1)
+			b := newFixture(t, 1)
 			b.lib.Incident(script.GPU, 0, 0x10, 20, 80, "Row remap failed")
 			cfg := testConfig()
 			cfg.HealthSystems = tt.names

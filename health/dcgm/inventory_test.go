@@ -14,8 +14,7 @@ import (
 )
 
 func TestInventory(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(4)
+	b := newFixture(t, 4)
 	b.lib.Int(script.GPU, 2, 86, 0x5, 0, b.clock.now())
 	b.lib.Int(script.GPU, 2, 87, 1, 0, b.clock.now())
 	b.lib.Int(script.GPU, 3, 86, 9223372036854775794, 0, b.clock.now())
@@ -50,8 +49,7 @@ func TestInventory(t *testing.T) {
 }
 
 func TestInventoryWithoutLinks(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
+	b := newFixture(t, 2)
 	b.lib.Link(0, 1, 0x2)
 	b.lib.Fail("dcgmGetDeviceTopology", -3, -1)
 	b.open(testConfig())
@@ -79,11 +77,7 @@ func TestGPUAddedAndRemoved(t *testing.T) {
 
 // Binding one GPU briefly hides all, so a changed hierarchy is confirmed first (OBSERVED.md#short-detach).
 func TestInventoryConfirmsChange(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
-	b.addInstances(1, map[uint][]uint{0: {0}})
-	b.open(testConfig())
-	b.poll()
+	b := startMIG(t, 2, 1, map[uint][]uint{0: {0}})
 	b.lib.Fail("dcgmGetGpuInstanceHierarchy", 0, 0)
 	b.add(10 * time.Second)
 	b.sampleGPUs(2)
@@ -99,15 +93,12 @@ func TestInventoryConfirmsChange(t *testing.T) {
 			t.Errorf("%d devices, want 3", len(samples))
 		}
 	}
-	if n := b.lib.Calls("dcgmGroupCreate") - before; n != 0 {
-		t.Errorf("%d groups created without a change", n)
-	}
+	b.expectCalls("dcgmGroupCreate", before)
 }
 
 // Text fields are part of the inventory; polls compare them once a minute (OBSERVED.md#text-fields).
 func TestTexts(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(3)
+	b := newFixture(t, 3)
 	b.addInstances(1, map[uint][]uint{0: {0}})
 	for id := range uint(3) {
 		b.lib.Text(script.GPU, id, 53, fmt.Sprintf("165492200653%d", id), 0, b.clock.now())
@@ -180,8 +171,7 @@ func TestTexts(t *testing.T) {
 
 // A text that changes, such as the state of an IMEX domain, is new within a minute on the GPU and its MIG devices.
 func TestTextChanges(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
+	b := newFixture(t, 2)
 	b.addInstances(1, map[uint][]uint{0: {0}})
 	set := func(text string) {
 		for id := range uint(2) {
@@ -221,8 +211,7 @@ func TestTextChanges(t *testing.T) {
 
 // Text fields are watched on request only.
 func TestTextsNotRequested(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
+	b := newFixture(t, 1)
 	b.lib.Text(script.GPU, 0, 53, "1654922006530", 0, b.clock.now())
 	b.open(testConfig())
 	if _, r := b.poll(); r.Devices[0].Texts != nil {
@@ -239,8 +228,7 @@ func TestInventoryAfterBinding(t *testing.T) {
 	for _, required := range requiredFields() {
 		field := uint(required)
 		t.Run(fmt.Sprint(field), func(t *testing.T) {
-			b := newFixture(t)
-			b.addGPUs(2)
+			b := newFixture(t, 2)
 			b.lib.Int(script.GPU, 1, 87, 1, 0, b.clock.now())
 			b.open(testConfig())
 			_, r := b.poll()
@@ -273,9 +261,7 @@ func TestInventoryAfterBinding(t *testing.T) {
 				t.Errorf("field %d watched %+v, %v; want every %v", field, w, ok, every)
 			}
 			detach()
-			if err := b.Close(); err != nil {
-				t.Fatal(err)
-			}
+			b.close()
 			b.lib.Hold(script.GPU, 1, field, 3)
 			b.open(testConfig())
 			for range 10 {
@@ -338,8 +324,7 @@ func TestInventoryOfNewGPU(t *testing.T) {
 		"never complete":          {1000, 5, 6, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newFixture(t)
-			b.addGPUs(2)
+			b := newFixture(t, 2)
 			b.addInstances(1, map[uint][]uint{0: {0}})
 			b.lib.Hold(script.GPU, 1, 86, tt.samples)
 			b.open(testConfig())
@@ -372,20 +357,14 @@ func TestInventoryOfNewGPU(t *testing.T) {
 			for range 180 {
 				b.pollAfter(time.Second, 2)
 			}
-			if n := b.lib.Calls("dcgmGroupCreate") - groups; n != 0 {
-				t.Errorf("%d groups created afterwards", n)
-			}
+			b.expectCalls("dcgmGroupCreate", groups)
 		})
 	}
 }
 
 // An engine that lists no GPU is neither blind nor an error (OBSERVED.md#empty-engine).
 func TestEmptyEngine(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
-	b.addInstances(1, map[uint][]uint{0: {0}})
-	b.open(testConfig())
-	b.poll()
+	b := startMIG(t, 2, 1, map[uint][]uint{0: {0}})
 	count := func() (counts []int) {
 		for range 5 {
 			b.add(time.Second)
@@ -413,11 +392,7 @@ func TestEmptyEngine(t *testing.T) {
 
 // A blank MIG mode after binding keeps its last value.
 func TestMIGModeAfterBinding(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
-	b.addInstances(1, map[uint][]uint{0: {0}})
-	b.open(testConfig())
-	b.poll()
+	b := startMIG(t, 2, 1, map[uint][]uint{0: {0}})
 	b.lib.Entity(script.GPU, 1, statusDetached)
 	b.pollAfter(time.Second, 2)
 	b.lib.Entity(script.GPU, 1, statusOK)
@@ -441,8 +416,7 @@ func TestMIGModeAfterBinding(t *testing.T) {
 
 // A required field that arrives after inventoryTimeout is still read.
 func TestInventoryCompletedLate(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
+	b := newFixture(t, 2)
 	b.lib.Hold(script.GPU, 1, 86, 8)
 	b.open(testConfig())
 	for second := range 300 {

@@ -47,7 +47,7 @@ func (before footprint) expectNoLeak(t *testing.T, rounds int) {
 // libdcgm would leak the resources of a connection with a policy registration (OBSERVED.md#registration-leak).
 func TestReconnectsLeakNothing(t *testing.T) {
 	const rounds = 1000
-	b := newFixture(t)
+	b := newFixture(t, 0)
 	b.log = zap.NewNop()
 	synctest.Test(t, func(t *testing.T) {
 		c := monitorHostEngine(b, 2)
@@ -85,7 +85,7 @@ func TestReconnectsLeakNothing(t *testing.T) {
 
 func TestDetachesLeakNothing(t *testing.T) {
 	const rounds = 200
-	b := newFixture(t)
+	b := newFixture(t, 0)
 	b.log = zap.NewNop()
 	synctest.Test(t, func(t *testing.T) {
 		c := startMonitor(b, 2, testConfig(), time.Second, 10*time.Second)
@@ -120,8 +120,7 @@ func TestDetachesLeakNothing(t *testing.T) {
 
 // Close ignores that DCGM does not watch global fields, and returns other errors (OBSERVED.md#global-fields).
 func TestCloseIgnoresUnwatchedGlobalFields(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
+	b := newFixture(t, 2)
 	s, err := open(t.Context(), testConfig(), b.log, b.clock.now)
 	if err != nil {
 		t.Fatal(err)

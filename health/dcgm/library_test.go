@@ -118,8 +118,7 @@ func TestEngineLogDefaults(t *testing.T) {
 
 // TestEngineLogConfig checks that each engine start uses the current configuration.
 func TestEngineLogConfig(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
+	b := newFixture(t, 1)
 	for _, level := range []string{"DEBUG", "FATAL"} {
 		cfg := testConfig()
 		cfg.LogLevel, cfg.LogFile = level, "/tmp/dcgm.log"
@@ -127,9 +126,7 @@ func TestEngineLogConfig(t *testing.T) {
 		if got, want := b.lib.Log(), level+" to /tmp/dcgm.log"; got != want {
 			t.Errorf("the engine logs %s, want %s", got, want)
 		}
-		if err := b.Close(); err != nil {
-			t.Fatal(err)
-		}
+		b.close()
 	}
 }
 

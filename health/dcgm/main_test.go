@@ -128,8 +128,8 @@ type fixture struct {
 	log *zap.Logger
 }
 
-// newFixture resets the library and the history of this process.
-func newFixture(t testing.TB) *fixture {
+// newFixture resets the library and the history of this process, and adds n GPUs.
+func newFixture(t testing.TB, n uint) *fixture {
 	t.Helper()
 	lib, err := script.Find()
 	if err != nil {
@@ -144,7 +144,9 @@ func newFixture(t testing.TB) *fixture {
 		t.Cleanup(func() { goleak.VerifyNone(t) })
 		log = zaptest.NewLogger(test)
 	}
-	return &fixture{t: t, lib: lib, clock: &clock{at: time.Now()}, log: log}
+	b := &fixture{t: t, lib: lib, clock: &clock{at: time.Now()}, log: log}
+	b.addGPUs(n)
+	return b
 }
 
 // addGPUs adds n GPUs with all values.
@@ -189,6 +191,13 @@ func gpuID(id uint) health.DeviceID {
 
 func migID(id uint) health.DeviceID { return health.DeviceID(migUUID(id)) }
 
+// hostConfig is testConfig with a host engine.
+func hostConfig() Config {
+	cfg := testConfig()
+	cfg.Address = "node:5555"
+	return cfg
+}
+
 // testConfig watches temperature and power every ten seconds.
 func testConfig() Config {
 	return Config{Interval: 10 * time.Second, Fields: []health.Field{health.FieldGPUTemp, health.FieldPower}}
@@ -223,9 +232,7 @@ func (b *fixture) open(cfg Config) *fixture {
 // openFixture returns a fixture with n GPUs and an open session.
 func openFixture(t testing.TB, n uint, cfg Config) *fixture {
 	t.Helper()
-	b := newFixture(t)
-	b.addGPUs(n)
-	return b.open(cfg)
+	return newFixture(t, n).open(cfg)
 }
 
 // startFixture is openFixture with testConfig and a first poll.
@@ -234,6 +241,31 @@ func startFixture(t testing.TB, n uint) *fixture {
 	b := openFixture(t, n, testConfig())
 	b.poll()
 	return b
+}
+
+// startMIG is startFixture with MIG instances on one GPU.
+func startMIG(t testing.TB, n, gpu uint, instances map[uint][]uint) *fixture {
+	t.Helper()
+	b := newFixture(t, n)
+	b.addInstances(gpu, instances)
+	b.open(testConfig())
+	b.poll()
+	return b
+}
+
+// close closes the session before the test ends.
+func (b *fixture) close() {
+	b.t.Helper()
+	if err := b.Close(); err != nil {
+		b.t.Errorf("Close: %v", err)
+	}
+}
+
+func (b *fixture) expectCalls(function string, want int) {
+	b.t.Helper()
+	if n := b.lib.Calls(function); n != want {
+		b.t.Errorf("%d calls of %s, want %d", n, function, want)
+	}
 }
 
 // poll polls and returns the samples by device.
@@ -256,8 +288,6 @@ func (b *fixture) poll() (map[health.DeviceID]health.Sample, *health.Reading) {
 // pollAfter advances the clock, samples n GPUs and polls.
 func (b *fixture) pollAfter(d time.Duration, n uint) map[health.DeviceID]health.Sample {
 	b.t.Helper()
-	b.add(d)
-	b.sampleGPUs(n)
-	samples, _ := b.poll()
+	samples := b.pollAfter(d, n)
 	return samples
 }

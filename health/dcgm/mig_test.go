@@ -38,8 +38,7 @@ func (b *fixture) replaceInstance(gi uint, uuid string) {
 }
 
 func TestMIGDevices(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
+	b := newFixture(t, 2)
 	b.addInstances(0, map[uint][]uint{5: {7}, 6: {8, 9}})
 	cfg := testConfig()
 	cfg.Fields = append(cfg.Fields, health.FieldFBUsed)
@@ -83,8 +82,7 @@ func TestMIGDevices(t *testing.T) {
 
 // The driver's ID of a profile determines the attribute in its name (OBSERVED.md#mig-profiles).
 func TestMIGProfileAttributes(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
+	b := newFixture(t, 1)
 	want := map[health.DeviceID]string{}
 	var id uint
 	for _, c := range []struct {
@@ -128,11 +126,7 @@ func TestMIGProfileAttributes(t *testing.T) {
 }
 
 func TestRepartition(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
-	b.addInstances(0, map[uint][]uint{0: {0}, 1: {1}})
-	b.open(testConfig())
-	b.poll()
+	b := startMIG(t, 1, 0, map[uint][]uint{0: {0}, 1: {1}})
 	for _, id := range []uint{0, 1} {
 		b.lib.Drop(script.GI, id)
 		b.lib.Drop(script.CI, id)
@@ -162,11 +156,7 @@ func TestMIGModeWithoutInstances(t *testing.T) {
 }
 
 func TestInstanceXIDs(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
-	b.addInstances(1, map[uint][]uint{0: {0, 1}, 1: {2}})
-	b.open(testConfig())
-	b.poll()
+	b := startMIG(t, 2, 1, map[uint][]uint{0: {0, 1}, 1: {2}})
 	b.add(time.Second)
 	at := b.clock.now()
 	b.xid(script.GI, 0, 94, at)
@@ -191,8 +181,7 @@ func TestInstanceXIDs(t *testing.T) {
 // GPUs, GPU instances and compute instances can have the same number in DCGM, and instances the same IDs of the driver on
 // each GPU. An XID belongs to its entity only (OBSERVED.md#instance-numbers).
 func TestInstancesWithEqualNumbers(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(8)
+	b := newFixture(t, 8)
 	b.addInstances(0, map[uint][]uint{7: {7}})
 	b.addInstances(3, map[uint][]uint{0: {3}})
 	for _, gi := range []uint{7, 0} { // the driver's IDs are GI 1 and CI 0 on both GPUs
@@ -224,8 +213,7 @@ func TestInstancesWithEqualNumbers(t *testing.T) {
 // A 3g.40gb and the 4g.40gb that replaces it have the same ID and UUID; only the profile differs
 // (OBSERVED.md#reused-uuids).
 func TestRepartitionKeepsUUID(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
+	b := newFixture(t, 1)
 	b.addInstances(0, map[uint][]uint{0: {0}})
 	b.lib.Profile(script.GI, 0, 9, 3)
 	b.lib.Text(script.CI, 0, 50, "3g.40gb", 0, b.clock.now())
@@ -246,17 +234,11 @@ func TestRepartitionKeepsUUID(t *testing.T) {
 // DCGM keeps the XIDs of an instance whose number it reuses; they are not those of the new device
 // (OBSERVED.md#reused-numbers).
 func TestXIDOfPreviousInstance(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
-	b.addInstances(0, map[uint][]uint{0: {0}})
-	b.open(testConfig())
-	b.poll()
+	b := startMIG(t, 1, 0, map[uint][]uint{0: {0}})
 	b.add(time.Second)
 	at := b.clock.now()
 	b.xid(script.CI, 0, 95, at)
-	if got := xidCodes(b.pollAfter(time.Second, 1)[migID(0)]); !slices.Equal(got, []int{95}) {
-		t.Fatalf("XIDs %v, want 95", got)
-	}
+	b.expectXIDs(time.Second, 1, migID(0), 95)
 	b.pollAfter(10*time.Second, 1)
 
 	b.replaceInstance(7, migUUID(70))
@@ -271,12 +253,8 @@ func TestXIDOfPreviousInstance(t *testing.T) {
 	}
 	b.lib.Row(script.CI, 0, 95, 0, at) // another client watches it
 	b.lib.Row(script.CI, 0, 31, 0, createdAt)
-	if got := xidCodes(b.pollAfter(10*time.Second, 1)[migID(70)]); !slices.Equal(got, []int{31}) {
-		t.Errorf("XIDs %v, want 31 only", got)
-	}
-	if err := b.Close(); err != nil {
-		t.Fatal(err)
-	}
+	b.expectXIDs(10*time.Second, 1, migID(70), 31)
+	b.close()
 	b.lib.Row(script.CI, 0, 95, 0, at)
 	b.open(testConfig())
 	if samples, _ = b.poll(); len(samples[migID(70)].XIDs) != 0 {
@@ -286,11 +264,7 @@ func TestXIDOfPreviousInstance(t *testing.T) {
 
 // An instance that is removed and created again has its UUID again. The XIDs meanwhile belong to the instance between.
 func TestXIDOfReplacingInstance(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
-	b.addInstances(0, map[uint][]uint{0: {0}})
-	b.open(testConfig())
-	b.poll()
+	b := startMIG(t, 1, 0, map[uint][]uint{0: {0}})
 	b.pollAfter(10*time.Second, 1)
 	xids := map[health.DeviceID][]int{}
 	after := func(d time.Duration) map[health.DeviceID]health.Sample {
@@ -335,11 +309,7 @@ func TestInstanceWithoutUUID(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newFixture(t)
-			b.addGPUs(2)
-			b.addInstances(0, map[uint][]uint{0: {0}})
-			b.open(testConfig())
-			b.poll()
+			b := startMIG(t, 2, 0, map[uint][]uint{0: {0}})
 			b.pollAfter(10*time.Second, 2)
 			replace(b)
 			b.pollAfter(10*time.Second, 2)
@@ -359,16 +329,10 @@ func TestInstanceWithoutUUID(t *testing.T) {
 
 // An instance whose UUID a new session cannot read at first is the same device, and keeps its XIDs.
 func TestXIDOfInstanceNamedLate(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
-	b.addInstances(0, map[uint][]uint{0: {0}, 1: {1}})
-	b.open(testConfig())
-	b.poll()
+	b := startMIG(t, 1, 0, map[uint][]uint{0: {0}, 1: {1}})
 	b.xid(script.CI, 0, 31, b.clock.now())
 	b.pollAfter(10*time.Second, 1)
-	if err := b.Close(); err != nil {
-		t.Fatal(err)
-	}
+	b.close()
 	b.lib.Text(script.CI, 0, 54, "<<<NULL>>>", 0, b.clock.now())
 	b.open(testConfig())
 	if _, r := b.poll(); len(r.Devices) != 2 {
@@ -377,15 +341,12 @@ func TestXIDOfInstanceNamedLate(t *testing.T) {
 	b.xid(script.CI, 0, 94, b.clock.now())
 	b.pollAfter(10*time.Second, 1)
 	b.lib.Text(script.CI, 0, 54, migUUID(0), 0, b.clock.now())
-	if got := xidCodes(b.pollAfter(retryInterval, 1)[migID(0)]); !slices.Equal(got, []int{94}) {
-		t.Errorf("XIDs %v, want 94 only", got)
-	}
+	b.expectXIDs(retryInterval, 1, migID(0), 94)
 }
 
 // The history drops removed devices.
 func TestHistoryForgetsInstances(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
+	b := newFixture(t, 1)
 	b.addInstances(0, map[uint][]uint{0: {0}})
 	b.open(testConfig())
 	for i := range uint(10) {

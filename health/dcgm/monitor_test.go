@@ -25,8 +25,7 @@ type monitorFixture struct {
 
 // monitorHostEngine is startMonitor with a host engine.
 func monitorHostEngine(b *fixture, gpus uint) *monitorFixture {
-	cfg := testConfig()
-	cfg.Address = "node:5555"
+	cfg := hostConfig()
 	return startMonitor(b, gpus, cfg, time.Second, 10*time.Second)
 }
 
@@ -105,7 +104,7 @@ func (c *monitorFixture) expect(when string, want ...health.State) {
 
 // XIDsChanged makes the monitor judge an XID within half a second, whatever the poll interval.
 func TestMonitorXIDBetweenPolls(t *testing.T) {
-	b := newFixture(t)
+	b := newFixture(t, 0)
 	synctest.Test(t, func(*testing.T) {
 		c := startMonitor(b, 2, testConfig(), time.Hour, 10*time.Second)
 		defer c.stop()
@@ -126,7 +125,7 @@ func TestMonitorXIDBetweenPolls(t *testing.T) {
 }
 
 func TestMonitorLostGPUReturns(t *testing.T) {
-	b := newFixture(t)
+	b := newFixture(t, 0)
 	synctest.Test(t, func(*testing.T) {
 		c := startMonitor(b, 3, testConfig(), time.Second, 10*time.Second)
 		defer c.stop()
@@ -159,7 +158,7 @@ func TestMonitorLostGPUReturns(t *testing.T) {
 // While the engine is dead the states stay. The new engine's XIDs count once: those meanwhile, and those that it reads from
 // the kernel log again (OBSERVED.md#dead-engine).
 func TestMonitorDeadEngine(t *testing.T) {
-	b := newFixture(t)
+	b := newFixture(t, 0)
 	synctest.Test(t, func(*testing.T) {
 		c := monitorHostEngine(b, 3)
 		defer c.stop()
@@ -207,7 +206,7 @@ func TestMonitorDeadEngine(t *testing.T) {
 func TestMonitorBlindEngine(t *testing.T) {
 	for address, starts := range map[string]int{"": 2, "node:5555": 0} {
 		t.Run("address "+address, func(t *testing.T) {
-			b := newFixture(t)
+			b := newFixture(t, 0)
 			synctest.Test(t, func(*testing.T) {
 				cfg := testConfig()
 				cfg.Address = address
@@ -228,9 +227,7 @@ func TestMonitorBlindEngine(t *testing.T) {
 				if !reported || s.Source.Status != want {
 					t.Errorf("reported %v, source %+v", reported, s.Source)
 				}
-				if n := b.lib.Calls("dcgmStartEmbedded"); n != starts {
-					t.Errorf("the engine was started %d times, want %d", n, starts)
-				}
+				b.expectCalls("dcgmStartEmbedded", starts)
 				if n := b.lib.Calls("dcgmStopEmbedded"); n != max(0, starts-1) {
 					t.Errorf("the engine was stopped %d times", n)
 				}
@@ -241,7 +238,7 @@ func TestMonitorBlindEngine(t *testing.T) {
 
 // A blind DCGM still has the UUID of a lost GPU. The other GPUs, without UUIDs, keep their state.
 func TestMonitorBlindEngineWithLostGPU(t *testing.T) {
-	b := newFixture(t)
+	b := newFixture(t, 0)
 	synctest.Test(t, func(*testing.T) {
 		c := monitorHostEngine(b, 3)
 		defer c.stop()

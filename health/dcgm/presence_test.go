@@ -51,8 +51,7 @@ func TestLostGPUDuringRebuild(t *testing.T) {
 
 // DCGM adds no lost GPU to a group; it is watched when it returns (OBSERVED.md#lost-gpu).
 func TestLostGPUAtOpen(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
+	b := newFixture(t, 2)
 	b.lib.Instance(script.GPU, 1, script.GPU, 1, gpuUUID(1), 0, 0) // the UUID in DCGM's attributes
 	b.lib.Entity(script.GPU, 1, statusLost)
 	b.open(testConfig())
@@ -74,8 +73,7 @@ func TestLostGPUAtOpen(t *testing.T) {
 }
 
 func TestUnnamedGPUIsOmitted(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
+	b := newFixture(t, 2)
 	b.lib.Entity(script.GPU, 1, statusInaccessible)
 	b.lib.Text(script.GPU, 1, 54, "<<<NULL>>>", 0, b.clock.now())
 	b.open(testConfig())
@@ -141,9 +139,7 @@ func TestSlowStatusCalls(t *testing.T) {
 	}
 	before := b.lib.Calls("dcgmGetGpuStatus")
 	samples, _ := b.poll()
-	if n := b.lib.Calls("dcgmGetGpuStatus") - before; n != 1 {
-		t.Errorf("%d status calls, want 1", n)
-	}
+	b.expectCalls("dcgmGetGpuStatus", before+1)
 	for id, want := range []health.Presence{health.Present, health.PresenceUnknown, health.PresenceUnknown, health.PresenceUnknown} {
 		if got := samples[gpuID(uint(id))].Presence; got != want {
 			t.Errorf("GPU %d is %v, want %v", id, got, want)

@@ -24,8 +24,7 @@ func TestProfiling(t *testing.T) {
 		"one field held by another profiler": {[]health.Field{1001, 1002}, 0}, // DCGM refuses all profiling fields
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newFixture(t)
-			b.addGPUs(1)
+			b := newFixture(t, 1)
 			b.addInstances(0, map[uint][]uint{0: {0}})
 			b.lib.Profiling(0, 1001)
 			b.lib.Profiling(0, 1002)
@@ -43,8 +42,7 @@ func TestProfiling(t *testing.T) {
 
 // GPUs can support different fields (OBSERVED.md#profiling-groups).
 func TestProfilingMixedGPUs(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(4)
+	b := newFixture(t, 4)
 	b.addInstances(1, map[uint][]uint{0: {0}})
 	for gpu, fields := range map[uint][]uint{1: {1001, 1003}, 2: {1001, 1003}, 3: {1003, 1004}} { // GPU 0 supports none
 		for _, f := range fields {
@@ -88,11 +86,8 @@ func TestProfilingMixedGPUs(t *testing.T) {
 }
 
 func TestProfilingNotRequested(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
+	b := newFixture(t, 1)
 	b.lib.Profiling(0, 1001)
 	b.open(testConfig())
-	if n := b.lib.Calls("dcgmProfGetSupportedMetricGroups"); n != 0 {
-		t.Errorf("%d queries, which load DCGM's profiling module", n)
-	}
+	b.expectCalls("dcgmProfGetSupportedMetricGroups", 0)
 }

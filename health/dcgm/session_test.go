@@ -47,7 +47,7 @@ func TestConnectAddress(t *testing.T) {
 }
 
 func TestOpenInvalidAddress(t *testing.T) {
-	b := newFixture(t)
+	b := newFixture(t, 0)
 	for _, address := range []string{"unix://run/sock", "http://host:5555", "tcp://host:5555"} {
 		cfg := testConfig()
 		cfg.Address = address
@@ -56,16 +56,12 @@ func TestOpenInvalidAddress(t *testing.T) {
 			t.Errorf("%s: error %v, want one with the address", address, err)
 		}
 	}
-	if n := b.lib.Calls("dcgmInit"); n != 0 {
-		t.Errorf("%d calls of dcgmInit", n)
-	}
+	b.expectCalls("dcgmInit", 0)
 }
 
 func TestConnectRetries(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
-	cfg := testConfig()
-	cfg.Address = "node:5555"
+	b := newFixture(t, 1)
+	cfg := hostConfig()
 	b.lib.Fail("dcgmConnect_v2", errNotConnected, 20)
 	for range 20 {
 		_, err := Open(t.Context(), cfg, b.log)
@@ -83,8 +79,7 @@ func TestFailedOpenLeaksNothing(t *testing.T) {
 		"dcgmFieldGroupCreate", "dcgmWatchFields", "dcgmUpdateAllFields", "dcgmEntitiesGetLatestValues",
 	} {
 		t.Run(function, func(t *testing.T) {
-			b := newFixture(t)
-			b.addGPUs(2)
+			b := newFixture(t, 2)
 			b.lib.Fail(function, errTimeout, -1)
 			if s, err := Open(t.Context(), testConfig(), b.log); err == nil || s != nil {
 				t.Fatalf("Open: session %v, error %v", s, err)
@@ -99,10 +94,8 @@ func TestFailedOpenLeaksNothing(t *testing.T) {
 }
 
 func TestReconnectAfterDeadEngine(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
-	cfg := testConfig()
-	cfg.Address = "node:5555"
+	b := newFixture(t, 2)
+	cfg := hostConfig()
 	first := b.open(cfg).session
 	b.poll()
 
@@ -119,9 +112,7 @@ func TestReconnectAfterDeadEngine(t *testing.T) {
 	if err := first.Close(); err != nil {
 		t.Errorf("close: %v", err)
 	}
-	if n := b.lib.Calls("dcgmGroupDestroy"); n != groups {
-		t.Errorf("%d groups removed from a dead engine", n-groups)
-	}
+	b.expectCalls("dcgmGroupDestroy", groups)
 	if _, err := Open(t.Context(), cfg, b.log); err == nil {
 		t.Fatal("Open of a dead engine succeeded")
 	}
@@ -135,8 +126,7 @@ func TestReconnectAfterDeadEngine(t *testing.T) {
 }
 
 func TestOpenAndCloseRepeatedly(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(8)
+	b := newFixture(t, 8)
 	for range 50 {
 		s, err := Open(t.Context(), testConfig(), b.log)
 		if err != nil {

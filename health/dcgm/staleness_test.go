@@ -35,9 +35,7 @@ func TestBlindEngineEndsSession(t *testing.T) {
 			if !errors.Is(err, errBlind) || seconds > 5 {
 				t.Fatalf("after %d s: %v", seconds, err)
 			}
-			if err := b.Close(); err != nil {
-				t.Error(err)
-			}
+			b.close()
 			if _, err := Open(t.Context(), cfg, b.log); !errors.Is(err, errBlind) {
 				t.Errorf("Open of a blind engine: %v", err)
 			}
@@ -83,8 +81,7 @@ func TestStaleGPU(t *testing.T) {
 		"old values":   {func(b *fixture) { b.sampleGPUs(2) }, 30, 32},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newFixture(t)
-			b.addGPUs(3)
+			b := newFixture(t, 3)
 			b.addInstances(2, map[uint][]uint{0: {0}})
 			cfg := testConfig()
 			cfg.Fields = append(cfg.Fields, health.FieldFBUsed)
@@ -147,8 +144,7 @@ func TestNoGPUIsStaleIfAllAre(t *testing.T) {
 	} {
 		for _, lost := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, the other lost %v", name, lost), func(t *testing.T) {
-				b := newFixture(t)
-				b.addGPUs(2)
+				b := newFixture(t, 2)
 				if lost {
 					b.lib.Instance(script.GPU, 1, script.GPU, 1, gpuUUID(1), 0, 0)
 					b.lib.Entity(script.GPU, 1, statusLost)
@@ -182,8 +178,7 @@ func TestGPUWithoutHealthFields(t *testing.T) {
 		value int64
 	}{"only GPU, not supported": {1, blankInt64 + 2}, "one of two GPUs, blank": {2, blankInt64}} {
 		t.Run(name, func(t *testing.T) {
-			b := newFixture(t)
-			b.addGPUs(tt.gpus)
+			b := newFixture(t, tt.gpus)
 			sample := func() {
 				b.sampleGPUs(tt.gpus - 1)
 				for _, f := range []uint{150, 395, 396, 1507, 1523} {
@@ -206,8 +201,7 @@ func TestGPUWithoutHealthFields(t *testing.T) {
 
 // A GPU without any value in this session is stale if others have values.
 func TestGPUNeverMeasuredIsStale(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
+	b := newFixture(t, 2)
 	b.blankGPUs(1)
 	b.open(testConfig())
 	stale := false
@@ -225,8 +219,7 @@ func TestGPUNeverMeasuredIsStale(t *testing.T) {
 
 // An engine that is blind when opened, but has the UUIDs of the GPUs, ends the session too.
 func TestEngineBlindAtOpen(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
+	b := newFixture(t, 2)
 	b.blankGPUs(0, 1)
 	b.lib.Incident(script.GPU, 0, 0x40, 10, 11, "Cannot reliably read the power usage")
 	b.open(testConfig())
@@ -252,8 +245,7 @@ func TestEngineBlindAtOpen(t *testing.T) {
 // A rebuild recovers from a host engine whose clock was set back, without an error or a lost XID
 // (OBSERVED.md#sample-order).
 func TestHostEngineClockSetBack(t *testing.T) {
-	cfg := testConfig()
-	cfg.Address = "node:5555"
+	cfg := hostConfig()
 	b := openFixture(t, 2, cfg)
 	b.poll()
 	b.lib.Clock(-time.Hour)

@@ -103,9 +103,7 @@ func TestHealthPollReadsHealthFieldsOnly(t *testing.T) {
 	b.add(time.Second)
 	b.lib.Int(script.GPU, 3, 396, 1, 0, b.clock.now())
 	light, _ := b.poll()
-	if n := b.lib.Calls("dcgmEntitiesGetLatestValues") - calls; n != 1 {
-		t.Errorf("%d reads in a health poll, want 1", n)
-	}
+	b.expectCalls("dcgmEntitiesGetLatestValues", calls+1)
 	values := light[gpuID(3)].Values
 	if values[health.FieldRemapPending] != 1 {
 		t.Errorf("no pending remap in a health poll: %v", values)
@@ -122,14 +120,11 @@ func TestHealthPollReadsHealthFieldsOnly(t *testing.T) {
 	if got := full[gpuID(3)].Values[health.FieldPower]; got != 99 {
 		t.Errorf("power %v after an interval, want 99", got)
 	}
-	if n := b.lib.Calls("dcgmEntitiesGetLatestValues") - calls; n != 2 {
-		t.Errorf("%d reads in a health and a full poll, want 2", n)
-	}
+	b.expectCalls("dcgmEntitiesGetLatestValues", calls+2)
 }
 
 func TestReadsAreLimited(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(8)
+	b := newFixture(t, 8)
 	cfg := testConfig()
 	for f := range 60 {
 		cfg.Fields = append(cfg.Fields, health.Field(600+f))

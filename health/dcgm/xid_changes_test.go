@@ -30,8 +30,7 @@ func TestXIDsChanged(t *testing.T) {
 		"a GPU": {script.GPU, 1}, "a GPU instance": {script.GI, 3}, "a compute instance": {script.CI, 4},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newFixture(t)
-			b.addGPUs(2)
+			b := newFixture(t, 2)
 			b.addInstances(0, map[uint][]uint{3: {4}})
 			b.xid(script.GPU, 1, 31, b.clock.now().Add(-time.Minute))
 			b.open(testConfig())
@@ -42,12 +41,8 @@ func TestXIDsChanged(t *testing.T) {
 			b.xid(on.kind, on.id, 79, b.clock.now())
 			b.expectChanged("an XID", true)
 			b.expectChanged("before the poll", true)
-			if n := b.lib.Calls("dcgmEntitiesGetLatestValues") - reads; n != 3 {
-				t.Errorf("%d reads of the cache in 3 calls", n)
-			}
-			if n := b.lib.Calls("dcgmGetValuesSince_v2") - streams; n != 0 {
-				t.Errorf("%d reads of the stream", n)
-			}
+			b.expectCalls("dcgmEntitiesGetLatestValues", reads+3)
+			b.expectCalls("dcgmGetValuesSince_v2", streams)
 			samples, _ := b.poll()
 			count := 0
 			for _, s := range samples {
@@ -95,12 +90,8 @@ func TestXIDsChangedDeadEngine(t *testing.T) {
 		}
 	}
 	groups := b.lib.Calls("dcgmGroupDestroy")
-	if err := b.Close(); err != nil {
-		t.Error(err)
-	}
-	if n := b.lib.Calls("dcgmGroupDestroy") - groups; n != 0 {
-		t.Errorf("%d groups removed from a dead engine", n)
-	}
+	b.close()
+	b.expectCalls("dcgmGroupDestroy", groups)
 	if _, err := b.XIDsChanged(t.Context()); err == nil {
 		t.Error("XIDsChanged of a closed session succeeded")
 	}
@@ -108,11 +99,7 @@ func TestXIDsChangedDeadEngine(t *testing.T) {
 
 // DCGM refuses a removed instance; the next poll omits it.
 func TestXIDsChangedRemovedInstance(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
-	b.addInstances(0, map[uint][]uint{3: {4}})
-	b.open(testConfig())
-	b.poll()
+	b := startMIG(t, 2, 0, map[uint][]uint{3: {4}})
 	b.lib.Drop(script.CI, 4)
 	b.lib.Drop(script.GI, 3)
 	b.expectChanged("removed instance", true)
@@ -123,8 +110,6 @@ func TestXIDsChangedRemovedInstance(t *testing.T) {
 }
 
 func TestXIDsChangedWithoutGPU(t *testing.T) {
-	b := newFixture(t)
-	b.open(testConfig())
-	b.poll()
+	b := startFixture(t, 0)
 	b.expectChanged("no driver", false)
 }

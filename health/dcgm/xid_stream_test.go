@@ -24,6 +24,14 @@ func xidCodes(s health.Sample) (codes []int) {
 	return codes
 }
 
+// expectXIDs polls after a time and compares the new XIDs of a device.
+func (b *fixture) expectXIDs(after time.Duration, gpus uint, id health.DeviceID, want ...int) {
+	b.t.Helper()
+	if got := xidCodes(b.pollAfter(after, gpus)[id]); !slices.Equal(got, want) {
+		b.t.Errorf("XIDs of %s: %v, want %v", id, got, want)
+	}
+}
+
 func TestXIDIsDeliveredOnce(t *testing.T) {
 	b := startFixture(t, 2)
 	b.add(time.Second)
@@ -57,14 +65,10 @@ func TestXIDsInStreamOnly(t *testing.T) {
 	b.lib.Row(script.GPU, 0, 13, 0, start)
 	b.lib.Row(script.GPU, 0, 48, 0, start.Add(500*time.Millisecond))
 	b.xid(script.GPU, 0, 13, start.Add(time.Second))
-	if got := xidCodes(b.pollAfter(time.Second, 1)[gpuID(0)]); !slices.Equal(got, []int{13, 48, 13}) {
-		t.Errorf("XIDs %v, want 13 48 13", got)
-	}
+	b.expectXIDs(time.Second, 1, gpuID(0), 13, 48, 13)
 	// A full poll reads the stream although no latest value has changed.
 	b.lib.Row(script.GPU, 0, 74, 0, start.Add(-500*time.Millisecond))
-	if got := xidCodes(b.pollAfter(10*time.Second, 1)[gpuID(0)]); !slices.Equal(got, []int{74}) {
-		t.Errorf("XIDs %v, want 74", got)
-	}
+	b.expectXIDs(10*time.Second, 1, gpuID(0), 74)
 }
 
 // Rows before those of other entities, and duplicates, are delivered once.
@@ -77,9 +81,7 @@ func TestXIDRowsOutOfOrder(t *testing.T) {
 	b.lib.Row(script.GPU, 1, 43, 0, start.Add(-5*time.Second)) // before the row of GPU 0
 	b.lib.Row(script.GPU, 1, 43, 0, start.Add(-5*time.Second))
 	b.lib.Row(script.GPU, 1, 45, 0, start.Add(-6*time.Second))
-	if got := xidCodes(b.pollAfter(10*time.Second, 2)[gpuID(1)]); !slices.Equal(got, []int{45, 43}) {
-		t.Errorf("XIDs %v, want 45 43", got)
-	}
+	b.expectXIDs(10*time.Second, 2, gpuID(1), 45, 43)
 }
 
 // An XID 79 of the kernel log has an earlier time (OBSERVED.md#kernel-log-xid).
@@ -90,9 +92,7 @@ func TestXIDInLatestValueOnly(t *testing.T) {
 	b.xid(script.GPU, 0, 31, start)
 	b.pollAfter(time.Second, 1)
 	b.lib.Int(script.GPU, 0, 230, 79, 0, start.Add(-10*time.Minute))
-	if got := xidCodes(b.pollAfter(time.Second, 1)[gpuID(0)]); !slices.Equal(got, []int{79}) {
-		t.Errorf("XIDs %v, want 79", got)
-	}
+	b.expectXIDs(time.Second, 1, gpuID(0), 79)
 	// The driver reports the same XID with another time.
 	b.lib.Row(script.GPU, 0, 79, 0, start.Add(-10*time.Minute+3*time.Second))
 	b.xid(script.GPU, 0, 79, start.Add(-10*time.Minute-4*time.Second))
@@ -100,9 +100,7 @@ func TestXIDInLatestValueOnly(t *testing.T) {
 		t.Errorf("XIDs %v, want the XID once", got)
 	}
 	b.xid(script.GPU, 0, 79, start.Add(time.Minute))
-	if got := xidCodes(b.pollAfter(time.Minute, 1)[gpuID(0)]); !slices.Equal(got, []int{79}) {
-		t.Errorf("XIDs %v, want another XID 79", got)
-	}
+	b.expectXIDs(time.Minute, 1, gpuID(0), 79)
 }
 
 func TestRowsWithoutXID(t *testing.T) {
@@ -124,8 +122,7 @@ func TestRowsWithoutXID(t *testing.T) {
 }
 
 func TestXIDBeforeOpenIsPast(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
+	b := newFixture(t, 1)
 	b.xid(script.GPU, 0, 48, b.clock.now().Add(-time.Minute))
 	b.open(testConfig())
 	samples, _ := b.poll()
@@ -154,8 +151,7 @@ func pastCodes(s health.Sample) (codes []int) {
 
 // Rows in the stream when the process first reads a device are past XIDs, whatever their times.
 func TestPastXIDsPerDevice(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(3)
+	b := newFixture(t, 3)
 	b.addInstances(2, map[uint][]uint{0: {0}})
 	b.lib.Instance(script.GPU, 1, script.GPU, 1, gpuUUID(1), 0, 0) // the UUID in DCGM's attributes
 	b.lib.Entity(script.GPU, 1, statusLost)
@@ -179,9 +175,7 @@ func TestPastXIDsPerDevice(t *testing.T) {
 	if s := b.pollAfter(time.Second, 3)[gpuID(1)]; !slices.Equal(xidCodes(s), []int{48}) || len(s.Past) != 0 {
 		t.Errorf("later: past %v, XIDs %v", s.Past, s.XIDs)
 	}
-	if err := b.Close(); err != nil {
-		t.Fatal(err)
-	}
+	b.close()
 	b.open(testConfig())
 	samples, _ = b.poll()
 	for id, s := range samples {
@@ -202,8 +196,7 @@ func TestXIDsAfterClockStep(t *testing.T) {
 		"the engine's by hours": {-100 * time.Hour, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newFixture(t)
-			b.addGPUs(2)
+			b := newFixture(t, 2)
 			b.addInstances(1, map[uint][]uint{0: {0}})
 			cfg := testConfig()
 			cfg.Interval = 10 * time.Minute // health polls only
@@ -273,9 +266,7 @@ func TestXIDsOfOldKernelLog(t *testing.T) {
 			b.add(time.Second)
 			b.lib.Clock(tt.step)
 			if tt.again {
-				if err := b.Close(); err != nil {
-					t.Fatal(err)
-				}
+				b.close()
 				b.sampleGPUs(1)
 				b.open(testConfig())
 				b.poll()
@@ -317,18 +308,14 @@ func TestXIDsAcrossReconnect(t *testing.T) {
 	b := startFixture(t, 2)
 	b.add(time.Second)
 	b.xid(script.GPU, 0, 31, b.clock.now())
-	if got := xidCodes(b.pollAfter(time.Second, 2)[gpuID(0)]); !slices.Equal(got, []int{31}) {
-		t.Fatalf("XIDs %v", got)
-	}
+	b.expectXIDs(time.Second, 2, gpuID(0), 31)
 	b.xid(script.GPU, 0, 74, b.clock.now().Add(time.Millisecond))
 	b.lib.Fail("dcgmGetValuesSince_v2", errNotConnected, -1)
 	b.add(time.Second)
 	if r, err := b.Poll(t.Context()); err == nil {
 		t.Fatalf("Poll without the stream: %v", r)
 	}
-	if err := b.Close(); err != nil {
-		t.Fatal(err)
-	}
+	b.close()
 	b.lib.Fail("", 0, 0)
 	b.add(5 * time.Second)
 	b.xid(script.GPU, 1, 95, b.clock.now())
@@ -354,9 +341,7 @@ func TestXIDsAcrossRebuild(t *testing.T) {
 	b.lib.Row(script.GPU, 1, 63, 0, b.clock.now())
 	b.inventoryDirty = true // the next poll recreates the watches
 	calls := b.lib.Calls("dcgmGroupCreate")
-	if got := xidCodes(b.pollAfter(time.Second, 2)[gpuID(1)]); !slices.Equal(got, []int{63}) {
-		t.Errorf("XIDs %v, want 63", got)
-	}
+	b.expectXIDs(time.Second, 2, gpuID(1), 63)
 	if b.lib.Calls("dcgmGroupCreate") == calls {
 		t.Error("the watches were not recreated")
 	}
@@ -364,11 +349,7 @@ func TestXIDsAcrossRebuild(t *testing.T) {
 
 // MIG devices survive an empty list of GPUs.
 func TestXIDsAfterEmptyList(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
-	b.addInstances(0, map[uint][]uint{0: {0}})
-	b.open(testConfig())
-	b.poll()
+	b := startMIG(t, 1, 0, map[uint][]uint{0: {0}})
 	b.lib.Empty(true)
 	for range 20 {
 		b.pollAfter(time.Second, 1)

@@ -152,8 +152,8 @@ func newFixture(t testing.TB, n uint) *fixture {
 // addGPUs adds n GPUs with all values.
 func (b *fixture) addGPUs(n uint) {
 	at := b.clock.now()
+	b.setStatus(n, statusOK)
 	for id := range n {
-		b.lib.Entity(script.GPU, id, statusOK)
 		b.lib.Text(script.GPU, id, 54, gpuUUID(id), 0, at)
 		b.lib.Text(script.GPU, id, 50, "NVIDIA H100 80GB HBM3", 0, at)
 		b.lib.Text(script.GPU, id, 57, fmt.Sprintf("00000000:%02X:00.0", 0x10+id), 0, at)
@@ -183,12 +183,17 @@ func (b *fixture) sampleGPUs(n uint) {
 	}
 }
 
-func gpuUUID(id uint) string { return fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", id) }
-func migUUID(id uint) string { return fmt.Sprintf("MIG-%08d-0000-0000-0000-000000000000", id) }
-func gpuID(id uint) health.DeviceID {
-	return health.DeviceID(gpuUUID(id))
+// setStatus sets DCGM's status of n GPUs.
+func (b *fixture) setStatus(n uint, status int) {
+	for id := range n {
+		b.lib.Entity(script.GPU, id, status)
+	}
 }
 
+func gpuUUID(id uint) string { return fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", id) }
+func migUUID(id uint) string { return fmt.Sprintf("MIG-%08d-0000-0000-0000-000000000000", id) }
+
+func gpuID(id uint) health.DeviceID { return health.DeviceID(gpuUUID(id)) }
 func migID(id uint) health.DeviceID { return health.DeviceID(migUUID(id)) }
 
 // hostConfig is testConfig with a host engine.
@@ -288,6 +293,8 @@ func (b *fixture) poll() (map[health.DeviceID]health.Sample, *health.Reading) {
 // pollAfter advances the clock, samples n GPUs and polls.
 func (b *fixture) pollAfter(d time.Duration, n uint) map[health.DeviceID]health.Sample {
 	b.t.Helper()
-	samples := b.pollAfter(d, n)
+	b.add(d)
+	b.sampleGPUs(n)
+	samples, _ := b.poll()
 	return samples
 }

@@ -98,36 +98,24 @@ func TestPresenceOfStatus(t *testing.T) {
 
 func TestShortDetachIsIgnored(t *testing.T) {
 	b := startFixture(t, 4)
-	setAll := func(status int) {
-		for id := range uint(4) {
-			b.lib.Entity(script.GPU, id, status)
-		}
-	}
-	expect := func(when string, want health.Presence) {
+	expect := func(when string, after time.Duration, want health.Presence) {
 		t.Helper()
-		samples, _ := b.poll()
-		for id := range uint(4) {
-			if got := samples[gpuID(id)].Presence; got != want {
-				t.Errorf("%s: GPU %d is %v, want %v", when, id, got, want)
+		for id, s := range b.pollAfter(after, 4) {
+			if s.Presence != want {
+				t.Errorf("%s: %s is %v, want %v", when, id, s.Presence, want)
 			}
 		}
 	}
-	setAll(statusDetached)
-	expect("detached", health.Present)
-	b.add(time.Second)
-	b.sampleGPUs(4)
-	expect("after 1 s", health.Present)
-	setAll(statusOK)
-	expect("OK", health.Present)
-	setAll(statusDetached)
-	b.add(time.Second)
-	b.sampleGPUs(4)
-	expect("detached for 1 s", health.Present)
-	b.add(2 * time.Second)
-	b.sampleGPUs(4)
-	expect("after 2 s", health.Detached)
-	setAll(statusOK)
-	expect("bound again", health.Present)
+	b.setStatus(4, statusDetached)
+	expect("detached", 0, health.Present)
+	expect("after 1 s", time.Second, health.Present)
+	b.setStatus(4, statusOK)
+	expect("OK", 0, health.Present)
+	b.setStatus(4, statusDetached)
+	expect("detached for 1 s", time.Second, health.Present)
+	expect("after 2 s", 2*time.Second, health.Detached)
+	b.setStatus(4, statusOK)
+	expect("bound again", 0, health.Present)
 }
 
 // Each call to a hung engine can last a minute: after statusTimeout the status of the other GPUs stays unknown.

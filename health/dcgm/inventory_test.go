@@ -25,6 +25,7 @@ func TestInventory(t *testing.T) {
 	b.lib.Link(0, 3, 0x20)
 	b.lib.Link(0, 9, 0x20) // no such GPU
 	b.lib.Link(1, 0, 0)    // unknown
+	b.lib.Text(script.GPU, 0, 53, "1654922006530", 0, b.clock.now())
 	b.open(testConfig())
 	_, r := b.poll()
 	want := health.Device{
@@ -46,15 +47,13 @@ func TestInventory(t *testing.T) {
 	if d := r.Devices[3]; d.NUMA != nil || d.Minor != -1 || d.Memory != 0 {
 		t.Errorf("blank fields: NUMA %v, minor %d, memory %d", d.NUMA, d.Minor, d.Memory)
 	}
-}
-
-func TestInventoryWithoutLinks(t *testing.T) {
-	b := newFixture(t, 2)
-	b.lib.Link(0, 1, 0x2)
+	if _, ok := b.lib.Watched(script.GPU, 0, 53); ok {
+		t.Error("the serial number, which is not requested, is watched")
+	}
 	b.lib.Fail("dcgmGetDeviceTopology", -3, -1)
-	b.open(testConfig())
-	if _, r := b.poll(); len(r.Devices) != 2 || r.Devices[0].Links != nil {
-		t.Errorf("devices %+v", r.Devices)
+	b.inventoryDirty = true
+	if b.poll(); len(b.devices) != 4 || b.devices[0].Links != nil {
+		t.Errorf("devices without a topology: %+v", b.devices)
 	}
 }
 
@@ -66,12 +65,9 @@ func TestGPUAddedAndRemoved(t *testing.T) {
 		t.Errorf("%d devices, want 3", n)
 	}
 	b.lib.Drop(script.GPU, 1)
-	b.add(10 * time.Second)
-	b.sampleGPUs(3)
 	// DCGM refuses to read a removed GPU. With the others the read succeeds.
-	samples, r := b.poll()
-	if len(r.Devices) != 2 || len(samples) != 2 {
-		t.Errorf("devices %+v", r.Devices)
+	if samples := b.pollAfter(10*time.Second, 3); len(b.devices) != 2 || len(samples) != 2 {
+		t.Errorf("devices %+v", b.devices)
 	}
 }
 
@@ -109,25 +105,25 @@ func TestTexts(t *testing.T) {
 	cfg := testConfig()
 	cfg.Fields = append(cfg.Fields, 53, 85, 57, 1, 51, 515) // 51 has no value, 515 is neither a number nor a text
 	b.open(cfg)
-	_, r := b.poll()
+	b.poll()
 	want := map[health.DeviceID]map[health.Field]string{
 		gpuID(0): {1: "580.95.05", 53: "1654922006530", 57: "00000000:10:00.0", 85: "96.00.99.00.01"},
 		gpuID(1): {1: "580.95.05", 53: "1654922006531", 57: "00000000:11:00.0", 85: "96.00.99.00.01"},
 		migID(0): {1: "580.95.05", 53: "1654922006531", 57: "00000000:11:00.0", 85: "96.00.99.00.01"},
 		gpuID(2): {1: "580.95.05", 53: "1654922006532", 57: "00000000:12:00.0"},
 	}
-	expect := func(when string, devices []health.Device) {
+	expect := func(when string) {
 		t.Helper()
-		if len(devices) != len(want) {
-			t.Errorf("%s: %d devices", when, len(devices))
+		if len(b.devices) != len(want) {
+			t.Errorf("%s: %d devices", when, len(b.devices))
 		}
-		for _, d := range devices {
+		for _, d := range b.devices {
 			if !reflect.DeepEqual(d.Texts, want[d.ID]) {
 				t.Errorf("%s: %s: %v, want %v", when, d.ID, d.Texts, want[d.ID])
 			}
 		}
 	}
-	expect("first poll", r.Devices)
+	expect("first poll")
 	if w, ok := b.lib.Watched(script.GPU, 0, 53); !ok || w != (script.Watch{Every: time.Minute, Samples: 1}) {
 		t.Errorf("serial number watched %+v, %v", w, ok)
 	}
@@ -146,9 +142,10 @@ func TestTexts(t *testing.T) {
 	}
 	before := b.lib.Calls("dcgmEntitiesGetLatestValues")
 	b.pollAfter(10*time.Second, 3)
-	full := b.lib.Calls("dcgmEntitiesGetLatestValues") - before
-	_, r = b.poll()
-	expect("blank texts", r.Devices)
+	if full := b.lib.Calls("dcgmEntitiesGetLatestValues") - before; full > 3 {
+		t.Errorf("%d reads in a full poll", full)
+	}
+	expect("blank texts")
 
 	// A lost GPU keeps its texts.
 	for id := range uint(3) {
@@ -162,11 +159,7 @@ func TestTexts(t *testing.T) {
 	delete(want, migID(0))
 	b.pollAfter(10*time.Second, 3)
 	b.pollAfter(3*time.Second, 3)
-	_, r = b.poll()
-	expect("rebuild with a lost GPU", r.Devices)
-	if full > 3 {
-		t.Errorf("%d reads in a full poll", full)
-	}
+	expect("rebuild with a lost GPU")
 }
 
 // A text that changes, such as the state of an IMEX domain, is new within a minute on the GPU and its MIG devices.
@@ -183,42 +176,20 @@ func TestTextChanges(t *testing.T) {
 	cfg.Fields = append(cfg.Fields, 85)
 	b.open(cfg)
 	poll := func() (texts []string) {
-		b.add(10 * time.Second)
-		b.sampleGPUs(2)
-		_, r := b.poll()
-		for _, d := range r.Devices {
+		b.pollAfter(10*time.Second, 2)
+		for _, d := range b.devices {
 			texts = append(texts, d.Texts[85])
 		}
 		return slices.Compact(texts)
 	}
-	for _, text := range []string{"UP", "DOWN", "UP"} {
-		set(text)
+	for _, tt := range [][2]string{{"UP", "UP"}, {"DOWN", "DOWN"}, {"UP", "UP"}, {"<<<NULL>>>", "UP"}} {
+		set(tt[0])
 		for range 6 {
 			poll()
 		}
-		if got := poll(); !slices.Equal(got, []string{text}) {
-			t.Errorf("texts %q, want %q", got, text)
+		if got := poll(); !slices.Equal(got, []string{tt[1]}) {
+			t.Errorf("%s: texts %q, want %q", tt[0], got, tt[1])
 		}
-	}
-	set("<<<NULL>>>")
-	for range 6 {
-		poll()
-	}
-	if got := poll(); !slices.Equal(got, []string{"UP"}) {
-		t.Errorf("blank text: %q, want UP", got)
-	}
-}
-
-// Text fields are watched on request only.
-func TestTextsNotRequested(t *testing.T) {
-	b := newFixture(t, 1)
-	b.lib.Text(script.GPU, 0, 53, "1654922006530", 0, b.clock.now())
-	b.open(testConfig())
-	if _, r := b.poll(); r.Devices[0].Texts != nil {
-		t.Errorf("%v", r.Devices[0].Texts)
-	}
-	if _, ok := b.lib.Watched(script.GPU, 0, 53); ok {
-		t.Error("the serial number is watched")
 	}
 }
 
@@ -239,19 +210,11 @@ func TestInventoryAfterBinding(t *testing.T) {
 					t.Errorf("%s:\n%+v, want\n%+v", when, devices, want)
 				}
 			}
-			detach := func() {
-				b.lib.Entity(script.GPU, 0, statusDetached)
-				b.lib.Entity(script.GPU, 1, statusDetached)
-				b.pollAfter(time.Second, 2)
-				b.lib.Entity(script.GPU, 0, statusOK)
-				b.lib.Entity(script.GPU, 1, statusOK)
-			}
-			detach()
+			b.rebind(0, 1)
 			b.lib.Hold(script.GPU, 1, field, 3)
 			for range 10 {
 				b.pollAfter(time.Second, 2)
-				_, r := b.poll()
-				expect("bound again", r.Devices)
+				expect("bound again", b.devices)
 			}
 			every := time.Minute
 			if field == 67 { // also a metric
@@ -260,7 +223,7 @@ func TestInventoryAfterBinding(t *testing.T) {
 			if w, ok := b.lib.Watched(script.GPU, 1, field); !ok || w.Every != every {
 				t.Errorf("field %d watched %+v, %v; want every %v", field, w, ok, every)
 			}
-			detach()
+			b.rebind(0, 1)
 			b.close()
 			b.lib.Hold(script.GPU, 1, field, 3)
 			b.open(testConfig())
@@ -273,42 +236,37 @@ func TestInventoryAfterBinding(t *testing.T) {
 	}
 }
 
-// A required field can have another value after binding.
-func TestInventoryChangedByBinding(t *testing.T) {
-	b := startFixture(t, 2)
-	b.lib.Entity(script.GPU, 1, statusDetached)
-	b.pollAfter(time.Second, 2)
-	b.lib.Entity(script.GPU, 1, statusOK)
-	b.lib.Int(script.GPU, 1, 86, 8, 0, b.clock.now())
-	b.lib.Hold(script.GPU, 1, 86, 2)
-	b.pollAfter(time.Second, 2)
-	for second := range 4 {
-		b.pollAfter(time.Second, 2)
-		if got := b.devices[1].NUMA; second > 1 && !slices.Equal(got, []int{3}) {
-			t.Errorf("NUMA nodes %v after %d s, want 3", got, second)
+// rebind unbinds the driver of GPUs of two and binds it again.
+func (b *fixture) rebind(gpus ...uint) {
+	for _, status := range []int{statusDetached, statusOK} {
+		for _, id := range gpus {
+			b.lib.Entity(script.GPU, id, status)
+		}
+		if status == statusDetached {
+			b.pollAfter(time.Second, 2)
 		}
 	}
 }
 
-// The timeout for required fields starts again with each binding.
-func TestInventoryAfterSecondBinding(t *testing.T) {
+// A required field can have another value after each binding. Its timeout starts again with the next binding.
+func TestInventoryChangedByBinding(t *testing.T) {
 	b := startFixture(t, 2)
-	bind := func(node int64, samples, seconds int) []int {
-		b.lib.Entity(script.GPU, 1, statusDetached)
-		b.pollAfter(time.Second, 2)
-		b.lib.Entity(script.GPU, 1, statusOK)
-		b.lib.Int(script.GPU, 1, 86, 1<<node, 0, b.clock.now())
-		b.lib.Hold(script.GPU, 1, 86, samples)
-		for range seconds {
+	for _, tt := range []struct {
+		node                   int64
+		samples, seconds, want int
+	}{{3, 2, 3, 3}, {2, 1000, 30, 3}, {0, 2, 5, 0}} {
+		b.rebind(1)
+		b.lib.Int(script.GPU, 1, 86, 1<<tt.node, 0, b.clock.now())
+		b.lib.Hold(script.GPU, 1, 86, tt.samples)
+		for range tt.seconds {
 			b.pollAfter(time.Second, 2)
 		}
-		return b.devices[1].NUMA
-	}
-	if got := bind(2, 1000, 30); !slices.Equal(got, []int{1}) {
-		t.Errorf("NUMA nodes %v, want the earlier one", got)
-	}
-	if got := bind(3, 2, 5); !slices.Equal(got, []int{3}) {
-		t.Errorf("NUMA nodes %v, want those of the second binding", got)
+		for range 2 {
+			b.pollAfter(time.Second, 2)
+			if got := b.devices[1].NUMA; !slices.Equal(got, []int{tt.want}) {
+				t.Errorf("NUMA nodes %v after binding at node %d, want %d", got, tt.node, tt.want)
+			}
+		}
 	}
 }
 
@@ -367,10 +325,8 @@ func TestEmptyEngine(t *testing.T) {
 	b := startMIG(t, 2, 1, map[uint][]uint{0: {0}})
 	count := func() (counts []int) {
 		for range 5 {
-			b.add(time.Second)
-			b.sampleGPUs(2)
-			_, r := b.poll()
-			counts = append(counts, len(r.Devices))
+			b.pollAfter(time.Second, 2)
+			counts = append(counts, len(b.devices))
 		}
 		return counts
 	}
@@ -385,32 +341,21 @@ func TestEmptyEngine(t *testing.T) {
 		t.Errorf("devices %v from a full list", got)
 	}
 	b.xid(script.GPU, 0, 48, b.clock.now())
-	if s := b.pollAfter(time.Second, 2)[gpuID(0)]; !slices.Equal(xidCodes(s), []int{48}) || len(s.Past) != 0 {
-		t.Errorf("XIDs %v, past %v", s.XIDs, s.Past)
-	}
+	b.expectXIDs(time.Second, 2, gpuID(0), 48)
 }
 
 // A blank MIG mode after binding keeps its last value.
 func TestMIGModeAfterBinding(t *testing.T) {
 	b := startMIG(t, 2, 1, map[uint][]uint{0: {0}})
-	b.lib.Entity(script.GPU, 1, statusDetached)
-	b.pollAfter(time.Second, 2)
-	b.lib.Entity(script.GPU, 1, statusOK)
+	b.rebind(1)
 	b.lib.Hold(script.GPU, 1, 67, 3)
-	wrong := 0
 	for range 15 {
 		b.add(time.Second)
 		b.sampleGPUs(2)
 		b.lib.Int(script.GPU, 1, 67, 1, 0, b.clock.now())
-		_, r := b.poll()
-		for _, d := range r.Devices {
-			if d.ID == gpuID(1) && !d.MIGMode {
-				wrong++
-			}
+		if b.poll(); !b.devices[1].MIGMode {
+			t.Error("a reading with MIG mode off")
 		}
-	}
-	if wrong > 0 {
-		t.Errorf("%d readings with MIG mode off", wrong)
 	}
 }
 

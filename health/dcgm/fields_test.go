@@ -81,8 +81,8 @@ func TestManyFields(t *testing.T) {
 	if got := samples[gpuID(7)].Values[health.FieldGPUTemp]; got != 47 {
 		t.Errorf("temperature %v", got)
 	}
-	if n := b.lib.Widest(); n > maxValues {
-		t.Errorf("%d values in one call", n)
+	if n := b.lib.Widest(); n > 256 { // above this go-dcgm allocates memory in every call
+		t.Errorf("%d values in one call, want at most 256", n)
 	}
 }
 

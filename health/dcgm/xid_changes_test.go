@@ -108,8 +108,3 @@ func TestXIDsChangedRemovedInstance(t *testing.T) {
 	}
 	b.expectChanged("after the poll", false)
 }
-
-func TestXIDsChangedWithoutGPU(t *testing.T) {
-	b := startFixture(t, 0)
-	b.expectChanged("no driver", false)
-}

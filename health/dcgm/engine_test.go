@@ -51,7 +51,7 @@ func TestOlderEngineLacksCalls(t *testing.T) {
 			b.add(time.Second)
 			b.xid(script.GPU, 1, 79, b.clock.now())
 			s := b.pollAfter(10*time.Second, 2)[gpuID(1)]
-			if !slices.Equal(xidCodes(s), []int{79}) || s.Values[health.FieldGPUTemp] != 41 || s.Presence != health.Present {
+			if !slices.Equal(xidCodes(s.XIDs), []int{79}) || s.Values[health.FieldGPUTemp] != 41 || s.Presence != health.Present {
 				t.Errorf("sample %+v", s)
 			}
 			if n := b.lib.Calls(function); n == 0 {

@@ -133,11 +133,9 @@ func TestRepartition(t *testing.T) {
 	}
 	b.addInstances(0, map[uint][]uint{2: {2, 3, 4}})
 	b.pollAfter(10*time.Second, 1)
-	b.add(2 * time.Second)
-	b.sampleGPUs(1)
-	samples, r := b.poll()
-	if len(r.Devices) != 4 || r.Devices[3].ID != migID(4) || r.Devices[0].ID != gpuID(0) {
-		t.Errorf("devices %+v", r.Devices)
+	samples := b.pollAfter(2*time.Second, 1)
+	if len(b.devices) != 4 || b.devices[3].ID != migID(4) || b.devices[0].ID != gpuID(0) {
+		t.Errorf("devices %+v", b.devices)
 	}
 	if got := samples[gpuID(0)].Values[health.FieldGPUTemp]; got != 40 {
 		t.Errorf("temperature %v", got)
@@ -148,9 +146,7 @@ func TestMIGModeWithoutInstances(t *testing.T) {
 	b := startFixture(t, 1)
 	b.lib.Int(script.GPU, 0, 67, 1, 0, b.clock.now())
 	b.pollAfter(10*time.Second, 1)
-	b.add(10 * time.Second)
-	b.sampleGPUs(1)
-	if _, r := b.poll(); !r.Devices[0].MIGMode {
+	if b.pollAfter(10*time.Second, 1); !b.devices[0].MIGMode {
 		t.Error("MIG mode is off")
 	}
 }
@@ -164,11 +160,9 @@ func TestInstanceXIDs(t *testing.T) {
 	b.xid(script.GPU, 0, 63, at) // GPUs and instances have the same numbers
 	b.xid(script.GPU, 1, 79, at)
 	samples := b.pollAfter(time.Second, 2)
-	want := map[health.DeviceID][]int{gpuID(0): {63}, gpuID(1): {79}, migID(0): {94}, migID(1): {94}, migID(2): {31}}
+	want := codes{gpuID(0): {63}, gpuID(1): {79}, migID(0): {94}, migID(1): {94}, migID(2): {31}}
+	b.expectCodes(samples, want, nil)
 	for id, s := range samples {
-		if got := xidCodes(s); !slices.Equal(got, want[id]) {
-			t.Errorf("%s: XIDs %v, want %v", id, got, want[id])
-		}
 		if got := s.Values[health.FieldXID]; len(want[id]) != 1 || got != float64(want[id][0]) {
 			t.Errorf("%s: value of field 230: %v, want %v", id, got, want[id])
 		}
@@ -199,11 +193,9 @@ func TestInstancesWithEqualNumbers(t *testing.T) {
 	b.xid(script.GPU, 3, 48, b.clock.now())
 	b.xid(script.GI, 0, 94, b.clock.now())
 	b.xid(script.CI, 7, 13, b.clock.now())
-	want := map[health.DeviceID][]int{gpuID(7): {79}, gpuID(3): {48}, migID(3): {94}, migID(7): {13}}
-	for id, s := range b.pollAfter(10*time.Second, 8) {
-		if got := xidCodes(s); !slices.Equal(got, want[id]) {
-			t.Errorf("%s: XIDs %v, want %v", id, got, want[id])
-		}
+	samples := b.pollAfter(10*time.Second, 8)
+	b.expectCodes(samples, codes{gpuID(7): {79}, gpuID(3): {48}, migID(3): {94}, migID(7): {13}}, nil)
+	for id, s := range samples {
 		if n := len(s.Incidents); (n == 1) != (id == gpuID(7)) || n > 1 {
 			t.Errorf("%s: incidents %v", id, s.Incidents)
 		}
@@ -224,10 +216,8 @@ func TestRepartitionKeepsUUID(t *testing.T) {
 	b.lib.Profile(script.GI, 0, 5, 4)
 	b.lib.Text(script.CI, 0, 50, "4g.40gb", 0, b.clock.now())
 	b.pollAfter(10*time.Second, 1)
-	b.add(2 * time.Second)
-	b.sampleGPUs(1)
-	if _, r := b.poll(); r.Devices[1].Profile != "4g.40gb" {
-		t.Errorf("profile %q, want 4g.40gb", r.Devices[1].Profile)
+	if b.pollAfter(2*time.Second, 1); b.devices[1].Profile != "4g.40gb" {
+		t.Errorf("profile %q, want 4g.40gb", b.devices[1].Profile)
 	}
 }
 
@@ -243,10 +233,8 @@ func TestXIDOfPreviousInstance(t *testing.T) {
 
 	b.replaceInstance(7, migUUID(70))
 	b.pollAfter(10*time.Second, 1)
-	b.add(2 * time.Second)
+	samples := b.pollAfter(2*time.Second, 1)
 	createdAt := b.clock.now()
-	b.sampleGPUs(1)
-	samples, _ := b.poll()
 	s, ok := samples[migID(70)]
 	if v, shown := s.Values[health.FieldXID]; !ok || len(s.XIDs) != 0 || shown {
 		t.Errorf("new device listed %v: XIDs %v, value of field 230 %v", ok, s.XIDs, v)
@@ -257,20 +245,19 @@ func TestXIDOfPreviousInstance(t *testing.T) {
 	b.close()
 	b.lib.Row(script.CI, 0, 95, 0, at)
 	b.open(testConfig())
-	if samples, _ = b.poll(); len(samples[migID(70)].XIDs) != 0 {
-		t.Errorf("after a reconnect: XIDs %v", samples[migID(70)].XIDs)
-	}
+	samples, _ = b.poll()
+	b.expectCodes(samples, nil, nil)
 }
 
 // An instance that is removed and created again has its UUID again. The XIDs meanwhile belong to the instance between.
 func TestXIDOfReplacingInstance(t *testing.T) {
 	b := startMIG(t, 1, 0, map[uint][]uint{0: {0}})
 	b.pollAfter(10*time.Second, 1)
-	xids := map[health.DeviceID][]int{}
+	xids := codes{}
 	after := func(d time.Duration) map[health.DeviceID]health.Sample {
 		samples := b.pollAfter(d, 1)
 		for id, s := range samples {
-			xids[id] = append(xids[id], xidCodes(s)...)
+			xids[id] = append(xids[id], xidCodes(s.XIDs)...)
 		}
 		return samples
 	}
@@ -313,15 +300,12 @@ func TestInstanceWithoutUUID(t *testing.T) {
 			b.pollAfter(10*time.Second, 2)
 			replace(b)
 			b.pollAfter(10*time.Second, 2)
-			b.pollAfter(2*time.Second, 2)
-			_, r := b.poll()
-			if len(r.Devices) != 2 {
-				t.Errorf("devices %+v, want the two GPUs", r.Devices)
+			if b.pollAfter(2*time.Second, 2); len(b.devices) != 2 {
+				t.Errorf("devices %+v, want the two GPUs", b.devices)
 			}
 			b.lib.Text(script.CI, 0, 54, migUUID(70), 0, b.clock.now())
-			b.pollAfter(retryInterval, 2)
-			if _, r := b.poll(); len(r.Devices) != 3 {
-				t.Errorf("devices %+v, want the new one", r.Devices)
+			if b.pollAfter(retryInterval, 2); len(b.devices) != 3 {
+				t.Errorf("devices %+v, want the new one", b.devices)
 			}
 		})
 	}

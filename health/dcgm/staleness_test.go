@@ -117,7 +117,7 @@ func TestStaleGPU(t *testing.T) {
 				t.Errorf("stale after %d s, want %d to %d", since, tt.from, tt.to)
 			}
 			b.xid(script.GPU, 2, 119, b.clock.now())
-			if s := pass(tt.others)[gpuID(2)]; !slices.Equal(xidCodes(s), []int{119}) || len(s.Values) != 0 {
+			if s := pass(tt.others)[gpuID(2)]; !slices.Equal(xidCodes(s.XIDs), []int{119}) || len(s.Values) != 0 {
 				t.Errorf("XIDs %v, values %v", s.XIDs, s.Values)
 			}
 			all := func(b *fixture) { b.sampleGPUs(3); b.lib.Int(script.GPU, 2, 67, 1, 0, b.clock.now()) }
@@ -253,7 +253,7 @@ func TestHostEngineClockSetBack(t *testing.T) {
 	for n := range 120 {
 		b.add(time.Second)
 		b.xid(script.GPU, 0, int64(1000+n), b.clock.now())
-		got = append(got, xidCodes(b.pollAfter(0, 2)[gpuID(0)])...)
+		got = append(got, xidCodes(b.pollAfter(0, 2)[gpuID(0)].XIDs)...)
 		want = append(want, 1000+n)
 	}
 	if slices.Sort(got); !slices.Equal(got, want) {

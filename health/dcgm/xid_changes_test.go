@@ -73,11 +73,7 @@ func TestXIDsChangedInBurst(t *testing.T) {
 	for gpu := range uint(5) {
 		b.xid(script.GPU, gpu, 74, at) // with the same time, one after another
 		b.expectChanged("an event", true)
-		for id, s := range b.pollAfter(time.Second, 5) {
-			if want := id == gpuID(gpu); (len(s.XIDs) == 1) != want || len(s.XIDs) > 1 {
-				t.Errorf("after the event of GPU %d: XIDs of %s: %v", gpu, id, s.XIDs)
-			}
-		}
+		b.expectXIDs(time.Second, 5, gpuID(gpu), 74)
 	}
 }
 

@@ -4,6 +4,7 @@ package dcgm
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -17,19 +18,34 @@ func (b *fixture) xid(kind script.Kind, id uint, code int64, at time.Time) {
 	b.lib.XID(kind, id, code, at)
 }
 
-func xidCodes(s health.Sample) (codes []int) {
-	for _, x := range s.XIDs {
+func xidCodes(xids []health.XID) (codes []int) {
+	for _, x := range xids {
 		codes = append(codes, x.Code)
 	}
 	return codes
 }
 
-// expectXIDs polls after a time and compares the new XIDs of a device.
+// codes holds the numbers of XIDs by device.
+type codes map[health.DeviceID][]int
+
+// expectCodes compares the new and the past XIDs of all devices.
+func (b *fixture) expectCodes(samples map[health.DeviceID]health.Sample, fresh, past codes) {
+	b.t.Helper()
+	for id, s := range samples {
+		if !slices.Equal(xidCodes(s.XIDs), fresh[id]) || !slices.Equal(xidCodes(s.Past), past[id]) {
+			b.t.Errorf("%s: XIDs %v, past %v; want %v, past %v", id, s.XIDs, s.Past, fresh[id], past[id])
+		}
+	}
+}
+
+// expectXIDs polls after a time and expects new XIDs of one device only.
 func (b *fixture) expectXIDs(after time.Duration, gpus uint, id health.DeviceID, want ...int) {
 	b.t.Helper()
-	if got := xidCodes(b.pollAfter(after, gpus)[id]); !slices.Equal(got, want) {
-		b.t.Errorf("XIDs of %s: %v, want %v", id, got, want)
+	samples := b.pollAfter(after, gpus)
+	if _, ok := samples[id]; !ok {
+		b.t.Errorf("no sample of %s", id)
 	}
+	b.expectCodes(samples, codes{id: want}, nil)
 }
 
 func TestXIDIsDeliveredOnce(t *testing.T) {
@@ -44,16 +60,12 @@ func TestXIDIsDeliveredOnce(t *testing.T) {
 	if got := samples[gpuID(1)].Values[health.FieldXID]; got != 79 {
 		t.Errorf("value of field 230: %v", got)
 	}
-	if got := samples[gpuID(0)]; len(got.XIDs) != 0 {
-		t.Errorf("XIDs of another GPU: %v", got.XIDs)
-	}
+	b.expectCodes(samples, codes{gpuID(1): {79}}, nil)
 	if _, ok := samples[gpuID(0)].Values[health.FieldXID]; ok {
 		t.Error("value of field 230 on a GPU without XIDs")
 	}
 	for range 100 {
-		if got := xidCodes(b.pollAfter(7*time.Second, 2)[gpuID(1)]); len(got) != 0 {
-			t.Fatalf("delivered again: %v", got)
-		}
+		b.expectXIDs(7*time.Second, 2, gpuID(1))
 	}
 }
 
@@ -96,9 +108,7 @@ func TestXIDInLatestValueOnly(t *testing.T) {
 	// The driver reports the same XID with another time.
 	b.lib.Row(script.GPU, 0, 79, 0, start.Add(-10*time.Minute+3*time.Second))
 	b.xid(script.GPU, 0, 79, start.Add(-10*time.Minute-4*time.Second))
-	if got := xidCodes(b.pollAfter(time.Second, 1)[gpuID(0)]); len(got) != 0 {
-		t.Errorf("XIDs %v, want the XID once", got)
-	}
+	b.expectXIDs(time.Second, 1, gpuID(0))
 	b.xid(script.GPU, 0, 79, start.Add(time.Minute))
 	b.expectXIDs(time.Minute, 1, gpuID(0), 79)
 }
@@ -126,27 +136,13 @@ func TestXIDBeforeOpenIsPast(t *testing.T) {
 	b.xid(script.GPU, 0, 48, b.clock.now().Add(-time.Minute))
 	b.open(testConfig())
 	samples, _ := b.poll()
-	if got := xidCodes(samples[gpuID(0)]); len(got) != 0 {
-		t.Errorf("new XIDs %v", got)
-	}
-	if got := pastCodes(samples[gpuID(0)]); !slices.Equal(got, []int{48}) {
-		t.Errorf("past XIDs %v, want 48", got)
-	}
+	b.expectCodes(samples, nil, codes{gpuID(0): {48}})
 	if got := samples[gpuID(0)].Values[health.FieldXID]; got != 48 {
 		t.Errorf("value of field 230: %v, want 48", got)
 	}
 	for range 20 {
-		if s := b.pollAfter(time.Second, 1)[gpuID(0)]; len(s.Past)+len(s.XIDs) != 0 {
-			t.Fatalf("later: past %v, XIDs %v", s.Past, s.XIDs)
-		}
+		b.expectXIDs(time.Second, 1, gpuID(0))
 	}
-}
-
-func pastCodes(s health.Sample) (codes []int) {
-	for _, x := range s.Past {
-		codes = append(codes, x.Code)
-	}
-	return codes
 }
 
 // Rows in the stream when the process first reads a device are past XIDs, whatever their times.
@@ -159,30 +155,21 @@ func TestPastXIDsPerDevice(t *testing.T) {
 	b.xid(script.CI, 0, 31, b.clock.now().Add(-time.Hour))
 	b.open(testConfig())
 	samples, _ := b.poll()
-	for id, want := range map[health.DeviceID][]int{gpuID(0): {95}, gpuID(1): nil, gpuID(2): nil, migID(0): {31}} {
-		if s := samples[id]; !slices.Equal(pastCodes(s), want) || len(s.XIDs) != 0 {
-			t.Errorf("%s: past %v, XIDs %v; want past %v", id, s.Past, s.XIDs, want)
-		}
+	if len(samples) != 4 {
+		t.Errorf("%d samples, want 4", len(samples))
 	}
+	b.expectCodes(samples, nil, codes{gpuID(0): {95}, migID(0): {31}})
 	b.lib.Row(script.GPU, 1, 79, 0, b.clock.now()) // not read: DCGM adds no lost GPU to a group
 	b.pollAfter(10*time.Second, 3)
 	b.lib.Entity(script.GPU, 1, statusOK)
 	b.pollAfter(time.Second, 3)
-	if s := b.pollAfter(time.Second, 3)[gpuID(1)]; !slices.Equal(pastCodes(s), []int{79}) || len(s.XIDs) != 0 {
-		t.Errorf("returned GPU: past %v, XIDs %v", s.Past, s.XIDs)
-	}
+	b.expectCodes(b.pollAfter(time.Second, 3), nil, codes{gpuID(1): {79}})
 	b.xid(script.GPU, 1, 48, b.clock.now())
-	if s := b.pollAfter(time.Second, 3)[gpuID(1)]; !slices.Equal(xidCodes(s), []int{48}) || len(s.Past) != 0 {
-		t.Errorf("later: past %v, XIDs %v", s.Past, s.XIDs)
-	}
+	b.expectXIDs(time.Second, 3, gpuID(1), 48)
 	b.close()
 	b.open(testConfig())
 	samples, _ = b.poll()
-	for id, s := range samples {
-		if len(s.Past)+len(s.XIDs) != 0 {
-			t.Errorf("%s in the next session: past %v, XIDs %v", id, s.Past, s.XIDs)
-		}
-	}
+	b.expectCodes(samples, nil, nil)
 }
 
 // After a step of the engine's clock or ours, every row is delivered once within two seconds (OBSERVED.md#sample-order).
@@ -206,11 +193,11 @@ func TestXIDsAfterClockStep(t *testing.T) {
 				b.pollAfter(time.Second, 2)
 			}
 			b.xid(script.GPU, 0, 13, b.clock.now())
-			got := map[health.DeviceID][]int{}
+			got := codes{}
 			pass := func(seconds int) {
 				for range seconds {
 					for id, s := range b.pollAfter(time.Second, 2) {
-						got[id] = append(got[id], xidCodes(s)...)
+						got[id] = append(got[id], xidCodes(s.XIDs)...)
 						if len(s.Past) != 0 {
 							t.Errorf("%s: past XIDs %v", id, s.Past)
 						}
@@ -224,15 +211,12 @@ func TestXIDsAfterClockStep(t *testing.T) {
 			b.xid(script.GPU, 0, 79, b.clock.now())
 			b.xid(script.CI, 0, 94, b.clock.now())
 			pass(2)
-			want := map[health.DeviceID][]int{gpuID(0): {13, 79}, gpuID(1): nil, migID(0): {94}}
-			for id, want := range want {
-				if !slices.Equal(got[id], want) {
-					t.Errorf("%s: XIDs %v, want %v", id, got[id], want)
-				}
+			if want := (codes{gpuID(0): {13, 79}, migID(0): {94}, gpuID(1): nil}); !reflect.DeepEqual(got, want) {
+				t.Errorf("XIDs %v, want %v", got, want)
 			}
 			b.xid(script.GPU, 0, 48, b.clock.now())
 			pass(20)
-			if want := []int{13, 79, 48}; !slices.Equal(got[gpuID(0)], want) || len(got[migID(0)]) != 1 {
+			if want := (codes{gpuID(0): {13, 79, 48}, migID(0): {94}, gpuID(1): nil}); !reflect.DeepEqual(got, want) {
 				t.Errorf("finally: XIDs %v, want %v", got, want)
 			}
 		})
@@ -291,10 +275,10 @@ func TestXIDInLogAndDriverIsOne(t *testing.T) {
 			b.add(20 * time.Second)
 			at := b.clock.now()
 			b.xid(script.GPU, 0, code, at)
-			got := xidCodes(b.pollAfter(time.Second, 1)[gpuID(0)])
+			got := xidCodes(b.pollAfter(time.Second, 1)[gpuID(0)].XIDs)
 			b.lib.Row(script.GPU, 0, code, 0, at.Add(-3*time.Second))
 			for range 12 {
-				got = append(got, xidCodes(b.pollAfter(time.Second, 1)[gpuID(0)])...)
+				got = append(got, xidCodes(b.pollAfter(time.Second, 1)[gpuID(0)].XIDs)...)
 			}
 			if !slices.Equal(got, []int{int(code)}) {
 				t.Errorf("XIDs %v, want one %d", got, code)
@@ -322,17 +306,8 @@ func TestXIDsAcrossReconnect(t *testing.T) {
 	b.add(5 * time.Second)
 	b.open(testConfig())
 	samples, _ := b.poll()
-	if got := xidCodes(samples[gpuID(0)]); !slices.Equal(got, []int{74}) {
-		t.Errorf("XIDs of GPU 0: %v, want 74", got)
-	}
-	if got := xidCodes(samples[gpuID(1)]); !slices.Equal(got, []int{95}) {
-		t.Errorf("XIDs of GPU 1: %v, want 95", got)
-	}
-	for id, s := range b.pollAfter(time.Second, 2) {
-		if len(s.XIDs) != 0 {
-			t.Errorf("%s: XIDs %v again", id, s.XIDs)
-		}
-	}
+	b.expectCodes(samples, codes{gpuID(0): {74}, gpuID(1): {95}}, nil)
+	b.expectXIDs(time.Second, 2, gpuID(1))
 }
 
 func TestXIDsAcrossRebuild(t *testing.T) {
@@ -357,10 +332,10 @@ func TestXIDsAfterEmptyList(t *testing.T) {
 	b.lib.Empty(false)
 	b.xid(script.CI, 0, 95, b.clock.now())
 	b.xid(script.GPU, 0, 48, b.clock.now())
-	got := map[health.DeviceID][]int{}
+	got := codes{}
 	for range 20 {
 		for id, s := range b.pollAfter(time.Second, 1) {
-			got[id] = slices.Concat(got[id], xidCodes(s), pastCodes(s))
+			got[id] = slices.Concat(got[id], xidCodes(s.XIDs), xidCodes(s.Past))
 		}
 	}
 	if !slices.Equal(got[gpuID(0)], []int{48}) || !slices.Equal(got[migID(0)], []int{95}) {

@@ -115,9 +115,7 @@ hello
 			t.Errorf("response %d is %s; want ok %t", i, got[i], ok)
 		}
 	}
-	if _, err := r.Open(t.Context()); !errors.Is(err, errDown) {
-		t.Errorf("Open: %v; want %v", err, errDown)
-	}
+	expectOpenFails(t, r.Source, errDown)
 	if err := r.stop(); err != nil {
 		t.Errorf("Run: %v", err)
 	}

@@ -43,10 +43,7 @@ func healthFields() []dcgm.Short {
 
 // inventoryFields returns the inventory fields of a GPU; instanceInventoryFields those of a compute instance.
 func inventoryFields() []dcgm.Short {
-	return []dcgm.Short{
-		fieldUUID, fieldName, fieldIndex, fieldMinor, fieldPCI, fieldMIGMode, fieldMemory,
-		fieldAffinity, fieldAffinity + 1, fieldAffinity + 2, fieldAffinity + 3, fieldDriver, fieldCUDA,
-	}
+	return append(requiredFields(), fieldUUID, fieldDriver, fieldCUDA)
 }
 
 // requiredFields returns the inventory fields that a new GPU must have before it is listed, if it supports them.

@@ -91,8 +91,7 @@ func TestManyFields(t *testing.T) {
 func TestWatchIntervals(t *testing.T) {
 	b := newFixture(t, 1)
 	b.addInstances(0, map[uint][]uint{3: {4}})
-	cfg := testConfig()
-	cfg.Fields = append(cfg.Fields, health.FieldFBUsed)
+	cfg := testConfig(health.FieldFBUsed)
 	b.open(cfg)
 	expectWatch := func(kind script.Kind, id, field uint, want script.Watch) {
 		t.Helper()

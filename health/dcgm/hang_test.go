@@ -11,31 +11,6 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-func TestPollHangs(t *testing.T) {
-	for _, function := range []string{"dcgmEntitiesGetLatestValues", "dcgmGetValuesSince_v2", "dcgmGetGpuStatus", "dcgmHealthCheck"} {
-		t.Run(function, func(t *testing.T) {
-			b := openFixture(t, 2, testConfig())
-			b.lib.Hang(function)
-			done := make(chan error)
-			go func() {
-				_, err := b.Poll(context.Background())
-				done <- err
-			}()
-			b.lib.WaitHanging()
-			select {
-			case err := <-done:
-				t.Fatalf("Poll returned %v while the call hangs", err)
-			default:
-			}
-			b.lib.Release()
-			if err := <-done; err != nil {
-				t.Fatalf("Poll after the call returned: %v", err)
-			}
-			b.pollAfter(time.Second, 2)
-		})
-	}
-}
-
 func TestCloseWaitsForHangingPoll(t *testing.T) {
 	b := openFixture(t, 1, testConfig())
 	b.lib.Hang("dcgmEntitiesGetLatestValues")

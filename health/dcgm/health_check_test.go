@@ -63,17 +63,10 @@ func TestHealthCheckOfUnmeasuredGPUs(t *testing.T) {
 				b.lib.Incident(script.GPU, gpu, 0x40, 10, 11, "Cannot reliably read the power usage")
 			}
 			b.lib.Incident(script.GPU, 1, 0x1, 10, 3, "Detected 1000 PCIe replays")
-			for second := range 20 {
-				b.add(time.Second)
+			seconds, err := b.pollUntilFailure(func() {
 				b.sampleGPUs(3)
 				b.blankGPUs(gpus...)
-				r, err := b.Poll(t.Context())
-				if err != nil {
-					if len(gpus) < 3 || second < 2 || !errors.Is(err, errBlind) {
-						t.Errorf("after %d s: %v", second, err)
-					}
-					return
-				}
+			}, func(second int, r *health.Reading) {
 				for _, s := range r.Samples {
 					blind := len(gpus) == 3 || s.Device == gpuID(2)
 					if s.Checked == blind {
@@ -91,9 +84,9 @@ func TestHealthCheckOfUnmeasuredGPUs(t *testing.T) {
 				if got := r.Samples[1].Incidents; (len(got) == 1) != (len(gpus) == 1) {
 					t.Errorf("after %d s: incidents of a measured GPU: %v", second, got)
 				}
-			}
-			if len(gpus) == 3 {
-				t.Error("the session did not end")
+			})
+			if errors.Is(err, errBlind) != (len(gpus) == 3) || err != nil && seconds < 3 {
+				t.Errorf("after %d s: %v", seconds, err)
 			}
 		})
 	}

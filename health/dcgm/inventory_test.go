@@ -102,8 +102,7 @@ func TestTexts(t *testing.T) {
 	}
 	b.lib.Text(script.CI, 0, 53, "of an instance", 0, b.clock.now())
 	b.lib.Text(script.GPU, 2, 85, "<<<NOT_SUPPORTED>>>", 0, b.clock.now())
-	cfg := testConfig()
-	cfg.Fields = append(cfg.Fields, 53, 85, 57, 1, 51, 515) // 51 has no value, 515 is neither a number nor a text
+	cfg := testConfig(53, 85, 57, 1, 51, 515) // 51 has no value, 515 is neither a number nor a text
 	b.open(cfg)
 	b.poll()
 	want := map[health.DeviceID]map[health.Field]string{
@@ -172,8 +171,7 @@ func TestTextChanges(t *testing.T) {
 		}
 	}
 	set("UP")
-	cfg := testConfig()
-	cfg.Fields = append(cfg.Fields, 85)
+	cfg := testConfig(85)
 	b.open(cfg)
 	poll := func() (texts []string) {
 		b.pollAfter(10*time.Second, 2)

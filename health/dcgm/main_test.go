@@ -203,9 +203,9 @@ func hostConfig() Config {
 	return cfg
 }
 
-// testConfig watches temperature and power every ten seconds.
-func testConfig() Config {
-	return Config{Interval: 10 * time.Second, Fields: []health.Field{health.FieldGPUTemp, health.FieldPower}}
+// testConfig watches temperature, power and other fields every ten seconds.
+func testConfig(others ...health.Field) Config {
+	return Config{Interval: 10 * time.Second, Fields: append([]health.Field{health.FieldGPUTemp, health.FieldPower}, others...)}
 }
 
 // open opens a session. The cleanup closes it and checks that it leaves nothing in DCGM.
@@ -288,6 +288,21 @@ func (b *fixture) poll() (map[health.DeviceID]health.Sample, *health.Reading) {
 		samples[s.Device] = s
 	}
 	return samples, r
+}
+
+// pollUntilFailure polls once a second after sample, passes each reading to check, and returns the second in which a poll
+// fails with its error; nil after 120 seconds.
+func (b *fixture) pollUntilFailure(sample func(), check func(second int, r *health.Reading)) (seconds int, err error) {
+	for second := range 120 {
+		b.add(time.Second)
+		sample()
+		r, err := b.Poll(context.Background())
+		if err != nil {
+			return second + 1, err
+		}
+		check(second, r)
+	}
+	return 120, nil
 }
 
 // pollAfter advances the clock, samples n GPUs and polls.

@@ -130,29 +130,6 @@ func TestMonitorXIDBetweenPolls(t *testing.T) {
 	})
 }
 
-func TestMonitorLostGPUReturns(t *testing.T) {
-	testMonitor(t, 3, testConfig(), func(c *monitorFixture) {
-		c.lib.Entity(script.GPU, 1, statusLost)
-		c.pass(2, nil)
-		c.expect("lost", health.Healthy, health.Unhealthy, health.Healthy)
-		if got := c.device(1).Verdict.Cause(); got != health.CauseLost {
-			t.Errorf("cause %s", got)
-		}
-		c.lib.Entity(script.GPU, 1, statusOK)
-		c.pass(3, nil)
-		c.expect("back", health.Healthy, health.Healthy, health.Healthy)
-		if got := c.device(1).Sample.Values[health.FieldGPUTemp]; got != 41 {
-			t.Errorf("temperature %v of the returned GPU", got)
-		}
-		c.setStatus(3, statusDetached) // as while one GPU is bound (OBSERVED.md#short-detach)
-		c.pass(1, nil)
-		c.expect("detached", health.Healthy, health.Healthy, health.Healthy)
-		c.setStatus(3, statusOK)
-		c.pass(5, nil)
-		c.expect("attached", health.Healthy, health.Healthy, health.Healthy)
-	})
-}
-
 // While the engine is dead the states stay. The new engine's XIDs count once: those meanwhile, and those that it reads from
 // the kernel log again (OBSERVED.md#dead-engine).
 func TestMonitorDeadEngine(t *testing.T) {

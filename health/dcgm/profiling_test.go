@@ -29,8 +29,7 @@ func TestProfiling(t *testing.T) {
 			b.lib.Profiling(0, 1001)
 			b.lib.Profiling(0, 1002)
 			b.lib.Float(script.GPU, 0, 1001, 0.5, 0, b.clock.now())
-			cfg := testConfig()
-			cfg.Fields = append(cfg.Fields, tt.fields...)
+			cfg := testConfig(tt.fields...)
 			b.open(cfg)
 			samples, _ := b.poll()
 			if v := samples[gpuID(0)].Values; v[1001] != tt.want || v[health.FieldGPUTemp] != 40 {
@@ -56,8 +55,7 @@ func TestProfilingMixedGPUs(t *testing.T) {
 	b.lib.Float(script.CI, 0, 1001, 0.7, 0, b.clock.now())
 	core, logs := observer.New(zap.WarnLevel)
 	b.log = zap.New(core)
-	cfg := testConfig()
-	cfg.Fields = append(cfg.Fields, 1001, 1003)
+	cfg := testConfig(1001, 1003)
 	b.open(cfg)
 	expect := func() {
 		t.Helper()
@@ -83,11 +81,4 @@ func TestProfilingMixedGPUs(t *testing.T) {
 			t.Errorf("logged fields %v, want %s", fields, want)
 		}
 	}
-}
-
-func TestProfilingNotRequested(t *testing.T) {
-	b := newFixture(t, 1)
-	b.lib.Profiling(0, 1001)
-	b.open(testConfig())
-	b.expectCalls("dcgmProfGetSupportedMetricGroups", 0)
 }

@@ -26,12 +26,7 @@ func TestBlindEngineEndsSession(t *testing.T) {
 			for id := range uint(2) {
 				b.lib.Int(script.GPU, id, 54, blankInt64, 0, b.clock.now())
 			}
-			var err error
-			seconds := 0
-			for ; err == nil && seconds < 20; seconds++ {
-				b.add(time.Second)
-				_, err = b.Poll(t.Context())
-			}
+			seconds, err := b.pollUntilFailure(func() {}, func(int, *health.Reading) {})
 			if !errors.Is(err, errBlind) || seconds > 5 {
 				t.Fatalf("after %d s: %v", seconds, err)
 			}
@@ -48,12 +43,7 @@ func TestFrozenEngineEndsSession(t *testing.T) {
 	for range 60 {
 		b.pollAfter(time.Second, 2)
 	}
-	var err error
-	seconds := 0
-	for ; err == nil && seconds < 100; seconds++ {
-		b.add(time.Second)
-		_, err = b.Poll(t.Context())
-	}
+	seconds, err := b.pollUntilFailure(func() {}, func(int, *health.Reading) {})
 	if !errors.Is(err, errFrozen) || seconds < 30 || seconds > 35 {
 		t.Errorf("after %d s: %v, want errFrozen after 30 s", seconds, err)
 	}
@@ -83,8 +73,7 @@ func TestStaleGPU(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newFixture(t, 3)
 			b.addInstances(2, map[uint][]uint{0: {0}})
-			cfg := testConfig()
-			cfg.Fields = append(cfg.Fields, health.FieldFBUsed)
+			cfg := testConfig(health.FieldFBUsed)
 			b.open(cfg)
 			b.poll()
 			pass := func(sample func(*fixture)) map[health.DeviceID]health.Sample {
@@ -152,20 +141,16 @@ func TestNoGPUIsStaleIfAllAre(t *testing.T) {
 				b.open(testConfig())
 				b.poll()
 				b.pollAfter(time.Second, 2)
-				for second := range 60 {
-					b.add(time.Second)
-					others(b)
-					r, err := b.Poll(t.Context())
-					if err != nil {
-						return
-					}
+				seconds, err := b.pollUntilFailure(func() { others(b) }, func(second int, r *health.Reading) {
 					for _, s := range r.Samples {
 						if s.Stale {
 							t.Fatalf("after %d s: %s is stale", second, s.Device)
 						}
 					}
+				})
+				if err == nil || seconds > 60 {
+					t.Errorf("after %d s: %v", seconds, err)
 				}
-				t.Error("the session did not end")
 			})
 		}
 	}
@@ -223,23 +208,16 @@ func TestEngineBlindAtOpen(t *testing.T) {
 	b.blankGPUs(0, 1)
 	b.lib.Incident(script.GPU, 0, 0x40, 10, 11, "Cannot reliably read the power usage")
 	b.open(testConfig())
-	for second := range 120 {
-		r, err := b.Poll(t.Context())
-		if err != nil {
-			if !errors.Is(err, errBlind) {
-				t.Errorf("after %d s: %v", second, err)
-			}
-			return
-		}
+	seconds, err := b.pollUntilFailure(func() { b.blankGPUs(0, 1) }, func(second int, r *health.Reading) {
 		for _, s := range r.Samples {
 			if s.Checked || len(s.Incidents) != 0 {
 				t.Fatalf("after %d s: %s: checked %v, incidents %v", second, s.Device, s.Checked, s.Incidents)
 			}
 		}
-		b.add(time.Second)
-		b.blankGPUs(0, 1)
+	})
+	if !errors.Is(err, errBlind) {
+		t.Errorf("after %d s: %v", seconds, err)
 	}
-	t.Error("the session did not end")
 }
 
 // A rebuild recovers from a host engine whose clock was set back, without an error or a lost XID

@@ -95,7 +95,7 @@ func oneOf(key, value string, accepted ...string) error {
 	if slices.Contains(accepted, value) {
 		return nil
 	}
-	return fmt.Errorf("%s: %q is not known; use one of %s", key, value, strings.Join(accepted, ", "))
+	return fmt.Errorf("%s: expected one of %s, got %q", key, strings.Join(accepted, ", "), value)
 }
 
 func (c Config) validateKubeletDir() error {

@@ -27,11 +27,11 @@ type Device struct {
 	withheld string // why a working device is not offered to new pods; empty if it is offered
 }
 
-// Healthy reports whether the kubelet may allocate the device. Only health.Unhealthy prevents that: missing knowledge
-// about a GPU is no reason to stop a node.
+// Healthy reports whether the kubelet may allocate the device. Only health.Unhealthy prevents that: a
+// node does not stop because the state of a GPU is unknown.
 func (d Device) Healthy() bool { return d.usable() && d.withheld == "" }
 
-// usable reports whether the device itself is usable.
+// usable reports whether the device itself is fit for containers, withheld or not.
 func (d Device) usable() bool { return d.State.Verdict.State != health.Unhealthy }
 
 // Layout returns the resources of a snapshot, sorted. It returns none if there are no devices to offer or the plugin is

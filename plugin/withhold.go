@@ -34,7 +34,7 @@ func (w withheldDevice) String() string {
 //
 // This is not a finding. A finding applies to a whole device, so it would mark a working GPU as broken on /metrics, in
 // the node's condition and in the IDs of its pods; it would also need the layout, which package health does not know.
-// There is no state: the result follows from the layout and the last known holders, and ends with the holder. While the
+// Nothing is stored: the result follows from the layout and the last known holders, and ends with the holder. While the
 // holders are unknown, nothing is withheld.
 func (l *layout) withhold(holders map[health.DeviceID][]Holder, snap *health.Snapshot) {
 	if len(holders) == 0 || len(l.resources) == 0 {

@@ -85,7 +85,7 @@ func TestOpenWithMissingFunctions(t *testing.T) {
 			dir := libraryDir(t)
 			if flag != "" {
 				dir = t.TempDir()
-				if _, err := compile(dir, flag); err != nil {
+				if _, err := compile(dir, flag, "-O0"); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -81,7 +81,7 @@ func compile(dir string, flags ...string) (string, error) {
 	}
 	path := filepath.Join(dir, soname)
 	args := append([]string{
-		"-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden",
+		"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden",
 		"-Wl,-soname," + soname, "-I" + filepath.Join(strings.TrimSpace(string(module)), "pkg", "dcgm"),
 		"-o", path, "testdata/libdcgm.c", "testdata/groups.c", "testdata/checks.c", "testdata/script.c", "-lpthread",
 	}, flags...)

@@ -66,7 +66,7 @@ func TestMIGDevices(t *testing.T) {
 	if values[health.FieldFBUsed] != 109 {
 		t.Errorf("memory used by the instance: %v, want 109", values[health.FieldFBUsed])
 	}
-	if power, there := values[health.FieldPower]; there {
+	if power, ok := values[health.FieldPower]; ok {
 		t.Errorf("power of an instance: %v, want none", power)
 	}
 	b.lib.Entity(script.GPU, 0, statusLost)
@@ -262,15 +262,15 @@ func TestXIDOfPreviousInstance(t *testing.T) {
 	b.replaceInstance(7, migUUID(70))
 	b.pollAfter(10*time.Second, 1)
 	b.add(2 * time.Second)
-	made := b.clock.now()
+	createdAt := b.clock.now()
 	b.sampleGPUs(1)
 	samples, _ := b.poll()
-	s, there := samples[migID(70)]
-	if v, shown := s.Values[health.FieldXID]; !there || len(s.XIDs) != 0 || shown {
-		t.Errorf("the new device: %v, XIDs %v, value of field 230 %v", there, s.XIDs, v)
+	s, ok := samples[migID(70)]
+	if v, shown := s.Values[health.FieldXID]; !ok || len(s.XIDs) != 0 || shown {
+		t.Errorf("new device listed %v: XIDs %v, value of field 230 %v", ok, s.XIDs, v)
 	}
 	b.lib.Row(script.CI, 0, 95, 0, at) // another client watches it
-	b.lib.Row(script.CI, 0, 31, 0, made)
+	b.lib.Row(script.CI, 0, 31, 0, createdAt)
 	if got := xidCodes(b.pollAfter(10*time.Second, 1)[migID(70)]); !slices.Equal(got, []int{31}) {
 		t.Errorf("XIDs %v, want 31 only", got)
 	}

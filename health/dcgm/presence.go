@@ -24,7 +24,7 @@ type presence struct {
 // update takes the GPU's status. It reports whether the presence has changed, and whether the GPU has returned: DCGM may
 // then have forgotten its watches.
 func (p *presence) update(status dcgm.EntityStatus, now time.Time) (changed, returned bool) {
-	before, was := p.current, p.status
+	oldPresence, oldStatus := p.current, p.status
 	p.status = status
 	if status != dcgm.EntityStatusDetached {
 		p.detachedSince = time.Time{}
@@ -46,7 +46,7 @@ func (p *presence) update(status dcgm.EntityStatus, now time.Time) (changed, ret
 	default: // OK; unsupported, fake and disabled concern DCGM's support, not the GPU
 		p.current = health.Present
 	}
-	return p.current != before, reachable(status) && unreachable(was)
+	return p.current != oldPresence, reachable(status) && unreachable(oldStatus)
 }
 
 func reachable(s dcgm.EntityStatus) bool {

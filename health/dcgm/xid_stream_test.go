@@ -39,7 +39,7 @@ func TestXIDIsDeliveredOnce(t *testing.T) {
 	if got := samples[gpuID(0)]; len(got.XIDs) != 0 {
 		t.Errorf("XIDs of another GPU: %v", got.XIDs)
 	}
-	if _, there := samples[gpuID(0)].Values[health.FieldXID]; there {
+	if _, ok := samples[gpuID(0)].Values[health.FieldXID]; ok {
 		t.Error("value of field 230 on a GPU without XIDs")
 	}
 	for range 100 {

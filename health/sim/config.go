@@ -62,7 +62,7 @@ func (c Config) Validate() error {
 		}
 		add(key, e.validate()...)
 		if p != nil {
-			add(key, e.validateFor(*p)...)
+			add(key, e.validateFor(p)...)
 		}
 	}
 	for i, x := range c.Past {

@@ -110,7 +110,7 @@ func (e *Event) validate() (errs []error) {
 }
 
 // validateFor returns the errors of the event on the GPUs of a profile.
-func (e *Event) validateFor(p profile) (errs []error) {
+func (e *Event) validateFor(p *profile) (errs []error) {
 	n := len(p.pci)
 	switch {
 	case e.GPU == nil:
@@ -131,7 +131,7 @@ func (e *Event) validateFor(p profile) (errs []error) {
 // supporting returns the names of the profiles that support an effect.
 func supporting(f *effect) (names []string) {
 	for _, p := range profiles() {
-		if len(p.pci) > 0 && f.supports(p) {
+		if len(p.pci) > 0 && f.supports(&p) {
 			names = append(names, p.name)
 		}
 	}

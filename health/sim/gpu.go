@@ -129,7 +129,7 @@ func (g *gpu) values(t float64, c *gpuState, to []map[health.Field]float64) []ma
 		v[health.FieldRetiredSBE], v[health.FieldRetiredPending] = 0, 0
 	}
 	for i := range effects {
-		if f := &effects[i]; f.metric != 0 && f.supports(g.profile) {
+		if f := &effects[i]; f.metric != 0 && f.supports(&g.profile) {
 			v[f.metric] = f.value(&c.Event)
 		}
 	}

@@ -35,11 +35,12 @@ func (p profile) withPartitions(partitions []string) profile {
 	return p
 }
 
-// repartition updates the devices to the partitions that events have set. Called with mu held.
-func (s *Source) repartition(at time.Time) {
+// updateGPUs merges the layers, and replaces the devices if that changes a partition. Called with mu held.
+func (s *Source) updateGPUs(at time.Time) {
 	partitions, changed := make([]string, len(s.gpus)), false
 	for i := range partitions {
-		partitions[i] = valueOf(s.gpuState(i).MIG)
+		s.states[i] = s.control.gpus[i].over(s.scenario.gpus[i])
+		partitions[i] = valueOf(s.states[i].MIG)
 		changed = changed || partitions[i] != s.partitions[i]
 	}
 	if !changed {

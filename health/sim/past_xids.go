@@ -24,7 +24,7 @@ func (x PastXID) validate(p *profile) (errs []error) {
 	if x.GPU == nil {
 		errs = append(errs, keyErrorf("gpu", "is missing; use the index of a GPU"))
 	} else if p != nil {
-		errs = append(errs, e.validateFor(*p)...)
+		errs = append(errs, e.validateFor(p)...)
 	}
 	if x.XID == nil {
 		errs = append(errs, keyErrorf("xid", "is missing; use the number of an XID"))

@@ -38,7 +38,7 @@ func (s *Source) advance(now time.Time) {
 		s.loopStart, s.next = at, 0
 		s.scenario.source = ""
 		clear(s.scenario.gpus)
-		s.repartition(s.start.Add(at))
+		s.updateGPUs(s.start.Add(at))
 		s.updateState()
 	}
 	if changed {

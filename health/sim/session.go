@@ -95,7 +95,7 @@ func (s *Source) reading(now time.Time) *health.Reading {
 	)
 	for i := range s.gpus {
 		g := &s.gpus[i]
-		c := s.gpuState(i)
+		c := &s.states[i]
 		presence := health.Present
 		switch {
 		case blind:
@@ -103,7 +103,7 @@ func (s *Source) reading(now time.Time) *health.Reading {
 		case valueOf(c.Lost):
 			presence = health.Lost
 		case !valueOf(c.Stale):
-			values = g.values(t, &c, values[:0])
+			values = g.values(t, c, values[:0])
 		}
 		for n := range 1 + len(g.slices) {
 			sample := health.Sample{Device: s.devices[g.device+n].ID, At: now, Presence: presence}

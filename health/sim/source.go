@@ -30,6 +30,7 @@ type Source struct {
 	mu         sync.Mutex      // guards everything below
 	gpus       []gpu           // by index
 	devices    []health.Device // shared with readings: immutable
+	states     []gpuState      // of each GPU, from both layers
 	partitions []string        // of each GPU; "": that of the profile
 	start      time.Time       // of the first Open; zero before it
 	loopStart  time.Duration   // of the current loop, since start
@@ -65,7 +66,7 @@ func New(cfg Config, log *zap.Logger) (*Source, error) {
 	}
 	s := &Source{
 		cfg: cfg, profile: *p, log: log, devices: p.devices(cfg.Seed), events: slices.Clone(cfg.Scenario),
-		partitions: make([]string, len(p.pci)), state: sourceUp, changed: make(chan struct{}), sessions: map[*session]struct{}{},
+		states: make([]gpuState, len(p.pci)), partitions: make([]string, len(p.pci)), state: sourceUp, changed: make(chan struct{}), sessions: map[*session]struct{}{},
 		scenario: layer{gpus: make([]gpuState, len(p.pci))},
 		control:  layer{gpus: make([]gpuState, len(p.pci))},
 	}
@@ -128,11 +129,6 @@ func (s *Source) awaitUp(ctx context.Context, ses *session) error {
 	}
 }
 
-// gpuState returns the effects of events from both layers on a GPU. Called with mu held.
-func (s *Source) gpuState(gpu int) gpuState {
-	return s.control.gpus[gpu].over(s.scenario.gpus[gpu])
-}
-
 // blind reports whether the source lists GPUs and has no values of any. If every GPU on the bus is stale, the fault is
 // the source's and not theirs. Called with mu held.
 func (s *Source) blind() bool {
@@ -144,7 +140,7 @@ func (s *Source) blind() bool {
 	}
 	blind := false
 	for i := range s.gpus {
-		switch c := s.gpuState(i); {
+		switch c := &s.states[i]; {
 		case valueOf(c.Lost):
 		case !valueOf(c.Stale):
 			return false
@@ -163,7 +159,7 @@ func (s *Source) removeUser() {
 
 // inject applies an event from the control socket now. It fails if the event is invalid for the profile.
 func (s *Source) inject(e Event) error {
-	if err := errors.Join(append(e.validate(), e.validateFor(s.profile)...)...); err != nil {
+	if err := errors.Join(append(e.validate(), e.validateFor(&s.profile)...)...); err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -189,7 +185,7 @@ func (s *Source) apply(e Event, to *layer, from string, at time.Time) {
 			g.add(*e.XID)
 			g.queue = g.queue.add(queuedXID{code: *e.XID, times: valueOf(cmp.Or(e.Times, new(1))), at: at})
 		}
-		s.repartition(at) // last: it replaces s.gpus
+		s.updateGPUs(at) // last: it may replace s.gpus
 	}
 	s.log.Info("simulated event", fields...)
 	if e.Source != nil {

@@ -97,9 +97,9 @@ func (f *File) Load(path string) (Saved, error) {
 		}
 		return s, err
 	}
-	s, err := f.adoptPath(path)
-	f.report(path, nil, f.unwritable(path, err))
-	return s, err
+	s, replaced, err := f.adoptPath(path)
+	f.report(path, nil, err)
+	return s, errors.Join(replaced, err)
 }
 
 // acquire makes sure that this process holds the lock of path, also after its file was removed.
@@ -126,13 +126,15 @@ func (f *File) release() {
 	f.lock = nil
 }
 
-// adoptPath reads or sets aside the content of path, so that path may be written. The caller holds the lock.
-func (f *File) adoptPath(path string) (Saved, error) {
+// adoptPath reads or sets aside the content of path, so that path may be written. replaced says what was set aside and why;
+// err says why path may not be written. The caller holds the lock.
+func (f *File) adoptPath(path string) (s Saved, replaced, err error) {
 	info, statErr := os.Stat(path) // before the content, so that a later change is noticed
 	if statErr != nil {
 		info = nil
 	}
-	s, text, err := readFile(path)
+	var text []byte
+	s, text, err = readFile(path)
 	suffix := ".damaged"
 	switch {
 	case err != nil && text == nil:
@@ -142,14 +144,14 @@ func (f *File) adoptPath(path string) (Saved, error) {
 	case err == nil && s.newer > 0:
 		err, suffix = fmt.Errorf("has version %d of a newer release", s.newer), fmt.Sprintf(".version%d", s.newer)
 	}
-	var aside string
 	if err != nil {
 		info = nil
-		var asideErr error
-		if aside, asideErr = setAside(path, suffix); asideErr != nil {
+		aside, asideErr := setAside(path, suffix)
+		if asideErr != nil {
 			f.unreadPath = path
-			return s, fmt.Errorf("%s %w; cannot set it aside: %w; writing nothing there", path, err, asideErr)
+			return s, nil, fmt.Errorf("%s %w; cannot set it aside: %w; writing nothing there", path, err, asideErr)
 		}
+		replaced = fmt.Errorf("%s %w; set aside as %s", path, err, aside)
 	}
 	f.path, f.written, f.info, f.saved = path, nil, info, s
 	if path == f.unreadPath {
@@ -158,18 +160,7 @@ func (f *File) adoptPath(path string) (Saved, error) {
 	if err := removeTemporaries(path); err != nil {
 		f.log.Warn("cannot remove a temporary file", zap.Error(err))
 	}
-	if err == nil {
-		return s, nil
-	}
-	return s, fmt.Errorf("%s %w; set aside as %s", path, err, aside)
-}
-
-// unwritable returns err if path may not be written.
-func (f *File) unwritable(path string, err error) error {
-	if f.path == path {
-		return nil
-	}
-	return err
+	return s, replaced, nil
 }
 
 // Run saves the snapshots until ctx ends, and a last time then, so that nothing is lost that the monitor found before it
@@ -208,10 +199,10 @@ func (f *File) save(path string, s *health.Snapshot, last bool) (wait time.Durat
 	f.begin()
 	err := f.acquire(path)
 	if err == nil && path != f.path {
-		if _, err = f.adoptPath(path); err != nil && path == f.path {
-			f.log.Warn("set aside an existing file", zap.String("key", "health.stateFile"), zap.Error(err))
+		var replaced error
+		if _, replaced, err = f.adoptPath(path); replaced != nil {
+			f.log.Warn("set aside an existing file", zap.String("key", "health.stateFile"), zap.Error(replaced))
 		}
-		err = f.unwritable(path, err)
 	}
 	if err == nil {
 		err = f.write(path, s, last)

@@ -47,7 +47,7 @@ func TestCommands(t *testing.T) {
 		code int
 		want []string
 	}{
-		{[]string{"version"}, 0, []string{"gpu-node-agent ", "go1.", "go-dcgm v1.", "GOOS=linux", "-race=true"}},
+		{[]string{"version"}, 0, []string{"gpu-node-agent ", "go1.", "go-dcgm v1.", "GOOS=linux"}},
 		{[]string{"version", "-o", "json"}, 0, []string{`"version": "dev"`, `"modified": `, `"goDCGM": "v1.`, `"GOOS": "linux"`}},
 		{[]string{"--version"}, 0, []string{"gpu-node-agent dev", "go1.", "go-dcgm v1."}},
 		{[]string{"-v"}, 0, []string{"gpu-node-agent dev", "go1.", "go-dcgm v1."}},

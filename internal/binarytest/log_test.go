@@ -4,6 +4,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -42,7 +43,10 @@ func TestBlockedLog(t *testing.T) {
 		p.awaitMetrics("gpu_node_agent_config_last_reload_successful 0")
 		return p, read
 	}
-	dropped := func(p *process) bool { return p.metric("gpu_node_agent_log_dropped_total") != "0" }
+	dropped := func(p *process) bool {
+		_, page := p.get("/metrics")
+		return regexp.MustCompile(`(?m)^gpu_node_agent_log_dropped_total [1-9]`).MatchString(page)
+	}
 
 	t.Run("read again", func(t *testing.T) {
 		p, stderr := begin(t)

@@ -14,7 +14,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -65,7 +67,9 @@ func build(dir string) error {
 	if *screenshots != "" {
 		ldflags += " -X main.version=1.0.0"
 	}
-	build := exec.Command("go", "build", "-race", "-ldflags", ldflags, "-o", binary, "github.com/gpu-node-agent/gpu-node-agent")
+	info, _ := debug.ReadBuildInfo()
+	race := slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) // the agent has the race detector if the tests have it
+	build := exec.Command("go", "build", "-race="+strconv.FormatBool(race), "-ldflags", ldflags, "-o", binary, "github.com/gpu-node-agent/gpu-node-agent")
 	build.Stderr = os.Stderr
 	return build.Run()
 }
@@ -233,15 +237,6 @@ func (p *process) countHolders(pod string) int {
 		}
 	}
 	return n
-}
-
-// metric returns the value of a metric without labels, "" if there is none.
-func (p *process) metric(name string) string {
-	_, page := p.get("/metrics")
-	if m := regexp.MustCompile(`(?m)^` + name + ` (.*)$`).FindStringSubmatch(page); m != nil {
-		return m[1]
-	}
-	return ""
 }
 
 // findings returns how many devices have a finding of a cause.

@@ -14,9 +14,10 @@ import (
 // digit, and hostPath of a device node (SPEC.md of CDI).
 const specVersion = "0.5.0"
 
-// newSpec returns the spec of the devices: the device nodes of each, and the driver files, which are common to all. There
-// is no device "all": with it a container could use GPUs that were not allocated to it. A device without known nodes is
-// left out with a warning, so that one broken GPU does not affect the others; Allocate refuses it.
+// newSpec returns the spec of the devices: the device nodes of each, and the driver files, which are common to all. It
+// does not declare a device "all", by which a container could use GPUs that were not allocated to it. It leaves out a
+// device without known nodes and returns a warning, so that one broken GPU does not affect the others; Allocate refuses
+// the device.
 //
 // NVIDIA's library (nvidia-container-toolkit/pkg/nvcdi) would find the files more reliably, but its v1.20.1 requires cgo,
 // which this agent is built without, and opens NVML in a process that already has DCGM. To use NVIDIA's library, leave

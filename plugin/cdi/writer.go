@@ -158,8 +158,8 @@ type specFile struct {
 type MissingError struct {
 	Kind    string
 	Dirs    []string
-	Devices []string // the names that are not in the specs; nil: there is no spec of the kind
-	Names   []string // the names that are
+	Devices []string // the names that the specs lack; nil: no spec has the kind
+	Names   []string // the names that the specs have
 }
 
 func (e *MissingError) Error() string {
@@ -171,7 +171,7 @@ func (e *MissingError) Error() string {
 		e.Kind, dirs, Abbreviate(e.Devices), Abbreviate(e.Names))
 }
 
-// check reports whether the specs of others have all offered devices.
+// check returns an error unless the specs of others have all offered devices.
 func (w *Writer) check(in Input) error {
 	dirs, kind := []string{w.StaticDir, in.Config.Dir}, in.Config.EffectiveKind()
 	if files := specFiles(dirs); w.kind != kind || !slices.Equal(files, w.specs) {

@@ -38,8 +38,7 @@ func Import(text []byte, base plugin.Config) (plugin.Config, []string, error) {
 	return in.Config, in.warnings, nil
 }
 
-// checkFormat returns an error for YAML that is no such file, which would otherwise have no effect. It accepts an empty
-// file.
+// checkFormat returns an error for other YAML files, which would have no effect. It accepts an empty file.
 func checkFormat(tree map[string]any) error {
 	if len(tree) == 0 {
 		return nil
@@ -95,7 +94,7 @@ func (in *importer) section(prefix string, tree map[string]any) {
 		case isMap:
 			in.section(key+".", sub)
 		default:
-			in.fail(key, "is not a section; write keys below it")
+			in.fail(key, "expected keys below it, got %v", value)
 		}
 	}
 }
@@ -110,7 +109,7 @@ func (in *importer) key(key string, value any) {
 	switch k := strings.ToLower(key); k {
 	case "version":
 		if value != "v1" && value != "" {
-			in.fail(key, "%v is not supported; use v1", value)
+			in.fail(key, "expected v1, got %v", value)
 		}
 	case "flags.migstrategy":
 		in.oneOf(key, value, &in.MIGStrategy, plugin.MIGNone, plugin.MIGSingle, plugin.MIGMixed)
@@ -194,7 +193,7 @@ func (in *importer) text(key string, value any, to *string) {
 func (in *importer) oneOf(key string, value any, to *string, accepted ...string) {
 	s, ok := value.(string)
 	if !ok || !slices.Contains(accepted, s) {
-		in.fail(key, "%v is not known; use one of %s", value, strings.Join(accepted, ", "))
+		in.fail(key, "expected one of %s, got %v", strings.Join(accepted, ", "), value)
 		return
 	}
 	*to = s
@@ -220,13 +219,13 @@ func (in *importer) deviceList(key string, value any) {
 			all = append(all, fmt.Sprint(e))
 		}
 	default:
-		in.fail(key, "%v is not known; use one or more of %s", value, strings.Join(plugin.DeviceLists(), ", "))
+		in.fail(key, "expected one or more of %s, got %v", strings.Join(plugin.DeviceLists(), ", "), value)
 		return
 	}
 	var list []string
 	for _, s := range all {
 		if !slices.Contains(plugin.DeviceLists(), s) {
-			in.fail(key, "%q is not known; use one or more of %s", s, strings.Join(plugin.DeviceLists(), ", "))
+			in.fail(key, "expected one or more of %s, got %q", strings.Join(plugin.DeviceLists(), ", "), s)
 			return
 		}
 		if !slices.Contains(list, s) {

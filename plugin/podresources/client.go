@@ -35,7 +35,7 @@ type Timing struct {
 	Refresh      time.Duration // between queries
 	QuickRefresh time.Duration // between queries after an allocation or a kubelet start
 	Call         time.Duration // timeout of a query
-	MaxAge       time.Duration // of an answer that is kept while there is no newer one
+	MaxAge       time.Duration // of an answer that is kept while queries fail
 }
 
 // Client queries the kubelet over one connection and publishes the answers. No caller waits for the kubelet.

@@ -22,11 +22,12 @@ type Holder struct {
 // Holders are the containers that hold each device, as of one answer of the kubelet. It is immutable once published.
 type Holders struct {
 	At  time.Time                    // when the kubelet was asked; zero before its first answer
-	Err string                       // why there is no newer answer; empty if the last query succeeded
+	Err string                       // why the last query failed; empty if it succeeded
 	By  map[health.DeviceID][]Holder // sorted; nil if unknown
 }
 
-// Resolver returns the device behind a kubelet ID of a resource; ok is false if it is no GPU of this node.
+// Resolver returns the device behind a kubelet ID of a resource; ok is false if this
+// node has no such GPU.
 type Resolver func(resource, id string) (device health.DeviceID, ok bool)
 
 // HoldersByDevice groups the containers of an answer by device. It omits IDs that do not resolve.

@@ -33,7 +33,9 @@ func TestHoldersByDevice(t *testing.T) {
 
 func TestAllocatableIDs(t *testing.T) {
 	got := allocatableIDs(&podsapi.AllocatableResourcesResponse{Devices: []*podsapi.ContainerDevices{
-		{ResourceName: "a/b", DeviceIds: []string{"2"}}, {ResourceName: "a/b", DeviceIds: []string{"1"}}, {ResourceName: "a/b", DeviceIds: []string{"2"}},
+		{ResourceName: "a/b", DeviceIds: []string{"2"}},
+		{ResourceName: "a/b", DeviceIds: []string{"1"}},
+		{ResourceName: "a/b", DeviceIds: []string{"2"}},
 		{ResourceName: "a/c", DeviceIds: []string{"1"}},
 	}})
 	if want := map[string][]string{"a/b": {"1", "2"}, "a/c": {"1"}}; !reflect.DeepEqual(got, want) {

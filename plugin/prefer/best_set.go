@@ -12,7 +12,7 @@ type graph struct {
 	loss  []int32   // by candidate: score with all devices that can be chosen
 }
 
-// maxExact candidates are searched exhaustively: of 16 there are 12870 sets of 8.
+// maxExact is the largest number of candidates for an exact search: 16 have 12870 sets of 8.
 const maxExact = 16
 
 func newGraph(candidates, size int) *graph {

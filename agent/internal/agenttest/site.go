@@ -119,11 +119,12 @@ func (s *Site) Write(name, text string) {
 	WriteFile(s.T, s.Dir, name, text)
 }
 
-// WriteFile writes a file in a directory and returns its path.
+// WriteFile writes a file in a directory and returns its path. It is atomic, because a reload may read the file at any time,
+// and an empty web configuration is valid.
 func WriteFile(t *testing.T, dir, name, text string) string {
 	t.Helper()
 	path := filepath.Join(dir, name)
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+	if err := errors.Join(os.WriteFile(path+".new", []byte(text), 0o600), os.Rename(path+".new", path)); err != nil {
 		t.Fatal(err)
 	}
 	return path

@@ -59,11 +59,11 @@ func DefaultConfig() Config {
 // Validate returns all errors. Each starts with its key.
 func (c Config) Validate() error {
 	return errors.Join(
-		inSection("log", c.Log.validate()),
-		inSection("source", c.Source.validate()),
-		inSection("health", c.Health.Validate()),
-		inSection("plugin", c.Plugin.Validate()),
-		inSection("metrics", c.Metrics.Validate()),
+		withPrefix("log.", c.Log.validate()),
+		withPrefix("source.", c.Source.validate()),
+		withPrefix("health.", c.Health.Validate()),
+		withPrefix("plugin.", c.Plugin.Validate()),
+		withPrefix("metrics.", c.Metrics.Validate()),
 	)
 }
 

@@ -49,10 +49,7 @@ func inFile(source string, err error) error {
 	return mapErrors(err, func(err error) error { return fmt.Errorf("%w (in %s)", err, source) })
 }
 
-// inSection completes the key of each joined error.
-func inSection(section string, err error) error { return withPrefix(section+".", err) }
-
-// withPrefix prepends a text to each joined error.
+// withPrefix prepends a text, such as the name of a section and a dot, to each joined error.
 func withPrefix(text string, err error) error {
 	return mapErrors(err, func(err error) error { return fmt.Errorf("%s%w", text, err) })
 }

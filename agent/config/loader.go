@@ -111,10 +111,10 @@ func (l Loader) Load() (Config, error) {
 		// At the start, and while no field is exported, the agent is useful without them. Later this would end every series.
 		err = fmt.Errorf("fieldsFile: %s: no valid field; for no fields at all set fields: []", c.Metrics.FieldsFile)
 	}
-	errs = append(errs, inSection("metrics", err))
+	errs = append(errs, withPrefix("metrics.", err))
 	c.Metrics, c.Notes = resolved, append(c.Notes, resolved.Notes()...)
 	if c.Web, err = web.LoadConfig(c.Metrics.WebConfigFile); err != nil {
-		errs = append(errs, inSection("metrics", err))
+		errs = append(errs, withPrefix("metrics.", err))
 	}
 	xid, notes := c.Health.XID.WithNVIDIAEnv(os.Getenv(health.EnvDisableHealthChecks), os.Getenv(health.EnvEnableHealthChecks))
 	c.Health.XID = xid

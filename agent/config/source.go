@@ -69,7 +69,7 @@ func (c SourceConfig) validate() error {
 	if c.StallAfter < time.Second || c.StallAfter > 10*time.Minute {
 		errs = append(errs, fmt.Errorf("stallAfter: expected 1s to 10m, got %v", c.StallAfter))
 	}
-	errs = append(errs, withPrefix("healthSystems: ", dcgm.ValidateHealthSystems(c.HealthSystems)), inSection("sim", c.Sim.Validate()))
+	errs = append(errs, withPrefix("healthSystems: ", dcgm.ValidateHealthSystems(c.HealthSystems)), withPrefix("sim.", c.Sim.Validate()))
 	return errors.Join(errs...)
 }
 

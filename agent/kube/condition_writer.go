@@ -76,8 +76,8 @@ func (w *conditionWriter) write(ctx context.Context) error {
 			return err
 		}
 		w.current, w.loaded = c, true
-		if desired := w.desired.Load(); desired.matches(c) {
-			w.fingerprint = desired.fingerprint
+		if d := w.desired.Load(); c.Status == d.status && c.Reason == d.reason && c.Message == d.message {
+			w.fingerprint = d.fingerprint
 		}
 	}
 	desired := w.desired.Load()
@@ -95,11 +95,6 @@ func (w *conditionWriter) write(ctx context.Context) error {
 	}
 	w.current, w.fingerprint = next, desired.fingerprint
 	return nil
-}
-
-// matches reports whether a condition already shows the state.
-func (s conditionState) matches(c nodeCondition) bool {
-	return c.Status == s.status && c.Reason == s.reason && c.Message == s.message
 }
 
 // condition returns the condition to write over the current one. Its transition time is when the status was reached,

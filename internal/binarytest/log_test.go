@@ -4,6 +4,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -34,8 +35,7 @@ func TestBlockedLog(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = read.Close() })
 		p := newProcess(t, simConfig)
-		p.stderr = write
-		p.launch()
+		p.launchWithLog(write)
 		_ = write.Close()
 		p.awaitMetrics(`state="healthy"} 1`)
 		// Each reload logs every fault of the configuration: more than a pipe holds.
@@ -43,7 +43,10 @@ func TestBlockedLog(t *testing.T) {
 		p.awaitMetrics("gpu_node_agent_config_last_reload_successful 0")
 		return p, read
 	}
-	dropped := func(p *process) bool { return p.metric("gpu_node_agent_log_dropped_total") != "0" }
+	dropped := func(p *process) bool {
+		_, page := p.get("/metrics")
+		return regexp.MustCompile(`(?m)^gpu_node_agent_log_dropped_total [1-9]`).MatchString(page)
+	}
 
 	t.Run("read again", func(t *testing.T) {
 		p, stderr := begin(t)
@@ -62,7 +65,6 @@ func TestBlockedLog(t *testing.T) {
 		p.await("the count of missing entries", func() bool { return strings.Contains(p.log(), `"entries":`) })
 		p.sim("{gpu: 4, xid: 48}")
 		p.await("the log of a new XID", func() bool { return strings.Contains(p.log(), `"xid":48`) })
-		p.stop()
 	})
 	t.Run("shutdown", func(t *testing.T) {
 		p, _ := begin(t)
@@ -74,6 +76,5 @@ func TestBlockedLog(t *testing.T) {
 		p.sim("{gpu: 3, xid: 79, lost: true}")
 		p.awaitMetrics(`cause="lost"`)
 		p.await("dropped entries", func() bool { return dropped(p) })
-		p.stop()
 	})
 }

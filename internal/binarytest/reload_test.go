@@ -18,14 +18,14 @@ func TestReload(t *testing.T) {
 	p.write(simConfig + "\nhealth: {temperature: 1}") // °C: every GPU is warmer
 	p.awaitMetrics(`cause="temperature"`, "gpu_node_agent_config_last_reload_successful 1")
 
-	p.address = freeAddress(t)
+	_, port, _ := strings.Cut(strings.TrimPrefix(p.URL, "http://"), ":")
+	p.URL = "http://127.0.0.2:" + port
 	p.reload(simConfig + "\nhealth: {recoverAfter: 0s}")
 	p.awaitMetrics(`state="healthy"} 1`)
 
-	const loadedAt = "gpu_node_agent_config_last_reload_success_timestamp_seconds"
-	before := p.metric(loadedAt)
+	before := p.snapshot().Config.Since
 	p.signal(syscall.SIGHUP)
-	p.await("a reload at SIGHUP", func() bool { now := p.metric(loadedAt); return now != "" && now != before })
+	p.await("a reload at SIGHUP", func() bool { return p.snapshot().Config.Since.After(before) })
 }
 
 // After a change from the simulation to DCGM, the kubelet no longer counts simulated GPUs, even if DCGM does not answer.

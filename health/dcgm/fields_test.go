@@ -74,9 +74,7 @@ func TestManyFields(t *testing.T) {
 		if got := samples[migID(4)].Values[health.Field(f)]; got != float64(f) {
 			t.Fatalf("field %d of the MIG device is %v", f, got)
 		}
-		if w, ok := b.lib.Watched(script.GPU, 7, f); !ok || w.Every != cfg.Interval {
-			t.Fatalf("field %d watched %v: %+v", f, ok, w)
-		}
+		b.expectWatch(script.GPU, 7, f, script.Watch{Every: cfg.Interval, Samples: 1})
 	}
 	if got := samples[gpuID(7)].Values[health.FieldGPUTemp]; got != 47 {
 		t.Errorf("temperature %v", got)
@@ -86,30 +84,29 @@ func TestManyFields(t *testing.T) {
 	}
 }
 
+// expectWatch compares how a field of an entity is watched; the zero Watch means that it is not.
+func (b *fixture) expectWatch(kind script.Kind, id, field uint, want script.Watch) {
+	b.t.Helper()
+	if got, _ := b.lib.Watched(kind, id, field); got != want {
+		b.t.Errorf("field %d of %d %d is watched %+v, want %+v", field, kind, id, got, want)
+	}
+}
+
 // Health fields are sampled every second (OBSERVED.md#health-check-interval). DCGM keeps one sample, of XIDs ten minutes,
 // on GPUs, GPU instances and compute instances (OBSERVED.md#instance-numbers).
 func TestWatchIntervals(t *testing.T) {
 	b := newFixture(t, 1)
 	b.addInstances(0, map[uint][]uint{3: {4}})
-	cfg := testConfig(health.FieldFBUsed)
-	b.open(cfg)
-	expectWatch := func(kind script.Kind, id, field uint, want script.Watch) {
-		t.Helper()
-		if got, ok := b.lib.Watched(kind, id, field); !ok || got != want {
-			t.Errorf("field %d of %d %d watched %v: %+v, want %+v", field, kind, id, ok, got, want)
-		}
-	}
+	b.open(testConfig(health.FieldFBUsed))
 	for _, f := range healthFields() {
-		expectWatch(script.GPU, 0, uint(f), script.Watch{Every: time.Second, Samples: 1})
+		b.expectWatch(script.GPU, 0, uint(f), script.Watch{Every: time.Second, Samples: 1})
 	}
-	expectWatch(script.GPU, 0, 155, script.Watch{Every: 10 * time.Second, Samples: 1})
-	expectWatch(script.CI, 4, 252, script.Watch{Every: 10 * time.Second, Samples: 1})
+	b.expectWatch(script.GPU, 0, 155, script.Watch{Every: 10 * time.Second, Samples: 1})
+	b.expectWatch(script.CI, 4, 252, script.Watch{Every: 10 * time.Second, Samples: 1})
 	for kind, id := range map[script.Kind]uint{script.GPU: 0, script.GI: 3, script.CI: 4} {
-		expectWatch(kind, id, 230, script.Watch{Every: time.Second, Keep: 10 * time.Minute})
+		b.expectWatch(kind, id, 230, script.Watch{Every: time.Second, Keep: 10 * time.Minute})
 	}
-	if w, ok := b.lib.Watched(script.CI, 4, 155); ok {
-		t.Errorf("the power of a compute instance is watched: %+v", w)
-	}
+	b.expectWatch(script.CI, 4, 155, script.Watch{}) // for an instance DCGM returns the power of the GPU
 }
 
 // A field that a GPU does not support is absent on that GPU only, and logged once.

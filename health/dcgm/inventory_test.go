@@ -47,9 +47,7 @@ func TestInventory(t *testing.T) {
 	if d := r.Devices[3]; d.NUMA != nil || d.Minor != -1 || d.Memory != 0 {
 		t.Errorf("blank fields: NUMA %v, minor %d, memory %d", d.NUMA, d.Minor, d.Memory)
 	}
-	if _, ok := b.lib.Watched(script.GPU, 0, 53); ok {
-		t.Error("the serial number, which is not requested, is watched")
-	}
+	b.expectWatch(script.GPU, 0, 53, script.Watch{}) // the serial number is not requested
 	b.lib.Fail("dcgmGetDeviceTopology", -3, -1)
 	b.inventoryDirty = true
 	if b.poll(); len(b.devices) != 4 || b.devices[0].Links != nil {
@@ -123,16 +121,10 @@ func TestTexts(t *testing.T) {
 		}
 	}
 	expect("first poll")
-	if w, ok := b.lib.Watched(script.GPU, 0, 53); !ok || w != (script.Watch{Every: time.Minute, Samples: 1}) {
-		t.Errorf("serial number watched %+v, %v", w, ok)
-	}
-	if w, ok := b.lib.Watched(script.GPU, 0, 57); !ok || w.Every != time.Minute {
-		t.Errorf("PCI bus ID watched %+v, %v", w, ok)
-	}
+	b.expectWatch(script.GPU, 0, 53, script.Watch{Every: time.Minute, Samples: 1})
+	b.expectWatch(script.GPU, 0, 57, script.Watch{Every: time.Minute, Samples: 1})
 	for _, id := range []script.Kind{script.GI, script.CI} {
-		if w, ok := b.lib.Watched(id, 0, 53); ok {
-			t.Errorf("serial number of an instance watched %+v", w)
-		}
+		b.expectWatch(id, 0, 53, script.Watch{}) // for an instance DCGM returns that of the GPU
 	}
 
 	// The next poll does not read them. Blank texts keep their values.
@@ -171,8 +163,7 @@ func TestTextChanges(t *testing.T) {
 		}
 	}
 	set("UP")
-	cfg := testConfig(85)
-	b.open(cfg)
+	b.open(testConfig(85))
 	poll := func() (texts []string) {
 		b.pollAfter(10*time.Second, 2)
 		for _, d := range b.devices {
@@ -218,9 +209,7 @@ func TestInventoryAfterBinding(t *testing.T) {
 			if field == 67 { // also a metric
 				every = DefaultInterval
 			}
-			if w, ok := b.lib.Watched(script.GPU, 1, field); !ok || w.Every != every {
-				t.Errorf("field %d watched %+v, %v; want every %v", field, w, ok, every)
-			}
+			b.expectWatch(script.GPU, 1, field, script.Watch{Every: every, Samples: 1})
 			b.rebind(0, 1)
 			b.close()
 			b.lib.Hold(script.GPU, 1, field, 3)
@@ -303,12 +292,8 @@ func TestInventoryOfNewGPU(t *testing.T) {
 			if listed < tt.from || listed > tt.to {
 				t.Errorf("listed after %d s, want %d to %d", listed, tt.from, tt.to)
 			}
-			if w, _ := b.lib.Watched(script.GPU, 1, 86); w.Every != time.Minute {
-				t.Errorf("NUMA node watched %+v, want once a minute", w)
-			}
-			if w, _ := b.lib.Watched(script.GPU, 1, 67); w.Every != 10*time.Second {
-				t.Errorf("MIG mode watched %+v, want the metric interval", w)
-			}
+			b.expectWatch(script.GPU, 1, 86, script.Watch{Every: time.Minute, Samples: 1})
+			b.expectWatch(script.GPU, 1, 67, script.Watch{Every: 10 * time.Second, Samples: 1})
 			groups := b.lib.Calls("dcgmGroupCreate")
 			for range 180 {
 				b.pollAfter(time.Second, 2)

@@ -40,8 +40,7 @@ func (b *fixture) replaceInstance(gi uint, uuid string) {
 func TestMIGDevices(t *testing.T) {
 	b := newFixture(t, 2)
 	b.addInstances(0, map[uint][]uint{5: {7}, 6: {8, 9}})
-	cfg := testConfig(health.FieldFBUsed)
-	b.open(cfg)
+	b.open(testConfig(health.FieldFBUsed))
 	samples, r := b.poll()
 	var ids []health.DeviceID
 	for _, d := range r.Devices {

@@ -29,8 +29,7 @@ func TestProfiling(t *testing.T) {
 			b.lib.Profiling(0, 1001)
 			b.lib.Profiling(0, 1002)
 			b.lib.Float(script.GPU, 0, 1001, 0.5, 0, b.clock.now())
-			cfg := testConfig(tt.fields...)
-			b.open(cfg)
+			b.open(testConfig(tt.fields...))
 			samples, _ := b.poll()
 			if v := samples[gpuID(0)].Values; v[1001] != tt.want || v[health.FieldGPUTemp] != 40 {
 				t.Errorf("values %v, want ratio %v", v, tt.want)
@@ -55,8 +54,7 @@ func TestProfilingMixedGPUs(t *testing.T) {
 	b.lib.Float(script.CI, 0, 1001, 0.7, 0, b.clock.now())
 	core, logs := observer.New(zap.WarnLevel)
 	b.log = zap.New(core)
-	cfg := testConfig(1001, 1003)
-	b.open(cfg)
+	b.open(testConfig(1001, 1003))
 	expect := func() {
 		t.Helper()
 		samples := b.pollAfter(10*time.Second, 4)

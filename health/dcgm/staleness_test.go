@@ -73,8 +73,7 @@ func TestStaleGPU(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newFixture(t, 3)
 			b.addInstances(2, map[uint][]uint{0: {0}})
-			cfg := testConfig(health.FieldFBUsed)
-			b.open(cfg)
+			b.open(testConfig(health.FieldFBUsed))
 			b.poll()
 			pass := func(sample func(*fixture)) map[health.DeviceID]health.Sample {
 				b.add(time.Second)
@@ -223,8 +222,7 @@ func TestEngineBlindAtOpen(t *testing.T) {
 // A rebuild recovers from a host engine whose clock was set back, without an error or a lost XID
 // (OBSERVED.md#sample-order).
 func TestHostEngineClockSetBack(t *testing.T) {
-	cfg := hostConfig()
-	b := openFixture(t, 2, cfg)
+	b := openFixture(t, 2, hostConfig())
 	b.poll()
 	b.lib.Clock(-time.Hour)
 	var got, want []int

@@ -46,8 +46,7 @@ func TestOlderEngineLacksCalls(t *testing.T) {
 			b.lib.Fail(function, errNoFunction, -1)
 			cfg := hostConfig()
 			cfg.Fields = append(cfg.Fields, 1001)
-			b.open(cfg)
-			b.poll()
+			b.open(cfg).poll()
 			b.add(time.Second)
 			b.xid(script.GPU, 1, 79, b.clock.now())
 			s := b.pollAfter(10*time.Second, 2)[gpuID(1)]
@@ -112,8 +111,7 @@ func TestEngineKeepsSignalHandlers(t *testing.T) {
 		}
 		<-hup
 	}
-	b.open(testConfig())
-	b.poll()
+	b.open(testConfig()).poll()
 	expectSame("engine started")
 	b.close()
 	expectSame("engine stopped")

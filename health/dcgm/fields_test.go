@@ -34,8 +34,7 @@ func TestUnknownFieldsAreLoggedOnce(t *testing.T) {
 	// Neither number nor text, unknown, a duplicate, and two that are watched anyway.
 	cfg.Fields = append(cfg.Fields, 515, 1700, health.FieldGPUTemp, health.FieldXID, health.FieldRemapFailed)
 	cfg.Fields = append(cfg.Fields, 1595) // unknown to the engine
-	b.open(cfg)
-	samples, _ := b.poll()
+	samples, _ := b.open(cfg).poll()
 	if got := samples[gpuID(0)].Values[health.FieldGPUTemp]; got != 40 {
 		t.Errorf("temperature %v, want 40", got)
 	}
@@ -63,8 +62,7 @@ func TestManyFields(t *testing.T) {
 		b.lib.Int(script.CI, 4, f, int64(f), 0, b.clock.now())
 	}
 	cfg.Fields = append(cfg.Fields, 1595) // unknown to the engine
-	b.open(cfg)
-	samples, _ := b.poll()
+	samples, _ := b.open(cfg).poll()
 	for f := uint(first); f <= last; f++ {
 		for gpu := range uint(8) {
 			if got := samples[gpuID(gpu)].Values[health.Field(f)]; got != float64(1000*gpu+f) {
@@ -121,8 +119,7 @@ func TestUnsupportedFields(t *testing.T) {
 		b.lib.Int(script.GPU, 0, 395, 9223372036854775792, 0, b.clock.now()) // blank, not unsupported
 	}
 	setUnsupported()
-	b.open(testConfig())
-	samples, _ := b.poll()
+	samples, _ := b.open(testConfig()).poll()
 	for id, want := range map[uint][2]bool{0: {true, true}, 1: {false, false}, 2: {false, true}} {
 		values := samples[gpuID(id)].Values
 		_, temperature := values[health.FieldGPUTemp]

@@ -21,8 +21,7 @@ func TestIncidents(t *testing.T) {
 	b.lib.Incident(script.GPU, 1, 0x1, 10, 3, "Detected 1000 PCIe replays")
 	b.lib.Incident(0, 0, 0x2, 20, 122, "IMEX") // without a GPU
 	b.lib.Incident(script.GI, 1, 0x10, 20, 4, "of an instance with the number of a GPU")
-	b.open(testConfig())
-	samples, _ := b.poll()
+	samples, _ := b.open(testConfig()).poll()
 	want := []health.Incident{
 		{System: "memory", Code: 80, Severity: health.SeverityFail, Message: "Row remap failed on GPU 0"},
 		{System: "pcie", Code: 3, Severity: health.SeverityWarn, Message: "Detected 1000 PCIe replays"},
@@ -57,8 +56,7 @@ func TestHealthCheckOfUnmeasuredGPUs(t *testing.T) {
 			b.lib.Incident(script.GPU, 2, 0x10, 20, 80, "Row remap failed")
 			cfg := testConfig()
 			cfg.Interval = time.Second // every poll runs the check
-			b.open(cfg)
-			b.poll()
+			b.open(cfg).poll()
 			for _, gpu := range gpus {
 				b.lib.Incident(script.GPU, gpu, 0x40, 10, 11, "Cannot reliably read the power usage")
 			}

@@ -26,8 +26,7 @@ func TestInventory(t *testing.T) {
 	b.lib.Link(0, 9, 0x20) // no such GPU
 	b.lib.Link(1, 0, 0)    // unknown
 	b.lib.Text(script.GPU, 0, 53, "1654922006530", 0, b.clock.now())
-	b.open(testConfig())
-	_, r := b.poll()
+	_, r := b.open(testConfig()).poll()
 	want := health.Device{
 		ID: gpuID(0), Kind: health.KindGPU, Index: 0, Minor: 3, NUMA: []int{0}, Model: "NVIDIA H100 80GB HBM3",
 		PCI: "00000000:10:00.0", Memory: 81559 << 20, GI: -1, CI: -1, MIGIndex: -1,
@@ -101,8 +100,7 @@ func TestTexts(t *testing.T) {
 	b.lib.Text(script.CI, 0, 53, "of an instance", 0, b.clock.now())
 	b.lib.Text(script.GPU, 2, 85, "<<<NOT_SUPPORTED>>>", 0, b.clock.now())
 	cfg := testConfig(53, 85, 57, 1, 51, 515) // 51 has no value, 515 is neither a number nor a text
-	b.open(cfg)
-	b.poll()
+	b.open(cfg).poll()
 	want := map[health.DeviceID]map[health.Field]string{
 		gpuID(0): {1: "580.95.05", 53: "1654922006530", 57: "00000000:10:00.0", 85: "96.00.99.00.01"},
 		gpuID(1): {1: "580.95.05", 53: "1654922006531", 57: "00000000:11:00.0", 85: "96.00.99.00.01"},
@@ -190,8 +188,7 @@ func TestInventoryAfterBinding(t *testing.T) {
 		t.Run(fmt.Sprint(field), func(t *testing.T) {
 			b := newFixture(t, 2)
 			b.lib.Int(script.GPU, 1, 87, 1, 0, b.clock.now())
-			b.open(testConfig())
-			_, r := b.poll()
+			_, r := b.open(testConfig()).poll()
 			want := r.Devices
 			expect := func(when string, devices []health.Device) {
 				t.Helper()

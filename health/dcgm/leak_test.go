@@ -105,15 +105,10 @@ func TestCloseIgnoresUnwatchedGlobalFields(t *testing.T) {
 		t.Errorf("Close with a failing DCGM: %v", err)
 	}
 	b.lib.Fail("", 0, 0)
+	b.open(testConfig()).poll()
+	b.close()
 
-	b.open(testConfig())
-	b.poll()
-	if err := b.Close(); err != nil {
-		t.Errorf("Close: %v", err)
-	}
-
-	b.open(testConfig())
-	b.poll()
+	b.open(testConfig()).poll()
 	unwatched := 0
 	for _, remove := range slices.Backward(b.watches.cleanup) {
 		if err := remove(); err != nil && isNotWatched(err) {

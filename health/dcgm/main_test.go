@@ -253,8 +253,7 @@ func startMIG(t testing.TB, n, gpu uint, instances map[uint][]uint) *fixture {
 	t.Helper()
 	b := newFixture(t, n)
 	b.addInstances(gpu, instances)
-	b.open(testConfig())
-	b.poll()
+	b.open(testConfig()).poll()
 	return b
 }
 

@@ -40,8 +40,7 @@ func (b *fixture) replaceInstance(gi uint, uuid string) {
 func TestMIGDevices(t *testing.T) {
 	b := newFixture(t, 2)
 	b.addInstances(0, map[uint][]uint{5: {7}, 6: {8, 9}})
-	b.open(testConfig(health.FieldFBUsed))
-	samples, r := b.poll()
+	samples, r := b.open(testConfig(health.FieldFBUsed)).poll()
 	var ids []health.DeviceID
 	for _, d := range r.Devices {
 		ids = append(ids, d.ID)
@@ -111,8 +110,7 @@ func TestMIGProfileAttributes(t *testing.T) {
 		want[migID(id)] = c.want
 		id++
 	}
-	b.open(testConfig())
-	_, r := b.poll()
+	_, r := b.open(testConfig()).poll()
 	for _, d := range r.Devices[1:] {
 		if d.Profile != want[d.ID] {
 			t.Errorf("%s: profile %q, want %q", d.ID, d.Profile, want[d.ID])
@@ -184,8 +182,7 @@ func TestInstancesWithEqualNumbers(t *testing.T) {
 	b.lib.Incident(script.GPU, 7, 0xffffffff, 20, 120, "XID 79 on GPU 7")
 	b.lib.Incident(script.GI, 7, 0xffffffff, 20, 120, "XID 79 on GPU instance 7")
 	b.lib.Incident(script.CI, 7, 0xffffffff, 20, 120, "XID 79 on compute instance 7")
-	b.open(testConfig())
-	b.poll()
+	b.open(testConfig()).poll()
 	b.add(time.Second)
 	b.xid(script.GPU, 7, 79, b.clock.now())
 	b.xid(script.GPU, 3, 48, b.clock.now())
@@ -242,8 +239,7 @@ func TestXIDOfPreviousInstance(t *testing.T) {
 	b.expectXIDs(10*time.Second, 1, migID(70), 31)
 	b.close()
 	b.lib.Row(script.CI, 0, 95, 0, at)
-	b.open(testConfig())
-	samples, _ = b.poll()
+	samples, _ = b.open(testConfig()).poll()
 	b.expectCodes(samples, nil, nil)
 }
 

@@ -54,8 +54,7 @@ func TestLostGPUAtOpen(t *testing.T) {
 	b := newFixture(t, 2)
 	b.lib.Instance(script.GPU, 1, script.GPU, 1, gpuUUID(1), 0, 0) // the UUID in DCGM's attributes
 	b.lib.Entity(script.GPU, 1, statusLost)
-	b.open(testConfig())
-	samples, r := b.poll()
+	samples, r := b.open(testConfig()).poll()
 	if len(r.Devices) != 2 || samples[gpuID(1)].Presence != health.Lost || len(samples[gpuID(1)].Values) != 0 {
 		t.Fatalf("devices %+v, sample %+v", r.Devices, samples[gpuID(1)])
 	}

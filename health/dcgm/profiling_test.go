@@ -29,8 +29,7 @@ func TestProfiling(t *testing.T) {
 			b.lib.Profiling(0, 1001)
 			b.lib.Profiling(0, 1002)
 			b.lib.Float(script.GPU, 0, 1001, 0.5, 0, b.clock.now())
-			b.open(testConfig(tt.fields...))
-			samples, _ := b.poll()
+			samples, _ := b.open(testConfig(tt.fields...)).poll()
 			if v := samples[gpuID(0)].Values; v[1001] != tt.want || v[health.FieldGPUTemp] != 40 {
 				t.Errorf("values %v, want ratio %v", v, tt.want)
 			}

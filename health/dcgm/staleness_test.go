@@ -73,8 +73,7 @@ func TestStaleGPU(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newFixture(t, 3)
 			b.addInstances(2, map[uint][]uint{0: {0}})
-			b.open(testConfig(health.FieldFBUsed))
-			b.poll()
+			b.open(testConfig(health.FieldFBUsed)).poll()
 			pass := func(sample func(*fixture)) map[health.DeviceID]health.Sample {
 				b.add(time.Second)
 				sample(b)
@@ -137,8 +136,7 @@ func TestNoGPUIsStaleIfAllAre(t *testing.T) {
 					b.lib.Instance(script.GPU, 1, script.GPU, 1, gpuUUID(1), 0, 0)
 					b.lib.Entity(script.GPU, 1, statusLost)
 				}
-				b.open(testConfig())
-				b.poll()
+				b.open(testConfig()).poll()
 				b.pollAfter(time.Second, 2)
 				seconds, err := b.pollUntilFailure(func() { others(b) }, func(second int, r *health.Reading) {
 					for _, s := range r.Samples {

@@ -75,7 +75,7 @@ func (f watchedFields) watch(every time.Duration) error {
 	return dcgm.WatchFieldsWithGroupEx(f.handle, f.group, every.Microseconds(), f.keep.Seconds(), f.samples)
 }
 
-// speedUpInventory makes DCGM sample the inventory now and then once a second.
+// speedUpInventory makes DCGM sample the inventory at once, and then once a second.
 func (w *watches) speedUpInventory() error {
 	for _, f := range w.watched {
 		if f.handle == w.inventory {

@@ -134,8 +134,7 @@ func TestRowsWithoutXID(t *testing.T) {
 func TestXIDBeforeOpenIsPast(t *testing.T) {
 	b := newFixture(t, 1)
 	b.xid(script.GPU, 0, 48, b.clock.now().Add(-time.Minute))
-	b.open(testConfig())
-	samples, _ := b.poll()
+	samples, _ := b.open(testConfig()).poll()
 	b.expectCodes(samples, nil, codes{gpuID(0): {48}})
 	if got := samples[gpuID(0)].Values[health.FieldXID]; got != 48 {
 		t.Errorf("value of field 230: %v, want 48", got)
@@ -153,8 +152,7 @@ func TestPastXIDsPerDevice(t *testing.T) {
 	b.lib.Entity(script.GPU, 1, statusLost)
 	b.xid(script.GPU, 0, 95, b.clock.now().Add(time.Hour))
 	b.xid(script.CI, 0, 31, b.clock.now().Add(-time.Hour))
-	b.open(testConfig())
-	samples, _ := b.poll()
+	samples, _ := b.open(testConfig()).poll()
 	if len(samples) != 4 {
 		t.Errorf("%d samples, want 4", len(samples))
 	}
@@ -167,8 +165,7 @@ func TestPastXIDsPerDevice(t *testing.T) {
 	b.xid(script.GPU, 1, 48, b.clock.now())
 	b.expectXIDs(time.Second, 3, gpuID(1), 48)
 	b.close()
-	b.open(testConfig())
-	samples, _ = b.poll()
+	samples, _ = b.open(testConfig()).poll()
 	b.expectCodes(samples, nil, nil)
 }
 
@@ -187,8 +184,7 @@ func TestXIDsAfterClockStep(t *testing.T) {
 			b.addInstances(1, map[uint][]uint{0: {0}})
 			cfg := testConfig()
 			cfg.Interval = 10 * time.Minute // health polls only
-			b.open(cfg)
-			b.poll()
+			b.open(cfg).poll()
 			for range 15 { // longer than kernelLogWindow
 				b.pollAfter(time.Second, 2)
 			}
@@ -252,8 +248,7 @@ func TestXIDsOfOldKernelLog(t *testing.T) {
 			if tt.again {
 				b.close()
 				b.sampleGPUs(1)
-				b.open(testConfig())
-				b.poll()
+				b.open(testConfig()).poll()
 			}
 			for range int(tt.after / time.Second) {
 				b.pollAfter(time.Second, 1)
@@ -304,8 +299,7 @@ func TestXIDsAcrossReconnect(t *testing.T) {
 	b.add(5 * time.Second)
 	b.xid(script.GPU, 1, 95, b.clock.now())
 	b.add(5 * time.Second)
-	b.open(testConfig())
-	samples, _ := b.poll()
+	samples, _ := b.open(testConfig()).poll()
 	b.expectCodes(samples, codes{gpuID(0): {74}, gpuID(1): {95}}, nil)
 	b.expectXIDs(time.Second, 2, gpuID(1))
 }

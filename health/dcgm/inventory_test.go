@@ -220,7 +220,7 @@ func TestInventoryAfterBinding(t *testing.T) {
 	}
 }
 
-// rebind unbinds the driver of GPUs of two and binds it again.
+// rebind unbinds the driver of some of two GPUs and binds it again.
 func (b *fixture) rebind(gpus ...uint) {
 	for _, status := range []int{statusDetached, statusOK} {
 		for _, id := range gpus {

@@ -99,9 +99,10 @@ func TestShortDetachIsIgnored(t *testing.T) {
 	b := startFixture(t, 4)
 	expect := func(when string, after time.Duration, want health.Presence) {
 		t.Helper()
-		for id, s := range b.pollAfter(after, 4) {
-			if s.Presence != want {
-				t.Errorf("%s: %s is %v, want %v", when, id, s.Presence, want)
+		samples := b.pollAfter(after, 4)
+		for id := range uint(4) {
+			if got := samples[gpuID(id)].Presence; got != want {
+				t.Errorf("%s: GPU %d is %v, want %v", when, id, got, want)
 			}
 		}
 	}

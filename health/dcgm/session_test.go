@@ -58,10 +58,14 @@ func TestOpenInvalidAddress(t *testing.T) {
 	b.expectCalls("dcgmInit", 0)
 }
 
-// After a failure of any call in Open nothing remains, and the next Open works. The error has the address.
+// After a failure of any call in Open nothing remains, and the next Open works. The error has the address and DCGM's text.
 func TestFailedOpenLeaksNothing(t *testing.T) {
 	connecting := []string{"dcgmInit", "dcgmConnect_v2", "dcgmStartEmbedded"} // after which go-dcgm leaves the library initialized
-	for _, function := range append(connecting, "dcgmGetEntityGroupEntities", "dcgmGetGpuInstanceHierarchy", "dcgmGroupCreate", "dcgmGroupAddEntity", "dcgmFieldGroupCreate", "dcgmWatchFields", "dcgmUpdateAllFields", "dcgmEntitiesGetLatestValues") {
+	functions := append([]string{
+		"dcgmGetEntityGroupEntities", "dcgmGetGpuInstanceHierarchy", "dcgmGroupCreate", "dcgmGroupAddEntity",
+		"dcgmFieldGroupCreate", "dcgmWatchFields", "dcgmUpdateAllFields", "dcgmEntitiesGetLatestValues",
+	}, connecting...)
+	for _, function := range functions {
 		t.Run(function, func(t *testing.T) {
 			b := newFixture(t, 2)
 			cfg := testConfig()
@@ -70,7 +74,8 @@ func TestFailedOpenLeaksNothing(t *testing.T) {
 			}
 			b.lib.Fail(function, errTimeout, -1)
 			for range 3 {
-				if s, err := Open(t.Context(), cfg, b.log); err == nil || s != nil || !strings.Contains(err.Error(), cfg.Address) {
+				s, err := Open(t.Context(), cfg, b.log)
+				if err == nil || s != nil || !strings.Contains(err.Error(), cfg.Address) || !strings.Contains(err.Error(), errorText(errTimeout)) {
 					t.Fatalf("Open: session %v, error %v", s, err)
 				}
 				if b.lib.Initialized() && !slices.Contains(connecting, function) {

@@ -28,9 +28,16 @@ func xidCodes(xids []health.XID) (codes []int) {
 // codes holds the numbers of XIDs by device.
 type codes map[health.DeviceID][]int
 
-// expectCodes compares the new and the past XIDs of all devices.
+// expectCodes compares the new and the past XIDs of all devices; each device in fresh and past must have a sample.
 func (b *fixture) expectCodes(samples map[health.DeviceID]health.Sample, fresh, past codes) {
 	b.t.Helper()
+	for _, want := range []codes{fresh, past} {
+		for id := range want {
+			if _, ok := samples[id]; !ok {
+				b.t.Errorf("no sample of %s", id)
+			}
+		}
+	}
 	for id, s := range samples {
 		if !slices.Equal(xidCodes(s.XIDs), fresh[id]) || !slices.Equal(xidCodes(s.Past), past[id]) {
 			b.t.Errorf("%s: XIDs %v, past %v; want %v, past %v", id, s.XIDs, s.Past, fresh[id], past[id])
@@ -41,11 +48,7 @@ func (b *fixture) expectCodes(samples map[health.DeviceID]health.Sample, fresh, 
 // expectXIDs polls after a time and expects new XIDs of one device only.
 func (b *fixture) expectXIDs(after time.Duration, gpus uint, id health.DeviceID, want ...int) {
 	b.t.Helper()
-	samples := b.pollAfter(after, gpus)
-	if _, ok := samples[id]; !ok {
-		b.t.Errorf("no sample of %s", id)
-	}
-	b.expectCodes(samples, codes{id: want}, nil)
+	b.expectCodes(b.pollAfter(after, gpus), codes{id: want}, nil)
 }
 
 func TestXIDIsDeliveredOnce(t *testing.T) {

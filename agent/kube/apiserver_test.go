@@ -218,8 +218,16 @@ func (g *rig) condition(t *testing.T) corev1.NodeCondition {
 	return g.conditions[0]
 }
 
-// listEvents returns the events, each as "object reason ×count", sorted.
-func (g *rig) listEvents() []string {
+func (g *rig) wantCondition(t *testing.T, status corev1.ConditionStatus, reason string, writes int) {
+	t.Helper()
+	if c := g.condition(t); c.Status != status || c.Reason != reason || len(g.writes) != writes {
+		t.Errorf("after %d writes: %+v, want %s %s after %d", len(g.writes), c, status, reason, writes)
+	}
+}
+
+// wantEvents checks the events, each as "object reason ×count", sorted.
+func (g *rig) wantEvents(t *testing.T, want ...string) {
+	t.Helper()
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	var list []string
@@ -228,7 +236,9 @@ func (g *rig) listEvents() []string {
 		list = append(list, fmt.Sprintf("%s/%s %s ×%d", strings.ToLower(o.Kind), o.Name, e.Reason, e.Count))
 	}
 	slices.Sort(list)
-	return list
+	if !slices.Equal(list, want) {
+		t.Errorf("events %q, want %q", list, want)
+	}
 }
 
 // snapshotOf returns a snapshot of a source that is up.

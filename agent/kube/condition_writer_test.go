@@ -17,16 +17,12 @@ var errRefused = errors.New("connection refused")
 
 func TestConditionChangesAreOneWrite(t *testing.T) {
 	withRig(t, func(g *rig) {
-		if c := g.condition(t); c.Status != corev1.ConditionTrue || c.Reason != reasonHealthy || len(g.writes) != 1 {
-			t.Fatalf("after %d writes: %+v", len(g.writes), c)
-		}
+		g.wantCondition(t, corev1.ConditionTrue, reasonHealthy, 1)
 		g.setDevices(gpu(0, nil, finding("xid-79", health.Unhealthy)), gpu(1, nil))
 		g.advance(100 * time.Millisecond)
 		g.setDevices(gpu(0, nil, finding("lost", health.Unhealthy), finding("xid-79", health.Unhealthy)), gpu(1, nil))
 		g.advance(settleDelay)
-		if c := g.condition(t); c.Status != corev1.ConditionFalse || c.Reason != "Lost" || len(g.writes) != 2 {
-			t.Fatalf("after %d writes: %+v", len(g.writes), c)
-		}
+		g.wantCondition(t, corev1.ConditionFalse, "Lost", 2)
 		g.setDevices(gpu(0, nil), gpu(1, nil))
 		g.setDevices(gpu(0, nil, finding("lost", health.Unhealthy), finding("xid-79", health.Unhealthy)), gpu(1, nil))
 		g.advance(2 * settleDelay)
@@ -76,9 +72,7 @@ func TestRestartKeepsCondition(t *testing.T) {
 		if len(next.writes) != 1 || next.condition(t) != before {
 			t.Errorf("%d writes, %+v, want the first process's: %+v", len(next.writes), next.condition(t), before)
 		}
-		if got := next.listEvents(); len(got) != 1 {
-			t.Errorf("events after a restart: %q", got)
-		}
+		next.wantEvents(t, "node/node1 GPUUnhealthy ×1")
 		next.advance(3*time.Minute + 2*time.Second)
 		if c := next.condition(t); len(next.writes) != 2 || !c.LastTransitionTime.Equal(&before.LastTransitionTime) {
 			t.Errorf("%d writes, transition %v, want a heartbeat with the transition at %v", len(next.writes), c.LastTransitionTime, before.LastTransitionTime)
@@ -113,16 +107,11 @@ func TestOutage(t *testing.T) {
 		}
 		g.failWith(nil)
 		g.advance(maxBackoff + settleDelay)
-		c := g.condition(t)
-		if c.Status != corev1.ConditionFalse || c.Reason != "Lost" || len(g.writes) != 2 {
-			t.Errorf("after %d writes: %+v", len(g.writes), c)
+		g.wantCondition(t, corev1.ConditionFalse, "Lost", 2)
+		if at := g.condition(t).LastTransitionTime; at.Sub(flipped).Abs() > time.Second {
+			t.Errorf("transition time %v, want %v", at, flipped)
 		}
-		if late := c.LastTransitionTime.Sub(flipped); late > time.Second || late < -time.Second {
-			t.Errorf("transition time %v, want %v", c.LastTransitionTime, flipped)
-		}
-		if got := g.listEvents(); len(got) != 2 || got[0] != "node/node1 GPURecovered ×2" || got[1] != "node/node1 GPUUnhealthy ×3" {
-			t.Errorf("events %q", got)
-		}
+		g.wantEvents(t, "node/node1 GPURecovered ×2", "node/node1 GPUUnhealthy ×3")
 		if s := g.reporter.Status(); s.ConditionErr != "" || s.EventErr != "" || s.Writes != 2 {
 			t.Errorf("status %+v", s)
 		}
@@ -133,9 +122,8 @@ func TestOutage(t *testing.T) {
 		g.advance(settleDelay + minBackoff/2)
 		g.failWith(nil)
 		g.advance(settleDelay + minBackoff)
-		if c := g.condition(t); len(g.writes) != 3 || len(g.listEvents()) != 3 {
-			t.Errorf("after %d writes: %+v, events %q", len(g.writes), c, g.listEvents())
-		}
+		g.wantCondition(t, corev1.ConditionFalse, "Xid79", 3)
+		g.wantEvents(t, "node/node1 GPURecovered ×2", "node/node1 GPUUnhealthy ×1", "node/node1 GPUUnhealthy ×3")
 	})
 }
 
@@ -154,9 +142,8 @@ func TestForbiddenLogsOnce(t *testing.T) {
 		}
 		g.failWith(nil) // the role was created
 		g.advance(2 * maxBackoff)
-		if c := g.condition(t); c.Reason != "Lost" || len(g.listEvents()) != 1 {
-			t.Errorf("%+v, events %q", c, g.listEvents())
-		}
+		g.wantCondition(t, corev1.ConditionFalse, "Lost", 1)
+		g.wantEvents(t, "node/node1 GPUUnhealthy ×1")
 	})
 }
 
@@ -172,10 +159,9 @@ func TestDisableAndEnable(t *testing.T) {
 		}
 		g.enable(true)
 		g.advance(2 * time.Second)
-		if c := g.condition(t); c.Reason != "Lost" || len(g.listEvents()) != 0 {
-			t.Errorf("%+v, events %q, want none from before", c, g.listEvents())
-		}
-		g.enable(true) // another key of the section changed
+		g.wantCondition(t, corev1.ConditionFalse, "Lost", 1)
+		g.wantEvents(t) // none from before
+		g.enable(true)  // another key of the section changed
 		g.advance(2 * time.Second)
 		if len(g.writes) != 1 {
 			t.Errorf("%d writes", len(g.writes))
@@ -207,8 +193,10 @@ func TestConnectRetries(t *testing.T) {
 		g.start(t)
 		g.setDevices(gpu(0, nil, finding("lost", health.Unhealthy)))
 		g.advance(time.Minute)
-		if c := g.condition(t); c.Reason != "Lost" || len(g.listEvents()) != 1 || g.logged.FilterLevelExact(zapcore.WarnLevel).Len() != 1 {
-			t.Errorf("%+v, events %q, log %v", c, g.listEvents(), g.logged.All())
+		g.wantCondition(t, corev1.ConditionFalse, "Lost", 1)
+		g.wantEvents(t, "node/node1 GPUUnhealthy ×1")
+		if g.logged.FilterLevelExact(zapcore.WarnLevel).Len() != 1 {
+			t.Errorf("log %v", g.logged.All())
 		}
 	})
 }

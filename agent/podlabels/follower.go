@@ -108,7 +108,7 @@ const retryInterval = 10 * time.Second
 // Run follows the configuration and the pods until ctx ends.
 func (f *Follower) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
-		c, same, cancel := health.While(ctx, f.Config, func(c *Config) *Config { return c })
+		c, same, cancel := health.WatchPart(ctx, f.Config, func(c *Config) *Config { return c })
 		f.mu.Lock()
 		f.status, f.omissionLogged = Status{Enabled: c != nil && c.Labels.Any()}, false
 		f.mu.Unlock()

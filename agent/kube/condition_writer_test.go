@@ -9,6 +9,7 @@ import (
 
 	"go.uber.org/zap/zapcore"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
@@ -81,70 +82,55 @@ func TestRestartKeepsCondition(t *testing.T) {
 }
 
 func TestOutage(t *testing.T) {
-	withRig(t, func(g *rig) {
-		g.failWith(errRefused)
-		before := g.requests
-		g.advance(time.Second)
-		var flipped time.Time
-		for i := range 5 { // the last one is unhealthy
-			flipped = time.Now()
-			if i%2 == 0 {
-				g.setDevices(gpu(0, nil, finding("lost", health.Unhealthy)), gpu(1, nil))
-			} else {
-				g.setDevices(gpu(0, nil), gpu(1, nil))
-			}
-			g.advance(2 * time.Minute)
-		}
-		g.setDevices(gpu(0, nil, finding("lost", health.Unhealthy), finding("xid-79", health.Unhealthy)), gpu(1, nil))
-		if n := g.requests - before; n > 2*(10+8) { // two writers, each once a minute after the first retries
-			t.Errorf("%d requests in ten minutes of an outage", n)
-		}
-		if n := g.logged.FilterLevelExact(zapcore.WarnLevel).Len(); n != 2 { // the condition, the events
-			t.Errorf("%d warnings: %v", n, g.logged.All())
-		}
-		if s := g.reporter.Status(); s.ConditionErr == "" || s.EventErr == "" || s.Errors == 0 || s.Writes != 1 {
-			t.Errorf("status %+v", s)
-		}
-		g.failWith(nil)
-		g.advance(maxBackoff + settleDelay)
-		g.wantCondition(t, corev1.ConditionFalse, "Lost", 2)
-		if at := g.condition(t).LastTransitionTime; at.Sub(flipped).Abs() > time.Second {
-			t.Errorf("transition time %v, want %v", at, flipped)
-		}
-		g.wantEvents(t, "node/node1 GPURecovered ×2", "node/node1 GPUUnhealthy ×3")
-		if s := g.reporter.Status(); s.ConditionErr != "" || s.EventErr != "" || s.Writes != 2 {
-			t.Errorf("status %+v", s)
-		}
-
-		// The next outage starts with short pauses again.
-		g.failWith(errRefused)
-		g.setDevices(gpu(0, nil, finding("xid-79", health.Unhealthy)), gpu(1, nil, finding("lost", health.Unhealthy)))
-		g.advance(settleDelay + minBackoff/2)
-		g.failWith(nil)
-		g.advance(settleDelay + minBackoff)
-		g.wantCondition(t, corev1.ConditionFalse, "Xid79", 3)
-		g.wantEvents(t, "node/node1 GPURecovered ×2", "node/node1 GPUUnhealthy ×1", "node/node1 GPUUnhealthy ×3")
-	})
+	for _, failure := range []error{errRefused, apiError(403, metav1.StatusReasonForbidden)} {
+		withRig(t, func(g *rig) { testOutage(t, g, failure) })
+	}
 }
 
-func TestForbiddenLogsOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := newRig(newAPI())
-		g.failWith(apiError(403, "Forbidden"))
-		g.start(t)
-		g.setDevices(gpu(0, nil, finding("lost", health.Unhealthy)))
-		g.advance(time.Hour / 2)
-		if n := g.logged.FilterLevelExact(zapcore.WarnLevel).Len(); n != 2 {
-			t.Errorf("%d warnings: %v", n, g.logged.All())
+func testOutage(t *testing.T, g *rig, failure error) {
+	t.Helper()
+	g.failWith(failure)
+	before := g.requests
+	g.advance(time.Second)
+	var flipped time.Time
+	for i := range 5 { // the last one is unhealthy
+		flipped = time.Now()
+		if i%2 == 0 {
+			g.setDevices(gpu(0, nil, finding("lost", health.Unhealthy)), gpu(1, nil))
+		} else {
+			g.setDevices(gpu(0, nil), gpu(1, nil))
 		}
-		if g.requests > 2*40 {
-			t.Errorf("%d requests in half an hour", g.requests)
-		}
-		g.failWith(nil) // the role was created
-		g.advance(2 * maxBackoff)
-		g.wantCondition(t, corev1.ConditionFalse, "Lost", 1)
-		g.wantEvents(t, "node/node1 GPUUnhealthy ×1")
-	})
+		g.advance(2 * time.Minute)
+	}
+	g.setDevices(gpu(0, nil, finding("lost", health.Unhealthy), finding("xid-79", health.Unhealthy)), gpu(1, nil))
+	if n := g.requests - before; n > 2*(10+8) { // two writers, each once a minute after the first retries
+		t.Errorf("%d requests in ten minutes of an outage", n)
+	}
+	if n := g.logged.FilterLevelExact(zapcore.WarnLevel).Len(); n != 2 { // the condition, the events
+		t.Errorf("%d warnings: %v", n, g.logged.All())
+	}
+	if s := g.reporter.Status(); s.ConditionErr == "" || s.EventErr == "" || s.Errors == 0 || s.Writes != 1 {
+		t.Errorf("status %+v", s)
+	}
+	g.failWith(nil)
+	g.advance(maxBackoff + settleDelay)
+	g.wantCondition(t, corev1.ConditionFalse, "Lost", 2)
+	if at := g.condition(t).LastTransitionTime; at.Sub(flipped).Abs() > time.Second {
+		t.Errorf("transition time %v, want %v", at, flipped)
+	}
+	g.wantEvents(t, "node/node1 GPURecovered ×2", "node/node1 GPUUnhealthy ×3")
+	if s := g.reporter.Status(); s.ConditionErr != "" || s.EventErr != "" || s.Writes != 2 {
+		t.Errorf("status %+v", s)
+	}
+
+	// The next outage starts with short pauses again.
+	g.failWith(failure)
+	g.setDevices(gpu(0, nil, finding("xid-79", health.Unhealthy)), gpu(1, nil, finding("lost", health.Unhealthy)))
+	g.advance(settleDelay + minBackoff/2)
+	g.failWith(nil)
+	g.advance(settleDelay + minBackoff)
+	g.wantCondition(t, corev1.ConditionFalse, "Xid79", 3)
+	g.wantEvents(t, "node/node1 GPURecovered ×2", "node/node1 GPUUnhealthy ×1", "node/node1 GPUUnhealthy ×3")
 }
 
 func TestDisableAndEnable(t *testing.T) {

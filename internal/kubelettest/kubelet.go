@@ -131,6 +131,12 @@ func (k *Kubelet) SetFault(f Fault) {
 	k.fault = f
 }
 
+func (k *Kubelet) currentFault() Fault {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.fault
+}
+
 // OnDevices registers f, which is called with every list that a plugin sends and with the number of the resource's
 // registration that the stream belongs to; each kubelet counts anew. f must not call the kubelet or modify the devices.
 func (k *Kubelet) OnDevices(f func(resource string, registration int, devices []Device)) {

@@ -35,8 +35,7 @@ func defaultFiles() []string { return []string{"config.yaml", "/etc/gpu-node-age
 
 // AddFlags adds a flag for every key, such as --source.mode. The flags are hidden: they are too many for each help text.
 func AddFlags(flags *pflag.FlagSet) {
-	var c Config
-	for _, s := range settingsOf(reflect.ValueOf(&c).Elem(), "") {
+	for _, s := range new(Config).settings() {
 		flags.String(s.key, "", "overrides "+s.key)
 		flag := flags.Lookup(s.key)
 		flag.Hidden = true
@@ -66,7 +65,7 @@ func (l Loader) Load() (Config, error) {
 		return Config{}, err
 	}
 	c := DefaultConfig()
-	settings := settingsOf(reflect.ValueOf(&c).Elem(), "")
+	settings := c.settings()
 	keys := make([]string, len(settings))
 	for i, s := range settings {
 		keys[i] = s.key
@@ -90,7 +89,7 @@ func (l Loader) Load() (Config, error) {
 			v.Set(vkey, l.Flags.Lookup(s.key).Value.String())
 		}
 		if v.IsSet(vkey) {
-			errs = append(errs, s.decode(v.Get(vkey))...)
+			errs = append(errs, s.decode(v.Get(vkey)))
 			set[s.key] = origin{l.source(s.key), fmt.Sprint(s.value)}
 		}
 	}

@@ -32,7 +32,8 @@ func TestCurrentHolders(t *testing.T) {
 				begin := time.Now()
 				last := plugin.Holders{At: begin.Add(-time.Second), By: none}
 				refreshes := 0
-				holders := func() plugin.Holders {
+				server := Server{RefreshHolders: func() { refreshes++ }}
+				server.Holders = func() plugin.Holders {
 					if time.Since(begin) < c.in {
 						return last
 					}
@@ -40,7 +41,7 @@ func TestCurrentHolders(t *testing.T) {
 					h.At = begin.Add(c.in)
 					return h
 				}
-				err := checkNotHeld(s, currentHolders(t.Context(), holders, func() { refreshes++ }), time.Now())
+				err := checkNotHeld(s, server.currentHolders(t.Context()), time.Now())
 				if !errors.Is(err, c.want) {
 					t.Errorf("%v, want %v", err, c.want)
 				}
@@ -67,26 +68,26 @@ func TestWithhold(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			a := startServer(t)
-			before := a.Snapshots.Load().Devices
+			server := startServer(t)
+			before := server.Snapshots.Load().Devices
 			var refreshes []bool
-			a.RefreshHolders = func() {
-				refreshes = append(refreshes, !slices.ContainsFunc(a.Snapshots.Load().Devices, func(d health.DeviceState) bool {
+			server.RefreshHolders = func() {
+				refreshes = append(refreshes, !slices.ContainsFunc(server.Snapshots.Load().Devices, func(d health.DeviceState) bool {
 					return d.Verdict.State != health.Unhealthy || d.Verdict.Cause() != health.CauseReleased
 				}))
 			}
-			a.Holders = func() plugin.Holders {
+			server.Holders = func() plugin.Holders {
 				h := plugin.Holders{At: time.Now(), By: map[health.DeviceID][]plugin.Holder{}}
 				if len(refreshes) >= c.heldFrom {
 					h.By[before[2].Device.ID] = []plugin.Holder{{Namespace: "lab", Pod: "train"}}
 				}
 				return h
 			}
-			w, err := a.withhold(t.Context(), DetachRequest{}, time.Hour)
+			w, err := server.withhold(t.Context(), DetachRequest{}, time.Hour)
 			if !errors.Is(err, c.want) || !slices.Equal(refreshes, c.refreshes) {
 				t.Fatalf("%v, refreshes with the devices withheld: %v", err, refreshes)
 			}
-			after := a.Snapshots.Load()
+			after := server.Snapshots.Load()
 			if err == nil {
 				if after.Devices[2].Verdict.State != health.Unhealthy {
 					t.Errorf("not withheld: %+v", after.Devices[2].Verdict)

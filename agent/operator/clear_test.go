@@ -5,9 +5,12 @@ import (
 	"strings"
 	"testing"
 
+	"go.uber.org/zap/zaptest"
+
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
@@ -67,36 +70,63 @@ func TestMIGIndexIsTheSameEverywhere(t *testing.T) {
 	}
 }
 
-func TestClearByReference(t *testing.T) {
-	t.Parallel()
+// A request clears the findings of the device that a reference names, and the response has those that remain.
+func TestClear(t *testing.T) {
+	c := health.DefaultConfig()
+	c.Cordon = []string{"GPU-0"}
 	r := agenttest.MIGReading()
 	for i := range r.Samples {
 		r.Samples[i].XIDs = []health.XID{{Code: 48, At: agenttest.Now()}}
 	}
-	devices := agenttest.Judge(health.DefaultConfig(), nil, r, agenttest.Now())
-	s := restored(&health.Snapshot{Devices: devices})
+	s := newServer(c, zaptest.NewLogger(t))
+	devices := agenttest.Judge(c, nil, r, agenttest.Now())
 	s.Snapshots.Store(&health.Snapshot{Devices: devices})
+	s.Monitor.Restore(statefile.Restored{Devices: devices, Missed: true})
 	for _, c := range []struct {
-		ref  string
-		want health.DeviceID
-	}{{"1:1", "MIG-2g"}, {"1:0", "MIG-3g"}, {"1", "GPU-1"}, {"GPU-0", "GPU-0"}} {
-		res, err := s.handleLine(t.Context(), `{"clear":{"device":"`+c.ref+`","cause":"xid-48"}}`)
+		ref, cause         string
+		device             health.DeviceID
+		cleared, remaining []string
+	}{
+		{"1:1", "xid-48", "MIG-2g", []string{"xid-48"}, nil},
+		{"1:0", "xid-48", "MIG-3g", []string{"xid-48"}, nil},
+		{"1", "xid-48", "GPU-1", []string{"xid-48"}, nil},
+		{"1", "", "GPU-1", nil, nil},
+		{"GPU-0", "", "GPU-0", []string{"xid-48"}, []string{"cordoned"}},
+		{"0", "", "GPU-0", nil, []string{"cordoned"}},
+	} {
+		res, err := s.clear(ClearRequest{c.ref, c.cause})
 		if err != nil {
 			t.Errorf("clear %s: %v", c.ref, err)
 			continue
 		}
-		if cleared, ok := res.(ClearResponse); !ok || !slices.Equal(cleared.Cleared, []string{"xid-48"}) {
-			t.Errorf("clear %s: %+v", c.ref, res)
+		var remaining []string
+		for _, f := range res.Remaining {
+			remaining = append(remaining, f.Cause)
+		}
+		if !slices.Equal(res.Cleared, c.cleared) || !slices.Equal(remaining, c.remaining) {
+			t.Errorf("clear %s %s: %+v", c.ref, c.cause, res)
 		}
 		for _, d := range s.Snapshots.Load().Devices {
-			if d.Device.ID == c.want && slices.ContainsFunc(d.Verdict.Findings, func(f health.Finding) bool { return f.From == "" && f.Cause == "xid-48" }) {
-				t.Errorf("clear %s left xid-48 on %s", c.ref, c.want)
+			if d.Device.ID == c.device && slices.ContainsFunc(d.Verdict.Findings, func(f health.Finding) bool { return f.From == "" && f.Cause == "xid-48" }) {
+				t.Errorf("clear %s left xid-48 on %s", c.ref, c.device)
 			}
 		}
 	}
-	for ref, want := range map[string]string{"1:2": `"1:2"`, "1b:00.0": "GPU-0 and GPU-1"} {
-		if _, err := s.handleLine(t.Context(), `{"clear":{"device":"`+ref+`"}}`); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("clear %s: %v, want %s", ref, err, want)
+	for req, want := range map[ClearRequest]string{{"1:2", ""}: `"1:2"`, {"1b:00.0", ""}: "GPU-0 and GPU-1", {"0", "cordoned"}: `"cordoned"`} {
+		if _, err := s.clear(req); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v, want %s", req, err, want)
 		}
+	}
+}
+
+func TestClearResponseText(t *testing.T) {
+	c := ClearResponse{[]string{"xid-48", "xid-95"}, []status.Finding{{Cause: "lost", Reason: "not reachable", Advice: "reboot", From: "GPU-1"}}}
+	agenttest.MustContain(t, c.text(), "xid-48, xid-95\n", "lost", "not reachable", "reboot", "GPU-1")
+	c.Cleared = nil
+	if text := c.text(); strings.Contains(text, "xid") || !strings.Contains(text, "lost") {
+		t.Error(text)
+	}
+	if text := (ClearResponse{}).text(); text == "" || strings.Contains(text, "\n") {
+		t.Errorf("no findings: %q", text)
 	}
 }

@@ -1,7 +1,6 @@
 package binarytest
 
 import (
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -76,21 +75,4 @@ func TestSIGHUPDuringStartup(t *testing.T) {
 	p.signal(syscall.SIGHUP)
 	p.await("the reload", func() bool { return strings.Contains(p.log(), "SIGHUP") })
 	p.stop()
-}
-
-func TestListenRetriesWhilePortInUse(t *testing.T) {
-	t.Parallel()
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := start(t, "source: {mode: sim}")
-	p.awaitPage("/livez", http.StatusOK)
-	p.address = l.Addr().String()
-	p.reload("source: {mode: sim}")
-	p.await("the listen error in the log", func() bool { return strings.Contains(p.log(), syscall.EADDRINUSE.Error()) })
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
-	p.awaitPage("/livez", http.StatusOK)
 }

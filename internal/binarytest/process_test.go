@@ -3,8 +3,8 @@ package binarytest
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -39,19 +39,12 @@ var binary string
 func TestMain(m *testing.M) {
 	// The tests wait for the agent's timers most of the time, so more of them run at once than there are processors.
 	flag.Parse()
-	code := 1
-	if err := flag.Set("test.parallel", "12"); err != nil {
+	parallelErr := flag.Set("test.parallel", "12")
+	dir, dirErr := os.MkdirTemp("", "gna")
+	_, mainErr := os.ReadFile("../../main.go")
+	if err := errors.Join(parallelErr, dirErr, mainErr); err != nil {
 		fmt.Fprintln(os.Stderr, err)
-		os.Exit(code)
-	}
-	dir, err := os.MkdirTemp("", "gna")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(code)
-	}
-	if _, err := os.ReadFile("../../main.go"); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(code)
+		os.Exit(1)
 	}
 	binary = filepath.Join(dir, "gpu-node-agent")
 	ldflags := "-w"
@@ -62,6 +55,7 @@ func TestMain(m *testing.M) {
 	race := slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) // the agent has the race detector if the tests have it
 	build := exec.Command("go", "build", "-race="+strconv.FormatBool(race), "-ldflags", ldflags, "-o", binary, "github.com/gpu-node-agent/gpu-node-agent")
 	build.Stderr = os.Stderr
+	code := 1
 	if err := build.Run(); err == nil {
 		code = m.Run()
 	}
@@ -93,7 +87,7 @@ type process struct {
 	dir     string // plugin.kubeletDir; also has the agent's sockets and its state file
 	config  string // path of the configuration file
 	stderr  *os.File
-	exited  chan struct{}
+	exited  chan struct{} // nil before the first launch
 
 	mu  sync.Mutex // guards out
 	out bytes.Buffer
@@ -125,7 +119,7 @@ func tempDir(t *testing.T) string {
 
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,22 +149,25 @@ func startRegistered(t *testing.T, config string, env ...string) (*process, *kub
 func newProcess(t *testing.T, config string) *process {
 	t.Helper()
 	dir := tempDir(t)
-	p := &process{t: t, dir: dir, address: freeAddress(t), config: filepath.Join(dir, "config.yaml"), exited: make(chan struct{})}
+	p := &process{t: t, dir: dir, address: freeAddress(t), config: filepath.Join(dir, "config.yaml")}
 	p.write(config)
+	t.Cleanup(func() {
+		if p.exited != nil {
+			p.kill()
+		}
+		if t.Failed() {
+			t.Logf("the agent's log:\n%s", p.log())
+		}
+		if strings.Contains(p.log(), "DATA RACE") {
+			t.Errorf("data race in the agent:\n%s", p.log())
+		}
+	})
 	return p
 }
 
-// restart runs another agent in the place of one that has exited.
-func (p *process) restart() *process {
-	p.t.Helper()
-	q := &process{t: p.t, address: p.address, dir: p.dir, config: p.config, exited: make(chan struct{})}
-	q.launch()
-	return q
-}
-
+// launch runs the agent, also again after it has exited.
 func (p *process) launch(env ...string) {
-	t := p.t
-	t.Helper()
+	p.t.Helper()
 	p.cmd = exec.Command(binary, "--config", p.config)
 	p.cmd.Env = append(os.Environ(), raceOptions, "GPU_NODE_AGENT_HEALTH_STATE_FILE="+p.stateFile(), "GPU_NODE_AGENT_HEALTH_SOCKET="+p.dir+"/agent.sock")
 	p.cmd.Env = append(p.cmd.Env, env...)
@@ -180,18 +177,11 @@ func (p *process) launch(env ...string) {
 	}
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
+		p.t.Fatal(err)
 	}
-	go func() { _ = p.cmd.Wait(); close(p.exited) }()
-	t.Cleanup(func() {
-		p.kill()
-		if t.Failed() {
-			t.Logf("the agent's log:\n%s", p.log())
-		}
-		if strings.Contains(p.log(), "DATA RACE") {
-			t.Errorf("data race in the agent:\n%s", p.log())
-		}
-	})
+	cmd, exited := p.cmd, make(chan struct{})
+	p.exited = exited
+	go func() { _ = cmd.Wait(); close(exited) }()
 }
 
 func (p *process) startKubelet() *kubelettest.Kubelet {
@@ -251,13 +241,8 @@ func (p *process) stateFile() string { return p.dir + "/state.json" }
 
 // get returns the status code and the body of a page, or zero values if no agent answers.
 func (p *process) get(path string) (int, string) {
-	ctx, cancel := context.WithTimeout(p.t.Context(), awaitTimeout)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.address+path, nil)
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	res, err := http.DefaultClient.Do(req)
+	client := http.Client{Timeout: awaitTimeout}
+	res, err := client.Get("http://" + p.address + path)
 	if err != nil {
 		return 0, ""
 	}
@@ -370,7 +355,7 @@ func (p *process) allocate(k *kubelettest.Kubelet) kubelettest.Allocation {
 func (p *process) awaitSocket(path string) {
 	p.t.Helper()
 	p.await(path, func() bool {
-		conn, err := new(net.Dialer).DialContext(p.t.Context(), "unix", path)
+		conn, err := net.Dial("unix", path)
 		if err == nil {
 			_ = conn.Close()
 		}

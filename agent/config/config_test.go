@@ -163,7 +163,7 @@ func TestReloadRefusesEmptyFieldsFile(t *testing.T) {
 	if _, err := l.Load(); err != nil {
 		t.Errorf("reload without exported fields: %v", err)
 	}
-	l.FieldsShown = true
+	l.FieldsExported = true
 	for text, good := range map[string]bool{
 		"": false, "DCGM_FI_DEV_GPU_TEMP, no-type, temperature": false,
 		"nonsense\nDCGM_FI_DEV_GPU_TEMP, gauge, temperature": true,
@@ -190,12 +190,9 @@ func TestConfigErrors(t *testing.T) {
 		"source: {interval: 5ms, stallAfter: 1ms}":                                          {"source.interval 5ms", "source.stallAfter 1ms"},
 		"source: {healthSystems: [pcie, gpu]}":                                              {`source.healthSystems "gpu"`},
 		"source: {healthSystems: []}":                                                       {"source.healthSystems [all]"},
-		"source: {sim: {profile: b200}}":                                                    {"source.sim.profile b200"},
-		"source: {sim: {past: [{at: 10s, gpu: 5, xid: 95}]}}":                               {"source.sim.past[0].at"},
 		"source: {sim: {past: [{ago: 10, gpu: 8, xid: x}]}}":                                {"source.sim.past[0].ago 10", `source.sim.past[0].xid "x"`},
 		"source: {sim: {past: [{gpu: 8, xid: 95}]}}":                                        {"source.sim.past[0].ago 0s", "source.sim.past[0].gpu h100-8"},
 		"source: {sim: {scenario: [{gpu: 1, recoveryAction: [7]}]}}":                        {"source.sim.scenario[0].recoveryAction [7]"},
-		"source: {sim: {scenario: [{gpu: 1, recoveryAction: -7}]}}":                         {`source.sim.scenario[0].recoveryAction "-7"`},
 		"health: {xid: {preset: x, warn: [0]}}":                                             {`health.xid.preset "x"`, "health.xid.warn 0"},
 		"health: {incidents: {warn: [x]}}":                                                  {`health.incidents.warn "x"`},
 		"health: {flap: {trips: -1}, socket: here, recovery: x}":                            {"health.flap.trips -1", `health.socket "here"`, `health.recovery "x"`},

@@ -117,14 +117,14 @@ func wholeNumber(f float64) (any, error) {
 
 // kindMatches reports whether a value has a kind that can be decoded into a type.
 func kindMatches(to reflect.Type, v any) bool {
-	is := reflect.TypeOf(v).Kind()
-	switch kind := to.Kind(); kind {
+	kind := reflect.TypeOf(v).Kind()
+	switch to.Kind() {
 	case reflect.Int, reflect.Int64, reflect.Float64:
-		return is == reflect.Int || is == reflect.Int64 || is == reflect.Uint64 || is == reflect.Float64
+		return kind == reflect.Int || kind == reflect.Int64 || kind == reflect.Uint64 || kind == reflect.Float64
 	case reflect.Struct:
-		return is == reflect.Map
+		return kind == reflect.Map
 	default:
-		return is == kind
+		return kind == to.Kind()
 	}
 }
 

@@ -32,10 +32,10 @@ func envNames(key string) []string {
 // unknownVariables returns a note for each environment variable with the agent's prefix and the name of a section that
 // sets no key. It is not an error, because the kubelet sets such variables for Services whose names start with the prefix.
 func unknownVariables(environ, keys []string) (notes []string) {
-	known := make(map[string]bool)
+	valid := make(map[string]bool)
 	for _, key := range keys {
 		for _, name := range envNames(key) {
-			known[name] = true
+			valid[name] = true
 		}
 	}
 	for _, entry := range environ {
@@ -44,8 +44,8 @@ func unknownVariables(environ, keys []string) (notes []string) {
 		section, _, hasKey := strings.Cut(strings.ToLower(rest), "_")
 		_, isSection := findField(reflect.TypeFor[Config](), section)
 		isService := strings.Contains(rest, "_SERVICE_") || strings.HasSuffix(rest, "_PORT") || strings.Contains(rest, "_PORT_")
-		if hasPrefix && hasKey && isSection && !isService && !known[name] {
-			notes = append(notes, name+": no such key, ignored"+suggest(name, slices.Collect(maps.Keys(known))))
+		if hasPrefix && hasKey && isSection && !isService && !valid[name] {
+			notes = append(notes, name+": no such key, ignored"+suggest(name, slices.Collect(maps.Keys(valid))))
 		}
 	}
 	slices.Sort(notes)

@@ -1,6 +1,7 @@
 package operator
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -14,30 +15,27 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
-// cordon, include, exclude and clear take the MIG index that the status table shows.
+// cordon, include, exclude and clear take the MIG index that the status has.
 func TestMIGIndexIsTheSameEverywhere(t *testing.T) {
 	judge := func(c health.Config) *health.Snapshot {
 		devices := agenttest.Judge(c, nil, agenttest.MIGReading(), agenttest.Now())
 		return &health.Snapshot{At: agenttest.Now(), Source: health.Source{Status: health.SourceUp}, Devices: devices}
 	}
 	snapshot := judge(health.DefaultConfig())
-	shown := make(map[string]string) // by profile
-	for line := range strings.Lines(status.New(status.Inputs{Now: agenttest.Now(), Snapshot: snapshot}).Table(false, false)) {
-		if f := strings.Fields(line); len(f) > 2 && f[1] == "MIG" {
-			shown[f[2]] = f[0]
+	gpus := status.New(status.Inputs{Now: agenttest.Now(), Snapshot: snapshot}).GPUs
+	if gpus[0].MIGIndex != nil || gpus[1].MIGIndex != nil || len(gpus[1].MIG) != 2 {
+		t.Fatalf("%+v", gpus)
+	}
+	for i, m := range gpus[1].MIG {
+		index := fmt.Sprintf("1:%d", i)
+		if !strings.Contains(m.Name(), " "+index+" ") || m.MIGIndex == nil || *m.MIGIndex != i || m.GI == nil || *m.GI != []int{1, 5}[i] || m.CI == nil || *m.CI != 0 {
+			t.Errorf("%s: migIndex %v, gi %v, ci %v", m.Name(), m.MIGIndex, m.GI, m.CI)
 		}
-	}
-	if len(shown) != 2 || shown["3g.20gb"] != "1:0" || shown["2g.10gb"] != "1:1" {
-		t.Fatalf("the table shows %v", shown)
-	}
-	for i, profile := range []string{"3g.20gb", "2g.10gb"} {
-		index, id := shown[profile], agenttest.MIGReading().Devices[2+i].ID
-
 		c := health.DefaultConfig()
 		c.Cordon = []string{index}
 		for _, d := range judge(c).Devices {
-			if cordoned := d.Verdict.State == health.Unhealthy; cordoned != (d.Device.ID == id) {
-				t.Errorf("cordon %s: %s (%s) is cordoned: %v", index, d.Device.ID, d.Device.Profile, cordoned)
+			if cordoned := d.Verdict.State == health.Unhealthy; cordoned != (d.Device.ID == m.UUID) {
+				t.Errorf("cordon %s: %s is cordoned: %v", index, d.Device.ID, cordoned)
 			}
 		}
 		for exclude := range 2 {
@@ -48,24 +46,14 @@ func TestMIGIndexIsTheSameEverywhere(t *testing.T) {
 			}
 			for _, r := range plugin.Layout(p, snapshot) {
 				for _, d := range r.Devices {
-					if (d.ID == string(id)) != (exclude == 0) {
-						t.Errorf("include %q, exclude %q: %s (%s) is offered", p.Include, p.Exclude, d.ID, d.State.Device.Profile)
+					if (d.ID == string(m.UUID)) != (exclude == 0) {
+						t.Errorf("include %q, exclude %q: %s is offered", p.Include, p.Exclude, d.ID)
 					}
 				}
 			}
 		}
-		if got, err := resolveDevice(snapshot, index); err != nil || got != id {
-			t.Errorf("%s is %s, %v; want %s", index, got, err, id)
-		}
-	}
-
-	gpus := status.New(status.Inputs{Now: agenttest.Now(), Snapshot: snapshot}).GPUs
-	if gpus[0].MIGIndex != nil || gpus[1].MIGIndex != nil {
-		t.Error("a GPU has a MIG index")
-	}
-	for i, m := range gpus[1].MIG {
-		if m.MIGIndex == nil || *m.MIGIndex != i || m.GI == nil || *m.GI != []int{1, 5}[i] || m.CI == nil || *m.CI != 0 {
-			t.Errorf("%s: migIndex %v, gi %v, ci %v", m.UUID, m.MIGIndex, m.GI, m.CI)
+		if got, err := resolveDevice(snapshot, index); err != nil || got != m.UUID {
+			t.Errorf("%s is %s, %v; want %s", index, got, err, m.UUID)
 		}
 	}
 }

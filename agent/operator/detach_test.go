@@ -12,41 +12,35 @@ import (
 )
 
 func TestCurrentHolders(t *testing.T) {
-	gpu := health.DeviceState{Device: health.Device{ID: "GPU-0"}}
-	s := &health.Snapshot{Devices: []health.DeviceState{gpu}}
-	none := map[health.DeviceID][]plugin.Holder{}
-	pod := map[health.DeviceID][]plugin.Holder{"GPU-0": {{Namespace: "lab", Pod: "train"}}}
 	for name, c := range map[string]struct {
-		next plugin.Holders // the kubelet's next response
-		in   time.Duration
-		want error
+		next    plugin.Holders // the kubelet's next response
+		in      time.Duration
+		current bool
 	}{
-		"pod got a GPU": {plugin.Holders{By: pod}, 800 * time.Millisecond, errHeld},
-		"no holder":     {plugin.Holders{By: none}, 800 * time.Millisecond, nil},
-		"no response":   {in: time.Hour, want: errHoldersUnknown},
-		"late response": {plugin.Holders{By: none}, 6 * time.Second, nil},
-		"error":         {plugin.Holders{Err: "Unimplemented"}, time.Second, errHoldersUnknown},
+		"response":      {plugin.Holders{}, 800 * time.Millisecond, true},
+		"late response": {plugin.Holders{}, 6 * time.Second, true},
+		"no response":   {plugin.Holders{}, time.Hour, false},
+		"error":         {plugin.Holders{Err: "Unimplemented"}, time.Second, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				begin := time.Now()
-				last := plugin.Holders{At: begin.Add(-time.Second), By: none}
 				refreshes := 0
 				server := Server{RefreshHolders: func() { refreshes++ }}
 				server.Holders = func() plugin.Holders {
 					if time.Since(begin) < c.in {
-						return last
+						return plugin.Holders{At: begin.Add(-time.Second)}
 					}
 					h := c.next
 					h.At = begin.Add(c.in)
 					return h
 				}
-				err := checkNotHeld(s, server.currentHolders(t.Context()), time.Now())
-				if !errors.Is(err, c.want) {
-					t.Errorf("%v, want %v", err, c.want)
-				}
+				h := server.currentHolders(t.Context())
 				if took := time.Since(begin); refreshes != 1 || took > holdersTimeout {
 					t.Errorf("%d refreshes in %v", refreshes, took)
+				}
+				if (h.Err == "") != c.current || c.current && !h.At.After(begin) {
+					t.Errorf("%+v", h)
 				}
 			})
 		})

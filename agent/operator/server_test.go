@@ -176,14 +176,6 @@ func TestDetachAndAttach(t *testing.T) {
 	}
 }
 
-func TestCallWithoutAgent(t *testing.T) {
-	socket := filepath.Join(agenttest.SocketDir(t), "agent.sock")
-	if _, err := call[ClearResponse](t.Context(), socket, request{Clear: &ClearRequest{}}); !errors.Is(err, fs.ErrNotExist) ||
-		!strings.Contains(err.Error(), "health.socket") || !strings.Contains(err.Error(), socket) {
-		t.Errorf("%v", err)
-	}
-}
-
 func TestDetachAndAttachResponseTexts(t *testing.T) {
 	at := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
 	d := DetachResponse{Since: at, Until: at.Add(30 * time.Minute), UnaskedEngine: "node:5555", OpenFiles: []string{"/dev/nvidia0", "/dev/nvidiactl"}}

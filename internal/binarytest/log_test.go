@@ -23,7 +23,7 @@ func TestLogLevel(t *testing.T) {
 }
 
 // A blocked standard error delays neither verdicts nor shutdown. When it is read again, the log reports how many entries
-// are missing. When its reader is gone, the agent keeps running.
+// are missing. When its reader closes it, the agent keeps running.
 func TestBlockedLog(t *testing.T) {
 	t.Parallel()
 	begin := func(t *testing.T) (*process, *os.File) {
@@ -62,7 +62,7 @@ func TestBlockedLog(t *testing.T) {
 			p.signal(syscall.SIGHUP)
 			return dropped(p)
 		})
-		go func() { _, _ = io.Copy(p, stderr) }()
+		go func() { _, _ = io.Copy(p.logFile, stderr) }()
 		p.await("the count of missing entries", func() bool { return strings.Contains(p.log(), `"entries":`) })
 		p.sim("{gpu: 4, xid: 48}")
 		p.await("the log of a new XID", func() bool { return strings.Contains(p.log(), `"xid":48`) })
@@ -72,7 +72,7 @@ func TestBlockedLog(t *testing.T) {
 		p, _ := begin(t)
 		p.stop()
 	})
-	t.Run("reader gone", func(t *testing.T) {
+	t.Run("reader closed", func(t *testing.T) {
 		p, stderr := begin(t)
 		_ = stderr.Close()
 		p.sim("{gpu: 3, xid: 79, lost: true}")

@@ -2,7 +2,7 @@
 package binarytest
 
 import (
-	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -18,7 +18,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -86,25 +85,12 @@ type process struct {
 	address string // metrics.listen
 	dir     string // plugin.kubeletDir; also has the agent's sockets and its state file
 	config  string // path of the configuration file
-	stderr  *os.File
+	logFile *os.File
+	stderr  *os.File      // nil: logFile
 	exited  chan struct{} // nil before the first launch
-
-	mu  sync.Mutex // guards out
-	out bytes.Buffer
 }
 
-// Write appends to the process's log.
-func (p *process) Write(b []byte) (int, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.out.Write(b)
-}
-
-func (p *process) log() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.out.String()
-}
+func (p *process) log() string { return readFile(p.logFile.Name()) }
 
 // tempDir returns a directory whose path is short enough for a unix socket.
 func tempDir(t *testing.T) string {
@@ -149,7 +135,11 @@ func startRegistered(t *testing.T, config string, env ...string) (*process, *kub
 func newProcess(t *testing.T, config string) *process {
 	t.Helper()
 	dir := tempDir(t)
-	p := &process{t: t, dir: dir, address: freeAddress(t), config: filepath.Join(dir, "config.yaml")}
+	logFile, err := os.Create(filepath.Join(t.TempDir(), "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &process{t: t, dir: dir, address: freeAddress(t), config: filepath.Join(dir, "config.yaml"), logFile: logFile}
 	p.write(config)
 	t.Cleanup(func() {
 		if p.exited != nil {
@@ -161,6 +151,7 @@ func newProcess(t *testing.T, config string) *process {
 		if strings.Contains(p.log(), "DATA RACE") {
 			t.Errorf("data race in the agent:\n%s", p.log())
 		}
+		_ = logFile.Close()
 	})
 	return p
 }
@@ -171,10 +162,7 @@ func (p *process) launch(env ...string) {
 	p.cmd = exec.Command(binary, "--config", p.config)
 	p.cmd.Env = append(os.Environ(), raceOptions, "GPU_NODE_AGENT_HEALTH_STATE_FILE="+p.stateFile(), "GPU_NODE_AGENT_HEALTH_SOCKET="+p.dir+"/agent.sock")
 	p.cmd.Env = append(p.cmd.Env, env...)
-	p.cmd.Stderr, p.cmd.Stdout = p, p
-	if p.stderr != nil {
-		p.cmd.Stderr = p.stderr
-	}
+	p.cmd.Stderr, p.cmd.Stdout = cmp.Or(p.stderr, p.logFile), p.logFile
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := p.cmd.Start(); err != nil {
 		p.t.Fatal(err)

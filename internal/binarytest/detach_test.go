@@ -3,7 +3,6 @@ package binarytest
 import (
 	"net/http"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
@@ -52,13 +51,12 @@ func TestDetachAndAttach(t *testing.T) {
 // Neither a restart nor a kill of the agent ends a detach: the GPUs stay withheld until attach.
 func TestDetachSurvivesRestart(t *testing.T) {
 	t.Parallel()
-	for name, signal := range map[string]syscall.Signal{"SIGTERM": syscall.SIGTERM, "SIGKILL": syscall.SIGKILL} {
+	for name, end := range map[string]func(*process){"stop": (*process).stop, "kill": func(p *process) { p.Kill() }} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p, k := startRegistered(t, simConfig)
 			p.command(0, "detach", "--for", "10m", "--force")
-			p.signal(signal)
-			<-p.exited
+			end(p)
 			p.launch()
 			p.awaitMetrics("gpu_node_agent_source_detached 1")
 			if n := p.findings("driver-released"); n != 8 {

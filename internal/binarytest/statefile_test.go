@@ -21,7 +21,7 @@ func TestFindingSurvivesRestart(t *testing.T) {
 	t.Parallel()
 	p := startWithFinding(t)
 	uuid := string(p.snapshot().GPUs[2].UUID)
-	p.kill()
+	p.Kill()
 	p.launch()
 	p.awaitMetrics(`cause="xid-48"`, `state="healthy"} 1`)
 	if _, page := p.get("/metrics"); strings.Count(page, `state="unhealthy"} 1`) != 1 {
@@ -36,7 +36,6 @@ func TestFindingSurvivesRestart(t *testing.T) {
 	if n := p.findings("xid-48"); n != 0 {
 		t.Error("the finding is left after clear")
 	}
-	p.stop()
 }
 
 // Of two agents with one state file, the second reports who locks it and takes it over when the first has exited.
@@ -45,7 +44,7 @@ func TestStateFileSharedByTwoAgents(t *testing.T) {
 	first := startWithFinding(t)
 	second := start(t, simConfig, "GPU_NODE_AGENT_HEALTH_STATE_FILE="+first.stateFile())
 	second.awaitMetrics(`cause="xid-48"`, `state="healthy"} 1`, "gpu_node_agent_state_file_up 0")
-	if s := second.snapshot(); !strings.Contains(s.Memory.Error, strconv.Itoa(first.cmd.Process.Pid)) {
+	if s := second.snapshot(); !strings.Contains(s.Memory.Error, strconv.Itoa(first.Pid())) {
 		t.Errorf("error %q lacks the other agent's process", s.Memory.Error)
 	}
 	second.sim("{gpu: 3, xid: 95}")
@@ -54,21 +53,7 @@ func TestStateFileSharedByTwoAgents(t *testing.T) {
 		t.Error("both agents write the file")
 	}
 	first.awaitMetrics("gpu_node_agent_state_file_up 1")
-	first.kill()
+	first.Kill()
 	second.await("the file of the second agent", func() bool { return strings.Contains(readFile(first.stateFile()), "xid-95") })
 	second.awaitMetrics("gpu_node_agent_state_file_up 1")
-	second.stop()
-}
-
-// A source does not show the findings of another source.
-func TestStateFileOfAnotherSource(t *testing.T) {
-	t.Parallel()
-	p := startWithFinding(t)
-	p.kill()
-	p.write("source: {mode: sim, sim: {profile: a100-8}}")
-	p.launch()
-	p.awaitMetrics(`state="healthy"} 1`)
-	if _, page := p.get("/metrics"); strings.Count(page, `state="healthy"} 1`) != 8 || p.findings("xid-48")+p.findings("missing") != 0 {
-		t.Errorf("want the GPUs of the new profile only:\n%s", page)
-	}
 }

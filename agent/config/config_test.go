@@ -29,7 +29,7 @@ func load(t *testing.T, text string, flags ...string) (Config, error) {
 	t.Helper()
 	l := Loader{File: filepath.Join(t.TempDir(), "config.yaml")}
 	write(t, l.File, text)
-	if len(flags) > 0 { // creating the flags takes most of the time
+	if len(flags) > 0 { // to create the flags is slow, and the fuzz tests need none
 		l.Flags = pflag.NewFlagSet("test", pflag.ContinueOnError)
 		AddFlags(l.Flags)
 		if err := l.Flags.Parse(flags); err != nil {

@@ -9,8 +9,8 @@ import (
 	"unicode"
 )
 
-// EnvPrefix is the prefix of the environment variables: GPU_NODE_AGENT_SOURCE_MODE sets source.mode.
-const EnvPrefix = "GPU_NODE_AGENT"
+// envPrefix is the prefix of the environment variables: GPU_NODE_AGENT_SOURCE_MODE sets source.mode.
+const envPrefix = "GPU_NODE_AGENT"
 
 // envNames returns the environment variables of a key. plugin.kubeletDir has GPU_NODE_AGENT_PLUGIN_KUBELET_DIR and, as in
 // viper, GPU_NODE_AGENT_PLUGIN_KUBELETDIR. Consecutive capitals are one word: metrics.podUID has
@@ -25,7 +25,7 @@ func envNames(key string) []string {
 		capital = unicode.IsUpper(r)
 		b.WriteRune(r)
 	}
-	name := func(s string) string { return EnvPrefix + "_" + strings.ToUpper(strings.ReplaceAll(s, ".", "_")) }
+	name := func(s string) string { return envPrefix + "_" + strings.ToUpper(strings.ReplaceAll(s, ".", "_")) }
 	return slices.Compact([]string{name(b.String()), name(key)})
 }
 
@@ -40,7 +40,7 @@ func unknownVariables(environ, keys []string) (notes []string) {
 	}
 	for _, entry := range environ {
 		name, _, _ := strings.Cut(entry, "=")
-		rest, hasPrefix := strings.CutPrefix(name, EnvPrefix+"_")
+		rest, hasPrefix := strings.CutPrefix(name, envPrefix+"_")
 		section, _, hasKey := strings.Cut(strings.ToLower(rest), "_")
 		_, isSection := findField(reflect.TypeFor[Config](), section)
 		isService := strings.Contains(rest, "_SERVICE_") || strings.HasSuffix(rest, "_PORT") || strings.Contains(rest, "_PORT_")

@@ -15,7 +15,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
-// read returns the file's text and its tree, both empty if there is no file.
+// read returns the file's text and its tree, both empty without a file.
 func (l Loader) read() (text []byte, tree map[string]any, err error) {
 	path := l.Path()
 	if path == "" {

@@ -63,19 +63,19 @@ func TestErrorsNameOrigin(t *testing.T) {
 // A kubeconfig that cannot be used is a note and no error: it may appear later.
 func TestKubeconfigNote(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "kubeconfig")
-	notes := func() string {
-		return strings.Join(mustLoad(t, "health: {kubernetes: {enabled: true, kubeconfig: "+file+"}}").Notes, "\n")
+	notes := func() []string {
+		return mustLoad(t, "health: {kubernetes: {enabled: true, kubeconfig: "+file+"}}").Notes
 	}
 	const key = "health.kubernetes.kubeconfig: "
-	if n := notes(); !strings.HasPrefix(n, key) || !strings.Contains(n, file) {
+	if n := notes(); len(n) != 1 || !strings.HasPrefix(n[0], key) || !strings.Contains(n[0], file) {
 		t.Errorf("no file: %q", n)
 	}
 	write(t, file, "{")
-	if n := notes(); !strings.HasPrefix(n, key) {
+	if n := notes(); len(n) != 1 || !strings.HasPrefix(n[0], key) {
 		t.Errorf("invalid file: %q", n)
 	}
 	write(t, file, "clusters: [{name: a, cluster: {server: 'https://localhost:1'}}]\ncontexts: [{name: a, context: {cluster: a}}]\ncurrent-context: a\n")
-	if n := notes(); n != "" {
+	if n := notes(); len(n) != 0 {
 		t.Errorf("valid file: %q", n)
 	}
 }

@@ -141,7 +141,7 @@ is released, and fails if it is not. A repeated detach prints the current state 
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&req.For, "for", DefaultDetach.String(), "time after which the agent attaches by itself, 1s to 24h")
+	cmd.Flags().StringVar(&req.For, "for", defaultDetach.String(), "time after which the agent attaches by itself, 1s to 24h")
 	cmd.Flags().BoolVar(&req.Force, "force", false, "detach although pods hold GPUs, or the kubelet does not report whether they do")
 	return onAgentSocket[DetachResponse](cmd, loader, driverTimeout+requestTimeout, request{Detach: &req})
 }

@@ -17,7 +17,7 @@ import (
 
 // DetachRequest asks the agent to release the GPU driver.
 type DetachRequest struct {
-	For   string `json:"for,omitempty"`   // a Go duration such as 30m; "" is DefaultDetach
+	For   string `json:"for,omitempty"`   // a Go duration such as 30m; "" is defaultDetach
 	Force bool   `json:"force,omitempty"` // although pods hold devices
 }
 
@@ -48,8 +48,8 @@ type DeviceFinding struct {
 }
 
 const (
-	// DefaultDetach is the default of detach --for.
-	DefaultDetach = 30 * time.Minute
+	// defaultDetach is the default of detach --for.
+	defaultDetach = 30 * time.Minute
 	minDetach     = time.Second
 	maxDetach     = 24 * time.Hour
 
@@ -81,7 +81,7 @@ var (
 
 func (d DetachRequest) duration() (time.Duration, error) {
 	if d.For == "" {
-		return DefaultDetach, nil
+		return defaultDetach, nil
 	}
 	t, err := time.ParseDuration(d.For)
 	if err != nil || t < minDetach || t > maxDetach {

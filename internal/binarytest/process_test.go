@@ -248,8 +248,6 @@ func (p *process) findings(cause string) int {
 // await waits until the condition holds.
 func (p *process) await(what string, condition func() bool) {
 	p.t.Helper()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
 	timeout := time.After(awaitTimeout)
 	for !condition() {
 		select {
@@ -257,7 +255,7 @@ func (p *process) await(what string, condition func() bool) {
 			p.t.Fatalf("the agent exited while the test waited for %s", what)
 		case <-timeout:
 			p.t.Fatalf("timed out waiting for %s", what)
-		case <-tick.C:
+		case <-time.After(20 * time.Millisecond):
 		}
 	}
 }

@@ -8,7 +8,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // renderPerPod renders a page with AttributePerPod.
@@ -45,10 +45,10 @@ func TestAttribution(t *testing.T) {
 func TestHoldersChange(t *testing.T) {
 	src := testSources(testNode())
 	current := testHolders()
-	src.Holders = func() plugin.Holders { return current }
+	src.Holders = func() podresources.Holders { return current }
 	c := newCollector(src)
 	expectSeries(t, render(t, c), 1, "DCGM_FI_DEV_GPU_TEMP", `pod="train-0"`)
-	current = plugin.Holders{At: now.Add(-time.Hour), Err: "no such file"}
+	current = podresources.Holders{At: now.Add(-time.Hour), Err: "no such file"}
 	page := render(t, c)
 	if strings.Contains(page, `pod=`) {
 		t.Errorf("the page has holders:\n%s", page)

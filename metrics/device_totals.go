@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // accumulator derives totals from a sequence of observations. It is pure: it reads no clock and calls nothing. It
@@ -22,7 +22,7 @@ type accumulator struct {
 type observation struct {
 	at        time.Time
 	snapshot  *health.Snapshot
-	holders   plugin.Holders
+	holders   podresources.Holders
 	window    time.Duration
 	idleBelow float64
 }
@@ -46,7 +46,7 @@ const numStates = int(health.Unhealthy) + 1
 // container is a container that holds a device.
 type container struct{ namespace, pod, name string }
 
-func containerOf(h plugin.Holder) container { return container{h.Namespace, h.Pod, h.Container} }
+func containerOf(h podresources.Holder) container { return container{h.Namespace, h.Pod, h.Container} }
 
 // idleTime is the time during which a container held a device that was idle.
 type idleTime struct {

@@ -7,14 +7,14 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // Totals accumulates what a single snapshot does not contain: times, transitions, events and poll durations.
 type Totals struct {
 	config    *health.Latest[Config]
 	snapshots *health.Latest[health.Snapshot]
-	holders   func() plugin.Holders
+	holders   func() podresources.Holders
 	now       func() time.Time
 
 	mu          sync.RWMutex // guards accumulator: Run writes it, scrapes read it
@@ -22,7 +22,7 @@ type Totals struct {
 }
 
 // NewTotals returns empty totals, which Run updates. A stored Config must be valid.
-func NewTotals(config *health.Latest[Config], snapshots *health.Latest[health.Snapshot], holders func() plugin.Holders) *Totals {
+func NewTotals(config *health.Latest[Config], snapshots *health.Latest[health.Snapshot], holders func() podresources.Holders) *Totals {
 	return &Totals{config: config, snapshots: snapshots, holders: holders, now: time.Now}
 }
 

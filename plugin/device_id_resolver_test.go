@@ -69,9 +69,9 @@ func TestResolver(t *testing.T) {
 				{ResourceName: c.resource, DeviceIds: []string{c.id}}, {ResourceName: c.resource, DeviceIds: []string{c.id}},
 			}}},
 		}}}
-		want := map[health.DeviceID][]Holder{}
+		want := map[health.DeviceID][]podresources.Holder{}
 		if c.want != "" {
-			want[c.want] = []Holder{{Namespace: "ns", Pod: "pod", Container: "c", Resource: c.resource, DeviceID: c.id}}
+			want[c.want] = []podresources.Holder{{Namespace: "ns", Pod: "pod", Container: "c", Resource: c.resource, DeviceID: c.id}}
 		}
 		for _, cfg := range []Config{cfg, disabled} {
 			if got := podresources.HoldersByDevice(resp, newResolver(cfg, snap)); !reflect.DeepEqual(got, want) {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // foreignPlugin is another device plugin, such as that of a cloud.
@@ -92,7 +93,7 @@ func TestPluginDisableAndEnable(t *testing.T) {
 	disabled := func(s Status) bool { return s.Off && s.Err == "" && len(s.Resources) == 0 && s.AuditErr == "" }
 	h.waitPlugin(disabled)
 	holders := h.waitHolders(heldBy(id(0), "train"))
-	if want := (Holder{Namespace: "ml", Pod: "train", Container: "torch", Resource: gpu, DeviceID: "nvidia0"}); holders.Err != "" || holders.By[health.DeviceID(id(0))][0] != want {
+	if want := (podresources.Holder{Namespace: "ml", Pod: "train", Container: "torch", Resource: gpu, DeviceID: "nvidia0"}); holders.Err != "" || holders.By[health.DeviceID(id(0))][0] != want {
 		t.Errorf("%+v, want %+v", holders, want)
 	}
 	h.setHealth(1, health.Unhealthy) // does not concern the other plugin
@@ -141,7 +142,7 @@ func TestPluginDisableAndEnable(t *testing.T) {
 		t.Errorf("CDI specs: %v, %v", specs, err)
 	}
 	at := h.p.Holders().At
-	h.waitHolders(func(h Holders) bool { return h.At.After(at) && heldBy(id(0), "second")(h) })
+	h.waitHolders(func(h podresources.Holders) bool { return h.At.After(at) && heldBy(id(0), "second")(h) })
 	h.waitLog(msgDisabled, "", 2)
 	for _, w := range h.warnings() {
 		if w.Message != msgUnhealthy && w.Message != msgWithheld {

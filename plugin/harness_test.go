@@ -79,7 +79,7 @@ func all(r Resource) (ids []string) {
 
 // newServerOf returns a server without holders.
 func newServerOf(name string, cfg *Config, snap *health.Snapshot) *server {
-	l := newLayoutCache(&health.Latest[Config]{}, &health.Latest[health.Snapshot]{}, &health.Latest[Holders]{})
+	l := newLayoutCache(&health.Latest[Config]{}, &health.Latest[health.Snapshot]{}, &health.Latest[podresources.Holders]{})
 	if cfg != nil {
 		l.cfg.Store(cfg)
 	}
@@ -254,7 +254,7 @@ func (h *harness) waitPlugin(ok func(Status) bool) Status {
 }
 
 // waitHolders waits until the holders satisfy ok.
-func (h *harness) waitHolders(ok func(Holders) bool) Holders {
+func (h *harness) waitHolders(ok func(podresources.Holders) bool) podresources.Holders {
 	h.Helper()
 	return poll(h, "holders", h.p.Holders, ok)
 }
@@ -276,11 +276,11 @@ func poll[T any](h *harness, what string, get func() T, ok func(T) bool) T {
 	}
 }
 
-func holdersKnown(h Holders) bool { return h.Err == "" }
+func holdersKnown(h podresources.Holders) bool { return h.Err == "" }
 
 // heldBy accepts holders in which these pods hold the device.
-func heldBy(device string, pods ...string) func(Holders) bool {
-	return func(h Holders) bool {
+func heldBy(device string, pods ...string) func(podresources.Holders) bool {
+	return func(h podresources.Holders) bool {
 		var names []string
 		for _, holder := range h.By[health.DeviceID(device)] {
 			names = append(names, holder.Pod)

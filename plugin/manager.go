@@ -4,7 +4,7 @@
 //	                                          one registrar per server ─► listen, settle, register, audit; again after a loss
 //	podresources ─► Holders: the containers that hold each device
 //
-// Decisions are pure: layout.go, mig.go, withhold.go, allocate.go and package prefer. Failures of the kubelet are handled
+// Decisions are pure: layout.go, mig_strategy.go, withhold.go, allocate.go and package prefer. Failures of the kubelet are handled
 // in registrar.go and audit.go.
 package plugin
 
@@ -23,12 +23,6 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
-
-// Holder is a container that holds a device.
-type Holder = podresources.Holder
-
-// Holders are the containers that hold each device.
-type Holders = podresources.Holders
 
 // Plugin runs a server and a registrar for each resource of the newest layout.
 type Plugin struct {
@@ -296,4 +290,4 @@ func (p *Plugin) AskHolders() { p.pods.QueryWithin(p.timing.pods.QuickRefresh) }
 
 // Holders returns the containers that hold each device, as of the last pod-resources response. It may be called from any
 // goroutine and never waits.
-func (p *Plugin) Holders() Holders { return *p.pods.Holders.Load() }
+func (p *Plugin) Holders() podresources.Holders { return *p.pods.Holders.Load() }

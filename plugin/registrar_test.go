@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 func TestPluginServesKubelet(t *testing.T) {
@@ -214,7 +215,7 @@ func TestRegistrarWarnsOncePerKubeletLoss(t *testing.T) {
 				h.waitStatus(isRegistered)
 			} else {
 				// The holders expire, which Status reports and the log need not.
-				h.waitHolders(func(h Holders) bool { return h.By == nil })
+				h.waitHolders(func(h podresources.Holders) bool { return h.By == nil })
 			}
 			if warned := h.warnings()[before:]; len(warned) != 1 {
 				t.Errorf("%d warnings: %v", len(warned), h.logLines())

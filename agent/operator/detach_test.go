@@ -8,31 +8,31 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 func TestCurrentHolders(t *testing.T) {
 	gpu := health.DeviceState{Device: health.Device{ID: "GPU-0"}}
 	s := &health.Snapshot{Devices: []health.DeviceState{gpu}}
-	none := map[health.DeviceID][]plugin.Holder{}
-	pod := map[health.DeviceID][]plugin.Holder{"GPU-0": {{Namespace: "lab", Pod: "train"}}}
+	none := map[health.DeviceID][]podresources.Holder{}
+	pod := map[health.DeviceID][]podresources.Holder{"GPU-0": {{Namespace: "lab", Pod: "train"}}}
 	for name, c := range map[string]struct {
-		next plugin.Holders // the kubelet's next response
+		next podresources.Holders // the kubelet's next response
 		in   time.Duration
 		want error
 	}{
-		"pod got a GPU": {plugin.Holders{By: pod}, 800 * time.Millisecond, errHeld},
-		"no holder":     {plugin.Holders{By: none}, 800 * time.Millisecond, nil},
+		"pod got a GPU": {podresources.Holders{By: pod}, 800 * time.Millisecond, errHeld},
+		"no holder":     {podresources.Holders{By: none}, 800 * time.Millisecond, nil},
 		"no response":   {in: time.Hour, want: errHoldersUnknown},
-		"late response": {plugin.Holders{By: none}, 6 * time.Second, nil},
-		"error":         {plugin.Holders{Err: "Unimplemented"}, time.Second, errHoldersUnknown},
+		"late response": {podresources.Holders{By: none}, 6 * time.Second, nil},
+		"error":         {podresources.Holders{Err: "Unimplemented"}, time.Second, errHoldersUnknown},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				begin := time.Now()
-				last := plugin.Holders{At: begin.Add(-time.Second), By: none}
+				last := podresources.Holders{At: begin.Add(-time.Second), By: none}
 				refreshes := 0
-				holders := func() plugin.Holders {
+				holders := func() podresources.Holders {
 					if time.Since(begin) < c.in {
 						return last
 					}
@@ -75,10 +75,10 @@ func TestWithhold(t *testing.T) {
 					return d.Verdict.State != health.Unhealthy || d.Verdict.Cause() != health.CauseReleased
 				}))
 			}
-			a.Holders = func() plugin.Holders {
-				h := plugin.Holders{At: time.Now(), By: map[health.DeviceID][]plugin.Holder{}}
+			a.Holders = func() podresources.Holders {
+				h := podresources.Holders{At: time.Now(), By: map[health.DeviceID][]podresources.Holder{}}
 				if len(refreshes) >= c.heldFrom {
-					h.By[before[2].Device.ID] = []plugin.Holder{{Namespace: "lab", Pod: "train"}}
+					h.By[before[2].Device.ID] = []podresources.Holder{{Namespace: "lab", Pod: "train"}}
 				}
 				return h
 			}

@@ -13,7 +13,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // FuzzHandleLine sends any line to the operator's socket. An invalid line or an unknown device is an error with a text. A
@@ -74,7 +74,7 @@ func restored(node *health.Snapshot) *Server {
 	s := &Server{Config: &config, Snapshots: new(health.Latest[health.Snapshot]), Log: zap.NewNop()}
 	s.Monitor = monitor.New(&config, new(health.Latest[monitor.Source]), s.Snapshots, s.Log)
 	s.Monitor.Restore(statefile.Restored{Devices: node.Devices, Missed: true})
-	s.Holders = func() plugin.Holders { return plugin.Holders{Err: "no kubelet"} }
+	s.Holders = func() podresources.Holders { return podresources.Holders{Err: "no kubelet"} }
 	s.RefreshHolders = func() {}
 	s.AwaitSaved = func(context.Context, *health.Snapshot) error { return nil }
 	s.EngineAddress = func() string { return "" }

@@ -25,6 +25,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 var update = flag.Bool("update", false, "write the golden table")
@@ -138,7 +139,7 @@ func TestStatusEscapesText(t *testing.T) {
 	d.Verdict.Findings[0].Reason, d.Verdict.Findings[0].Cause, d.Verdict.Findings[0].Action = bad, bad, bad
 	k.Snapshot.Devices[4].Device.Profile = bad
 	k.Kube.ConditionErr, k.Kube.EventErr, k.StateFile.Err = bad, bad, bad
-	k.Holders.By[bad] = []plugin.Holder{{Namespace: bad, Pod: bad, Container: bad}}
+	k.Holders.By[bad] = []podresources.Holder{{Namespace: bad, Pod: bad, Container: bad}}
 	k.Events[0].Text = bad
 	if page := pageOf(t, k); strings.Contains(page, "<script>alert") || strings.Contains(page, `"'>`) {
 		t.Errorf("not escaped:\n%s", page)
@@ -406,7 +407,7 @@ func maxInputs() Inputs {
 		for gi := range 7 {
 			d := agenttest.MIG(i, gi)
 			k.Snapshot.Devices = append(k.Snapshot.Devices, d)
-			k.Holders.By[d.Device.ID] = []plugin.Holder{{Namespace: "training", Pod: "llm-70b-worker-" + strconv.Itoa(i), Container: "torch"}}
+			k.Holders.By[d.Device.ID] = []podresources.Holder{{Namespace: "training", Pod: "llm-70b-worker-" + strconv.Itoa(i), Container: "torch"}}
 		}
 	}
 	for range maxEvents {

@@ -108,7 +108,7 @@ type buffers struct {
 func newBuffers(s *schema) *buffers {
 	return &buffers{
 		schema: s, Page: exposition.NewPage(s.Schema), entityByKey: make(map[entityKey]int), podLabels: make(map[podName][]Label),
-		runtime: s.runtimeSums.newReading(),
+		runtime: newRuntimeReading(),
 	}
 }
 

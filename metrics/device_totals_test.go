@@ -150,10 +150,10 @@ func TestEventTotals(t *testing.T) {
 		step{at: 5, xids: map[int]uint64{31: 8, 79: 1}, clocks: 1 | 4},
 		step{at: 100, xids: map[int]uint64{31: 8, 79: 1}, clocks: 1 | 4},
 	)
-	if xids := v.events.xidCounts(); len(v.xidsInWindow) != 0 || len(xids) != 2 || xids[31] != 3 || xids[79] != 1 {
+	if xids := v.xids; len(v.xidsInWindow) != 0 || len(xids) != 2 || xids[31] != 3 || xids[79] != 1 {
 		t.Errorf("XIDs: %v in the window, %v in total", v.xidsInWindow, xids)
 	}
-	if got, want := v.events.clockCounts(), [len(clockEvents)]uint64{0: 1, 2: 2}; got != want {
+	if got, want := v.clocks, [len(clockEvents)]uint64{0: 1, 2: 2}; got != want {
 		t.Errorf("clock events: got %v, want %v", got, want)
 	}
 }

@@ -96,7 +96,7 @@ func FuzzResolver(f *testing.F) {
 		f.Add(gpu, id)
 		f.Add("example.com/fpga", id)
 	}
-	snap := partitioned([]string{"1g.10gb", "2g.20gb"}, nil)
+	snap := partitioned("1g.10gb 2g.20gb", whole)
 	gke := regexp.MustCompile(`^nvidia[0-9]+(/gi[0-9]+)?(/vgpu[0-9]+)?$`)
 	index := regexp.MustCompile(`^([+-]?[0-9]+|[0-9]+:[0-9]+)$`)
 	f.Fuzz(func(t *testing.T, resource, id string) {

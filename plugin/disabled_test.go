@@ -73,7 +73,7 @@ func (h *harness) serveForeign(resource string, ids ...string) (stop func()) {
 func TestPluginDisableAndEnable(t *testing.T) {
 	t.Parallel()
 	specDir := filepath.Join(t.TempDir(), "cdi")
-	h := newHarness(t, partitioned(nil, nil))
+	h := newHarness(t, partitioned(whole, whole))
 	h.snaps.Load().Source.Versions.Driver = "580.95.05"
 	h.p.hostFS = driverFS("580.95.05")
 	h.setConfig(func(c *Config) {

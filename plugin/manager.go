@@ -202,9 +202,11 @@ func (p *Plugin) ensureCDI(now *layout) error {
 // missing: the kubelet retries a container that cannot be created, but a pod whose resource disappears fails.
 func (p *Plugin) alreadyRunning(desired []target) []target {
 	running := p.registrars()
-	return slices.DeleteFunc(desired, func(t target) bool {
-		return !slices.ContainsFunc(running, func(r *runningRegistrar) bool { return r.target == t })
-	})
+	return slices.DeleteFunc(desired, func(t target) bool { return !contains(running, t) })
+}
+
+func contains(running []*runningRegistrar, t target) bool {
+	return slices.ContainsFunc(running, func(r *runningRegistrar) bool { return r.target == t })
 }
 
 func targets(resources []Resource, cfg Config) []target {
@@ -215,37 +217,22 @@ func targets(resources []Resource, cfg Config) []target {
 	return list
 }
 
-// diff returns what to stop and what to start to get from the running to the desired targets.
-func diff(running, desired []target) (stop, start []target) {
-	without := func(a, b []target) []target {
-		return slices.DeleteFunc(slices.Clone(a), func(t target) bool { return slices.Contains(b, t) })
-	}
-	return without(running, desired), without(desired, running)
-}
-
 // reconcile stops the registrars outside desired and starts missing ones. With withdraw, the kubelet removes the
 // devices of stopped resources at once; otherwise it keeps them, unhealthy, for its grace period.
 func (p *Plugin) reconcile(ctx context.Context, desired []target, cfg Config, withdraw bool) {
-	running := p.registrars()
-	current := make([]target, len(running))
-	for i, r := range running {
-		current[i] = r.target
-	}
-	stop, start := diff(current, desired)
-	if len(stop) == 0 && len(start) == 0 {
-		return
-	}
 	var stopping sync.WaitGroup
-	running = slices.DeleteFunc(running, func(r *runningRegistrar) bool {
-		if !slices.Contains(stop, r.target) {
+	running := slices.DeleteFunc(p.registrars(), func(r *runningRegistrar) bool {
+		if slices.Contains(desired, r.target) {
 			return false
 		}
 		stopping.Go(func() { r.stop(withdraw) })
 		return true
 	})
 	stopping.Wait()
-	for _, t := range start {
-		running = append(running, p.start(ctx, t, cfg))
+	for _, t := range desired {
+		if !contains(running, t) {
+			running = append(running, p.start(ctx, t, cfg))
+		}
 	}
 	slices.SortFunc(running, func(a, b *runningRegistrar) int { return cmp.Compare(a.resource, b.resource) })
 	p.mu.Lock()

@@ -95,7 +95,7 @@ func TestUnmatchedSelectors(t *testing.T) {
 	} {
 		cfg := configured(c.set)
 		for range 2 { // logged once
-			l := newLayout(layoutInput{cfg: &cfg, snap: partitioned([]string{"1g.10gb", "3g.40gb"}, nil)})
+			l := newLayout(layoutInput{cfg: &cfg, snap: partitioned("1g.10gb 3g.40gb", whole)})
 			p.emptyReason(&l)
 		}
 		var got []string
@@ -191,7 +191,7 @@ func FuzzSelectorIsValid(f *testing.F) {
 	for _, s := range []string{"GPU-1", "MIG-0-1", "0", "0:1", "1b:00.0", "*H100*", "mig-1g.*", "", " ", "-1", "0:", "a:b", "GPU-:", "mig-1g:*"} {
 		f.Add(s)
 	}
-	snap := partitioned([]string{"1g.10gb", "2g.20gb"}, nil)
+	snap := partitioned("1g.10gb 2g.20gb", whole)
 	f.Fuzz(func(t *testing.T, selector string) {
 		err := validateSelectors("include", []string{selector})
 		if err != nil && !strings.HasPrefix(err.Error(), "include[0]: ") {

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/google/uuid"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zapgrpc"
@@ -108,7 +109,7 @@ func (s *server) stop(withdraw bool) {
 func (s *server) Allocate(_ context.Context, req *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
 	now := s.layouts.current()
 	cfg := cmp.Or(now.cfg, &Config{})
-	a := allocation{cfg: cfg, host: cfg.host(os.DirFS("/")), uuid: randomUUID}
+	a := allocation{cfg: cfg, host: cfg.host(os.DirFS("/")), uuid: uuid.NewString}
 	resp, err := a.allocate(findResource(now.resources, s.name), req)
 	if err != nil {
 		s.counts.refuse(err)

@@ -34,7 +34,7 @@ func holdersOf(snap *health.Snapshot, cfg Config, holders ...string) map[health.
 }
 
 func TestWithhold(t *testing.T) {
-	one := []string{"1g.10gb", "1g.10gb"}
+	const one = "1g.10gb 1g.10gb"
 	single := func(c *Config) { c.MIGStrategy = MIGSingle }
 	mixed := func(c *Config) { c.MIGStrategy = MIGMixed }
 	rename := func(c *Config) { sharedBy(2)(c); c.Sharing.TimeSlicing.RenameByDefault = true }

@@ -150,14 +150,18 @@ func newHarness(t *testing.T, snap *health.Snapshot) *harness {
 	return h
 }
 
-// startHarness returns a plugin that runs with a kubelet, which has n GPUs.
-func startHarness(t *testing.T, n int) (*harness, *kubelettest.Kubelet) {
+// startHarness returns a plugin that has registered these devices with a kubelet.
+func startHarness(t *testing.T, snap *health.Snapshot, changes ...func(*Config)) (*harness, *kubelettest.Kubelet) {
 	t.Helper()
-	h := newHarness(t, snapshot(n))
+	h := newHarness(t, snap)
+	for _, change := range changes {
+		h.setConfig(change)
+	}
 	k := h.kubelet()
 	h.run()
-	h.waitResource(k, gpu, listed(n, n))
 	h.waitStatus(isRegistered)
+	s := h.p.Status().Resources[0]
+	h.waitResource(k, gpu, listed(s.Devices, s.Healthy))
 	return h, k
 }
 
@@ -187,6 +191,21 @@ func (h *harness) kubelet() *kubelettest.Kubelet {
 	}
 	h.Cleanup(k.Stop)
 	return k
+}
+
+func (h *harness) restart(k *kubelettest.Kubelet) {
+	h.Helper()
+	if err := k.Restart(); err != nil {
+		h.Fatal(err)
+	}
+}
+
+// allocate lets a new pod hold a device of nvidia.com/gpu.
+func (h *harness) allocate(k *kubelettest.Kubelet, id string) {
+	h.Helper()
+	if _, err := k.AllocateIDs(h.ctx, gpu, id); err != nil {
+		h.Fatal(err)
+	}
 }
 
 // setConfig stores a changed copy of the configuration.

@@ -39,9 +39,7 @@ func TestHoldersFollowKubelet(t *testing.T) {
 	before := h.p.Holders()
 	k.Stop()
 	k.SetFault(kubelettest.Fault{NoPods: true}) // not before: the client would trust the old kubelet
-	if err := k.Restart(); err != nil {
-		t.Fatal(err)
-	}
+	h.restart(k)
 	h.waitHolders(func(h podresources.Holders) bool { return h.At.After(before.At) })
 	if now := h.p.Holders(); !heldBy(held, "train")(now) && time.Since(before.At) < 5*h.p.timing.pods.QuickRefresh {
 		t.Errorf("holder removed at once: %+v", now)
@@ -56,10 +54,8 @@ func TestHoldersFollowKubelet(t *testing.T) {
 
 func TestHoldersExpireWithoutKubelet(t *testing.T) {
 	t.Parallel()
-	h, k := startHarness(t, 2)
-	if _, err := k.AllocateIDs(h.ctx, gpu, "GPU-1"); err != nil {
-		t.Fatal(err)
-	}
+	h, k := startHarness(t, snapshot(2))
+	h.allocate(k, "GPU-1")
 	h.waitHolders(heldBy("GPU-1", "pod-1"))
 	k.Stop()
 	holders := h.waitHolders(func(h podresources.Holders) bool { return h.Err != "" })
@@ -71,9 +67,7 @@ func TestHoldersExpireWithoutKubelet(t *testing.T) {
 	}
 	h.remove(filepath.Join(h.root, "pod-resources"))
 	h.waitHolders(func(h podresources.Holders) bool { return strings.Contains(h.Err, "pod-resources/kubelet.sock") })
-	if err := k.Restart(); err != nil {
-		t.Fatal(err)
-	}
+	h.restart(k)
 	h.waitHolders(func(h podresources.Holders) bool { return h.Err == "" && heldBy("GPU-1", "pod-1")(h) })
 }
 

@@ -112,14 +112,8 @@ func TestSingleSequence(t *testing.T) {
 // The kubelet keeps the devices of all GPUs except the one that lost its instances.
 func TestSingleRemovesOneGPU(t *testing.T) {
 	const small = "1g.10gb 1g.10gb"
-	h := newHarness(t, partitioned(small, small))
-	h.setConfig(func(c *Config) { c.MIGStrategy = MIGSingle })
-	k := h.kubelet()
-	h.run()
-	h.waitResource(k, gpu, listed(4, 4))
-	if _, err := k.AllocateIDs(h.ctx, gpu, "MIG-0-0"); err != nil {
-		t.Fatal(err)
-	}
+	h, k := startHarness(t, partitioned(small, small), func(c *Config) { c.MIGStrategy = MIGSingle })
+	h.allocate(k, "MIG-0-0")
 	h.snaps.Store(partitioned(small, ""))
 	res := h.waitResource(k, gpu, func(r kubelettest.Resource) bool { return r.Capacity() != 4 })
 	if !listed(2, 2)(res) || res.Registrations != 1 {

@@ -20,7 +20,7 @@ import (
 )
 
 func TestPluginServesKubelet(t *testing.T) {
-	h, k := startHarness(t, 8)
+	h, k := startHarness(t, snapshot(8))
 	res := h.waitResource(k, gpu, listed(8, 8))
 	if res.Endpoint != filepath.Base(h.socket()) || !res.Preferred || !slices.Equal(res.Devices[7].NUMA, []int{1}) {
 		t.Errorf("%+v", res)
@@ -130,11 +130,9 @@ func TestRegistrarWaitsForKubelet(t *testing.T) {
 
 func TestRegistrarFollowsKubeletRestarts(t *testing.T) {
 	t.Parallel()
-	h, k := startHarness(t, 8)
+	h, k := startHarness(t, snapshot(8))
 	for range 5 {
-		if err := k.Restart(); err != nil {
-			t.Fatal(err)
-		}
+		h.restart(k)
 		h.waitResource(k, gpu, listed(8, 8))
 		h.waitStatus(isRegistered)
 	}
@@ -143,16 +141,14 @@ func TestRegistrarFollowsKubeletRestarts(t *testing.T) {
 	}
 	k.Stop() // for longer than a retry
 	h.waitStatus(unregisteredFor("connection refused"))
-	if err := k.Restart(); err != nil {
-		t.Fatal(err)
-	}
+	h.restart(k)
 	h.waitResource(k, gpu, listed(8, 8))
 	h.waitStatus(isRegistered)
 }
 
 func TestRegistrarReplacesRemovedSocket(t *testing.T) {
 	t.Parallel()
-	h, k := startHarness(t, 2)
+	h, k := startHarness(t, snapshot(2))
 	for n := 2; n < 5; n++ {
 		h.remove(h.socket())
 		// The kubelet keeps its devices meanwhile, because the old stream stays open.
@@ -173,7 +169,7 @@ func TestRegistrarReplacesRemovedSocket(t *testing.T) {
 }
 
 func TestRegistrarKeepsStreamInWipedDirectory(t *testing.T) {
-	h, k := startHarness(t, 2)
+	h, k := startHarness(t, snapshot(2))
 	before := h.waitStatus(isRegistered)
 	h.remove(h.socket())
 	h.remove(filepath.Join(h.pluginDir(), "kubelet.sock"))
@@ -206,7 +202,7 @@ func TestRegistrarWarnsOncePerKubeletLoss(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			h, k := startHarness(t, 2)
+			h, k := startHarness(t, snapshot(2))
 			h.waitHolders(holdersKnown)
 			before := len(h.warnings())
 			c.lose(h, k)
@@ -223,9 +219,7 @@ func TestRegistrarWarnsOncePerKubeletLoss(t *testing.T) {
 			if c.lives {
 				return
 			}
-			if err := k.Restart(); err != nil {
-				t.Fatal(err)
-			}
+			h.restart(k)
 			h.waitResource(k, gpu, listed(2, 2))
 			h.waitStatus(isRegistered)
 			h.waitHolders(holdersKnown)
@@ -235,7 +229,7 @@ func TestRegistrarWarnsOncePerKubeletLoss(t *testing.T) {
 
 func TestRegistrarSettlesAfterDroppedStream(t *testing.T) {
 	t.Parallel()
-	h, k := startHarness(t, 2)
+	h, k := startHarness(t, snapshot(2))
 	for n := 1; n < 4; n++ {
 		h.waitResource(k, gpu, func(res kubelettest.Resource) bool { return listed(2, 2)(res) && res.Registrations == n })
 		h.waitStatus(isRegistered)
@@ -252,7 +246,7 @@ func TestRegistrarSettlesAfterDroppedStream(t *testing.T) {
 // With two streams open, the end of the older one makes the kubelet close the newer one.
 func TestRegistrarRegistersAfterNewerStreamEnds(t *testing.T) {
 	t.Parallel()
-	h, k := startHarness(t, 2)
+	h, k := startHarness(t, snapshot(2))
 	h.remove(h.socket())
 	h.waitStatus(func(s ResourceStatus) bool { return s.Registered && s.Streams == 2 })
 	k.Drop(gpu)
@@ -282,7 +276,7 @@ func TestRegistrarRetriesRefusedRegistration(t *testing.T) {
 
 func TestServerServesTwoKubelets(t *testing.T) {
 	t.Parallel()
-	h, k := startHarness(t, 2)
+	h, k := startHarness(t, snapshot(2))
 	other := newHarness(t, nil)
 	otherKubelet := other.kubelet()
 	if err := os.Symlink(h.socket(), filepath.Join(other.pluginDir(), "link.sock")); err != nil {
@@ -304,7 +298,7 @@ func TestServerServesTwoKubelets(t *testing.T) {
 
 func TestPluginFollowsConfiguration(t *testing.T) {
 	t.Parallel()
-	h, k := startHarness(t, 2)
+	h, k := startHarness(t, snapshot(2))
 	old, renamed := h.socket(), "example.com/gpu"
 	h.setConfig(func(c *Config) { c.Resource = renamed })
 	h.waitResource(k, renamed, listed(2, 2))
@@ -326,7 +320,7 @@ func TestPluginFollowsConfiguration(t *testing.T) {
 }
 
 func TestPluginIgnoresUnchangedConfiguration(t *testing.T) {
-	h, k := startHarness(t, 2)
+	h, k := startHarness(t, snapshot(2))
 	before, err := os.Lstat(h.socket())
 	if err != nil {
 		t.Fatal(err)

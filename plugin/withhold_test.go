@@ -141,11 +141,9 @@ func TestListAndWatchFollowsHolders(t *testing.T) {
 // Sharing changes while three of four GPUs are held: new pods get the free GPU, then those that become free.
 func TestSharingChangeWhileHeld(t *testing.T) {
 	t.Parallel()
-	h, k := startHarness(t, 4)
+	h, k := startHarness(t, snapshot(4))
 	for i := range 3 {
-		if _, err := k.AllocateIDs(h.ctx, gpu, id(i)); err != nil {
-			t.Fatal(err)
-		}
+		h.allocate(k, id(i))
 	}
 	h.waitHolders(func(h podresources.Holders) bool { return len(h.By) == 3 })
 	h.setConfig(sharedBy(2))
@@ -197,9 +195,7 @@ func TestWithholdNeedsHolders(t *testing.T) {
 	k.SetFault(kubelettest.Fault{ListError: "denied"})
 	h.run()
 	h.waitResource(k, gpu, listed(2, 2))
-	if _, err := k.AllocateIDs(h.ctx, gpu, id(0)); err != nil {
-		t.Fatal(err)
-	}
+	h.allocate(k, id(0))
 	h.setConfig(sharedBy(2))
 	h.waitResource(k, gpu, listed(4, 4))
 	k.SetFault(kubelettest.Fault{})

@@ -96,31 +96,6 @@ func TestLayoutDevices(t *testing.T) {
 	}
 }
 
-func TestSameMessage(t *testing.T) {
-	base := snapshot(2)
-	list := func(s *health.Snapshot) []*pluginapi.Device {
-		return findResource(Layout(DefaultConfig(), s), gpu).message()
-	}
-	numa := with(base, 1, health.Healthy)
-	numa.Devices[1].Device.NUMA = []int{0}
-	values := with(base, 1, health.Degraded)
-	values.Devices[1].Sample.Values = map[health.Field]float64{health.FieldGPUTemp: 40}
-	for name, c := range map[string]struct {
-		snap *health.Snapshot
-		same bool
-	}{
-		"values and degraded": {values, true},
-		"unhealthy":           {with(base, 1, health.Unhealthy), false},
-		"other NUMA node":     {numa, false},
-		"one more":            {snapshot(3), false},
-		"none":                {snapshot(0), false},
-	} {
-		if got := sameMessage(list(base), list(c.snap)); got != c.same {
-			t.Errorf("%s: same = %v", name, got)
-		}
-	}
-}
-
 func TestLayoutIncludeAndExclude(t *testing.T) {
 	snap := partitioned(whole, whole, whole)
 	snap.Devices[2].Device.Model = "NVIDIA L4"

@@ -74,15 +74,19 @@ func TestPluginServesKubelet(t *testing.T) {
 	}
 }
 
-func TestPluginRegistersAfterFirstPoll(t *testing.T) {
+func TestPluginRegistersAfterConfigurationAndFirstPoll(t *testing.T) {
 	never := snapshot(0)
 	never.At, never.Source.Err = time.Time{}, "libdcgm.so.4 is missing"
 	h := newHarness(t, never)
+	cfg := h.cfg.Load()
+	h.cfg.Store(nil)
 	k := h.kubelet()
 	h.run()
 	empty := func(data string) func(Status) bool {
 		return func(s Status) bool { return s.Err != "" && strings.Contains(s.Err, data) && len(s.Resources) == 0 }
 	}
+	h.waitPlugin(empty("configuration"))
+	h.cfg.Store(cfg)
 	h.waitPlugin(empty("libdcgm.so.4 is missing"))
 	h.snaps.Store(snapshot(0))
 	h.waitPlugin(empty("no GPUs"))
@@ -97,17 +101,6 @@ func TestPluginRegistersAfterFirstPoll(t *testing.T) {
 	if _, err := os.Lstat(h.socket()); err == nil {
 		t.Error("the socket of a resource without devices still exists")
 	}
-}
-
-func TestPluginWaitsForConfiguration(t *testing.T) {
-	h := newHarness(t, snapshot(1))
-	cfg := h.cfg.Load()
-	h.cfg.Store(nil)
-	k := h.kubelet()
-	h.run()
-	h.waitPlugin(func(s Status) bool { return s.Err != "starting" && s.Err != "" })
-	h.cfg.Store(cfg)
-	h.waitResource(k, gpu, listed(1, 1))
 }
 
 func TestRegistrarWaitsForKubelet(t *testing.T) {
@@ -300,6 +293,18 @@ func TestPluginFollowsConfiguration(t *testing.T) {
 	t.Parallel()
 	h, k := startHarness(t, snapshot(2))
 	old, renamed := h.socket(), "example.com/gpu"
+	before, err := os.Lstat(old)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.setConfig(func(*Config) {})    // an equal configuration changes nothing
+	h.setHealth(1, health.Unhealthy) // seen after the configuration
+	res := h.waitResource(k, gpu, listed(2, 1))
+	if after, err := os.Lstat(old); err != nil || !os.SameFile(before, after) || res.Registrations != 1 || res.Messages != 2 {
+		t.Errorf("%+v, %v", res, err)
+	}
+	h.setHealth(1, health.Healthy)
+	h.waitResource(k, gpu, listed(2, 2))
 	h.setConfig(func(c *Config) { c.Resource = renamed })
 	h.waitResource(k, renamed, listed(2, 2))
 	if s := h.waitStatus(func(s ResourceStatus) bool { return s.Name == renamed && s.Registered }); s.Registrations != 1 {
@@ -317,21 +322,6 @@ func TestPluginFollowsConfiguration(t *testing.T) {
 	h.setConfig(func(c *Config) { c.KubeletDir = other.root })
 	other.waitResource(otherKubelet, renamed, listed(2, 2))
 	h.waitResource(k, renamed, disconnected)
-}
-
-func TestPluginIgnoresUnchangedConfiguration(t *testing.T) {
-	h, k := startHarness(t, snapshot(2))
-	before, err := os.Lstat(h.socket())
-	if err != nil {
-		t.Fatal(err)
-	}
-	h.setConfig(func(*Config) {})
-	h.setHealth(1, health.Unhealthy) // seen after the configuration
-	res := h.waitResource(k, gpu, listed(2, 1))
-	after, err := os.Lstat(h.socket())
-	if err != nil || !os.SameFile(before, after) || res.Registrations != 1 || res.Messages != 2 {
-		t.Errorf("%+v, %v", res, err)
-	}
 }
 
 func TestRegistrarKeepsForeignFile(t *testing.T) {

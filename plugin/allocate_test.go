@@ -1,11 +1,7 @@
 package plugin
 
 import (
-	"encoding/json"
 	"errors"
-	"flag"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -16,9 +12,8 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/golden"
 )
-
-var update = flag.Bool("update", false, "rewrite the golden files")
 
 func testAllocation(cfg Config, root fstest.MapFS) allocation {
 	return allocation{&cfg, cfg.host(root), func() string { return "a1b2c3d4-0000-4000-8000-000000000000" }}
@@ -36,31 +31,6 @@ func machine() fstest.MapFS {
 		"dev/nvidia-uvm-tools":                             f(""),
 		"proc/driver/nvidia-caps/mig-minors":               f("config 1\nmonitor 2\ngpu1/gi7/access 66\ngpu1/gi7/ci0/access 67\ngpu1/gi8/access 75\ngpu1/gi8/ci0/access 76\n"),
 		"proc/driver/nvidia/gpus/0000:12:00.0/information": f("Model: \t\t NVIDIA H100\nIRQ:   \t\t 18\nDevice Minor: \t 5\n"),
-	}
-}
-
-// checkGolden compares a value, as JSON, with a file in testdata.
-func checkGolden(t *testing.T, name string, v any) {
-	t.Helper()
-	got, err := json.MarshalIndent(v, "", "  ")
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join("testdata", name+".json")
-	if *update {
-		if err := os.MkdirAll(filepath.Dir(file), 0o750); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, append(got, '\n'), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if strings.TrimSpace(string(want)) != string(got) {
-		t.Errorf("%s: got\n%s\nwant\n%s", file, got, want)
 	}
 }
 
@@ -123,7 +93,7 @@ func TestAllocateGolden(t *testing.T) {
 			t.Errorf("%s: %v", c.name, err)
 			continue
 		}
-		checkGolden(t, "allocate/"+c.name, resp)
+		golden.CheckJSON(t, "testdata/allocate/"+c.name+".json", resp)
 	}
 }
 

@@ -75,11 +75,11 @@ func TestPodResourcesDenied(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t, snapshot(2))
 	k := h.kubelet()
-	k.SetFault(kubelettest.Fault{ListError: "not for you", AllocatableError: "disabled by a feature gate"})
+	k.SetFault(kubelettest.Fault{ListError: "permission denied", AllocatableError: "disabled by a feature gate"})
 	h.run()
 	h.waitResource(k, gpu, listed(2, 2))
 	h.waitPlugin(func(s Status) bool { return strings.Contains(s.AuditErr, "disabled by a feature gate") })
-	if denied := h.waitHolders(func(h podresources.Holders) bool { return strings.Contains(h.Err, "not for you") }); denied.By != nil {
+	if denied := h.waitHolders(func(h podresources.Holders) bool { return strings.Contains(h.Err, "permission denied") }); denied.By != nil {
 		t.Errorf("%+v", denied)
 	}
 	poll(h, "warnings", func() int { return len(h.warnings()) }, func(n int) bool { return n == 1 })

@@ -114,7 +114,7 @@ func TestSingleRemovesOneGPU(t *testing.T) {
 	const small = "1g.10gb 1g.10gb"
 	h, k := startHarness(t, partitioned(small, small), func(c *Config) { c.MIGStrategy = MIGSingle })
 	h.allocate(k, "MIG-0-0")
-	h.snaps.Store(partitioned(small, ""))
+	h.snaps.Store(partitioned(small, empty))
 	res := h.waitResource(k, gpu, func(r kubelettest.Resource) bool { return r.Capacity() != 4 })
 	if !listed(2, 2)(res) || res.Registrations != 1 {
 		t.Errorf("%+v", res)

@@ -68,9 +68,9 @@ func TestLayoutOfMIG(t *testing.T) {
 			[]string{"MIG-0-3 (1c.2g.48gb+gfx)"},
 		},
 		{
-			"mixed, shared GPU instances", mixed, partitioned("1c.3g.40gb 2c.3g.40gb 3c.3g.40gb what"),
+			"mixed, shared GPU instances", mixed, partitioned("1c.3g.40gb 2c.3g.40gb 3c.3g.40gb invalid"),
 			"nvidia.com/mig-3g.40gb: MIG-0-2",
-			[]string{"MIG-0-0 (1c.3g.40gb)", "MIG-0-1", `"what"`},
+			[]string{"MIG-0-0 (1c.3g.40gb)", "MIG-0-1", `"invalid"`},
 		},
 		{
 			"mixed, other domain", with(MIGMixed, func(c *Config) { c.Resource = "example.com/gpu" }), partitioned("1g.10gb", whole),

@@ -252,9 +252,9 @@ func TestRegistrarRetriesRefusedRegistration(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t, snapshot(2))
 	k := h.kubelet()
-	k.SetFault(kubelettest.Fault{RegisterError: "the moon is full"})
+	k.SetFault(kubelettest.Fault{RegisterError: "too many plugins"})
 	h.run()
-	s := h.waitStatus(unregisteredFor("the moon is full"))
+	s := h.waitStatus(unregisteredFor("too many plugins"))
 	if !strings.Contains(s.Err, gpu) || !strings.Contains(s.Err, "kubelet.sock") {
 		t.Errorf("%+v names neither the resource nor the socket", s)
 	}

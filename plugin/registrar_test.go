@@ -74,6 +74,32 @@ func TestPluginServesKubelet(t *testing.T) {
 	}
 }
 
+// Programs other than the kubelet call a plugin through kubelettest.Client.
+func TestPluginServesOtherClients(t *testing.T) {
+	t.Parallel()
+	h, _ := startHarness(t, snapshot(2))
+	c, err := kubelettest.Dial(h.socket())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if ids, err := c.PreferredAllocation(h.ctx, []string{"GPU-1", "GPU-0"}, 2); err != nil || len(ids) != 2 {
+		t.Errorf("GetPreferredAllocation: %v, %v", ids, err)
+	}
+	if resp, err := c.Allocate(h.ctx, "GPU-1"); err != nil || resp.GetEnvs()[envDevices] != "GPU-1" {
+		t.Errorf("Allocate: %v, %v", resp, err)
+	}
+	var healthy []bool // of GPU-1, by list
+	err = c.Devices(h.ctx, func(devices []kubelettest.Device) bool {
+		healthy = append(healthy, devices[1].Healthy)
+		h.setHealth(1, health.Unhealthy)
+		return devices[1].Healthy
+	})
+	if err != nil || !slices.Equal(healthy, []bool{true, false}) {
+		t.Errorf("GPU-1 healthy: %v, %v", healthy, err)
+	}
+}
+
 func TestPluginRegistersAfterConfigurationAndFirstPoll(t *testing.T) {
 	never := snapshot(0)
 	never.At, never.Source.Err = time.Time{}, "libdcgm.so.4 is missing"

@@ -36,10 +36,13 @@ func New(k Inputs) Node {
 	s := Node{
 		Node: k.Node, Version: k.Version, Revision: k.Revision, Time: k.Now.UTC(),
 		Ready: len(k.NotReady) == 0, NotReady: list(k.NotReady), Events: list(k.Events),
-		Config: configStatus(k), Kubelet: kubeletStatus(k.Plugin, k.Holders),
+		Config: Config{OK: k.Reload.OK, Since: k.Reload.At.UTC()}, Kubelet: kubeletStatus(k.Plugin, k.Holders),
 		API:    APIServer{k.Kube.Enabled, k.Kube.Writes, k.Kube.Events, k.Kube.Dropped, k.Kube.Errors, k.Kube.ConditionErr, k.Kube.EventErr},
 		Memory: StateFile{k.StateFile.Path, k.StateFile.Err, k.StateFile.Since.UTC(), k.StateFile.Written.UTC()},
 		Source: Source{Status: health.SourceStarting.String()}, GPUs: []Device{},
+	}
+	if !k.Reload.OK {
+		s.Config.Error = k.ConfigError
 	}
 	if k.Snapshot == nil {
 		return s
@@ -51,14 +54,6 @@ func New(k Inputs) Node {
 	}
 	s.GPUs = Devices(k.Snapshot.Devices, k.Holders)
 	return s
-}
-
-func configStatus(k Inputs) Config {
-	c := Config{OK: k.Reload.OK, Since: k.Reload.At.UTC()}
-	if !c.OK {
-		c.Error = k.ConfigError
-	}
-	return c
 }
 
 // The values of Kubelet.Plugin. An older agent sends none, which means on.

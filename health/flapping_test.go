@@ -40,16 +40,3 @@ func TestFlapping(t *testing.T) {
 		})
 	}
 }
-
-// A MIG device that is lost with its GPU inherits the finding and does not trip.
-func TestFlappingOfGPUWithMIGDevice(t *testing.T) {
-	var devices []DeviceState
-	for i := range 3 {
-		devices = judge(devices, 2*i, samples{"GPU-0": blank(Lost), "MIG-0": blank(Lost)}, gpu0, mig0)
-		devices = judge(devices, 2*i+1, nil, gpu0, mig0)
-	}
-	wantStates(t, devices, map[DeviceID]State{"GPU-0": Unhealthy, "MIG-0": Unhealthy})
-	if v := devices[1].Verdict; v.Findings[0].Cause != CauseFlapping || v.Findings[0].From != "GPU-0" || len(v.Trips) != 0 {
-		t.Errorf("the MIG device has %+v and trips %v", v.Findings[0], v.Trips)
-	}
-}

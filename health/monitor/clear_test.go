@@ -91,20 +91,6 @@ func TestClearDropsUnconfirmedFault(t *testing.T) {
 	})
 }
 
-// A recovery action after Clear does not escalate an XID from before.
-func TestClearEndsEscalation(t *testing.T) {
-	runTest(t, func(t *testing.T, h *harness) {
-		h.reportGPU0(healthtest.Present(healthtest.XIDs(109)))
-		advance(time.Second)
-		if _, err := h.m.Clear("GPU-0", ""); err != nil {
-			t.Fatal(err)
-		}
-		h.reportGPU0(healthtest.Present(healthtest.Value(health.FieldRecoveryAction, 1)))
-		advance(time.Second)
-		h.wantCauses(t, "after Clear", health.SourceUp, health.CauseRecoveryAction)
-	})
-}
-
 // A decision ends with the finding that it depends on, without a poll.
 func TestClearEndsIsolation(t *testing.T) {
 	c := health.DefaultConfig()

@@ -35,11 +35,11 @@ func TestDetachAndAttach(t *testing.T) {
 			t.Error("the driver was used while detached")
 		}
 
-		until := time.Now().Add(time.Hour)
-		if again := h.detach(t, time.Hour); !again.Already || !again.Since.Equal(first.Since) || !again.Until.Equal(until) {
+		until := time.Now().Add(2 * time.Hour)
+		if again := h.detach(t, 2*time.Hour); !again.Already || !again.Since.Equal(first.Since) || !again.Until.Equal(until) {
 			t.Errorf("second detach: %+v", again)
 		}
-		if s := h.status(); !s.Until.Equal(until) || !strings.Contains(s.Err, until.UTC().Format(time.RFC3339)) {
+		if s := h.status(); !s.Until.Equal(until) || s.Detachment.For != 2*time.Hour || !strings.Contains(s.Err, until.UTC().Format(time.RFC3339)) {
 			t.Errorf("source %+v", s)
 		}
 		h.m.attachAtLimit()       // the first timer, which fired before it was stopped

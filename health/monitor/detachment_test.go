@@ -91,11 +91,3 @@ func TestDetachmentAsksEngineUntilReading(t *testing.T) {
 		t.Error("a reading after the request does not count")
 	}
 }
-
-func TestDetachmentExtendsTimeLimit(t *testing.T) {
-	d := detachment{}.detach(healthtest.At(0), time.Minute, false).sessionClosed()
-	d = d.detach(healthtest.At(30), time.Hour, false)
-	if s := d.saved(); !s.Since.Equal(healthtest.At(0)) || !s.Until.Equal(healthtest.At(30+3600)) || s.For != time.Hour {
-		t.Errorf("%+v", s)
-	}
-}

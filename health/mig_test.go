@@ -83,14 +83,6 @@ func TestMIGNodes(t *testing.T) {
 	}
 }
 
-func TestMIGInheritsFindings(t *testing.T) {
-	for _, d := range judge(nil, 0, samples{"GPU-0": present(xids(48))}, gpu0, mig0, mig1)[1:] {
-		if d.Verdict.Findings[0].From != "GPU-0" || len(d.XIDCounts) != 0 {
-			t.Errorf("%s: findings %+v, XIDs %v: want its GPU's finding and no XID", d.Device.ID, d.Verdict.Findings, d.XIDCounts)
-		}
-	}
-}
-
 func TestDestroyedMIGFindingKeepsBeginning(t *testing.T) {
 	for _, code := range []int{48, 95} {
 		devices := judge(nil, 0, samples{"MIG-0": migXIDs(code)}, gpu0, mig0, mig1)

@@ -89,13 +89,6 @@ func TestXIDTable(t *testing.T) {
 		if x.Symbol != row.symbol {
 			fail("has the symbol %q, the catalogue %q", x.Symbol, row.symbol)
 		}
-		self := x.Clears == ClearsItself || x.Clears == ClearsRestart
-		if x.Effect != EffectUnhealthy && !self {
-			fail("is %v and clears by %v", x.Effect, x.Clears)
-		}
-		if x.Effect == EffectUnhealthy && self {
-			fail("is unhealthy and clears by %v, which is not evidence", x.Clears)
-		}
 		if row.immediate == "RESTART_APP" && (x.Clears != ClearsRestart || x.Action != ActionRestartApp && x.Action != ActionRestartAppReset) {
 			fail("clears by %v with the action %q", x.Clears, x.Action)
 		}

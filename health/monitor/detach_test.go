@@ -234,34 +234,6 @@ func TestEngineDetachesAfterTimeLimit(t *testing.T) {
 	})
 }
 
-// A device that was not read since a detach stays withheld when a second detach ends early.
-func TestSecondDetachEndsWithUnreadDevice(t *testing.T) {
-	runTest(t, func(t *testing.T, h *harness) {
-		advance(5 * time.Second)
-		h.detach(t, time.Hour)
-		h.reportGPU0(healthtest.Blank(health.PresenceUnknown))
-		h.m.requestAttach("test")
-		advance(5 * time.Second)
-		resume := h.hangPolls()
-		advance(5 * time.Second)
-		for _, limit := range []time.Duration{time.Second, time.Hour} {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-			if _, err := h.m.Detach(ctx, limit); err == nil {
-				t.Error("detached although a poll hangs")
-			}
-			cancel()
-		}
-		h.m.requestAttach("test")
-		if h.causes() != health.CauseReleased {
-			t.Errorf("causes %s", h.causes())
-		}
-		h.reportGPU0(healthtest.Present())
-		resume()
-		advance(5 * time.Second)
-		h.wantCauses(t, "when the device is read", health.SourceUp, "")
-	})
-}
-
 func TestDetachHostEngine(t *testing.T) {
 	runTest(t, func(t *testing.T, h *harness) {
 		h.useHostEngine()

@@ -93,12 +93,10 @@ func TestClearDropsUnconfirmedFault(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for seconds, want := range []State{1: Healthy, 2: Unhealthy} {
-		if seconds > 0 {
-			devices = judge(devices, seconds, faulty, gpu0)
-			wantStates(t, devices, map[DeviceID]State{"GPU-0": want})
-		}
-	}
+	devices = judge(devices, 1, faulty, gpu0)
+	wantStates(t, devices, map[DeviceID]State{"GPU-0": Healthy})
+	devices = judge(devices, 2, faulty, gpu0)
+	wantStates(t, devices, map[DeviceID]State{"GPU-0": Unhealthy})
 }
 
 func TestClearPendingXID(t *testing.T) {

@@ -227,13 +227,6 @@ func FuzzNVIDIAEnv(f *testing.F) {
 	})
 }
 
-func BenchmarkXIDEffect(b *testing.B) {
-	c := XIDConfig{Preset: XIDPresetAWS, Unhealthy: []int{45}, Warn: []int{109}, Ignore: []int{92}}
-	for b.Loop() {
-		c.Effect(31)
-	}
-}
-
 func TestXIDOverrides(t *testing.T) {
 	c := DefaultConfig()
 	c.XID = XIDConfig{Preset: XIDPresetNone, Unhealthy: []int{45}, Warn: []int{109}}

@@ -22,7 +22,7 @@ func TestDetachAndAttach(t *testing.T) {
 		if v := atClose.Devices[0].Verdict; v.State != health.Unhealthy || !v.Has(health.CauseReleased) {
 			t.Errorf("verdict when the session was closed: %+v", v)
 		}
-		if s := h.status(); first.Already || first.Unasked || !first.Until.Equal(first.Since.Add(time.Hour)) ||
+		if s := h.status(); first.Already || first.EngineUnasked || !first.Until.Equal(first.Since.Add(time.Hour)) ||
 			s.Status != health.SourceDetached || !s.Until.Equal(first.Until) || !strings.Contains(s.Err, first.Until.UTC().Format(time.RFC3339)) {
 			t.Errorf("%+v, source %+v", first, s)
 		}
@@ -264,7 +264,7 @@ func TestDetachHostEngine(t *testing.T) {
 		wantCalls("refused", 1, 1) // the engine may have detached in part
 
 		h.set(func(s *fakeSource) { s.detachErr = nil })
-		if r := h.detach(t, time.Hour); r.Unasked {
+		if r := h.detach(t, time.Hour); r.EngineUnasked {
 			t.Errorf("%+v", r)
 		}
 		h.attach(t)
@@ -275,7 +275,7 @@ func TestDetachHostEngine(t *testing.T) {
 		h.set(func(s *fakeSource) { s.pollErr, s.openErr = lost, lost })
 		advance(20 * time.Second)
 		wantCalls("connection lost", 0, 0)
-		if r := h.detach(t, time.Hour); !r.Unasked {
+		if r := h.detach(t, time.Hour); !r.EngineUnasked {
 			t.Errorf("without a connection: %+v", r)
 		}
 		wantCalls("without a connection", 0, 0)

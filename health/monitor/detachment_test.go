@@ -66,7 +66,7 @@ func TestDetachmentTransitions(t *testing.T) {
 				if errors.Is(got.refusal, refused) != (event == "refuse" && c.from.state == detaching) {
 					t.Errorf("refusal %v", got.refusal)
 				}
-				if saved := got.saved(); saved.InForce() != (got.state == withheld || got.detachRequested()) || saved.Asking != (got.state == withheld) ||
+				if saved := got.saved(); saved.InForce() != (got.state == withheld || got.detachRequested()) || saved.Undecided != (got.state == withheld) ||
 					saved.Over != (got.state == attaching || got.state == attached && got.engineAttach) {
 					t.Errorf("saved as %+v", saved)
 				}

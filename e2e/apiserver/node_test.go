@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 	"testing"
 
@@ -104,31 +103,27 @@ func (n machine) index(gpu string) (index string) {
 	return index
 }
 
-// saidOnce checks that the agent has said that something goes wrong, and has not said it again and again: it has for
-// each kind of error once, until all is well.
-func (n machine) saidOnce(what string) {
+// loggedOnce checks that the agent logs an error of requests that require a right on a resource, such as events, and
+// that it does not log it at each retry. An error may come once more after a recovery.
+func (n machine) loggedOnce(resource string) {
 	n.T.Helper()
-	failed := func(line string) bool {
-		return strings.Contains(line, "cannot write "+what) || strings.Contains(line, "cannot read "+what)
-	}
-	n.Eventually("an error about "+what+" in the log", func() error {
-		if !slices.ContainsFunc(n.Journal.Lines(what), failed) {
-			return errors.New("not yet")
+	counts := make(map[string]int)
+	n.Eventually("logged: no access to "+resource, func() error {
+		clear(counts)
+		for _, line := range n.Journal.Lines(`"required":`) {
+			if strings.Contains(line, " "+resource+`"`) {
+				_, text, _ := strings.Cut(line, `"error":`)
+				counts[text]++
+			}
+		}
+		if len(counts) == 0 {
+			return errors.New("no error is logged")
 		}
 		return nil
 	})
-	said := make(map[string]bool)
-	for _, line := range n.Journal.Lines(what) {
-		if strings.Contains(line, what+" again") {
-			clear(said)
+	for text, count := range counts {
+		if count > 2 {
+			n.T.Errorf("logged %d times: %s", count, text)
 		}
-		if !failed(line) {
-			continue
-		}
-		_, why, _ := strings.Cut(line, `"error":`)
-		if said[why] {
-			n.T.Errorf("it is said again and again: %s", line)
-		}
-		said[why] = true
 	}
 }

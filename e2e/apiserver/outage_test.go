@@ -30,8 +30,8 @@ func TestOutage(t *testing.T) {
 	n.Admit(n.Bind(node.Pod("team", "during-the-outage", node.GPU, 1)))
 	n.Inject(`{"gpu":5,"recoveryAction":"none"}`)
 	n.goesOn(7, 1)
-	n.saidOnce("the node's condition")
-	n.saidOnce("events")
+	n.loggedOnce("nodes/status")
+	n.loggedOnce("events")
 	end := time.Now()
 	if err := theCluster.startAPIServer(); err != nil {
 		t.Fatal(err)
@@ -44,8 +44,8 @@ func TestOutage(t *testing.T) {
 		return n.events("Node", "default", name, name, "XID", "GPUUnhealthy", "GPUUnhealthy", "GPURecovered")
 	})
 	n.wrote(agent, 2) // before and after the outage
-	n.saidOnce("the node's condition")
-	n.saidOnce("events")
+	n.loggedOnce("nodes/status")
+	n.loggedOnce("events")
 	n.EndAgent()
 }
 
@@ -88,8 +88,8 @@ func TestDenied(t *testing.T) {
 		}
 		return nil
 	})
-	n.saidOnce("the node's condition")
-	n.saidOnce("events")
+	n.loggedOnce("nodes/status")
+	n.loggedOnce("events")
 	n.goesOn(7, 1)
 
 	theCluster.allow(t, nobody)

@@ -25,7 +25,7 @@ func TestPodLabels(t *testing.T) {
 
 	// Without the right to, there are none, and nothing else is missing.
 	n.shows("without a role", "train", `gpu_node_agent_pod_labels_up 0`)
-	n.saidOnce("the labels of pods")
+	n.loggedOnce("pods")
 	n.goesOn(8, 0)
 
 	theCluster.allowPodLabels(t, user)
@@ -61,7 +61,7 @@ func TestPodLabels(t *testing.T) {
 		return err
 	})
 
-	n.saidOnce("the labels of pods")
+	n.loggedOnce("pods")
 	n.EndAgent()
 }
 

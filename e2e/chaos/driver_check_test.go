@@ -43,7 +43,7 @@ func (w *world) checkDriver(ctx context.Context) error {
 		}
 	}
 	status, text, err := w.Get(ctx, "/readyz")
-	if err == nil && (status != http.StatusServiceUnavailable || !strings.Contains(string(text), "source detached: ")) {
+	if err == nil && (status != http.StatusServiceUnavailable || !strings.Contains(string(text), "detached")) {
 		err = violated("detach", "the driver is let go of, and /readyz says %d: %s", status, text)
 	}
 	return err

@@ -5,9 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	"slices"
-	"strings"
+	"syscall"
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
@@ -48,6 +49,12 @@ func ask[T any](ctx context.Context, w *world, within time.Duration, question ma
 	return answer.Result, err
 }
 
+// refused reports whether the agent answered a request with an error.
+func refused(err error) bool {
+	return err != nil && !errors.Is(err, unixsock.ErrNoResponse) && !errors.Is(err, unixsock.ErrProtocol) && !errors.Is(err, syscall.ECONNREFUSED) &&
+		!errors.Is(err, fs.ErrNotExist)
+}
+
 func (w *world) askToDetach(ctx context.Context, long time.Duration, force bool) (letGo, error) {
 	return ask[letGo](ctx, w, slow(within), map[string]any{"detach": map[string]any{"for": long.String(), "force": force}})
 }
@@ -82,7 +89,7 @@ func (w *world) applyDriver(ctx context.Context, s step) error {
 		if err := w.trap(ctx, "refuse"); err != nil {
 			return err
 		}
-		if _, err := w.askToDetach(ctx, time.Hour, true); err == nil || !strings.Contains(err.Error(), "does not detach the driver") {
+		if _, err := w.askToDetach(ctx, time.Hour, true); !refused(err) {
 			return violated("detach", "the host engine refuses, and the answer is: %v", err)
 		}
 		w.release()
@@ -127,7 +134,7 @@ func (w *world) detachPolitely(ctx context.Context) error {
 		return err
 	}
 	after, err2 := w.holdersKnown(ctx)
-	if err2 != nil || before && after || !strings.Contains(err.Error(), "whether pods hold GPUs") {
+	if err2 != nil || before && after || !refused(err) {
 		return violated("detach", "no pod holds a GPU, and the answer is: %v; %v", err, err2)
 	}
 	return nil

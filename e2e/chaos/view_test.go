@@ -162,7 +162,7 @@ func (w *world) allocate(ctx context.Context, path, id string, healthy bool) err
 		return err
 	case err == nil:
 		return errors.New("it was given out")
-	case strings.Contains(err.Error(), "device "+id+" is unhealthy: "):
+	case strings.Contains(err.Error(), "FailedPrecondition") && strings.Contains(err.Error(), id): // gRPC's name of the code
 		return nil
 	}
 	return err

@@ -14,13 +14,13 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/node"
 )
 
-// machine is a node that the API server knows.
+// machine is a node that is registered with the API server.
 type machine struct {
 	*node.Node
 	name string
 }
 
-// newMachine makes a Node and a kubelet; the agent speaks to the API server as a user.
+// newMachine creates a Node object and starts a kubelet. The agent uses the API server as user.
 func newMachine(t *testing.T, name, user string) machine {
 	t.Helper()
 	n := machine{node.New(t), name}
@@ -39,8 +39,8 @@ func newMachine(t *testing.T, name, user string) machine {
 	return n
 }
 
-// configure writes the agent's configuration: whether it keeps the condition and events, and which labels of pods it
-// shows.
+// configure writes the agent's configuration: whether it reports the condition and events, and which pod labels it adds
+// to metrics.
 func (n machine) configure(user string, enabled bool, podLabels ...string) {
 	n.T.Helper()
 	n.Configure(fmt.Sprintf(`source: {sim: {profile: h100-8}}
@@ -49,15 +49,14 @@ metrics: {podLabels: [%s]}
 `, enabled, theCluster.pki.Kubeconfig(user), strings.Join(podLabels, ", ")))
 }
 
-// start starts an agent, and waits until the kubelet has so many GPUs to give.
+// start starts an agent and waits until the kubelet has gpus allocatable GPUs.
 func (n machine) start(gpus int) {
 	n.T.Helper()
 	n.StartAgent()
 	n.Eventually(fmt.Sprintf("the kubelet has %d GPUs", gpus), func() error { return n.KubeletHas(node.GPU, 8, gpus) })
 }
 
-// run makes a pod on this node that asks for a GPU, as the scheduler would bind it, and returns the GPU that the
-// kubelet gives it.
+// run creates a pod on this node that requests a GPU, and returns the GPU that the kubelet assigns.
 func (n machine) run(namespace, name string, labels map[string]string) (gpu string, uid types.UID) {
 	n.T.Helper()
 	ns := &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
@@ -78,7 +77,7 @@ func (n machine) run(namespace, name string, labels map[string]string) (gpu stri
 	return "", ""
 }
 
-// clear is the operator's word that a GPU is well again.
+// clear clears a GPU's findings as an operator does.
 func (n machine) clear(gpu string) {
 	n.T.Helper()
 	n.Tell("agent.sock", `{"clear":{"device":%q}}`, gpu)

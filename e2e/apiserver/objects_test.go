@@ -9,7 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// condition returns the node's condition, and an error if it is not there, or is not this.
+// condition returns the condition GPUHealthy. It fails if the condition does not have this status and reason, or if
+// another condition changed.
 func (n machine) condition(status v1.ConditionStatus, reason string) (v1.NodeCondition, error) {
 	object, err := theCluster.client.CoreV1().Nodes().Get(n.T.Context(), n.name, metav1.GetOptions{})
 	if err != nil {
@@ -22,7 +23,7 @@ func (n machine) condition(status v1.ConditionStatus, reason string) (v1.NodeCon
 			found = c
 		case c.Type == v1.NodeReady && c.Status == v1.ConditionTrue && c.Reason == "KubeletReady":
 		default:
-			return found, fmt.Errorf("another's condition was touched: %+v", c)
+			return found, fmt.Errorf("another condition changed: %+v", c)
 		}
 	}
 	if len(object.Status.Conditions) != 2 || found.Status != status || found.Reason != reason {
@@ -31,7 +32,7 @@ func (n machine) condition(status v1.ConditionStatus, reason string) (v1.NodeCon
 	return found, nil
 }
 
-// becomes waits for a condition, and returns it.
+// becomes waits for a condition and returns it.
 func (n machine) becomes(status v1.ConditionStatus, reason string) v1.NodeCondition {
 	n.T.Helper()
 	var c v1.NodeCondition
@@ -42,7 +43,7 @@ func (n machine) becomes(status v1.ConditionStatus, reason string) v1.NodeCondit
 	return c
 }
 
-// events checks that what kubectl describe shows of an object is an event for each reason, once each.
+// events checks that an object has exactly one event per reason.
 func (n machine) events(kind, namespace, name string, uid types.UID, reasons ...string) error {
 	list, err := theCluster.client.CoreV1().Events(namespace).List(n.T.Context(), metav1.ListOptions{
 		FieldSelector: fmt.Sprintf("involvedObject.kind=%s,involvedObject.name=%s,involvedObject.uid=%s", kind, name, uid),
@@ -65,7 +66,7 @@ func (n machine) events(kind, namespace, name string, uid types.UID, reasons ...
 	return nil
 }
 
-// wrote waits until the API server has taken so many writes of the node's status. It notes one after it has answered.
+// wrote waits until the audit log has want writes of the node's status. The API server logs a write after it responds.
 func (n machine) wrote(user string, want int) {
 	n.T.Helper()
 	n.Eventually(fmt.Sprintf("%d writes", want), func() error {

@@ -14,7 +14,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/node"
 )
 
-// While the API server is away, all else goes on; when it is back, the newest state is there.
+// An outage of the API server does not affect the kubelet or metrics. After the outage the agent writes the newest
+// state.
 func TestOutage(t *testing.T) {
 	const name = "outage"
 	theCluster.allow(t, agent)
@@ -38,9 +39,9 @@ func TestOutage(t *testing.T) {
 	}
 	after := n.becomes(v1.ConditionFalse, "Xid79")
 	if after.LastTransitionTime.Before(&before.LastTransitionTime) || after.LastTransitionTime.After(end) {
-		t.Errorf("the transition is at %v, want between %v and %v, when the GPU broke", after.LastTransitionTime, before.LastTransitionTime, end)
+		t.Errorf("transition at %v, want between %v and %v, when the GPU failed", after.LastTransitionTime, before.LastTransitionTime, end)
 	}
-	n.Eventually("the events of the outage", func() error {
+	n.Eventually("events of the outage", func() error {
 		return n.events("Node", "default", name, name, "XID", "GPUUnhealthy", "GPUUnhealthy", "GPURecovered")
 	})
 	n.wrote(agent, 2) // before and after the outage
@@ -49,7 +50,7 @@ func TestOutage(t *testing.T) {
 	n.EndAgent()
 }
 
-// An API server that takes a request and does not answer is worse than none.
+// An API server that accepts requests and does not respond does not affect the kubelet or metrics.
 func TestFrozen(t *testing.T) {
 	theCluster.allow(t, agent)
 	n := newMachine(t, "frozen", agent)
@@ -67,14 +68,14 @@ func TestFrozen(t *testing.T) {
 	n.EndAgent()
 }
 
-// A user without the role costs the condition and the events, and nothing else.
+// Without the cluster role only the condition and the events are missing.
 func TestDenied(t *testing.T) {
 	const name = "denied"
 	n := newMachine(t, name, nobody)
 	n.start(8)
 	n.Inject(`{"gpu":2,"xid":79}`)
 	n.goesOn(7, 1)
-	n.Eventually("several refusals", func() error {
+	n.Eventually("several denied requests", func() error {
 		all, err := theCluster.requests(nobody)
 		if err != nil {
 			return err
@@ -94,16 +95,16 @@ func TestDenied(t *testing.T) {
 
 	theCluster.allow(t, nobody)
 	n.becomes(v1.ConditionFalse, "Xid79")
-	n.Eventually("the events that were held back", func() error {
+	n.Eventually("delayed events", func() error {
 		return n.events("Node", "default", name, types.UID(name), "XID", "GPUUnhealthy")
 	})
 	n.EndAgent()
 }
 
-// goesOn checks the kubelet, the probes and the metrics.
+// goesOn checks the kubelet, the readiness probe and the metrics.
 func (n machine) goesOn(allocatable, unhealthy int) {
 	n.T.Helper()
-	n.Eventually(fmt.Sprintf("%d GPUs for the kubelet, ready, %d unhealthy in /metrics", allocatable, unhealthy), func() error {
+	n.Eventually(fmt.Sprintf("%d allocatable GPUs, ready, %d unhealthy in /metrics", allocatable, unhealthy), func() error {
 		_, err := n.Page("/readyz", http.StatusOK)
 		if err := errors.Join(n.KubeletHas(node.GPU, 8, allocatable), err); err != nil {
 			return err

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Pod labels that metrics.podLabels names are on the series of the pod's GPU, whatever happens to the API server.
+// metrics.podLabels adds labels to the series of a pod's GPU, and an outage of the API server does not remove them.
 func TestPodLabels(t *testing.T) {
 	const user, namespace = "labels", "labelled"
 	if err := theCluster.pki.User(user, user); err != nil {
@@ -23,7 +23,7 @@ func TestPodLabels(t *testing.T) {
 	n.start(8)
 	n.run(namespace, "train", map[string]string{"team": "red", "app.kubernetes.io/name": "llm", "pod-template-hash": "1"})
 
-	// Without the right to, there are none, and nothing else is missing.
+	// Without the right to read pods, only the labels are missing.
 	n.shows("without a role", "train", `gpu_node_agent_pod_labels_up 0`)
 	n.loggedOnce("pods")
 	n.goesOn(8, 0)
@@ -31,7 +31,7 @@ func TestPodLabels(t *testing.T) {
 	theCluster.allowPodLabels(t, user)
 	n.shows("with a role", "train", `team="red"`, `app_kubernetes_io_name="llm"`, `gpu_node_agent_pod_labels_up 1`)
 	if page, err := n.Page("/metrics", http.StatusOK); err != nil || strings.Contains(page, "pod_template_hash") {
-		t.Errorf("a label that nobody asked for is shown, or %v", err)
+		t.Errorf("/metrics has a label that metrics.podLabels does not name, or %v", err)
 	}
 	n.label(namespace, "train", "team", "blue")
 	n.shows("a change", "train", `team="blue"`)
@@ -46,15 +46,15 @@ func TestPodLabels(t *testing.T) {
 	n.shows("after the outage", "train", `team="green"`, `gpu_node_agent_pod_labels_up 1`)
 
 	theCluster.freeze(t, true)
-	n.shows("a server that does not answer", "train", `team="green"`)
+	n.shows("a frozen API server", "train", `team="green"`)
 	theCluster.freeze(t, false)
 
 	zero := int64(0)
 	if err := theCluster.client.CoreV1().Pods(namespace).Delete(t.Context(), "train", metav1.DeleteOptions{GracePeriodSeconds: &zero}); err != nil {
 		t.Fatal(err)
 	}
-	n.Eventually("the labels of a pod that is gone are gone", func() error {
-		line, _, err := n.held("train") // the kubelet of this test keeps it
+	n.Eventually("labels of a deleted pod are removed", func() error {
+		line, _, err := n.held("train") // the device manager keeps the allocation
 		if err == nil && strings.Contains(line, "team=") {
 			err = errors.New(line)
 		}
@@ -74,7 +74,7 @@ func (n machine) label(namespace, pod, key, value string) {
 	}
 }
 
-// held returns the temperature of the GPU that a pod holds, as /metrics has it, and the page.
+// held returns the temperature series of the GPU that a pod holds, and the page.
 func (n machine) held(pod string) (line, page string, err error) {
 	if page, err = n.Page("/metrics", http.StatusOK); err != nil {
 		return "", "", err
@@ -84,10 +84,10 @@ func (n machine) held(pod string) (line, page string, err error) {
 			return line, page, nil
 		}
 	}
-	return "", page, errors.New("no GPU is held by " + pod)
+	return "", page, errors.New("no GPU held by pod " + pod)
 }
 
-// shows waits until the series of a pod's GPU, or the page, have all of what is wanted.
+// shows waits until the series of a pod's GPU, or the page, contain all of want.
 func (n machine) shows(what, pod string, want ...string) {
 	n.T.Helper()
 	n.Eventually("/metrics: "+what, func() error {
@@ -105,7 +105,7 @@ func (n machine) shows(what, pod string, want ...string) {
 	})
 }
 
-// allowPodLabels gives a user what metrics.podLabels needs, as docs/metrics.md lists.
+// allowPodLabels grants a user the rights that docs/metrics.md lists for metrics.podLabels.
 func (c *cluster) allowPodLabels(t *testing.T, user string) {
 	t.Helper()
 	c.grant(t, user, "gpu-node-agent-pod-labels-"+user,

@@ -9,8 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// The UID of a pod is on the series of its GPU as the API server has it, and so are the labels that are like a pattern
-// of metrics.podLabels, and no others.
+// The series of a pod's GPU have the pod's UID and only the labels that match a pattern of metrics.podLabels.
 func TestPodUID(t *testing.T) {
 	const user, namespace = "uids", "uids"
 	if err := theCluster.pki.User(user, user); err != nil {
@@ -28,14 +27,14 @@ metrics: {podUID: true, podLabels: [app.kubernetes.io/*, "/^team-(lead|size)$/"]
 	})
 	n.shows("UID and labels", "train", fmt.Sprintf(`pod_uid="%s"`, uid), `app_kubernetes_io_name="llm"`, `team_lead="ann"`, `gpu_node_agent_pod_labels_up 1`)
 	n.label(namespace, "train", "app.kubernetes.io/part-of", "chat")
-	n.shows("a label that was not there", "train", `app_kubernetes_io_part_of="chat"`)
+	n.shows("a new label", "train", `app_kubernetes_io_part_of="chat"`)
 	page, err := n.Page("/metrics", http.StatusOK)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, no := range []string{"pod_template_hash=", "team=", "mine"} {
 		if strings.Contains(page, no) {
-			t.Errorf("%s is shown, and nobody asked for it", no)
+			t.Errorf("/metrics has %s, which no pattern matches", no)
 		}
 	}
 
@@ -43,10 +42,10 @@ metrics: {podUID: true, podLabels: [app.kubernetes.io/*, "/^team-(lead|size)$/"]
 	if err := theCluster.client.CoreV1().Pods(namespace).Delete(t.Context(), "train", metav1.DeleteOptions{GracePeriodSeconds: &zero}); err != nil {
 		t.Fatal(err)
 	}
-	n.Eventually("the UID of a pod that is gone is gone", func() error {
-		line, _, err := n.held("train") // the kubelet of this test keeps it
+	n.Eventually("UID of a deleted pod is removed", func() error {
+		line, _, err := n.held("train") // the device manager keeps the allocation
 		if err == nil && strings.Contains(line, "pod_uid=") {
-			err = fmt.Errorf("there is %s", line)
+			err = fmt.Errorf("unexpected UID: %s", line)
 		}
 		return err
 	})

@@ -12,13 +12,13 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// allow gives a user the cluster role that docs/operations.md lists.
+// allow grants a user the cluster role in docs/operations.md.
 func (c *cluster) allow(t *testing.T, user string) {
 	t.Helper()
 	c.grant(t, user, "gpu-node-agent-"+user, documentedRole(t).Rules...)
 }
 
-// grant gives a user rights, by a cluster role and a binding that have a name; they may be there already.
+// grant gives a user rights through a cluster role and a binding named as. Both may exist.
 func (c *cluster) grant(t *testing.T, user, as string, rules ...rbac.PolicyRule) {
 	t.Helper()
 	name := metav1.ObjectMeta{Name: as}

@@ -11,8 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// One GPU's bad day as the API server sees it, with a restart of the agent in its middle. Every write is
-// counted.
+// A GPU fails, the agent restarts, and the GPU recovers. The API server counts every write.
 func TestStory(t *testing.T) {
 	theCluster.allow(t, agent)
 	n := newMachine(t, "story", agent)
@@ -28,9 +27,9 @@ func TestStory(t *testing.T) {
 	podEvents := func(reasons ...string) func() error {
 		return func() error { return n.events("Pod", "team", "train", uid, reasons...) }
 	}
-	// An application's error is no fault of the GPU. The agent asks the kubelet who has what soon after an
-	// allocation, so that the first may come too early for the pod.
-	n.Eventually("the pod is told of its application's XID", func() error {
+	// An application's XID leaves the GPU healthy. The agent reads the holders soon after an allocation, so the first
+	// XID may come too early for the pod's event.
+	n.Eventually("the pod has the event of its application's XID", func() error {
 		n.Inject(`{"gpu":%s,"xid":31}`, index)
 		return podEvents("XID")()
 	})
@@ -43,7 +42,7 @@ func TestStory(t *testing.T) {
 	n.Eventually("the node's events", nodeEvents("XID", "XID", "GPUUnhealthy"))
 	n.Eventually("the pod's events", podEvents("XID", "XID", "GPUUnhealthy"))
 
-	// A restart says nothing new, but for a heartbeat that is due.
+	// After a restart the agent writes only a heartbeat that is due.
 	n.EndAgent()
 	n.wrote(agent, 2) // healthy, unhealthy
 	n.ageHeartbeat(sick)
@@ -51,7 +50,7 @@ func TestStory(t *testing.T) {
 	n.Eventually("a heartbeat after the restart", func() error {
 		c, err := n.condition(v1.ConditionFalse, "Xid79")
 		if err == nil && time.Since(c.LastHeartbeatTime.Time) > time.Minute {
-			err = fmt.Errorf("the heartbeat is of %v", c.LastHeartbeatTime)
+			err = fmt.Errorf("heartbeat at %v", c.LastHeartbeatTime)
 		}
 		if err == nil && !c.LastTransitionTime.Equal(&sick.LastTransitionTime) {
 			t.Fatalf("the transition moved from %v to %v", sick.LastTransitionTime, c.LastTransitionTime)
@@ -60,7 +59,7 @@ func TestStory(t *testing.T) {
 	})
 	n.EndAgent()
 
-	// The next one has nothing to write at all until the GPU recovers.
+	// The next agent writes nothing until the GPU recovers.
 	n.start(7)
 	n.clear(gpu)
 	well := n.becomes(v1.ConditionTrue, "AllHealthy")
@@ -69,11 +68,11 @@ func TestStory(t *testing.T) {
 	}
 	n.Eventually("the node's events after the recovery", nodeEvents("XID", "XID", "GPUUnhealthy", "GPURecovered"))
 	n.Eventually("the pod's events after the recovery", podEvents("XID", "XID", "GPUUnhealthy", "GPURecovered"))
-	n.wrote(agent, 4) // and the heartbeat, and healthy
+	n.wrote(agent, 4) // plus the heartbeat and healthy
 
-	// Nobody keeps it any more, so it goes, and no other.
+	// When health.kubernetes is disabled, the agent deletes its condition and no other.
 	n.configure(agent, false)
-	n.Eventually("the condition is gone when it is switched off", func() error {
+	n.Eventually("the disabled condition is deleted", func() error {
 		object, err := theCluster.client.CoreV1().Nodes().Get(t.Context(), n.name, metav1.GetOptions{})
 		if err == nil && (len(object.Status.Conditions) != 1 || object.Status.Conditions[0].Type != v1.NodeReady) {
 			err = fmt.Errorf("conditions %+v", object.Status.Conditions)
@@ -83,7 +82,7 @@ func TestStory(t *testing.T) {
 	n.EndAgent()
 }
 
-// ageHeartbeat makes the last heartbeat one of ten minutes ago.
+// ageHeartbeat sets the last heartbeat to ten minutes ago.
 func (n machine) ageHeartbeat(c v1.NodeCondition) {
 	n.T.Helper()
 	patch := fmt.Sprintf(`{"status":{"conditions":[{"type":%q,"lastHeartbeatTime":%q}]}}`, c.Type,

@@ -10,32 +10,32 @@ import (
 	"time"
 )
 
-// bindings measures what an exporter pays that reads DCGM for each scrape: the CPU of one read of 8 GPUs and 30
-// fields through go-dcgm, of a scripted libdcgm that answers at once. With a real one there is its work beside it.
+// bindings measures what an exporter that reads DCGM at each scrape pays for the bindings: the CPU time of one read of
+// 8 GPUs and 30 fields through go-dcgm. The scripted libdcgm responds at once; a real one adds its own work.
 func (b *bench) bindings(ctx context.Context) error {
 	scrape := -1.0
 	for _, r := range b.table.Rows {
 		if r.What == perThousand {
-			scrape = *r.Value // s of a thousand are ms of one
+			scrape = *r.Value // s per 1,000 scrapes are ms per scrape
 			break
 		}
 	}
 	if b.repo == "" || scrape < 0 {
-		b.table.left("what DCGM's bindings cost: no -repo was given")
+		b.table.left("cost of DCGM's bindings: no -repo")
 		return nil
 	}
 	b.say("one read through go-dcgm")
 	read, err := b.read(ctx)
 	if err != nil {
-		b.table.left("what DCGM's bindings cost: %v", err)
+		b.table.left("cost of DCGM's bindings: %v", err)
 		return nil
 	}
 	b.table.value("CPU of one read of 8 GPUs x 30 fields, go-dcgm", milliseconds(read), "ms", none, "of a scripted libdcgm")
-	b.table.value("CPU of a scrape, of such a read", 100*scrape/milliseconds(read), "%", 10, "")
+	b.table.value("CPU of a scrape, relative to such a read", 100*scrape/milliseconds(read), "%", 10, "")
 	return nil
 }
 
-// read runs the benchmark of health/dcgm a few times and then many times: what differs is that of the reads alone.
+// read runs the benchmark of health/dcgm with few and many iterations. The difference is the cost of the reads alone.
 func (b *bench) read(ctx context.Context) (cpu time.Duration, err error) {
 	dir, err := os.MkdirTemp("", "gna-bench")
 	if err != nil {

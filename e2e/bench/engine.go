@@ -17,14 +17,14 @@ import (
 
 const (
 	engineGPUs   = 8
-	scriptThread = "script" // as testdata/outside.c of e2e/chaos names the thread that stands for the driver
+	scriptThread = "script" // name of the driver's thread in e2e/chaos/testdata/outside.c
 )
 
-// engine measures the agent with the DCGM of health/dcgm's tests in its process: from DCGM's record of an XID to the
-// kubelet's message, and what it costs to look for XIDs. How long a real DCGM takes to record an XID is not in it.
+// engine measures the agent with the scripted DCGM of health/dcgm's tests in its process: the time from DCGM's record
+// of an XID to the kubelet, and the cost of polling. The time a real DCGM takes to record an XID is not included.
 func (b *bench) engine(ctx context.Context) (err error) {
 	if b.repo == "" {
-		b.table.left("DCGM's record of an XID to kubelet: no -repo was given")
+		b.table.left("DCGM's record of an XID to kubelet: no -repo")
 		return nil
 	}
 	dir, err := os.MkdirTemp("", "gna-bench")
@@ -56,7 +56,7 @@ func (b *bench) engine(ctx context.Context) (err error) {
 
 // library compiles the scripted libdcgm.so.4 into dir.
 func (b *bench) library(ctx context.Context, dir string) error {
-	list := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-dcgm") // it has DCGM's headers
+	list := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-dcgm") // which has DCGM's headers
 	list.Dir = b.repo
 	module, err := list.Output()
 	if err != nil {
@@ -78,8 +78,8 @@ func (b *bench) library(ctx context.Context, dir string) error {
 	return nil
 }
 
-// records measures from the moment at which DCGM is told of an XID, which it records within 10 ms, to the kubelet's
-// message. The XIDs come at random: one right after a poll would always wait the longest.
+// records measures from the moment when the script reports an XID, which DCGM records within 10 ms, until the kubelet
+// has it. The XIDs come at random times: right after a poll, each would wait the longest.
 func (b *bench) records(ctx context.Context, r *rig, script string) error {
 	b.say("DCGM's record of an XID to kubelet")
 	f, err := os.OpenFile(script, os.O_APPEND|os.O_WRONLY, 0)
@@ -124,7 +124,7 @@ func (b *bench) records(ctx context.Context, r *rig, script string) error {
 	return nil
 }
 
-// idleEngine measures the CPU of an agent that reads DCGM, without the thread that stands for the driver.
+// idleEngine measures the idle CPU usage of an agent that polls DCGM, without the driver's thread.
 func (b *bench) idleEngine(ctx context.Context, pid int) error {
 	length := time.Duration(b.times(60)) * time.Second
 	b.say("idle with DCGM, for %v", length)
@@ -144,7 +144,7 @@ func (b *bench) idleEngine(ctx context.Context, pid int) error {
 	return nil
 }
 
-// cpuBut is what all threads of a process but those of a name have taken.
+// cpuBut returns the CPU time of a process without the threads of a name.
 func cpuBut(pid int, name string) (cpu time.Duration, err error) {
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
 	if err != nil {
@@ -158,7 +158,7 @@ func cpuBut(pid int, name string) (cpu time.Duration, err error) {
 		if strings.TrimSpace(string(comm)) == name {
 			continue
 		}
-		stat, err := os.ReadFile(filepath.Join(thread, "schedstat")) // nanoseconds on a CPU first: sched-stats.rst
+		stat, err := os.ReadFile(filepath.Join(thread, "schedstat")) // the first number is nanoseconds on a CPU: sched-stats.rst
 		if err != nil {
 			return 0, err
 		}

@@ -11,7 +11,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest/node"
 )
 
-// own measures our agent.
+// own measures an agent that it starts.
 func (b *bench) own(ctx context.Context) error {
 	for _, part := range []func(context.Context) error{b.starts, b.eightGPUs, b.sixteenGPUs, b.mig, b.engine} {
 		if err := part(ctx); err != nil {
@@ -21,7 +21,7 @@ func (b *bench) own(ctx context.Context) error {
 	return b.bindings(ctx)
 }
 
-// starts measures how long it takes until the kubelet has the devices.
+// starts measures the time until the kubelet has the devices.
 func (b *bench) starts(ctx context.Context) error {
 	b.say("start to registered")
 	var took []time.Duration
@@ -39,7 +39,7 @@ func (b *bench) starts(ctx context.Context) error {
 	return nil
 }
 
-// eightGPUs measures what the aims are for.
+// eightGPUs measures the rows that have targets.
 func (b *bench) eightGPUs(ctx context.Context) (err error) {
 	r, err := start(ctx, b.agent, "h100-8", 8)
 	if err != nil {
@@ -70,7 +70,7 @@ func (b *bench) eightGPUs(ctx context.Context) (err error) {
 	return b.footprint(ctx, p)
 }
 
-// sixteenGPUs measures what depends on the number of GPUs more than others do.
+// sixteenGPUs measures what depends on the number of GPUs.
 func (b *bench) sixteenGPUs(ctx context.Context) (err error) {
 	r, err := start(ctx, b.agent, "v100-16", 16)
 	if err != nil {
@@ -85,7 +85,7 @@ func (b *bench) sixteenGPUs(ctx context.Context) (err error) {
 	return b.preferences(ctx, c, ids(r))
 }
 
-// mig measures eight GPUs of seven MIG devices each.
+// mig measures eight GPUs with seven MIG devices each.
 func (b *bench) mig(ctx context.Context) (err error) {
 	r, err := start(ctx, b.agent, "h100-8", 8)
 	if err != nil {
@@ -110,7 +110,7 @@ func ids(r *rig) (all []string) {
 	return all
 }
 
-// idle measures an agent that nobody asks anything.
+// idle measures an agent without requests.
 func (b *bench) idle(ctx context.Context, pid int) error {
 	length := time.Duration(b.times(60)) * time.Second
 	b.say("idle, for %v", length)
@@ -132,7 +132,7 @@ func (b *bench) idle(ctx context.Context, pid int) error {
 
 func mebibytes(n uint64) float64 { return float64(n) / (1 << 20) }
 
-// events measures from an XID to those who are to know of it.
+// events measures the time from an XID to the kubelet and to /metrics.
 func (b *bench) events(ctx context.Context, r *rig) error {
 	b.say("event to kubelet")
 	devices := ids(r)
@@ -146,7 +146,7 @@ func (b *bench) events(ctx context.Context, r *rig) error {
 			return false
 		}
 	}
-	order := make(map[string]int, len(devices)) // the kubelet's order is not the driver's
+	order := make(map[string]int, len(devices)) // the kubelet's order differs from the driver's
 	page, err := r.Metrics(ctx)
 	if err != nil {
 		return err
@@ -204,7 +204,7 @@ func (b *bench) events(ctx context.Context, r *rig) error {
 	return nil
 }
 
-// allocations asks for one device after the other.
+// allocations requests one device after the other.
 func (b *bench) allocations(ctx context.Context, c *kubelettest.Client, ids []string) error {
 	b.say("Allocate")
 	took := make([]time.Duration, b.times(10_000))
@@ -219,7 +219,7 @@ func (b *bench) allocations(ctx context.Context, c *kubelettest.Client, ids []st
 	return nil
 }
 
-// preferences asks for half of all devices, which leaves the most to choose from.
+// preferences requests half of all devices, which leaves the most choices.
 func (b *bench) preferences(ctx context.Context, c *kubelettest.Client, ids []string) error {
 	b.say("GetPreferredAllocation")
 	took := make([]time.Duration, b.times(2000))
@@ -231,7 +231,7 @@ func (b *bench) preferences(ctx context.Context, c *kubelettest.Client, ids []st
 		}
 		took[i] = time.Since(begin)
 		if len(got) != (len(ids)+1)/2 {
-			return fmt.Errorf("GetPreferredAllocation has named %d devices of %d, not half of them", len(got), len(ids))
+			return fmt.Errorf("GetPreferredAllocation returned %d devices of %d, want half of them", len(got), len(ids))
 		}
 	}
 	b.table.spread(fmt.Sprintf("GetPreferredAllocation, %d of %d GPUs", (len(ids)+1)/2, len(ids)), took, 1)

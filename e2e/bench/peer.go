@@ -9,19 +9,19 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 )
 
-// peer measures an agent that runs already.
+// peer measures a running agent.
 func (b *bench) peer(ctx context.Context) error {
-	b.table.left("start to registered, event to kubelet and to /metrics: they need an agent that we start and break GPUs of")
+	b.table.left("start to registered, event to kubelet and to /metrics: they need an agent with simulated GPUs")
 	var errs []error
 	if b.sock != "" {
 		errs = append(errs, b.plugin(ctx))
 	} else {
-		b.table.left("Allocate, GetPreferredAllocation: no -plugin was given")
+		b.table.left("Allocate, GetPreferredAllocation: no -plugin")
 	}
 	if b.metrics != "" {
 		errs = append(errs, b.exporter(ctx))
 	} else {
-		b.table.left("/metrics: no -metrics was given")
+		b.table.left("/metrics: no -metrics")
 	}
 	return errors.Join(errs...)
 }
@@ -33,7 +33,7 @@ func (b *bench) exporter(ctx context.Context) error {
 			return err
 		}
 	} else {
-		b.table.left("idle CPU, RSS idle: no -pid was given")
+		b.table.left("idle CPU, RSS idle: no -pid")
 	}
 	if err := b.scrapes(ctx, p, "as it is", false); err != nil {
 		return err

@@ -12,7 +12,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest/node"
 )
 
-// config is the agent's. Nothing in it changes how fast the agent is, but that no GPU is given up for breaking often.
+// config is the agent's configuration. It changes the defaults' speed in no way; GPUs may fail often without being
+// withdrawn.
 const config = `source: {%s}
 health: {stateFile: DIR/state.json, socket: DIR/agent.sock, flap: {trips: 0}}
 plugin: {kubeletDir: DIR, migStrategy: mixed}
@@ -20,21 +21,21 @@ metrics: {listen: ADDRESS}
 log: {level: warn}
 `
 
-// resource is that of whole GPUs.
+// resource is the resource of whole GPUs.
 const resource = "nvidia.com/gpu"
 
-// patience is how long a thing is waited for that takes a moment.
+// patience is the longest wait for a step that takes moments.
 const patience = 30 * time.Second
 
-// rig is an agent on a machine, with its kubelet.
+// rig is a node with an agent and a kubelet.
 type rig struct {
 	*node.Node
 	kubelet *kubelettest.Kubelet
 	log     *buffer
-	ready   time.Duration // from the process's start until the kubelet had all devices
+	ready   time.Duration // from the process's start until the kubelet has all devices
 }
 
-// buffer takes the agent's log.
+// buffer is a concurrent buffer for the agent's log.
 type buffer struct {
 	mu sync.Mutex // guards b
 	b  bytes.Buffer
@@ -52,12 +53,12 @@ func (b *buffer) String() string {
 	return b.b.String()
 }
 
-// start starts a kubelet, and an agent on a machine with so many simulated GPUs, and waits until the kubelet has them.
+// start starts a kubelet and an agent with simulated GPUs, and waits until the kubelet has them.
 func start(ctx context.Context, binary, profile string, gpus int) (*rig, error) {
 	return startWith(ctx, binary, "mode: sim, sim: {profile: "+profile+", control: DIR/sim.sock}", gpus)
 }
 
-// startWith is start with another source of GPUs.
+// startWith starts an agent with another source.
 func startWith(ctx context.Context, binary, source string, gpus int, env ...string) (_ *rig, err error) {
 	n, err := node.New(ctx, binary)
 	if err != nil {
@@ -84,7 +85,7 @@ func startWith(ctx context.Context, binary, source string, gpus int, env ...stri
 	return r, err
 }
 
-// await waits for the kubelet to know something.
+// await waits for a state of the kubelet.
 func (r *rig) await(ctx context.Context, ok func(kubelettest.State) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -92,7 +93,7 @@ func (r *rig) await(ctx context.Context, ok func(kubelettest.State) bool) error 
 	return err
 }
 
-// end ends both.
+// end stops the agent and the kubelet.
 func (r *rig) end() error {
 	err := r.Remove()
 	if r.kubelet != nil {
@@ -101,12 +102,12 @@ func (r *rig) end() error {
 	return err
 }
 
-// socket is that of the plugin for whole GPUs.
+// socket returns the plugin's socket for whole GPUs.
 func (r *rig) socket() string {
 	return r.Dir + "/device-plugins/" + r.kubelet.State().Resources[resource].Endpoint
 }
 
-// pause lets the agent be for a while.
+// pause waits without requests to the agent.
 func pause(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():

@@ -12,21 +12,21 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest/node"
 )
 
-// perThousand is the row of what a thousand scrapes cost.
+// perThousand is the row with the cost of a thousand scrapes.
 const perThousand = "CPU of 1,000 such scrapes"
 
-// target is whose metrics are measured.
+// target is a metrics page to measure.
 type target struct {
 	url string
-	pid int // 0: not on this machine
+	pid int // 0 if not on this machine
 }
 
-// scraper is one Prometheus: it keeps its connection and asks for gzip.
+// scraper returns a client that keeps one connection, as Prometheus does.
 func scraper() *http.Client {
 	return &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 1, DisableCompression: true}, Timeout: patience}
 }
 
-// scrape scrapes n times and returns what each took and how large the last one was.
+// scrape scrapes n times and returns the durations and the size of the last page.
 func scrape(ctx context.Context, url, encoding string, n int) (took []time.Duration, size int, err error) {
 	c := scraper()
 	defer c.CloseIdleConnections()
@@ -45,7 +45,7 @@ func scrape(ctx context.Context, url, encoding string, n int) (took []time.Durat
 	return took, size, nil
 }
 
-// usage is what the target has used, as the machine tells or as its metrics do.
+// usage returns the resource usage of the target, from /proc or from its metrics.
 func (p target) usage(ctx context.Context) (node.Usage, node.Page, error) {
 	c := scraper()
 	defer c.CloseIdleConnections()
@@ -55,7 +55,7 @@ func (p target) usage(ctx context.Context) (node.Usage, node.Page, error) {
 	}
 	page, err := node.ParsePage(text)
 	if err != nil {
-		return node.Usage{}, nil, fmt.Errorf("%s is no metrics page: %w", p.url, err)
+		return node.Usage{}, nil, fmt.Errorf("%s is not a metrics page: %w", p.url, err)
 	}
 	if p.pid != 0 {
 		u, err := node.UsageOf(p.pid)
@@ -65,12 +65,12 @@ func (p target) usage(ctx context.Context) (node.Usage, node.Page, error) {
 	rss, _ := page.Value("process_resident_memory_bytes")
 	threads, _ := page.Value("go_threads")
 	if !ok {
-		return node.Usage{}, page, errors.New("its metrics do not tell what it uses, and no -pid was given")
+		return node.Usage{}, page, errors.New("no process metrics on the page, and no -pid")
 	}
 	return node.Usage{CPU: time.Duration(cpu * float64(time.Second)), RSS: uint64(rss), Threads: int(threads)}, page, nil
 }
 
-// scrapes measures the metrics page. With aims, they are those of the default machine.
+// scrapes measures the metrics page. aims sets the targets of the default configuration.
 func (b *bench) scrapes(ctx context.Context, p target, of string, aims bool) error {
 	b.say("/metrics, %s", of)
 	aim := 0.0
@@ -114,7 +114,7 @@ func (b *bench) scrapes(ctx context.Context, p target, of string, aims bool) err
 	return nil
 }
 
-// footprint measures what many scrapes leave behind.
+// footprint measures memory and threads after many scrapes.
 func (b *bench) footprint(ctx context.Context, p target) error {
 	n := b.times(5000)
 	b.say("memory after %d scrapes", n)

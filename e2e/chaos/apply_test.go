@@ -16,7 +16,7 @@ import (
 
 const resource = "nvidia.com/gpu"
 
-// apply does a step, in the world and in the model. The error is that it could not be done.
+// apply plays a step in the world and in the model. It returns an error if it could not play the step.
 func (w *world) apply(ctx context.Context, s step) error {
 	g := &w.gpu[s.gpu]
 	event := func(format string, args ...any) error {
@@ -39,7 +39,7 @@ func (w *world) apply(ctx context.Context, s step) error {
 		return event("xid: %s, times: 10000", s.arg)
 	case "fatal":
 		if w.source != "up" || g.remap || !w.measured() && (w.unseen || g.seen || g.lost) {
-			return nil // whether it or a reset comes first is not told then
+			return nil // whether this or a reset comes first is undefined
 		}
 		w.xid(s.gpu, "48", 1)
 		if g.dying = true; w.measured() {
@@ -58,10 +58,10 @@ func (w *world) apply(ctx context.Context, s step) error {
 		return w.Clear(ctx, id, "xid-48")
 	case "lost", "back":
 		if g.mig != g.shown {
-			return nil // the agent would have to guess how it is partitioned
+			return nil // the agent would have to guess the partitions
 		}
 		if w.engine != nil && w.unseen {
-			return nil // DCGM has no name of a GPU that it loses before anybody has read it: it is missing then, and not lost
+			return nil // DCGM has no UUID of a GPU that it loses before a first read: that GPU is missing, not lost
 		}
 		g.lost = s.kind == "lost"
 		w.look()
@@ -74,7 +74,7 @@ func (w *world) apply(ctx context.Context, s step) error {
 		return event("rowRemapPending: %s", s.arg)
 	case "mig":
 		if w.source != "up" || g.lost {
-			return nil // nobody partitions a GPU that is gone
+			return nil // a lost GPU cannot be partitioned
 		}
 		g.mig = s.arg
 		w.look()
@@ -120,7 +120,7 @@ func (w *world) apply(ctx context.Context, s step) error {
 	return w.applyKubelet(ctx, s)
 }
 
-// applyKubelet does what happens between the kubelet and the plugin.
+// applyKubelet plays a step between the kubelet and the plugin.
 func (w *world) applyKubelet(ctx context.Context, s step) error {
 	switch s.kind {
 	case "thaw":
@@ -138,7 +138,7 @@ func (w *world) applyKubelet(ctx context.Context, s step) error {
 		return w.wipe()
 	}
 	if w.frozen {
-		return nil // it does nothing, and dies of nothing that we could send it politely
+		return nil // a frozen kubelet handles no commands or signals
 	}
 	var c command
 	switch s.kind {
@@ -157,19 +157,19 @@ func (w *world) applyKubelet(ctx context.Context, s step) error {
 		c.Do, c.Resource = "drop", resource
 		w.registration.killed()
 		if len(w.streams) > 0 {
-			w.registration.forgotten() // to the agent, somebody listens: only its audit tells that the kubelet does not
+			w.registration.forgotten() // the agent still has a listener: only its audit detects the loss
 		}
 	case "forget":
 		c.Do, c.Resource = "forget", resource
 		w.registration.forgotten()
 	default:
-		return fmt.Errorf("%v: nobody knows how", s)
+		return fmt.Errorf("%v: unknown step", s)
 	}
 	_, err := w.kubelet.ask(c)
 	return err
 }
 
-// reload puts another configuration in the file and says so.
+// reload replaces the configuration and sends SIGHUP.
 func (w *world) reload(which string, bad bool) error {
 	i, err := strconv.Atoi(which)
 	if err != nil {
@@ -188,7 +188,7 @@ func (w *world) reload(which string, bad bool) error {
 	return w.Signal(syscall.SIGHUP)
 }
 
-// wipe removes all sockets but the kubelet's own.
+// wipe removes all sockets except the kubelet's.
 func (w *world) wipe() error {
 	all, err := filepath.Glob(filepath.Join(w.Dir, "device-plugins", "*"))
 	if err != nil {
@@ -206,7 +206,7 @@ func (w *world) wipe() error {
 	return nil
 }
 
-// stream opens another ListAndWatch, which is read or not.
+// stream opens another ListAndWatch stream; slow does not read it.
 func (w *world) stream(ctx context.Context, slow bool) error {
 	path := w.socket(resource)
 	if path == "" || len(w.streams) >= 10 {
@@ -221,7 +221,7 @@ func (w *world) stream(ctx context.Context, slow bool) error {
 	if slow {
 		return c.WatchWithoutReading(ctx)
 	}
-	go func() { _ = c.Devices(ctx, func([]kubelettest.Device) bool { return true }) }() // until it is closed
+	go func() { _ = c.Devices(ctx, func([]kubelettest.Device) bool { return true }) }() // until closed
 	return nil
 }
 
@@ -232,7 +232,7 @@ func (w *world) closeStreams() {
 	w.streams = nil
 }
 
-// socket is where a resource is served, "" if that is not so.
+// socket returns the path where a resource is served, or "".
 func (w *world) socket(resource string) string {
 	path := filepath.Join(w.Dir, "device-plugins", w.endpoint[resource])
 	if _, err := os.Stat(path); w.endpoint[resource] == "" || err != nil {
@@ -241,7 +241,7 @@ func (w *world) socket(resource string) string {
 	return path
 }
 
-// scrapeAtOnce scrapes with twenty clients at the same time.
+// scrapeAtOnce scrapes with twenty concurrent clients.
 func (w *world) scrapeAtOnce(ctx context.Context) error {
 	const clients, each = 20, 10
 	var wg sync.WaitGroup
@@ -263,9 +263,9 @@ func (w *world) scrapeAtOnce(ctx context.Context) error {
 	return <-errs
 }
 
-// calmDown takes back whatever was done.
+// calmDown reverts all faults.
 func (w *world) calmDown(ctx context.Context) error {
-	// A kubelet that was registered with twice keeps both streams until it ends, and the agent with it.
+	// A kubelet with two registrations keeps both streams until it ends, and so does the agent.
 	steps := []step{{kind: "read-log"}, {kind: "clock", arg: "0"}, {kind: "up"}, {kind: "attach"}, {kind: "thaw"}, {kind: "kubelet-restart"}, {kind: "disk-free"}, {kind: "close-streams"}, {kind: "reload", arg: "0"}}
 	for i := range gpus {
 		steps = append(steps, step{kind: "back", gpu: i}, step{kind: "remap", gpu: i, arg: "false"})
@@ -284,7 +284,7 @@ func (w *world) calmDown(ctx context.Context) error {
 	return w.leftOver(ctx)
 }
 
-// uuid returns a GPU's.
+// uuid returns the UUID of a GPU.
 func (w *world) uuid(ctx context.Context, gpu int) (string, error) {
 	page, err := w.Metrics(ctx)
 	if err != nil {

@@ -7,8 +7,8 @@ import (
 	"syscall"
 )
 
-// disk is where the state file is. It is a file system of its own where that can be mounted, so that it is really
-// full; elsewhere the directory is taken away.
+// disk is the directory of the state file. If mounting is permitted it is a file system that can be full; otherwise the
+// directory is moved away.
 type disk struct {
 	dir     string
 	mounted bool
@@ -24,9 +24,9 @@ func newDisk(dir string) (*disk, error) {
 
 func (d *disk) how() string {
 	if d.mounted {
-		return "a tmpfs that is full"
+		return "a tmpfs"
 	}
-	return "a directory that is gone: no right to mount"
+	return "a directory, moved away when full: mounting is not permitted"
 }
 
 func (d *disk) fill() error {
@@ -38,7 +38,7 @@ func (d *disk) fill() error {
 		return err
 	}
 	defer func() { _ = f.Close() }()
-	for _, size := range []int{64 << 10, 4 << 10, 1} { // to the last byte
+	for _, size := range []int{64 << 10, 4 << 10, 1} { // fill to the last byte
 		for block := make([]byte, size); err == nil; {
 			_, err = f.Write(block)
 		}

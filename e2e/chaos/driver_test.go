@@ -14,7 +14,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 )
 
-// letGo and takenBack are as much of the agent's answers as these tests go by.
+// letGo and takenBack are the parts of the agent's responses that these tests check.
 type letGo struct {
 	Since   time.Time `json:"since"`
 	Until   time.Time `json:"until"`
@@ -35,7 +35,7 @@ type standing struct {
 	Cause string `json:"cause"`
 }
 
-// ask asks the agent something as an operator does.
+// ask sends a request to the agent as an operator does.
 func ask[T any](ctx context.Context, w *world, within time.Duration, question map[string]any) (T, error) {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
@@ -59,7 +59,7 @@ func (w *world) askToDetach(ctx context.Context, long time.Duration, force bool)
 	return ask[letGo](ctx, w, slow(within), map[string]any{"detach": map[string]any{"for": long.String(), "force": force}})
 }
 
-// applyDriver does what an operator does who wants a GPU reset.
+// applyDriver plays the steps of an operator who resets a GPU.
 func (w *world) applyDriver(ctx context.Context, s step) error {
 	host := w.engine != nil && w.engine.host && w.measured()
 	switch s.kind {
@@ -90,7 +90,7 @@ func (w *world) applyDriver(ctx context.Context, s step) error {
 			return err
 		}
 		if _, err := w.askToDetach(ctx, time.Hour, true); !refused(err) {
-			return violated("detach", "the host engine refuses, and the answer is: %v", err)
+			return violated("detach", "host engine refuses, and the response is: %v", err)
 		}
 		w.release()
 		w.look()
@@ -109,7 +109,7 @@ func (w *world) applyDriver(ctx context.Context, s step) error {
 	return nil
 }
 
-// detachPolitely has the driver let go of if no pod holds a GPU. None does, but the kubelet may not say so.
+// detachPolitely detaches the driver unless pods hold GPUs. No pod does, but the kubelet may not report it.
 func (w *world) detachPolitely(ctx context.Context) error {
 	if w.unseen || w.away || w.frozen || w.source == "hung" {
 		return nil
@@ -122,32 +122,32 @@ func (w *world) detachPolitely(ctx context.Context) error {
 	if err == nil {
 		if !before {
 			if after, err := w.holdersKnown(ctx); err != nil || !after {
-				return violated("detach", "whether pods hold GPUs is not known, and the answer is %+v; %v", answer, err)
+				return violated("detach", "holders unknown, and the response is %+v; %v", answer, err)
 			}
 		}
 		if !w.mayHaveEngine(answer.Engine != "", false) {
-			return violated("detach", "the source is %s, and the answer is %+v", w.source, answer)
+			return violated("detach", "source %s, and the response is %+v", w.source, answer)
 		}
 		w.release()
 		w.away, w.unasked = true, answer.Engine != ""
-		_, err = w.detach(ctx, time.Hour) // it is so already
+		_, err = w.detach(ctx, time.Hour) // a repeated detach
 		return err
 	}
 	after, err2 := w.holdersKnown(ctx)
 	if err2 != nil || before && after || !refused(err) {
-		return violated("detach", "no pod holds a GPU, and the answer is: %v; %v", err, err2)
+		return violated("detach", "no pod holds a GPU, and the response is: %v; %v", err, err2)
 	}
 	return nil
 }
 
-// holdersKnown tells whether the kubelet tells the agent who holds what.
+// holdersKnown reports whether the kubelet tells the agent the holders.
 func (w *world) holdersKnown(ctx context.Context) (bool, error) {
 	page, err := w.Metrics(ctx)
 	up, _ := page.Value("gpu_node_agent_pod_resources_up")
 	return up == 1, err
 }
 
-// trap has the host engine do something when it is told to let go of the driver, and waits until it would.
+// trap sets the host engine's reaction to a detach, and waits until the library has read it.
 func (w *world) trap(ctx context.Context, what string) error {
 	if err := w.engine.say(map[string]string{"refuse": "refuse", "hang": "trap", "none": "up"}[what] + "\n"); err != nil {
 		return err
@@ -155,13 +155,13 @@ func (w *world) trap(ctx context.Context, what string) error {
 	return w.await(ctx, slow(within), func(context.Context) error {
 		_, _, is, err := w.engine.is()
 		if err == nil && is != what {
-			err = fmt.Errorf("the library's trap is %s, not %s", is, what)
+			err = fmt.Errorf("library's trap is %s, want %s", is, what)
 		}
 		return err
 	})
 }
 
-// detach has the driver let go of. If DCGM hangs there is no answer yet, but the GPUs are kept from pods.
+// detach detaches the driver. While DCGM hangs there is no response, but the GPUs are withheld from pods.
 func (w *world) detach(ctx context.Context, long time.Duration) (letGo, error) {
 	was, stuck := w.away, w.stuck
 	hangs := w.engine != nil && w.source == "hung" && (!w.away || w.stuck)
@@ -173,13 +173,13 @@ func (w *world) detach(ctx context.Context, long time.Duration) (letGo, error) {
 	w.away, w.stuck = true, hangs
 	switch {
 	case hangs && (err == nil || !errors.Is(err, unixsock.ErrNoResponse)):
-		return answer, violated("detach", "DCGM hangs, and the answer is %+v, %v", answer, err)
+		return answer, violated("detach", "DCGM hangs, and the response is %+v, %v", answer, err)
 	case hangs:
 		return answer, nil
 	case err != nil:
 		return answer, violated("detach", "%v", err)
 	case answer.Already != was || len(answer.Open) > 0 || answer.Unknown != "" || !w.mayHaveEngine(answer.Engine != "", was && !stuck):
-		return answer, violated("detach", "it was let go of before: %t; the answer is %+v", was, answer)
+		return answer, violated("detach", "detached before: %t; the response is %+v", was, answer)
 	case answer.Until.Before(begin.Add(long)) || time.Until(answer.Until) > long:
 		return answer, violated("detach", "%v are %+v", long, answer)
 	}
@@ -187,7 +187,7 @@ func (w *world) detach(ctx context.Context, long time.Duration) (letGo, error) {
 	return answer, w.letGo(ctx, !w.unasked)
 }
 
-// mayHaveEngine tells whether it may be that a host engine was not asked: if there was no connection, and from then on.
+// mayHaveEngine reports whether the host engine may not have been asked, which is so without a connection.
 func (w *world) mayHaveEngine(unasked, already bool) bool {
 	switch {
 	case already:
@@ -198,7 +198,7 @@ func (w *world) mayHaveEngine(unasked, already bool) bool {
 	return unasked || w.source == "blind"
 }
 
-// letGo notes what is so now that the driver is let go of. A host engine was asked to, or there was no connection to it.
+// letGo updates the model after a detach. asked reports whether the host engine was asked to detach.
 func (w *world) letGo(ctx context.Context, asked bool) error {
 	s, err := w.snapshot(ctx)
 	if err != nil {
@@ -208,22 +208,22 @@ func (w *world) letGo(ctx context.Context, asked bool) error {
 	if w.engine == nil {
 		return nil
 	}
-	return w.await(ctx, slow(within), func(context.Context) error { // it says so a moment later
+	return w.await(ctx, slow(within), func(context.Context) error { // the library updates its state shortly after
 		connected, gone, _, err := w.engine.is()
 		if err == nil && (connected || w.engine.host && asked && !gone) {
-			err = violated("detach", "the agent is connected to DCGM: %t; the engine has let go: %t", connected, gone)
+			err = violated("detach", "connected to DCGM: %t; engine detached: %t", connected, gone)
 		}
 		w.gone = gone
 		return err
 	})
 }
 
-// awaitLetGo: DCGM does not hang any more, so the driver is let go of. A measurement may have hung that is good now.
+// awaitLetGo waits for the detach that DCGM delayed. A measurement that hung may have succeeded.
 func (w *world) awaitLetGo(ctx context.Context, measured time.Time) error {
 	var s snapshot
 	err := w.await(ctx, slow(within), func(ctx context.Context) (err error) {
 		if s, err = w.snapshot(ctx); err == nil && s.Source.Status != "detached" {
-			err = violated("detach", "DCGM hangs no more, and the source is %s", s.Source.Status)
+			err = violated("detach", "DCGM recovered, and the source is %s", s.Source.Status)
 		}
 		return err
 	})
@@ -242,7 +242,7 @@ func (w *world) awaitLetGo(ctx context.Context, measured time.Time) error {
 	return w.letGo(ctx, true)
 }
 
-// expire has the driver let go of for a second.
+// expire detaches the driver for a second.
 func (w *world) expire(ctx context.Context) error {
 	if w.stuck || w.engine != nil && w.source == "hung" && !w.away {
 		return nil
@@ -254,7 +254,7 @@ func (w *world) expire(ctx context.Context) error {
 	err = w.await(ctx, time.Until(answer.Until)+slow(within), func(ctx context.Context) error {
 		s, err := w.snapshot(ctx)
 		if err == nil && s.Source.Status == "detached" {
-			err = violated("expire", "the driver was to be taken back %v ago", time.Since(answer.Until))
+			err = violated("expire", "still detached %v after the end of --for", time.Since(answer.Until))
 		}
 		return err
 	})
@@ -262,21 +262,21 @@ func (w *world) expire(ctx context.Context) error {
 		return err
 	}
 	if early := time.Until(answer.Until); early > 0 {
-		return violated("expire", "the driver is taken back %v before its time", early)
+		return violated("expire", "attached %v too early", early)
 	}
 	return w.back(ctx)
 }
 
-// attach has the driver taken back.
+// attach attaches the driver.
 func (w *world) attach(ctx context.Context) error {
 	was := w.away
 	answer, err := ask[takenBack](ctx, w, slow(within)+time.Second, map[string]any{"attach": map[string]any{}})
 	want := map[string]string{"up": "up", "dead": "down", "hung": "stalled"}[w.source]
 	switch {
 	case err != nil:
-		return violated("attach", "the source is %s: %v", w.source, err)
+		return violated("attach", "source %s: %v", w.source, err)
 	case answer.Already == was, (was || w.source == "up") && w.source != "blind" && answer.Source != want:
-		return violated("attach", "it was let go of: %t, the source is %s; the answer is %+v", was, w.source, answer)
+		return violated("attach", "detached before: %t, source %s; the response is %+v", was, w.source, answer)
 	}
 	if err := w.back(ctx); err != nil {
 		return err
@@ -284,15 +284,15 @@ func (w *world) attach(ctx context.Context) error {
 	for i, g := range w.gpu {
 		told := slices.ContainsFunc(answer.Standing, func(s standing) bool { return s.GPU == i && s.Cause == "xid-48" })
 		if told != g.fatal && was && w.source == "up" {
-			return violated("attach", "XID 48 stands on GPU %d: %t; the answer is %+v", i, g.fatal, answer)
+			return violated("attach", "GPU %d has XID 48: %t; the response is %+v", i, g.fatal, answer)
 		}
 	}
 	return nil
 }
 
-// back notes that the driver is the agent's again, as soon as it can be.
+// back updates the model after an attach.
 func (w *world) back(ctx context.Context) error {
-	if w.stuck { // it was never let go of: all is as it was before
+	if w.stuck { // it never detached: the state is that of before
 		for i := range w.gpu {
 			g := &w.gpu[i]
 			g.change(func() { g.released = false })

@@ -7,13 +7,13 @@ import (
 	"time"
 )
 
-// emptyFor is how long the source lists no GPU: for one reading or two, and longer. After ten seconds the agent believes
-// it, and so may anybody.
+// emptyFor returns how long the source lists no GPU: for one or two readings, or longer. After ten seconds the agent
+// accepts the empty list.
 func emptyFor(how string) time.Duration {
 	return map[string]time.Duration{"short": 1500 * time.Millisecond, "long": 6 * time.Second}[how]
 }
 
-// applySource does what happens to the source without an error.
+// applySource plays a step of the source that is no error.
 func (w *world) applySource(ctx context.Context, s step) error {
 	switch s.kind {
 	case "clock":
@@ -33,20 +33,20 @@ func (w *world) applySource(ctx context.Context, s step) error {
 		}
 		return w.reconnect(ctx, 30)
 	}
-	return fmt.Errorf("%v: nobody knows how", s)
+	return fmt.Errorf("%v: unknown step", s)
 }
 
-// empty has the source list no GPU for a while: the source counts as down meanwhile, all findings stay, and no GPU is
+// empty makes the source list no GPU for a while. Meanwhile the source is down, all findings stay, and no GPU is
 // missing.
 func (w *world) empty(ctx context.Context, long time.Duration) error {
 	if err := w.await(ctx, w.patience, w.checkXIDs); err != nil {
-		return err // what it has not read yet, it cannot read now
+		return err // XIDs not read yet cannot be read now
 	}
 	begin := time.Now()
 	if err := w.listNothing(ctx, true); err != nil {
 		return err
 	}
-	if w.engine == nil || long > 5*time.Second { // DCGM's list is asked for twice, with seconds between
+	if w.engine == nil || long > 5*time.Second { // the agent asks DCGM for its list twice, seconds apart
 		if err := w.awaitSource(ctx, slow(within)+3*time.Second, "gpu_node_agent_source_up", 0); err != nil {
 			return err
 		}
@@ -59,7 +59,7 @@ func (w *world) empty(ctx context.Context, long time.Duration) error {
 			err = w.checkDevices(s)
 		}
 		if err != nil {
-			return fmt.Errorf("%v after no GPU was listed: %w", time.Since(begin).Round(time.Millisecond), err)
+			return fmt.Errorf("%v after the empty list: %w", time.Since(begin).Round(time.Millisecond), err)
 		}
 		select {
 		case <-ctx.Done():
@@ -89,7 +89,7 @@ func (w *world) listNothing(ctx context.Context, is bool) error {
 	return w.engine.say(lines)
 }
 
-// reconnect has the agent open another session, many times in a row: each of two configurations wants other fields.
+// reconnect makes the agent open many sessions by switching between configurations with different fields.
 func (w *world) reconnect(ctx context.Context, times int) error {
 	for n := range times {
 		page, err := w.Metrics(ctx)
@@ -115,7 +115,7 @@ func (w *world) reconnect(ctx context.Context, times int) error {
 			}
 			up, _ := page.Value("gpu_node_agent_source_up")
 			if now, _ := page.Value("gpu_node_agent_source_reconnects_total"); now <= before || up != 1 {
-				return violated("reconnect", "reload %d: %v reconnections, before it %v; source_up is %v", n, now, before, up)
+				return violated("reconnect", "reload %d: %v reconnections, was %v; source_up is %v", n, now, before, up)
 			}
 			return nil
 		})

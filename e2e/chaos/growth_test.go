@@ -12,7 +12,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest/node"
 )
 
-// footprint is what the agent has of the machine.
+// footprint is the agent's resource usage.
 type footprint struct {
 	goroutines int
 	node.Usage
@@ -32,7 +32,7 @@ func (w *world) footprint(ctx context.Context) (f footprint, err error) {
 	return f, err
 }
 
-// checkGrowth bounds what the agent has in the middle of trouble.
+// checkGrowth checks upper limits during faults.
 func (w *world) checkGrowth(ctx context.Context) error {
 	f, err := w.footprint(ctx)
 	if err != nil {
@@ -44,7 +44,7 @@ func (w *world) checkGrowth(ctx context.Context) error {
 	return nil
 }
 
-// leftOver compares a calm agent with what it was at the first calm. Threads are not given back by Go.
+// leftOver compares a calm agent with its first calm. Go does not release threads.
 func (w *world) leftOver(ctx context.Context) error {
 	err := w.await(ctx, 15*time.Second, func(ctx context.Context) error {
 		s, err := w.snapshot(ctx)
@@ -52,7 +52,7 @@ func (w *world) leftOver(ctx context.Context) error {
 			return err
 		}
 		if s.Memory.Error != "" {
-			return violated("memory", "the disk has room again, and: %s", s.Memory.Error)
+			return violated("memory", "disk has space again, and the error stays: %s", s.Memory.Error)
 		}
 		return nil
 	})
@@ -60,7 +60,7 @@ func (w *world) leftOver(ctx context.Context) error {
 		return err
 	}
 	if text, err := os.ReadFile(w.stateFile()); err != nil || !json.Valid(text) {
-		return violated("memory", "the state file: %v: %.200s", err, text)
+		return violated("memory", "state file: %v: %.200s", err, text)
 	}
 	if err := w.checkKept(); err != nil {
 		return err
@@ -70,7 +70,7 @@ func (w *world) leftOver(ctx context.Context) error {
 		return path == w.stateFile() || path == w.stateFile()+".lock"
 	})
 	if err != nil || len(rest) != 0 {
-		return violated("memory", "beside the state file: %v, %v", rest, err)
+		return violated("memory", "files beside the state file: %v, %v", rest, err)
 	}
 	return w.await(ctx, 15*time.Second, func(ctx context.Context) error {
 		w.CloseIdleConnections()
@@ -82,10 +82,10 @@ func (w *world) leftOver(ctx context.Context) error {
 			w.base = &f
 			return nil
 		}
-		const room = 8 << 20 // what the collector leaves until later, and what 10,000 XIDs have needed for a moment
+		const room = 8 << 20 // memory that the collector frees later, and the peak of 10,000 XIDs
 		most := uint64(math.Round(1.3*float64(w.base.RSS))) + room
 		if f.goroutines > w.base.goroutines+4 || f.Files > w.base.Files+4 || f.Threads > w.base.Threads+12 || f.RSS > most {
-			return violated("growth", "%+v; it was %+v", f, *w.base)
+			return violated("growth", "%+v; was %+v", f, *w.base)
 		}
 		return nil
 	})

@@ -16,8 +16,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 )
 
-// The stand-in kubelet is a process of its own, so that it can be frozen: this test's binary in another role. It
-// reads commands from its standard input and answers each with a line.
+// The stand-in kubelet is a separate process so that it can be frozen: this test's binary in another role. It reads
+// commands from standard input and responds to each with a line.
 
 const roleEnv = "CHAOS_KUBELET_DIR"
 
@@ -30,11 +30,11 @@ type answer struct {
 	Error     string                          `json:"error,omitempty"`
 	Running   bool                            `json:"running"`
 	Resources map[string]kubelettest.Resource `json:"resources"`
-	Flips     map[string]int                  `json:"flips"` // by device: how often one stream has told that it became sick or well, at most
+	Flips     map[string]int                  `json:"flips"` // by device: the largest number of health changes on one stream
 }
 
-// journal counts what the plugin has said, on each stream for itself: a kubelet that was frozen reads what has piled up
-// on two streams in any order.
+// journal counts the plugin's health changes per stream: a kubelet that was frozen reads the backlog of two streams in
+// any order.
 type journal struct {
 	mu      sync.Mutex // guards everything below
 	streams map[stream]map[string]bool
@@ -67,7 +67,7 @@ func (j *journal) heard(resource string, registration int, devices []kubelettest
 	}
 }
 
-// forget begins anew with another kubelet, which counts its registrations anew.
+// forget resets the streams for a new kubelet, which counts its registrations from zero.
 func (j *journal) forget() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -75,7 +75,7 @@ func (j *journal) forget() {
 	clear(j.told)
 }
 
-// begin begins anew with another agent.
+// begin resets all counts for a new agent.
 func (j *journal) begin() {
 	j.forget()
 	j.mu.Lock()
@@ -83,7 +83,7 @@ func (j *journal) begin() {
 	clear(j.flips)
 }
 
-// gone waits until the kubelet has noticed that a plugin's stream has ended.
+// gone waits until the kubelet detects the end of a plugin's stream.
 func gone(k *kubelettest.Kubelet, resource string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -95,7 +95,7 @@ func gone(k *kubelettest.Kubelet, resource string) error {
 	return err
 }
 
-// serveKubelet is the other role. It ends with its standard input.
+// serveKubelet runs the kubelet's role until standard input ends.
 func serveKubelet(dir string) error {
 	k, err := kubelettest.Start(dir)
 	if err != nil {
@@ -137,7 +137,7 @@ func serveKubelet(dir string) error {
 			}
 			j.begin()
 		default:
-			failed = fmt.Errorf("%q is no command", c.Do)
+			failed = fmt.Errorf("unknown command %q", c.Do)
 		}
 		s := k.State()
 		a := answer{Running: s.Running, Resources: s.Resources}
@@ -154,7 +154,7 @@ func serveKubelet(dir string) error {
 	}
 }
 
-// kubelet is the other process.
+// kubelet is the kubelet's process.
 type kubelet struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
@@ -181,11 +181,11 @@ func startKubelet(dir string) (*kubelet, error) {
 	if err := k.cmd.Start(); err != nil {
 		return nil, err
 	}
-	_, err = k.ask(command{Do: "state"}) // it serves from then on
+	_, err = k.ask(command{Do: "state"}) // it responds when it serves
 	return k, err
 }
 
-// ask gives a command. The kubelet must not be frozen.
+// ask sends a command. The kubelet must not be frozen.
 func (k *kubelet) ask(c command) (a answer, err error) {
 	text, err := json.Marshal(c)
 	if err != nil {
@@ -196,7 +196,7 @@ func (k *kubelet) ask(c command) (a answer, err error) {
 	}
 	line, err := k.out.ReadBytes('\n')
 	if err != nil {
-		return a, fmt.Errorf("the kubelet's process does not answer: %w", err)
+		return a, fmt.Errorf("kubelet's process does not respond: %w", err)
 	}
 	if err := json.Unmarshal(line, &a); err != nil {
 		return a, err

@@ -12,26 +12,26 @@ import (
 	"time"
 )
 
-// blockLog lets nobody read the agent's standard error, and has the agent write more than a pipe takes (64 KiB on Linux:
-// pipe(7)) and the reader of it has taken already.
+// blockLog stops reading the agent's standard error and makes the agent write more than fits into the pipe (64 KiB on
+// Linux: pipe(7)).
 func (w *world) blockLog(ctx context.Context) error {
 	if w.blocked {
 		return nil
 	}
 	w.log.blocked.Lock()
 	w.blocked = true
-	const lines, each = 1500, 150 // each at least so many bytes
+	const lines, each = 1500, 150 // bytes at least
 	ctx, cancel := context.WithTimeout(ctx, slow(30*time.Second))
 	defer cancel()
 	for n := range lines {
-		if err := w.Event(ctx, "{gpu: 0, temperature: 0}"); err != nil { // nothing, with a line about it
-			return violated("log", "nobody reads it, and after %d lines, %d bytes or more: %v", n, n*each, err)
+		if err := w.Event(ctx, "{gpu: 0, temperature: 0}"); err != nil { // no change, but a log line
+			return violated("log", "log is not read, and after %d lines, at least %d bytes: %v", n, n*each, err)
 		}
 	}
 	return nil
 }
 
-// readLog has the agent's standard error read again.
+// readLog reads the agent's standard error again.
 func (w *world) readLog() {
 	if w.blocked {
 		w.blocked = false
@@ -39,7 +39,7 @@ func (w *world) readLog() {
 	}
 }
 
-// endBlocked ends an agent whose log nobody reads: it is gone in time, and only then is its log read.
+// endBlocked ends an agent whose log is not read. The agent must exit in time without it.
 func (w *world) endBlocked(ctx context.Context, how string) error {
 	signal := syscall.SIGTERM
 	if how == "kill" {
@@ -51,7 +51,7 @@ func (w *world) endBlocked(ctx context.Context, how string) error {
 	pid := w.Pid()
 	err := w.await(context.WithoutCancel(ctx), slow(15*time.Second), func(context.Context) error {
 		if gone, err := zombie(pid); err != nil || !gone {
-			return violated("end", "nobody reads its log, and it does not end: %v", err)
+			return violated("end", "log is not read, and the agent does not exit: %v", err)
 		}
 		return nil
 	})
@@ -62,7 +62,7 @@ func (w *world) endBlocked(ctx context.Context, how string) error {
 	return err
 }
 
-// zombie tells whether a process has ended and nobody has waited for it yet (proc_pid_stat(5)).
+// zombie reports whether a process has exited and its parent has not waited for it (proc_pid_stat(5)).
 func zombie(pid int) (bool, error) {
 	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if errors.Is(err, os.ErrNotExist) {

@@ -5,41 +5,41 @@ import (
 	"slices"
 )
 
-// model is what must be, worked out from the steps alone.
+// model is the expected state, derived from the steps alone.
 type model struct {
 	gpu       [gpus]gpu
 	source    string // up, dead, hung, blind
-	clock     string // how far that of the engine is ahead, in seconds
-	blocked   bool   // nobody reads the agent's standard error
-	away      bool   // an operator has had the driver let go of
-	stuck     bool   // it is not let go of yet: DCGM is in a call that hangs
-	gone      bool   // a host engine has let go of it
-	unasked   bool   // it was not asked to: there was no connection
-	closing   bool   // the call that hangs is the session's last
-	attaching bool   // it is told to take it back at the next connection
-	frozen    bool   // the kubelet
-	absent    bool   // the kubelet is stopped
-	full      bool   // the disk
-	atFull    int    // changed since then
-	badly     bool   // the configuration in the file is bad
-	unseen    bool   // the agent has not seen a GPU since its start
+	clock     string // offset of the engine's clock in seconds
+	blocked   bool   // the agent's standard error is not read
+	away      bool   // an operator detached the driver
+	stuck     bool   // the detach waits for a DCGM call that hangs
+	gone      bool   // the host engine has detached the driver
+	unasked   bool   // the host engine was not asked to detach: no connection
+	closing   bool   // the hung call is the session's last
+	attaching bool   // the next connection attaches the driver
+	frozen    bool   // kubelet is frozen
+	absent    bool   // kubelet is stopped
+	full      bool   // disk is full
+	atFull    int    // changed() when the disk became full
+	badly     bool   // the configuration file is invalid
+	unseen    bool   // no GPU measured since the agent's start
 }
 
 type gpu struct {
 	lost     bool
-	seen     bool // the loss, by the agent
-	fatal    bool // an XID 48 stands
-	dying    bool // an XID 48 has come that the agent cannot know of yet
-	released bool // it was not seen since the driver was let go of
-	remap    bool // a row waits to be remapped; not together with fatal, for which its end is a reset
+	seen     bool // the agent has measured the loss
+	fatal    bool // an XID 48 is a finding
+	dying    bool // an XID 48 that the agent cannot know yet
+	released bool // not measured since the detach
+	remap    bool // row remapping pending; never with fatal, because its end is a reset
 	mig      string
-	shown    string         // mig, as the agent knows it
+	shown    string         // mig, as last measured
 	counts   map[string]int // XIDs that the agent must have counted, by number
-	waiting  map[string]int // those that it cannot know of yet
-	changes  int            // how often pods may not have it any more, or again
-	before   int            // changes that came before the agent's start
-	falls    int            // of the changes since then, those for the worse
-	trips    int            // how often it broke, ever: that it was let go of is no such thing
+	waiting  map[string]int // XIDs that the agent cannot know yet
+	changes  int            // times that pods lost or regained it
+	before   int            // changes before the agent's start
+	falls    int            // changes to unhealthy since the agent's start
+	trips    int            // times it became faulty, ever; a detach does not count
 }
 
 func newModel() *model {
@@ -52,10 +52,10 @@ func newModel() *model {
 
 func (g gpu) sick() bool { return g.seen || g.fatal }
 
-// withheld: no pod may get it.
+// withheld reports whether pods must not get the GPU.
 func (g gpu) withheld() bool { return g.sick() || g.released }
 
-// change changes a GPU and notes whether it became sick or well by that, and whether pods may have it.
+// change applies f to a GPU and counts the changes of its health and availability.
 func (g *gpu) change(f func()) {
 	sick, withheld := g.sick(), g.withheld()
 	f()
@@ -70,15 +70,15 @@ func (g *gpu) change(f func()) {
 	}
 }
 
-// waits: there are XIDs that the agent has not read.
+// waits reports whether the agent has not read some XIDs.
 func (m *model) waits() bool {
 	return slices.ContainsFunc(m.gpu[:], func(g gpu) bool { return len(g.waiting) > 0 })
 }
 
-// measured: the agent sees what is so.
+// measured reports whether the agent measures the GPUs.
 func (m *model) measured() bool { return m.source == "up" && !m.away && !m.gone }
 
-// changed counts the changes of all GPUs.
+// changed returns the number of changes of all GPUs.
 func (m *model) changed() (n int) {
 	for _, g := range m.gpu {
 		n += g.changes
@@ -86,7 +86,7 @@ func (m *model) changed() (n int) {
 	return n
 }
 
-// xid counts XIDs as soon as the agent can know of them.
+// xid counts XIDs once the agent can know them.
 func (m *model) xid(i int, code string, n int) {
 	if m.measured() {
 		m.gpu[i].counts[code] += n
@@ -95,7 +95,7 @@ func (m *model) xid(i int, code string, n int) {
 	}
 }
 
-// look has the agent see what is so, if it can.
+// look makes the agent measure the GPUs, if it can.
 func (m *model) look() {
 	if !m.measured() {
 		return
@@ -114,16 +114,16 @@ func (m *model) look() {
 	}
 }
 
-// see has the agent see a GPU.
+// see makes the agent measure a GPU.
 func (g *gpu) see() {
 	if g.seen && !g.lost {
-		g.fatal = false // its return is a reset
+		g.fatal = false // the return of a lost GPU is a reset
 	}
 	g.seen, g.shown = g.lost, g.mig
 	g.fatal, g.dying = g.fatal || g.dying, false
 }
 
-// release has the agent keep all GPUs from pods that it knows.
+// release withholds all measured GPUs from pods.
 func (m *model) release() {
 	for i := range m.gpu {
 		g := &m.gpu[i]
@@ -131,10 +131,10 @@ func (m *model) release() {
 	}
 }
 
-// devices is how many MIG devices a layout has.
+// devices returns the number of MIG devices of a layout.
 func devices(layout string) int {
 	return map[string]int{"off": 0, "sevenths": 7, "balanced": 4}[layout]
 }
 
-// counted returns a copy of what must have been counted of a GPU.
+// counted returns a copy of the expected XID counts of a GPU.
 func (m *model) counted(i int) map[string]int { return maps.Clone(m.gpu[i].counts) }

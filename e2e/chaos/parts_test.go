@@ -16,21 +16,21 @@ func TestSameSeedSameSequence(t *testing.T) {
 	for range 3000 {
 		x := a()
 		if y := b(); x != y {
-			t.Fatalf("%v and %v of one seed", x, y)
+			t.Fatalf("%v and %v of equal seeds", x, y)
 		}
 		differ = differ || x != other()
 		seen[x.kind] = true
 		back, err := parse(x.String())
 		if err != nil || !reflect.DeepEqual(back, []step{x}) {
-			t.Fatalf("%v is read as %v, %v", x, back, err)
+			t.Fatalf("%v is parsed as %v, %v", x, back, err)
 		}
 	}
 	if !differ {
-		t.Error("another seed has the same steps")
+		t.Error("different seeds give equal steps")
 	}
 	for _, k := range kinds() {
 		if !seen[k.name] {
-			t.Errorf("%s never happens", k.name)
+			t.Errorf("%s never occurs", k.name)
 		}
 	}
 }
@@ -50,7 +50,7 @@ func TestShrink(t *testing.T) {
 	for next := sequence(1, kinds()); len(steps) < 60; {
 		steps = append(steps, next())
 	}
-	// It fails if GPU 3 is lost some time before DCGM dies.
+	// The sequence fails if GPU 3 is lost some time before DCGM dies.
 	needs := []step{{kind: "lost", gpu: 3}, {kind: "dead"}}
 	steps = slices.Insert(steps, 11, needs[0])
 	steps = append(steps, needs[1])
@@ -63,8 +63,8 @@ func TestShrink(t *testing.T) {
 	if !slices.Equal(got, needs) || runs > 200 {
 		t.Errorf("%v after %d runs; want %v", got, runs, needs)
 	}
-	if got := shrink(steps, time.Now().Add(-time.Second), func([]step) bool { t.Error("there is no time"); return true }); !slices.Equal(got, steps) {
-		t.Errorf("without time it has become %v", got)
+	if got := shrink(steps, time.Now().Add(-time.Second), func([]step) bool { t.Error("called after the deadline"); return true }); !slices.Equal(got, steps) {
+		t.Errorf("after the deadline: %v", got)
 	}
 }
 
@@ -77,7 +77,7 @@ func TestJournalCountsFlips(t *testing.T) {
 	say(1, true)
 	say(1, false)
 	j.heard("r", 1, nil) // withdrawn
-	say(2, true)         // another stream, which is behind
+	say(2, true)         // another stream, which lags behind
 	say(1, false)
 	say(2, false)
 	say(1, true)
@@ -86,7 +86,7 @@ func TestJournalCountsFlips(t *testing.T) {
 	}
 }
 
-// Only what has the agent register again has more time than all else.
+// Only steps that cause a registration extend the time limit.
 func TestRegistrationTakesLonger(t *testing.T) {
 	serves := func(names ...string) func(*registration) {
 		all := map[string]map[string]bool{}
@@ -100,27 +100,27 @@ func TestRegistrationTakesLonger(t *testing.T) {
 		happens []func(*registration)
 		want    time.Duration
 	}{
-		"nothing":                      {nil, 0},
-		"a kubelet has started":        {[]func(*registration){begin}, settles},
-		"all is there again":           {[]func(*registration){begin, done}, 0},
-		"the first look":               {[]func(*registration){serves("a")}, settles},
-		"the same resources":           {[]func(*registration){serves("a", "b"), done, serves("b", "a")}, 0},
-		"one less":                     {[]func(*registration){serves("a", "b"), done, serves("b")}, 0},
-		"one more":                     {[]func(*registration){serves("a"), done, serves("a", "b")}, settles},
-		"one is back":                  {[]func(*registration){serves("a", "b"), done, serves("a"), done, serves("a", "b")}, settles},
-		"the stream is killed":         {[]func(*registration){begin, done, kill}, settles},
-		"and again":                    {[]func(*registration){begin, done, kill, done, kill}, settles + time.Second},
-		"and again, before it is back": {[]func(*registration){begin, done, kill, kill, kill}, settles + 3*time.Second},
-		"but the directory was wiped":  {[]func(*registration){kill, kill, kill, begin}, settles},
-		"it is forgotten":              {[]func(*registration){begin, done, (*registration).forgotten}, auditing},
-		"the agent is another":         {[]func(*registration){serves("a"), kill, kill, done, (*registration).restarted}, settles},
+		"nothing":                          {nil, 0},
+		"kubelet started":                  {[]func(*registration){begin}, settles},
+		"all registered":                   {[]func(*registration){begin, done}, 0},
+		"first measurement":                {[]func(*registration){serves("a")}, settles},
+		"unchanged resources":              {[]func(*registration){serves("a", "b"), done, serves("b", "a")}, 0},
+		"resource removed":                 {[]func(*registration){serves("a", "b"), done, serves("b")}, 0},
+		"resource added":                   {[]func(*registration){serves("a"), done, serves("a", "b")}, settles},
+		"resource returned":                {[]func(*registration){serves("a", "b"), done, serves("a"), done, serves("a", "b")}, settles},
+		"stream killed":                    {[]func(*registration){begin, done, kill}, settles},
+		"stream killed twice":              {[]func(*registration){begin, done, kill, done, kill}, settles + time.Second},
+		"stream killed before it returned": {[]func(*registration){begin, done, kill, kill, kill}, settles + 3*time.Second},
+		"directory wiped":                  {[]func(*registration){kill, kill, kill, begin}, settles},
+		"plugin dropped":                   {[]func(*registration){begin, done, (*registration).forgotten}, auditing},
+		"agent restarted":                  {[]func(*registration){serves("a"), kill, kill, done, (*registration).restarted}, settles},
 	} {
 		var r registration
 		for _, f := range c.happens {
 			f(&r)
 		}
 		if got := r.extra(); got != slow(c.want) {
-			t.Errorf("%s: %v more; want %v", name, got, c.want)
+			t.Errorf("%s: %v more, want %v", name, got, c.want)
 		}
 	}
 }

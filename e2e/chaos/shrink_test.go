@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// shrink returns a shorter sequence that still fails, the shortest that it finds until the end: first the last few
-// steps alone, then with parts left out, ever smaller ones (delta debugging).
+// shrink returns the shortest failing sequence that it finds before end. It tries the last few steps alone, then
+// removes ever smaller parts (delta debugging).
 func shrink(steps []step, end time.Time, fails func([]step) bool) []step {
 	for n := 2; n < len(steps) && time.Now().Before(end); n *= 2 {
 		if last := steps[len(steps)-n:]; fails(last) {

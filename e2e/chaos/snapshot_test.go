@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// snapshot is what is needed of /api/v1/snapshot.
+// snapshot is the part of /api/v1/snapshot that these tests check.
 type snapshot struct {
 	GPUs   []device `json:"gpus"`
 	Source struct {
@@ -43,7 +43,7 @@ type device struct {
 	} `json:"findings"`
 }
 
-// causes are those of a device's findings.
+// causes returns the causes of a device's findings.
 func (d device) causes() map[string]bool {
 	all := map[string]bool{}
 	for _, f := range d.Findings {
@@ -63,7 +63,7 @@ func (w *world) snapshot(ctx context.Context) (s snapshot, err error) {
 	return s, json.Unmarshal(text, &s)
 }
 
-// short is the world in a few words.
+// short summarizes the world.
 func (w *world) short() string {
 	out := w.source
 	for word, is := range map[string]bool{"unseen": w.unseen, "away": w.away && !w.stuck, "stuck": w.stuck, "engine-away": w.gone && !w.away} {

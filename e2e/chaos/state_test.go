@@ -17,10 +17,10 @@ import (
 
 func (w *world) stateFile() string { return filepath.Join(w.Dir, "state", "state.json") }
 
-// keptAgain is how long the agent may need to find that its state file is not its own any more, and to write it.
+// keptAgain is how long the agent may need to detect a foreign state file and rewrite it.
 const keptAgain = 15 * time.Second
 
-// spoilState removes the state file or puts another in its place: the agent writes it again, with all that it must keep.
+// spoilState removes or replaces the state file. The agent must rewrite it in full.
 func (w *world) spoilState(ctx context.Context, s step) error {
 	if w.full {
 		return nil
@@ -36,7 +36,7 @@ func (w *world) spoilState(ctx context.Context, s step) error {
 		err = os.WriteFile(w.stateFile(), []byte("\x00\xff{not json"), 0o600)
 	case "empty":
 		err = os.WriteFile(w.stateFile(), nil, 0o600)
-	case "another": // an agent with other GPUs has run beside this one
+	case "another": // written by an agent with other GPUs
 		err = os.WriteFile(w.stateFile(), []byte(`{"format":"gpu-node-agent findings","version":1,"bootID":"","source":"another","devices":[]}`+"\n"), 0o600)
 	}
 	if err != nil {
@@ -45,8 +45,8 @@ func (w *world) spoilState(ctx context.Context, s step) error {
 	return w.await(ctx, w.patience+slow(keptAgain), func(context.Context) error { return w.checkKept() })
 }
 
-// secondAgent runs another agent with the same state file for a while: it knows what the file has, and the file stays
-// the first one's.
+// secondAgent runs another agent with the same state file for a while. It restores the findings, and the file stays the
+// first agent's.
 func (w *world) secondAgent(ctx context.Context, how string) (err error) {
 	if w.engine != nil || w.full || w.unseen || w.away || w.gone {
 		return nil
@@ -61,7 +61,7 @@ func (w *world) secondAgent(ctx context.Context, how string) (err error) {
 	log := &buffer{}
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("%w\nthe second agent's log ends with\n%s", err, log.last(2000))
+			err = fmt.Errorf("%w\nend of the second agent's log:\n%s", err, log.last(2000))
 		}
 		err = errors.Join(err, n.Remove())
 	}()
@@ -76,7 +76,7 @@ func (w *world) secondAgent(ctx context.Context, how string) (err error) {
 	if err := w.await(ctx, slow(10*time.Second), func(ctx context.Context) error { return w.checkSecond(ctx, n) }); err != nil {
 		return err
 	}
-	// It breaks a GPU of its own, which is nothing to the first.
+	// An XID on the second agent's own GPU does not affect the first.
 	if err := n.Event(ctx, "{gpu: 7, xid: 79}"); err != nil {
 		return err
 	}
@@ -84,7 +84,7 @@ func (w *world) secondAgent(ctx context.Context, how string) (err error) {
 	defer tick.Stop()
 	for begin := time.Now(); time.Since(begin) < 3*time.Second; {
 		if err := w.checkKept(); err != nil {
-			return fmt.Errorf("beside another agent: %w", err)
+			return fmt.Errorf("with a second agent: %w", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -96,18 +96,18 @@ func (w *world) secondAgent(ctx context.Context, how string) (err error) {
 		if err := n.Signal(syscall.SIGKILL); err != nil {
 			return err
 		}
-		_ = n.Stop() // it tells that it was killed
+		_ = n.Stop() // returns the error of SIGKILL
 	} else if err := n.Stop(); err != nil {
-		return violated("end", "the second agent: %v", err)
+		return violated("end", "second agent: %v", err)
 	}
 	if err := w.checkKept(); err != nil {
-		return fmt.Errorf("after the end of another agent: %w", err)
+		return fmt.Errorf("after the second agent's exit: %w", err)
 	}
 	return nil
 }
 
-// checkSecond: the second agent serves, and has the findings that are in the file. A GPU that was lost is back for it, and
-// that ends what a reset ends.
+// checkSecond checks that the second agent serves and has the saved findings. To it a lost GPU has returned, which
+// clears what a reset clears.
 func (w *world) checkSecond(ctx context.Context, n *node.Node) error {
 	status, text, err := n.Get(ctx, "/api/v1/snapshot")
 	if err != nil || status != http.StatusOK {
@@ -118,7 +118,7 @@ func (w *world) checkSecond(ctx context.Context, n *node.Node) error {
 		return err
 	}
 	if s.Source.Status != "up" || len(s.GPUs) != gpus {
-		return violated("second", "the source is %s with %d GPUs", s.Source.Status, len(s.GPUs))
+		return violated("second", "source %s with %d GPUs", s.Source.Status, len(s.GPUs))
 	}
 	for _, d := range s.GPUs {
 		g, has := w.gpu[d.Index], d.causes()

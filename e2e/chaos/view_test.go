@@ -11,7 +11,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 )
 
-// checkView waits until the kubelet has what the agent shows, and can get it.
+// checkView waits until the kubelet has the agent's devices and can allocate them.
 func (w *world) checkView(ctx context.Context, s snapshot) error {
 	want := expected(s)
 	if w.unseen {
@@ -31,7 +31,7 @@ func (w *world) checkView(ctx context.Context, s snapshot) error {
 	return w.checkAllocate(ctx, want)
 }
 
-// expected is what the kubelet must know, by resource and device.
+// expected returns the health of each device that the kubelet must have, by resource.
 func expected(s snapshot) map[string]map[string]bool {
 	all := map[string]map[string]bool{}
 	add := func(resource string, d device) {
@@ -51,7 +51,7 @@ func expected(s snapshot) map[string]map[string]bool {
 	return all
 }
 
-// checkKubelet compares what the kubelet knows with what it must, and that nothing has changed there that did not change.
+// checkKubelet compares the kubelet's devices with the expected ones, and checks that it got no other changes.
 func (w *world) checkKubelet(ctx context.Context, want map[string]map[string]bool) error {
 	a, err := w.kubelet.ask(command{Do: "state"})
 	if err != nil {
@@ -62,7 +62,7 @@ func (w *world) checkKubelet(ctx context.Context, want map[string]map[string]boo
 		w.endpoint[name] = r.Endpoint
 		for _, d := range r.Devices {
 			if d.Healthy && w.unseen {
-				return violated("view", "the kubelet may give out %s, and the agent has not seen any GPU yet", d.ID)
+				return violated("view", "kubelet may allocate %s before a measurement", d.ID)
 			}
 			if has[name] == nil {
 				has[name] = map[string]bool{}
@@ -73,17 +73,17 @@ func (w *world) checkKubelet(ctx context.Context, want map[string]map[string]boo
 	if w.unseen {
 		return nil
 	}
-	for name := range w.orphans { // the kubelet keeps them for minutes, and gives none out
+	for name := range w.orphans { // the kubelet keeps them without healthy devices for minutes
 		if want[name] == nil && !slices.Contains(slices.Collect(maps.Values(has[name])), true) {
 			delete(has, name)
 		}
 	}
 	if !maps.EqualFunc(has, want, maps.Equal[map[string]bool]) {
-		return violated("view", "the kubelet has %s; the agent shows %s", brief(has), brief(want))
+		return violated("view", "kubelet has %s; the agent has %s", brief(has), brief(want))
 	}
 	for name := range want {
 		if w.socket(name) == "" {
-			return violated("view", "the socket of %s is not there", name)
+			return violated("view", "no socket of %s", name)
 		}
 	}
 	s, err := w.snapshot(ctx)
@@ -92,26 +92,27 @@ func (w *world) checkKubelet(ctx context.Context, want map[string]map[string]boo
 	}
 	for _, r := range s.Kubelet.Resources {
 		if !r.Registered {
-			return violated("view", "the agent says of %s: %s", r.Name, r.Error)
+			return violated("view", "agent reports %s: %s", r.Name, r.Error)
 		}
 	}
 	return w.checkFlips(s, a)
 }
 
-// checkFlips: a device has not changed for the kubelet more often than its GPU has, since this agent has started.
+// checkFlips checks that a device's health changed for the kubelet no more often than its GPU's, since the agent's
+// start.
 func (w *world) checkFlips(s snapshot, a answer) error {
 	for _, g := range s.GPUs {
 		for _, d := range append([]device{g}, g.MIG...) {
 			most := w.gpu[g.Index].changes - w.gpu[g.Index].before
 			if n := a.Flips[d.UUID]; n > most {
-				return violated("flaps", "%s of GPU %d has changed %d times for the kubelet, and %d times in truth", d.UUID, g.Index, n, most)
+				return violated("flaps", "%s of GPU %d changed %d times for the kubelet, want at most %d", d.UUID, g.Index, n, most)
 			}
 		}
 	}
 	return nil
 }
 
-// brief writes what a kubelet has so that a person can see the difference.
+// brief summarizes a kubelet's devices.
 func brief(all map[string]map[string]bool) string {
 	out := map[string]string{}
 	for name, devices := range all {
@@ -126,12 +127,12 @@ func brief(all map[string]map[string]bool) string {
 	return fmt.Sprint(out)
 }
 
-// checkAllocate: whatever happens, a healthy device can be had, and another is refused.
+// checkAllocate checks that a healthy device can always be allocated and an unhealthy one is refused.
 func (w *world) checkAllocate(ctx context.Context, want map[string]map[string]bool) error {
 	for name, devices := range want {
 		path := w.socket(name)
 		if path == "" {
-			continue // on its way back; that it comes is seen by the kubelet
+			continue // it will return, which checkKubelet awaits
 		}
 		asked := map[bool]bool{}
 		for id, healthy := range devices {
@@ -147,7 +148,7 @@ func (w *world) checkAllocate(ctx context.Context, want map[string]map[string]bo
 	return nil
 }
 
-// allocate asks for a device, and returns an error if the answer is not what it is to be.
+// allocate requests a device and returns an error for an unexpected response.
 func (w *world) allocate(ctx context.Context, path, id string, healthy bool) error {
 	ctx, cancel := context.WithTimeout(ctx, slow(within))
 	defer cancel()
@@ -161,7 +162,7 @@ func (w *world) allocate(ctx context.Context, path, id string, healthy bool) err
 	case healthy:
 		return err
 	case err == nil:
-		return errors.New("it was given out")
+		return errors.New("allocated")
 	case strings.Contains(err.Error(), "FailedPrecondition") && strings.Contains(err.Error(), id): // gRPC's name of the code
 		return nil
 	}

@@ -18,11 +18,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// agentProcesses are the directories in /proc of the agents. A command that was run in the container is one too.
+// agentProcesses returns the directories in /proc of the agents, including commands in the container.
 func agentProcesses() (dirs []string) {
 	names, err := filepath.Glob("/proc/[0-9]*/comm")
 	if err != nil {
-		panic(err) // the pattern is ours
+		panic(err) // the pattern is constant
 	}
 	for _, name := range names {
 		if comm, err := os.ReadFile(name); err == nil && strings.HasPrefix(string(comm), "gpu-node-agent") {
@@ -32,13 +32,13 @@ func agentProcesses() (dirs []string) {
 	return dirs
 }
 
-// confined checks what the kernel makes of the pod's security context: no capability, no new privileges, a seccomp
-// filter, a root that cannot be written, and no token.
+// confined checks the effect of the pod's security context: no capabilities, no new privileges, a seccomp filter and a
+// read-only root.
 func confined(t *testing.T) {
 	t.Helper()
 	all := agentProcesses()
 	if len(all) != 1 {
-		t.Fatalf("%d processes are the agent's, want 1", len(all))
+		t.Fatalf("%d agent processes, want 1", len(all))
 	}
 	dir := all[0]
 	status, err := os.ReadFile(filepath.Join(dir, "status"))
@@ -47,7 +47,7 @@ func confined(t *testing.T) {
 	}
 	for _, want := range []string{"CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"} {
 		if !strings.Contains(string(status), want) {
-			t.Errorf("the agent's process lacks %q:\n%s", want, status)
+			t.Errorf("agent's process lacks %q:\n%s", want, status)
 		}
 	}
 	mounts, err := os.ReadFile(filepath.Join(dir, "mounts"))
@@ -56,11 +56,11 @@ func confined(t *testing.T) {
 	}
 	root, _, _ := strings.Cut(string(mounts), "\n")
 	if f := strings.Fields(root); len(f) < 4 || f[1] != "/" || !strings.HasPrefix(f[3], "ro") {
-		t.Errorf("the agent's root can be written: %s", root)
+		t.Errorf("agent's root is writable: %s", root)
 	}
 }
 
-// busy measures what share of a processor the agent uses, and its memory, while something else goes on.
+// busy starts to measure the agent's CPU usage; the returned function logs it with the agent's memory.
 func busy(t *testing.T) func() {
 	t.Helper()
 	dir := agentProcesses()[0]
@@ -69,7 +69,7 @@ func busy(t *testing.T) func() {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, rest, _ := strings.Cut(string(text), ") ") // proc(5): the name may hold anything
+		_, rest, _ := strings.Cut(string(text), ") ") // proc(5): the name may contain anything
 		var ticks float64
 		for _, field := range strings.Fields(rest)[11:13] { // utime, stime
 			n, err := strconv.ParseFloat(field, 64)
@@ -88,11 +88,11 @@ func busy(t *testing.T) func() {
 		}
 		_, rss, _ := strings.Cut(string(status), "VmRSS:")
 		rss, _, _ = strings.Cut(rss, "\n")
-		t.Logf("the agent used %.2f%% of a processor, memory %s", 100*(used()-before)/time.Since(began).Seconds(), strings.TrimSpace(rss))
+		t.Logf("the agent used %.2f%% of a CPU, memory %s", 100*(used()-before)/time.Since(began).Seconds(), strings.TrimSpace(rss))
 	}
 }
 
-// nodeSays waits for the node's condition.
+// nodeSays waits for a status of the node's condition.
 func nodeSays(t *testing.T, want v1.ConditionStatus, reason string) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("the node's condition GPUHealthy is %s, %s", want, reason), func(ctx context.Context) error {
@@ -107,9 +107,9 @@ func nodeSays(t *testing.T, want v1.ConditionStatus, reason string) {
 			if c.Status == want && c.Reason == reason {
 				return nil
 			}
-			return fmt.Errorf("it is %s, %s: %s", c.Status, c.Reason, c.Message)
+			return fmt.Errorf("condition is %s, %s: %s", c.Status, c.Reason, c.Message)
 		}
-		return fmt.Errorf("the node has no such condition")
+		return fmt.Errorf("the node has no condition GPUHealthy")
 	})
 }
 
@@ -118,17 +118,17 @@ func podHasEvent(t *testing.T, pod, reason string) {
 	eventually(t, "pod "+pod+" has the event "+reason, func(ctx context.Context) error {
 		events, err := theCluster.client.CoreV1().Events("default").List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod + ",reason=" + reason})
 		if err == nil && len(events.Items) == 0 {
-			err = fmt.Errorf("there is none")
+			err = fmt.Errorf("no such event")
 		}
 		return err
 	})
 }
 
-// uninstall removes the release, and looks for what is left in the cluster and on the node.
+// uninstall uninstalls the release and checks what remains in the cluster and on the node.
 func uninstall(t *testing.T) {
 	before := agentFiles(t)
 	helm(t, "uninstall", release, "-n", namespace, "--wait", "--timeout", patience.String())
-	eventually(t, "nothing of the release is left in the cluster", func(ctx context.Context) error {
+	eventually(t, "no object of the release is left", func(ctx context.Context) error {
 		lists, err := theCluster.client.Discovery().ServerPreferredResources()
 		if err != nil {
 			return err
@@ -168,19 +168,19 @@ func uninstall(t *testing.T) {
 	for dir, files := range before {
 		for _, name := range files {
 			if stays(dir, name) && !slices.Contains(after[dir], name) {
-				t.Errorf("%s is gone from %s", name, dir)
+				t.Errorf("%s was removed from %s", name, dir)
 			}
 		}
 	}
 }
 
-// stays tells whether a file on the node is the kubelet's, or ours for the next installation.
+// stays reports whether a file on the node is the kubelet's, or survives for the next installation.
 func stays(dir, name string) bool {
 	return dir == "/var/lib/kubelet/device-plugins" && (name == "kubelet.sock" || name == "kubelet_internal_checkpoint") ||
 		dir == "/var/lib/gpu-node-agent" && (name == "state.json" || name == "state.json.lock")
 }
 
-// agentFiles are the files where the agent has some on the node, by directory.
+// agentFiles returns the files in the agent's directories on the node, by directory.
 func agentFiles(t *testing.T) map[string][]string {
 	t.Helper()
 	files := make(map[string][]string)

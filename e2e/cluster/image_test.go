@@ -16,7 +16,8 @@ import (
 	"slices"
 )
 
-// writeImage writes an image of one layer, as docker save would, that holds the files: path in the image to path here.
+// writeImage writes an image of one layer in the format of docker save. files maps paths in the image to paths on this
+// machine.
 func writeImage(to, name, entrypoint string, files map[string]string) error {
 	layer, err := tarOf(func(w *tar.Writer) error {
 		made := make(map[string]bool)
@@ -85,7 +86,7 @@ func tarOf(fill func(*tar.Writer) error) ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// addDir adds a directory and those above it, once.
+// addDir adds a directory and its parents, each once.
 func addDir(w *tar.Writer, made map[string]bool, dir string) error {
 	if dir == "/" || made[dir] {
 		return nil

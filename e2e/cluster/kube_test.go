@@ -28,7 +28,7 @@ const (
 	gpu       = "nvidia.com/gpu"
 )
 
-// step is a part of a story: if it fails, so does what comes after it.
+// step runs a step of a test. The test ends if the step fails.
 func step(t *testing.T, name string, do func(t *testing.T)) {
 	t.Helper()
 	began := time.Now()
@@ -38,7 +38,7 @@ func step(t *testing.T, name string, do func(t *testing.T)) {
 	t.Logf("%5.1fs  %s", time.Since(began).Seconds(), name)
 }
 
-// eventually waits until something holds, or one of the processes has ended that it takes.
+// eventually waits until holds returns nil. It fails if a process in need exits.
 func eventually(t *testing.T, what string, holds func(context.Context) error, need ...*process.Process) {
 	t.Helper()
 	took, err := process.Await(t.Context(), patience, holds, need...)
@@ -48,7 +48,7 @@ func eventually(t *testing.T, what string, holds func(context.Context) error, ne
 	t.Logf("%s: after %.1fs", what, took.Seconds())
 }
 
-// helm runs it, and returns what it has printed.
+// helm runs helm and returns its output.
 func helm(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := tryHelm(t, args...)
@@ -72,7 +72,7 @@ func tryHelm(t *testing.T, args ...string) (string, error) {
 
 const chart = "../../charts/gpu-node-agent"
 
-// upgrade installs the chart, or changes its values, and waits until its pods are ready.
+// upgrade installs or upgrades the chart and waits until its pods are ready.
 func upgrade(t *testing.T, tag string, values ...string) {
 	t.Helper()
 	helm(t, append(upgradeArgs(tag, values...), "--wait", "--timeout", patience.String())...)
@@ -86,7 +86,7 @@ func upgradeArgs(tag string, values ...string) []string {
 	return args
 }
 
-// amounts are a resource's capacity and what of it is allocatable, as "8/7".
+// amounts returns the capacity and allocatable amount of a resource, such as "8/7".
 func amounts(ctx context.Context, name v1.ResourceName) (string, error) {
 	node, err := theCluster.client.CoreV1().Nodes().Get(ctx, nodeName, metav1.GetOptions{})
 	if err != nil {
@@ -101,7 +101,7 @@ func amounts(ctx context.Context, name v1.ResourceName) (string, error) {
 	return in(node.Status.Capacity) + "/" + in(node.Status.Allocatable), nil
 }
 
-// nodeHas waits until the node has so much of a resource, as "capacity/allocatable".
+// nodeHas waits until the node has this capacity/allocatable amount of a resource.
 func nodeHas(t *testing.T, name v1.ResourceName, want string) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("the node has %s of %s", want, name), func(ctx context.Context) error {
@@ -113,42 +113,42 @@ func nodeHas(t *testing.T, name v1.ResourceName, want string) {
 	})
 }
 
-// agentPod is the one pod of the chart that runs.
+// agentPod returns the running pod of the chart.
 func agentPod(ctx context.Context) (*v1.Pod, error) {
 	pods, err := theCluster.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "gpu-node-agent/serves=node"})
 	if err != nil {
 		return nil, err
 	}
 	if len(pods.Items) != 1 {
-		return nil, fmt.Errorf("there are %d pods of the agent", len(pods.Items))
+		return nil, fmt.Errorf("%d pods of the agent, want 1", len(pods.Items))
 	}
 	pod := &pods.Items[0]
 	if pod.DeletionTimestamp != nil || pod.Status.Phase != v1.PodRunning {
-		return nil, fmt.Errorf("the agent's pod is %s, to be deleted at %v", pod.Status.Phase, pod.DeletionTimestamp)
+		return nil, fmt.Errorf("agent's pod is %s, with deletion at %v", pod.Status.Phase, pod.DeletionTimestamp)
 	}
 	return pod, nil
 }
 
-// mustAgentPod waits for it, if one goes and one comes.
+// mustAgentPod waits for the agent's pod during a replacement.
 func mustAgentPod(t *testing.T) (pod *v1.Pod) {
 	t.Helper()
-	eventually(t, "there is one pod of the agent", func(ctx context.Context) (err error) {
+	eventually(t, "one pod of the agent", func(ctx context.Context) (err error) {
 		pod, err = agentPod(ctx)
 		return err
 	})
 	return pod
 }
 
-// same checks that the agent's pod is the same one still, and that it has not been started again.
+// same checks that the agent's pod and container are still the same.
 func same(t *testing.T, was *v1.Pod) {
 	t.Helper()
 	is := mustAgentPod(t)
 	if is.UID != was.UID || is.Status.ContainerStatuses[0].ContainerID != was.Status.ContainerStatuses[0].ContainerID {
-		t.Errorf("the agent's pod is %s (%s), it was %s (%s)", is.Name, is.UID, was.Name, was.UID)
+		t.Errorf("agent's pod is %s (%s), was %s (%s)", is.Name, is.UID, was.Name, was.UID)
 	}
 }
 
-// inAgent runs the agent's command in its container.
+// inAgent runs a command of the agent in its container.
 func inAgent(t *testing.T, args ...string) string {
 	t.Helper()
 	mustAgentPod(t)
@@ -180,16 +180,16 @@ func tryInAgent(ctx context.Context, args ...string) (string, error) {
 	return out.String(), nil
 }
 
-// inject makes a fault, as NOTES.txt says.
+// inject injects an event with the command in NOTES.txt.
 func inject(t *testing.T, format string, args ...any) {
 	t.Helper()
 	inAgent(t, "sim", fmt.Sprintf(format, args...))
 }
 
-// scrape returns the agent's metrics.
+// scrape returns the agent's metrics page.
 func scrape(ctx context.Context) (string, error) { return scrapePath(ctx, "/metrics") }
 
-// scrapePath returns a page of the agent, whatever its status.
+// scrapePath returns a page of the agent for any HTTP status.
 func scrapePath(ctx context.Context, path string) (string, error) {
 	pod, err := agentPod(ctx)
 	if err != nil {
@@ -199,7 +199,7 @@ func scrapePath(ctx context.Context, path string) (string, error) {
 	return string(text), err
 }
 
-// get returns what is at a URL, whatever its status.
+// get returns the body at a URL for any HTTP status.
 func get(ctx context.Context, url string) ([]byte, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -213,7 +213,7 @@ func get(ctx context.Context, url string) ([]byte, error) {
 	return io.ReadAll(r.Body)
 }
 
-// shows waits until the agent's metrics have a line that begins with a text and has the others in it.
+// shows waits until the agent's metrics have a line with a prefix that contains the other texts.
 func shows(t *testing.T, begins string, has ...string) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("/metrics has %s… with %q", begins, has), func(ctx context.Context) error {
@@ -241,7 +241,7 @@ func lineOf(page, begins string, has ...string) (string, error) {
 		}
 		near = append(near, line)
 	}
-	return "", fmt.Errorf("there is none; near it are:\n%s", strings.Join(near[:min(len(near), 16)], ""))
+	return "", fmt.Errorf("no such line; similar ones are:\n%s", strings.Join(near[:min(len(near), 16)], ""))
 }
 
 // label returns the value of a label in a line of metrics.

@@ -1,7 +1,7 @@
 //go:build cluster
 
-// Package cluster holds the Helm chart against a real cluster of one node: etcd, kube-apiserver, scheduler,
-// controller manager, kubelet, containerd, and Prometheus. It needs root and Linux; ./run starts it.
+// Package cluster tests the Helm chart on a real cluster of one node: etcd, kube-apiserver, scheduler, controller
+// manager, kubelet, containerd and Prometheus. It needs root and Linux; ./run starts it.
 package cluster
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/process"
 )
 
-// insideRole is this program again, as process 1 of a machine of its own.
+// insideRole is this program as process 1 of its own machine.
 const insideRole = "machine"
 
 func TestMain(m *testing.M) {
@@ -36,12 +36,11 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// workDir holds what is built, the logs of the last run, and the state of one that goes on. It is below bin, which
-// git does not see.
+// workDir returns the directory of build results, the logs of the last run, and the state of the current one. It is
+// below bin, which git ignores.
 func workDir() (string, error) { return filepath.Abs(filepath.Join("..", "..", "bin", "e2e-cluster")) }
 
-// lockDir makes this run the only one in the directory, until the file is closed: the kernel does that at the end of
-// the process, however it ends.
+// lockDir locks the directory for this run until the file is closed or the process ends.
 func lockDir(dir string) (*os.File, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
@@ -52,8 +51,8 @@ func lockDir(dir string) (*os.File, error) {
 	}
 	err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	if errors.Is(err, syscall.EWOULDBLOCK) {
-		holder, _ := io.ReadAll(f) // nothing if it has not written yet
-		err = fmt.Errorf("another run has it: %s; two cannot share a clone", strings.TrimSpace(string(holder)))
+		holder, _ := io.ReadAll(f) // empty if it has not written yet
+		err = fmt.Errorf("locked by another run: %s; each run needs its own clone", strings.TrimSpace(string(holder)))
 	}
 	if err == nil {
 		err = f.Truncate(0)
@@ -67,10 +66,10 @@ func lockDir(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// outside builds all that is needed and starts the machine. When that ends, by itself or because this process is
-// killed, the kernel ends everything in it.
+// outside builds everything and starts the machine. When the machine or this process ends, the kernel kills everything
+// in it.
 func outside() int {
-	// The kernel kills the machine when the thread that has made it ends.
+	// The kernel kills the machine when the thread that created it ends.
 	runtime.LockOSThread()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -94,14 +93,14 @@ func outside() int {
 		os.MkdirAll(filepath.Join(dir, "state"), 0o755), os.MkdirAll(filepath.Join(dir, "logs"), 0o755)); err != nil {
 		return fail("directory", err)
 	}
-	defer func() { _ = os.RemoveAll(filepath.Join(dir, "state")) }() // else the next run does
+	defer func() { _ = os.RemoveAll(filepath.Join(dir, "state")) }() // otherwise the next run does
 	if err := build(ctx, dir); err != nil {
 		return fail("build", err)
 	}
 	g := &cgroups{name: fmt.Sprintf("%s%d", cgroupPrefix, os.Getpid())}
 	unmake := func() {}
 	defer func() { g.remove(); unmake() }()
-	// The group first: with that another clone's run, which ends, sees this one and leaves the mount points.
+	// Create the group first: then the end of another clone's run sees this one and keeps the mount points.
 	if err := errors.Join(removeLeft(), g.make()); err != nil {
 		return fail("cgroups", err)
 	}
@@ -125,7 +124,7 @@ func outside() int {
 	case ctx.Err() != nil:
 		return fail("interrupted", ctx.Err())
 	case err != nil:
-		return fail("see the first step above that failed; the logs are in "+logs, err)
+		return fail("see the first failed step above; the logs are in "+logs, err)
 	}
 	fmt.Println("the logs are in", logs)
 	return 0
@@ -141,7 +140,7 @@ func inside(m *testing.M) int {
 		err = theCluster.installCustomResources()
 	}
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "FAIL: the cluster does not start: %v\n", err)
+		fmt.Fprintf(os.Stderr, "FAIL: cannot start the cluster: %v\n", err)
 		return 1
 	}
 	return m.Run()

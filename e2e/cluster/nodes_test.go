@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// mark sets a label of the node, or removes it with "".
+// mark sets a label of the node; "" removes it.
 func mark(t *testing.T, label, value string) {
 	t.Helper()
 	text := "null"
@@ -31,10 +31,10 @@ func mark(t *testing.T, label, value string) {
 	}
 }
 
-// withdrawn has the kubelet forget the resources at once when the agent ends.
+// withdrawn makes the agent withdraw its resources when it stops.
 const withdrawn = `config.plugin.onStop="withdraw"`
 
-// TestNodeConfigs has the label of a node choose its configuration: time-slicing, MIG, none.
+// TestNodeConfigs selects configurations by a label of the node: time-slicing, MIG, none.
 func TestNodeConfigs(t *testing.T) {
 	const shared, small, large v1.ResourceName = "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"
 	values := []string{
@@ -42,12 +42,12 @@ func TestNodeConfigs(t *testing.T) {
 		`nodeConfigs.shared={"plugin": {"sharing": {"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 4, "rename": "nvidia.com/gpu.shared"}]}}}}`,
 		`nodeConfigs.mig={"source": {"sim": {"profile": "h100-8-mig"}}, "plugin": {"migStrategy": "mixed"}}`,
 	}
-	step(t, "a node without the label has the configuration of all", func(t *testing.T) {
+	step(t, "a node without the label has the default configuration", func(t *testing.T) {
 		upgrade(t, oldTag, values...)
 		nodeHas(t, gpu, "8/8")
 	})
 	overlap := watchOverlap(t)
-	step(t, "the label gives it another: time-slicing", func(t *testing.T) {
+	step(t, "label selects time-slicing", func(t *testing.T) {
 		mark(t, "gpu-node-agent/config", "shared")
 		nodeHas(t, shared, "32/32")
 		nodeHas(t, gpu, "0/0")
@@ -58,7 +58,7 @@ func TestNodeConfigs(t *testing.T) {
 		shows(t, "gpu_node_agent_device_allocated{", `pod="share"`, `resource="nvidia.com/gpu.shared"`)
 		end(t, "share")
 	})
-	step(t, "another label: MIG, mixed", func(t *testing.T) {
+	step(t, "label selects MIG with strategy mixed", func(t *testing.T) {
 		mark(t, "gpu-node-agent/config", "mig")
 		nodeHas(t, small, "46/46")
 		nodeHas(t, large, "2/2")
@@ -71,18 +71,18 @@ func TestNodeConfigs(t *testing.T) {
 		pending(t, "too-many", "Insufficient nvidia.com/mig-3g.40gb")
 		end(t, "slice", "too-many")
 	})
-	step(t, "a name that is in no values is as no label", func(t *testing.T) {
+	step(t, "an unknown configuration selects the default", func(t *testing.T) {
 		mark(t, "gpu-node-agent/config", "nobody")
 		nodeHas(t, gpu, "8/8")
 		nodeHas(t, small, "0/0")
 		mark(t, "gpu-node-agent/config", "")
 	})
-	step(t, "never were two agents on the node", overlap)
+	step(t, "never two agents on the node", overlap)
 	step(t, "helm uninstall", uninstall)
 	nodeHas(t, gpu, "0/0")
 }
 
-// watchOverlap looks until it is called how many agents have a process.
+// watchOverlap counts the agents' processes until the returned function is called.
 func watchOverlap(t *testing.T) func(*testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -101,12 +101,12 @@ func watchOverlap(t *testing.T) func(*testing.T) {
 	return func(t *testing.T) {
 		cancel()
 		if n := <-most; n != 1 {
-			t.Errorf("at most %d agents ran at once, want 1", n)
+			t.Errorf("up to %d agents ran at the same time, want 1", n)
 		}
 	}
 }
 
-// TestGPUOperator installs the chart as on a node of the GPU Operator, whose label and whose files the test makes.
+// TestGPUOperator installs the chart as on a node of the GPU Operator, whose label and files the test creates.
 func TestGPUOperator(t *testing.T) {
 	class := &nodev1.RuntimeClass{ObjectMeta: metav1.ObjectMeta{Name: "nvidia"}, Handler: "nvidia"}
 	if _, err := theCluster.client.NodeV1().RuntimeClasses().Create(t.Context(), class, metav1.CreateOptions{}); err != nil {
@@ -120,19 +120,19 @@ func TestGPUOperator(t *testing.T) {
 		}
 		return all.Items, nil
 	}
-	step(t, "no agent where the operator wants no plugin", func(t *testing.T) {
+	step(t, "no agent where the operator deploys no plugin", func(t *testing.T) {
 		helm(t, append(upgradeArgs(oldTag, withdrawn), "-f", "../../charts/gpu-node-agent/ci/gpu-operator-values.yaml")...)
 		wantsNoPod(t)
 	})
-	step(t, "the operator's label brings it, and it waits for the toolkit", func(t *testing.T) {
+	step(t, "the operator's label starts the agent, which waits for the toolkit", func(t *testing.T) {
 		mark(t, "nvidia.com/gpu.deploy.device-plugin", "true")
-		eventually(t, "it waits", func(ctx context.Context) error {
+		eventually(t, "the agent waits", func(ctx context.Context) error {
 			all, err := pods(ctx)
 			if err != nil || len(all) != 1 || len(all[0].Status.InitContainerStatuses) != 1 {
-				return fmt.Errorf("there are %d pods: %w", len(all), err)
+				return fmt.Errorf("%d pods: %w", len(all), err)
 			}
 			if all[0].Status.InitContainerStatuses[0].State.Running == nil {
-				return fmt.Errorf("its init container is %v", all[0].Status.InitContainerStatuses[0].State)
+				return fmt.Errorf("init container is %v", all[0].Status.InitContainerStatuses[0].State)
 			}
 			return nil
 		})
@@ -141,11 +141,11 @@ func TestGPUOperator(t *testing.T) {
 		}
 		nodeHas(t, gpu, "8/8")
 	})
-	step(t, "the operator takes the label away, as it does to repartition a GPU", func(t *testing.T) {
+	step(t, "the operator removes the label to repartition a GPU", func(t *testing.T) {
 		mark(t, "nvidia.com/gpu.deploy.device-plugin", "paused-for-mig-change")
-		eventually(t, "the agent is gone", func(ctx context.Context) error {
+		eventually(t, "no agent", func(ctx context.Context) error {
 			if all, err := pods(ctx); err != nil || len(all) > 0 {
-				return fmt.Errorf("there are %d pods: %w", len(all), err)
+				return fmt.Errorf("%d pods: %w", len(all), err)
 			}
 			return nil
 		})
@@ -155,29 +155,29 @@ func TestGPUOperator(t *testing.T) {
 	step(t, "helm uninstall", uninstall)
 }
 
-// wantsNoPod waits until the DaemonSet has been looked at and no node is for it.
+// wantsNoPod waits until the DaemonSet is processed and selects no node.
 func wantsNoPod(t *testing.T) {
 	t.Helper()
-	eventually(t, "the DaemonSet wants no pod", func(ctx context.Context) error {
+	eventually(t, "DaemonSet selects no node", func(ctx context.Context) error {
 		ds, err := theCluster.client.AppsV1().DaemonSets(namespace).Get(ctx, release+"-gpu-node-agent", metav1.GetOptions{})
 		if err == nil && (ds.Status.ObservedGeneration == 0 || ds.Status.DesiredNumberScheduled != 0) {
-			err = fmt.Errorf("it wants %d", ds.Status.DesiredNumberScheduled)
+			err = fmt.Errorf("it selects %d", ds.Status.DesiredNumberScheduled)
 		}
 		return err
 	})
 }
 
-// TestWithoutDriver installs the chart as it is on a node that has a GPU's label, and neither a GPU nor DCGM.
+// TestWithoutDriver installs the chart's defaults on a node with a GPU's label, but without GPU and DCGM.
 func TestWithoutDriver(t *testing.T) {
 	args := upgradeArgs(oldTag, `config.source={"mode": "auto"}`, `minReadySeconds=0`)
-	step(t, "no agent on nodes without a label of a GPU", func(t *testing.T) {
-		mark(t, "nvidia.com/gpu.present", "false") // before there is a DaemonSet: what it wants first is with this label
+	step(t, "no agent on nodes without a GPU's label", func(t *testing.T) {
+		mark(t, "nvidia.com/gpu.present", "false") // set before the DaemonSet is created
 		helm(t, args...)
 		wantsNoPod(t)
 	})
-	step(t, "the label brings it; it stays, is not ready, and says why", func(t *testing.T) {
+	step(t, "the label starts the agent, which runs without being ready and reports why", func(t *testing.T) {
 		mark(t, "nvidia.com/gpu.present", "true")
-		eventually(t, "it is not ready", func(ctx context.Context) error {
+		eventually(t, "not ready", func(ctx context.Context) error {
 			pod, err := agentPod(ctx)
 			if err != nil {
 				return err
@@ -189,10 +189,10 @@ func TestWithoutDriver(t *testing.T) {
 			return nil
 		})
 		shows(t, "gpu_node_agent_source_up 0")
-		eventually(t, "it says what is missing", func(ctx context.Context) error {
+		eventually(t, "/readyz names the missing library", func(ctx context.Context) error {
 			said, err := scrapePath(ctx, "/readyz")
 			if err == nil && !strings.Contains(said, "libdcgm.so.4") {
-				err = fmt.Errorf("/readyz says %q", said)
+				err = fmt.Errorf("/readyz responds %q", said)
 			}
 			return err
 		})
@@ -201,7 +201,7 @@ func TestWithoutDriver(t *testing.T) {
 	step(t, "helm uninstall", uninstall)
 }
 
-// TestTLS has the kubelet probe an agent whose web server wants TLS and a password.
+// TestTLS checks probes and metrics with TLS and a password.
 func TestTLS(t *testing.T) {
 	makeNamespace(t)
 	file := func(name string) []byte {
@@ -225,7 +225,7 @@ basic_auth_users: {prometheus: $2y$10$abcdefghijklmnopqrstuuqflPDzB6gcMhKa1rZqKi
 		upgrade(t, oldTag, withdrawn, `web.secretName="web"`)
 		nodeHas(t, gpu, "8/8")
 	})
-	step(t, "the metrics want one", func(t *testing.T) {
+	step(t, "the metrics require it", func(t *testing.T) {
 		pod := mustAgentPod(t)
 		for password, want := range map[string]int{"": http.StatusUnauthorized, "wrong": http.StatusUnauthorized, "secret": http.StatusOK} {
 			request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+pod.Status.PodIP+":9400/metrics", nil)
@@ -235,7 +235,7 @@ basic_auth_users: {prometheus: $2y$10$abcdefghijklmnopqrstuuqflPDzB6gcMhKa1rZqKi
 			if password != "" {
 				request.SetBasicAuth("prometheus", password)
 			}
-			// The certificate is not for the pod's address, which nobody knows before.
+			// The certificate does not have the pod's address, which is not known in advance.
 			client := http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
 			r, err := client.Do(request)
 			if err != nil {

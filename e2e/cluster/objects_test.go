@@ -24,12 +24,12 @@ import (
 	"k8s.io/client-go/restmapper"
 )
 
-// The resources that no typed client knows.
+// monitoring returns a resource of Prometheus' operator, for which there is no typed client.
 func monitoring(resource string) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: "monitoring.coreos.com", Version: "v1", Resource: resource}
 }
 
-// installCustomResources tells the API server of Prometheus's operator's objects.
+// installCustomResources installs the custom resources of Prometheus' operator.
 func (c *cluster) installCustomResources() error {
 	files, err := filepath.Glob(c.file("crds", "*.yaml"))
 	if err != nil {
@@ -44,7 +44,7 @@ func (c *cluster) installCustomResources() error {
 			return err
 		}
 	}
-	return c.wait(c.kubelet, "there are PrometheusRules and monitors", func(ctx context.Context) error {
+	return c.wait(c.kubelet, "custom resources are served", func(ctx context.Context) error {
 		var errs []error
 		for _, resource := range []string{"servicemonitors", "podmonitors", "prometheusrules"} {
 			_, err := c.dynamic.Resource(monitoring(resource)).List(ctx, metav1.ListOptions{})
@@ -54,8 +54,8 @@ func (c *cluster) installCustomResources() error {
 	})
 }
 
-// everyObjectIsValid has the API server check, as it would for a real object, what the chart makes of each values
-// file. A field that it does not know is an error.
+// everyObjectIsValid lets the API server validate the chart's objects for each values file in a dry run. An unknown
+// field is an error.
 func everyObjectIsValid(t *testing.T) {
 	makeNamespace(t)
 	files, err := filepath.Glob(filepath.Join(chart, "ci", "*.yaml"))
@@ -81,7 +81,7 @@ func makeNamespace(t *testing.T) {
 	}
 }
 
-// create makes the objects of a file.
+// create creates the objects of a file.
 func (c *cluster) create(ctx context.Context, text []byte, options metav1.CreateOptions) error {
 	mapper := restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(c.client.Discovery()))
 	var errs []error

@@ -17,7 +17,7 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/apis/podresources"
 )
 
-// start makes a pod that asks for some of a resource.
+// start creates a pod that requests a resource.
 func start(t *testing.T, name string, of v1.ResourceName, amount string) {
 	t.Helper()
 	grace := int64(1)
@@ -37,7 +37,7 @@ func getPod(ctx context.Context, name string) (*v1.Pod, error) {
 	return theCluster.client.CoreV1().Pods("default").Get(ctx, name, metav1.GetOptions{})
 }
 
-// running waits until a pod runs, and returns what it has printed of its devices.
+// running waits until a pod runs, and returns the devices that it printed.
 func running(t *testing.T, name string) (devices string) {
 	t.Helper()
 	eventually(t, "pod "+name+" runs", func(ctx context.Context) error {
@@ -46,7 +46,7 @@ func running(t *testing.T, name string) (devices string) {
 			return err
 		}
 		if pod.Status.Phase != v1.PodRunning {
-			return fmt.Errorf("it is %s: %s %v", pod.Status.Phase, pod.Status.Message, pod.Status.Conditions)
+			return fmt.Errorf("pod is %s: %s %v", pod.Status.Phase, pod.Status.Message, pod.Status.Conditions)
 		}
 		out, err := theCluster.client.CoreV1().Pods("default").GetLogs(name, &v1.PodLogOptions{}).DoRaw(ctx)
 		if err != nil {
@@ -58,12 +58,12 @@ func running(t *testing.T, name string) (devices string) {
 				return nil
 			}
 		}
-		return fmt.Errorf("it has no NVIDIA_VISIBLE_DEVICES:\n%s", out)
+		return fmt.Errorf("no NVIDIA_VISIBLE_DEVICES:\n%s", out)
 	})
 	return devices
 }
 
-// containerOf looks at a pod's container, and returns a check that the pod has the same one later.
+// containerOf returns a check that a pod still has its current container.
 func containerOf(t *testing.T, name string) (check func()) {
 	t.Helper()
 	id := func() string {
@@ -78,12 +78,12 @@ func containerOf(t *testing.T, name string) (check func()) {
 	return func() {
 		t.Helper()
 		if id() != was {
-			t.Errorf("pod %s has been started again", name)
+			t.Errorf("pod %s was restarted", name)
 		}
 	}
 }
 
-// pending waits until the scheduler has said that there is no room for a pod.
+// pending waits until the scheduler finds no room for a pod.
 func pending(t *testing.T, name, why string) {
 	t.Helper()
 	eventually(t, "pod "+name+" is pending: "+why, func(ctx context.Context) error {
@@ -96,11 +96,11 @@ func pending(t *testing.T, name, why string) {
 				return nil
 			}
 		}
-		return fmt.Errorf("it is %s: %v", pod.Status.Phase, pod.Status.Conditions)
+		return fmt.Errorf("pod is %s: %v", pod.Status.Phase, pod.Status.Conditions)
 	})
 }
 
-// end deletes pods and waits until they are gone.
+// end deletes pods and waits until they no longer exist.
 func end(t *testing.T, names ...string) {
 	t.Helper()
 	pods := theCluster.client.CoreV1().Pods("default")
@@ -111,18 +111,18 @@ func end(t *testing.T, names ...string) {
 	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, fmt.Sprintf("pods %v are gone", names), func(ctx context.Context) error {
+	eventually(t, fmt.Sprintf("pods %v are deleted", names), func(ctx context.Context) error {
 		for _, name := range names {
 			if _, err := getPod(ctx, name); !apierrors.IsNotFound(err) {
-				return fmt.Errorf("%s is there, or %w", name, err)
+				return fmt.Errorf("%s exists, or %w", name, err)
 			}
 		}
 		return nil
 	})
 }
 
-// kubeletGives waits until the kubelet itself has so many devices to give: a node's status is that of before its
-// restart for a while, and a registration is not yet a list.
+// kubeletGives waits until the kubelet itself has want allocatable devices. After the kubelet's restart the node's
+// status is old for a while, and a registration does not imply a device list.
 func kubeletGives(t *testing.T, want int) {
 	t.Helper()
 	client, conn, err := podresources.GetV1Client("unix:///var/lib/kubelet/pod-resources/kubelet.sock", patience, 1<<20)
@@ -130,7 +130,7 @@ func kubeletGives(t *testing.T, want int) {
 		t.Fatal(err)
 	}
 	defer func() { _ = conn.Close() }()
-	eventually(t, fmt.Sprintf("the kubelet has %d devices to give", want), func(ctx context.Context) error {
+	eventually(t, fmt.Sprintf("kubelet has %d allocatable devices", want), func(ctx context.Context) error {
 		all, err := client.GetAllocatableResources(ctx, &podresourcesapi.AllocatableResourcesRequest{})
 		if err != nil {
 			return err
@@ -142,16 +142,16 @@ func kubeletGives(t *testing.T, want int) {
 			}
 		}
 		if have != want {
-			return fmt.Errorf("it has %d", have)
+			return fmt.Errorf("kubelet has %d", have)
 		}
 		return nil
 	})
 }
 
-// deviceHealth is what a pod's status says of its device.
+// deviceHealth waits for the health of the device in a pod's status.
 func deviceHealth(t *testing.T, name, want string) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("pod %s says that its device is %s", name, want), func(ctx context.Context) error {
+	eventually(t, fmt.Sprintf("pod %s has a device that is %s", name, want), func(ctx context.Context) error {
 		pod, err := getPod(ctx, name)
 		if err != nil {
 			return err
@@ -165,6 +165,6 @@ func deviceHealth(t *testing.T, name, want string) {
 				}
 			}
 		}
-		return fmt.Errorf("it says %v", pod.Status.ContainerStatuses[0].AllocatedResourcesStatus)
+		return fmt.Errorf("status: %v", pod.Status.ContainerStatuses[0].AllocatedResourcesStatus)
 	})
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/node"
 )
 
-// page is what one scrape of the agent returned.
+// page is the result of one scrape of the agent.
 type page map[string]*dto.MetricFamily
 
 func (n machine) scrape() (page, error) {
@@ -28,7 +28,7 @@ func (n machine) scrape() (page, error) {
 	return p, nil
 }
 
-// states returns the state of each device. A device that claims to be in several has all their names.
+// states returns the state of each device. Several states of one device are joined by a plus sign.
 func (p page) states() map[string]string {
 	states := make(map[string]string)
 	for _, m := range p["gpu_node_agent_device_state"].GetMetric() {
@@ -45,7 +45,7 @@ func (p page) states() map[string]string {
 	return states
 }
 
-// index returns the index of a device, by which the simulator knows it.
+// index returns the index of a device, which simulated events use.
 func (p page) index(uuid string) string {
 	for _, m := range p["gpu_node_agent_device_state"].GetMetric() {
 		if label(m, "UUID") == uuid {
@@ -55,7 +55,7 @@ func (p page) index(uuid string) string {
 	return ""
 }
 
-// value returns the value of the series of our resource, -1 if there is none.
+// value returns the value of a series of nvidia.com/gpu, or -1 if it does not exist.
 func (p page) value(name string) float64 {
 	for _, m := range p[name].GetMetric() {
 		if label(m, "resource") == string(node.GPU) {

@@ -13,8 +13,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/node"
 )
 
-// One GPU's bad day, from the first registration to the agent's own restart. At every step the kubelet
-// and Prometheus must be told the same.
+// A GPU fails and recovers while the kubelet and the agent restart. At every step the kubelet and /metrics must agree.
 func TestStory(t *testing.T) {
 	n := newMachine(t)
 	n.StartKubelet()
@@ -34,8 +33,8 @@ func TestStory(t *testing.T) {
 	if len(group) != 4 || slices.Contains(group, sick) {
 		t.Fatalf("pod four sees %v, want four others than %s", group, sick)
 	}
-	// One GPU of one NUMA node is taken, so only the other has four. Chance would choose just these in
-	// one run of 35: this is the agent's preferred allocation.
+	// A GPU of one NUMA node is taken, so only the other node has four. A random choice would pick them once in 35
+	// runs: this checks the agent's preferred allocation.
 	if numa := n.Kubelet.Healthy(node.GPU); !oneNUMANode(numa, group) {
 		t.Errorf("pod four has GPUs of several NUMA nodes: %v of %v", group, numa)
 	}
@@ -46,16 +45,16 @@ func TestStory(t *testing.T) {
 	}
 	index := p.index(sick)
 	t.Logf("GPU %s, %s, which pod one has, falls off the bus", index, sick)
-	n.Run("sim", "--socket", n.File("sim.sock"), fmt.Sprintf(`{gpu: %s, xid: 79}`, index)) // as a user would
+	n.Run("sim", "--socket", n.File("sim.sock"), fmt.Sprintf(`{gpu: %s, xid: 79}`, index)) // with the command that users run
 	n.Inject(`{"gpu":%s,"lost":true}`, index)
-	n.Eventually("the same GPU unhealthy to both", func() error { return n.allSee(sick) })
+	n.Eventually("the GPU is unhealthy to both", func() error { return n.allSee(sick) })
 	n.podHas(one, v1.ResourceHealthStatusUnhealthy, sick)
 	n.podHas(four, v1.ResourceHealthStatusHealthy, group...)
 
 	n.StopKubelet()
 	n.StartKubelet()
-	n.podHasAtAll(one, sick) // from the checkpoint: the pod runs on
-	n.Eventually("known to the kubelet again after its restart", func() error { return n.allSee(sick) })
+	n.podHasAtAll(one, sick) // restored from the kubelet's checkpoint
+	n.Eventually("registered after the kubelet's restart", func() error { return n.allSee(sick) })
 	n.podHas(one, v1.ResourceHealthStatusUnhealthy, sick)
 	n.podHas(four, v1.ResourceHealthStatusHealthy, group...)
 	if again := n.admit(four); !sameSet(again, group) {
@@ -63,14 +62,14 @@ func TestStory(t *testing.T) {
 	}
 
 	n.Inject(`{"gpu":%s,"lost":false}`, index)
-	n.Eventually("eight healthy GPUs once it is back", func() error { return n.allSee() })
+	n.Eventually("eight healthy GPUs after the GPU returns", func() error { return n.allSee() })
 	n.podHas(one, v1.ResourceHealthStatusHealthy, sick)
 
 	n.EndAgent()
 	if left := n.agentSockets(); len(left) != 0 {
-		t.Errorf("the agent left %v behind", left)
+		t.Errorf("agent left sockets %v", left)
 	}
-	n.Eventually("no GPU to give while there is no agent", func() error { return n.KubeletHas(node.GPU, 8, 0) })
+	n.Eventually("no allocatable GPU without an agent", func() error { return n.KubeletHas(node.GPU, 8, 0) })
 
 	n.StartAgent()
 	n.Eventually("eight healthy GPUs with a new agent", func() error { return n.allSee() })
@@ -92,7 +91,7 @@ func oneNUMANode(numa map[string][]int, gpus []string) bool {
 	return true
 }
 
-// podHas waits until a pod's status has just these devices with this health.
+// podHas waits until a pod's status has exactly these devices with this health.
 func (n machine) podHas(pod *v1.Pod, health v1.ResourceHealthStatus, devices ...string) {
 	n.T.Helper()
 	n.Eventually(fmt.Sprintf("pod %s has its devices %s", pod.Name, strings.ToLower(string(health))), func() error {
@@ -109,7 +108,7 @@ func (n machine) podHas(pod *v1.Pod, health v1.ResourceHealthStatus, devices ...
 	})
 }
 
-// podHasAtAll checks the devices only.
+// podHasAtAll checks that the kubelet has exactly these devices for a pod.
 func (n machine) podHasAtAll(pod *v1.Pod, devices ...string) {
 	n.T.Helper()
 	have := n.Kubelet.PodDevices(pod, node.GPU)

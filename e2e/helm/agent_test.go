@@ -12,11 +12,11 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// aFault is a line of check-config that names a key, and maybe an entry of its list.
+// aFault matches a line of check-config that starts with a key, and an entry's index if the key has a list.
 var aFault = regexp.MustCompile(`(?m)^([a-zA-Z.]+)(?:\[\d+\])?: (.*)$`)
 
-// faults are what the agent says of each key of a configuration; of none if it takes it. Files that the configuration
-// names are in volumes, which are not here: that they are missing is no fault.
+// faults returns the agent's errors about a configuration by key, or nil if it is valid. It ignores missing files,
+// which would be in volumes.
 func faults(t *testing.T, config string) map[string]string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "config.yaml")
@@ -29,18 +29,18 @@ func faults(t *testing.T, config string) map[string]string {
 	}
 	lines := aFault.FindAllStringSubmatch(string(out), -1)
 	if len(lines) == 0 {
-		t.Fatalf("%v, and no key is named: %s", err, out)
+		t.Fatalf("%v, and no key in the output: %s", err, out)
 	}
 	all := make(map[string]string)
 	for _, line := range lines {
 		if !strings.Contains(line[2], "no such file") {
-			all[line[1]] += strings.TrimSuffix(line[2], " (in "+file+")") + "\n" // where it is, we know
+			all[line[1]] += strings.TrimSuffix(line[2], " (in "+file+")") + "\n" // its own path says nothing
 		}
 	}
 	return all
 }
 
-// changed is the configuration with what `to` makes of each value.
+// changed returns a copy of the configuration with to applied to each value.
 func changed(config map[string]any, prefix string, to func(key string, value any) any) map[string]any {
 	made := make(map[string]any, len(config))
 	for name, value := range config {
@@ -56,11 +56,11 @@ func changed(config map[string]any, prefix string, to func(key string, value any
 // aWord is what a value of an enum looks like.
 var aWord = regexp.MustCompile(`[A-Za-z][\w-]*`)
 
-// aDuration is what time.ParseDuration takes.
+// aDuration matches what time.ParseDuration accepts.
 const aDuration = `[-+]?(0|([0-9]*\.?[0-9]*(ns|us|µs|μs|ms|s|m|h))+)`
 
-// ofTexts is what the agent wants of keys that are texts or lists of texts, as far as a schema can say it: one of some
-// words, a duration, an absolute path. The agent tells, by what it says of others.
+// ofTexts adds the schemas of keys with strings or lists of strings, as far as a schema can express them: an enum, a
+// duration, an absolute path. It tries values on the agent.
 func ofTexts(t *testing.T, defaults map[string]any, wanted map[string]map[string]any) {
 	t.Helper()
 	asked := func(text func(key string) string) map[string]string {
@@ -86,9 +86,9 @@ func ofTexts(t *testing.T, defaults map[string]any, wanted map[string]map[string
 		}
 		_, list := at(defaults, strings.Split(key, ".")).([]any)
 		switch {
-		case taken("1h2m3s"):
+		case !list && taken("1m"):
 			wanted[key] = map[string]any{"pattern": "^" + aDuration + "$" + orEmpty}
-		case !list && taken("/no/such/path") && !taken("no/such/path"):
+		case !list && taken("/no/such/nvidia-ctk") && !taken("no/such/nvidia-ctk"): // a name that plugin.cdi.hookPath accepts
 			wanted[key] = map[string]any{"pattern": "^/" + orEmpty}
 		case !taken("arbitrary"):
 			// The error names the words of an enum. A single one is an example.
@@ -106,23 +106,23 @@ func ofTexts(t *testing.T, defaults map[string]any, wanted map[string]map[string
 	}
 }
 
-// oneOf is the schema of a key that has one of some words, and it fails the test if the agent takes others.
+// oneOf returns the schema of an enum. It fails the test if the agent accepts other values.
 func oneOf(t *testing.T, key string, words []string, taken func(string) bool) map[string]any {
 	t.Helper()
 	var all []any
 	for _, word := range words {
 		all = append(all, word)
 		if other := strings.ToUpper(word); taken(other) {
-			t.Errorf("%s: the agent takes %q, and does not offer it", key, other)
+			t.Errorf("%s: the agent accepts %q, which its error does not name", key, other)
 		}
 	}
 	if taken("") {
-		t.Errorf("%s: the agent takes an empty text, and does not offer it", key)
+		t.Errorf("%s: the agent accepts an empty string, which its error does not name", key)
 	}
 	return map[string]any{"enum": all}
 }
 
-// ofNumbers is what the agent wants of keys that are numbers. The bounds are its own: it is asked on both sides of them.
+// ofNumbers adds the schemas of keys with numbers. It tries values on both sides of each bound on the agent.
 func ofNumbers(t *testing.T, defaults map[string]any, wanted map[string]map[string]any) {
 	t.Helper()
 	bounds := map[string]map[string]float64{
@@ -148,13 +148,13 @@ func ofNumbers(t *testing.T, defaults map[string]any, wanted map[string]map[stri
 		switch {
 		case !taken(1.5):
 			wanted[key], step = orNull("integer"), 1
-		case taken("1.5"): // which helm --set makes of it
+		case taken("1.5"): // from helm --set
 			wanted[key] = map[string]any{"type": []any{"number", "string", "null"}, "pattern": `^[0-9]+[.][0-9]+$`}
 		default:
 			wanted[key] = orNull("number")
 		}
 		if bounds[key] == nil && (!taken(-1e9) || !taken(1e9)) {
-			t.Errorf("%s: say its bounds here", key)
+			t.Errorf("%s: add its bounds here", key)
 		}
 		for word, bound := range bounds[key] {
 			wanted[key][word] = bound
@@ -170,7 +170,7 @@ func ofNumbers(t *testing.T, defaults map[string]any, wanted map[string]map[stri
 				in -= step
 			}
 			if !taken(in) || taken(out) {
-				t.Errorf("%s: the schema says %s %v, and the agent takes %v: %v, and %v: %v", key, word, bound, in, taken(in), out, taken(out))
+				t.Errorf("%s: schema has %s %v, but the agent accepts %v: %v, and %v: %v", key, word, bound, in, taken(in), out, taken(out))
 			}
 		}
 	}
@@ -185,7 +185,7 @@ func asYAML(t *testing.T, config map[string]any) string {
 	return string(text)
 }
 
-// at is the value at a path.
+// at returns the value at a path.
 func at(values any, path []string) any {
 	for _, name := range path {
 		section, _ := values.(map[string]any)

@@ -21,28 +21,28 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestNull takes each value away, as Helm does it, from nothing and from everything that can be switched on. Such a
-// release must be what the API server takes, or be refused with words, and helm upgrade --reuse-values, which stores
-// the nulls and brings them back, must find nothing new in it.
+// TestNull sets each value to null, in the defaults and in values that enable everything. Such a release must be valid
+// or be refused by an error about the value. helm upgrade --reuse-values, which stores and restores the nulls, must not
+// change it.
 func TestNull(t *testing.T) {
 	t.Parallel()
 	everything := read(t, filepath.Join(chart, "ci", "full-values.yaml"))
 	for name, c := range map[string]struct {
 		values  map[string]any
-		refused map[string]string // by path; what the error says
+		refused map[string]string // by path; key in the error
 	}{
-		"from the defaults": {map[string]any{}, map[string]string{
+		"defaults": {map[string]any{}, map[string]string{
 			"image":            "image.repository: ",
 			"image.repository": "image.repository: ",
 			"kubeletDir":       "kubeletDir: ",
 		}},
-		"from everything": {everything, map[string]string{
+		"everything enabled": {everything, map[string]string{
 			"image":                      "image.repository: ",
 			"image.repository":           "image.repository: ",
 			"kubeletDir":                 "kubeletDir: ",
 			"gpuOperator.validationsDir": "gpuOperator.validationsDir: ",
-			"service":                    "serviceMonitor.enabled needs service.enabled",
-			"service.enabled":            "serviceMonitor.enabled needs service.enabled",
+			"service":                    "serviceMonitor.enabled",
+			"service.enabled":            "serviceMonitor.enabled",
 			"serviceAccount":             "serviceAccount.name: ",
 			"serviceAccount.create":      "serviceAccount.name: ",
 		}},
@@ -56,7 +56,7 @@ func TestNull(t *testing.T) {
 			all = slices.CompactFunc(all, slices.Equal)
 			for key := range c.refused {
 				if !slices.ContainsFunc(all, func(path []string) bool { return strings.Join(path, ".") == key }) {
-					t.Errorf("%s is no value of the chart", key)
+					t.Errorf("%s is not a value of the chart", key)
 				}
 			}
 			for _, path := range all {
@@ -67,21 +67,21 @@ func TestNull(t *testing.T) {
 				want, refused := c.refused[key]
 				switch {
 				case refused && (err == nil || !strings.Contains(err.Error(), want)):
-					t.Errorf("%s: the error is %v, want one that says %q", key, err, want)
+					t.Errorf("%s: error %v, want one about %q", key, err, want)
 				case refused:
 				case err != nil:
 					t.Errorf("%s: %v", key, err)
 				case installed != upgraded:
 					t.Errorf("%s: the upgrade changed\n%s\nto\n%s", key, installed, upgraded)
 				case len(parse(t, installed).daemonSets) == 0:
-					t.Errorf("%s: there is no DaemonSet", key)
+					t.Errorf("%s: no DaemonSet", key)
 				}
 			}
 		})
 	}
 }
 
-// TestTag says that a tag may be a number, as a build's is, and stays what it is.
+// TestTag checks that a numeric tag, such as a build number, stays unchanged.
 func TestTag(t *testing.T) {
 	installed, upgraded, err := releases(t, map[string]any{"image": map[string]any{"tag": int64(20260101)}})
 	if err != nil {
@@ -94,7 +94,7 @@ func TestTag(t *testing.T) {
 	}
 }
 
-// TestNullOfSomeNodes says that what null takes away in nodeConfigs is that of `config`, for these nodes.
+// TestNullOfSomeNodes checks that null in nodeConfigs removes the value in config for these nodes.
 func TestNullOfSomeNodes(t *testing.T) {
 	mig := func(strategy any) map[string]any {
 		return map[string]any{"plugin": map[string]any{"migStrategy": strategy, "exclude": []any{"7"}}}
@@ -112,7 +112,7 @@ func TestNullOfSomeNodes(t *testing.T) {
 		const rest = "plugin:\n  exclude:\n  - \"7\"\n"
 		want := map[string]string{"gna-gpu-node-agent": rest + "  migStrategy: mixed\n", "gna-gpu-node-agent-a": rest}
 		if !maps.Equal(got, want) {
-			t.Errorf("the configurations are %q, want %q", got, want)
+			t.Errorf("configurations %q, want %q", got, want)
 		}
 		for _, ds := range o.daemonSets {
 			if ds.Name == "gna-gpu-node-agent-a" {
@@ -122,8 +122,8 @@ func TestNullOfSomeNodes(t *testing.T) {
 	}
 }
 
-// releases installs the chart and upgrades it with the values of the release, in a cluster of no more than its
-// storage.
+// releases installs the chart and upgrades it with the release's values. The cluster consists of Helm's storage in
+// memory.
 func releases(t *testing.T, values map[string]any) (installed, upgraded string, err error) {
 	t.Helper()
 	c := action.NewConfiguration()
@@ -155,7 +155,7 @@ func releases(t *testing.T, values map[string]any) (installed, upgraded string, 
 	return stored.Manifest, again.Manifest, nil
 }
 
-// load reads the chart without its dashboards and rules, which no value changes.
+// load reads the chart without its dashboards and rules, which no value affects.
 func load(t *testing.T) *chartv2.Chart {
 	t.Helper()
 	c, err := loader.Load(chart)
@@ -166,7 +166,7 @@ func load(t *testing.T) *chartv2.Chart {
 	return c
 }
 
-// paths are those of all keys in nested maps, the maps' own among them.
+// paths returns the paths of all keys in nested maps, including those of maps.
 func paths(values map[string]any) [][]string {
 	var all [][]string
 	for key, value := range values {
@@ -179,7 +179,7 @@ func paths(values map[string]any) [][]string {
 	return all
 }
 
-// without makes one key null.
+// without sets one key to null.
 func without(values map[string]any, path []string) {
 	for ; len(path) > 1; path = path[1:] {
 		below, ok := values[path[0]].(map[string]any)
@@ -205,7 +205,7 @@ func read(t *testing.T, file string) map[string]any {
 	return values
 }
 
-// copied is a deep copy.
+// copied returns a deep copy.
 func copied(t *testing.T, values map[string]any) map[string]any {
 	t.Helper()
 	text, err := json.Marshal(values)

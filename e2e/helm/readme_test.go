@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestReadme says that helm show readme has something to show, and that its values are those of the chart.
+// TestReadme checks that the README in the chart names values and files that exist.
 func TestReadme(t *testing.T) {
 	text, err := helm(t, "show", "readme", chart)
 	if err != nil {
@@ -21,12 +21,12 @@ func TestReadme(t *testing.T) {
 	}
 	rows := regexp.MustCompile("(?m)^\\| (`.*?`) \\|").FindAllStringSubmatch(text, -1)
 	if len(rows) == 0 {
-		t.Fatalf("it names no values:\n%s", text)
+		t.Fatalf("no values in:\n%s", text)
 	}
 	for _, row := range rows {
 		for _, name := range regexp.MustCompile("`(.*?)`").FindAllStringSubmatch(row[1], -1) {
 			if !known[name[1]] {
-				t.Errorf("%s is no value of the chart", name[1])
+				t.Errorf("%s is not a value of the chart", name[1])
 			}
 		}
 	}

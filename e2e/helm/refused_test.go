@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestRefused says what is an error, and what the error names.
+// TestRefused checks that invalid values are refused with an error about them.
 func TestRefused(t *testing.T) {
 	for set, want := range map[string]string{
 		"config.plugin.migStratgy=mixed":                                    "migStratgy",
@@ -22,7 +22,7 @@ func TestRefused(t *testing.T) {
 		"image.tag=20260101123456789":                                       "tag", // YAML and JSON would round it
 		"sysAdmin=yes":                                                      "sysAdmin",
 		"serviceMonitor.enabled=true,podMonitor.enabled=true":               "serviceMonitor.enabled and podMonitor.enabled: ",
-		"serviceMonitor.enabled=true,service.enabled=false":                 "serviceMonitor.enabled needs service.enabled",
+		"serviceMonitor.enabled=true,service.enabled=false":                 "serviceMonitor.enabled",
 		"image.digest=sha256:abc":                                           "digest",
 		"goMemLimit=96Mi":                                                   "goMemLimit",
 		"config.metrics.listen=127.0.0.1:9400":                              "config.metrics.listen",
@@ -38,7 +38,7 @@ func TestRefused(t *testing.T) {
 		"config.metrics.podUID=maybe":                                       "podUID",
 		"serviceAccount.create=false,config.metrics.podUID=true":            "serviceAccount.name",
 
-		// What no agent takes for a value of the key.
+		// Values that the agent refuses.
 		"config.source.mode=foo":                 "/config/source/mode",
 		"config.source.mode=Sim":                 "'auto', 'embedded', 'standalone', 'sim'",
 		"config.source.mode=":                    "/config/source/mode",
@@ -54,13 +54,13 @@ func TestRefused(t *testing.T) {
 		"config.metrics.fieldsFile=counters.csv": "/config/metrics/fieldsFile",
 		"config.plugin.driverRoot=":              "/config/plugin/driverRoot",
 
-		// An image without DCGM for GPUs.
+		// GPUs with an image without DCGM.
 		"image.tag=0.1.0-sim":                                                       "config.source.mode=sim",
 		"image.tag=0.1.0-sim,nodeConfigs.a.source.mode=sim":                         "config.source.mode=sim",
 		"image.tag=0.1.0-sim,config.source.mode=sim,nodeConfigs.a.source.mode=auto": "nodeConfigs.a.source.mode=sim",
 		"image.tag=0.1.0-sim,config.source.mode=sim,nodeConfigs.a.source.mode=null": "nodeConfigs.a.source.mode=sim",
 
-		// Files that are not there.
+		// Missing files.
 		"config.metrics.fieldsFile=/etc/gpu-node-agent/a.csv":                           `config.metrics.fieldsFile: file /etc/gpu-node-agent/a.csv`,
 		`config.metrics.fieldsFile=/etc/gpu-node-agent/a.csv,files.b\.csv=x`:            `--set-file 'files.a\.csv=PATH'`,
 		`config.metrics.fieldsFile=/etc/../etc//gpu-node-agent/a.csv,files.a\.csv=null`: "config.metrics.fieldsFile",
@@ -70,7 +70,7 @@ func TestRefused(t *testing.T) {
 		"config.health.kubernetes.kubeconfig=/etc/gpu-node-agent/k":                     "config.health.kubernetes.kubeconfig",
 		"files.a/b=x": "a/b",
 
-		// What would be lost with the pod, or cannot be made.
+		// Files that would be lost with the pod, or cannot be created.
 		"config.health.stateFile=/foo/x.json":                            "config.health.stateFile: /foo/x.json",
 		"config.health.stateFile=/foo/x,securityContext=null":            "stateDir",
 		"nodeConfigs.a.health.stateFile=/foo/x.json":                     "nodeConfigs.a.health.stateFile",
@@ -80,7 +80,7 @@ func TestRefused(t *testing.T) {
 		"config.health.socket=/bar/a.sock":                               "config.health.socket: /bar/a.sock",
 		"config.source.mode=sim,config.source.sim.control=/bar/sim.sock": "config.source.sim.control",
 
-		// What nothing in Kubernetes may be called.
+		// Invalid names of objects.
 		"fullnameOverride=UPPER":              "fullnameOverride: ",
 		"fullnameOverride=a.b":                "fullnameOverride: ",
 		"fullnameOverride=a--,nameOverride=b": "fullnameOverride: ",
@@ -90,13 +90,13 @@ func TestRefused(t *testing.T) {
 		t.Run(set, func(t *testing.T) {
 			_, err := helm(t, "template", "gna", chart, "--set", set)
 			if err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("the error is %v, want one that names %q", err, want)
+				t.Errorf("error %v, want one about %q", err, want)
 			}
 		})
 	}
 }
 
-// TestTaken says what is no error, though it is near to one: not to the chart, and not to the agent.
+// TestTaken checks that the chart and the agent accept valid values that resemble invalid ones.
 func TestTaken(t *testing.T) {
 	const extra = "extraVolumes[0].name=x,extraVolumeMounts[0].name=x,extraVolumeMounts[0].mountPath="
 	for _, set := range []string{
@@ -111,12 +111,12 @@ func TestTaken(t *testing.T) {
 
 		"image.tag=sim-1",
 		"image.tag=0.1.0-sim,config.source.mode=sim,nodeConfigs.a.log.level=debug",
-		"image.tag=0.1.0-sim,image.digest=sha256:" + strings.Repeat("0", 64), // which Kubernetes goes by
+		"image.tag=0.1.0-sim,image.digest=sha256:" + strings.Repeat("0", 64), // which takes precedence over the tag
 
 		`config.metrics.fieldsFile=/etc//gpu-node-agent/a.csv,files.a\.csv=DCGM_FI_DEV_GPU_TEMP\,gauge\,x`,
 		"config.metrics.fieldsFile=/etc/gpu-node-agent/more/a.csv," + extra + "/etc/gpu-node-agent/more/",
 		"config.metrics.fieldsFile=/etc/gpu-node-agent/a.csv," + extra + "/etc/gpu-node-agent/a.csv",
-		"config.plugin.nvidiaConfig=/etc/nvidia/config.yaml", // an image may have it
+		"config.plugin.nvidiaConfig=/etc/nvidia/config.yaml", // an image may contain it
 		"config.metrics.webConfigFile=/etc/gpu-node-agent-web/other.yaml,web.secretName=w",
 
 		"config.health.stateFile=,config.health.socket=",
@@ -126,7 +126,7 @@ func TestTaken(t *testing.T) {
 		"config.health.socket=/foo/x/a.sock," + extra + "/foo",
 		"config.health.socket=/tmp/a.sock,securityContext.readOnlyRootFilesystem=false",
 		"config.health.socket=/tmp/a.sock,securityContext=null",
-		"config.source.sim.control=/bar/sim.sock", // without a simulation nothing makes it
+		"config.source.sim.control=/bar/sim.sock", // only a simulation creates it
 
 		"fullnameOverride=a-",
 		"fullnameOverride=a.b,service.enabled=false",
@@ -136,7 +136,7 @@ func TestTaken(t *testing.T) {
 		t.Run(set, func(t *testing.T) {
 			for _, m := range template(t, "--set", set).configMaps {
 				if said := faults(t, m.Data["config.yaml"]); len(said) > 0 {
-					t.Errorf("%s: the agent says %v", m.Name, said)
+					t.Errorf("%s: the agent reports %v", m.Name, said)
 				}
 			}
 		})

@@ -11,34 +11,34 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// TestRights says what the pod and its service account may, by what is switched on.
+// TestRights checks the rights of the pod and its service account.
 func TestRights(t *testing.T) {
 	const conditions = "get nodes; patch nodes/status; create,patch events; "
 	for name, c := range map[string]struct {
 		set   []string
-		rules string // of the cluster role; "" for none, and then there is no token either
+		rules string // of the cluster role; "" for none, and no token
 		caps  []corev1.Capability
 	}{
-		"nothing set":   {},
-		"conditions":    {[]string{"config.health.kubernetes.enabled=true"}, conditions + "get pods", nil},
-		"pod labels":    {[]string{"config.metrics.podLabels={team}"}, "get,list,watch pods", nil},
-		"pod UIDs":      {[]string{"config.metrics.podUID=true"}, "get,list,watch pods", nil},
-		"no pod UIDs":   {[]string{"config.metrics.podUID=false", "nodeConfigs.a.metrics.podUID=null"}, "", nil},
-		"some pod UIDs": {[]string{"nodeConfigs.a.metrics.podUID=true"}, "get,list,watch pods", nil},
-		"both":          {[]string{"config.health.kubernetes.enabled=true", "config.metrics.podLabels={team}"}, conditions + "get,list,watch pods", nil},
-		"some nodes":    {[]string{"nodeConfigs.a.health.kubernetes.enabled=true"}, conditions + "get pods", nil},
-		"profiling":     {[]string{"config.metrics.fields={default,profiling}"}, "", []corev1.Capability{"SYS_ADMIN"}},
-		"a PROF field":  {[]string{"config.metrics.fields={DCGM_FI_PROF_SM_ACTIVE}"}, "", []corev1.Capability{"SYS_ADMIN"}},
-		"MIG":           {[]string{"config.plugin.migStrategy=mixed"}, "", []corev1.Capability{"SYS_ADMIN"}},
-		"MIG, not ours": {[]string{"config.plugin.migStrategy=mixed", "config.plugin.enabled=false"}, "", []corev1.Capability{"SYS_ADMIN"}},
-		"CDI, not ours": {[]string{"config.plugin.cdi.generate=true", "config.plugin.enabled=false"}, "", nil},
-		"mounts":        {[]string{"config.plugin.deviceList={volume-mounts}"}, "", []corev1.Capability{"SYS_ADMIN"}},
-		"never":         {[]string{"config.plugin.migStrategy=mixed", "sysAdmin=never"}, "", nil},
-		"null":          {[]string{"config.plugin.migStrategy=mixed", "sysAdmin=null"}, "", []corev1.Capability{"SYS_ADMIN"}},
-		"always":        {[]string{"sysAdmin=always"}, "", []corev1.Capability{"SYS_ADMIN"}},
-		"a CSV":         {[]string{"config.metrics.fieldsFile=/etc/gpu-node-agent/a.csv", "files.a\\.csv= DCGM_FI_PROF_SM_ACTIVE\\, gauge\\, x"}, "", []corev1.Capability{"SYS_ADMIN"}},
-		"a comment":     {[]string{"config.metrics.fieldsFile=/etc/gpu-node-agent/a.csv", "files.a\\.csv=# DCGM_FI_PROF_SM_ACTIVE\\, gauge\\, x"}, "", nil},
-		"simulated MIG": {[]string{"config.plugin.migStrategy=mixed", "config.source.mode=sim", "sysAdmin=always"}, "", nil},
+		"nothing set":       {},
+		"conditions":        {[]string{"config.health.kubernetes.enabled=true"}, conditions + "get pods", nil},
+		"pod labels":        {[]string{"config.metrics.podLabels={team}"}, "get,list,watch pods", nil},
+		"pod UIDs":          {[]string{"config.metrics.podUID=true"}, "get,list,watch pods", nil},
+		"no pod UIDs":       {[]string{"config.metrics.podUID=false", "nodeConfigs.a.metrics.podUID=null"}, "", nil},
+		"some pod UIDs":     {[]string{"nodeConfigs.a.metrics.podUID=true"}, "get,list,watch pods", nil},
+		"both":              {[]string{"config.health.kubernetes.enabled=true", "config.metrics.podLabels={team}"}, conditions + "get,list,watch pods", nil},
+		"some nodes":        {[]string{"nodeConfigs.a.health.kubernetes.enabled=true"}, conditions + "get pods", nil},
+		"profiling":         {[]string{"config.metrics.fields={default,profiling}"}, "", []corev1.Capability{"SYS_ADMIN"}},
+		"a PROF field":      {[]string{"config.metrics.fields={DCGM_FI_PROF_SM_ACTIVE}"}, "", []corev1.Capability{"SYS_ADMIN"}},
+		"MIG":               {[]string{"config.plugin.migStrategy=mixed"}, "", []corev1.Capability{"SYS_ADMIN"}},
+		"MIG, other plugin": {[]string{"config.plugin.migStrategy=mixed", "config.plugin.enabled=false"}, "", []corev1.Capability{"SYS_ADMIN"}},
+		"CDI, other plugin": {[]string{"config.plugin.cdi.generate=true", "config.plugin.enabled=false"}, "", nil},
+		"mounts":            {[]string{"config.plugin.deviceList={volume-mounts}"}, "", []corev1.Capability{"SYS_ADMIN"}},
+		"never":             {[]string{"config.plugin.migStrategy=mixed", "sysAdmin=never"}, "", nil},
+		"null":              {[]string{"config.plugin.migStrategy=mixed", "sysAdmin=null"}, "", []corev1.Capability{"SYS_ADMIN"}},
+		"always":            {[]string{"sysAdmin=always"}, "", []corev1.Capability{"SYS_ADMIN"}},
+		"a CSV":             {[]string{"config.metrics.fieldsFile=/etc/gpu-node-agent/a.csv", "files.a\\.csv= DCGM_FI_PROF_SM_ACTIVE\\, gauge\\, x"}, "", []corev1.Capability{"SYS_ADMIN"}},
+		"a comment":         {[]string{"config.metrics.fieldsFile=/etc/gpu-node-agent/a.csv", "files.a\\.csv=# DCGM_FI_PROF_SM_ACTIVE\\, gauge\\, x"}, "", nil},
+		"simulated MIG":     {[]string{"config.plugin.migStrategy=mixed", "config.source.mode=sim", "sysAdmin=always"}, "", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := template(t, settings(c.set)...)
@@ -62,25 +62,25 @@ func TestRights(t *testing.T) {
 				}
 			}
 			if token != (c.rules != "") {
-				t.Errorf("token in a pod: %v, want it with rules only", token)
+				t.Errorf("pod has a token: %v, want one only with rules", token)
 			}
 		})
 	}
 }
 
-// confined checks that a pod has no more than what the capabilities give it.
+// confined checks that a pod has only the rights of its capabilities.
 func confined(t *testing.T, ds *appsv1.DaemonSet, caps []corev1.Capability) {
 	t.Helper()
 	pod := ds.Spec.Template.Spec
 	if pod.HostNetwork || pod.HostPID || pod.HostIPC {
-		t.Error("the pod is in the host's namespaces")
+		t.Error("pod uses the host's namespaces")
 	}
 	if pod.SecurityContext.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
-		t.Error("the pod has no seccomp profile")
+		t.Error("pod has no seccomp profile")
 	}
 	s := pod.Containers[0].SecurityContext
 	if *s.Privileged || *s.AllowPrivilegeEscalation || !*s.ReadOnlyRootFilesystem || !reflect.DeepEqual(s.Capabilities.Drop, []corev1.Capability{"ALL"}) {
-		t.Errorf("the container may too much: %v", s)
+		t.Errorf("container has too many rights: %v", s)
 	}
 	if !slices.Equal(s.Capabilities.Add, caps) {
 		t.Errorf("the container has the capabilities %v, want %v", s.Capabilities.Add, caps)
@@ -92,7 +92,7 @@ func confined(t *testing.T, ds *appsv1.DaemonSet, caps []corev1.Capability) {
 	}
 }
 
-// TestWhere says on which nodes the agents run.
+// TestWhere checks on which nodes the agents run.
 func TestWhere(t *testing.T) {
 	const gpus = "feature.node.kubernetes.io/pci-10de.present In [true] | feature.node.kubernetes.io/cpu-model.vendor_id In [NVIDIA] | nvidia.com/gpu.present In [true]"
 	for name, c := range map[string]struct {
@@ -127,7 +127,7 @@ func TestWhere(t *testing.T) {
 				got[ds.Name] = terms(affinity.NodeAffinity)
 				alone := affinity.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution
 				if len(alone) != 1 || alone[0].TopologyKey != corev1.LabelHostname || alone[0].NamespaceSelector == nil {
-					t.Errorf("%s: two agents could be on one node: %v", ds.Name, alone)
+					t.Errorf("%s: two agents may run on one node: %v", ds.Name, alone)
 				}
 			}
 			for name, want := range c.want {
@@ -136,7 +136,7 @@ func TestWhere(t *testing.T) {
 				}
 			}
 			if len(got) != len(c.want) {
-				t.Errorf("there are %v", got)
+				t.Errorf("DaemonSets %v", got)
 			}
 		})
 	}
@@ -157,11 +157,11 @@ func terms(a *corev1.NodeAffinity) string {
 	return strings.Join(all, " | ")
 }
 
-// TestReload says that a changed configuration does not change the pod: that would start it again.
+// TestReload checks that a changed configuration leaves the pod unchanged, because a change would restart it.
 func TestReload(t *testing.T) {
 	before := template(t, "--set", "config.health.temperature=80").daemonSets[0]
 	after := template(t, "--set", "config.health.temperature=85", "--set", "config.plugin.exclude={0}").daemonSets[0]
 	if !reflect.DeepEqual(before.Spec, after.Spec) {
-		t.Error("the pod's template follows the configuration")
+		t.Error("the pod's template depends on the configuration")
 	}
 }

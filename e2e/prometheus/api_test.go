@@ -11,13 +11,13 @@ import (
 	"time"
 )
 
-// api is Prometheus's HTTP API.
+// api is a client of Prometheus' HTTP API.
 type api struct {
 	url    string
 	client http.Client
 }
 
-// get asks for a page of the API and reads its data.
+// get requests a page of the API and decodes its data.
 func (a *api) get(ctx context.Context, path string, query url.Values, into any) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -44,13 +44,13 @@ func (a *api) get(ctx context.Context, path string, query url.Values, into any) 
 	return json.Unmarshal(answer.Data, into)
 }
 
-// series is one of a result, with its newest value.
+// series is a series of a result with its newest value.
 type series struct {
 	labels map[string]string
 	value  float64
 }
 
-// sample is a time and a value, as the API writes them.
+// sample is a time and a value in the API's format.
 type sample [2]any
 
 func (s sample) value() float64 {
@@ -65,12 +65,12 @@ func (s sample) value() float64 {
 	return v
 }
 
-// query evaluates an expression now. Series without a number are none.
+// query evaluates an expression at the current time. It drops series whose value is NaN.
 func (a *api) query(ctx context.Context, expr string) ([]series, error) {
 	return a.evaluate(ctx, "/api/v1/query", url.Values{"query": {expr}})
 }
 
-// queryRange evaluates an expression at each second of the last minute. A series' newest number counts.
+// queryRange evaluates an expression at each second of the last minute. It returns the newest number of each series.
 func (a *api) queryRange(ctx context.Context, expr string) ([]series, error) {
 	now := time.Now()
 	return a.evaluate(ctx, "/api/v1/query_range", url.Values{
@@ -78,7 +78,7 @@ func (a *api) queryRange(ctx context.Context, expr string) ([]series, error) {
 	})
 }
 
-// seconds is a time as Prometheus takes it. Cut to whole seconds, now would be before the newest scrape.
+// seconds formats a time for Prometheus. Whole seconds would put the end before the newest scrape.
 func seconds(t time.Time) string { return strconv.FormatFloat(float64(t.UnixMilli())/1000, 'f', 3, 64) }
 
 func (a *api) evaluate(ctx context.Context, path string, query url.Values) ([]series, error) {
@@ -107,14 +107,14 @@ func (a *api) evaluate(ctx context.Context, path string, query url.Values) ([]se
 	return all, nil
 }
 
-// labelValues are the values of a label of the series that a selector selects.
+// labelValues returns the values of a label of the series that match a selector.
 func (a *api) labelValues(ctx context.Context, selector, label string) ([]string, error) {
 	var values []string
 	err := a.get(ctx, "/api/v1/label/"+label+"/values", url.Values{"match[]": {selector}}, &values)
 	return values, err
 }
 
-// alert is one that is pending or firing.
+// alert is a pending or firing alert.
 type alert struct {
 	Labels      map[string]string `json:"labels"`
 	Annotations map[string]string `json:"annotations"`
@@ -129,7 +129,7 @@ func (a *api) alerts(ctx context.Context) ([]alert, error) {
 	return data.Alerts, err
 }
 
-// ruleHealth is how the last evaluation of a rule went.
+// ruleHealth is the result of a rule's last evaluation.
 type ruleHealth struct {
 	Name      string `json:"name"`
 	Type      string `json:"type"` // alerting, recording

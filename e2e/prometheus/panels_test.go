@@ -8,8 +8,9 @@ import (
 	"strings"
 )
 
-// valuesOf puts values to a dashboard's variables, as Grafana does: All where people can choose that, or always what
-// Prometheus has. The two that begin with an underscore are Grafana's own, for a scrape interval of 15s.
+// valuesOf returns values of a dashboard's variables, as Grafana would set them: All where the variable offers it and
+// all is set, otherwise a value that Prometheus has. The names with underscores are Grafana's own, for a scrape
+// interval of 15s.
 func (n machine) valuesOf(d dashboard, all bool) map[string]string {
 	n.T.Helper()
 	values := map[string]string{"datasource": "prometheus", "__rate_interval": "1m", "__range": "1h"}
@@ -19,7 +20,7 @@ func (n machine) valuesOf(d dashboard, all bool) map[string]string {
 		}
 		parts := labelValues.FindStringSubmatch(v.query(n.T))
 		if parts == nil {
-			n.T.Fatalf("%s: variable %s: this test only understands label_values(selector, label), not %q", d.Title, v.Name, v.query(n.T))
+			n.T.Fatalf("%s: variable %s: expected label_values(selector, label), got %q", d.Title, v.Name, v.query(n.T))
 		}
 		options, err := n.prom.labelValues(n.T.Context(), substitute(parts[1], values), parts[2])
 		if err != nil || len(options) == 0 {
@@ -28,7 +29,7 @@ func (n machine) valuesOf(d dashboard, all bool) map[string]string {
 		switch {
 		case all && v.IncludeAll:
 			values[v.Name] = v.AllValue
-		case v.Multi: // Grafana makes one expression of them
+		case v.Multi: // as Grafana joins several values
 			values[v.Name] = "(" + strings.Join(options, "|") + ")"
 		default:
 			values[v.Name] = slices.Max(options)
@@ -40,11 +41,11 @@ func (n machine) valuesOf(d dashboard, all bool) map[string]string {
 func substitute(text string, values map[string]string) string {
 	return reference.ReplaceAllStringFunc(text, func(ref string) string {
 		m := reference.FindStringSubmatch(ref)
-		return values[m[1]+m[2]] // that there is one is for TestDashboards
+		return values[m[1]+m[2]] // TestDashboards checks that it exists
 	})
 }
 
-// evaluate is what Grafana does with a panel's query.
+// evaluate evaluates a panel's query as Grafana does.
 func (n machine) evaluate(q target, values map[string]string) ([]series, error) {
 	expr := substitute(q.Expr, values)
 	if q.Instant {
@@ -53,27 +54,27 @@ func (n machine) evaluate(q target, values map[string]string) ([]series, error) 
 	return n.prom.queryRange(n.T.Context(), expr)
 }
 
-// checkPanels evaluates every query of every panel: each has data, and the labels that legends and tables name.
+// checkPanels checks that every query of every panel has data, with the labels that legends and tables name.
 func (n machine) checkPanels(all bool) {
 	n.T.Helper()
 	queries := 0
 	for name, d := range dashboards(n.T) {
 		values := n.valuesOf(d, all)
 		for _, p := range d.Panels {
-			fields := make(map[string]bool) // columns, if it is a table
+			fields := make(map[string]bool) // columns of a table
 			for _, q := range p.Targets {
 				queries++
 				var got []series
 				n.Eventually(fmt.Sprintf("%s: %s %s has data", name, p.Title, q.RefID), func() (err error) {
 					if got, err = n.evaluate(q, values); err == nil && len(got) == 0 {
-						err = errors.New("no series: " + substitute(q.Expr, values)) // one by a step of 15s has none at first
+						err = errors.New("no series: " + substitute(q.Expr, values)) // the first steps of 15s may have none
 					}
 					return err
 				})
 				for _, s := range got {
 					for _, m := range legendLabel.FindAllStringSubmatch(q.Legend, -1) {
 						if s.labels[m[1]] == "" && !optional(m[1]) {
-							n.T.Errorf("%s: %s: the legend %q: there is no %s in %v", name, p.Title, q.Legend, m[1], s.labels)
+							n.T.Errorf("%s: %s: legend %q: no label %s in %v", name, p.Title, q.Legend, m[1], s.labels)
 						}
 					}
 					for l := range s.labels {
@@ -91,12 +92,12 @@ func (n machine) checkPanels(all bool) {
 	n.T.Logf("%d queries of panels", queries)
 }
 
-// optional labels are not on every series.
+// optional reports whether some series lack a label.
 func optional(label string) bool {
 	return slices.Contains([]string{"cluster", "GPU_I_ID", "GPU_I_PROFILE"}, label)
 }
 
-// checkColumns checks that what a table orders, renames and paints is there.
+// checkColumns checks that the columns that a table orders, renames and colours exist.
 func (n machine) checkColumns(name string, p panel, fields map[string]bool) {
 	if p.Type != "table" {
 		return
@@ -130,7 +131,7 @@ func keys[V any](m map[string]V) map[string]bool {
 	return out
 }
 
-// panel returns what the first query of a panel has now, for everything.
+// panel returns the current result of a panel's first query, with all variables set to All.
 func (n machine) panel(file, title string) ([]series, error) {
 	n.T.Helper()
 	d := dashboards(n.T)[file]
@@ -141,8 +142,8 @@ func (n machine) panel(file, title string) ([]series, error) {
 	return n.prom.query(n.T.Context(), substitute(d.Panels[i].Targets[0].Expr, n.valuesOf(d, true)))
 }
 
-// has12239 waits for what the dashboard 12239 of grafana.com, NVIDIA's for dcgm-exporter, asks for: those by GPU with a
-// series for each, the others with one.
+// has12239 waits for the queries of NVIDIA's dashboard for dcgm-exporter (12239 on grafana.com): those by GPU return a
+// series per GPU, the others one.
 func (n machine) has12239() {
 	n.T.Helper()
 	const selector = `{instance=~"node-1", gpu=~"(0|1|2|3|4|5|6|7)"}`

@@ -10,20 +10,21 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/node"
 )
 
-// notInStory are the alerts that the story below does not bring about: they need hours, other programs, or faults that
-// the simulator does not have. Their unit tests are in rules.
+// notInStory lists the alerts that the test below does not cause: they need hours, other programs, or faults that the
+// simulation lacks. Their unit tests are in rules.
 var notInStory = []string{
 	"GPUMemoryNearlyFull", "GPUAllocatedButIdle", "GPUAgentMissing", "GPUKubeletDisagrees", "GPUAllocationErrors",
 	"GPUPodLabelsUnknown", "GPUAgentRestarting", "GPUWaitsForReset", "GPUAgentStateNotKept", "GPUAgentAPIErrors",
 	"GPUAgentServesNothing", "GPUSourceDetached", "GPUMeasurementsStuck",
 }
 
-// TestStory lets GPUs, the source, the configuration, the kubelet and the agent fail, one after the other, and holds
-// what Prometheus makes of it against what people should see.
+// TestStory makes GPUs, the source, the configuration, the kubelet and the agent fail one after the other, and checks
+// the alerts and dashboards in Prometheus.
 func TestStory(t *testing.T) {
 	n := newMachine(t)
 	seen := make(map[string]bool)
-	// raised waits for an alert of node-1 that has these labels. How long it is pending is for the unit tests.
+	// raised waits until an alert of node-1 with these labels is pending or firing. The unit tests check the time it is
+	// pending.
 	raised := func(name string, labels ...string) {
 		t.Helper()
 		n.Eventually(name+" "+strings.Join(labels, " "), func() error { return n.alerted(name, labels) })
@@ -31,12 +32,12 @@ func TestStory(t *testing.T) {
 	}
 	gone := func(name string, labels ...string) {
 		t.Helper()
-		n.Eventually("no more "+name+" "+strings.Join(labels, " "), func() error {
+		n.Eventually("resolved: "+name+" "+strings.Join(labels, " "), func() error {
 			found, _, err := n.alert(name, labels)
 			if err == nil && found {
-				err = fmt.Errorf("%s is there", name)
+				err = fmt.Errorf("%s is still pending or firing", name)
 			}
-			return errors.Join(err, n.wants("up == 1", 2)) // after a scrape that failed there is no alert either
+			return errors.Join(err, n.wants("up == 1", 2)) // after a failed scrape the alert would be missing too
 		})
 	}
 
@@ -44,7 +45,7 @@ func TestStory(t *testing.T) {
 	n.has12239()
 	n.run("team-a", "train", 2)
 	n.run("team-b", "notebook", 1)
-	n.Eventually("Prometheus knows who holds GPUs, and that they are idle", func() error {
+	n.Eventually("Prometheus has the holders, and their GPUs are idle", func() error {
 		return n.wants(`gpu_node_agent_device_idle_seconds_total{instance="node-1", pod=~"train|notebook", container="work"} > 1`, 3)
 	})
 	n.has12239()
@@ -64,8 +65,8 @@ func TestStory(t *testing.T) {
 	raised("GPUXID", "gpu=3")
 	raised("GPUAgentFieldsUnknown")
 
-	// Both nodes are this one, scraped at moments of its own for each.
-	n.Eventually("node-2 shows it too", func() error {
+	// Prometheus scrapes both nodes from this one, at different times.
+	n.Eventually("node-2 has the XIDs too", func() error {
 		return n.wants(`gpu_node_agent_xid_errors_total{instance="node-2", gpu="5", xid="31"} == 8`, 1)
 	})
 	n.checkPanels(true)
@@ -88,7 +89,7 @@ func TestStory(t *testing.T) {
 			held[s.labels["namespace"]] = s.value
 		}
 		if want := map[string]float64{"team-a": 2, "team-b": 1}; err == nil && !maps.Equal(held, want) {
-			err = fmt.Errorf("they hold %v, want %v", held, want) // by UUID: twice the same
+			err = fmt.Errorf("namespaces hold %v, want %v", held, want) // counted by UUID: the two nodes have the same
 		}
 		return err
 	})
@@ -122,36 +123,37 @@ func TestStory(t *testing.T) {
 		return n.wants(`ALERTS{alertname="GPUAgentAbsent"}`, 1)
 	})
 	seen["GPUAgentAbsent"] = true
-	n.Eventually("GPUAgentDown by what the target has shown", func() error {
+	n.Eventually("GPUAgentDown has the target's labels", func() error {
 		return n.wants(`ALERTS{alertname="GPUAgentDown", job="gpus", cluster="east", instance="node-2"}`, 1)
 	})
 
 	for _, name := range notInStory {
 		if seen[name] {
-			t.Errorf("%s is in the story: take it off notInStory", name)
+			t.Errorf("%s has a test: remove it from notInStory", name)
 		}
 		seen[name] = true
 	}
 	for _, rules := range rules(t) {
 		for _, r := range rules {
 			if r.Alert != "" && !seen[r.Alert] {
-				t.Errorf("%s is not in the story: bring it about, or put it into notInStory", r.Alert)
+				t.Errorf("%s has no test: cause it, or add it to notInStory", r.Alert)
 			}
 		}
 	}
 }
 
-// alerted checks that there is an alert.
+// alerted checks that an alert is pending or firing.
 func (n machine) alerted(name string, labels []string) error {
 	n.T.Helper()
 	found, there, err := n.alert(name, labels)
 	if err == nil && !found {
-		err = fmt.Errorf("no %s with %v; there are %v", name, labels, there)
+		err = fmt.Errorf("no %s with %v; pending or firing: %v", name, labels, there)
 	}
 	return err
 }
 
-// alert tells whether an alert of node-1 is pending or firing, and which are, and checks that its words are whole.
+// alert reports whether an alert of node-1 is pending or firing, with the names of all such alerts, and checks that its
+// annotations expand.
 func (n machine) alert(name string, labels []string) (found bool, there []string, err error) {
 	n.T.Helper()
 	alerts, err := n.prom.alerts(n.T.Context())
@@ -181,14 +183,14 @@ alerts:
 	return false, there, nil
 }
 
-// checkRules waits until Prometheus has evaluated every rule, and has what is recorded for both nodes.
+// checkRules waits until Prometheus has evaluated every rule without errors and has the recorded series of both nodes.
 func (n machine) checkRules() {
 	n.T.Helper()
 	var all []ruleHealth
 	n.Eventually("every rule is evaluated", func() (err error) {
 		all, err = n.prom.rules(n.T.Context())
 		if err == nil && len(all) == 0 {
-			err = errors.New("there are none")
+			err = errors.New("no rules")
 		}
 		for _, r := range all {
 			if r.Health != "ok" {

@@ -23,9 +23,9 @@ import (
 
 // Users of the API server, identified by their certificates.
 const (
-	admin  = "admin"
-	agent  = "gpu-node-agent" // has the documented cluster role
-	nobody = "nobody"         // has no rights
+	admin        = "admin"
+	agent        = "gpu-node-agent" // has the documented cluster role
+	unprivileged = "nobody"         // has no rights
 )
 
 // cluster is an etcd and a kube-apiserver.
@@ -49,9 +49,9 @@ func newCluster(dir string) (*cluster, error) {
 		return nil, err
 	}
 	policy := "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n- {level: Metadata, users: [" +
-		agent + ", " + nobody + "]}\n- {level: None}\n"
+		agent + ", " + unprivileged + "]}\n- {level: None}\n"
 	err = errors.Join(os.WriteFile(c.file("audit.yaml"), []byte(policy), 0o600),
-		c.pki.User(admin, admin, pki.Masters), c.pki.User(agent, agent), c.pki.User(nobody, nobody))
+		c.pki.User(admin, admin, pki.Masters), c.pki.User(agent, agent), c.pki.User(unprivileged, unprivileged))
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +64,7 @@ func newCluster(dir string) (*cluster, error) {
 		return nil, err
 	}
 	// etcd has no peers, so any port will do.
-	c.etcd, err = process.Play(etcdRole, c.file("etcd.log"), "--data-dir="+c.file("etcd"), "--listen-client-urls="+etcdURL(),
+	c.etcd, err = process.StartRole(etcdRole, c.file("etcd.log"), "--data-dir="+c.file("etcd"), "--listen-client-urls="+etcdURL(),
 		"--advertise-client-urls="+etcdURL(), "--listen-peer-urls=http://127.0.0.1:0", "--unsafe-no-fsync")
 	if err != nil {
 		return nil, err
@@ -80,7 +80,7 @@ func (c *cluster) file(name string) string { return filepath.Join(c.dir, name) }
 
 // startAPIServer starts the API server on its fixed port and waits until it is ready.
 func (c *cluster) startAPIServer() error {
-	p, err := process.Play(apiServerRole, c.file("kube-apiserver.log"), append(c.pki.ServerFlags(),
+	p, err := process.StartRole(apiServerRole, c.file("kube-apiserver.log"), append(c.pki.ServerFlags(),
 		"--etcd-servers="+etcdURL(), "--bind-address="+node.Host(), "--secure-port="+apiServerPort,
 		"--advertise-address=127.0.0.1", "--endpoint-reconciler-type=none", "--service-cluster-ip-range=10.96.0.0/16",
 		"--authorization-mode=RBAC",
@@ -91,7 +91,7 @@ func (c *cluster) startAPIServer() error {
 		return err
 	}
 	c.apiServer = p
-	_, err = process.Await(context.Background(), node.Patience, func(ctx context.Context) error {
+	_, err = process.Await(context.Background(), node.Timeout, func(ctx context.Context) error {
 		_, err := c.client.RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
 		return err
 	}, p, c.etcd)

@@ -23,7 +23,7 @@ const (
 var theCluster *cluster
 
 func TestMain(m *testing.M) {
-	switch os.Getenv(process.Role) {
+	switch os.Getenv(process.RoleEnv) {
 	case etcdRole:
 		etcdmain.Main(os.Args)
 	case apiServerRole:

@@ -56,8 +56,8 @@ func (n machine) start(gpus int) {
 	n.Eventually(fmt.Sprintf("the kubelet has %d GPUs", gpus), func() error { return n.KubeletHas(node.GPU, 8, gpus) })
 }
 
-// run creates a pod on this node that requests a GPU, and returns the GPU that the kubelet assigns.
-func (n machine) run(namespace, name string, labels map[string]string) (gpu string, uid types.UID) {
+// runPod creates a pod on this node that requests a GPU, and returns the GPU that the kubelet assigns.
+func (n machine) runPod(namespace, name string, labels map[string]string) (gpu string, uid types.UID) {
 	n.T.Helper()
 	ns := &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
 	if _, err := theCluster.client.CoreV1().Namespaces().Create(n.T.Context(), ns, metav1.CreateOptions{}); err != nil {
@@ -77,10 +77,10 @@ func (n machine) run(namespace, name string, labels map[string]string) (gpu stri
 	return "", ""
 }
 
-// clear clears a GPU's findings as an operator does.
-func (n machine) clear(gpu string) {
+// clearFindings clears a GPU's findings as an operator does.
+func (n machine) clearFindings(gpu string) {
 	n.T.Helper()
-	n.Tell("agent.sock", `{"clear":{"device":%q}}`, gpu)
+	n.Request("agent.sock", `{"clear":{"device":%q}}`, gpu)
 }
 
 // index returns the index of a GPU, from the agent's metrics.

@@ -18,33 +18,33 @@ import (
 // state.
 func TestOutage(t *testing.T) {
 	const name = "outage"
-	theCluster.allow(t, agent)
+	theCluster.grantDocumentedRole(t, agent)
 	n := newMachine(t, name, agent)
 	n.start(8)
-	before := n.becomes(v1.ConditionTrue, "AllHealthy")
+	before := n.awaitCondition(v1.ConditionTrue, "AllHealthy")
 
 	theCluster.stopAPIServer()
 	n.Inject(`{"gpu":2,"xid":79}`)
-	n.goesOn(7, 1)
+	n.awaitUnaffected(7, 1)
 	n.Inject(`{"gpu":5,"recoveryAction":"reboot"}`)
-	n.goesOn(6, 2)
+	n.awaitUnaffected(6, 2)
 	n.Admit(n.Bind(node.Pod("team", "during-the-outage", node.GPU, 1)))
 	n.Inject(`{"gpu":5,"recoveryAction":"none"}`)
-	n.goesOn(7, 1)
+	n.awaitUnaffected(7, 1)
 	n.loggedOnce("nodes/status")
 	n.loggedOnce("events")
 	end := time.Now()
 	if err := theCluster.startAPIServer(); err != nil {
 		t.Fatal(err)
 	}
-	after := n.becomes(v1.ConditionFalse, "Xid79")
+	after := n.awaitCondition(v1.ConditionFalse, "Xid79")
 	if after.LastTransitionTime.Before(&before.LastTransitionTime) || after.LastTransitionTime.After(end) {
 		t.Errorf("transition at %v, want between %v and %v, when the GPU failed", after.LastTransitionTime, before.LastTransitionTime, end)
 	}
 	n.Eventually("events of the outage", func() error {
-		return n.events("Node", "default", name, name, "XID", "GPUUnhealthy", "GPUUnhealthy", "GPURecovered")
+		return n.checkEvents("Node", "default", name, name, "XID", "GPUUnhealthy", "GPUUnhealthy", "GPURecovered")
 	})
-	n.wrote(agent, 2) // before and after the outage
+	n.awaitWrites(agent, 2) // before and after the outage
 	n.loggedOnce("nodes/status")
 	n.loggedOnce("events")
 	n.EndAgent()
@@ -52,31 +52,31 @@ func TestOutage(t *testing.T) {
 
 // An API server that accepts requests and does not respond does not affect the kubelet or metrics.
 func TestFrozen(t *testing.T) {
-	theCluster.allow(t, agent)
+	theCluster.grantDocumentedRole(t, agent)
 	n := newMachine(t, "frozen", agent)
 	n.start(8)
-	n.becomes(v1.ConditionTrue, "AllHealthy")
+	n.awaitCondition(v1.ConditionTrue, "AllHealthy")
 
 	theCluster.freeze(t, true)
 	n.Inject(`{"gpu":2,"xid":79}`)
-	n.goesOn(7, 1)
+	n.awaitUnaffected(7, 1)
 	n.Inject(`{"gpu":3,"recoveryAction":"reboot"}`)
-	n.goesOn(6, 2)
+	n.awaitUnaffected(6, 2)
 	n.Admit(n.Bind(node.Pod("team", "while-it-is-frozen", node.GPU, 1)))
 	theCluster.freeze(t, false)
-	n.becomes(v1.ConditionFalse, "Xid79")
+	n.awaitCondition(v1.ConditionFalse, "Xid79")
 	n.EndAgent()
 }
 
 // Without the cluster role only the condition and the events are missing.
 func TestDenied(t *testing.T) {
 	const name = "denied"
-	n := newMachine(t, name, nobody)
+	n := newMachine(t, name, unprivileged)
 	n.start(8)
 	n.Inject(`{"gpu":2,"xid":79}`)
-	n.goesOn(7, 1)
+	n.awaitUnaffected(7, 1)
 	n.Eventually("several denied requests", func() error {
-		all, err := theCluster.requests(nobody)
+		all, err := theCluster.requests(unprivileged)
 		if err != nil {
 			return err
 		}
@@ -91,18 +91,18 @@ func TestDenied(t *testing.T) {
 	})
 	n.loggedOnce("nodes/status")
 	n.loggedOnce("events")
-	n.goesOn(7, 1)
+	n.awaitUnaffected(7, 1)
 
-	theCluster.allow(t, nobody)
-	n.becomes(v1.ConditionFalse, "Xid79")
+	theCluster.grantDocumentedRole(t, unprivileged)
+	n.awaitCondition(v1.ConditionFalse, "Xid79")
 	n.Eventually("delayed events", func() error {
-		return n.events("Node", "default", name, types.UID(name), "XID", "GPUUnhealthy")
+		return n.checkEvents("Node", "default", name, types.UID(name), "XID", "GPUUnhealthy")
 	})
 	n.EndAgent()
 }
 
-// goesOn checks the kubelet, the readiness probe and the metrics.
-func (n machine) goesOn(allocatable, unhealthy int) {
+// awaitUnaffected checks the kubelet, the readiness probe and the metrics.
+func (n machine) awaitUnaffected(allocatable, unhealthy int) {
 	n.T.Helper()
 	n.Eventually(fmt.Sprintf("%d allocatable GPUs, ready, %d unhealthy in /metrics", allocatable, unhealthy), func() error {
 		_, err := n.Page("/readyz", http.StatusOK)
@@ -113,14 +113,14 @@ func (n machine) goesOn(allocatable, unhealthy int) {
 		if err != nil {
 			return err
 		}
-		sick := 0
+		count := 0
 		for line := range strings.Lines(page) {
 			if strings.HasPrefix(line, "gpu_node_agent_device_state{") && strings.Contains(line, `state="unhealthy"`) && strings.HasSuffix(line, " 1\n") {
-				sick++
+				count++
 			}
 		}
-		if sick != unhealthy {
-			return fmt.Errorf("/metrics has %d unhealthy GPUs, want %d", sick, unhealthy)
+		if count != unhealthy {
+			return fmt.Errorf("/metrics has %d unhealthy GPUs, want %d", count, unhealthy)
 		}
 		return nil
 	})

@@ -20,11 +20,11 @@ const (
 	scriptThread = "script" // name of the driver's thread in e2e/chaos/testdata/outside.c
 )
 
-// engine measures the agent with the scripted DCGM of health/dcgm's tests in its process: the time from DCGM's record
+// measureEngine measures the agent with the scripted DCGM of health/dcgm's tests in its process: the time from DCGM's record
 // of an XID to the kubelet, and the cost of polling. The time a real DCGM takes to record an XID is not included.
-func (b *bench) engine(ctx context.Context) (err error) {
+func (b *bench) measureEngine(ctx context.Context) (err error) {
 	if b.repo == "" {
-		b.table.left("DCGM's record of an XID to kubelet: no -repo")
+		b.table.notMeasured("DCGM's record of an XID to kubelet: no -repo")
 		return nil
 	}
 	dir, err := os.MkdirTemp("", "gna-bench")
@@ -32,7 +32,7 @@ func (b *bench) engine(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	if err := b.library(ctx, dir); err != nil {
+	if err := b.compileLibrary(ctx, dir); err != nil {
 		return err
 	}
 	script := filepath.Join(dir, "script")
@@ -43,19 +43,19 @@ func (b *bench) engine(ctx context.Context) (err error) {
 	if err := os.WriteFile(script, append(lines, "ready\n"...), 0o600); err != nil {
 		return err
 	}
-	r, err := startWith(ctx, b.agent, "mode: embedded", engineGPUs, "LD_LIBRARY_PATH="+dir, "CHAOS_DCGM="+script)
+	r, err := startSource(ctx, b.agent, "mode: embedded", engineGPUs, "LD_LIBRARY_PATH="+dir, "CHAOS_DCGM="+script)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, r.end()) }()
-	if err := b.idleEngine(ctx, r.Pid()); err != nil {
+	defer func() { err = errors.Join(err, r.stop()) }()
+	if err := b.measureEngineIdle(ctx, r.Pid()); err != nil {
 		return err
 	}
-	return b.records(ctx, r, script)
+	return b.measureXIDs(ctx, r, script)
 }
 
-// library compiles the scripted libdcgm.so.4 into dir.
-func (b *bench) library(ctx context.Context, dir string) error {
+// compileLibrary compiles the scripted libdcgm.so.4 into dir.
+func (b *bench) compileLibrary(ctx context.Context, dir string) error {
 	list := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-dcgm") // which has DCGM's headers
 	list.Dir = b.repo
 	module, err := list.Output()
@@ -78,10 +78,10 @@ func (b *bench) library(ctx context.Context, dir string) error {
 	return nil
 }
 
-// records measures from the moment when the script reports an XID, which DCGM records within 10 ms, until the kubelet
+// measureXIDs measures from the moment when the script reports an XID, which DCGM records within 10 ms, until the kubelet
 // has it. The XIDs come at random times: right after a poll, each would wait the longest.
-func (b *bench) records(ctx context.Context, r *rig, script string) error {
-	b.say("DCGM's record of an XID to kubelet")
+func (b *bench) measureXIDs(ctx context.Context, r *testNode, script string) error {
+	b.progress("DCGM's record of an XID to kubelet")
 	f, err := os.OpenFile(script, os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {
 		return err
@@ -89,7 +89,7 @@ func (b *bench) records(ctx context.Context, r *rig, script string) error {
 	defer func() { _ = f.Close() }()
 	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same in each run
 	var took []time.Duration
-	for i := range b.times(100) {
+	for i := range b.scale(100) {
 		gpu := i % engineGPUs
 		id := fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", gpu)
 		healthy := func(want bool) func(kubelettest.State) bool {
@@ -120,32 +120,32 @@ func (b *bench) records(ctx context.Context, r *rig, script string) error {
 			return err
 		}
 	}
-	b.table.median("DCGM's record of an XID to kubelet", took, 300)
+	b.table.addMedian("DCGM's record of an XID to kubelet", took, 300)
 	return nil
 }
 
-// idleEngine measures the idle CPU usage of an agent that polls DCGM, without the driver's thread.
-func (b *bench) idleEngine(ctx context.Context, pid int) error {
-	length := time.Duration(b.times(60)) * time.Second
-	b.say("idle with DCGM, for %v", length)
-	before, err := cpuBut(pid, scriptThread)
+// measureEngineIdle measures the idle CPU usage of an agent that polls DCGM, without the driver's thread.
+func (b *bench) measureEngineIdle(ctx context.Context, pid int) error {
+	length := time.Duration(b.scale(60)) * time.Second
+	b.progress("idle with DCGM, for %v", length)
+	before, err := cpuWithout(pid, scriptThread)
 	if err != nil {
 		return err
 	}
 	if err := pause(ctx, length); err != nil {
 		return err
 	}
-	after, err := cpuBut(pid, scriptThread)
+	after, err := cpuWithout(pid, scriptThread)
 	if err != nil {
 		return err
 	}
-	b.table.value(fmt.Sprintf("idle CPU over %v with DCGM, 8 GPUs", length), 100*(after-before).Seconds()/length.Seconds(),
-		"% of a core", none, "of a scripted libdcgm")
+	b.table.addValue(fmt.Sprintf("idle CPU over %v with DCGM, 8 GPUs", length), 100*(after-before).Seconds()/length.Seconds(),
+		"% of a core", noAim, "of a scripted libdcgm")
 	return nil
 }
 
-// cpuBut returns the CPU time of a process without the threads of a name.
-func cpuBut(pid int, name string) (cpu time.Duration, err error) {
+// cpuWithout returns the CPU time of a process without the threads of a name.
+func cpuWithout(pid int, name string) (cpu time.Duration, err error) {
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
 	if err != nil {
 		return 0, err

@@ -42,9 +42,9 @@ func run(ctx context.Context, o options) error {
 	b := &bench{options: o, table: table{Machine: machine(), Quick: o.quick}}
 	var err error
 	if o.metrics != "" || o.sock != "" {
-		err = b.peer(ctx)
+		err = b.measureRunning(ctx)
 	} else {
-		err = b.own(ctx)
+		err = b.measureStarted(ctx)
 	}
 	if o.json {
 		text, jsonErr := json.MarshalIndent(b.table, "", "  ")
@@ -64,14 +64,14 @@ type bench struct {
 	table table
 }
 
-// times returns n, or a tenth of it with -quick.
-func (b *bench) times(n int) int {
+// scale returns n, or a tenth of it with -quick.
+func (b *bench) scale(n int) int {
 	if b.quick {
 		return max(1, n/10)
 	}
 	return n
 }
 
-func (b *bench) say(format string, args ...any) {
+func (b *bench) progress(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "bench: "+format+"\n", args...)
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest/node"
 )
 
-// perThousand is the row with the cost of a thousand scrapes.
-const perThousand = "CPU of 1,000 such scrapes"
+// perThousandScrapes is the row with the cost of a thousand scrapes.
+const perThousandScrapes = "CPU of 1,000 such scrapes"
 
 // target is a metrics page to measure.
 type target struct {
@@ -70,31 +70,31 @@ func (p target) usage(ctx context.Context) (node.Usage, node.Page, error) {
 	return node.Usage{CPU: time.Duration(cpu * float64(time.Second)), RSS: uint64(rss), Threads: int(threads)}, page, nil
 }
 
-// scrapes measures the metrics page. aims sets the targets of the default configuration.
-func (b *bench) scrapes(ctx context.Context, p target, of string, aims bool) error {
-	b.say("/metrics, %s", of)
+// measureScrapes measures the metrics page. aims sets the targets of the default configuration.
+func (b *bench) measureScrapes(ctx context.Context, p target, of string, aims bool) error {
+	b.progress("/metrics, %s", of)
 	aim := 0.0
 	if aims {
 		aim = 2
 	}
-	n := b.times(1000)
+	n := b.scale(1000)
 	before, _, noUsage := p.usage(ctx)
 	took, zipped, err := scrape(ctx, p.url, "gzip", n)
 	if err != nil {
 		return err
 	}
 	after, _, _ := p.usage(ctx)
-	b.table.spread("/metrics, "+of+", gzip as Prometheus asks", took, aim)
+	b.table.addDurations("/metrics, "+of+", gzip as Prometheus asks", took, aim)
 	if noUsage == nil {
-		b.table.value(perThousand, (after.CPU-before.CPU).Seconds()*1000/float64(n), "s", none, "")
+		b.table.addValue(perThousandScrapes, (after.CPU-before.CPU).Seconds()*1000/float64(n), "s", noAim, "")
 	} else {
-		b.table.left("CPU of 1,000 scrapes: %v", noUsage)
+		b.table.notMeasured("CPU of 1,000 scrapes: %v", noUsage)
 	}
 	took, plain, err := scrape(ctx, p.url, "", n)
 	if err != nil {
 		return err
 	}
-	b.table.spread("/metrics, "+of+", not compressed", took, none)
+	b.table.addDurations("/metrics, "+of+", not compressed", took, noAim)
 
 	const scrapers = 10
 	var (
@@ -109,29 +109,29 @@ func (b *bench) scrapes(ctx context.Context, p target, of string, aims bool) err
 	if err := errors.Join(bad[:]...); err != nil {
 		return err
 	}
-	b.table.spread(fmt.Sprintf("/metrics, %s, %d scrapers without pause", of, scrapers), slices.Concat(all[:]...), none)
-	b.table.value("/metrics, "+of+", size", float64(plain)/1024, "KiB", none, fmt.Sprintf("%s KiB as gzip", short(float64(zipped)/1024)))
+	b.table.addDurations(fmt.Sprintf("/metrics, %s, %d scrapers without pause", of, scrapers), slices.Concat(all[:]...), noAim)
+	b.table.addValue("/metrics, "+of+", size", float64(plain)/1024, "KiB", noAim, fmt.Sprintf("%s KiB as gzip", short(float64(zipped)/1024)))
 	return nil
 }
 
-// footprint measures memory and threads after many scrapes.
-func (b *bench) footprint(ctx context.Context, p target) error {
-	n := b.times(5000)
-	b.say("memory after %d scrapes", n)
+// measureFootprint measures memory and threads after many scrapes.
+func (b *bench) measureFootprint(ctx context.Context, p target) error {
+	n := b.scale(5000)
+	b.progress("memory after %d scrapes", n)
 	if _, _, err := scrape(ctx, p.url, "gzip", n); err != nil {
 		return err
 	}
 	u, page, err := p.usage(ctx)
 	if err != nil {
-		b.table.left("memory and threads: %v", err)
+		b.table.notMeasured("memory and threads: %v", err)
 		return nil
 	}
-	b.table.value(fmt.Sprintf("RSS after %d scrapes", n), mebibytes(u.RSS), "MiB", 40, "")
+	b.table.addValue(fmt.Sprintf("RSS after %d scrapes", n), mebibytes(u.RSS), "MiB", 40, "")
 	if g, ok := page.Value("go_goroutines"); ok {
-		b.table.value("goroutines", g, "", none, "")
+		b.table.addValue("goroutines", g, "", noAim, "")
 	}
 	if u.Threads > 0 {
-		b.table.value("threads", float64(u.Threads), "", none, "")
+		b.table.addValue("threads", float64(u.Threads), "", noAim, "")
 	}
 	return nil
 }

@@ -32,20 +32,20 @@ type table struct {
 	Machine string   `json:"machine"`
 }
 
-// none is the aim of a row without one.
-const none = 0
+// noAim is the aim of a row without one.
+const noAim = 0
 
 func aimed(aim float64) *float64 {
-	if aim == none {
+	if aim == noAim {
 		return nil
 	}
 	return &aim
 }
 
-// spread adds a row with the percentiles of durations, in milliseconds.
-func (t *table) spread(what string, took []time.Duration, aim float64) {
+// addDurations adds a row with the percentiles of durations, in milliseconds.
+func (t *table) addDurations(what string, took []time.Duration, aim float64) {
 	if len(took) == 0 {
-		t.left("%s: no measurements", what)
+		t.notMeasured("%s: no measurements", what)
 		return
 	}
 	took = slices.Clone(took)
@@ -57,21 +57,21 @@ func (t *table) spread(what string, took []time.Duration, aim float64) {
 	t.Rows = append(t.Rows, row{What: what, N: len(took), P50: at(50), P99: at(99), Unit: "ms", Aim: aimed(aim)})
 }
 
-// median adds a row like spread, whose aim is for p50.
-func (t *table) median(what string, took []time.Duration, aim float64) {
-	t.spread(what, took, aim)
+// addMedian adds a row like spread, whose aim is for p50.
+func (t *table) addMedian(what string, took []time.Duration, aim float64) {
+	t.addDurations(what, took, aim)
 	if len(took) > 0 {
 		t.Rows[len(t.Rows)-1].OfP50 = true
 	}
 }
 
-// value adds a row with one value.
-func (t *table) value(what string, v float64, unit string, aim float64, note string) {
+// addValue adds a row with one value.
+func (t *table) addValue(what string, v float64, unit string, aim float64, note string) {
 	t.Rows = append(t.Rows, row{What: what, Value: &v, Unit: unit, Aim: aimed(aim), Note: note})
 }
 
-// left records what is not measured, and why.
-func (t *table) left(format string, args ...any) {
+// notMeasured records what is not measured, and why.
+func (t *table) notMeasured(format string, args ...any) {
 	t.Left = append(t.Left, fmt.Sprintf(format, args...))
 }
 

@@ -98,7 +98,7 @@ func play(ctx context.Context, with setup, next func() (step, bool), say func(st
 		if err == nil && s.kind != calm && !s.hasty {
 			err = w.check(ctx)
 		}
-		say("%4d %-18v %8v  %s", len(played), s, time.Since(begin).Round(time.Millisecond), w.short())
+		say("%4d %-18v %8v  %s", len(played), s, time.Since(begin).Round(time.Millisecond), w.summary())
 		if err != nil {
 			f = &failed{err: fmt.Errorf("step %d, %v: %w", len(played), s, err)}
 			break
@@ -145,7 +145,7 @@ func chaos(t *testing.T, with setup, kinds []kind, long time.Duration) {
 	}
 	end, from, n := time.Now().Add(long), sequence(*seed, kinds), 0
 	next := func() (step, bool) {
-		if n%lap == 0 && n > 0 && time.Now().After(end) { // it ends after a calm
+		if n%calmInterval == 0 && n > 0 && time.Now().After(end) { // it ends after a calm
 			return step{}, false
 		}
 		n++
@@ -165,14 +165,14 @@ func chaos(t *testing.T, with setup, kinds []kind, long time.Duration) {
 		return
 	}
 	t.Errorf("seed %d: %v\nend of the agent's log:\n%s\nsteps: %s", *seed, f.err, f.log, text(played))
-	what := kindOf(f.err)
+	what := violatedInvariant(f.err)
 	if *shrinkFor == 0 || what == "" || len(played) < 2 {
 		return
 	}
 	var last *failed
 	short := shrink(played, time.Now().Add(*shrinkFor), func(steps []step) bool {
 		_, f := play(t.Context(), with, list(steps), func(string, ...any) {})
-		same := f != nil && kindOf(f.err) == what
+		same := f != nil && violatedInvariant(f.err) == what
 		if same {
 			last = f
 		}
@@ -185,8 +185,8 @@ func chaos(t *testing.T, with setup, kinds []kind, long time.Duration) {
 	t.Errorf("shortened to %d of %d steps: %v\nrerun: go test . -run '%s' -replay '%s'", len(short), len(played), last.err, t.Name(), text(short))
 }
 
-// kindOf returns the violated invariant, or "" for another failure.
-func kindOf(err error) string {
+// violatedInvariant returns the violated invariant, or "" for another failure.
+func violatedInvariant(err error) string {
 	if v, ok := errors.AsType[violation](err); ok {
 		return v.what
 	}

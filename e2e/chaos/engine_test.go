@@ -45,11 +45,11 @@ type engine struct {
 	lines           int      // of the script
 }
 
-// begin writes the script for a new agent.
-func (e *engine) begin(m *model) error {
+// reset writes the script for a new agent.
+func (e *engine) reset(m *model) error {
 	e.later = nil
 	lines := m.source + "\n"
-	if m.gone {
+	if m.engineDetached {
 		lines += "detached\n"
 	}
 	lines += "clock " + m.clock + "\n"
@@ -115,8 +115,8 @@ func (e *engine) is() (connected, detached bool, trap string, err error) {
 	return c == 1, d == 1, trap, err
 }
 
-// obeyed returns an error until the library has read all lines.
-func (e *engine) obeyed() error {
+// checkRead returns an error until the library has read all lines.
+func (e *engine) checkRead() error {
 	var c, d, lines int
 	var trap string
 	text, err := os.ReadFile(e.script + ".is")

@@ -7,59 +7,59 @@ import (
 
 // model is the expected state, derived from the steps alone.
 type model struct {
-	gpu       [gpus]gpu
-	source    string // up, dead, hung, blind
-	clock     string // offset of the engine's clock in seconds
-	blocked   bool   // the agent's standard error is not read
-	away      bool   // an operator detached the driver
-	stuck     bool   // the detach waits for a DCGM call that hangs
-	gone      bool   // the host engine has detached the driver
-	unasked   bool   // the host engine was not asked to detach: no connection
-	closing   bool   // the hung call is the session's last
-	attaching bool   // the next connection attaches the driver
-	frozen    bool   // kubelet is frozen
-	absent    bool   // kubelet is stopped
-	full      bool   // disk is full
-	atFull    int    // changed() when the disk became full
-	badly     bool   // the configuration file is invalid
-	unseen    bool   // no GPU measured since the agent's start
+	gpu            [gpus]gpu
+	source         string // up, dead, hung, blind
+	clock          string // offset of the engine's clock in seconds
+	logBlocked     bool   // the agent's standard error is not read
+	detached       bool   // an operator detached the driver
+	detachPending  bool   // the detach waits for a DCGM call that hangs
+	engineDetached bool   // the host engine has detached the driver
+	engineNotAsked bool   // the host engine was not asked to detach: no connection
+	sessionClosing bool   // the hung call is the session's last
+	attaching      bool   // the next connection attaches the driver
+	kubeletFrozen  bool   // kubelet is frozen
+	kubeletStopped bool   // kubelet is stopped
+	diskFull       bool   // disk is full
+	changesAtFull  int    // changed() when the disk became full
+	configInvalid  bool   // the configuration file is invalid
+	unmeasured     bool   // no GPU measured since the agent's start
 }
 
 type gpu struct {
-	lost     bool
-	seen     bool // the agent has measured the loss
-	fatal    bool // an XID 48 is a finding
-	dying    bool // an XID 48 that the agent cannot know yet
-	released bool // not measured since the detach
-	remap    bool // row remapping pending; never with fatal, because its end is a reset
-	mig      string
-	shown    string         // mig, as last measured
-	counts   map[string]int // XIDs that the agent must have counted, by number
-	waiting  map[string]int // XIDs that the agent cannot know yet
-	changes  int            // times that pods lost or regained it
-	before   int            // changes before the agent's start
-	falls    int            // changes to unhealthy since the agent's start
-	trips    int            // times it became faulty, ever; a detach does not count
+	lost          bool
+	lossMeasured  bool // the agent has measured the loss
+	xid48         bool // an XID 48 is a finding
+	xid48Pending  bool // an XID 48 that the agent cannot know yet
+	released      bool // not measured since the detach
+	remapPending  bool // row remapping pending; never with fatal, because its end is a reset
+	mig           string
+	migMeasured   string         // mig, as last measured
+	counts        map[string]int // XIDs that the agent must have counted, by number
+	pendingXIDs   map[string]int // XIDs that the agent cannot know yet
+	changes       int            // times that pods lost or regained it
+	changesBefore int            // changes before the agent's start
+	falls         int            // changes to unhealthy since the agent's start
+	trips         int            // times it became faulty, ever; a detach does not count
 }
 
 func newModel() *model {
 	m := &model{source: "up", clock: "0"}
 	for i := range m.gpu {
-		m.gpu[i] = gpu{mig: "off", shown: "off", counts: map[string]int{}, waiting: map[string]int{}}
+		m.gpu[i] = gpu{mig: "off", migMeasured: "off", counts: map[string]int{}, pendingXIDs: map[string]int{}}
 	}
 	return m
 }
 
-func (g gpu) sick() bool { return g.seen || g.fatal }
+func (g gpu) faulty() bool { return g.lossMeasured || g.xid48 }
 
 // withheld reports whether pods must not get the GPU.
-func (g gpu) withheld() bool { return g.sick() || g.released }
+func (g gpu) withheld() bool { return g.faulty() || g.released }
 
 // change applies f to a GPU and counts the changes of its health and availability.
 func (g *gpu) change(f func()) {
-	sick, withheld := g.sick(), g.withheld()
+	faulty, withheld := g.faulty(), g.withheld()
 	f()
-	if !sick && g.sick() {
+	if !faulty && g.faulty() {
 		g.trips++
 	}
 	if withheld != g.withheld() {
@@ -70,16 +70,16 @@ func (g *gpu) change(f func()) {
 	}
 }
 
-// waits reports whether the agent has not read some XIDs.
-func (m *model) waits() bool {
-	return slices.ContainsFunc(m.gpu[:], func(g gpu) bool { return len(g.waiting) > 0 })
+// hasPendingXIDs reports whether the agent has not read some XIDs.
+func (m *model) hasPendingXIDs() bool {
+	return slices.ContainsFunc(m.gpu[:], func(g gpu) bool { return len(g.pendingXIDs) > 0 })
 }
 
-// measured reports whether the agent measures the GPUs.
-func (m *model) measured() bool { return m.source == "up" && !m.away && !m.gone }
+// measuring reports whether the agent measures the GPUs.
+func (m *model) measuring() bool { return m.source == "up" && !m.detached && !m.engineDetached }
 
-// changed returns the number of changes of all GPUs.
-func (m *model) changed() (n int) {
+// changeCount returns the number of changes of all GPUs.
+func (m *model) changeCount() (n int) {
 	for _, g := range m.gpu {
 		n += g.changes
 	}
@@ -88,46 +88,46 @@ func (m *model) changed() (n int) {
 
 // xid counts XIDs once the agent can know them.
 func (m *model) xid(i int, code string, n int) {
-	if m.measured() {
+	if m.measuring() {
 		m.gpu[i].counts[code] += n
 	} else {
-		m.gpu[i].waiting[code] += n
+		m.gpu[i].pendingXIDs[code] += n
 	}
 }
 
-// look makes the agent measure the GPUs, if it can.
-func (m *model) look() {
-	if !m.measured() {
+// measure makes the agent measure the GPUs, if it can.
+func (m *model) measure() {
+	if !m.measuring() {
 		return
 	}
-	m.unseen = false
+	m.unmeasured = false
 	for i := range m.gpu {
 		g := &m.gpu[i]
-		for code, n := range g.waiting {
+		for code, n := range g.pendingXIDs {
 			g.counts[code] += n
 		}
-		clear(g.waiting)
+		clear(g.pendingXIDs)
 		g.change(func() {
-			g.see()
+			g.measure()
 			g.released = false
 		})
 	}
 }
 
-// see makes the agent measure a GPU.
-func (g *gpu) see() {
-	if g.seen && !g.lost {
-		g.fatal = false // the return of a lost GPU is a reset
+// measure makes the agent measure a GPU.
+func (g *gpu) measure() {
+	if g.lossMeasured && !g.lost {
+		g.xid48 = false // the return of a lost GPU is a reset
 	}
-	g.seen, g.shown = g.lost, g.mig
-	g.fatal, g.dying = g.fatal || g.dying, false
+	g.lossMeasured, g.migMeasured = g.lost, g.mig
+	g.xid48, g.xid48Pending = g.xid48 || g.xid48Pending, false
 }
 
 // release withholds all measured GPUs from pods.
 func (m *model) release() {
 	for i := range m.gpu {
 		g := &m.gpu[i]
-		g.change(func() { g.released = !m.unseen })
+		g.change(func() { g.released = !m.unmeasured })
 	}
 }
 

@@ -3,14 +3,14 @@ package chaos
 import "time"
 
 const (
-	// settles is how long the agent waits before each registration, so that the kubelet does not lose it, plus a poll.
-	settles = 1500 * time.Millisecond
+	// settleDelay is how long the agent waits before each registration, so that the kubelet does not lose it, plus a poll.
+	settleDelay = 1500 * time.Millisecond
 
-	// restful is how long a registration must last for its end not to count as repeated.
-	restful = 8 * time.Second
+	// stableFor is how long a registration must last for its end not to count as repeated.
+	stableFor = 8 * time.Second
 
-	// auditing is how long the agent may need to detect that the kubelet dropped it behind an open stream.
-	auditing = 20 * time.Second
+	// auditTimeout is how long the agent may need to detect that the kubelet dropped it behind an open stream.
+	auditTimeout = 20 * time.Second
 )
 
 // registration is the expected state of the agent's registrations. Only a registration may delay the kubelet's view:
@@ -33,7 +33,7 @@ func (r *registration) disturbed() { r.due, r.kills = true, 0 }
 
 // killed expects a registration after the kubelet closed the stream.
 func (r *registration) killed() {
-	if !r.due && time.Since(r.doneAt) > restful {
+	if !r.due && time.Since(r.doneAt) > stableFor {
 		r.kills = 0
 	}
 	r.due = true
@@ -75,12 +75,12 @@ func (r *registration) extra() time.Duration {
 	if !r.due {
 		return 0
 	}
-	out := settles
+	out := settleDelay
 	if r.kills > 1 { // the first backoff is at most the settle delay; each doubles
 		out += min(30*time.Second, time.Second<<min(r.kills-1, 5)) - time.Second
 	}
 	if r.forgot {
-		out = max(out, auditing<<min(r.forgets, 3))
+		out = max(out, auditTimeout<<min(r.forgets, 3))
 	}
-	return slow(out)
+	return scaled(out)
 }

@@ -17,14 +17,14 @@ import (
 
 // start starts the agent with the model's faults and waits until it responds.
 func (w *world) start(ctx context.Context) error {
-	w.scenario = w.wrong()
-	if err := w.Write(w.config() + w.ending); err != nil {
+	w.scenario = w.faultScenario()
+	if err := w.Write(w.config() + w.configEnd); err != nil {
 		return err
 	}
-	w.badly, w.unseen = false, w.source != "up" || w.gone
+	w.configInvalid, w.unmeasured = false, w.source != "up" || w.engineDetached
 	var env []string
 	if w.engine != nil {
-		if err := w.engine.begin(w.model); err != nil {
+		if err := w.engine.reset(w.model); err != nil {
 			return err
 		}
 		env = w.engine.env()
@@ -32,7 +32,7 @@ func (w *world) start(ctx context.Context) error {
 	if err := w.Start(w.log, env...); err != nil {
 		return err
 	}
-	return w.await(ctx, slow(10*time.Second), func(ctx context.Context) error {
+	return w.await(ctx, scaled(10*time.Second), func(ctx context.Context) error {
 		if status, _, err := w.Get(ctx, "/livez"); err != nil || status != http.StatusOK {
 			return violated("life", "restarted: /livez: status %d, %v", status, err)
 		}
@@ -43,11 +43,11 @@ func (w *world) start(ctx context.Context) error {
 	})
 }
 
-// wrong returns the model's faults as a scenario.
-func (m *model) wrong() string {
-	events := []string{"{at: 0s, source: " + sourceWord(m.source) + "}"}
+// faultScenario returns the model's faults as a scenario.
+func (m *model) faultScenario() string {
+	events := []string{"{at: 0s, source: " + simSource(m.source) + "}"}
 	for i, g := range m.gpu {
-		events = append(events, fmt.Sprintf("{at: 0s, gpu: %d, lost: %t, rowRemapPending: %t, mig: %q}", i, g.lost, g.remap, g.mig))
+		events = append(events, fmt.Sprintf("{at: 0s, gpu: %d, lost: %t, rowRemapPending: %t, mig: %q}", i, g.lost, g.remapPending, g.mig))
 	}
 	return strings.Join(events, ", ")
 }
@@ -58,16 +58,16 @@ func (m *model) wrong() string {
 // restart: XIDs count from the start, and those that no agent could know yet are lost (the simulated GPUs end with
 // their agent). To the kubelet the plugin disappears and returns, which changes no device.
 func (w *world) restart(ctx context.Context, how string) error {
-	if w.full && !w.disk.mounted {
+	if w.diskFull && !w.disk.mounted {
 		return nil // the state file is missing, not only out of date
 	}
 	s, err := w.snapshot(ctx)
 	if err != nil {
 		return err
 	}
-	forgets := w.full || s.Memory.Error != "" // reported: a failed write is retried after ten seconds
+	forgets := w.diskFull || s.Memory.Error != "" // reported: a failed write is retried after ten seconds
 	if !forgets {
-		if err := w.await(ctx, w.patience, func(context.Context) error { return w.checkKept() }); err != nil {
+		if err := w.await(ctx, w.patience, func(context.Context) error { return w.checkSaved() }); err != nil {
 			return err
 		}
 	}
@@ -77,39 +77,39 @@ func (w *world) restart(ctx context.Context, how string) error {
 		return err
 	}
 	if !forgets {
-		if err := w.checkKept(); err != nil {
+		if err := w.checkSaved(); err != nil {
 			return fmt.Errorf("after the exit: %w", err)
 		}
 	}
-	kept, trips, err := w.memory()
+	kept, trips, err := w.savedFindings()
 	if err != nil {
 		return err
 	}
 	for i := range w.gpu {
 		g := &w.gpu[i]
 		clear(g.counts)
-		clear(g.waiting)
-		g.dying, g.shown = false, g.mig
+		clear(g.pendingXIDs)
+		g.xid48Pending, g.migMeasured = false, g.mig
 		// If the state was not saved, the file is older than the model.
-		g.change(func() { g.released, g.fatal, g.seen = false, kept[i]["xid-48"], kept[i][health.CauseLost] })
+		g.change(func() { g.released, g.xid48, g.lossMeasured = false, kept[i]["xid-48"], kept[i][health.CauseLost] })
 		g.trips = trips[i]
-		g.remap = g.remap && !g.fatal
+		g.remapPending = g.remapPending && !g.xid48
 	}
-	w.away, w.stuck, w.attaching, w.closing, w.kept = false, false, false, false, kept // a new agent attaches; a host engine keeps its state
-	w.base, w.endpoint = nil, map[string]string{}                                      // new process and sockets
+	w.detached, w.detachPending, w.attaching, w.sessionClosing, w.savedCauses = false, false, false, false, kept // a new agent attaches; a host engine keeps its state
+	w.baseline, w.endpoint = nil, map[string]string{}                                                            // new process and sockets
 	maps.Copy(w.orphans, w.registration.served)
 	w.registration.restarted()
 	for i := range w.gpu {
 		w.gpu[i].falls = 0 // counters restart
 	}
-	w.look()
-	w.atFull = w.changed()
-	if !w.frozen { // otherwise it still has to read the previous agent's messages
+	w.measure()
+	w.changesAtFull = w.changeCount()
+	if !w.kubeletFrozen { // otherwise it still has to read the previous agent's messages
 		if _, err := w.kubelet.ask(command{Do: "mourn"}); err != nil {
 			return err
 		}
 		for i := range w.gpu {
-			w.gpu[i].before = w.gpu[i].changes
+			w.gpu[i].changesBefore = w.gpu[i].changes
 		}
 	}
 	w.CloseIdleConnections()
@@ -117,7 +117,7 @@ func (w *world) restart(ctx context.Context, how string) error {
 		return err
 	}
 	w.scrape(context.WithoutCancel(ctx))
-	if w.unseen {
+	if w.unmeasured {
 		return nil
 	}
 	return w.await(ctx, w.patience, func(ctx context.Context) error { return w.checkFindings(ctx, kept) })
@@ -125,7 +125,7 @@ func (w *world) restart(ctx context.Context, how string) error {
 
 // endAgent ends the agent and waits for it.
 func (w *world) endAgent(ctx context.Context, how string) error {
-	if w.blocked { // the agent must exit without a reader of its log
+	if w.logBlocked { // the agent must exit without a reader of its log
 		if err := w.endBlocked(ctx, how); err != nil || how == "kill" {
 			return err
 		}
@@ -143,8 +143,8 @@ func (w *world) endAgent(ctx context.Context, how string) error {
 	return nil
 }
 
-// memory returns the causes of each GPU's findings in the state file, and its number of trips.
-func (w *world) memory() (causes [gpus]map[string]bool, trips [gpus]int, err error) {
+// savedFindings returns the causes of each GPU's findings in the state file, and its number of trips.
+func (w *world) savedFindings() (causes [gpus]map[string]bool, trips [gpus]int, err error) {
 	var m statefile.Saved
 	text, err := os.ReadFile(w.stateFile())
 	if err == nil {
@@ -168,9 +168,9 @@ func (w *world) memory() (causes [gpus]map[string]bool, trips [gpus]int, err err
 	return causes, trips, nil
 }
 
-// checkKept checks that the state file has what must survive a restart.
-func (w *world) checkKept() error {
-	kept, trips, err := w.memory()
+// checkSaved checks that the state file has what must survive a restart.
+func (w *world) checkSaved() error {
+	kept, trips, err := w.savedFindings()
 	if err != nil {
 		return err
 	}
@@ -181,8 +181,8 @@ func (w *world) checkKept() error {
 		if trips[i] != g.trips {
 			return violated("trips", "state file: GPU %d has %d trips, want %d", i, trips[i], g.trips)
 		}
-		if kept[i]["xid-48"] != g.fatal || kept[i][health.CauseLost] != g.seen {
-			return violated("memory", "state file: %v of GPU %d; lost %t, XID 48 %t", kept[i], i, g.seen, g.fatal)
+		if kept[i]["xid-48"] != g.xid48 || kept[i][health.CauseLost] != g.lossMeasured {
+			return violated("memory", "state file: %v of GPU %d; lost %t, XID 48 %t", kept[i], i, g.lossMeasured, g.xid48)
 		}
 	}
 	return nil
@@ -199,7 +199,7 @@ func (w *world) checkFindings(ctx context.Context, kept [gpus]map[string]bool) e
 	}
 	for _, d := range s.GPUs {
 		g, has := w.gpu[d.Index], d.causes()
-		stands := map[string]bool{"xid-48": g.fatal, health.CauseLost: g.seen, health.CauseRemapPending: g.remap}
+		stands := map[string]bool{"xid-48": g.xid48, health.CauseLost: g.lossMeasured, health.CauseRemapPending: g.remapPending}
 		for cause := range has {
 			if !stands[cause] && !kept[d.Index][cause] {
 				return violated("findings", "unexpected %s on GPU %d; saved were %v", cause, d.Index, kept[d.Index])

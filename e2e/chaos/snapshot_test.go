@@ -63,37 +63,37 @@ func (w *world) snapshot(ctx context.Context) (s snapshot, err error) {
 	return s, json.Unmarshal(text, &s)
 }
 
-// short summarizes the world.
-func (w *world) short() string {
+// summary summarizes the world.
+func (w *world) summary() string {
 	out := w.source
-	for word, is := range map[string]bool{"unseen": w.unseen, "away": w.away && !w.stuck, "stuck": w.stuck, "engine-away": w.gone && !w.away} {
+	for word, is := range map[string]bool{"unseen": w.unmeasured, "away": w.detached && !w.detachPending, "stuck": w.detachPending, "engine-away": w.engineDetached && !w.detached} {
 		if is {
 			out += " " + word
 		}
 	}
-	if w.blocked {
+	if w.logBlocked {
 		out += " blocked"
 	}
 	if w.clock != "0" {
 		out += " clock:" + w.clock
 	}
-	if w.frozen {
+	if w.kubeletFrozen {
 		out += " frozen"
 	}
-	if w.absent {
+	if w.kubeletStopped {
 		out += " no-kubelet"
 	}
-	if w.full {
+	if w.diskFull {
 		out += " disk-full"
 	}
-	if w.badly {
+	if w.configInvalid {
 		out += " bad-config"
 	}
 	for i, g := range w.gpu {
 		if g.lost {
 			out += fmt.Sprintf(" lost:%d", i)
 		}
-		if g.fatal {
+		if g.xid48 {
 			out += fmt.Sprintf(" xid48:%d", i)
 		}
 		if g.mig != "off" {

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// turn changes the state of the source.
-func (w *world) turn(ctx context.Context, to string) error {
+// setSource changes the state of the source.
+func (w *world) setSource(ctx context.Context, to string) error {
 	if to == w.source || w.source != "up" && to != "up" {
 		return nil // one fault at a time
 	}
@@ -15,35 +15,35 @@ func (w *world) turn(ctx context.Context, to string) error {
 	if err != nil {
 		return err
 	}
-	w.source, w.closing = to, false
+	w.source, w.sessionClosing = to, false
 	if w.attaching && to == "up" {
-		w.gone = false
+		w.engineDetached = false
 	}
-	w.look()
-	if err := w.Event(ctx, "{source: "+sourceWord(to)+"}"); err != nil {
+	w.measure()
+	if err := w.Event(ctx, "{source: "+simSource(to)+"}"); err != nil {
 		return err
 	}
 	switch {
-	case w.stuck: // a hung source can only recover
-		return w.awaitLetGo(ctx, before.Source.Measured)
-	case (w.away || w.gone) && w.engine != nil: // the source is not used before an attach
-		return w.await(ctx, slow(within), func(context.Context) error { return w.engine.obeyed() })
-	case w.away || w.gone:
+	case w.detachPending: // a hung source can only recover
+		return w.awaitDetached(ctx, before.Source.Measured)
+	case (w.detached || w.engineDetached) && w.engine != nil: // the source is not used before an attach
+		return w.await(ctx, scaled(stepTimeout), func(context.Context) error { return w.engine.checkRead() })
+	case w.detached || w.engineDetached:
 		return nil
 	}
 	if w.engine != nil && to != "up" {
 		// The agent detects the fault by polling and would miss short ones. It confirms a blind source after three
 		// seconds, or two polls after a connection.
 		if to == "hung" {
-			return w.awaitSource(ctx, slow(within), "gpu_node_agent_source_stalled", 1)
+			return w.awaitSource(ctx, scaled(stepTimeout), "gpu_node_agent_source_stalled", 1)
 		}
-		return w.awaitSource(ctx, slow(within)+5*time.Second, "gpu_node_agent_source_up", 0)
+		return w.awaitSource(ctx, scaled(stepTimeout)+5*time.Second, "gpu_node_agent_source_up", 0)
 	}
 	switch {
 	case w.engine == nil && to != "up":
 		return nil
 	case w.engine == nil && was == "hung":
-		return w.awaitSource(ctx, slow(within), "gpu_node_agent_source_up", 1)
+		return w.awaitSource(ctx, scaled(stepTimeout), "gpu_node_agent_source_up", 1)
 	}
 	// The backoff between connections doubles, so it may take longer than the other time limits.
 	return w.awaitSource(ctx, 45*time.Second, "gpu_node_agent_source_up", 1)
@@ -63,7 +63,7 @@ func (w *world) awaitSource(ctx context.Context, d time.Duration, series string,
 	})
 }
 
-// sourceWord returns the simulation's name of a source state.
-func sourceWord(source string) string {
+// simSource returns the simulation's name of a source state.
+func simSource(source string) string {
 	return map[string]string{"dead": "down", "hung": "stalled", "blind": "blind", "up": "up"}[source]
 }

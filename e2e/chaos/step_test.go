@@ -109,8 +109,8 @@ const gpus = 8
 // calm is the step that reverts all faults and checks for leaks.
 const calm = "calm"
 
-// lap is the number of steps between calms.
-const lap = 25
+// calmInterval is the number of steps between calms.
+const calmInterval = 25
 
 // sequence returns an endless generator of steps, equal for equal seeds.
 func sequence(seed uint64, all []kind) func() step {
@@ -122,7 +122,7 @@ func sequence(seed uint64, all []kind) func() step {
 	n := 0
 	return func() step {
 		n++
-		if n%lap == 0 {
+		if n%calmInterval == 0 {
 			return step{kind: calm}
 		}
 		at := r.IntN(sum)
@@ -134,7 +134,7 @@ func sequence(seed uint64, all []kind) func() step {
 		if len(all[i].args) > 0 {
 			s.arg = all[i].args[r.IntN(len(all[i].args))]
 		}
-		s.hasty = all[i].hasty && r.IntN(3) == 0 && (n+1)%lap != 0
+		s.hasty = all[i].hasty && r.IntN(3) == 0 && (n+1)%calmInterval != 0
 		return s
 	}
 }

@@ -63,16 +63,16 @@ type world struct {
 	disk     *disk
 	log      *buffer
 	streams  []*kubelettest.Client
-	base     *footprint // of the first calm
+	baseline *footprint // of the first calm
 	endpoint map[string]string
 
 	registration registration
 	orphans      map[string]bool       // resources of previous agents
 	measuredAt   time.Time             // last measurement before the detach
-	kept         [gpus]map[string]bool // causes that the agent restored
+	savedCauses  [gpus]map[string]bool // causes that the agent restored
 	patience     time.Duration
 	scenario     string // of the agent's last start
-	ending       string // end of the last valid configuration
+	configEnd    string // end of the last valid configuration
 
 	stopScrapes func()
 	mu          sync.Mutex // guards scraped and scrapeErr
@@ -124,7 +124,7 @@ func newWorld(ctx context.Context, with setup) (_ *world, err error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &world{Node: n, agent: with.agent, model: newModel(), log: &buffer{}, endpoint: map[string]string{}, orphans: map[string]bool{}, patience: slow(within), ending: goodConfigs()[0]}
+	w := &world{Node: n, agent: with.agent, model: newModel(), log: &buffer{}, endpoint: map[string]string{}, orphans: map[string]bool{}, patience: scaled(stepTimeout), configEnd: goodConfigs()[0]}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, w.end())
@@ -144,7 +144,7 @@ func newWorld(ctx context.Context, with setup) (_ *world, err error) {
 	}
 	w.patience = 30 * time.Second
 	err = w.check(ctx)
-	w.patience = slow(within)
+	w.patience = scaled(stepTimeout)
 	w.scrape(context.WithoutCancel(ctx))
 	return w, err
 }

@@ -63,13 +63,13 @@ func build(ctx context.Context, dir string) error {
 		{".", "0", []string{"build", "-trimpath", "-ldflags", "-s -w", "-o", bin("workload"), "./workload"}},
 		{filepath.Join("..", "helm"), "1", []string{"build", "-o", bin("helm"), "helm.sh/helm/v4/cmd/helm"}},
 	} {
-		began := time.Now()
+		begin := time.Now()
 		cmd := exec.CommandContext(ctx, "go", step.args...)
 		cmd.Dir, cmd.Env = step.dir, append(os.Environ(), "CGO_ENABLED="+step.cgo)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("%v: %w\n%s", cmd, err, out)
 		}
-		fmt.Printf("built %s in %.0fs\n", filepath.Base(step.args[len(step.args)-2]), time.Since(began).Seconds())
+		fmt.Printf("built %s in %.0fs\n", filepath.Base(step.args[len(step.args)-2]), time.Since(begin).Seconds())
 	}
 	glibc, err := sharedLibraries(ctx, bin("gpu-node-agent-"+oldTag), "/bin/sh")
 	if err != nil {

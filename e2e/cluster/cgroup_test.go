@@ -126,8 +126,8 @@ func runs() (groups []string, alive map[string]bool, err error) {
 	return groups, alive, errors.Join(err, err2)
 }
 
-// removeLeft removes the groups of killed runs.
-func removeLeft() error {
+// removeLeftovers removes the groups of killed runs.
+func removeLeftovers() error {
 	groups, alive, err := runs()
 	for _, group := range groups {
 		if !alive[filepath.Base(group)] {

@@ -72,11 +72,11 @@ func newCluster(dir string) (*cluster, error) {
 	if err := errors.Join(makeMachine(c.file("state"), c.file("logs")), nodeFiles(c)); err != nil {
 		return nil, err
 	}
-	began := time.Now()
+	begin := time.Now()
 	if err := c.start(); err != nil {
 		return nil, err
 	}
-	fmt.Printf("the cluster is up after %.0fs\n", time.Since(began).Seconds())
+	fmt.Printf("the cluster is up after %.0fs\n", time.Since(begin).Seconds())
 	return c, nil
 }
 
@@ -165,10 +165,10 @@ func (c *cluster) wait(on *process.Process, what string, holds func(context.Cont
 
 // play starts this program in another role.
 func (c *cluster) play(role string, args ...string) (*process.Process, error) {
-	return process.Play(role, c.file("logs", role+".log"), args...)
+	return process.StartRole(role, c.file("logs", role+".log"), args...)
 }
 
 // program starts another program.
 func (c *cluster) program(name string, args ...string) (*process.Process, error) {
-	return process.Logged(c.file("logs", name+".log"), exec.Command(name, args...))
+	return process.StartLogged(c.file("logs", name+".log"), exec.Command(name, args...))
 }

@@ -21,8 +21,8 @@ const (
 	podSubnet = "10.244.1.0/24"
 )
 
-// ownDirs returns the directories that the machine does not share with the host.
-func ownDirs() []string {
+// privateDirs returns the directories that the machine does not share with the host.
+func privateDirs() []string {
 	return []string{
 		"/var/lib/kubelet", "/var/lib/containerd", "/var/lib/cni", "/var/lib/gpu-node-agent",
 		"/etc/cni", "/etc/cdi", "/var/log/pods", "/var/log/containers",
@@ -37,13 +37,13 @@ func makeMountPoints(list string) (remove func(), err error) {
 		err = nil
 	}
 	made := strings.Fields(string(was))
-	for _, dir := range ownDirs() {
+	for _, dir := range privateDirs() {
 		if _, e := os.Lstat(dir); errors.Is(e, fs.ErrNotExist) && !slices.Contains(made, dir) {
 			made = append(made, dir)
 		}
 	}
 	err = errors.Join(err, os.WriteFile(list, []byte(strings.Join(made, "\n")+"\n"), 0o644))
-	for _, dir := range ownDirs() {
+	for _, dir := range privateDirs() {
 		if e := os.Mkdir(dir, 0o755); !errors.Is(e, fs.ErrExist) {
 			err = errors.Join(err, e)
 		}
@@ -73,7 +73,7 @@ func makeMachine(state, logs string) error {
 		mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE),
 		mount("proc", "/proc", "proc", 0),
 	}
-	for _, dir := range ownDirs() {
+	for _, dir := range privateDirs() {
 		from := filepath.Join(state, strings.ReplaceAll(dir[1:], "/", "_"))
 		if strings.HasPrefix(dir, "/var/log/") {
 			from = filepath.Join(logs, filepath.Base(dir))

@@ -26,7 +26,7 @@ import (
 const insideRole = "machine"
 
 func TestMain(m *testing.M) {
-	switch part := os.Getenv(process.Role); part {
+	switch part := os.Getenv(process.RoleEnv); part {
 	case "":
 		os.Exit(outside())
 	case insideRole:
@@ -101,7 +101,7 @@ func outside() int {
 	unmake := func() {}
 	defer func() { g.remove(); unmake() }()
 	// Create the group first: then the end of another clone's run sees this one and keeps the mount points.
-	if err := errors.Join(removeLeft(), g.make()); err != nil {
+	if err := errors.Join(removeLeftovers(), g.make()); err != nil {
 		return fail("cgroups", err)
 	}
 	if unmake, err = makeMountPoints(filepath.Join(dir, "mount-points")); err != nil {
@@ -112,7 +112,7 @@ func outside() int {
 		return fail("machine", err)
 	}
 	cmd := exec.CommandContext(ctx, self, os.Args[1:]...)
-	cmd.Env = append(os.Environ(), process.Role+"="+insideRole, cgroupEnv+"="+g.name)
+	cmd.Env = append(os.Environ(), process.RoleEnv+"="+insideRole, cgroupEnv+"="+g.name)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = nil, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC,

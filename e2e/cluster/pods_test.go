@@ -37,8 +37,8 @@ func getPod(ctx context.Context, name string) (*v1.Pod, error) {
 	return theCluster.client.CoreV1().Pods("default").Get(ctx, name, metav1.GetOptions{})
 }
 
-// running waits until a pod runs, and returns the devices that it printed.
-func running(t *testing.T, name string) (devices string) {
+// awaitRunning waits until a pod runs, and returns the devices that it printed.
+func awaitRunning(t *testing.T, name string) (devices string) {
 	t.Helper()
 	eventually(t, "pod "+name+" runs", func(ctx context.Context) error {
 		pod, err := getPod(ctx, name)
@@ -83,8 +83,8 @@ func containerOf(t *testing.T, name string) (check func()) {
 	}
 }
 
-// pending waits until the scheduler finds no room for a pod.
-func pending(t *testing.T, name, why string) {
+// awaitPending waits until the scheduler finds no room for a pod.
+func awaitPending(t *testing.T, name, why string) {
 	t.Helper()
 	eventually(t, "pod "+name+" is pending: "+why, func(ctx context.Context) error {
 		pod, err := getPod(ctx, name)
@@ -121,9 +121,9 @@ func end(t *testing.T, names ...string) {
 	})
 }
 
-// kubeletGives waits until the kubelet itself has want allocatable devices. After the kubelet's restart the node's
+// awaitKubeletDevices waits until the kubelet itself has want allocatable devices. After the kubelet's restart the node's
 // status is old for a while, and a registration does not imply a device list.
-func kubeletGives(t *testing.T, want int) {
+func awaitKubeletDevices(t *testing.T, want int) {
 	t.Helper()
 	client, conn, err := podresources.GetV1Client("unix:///var/lib/kubelet/pod-resources/kubelet.sock", patience, 1<<20)
 	if err != nil {
@@ -148,8 +148,8 @@ func kubeletGives(t *testing.T, want int) {
 	})
 }
 
-// deviceHealth waits for the health of the device in a pod's status.
-func deviceHealth(t *testing.T, name, want string) {
+// awaitDeviceHealth waits for the health of the device in a pod's status.
+func awaitDeviceHealth(t *testing.T, name, want string) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("pod %s has a device that is %s", name, want), func(ctx context.Context) error {
 		pod, err := getPod(ctx, name)

@@ -65,7 +65,7 @@ scrape_configs:
 	}
 	t.Cleanup(p.Kill)
 	server := prometheusServer{p}
-	server.counts(t, `up{job="gpu-node-agent", instance="`+nodeName+`"} == 1`, 1)
+	server.awaitCount(t, `up{job="gpu-node-agent", instance="`+nodeName+`"} == 1`, 1)
 	return server
 }
 
@@ -117,8 +117,8 @@ func (prometheusServer) get(ctx context.Context, path string, data any) error {
 	return json.Unmarshal(text, &struct{ Data any }{data})
 }
 
-// counts waits until a query returns want series.
-func (p prometheusServer) counts(t *testing.T, query string, want int) {
+// awaitCount waits until a query returns want series.
+func (p prometheusServer) awaitCount(t *testing.T, query string, want int) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("Prometheus has %d of %s", want, query), func(ctx context.Context) error {
 		var found struct {
@@ -154,8 +154,8 @@ func (p prometheusServer) alerts(ctx context.Context, name string) ([]string, er
 	return all, nil
 }
 
-// fires waits until an alert with the label fires.
-func (p prometheusServer) fires(t *testing.T, alert, label, value string) {
+// awaitFiring waits until an alert with the label fires.
+func (p prometheusServer) awaitFiring(t *testing.T, alert, label, value string) {
 	t.Helper()
 	eventually(t, "alert "+alert+" fires", func(ctx context.Context) error {
 		all, err := p.alerts(ctx, alert)
@@ -168,8 +168,8 @@ func (p prometheusServer) fires(t *testing.T, alert, label, value string) {
 	}, p.Process)
 }
 
-// silent waits until an alert is neither pending nor firing.
-func (p prometheusServer) silent(t *testing.T, alert string) {
+// awaitResolved waits until an alert is neither pending nor firing.
+func (p prometheusServer) awaitResolved(t *testing.T, alert string) {
 	t.Helper()
 	eventually(t, "alert "+alert+" is resolved", func(ctx context.Context) error {
 		all, err := p.alerts(ctx, alert)

@@ -66,16 +66,16 @@ func (n machine) bindFor(name string, of v1.ResourceName, count int64) *v1.Pod {
 	return n.Bind(node.Pod("default", name, of, count))
 }
 
-// admission asks the kubelet to admit a pod, and returns the devices that the kubelet assigned and those in the
+// tryAdmit asks the kubelet to admit a pod, and returns the devices that the kubelet assigned and those in the
 // container's environment.
-func (n machine) admission(pod *v1.Pod, of v1.ResourceName) (booked, visible []string, err error) {
+func (n machine) tryAdmit(pod *v1.Pod, of v1.ResourceName) (booked, visible []string, err error) {
 	env, err := n.Kubelet.Admit(n.T.Context(), pod)
 	return slices.Sorted(maps.Keys(n.Kubelet.PodDevices(pod, of))), strings.Split(env["NVIDIA_VISIBLE_DEVICES"], ","), err
 }
 
-func (n machine) admitTo(pod *v1.Pod, of v1.ResourceName) (booked, visible []string) {
+func (n machine) admitFor(pod *v1.Pod, of v1.ResourceName) (booked, visible []string) {
 	n.T.Helper()
-	booked, visible, err := n.admission(pod, of)
+	booked, visible, err := n.tryAdmit(pod, of)
 	if err != nil {
 		n.T.Fatal(err)
 	}
@@ -86,19 +86,19 @@ func (n machine) admitTo(pod *v1.Pod, of v1.ResourceName) (booked, visible []str
 // assigned.
 func (n machine) admit(pod *v1.Pod) []string {
 	n.T.Helper()
-	booked, visible := n.admitTo(pod, node.GPU)
+	booked, visible := n.admitFor(pod, node.GPU)
 	if !sameSet(visible, booked) {
 		n.T.Fatalf("pod %s sees %v, but the kubelet assigned %v", pod.Name, visible, booked)
 	}
 	return visible
 }
 
-// admitInTheEnd retries admit: the kubelet may lose the agent's registration (kubernetes#127803) and refuses pods until
+// admitEventually retries admit: the kubelet may lose the agent's registration (kubernetes#127803) and refuses pods until
 // the agent registers again.
-func (n machine) admitInTheEnd(pod *v1.Pod) (visible []string) {
+func (n machine) admitEventually(pod *v1.Pod) (visible []string) {
 	n.T.Helper()
 	n.Eventually("pod "+pod.Name+" is admitted", func() error {
-		booked, shown, err := n.admission(pod, node.GPU)
+		booked, shown, err := n.tryAdmit(pod, node.GPU)
 		if err == nil && !sameSet(shown, booked) {
 			err = fmt.Errorf("container sees %v, but the kubelet assigned %v", shown, booked)
 		}
@@ -108,8 +108,8 @@ func (n machine) admitInTheEnd(pod *v1.Pod) (visible []string) {
 	return visible
 }
 
-// allSee checks that the kubelet and /metrics agree on eight GPUs, of which only the sick ones are unhealthy.
-func (n machine) allSee(sick ...string) error {
+// checkDevices checks that the kubelet and /metrics agree on eight GPUs, of which only the sick ones are unhealthy.
+func (n machine) checkDevices(sick ...string) error {
 	if err := n.KubeletHas(node.GPU, 8, 8-len(sick)); err != nil {
 		return err
 	}

@@ -22,14 +22,14 @@ func TestAgentBeforeKubelet(t *testing.T) {
 		}
 		return err
 	})
-	n.Answers("alive without a kubelet", "/livez", http.StatusOK)
+	n.AwaitStatus("alive without a kubelet", "/livez", http.StatusOK)
 
 	n.StartKubelet()
-	n.Eventually("eight GPUs once there is a kubelet", func() error { return n.allSee() })
-	n.Answers("ready", "/readyz", http.StatusOK)
+	n.Eventually("eight GPUs once there is a kubelet", func() error { return n.checkDevices() })
+	n.AwaitStatus("ready", "/readyz", http.StatusOK)
 
 	n.StopKubelet()
-	n.Answers("not ready after the kubelet stops", "/readyz", http.StatusServiceUnavailable)
+	n.AwaitStatus("not ready after the kubelet stops", "/readyz", http.StatusServiceUnavailable)
 	n.EndAgent()
 }
 
@@ -38,7 +38,7 @@ func TestKubeletRestartStorm(t *testing.T) {
 	n := newMachine(t)
 	n.StartKubelet()
 	n.StartAgent()
-	n.Eventually("eight GPUs", func() error { return n.allSee() })
+	n.Eventually("eight GPUs", func() error { return n.checkDevices() })
 	pod := n.bind("steady", 2)
 	gpus := n.admit(pod)
 
@@ -58,12 +58,12 @@ func TestKubeletRestartStorm(t *testing.T) {
 				return nil
 			})
 		case 2:
-			n.Eventually(fmt.Sprintf("eight GPUs after %d restarts", i+1), func() error { return n.allSee() })
+			n.Eventually(fmt.Sprintf("eight GPUs after %d restarts", i+1), func() error { return n.checkDevices() })
 		}
 	}
-	n.Eventually("eight GPUs in the end", func() error { return n.allSee() })
-	n.podHasAtAll(pod, gpus...)
-	if again := n.admitInTheEnd(pod); !sameSet(again, gpus) {
+	n.Eventually("eight GPUs in the end", func() error { return n.checkDevices() })
+	n.checkPodDevices(pod, gpus...)
+	if again := n.admitEventually(pod); !sameSet(again, gpus) {
 		t.Errorf("the pod had %v and now has %v", gpus, again)
 	}
 	// All streams of stopped kubelets must have ended: an old stream would take the next event.
@@ -100,7 +100,7 @@ func TestKubeletLosesAgent(t *testing.T) {
 			n := newMachine(t)
 			n.StartKubelet()
 			n.StartAgent()
-			n.Eventually("eight GPUs", func() error { return n.allSee() })
+			n.Eventually("eight GPUs", func() error { return n.checkDevices() })
 			for i := range loss.rounds {
 				before, err := n.scrape()
 				if err != nil {
@@ -115,8 +115,8 @@ func TestKubeletLosesAgent(t *testing.T) {
 					}
 					return err
 				})
-				n.Eventually("eight GPUs again", func() error { return n.allSee() })
-				n.admitInTheEnd(n.bind(fmt.Sprintf("pod-%d", i), 1))
+				n.Eventually("eight GPUs again", func() error { return n.checkDevices() })
+				n.admitEventually(n.bind(fmt.Sprintf("pod-%d", i), 1))
 			}
 		})
 	}

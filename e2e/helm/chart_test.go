@@ -53,10 +53,10 @@ func helm(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), helmBinary, args...)
 	cmd.Env = append(os.Environ(), "HOME="+t.TempDir())
-	var out, said bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &said
+	var out, found bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &found
 	if err := cmd.Run(); err != nil {
-		return "", fmt.Errorf("helm %s: %w\n%s%s", strings.Join(args, " "), err, out.Bytes(), said.Bytes())
+		return "", fmt.Errorf("helm %s: %w\n%s%s", strings.Join(args, " "), err, out.Bytes(), found.Bytes())
 	}
 	return out.String(), nil
 }
@@ -159,8 +159,8 @@ func TestValuesFiles(t *testing.T) {
 						config = c.Data["config.yaml"]
 					}
 				}
-				if said := faults(t, config); len(said) > 0 {
-					t.Errorf("%s: the agent reports %v\n%s", ds.Name, said, config)
+				if found := faults(t, config); len(found) > 0 {
+					t.Errorf("%s: the agent reports %v\n%s", ds.Name, found, config)
 				}
 			}
 		})

@@ -55,7 +55,7 @@ func TestOpenShift(t *testing.T) {
 			if c.account != "" && pod.ServiceAccountName != c.account {
 				t.Errorf("pod has account %s, want %s", pod.ServiceAccountName, c.account)
 			}
-			confined(t, o.daemonSets[0], nil)
+			checkConfined(t, o.daemonSets[0], nil)
 			for _, container := range slices.Concat(pod.InitContainers, pod.Containers) {
 				got := ""
 				if s := container.SecurityContext.SELinuxOptions; s != nil {

@@ -19,10 +19,10 @@ var update = flag.Bool("update", false, "update the keys in values.schema.json")
 // that the agent accepts. After a change: go test -run TestSchema -update .
 func TestSchema(t *testing.T) {
 	defaults := read(t, filepath.Join("..", "..", "config.yaml"))
-	wanted := make(map[string]map[string]any)
-	ofTexts(t, defaults, wanted)
-	ofNumbers(t, defaults, wanted)
-	config, err := schemaOf(defaults, "", wanted)
+	constraints := make(map[string]map[string]any)
+	addStringSchemas(t, defaults, constraints)
+	addNumberSchemas(t, defaults, constraints)
+	config, err := schemaOf(defaults, "", constraints)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,13 +66,13 @@ var lists = regexp.MustCompile(`\[\s+[^\[\]{}]*\s\]`)
 
 // schemaOf returns the schema of a value from its default; null stands for the default. wanted has more conditions by
 // key. The agent checks the rest.
-func schemaOf(value any, key string, wanted map[string]map[string]any) (map[string]any, error) {
+func schemaOf(value any, key string, constraints map[string]map[string]any) (map[string]any, error) {
 	var schema map[string]any
 	switch v := value.(type) {
 	case map[string]any:
 		properties := make(map[string]any, len(v))
 		for name, value := range v {
-			one, err := schemaOf(value, strings.TrimPrefix(key+"."+name, "."), wanted)
+			one, err := schemaOf(value, strings.TrimPrefix(key+"."+name, "."), constraints)
 			if err != nil {
 				return nil, err
 			}
@@ -91,7 +91,7 @@ func schemaOf(value any, key string, wanted map[string]map[string]any) (map[stri
 	default:
 		return nil, fmt.Errorf("%s: unexpected type %T", key, value)
 	}
-	maps.Copy(schema, wanted[key])
+	maps.Copy(schema, constraints[key])
 	return schema, nil
 }
 

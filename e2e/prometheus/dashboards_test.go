@@ -52,13 +52,13 @@ func (v variable) query(t *testing.T) string {
 }
 
 type panel struct {
-	ID          int        `json:"id"`
-	Type        string     `json:"type"`
-	Title       string     `json:"title"`
-	Description string     `json:"description"`
-	Place       place      `json:"gridPos"`
-	Datasource  datasource `json:"datasource"`
-	Targets     []target   `json:"targets"`
+	ID          int          `json:"id"`
+	Type        string       `json:"type"`
+	Title       string       `json:"title"`
+	Description string       `json:"description"`
+	Position    gridPosition `json:"gridPos"`
+	Datasource  datasource   `json:"datasource"`
+	Targets     []target     `json:"targets"`
 	FieldConfig struct {
 		Defaults struct {
 			Unit       string `json:"unit"`
@@ -96,11 +96,11 @@ type target struct {
 	Instant bool   `json:"instant"`
 }
 
-type place struct {
+type gridPosition struct {
 	H, W, X, Y int
 }
 
-func (p place) overlaps(q place) bool {
+func (p gridPosition) overlaps(q gridPosition) bool {
 	return p.X < q.X+q.W && q.X < p.X+p.W && p.Y < q.Y+q.H && q.Y < p.Y+p.H
 }
 
@@ -183,12 +183,12 @@ func panelFaults(d dashboard, known []string) (faults []string) {
 			if p.ID == q.ID {
 				bad(p, "has the id of %q", q.Title)
 			}
-			if p.Place.overlaps(q.Place) {
+			if p.Position.overlaps(q.Position) {
 				bad(p, "overlaps %q", q.Title)
 			}
 		}
-		if p.ID <= 0 || p.Title == "" || p.Place.W <= 0 || p.Place.H <= 0 || p.Place.X < 0 || p.Place.X+p.Place.W > 24 {
-			bad(p, "lacks an id, title or position: %+v", p.Place)
+		if p.ID <= 0 || p.Title == "" || p.Position.W <= 0 || p.Position.H <= 0 || p.Position.X < 0 || p.Position.X+p.Position.W > 24 {
+			bad(p, "lacks an id, title or position: %+v", p.Position)
 		}
 		if p.Type == "row" {
 			continue

@@ -27,7 +27,7 @@ func newMachine(t *testing.T) machine {
 	n.Start(prometheus, "--config.file=prometheus.yaml", "--storage.tsdb.path=data", "--web.listen-address="+address)
 	n.Eventually("Prometheus has scraped the agent", func() error {
 		// Several times, because the first value of a counter is no increase.
-		return n.wants(`count_over_time(gpu_node_agent_source_up[1m]) >= 3`, 2)
+		return n.checkSeries(`count_over_time(gpu_node_agent_source_up[1m]) >= 3`, 2)
 	})
 	return n
 }
@@ -67,14 +67,14 @@ scrape_configs:
 `, rules, n.Address)
 }
 
-// run admits a pod that requests GPUs.
-func (n machine) run(namespace, name string, gpus int64) {
+// runPod admits a pod that requests GPUs.
+func (n machine) runPod(namespace, name string, gpus int64) {
 	n.T.Helper()
 	n.Admit(n.Bind(node.Pod(namespace, name, node.GPU, gpus)))
 }
 
-// wants checks the number of series of an expression.
-func (n machine) wants(expr string, count int) error {
+// checkSeries checks the number of series of an expression.
+func (n machine) checkSeries(expr string, count int) error {
 	got, err := n.prom.query(n.T.Context(), expr)
 	if err == nil && len(got) != count {
 		err = fmt.Errorf("%s has %d series, want %d: %v", expr, len(got), count, got)

@@ -8,10 +8,10 @@ import (
 	"strings"
 )
 
-// valuesOf returns values of a dashboard's variables, as Grafana would set them: All where the variable offers it and
+// variableValues returns values of a dashboard's variables, as Grafana would set them: All where the variable offers it and
 // all is set, otherwise a value that Prometheus has. The names with underscores are Grafana's own, for a scrape
 // interval of 15s.
-func (n machine) valuesOf(d dashboard, all bool) map[string]string {
+func (n machine) variableValues(d dashboard, all bool) map[string]string {
 	n.T.Helper()
 	values := map[string]string{"datasource": "prometheus", "__rate_interval": "1m", "__range": "1h"}
 	for _, v := range d.Templating.List {
@@ -59,7 +59,7 @@ func (n machine) checkPanels(all bool) {
 	n.T.Helper()
 	queries := 0
 	for name, d := range dashboards(n.T) {
-		values := n.valuesOf(d, all)
+		values := n.variableValues(d, all)
 		for _, p := range d.Panels {
 			fields := make(map[string]bool) // columns of a table
 			for _, q := range p.Targets {
@@ -139,12 +139,12 @@ func (n machine) panel(file, title string) ([]series, error) {
 	if i < 0 {
 		n.T.Fatalf("%s has no panel %q", file, title)
 	}
-	return n.prom.query(n.T.Context(), substitute(d.Panels[i].Targets[0].Expr, n.valuesOf(d, true)))
+	return n.prom.query(n.T.Context(), substitute(d.Panels[i].Targets[0].Expr, n.variableValues(d, true)))
 }
 
-// has12239 waits for the queries of NVIDIA's dashboard for dcgm-exporter (12239 on grafana.com): those by GPU return a
+// awaitDashboard12239 waits for the queries of NVIDIA's dashboard for dcgm-exporter (12239 on grafana.com): those by GPU return a
 // series per GPU, the others one.
-func (n machine) has12239() {
+func (n machine) awaitDashboard12239() {
 	n.T.Helper()
 	const selector = `{instance=~"node-1", gpu=~"(0|1|2|3|4|5|6|7)"}`
 	for expr, want := range map[string]int{

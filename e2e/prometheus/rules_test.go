@@ -77,8 +77,8 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// TestRulesAreTold checks that every alert has a severity and annotations, and that every rule has unit tests.
-func TestRulesAreTold(t *testing.T) {
+// TestRulesAreDocumented checks that every alert has a severity and annotations, and that every rule has unit tests.
+func TestRulesAreDocumented(t *testing.T) {
 	names := make(map[string]bool)
 	for file, rules := range rules(t) {
 		var tests struct {

@@ -16,8 +16,8 @@ const listName = "THIRD_PARTY_LICENSES.csv"
 // allowed returns the licences that require no more than their text and notices. Any other needs a decision.
 func allowed() []string { return []string{"Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT"} }
 
-// enough is the percentage of a licence file that must match known licences.
-const enough = 75
+// minMatch is the percentage of a licence file that must match known licences.
+const minMatch = 75
 
 // classify reads the licences of modules. The error names every module without a licence, and with an unknown or
 // disallowed one.
@@ -62,14 +62,14 @@ func identify(text string) ([]string, error) {
 			ids = append(ids, m.ID)
 		}
 	}
-	if found.Percent < enough {
+	if found.Percent < minMatch {
 		return ids, fmt.Errorf("only %.0f %% of the text matches known licences (%s)", found.Percent, strings.Join(ids, ", "))
 	}
 	return ids, nil
 }
 
-// listOf returns the list of modules as CSV. The standard library's version is empty: it depends on who builds.
-func listOf(modules []*Module) string {
+// licenseList returns the list of modules as CSV. The standard library's version is empty: it depends on who builds.
+func licenseList(modules []*Module) string {
 	var b strings.Builder
 	b.WriteString("module,version,licences,files\n")
 	for _, m := range modules {
@@ -82,8 +82,8 @@ func listOf(modules []*Module) string {
 	return b.String()
 }
 
-// allTexts returns every licence and notice, which must accompany the binary.
-func allTexts(modules []*Module) string {
+// licenseTexts returns every licence and notice, which must accompany the binary.
+func licenseTexts(modules []*Module) string {
 	var b strings.Builder
 	for _, m := range modules {
 		for _, f := range m.files {

@@ -44,7 +44,7 @@ func run(args []string) error {
 
 // licenses fails on disallowed licences, then writes the list or compares it with the existing file.
 func licenses(dir string, write bool, texts string) error {
-	modules, err := modulesOf(dir)
+	modules, err := linkedModules(dir)
 	if err != nil {
 		return err
 	}
@@ -52,11 +52,11 @@ func licenses(dir string, write bool, texts string) error {
 		return err
 	}
 	if texts != "" {
-		if err := os.WriteFile(texts, []byte(allTexts(modules)), 0o644); err != nil {
+		if err := os.WriteFile(texts, []byte(licenseTexts(modules)), 0o644); err != nil {
 			return err
 		}
 	}
-	path, list := filepath.Join(dir, listName), listOf(modules)
+	path, list := filepath.Join(dir, listName), licenseList(modules)
 	if write {
 		return os.WriteFile(path, []byte(list), 0o644)
 	}

@@ -30,8 +30,8 @@ type file struct{ name, text string }
 // stdlib is the list's name for the standard library.
 const stdlib = "std"
 
-// modulesOf returns the modules that the agent is linked from on any of its platforms, sorted by path.
-func modulesOf(dir string) ([]*Module, error) {
+// linkedModules returns the modules that the agent is linked from on any of its platforms, sorted by path.
+func linkedModules(dir string) ([]*Module, error) {
 	all := make(map[string]*Module)
 	for _, arch := range []string{"amd64", "arm64"} {
 		for _, cgo := range []string{"1", "0"} {

@@ -24,7 +24,7 @@ func sbom(dir, binary, version, out string) error {
 	if err != nil {
 		return err
 	}
-	modules, err := modulesOf(dir)
+	modules, err := linkedModules(dir)
 	if err != nil {
 		return err
 	}
@@ -47,7 +47,7 @@ func sbom(dir, binary, version, out string) error {
 		}
 		components = append(components, c)
 	}
-	bom := bomOf(info, version, sha256.Sum256(text), components)
+	bom := newBOM(info, version, sha256.Sum256(text), components)
 	f, err := os.Create(out)
 	if err != nil {
 		return err
@@ -60,7 +60,7 @@ func sbom(dir, binary, version, out string) error {
 	return f.Close()
 }
 
-func bomOf(info *buildinfo.BuildInfo, version string, hash [sha256.Size]byte, components []cdx.Component) *cdx.BOM {
+func newBOM(info *buildinfo.BuildInfo, version string, hash [sha256.Size]byte, components []cdx.Component) *cdx.BOM {
 	main := component(info.Main.Path, version, &Module{IDs: []string{"Apache-2.0"}})
 	main.Type = cdx.ComponentTypeApplication
 	main.Hashes = &[]cdx.Hash{{Algorithm: cdx.HashAlgoSHA256, Value: hex.EncodeToString(hash[:])}}
@@ -70,7 +70,7 @@ func bomOf(info *buildinfo.BuildInfo, version string, hash [sha256.Size]byte, co
 	}
 	main.Properties = &properties
 	bom := cdx.NewBOM()
-	bom.SerialNumber = uuidOf(hash)
+	bom.SerialNumber = serialNumber(hash)
 	bom.Metadata = &cdx.Metadata{Component: &main}
 	bom.Components = &components
 	refs := make([]string, len(components))
@@ -81,8 +81,8 @@ func bomOf(info *buildinfo.BuildInfo, version string, hash [sha256.Size]byte, co
 	return bom
 }
 
-// uuidOf derives a custom UUID (version 8) from a hash.
-func uuidOf(hash [sha256.Size]byte) string {
+// serialNumber derives a custom UUID (version 8) from a hash.
+func serialNumber(hash [sha256.Size]byte) string {
 	hash[6], hash[8] = hash[6]&0x0f|0x80, hash[8]&0x3f|0x80
 	return fmt.Sprintf("urn:uuid:%x-%x-%x-%x-%x", hash[0:4], hash[4:6], hash[6:8], hash[8:10], hash[10:16])
 }

@@ -70,10 +70,10 @@ func TestDifference(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	modules := []*Module{{Path: "a.b/c", Version: "v1", IDs: []string{"ISC", "MIT"}, files: []file{{"LICENSE", " text\n"}, {"NOTICE", "more"}}}}
-	if got, want := listOf(modules), "module,version,licences,files\na.b/c,v1,ISC AND MIT,LICENSE NOTICE\n"; got != want {
+	if got, want := licenseList(modules), "module,version,licences,files\na.b/c,v1,ISC AND MIT,LICENSE NOTICE\n"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	if got := allTexts(modules); !strings.HasPrefix(got, "a.b/c v1 LICENSE\n================\n\ntext\n") || !strings.Contains(got, "more") {
+	if got := licenseTexts(modules); !strings.HasPrefix(got, "a.b/c v1 LICENSE\n================\n\ntext\n") || !strings.Contains(got, "more") {
 		t.Errorf("got %q", got)
 	}
 }
@@ -124,12 +124,12 @@ func TestSBOM(t *testing.T) {
 		}
 	}
 	// A binary of another module is refused.
-	if own, err := os.Executable(); err != nil || len(mustInfo(t, own).Deps) > 0 && sbom(root, own, "v1", out) == nil {
+	if own, err := os.Executable(); err != nil || len(readBuildInfo(t, own).Deps) > 0 && sbom(root, own, "v1", out) == nil {
 		t.Errorf("no error for the SBOM of this test binary, or %v", err)
 	}
 }
 
-func mustInfo(t *testing.T, binary string) *debug.BuildInfo {
+func readBuildInfo(t *testing.T, binary string) *debug.BuildInfo {
 	t.Helper()
 	info, err := buildinfo.ReadFile(binary)
 	if err != nil {

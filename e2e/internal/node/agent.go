@@ -35,18 +35,18 @@ func (n *Node) EndAgent() {
 		n.T.Fatalf("agent exited with %v after SIGTERM, want status 0", err)
 	}
 	n.T.Logf("%-70s %5.2fs", "agent exited after SIGTERM", time.Since(start).Seconds())
-	n.gone()
+	n.awaitWithdrawal()
 }
 
 // KillAgent kills the agent with SIGKILL.
 func (n *Node) KillAgent() {
 	n.T.Helper()
 	n.Agent.Kill()
-	n.gone()
+	n.awaitWithdrawal()
 }
 
-// gone waits until the kubelet has no allocatable devices, which could be mistaken for those of the next agent.
-func (n *Node) gone() {
+// awaitWithdrawal waits until the kubelet has no allocatable devices, which could be mistaken for those of the next agent.
+func (n *Node) awaitWithdrawal() {
 	n.T.Helper()
 	n.Agent = nil
 	if n.Kubelet == nil {
@@ -79,8 +79,8 @@ func (n *Node) Page(path string, status int) (string, error) {
 	return string(text), err
 }
 
-// Answers waits until a page of the agent has a status.
-func (n *Node) Answers(what, path string, status int) {
+// AwaitStatus waits until a page of the agent has a status.
+func (n *Node) AwaitStatus(what, path string, status int) {
 	n.T.Helper()
 	n.Eventually(what, func() error {
 		_, err := n.Page(path, status)
@@ -91,15 +91,15 @@ func (n *Node) Answers(what, path string, status int) {
 // Inject sends an event to the simulated GPUs.
 func (n *Node) Inject(format string, args ...any) {
 	n.T.Helper()
-	n.Tell("sim.sock", format, args...)
+	n.Request("sim.sock", format, args...)
 }
 
-// Tell sends a line to a socket of the agent. It waits for the socket, because the kubelet may list the devices
+// Request sends a line to a socket of the agent. It waits for the socket, because the kubelet may list the devices
 // earlier.
-func (n *Node) Tell(socket, format string, args ...any) {
+func (n *Node) Request(socket, format string, args ...any) {
 	n.T.Helper()
 	var conn net.Conn
-	_, err := process.Await(n.T.Context(), Patience, func(ctx context.Context) (err error) {
+	_, err := process.Await(n.T.Context(), Timeout, func(ctx context.Context) (err error) {
 		conn, err = new(net.Dialer).DialContext(ctx, "unix", n.File(socket))
 		return err
 	}, n.Agent)
@@ -107,7 +107,7 @@ func (n *Node) Tell(socket, format string, args ...any) {
 		n.T.Fatalf("waiting for %s: %v", socket, err)
 	}
 	defer func() { _ = conn.Close() }()
-	if err := conn.SetDeadline(time.Now().Add(Patience)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(Timeout)); err != nil {
 		n.T.Fatal(err)
 	}
 	line := fmt.Sprintf(format, args...)

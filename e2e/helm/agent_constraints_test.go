@@ -12,8 +12,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// aFault matches a line of check-config that starts with a key, and an entry's index if the key has a list.
-var aFault = regexp.MustCompile(`(?m)^([a-zA-Z.]+)(?:\[\d+\])?: (.*)$`)
+// faultLine matches a line of check-config that starts with a key, and an entry's index if the key has a list.
+var faultLine = regexp.MustCompile(`(?m)^([a-zA-Z.]+)(?:\[\d+\])?: (.*)$`)
 
 // faults returns the agent's errors about a configuration by key, or nil if it is valid. It ignores missing files,
 // which would be in volumes.
@@ -27,7 +27,7 @@ func faults(t *testing.T, config string) map[string]string {
 	if err == nil {
 		return nil
 	}
-	lines := aFault.FindAllStringSubmatch(string(out), -1)
+	lines := faultLine.FindAllStringSubmatch(string(out), -1)
 	if len(lines) == 0 {
 		t.Fatalf("%v, and no key in the output: %s", err, out)
 	}
@@ -42,28 +42,28 @@ func faults(t *testing.T, config string) map[string]string {
 
 // changed returns a copy of the configuration with to applied to each value.
 func changed(config map[string]any, prefix string, to func(key string, value any) any) map[string]any {
-	made := make(map[string]any, len(config))
+	result := make(map[string]any, len(config))
 	for name, value := range config {
 		if section, ok := value.(map[string]any); ok {
-			made[name] = changed(section, prefix+name+".", to)
+			result[name] = changed(section, prefix+name+".", to)
 		} else {
-			made[name] = to(prefix+name, value)
+			result[name] = to(prefix+name, value)
 		}
 	}
-	return made
+	return result
 }
 
-// aWord is what a value of an enum looks like.
-var aWord = regexp.MustCompile(`[A-Za-z][\w-]*`)
+// wordPattern is what a value of an enum looks like.
+var wordPattern = regexp.MustCompile(`[A-Za-z][\w-]*`)
 
-// aDuration matches what time.ParseDuration accepts.
-const aDuration = `[-+]?(0|([0-9]*\.?[0-9]*(ns|us|µs|μs|ms|s|m|h))+)`
+// durationPattern matches what time.ParseDuration accepts.
+const durationPattern = `[-+]?(0|([0-9]*\.?[0-9]*(ns|us|µs|μs|ms|s|m|h))+)`
 
-// ofTexts adds the schemas of keys with strings or lists of strings, as far as a schema can express them: an enum, a
+// addStringSchemas adds the schemas of keys with strings or lists of strings, as far as a schema can express them: an enum, a
 // duration, an absolute path. It tries values on the agent.
-func ofTexts(t *testing.T, defaults map[string]any, wanted map[string]map[string]any) {
+func addStringSchemas(t *testing.T, defaults map[string]any, constraints map[string]map[string]any) {
 	t.Helper()
-	asked := func(text func(key string) string) map[string]string {
+	faultsWith := func(text func(key string) string) map[string]string {
 		return faults(t, asYAML(t, changed(defaults, "", func(key string, value any) any {
 			switch value.(type) {
 			case string:
@@ -74,11 +74,11 @@ func ofTexts(t *testing.T, defaults map[string]any, wanted map[string]map[string
 			return value
 		})))
 	}
-	said := asked(func(string) string { return "?" })
-	empty := asked(func(string) string { return "" })
-	for key, text := range said {
-		taken := func(text string) bool {
-			return asked(func(other string) string { return map[string]string{key: text}[other] })[key] == ""
+	found := faultsWith(func(string) string { return "?" })
+	empty := faultsWith(func(string) string { return "" })
+	for key, text := range found {
+		accepts := func(text string) bool {
+			return faultsWith(func(other string) string { return map[string]string{key: text}[other] })[key] == ""
 		}
 		orEmpty := ""
 		if empty[key] == "" {
@@ -86,44 +86,44 @@ func ofTexts(t *testing.T, defaults map[string]any, wanted map[string]map[string
 		}
 		_, list := at(defaults, strings.Split(key, ".")).([]any)
 		switch {
-		case !list && taken("1m"):
-			wanted[key] = map[string]any{"pattern": "^" + aDuration + "$" + orEmpty}
-		case !list && taken("/no/such/nvidia-ctk") && !taken("no/such/nvidia-ctk"): // a name that plugin.cdi.hookPath accepts
-			wanted[key] = map[string]any{"pattern": "^/" + orEmpty}
-		case !taken("arbitrary"):
+		case !list && accepts("1m"):
+			constraints[key] = map[string]any{"pattern": "^" + durationPattern + "$" + orEmpty}
+		case !list && accepts("/no/such/nvidia-ctk") && !accepts("no/such/nvidia-ctk"): // a name that plugin.cdi.hookPath accepts
+			constraints[key] = map[string]any{"pattern": "^/" + orEmpty}
+		case !accepts("arbitrary"):
 			// The error names the words of an enum. A single one is an example.
-			words := slices.DeleteFunc(aWord.FindAllString(text, -1), func(word string) bool { return !taken(word) })
+			words := slices.DeleteFunc(wordPattern.FindAllString(text, -1), func(word string) bool { return !accepts(word) })
 			if len(words) < 2 {
 				continue
 			}
-			wanted[key] = oneOf(t, key, words, taken)
+			constraints[key] = enumSchema(t, key, words, accepts)
 			if list {
-				wanted[key] = map[string]any{"items": wanted[key]}
+				constraints[key] = map[string]any{"items": constraints[key]}
 			} else {
-				wanted[key]["enum"] = append(wanted[key]["enum"].([]any), nil)
+				constraints[key]["enum"] = append(constraints[key]["enum"].([]any), nil)
 			}
 		}
 	}
 }
 
-// oneOf returns the schema of an enum. It fails the test if the agent accepts other values.
-func oneOf(t *testing.T, key string, words []string, taken func(string) bool) map[string]any {
+// enumSchema returns the schema of an enum. It fails the test if the agent accepts other values.
+func enumSchema(t *testing.T, key string, words []string, accepts func(string) bool) map[string]any {
 	t.Helper()
 	var all []any
 	for _, word := range words {
 		all = append(all, word)
-		if other := strings.ToUpper(word); taken(other) {
+		if other := strings.ToUpper(word); accepts(other) {
 			t.Errorf("%s: the agent accepts %q, which its error does not name", key, other)
 		}
 	}
-	if taken("") {
+	if accepts("") {
 		t.Errorf("%s: the agent accepts an empty string, which its error does not name", key)
 	}
 	return map[string]any{"enum": all}
 }
 
-// ofNumbers adds the schemas of keys with numbers. It tries values on both sides of each bound on the agent.
-func ofNumbers(t *testing.T, defaults map[string]any, wanted map[string]map[string]any) {
+// addNumberSchemas adds the schemas of keys with numbers. It tries values on both sides of each bound on the agent.
+func addNumberSchemas(t *testing.T, defaults map[string]any, constraints map[string]map[string]any) {
 	t.Helper()
 	bounds := map[string]map[string]float64{
 		"health.confirm":     {"minimum": 1, "maximum": 100},
@@ -136,7 +136,7 @@ func ofNumbers(t *testing.T, defaults map[string]any, wanted map[string]map[stri
 			continue
 		}
 		key := strings.Join(path, ".")
-		taken := func(number any) bool {
+		accepts := func(number any) bool {
 			return faults(t, asYAML(t, changed(defaults, "", func(other string, value any) any {
 				if other == key {
 					return number
@@ -146,18 +146,18 @@ func ofNumbers(t *testing.T, defaults map[string]any, wanted map[string]map[stri
 		}
 		step := 0.001
 		switch {
-		case !taken(1.5):
-			wanted[key], step = orNull("integer"), 1
-		case taken("1.5"): // from helm --set
-			wanted[key] = map[string]any{"type": []any{"number", "string", "null"}, "pattern": `^[0-9]+[.][0-9]+$`}
+		case !accepts(1.5):
+			constraints[key], step = orNull("integer"), 1
+		case accepts("1.5"): // from helm --set
+			constraints[key] = map[string]any{"type": []any{"number", "string", "null"}, "pattern": `^[0-9]+[.][0-9]+$`}
 		default:
-			wanted[key] = orNull("number")
+			constraints[key] = orNull("number")
 		}
-		if bounds[key] == nil && (!taken(-1e9) || !taken(1e9)) {
+		if bounds[key] == nil && (!accepts(-1e9) || !accepts(1e9)) {
 			t.Errorf("%s: add its bounds here", key)
 		}
 		for word, bound := range bounds[key] {
-			wanted[key][word] = bound
+			constraints[key][word] = bound
 			in, out := bound, bound
 			switch word {
 			case "minimum":
@@ -169,8 +169,8 @@ func ofNumbers(t *testing.T, defaults map[string]any, wanted map[string]map[stri
 			case "exclusiveMaximum":
 				in -= step
 			}
-			if !taken(in) || taken(out) {
-				t.Errorf("%s: schema has %s %v, but the agent accepts %v: %v, and %v: %v", key, word, bound, in, taken(in), out, taken(out))
+			if !accepts(in) || accepts(out) {
+				t.Errorf("%s: schema has %s %v, but the agent accepts %v: %v, and %v: %v", key, word, bound, in, accepts(in), out, accepts(out))
 			}
 		}
 	}

@@ -11,8 +11,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// TestRights checks the rights of the pod and its service account.
-func TestRights(t *testing.T) {
+// TestPermissions checks the rights of the pod and its service account.
+func TestPermissions(t *testing.T) {
 	const conditions = "get nodes; patch nodes/status; create,patch events; "
 	for name, c := range map[string]struct {
 		set   []string
@@ -58,7 +58,7 @@ func TestRights(t *testing.T) {
 			for _, ds := range o.daemonSets {
 				token = token || *ds.Spec.Template.Spec.AutomountServiceAccountToken
 				if ds.Name == "gna-gpu-node-agent" {
-					confined(t, ds, c.caps)
+					checkConfined(t, ds, c.caps)
 				}
 			}
 			if token != (c.rules != "") {
@@ -68,8 +68,8 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// confined checks that a pod has only the rights of its capabilities.
-func confined(t *testing.T, ds *appsv1.DaemonSet, caps []corev1.Capability) {
+// checkConfined checks that a pod has only the rights of its capabilities.
+func checkConfined(t *testing.T, ds *appsv1.DaemonSet, caps []corev1.Capability) {
 	t.Helper()
 	pod := ds.Spec.Template.Spec
 	if pod.HostNetwork || pod.HostPID || pod.HostIPC {
@@ -92,8 +92,8 @@ func confined(t *testing.T, ds *appsv1.DaemonSet, caps []corev1.Capability) {
 	}
 }
 
-// TestWhere checks on which nodes the agents run.
-func TestWhere(t *testing.T) {
+// TestNodeAffinity checks on which nodes the agents run.
+func TestNodeAffinity(t *testing.T) {
 	const gpus = "feature.node.kubernetes.io/pci-10de.present In [true] | feature.node.kubernetes.io/cpu-model.vendor_id In [NVIDIA] | nvidia.com/gpu.present In [true]"
 	for name, c := range map[string]struct {
 		set  []string

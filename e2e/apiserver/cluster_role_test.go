@@ -12,14 +12,14 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// allow grants a user the cluster role in docs/operations.md.
-func (c *cluster) allow(t *testing.T, user string) {
+// grantDocumentedRole grants a user the cluster role in docs/operations.md.
+func (c *cluster) grantDocumentedRole(t *testing.T, user string) {
 	t.Helper()
-	c.grant(t, user, "gpu-node-agent-"+user, documentedRole(t).Rules...)
+	c.grantRules(t, user, "gpu-node-agent-"+user, documentedRole(t).Rules...)
 }
 
-// grant gives a user rights through a cluster role and a binding named as. Both may exist.
-func (c *cluster) grant(t *testing.T, user, as string, rules ...rbac.PolicyRule) {
+// grantRules gives a user rights through a cluster role and a binding named as. Both may exist.
+func (c *cluster) grantRules(t *testing.T, user, as string, rules ...rbac.PolicyRule) {
 	t.Helper()
 	name := metav1.ObjectMeta{Name: as}
 	role := &rbac.ClusterRole{ObjectMeta: name, Rules: rules}

@@ -18,8 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// mark sets a label of the node; "" removes it.
-func mark(t *testing.T, label, value string) {
+// setNodeLabel sets a label of the node; "" removes it.
+func setNodeLabel(t *testing.T, label, value string) {
 	t.Helper()
 	text := "null"
 	if value != "" {
@@ -31,55 +31,55 @@ func mark(t *testing.T, label, value string) {
 	}
 }
 
-// withdrawn makes the agent withdraw its resources when it stops.
-const withdrawn = `config.plugin.onStop="withdraw"`
+// withdrawOnStop makes the agent withdraw its resources when it stops.
+const withdrawOnStop = `config.plugin.onStop="withdraw"`
 
 // TestNodeConfigs selects configurations by a label of the node: time-slicing, MIG, none.
 func TestNodeConfigs(t *testing.T) {
 	const shared, small, large v1.ResourceName = "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"
 	values := []string{
-		withdrawn,
+		withdrawOnStop,
 		`nodeConfigs.shared={"plugin": {"sharing": {"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 4, "rename": "nvidia.com/gpu.shared"}]}}}}`,
 		`nodeConfigs.mig={"source": {"sim": {"profile": "h100-8-mig"}}, "plugin": {"migStrategy": "mixed"}}`,
 	}
 	step(t, "a node without the label has the default configuration", func(t *testing.T) {
 		upgrade(t, oldTag, values...)
-		nodeHas(t, gpu, "8/8")
+		awaitAmounts(t, gpu, "8/8")
 	})
 	overlap := watchOverlap(t)
 	step(t, "label selects time-slicing", func(t *testing.T) {
-		mark(t, "gpu-node-agent/config", "shared")
-		nodeHas(t, shared, "32/32")
-		nodeHas(t, gpu, "0/0")
+		setNodeLabel(t, "gpu-node-agent/config", "shared")
+		awaitAmounts(t, shared, "32/32")
+		awaitAmounts(t, gpu, "0/0")
 		start(t, "share", shared, "1")
-		if devices := running(t, "share"); !strings.HasPrefix(devices, "GPU-") {
+		if devices := awaitRunning(t, "share"); !strings.HasPrefix(devices, "GPU-") {
 			t.Errorf("the pod has %q", devices)
 		}
-		shows(t, "gpu_node_agent_device_allocated{", `pod="share"`, `resource="nvidia.com/gpu.shared"`)
+		awaitSeries(t, "gpu_node_agent_device_allocated{", `pod="share"`, `resource="nvidia.com/gpu.shared"`)
 		end(t, "share")
 	})
 	step(t, "label selects MIG with strategy mixed", func(t *testing.T) {
-		mark(t, "gpu-node-agent/config", "mig")
-		nodeHas(t, small, "46/46")
-		nodeHas(t, large, "2/2")
-		nodeHas(t, shared, "0/0")
+		setNodeLabel(t, "gpu-node-agent/config", "mig")
+		awaitAmounts(t, small, "46/46")
+		awaitAmounts(t, large, "2/2")
+		awaitAmounts(t, shared, "0/0")
 		start(t, "slice", large, "1")
-		if devices := running(t, "slice"); !strings.HasPrefix(devices, "MIG-") {
+		if devices := awaitRunning(t, "slice"); !strings.HasPrefix(devices, "MIG-") {
 			t.Errorf("the pod has %q", devices)
 		}
 		start(t, "too-many", large, "2")
-		pending(t, "too-many", "Insufficient nvidia.com/mig-3g.40gb")
+		awaitPending(t, "too-many", "Insufficient nvidia.com/mig-3g.40gb")
 		end(t, "slice", "too-many")
 	})
 	step(t, "an unknown configuration selects the default", func(t *testing.T) {
-		mark(t, "gpu-node-agent/config", "nobody")
-		nodeHas(t, gpu, "8/8")
-		nodeHas(t, small, "0/0")
-		mark(t, "gpu-node-agent/config", "")
+		setNodeLabel(t, "gpu-node-agent/config", "nobody")
+		awaitAmounts(t, gpu, "8/8")
+		awaitAmounts(t, small, "0/0")
+		setNodeLabel(t, "gpu-node-agent/config", "")
 	})
 	step(t, "never two agents on the node", overlap)
 	step(t, "helm uninstall", uninstall)
-	nodeHas(t, gpu, "0/0")
+	awaitAmounts(t, gpu, "0/0")
 }
 
 // watchOverlap counts the agents' processes until the returned function is called.
@@ -121,11 +121,11 @@ func TestGPUOperator(t *testing.T) {
 		return all.Items, nil
 	}
 	step(t, "no agent where the operator deploys no plugin", func(t *testing.T) {
-		helm(t, append(upgradeArgs(oldTag, withdrawn), "-f", "../../charts/gpu-node-agent/ci/gpu-operator-values.yaml")...)
-		wantsNoPod(t)
+		helm(t, append(upgradeArgs(oldTag, withdrawOnStop), "-f", "../../charts/gpu-node-agent/ci/gpu-operator-values.yaml")...)
+		awaitNoPod(t)
 	})
 	step(t, "the operator's label starts the agent, which waits for the toolkit", func(t *testing.T) {
-		mark(t, "nvidia.com/gpu.deploy.device-plugin", "true")
+		setNodeLabel(t, "nvidia.com/gpu.deploy.device-plugin", "true")
 		eventually(t, "the agent waits", func(ctx context.Context) error {
 			all, err := pods(ctx)
 			if err != nil || len(all) != 1 || len(all[0].Status.InitContainerStatuses) != 1 {
@@ -139,24 +139,24 @@ func TestGPUOperator(t *testing.T) {
 		if err := os.WriteFile(validations+"/toolkit-ready", nil, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		nodeHas(t, gpu, "8/8")
+		awaitAmounts(t, gpu, "8/8")
 	})
 	step(t, "the operator removes the label to repartition a GPU", func(t *testing.T) {
-		mark(t, "nvidia.com/gpu.deploy.device-plugin", "paused-for-mig-change")
+		setNodeLabel(t, "nvidia.com/gpu.deploy.device-plugin", "paused-for-mig-change")
 		eventually(t, "no agent", func(ctx context.Context) error {
 			if all, err := pods(ctx); err != nil || len(all) > 0 {
 				return fmt.Errorf("%d pods: %w", len(all), err)
 			}
 			return nil
 		})
-		nodeHas(t, gpu, "0/0")
-		mark(t, "nvidia.com/gpu.deploy.device-plugin", "")
+		awaitAmounts(t, gpu, "0/0")
+		setNodeLabel(t, "nvidia.com/gpu.deploy.device-plugin", "")
 	})
 	step(t, "helm uninstall", uninstall)
 }
 
-// wantsNoPod waits until the DaemonSet is processed and selects no node.
-func wantsNoPod(t *testing.T) {
+// awaitNoPod waits until the DaemonSet is processed and selects no node.
+func awaitNoPod(t *testing.T) {
 	t.Helper()
 	eventually(t, "DaemonSet selects no node", func(ctx context.Context) error {
 		ds, err := theCluster.client.AppsV1().DaemonSets(namespace).Get(ctx, release+"-gpu-node-agent", metav1.GetOptions{})
@@ -171,12 +171,12 @@ func wantsNoPod(t *testing.T) {
 func TestWithoutDriver(t *testing.T) {
 	args := upgradeArgs(oldTag, `config.source={"mode": "auto"}`, `minReadySeconds=0`)
 	step(t, "no agent on nodes without a GPU's label", func(t *testing.T) {
-		mark(t, "nvidia.com/gpu.present", "false") // set before the DaemonSet is created
+		setNodeLabel(t, "nvidia.com/gpu.present", "false") // set before the DaemonSet is created
 		helm(t, args...)
-		wantsNoPod(t)
+		awaitNoPod(t)
 	})
 	step(t, "the label starts the agent, which runs without being ready and reports why", func(t *testing.T) {
-		mark(t, "nvidia.com/gpu.present", "true")
+		setNodeLabel(t, "nvidia.com/gpu.present", "true")
 		eventually(t, "not ready", func(ctx context.Context) error {
 			pod, err := agentPod(ctx)
 			if err != nil {
@@ -188,7 +188,7 @@ func TestWithoutDriver(t *testing.T) {
 			}
 			return nil
 		})
-		shows(t, "gpu_node_agent_source_up 0")
+		awaitSeries(t, "gpu_node_agent_source_up 0")
 		eventually(t, "/readyz names the missing library", func(ctx context.Context) error {
 			said, err := scrapePath(ctx, "/readyz")
 			if err == nil && !strings.Contains(said, "libdcgm.so.4") {
@@ -196,7 +196,7 @@ func TestWithoutDriver(t *testing.T) {
 			}
 			return err
 		})
-		mark(t, "nvidia.com/gpu.present", "")
+		setNodeLabel(t, "nvidia.com/gpu.present", "")
 	})
 	step(t, "helm uninstall", uninstall)
 }
@@ -222,8 +222,8 @@ basic_auth_users: {prometheus: $2y$10$abcdefghijklmnopqrstuuqflPDzB6gcMhKa1rZqKi
 		t.Fatal(err)
 	}
 	step(t, "probes pass without a password", func(t *testing.T) {
-		upgrade(t, oldTag, withdrawn, `web.secretName="web"`)
-		nodeHas(t, gpu, "8/8")
+		upgrade(t, oldTag, withdrawOnStop, `web.secretName="web"`)
+		awaitAmounts(t, gpu, "8/8")
 	})
 	step(t, "the metrics require it", func(t *testing.T) {
 		pod := mustAgentPod(t)
@@ -248,5 +248,5 @@ basic_auth_users: {prometheus: $2y$10$abcdefghijklmnopqrstuuqflPDzB6gcMhKa1rZqKi
 		}
 	})
 	step(t, "helm uninstall", uninstall)
-	nodeHas(t, gpu, "0/0")
+	awaitAmounts(t, gpu, "0/0")
 }

@@ -44,8 +44,8 @@ func (w *world) checkGrowth(ctx context.Context) error {
 	return nil
 }
 
-// leftOver compares a calm agent with its first calm. Go does not release threads.
-func (w *world) leftOver(ctx context.Context) error {
+// checkLeaks compares a calm agent with its first calm. Go does not release threads.
+func (w *world) checkLeaks(ctx context.Context) error {
 	err := w.await(ctx, 15*time.Second, func(ctx context.Context) error {
 		s, err := w.snapshot(ctx)
 		if err != nil {
@@ -62,7 +62,7 @@ func (w *world) leftOver(ctx context.Context) error {
 	if text, err := os.ReadFile(w.stateFile()); err != nil || !json.Valid(text) {
 		return violated("memory", "state file: %v: %.200s", err, text)
 	}
-	if err := w.checkKept(); err != nil {
+	if err := w.checkSaved(); err != nil {
 		return err
 	}
 	rest, err := filepath.Glob(filepath.Join(w.Dir, "state", "*"))
@@ -78,14 +78,14 @@ func (w *world) leftOver(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if w.base == nil {
-			w.base = &f
+		if w.baseline == nil {
+			w.baseline = &f
 			return nil
 		}
 		const room = 8 << 20 // memory that the collector frees later, and the peak of 10,000 XIDs
-		most := uint64(math.Round(1.3*float64(w.base.RSS))) + room
-		if f.goroutines > w.base.goroutines+4 || f.Files > w.base.Files+4 || f.Threads > w.base.Threads+12 || f.RSS > most {
-			return violated("growth", "%+v; was %+v", f, *w.base)
+		most := uint64(math.Round(1.3*float64(w.baseline.RSS))) + room
+		if f.goroutines > w.baseline.goroutines+4 || f.Files > w.baseline.Files+4 || f.Threads > w.baseline.Threads+12 || f.RSS > most {
+			return violated("growth", "%+v; was %+v", f, *w.baseline)
 		}
 		return nil
 	})

@@ -27,8 +27,8 @@ const resource = "nvidia.com/gpu"
 // patience is the longest wait for a step that takes moments.
 const patience = 30 * time.Second
 
-// rig is a node with an agent and a kubelet.
-type rig struct {
+// testNode is a node with an agent and a kubelet.
+type testNode struct {
 	*node.Node
 	kubelet *kubelettest.Kubelet
 	log     *buffer
@@ -53,21 +53,21 @@ func (b *buffer) String() string {
 	return b.b.String()
 }
 
-// start starts a kubelet and an agent with simulated GPUs, and waits until the kubelet has them.
-func start(ctx context.Context, binary, profile string, gpus int) (*rig, error) {
-	return startWith(ctx, binary, "mode: sim, sim: {profile: "+profile+", control: DIR/sim.sock}", gpus)
+// startSim starts a kubelet and an agent with simulated GPUs, and waits until the kubelet has them.
+func startSim(ctx context.Context, binary, profile string, gpus int) (*testNode, error) {
+	return startSource(ctx, binary, "mode: sim, sim: {profile: "+profile+", control: DIR/sim.sock}", gpus)
 }
 
-// startWith starts an agent with another source.
-func startWith(ctx context.Context, binary, source string, gpus int, env ...string) (_ *rig, err error) {
+// startSource starts an agent with another source.
+func startSource(ctx context.Context, binary, source string, gpus int, env ...string) (_ *testNode, err error) {
 	n, err := node.New(ctx, binary)
 	if err != nil {
 		return nil, err
 	}
-	r := &rig{Node: n, log: &buffer{}}
+	r := &testNode{Node: n, log: &buffer{}}
 	defer func() {
 		if err != nil {
-			err = errors.Join(fmt.Errorf("%w\n%s", err, r.log), r.end())
+			err = errors.Join(fmt.Errorf("%w\n%s", err, r.log), r.stop())
 		}
 	}()
 	if err := n.Write(fmt.Sprintf(config, source)); err != nil {
@@ -86,15 +86,15 @@ func startWith(ctx context.Context, binary, source string, gpus int, env ...stri
 }
 
 // await waits for a state of the kubelet.
-func (r *rig) await(ctx context.Context, ok func(kubelettest.State) bool) error {
+func (r *testNode) await(ctx context.Context, ok func(kubelettest.State) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	_, err := r.kubelet.WaitFor(ctx, ok)
 	return err
 }
 
-// end stops the agent and the kubelet.
-func (r *rig) end() error {
+// stop stops the agent and the kubelet.
+func (r *testNode) stop() error {
 	err := r.Remove()
 	if r.kubelet != nil {
 		r.kubelet.Stop()
@@ -103,7 +103,7 @@ func (r *rig) end() error {
 }
 
 // socket returns the plugin's socket for whole GPUs.
-func (r *rig) socket() string {
+func (r *testNode) socket() string {
 	return r.Dir + "/device-plugins/" + r.kubelet.State().Resources[resource].Endpoint
 }
 

@@ -14,11 +14,11 @@ import (
 )
 
 // A GPU fails and recovers while the kubelet and the agent restart. At every step the kubelet and /metrics must agree.
-func TestStory(t *testing.T) {
+func TestGPUFailure(t *testing.T) {
 	n := newMachine(t)
 	n.StartKubelet()
 	n.StartAgent()
-	n.Eventually("eight GPUs, all healthy", func() error { return n.allSee() })
+	n.Eventually("eight GPUs, all healthy", func() error { return n.checkDevices() })
 	all := slices.Collect(maps.Keys(n.Kubelet.Healthy(node.GPU)))
 
 	one := n.bind("one", 1)
@@ -47,23 +47,23 @@ func TestStory(t *testing.T) {
 	t.Logf("GPU %s, %s, which pod one has, falls off the bus", index, sick)
 	n.Run("sim", "--socket", n.File("sim.sock"), fmt.Sprintf(`{gpu: %s, xid: 79}`, index)) // with the command that users run
 	n.Inject(`{"gpu":%s,"lost":true}`, index)
-	n.Eventually("the GPU is unhealthy to both", func() error { return n.allSee(sick) })
-	n.podHas(one, v1.ResourceHealthStatusUnhealthy, sick)
-	n.podHas(four, v1.ResourceHealthStatusHealthy, group...)
+	n.Eventually("the GPU is unhealthy to both", func() error { return n.checkDevices(sick) })
+	n.awaitPodHealth(one, v1.ResourceHealthStatusUnhealthy, sick)
+	n.awaitPodHealth(four, v1.ResourceHealthStatusHealthy, group...)
 
 	n.StopKubelet()
 	n.StartKubelet()
-	n.podHasAtAll(one, sick) // restored from the kubelet's checkpoint
-	n.Eventually("registered after the kubelet's restart", func() error { return n.allSee(sick) })
-	n.podHas(one, v1.ResourceHealthStatusUnhealthy, sick)
-	n.podHas(four, v1.ResourceHealthStatusHealthy, group...)
+	n.checkPodDevices(one, sick) // restored from the kubelet's checkpoint
+	n.Eventually("registered after the kubelet's restart", func() error { return n.checkDevices(sick) })
+	n.awaitPodHealth(one, v1.ResourceHealthStatusUnhealthy, sick)
+	n.awaitPodHealth(four, v1.ResourceHealthStatusHealthy, group...)
 	if again := n.admit(four); !sameSet(again, group) {
 		t.Errorf("pod four had %v and has %v after the kubelet's restart", group, again)
 	}
 
 	n.Inject(`{"gpu":%s,"lost":false}`, index)
-	n.Eventually("eight healthy GPUs after the GPU returns", func() error { return n.allSee() })
-	n.podHas(one, v1.ResourceHealthStatusHealthy, sick)
+	n.Eventually("eight healthy GPUs after the GPU returns", func() error { return n.checkDevices() })
+	n.awaitPodHealth(one, v1.ResourceHealthStatusHealthy, sick)
 
 	n.EndAgent()
 	if left := n.agentSockets(); len(left) != 0 {
@@ -72,8 +72,8 @@ func TestStory(t *testing.T) {
 	n.Eventually("no allocatable GPU without an agent", func() error { return n.KubeletHas(node.GPU, 8, 0) })
 
 	n.StartAgent()
-	n.Eventually("eight healthy GPUs with a new agent", func() error { return n.allSee() })
-	n.podHas(one, v1.ResourceHealthStatusHealthy, sick)
+	n.Eventually("eight healthy GPUs with a new agent", func() error { return n.checkDevices() })
+	n.awaitPodHealth(one, v1.ResourceHealthStatusHealthy, sick)
 	taken := append(slices.Clone(group), sick)
 	two := n.admit(n.bind("two", 2))
 	if len(two) != 2 || slices.ContainsFunc(two, func(id string) bool { return slices.Contains(taken, id) }) {
@@ -91,8 +91,8 @@ func oneNUMANode(numa map[string][]int, gpus []string) bool {
 	return true
 }
 
-// podHas waits until a pod's status has exactly these devices with this health.
-func (n machine) podHas(pod *v1.Pod, health v1.ResourceHealthStatus, devices ...string) {
+// awaitPodHealth waits until a pod's status has exactly these devices with this health.
+func (n machine) awaitPodHealth(pod *v1.Pod, health v1.ResourceHealthStatus, devices ...string) {
 	n.T.Helper()
 	n.Eventually(fmt.Sprintf("pod %s has its devices %s", pod.Name, strings.ToLower(string(health))), func() error {
 		have := n.Kubelet.PodDevices(pod, node.GPU)
@@ -108,8 +108,8 @@ func (n machine) podHas(pod *v1.Pod, health v1.ResourceHealthStatus, devices ...
 	})
 }
 
-// podHasAtAll checks that the kubelet has exactly these devices for a pod.
-func (n machine) podHasAtAll(pod *v1.Pod, devices ...string) {
+// checkPodDevices checks that the kubelet has exactly these devices for a pod.
+func (n machine) checkPodDevices(pod *v1.Pod, devices ...string) {
 	n.T.Helper()
 	have := n.Kubelet.PodDevices(pod, node.GPU)
 	if !sameSet(slices.Collect(maps.Keys(have)), devices) {

@@ -36,10 +36,10 @@ type answer struct {
 // journal counts the plugin's health changes per stream: a kubelet that was frozen reads the backlog of two streams in
 // any order.
 type journal struct {
-	mu      sync.Mutex // guards everything below
-	streams map[stream]map[string]bool
-	told    map[stream]map[string]int
-	flips   map[string]int
+	mu       sync.Mutex // guards everything below
+	streams  map[stream]map[string]bool
+	reported map[stream]map[string]int
+	flips    map[string]int
 }
 
 type stream struct {
@@ -48,20 +48,20 @@ type stream struct {
 }
 
 func newJournal() *journal {
-	return &journal{streams: map[stream]map[string]bool{}, told: map[stream]map[string]int{}, flips: map[string]int{}}
+	return &journal{streams: map[stream]map[string]bool{}, reported: map[stream]map[string]int{}, flips: map[string]int{}}
 }
 
-func (j *journal) heard(resource string, registration int, devices []kubelettest.Device) {
+func (j *journal) record(resource string, registration int, devices []kubelettest.Device) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	s := stream{resource, registration}
 	if j.streams[s] == nil {
-		j.streams[s], j.told[s] = map[string]bool{}, map[string]int{}
+		j.streams[s], j.reported[s] = map[string]bool{}, map[string]int{}
 	}
 	for _, d := range devices {
 		if was, known := j.streams[s][d.ID]; known && was != d.Healthy {
-			j.told[s][d.ID]++
-			j.flips[d.ID] = max(j.flips[d.ID], j.told[s][d.ID])
+			j.reported[s][d.ID]++
+			j.flips[d.ID] = max(j.flips[d.ID], j.reported[s][d.ID])
 		}
 		j.streams[s][d.ID] = d.Healthy
 	}
@@ -72,11 +72,11 @@ func (j *journal) forget() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	clear(j.streams)
-	clear(j.told)
+	clear(j.reported)
 }
 
-// begin resets all counts for a new agent.
-func (j *journal) begin() {
+// reset resets all counts for a new agent.
+func (j *journal) reset() {
 	j.forget()
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -103,7 +103,7 @@ func serveKubelet(dir string) error {
 	}
 	defer k.Stop()
 	j := newJournal()
-	k.OnDevices(j.heard)
+	k.OnDevices(j.record)
 	in, out := json.NewDecoder(os.Stdin), json.NewEncoder(os.Stdout)
 	for {
 		var c command
@@ -135,7 +135,7 @@ func serveKubelet(dir string) error {
 			for name := range k.State().Resources {
 				failed = errors.Join(failed, gone(k, name))
 			}
-			j.begin()
+			j.reset()
 		default:
 			failed = fmt.Errorf("unknown command %q", c.Do)
 		}

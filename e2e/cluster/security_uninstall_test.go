@@ -32,9 +32,9 @@ func agentProcesses() (dirs []string) {
 	return dirs
 }
 
-// confined checks the effect of the pod's security context: no capabilities, no new privileges, a seccomp filter and a
+// checkConfined checks the effect of the pod's security context: no capabilities, no new privileges, a seccomp filter and a
 // read-only root.
-func confined(t *testing.T) {
+func checkConfined(t *testing.T) {
 	t.Helper()
 	all := agentProcesses()
 	if len(all) != 1 {
@@ -60,8 +60,8 @@ func confined(t *testing.T) {
 	}
 }
 
-// busy starts to measure the agent's CPU usage; the returned function logs it with the agent's memory.
-func busy(t *testing.T) func() {
+// measureUsage starts to measure the agent's CPU usage; the returned function logs it with the agent's memory.
+func measureUsage(t *testing.T) func() {
 	t.Helper()
 	dir := agentProcesses()[0]
 	used := func() float64 {
@@ -80,7 +80,7 @@ func busy(t *testing.T) func() {
 		}
 		return ticks / 100 // USER_HZ
 	}
-	began, before := time.Now(), used()
+	begin, before := time.Now(), used()
 	return func() {
 		status, err := os.ReadFile(filepath.Join(dir, "status"))
 		if err != nil {
@@ -88,12 +88,12 @@ func busy(t *testing.T) func() {
 		}
 		_, rss, _ := strings.Cut(string(status), "VmRSS:")
 		rss, _, _ = strings.Cut(rss, "\n")
-		t.Logf("the agent used %.2f%% of a CPU, memory %s", 100*(used()-before)/time.Since(began).Seconds(), strings.TrimSpace(rss))
+		t.Logf("the agent used %.2f%% of a CPU, memory %s", 100*(used()-before)/time.Since(begin).Seconds(), strings.TrimSpace(rss))
 	}
 }
 
-// nodeSays waits for a status of the node's condition.
-func nodeSays(t *testing.T, want v1.ConditionStatus, reason string) {
+// awaitCondition waits for a status of the node's condition.
+func awaitCondition(t *testing.T, want v1.ConditionStatus, reason string) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("the node's condition GPUHealthy is %s, %s", want, reason), func(ctx context.Context) error {
 		node, err := theCluster.client.CoreV1().Nodes().Get(ctx, nodeName, metav1.GetOptions{})
@@ -113,7 +113,7 @@ func nodeSays(t *testing.T, want v1.ConditionStatus, reason string) {
 	})
 }
 
-func podHasEvent(t *testing.T, pod, reason string) {
+func awaitPodEvent(t *testing.T, pod, reason string) {
 	t.Helper()
 	eventually(t, "pod "+pod+" has the event "+reason, func(ctx context.Context) error {
 		events, err := theCluster.client.CoreV1().Events("default").List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod + ",reason=" + reason})
@@ -160,22 +160,22 @@ func uninstall(t *testing.T) {
 	after := agentFiles(t)
 	for dir, files := range after {
 		for _, name := range files {
-			if !stays(dir, name) {
+			if !survives(dir, name) {
 				t.Errorf("%s is left in %s", name, dir)
 			}
 		}
 	}
 	for dir, files := range before {
 		for _, name := range files {
-			if stays(dir, name) && !slices.Contains(after[dir], name) {
+			if survives(dir, name) && !slices.Contains(after[dir], name) {
 				t.Errorf("%s was removed from %s", name, dir)
 			}
 		}
 	}
 }
 
-// stays reports whether a file on the node is the kubelet's, or survives for the next installation.
-func stays(dir, name string) bool {
+// survives reports whether a file on the node is the kubelet's, or survives for the next installation.
+func survives(dir, name string) bool {
 	return dir == "/var/lib/kubelet/device-plugins" && (name == "kubelet.sock" || name == "kubelet_internal_checkpoint") ||
 		dir == "/var/lib/gpu-node-agent" && (name == "state.json" || name == "state.json.lock")
 }

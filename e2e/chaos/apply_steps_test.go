@@ -22,7 +22,7 @@ func (w *world) apply(ctx context.Context, s step) error {
 	event := func(format string, args ...any) error {
 		return w.Event(ctx, fmt.Sprintf("{gpu: %d, ", s.gpu)+fmt.Sprintf(format, args...)+"}")
 	}
-	if (s.kind == "xid" || s.kind == "fatal") && !w.hears(g) {
+	if (s.kind == "xid" || s.kind == "fatal") && !w.reportsXIDs(g) {
 		return nil
 	}
 	if w.engine != nil && endsSession(s.kind) {
@@ -38,49 +38,49 @@ func (w *world) apply(ctx context.Context, s step) error {
 		w.xid(s.gpu, s.arg, 10_000)
 		return event("xid: %s, times: 10000", s.arg)
 	case "fatal":
-		if w.source != "up" || g.remap || !w.measured() && (w.unseen || g.seen || g.lost) {
+		if w.source != "up" || g.remapPending || !w.measuring() && (w.unmeasured || g.lossMeasured || g.lost) {
 			return nil // whether this or a reset comes first is undefined
 		}
 		w.xid(s.gpu, "48", 1)
-		if g.dying = true; w.measured() {
-			g.change(func() { g.fatal, g.dying = true, false })
+		if g.xid48Pending = true; w.measuring() {
+			g.change(func() { g.xid48, g.xid48Pending = true, false })
 		}
 		return event("xid: 48")
 	case "heal":
-		if w.source != "up" || w.unseen || !g.fatal {
+		if w.source != "up" || w.unmeasured || !g.xid48 {
 			return nil
 		}
 		id, err := w.uuid(ctx, s.gpu)
 		if err != nil {
 			return err
 		}
-		g.change(func() { g.fatal = false })
+		g.change(func() { g.xid48 = false })
 		return w.Clear(ctx, id, "xid-48")
 	case "lost", "back":
-		if g.mig != g.shown {
+		if g.mig != g.migMeasured {
 			return nil // the agent would have to guess the partitions
 		}
-		if w.engine != nil && w.unseen {
+		if w.engine != nil && w.unmeasured {
 			return nil // DCGM has no UUID of a GPU that it loses before a first read: that GPU is missing, not lost
 		}
 		g.lost = s.kind == "lost"
-		w.look()
+		w.measure()
 		return event("lost: %t", g.lost)
 	case "remap":
-		if g.fatal || g.dying {
+		if g.xid48 || g.xid48Pending {
 			return nil
 		}
-		g.remap = s.arg == "true"
+		g.remapPending = s.arg == "true"
 		return event("rowRemapPending: %s", s.arg)
 	case "mig":
 		if w.source != "up" || g.lost {
 			return nil // a lost GPU cannot be partitioned
 		}
 		g.mig = s.arg
-		w.look()
+		w.measure()
 		return event("mig: %s", s.arg)
 	case "dead", "hung", "blind", "up":
-		return w.turn(ctx, s.kind)
+		return w.setSource(ctx, s.kind)
 	case "reload":
 		return w.reload(s.arg, false)
 	case "reload-bad":
@@ -88,16 +88,16 @@ func (w *world) apply(ctx context.Context, s step) error {
 	case "scrapes":
 		return w.scrapeAtOnce(ctx)
 	case "disk-full":
-		if w.full {
+		if w.diskFull {
 			return nil
 		}
-		w.full, w.atFull = true, w.changed()
+		w.diskFull, w.changesAtFull = true, w.changeCount()
 		return w.disk.fill()
 	case "disk-free":
-		if !w.full {
+		if !w.diskFull {
 			return nil
 		}
-		w.full = false
+		w.diskFull = false
 		return w.disk.free()
 	case "agent-restart":
 		return w.restart(ctx, s.arg)
@@ -111,7 +111,7 @@ func (w *world) apply(ctx context.Context, s step) error {
 		w.readLog()
 		return nil
 	case "state-removed", "state-foreign":
-		return w.spoilState(ctx, s)
+		return w.replaceState(ctx, s)
 	case "second-agent":
 		return w.secondAgent(ctx, s.arg)
 	case calm:
@@ -124,10 +124,10 @@ func (w *world) apply(ctx context.Context, s step) error {
 func (w *world) applyKubelet(ctx context.Context, s step) error {
 	switch s.kind {
 	case "thaw":
-		w.frozen = false
+		w.kubeletFrozen = false
 		return w.kubelet.thaw()
 	case "freeze":
-		w.frozen = true
+		w.kubeletFrozen = true
 		return w.kubelet.freeze()
 	case "close-streams":
 		w.closeStreams()
@@ -137,21 +137,21 @@ func (w *world) applyKubelet(ctx context.Context, s step) error {
 	case "wipe":
 		return w.wipe()
 	}
-	if w.frozen {
+	if w.kubeletFrozen {
 		return nil // a frozen kubelet handles no commands or signals
 	}
 	var c command
 	switch s.kind {
 	case "kubelet-restart":
-		c.Do, w.absent = "restart", false
+		c.Do, w.kubeletStopped = "restart", false
 		w.registration.disturbed()
 	case "kubelet-stop":
-		c.Do, w.absent = "stop", true
+		c.Do, w.kubeletStopped = "stop", true
 	case "kubelet-start":
-		if !w.absent {
+		if !w.kubeletStopped {
 			return nil
 		}
-		c.Do, w.absent = "start", false
+		c.Do, w.kubeletStopped = "start", false
 		w.registration.disturbed()
 	case "kill-stream":
 		c.Do, c.Resource = "drop", resource
@@ -178,13 +178,13 @@ func (w *world) reload(which string, bad bool) error {
 	if bad {
 		err = w.Write(w.config() + badConfigs()[i])
 	} else {
-		w.ending = goodConfigs()[i]
-		err = w.Write(w.config() + w.ending)
+		w.configEnd = goodConfigs()[i]
+		err = w.Write(w.config() + w.configEnd)
 	}
 	if err != nil {
 		return err
 	}
-	w.badly = bad
+	w.configInvalid = bad
 	return w.Signal(syscall.SIGHUP)
 }
 
@@ -207,7 +207,7 @@ func (w *world) wipe() error {
 }
 
 // stream opens another ListAndWatch stream; slow does not read it.
-func (w *world) stream(ctx context.Context, slow bool) error {
+func (w *world) stream(ctx context.Context, scaled bool) error {
 	path := w.socket(resource)
 	if path == "" || len(w.streams) >= 10 {
 		return nil
@@ -218,7 +218,7 @@ func (w *world) stream(ctx context.Context, slow bool) error {
 	}
 	w.streams = append(w.streams, c)
 	ctx = context.WithoutCancel(ctx)
-	if slow {
+	if scaled {
 		return c.WatchWithoutReading(ctx)
 	}
 	go func() { _ = c.Devices(ctx, func([]kubelettest.Device) bool { return true }) }() // until closed
@@ -281,7 +281,7 @@ func (w *world) calmDown(ctx context.Context) error {
 			return fmt.Errorf("%v: %w", s, err)
 		}
 	}
-	return w.leftOver(ctx)
+	return w.checkLeaks(ctx)
 }
 
 // uuid returns the UUID of a GPU.

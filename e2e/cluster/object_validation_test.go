@@ -54,9 +54,9 @@ func (c *cluster) installCustomResources() error {
 	})
 }
 
-// everyObjectIsValid lets the API server validate the chart's objects for each values file in a dry run. An unknown
+// validateObjects lets the API server validate the chart's objects for each values file in a dry run. An unknown
 // field is an error.
-func everyObjectIsValid(t *testing.T) {
+func validateObjects(t *testing.T) {
 	makeNamespace(t)
 	files, err := filepath.Glob(filepath.Join(chart, "ci", "*.yaml"))
 	if err != nil || len(files) == 0 {

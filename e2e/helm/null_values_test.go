@@ -60,8 +60,8 @@ func TestNull(t *testing.T) {
 				}
 			}
 			for _, path := range all {
-				values := copied(t, c.values)
-				without(values, path)
+				values := deepCopy(t, c.values)
+				setNull(values, path)
 				installed, upgraded, err := releases(t, values)
 				key := strings.Join(path, ".")
 				want, refused := c.refused[key]
@@ -94,8 +94,8 @@ func TestTag(t *testing.T) {
 	}
 }
 
-// TestNullOfSomeNodes checks that null in nodeConfigs removes the value in config for these nodes.
-func TestNullOfSomeNodes(t *testing.T) {
+// TestNullInNodeConfigs checks that null in nodeConfigs removes the value in config for these nodes.
+func TestNullInNodeConfigs(t *testing.T) {
 	mig := func(strategy any) map[string]any {
 		return map[string]any{"plugin": map[string]any{"migStrategy": strategy, "exclude": []any{"7"}}}
 	}
@@ -116,7 +116,7 @@ func TestNullOfSomeNodes(t *testing.T) {
 		}
 		for _, ds := range o.daemonSets {
 			if ds.Name == "gna-gpu-node-agent-a" {
-				confined(t, ds, nil)
+				checkConfined(t, ds, nil)
 			}
 		}
 	}
@@ -141,7 +141,7 @@ func releases(t *testing.T, values map[string]any) (installed, upgraded string, 
 	if !ok {
 		t.Fatalf("the release is a %T", first)
 	}
-	stored.Config = copied(t, stored.Config) // through JSON, as in a cluster
+	stored.Config = deepCopy(t, stored.Config) // through JSON, as in a cluster
 	upgrade := action.NewUpgrade(c)
 	upgrade.Namespace, upgrade.ReuseValues = "gpu", true
 	second, err := upgrade.Run("gna", load(t), map[string]any{})
@@ -179,8 +179,8 @@ func paths(values map[string]any) [][]string {
 	return all
 }
 
-// without sets one key to null.
-func without(values map[string]any, path []string) {
+// setNull sets one key to null.
+func setNull(values map[string]any, path []string) {
 	for ; len(path) > 1; path = path[1:] {
 		below, ok := values[path[0]].(map[string]any)
 		if !ok {
@@ -205,8 +205,8 @@ func read(t *testing.T, file string) map[string]any {
 	return values
 }
 
-// copied returns a deep copy.
-func copied(t *testing.T, values map[string]any) map[string]any {
+// deepCopy returns a deep copy.
+func deepCopy(t *testing.T, values map[string]any) map[string]any {
 	t.Helper()
 	text, err := json.Marshal(values)
 	if err != nil {

@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// emptyFor returns how long the source lists no GPU: for one or two readings, or longer. After ten seconds the agent
+// emptyDuration returns how long the source lists no GPU: for one or two readings, or longer. After ten seconds the agent
 // accepts the empty list.
-func emptyFor(how string) time.Duration {
+func emptyDuration(how string) time.Duration {
 	return map[string]time.Duration{"short": 1500 * time.Millisecond, "long": 6 * time.Second}[how]
 }
 
@@ -23,12 +23,12 @@ func (w *world) applySource(ctx context.Context, s step) error {
 		w.clock = s.arg
 		return w.engine.say("clock " + s.arg + "\n")
 	case "empty":
-		if !w.measured() || w.unseen {
+		if !w.measuring() || w.unmeasured {
 			return nil
 		}
-		return w.empty(ctx, emptyFor(s.arg))
+		return w.empty(ctx, emptyDuration(s.arg))
 	case "reconnect-often":
-		if !w.measured() || w.unseen || w.engine == nil {
+		if !w.measuring() || w.unmeasured || w.engine == nil {
 			return nil
 		}
 		return w.reconnect(ctx, 30)
@@ -47,7 +47,7 @@ func (w *world) empty(ctx context.Context, long time.Duration) error {
 		return err
 	}
 	if w.engine == nil || long > 5*time.Second { // the agent asks DCGM for its list twice, seconds apart
-		if err := w.awaitSource(ctx, slow(within)+3*time.Second, "gpu_node_agent_source_up", 0); err != nil {
+		if err := w.awaitSource(ctx, scaled(stepTimeout)+3*time.Second, "gpu_node_agent_source_up", 0); err != nil {
 			return err
 		}
 	}
@@ -70,7 +70,7 @@ func (w *world) empty(ctx context.Context, long time.Duration) error {
 	if err := w.listNothing(ctx, false); err != nil {
 		return err
 	}
-	return w.awaitSource(ctx, slow(within)+3*time.Second, "gpu_node_agent_source_up", 1)
+	return w.awaitSource(ctx, scaled(stepTimeout)+3*time.Second, "gpu_node_agent_source_up", 1)
 }
 
 func (w *world) listNothing(ctx context.Context, is bool) error {
@@ -98,17 +98,17 @@ func (w *world) reconnect(ctx context.Context, times int) error {
 		}
 		before, _ := page.Value("gpu_node_agent_source_reconnects_total")
 		next := goodConfigs()[1+n%2]
-		if next == w.ending {
+		if next == w.configEnd {
 			continue
 		}
-		w.ending, w.badly = next, false
-		if err := w.Write(w.config() + w.ending); err != nil {
+		w.configEnd, w.configInvalid = next, false
+		if err := w.Write(w.config() + w.configEnd); err != nil {
 			return err
 		}
 		if err := w.Signal(syscall.SIGHUP); err != nil {
 			return err
 		}
-		err = w.await(ctx, slow(within)+time.Second, func(ctx context.Context) error {
+		err = w.await(ctx, scaled(stepTimeout)+time.Second, func(ctx context.Context) error {
 			page, err := w.Metrics(ctx)
 			if err != nil {
 				return err

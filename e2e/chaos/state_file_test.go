@@ -17,15 +17,15 @@ import (
 
 func (w *world) stateFile() string { return filepath.Join(w.Dir, "state", "state.json") }
 
-// keptAgain is how long the agent may need to detect a foreign state file and rewrite it.
-const keptAgain = 15 * time.Second
+// rewriteTimeout is how long the agent may need to detect a foreign state file and rewrite it.
+const rewriteTimeout = 15 * time.Second
 
-// spoilState removes or replaces the state file. The agent must rewrite it in full.
-func (w *world) spoilState(ctx context.Context, s step) error {
-	if w.full {
+// replaceState removes or replaces the state file. The agent must rewrite it in full.
+func (w *world) replaceState(ctx context.Context, s step) error {
+	if w.diskFull {
 		return nil
 	}
-	if err := w.await(ctx, w.patience, func(context.Context) error { return w.checkKept() }); err != nil {
+	if err := w.await(ctx, w.patience, func(context.Context) error { return w.checkSaved() }); err != nil {
 		return err
 	}
 	var err error
@@ -42,16 +42,16 @@ func (w *world) spoilState(ctx context.Context, s step) error {
 	if err != nil {
 		return err
 	}
-	return w.await(ctx, w.patience+slow(keptAgain), func(context.Context) error { return w.checkKept() })
+	return w.await(ctx, w.patience+scaled(rewriteTimeout), func(context.Context) error { return w.checkSaved() })
 }
 
 // secondAgent runs another agent with the same state file for a while. It restores the findings, and the file stays the
 // first agent's.
 func (w *world) secondAgent(ctx context.Context, how string) (err error) {
-	if w.engine != nil || w.full || w.unseen || w.away || w.gone {
+	if w.engine != nil || w.diskFull || w.unmeasured || w.detached || w.engineDetached {
 		return nil
 	}
-	if err := w.await(ctx, w.patience, func(context.Context) error { return w.checkKept() }); err != nil {
+	if err := w.await(ctx, w.patience, func(context.Context) error { return w.checkSaved() }); err != nil {
 		return err
 	}
 	n, err := node.New(ctx, w.agent)
@@ -73,7 +73,7 @@ func (w *world) secondAgent(ctx context.Context, how string) (err error) {
 	if err := n.Start(log); err != nil {
 		return err
 	}
-	if err := w.await(ctx, slow(10*time.Second), func(ctx context.Context) error { return w.checkSecond(ctx, n) }); err != nil {
+	if err := w.await(ctx, scaled(10*time.Second), func(ctx context.Context) error { return w.checkSecond(ctx, n) }); err != nil {
 		return err
 	}
 	// An XID on the second agent's own GPU does not affect the first.
@@ -83,7 +83,7 @@ func (w *world) secondAgent(ctx context.Context, how string) (err error) {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	for begin := time.Now(); time.Since(begin) < 3*time.Second; {
-		if err := w.checkKept(); err != nil {
+		if err := w.checkSaved(); err != nil {
 			return fmt.Errorf("with a second agent: %w", err)
 		}
 		select {
@@ -100,7 +100,7 @@ func (w *world) secondAgent(ctx context.Context, how string) (err error) {
 	} else if err := n.Stop(); err != nil {
 		return violated("end", "second agent: %v", err)
 	}
-	if err := w.checkKept(); err != nil {
+	if err := w.checkSaved(); err != nil {
 		return fmt.Errorf("after the second agent's exit: %w", err)
 	}
 	return nil
@@ -122,8 +122,8 @@ func (w *world) checkSecond(ctx context.Context, n *node.Node) error {
 	}
 	for _, d := range s.GPUs {
 		g, has := w.gpu[d.Index], d.causes()
-		if !g.seen && has["xid-48"] != g.fatal || has[health.CauseLost] {
-			return violated("second", "GPU %d has %v; XID 48 %t", d.Index, has, g.fatal)
+		if !g.lossMeasured && has["xid-48"] != g.xid48 || has[health.CauseLost] {
+			return violated("second", "GPU %d has %v; XID 48 %t", d.Index, has, g.xid48)
 		}
 	}
 	return nil

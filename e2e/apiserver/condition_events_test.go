@@ -32,8 +32,8 @@ func (n machine) condition(status v1.ConditionStatus, reason string) (v1.NodeCon
 	return found, nil
 }
 
-// becomes waits for a condition and returns it.
-func (n machine) becomes(status v1.ConditionStatus, reason string) v1.NodeCondition {
+// awaitCondition waits for a condition and returns it.
+func (n machine) awaitCondition(status v1.ConditionStatus, reason string) v1.NodeCondition {
 	n.T.Helper()
 	var c v1.NodeCondition
 	n.Eventually(fmt.Sprintf("GPUHealthy is %s, %s", status, reason), func() (err error) {
@@ -43,8 +43,8 @@ func (n machine) becomes(status v1.ConditionStatus, reason string) v1.NodeCondit
 	return c
 }
 
-// events checks that an object has exactly one event per reason.
-func (n machine) events(kind, namespace, name string, uid types.UID, reasons ...string) error {
+// checkEvents checks that an object has exactly one event per reason.
+func (n machine) checkEvents(kind, namespace, name string, uid types.UID, reasons ...string) error {
 	list, err := theCluster.client.CoreV1().Events(namespace).List(n.T.Context(), metav1.ListOptions{
 		FieldSelector: fmt.Sprintf("involvedObject.kind=%s,involvedObject.name=%s,involvedObject.uid=%s", kind, name, uid),
 	})
@@ -66,8 +66,8 @@ func (n machine) events(kind, namespace, name string, uid types.UID, reasons ...
 	return nil
 }
 
-// wrote waits until the audit log has want writes of the node's status. The API server logs a write after it responds.
-func (n machine) wrote(user string, want int) {
+// awaitWrites waits until the audit log has want writes of the node's status. The API server logs a write after it responds.
+func (n machine) awaitWrites(user string, want int) {
 	n.T.Helper()
 	n.Eventually(fmt.Sprintf("%d writes", want), func() error {
 		all, err := theCluster.requests(user)

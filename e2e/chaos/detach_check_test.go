@@ -26,10 +26,10 @@ func (w *world) checkDriver(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	away := w.away && !w.stuck
-	told, ok := page.Value("gpu_node_agent_source_detached")
-	if !ok || away != (told == 1) || away != (s.Source.Status == "detached") {
-		return violated("detach", "driver detached: %t; source %s, source_detached %v", away, s.Source.Status, told)
+	away := w.detached && !w.detachPending
+	reported, ok := page.Value("gpu_node_agent_source_detached")
+	if !ok || away != (reported == 1) || away != (s.Source.Status == "detached") {
+		return violated("detach", "driver detached: %t; source %s, source_detached %v", away, s.Source.Status, reported)
 	}
 	if !away {
 		return nil
@@ -49,12 +49,12 @@ func (w *world) checkDriver(ctx context.Context) error {
 	return err
 }
 
-// hears reports whether the XIDs of a GPU reach the agent.
-func (w *world) hears(g *gpu) bool {
+// reportsXIDs reports whether the XIDs of a GPU reach the agent.
+func (w *world) reportsXIDs(g *gpu) bool {
 	switch {
 	case w.engine == nil:
 		return true
-	case g.lost, w.away && !w.stuck, w.gone, w.closing:
+	case g.lost, w.detached && !w.detachPending, w.engineDetached, w.sessionClosing:
 		return false // DCGM reports no XIDs of a GPU that it lost, or without a driver
 	}
 	return w.engine.host || w.source == "up" // an engine that ends while hung loses them
@@ -69,13 +69,13 @@ func endsSession(kind string) bool {
 // agent can have: a hung call may or may not deliver the pending ones.
 func (w *world) readAll(ctx context.Context) (bool, error) {
 	switch {
-	case w.measured():
+	case w.measuring():
 		return true, w.await(ctx, w.patience, w.checkXIDs)
 	case w.source != "hung":
 		return true, nil
-	case w.waits():
+	case w.hasPendingXIDs():
 		return false, nil
 	}
-	w.closing = true
+	w.sessionClosing = true
 	return true, nil
 }

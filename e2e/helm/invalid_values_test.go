@@ -96,8 +96,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestTaken checks that the chart and the agent accept valid values that resemble invalid ones.
-func TestTaken(t *testing.T) {
+// TestAccepted checks that the chart and the agent accept valid values that resemble invalid ones.
+func TestAccepted(t *testing.T) {
 	const extra = "extraVolumes[0].name=x,extraVolumeMounts[0].name=x,extraVolumeMounts[0].mountPath="
 	for _, set := range []string{
 		"config.source.mode=null",
@@ -135,8 +135,8 @@ func TestTaken(t *testing.T) {
 	} {
 		t.Run(set, func(t *testing.T) {
 			for _, m := range template(t, "--set", set).configMaps {
-				if said := faults(t, m.Data["config.yaml"]); len(said) > 0 {
-					t.Errorf("%s: the agent reports %v", m.Name, said)
+				if found := faults(t, m.Data["config.yaml"]); len(found) > 0 {
+					t.Errorf("%s: the agent reports %v", m.Name, found)
 				}
 			}
 		})

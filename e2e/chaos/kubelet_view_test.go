@@ -14,18 +14,18 @@ import (
 // checkView waits until the kubelet has the agent's devices and can allocate them.
 func (w *world) checkView(ctx context.Context, s snapshot) error {
 	want := expected(s)
-	if w.unseen {
+	if w.unmeasured {
 		want = nil
 	}
 	w.registration.serves(want)
-	if w.frozen || w.absent {
+	if w.kubeletFrozen || w.kubeletStopped {
 		return w.checkAllocate(ctx, want)
 	}
 	err := w.await(ctx, w.patience+w.registration.extra(), func(ctx context.Context) error { return w.checkKubelet(ctx, want) })
 	if err != nil {
 		return err
 	}
-	if !w.unseen {
+	if !w.unmeasured {
 		w.registration.done()
 	}
 	return w.checkAllocate(ctx, want)
@@ -61,7 +61,7 @@ func (w *world) checkKubelet(ctx context.Context, want map[string]map[string]boo
 	for name, r := range a.Resources {
 		w.endpoint[name] = r.Endpoint
 		for _, d := range r.Devices {
-			if d.Healthy && w.unseen {
+			if d.Healthy && w.unmeasured {
 				return violated("view", "kubelet may allocate %s before a measurement", d.ID)
 			}
 			if has[name] == nil {
@@ -70,7 +70,7 @@ func (w *world) checkKubelet(ctx context.Context, want map[string]map[string]boo
 			has[name][d.ID] = d.Healthy
 		}
 	}
-	if w.unseen {
+	if w.unmeasured {
 		return nil
 	}
 	for name := range w.orphans { // the kubelet keeps them without healthy devices for minutes
@@ -103,7 +103,7 @@ func (w *world) checkKubelet(ctx context.Context, want map[string]map[string]boo
 func (w *world) checkFlips(s snapshot, a answer) error {
 	for _, g := range s.GPUs {
 		for _, d := range append([]device{g}, g.MIG...) {
-			most := w.gpu[g.Index].changes - w.gpu[g.Index].before
+			most := w.gpu[g.Index].changes - w.gpu[g.Index].changesBefore
 			if n := a.Flips[d.UUID]; n > most {
 				return violated("flaps", "%s of GPU %d changed %d times for the kubelet, want at most %d", d.UUID, g.Index, n, most)
 			}
@@ -150,7 +150,7 @@ func (w *world) checkAllocate(ctx context.Context, want map[string]map[string]bo
 
 // allocate requests a device and returns an error for an unexpected response.
 func (w *world) allocate(ctx context.Context, path, id string, healthy bool) error {
-	ctx, cancel := context.WithTimeout(ctx, slow(within))
+	ctx, cancel := context.WithTimeout(ctx, scaled(stepTimeout))
 	defer cancel()
 	c, err := kubelettest.Dial(path)
 	if err != nil {

@@ -31,11 +31,11 @@ const (
 // step runs a step of a test. The test ends if the step fails.
 func step(t *testing.T, name string, do func(t *testing.T)) {
 	t.Helper()
-	began := time.Now()
+	begin := time.Now()
 	if !t.Run(name, do) {
 		t.Fatalf("step failed: %s", name)
 	}
-	t.Logf("%5.1fs  %s", time.Since(began).Seconds(), name)
+	t.Logf("%5.1fs  %s", time.Since(begin).Seconds(), name)
 }
 
 // eventually waits until holds returns nil. It fails if a process in need exits.
@@ -101,8 +101,8 @@ func amounts(ctx context.Context, name v1.ResourceName) (string, error) {
 	return in(node.Status.Capacity) + "/" + in(node.Status.Allocatable), nil
 }
 
-// nodeHas waits until the node has this capacity/allocatable amount of a resource.
-func nodeHas(t *testing.T, name v1.ResourceName, want string) {
+// awaitAmounts waits until the node has this capacity/allocatable amount of a resource.
+func awaitAmounts(t *testing.T, name v1.ResourceName, want string) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("the node has %s of %s", want, name), func(ctx context.Context) error {
 		have, err := amounts(ctx, name)
@@ -139,8 +139,8 @@ func mustAgentPod(t *testing.T) (pod *v1.Pod) {
 	return pod
 }
 
-// same checks that the agent's pod and container are still the same.
-func same(t *testing.T, was *v1.Pod) {
+// checkSamePod checks that the agent's pod and container are still the same.
+func checkSamePod(t *testing.T, was *v1.Pod) {
 	t.Helper()
 	is := mustAgentPod(t)
 	if is.UID != was.UID || is.Status.ContainerStatuses[0].ContainerID != was.Status.ContainerStatuses[0].ContainerID {
@@ -213,8 +213,8 @@ func get(ctx context.Context, url string) ([]byte, error) {
 	return io.ReadAll(r.Body)
 }
 
-// shows waits until the agent's metrics have a line with a prefix that contains the other texts.
-func shows(t *testing.T, begins string, has ...string) {
+// awaitSeries waits until the agent's metrics have a line with a prefix that contains the other texts.
+func awaitSeries(t *testing.T, begins string, has ...string) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("/metrics has %s… with %q", begins, has), func(ctx context.Context) error {
 		page, err := scrape(ctx)

@@ -22,12 +22,12 @@ health: {kubernetes: {kubeconfig: %s}}
 metrics: {podUID: true, podLabels: [app.kubernetes.io/*, "/^team-(lead|size)$/"]}
 `, theCluster.pki.Kubeconfig(user)))
 	n.start(8)
-	_, uid := n.run(namespace, "train", map[string]string{
+	_, uid := n.runPod(namespace, "train", map[string]string{
 		"app.kubernetes.io/name": "llm", "team-lead": "ann", "team": "red", "pod-template-hash": "1", "pod-uid": "mine",
 	})
-	n.shows("UID and labels", "train", fmt.Sprintf(`pod_uid="%s"`, uid), `app_kubernetes_io_name="llm"`, `team_lead="ann"`, `gpu_node_agent_pod_labels_up 1`)
-	n.label(namespace, "train", "app.kubernetes.io/part-of", "chat")
-	n.shows("a new label", "train", `app_kubernetes_io_part_of="chat"`)
+	n.awaitSeries("UID and labels", "train", fmt.Sprintf(`pod_uid="%s"`, uid), `app_kubernetes_io_name="llm"`, `team_lead="ann"`, `gpu_node_agent_pod_labels_up 1`)
+	n.labelPod(namespace, "train", "app.kubernetes.io/part-of", "chat")
+	n.awaitSeries("a new label", "train", `app_kubernetes_io_part_of="chat"`)
 	page, err := n.Page("/metrics", http.StatusOK)
 	if err != nil {
 		t.Fatal(err)
@@ -43,7 +43,7 @@ metrics: {podUID: true, podLabels: [app.kubernetes.io/*, "/^team-(lead|size)$/"]
 		t.Fatal(err)
 	}
 	n.Eventually("UID of a deleted pod is removed", func() error {
-		line, _, err := n.held("train") // the device manager keeps the allocation
+		line, _, err := n.podSeries("train") // the device manager keeps the allocation
 		if err == nil && strings.Contains(line, "pod_uid=") {
 			err = fmt.Errorf("unexpected UID: %s", line)
 		}

@@ -10,7 +10,6 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
-	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 )
 
 // With plugin.enabled false the agent is ready and registers nothing. A reload turns the plugin on and off.
@@ -18,11 +17,7 @@ func TestPluginOff(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, "")
 	dir := agenttest.SocketDir(t)
-	kubelet, err := kubelettest.Start(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(kubelet.Stop)
+	kubelet := agenttest.StartKubelet(t, dir)
 	configure := func(plugin string) {
 		s.Write("config.yaml", fmt.Sprintf("metrics: {listen: 127.0.0.1:0}\nplugin: {kubeletDir: %s, %s}\n", dir, plugin))
 	}

@@ -35,7 +35,7 @@ func sourceConfigOf(c config.Config) sourceConfig {
 // runSource gives the monitor the configured source until ctx ends.
 func (a *Agent) runSource(ctx context.Context) error {
 	for ctx.Err() == nil {
-		c, same, cancel := health.While(ctx, &a.sourceConfig, func(c *sourceConfig) *sourceConfig { return c })
+		c, same, cancel := health.WatchPart(ctx, &a.sourceConfig, func(c *sourceConfig) *sourceConfig { return c })
 		source, run, err := newSource(*c, a.level, a.log)
 		if err == nil {
 			a.sources.Store(&source)

@@ -5,73 +5,69 @@ import (
 	"slices"
 )
 
-// ChangeKind is what sort of thing a Change tells.
+// ChangeKind is the kind of a Change.
 type ChangeKind uint8
 
 // The kinds of change.
 const (
-	ChangeFound ChangeKind = iota // a device is there that was not
-	ChangeXID                     // it has reported an XID
-	ChangeState                   // its state, or what is wrong with it, is another
-	ChangeGone                    // it is there no more
+	ChangeFound   ChangeKind = iota // a new device
+	ChangeXID                       // the device reported an XID
+	ChangeState                     // the device's state or the causes of its findings changed
+	ChangeRemoved                   // the device disappeared from the list
 )
 
-// Change is one thing that is news between two looks at the devices.
+// Change is one difference between two lists of devices.
 type Change struct {
 	Kind   ChangeKind
 	Device Device
 
 	XID        int    // ChangeXID: the number
-	Count, New uint64 // ChangeXID: how often since the start, and since the look before
+	Count, New uint64 // ChangeXID: how often since the agent started, and since the first list
 	Was, Now   Verdict
 }
 
-// Changes returns what has changed: devices that came and went, XIDs, verdicts. A device that comes and is
-// healthy is no change of state.
+// Changes returns the differences between two lists of devices: new and removed devices, XIDs, changed verdicts. Everything
+// that reports changes, such as logs and events, uses it. A new device that is healthy has no ChangeState.
 func Changes(before, after []DeviceState) []Change {
-	known := make(map[DeviceID]*DeviceState, len(before))
+	removed := make(map[DeviceID]*DeviceState, len(before))
 	for i := range before {
-		known[before[i].Device.ID] = &before[i]
+		removed[before[i].Device.ID] = &before[i]
 	}
 	var all []Change
 	for i := range after {
 		d := &after[i]
-		was, ok := known[d.Device.ID]
-		delete(known, d.Device.ID)
-		if !ok {
-			was = &DeviceState{}
+		old, known := removed[d.Device.ID]
+		delete(removed, d.Device.ID)
+		if !known {
+			old = &DeviceState{}
 		}
-		c := Change{Device: d.Device, Was: was.Verdict, Now: d.Verdict}
-		add := func(kind ChangeKind) {
-			c.Kind = kind
+		c := Change{Device: d.Device, Was: old.Verdict, Now: d.Verdict}
+		if !known {
+			c.Kind = ChangeFound
 			all = append(all, c)
 		}
-		if !ok {
-			add(ChangeFound)
-		}
-		if len(d.XIDCounts) > 0 {
-			for _, code := range slices.Sorted(maps.Keys(d.XIDCounts)) {
-				if n := d.XIDCounts[code]; n > was.XIDCounts[code] {
-					c.XID, c.Count, c.New = code, n, n-was.XIDCounts[code]
-					add(ChangeXID)
-				}
+		for _, code := range slices.Sorted(maps.Keys(d.XIDCounts)) {
+			if n, was := d.XIDCounts[code], old.XIDCounts[code]; n > was {
+				x := c
+				x.Kind, x.XID, x.Count, x.New = ChangeXID, code, n, n-was
+				all = append(all, x)
 			}
-			c.XID, c.Count, c.New = 0, 0, 0
 		}
 		same := c.Now.State == c.Was.State && slices.Equal(c.Now.Causes(), c.Was.Causes())
-		if !same && (ok || c.Now.State > Healthy) {
-			add(ChangeState)
+		if !same && (known || c.Now.State > Healthy) {
+			c.Kind = ChangeState
+			all = append(all, c)
 		}
 	}
 	for i := range before {
-		if d := known[before[i].Device.ID]; d != nil {
-			all = append(all, Change{Kind: ChangeGone, Device: d.Device, Was: d.Verdict})
+		if d := removed[before[i].Device.ID]; d != nil {
+			all = append(all, Change{Kind: ChangeRemoved, Device: d.Device, Was: d.Verdict})
 		}
 	}
 	return all
 }
 
-// Cleared returns the causes that stood and stand no more.
+// Cleared returns the causes of the findings that have cleared.
 func (c Change) Cleared() []string {
 	now := c.Now.Causes()
 	return slices.DeleteFunc(c.Was.Causes(), func(cause string) bool { return slices.Contains(now, cause) })

@@ -1,54 +1,66 @@
 package health
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 )
 
-// Clear is an operator's word that a device is well again: it drops the device's finding of that cause, or
-// all of them if cause is empty, and returns the devices and the causes that it has dropped. What a source that is up shows to
-// stand is not dropped, not even until the next poll: the kubelet would give the device out meanwhile. To ask for such a cause is an
-// error, and so is a cause that does not stand; the error names what there is to clear. A decision is not the device's
-// fault and ends with its reason only.
-func Clear(c Config, devices []DeviceState, up bool, id DeviceID, cause string, now time.Time) (after []DeviceState, dropped []string, err error) {
+// The errors of Clear.
+var (
+	ErrUnknownDevice = errors.New("unknown device")
+	ErrNoFinding     = errors.New("no such finding")
+	ErrInherited     = errors.New("the device inherits it from its GPU")
+	ErrDecision      = errors.New("it is not a fault")
+	ErrStillPresent  = errors.New("the last poll still found it")
+)
+
+// Clear removes a device's finding with the given cause, or all of its findings if cause is empty, on an operator's request.
+// It returns the devices afterwards and the cleared causes. If the source is up, findings that the newest sample still shows
+// stay: removing them until the next poll would let the kubelet allocate the device. Decisions stay too, because they end
+// only with their reason.
+//
+// If cause is not empty, its finding staying is an error, and so is a device without that finding; the error names the causes
+// that can be cleared.
+func Clear(c Config, devices []DeviceState, up bool, id DeviceID, cause string, now time.Time) (after []DeviceState, cleared []string, err error) {
 	i := slices.IndexFunc(devices, func(d DeviceState) bool { return d.Device.ID == id })
 	if i < 0 {
 		var known []string
 		for _, d := range devices {
 			known = append(known, string(d.Device.ID))
 		}
-		return nil, nil, fmt.Errorf("device %q is not known; use one of %s", id, orNone(known))
+		return nil, nil, fmt.Errorf("%w %q; the devices are %s", ErrUnknownDevice, id, orNone(known))
 	}
 	d := devices[i]
-	stands := func(f Finding) bool { return up && d.shows(c, f) }
-	var own, inherited []string
+	current := func(f Finding) bool { return up && d.shows(c, f) }
+	var others, inherited []string
 	for _, f := range d.Verdict.Findings {
 		switch {
 		case f.From != "":
 			inherited = append(inherited, f.Cause)
 		case f.decision():
 			if f.Cause == cause {
-				return nil, nil, fmt.Errorf("cause %q of %s is no fault that can be cleared: %s; %s", cause, id, f.Reason, f.Action.Advice())
+				return nil, nil, fmt.Errorf("cannot clear %q of %s: %w: %s; %s", cause, id, ErrDecision, f.Reason, f.Action.Advice())
 			}
-		case f.Cause == cause && stands(f):
-			return nil, nil, fmt.Errorf("cause %q of %s stands as it was just measured, and cannot be cleared: %s; %s", cause, id, f.Reason, f.Action.Advice())
-		case f.Cause == cause, cause == "" && !stands(f):
-			dropped = append(dropped, f.Cause)
+		case f.Cause == cause && current(f):
+			return nil, nil, fmt.Errorf("cannot clear %q of %s: %w: %s; %s", cause, id, ErrStillPresent, f.Reason, f.Action.Advice())
+		case f.Cause == cause, cause == "" && !current(f):
+			cleared = append(cleared, f.Cause)
 		default:
-			own = append(own, f.Cause)
+			others = append(others, f.Cause)
 		}
 	}
-	if len(dropped) == 0 && cause != "" {
+	if len(cleared) == 0 && cause != "" {
 		if slices.Contains(inherited, cause) {
-			return nil, nil, fmt.Errorf("cause %q of %s is its GPU's; clear it on %s", cause, id, d.Device.Parent)
+			return nil, nil, fmt.Errorf("cannot clear %q of %s: %w; clear it on %s", cause, id, ErrInherited, d.Device.Parent)
 		}
-		return nil, nil, fmt.Errorf("cause %q does not stand on %s; there stand %s", cause, id, orNone(own))
+		return nil, nil, fmt.Errorf("cannot clear %q of %s: %w; its findings are %s", cause, id, ErrNoFinding, orNone(others))
 	}
 
-	v := d.Verdict.Without(now, func(f Finding) bool { return f.From == "" && slices.Contains(dropped, f.Cause) })
-	v.suspect, v.Follow = nil, nil
+	v := d.Verdict.Without(now, func(f Finding) bool { return f.From == "" && slices.Contains(cleared, f.Cause) })
+	v.unconfirmed, v.PendingXIDs = nil, nil
 	if cause == "" || cause == CauseFlapping {
 		v.Trips = nil
 	}
@@ -57,36 +69,20 @@ func Clear(c Config, devices []DeviceState, up bool, id DeviceID, cause string, 
 	for j, child := range devices {
 		if child.Device.Parent == id {
 			after[j].Verdict = child.Verdict.Without(now, func(f Finding) bool {
-				return f.From == id && slices.Contains(dropped, f.Cause)
+				return f.From == id && slices.Contains(cleared, f.Cause)
 			})
 		}
 	}
-	return after, dropped, nil
+	return after, cleared, nil
 }
 
-// shows tells whether a finding of the device is of what its newest sample shows.
+// shows reports whether the device's newest sample shows the finding.
 func (d DeviceState) shows(c Config, f Finding) bool {
-	return slices.ContainsFunc(seen(c, d.Sample), func(g Finding) bool { return g.Cause == f.Cause }) ||
+	return slices.ContainsFunc(conditionFindings(c, d.Sample), hasCause(f.Cause)) ||
 		slices.ContainsFunc(d.Sample.Incidents, func(i Incident) bool {
 			g, bad := incidentFinding(c, d.Device, i, d.Sample.At)
 			return bad && g.Cause == f.Cause
 		})
-}
-
-// Without returns the verdict without some of its findings.
-func (v Verdict) Without(now time.Time, drop func(Finding) bool) Verdict {
-	was := v.State
-	v.Findings = slices.DeleteFunc(slices.Clone(v.Findings), drop)
-	if was > Healthy {
-		v.State = Healthy
-	}
-	for _, f := range v.Findings {
-		v.State = max(v.State, f.State)
-	}
-	if v.State != was {
-		v.Since = now
-	}
-	return v
 }
 
 func orNone(s []string) string {

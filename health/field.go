@@ -1,15 +1,15 @@
 package health
 
-// Field names a measured quantity by its DCGM field identifier (dcgm_fields.h). The numbers are
-// NVIDIA's published vocabulary; no type of the bindings comes with them.
+// Field is the DCGM field identifier of a measured quantity (dcgm_fields.h). The numbers are NVIDIA's; this package does not
+// depend on the bindings.
 type Field uint16
 
-// The fields that the agent itself has a use for. Others pass through by number.
+// The fields that the agent itself uses. It passes others through by number.
 const (
 	FieldMIGMode         Field = 67   // 0 or 1
 	FieldSMClock         Field = 100  // MHz
 	FieldMemClock        Field = 101  // MHz
-	FieldClocksEvents    Field = 112  // bits: why the clocks are below what is asked for
+	FieldClocksEvents    Field = 112  // bits: why the clocks are below the requested ones
 	FieldMemoryTemp      Field = 140  // °C
 	FieldGPUTemp         Field = 150  // °C
 	FieldPower           Field = 155  // W
@@ -27,7 +27,7 @@ const (
 	FieldDBEVolatile     Field = 311  // double-bit ECC errors since the last reset or driver load
 	FieldRetiredSBE      Field = 390  // pages retired for single-bit errors
 	FieldRetiredDBE      Field = 391  // pages retired for double-bit errors
-	FieldRetiredPending  Field = 392  // pages waiting to be retired: 0 or 1
+	FieldRetiredPending  Field = 392  // pages pending retirement: 0 or 1
 	FieldRemappedUncorr  Field = 393  // rows
 	FieldRemappedCorr    Field = 394  // rows
 	FieldRemapFailed     Field = 395  // 0 or 1
@@ -36,20 +36,4 @@ const (
 	FieldVGPULicense     Field = 526  // 0 or 1
 	FieldUnrepairable    Field = 1507 // memory that cannot be repaired: 0 or 1
 	FieldRecoveryAction  Field = 1523 // a RecoveryAction
-)
-
-// RecoveryAction is what the driver says a GPU needs, the value of FieldRecoveryAction
-// (DCGM_FI_DEV_GPU_RECOVERY_ACTION; nvmlDeviceGpuRecoveryAction_t).
-type RecoveryAction int64
-
-// The recovery actions, in the driver's numbers. Drivers before 595 know the first five; the last two came with 615.
-const (
-	RecoveryNone RecoveryAction = iota
-	RecoveryReset
-	RecoveryReboot
-	RecoveryDrainP2P
-	RecoveryDrainAndReset
-	RecoveryIMEXDomain
-	RecoveryPCIeBusReset
-	RecoverySystemReboot
 )

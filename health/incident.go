@@ -6,15 +6,16 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
-// IncidentInfo is what is known of one code of DCGM's health checks.
+// IncidentInfo describes a code of DCGM's health checks.
 type IncidentInfo struct {
 	Code   int
 	Name   string // "DCGM_FR_NVLINK_DOWN"
-	Effect Effect // of a FAIL; a WARN warns at most
+	Effect Effect // of a FAIL; a WARN has at most EffectWarn
 	Action Action // what an operator should do
-	Source string // who says so
+	Source string // the source of Effect
 }
 
 // incidentRule is a row of the table.
@@ -22,26 +23,24 @@ type incidentRule struct {
 	effect Effect
 	action Action
 	source string
-	// weigh lowers the effect for a device that the incident cannot mean, or by what the message tells;
-	// nil if nothing does.
-	weigh func(d Device, i Incident) Effect
+	// limit lowers the effect for a device that the incident cannot apply to, or depending on its message; nil if nothing does.
+	limit func(d Device, i Incident) Effect
 }
 
-// Where the rows are from, and why some are ignored.
+// The sources of the rows, and why some codes are ignored.
 const (
 	incidentFail    = "DCGM 4.6 health: FAIL"
 	incidentWarn    = "DCGM 4.6 health: never more than WARN"
-	incidentSticky  = "our choice: DCGM keeps it until its engine restarts; XIDs are judged by themselves"
-	incidentDriver  = "our choice: field 1523, the recovery action, is judged by itself"
-	incidentClocks  = "our choice: GPUs at full load do that; temperature and clock events are judged by themselves"
+	incidentSticky  = "our choice: DCGM keeps it until its engine restarts; the agent judges the XID itself"
+	incidentDriver  = "our choice: the agent judges field 1523, the recovery action, itself"
+	incidentClocks  = "our choice: normal at full load; the agent judges temperature and clock events itself"
 	incidentUnknown = "not in the table"
 )
 
-// incidentRules are the codes that we have a word on, by name. DCGM 4.6's health checks give them with the
-// severity that the source names. What is not here warns, whatever its severity; most of those come from
-// dcgmi diag only.
+// incidentRules are the rules for the codes of DCGM 4.6's health checks, by name. The source states the severity with which
+// DCGM reports a code. Any other code warns, whatever its severity; most others come from dcgmi diag only.
 //
-// DCGM's MONITOR, TRIAGE, RESET and ISOLATE are its advice in dcgm_errors.c.
+// MONITOR, TRIAGE, RESET and ISOLATE are DCGM's advice in dcgm_errors.c.
 //
 //nolint:gochecknoglobals // a table of constants
 var incidentRules = map[string]incidentRule{
@@ -52,15 +51,15 @@ var incidentRules = map[string]incidentRule{
 	"RETIRED_PAGES_DBE_LIMIT":  {EffectUnhealthy, ActionReplaceGPU, incidentFail, nil},
 	"CORRUPT_INFOROM":          {EffectWarn, ActionContactSupport, incidentWarn, nil},
 	"CLOCKS_EVENT_THERMAL":     {EffectIgnore, ActionCheckCooling, incidentClocks, nil},
-	// On every GPU at once it is the only sign that DCGM is blind: after an XID 119 in the kernel's log the
-	// engine calls the driver no more.
+	// On every GPU at once it is the only sign that DCGM measures nothing: after an XID 119 in the kernel log the engine no
+	// longer calls the driver.
 	"POWER_UNREADABLE":           {EffectWarn, ActionCheckDCGM, incidentWarn, nil},
 	"CLOCKS_EVENT_POWER":         {EffectIgnore, ActionCheckCooling, incidentClocks, nil},
 	"NVLINK_ERROR_THRESHOLD":     {EffectWarn, ActionWatchNVLink, incidentWarn, nil},
-	"NVLINK_DOWN":                {EffectUnhealthy, ActionCheckNVLink, incidentFail + "; false on cards without NVLink, as users of NVSentinel report", onlyNVLink},
+	"NVLINK_DOWN":                {EffectUnhealthy, ActionCheckNVLink, incidentFail + "; false alarms on cards without NVLink (users of NVSentinel)", onlyNVLink},
 	"FAULTY_MEMORY":              {EffectUnhealthy, ActionReplaceGPU, incidentFail + ", ISOLATE", nil},
 	"NVLINK_CRC_ERROR_THRESHOLD": {EffectUnhealthy, ActionCheckNVLink, incidentFail, nil},
-	"NVLINK_ERROR_CRITICAL":      {EffectUnhealthy, ActionCheckNVLink, incidentFail + ", ISOLATE; AWS eks-node-monitoring-agent: what was counted long ago warns", newNVLinkErrors},
+	"NVLINK_ERROR_CRITICAL":      {EffectUnhealthy, ActionCheckNVLink, incidentFail + ", ISOLATE; AWS eks-node-monitoring-agent: old errors warn", newNVLinkErrors},
 	"ROW_REMAP_FAILURE":          {EffectUnhealthy, ActionReplaceGPU, incidentFail, nil},
 	"UNCONTAINED_ERROR":          {EffectIgnore, ActionResetGPU, incidentSticky, nil}, // XID 95
 	"XID_ERROR":                  {EffectIgnore, ActionWatch, incidentSticky, nil},    // any other XID, application errors too
@@ -68,7 +67,7 @@ var incidentRules = map[string]incidentRule{
 	"NVLINK_EFFECTIVE_BER_THRESHOLD": {EffectWarn, ActionCheckNVLink, "our choice: the thresholds are DCGM's own and disputed; DCGM 4.6 health: FAIL", nil},
 	"FALLEN_OFF_BUS":                 {EffectIgnore, ActionRebootNode, incidentSticky, nil}, // XID 79
 	"NVLINK_SYMBOL_BER_THRESHOLD":    {EffectWarn, ActionCheckNVLink, "our choice: the thresholds are DCGM's own and disputed; DCGM 4.6 health: FAIL", nil},
-	"IMEX_UNHEALTHY":                 {EffectIgnore, ActionRecoverIMEX, "our choice: false on nodes without IMEX, as users of NVSentinel report", nil},
+	"IMEX_UNHEALTHY":                 {EffectIgnore, ActionRecoverIMEX, "our choice: false alarms on nodes without IMEX (users of NVSentinel)", nil},
 	"FABRIC_PROBE_STATE":             {EffectWarn, ActionCheckFabricManager, "DCGM 4.6 health: FAIL, MONITOR; AWS eks-node-monitoring-agent: a warning", onlyFabric},
 	"GPU_RECOVERY_RESET":             {EffectIgnore, ActionResetGPU, incidentDriver, nil},
 	"GPU_RECOVERY_REBOOT":            {EffectIgnore, ActionRebootNode, incidentDriver, nil},
@@ -78,17 +77,17 @@ var incidentRules = map[string]incidentRule{
 	"UNCORRECTABLE_ROW_REMAP_LIMIT":  {EffectWarn, ActionPlanReplacement, incidentWarn, nil},
 }
 
-// ofXID tells whether an incident is no more than DCGM's word for an XID: it files some as incidents of their own, and others,
-// such as 63 and 64, under a check of its own, "Row remap failure (triggered by XID 64: …)". It takes none of them back while
-// its engine lives (dcgm/OBSERVED.md#xid-incidents), and XIDs are judged by themselves.
+// ofXID reports whether the incident only repeats an XID. DCGM reports some XIDs with codes of their own, and others, such as
+// 63 and 64, with the code of a check: "Row remap failure (triggered by XID 64: …)". It keeps all of them until its engine
+// restarts (dcgm/OBSERVED.md#xid-incidents), and the agent judges the XIDs themselves.
 func (i Incident) ofXID() bool {
 	return ruleOf(i.Code).source == incidentSticky || i.triggeredByXID()
 }
 
 func (i Incident) triggeredByXID() bool { return strings.Contains(i.Message, "triggered by XID") }
 
-// onlyNVLink: links that nothing is plugged into are down too, so a GPU counts only if it reaches another
-// one over NVLink. DCGM itself looks at no links under MIG.
+// onlyNVLink ignores the incident on a GPU that reaches no other GPU over NVLink, because unconnected links are down too.
+// DCGM itself checks no links in MIG mode.
 func onlyNVLink(d Device, _ Incident) Effect {
 	if slices.ContainsFunc(d.Links, func(l Link) bool { return l.NVLinks > 0 }) {
 		return EffectUnhealthy
@@ -96,7 +95,7 @@ func onlyNVLink(d Device, _ Incident) Effect {
 	return EffectIgnore
 }
 
-// onlyFabric: a driver that is too old to be asked for the state of the fabric says nothing about the GPU.
+// onlyFabric ignores the incident if the driver is too old to know the state of the fabric.
 func onlyFabric(d Device, i Incident) Effect {
 	if strings.Contains(i.Message, "NvmlTooOld") {
 		return EffectIgnore
@@ -104,8 +103,8 @@ func onlyFabric(d Device, i Incident) Effect {
 	return onlyNVLink(d, i)
 }
 
-// newNVLinkErrors: before Blackwell, DCGM calls a FAIL also what was counted since the driver was loaded, and
-// one error of a month ago is one for ever. Its messages name those counters "datalink layer".
+// newNVLinkErrors only warns about errors of any age. On GPUs before Blackwell, DCGM also reports a FAIL for the errors since
+// the driver was loaded, so that one error never ends. Its messages name those counters "datalink layer".
 func newNVLinkErrors(_ Device, i Incident) Effect {
 	if strings.Contains(i.Message, "datalink layer") {
 		return EffectWarn
@@ -113,7 +112,7 @@ func newNVLinkErrors(_ Device, i Incident) Effect {
 	return EffectUnhealthy
 }
 
-// LookupIncident returns what is known of a code. One that is not in the table is a warning.
+// LookupIncident returns the description of a code. A code that is not in the table is a warning.
 func LookupIncident(code int) IncidentInfo {
 	r := ruleOf(code)
 	return IncidentInfo{Code: code, Name: incidentName(code), Effect: r.effect, Action: r.action, Source: r.source}
@@ -127,57 +126,57 @@ func ruleOf(code int) incidentRule {
 	return r
 }
 
-// IncidentConfig is the `health.incidents` section: overrides of what a FAIL of DCGM's health checks does,
-// by name, such as DCGM_FR_NVLINK_DOWN, or number.
+// IncidentConfig is the `health.incidents` section: overrides for the effect of a FAIL of DCGM's health checks, by name, such
+// as DCGM_FR_NVLINK_DOWN, or by number.
 type IncidentConfig struct {
 	Unhealthy []string `yaml:"unhealthy"`
 	Warn      []string `yaml:"warn"`
 	Ignore    []string `yaml:"ignore"`
 }
 
-// DefaultIncidentConfig returns the section as it is when config.yaml says nothing.
+// DefaultIncidentConfig returns the defaults of the section.
 func DefaultIncidentConfig() IncidentConfig {
 	return IncidentConfig{Unhealthy: []string{}, Warn: []string{}, Ignore: []string{}}
 }
 
-// Validate returns every fault, each with its key below health.incidents.
+// Validate returns every error, each with its key below health.incidents.
 func (c IncidentConfig) Validate() error {
 	var errs []error
 	lists := []effectList[int]{{effect: EffectUnhealthy}, {effect: EffectWarn}, {effect: EffectIgnore}}
-	for i, words := range [][]string{c.Unhealthy, c.Warn, c.Ignore} {
-		for _, word := range words {
-			code, ok := IncidentCode(word)
+	for i, names := range [][]string{c.Unhealthy, c.Warn, c.Ignore} {
+		for _, name := range names {
+			code, ok := IncidentCode(name)
 			if !ok {
-				errs = append(errs, fmt.Errorf("%v: %q is no incident of DCGM's; use a name such as DCGM_FR_NVLINK_DOWN or its number",
-					lists[i].effect, word))
+				errs = append(errs, fmt.Errorf("%v: expected a DCGM incident such as DCGM_FR_NVLINK_DOWN or its number, got %q",
+					lists[i].effect, name))
 				continue
 			}
-			lists[i].of = append(lists[i].of, code)
+			lists[i].items = append(lists[i].items, code)
 		}
 	}
-	for _, t := range twice(lists) {
-		errs = append(errs, fmt.Errorf("%v: %s is in %v too; an incident has one effect", t.effect, incidentName(t.what), t.also))
+	for _, d := range duplicates(lists) {
+		errs = append(errs, fmt.Errorf("%v: %s is also in %v; an incident has one effect", d.effect, incidentName(d.item), d.other))
 	}
 	return errors.Join(errs...)
 }
 
-// Effect returns what an incident does to the device that it is of. An override is the last word, but a
-// WARN never makes a device Unhealthy.
+// Effect returns the effect of an incident on its device. Overrides take precedence, but a WARN never makes a device
+// Unhealthy.
 func (c IncidentConfig) Effect(d Device, i Incident) Effect {
-	is := named(i.Code)
+	is := names(i.Code)
 	r := ruleOf(i.Code)
 	effect := r.effect
 	switch {
 	case i.triggeredByXID():
-		return EffectIgnore // an override is of the check, not of the XID, and the incident would stand for ever
+		return EffectIgnore // an override means the check, not the XID, and this incident would never clear
 	case slices.ContainsFunc(c.Unhealthy, is):
 		effect = EffectUnhealthy
 	case slices.ContainsFunc(c.Warn, is):
 		effect = EffectWarn
 	case slices.ContainsFunc(c.Ignore, is):
 		effect = EffectIgnore
-	case r.weigh != nil:
-		effect = min(effect, r.weigh(d, i))
+	case r.limit != nil:
+		effect = min(effect, r.limit(d, i))
 	}
 	if i.Severity != SeverityFail {
 		effect = min(effect, EffectWarn)
@@ -187,15 +186,91 @@ func (c IncidentConfig) Effect(d Device, i Incident) Effect {
 
 // overrides reports whether a code is in one of the lists.
 func (c IncidentConfig) overrides(code int) bool {
-	return slices.ContainsFunc(slices.Concat(c.Unhealthy, c.Warn, c.Ignore), named(code))
+	return slices.ContainsFunc(slices.Concat(c.Unhealthy, c.Warn, c.Ignore), names(code))
 }
 
-// named returns what reports whether a word of the lists means a code.
-func named(code int) func(word string) bool {
-	return func(word string) bool {
-		got, ok := IncidentCode(word)
+// names returns a function that reports whether a name in the lists is that of the code.
+func names(code int) func(name string) bool {
+	return func(name string) bool {
+		got, ok := IncidentCode(name)
 		return ok && got == code
 	}
+}
+
+// incidentPrefix begins the cause of every finding of an incident.
+const incidentPrefix = "dcgm-"
+
+// incidentCause is DCGM's name of the code in the style of the other causes: "dcgm-nvlink-down".
+func incidentCause(i IncidentInfo) string {
+	name, known := strings.CutPrefix(i.Name, incidentNamePrefix)
+	if !known {
+		name = strconv.Itoa(i.Code)
+	}
+	return incidentPrefix + strings.ToLower(strings.ReplaceAll(name, "_", "-"))
+}
+
+// incidentFinding returns the finding of an incident. It returns false if the incident is ignored.
+func incidentFinding(c Config, d Device, i Incident, now time.Time) (Finding, bool) {
+	info := LookupIncident(i.Code)
+	f := Finding{
+		Cause: incidentCause(info), State: c.Incidents.Effect(d, i).state(), Reason: i.Message, Action: info.Action,
+		Since: now, Last: now, Clears: ClearsItself,
+	}
+	return f, f.State > Healthy
+}
+
+// confirm returns the findings of the sample's incidents that count, and those that are not confirmed yet. A WARN counts at
+// once. A FAIL counts after Config.Confirm consecutive checks. Polls less than half an interval apart, which an event
+// triggered, are one check. A sample without a check does not end the sequence.
+func confirm(c Config, d Device, old Verdict, s Sample) ([]Finding, map[string]confirmation) {
+	if !s.Checked {
+		return nil, old.unconfirmed
+	}
+	var found []Finding
+	for _, i := range s.Incidents {
+		f, bad := incidentFinding(c, d, i, s.At)
+		j := slices.IndexFunc(found, hasCause(f.Cause))
+		switch {
+		case !bad:
+		case j < 0:
+			found = append(found, f)
+		case f.State > found[j].State: // a WARN never hides a FAIL
+			found[j] = f
+		}
+	}
+	var unconfirmed map[string]confirmation
+	confirmed := slices.DeleteFunc(found, func(f Finding) bool {
+		if f.State != Unhealthy {
+			return false
+		}
+		x := old.unconfirmed[f.Cause]
+		if x.checks == 0 || s.At.Sub(x.last) >= c.Interval/2 {
+			x = confirmation{x.checks + 1, s.At}
+		}
+		if unconfirmed == nil {
+			unconfirmed = make(map[string]confirmation)
+		}
+		unconfirmed[f.Cause] = x
+		return x.checks < c.Confirm && !old.unhealthyBy(f.Cause) // an existing finding needs no second confirmation
+	})
+	return confirmed, unconfirmed
+}
+
+// incidentsOfPastXIDs returns findings of the XIDs before the agent's start that only DCGM's checks still show. DCGM keeps
+// such an incident until its engine restarts, so the fault may be cured: the device is at most Degraded.
+func incidentsOfPastXIDs(c Config, s Sample) []Finding {
+	var all []Finding
+	for _, i := range s.Incidents {
+		if i.Severity != SeverityFail || !i.ofXID() || c.Incidents.overrides(i.Code) {
+			continue
+		}
+		info := LookupIncident(i.Code)
+		all = append(all, Finding{
+			Cause: incidentCause(info), State: Degraded, Reason: i.Message + " (before the agent's start, without a reset since)",
+			Action: info.Action, Since: s.At, Last: s.At, Clears: ClearsGPUReset,
+		})
+	}
+	return all
 }
 
 const incidentNamePrefix = "DCGM_FR_"
@@ -208,13 +283,13 @@ func incidentName(code int) string {
 	return "DCGM code " + strconv.Itoa(code)
 }
 
-// IncidentCode reads a name, with or without its prefix and in any case, or a number. Numbers that are not
-// in the table are fine: DCGM may be newer than the table.
-func IncidentCode(word string) (code int, ok bool) {
-	word = strings.ToUpper(strings.TrimSpace(word))
-	code = slices.Index(incidentNames[:], strings.TrimPrefix(word, incidentNamePrefix))
+// IncidentCode parses a name, with or without its prefix and in any case, or a number. Numbers outside the table are valid,
+// because DCGM may be newer than the table.
+func IncidentCode(name string) (code int, ok bool) {
+	name = strings.ToUpper(strings.TrimSpace(name))
+	code = slices.Index(incidentNames[:], strings.TrimPrefix(name, incidentNamePrefix))
 	if code < 0 {
-		n, err := strconv.ParseUint(word, 10, 31)
+		n, err := strconv.ParseUint(name, 10, 31)
 		if err != nil {
 			return 0, false
 		}
@@ -223,7 +298,7 @@ func IncidentCode(word string) (code int, ok bool) {
 	return code, code > 0 // 0 is DCGM_FR_OK
 }
 
-// incidentNames are the names of dcgm_errors.h, by number, without their prefix.
+// incidentNames are the names in dcgm_errors.h, by number, without their prefix.
 //
 //nolint:gochecknoglobals // a table of constants
 var incidentNames = [...]string{

@@ -15,33 +15,32 @@ func TestIncidentTable(t *testing.T) {
 	for name, r := range incidentRules {
 		code := slices.Index(incidentNames[:], name)
 		info := LookupIncident(code)
-		if code < 1 || r.action == "" || r.source == "" || info.Name != "DCGM_FR_"+name || info.Code != code || info.Effect != r.effect {
-			t.Errorf("%s: a row needs a name of DCGM's, an action and a source: %+v", name, info)
+		if code < 1 || !r.action.Valid() || r.source == "" || info.Name != "DCGM_FR_"+name || info.Code != code || info.Effect != r.effect {
+			t.Errorf("%s: a row needs DCGM's name, an action and a source: %+v", name, info)
 		}
-		// What DCGM only ever warns of cannot be meant to take a GPU away.
 		if strings.HasPrefix(r.source, incidentWarn) && r.effect == EffectUnhealthy {
-			t.Errorf("%s is unhealthy, and DCGM never reports a FAIL of it", name)
+			t.Errorf("%s is unhealthy, but DCGM never reports it as FAIL", name)
 		}
 	}
 	unknown := LookupIncident(500)
-	if unknown.Name != "DCGM code 500" || unknown.Effect != EffectWarn || unknown.Action == "" || unknown.Source == "" {
+	if unknown.Name != "DCGM code 500" || unknown.Effect != EffectWarn || !unknown.Action.Valid() || unknown.Source == "" {
 		t.Errorf("unknown: %+v", unknown)
 	}
 }
 
-// TestIncidentNames holds the names against the header that comes with the bindings.
+// TestIncidentNames compares the names with the header in the bindings.
 func TestIncidentNames(t *testing.T) {
 	dir, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-dcgm").Output()
 	if err != nil {
-		t.Skipf("the header cannot be found: %v", err)
+		t.Skipf("cannot find the header: %v", err)
 	}
 	header, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(dir)), "pkg", "dcgm", "dcgm_errors.h"))
 	if err != nil {
-		t.Skipf("the header cannot be read: %v", err)
+		t.Skipf("cannot read the header: %v", err)
 	}
 	enum, _, found := strings.Cut(string(header), "DCGM_FR_ERROR_SENTINEL")
 	if !found {
-		t.Fatal("the header has no end of codes")
+		t.Fatal("the header has no DCGM_FR_ERROR_SENTINEL")
 	}
 	codes := regexp.MustCompile(`(DCGM_FR_\w+)\s*=\s*(\d+)\s*,`).FindAllStringSubmatch(enum, -1)
 	if len(codes) != len(incidentNames) {
@@ -83,7 +82,7 @@ func TestIncidentEffect(t *testing.T) {
 		{"pending page retirement", pcie, 6, "", w, w},
 		{"InfoROM", pcie, 9, "", w, w},
 		{"row remap limit", pcie, 132, "", w, w},
-		{"DCGM is blind", pcie, 11, "", w, w},
+		{"power unreadable", pcie, 11, "", w, w},
 
 		{"full load, thermal", pcie, 10, "", i, i},
 		{"full load, power", pcie, 12, "", i, i},
@@ -94,8 +93,8 @@ func TestIncidentEffect(t *testing.T) {
 		{"fabric, no NVLink", pcie, 123, "GPU 0: Fabric State is Failed (4).", i, i},
 		{"fabric, old driver", nvlink, 123, "GPU 0: Fabric State is NvmlTooOld (6).", i, i},
 		{"fabric failed", nvlink, 123, "GPU 0: Fabric State is Failed (4).", w, w},
-		{"NVLink error now", nvlink, 71, "Detected 3 nvlink_recovery_error_count_total NvLink errors on GPU 0's NVLink (should be 0)", u, w},
-		{"NVLink error long ago", nvlink, 71, "Detected 1 datalink layer replay error counter NvLink errors on GPU 0's NVLink (should be 0)", w, w},
+		{"new NVLink error", nvlink, 71, "Detected 3 nvlink_recovery_error_count_total NvLink errors on GPU 0's NVLink (should be 0)", u, w},
+		{"old NVLink error", nvlink, 71, "Detected 1 datalink layer replay error counter NvLink errors on GPU 0's NVLink (should be 0)", w, w},
 		{"many CRC errors", nvlink, 70, "", u, w},
 		{"few CRC errors", nvlink, 13, "", w, w},
 		{"bit error rate", nvlink, 119, "", w, w},
@@ -108,7 +107,7 @@ func TestIncidentEffect(t *testing.T) {
 		{"recovery action: reboot", pcie, 126, "", i, i},
 		{"recovery action: drain", pcie, 127, "", i, i},
 		{"recovery action: drain and reset", pcie, 128, "", i, i},
-		{"of a diagnosis", pcie, 30, "", w, w},
+		{"code of dcgmi diag", pcie, 30, "", w, w},
 		{"unknown", pcie, 500, "", w, w},
 	} {
 		for severity, want := range map[Severity]Effect{SeverityFail: c.fail, SeverityWarn: c.warn} {
@@ -144,32 +143,179 @@ func TestIncidentEffect(t *testing.T) {
 func TestIncidentConfigValidate(t *testing.T) {
 	for _, c := range []struct {
 		config IncidentConfig
-		want   string
+		want   string // the keys of the errors
 	}{
 		{DefaultIncidentConfig(), ""},
 		{IncidentConfig{Unhealthy: []string{"DCGM_FR_PCI_REPLAY_RATE", "500"}, Warn: []string{"nvlink_down"}, Ignore: []string{"3000"}}, ""},
-		{
-			IncidentConfig{Warn: []string{"DCGM_FR_NVLINK"}},
-			`warn: "DCGM_FR_NVLINK" is no incident of DCGM's; use a name such as DCGM_FR_NVLINK_DOWN or its number`,
+		{IncidentConfig{Warn: []string{"DCGM_FR_NVLINK"}}, "warn"},
+		{IncidentConfig{Ignore: []string{"0", "DCGM_FR_OK", "-3", ""}}, "ignore ignore ignore ignore"},
+		{IncidentConfig{Unhealthy: []string{"14"}, Ignore: []string{"DCGM_FR_NVLINK_DOWN"}}, "unhealthy"},
+	} {
+		if got := keys(c.config.Validate()); got != c.want {
+			t.Errorf("%+v: errors for %q, want %q: %v", c.config, got, c.want, c.config.Validate())
+		}
+	}
+	err := IncidentConfig{Unhealthy: []string{"14"}, Ignore: []string{"DCGM_FR_NVLINK_DOWN"}}.Validate()
+	if text := err.Error(); !strings.Contains(text, "DCGM_FR_NVLINK_DOWN") || !strings.Contains(text, "ignore") {
+		t.Errorf("the error must name the code and both lists: %v", err)
+	}
+}
+
+// checked returns a sample with the result of DCGM's health checks.
+func checked(incidents ...Incident) Sample {
+	s := present()
+	s.Checked, s.Incidents = true, incidents
+	return s
+}
+
+func TestConfirm(t *testing.T) {
+	fail := Incident{System: "memory", Code: 4, Severity: SeverityFail, Message: "a double-bit error"}
+	warn := Incident{System: "pcie", Code: 3, Severity: SeverityWarn, Message: "replays"}
+	sticky := Incident{System: "memory", Code: 101, Severity: SeverityFail, Message: "XID 31"}
+	const cause, warning = "dcgm-volatile-dbe-detected", "dcgm-pci-replay-rate"
+	for name, steps := range map[string][]step{
+		"two consecutive FAILs count": {
+			{0, checked(fail), Healthy, nil},
+			{1, checked(), Healthy, nil},
+			{2, checked(fail), Healthy, nil},
+			{3, checked(fail), Unhealthy, []string{cause}},
 		},
-		{
-			IncidentConfig{Ignore: []string{"0", "DCGM_FR_OK", "-3", ""}},
-			`ignore: "0" is no incident of DCGM's; use a name such as DCGM_FR_NVLINK_DOWN or its number` + "\n" +
-				`ignore: "DCGM_FR_OK" is no incident of DCGM's; use a name such as DCGM_FR_NVLINK_DOWN or its number` + "\n" +
-				`ignore: "-3" is no incident of DCGM's; use a name such as DCGM_FR_NVLINK_DOWN or its number` + "\n" +
-				`ignore: "" is no incident of DCGM's; use a name such as DCGM_FR_NVLINK_DOWN or its number`,
+		"a poll without a check does not interrupt": {
+			{0, checked(fail), Healthy, nil},
+			{1, present(), Healthy, nil},
+			{2, checked(fail), Unhealthy, []string{cause}},
 		},
-		{
-			IncidentConfig{Unhealthy: []string{"14"}, Ignore: []string{"DCGM_FR_NVLINK_DOWN"}},
-			"unhealthy: DCGM_FR_NVLINK_DOWN is in ignore too; an incident has one effect",
+		"a FAIL clears after recoverAfter": {
+			{0, checked(fail), Healthy, nil},
+			{1, checked(fail), Unhealthy, []string{cause}},
+			{2, checked(), Unhealthy, []string{cause}},
+			{60, present(), Unhealthy, []string{cause}}, // no check
+			{61, checked(), Healthy, nil},
+		},
+		"a FAIL does not clear without checks": {
+			{0, checked(fail), Healthy, nil},
+			{1, checked(fail), Unhealthy, []string{cause}},
+			{9999, present(), Unhealthy, []string{cause}},
+		},
+		"a WARN is degraded at once": {
+			{0, checked(warn), Degraded, []string{warning}},
+			{1, checked(warn), Degraded, []string{warning}},
+			{2, checked(warn, warn), Degraded, []string{warning}},
+		},
+		"a WARN does not hide a FAIL of the same code": {
+			{0, checked(Incident{Code: 4, Severity: SeverityWarn}, fail, Incident{Code: 4, Severity: SeverityWarn}), Healthy, nil},
+			{1, checked(Incident{Code: 4, Severity: SeverityWarn}, fail), Unhealthy, []string{cause}},
+		},
+		"a WARN does not clear a FAIL": {
+			{0, checked(fail), Healthy, nil},
+			{1, checked(fail), Unhealthy, []string{cause}},
+			{2, checked(Incident{Code: 4, Severity: SeverityWarn}), Unhealthy, []string{cause}},
+			{61, checked(), Healthy, nil},
+		},
+		"an intermittent FAIL does not clear": {
+			{0, checked(fail), Healthy, nil},
+			{1, checked(fail), Unhealthy, []string{cause}},
+			{30, checked(), Unhealthy, []string{cause}},
+			{59, checked(fail), Unhealthy, []string{cause}},
+			{62, checked(), Unhealthy, []string{cause}},
+			{119, checked(), Healthy, nil},
+		},
+		"incidents that DCGM never clears are ignored": {
+			{0, checked(sticky), Healthy, nil},
+			{1, checked(sticky), Healthy, nil},
+			{2, checked(sticky, fail), Healthy, nil},
+			{3, checked(sticky, fail), Unhealthy, []string{cause}},
 		},
 	} {
-		got := ""
-		if err := c.config.Validate(); err != nil {
-			got = err.Error()
-		}
-		if got != c.want {
-			t.Errorf("%+v\ngot  %s\nwant %s", c.config, got, c.want)
+		t.Run(name, func(t *testing.T) { runSteps(t, DefaultConfig(), steps) })
+	}
+
+	c := DefaultConfig()
+	c.Incidents.Ignore = []string{"DCGM_FR_VOLATILE_DBE_DETECTED"}
+	c.Confirm = 1
+	runSteps(t, c, []step{{0, checked(fail), Healthy, nil}})
+	c.Incidents = IncidentConfig{}
+	devices := runSteps(t, c, []step{{0, checked(fail), Unhealthy, []string{cause}}})
+	if f := devices[0].Verdict.Findings[0]; f.Reason != fail.Message || f.Action == "" {
+		t.Errorf("finding %+v", f)
+	}
+}
+
+// Polls less than half an interval apart are one check.
+func TestConfirmCountsCloseChecksOnce(t *testing.T) {
+	fail := checked(Incident{Code: 4, Severity: SeverityFail})
+	var devices []DeviceState
+	for range 20 {
+		devices = judge(devices, 0, samples{gpu0.ID: fail}, gpu0)
+	}
+	if s := devices[0].Verdict.State; s != Healthy {
+		t.Fatalf("%v after one check", s)
+	}
+	devices = judge(devices, 1, samples{gpu0.ID: fail}, gpu0)
+	if s := devices[0].Verdict.State; s != Unhealthy {
+		t.Fatalf("%v after two checks", s)
+	}
+}
+
+// DCGM keeps the incident of an XID until its engine restarts. After a first start it may be the only trace of the XID.
+func TestIncidentsFromBeforeStart(t *testing.T) {
+	incident := func(code int, severity Severity, message string) Sample {
+		return checked(Incident{System: "xid", Code: code, Severity: severity, Message: message})
+	}
+	uncontained := incident(81, SeverityFail, "XID 95 was seen")
+	withApplicationError := incident(81, SeverityFail, "XID 95 was seen")
+	xids(13)(&withApplicationError)
+	for name, c := range map[string]struct {
+		sample Sample
+		saved  bool
+		want   string
+	}{
+		"a FAIL":                             {uncontained, false, "dcgm-uncontained-error"},
+		"a FAIL beside an application's XID": {withApplicationError, false, "dcgm-uncontained-error"},
+		"a check that an XID triggered":      {incident(80, SeverityFail, "Row remap failure (triggered by XID 64: x)"), false, "dcgm-row-remap-failure"},
+		"a WARN":                             {incident(101, SeverityWarn, "XID 31"), false, ""},
+		"a finding of DCGM itself":           {incident(14, SeverityFail, "NVLink down"), false, ""},
+		"with saved state":                   {uncontained, true, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			rc := ReadingContext{XIDHistory: c.saved}
+			d := judgeGPU(nil, 0, c.sample, rc)
+			for i, seconds := range []int{1, 1000} {
+				if got := strings.Join(d.Verdict.Causes(), ","); got != c.want || c.want != "" && d.Verdict.State != Degraded {
+					t.Fatalf("poll %d: %q, %v; want %q", i, got, d.Verdict.State, c.want)
+				}
+				d = judgeGPU([]DeviceState{d}, seconds, c.sample, rc)
+			}
+			// A reset clears it for good.
+			for i, s := range []Sample{blank(Lost), blank(Lost), c.sample, c.sample} {
+				d = judgeGPU([]DeviceState{d}, 1001+i, s, rc)
+			}
+			if d.Verdict.State != Healthy {
+				t.Errorf("after a reset: %v", d.Verdict.Causes())
+			}
+		})
+	}
+
+	// An XID that the source delivered is judged instead of its incident.
+	d := judgeGPU(nil, 0, present(xids(94)), ReadingContext{})
+	d = judgeGPU([]DeviceState{d}, 1, incident(131, SeverityFail, "XID 94"), ReadingContext{})
+	if got := d.Verdict.Causes(); !slices.Equal(got, []string{"xid-94"}) {
+		t.Errorf("got %v", got)
+	}
+}
+
+func TestIncidentsTriggeredByXIDs(t *testing.T) {
+	c := DefaultConfig()
+	c.Confirm = 1
+	for _, i := range []Incident{{Code: 80, Severity: SeverityFail}, {Code: 6, Severity: SeverityWarn}} {
+		for _, overrides := range [][]string{nil, {strconv.Itoa(i.Code)}} {
+			c.Incidents.Unhealthy = overrides
+			i.Message = "GPU 3 had errors (triggered by XID 64: row remapper)"
+			runSteps(t, c, []step{{0, checked(i), Healthy, nil}})
+			i.Message = "a check of DCGM itself"
+			if d := judgeAll(c, nil, 0, nil, samples{gpu0.ID: checked(i)}, gpu0); d[0].Verdict.State == Healthy {
+				t.Errorf("%d without an XID is ignored", i.Code)
+			}
 		}
 	}
 }

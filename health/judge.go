@@ -7,22 +7,22 @@ import (
 	"time"
 )
 
-// Basis is what a judgement rests on beside the devices of before and the reading.
-type Basis struct {
-	History  bool // the XIDs of this boot are known from before the start: those of Sample.Past that are not among them are new
-	First    bool // it is the first reading of this process
-	Reloaded bool // the driver was loaded anew since the reading before
+// ReadingContext is what Judge needs to know about a reading besides the devices before it.
+type ReadingContext struct {
+	XIDHistory     bool // the saved state holds all XIDs of this boot, so an XID of Sample.Past that is not in DeviceState.XIDHistory is new
+	FirstReading   bool // it is the first reading of this process
+	DriverReloaded bool // the driver was reloaded after the previous reading
 }
 
-// Judge folds a reading into what was known before and returns what is known now, without the decisions: see Decide. It
-// is pure: the same arguments give the same result, and the only clock is the reading's.
+// Judge derives the devices' verdicts from a reading and the devices before it. It adds no decisions: see Decide. It is
+// pure: the same arguments give the same result, and the only clock is the reading's.
 //
-// A GPU that was known and is not in the reading stays, Unhealthy and "missing"; a MIG device that is not
-// in the reading is gone with its partition, unless its GPU is missing too.
-func Judge(c Config, before []DeviceState, r *Reading, b Basis, now time.Time) []DeviceState {
-	known := make(map[DeviceID]DeviceState, len(before))
+// A GPU that the reading lacks stays, Unhealthy and "missing". A MIG device that the reading lacks was destroyed, unless its
+// GPU is missing too.
+func Judge(c Config, before []DeviceState, r *Reading, rc ReadingContext, now time.Time) []DeviceState {
+	previous := make(map[DeviceID]DeviceState, len(before))
 	for _, d := range before {
-		known[d.Device.ID] = d
+		previous[d.Device.ID] = d
 	}
 	samples := make(map[DeviceID]Sample, len(r.Devices))
 	for _, s := range r.Samples {
@@ -33,37 +33,36 @@ func Judge(c Config, before []DeviceState, r *Reading, b Basis, now time.Time) [
 		if !ok {
 			s = Sample{Device: d.ID, At: now}
 		}
-		samples[d.ID] = b.withPast(known[d.ID], known[d.Parent].Verdict, d, s)
+		samples[d.ID] = rc.withPast(previous[d.ID], previous[d.Parent].Verdict, d, s)
 	}
-	inheritFromParts(known, before, r, samples)
-	common := newCommonLoss(before, samples, now)
+	keepFindingsOfDestroyed(previous, before, r, samples)
+	outage := newNodeOutage(before, samples, now)
 	raised := raisedXIDs(r, samples)
 
 	after := make([]DeviceState, 0, len(r.Devices))
 	gpus := make(map[DeviceID]parent)
 	add := func(d Device, s Sample) {
-		next, reset := judgeDevice(c, known[d.ID], d, s, gpus[d.Parent], b, common, raised[d.ID])
+		next, reset := judgeDevice(c, previous[d.ID], d, s, gpus[d.Parent], rc, outage, raised[d.ID])
 		if d.Kind == KindGPU {
 			gpus[d.ID] = parent{next.Verdict, reset, s.Presence}
 		}
 		after = append(after, next)
-		delete(known, d.ID)
+		delete(previous, d.ID)
 	}
 	for _, d := range r.Devices {
 		add(d, samples[d.ID])
 	}
-	// before is in order: a missing GPU comes ahead of the MIG devices that are missing with it, and
-	// these inherit its finding.
+	// Before is in order: a missing GPU comes ahead of its missing MIG devices, which inherit its finding.
 	for _, d := range before {
 		s := Sample{Device: d.Device.ID, At: now, Presence: Missing}
 		if d.Device.Kind == KindMIG {
-			// How a GPU that cannot be reached is partitioned is not known.
+			// The MIG devices of an unreachable GPU stay, because its partitioning is unknown.
 			gpu, listed := gpus[d.Device.Parent]
-			if !listed || gpu.shown == Present && !gpu.verdict.Has(CauseMissing) {
+			if !listed || gpu.presence == Present && !gpu.verdict.Has(CauseMissing) {
 				continue
 			}
 		}
-		if _, left := known[d.Device.ID]; left {
+		if _, left := previous[d.Device.ID]; left {
 			add(d.Device, s)
 		}
 	}
@@ -73,41 +72,41 @@ func Judge(c Config, before []DeviceState, r *Reading, b Basis, now time.Time) [
 	return after
 }
 
-// parent is what a MIG device needs to know of its GPU.
+// parent is the result of judging a GPU, which its MIG devices depend on.
 type parent struct {
-	verdict Verdict
-	reset   bool // the GPU was seen to be reset
-	shown   Presence
+	verdict  Verdict
+	reset    bool // the GPU was reset
+	presence Presence
 }
 
-// judgeDevice judges one device. The raised XIDs are those of its MIG devices that are its own.
+// judgeDevice judges one device. The raised XIDs are those of its MIG devices that affect the whole GPU.
 func judgeDevice(
-	c Config, was DeviceState, d Device, s Sample, p parent, b Basis, common commonLoss, raised []XID,
+	c Config, old DeviceState, d Device, s Sample, p parent, rc ReadingContext, outage nodeOutage, raised []XID,
 ) (next DeviceState, reset bool) {
-	v := was.Verdict
-	unknown := was.Device.ID == "" && !b.History
-	v.checkUntold = v.checkUntold || unknown
-	v.actionUntold = v.actionUntold || unknown || b.First && !was.Verdict.Has(CauseRecoveryAction)
-	v.judgeAction(c, s)
-	reset = p.reset || b.Reloaded || wasReset(c, was.Verdict, d.Kind, s)
-	own := carry(c, was.Verdict, s, reset)
-	for _, f := range seen(c, s) {
+	v := old.Verdict
+	firstSeen := old.Device.ID == "" && !rc.XIDHistory
+	v.awaitsCheck = v.awaitsCheck || firstSeen
+	v.awaitsAction = v.awaitsAction || firstSeen || rc.FirstReading && !old.Verdict.Has(CauseRecoveryAction)
+	v.explainRecoveryAction(c, s)
+	reset = p.reset || rc.DriverReloaded || wasReset(c, old.Verdict, d.Kind, s)
+	findings := lasting(c, old.Verdict, s, reset)
+	for _, f := range conditionFindings(c, s) {
 		switch {
-		case p.verdict.Has(f.Cause): // a MIG device that is lost with its GPU has the GPU's finding
+		case p.verdict.Has(f.Cause): // a MIG device that is lost with its GPU inherits the GPU's finding
 			continue
-		case f.presence():
-			f.Common, f.alone = common.of(was.Verdict, f.Cause)
-		case f.Cause == CauseRecoveryAction && v.unexplained:
-			f.State, f.Reason = Unhealthy, f.Reason+"; the XID behind it came while no agent was there to see it"
+		case f.ofPresence():
+			f.InOutage, f.othersBackSince = outage.includes(old.Verdict, f.Cause)
+		case f.Cause == CauseRecoveryAction && v.unexplainedReset:
+			f.State, f.Reason = Unhealthy, f.Reason+", for an XID from before the agent's start"
 		}
-		own = merge(own, f)
+		findings = merge(findings, f)
 	}
-	sure, suspects := confirm(c, d, was.Verdict, s)
-	for _, f := range sure {
-		own = merge(own, f)
+	confirmed, unconfirmed := confirm(c, d, old.Verdict, s)
+	for _, f := range confirmed {
+		findings = merge(findings, f)
 	}
 
-	counts, last := was.XIDCounts, was.LastXID
+	counts, last := old.XIDCounts, old.LastXID
 	if len(s.XIDs) > 0 {
 		counts = maps.Clone(counts)
 		if counts == nil {
@@ -124,83 +123,57 @@ func judgeDevice(
 	}
 	for _, x := range xids {
 		if f, bad := xidFinding(c, x, s.At); bad {
-			own = merge(own, f)
+			findings = merge(findings, f)
 		}
 	}
-	if v.checkUntold && s.Checked {
-		v.checkUntold = false
-		if !slices.ContainsFunc(own, Finding.ofXID) {
-			for _, f := range undelivered(c, s) {
-				own = merge(own, f)
+	if v.awaitsCheck && s.Checked {
+		v.awaitsCheck = false
+		if !slices.ContainsFunc(findings, Finding.ofXID) {
+			for _, f := range incidentsOfPastXIDs(c, s) {
+				findings = merge(findings, f)
 			}
 		}
 	}
 
-	follow := followers(c, was.Verdict, xids, s.At, reset)
-	for _, f := range escalated(follow, own, p.verdict) {
-		own = merge(own, f)
+	v.PendingXIDs = pendingXIDs(c, old.Verdict.PendingXIDs, xids, s.At, reset)
+	for _, f := range escalate(v.PendingXIDs, findings, p.verdict) {
+		findings = merge(findings, f)
 	}
 
-	trips := tripped(c, was.Verdict, own, s.At)
-	flaps := slices.ContainsFunc(own, func(f Finding) bool { return f.Cause == CauseFlapping })
-	if c.Flap.Trips > 0 && len(trips) >= c.Flap.Trips && !flaps { // said once: what stands is no news at every poll
-		own = merge(own, flapping(c, own, trips, s.At))
+	v.Trips = trips(c, old.Verdict, findings, s.At)
+	flapping := slices.ContainsFunc(findings, hasCause(CauseFlapping)) // found once: renewing it at every poll would not be news
+	if c.Flap.Trips > 0 && len(v.Trips) >= c.Flap.Trips && !flapping {
+		findings = merge(findings, flappingFinding(c, findings, len(v.Trips), s.At))
 	}
-	v.seen = v.seen || s.Presence != PresenceUnknown
-	v.find(inherit(own, d.Parent, p.verdict.Findings))
-	v.Trips, v.suspect, v.Follow = trips, suspects, follow
-	if was.Device.ID != "" && s.Presence != Present {
-		d = was.Device // nobody can read it now: what was read when it was there is better
+	v.measured = v.measured || s.Presence != PresenceUnknown
+	v.setFindings(inherit(findings, d.Parent, p.verdict.Findings))
+	v.unconfirmed = unconfirmed
+	if old.Device.ID != "" && s.Presence != Present {
+		d = old.Device // the source cannot read the properties now
 	}
-	return DeviceState{Device: d, Sample: s, Verdict: v, XIDCounts: counts, LastXID: last, Seen: remembered(was.Seen, s)}, reset
+	return DeviceState{
+		Device: d, Sample: s, Verdict: v, XIDCounts: counts, LastXID: last, XIDHistory: appendHistory(old.XIDHistory, s),
+	}, reset
 }
 
-// seen returns what the sample itself shows to be wrong.
-func seen(c Config, s Sample) []Finding {
-	var fs []Finding
-	if f, bad := presenceFinding(s); bad {
-		fs = append(fs, f)
-	}
-	if s.Stale {
-		fs = append(fs, staleFinding(s))
-	}
-	for _, cond := range conditions {
-		v, told := cond.values(s)
-		if !told {
-			continue
-		}
-		if reason, action := cond.says(c, v); reason != "" {
-			state := cond.state
-			if cond.grade != nil {
-				state = cond.grade(v)
-			}
-			fs = append(fs, Finding{
-				Cause: cond.cause, State: state, Reason: reason, Action: action,
-				Since: s.At, Last: s.At, Clears: ClearsItself,
-			})
-		}
-	}
-	return fs
-}
-
-// carry returns the device's own findings of before, without those that the sample ends.
-func carry(c Config, was Verdict, s Sample, reset bool) []Finding {
-	var kept []Finding
-	for _, f := range was.Findings {
+// lasting returns the device's own findings that the sample does not end, without decisions.
+func lasting(c Config, old Verdict, s Sample, reset bool) []Finding {
+	var left []Finding
+	for _, f := range old.Findings {
 		if f.From != "" || f.decision() {
 			continue
 		}
-		if reset || back(was, f, s) && f.Last.After(f.Reset) {
+		if reset || provesReturn(old, f, s) && f.Last.After(f.Reset) {
 			f.Reset = s.At
 		}
 		if !ended(c, f, s) {
-			kept = append(kept, f)
+			left = append(left, f)
 		}
 	}
-	return kept
+	return left
 }
 
-// ended tells whether the sample is positive evidence that a finding is over. What it does not tell, stays.
+// ended reports whether the sample is positive evidence that a finding is over. A value that the sample lacks ends nothing.
 func ended(c Config, f Finding, s Sample) bool {
 	if f.State == Unhealthy && c.Recovery == RecoverNever {
 		return false
@@ -209,50 +182,55 @@ func ended(c Config, f Finding, s Sample) bool {
 	case ClearsGPUReset:
 		return !f.Reset.IsZero()
 	case ClearsItself, ClearsRestart:
-		// The return of a GPU is a reset; one that was only hidden needs none.
+		// The return of a GPU counts as a reset. A GPU that was only inaccessible needs none.
 		needsReset := f.State == Unhealthy && c.Recovery == RecoverAfterReset && f.Cause != CauseInaccessible
-		return gone(c, f, s) && (!needsReset || !f.Reset.IsZero())
+		return conditionOver(c, f, s) && (!needsReset || !f.Reset.IsZero())
 	case ClearsReboot, ClearsOperator:
 	}
 	return false
 }
 
-// gone tells whether a finding that clears by itself is shown by the sample to stand no more.
-func gone(c Config, f Finding, s Sample) bool {
+// conditionOver reports whether the sample proves that a finding which clears itself is over.
+func conditionOver(c Config, f Finding, s Sample) bool {
 	longAgo := s.At.Sub(f.Last) >= c.RecoverAfter
 	switch f.Cause {
 	case CauseLost, CauseInaccessible, CauseDetached, CauseMissing:
 		now, bad := presenceFinding(s)
 		return s.Presence != PresenceUnknown && (!bad || now.Cause != f.Cause)
 	case CauseNotMeasured:
-		return s.Presence == Present && !s.Stale // the source has told them apart for long enough
+		return s.Presence == Present && !s.Stale // the source itself waits before it changes Stale
 	}
-	for _, cond := range conditions {
-		if cond.cause == f.Cause {
-			v, told := cond.values(s)
-			// The driver takes its recovery action back when it is done: there is nothing to wait for.
-			return told && (longAgo || cond.cause == CauseRecoveryAction && RecoveryAction(v[0]) == RecoveryNone)
-		}
+	if cond := conditionOf(f.Cause); cond != nil {
+		v, ok := cond.values(s)
+		// The driver withdraws its recovery action when the recovery is complete, so there is nothing to wait for.
+		return ok && (longAgo || cond.cause == CauseRecoveryAction && RecoveryAction(v[0]) == RecoveryNone)
 	}
-	if f.incident() {
+	if f.ofIncident() {
 		return s.Checked && longAgo
 	}
 	return longAgo // a warning XID
 }
 
-// merge adds a finding, or renews the one of the same cause: that one began earlier.
-func merge(fs []Finding, f Finding) []Finding {
-	i := slices.IndexFunc(fs, func(g Finding) bool { return g.Cause == f.Cause })
-	if i < 0 {
-		return append(fs, f)
+// keepFindingsOfDestroyed moves the findings of destroyed MIG devices that only a reset or a reboot clears to their GPU: a
+// new partition uses the same memory and engines.
+func keepFindingsOfDestroyed(previous map[DeviceID]DeviceState, before []DeviceState, r *Reading, samples map[DeviceID]Sample) {
+	listed := make(map[DeviceID]bool, len(r.Devices))
+	for _, d := range r.Devices {
+		listed[d.ID] = true
 	}
-	if f.State < fs[i].State {
-		return fs // a WARN is no evidence that the FAIL is over: that ages by its own clock
+	for _, d := range before {
+		gpu := previous[d.Device.Parent]
+		if d.Device.Kind != KindMIG || listed[d.Device.ID] || samples[d.Device.Parent].Presence != Present {
+			continue
+		}
+		findings := slices.Clone(gpu.Verdict.Findings)
+		for _, f := range d.Verdict.Findings {
+			stays := f.Clears == ClearsGPUReset || f.Clears == ClearsReboot && f.Cause != CauseFlapping // which concerns the partition only
+			if f.From == "" && f.State == Unhealthy && stays {
+				findings = merge(findings, f)
+			}
+		}
+		gpu.Verdict.Findings = findings
+		previous[d.Device.Parent] = gpu
 	}
-	f.Since, f.Reset = fs[i].Since, fs[i].Reset
-	if f.Clears == ClearsGPUReset {
-		f.Reset = time.Time{} // it happened again: the reset has not cured it
-	}
-	fs[i] = f
-	return fs
 }

@@ -1,7 +1,7 @@
 package health
 
 import (
-	"math/rand/v2"
+	"maps"
 	"slices"
 	"testing"
 	"time"
@@ -18,7 +18,7 @@ var (
 	mig1 = Device{ID: "MIG-1", Kind: KindMIG, Parent: "GPU-0", Index: 0, GI: 2, MIGIndex: 1}
 )
 
-// present is a sample of a device that is there and has nothing wrong.
+// present returns a sample of a healthy GPU, changed by edit.
 func present(edit ...func(*Sample)) Sample {
 	s := Sample{Presence: Present, Values: map[Field]float64{
 		FieldRecoveryAction: 0, FieldGPUTemp: 40, FieldRemapFailed: 0, FieldRemapPending: 0, FieldUnrepairable: 0,
@@ -33,6 +33,7 @@ func value(f Field, v float64) func(*Sample) { return func(s *Sample) { s.Values
 
 func without(f Field) func(*Sample) { return func(s *Sample) { delete(s.Values, f) } }
 
+// xids adds XIDs, which get the time of the sample.
 func xids(codes ...int) func(*Sample) {
 	return func(s *Sample) {
 		for _, c := range codes {
@@ -41,8 +42,63 @@ func xids(codes ...int) func(*Sample) {
 	}
 }
 
-// blank is a sample of a device of which nothing can be read.
+// past adds XIDs from before the agent's start.
+func past(list ...XID) func(*Sample) { return func(s *Sample) { s.Past = list } }
+
+// blank returns a sample without values.
 func blank(p Presence) Sample { return Sample{Presence: p} }
+
+// migXIDs returns a sample of a MIG device that reports XIDs.
+func migXIDs(codes ...int) Sample {
+	s := blank(Present)
+	xids(codes...)(&s)
+	return s
+}
+
+type samples = map[DeviceID]Sample
+
+// reading returns a reading of devices, each with its sample in samples; the default is a healthy one.
+func reading(seconds int, samples samples, devices ...Device) (*Reading, time.Time) {
+	r := &Reading{Devices: devices}
+	for _, d := range devices {
+		s, ok := samples[d.ID]
+		if !ok {
+			s = present()
+			if d.Kind == KindMIG {
+				s = blank(Present)
+			}
+		}
+		s.Device, s.At, s.XIDs = d.ID, at(seconds), slices.Clone(s.XIDs)
+		for i := range s.XIDs {
+			if s.XIDs[i].At.IsZero() {
+				s.XIDs[i].At = s.At
+			}
+		}
+		r.Samples = append(r.Samples, s)
+	}
+	return r, at(seconds)
+}
+
+// judgeAndDecide judges a reading with the XIDs of this boot known, and adds the decisions.
+func judgeAndDecide(c Config, before []DeviceState, r *Reading, held Held, now time.Time) []DeviceState {
+	return Decide(c, before, Judge(c, before, r, ReadingContext{XIDHistory: true}, now), held, Detachment{}, now)
+}
+
+func judgeAll(c Config, before []DeviceState, seconds int, held Held, samples samples, devices ...Device) []DeviceState {
+	r, now := reading(seconds, samples, devices...)
+	return judgeAndDecide(c, before, r, held, now)
+}
+
+// judge judges a reading with the default configuration.
+func judge(before []DeviceState, seconds int, samples samples, devices ...Device) []DeviceState {
+	return judgeAll(DefaultConfig(), before, seconds, nil, samples, devices...)
+}
+
+// judgeGPU judges one sample of GPU-0 without decisions.
+func judgeGPU(before []DeviceState, seconds int, s Sample, rc ReadingContext) DeviceState {
+	r, now := reading(seconds, samples{gpu0.ID: s}, gpu0)
+	return Judge(DefaultConfig(), before, r, rc, now)[0]
+}
 
 type step struct {
 	at     int // seconds
@@ -51,35 +107,86 @@ type step struct {
 	causes []string // worst first
 }
 
-func TestJudgeSequences(t *testing.T) {
+// runSteps judges the samples of GPU-0 in turn and checks each verdict.
+func runSteps(t *testing.T, c Config, steps []step) []DeviceState {
+	t.Helper()
+	var devices []DeviceState
+	for _, st := range steps {
+		devices = judgeAll(c, devices, st.at, nil, samples{gpu0.ID: st.sample}, gpu0)
+		v := devices[0].Verdict
+		if got := v.Causes(); v.State != st.want || !slices.Equal(got, st.causes) {
+			t.Fatalf("at %d s: got %v %v, want %v %v", st.at, v.State, got, st.want, st.causes)
+		}
+		for _, f := range v.Findings {
+			if f.Reason == "" && !f.ofIncident() || !f.Action.Valid() || f.Since.IsZero() {
+				t.Errorf("at %d s: a finding needs a reason, an action and a time: %+v", st.at, f)
+			}
+		}
+	}
+	return devices
+}
+
+func wantStates(t *testing.T, devices []DeviceState, want map[DeviceID]State) {
+	t.Helper()
+	got := make(map[DeviceID]State)
+	for _, d := range devices {
+		got[d.Device.ID] = d.Verdict.State
+	}
+	if !maps.Equal(got, want) {
+		t.Fatalf("got %v, want %v", got, want)
+	}
+}
+
+// nodeStep is a reading of several devices and the states that follow.
+type nodeStep struct {
+	at      int
+	samples samples
+	devices []Device
+	want    map[DeviceID]State
+}
+
+func runNode(t *testing.T, steps []nodeStep) []DeviceState {
+	t.Helper()
+	var devices []DeviceState
+	for _, st := range steps {
+		devices = judge(devices, st.at, st.samples, st.devices...)
+		t.Logf("at %d s", st.at)
+		wantStates(t, devices, st.want)
+	}
+	return devices
+}
+
+func TestJudgeGPU(t *testing.T) {
+	c := DefaultConfig()
+	c.Flap.Trips = 0
 	for name, steps := range map[string][]step{
 		"healthy": {
 			{0, present(), Healthy, nil},
 			{1, present(), Healthy, nil},
 		},
-		"nothing is known before the first sample": {
+		"unknown before the first sample": {
 			{0, blank(PresenceUnknown), Unknown, nil},
 			{1, present(), Healthy, nil},
 			{2, blank(PresenceUnknown), Healthy, nil},
 		},
-		"lost and back": {
+		"lost, then present": {
 			{0, present(), Healthy, nil},
 			{1, blank(Lost), Unhealthy, []string{CauseLost}},
 			{2, blank(PresenceUnknown), Unhealthy, []string{CauseLost}},
 			{3, present(), Healthy, nil},
 		},
-		"detached and inaccessible are told apart": {
+		"detached, then inaccessible": {
 			{0, blank(Detached), Unhealthy, []string{CauseDetached}},
 			{1, blank(Inaccessible), Unhealthy, []string{CauseInaccessible}},
 			{2, present(), Healthy, nil},
 		},
-		"fallen off the bus, lost, and back": {
+		"fallen off the bus, lost, then present": {
 			{0, present(xids(79)), Unhealthy, []string{"xid-79"}},
 			{1, present(), Unhealthy, []string{"xid-79"}},
 			{2, blank(Lost), Unhealthy, []string{"xid-79", CauseLost}},
 			{3, present(), Healthy, nil},
 		},
-		"one reading of a lost GPU is no reset": {
+		"one reading as lost does not prove a reset": {
 			{0, present(xids(95)), Unhealthy, []string{"xid-95"}},
 			{1, blank(Lost), Unhealthy, []string{"xid-95", CauseLost}},
 			{2, present(), Unhealthy, []string{"xid-95"}},
@@ -91,18 +198,18 @@ func TestJudgeSequences(t *testing.T) {
 			{3600, present(), Unhealthy, []string{"xid-48"}},
 			{7200, blank(PresenceUnknown), Unhealthy, []string{"xid-48"}},
 		},
-		"a reset that the driver asked for cures an XID": {
+		"a reset that the driver asked for clears an XID": {
 			{0, present(xids(95)), Unhealthy, []string{"xid-95"}},
 			{1, present(value(FieldRecoveryAction, 1)), Unhealthy, []string{"xid-95", CauseRecoveryAction}},
 			{2, present(), Healthy, nil},
 		},
-		"a GPU that works and wants a reset is degraded": {
+		"a reset request alone is degraded": {
 			{0, present(value(FieldRecoveryAction, 1)), Degraded, []string{CauseRecoveryAction}},
 			{1, present(value(FieldRecoveryAction, 4)), Degraded, []string{CauseRecoveryAction}},
 			{2, present(without(FieldRecoveryAction)), Degraded, []string{CauseRecoveryAction}},
 			{3, present(), Healthy, nil},
 		},
-		"a reboot, a drain of peer-to-peer work and what is not known are unhealthy": {
+		"reboot, drain P2P and unknown recovery actions are unhealthy": {
 			{0, present(value(FieldRecoveryAction, 2)), Unhealthy, []string{CauseRecoveryAction}},
 			{1, present(), Healthy, nil},
 			{2, present(value(FieldRecoveryAction, 3)), Unhealthy, []string{CauseRecoveryAction}},
@@ -111,94 +218,94 @@ func TestJudgeSequences(t *testing.T) {
 			{5, present(without(FieldRecoveryAction)), Unhealthy, []string{CauseRecoveryAction}},
 			{6, present(), Healthy, nil},
 		},
-		"a reset that nobody announced is seen by what it sets back": {
+		"a cleared error count proves a reset": {
 			{0, present(xids(48), value(FieldDBEVolatile, 2)), Unhealthy, []string{CauseDBE, "xid-48"}},
 			{1, present(), Unhealthy, []string{CauseDBE, "xid-48"}},
 			{2, blank(PresenceUnknown), Unhealthy, []string{CauseDBE, "xid-48"}},
 			{3, present(value(FieldDBEVolatile, 0)), Unhealthy, []string{CauseDBE}},
-			{4, present(value(FieldDBEVolatile, 0), xids(48)), Unhealthy, []string{CauseDBE, "xid-48"}}, // and it cured nothing
+			{4, present(value(FieldDBEVolatile, 0), xids(48)), Unhealthy, []string{CauseDBE, "xid-48"}}, // the XID recurs
 			{70, present(value(FieldDBEVolatile, 0)), Unhealthy, []string{"xid-48"}},
 		},
-		"a row that was remapped was so by a reset": {
+		"a completed row remap proves a reset": {
 			{0, present(xids(95), value(FieldRemapPending, 1)), Unhealthy, []string{"xid-95", CauseRemapPending}},
 			{1, present(without(FieldRemapPending)), Unhealthy, []string{"xid-95", CauseRemapPending}},
 			{2, present(value(FieldRemapPending, 0)), Degraded, []string{CauseRemapPending}},
 		},
-		"a row that could not be remapped was not": {
+		"a failed row remap proves no reset": {
 			{0, present(xids(95), value(FieldRemapPending, 1)), Unhealthy, []string{"xid-95", CauseRemapPending}},
 			{1, present(value(FieldRemapFailed, 1)), Unhealthy, []string{"xid-95", CauseRemapFailed, CauseRemapPending}},
 		},
-		"a lesser recovery action hides no greater one": {
+		"a lesser recovery action does not hide a greater one": {
 			{0, present(value(FieldRecoveryAction, 2)), Unhealthy, []string{CauseRecoveryAction}},
 			{1, present(value(FieldRecoveryAction, 1)), Unhealthy, []string{CauseRecoveryAction}},
 			{60, present(value(FieldRecoveryAction, 1)), Degraded, []string{CauseRecoveryAction}},
 			{61, present(value(FieldRecoveryAction, 2)), Unhealthy, []string{CauseRecoveryAction}},
 			{62, present(), Healthy, nil},
 		},
-		"a context switch timeout alone is an application's": {
+		"a context switch timeout alone is ignored": {
 			{0, present(xids(109)), Healthy, nil},
 			{70, present(value(FieldRecoveryAction, 1)), Degraded, []string{CauseRecoveryAction}},
 			{71, present(), Healthy, nil},
 		},
-		"a context switch timeout for which the driver wants a reset": {
+		"a context switch timeout with a reset request is unhealthy": {
 			{0, present(xids(109)), Healthy, nil},
 			{1, present(value(FieldRecoveryAction, 1)), Unhealthy, []string{"xid-109", CauseRecoveryAction}},
 			{900, present(value(FieldRecoveryAction, 1)), Unhealthy, []string{"xid-109", CauseRecoveryAction}},
 			{901, present(), Healthy, nil},
 			{902, present(value(FieldRecoveryAction, 1)), Degraded, []string{CauseRecoveryAction}},
 		},
-		"an NVLink 5 error is as bad as the driver says": {
+		"the recovery action decides the severity of an NVLink 5 error": {
 			{0, present(xids(149)), Degraded, []string{"xid-149"}},
 			{2, present(value(FieldRecoveryAction, 4)), Unhealthy, []string{"xid-149", CauseRecoveryAction}},
 			{3, present(), Healthy, nil},
 			{10, present(xids(145)), Degraded, []string{"xid-145"}},
 			{70, present(), Healthy, nil},
 		},
-		"an XID comes while the driver wants a reset": {
+		"an XID during a reset request": {
 			{0, present(value(FieldRecoveryAction, 1)), Degraded, []string{CauseRecoveryAction}},
 			{1, present(xids(144), value(FieldRecoveryAction, 1)), Unhealthy, []string{"xid-144", CauseRecoveryAction}},
 			{2, blank(Lost), Unhealthy, []string{"xid-144", CauseLost, CauseRecoveryAction}},
 			{3, blank(Lost), Unhealthy, []string{"xid-144", CauseLost, CauseRecoveryAction}},
 			{4, present(value(FieldRecoveryAction, 1)), Degraded, []string{CauseRecoveryAction}},
 		},
-		"the announcement of a recovery action is no more than that": {
+		"XID 154 only announces the recovery action": {
 			{0, present(xids(154), value(FieldRecoveryAction, 1)), Degraded, []string{CauseRecoveryAction, "xid-154"}},
 		},
-		"a drain of peer-to-peer work resets nothing": {
+		"the end of drain P2P proves no reset": {
 			{0, present(xids(48)), Unhealthy, []string{"xid-48"}},
 			{1, present(value(FieldRecoveryAction, 3)), Unhealthy, []string{"xid-48", CauseRecoveryAction}},
 			{2, present(), Unhealthy, []string{"xid-48"}},
 		},
-		"application errors do nothing": {
+		"application errors are ignored": {
 			{0, present(xids(13, 31, 43, 45, 68, 109)), Healthy, nil},
 		},
-		"an unknown XID warns for a while": {
+		"an unknown XID warns until recoverAfter": {
 			{0, present(xids(999)), Degraded, []string{"xid-999"}},
 			{30, present(xids(999)), Degraded, []string{"xid-999"}},
 			{89, present(), Degraded, []string{"xid-999"}},
 			{90, present(), Healthy, nil},
 		},
-		"a warning never hides a fault": {
+		"a warning does not hide a fault": {
 			{0, present(xids(999, 48, 998)), Unhealthy, []string{"xid-48", "xid-998", "xid-999"}},
 			{100, present(), Unhealthy, []string{"xid-48"}},
 		},
-		"hot": {
+		"temperature": {
 			{0, present(value(FieldGPUTemp, 97)), Degraded, []string{CauseTemperature}},
 			{100, present(without(FieldGPUTemp)), Degraded, []string{CauseTemperature}},
 			{101, present(value(FieldGPUTemp, 95)), Degraded, []string{CauseTemperature}},
 			{160, present(value(FieldGPUTemp, 89)), Degraded, []string{CauseTemperature}},
 			{161, present(value(FieldGPUTemp, 89)), Healthy, nil},
 		},
-		"a row waits to be remapped, then cannot be": {
+		"a pending row remap that fails": {
 			{0, present(value(FieldRemapPending, 1)), Degraded, []string{CauseRemapPending}},
 			{1, present(value(FieldRemapFailed, 1), value(FieldRemapPending, 1)), Unhealthy, []string{CauseRemapFailed, CauseRemapPending}},
 			{60, present(), Unhealthy, []string{CauseRemapFailed, CauseRemapPending}},
 			{61, present(), Healthy, nil},
 		},
-		"memory that cannot be repaired": {
+		"unrepairable memory": {
 			{0, present(value(FieldUnrepairable, 1)), Unhealthy, []string{CauseUnrepairable}},
 		},
-		"double-bit errors until the count is set back by a reset": {
+		"double-bit errors until a reset clears the count": {
 			{0, present(value(FieldDBEVolatile, 2)), Unhealthy, []string{CauseDBE}},
 			{100, present(), Unhealthy, []string{CauseDBE}},
 			{101, present(value(FieldDBEVolatile, 0)), Healthy, nil},
@@ -209,244 +316,184 @@ func TestJudgeSequences(t *testing.T) {
 			{2, present(value(FieldRetiredSBE, 40), value(FieldRetiredDBE, 23)), Unhealthy, []string{CauseRetiredPages}},
 			{3, present(value(FieldRetiredPending, 1)), Unhealthy, []string{CauseRetiredPages, CauseRetiredPending}},
 		},
-		"clocks at full load are no fault, a power brake is": {
+		"a power cap is ignored, a power brake is not": {
 			{0, present(value(FieldClocksEvents, 0x4)), Healthy, nil},
 			{1, present(value(FieldClocksEvents, 0x84)), Degraded, []string{CauseClocks}},
 		},
-		"a reset does not end what still stands": {
+		"a reset does not clear a condition that persists": {
 			{0, present(value(FieldRemapFailed, 1), value(FieldRecoveryAction, 1)), Unhealthy, []string{CauseRemapFailed, CauseRecoveryAction}},
 			{1, present(value(FieldRemapFailed, 1)), Unhealthy, []string{CauseRemapFailed}},
 		},
+		"an XID that recurs after a reset": {
+			{0, present(xids(95)), Unhealthy, []string{"xid-95"}},
+			{1, blank(Lost), Unhealthy, []string{"xid-95", CauseLost}},
+			{2, present(xids(95)), Unhealthy, []string{"xid-95"}},
+			{3, present(), Unhealthy, []string{"xid-95"}},
+		},
+		"each recurrence needs evidence of another reset": {
+			{0, present(value(FieldDBEVolatile, 1), xids(48)), Unhealthy, []string{CauseDBE, "xid-48"}},
+			{10, present(value(FieldDBEVolatile, 0)), Unhealthy, []string{CauseDBE}},
+			{30, present(value(FieldDBEVolatile, 1), xids(48)), Unhealthy, []string{CauseDBE, "xid-48"}},
+			{40, present(value(FieldDBEVolatile, 0)), Unhealthy, []string{CauseDBE}},
+			{200, present(value(FieldDBEVolatile, 0)), Healthy, nil},
+		},
+		"the end of an unknown recovery action proves no reset": {
+			{0, present(value(FieldRecoveryAction, 8), xids(95)), Unhealthy, []string{CauseRecoveryAction, "xid-95"}},
+			{1, present(), Unhealthy, []string{"xid-95"}},
+		},
+		"the temperature limit is inclusive": {
+			{0, present(value(FieldGPUTemp, 89)), Healthy, nil},
+			{1, present(value(FieldGPUTemp, 90)), Degraded, []string{CauseTemperature}},
+		},
+		"the cause of a loss changes": {
+			{0, blank(Missing), Unhealthy, []string{CauseMissing}},
+			{1, blank(Missing), Unhealthy, []string{CauseMissing}},
+			{2, blank(Lost), Unhealthy, []string{CauseLost}},
+			{3, blank(PresenceUnknown), Unhealthy, []string{CauseLost}},
+			{4, blank(Lost), Unhealthy, []string{CauseLost}},
+		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			var known []DeviceState
-			for _, st := range steps {
-				known = judge1(known, gpu0, st)
-				v := known[0].Verdict
-				if got := causes(v); v.State != st.want || !slices.Equal(got, st.causes) {
-					t.Fatalf("at %d s: got %v %v, want %v %v", st.at, v.State, got, st.want, st.causes)
-				}
-				for _, f := range v.Findings {
-					if f.Reason == "" || f.Action == "" || f.Since.IsZero() {
-						t.Errorf("at %d s: a finding needs a reason, an action and a time: %+v", st.at, f)
-					}
-				}
-			}
+		t.Run(name, func(t *testing.T) { runSteps(t, c, steps) })
+	}
+}
+
+func TestJudgeRecoveryMode(t *testing.T) {
+	for name, c := range map[string]struct {
+		mode  string
+		steps []step
+	}{
+		"a condition that is over is not enough": {RecoverAfterReset, []step{
+			{0, present(value(FieldRemapFailed, 1)), Unhealthy, []string{CauseRemapFailed}},
+			{100, present(), Unhealthy, []string{CauseRemapFailed}},
+			{101, blank(Lost), Unhealthy, []string{CauseRemapFailed, CauseLost}},
+			{102, blank(Lost), Unhealthy, []string{CauseRemapFailed, CauseLost}},
+			{103, present(), Healthy, nil},
+		}},
+		"the reset may precede recoverAfter": {RecoverAfterReset, []step{
+			{0, present(value(FieldRemapFailed, 1)), Unhealthy, []string{CauseRemapFailed}},
+			{1, blank(Lost), Unhealthy, []string{CauseRemapFailed, CauseLost}},
+			{2, blank(Lost), Unhealthy, []string{CauseRemapFailed, CauseLost}},
+			{3, present(), Unhealthy, []string{CauseRemapFailed}},
+			{60, present(), Healthy, nil},
+		}},
+		"an inaccessible GPU needs no reset": {RecoverAfterReset, []step{
+			{0, blank(Inaccessible), Unhealthy, []string{CauseInaccessible}},
+			{1, present(), Healthy, nil},
+		}},
+		"the driver withdraws its recovery action": {RecoverAfterReset, []step{
+			{0, present(value(FieldRecoveryAction, 2)), Unhealthy, []string{CauseRecoveryAction}},
+			{1, present(), Healthy, nil},
+		}},
+		"a degraded finding clears itself": {RecoverAfterReset, []step{
+			{0, present(value(FieldGPUTemp, 99)), Degraded, []string{CauseTemperature}},
+			{60, present(), Healthy, nil},
+		}},
+		"only an operator or a reboot clears": {RecoverNever, []step{
+			{0, blank(Lost), Unhealthy, []string{CauseLost}},
+			{1, present(), Unhealthy, []string{CauseLost}},
+			{9999, present(value(FieldRecoveryAction, 2)), Unhealthy, []string{CauseLost, CauseRecoveryAction}},
+			{99999, present(), Unhealthy, []string{CauseLost, CauseRecoveryAction}},
+		}},
+	} {
+		t.Run(c.mode+": "+name, func(t *testing.T) {
+			config := DefaultConfig()
+			config.Flap.Trips, config.Recovery = 0, c.mode
+			runSteps(t, config, c.steps)
 		})
 	}
 }
 
-// judgeAndDecide judges a reading with the XIDs of this boot known, and decides. If held is nil, every device is held.
-func judgeAndDecide(c Config, before []DeviceState, r *Reading, held Held, now time.Time) []DeviceState {
-	return Decide(c, before, Judge(c, before, r, Basis{History: true}, now), held, Detachment{}, now)
-}
-
-func judge1(known []DeviceState, d Device, st step) []DeviceState {
-	c := DefaultConfig()
-	c.Flap.Trips = 0
-	return judgeWith(c, known, d, st)
-}
-
-func judgeWith(c Config, known []DeviceState, d Device, st step) []DeviceState {
-	s := st.sample
-	s.Device, s.At = d.ID, at(st.at)
-	for i := range s.XIDs {
-		s.XIDs[i].At = s.At
-	}
-	return judgeAndDecide(c, known, &Reading{Devices: []Device{d}, Samples: []Sample{s}}, nil, s.At)
-}
-
-func causes(v Verdict) []string { return v.Causes() }
-
-func TestJudgeRemembersSince(t *testing.T) {
-	known := judge1(nil, gpu0, step{at: 0, sample: present()})
-	known = judge1(known, gpu0, step{at: 5, sample: present(xids(79))})
-	known = judge1(known, gpu0, step{at: 9, sample: blank(Lost)})
-	known = judge1(known, gpu0, step{at: 10, sample: blank(Lost)})
-	v := known[0].Verdict
+func TestJudgeSince(t *testing.T) {
+	devices := runSteps(t, DefaultConfig(), []step{
+		{0, present(), Healthy, nil},
+		{5, present(xids(79)), Unhealthy, []string{"xid-79"}},
+		{9, blank(Lost), Unhealthy, []string{"xid-79", CauseLost}},
+		{10, blank(Lost), Unhealthy, []string{"xid-79", CauseLost}},
+	})
+	v := devices[0].Verdict
 	if !v.Since.Equal(at(5)) || !v.Findings[0].Since.Equal(at(5)) || !v.Findings[1].Since.Equal(at(9)) {
 		t.Fatalf("unhealthy since %v, findings %+v", v.Since, v.Findings)
 	}
-	known = judge1(known, gpu0, step{at: 20, sample: present()})
-	if v := known[0].Verdict; !v.Since.Equal(at(20)) {
+	if v := judge(devices, 20, nil, gpu0)[0].Verdict; !v.Since.Equal(at(20)) {
 		t.Fatalf("healthy since %v", v.Since)
+	}
+
+	for _, p := range []Presence{Lost, Inaccessible, Detached, Missing} {
+		var devices []DeviceState
+		for seconds := range 5 {
+			devices = judge(devices, seconds, samples{gpu0.ID: blank(p)}, gpu0)
+		}
+		if f := devices[0].Verdict.Findings; len(f) != 1 || !f[0].Since.Equal(at(0)) || !f[0].Last.Equal(at(4)) {
+			t.Errorf("%v: %+v, want one finding from %v to %v", p, f, at(0), at(4))
+		}
 	}
 }
 
 func TestJudgeCountsXIDs(t *testing.T) {
-	known := judge1(nil, gpu0, step{at: 0, sample: present(xids(13, 13, 48))})
-	first := known[0].XIDCounts
-	known = judge1(known, gpu0, step{at: 1, sample: present()})
-	known = judge1(known, gpu0, step{at: 2, sample: present(xids(13))})
-	got := known[0]
+	devices := judge(nil, 0, samples{gpu0.ID: present(xids(13, 13, 48))}, gpu0)
+	first := devices[0].XIDCounts
+	devices = judge(devices, 1, nil, gpu0)
+	got := judge(devices, 2, samples{gpu0.ID: present(xids(13))}, gpu0)[0]
 	if got.XIDCounts[13] != 3 || got.XIDCounts[48] != 1 || got.LastXID.Code != 13 || !got.LastXID.At.Equal(at(2)) {
 		t.Fatalf("counts %v, last %+v", got.XIDCounts, got.LastXID)
 	}
 	if first[13] != 2 {
-		t.Fatal("counts of an older snapshot were modified")
+		t.Fatal("Judge modified the counts of an older snapshot")
 	}
 }
 
-// reading makes a reading of some devices, each with the sample that it has in samples, else a good one.
-func reading(seconds int, samples map[DeviceID]Sample, devices ...Device) (*Reading, time.Time) {
-	r := &Reading{Devices: devices}
-	for _, d := range devices {
-		s, ok := samples[d.ID]
-		if !ok {
-			s = present()
-			if d.Kind == KindMIG {
-				s = blank(Present)
-			}
-		}
-		s.Device, s.At = d.ID, at(seconds)
-		r.Samples = append(r.Samples, s)
-	}
-	return r, at(seconds)
-}
-
-func fold(t *testing.T, known []DeviceState, seconds int, samples map[DeviceID]Sample, devices ...Device) []DeviceState {
-	t.Helper()
-	r, now := reading(seconds, samples, devices...)
-	return judgeAndDecide(DefaultConfig(), known, r, nil, now)
-}
-
-func states(known []DeviceState) map[DeviceID]State {
-	m := make(map[DeviceID]State)
-	for _, d := range known {
-		m[d.Device.ID] = d.Verdict.State
-	}
-	return m
-}
-
-func wantStates(t *testing.T, known []DeviceState, want map[DeviceID]State) {
-	t.Helper()
-	got := states(known)
-	if len(got) != len(want) {
-		t.Fatalf("got %v, want %v", got, want)
-	}
-	for id, s := range want {
-		if got[id] != s {
-			t.Fatalf("got %v, want %v", got, want)
-		}
-	}
-}
-
-func TestMIGInheritsItsGPU(t *testing.T) {
-	all := []Device{gpu0, mig0, mig1, gpu1}
-	known := fold(t, nil, 0, nil, all...)
-	wantStates(t, known, map[DeviceID]State{"GPU-0": Healthy, "MIG-0": Healthy, "MIG-1": Healthy, "GPU-1": Healthy})
-
-	known = fold(t, known, 1, map[DeviceID]Sample{"GPU-0": present(xids(48))}, all...)
-	wantStates(t, known, map[DeviceID]State{"GPU-0": Unhealthy, "MIG-0": Unhealthy, "MIG-1": Unhealthy, "GPU-1": Healthy})
-	for _, d := range known {
-		if d.Device.Kind == KindMIG && (d.Verdict.Findings[0].From != "GPU-0" || len(d.XIDCounts) != 0) {
-			t.Fatalf("%s: findings %+v, XIDs %v: want its GPU's finding and no XID of its own", d.Device.ID, d.Verdict.Findings, d.XIDCounts)
-		}
-	}
-
-	// A reset of the GPU is a reset of its instances.
-	known = fold(t, known, 2, map[DeviceID]Sample{"GPU-0": present(value(FieldRecoveryAction, 1)), "MIG-0": {Presence: Present, XIDs: []XID{{Code: 95, At: at(2)}}}}, all...)
-	known = fold(t, known, 3, nil, all...)
-	wantStates(t, known, map[DeviceID]State{"GPU-0": Healthy, "MIG-0": Healthy, "MIG-1": Healthy, "GPU-1": Healthy})
-}
-
-func TestMIGsOwnXIDStaysItsOwn(t *testing.T) {
-	all := []Device{gpu0, mig0, mig1}
-	known := fold(t, nil, 0, map[DeviceID]Sample{"MIG-0": {Presence: Present, XIDs: []XID{{Code: 48, At: at(0)}}}}, all...)
-	wantStates(t, known, map[DeviceID]State{"GPU-0": Healthy, "MIG-0": Unhealthy, "MIG-1": Healthy})
-	known = fold(t, known, 1, map[DeviceID]Sample{"GPU-0": present(value(FieldGPUTemp, 99))}, all...)
-	wantStates(t, known, map[DeviceID]State{"GPU-0": Degraded, "MIG-0": Unhealthy, "MIG-1": Degraded})
-	known = fold(t, known, 61, nil, all...)
-	wantStates(t, known, map[DeviceID]State{"GPU-0": Healthy, "MIG-0": Unhealthy, "MIG-1": Healthy})
-}
-
-func TestDevicesThatLeaveTheInventory(t *testing.T) {
-	known := fold(t, nil, 0, nil, gpu0, mig0, mig1, gpu1)
-
-	// Partitioned anew: the MIG device is gone.
-	known = fold(t, known, 1, nil, gpu0, mig0, gpu1)
-	wantStates(t, known, map[DeviceID]State{"GPU-0": Healthy, "MIG-0": Healthy, "GPU-1": Healthy})
-
-	// A whole GPU is not: it stays listed, and its MIG devices with it.
-	known = fold(t, known, 2, nil, gpu1)
-	wantStates(t, known, map[DeviceID]State{"GPU-0": Unhealthy, "MIG-0": Unhealthy, "GPU-1": Healthy})
-	if c := known[0].Verdict.Cause(); c != CauseMissing {
-		t.Fatalf("cause %q, want %q", c, CauseMissing)
-	}
-	known = fold(t, known, 3, nil)
-	wantStates(t, known, map[DeviceID]State{"GPU-0": Unhealthy, "MIG-0": Unhealthy, "GPU-1": Unhealthy})
-
-	known = fold(t, known, 4, nil, gpu0, gpu1)
-	wantStates(t, known, map[DeviceID]State{"GPU-0": Healthy, "GPU-1": Healthy})
-}
-
-// A source that reconnects may know next to nothing of a GPU that is lost.
-func TestALostGPUIsStillWhatItWas(t *testing.T) {
+// A source that reconnects may not read the properties of a lost GPU.
+func TestJudgeKeepsPropertiesOfLostGPU(t *testing.T) {
 	whole := Device{ID: "GPU-0", Index: 0, Minor: 3, Model: "H100", MIGMode: true, NUMA: []int{1}}
-	known := fold(t, nil, 0, nil, whole)
-	known = fold(t, known, 1, map[DeviceID]Sample{"GPU-0": blank(Lost)}, Device{ID: "GPU-0", Minor: -1})
-	if d := known[0].Device; !d.MIGMode || d.Minor != 3 || d.Model != "H100" {
-		t.Errorf("the lost GPU became %+v", d)
+	devices := judge(nil, 0, nil, whole)
+	devices = judge(devices, 1, samples{"GPU-0": blank(Lost)}, Device{ID: "GPU-0", Minor: -1})
+	if d := devices[0].Device; !d.MIGMode || d.Minor != 3 || d.Model != "H100" {
+		t.Errorf("the lost GPU has the properties %+v", d)
 	}
-	known = fold(t, known, 2, nil, Device{ID: "GPU-0", Minor: 4})
-	if d := known[0].Device; d.Minor != 4 {
-		t.Errorf("the GPU that came back stayed %+v", d)
+	if d := judge(devices, 2, nil, Device{ID: "GPU-0", Minor: 4})[0].Device; d.Minor != 4 {
+		t.Errorf("the returned GPU still has the properties %+v", d)
 	}
 }
 
-// No order of samples hides a fatal XID that has had no cure, makes a device vanish, or lets the state be
-// anything but the greatest of the findings' states.
-func TestJudgeProperties(t *testing.T) {
-	const seed = 1
-	r := rand.New(rand.NewPCG(seed, seed))
-	codes := []int{13, 31, 48, 74, 95, 999, 1000}
-	for round := range 300 {
-		var known []DeviceState
-		uncured := make(map[string]bool)
-		asked := false // the driver has asked for a recovery action
-		for i := range 60 {
-			s := present()
-			if r.IntN(3) == 0 {
-				code := codes[r.IntN(len(codes))]
-				xids(code)(&s)
-				if LookupXID(code).Effect == EffectUnhealthy {
-					uncured[xidCause(code)] = true
-				}
-			}
-			switch r.IntN(8) {
-			case 0:
-				s.Values[FieldRecoveryAction] = float64(1 + r.IntN(4))
-				asked = true
-			case 1:
-				delete(s.Values, FieldRecoveryAction)
-			case 2:
-				s.Presence, s.Values = PresenceUnknown, nil
-			}
-			if a, told := s.Values[FieldRecoveryAction]; told && a == 0 && asked {
-				asked = false
-				for c := range uncured {
-					if !slices.ContainsFunc(s.XIDs, func(x XID) bool { return xidCause(x.Code) == c }) {
-						delete(uncured, c)
-					}
-				}
-			}
-			known = judge1(known, gpu0, step{at: 10 * i, sample: s})
-			if len(known) != 1 {
-				t.Fatalf("seed %d round %d step %d: %d devices", seed, round, i, len(known))
-			}
-			v := known[0].Verdict
-			for c := range uncured {
-				if !slices.Contains(causes(v), c) || v.State != Unhealthy {
-					t.Fatalf("seed %d round %d step %d: %s is hidden: %v %v", seed, round, i, c, v.State, causes(v))
-				}
-			}
-			worst := Healthy
-			for _, f := range v.Findings {
-				worst = max(worst, f.State)
-			}
-			if v.State != worst && (v.State != Unknown || len(v.Findings) > 0) {
-				t.Fatalf("seed %d round %d step %d: state %v, worst finding %v", seed, round, i, v.State, worst)
-			}
+func TestRecoveryActions(t *testing.T) {
+	for value0, want := range map[float64]struct {
+		state  State
+		action Action
+		resets bool
+	}{
+		1:   {Degraded, ActionResetGPU, true},
+		2:   {Unhealthy, ActionRebootNode, true},
+		3:   {Unhealthy, ActionDrainP2P, false},
+		4:   {Degraded, ActionResetGPU, true},
+		5:   {Unhealthy, ActionRecoverIMEX, false},
+		6:   {Unhealthy, ActionResetPCIeBus, true},
+		7:   {Unhealthy, ActionRebootNode, true},
+		8:   {Unhealthy, ActionCheckRecoveryAction, false},
+		256: {Unhealthy, ActionCheckRecoveryAction, false},
+		512: {Unhealthy, ActionCheckRecoveryAction, false},
+	} {
+		devices := judge(nil, 0, samples{gpu0.ID: present(value(FieldRecoveryAction, value0))}, gpu0)
+		v := devices[0].Verdict
+		if v.State != want.state || len(v.Findings) != 1 || v.Findings[0].Action != want.action {
+			t.Errorf("%v: %v %+v", value0, v.State, v.Findings)
 		}
+		devices = judge(devices, 1, samples{gpu0.ID: present(value(FieldRecoveryAction, value0), xids(95))}, gpu0)
+		devices = judge(devices, 2, nil, gpu0)
+		if cleared := devices[0].Verdict.State == Healthy; cleared != want.resets {
+			t.Errorf("the end of %v clears XID 95: %v, want %v", value0, cleared, want.resets)
+		}
+	}
+}
+
+func TestConditionCausesUnique(t *testing.T) {
+	found := make(map[string]bool)
+	for _, c := range conditions {
+		if found[c.cause] {
+			t.Errorf("two conditions have the cause %s", c.cause)
+		}
+		found[c.cause] = true
+	}
+	if fields := JudgedFields(); slices.Contains(fields, FieldXID) || len(fields) < 8 {
+		t.Errorf("judged fields %v", fields)
 	}
 }

@@ -5,12 +5,12 @@ import (
 	"sync"
 )
 
-// Latest holds the newest value of something and wakes those who wait for a newer one. There are no
-// subscribers and no queue: a slow reader skips values and holds nobody up. The zero Latest is empty.
+// Latest holds the newest value of a T and wakes the goroutines that wait for a newer one. It has no subscribers and no
+// queue: a slow reader skips values and delays no one. The zero Latest is empty.
 type Latest[T any] struct {
-	mu      sync.Mutex // guards value and changed, which belong together
+	mu      sync.Mutex // guards value and changed
 	value   *T
-	changed chan struct{} // closed when value is replaced; nil until somebody asks
+	changed chan struct{} // closed when value is replaced; nil until the first Watch
 }
 
 // Store replaces the value, which must not be modified afterwards.
@@ -31,8 +31,7 @@ func (l *Latest[T]) Load() *T {
 	return l.value
 }
 
-// Watch returns the newest value, nil before the first Store, and a channel that closes when a newer one
-// has been stored.
+// Watch returns the newest value, nil before the first Store, and a channel that closes when a newer value is stored.
 func (l *Latest[T]) Watch() (*T, <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -42,10 +41,9 @@ func (l *Latest[T]) Watch() (*T, <-chan struct{}) {
 	return l.value, l.changed
 }
 
-// While returns a part of the newest value, and a context that ends with ctx, or as soon as that part of the
-// value is another. It waits for the first value; if ctx ends before, the part is zero. The caller ends it
-// with cancel.
-func While[T any, P comparable](ctx context.Context, l *Latest[T], part func(*T) P) (P, context.Context, context.CancelFunc) {
+// WatchPart returns a part of the newest value, and a context that ends with ctx or when that part changes. It waits for the
+// first value; if ctx ends before, the part is zero. The caller must call cancel.
+func WatchPart[T any, P comparable](ctx context.Context, l *Latest[T], part func(*T) P) (P, context.Context, context.CancelFunc) {
 	same, cancel := context.WithCancel(ctx)
 	v, changed := l.Watch()
 	for ; v == nil; v, changed = l.Watch() {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestLatestWakesWhoWaits(t *testing.T) {
+func TestLatestWatch(t *testing.T) {
 	var l Latest[int]
 	if v, _ := l.Watch(); v != nil {
 		t.Fatalf("empty Latest holds %v", *v)
@@ -19,17 +19,17 @@ func TestLatestWakesWhoWaits(t *testing.T) {
 	<-other
 	v, changed := l.Watch()
 	if v != &one || l.Load() != &one {
-		t.Fatalf("got %v, want the value that was stored", v)
+		t.Fatalf("got %v, want the stored value", v)
 	}
 	select {
 	case <-changed:
-		t.Fatal("woken without a newer value")
+		t.Fatal("the channel closed without a newer value")
 	default:
 	}
 }
 
-// A reader that watches, and then waits, misses no value that is the newest.
-func TestLatestIsNeverMissed(*testing.T) {
+// A reader that alternates between watching and waiting always sees the newest value.
+func TestLatestWatchConcurrent(*testing.T) {
 	var l Latest[int]
 	const last = 2000
 	var wg sync.WaitGroup
@@ -50,18 +50,18 @@ func TestLatestIsNeverMissed(*testing.T) {
 	wg.Wait()
 }
 
-func TestWhile(t *testing.T) {
-	type pair struct{ kept, other int }
+func TestWatchPart(t *testing.T) {
+	type pair struct{ watched, other int }
 	var l Latest[pair]
 	ended, end := context.WithCancel(t.Context())
 	end()
-	if part, same, cancel := While(ended, &l, func(p *pair) int { return p.kept }); part != 0 || same.Err() == nil {
-		t.Fatal("did not end with its context")
+	if part, same, cancel := WatchPart(ended, &l, func(p *pair) int { return p.watched }); part != 0 || same.Err() == nil {
+		t.Fatal("the context did not end with its parent")
 	} else {
 		cancel()
 	}
 	go l.Store(&pair{1, 1})
-	part, same, cancel := While(t.Context(), &l, func(p *pair) int { return p.kept })
+	part, same, cancel := WatchPart(t.Context(), &l, func(p *pair) int { return p.watched })
 	defer cancel()
 	if part != 1 {
 		t.Fatalf("got %d", part)
@@ -69,12 +69,12 @@ func TestWhile(t *testing.T) {
 	l.Store(&pair{1, 2})
 	l.Store(&pair{1, 3})
 	if same.Err() != nil {
-		t.Fatal("ended though its part is the same")
+		t.Fatal("the context ended although the part is unchanged")
 	}
 	l.Store(&pair{2, 3})
 	<-same.Done()
 
-	_, same, cancel = While(t.Context(), &l, func(p *pair) int { return p.kept })
+	_, same, cancel = WatchPart(t.Context(), &l, func(p *pair) int { return p.watched })
 	cancel()
 	<-same.Done()
 }

@@ -68,7 +68,7 @@ func (j *Jobs) Of(gpu int, gi string) []string {
 // Run follows the configuration and the directory until ctx ends.
 func (j *Jobs) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
-		dir, unchanged, cancel := health.While(ctx, j.config, func(c *Config) string { return c.HPCJobDir })
+		dir, unchanged, cancel := health.WatchPart(ctx, j.config, func(c *Config) string { return c.HPCJobDir })
 		j.byFile.Store(nil)
 		if dir == "" {
 			<-unchanged.Done()

@@ -23,7 +23,6 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm"
-	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 )
 
 var update = flag.Bool("update", false, "write the golden report")
@@ -146,16 +145,9 @@ func expect(t *testing.T, got []Check, wants ...want) {
 
 func TestReportOfGoodNode(t *testing.T) {
 	kubelet := agenttest.SocketDir(t)
-	k, err := kubelettest.Start(kubelet)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer k.Stop()
-	file := filepath.Join(kubelet, "config.yaml")
-	text := fmt.Sprintf("plugin: {kubeletDir: %[1]s}\nhealth: {stateFile: %[1]s/state.json, socket: ''}\nmetrics: {listen: '127.0.0.1:0'}\n", kubelet)
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	agenttest.StartKubelet(t, kubelet)
+	file := agenttest.WriteFile(t, kubelet, "config.yaml",
+		fmt.Sprintf("plugin: {kubeletDir: %[1]s}\nhealth: {stateFile: %[1]s/state.json, socket: ''}\nmetrics: {listen: '127.0.0.1:0'}\n", kubelet))
 	d := goodDoctor(goodNode().with(files{"/dev/char/195:1": ""}).root(t), config.Loader{File: file}, migReading())
 	report := d.run(t.Context())
 	if !report.OK || report.Err() != nil {
@@ -200,10 +192,7 @@ func TestReportErrorNamesFailedChecks(t *testing.T) {
 }
 
 func TestCheckConfigurationListsErrors(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "config.yaml")
-	if err := os.WriteFile(file, []byte("source: {mode: x, intervall: 1s}"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	file := agenttest.WriteFile(t, t.TempDir(), "config.yaml", "source: {mode: x, intervall: 1s}")
 	c, checks := doctor{loader: config.Loader{File: file}}.checkConfiguration()
 	expect(t, checks,
 		want{CheckFail, file, "correct"},
@@ -291,12 +280,8 @@ func TestHungCheckTimesOut(t *testing.T) {
 // With plugin.enabled false, the checks of what only the plugin needs are skipped.
 func TestPluginChecksAreSkippedWhenOff(t *testing.T) {
 	dir := agenttest.SocketDir(t)
-	file := filepath.Join(dir, "config.yaml")
-	text := fmt.Sprintf("plugin: {kubeletDir: %[1]s, enabled: false, deviceList: [cdi-cri]}\n"+
-		"health: {stateFile: %[1]s/state.json, socket: ''}\nmetrics: {listen: '127.0.0.1:0'}\n", dir)
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	file := agenttest.WriteFile(t, dir, "config.yaml", fmt.Sprintf("plugin: {kubeletDir: %[1]s, enabled: false, deviceList: [cdi-cri]}\n"+
+		"health: {stateFile: %[1]s/state.json, socket: ''}\nmetrics: {listen: '127.0.0.1:0'}\n", dir))
 	report := goodDoctor(goodNode().root(t), config.Loader{File: file}, goodReading()).run(t.Context())
 	var skipped, failed []string
 	for _, c := range report.Checks {

@@ -82,7 +82,7 @@ func eventsBetween(before, after []health.DeviceState, node string, holders func
 				objects = append([]object{{name: node}}, objects...)
 			}
 			add(objects, typ, reason, c.Device, cause, message, 1)
-		case health.ChangeFound, health.ChangeGone:
+		case health.ChangeFound, health.ChangeRemoved:
 		}
 	}
 	return events

@@ -87,7 +87,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 	// client-go reports only to klog that it cannot read the service account's token.
 	klog.SetLogger(funcr.New(func(_, text string) { r.Log.Warn("client-go: " + text) }, funcr.Options{}))
 	for ctx.Err() == nil {
-		c, same, cancel := health.While(ctx, r.Config, func(c *health.Config) health.KubernetesConfig { return c.Kubernetes })
+		c, same, cancel := health.WatchPart(ctx, r.Config, func(c *health.Config) health.KubernetesConfig { return c.Kubernetes })
 		r.updateStatus(func(s *Status) { s.Enabled, s.ConditionErr, s.EventErr = c.Enabled, "", "" })
 		if !c.Enabled {
 			<-same.Done()

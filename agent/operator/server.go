@@ -44,7 +44,7 @@ type Server struct {
 // Run serves the socket at health.socket until ctx ends.
 func (s *Server) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
-		path, same, cancel := health.While(ctx, s.Config, func(c *health.Config) string { return c.Socket })
+		path, same, cancel := health.WatchPart(ctx, s.Config, func(c *health.Config) string { return c.Socket })
 		if path == "" {
 			<-same.Done()
 		} else {

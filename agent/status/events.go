@@ -79,7 +79,7 @@ func eventsBetween(before, after *health.Snapshot) []Event {
 		case health.ChangeFound:
 			found = append(found, c.Device)
 			continue
-		case health.ChangeGone:
+		case health.ChangeRemoved:
 			removed = append(removed, c.Device)
 			continue
 		case health.ChangeXID:

@@ -42,7 +42,7 @@ type Server struct {
 func (s *Server) Run(ctx context.Context) error {
 	lastLogged := ""
 	for ctx.Err() == nil {
-		address, same, cancel := health.While(ctx, s.Metrics, func(c *metrics.Config) string { return c.Listen })
+		address, same, cancel := health.WatchPart(ctx, s.Metrics, func(c *metrics.Config) string { return c.Listen })
 		err := s.listen(same, address)
 		switch {
 		case err == nil:
@@ -72,7 +72,7 @@ func (s *Server) listen(ctx context.Context, address string) error {
 	}
 	defer func() { _ = l.Close() }()
 	for ctx.Err() == nil {
-		c, same, cancel := health.While(ctx, s.Config, func(c *Config) *Config { return c })
+		c, same, cancel := health.WatchPart(ctx, s.Config, func(c *Config) *Config { return c })
 		if c != nil {
 			s.Log.Info("web server listens", zap.Stringer("address", l.Addr()), zap.Bool("tls", c.tls != nil), zap.Int("users", len(c.users)))
 			err = s.serve(same, reusableListener{l.(*net.TCPListener)}, c)

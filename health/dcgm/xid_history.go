@@ -148,7 +148,7 @@ func (d *deviceXIDs) find(row xidRow) *deliveredRow {
 		return old
 	}
 	for r, old := range d.rows {
-		if r.xid().Same(row.xid()) {
+		if r.xid().SameEvent(row.xid()) {
 			return old
 		}
 	}

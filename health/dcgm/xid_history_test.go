@@ -22,7 +22,7 @@ func TestSameXID(t *testing.T) {
 		{xidRow{0, 48}, xidRow{1, 48}, false}, // DCGM does not read it from the log
 		{xidRow{0, 48}, xidRow{0, 48}, true},
 	} {
-		if got := tt.a.xid().Same(tt.b.xid()); got != tt.want {
+		if got := tt.a.xid().SameEvent(tt.b.xid()); got != tt.want {
 			t.Errorf("%v and %v are the same: %v, want %v", tt.a, tt.b, got, tt.want)
 		}
 	}

@@ -34,7 +34,7 @@ func TestClearKeepsMeasuredFindings(t *testing.T) {
 				sample := c.sample
 				sample.XIDs = []health.XID{{Code: 48}}
 				h.reportGPU0(sample)
-				advance(health.DoubtDelay + 3*time.Second)
+				advance(health.OutageDelay + 3*time.Second)
 				before := h.verdict()
 				measured := slices.Index(before.Causes(), c.cause)
 				if measured < 0 || !before.Has("xid-48") {

@@ -197,7 +197,7 @@ func (m *Monitor) setDetachment(d detachment, now time.Time) {
 		m.timeLimit = time.AfterFunc(d.until.Sub(now), m.attachAtLimit)
 	}
 	if d.state == attaching && before.detachRequested() {
-		m.now.Devices = health.Unmeasured(m.now.Devices, now)
+		m.now.Devices = health.DiscardMeasurements(m.now.Devices, now)
 	}
 	m.decide(m.now.Devices, now)
 	m.store()
@@ -215,7 +215,7 @@ type request struct {
 // serve follows the requests with one source until ctx ends: it keeps a session open, or none.
 func (m *Monitor) serve(ctx context.Context, w watchdog, src *Source) {
 	for ctx.Err() == nil {
-		r, same, cancel := health.While(ctx, &m.request, func(r *request) request { return *r })
+		r, same, cancel := health.WatchPart(ctx, &m.request, func(r *request) request { return *r })
 		if r.detach {
 			m.completeDetach()
 			<-same.Done()

@@ -36,7 +36,7 @@ type Monitor struct {
 	session          health.Session  // nil if none is open
 	detach           detachment
 	timeLimit        *time.Timer // of a detach; nil before the first one
-	doubt            health.Doubt
+	outageFilter     health.OutageFilter
 	driverVersion    string // the latest known
 	unmatchedCordons []string
 	restored         statefile.Restored
@@ -69,7 +69,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 	config.Go(func() { m.followConfig(ctx) })
 	var before *Source
 	for ctx.Err() == nil {
-		src, same, cancel := health.While(ctx, m.source, func(s *Source) *Source { return s })
+		src, same, cancel := health.WatchPart(ctx, m.source, func(s *Source) *Source { return s })
 		if src == nil {
 			cancel()
 			return nil // ctx ended before the first source
@@ -97,7 +97,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 func (m *Monitor) reportSource(status health.SourceStatus, reason string) {
 	m.publish(func(s *health.Snapshot) {
 		if status == health.SourceDown {
-			m.doubt = health.Doubt{}
+			m.outageFilter = health.OutageFilter{}
 		}
 		setStatus(&s.Source, status, reason, time.Now())
 	})

@@ -18,15 +18,15 @@ func (m *Monitor) applyReading(r *health.Reading) {
 		before = slices.DeleteFunc(slices.Clone(before), func(d health.DeviceState) bool {
 			return !slices.ContainsFunc(r.Devices, func(e health.Device) bool { return e.ID == d.Device.ID })
 		})
-		m.newInventory, m.doubt = false, health.Doubt{}
+		m.newInventory, m.outageFilter = false, health.OutageFilter{}
 	} else {
 		var reason string
-		if r, reason = m.doubt.Check(before, r, now); reason != "" {
-			m.applyDoubted(r, reason, now)
+		if r, reason = m.outageFilter.Filter(before, r, now); reason != "" {
+			m.applyDelayed(r, reason, now)
 			return
 		}
 	}
-	basis := health.Basis{History: m.history, First: m.now.Source.Polls == 0, Reloaded: m.driverReloaded(r.Versions.Driver)}
+	basis := health.ReadingContext{XIDHistory: m.history, FirstReading: m.now.Source.Polls == 0, DriverReloaded: m.driverReloaded(r.Versions.Driver)}
 	devices := m.judge(before, r, basis, now)
 	m.detach = m.detach.devicesRead(len(withheldDevices(devices)) > 0)
 	if m.now.Source.Status != health.SourceUp {
@@ -47,11 +47,11 @@ func (m *Monitor) applyReading(r *health.Reading) {
 	m.store()
 }
 
-// applyDoubted publishes what counts in a reading in doubt: XIDs, and GPUs that the driver reports as lost. The source
+// applyDelayed publishes what counts in a reading that the filter delays: XIDs, and GPUs that the driver reports as lost. The source
 // counts as down. m.mu is held.
-func (m *Monitor) applyDoubted(r *health.Reading, reason string, now time.Time) {
+func (m *Monitor) applyDelayed(r *health.Reading, reason string, now time.Time) {
 	before := m.now.Devices
-	devices := m.judge(before, r, health.Basis{History: m.history}, now)
+	devices := m.judge(before, r, health.ReadingContext{XIDHistory: m.history}, now)
 	if reason != m.lastLogged {
 		m.logLater(func() { m.log.Warn("source down", zap.String("cause", reason)) })
 		m.lastLogged = reason
@@ -72,7 +72,7 @@ func (m *Monitor) applyDoubted(r *health.Reading, reason string, now time.Time) 
 }
 
 // judge requires m.mu.
-func (m *Monitor) judge(before []health.DeviceState, r *health.Reading, b health.Basis, now time.Time) []health.DeviceState {
+func (m *Monitor) judge(before []health.DeviceState, r *health.Reading, b health.ReadingContext, now time.Time) []health.DeviceState {
 	c := m.currentConfig()
 	return health.Decide(c, before, health.Judge(c, before, r, b, now), m.held, m.detach.withholds(), now)
 }

@@ -43,7 +43,7 @@ func TestMonitorMissesGPUAfterReload(t *testing.T) {
 	runTest(t, func(t *testing.T, h *harness) {
 		h.report()
 		h.source.Store(h.fakeSource.source(health.SourceID{}))
-		advance(health.DoubtDelay + time.Second)
+		advance(health.OutageDelay + time.Second)
 		h.wantCauses(t, "after the reload", health.SourceUp, health.CauseMissing)
 	})
 }

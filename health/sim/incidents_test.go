@@ -81,7 +81,7 @@ func TestEventsCauseFindings(t *testing.T) {
 				}
 				for range c.Confirm {
 					sleep(c.Interval)
-					devices = health.Judge(c, devices, poll(t, ses), health.Basis{History: true}, time.Now())
+					devices = health.Judge(c, devices, poll(t, ses), health.ReadingContext{XIDHistory: true}, time.Now())
 				}
 				return devices[0].Verdict
 			}

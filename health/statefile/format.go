@@ -48,7 +48,7 @@ type savedDevice struct {
 
 	Since    time.Time      `json:"since"`
 	Trips    []time.Time    `json:"trips,omitempty"`
-	Follow   []savedXID     `json:"follow,omitempty"` // Verdict.Follow
+	Follow   []savedXID     `json:"follow,omitempty"` // Verdict.PendingXIDs
 	Findings []savedFinding `json:"findings,omitempty"`
 }
 
@@ -65,8 +65,8 @@ type savedExtension struct {
 
 type savedDetail struct {
 	Device health.Device `json:"device"`
-	Seen   []savedXID    `json:"seen,omitempty"`   // DeviceState.Seen
-	Common []string      `json:"common,omitempty"` // causes of the findings that are Finding.Common
+	Seen   []savedXID    `json:"seen,omitempty"`   // DeviceState.XIDHistory
+	Common []string      `json:"common,omitempty"` // causes of the findings that are Finding.InOutage
 }
 
 type savedDetachment struct {
@@ -108,7 +108,7 @@ func (s Saved) MarshalJSON() ([]byte, error) {
 		for _, t := range d.Verdict.Trips {
 			sd.Trips = append(sd.Trips, savable(t))
 		}
-		sd.Follow = savedXIDs(d.Verdict.Follow)
+		sd.Follow = savedXIDs(d.Verdict.PendingXIDs)
 		for _, f := range d.Verdict.Findings {
 			sd.Findings = append(sd.Findings, savedFinding{
 				f.Cause, f.State.String(), f.Reason, string(f.Action), savable(f.Since), savable(f.Last), savable(f.Reset), clearsToken(f.Clears),
@@ -117,11 +117,11 @@ func (s Saved) MarshalJSON() ([]byte, error) {
 		file.Devices = append(file.Devices, sd)
 		var common []string
 		for _, f := range d.Verdict.Findings {
-			if f.Common {
+			if f.InOutage {
 				common = append(common, f.Cause)
 			}
 		}
-		text, err := json.Marshal(savedDetail{d.Device, savedXIDs(d.Seen), common})
+		text, err := json.Marshal(savedDetail{d.Device, savedXIDs(d.XIDHistory), common})
 		if err != nil {
 			return nil, err
 		}
@@ -219,10 +219,10 @@ func (sd savedDevice) state(detail json.RawMessage) (health.DeviceState, error) 
 		d.Device.Kind = health.KindMIG
 	}
 	for _, x := range more.Seen {
-		d.Seen = append(d.Seen, health.XID(x))
+		d.XIDHistory = append(d.XIDHistory, health.XID(x))
 	}
 	for _, x := range sd.Follow {
-		d.Verdict.Follow = append(d.Verdict.Follow, health.XID(x))
+		d.Verdict.PendingXIDs = append(d.Verdict.PendingXIDs, health.XID(x))
 	}
 	for i, sf := range sd.Findings {
 		f, err := sf.finding()
@@ -232,7 +232,7 @@ func (sd savedDevice) state(detail json.RawMessage) (health.DeviceState, error) 
 		if d.Verdict.Has(f.Cause) {
 			return health.DeviceState{}, fmt.Errorf("findings[%d]: cause %q is repeated", i, f.Cause)
 		}
-		f.Common = slices.Contains(more.Common, f.Cause)
+		f.InOutage = slices.Contains(more.Common, f.Cause)
 		d.Verdict.Findings = append(d.Verdict.Findings, f)
 		d.Verdict.State = max(d.Verdict.State, f.State)
 	}

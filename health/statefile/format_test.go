@@ -90,7 +90,7 @@ func beforeMinor1(text []byte, bootID, source string) (map[string][]string, erro
 // fullSnapshot returns a snapshot with everything that a state file can hold.
 func fullSnapshot(t *testing.T) *health.Snapshot {
 	s := &health.Snapshot{At: healthtest.At(2), Source: health.Source{Kind: "dcgm", Inventory: "dcgm "}, Devices: faultyDevices(t)}
-	s.Devices[0].Seen = []health.XID{{Code: 48, At: healthtest.At(1)}, {Code: 999, At: healthtest.At(1)}}
+	s.Devices[0].XIDHistory = []health.XID{{Code: 48, At: healthtest.At(1)}, {Code: 999, At: healthtest.At(1)}}
 	s.Devices[0].Device.NUMA = []int{1}
 	s.Source.Detachment = health.Detachment{Since: healthtest.At(1), Until: healthtest.At(601), For: 10 * time.Minute}
 	return s

@@ -39,21 +39,21 @@ func TestRestartKeepsEscalation(t *testing.T) {
 func TestRestoredGPUIsListedLate(t *testing.T) {
 	r := restart(t, judge(nil, 0, gpu0(healthtest.XIDs(95)), healthtest.GPU0, healthtest.GPU1), "boot", health.SourceID{Kind: "dcgm"})
 	for name, listed := range map[string]bool{"listed late": true, "never listed": false} {
-		var doubt health.Doubt
+		var filter health.OutageFilter
 		devices := r.Devices
 		for seconds := 100; seconds < 120; seconds++ {
 			reading, now := healthtest.Reading(seconds, nil, healthtest.GPU1)
 			if listed && seconds >= 105 {
 				reading, now = healthtest.Reading(seconds, nil, healthtest.GPU0, healthtest.GPU1)
 			}
-			reading, reason := doubt.Check(devices, reading, now)
-			devices = health.Judge(health.DefaultConfig(), devices, reading, health.Basis{History: true}, now)
+			reading, reason := filter.Filter(devices, reading, now)
+			devices = health.Judge(health.DefaultConfig(), devices, reading, health.ReadingContext{XIDHistory: true}, now)
 			want := []string{"xid-95"}
 			if !listed && seconds >= 110 {
 				want = append(want, health.CauseMissing)
 			}
 			if got := devices[0].Verdict.Causes(); reason != "" || !slices.Equal(got, want) {
-				t.Fatalf("%s, at %d s: %v, doubt %q, want %v", name, seconds, got, reason, want)
+				t.Fatalf("%s, at %d s: %v, filter %q, want %v", name, seconds, got, reason, want)
 			}
 		}
 	}
@@ -65,7 +65,7 @@ func TestRestartKeepsMissingEvidence(t *testing.T) {
 	unhealthy := map[health.DeviceID]health.State{"GPU-0": health.Unhealthy, "GPU-1": health.Unhealthy}
 	devices := judge(nil, 0, gpu0(healthtest.XIDs(95)), healthtest.GPU0, healthtest.GPU1)
 	r, now := healthtest.Reading(1, wantsReset, healthtest.GPU0, healthtest.GPU1)
-	devices = health.Judge(health.DefaultConfig(), devices, r, health.Basis{First: true}, now)
+	devices = health.Judge(health.DefaultConfig(), devices, r, health.ReadingContext{FirstReading: true}, now)
 	healthtest.WantStates(t, devices, unhealthy)
 	for i := range 3 {
 		devices = judge(devices, 2+i, nil)
@@ -92,7 +92,7 @@ func TestMIGDeviceDestroyedDuringRestart(t *testing.T) {
 	devices := judge(nil, 0, mig0(), healthtest.GPU0, healthtest.MIG0, healthtest.MIG1, healthtest.GPU1)
 	restored := restart(t, devices, "boot", health.SourceID{Kind: "dcgm"})
 	r, now := healthtest.Reading(101, nil, healthtest.GPU0, healthtest.MIG1, healthtest.GPU1)
-	devices = health.Judge(health.DefaultConfig(), restored.Devices, r, health.Basis{History: true, First: true}, now)
+	devices = health.Judge(health.DefaultConfig(), restored.Devices, r, health.ReadingContext{XIDHistory: true, FirstReading: true}, now)
 	healthtest.WantStates(t, devices, map[health.DeviceID]health.State{"GPU-0": health.Unhealthy, "MIG-1": health.Unhealthy, "GPU-1": health.Healthy})
 }
 
@@ -100,11 +100,11 @@ func TestMIGDeviceDestroyedDuringRestart(t *testing.T) {
 func TestRestoredMIGDeviceIsListedLate(t *testing.T) {
 	devices := judge(nil, 0, mig0(), healthtest.GPU0, healthtest.MIG0, healthtest.GPU1)
 	devices = restart(t, devices, "boot", health.SourceID{Kind: "dcgm"}).Devices
-	var doubt health.Doubt
+	var filter health.OutageFilter
 	for i, listed := range [][]health.Device{{healthtest.GPU1}, {healthtest.GPU0, healthtest.MIG0, healthtest.GPU1}} {
 		r, now := healthtest.Reading(101+2*i, nil, listed...)
-		r, _ = doubt.Check(devices, r, now)
-		devices = health.Judge(health.DefaultConfig(), devices, r, health.Basis{History: true, First: i == 0}, now)
+		r, _ = filter.Filter(devices, r, now)
+		devices = health.Judge(health.DefaultConfig(), devices, r, health.ReadingContext{XIDHistory: true, FirstReading: i == 0}, now)
 	}
 	healthtest.WantStates(t, devices, map[health.DeviceID]health.State{"GPU-0": health.Healthy, "MIG-0": health.Unhealthy, "GPU-1": health.Healthy})
 }

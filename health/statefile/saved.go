@@ -15,7 +15,7 @@ type Saved struct {
 	BootID     string // "" if unknown
 	Source     string // SourceID.Kind
 	Inventory  string // SourceID.Inventory; "" if unknown, in a file from before formatMinor 1
-	History    bool   // DeviceState.Seen is complete; false in a file from before formatMinor 1
+	History    bool   // DeviceState.XIDHistory is complete; false in a file from before formatMinor 1
 	Detachment health.Detachment
 	DriverLoad string    // Source.DriverLoad
 	Polled     time.Time // Snapshot.At
@@ -37,7 +37,7 @@ func FromSnapshot(s *health.Snapshot, bootID string) Saved {
 		v.Findings = slices.DeleteFunc(slices.Clone(v.Findings), func(f health.Finding) bool {
 			return f.From != "" || f.Cause == health.CauseReleased // saved as Detachment
 		})
-		devices = append(devices, health.DeviceState{Device: d.Device, Verdict: v, Seen: d.Seen})
+		devices = append(devices, health.DeviceState{Device: d.Device, Verdict: v, XIDHistory: d.XIDHistory})
 	}
 	saved.Devices = memorable(devices, saved.Detachment)
 	return saved
@@ -47,12 +47,12 @@ func FromSnapshot(s *health.Snapshot, bootID string) Saved {
 func memorable(devices []health.DeviceState, d health.Detachment) (all []health.DeviceState) {
 	parents := make(map[health.DeviceID]bool)
 	for _, d := range devices {
-		if d.Device.Parent != "" && d.Memorable() {
+		if d.Device.Parent != "" && d.NeedsSaving() {
 			parents[d.Device.Parent] = true
 		}
 	}
 	for _, device := range devices {
-		if device.Memorable() || d.InForce() || parents[device.Device.ID] {
+		if device.NeedsSaving() || d.InForce() || parents[device.Device.ID] {
 			all = append(all, device)
 		}
 	}
@@ -63,7 +63,7 @@ func memorable(devices []health.DeviceState, d health.Detachment) (all []health.
 type Restored struct {
 	Devices    []health.DeviceState
 	Missed     bool // a device that the first reading lacks is missing, because boot and inventory are the same
-	History    bool // DeviceState.Seen holds every XID that this source delivered in this boot
+	History    bool // DeviceState.XIDHistory holds every XID that this source delivered in this boot
 	Detachment health.Detachment
 	DriverLoad string    // Source.DriverLoad in this boot
 	Polled     time.Time // when the devices were measured last
@@ -115,10 +115,10 @@ func (s Saved) Restore(bootID string, src health.SourceID, now time.Time) Restor
 		d := &devices[i]
 		if !sameBoot {
 			d.Verdict = d.Verdict.Without(now, func(f health.Finding) bool { return !outlivesBoot(f.Cause) })
-			d.Verdict.Trips, d.Verdict.Follow = nil, nil
+			d.Verdict.Trips, d.Verdict.PendingXIDs = nil, nil
 		}
 		if d.Verdict = d.Verdict.Restored(now); !r.History {
-			d.Seen = nil
+			d.XIDHistory = nil
 		}
 	}
 	r.Devices = memorable(devices, r.Detachment)

@@ -149,8 +149,8 @@ func TestRestoreForInventory(t *testing.T) {
 			if len(r.Devices) != c.devices || r.Missed != c.missed || r.History != c.history || r.Detachment.InForce() != c.detached {
 				t.Errorf("%+v", r)
 			}
-			if len(r.Devices) > 0 && (len(r.Devices[0].Seen) > 0) != c.history {
-				t.Errorf("XIDs %+v", r.Devices[0].Seen)
+			if len(r.Devices) > 0 && (len(r.Devices[0].XIDHistory) > 0) != c.history {
+				t.Errorf("XIDs %+v", r.Devices[0].XIDHistory)
 			}
 		})
 	}
@@ -166,15 +166,15 @@ func TestSavedDeliveredXIDs(t *testing.T) {
 	}
 	d := &s.Devices[1]
 	d.Device.NUMA, d.Device.Texts = []int{1}, map[health.Field]string{7: "serial"}
-	d.Seen = []health.XID{
+	d.XIDHistory = []health.XID{
 		{Code: 13, At: healthtest.At(1)}, {Code: 31, At: healthtest.At(2).Add(time.Nanosecond)}, {Code: 43, At: time.Date(40000, 1, 1, 0, 0, 0, 0, time.UTC)},
 	}
 	r := roundTrip(t, FromSnapshot(s, "boot")).Restore("boot", health.SourceID{Kind: "dcgm", Inventory: "dcgm "}, healthtest.At(100))
-	if len(r.Devices) != 1 || !reflect.DeepEqual(r.Devices[0].Device, d.Device) || len(r.Devices[0].Seen) != 3 {
+	if len(r.Devices) != 1 || !reflect.DeepEqual(r.Devices[0].Device, d.Device) || len(r.Devices[0].XIDHistory) != 3 {
 		t.Fatalf("%+v", r.Devices)
 	}
-	for i, x := range r.Devices[0].Seen[:2] { // the third time is beyond what JSON can hold
-		if want := d.Seen[i]; x.Code != want.Code || !x.At.Equal(want.At) {
+	for i, x := range r.Devices[0].XIDHistory[:2] { // the third time is beyond what JSON can hold
+		if want := d.XIDHistory[i]; x.Code != want.Code || !x.At.Equal(want.At) {
 			t.Errorf("%+v, want %+v", x, want)
 		}
 	}
@@ -200,12 +200,12 @@ func TestRestoredTimesAreMonotonic(t *testing.T) {
 	now := time.Now()
 	for name, wall := range map[string]time.Time{"past": now.Add(-time.Hour).Round(0), "ahead": now.Add(time.Hour).Round(0)} {
 		v := health.Verdict{
-			Since: wall, Trips: []time.Time{wall}, Follow: []health.XID{{Code: 48, At: wall}},
+			Since: wall, Trips: []time.Time{wall}, PendingXIDs: []health.XID{{Code: 48, At: wall}},
 			Findings: []health.Finding{{Cause: "xid-999", Since: wall, Last: wall, Reset: wall}},
 		}
 		v = v.Restored(now)
 		f := v.Findings[0]
-		for _, got := range []time.Time{v.Since, v.Trips[0], v.Follow[0].At, f.Since, f.Last, f.Reset} {
+		for _, got := range []time.Time{v.Since, v.Trips[0], v.PendingXIDs[0].At, f.Since, f.Last, f.Reset} {
 			want := wall
 			if wall.After(now) {
 				want = now

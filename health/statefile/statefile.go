@@ -314,7 +314,7 @@ func (s Saved) fingerprint() Saved {
 	s.Polled = time.Time{}
 	s.Devices = slices.Clone(s.Devices)
 	for i := range s.Devices {
-		s.Devices[i].Seen, s.Devices[i].Verdict = nil, s.Devices[i].Verdict.Stable()
+		s.Devices[i].XIDHistory, s.Devices[i].Verdict = nil, s.Devices[i].Verdict.Stable()
 	}
 	return s
 }
@@ -323,7 +323,7 @@ func (s Saved) fingerprint() Saved {
 func sameXIDs(a, b []health.DeviceState) bool {
 	return slices.EqualFunc(a, b, func(a, b health.DeviceState) bool {
 		return a.Device.ID == b.Device.ID &&
-			slices.EqualFunc(a.Seen, b.Seen, func(x, y health.XID) bool { return x.Code == y.Code && x.At.Equal(y.At) })
+			slices.EqualFunc(a.XIDHistory, b.XIDHistory, func(x, y health.XID) bool { return x.Code == y.Code && x.At.Equal(y.At) })
 	})
 }
 

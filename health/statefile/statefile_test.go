@@ -475,13 +475,13 @@ func TestRunDelaysXIDs(t *testing.T) {
 		xids := func() int {
 			s, err := load(path)
 			must(t, err)
-			return len(s.Devices[0].Seen)
+			return len(s.Devices[0].XIDHistory)
 		}
 		writes := 0
 		var last time.Time
 		for i := range 20 {
 			s := snapshotOf(t, "dcgm")
-			s.Devices[0].Seen = make([]health.XID, i+1)
+			s.Devices[0].XIDHistory = make([]health.XID, i+1)
 			h.out.Store(s)
 			advance(time.Second)
 			if w := h.Status().Written; !w.Equal(last) {

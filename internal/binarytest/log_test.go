@@ -35,8 +35,7 @@ func TestBlockedLog(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = read.Close() })
 		p := newProcess(t, simConfig)
-		p.stderr = write
-		p.launch()
+		p.launchWithLog(write)
 		_ = write.Close()
 		p.awaitMetrics(`state="healthy"} 1`)
 		// Each reload logs every fault of the configuration: more than a pipe holds.
@@ -66,7 +65,6 @@ func TestBlockedLog(t *testing.T) {
 		p.await("the count of missing entries", func() bool { return strings.Contains(p.log(), `"entries":`) })
 		p.sim("{gpu: 4, xid: 48}")
 		p.await("the log of a new XID", func() bool { return strings.Contains(p.log(), `"xid":48`) })
-		p.stop()
 	})
 	t.Run("shutdown", func(t *testing.T) {
 		p, _ := begin(t)
@@ -78,6 +76,5 @@ func TestBlockedLog(t *testing.T) {
 		p.sim("{gpu: 3, xid: 79, lost: true}")
 		p.awaitMetrics(`cause="lost"`)
 		p.await("dropped entries", func() bool { return dropped(p) })
-		p.stop()
 	})
 }

@@ -89,10 +89,7 @@ func (k *Kubelet) start() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.server, k.podsAPI, k.clients, k.all = server, podsAPI, map[string]*Client{}, map[*Client]struct{}{}
-	k.update(func(s *State) {
-		s.Running, s.Resources = true, map[string]Resource{}
-		s.Starts++
-	})
+	k.update(func(s *State) { s.Running, s.Resources = true, map[string]Resource{} })
 	k.serving.Go(func() { _ = server.Serve(l) })
 	k.serving.Go(func() { _ = podsAPI.Serve(podsL) })
 	return nil

@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// chance makes readings, configurations and holders up.
-type chance struct{ *rand.Rand }
+// random generates samples and configurations.
+type random struct{ *rand.Rand }
 
-func (r chance) sample(d Device, seconds int) Sample {
+func (r random) sample(d Device, seconds int) Sample {
 	s := present()
 	if d.Kind == KindMIG {
 		s = blank(Present)
@@ -53,23 +53,23 @@ func (r chance) sample(d Device, seconds int) Sample {
 	return s
 }
 
-func (r chance) config() Config {
+func (r random) config() Config {
 	c := DefaultConfig()
 	c.Recovery = []string{RecoverAuto, RecoverAfterReset, RecoverNever}[r.IntN(3)]
 	c.Confirm, c.Flap.Trips, c.IsolatePending = 1+r.IntN(2), r.IntN(4), r.IntN(2) == 0
-	c.Cordon = [][]string{nil, {"0"}, {"MIG-1"}, {"0:0", "1"}, {"GPU-1", "nobody"}}[r.IntN(5)]
+	c.Cordon = [][]string{nil, {"0"}, {"MIG-1"}, {"0:0", "1"}, {"GPU-1", "unmatched"}}[r.IntN(5)]
 	return c
 }
 
-// shown is the least state of a device that this sample of it must come to, whatever was before.
-func shown(c Config, s Sample, gpu bool) State {
+// leastState returns the least severe state that a device may have after a sample, whatever its state before.
+func leastState(c Config, s Sample, gpu bool) State {
 	worst := Unknown
-	for _, f := range seen(c, s) {
+	for _, f := range conditionFindings(c, s) {
 		worst = max(worst, f.State)
 	}
 	for _, x := range s.XIDs {
 		if LookupXID(x.Code).WholeGPU && !gpu {
-			continue // it is its GPU's, whose findings it has
+			continue // the MIG device inherits the finding of its GPU
 		}
 		if f, bad := xidFinding(c, x, s.At); bad {
 			worst = max(worst, f.State)
@@ -83,14 +83,16 @@ func shown(c Config, s Sample, gpu bool) State {
 	return worst
 }
 
-// Whatever happens in whatever order: no GPU vanishes, and no MIG device but with its partition; a verdict is
-// the greatest of its findings, and no less than what this sample shows or than its GPU's; a cordon is there if
-// it is wanted, and only then; what nothing ends is not over; who judges the same in another order comes to the same; and what was published is
-// not modified.
-func TestNoOrderHidesAnything(t *testing.T) {
+// For random sequences of readings and configurations:
+//   - no GPU disappears, and a MIG device only when it is destroyed;
+//   - a state is the worst of the findings, and no less than its sample or its GPU requires;
+//   - a device is cordoned exactly if the configuration says so;
+//   - a finding that nothing clears stays;
+//   - the order of the samples is irrelevant, and older snapshots are not modified.
+func TestJudgeRandomSequences(t *testing.T) {
 	for seed := range uint64(60) {
-		r := chance{rand.New(rand.NewPCG(seed, 1))}
-		var known []DeviceState
+		r := random{rand.New(rand.NewPCG(seed, 1))}
+		var devices []DeviceState
 		gpus := make(map[DeviceID]bool)
 		seconds := 0
 		for i := range 40 {
@@ -123,79 +125,79 @@ func TestNoOrderHidesAnything(t *testing.T) {
 				held = nil
 			}
 
-			before, kept := known, copied(known)
-			known = judgeAndDecide(c, before, &reading, held, at(seconds))
+			before, kept := devices, deepCopy(devices)
+			devices = judgeAndDecide(c, before, &reading, held, at(seconds))
 			if !reflect.DeepEqual(before, kept) {
-				t.Fatalf("%s: what was published was modified", where)
+				t.Fatalf("%s: an older snapshot was modified", where)
 			}
 			shuffled := Reading{Devices: slices.Clone(reading.Devices), Samples: slices.Clone(reading.Samples)}
 			r.Shuffle(len(shuffled.Samples), func(i, j int) {
 				shuffled.Samples[i], shuffled.Samples[j] = shuffled.Samples[j], shuffled.Samples[i]
 			})
-			if again := judgeAndDecide(c, before, &shuffled, held, at(seconds)); !reflect.DeepEqual(again, known) {
-				t.Fatalf("%s: another order comes to\n%+v\nnot\n%+v", where, again, known)
+			if again := judgeAndDecide(c, before, &shuffled, held, at(seconds)); !reflect.DeepEqual(again, devices) {
+				t.Fatalf("%s: another order gives\n%+v\nnot\n%+v", where, again, devices)
 			}
-			checkVerdicts(t, where, c, &reading, gpus, samples, before, known, at(seconds))
+			checkVerdicts(t, where, c, &reading, gpus, samples, before, devices, at(seconds))
 		}
 	}
 }
 
-func checkVerdicts(t *testing.T, where string, c Config, reading *Reading, gpus map[DeviceID]bool, samples map[DeviceID]Sample, before, known []DeviceState, now time.Time) {
+func checkVerdicts(t *testing.T, where string, c Config, reading *Reading, gpus map[DeviceID]bool, samples map[DeviceID]Sample, before, devices []DeviceState, now time.Time) {
 	t.Helper()
 	verdicts := make(map[DeviceID]Verdict)
-	for _, d := range known {
+	for _, d := range devices {
 		if _, twice := verdicts[d.Device.ID]; twice {
-			t.Fatalf("%s: %s is there twice", where, d.Device.ID)
+			t.Fatalf("%s: duplicate %s", where, d.Device.ID)
 		}
 		verdicts[d.Device.ID] = d.Verdict
 	}
 	for id := range gpus {
 		if _, there := verdicts[id]; !there {
-			t.Fatalf("%s: %s has vanished", where, id)
+			t.Fatalf("%s: %s disappeared", where, id)
 		}
 	}
 	for _, d := range reading.Devices {
 		if _, there := verdicts[d.ID]; !there {
-			t.Fatalf("%s: %s is not there", where, d.ID)
+			t.Fatalf("%s: %s is missing from the result", where, d.ID)
 		}
 	}
 	was := make(map[DeviceID]Verdict)
 	for _, d := range before {
 		was[d.Device.ID] = d.Verdict
 		if _, there := verdicts[d.Device.ID]; d.Device.Kind == KindMIG && verdicts[d.Device.Parent].Has(CauseMissing) && !there {
-			t.Fatalf("%s: %s has vanished with its GPU", where, d.Device.ID)
+			t.Fatalf("%s: %s disappeared with its missing GPU", where, d.Device.ID)
 		}
 	}
-	for _, d := range known {
+	for _, d := range devices {
 		v := d.Verdict
 		worst := Unknown
 		for _, f := range v.Findings {
 			worst = max(worst, f.State)
-			if f.Reason == "" && !f.incident() || f.Action == "" || f.Since.IsZero() || f.Since.After(now) {
+			if f.Reason == "" && !f.ofIncident() || !f.Action.Valid() || f.Since.IsZero() || f.Since.After(now) {
 				t.Fatalf("%s: %s: %+v", where, d.Device.ID, f)
 			}
 		}
 		if worst != Unknown && v.State != worst || worst == Unknown && v.State > Healthy {
 			t.Fatalf("%s: %s is %v, its worst finding %v", where, d.Device.ID, v.State, worst)
 		}
-		if s, ok := samples[d.Device.ID]; ok && v.State < shown(c, s, d.Device.Kind == KindGPU) {
-			t.Fatalf("%s: %s is %v, its sample shows %v: %+v", where, d.Device.ID, v.State, shown(c, s, d.Device.Kind == KindGPU), s)
+		if s, ok := samples[d.Device.ID]; ok && v.State < leastState(c, s, d.Device.Kind == KindGPU) {
+			t.Fatalf("%s: %s is %v, its sample requires %v: %+v", where, d.Device.ID, v.State, leastState(c, s, d.Device.Kind == KindGPU), s)
 		}
 		if gpu := verdicts[d.Device.Parent]; d.Device.Kind == KindMIG && gpu.State > Healthy && v.State < gpu.State {
 			t.Fatalf("%s: %s is %v, its GPU %v", where, d.Device.ID, v.State, gpu.State)
 		}
 		for _, f := range was[d.Device.ID].Findings {
-			lasts := f.From == "" && f.State == Unhealthy && !f.decision() && (c.Recovery == RecoverNever || f.Clears == ClearsReboot)
-			if lasts && !v.faulty(f.Cause) {
-				t.Fatalf("%s: %s of %s is over, and nothing ends it: %+v", where, f.Cause, d.Device.ID, v.Findings)
+			stays := f.From == "" && f.State == Unhealthy && !f.decision() && (c.Recovery == RecoverNever || f.Clears == ClearsReboot)
+			if stays && !v.unhealthyBy(f.Cause) {
+				t.Fatalf("%s: %s of %s cleared without evidence: %+v", where, f.Cause, d.Device.ID, v.Findings)
 			}
 		}
-		_, cordoned := c.cordons(&d.Device)
+		_, cordoned := c.cordonOf(&d.Device)
 		if slices.Contains(v.Causes(), CauseCordoned) != cordoned {
 			t.Fatalf("%s: %s is cordoned: %v, wanted %v", where, d.Device.ID, !cordoned, cordoned)
 		}
 		if isolated := slices.Contains(v.Causes(), CauseIsolated); isolated && !c.IsolatePending {
-			t.Fatalf("%s: %s is isolated and nobody wants that", where, d.Device.ID)
+			t.Fatalf("%s: %s is isolated although isolatePending is off", where, d.Device.ID)
 		}
 		old := was[d.Device.ID]
 		since := now
@@ -208,12 +210,12 @@ func checkVerdicts(t *testing.T, where string, c Config, reading *Reading, gpus 
 	}
 }
 
-// copied is a copy of all that could be modified.
-func copied(devices []DeviceState) []DeviceState {
+// deepCopy copies everything that Judge could modify.
+func deepCopy(devices []DeviceState) []DeviceState {
 	devices = slices.Clone(devices)
 	for i := range devices {
 		v := &devices[i].Verdict
-		v.Findings, v.Trips, v.Follow = slices.Clone(v.Findings), slices.Clone(v.Trips), slices.Clone(v.Follow)
+		v.Findings, v.Trips, v.PendingXIDs = slices.Clone(v.Findings), slices.Clone(v.Trips), slices.Clone(v.PendingXIDs)
 	}
 	return devices
 }

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// catalogueRow is a row of NVIDIA's catalogue.
+// catalogueRow is a row of NVIDIA's catalogue: the symbol and the actions.
 type catalogueRow struct {
 	symbol, immediate, investigate string
 }
@@ -20,7 +20,7 @@ func readCatalogue(t *testing.T) map[int]catalogueRow {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close() //nolint:errcheck // it is only read
+	defer f.Close() //nolint:errcheck // opened for reading
 	r := csv.NewReader(f)
 	r.Comment = '#'
 	r.FieldsPerRecord = 4
@@ -35,77 +35,76 @@ func readCatalogue(t *testing.T) map[int]catalogueRow {
 			t.Fatal(err)
 		}
 		if _, twice := catalogue[code]; twice {
-			t.Fatalf("XID %d is in the catalogue twice", code)
+			t.Fatalf("the catalogue lists XID %d twice", code)
 		}
 		catalogue[code] = catalogueRow{row[1], row[2], row[3]}
 	}
 	return catalogue
 }
 
-// TestXIDTable holds the table against NVIDIA's catalogue.
+// TestXIDTable compares the table with NVIDIA's catalogue.
 func TestXIDTable(t *testing.T) {
-	known := readCatalogue(t)
-	if len(known) != 172 || len(xidTable) != 174 {
-		t.Fatalf("%d rows in the catalogue, %d places in the table", len(known), len(xidTable))
+	rows := readCatalogue(t)
+	if len(rows) != 172 || len(xidTable) != 174 {
+		t.Fatalf("%d rows in the catalogue, %d in the table", len(rows), len(xidTable))
 	}
 	names := make(map[string]int)
 	for code := 1; code < len(xidTable); code++ {
-		x, row := LookupXID(code), known[code]
-		fault := func(format string, args ...any) {
+		x, row := LookupXID(code), rows[code]
+		fail := func(format string, args ...any) {
 			t.Helper()
 			t.Errorf("XID %d (%s, catalogue %q): "+format, append([]any{code, x.Name, row.immediate}, args...)...)
 		}
-		if x.Code != code || x.Name == "" || x.Action == "" || x.Source == "" {
-			fault("a row needs a name, an action and a source: %+v", x)
+		if x.Code != code || x.Name == "" || !x.Action.Valid() || x.Source == "" {
+			fail("a row needs a name, an action and a source: %+v", x)
 		}
 		if other, taken := names[x.Name]; taken {
-			fault("has the name of %d", other)
+			fail("has the same name as XID %d", other)
 		}
 		names[x.Name] = code
 		if first, _, _ := strings.Cut(x.Source, ";"); first != catalogue(row.immediate) {
-			fault("the source says %q", x.Source)
+			fail("has the source %q", x.Source)
 		}
 
 		switch row.immediate {
 		case "RESET_GPU", "RESTART_BM", "RESTART_VM":
 			if x.Effect != EffectUnhealthy && x.Deviation == "" {
-				fault("is %v and does not say why", x.Effect)
+				fail("is %v without a Deviation", x.Effect)
 			}
 		case "WORKFLOW_XID_48", "WORKFLOW_NVLINK_ERR", "WORKFLOW_NVLINK5_ERR", "WORKFLOW_XID_45", "XID_154":
-			// The catalogue leaves it open.
+			// The catalogue does not decide.
 		default:
 			if x.Effect == EffectUnhealthy && x.Deviation == "" {
-				fault("is unhealthy and does not say why")
+				fail("is unhealthy without a Deviation")
 			}
 		}
 		if row.immediate == "IGNORE" && row.investigate == "IGNORE" && x.Effect != EffectIgnore && x.Deviation == "" {
-			fault("is %v and does not say why", x.Effect)
+			fail("is %v without a Deviation", x.Effect)
 		}
-		// The rule above the table.
-		plugin, goodNews := slices.Contains(xidsNVIDIAIgnores, code), code == 162
-		if ignore := plugin || goodNews || row.immediate == "IGNORE" && row.investigate == "IGNORE" && x.Deviation == ""; ignore != (x.Effect == EffectIgnore) {
-			fault("is %v, and the rule says ignored=%v", x.Effect, ignore)
+		plugin, recovery := slices.Contains(xidsNVIDIAIgnores, code), code == 162
+		if ignore := plugin || recovery || row.immediate == "IGNORE" && row.investigate == "IGNORE" && x.Deviation == ""; ignore != (x.Effect == EffectIgnore) {
+			fail("is %v, but the rule above the table says ignored: %v", x.Effect, ignore)
 		}
 
 		if x.Symbol != row.symbol {
-			fault("has the symbol %q, the catalogue %q", x.Symbol, row.symbol)
+			fail("has the symbol %q, the catalogue %q", x.Symbol, row.symbol)
 		}
-		byItself := x.Clears == ClearsItself || x.Clears == ClearsRestart
-		if x.Effect != EffectUnhealthy && !byItself {
-			fault("is %v and clears by %v", x.Effect, x.Clears)
+		self := x.Clears == ClearsItself || x.Clears == ClearsRestart
+		if x.Effect != EffectUnhealthy && !self {
+			fail("is %v and clears by %v", x.Effect, x.Clears)
 		}
-		if x.Effect == EffectUnhealthy && byItself {
-			fault("is unhealthy and clears by %v: that is no evidence", x.Clears)
+		if x.Effect == EffectUnhealthy && self {
+			fail("is unhealthy and clears by %v, which is not evidence", x.Clears)
 		}
 		if row.immediate == "RESTART_APP" && (x.Clears != ClearsRestart || x.Action != ActionRestartApp && x.Action != ActionRestartAppReset) {
-			fault("clears by %v and says %q", x.Clears, x.Action)
+			fail("clears by %v with the action %q", x.Clears, x.Action)
 		}
 		restart := row.immediate == "RESTART_BM" || row.immediate == "RESTART_VM"
 		if restart && x.Clears != ClearsReboot && x.Deviation == "" {
-			fault("clears by %v and does not say why", x.Clears)
+			fail("clears by %v without a Deviation", x.Clears)
 		}
 		if x.FollowsRecoveryAction && x.Effect == EffectUnhealthy {
-			fault("is unhealthy by itself and follows the recovery action")
+			fail("is unhealthy and follows the recovery action")
 		}
 	}
 }
@@ -135,7 +134,7 @@ func TestLookupXID(t *testing.T) {
 	if x := LookupXID(48); x.Symbol != "GPU_ECC_DBE" {
 		t.Errorf("48: %+v", x)
 	}
-	if x := LookupXID(999); x.Symbol != "" || x.Name != "XID 999" || x.Clears != ClearsItself || x.Action == "" || x.Source == "" {
+	if x := LookupXID(999); x.Symbol != "" || x.Name != "XID 999" || x.Clears != ClearsItself || !x.Action.Valid() || x.Source == "" {
 		t.Errorf("999: %+v", x)
 	}
 }

@@ -37,9 +37,9 @@ func runTestWithTwoGPUs(t *testing.T, test func(t *testing.T, h *harness)) {
 	})
 }
 
-// A source that loses all GPUs at once counts as down, and the GPUs keep their findings. After DoubtDelay the GPUs are missing,
+// A source that loses all GPUs at once counts as down, and the GPUs keep their findings. After OutageDelay the GPUs are missing,
 // but not by themselves: their common return clears no finding and is no trip.
-func TestMonitorDoubtsCommonLoss(t *testing.T) {
+func TestMonitorDelaysOutage(t *testing.T) {
 	type step struct {
 		reported  []health.Presence // nil: no GPU is listed
 		wait      time.Duration
@@ -47,7 +47,7 @@ func TestMonitorDoubtsCommonLoss(t *testing.T) {
 		gpu0Cause string // beside xid-95
 		gpu1Cause string
 	}
-	const up, down, accepted = health.SourceUp, health.SourceDown, health.DoubtDelay + 3*time.Second
+	const up, down, accepted = health.SourceUp, health.SourceDown, health.OutageDelay + 3*time.Second
 	both := func(gpu0, gpu1 health.Presence) []health.Presence { return []health.Presence{gpu0, gpu1} }
 	present, oneLost := both(health.Present, health.Present), both(health.Present, health.Lost)
 	for name, steps := range map[string][]step{
@@ -78,7 +78,7 @@ func TestMonitorDoubtsCommonLoss(t *testing.T) {
 	}
 }
 
-func TestNewSessionDoubtsAgain(t *testing.T) {
+func TestNewSessionDelaysOutageAgain(t *testing.T) {
 	runTestWithTwoGPUs(t, func(t *testing.T, h *harness) {
 		h.report()
 		advance(2 * time.Second)
@@ -90,13 +90,13 @@ func TestNewSessionDoubtsAgain(t *testing.T) {
 	})
 }
 
-// XIDs and lost GPUs count at once in a reading in doubt.
-func TestDoubtedReadingReportsFaults(t *testing.T) {
+// XIDs and lost GPUs count at once in a delayed reading.
+func TestDelayedReadingReportsFaults(t *testing.T) {
 	runTestWithTwoGPUs(t, func(t *testing.T, h *harness) {
 		h.reportStates(health.Lost, health.Detached)
 		h.reportXID(119)
 		advance(2 * time.Second)
-		h.wantCauses(t, "in doubt", health.SourceDown, "xid-95,xid-119,lost", "xid-119")
+		h.wantCauses(t, "delayed", health.SourceDown, "xid-95,xid-119,lost", "xid-119")
 	})
 }
 

@@ -1,0 +1,79 @@
+package health
+
+import (
+	"errors"
+	"slices"
+	"testing"
+)
+
+func TestClear(t *testing.T) {
+	c := DefaultConfig()
+	devices := judge(nil, 0, samples{"GPU-0": present(xids(48, 95), value(FieldRemapPending, 1))}, gpu0, mig0, gpu1)
+	clear := func(devices []DeviceState, id DeviceID, cause string) ([]DeviceState, []string, error) {
+		return Clear(c, devices, false, id, cause, at(1))
+	}
+	for _, bad := range []struct {
+		devices []DeviceState
+		id      DeviceID
+		cause   string
+		want    error
+	}{
+		{devices, "GPU-9", "", ErrUnknownDevice},
+		{nil, "GPU-0", "", ErrUnknownDevice},
+		{devices, "GPU-0", "xid-1", ErrNoFinding},
+		{devices, "MIG-0", "xid-48", ErrInherited},
+	} {
+		if _, _, err := clear(bad.devices, bad.id, bad.cause); !errors.Is(err, bad.want) {
+			t.Errorf("Clear(%s, %s): got %v, want %v", bad.id, bad.cause, err, bad.want)
+		}
+	}
+
+	after, got, err := clear(devices, "GPU-0", "xid-48")
+	if err != nil || !slices.Equal(got, []string{"xid-48"}) {
+		t.Fatalf("got %v, %v", got, err)
+	}
+	wantStates(t, after, map[DeviceID]State{"GPU-0": Unhealthy, "MIG-0": Unhealthy, "GPU-1": Healthy})
+	if after, got, err = clear(after, "GPU-0", ""); err != nil || len(got) != 2 {
+		t.Fatalf("got %v, %v", got, err)
+	}
+	wantStates(t, after, map[DeviceID]State{"GPU-0": Healthy, "MIG-0": Healthy, "GPU-1": Healthy})
+	if devices[0].Verdict.State != Unhealthy {
+		t.Error("Clear modified an older snapshot")
+	}
+	if _, got, err := clear(after, "GPU-1", ""); err != nil || len(got) != 0 {
+		t.Errorf("without findings: got %v, %v", got, err)
+	}
+
+	// A condition that lasts is found again.
+	again := judge(after, 5, samples{"GPU-0": present(value(FieldRemapPending, 1))}, gpu0, mig0, gpu1)
+	wantStates(t, again, map[DeviceID]State{"GPU-0": Degraded, "MIG-0": Degraded, "GPU-1": Healthy})
+}
+
+func TestClearPendingXID(t *testing.T) {
+	devices := judge(nil, 0, samples{"GPU-0": present(xids(144))}, gpu0)
+	devices, _, err := Clear(DefaultConfig(), devices, false, "GPU-0", "", at(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	devices = judge(devices, 2, samples{"GPU-0": present(value(FieldRecoveryAction, 1))}, gpu0)
+	if got := devices[0].Verdict.Causes(); !slices.Equal(got, []string{CauseRecoveryAction}) {
+		t.Errorf("the cleared XID is back: %v", got)
+	}
+}
+
+func TestClearFlappingForgetsTrips(t *testing.T) {
+	var devices []DeviceState
+	for i := range 3 {
+		devices = judge(devices, 2*i, samples{"GPU-0": blank(Lost)}, gpu0)
+		devices = judge(devices, 2*i+1, nil, gpu0)
+	}
+	devices, got, err := Clear(DefaultConfig(), devices, false, "GPU-0", "", at(6))
+	if err != nil || !slices.Equal(got, []string{CauseFlapping}) {
+		t.Fatalf("got %v, %v", got, err)
+	}
+	devices = judge(devices, 10, samples{"GPU-0": blank(Lost)}, gpu0)
+	devices = judge(devices, 11, nil, gpu0)
+	if devices[0].Verdict.State != Healthy {
+		t.Errorf("the earlier trips still count: %v", devices[0].Verdict.Causes())
+	}
+}

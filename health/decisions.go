@@ -1,0 +1,138 @@
+package health
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// decision reports whether the finding is not measured but decided: the device is cordoned, its driver is detached, or it is
+// kept free for a reset. Each poll makes decisions anew. A decision therefore ends with its reason, whatever Config.Recovery
+// says; it does not count as a trip, and an operator cannot clear it.
+func (f Finding) decision() bool {
+	return f.Cause == CauseCordoned || f.Cause == CauseIsolated || f.Cause == CauseReleased
+}
+
+// rank orders findings of one severity: faults before decisions.
+func (f Finding) rank() int {
+	if f.decision() {
+		return 1
+	}
+	return 0
+}
+
+// Decide adds the decisions to judged devices and sets since when each state lasts. If held is nil, every device counts as
+// held. The Detachment is zero while the driver is attached.
+func Decide(c Config, before, judged []DeviceState, held Held, detach Detachment, now time.Time) []DeviceState {
+	old := make(map[DeviceID]Verdict, len(before))
+	for _, d := range before {
+		old[d.Device.ID] = d.Verdict
+	}
+	ofGPU := make(map[DeviceID][]Finding)
+	decided := slices.Clone(judged)
+	for i := range decided { // GPUs come before their MIG devices
+		d := &decided[i]
+		old := old[d.Device.ID]
+		findings := slices.DeleteFunc(slices.Clone(d.Verdict.Findings), Finding.decision)
+		var decisions []Finding
+		add := func(f Finding) {
+			f.State, f.Since, f.Last, f.Clears = Unhealthy, now, now, ClearsItself
+			if g := old.ownFinding(hasCause(f.Cause)); g != nil {
+				f.Since = g.Since
+			}
+			decisions = append(decisions, f)
+		}
+		if ref, ok := c.cordonOf(&d.Device); ok && !slices.ContainsFunc(ofGPU[d.Device.Parent], hasCause(CauseCordoned)) {
+			add(Finding{Cause: CauseCordoned, Reason: fmt.Sprintf("cordoned by %q in health.cordon", ref), Action: ActionUncordon})
+		}
+		if pending := pendingReset(findings); c.IsolatePending && d.Device.Kind == KindGPU && pending != nil {
+			free := !heldAtAll(held, judged, d.Device.ID)
+			if free || old.Has(CauseIsolated) {
+				add(isolation(*pending, free))
+			}
+		}
+		if detach.withholds(*d, old) {
+			add(detach.finding())
+		}
+		ofGPU[d.Device.ID] = decisions
+		v := d.Verdict
+		v.setFindings(inherit(append(findings, decisions...), d.Device.Parent, ofGPU[d.Device.Parent]))
+		v.Since = old.Since
+		if v.State != old.State || old.Since.IsZero() {
+			v.Since = now
+		}
+		d.Verdict = v
+	}
+	return decided
+}
+
+// pendingReset returns the finding of a GPU that works and waits for a reset, nil if there is none.
+func pendingReset(findings []Finding) *Finding {
+	return Verdict{Findings: findings}.ownFinding(func(f Finding) bool {
+		waits := f.Cause == CauseRemapPending || f.Cause == CauseRetiredPending || f.Cause == CauseRecoveryAction
+		return f.State == Degraded && waits && !f.Last.Before(f.Reset) // a later reset was the one it waited for
+	})
+}
+
+// isolation returns the finding of a GPU that is kept free for a reset. A pod that the kubelet admitted before it learned of
+// the isolation still gets the GPU; the reset must then wait for its end.
+func isolation(pending Finding, free bool) Finding {
+	f := Finding{Cause: CauseIsolated, Reason: "kept free for a reset between jobs: " + pending.Reason, Action: ActionResetGPUWhenFree}
+	if free {
+		f.Action = ActionResetGPUNow
+	}
+	return f
+}
+
+// withholds reports whether the detachment keeps a device from pods. After the detachment ends, attaching may take long; a
+// GPU stays withheld until it has been measured again.
+func (d Detachment) withholds(dev DeviceState, old Verdict) bool {
+	switch {
+	case d == (Detachment{}) || dev.Device.Kind != KindGPU: // MIG devices inherit the finding
+		return false
+	case !d.Over:
+		return true
+	}
+	return old.Has(CauseReleased) && dev.Sample.Presence == PresenceUnknown
+}
+
+func (d Detachment) finding() Finding {
+	if d.Over {
+		return Finding{
+			Cause: CauseReleased, Reason: "the agent is attaching the driver and has not measured the GPU since", Action: ActionCheckSource,
+		}
+	}
+	return Finding{
+		Cause: CauseReleased, Action: ActionAttach,
+		Reason: "an operator detached the driver; the agent attaches it again at " + d.Until.UTC().Format(time.RFC3339),
+	}
+}
+
+// heldAtAll reports whether a pod holds a GPU or one of its MIG devices, or may hold it.
+func heldAtAll(held Held, devices []DeviceState, gpu DeviceID) bool {
+	return held == nil || held(gpu) || slices.ContainsFunc(devices, func(d DeviceState) bool {
+		return d.Device.Parent == gpu && held(d.Device.ID)
+	})
+}
+
+// cordonOf returns the reference in Config.Cordon that matches a device.
+func (c Config) cordonOf(d *Device) (ref string, ok bool) {
+	for _, ref := range c.Cordon {
+		if match, _ := d.Matches(ref); match {
+			return ref, true
+		}
+	}
+	return "", false
+}
+
+// UnmatchedCordons returns the references in Config.Cordon that match no device. They are no error, because one configuration
+// may serve many nodes.
+func (c Config) UnmatchedCordons(devices []DeviceState) []string {
+	var unmatched []string
+	for _, ref := range c.Cordon {
+		if !slices.ContainsFunc(devices, func(d DeviceState) bool { match, _ := d.Device.Matches(ref); return match }) {
+			unmatched = append(unmatched, ref)
+		}
+	}
+	return unmatched
+}

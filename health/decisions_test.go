@@ -1,0 +1,239 @@
+package health
+
+import (
+	"errors"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+var pciGPU = Device{ID: "GPU-0", Kind: KindGPU, Index: 0, PCI: "00000000:1B:00.0"}
+
+// cordoning returns a configuration with the references in health.cordon.
+func cordoning(refs ...string) Config {
+	c := DefaultConfig()
+	c.Cordon = refs
+	return c
+}
+
+func TestCordon(t *testing.T) {
+	all := []Device{pciGPU, mig0, mig1, gpu1}
+	const u, h = Unhealthy, Healthy
+	for _, c := range []struct {
+		refs      []string
+		want      [4]State // of GPU-0, its MIG devices 0 and 1, and GPU-1
+		unmatched []string
+	}{
+		{nil, [4]State{h, h, h, h}, nil},
+		{[]string{"GPU-0"}, [4]State{u, u, u, h}, nil},
+		{[]string{"1"}, [4]State{h, h, h, u}, nil},
+		{[]string{"0000:1b:00.0"}, [4]State{u, u, u, h}, nil},
+		{[]string{"MIG-1"}, [4]State{h, h, u, h}, nil},
+		{[]string{"0:0"}, [4]State{h, u, h, h}, nil},
+		{[]string{"0:1", "GPU-1"}, [4]State{h, h, u, u}, nil},
+		{[]string{"GPU-9", "7", "0:2", "1b:00.1", "1"}, [4]State{h, h, h, u}, []string{"GPU-9", "7", "0:2", "1b:00.1"}},
+	} {
+		config := cordoning(c.refs...)
+		devices := judgeAll(config, nil, 0, nil, nil, all...)
+		wantStates(t, devices, map[DeviceID]State{"GPU-0": c.want[0], "MIG-0": c.want[1], "MIG-1": c.want[2], "GPU-1": c.want[3]})
+		if got := config.UnmatchedCordons(devices); !slices.Equal(got, c.unmatched) {
+			t.Errorf("%q: unmatched %q, want %q", c.refs, got, c.unmatched)
+		}
+		for _, d := range devices {
+			for _, f := range d.Verdict.Findings {
+				if f.Cause != CauseCordoned || f.Action != ActionUncordon ||
+					(f.From != "") != (d.Device.Kind == KindMIG && c.want[0] == u) {
+					t.Errorf("%q: %s: %+v", c.refs, d.Device.ID, f)
+				}
+			}
+		}
+	}
+}
+
+// A cordon ends at once with its entry in the configuration, in every recovery mode, and does not count as a trip.
+func TestCordonEnds(t *testing.T) {
+	for _, mode := range []string{RecoverAuto, RecoverAfterReset, RecoverNever} {
+		on, off := cordoning("0"), DefaultConfig()
+		on.Recovery, off.Recovery = mode, mode
+		var devices []DeviceState
+		for i := range 5 {
+			devices = judgeAll(on, devices, 10*i, nil, nil, gpu0, mig0)
+			devices = judgeAll(on, devices, 10*i+3, nil, nil, gpu0, mig0)
+			for _, d := range devices {
+				if v := d.Verdict; v.State != Unhealthy || !v.Since.Equal(at(10*i)) || !v.Findings[0].Since.Equal(at(10*i)) {
+					t.Fatalf("%s: %s is %v since %v: %+v", mode, d.Device.ID, v.State, v.Since, v.Findings)
+				}
+			}
+			devices = judgeAll(off, devices, 10*i+5, nil, nil, gpu0, mig0)
+			wantStates(t, devices, map[DeviceID]State{"GPU-0": Healthy, "MIG-0": Healthy})
+			if v := devices[0].Verdict; len(v.Trips) != 0 || !v.Since.Equal(at(10*i+5)) {
+				t.Fatalf("%s: trips %v, healthy since %v", mode, v.Trips, v.Since)
+			}
+		}
+	}
+}
+
+// Faults are found on a cordoned GPU, and their findings stay when the cordon ends.
+func TestCordonKeepsFindings(t *testing.T) {
+	on := cordoning("GPU-0")
+	devices := judgeAll(on, nil, 0, nil, nil, gpu0)
+	broken := present(xids(48))
+	devices = judgeAll(on, devices, 1, nil, samples{"GPU-0": broken}, gpu0)
+	if got := devices[0].Verdict.Causes(); !slices.Equal(got, []string{"xid-48", CauseCordoned}) || len(devices[0].Verdict.Trips) != 1 {
+		t.Errorf("%v, trips %v", got, devices[0].Verdict.Trips)
+	}
+	devices = judgeAll(DefaultConfig(), devices, 2, nil, nil, gpu0)
+	if v := devices[0].Verdict; v.State != Unhealthy || !slices.Equal(v.Causes(), []string{"xid-48"}) || !v.Since.Equal(at(0)) {
+		t.Errorf("%+v", v)
+	}
+
+	// A cordon does not make an unmeasured GPU healthy.
+	devices = judgeAll(on, nil, 0, nil, samples{"GPU-0": blank(PresenceUnknown)}, gpu0)
+	wantStates(t, devices, map[DeviceID]State{"GPU-0": Unhealthy})
+	devices = judgeAll(DefaultConfig(), devices, 1, nil, samples{"GPU-0": blank(PresenceUnknown)}, gpu0)
+	wantStates(t, devices, map[DeviceID]State{"GPU-0": Unknown})
+}
+
+func TestClearKeepsCordon(t *testing.T) {
+	devices := judgeAll(cordoning("0"), nil, 0, nil, samples{"GPU-0": present(xids(48))}, gpu0)
+	c := cordoning("0")
+	if _, _, err := Clear(c, devices, false, "GPU-0", CauseCordoned, at(1)); !errors.Is(err, ErrDecision) {
+		t.Errorf("got %v", err)
+	}
+	after, got, err := Clear(c, devices, false, "GPU-0", "", at(1))
+	if err != nil || !slices.Equal(got, []string{"xid-48"}) {
+		t.Errorf("got %v, %v", got, err)
+	}
+	wantStates(t, after, map[DeviceID]State{"GPU-0": Unhealthy})
+}
+
+func TestIsolatePending(t *testing.T) {
+	free := func(DeviceID) bool { return false }
+	holding := func(ids ...DeviceID) Held { return func(id DeviceID) bool { return slices.Contains(ids, id) } }
+	pending, reset, drain := present(value(FieldRemapPending, 1)), present(value(FieldRecoveryAction, 1)), present(value(FieldRecoveryAction, 4))
+	retired := present(value(FieldRetiredPending, 1))
+	type poll struct {
+		at     int
+		held   Held
+		sample Sample
+		want   State
+		causes []string
+	}
+	isolated := func(cause string) []string { return []string{CauseIsolated, cause} }
+	for name, polls := range map[string][]poll{
+		"a free GPU is isolated at once": {
+			{0, free, pending, Unhealthy, isolated(CauseRemapPending)},
+		},
+		"a held GPU, or one with a held MIG device, is not isolated": {
+			{0, holding("GPU-0"), pending, Degraded, []string{CauseRemapPending}},
+			{1, holding("MIG-0"), pending, Degraded, []string{CauseRemapPending}},
+			{2, holding("GPU-1"), pending, Unhealthy, isolated(CauseRemapPending)},
+		},
+		"unknown holders count as held": {
+			{0, nil, pending, Degraded, []string{CauseRemapPending}},
+		},
+		"isolation lasts until the cause clears, also while held": {
+			{0, free, reset, Unhealthy, isolated(CauseRecoveryAction)},
+			{1, holding("GPU-0"), reset, Unhealthy, isolated(CauseRecoveryAction)},
+			{2, nil, reset, Unhealthy, isolated(CauseRecoveryAction)},
+			{3, free, blank(PresenceUnknown), Unhealthy, isolated(CauseRecoveryAction)},
+			{4, free, present(), Healthy, nil},
+		},
+		"drain and reset, page retirement": {
+			{0, free, drain, Unhealthy, isolated(CauseRecoveryAction)},
+			{1, free, present(), Healthy, nil},
+			{2, free, retired, Unhealthy, isolated(CauseRetiredPending)},
+		},
+		"a hot GPU waits for no reset": {
+			{0, free, present(value(FieldGPUTemp, 99)), Degraded, []string{CauseTemperature}},
+		},
+		"a GPU that needs a reboot is not isolated": {
+			{0, free, present(value(FieldRecoveryAction, 2)), Unhealthy, []string{CauseRecoveryAction}},
+		},
+		"three isolations in an hour are not flapping": {
+			{0, free, reset, Unhealthy, isolated(CauseRecoveryAction)},
+			{1, free, present(), Healthy, nil},
+			{2, free, reset, Unhealthy, isolated(CauseRecoveryAction)},
+			{3, free, present(), Healthy, nil},
+			{4, free, reset, Unhealthy, isolated(CauseRecoveryAction)},
+			{5, free, present(), Healthy, nil},
+		},
+	} {
+		for _, mode := range []string{RecoverAuto, RecoverAfterReset, RecoverNever} {
+			t.Run(name+", "+mode, func(t *testing.T) {
+				if mode == RecoverNever && name == "a GPU that needs a reboot is not isolated" {
+					t.Skip("the finding never clears")
+				}
+				c := DefaultConfig()
+				c.Recovery, c.IsolatePending = mode, true
+				var devices []DeviceState
+				for _, l := range polls {
+					devices = judgeAll(c, devices, l.at, l.held, samples{"GPU-0": l.sample}, gpu0, mig0)
+					for _, d := range devices {
+						if got := d.Verdict.Causes(); d.Verdict.State != l.want || !slices.Equal(got, l.causes) {
+							t.Fatalf("at %d s %s is %v %v, want %v %v", l.at, d.Device.ID, d.Verdict.State, got, l.want, l.causes)
+						}
+					}
+				}
+			})
+		}
+	}
+
+	c := DefaultConfig()
+	devices := judgeAll(c, nil, 0, free, samples{"GPU-0": pending}, gpu0)
+	wantStates(t, devices, map[DeviceID]State{"GPU-0": Degraded})
+	c.IsolatePending = true
+	devices = judgeAll(c, devices, 1, free, samples{"GPU-0": pending}, gpu0)
+	f := devices[0].Verdict.Findings[0]
+	if f.Action != ActionResetGPUNow {
+		t.Errorf("%+v", f)
+	}
+	// The kubelet may have admitted a pod meanwhile: the advice must not end it.
+	devices = judgeAll(c, devices, 2, holding("GPU-0"), samples{"GPU-0": pending}, gpu0)
+	if f := devices[0].Verdict.Findings[0]; f.Action != ActionResetGPUWhenFree || !f.Since.Equal(at(1)) {
+		t.Errorf("%+v", f)
+	}
+	c.IsolatePending = false
+	wantStates(t, judgeAll(c, devices, 3, free, samples{"GPU-0": pending}, gpu0), map[DeviceID]State{"GPU-0": Degraded})
+}
+
+func TestConfigValidateCordon(t *testing.T) {
+	c := cordoning("GPU-1", "MIG-1", "0", "3:1", "1b:00.0")
+	if err := c.Validate(); err != nil {
+		t.Error(err)
+	}
+	for _, ref := range []string{"", "-1", "*H100*", "mig-1g.*", "0:", "GPU-"} {
+		c.Cordon = []string{"0", ref}
+		if err := c.Validate(); err == nil || !strings.HasPrefix(err.Error(), "cordon[1]: ") || !strings.HasSuffix(err.Error(), strconv.Quote(ref)) {
+			t.Errorf("%q: %v", ref, err)
+		}
+	}
+}
+
+// MIG devices inherit the detachment from their GPU.
+func TestDecideDetachment(t *testing.T) {
+	devices := judgeAll(DefaultConfig(), nil, 0, nil, samples{gpu0.ID: present(), mig0.ID: present()}, gpu0, mig0)
+	devices = Decide(DefaultConfig(), devices, devices, nil, Detachment{Until: at(60)}, at(1))
+	if f := devices[1].Verdict.Findings; len(f) != 1 || f[0].From != gpu0.ID || f[0].Cause != CauseReleased || devices[1].Verdict.State != Unhealthy {
+		t.Errorf("%+v", f)
+	}
+	devices = Decide(DefaultConfig(), devices, devices, nil, Detachment{Over: true}, at(2))
+	wantStates(t, devices, map[DeviceID]State{gpu0.ID: Healthy, mig0.ID: Healthy})
+}
+
+// A GPU that was reset is not isolated, although its finding lasts until recoverAfter.
+func TestIsolatePendingAfterReset(t *testing.T) {
+	c := DefaultConfig()
+	c.IsolatePending = true
+	free := func(DeviceID) bool { return false }
+	devices := judgeAll(c, nil, 0, free, samples{"GPU-0": present(value(FieldRemapPending, 1))}, gpu0)
+	if !devices[0].Verdict.Has(CauseIsolated) {
+		t.Fatalf("%v", devices[0].Verdict.Causes())
+	}
+	devices = judgeAll(c, devices, 10, free, samples{"GPU-0": blank(Lost)}, gpu0)
+	devices = judgeAll(c, devices, 12, free, nil, gpu0)
+	if devices[0].Verdict.Has(CauseIsolated) || devices[0].Verdict.State == Unhealthy {
+		t.Errorf("%v", devices[0].Verdict.Causes())
+	}
+}

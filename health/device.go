@@ -1,0 +1,69 @@
+package health
+
+import "github.com/gpu-node-agent/gpu-node-agent/health/deviceref"
+
+// DeviceID is the UUID by which the container runtime identifies a device: "GPU-…" or "MIG-…".
+type DeviceID string
+
+// Kind is the kind of a device: GPU or MIG device.
+type Kind uint8
+
+// The kinds of device.
+const (
+	KindGPU Kind = iota
+	KindMIG
+)
+
+// Device holds the properties of a GPU or MIG device that stay fixed until it is removed or repartitioned.
+type Device struct {
+	ID     DeviceID
+	Parent DeviceID // MIG: its GPU; empty for a GPU
+	Kind   Kind
+	Index  int    // the driver's index of the GPU (nvidia-smi -i); MIG: its parent's
+	Minor  int    // /dev/nvidia<Minor>; MIG: its parent's; -1 if unknown
+	NUMA   []int  // the GPU's NUMA nodes; empty if unknown
+	Model  string // "NVIDIA H100 80GB HBM3"; MIG: its parent's
+	PCI    string // bus ID as the driver writes it, "00000000:1B:00.0"; MIG: its parent's
+	Memory uint64 // framebuffer in bytes
+
+	MIGMode bool   // GPU: MIG mode is enabled
+	Profile string // MIG: "1g.10gb"
+	GI, CI  int    // MIG: the driver's GPU instance and compute instance IDs; -1 for a GPU
+
+	// MIGIndex is the MIG device's number on its GPU in the order of nvidia-smi -L: by GPU instance, then by compute instance.
+	// With Index it forms the reference 3:0. It is -1 for a GPU, and for a MIG device whose number is unknown. The source
+	// sets it, because the number also counts instances whose UUID is not known yet.
+	MIGIndex int
+
+	Links []Link // GPU: its links to other GPUs; an unlisted peer is unknown
+
+	Texts map[Field]string // the configured text fields, such as serial number and VBIOS version; blanks are absent; MIG: its parent's
+}
+
+// Matches reports whether ref identifies the device or its parent GPU, and whether ref is a valid device reference at all.
+// It does not allocate: every layout calls it for every device.
+func (d *Device) Matches(ref string) (match, valid bool) {
+	names := deviceref.Names{UUID: string(d.ID), Parent: string(d.Parent), Index: d.Index, MIG: d.MIGIndex, PCI: d.PCI}
+	return names.Match(ref)
+}
+
+// Link is the connection from one GPU to another.
+type Link struct {
+	Peer    DeviceID
+	NVLinks int  // number of NVLinks, 0 if none
+	Path    Path // the PCIe path
+}
+
+// Path is the PCIe path between two GPUs. A greater Path is a better one.
+type Path uint8
+
+// The PCIe paths, with their names in `nvidia-smi topo -m`.
+const (
+	PathUnknown      Path = iota
+	PathSystem            // SYS: across CPU sockets
+	PathNode              // NODE: across host bridges of one NUMA node
+	PathHostBridge        // PHB: through one host bridge
+	PathMultiSwitch       // PXB: through several PCIe switches
+	PathSingleSwitch      // PIX: through one PCIe switch
+	PathBoard             // PSB: on one board
+)

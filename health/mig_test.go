@@ -1,0 +1,174 @@
+package health
+
+import (
+	"slices"
+	"testing"
+)
+
+func verdictOf(devices []DeviceState, id DeviceID) Verdict {
+	i := slices.IndexFunc(devices, func(d DeviceState) bool { return d.Device.ID == id })
+	return devices[i].Verdict
+}
+
+func TestMIGNodes(t *testing.T) {
+	const u, d, h = Unhealthy, Degraded, Healthy
+	all := []Device{gpu0, mig0, mig1, gpu1}
+	states := func(gpu0, mig0, mig1, gpu1 State) map[DeviceID]State {
+		return map[DeviceID]State{"GPU-0": gpu0, "MIG-0": mig0, "MIG-1": mig1, "GPU-1": gpu1}
+	}
+	withoutMIG0 := func(gpu0, mig1, gpu1 State) map[DeviceID]State {
+		return map[DeviceID]State{"GPU-0": gpu0, "MIG-1": mig1, "GPU-1": gpu1}
+	}
+	gpus := func(gpu0, gpu1 State) map[DeviceID]State { return map[DeviceID]State{"GPU-0": gpu0, "GPU-1": gpu1} }
+	lost := samples{"GPU-0": blank(Lost)}
+	allLost := samples{"GPU-0": blank(Lost), "MIG-0": blank(Lost), "GPU-1": blank(Lost)}
+	stale := samples{"GPU-0": {Presence: Present, Stale: true}}
+	for name, steps := range map[string][]nodeStep{
+		"a reset of the GPU clears XIDs of its MIG devices": {
+			{0, nil, all, states(h, h, h, h)},
+			{1, samples{"GPU-0": present(xids(48))}, all, states(u, u, u, h)},
+			{2, samples{"GPU-0": present(value(FieldRecoveryAction, 1)), "MIG-0": migXIDs(95)}, all, states(u, u, u, h)},
+			{3, nil, all, states(h, h, h, h)},
+		},
+		"an XID of a MIG device concerns no other device": {
+			{0, samples{"MIG-0": migXIDs(48)}, all, states(h, u, h, h)},
+			{1, samples{"GPU-0": present(value(FieldGPUTemp, 99))}, all, states(d, u, d, h)},
+			{61, nil, all, states(h, u, h, h)},
+		},
+		"destroyed MIG devices, missing GPUs": {
+			{0, nil, all, states(h, h, h, h)},
+			{1, nil, []Device{gpu0, mig1, gpu1}, withoutMIG0(h, h, h)},
+			{2, nil, []Device{gpu1}, withoutMIG0(u, u, h)},
+			{3, nil, nil, withoutMIG0(u, u, u)},
+			{4, nil, []Device{gpu0, gpu1}, gpus(h, h)},
+		},
+		"the MIG devices of a lost GPU stay until it returns": {
+			{0, nil, all, states(h, h, h, h)},
+			{1, lost, []Device{gpu0, gpu1}, states(u, u, u, h)},
+			{2, nil, []Device{gpu0, gpu1}, gpus(h, h)},
+		},
+		"a destroyed MIG device leaves its XID 48 to the GPU": {
+			{0, samples{"MIG-0": migXIDs(48)}, all, states(h, u, h, h)},
+			{1, nil, []Device{gpu0, mig1, gpu1}, withoutMIG0(u, u, h)},
+			{2, nil, all, states(u, u, u, h)},
+			{3, lost, all, states(u, u, u, h)},
+			{4, lost, all, states(u, u, u, h)},
+			{5, nil, all, states(h, h, h, h)},
+		},
+		"a warning ends with its MIG device": {
+			{0, samples{"MIG-0": migXIDs(94)}, []Device{gpu0, mig0, gpu1}, map[DeviceID]State{"GPU-0": h, "MIG-0": d, "GPU-1": h}},
+			{1, nil, []Device{gpu0, gpu1}, gpus(h, h)},
+		},
+		"a reset that destroys a MIG device clears its XID": {
+			{0, samples{"GPU-0": present(value(FieldRecoveryAction, 1)), "MIG-0": migXIDs(48)}, []Device{gpu0, mig0, gpu1}, map[DeviceID]State{"GPU-0": d, "MIG-0": u, "GPU-1": h}},
+			{1, nil, []Device{gpu0, gpu1}, gpus(h, h)},
+		},
+		// The MIG devices of lost GPUs leave the list one reading later than the GPUs are lost.
+		"the return of a MIG device proves no reset": {
+			{0, samples{"MIG-0": migXIDs(48)}, []Device{gpu0, mig0, gpu1}, map[DeviceID]State{"GPU-0": h, "MIG-0": u, "GPU-1": h}},
+			{1, allLost, []Device{gpu0, mig0, gpu1}, map[DeviceID]State{"GPU-0": u, "MIG-0": u, "GPU-1": u}},
+			{2, allLost, []Device{gpu0, mig0, gpu1}, map[DeviceID]State{"GPU-0": u, "MIG-0": u, "GPU-1": u}},
+			{3, allLost, []Device{gpu0, gpu1}, map[DeviceID]State{"GPU-0": u, "MIG-0": u, "GPU-1": u}},
+			{4, allLost, []Device{gpu0, gpu1}, map[DeviceID]State{"GPU-0": u, "MIG-0": u, "GPU-1": u}},
+			{5, nil, []Device{gpu0, mig0, gpu1}, map[DeviceID]State{"GPU-0": h, "MIG-0": u, "GPU-1": h}},
+		},
+		"a stale GPU is degraded until it is measured": {
+			{0, nil, all, states(h, h, h, h)},
+			{1, stale, all, states(d, d, d, h)},
+			{101, stale, all, states(d, d, d, h)},
+			{102, nil, all, states(h, h, h, h)},
+		},
+	} {
+		t.Run(name, func(t *testing.T) { runNode(t, steps) })
+	}
+}
+
+func TestStaleGPUKeepsFindings(t *testing.T) {
+	devices := judge(nil, 0, samples{"GPU-0": present(value(FieldGPUTemp, 99))}, gpu0, gpu1)
+	devices = judge(devices, 300, samples{"GPU-0": {Presence: Present, Stale: true}}, gpu0, gpu1)
+	if got := devices[0].Verdict.Causes(); !slices.Equal(got, []string{CauseTemperature, CauseNotMeasured}) {
+		t.Errorf("got %v", got)
+	}
+}
+
+func TestMIGInheritsFindings(t *testing.T) {
+	for _, d := range judge(nil, 0, samples{"GPU-0": present(xids(48))}, gpu0, mig0, mig1)[1:] {
+		if d.Verdict.Findings[0].From != "GPU-0" || len(d.XIDCounts) != 0 {
+			t.Errorf("%s: findings %+v, XIDs %v: want its GPU's finding and no XID", d.Device.ID, d.Verdict.Findings, d.XIDCounts)
+		}
+	}
+}
+
+func TestDestroyedMIGFindingKeepsBeginning(t *testing.T) {
+	for _, code := range []int{48, 95} {
+		devices := judge(nil, 0, samples{"MIG-0": migXIDs(code)}, gpu0, mig0, mig1)
+		devices = judge(devices, 1, nil, gpu0, mig1)
+		v := devices[0].Verdict
+		if f := v.Findings[0]; f.Cause != xidCause(code) || !f.Since.Equal(at(0)) || len(v.Trips) > 1 {
+			t.Errorf("XID %d: %+v, trips %v", code, f, v.Trips)
+		}
+	}
+}
+
+func TestXIDOfWholeGPU(t *testing.T) {
+	for code, whole := range map[int]bool{48: false, 94: false, 13: false, 171: false, 999: false, 95: true, 79: true, 119: true, 64: true, 149: true} {
+		devices := judge(nil, 0, samples{"MIG-0": migXIDs(code), "MIG-1": migXIDs(code)}, gpu0, mig0, mig1, gpu1)
+		cause, gpu := xidCause(code), devices[0]
+		if gpu.Verdict.Has(cause) != whole || len(gpu.XIDCounts) != 0 {
+			t.Errorf("XID %d: the GPU has %v and counts %v; want whole GPU: %v", code, gpu.Verdict.Causes(), gpu.XIDCounts, whole)
+		}
+		if devices[1].Verdict.State > Healthy {
+			t.Errorf("XID %d: the other GPU is %v", code, devices[1].Verdict.State)
+		}
+		for _, d := range devices[2:] {
+			if d.XIDCounts[code] != 1 || whole && (d.Verdict.Has(cause) || d.Verdict.State != gpu.Verdict.State) {
+				t.Errorf("XID %d: %s has %v and counts %v", code, d.Device.ID, d.Verdict.Causes(), d.XIDCounts)
+			}
+		}
+	}
+}
+
+// The recovery action is a field of the GPU, also for the XIDs of its MIG devices.
+func TestMIGXIDFollowsRecoveryActionOfGPU(t *testing.T) {
+	const code = 109
+	all := []Device{gpu0, mig0, mig1, gpu1}
+	devices := judge(nil, 1, samples{"MIG-0": migXIDs(code)}, all...)
+	if v := verdictOf(devices, mig0.ID); v.State == Unhealthy {
+		t.Fatalf("before the driver asks for a reset: %v", v)
+	}
+	devices = judge(devices, 2, samples{"GPU-0": present(value(FieldRecoveryAction, 1))}, all...)
+	for _, d := range devices {
+		if got, want := d.Verdict.unhealthyBy(xidCause(code)), d.Device.ID == mig0.ID; got != want {
+			t.Errorf("%s has %v", d.Device.ID, d.Verdict.Causes())
+		}
+	}
+}
+
+func TestTripsOfMIGDevices(t *testing.T) {
+	all := []Device{gpu0, mig0, mig1, gpu1}
+	reboot := present(value(FieldRecoveryAction, 2)) // which the driver withdraws at once
+	var devices []DeviceState
+	for seconds := range 2 * DefaultConfig().Flap.Trips {
+		s := samples{}
+		if seconds%2 == 1 {
+			s[gpu0.ID] = reboot
+		}
+		devices = judge(devices, seconds, s, all...)
+	}
+	if v := verdictOf(devices, gpu0.ID); len(v.Trips) != DefaultConfig().Flap.Trips || !v.unhealthyBy(CauseFlapping) {
+		t.Fatalf("GPU-0: trips %v, causes %v", v.Trips, v.Causes())
+	}
+	for _, id := range []DeviceID{mig0.ID, mig1.ID} {
+		if v := verdictOf(devices, id); len(v.Trips) != 0 || v.unhealthyBy(CauseFlapping) || v.State != Unhealthy {
+			t.Errorf("%s: %v, trips %v, causes %v", id, v.State, v.Trips, v.Causes())
+		}
+	}
+
+	// A fault of a MIG device is a trip also while its GPU is unhealthy.
+	devices = judge(nil, 8, samples{gpu0.ID: reboot}, all...)
+	devices = judge(devices, 9, samples{gpu0.ID: reboot}, all...)
+	devices = judge(devices, 10, samples{gpu0.ID: reboot, mig0.ID: migXIDs(48)}, all...)
+	if a, b := len(verdictOf(devices, mig0.ID).Trips), len(verdictOf(devices, mig1.ID).Trips); a != 1 || b != 0 {
+		t.Errorf("%d trips of the faulty MIG device, %d of its sibling; want 1 and 0", a, b)
+	}
+}

@@ -1,0 +1,83 @@
+package health
+
+import "time"
+
+// Held reports whether a pod holds a device, or may hold it: unknown counts as held.
+type Held func(DeviceID) bool
+
+// DeviceState is everything the agent knows about a device at one moment.
+type DeviceState struct {
+	Device  Device
+	Sample  Sample
+	Verdict Verdict
+
+	XIDCounts  map[int]uint64 // XIDs since the agent started, by number; not modified once stored
+	LastXID    XID            // zero if there was none
+	XIDHistory []XID          // the newest XIDs of the source's stream, counted or not, in order of arrival; not modified once stored
+}
+
+// SourceStatus is the state of the connection to a source.
+type SourceStatus uint8
+
+// The states of a source. Verdicts are kept in all of them: a source can fail while the GPUs work.
+const (
+	SourceStarting SourceStatus = iota
+	SourceUp
+	SourceDown     // not connected; Source.Err holds the reason
+	SourceStalled  // connected, but a call has not returned in time
+	SourceDetached // an operator detached the driver
+)
+
+//nolint:gochecknoglobals // a table of constants
+var sourceNames = [...]string{"starting", "up", "down", "stalled", "detached"}
+
+func (s SourceStatus) String() string { return enumName(sourceNames[:], int(s)) }
+
+// SourceID identifies a source.
+type SourceID struct {
+	Kind      string // see Source.Kind
+	Inventory string // names the set of devices: a source with another inventory does not miss the devices of this one
+	Simulated bool   // the devices are not real: they are unknown to every other inventory, and its devices to this one
+}
+
+// Source is the state of the source of a snapshot.
+type Source struct {
+	Kind       string // "dcgm" or "sim"
+	Inventory  string // SourceID.Inventory
+	Status     SourceStatus
+	Err        string // why the source is not up; empty if it is
+	Since      time.Time
+	Until      time.Time // SourceDetached: when the agent attaches the driver without being asked
+	Versions   Versions
+	DriverLoad string // identifies the load of the driver; "" if unknown
+	Reconnects uint64 // sessions opened after the first
+	Detachment Detachment
+
+	Polls    uint64        // successful polls
+	PollTook time.Duration // duration of the last successful poll
+}
+
+// Detachment is an operator's detach, from the moment when devices are withheld until each has been measured again. The
+// zero Detachment means that the driver is attached.
+type Detachment struct {
+	Since   time.Time     // when the devices were withheld
+	Until   time.Time     // when the agent attaches the driver without being asked
+	For     time.Duration // Until minus the time of the last detach
+	Over    bool          // the driver is to be attached now; no other field is set
+	Asking  bool          // the agent is still asking the kubelet who holds the devices: see monitor.Monitor.Withhold
+	Unasked bool          // no host engine was asked to release the driver, as far as the agent knows
+}
+
+// InForce reports whether devices are withheld and the driver must not be used.
+func (d Detachment) InForce() bool { return d != (Detachment{}) && !d.Over }
+
+// Snapshot is everything the agent knows at one moment. It is never modified once stored.
+type Snapshot struct {
+	Seq     uint64
+	At      time.Time // of the last successful poll; zero before the first
+	Source  Source
+	Devices []DeviceState // GPUs, then MIG devices, each by index
+}
+
+// Polled reports whether there was a successful poll.
+func (s *Snapshot) Polled() bool { return s != nil && !s.At.IsZero() }

@@ -1,0 +1,123 @@
+package health
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+)
+
+// xidPrefix begins the cause of every finding of an XID.
+const xidPrefix = "xid-"
+
+func xidCause(code int) string { return xidPrefix + strconv.Itoa(code) }
+
+// reportedAt returns when an XID was reported, on the sample's clock. The driver's clock may differ or may have been set.
+// DCGM keeps XIDs for ten minutes, so a time outside of them is replaced by now.
+func reportedAt(x XID, now time.Time) time.Time {
+	if age := now.Sub(x.At); age < 0 || age > 10*time.Minute {
+		return now
+	}
+	return x.At
+}
+
+// xidFinding returns the finding of an XID. It returns false if the XID is ignored.
+func xidFinding(c Config, x XID, now time.Time) (Finding, bool) {
+	info := c.XID.Lookup(x.Code)
+	if info.Clears == ClearsRestart {
+		info.Clears = ClearsItself // the restart of an application is not observable; a while without the XID stands for it
+	}
+	f := Finding{
+		Cause: xidCause(x.Code), Reason: fmt.Sprintf("XID %d: %s", x.Code, info.Name), Action: info.Action,
+		State: info.Effect.state(), Since: reportedAt(x, now), Last: now, Clears: info.Clears,
+	}
+	return f, f.State > Healthy
+}
+
+// pendingFor is how long after an XID the driver's recovery action may decide its severity. The driver sets the action at
+// once; the engine and the polls add some seconds.
+const pendingFor = time.Minute
+
+// pendingXIDs returns the recent XIDs whose severity the recovery action decides. A reset ends them.
+func pendingXIDs(c Config, old, xids []XID, now time.Time, reset bool) []XID {
+	var all []XID
+	for _, x := range old {
+		if !reset && now.Sub(x.At) < pendingFor && c.XID.followsRecoveryAction(x.Code) {
+			all = append(all, x)
+		}
+	}
+	for _, x := range xids {
+		if c.XID.followsRecoveryAction(x.Code) {
+			all = slices.DeleteFunc(all, func(y XID) bool { return y.Code == x.Code })
+			all = append(all, XID{x.Code, now})
+		}
+	}
+	return all
+}
+
+// escalate returns Unhealthy findings of the pending XIDs if the driver asks for a reset of the device or of its GPU: such a
+// GPU does not work properly. Other recovery actions are Unhealthy without an XID.
+func escalate(pending []XID, findings []Finding, gpu Verdict) []Finding {
+	asksForReset := func(f Finding) bool { return f.Cause == CauseRecoveryAction && f.Action == ActionResetGPU }
+	if len(pending) == 0 || !slices.ContainsFunc(findings, asksForReset) && !slices.ContainsFunc(gpu.Findings, asksForReset) {
+		return nil
+	}
+	var all []Finding
+	for _, x := range pending {
+		all = append(all, Finding{
+			Cause: xidCause(x.Code), State: Unhealthy, Action: ActionResetGPU, Since: x.At, Last: x.At, Clears: ClearsGPUReset,
+			Reason: fmt.Sprintf("XID %d: %s; the driver asks for a reset", x.Code, LookupXID(x.Code).Name),
+		})
+	}
+	return all
+}
+
+// raisedXIDs returns, by GPU, the XIDs of its MIG devices that affect the whole GPU. All compute instances of a GPU instance
+// report the same XID, so each counts once.
+func raisedXIDs(r *Reading, samples map[DeviceID]Sample) map[DeviceID][]XID {
+	raised := make(map[DeviceID][]XID)
+	for _, d := range r.Devices {
+		if d.Kind != KindMIG {
+			continue
+		}
+		for _, x := range samples[d.ID].XIDs {
+			if LookupXID(x.Code).WholeGPU && !slices.Contains(raised[d.Parent], x) {
+				raised[d.Parent] = append(raised[d.Parent], x)
+			}
+		}
+	}
+	return raised
+}
+
+// withPast returns the sample with the XIDs of Past that were never judged added to its XIDs. Past is ignored for a MIG
+// device that appears later than its GPU: it may hold XIDs of an earlier MIG device with the same number.
+func (rc ReadingContext) withPast(old DeviceState, gpu Verdict, d Device, s Sample) Sample {
+	if len(s.Past) == 0 || !rc.XIDHistory || d.Kind == KindMIG && gpu.measured {
+		return s
+	}
+	var unjudged []XID
+	for _, x := range s.Past {
+		if !slices.ContainsFunc(old.XIDHistory, x.SameEvent) {
+			unjudged = append(unjudged, x)
+		}
+	}
+	s.XIDs = slices.Concat(unjudged, s.XIDs)
+	return s
+}
+
+// maxXIDHistory limits DeviceState.XIDHistory. DCGM reads at most one XID per second and keeps them for ten minutes.
+const maxXIDHistory = 1024
+
+// appendHistory adds a sample's XIDs to the history.
+func appendHistory(history []XID, s Sample) []XID {
+	if len(s.Past) == 0 && len(s.XIDs) == 0 {
+		return history
+	}
+	all := slices.Clone(history)
+	for _, x := range slices.Concat(s.Past, s.XIDs) {
+		if !slices.ContainsFunc(all, x.SameEvent) {
+			all = append(all, x)
+		}
+	}
+	return all[max(0, len(all)-maxXIDHistory):]
+}

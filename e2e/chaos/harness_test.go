@@ -3,7 +3,6 @@ package chaos
 import (
 	"reflect"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 

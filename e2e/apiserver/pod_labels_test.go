@@ -49,8 +49,7 @@ func TestPodLabels(t *testing.T) {
 	n.awaitSeries("a frozen API server", "train", `team="green"`)
 	theCluster.freeze(t, false)
 
-	zero := int64(0)
-	if err := theCluster.client.CoreV1().Pods(namespace).Delete(t.Context(), "train", metav1.DeleteOptions{GracePeriodSeconds: &zero}); err != nil {
+	if err := theCluster.client.CoreV1().Pods(namespace).Delete(t.Context(), "train", *metav1.NewDeleteOptions(0)); err != nil {
 		t.Fatal(err)
 	}
 	n.Eventually("labels of a deleted pod are removed", func() error {

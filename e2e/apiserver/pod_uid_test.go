@@ -38,8 +38,7 @@ metrics: {podUID: true, podLabels: [app.kubernetes.io/*, "/^team-(lead|size)$/"]
 		}
 	}
 
-	zero := int64(0)
-	if err := theCluster.client.CoreV1().Pods(namespace).Delete(t.Context(), "train", metav1.DeleteOptions{GracePeriodSeconds: &zero}); err != nil {
+	if err := theCluster.client.CoreV1().Pods(namespace).Delete(t.Context(), "train", *metav1.NewDeleteOptions(0)); err != nil {
 		t.Fatal(err)
 	}
 	n.Eventually("UID of a deleted pod is removed", func() error {

@@ -11,13 +11,11 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 )
 
 const (
 	engineGPUs   = 8
-	scriptThread = "script" // name of the driver's thread in e2e/chaos/testdata/outside.c
+	scriptThread = "script" // name of the driver's thread in e2e/chaos/testdata/fault_script.c
 )
 
 // measureEngine measures the agent with the scripted DCGM of health/dcgm's tests in its process: the time from DCGM's record
@@ -32,8 +30,9 @@ func (b *bench) measureEngine(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	if err := b.compileLibrary(ctx, dir); err != nil {
-		return err
+	build := exec.CommandContext(ctx, filepath.Join(b.repo, "e2e", "chaos", "testdata", "build-libdcgm"), dir)
+	if out, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("build the scripted libdcgm: %w\n%s", err, out)
 	}
 	script := filepath.Join(dir, "script")
 	lines := []byte("up\n")
@@ -54,30 +53,6 @@ func (b *bench) measureEngine(ctx context.Context) (err error) {
 	return b.measureXIDs(ctx, r, script)
 }
 
-// compileLibrary compiles the scripted libdcgm.so.4 into dir.
-func (b *bench) compileLibrary(ctx context.Context, dir string) error {
-	list := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-dcgm") // which has DCGM's headers
-	list.Dir = b.repo
-	module, err := list.Output()
-	if err != nil {
-		return fmt.Errorf("find go-dcgm: %w", err)
-	}
-	sources := filepath.Join(b.repo, "health", "dcgm", "testdata")
-	scripted, err := filepath.Glob(filepath.Join(sources, "*.c"))
-	if err != nil {
-		return err
-	}
-	args := append([]string{
-		"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-soname,libdcgm.so.4",
-		"-I" + sources, "-I" + filepath.Join(strings.TrimSpace(string(module)), "pkg", "dcgm"),
-		"-o", filepath.Join(dir, "libdcgm.so.4"), filepath.Join(b.repo, "e2e", "chaos", "testdata", "outside.c"), "-lpthread",
-	}, scripted...)
-	if out, err := exec.CommandContext(ctx, "cc", args...).CombinedOutput(); err != nil {
-		return fmt.Errorf("compile the scripted libdcgm: %w\n%s", err, out)
-	}
-	return nil
-}
-
 // measureXIDs measures from the moment when the script reports an XID, which DCGM records within 10 ms, until the kubelet
 // has it. The XIDs come at random times: right after a poll, each would wait the longest.
 func (b *bench) measureXIDs(ctx context.Context, r *testNode, script string) error {
@@ -92,16 +67,6 @@ func (b *bench) measureXIDs(ctx context.Context, r *testNode, script string) err
 	for i := range b.scale(100) {
 		gpu := i % engineGPUs
 		id := fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", gpu)
-		healthy := func(want bool) func(kubelettest.State) bool {
-			return func(s kubelettest.State) bool {
-				for _, d := range s.Resources[resource].Devices {
-					if d.ID == id {
-						return d.Healthy == want
-					}
-				}
-				return false
-			}
-		}
 		if err := pause(ctx, time.Duration(random.Int64N(int64(time.Second)))); err != nil {
 			return err
 		}
@@ -109,14 +74,14 @@ func (b *bench) measureXIDs(ctx context.Context, r *testNode, script string) err
 		if _, err := fmt.Fprintf(f, "xid %d 48\n", gpu); err != nil {
 			return err
 		}
-		if err := r.await(ctx, healthy(false)); err != nil {
-			return fmt.Errorf("%w\n%s", err, r.log)
+		if err := r.awaitHealth(ctx, id, false); err != nil {
+			return err
 		}
 		took = append(took, time.Since(begin))
 		if err := r.Clear(ctx, id, "xid-48"); err != nil {
 			return err
 		}
-		if err := r.await(ctx, healthy(true)); err != nil {
+		if err := r.awaitHealth(ctx, id, true); err != nil {
 			return err
 		}
 	}

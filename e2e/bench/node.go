@@ -1,11 +1,12 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"sync"
+	"os"
+	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
@@ -31,26 +32,7 @@ const patience = 30 * time.Second
 type testNode struct {
 	*node.Node
 	kubelet *kubelettest.Kubelet
-	log     *buffer
 	ready   time.Duration // from the process's start until the kubelet has all devices
-}
-
-// buffer is a concurrent buffer for the agent's log.
-type buffer struct {
-	mu sync.Mutex // guards b
-	b  bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
 }
 
 // startSim starts a kubelet and an agent with simulated GPUs, and waits until the kubelet has them.
@@ -64,10 +46,10 @@ func startSource(ctx context.Context, binary, source string, gpus int, env ...st
 	if err != nil {
 		return nil, err
 	}
-	r := &testNode{Node: n, log: &buffer{}}
+	r := &testNode{Node: n}
 	defer func() {
 		if err != nil {
-			err = errors.Join(fmt.Errorf("%w\n%s", err, r.log), r.stop())
+			err = errors.Join(err, r.stop())
 		}
 	}()
 	if err := n.Write(fmt.Sprintf(config, source)); err != nil {
@@ -76,8 +58,13 @@ func startSource(ctx context.Context, binary, source string, gpus int, env ...st
 	if r.kubelet, err = kubelettest.Start(n.Dir); err != nil {
 		return nil, err
 	}
+	log, err := os.Create(r.logFile())
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = log.Close() }() // the agent has its own descriptor
 	begin := time.Now()
-	if err := n.Start(r.log, env...); err != nil {
+	if err := n.Start(log, env...); err != nil {
 		return nil, err
 	}
 	err = r.await(ctx, func(s kubelettest.State) bool { return s.Resources[resource].Allocatable() == gpus })
@@ -85,12 +72,25 @@ func startSource(ctx context.Context, binary, source string, gpus int, env ...st
 	return r, err
 }
 
-// await waits for a state of the kubelet.
+func (r *testNode) logFile() string { return filepath.Join(r.Dir, "agent.log") }
+
+// await waits for a state of the kubelet. The error has the agent's log.
 func (r *testNode) await(ctx context.Context, ok func(kubelettest.State) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	_, err := r.kubelet.WaitFor(ctx, ok)
+	if err != nil {
+		log, _ := os.ReadFile(r.logFile()) // no log reads as an empty one
+		err = fmt.Errorf("%w\n%s", err, log)
+	}
 	return err
+}
+
+// awaitHealth waits until the kubelet has a health of a GPU.
+func (r *testNode) awaitHealth(ctx context.Context, id string, healthy bool) error {
+	return r.await(ctx, func(s kubelettest.State) bool {
+		return slices.ContainsFunc(s.Resources[resource].Devices, func(d kubelettest.Device) bool { return d.ID == id && d.Healthy == healthy })
+	})
 }
 
 // stop stops the agent and the kubelet.

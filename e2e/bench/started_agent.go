@@ -136,16 +136,6 @@ func mebibytes(n uint64) float64 { return float64(n) / (1 << 20) }
 func (b *bench) measureEvents(ctx context.Context, r *testNode) error {
 	b.progress("event to kubelet")
 	devices := deviceIDs(r)
-	healthy := func(id string, want bool) func(kubelettest.State) bool {
-		return func(s kubelettest.State) bool {
-			for _, d := range s.Resources[resource].Devices {
-				if d.ID == id {
-					return d.Healthy == want
-				}
-			}
-			return false
-		}
-	}
 	order := make(map[string]int, len(devices)) // the kubelet's order differs from the driver's
 	page, err := r.Metrics(ctx)
 	if err != nil {
@@ -165,14 +155,14 @@ func (b *bench) measureEvents(ctx context.Context, r *testNode) error {
 		if err := r.Event(ctx, fmt.Sprintf("{gpu: %d, xid: 48}", order[id])); err != nil {
 			return err
 		}
-		if err := r.await(ctx, healthy(id, false)); err != nil {
+		if err := r.awaitHealth(ctx, id, false); err != nil {
 			return err
 		}
 		toKubelet = append(toKubelet, time.Since(begin))
 		if err := r.Clear(ctx, id, "xid-48"); err != nil {
 			return err
 		}
-		if err := r.await(ctx, healthy(id, true)); err != nil {
+		if err := r.awaitHealth(ctx, id, true); err != nil {
 			return err
 		}
 	}

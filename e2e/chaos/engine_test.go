@@ -6,33 +6,17 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
 )
 
-// compile builds libdcgm.so.4 from the sources of health/dcgm's tests and testdata/outside.c.
+// compile builds the scripted libdcgm.so.4.
 func compile(t *testing.T) (dir string) {
 	dir = t.TempDir()
-	list := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-dcgm") // which has DCGM's headers
-	list.Dir = "../.."
-	module, err := list.Output()
-	if err != nil {
-		t.Fatalf("find go-dcgm: %v", err)
-	}
-	scripted, err := filepath.Glob("../../health/dcgm/testdata/*.c")
-	if err != nil || len(scripted) == 0 {
-		t.Fatalf("sources of the scripted libdcgm: %v, %v", scripted, err)
-	}
-	args := append([]string{
-		"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-soname,libdcgm.so.4",
-		"-I../../health/dcgm/testdata", "-I" + filepath.Join(strings.TrimSpace(string(module)), "pkg", "dcgm"),
-		"-o", filepath.Join(dir, "libdcgm.so.4"), "testdata/outside.c", "-lpthread",
-	}, scripted...)
-	if out, err := exec.Command("cc", args...).CombinedOutput(); err != nil {
-		t.Fatalf("compile: %v\n%s", err, out)
+	if out, err := exec.Command("testdata/build-libdcgm", dir).CombinedOutput(); err != nil {
+		t.Fatalf("build-libdcgm: %v\n%s", err, out)
 	}
 	return dir
 }
@@ -104,7 +88,7 @@ func (e *engine) say(lines string) error {
 	return errors.Join(err, f.Close())
 }
 
-// is returns the library's state, as testdata/outside.c writes it.
+// is returns the library's state, as testdata/fault_script.c writes it.
 func (e *engine) is() (connected, detached bool, trap string, err error) {
 	text, err := os.ReadFile(e.script + ".is")
 	if err != nil {

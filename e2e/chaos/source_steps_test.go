@@ -51,21 +51,15 @@ func (w *world) empty(ctx context.Context, long time.Duration) error {
 			return err
 		}
 	}
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
-	for time.Since(begin) < long {
+	err := hold(ctx, long-time.Since(begin), func() error {
 		s, err := w.snapshot(ctx)
 		if err == nil {
 			err = w.checkDevices(s)
 		}
-		if err != nil {
-			return fmt.Errorf("%v after the empty list: %w", time.Since(begin).Round(time.Millisecond), err)
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-tick.C:
-		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("%v after the empty list: %w", time.Since(begin).Round(time.Millisecond), err)
 	}
 	if err := w.listNothing(ctx, false); err != nil {
 		return err

@@ -80,17 +80,8 @@ func (w *world) secondAgent(ctx context.Context, how string) (err error) {
 	if err := n.Event(ctx, "{gpu: 7, xid: 79}"); err != nil {
 		return err
 	}
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
-	for begin := time.Now(); time.Since(begin) < 3*time.Second; {
-		if err := w.checkSaved(); err != nil {
-			return fmt.Errorf("with a second agent: %w", err)
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-tick.C:
-		}
+	if err := hold(ctx, 3*time.Second, w.checkSaved); err != nil {
+		return fmt.Errorf("with a second agent: %w", err)
 	}
 	if how == "kill" {
 		if err := n.Signal(syscall.SIGKILL); err != nil {

@@ -174,6 +174,23 @@ func (w *world) await(ctx context.Context, d time.Duration, try func(context.Con
 	}
 }
 
+// hold repeats a check for a time, and returns its first error.
+func hold(ctx context.Context, d time.Duration, check func() error) error {
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for begin := time.Now(); time.Since(begin) < d; {
+		if err := check(); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+	return nil
+}
+
 // scrape scrapes in the background until stopScrapes.
 func (w *world) scrape(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/url"
 	"os"
 	"os/exec"
 	"strings"
@@ -19,11 +18,15 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/process"
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/promapi"
 )
 
 // prometheusServer is a Prometheus with the configuration that its operator would derive from the chart's
 // ServiceMonitor and PrometheusRule.
-type prometheusServer struct{ *process.Process }
+type prometheusServer struct {
+	*process.Process
+	api *promapi.API
+}
 
 const prometheusURL = "http://127.0.0.1:9090"
 
@@ -64,7 +67,7 @@ scrape_configs:
 		t.Fatal(err)
 	}
 	t.Cleanup(p.Kill)
-	server := prometheusServer{p}
+	server := prometheusServer{p, &promapi.API{URL: prometheusURL}}
 	server.awaitCount(t, `up{job="gpu-node-agent", instance="`+nodeName+`"} == 1`, 1)
 	return server
 }
@@ -109,26 +112,16 @@ func writeTargets(t *testing.T, file, port string) {
 	})
 }
 
-func (prometheusServer) get(ctx context.Context, path string, data any) error {
-	text, err := get(ctx, prometheusURL+path)
-	if err != nil {
-		return err
-	}
-	return json.Unmarshal(text, &struct{ Data any }{data})
-}
-
 // awaitCount waits until a query returns want series.
 func (p prometheusServer) awaitCount(t *testing.T, query string, want int) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("Prometheus has %d of %s", want, query), func(ctx context.Context) error {
-		var found struct {
-			Result []struct{ Metric map[string]string }
-		}
-		if err := p.get(ctx, "/api/v1/query?query="+url.QueryEscape(query), &found); err != nil {
+		found, err := p.api.Query(ctx, query)
+		if err != nil {
 			return err
 		}
-		if len(found.Result) != want {
-			return fmt.Errorf("got %v", found.Result)
+		if len(found) != want {
+			return fmt.Errorf("got %v", found)
 		}
 		return nil
 	}, p.Process)
@@ -136,17 +129,12 @@ func (p prometheusServer) awaitCount(t *testing.T, query string, want int) {
 
 // alerts returns the alerts of a name, as state and labels.
 func (p prometheusServer) alerts(ctx context.Context, name string) ([]string, error) {
-	var found struct {
-		Alerts []struct {
-			State  string
-			Labels map[string]string
-		}
-	}
-	if err := p.get(ctx, "/api/v1/alerts", &found); err != nil {
+	found, err := p.api.Alerts(ctx)
+	if err != nil {
 		return nil, err
 	}
 	var all []string
-	for _, a := range found.Alerts {
+	for _, a := range found {
 		if a.Labels["alertname"] == name {
 			all = append(all, fmt.Sprintf("%s %q", a.State, a.Labels))
 		}

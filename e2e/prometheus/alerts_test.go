@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/node"
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/promapi"
 )
 
 // untestedAlerts lists the alerts that the test below does not cause: they need hours, other programs, or faults that the
@@ -76,7 +77,7 @@ func TestAlertsAndDashboards(t *testing.T) {
 	} {
 		n.Eventually("the fleet's panel "+title+" is right", func() error {
 			got, err := n.panel("fleet.json", title)
-			if err == nil && (len(got) != 1 || got[0].value != want) {
+			if err == nil && (len(got) != 1 || got[0].Value != want) {
 				err = fmt.Errorf("it shows %v, want %v", got, want)
 			}
 			return err
@@ -86,7 +87,7 @@ func TestAlertsAndDashboards(t *testing.T) {
 		got, err := n.panel("fleet.json", "Devices held, by namespace")
 		held := make(map[string]float64)
 		for _, s := range got {
-			held[s.labels["namespace"]] = s.value
+			held[s.Labels["namespace"]] = s.Value
 		}
 		if want := map[string]float64{"team-a": 2, "team-b": 1}; err == nil && !maps.Equal(held, want) {
 			err = fmt.Errorf("namespaces hold %v, want %v", held, want) // counted by UUID: the two nodes have the same
@@ -156,7 +157,7 @@ func (n machine) checkAlert(name string, labels []string) error {
 // annotations expand.
 func (n machine) findAlert(name string, labels []string) (found bool, there []string, err error) {
 	n.T.Helper()
-	alerts, err := n.prom.alerts(n.T.Context())
+	alerts, err := n.prom.Alerts(n.T.Context())
 	if err != nil {
 		return false, nil, err
 	}
@@ -186,9 +187,9 @@ alerts:
 // checkRules waits until Prometheus has evaluated every rule without errors and has the recorded series of both nodes.
 func (n machine) checkRules() {
 	n.T.Helper()
-	var all []ruleHealth
+	var all []promapi.RuleHealth
 	n.Eventually("every rule is evaluated", func() (err error) {
-		all, err = n.prom.rules(n.T.Context())
+		all, err = n.prom.Rules(n.T.Context())
 		if err == nil && len(all) == 0 {
 			err = errors.New("no rules")
 		}
@@ -205,7 +206,7 @@ func (n machine) checkRules() {
 		}
 		for _, cluster := range []string{"", "east"} {
 			n.Eventually(r.Name+" of cluster "+cluster, func() error {
-				got, err := n.prom.query(n.T.Context(), fmt.Sprintf("%s{cluster=%q}", r.Name, cluster))
+				got, err := n.prom.Query(n.T.Context(), fmt.Sprintf("%s{cluster=%q}", r.Name, cluster))
 				if err == nil && len(got) == 0 {
 					err = errors.New("no series")
 				}

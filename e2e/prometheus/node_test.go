@@ -6,12 +6,13 @@ import (
 	"testing"
 
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/node"
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/promapi"
 )
 
 // machine is a node whose agent Prometheus scrapes.
 type machine struct {
 	*node.Node
-	prom *api
+	prom *promapi.API
 }
 
 // newMachine starts a kubelet, an agent and a Prometheus with the chart's rules.
@@ -19,7 +20,7 @@ func newMachine(t *testing.T) machine {
 	t.Helper()
 	prometheus := tool(t, "prometheus")
 	address := node.Host() + ":19090"
-	n := machine{node.New(t), &api{url: "http://" + address}}
+	n := machine{node.New(t), &promapi.API{URL: "http://" + address}}
 	n.StartKubelet()
 	n.configure("info")
 	n.StartAgent()
@@ -75,7 +76,7 @@ func (n machine) runPod(namespace, name string, gpus int64) {
 
 // checkSeries checks the number of series of an expression.
 func (n machine) checkSeries(expr string, count int) error {
-	got, err := n.prom.query(n.T.Context(), expr)
+	got, err := n.prom.Query(n.T.Context(), expr)
 	if err == nil && len(got) != count {
 		err = fmt.Errorf("%s has %d series, want %d: %v", expr, len(got), count, got)
 	}

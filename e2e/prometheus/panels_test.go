@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/promapi"
 )
 
 // variableValues returns values of a dashboard's variables, as Grafana would set them: All where the variable offers it and
@@ -22,7 +24,7 @@ func (n machine) variableValues(d dashboard, all bool) map[string]string {
 		if parts == nil {
 			n.T.Fatalf("%s: variable %s: expected label_values(selector, label), got %q", d.Title, v.Name, v.query(n.T))
 		}
-		options, err := n.prom.labelValues(n.T.Context(), substitute(parts[1], values), parts[2])
+		options, err := n.prom.LabelValues(n.T.Context(), substitute(parts[1], values), parts[2])
 		if err != nil || len(options) == 0 {
 			n.T.Fatalf("%s: variable %s has the values %q: %v", d.Title, v.Name, options, err)
 		}
@@ -46,12 +48,12 @@ func substitute(text string, values map[string]string) string {
 }
 
 // evaluate evaluates a panel's query as Grafana does.
-func (n machine) evaluate(q target, values map[string]string) ([]series, error) {
+func (n machine) evaluate(q target, values map[string]string) ([]promapi.Series, error) {
 	expr := substitute(q.Expr, values)
 	if q.Instant {
-		return n.prom.query(n.T.Context(), expr)
+		return n.prom.Query(n.T.Context(), expr)
 	}
-	return n.prom.queryRange(n.T.Context(), expr)
+	return n.prom.QueryRange(n.T.Context(), expr)
 }
 
 // checkPanels checks that every query of every panel has data, with the labels that legends and tables name.
@@ -64,7 +66,7 @@ func (n machine) checkPanels(all bool) {
 			fields := make(map[string]bool) // columns of a table
 			for _, q := range p.Targets {
 				queries++
-				var got []series
+				var got []promapi.Series
 				n.Eventually(fmt.Sprintf("%s: %s %s has data", name, p.Title, q.RefID), func() (err error) {
 					if got, err = n.evaluate(q, values); err == nil && len(got) == 0 {
 						err = errors.New("no series: " + substitute(q.Expr, values)) // the first steps of 15s may have none
@@ -73,11 +75,11 @@ func (n machine) checkPanels(all bool) {
 				})
 				for _, s := range got {
 					for _, m := range legendLabel.FindAllStringSubmatch(q.Legend, -1) {
-						if s.labels[m[1]] == "" && !optional(m[1]) {
-							n.T.Errorf("%s: %s: legend %q: no label %s in %v", name, p.Title, q.Legend, m[1], s.labels)
+						if s.Labels[m[1]] == "" && !optional(m[1]) {
+							n.T.Errorf("%s: %s: legend %q: no label %s in %v", name, p.Title, q.Legend, m[1], s.Labels)
 						}
 					}
-					for l := range s.labels {
+					for l := range s.Labels {
 						fields[l] = true
 					}
 				}
@@ -132,14 +134,14 @@ func keys[V any](m map[string]V) map[string]bool {
 }
 
 // panel returns the current result of a panel's first query, with all variables set to All.
-func (n machine) panel(file, title string) ([]series, error) {
+func (n machine) panel(file, title string) ([]promapi.Series, error) {
 	n.T.Helper()
 	d := dashboards(n.T)[file]
 	i := slices.IndexFunc(d.Panels, func(p panel) bool { return p.Title == title })
 	if i < 0 {
 		n.T.Fatalf("%s has no panel %q", file, title)
 	}
-	return n.prom.query(n.T.Context(), substitute(d.Panels[i].Targets[0].Expr, n.variableValues(d, true)))
+	return n.prom.Query(n.T.Context(), substitute(d.Panels[i].Targets[0].Expr, n.variableValues(d, true)))
 }
 
 // awaitDashboard12239 waits for the queries of NVIDIA's dashboard for dcgm-exporter (12239 on grafana.com): those by GPU return a
@@ -158,10 +160,10 @@ func (n machine) awaitDashboard12239() {
 		"DCGM_FI_PROF_PIPE_TENSOR_ACTIVE" + selector:     8,
 	} {
 		n.Eventually("12239: "+expr, func() error {
-			got, err := n.prom.query(n.T.Context(), expr)
+			got, err := n.prom.Query(n.T.Context(), expr)
 			gpus := make(map[string]bool)
 			for _, s := range got {
-				gpus[s.labels["gpu"]] = true
+				gpus[s.Labels["gpu"]] = true
 			}
 			if err == nil && (len(got) != want || len(gpus) != want) {
 				err = fmt.Errorf("%d series of %d GPUs, want %d", len(got), len(gpus), want)
@@ -170,7 +172,7 @@ func (n machine) awaitDashboard12239() {
 		})
 	}
 	for _, label := range []string{"instance", "gpu"} {
-		if values, err := n.prom.labelValues(n.T.Context(), "DCGM_FI_DEV_GPU_TEMP", label); err != nil || len(values) == 0 {
+		if values, err := n.prom.LabelValues(n.T.Context(), "DCGM_FI_DEV_GPU_TEMP", label); err != nil || len(values) == 0 {
 			n.T.Errorf("12239: its variable %s has the values %q: %v", label, values, err)
 		}
 	}

@@ -1,4 +1,5 @@
-package prometheus
+// Package promapi is a client of Prometheus' HTTP API for tests.
+package promapi
 
 import (
 	"context"
@@ -11,17 +12,17 @@ import (
 	"time"
 )
 
-// api is a client of Prometheus' HTTP API.
-type api struct {
-	url    string
+// API is a client of Prometheus' HTTP API.
+type API struct {
+	URL    string
 	client http.Client
 }
 
 // get requests a page of the API and decodes its data.
-func (a *api) get(ctx context.Context, path string, query url.Values, into any) error {
+func (a *API) get(ctx context.Context, path string, query url.Values, into any) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, a.url+path+"?"+query.Encode(), nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, a.URL+path+"?"+query.Encode(), nil)
 	if err != nil {
 		return err
 	}
@@ -44,10 +45,10 @@ func (a *api) get(ctx context.Context, path string, query url.Values, into any) 
 	return json.Unmarshal(answer.Data, into)
 }
 
-// series is a series of a result with its newest value.
-type series struct {
-	labels map[string]string
-	value  float64
+// Series is a series of a result with its newest value.
+type Series struct {
+	Labels map[string]string
+	Value  float64
 }
 
 // sample is a time and a value in the API's format.
@@ -65,13 +66,13 @@ func (s sample) value() float64 {
 	return v
 }
 
-// query evaluates an expression at the current time. It drops series whose value is NaN.
-func (a *api) query(ctx context.Context, expr string) ([]series, error) {
+// Query evaluates an expression at the current time. It drops series whose value is NaN.
+func (a *API) Query(ctx context.Context, expr string) ([]Series, error) {
 	return a.evaluate(ctx, "/api/v1/query", url.Values{"query": {expr}})
 }
 
-// queryRange evaluates an expression at each second of the last minute. It returns the newest number of each series.
-func (a *api) queryRange(ctx context.Context, expr string) ([]series, error) {
+// QueryRange evaluates an expression at each second of the last minute. It returns the newest number of each series.
+func (a *API) QueryRange(ctx context.Context, expr string) ([]Series, error) {
 	now := time.Now()
 	return a.evaluate(ctx, "/api/v1/query_range", url.Values{
 		"query": {expr}, "step": {"1"}, "start": {seconds(now.Add(-time.Minute))}, "end": {seconds(now)},
@@ -81,7 +82,7 @@ func (a *api) queryRange(ctx context.Context, expr string) ([]series, error) {
 // seconds formats a time for Prometheus. Whole seconds would put the end before the newest scrape.
 func seconds(t time.Time) string { return strconv.FormatFloat(float64(t.UnixMilli())/1000, 'f', 3, 64) }
 
-func (a *api) evaluate(ctx context.Context, path string, query url.Values) ([]series, error) {
+func (a *API) evaluate(ctx context.Context, path string, query url.Values) ([]Series, error) {
 	var data struct {
 		Result []struct {
 			Metric map[string]string `json:"metric"`
@@ -92,7 +93,7 @@ func (a *api) evaluate(ctx context.Context, path string, query url.Values) ([]se
 	if err := a.get(ctx, path, query, &data); err != nil {
 		return nil, fmt.Errorf("%w: %s", err, query.Get("query"))
 	}
-	var all []series
+	var all []Series
 	for _, r := range data.Result {
 		newest := math.NaN()
 		for _, s := range append(r.Values, r.Value) {
@@ -101,50 +102,52 @@ func (a *api) evaluate(ctx context.Context, path string, query url.Values) ([]se
 			}
 		}
 		if !math.IsNaN(newest) {
-			all = append(all, series{r.Metric, newest})
+			all = append(all, Series{r.Metric, newest})
 		}
 	}
 	return all, nil
 }
 
-// labelValues returns the values of a label of the series that match a selector.
-func (a *api) labelValues(ctx context.Context, selector, label string) ([]string, error) {
+// LabelValues returns the values of a label of the series that match a selector.
+func (a *API) LabelValues(ctx context.Context, selector, label string) ([]string, error) {
 	var values []string
 	err := a.get(ctx, "/api/v1/label/"+label+"/values", url.Values{"match[]": {selector}}, &values)
 	return values, err
 }
 
-// alert is a pending or firing alert.
-type alert struct {
+// Alert is a pending or firing alert.
+type Alert struct {
 	Labels      map[string]string `json:"labels"`
 	Annotations map[string]string `json:"annotations"`
 	State       string            `json:"state"`
 }
 
-func (a *api) alerts(ctx context.Context) ([]alert, error) {
+// Alerts returns the pending and firing alerts.
+func (a *API) Alerts(ctx context.Context) ([]Alert, error) {
 	var data struct {
-		Alerts []alert `json:"alerts"`
+		Alerts []Alert `json:"alerts"`
 	}
 	err := a.get(ctx, "/api/v1/alerts", nil, &data)
 	return data.Alerts, err
 }
 
-// ruleHealth is the result of a rule's last evaluation.
-type ruleHealth struct {
+// RuleHealth is the result of a rule's last evaluation.
+type RuleHealth struct {
 	Name      string `json:"name"`
 	Type      string `json:"type"` // alerting, recording
 	Health    string `json:"health"`
 	LastError string `json:"lastError"`
 }
 
-func (a *api) rules(ctx context.Context) ([]ruleHealth, error) {
+// Rules returns the health of every rule.
+func (a *API) Rules(ctx context.Context) ([]RuleHealth, error) {
 	var data struct {
 		Groups []struct {
-			Rules []ruleHealth `json:"rules"`
+			Rules []RuleHealth `json:"rules"`
 		} `json:"groups"`
 	}
 	err := a.get(ctx, "/api/v1/rules", nil, &data)
-	var all []ruleHealth
+	var all []RuleHealth
 	for _, g := range data.Groups {
 		all = append(all, g.Rules...)
 	}

@@ -3,7 +3,6 @@ package apiserver
 import (
 	"errors"
 	"fmt"
-	"net/http"
 	"strings"
 	"testing"
 
@@ -87,17 +86,14 @@ func (n machine) clearFindings(gpu string) {
 func (n machine) index(gpu string) (index string) {
 	n.T.Helper()
 	n.Eventually("/metrics has the pod's GPU", func() error {
-		page, err := n.Page("/metrics", http.StatusOK)
+		metrics, err := n.Scrape()
 		if err != nil {
 			return err
 		}
-		for line := range strings.Lines(page) {
-			if _, rest, ok := strings.Cut(line, `gpu="`); ok && strings.Contains(line, `UUID="`+gpu+`"`) {
-				index, _, _ = strings.Cut(rest, `"`)
-				return nil
-			}
+		if index = metrics.Index(gpu); index == "" {
+			err = errors.New("no series of " + gpu)
 		}
-		return errors.New("not " + gpu)
+		return err
 	})
 	return index
 }

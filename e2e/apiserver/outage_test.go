@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"strings"
 	"testing"
 	"time"
 
@@ -109,13 +108,13 @@ func (n machine) awaitUnaffected(allocatable, unhealthy int) {
 		if err := errors.Join(n.KubeletHas(node.GPU, 8, allocatable), err); err != nil {
 			return err
 		}
-		page, err := n.Page("/metrics", http.StatusOK)
+		metrics, err := n.Scrape()
 		if err != nil {
 			return err
 		}
 		count := 0
-		for line := range strings.Lines(page) {
-			if strings.HasPrefix(line, "gpu_node_agent_device_state{") && strings.Contains(line, `state="unhealthy"`) && strings.HasSuffix(line, " 1\n") {
+		for _, state := range metrics.States() {
+			if state == "unhealthy" {
 				count++
 			}
 		}

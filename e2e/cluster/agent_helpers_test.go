@@ -195,22 +195,17 @@ func scrapePath(ctx context.Context, path string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	text, err := get(ctx, "http://"+pod.Status.PodIP+":9400"+path)
-	return string(text), err
-}
-
-// get returns the body at a URL for any HTTP status.
-func get(ctx context.Context, url string) ([]byte, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+pod.Status.PodIP+":9400"+path, nil)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	r, err := http.DefaultClient.Do(request)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	defer func() { _ = r.Body.Close() }()
-	return io.ReadAll(r.Body)
+	text, err := io.ReadAll(r.Body)
+	return string(text), err
 }
 
 // awaitSeries waits until the agent's metrics have a line with a prefix that contains the other texts.

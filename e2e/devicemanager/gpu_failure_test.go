@@ -39,11 +39,11 @@ func TestGPUFailure(t *testing.T) {
 		t.Errorf("pod four has GPUs of several NUMA nodes: %v of %v", group, numa)
 	}
 
-	p, err := n.scrape()
+	p, err := n.Scrape()
 	if err != nil {
 		t.Fatal(err)
 	}
-	index := p.index(sick)
+	index := p.Index(sick)
 	t.Logf("GPU %s, %s, which pod one has, falls off the bus", index, sick)
 	n.Run("sim", "--socket", n.File("sim.sock"), fmt.Sprintf(`{gpu: %s, xid: 79}`, index)) // with the command that users run
 	n.Inject(`{"gpu":%s,"lost":true}`, index)

@@ -113,12 +113,12 @@ func (n machine) checkDevices(sick ...string) error {
 	if err := n.KubeletHas(node.GPU, 8, 8-len(sick)); err != nil {
 		return err
 	}
-	page, err := n.scrape()
+	page, err := n.Scrape()
 	if err != nil {
 		return err
 	}
 	var healthy []string
-	for id, state := range page.states() {
+	for id, state := range page.States() {
 		switch {
 		case state == "healthy":
 			healthy = append(healthy, id)
@@ -129,8 +129,8 @@ func (n machine) checkDevices(sick ...string) error {
 	if usable := slices.Collect(maps.Keys(n.Kubelet.Healthy(node.GPU))); !sameSet(healthy, usable) {
 		return fmt.Errorf("healthy in /metrics: %v; for the kubelet: %v", healthy, usable)
 	}
-	if len(page.states()) != 8 {
-		return fmt.Errorf("/metrics has %d GPUs, want 8", len(page.states()))
+	if len(page.States()) != 8 {
+		return fmt.Errorf("/metrics has %d GPUs, want 8", len(page.States()))
 	}
 	return nil
 }

@@ -68,9 +68,9 @@ func TestKubeletRestartStorm(t *testing.T) {
 	}
 	// All streams of stopped kubelets must have ended: an old stream would take the next event.
 	n.Eventually("one stream is open", func() error {
-		p, err := n.scrape()
-		if err == nil && p.value("gpu_node_agent_plugin_streams") != 1 {
-			err = fmt.Errorf("%v streams", p.value("gpu_node_agent_plugin_streams"))
+		p, err := n.Scrape()
+		if err == nil && p.Value("gpu_node_agent_plugin_streams") != 1 {
+			err = fmt.Errorf("%v streams", p.Value("gpu_node_agent_plugin_streams"))
 		}
 		return err
 	})
@@ -102,16 +102,16 @@ func TestKubeletLosesAgent(t *testing.T) {
 			n.StartAgent()
 			n.Eventually("eight GPUs", func() error { return n.checkDevices() })
 			for i := range loss.rounds {
-				before, err := n.scrape()
+				before, err := n.Scrape()
 				if err != nil {
 					t.Fatal(err)
 				}
 				loss.by(n)
 				n.Eventually("registered again", func() error {
-					p, err := n.scrape()
+					p, err := n.Scrape()
 					const name = "gpu_node_agent_plugin_registrations_total"
-					if err == nil && p.value(name) <= before.value(name) {
-						err = fmt.Errorf("%s is still %v", name, p.value(name))
+					if err == nil && p.Value(name) <= before.Value(name) {
+						err = fmt.Errorf("%s is still %v", name, p.Value(name))
 					}
 					return err
 				})

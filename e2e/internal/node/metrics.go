@@ -1,4 +1,4 @@
-package devicemanager
+package node
 
 import (
 	"fmt"
@@ -8,14 +8,13 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
-
-	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/node"
 )
 
-// page is the result of one scrape of the agent.
-type page map[string]*dto.MetricFamily
+// Metrics is the result of one scrape of the agent.
+type Metrics map[string]*dto.MetricFamily
 
-func (n machine) scrape() (page, error) {
+// Scrape returns the metrics of the agent.
+func (n *Node) Scrape() (Metrics, error) {
 	text, err := n.Page("/metrics", http.StatusOK)
 	if err != nil {
 		return nil, err
@@ -28,8 +27,8 @@ func (n machine) scrape() (page, error) {
 	return p, nil
 }
 
-// states returns the state of each device. Several states of one device are joined by a plus sign.
-func (p page) states() map[string]string {
+// States returns the state of each device. Several states of one device are joined by a plus sign.
+func (p Metrics) States() map[string]string {
 	states := make(map[string]string)
 	for _, m := range p["gpu_node_agent_device_state"].GetMetric() {
 		id := label(m, "UUID")
@@ -45,8 +44,8 @@ func (p page) states() map[string]string {
 	return states
 }
 
-// index returns the index of a device, which simulated events use.
-func (p page) index(uuid string) string {
+// Index returns the index of a device, which simulated events use.
+func (p Metrics) Index(uuid string) string {
 	for _, m := range p["gpu_node_agent_device_state"].GetMetric() {
 		if label(m, "UUID") == uuid {
 			return label(m, "gpu")
@@ -55,10 +54,10 @@ func (p page) index(uuid string) string {
 	return ""
 }
 
-// value returns the value of a series of nvidia.com/gpu, or -1 if it does not exist.
-func (p page) value(name string) float64 {
+// Value returns the value of a series of nvidia.com/gpu, or -1 if it does not exist.
+func (p Metrics) Value(name string) float64 {
 	for _, m := range p[name].GetMetric() {
-		if label(m, "resource") == string(node.GPU) {
+		if label(m, "resource") == string(GPU) {
 			if m.Counter != nil {
 				return m.GetCounter().GetValue()
 			}

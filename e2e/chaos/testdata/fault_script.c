@@ -1,5 +1,5 @@
-// Part of a scripted libdcgm.so.4 with eight GPUs. A program outside says what happens to them with lines that it appends to
-// a file; up to "ready" they are read before the library is loaded, so that what they say is so from the start.
+// Part of a scripted libdcgm.so.4 with eight GPUs. Another program appends lines to a file to control the GPUs. The library
+// reads the lines up to "ready" when it is loaded, so that they apply from the start.
 
 #define _GNU_SOURCE // pthread_setname_np
 #include <pthread.h>
@@ -15,13 +15,13 @@ enum { GPU = 1, GPUS = 8, XID = 230, ALWAYS = -1 }; // dcgm_fields.h: DCGM_FI_DE
 
 extern script_table_t script_table;
 static int blind;
-static const char *trap = "none"; // the call that hangs or fails, if it is another than "hung" and "dead" have
+static const char *trap = "none"; // whether a detach hangs or fails
 
-static long long ahead; // how far the engine's clock is ahead of the true time, in microseconds; negative: behind
-static int empty;       // it lists no GPU
-static int lines;       // that it has obeyed
+static long long ahead; // offset of the engine's clock in microseconds
+static int empty;       // the list has no GPU
+static int lines;       // read so far
 
-static long long now(void) { // no two are the same, but after a step of the engine's clock
+static long long now(void) { // increasing, except after a step of the engine's clock
     static long long last;
     struct timeval t;
     gettimeofday(&t, NULL);
@@ -57,7 +57,7 @@ static void measure(void) {
 static void list(void) {
     char uuid[64];
     for (unsigned i = 0; i < GPUS; i++) {
-        snprintf(uuid, sizeof(uuid), "GPU-%08u-0000-0000-0000-000000000000", i); // known of a lost one too
+        snprintf(uuid, sizeof(uuid), "GPU-%08u-0000-0000-0000-000000000000", i); // also of a lost GPU
         script_table.instance(GPU, i, 0, 0, uuid, 0, 0);
     }
     empty = 0;
@@ -69,7 +69,7 @@ static void unlist(void) {
     empty = 1;
 }
 
-// xid records one: in the stream, and as the latest value unless one of a later time is there, as after a step back.
+// xid records an XID in the stream, and as the latest value unless that is newer, as after a step back of the clock.
 static void xid(unsigned gpu, int n) {
     static long long newest[GPUS];
     long long at = now();
@@ -79,7 +79,7 @@ static void xid(unsigned gpu, int n) {
     script_table.value(GPU, gpu, XID, 'i', 0, at, n, 0, "");
 }
 
-static void obey(const char *line) {
+static void apply_line(const char *line) {
     unsigned gpu;
     int n;
     long long seconds;
@@ -96,11 +96,11 @@ static void obey(const char *line) {
     else if (strcmp(line, "refuse\n") == 0) script_table.fail("dcgmDetachDriver", -11, 1), trap = "refuse"; // DCGM_ST_TIMEOUT
     else if (strcmp(line, "trap\n") == 0) script_table.hang("dcgmDetachDriver"), trap = "hang";
     else if (strcmp(line, "up\n") == 0) blind = 0, measure(), script_table.fail("", 0, 0), script_table.release(), trap = "none";
-    else fprintf(stderr, "libdcgm: not understood: %s", line), abort();
+    else fprintf(stderr, "libdcgm: unknown line: %s", line), abort();
 }
 
-// tell writes what the library is, if that has changed: so others see whether it was let go of.
-static void tell(void) {
+// write_state writes the library's state to a file if it has changed.
+static void write_state(void) {
     static char last[64];
     char text[64], path[300], next[310];
     pthread_mutex_lock(&state.lock);
@@ -117,9 +117,9 @@ static void tell(void) {
 static void *follow(void *script) {
     char line[64];
     for (int i = 0;; i++) {
-        while (fgets(line, sizeof(line), script) != NULL) obey(line);
+        while (fgets(line, sizeof(line), script) != NULL) apply_line(line);
         clearerr(script);
-        tell();
+        write_state();
         if (i % 30 == 0) measure();
         usleep(10000);
     }
@@ -133,6 +133,6 @@ __attribute__((constructor)) static void begin(void) {
     FILE *script = path ? fopen(path, "re") : NULL;
     if (script == NULL) perror("CHAOS_DCGM"), abort();
     list();
-    while (fgets(line, sizeof(line), script) != NULL && strcmp(line, "ready\n") != 0) obey(line);
-    if (pthread_create(&thread, NULL, follow, script) == 0) pthread_setname_np(thread, "script"); // e2e/bench leaves it out
+    while (fgets(line, sizeof(line), script) != NULL && strcmp(line, "ready\n") != 0) apply_line(line);
+    if (pthread_create(&thread, NULL, follow, script) == 0) pthread_setname_np(thread, "script"); // e2e/bench excludes it
 }

@@ -139,11 +139,11 @@ type setup struct {
 }
 
 // chaos plays random steps for a time, or those of -replay.
-func chaos(t *testing.T, with setup, kinds []kind, long time.Duration) {
+func chaos(t *testing.T, with setup, kinds []kind, duration time.Duration) {
 	if kinds = only(kinds, *onlyKinds); len(kinds) == 0 {
 		t.Skipf("none of the kinds %s", *onlyKinds)
 	}
-	end, from, n := time.Now().Add(long), sequence(*seed, kinds), 0
+	end, from, n := time.Now().Add(duration), sequence(*seed, kinds), 0
 	next := func() (step, bool) {
 		if n%calmInterval == 0 && n > 0 && time.Now().After(end) { // it ends after a calm
 			return step{}, false

@@ -36,13 +36,13 @@ type remainingFinding struct {
 }
 
 // ask sends a request to the agent as an operator does.
-func ask[T any](ctx context.Context, w *world, stepTimeout time.Duration, question map[string]any) (T, error) {
+func ask[T any](ctx context.Context, w *world, stepTimeout time.Duration, request map[string]any) (T, error) {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
 	var answer struct {
 		Result T `json:"result"`
 	}
-	text, err := unixsock.Call(ctx, filepath.Join(w.Dir, "agent.sock"), question)
+	text, err := unixsock.Call(ctx, filepath.Join(w.Dir, "agent.sock"), request)
 	if err == nil {
 		err = json.Unmarshal([]byte(text), &answer)
 	}
@@ -55,8 +55,8 @@ func refused(err error) bool {
 		!errors.Is(err, fs.ErrNotExist)
 }
 
-func (w *world) askToDetach(ctx context.Context, long time.Duration, force bool) (detachResponse, error) {
-	return ask[detachResponse](ctx, w, scaled(stepTimeout), map[string]any{"detach": map[string]any{"for": long.String(), "force": force}})
+func (w *world) askToDetach(ctx context.Context, duration time.Duration, force bool) (detachResponse, error) {
+	return ask[detachResponse](ctx, w, scaled(stepTimeout), map[string]any{"detach": map[string]any{"for": duration.String(), "force": force}})
 }
 
 // applyDriver plays the steps of an operator who resets a GPU.
@@ -162,11 +162,11 @@ func (w *world) setTrap(ctx context.Context, what string) error {
 }
 
 // detach detaches the driver. While DCGM hangs there is no response, but the GPUs are withheld from pods.
-func (w *world) detach(ctx context.Context, long time.Duration) (detachResponse, error) {
+func (w *world) detach(ctx context.Context, duration time.Duration) (detachResponse, error) {
 	was, stuck := w.detached, w.detachPending
 	hangs := w.engine != nil && w.source == "hung" && (!w.detached || w.detachPending)
 	begin := time.Now()
-	answer, err := w.askToDetach(ctx, long, true)
+	answer, err := w.askToDetach(ctx, duration, true)
 	if !was {
 		w.release()
 	}
@@ -180,8 +180,8 @@ func (w *world) detach(ctx context.Context, long time.Duration) (detachResponse,
 		return answer, violated("detach", "%v", err)
 	case answer.Already != was || len(answer.Open) > 0 || answer.Unknown != "" || !w.engineMayBeUnasked(answer.Engine != "", was && !stuck):
 		return answer, violated("detach", "detached before: %t; the response is %+v", was, answer)
-	case answer.Until.Before(begin.Add(long)) || time.Until(answer.Until) > long:
-		return answer, violated("detach", "%v are %+v", long, answer)
+	case answer.Until.Before(begin.Add(duration)) || time.Until(answer.Until) > duration:
+		return answer, violated("detach", "%v are %+v", duration, answer)
 	}
 	w.engineNotAsked = answer.Engine != ""
 	return answer, w.noteDetached(ctx, !w.engineNotAsked)

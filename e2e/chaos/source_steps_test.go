@@ -38,7 +38,7 @@ func (w *world) applySource(ctx context.Context, s step) error {
 
 // empty makes the source list no GPU for a while. Meanwhile the source is down, all findings stay, and no GPU is
 // missing.
-func (w *world) empty(ctx context.Context, long time.Duration) error {
+func (w *world) empty(ctx context.Context, duration time.Duration) error {
 	if err := w.await(ctx, w.patience, w.checkXIDs); err != nil {
 		return err // XIDs not read yet cannot be read now
 	}
@@ -46,12 +46,12 @@ func (w *world) empty(ctx context.Context, long time.Duration) error {
 	if err := w.listNothing(ctx, true); err != nil {
 		return err
 	}
-	if w.engine == nil || long > 5*time.Second { // the agent asks DCGM for its list twice, seconds apart
+	if w.engine == nil || duration > 5*time.Second { // the agent asks DCGM for its list twice, seconds apart
 		if err := w.awaitSource(ctx, scaled(stepTimeout)+3*time.Second, "gpu_node_agent_source_up", 0); err != nil {
 			return err
 		}
 	}
-	err := hold(ctx, long-time.Since(begin), func() error {
+	err := hold(ctx, duration-time.Since(begin), func() error {
 		s, err := w.snapshot(ctx)
 		if err == nil {
 			err = w.checkDevices(s)

@@ -62,10 +62,10 @@ func tryHelm(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), theCluster.file("helm"), args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+theCluster.pki.Kubeconfig(admin), "HOME="+theCluster.file("state"))
-	var out, said bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &said
+	var out, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &stderr
 	if err := cmd.Run(); err != nil {
-		return "", fmt.Errorf("helm %s: %w\n%s%s", strings.Join(args, " "), err, out.Bytes(), said.Bytes())
+		return "", fmt.Errorf("helm %s: %w\n%s%s", strings.Join(args, " "), err, out.Bytes(), stderr.Bytes())
 	}
 	return out.String(), nil
 }
@@ -140,11 +140,11 @@ func mustAgentPod(t *testing.T) (pod *v1.Pod) {
 }
 
 // checkSamePod checks that the agent's pod and container are still the same.
-func checkSamePod(t *testing.T, was *v1.Pod) {
+func checkSamePod(t *testing.T, previous *v1.Pod) {
 	t.Helper()
 	is := mustAgentPod(t)
-	if is.UID != was.UID || is.Status.ContainerStatuses[0].ContainerID != was.Status.ContainerStatuses[0].ContainerID {
-		t.Errorf("agent's pod is %s (%s), was %s (%s)", is.Name, is.UID, was.Name, was.UID)
+	if is.UID != previous.UID || is.Status.ContainerStatuses[0].ContainerID != previous.Status.ContainerStatuses[0].ContainerID {
+		t.Errorf("agent's pod is %s (%s), was %s (%s)", is.Name, is.UID, previous.Name, previous.UID)
 	}
 }
 
@@ -173,9 +173,9 @@ func tryInAgent(ctx context.Context, args ...string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	var out, said bytes.Buffer
-	if err := executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: &out, Stderr: &said}); err != nil {
-		return "", fmt.Errorf("gpu-node-agent %s: %w\n%s%s", strings.Join(args, " "), err, out.Bytes(), said.Bytes())
+	var out, stderr bytes.Buffer
+	if err := executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: &out, Stderr: &stderr}); err != nil {
+		return "", fmt.Errorf("gpu-node-agent %s: %w\n%s%s", strings.Join(args, " "), err, out.Bytes(), stderr.Bytes())
 	}
 	return out.String(), nil
 }

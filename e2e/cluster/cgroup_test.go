@@ -140,11 +140,11 @@ func removeLeftovers() error {
 // remove removes the groups.
 func (g *cgroups) remove() {
 	// Beside the v1 hierarchies there may be a v2 hierarchy in which runc creates a group.
-	made, err := filepath.Glob(filepath.Join(cgroupRoot, "*", g.name))
+	created, err := filepath.Glob(filepath.Join(cgroupRoot, "*", g.name))
 	if err != nil {
 		return
 	}
-	for _, group := range append(made, filepath.Join(cgroupRoot, g.name)) {
+	for _, group := range append(created, filepath.Join(cgroupRoot, g.name)) {
 		removeGroup(group)
 	}
 	for _, lock := range g.locks {

@@ -33,8 +33,8 @@ func TestCluster(t *testing.T) {
 		awaitSeries(t, "gpu_node_agent_device_allocated{", `pod="one"`, holder)
 	})
 	step(t, "commands in NOTES.txt", func(t *testing.T) {
-		if said := inAgent(t, "status"); !strings.Contains(said, "default/one") {
-			t.Errorf("status lacks pod one:\n%s", said)
+		if output := inAgent(t, "status"); !strings.Contains(output, "default/one") {
+			t.Errorf("status lacks pod one:\n%s", output)
 		}
 		t.Logf("%s", inAgent(t, "doctor"))
 	})
@@ -93,19 +93,19 @@ func TestCluster(t *testing.T) {
 		prometheus.awaitResolved(t, "GPUUnhealthy")
 	})
 	step(t, "helm upgrade reloads the configuration without a restart", func(t *testing.T) {
-		was := mustAgentPod(t)
+		previous := mustAgentPod(t)
 		upgrade(t, oldTag, `config.plugin.exclude=["7"]`)
 		awaitAmounts(t, gpu, "7/7")
-		checkSamePod(t, was)
+		checkSamePod(t, previous)
 		t.Log("a configuration that only the agent refuses changes nothing")
 		upgrade(t, oldTag, `config.plugin.exclude=["7"]`, `config.plugin.resource="gpu"`)
 		awaitSeries(t, "gpu_node_agent_config_last_reload_successful 0")
 		awaitAmounts(t, gpu, "7/7")
-		checkSamePod(t, was)
+		checkSamePod(t, previous)
 		upgrade(t, oldTag)
 		awaitSeries(t, "gpu_node_agent_config_last_reload_successful 1")
 		awaitAmounts(t, gpu, "8/8")
-		checkSamePod(t, was)
+		checkSamePod(t, previous)
 	})
 	step(t, "a new version keeps registrations and pods", func(t *testing.T) {
 		keepsContainer := containerOf(t, "one")
@@ -119,11 +119,11 @@ func TestCluster(t *testing.T) {
 	step(t, "a new pod restores a finding, and an operator clears it", func(t *testing.T) {
 		inject(t, "{gpu: %s, xid: 79}", index)
 		awaitAmounts(t, gpu, "8/7")
-		was := mustAgentPod(t)
-		if err := theCluster.client.CoreV1().Pods(namespace).Delete(t.Context(), was.Name, metav1.DeleteOptions{}); err != nil {
+		previous := mustAgentPod(t)
+		if err := theCluster.client.CoreV1().Pods(namespace).Delete(t.Context(), previous.Name, metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		if is := mustAgentPod(t); is.UID == was.UID {
+		if is := mustAgentPod(t); is.UID == previous.UID {
 			t.Fatal("the agent's pod was not replaced")
 		}
 		awaitSeries(t, "gpu_node_agent_device_finding{", holder, `cause="xid-79"`) // from the state file on the node

@@ -32,17 +32,17 @@ func privateDirs() []string {
 // makeMountPoints creates the mount points of ownDirs on the host, and returns a function that removes those that were
 // missing. The file list names them until then, so that the next run in this clone removes them if this one is killed.
 func makeMountPoints(list string) (remove func(), err error) {
-	was, err := os.ReadFile(list)
+	previous, err := os.ReadFile(list)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}
-	made := strings.Fields(string(was))
+	created := strings.Fields(string(previous))
 	for _, dir := range privateDirs() {
-		if _, e := os.Lstat(dir); errors.Is(e, fs.ErrNotExist) && !slices.Contains(made, dir) {
-			made = append(made, dir)
+		if _, e := os.Lstat(dir); errors.Is(e, fs.ErrNotExist) && !slices.Contains(created, dir) {
+			created = append(created, dir)
 		}
 	}
-	err = errors.Join(err, os.WriteFile(list, []byte(strings.Join(made, "\n")+"\n"), 0o644))
+	err = errors.Join(err, os.WriteFile(list, []byte(strings.Join(created, "\n")+"\n"), 0o644))
 	for _, dir := range privateDirs() {
 		if e := os.Mkdir(dir, 0o755); !errors.Is(e, fs.ErrExist) {
 			err = errors.Join(err, e)
@@ -53,7 +53,7 @@ func makeMountPoints(list string) (remove func(), err error) {
 		if _, alive, err := runs(); err != nil || len(alive) > 0 {
 			return
 		}
-		for _, dir := range made {
+		for _, dir := range created {
 			_ = os.Remove(dir) // not empty if something else uses it now
 		}
 		_ = os.Remove(list) // otherwise the next run does

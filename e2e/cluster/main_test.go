@@ -98,13 +98,13 @@ func outside() int {
 		return fail("build", err)
 	}
 	g := &cgroups{name: fmt.Sprintf("%s%d", cgroupPrefix, os.Getpid())}
-	unmake := func() {}
-	defer func() { g.remove(); unmake() }()
+	removeMountPoints := func() {}
+	defer func() { g.remove(); removeMountPoints() }()
 	// Create the group first: then the end of another clone's run sees this one and keeps the mount points.
 	if err := errors.Join(removeLeftovers(), g.make()); err != nil {
 		return fail("cgroups", err)
 	}
-	if unmake, err = makeMountPoints(filepath.Join(dir, "mount-points")); err != nil {
+	if removeMountPoints, err = makeMountPoints(filepath.Join(dir, "mount-points")); err != nil {
 		return fail("mount points", err)
 	}
 	self, err := os.Executable()

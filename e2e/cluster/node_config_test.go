@@ -190,9 +190,9 @@ func TestWithoutDriver(t *testing.T) {
 		})
 		awaitSeries(t, "gpu_node_agent_source_up 0")
 		eventually(t, "/readyz names the missing library", func(ctx context.Context) error {
-			said, err := scrapePath(ctx, "/readyz")
-			if err == nil && !strings.Contains(said, "libdcgm.so.4") {
-				err = fmt.Errorf("/readyz responds %q", said)
+			output, err := scrapePath(ctx, "/readyz")
+			if err == nil && !strings.Contains(output, "libdcgm.so.4") {
+				err = fmt.Errorf("/readyz responds %q", output)
 			}
 			return err
 		})

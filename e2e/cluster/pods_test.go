@@ -74,10 +74,10 @@ func containerOf(t *testing.T, name string) (check func()) {
 		}
 		return pod.Status.ContainerStatuses[0].ContainerID
 	}
-	was := id()
+	previous := id()
 	return func() {
 		t.Helper()
-		if id() != was {
+		if id() != previous {
 			t.Errorf("pod %s was restarted", name)
 		}
 	}

@@ -11,20 +11,20 @@ import (
 
 // TestOpenShift checks the rights and SELinux types that agents need on OpenShift, and that they have none elsewhere.
 func TestOpenShift(t *testing.T) {
-	const there, alone = "--api-versions=security.openshift.io/v1", "--api-versions=security.openshift.io/v1/SecurityContextConstraints"
+	const openShift, openShiftByKind = "--api-versions=security.openshift.io/v1", "--api-versions=security.openshift.io/v1/SecurityContextConstraints"
 	for name, c := range map[string]struct {
 		args    []string
 		account string // that may use the constraint; "" for none
 		selinux string // type of all containers
 	}{
 		"elsewhere":               {nil, "", ""},
-		"there":                   {[]string{there}, "gna-gpu-node-agent", "spc_t"},
-		"there, detected by kind": {[]string{alone}, "gna-gpu-node-agent", "spc_t"},
-		"own account":             {[]string{there, "--set", "serviceAccount.create=false,serviceAccount.name=a"}, "a", "spc_t"},
-		"no rights":               {[]string{there, "--set", "rbac.create=false"}, "", "spc_t"},
-		"own type":                {[]string{there, "--set", "securityContext.seLinuxOptions.type=t"}, "gna-gpu-node-agent", "t"},
-		"own level of pods":       {[]string{there, "--set", "podSecurityContext.seLinuxOptions.level=s0"}, "gna-gpu-node-agent", "spc_t"},
-		"own type of pods":        {[]string{there, "--set", "podSecurityContext.seLinuxOptions.type=t"}, "gna-gpu-node-agent", ""},
+		"there":                   {[]string{openShift}, "gna-gpu-node-agent", "spc_t"},
+		"there, detected by kind": {[]string{openShiftByKind}, "gna-gpu-node-agent", "spc_t"},
+		"custom account":          {[]string{openShift, "--set", "serviceAccount.create=false,serviceAccount.name=a"}, "a", "spc_t"},
+		"no rights":               {[]string{openShift, "--set", "rbac.create=false"}, "", "spc_t"},
+		"custom type":             {[]string{openShift, "--set", "securityContext.seLinuxOptions.type=t"}, "gna-gpu-node-agent", "t"},
+		"custom level of pods":    {[]string{openShift, "--set", "podSecurityContext.seLinuxOptions.level=s0"}, "gna-gpu-node-agent", "spc_t"},
+		"custom type of pods":     {[]string{openShift, "--set", "podSecurityContext.seLinuxOptions.type=t"}, "gna-gpu-node-agent", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := template(t, append(c.args, "--set", "gpuOperator.enabled=true")...)
@@ -67,7 +67,7 @@ func TestOpenShift(t *testing.T) {
 			}
 		})
 	}
-	if _, err := helm(t, "template", "gna", chart, there, "--set", "serviceAccount.create=false"); err == nil || !strings.Contains(err.Error(), "serviceAccount.name") {
+	if _, err := helm(t, "template", "gna", chart, openShift, "--set", "serviceAccount.create=false"); err == nil || !strings.Contains(err.Error(), "serviceAccount.name") {
 		t.Errorf("error without an account: %v", err)
 	}
 }

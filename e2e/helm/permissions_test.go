@@ -101,7 +101,7 @@ func TestNodeAffinity(t *testing.T) {
 	}{
 		"nothing set":    {nil, map[string]string{"gna-gpu-node-agent": gpus}},
 		"other affinity": {[]string{"affinity.podAffinity.preferredDuringSchedulingIgnoredDuringExecution=null", "affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution=null"}, map[string]string{"gna-gpu-node-agent": gpus}},
-		"own terms":      {[]string{"affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0].key=a,affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0].operator=Exists"}, map[string]string{"gna-gpu-node-agent": "a Exists []"}},
+		"custom terms":   {[]string{"affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0].key=a,affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0].operator=Exists"}, map[string]string{"gna-gpu-node-agent": "a Exists []"}},
 		"null":           {[]string{"affinity=null"}, map[string]string{"gna-gpu-node-agent": ""}},
 		"an empty text":  {[]string{"affinity="}, map[string]string{"gna-gpu-node-agent": ""}},
 		"empty parts":    {[]string{"affinity.nodeAffinity=null,affinity.podAntiAffinity=null"}, map[string]string{"gna-gpu-node-agent": gpus}},
@@ -125,9 +125,9 @@ func TestNodeAffinity(t *testing.T) {
 			for _, ds := range template(t, settings(c.set)...).daemonSets {
 				affinity := ds.Spec.Template.Spec.Affinity
 				got[ds.Name] = terms(affinity.NodeAffinity)
-				alone := affinity.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution
-				if len(alone) != 1 || alone[0].TopologyKey != corev1.LabelHostname || alone[0].NamespaceSelector == nil {
-					t.Errorf("%s: two agents may run on one node: %v", ds.Name, alone)
+				openShiftByKind := affinity.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+				if len(openShiftByKind) != 1 || openShiftByKind[0].TopologyKey != corev1.LabelHostname || openShiftByKind[0].NamespaceSelector == nil {
+					t.Errorf("%s: two agents may run on one node: %v", ds.Name, openShiftByKind)
 				}
 			}
 			for name, want := range c.want {

@@ -15,9 +15,9 @@ func TestReadme(t *testing.T) {
 	}
 	values := read(t, filepath.Join(chart, "values.yaml"))
 	values["config"] = read(t, filepath.Join("..", "..", "config.yaml"))
-	known := make(map[string]bool)
+	validKeys := make(map[string]bool)
 	for _, path := range paths(values) {
-		known[strings.Join(path, ".")] = true
+		validKeys[strings.Join(path, ".")] = true
 	}
 	rows := regexp.MustCompile("(?m)^\\| (`.*?`) \\|").FindAllStringSubmatch(text, -1)
 	if len(rows) == 0 {
@@ -25,7 +25,7 @@ func TestReadme(t *testing.T) {
 	}
 	for _, row := range rows {
 		for _, name := range regexp.MustCompile("`(.*?)`").FindAllStringSubmatch(row[1], -1) {
-			if !known[name[1]] {
+			if !validKeys[name[1]] {
 				t.Errorf("%s is not a value of the chart", name[1])
 			}
 		}

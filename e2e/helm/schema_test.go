@@ -64,7 +64,7 @@ func TestSchema(t *testing.T) {
 // lists matches lists of strings in indented JSON, which fit into a line.
 var lists = regexp.MustCompile(`\[\s+[^\[\]{}]*\s\]`)
 
-// schemaOf returns the schema of a value from its default; null stands for the default. wanted has more conditions by
+// schemaOf returns the schema of a value from its default; null stands for the default. constraints has more conditions by
 // key. The agent checks the rest.
 func schemaOf(value any, key string, constraints map[string]map[string]any) (map[string]any, error) {
 	var schema map[string]any

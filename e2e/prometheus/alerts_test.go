@@ -23,13 +23,13 @@ var untestedAlerts = []string{
 // the alerts and dashboards in Prometheus.
 func TestAlertsAndDashboards(t *testing.T) {
 	n := newMachine(t)
-	seen := make(map[string]bool)
+	covered := make(map[string]bool)
 	// awaitAlert waits until an alert of node-1 with these labels is pending or firing. The unit tests check the time it is
 	// pending.
 	awaitAlert := func(name string, labels ...string) {
 		t.Helper()
 		n.Eventually(name+" "+strings.Join(labels, " "), func() error { return n.checkAlert(name, labels) })
-		seen[name] = true
+		covered[name] = true
 	}
 	awaitResolved := func(name string, labels ...string) {
 		t.Helper()
@@ -76,17 +76,17 @@ func TestAlertsAndDashboards(t *testing.T) {
 		"GPUs": 2 * 8, "Allocated": 2 * 3, "Healthy": 4.0 / 8, "Unhealthy": 2 * 2, "Degraded": 2 * 2, "Allocated and idle": 0,
 	} {
 		n.Eventually("the fleet's panel "+title+" is right", func() error {
-			got, err := n.panel("fleet.json", title)
-			if err == nil && (len(got) != 1 || got[0].Value != want) {
-				err = fmt.Errorf("it shows %v, want %v", got, want)
+			result, err := n.panel("fleet.json", title)
+			if err == nil && (len(result) != 1 || result[0].Value != want) {
+				err = fmt.Errorf("it shows %v, want %v", result, want)
 			}
 			return err
 		})
 	}
 	n.Eventually("the fleet's panel of namespaces is right", func() error {
-		got, err := n.panel("fleet.json", "Devices held, by namespace")
+		result, err := n.panel("fleet.json", "Devices held, by namespace")
 		held := make(map[string]float64)
-		for _, s := range got {
+		for _, s := range result {
 			held[s.Labels["namespace"]] = s.Value
 		}
 		if want := map[string]float64{"team-a": 2, "team-b": 1}; err == nil && !maps.Equal(held, want) {
@@ -123,20 +123,20 @@ func TestAlertsAndDashboards(t *testing.T) {
 	n.Eventually("GPUAgentAbsent", func() error {
 		return n.checkSeries(`ALERTS{alertname="GPUAgentAbsent"}`, 1)
 	})
-	seen["GPUAgentAbsent"] = true
+	covered["GPUAgentAbsent"] = true
 	n.Eventually("GPUAgentDown has the target's labels", func() error {
 		return n.checkSeries(`ALERTS{alertname="GPUAgentDown", job="gpus", cluster="east", instance="node-2"}`, 1)
 	})
 
 	for _, name := range untestedAlerts {
-		if seen[name] {
+		if covered[name] {
 			t.Errorf("%s has a test: remove it from notInStory", name)
 		}
-		seen[name] = true
+		covered[name] = true
 	}
 	for _, rules := range rules(t) {
 		for _, r := range rules {
-			if r.Alert != "" && !seen[r.Alert] {
+			if r.Alert != "" && !covered[r.Alert] {
 				t.Errorf("%s has no test: cause it, or add it to notInStory", r.Alert)
 			}
 		}
@@ -146,16 +146,16 @@ func TestAlertsAndDashboards(t *testing.T) {
 // checkAlert checks that an alert is pending or firing.
 func (n machine) checkAlert(name string, labels []string) error {
 	n.T.Helper()
-	found, there, err := n.findAlert(name, labels)
+	found, active, err := n.findAlert(name, labels)
 	if err == nil && !found {
-		err = fmt.Errorf("no %s with %v; pending or firing: %v", name, labels, there)
+		err = fmt.Errorf("no %s with %v; pending or firing: %v", name, labels, active)
 	}
 	return err
 }
 
 // findAlert reports whether an alert of node-1 is pending or firing, with the names of all such alerts, and checks that its
 // annotations expand.
-func (n machine) findAlert(name string, labels []string) (found bool, there []string, err error) {
+func (n machine) findAlert(name string, labels []string) (found bool, active []string, err error) {
 	n.T.Helper()
 	alerts, err := n.prom.Alerts(n.T.Context())
 	if err != nil {
@@ -168,7 +168,7 @@ func (n machine) findAlert(name string, labels []string) (found bool, there []st
 	}
 alerts:
 	for _, a := range alerts {
-		there = append(there, a.Labels["alertname"])
+		active = append(active, a.Labels["alertname"])
 		for k, v := range want {
 			if a.Labels[k] != v {
 				continue alerts
@@ -179,9 +179,9 @@ alerts:
 				n.T.Errorf("%s: %s: %s", name, k, text)
 			}
 		}
-		return true, there, nil
+		return true, active, nil
 	}
-	return false, there, nil
+	return false, active, nil
 }
 
 // checkRules waits until Prometheus has evaluated every rule without errors and has the recorded series of both nodes.
@@ -206,8 +206,8 @@ func (n machine) checkRules() {
 		}
 		for _, cluster := range []string{"", "east"} {
 			n.Eventually(r.Name+" of cluster "+cluster, func() error {
-				got, err := n.prom.Query(n.T.Context(), fmt.Sprintf("%s{cluster=%q}", r.Name, cluster))
-				if err == nil && len(got) == 0 {
+				result, err := n.prom.Query(n.T.Context(), fmt.Sprintf("%s{cluster=%q}", r.Name, cluster))
+				if err == nil && len(result) == 0 {
 					err = errors.New("no series")
 				}
 				return err

@@ -146,17 +146,17 @@ func TestDashboards(t *testing.T) {
 			!slices.Contains(d.Tags, "gpu-node-agent") {
 			t.Errorf("%s: the dashboards link to each other by the tag gpu-node-agent; tags %v, links %+v", name, d.Tags, d.Links)
 		}
-		var known []string
+		var variables []string
 		for _, v := range d.Templating.List {
-			known = append(known, v.Name)
+			variables = append(variables, v.Name)
 			if v.Type == "query" && v.IncludeAll && v.AllValue != ".*" {
 				t.Errorf("%s: variable %s: allValue %q; use .*, which matches series without the label too", name, v.Name, v.AllValue)
 			}
 		}
-		if !slices.Contains(known, "cluster") || !slices.Contains(known, "node") {
-			t.Errorf("%s: variables %v, want cluster and node among them", name, known)
+		if !slices.Contains(variables, "cluster") || !slices.Contains(variables, "node") {
+			t.Errorf("%s: variables %v, want cluster and node among them", name, variables)
 		}
-		for _, fault := range panelFaults(d, known) {
+		for _, fault := range panelFaults(d, variables) {
 			t.Errorf("%s: %s", name, fault)
 		}
 	}
@@ -173,11 +173,11 @@ func TestDashboards(t *testing.T) {
 	}
 }
 
-func panelFaults(d dashboard, known []string) (faults []string) {
+func panelFaults(d dashboard, variables []string) (faults []string) {
 	bad := func(p panel, format string, args ...any) {
 		faults = append(faults, fmt.Sprintf("panel %d %q: ", p.ID, p.Title)+fmt.Sprintf(format, args...))
 	}
-	known = append(slices.Clone(known), "__rate_interval", "__range")
+	variables = append(slices.Clone(variables), "__rate_interval", "__range")
 	for i, p := range d.Panels {
 		for _, q := range d.Panels[:i] {
 			if p.ID == q.ID {
@@ -209,7 +209,7 @@ func panelFaults(d dashboard, known []string) (faults []string) {
 			}
 			refs = append(refs, q.RefID)
 			for _, m := range reference.FindAllStringSubmatch(q.Expr, -1) {
-				if !slices.Contains(known, m[1]+m[2]) {
+				if !slices.Contains(variables, m[1]+m[2]) {
 					bad(p, "query %s uses the undefined variable %s", q.RefID, m[0])
 				}
 			}

@@ -76,9 +76,9 @@ func (n machine) runPod(namespace, name string, gpus int64) {
 
 // checkSeries checks the number of series of an expression.
 func (n machine) checkSeries(expr string, count int) error {
-	got, err := n.prom.Query(n.T.Context(), expr)
-	if err == nil && len(got) != count {
-		err = fmt.Errorf("%s has %d series, want %d: %v", expr, len(got), count, got)
+	result, err := n.prom.Query(n.T.Context(), expr)
+	if err == nil && len(result) != count {
+		err = fmt.Errorf("%s has %d series, want %d: %v", expr, len(result), count, result)
 	}
 	return err
 }

@@ -66,14 +66,14 @@ func (n machine) checkPanels(all bool) {
 			fields := make(map[string]bool) // columns of a table
 			for _, q := range p.Targets {
 				queries++
-				var got []promapi.Series
+				var result []promapi.Series
 				n.Eventually(fmt.Sprintf("%s: %s %s has data", name, p.Title, q.RefID), func() (err error) {
-					if got, err = n.evaluate(q, values); err == nil && len(got) == 0 {
+					if result, err = n.evaluate(q, values); err == nil && len(result) == 0 {
 						err = errors.New("no series: " + substitute(q.Expr, values)) // the first steps of 15s may have none
 					}
 					return err
 				})
-				for _, s := range got {
+				for _, s := range result {
 					for _, m := range legendLabel.FindAllStringSubmatch(q.Legend, -1) {
 						if s.Labels[m[1]] == "" && !optional(m[1]) {
 							n.T.Errorf("%s: %s: legend %q: no label %s in %v", name, p.Title, q.Legend, m[1], s.Labels)
@@ -160,13 +160,13 @@ func (n machine) awaitDashboard12239() {
 		"DCGM_FI_PROF_PIPE_TENSOR_ACTIVE" + selector:     8,
 	} {
 		n.Eventually("12239: "+expr, func() error {
-			got, err := n.prom.Query(n.T.Context(), expr)
+			result, err := n.prom.Query(n.T.Context(), expr)
 			gpus := make(map[string]bool)
-			for _, s := range got {
+			for _, s := range result {
 				gpus[s.Labels["gpu"]] = true
 			}
-			if err == nil && (len(got) != want || len(gpus) != want) {
-				err = fmt.Errorf("%d series of %d GPUs, want %d", len(got), len(gpus), want)
+			if err == nil && (len(result) != want || len(gpus) != want) {
+				err = fmt.Errorf("%d series of %d GPUs, want %d", len(result), len(gpus), want)
 			}
 			return err
 		})

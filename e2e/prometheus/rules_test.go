@@ -100,11 +100,11 @@ func TestRulesAreDocumented(t *testing.T) {
 			} `json:"tests"`
 		}
 		parse(t, filepath.Join("rules", file), &tests)
-		var wanted []string
+		var samples []string
 		for _, test := range tests.Tests {
 			for _, e := range test.Exprs {
 				for _, s := range e.Samples {
-					wanted = append(wanted, s.Labels)
+					samples = append(samples, s.Labels)
 				}
 			}
 		}
@@ -114,7 +114,7 @@ func TestRulesAreDocumented(t *testing.T) {
 			}
 			names[r.name()] = true
 			if r.Alert == "" {
-				if !slices.ContainsFunc(wanted, func(l string) bool { return strings.HasPrefix(l, r.Record+"{") }) {
+				if !slices.ContainsFunc(samples, func(l string) bool { return strings.HasPrefix(l, r.Record+"{") }) {
 					t.Errorf("%s has no unit test", r.Record)
 				}
 				continue
@@ -122,7 +122,7 @@ func TestRulesAreDocumented(t *testing.T) {
 			if !slices.Contains([]string{"critical", "warning", "info"}, r.Labels["severity"]) {
 				t.Errorf("%s: severity %q; use critical, warning or info", r.Alert, r.Labels["severity"])
 			}
-			i := slices.IndexFunc(wanted, func(l string) bool {
+			i := slices.IndexFunc(samples, func(l string) bool {
 				return strings.HasPrefix(l, fmt.Sprintf(`ALERTS{alertname=%q, alertstate="firing"`, r.Alert))
 			})
 			if i < 0 {
@@ -135,8 +135,8 @@ func TestRulesAreDocumented(t *testing.T) {
 				}
 				// A template renders a missing label as an empty string.
 				for _, m := range templateLabel.FindAllStringSubmatch(r.Annotations[a], -1) {
-					if !strings.Contains(wanted[i], " "+m[1]+"=") {
-						t.Errorf("%s: %s: the alert has no label %s: %s", r.Alert, a, m[1], wanted[i])
+					if !strings.Contains(samples[i], " "+m[1]+"=") {
+						t.Errorf("%s: %s: the alert has no label %s: %s", r.Alert, a, m[1], samples[i])
 					}
 				}
 			}

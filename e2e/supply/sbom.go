@@ -31,13 +31,13 @@ func sbom(dir, binary, version, out string) error {
 	if err := classify(modules); err != nil {
 		return err
 	}
-	known := make(map[string]*Module)
+	byPath := make(map[string]*Module)
 	for _, m := range modules {
-		known[m.Path] = m
+		byPath[m.Path] = m
 	}
-	components := []cdx.Component{component(stdlib, info.GoVersion, known[stdlib])}
+	components := []cdx.Component{component(stdlib, info.GoVersion, byPath[stdlib])}
 	for _, d := range info.Deps {
-		m := known[d.Path]
+		m := byPath[d.Path]
 		if m == nil || m.Version != d.Version {
 			return fmt.Errorf("%s@%s is in %s but not in %s; rebuild it", d.Path, d.Version, binary, filepath.Join(dir, "go.mod"))
 		}

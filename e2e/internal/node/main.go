@@ -40,7 +40,7 @@ func agent(dir string) (string, error) {
 	switch {
 	case path == "":
 		path = filepath.Join(dir, "gpu-node-agent")
-		build := exec.Command("go", "build", "-o", path, ".") //nolint:noctx // it ends by itself
+		build := exec.Command("go", "build", "-o", path, ".") //nolint:noctx // it exits
 		build.Dir = filepath.Join("..", "..")
 		if out, err := build.CombinedOutput(); err != nil {
 			return "", fmt.Errorf("%v: %w\n%s", build, err, out)

@@ -115,7 +115,7 @@ func (w *world) apply(ctx context.Context, s step) error {
 	case "second-agent":
 		return w.secondAgent(ctx, s.arg)
 	case calm:
-		return w.calmDown(ctx)
+		return w.revertFaults(ctx)
 	}
 	return w.applyKubelet(ctx, s)
 }
@@ -135,7 +135,7 @@ func (w *world) applyKubelet(ctx context.Context, s step) error {
 	case "second-stream", "slow-stream":
 		return w.stream(ctx, s.kind == "slow-stream")
 	case "wipe":
-		return w.wipe()
+		return w.wipeSockets()
 	}
 	if w.kubeletFrozen {
 		return nil // a frozen kubelet handles no commands or signals
@@ -144,7 +144,7 @@ func (w *world) applyKubelet(ctx context.Context, s step) error {
 	switch s.kind {
 	case "kubelet-restart":
 		c.Do, w.kubeletStopped = "restart", false
-		w.registration.disturbed()
+		w.registration.expectRegistration()
 	case "kubelet-stop":
 		c.Do, w.kubeletStopped = "stop", true
 	case "kubelet-start":
@@ -152,20 +152,20 @@ func (w *world) applyKubelet(ctx context.Context, s step) error {
 			return nil
 		}
 		c.Do, w.kubeletStopped = "start", false
-		w.registration.disturbed()
+		w.registration.expectRegistration()
 	case "kill-stream":
 		c.Do, c.Resource = "drop", resource
-		w.registration.killed()
+		w.registration.streamClosed()
 		if len(w.streams) > 0 {
-			w.registration.forgotten() // the agent still has a listener: only its audit detects the loss
+			w.registration.pluginDropped() // the agent still has a listener: only its audit detects the loss
 		}
 	case "forget":
 		c.Do, c.Resource = "forget", resource
-		w.registration.forgotten()
+		w.registration.pluginDropped()
 	default:
 		return fmt.Errorf("%v: unknown step", s)
 	}
-	_, err := w.kubelet.ask(c)
+	_, err := w.kubelet.request(c)
 	return err
 }
 
@@ -188,8 +188,8 @@ func (w *world) reload(which string, bad bool) error {
 	return w.Signal(syscall.SIGHUP)
 }
 
-// wipe removes all sockets except the kubelet's.
-func (w *world) wipe() error {
+// wipeSockets removes all sockets except the kubelet's.
+func (w *world) wipeSockets() error {
 	all, err := filepath.Glob(filepath.Join(w.Dir, "device-plugins", "*"))
 	if err != nil {
 		return err
@@ -202,7 +202,7 @@ func (w *world) wipe() error {
 			return err
 		}
 	}
-	w.registration.disturbed()
+	w.registration.expectRegistration()
 	return nil
 }
 
@@ -263,8 +263,8 @@ func (w *world) scrapeAtOnce(ctx context.Context) error {
 	return <-errs
 }
 
-// calmDown reverts all faults.
-func (w *world) calmDown(ctx context.Context) error {
+// revertFaults reverts all faults.
+func (w *world) revertFaults(ctx context.Context) error {
 	// A kubelet with two registrations keeps both streams until it ends, and so does the agent.
 	steps := []step{{kind: "read-log"}, {kind: "clock", arg: "0"}, {kind: "up"}, {kind: "attach"}, {kind: "thaw"}, {kind: "kubelet-restart"}, {kind: "disk-free"}, {kind: "close-streams"}, {kind: "reload", arg: "0"}}
 	for i := range gpus {

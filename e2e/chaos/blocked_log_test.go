@@ -50,7 +50,7 @@ func (w *world) endBlocked(ctx context.Context, how string) error {
 	}
 	pid := w.Pid()
 	err := w.await(context.WithoutCancel(ctx), scaled(15*time.Second), func(context.Context) error {
-		if gone, err := zombie(pid); err != nil || !gone {
+		if exited, err := zombie(pid); err != nil || !exited {
 			return violated("end", "log is not read, and the agent does not exit: %v", err)
 		}
 		return nil

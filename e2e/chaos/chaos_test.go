@@ -21,36 +21,36 @@ var (
 	agentPath = flag.String("agent", "", "the agent's binary; \"\": built from the repository, with the race detector if -raced is set")
 	raced     = flag.Bool("raced", false, "build the agent with the race detector")
 	replay    = flag.String("replay", "", "play these steps instead, in the format that a failure prints")
-	onlyKinds = flag.String("only", "", "play only these kinds of steps, separated by commas; runs without any of them are skipped")
+	kindsFlag = flag.String("only", "", "play only these kinds of steps, separated by commas; runs without any of them are skipped")
 	shrinkFor = flag.Duration("shrink", 5*time.Minute, "how long to shorten a failing sequence; 0: do not")
 	slack     = flag.Float64("slack", 1, "factor of all time limits, for a busy machine")
 )
 
 func TestMain(m *testing.M) {
-	if dir := os.Getenv(roleEnv); dir != "" {
+	if dir := os.Getenv(kubeletDirEnv); dir != "" {
 		if err := serveKubelet(dir); err != nil {
 			fmt.Fprintln(os.Stderr, "kubelet:", err)
 			os.Exit(1)
 		}
 		os.Exit(0)
 	}
-	if code, apart := runApart(); apart {
+	if code, started := runInMountNamespace(); started {
 		os.Exit(code)
 	}
 	os.Exit(m.Run())
 }
 
-const apartEnv = "CHAOS_APART"
+const mountNamespaceEnv = "CHAOS_APART"
 
-// runApart runs this program again in a separate mount namespace, if permitted, and returns its exit code. The kernel
+// runInMountNamespace runs this program again in a separate mount namespace, if permitted, and returns its exit code. The kernel
 // unmounts the file systems however the program ends.
-func runApart() (code int, apart bool) {
+func runInMountNamespace() (code int, started bool) {
 	self, err := os.Executable()
-	if err != nil || os.Getenv(apartEnv) != "" {
+	if err != nil || os.Getenv(mountNamespaceEnv) != "" {
 		return 0, false
 	}
 	cmd := exec.Command(self, os.Args[1:]...)
-	cmd.Env = append(os.Environ(), apartEnv+"=1")
+	cmd.Env = append(os.Environ(), mountNamespaceEnv+"=1")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
@@ -90,12 +90,12 @@ func play(ctx context.Context, with setup, next func() (step, bool), say func(st
 	if err != nil {
 		return nil, &failed{err: fmt.Errorf("start: %w", err)}
 	}
-	say("the disk is %s", w.disk.how())
+	say("the disk is %s", w.disk.description())
 	for s, more := next(); more && ctx.Err() == nil; s, more = next() {
 		played = append(played, s)
 		begin := time.Now()
 		err := w.apply(ctx, s)
-		if err == nil && s.kind != calm && !s.hasty {
+		if err == nil && s.kind != calm && !s.immediate {
 			err = w.check(ctx)
 		}
 		say("%4d %-18v %8v  %s", len(played), s, time.Since(begin).Round(time.Millisecond), w.summary())
@@ -140,8 +140,8 @@ type setup struct {
 
 // chaos plays random steps for a time, or those of -replay.
 func chaos(t *testing.T, with setup, kinds []kind, duration time.Duration) {
-	if kinds = only(kinds, *onlyKinds); len(kinds) == 0 {
-		t.Skipf("none of the kinds %s", *onlyKinds)
+	if kinds = selectKinds(kinds, *kindsFlag); len(kinds) == 0 {
+		t.Skipf("none of the kinds %s", *kindsFlag)
 	}
 	end, from, n := time.Now().Add(duration), sequence(*seed, kinds), 0
 	next := func() (step, bool) {
@@ -156,7 +156,7 @@ func chaos(t *testing.T, with setup, kinds []kind, duration time.Duration) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		next = list(steps)
+		next = iterate(steps)
 	}
 	t.Logf("seed %d", *seed)
 	played, f := play(t.Context(), with, next, t.Logf)
@@ -164,14 +164,14 @@ func chaos(t *testing.T, with setup, kinds []kind, duration time.Duration) {
 		t.Logf("%d steps, every invariant holds", len(played))
 		return
 	}
-	t.Errorf("seed %d: %v\nend of the agent's log:\n%s\nsteps: %s", *seed, f.err, f.log, text(played))
+	t.Errorf("seed %d: %v\nend of the agent's log:\n%s\nsteps: %s", *seed, f.err, f.log, formatSteps(played))
 	what := violatedInvariant(f.err)
 	if *shrinkFor == 0 || what == "" || len(played) < 2 {
 		return
 	}
 	var last *failed
 	short := shrink(played, time.Now().Add(*shrinkFor), func(steps []step) bool {
-		_, f := play(t.Context(), with, list(steps), func(string, ...any) {})
+		_, f := play(t.Context(), with, iterate(steps), func(string, ...any) {})
 		same := f != nil && violatedInvariant(f.err) == what
 		if same {
 			last = f
@@ -182,7 +182,7 @@ func chaos(t *testing.T, with setup, kinds []kind, duration time.Duration) {
 		t.Errorf("not reproduced")
 		return
 	}
-	t.Errorf("shortened to %d of %d steps: %v\nrerun: go test . -run '%s' -replay '%s'", len(short), len(played), last.err, t.Name(), text(short))
+	t.Errorf("shortened to %d of %d steps: %v\nrerun: go test . -run '%s' -replay '%s'", len(short), len(played), last.err, t.Name(), formatSteps(short))
 }
 
 // violatedInvariant returns the violated invariant, or "" for another failure.
@@ -193,7 +193,7 @@ func violatedInvariant(err error) string {
 	return ""
 }
 
-func list(steps []step) func() (step, bool) {
+func iterate(steps []step) func() (step, bool) {
 	return func() (step, bool) {
 		if len(steps) == 0 {
 			return step{}, false

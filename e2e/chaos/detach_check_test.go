@@ -16,8 +16,8 @@ func (w *world) checkDriver(ctx context.Context) error {
 	for _, s := range page {
 		if s.Name == "gpu_node_agent_health_transitions_total" && s.Labels["state"] == "unhealthy" {
 			for i, g := range w.gpu {
-				if s.Labels["gpu"] == fmt.Sprint(i) && int(s.Value) > g.falls {
-					return violated("transitions", "%v: %v transitions to unhealthy, want at most %d", s.Labels, s.Value, g.falls)
+				if s.Labels["gpu"] == fmt.Sprint(i) && int(s.Value) > g.failures {
+					return violated("transitions", "%v: %v transitions to unhealthy, want at most %d", s.Labels, s.Value, g.failures)
 				}
 			}
 		}
@@ -38,7 +38,7 @@ func (w *world) checkDriver(ctx context.Context) error {
 		return violated("detach", "driver detached, and measured at %v", s.Source.Measured)
 	}
 	if w.engine != nil {
-		if connected, _, _, err := w.engine.is(); err != nil || connected {
+		if connected, _, _, err := w.engine.readState(); err != nil || connected {
 			return violated("detach", "driver detached, and the agent is connected to DCGM; %v", err)
 		}
 	}

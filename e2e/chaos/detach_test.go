@@ -35,8 +35,8 @@ type remainingFinding struct {
 	Cause string `json:"cause"`
 }
 
-// ask sends a request to the agent as an operator does.
-func ask[T any](ctx context.Context, w *world, stepTimeout time.Duration, request map[string]any) (T, error) {
+// request sends a request to the agent as an operator does.
+func request[T any](ctx context.Context, w *world, stepTimeout time.Duration, request map[string]any) (T, error) {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
 	var answer struct {
@@ -55,8 +55,8 @@ func refused(err error) bool {
 		!errors.Is(err, fs.ErrNotExist)
 }
 
-func (w *world) askToDetach(ctx context.Context, duration time.Duration, force bool) (detachResponse, error) {
-	return ask[detachResponse](ctx, w, scaled(stepTimeout), map[string]any{"detach": map[string]any{"for": duration.String(), "force": force}})
+func (w *world) requestDetach(ctx context.Context, duration time.Duration, force bool) (detachResponse, error) {
+	return request[detachResponse](ctx, w, scaled(stepTimeout), map[string]any{"detach": map[string]any{"for": duration.String(), "force": force}})
 }
 
 // applyDriver plays the steps of an operator who resets a GPU.
@@ -72,7 +72,7 @@ func (w *world) applyDriver(ctx context.Context, s step) error {
 		_, err := w.detach(ctx, 30*time.Minute)
 		return err
 	case "expire":
-		return w.expire(ctx)
+		return w.detachUntilExpiry(ctx)
 	case "detach-often":
 		for i := 0; i < 10 && w.source == "up"; i++ {
 			if _, err := w.detach(ctx, time.Hour); err != nil {
@@ -89,7 +89,7 @@ func (w *world) applyDriver(ctx context.Context, s step) error {
 		if err := w.setTrap(ctx, "refuse"); err != nil {
 			return err
 		}
-		if _, err := w.askToDetach(ctx, time.Hour, true); !refused(err) {
+		if _, err := w.requestDetach(ctx, time.Hour, true); !refused(err) {
 			return violated("detach", "host engine refuses, and the response is: %v", err)
 		}
 		w.release()
@@ -118,7 +118,7 @@ func (w *world) detachPolitely(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	answer, err := ask[detachResponse](ctx, w, scaled(stepTimeout), map[string]any{"detach": map[string]any{"for": "1h"}})
+	answer, err := request[detachResponse](ctx, w, scaled(stepTimeout), map[string]any{"detach": map[string]any{"for": "1h"}})
 	if err == nil {
 		if !before {
 			if after, err := w.holdersKnown(ctx); err != nil || !after {
@@ -149,13 +149,13 @@ func (w *world) holdersKnown(ctx context.Context) (bool, error) {
 
 // setTrap sets the host engine's reaction to a detach, and waits until the library has read it.
 func (w *world) setTrap(ctx context.Context, what string) error {
-	if err := w.engine.say(map[string]string{"refuse": "refuse", "hang": "trap", "none": "up"}[what] + "\n"); err != nil {
+	if err := w.engine.write(map[string]string{"refuse": "refuse", "hang": "trap", "none": "up"}[what] + "\n"); err != nil {
 		return err
 	}
 	return w.await(ctx, scaled(stepTimeout), func(context.Context) error {
-		_, _, is, err := w.engine.is()
-		if err == nil && is != what {
-			err = fmt.Errorf("library's trap is %s, want %s", is, what)
+		_, _, trap, err := w.engine.readState()
+		if err == nil && trap != what {
+			err = fmt.Errorf("library's trap is %s, want %s", trap, what)
 		}
 		return err
 	})
@@ -166,7 +166,7 @@ func (w *world) detach(ctx context.Context, duration time.Duration) (detachRespo
 	was, stuck := w.detached, w.detachPending
 	hangs := w.engine != nil && w.source == "hung" && (!w.detached || w.detachPending)
 	begin := time.Now()
-	answer, err := w.askToDetach(ctx, duration, true)
+	answer, err := w.requestDetach(ctx, duration, true)
 	if !was {
 		w.release()
 	}
@@ -188,14 +188,14 @@ func (w *world) detach(ctx context.Context, duration time.Duration) (detachRespo
 }
 
 // engineMayBeUnasked reports whether the host engine may not have been asked, which is so without a connection.
-func (w *world) engineMayBeUnasked(unasked, already bool) bool {
+func (w *world) engineMayBeUnasked(notAsked, already bool) bool {
 	switch {
 	case already:
-		return unasked == w.engineNotAsked
+		return notAsked == w.engineNotAsked
 	case w.engine == nil || !w.engine.host || w.source == "up":
-		return !unasked
+		return !notAsked
 	}
-	return unasked || w.source == "blind"
+	return notAsked || w.source == "blind"
 }
 
 // noteDetached updates the model after a detach. asked reports whether the host engine was asked to detach.
@@ -209,11 +209,11 @@ func (w *world) noteDetached(ctx context.Context, asked bool) error {
 		return nil
 	}
 	return w.await(ctx, scaled(stepTimeout), func(context.Context) error { // the library updates its state shortly after
-		connected, gone, _, err := w.engine.is()
-		if err == nil && (connected || w.engine.host && asked && !gone) {
-			err = violated("detach", "connected to DCGM: %t; engine detached: %t", connected, gone)
+		connected, detached, _, err := w.engine.readState()
+		if err == nil && (connected || w.engine.host && asked && !detached) {
+			err = violated("detach", "connected to DCGM: %t; engine detached: %t", connected, detached)
 		}
-		w.engineDetached = gone
+		w.engineDetached = detached
 		return err
 	})
 }
@@ -242,8 +242,8 @@ func (w *world) awaitDetached(ctx context.Context, measured time.Time) error {
 	return w.noteDetached(ctx, true)
 }
 
-// expire detaches the driver for a second.
-func (w *world) expire(ctx context.Context) error {
+// detachUntilExpiry detaches the driver for a second.
+func (w *world) detachUntilExpiry(ctx context.Context) error {
 	if w.detachPending || w.engine != nil && w.source == "hung" && !w.detached {
 		return nil
 	}
@@ -270,7 +270,7 @@ func (w *world) expire(ctx context.Context) error {
 // attach attaches the driver.
 func (w *world) attach(ctx context.Context) error {
 	was := w.detached
-	answer, err := ask[attachResponse](ctx, w, scaled(stepTimeout)+time.Second, map[string]any{"attach": map[string]any{}})
+	answer, err := request[attachResponse](ctx, w, scaled(stepTimeout)+time.Second, map[string]any{"attach": map[string]any{}})
 	want := map[string]string{"up": "up", "dead": "down", "hung": "stalled"}[w.source]
 	switch {
 	case err != nil:

@@ -25,13 +25,13 @@ func compile(t *testing.T) (dir string) {
 type engine struct {
 	library, script string
 	host            bool     // it stands for a host engine in another process
-	later           []string // lines for when it is no longer blind
+	deferredLines   []string // lines for when it is no longer blind
 	lines           int      // of the script
 }
 
 // reset writes the script for a new agent.
 func (e *engine) reset(m *model) error {
-	e.later = nil
+	e.deferredLines = nil
 	lines := m.source + "\n"
 	if m.engineDetached {
 		lines += "detached\n"
@@ -68,17 +68,17 @@ func (e *engine) event(m *model, text string) error {
 	}
 	switch {
 	case ev.Source != nil: // already in the model
-		lines = append([]string{m.source + "\n"}, e.later...)
-		e.later = nil
+		lines = append([]string{m.source + "\n"}, e.deferredLines...)
+		e.deferredLines = nil
 	case m.source == "blind": // it does not call the driver
-		e.later = append(e.later, lines...)
+		e.deferredLines = append(e.deferredLines, lines...)
 		return nil
 	}
-	return e.say(strings.Join(lines, ""))
+	return e.write(strings.Join(lines, ""))
 }
 
-// say appends lines to the script.
-func (e *engine) say(lines string) error {
+// write appends lines to the script.
+func (e *engine) write(lines string) error {
 	f, err := os.OpenFile(e.script, os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {
 		return err
@@ -88,8 +88,8 @@ func (e *engine) say(lines string) error {
 	return errors.Join(err, f.Close())
 }
 
-// is returns the library's state, as testdata/fault_script.c writes it.
-func (e *engine) is() (connected, detached bool, trap string, err error) {
+// readState returns the library's state, as testdata/fault_script.c writes it.
+func (e *engine) readState() (connected, detached bool, trap string, err error) {
 	text, err := os.ReadFile(e.script + ".is")
 	if err != nil {
 		return false, false, "", err

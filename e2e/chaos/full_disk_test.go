@@ -22,7 +22,7 @@ func newDisk(dir string) (*disk, error) {
 	return &disk{dir: dir, mounted: err == nil}, nil
 }
 
-func (d *disk) how() string {
+func (d *disk) description() string {
 	if d.mounted {
 		return "a tmpfs"
 	}

@@ -90,9 +90,9 @@ func TestRegistrationTakesLonger(t *testing.T) {
 		for _, n := range names {
 			all[n] = nil
 		}
-		return func(r *registration) { r.serves(all) }
+		return func(r *registration) { r.setResources(all) }
 	}
-	begin, kill, done := (*registration).disturbed, (*registration).killed, (*registration).done
+	begin, kill, done := (*registration).expectRegistration, (*registration).streamClosed, (*registration).confirmed
 	for name, c := range map[string]struct {
 		happens []func(*registration)
 		want    time.Duration
@@ -109,14 +109,14 @@ func TestRegistrationTakesLonger(t *testing.T) {
 		"stream killed twice":              {[]func(*registration){begin, done, kill, done, kill}, settleDelay + time.Second},
 		"stream killed before it returned": {[]func(*registration){begin, done, kill, kill, kill}, settleDelay + 3*time.Second},
 		"directory wiped":                  {[]func(*registration){kill, kill, kill, begin}, settleDelay},
-		"plugin dropped":                   {[]func(*registration){begin, done, (*registration).forgotten}, auditTimeout},
+		"plugin dropped":                   {[]func(*registration){begin, done, (*registration).pluginDropped}, auditTimeout},
 		"agent restarted":                  {[]func(*registration){serves("a"), kill, kill, done, (*registration).restarted}, settleDelay},
 	} {
 		var r registration
 		for _, f := range c.happens {
 			f(&r)
 		}
-		if got := r.extra(); got != scaled(c.want) {
+		if got := r.extraTime(); got != scaled(c.want) {
 			t.Errorf("%s: %v more, want %v", name, got, c.want)
 		}
 	}

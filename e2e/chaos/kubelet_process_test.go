@@ -19,10 +19,10 @@ import (
 // The stand-in kubelet is a separate process so that it can be frozen: this test's binary in another role. It reads
 // commands from standard input and responds to each with a line.
 
-const roleEnv = "CHAOS_KUBELET_DIR"
+const kubeletDirEnv = "CHAOS_KUBELET_DIR"
 
 type command struct {
-	Do       string `json:"do"` // state, start, stop, restart, drop, forget, mourn
+	Do       string `json:"do"` // state, start, stop, restart, drop, forget, await-end
 	Resource string `json:"resource,omitempty"`
 }
 
@@ -83,8 +83,8 @@ func (j *journal) reset() {
 	clear(j.flips)
 }
 
-// gone waits until the kubelet detects the end of a plugin's stream.
-func gone(k *kubelettest.Kubelet, resource string) error {
+// awaitStreamEnd waits until the kubelet detects the end of a plugin's stream.
+func awaitStreamEnd(k *kubelettest.Kubelet, resource string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	before := k.State().Resources[resource].Registrations
@@ -128,12 +128,12 @@ func serveKubelet(dir string) error {
 			failed = k.Restart()
 		case "drop":
 			k.Drop(c.Resource)
-			failed = gone(k, c.Resource)
+			failed = awaitStreamEnd(k, c.Resource)
 		case "forget":
 			k.Forget(c.Resource)
-		case "mourn":
+		case "await-end":
 			for name := range k.State().Resources {
-				failed = errors.Join(failed, gone(k, name))
+				failed = errors.Join(failed, awaitStreamEnd(k, name))
 			}
 			j.reset()
 		default:
@@ -167,7 +167,7 @@ func startKubelet(dir string) (*kubelet, error) {
 		return nil, err
 	}
 	k := &kubelet{cmd: exec.Command(self)}
-	k.cmd.Env = append(os.Environ(), roleEnv+"="+dir)
+	k.cmd.Env = append(os.Environ(), kubeletDirEnv+"="+dir)
 	k.cmd.Stderr = os.Stderr
 	k.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if k.in, err = k.cmd.StdinPipe(); err != nil {
@@ -181,12 +181,12 @@ func startKubelet(dir string) (*kubelet, error) {
 	if err := k.cmd.Start(); err != nil {
 		return nil, err
 	}
-	_, err = k.ask(command{Do: "state"}) // it responds when it serves
+	_, err = k.request(command{Do: "state"}) // it responds when it serves
 	return k, err
 }
 
-// ask sends a command. The kubelet must not be frozen.
-func (k *kubelet) ask(c command) (a answer, err error) {
+// request sends a command. The kubelet must not be frozen.
+func (k *kubelet) request(c command) (a answer, err error) {
 	text, err := json.Marshal(c)
 	if err != nil {
 		return a, err

@@ -17,16 +17,16 @@ func (w *world) checkView(ctx context.Context, s snapshot) error {
 	if w.unmeasured {
 		want = nil
 	}
-	w.registration.serves(want)
+	w.registration.setResources(want)
 	if w.kubeletFrozen || w.kubeletStopped {
 		return w.checkAllocate(ctx, want)
 	}
-	err := w.await(ctx, w.patience+w.registration.extra(), func(ctx context.Context) error { return w.checkKubelet(ctx, want) })
+	err := w.await(ctx, w.patience+w.registration.extraTime(), func(ctx context.Context) error { return w.checkKubelet(ctx, want) })
 	if err != nil {
 		return err
 	}
 	if !w.unmeasured {
-		w.registration.done()
+		w.registration.confirmed()
 	}
 	return w.checkAllocate(ctx, want)
 }
@@ -53,7 +53,7 @@ func expected(s snapshot) map[string]map[string]bool {
 
 // checkKubelet compares the kubelet's devices with the expected ones, and checks that it got no other changes.
 func (w *world) checkKubelet(ctx context.Context, want map[string]map[string]bool) error {
-	a, err := w.kubelet.ask(command{Do: "state"})
+	a, err := w.kubelet.request(command{Do: "state"})
 	if err != nil {
 		return err
 	}
@@ -79,7 +79,7 @@ func (w *world) checkKubelet(ctx context.Context, want map[string]map[string]boo
 		}
 	}
 	if !maps.EqualFunc(has, want, maps.Equal[map[string]bool]) {
-		return violated("view", "kubelet has %s; the agent has %s", brief(has), brief(want))
+		return violated("view", "kubelet has %s; the agent has %s", summarize(has), summarize(want))
 	}
 	for name := range want {
 		if w.socket(name) == "" {
@@ -112,8 +112,8 @@ func (w *world) checkFlips(s snapshot, a answer) error {
 	return nil
 }
 
-// brief summarizes a kubelet's devices.
-func brief(all map[string]map[string]bool) string {
+// summarize summarizes a kubelet's devices.
+func summarize(all map[string]map[string]bool) string {
 	out := map[string]string{}
 	for name, devices := range all {
 		healthy := 0

@@ -38,7 +38,7 @@ type gpu struct {
 	pendingXIDs   map[string]int // XIDs that the agent cannot know yet
 	changes       int            // times that pods lost or regained it
 	changesBefore int            // changes before the agent's start
-	falls         int            // changes to unhealthy since the agent's start
+	failures      int            // changes to unhealthy since the agent's start
 	trips         int            // times it became faulty, ever; a detach does not count
 }
 
@@ -65,7 +65,7 @@ func (g *gpu) change(f func()) {
 	if withheld != g.withheld() {
 		g.changes++
 		if g.withheld() {
-			g.falls++
+			g.failures++
 		}
 	}
 }

@@ -17,43 +17,43 @@ const (
 // after a start of the kubelet or the agent, a wipe of the socket directory, the end of a stream, a dropped plugin, and
 // a new resource, as after a MIG repartition. All other changes use the open stream.
 type registration struct {
-	due    bool            // a registration may be in progress
-	doneAt time.Time       // when the last one was confirmed
-	served map[string]bool // resources of the last snapshot
+	due         bool            // a registration may be in progress
+	confirmedAt time.Time       // when the last one was confirmed
+	served      map[string]bool // resources of the last snapshot
 
 	kills int // consecutive ends of a stream, for which the agent backs off
 
-	forgot   bool // the kubelet dropped the plugin behind its open stream
-	forgotAt time.Time
-	forgets  int // consecutive drops: the audit backs off too
+	dropped   bool // the kubelet dropped the plugin behind its open stream
+	droppedAt time.Time
+	drops     int // consecutive drops: the audit backs off too
 }
 
-// disturbed expects a registration after the settle delay and resets the backoff.
-func (r *registration) disturbed() { r.due, r.kills = true, 0 }
+// expectRegistration expects a registration after the settle delay and resets the backoff.
+func (r *registration) expectRegistration() { r.due, r.kills = true, 0 }
 
-// killed expects a registration after the kubelet closed the stream.
-func (r *registration) killed() {
-	if !r.due && time.Since(r.doneAt) > stableFor {
+// streamClosed expects a registration after the kubelet closed the stream.
+func (r *registration) streamClosed() {
+	if !r.due && time.Since(r.confirmedAt) > stableFor {
 		r.kills = 0
 	}
 	r.due = true
 	r.kills++
 }
 
-// forgotten expects a registration after the kubelet silently dropped the plugin.
-func (r *registration) forgotten() {
-	r.forgets++
-	if time.Since(r.forgotAt) > time.Minute {
-		r.forgets = 0
+// pluginDropped expects a registration after the kubelet silently dropped the plugin.
+func (r *registration) pluginDropped() {
+	r.drops++
+	if time.Since(r.droppedAt) > time.Minute {
+		r.drops = 0
 	}
-	r.due, r.forgot, r.forgotAt = true, true, time.Now()
+	r.due, r.dropped, r.droppedAt = true, true, time.Now()
 }
 
 // restarted expects the first registrations of a new agent.
 func (r *registration) restarted() { *r = registration{due: true} }
 
-// serves records the agent's resources and expects a registration for a new one.
-func (r *registration) serves(want map[string]map[string]bool) {
+// setResources records the agent's resources and expects a registration for a new one.
+func (r *registration) setResources(want map[string]map[string]bool) {
 	now := map[string]bool{}
 	for name := range want {
 		now[name] = true
@@ -62,16 +62,16 @@ func (r *registration) serves(want map[string]map[string]bool) {
 	r.served = now
 }
 
-// done records that the kubelet has every resource.
-func (r *registration) done() {
+// confirmed records that the kubelet has every resource.
+func (r *registration) confirmed() {
 	if r.due {
-		r.doneAt = time.Now()
+		r.confirmedAt = time.Now()
 	}
-	r.due, r.forgot = false, false
+	r.due, r.dropped = false, false
 }
 
-// extra returns how much longer the kubelet's view may take now.
-func (r *registration) extra() time.Duration {
+// extraTime returns how much longer the kubelet's view may take now.
+func (r *registration) extraTime() time.Duration {
 	if !r.due {
 		return 0
 	}
@@ -79,8 +79,8 @@ func (r *registration) extra() time.Duration {
 	if r.kills > 1 { // the first backoff is at most the settle delay; each doubles
 		out += min(30*time.Second, time.Second<<min(r.kills-1, 5)) - time.Second
 	}
-	if r.forgot {
-		out = max(out, auditTimeout<<min(r.forgets, 3))
+	if r.dropped {
+		out = max(out, auditTimeout<<min(r.drops, 3))
 	}
 	return scaled(out)
 }

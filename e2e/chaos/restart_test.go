@@ -65,8 +65,8 @@ func (w *world) restart(ctx context.Context, how string) error {
 	if err != nil {
 		return err
 	}
-	forgets := w.diskFull || s.Memory.Error != "" // reported: a failed write is retried after ten seconds
-	if !forgets {
+	stateLost := w.diskFull || s.Memory.Error != "" // reported: a failed write is retried after ten seconds
+	if !stateLost {
 		if err := w.await(ctx, w.patience, func(context.Context) error { return w.checkSaved() }); err != nil {
 			return err
 		}
@@ -76,7 +76,7 @@ func (w *world) restart(ctx context.Context, how string) error {
 	if err := w.endAgent(ctx, how); err != nil {
 		return err
 	}
-	if !forgets {
+	if !stateLost {
 		if err := w.checkSaved(); err != nil {
 			return fmt.Errorf("after the exit: %w", err)
 		}
@@ -100,12 +100,12 @@ func (w *world) restart(ctx context.Context, how string) error {
 	maps.Copy(w.orphans, w.registration.served)
 	w.registration.restarted()
 	for i := range w.gpu {
-		w.gpu[i].falls = 0 // counters restart
+		w.gpu[i].failures = 0 // counters restart
 	}
 	w.measure()
 	w.changesAtFull = w.changeCount()
 	if !w.kubeletFrozen { // otherwise it still has to read the previous agent's messages
-		if _, err := w.kubelet.ask(command{Do: "mourn"}); err != nil {
+		if _, err := w.kubelet.request(command{Do: "await-end"}); err != nil {
 			return err
 		}
 		for i := range w.gpu {
@@ -199,14 +199,14 @@ func (w *world) checkFindings(ctx context.Context, kept [gpus]map[string]bool) e
 	}
 	for _, d := range s.GPUs {
 		g, has := w.gpu[d.Index], d.causes()
-		stands := map[string]bool{"xid-48": g.xid48, health.CauseLost: g.lossMeasured, health.CauseRemapPending: g.remapPending}
+		applies := map[string]bool{"xid-48": g.xid48, health.CauseLost: g.lossMeasured, health.CauseRemapPending: g.remapPending}
 		for cause := range has {
-			if !stands[cause] && !kept[d.Index][cause] {
+			if !applies[cause] && !kept[d.Index][cause] {
 				return violated("findings", "unexpected %s on GPU %d; saved were %v", cause, d.Index, kept[d.Index])
 			}
 		}
-		for cause, stands := range stands {
-			if stands && kept[d.Index][cause] && !has[cause] {
+		for cause, applies := range applies {
+			if applies && kept[d.Index][cause] && !has[cause] {
 				return violated("findings", "missing %s on GPU %d, which has %v", cause, d.Index, has)
 			}
 		}

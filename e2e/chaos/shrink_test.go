@@ -17,9 +17,9 @@ func shrink(steps []step, end time.Time, fails func([]step) bool) []step {
 	for size := len(steps) / 2; size > 0; {
 		shorter := false
 		for from := 0; from < len(steps) && len(steps) > 1 && time.Now().Before(end); {
-			without := slices.Delete(slices.Clone(steps), from, min(from+size, len(steps)))
-			if len(without) > 0 && fails(without) {
-				steps, shorter = without, true
+			rest := slices.Delete(slices.Clone(steps), from, min(from+size, len(steps)))
+			if len(rest) > 0 && fails(rest) {
+				steps, shorter = rest, true
 			} else {
 				from += size
 			}

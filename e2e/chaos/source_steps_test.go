@@ -21,12 +21,12 @@ func (w *world) applySource(ctx context.Context, s step) error {
 			return nil
 		}
 		w.clock = s.arg
-		return w.engine.say("clock " + s.arg + "\n")
+		return w.engine.write("clock " + s.arg + "\n")
 	case "empty":
 		if !w.measuring() || w.unmeasured {
 			return nil
 		}
-		return w.empty(ctx, emptyDuration(s.arg))
+		return w.emptySource(ctx, emptyDuration(s.arg))
 	case "reconnect-often":
 		if !w.measuring() || w.unmeasured || w.engine == nil {
 			return nil
@@ -36,9 +36,9 @@ func (w *world) applySource(ctx context.Context, s step) error {
 	return fmt.Errorf("%v: unknown step", s)
 }
 
-// empty makes the source list no GPU for a while. Meanwhile the source is down, all findings stay, and no GPU is
+// emptySource makes the source list no GPU for a while. Meanwhile the source is down, all findings stay, and no GPU is
 // missing.
-func (w *world) empty(ctx context.Context, duration time.Duration) error {
+func (w *world) emptySource(ctx context.Context, duration time.Duration) error {
 	if err := w.await(ctx, w.patience, w.checkXIDs); err != nil {
 		return err // XIDs not read yet cannot be read now
 	}
@@ -74,13 +74,13 @@ func (w *world) listNothing(ctx context.Context, is bool) error {
 	case w.engine == nil:
 		return w.Event(ctx, "{source: up}")
 	case is:
-		return w.engine.say("empty\n")
+		return w.engine.write("empty\n")
 	}
 	lines := "listed\n"
 	for i, g := range w.gpu {
 		lines += status(i, g.lost)
 	}
-	return w.engine.say(lines)
+	return w.engine.write(lines)
 }
 
 // reconnect makes the agent open many sessions by switching between configurations with different fields.

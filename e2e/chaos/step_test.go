@@ -15,16 +15,16 @@ type step struct {
 	gpu  int
 	arg  string
 
-	hasty bool // the next step follows at once, before the invariants hold
+	immediate bool // the next step follows at once, before the invariants hold
 }
 
 // kind is a kind of step.
 type kind struct {
-	name   string
-	weight int
-	gpu    bool     // it has a GPU
-	args   []string // one of these
-	hasty  bool     // its effect on the model does not depend on what the agent has measured
+	name      string
+	weight    int
+	gpu       bool     // it has a GPU
+	args      []string // one of these
+	immediate bool     // its effect on the model does not depend on what the agent has measured
 }
 
 func kinds() []kind {
@@ -77,11 +77,13 @@ func kinds() []kind {
 
 // simKinds returns the kinds for simulated GPUs: they have no host engine and no clock of their own, and a reload keeps
 // their session.
-func simKinds() []kind { return without("detach-refused", "detach-hung", "clock", "reconnect-often") }
+func simKinds() []kind {
+	return kindsExcept("detach-refused", "detach-hung", "clock", "reconnect-often")
+}
 
 // hostKinds returns the kinds for a scripted host engine.
 func hostKinds() []kind {
-	return without("flood", "remap", "mig", "kubelet-stop", "kubelet-start", "wipe", "forget", "second-stream", "slow-stream", "close-streams",
+	return kindsExcept("flood", "remap", "mig", "kubelet-stop", "kubelet-start", "wipe", "forget", "second-stream", "slow-stream", "close-streams",
 		"freeze", "thaw", "reload-bad", "disk-full", "disk-free", "block-log", "read-log", "second-agent")
 }
 
@@ -92,15 +94,15 @@ func embeddedKinds() []kind {
 	})
 }
 
-// only returns the kinds in a comma-separated list, or all for an empty list.
-func only(all []kind, names string) []kind {
+// selectKinds returns the kinds in a comma-separated list, or all for an empty list.
+func selectKinds(all []kind, names string) []kind {
 	if names == "" {
 		return all
 	}
 	return slices.DeleteFunc(all, func(k kind) bool { return !slices.Contains(strings.Split(names, ","), k.name) })
 }
 
-func without(names ...string) []kind {
+func kindsExcept(names ...string) []kind {
 	return slices.DeleteFunc(kinds(), func(k kind) bool { return slices.Contains(names, k.name) })
 }
 
@@ -134,7 +136,7 @@ func sequence(seed uint64, all []kind) func() step {
 		if len(all[i].args) > 0 {
 			s.arg = all[i].args[r.IntN(len(all[i].args))]
 		}
-		s.hasty = all[i].hasty && r.IntN(3) == 0 && (n+1)%calmInterval != 0
+		s.immediate = all[i].immediate && r.IntN(3) == 0 && (n+1)%calmInterval != 0
 		return s
 	}
 }
@@ -147,7 +149,7 @@ func (s step) String() string {
 	if s.arg != "" {
 		words = append(words, s.arg)
 	}
-	if s.hasty {
+	if s.immediate {
 		words = append(words, "!")
 	}
 	return strings.Join(words, " ")
@@ -163,7 +165,7 @@ func parse(text string) (all []step, err error) {
 		s := step{kind: words[0]}
 		words = words[1:]
 		if n := len(words); n > 0 && words[n-1] == "!" {
-			s.hasty, words = true, words[:n-1]
+			s.immediate, words = true, words[:n-1]
 		}
 		i := slices.IndexFunc(kinds(), func(k kind) bool { return k.name == s.kind })
 		switch {
@@ -181,7 +183,7 @@ func parse(text string) (all []step, err error) {
 			if len(words) > 0 {
 				s.arg, words = words[0], words[1:]
 			}
-			if s.hasty && !k.hasty {
+			if s.immediate && !k.immediate {
 				return nil, fmt.Errorf("%q: the next step must wait for it", part)
 			}
 			if s.arg == "" && len(k.args) > 0 || s.arg != "" && !slices.Contains(k.args, s.arg) {
@@ -196,7 +198,7 @@ func parse(text string) (all []step, err error) {
 	return all, nil
 }
 
-func text(steps []step) string {
+func formatSteps(steps []step) string {
 	words := make([]string, len(steps))
 	for i, s := range steps {
 		words[i] = s.String()

@@ -86,8 +86,8 @@ func upgradeArgs(tag string, values ...string) []string {
 	return args
 }
 
-// amounts returns the capacity and allocatable amount of a resource, such as "8/7".
-func amounts(ctx context.Context, name v1.ResourceName) (string, error) {
+// resourceAmounts returns the capacity and allocatable amount of a resource, such as "8/7".
+func resourceAmounts(ctx context.Context, name v1.ResourceName) (string, error) {
 	node, err := theCluster.client.CoreV1().Nodes().Get(ctx, nodeName, metav1.GetOptions{})
 	if err != nil {
 		return "", err
@@ -105,7 +105,7 @@ func amounts(ctx context.Context, name v1.ResourceName) (string, error) {
 func awaitAmounts(t *testing.T, name v1.ResourceName, want string) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("the node has %s of %s", want, name), func(ctx context.Context) error {
-		have, err := amounts(ctx, name)
+		have, err := resourceAmounts(ctx, name)
 		if err == nil && have != want {
 			err = fmt.Errorf("it has %s", have)
 		}
@@ -216,12 +216,12 @@ func awaitSeries(t *testing.T, begins string, has ...string) {
 		if err != nil {
 			return err
 		}
-		_, err = lineOf(page, begins, has...)
+		_, err = findLine(page, begins, has...)
 		return err
 	})
 }
 
-func lineOf(page, begins string, has ...string) (string, error) {
+func findLine(page, begins string, has ...string) (string, error) {
 	var near []string
 	for line := range strings.Lines(page) {
 		if !strings.HasPrefix(line, begins) {

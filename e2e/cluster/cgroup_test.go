@@ -54,7 +54,7 @@ func hierarchies() ([]string, error) {
 	return dirs, err
 }
 
-func (g *cgroups) make() error {
+func (g *cgroups) create() error {
 	dirs, err := hierarchies()
 	if err != nil {
 		return err
@@ -62,7 +62,7 @@ func (g *cgroups) make() error {
 	for _, dir := range dirs {
 		group := filepath.Join(dir, g.name)
 		if unified() {
-			if err := delegate(dir); err != nil {
+			if err := enableControllers(dir); err != nil {
 				return err
 			}
 		}
@@ -78,7 +78,7 @@ func (g *cgroups) make() error {
 			return fmt.Errorf("%s: %w", group, err)
 		}
 		if unified() {
-			if err := delegate(group); err != nil {
+			if err := enableControllers(group); err != nil {
 				return err
 			}
 		}
@@ -99,8 +99,8 @@ func (g *cgroups) make() error {
 	return nil
 }
 
-// delegate enables the controllers of a v2 group for its children.
-func delegate(dir string) error {
+// enableControllers enables the controllers of a v2 group for its children.
+func enableControllers(dir string) error {
 	all, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
 	for c := range strings.FieldsSeq(string(all)) {
 		err = errors.Join(err, os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+"+c), 0o644))

@@ -24,7 +24,7 @@ func TestCluster(t *testing.T) {
 		checkConfined(t)
 	})
 	step(t, "a pod gets the GPU that it requests", func(t *testing.T) {
-		start(t, "one", gpu, "1")
+		startPod(t, "one", gpu, "1")
 		holder = awaitRunning(t, "one")
 		if !strings.HasPrefix(holder, "GPU-") || strings.Contains(holder, ",") {
 			t.Errorf("pod sees %q, want one UUID", holder)
@@ -41,7 +41,7 @@ func TestCluster(t *testing.T) {
 	step(t, "eight pods use eight GPUs, and the ninth is pending", func(t *testing.T) {
 		seen := []string{holder}
 		for i := range 7 {
-			start(t, fmt.Sprintf("more-%d", i), gpu, "1")
+			startPod(t, fmt.Sprintf("more-%d", i), gpu, "1")
 		}
 		for i := range 7 {
 			if d := awaitRunning(t, fmt.Sprintf("more-%d", i)); slices.Contains(seen, d) {
@@ -50,9 +50,9 @@ func TestCluster(t *testing.T) {
 				seen = append(seen, d)
 			}
 		}
-		start(t, "ninth", gpu, "1")
+		startPod(t, "ninth", gpu, "1")
 		awaitPending(t, "ninth", "Insufficient nvidia.com/gpu")
-		end(t, "ninth", "more-0", "more-1", "more-2", "more-3", "more-4", "more-5", "more-6")
+		deletePods(t, "ninth", "more-0", "more-1", "more-2", "more-3", "more-4", "more-5", "more-6")
 	})
 	prometheus := startPrometheus(t)
 	step(t, "Prometheus has the holder of a GPU, and no holder of the others", func(t *testing.T) {
@@ -64,7 +64,7 @@ func TestCluster(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		line, err := lineOf(page, "gpu_node_agent_device_state{", holder)
+		line, err := findLine(page, "gpu_node_agent_device_state{", holder)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -134,7 +134,7 @@ func TestCluster(t *testing.T) {
 		})
 		awaitAmounts(t, gpu, "8/8")
 	})
-	end(t, "one")
+	deletePods(t, "one")
 	step(t, "helm uninstall leaves only the saved findings", func(t *testing.T) {
 		uninstall(t)
 		awaitAmounts(t, gpu, "8/0") // the kubelet removes the capacity after five minutes
@@ -150,7 +150,7 @@ func rollout(t *testing.T, tag string) {
 		var without time.Duration
 		last := time.Now()
 		for ctx.Err() == nil {
-			have, err := amounts(ctx, gpu)
+			have, err := resourceAmounts(ctx, gpu)
 			if err == nil && have != "8/8" {
 				without += time.Since(last)
 			}
@@ -185,9 +185,9 @@ func restartKubelet(t *testing.T, device string) {
 	awaitAmounts(t, gpu, "8/8")
 	checkSamePod(t, agent)
 	keepsContainer()
-	start(t, "after", gpu, "1")
+	startPod(t, "after", gpu, "1")
 	if d := awaitRunning(t, "after"); d == device {
 		t.Errorf("a new pod got %s, which pod one holds", d)
 	}
-	end(t, "after")
+	deletePods(t, "after")
 }

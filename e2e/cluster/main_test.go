@@ -22,15 +22,15 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/process"
 )
 
-// insideRole is this program as process 1 of its own machine.
-const insideRole = "machine"
+// machineRole is this program as process 1 of its own machine.
+const machineRole = "machine"
 
 func TestMain(m *testing.M) {
 	switch part := os.Getenv(process.RoleEnv); part {
 	case "":
-		os.Exit(outside())
-	case insideRole:
-		os.Exit(inside(m))
+		os.Exit(startMachine())
+	case machineRole:
+		os.Exit(runTests(m))
 	default:
 		play(part)
 	}
@@ -66,9 +66,9 @@ func lockDir(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// outside builds everything and starts the machine. When the machine or this process ends, the kernel kills everything
+// startMachine builds everything and starts the machine. When the machine or this process ends, the kernel kills everything
 // in it.
-func outside() int {
+func startMachine() int {
 	// The kernel kills the machine when the thread that created it ends.
 	runtime.LockOSThread()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -101,7 +101,7 @@ func outside() int {
 	removeMountPoints := func() {}
 	defer func() { g.remove(); removeMountPoints() }()
 	// Create the group first: then the end of another clone's run sees this one and keeps the mount points.
-	if err := errors.Join(removeLeftovers(), g.make()); err != nil {
+	if err := errors.Join(removeLeftovers(), g.create()); err != nil {
 		return fail("cgroups", err)
 	}
 	if removeMountPoints, err = makeMountPoints(filepath.Join(dir, "mount-points")); err != nil {
@@ -112,7 +112,7 @@ func outside() int {
 		return fail("machine", err)
 	}
 	cmd := exec.CommandContext(ctx, self, os.Args[1:]...)
-	cmd.Env = append(os.Environ(), process.RoleEnv+"="+insideRole, cgroupEnv+"="+g.name)
+	cmd.Env = append(os.Environ(), process.RoleEnv+"="+machineRole, cgroupEnv+"="+g.name)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = nil, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC,
@@ -130,8 +130,8 @@ func outside() int {
 	return 0
 }
 
-// inside runs the tests in the machine.
-func inside(m *testing.M) int {
+// runTests runs the tests in the machine.
+func runTests(m *testing.M) int {
 	dir, err := workDir()
 	if err == nil {
 		theCluster, err = newCluster(dir)

@@ -51,25 +51,25 @@ func TestNodeConfigs(t *testing.T) {
 		setNodeLabel(t, "gpu-node-agent/config", "shared")
 		awaitAmounts(t, shared, "32/32")
 		awaitAmounts(t, gpu, "0/0")
-		start(t, "share", shared, "1")
+		startPod(t, "share", shared, "1")
 		if devices := awaitRunning(t, "share"); !strings.HasPrefix(devices, "GPU-") {
 			t.Errorf("the pod has %q", devices)
 		}
 		awaitSeries(t, "gpu_node_agent_device_allocated{", `pod="share"`, `resource="nvidia.com/gpu.shared"`)
-		end(t, "share")
+		deletePods(t, "share")
 	})
 	step(t, "label selects MIG with strategy mixed", func(t *testing.T) {
 		setNodeLabel(t, "gpu-node-agent/config", "mig")
 		awaitAmounts(t, small, "46/46")
 		awaitAmounts(t, large, "2/2")
 		awaitAmounts(t, shared, "0/0")
-		start(t, "slice", large, "1")
+		startPod(t, "slice", large, "1")
 		if devices := awaitRunning(t, "slice"); !strings.HasPrefix(devices, "MIG-") {
 			t.Errorf("the pod has %q", devices)
 		}
-		start(t, "too-many", large, "2")
+		startPod(t, "too-many", large, "2")
 		awaitPending(t, "too-many", "Insufficient nvidia.com/mig-3g.40gb")
-		end(t, "slice", "too-many")
+		deletePods(t, "slice", "too-many")
 	})
 	step(t, "an unknown configuration selects the default", func(t *testing.T) {
 		setNodeLabel(t, "gpu-node-agent/config", "nobody")

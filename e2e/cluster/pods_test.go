@@ -17,8 +17,8 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/apis/podresources"
 )
 
-// start creates a pod that requests a resource.
-func start(t *testing.T, name string, of v1.ResourceName, amount string) {
+// startPod creates a pod that requests a resource.
+func startPod(t *testing.T, name string, of v1.ResourceName, amount string) {
 	t.Helper()
 	grace := int64(1)
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PodSpec{
@@ -100,8 +100,8 @@ func awaitPending(t *testing.T, name, why string) {
 	})
 }
 
-// end deletes pods and waits until they no longer exist.
-func end(t *testing.T, names ...string) {
+// deletePods deletes pods and waits until they no longer exist.
+func deletePods(t *testing.T, names ...string) {
 	t.Helper()
 	pods := theCluster.client.CoreV1().Pods("default")
 	var errs []error

@@ -112,7 +112,7 @@ func TestSharing(t *testing.T) {
 	n.EndAgent()
 }
 
-// plugin.onStop: withdraw removes the devices from the kubelet when the agent stops.
+// TestWithdraw checks that plugin.onStop: withdraw removes the devices from the kubelet when the agent stops.
 func TestWithdraw(t *testing.T) {
 	n := newMachine(t)
 	n.configure("h100-8", "onStop: withdraw")

@@ -53,10 +53,10 @@ func helm(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), helmBinary, args...)
 	cmd.Env = append(os.Environ(), "HOME="+t.TempDir())
-	var out, found bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &found
+	var out, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &stderr
 	if err := cmd.Run(); err != nil {
-		return "", fmt.Errorf("helm %s: %w\n%s%s", strings.Join(args, " "), err, out.Bytes(), found.Bytes())
+		return "", fmt.Errorf("helm %s: %w\n%s%s", strings.Join(args, " "), err, out.Bytes(), stderr.Bytes())
 	}
 	return out.String(), nil
 }

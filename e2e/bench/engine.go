@@ -91,22 +91,7 @@ func (b *bench) measureXIDs(ctx context.Context, r *testNode, script string) err
 
 // measureEngineIdle measures the idle CPU usage of an agent that polls DCGM, without the driver's thread.
 func (b *bench) measureEngineIdle(ctx context.Context, pid int) error {
-	length := time.Duration(b.scale(60)) * time.Second
-	b.progress("idle with DCGM, for %v", length)
-	before, err := cpuWithout(pid, scriptThread)
-	if err != nil {
-		return err
-	}
-	if err := pause(ctx, length); err != nil {
-		return err
-	}
-	after, err := cpuWithout(pid, scriptThread)
-	if err != nil {
-		return err
-	}
-	b.table.addValue(fmt.Sprintf("idle CPU over %v with DCGM, 8 GPUs", length), 100*(after-before).Seconds()/length.Seconds(),
-		"% of a core", noAim, "of a scripted libdcgm")
-	return nil
+	return b.measureIdleCPU(ctx, " with DCGM, 8 GPUs", noAim, "of a scripted libdcgm", func() (time.Duration, error) { return cpuWithout(pid, scriptThread) })
 }
 
 // cpuWithout returns the CPU time of a process without the threads of a name.

@@ -112,21 +112,34 @@ func deviceIDs(r *testNode) (all []string) {
 
 // measureIdle measures an agent without requests.
 func (b *bench) measureIdle(ctx context.Context, pid int) error {
+	var usage node.Usage
+	err := b.measureIdleCPU(ctx, "", 0.5, "", func() (_ time.Duration, err error) {
+		usage, err = node.UsageOf(pid)
+		return usage.CPU, err
+	})
+	if err != nil {
+		return err
+	}
+	b.table.addValue("RSS idle", mebibytes(usage.RSS), "MiB", 40, "")
+	return nil
+}
+
+// measureIdleCPU adds a row with the share of a core that an agent uses without requests. cpu returns its CPU time.
+func (b *bench) measureIdleCPU(ctx context.Context, agent string, aim float64, note string, cpu func() (time.Duration, error)) error {
 	length := time.Duration(b.scale(60)) * time.Second
-	b.progress("idle, for %v", length)
-	before, err := node.UsageOf(pid)
+	b.progress("idle%s, for %v", agent, length)
+	before, err := cpu()
 	if err != nil {
 		return err
 	}
 	if err := pause(ctx, length); err != nil {
 		return err
 	}
-	after, err := node.UsageOf(pid)
+	after, err := cpu()
 	if err != nil {
 		return err
 	}
-	b.table.addValue(fmt.Sprintf("idle CPU over %v", length), 100*(after.CPU-before.CPU).Seconds()/length.Seconds(), "% of a core", 0.5, "")
-	b.table.addValue("RSS idle", mebibytes(after.RSS), "MiB", 40, "")
+	b.table.addValue(fmt.Sprintf("idle CPU over %v%s", length, agent), 100*(after-before).Seconds()/length.Seconds(), "% of a core", aim, note)
 	return nil
 }
 

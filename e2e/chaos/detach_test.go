@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -89,7 +90,7 @@ func (w *world) applyDriver(ctx context.Context, s step) error {
 		if err := w.setTrap(ctx, "refuse"); err != nil {
 			return err
 		}
-		if _, err := w.requestDetach(ctx, time.Hour, true); !refused(err) {
+		if _, err := w.requestDetach(ctx, time.Hour, true); !refused(err) || !strings.Contains(err.Error(), "Timeout") { // DCGM_ST_TIMEOUT
 			return violated("detach", "host engine refuses, and the response is: %v", err)
 		}
 		w.release()

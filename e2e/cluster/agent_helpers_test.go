@@ -113,16 +113,24 @@ func awaitAmounts(t *testing.T, name v1.ResourceName, want string) {
 	})
 }
 
-// agentPod returns the running pod of the chart.
-func agentPod(ctx context.Context) (*v1.Pod, error) {
+func agentPods(ctx context.Context) ([]v1.Pod, error) {
 	pods, err := theCluster.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "gpu-node-agent/serves=node"})
 	if err != nil {
 		return nil, err
 	}
-	if len(pods.Items) != 1 {
-		return nil, fmt.Errorf("%d pods of the agent, want 1", len(pods.Items))
+	return pods.Items, nil
+}
+
+// agentPod returns the running pod of the chart.
+func agentPod(ctx context.Context) (*v1.Pod, error) {
+	pods, err := agentPods(ctx)
+	if err != nil {
+		return nil, err
 	}
-	pod := &pods.Items[0]
+	if len(pods) != 1 {
+		return nil, fmt.Errorf("%d pods of the agent, want 1", len(pods))
+	}
+	pod := &pods[0]
 	if pod.DeletionTimestamp != nil || pod.Status.Phase != v1.PodRunning {
 		return nil, fmt.Errorf("agent's pod is %s, with deletion at %v", pod.Status.Phase, pod.DeletionTimestamp)
 	}

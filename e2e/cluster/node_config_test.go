@@ -113,13 +113,6 @@ func TestGPUOperator(t *testing.T) {
 		t.Fatal(err)
 	}
 	const validations = "/run/nvidia/validations"
-	pods := func(ctx context.Context) ([]v1.Pod, error) {
-		all, err := theCluster.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "gpu-node-agent/serves=node"})
-		if err != nil {
-			return nil, err
-		}
-		return all.Items, nil
-	}
 	step(t, "no agent where the operator deploys no plugin", func(t *testing.T) {
 		helm(t, append(upgradeArgs(oldTag, withdrawOnStop), "-f", "../../charts/gpu-node-agent/ci/gpu-operator-values.yaml")...)
 		awaitNoPod(t)
@@ -127,7 +120,7 @@ func TestGPUOperator(t *testing.T) {
 	step(t, "the operator's label starts the agent, which waits for the toolkit", func(t *testing.T) {
 		setNodeLabel(t, "nvidia.com/gpu.deploy.device-plugin", "true")
 		eventually(t, "the agent waits", func(ctx context.Context) error {
-			all, err := pods(ctx)
+			all, err := agentPods(ctx)
 			if err != nil || len(all) != 1 || len(all[0].Status.InitContainerStatuses) != 1 {
 				return fmt.Errorf("%d pods: %w", len(all), err)
 			}
@@ -144,7 +137,7 @@ func TestGPUOperator(t *testing.T) {
 	step(t, "the operator removes the label to repartition a GPU", func(t *testing.T) {
 		setNodeLabel(t, "nvidia.com/gpu.deploy.device-plugin", "paused-for-mig-change")
 		eventually(t, "no agent", func(ctx context.Context) error {
-			if all, err := pods(ctx); err != nil || len(all) > 0 {
+			if all, err := agentPods(ctx); err != nil || len(all) > 0 {
 				return fmt.Errorf("%d pods: %w", len(all), err)
 			}
 			return nil

@@ -91,7 +91,9 @@ func (b *bench) measureXIDs(ctx context.Context, r *testNode, script string) err
 
 // measureEngineIdle measures the idle CPU usage of an agent that polls DCGM, without the driver's thread.
 func (b *bench) measureEngineIdle(ctx context.Context, pid int) error {
-	return b.measureIdleCPU(ctx, " with DCGM, 8 GPUs", noAim, "of a scripted libdcgm", func() (time.Duration, error) { return cpuWithout(pid, scriptThread) })
+	return b.measureIdleCPU(ctx, " with DCGM, 8 GPUs", noAim, "of a scripted libdcgm", func() (time.Duration, error) {
+		return cpuWithout(pid, scriptThread)
+	})
 }
 
 // cpuWithout returns the CPU time of a process without the threads of a name.

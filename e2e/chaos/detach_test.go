@@ -162,7 +162,7 @@ func (w *world) setTrap(ctx context.Context, what string) error {
 	})
 }
 
-// detach detaches the driver. While DCGM hangs there is no response, but the GPUs are withheld from pods.
+// detach detaches the driver. A hung DCGM delays the response, but the GPUs are withheld from pods.
 func (w *world) detach(ctx context.Context, duration time.Duration) (detachResponse, error) {
 	was, stuck := w.detached, w.detachPending
 	hangs := w.engine != nil && w.source == "hung" && (!w.detached || w.detachPending)

@@ -25,7 +25,7 @@ func compile(t *testing.T) (dir string) {
 type engine struct {
 	library, script string
 	host            bool     // it stands for a host engine in another process
-	deferredLines   []string // lines for when it is no longer blind
+	deferredLines   []string // lines to write after it is blind
 	lines           int      // of the script
 }
 

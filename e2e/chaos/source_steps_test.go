@@ -13,7 +13,7 @@ func emptyDuration(how string) time.Duration {
 	return map[string]time.Duration{"short": 1500 * time.Millisecond, "long": 6 * time.Second}[how]
 }
 
-// applySource plays a step of the source that is no error.
+// applySource plays a step of the source that causes no error.
 func (w *world) applySource(ctx context.Context, s step) error {
 	switch s.kind {
 	case "clock":

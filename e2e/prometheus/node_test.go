@@ -27,7 +27,7 @@ func newMachine(t *testing.T) machine {
 	n.Write("prometheus.yaml", n.scrapeConfig())
 	n.Start(prometheus, "--config.file=prometheus.yaml", "--storage.tsdb.path=data", "--web.listen-address="+address)
 	n.Eventually("Prometheus has scraped the agent", func() error {
-		// Several times, because the first value of a counter is no increase.
+		// Several times, because the first value of a counter does not increase it.
 		return n.checkSeries(`count_over_time(gpu_node_agent_source_up[1m]) >= 3`, 2)
 	})
 	return n

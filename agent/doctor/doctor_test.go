@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"maps"
 	"net"
@@ -24,8 +23,6 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm"
 )
-
-var update = flag.Bool("update", false, "write the golden report")
 
 // files are the files of a node by path: the content, a link target after "->", or "/" for a directory.
 type files map[string]string
@@ -154,20 +151,7 @@ func TestReportOfGoodNode(t *testing.T) {
 		t.Errorf("failed: %v", report.Err())
 	}
 
-	got := strings.NewReplacer(kubelet, "/var/lib/kubelet").Replace(report.String())
-	const golden = "testdata/report.txt"
-	if *update {
-		if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got != string(want) {
-		t.Errorf("the report differs from %s (go test ./agent/doctor -update):\n%s", golden, got)
-	}
+	agenttest.CheckGolden(t, "testdata/report.txt", strings.ReplaceAll(report.String(), kubelet, "/var/lib/kubelet"))
 
 	document, err := json.MarshalIndent(report, "", "  ")
 	if err != nil {

@@ -3,13 +3,11 @@ package status
 import (
 	"context"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"html/template"
 	"math"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,8 +24,6 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
-
-var update = flag.Bool("update", false, "write the golden table")
 
 // testInputs returns the inputs of agenttest.Node.
 func testInputs() Inputs {
@@ -151,22 +147,10 @@ func TestStatusEscapesText(t *testing.T) {
 }
 
 func TestTableMatchesGoldenFile(t *testing.T) {
-	const golden = "testdata/table.txt"
 	s := New(testInputs())
 	s.GPUs[1].Findings[0].Advice, s.GPUs[2].Findings[0].Advice = "reboot advice", "cooling advice" // independent of health's texts
-	got := s.Table(false, false) + "\n--- wide\n\n" + s.Table(true, false) + "\n--- colour\n\n" + strings.ReplaceAll(s.Table(false, true), "\x1b", "ESC")
-	if *update {
-		if err := os.WriteFile(golden, []byte(got), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got != string(want) {
-		t.Errorf("the table differs from %s (go test ./agent/status -update):\n%s", golden, got)
-	}
+	agenttest.CheckGolden(t, "testdata/table.txt", s.Table(false, false)+"\n--- wide\n\n"+s.Table(true, false)+
+		"\n--- colour\n\n"+strings.ReplaceAll(s.Table(false, true), "\x1b", "ESC"))
 }
 
 func TestAskReturnsStatus(t *testing.T) {

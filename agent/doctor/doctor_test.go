@@ -22,6 +22,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/golden"
 )
 
 // files are the files of a node by path: the content, a link target after "->", or "/" for a directory.
@@ -151,7 +152,7 @@ func TestReportOfGoodNode(t *testing.T) {
 		t.Errorf("failed: %v", report.Err())
 	}
 
-	agenttest.CheckGolden(t, "testdata/report.txt", strings.ReplaceAll(report.String(), kubelet, "/var/lib/kubelet"))
+	golden.Check(t, "testdata/report.txt", strings.ReplaceAll(report.String(), kubelet, "/var/lib/kubelet"))
 
 	document, err := json.MarshalIndent(report, "", "  ")
 	if err != nil {

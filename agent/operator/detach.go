@@ -12,7 +12,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // DetachRequest asks the agent to release the GPU driver.
@@ -109,7 +109,7 @@ func (s *Server) detach(ctx context.Context, d DetachRequest) (any, error) {
 		return nil, err
 	}
 	res := DetachResponse{Since: result.Since.UTC(), Until: result.Until.UTC(), Already: result.Already}
-	if result.Unasked {
+	if result.EngineUnasked {
 		res.UnaskedEngine = s.EngineAddress()
 	}
 	open, err := driverFiles("/proc/self")
@@ -162,7 +162,7 @@ func (s *Server) awaitSaved(ctx context.Context) {
 
 // currentHolders returns the holders of a pod-resources response that is newer than the call. An older response may lack
 // a pod that got a GPU since.
-func (s *Server) currentHolders(ctx context.Context) plugin.Holders {
+func (s *Server) currentHolders(ctx context.Context) podresources.Holders {
 	now := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, holdersTimeout)
 	defer cancel()
@@ -185,7 +185,7 @@ func (s *Server) currentHolders(ctx context.Context) plugin.Holders {
 
 // checkNotHeld returns errHeld with the holders of devices, errHoldersUnknown if they are not known, and nil if no pod
 // holds a device.
-func checkNotHeld(s *health.Snapshot, h plugin.Holders, now time.Time) error {
+func checkNotHeld(s *health.Snapshot, h podresources.Holders, now time.Time) error {
 	if s == nil || len(s.Devices) == 0 {
 		return nil
 	}

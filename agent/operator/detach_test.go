@@ -8,28 +8,28 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 func TestCurrentHolders(t *testing.T) {
 	for name, c := range map[string]struct {
-		next    plugin.Holders // the kubelet's next response
+		next    podresources.Holders // the kubelet's next response
 		in      time.Duration
 		current bool
 	}{
-		"response":      {plugin.Holders{}, 800 * time.Millisecond, true},
-		"late response": {plugin.Holders{}, 6 * time.Second, true},
-		"no response":   {plugin.Holders{}, time.Hour, false},
-		"error":         {plugin.Holders{Err: "Unimplemented"}, time.Second, false},
+		"response":      {podresources.Holders{}, 800 * time.Millisecond, true},
+		"late response": {podresources.Holders{}, 6 * time.Second, true},
+		"no response":   {podresources.Holders{}, time.Hour, false},
+		"error":         {podresources.Holders{Err: "Unimplemented"}, time.Second, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				begin := time.Now()
 				refreshes := 0
 				server := Server{RefreshHolders: func() { refreshes++ }}
-				server.Holders = func() plugin.Holders {
+				server.Holders = func() podresources.Holders {
 					if time.Since(begin) < c.in {
-						return plugin.Holders{At: begin.Add(-time.Second)}
+						return podresources.Holders{At: begin.Add(-time.Second)}
 					}
 					h := c.next
 					h.At = begin.Add(c.in)
@@ -70,10 +70,10 @@ func TestWithhold(t *testing.T) {
 					return d.Verdict.State != health.Unhealthy || d.Verdict.Cause() != health.CauseReleased
 				}))
 			}
-			server.Holders = func() plugin.Holders {
-				h := plugin.Holders{At: time.Now(), By: map[health.DeviceID][]plugin.Holder{}}
+			server.Holders = func() podresources.Holders {
+				h := podresources.Holders{At: time.Now(), By: map[health.DeviceID][]podresources.Holder{}}
 				if len(refreshes) >= c.heldFrom {
-					h.By[before[2].Device.ID] = []plugin.Holder{{Namespace: "lab", Pod: "train"}}
+					h.By[before[2].Device.ID] = []podresources.Holder{{Namespace: "lab", Pod: "train"}}
 				}
 				return h
 			}

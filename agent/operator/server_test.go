@@ -21,7 +21,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
 	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 func TestDetachDuration(t *testing.T) {
@@ -39,19 +39,19 @@ func TestDetachDuration(t *testing.T) {
 
 func TestCheckNotHeld(t *testing.T) {
 	node, held := agenttest.Node(), agenttest.Holders()
-	free := plugin.Holders{At: agenttest.Now(), By: map[health.DeviceID][]plugin.Holder{}}
+	free := podresources.Holders{At: agenttest.Now(), By: map[health.DeviceID][]podresources.Holder{}}
 	for name, c := range map[string]struct {
 		snapshot *health.Snapshot
-		holders  plugin.Holders
+		holders  podresources.Holders
 		want     error
 		parts    []string // of the error
 	}{
-		"no snapshot":        {nil, plugin.Holders{Err: "not asked"}, nil, nil},
-		"no devices":         {&health.Snapshot{}, plugin.Holders{Err: "not asked"}, nil, nil},
+		"no snapshot":        {nil, podresources.Holders{Err: "not asked"}, nil, nil},
+		"no devices":         {&health.Snapshot{}, podresources.Holders{Err: "not asked"}, nil, nil},
 		"not held":           {node, free, nil, nil},
-		"not asked":          {node, plugin.Holders{Err: "not asked"}, errHoldersUnknown, []string{"not asked", "--force"}},
-		"kubelet down":       {node, plugin.Holders{At: agenttest.Now(), By: free.By, Err: "no kubelet"}, errHoldersUnknown, []string{"no kubelet", "--force"}},
-		"old response":       {node, plugin.Holders{At: agenttest.Ago(time.Minute), By: free.By}, errHoldersUnknown, []string{"1m0s", "--force"}},
+		"not asked":          {node, podresources.Holders{Err: "not asked"}, errHoldersUnknown, []string{"not asked", "--force"}},
+		"kubelet down":       {node, podresources.Holders{At: agenttest.Now(), By: free.By, Err: "no kubelet"}, errHoldersUnknown, []string{"no kubelet", "--force"}},
+		"old response":       {node, podresources.Holders{At: agenttest.Ago(time.Minute), By: free.By}, errHoldersUnknown, []string{"1m0s", "--force"}},
 		"GPU and MIG device": {node, held, errHeld, []string{"GPU 0 (GPU-0) is held by training/llm-0 (torch) ×2, web/chat-1 (vllm); ", "MIG device 2:1 1g.10gb (MIG-2-8) is held by nb/ada (main); ", "--force"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -73,7 +73,7 @@ func newServer(c health.Config, log *zap.Logger) *Server {
 	s := &Server{Config: new(health.Latest[health.Config]), Snapshots: new(health.Latest[health.Snapshot]), Log: log}
 	s.Config.Store(&c)
 	s.Monitor = monitor.New(s.Config, new(health.Latest[monitor.Source]), s.Snapshots, log)
-	s.Holders = func() plugin.Holders { return plugin.Holders{Err: "no kubelet"} }
+	s.Holders = func() podresources.Holders { return podresources.Holders{Err: "no kubelet"} }
 	s.RefreshHolders = func() {}
 	s.AwaitSaved = func(context.Context, *health.Snapshot) error { return nil }
 	s.EngineAddress = func() string { return "" }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -246,24 +245,6 @@ func MustContain(t *testing.T, text string, parts ...string) {
 		if !strings.Contains(text, p) {
 			t.Errorf("%q is not in\n%s", p, text)
 		}
-	}
-}
-
-//nolint:gochecknoglobals // a flag
-var update = flag.Bool("update", false, "write the golden files")
-
-// CheckGolden compares a text with a golden file.
-func CheckGolden(t *testing.T, file, got string) {
-	t.Helper()
-	if *update {
-		WriteFile(t, "", file, got)
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got != string(want) {
-		t.Errorf("%s differs (go test -update writes it):\n%s", file, got)
 	}
 }
 

@@ -152,8 +152,7 @@ func TestReportOfGoodNode(t *testing.T) {
 		t.Errorf("failed: %v", report.Err())
 	}
 
-	got := strings.NewReplacer(kubelet, "/var/lib/kubelet").Replace(report.String())
-	golden.Check(t, "testdata/report.txt", got)
+	golden.Check(t, "testdata/report.txt", strings.ReplaceAll(report.String(), kubelet, "/var/lib/kubelet"))
 
 	document, err := json.MarshalIndent(report, "", "  ")
 	if err != nil {

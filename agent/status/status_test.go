@@ -151,8 +151,8 @@ func TestStatusEscapesText(t *testing.T) {
 func TestTableMatchesGoldenFile(t *testing.T) {
 	s := New(testInputs())
 	s.GPUs[1].Findings[0].Advice, s.GPUs[2].Findings[0].Advice = "reboot advice", "cooling advice" // independent of health's texts
-	got := s.Table(false, false) + "\n--- wide\n\n" + s.Table(true, false) + "\n--- colour\n\n" + strings.ReplaceAll(s.Table(false, true), "\x1b", "ESC")
-	golden.Check(t, "testdata/table.txt", got)
+	golden.Check(t, "testdata/table.txt", s.Table(false, false)+"\n--- wide\n\n"+s.Table(true, false)+
+		"\n--- colour\n\n"+strings.ReplaceAll(s.Table(false, true), "\x1b", "ESC"))
 }
 
 func TestAskReturnsStatus(t *testing.T) {

@@ -32,14 +32,6 @@ func serve(t *testing.T, config string) *agenttest.Server {
 	return agenttest.Serve(t, config, mux, notReady)
 }
 
-func TestServerPlainHTTP(t *testing.T) {
-	t.Parallel()
-	s := serve(t, "")
-	s.MustGet(http.StatusOK, "/metrics", nil, "")
-	s.MustGet(http.StatusOK, "/livez", nil, "")
-	agenttest.MustContain(t, s.MustGet(http.StatusServiceUnavailable, "/readyz", nil, ""), "plugin")
-}
-
 func TestServerTLS(t *testing.T) {
 	t.Parallel()
 	s := serve(t, agenttest.TLSConfig)

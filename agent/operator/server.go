@@ -25,7 +25,7 @@ import (
 type request struct {
 	Clear  *ClearRequest  `json:"clear,omitempty"`
 	Detach *DetachRequest `json:"detach,omitempty"`
-	Attach *AttachRequest `json:"attach,omitempty"`
+	Attach *struct{}      `json:"attach,omitempty"`
 }
 
 // Server answers the operator's requests on the agent's socket.

@@ -109,7 +109,7 @@ func (s *Server) detach(ctx context.Context, d DetachRequest) (any, error) {
 		return nil, err
 	}
 	res := DetachResponse{Since: result.Since.UTC(), Until: result.Until.UTC(), Already: result.Already}
-	if result.Unasked {
+	if result.EngineUnasked {
 		res.UnaskedEngine = s.EngineAddress()
 	}
 	open, err := driverFiles("/proc/self")

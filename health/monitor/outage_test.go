@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
@@ -152,6 +151,5 @@ func TestDriverReload(t *testing.T) {
 			advance(3 * time.Second)
 			h.wantCauses(t, "with driver "+c.driver+" and load "+c.load, health.SourceUp, c.want, "")
 		}
-		synctest.Wait()
 	})
 }

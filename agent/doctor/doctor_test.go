@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"maps"
 	"net"
@@ -23,9 +22,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/golden"
 )
-
-var update = flag.Bool("update", false, "write the golden report")
 
 // files are the files of a node by path: the content, a link target after "->", or "/" for a directory.
 type files map[string]string
@@ -155,19 +153,7 @@ func TestReportOfGoodNode(t *testing.T) {
 	}
 
 	got := strings.NewReplacer(kubelet, "/var/lib/kubelet").Replace(report.String())
-	const golden = "testdata/report.txt"
-	if *update {
-		if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got != string(want) {
-		t.Errorf("the report differs from %s (go test ./agent/doctor -update):\n%s", golden, got)
-	}
+	golden.Check(t, "testdata/report.txt", got)
 
 	document, err := json.MarshalIndent(report, "", "  ")
 	if err != nil {

@@ -3,13 +3,11 @@ package status
 import (
 	"context"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"html/template"
 	"math"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,11 +21,11 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/golden"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
-
-var update = flag.Bool("update", false, "write the golden table")
 
 // testInputs returns the inputs of agenttest.Node.
 func testInputs() Inputs {
@@ -138,7 +136,7 @@ func TestStatusEscapesText(t *testing.T) {
 	d.Verdict.Findings[0].Reason, d.Verdict.Findings[0].Cause, d.Verdict.Findings[0].Action = bad, bad, bad
 	k.Snapshot.Devices[4].Device.Profile = bad
 	k.Kube.ConditionErr, k.Kube.EventErr, k.StateFile.Err = bad, bad, bad
-	k.Holders.By[bad] = []plugin.Holder{{Namespace: bad, Pod: bad, Container: bad}}
+	k.Holders.By[bad] = []podresources.Holder{{Namespace: bad, Pod: bad, Container: bad}}
 	k.Events[0].Text = bad
 	if page := pageOf(t, k); strings.Contains(page, "<script>alert") || strings.Contains(page, `"'>`) {
 		t.Errorf("not escaped:\n%s", page)
@@ -151,22 +149,10 @@ func TestStatusEscapesText(t *testing.T) {
 }
 
 func TestTableMatchesGoldenFile(t *testing.T) {
-	const golden = "testdata/table.txt"
 	s := New(testInputs())
 	s.GPUs[1].Findings[0].Advice, s.GPUs[2].Findings[0].Advice = "reboot advice", "cooling advice" // independent of health's texts
 	got := s.Table(false, false) + "\n--- wide\n\n" + s.Table(true, false) + "\n--- colour\n\n" + strings.ReplaceAll(s.Table(false, true), "\x1b", "ESC")
-	if *update {
-		if err := os.WriteFile(golden, []byte(got), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got != string(want) {
-		t.Errorf("the table differs from %s (go test ./agent/status -update):\n%s", golden, got)
-	}
+	golden.Check(t, "testdata/table.txt", got)
 }
 
 func TestAskReturnsStatus(t *testing.T) {
@@ -372,7 +358,7 @@ func maxInputs() Inputs {
 		for gi := range 7 {
 			d := agenttest.MIG(i, gi)
 			k.Snapshot.Devices = append(k.Snapshot.Devices, d)
-			k.Holders.By[d.Device.ID] = []plugin.Holder{{Namespace: "training", Pod: "llm-70b-worker-" + strconv.Itoa(i), Container: "torch"}}
+			k.Holders.By[d.Device.ID] = []podresources.Holder{{Namespace: "training", Pod: "llm-70b-worker-" + strconv.Itoa(i), Container: "torch"}}
 		}
 	}
 	for range maxEvents {

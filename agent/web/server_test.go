@@ -1,7 +1,6 @@
 package web_test
 
 import (
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -10,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -167,10 +167,10 @@ func TestServerReloadRefusesNoConnection(t *testing.T) {
 	t.Parallel()
 	s := serve(t, agenttest.TLSConfig)
 	s.Address()
-	ctx, cancel := context.WithCancel(t.Context())
+	var stop atomic.Bool
 	refused := make(chan error, 1)
 	go func() {
-		for ctx.Err() == nil {
+		for !stop.Load() {
 			if _, _, err := s.Get(web.LivezPath, s.CA.Client(), ""); errors.Is(err, syscall.ECONNREFUSED) {
 				refused <- err
 				return
@@ -189,7 +189,7 @@ func TestServerReloadRefusesNoConnection(t *testing.T) {
 			return err
 		})
 	}
-	cancel()
+	stop.Store(true)
 	if err := <-refused; err != nil {
 		t.Error(err)
 	}

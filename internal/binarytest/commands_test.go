@@ -1,9 +1,9 @@
 package binarytest
 
 import (
+	"errors"
 	"net/http"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -33,15 +33,12 @@ func TestCommands(t *testing.T) {
 	p := newProcess(t, simConfig)
 	p.startKubelet()
 	dir := p.Dir
-	write := func(name, text string) string {
-		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return path
+	good, bad := dir+"/good.yaml", dir+"/bad.yaml"
+	goodErr := os.WriteFile(good, []byte("source: {mode: sim}"), 0o600)
+	badErr := os.WriteFile(bad, []byte("source: {mode: x, intervall: 1s}\nplugin: {resource: gpu}"), 0o600)
+	if err := errors.Join(goodErr, badErr); err != nil {
+		t.Fatal(err)
 	}
-	bad := write("bad.yaml", "source: {mode: x, intervall: 1s}\nplugin: {resource: gpu}")
-	good := write("good.yaml", "source: {mode: sim}")
 	for _, c := range []struct {
 		args []string
 		code int

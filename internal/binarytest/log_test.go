@@ -23,7 +23,7 @@ func TestLogLevel(t *testing.T) {
 }
 
 // A blocked standard error delays neither verdicts nor shutdown. When it is read again, the log reports how many entries
-// are missing. When its reader is gone, the agent keeps running.
+// are missing. When its reader closes it, the agent keeps running.
 func TestBlockedLog(t *testing.T) {
 	t.Parallel()
 	begin := func(t *testing.T) (*process, *os.File) {
@@ -70,7 +70,7 @@ func TestBlockedLog(t *testing.T) {
 		p, _ := begin(t)
 		p.stop()
 	})
-	t.Run("reader gone", func(t *testing.T) {
+	t.Run("reader closed", func(t *testing.T) {
 		p, stderr := begin(t)
 		_ = stderr.Close()
 		p.sim("{gpu: 3, xid: 79, lost: true}")

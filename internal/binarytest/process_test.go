@@ -154,8 +154,8 @@ func (p *process) launch(env ...string) { p.launchWithLog(p, env...) }
 
 func (p *process) launchWithLog(log io.Writer, env ...string) {
 	p.t.Helper()
-	own := []string{raceOptions, "GPU_NODE_AGENT_HEALTH_STATE_FILE=" + p.stateFile(), "GPU_NODE_AGENT_HEALTH_SOCKET=" + p.agentSocket()}
-	if err := p.Start(log, append(own, env...)...); err != nil {
+	defaults := []string{raceOptions, "GPU_NODE_AGENT_HEALTH_STATE_FILE=" + p.stateFile(), "GPU_NODE_AGENT_HEALTH_SOCKET=" + p.agentSocket()}
+	if err := p.Start(log, append(defaults, env...)...); err != nil {
 		p.t.Fatal(err)
 	}
 }
@@ -248,8 +248,6 @@ func (p *process) findings(cause string) int {
 // await waits until the condition holds.
 func (p *process) await(what string, condition func() bool) {
 	p.t.Helper()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
 	timeout := time.After(awaitTimeout)
 	for !condition() {
 		select {
@@ -257,7 +255,7 @@ func (p *process) await(what string, condition func() bool) {
 			p.t.Fatalf("the agent exited while the test waited for %s", what)
 		case <-timeout:
 			p.t.Fatalf("timed out waiting for %s", what)
-		case <-tick.C:
+		case <-time.After(20 * time.Millisecond):
 		}
 	}
 }
@@ -317,7 +315,7 @@ func (p *process) allocate(k *kubelettest.Kubelet) kubelettest.Allocation {
 func (p *process) awaitSocket(path string) {
 	p.t.Helper()
 	p.await(path, func() bool {
-		conn, err := new(net.Dialer).DialContext(p.t.Context(), "unix", path)
+		conn, err := net.Dial("unix", path)
 		if err == nil {
 			_ = conn.Close()
 		}

@@ -1,36 +1,36 @@
 package binarytest
 
 import (
-	"regexp"
 	"strconv"
 	"strings"
 	"testing"
 )
 
-// A finding survives a kill of the agent, and an operator clears it.
-func TestFindingSurvivesRestart(t *testing.T) {
-	t.Parallel()
+// startWithFinding runs an agent whose GPU 2 has the finding xid-48, also in the state file.
+func startWithFinding(t *testing.T) *process {
+	t.Helper()
 	p := start(t, simConfig)
 	p.awaitMetrics(`state="healthy"} 1`)
 	p.sim("{gpu: 2, xid: 48}")
-	p.awaitMetrics(`cause="xid-48"`)
-	_, page := p.get("/metrics")
-	uuid := regexp.MustCompile(`UUID="(GPU-[^"]*)".*cause="xid-48"`).FindStringSubmatch(page)
-	if uuid == nil {
-		t.Fatal(page)
-	}
 	p.awaitState("xid-48")
-	p.Kill()
+	return p
+}
 
+// A finding survives a kill of the agent, and an operator clears it.
+func TestFindingSurvivesRestart(t *testing.T) {
+	t.Parallel()
+	p := startWithFinding(t)
+	uuid := string(p.snapshot().GPUs[2].UUID)
+	p.Kill()
 	p.launch()
 	p.awaitMetrics(`cause="xid-48"`, `state="healthy"} 1`)
 	if _, page := p.get("/metrics"); strings.Count(page, `state="unhealthy"} 1`) != 1 {
 		t.Errorf("want one unhealthy GPU:\n%s", page)
 	}
-	if out := p.command(1, "clear", "--gpu", uuid[1], "--cause", "xid-1"); !strings.Contains(out, "xid-48") {
+	if out := p.command(1, "clear", "--gpu", uuid, "--cause", "xid-1"); !strings.Contains(out, "xid-48") {
 		t.Errorf("clear of another cause does not name the finding: %s", out)
 	}
-	if out := p.command(0, "clear", "--gpu", uuid[1]); !strings.Contains(out, "xid-48") {
+	if out := p.command(0, "clear", "--gpu", uuid); !strings.Contains(out, "xid-48") {
 		t.Errorf("clear does not name the finding: %s", out)
 	}
 	if n := p.findings("xid-48"); n != 0 {
@@ -41,11 +41,7 @@ func TestFindingSurvivesRestart(t *testing.T) {
 // Of two agents with one state file, the second reports who locks it and takes it over when the first has exited.
 func TestStateFileSharedByTwoAgents(t *testing.T) {
 	t.Parallel()
-	first := start(t, simConfig)
-	first.awaitMetrics(`state="healthy"} 1`)
-	first.sim("{gpu: 2, xid: 48}")
-	first.awaitState("xid-48")
-
+	first := startWithFinding(t)
 	second := start(t, simConfig, "GPU_NODE_AGENT_HEALTH_STATE_FILE="+first.stateFile())
 	second.awaitMetrics(`cause="xid-48"`, `state="healthy"} 1`, "gpu_node_agent_state_file_up 0")
 	if s := second.snapshot(); !strings.Contains(s.Memory.Error, strconv.Itoa(first.Pid())) {

@@ -61,7 +61,7 @@ func TestMonitorDetach(t *testing.T) {
 				c.expectCauses("before", "", "xid-95,recovery-action", "xid-48")
 
 				d, err := c.m.Detach(context.Background(), 30*time.Minute)
-				if err != nil || d.Already || d.Unasked || d.Until.Sub(d.Since) != 30*time.Minute {
+				if err != nil || d.Already || d.EngineUnasked || d.Until.Sub(d.Since) != 30*time.Minute {
 					t.Fatalf("%+v, %v", d, err)
 				}
 				if c.lib.Detached() != (address != "") || c.lib.Initialized() || c.lib.Leaked() != 0 {

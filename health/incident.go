@@ -14,7 +14,7 @@ type IncidentInfo struct {
 	Code   int
 	Name   string // "DCGM_FR_NVLINK_DOWN"
 	Effect Effect // of a FAIL; a WARN has at most EffectWarn
-	Action Action // what an operator should do
+	Action Action
 	Source string // the source of Effect
 }
 
@@ -38,7 +38,7 @@ const (
 )
 
 // incidentRules are the rules for the codes of DCGM 4.6's health checks, by name. The source states the severity with which
-// DCGM reports a code. Any other code warns, whatever its severity; most others come from dcgmi diag only.
+// DCGM reports a code. Any other code warns, at any severity; most others come from dcgmi diag only.
 //
 // MONITOR, TRIAGE, RESET and ISOLATE are DCGM's advice in dcgm_errors.c.
 //

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// ReadingContext is what Judge needs to know about a reading besides the devices before it.
+// ReadingContext describes how a reading relates to the process, the saved state and the driver.
 type ReadingContext struct {
 	XIDHistory     bool // the saved state holds all XIDs of this boot, so an XID of Sample.Past that is not in DeviceState.XIDHistory is new
 	FirstReading   bool // it is the first reading of this process

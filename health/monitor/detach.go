@@ -65,7 +65,7 @@ func (m *Monitor) Withhold(limit time.Duration) (*Withholding, error) {
 	return w, nil
 }
 
-// End returns the devices to their state before Withhold, apart from what was measured since. It does nothing after a Detach.
+// End returns the devices to their state before Withhold, apart from later measurements. It does nothing after a Detach.
 func (w *Withholding) End() {
 	m := w.m
 	m.mu.Lock()

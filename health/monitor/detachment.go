@@ -158,7 +158,7 @@ func (d detachment) withholds() health.Detachment {
 	return health.Detachment{}
 }
 
-// saved returns what a later process must know.
+// saved returns the detachment from which a later process continues.
 func (d detachment) saved() health.Detachment {
 	if d.state == attached && d.engineAttach {
 		return health.Detachment{Over: true}

@@ -65,7 +65,7 @@ func TestRestoredGPUIsListedLate(t *testing.T) {
 	}
 }
 
-// A restart keeps that all GPUs were lost together, and that the XID behind a recovery action is unknown.
+// After a restart, the end of an outage still proves no reset, and the XID behind a recovery action is still unknown.
 func TestRestartKeepsMissingEvidence(t *testing.T) {
 	wantsReset := samples{"GPU-1": healthtest.Present(healthtest.Value(health.FieldRecoveryAction, 1))}
 	unhealthy := map[health.DeviceID]health.State{"GPU-0": health.Unhealthy, "GPU-1": health.Unhealthy}

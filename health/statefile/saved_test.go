@@ -91,19 +91,6 @@ func TestRestartWithinBoot(t *testing.T) {
 	}
 }
 
-func TestRestartAfterReboot(t *testing.T) {
-	r := restart(t, faultyDevices(t), "later")
-	if r.Missed { // a GPU may have been removed while the node was off
-		t.Error("GPUs would be missing")
-	}
-	if len(r.Devices) != 1 || !slices.Equal(r.Devices[0].Verdict.Causes(), []string{health.CauseRemapFailed}) || len(r.Devices[0].Verdict.Trips) != 0 {
-		t.Errorf("%+v", r.Devices)
-	}
-	if r := restart(t, faultyDevices(t), ""); len(r.Devices) != 3 || !r.Missed {
-		t.Error("an unknown boot counts as another one")
-	}
-}
-
 func TestRestoreForInventory(t *testing.T) {
 	engine := health.SourceID{Kind: "dcgm", Inventory: "dcgm "}
 	sim := health.SourceID{Kind: "sim", Inventory: "sim a", Simulated: true}
@@ -116,7 +103,8 @@ func TestRestoreForInventory(t *testing.T) {
 	}{
 		"same":                   {engine, engine, "boot", 3, true, true, true},
 		"another address":        {engine, health.SourceID{Kind: "dcgm", Inventory: "dcgm localhost"}, "boot", 3, false, false, true},
-		"another boot":           {engine, engine, "later", 1, false, false, false},
+		"another boot":           {engine, engine, "later", 1, false, false, false}, // a GPU may have been removed while the node was off
+		"unknown boot":           {engine, engine, "", 3, true, true, true},
 		"same simulation":        {sim, sim, "boot", 3, true, true, true},
 		"another simulation":     {sim, health.SourceID{Kind: "sim", Inventory: "sim b", Simulated: true}, "boot", 0, false, false, false},
 		"another kind of source": {engine, sim, "boot", 0, false, false, false},
@@ -162,7 +150,7 @@ func TestSavedDeliveredXIDs(t *testing.T) {
 	}
 }
 
-// Only findings that the GPU stores in its InfoROM outlive a boot.
+// Only findings that the GPU stores in its InfoROM outlive a boot, and no trips do.
 func TestFindingsThatOutliveBoot(t *testing.T) {
 	for cause, want := range map[string]bool{
 		health.CauseRemapFailed: true, health.CauseUnrepairable: true, health.CauseRetiredPages: true,
@@ -170,8 +158,9 @@ func TestFindingsThatOutliveBoot(t *testing.T) {
 		health.CauseTemperature: false, health.CauseFlapping: false,
 	} {
 		f := health.Finding{Cause: cause, State: health.Unhealthy, Since: healthtest.At(1), Last: healthtest.At(1), Clears: health.ClearsReboot}
-		devices := []health.DeviceState{{Device: healthtest.GPU0, Verdict: health.Verdict{State: health.Unhealthy, Findings: []health.Finding{f}}}}
-		if r := restart(t, devices, "later"); (len(r.Devices) == 1) != want {
+		v := health.Verdict{State: health.Unhealthy, Findings: []health.Finding{f}, Trips: []time.Time{healthtest.At(1)}}
+		r := restart(t, []health.DeviceState{{Device: healthtest.GPU0, Verdict: v}}, "later")
+		if (len(r.Devices) == 1) != want || want && len(r.Devices[0].Verdict.Trips) > 0 {
 			t.Errorf("%s after a boot: %+v", cause, r.Devices)
 		}
 	}

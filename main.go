@@ -27,22 +27,14 @@ import (
 var version, revision = "dev", ""
 
 func main() {
-	if err := execute(); err != nil {
-		os.Exit(1)
-	}
-}
-
-func execute() error {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	defer stop()
-	err := root().ExecuteContext(ctx)
-	if err != nil {
+	ctx, _ := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	if err := root().ExecuteContext(ctx); err != nil {
 		// The process must exit to be restarted, even if standard error is blocked.
 		stderr := logsink.New(os.Stderr, nil)
 		fmt.Fprintln(stderr, err)
 		_ = stderr.Close()
+		os.Exit(1)
 	}
-	return err
 }
 
 func root() *cobra.Command {
@@ -86,7 +78,8 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags override the environment, the environment the 
 				return err
 			},
 		},
-		versionCommand(),
+		withReport(&cobra.Command{Use: "version", Short: "Print the version and the build settings"},
+			func(context.Context) fmt.Stringer { return buildInfo() }),
 		fieldsCommand(&loader),
 		doctorCommand(&loader),
 	)
@@ -117,12 +110,6 @@ func withReport(cmd *cobra.Command, create func(context.Context) fmt.Stringer) *
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	return cmd
-}
-
-func versionCommand() *cobra.Command {
-	return withReport(&cobra.Command{
-		Use: "version", Short: "Print the version and the build settings",
-	}, func(context.Context) fmt.Stringer { return buildInfo() })
 }
 
 func fieldsCommand(loader *config.Loader) *cobra.Command {

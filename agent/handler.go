@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"net/http"
 	"os"
 	"time"
@@ -86,12 +87,6 @@ func (a *Agent) notReady() []string {
 
 // nodeName returns the Kubernetes node's name if the pod has it in NODE_NAME, else the host's.
 func nodeName() string {
-	if n := os.Getenv("NODE_NAME"); n != "" {
-		return n
-	}
-	n, err := os.Hostname()
-	if err != nil {
-		return ""
-	}
-	return n
+	host, _ := os.Hostname() // "" on failure
+	return cmp.Or(os.Getenv("NODE_NAME"), host)
 }

@@ -5,7 +5,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/operator"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 const (
@@ -21,7 +21,7 @@ const (
 // holderCheck tells the monitor whether a pod may hold a device. An uncertain answer is yes, because a GPU that a pod uses
 // must not be reset. It is for one goroutine.
 type holderCheck struct {
-	holders   func() plugin.Holders
+	holders   func() podresources.Holders
 	refresh   func()    // asks the kubelet soon: a pending pod takes a free GPU within seconds
 	since     time.Time // since when the kubelet has reported holders without a gap; zero if it does not
 	lastCheck time.Time

@@ -7,20 +7,20 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/operator"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 func TestHolderCheckNeedsCurrentHolders(t *testing.T) {
-	free := map[health.DeviceID][]plugin.Holder{"GPU-1": {{Pod: "other"}}}
-	held := map[health.DeviceID][]plugin.Holder{"GPU-0": {{Pod: "train"}}}
+	free := map[health.DeviceID][]podresources.Holder{"GPU-1": {{Pod: "other"}}}
+	held := map[health.DeviceID][]podresources.Holder{"GPU-0": {{Pod: "train"}}}
 	synctest.Test(t, func(t *testing.T) {
-		var holders plugin.Holders
-		c := &holderCheck{holders: func() plugin.Holders { return holders }, refresh: func() {}}
+		var holders podresources.Holders
+		c := &holderCheck{holders: func() podresources.Holders { return holders }, refresh: func() {}}
 		for _, step := range []struct {
 			name   string
 			wait   time.Duration
 			report bool // a new response with by
-			by     map[health.DeviceID][]plugin.Holder
+			by     map[health.DeviceID][]podresources.Holder
 			err    string
 			want   bool
 		}{
@@ -37,7 +37,7 @@ func TestHolderCheckNeedsCurrentHolders(t *testing.T) {
 		} {
 			<-time.After(step.wait)
 			if step.report {
-				holders = plugin.Holders{At: time.Now(), By: step.by}
+				holders = podresources.Holders{At: time.Now(), By: step.by}
 			}
 			holders.Err = step.err
 			if got := c.mayBeHeld("GPU-0"); got != step.want {

@@ -14,10 +14,7 @@ import (
 
 // logLevel returns the configured level, which is valid.
 func logLevel(c config.LogConfig) zapcore.Level {
-	l, err := zapcore.ParseLevel(c.Level)
-	if err != nil {
-		return zapcore.InfoLevel
-	}
+	l, _ := zapcore.ParseLevel(c.Level)
 	return l
 }
 

@@ -52,7 +52,7 @@ func (a *Agent) fileSum() [sha256.Size]byte {
 
 // reload loads the configuration and puts it in force. An invalid one changes nothing.
 func (a *Agent) reload(reason string) {
-	a.loader.FieldsShown = len(a.metricsConfig.Load().Chosen.Fields) > 0
+	a.loader.FieldsExported = len(a.metricsConfig.Load().Chosen.Fields) > 0
 	c, err := a.loader.Load()
 	if err != nil {
 		if err.Error() != a.loggedError {

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"bufio"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -39,13 +38,6 @@ func startReload(t *testing.T, dir string, log *zap.Logger, hup <-chan os.Signal
 	return a
 }
 
-func writeConfig(t *testing.T, dir, text string) {
-	t.Helper()
-	if err := os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // waitIntervals waits for some reload intervals.
 func waitIntervals(n int) {
 	<-time.After(time.Duration(n) * reloadInterval)
@@ -55,7 +47,7 @@ func waitIntervals(n int) {
 func TestReloadWaitsForCompleteFile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
-		writeConfig(t, dir, "source: {mode: sim}\nhealth: {temperature: 70}\n")
+		agenttest.WriteFile(t, dir, "config.yaml", "source: {mode: sim}\nhealth: {temperature: 70}\n")
 		a := startReload(t, dir, zap.NewNop(), nil, func() {})
 		start := a.lastReload.Load()
 		<-time.After(reloadInterval / 2)
@@ -63,14 +55,14 @@ func TestReloadWaitsForCompleteFile(t *testing.T) {
 			if a.lastReload.Load() != start || a.healthConfig.Load().Temperature != 70 {
 				t.Errorf("reloaded before %q was written", text)
 			}
-			writeConfig(t, dir, text)
+			agenttest.WriteFile(t, dir, "config.yaml", text)
 			waitIntervals(1)
 		}
 		waitIntervals(1)
 		if !a.lastReload.Load().OK || a.healthConfig.Load().Temperature != 80 {
 			t.Errorf("complete file: %+v", a.lastReload.Load())
 		}
-		writeConfig(t, dir, "")
+		agenttest.WriteFile(t, dir, "config.yaml", "")
 		waitIntervals(3)
 		if a.lastReload.Load().OK || a.healthConfig.Load().Temperature != 80 {
 			t.Errorf("empty file: %+v, %v °C", a.lastReload.Load(), a.healthConfig.Load().Temperature)
@@ -80,38 +72,32 @@ func TestReloadWaitsForCompleteFile(t *testing.T) {
 
 // A change between the first load and the first comparison is detected.
 func TestReloadDetectsChangeDuringStart(t *testing.T) {
-	for name, change := range map[string]func(dir string) error{
-		"configuration file": func(dir string) error {
-			return os.WriteFile(filepath.Join(dir, "config.yaml"), []byte("health: {temperature: 80}\n"), 0o600)
-		},
-		"named file": func(dir string) error {
-			return os.WriteFile(filepath.Join(dir, "fields.csv"), []byte("DCGM_FI_DEV_POWER_USAGE, gauge, power\n"), 0o600)
-		},
-		"no change": func(string) error { return nil },
+	const fields = "DCGM_FI_DEV_GPU_TEMP, gauge, temperature\n"
+	for name, c := range map[string]struct {
+		file, text string // the change
+		reload     bool
+	}{
+		"configuration file": {"config.yaml", "health: {temperature: 80}\n", true},
+		"named file":         {"fields.csv", "DCGM_FI_DEV_POWER_USAGE, gauge, power\n", true},
+		"no change":          {"fields.csv", fields, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			for file, text := range map[string]string{
 				"config.yaml": fmt.Sprintf("source: {mode: sim}\nplugin: {nvidiaConfig: %[1]s/nvidia.yaml}\n"+
 					"metrics: {fieldsFile: %[1]s/fields.csv, webConfigFile: %[1]s/web.yaml}\n", dir),
-				"fields.csv":  "DCGM_FI_DEV_GPU_TEMP, gauge, temperature\n",
+				"fields.csv":  fields,
 				"nvidia.yaml": "version: v1\n",
 				"web.yaml":    "http_server_config: {http2: true}\n",
 			} {
-				if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				agenttest.WriteFile(t, dir, file, text)
 			}
 			synctest.Test(t, func(t *testing.T) {
-				a := startReload(t, dir, zap.NewNop(), nil, func() {
-					if err := change(dir); err != nil {
-						t.Fatal(err)
-					}
-				})
+				a := startReload(t, dir, zap.NewNop(), nil, func() { agenttest.WriteFile(t, dir, c.file, c.text) })
 				start := a.lastReload.Load()
 				waitIntervals(3)
 				r := a.lastReload.Load()
-				if (r != start) != (name != "no change") || !r.OK {
+				if (r != start) != c.reload || !r.OK {
 					t.Errorf("reloaded: %v, %+v", r != start, r)
 				}
 				waitIntervals(3)
@@ -127,11 +113,11 @@ func TestReloadDetectsChangeDuringStart(t *testing.T) {
 func TestReloadLogsEachSignal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
-		writeConfig(t, dir, "source: {mode: sim}\n")
+		agenttest.WriteFile(t, dir, "config.yaml", "source: {mode: sim}\n")
 		core, logs := observer.New(zap.InfoLevel)
 		hup := make(chan os.Signal)
 		startReload(t, dir, zap.New(core), hup, func() {})
-		writeConfig(t, dir, "source: {mode: simm}\n")
+		agenttest.WriteFile(t, dir, "config.yaml", "source: {mode: simm}\n")
 		waitIntervals(5)
 		for _, c := range []struct {
 			text  string
@@ -140,7 +126,7 @@ func TestReloadLogsEachSignal(t *testing.T) {
 			{"", zap.ErrorLevel}, {"", zap.ErrorLevel}, {"source: {mode: sim}\n", zap.InfoLevel}, {"", zap.InfoLevel},
 		} {
 			if c.text != "" {
-				writeConfig(t, dir, c.text)
+				agenttest.WriteFile(t, dir, "config.yaml", c.text)
 			}
 			before := logs.FilterField(zap.String("reason", "SIGHUP")).Len()
 			hup <- syscall.SIGHUP
@@ -163,18 +149,11 @@ func TestReloadAppliesWebConfig(t *testing.T) {
 	address := s.Address()
 	s.MustGet(http.StatusOK, "/metrics", nil, "")
 	conn := s.Dial(nil)
-	get := func() error {
-		_, err := io.WriteString(conn, "GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
-		if err == nil {
-			var res *http.Response
-			if res, err = http.ReadResponse(bufio.NewReader(conn), nil); err == nil {
-				_, err = io.Copy(io.Discard, res.Body)
-				_ = res.Body.Close()
-			}
-		}
-		return err
+	if _, err := io.WriteString(conn, "GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+		t.Fatal(err)
 	}
-	if err := get(); err != nil {
+	response := make([]byte, len("HTTP/1.1 200"))
+	if _, err := io.ReadFull(conn, response); err != nil {
 		t.Fatal(err)
 	}
 
@@ -184,7 +163,7 @@ func TestReloadAppliesWebConfig(t *testing.T) {
 		t.Errorf("address changed from %s to %s", address, now)
 	}
 	s.MustGet(http.StatusBadRequest, "/metrics", nil, "")
-	if err := get(); err == nil {
+	if _, err := io.Copy(io.Discard, conn); errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Error("a plain connection outlived the change to TLS")
 	}
 

@@ -1,8 +1,6 @@
 package agent
 
 import (
-	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"testing"
@@ -11,6 +9,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
@@ -43,11 +42,7 @@ func TestNewSourceAttachesHostEngineOnly(t *testing.T) {
 func TestSourceConfigFollowsFields(t *testing.T) {
 	of := func(text string) sourceConfig {
 		t.Helper()
-		file := filepath.Join(t.TempDir(), "config.yaml")
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		c, err := config.Loader{File: file}.Load()
+		c, err := config.Loader{File: agenttest.WriteFile(t, t.TempDir(), "config.yaml", text)}.Load()
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -12,18 +12,6 @@ import (
 	"go.uber.org/zap"
 )
 
-func untilStopped(ctx context.Context) error { <-ctx.Done(); return nil }
-
-func TestSuperviseStopsAll(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		if err := supervise(ctx, zap.NewNop(), component{name: "a", run: untilStopped}, component{name: "b", run: untilStopped}); err != nil {
-			t.Fatal(err)
-		}
-	})
-}
-
 func TestSuperviseStopsAllWhenOneReturns(t *testing.T) {
 	for _, end := range []error{nil, errors.New("boom")} {
 		synctest.Test(t, func(t *testing.T) {

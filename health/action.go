@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// Action is the stable code of what an operator should do about a finding, an XID or an incident. It is a label value and
+// Action is the stable code of an operator's response to a finding, an XID or an incident. It is a label value and
 // part of the JSON and of the state file: add codes, do not change them. Its sentence is Advice.
 type Action string
 

@@ -1,6 +1,7 @@
 package health
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -31,7 +32,7 @@ func Clear(c Config, devices []DeviceState, up bool, id DeviceID, cause string, 
 		for _, d := range devices {
 			known = append(known, string(d.Device.ID))
 		}
-		return nil, nil, fmt.Errorf("%w %q; the devices are %s", ErrUnknownDevice, id, orNone(known))
+		return nil, nil, fmt.Errorf("%w %q; the devices are %s", ErrUnknownDevice, id, cmp.Or(strings.Join(known, ", "), "none"))
 	}
 	d := devices[i]
 	current := func(f Finding) bool { return up && d.shows(c, f) }
@@ -56,7 +57,7 @@ func Clear(c Config, devices []DeviceState, up bool, id DeviceID, cause string, 
 		if slices.Contains(inherited, cause) {
 			return nil, nil, fmt.Errorf("cannot clear %q of %s: %w; clear it on %s", cause, id, ErrInherited, d.Device.Parent)
 		}
-		return nil, nil, fmt.Errorf("cannot clear %q of %s: %w; its findings are %s", cause, id, ErrNoFinding, orNone(others))
+		return nil, nil, fmt.Errorf("cannot clear %q of %s: %w; its findings are %s", cause, id, ErrNoFinding, cmp.Or(strings.Join(others, ", "), "none"))
 	}
 
 	v := d.Verdict.Without(now, func(f Finding) bool { return f.From == "" && slices.Contains(cleared, f.Cause) })
@@ -83,11 +84,4 @@ func (d DeviceState) shows(c Config, f Finding) bool {
 			g, bad := incidentFinding(c, d.Device, i, d.Sample.At)
 			return bad && g.Cause == f.Cause
 		})
-}
-
-func orNone(s []string) string {
-	if len(s) == 0 {
-		return "none"
-	}
-	return strings.Join(s, ", ")
 }

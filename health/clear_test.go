@@ -49,6 +49,56 @@ func TestClear(t *testing.T) {
 	wantStates(t, again, map[DeviceID]State{"GPU-0": Degraded, "MIG-0": Degraded, "GPU-1": Healthy})
 }
 
+// Clear keeps what the newest sample of a source that is up shows: the kubelet would allocate the GPU before the next poll.
+func TestClearKeepsMeasuredFindings(t *testing.T) {
+	c := DefaultConfig()
+	c.Confirm = 1
+	for cause, sample := range map[string]Sample{
+		CauseLost: blank(Lost), CauseInaccessible: blank(Inaccessible), CauseDetached: blank(Detached), CauseMissing: blank(Missing),
+		CauseRemapFailed:             present(value(FieldRemapFailed, 1)),
+		CauseRecoveryAction:          present(value(FieldRecoveryAction, 2)),
+		CauseTemperature:             present(value(FieldGPUTemp, 99)),
+		"dcgm-nvlink-error-critical": checked(Incident{Code: 71, Severity: SeverityFail}),
+	} {
+		xids(48)(&sample)
+		devices := judgeAll(c, nil, 0, nil, samples{"GPU-0": sample}, gpu0)
+		if _, _, err := Clear(c, devices, true, "GPU-0", cause, at(1)); !errors.Is(err, ErrStillPresent) {
+			t.Errorf("%s: got %v", cause, err)
+		}
+		after, cleared, err := Clear(c, devices, true, "GPU-0", "", at(1))
+		if err != nil || !slices.Equal(cleared, []string{"xid-48"}) || !slices.Equal(after[0].Verdict.Causes(), []string{cause}) {
+			t.Errorf("%s: cleared %v, %v; causes %v", cause, cleared, err, after[0].Verdict.Causes())
+		}
+		if f := after[0].Verdict.Findings[0]; !f.Since.Equal(at(0)) {
+			t.Errorf("%s: since %v", cause, f.Since)
+		}
+		if _, cleared, err := Clear(c, devices, false, "GPU-0", cause, at(1)); err != nil || !slices.Equal(cleared, []string{cause}) {
+			t.Errorf("%s: source down: cleared %v, %v", cause, cleared, err)
+		}
+	}
+
+	// The newest sample shows that the condition is over, but recoverAfter has not passed.
+	devices := judge(nil, 0, samples{"GPU-0": present(value(FieldRemapFailed, 1))}, gpu0)
+	devices = judge(devices, 2, nil, gpu0)
+	if _, cleared, err := Clear(c, devices, true, "GPU-0", CauseRemapFailed, at(3)); err != nil || len(cleared) != 1 {
+		t.Errorf("condition over: cleared %v, %v", cleared, err)
+	}
+}
+
+// After Clear a fault must be confirmed like a new one.
+func TestClearDropsUnconfirmedFault(t *testing.T) {
+	faulty := samples{"GPU-0": checked(Incident{Code: 71, Severity: SeverityFail})}
+	devices := judge(nil, 0, faulty, gpu0)
+	devices, _, err := Clear(DefaultConfig(), devices, true, "GPU-0", "", at(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	devices = judge(devices, 1, faulty, gpu0)
+	wantStates(t, devices, map[DeviceID]State{"GPU-0": Healthy})
+	devices = judge(devices, 2, faulty, gpu0)
+	wantStates(t, devices, map[DeviceID]State{"GPU-0": Unhealthy})
+}
+
 func TestClearPendingXID(t *testing.T) {
 	devices := judge(nil, 0, samples{"GPU-0": present(xids(144))}, gpu0)
 	devices, _, err := Clear(DefaultConfig(), devices, false, "GPU-0", "", at(1))

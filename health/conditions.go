@@ -55,7 +55,7 @@ func conditionFindings(c Config, s Sample) []Finding {
 	return all
 }
 
-// presenceFinding returns the finding of a device that the driver cannot reach. It returns false for any other.
+// presenceFinding returns the finding of a device that the driver cannot reach, and false for any other device.
 func presenceFinding(s Sample) (Finding, bool) {
 	f := Finding{State: Unhealthy, Since: s.At, Last: s.At, Clears: ClearsItself}
 	switch s.Presence {
@@ -73,21 +73,21 @@ func presenceFinding(s Sample) (Finding, bool) {
 	return f, true
 }
 
-// condition is a finding that follows from measured values and lasts as long as they show it.
+// condition describes a finding that follows from measured values and lasts as long as they show it.
 type condition struct {
 	cause  string
 	state  State
 	action Action
-	fields []Field // a sample that lacks one of them tells nothing about the condition
+	fields []Field // if a sample lacks one of them, the condition is unknown
 	// reason describes the condition from the fields' values, in the order of fields; "" if the condition does not hold.
 	reason func(c Config, v []float64) string
 }
 
-// conditions is the table of them.
+// conditions lists every condition.
 //
 //nolint:gochecknoglobals // a table of constants
 var conditions = []condition{
-	// The table recoveries has the state and the action.
+	// Its state and action are in the table recoveries.
 	{CauseRecoveryAction, Unhealthy, ActionNone, []Field{FieldRecoveryAction}, func(_ Config, v []float64) string {
 		return recoveryOf(RecoveryAction(v[0])).reason
 	}},
@@ -96,7 +96,7 @@ var conditions = []condition{
 	// DCGM 4.6 health, system memory: FAULTY_MEMORY is FAIL, severity ISOLATE.
 	{CauseUnrepairable, Unhealthy, ActionReplaceGPU, []Field{FieldUnrepairable}, ifSet("the GPU's memory cannot be repaired")},
 	// DCGM 4.6 health, system memory: VOLATILE_DBE_DETECTED is FAIL, severity ISOLATE, for any count. A
-	// reset or a driver reload sets the count back.
+	// reset or a driver reload clears the count.
 	{CauseDBE, Unhealthy, ActionResetGPU, []Field{FieldDBEVolatile}, func(_ Config, v []float64) string {
 		return textIf(v[0] > 0, "%.0f double-bit ECC errors since the last reset", v[0])
 	}},

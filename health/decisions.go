@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// decision reports whether the finding is not measured but decided: the device is cordoned, its driver is detached, or it is
-// kept free for a reset. Each poll makes decisions anew. A decision therefore ends with its reason, whatever Config.Recovery
-// says; it does not count as a trip, and an operator cannot clear it.
+// decision reports whether the finding is decided, not measured: the device is cordoned, its driver is detached, or it is kept
+// free for a reset. Each poll decides again, so a decision ends with its reason in every recovery mode. It does not count as a
+// trip, and an operator cannot clear it.
 func (f Finding) decision() bool {
 	return f.Cause == CauseCordoned || f.Cause == CauseIsolated || f.Cause == CauseReleased
 }
@@ -46,7 +46,7 @@ func Decide(c Config, before, judged []DeviceState, held Held, detach Detachment
 			add(Finding{Cause: CauseCordoned, Reason: fmt.Sprintf("cordoned by %q in health.cordon", ref), Action: ActionUncordon})
 		}
 		if pending := pendingReset(findings); c.IsolatePending && d.Device.Kind == KindGPU && pending != nil {
-			free := !heldAtAll(held, judged, d.Device.ID)
+			free := !gpuHeld(held, judged, d.Device.ID)
 			if free || old.Has(CauseIsolated) {
 				add(isolation(*pending, free))
 			}
@@ -70,12 +70,12 @@ func Decide(c Config, before, judged []DeviceState, held Held, detach Detachment
 func pendingReset(findings []Finding) *Finding {
 	return Verdict{Findings: findings}.ownFinding(func(f Finding) bool {
 		waits := f.Cause == CauseRemapPending || f.Cause == CauseRetiredPending || f.Cause == CauseRecoveryAction
-		return f.State == Degraded && waits && !f.Last.Before(f.Reset) // a later reset was the one it waited for
+		return f.State == Degraded && waits && !f.Last.Before(f.Reset) // a reset after Last was the awaited one
 	})
 }
 
-// isolation returns the finding of a GPU that is kept free for a reset. A pod that the kubelet admitted before it learned of
-// the isolation still gets the GPU; the reset must then wait for its end.
+// isolation returns the finding of a GPU that is kept free for a reset. A pod that the kubelet admitted before it received the
+// isolation still gets the GPU; the reset must then wait until the pod ends.
 func isolation(pending Finding, free bool) Finding {
 	f := Finding{Cause: CauseIsolated, Reason: "kept free for a reset between jobs: " + pending.Reason, Action: ActionResetGPUWhenFree}
 	if free {
@@ -84,8 +84,8 @@ func isolation(pending Finding, free bool) Finding {
 	return f
 }
 
-// withholds reports whether the detachment keeps a device from pods. After the detachment ends, attaching may take long; a
-// GPU stays withheld until it has been measured again.
+// withholds reports whether the detachment keeps a device from pods. Attaching may take long, so a GPU stays withheld after
+// the end of the detachment until it is measured again.
 func (d Detachment) withholds(dev DeviceState, old Verdict) bool {
 	switch {
 	case d == (Detachment{}) || dev.Device.Kind != KindGPU: // MIG devices inherit the finding
@@ -108,8 +108,8 @@ func (d Detachment) finding() Finding {
 	}
 }
 
-// heldAtAll reports whether a pod holds a GPU or one of its MIG devices, or may hold it.
-func heldAtAll(held Held, devices []DeviceState, gpu DeviceID) bool {
+// gpuHeld reports whether a pod holds a GPU or one of its MIG devices, or may hold it.
+func gpuHeld(held Held, devices []DeviceState, gpu DeviceID) bool {
 	return held == nil || held(gpu) || slices.ContainsFunc(devices, func(d DeviceState) bool {
 		return d.Device.Parent == gpu && held(d.Device.ID)
 	})
@@ -125,14 +125,10 @@ func (c Config) cordonOf(d *Device) (ref string, ok bool) {
 	return "", false
 }
 
-// UnmatchedCordons returns the references in Config.Cordon that match no device. They are no error, because one configuration
-// may serve many nodes.
+// UnmatchedCordons returns the references in Config.Cordon that match no device. They are not errors, because one
+// configuration may serve many nodes.
 func (c Config) UnmatchedCordons(devices []DeviceState) []string {
-	var unmatched []string
-	for _, ref := range c.Cordon {
-		if !slices.ContainsFunc(devices, func(d DeviceState) bool { match, _ := d.Device.Matches(ref); return match }) {
-			unmatched = append(unmatched, ref)
-		}
-	}
-	return unmatched
+	return slices.DeleteFunc(slices.Clone(c.Cordon), func(ref string) bool {
+		return slices.ContainsFunc(devices, func(d DeviceState) bool { match, _ := d.Device.Matches(ref); return match })
+	})
 }

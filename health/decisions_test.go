@@ -3,8 +3,6 @@ package health
 import (
 	"errors"
 	"slices"
-	"strconv"
-	"strings"
 	"testing"
 )
 
@@ -196,19 +194,6 @@ func TestIsolatePending(t *testing.T) {
 	}
 	c.IsolatePending = false
 	wantStates(t, judgeAll(c, devices, 3, free, samples{"GPU-0": pending}, gpu0), map[DeviceID]State{"GPU-0": Degraded})
-}
-
-func TestConfigValidateCordon(t *testing.T) {
-	c := cordoning("GPU-1", "MIG-1", "0", "3:1", "1b:00.0")
-	if err := c.Validate(); err != nil {
-		t.Error(err)
-	}
-	for _, ref := range []string{"", "-1", "*H100*", "mig-1g.*", "0:", "GPU-"} {
-		c.Cordon = []string{"0", ref}
-		if err := c.Validate(); err == nil || !strings.HasPrefix(err.Error(), "cordon[1]: ") || !strings.HasSuffix(err.Error(), strconv.Quote(ref)) {
-			t.Errorf("%q: %v", ref, err)
-		}
-	}
 }
 
 // MIG devices inherit the detachment from their GPU.

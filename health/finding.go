@@ -63,18 +63,18 @@ type Finding struct {
 	Clears Clears
 	From   DeviceID // the parent that has the finding; empty if it is the device's own
 
-	InOutage        bool      // of a device that cannot be reached: part of an outage of all GPUs, so its return proves no reset
-	othersBackSince time.Time // InOutage: since when other GPUs are back without this one; zero while none is
+	InOutage        bool      // the device is unreachable in an outage of all GPUs, so its return proves no reset
+	othersBackSince time.Time // InOutage: when another GPU came back without this one; zero before
 }
 
-// condition reports whether each poll renews the finding while it lasts, which is not so for an XID.
+// condition reports whether each poll renews the finding while it lasts. No poll renews an XID.
 func (f Finding) condition() bool { return f.Clears == ClearsItself && !f.ofXID() }
 
 func (f Finding) ofXID() bool { return strings.HasPrefix(f.Cause, xidPrefix) }
 
 func (f Finding) ofIncident() bool { return strings.HasPrefix(f.Cause, incidentPrefix) }
 
-// ofPresence reports whether the finding is that the device cannot be reached.
+// ofPresence reports whether the finding is that the driver cannot reach the device.
 func (f Finding) ofPresence() bool {
 	switch f.Cause {
 	case CauseLost, CauseInaccessible, CauseDetached, CauseMissing:
@@ -83,7 +83,7 @@ func (f Finding) ofPresence() bool {
 	return false
 }
 
-// Verdict is the state of a device with the findings behind it, and everything Judge remembers of the device.
+// Verdict is the state of a device with the findings behind it, and everything that Judge keeps about the device.
 type Verdict struct {
 	State    State     // the worst of the findings' states
 	Findings []Finding // worst first

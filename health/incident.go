@@ -14,7 +14,7 @@ type IncidentInfo struct {
 	Code   int
 	Name   string // "DCGM_FR_NVLINK_DOWN"
 	Effect Effect // of a FAIL; a WARN has at most EffectWarn
-	Action Action // what an operator should do
+	Action Action
 	Source string // the source of Effect
 }
 
@@ -38,7 +38,7 @@ const (
 )
 
 // incidentRules are the rules for the codes of DCGM 4.6's health checks, by name. The source states the severity with which
-// DCGM reports a code. Any other code warns, whatever its severity; most others come from dcgmi diag only.
+// DCGM reports a code. Any other code warns, at any severity; most others come from dcgmi diag only.
 //
 // MONITOR, TRIAGE, RESET and ISOLATE are DCGM's advice in dcgm_errors.c.
 //
@@ -142,22 +142,19 @@ func DefaultIncidentConfig() IncidentConfig {
 // Validate returns every error, each with its key below health.incidents.
 func (c IncidentConfig) Validate() error {
 	var errs []error
-	lists := []effectList[int]{{effect: EffectUnhealthy}, {effect: EffectWarn}, {effect: EffectIgnore}}
+	var lists [len(overrideLists)][]int
 	for i, names := range [][]string{c.Unhealthy, c.Warn, c.Ignore} {
 		for _, name := range names {
 			code, ok := IncidentCode(name)
 			if !ok {
 				errs = append(errs, fmt.Errorf("%v: expected a DCGM incident such as DCGM_FR_NVLINK_DOWN or its number, got %q",
-					lists[i].effect, name))
+					overrideLists[i], name))
 				continue
 			}
-			lists[i].items = append(lists[i].items, code)
+			lists[i] = append(lists[i], code)
 		}
 	}
-	for _, d := range duplicates(lists) {
-		errs = append(errs, fmt.Errorf("%v: %s is also in %v; an incident has one effect", d.effect, incidentName(d.item), d.other))
-	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, overlaps(lists, incidentName)...)...)
 }
 
 // Effect returns the effect of an incident on its device. Overrides take precedence, but a WARN never makes a device

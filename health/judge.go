@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// ReadingContext is what Judge needs to know about a reading besides the devices before it.
+// ReadingContext describes how a reading relates to the process, the saved state and the driver.
 type ReadingContext struct {
 	XIDHistory     bool // the saved state holds all XIDs of this boot, so an XID of Sample.Past that is not in DeviceState.XIDHistory is new
 	FirstReading   bool // it is the first reading of this process
@@ -52,7 +52,7 @@ func Judge(c Config, before []DeviceState, r *Reading, rc ReadingContext, now ti
 	for _, d := range r.Devices {
 		add(d, samples[d.ID])
 	}
-	// Before is in order: a missing GPU comes ahead of its missing MIG devices, which inherit its finding.
+	// In before, a missing GPU precedes its missing MIG devices, which inherit its finding.
 	for _, d := range before {
 		s := Sample{Device: d.Device.ID, At: now, Presence: Missing}
 		if d.Device.Kind == KindMIG {
@@ -141,7 +141,7 @@ func judgeDevice(
 	}
 
 	v.Trips = trips(c, old.Verdict, findings, s.At)
-	flapping := slices.ContainsFunc(findings, hasCause(CauseFlapping)) // found once: renewing it at every poll would not be news
+	flapping := slices.ContainsFunc(findings, hasCause(CauseFlapping)) // not renewed at every poll
 	if c.Flap.Trips > 0 && len(v.Trips) >= c.Flap.Trips && !flapping {
 		findings = merge(findings, flappingFinding(c, findings, len(v.Trips), s.At))
 	}
@@ -190,7 +190,7 @@ func ended(c Config, f Finding, s Sample) bool {
 	return false
 }
 
-// conditionOver reports whether the sample proves that a finding which clears itself is over.
+// conditionOver reports whether the sample proves the end of the condition behind a finding that clears itself.
 func conditionOver(c Config, f Finding, s Sample) bool {
 	longAgo := s.At.Sub(f.Last) >= c.RecoverAfter
 	switch f.Cause {
@@ -225,7 +225,7 @@ func keepFindingsOfDestroyed(previous map[DeviceID]DeviceState, before []DeviceS
 		}
 		findings := slices.Clone(gpu.Verdict.Findings)
 		for _, f := range d.Verdict.Findings {
-			stays := f.Clears == ClearsGPUReset || f.Clears == ClearsReboot && f.Cause != CauseFlapping // which concerns the partition only
+			stays := f.Clears == ClearsGPUReset || f.Clears == ClearsReboot && f.Cause != CauseFlapping // flapping concerns the partition only
 			if f.From == "" && f.State == Unhealthy && stays {
 				findings = merge(findings, f)
 			}

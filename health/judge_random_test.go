@@ -61,7 +61,7 @@ func (r random) config() Config {
 	return c
 }
 
-// leastState returns the least severe state that a device may have after a sample, whatever its state before.
+// leastState returns the least severe state that a device may have after a sample, regardless of its state before.
 func leastState(c Config, s Sample, gpu bool) State {
 	worst := Unknown
 	for _, f := range conditionFindings(c, s) {
@@ -86,7 +86,7 @@ func leastState(c Config, s Sample, gpu bool) State {
 // For random sequences of readings and configurations:
 //   - no GPU disappears, and a MIG device only when it is destroyed;
 //   - a state is the worst of the findings, and no less than its sample or its GPU requires;
-//   - a device is cordoned exactly if the configuration says so;
+//   - a device is cordoned if and only if Config.Cordon matches it;
 //   - a finding that nothing clears stays;
 //   - the order of the samples is irrelevant, and older snapshots are not modified.
 func TestJudgeRandomSequences(t *testing.T) {

@@ -83,22 +83,6 @@ func TestMIGNodes(t *testing.T) {
 	}
 }
 
-func TestStaleGPUKeepsFindings(t *testing.T) {
-	devices := judge(nil, 0, samples{"GPU-0": present(value(FieldGPUTemp, 99))}, gpu0, gpu1)
-	devices = judge(devices, 300, samples{"GPU-0": {Presence: Present, Stale: true}}, gpu0, gpu1)
-	if got := devices[0].Verdict.Causes(); !slices.Equal(got, []string{CauseTemperature, CauseNotMeasured}) {
-		t.Errorf("got %v", got)
-	}
-}
-
-func TestMIGInheritsFindings(t *testing.T) {
-	for _, d := range judge(nil, 0, samples{"GPU-0": present(xids(48))}, gpu0, mig0, mig1)[1:] {
-		if d.Verdict.Findings[0].From != "GPU-0" || len(d.XIDCounts) != 0 {
-			t.Errorf("%s: findings %+v, XIDs %v: want its GPU's finding and no XID", d.Device.ID, d.Verdict.Findings, d.XIDCounts)
-		}
-	}
-}
-
 func TestDestroyedMIGFindingKeepsBeginning(t *testing.T) {
 	for _, code := range []int{48, 95} {
 		devices := judge(nil, 0, samples{"MIG-0": migXIDs(code)}, gpu0, mig0, mig1)
@@ -144,28 +128,28 @@ func TestMIGXIDFollowsRecoveryActionOfGPU(t *testing.T) {
 	}
 }
 
+// A MIG device inherits its GPU's findings and flapping, and does not trip itself.
 func TestTripsOfMIGDevices(t *testing.T) {
 	all := []Device{gpu0, mig0, mig1, gpu1}
 	reboot := present(value(FieldRecoveryAction, 2)) // which the driver withdraws at once
-	var devices []DeviceState
-	for seconds := range 2 * DefaultConfig().Flap.Trips {
-		s := samples{}
-		if seconds%2 == 1 {
-			s[gpu0.ID] = reboot
+	for name, fault := range map[string]samples{"recovery action": {"GPU-0": reboot}, "lost": {"GPU-0": blank(Lost), "MIG-0": blank(Lost)}} {
+		var devices []DeviceState
+		for i := range DefaultConfig().Flap.Trips {
+			devices = judge(devices, 2*i, nil, all...)
+			devices = judge(devices, 2*i+1, fault, all...)
 		}
-		devices = judge(devices, seconds, s, all...)
-	}
-	if v := verdictOf(devices, gpu0.ID); len(v.Trips) != DefaultConfig().Flap.Trips || !v.unhealthyBy(CauseFlapping) {
-		t.Fatalf("GPU-0: trips %v, causes %v", v.Trips, v.Causes())
-	}
-	for _, id := range []DeviceID{mig0.ID, mig1.ID} {
-		if v := verdictOf(devices, id); len(v.Trips) != 0 || v.unhealthyBy(CauseFlapping) || v.State != Unhealthy {
-			t.Errorf("%s: %v, trips %v, causes %v", id, v.State, v.Trips, v.Causes())
+		if v := verdictOf(devices, gpu0.ID); len(v.Trips) != DefaultConfig().Flap.Trips || !v.unhealthyBy(CauseFlapping) {
+			t.Errorf("%s: GPU-0: trips %v, causes %v", name, v.Trips, v.Causes())
+		}
+		for _, id := range []DeviceID{mig0.ID, mig1.ID} {
+			if v := verdictOf(devices, id); len(v.Trips) != 0 || v.Cause() != CauseFlapping || v.Findings[0].From != gpu0.ID || v.State != Unhealthy {
+				t.Errorf("%s: %s: %v, trips %v, causes %v", name, id, v.State, v.Trips, v.Causes())
+			}
 		}
 	}
 
 	// A fault of a MIG device is a trip also while its GPU is unhealthy.
-	devices = judge(nil, 8, samples{gpu0.ID: reboot}, all...)
+	devices := judge(nil, 8, samples{gpu0.ID: reboot}, all...)
 	devices = judge(devices, 9, samples{gpu0.ID: reboot}, all...)
 	devices = judge(devices, 10, samples{gpu0.ID: reboot, mig0.ID: migXIDs(48)}, all...)
 	if a, b := len(verdictOf(devices, mig0.ID).Trips), len(verdictOf(devices, mig1.ID).Trips); a != 1 || b != 0 {

@@ -18,7 +18,7 @@ type OutageFilter struct {
 }
 
 // Filter returns the reading to judge: r, or a copy in which the delayed GPUs have their last known properties, an unknown
-// presence, no values, and the XIDs of r. If all GPUs are delayed, warning says what the source reports.
+// presence, no values, and the XIDs of r. If all GPUs are delayed, warning describes what the source reports.
 func (o *OutageFilter) Filter(before []DeviceState, r *Reading, now time.Time) (judged *Reading, warning string) {
 	samples := make(map[DeviceID]Sample, len(r.Samples))
 	for _, s := range r.Samples {
@@ -125,8 +125,8 @@ func newNodeOutage(before []DeviceState, samples map[DeviceID]Sample, now time.T
 }
 
 // includes reports whether an unreachable device is part of the outage, and since when other GPUs are back without it. A GPU
-// that the driver reports as lost is lost alone if no other GPU was lost with it, or if it stays lost for long after the others
-// came back.
+// that the driver reports as lost is lost alone if no other GPU was lost with it, or if it stays lost for OutageDelay after the
+// others came back.
 func (o nodeOutage) includes(old Verdict, cause string) (inOutage bool, othersBackSince time.Time) {
 	f := old.ownFinding(Finding.ofPresence)
 	switch {

@@ -92,9 +92,3 @@ func TestReturnAfterLoss(t *testing.T) {
 		t.Run(name, func(t *testing.T) { runNode(t, steps) })
 	}
 }
-
-func TestDriverReloadClearsXID(t *testing.T) {
-	before := judge(nil, 0, samples{"GPU-0": present(xids(95))}, gpu0, gpu1)
-	r, now := reading(1, nil, gpu0, gpu1)
-	wantStates(t, Judge(DefaultConfig(), before, r, ReadingContext{DriverReloaded: true}, now), map[DeviceID]State{"GPU-0": Healthy, "GPU-1": Healthy})
-}

@@ -5,11 +5,11 @@ import (
 	"slices"
 )
 
-// RecoveryAction is what the driver says a GPU needs, the value of FieldRecoveryAction
+// RecoveryAction is the recovery of a GPU that the driver asks for, the value of FieldRecoveryAction
 // (DCGM_FI_DEV_GPU_RECOVERY_ACTION; nvmlDeviceGpuRecoveryAction_t).
 type RecoveryAction int64
 
-// The recovery actions, in the driver's numbers. Drivers before 595 know the first five; 615 added the last two.
+// The recovery actions, in the driver's numbers. Drivers before 595 report only the first five; 615 added the last two.
 const (
 	RecoveryNone RecoveryAction = iota
 	RecoveryReset
@@ -35,7 +35,7 @@ type recovery struct {
 //   - Reset: a fault occurred that only a reset cures. What it broke shows elsewhere: an XID that needs a reset, double-bit
 //     errors, a lost GPU. A GPU without such a finding works and should be reset.
 //   - Reboot: the fault may have left the operating system inconsistent, which is worse than any one GPU.
-//   - Drain P2P: peer-to-peer work must end before the driver can tell what it needs. New work would prevent that, so it is
+//   - Drain P2P: peer-to-peer work must end before the driver can determine what the GPU needs. New work would prevent that, so it is
 //     Unhealthy; DCGM 4.6 calls it a WARN.
 //   - Drain and reset: the GPU works with a part of it disabled, running work may continue, and it should be reset.
 //   - Recover the IMEX domain: memory that nodes share over NVLink failed. A reset of the GPU does not cure it.

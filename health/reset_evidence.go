@@ -2,9 +2,9 @@ package health
 
 import "slices"
 
-// Evidence of a reset is positive and concerns one device: the return of a device that was lost alone, a condition that only
-// a reset ends, the driver withdrawing its recovery action, or a reloaded driver. What happens to all GPUs of the node at
-// once is a matter of the source, the driver or a switch, and proves nothing about a single GPU.
+// Evidence of a reset is positive and concerns one device: a device that was lost alone returns, a condition ends that only a
+// reset ends, the driver withdraws its recovery action, or the driver is reloaded. An event of all GPUs of the node at once
+// comes from the source, the driver or a switch, and proves nothing about a single GPU.
 
 // wasReset reports whether the sample is evidence of a reset.
 func wasReset(c Config, old Verdict, kind Kind, s Sample) bool {
@@ -12,11 +12,11 @@ func wasReset(c Config, old Verdict, kind Kind, s Sample) bool {
 	return slices.ContainsFunc(old.Findings, func(f Finding) bool {
 		switch {
 		case f.From != "" || !f.Last.After(f.Reset):
-			return false // evidence counts once; with recovery "never" the finding itself lasts for long after
+			return false // evidence counts once, although with recovery "never" the finding outlasts the reset
 		case f.ofPresence():
-			// A single reading may err, an inaccessible GPU was not reset, and a MIG device depends on its GPU.
-			away := f.Last.Sub(f.Since) >= c.Interval/2 && f.Cause != CauseInaccessible && kind == KindGPU
-			return s.Presence == Present && away && !f.InOutage
+			// A single reading may be wrong, an inaccessible GPU was not reset, and a MIG device is reset only with its GPU.
+			unreachable := f.Last.Sub(f.Since) >= c.Interval/2 && f.Cause != CauseInaccessible && kind == KindGPU
+			return s.Presence == Present && unreachable && !f.InOutage
 		case f.Cause == CauseRecoveryAction:
 			return hasAction && RecoveryAction(action) == RecoveryNone && f.asksForReset()
 		}
@@ -24,8 +24,8 @@ func wasReset(c Config, old Verdict, kind Kind, s Sample) bool {
 	})
 }
 
-// provesReturn reports whether the device's presence is the reset that a finding waits for. This holds for the finding that
-// the device was unreachable, and for XID 79, fallen off the bus, of a GPU that was lost alone, for however short a time.
+// provesReturn reports whether the presence of the device proves the reset that clears a finding. It does so for the findings
+// of an unreachable device, and for XID 79, fallen off the bus, of a GPU that was lost alone, even for a single reading.
 func provesReturn(old Verdict, f Finding, s Sample) bool {
 	if s.Presence != Present {
 		return false

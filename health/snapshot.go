@@ -47,7 +47,7 @@ type Source struct {
 	Status     SourceStatus
 	Err        string // why the source is not up; empty if it is
 	Since      time.Time
-	Until      time.Time // SourceDetached: when the agent attaches the driver without being asked
+	Until      time.Time // SourceDetached: when the agent attaches the driver automatically
 	Versions   Versions
 	DriverLoad string // identifies the load of the driver; "" if unknown
 	Reconnects uint64 // sessions opened after the first
@@ -60,12 +60,12 @@ type Source struct {
 // Detachment is an operator's detach, from the moment when devices are withheld until each has been measured again. The
 // zero Detachment means that the driver is attached.
 type Detachment struct {
-	Since   time.Time     // when the devices were withheld
-	Until   time.Time     // when the agent attaches the driver without being asked
-	For     time.Duration // Until minus the time of the last detach
-	Over    bool          // the driver is to be attached now; no other field is set
-	Asking  bool          // the agent is still asking the kubelet who holds the devices: see monitor.Monitor.Withhold
-	Unasked bool          // no host engine was asked to release the driver, as far as the agent knows
+	Since         time.Time     // when the devices were withheld
+	Until         time.Time     // time limit: when the agent attaches the driver automatically
+	For           time.Duration // Until minus the time of the last detach
+	Over          bool          // the driver is to be attached now; no other field is set
+	Undecided     bool          // the agent is still asking the kubelet for the holders: see monitor.Monitor.Withhold
+	EngineUnasked bool          // no host engine was asked to release the driver, as far as the agent knows
 }
 
 // InForce reports whether devices are withheld and the driver must not be used.

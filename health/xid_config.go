@@ -53,45 +53,34 @@ func (c XIDConfig) Validate() error {
 	if !slices.Contains(xidPresets, c.Preset) {
 		errs = append(errs, fmt.Errorf("preset: expected one of %s, got %q", strings.Join(xidPresets, ", "), c.Preset))
 	}
-	lists := []effectList[int]{{EffectUnhealthy, c.Unhealthy}, {EffectWarn, c.Warn}, {EffectIgnore, c.Ignore}}
-	for _, l := range lists {
-		for _, code := range l.items {
+	lists := [...][]int{c.Unhealthy, c.Warn, c.Ignore}
+	for i, codes := range lists {
+		for _, code := range codes {
 			if code < 1 {
-				errs = append(errs, fmt.Errorf("%v: expected an XID of 1 or more, got %d", l.effect, code))
+				errs = append(errs, fmt.Errorf("%v: expected an XID of 1 or more, got %d", overrideLists[i], code))
 			}
 		}
 	}
-	for _, d := range duplicates(lists) {
-		errs = append(errs, fmt.Errorf("%v: %d is also in %v; an XID has one effect", d.effect, d.item, d.other))
-	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, overlaps(lists, func(code int) string { return fmt.Sprintf("XID %d", code) })...)...)
 }
 
-// effectList is a list of overrides.
-type effectList[T comparable] struct {
-	effect Effect
-	items  []T
-}
+// overrideLists are the effects of the lists of overrides, in the order of the lists in the configuration.
+//
+//nolint:gochecknoglobals // constants
+var overrideLists = [...]Effect{EffectUnhealthy, EffectWarn, EffectIgnore}
 
-// duplicate is an item with two effects.
-type duplicate[T comparable] struct {
-	item          T
-	effect, other Effect
-}
-
-// duplicates returns the items that are in more than one list.
-func duplicates[T comparable](lists []effectList[T]) []duplicate[T] {
-	var found []duplicate[T]
-	for i, l := range lists {
-		for _, other := range lists[i+1:] {
-			for j, item := range l.items {
-				if slices.Contains(other.items, item) && !slices.Contains(l.items[:j], item) {
-					found = append(found, duplicate[T]{item, l.effect, other.effect})
+// overlaps returns an error for each number that is in two lists of overrides.
+func overlaps(lists [len(overrideLists)][]int, name func(code int) string) (errs []error) {
+	for i, codes := range lists {
+		for j := i + 1; j < len(lists); j++ {
+			for k, code := range codes {
+				if slices.Contains(lists[j], code) && !slices.Contains(codes[:k], code) {
+					errs = append(errs, fmt.Errorf("%v: %s is also in %v; it can have only one effect", overrideLists[i], name(code), overrideLists[j]))
 				}
 			}
 		}
 	}
-	return found
+	return errs
 }
 
 // override returns the effect of an XID if one of the lists has it.

@@ -40,12 +40,9 @@ const pendingFor = time.Minute
 
 // pendingXIDs returns the recent XIDs whose severity the recovery action decides. A reset ends them.
 func pendingXIDs(c Config, old, xids []XID, now time.Time, reset bool) []XID {
-	var all []XID
-	for _, x := range old {
-		if !reset && now.Sub(x.At) < pendingFor && c.XID.followsRecoveryAction(x.Code) {
-			all = append(all, x)
-		}
-	}
+	all := slices.DeleteFunc(slices.Clone(old), func(x XID) bool {
+		return reset || now.Sub(x.At) >= pendingFor || !c.XID.followsRecoveryAction(x.Code)
+	})
 	for _, x := range xids {
 		if c.XID.followsRecoveryAction(x.Code) {
 			all = slices.DeleteFunc(all, func(y XID) bool { return y.Code == x.Code })
@@ -95,13 +92,8 @@ func (rc ReadingContext) withPast(old DeviceState, gpu Verdict, d Device, s Samp
 	if len(s.Past) == 0 || !rc.XIDHistory || d.Kind == KindMIG && gpu.measured {
 		return s
 	}
-	var unjudged []XID
-	for _, x := range s.Past {
-		if !slices.ContainsFunc(old.XIDHistory, x.SameEvent) {
-			unjudged = append(unjudged, x)
-		}
-	}
-	s.XIDs = slices.Concat(unjudged, s.XIDs)
+	unjudged := slices.DeleteFunc(slices.Clone(s.Past), func(x XID) bool { return slices.ContainsFunc(old.XIDHistory, x.SameEvent) })
+	s.XIDs = append(unjudged, s.XIDs...)
 	return s
 }
 

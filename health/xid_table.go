@@ -2,7 +2,7 @@ package health
 
 import "strconv"
 
-// Effect is what an XID or a DCGM incident does to the device that reported it.
+// Effect is the effect of an XID or a DCGM incident on the device that reported it.
 type Effect uint8
 
 // The effects, in the order of their severity.

@@ -47,14 +47,7 @@ func (s *scrape) collectPlugin(status plugin.Status) {
 		s.AddWith(pluginDevices, float64(r.Devices-r.Healthy), labels, label("health", "unhealthy"))
 		s.Add(allocations, float64(r.Allocations), labels)
 		for _, reason := range plugin.AllocationErrors() {
-			if r.AllocationErrors[reason] == 0 {
-				s.AddWith(allocationErrors, 0, labels, label("reason", reason))
-			}
-		}
-		for reason, n := range r.AllocationErrors {
-			if n > 0 {
-				s.AddWith(allocationErrors, float64(n), labels, label("reason", reason))
-			}
+			s.AddWith(allocationErrors, float64(r.AllocationErrors[reason]), labels, label("reason", reason))
 		}
 	}
 	s.Add(podResourcesUp, boolValue(s.holders.Err == ""), nil)

@@ -191,15 +191,14 @@ func agentMetrics() []MetricInfo {
 type schema struct {
 	*exposition.Schema
 	cfg         *Config
-	firstField  int // number of the first of cfg.Chosen.Fields
-	runtimeSums runtimeSums
+	firstField  int    // number of the first of cfg.Chosen.Fields
 	window      string // in milliseconds
 	needsEvents bool   // a field is computed from the events in the window
 }
 
 // newSchema numbers the agent's metrics first, then those of the Go runtime, then the selected fields.
 func newSchema(cfg *Config) *schema {
-	s := &schema{cfg: cfg, runtimeSums: newRuntimeSums(), window: strconv.FormatInt(cfg.Window.Milliseconds(), 10)}
+	s := &schema{cfg: cfg, window: strconv.FormatInt(cfg.Window.Milliseconds(), 10)}
 	var families []exposition.Family
 	add := func(name, help, typ, unit string) {
 		kind := dto.MetricType(dto.MetricType_value[strings.ToUpper(typ)])

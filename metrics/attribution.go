@@ -6,18 +6,18 @@ import (
 
 	"github.com/prometheus/common/model"
 
-	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // podName identifies a pod.
 type podName struct{ namespace, name string }
 
 // attributions returns the holder labels of an entity's series, one list for each time that the series are exported.
-func (s *scrape) attributions(holders []plugin.Holder) [][]Label {
+func (s *scrape) attributions(holders []podresources.Holder) [][]Label {
 	if len(holders) == 0 {
 		return [][]Label{nil}
 	}
-	shared := slices.ContainsFunc(holders, func(h plugin.Holder) bool {
+	shared := slices.ContainsFunc(holders, func(h podresources.Holder) bool {
 		return replicaOf(h.DeviceID) != "" || containerOf(h) != containerOf(holders[0])
 	})
 	if !shared {
@@ -37,7 +37,7 @@ func (s *scrape) attributions(holders []plugin.Holder) [][]Label {
 
 // holderLabels returns the labels of a holder. It omits empty ones: to Prometheus an empty label does not exist, so two
 // series that differ here could be the same there.
-func (s *scrape) holderLabels(h plugin.Holder) []Label {
+func (s *scrape) holderLabels(h podresources.Holder) []Label {
 	labels := make([]Label, 0, 8)
 	for _, l := range []Label{label("container", h.Container), label("namespace", h.Namespace), label("pod", h.Pod), label("vgpu", replicaOf(h.DeviceID))} {
 		if l.Value != "" {
@@ -61,7 +61,7 @@ func replicaOf(id string) string {
 // labelsOfPod returns the exported labels of a holder's pod, including its UID. It asks for each pod once in a scrape.
 // It omits empty labels, invalid names, and names that the agent uses itself: metrics.fieldsFile may have added such a
 // name after metrics.podLabels was validated.
-func (s *scrape) labelsOfPod(h plugin.Holder) []Label {
+func (s *scrape) labelsOfPod(h podresources.Holder) []Label {
 	if s.src.PodLabels == nil {
 		return nil
 	}
@@ -78,7 +78,7 @@ func (s *scrape) labelsOfPod(h plugin.Holder) []Label {
 }
 
 // uidOfPod returns the UID label of a holder's pod; none if it is unknown or not exported.
-func (s *scrape) uidOfPod(h plugin.Holder) []Label {
+func (s *scrape) uidOfPod(h podresources.Holder) []Label {
 	labels := s.labelsOfPod(h)
 	if i := slices.IndexFunc(labels, func(l Label) bool { return l.Name == podUIDLabel }); i >= 0 {
 		return labels[i : i+1]

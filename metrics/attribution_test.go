@@ -8,7 +8,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // renderPerPod renders a page with AttributePerPod.
@@ -45,10 +45,10 @@ func TestAttribution(t *testing.T) {
 func TestHoldersChange(t *testing.T) {
 	src := testSources(testNode())
 	current := testHolders()
-	src.Holders = func() plugin.Holders { return current }
+	src.Holders = func() podresources.Holders { return current }
 	c := newCollector(src)
 	expectSeries(t, render(t, c), 1, "DCGM_FI_DEV_GPU_TEMP", `pod="train-0"`)
-	current = plugin.Holders{At: now.Add(-time.Hour), Err: "no such file"}
+	current = podresources.Holders{At: now.Add(-time.Hour), Err: "no such file"}
 	page := render(t, c)
 	if strings.Contains(page, `pod=`) {
 		t.Errorf("the page has holders:\n%s", page)
@@ -82,8 +82,16 @@ func testPodLabels(_, pod string) []Label {
 func TestPodLabelsOnSeries(t *testing.T) {
 	const temp, allocated = "DCGM_FI_DEV_GPU_TEMP", namespace + "device_allocated"
 	src := testSources(testNode())
-	src.PodLabels = testPodLabels
+	var pods []string
+	src.PodLabels = func(namespace, pod string) []Label {
+		pods = append(pods, namespace+"/"+pod)
+		return testPodLabels(namespace, pod)
+	}
 	page := render(t, newCollector(src))
+	// A scrape asks for each pod once, so that its series agree.
+	if slices.Sort(pods); !slices.Equal(pods, []string{"infer/web", "team/nb-1", "team/nb-2", "team/train-0"}) {
+		t.Errorf("asked for %q", pods)
+	}
 	expectSeries(t, page, 1, temp, `team=`)
 	expectSeries(t, page, 1, temp, `UUID="GPU-a",app_name="train",`, `pod="train-0",pod_uid="0f4b",team="vision"}`)
 	expectSeries(t, page, 1, allocated, `pod="train-0",pod_uid="0f4b"`, `app_name="train"`, `team="vision"`)
@@ -123,20 +131,6 @@ func TestInvalidPodLabelsAreOmitted(t *testing.T) {
 	}
 	expectSeries(t, page, 1, "DCGM_FI_DEV_GPU_TEMP", `UUID="GPU-a"`, `gpu="0"`, `pod="train-0"`, `team="good�"`)
 	expectSeries(t, page, 1, "DCGM_FI_DEV_XID_ERRORS", `err_code="31"`, `team="good�"`)
-}
-
-// A scrape asks for each pod once, so that its series agree.
-func TestPodLabelsAreReadOnce(t *testing.T) {
-	var pods []string
-	src := testSources(testNode())
-	src.PodLabels = func(namespace, pod string) []Label {
-		pods = append(pods, namespace+"/"+pod)
-		return nil
-	}
-	render(t, newCollector(src))
-	if slices.Sort(pods); !slices.Equal(pods, []string{"infer/web", "team/nb-1", "team/nb-2", "team/train-0"}) {
-		t.Errorf("asked for %q", pods)
-	}
 }
 
 func TestJobLabels(t *testing.T) {

@@ -12,18 +12,18 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // fleet returns a node with this number of GPUs, of MIG devices per GPU and of replicas per device, all allocated.
-func fleet(gpus, migDevices, replicas int) (*health.Snapshot, func() plugin.Holders) {
+func fleet(gpus, migDevices, replicas int) (*health.Snapshot, func() podresources.Holders) {
 	values := fieldValues(1000)
 	s := &health.Snapshot{At: now, Source: health.Source{Status: health.SourceUp, Versions: health.Versions{Driver: "580.95.05"}}}
-	h := plugin.Holders{At: now, By: map[health.DeviceID][]plugin.Holder{}}
+	h := podresources.Holders{At: now, By: map[health.DeviceID][]podresources.Holder{}}
 	add := func(d health.Device) {
 		s.Devices = append(s.Devices, health.DeviceState{Device: d, Sample: health.Sample{Values: values}, Verdict: health.Verdict{State: health.Healthy}})
 		allocate := func(id string) {
-			h.By[d.ID] = append(h.By[d.ID], plugin.Holder{
+			h.By[d.ID] = append(h.By[d.ID], podresources.Holder{
 				Namespace: "team-a", Pod: fmt.Sprintf("train-%d-%s", d.Index, id), Container: "main", Resource: "nvidia.com/gpu", DeviceID: id,
 			})
 		}
@@ -46,7 +46,7 @@ func fleet(gpus, migDevices, replicas int) (*health.Snapshot, func() plugin.Hold
 			add(d)
 		}
 	}
-	return s, func() plugin.Holders { return h }
+	return s, func() podresources.Holders { return h }
 }
 
 // BenchmarkScrape measures a response to Prometheus.
@@ -105,7 +105,7 @@ func BenchmarkScrapePods(b *testing.B) {
 }
 
 // benchmarkScrape requests the page as Prometheus 3 does.
-func benchmarkScrape(b *testing.B, s *health.Snapshot, holders func() plugin.Holders, cfg *Config, encoding string, change ...func(*Sources)) {
+func benchmarkScrape(b *testing.B, s *health.Snapshot, holders func() podresources.Holders, cfg *Config, encoding string, change ...func(*Sources)) {
 	src := configuredSources(s, cfg)
 	for _, f := range change {
 		f(&src)

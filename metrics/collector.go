@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/exposition"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // Reload is the result of the last configuration reload.
@@ -37,7 +38,7 @@ type Sources struct {
 	Snapshots *health.Latest[health.Snapshot]
 	Totals    *Totals
 	Plugin    func() plugin.Status
-	Holders   func() plugin.Holders
+	Holders   func() podresources.Holders
 	Reload    func() Reload
 	Now       func() time.Time
 	Hostname  string // the node's name
@@ -107,7 +108,7 @@ type buffers struct {
 func newBuffers(s *schema) *buffers {
 	return &buffers{
 		schema: s, Page: exposition.NewPage(s.Schema), entityByKey: make(map[entityKey]int), podLabels: make(map[podName][]Label),
-		runtime: s.runtimeSums.newReading(),
+		runtime: newRuntimeReading(),
 	}
 }
 
@@ -130,7 +131,7 @@ type scrape struct {
 	src      *Sources
 	now      time.Time
 	snapshot *health.Snapshot
-	holders  plugin.Holders
+	holders  podresources.Holders
 	totals   []deviceTotalsView // of the snapshot's devices
 	polls    pollHistogram
 }

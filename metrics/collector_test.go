@@ -1,9 +1,7 @@
 package metrics
 
 import (
-	"flag"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -12,26 +10,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/golden"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
 )
 
-var update = flag.Bool("update", false, "update the golden exposition")
-
 func TestExposition(t *testing.T) {
-	const golden = "testdata/exposition.txt"
 	got := render(t, newCollector(testSources(testNode())))
-	if *update {
-		if err := os.WriteFile(golden, []byte(got), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got != string(want) {
-		t.Errorf("the exposition differs from %s (update it with go test ./metrics -update):\n%s", golden, got)
-	}
+	golden.Check(t, "testdata/exposition.txt", got)
 }
 
 // Describe lists exactly the metrics of a page that are not fields, with the labels of their series.

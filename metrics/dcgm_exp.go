@@ -25,7 +25,7 @@ func (s *scrape) collectComputed(name string, family int, set labelSet) {
 			add(float64(n), window, label("xid", strconv.Itoa(xid)))
 		}
 	case fields.XIDErrorsTotal: // like dcgm-exporter's, it has no series before the first XID
-		for xid, n := range s.sumXIDs(set.entity, func(v *deviceTotalsView) map[int]uint64 { return v.events.xidCounts() }) {
+		for xid, n := range s.sumXIDs(set.entity, func(v *deviceTotalsView) map[int]uint64 { return v.xids }) {
 			add(float64(n), label("xid", strconv.Itoa(xid)))
 		}
 	case fields.ClockEventsCount:
@@ -35,7 +35,7 @@ func (s *scrape) collectComputed(name string, family int, set labelSet) {
 			}
 		}
 	case fields.ClockEventsTotal:
-		for bit, n := range totals.events.clockCounts() {
+		for bit, n := range totals.clocks {
 			if n > 0 && isGPU {
 				add(float64(n), label("clock_event", clockEvents[bit]))
 			}

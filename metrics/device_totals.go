@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // accumulator derives totals from a sequence of observations. It is pure: it reads no clock and calls nothing. It
@@ -22,7 +22,7 @@ type accumulator struct {
 type observation struct {
 	at        time.Time
 	snapshot  *health.Snapshot
-	holders   plugin.Holders
+	holders   podresources.Holders
 	window    time.Duration
 	idleBelow float64
 }
@@ -38,7 +38,10 @@ type deviceTotals struct {
 	clockMeasured bool                   // clock events have been measured
 	healthChecked bool                   // DCGM's health checks have run
 	idle          map[container]idleTime // by holder; not modified once stored
-	events        *eventTotals           // nil: no events; not modified once stored
+
+	// The events since the device was first observed.
+	xids   map[int]uint64           // by number; not modified once stored
+	clocks [len(clockEvents)]uint64 // the number of times that each clock event began
 }
 
 const numStates = int(health.Unhealthy) + 1
@@ -46,44 +49,13 @@ const numStates = int(health.Unhealthy) + 1
 // container is a container that holds a device.
 type container struct{ namespace, pod, name string }
 
-func containerOf(h plugin.Holder) container { return container{h.Namespace, h.Pod, h.Container} }
+func containerOf(h podresources.Holder) container { return container{h.Namespace, h.Pod, h.Container} }
 
 // idleTime is the time during which a container held a device that was idle.
 type idleTime struct {
 	measured  bool // GPU utilization was measured while the container held the device
 	total     time.Duration
 	sinceBusy time.Duration
-}
-
-// eventTotals counts the events of a device since it was first observed.
-type eventTotals struct {
-	xids   map[int]uint64
-	clocks [len(clockEvents)]uint64 // the number of times that each event began
-}
-
-// xidCounts returns the XIDs by number. A nil receiver has none.
-func (e *eventTotals) xidCounts() map[int]uint64 {
-	if e == nil {
-		return nil
-	}
-	return e.xids
-}
-
-// clockCounts returns the clock events by bit. A nil receiver has none.
-func (e *eventTotals) clockCounts() (clocks [len(clockEvents)]uint64) {
-	if e == nil {
-		return clocks
-	}
-	return e.clocks
-}
-
-// clone returns totals that may be modified: scrapes may be reading the stored ones.
-func (e *eventTotals) clone() *eventTotals {
-	next := &eventTotals{maps.Clone(e.xidCounts()), e.clockCounts()}
-	if next.xids == nil {
-		next.xids = make(map[int]uint64)
-	}
-	return next
 }
 
 // eventBucket counts the events in a part of the window.
@@ -198,15 +170,20 @@ func (t *deviceTotals) updateEvents(d *health.DeviceState, o observation, counte
 		added := n - min(n, t.xidCounts[code])
 		if added -= min(added, duplicates[code]); added > 0 {
 			b := t.currentBucket(o)
-			if b.xids == nil {
-				b.xids = make(map[int]uint64)
-			}
-			b.xids[code] += added
-			t.events = t.events.clone()
-			t.events.xids[code] += added
+			b.xids = addCount(b.xids, code, added)
+			t.xids = addCount(maps.Clone(t.xids), code, added) // scrapes may be reading the stored map
 		}
 	}
 	t.xidCounts = d.XIDCounts // immutable
+}
+
+// addCount adds n to the count of code. It creates a nil map.
+func addCount(counts map[int]uint64, code int, n uint64) map[int]uint64 {
+	if counts == nil {
+		counts = make(map[int]uint64)
+	}
+	counts[code] += n
+	return counts
 }
 
 // updateClocks adds the current clock events to the window, and those that have begun to the totals. Events of the first
@@ -218,8 +195,7 @@ func (t *deviceTotals) updateClocks(bits uint64, o observation) {
 		}
 		t.currentBucket(o).clocks[bit]++
 		if t.clockMeasured && t.clockBits&(1<<bit) == 0 {
-			t.events = t.events.clone()
-			t.events.clocks[bit]++
+			t.clocks[bit]++
 		}
 	}
 	t.clockBits, t.clockMeasured = bits, true

@@ -8,7 +8,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // step is one observation of a device.
@@ -50,17 +50,17 @@ func accumulate(steps ...step) deviceTotalsView {
 				Verdict: health.Verdict{State: m.state}, XIDCounts: m.xids,
 			}}
 		}
-		h := plugin.Holders{At: at}
+		h := podresources.Holders{At: at}
 		switch m.pod {
 		case "":
-			h.By = map[health.DeviceID][]plugin.Holder{}
+			h.By = map[health.DeviceID][]podresources.Holder{}
 		case "?":
 			h.Err = "connection refused"
 		default:
-			first := plugin.Holder{Namespace: "n", Pod: m.pod, Container: "c", DeviceID: "GPU-a::0"}
+			first := podresources.Holder{Namespace: "n", Pod: m.pod, Container: "c", DeviceID: "GPU-a::0"}
 			second := first
 			second.DeviceID = "GPU-a::1"
-			h.By = map[health.DeviceID][]plugin.Holder{"GPU-a": {first, second}}
+			h.By = map[health.DeviceID][]podresources.Holder{"GPU-a": {first, second}}
 		}
 		a.update(observation{at, s, h, time.Minute, 5})
 	}
@@ -150,10 +150,10 @@ func TestEventTotals(t *testing.T) {
 		step{at: 5, xids: map[int]uint64{31: 8, 79: 1}, clocks: 1 | 4},
 		step{at: 100, xids: map[int]uint64{31: 8, 79: 1}, clocks: 1 | 4},
 	)
-	if xids := v.events.xidCounts(); len(v.xidsInWindow) != 0 || len(xids) != 2 || xids[31] != 3 || xids[79] != 1 {
+	if xids := v.xids; len(v.xidsInWindow) != 0 || len(xids) != 2 || xids[31] != 3 || xids[79] != 1 {
 		t.Errorf("XIDs: %v in the window, %v in total", v.xidsInWindow, xids)
 	}
-	if got, want := v.events.clockCounts(), [len(clockEvents)]uint64{0: 1, 2: 2}; got != want {
+	if got, want := v.clocks, [len(clockEvents)]uint64{0: 1, 2: 2}; got != want {
 		t.Errorf("clock events: got %v, want %v", got, want)
 	}
 }
@@ -164,7 +164,7 @@ func TestEventBucketsAreBounded(t *testing.T) {
 		s := &health.Snapshot{At: now.Add(time.Duration(i) * time.Second), Devices: []health.DeviceState{{
 			Device: health.Device{ID: "GPU-a"}, Sample: health.Sample{Values: map[health.Field]float64{health.FieldClocksEvents: 511}},
 		}}}
-		a.update(observation{s.At, s, plugin.Holders{}, time.Minute, 5})
+		a.update(observation{s.At, s, podresources.Holders{}, time.Minute, 5})
 	}
 	recent := a.devices["GPU-a"].recent
 	if len(recent) > bucketsPerWindow+1 || recent[0].clocks[8] != 1 {
@@ -176,7 +176,7 @@ func TestPollDurations(t *testing.T) {
 	var a accumulator
 	for i, duration := range []time.Duration{500 * time.Microsecond, 5 * time.Millisecond, time.Minute} {
 		for range 2 { // the second update is the same poll
-			a.update(observation{now, &health.Snapshot{At: now, Source: health.Source{Polls: uint64(i + 1), PollTook: duration}}, plugin.Holders{}, time.Minute, 5})
+			a.update(observation{now, &health.Snapshot{At: now, Source: health.Source{Polls: uint64(i + 1), PollTook: duration}}, podresources.Holders{}, time.Minute, 5})
 		}
 	}
 	h := a.durations
@@ -190,7 +190,7 @@ func TestTotalsRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		configs, snapshots := new(health.Latest[Config]), new(health.Latest[health.Snapshot])
 		configs.Store(testConfig(fields.SetDefault))
-		totals := NewTotals(configs, snapshots, func() plugin.Holders { return plugin.Holders{} })
+		totals := NewTotals(configs, snapshots, func() podresources.Holders { return podresources.Holders{} })
 		ctx, cancel := context.WithCancel(t.Context())
 		result := make(chan error, 1)
 		go func() { result <- totals.Run(ctx) }()

@@ -10,7 +10,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/exposition"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // entityKey identifies what the series of fields belong to: a GPU or a GPU instance. As in dcgm-exporter, the labels of
@@ -30,7 +30,7 @@ type entity struct {
 	entityKey
 	devices []int // indices in the snapshot
 	lastXID *health.DeviceState
-	holders []plugin.Holder
+	holders []podresources.Holder
 }
 
 // labelSet is one set of labels with which the fields of an entity are exported.

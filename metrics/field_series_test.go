@@ -6,7 +6,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // Every field of the table is exported with its name, type and help; text fields are labels.
@@ -51,8 +51,8 @@ func TestFieldLabels(t *testing.T) {
 	c := *testConfig("DCGM_FI_DEV_FB_USED", "DCGM_FI_DRIVER_VERSION")
 	c.Attribution = AttributePerPod
 	src := configuredSources(setValues(testNode(), map[health.Field]float64{health.FieldFBUsed: 1}), &c)
-	src.Holders = func() plugin.Holders {
-		return plugin.Holders{By: map[health.DeviceID][]plugin.Holder{
+	src.Holders = func() podresources.Holders {
+		return podresources.Holders{By: map[health.DeviceID][]podresources.Holder{
 			"GPU-a": {{Namespace: "n", Pod: "p", Container: "c", DeviceID: "GPU-a::1"}},
 			"MIG-1": {{Namespace: "n", Pod: "p", Container: "c", DeviceID: "MIG-1"}},
 		}}
@@ -149,11 +149,11 @@ func TestNoDuplicateOrStaleSeries(t *testing.T) {
 		s.Devices = append(s.Devices, s.Devices[3]) // one MIG device with two UUIDs
 		s.Devices[len(s.Devices)-1].Device.ID = "MIG-9"
 		src := configuredSources(s, &c)
-		one := plugin.Holder{Namespace: "n", Pod: "p", Container: "c", Resource: "r", DeviceID: "GPU-a"}
+		one := podresources.Holder{Namespace: "n", Pod: "p", Container: "c", Resource: "r", DeviceID: "GPU-a"}
 		otherResource, replica := one, one
 		otherResource.Resource, replica.DeviceID = "other", "GPU-a::0"
-		src.Holders = func() plugin.Holders {
-			return plugin.Holders{By: map[health.DeviceID][]plugin.Holder{
+		src.Holders = func() podresources.Holders {
+			return podresources.Holders{By: map[health.DeviceID][]podresources.Holder{
 				"GPU-a": {one, otherResource, replica}, "MIG-2": {one}, "MIG-3": {one}, "GPU-unknown": {one},
 			}}
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/exposition"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -90,9 +91,9 @@ func testConfig(names ...string) *Config {
 
 // testHolders are containers with a whole GPU, with two replicas of another GPU, with a third replica of it, and with a
 // MIG device.
-func testHolders() plugin.Holders {
+func testHolders() podresources.Holders {
 	const gpu, part = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
-	return plugin.Holders{At: now.Add(-time.Second), By: map[health.DeviceID][]plugin.Holder{
+	return podresources.Holders{At: now.Add(-time.Second), By: map[health.DeviceID][]podresources.Holder{
 		"GPU-a": {{Namespace: "team", Pod: "train-0", Container: "main", Resource: gpu, DeviceID: "GPU-a"}},
 		"GPU-c": {
 			{Namespace: "team", Pod: "nb-1", Container: "nb", Resource: gpu, DeviceID: "GPU-c::0"},

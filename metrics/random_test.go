@@ -8,6 +8,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // generator generates random nodes, including inconsistent ones that no driver reports.
@@ -64,11 +65,11 @@ func (g generator) snapshot() *health.Snapshot {
 	return s
 }
 
-func (g generator) holders(s *health.Snapshot) plugin.Holders {
-	h := plugin.Holders{At: now, Err: g.anyText(), By: make(map[health.DeviceID][]plugin.Holder)}
+func (g generator) holders(s *health.Snapshot) podresources.Holders {
+	h := podresources.Holders{At: now, Err: g.anyText(), By: make(map[health.DeviceID][]podresources.Holder)}
 	for _, d := range s.Devices {
 		for range g.IntN(4) {
-			h.By[d.Device.ID] = append(h.By[d.Device.ID], plugin.Holder{
+			h.By[d.Device.ID] = append(h.By[d.Device.ID], podresources.Holder{
 				Namespace: g.anyText(), Pod: g.anyText(), Container: g.anyText(), Resource: g.anyText(), DeviceID: g.anyText(),
 			})
 		}
@@ -109,7 +110,7 @@ func (g generator) sources() Sources {
 	s := g.snapshot()
 	src := configuredSources(s, g.config())
 	h := g.holders(s)
-	src.Holders = func() plugin.Holders { return h }
+	src.Holders = func() podresources.Holders { return h }
 	src.Totals.holders, src.Totals.now = src.Holders, func() time.Time { return now.Add(time.Minute) }
 	src.Totals.update(s)
 	src.Hostname = g.anyText()

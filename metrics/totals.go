@@ -7,14 +7,14 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // Totals accumulates what a single snapshot does not contain: times, transitions, events and poll durations.
 type Totals struct {
 	config    *health.Latest[Config]
 	snapshots *health.Latest[health.Snapshot]
-	holders   func() plugin.Holders
+	holders   func() podresources.Holders
 	now       func() time.Time
 
 	mu          sync.RWMutex // guards accumulator: Run writes it, scrapes read it
@@ -22,7 +22,7 @@ type Totals struct {
 }
 
 // NewTotals returns empty totals, which Run updates. A stored Config must be valid.
-func NewTotals(config *health.Latest[Config], snapshots *health.Latest[health.Snapshot], holders func() plugin.Holders) *Totals {
+func NewTotals(config *health.Latest[Config], snapshots *health.Latest[health.Snapshot], holders func() podresources.Holders) *Totals {
 	return &Totals{config: config, snapshots: snapshots, holders: holders, now: time.Now}
 }
 
@@ -56,16 +56,12 @@ func (t *Totals) update(snapshot *health.Snapshot) {
 	t.accumulator.update(o)
 }
 
-// deviceTotalsView is a consistent copy of a device's totals for a scrape. Its maps are not modified.
+// deviceTotalsView is a consistent copy of a device's totals for a scrape, without recent, which updates modify.
 type deviceTotalsView struct {
+	deviceTotals
 	exists         bool
-	unhealthy      time.Duration
-	transitions    [numStates]uint64
 	xidsInWindow   map[int]uint64
 	clocksInWindow [len(clockEvents)]uint64
-	events         *eventTotals // nil: no events
-	healthChecked  bool
-	idle           map[container]idleTime
 }
 
 // views returns the totals of devices, in their order, and the poll durations at the same moment. It counts the events
@@ -84,21 +80,16 @@ func (t *Totals) views(devices []health.DeviceState, withEvents bool) ([]deviceT
 
 func (a *accumulator) view(id health.DeviceID, withEvents bool) deviceTotalsView {
 	d, exists := a.devices[id]
-	v := deviceTotalsView{
-		exists: exists, unhealthy: d.unhealthy, transitions: d.transitions, healthChecked: d.healthChecked, idle: d.idle, events: d.events,
-	}
+	v := deviceTotalsView{deviceTotals: d, exists: exists}
+	v.recent = nil
 	if !withEvents {
 		return v
 	}
 	for i := range d.recent {
-		b := &d.recent[i]
-		for code, n := range b.xids {
-			if v.xidsInWindow == nil {
-				v.xidsInWindow = make(map[int]uint64)
-			}
-			v.xidsInWindow[code] += n
+		for code, n := range d.recent[i].xids {
+			v.xidsInWindow = addCount(v.xidsInWindow, code, n)
 		}
-		for bit, n := range b.clocks {
+		for bit, n := range d.recent[i].clocks {
 			v.clocksInWindow[bit] += n
 		}
 	}

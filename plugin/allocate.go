@@ -1,7 +1,6 @@
 package plugin
 
 import (
-	"crypto/rand"
 	"fmt"
 	"path"
 	"slices"
@@ -60,13 +59,6 @@ type allocation struct {
 	cfg  *Config
 	host cdi.Host
 	uuid func() string // for the key of an annotation, which must be unique in a pod
-}
-
-func randomUUID() string {
-	var b [16]byte
-	_, _ = rand.Read(b[:])                      // cannot fail
-	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80 // version 4
-	return fmt.Sprintf("%x-%x-%x-%x-%x", b[0:4], b[4:6], b[6:8], b[8:10], b[10:16])
 }
 
 // allocate answers an Allocate call with one response per container. Its error is a *refusal. The contents of a response

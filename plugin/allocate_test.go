@@ -1,12 +1,7 @@
 package plugin
 
 import (
-	"encoding/json"
 	"errors"
-	"flag"
-	"os"
-	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -17,9 +12,8 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/golden"
 )
-
-var update = flag.Bool("update", false, "rewrite the golden files")
 
 func testAllocation(cfg Config, root fstest.MapFS) allocation {
 	return allocation{&cfg, cfg.host(root), func() string { return "a1b2c3d4-0000-4000-8000-000000000000" }}
@@ -40,31 +34,6 @@ func machine() fstest.MapFS {
 	}
 }
 
-// checkGolden compares a value, as JSON, with a file in testdata.
-func checkGolden(t *testing.T, name string, v any) {
-	t.Helper()
-	got, err := json.MarshalIndent(v, "", "  ")
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join("testdata", name+".json")
-	if *update {
-		if err := os.MkdirAll(filepath.Dir(file), 0o750); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, append(got, '\n'), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if strings.TrimSpace(string(want)) != string(got) {
-		t.Errorf("%s: got\n%s\nwant\n%s", file, got, want)
-	}
-}
-
 func request(containers ...[]string) *pluginapi.AllocateRequest {
 	req := &pluginapi.AllocateRequest{}
 	for _, ids := range containers {
@@ -75,8 +44,7 @@ func request(containers ...[]string) *pluginapi.AllocateRequest {
 
 // The response of each strategy to two containers, one of which requests the devices unordered and one of them twice.
 func TestAllocateGolden(t *testing.T) {
-	whole := []string(nil)
-	snap := partitioned(whole, []string{"1g.10gb", "1g.10gb"}, whole)
+	snap := partitioned(whole, "1g.10gb 1g.10gb", whole)
 	snap.Devices[2].Device.Minor = -1 // unknown to the source
 	mixed := func(c *Config) { c.MIGStrategy = MIGMixed }
 	lists := func(how ...string) func(*Config) { return func(c *Config) { c.DeviceList = how } }
@@ -125,7 +93,7 @@ func TestAllocateGolden(t *testing.T) {
 			t.Errorf("%s: %v", c.name, err)
 			continue
 		}
-		checkGolden(t, "allocate/"+c.name, resp)
+		golden.CheckJSON(t, "testdata/allocate/"+c.name+".json", resp)
 	}
 }
 
@@ -138,10 +106,10 @@ func TestAllocateDevices(t *testing.T) {
 	states := with(with(snapshot(4), 3, health.Unhealthy), 2, health.Degraded)
 	noFinding := with(snapshot(1), 0, health.Unhealthy)
 	noFinding.Devices[0].Verdict.Findings = nil
-	snap := partitioned(nil, []string{"1g.10gb", "1g.10gb", "1g.10gb"})
-	noMinor := partitioned(nil, nil)
+	snap := partitioned(whole, "1g.10gb 1g.10gb 1g.10gb")
+	noMinor := partitioned(whole, whole)
 	noMinor.Devices[1].Device.Minor = -1
-	noPCI := partitioned(nil)
+	noPCI := partitioned(whole)
 	noPCI.Devices[0].Device.Minor, noPCI.Devices[0].Device.PCI = -1, ""
 	type ids = []string
 	for _, c := range []struct {
@@ -193,13 +161,6 @@ func TestAllocateDevices(t *testing.T) {
 		if !slices.Equal(got, c.want) {
 			t.Errorf("%s: %q, want %q", c.name, got, c.want)
 		}
-	}
-}
-
-func TestRandomUUID(t *testing.T) {
-	a, b := randomUUID(), randomUUID()
-	if a == b || !regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`).MatchString(a) {
-		t.Errorf("%s and %s", a, b)
 	}
 }
 

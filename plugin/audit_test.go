@@ -16,11 +16,7 @@ func TestAuditRegistersAfterKubeletForgets(t *testing.T) {
 	t.Parallel()
 	snap := snapshot(4)
 	snap.Devices[0].Device.NUMA = []int{0, 1} // the kubelet lists it twice
-	h := newHarness(t, with(snap, 3, health.Unhealthy))
-	k := h.kubelet()
-	h.run()
-	h.waitResource(k, gpu, listed(4, 3))
-	h.waitStatus(isRegistered)
+	h, k := startHarness(t, with(snap, 3, health.Unhealthy))
 	for n := uint64(1); n < 4; n++ {
 		k.Forget(gpu)
 		h.waitResource(k, gpu, listed(4, 3))
@@ -28,16 +24,14 @@ func TestAuditRegistersAfterKubeletForgets(t *testing.T) {
 		if s.Registrations != n+1 || s.Streams != 1 {
 			t.Errorf("%+v", s)
 		}
-		if _, err := k.AllocateIDs(h.ctx, gpu, "GPU-0"); err != nil {
-			t.Error(err)
-		}
+		h.allocate(k, "GPU-0")
 	}
 	h.waitLog(msgMismatch, "", 3)
 }
 
 func TestAuditIgnoresFlappingGPU(t *testing.T) {
 	t.Parallel()
-	h, k := startHarness(t, 2)
+	h, k := startHarness(t, snapshot(2))
 	start := h.waitHolders(holdersKnown)
 	states := []health.State{health.Unhealthy, health.Healthy}
 	for i := 0; h.p.Holders().At.Sub(start.At) < 6*h.p.timing.pods.Refresh; i++ {

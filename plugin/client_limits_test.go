@@ -190,13 +190,9 @@ func TestKubeletServedDuringAttacks(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := newHarness(t, snapshot(8))
-			h.setConfig(func(c *Config) {
+			h, k := startHarness(t, snapshot(8), func(c *Config) {
 				c.Sharing.TimeSlicing.Resources = []SharedResource{{Name: gpu, Replicas: replicas, Devices: []string{"7"}}}
 			})
-			k := h.kubelet()
-			h.run()
-			h.waitResource(k, gpu, listed(devices, devices))
 			registrations := h.waitStatus(isRegistered).Registrations
 			h.attack(attack, func() {
 				var longest time.Duration
@@ -225,7 +221,7 @@ func TestKubeletServedDuringAttacks(t *testing.T) {
 
 func TestServerEndsPingFlood(t *testing.T) {
 	t.Parallel()
-	h, _ := startHarness(t, 1)
+	h, _ := startHarness(t, snapshot(1))
 	var conn net.Conn
 	h.attack(func(a *attacker) { conn = a.raw() }, func() {
 		if _, err := io.WriteString(conn, preface+strings.Repeat(ping, 10)); err != nil {
@@ -240,7 +236,7 @@ func TestServerEndsPingFlood(t *testing.T) {
 
 func TestServerEndsSilentConnections(t *testing.T) {
 	t.Parallel()
-	h, _ := startHarness(t, 1)
+	h, _ := startHarness(t, snapshot(1))
 	var silent, partial net.Conn
 	h.attack(func(a *attacker) { silent, partial = a.raw(), a.raw() }, func() {
 		if _, err := io.WriteString(partial, preface[:10]); err != nil {

@@ -20,7 +20,7 @@ func newResolver(cfg Config, snap *health.Snapshot) podresources.Resolver {
 	for _, r := range Layout(cfg, snap) {
 		configured[r.Name] = true
 	}
-	gke := regexp.MustCompile(`^nvidia(\d+)(?:/gi(\d+))?(?:/vgpu\d+)?$`)
+	gke := regexp.MustCompile(`^nvidia(\d{1,9})(?:/gi(\d{1,9}))?(?:/vgpu\d+)?$`)
 	return func(resource, id string) (health.DeviceID, bool) {
 		device := deviceOf(id)
 		if strings.HasPrefix(id, "GPU-") || strings.HasPrefix(id, "MIG-") {
@@ -39,17 +39,11 @@ func newResolver(cfg Config, snap *health.Snapshot) podresources.Resolver {
 		if m == nil {
 			return "", false
 		}
-		minor, err := strconv.Atoi(m[1])
-		if err != nil {
-			return "", false
-		}
+		minor, _ := strconv.Atoi(m[1]) // nine digits are no error
 		if m[2] == "" {
 			return search(snap, func(d *health.Device) bool { return d.Kind == health.KindGPU && d.Minor == minor })
 		}
-		gi, err := strconv.Atoi(m[2])
-		if err != nil {
-			return "", false
-		}
+		gi, _ := strconv.Atoi(m[2])
 		return search(snap, func(d *health.Device) bool { return d.Kind == health.KindMIG && d.Minor == minor && d.GI == gi })
 	}
 }

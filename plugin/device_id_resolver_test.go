@@ -69,9 +69,9 @@ func TestResolver(t *testing.T) {
 				{ResourceName: c.resource, DeviceIds: []string{c.id}}, {ResourceName: c.resource, DeviceIds: []string{c.id}},
 			}}},
 		}}}
-		want := map[health.DeviceID][]Holder{}
+		want := map[health.DeviceID][]podresources.Holder{}
 		if c.want != "" {
-			want[c.want] = []Holder{{Namespace: "ns", Pod: "pod", Container: "c", Resource: c.resource, DeviceID: c.id}}
+			want[c.want] = []podresources.Holder{{Namespace: "ns", Pod: "pod", Container: "c", Resource: c.resource, DeviceID: c.id}}
 		}
 		for _, cfg := range []Config{cfg, disabled} {
 			if got := podresources.HoldersByDevice(resp, newResolver(cfg, snap)); !reflect.DeepEqual(got, want) {
@@ -96,7 +96,7 @@ func FuzzResolver(f *testing.F) {
 		f.Add(gpu, id)
 		f.Add("example.com/fpga", id)
 	}
-	snap := partitioned([]string{"1g.10gb", "2g.20gb"}, nil)
+	snap := partitioned("1g.10gb 2g.20gb", whole)
 	gke := regexp.MustCompile(`^nvidia[0-9]+(/gi[0-9]+)?(/vgpu[0-9]+)?$`)
 	index := regexp.MustCompile(`^([+-]?[0-9]+|[0-9]+:[0-9]+)$`)
 	f.Fuzz(func(t *testing.T, resource, id string) {

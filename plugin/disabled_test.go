@@ -1,7 +1,6 @@
 package plugin
 
 import (
-	"context"
 	"net"
 	"os"
 	"path/filepath"
@@ -13,46 +12,25 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
-
-// foreignPlugin is another device plugin, such as that of a cloud.
-type foreignPlugin struct {
-	pluginapi.UnimplementedDevicePluginServer
-	ids []string
-}
-
-func (f foreignPlugin) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
-	return &pluginapi.DevicePluginOptions{}, nil
-}
-
-func (f foreignPlugin) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
-	var list []*pluginapi.Device
-	for _, id := range f.ids {
-		list = append(list, &pluginapi.Device{ID: id, Health: pluginapi.Healthy})
-	}
-	if err := stream.Send(&pluginapi.ListAndWatchResponse{Devices: list}); err != nil {
-		return err
-	}
-	<-stream.Context().Done()
-	return nil
-}
-
-func (f foreignPlugin) Allocate(context.Context, *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
-	return &pluginapi.AllocateResponse{ContainerResponses: []*pluginapi.ContainerAllocateResponse{{}}}, nil
-}
 
 const foreignSocket = "nvidiaGPU-1.sock" // as GKE's plugin names it
 
-// serveForeign registers a resource with these IDs until the test ends or calls stop.
-func (h *harness) serveForeign(resource string, ids ...string) (stop func()) {
+// serveForeign registers nvidia.com/gpu with these IDs, as another device plugin, until the test ends or calls stop.
+func (h *harness) serveForeign(ids ...health.DeviceID) (stop func()) {
 	h.Helper()
+	snap := snapshot(len(ids))
+	for i, id := range ids {
+		snap.Devices[i].Device.ID = id
+	}
 	dir := h.pluginDir()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, foreignSocket), Net: "unix"})
 	if err != nil {
 		h.Fatal(err)
 	}
 	srv, done := grpc.NewServer(grpc.WaitForHandlers(true)), make(chan struct{})
-	pluginapi.RegisterDevicePluginServer(srv, foreignPlugin{ids: ids})
+	pluginapi.RegisterDevicePluginServer(srv, newTestServer(snap))
 	go func() {
 		defer close(done)
 		_ = srv.Serve(l)
@@ -62,7 +40,7 @@ func (h *harness) serveForeign(resource string, ids ...string) (stop func()) {
 		<-done
 	}
 	h.Cleanup(stop)
-	if err := register(h.ctx, filepath.Join(dir, "kubelet.sock"), resource, foreignSocket); err != nil {
+	if err := register(h.ctx, filepath.Join(dir, "kubelet.sock"), gpu, foreignSocket); err != nil {
 		h.Fatal(err)
 	}
 	return stop
@@ -72,7 +50,7 @@ func (h *harness) serveForeign(resource string, ids ...string) (stop func()) {
 func TestPluginDisableAndEnable(t *testing.T) {
 	t.Parallel()
 	specDir := filepath.Join(t.TempDir(), "cdi")
-	h := newHarness(t, partitioned(nil, nil))
+	h := newHarness(t, partitioned(whole, whole))
 	h.snaps.Load().Source.Versions.Driver = "580.95.05"
 	h.p.hostFS = driverFS("580.95.05")
 	h.setConfig(func(c *Config) {
@@ -81,7 +59,7 @@ func TestPluginDisableAndEnable(t *testing.T) {
 	})
 	k := h.kubelet()
 	k.SetFault(kubelettest.Fault{AllocatableError: "no query expected"})
-	stopForeign := h.serveForeign(gpu, "nvidia0", "nvidia1")
+	stopForeign := h.serveForeign("nvidia0", "nvidia1")
 	h.waitResource(k, gpu, listed(2, 2))
 	train := kubelettest.Container{Namespace: "ml", Pod: "train", Name: "torch"}
 	if _, err := k.AllocateTo(h.ctx, train, gpu, 1); err != nil {
@@ -92,7 +70,7 @@ func TestPluginDisableAndEnable(t *testing.T) {
 	disabled := func(s Status) bool { return s.Off && s.Err == "" && len(s.Resources) == 0 && s.AuditErr == "" }
 	h.waitPlugin(disabled)
 	holders := h.waitHolders(heldBy(id(0), "train"))
-	if want := (Holder{Namespace: "ml", Pod: "train", Container: "torch", Resource: gpu, DeviceID: "nvidia0"}); holders.Err != "" || holders.By[health.DeviceID(id(0))][0] != want {
+	if want := (podresources.Holder{Namespace: "ml", Pod: "train", Container: "torch", Resource: gpu, DeviceID: "nvidia0"}); holders.Err != "" || holders.By[health.DeviceID(id(0))][0] != want {
 		t.Errorf("%+v, want %+v", holders, want)
 	}
 	h.setHealth(1, health.Unhealthy) // does not concern the other plugin
@@ -141,7 +119,7 @@ func TestPluginDisableAndEnable(t *testing.T) {
 		t.Errorf("CDI specs: %v, %v", specs, err)
 	}
 	at := h.p.Holders().At
-	h.waitHolders(func(h Holders) bool { return h.At.After(at) && heldBy(id(0), "second")(h) })
+	h.waitHolders(func(h podresources.Holders) bool { return h.At.After(at) && heldBy(id(0), "second")(h) })
 	h.waitLog(msgDisabled, "", 2)
 	for _, w := range h.warnings() {
 		if w.Message != msgUnhealthy && w.Message != msgWithheld {

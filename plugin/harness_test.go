@@ -79,7 +79,7 @@ func all(r Resource) (ids []string) {
 
 // newServerOf returns a server without holders.
 func newServerOf(name string, cfg *Config, snap *health.Snapshot) *server {
-	l := newLayoutCache(&health.Latest[Config]{}, &health.Latest[health.Snapshot]{}, &health.Latest[Holders]{})
+	l := newLayoutCache(&health.Latest[Config]{}, &health.Latest[health.Snapshot]{}, &health.Latest[podresources.Holders]{})
 	if cfg != nil {
 		l.cfg.Store(cfg)
 	}
@@ -150,14 +150,18 @@ func newHarness(t *testing.T, snap *health.Snapshot) *harness {
 	return h
 }
 
-// startHarness returns a plugin that runs with a kubelet, which has n GPUs.
-func startHarness(t *testing.T, n int) (*harness, *kubelettest.Kubelet) {
+// startHarness returns a plugin that has registered these devices with a kubelet.
+func startHarness(t *testing.T, snap *health.Snapshot, changes ...func(*Config)) (*harness, *kubelettest.Kubelet) {
 	t.Helper()
-	h := newHarness(t, snapshot(n))
+	h := newHarness(t, snap)
+	for _, change := range changes {
+		h.setConfig(change)
+	}
 	k := h.kubelet()
 	h.run()
-	h.waitResource(k, gpu, listed(n, n))
 	h.waitStatus(isRegistered)
+	s := h.p.Status().Resources[0]
+	h.waitResource(k, gpu, listed(s.Devices, s.Healthy))
 	return h, k
 }
 
@@ -187,6 +191,21 @@ func (h *harness) kubelet() *kubelettest.Kubelet {
 	}
 	h.Cleanup(k.Stop)
 	return k
+}
+
+func (h *harness) restart(k *kubelettest.Kubelet) {
+	h.Helper()
+	if err := k.Restart(); err != nil {
+		h.Fatal(err)
+	}
+}
+
+// allocate lets a new pod hold a device of nvidia.com/gpu.
+func (h *harness) allocate(k *kubelettest.Kubelet, id string) {
+	h.Helper()
+	if _, err := k.AllocateIDs(h.ctx, gpu, id); err != nil {
+		h.Fatal(err)
+	}
 }
 
 // setConfig stores a changed copy of the configuration.
@@ -254,7 +273,7 @@ func (h *harness) waitPlugin(ok func(Status) bool) Status {
 }
 
 // waitHolders waits until the holders satisfy ok.
-func (h *harness) waitHolders(ok func(Holders) bool) Holders {
+func (h *harness) waitHolders(ok func(podresources.Holders) bool) podresources.Holders {
 	h.Helper()
 	return poll(h, "holders", h.p.Holders, ok)
 }
@@ -276,11 +295,11 @@ func poll[T any](h *harness, what string, get func() T, ok func(T) bool) T {
 	}
 }
 
-func holdersKnown(h Holders) bool { return h.Err == "" }
+func holdersKnown(h podresources.Holders) bool { return h.Err == "" }
 
 // heldBy accepts holders in which these pods hold the device.
-func heldBy(device string, pods ...string) func(Holders) bool {
-	return func(h Holders) bool {
+func heldBy(device string, pods ...string) func(podresources.Holders) bool {
+	return func(h podresources.Holders) bool {
 		var names []string
 		for _, holder := range h.By[health.DeviceID(device)] {
 			names = append(names, holder.Pod)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 func TestHoldersFollowKubelet(t *testing.T) {
@@ -20,7 +21,9 @@ func TestHoldersFollowKubelet(t *testing.T) {
 	}
 	h.run()
 	h.waitResource(k, gpu, listed(4, 4))
-	h.waitHolders(func(h Holders) bool { return h.Err == "" && h.By != nil && len(h.By) == 0 && !h.At.IsZero() })
+	h.waitHolders(func(h podresources.Holders) bool {
+		return h.Err == "" && h.By != nil && len(h.By) == 0 && !h.At.IsZero()
+	})
 	train := kubelettest.Container{Namespace: "ml", Pod: "train", Name: "torch"}
 	a, err := k.AllocateTo(h.ctx, train, gpu, 1)
 	if err != nil {
@@ -28,7 +31,7 @@ func TestHoldersFollowKubelet(t *testing.T) {
 	}
 	held := a.Devices[0]
 	holders := h.waitHolders(heldBy(held, "train"))
-	if want := (Holder{Namespace: "ml", Pod: "train", Container: "torch", Resource: gpu, DeviceID: held}); holders.By[health.DeviceID(held)][0] != want {
+	if want := (podresources.Holder{Namespace: "ml", Pod: "train", Container: "torch", Resource: gpu, DeviceID: held}); holders.By[health.DeviceID(held)][0] != want {
 		t.Errorf("%+v, want %+v", holders.By, want)
 	}
 
@@ -36,59 +39,53 @@ func TestHoldersFollowKubelet(t *testing.T) {
 	before := h.p.Holders()
 	k.Stop()
 	k.SetFault(kubelettest.Fault{NoPods: true}) // not before: the client would trust the old kubelet
-	if err := k.Restart(); err != nil {
-		t.Fatal(err)
-	}
-	h.waitHolders(func(h Holders) bool { return h.At.After(before.At) })
+	h.restart(k)
+	h.waitHolders(func(h podresources.Holders) bool { return h.At.After(before.At) })
 	if now := h.p.Holders(); !heldBy(held, "train")(now) && time.Since(before.At) < 5*h.p.timing.pods.QuickRefresh {
 		t.Errorf("holder removed at once: %+v", now)
 	}
 	// After the settle time the answer counts.
-	h.waitHolders(func(h Holders) bool { return h.Err == "" && len(h.By) == 0 })
+	h.waitHolders(func(h podresources.Holders) bool { return h.Err == "" && len(h.By) == 0 })
 	k.SetFault(kubelettest.Fault{})
 	h.waitHolders(heldBy(held, "train"))
 	k.Free(gpu, held)
-	h.waitHolders(func(h Holders) bool { return len(h.By) == 0 })
+	h.waitHolders(func(h podresources.Holders) bool { return len(h.By) == 0 })
 }
 
 func TestHoldersExpireWithoutKubelet(t *testing.T) {
 	t.Parallel()
-	h, k := startHarness(t, 2)
-	if _, err := k.AllocateIDs(h.ctx, gpu, "GPU-1"); err != nil {
-		t.Fatal(err)
-	}
+	h, k := startHarness(t, snapshot(2))
+	h.allocate(k, "GPU-1")
 	h.waitHolders(heldBy("GPU-1", "pod-1"))
 	k.Stop()
-	holders := h.waitHolders(func(h Holders) bool { return h.Err != "" })
+	holders := h.waitHolders(func(h podresources.Holders) bool { return h.Err != "" })
 	if !heldBy("GPU-1", "pod-1")(holders) && time.Since(holders.At) < h.p.timing.pods.MaxAge {
 		t.Errorf("removed at once: %+v", holders)
 	}
-	if holders = h.waitHolders(func(h Holders) bool { return h.By == nil }); holders.Err == "" || holders.At.IsZero() {
+	if holders = h.waitHolders(func(h podresources.Holders) bool { return h.By == nil }); holders.Err == "" || holders.At.IsZero() {
 		t.Errorf("%+v", holders)
 	}
 	h.remove(filepath.Join(h.root, "pod-resources"))
-	h.waitHolders(func(h Holders) bool { return strings.Contains(h.Err, "pod-resources/kubelet.sock") })
-	if err := k.Restart(); err != nil {
-		t.Fatal(err)
-	}
-	h.waitHolders(func(h Holders) bool { return h.Err == "" && heldBy("GPU-1", "pod-1")(h) })
+	h.waitHolders(func(h podresources.Holders) bool { return strings.Contains(h.Err, "pod-resources/kubelet.sock") })
+	h.restart(k)
+	h.waitHolders(func(h podresources.Holders) bool { return h.Err == "" && heldBy("GPU-1", "pod-1")(h) })
 }
 
 func TestPodResourcesDenied(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t, snapshot(2))
 	k := h.kubelet()
-	k.SetFault(kubelettest.Fault{ListError: "not for you", AllocatableError: "disabled by a feature gate"})
+	k.SetFault(kubelettest.Fault{ListError: "permission denied", AllocatableError: "disabled by a feature gate"})
 	h.run()
 	h.waitResource(k, gpu, listed(2, 2))
 	h.waitPlugin(func(s Status) bool { return strings.Contains(s.AuditErr, "disabled by a feature gate") })
-	if denied := h.waitHolders(func(h Holders) bool { return strings.Contains(h.Err, "not for you") }); denied.By != nil {
+	if denied := h.waitHolders(func(h podresources.Holders) bool { return strings.Contains(h.Err, "permission denied") }); denied.By != nil {
 		t.Errorf("%+v", denied)
 	}
 	poll(h, "warnings", func() int { return len(h.warnings()) }, func(n int) bool { return n == 1 })
 	k.SetFault(kubelettest.Fault{AllocatableError: "disabled by a feature gate"})
 	allowed := h.waitHolders(holdersKnown)
-	h.waitHolders(func(now Holders) bool { return now.At.Sub(allowed.At) > 3*h.p.timing.pods.Refresh })
+	h.waitHolders(func(now podresources.Holders) bool { return now.At.Sub(allowed.At) > 3*h.p.timing.pods.Refresh })
 	if s := h.waitStatus(isRegistered); s.Registrations != 1 || s.AuditMismatches != 0 {
 		t.Errorf("without an audit: %+v", s)
 	}

@@ -6,10 +6,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // Resource is an extended resource with the devices that the kubelet may allocate under its name.
@@ -42,10 +44,10 @@ func Layout(cfg Config, snap *health.Snapshot) []Resource {
 
 // layoutInput is everything that a layout depends on.
 type layoutInput struct {
-	cfg     *Config                      // nil before the first
-	snap    *health.Snapshot             // nil before the first
-	holders map[health.DeviceID][]Holder // nil if unknown
-	before  uniformLayout                // of the previous layout
+	cfg     *Config                                   // nil before the first
+	snap    *health.Snapshot                          // nil before the first
+	holders map[health.DeviceID][]podresources.Holder // nil if unknown
+	before  uniformLayout                             // of the previous layout
 }
 
 // layout is the resources of a snapshot and the reasons for what they lack. It is immutable once published.
@@ -266,4 +268,48 @@ func sameMessage(a, b []*pluginapi.Device) bool {
 		return x.ID == y.ID && x.Health == y.Health &&
 			slices.EqualFunc(x.GetTopology().GetNodes(), y.GetTopology().GetNodes(), func(m, n *pluginapi.NUMANode) bool { return m.ID == n.ID })
 	})
+}
+
+// layoutCache builds the layout of the newest configuration, snapshot and holders once for all readers: every stream and
+// call, the audit and the manager. It passes the state of the previous layout to the next, so that newLayout is pure.
+type layoutCache struct {
+	cfg       *health.Latest[Config]
+	snapshots *health.Latest[health.Snapshot]
+	holders   *health.Latest[podresources.Holders]
+
+	mu          sync.Mutex // guards the fields below
+	last        *layout
+	lastHolders *podresources.Holders // of last
+}
+
+func newLayoutCache(cfg *health.Latest[Config], snapshots *health.Latest[health.Snapshot], holders *health.Latest[podresources.Holders]) *layoutCache {
+	return &layoutCache{cfg: cfg, snapshots: snapshots, holders: holders, last: &layout{}}
+}
+
+// current returns the newest layout. It is empty until there are a configuration and a snapshot.
+func (l *layoutCache) current() *layout {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	// Loaded under the mutex, so that no older layout replaces a newer one.
+	cfg, snap, holders := l.cfg.Load(), l.snapshots.Load(), l.holders.Load()
+	if cfg != l.last.cfg || snap != l.last.snap || holders != l.lastHolders {
+		in := layoutInput{cfg: cfg, snap: snap, before: l.last.uniform}
+		if holders != nil {
+			in.holders = holders.By
+		}
+		next := newLayout(in)
+		l.last, l.lastHolders = &next, holders
+	}
+	return l.last
+}
+
+// changes are channels that close when an input of the layout changes.
+type changes struct{ cfg, snap, holders <-chan struct{} }
+
+// watch must precede current, so that no change is missed.
+func (l *layoutCache) watch() (c changes) {
+	_, c.cfg = l.cfg.Watch()
+	_, c.snap = l.snapshots.Watch()
+	_, c.holders = l.holders.Watch()
+	return c
 }

@@ -12,12 +12,43 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// lines formats a layout with one line per resource: "nvidia.com/gpu: GPU-0 GPU-1".
-func lines(resources []Resource) (out []string) {
-	for _, r := range resources {
-		out = append(out, r.Name+": "+strings.Join(all(r), " "))
+// layoutCase is a configuration and a snapshot with their layout.
+type layoutCase struct {
+	name     string
+	cfg      Config
+	snap     *health.Snapshot
+	want     string   // "nvidia.com/gpu: GPU-0 GPU-1; a.com/b: GPU-2"
+	problems []string // data in each warning, and then in the error
+}
+
+// checkLayouts checks each layout, for the devices in order and in reverse order.
+func checkLayouts(t *testing.T, cases []layoutCase) {
+	t.Helper()
+	for _, c := range cases {
+		if err := c.cfg.Validate(); err != nil {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		reversed := *c.snap
+		reversed.Devices = slices.Clone(c.snap.Devices)
+		slices.Reverse(reversed.Devices)
+		for _, snap := range []*health.Snapshot{c.snap, &reversed} {
+			l := newLayout(layoutInput{cfg: &c.cfg, snap: snap})
+			var resources []string
+			for _, r := range l.resources {
+				resources = append(resources, r.Name+": "+strings.Join(all(r), " "))
+			}
+			if got := strings.Join(resources, "; "); got != c.want {
+				t.Errorf("%s:\ngot  %s\nwant %s", c.name, got, c.want)
+			}
+			problems := l.warnings
+			if l.err != "" {
+				problems = append(problems, l.err)
+			}
+			if !slices.EqualFunc(problems, c.problems, strings.Contains) {
+				t.Errorf("%s: problems %q, want %q", c.name, problems, c.problems)
+			}
+		}
 	}
-	return out
 }
 
 func TestLayoutDevices(t *testing.T) {
@@ -65,62 +96,19 @@ func TestLayoutDevices(t *testing.T) {
 	}
 }
 
-func TestSameMessage(t *testing.T) {
-	base := snapshot(2)
-	list := func(s *health.Snapshot) []*pluginapi.Device {
-		return findResource(Layout(DefaultConfig(), s), gpu).message()
-	}
-	numa := with(base, 1, health.Healthy)
-	numa.Devices[1].Device.NUMA = []int{0}
-	values := with(base, 1, health.Degraded)
-	values.Devices[1].Sample.Values = map[health.Field]float64{health.FieldGPUTemp: 40}
-	for name, c := range map[string]struct {
-		snap *health.Snapshot
-		same bool
-	}{
-		"values and degraded": {values, true},
-		"unhealthy":           {with(base, 1, health.Unhealthy), false},
-		"other NUMA node":     {numa, false},
-		"one more":            {snapshot(3), false},
-		"none":                {snapshot(0), false},
-	} {
-		if got := sameMessage(list(base), list(c.snap)); got != c.same {
-			t.Errorf("%s: same = %v", name, got)
-		}
-	}
-}
-
 func TestLayoutIncludeAndExclude(t *testing.T) {
-	snap := partitioned(nil, nil, nil)
+	snap := partitioned(whole, whole, whole)
 	snap.Devices[2].Device.Model = "NVIDIA L4"
-	for _, c := range []struct {
-		include, exclude []string
-		want             string
-	}{
-		{nil, nil, "nvidia.com/gpu: GPU-0 GPU-1 GPU-2"},
-		{[]string{"*L4*", "0"}, nil, "nvidia.com/gpu: GPU-0 GPU-2"},
-		{nil, []string{"11:00.0"}, "nvidia.com/gpu: GPU-0 GPU-2"},
-		{[]string{"*H100*"}, []string{"GPU-0"}, "nvidia.com/gpu: GPU-1"},
-		{[]string{"7"}, nil, ""},
-	} {
-		cfg := configured(func(cfg *Config) { cfg.Include, cfg.Exclude = c.include, c.exclude })
-		l := newLayout(layoutInput{cfg: &cfg, snap: snap})
-		if got := strings.Join(lines(l.resources), "\n"); got != c.want || (got == "") != (l.err != "") {
-			t.Errorf("include %q, exclude %q: %q and %q, want %q", c.include, c.exclude, got, l.err, c.want)
-		}
+	selected := func(include, exclude []string) Config {
+		return configured(func(c *Config) { c.Include, c.Exclude = include, exclude })
 	}
-}
-
-func TestLayoutIsDeterministic(t *testing.T) {
-	cfg := configured(func(c *Config) { c.MIGStrategy = MIGMixed })
-	snap := partitioned([]string{"3g.40gb", "1g.10gb", "1g.10gb"}, nil, []string{"1g.10gb", "2g.20gb"})
-	want := lines(Layout(cfg, snap))
-	reversed := *snap
-	reversed.Devices = slices.Clone(snap.Devices)
-	slices.Reverse(reversed.Devices)
-	if got := lines(Layout(cfg, &reversed)); !slices.Equal(got, want) {
-		t.Errorf("%q, want %q", got, want)
-	}
+	checkLayouts(t, []layoutCase{
+		{"all", selected(nil, nil), snap, "nvidia.com/gpu: GPU-0 GPU-1 GPU-2", nil},
+		{"include", selected([]string{"*L4*", "0"}, nil), snap, "nvidia.com/gpu: GPU-0 GPU-2", nil},
+		{"exclude", selected(nil, []string{"11:00.0"}), snap, "nvidia.com/gpu: GPU-0 GPU-2", nil},
+		{"both", selected([]string{"*H100*"}, []string{"GPU-0"}), snap, "nvidia.com/gpu: GPU-1", nil},
+		{"none", selected([]string{"7"}, nil), snap, "", []string{"plugin.include"}},
+	})
 }
 
 func benchmarkLayout(b *testing.B, cfg Config, snap *health.Snapshot, devices int) {
@@ -144,15 +132,15 @@ func BenchmarkLayout8x10Replicas(b *testing.B) {
 
 func BenchmarkLayout8x7MIG(b *testing.B) {
 	cfg := configured(func(c *Config) { c.MIGStrategy = MIGMixed })
-	seven := slices.Repeat([]string{"1g.10gb"}, 7)
+	seven := strings.Repeat("1g.10gb ", 7)
 	benchmarkLayout(b, cfg, partitioned(seven, seven, seven, seven, seven, seven, seven, seven), 56)
 }
 
-// FuzzReplicas checks that the IDs of replicas resolve to their device.
+// FuzzReplicas checks that the IDs of replicas are numbered and resolve to their device.
 func FuzzReplicas(f *testing.F) {
-	f.Add("GPU-6f1a1b2c", uint16(2))
-	f.Add("GPU-6f1a1b2c", uint16(1000))
-	f.Add("MIG-a", uint16(11))
+	for _, n := range []uint16{0, 1, 8, 9, 10, 11, 100, 999, 1000} {
+		f.Add("GPU-6f1a1b2c", n)
+	}
 	f.Add("x", uint16(101))
 	f.Fuzz(func(t *testing.T, uuid string, n uint16) {
 		replicas := int(n)%maxReplicas + 1
@@ -165,30 +153,11 @@ func FuzzReplicas(f *testing.F) {
 		if len(r.Devices) != 2*replicas {
 			t.Fatalf("%d replicas of two devices, want %d of each", len(r.Devices), replicas)
 		}
-		unique := make(map[string]bool, len(r.Devices))
-		for _, d := range r.Devices {
-			if uuid != id(0) && unique[d.ID] {
-				t.Fatalf("duplicate %q", d.ID)
-			}
-			unique[d.ID] = true
-			if deviceOf(d.ID) != d.State.Device.ID {
-				t.Errorf("%q resolves to %q, want %q", d.ID, deviceOf(d.ID), d.State.Device.ID)
+		for i, d := range r.Devices {
+			device := snap.Devices[i/replicas].Device.ID
+			if want := fmt.Sprintf("%s::%d", device, i%replicas); d.ID != want || d.State.Device.ID != device || deviceOf(d.ID) != device {
+				t.Errorf("%q of %s resolves to %q, want %q", d.ID, d.State.Device.ID, deviceOf(d.ID), want)
 			}
 		}
 	})
-}
-
-func TestReplicaIDs(t *testing.T) {
-	var buf []byte
-	for _, n := range []int{0, 1, 9, 10, 11, 101} {
-		got := slices.Collect(replicaIDs(&buf, "GPU-7", n))
-		for i, s := range got {
-			if want := fmt.Sprintf("GPU-7::%d", i); s != want {
-				t.Errorf("%d of %d is %s", i, n, s)
-			}
-		}
-		if len(got) != n {
-			t.Errorf("%d IDs, want %d", len(got), n)
-		}
-	}
 }

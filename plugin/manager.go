@@ -4,7 +4,7 @@
 //	                                          one registrar per server ─► listen, settle, register, audit; again after a loss
 //	podresources ─► Holders: the containers that hold each device
 //
-// Decisions are pure: layout.go, mig.go, withhold.go, allocate.go and package prefer. Failures of the kubelet are handled
+// Decisions are pure: layout.go, mig_strategy.go, withhold.go, allocate.go and package prefer. Failures of the kubelet are handled
 // in registrar.go and audit.go.
 package plugin
 
@@ -23,12 +23,6 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
-
-// Holder is a container that holds a device.
-type Holder = podresources.Holder
-
-// Holders are the containers that hold each device.
-type Holders = podresources.Holders
 
 // Plugin runs a server and a registrar for each resource of the newest layout.
 type Plugin struct {
@@ -208,9 +202,11 @@ func (p *Plugin) ensureCDI(now *layout) error {
 // missing: the kubelet retries a container that cannot be created, but a pod whose resource disappears fails.
 func (p *Plugin) alreadyRunning(desired []target) []target {
 	running := p.registrars()
-	return slices.DeleteFunc(desired, func(t target) bool {
-		return !slices.ContainsFunc(running, func(r *runningRegistrar) bool { return r.target == t })
-	})
+	return slices.DeleteFunc(desired, func(t target) bool { return !contains(running, t) })
+}
+
+func contains(running []*runningRegistrar, t target) bool {
+	return slices.ContainsFunc(running, func(r *runningRegistrar) bool { return r.target == t })
 }
 
 func targets(resources []Resource, cfg Config) []target {
@@ -221,37 +217,22 @@ func targets(resources []Resource, cfg Config) []target {
 	return list
 }
 
-// diff returns what to stop and what to start to get from the running to the desired targets.
-func diff(running, desired []target) (stop, start []target) {
-	without := func(a, b []target) []target {
-		return slices.DeleteFunc(slices.Clone(a), func(t target) bool { return slices.Contains(b, t) })
-	}
-	return without(running, desired), without(desired, running)
-}
-
 // reconcile stops the registrars outside desired and starts missing ones. With withdraw, the kubelet removes the
 // devices of stopped resources at once; otherwise it keeps them, unhealthy, for its grace period.
 func (p *Plugin) reconcile(ctx context.Context, desired []target, cfg Config, withdraw bool) {
-	running := p.registrars()
-	current := make([]target, len(running))
-	for i, r := range running {
-		current[i] = r.target
-	}
-	stop, start := diff(current, desired)
-	if len(stop) == 0 && len(start) == 0 {
-		return
-	}
 	var stopping sync.WaitGroup
-	running = slices.DeleteFunc(running, func(r *runningRegistrar) bool {
-		if !slices.Contains(stop, r.target) {
+	running := slices.DeleteFunc(p.registrars(), func(r *runningRegistrar) bool {
+		if slices.Contains(desired, r.target) {
 			return false
 		}
 		stopping.Go(func() { r.stop(withdraw) })
 		return true
 	})
 	stopping.Wait()
-	for _, t := range start {
-		running = append(running, p.start(ctx, t, cfg))
+	for _, t := range desired {
+		if !contains(running, t) {
+			running = append(running, p.start(ctx, t, cfg))
+		}
 	}
 	slices.SortFunc(running, func(a, b *runningRegistrar) int { return cmp.Compare(a.resource, b.resource) })
 	p.mu.Lock()
@@ -296,4 +277,4 @@ func (p *Plugin) AskHolders() { p.pods.QueryWithin(p.timing.pods.QuickRefresh) }
 
 // Holders returns the containers that hold each device, as of the last pod-resources response. It may be called from any
 // goroutine and never waits.
-func (p *Plugin) Holders() Holders { return *p.pods.Holders.Load() }
+func (p *Plugin) Holders() podresources.Holders { return *p.pods.Holders.Load() }

@@ -11,8 +11,7 @@ import (
 
 // TestSingleSequence builds the layouts of several snapshots, each with the state of the previous one.
 func TestSingleSequence(t *testing.T) {
-	whole, empty := []string(nil), []string{}
-	small, big := []string{"1g.10gb", "1g.10gb"}, []string{"3g.40gb"}
+	const small, big = "1g.10gb 1g.10gb", "3g.40gb"
 	single := configured(func(c *Config) { c.MIGStrategy = MIGSingle })
 	mixed := configured(func(c *Config) { c.MIGStrategy = MIGMixed })
 	disabled := configured(func(c *Config) { c.MIGStrategy, c.Enabled = MIGSingle, false })
@@ -46,7 +45,7 @@ func TestSingleSequence(t *testing.T) {
 		},
 		"part of a GPU is partitioned differently": {
 			{single, partitioned(small, small), "MIG-0-0 MIG-0-1 MIG-1-0 MIG-1-1", ""},
-			{single, partitioned([]string{"1g.10gb", "3g.40gb"}, small), "MIG-0-0 MIG-1-0 MIG-1-1", "GPU 0 "},
+			{single, partitioned("1g.10gb 3g.40gb", small), "MIG-0-0 MIG-1-0 MIG-1-1", "GPU 0 "},
 		},
 		"one GPU after the other is partitioned differently": {
 			{single, partitioned(small, small), "MIG-0-0 MIG-0-1 MIG-1-0 MIG-1-1", ""},
@@ -112,16 +111,10 @@ func TestSingleSequence(t *testing.T) {
 
 // The kubelet keeps the devices of all GPUs except the one that lost its instances.
 func TestSingleRemovesOneGPU(t *testing.T) {
-	small := []string{"1g.10gb", "1g.10gb"}
-	h := newHarness(t, partitioned(small, small))
-	h.setConfig(func(c *Config) { c.MIGStrategy = MIGSingle })
-	k := h.kubelet()
-	h.run()
-	h.waitResource(k, gpu, listed(4, 4))
-	if _, err := k.AllocateIDs(h.ctx, gpu, "MIG-0-0"); err != nil {
-		t.Fatal(err)
-	}
-	h.snaps.Store(partitioned(small, []string{}))
+	const small = "1g.10gb 1g.10gb"
+	h, k := startHarness(t, partitioned(small, small), func(c *Config) { c.MIGStrategy = MIGSingle })
+	h.allocate(k, "MIG-0-0")
+	h.snaps.Store(partitioned(small, empty))
 	res := h.waitResource(k, gpu, func(r kubelettest.Resource) bool { return r.Capacity() != 4 })
 	if !listed(2, 2)(res) || res.Registrations != 1 {
 		t.Errorf("%+v", res)

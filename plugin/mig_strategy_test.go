@@ -2,7 +2,6 @@ package plugin
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,18 +17,23 @@ const (
 // migMemory is the memory of the profiles of an H100 80GB in MiB, as the driver reports it.
 var migMemory = map[string]uint64{"1g.10gb": 9984, "1g.20gb": 20096, "2g.20gb": 20096, "3g.40gb": 40448, "7g.80gb": 81046}
 
-// partitioned returns GPUs in MIG mode, each with MIG devices of these profiles; a GPU with nil profiles is whole. The ID
-// of MIG device n of GPU i is MIG-i-n.
-func partitioned(gpus ...[]string) *health.Snapshot {
+// whole and empty are a GPU that is not in MIG mode, and one without MIG devices, for partitioned.
+const whole, empty = "whole", ""
+
+// partitioned returns GPUs in MIG mode, each with MIG devices of these profiles. The ID of MIG device n of GPU i is MIG-i-n.
+func partitioned(gpus ...string) *health.Snapshot {
 	s := &health.Snapshot{Seq: 1, At: time.Unix(1, 0)}
 	var parts []health.DeviceState
 	for i, profiles := range gpus {
 		d := health.Device{
 			ID: health.DeviceID(id(i)), Index: i, Minor: i, GI: -1, CI: -1, MIGIndex: -1, Memory: h100Memory, Model: h100Model,
-			PCI: fmt.Sprintf("00000000:%02X:00.0", 16+i), MIGMode: profiles != nil, NUMA: []int{i / 2},
+			PCI: fmt.Sprintf("00000000:%02X:00.0", 16+i), MIGMode: profiles != whole, NUMA: []int{i / 2},
 		}
 		s.Devices = append(s.Devices, health.DeviceState{Device: d, Verdict: health.Verdict{State: health.Healthy}})
-		for n, p := range profiles {
+		if profiles == whole {
+			continue
+		}
+		for n, p := range strings.Fields(profiles) {
 			m := d
 			m.ID, m.Parent, m.Kind, m.MIGMode = health.DeviceID(fmt.Sprintf("MIG-%d-%d", i, n)), d.ID, health.KindMIG, false
 			m.Profile, m.Memory, m.GI, m.CI, m.MIGIndex = p, migMemory[p]<<20, 7+n, 0, n
@@ -41,109 +45,60 @@ func partitioned(gpus ...[]string) *health.Snapshot {
 }
 
 func TestLayoutOfMIG(t *testing.T) {
-	whole, empty := []string(nil), []string{}
-	mixed := func(c *Config) { c.MIGStrategy = MIGMixed }
-	single := func(c *Config) { c.MIGStrategy = MIGSingle }
-	for _, c := range []struct {
-		name    string
-		changes []func(*Config)
-		snap    *health.Snapshot
-		want    []string
-		err     string   // data in the error
-		warned  []string // data in each warning
-	}{
-		{"none ignores MIG mode", nil, partitioned([]string{"1g.10gb"}, empty, whole), []string{"nvidia.com/gpu: GPU-0 GPU-1 GPU-2"}, "", nil},
+	with := func(strategy string, change func(*Config)) Config {
+		return configured(func(c *Config) { c.MIGStrategy = strategy }, change)
+	}
+	unchanged := func(*Config) {}
+	mixed, single := with(MIGMixed, unchanged), with(MIGSingle, unchanged)
+	checkLayouts(t, []layoutCase{
+		{"none ignores MIG mode", DefaultConfig(), partitioned("1g.10gb", empty, whole), "nvidia.com/gpu: GPU-0 GPU-1 GPU-2", nil},
 		{
-			"mixed",
-			[]func(*Config){mixed},
-			partitioned([]string{"3g.40gb", "1g.10gb", "1g.10gb"}, whole, []string{"1g.10gb"}),
-			[]string{"nvidia.com/gpu: GPU-1", "nvidia.com/mig-1g.10gb: MIG-0-1 MIG-0-2 MIG-2-0", "nvidia.com/mig-3g.40gb: MIG-0-0"},
-			"", nil,
+			"mixed", mixed, partitioned("3g.40gb 1g.10gb 1g.10gb", whole, "1g.10gb"),
+			"nvidia.com/gpu: GPU-1; nvidia.com/mig-1g.10gb: MIG-0-1 MIG-0-2 MIG-2-0; nvidia.com/mig-3g.40gb: MIG-0-0", nil,
 		},
-		{"mixed without MIG", []func(*Config){mixed}, partitioned(whole, whole), []string{"nvidia.com/gpu: GPU-0 GPU-1"}, "", nil},
-		{"mixed, empty GPU", []func(*Config){mixed}, partitioned(empty, whole), []string{"nvidia.com/gpu: GPU-1"}, "", []string{"GPU 0 "}},
+		{"mixed without MIG", mixed, partitioned(whole, whole), "nvidia.com/gpu: GPU-0 GPU-1", nil},
+		{"mixed, empty GPU", mixed, partitioned(empty, whole), "nvidia.com/gpu: GPU-1", []string{"GPU 0 "}},
 		{
-			"mixed, attributes",
-			[]func(*Config){mixed},
-			partitioned([]string{"1g.10gb+me", "1g.24gb-me"}),
-			[]string{"nvidia.com/mig-1g.10gb.me: MIG-0-0", "nvidia.com/mig-1g.24gb-me: MIG-0-1"},
-			"", nil,
+			"mixed, attributes", mixed, partitioned("1g.10gb+me 1g.24gb-me"),
+			"nvidia.com/mig-1g.10gb.me: MIG-0-0; nvidia.com/mig-1g.24gb-me: MIG-0-1", nil,
 		},
 		{
-			"mixed, attributes of one size",
-			[]func(*Config){mixed},
-			partitioned([]string{"1g.24gb", "1g.24gb+gfx", "1g.24gb+me.all", "1c.2g.48gb+gfx"}),
-			[]string{"nvidia.com/mig-1g.24gb: MIG-0-0", "nvidia.com/mig-1g.24gb.gfx: MIG-0-1", "nvidia.com/mig-1g.24gb.me.all: MIG-0-2"},
-			"",
+			"mixed, attributes of one size", mixed, partitioned("1g.24gb 1g.24gb+gfx 1g.24gb+me.all 1c.2g.48gb+gfx"),
+			"nvidia.com/mig-1g.24gb: MIG-0-0; nvidia.com/mig-1g.24gb.gfx: MIG-0-1; nvidia.com/mig-1g.24gb.me.all: MIG-0-2",
 			[]string{"MIG-0-3 (1c.2g.48gb+gfx)"},
 		},
 		{
-			"mixed, shared GPU instances",
-			[]func(*Config){mixed},
-			partitioned([]string{"1c.3g.40gb", "2c.3g.40gb", "3c.3g.40gb", "what"}),
-			[]string{"nvidia.com/mig-3g.40gb: MIG-0-2"},
-			"",
-			[]string{"MIG-0-0 (1c.3g.40gb)", "MIG-0-1", `"what"`},
+			"mixed, shared GPU instances", mixed, partitioned("1c.3g.40gb 2c.3g.40gb 3c.3g.40gb invalid"),
+			"nvidia.com/mig-3g.40gb: MIG-0-2",
+			[]string{"MIG-0-0 (1c.3g.40gb)", "MIG-0-1", `"invalid"`},
 		},
 		{
-			"mixed, other domain",
-			[]func(*Config){mixed, func(c *Config) { c.Resource = "example.com/gpu" }},
-			partitioned([]string{"1g.10gb"}, whole),
-			[]string{"example.com/gpu: GPU-1", "example.com/mig-1g.10gb: MIG-0-0"},
-			"", nil,
+			"mixed, other domain", with(MIGMixed, func(c *Config) { c.Resource = "example.com/gpu" }), partitioned("1g.10gb", whole),
+			"example.com/gpu: GPU-1; example.com/mig-1g.10gb: MIG-0-0", nil,
+		},
+		{"single", single, partitioned("1g.10gb 1g.10gb", "1g.10gb"), "nvidia.com/gpu: MIG-0-0 MIG-0-1 MIG-1-0", nil},
+		{"single without MIG", single, partitioned(whole, whole), "nvidia.com/gpu: GPU-0 GPU-1", nil},
+		{"single, one GPU whole", single, partitioned("1g.10gb", whole), "", []string{"GPU 1 "}},
+		{"single, one GPU empty", single, partitioned("1g.10gb", empty), "", []string{"GPU 1 "}},
+		{"single, all empty", single, partitioned(empty, empty), "", []string{"GPU 1 "}},
+		{"single, two profiles", single, partitioned("1g.10gb", "2g.20gb"), "", []string{"2g.20gb"}},
+		{"single, attribute", single, partitioned("1g.10gb 1g.10gb+me"), "", []string{"1g.10gb+me"}},
+		{
+			"single, differing GPU excluded", with(MIGSingle, func(c *Config) { c.Exclude = []string{"1"} }), partitioned("1g.10gb", whole),
+			"nvidia.com/gpu: MIG-0-0", nil,
 		},
 		{
-			"single",
-			[]func(*Config){single},
-			partitioned([]string{"1g.10gb", "1g.10gb"}, []string{"1g.10gb"}),
-			[]string{"nvidia.com/gpu: MIG-0-0 MIG-0-1 MIG-1-0"},
-			"", nil,
-		},
-		{"single without MIG", []func(*Config){single}, partitioned(whole, whole), []string{"nvidia.com/gpu: GPU-0 GPU-1"}, "", nil},
-		{"single, one GPU whole", []func(*Config){single}, partitioned([]string{"1g.10gb"}, whole), nil, "GPU 1 ", nil},
-		{"single, one GPU empty", []func(*Config){single}, partitioned([]string{"1g.10gb"}, empty), nil, "GPU 1 ", nil},
-		{"single, all empty", []func(*Config){single}, partitioned(empty, empty), nil, "GPU 1 ", nil},
-		{"single, two profiles", []func(*Config){single}, partitioned([]string{"1g.10gb"}, []string{"2g.20gb"}), nil, "2g.20gb", nil},
-		{"single, attribute", []func(*Config){single}, partitioned([]string{"1g.10gb", "1g.10gb+me"}), nil, "1g.10gb+me", nil},
-		{
-			"single, differing GPU excluded",
-			[]func(*Config){single, func(c *Config) { c.Exclude = []string{"1"} }},
-			partitioned([]string{"1g.10gb"}, whole),
-			[]string{"nvidia.com/gpu: MIG-0-0"},
-			"", nil,
+			"include by profile", with(MIGMixed, func(c *Config) { c.Include = []string{"mig-3g.*", "0:1"} }),
+			partitioned("3g.40gb 1g.10gb 1g.10gb", whole, "3g.40gb"),
+			"nvidia.com/mig-1g.10gb: MIG-0-1; nvidia.com/mig-3g.40gb: MIG-0-0 MIG-2-0", nil,
 		},
 		{
-			"include by profile",
-			[]func(*Config){mixed, func(c *Config) { c.Include = []string{"mig-3g.*", "0:1"} }},
-			partitioned([]string{"3g.40gb", "1g.10gb", "1g.10gb"}, whole, []string{"3g.40gb"}),
-			[]string{"nvidia.com/mig-1g.10gb: MIG-0-1", "nvidia.com/mig-3g.40gb: MIG-0-0 MIG-2-0"},
-			"", nil,
-		},
-		{
-			"resources by profile",
-			[]func(*Config){mixed, func(c *Config) {
+			"resources by profile", with(MIGMixed, func(c *Config) {
 				c.Resources = []ResourceRule{{"*", "a.com/whole"}, {"mig-1g*", "a.com/small"}, {"mig-*", "a.com/big"}}
-			}},
-			partitioned([]string{"3g.40gb", "1g.10gb"}, whole, []string{"1g.10gb+me"}),
-			[]string{"a.com/big: MIG-0-0", "a.com/small: MIG-0-1 MIG-2-0", "a.com/whole: GPU-1"},
-			"", nil,
+			}),
+			partitioned("3g.40gb 1g.10gb", whole, "1g.10gb+me"), "a.com/big: MIG-0-0; a.com/small: MIG-0-1 MIG-2-0; a.com/whole: GPU-1", nil,
 		},
-	} {
-		cfg := configured(c.changes...)
-		l := newLayout(layoutInput{cfg: &cfg, snap: c.snap})
-		if err := cfg.Validate(); err != nil {
-			t.Errorf("%s: %v", c.name, err)
-		}
-		if got := lines(l.resources); !slices.Equal(got, c.want) {
-			t.Errorf("%s:\ngot  %q\nwant %q", c.name, got, c.want)
-		}
-		if (c.err == "") != (l.err == "") || !strings.Contains(l.err, c.err) {
-			t.Errorf("%s: %q, want %q", c.name, l.err, c.err)
-		}
-		if !slices.EqualFunc(l.warnings, c.warned, strings.Contains) {
-			t.Errorf("%s: warnings %q, want %q", c.name, l.warnings, c.warned)
-		}
-	}
+	})
 }
 
 func TestProfileOf(t *testing.T) {

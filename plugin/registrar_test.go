@@ -16,10 +16,11 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 func TestPluginServesKubelet(t *testing.T) {
-	h, k := startHarness(t, 8)
+	h, k := startHarness(t, snapshot(8))
 	res := h.waitResource(k, gpu, listed(8, 8))
 	if res.Endpoint != filepath.Base(h.socket()) || !res.Preferred || !slices.Equal(res.Devices[7].NUMA, []int{1}) {
 		t.Errorf("%+v", res)
@@ -73,15 +74,45 @@ func TestPluginServesKubelet(t *testing.T) {
 	}
 }
 
-func TestPluginRegistersAfterFirstPoll(t *testing.T) {
+// Programs other than the kubelet call a plugin through kubelettest.Client.
+func TestPluginServesOtherClients(t *testing.T) {
+	t.Parallel()
+	h, _ := startHarness(t, snapshot(2))
+	c, err := kubelettest.Dial(h.socket())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if ids, err := c.PreferredAllocation(h.ctx, []string{"GPU-1", "GPU-0"}, 2); err != nil || len(ids) != 2 {
+		t.Errorf("GetPreferredAllocation: %v, %v", ids, err)
+	}
+	if resp, err := c.Allocate(h.ctx, "GPU-1"); err != nil || resp.GetEnvs()[envDevices] != "GPU-1" {
+		t.Errorf("Allocate: %v, %v", resp, err)
+	}
+	var healthy []bool // of GPU-1, by list
+	err = c.Devices(h.ctx, func(devices []kubelettest.Device) bool {
+		healthy = append(healthy, devices[1].Healthy)
+		h.setHealth(1, health.Unhealthy)
+		return devices[1].Healthy
+	})
+	if err != nil || !slices.Equal(healthy, []bool{true, false}) {
+		t.Errorf("GPU-1 healthy: %v, %v", healthy, err)
+	}
+}
+
+func TestPluginRegistersAfterConfigurationAndFirstPoll(t *testing.T) {
 	never := snapshot(0)
 	never.At, never.Source.Err = time.Time{}, "libdcgm.so.4 is missing"
 	h := newHarness(t, never)
+	cfg := h.cfg.Load()
+	h.cfg.Store(nil)
 	k := h.kubelet()
 	h.run()
 	empty := func(data string) func(Status) bool {
 		return func(s Status) bool { return s.Err != "" && strings.Contains(s.Err, data) && len(s.Resources) == 0 }
 	}
+	h.waitPlugin(empty("configuration"))
+	h.cfg.Store(cfg)
 	h.waitPlugin(empty("libdcgm.so.4 is missing"))
 	h.snaps.Store(snapshot(0))
 	h.waitPlugin(empty("no GPUs"))
@@ -96,17 +127,6 @@ func TestPluginRegistersAfterFirstPoll(t *testing.T) {
 	if _, err := os.Lstat(h.socket()); err == nil {
 		t.Error("the socket of a resource without devices still exists")
 	}
-}
-
-func TestPluginWaitsForConfiguration(t *testing.T) {
-	h := newHarness(t, snapshot(1))
-	cfg := h.cfg.Load()
-	h.cfg.Store(nil)
-	k := h.kubelet()
-	h.run()
-	h.waitPlugin(func(s Status) bool { return s.Err != "starting" && s.Err != "" })
-	h.cfg.Store(cfg)
-	h.waitResource(k, gpu, listed(1, 1))
 }
 
 func TestRegistrarWaitsForKubelet(t *testing.T) {
@@ -129,11 +149,9 @@ func TestRegistrarWaitsForKubelet(t *testing.T) {
 
 func TestRegistrarFollowsKubeletRestarts(t *testing.T) {
 	t.Parallel()
-	h, k := startHarness(t, 8)
+	h, k := startHarness(t, snapshot(8))
 	for range 5 {
-		if err := k.Restart(); err != nil {
-			t.Fatal(err)
-		}
+		h.restart(k)
 		h.waitResource(k, gpu, listed(8, 8))
 		h.waitStatus(isRegistered)
 	}
@@ -142,16 +160,14 @@ func TestRegistrarFollowsKubeletRestarts(t *testing.T) {
 	}
 	k.Stop() // for longer than a retry
 	h.waitStatus(unregisteredFor("connection refused"))
-	if err := k.Restart(); err != nil {
-		t.Fatal(err)
-	}
+	h.restart(k)
 	h.waitResource(k, gpu, listed(8, 8))
 	h.waitStatus(isRegistered)
 }
 
 func TestRegistrarReplacesRemovedSocket(t *testing.T) {
 	t.Parallel()
-	h, k := startHarness(t, 2)
+	h, k := startHarness(t, snapshot(2))
 	for n := 2; n < 5; n++ {
 		h.remove(h.socket())
 		// The kubelet keeps its devices meanwhile, because the old stream stays open.
@@ -172,7 +188,7 @@ func TestRegistrarReplacesRemovedSocket(t *testing.T) {
 }
 
 func TestRegistrarKeepsStreamInWipedDirectory(t *testing.T) {
-	h, k := startHarness(t, 2)
+	h, k := startHarness(t, snapshot(2))
 	before := h.waitStatus(isRegistered)
 	h.remove(h.socket())
 	h.remove(filepath.Join(h.pluginDir(), "kubelet.sock"))
@@ -205,7 +221,7 @@ func TestRegistrarWarnsOncePerKubeletLoss(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			h, k := startHarness(t, 2)
+			h, k := startHarness(t, snapshot(2))
 			h.waitHolders(holdersKnown)
 			before := len(h.warnings())
 			c.lose(h, k)
@@ -214,7 +230,7 @@ func TestRegistrarWarnsOncePerKubeletLoss(t *testing.T) {
 				h.waitStatus(isRegistered)
 			} else {
 				// The holders expire, which Status reports and the log need not.
-				h.waitHolders(func(h Holders) bool { return h.By == nil })
+				h.waitHolders(func(h podresources.Holders) bool { return h.By == nil })
 			}
 			if warned := h.warnings()[before:]; len(warned) != 1 {
 				t.Errorf("%d warnings: %v", len(warned), h.logLines())
@@ -222,9 +238,7 @@ func TestRegistrarWarnsOncePerKubeletLoss(t *testing.T) {
 			if c.lives {
 				return
 			}
-			if err := k.Restart(); err != nil {
-				t.Fatal(err)
-			}
+			h.restart(k)
 			h.waitResource(k, gpu, listed(2, 2))
 			h.waitStatus(isRegistered)
 			h.waitHolders(holdersKnown)
@@ -234,7 +248,7 @@ func TestRegistrarWarnsOncePerKubeletLoss(t *testing.T) {
 
 func TestRegistrarSettlesAfterDroppedStream(t *testing.T) {
 	t.Parallel()
-	h, k := startHarness(t, 2)
+	h, k := startHarness(t, snapshot(2))
 	for n := 1; n < 4; n++ {
 		h.waitResource(k, gpu, func(res kubelettest.Resource) bool { return listed(2, 2)(res) && res.Registrations == n })
 		h.waitStatus(isRegistered)
@@ -251,7 +265,7 @@ func TestRegistrarSettlesAfterDroppedStream(t *testing.T) {
 // With two streams open, the end of the older one makes the kubelet close the newer one.
 func TestRegistrarRegistersAfterNewerStreamEnds(t *testing.T) {
 	t.Parallel()
-	h, k := startHarness(t, 2)
+	h, k := startHarness(t, snapshot(2))
 	h.remove(h.socket())
 	h.waitStatus(func(s ResourceStatus) bool { return s.Registered && s.Streams == 2 })
 	k.Drop(gpu)
@@ -264,9 +278,9 @@ func TestRegistrarRetriesRefusedRegistration(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t, snapshot(2))
 	k := h.kubelet()
-	k.SetFault(kubelettest.Fault{RegisterError: "the moon is full"})
+	k.SetFault(kubelettest.Fault{RegisterError: "too many plugins"})
 	h.run()
-	s := h.waitStatus(unregisteredFor("the moon is full"))
+	s := h.waitStatus(unregisteredFor("too many plugins"))
 	if !strings.Contains(s.Err, gpu) || !strings.Contains(s.Err, "kubelet.sock") {
 		t.Errorf("%+v names neither the resource nor the socket", s)
 	}
@@ -281,7 +295,7 @@ func TestRegistrarRetriesRefusedRegistration(t *testing.T) {
 
 func TestServerServesTwoKubelets(t *testing.T) {
 	t.Parallel()
-	h, k := startHarness(t, 2)
+	h, k := startHarness(t, snapshot(2))
 	other := newHarness(t, nil)
 	otherKubelet := other.kubelet()
 	if err := os.Symlink(h.socket(), filepath.Join(other.pluginDir(), "link.sock")); err != nil {
@@ -303,8 +317,20 @@ func TestServerServesTwoKubelets(t *testing.T) {
 
 func TestPluginFollowsConfiguration(t *testing.T) {
 	t.Parallel()
-	h, k := startHarness(t, 2)
+	h, k := startHarness(t, snapshot(2))
 	old, renamed := h.socket(), "example.com/gpu"
+	before, err := os.Lstat(old)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.setConfig(func(*Config) {})    // an equal configuration changes nothing
+	h.setHealth(1, health.Unhealthy) // seen after the configuration
+	res := h.waitResource(k, gpu, listed(2, 1))
+	if after, err := os.Lstat(old); err != nil || !os.SameFile(before, after) || res.Registrations != 1 || res.Messages != 2 {
+		t.Errorf("%+v, %v", res, err)
+	}
+	h.setHealth(1, health.Healthy)
+	h.waitResource(k, gpu, listed(2, 2))
 	h.setConfig(func(c *Config) { c.Resource = renamed })
 	h.waitResource(k, renamed, listed(2, 2))
 	if s := h.waitStatus(func(s ResourceStatus) bool { return s.Name == renamed && s.Registered }); s.Registrations != 1 {
@@ -322,21 +348,6 @@ func TestPluginFollowsConfiguration(t *testing.T) {
 	h.setConfig(func(c *Config) { c.KubeletDir = other.root })
 	other.waitResource(otherKubelet, renamed, listed(2, 2))
 	h.waitResource(k, renamed, disconnected)
-}
-
-func TestPluginIgnoresUnchangedConfiguration(t *testing.T) {
-	h, k := startHarness(t, 2)
-	before, err := os.Lstat(h.socket())
-	if err != nil {
-		t.Fatal(err)
-	}
-	h.setConfig(func(*Config) {})
-	h.setHealth(1, health.Unhealthy) // seen after the configuration
-	res := h.waitResource(k, gpu, listed(2, 1))
-	after, err := os.Lstat(h.socket())
-	if err != nil || !os.SameFile(before, after) || res.Registrations != 1 || res.Messages != 2 {
-		t.Errorf("%+v, %v", res, err)
-	}
 }
 
 func TestRegistrarKeepsForeignFile(t *testing.T) {

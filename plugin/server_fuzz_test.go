@@ -34,7 +34,7 @@ func serversOfEachKind() []*server {
 		c.Sharing.TimeSlicing.FailRequestsGreaterThanOne = false
 		c.AllocationPolicy = AllocationPacked
 	})
-	add(partitioned([]string{"1g.10gb", "1g.10gb", "2g.20gb"}, []string{"1g.10gb"}), "nvidia.com/mig-1g.10gb", func(c *Config) {
+	add(partitioned("1g.10gb 1g.10gb 2g.20gb", "1g.10gb"), "nvidia.com/mig-1g.10gb", func(c *Config) {
 		c.MIGStrategy, c.DeviceID = MIGMixed, DeviceIDIndex
 	})
 	add(nil, gpu, func(*Config) {})

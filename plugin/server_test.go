@@ -67,42 +67,43 @@ func unhealthy(list []*pluginapi.Device) (ids []string) {
 
 func TestListAndWatchSendsOnlyChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		snap := snapshot(8)
-		s := newTestServer(snap)
+		s := newTestServer(snapshot(8))
 		w := watch(t, s, 10)
-		synctest.Wait()
-		if got := w.received(); len(got) != 1 || len(got[0]) != 8 || unhealthy(got[0]) != nil {
-			t.Fatalf("at first: %v", got)
+		snap := func(change func(*health.Snapshot)) func() {
+			return func() {
+				next := with(s.layouts.snapshots.Load(), 2, health.Healthy)
+				change(next)
+				s.layouts.snapshots.Store(next)
+			}
 		}
-		for range 5 {
-			snap = with(snap, 2, health.Healthy)
-			snap.Devices[2].Sample.Values = map[health.Field]float64{health.FieldGPUTemp: float64(snap.Seq)}
-			s.layouts.snapshots.Store(snap)
+		state := func(state health.State) func() {
+			return snap(func(s *health.Snapshot) { *s = *with(s, 2, state) })
+		}
+		for _, c := range []struct {
+			name      string
+			change    func()
+			messages  int
+			devices   int
+			unhealthy []string
+		}{
+			{"at first", func() {}, 1, 8, nil},
+			{"value", snap(func(s *health.Snapshot) {
+				s.Devices[2].Sample.Values = map[health.Field]float64{health.FieldGPUTemp: 40}
+			}), 0, 0, nil},
+			{"degraded", state(health.Degraded), 0, 0, nil},
+			{"equal configuration", func() { s.layouts.cfg.Store(&Config{Enabled: true, Resource: gpu, KubeletDir: "/k"}) }, 0, 0, nil},
+			{"unhealthy", state(health.Unhealthy), 1, 8, []string{"GPU-2"}},
+			{"healthy", state(health.Healthy), 1, 8, nil},
+			{"other NUMA node", snap(func(s *health.Snapshot) { s.Devices[2].Device.NUMA = []int{1} }), 1, 8, nil},
+			{"device removed", snap(func(s *health.Snapshot) { s.Devices = s.Devices[:7] }), 1, 7, nil},
+			{"resource outside the layout", func() { s.layouts.cfg.Store(&Config{Enabled: true, Resource: "a.com/b", KubeletDir: "/k"}) }, 1, 0, nil},
+		} {
+			c.change()
 			synctest.Wait()
-		}
-		snap = with(snap, 2, health.Degraded)
-		s.layouts.snapshots.Store(snap)
-		s.layouts.cfg.Store(&Config{Enabled: true, Resource: gpu, KubeletDir: "/k"})
-		synctest.Wait()
-		if got := w.received(); got != nil {
-			t.Fatalf("after values changed: %v", got)
-		}
-		snap = with(snap, 2, health.Unhealthy)
-		s.layouts.snapshots.Store(snap)
-		synctest.Wait()
-		if got := w.received(); len(got) != 1 || !slices.Equal(unhealthy(got[0]), []string{"GPU-2"}) {
-			t.Fatalf("after the GPU became unhealthy: %v", got)
-		}
-		s.layouts.snapshots.Store(with(snap, 2, health.Healthy))
-		synctest.Wait()
-		if got := w.received(); len(got) != 1 || unhealthy(got[0]) != nil {
-			t.Fatalf("after the GPU became healthy: %v", got)
-		}
-		// A resource outside the layout has no devices.
-		s.layouts.cfg.Store(&Config{Enabled: true, Resource: "nvidia.com/other", KubeletDir: "/k"})
-		synctest.Wait()
-		if got := w.received(); len(got) != 1 || len(got[0]) != 0 {
-			t.Fatalf("after the resource was renamed: %v", got)
+			got := w.received()
+			if len(got) != c.messages || c.messages == 1 && (len(got[0]) != c.devices || !slices.Equal(unhealthy(got[0]), c.unhealthy)) {
+				t.Errorf("%s: %v, want %d messages with %d devices, of which %q are unhealthy", c.name, got, c.messages, c.devices, c.unhealthy)
+			}
 		}
 		w.cancel()
 		if err := <-w.ended; status.Code(err) != codes.Canceled {

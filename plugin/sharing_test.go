@@ -2,8 +2,6 @@ package plugin
 
 import (
 	"fmt"
-	"slices"
-	"strings"
 	"testing"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
@@ -13,72 +11,41 @@ func TestLayoutOfSharing(t *testing.T) {
 	share := func(resources ...SharedResource) func(*Config) {
 		return func(c *Config) { c.Sharing.TimeSlicing.Resources = resources }
 	}
-	mixed := func(c *Config) { c.MIGStrategy = MIGMixed }
 	rename := func(c *Config) { c.Sharing.TimeSlicing.RenameByDefault = true }
-	whole := []string(nil)
 	two := partitioned(whole, whole)
-	for _, c := range []struct {
-		name   string
-		cfg    Config
-		snap   *health.Snapshot
-		want   []string
-		warned string // data in the warning
-	}{
-		{
-			"all", configured(share(SharedResource{Name: gpu, Replicas: 2})), two,
-			[]string{"nvidia.com/gpu: GPU-0::0 GPU-0::1 GPU-1::0 GPU-1::1"},
-			"",
-		},
-		{
-			"renamed by default", configured(rename, share(SharedResource{Name: gpu, Replicas: 2})), two,
-			[]string{"nvidia.com/gpu.shared: GPU-0::0 GPU-0::1 GPU-1::0 GPU-1::1"},
-			"",
-		},
+	const all = "GPU-0::0 GPU-0::1 GPU-1::0 GPU-1::1"
+	checkLayouts(t, []layoutCase{
+		{"all", configured(sharedBy(2)), two, "nvidia.com/gpu: " + all, nil},
+		{"renamed by default", configured(rename, sharedBy(2)), two, "nvidia.com/gpu.shared: " + all, nil},
 		{
 			"shared and whole", configured(share(SharedResource{Name: gpu, Replicas: 2, Devices: []string{"0"}, Rename: "a.com/s"})), two,
-			[]string{"a.com/s: GPU-0::0 GPU-0::1", "nvidia.com/gpu: GPU-1"},
-			"",
+			"a.com/s: GPU-0::0 GPU-0::1; nvidia.com/gpu: GPU-1", nil,
 		},
 		{
 			"shared and whole under one name", configured(share(SharedResource{Name: gpu, Replicas: 2, Devices: []string{"GPU-1"}})), two,
-			[]string{"nvidia.com/gpu: GPU-0 GPU-1::0 GPU-1::1"},
-			"nvidia.com/gpu ",
+			"nvidia.com/gpu: GPU-0 GPU-1::0 GPU-1::1",
+			[]string{"nvidia.com/gpu "},
 		},
 		{
 			"first match applies",
 			configured(share(SharedResource{Name: gpu, Replicas: 3, Devices: []string{"11:00.0"}}, SharedResource{Name: gpu, Replicas: 2})), two,
-			[]string{"nvidia.com/gpu: GPU-0::0 GPU-0::1 GPU-1::0 GPU-1::1 GPU-1::2"},
-			"",
+			"nvidia.com/gpu: GPU-0::0 GPU-0::1 GPU-1::0 GPU-1::1 GPU-1::2", nil,
 		},
 		{
-			"MIG devices", configured(mixed, rename, share(SharedResource{Name: "nvidia.com/mig-1g.10gb", Replicas: 2})),
-			partitioned([]string{"1g.10gb", "3g.40gb"}, whole),
-			[]string{"nvidia.com/gpu: GPU-1", "nvidia.com/mig-1g.10gb.shared: MIG-0-0::0 MIG-0-0::1", "nvidia.com/mig-3g.40gb: MIG-0-1"},
-			"",
+			"MIG devices", configured(rename, share(SharedResource{Name: migResource, Replicas: 2}), func(c *Config) { c.MIGStrategy = MIGMixed }),
+			partitioned("1g.10gb 3g.40gb", whole),
+			"nvidia.com/gpu: GPU-1; nvidia.com/mig-1g.10gb.shared: MIG-0-0::0 MIG-0-0::1; nvidia.com/mig-3g.40gb: MIG-0-1", nil,
 		},
 		{
-			"strategy single", configured(func(c *Config) { c.MIGStrategy = MIGSingle }, share(SharedResource{Name: gpu, Replicas: 2})),
-			partitioned([]string{"1g.10gb"}),
-			[]string{"nvidia.com/gpu: MIG-0-0::0 MIG-0-0::1"},
-			"",
+			"strategy single", configured(sharedBy(2), func(c *Config) { c.MIGStrategy = MIGSingle }), partitioned("1g.10gb"),
+			"nvidia.com/gpu: MIG-0-0::0 MIG-0-0::1", nil,
 		},
 		{
 			"resource by model", configured(share(SharedResource{Name: "a.com/h", Replicas: 2}), func(c *Config) {
 				c.Resources = []ResourceRule{{"*h100*", "a.com/h"}}
-			}), two, []string{"a.com/h: GPU-0::0 GPU-0::1 GPU-1::0 GPU-1::1"}, "",
+			}), two, "a.com/h: " + all, nil,
 		},
-	} {
-		if err := c.cfg.Validate(); err != nil {
-			t.Errorf("%s: %v", c.name, err)
-		}
-		l := newLayout(layoutInput{cfg: &c.cfg, snap: c.snap})
-		if got := lines(l.resources); !slices.Equal(got, c.want) {
-			t.Errorf("%s:\ngot  %q\nwant %q", c.name, got, c.want)
-		}
-		if got := strings.Join(l.warnings, ""); (c.warned == "") != (got == "") || !strings.Contains(got, c.warned) {
-			t.Errorf("%s: warnings %q, want %q", c.name, got, c.warned)
-		}
-	}
+	})
 }
 
 // Replicas have the health and the NUMA nodes of their device.

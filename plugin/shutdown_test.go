@@ -8,10 +8,9 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 )
 
 func TestOnStop(t *testing.T) {
@@ -21,12 +20,7 @@ func TestOnStop(t *testing.T) {
 	}{{"", 2, 1}, {OnStopKeep, 2, 1}, {OnStopWithdraw, 0, 2}} {
 		t.Run(c.onStop, func(t *testing.T) {
 			t.Parallel()
-			h := newHarness(t, snapshot(2))
-			h.setConfig(func(cfg *Config) { cfg.OnStop = c.onStop })
-			k := h.kubelet()
-			h.run()
-			h.waitResource(k, gpu, listed(2, 2))
-			h.waitStatus(isRegistered)
+			h, k := startHarness(t, snapshot(2), func(cfg *Config) { cfg.OnStop = c.onStop })
 			h.stop()
 			res := h.waitResource(k, gpu, disconnected)
 			if res.Capacity() != c.capacity || res.Allocatable() != 0 || res.Messages != c.messages {
@@ -46,7 +40,7 @@ func TestRemovedResourceIsWithdrawn(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			for range 10 { // each with another order of concurrent events
-				h, k := startHarness(t, 2)
+				h, k := startHarness(t, snapshot(2))
 				socket := h.socket()
 				remove(h)
 				if res := h.waitResource(k, gpu, disconnected); res.Capacity() != 0 || res.Messages != 2 {
@@ -64,17 +58,13 @@ func TestRemovedResourceIsWithdrawn(t *testing.T) {
 // A client that does not read delays neither other clients nor the end of the plugin.
 func TestStopDoesNotWaitForSlowReader(t *testing.T) {
 	t.Parallel()
-	h := newHarness(t, snapshot(300))
-	h.setConfig(func(c *Config) { c.OnStop = OnStopWithdraw })
-	k := h.kubelet()
-	h.run()
-	h.waitResource(k, gpu, listed(300, 300))
-	conn, err := podresources.Dial(h.socket())
+	h, k := startHarness(t, snapshot(300), func(c *Config) { c.OnStop = OnStopWithdraw })
+	client, err := kubelettest.Dial(h.socket())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close() //nolint:errcheck // not needed any more
-	if _, err := pluginapi.NewDevicePluginClient(conn).ListAndWatch(h.ctx, &pluginapi.Empty{}); err != nil {
+	defer client.Close()
+	if err := client.WatchWithoutReading(h.ctx); err != nil {
 		t.Fatal(err)
 	}
 	h.waitStatus(func(s ResourceStatus) bool { return s.Streams == 2 })
@@ -96,17 +86,12 @@ func TestStopDoesNotWaitForSlowReader(t *testing.T) {
 // The last measurement serves a new kubelet while the source is down.
 func TestKubeletRestartWhileSourceIsDown(t *testing.T) {
 	t.Parallel()
-	h := newHarness(t, with(snapshot(4), 1, health.Unhealthy))
-	k := h.kubelet()
-	h.run()
-	h.waitResource(k, gpu, listed(4, 3))
+	h, k := startHarness(t, with(snapshot(4), 1, health.Unhealthy))
 	down := *h.snaps.Load()
 	down.Seq++
 	down.Source = health.Source{Status: health.SourceDown, Err: "connection refused"}
 	h.snaps.Store(&down)
-	if err := k.Restart(); err != nil {
-		t.Fatal(err)
-	}
+	h.restart(k)
 	h.waitResource(k, gpu, listed(4, 3))
 	h.waitStatus(isRegistered)
 	if _, err := k.Allocate(h.ctx, gpu, 2); err != nil {
@@ -117,15 +102,13 @@ func TestKubeletRestartWhileSourceIsDown(t *testing.T) {
 
 func TestRegistrarFollowsReplacedDirectory(t *testing.T) {
 	t.Parallel()
-	h, k := startHarness(t, 2)
+	h, k := startHarness(t, snapshot(2))
 	for range 3 {
 		k.Stop()
 		h.remove(h.pluginDir())
 		h.remove(filepath.Join(h.root, "pod-resources"))
 		h.waitStatus(unregisteredFor("plugin.kubeletDir"))
-		if err := k.Restart(); err != nil {
-			t.Fatal(err)
-		}
+		h.restart(k)
 		h.waitResource(k, gpu, listed(2, 2))
 		h.waitStatus(isRegistered)
 	}

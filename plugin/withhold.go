@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // withheldDevice is a working device that is not offered to new pods, because a pod holds it, its GPU or a part of it
@@ -36,13 +37,13 @@ func (w withheldDevice) String() string {
 // the node's condition and in the IDs of its pods; it would also need the layout, which package health does not know.
 // Nothing is stored: the result follows from the layout and the last known holders, and ends with the holder. While the
 // holders are unknown, nothing is withheld.
-func (l *layout) withhold(holders map[health.DeviceID][]Holder, snap *health.Snapshot) {
+func (l *layout) withhold(holders map[health.DeviceID][]podresources.Holder, snap *health.Snapshot) {
 	if len(holders) == 0 || len(l.resources) == 0 {
 		return
 	}
 	spans := l.spans()
-	outside := make(map[health.DeviceID]Holder) // by device: a holder under an ID outside the layout
-	onParent := make(map[health.DeviceID]Holder)
+	outside := make(map[health.DeviceID]podresources.Holder) // by device: a holder under an ID outside the layout
+	onParent := make(map[health.DeviceID]podresources.Holder)
 	for i := range snap.Devices {
 		d := &snap.Devices[i].Device
 		for _, h := range holders[d.ID] {
@@ -111,7 +112,7 @@ func (l *layout) spans() map[health.DeviceID]span {
 }
 
 // indexOf returns the index of a holder's ID in its resource, -1 if the layout lacks it.
-func (s span) indexOf(resources []Resource, h Holder) int {
+func (s span) indexOf(resources []Resource, h podresources.Holder) int {
 	if !s.exists || resources[s.resource].Name != h.Resource {
 		return -1
 	}

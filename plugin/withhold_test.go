@@ -15,25 +15,26 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 const migResource = "nvidia.com/mig-1g.10gb"
 
 // holdersOf returns holders, each given as "RESOURCE ID".
-func holdersOf(snap *health.Snapshot, cfg Config, holders ...string) map[health.DeviceID][]Holder {
-	by := make(map[health.DeviceID][]Holder)
+func holdersOf(snap *health.Snapshot, cfg Config, holders ...string) map[health.DeviceID][]podresources.Holder {
+	by := make(map[health.DeviceID][]podresources.Holder)
 	resolve := newResolver(cfg, snap)
 	for i, h := range holders {
 		resource, id, _ := strings.Cut(h, " ")
 		if device, ok := resolve(resource, id); ok {
-			by[device] = append(by[device], Holder{Namespace: "ml", Pod: fmt.Sprint("pod-", i), Container: "c", Resource: resource, DeviceID: id})
+			by[device] = append(by[device], podresources.Holder{Namespace: "ml", Pod: fmt.Sprint("pod-", i), Container: "c", Resource: resource, DeviceID: id})
 		}
 	}
 	return by
 }
 
 func TestWithhold(t *testing.T) {
-	one := []string{"1g.10gb", "1g.10gb"}
+	const one = "1g.10gb 1g.10gb"
 	single := func(c *Config) { c.MIGStrategy = MIGSingle }
 	mixed := func(c *Config) { c.MIGStrategy = MIGMixed }
 	rename := func(c *Config) { sharedBy(2)(c); c.Sharing.TimeSlicing.RenameByDefault = true }
@@ -111,7 +112,7 @@ func TestListAndWatchFollowsHolders(t *testing.T) {
 		w := watch(t, s, 10)
 		synctest.Wait()
 		for _, c := range []struct {
-			by   map[health.DeviceID][]Holder
+			by   map[health.DeviceID][]podresources.Holder
 			want [][]string // unhealthy IDs of each message
 		}{
 			{nil, [][]string{nil}},
@@ -120,7 +121,7 @@ func TestListAndWatchFollowsHolders(t *testing.T) {
 			{holdersOf(snapshot(2), cfg, "nvidia.com/gpu GPU-1", "nvidia.com/gpu GPU-0::0"), nil},
 			{holdersOf(snapshot(2), cfg, "nvidia.com/gpu GPU-0::0"), [][]string{nil}},
 		} {
-			s.layouts.holders.Store(&Holders{At: time.Now(), By: c.by})
+			s.layouts.holders.Store(&podresources.Holders{At: time.Now(), By: c.by})
 			synctest.Wait()
 			var got [][]string
 			for _, list := range w.received() {
@@ -140,13 +141,11 @@ func TestListAndWatchFollowsHolders(t *testing.T) {
 // Sharing changes while three of four GPUs are held: new pods get the free GPU, then those that become free.
 func TestSharingChangeWhileHeld(t *testing.T) {
 	t.Parallel()
-	h, k := startHarness(t, 4)
+	h, k := startHarness(t, snapshot(4))
 	for i := range 3 {
-		if _, err := k.AllocateIDs(h.ctx, gpu, id(i)); err != nil {
-			t.Fatal(err)
-		}
+		h.allocate(k, id(i))
 	}
-	h.waitHolders(func(h Holders) bool { return len(h.By) == 3 })
+	h.waitHolders(func(h podresources.Holders) bool { return len(h.By) == 3 })
 	h.setConfig(sharedBy(2))
 	h.waitResource(k, gpu, listed(8, 2))
 	// The manager may skip a layout, so the test waits for each.
@@ -196,9 +195,7 @@ func TestWithholdNeedsHolders(t *testing.T) {
 	k.SetFault(kubelettest.Fault{ListError: "denied"})
 	h.run()
 	h.waitResource(k, gpu, listed(2, 2))
-	if _, err := k.AllocateIDs(h.ctx, gpu, id(0)); err != nil {
-		t.Fatal(err)
-	}
+	h.allocate(k, id(0))
 	h.setConfig(sharedBy(2))
 	h.waitResource(k, gpu, listed(4, 4))
 	k.SetFault(kubelettest.Fault{})

@@ -18,7 +18,7 @@ import (
 )
 
 // decode decodes data into the setting. On an error the setting keeps its value.
-func (s setting) decode(data any) []error {
+func (s setting) decode(data any) error {
 	quoted := `"%v"` // how to write a string
 	if _, isText := data.(string); isText && s.value.Type() == reflect.TypeFor[[]string]() {
 		quoted = `["%v"]` // a variable or flag needs the brackets too, because a shell removes plain quotes
@@ -30,17 +30,18 @@ func (s setting) decode(data any) []error {
 		DecodeHook: func(_, to reflect.Type, data any) (any, error) { return convert(to, data, quoted) },
 	})
 	if err != nil {
-		return []error{err}
+		return err
 	}
-	errs := decodeErrors(s.key, d.Decode(data))
+	errs := []error{decodeError(s.key, d.Decode(data))}
 	slices.Sort(meta.Unused)
 	for _, key := range meta.Unused {
 		errs = append(errs, fmt.Errorf("%s%s: unknown key", s.key, key))
 	}
-	if len(errs) == 0 {
-		s.value.Set(into.Elem())
+	if err := errors.Join(errs...); err != nil {
+		return err
 	}
-	return errs
+	s.value.Set(into.Elem())
+	return nil
 }
 
 // convert converts a value of the file, the environment or a flag to a type of Config. mapstructure then accepts the
@@ -116,14 +117,14 @@ func wholeNumber(f float64) (any, error) {
 
 // kindMatches reports whether a value has a kind that can be decoded into a type.
 func kindMatches(to reflect.Type, v any) bool {
-	is := reflect.TypeOf(v).Kind()
-	switch kind := to.Kind(); kind {
+	kind := reflect.TypeOf(v).Kind()
+	switch to.Kind() {
 	case reflect.Int, reflect.Int64, reflect.Float64:
-		return is == reflect.Int || is == reflect.Int64 || is == reflect.Uint64 || is == reflect.Float64
+		return kind == reflect.Int || kind == reflect.Int64 || kind == reflect.Uint64 || kind == reflect.Float64
 	case reflect.Struct:
-		return is == reflect.Map
+		return kind == reflect.Map
 	default:
-		return is == kind
+		return kind == to.Kind()
 	}
 }
 
@@ -216,23 +217,15 @@ func typeName(t reflect.Type) string {
 	}
 }
 
-// decodeErrors returns the errors of mapstructure, each with its key first.
-func decodeErrors(key string, err error) []error {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		var errs []error
-		for _, e := range joined.Unwrap() {
-			errs = append(errs, decodeErrors(key, e)...)
+// decodeError returns the errors of mapstructure, each with its key first.
+func decodeError(key string, err error) error {
+	return mapErrors(err, func(err error) error {
+		if de, ok := err.(*mapstructure.DecodeError); ok { //nolint:errorlint // a wrapper may hold several errors: see below
+			return decodeError(key+de.Name(), de.Unwrap())
 		}
-		return errs
-	}
-	if err == nil {
-		return nil
-	}
-	if de, ok := err.(*mapstructure.DecodeError); ok { //nolint:errorlint // a wrapper may hold several errors: see below
-		return decodeErrors(key+de.Name(), de.Unwrap())
-	}
-	if inner := errors.Unwrap(err); inner != nil { // mapstructure wraps all the errors of a list
-		return decodeErrors(key, inner)
-	}
-	return []error{fmt.Errorf("%s: %w", key, err)}
+		if inner := errors.Unwrap(err); inner != nil { // mapstructure wraps all the errors of a list
+			return decodeError(key, inner)
+		}
+		return fmt.Errorf("%s: %w", key, err)
+	})
 }

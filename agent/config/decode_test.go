@@ -40,7 +40,7 @@ func TestKindErrors(t *testing.T) {
 		`metrics: {fields: [5]}`:                                    {"metrics.fields[0]", "number 5"},
 		`metrics: {podLabels: "/^a{1,2}/"}`:                         {"metrics.podLabels", `["a", "b"]`, `"/^a{1,2}/"`},
 	} {
-		_, err := loadFile(t, text)
+		_, err := load(t, text)
 		wantError(t, text, err, want[0], append(want[1:], "(in ")...)
 	}
 }
@@ -63,12 +63,12 @@ func TestKindErrorsOfFlags(t *testing.T) {
 
 func TestWholeNumbers(t *testing.T) {
 	for text, want := range map[string]int{"2": 2, "2.0": 2, "1e1": 10, `"7"`: 7, `"7.0"`: 7, "0x10": 16} {
-		if c, err := loadFile(t, "health: {confirm: "+text+"}"); err != nil || c.Health.Confirm != want {
+		if c, err := load(t, "health: {confirm: "+text+"}"); err != nil || c.Health.Confirm != want {
 			t.Errorf("%s is %d, %v; want %d", text, c.Health.Confirm, err, want)
 		}
 	}
 	want := health.DefaultConfig().Confirm
-	if c, err := loadFile(t, "health: {confirm: }"); err != nil || c.Health.Confirm != want {
+	if c, err := load(t, "health: {confirm: }"); err != nil || c.Health.Confirm != want {
 		t.Errorf("no value is %d, %v; want %d", c.Health.Confirm, err, want)
 	}
 }

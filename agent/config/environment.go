@@ -9,8 +9,8 @@ import (
 	"unicode"
 )
 
-// EnvPrefix is the prefix of the environment variables: GPU_NODE_AGENT_SOURCE_MODE sets source.mode.
-const EnvPrefix = "GPU_NODE_AGENT"
+// envPrefix is the prefix of the environment variables: GPU_NODE_AGENT_SOURCE_MODE sets source.mode.
+const envPrefix = "GPU_NODE_AGENT"
 
 // envNames returns the environment variables of a key. plugin.kubeletDir has GPU_NODE_AGENT_PLUGIN_KUBELET_DIR and, as in
 // viper, GPU_NODE_AGENT_PLUGIN_KUBELETDIR. Consecutive capitals are one word: metrics.podUID has
@@ -25,27 +25,27 @@ func envNames(key string) []string {
 		capital = unicode.IsUpper(r)
 		b.WriteRune(r)
 	}
-	name := func(s string) string { return EnvPrefix + "_" + strings.ToUpper(strings.ReplaceAll(s, ".", "_")) }
+	name := func(s string) string { return envPrefix + "_" + strings.ToUpper(strings.ReplaceAll(s, ".", "_")) }
 	return slices.Compact([]string{name(b.String()), name(key)})
 }
 
 // unknownVariables returns a note for each environment variable with the agent's prefix and the name of a section that
 // sets no key. It is not an error, because the kubelet sets such variables for Services whose names start with the prefix.
 func unknownVariables(environ, keys []string) (notes []string) {
-	known := make(map[string]bool)
+	valid := make(map[string]bool)
 	for _, key := range keys {
 		for _, name := range envNames(key) {
-			known[name] = true
+			valid[name] = true
 		}
 	}
 	for _, entry := range environ {
 		name, _, _ := strings.Cut(entry, "=")
-		rest, hasPrefix := strings.CutPrefix(name, EnvPrefix+"_")
+		rest, hasPrefix := strings.CutPrefix(name, envPrefix+"_")
 		section, _, hasKey := strings.Cut(strings.ToLower(rest), "_")
 		_, isSection := findField(reflect.TypeFor[Config](), section)
 		isService := strings.Contains(rest, "_SERVICE_") || strings.HasSuffix(rest, "_PORT") || strings.Contains(rest, "_PORT_")
-		if hasPrefix && hasKey && isSection && !isService && !known[name] {
-			notes = append(notes, name+": no such key, ignored"+suggest(name, slices.Collect(maps.Keys(known))))
+		if hasPrefix && hasKey && isSection && !isService && !valid[name] {
+			notes = append(notes, name+": no such key, ignored"+suggest(name, slices.Collect(maps.Keys(valid))))
 		}
 	}
 	slices.Sort(notes)

@@ -1,7 +1,6 @@
 package config
 
 import (
-	"reflect"
 	"strings"
 	"testing"
 
@@ -23,10 +22,7 @@ func TestUnknownVariables(t *testing.T) {
 func TestNVIDIAHealthCheckVariables(t *testing.T) {
 	t.Setenv("DP_DISABLE_HEALTHCHECKS", "48,oops")
 	t.Setenv("DP_ENABLE_HEALTHCHECKS", "109")
-	c, err := load(t, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := mustLoad(t, "")
 	if x := c.Health.XID; x.Effect(48) != health.EffectIgnore || x.Effect(109) != health.EffectUnhealthy || x.Effect(79) != health.EffectUnhealthy {
 		t.Errorf("XIDs %+v", x)
 	}
@@ -37,9 +33,8 @@ func TestNVIDIAHealthCheckVariables(t *testing.T) {
 
 // The agent does not read environment variables of the programs it replaces; it notes when one is set.
 func TestForeignVariables(t *testing.T) {
-	var c Config
 	keys := make(map[string]bool)
-	for _, s := range settingsOf(reflect.ValueOf(&c).Elem(), "") {
+	for _, s := range new(Config).settings() {
 		keys[s.key] = true
 	}
 	for name, key := range foreignKeys {

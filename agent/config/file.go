@@ -15,7 +15,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
-// read returns the file's text and its tree, both empty if there is no file.
+// read returns the file's text and its tree, both empty without a file.
 func (l Loader) read() (text []byte, tree map[string]any, err error) {
 	path := l.Path()
 	if path == "" {
@@ -36,29 +36,25 @@ func (l Loader) read() (text []byte, tree map[string]any, err error) {
 // parse returns the tree of a configuration file, which is one YAML document.
 func parse(text []byte) (map[string]any, error) {
 	tree := make(map[string]any)
-	documents := yaml.NewDecoder(bytes.NewReader(text))
-	var first yaml.Node
-	switch err := documents.Decode(&first); {
-	case errors.Is(err, io.EOF): // only comments
-		return tree, nil
-	case err != nil:
-		return nil, err
-	}
-	if root := first.Content[0]; root.Kind != yaml.MappingNode && root.Tag != "!!null" {
-		return nil, errors.New("expected sections, such as log: {level: info}")
-	}
-	if err := first.Decode(&tree); err != nil {
-		return nil, err
-	}
-	for {
-		var more any
-		switch err := documents.Decode(&more); {
+	decoder := yaml.NewDecoder(bytes.NewReader(text))
+	for documents := 0; ; documents++ {
+		var document yaml.Node
+		err := decoder.Decode(&document)
+		switch {
 		case errors.Is(err, io.EOF):
 			return tree, nil
 		case err != nil:
 			return nil, err
-		case more != nil:
+		case document.Content[0].Tag == "!!null": // only comments
+		case documents > 0:
 			return nil, errors.New("expected one YAML document, got another after ---")
+		case document.Content[0].Kind != yaml.MappingNode:
+			return nil, errors.New("expected sections, such as log: {level: info}")
+		default:
+			err = document.Decode(&tree)
+		}
+		if err != nil {
+			return nil, err
 		}
 	}
 }

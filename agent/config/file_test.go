@@ -1,9 +1,7 @@
 package config
 
 import (
-	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -39,9 +37,8 @@ func TestErrorsNameOrigin(t *testing.T) {
 	nvidia := filepath.Join(filepath.Dir(file), "nvidia.yaml")
 	text := "sourze: {}\nhealth: {confirm: 200, temperature: 0, temprature: 1}\nsource: {mode: standalone}\n" +
 		"plugin: {resource: gpu, include: [a, '-1'], nvidiaConfig: " + nvidia + "}\n"
-	if err := errors.Join(os.WriteFile(file, []byte(text), 0o600), os.WriteFile(nvidia, []byte("version: v2"), 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	write(t, file, text)
+	write(t, nvidia, "version: v2")
 	l := Loader{File: file}
 	_, err := l.Load()
 	for key, origin := range map[string]string{
@@ -66,26 +63,20 @@ func TestErrorsNameOrigin(t *testing.T) {
 // A kubeconfig that cannot be used is a note and no error: it may appear later.
 func TestKubeconfigNote(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "kubeconfig")
-	for text, want := range map[string]string{
-		"":  "health.kubernetes.kubeconfig: stat " + file,
-		"{": "health.kubernetes.kubeconfig: ",
-		"clusters: [{name: a, cluster: {server: 'https://localhost:1'}}]\ncontexts: [{name: a, context: {cluster: a}}]\ncurrent-context: a\n": "",
-	} {
-		if text != "" {
-			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
-		c, err := load(t, "health: {kubernetes: {enabled: true, kubeconfig: "+file+"}}")
-		switch {
-		case err != nil:
-			t.Errorf("%q: %v", text, err)
-		case want == "" && len(c.Notes) > 0, want != "" && (len(c.Notes) != 1 || !strings.HasPrefix(c.Notes[0], want)):
-			t.Errorf("%q: notes %q, want %q", text, c.Notes, want)
-		}
-		if err := os.Remove(file); err != nil && text != "" {
-			t.Fatal(err)
-		}
+	notes := func() []string {
+		return mustLoad(t, "health: {kubernetes: {enabled: true, kubeconfig: "+file+"}}").Notes
+	}
+	const key = "health.kubernetes.kubeconfig: "
+	if n := notes(); len(n) != 1 || !strings.HasPrefix(n[0], key) || !strings.Contains(n[0], file) {
+		t.Errorf("no file: %q", n)
+	}
+	write(t, file, "{")
+	if n := notes(); len(n) != 1 || !strings.HasPrefix(n[0], key) {
+		t.Errorf("invalid file: %q", n)
+	}
+	write(t, file, "clusters: [{name: a, cluster: {server: 'https://localhost:1'}}]\ncontexts: [{name: a, context: {cluster: a}}]\ncurrent-context: a\n")
+	if n := notes(); len(n) != 0 {
+		t.Errorf("valid file: %q", n)
 	}
 }
 
@@ -93,9 +84,7 @@ func TestKubeconfigNote(t *testing.T) {
 func TestEmptyFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	for _, text := range []string{"", "\n \n"} {
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		write(t, file, text)
 		if _, err := (Loader{File: file}).Load(); err != nil {
 			t.Errorf("%q at the start: %v", text, err)
 		}

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -33,7 +33,7 @@ func FuzzLoad(f *testing.F) {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		c, err := loadFile(t, text)
+		c, err := load(t, text)
 		if err != nil {
 			for line := range strings.SplitSeq(err.Error(), "\n") {
 				if strings.TrimSpace(line) == "" {
@@ -49,7 +49,7 @@ func FuzzLoad(f *testing.F) {
 		if c.Plugin.NVIDIAConfig != "" || c.Metrics.FieldsFile != "" || c.Metrics.WebConfigFile != "" {
 			return
 		}
-		again, err := loadFile(t, c.String())
+		again, err := load(t, c.String())
 		if err != nil {
 			t.Fatalf("the output of check-config does not load: %v\n%s", err, c)
 		}
@@ -59,29 +59,16 @@ func FuzzLoad(f *testing.F) {
 	})
 }
 
-// loadFile is load without flags, whose creation would take most of the time.
-func loadFile(t *testing.T, text string) (Config, error) {
-	t.Helper()
-	file := filepath.Join(t.TempDir(), "config.yaml")
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return Loader{File: file}.Load()
-}
-
 // FuzzEnvironment sets one key to any value, by its variable and by its flag. Both have the same result, and an error names
 // the key and the variable or flag.
 func FuzzEnvironment(f *testing.F) {
-	var c Config
-	settings := settingsOf(reflect.ValueOf(&c).Elem(), "")
+	settings := new(Config).settings()
 	index := func(key string) uint8 {
-		for i, s := range settings {
-			if s.key == key {
-				return uint8(i)
-			}
+		i := slices.IndexFunc(settings, func(s setting) bool { return s.key == key })
+		if i < 0 {
+			f.Fatalf("no key %s", key)
 		}
-		f.Fatalf("no key %s", key)
-		return 0
+		return uint8(i)
 	}
 	for key, values := range map[string][]string{
 		"log.level":              {"debug", "DEBUG", "", " info", "[info]", "null"},
@@ -107,9 +94,7 @@ func FuzzEnvironment(f *testing.F) {
 		}
 	}
 	file := filepath.Join(f.TempDir(), "empty.yaml")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		f.Fatal(err)
-	}
+	write(f, file, "")
 	defaults := DefaultConfig().String()
 	f.Fuzz(func(t *testing.T, index uint8, value string) {
 		key := settings[int(index)%len(settings)].key
@@ -146,7 +131,7 @@ func FuzzEnvironment(f *testing.F) {
 			}
 			return
 		}
-		again, err := loadFile(t, byEnv.String())
+		again, err := load(t, byEnv.String())
 		if err != nil || again.String() != byEnv.String() {
 			t.Errorf("%s=%q is loaded again as\n%s, %v\nwant\n%s", key, value, again, err, byEnv)
 		}

@@ -16,6 +16,9 @@ type setting struct {
 	value reflect.Value
 }
 
+// settings returns the settings of all sections.
+func (c *Config) settings() []setting { return settingsOf(reflect.ValueOf(c).Elem(), "") }
+
 // settingsOf returns the settings in a section and its subsections.
 func settingsOf(section reflect.Value, prefix string) []setting {
 	var settings []setting

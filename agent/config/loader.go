@@ -14,29 +14,25 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/nvidiaconfig"
 )
 
 // Loader finds and reads the configuration. Flags override environment variables, these the file, and the file the
 // defaults.
 type Loader struct {
-	File  string         // "": the first of defaultFiles that exists, if any
+	File  string         // "": see Path
 	Flags *pflag.FlagSet // with the flags of AddFlags; nil for none
 
 	// Running is set for a reload. An empty file is then an error: a program that truncates the file before it writes it
 	// would otherwise switch the node to the defaults.
 	Running bool
-	// FieldsShown is set while the running agent exports fields of DCGM. A list without any field is then an error.
-	FieldsShown bool
+	// FieldsExported is set while the running agent exports fields of DCGM. A list without any field is then an error.
+	FieldsExported bool
 }
-
-func defaultFiles() []string { return []string{"config.yaml", "/etc/gpu-node-agent/config.yaml"} }
 
 // AddFlags adds a flag for every key, such as --source.mode. The flags are hidden: they are too many for each help text.
 func AddFlags(flags *pflag.FlagSet) {
-	var c Config
-	for _, s := range settingsOf(reflect.ValueOf(&c).Elem(), "") {
+	for _, s := range new(Config).settings() {
 		flags.String(s.key, "", "overrides "+s.key)
 		flag := flags.Lookup(s.key)
 		flag.Hidden = true
@@ -46,12 +42,12 @@ func AddFlags(flags *pflag.FlagSet) {
 	}
 }
 
-// Path returns the file that Load reads, "" if there is none.
+// Path returns the file that Load reads: File, or the first default file that exists, or "".
 func (l Loader) Path() string {
 	if l.File != "" {
 		return l.File
 	}
-	for _, f := range defaultFiles() {
+	for _, f := range []string{"config.yaml", "/etc/gpu-node-agent/config.yaml"} {
 		if _, err := os.Stat(f); err == nil {
 			return f
 		}
@@ -66,7 +62,7 @@ func (l Loader) Load() (Config, error) {
 		return Config{}, err
 	}
 	c := DefaultConfig()
-	settings := settingsOf(reflect.ValueOf(&c).Elem(), "")
+	settings := c.settings()
 	keys := make([]string, len(settings))
 	for i, s := range settings {
 		keys[i] = s.key
@@ -90,48 +86,38 @@ func (l Loader) Load() (Config, error) {
 			v.Set(vkey, l.Flags.Lookup(s.key).Value.String())
 		}
 		if v.IsSet(vkey) {
-			errs = append(errs, s.decode(v.Get(vkey))...)
+			errs = append(errs, s.decode(v.Get(vkey)))
 			set[s.key] = origin{l.source(s.key), fmt.Sprint(s.value)}
 		}
 	}
 	c.Source.Address = normalizeAddress(c.Source.Address)
 	c.Sum = sumOf(text, c.Plugin, c.Metrics) // before the files are read: a later change then shows up as a different sum
 	if file := c.Plugin.NVIDIAConfig; file != "" {
-		imported, notes, err := importNVIDIA(c.Plugin)
-		if err != nil {
-			errs = append(errs, withPrefix("plugin.nvidiaConfig: "+file+": ", err))
+		text, err := os.ReadFile(file)
+		if err == nil {
+			var notes []string
+			c.Plugin, notes, err = nvidiaconfig.Import(text, c.Plugin) // keeps the keys that the file does not set
+			for _, n := range notes {
+				c.Notes = append(c.Notes, file+": "+n)
+			}
 		}
-		c.Plugin = imported
-		for _, n := range notes {
-			c.Notes = append(c.Notes, file+": "+n)
-		}
+		errs = append(errs, withPrefix("plugin.nvidiaConfig: "+file+": ", err))
 	}
 	resolved, err := c.Metrics.Resolve()
-	if err == nil && l.FieldsShown && c.Metrics.FieldsFile != "" && len(resolved.Chosen.Fields) == 0 {
+	if err == nil && l.FieldsExported && c.Metrics.FieldsFile != "" && len(resolved.Chosen.Fields) == 0 {
 		// At the start, and while no field is exported, the agent is useful without them. Later this would end every series.
 		err = fmt.Errorf("fieldsFile: %s: no valid field; for no fields at all set fields: []", c.Metrics.FieldsFile)
 	}
 	errs = append(errs, withPrefix("metrics.", err))
 	c.Metrics, c.Notes = resolved, append(c.Notes, resolved.Notes()...)
-	if c.Web, err = web.LoadConfig(c.Metrics.WebConfigFile); err != nil {
-		errs = append(errs, withPrefix("metrics.", err))
-	}
+	c.Web, err = web.LoadConfig(c.Metrics.WebConfigFile)
+	errs = append(errs, withPrefix("metrics.", err))
 	xid, notes := c.Health.XID.WithNVIDIAEnv(os.Getenv(health.EnvDisableHealthChecks), os.Getenv(health.EnvEnableHealthChecks))
 	c.Health.XID = xid
 	c.Notes = slices.Concat(c.Notes, notes, unknownVariables(os.Environ(), keys), foreignVariables(os.Environ(), set), c.kubeconfigNotes())
 	// Values that could not be decoded have their defaults here, so Validate adds only other errors.
 	errs = append(errs, c.Validate())
 	return c, errors.Join(inFile(l.Path(), errors.Join(unknown...)), set.annotate(errors.Join(errs...)))
-}
-
-// importNVIDIA reads the configuration file of NVIDIA's device plugin. It keeps the keys that the file does not set, so a
-// repeated import has the same result.
-func importNVIDIA(c plugin.Config) (plugin.Config, []string, error) {
-	text, err := os.ReadFile(c.NVIDIAConfig)
-	if err != nil {
-		return c, nil, err
-	}
-	return nvidiaconfig.Import(text, c)
 }
 
 // kubeconfigNotes returns a note if the kubeconfig cannot be used. Unlike with other files that is not an error: a kubelet's

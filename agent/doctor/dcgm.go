@@ -66,10 +66,9 @@ func dial(ctx context.Context, network, address string) error {
 	return conn.Close()
 }
 
-// gpus and migDevices return the devices that DCGM lists.
-func (s survey) gpus() []health.Device       { return s.devices(health.KindGPU) }
-func (s survey) migDevices() []health.Device { return s.devices(health.KindMIG) }
+func (s survey) gpus() []health.Device { return s.devices(health.KindGPU) }
 
+// devices returns the devices of a kind that DCGM lists.
 func (s survey) devices(kind health.Kind) (all []health.Device) {
 	if s.reading == nil {
 		return nil
@@ -150,9 +149,6 @@ func (s survey) checkDCGM() Check {
 
 // unreachable returns the PCI bus IDs of the GPUs that DCGM lists but cannot reach.
 func (s survey) unreachable() (ids []string) {
-	if s.reading == nil {
-		return nil
-	}
 	for _, d := range s.gpus() {
 		for _, sample := range s.reading.Samples {
 			if sample.Device == d.ID && sample.Presence != health.Present && sample.Presence != health.PresenceUnknown {
@@ -169,7 +165,7 @@ func checkMIG(s survey) []Check {
 	}
 	migDevices := map[health.DeviceID]int{}
 	profiles := map[string]int{}
-	for _, d := range s.migDevices() {
+	for _, d := range s.devices(health.KindMIG) {
 		migDevices[d.Parent]++
 		profiles[d.Profile]++
 	}

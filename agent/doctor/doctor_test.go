@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"maps"
 	"net"
@@ -23,10 +22,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm"
-	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/golden"
 )
-
-var update = flag.Bool("update", false, "write the golden report")
 
 // files are the files of a node by path: the content, a link target after "->", or "/" for a directory.
 type files map[string]string
@@ -146,36 +143,16 @@ func expect(t *testing.T, got []Check, wants ...want) {
 
 func TestReportOfGoodNode(t *testing.T) {
 	kubelet := agenttest.SocketDir(t)
-	k, err := kubelettest.Start(kubelet)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer k.Stop()
-	file := filepath.Join(kubelet, "config.yaml")
-	text := fmt.Sprintf("plugin: {kubeletDir: %[1]s}\nhealth: {stateFile: %[1]s/state.json, socket: ''}\nmetrics: {listen: '127.0.0.1:0'}\n", kubelet)
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	agenttest.StartKubelet(t, kubelet)
+	file := agenttest.WriteFile(t, kubelet, "config.yaml",
+		fmt.Sprintf("plugin: {kubeletDir: %[1]s}\nhealth: {stateFile: %[1]s/state.json, socket: ''}\nmetrics: {listen: '127.0.0.1:0'}\n", kubelet))
 	d := goodDoctor(goodNode().with(files{"/dev/char/195:1": ""}).root(t), config.Loader{File: file}, migReading())
 	report := d.run(t.Context())
 	if !report.OK || report.Err() != nil {
 		t.Errorf("failed: %v", report.Err())
 	}
 
-	got := strings.NewReplacer(kubelet, "/var/lib/kubelet").Replace(report.String())
-	const golden = "testdata/report.txt"
-	if *update {
-		if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got != string(want) {
-		t.Errorf("the report differs from %s (go test ./agent/doctor -update):\n%s", golden, got)
-	}
+	golden.Check(t, "testdata/report.txt", strings.ReplaceAll(report.String(), kubelet, "/var/lib/kubelet"))
 
 	document, err := json.MarshalIndent(report, "", "  ")
 	if err != nil {
@@ -200,10 +177,7 @@ func TestReportErrorNamesFailedChecks(t *testing.T) {
 }
 
 func TestCheckConfigurationListsErrors(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "config.yaml")
-	if err := os.WriteFile(file, []byte("source: {mode: x, intervall: 1s}"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	file := agenttest.WriteFile(t, t.TempDir(), "config.yaml", "source: {mode: x, intervall: 1s}")
 	c, checks := doctor{loader: config.Loader{File: file}}.checkConfiguration()
 	expect(t, checks,
 		want{CheckFail, file, "correct"},
@@ -291,12 +265,8 @@ func TestHungCheckTimesOut(t *testing.T) {
 // With plugin.enabled false, the checks of what only the plugin needs are skipped.
 func TestPluginChecksAreSkippedWhenOff(t *testing.T) {
 	dir := agenttest.SocketDir(t)
-	file := filepath.Join(dir, "config.yaml")
-	text := fmt.Sprintf("plugin: {kubeletDir: %[1]s, enabled: false, deviceList: [cdi-cri]}\n"+
-		"health: {stateFile: %[1]s/state.json, socket: ''}\nmetrics: {listen: '127.0.0.1:0'}\n", dir)
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	file := agenttest.WriteFile(t, dir, "config.yaml", fmt.Sprintf("plugin: {kubeletDir: %[1]s, enabled: false, deviceList: [cdi-cri]}\n"+
+		"health: {stateFile: %[1]s/state.json, socket: ''}\nmetrics: {listen: '127.0.0.1:0'}\n", dir))
 	report := goodDoctor(goodNode().root(t), config.Loader{File: file}, goodReading()).run(t.Context())
 	var skipped, failed []string
 	for _, c := range report.Checks {

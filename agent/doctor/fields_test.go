@@ -2,13 +2,12 @@ package doctor
 
 import (
 	"encoding/json"
-	"os"
-	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
 )
@@ -43,11 +42,7 @@ func TestFieldsReportsSupport(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			file := filepath.Join(t.TempDir(), "config.yaml")
-			if err := os.WriteFile(file, []byte(c.config), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			r := Fields(t.Context(), config.Loader{File: file})
+			r := Fields(t.Context(), config.Loader{File: agenttest.WriteFile(t, t.TempDir(), "config.yaml", c.config)})
 			if r.Source != c.source || (r.Unknown == "") != (c.unknown == "") || !strings.Contains(r.Unknown, c.unknown) {
 				t.Errorf("source %q, unknown %q", r.Source, r.Unknown)
 			}

@@ -13,7 +13,6 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
-	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 )
 
 // listen serves a unix socket with a function. Without one, connections are never accepted.
@@ -50,13 +49,7 @@ func TestCheckKubelet(t *testing.T) {
 		make func(t *testing.T, dir string)
 		want []want
 	}{
-		"alive": {func(t *testing.T, dir string) {
-			k, err := kubelettest.Start(dir)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(k.Stop)
-		}, []want{{CheckOK, "kubelet.sock", ""}}},
+		"alive":        {func(t *testing.T, dir string) { agenttest.StartKubelet(t, dir) }, []want{{CheckOK, "kubelet.sock", ""}}},
 		"no directory": {func(*testing.T, string) {}, []want{{CheckFail, "file does not exist", "plugin.kubeletDir"}}},
 		"no socket": {func(t *testing.T, dir string) {
 			if err := os.Mkdir(dir+"/device-plugins", 0o700); err != nil {
@@ -91,11 +84,7 @@ func TestCheckKubelet(t *testing.T) {
 func TestCheckPodResources(t *testing.T) {
 	dir := agenttest.SocketDir(t)
 	expect(t, checkPodResources(t.Context(), dir), want{CheckWarn, "file does not exist", "mount " + dir + "/pod-resources"})
-	k, err := kubelettest.Start(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer k.Stop()
+	agenttest.StartKubelet(t, dir)
 	expect(t, checkPodResources(t.Context(), dir), want{CheckOK, dir, ""})
 }
 
@@ -169,9 +158,6 @@ func TestCheckAgentFiles(t *testing.T) {
 	c.Health.StateFile, c.Health.Socket = dir+"/a/b/state.json", ""
 	expect(t, checkAgentFiles(c), want{CheckOK, "", ""})
 	// Not even root can create a file below a file.
-	if err := os.WriteFile(dir+"/file", nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	c.Health.Socket = dir + "/file/agent.sock"
+	c.Health.Socket = agenttest.WriteFile(t, dir, "file", "") + "/agent.sock"
 	expect(t, checkAgentFiles(c), want{CheckWarn, c.Health.Socket, "health.socket"})
 }

@@ -2,8 +2,6 @@ package doctor
 
 import (
 	"net/http"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -28,10 +26,7 @@ func TestCheckWebConfig(t *testing.T) {
 	ca.Issue(t, "server", "localhost")
 	check := func(text string, now time.Time, wants ...want) {
 		t.Helper()
-		file := filepath.Join(dir, "web.yaml")
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		file := agenttest.WriteFile(t, dir, "web.yaml", text)
 		w, err := web.LoadConfig(file)
 		if err != nil {
 			t.Fatal(err)

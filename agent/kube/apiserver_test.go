@@ -18,6 +18,7 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
@@ -39,18 +40,14 @@ type apiServer struct {
 	requests   int
 }
 
-// statusError is an error response of the API server.
-type statusError metav1.Status
-
-func (s statusError) Error() string { return s.Message }
-
+// apiError returns an error response of the API server.
 func apiError(code int, reason metav1.StatusReason, causes ...metav1.CauseType) error {
-	s := statusError{Status: metav1.StatusFailure, Code: int32(code), Reason: reason, Message: "refused: " + string(reason), Details: &metav1.StatusDetails{}}
+	s := metav1.Status{Status: metav1.StatusFailure, Code: int32(code), Reason: reason, Message: "refused: " + string(reason), Details: &metav1.StatusDetails{}}
 	s.Kind, s.APIVersion = "Status", "v1"
 	for _, c := range causes {
 		s.Details.Causes = append(s.Details.Causes, metav1.StatusCause{Type: c})
 	}
-	return s
+	return &apierrors.StatusError{ErrStatus: s}
 }
 
 func (a *apiServer) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -70,8 +67,8 @@ func (a *apiServer) RoundTrip(r *http.Request) (*http.Response, error) {
 		answer, err = a.answer(r, body)
 	}
 	code := http.StatusOK
-	if s, ok := errors.AsType[statusError](err); ok {
-		answer, code, err = s, int(s.Code), nil
+	if s, ok := errors.AsType[*apierrors.StatusError](err); ok {
+		answer, code, err = s.ErrStatus, int(s.ErrStatus.Code), nil
 	}
 	if err != nil {
 		return nil, err
@@ -218,8 +215,16 @@ func (g *rig) condition(t *testing.T) corev1.NodeCondition {
 	return g.conditions[0]
 }
 
-// listEvents returns the events, each as "object reason ×count", sorted.
-func (g *rig) listEvents() []string {
+func (g *rig) wantCondition(t *testing.T, status corev1.ConditionStatus, reason string, writes int) {
+	t.Helper()
+	if c := g.condition(t); c.Status != status || c.Reason != reason || len(g.writes) != writes {
+		t.Errorf("after %d writes: %+v, want %s %s after %d", len(g.writes), c, status, reason, writes)
+	}
+}
+
+// wantEvents checks the events, each as "object reason ×count", sorted.
+func (g *rig) wantEvents(t *testing.T, want ...string) {
+	t.Helper()
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	var list []string
@@ -228,7 +233,9 @@ func (g *rig) listEvents() []string {
 		list = append(list, fmt.Sprintf("%s/%s %s ×%d", strings.ToLower(o.Kind), o.Name, e.Reason, e.Count))
 	}
 	slices.Sort(list)
-	return list
+	if !slices.Equal(list, want) {
+		t.Errorf("events %q, want %q", list, want)
+	}
 }
 
 // snapshotOf returns a snapshot of a source that is up.

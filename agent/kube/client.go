@@ -169,11 +169,6 @@ func (c *client) patchCondition(ctx context.Context, node string, element any) e
 	return write(ctx, c.rest.Patch(types.StrategicMergePatchType).Resource("nodes").Name(node).SubResource("status"), patch)
 }
 
-// deleteCondition deletes the condition from the node's status.
-func (c *client) deleteCondition(ctx context.Context, node string) error {
-	return c.patchCondition(ctx, node, map[string]string{"$patch": "delete", "type": conditionType})
-}
-
 // pod returns a pod's UID and the node that it is bound to.
 func (c *client) pod(ctx context.Context, namespace, name string) (types.UID, string, error) {
 	var p struct {

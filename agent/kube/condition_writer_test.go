@@ -9,6 +9,7 @@ import (
 
 	"go.uber.org/zap/zapcore"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
@@ -17,16 +18,12 @@ var errRefused = errors.New("connection refused")
 
 func TestConditionChangesAreOneWrite(t *testing.T) {
 	withRig(t, func(g *rig) {
-		if c := g.condition(t); c.Status != corev1.ConditionTrue || c.Reason != reasonHealthy || len(g.writes) != 1 {
-			t.Fatalf("after %d writes: %+v", len(g.writes), c)
-		}
+		g.wantCondition(t, corev1.ConditionTrue, reasonHealthy, 1)
 		g.setDevices(gpu(0, nil, finding("xid-79", health.Unhealthy)), gpu(1, nil))
 		g.advance(100 * time.Millisecond)
 		g.setDevices(gpu(0, nil, finding("lost", health.Unhealthy), finding("xid-79", health.Unhealthy)), gpu(1, nil))
 		g.advance(settleDelay)
-		if c := g.condition(t); c.Status != corev1.ConditionFalse || c.Reason != "Lost" || len(g.writes) != 2 {
-			t.Fatalf("after %d writes: %+v", len(g.writes), c)
-		}
+		g.wantCondition(t, corev1.ConditionFalse, "Lost", 2)
 		g.setDevices(gpu(0, nil), gpu(1, nil))
 		g.setDevices(gpu(0, nil, finding("lost", health.Unhealthy), finding("xid-79", health.Unhealthy)), gpu(1, nil))
 		g.advance(2 * settleDelay)
@@ -76,9 +73,7 @@ func TestRestartKeepsCondition(t *testing.T) {
 		if len(next.writes) != 1 || next.condition(t) != before {
 			t.Errorf("%d writes, %+v, want the first process's: %+v", len(next.writes), next.condition(t), before)
 		}
-		if got := next.listEvents(); len(got) != 1 {
-			t.Errorf("events after a restart: %q", got)
-		}
+		next.wantEvents(t, "node/node1 GPUUnhealthy ×1")
 		next.advance(3*time.Minute + 2*time.Second)
 		if c := next.condition(t); len(next.writes) != 2 || !c.LastTransitionTime.Equal(&before.LastTransitionTime) {
 			t.Errorf("%d writes, transition %v, want a heartbeat with the transition at %v", len(next.writes), c.LastTransitionTime, before.LastTransitionTime)
@@ -87,77 +82,55 @@ func TestRestartKeepsCondition(t *testing.T) {
 }
 
 func TestOutage(t *testing.T) {
-	withRig(t, func(g *rig) {
-		g.failWith(errRefused)
-		before := g.requests
-		g.advance(time.Second)
-		var flipped time.Time
-		for i := range 5 { // the last one is unhealthy
-			flipped = time.Now()
-			if i%2 == 0 {
-				g.setDevices(gpu(0, nil, finding("lost", health.Unhealthy)), gpu(1, nil))
-			} else {
-				g.setDevices(gpu(0, nil), gpu(1, nil))
-			}
-			g.advance(2 * time.Minute)
-		}
-		g.setDevices(gpu(0, nil, finding("lost", health.Unhealthy), finding("xid-79", health.Unhealthy)), gpu(1, nil))
-		if n := g.requests - before; n > 2*(10+8) { // two writers, each once a minute after the first retries
-			t.Errorf("%d requests in ten minutes of an outage", n)
-		}
-		if n := g.logged.FilterLevelExact(zapcore.WarnLevel).Len(); n != 2 { // the condition, the events
-			t.Errorf("%d warnings: %v", n, g.logged.All())
-		}
-		if s := g.reporter.Status(); s.ConditionErr == "" || s.EventErr == "" || s.Errors == 0 || s.Writes != 1 {
-			t.Errorf("status %+v", s)
-		}
-		g.failWith(nil)
-		g.advance(maxBackoff + settleDelay)
-		c := g.condition(t)
-		if c.Status != corev1.ConditionFalse || c.Reason != "Lost" || len(g.writes) != 2 {
-			t.Errorf("after %d writes: %+v", len(g.writes), c)
-		}
-		if late := c.LastTransitionTime.Sub(flipped); late > time.Second || late < -time.Second {
-			t.Errorf("transition time %v, want %v", c.LastTransitionTime, flipped)
-		}
-		if got := g.listEvents(); len(got) != 2 || got[0] != "node/node1 GPURecovered ×2" || got[1] != "node/node1 GPUUnhealthy ×3" {
-			t.Errorf("events %q", got)
-		}
-		if s := g.reporter.Status(); s.ConditionErr != "" || s.EventErr != "" || s.Writes != 2 {
-			t.Errorf("status %+v", s)
-		}
-
-		// The next outage starts with short pauses again.
-		g.failWith(errRefused)
-		g.setDevices(gpu(0, nil, finding("xid-79", health.Unhealthy)), gpu(1, nil, finding("lost", health.Unhealthy)))
-		g.advance(settleDelay + minBackoff/2)
-		g.failWith(nil)
-		g.advance(settleDelay + minBackoff)
-		if c := g.condition(t); len(g.writes) != 3 || len(g.listEvents()) != 3 {
-			t.Errorf("after %d writes: %+v, events %q", len(g.writes), c, g.listEvents())
-		}
-	})
+	for _, failure := range []error{errRefused, apiError(403, metav1.StatusReasonForbidden)} {
+		withRig(t, func(g *rig) { testOutage(t, g, failure) })
+	}
 }
 
-func TestForbiddenLogsOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := newRig(newAPI())
-		g.failWith(apiError(403, "Forbidden"))
-		g.start(t)
-		g.setDevices(gpu(0, nil, finding("lost", health.Unhealthy)))
-		g.advance(time.Hour / 2)
-		if n := g.logged.FilterLevelExact(zapcore.WarnLevel).Len(); n != 2 {
-			t.Errorf("%d warnings: %v", n, g.logged.All())
+func testOutage(t *testing.T, g *rig, failure error) {
+	t.Helper()
+	g.failWith(failure)
+	before := g.requests
+	g.advance(time.Second)
+	var flipped time.Time
+	for i := range 5 { // the last one is unhealthy
+		flipped = time.Now()
+		if i%2 == 0 {
+			g.setDevices(gpu(0, nil, finding("lost", health.Unhealthy)), gpu(1, nil))
+		} else {
+			g.setDevices(gpu(0, nil), gpu(1, nil))
 		}
-		if g.requests > 2*40 {
-			t.Errorf("%d requests in half an hour", g.requests)
-		}
-		g.failWith(nil) // the role was created
-		g.advance(2 * maxBackoff)
-		if c := g.condition(t); c.Reason != "Lost" || len(g.listEvents()) != 1 {
-			t.Errorf("%+v, events %q", c, g.listEvents())
-		}
-	})
+		g.advance(2 * time.Minute)
+	}
+	g.setDevices(gpu(0, nil, finding("lost", health.Unhealthy), finding("xid-79", health.Unhealthy)), gpu(1, nil))
+	if n := g.requests - before; n > 2*(10+8) { // two writers, each once a minute after the first retries
+		t.Errorf("%d requests in ten minutes of an outage", n)
+	}
+	if n := g.logged.FilterLevelExact(zapcore.WarnLevel).Len(); n != 2 { // the condition, the events
+		t.Errorf("%d warnings: %v", n, g.logged.All())
+	}
+	if s := g.reporter.Status(); s.ConditionErr == "" || s.EventErr == "" || s.Errors == 0 || s.Writes != 1 {
+		t.Errorf("status %+v", s)
+	}
+	g.failWith(nil)
+	g.advance(maxBackoff + settleDelay)
+	g.wantCondition(t, corev1.ConditionFalse, "Lost", 2)
+	if at := g.condition(t).LastTransitionTime; at.Sub(flipped).Abs() > time.Second {
+		t.Errorf("transition time %v, want %v", at, flipped)
+	}
+	g.wantEvents(t, "node/node1 GPURecovered ×2", "node/node1 GPUUnhealthy ×3")
+	if s := g.reporter.Status(); s.ConditionErr != "" || s.EventErr != "" || s.Writes != 2 {
+		t.Errorf("status %+v", s)
+	}
+
+	// The next outage starts with short pauses again.
+	g.failWith(failure)
+	g.setDevices(gpu(0, nil, finding("xid-79", health.Unhealthy)), gpu(1, nil, finding("lost", health.Unhealthy)))
+	g.advance(settleDelay + minBackoff/2)
+	g.failWith(nil)
+	g.advance(settleDelay + minBackoff)
+	g.wantCondition(t, corev1.ConditionFalse, "Xid79", 3)
+	g.wantEvents(t, "node/node1 GPURecovered ×2", "node/node1 GPUUnhealthy ×1", "node/node1 GPUUnhealthy ×3")
 }
 
 func TestDisableAndEnable(t *testing.T) {
@@ -172,10 +145,9 @@ func TestDisableAndEnable(t *testing.T) {
 		}
 		g.enable(true)
 		g.advance(2 * time.Second)
-		if c := g.condition(t); c.Reason != "Lost" || len(g.listEvents()) != 0 {
-			t.Errorf("%+v, events %q, want none from before", c, g.listEvents())
-		}
-		g.enable(true) // another key of the section changed
+		g.wantCondition(t, corev1.ConditionFalse, "Lost", 1)
+		g.wantEvents(t) // none from before
+		g.enable(true)  // another key of the section changed
 		g.advance(2 * time.Second)
 		if len(g.writes) != 1 {
 			t.Errorf("%d writes", len(g.writes))
@@ -207,8 +179,10 @@ func TestConnectRetries(t *testing.T) {
 		g.start(t)
 		g.setDevices(gpu(0, nil, finding("lost", health.Unhealthy)))
 		g.advance(time.Minute)
-		if c := g.condition(t); c.Reason != "Lost" || len(g.listEvents()) != 1 || g.logged.FilterLevelExact(zapcore.WarnLevel).Len() != 1 {
-			t.Errorf("%+v, events %q, log %v", c, g.listEvents(), g.logged.All())
+		g.wantCondition(t, corev1.ConditionFalse, "Lost", 1)
+		g.wantEvents(t, "node/node1 GPUUnhealthy ×1")
+		if g.logged.FilterLevelExact(zapcore.WarnLevel).Len() != 1 {
+			t.Errorf("log %v", g.logged.All())
 		}
 	})
 }

@@ -3,7 +3,6 @@ package kube
 import (
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -25,9 +24,7 @@ func TestEventReferences(t *testing.T) {
 		g.holders["GPU-0"] = []Pod{{"team", "train"}, {"team", "gone"}, {"team", "moved"}}
 		g.setDevices(gpu(0, nil, finding("lost", health.Unhealthy)), gpu(1, nil))
 		g.advance(time.Second)
-		if got := g.listEvents(); !slices.Equal(got, []string{"node/node1 GPUUnhealthy ×1", "pod/train GPUUnhealthy ×1"}) {
-			t.Errorf("events %q", got)
-		}
+		g.wantEvents(t, "node/node1 GPUUnhealthy ×1", "pod/train GPUUnhealthy ×1")
 		for _, e := range g.events {
 			want, ns := "uid-of-train", "team"
 			if e.InvolvedObject.Kind == "Node" {
@@ -52,9 +49,7 @@ func TestEventReferenceWithoutPodAccess(t *testing.T) {
 		g.holders["GPU-0"] = []Pod{{"team", "train"}}
 		g.setDevices(gpu(0, nil, finding("lost", health.Unhealthy)), gpu(1, nil))
 		g.advance(time.Second)
-		if got := g.listEvents(); !slices.Contains(got, "pod/train GPUUnhealthy ×1") {
-			t.Errorf("events %q", got)
-		}
+		g.wantEvents(t, "node/node1 GPUUnhealthy ×1", "pod/train GPUUnhealthy ×1")
 	})
 }
 
@@ -65,9 +60,7 @@ func TestEventRepetitionsRaiseCount(t *testing.T) {
 			g.advance(time.Second)
 		}
 		g.advance(repeatInterval)
-		if got := g.listEvents(); !slices.Equal(got, []string{"node/node1 XID ×6000"}) {
-			t.Errorf("events %q", got)
-		}
+		g.wantEvents(t, "node/node1 XID ×6000")
 		if g.posts != 1 || g.patches > 11 {
 			t.Errorf("%d and %d requests", g.posts, g.patches)
 		}
@@ -98,9 +91,7 @@ func TestEventRateLimit(t *testing.T) {
 		// The limit does not delay the condition.
 		g.setDevices(gpu(0, xids, finding("lost", health.Unhealthy)), gpu(1, nil))
 		g.advance(settleDelay)
-		if c := g.condition(t); c.Reason != "Lost" {
-			t.Errorf("%+v", c)
-		}
+		g.wantCondition(t, corev1.ConditionFalse, "Lost", 3) // the first, a heartbeat and the change
 	})
 }
 
@@ -117,8 +108,8 @@ func TestReloadKeepsEvents(t *testing.T) {
 		c.Kubernetes = health.KubernetesConfig{Enabled: true, Kubeconfig: "/another"}
 		g.config.Store(&c)
 		g.advance(20 * time.Second)
-		if got := g.listEvents(); len(got) != eventBurst+3 {
-			t.Errorf("%d events, want %d", len(got), eventBurst+3)
+		if len(g.events) != eventBurst+3 {
+			t.Errorf("%d events, want %d", len(g.events), eventBurst+3)
 		}
 		if s := g.reporter.Status(); s.Dropped != 0 {
 			t.Errorf("%+v", s)
@@ -138,14 +129,10 @@ func TestOutageDropsOldestEvents(t *testing.T) {
 		g.advance(eventTTL)
 		g.failWith(nil)
 		g.advance(2 * time.Minute)
-		if got := g.listEvents(); len(got) != 0 {
-			t.Errorf("events older than eventTTL: %q", got)
-		}
+		g.wantEvents(t) // all were older than eventTTL
 		g.setDevices(gpu(0, xids, finding("lost", health.Unhealthy)), gpu(1, nil))
 		g.advance(time.Second)
-		if got := g.listEvents(); len(got) != 1 {
-			t.Errorf("events %q", got)
-		}
+		g.wantEvents(t, "node/node1 GPUUnhealthy ×1")
 	})
 }
 
@@ -165,9 +152,7 @@ func TestPermanentErrorDropsEvent(t *testing.T) {
 			g.holders["GPU-0"] = []Pod{{"ending", "one"}, {"team", "two"}}
 			g.setDevices(gpu(0, nil, finding("lost", health.Unhealthy)), gpu(1, nil))
 			g.advance(time.Second)
-			if got := g.listEvents(); !slices.Equal(got, []string{"node/node1 GPUUnhealthy ×1", "pod/two GPUUnhealthy ×1"}) {
-				t.Errorf("%v: events %q", err, got)
-			}
+			g.wantEvents(t, "node/node1 GPUUnhealthy ×1", "pod/two GPUUnhealthy ×1")
 			if s := g.reporter.Status(); s.Dropped != 1 {
 				t.Errorf("%v: %+v", err, s)
 			}
@@ -204,9 +189,7 @@ func TestDeletedEventIsCreatedAgain(t *testing.T) {
 		clear(g.events)
 		g.setDevices(gpu(0, map[int]uint64{31: 3}), gpu(1, nil))
 		g.advance(repeatInterval)
-		if got := g.listEvents(); !slices.Equal(got, []string{"node/node1 XID ×2"}) {
-			t.Errorf("events %q", got)
-		}
+		g.wantEvents(t, "node/node1 XID ×2")
 	})
 }
 

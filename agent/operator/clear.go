@@ -20,14 +20,14 @@ type ClearResponse struct {
 	Remaining []status.Finding `json:"stands"`  // findings that the device still has, the worst first
 }
 
-func (s *Server) clear(req ClearRequest) (any, error) {
+func (s *Server) clear(req ClearRequest) (ClearResponse, error) {
 	id, err := resolveDevice(s.Snapshots.Load(), req.Device)
 	if err != nil {
-		return nil, err
+		return ClearResponse{}, err
 	}
 	causes, err := s.Monitor.Clear(id, req.Cause)
 	if err != nil {
-		return nil, err
+		return ClearResponse{}, err
 	}
 	res := ClearResponse{append([]string{}, causes...), []status.Finding{}}
 	for _, d := range s.Snapshots.Load().Devices {
@@ -58,6 +58,8 @@ func resolveDevice(s *health.Snapshot, ref string) (health.DeviceID, error) {
 	}
 	return "", fmt.Errorf("%q matches %s and %s; use the UUID", ref, matches[0].ID, matches[1].ID)
 }
+
+func (r ClearResponse) err() error { return nil }
 
 func (r ClearResponse) text() string {
 	first := "cleared " + strings.Join(r.Cleared, ", ")

@@ -98,7 +98,7 @@ func simCommand(loader *config.Loader) *cobra.Command {
 }
 
 func clearCommand(loader *config.Loader) *cobra.Command {
-	var c ClearRequest
+	var req ClearRequest
 	cmd := &cobra.Command{
 		Use:   "clear",
 		Short: "Clear findings of a GPU",
@@ -110,25 +110,19 @@ health.cordon no longer names the GPU. The command prints the findings that rema
   gpu-node-agent clear --gpu 1:0 --cause xid-94`,
 		Args: cobra.NoArgs,
 		PreRunE: func(*cobra.Command, []string) error {
-			if c.Device == "" {
+			if req.Device == "" {
 				return errors.New("--gpu is not set; expected a UUID, an index such as 3, a MIG index such as 3:0 or a PCI bus ID, as gpu-node-agent status shows")
 			}
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&c.Device, "gpu", "", "device: a UUID, an index such as 3, a MIG index such as 3:0 or a PCI bus ID")
-	cmd.Flags().StringVar(&c.Cause, "cause", "", "finding to clear, such as xid-79 (default: all)")
-	return onAgentSocket(cmd, loader, requestTimeout, func(ctx context.Context, socket string) (string, error) {
-		res, err := call[ClearResponse](ctx, socket, request{Clear: &c})
-		if err != nil {
-			return "", err
-		}
-		return res.text(), nil
-	})
+	cmd.Flags().StringVar(&req.Device, "gpu", "", "device: a UUID, an index such as 3, a MIG index such as 3:0 or a PCI bus ID")
+	cmd.Flags().StringVar(&req.Cause, "cause", "", "finding to clear, such as xid-79 (default: all)")
+	return onAgentSocket[ClearResponse](cmd, loader, requestTimeout, request{Clear: &req})
 }
 
 func detachCommand(loader *config.Loader) *cobra.Command {
-	var d DetachRequest
+	var req DetachRequest
 	cmd := &cobra.Command{
 		Use:   "detach",
 		Short: "Release the GPU driver, to reset a GPU, change MIG mode or replace the driver",
@@ -140,42 +134,45 @@ is released, and fails if it is not. A repeated detach prints the current state 
 		Example: `  gpu-node-agent detach && nvidia-smi -r -i 3; gpu-node-agent attach
   gpu-node-agent detach --for 2h`,
 		Args: cobra.NoArgs,
+		PreRunE: func(*cobra.Command, []string) error {
+			if _, err := req.duration(); err != nil {
+				return fmt.Errorf("--%w", err)
+			}
+			return nil
+		},
 	}
-	cmd.Flags().StringVar(&d.For, "for", DefaultDetach.String(), "time after which the agent attaches by itself, 1s to 24h")
-	cmd.Flags().BoolVar(&d.Force, "force", false, "detach although pods hold GPUs, or the kubelet does not report whether they do")
-	return onAgentSocket(cmd, loader, driverTimeout+requestTimeout, func(ctx context.Context, socket string) (string, error) {
-		if _, err := d.duration(); err != nil {
-			return "", fmt.Errorf("--%w", err)
-		}
-		res, err := call[DetachResponse](ctx, socket, request{Detach: &d})
-		if err != nil {
-			return "", err
-		}
-		return res.text(), res.err()
-	})
+	cmd.Flags().StringVar(&req.For, "for", defaultDetach.String(), "time after which the agent attaches by itself, 1s to 24h")
+	cmd.Flags().BoolVar(&req.Force, "force", false, "detach although pods hold GPUs, or the kubelet does not report whether they do")
+	return onAgentSocket[DetachResponse](cmd, loader, driverTimeout+requestTimeout, request{Detach: &req})
 }
 
 func attachCommand(loader *config.Loader) *cobra.Command {
-	cmd := &cobra.Command{
+	return onAgentSocket[AttachResponse](&cobra.Command{
 		Use:   "attach",
 		Short: "Use the GPU driver again after detach",
 		Long: `Use the GPU driver again after detach. Only root may do so.
 
 The command returns when the GPUs are measured again. It fails if they are not; the agent then keeps trying.`,
 		Args: cobra.NoArgs,
-	}
-	return onAgentSocket(cmd, loader, driverTimeout+requestTimeout, func(ctx context.Context, socket string) (string, error) {
-		res, err := call[AttachResponse](ctx, socket, request{Attach: new(AttachRequest)})
-		if err != nil {
-			return "", err
-		}
-		return res.text(), res.err()
-	})
+	}, loader, driverTimeout+requestTimeout, request{Attach: &struct{}{}})
 }
 
-// onAgentSocket makes cmd send a request to health.socket.
-func onAgentSocket(cmd *cobra.Command, loader *config.Loader, timeout time.Duration, send func(ctx context.Context, socket string) (string, error)) *cobra.Command {
-	return onSocket(cmd, "health.socket", loader, func(c config.Config) string { return c.Health.Socket }, timeout, send)
+// response is the result of a request.
+type response interface {
+	text() string // for standard output
+	err() error   // why the command fails although the agent accepted the request
+}
+
+// onAgentSocket makes cmd send a request to health.socket, and print the response.
+func onAgentSocket[T response](cmd *cobra.Command, loader *config.Loader, timeout time.Duration, req request) *cobra.Command {
+	return onSocket(cmd, "health.socket", loader, func(c config.Config) string { return c.Health.Socket }, timeout,
+		func(ctx context.Context, socket string) (string, error) {
+			res, err := call[T](ctx, socket, req)
+			if err != nil {
+				return "", err
+			}
+			return res.text(), res.err()
+		})
 }
 
 // onSocket makes cmd send a request to the socket that a key or --socket names, and print the response.

@@ -12,17 +12,14 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // DetachRequest asks the agent to release the GPU driver.
 type DetachRequest struct {
-	For   string `json:"for,omitempty"`   // a Go duration such as 30m; "" is DefaultDetach
+	For   string `json:"for,omitempty"`   // a Go duration such as 30m; "" is defaultDetach
 	Force bool   `json:"force,omitempty"` // although pods hold devices
 }
-
-// AttachRequest asks the agent to use the driver again.
-type AttachRequest struct{}
 
 // DetachResponse is the result of a DetachRequest.
 type DetachResponse struct {
@@ -34,7 +31,7 @@ type DetachResponse struct {
 	OpenFilesErr  string    `json:"unknown,omitempty"` // why OpenFiles is not known
 }
 
-// AttachResponse is the result of an AttachRequest.
+// AttachResponse is the result of an attach.
 type AttachResponse struct {
 	Already    bool            `json:"already"` // the driver was not detached
 	Source     string          `json:"source"`  // up, down, stalled; the agent retries unless it is up
@@ -51,8 +48,8 @@ type DeviceFinding struct {
 }
 
 const (
-	// DefaultDetach is the default of detach --for.
-	DefaultDetach = 30 * time.Minute
+	// defaultDetach is the default of detach --for.
+	defaultDetach = 30 * time.Minute
 	minDetach     = time.Second
 	maxDetach     = 24 * time.Hour
 
@@ -84,7 +81,7 @@ var (
 
 func (d DetachRequest) duration() (time.Duration, error) {
 	if d.For == "" {
-		return DefaultDetach, nil
+		return defaultDetach, nil
 	}
 	t, err := time.ParseDuration(d.For)
 	if err != nil || t < minDetach || t > maxDetach {
@@ -112,7 +109,7 @@ func (s *Server) detach(ctx context.Context, d DetachRequest) (any, error) {
 		return nil, err
 	}
 	res := DetachResponse{Since: result.Since.UTC(), Until: result.Until.UTC(), Already: result.Already}
-	if result.Unasked {
+	if result.EngineUnasked {
 		res.UnaskedEngine = s.EngineAddress()
 	}
 	open, err := driverFiles("/proc/self")
@@ -129,7 +126,7 @@ func (s *Server) withhold(ctx context.Context, d DetachRequest, t time.Duration)
 	snapshot := s.Snapshots.Load()
 	checkHolders := !d.Force && snapshot != nil && len(snapshot.Devices) > 0 && snapshot.Source.Status != health.SourceDetached
 	if checkHolders {
-		if err := checkNotHeld(snapshot, currentHolders(ctx, s.Holders, s.RefreshHolders), time.Now()); err != nil {
+		if err := checkNotHeld(snapshot, s.currentHolders(ctx), time.Now()); err != nil {
 			return nil, err
 		}
 	}
@@ -139,7 +136,7 @@ func (s *Server) withhold(ctx context.Context, d DetachRequest, t time.Duration)
 	}
 	select {
 	case <-time.After(allocationDelay):
-		err = checkNotHeld(s.Snapshots.Load(), currentHolders(ctx, s.Holders, s.RefreshHolders), time.Now())
+		err = checkNotHeld(s.Snapshots.Load(), s.currentHolders(ctx), time.Now())
 	case <-ctx.Done():
 		err = ctx.Err()
 	}
@@ -165,15 +162,15 @@ func (s *Server) awaitSaved(ctx context.Context) {
 
 // currentHolders returns the holders of a pod-resources response that is newer than the call. An older response may lack
 // a pod that got a GPU since.
-func currentHolders(ctx context.Context, holders func() plugin.Holders, refresh func()) plugin.Holders {
+func (s *Server) currentHolders(ctx context.Context) podresources.Holders {
 	now := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, holdersTimeout)
 	defer cancel()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
-	refresh()
+	s.RefreshHolders()
 	for {
-		h := holders()
+		h := s.Holders()
 		if h.Err != "" || h.At.After(now) {
 			return h
 		}
@@ -188,7 +185,7 @@ func currentHolders(ctx context.Context, holders func() plugin.Holders, refresh 
 
 // checkNotHeld returns errHeld with the holders of devices, errHoldersUnknown if they are not known, and nil if no pod
 // holds a device.
-func checkNotHeld(s *health.Snapshot, h plugin.Holders, now time.Time) error {
+func checkNotHeld(s *health.Snapshot, h podresources.Holders, now time.Time) error {
 	if s == nil || len(s.Devices) == 0 {
 		return nil
 	}
@@ -224,12 +221,12 @@ func (s *Server) attach(ctx context.Context) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	res := AttachResponse{
-		Already: result.Already, Source: result.Status.String(), Error: result.Err, NeedsReset: []DeviceFinding{}, Unhealthy: []DeviceFinding{},
-	}
+	var devices []health.DeviceState
 	if snapshot := s.Snapshots.Load(); snapshot != nil && !result.Already && result.Status == health.SourceUp {
-		res.NeedsReset, res.Unhealthy = remainingFindings(snapshot.Devices)
+		devices = snapshot.Devices
 	}
+	res := AttachResponse{Already: result.Already, Source: result.Status.String(), Error: result.Err}
+	res.NeedsReset, res.Unhealthy = remainingFindings(devices)
 	return res, nil
 }
 

@@ -8,44 +8,39 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 func TestCurrentHolders(t *testing.T) {
-	gpu := health.DeviceState{Device: health.Device{ID: "GPU-0"}}
-	s := &health.Snapshot{Devices: []health.DeviceState{gpu}}
-	none := map[health.DeviceID][]plugin.Holder{}
-	pod := map[health.DeviceID][]plugin.Holder{"GPU-0": {{Namespace: "lab", Pod: "train"}}}
 	for name, c := range map[string]struct {
-		next plugin.Holders // the kubelet's next response
-		in   time.Duration
-		want error
+		next    podresources.Holders // the kubelet's next response
+		in      time.Duration
+		current bool
 	}{
-		"pod got a GPU": {plugin.Holders{By: pod}, 800 * time.Millisecond, errHeld},
-		"no holder":     {plugin.Holders{By: none}, 800 * time.Millisecond, nil},
-		"no response":   {in: time.Hour, want: errHoldersUnknown},
-		"late response": {plugin.Holders{By: none}, 6 * time.Second, nil},
-		"error":         {plugin.Holders{Err: "Unimplemented"}, time.Second, errHoldersUnknown},
+		"response":      {podresources.Holders{}, 800 * time.Millisecond, true},
+		"late response": {podresources.Holders{}, 6 * time.Second, true},
+		"no response":   {podresources.Holders{}, time.Hour, false},
+		"error":         {podresources.Holders{Err: "Unimplemented"}, time.Second, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				begin := time.Now()
-				last := plugin.Holders{At: begin.Add(-time.Second), By: none}
 				refreshes := 0
-				holders := func() plugin.Holders {
+				server := Server{RefreshHolders: func() { refreshes++ }}
+				server.Holders = func() podresources.Holders {
 					if time.Since(begin) < c.in {
-						return last
+						return podresources.Holders{At: begin.Add(-time.Second)}
 					}
 					h := c.next
 					h.At = begin.Add(c.in)
 					return h
 				}
-				err := checkNotHeld(s, currentHolders(t.Context(), holders, func() { refreshes++ }), time.Now())
-				if !errors.Is(err, c.want) {
-					t.Errorf("%v, want %v", err, c.want)
-				}
+				h := server.currentHolders(t.Context())
 				if took := time.Since(begin); refreshes != 1 || took > holdersTimeout {
 					t.Errorf("%d refreshes in %v", refreshes, took)
+				}
+				if (h.Err == "") != c.current || c.current && !h.At.After(begin) {
+					t.Errorf("%+v", h)
 				}
 			})
 		})
@@ -67,26 +62,26 @@ func TestWithhold(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			a := startServer(t)
-			before := a.Snapshots.Load().Devices
+			server := startServer(t)
+			before := server.Snapshots.Load().Devices
 			var refreshes []bool
-			a.RefreshHolders = func() {
-				refreshes = append(refreshes, !slices.ContainsFunc(a.Snapshots.Load().Devices, func(d health.DeviceState) bool {
+			server.RefreshHolders = func() {
+				refreshes = append(refreshes, !slices.ContainsFunc(server.Snapshots.Load().Devices, func(d health.DeviceState) bool {
 					return d.Verdict.State != health.Unhealthy || d.Verdict.Cause() != health.CauseReleased
 				}))
 			}
-			a.Holders = func() plugin.Holders {
-				h := plugin.Holders{At: time.Now(), By: map[health.DeviceID][]plugin.Holder{}}
+			server.Holders = func() podresources.Holders {
+				h := podresources.Holders{At: time.Now(), By: map[health.DeviceID][]podresources.Holder{}}
 				if len(refreshes) >= c.heldFrom {
-					h.By[before[2].Device.ID] = []plugin.Holder{{Namespace: "lab", Pod: "train"}}
+					h.By[before[2].Device.ID] = []podresources.Holder{{Namespace: "lab", Pod: "train"}}
 				}
 				return h
 			}
-			w, err := a.withhold(t.Context(), DetachRequest{}, time.Hour)
+			w, err := server.withhold(t.Context(), DetachRequest{}, time.Hour)
 			if !errors.Is(err, c.want) || !slices.Equal(refreshes, c.refreshes) {
 				t.Fatalf("%v, refreshes with the devices withheld: %v", err, refreshes)
 			}
-			after := a.Snapshots.Load()
+			after := server.Snapshots.Load()
 			if err == nil {
 				if after.Devices[2].Verdict.State != health.Unhealthy {
 					t.Errorf("not withheld: %+v", after.Devices[2].Verdict)

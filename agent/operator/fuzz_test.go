@@ -11,9 +11,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
 // FuzzHandleLine sends any line to the operator's socket. An invalid line or an unknown device is an error with a text. A
@@ -68,15 +66,7 @@ func FuzzHandleLine(f *testing.F) {
 
 // restored returns a server whose monitor has restored the devices of a node and does not run.
 func restored(node *health.Snapshot) *Server {
-	var config health.Latest[health.Config]
-	c := health.DefaultConfig()
-	config.Store(&c)
-	s := &Server{Config: &config, Snapshots: new(health.Latest[health.Snapshot]), Log: zap.NewNop()}
-	s.Monitor = monitor.New(&config, new(health.Latest[monitor.Source]), s.Snapshots, s.Log)
+	s := newServer(health.DefaultConfig(), zap.NewNop())
 	s.Monitor.Restore(statefile.Restored{Devices: node.Devices, Missed: true})
-	s.Holders = func() plugin.Holders { return plugin.Holders{Err: "no kubelet"} }
-	s.RefreshHolders = func() {}
-	s.AwaitSaved = func(context.Context, *health.Snapshot) error { return nil }
-	s.EngineAddress = func() string { return "" }
 	return s
 }

@@ -18,14 +18,14 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // request is a line on the operator's socket. Exactly one field is set.
 type request struct {
 	Clear  *ClearRequest  `json:"clear,omitempty"`
 	Detach *DetachRequest `json:"detach,omitempty"`
-	Attach *AttachRequest `json:"attach,omitempty"`
+	Attach *struct{}      `json:"attach,omitempty"`
 }
 
 // Server answers the operator's requests on the agent's socket.
@@ -34,7 +34,7 @@ type Server struct {
 	Snapshots *health.Latest[health.Snapshot]
 	Monitor   *monitor.Monitor
 
-	Holders        func() plugin.Holders
+	Holders        func() podresources.Holders
 	RefreshHolders func()                                        // makes the plugin ask the kubelet soon
 	AwaitSaved     func(context.Context, *health.Snapshot) error // waits until the state file has a snapshot
 	EngineAddress  func() string                                 // of the host engine, "" without one

@@ -147,57 +147,43 @@ type store struct {
 	picker *metrics.PodPicker
 }
 
-// selectLabels returns a pod's name and its selected labels.
-func (s *store) selectLabels(object any) (podName, selection, bool) {
-	if deleted, ok := object.(cache.DeletedFinalStateUnknown); ok {
-		object = deleted.Obj
+// update stores a copy in which a pod is changed. A node has few pods, so a copy per change is cheap.
+func (s *store) update(object any, change func(map[podName]selection, *metav1.PartialObjectMetadata)) error {
+	if pod, ok := object.(*metav1.PartialObjectMetadata); ok {
+		next := make(map[podName]selection)
+		if pods := s.pods.Load(); pods != nil {
+			maps.Copy(next, *pods)
+		}
+		change(next, pod)
+		s.pods.Store(&next)
 	}
-	m, ok := object.(*metav1.PartialObjectMetadata)
-	if !ok {
-		return podName{}, selection{}, false
-	}
-	labels, omitted := s.picker.Of(string(m.UID), m.Labels)
-	return podName{m.Namespace, m.Name}, selection{labels, omitted}, true
-}
-
-// update stores a changed copy. A node has few pods, so a copy per change is cheap.
-func (s *store) update(change func(map[podName]selection)) error {
-	next := make(map[podName]selection)
-	if pods := s.pods.Load(); pods != nil {
-		next = maps.Clone(*pods)
-	}
-	change(next)
-	s.pods.Store(&next)
 	return nil
 }
 
-func (s *store) Add(object any) error { return s.Update(object) }
-
-func (s *store) Update(object any) error {
-	name, p, ok := s.selectLabels(object)
-	if !ok {
-		return nil
-	}
-	return s.update(func(pods map[podName]selection) { pods[name] = p })
+// put adds or replaces a pod's selected labels.
+func (s *store) put(pods map[podName]selection, pod *metav1.PartialObjectMetadata) {
+	labels, omitted := s.picker.Of(string(pod.UID), pod.Labels)
+	pods[podName{pod.Namespace, pod.Name}] = selection{labels, omitted}
 }
 
+func (s *store) Add(object any) error    { return s.update(object, s.put) }
+func (s *store) Update(object any) error { return s.update(object, s.put) }
+
 func (s *store) Delete(object any) error {
-	name, _, ok := s.selectLabels(object)
-	if !ok {
-		return nil
-	}
-	return s.update(func(pods map[podName]selection) { delete(pods, name) })
+	return s.update(object, func(pods map[podName]selection, pod *metav1.PartialObjectMetadata) {
+		delete(pods, podName{pod.Namespace, pod.Name})
+	})
 }
 
 func (s *store) Replace(objects []any, _ string) error {
-	return s.update(func(pods map[podName]selection) {
-		clear(pods)
-		for _, o := range objects {
-			if name, p, ok := s.selectLabels(o); ok {
-				pods[name] = p
-			}
+	next := make(map[podName]selection)
+	for _, o := range objects {
+		if pod, ok := o.(*metav1.PartialObjectMetadata); ok {
+			s.put(next, pod)
 		}
-	})
+	}
+	s.pods.Store(&next)
+	return nil
 }
 
 func (s *store) Resync() error { return nil }

@@ -272,12 +272,9 @@ func TestInvalidKubeconfig(t *testing.T) {
 	}
 	g.start()
 	g.awaitUp(false)
-	agenttest.Eventually(g.t, "status", func() error {
-		if s := g.Status(); !strings.Contains(s.Err, "health.kubernetes.kubeconfig") {
-			return fmt.Errorf("status %+v", s)
-		}
-		return nil
-	})
+	if s := g.Status(); !strings.Contains(s.Err, "health.kubernetes.kubeconfig") {
+		t.Errorf("status %+v", s)
+	}
 	g.stop()
 }
 

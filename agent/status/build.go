@@ -12,6 +12,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // Inputs is the state of the agent's components that a Node is built from.
@@ -24,7 +25,7 @@ type Inputs struct {
 	ConfigError string           // of the newest configuration; ignored while Reload.OK
 	Snapshot    *health.Snapshot // nil before the first
 	Plugin      plugin.Status
-	Holders     plugin.Holders
+	Holders     podresources.Holders
 	Kube        kube.Status
 	StateFile   statefile.Status
 	Events      []Event
@@ -35,10 +36,13 @@ func New(k Inputs) Node {
 	s := Node{
 		Node: k.Node, Version: k.Version, Revision: k.Revision, Time: k.Now.UTC(),
 		Ready: len(k.NotReady) == 0, NotReady: list(k.NotReady), Events: list(k.Events),
-		Config: configStatus(k), Kubelet: kubeletStatus(k.Plugin, k.Holders),
+		Config: Config{OK: k.Reload.OK, Since: k.Reload.At.UTC()}, Kubelet: kubeletStatus(k.Plugin, k.Holders),
 		API:    APIServer{k.Kube.Enabled, k.Kube.Writes, k.Kube.Events, k.Kube.Dropped, k.Kube.Errors, k.Kube.ConditionErr, k.Kube.EventErr},
 		Memory: StateFile{k.StateFile.Path, k.StateFile.Err, k.StateFile.Since.UTC(), k.StateFile.Written.UTC()},
 		Source: Source{Status: health.SourceStarting.String()}, GPUs: []Device{},
+	}
+	if !k.Reload.OK {
+		s.Config.Error = k.ConfigError
 	}
 	if k.Snapshot == nil {
 		return s
@@ -52,21 +56,13 @@ func New(k Inputs) Node {
 	return s
 }
 
-func configStatus(k Inputs) Config {
-	c := Config{OK: k.Reload.OK, Since: k.Reload.At.UTC()}
-	if !c.OK {
-		c.Error = k.ConfigError
-	}
-	return c
-}
-
 // The values of Kubelet.Plugin. An older agent sends none, which means on.
 const (
 	pluginOn  = "on"
 	pluginOff = "off"
 )
 
-func kubeletStatus(p plugin.Status, h plugin.Holders) Kubelet {
+func kubeletStatus(p plugin.Status, h podresources.Holders) Kubelet {
 	k := Kubelet{Error: p.Err, AuditError: p.AuditErr, HoldersError: h.Err, Holders: h.At.UTC(), Resources: []Resource{}, Plugin: pluginOn, Warnings: list(p.Warnings)}
 	if p.Off {
 		k.Plugin = pluginOff
@@ -83,7 +79,7 @@ func kubeletStatus(p plugin.Status, h plugin.Holders) Kubelet {
 
 // Devices returns the GPUs by index, each with its MIG devices. A MIG device without a listed parent is an element of its
 // own.
-func Devices(devices []health.DeviceState, h plugin.Holders) []Device {
+func Devices(devices []health.DeviceState, h podresources.Holders) []Device {
 	all := make([]Device, 0, len(devices))
 	at := make(map[health.DeviceID]int)
 	for i := range devices {
@@ -109,7 +105,7 @@ func Devices(devices []health.DeviceState, h plugin.Holders) []Device {
 	return all
 }
 
-func deviceStatus(d *health.DeviceState, h plugin.Holders) Device {
+func deviceStatus(d *health.DeviceState, h podresources.Holders) Device {
 	s := Device{
 		UUID: d.Device.ID, Index: d.Device.Index, Model: d.Device.Model, PCI: d.Device.PCI, NUMA: d.Device.NUMA,
 		Profile: d.Device.Profile, MIGMode: d.Device.MIGMode, Presence: d.Sample.Presence.String(),

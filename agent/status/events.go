@@ -163,20 +163,16 @@ func inventoryEvents(after *health.Snapshot, found, removed []health.Device) []E
 
 // deviceCount returns a text like "8 GPUs, 50 MIG devices".
 func deviceCount(devices []health.Device) string {
-	gpus, mig := 0, 0
+	count := make(map[health.Kind]int)
 	for _, d := range devices {
-		if d.Kind == health.KindGPU {
-			gpus++
-		} else {
-			mig++
-		}
+		count[d.Kind]++
 	}
 	var parts []string
-	if gpus > 0 {
-		parts = append(parts, Plural(gpus, "GPU"))
+	if n := count[health.KindGPU]; n > 0 {
+		parts = append(parts, Plural(n, "GPU"))
 	}
-	if mig > 0 {
-		parts = append(parts, Plural(mig, "MIG device"))
+	if n := count[health.KindMIG]; n > 0 {
+		parts = append(parts, Plural(n, "MIG device"))
 	}
 	return strings.Join(parts, ", ")
 }

@@ -108,12 +108,8 @@ func (s Node) Table(wide, colour bool) string {
 func (p *printer) header(s Node) {
 	colour := map[string]string{"up": colourGreen, "detached": colourYellow}[s.Source.Status] // a detach is on request
 	source := strings.Join(strings.Fields(s.Source.Kind+" "+s.Source.Status+" "+forText(s.Time, s.Source.Since)), " ")
-	parts := []string{p.paint(cell{source, cmp.Or(colour, colourRed)}) + formatIf(": %s", printable(s.Source.Error))}
-	for _, part := range []string{versionsText(s.Source), formatIf("measured %s ago", ageText(s.Time, s.Source.Measured))} {
-		if part != "" {
-			parts = append(parts, printable(part))
-		}
-	}
+	parts := nonEmpty(p.paint(cell{source, cmp.Or(colour, colourRed)})+formatIf(": %s", printable(s.Source.Error)),
+		printable(versionsText(s.Source)), formatIf("measured %s ago", ageText(s.Time, s.Source.Measured)))
 	if s.Source.Reconnects > 0 {
 		parts = append(parts, Plural(s.Source.Reconnects, "reconnect"))
 	}

@@ -161,13 +161,12 @@ func clearsText(f Finding) string {
 
 // versionsText returns a text like "driver 580.95.05, CUDA 13.0, DCGM 4.6.0".
 func versionsText(s Source) string {
-	var parts []string
-	for _, v := range [][2]string{{"driver", s.Driver}, {"CUDA", s.CUDA}, {"DCGM", s.DCGM}, {"host engine", s.Engine}} {
-		if v[1] != "" {
-			parts = append(parts, v[0]+" "+v[1])
-		}
-	}
-	return strings.Join(parts, ", ")
+	return strings.Join(nonEmpty(formatIf("driver %s", s.Driver), formatIf("CUDA %s", s.CUDA),
+		formatIf("DCGM %s", s.DCGM), formatIf("host engine %s", s.Engine)), ", ")
+}
+
+func nonEmpty(texts ...string) []string {
+	return slices.DeleteFunc(texts, func(text string) bool { return text == "" })
 }
 
 // ownFindings returns the findings of a device without those that a MIG device shares with its GPU: the GPU shows them.
@@ -306,13 +305,7 @@ func apiText(s APIServer) string {
 
 // apiErrors returns why the API server cannot be updated now.
 func apiErrors(s APIServer) []string {
-	var all []string
-	for _, e := range []string{formatIf("condition: %s", s.ConditionError), formatIf("events: %s", s.EventError)} {
-		if e != "" {
-			all = append(all, e)
-		}
-	}
-	return all
+	return nonEmpty(formatIf("condition: %s", s.ConditionError), formatIf("events: %s", s.EventError))
 }
 
 func stateFileErrorText(f StateFile) string {

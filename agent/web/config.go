@@ -22,10 +22,9 @@ import (
 // the probes from the password, and it reads the files anew for each request and fails every request while they are
 // invalid. Here the files are part of the configuration, and an invalid one changes nothing.
 type Config struct {
-	tls      *tls.Config // nil: plain HTTP
-	http2    bool
+	tls      *tls.Config       // nil: plain HTTP
 	users    map[string][]byte // bcrypt hashes by user name; empty: no password is needed
-	settings web.Config        // headers and the rate limit
+	settings web.Config        // headers, HTTP/2 and the rate limit
 	sum      [sha256.Size]byte // of the content of all files; zero for plain HTTP
 }
 
@@ -57,12 +56,11 @@ func LoadConfig(file string) (c *Config, err error) {
 		return nil, err
 	}
 	c.settings.TLSConfig.SetDirectory(filepath.Dir(file))
-	c.http2 = c.settings.HTTPConfig.HTTP2
 	for name, hash := range c.settings.Users {
 		c.users[name] = []byte(hash)
 	}
 	if c.settings.TLSConfig.IsEnabled() {
-		c.tls, err = serverTLS(&c.settings.TLSConfig, c.http2)
+		c.tls, err = serverTLS(&c.settings.TLSConfig, c.settings.HTTPConfig.HTTP2)
 	}
 	return c, err
 }

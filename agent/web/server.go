@@ -102,7 +102,7 @@ func (s *Server) serve(ctx context.Context, l reusableListener, c *Config) error
 		TLSConfig: c.tls.Clone(), Protocols: new(http.Protocols),
 	}
 	srv.Protocols.SetHTTP1(true)
-	srv.Protocols.SetHTTP2(c.http2)
+	srv.Protocols.SetHTTP2(c.settings.HTTPConfig.HTTP2)
 	failed := make(chan error, 1)
 	go func() {
 		if c.tls != nil {

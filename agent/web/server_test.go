@@ -1,7 +1,6 @@
 package web_test
 
 import (
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -9,9 +8,8 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -34,21 +32,13 @@ func serve(t *testing.T, config string) *agenttest.Server {
 	return agenttest.Serve(t, config, mux, notReady)
 }
 
-func TestServerPlainHTTP(t *testing.T) {
-	t.Parallel()
-	s := serve(t, "")
-	s.MustGet(http.StatusOK, "/metrics", nil, "")
-	s.MustGet(http.StatusOK, "/livez", nil, "")
-	agenttest.MustContain(t, s.MustGet(http.StatusServiceUnavailable, "/readyz", nil, ""), "plugin")
-}
-
 func TestServerTLS(t *testing.T) {
 	t.Parallel()
 	s := serve(t, agenttest.TLSConfig)
 	s.MustGet(http.StatusOK, "/metrics", s.CA.Client(), "")
 	s.MustGet(http.StatusOK, "/livez", s.CA.Client(), "")
 	agenttest.MustContain(t, s.MustGet(http.StatusBadRequest, "/metrics", nil, ""), "HTTPS")
-	if _, _, err := s.Get("/metrics", &tls.Config{}, ""); !isUnknownAuthority(err) {
+	if _, _, err := s.Get("/metrics", &tls.Config{}, ""); !errors.As(err, new(x509.UnknownAuthorityError)) {
 		t.Errorf("client without the authority: %v", err)
 	}
 	old := s.CA.Client()
@@ -56,11 +46,6 @@ func TestServerTLS(t *testing.T) {
 	if _, _, err := s.Get("/metrics", old, ""); err == nil {
 		t.Error("TLS 1.1 is accepted")
 	}
-}
-
-func isUnknownAuthority(err error) bool {
-	_, ok := errors.AsType[x509.UnknownAuthorityError](err)
-	return ok
 }
 
 func TestServerClientCertificates(t *testing.T) {
@@ -145,10 +130,7 @@ func TestLoadConfigErrors(t *testing.T) {
 	dir := t.TempDir()
 	ca := agenttest.NewAuthority(t, dir)
 	ca.Issue(t, "server", "localhost")
-	if err := os.WriteFile(filepath.Join(dir, "empty"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(dir, "web.yaml")
+	agenttest.WriteFile(t, dir, "empty", "")
 	for text, want := range map[string]string{
 		"tls_server_config: {cert_file: none, key_file: server.key}":                                                                            "none",
 		"tls_server_config: {cert_file: server.crt, key_file: server.crt}":                                                                      "private key",
@@ -160,15 +142,13 @@ func TestLoadConfigErrors(t *testing.T) {
 		"http_server_config: {headers: {X-Other: x}}": "X-Other",
 		"tls_server: {}":                              "tls_server",
 	} {
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		file := agenttest.WriteFile(t, dir, "web.yaml", text)
 		_, err := web.LoadConfig(file)
 		if err == nil || !strings.Contains(err.Error(), "webConfigFile: "+file+": ") || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", text, err, want)
 		}
 	}
-	if _, err := web.LoadConfig(file + ".none"); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := web.LoadConfig(dir + "/none"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("no file: %v", err)
 	}
 }
@@ -178,42 +158,30 @@ func TestLoadConfigErrors(t *testing.T) {
 func TestServerReloadRefusesNoConnection(t *testing.T) {
 	t.Parallel()
 	s := serve(t, agenttest.TLSConfig)
-	address, client := s.Address(), s.CA.Client()
-	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: client}}
-	get := func(ctx context.Context) (http.Header, error) {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+address+web.LivezPath, nil)
-		if err != nil {
-			return nil, err
-		}
-		res, err := c.Do(req)
-		if err != nil {
-			return nil, err
-		}
-		_ = res.Body.Close()
-		return res.Header, nil
-	}
-	ctx, cancel := context.WithCancel(t.Context())
+	s.Address()
+	var stop atomic.Bool
 	refused := make(chan error, 1)
 	go func() {
-		for ctx.Err() == nil {
-			if _, err := get(ctx); errors.Is(err, syscall.ECONNREFUSED) {
+		for !stop.Load() {
+			if _, _, err := s.Get(web.LivezPath, s.CA.Client(), ""); errors.Is(err, syscall.ECONNREFUSED) {
 				refused <- err
 				return
 			}
 		}
 		refused <- nil
 	}()
-	for _, policy := range []string{"deny", "sameorigin", "deny"} {
-		s.Configure(agenttest.TLSConfig + "http_server_config: {headers: {X-Frame-Options: " + policy + "}}\n")
-		s.Eventually(policy, func() error {
-			header, err := get(s.T.Context())
-			if err == nil && header.Get("X-Frame-Options") != policy {
+	for i, users := range []string{agenttest.Users, "", agenttest.Users} {
+		s.Configure(agenttest.TLSConfig + users)
+		want := []int{http.StatusUnauthorized, http.StatusOK, http.StatusUnauthorized}[i]
+		s.Eventually(http.StatusText(want), func() error {
+			code, _, err := s.Get("/metrics", s.CA.Client(), "")
+			if err == nil && code != want {
 				err = errors.New("not yet")
 			}
 			return err
 		})
 	}
-	cancel()
+	stop.Store(true)
 	if err := <-refused; err != nil {
 		t.Error(err)
 	}

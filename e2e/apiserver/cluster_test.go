@@ -21,11 +21,11 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/process"
 )
 
-// The users that the API server knows by their certificates.
+// Users of the API server, identified by their certificates.
 const (
-	admin  = "admin"
-	agent  = "gpu-node-agent" // has the documented cluster role
-	nobody = "nobody"         // may do nothing
+	admin        = "admin"
+	agent        = "gpu-node-agent" // has the documented cluster role
+	unprivileged = "nobody"         // has no rights
 )
 
 // cluster is an etcd and a kube-apiserver.
@@ -33,11 +33,11 @@ type cluster struct {
 	dir       string
 	pki       *pki.Authority
 	etcd      *process.Process
-	apiServer *process.Process      // nil while it is stopped
+	apiServer *process.Process      // nil while stopped
 	client    *kubernetes.Clientset // of the admin
 }
 
-// The ports are not for anybody who asks for a free one: the API server goes, and comes back to its own.
+// The ports are fixed, because the API server restarts on its own port.
 func etcdURL() string { return "http://" + node.Host() + ":12379" }
 
 const apiServerPort = "16443"
@@ -49,9 +49,9 @@ func newCluster(dir string) (*cluster, error) {
 		return nil, err
 	}
 	policy := "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n- {level: Metadata, users: [" +
-		agent + ", " + nobody + "]}\n- {level: None}\n"
+		agent + ", " + unprivileged + "]}\n- {level: None}\n"
 	err = errors.Join(os.WriteFile(c.file("audit.yaml"), []byte(policy), 0o600),
-		c.pki.User(admin, admin, pki.Masters), c.pki.User(agent, agent), c.pki.User(nobody, nobody))
+		c.pki.User(admin, admin, pki.Masters), c.pki.User(agent, agent), c.pki.User(unprivileged, unprivileged))
 	if err != nil {
 		return nil, err
 	}
@@ -63,8 +63,8 @@ func newCluster(dir string) (*cluster, error) {
 	if c.client, err = kubernetes.NewForConfig(config); err != nil {
 		return nil, err
 	}
-	// The port of the peers is not used: there are none.
-	c.etcd, err = process.Play(etcdRole, c.file("etcd.log"), "--data-dir="+c.file("etcd"), "--listen-client-urls="+etcdURL(),
+	// etcd has no peers, so any port will do.
+	c.etcd, err = process.StartRole(etcdRole, c.file("etcd.log"), "--data-dir="+c.file("etcd"), "--listen-client-urls="+etcdURL(),
 		"--advertise-client-urls="+etcdURL(), "--listen-peer-urls=http://127.0.0.1:0", "--unsafe-no-fsync")
 	if err != nil {
 		return nil, err
@@ -78,20 +78,20 @@ func newCluster(dir string) (*cluster, error) {
 
 func (c *cluster) file(name string) string { return filepath.Join(c.dir, name) }
 
-// startAPIServer starts it where it was before, and waits until it is ready.
+// startAPIServer starts the API server on its fixed port and waits until it is ready.
 func (c *cluster) startAPIServer() error {
-	p, err := process.Play(apiServerRole, c.file("kube-apiserver.log"), append(c.pki.ServerFlags(),
+	p, err := process.StartRole(apiServerRole, c.file("kube-apiserver.log"), append(c.pki.ServerFlags(),
 		"--etcd-servers="+etcdURL(), "--bind-address="+node.Host(), "--secure-port="+apiServerPort,
 		"--advertise-address=127.0.0.1", "--endpoint-reconciler-type=none", "--service-cluster-ip-range=10.96.0.0/16",
 		"--authorization-mode=RBAC",
-		"--disable-admission-plugins=ServiceAccount", // there is no controller that makes them
+		"--disable-admission-plugins=ServiceAccount", // no controller creates service accounts
 		"--audit-policy-file="+c.file("audit.yaml"), "--audit-log-path="+c.file("audit.log"), "--audit-log-mode=blocking-strict",
 		"--shutdown-delay-duration=0s")...)
 	if err != nil {
 		return err
 	}
 	c.apiServer = p
-	_, err = process.Await(context.Background(), node.Patience, func(ctx context.Context) error {
+	_, err = process.Await(context.Background(), node.Timeout, func(ctx context.Context) error {
 		_, err := c.client.RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
 		return err
 	}, p, c.etcd)
@@ -105,7 +105,7 @@ func (c *cluster) stopAPIServer() {
 	}
 }
 
-// freeze stops the API server's process where it is, or lets it go on; the end of the test does that too.
+// freeze stops the API server's process with SIGSTOP, or continues it. The end of the test continues it too.
 func (c *cluster) freeze(t *testing.T, on bool) {
 	t.Helper()
 	signal := syscall.SIGCONT
@@ -123,7 +123,7 @@ func (c *cluster) stop() {
 	c.etcd.Kill()
 }
 
-// request is what the audit log tells of one.
+// request is a request in the audit log.
 type request struct {
 	Verb string `json:"verb"`
 	User struct {
@@ -140,7 +140,7 @@ type request struct {
 	} `json:"responseStatus"`
 }
 
-// requests returns what a user has asked, as "patch nodes/status n1 200".
+// requests returns the requests of a user, such as "patch nodes/status n1 200".
 func (c *cluster) requests(user string) ([]string, error) {
 	f, err := os.Open(c.file("audit.log"))
 	if err != nil {

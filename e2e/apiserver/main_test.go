@@ -1,5 +1,5 @@
-// Package apiserver holds what the agent tells Kubernetes against a real API server on a real etcd. The
-// kubelet is its own device manager, as in package devicemanager; there are no containers.
+// Package apiserver tests the agent's node condition, events and pod labels against a real kube-apiserver and etcd. The
+// kubelet is its own device manager, as in package devicemanager; no containers run.
 package apiserver
 
 import (
@@ -19,11 +19,11 @@ const (
 	apiServerRole = "kube-apiserver"
 )
 
-// theCluster is what all tests share: it takes seconds to start.
+// theCluster is shared by all tests, because it takes seconds to start.
 var theCluster *cluster
 
 func TestMain(m *testing.M) {
-	switch os.Getenv(process.Role) {
+	switch os.Getenv(process.RoleEnv) {
 	case etcdRole:
 		etcdmain.Main(os.Args)
 	case apiServerRole:

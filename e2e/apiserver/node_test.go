@@ -3,8 +3,6 @@ package apiserver
 import (
 	"errors"
 	"fmt"
-	"net/http"
-	"slices"
 	"strings"
 	"testing"
 
@@ -15,13 +13,13 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/node"
 )
 
-// machine is a node that the API server knows.
+// machine is a node that is registered with the API server.
 type machine struct {
 	*node.Node
 	name string
 }
 
-// newMachine makes a Node and a kubelet; the agent speaks to the API server as a user.
+// newMachine creates a Node object and starts a kubelet. The agent uses the API server as user.
 func newMachine(t *testing.T, name, user string) machine {
 	t.Helper()
 	n := machine{node.New(t), name}
@@ -40,8 +38,8 @@ func newMachine(t *testing.T, name, user string) machine {
 	return n
 }
 
-// configure writes the agent's configuration: whether it keeps the condition and events, and which labels of pods it
-// shows.
+// configure writes the agent's configuration: whether it reports the condition and events, and which pod labels it adds
+// to metrics.
 func (n machine) configure(user string, enabled bool, podLabels ...string) {
 	n.T.Helper()
 	n.Configure(fmt.Sprintf(`source: {sim: {profile: h100-8}}
@@ -50,16 +48,15 @@ metrics: {podLabels: [%s]}
 `, enabled, theCluster.pki.Kubeconfig(user), strings.Join(podLabels, ", ")))
 }
 
-// start starts an agent, and waits until the kubelet has so many GPUs to give.
+// start starts an agent and waits until the kubelet has gpus allocatable GPUs.
 func (n machine) start(gpus int) {
 	n.T.Helper()
 	n.StartAgent()
 	n.Eventually(fmt.Sprintf("the kubelet has %d GPUs", gpus), func() error { return n.KubeletHas(node.GPU, 8, gpus) })
 }
 
-// run makes a pod on this node that asks for a GPU, as the scheduler would bind it, and returns the GPU that the
-// kubelet gives it.
-func (n machine) run(namespace, name string, labels map[string]string) (gpu string, uid types.UID) {
+// runPod creates a pod on this node that requests a GPU, and returns the GPU that the kubelet assigns.
+func (n machine) runPod(namespace, name string, labels map[string]string) (gpu string, uid types.UID) {
 	n.T.Helper()
 	ns := &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
 	if _, err := theCluster.client.CoreV1().Namespaces().Create(n.T.Context(), ns, metav1.CreateOptions{}); err != nil {
@@ -79,56 +76,49 @@ func (n machine) run(namespace, name string, labels map[string]string) (gpu stri
 	return "", ""
 }
 
-// clear is the operator's word that a GPU is well again.
-func (n machine) clear(gpu string) {
+// clearFindings clears a GPU's findings as an operator does.
+func (n machine) clearFindings(gpu string) {
 	n.T.Helper()
-	n.Tell("agent.sock", `{"clear":{"device":%q}}`, gpu)
+	n.Request("agent.sock", `{"clear":{"device":%q}}`, gpu)
 }
 
 // index returns the index of a GPU, from the agent's metrics.
 func (n machine) index(gpu string) (index string) {
 	n.T.Helper()
 	n.Eventually("/metrics has the pod's GPU", func() error {
-		page, err := n.Page("/metrics", http.StatusOK)
+		metrics, err := n.Scrape()
 		if err != nil {
 			return err
 		}
-		for line := range strings.Lines(page) {
-			if _, rest, ok := strings.Cut(line, `gpu="`); ok && strings.Contains(line, `UUID="`+gpu+`"`) {
-				index, _, _ = strings.Cut(rest, `"`)
-				return nil
-			}
+		if index = metrics.Index(gpu); index == "" {
+			err = errors.New("no series of " + gpu)
 		}
-		return errors.New("not " + gpu)
+		return err
 	})
 	return index
 }
 
-// saidOnce checks that the agent has said that something goes wrong, and has not said it again and again: it has for
-// each kind of error once, until all is well.
-func (n machine) saidOnce(what string) {
+// loggedOnce checks that the agent logs an error of requests that require a right on a resource, such as events, and
+// that it does not log it at each retry. An error may come once more after a recovery.
+func (n machine) loggedOnce(resource string) {
 	n.T.Helper()
-	failed := func(line string) bool {
-		return strings.Contains(line, "cannot write "+what) || strings.Contains(line, "cannot read "+what)
-	}
-	n.Eventually("an error about "+what+" in the log", func() error {
-		if !slices.ContainsFunc(n.Journal.Lines(what), failed) {
-			return errors.New("not yet")
+	counts := make(map[string]int)
+	n.Eventually("logged: no access to "+resource, func() error {
+		clear(counts)
+		for _, line := range n.Journal.Lines(`"required":`) {
+			if strings.Contains(line, " "+resource+`"`) {
+				_, text, _ := strings.Cut(line, `"error":`)
+				counts[text]++
+			}
+		}
+		if len(counts) == 0 {
+			return errors.New("no error is logged")
 		}
 		return nil
 	})
-	said := make(map[string]bool)
-	for _, line := range n.Journal.Lines(what) {
-		if strings.Contains(line, what+" again") {
-			clear(said)
+	for text, count := range counts {
+		if count > 2 {
+			n.T.Errorf("logged %d times: %s", count, text)
 		}
-		if !failed(line) {
-			continue
-		}
-		_, why, _ := strings.Cut(line, `"error":`)
-		if said[why] {
-			n.T.Errorf("it is said again and again: %s", line)
-		}
-		said[why] = true
 	}
 }

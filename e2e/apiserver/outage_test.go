@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"strings"
 	"testing"
 	"time"
 
@@ -14,68 +13,69 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/node"
 )
 
-// While the API server is away, all else goes on; when it is back, the newest state is there.
+// An outage of the API server does not affect the kubelet or metrics. After the outage the agent writes the newest
+// state.
 func TestOutage(t *testing.T) {
 	const name = "outage"
-	theCluster.allow(t, agent)
+	theCluster.grantDocumentedRole(t, agent)
 	n := newMachine(t, name, agent)
 	n.start(8)
-	before := n.becomes(v1.ConditionTrue, "AllHealthy")
+	before := n.awaitCondition(v1.ConditionTrue, "AllHealthy")
 
 	theCluster.stopAPIServer()
 	n.Inject(`{"gpu":2,"xid":79}`)
-	n.goesOn(7, 1)
+	n.awaitUnaffected(7, 1)
 	n.Inject(`{"gpu":5,"recoveryAction":"reboot"}`)
-	n.goesOn(6, 2)
+	n.awaitUnaffected(6, 2)
 	n.Admit(n.Bind(node.Pod("team", "during-the-outage", node.GPU, 1)))
 	n.Inject(`{"gpu":5,"recoveryAction":"none"}`)
-	n.goesOn(7, 1)
-	n.saidOnce("the node's condition")
-	n.saidOnce("events")
+	n.awaitUnaffected(7, 1)
+	n.loggedOnce("nodes/status")
+	n.loggedOnce("events")
 	end := time.Now()
 	if err := theCluster.startAPIServer(); err != nil {
 		t.Fatal(err)
 	}
-	after := n.becomes(v1.ConditionFalse, "Xid79")
+	after := n.awaitCondition(v1.ConditionFalse, "Xid79")
 	if after.LastTransitionTime.Before(&before.LastTransitionTime) || after.LastTransitionTime.After(end) {
-		t.Errorf("the transition is at %v, want between %v and %v, when the GPU broke", after.LastTransitionTime, before.LastTransitionTime, end)
+		t.Errorf("transition at %v, want between %v and %v, when the GPU failed", after.LastTransitionTime, before.LastTransitionTime, end)
 	}
-	n.Eventually("the events of the outage", func() error {
-		return n.events("Node", "default", name, name, "XID", "GPUUnhealthy", "GPUUnhealthy", "GPURecovered")
+	n.Eventually("events of the outage", func() error {
+		return n.checkEvents("Node", "default", name, name, "XID", "GPUUnhealthy", "GPUUnhealthy", "GPURecovered")
 	})
-	n.wrote(agent, 2) // before and after the outage
-	n.saidOnce("the node's condition")
-	n.saidOnce("events")
+	n.awaitWrites(agent, 2) // before and after the outage
+	n.loggedOnce("nodes/status")
+	n.loggedOnce("events")
 	n.EndAgent()
 }
 
-// An API server that takes a request and does not answer is worse than none.
+// An API server that accepts requests and does not respond does not affect the kubelet or metrics.
 func TestFrozen(t *testing.T) {
-	theCluster.allow(t, agent)
+	theCluster.grantDocumentedRole(t, agent)
 	n := newMachine(t, "frozen", agent)
 	n.start(8)
-	n.becomes(v1.ConditionTrue, "AllHealthy")
+	n.awaitCondition(v1.ConditionTrue, "AllHealthy")
 
 	theCluster.freeze(t, true)
 	n.Inject(`{"gpu":2,"xid":79}`)
-	n.goesOn(7, 1)
+	n.awaitUnaffected(7, 1)
 	n.Inject(`{"gpu":3,"recoveryAction":"reboot"}`)
-	n.goesOn(6, 2)
+	n.awaitUnaffected(6, 2)
 	n.Admit(n.Bind(node.Pod("team", "while-it-is-frozen", node.GPU, 1)))
 	theCluster.freeze(t, false)
-	n.becomes(v1.ConditionFalse, "Xid79")
+	n.awaitCondition(v1.ConditionFalse, "Xid79")
 	n.EndAgent()
 }
 
-// A user without the role costs the condition and the events, and nothing else.
+// Without the cluster role only the condition and the events are missing.
 func TestDenied(t *testing.T) {
 	const name = "denied"
-	n := newMachine(t, name, nobody)
+	n := newMachine(t, name, unprivileged)
 	n.start(8)
 	n.Inject(`{"gpu":2,"xid":79}`)
-	n.goesOn(7, 1)
-	n.Eventually("several refusals", func() error {
-		all, err := theCluster.requests(nobody)
+	n.awaitUnaffected(7, 1)
+	n.Eventually("several denied requests", func() error {
+		all, err := theCluster.requests(unprivileged)
 		if err != nil {
 			return err
 		}
@@ -88,38 +88,38 @@ func TestDenied(t *testing.T) {
 		}
 		return nil
 	})
-	n.saidOnce("the node's condition")
-	n.saidOnce("events")
-	n.goesOn(7, 1)
+	n.loggedOnce("nodes/status")
+	n.loggedOnce("events")
+	n.awaitUnaffected(7, 1)
 
-	theCluster.allow(t, nobody)
-	n.becomes(v1.ConditionFalse, "Xid79")
-	n.Eventually("the events that were held back", func() error {
-		return n.events("Node", "default", name, types.UID(name), "XID", "GPUUnhealthy")
+	theCluster.grantDocumentedRole(t, unprivileged)
+	n.awaitCondition(v1.ConditionFalse, "Xid79")
+	n.Eventually("delayed events", func() error {
+		return n.checkEvents("Node", "default", name, types.UID(name), "XID", "GPUUnhealthy")
 	})
 	n.EndAgent()
 }
 
-// goesOn checks the kubelet, the probes and the metrics.
-func (n machine) goesOn(allocatable, unhealthy int) {
+// awaitUnaffected checks the kubelet, the readiness probe and the metrics.
+func (n machine) awaitUnaffected(allocatable, unhealthy int) {
 	n.T.Helper()
-	n.Eventually(fmt.Sprintf("%d GPUs for the kubelet, ready, %d unhealthy in /metrics", allocatable, unhealthy), func() error {
+	n.Eventually(fmt.Sprintf("%d allocatable GPUs, ready, %d unhealthy in /metrics", allocatable, unhealthy), func() error {
 		_, err := n.Page("/readyz", http.StatusOK)
 		if err := errors.Join(n.KubeletHas(node.GPU, 8, allocatable), err); err != nil {
 			return err
 		}
-		page, err := n.Page("/metrics", http.StatusOK)
+		metrics, err := n.Scrape()
 		if err != nil {
 			return err
 		}
-		sick := 0
-		for line := range strings.Lines(page) {
-			if strings.HasPrefix(line, "gpu_node_agent_device_state{") && strings.Contains(line, `state="unhealthy"`) && strings.HasSuffix(line, " 1\n") {
-				sick++
+		count := 0
+		for _, state := range metrics.States() {
+			if state == "unhealthy" {
+				count++
 			}
 		}
-		if sick != unhealthy {
-			return fmt.Errorf("/metrics has %d unhealthy GPUs, want %d", sick, unhealthy)
+		if count != unhealthy {
+			return fmt.Errorf("/metrics has %d unhealthy GPUs, want %d", count, unhealthy)
 		}
 		return nil
 	})

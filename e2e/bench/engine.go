@@ -11,20 +11,18 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 )
 
 const (
 	engineGPUs   = 8
-	scriptThread = "script" // as testdata/outside.c of e2e/chaos names the thread that stands for the driver
+	scriptThread = "script" // name of the driver's thread in e2e/chaos/testdata/fault_script.c
 )
 
-// engine measures the agent with the DCGM of health/dcgm's tests in its process: from DCGM's record of an XID to the
-// kubelet's message, and what it costs to look for XIDs. How long a real DCGM takes to record an XID is not in it.
-func (b *bench) engine(ctx context.Context) (err error) {
+// measureEngine measures the agent with the scripted DCGM of health/dcgm's tests in its process: the time from DCGM's record
+// of an XID to the kubelet, and the cost of polling. The time a real DCGM takes to record an XID is not included.
+func (b *bench) measureEngine(ctx context.Context) (err error) {
 	if b.repo == "" {
-		b.table.left("DCGM's record of an XID to kubelet: no -repo was given")
+		b.table.notMeasured("DCGM's record of an XID to kubelet: no -repo")
 		return nil
 	}
 	dir, err := os.MkdirTemp("", "gna-bench")
@@ -32,8 +30,9 @@ func (b *bench) engine(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	if err := b.library(ctx, dir); err != nil {
-		return err
+	build := exec.CommandContext(ctx, filepath.Join(b.repo, "e2e", "chaos", "testdata", "build-libdcgm"), dir)
+	if out, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("build the scripted libdcgm: %w\n%s", err, out)
 	}
 	script := filepath.Join(dir, "script")
 	lines := []byte("up\n")
@@ -43,45 +42,21 @@ func (b *bench) engine(ctx context.Context) (err error) {
 	if err := os.WriteFile(script, append(lines, "ready\n"...), 0o600); err != nil {
 		return err
 	}
-	r, err := startWith(ctx, b.agent, "mode: embedded", engineGPUs, "LD_LIBRARY_PATH="+dir, "CHAOS_DCGM="+script)
+	r, err := startSource(ctx, b.agent, "mode: embedded", engineGPUs, "LD_LIBRARY_PATH="+dir, "CHAOS_DCGM="+script)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, r.end()) }()
-	if err := b.idleEngine(ctx, r.Pid()); err != nil {
+	defer func() { err = errors.Join(err, r.stop()) }()
+	if err := b.measureEngineIdle(ctx, r.Pid()); err != nil {
 		return err
 	}
-	return b.records(ctx, r, script)
+	return b.measureXIDs(ctx, r, script)
 }
 
-// library compiles the scripted libdcgm.so.4 into dir.
-func (b *bench) library(ctx context.Context, dir string) error {
-	list := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-dcgm") // it has DCGM's headers
-	list.Dir = b.repo
-	module, err := list.Output()
-	if err != nil {
-		return fmt.Errorf("find go-dcgm: %w", err)
-	}
-	sources := filepath.Join(b.repo, "health", "dcgm", "testdata")
-	scripted, err := filepath.Glob(filepath.Join(sources, "*.c"))
-	if err != nil {
-		return err
-	}
-	args := append([]string{
-		"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-soname,libdcgm.so.4",
-		"-I" + sources, "-I" + filepath.Join(strings.TrimSpace(string(module)), "pkg", "dcgm"),
-		"-o", filepath.Join(dir, "libdcgm.so.4"), filepath.Join(b.repo, "e2e", "chaos", "testdata", "outside.c"), "-lpthread",
-	}, scripted...)
-	if out, err := exec.CommandContext(ctx, "cc", args...).CombinedOutput(); err != nil {
-		return fmt.Errorf("compile the scripted libdcgm: %w\n%s", err, out)
-	}
-	return nil
-}
-
-// records measures from the moment at which DCGM is told of an XID, which it records within 10 ms, to the kubelet's
-// message. The XIDs come at random: one right after a poll would always wait the longest.
-func (b *bench) records(ctx context.Context, r *rig, script string) error {
-	b.say("DCGM's record of an XID to kubelet")
+// measureXIDs measures from the moment when the script reports an XID, which DCGM records within 10 ms, until the kubelet
+// has it. The XIDs come at random times: right after a poll, each would wait the longest.
+func (b *bench) measureXIDs(ctx context.Context, r *testNode, script string) error {
+	b.progress("DCGM's record of an XID to kubelet")
 	f, err := os.OpenFile(script, os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {
 		return err
@@ -89,19 +64,9 @@ func (b *bench) records(ctx context.Context, r *rig, script string) error {
 	defer func() { _ = f.Close() }()
 	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same in each run
 	var took []time.Duration
-	for i := range b.times(100) {
+	for i := range b.scale(100) {
 		gpu := i % engineGPUs
 		id := fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", gpu)
-		healthy := func(want bool) func(kubelettest.State) bool {
-			return func(s kubelettest.State) bool {
-				for _, d := range s.Resources[resource].Devices {
-					if d.ID == id {
-						return d.Healthy == want
-					}
-				}
-				return false
-			}
-		}
 		if err := pause(ctx, time.Duration(random.Int64N(int64(time.Second)))); err != nil {
 			return err
 		}
@@ -109,43 +74,30 @@ func (b *bench) records(ctx context.Context, r *rig, script string) error {
 		if _, err := fmt.Fprintf(f, "xid %d 48\n", gpu); err != nil {
 			return err
 		}
-		if err := r.await(ctx, healthy(false)); err != nil {
-			return fmt.Errorf("%w\n%s", err, r.log)
+		if err := r.awaitHealth(ctx, id, false); err != nil {
+			return err
 		}
 		took = append(took, time.Since(begin))
 		if err := r.Clear(ctx, id, "xid-48"); err != nil {
 			return err
 		}
-		if err := r.await(ctx, healthy(true)); err != nil {
+		if err := r.awaitHealth(ctx, id, true); err != nil {
 			return err
 		}
 	}
-	b.table.median("DCGM's record of an XID to kubelet", took, 300)
+	b.table.addMedian("DCGM's record of an XID to kubelet", took, 300)
 	return nil
 }
 
-// idleEngine measures the CPU of an agent that reads DCGM, without the thread that stands for the driver.
-func (b *bench) idleEngine(ctx context.Context, pid int) error {
-	length := time.Duration(b.times(60)) * time.Second
-	b.say("idle with DCGM, for %v", length)
-	before, err := cpuBut(pid, scriptThread)
-	if err != nil {
-		return err
-	}
-	if err := pause(ctx, length); err != nil {
-		return err
-	}
-	after, err := cpuBut(pid, scriptThread)
-	if err != nil {
-		return err
-	}
-	b.table.value(fmt.Sprintf("idle CPU over %v with DCGM, 8 GPUs", length), 100*(after-before).Seconds()/length.Seconds(),
-		"% of a core", none, "of a scripted libdcgm")
-	return nil
+// measureEngineIdle measures the idle CPU usage of an agent that polls DCGM, without the driver's thread.
+func (b *bench) measureEngineIdle(ctx context.Context, pid int) error {
+	return b.measureIdleCPU(ctx, " with DCGM, 8 GPUs", noAim, "of a scripted libdcgm", func() (time.Duration, error) {
+		return cpuWithout(pid, scriptThread)
+	})
 }
 
-// cpuBut is what all threads of a process but those of a name have taken.
-func cpuBut(pid int, name string) (cpu time.Duration, err error) {
+// cpuWithout returns the CPU time of a process without the threads of a name.
+func cpuWithout(pid int, name string) (cpu time.Duration, err error) {
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
 	if err != nil {
 		return 0, err
@@ -158,7 +110,7 @@ func cpuBut(pid int, name string) (cpu time.Duration, err error) {
 		if strings.TrimSpace(string(comm)) == name {
 			continue
 		}
-		stat, err := os.ReadFile(filepath.Join(thread, "schedstat")) // nanoseconds on a CPU first: sched-stats.rst
+		stat, err := os.ReadFile(filepath.Join(thread, "schedstat")) // the first number is nanoseconds on a CPU: sched-stats.rst
 		if err != nil {
 			return 0, err
 		}

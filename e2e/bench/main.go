@@ -1,5 +1,5 @@
-// Bench measures the built agent from outside, as the kubelet and Prometheus see it, and prints one table. Given the
-// address of another agent, it measures that one as far as it can be measured without our simulated GPUs.
+// Bench measures the built agent from outside, as the kubelet and Prometheus use it, and prints one table. With the
+// address of a running agent, it measures what does not need simulated GPUs.
 package main
 
 import (
@@ -23,11 +23,11 @@ type options struct {
 func main() {
 	var o options
 	flag.StringVar(&o.agent, "agent", "bin/gpu-node-agent", "the agent's binary, started with simulated GPUs and a stand-in kubelet")
-	flag.StringVar(&o.repo, "repo", ".", "the repository's root, for what DCGM's bindings cost; \"\": not measured")
+	flag.StringVar(&o.repo, "repo", ".", "the repository's root, for the cost of DCGM's bindings; \"\" skips it")
 	flag.StringVar(&o.metrics, "metrics", "", "measure a running agent instead: the URL of its metrics, such as http://10.0.0.7:9400/metrics")
-	flag.StringVar(&o.sock, "plugin", "", "measure a running agent instead: the socket of its device plugin; no pod gets a device of this")
-	flag.IntVar(&o.pid, "pid", 0, "process of the running agent, if it is on this machine; 0: its metrics tell of it")
-	flag.BoolVar(&o.quick, "quick", false, "a tenth of everything: to see that it works, not how fast")
+	flag.StringVar(&o.sock, "plugin", "", "measure a running agent instead: the socket of its device plugin; no pod gets a device")
+	flag.IntVar(&o.pid, "pid", 0, "process of the running agent, if it is on this machine; 0 uses its metrics")
+	flag.BoolVar(&o.quick, "quick", false, "a tenth of everything: checks that it works, not how fast")
 	flag.BoolVar(&o.json, "json", false, "print JSON")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -42,9 +42,9 @@ func run(ctx context.Context, o options) error {
 	b := &bench{options: o, table: table{Machine: machine(), Quick: o.quick}}
 	var err error
 	if o.metrics != "" || o.sock != "" {
-		err = b.peer(ctx)
+		err = b.measureRunning(ctx)
 	} else {
-		err = b.own(ctx)
+		err = b.measureStarted(ctx)
 	}
 	if o.json {
 		text, jsonErr := json.MarshalIndent(b.table, "", "  ")
@@ -58,20 +58,20 @@ func run(ctx context.Context, o options) error {
 	return err
 }
 
-// bench is one run.
+// bench is one run of the benchmarks.
 type bench struct {
 	options
 	table table
 }
 
-// times is how often something is done: n times, or a tenth of that to be quick.
-func (b *bench) times(n int) int {
+// scale returns n, or a tenth of it with -quick.
+func (b *bench) scale(n int) int {
 	if b.quick {
 		return max(1, n/10)
 	}
 	return n
 }
 
-func (b *bench) say(format string, args ...any) {
+func (b *bench) progress(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "bench: "+format+"\n", args...)
 }

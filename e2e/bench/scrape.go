@@ -12,21 +12,21 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest/node"
 )
 
-// perThousand is the row of what a thousand scrapes cost.
-const perThousand = "CPU of 1,000 such scrapes"
+// perThousandScrapes is the row with the cost of a thousand scrapes.
+const perThousandScrapes = "CPU of 1,000 such scrapes"
 
-// target is whose metrics are measured.
+// target is a metrics page to measure.
 type target struct {
 	url string
-	pid int // 0: not on this machine
+	pid int // 0 if not on this machine
 }
 
-// scraper is one Prometheus: it keeps its connection and asks for gzip.
+// scraper returns a client that keeps one connection, as Prometheus does.
 func scraper() *http.Client {
 	return &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 1, DisableCompression: true}, Timeout: patience}
 }
 
-// scrape scrapes n times and returns what each took and how large the last one was.
+// scrape scrapes n times and returns the durations and the size of the last page.
 func scrape(ctx context.Context, url, encoding string, n int) (took []time.Duration, size int, err error) {
 	c := scraper()
 	defer c.CloseIdleConnections()
@@ -45,7 +45,7 @@ func scrape(ctx context.Context, url, encoding string, n int) (took []time.Durat
 	return took, size, nil
 }
 
-// usage is what the target has used, as the machine tells or as its metrics do.
+// usage returns the resource usage of the target, from /proc or from its metrics.
 func (p target) usage(ctx context.Context) (node.Usage, node.Page, error) {
 	c := scraper()
 	defer c.CloseIdleConnections()
@@ -55,7 +55,7 @@ func (p target) usage(ctx context.Context) (node.Usage, node.Page, error) {
 	}
 	page, err := node.ParsePage(text)
 	if err != nil {
-		return node.Usage{}, nil, fmt.Errorf("%s is no metrics page: %w", p.url, err)
+		return node.Usage{}, nil, fmt.Errorf("%s is not a metrics page: %w", p.url, err)
 	}
 	if p.pid != 0 {
 		u, err := node.UsageOf(p.pid)
@@ -65,36 +65,36 @@ func (p target) usage(ctx context.Context) (node.Usage, node.Page, error) {
 	rss, _ := page.Value("process_resident_memory_bytes")
 	threads, _ := page.Value("go_threads")
 	if !ok {
-		return node.Usage{}, page, errors.New("its metrics do not tell what it uses, and no -pid was given")
+		return node.Usage{}, page, errors.New("no process metrics on the page, and no -pid")
 	}
 	return node.Usage{CPU: time.Duration(cpu * float64(time.Second)), RSS: uint64(rss), Threads: int(threads)}, page, nil
 }
 
-// scrapes measures the metrics page. With aims, they are those of the default machine.
-func (b *bench) scrapes(ctx context.Context, p target, of string, aims bool) error {
-	b.say("/metrics, %s", of)
+// measureScrapes measures the metrics page. aims sets the targets of the default configuration.
+func (b *bench) measureScrapes(ctx context.Context, p target, of string, aims bool) error {
+	b.progress("/metrics, %s", of)
 	aim := 0.0
 	if aims {
 		aim = 2
 	}
-	n := b.times(1000)
+	n := b.scale(1000)
 	before, _, noUsage := p.usage(ctx)
 	took, zipped, err := scrape(ctx, p.url, "gzip", n)
 	if err != nil {
 		return err
 	}
 	after, _, _ := p.usage(ctx)
-	b.table.spread("/metrics, "+of+", gzip as Prometheus asks", took, aim)
+	b.table.addDurations("/metrics, "+of+", gzip as Prometheus asks", took, aim)
 	if noUsage == nil {
-		b.table.value(perThousand, (after.CPU-before.CPU).Seconds()*1000/float64(n), "s", none, "")
+		b.table.addValue(perThousandScrapes, (after.CPU-before.CPU).Seconds()*1000/float64(n), "s", noAim, "")
 	} else {
-		b.table.left("CPU of 1,000 scrapes: %v", noUsage)
+		b.table.notMeasured("CPU of 1,000 scrapes: %v", noUsage)
 	}
 	took, plain, err := scrape(ctx, p.url, "", n)
 	if err != nil {
 		return err
 	}
-	b.table.spread("/metrics, "+of+", not compressed", took, none)
+	b.table.addDurations("/metrics, "+of+", not compressed", took, noAim)
 
 	const scrapers = 10
 	var (
@@ -109,29 +109,29 @@ func (b *bench) scrapes(ctx context.Context, p target, of string, aims bool) err
 	if err := errors.Join(bad[:]...); err != nil {
 		return err
 	}
-	b.table.spread(fmt.Sprintf("/metrics, %s, %d scrapers without pause", of, scrapers), slices.Concat(all[:]...), none)
-	b.table.value("/metrics, "+of+", size", float64(plain)/1024, "KiB", none, fmt.Sprintf("%s KiB as gzip", short(float64(zipped)/1024)))
+	b.table.addDurations(fmt.Sprintf("/metrics, %s, %d scrapers without pause", of, scrapers), slices.Concat(all[:]...), noAim)
+	b.table.addValue("/metrics, "+of+", size", float64(plain)/1024, "KiB", noAim, fmt.Sprintf("%s KiB as gzip", short(float64(zipped)/1024)))
 	return nil
 }
 
-// footprint measures what many scrapes leave behind.
-func (b *bench) footprint(ctx context.Context, p target) error {
-	n := b.times(5000)
-	b.say("memory after %d scrapes", n)
+// measureFootprint measures memory and threads after many scrapes.
+func (b *bench) measureFootprint(ctx context.Context, p target) error {
+	n := b.scale(5000)
+	b.progress("memory after %d scrapes", n)
 	if _, _, err := scrape(ctx, p.url, "gzip", n); err != nil {
 		return err
 	}
 	u, page, err := p.usage(ctx)
 	if err != nil {
-		b.table.left("memory and threads: %v", err)
+		b.table.notMeasured("memory and threads: %v", err)
 		return nil
 	}
-	b.table.value(fmt.Sprintf("RSS after %d scrapes", n), mebibytes(u.RSS), "MiB", 40, "")
+	b.table.addValue(fmt.Sprintf("RSS after %d scrapes", n), mebibytes(u.RSS), "MiB", 40, "")
 	if g, ok := page.Value("go_goroutines"); ok {
-		b.table.value("goroutines", g, "", none, "")
+		b.table.addValue("goroutines", g, "", noAim, "")
 	}
 	if u.Threads > 0 {
-		b.table.value("threads", float64(u.Threads), "", none, "")
+		b.table.addValue("threads", float64(u.Threads), "", noAim, "")
 	}
 	return nil
 }

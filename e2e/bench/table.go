@@ -11,20 +11,20 @@ import (
 	"time"
 )
 
-// row is a line of the table.
+// row is a row of the table.
 type row struct {
 	What  string   `json:"what"`
-	N     int      `json:"n,omitempty"`   // how many were measured
+	N     int      `json:"n,omitempty"`   // number of measurements
 	P50   *float64 `json:"p50,omitempty"` // in Unit
 	P99   *float64 `json:"p99,omitempty"`
-	Value *float64 `json:"value,omitempty"` // of what was measured once
+	Value *float64 `json:"value,omitempty"` // of a single measurement
 	Unit  string   `json:"unit"`
-	Aim   *float64 `json:"aim,omitempty"` // P99 or Value is to be below it, or P50 if OfP50
+	Aim   *float64 `json:"aim,omitempty"` // upper limit of P99 or Value, or of P50 if OfP50
 	OfP50 bool     `json:"aimOfP50,omitempty"`
 	Note  string   `json:"note,omitempty"`
 }
 
-// table is what is printed.
+// table is the result of a run.
 type table struct {
 	Rows    []row    `json:"rows"`
 	Left    []string `json:"notMeasured,omitempty"`
@@ -32,46 +32,46 @@ type table struct {
 	Machine string   `json:"machine"`
 }
 
-// none is the aim of a row that has none.
-const none = 0
+// noAim is the aim of a row without one.
+const noAim = 0
 
 func aimed(aim float64) *float64 {
-	if aim == none {
+	if aim == noAim {
 		return nil
 	}
 	return &aim
 }
 
-// spread adds a row of the times that something took, in milliseconds.
-func (t *table) spread(what string, took []time.Duration, aim float64) {
+// addDurations adds a row with the percentiles of durations, in milliseconds.
+func (t *table) addDurations(what string, took []time.Duration, aim float64) {
 	if len(took) == 0 {
-		t.left("%s: nothing was measured", what)
+		t.notMeasured("%s: no measurements", what)
 		return
 	}
 	took = slices.Clone(took)
 	slices.Sort(took)
-	at := func(p int) *float64 { // the least that p percent do not exceed
+	at := func(p int) *float64 { // the smallest value that p percent do not exceed
 		ms := float64(took[max(0, (len(took)*p+99)/100-1)]) / float64(time.Millisecond)
 		return &ms
 	}
 	t.Rows = append(t.Rows, row{What: what, N: len(took), P50: at(50), P99: at(99), Unit: "ms", Aim: aimed(aim)})
 }
 
-// median is spread with an aim of p50.
-func (t *table) median(what string, took []time.Duration, aim float64) {
-	t.spread(what, took, aim)
+// addMedian adds a row like spread, whose aim is for p50.
+func (t *table) addMedian(what string, took []time.Duration, aim float64) {
+	t.addDurations(what, took, aim)
 	if len(took) > 0 {
 		t.Rows[len(t.Rows)-1].OfP50 = true
 	}
 }
 
-// value adds a row of one figure.
-func (t *table) value(what string, v float64, unit string, aim float64, note string) {
+// addValue adds a row with one value.
+func (t *table) addValue(what string, v float64, unit string, aim float64, note string) {
 	t.Rows = append(t.Rows, row{What: what, Value: &v, Unit: unit, Aim: aimed(aim), Note: note})
 }
 
-// left says what is not measured, and why.
-func (t *table) left(format string, args ...any) {
+// notMeasured records what is not measured, and why.
+func (t *table) notMeasured(format string, args ...any) {
 	t.Left = append(t.Left, fmt.Sprintf(format, args...))
 }
 
@@ -101,18 +101,18 @@ func (t *table) String() string {
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.What, n, p50, p99, r.Unit, aim, r.Note)
 	}
-	_ = w.Flush() // a strings.Builder takes everything
+	_ = w.Flush() // a strings.Builder never fails
 	for _, l := range t.Left {
 		fmt.Fprintln(&out, "not measured:", l)
 	}
 	if t.Quick {
-		fmt.Fprintln(&out, "quick: too few of everything to be relied on")
+		fmt.Fprintln(&out, "quick: too few measurements to rely on")
 	}
 	fmt.Fprintln(&out, t.Machine)
 	return out.String()
 }
 
-// short writes three digits that count.
+// short formats a value with three significant digits.
 func short(v float64) string {
 	switch {
 	case v >= 100:
@@ -125,7 +125,7 @@ func short(v float64) string {
 	return fmt.Sprintf("%.3f", v)
 }
 
-// machine says on what was measured.
+// machine describes the hardware and the Go version.
 func machine() string {
 	model := "unknown CPU"
 	if f, err := os.Open("/proc/cpuinfo"); err == nil {

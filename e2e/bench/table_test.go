@@ -12,16 +12,16 @@ func TestTable(t *testing.T) {
 	for i := range 200 {
 		took = append(took, time.Duration(200-i)*time.Millisecond) // 200 to 1
 	}
-	b.table.spread("spread", took, 198)
-	b.table.spread("met", took, 198.1)
-	b.table.spread("one", took[:1], none)
-	b.table.median("half", took, 101)
-	b.table.spread("nothing", nil, none)
-	b.table.value("value", 0.4, "%", 0.5, "note")
+	b.table.addDurations("spread", took, 198)
+	b.table.addDurations("met", took, 198.1)
+	b.table.addDurations("one", took[:1], noAim)
+	b.table.addMedian("half", took, 101)
+	b.table.addDurations("nothing", nil, noAim)
+	b.table.addValue("value", 0.4, "%", 0.5, "note")
 	got := strings.Join(strings.Fields(b.table.String()), " ")
 	for _, want := range []string{
 		"spread 200 100 198 ms < 198 missed", "met 200 100 198 ms < 198 one", "one 1 200 200 ms", "half 200 100 198 ms p50 < 101 value", "value 0.400 % < 0.500 note",
-		"not measured: nothing: nothing was measured", "machine: m",
+		"not measured: nothing: no measurements", "machine: m",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%q is not in %q", want, got)

@@ -1,5 +1,5 @@
-// Package chaos does to the built agent what happens to nodes, at random, and looks after each step whether what must
-// hold holds. The same seed makes the same sequence.
+// Package chaos plays random faults against the built agent and checks the invariants after each step. Equal seeds give
+// equal sequences.
 package chaos
 
 import (
@@ -16,47 +16,47 @@ import (
 )
 
 var (
-	seed      = flag.Uint64("seed", 0, "of the sequence; 0: of the clock")
-	length    = flag.Duration("time", 20*time.Second, "how long to go on")
-	agentPath = flag.String("agent", "", "the agent's binary; \"\": built from the repository, with the race detector if -race is set")
+	seed      = flag.Uint64("seed", 0, "seed of the sequence; 0: from the clock")
+	length    = flag.Duration("time", 20*time.Second, "duration")
+	agentPath = flag.String("agent", "", "the agent's binary; \"\": built from the repository, with the race detector if -raced is set")
 	raced     = flag.Bool("raced", false, "build the agent with the race detector")
-	replay    = flag.String("replay", "", "do these steps instead, as a failure prints them")
-	onlyKinds = flag.String("only", "", "only these kinds of steps, with commas between; what a run does not have of them is left out")
-	shrinkFor = flag.Duration("shrink", 5*time.Minute, "how long a sequence that fails is made shorter; 0: not")
-	slack     = flag.Float64("slack", 1, "on a machine that has other things to do: everything may take so many times as long")
+	replay    = flag.String("replay", "", "play these steps instead, in the format that a failure prints")
+	kindsFlag = flag.String("only", "", "play only these kinds of steps, separated by commas; runs without any of them are skipped")
+	shrinkFor = flag.Duration("shrink", 5*time.Minute, "how long to shorten a failing sequence; 0: do not")
+	slack     = flag.Float64("slack", 1, "factor of all time limits, for a busy machine")
 )
 
 func TestMain(m *testing.M) {
-	if dir := os.Getenv(roleEnv); dir != "" {
+	if dir := os.Getenv(kubeletDirEnv); dir != "" {
 		if err := serveKubelet(dir); err != nil {
 			fmt.Fprintln(os.Stderr, "kubelet:", err)
 			os.Exit(1)
 		}
 		os.Exit(0)
 	}
-	if code, apart := runApart(); apart {
+	if code, started := runInMountNamespace(); started {
 		os.Exit(code)
 	}
 	os.Exit(m.Run())
 }
 
-const apartEnv = "CHAOS_APART"
+const mountNamespaceEnv = "CHAOS_APART"
 
-// runApart runs this program again in a mount namespace of its own, if that is allowed, and returns its exit code: so
-// no end of it leaves a file system mounted.
-func runApart() (code int, apart bool) {
+// runInMountNamespace runs this program again in a separate mount namespace, if permitted, and returns its exit code. The kernel
+// unmounts the file systems however the program ends.
+func runInMountNamespace() (code int, started bool) {
 	self, err := os.Executable()
-	if err != nil || os.Getenv(apartEnv) != "" {
+	if err != nil || os.Getenv(mountNamespaceEnv) != "" {
 		return 0, false
 	}
 	cmd := exec.Command(self, os.Args[1:]...)
-	cmd.Env = append(os.Environ(), apartEnv+"=1")
+	cmd.Env = append(os.Environ(), mountNamespaceEnv+"=1")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		return 0, false
 	}
-	_ = cmd.Wait() // its exit code says all
+	_ = cmd.Wait() // its exit code is the result
 	return cmd.ProcessState.ExitCode(), true
 }
 
@@ -78,27 +78,27 @@ func build(t *testing.T) string {
 	return path
 }
 
-// failed is how a sequence ended.
+// failed is the failure of a sequence.
 type failed struct {
 	err error
 	log string
 }
 
-// play plays steps until they end or something is wrong, and returns what it has played.
+// play plays steps until they end or one fails, and returns the played steps.
 func play(ctx context.Context, with setup, next func() (step, bool), say func(string, ...any)) (played []step, f *failed) {
 	w, err := newWorld(ctx, with)
 	if err != nil {
 		return nil, &failed{err: fmt.Errorf("start: %w", err)}
 	}
-	say("the disk is %s", w.disk.how())
+	say("the disk is %s", w.disk.description())
 	for s, more := next(); more && ctx.Err() == nil; s, more = next() {
 		played = append(played, s)
 		begin := time.Now()
 		err := w.apply(ctx, s)
-		if err == nil && s.kind != calm && !s.hasty {
+		if err == nil && s.kind != calm && !s.immediate {
 			err = w.check(ctx)
 		}
-		say("%4d %-18v %8v  %s", len(played), s, time.Since(begin).Round(time.Millisecond), w.short())
+		say("%4d %-18v %8v  %s", len(played), s, time.Since(begin).Round(time.Millisecond), w.summary())
 		if err != nil {
 			f = &failed{err: fmt.Errorf("step %d, %v: %w", len(played), s, err)}
 			break
@@ -106,7 +106,7 @@ func play(ctx context.Context, with setup, next func() (step, bool), say func(st
 	}
 	if f == nil {
 		w.mu.Lock()
-		say("%d scrapes beside it", w.scraped)
+		say("%d concurrent scrapes", w.scraped)
 		w.mu.Unlock()
 	}
 	log := w.log
@@ -119,8 +119,8 @@ func play(ctx context.Context, with setup, next func() (step, bool), say func(st
 	return played, f
 }
 
-// TestChaos has the agent on simulated GPUs, where anything can happen, and for the last third of the time on DCGM's
-// interface with a scripted library behind it: a host engine, and then one in the agent's process.
+// TestChaos runs the agent with simulated GPUs, and for the last third of the time with DCGM's interface and a scripted
+// library: first as a host engine, then embedded in the agent.
 func TestChaos(t *testing.T) {
 	agent := build(t)
 	if *seed == 0 {
@@ -131,21 +131,21 @@ func TestChaos(t *testing.T) {
 	t.Run("embedded", func(t *testing.T) { chaos(t, setup{agent, compile(t), false}, embeddedKinds(), *length/6) })
 }
 
-// setup is what is played with.
+// setup is the environment of a sequence.
 type setup struct {
 	agent   string // binary
 	library string // a directory with libdcgm.so.4, "" for simulated GPUs
-	host    bool   // the library is of a host engine's client, and has no engine itself
+	host    bool   // the library stands for the client of a host engine
 }
 
-// chaos plays for so long, or what is to be played again.
-func chaos(t *testing.T, with setup, kinds []kind, long time.Duration) {
-	if kinds = only(kinds, *onlyKinds); len(kinds) == 0 {
-		t.Skipf("it has none of %s", *onlyKinds)
+// chaos plays random steps for a time, or those of -replay.
+func chaos(t *testing.T, with setup, kinds []kind, duration time.Duration) {
+	if kinds = selectKinds(kinds, *kindsFlag); len(kinds) == 0 {
+		t.Skipf("none of the kinds %s", *kindsFlag)
 	}
-	end, from, n := time.Now().Add(long), sequence(*seed, kinds), 0
+	end, from, n := time.Now().Add(duration), sequence(*seed, kinds), 0
 	next := func() (step, bool) {
-		if n%lap == 0 && n > 0 && time.Now().After(end) { // it ends calm
+		if n%calmInterval == 0 && n > 0 && time.Now().After(end) { // it ends after a calm
 			return step{}, false
 		}
 		n++
@@ -156,7 +156,7 @@ func chaos(t *testing.T, with setup, kinds []kind, long time.Duration) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		next = list(steps)
+		next = iterate(steps)
 	}
 	t.Logf("seed %d", *seed)
 	played, f := play(t.Context(), with, next, t.Logf)
@@ -164,36 +164,36 @@ func chaos(t *testing.T, with setup, kinds []kind, long time.Duration) {
 		t.Logf("%d steps, every invariant holds", len(played))
 		return
 	}
-	t.Errorf("seed %d: %v\nthe agent's log ends with\n%s\nthe sequence: %s", *seed, f.err, f.log, text(played))
-	what := kindOf(f.err)
+	t.Errorf("seed %d: %v\nend of the agent's log:\n%s\nsteps: %s", *seed, f.err, f.log, formatSteps(played))
+	what := violatedInvariant(f.err)
 	if *shrinkFor == 0 || what == "" || len(played) < 2 {
 		return
 	}
 	var last *failed
 	short := shrink(played, time.Now().Add(*shrinkFor), func(steps []step) bool {
-		_, f := play(t.Context(), with, list(steps), func(string, ...any) {})
-		same := f != nil && kindOf(f.err) == what
+		_, f := play(t.Context(), with, iterate(steps), func(string, ...any) {})
+		same := f != nil && violatedInvariant(f.err) == what
 		if same {
 			last = f
 		}
 		return same
 	})
 	if last == nil {
-		t.Errorf("it was not seen a second time")
+		t.Errorf("not reproduced")
 		return
 	}
-	t.Errorf("shorter, %d of %d steps: %v\nagain: go test . -run '%s' -replay '%s'", len(short), len(played), last.err, t.Name(), text(short))
+	t.Errorf("shortened to %d of %d steps: %v\nrerun: go test . -run '%s' -replay '%s'", len(short), len(played), last.err, t.Name(), formatSteps(short))
 }
 
-// kindOf is the invariant that was violated, "" if the failure is another.
-func kindOf(err error) string {
+// violatedInvariant returns the violated invariant, or "" for another failure.
+func violatedInvariant(err error) string {
 	if v, ok := errors.AsType[violation](err); ok {
 		return v.what
 	}
 	return ""
 }
 
-func list(steps []step) func() (step, bool) {
+func iterate(steps []step) func() (step, bool) {
 	return func() (step, bool) {
 		if len(steps) == 0 {
 			return step{}, false

@@ -6,50 +6,34 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
 )
 
-// compile makes a libdcgm.so.4 of the one that the tests of health/dcgm have, with testdata/outside.c.
+// compile builds the scripted libdcgm.so.4.
 func compile(t *testing.T) (dir string) {
 	dir = t.TempDir()
-	list := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-dcgm") // it has DCGM's headers
-	list.Dir = "../.."
-	module, err := list.Output()
-	if err != nil {
-		t.Fatalf("find go-dcgm: %v", err)
-	}
-	scripted, err := filepath.Glob("../../health/dcgm/testdata/*.c")
-	if err != nil || len(scripted) == 0 {
-		t.Fatalf("the source of the scripted libdcgm: %v, %v", scripted, err)
-	}
-	args := append([]string{
-		"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-soname,libdcgm.so.4",
-		"-I../../health/dcgm/testdata", "-I" + filepath.Join(strings.TrimSpace(string(module)), "pkg", "dcgm"),
-		"-o", filepath.Join(dir, "libdcgm.so.4"), "testdata/outside.c", "-lpthread",
-	}, scripted...)
-	if out, err := exec.Command("cc", args...).CombinedOutput(); err != nil {
-		t.Fatalf("compile: %v\n%s", err, out)
+	if out, err := exec.Command("testdata/build-libdcgm", dir).CombinedOutput(); err != nil {
+		t.Fatalf("build-libdcgm: %v\n%s", err, out)
 	}
 	return dir
 }
 
-// engine is a DCGM in the agent's process that reads from a file what happens to it and to its GPUs.
+// engine is a scripted DCGM in the agent's process. It reads from a file what happens to it and its GPUs.
 type engine struct {
 	library, script string
-	host            bool     // it is in another process, as far as the agent knows
-	later           []string // what it will see when it is no longer blind
-	lines           int      // that the script has
+	host            bool     // it stands for a host engine in another process
+	deferredLines   []string // lines to write after it is blind
+	lines           int      // of the script
 }
 
-// begin writes what another agent finds.
-func (e *engine) begin(m *model) error {
-	e.later = nil
+// reset writes the script for a new agent.
+func (e *engine) reset(m *model) error {
+	e.deferredLines = nil
 	lines := m.source + "\n"
-	if m.gone {
+	if m.engineDetached {
 		lines += "detached\n"
 	}
 	lines += "clock " + m.clock + "\n"
@@ -64,12 +48,12 @@ func (e *engine) env() []string {
 	return []string{"LD_LIBRARY_PATH=" + e.library, "CHAOS_DCGM=" + e.script}
 }
 
-// status is OK or lost (dcgm_structs.h: DcgmEntityStatus_t).
+// status returns the line for OK or lost (dcgm_structs.h: DcgmEntityStatus_t).
 func status(gpu int, lost bool) string {
 	return fmt.Sprintf("status %d %d\n", gpu, map[bool]int{false: 1, true: 4}[lost])
 }
 
-// event has happen what would happen to the simulated GPUs.
+// event does what the event does to simulated GPUs.
 func (e *engine) event(m *model, text string) error {
 	ev, err := sim.ParseEvent(text)
 	if err != nil {
@@ -83,18 +67,18 @@ func (e *engine) event(m *model, text string) error {
 		lines = append(lines, status(*ev.GPU, *ev.Lost))
 	}
 	switch {
-	case ev.Source != nil: // the model has it already
-		lines = append([]string{m.source + "\n"}, e.later...)
-		e.later = nil
-	case m.source == "blind": // it calls the driver no more
-		e.later = append(e.later, lines...)
+	case ev.Source != nil: // already in the model
+		lines = append([]string{m.source + "\n"}, e.deferredLines...)
+		e.deferredLines = nil
+	case m.source == "blind": // it does not call the driver
+		e.deferredLines = append(e.deferredLines, lines...)
 		return nil
 	}
-	return e.say(strings.Join(lines, ""))
+	return e.write(strings.Join(lines, ""))
 }
 
-// say appends lines to what the library reads.
-func (e *engine) say(lines string) error {
+// write appends lines to the script.
+func (e *engine) write(lines string) error {
 	f, err := os.OpenFile(e.script, os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {
 		return err
@@ -104,8 +88,8 @@ func (e *engine) say(lines string) error {
 	return errors.Join(err, f.Close())
 }
 
-// is returns what the library says of itself, as testdata/outside.c writes it.
-func (e *engine) is() (connected, detached bool, trap string, err error) {
+// readState returns the library's state, as testdata/fault_script.c writes it.
+func (e *engine) readState() (connected, detached bool, trap string, err error) {
 	text, err := os.ReadFile(e.script + ".is")
 	if err != nil {
 		return false, false, "", err
@@ -115,8 +99,8 @@ func (e *engine) is() (connected, detached bool, trap string, err error) {
 	return c == 1, d == 1, trap, err
 }
 
-// obeyed tells whether the library has read all that it was told, as it says a moment later.
-func (e *engine) obeyed() error {
+// checkRead returns an error until the library has read all lines.
+func (e *engine) checkRead() error {
 	var c, d, lines int
 	var trap string
 	text, err := os.ReadFile(e.script + ".is")
@@ -124,12 +108,12 @@ func (e *engine) obeyed() error {
 		_, err = fmt.Sscanf(string(text), "connected %d detached %d trap %s lines %d", &c, &d, &trap, &lines)
 	}
 	if err == nil && lines < e.lines {
-		err = fmt.Errorf("the library has obeyed %d lines of %d", lines, e.lines)
+		err = fmt.Errorf("library has read %d lines of %d", lines, e.lines)
 	}
 	return err
 }
 
-// Event makes something happen to the GPUs, whoever has them.
+// Event applies an event to the simulated GPUs or the scripted DCGM.
 func (w *world) Event(ctx context.Context, text string) error {
 	if w.engine == nil {
 		return w.Node.Event(ctx, text)

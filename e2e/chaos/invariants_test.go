@@ -10,12 +10,11 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// within is how long anything may take to be as it should, on a machine that does nothing else. What may take longer is
-// a registration with the kubelet alone: see registration.
-const within = 2 * time.Second
+// stepTimeout is the time limit of everything on an idle machine, except registrations with the kubelet: see registration.
+const stepTimeout = 2 * time.Second
 
-// slow is how long something may take that takes d on a machine that does nothing else.
-func slow(d time.Duration) time.Duration { return time.Duration(float64(d) * *slack) }
+// scaled scales a duration by -slack.
+func scaled(d time.Duration) time.Duration { return time.Duration(float64(d) * *slack) }
 
 // check waits for every invariant that holds after any step.
 func (w *world) check(ctx context.Context) error {
@@ -27,8 +26,8 @@ func (w *world) check(ctx context.Context) error {
 		if s, err = w.snapshot(ctx); err != nil {
 			return err
 		}
-		if s.Config.OK == w.badly {
-			return violated("reload", "the configuration is good: %t, and the agent says %t", !w.badly, s.Config.OK)
+		if s.Config.OK == w.configInvalid {
+			return violated("reload", "valid configuration: %t, reported: %t", !w.configInvalid, s.Config.OK)
 		}
 		return w.checkDevices(s)
 	})
@@ -56,43 +55,43 @@ func (w *world) check(ctx context.Context) error {
 	return w.checkGrowth(ctx)
 }
 
-// checkDevices compares what the agent shows with what must be.
+// checkDevices compares the agent's devices with the model.
 func (w *world) checkDevices(s snapshot) error {
-	if w.full && w.changed() > w.atFull && s.Memory.Error == "" {
-		return violated("memory", "the disk is full, and nothing is said of it")
+	if w.diskFull && w.changeCount() > w.changesAtFull && s.Memory.Error == "" {
+		return violated("memory", "disk is full, and no error is reported")
 	}
-	if w.unseen { // it can only know what it has kept
+	if w.unmeasured { // only saved findings are possible
 		for _, d := range s.GPUs {
 			for cause := range d.causes() {
-				if !w.kept[d.Index][cause] {
-					return violated("findings", "GPU %d has %s before anybody has seen it; %v were kept", d.Index, cause, w.kept[d.Index])
+				if !w.savedCauses[d.Index][cause] {
+					return violated("findings", "GPU %d has %s before a measurement; saved were %v", d.Index, cause, w.savedCauses[d.Index])
 				}
 			}
 		}
 		return nil
 	}
 	if len(s.GPUs) != gpus {
-		return violated("devices", "%d GPUs, not %d", len(s.GPUs), gpus)
+		return violated("devices", "%d GPUs, want %d", len(s.GPUs), gpus)
 	}
 	for _, d := range s.GPUs {
 		g := w.gpu[d.Index]
-		if len(d.MIG) != devices(g.shown) {
-			return violated("devices", "GPU %d has %d MIG devices; it is partitioned as %s", d.Index, len(d.MIG), g.shown)
+		if len(d.MIG) != devices(g.migMeasured) {
+			return violated("devices", "GPU %d has %d MIG devices; its partitions are %s", d.Index, len(d.MIG), g.migMeasured)
 		}
-		if has := d.causes(); has["xid-48"] != g.fatal || has[health.CauseLost] != g.seen || has[health.CauseReleased] != g.released ||
+		if has := d.causes(); has["xid-48"] != g.xid48 || has[health.CauseLost] != g.lossMeasured || has[health.CauseReleased] != g.released ||
 			has[health.CauseMissing] {
-			return violated("health", "GPU %d has %v; lost %t, XID 48 %t, let go of %t", d.Index, has, g.seen, g.fatal, g.released)
+			return violated("health", "GPU %d has %v; lost %t, XID 48 %t, detached %t", d.Index, has, g.lossMeasured, g.xid48, g.released)
 		}
 		for _, d := range append([]device{d}, d.MIG...) {
 			if withheld := d.State == "unhealthy"; withheld != g.withheld() {
-				return violated("health", "%s of GPU %d is %s; lost %t, XID 48 %t, let go of %t", d.UUID, d.Index, d.State, g.seen, g.fatal, g.released)
+				return violated("health", "%s of GPU %d is %s; lost %t, XID 48 %t, detached %t", d.UUID, d.Index, d.State, g.lossMeasured, g.xid48, g.released)
 			}
 		}
 	}
 	return nil
 }
 
-// checkXIDs: none is lost, and none is counted twice.
+// checkXIDs checks that no XID is lost or counted twice.
 func (w *world) checkXIDs(ctx context.Context) error {
 	counted, err := w.countedXIDs(ctx)
 	if err != nil {
@@ -100,19 +99,19 @@ func (w *world) checkXIDs(ctx context.Context) error {
 	}
 	for i := range counted {
 		want := w.counted(i)
-		if w.measured() && !maps.Equal(counted[i], want) {
-			return violated("xids", "GPU %d has counted %v; there were %v", i, counted[i], want)
+		if w.measuring() && !maps.Equal(counted[i], want) {
+			return violated("xids", "GPU %d: counted %v, want %v", i, counted[i], want)
 		}
 		for code, n := range counted[i] {
 			if n > want[code] {
-				return violated("xids", "GPU %d has counted %d of %s; there were %d", i, n, code, want[code])
+				return violated("xids", "GPU %d: counted %d of %s, want at most %d", i, n, code, want[code])
 			}
 		}
 	}
 	return nil
 }
 
-// countedXIDs are those that the agent shows, of each GPU.
+// countedXIDs returns the XIDs that the agent counted, by GPU.
 func (w *world) countedXIDs(ctx context.Context) ([]map[string]int, error) {
 	page, err := w.Metrics(ctx)
 	if err != nil {
@@ -124,8 +123,8 @@ func (w *world) countedXIDs(ctx context.Context) ([]map[string]int, error) {
 	}
 	for _, s := range page {
 		if s.Name == "gpu_node_agent_xid_errors_total" && s.Value > 0 {
-			if w.unseen {
-				return nil, violated("xids", "%+v, and it has seen no GPU", s)
+			if w.unmeasured {
+				return nil, violated("xids", "%+v before a measurement", s)
 			}
 			i, err := strconv.Atoi(s.Labels["gpu"])
 			if err != nil || i < 0 || i >= gpus {

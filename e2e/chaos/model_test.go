@@ -5,136 +5,136 @@ import (
 	"slices"
 )
 
-// model is what must be, worked out from the steps alone.
+// model is the expected state, derived from the steps alone.
 type model struct {
-	gpu       [gpus]gpu
-	source    string // up, dead, hung, blind
-	clock     string // how far that of the engine is ahead, in seconds
-	blocked   bool   // nobody reads the agent's standard error
-	away      bool   // an operator has had the driver let go of
-	stuck     bool   // it is not let go of yet: DCGM is in a call that hangs
-	gone      bool   // a host engine has let go of it
-	unasked   bool   // it was not asked to: there was no connection
-	closing   bool   // the call that hangs is the session's last
-	attaching bool   // it is told to take it back at the next connection
-	frozen    bool   // the kubelet
-	absent    bool   // the kubelet is stopped
-	full      bool   // the disk
-	atFull    int    // changed since then
-	badly     bool   // the configuration in the file is bad
-	unseen    bool   // the agent has not seen a GPU since its start
+	gpu            [gpus]gpu
+	source         string // up, dead, hung, blind
+	clock          string // offset of the engine's clock in seconds
+	logBlocked     bool   // the agent's standard error is not read
+	detached       bool   // an operator detached the driver
+	detachPending  bool   // the detach waits for a DCGM call that hangs
+	engineDetached bool   // the host engine has detached the driver
+	engineNotAsked bool   // the host engine was not asked to detach: no connection
+	sessionClosing bool   // the hung call is the session's last
+	attaching      bool   // the next connection attaches the driver
+	kubeletFrozen  bool   // kubelet is frozen
+	kubeletStopped bool   // kubelet is stopped
+	diskFull       bool   // disk is full
+	changesAtFull  int    // changed() when the disk became full
+	configInvalid  bool   // the configuration file is invalid
+	unmeasured     bool   // no GPU measured since the agent's start
 }
 
 type gpu struct {
-	lost     bool
-	seen     bool // the loss, by the agent
-	fatal    bool // an XID 48 stands
-	dying    bool // an XID 48 has come that the agent cannot know of yet
-	released bool // it was not seen since the driver was let go of
-	remap    bool // a row waits to be remapped; not together with fatal, for which its end is a reset
-	mig      string
-	shown    string         // mig, as the agent knows it
-	counts   map[string]int // XIDs that the agent must have counted, by number
-	waiting  map[string]int // those that it cannot know of yet
-	changes  int            // how often pods may not have it any more, or again
-	before   int            // changes that came before the agent's start
-	falls    int            // of the changes since then, those for the worse
-	trips    int            // how often it broke, ever: that it was let go of is no such thing
+	lost          bool
+	lossMeasured  bool // the agent has measured the loss
+	xid48         bool // an XID 48 is a finding
+	xid48Pending  bool // an XID 48 that the agent cannot know yet
+	released      bool // not measured since the detach
+	remapPending  bool // row remapping pending; never with fatal, because its end is a reset
+	mig           string
+	migMeasured   string         // mig, as last measured
+	counts        map[string]int // XIDs that the agent must have counted, by number
+	pendingXIDs   map[string]int // XIDs that the agent cannot know yet
+	changes       int            // times that pods lost or regained it
+	changesBefore int            // changes before the agent's start
+	failures      int            // changes to unhealthy since the agent's start
+	trips         int            // times it became faulty, ever; a detach does not count
 }
 
 func newModel() *model {
 	m := &model{source: "up", clock: "0"}
 	for i := range m.gpu {
-		m.gpu[i] = gpu{mig: "off", shown: "off", counts: map[string]int{}, waiting: map[string]int{}}
+		m.gpu[i] = gpu{mig: "off", migMeasured: "off", counts: map[string]int{}, pendingXIDs: map[string]int{}}
 	}
 	return m
 }
 
-func (g gpu) sick() bool { return g.seen || g.fatal }
+func (g gpu) faulty() bool { return g.lossMeasured || g.xid48 }
 
-// withheld: no pod may get it.
-func (g gpu) withheld() bool { return g.sick() || g.released }
+// withheld reports whether pods must not get the GPU.
+func (g gpu) withheld() bool { return g.faulty() || g.released }
 
-// change changes a GPU and notes whether it became sick or well by that, and whether pods may have it.
+// change applies f to a GPU and counts the changes of its health and availability.
 func (g *gpu) change(f func()) {
-	sick, withheld := g.sick(), g.withheld()
+	faulty, withheld := g.faulty(), g.withheld()
 	f()
-	if !sick && g.sick() {
+	if !faulty && g.faulty() {
 		g.trips++
 	}
 	if withheld != g.withheld() {
 		g.changes++
 		if g.withheld() {
-			g.falls++
+			g.failures++
 		}
 	}
 }
 
-// waits: there are XIDs that the agent has not read.
-func (m *model) waits() bool {
-	return slices.ContainsFunc(m.gpu[:], func(g gpu) bool { return len(g.waiting) > 0 })
+// hasPendingXIDs reports whether the agent has not read some XIDs.
+func (m *model) hasPendingXIDs() bool {
+	return slices.ContainsFunc(m.gpu[:], func(g gpu) bool { return len(g.pendingXIDs) > 0 })
 }
 
-// measured: the agent sees what is so.
-func (m *model) measured() bool { return m.source == "up" && !m.away && !m.gone }
+// measuring reports whether the agent measures the GPUs.
+func (m *model) measuring() bool { return m.source == "up" && !m.detached && !m.engineDetached }
 
-// changed counts the changes of all GPUs.
-func (m *model) changed() (n int) {
+// changeCount returns the number of changes of all GPUs.
+func (m *model) changeCount() (n int) {
 	for _, g := range m.gpu {
 		n += g.changes
 	}
 	return n
 }
 
-// xid counts XIDs as soon as the agent can know of them.
+// xid counts XIDs once the agent can know them.
 func (m *model) xid(i int, code string, n int) {
-	if m.measured() {
+	if m.measuring() {
 		m.gpu[i].counts[code] += n
 	} else {
-		m.gpu[i].waiting[code] += n
+		m.gpu[i].pendingXIDs[code] += n
 	}
 }
 
-// look has the agent see what is so, if it can.
-func (m *model) look() {
-	if !m.measured() {
+// measure makes the agent measure the GPUs, if it can.
+func (m *model) measure() {
+	if !m.measuring() {
 		return
 	}
-	m.unseen = false
+	m.unmeasured = false
 	for i := range m.gpu {
 		g := &m.gpu[i]
-		for code, n := range g.waiting {
+		for code, n := range g.pendingXIDs {
 			g.counts[code] += n
 		}
-		clear(g.waiting)
+		clear(g.pendingXIDs)
 		g.change(func() {
-			g.see()
+			g.measure()
 			g.released = false
 		})
 	}
 }
 
-// see has the agent see a GPU.
-func (g *gpu) see() {
-	if g.seen && !g.lost {
-		g.fatal = false // its return is a reset
+// measure makes the agent measure a GPU.
+func (g *gpu) measure() {
+	if g.lossMeasured && !g.lost {
+		g.xid48 = false // the return of a lost GPU is a reset
 	}
-	g.seen, g.shown = g.lost, g.mig
-	g.fatal, g.dying = g.fatal || g.dying, false
+	g.lossMeasured, g.migMeasured = g.lost, g.mig
+	g.xid48, g.xid48Pending = g.xid48 || g.xid48Pending, false
 }
 
-// release has the agent keep all GPUs from pods that it knows.
+// release withholds all measured GPUs from pods.
 func (m *model) release() {
 	for i := range m.gpu {
 		g := &m.gpu[i]
-		g.change(func() { g.released = !m.unseen })
+		g.change(func() { g.released = !m.unmeasured })
 	}
 }
 
-// devices is how many MIG devices a layout has.
+// devices returns the number of MIG devices of a layout.
 func devices(layout string) int {
 	return map[string]int{"off": 0, "sevenths": 7, "balanced": 4}[layout]
 }
 
-// counted returns a copy of what must have been counted of a GPU.
+// counted returns a copy of the expected XID counts of a GPU.
 func (m *model) counted(i int) map[string]int { return maps.Clone(m.gpu[i].counts) }

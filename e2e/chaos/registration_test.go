@@ -3,59 +3,57 @@ package chaos
 import "time"
 
 const (
-	// settles is how long the agent waits before each registration, so that the kubelet does not lose it, and until
-	// it looks.
-	settles = 1500 * time.Millisecond
+	// settleDelay is how long the agent waits before each registration, so that the kubelet does not lose it, plus a poll.
+	settleDelay = 1500 * time.Millisecond
 
-	// restful is for how long a registration must have stood for its end not to count as one of many.
-	restful = 8 * time.Second
+	// stableFor is how long a registration must last for its end not to count as repeated.
+	stableFor = 8 * time.Second
 
-	// auditing is how long the agent may need to find out that the kubelet has dropped it behind an open stream.
-	auditing = 20 * time.Second
+	// auditTimeout is how long the agent may need to detect that the kubelet dropped it behind an open stream.
+	auditTimeout = 20 * time.Second
 )
 
-// registration is what is known of the agent's registrations with the kubelet. Only while one may be under way may the
-// kubelet's view take longer than anything else: after the kubelet or the agent was started, the socket directory was
-// wiped, the kubelet has closed the stream or dropped the plugin, and if there is a resource that was not there before,
-// as after a MIG re-partition. All else that changes goes over the stream that is open.
+// registration is the expected state of the agent's registrations. Only a registration may delay the kubelet's view:
+// after a start of the kubelet or the agent, a wipe of the socket directory, the end of a stream, a dropped plugin, and
+// a new resource, as after a MIG repartition. All other changes use the open stream.
 type registration struct {
-	due    bool            // one may be under way, and was not seen to be done
-	doneAt time.Time       // when the last one was seen to be
-	served map[string]bool // the resources that the agent showed last
+	due         bool            // a registration may be in progress
+	confirmedAt time.Time       // when the last one was confirmed
+	served      map[string]bool // resources of the last snapshot
 
-	kills int // of the stream in a row that came too soon for the agent not to become careful
+	kills int // consecutive ends of a stream, for which the agent backs off
 
-	forgot   bool // the kubelet has dropped the plugin behind its open stream, and it is not known to be back
-	forgotAt time.Time
-	forgets  int // in a row: the audit becomes careful too
+	dropped   bool // the kubelet dropped the plugin behind its open stream
+	droppedAt time.Time
+	drops     int // consecutive drops: the audit backs off too
 }
 
-// disturbed: the agent registers after its settle time, whatever was before.
-func (r *registration) disturbed() { r.due, r.kills = true, 0 }
+// expectRegistration expects a registration after the settle delay and resets the backoff.
+func (r *registration) expectRegistration() { r.due, r.kills = true, 0 }
 
-// killed: the kubelet has closed the stream.
-func (r *registration) killed() {
-	if !r.due && time.Since(r.doneAt) > restful {
+// streamClosed expects a registration after the kubelet closed the stream.
+func (r *registration) streamClosed() {
+	if !r.due && time.Since(r.confirmedAt) > stableFor {
 		r.kills = 0
 	}
 	r.due = true
 	r.kills++
 }
 
-// forgotten: the kubelet has dropped the plugin, and does not say so.
-func (r *registration) forgotten() {
-	r.forgets++
-	if time.Since(r.forgotAt) > time.Minute {
-		r.forgets = 0
+// pluginDropped expects a registration after the kubelet silently dropped the plugin.
+func (r *registration) pluginDropped() {
+	r.drops++
+	if time.Since(r.droppedAt) > time.Minute {
+		r.drops = 0
 	}
-	r.due, r.forgot, r.forgotAt = true, true, time.Now()
+	r.due, r.dropped, r.droppedAt = true, true, time.Now()
 }
 
-// restarted: another agent, which serves nothing yet.
+// restarted expects the first registrations of a new agent.
 func (r *registration) restarted() { *r = registration{due: true} }
 
-// serves notes what the agent shows: what is new is registered.
-func (r *registration) serves(want map[string]map[string]bool) {
+// setResources records the agent's resources and expects a registration for a new one.
+func (r *registration) setResources(want map[string]map[string]bool) {
 	now := map[string]bool{}
 	for name := range want {
 		now[name] = true
@@ -64,25 +62,25 @@ func (r *registration) serves(want map[string]map[string]bool) {
 	r.served = now
 }
 
-// done: the kubelet has everything.
-func (r *registration) done() {
+// confirmed records that the kubelet has every resource.
+func (r *registration) confirmed() {
 	if r.due {
-		r.doneAt = time.Now()
+		r.confirmedAt = time.Now()
 	}
-	r.due, r.forgot = false, false
+	r.due, r.dropped = false, false
 }
 
-// extra is how much longer than anything else the kubelet's view may take now.
-func (r *registration) extra() time.Duration {
+// extraTime returns how much longer the kubelet's view may take now.
+func (r *registration) extraTime() time.Duration {
 	if !r.due {
 		return 0
 	}
-	out := settles
-	if r.kills > 1 { // the first pause is no longer than the settle time; each is twice the one before
+	out := settleDelay
+	if r.kills > 1 { // the first backoff is at most the settle delay; each doubles
 		out += min(30*time.Second, time.Second<<min(r.kills-1, 5)) - time.Second
 	}
-	if r.forgot {
-		out = max(out, auditing<<min(r.forgets, 3))
+	if r.dropped {
+		out = max(out, auditTimeout<<min(r.drops, 3))
 	}
-	return slow(out)
+	return scaled(out)
 }

@@ -15,16 +15,16 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 )
 
-// start starts the agent on the GPUs as they are and waits until it answers.
+// start starts the agent with the model's faults and waits until it responds.
 func (w *world) start(ctx context.Context) error {
-	w.scenario = w.wrong()
-	if err := w.Write(w.config() + w.ending); err != nil {
+	w.scenario = w.faultScenario()
+	if err := w.Write(w.config() + w.configEnd); err != nil {
 		return err
 	}
-	w.badly, w.unseen = false, w.source != "up" || w.gone
+	w.configInvalid, w.unmeasured = false, w.source != "up" || w.engineDetached
 	var env []string
 	if w.engine != nil {
-		if err := w.engine.begin(w.model); err != nil {
+		if err := w.engine.reset(w.model); err != nil {
 			return err
 		}
 		env = w.engine.env()
@@ -32,43 +32,42 @@ func (w *world) start(ctx context.Context) error {
 	if err := w.Start(w.log, env...); err != nil {
 		return err
 	}
-	return w.await(ctx, slow(10*time.Second), func(ctx context.Context) error {
+	return w.await(ctx, scaled(10*time.Second), func(ctx context.Context) error {
 		if status, _, err := w.Get(ctx, "/livez"); err != nil || status != http.StatusOK {
-			return violated("life", "started again: /livez: status %d, %v", status, err)
+			return violated("life", "restarted: /livez: status %d, %v", status, err)
 		}
-		if err := w.Clear(ctx, "nobody", ""); err == nil || !strings.Contains(err.Error(), `"nobody" is not known`) {
-			return violated("life", "an operator asks to clear no device, and the answer is: %v", err)
+		if err := w.Clear(ctx, "nobody", ""); !refused(err) {
+			return violated("life", "clear of an unknown device: %v", err)
 		}
-		return w.Event(ctx, "{gpu: 0, temperature: 0}") // nothing; it takes events from now on
+		return w.Event(ctx, "{gpu: 0, temperature: 0}") // no change; events are accepted from now on
 	})
 }
 
-// wrong is what is wrong with the GPUs, as a scenario.
-func (m *model) wrong() string {
-	events := []string{"{at: 0s, source: " + sourceWord(m.source) + "}"}
+// faultScenario returns the model's faults as a scenario.
+func (m *model) faultScenario() string {
+	events := []string{"{at: 0s, source: " + simSource(m.source) + "}"}
 	for i, g := range m.gpu {
-		events = append(events, fmt.Sprintf("{at: 0s, gpu: %d, lost: %t, rowRemapPending: %t, mig: %q}", i, g.lost, g.remap, g.mig))
+		events = append(events, fmt.Sprintf("{at: 0s, gpu: %d, lost: %t, rowRemapPending: %t, mig: %q}", i, g.lost, g.remapPending, g.mig))
 	}
 	return strings.Join(events, ", ")
 }
 
-// restart ends the agent, as a node's shutdown does or as the kernel does, and starts another with the same state file.
+// restart ends the agent with SIGTERM or SIGKILL, and starts another with the same state file.
 //
-// Findings outlive it: those and no others are there again, and the first that the kubelet hears of each device is what is
-// so. Counters do not: XIDs are counted since the start, and those that no agent could know of yet, as the source was away,
-// are nobody's (the simulated GPUs end with the agent that they are in). To the kubelet the plugin disappears, which is no
-// change of any device's, and comes back.
+// Findings survive: the new agent has exactly these, and the first list that the kubelet receives is correct. Counters
+// restart: XIDs count from the start, and those that no agent could know yet are lost (the simulated GPUs end with
+// their agent). To the kubelet the plugin disappears and returns, which changes no device.
 func (w *world) restart(ctx context.Context, how string) error {
-	if w.full && !w.disk.mounted {
-		return nil // the state file is away with its directory, and not only out of date
+	if w.diskFull && !w.disk.mounted {
+		return nil // the state file is missing, not only out of date
 	}
 	s, err := w.snapshot(ctx)
 	if err != nil {
 		return err
 	}
-	forgets := w.full || s.Memory.Error != "" // it has said so: a write that failed is tried again after ten seconds
-	if !forgets {
-		if err := w.await(ctx, w.patience, func(context.Context) error { return w.checkKept() }); err != nil {
+	stateLost := w.diskFull || s.Memory.Error != "" // reported: a failed write is retried after ten seconds
+	if !stateLost {
+		if err := w.await(ctx, w.patience, func(context.Context) error { return w.checkSaved() }); err != nil {
 			return err
 		}
 	}
@@ -77,40 +76,40 @@ func (w *world) restart(ctx context.Context, how string) error {
 	if err := w.endAgent(ctx, how); err != nil {
 		return err
 	}
-	if !forgets {
-		if err := w.checkKept(); err != nil {
-			return fmt.Errorf("after its end: %w", err)
+	if !stateLost {
+		if err := w.checkSaved(); err != nil {
+			return fmt.Errorf("after the exit: %w", err)
 		}
 	}
-	kept, trips, err := w.memory()
+	kept, trips, err := w.savedFindings()
 	if err != nil {
 		return err
 	}
 	for i := range w.gpu {
 		g := &w.gpu[i]
 		clear(g.counts)
-		clear(g.waiting)
-		g.dying, g.shown = false, g.mig
-		// If it was to forget, the file has an older truth than this.
-		g.change(func() { g.released, g.fatal, g.seen = false, kept[i]["xid-48"], kept[i][health.CauseLost] })
+		clear(g.pendingXIDs)
+		g.xid48Pending, g.migMeasured = false, g.mig
+		// If the state was not saved, the file is older than the model.
+		g.change(func() { g.released, g.xid48, g.lossMeasured = false, kept[i]["xid-48"], kept[i][health.CauseLost] })
 		g.trips = trips[i]
-		g.remap = g.remap && !g.fatal
+		g.remapPending = g.remapPending && !g.xid48
 	}
-	w.away, w.stuck, w.attaching, w.closing, w.kept = false, false, false, false, kept // another agent attaches; a host engine stays as it is
-	w.base, w.endpoint = nil, map[string]string{}                                      // another process, other sockets
+	w.detached, w.detachPending, w.attaching, w.sessionClosing, w.savedCauses = false, false, false, false, kept // a new agent attaches; a host engine keeps its state
+	w.baseline, w.endpoint = nil, map[string]string{}                                                            // new process and sockets
 	maps.Copy(w.orphans, w.registration.served)
 	w.registration.restarted()
 	for i := range w.gpu {
-		w.gpu[i].falls = 0 // it counts its own
+		w.gpu[i].failures = 0 // counters restart
 	}
-	w.look()
-	w.atFull = w.changed()
-	if !w.frozen { // else it has yet to read what the agent before has said
-		if _, err := w.kubelet.ask(command{Do: "mourn"}); err != nil {
+	w.measure()
+	w.changesAtFull = w.changeCount()
+	if !w.kubeletFrozen { // otherwise it still has to read the previous agent's messages
+		if _, err := w.kubelet.request(command{Do: "await-end"}); err != nil {
 			return err
 		}
 		for i := range w.gpu {
-			w.gpu[i].before = w.gpu[i].changes
+			w.gpu[i].changesBefore = w.gpu[i].changes
 		}
 	}
 	w.CloseIdleConnections()
@@ -118,15 +117,15 @@ func (w *world) restart(ctx context.Context, how string) error {
 		return err
 	}
 	w.scrape(context.WithoutCancel(ctx))
-	if w.unseen {
+	if w.unmeasured {
 		return nil
 	}
 	return w.await(ctx, w.patience, func(ctx context.Context) error { return w.checkFindings(ctx, kept) })
 }
 
-// endAgent returns when the agent has ended.
+// endAgent ends the agent and waits for it.
 func (w *world) endAgent(ctx context.Context, how string) error {
-	if w.blocked { // whoever ends it does not have to read its log before
+	if w.logBlocked { // the agent must exit without a reader of its log
 		if err := w.endBlocked(ctx, how); err != nil || how == "kill" {
 			return err
 		}
@@ -144,8 +143,8 @@ func (w *world) endAgent(ctx context.Context, how string) error {
 	return nil
 }
 
-// memory returns the causes of each GPU's findings in the state file, and how often it has tripped.
-func (w *world) memory() (causes [gpus]map[string]bool, trips [gpus]int, err error) {
+// savedFindings returns the causes of each GPU's findings in the state file, and its number of trips.
+func (w *world) savedFindings() (causes [gpus]map[string]bool, trips [gpus]int, err error) {
 	var m statefile.Saved
 	text, err := os.ReadFile(w.stateFile())
 	if err == nil {
@@ -169,27 +168,27 @@ func (w *world) memory() (causes [gpus]map[string]bool, trips [gpus]int, err err
 	return causes, trips, nil
 }
 
-// checkKept: what a restart must not forget is on the disk.
-func (w *world) checkKept() error {
-	kept, trips, err := w.memory()
+// checkSaved checks that the state file has what must survive a restart.
+func (w *world) checkSaved() error {
+	kept, trips, err := w.savedFindings()
 	if err != nil {
 		return err
 	}
 	for i, g := range w.gpu {
 		if kept[i][health.CauseReleased] {
-			return violated("memory", "the state file has it that GPU %d was let go of, and the next agent has it", i)
+			return violated("memory", "state file: GPU %d was detached, which a new agent must not restore", i)
 		}
 		if trips[i] != g.trips {
-			return violated("trips", "the state file has it that GPU %d broke %d times; it was %d", i, trips[i], g.trips)
+			return violated("trips", "state file: GPU %d has %d trips, want %d", i, trips[i], g.trips)
 		}
-		if kept[i]["xid-48"] != g.fatal || kept[i][health.CauseLost] != g.seen {
-			return violated("memory", "the state file has %v of GPU %d; lost %t, XID 48 %t", kept[i], i, g.seen, g.fatal)
+		if kept[i]["xid-48"] != g.xid48 || kept[i][health.CauseLost] != g.lossMeasured {
+			return violated("memory", "state file: %v of GPU %d; lost %t, XID 48 %t", kept[i], i, g.lossMeasured, g.xid48)
 		}
 	}
 	return nil
 }
 
-// checkFindings: another agent has the findings that were kept and still stand, and has invented none.
+// checkFindings checks that a new agent has the saved findings that still apply, and no others.
 func (w *world) checkFindings(ctx context.Context, kept [gpus]map[string]bool) error {
 	s, err := w.snapshot(ctx)
 	if err != nil {
@@ -200,15 +199,15 @@ func (w *world) checkFindings(ctx context.Context, kept [gpus]map[string]bool) e
 	}
 	for _, d := range s.GPUs {
 		g, has := w.gpu[d.Index], d.causes()
-		stands := map[string]bool{"xid-48": g.fatal, health.CauseLost: g.seen, health.CauseRemapPending: g.remap}
+		applies := map[string]bool{"xid-48": g.xid48, health.CauseLost: g.lossMeasured, health.CauseRemapPending: g.remapPending}
 		for cause := range has {
-			if !stands[cause] && !kept[d.Index][cause] {
-				return violated("findings", "%s of GPU %d is invented; %v were kept", cause, d.Index, kept[d.Index])
+			if !applies[cause] && !kept[d.Index][cause] {
+				return violated("findings", "unexpected %s on GPU %d; saved were %v", cause, d.Index, kept[d.Index])
 			}
 		}
-		for cause, stands := range stands {
-			if stands && kept[d.Index][cause] && !has[cause] {
-				return violated("findings", "%s of GPU %d is forgotten; it has %v", cause, d.Index, has)
+		for cause, applies := range applies {
+			if applies && kept[d.Index][cause] && !has[cause] {
+				return violated("findings", "missing %s on GPU %d, which has %v", cause, d.Index, has)
 			}
 		}
 	}

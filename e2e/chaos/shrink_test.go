@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// shrink returns a shorter sequence that still fails, the shortest that it finds until the end: first the last few
-// steps alone, then with parts left out, ever smaller ones (delta debugging).
+// shrink returns the shortest failing sequence that it finds before end. It tries the last few steps alone, then
+// removes ever smaller parts (delta debugging).
 func shrink(steps []step, end time.Time, fails func([]step) bool) []step {
 	for n := 2; n < len(steps) && time.Now().Before(end); n *= 2 {
 		if last := steps[len(steps)-n:]; fails(last) {
@@ -17,9 +17,9 @@ func shrink(steps []step, end time.Time, fails func([]step) bool) []step {
 	for size := len(steps) / 2; size > 0; {
 		shorter := false
 		for from := 0; from < len(steps) && len(steps) > 1 && time.Now().Before(end); {
-			without := slices.Delete(slices.Clone(steps), from, min(from+size, len(steps)))
-			if len(without) > 0 && fails(without) {
-				steps, shorter = without, true
+			rest := slices.Delete(slices.Clone(steps), from, min(from+size, len(steps)))
+			if len(rest) > 0 && fails(rest) {
+				steps, shorter = rest, true
 			} else {
 				from += size
 			}

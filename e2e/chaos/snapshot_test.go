@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// snapshot is what is needed of /api/v1/snapshot.
+// snapshot is the part of /api/v1/snapshot that these tests check.
 type snapshot struct {
 	GPUs   []device `json:"gpus"`
 	Source struct {
@@ -43,7 +43,7 @@ type device struct {
 	} `json:"findings"`
 }
 
-// causes are those of a device's findings.
+// causes returns the causes of a device's findings.
 func (d device) causes() map[string]bool {
 	all := map[string]bool{}
 	for _, f := range d.Findings {
@@ -63,37 +63,37 @@ func (w *world) snapshot(ctx context.Context) (s snapshot, err error) {
 	return s, json.Unmarshal(text, &s)
 }
 
-// short is the world in a few words.
-func (w *world) short() string {
+// summary summarizes the world.
+func (w *world) summary() string {
 	out := w.source
-	for word, is := range map[string]bool{"unseen": w.unseen, "away": w.away && !w.stuck, "stuck": w.stuck, "engine-away": w.gone && !w.away} {
+	for word, is := range map[string]bool{"unseen": w.unmeasured, "away": w.detached && !w.detachPending, "stuck": w.detachPending, "engine-away": w.engineDetached && !w.detached} {
 		if is {
 			out += " " + word
 		}
 	}
-	if w.blocked {
+	if w.logBlocked {
 		out += " blocked"
 	}
 	if w.clock != "0" {
 		out += " clock:" + w.clock
 	}
-	if w.frozen {
+	if w.kubeletFrozen {
 		out += " frozen"
 	}
-	if w.absent {
+	if w.kubeletStopped {
 		out += " no-kubelet"
 	}
-	if w.full {
+	if w.diskFull {
 		out += " disk-full"
 	}
-	if w.badly {
+	if w.configInvalid {
 		out += " bad-config"
 	}
 	for i, g := range w.gpu {
 		if g.lost {
 			out += fmt.Sprintf(" lost:%d", i)
 		}
-		if g.fatal {
+		if g.xid48 {
 			out += fmt.Sprintf(" xid48:%d", i)
 		}
 		if g.mig != "off" {

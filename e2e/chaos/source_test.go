@@ -5,51 +5,51 @@ import (
 	"time"
 )
 
-// turn has the source become something.
-func (w *world) turn(ctx context.Context, to string) error {
+// setSource changes the state of the source.
+func (w *world) setSource(ctx context.Context, to string) error {
 	if to == w.source || w.source != "up" && to != "up" {
-		return nil // one trouble at a time
+		return nil // one fault at a time
 	}
 	was := w.source
 	before, err := w.snapshot(ctx)
 	if err != nil {
 		return err
 	}
-	w.source, w.closing = to, false
+	w.source, w.sessionClosing = to, false
 	if w.attaching && to == "up" {
-		w.gone = false
+		w.engineDetached = false
 	}
-	w.look()
-	if err := w.Event(ctx, "{source: "+sourceWord(to)+"}"); err != nil {
+	w.measure()
+	if err := w.Event(ctx, "{source: "+simSource(to)+"}"); err != nil {
 		return err
 	}
 	switch {
-	case w.stuck: // one cannot become anything but up
-		return w.awaitLetGo(ctx, before.Source.Measured)
-	case (w.away || w.gone) && w.engine != nil: // nobody looks, until somebody attaches
-		return w.await(ctx, slow(within), func(context.Context) error { return w.engine.obeyed() })
-	case w.away || w.gone:
+	case w.detachPending: // a hung source can only recover
+		return w.awaitDetached(ctx, before.Source.Measured)
+	case (w.detached || w.engineDetached) && w.engine != nil: // the source is not used before an attach
+		return w.await(ctx, scaled(stepTimeout), func(context.Context) error { return w.engine.checkRead() })
+	case w.detached || w.engineDetached:
 		return nil
 	}
 	if w.engine != nil && to != "up" {
-		// The agent finds out by asking, and would miss most of it; of a blind one it is sure after three seconds, or two
-		// measurements more if it had just connected.
+		// The agent detects the fault by polling and would miss short ones. It confirms a blind source after three
+		// seconds, or two polls after a connection.
 		if to == "hung" {
-			return w.awaitSource(ctx, slow(within), "gpu_node_agent_source_stalled", 1)
+			return w.awaitSource(ctx, scaled(stepTimeout), "gpu_node_agent_source_stalled", 1)
 		}
-		return w.awaitSource(ctx, slow(within)+5*time.Second, "gpu_node_agent_source_up", 0)
+		return w.awaitSource(ctx, scaled(stepTimeout)+5*time.Second, "gpu_node_agent_source_up", 0)
 	}
 	switch {
 	case w.engine == nil && to != "up":
 		return nil
 	case w.engine == nil && was == "hung":
-		return w.awaitSource(ctx, slow(within), "gpu_node_agent_source_up", 1)
+		return w.awaitSource(ctx, scaled(stepTimeout), "gpu_node_agent_source_up", 1)
 	}
-	// It is opened again with a pause that doubles, and that is none of the promises here.
+	// The backoff between connections doubles, so it may take longer than the other time limits.
 	return w.awaitSource(ctx, 45*time.Second, "gpu_node_agent_source_up", 1)
 }
 
-// awaitSource waits until a series about the source has a value.
+// awaitSource waits for a value of one of the source's metrics.
 func (w *world) awaitSource(ctx context.Context, d time.Duration, series string, want float64) error {
 	return w.await(ctx, d, func(ctx context.Context) error {
 		page, err := w.Metrics(ctx)
@@ -57,13 +57,13 @@ func (w *world) awaitSource(ctx context.Context, d time.Duration, series string,
 			return err
 		}
 		if v, ok := page.Value(series); !ok || v != want {
-			return violated("source", "it is %s, and %s is %v", w.source, series, v)
+			return violated("source", "source %s, and %s is %v", w.source, series, v)
 		}
 		return nil
 	})
 }
 
-// sourceWord is how the simulated source calls it.
-func sourceWord(source string) string {
+// simSource returns the simulation's name of a source state.
+func simSource(source string) string {
 	return map[string]string{"dead": "down", "hung": "stalled", "blind": "blind", "up": "up"}[source]
 }

@@ -8,31 +8,31 @@ import (
 	"strings"
 )
 
-// step is one thing that happens. What makes no sense when its turn comes, as thawing what is not frozen, does
-// nothing: so any part of a sequence is a sequence.
+// step is one event of a sequence. A step that is not possible in the current state, such as thaw without freeze, does
+// nothing, so any part of a sequence is a sequence.
 type step struct {
 	kind string
 	gpu  int
 	arg  string
 
-	hasty bool // the next step comes at once, before anything is as it should be
+	immediate bool // the next step follows at once, before the invariants hold
 }
 
 // kind is a kind of step.
 type kind struct {
-	name   string
-	weight int
-	gpu    bool     // it is of a GPU
-	args   []string // one of these, if any
-	hasty  bool     // what it does to the model does not depend on what the agent has seen by then
+	name      string
+	weight    int
+	gpu       bool     // it has a GPU
+	args      []string // one of these
+	immediate bool     // its effect on the model does not depend on what the agent has measured
 }
 
 func kinds() []kind {
 	return []kind{
-		{"xid", 6, true, []string{"13", "31", "43", "45"}, true}, // of applications: counted, nothing else
+		{"xid", 6, true, []string{"13", "31", "43", "45"}, true}, // errors of applications: counted only
 		{"flood", 3, true, []string{"31", "43"}, true},           // 10,000 at once
 		{"fatal", 5, true, nil, false},                           // XID 48
-		{"heal", 5, true, nil, false},                            // an operator clears it
+		{"heal", 5, true, nil, false},                            // an operator clears XID 48
 		{"lost", 5, true, nil, false},
 		{"back", 5, true, nil, false},
 		{"remap", 2, true, []string{"true", "false"}, true},
@@ -60,59 +60,61 @@ func kinds() []kind {
 		{"agent-restart", 2, false, []string{"term", "kill"}, false},
 		{"detach", 4, false, []string{"forced", "polite"}, false},
 		{"attach", 5, false, nil, false},
-		{"expire", 2, false, nil, false},       // the time for which the driver is let go of is up
-		{"detach-often", 1, false, nil, false}, // and attach, ten times
+		{"expire", 2, false, nil, false},       // a detach expires
+		{"detach-often", 1, false, nil, false}, // ten pairs of detach and attach
 		{"detach-refused", 1, false, nil, false},
 		{"detach-hung", 1, false, nil, false},
-		{"empty", 2, false, []string{"short", "long"}, false},                       // the source lists no GPU for a while, and says nothing
-		{"clock", 4, false, []string{"-3600", "-60", "0", "60", "3600"}, true},      // of the engine, in seconds
-		{"block-log", 1, false, nil, false},                                         // nobody reads the agent's standard error
-		{"read-log", 3, false, nil, true},                                           // somebody does again
-		{"state-removed", 1, false, nil, false},                                     // the state file
-		{"state-foreign", 1, false, []string{"garbage", "another", "empty"}, false}, // somebody else has written it
+		{"empty", 2, false, []string{"short", "long"}, false},                       // the source lists no GPU for a while, without an error
+		{"clock", 4, false, []string{"-3600", "-60", "0", "60", "3600"}, true},      // of the engine, in seconds ahead
+		{"block-log", 1, false, nil, false},                                         // stop reading the agent's standard error
+		{"read-log", 3, false, nil, true},                                           // read it again
+		{"state-removed", 1, false, nil, false},                                     // remove the state file
+		{"state-foreign", 1, false, []string{"garbage", "another", "empty"}, false}, // replace the state file
 		{"second-agent", 1, false, []string{"term", "kill"}, false},                 // with the same state file, for a while
-		{"reconnect-often", 1, false, nil, false},                                   // another session for each reload
+		{"reconnect-often", 1, false, nil, false},                                   // a new session per reload
 	}
 }
 
-// simKinds are those that the simulated GPUs have: nobody else holds their driver, their clock is the machine's, and no
-// reload changes their session.
-func simKinds() []kind { return without("detach-refused", "detach-hung", "clock", "reconnect-often") }
+// simKinds returns the kinds for simulated GPUs: they have no host engine and no clock of their own, and a reload keeps
+// their session.
+func simKinds() []kind {
+	return kindsExcept("detach-refused", "detach-hung", "clock", "reconnect-often")
+}
 
-// hostKinds are those that a scripted host engine has.
+// hostKinds returns the kinds for a scripted host engine.
 func hostKinds() []kind {
-	return without("flood", "remap", "mig", "kubelet-stop", "kubelet-start", "wipe", "forget", "second-stream", "slow-stream", "close-streams",
+	return kindsExcept("flood", "remap", "mig", "kubelet-stop", "kubelet-start", "wipe", "forget", "second-stream", "slow-stream", "close-streams",
 		"freeze", "thaw", "reload-bad", "disk-full", "disk-free", "block-log", "read-log", "second-agent")
 }
 
-// embeddedKinds are those that a scripted engine in the agent's process has. One that is blind the agent would start again.
+// embeddedKinds returns the kinds for a scripted engine in the agent's process. The agent would restart a blind one.
 func embeddedKinds() []kind {
 	return slices.DeleteFunc(hostKinds(), func(k kind) bool {
 		return slices.Contains([]string{"blind", "detach-refused", "detach-hung"}, k.name)
 	})
 }
 
-// only returns those of the kinds that are named with commas between, all of them if none is.
-func only(all []kind, names string) []kind {
+// selectKinds returns the kinds in a comma-separated list, or all for an empty list.
+func selectKinds(all []kind, names string) []kind {
 	if names == "" {
 		return all
 	}
 	return slices.DeleteFunc(all, func(k kind) bool { return !slices.Contains(strings.Split(names, ","), k.name) })
 }
 
-func without(names ...string) []kind {
+func kindsExcept(names ...string) []kind {
 	return slices.DeleteFunc(kinds(), func(k kind) bool { return slices.Contains(names, k.name) })
 }
 
 const gpus = 8
 
-// calm puts everything right again; then nothing may be left over.
+// calm is the step that reverts all faults and checks for leaks.
 const calm = "calm"
 
-// lap is how many steps there are from calm to calm.
-const lap = 25
+// calmInterval is the number of steps between calms.
+const calmInterval = 25
 
-// sequence makes the same steps of the same seed, for ever.
+// sequence returns an endless generator of steps, equal for equal seeds.
 func sequence(seed uint64, all []kind) func() step {
 	r := rand.New(rand.NewPCG(seed, 0))
 	sum := 0
@@ -122,7 +124,7 @@ func sequence(seed uint64, all []kind) func() step {
 	n := 0
 	return func() step {
 		n++
-		if n%lap == 0 {
+		if n%calmInterval == 0 {
 			return step{kind: calm}
 		}
 		at := r.IntN(sum)
@@ -134,7 +136,7 @@ func sequence(seed uint64, all []kind) func() step {
 		if len(all[i].args) > 0 {
 			s.arg = all[i].args[r.IntN(len(all[i].args))]
 		}
-		s.hasty = all[i].hasty && r.IntN(3) == 0 && (n+1)%lap != 0
+		s.immediate = all[i].immediate && r.IntN(3) == 0 && (n+1)%calmInterval != 0
 		return s
 	}
 }
@@ -147,13 +149,13 @@ func (s step) String() string {
 	if s.arg != "" {
 		words = append(words, s.arg)
 	}
-	if s.hasty {
+	if s.immediate {
 		words = append(words, "!")
 	}
 	return strings.Join(words, " ")
 }
 
-// parse reads what String wrote, several with commas between.
+// parse parses steps in the format of String, separated by commas.
 func parse(text string) (all []step, err error) {
 	for part := range strings.SplitSeq(text, ",") {
 		words := strings.Fields(part)
@@ -163,13 +165,13 @@ func parse(text string) (all []step, err error) {
 		s := step{kind: words[0]}
 		words = words[1:]
 		if n := len(words); n > 0 && words[n-1] == "!" {
-			s.hasty, words = true, words[:n-1]
+			s.immediate, words = true, words[:n-1]
 		}
 		i := slices.IndexFunc(kinds(), func(k kind) bool { return k.name == s.kind })
 		switch {
 		case s.kind == calm:
 		case i < 0:
-			return nil, fmt.Errorf("%q is no step", s.kind)
+			return nil, fmt.Errorf("unknown step %q", s.kind)
 		default:
 			k := kinds()[i]
 			if k.gpu && len(words) > 0 {
@@ -181,22 +183,22 @@ func parse(text string) (all []step, err error) {
 			if len(words) > 0 {
 				s.arg, words = words[0], words[1:]
 			}
-			if s.hasty && !k.hasty {
-				return nil, fmt.Errorf("%q: the next step has to wait for it", part)
+			if s.immediate && !k.immediate {
+				return nil, fmt.Errorf("%q: the next step must wait for it", part)
 			}
 			if s.arg == "" && len(k.args) > 0 || s.arg != "" && !slices.Contains(k.args, s.arg) {
-				return nil, fmt.Errorf("%q: use one of %s", part, strings.Join(k.args, ", "))
+				return nil, fmt.Errorf("%q: expected one of %s", part, strings.Join(k.args, ", "))
 			}
 		}
 		if len(words) > 0 {
-			return nil, fmt.Errorf("%q: %q is too much", part, words[0])
+			return nil, fmt.Errorf("%q: unexpected %q", part, words[0])
 		}
 		all = append(all, s)
 	}
 	return all, nil
 }
 
-func text(steps []step) string {
+func formatSteps(steps []step) string {
 	words := make([]string, len(steps))
 	for i, s := range steps {
 		words[i] = s.String()

@@ -14,12 +14,12 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest/node"
 )
 
-// config is the agent's but for its end, which is what reloads change. What is wrong with the GPUs when the agent starts
-// is a scenario there, for they begin with it.
+// config returns the agent's configuration without its end, which reloads change. Faults that exist when the agent
+// starts are a scenario, because simulated GPUs begin with it.
 func (w *world) config() string {
 	source, health := "mode: sim, sim: {profile: h100-8, control: DIR/sim.sock, scenario: ["+w.scenario+"]}", ""
 	if w.engine != nil {
-		// What is no XID is found by polling.
+		// Polling finds everything except XIDs.
 		source, health = "interval: 1s, mode: embedded", "interval: 200ms, "
 		if w.engine.host {
 			source = "interval: 1s, address: localhost:5555"
@@ -31,7 +31,7 @@ log: {level: info}
 `
 }
 
-// goodConfigs and badConfigs end the configuration.
+// goodConfigs and badConfigs return valid and invalid ends of the configuration.
 func goodConfigs() []string {
 	return []string{
 		"metrics: {listen: ADDRESS}\n",
@@ -44,7 +44,7 @@ func badConfigs() []string {
 	return []string{"metrics: {listen: ADDRESS, fields: [default]}\nplugin: {}\n", "metrics: {listen: 17}\nnonsense: true\n"}
 }
 
-// violation is an invariant that does not hold.
+// violation is a violated invariant.
 type violation struct{ what, text string }
 
 func (v violation) Error() string { return v.what + ": " + v.text }
@@ -53,7 +53,7 @@ func violated(what, format string, args ...any) error {
 	return violation{what, fmt.Sprintf(format, args...)}
 }
 
-// world is an agent, its kubelet, and what must be.
+// world is an agent with its kubelet and the model.
 type world struct {
 	*node.Node
 	*model
@@ -63,16 +63,16 @@ type world struct {
 	disk     *disk
 	log      *buffer
 	streams  []*kubelettest.Client
-	base     *footprint // at the first calm
+	baseline *footprint // of the first calm
 	endpoint map[string]string
 
 	registration registration
-	orphans      map[string]bool       // resources that an agent before this one has served
-	measuredAt   time.Time             // when the driver was let go of: the last measurement
-	kept         [gpus]map[string]bool // causes that this agent began with
+	orphans      map[string]bool       // resources of previous agents
+	measuredAt   time.Time             // last measurement before the detach
+	savedCauses  [gpus]map[string]bool // causes that the agent restored
 	patience     time.Duration
-	scenario     string // of the agent's start
-	ending       string // of the good configuration that was written last
+	scenario     string // of the agent's last start
+	configEnd    string // end of the last valid configuration
 
 	stopScrapes func()
 	mu          sync.Mutex // guards scraped and scrapeErr
@@ -80,9 +80,9 @@ type world struct {
 	scrapeErr   error
 }
 
-// buffer takes the agent's log, the newest part of it.
+// buffer keeps the newest part of the agent's log.
 type buffer struct {
-	blocked sync.Mutex // held while nobody reads
+	blocked sync.Mutex // held while the log is not read
 
 	mu sync.Mutex // guards b and race
 	b  bytes.Buffer
@@ -104,7 +104,7 @@ func (b *buffer) Write(p []byte) (int, error) {
 	return b.b.Write(p)
 }
 
-// last returns the end of the log.
+// last returns the last n bytes of the log.
 func (b *buffer) last(n int) string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -118,13 +118,13 @@ func (b *buffer) raced() bool {
 	return b.race
 }
 
-// newWorld starts everything and waits until it is as it should be.
+// newWorld starts the kubelet and the agent and waits until the invariants hold.
 func newWorld(ctx context.Context, with setup) (_ *world, err error) {
 	n, err := node.New(ctx, with.agent)
 	if err != nil {
 		return nil, err
 	}
-	w := &world{Node: n, agent: with.agent, model: newModel(), log: &buffer{}, endpoint: map[string]string{}, orphans: map[string]bool{}, patience: slow(within), ending: goodConfigs()[0]}
+	w := &world{Node: n, agent: with.agent, model: newModel(), log: &buffer{}, endpoint: map[string]string{}, orphans: map[string]bool{}, patience: scaled(stepTimeout), configEnd: goodConfigs()[0]}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, w.end())
@@ -144,12 +144,12 @@ func newWorld(ctx context.Context, with setup) (_ *world, err error) {
 	}
 	w.patience = 30 * time.Second
 	err = w.check(ctx)
-	w.patience = slow(within)
+	w.patience = scaled(stepTimeout)
 	w.scrape(context.WithoutCancel(ctx))
 	return w, err
 }
 
-// await tries until there is no error or the time is up.
+// await calls try until it returns nil or the time is up.
 func (w *world) await(ctx context.Context, d time.Duration, try func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
@@ -162,19 +162,36 @@ func (w *world) await(ctx context.Context, d time.Duration, try func(context.Con
 			return nil
 		}
 		if ctx.Err() == nil || last == nil {
-			last = err // what the end of the time brings about is no news
+			last = err // an error after the end of ctx adds nothing
 		}
 		select {
 		case <-ctx.Done():
 			return last
 		case <-w.Exited():
-			return violated("life", "the agent has ended")
+			return violated("life", "the agent has exited")
 		case <-tick.C:
 		}
 	}
 }
 
-// scrape scrapes beside everything else until stopScrapes.
+// hold repeats a check for a time, and returns its first error.
+func hold(ctx context.Context, d time.Duration, check func() error) error {
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for begin := time.Now(); time.Since(begin) < d; {
+		if err := check(); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+	return nil
+}
+
+// scrape scrapes in the background until stopScrapes.
 func (w *world) scrape(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
@@ -205,7 +222,7 @@ func (w *world) scrape(ctx context.Context) {
 	}()
 }
 
-// scrapeOnce scrapes as Prometheus would, with its timeout of ten seconds.
+// scrapeOnce scrapes as Prometheus does, with its timeout of ten seconds.
 func (w *world) scrapeOnce(ctx context.Context, c *http.Client) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -219,13 +236,13 @@ func (w *world) scrapeOnce(ctx context.Context, c *http.Client) error {
 	return nil
 }
 
-// end ends everything; what is wrong with the agent's end is an error.
+// end stops everything. It returns an error if the agent does not stop properly.
 func (w *world) end() error {
 	if w.stopScrapes != nil {
 		w.stopScrapes()
 	}
 	w.closeStreams()
-	w.readLog() // the agent's end is awaited with the end of its log
+	w.readLog() // Stop waits for the end of the log
 	var errs []error
 	if w.kubelet != nil {
 		errs = append(errs, w.kubelet.thaw())

@@ -14,22 +14,22 @@ import (
 	"time"
 )
 
-// The images. Nothing is pulled: there is no registry that the machine could reach.
+// Images. Nothing is pulled: no registry is reachable.
 const (
 	pauseImage    = "registry.k8s.io/pause:3.10"
 	workloadImage = "example.test/workload:v1"
 	agentImage    = "example.test/gpu-node-agent"
-	oldTag        = "v1"     // as the Dockerfile's last stage has it: linked with glibc, and a shell
-	newTag        = "v2-sim" // as its stage sim has it: static, and nothing else
+	oldTag        = "v1"     // as the Dockerfile's last stage: linked with glibc, with a shell
+	newTag        = "v2-sim" // as the Dockerfile's stage sim: static, nothing else
 )
 
-// The custom resources of Prometheus's operator, as its release has them.
+// The custom resources of Prometheus' operator.
 const (
 	operatorModule = "github.com/prometheus-operator/prometheus-operator"
 	operator       = operatorModule + "@v0.85.0"
 )
 
-// requirements says all that this machine lacks.
+// requirements returns an error for everything that this machine lacks.
 func requirements() error {
 	var errs []error
 	if os.Getuid() != 0 {
@@ -41,13 +41,13 @@ func requirements() error {
 		"/usr/lib/cni/loopback": "containernetworking-plugins",
 	} {
 		if _, err := exec.LookPath(command); err != nil {
-			errs = append(errs, fmt.Errorf("there is no %s: install Debian's package %s", command, from))
+			errs = append(errs, fmt.Errorf("%s is missing: install Debian's package %s", command, from))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// build makes the agent twice, helm, the images, and fetches the custom resources.
+// build builds two versions of the agent, helm and the images, and fetches the custom resources.
 func build(ctx context.Context, dir string) error {
 	bin := func(name string) string { return filepath.Join(dir, name) }
 	agent := func(version string) []string {
@@ -63,13 +63,13 @@ func build(ctx context.Context, dir string) error {
 		{".", "0", []string{"build", "-trimpath", "-ldflags", "-s -w", "-o", bin("workload"), "./workload"}},
 		{filepath.Join("..", "helm"), "1", []string{"build", "-o", bin("helm"), "helm.sh/helm/v4/cmd/helm"}},
 	} {
-		began := time.Now()
+		begin := time.Now()
 		cmd := exec.CommandContext(ctx, "go", step.args...)
 		cmd.Dir, cmd.Env = step.dir, append(os.Environ(), "CGO_ENABLED="+step.cgo)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("%v: %w\n%s", cmd, err, out)
 		}
-		fmt.Printf("built %s in %.0fs\n", filepath.Base(step.args[len(step.args)-2]), time.Since(began).Seconds())
+		fmt.Printf("built %s in %.0fs\n", filepath.Base(step.args[len(step.args)-2]), time.Since(begin).Seconds())
 	}
 	glibc, err := sharedLibraries(ctx, bin("gpu-node-agent-"+oldTag), "/bin/sh")
 	if err != nil {
@@ -87,8 +87,7 @@ func build(ctx context.Context, dir string) error {
 	)
 }
 
-// sharedLibraries are the files that programs are linked with, the loader among them, under the paths where it
-// looks for them.
+// sharedLibraries returns the libraries of programs, including the loader, at the paths where the loader searches.
 func sharedLibraries(ctx context.Context, programs ...string) (map[string]string, error) {
 	files := make(map[string]string)
 	for _, program := range programs {
@@ -105,7 +104,7 @@ func sharedLibraries(ctx context.Context, programs ...string) (map[string]string
 	return files, nil
 }
 
-// customResources copies the definitions that the chart's objects need from the operator's module.
+// customResources copies the definitions for the chart's objects from the operator's module.
 func customResources(ctx context.Context, to string) error {
 	out, err := exec.CommandContext(ctx, "go", "mod", "download", "-json", operator).Output()
 	if err != nil {

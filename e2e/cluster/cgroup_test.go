@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// cgroupEnv names the group below which the kubelet makes its own.
+// cgroupEnv names the group in which the kubelet creates its own.
 const cgroupEnv = "GPU_NODE_AGENT_E2E_CGROUP"
 
 const (
@@ -22,25 +22,25 @@ const (
 	cgroupPrefix = "gpu-node-agent-e2e-" // of every run's group
 )
 
-// cgroups is one group in each hierarchy that this machine has: several with cgroup v1, one with v2. A run has locked
-// its own, and the kernel unlocks them when it ends.
+// cgroups is one group per cgroup hierarchy: several for cgroup v1, one for v2. A run locks its groups; the kernel
+// unlocks them when it ends.
 type cgroups struct {
 	name  string
 	locks []*os.File
 }
 
-// unified tells whether this machine has cgroup v2 alone.
+// unified reports whether this machine has only cgroup v2.
 func unified() bool {
 	_, err := os.Stat(filepath.Join(cgroupRoot, "cgroup.controllers"))
 	return err == nil
 }
 
-// hierarchies are the directories that hold groups.
+// hierarchies returns the roots of the hierarchies.
 func hierarchies() ([]string, error) {
 	if unified() {
 		return []string{cgroupRoot}, nil
 	}
-	// Every directory of v1 has the file tasks; the one of v2 beside them does not.
+	// Every directory of v1 has the file tasks, the v2 directory beside them does not.
 	tasks, err := filepath.Glob(filepath.Join(cgroupRoot, "*", "tasks"))
 	if err == nil && len(tasks) == 0 {
 		err = fmt.Errorf("no cgroups are mounted on %s", cgroupRoot)
@@ -54,7 +54,7 @@ func hierarchies() ([]string, error) {
 	return dirs, err
 }
 
-func (g *cgroups) make() error {
+func (g *cgroups) create() error {
 	dirs, err := hierarchies()
 	if err != nil {
 		return err
@@ -62,7 +62,7 @@ func (g *cgroups) make() error {
 	for _, dir := range dirs {
 		group := filepath.Join(dir, g.name)
 		if unified() {
-			if err := delegate(dir); err != nil {
+			if err := enableControllers(dir); err != nil {
 				return err
 			}
 		}
@@ -78,11 +78,11 @@ func (g *cgroups) make() error {
 			return fmt.Errorf("%s: %w", group, err)
 		}
 		if unified() {
-			if err := delegate(group); err != nil {
+			if err := enableControllers(group); err != nil {
 				return err
 			}
 		}
-		// A new group of v1 has no processors and no memory to run on.
+		// A new group of v1 has no CPUs and no memory.
 		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
 			all, err := os.ReadFile(filepath.Join(dir, file))
 			if errors.Is(err, fs.ErrNotExist) || unified() {
@@ -99,8 +99,8 @@ func (g *cgroups) make() error {
 	return nil
 }
 
-// delegate lets the groups below one of v2 have its controllers.
-func delegate(dir string) error {
+// enableControllers enables the controllers of a v2 group for its children.
+func enableControllers(dir string) error {
 	all, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
 	for c := range strings.FieldsSeq(string(all)) {
 		err = errors.Join(err, os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+"+c), 0o644))
@@ -108,7 +108,7 @@ func delegate(dir string) error {
 	return err
 }
 
-// runs are the groups of all runs on this machine, and which runs go on, by the group's name.
+// runs returns the groups of all runs on this machine, and the names of those that are alive.
 func runs() (groups []string, alive map[string]bool, err error) {
 	groups, err = filepath.Glob(filepath.Join(cgroupRoot, cgroupPrefix+"*"))
 	below, err2 := filepath.Glob(filepath.Join(cgroupRoot, "*", cgroupPrefix+"*"))
@@ -121,13 +121,13 @@ func runs() (groups []string, alive map[string]bool, err error) {
 		if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
 			alive[filepath.Base(group)] = true
 		}
-		_ = f.Close() // with that the lock goes, if it was had
+		_ = f.Close() // releases the lock
 	}
 	return groups, alive, errors.Join(err, err2)
 }
 
-// removeLeft removes the groups of runs that were killed.
-func removeLeft() error {
+// removeLeftovers removes the groups of killed runs.
+func removeLeftovers() error {
 	groups, alive, err := runs()
 	for _, group := range groups {
 		if !alive[filepath.Base(group)] {
@@ -139,12 +139,12 @@ func removeLeft() error {
 
 // remove removes the groups.
 func (g *cgroups) remove() {
-	// Beside v1's hierarchies there may be one of v2 that runc makes a group in.
-	made, err := filepath.Glob(filepath.Join(cgroupRoot, "*", g.name))
+	// Beside the v1 hierarchies there may be a v2 hierarchy in which runc creates a group.
+	created, err := filepath.Glob(filepath.Join(cgroupRoot, "*", g.name))
 	if err != nil {
 		return
 	}
-	for _, group := range append(made, filepath.Join(cgroupRoot, g.name)) {
+	for _, group := range append(created, filepath.Join(cgroupRoot, g.name)) {
 		removeGroup(group)
 	}
 	for _, lock := range g.locks {
@@ -152,11 +152,11 @@ func (g *cgroups) remove() {
 	}
 }
 
-// removeGroup removes a group with those in it. What ran there is dead, but may take a moment to be gone.
+// removeGroup removes a group with its children. It retries while killed processes exit.
 func removeGroup(group string) {
 	for range 50 {
 		var groups []string
-		_ = filepath.WalkDir(group, func(path string, d fs.DirEntry, err error) error { // it may go while we look
+		_ = filepath.WalkDir(group, func(path string, d fs.DirEntry, err error) error { // it may disappear meanwhile
 			if err == nil && d.IsDir() {
 				groups = append(groups, path)
 			}
@@ -165,13 +165,13 @@ func removeGroup(group string) {
 		if len(groups) == 0 {
 			return
 		}
-		slices.Reverse(groups) // the inner ones first
+		slices.Reverse(groups) // children first
 		for _, path := range groups {
-			_ = syscall.Rmdir(path) // tried again, and said below
+			_ = syscall.Rmdir(path) // retried; reported below
 		}
 		<-time.After(100 * time.Millisecond)
 	}
 	if _, err := os.Stat(group); err == nil {
-		fmt.Fprintln(os.Stderr, "the cgroup", group, "is left behind")
+		fmt.Fprintln(os.Stderr, "the cgroup", group, "was not removed")
 	}
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/process"
 )
 
-// The users that the API server knows by their certificates.
+// Users of the API server, identified by their certificates.
 const (
 	admin       = "admin"
 	kubeletUser = "kubelet"
@@ -29,13 +29,13 @@ const (
 	schedUser   = "scheduler"
 )
 
-// patience is the longest wait for what should take a few seconds, on a machine that is busy.
+// patience is the longest wait for steps that take seconds, for a busy machine.
 const patience = 2 * time.Minute
 
-// theCluster is what all tests share.
+// theCluster is shared by all tests.
 var theCluster *cluster
 
-// cluster is a machine that is a whole cluster.
+// cluster is a machine with a complete cluster.
 type cluster struct {
 	dir     string // bin/e2e-cluster
 	pki     *pki.Authority
@@ -72,11 +72,11 @@ func newCluster(dir string) (*cluster, error) {
 	if err := errors.Join(makeMachine(c.file("state"), c.file("logs")), nodeFiles(c)); err != nil {
 		return nil, err
 	}
-	began := time.Now()
+	begin := time.Now()
 	if err := c.start(); err != nil {
 		return nil, err
 	}
-	fmt.Printf("the cluster is up after %.0fs\n", time.Since(began).Seconds())
+	fmt.Printf("the cluster is up after %.0fs\n", time.Since(begin).Seconds())
 	return c, nil
 }
 
@@ -84,7 +84,7 @@ func (c *cluster) file(elem ...string) string {
 	return filepath.Join(append([]string{c.dir}, elem...)...)
 }
 
-// start starts all parts, and waits until the node is ready.
+// start starts all components and waits until the node is ready.
 func (c *cluster) start() error {
 	const etcd = "http://127.0.0.1:2379"
 	if _, err := c.play(etcdRole, "--data-dir="+c.file("state", "etcd"), "--listen-client-urls="+etcd,
@@ -140,7 +140,7 @@ func (c *cluster) start() error {
 		}
 		for _, condition := range node.Status.Conditions {
 			if condition.Type == v1.NodeReady && condition.Status == v1.ConditionTrue {
-				// Pods need it too.
+				// Pods need the default service account.
 				_, err := c.client.CoreV1().ServiceAccounts("default").Get(ctx, "default", metav1.GetOptions{})
 				return err
 			}
@@ -155,7 +155,7 @@ func (c *cluster) startKubelet() (err error) {
 	return err
 }
 
-// wait waits until something holds, or a part has ended.
+// wait waits until holds returns nil. It fails if the process exits.
 func (c *cluster) wait(on *process.Process, what string, holds func(context.Context) error) error {
 	if _, err := process.Await(context.Background(), patience, holds, on); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
@@ -165,10 +165,10 @@ func (c *cluster) wait(on *process.Process, what string, holds func(context.Cont
 
 // play starts this program in another role.
 func (c *cluster) play(role string, args ...string) (*process.Process, error) {
-	return process.Play(role, c.file("logs", role+".log"), args...)
+	return process.StartRole(role, c.file("logs", role+".log"), args...)
 }
 
 // program starts another program.
 func (c *cluster) program(name string, args ...string) (*process.Process, error) {
-	return process.Logged(c.file("logs", name+".log"), exec.Command(name, args...))
+	return process.StartLogged(c.file("logs", name+".log"), exec.Command(name, args...))
 }

@@ -16,17 +16,18 @@ import (
 	"slices"
 )
 
-// writeImage writes an image of one layer, as docker save would, that holds the files: path in the image to path here.
+// writeImage writes an image of one layer in the format of docker save. files maps paths in the image to paths on this
+// machine.
 func writeImage(to, name, entrypoint string, files map[string]string) error {
 	layer, err := tarOf(func(w *tar.Writer) error {
-		made := make(map[string]bool)
+		created := make(map[string]bool)
 		for _, dir := range []string{"/etc", "/tmp", "/dev", "/proc", "/sys", "/run", "/var/run"} {
-			if err := addDir(w, made, dir); err != nil {
+			if err := addDir(w, created, dir); err != nil {
 				return err
 			}
 		}
 		for _, in := range slices.Sorted(maps.Keys(files)) {
-			if err := addDir(w, made, path.Dir(in)); err != nil {
+			if err := addDir(w, created, path.Dir(in)); err != nil {
 				return err
 			}
 			text, err := os.ReadFile(files[in])
@@ -85,15 +86,15 @@ func tarOf(fill func(*tar.Writer) error) ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// addDir adds a directory and those above it, once.
-func addDir(w *tar.Writer, made map[string]bool, dir string) error {
-	if dir == "/" || made[dir] {
+// addDir adds a directory and its parents, each once.
+func addDir(w *tar.Writer, created map[string]bool, dir string) error {
+	if dir == "/" || created[dir] {
 		return nil
 	}
-	if err := addDir(w, made, path.Dir(dir)); err != nil {
+	if err := addDir(w, created, path.Dir(dir)); err != nil {
 		return err
 	}
-	made[dir] = true
+	created[dir] = true
 	return w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir[1:] + "/", Mode: int64(fs.ModePerm)})
 }
 

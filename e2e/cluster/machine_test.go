@@ -17,51 +17,51 @@ import (
 const (
 	nodeName  = "node1"
 	nodeIP    = "10.99.0.1"
-	serviceIP = "10.96.0.1" // of the API server, and an address of the node: there is no kube-proxy
+	serviceIP = "10.96.0.1" // of the API server, and an address of the node: kube-proxy does not run
 	podSubnet = "10.244.1.0/24"
 )
 
-// ownDirs are the directories that the machine has of its own.
-func ownDirs() []string {
+// privateDirs returns the directories that the machine does not share with the host.
+func privateDirs() []string {
 	return []string{
 		"/var/lib/kubelet", "/var/lib/containerd", "/var/lib/cni", "/var/lib/gpu-node-agent",
 		"/etc/cni", "/etc/cdi", "/var/log/pods", "/var/log/containers",
 	}
 }
 
-// makeMountPoints makes the directories of the host that they are mounted on, and returns how to remove those that
-// were not there. The list names them until they are removed: by the next run in this clone, if this one is killed.
+// makeMountPoints creates the mount points of ownDirs on the host, and returns a function that removes those that were
+// missing. The file list names them until then, so that the next run in this clone removes them if this one is killed.
 func makeMountPoints(list string) (remove func(), err error) {
-	was, err := os.ReadFile(list)
+	previous, err := os.ReadFile(list)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}
-	made := strings.Fields(string(was))
-	for _, dir := range ownDirs() {
-		if _, e := os.Lstat(dir); errors.Is(e, fs.ErrNotExist) && !slices.Contains(made, dir) {
-			made = append(made, dir)
+	created := strings.Fields(string(previous))
+	for _, dir := range privateDirs() {
+		if _, e := os.Lstat(dir); errors.Is(e, fs.ErrNotExist) && !slices.Contains(created, dir) {
+			created = append(created, dir)
 		}
 	}
-	err = errors.Join(err, os.WriteFile(list, []byte(strings.Join(made, "\n")+"\n"), 0o644))
-	for _, dir := range ownDirs() {
+	err = errors.Join(err, os.WriteFile(list, []byte(strings.Join(created, "\n")+"\n"), 0o644))
+	for _, dir := range privateDirs() {
 		if e := os.Mkdir(dir, 0o755); !errors.Is(e, fs.ErrExist) {
 			err = errors.Join(err, e)
 		}
 	}
 	return func() {
-		// The kernel would take them away from another clone's machine, where something is mounted on them.
+		// Removing a mount point would unmount it in the machine of another clone's run.
 		if _, alive, err := runs(); err != nil || len(alive) > 0 {
 			return
 		}
-		for _, dir := range made {
-			_ = os.Remove(dir) // if it is not empty, somebody else uses it now
+		for _, dir := range created {
+			_ = os.Remove(dir) // not empty if something else uses it now
 		}
-		_ = os.Remove(list) // else the next run finds them gone
+		_ = os.Remove(list) // otherwise the next run does
 	}, err
 }
 
-// makeMachine turns the namespaces that this process was started in into a machine: what it writes is below state,
-// and what containers say below logs.
+// makeMachine turns the current namespaces into a machine. It writes its files to state and the output of containers to
+// logs.
 func makeMachine(state, logs string) error {
 	mount := func(source, target, kind string, flags uintptr) error {
 		if err := syscall.Mount(source, target, kind, flags, ""); err != nil {
@@ -73,7 +73,7 @@ func makeMachine(state, logs string) error {
 		mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE),
 		mount("proc", "/proc", "proc", 0),
 	}
-	for _, dir := range ownDirs() {
+	for _, dir := range privateDirs() {
 		from := filepath.Join(state, strings.ReplaceAll(dir[1:], "/", "_"))
 		if strings.HasPrefix(dir, "/var/log/") {
 			from = filepath.Join(logs, filepath.Base(dir))
@@ -81,8 +81,8 @@ func makeMachine(state, logs string) error {
 		errs = append(errs, os.MkdirAll(from, 0o755), mount(from, dir, "", syscall.MS_BIND))
 	}
 	errs = append(errs, mount("tmpfs", "/run", "tmpfs", 0), os.MkdirAll("/run/lock", 0o755), syscall.Sethostname([]byte(nodeName)))
-	// The first two are this machine's; the kubelet sets the others, which would be the whole host's, so it finds
-	// them set already.
+	// The first two files belong to the machine. The others are settings of the whole host, which the kubelet would
+	// change, so it gets files with its values.
 	for file, text := range map[string]string{
 		"/etc/hosts": "127.0.0.1 localhost\n" + nodeIP + " " + nodeName + "\n", "/etc/resolv.conf": "",
 		"/proc/sys/vm/overcommit_memory": "1\n", "/proc/sys/vm/panic_on_oom": "0\n",
@@ -105,8 +105,8 @@ func makeMachine(state, logs string) error {
 	return errors.Join(makeNetwork(), mount("", "/", "", syscall.MS_REC|syscall.MS_SHARED))
 }
 
-// makeNetwork makes a bridge that holds the node's addresses. A pair of devices keeps it up, and the kubelet wants
-// a default route, though nothing is there.
+// makeNetwork creates a bridge with the node's addresses. A pair of devices keeps it up, and the kubelet requires a
+// default route, which leads nowhere.
 func makeNetwork() error {
 	for line := range strings.Lines(`
 link set lo up
@@ -131,7 +131,7 @@ route add default via 10.99.0.254 dev br0
 	return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644)
 }
 
-// snapshotter is overlayfs, unless the state lies on an overlay itself, as in a container.
+// snapshotter returns overlayfs, or native if the state is on an overlay itself, as in a container.
 func snapshotter(state string) string {
 	const overlay = 0x794c7630 // OVERLAYFS_SUPER_MAGIC, linux/magic.h
 	var stat syscall.Statfs_t
@@ -141,14 +141,14 @@ func snapshotter(state string) string {
 	return "overlayfs"
 }
 
-// nodeFiles writes the configuration of containerd, of the network of pods, and of the kubelet.
+// nodeFiles writes the configurations of containerd, the pod network and the kubelet.
 func nodeFiles(c *cluster) error {
 	files := map[string]string{
 		"/etc/cni/net.d/10-bridge.conflist": `{"cniVersion": "1.0.0", "name": "bridge", "plugins": [
  {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": false, "hairpinMode": true,
   "ipam": {"type": "host-local", "ranges": [[{"subnet": "` + podSubnet + `"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}
 `,
-		// Without CAP_SYS_RESOURCE nobody may lower a process's oom_score_adj, hence restrict_oom_score_adj.
+		// Lowering oom_score_adj requires CAP_SYS_RESOURCE, hence restrict_oom_score_adj.
 		c.file("state", "containerd.toml"): `version = 2
 root = "/var/lib/containerd"
 state = "/run/containerd"
@@ -172,7 +172,7 @@ state = "/run/containerd"
     bin_dir = "/usr/lib/cni"
     conf_dir = "/etc/cni/net.d"
 `,
-		// The short periods are for the tests' patience.
+		// The short periods make the tests faster.
 		c.file("state", "kubelet.yaml"): `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 authentication: {anonymous: {enabled: false}, webhook: {enabled: true}, x509: {clientCAFile: ` + c.pki.File("ca.crt") + `}}

@@ -1,7 +1,7 @@
 //go:build cluster
 
-// Package cluster holds the Helm chart against a real cluster of one node: etcd, kube-apiserver, scheduler,
-// controller manager, kubelet, containerd, and Prometheus. It needs root and Linux; ./run starts it.
+// Package cluster tests the Helm chart on a real cluster of one node: etcd, kube-apiserver, scheduler, controller
+// manager, kubelet, containerd and Prometheus. It needs root and Linux; ./run starts it.
 package cluster
 
 import (
@@ -22,26 +22,25 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/process"
 )
 
-// insideRole is this program again, as process 1 of a machine of its own.
-const insideRole = "machine"
+// machineRole is this program as process 1 of its own machine.
+const machineRole = "machine"
 
 func TestMain(m *testing.M) {
-	switch part := os.Getenv(process.Role); part {
+	switch part := os.Getenv(process.RoleEnv); part {
 	case "":
-		os.Exit(outside())
-	case insideRole:
-		os.Exit(inside(m))
+		os.Exit(startMachine())
+	case machineRole:
+		os.Exit(runTests(m))
 	default:
 		play(part)
 	}
 }
 
-// workDir holds what is built, the logs of the last run, and the state of one that goes on. It is below bin, which
-// git does not see.
+// workDir returns the directory of build results, the logs of the last run, and the state of the current one. It is
+// below bin, which git ignores.
 func workDir() (string, error) { return filepath.Abs(filepath.Join("..", "..", "bin", "e2e-cluster")) }
 
-// lockDir makes this run the only one in the directory, until the file is closed: the kernel does that at the end of
-// the process, however it ends.
+// lockDir locks the directory for this run until the file is closed or the process ends.
 func lockDir(dir string) (*os.File, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
@@ -52,8 +51,8 @@ func lockDir(dir string) (*os.File, error) {
 	}
 	err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	if errors.Is(err, syscall.EWOULDBLOCK) {
-		holder, _ := io.ReadAll(f) // nothing if it has not written yet
-		err = fmt.Errorf("another run has it: %s; two cannot share a clone", strings.TrimSpace(string(holder)))
+		holder, _ := io.ReadAll(f) // empty if it has not written yet
+		err = fmt.Errorf("locked by another run: %s; each run needs its own clone", strings.TrimSpace(string(holder)))
 	}
 	if err == nil {
 		err = f.Truncate(0)
@@ -67,10 +66,10 @@ func lockDir(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// outside builds all that is needed and starts the machine. When that ends, by itself or because this process is
-// killed, the kernel ends everything in it.
-func outside() int {
-	// The kernel kills the machine when the thread that has made it ends.
+// startMachine builds everything and starts the machine. When the machine or this process ends, the kernel kills everything
+// in it.
+func startMachine() int {
+	// The kernel kills the machine when the thread that created it ends.
 	runtime.LockOSThread()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -94,18 +93,18 @@ func outside() int {
 		os.MkdirAll(filepath.Join(dir, "state"), 0o755), os.MkdirAll(filepath.Join(dir, "logs"), 0o755)); err != nil {
 		return fail("directory", err)
 	}
-	defer func() { _ = os.RemoveAll(filepath.Join(dir, "state")) }() // else the next run does
+	defer func() { _ = os.RemoveAll(filepath.Join(dir, "state")) }() // otherwise the next run does
 	if err := build(ctx, dir); err != nil {
 		return fail("build", err)
 	}
 	g := &cgroups{name: fmt.Sprintf("%s%d", cgroupPrefix, os.Getpid())}
-	unmake := func() {}
-	defer func() { g.remove(); unmake() }()
-	// The group first: with that another clone's run, which ends, sees this one and leaves the mount points.
-	if err := errors.Join(removeLeft(), g.make()); err != nil {
+	removeMountPoints := func() {}
+	defer func() { g.remove(); removeMountPoints() }()
+	// Create the group first: then the end of another clone's run sees this one and keeps the mount points.
+	if err := errors.Join(removeLeftovers(), g.create()); err != nil {
 		return fail("cgroups", err)
 	}
-	if unmake, err = makeMountPoints(filepath.Join(dir, "mount-points")); err != nil {
+	if removeMountPoints, err = makeMountPoints(filepath.Join(dir, "mount-points")); err != nil {
 		return fail("mount points", err)
 	}
 	self, err := os.Executable()
@@ -113,7 +112,7 @@ func outside() int {
 		return fail("machine", err)
 	}
 	cmd := exec.CommandContext(ctx, self, os.Args[1:]...)
-	cmd.Env = append(os.Environ(), process.Role+"="+insideRole, cgroupEnv+"="+g.name)
+	cmd.Env = append(os.Environ(), process.RoleEnv+"="+machineRole, cgroupEnv+"="+g.name)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = nil, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC,
@@ -125,14 +124,14 @@ func outside() int {
 	case ctx.Err() != nil:
 		return fail("interrupted", ctx.Err())
 	case err != nil:
-		return fail("see the first step above that failed; the logs are in "+logs, err)
+		return fail("see the first failed step above; the logs are in "+logs, err)
 	}
 	fmt.Println("the logs are in", logs)
 	return 0
 }
 
-// inside runs the tests in the machine.
-func inside(m *testing.M) int {
+// runTests runs the tests in the machine.
+func runTests(m *testing.M) int {
 	dir, err := workDir()
 	if err == nil {
 		theCluster, err = newCluster(dir)
@@ -141,7 +140,7 @@ func inside(m *testing.M) int {
 		err = theCluster.installCustomResources()
 	}
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "FAIL: the cluster does not start: %v\n", err)
+		fmt.Fprintf(os.Stderr, "FAIL: cannot start the cluster: %v\n", err)
 		return 1
 	}
 	return m.Run()

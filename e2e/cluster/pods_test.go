@@ -17,8 +17,8 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/apis/podresources"
 )
 
-// start makes a pod that asks for some of a resource.
-func start(t *testing.T, name string, of v1.ResourceName, amount string) {
+// startPod creates a pod that requests a resource.
+func startPod(t *testing.T, name string, of v1.ResourceName, amount string) {
 	t.Helper()
 	grace := int64(1)
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PodSpec{
@@ -37,8 +37,8 @@ func getPod(ctx context.Context, name string) (*v1.Pod, error) {
 	return theCluster.client.CoreV1().Pods("default").Get(ctx, name, metav1.GetOptions{})
 }
 
-// running waits until a pod runs, and returns what it has printed of its devices.
-func running(t *testing.T, name string) (devices string) {
+// awaitRunning waits until a pod runs, and returns the devices that it printed.
+func awaitRunning(t *testing.T, name string) (devices string) {
 	t.Helper()
 	eventually(t, "pod "+name+" runs", func(ctx context.Context) error {
 		pod, err := getPod(ctx, name)
@@ -46,7 +46,7 @@ func running(t *testing.T, name string) (devices string) {
 			return err
 		}
 		if pod.Status.Phase != v1.PodRunning {
-			return fmt.Errorf("it is %s: %s %v", pod.Status.Phase, pod.Status.Message, pod.Status.Conditions)
+			return fmt.Errorf("pod is %s: %s %v", pod.Status.Phase, pod.Status.Message, pod.Status.Conditions)
 		}
 		out, err := theCluster.client.CoreV1().Pods("default").GetLogs(name, &v1.PodLogOptions{}).DoRaw(ctx)
 		if err != nil {
@@ -58,12 +58,12 @@ func running(t *testing.T, name string) (devices string) {
 				return nil
 			}
 		}
-		return fmt.Errorf("it has no NVIDIA_VISIBLE_DEVICES:\n%s", out)
+		return fmt.Errorf("no NVIDIA_VISIBLE_DEVICES:\n%s", out)
 	})
 	return devices
 }
 
-// containerOf looks at a pod's container, and returns a check that the pod has the same one later.
+// containerOf returns a check that a pod still has its current container.
 func containerOf(t *testing.T, name string) (check func()) {
 	t.Helper()
 	id := func() string {
@@ -74,17 +74,17 @@ func containerOf(t *testing.T, name string) (check func()) {
 		}
 		return pod.Status.ContainerStatuses[0].ContainerID
 	}
-	was := id()
+	previous := id()
 	return func() {
 		t.Helper()
-		if id() != was {
-			t.Errorf("pod %s has been started again", name)
+		if id() != previous {
+			t.Errorf("pod %s was restarted", name)
 		}
 	}
 }
 
-// pending waits until the scheduler has said that there is no room for a pod.
-func pending(t *testing.T, name, why string) {
+// awaitPending waits until the scheduler finds no room for a pod.
+func awaitPending(t *testing.T, name, why string) {
 	t.Helper()
 	eventually(t, "pod "+name+" is pending: "+why, func(ctx context.Context) error {
 		pod, err := getPod(ctx, name)
@@ -96,12 +96,12 @@ func pending(t *testing.T, name, why string) {
 				return nil
 			}
 		}
-		return fmt.Errorf("it is %s: %v", pod.Status.Phase, pod.Status.Conditions)
+		return fmt.Errorf("pod is %s: %v", pod.Status.Phase, pod.Status.Conditions)
 	})
 }
 
-// end deletes pods and waits until they are gone.
-func end(t *testing.T, names ...string) {
+// deletePods deletes pods and waits until they no longer exist.
+func deletePods(t *testing.T, names ...string) {
 	t.Helper()
 	pods := theCluster.client.CoreV1().Pods("default")
 	var errs []error
@@ -111,26 +111,26 @@ func end(t *testing.T, names ...string) {
 	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, fmt.Sprintf("pods %v are gone", names), func(ctx context.Context) error {
+	eventually(t, fmt.Sprintf("pods %v are deleted", names), func(ctx context.Context) error {
 		for _, name := range names {
 			if _, err := getPod(ctx, name); !apierrors.IsNotFound(err) {
-				return fmt.Errorf("%s is there, or %w", name, err)
+				return fmt.Errorf("%s exists, or %w", name, err)
 			}
 		}
 		return nil
 	})
 }
 
-// kubeletGives waits until the kubelet itself has so many devices to give: a node's status is that of before its
-// restart for a while, and a registration is not yet a list.
-func kubeletGives(t *testing.T, want int) {
+// awaitKubeletDevices waits until the kubelet itself has want allocatable devices. After the kubelet's restart the node's
+// status is old for a while, and a registration does not imply a device list.
+func awaitKubeletDevices(t *testing.T, want int) {
 	t.Helper()
 	client, conn, err := podresources.GetV1Client("unix:///var/lib/kubelet/pod-resources/kubelet.sock", patience, 1<<20)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = conn.Close() }()
-	eventually(t, fmt.Sprintf("the kubelet has %d devices to give", want), func(ctx context.Context) error {
+	eventually(t, fmt.Sprintf("kubelet has %d allocatable devices", want), func(ctx context.Context) error {
 		all, err := client.GetAllocatableResources(ctx, &podresourcesapi.AllocatableResourcesRequest{})
 		if err != nil {
 			return err
@@ -142,16 +142,16 @@ func kubeletGives(t *testing.T, want int) {
 			}
 		}
 		if have != want {
-			return fmt.Errorf("it has %d", have)
+			return fmt.Errorf("kubelet has %d", have)
 		}
 		return nil
 	})
 }
 
-// deviceHealth is what a pod's status says of its device.
-func deviceHealth(t *testing.T, name, want string) {
+// awaitDeviceHealth waits for the health of the device in a pod's status.
+func awaitDeviceHealth(t *testing.T, name, want string) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("pod %s says that its device is %s", name, want), func(ctx context.Context) error {
+	eventually(t, fmt.Sprintf("pod %s has a device that is %s", name, want), func(ctx context.Context) error {
 		pod, err := getPod(ctx, name)
 		if err != nil {
 			return err
@@ -165,6 +165,6 @@ func deviceHealth(t *testing.T, name, want string) {
 				}
 			}
 		}
-		return fmt.Errorf("it says %v", pod.Status.ContainerStatuses[0].AllocatedResourcesStatus)
+		return fmt.Errorf("status: %v", pod.Status.ContainerStatuses[0].AllocatedResourcesStatus)
 	})
 }

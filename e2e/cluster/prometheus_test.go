@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/url"
 	"os"
 	"os/exec"
 	"strings"
@@ -19,10 +18,15 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/process"
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/promapi"
 )
 
-// prometheusServer is Prometheus with what its operator would make of the chart's ServiceMonitor and PrometheusRule.
-type prometheusServer struct{ *process.Process }
+// prometheusServer is a Prometheus with the configuration that its operator would derive from the chart's
+// ServiceMonitor and PrometheusRule.
+type prometheusServer struct {
+	*process.Process
+	api *promapi.API
+}
 
 const prometheusURL = "http://127.0.0.1:9090"
 
@@ -39,7 +43,7 @@ func startPrometheus(t *testing.T) prometheusServer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The job is the value of the Service's label that jobLabel names. Every second: the tests do not wait for 15.
+	// The job is the value of the Service's label that jobLabel names. The interval is one second instead of 15.
 	config := fmt.Sprintf(`global: {scrape_interval: 1s, evaluation_interval: 1s}
 rule_files: [%s]
 scrape_configs:
@@ -63,17 +67,17 @@ scrape_configs:
 		t.Fatal(err)
 	}
 	t.Cleanup(p.Kill)
-	server := prometheusServer{p}
-	server.counts(t, `up{job="gpu-node-agent", instance="`+nodeName+`"} == 1`, 1)
+	server := prometheusServer{p, &promapi.API{URL: prometheusURL}}
+	server.awaitCount(t, `up{job="gpu-node-agent", instance="`+nodeName+`"} == 1`, 1)
 	return server
 }
 
-// monitoringSpec is the spec of the one object of the release.
+// monitoringSpec returns the spec of the release's only object of a kind.
 func monitoringSpec(t *testing.T, resource string) map[string]any {
 	t.Helper()
 	all, err := theCluster.dynamic.Resource(monitoring(resource)).Namespace(namespace).List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(all.Items) != 1 {
-		t.Fatalf("%s: %d of them, want one: %v", resource, len(all.Items), err)
+		t.Fatalf("%s: %d objects, want 1: %v", resource, len(all.Items), err)
 	}
 	spec, _, err := unstructured.NestedMap(all.Items[0].Object, "spec")
 	if err != nil {
@@ -82,7 +86,7 @@ func monitoringSpec(t *testing.T, resource string) map[string]any {
 	return spec
 }
 
-// writeTargets writes the addresses that stand behind the Service, as Kubernetes keeps them.
+// writeTargets writes the addresses of the Service from its EndpointSlices.
 func writeTargets(t *testing.T, file, port string) {
 	t.Helper()
 	selector := metav1.ListOptions{LabelSelector: discovery.LabelServiceName + "=" + release + "-gpu-node-agent"}
@@ -95,7 +99,7 @@ func writeTargets(t *testing.T, file, port string) {
 			for _, p := range slice.Ports {
 				for _, e := range slice.Endpoints {
 					if p.Name != nil && *p.Name == port && e.Conditions.Ready != nil && *e.Conditions.Ready {
-						// The labels that the operator's configuration has before the chart's relabelings.
+						// The labels that the operator sets before the chart's relabelings.
 						target := fmt.Sprintf(`[{"targets": ["%s:%d"], "labels": {"__meta_kubernetes_pod_node_name": %q,
 							"namespace": %q, "pod": %q, "container": "gpu-node-agent", "endpoint": %q}}]`,
 							e.Addresses[0], *p.Port, *e.NodeName, namespace, e.TargetRef.Name, port)
@@ -104,48 +108,33 @@ func writeTargets(t *testing.T, file, port string) {
 				}
 			}
 		}
-		return fmt.Errorf("no address of port %s is ready", port)
+		return fmt.Errorf("no ready address of port %s", port)
 	})
 }
 
-func (prometheusServer) get(ctx context.Context, path string, data any) error {
-	text, err := get(ctx, prometheusURL+path)
-	if err != nil {
-		return err
-	}
-	return json.Unmarshal(text, &struct{ Data any }{data})
-}
-
-// counts waits until a query has so many series.
-func (p prometheusServer) counts(t *testing.T, query string, want int) {
+// awaitCount waits until a query returns want series.
+func (p prometheusServer) awaitCount(t *testing.T, query string, want int) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("Prometheus has %d of %s", want, query), func(ctx context.Context) error {
-		var found struct {
-			Result []struct{ Metric map[string]string }
-		}
-		if err := p.get(ctx, "/api/v1/query?query="+url.QueryEscape(query), &found); err != nil {
+		found, err := p.api.Query(ctx, query)
+		if err != nil {
 			return err
 		}
-		if len(found.Result) != want {
-			return fmt.Errorf("it has %v", found.Result)
+		if len(found) != want {
+			return fmt.Errorf("got %v", found)
 		}
 		return nil
 	}, p.Process)
 }
 
-// alerts are those of a name, "firing" or "pending" with their labels.
+// alerts returns the alerts of a name, as state and labels.
 func (p prometheusServer) alerts(ctx context.Context, name string) ([]string, error) {
-	var found struct {
-		Alerts []struct {
-			State  string
-			Labels map[string]string
-		}
-	}
-	if err := p.get(ctx, "/api/v1/alerts", &found); err != nil {
+	found, err := p.api.Alerts(ctx)
+	if err != nil {
 		return nil, err
 	}
 	var all []string
-	for _, a := range found.Alerts {
+	for _, a := range found {
 		if a.Labels["alertname"] == name {
 			all = append(all, fmt.Sprintf("%s %q", a.State, a.Labels))
 		}
@@ -153,8 +142,8 @@ func (p prometheusServer) alerts(ctx context.Context, name string) ([]string, er
 	return all, nil
 }
 
-// fires waits until an alert fires that has the label.
-func (p prometheusServer) fires(t *testing.T, alert, label, value string) {
+// awaitFiring waits until an alert with the label fires.
+func (p prometheusServer) awaitFiring(t *testing.T, alert, label, value string) {
 	t.Helper()
 	eventually(t, "alert "+alert+" fires", func(ctx context.Context) error {
 		all, err := p.alerts(ctx, alert)
@@ -163,17 +152,17 @@ func (p prometheusServer) fires(t *testing.T, alert, label, value string) {
 				return nil
 			}
 		}
-		return errors.Join(err, fmt.Errorf("there are %v", all))
+		return errors.Join(err, fmt.Errorf("alerts: %v", all))
 	}, p.Process)
 }
 
-// silent waits until an alert is not there.
-func (p prometheusServer) silent(t *testing.T, alert string) {
+// awaitResolved waits until an alert is neither pending nor firing.
+func (p prometheusServer) awaitResolved(t *testing.T, alert string) {
 	t.Helper()
-	eventually(t, "alert "+alert+" is over", func(ctx context.Context) error {
+	eventually(t, "alert "+alert+" is resolved", func(ctx context.Context) error {
 		all, err := p.alerts(ctx, alert)
 		if err == nil && len(all) > 0 {
-			err = fmt.Errorf("there are %v", all)
+			err = fmt.Errorf("alerts: %v", all)
 		}
 		return err
 	}, p.Process)

@@ -23,7 +23,7 @@ const (
 	kubeletRole    = "kubelet"
 )
 
-// play runs a part of Kubernetes, and does not return.
+// play runs a component of Kubernetes and does not return.
 func play(part string) {
 	var command *cobra.Command
 	switch part {
@@ -39,7 +39,7 @@ func play(part string) {
 	case kubeletRole:
 		command = kubelet.NewKubeletCommand(context.Background())
 	default:
-		println("no such part:", part)
+		println("unknown role:", part)
 		os.Exit(2)
 	}
 	os.Exit(cli.Run(command))

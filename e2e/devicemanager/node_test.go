@@ -1,4 +1,4 @@
-// Package devicemanager holds the agent against the device manager of the real kubelet.
+// Package devicemanager tests the agent against the device manager of the real kubelet.
 package devicemanager
 
 import (
@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(node.Main(m, nil)) }
 
-// machine is a node of these tests.
+// machine is a node with the helpers of this package.
 type machine struct{ *node.Node }
 
 func newMachine(t *testing.T) machine {
@@ -26,7 +26,7 @@ func newMachine(t *testing.T) machine {
 	return machine{node.New(t)}
 }
 
-// leaveDeadSocket puts kubelet.sock where a kubelet that was killed leaves it, with nobody behind it.
+// leaveDeadSocket leaves kubelet.sock without a listener, as a killed kubelet does.
 func (n machine) leaveDeadSocket() {
 	n.T.Helper()
 	socket := filepath.Join(n.Dir, "device-plugins", "kubelet.sock")
@@ -40,7 +40,7 @@ func (n machine) leaveDeadSocket() {
 	}
 }
 
-// agentSockets are the sockets in device-plugins that are not the kubelet's.
+// agentSockets returns the sockets in device-plugins except the kubelet's.
 func (n machine) agentSockets() []string {
 	n.T.Helper()
 	entries, err := os.ReadDir(filepath.Join(n.Dir, "device-plugins"))
@@ -56,50 +56,51 @@ func (n machine) agentSockets() []string {
 	return sockets
 }
 
-// bind binds a pod that asks for GPUs.
+// bind binds a pod that requests GPUs.
 func (n machine) bind(name string, gpus int64) *v1.Pod {
 	return n.bindFor(name, node.GPU, gpus)
 }
 
-// bindFor binds a pod that asks for some of a resource.
+// bindFor binds a pod that requests a resource.
 func (n machine) bindFor(name string, of v1.ResourceName, count int64) *v1.Pod {
 	return n.Bind(node.Pod("default", name, of, count))
 }
 
-// admission has the kubelet admit a pod, and returns the devices that it books and what the container is shown.
-func (n machine) admission(pod *v1.Pod, of v1.ResourceName) (booked, visible []string, err error) {
+// tryAdmit asks the kubelet to admit a pod, and returns the devices that the kubelet assigned and those in the
+// container's environment.
+func (n machine) tryAdmit(pod *v1.Pod, of v1.ResourceName) (booked, visible []string, err error) {
 	env, err := n.Kubelet.Admit(n.T.Context(), pod)
 	return slices.Sorted(maps.Keys(n.Kubelet.PodDevices(pod, of))), strings.Split(env["NVIDIA_VISIBLE_DEVICES"], ","), err
 }
 
-func (n machine) admitTo(pod *v1.Pod, of v1.ResourceName) (booked, visible []string) {
+func (n machine) admitFor(pod *v1.Pod, of v1.ResourceName) (booked, visible []string) {
 	n.T.Helper()
-	booked, visible, err := n.admission(pod, of)
+	booked, visible, err := n.tryAdmit(pod, of)
 	if err != nil {
 		n.T.Fatal(err)
 	}
 	return booked, visible
 }
 
-// admit admits a pod and returns the GPUs that its container runtime is told to show it, which must be
-// those that the kubelet booked for it.
+// admit admits a pod and returns the GPUs in the container's environment, which must be those that the kubelet
+// assigned.
 func (n machine) admit(pod *v1.Pod) []string {
 	n.T.Helper()
-	booked, visible := n.admitTo(pod, node.GPU)
+	booked, visible := n.admitFor(pod, node.GPU)
 	if !sameSet(visible, booked) {
-		n.T.Fatalf("pod %s sees %v, but the kubelet booked %v", pod.Name, visible, booked)
+		n.T.Fatalf("pod %s sees %v, but the kubelet assigned %v", pod.Name, visible, booked)
 	}
 	return visible
 }
 
-// admitInTheEnd does so where the kubelet may lose the agent after it has had it (kubernetes#127803): it has it again
-// soon, and a pod that comes between is refused.
-func (n machine) admitInTheEnd(pod *v1.Pod) (visible []string) {
+// admitEventually retries admit: the kubelet may lose the agent's registration (kubernetes#127803) and refuses pods until
+// the agent registers again.
+func (n machine) admitEventually(pod *v1.Pod) (visible []string) {
 	n.T.Helper()
 	n.Eventually("pod "+pod.Name+" is admitted", func() error {
-		booked, shown, err := n.admission(pod, node.GPU)
+		booked, shown, err := n.tryAdmit(pod, node.GPU)
 		if err == nil && !sameSet(shown, booked) {
-			err = fmt.Errorf("it sees %v, but the kubelet booked %v", shown, booked)
+			err = fmt.Errorf("container sees %v, but the kubelet assigned %v", shown, booked)
 		}
 		visible = shown
 		return err
@@ -107,18 +108,17 @@ func (n machine) admitInTheEnd(pod *v1.Pod) (visible []string) {
 	return visible
 }
 
-// allSee checks that the kubelet and Prometheus are told the same of each of the eight GPUs, namely that
-// all are healthy but the sick ones.
-func (n machine) allSee(sick ...string) error {
+// checkDevices checks that the kubelet and /metrics agree on eight GPUs, of which only the sick ones are unhealthy.
+func (n machine) checkDevices(sick ...string) error {
 	if err := n.KubeletHas(node.GPU, 8, 8-len(sick)); err != nil {
 		return err
 	}
-	page, err := n.scrape()
+	page, err := n.Scrape()
 	if err != nil {
 		return err
 	}
 	var healthy []string
-	for id, state := range page.states() {
+	for id, state := range page.States() {
 		switch {
 		case state == "healthy":
 			healthy = append(healthy, id)
@@ -127,10 +127,10 @@ func (n machine) allSee(sick ...string) error {
 		}
 	}
 	if usable := slices.Collect(maps.Keys(n.Kubelet.Healthy(node.GPU))); !sameSet(healthy, usable) {
-		return fmt.Errorf("healthy on /metrics: %v; to the kubelet: %v", healthy, usable)
+		return fmt.Errorf("healthy in /metrics: %v; for the kubelet: %v", healthy, usable)
 	}
-	if len(page.states()) != 8 {
-		return fmt.Errorf("/metrics has %d GPUs, want 8", len(page.states()))
+	if len(page.States()) != 8 {
+		return fmt.Errorf("/metrics has %d GPUs, want 8", len(page.States()))
 	}
 	return nil
 }

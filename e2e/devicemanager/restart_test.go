@@ -11,35 +11,34 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/node"
 )
 
-// The agent usually starts before the kubelet is ready for it.
+// The agent may start before the kubelet.
 func TestAgentBeforeKubelet(t *testing.T) {
 	n := newMachine(t)
 	n.StartAgent()
-	n.Eventually("not ready without a kubelet, and says so", func() error {
+	n.Eventually("not ready without a kubelet", func() error {
 		why, err := n.Page("/readyz", http.StatusServiceUnavailable)
 		if err == nil && !strings.Contains(why, "kubelet") {
 			err = fmt.Errorf("/readyz does not name the kubelet: %q", why)
 		}
 		return err
 	})
-	n.Answers("alive without a kubelet", "/livez", http.StatusOK)
+	n.AwaitStatus("alive without a kubelet", "/livez", http.StatusOK)
 
 	n.StartKubelet()
-	n.Eventually("eight GPUs once there is a kubelet", func() error { return n.allSee() })
-	n.Answers("ready", "/readyz", http.StatusOK)
+	n.Eventually("eight GPUs once there is a kubelet", func() error { return n.checkDevices() })
+	n.AwaitStatus("ready", "/readyz", http.StatusOK)
 
 	n.StopKubelet()
-	n.Answers("not ready when the kubelet is gone", "/readyz", http.StatusServiceUnavailable)
+	n.AwaitStatus("not ready after the kubelet stops", "/readyz", http.StatusServiceUnavailable)
 	n.EndAgent()
 }
 
-// A kubelet that restarts again and again, at every moment of the agent's registration, has all GPUs in
-// the end.
+// The kubelet restarts at every stage of the agent's registration. Afterwards it has all GPUs.
 func TestKubeletRestartStorm(t *testing.T) {
 	n := newMachine(t)
 	n.StartKubelet()
 	n.StartAgent()
-	n.Eventually("eight GPUs", func() error { return n.allSee() })
+	n.Eventually("eight GPUs", func() error { return n.checkDevices() })
 	pod := n.bind("steady", 2)
 	gpus := n.admit(pod)
 
@@ -50,7 +49,7 @@ func TestKubeletRestartStorm(t *testing.T) {
 		}
 		n.StartKubelet()
 		switch i % 3 {
-		case 0: // at once again
+		case 0: // restart again immediately
 		case 1:
 			n.Eventually("the agent listens", func() error {
 				if len(n.agentSockets()) == 0 {
@@ -59,65 +58,65 @@ func TestKubeletRestartStorm(t *testing.T) {
 				return nil
 			})
 		case 2:
-			n.Eventually(fmt.Sprintf("eight GPUs after %d restarts", i+1), func() error { return n.allSee() })
+			n.Eventually(fmt.Sprintf("eight GPUs after %d restarts", i+1), func() error { return n.checkDevices() })
 		}
 	}
-	n.Eventually("eight GPUs in the end", func() error { return n.allSee() })
-	n.podHasAtAll(pod, gpus...)
-	if again := n.admitInTheEnd(pod); !sameSet(again, gpus) {
-		t.Errorf("the pod had %v and has %v", gpus, again)
+	n.Eventually("eight GPUs in the end", func() error { return n.checkDevices() })
+	n.checkPodDevices(pod, gpus...)
+	if again := n.admitEventually(pod); !sameSet(again, gpus) {
+		t.Errorf("the pod had %v and now has %v", gpus, again)
 	}
-	// Each stream that the kubelet left must have ended: an old one would take the next event.
+	// All streams of stopped kubelets must have ended: an old stream would take the next event.
 	n.Eventually("one stream is open", func() error {
-		p, err := n.scrape()
-		if err == nil && p.value("gpu_node_agent_plugin_streams") != 1 {
-			err = fmt.Errorf("%v streams", p.value("gpu_node_agent_plugin_streams"))
+		p, err := n.Scrape()
+		if err == nil && p.Value("gpu_node_agent_plugin_streams") != 1 {
+			err = fmt.Errorf("%v streams", p.Value("gpu_node_agent_plugin_streams"))
 		}
 		return err
 	})
 	n.Inject(`{"gpu":5,"lost":true}`)
-	n.Eventually("the last stream carries events", func() error { return n.KubeletHas(node.GPU, 8, 7) })
+	n.Eventually("the remaining stream carries events", func() error { return n.KubeletHas(node.GPU, 8, 7) })
 }
 
-// Whatever ends what the kubelet has of us, while the kubelet itself runs on, is put right.
+// The agent registers again after a running kubelet loses its registration.
 func TestKubeletLosesAgent(t *testing.T) {
 	for _, loss := range []struct {
 		name   string
 		by     func(machine)
 		rounds int
 	}{
-		{name: "the agent's socket is removed", rounds: 3, by: func(n machine) {
+		{name: "agent's socket is removed", rounds: 3, by: func(n machine) {
 			for _, s := range n.agentSockets() {
 				if err := os.Remove(s); err != nil {
 					n.T.Fatal(err)
 				}
 			}
 		}},
-		{name: "the kubelet closes the connection", rounds: 3, by: func(n machine) { n.Kubelet.Disconnect(node.GPU) }},
-		// Found by asking the pod resources API, which takes longer when it comes again at once.
-		{name: "the kubelet forgets and leaves the stream open", rounds: 2, by: func(n machine) { n.Kubelet.Forget(node.GPU) }},
+		{name: "kubelet closes the connection", rounds: 3, by: func(n machine) { n.Kubelet.Disconnect(node.GPU) }},
+		// The agent detects this through the pod resources API, which takes longer when it repeats soon.
+		{name: "kubelet drops the plugin and keeps the stream", rounds: 2, by: func(n machine) { n.Kubelet.Forget(node.GPU) }},
 	} {
 		t.Run(loss.name, func(t *testing.T) {
 			n := newMachine(t)
 			n.StartKubelet()
 			n.StartAgent()
-			n.Eventually("eight GPUs", func() error { return n.allSee() })
+			n.Eventually("eight GPUs", func() error { return n.checkDevices() })
 			for i := range loss.rounds {
-				before, err := n.scrape()
+				before, err := n.Scrape()
 				if err != nil {
 					t.Fatal(err)
 				}
 				loss.by(n)
 				n.Eventually("registered again", func() error {
-					p, err := n.scrape()
+					p, err := n.Scrape()
 					const name = "gpu_node_agent_plugin_registrations_total"
-					if err == nil && p.value(name) <= before.value(name) {
-						err = fmt.Errorf("%s is still %v", name, p.value(name))
+					if err == nil && p.Value(name) <= before.Value(name) {
+						err = fmt.Errorf("%s is still %v", name, p.Value(name))
 					}
 					return err
 				})
-				n.Eventually("eight GPUs again", func() error { return n.allSee() })
-				n.admitInTheEnd(n.bind(fmt.Sprintf("pod-%d", i), 1))
+				n.Eventually("eight GPUs again", func() error { return n.checkDevices() })
+				n.admitEventually(n.bind(fmt.Sprintf("pod-%d", i), 1))
 			}
 		})
 	}

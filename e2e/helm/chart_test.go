@@ -1,5 +1,5 @@
-// Package helm holds the chart against Helm, against Kubernetes' own types, and against the agent: without a
-// cluster, in seconds. It is a module of its own, since Helm's dependencies do not go with those of Kubernetes.
+// Package helm tests the chart with Helm, Kubernetes' types and the agent, in seconds and without a cluster. It is a
+// separate module, because Helm's dependencies conflict with those of Kubernetes.
 package helm
 
 import (
@@ -22,7 +22,7 @@ import (
 
 var chart = filepath.Join("..", "..", "charts", "gpu-node-agent")
 
-// The programs that TestMain builds.
+// Programs that TestMain builds.
 var helmBinary, agentBinary string
 
 func TestMain(m *testing.M) {
@@ -53,15 +53,15 @@ func helm(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), helmBinary, args...)
 	cmd.Env = append(os.Environ(), "HOME="+t.TempDir())
-	var out, said bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &said
+	var out, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &stderr
 	if err := cmd.Run(); err != nil {
-		return "", fmt.Errorf("helm %s: %w\n%s%s", strings.Join(args, " "), err, out.Bytes(), said.Bytes())
+		return "", fmt.Errorf("helm %s: %w\n%s%s", strings.Join(args, " "), err, out.Bytes(), stderr.Bytes())
 	}
 	return out.String(), nil
 }
 
-// valuesFiles are all that the chart shows how it can be installed.
+// valuesFiles returns the chart's example values.
 func valuesFiles(t *testing.T) []string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(chart, "ci", "*.yaml"))
@@ -71,8 +71,8 @@ func valuesFiles(t *testing.T) []string {
 	return files
 }
 
-// objects are what the chart makes, those of Prometheus's operator as what they are in YAML. A field that
-// Kubernetes does not know fails the test.
+// objects are the rendered objects; those of Prometheus' operator stay YAML. A field that Kubernetes does not know
+// fails the test.
 type objects struct {
 	daemonSets   []*appsv1.DaemonSet
 	configMaps   []*corev1.ConfigMap
@@ -84,7 +84,7 @@ type objects struct {
 	unstructured map[string]string // by kind
 }
 
-// settings are Helm's arguments for values as --set takes them.
+// settings returns values as --set arguments of Helm.
 func settings(values []string) (args []string) {
 	for _, v := range values {
 		args = append(args, "--set", v)
@@ -141,7 +141,7 @@ func parse(t *testing.T, text string) objects {
 	return o
 }
 
-// TestValuesFiles lints and renders each, and has the agent check the configuration that it would be given.
+// TestValuesFiles lints and renders each file, and checks the resulting configuration with the agent.
 func TestValuesFiles(t *testing.T) {
 	for _, file := range valuesFiles(t) {
 		t.Run(filepath.Base(file), func(t *testing.T) {
@@ -150,7 +150,7 @@ func TestValuesFiles(t *testing.T) {
 			}
 			o := template(t, "-f", file)
 			if len(o.daemonSets) == 0 {
-				t.Fatal("there is no DaemonSet")
+				t.Fatal("no DaemonSet")
 			}
 			for _, ds := range o.daemonSets {
 				var config string
@@ -159,8 +159,8 @@ func TestValuesFiles(t *testing.T) {
 						config = c.Data["config.yaml"]
 					}
 				}
-				if said := faults(t, config); len(said) > 0 {
-					t.Errorf("%s: the agent says %v\n%s", ds.Name, said, config)
+				if found := faults(t, config); len(found) > 0 {
+					t.Errorf("%s: the agent reports %v\n%s", ds.Name, found, config)
 				}
 			}
 		})

@@ -9,27 +9,27 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
-// TestOpenShift says what the agents need there, and that they have nothing of it elsewhere.
+// TestOpenShift checks the rights and SELinux types that agents need on OpenShift, and that they have none elsewhere.
 func TestOpenShift(t *testing.T) {
-	const there, alone = "--api-versions=security.openshift.io/v1", "--api-versions=security.openshift.io/v1/SecurityContextConstraints"
+	const openShift, openShiftByKind = "--api-versions=security.openshift.io/v1", "--api-versions=security.openshift.io/v1/SecurityContextConstraints"
 	for name, c := range map[string]struct {
 		args    []string
 		account string // that may use the constraint; "" for none
-		selinux string // the type of all containers
+		selinux string // type of all containers
 	}{
-		"elsewhere":          {nil, "", ""},
-		"there":              {[]string{there}, "gna-gpu-node-agent", "spc_t"},
-		"there, by its kind": {[]string{alone}, "gna-gpu-node-agent", "spc_t"},
-		"own account":        {[]string{there, "--set", "serviceAccount.create=false,serviceAccount.name=a"}, "a", "spc_t"},
-		"no rights":          {[]string{there, "--set", "rbac.create=false"}, "", "spc_t"},
-		"own type":           {[]string{there, "--set", "securityContext.seLinuxOptions.type=t"}, "gna-gpu-node-agent", "t"},
-		"own level of pods":  {[]string{there, "--set", "podSecurityContext.seLinuxOptions.level=s0"}, "gna-gpu-node-agent", "spc_t"},
-		"own type of pods":   {[]string{there, "--set", "podSecurityContext.seLinuxOptions.type=t"}, "gna-gpu-node-agent", ""},
+		"elsewhere":               {nil, "", ""},
+		"there":                   {[]string{openShift}, "gna-gpu-node-agent", "spc_t"},
+		"there, detected by kind": {[]string{openShiftByKind}, "gna-gpu-node-agent", "spc_t"},
+		"custom account":          {[]string{openShift, "--set", "serviceAccount.create=false,serviceAccount.name=a"}, "a", "spc_t"},
+		"no rights":               {[]string{openShift, "--set", "rbac.create=false"}, "", "spc_t"},
+		"custom type":             {[]string{openShift, "--set", "securityContext.seLinuxOptions.type=t"}, "gna-gpu-node-agent", "t"},
+		"custom level of pods":    {[]string{openShift, "--set", "podSecurityContext.seLinuxOptions.level=s0"}, "gna-gpu-node-agent", "spc_t"},
+		"custom type of pods":     {[]string{openShift, "--set", "podSecurityContext.seLinuxOptions.type=t"}, "gna-gpu-node-agent", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := template(t, append(c.args, "--set", "gpuOperator.enabled=true")...)
 			if len(o.roles) != 0 {
-				t.Errorf("there are cluster roles %v", o.roles)
+				t.Errorf("unexpected cluster roles %v", o.roles)
 			}
 			want := 0
 			if c.account != "" {
@@ -45,17 +45,17 @@ func TestOpenShift(t *testing.T) {
 				}
 				bound := o.localBinds[i]
 				if (bound.RoleRef != rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role.Name}) {
-					t.Errorf("the binding is of %v", bound.RoleRef)
+					t.Errorf("binding has role %v", bound.RoleRef)
 				}
 				if !reflect.DeepEqual(bound.Subjects, []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: c.account, Namespace: "gpu"}}) {
-					t.Errorf("the binding is for %v, want the account %s", bound.Subjects, c.account)
+					t.Errorf("binding has subjects %v, want the account %s", bound.Subjects, c.account)
 				}
 			}
 			pod := o.daemonSets[0].Spec.Template.Spec
 			if c.account != "" && pod.ServiceAccountName != c.account {
-				t.Errorf("the pod is of %s, want %s", pod.ServiceAccountName, c.account)
+				t.Errorf("pod has account %s, want %s", pod.ServiceAccountName, c.account)
 			}
-			confined(t, o.daemonSets[0], nil)
+			checkConfined(t, o.daemonSets[0], nil)
 			for _, container := range slices.Concat(pod.InitContainers, pod.Containers) {
 				got := ""
 				if s := container.SecurityContext.SELinuxOptions; s != nil {
@@ -67,7 +67,7 @@ func TestOpenShift(t *testing.T) {
 			}
 		})
 	}
-	if _, err := helm(t, "template", "gna", chart, there, "--set", "serviceAccount.create=false"); err == nil || !strings.Contains(err.Error(), "serviceAccount.name") {
-		t.Errorf("without an account the error is %v", err)
+	if _, err := helm(t, "template", "gna", chart, openShift, "--set", "serviceAccount.create=false"); err == nil || !strings.Contains(err.Error(), "serviceAccount.name") {
+		t.Errorf("error without an account: %v", err)
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestMountedOnce says that no two volumes are at one path, which the API server refuses.
+// TestMountedOnce checks that no path has two volumes, which the API server refuses.
 func TestMountedOnce(t *testing.T) {
 	for _, dir := range []string{"/var/run/cdi", "/etc/cdi", "/etc/cdi/"} {
 		seen := make(map[string]bool)
@@ -26,17 +26,17 @@ func TestMountedOnce(t *testing.T) {
 	}
 }
 
-// TestJobs says that another volume can be where the jobs are, instead of the node's directory.
+// TestJobs checks that a volume can replace the node's directory of jobs.
 func TestJobs(t *testing.T) {
 	const dir = "config.metrics.hpcJobDir=/run/jobs"
 	for name, c := range map[string]struct {
 		set  []string
 		want string // the volume at /run/jobs
 	}{
-		"the node's":       {[]string{dir}, "hpc-jobs"},
-		"another":          {[]string{dir, "extraVolumes[0].name=j,extraVolumes[0].configMap.name=jobs,extraVolumeMounts[0].name=j,extraVolumeMounts[0].mountPath=/run/jobs/"}, "j"},
-		"one at its side":  {[]string{dir, "extraVolumes[0].name=j,extraVolumes[0].configMap.name=jobs,extraVolumeMounts[0].name=j,extraVolumeMounts[0].mountPath=/run/other"}, "hpc-jobs"},
-		"with no such key": {nil, ""},
+		"node's directory":         {[]string{dir}, "hpc-jobs"},
+		"another":                  {[]string{dir, "extraVolumes[0].name=j,extraVolumes[0].configMap.name=jobs,extraVolumeMounts[0].name=j,extraVolumeMounts[0].mountPath=/run/jobs/"}, "j"},
+		"another volume elsewhere": {[]string{dir, "extraVolumes[0].name=j,extraVolumes[0].configMap.name=jobs,extraVolumeMounts[0].name=j,extraVolumeMounts[0].mountPath=/run/other"}, "hpc-jobs"},
+		"key not set":              {nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod := template(t, settings(c.set)...).daemonSets[0].Spec.Template.Spec
@@ -51,25 +51,25 @@ func TestJobs(t *testing.T) {
 			}
 			for _, v := range pod.Volumes {
 				if v.Name == "hpc-jobs" && c.want != v.Name {
-					t.Error("the node's directory is a volume that nothing mounts")
+					t.Error("volume of the node's directory is not mounted")
 				}
 			}
 		})
 	}
 }
 
-// TestToolkit says that what waits for NVIDIA's toolkit does not ask it for GPUs.
+// TestToolkit checks that the container that waits for NVIDIA's toolkit requests no GPUs.
 func TestToolkit(t *testing.T) {
 	init := template(t, "--set", "gpuOperator.enabled=true").daemonSets[0].Spec.Template.Spec.InitContainers
 	if len(init) != 1 || len(init[0].Env) != 1 || init[0].Env[0].Name != "NVIDIA_VISIBLE_DEVICES" || init[0].Env[0].Value != "void" {
-		t.Errorf("the init containers are %v", init)
+		t.Errorf("init containers %v", init)
 	}
 }
 
-// TestScheme says how Prometheus and the kubelet ask.
+// TestScheme checks the schemes of Prometheus and the probes.
 func TestScheme(t *testing.T) {
 	for set, want := range map[string]struct {
-		prometheus bool // by https
+		prometheus bool // uses HTTPS
 		kubelet    corev1.URIScheme
 	}{
 		"web.secretName=":                                      {false, corev1.URISchemeHTTP},
@@ -83,7 +83,7 @@ func TestScheme(t *testing.T) {
 	} {
 		o := template(t, "--set", "serviceMonitor.enabled=true", "--set", set)
 		if got := strings.Contains(o.unstructured["ServiceMonitor"], "scheme: https"); got != want.prometheus {
-			t.Errorf("%s: Prometheus asks by https: %v, want %v", set, got, want.prometheus)
+			t.Errorf("%s: Prometheus uses HTTPS: %v, want %v", set, got, want.prometheus)
 		}
 		container := o.daemonSets[0].Spec.Template.Spec.Containers[0]
 		for _, probe := range []*corev1.Probe{container.StartupProbe, container.LivenessProbe, container.ReadinessProbe} {
@@ -92,35 +92,35 @@ func TestScheme(t *testing.T) {
 				got = probe.HTTPGet.Scheme
 			}
 			if got != want.kubelet {
-				t.Errorf("%s: the kubelet asks by %q, want %q", set, got, want.kubelet)
+				t.Errorf("%s: the probes use %q, want %q", set, got, want.kubelet)
 			}
 		}
 	}
 }
 
-// TestClusterNames says that two releases have no cluster role in common.
+// TestClusterNames checks that two releases have different cluster roles.
 func TestClusterNames(t *testing.T) {
 	names := make(map[string]bool)
 	for _, r := range [][2]string{{"a", "b-c"}, {"a-b", "c"}} {
 		names[template(t, "-n", r[0], "--set", "fullnameOverride="+r[1], "--set", "config.health.kubernetes.enabled=true").roles[0].Name] = true
 	}
 	if len(names) != 2 {
-		t.Errorf("two releases have the cluster role %v", names)
+		t.Errorf("two releases share the cluster roles %v", names)
 	}
 }
 
-// TestEndpoint says that what a user says of the endpoint is what Prometheus does.
+// TestEndpoint checks that a user's endpoint settings take precedence.
 func TestEndpoint(t *testing.T) {
 	for name, c := range map[string]struct {
 		set  string
-		want map[string]string // keys of the endpoint; "" for not there
+		want map[string]string // keys of the endpoint; "" if absent
 	}{
 		"nothing set": {"", map[string]string{"honorLabels": "true", "interval": `"15s"`, "port": `"metrics"`, "scheme": ""}},
 		"false":       {"endpoint.honorLabels=false", map[string]string{"honorLabels": "false"}},
 		"null":        {"endpoint.honorLabels=null,MONITOR.interval=null", map[string]string{"honorLabels": "true", "interval": ""}},
 		"another":     {"interval=15s,MONITOR.endpoint.interval=1m,MONITOR.endpoint.path=/m", map[string]string{"interval": `"1m"`, "path": `"/m"`}},
-		"one more":    {"relabelings[0].action=keep", map[string]string{"relabelings": `[{"sourceLabels":["__meta_kubernetes_pod_node_name"],"targetLabel":"instance"},{"action":"labeldrop","regex":"namespace|pod|container"},{"action":"keep"}]`}},
-		"only theirs": {"endpoint.relabelings[0].action=keep", map[string]string{"relabelings": `[{"action":"keep"}]`}},
+		"one added":   {"relabelings[0].action=keep", map[string]string{"relabelings": `[{"sourceLabels":["__meta_kubernetes_pod_node_name"],"targetLabel":"instance"},{"action":"labeldrop","regex":"namespace|pod|container"},{"action":"keep"}]`}},
+		"replaced":    {"endpoint.relabelings[0].action=keep", map[string]string{"relabelings": `[{"action":"keep"}]`}},
 	} {
 		for kind, key := range map[string]string{"ServiceMonitor": "serviceMonitor", "PodMonitor": "podMonitor"} {
 			set := key + ".enabled=true"

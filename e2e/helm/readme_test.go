@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestReadme says that helm show readme has something to show, and that its values are those of the chart.
+// TestReadme checks that the README in the chart names values and files that exist.
 func TestReadme(t *testing.T) {
 	text, err := helm(t, "show", "readme", chart)
 	if err != nil {
@@ -15,18 +15,18 @@ func TestReadme(t *testing.T) {
 	}
 	values := read(t, filepath.Join(chart, "values.yaml"))
 	values["config"] = read(t, filepath.Join("..", "..", "config.yaml"))
-	known := make(map[string]bool)
+	validKeys := make(map[string]bool)
 	for _, path := range paths(values) {
-		known[strings.Join(path, ".")] = true
+		validKeys[strings.Join(path, ".")] = true
 	}
 	rows := regexp.MustCompile("(?m)^\\| (`.*?`) \\|").FindAllStringSubmatch(text, -1)
 	if len(rows) == 0 {
-		t.Fatalf("it names no values:\n%s", text)
+		t.Fatalf("no values in:\n%s", text)
 	}
 	for _, row := range rows {
 		for _, name := range regexp.MustCompile("`(.*?)`").FindAllStringSubmatch(row[1], -1) {
-			if !known[name[1]] {
-				t.Errorf("%s is no value of the chart", name[1])
+			if !validKeys[name[1]] {
+				t.Errorf("%s is not a value of the chart", name[1])
 			}
 		}
 	}

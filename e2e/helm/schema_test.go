@@ -13,21 +13,21 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write the agent's keys into values.schema.json")
+var update = flag.Bool("update", false, "update the keys in values.schema.json")
 
-// TestSchema holds the schema of `config` against config.yaml, which has every key of the agent, and against the agent
-// itself, which knows what it takes. After a new key or word: go test -run TestSchema -update .
+// TestSchema checks the schema of config against config.yaml, which has every key of the agent, and against the values
+// that the agent accepts. After a change: go test -run TestSchema -update .
 func TestSchema(t *testing.T) {
 	defaults := read(t, filepath.Join("..", "..", "config.yaml"))
-	wanted := make(map[string]map[string]any)
-	ofTexts(t, defaults, wanted)
-	ofNumbers(t, defaults, wanted)
-	config, err := schemaOf(defaults, "", wanted)
+	constraints := make(map[string]map[string]any)
+	addStringSchemas(t, defaults, constraints)
+	addNumberSchemas(t, defaults, constraints)
+	config, err := schemaOf(defaults, "", constraints)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if t.Failed() {
-		return // what it would write is wrong
+		return // the schema would be wrong
 	}
 	file := filepath.Join(chart, "values.schema.json")
 	was, err := os.ReadFile(file)
@@ -57,22 +57,22 @@ func TestSchema(t *testing.T) {
 		return
 	}
 	if !bytes.Equal(was, is) {
-		t.Errorf("%s does not know the keys and words of the agent as they are: go test -run TestSchema -update .", file)
+		t.Errorf("%s is out of date: go test -run TestSchema -update .", file)
 	}
 }
 
-// lists are those of names in indented JSON, which fit into a line.
+// lists matches lists of strings in indented JSON, which fit into a line.
 var lists = regexp.MustCompile(`\[\s+[^\[\]{}]*\s\]`)
 
-// schemaOf is the schema of what has such a value by default, or is null, which stands for the default. What else the
-// agent wants of a value is added by its key, or that of its list; what no schema can say, it checks itself.
-func schemaOf(value any, key string, wanted map[string]map[string]any) (map[string]any, error) {
+// schemaOf returns the schema of a value from its default; null stands for the default. constraints has more conditions by
+// key. The agent checks the rest.
+func schemaOf(value any, key string, constraints map[string]map[string]any) (map[string]any, error) {
 	var schema map[string]any
 	switch v := value.(type) {
 	case map[string]any:
 		properties := make(map[string]any, len(v))
 		for name, value := range v {
-			one, err := schemaOf(value, strings.TrimPrefix(key+"."+name, "."), wanted)
+			one, err := schemaOf(value, strings.TrimPrefix(key+"."+name, "."), constraints)
 			if err != nil {
 				return nil, err
 			}
@@ -89,9 +89,9 @@ func schemaOf(value any, key string, wanted map[string]map[string]any) (map[stri
 	case float64:
 		schema = orNull("number")
 	default:
-		return nil, fmt.Errorf("%s: %T is not a value of a configuration", key, value)
+		return nil, fmt.Errorf("%s: unexpected type %T", key, value)
 	}
-	maps.Copy(schema, wanted[key])
+	maps.Copy(schema, constraints[key])
 	return schema, nil
 }
 

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// dashboard is as much of Grafana's model as these tests go by.
+// dashboard is the part of Grafana's model that these tests check.
 type dashboard struct {
 	UID           string   `json:"uid"`
 	Title         string   `json:"title"`
@@ -29,7 +29,7 @@ type dashboard struct {
 	Panels []panel `json:"panels"`
 }
 
-// variable is one that people choose values for. Query is an object, or a word for a variable of type datasource.
+// variable is a variable of a dashboard. Query is an object, or a string for type datasource.
 type variable struct {
 	Name       string          `json:"name"`
 	Type       string          `json:"type"`
@@ -39,7 +39,7 @@ type variable struct {
 	AllValue   string          `json:"allValue"`
 }
 
-// query is that of a variable of type query.
+// query returns the query of a variable of type query.
 func (v variable) query(t *testing.T) string {
 	t.Helper()
 	var q struct {
@@ -52,13 +52,13 @@ func (v variable) query(t *testing.T) string {
 }
 
 type panel struct {
-	ID          int        `json:"id"`
-	Type        string     `json:"type"`
-	Title       string     `json:"title"`
-	Description string     `json:"description"`
-	Place       place      `json:"gridPos"`
-	Datasource  datasource `json:"datasource"`
-	Targets     []target   `json:"targets"`
+	ID          int          `json:"id"`
+	Type        string       `json:"type"`
+	Title       string       `json:"title"`
+	Description string       `json:"description"`
+	Position    gridPosition `json:"gridPos"`
+	Datasource  datasource   `json:"datasource"`
+	Targets     []target     `json:"targets"`
 	FieldConfig struct {
 		Defaults struct {
 			Unit       string `json:"unit"`
@@ -96,15 +96,15 @@ type target struct {
 	Instant bool   `json:"instant"`
 }
 
-type place struct {
+type gridPosition struct {
 	H, W, X, Y int
 }
 
-func (p place) overlaps(q place) bool {
+func (p gridPosition) overlaps(q gridPosition) bool {
 	return p.X < q.X+q.W && q.X < p.X+p.W && p.Y < q.Y+q.H && q.Y < p.Y+p.H
 }
 
-// dashboards are those of the chart, by file.
+// dashboards returns the chart's dashboards by file.
 func dashboards(t *testing.T) map[string]dashboard {
 	t.Helper()
 	all := make(map[string]dashboard)
@@ -123,40 +123,40 @@ func dashboards(t *testing.T) map[string]dashboard {
 }
 
 var (
-	// reference is a variable in an expression, as $name or ${name} or ${name:format}.
+	// reference matches a variable in an expression: $name, ${name} or ${name:format}.
 	reference   = regexp.MustCompile(`\$(?:\{(\w+)(?::\w+)?\}|(\w+))`)
 	labelValues = regexp.MustCompile(`^label_values\((.+), (\w+)\)$`)
 	legendLabel = regexp.MustCompile(`\{\{(\w+)\}\}`)
 )
 
-// TestDashboards holds the dashboards to what makes them work in a Grafana that is not the author's. That
-// Grafana knows each option is for make dashboards, which needs node.
+// TestDashboards checks what makes the dashboards work in any Grafana. make dashboards, which needs node, checks that
+// Grafana knows each option.
 func TestDashboards(t *testing.T) {
 	uids := make(map[string]string)
 	for name, d := range dashboards(t) {
 		if other, twice := uids[d.UID]; twice || d.UID == "" {
-			t.Errorf("%s: uid %q is missing, or that of %s", name, d.UID, other)
+			t.Errorf("%s: uid %q is missing or used by %s", name, d.UID, other)
 		}
 		uids[d.UID] = name
 		if d.Title == "" || d.Description == "" || d.Refresh == "" || d.SchemaVersion < 39 {
-			t.Errorf("%s: title, description and refresh must be there, schemaVersion 39 or later: %q, %q, %q, %d",
+			t.Errorf("%s: expected title, description, refresh and schemaVersion 39 or later, got %q, %q, %q, %d",
 				name, d.Title, d.Description, d.Refresh, d.SchemaVersion)
 		}
 		if len(d.Links) != 1 || !d.Links[0].IncludeVars || !slices.Equal(d.Links[0].Tags, []string{"gpu-node-agent"}) ||
 			!slices.Contains(d.Tags, "gpu-node-agent") {
-			t.Errorf("%s: the dashboards find each other by the tag gpu-node-agent; tags %v, links %+v", name, d.Tags, d.Links)
+			t.Errorf("%s: the dashboards link to each other by the tag gpu-node-agent; tags %v, links %+v", name, d.Tags, d.Links)
 		}
-		var known []string
+		var variables []string
 		for _, v := range d.Templating.List {
-			known = append(known, v.Name)
+			variables = append(variables, v.Name)
 			if v.Type == "query" && v.IncludeAll && v.AllValue != ".*" {
 				t.Errorf("%s: variable %s: allValue %q; use .*, which matches series without the label too", name, v.Name, v.AllValue)
 			}
 		}
-		if !slices.Contains(known, "cluster") || !slices.Contains(known, "node") {
-			t.Errorf("%s: variables %v, want cluster and node among them", name, known)
+		if !slices.Contains(variables, "cluster") || !slices.Contains(variables, "node") {
+			t.Errorf("%s: variables %v, want cluster and node among them", name, variables)
 		}
-		for _, fault := range panelFaults(d, known) {
+		for _, fault := range panelFaults(d, variables) {
 			t.Errorf("%s: %s", name, fault)
 		}
 	}
@@ -167,34 +167,34 @@ func TestDashboards(t *testing.T) {
 		}
 		for _, link := range regexp.MustCompile(`/d/([\w-]+)`).FindAllStringSubmatch(string(text), -1) {
 			if uids[link[1]] == "" {
-				t.Errorf("%s links to the dashboard %s, which is none of ours", name, link[1])
+				t.Errorf("%s links to the dashboard %s, which does not exist", name, link[1])
 			}
 		}
 	}
 }
 
-func panelFaults(d dashboard, known []string) (faults []string) {
+func panelFaults(d dashboard, variables []string) (faults []string) {
 	bad := func(p panel, format string, args ...any) {
 		faults = append(faults, fmt.Sprintf("panel %d %q: ", p.ID, p.Title)+fmt.Sprintf(format, args...))
 	}
-	known = append(slices.Clone(known), "__rate_interval", "__range")
+	variables = append(slices.Clone(variables), "__rate_interval", "__range")
 	for i, p := range d.Panels {
 		for _, q := range d.Panels[:i] {
 			if p.ID == q.ID {
 				bad(p, "has the id of %q", q.Title)
 			}
-			if p.Place.overlaps(q.Place) {
-				bad(p, "lies over %q", q.Title)
+			if p.Position.overlaps(q.Position) {
+				bad(p, "overlaps %q", q.Title)
 			}
 		}
-		if p.ID <= 0 || p.Title == "" || p.Place.W <= 0 || p.Place.H <= 0 || p.Place.X < 0 || p.Place.X+p.Place.W > 24 {
-			bad(p, "has no id, title or place: %+v", p.Place)
+		if p.ID <= 0 || p.Title == "" || p.Position.W <= 0 || p.Position.H <= 0 || p.Position.X < 0 || p.Position.X+p.Position.W > 24 {
+			bad(p, "lacks an id, title or position: %+v", p.Position)
 		}
 		if p.Type == "row" {
 			continue
 		}
 		if p.Description == "" || p.FieldConfig.Defaults.Unit == "" || len(p.FieldConfig.Defaults.Thresholds.Steps) == 0 {
-			bad(p, "has no description, unit or thresholds")
+			bad(p, "lacks a description, unit or thresholds")
 		}
 		if p.Datasource != (datasource{"prometheus", "${datasource}"}) {
 			bad(p, "datasource %+v; use the variable", p.Datasource)
@@ -209,11 +209,11 @@ func panelFaults(d dashboard, known []string) (faults []string) {
 			}
 			refs = append(refs, q.RefID)
 			for _, m := range reference.FindAllStringSubmatch(q.Expr, -1) {
-				if !slices.Contains(known, m[1]+m[2]) {
-					bad(p, "query %s uses %s, which no variable is", q.RefID, m[0])
+				if !slices.Contains(variables, m[1]+m[2]) {
+					bad(p, "query %s uses the undefined variable %s", q.RefID, m[0])
 				}
 			}
-			// Sums over all clusters or nodes by mistake are the usual fault of a copied query.
+			// A copied query easily sums over all clusters or nodes.
 			if n := strings.Count(q.Expr, "{"); strings.Count(q.Expr, `cluster=~"$cluster", instance`) != n {
 				bad(p, "query %s: each of its %d selectors must begin with the cluster and the node", q.RefID, n)
 			}

@@ -1,5 +1,5 @@
-// Package prometheus holds the chart's dashboards and rules against a real Prometheus that scrapes the built agent
-// while its simulated GPUs break and recover.
+// Package prometheus tests the chart's dashboards and rules in a real Prometheus that scrapes the built agent while its
+// simulated GPUs fail and recover.
 package prometheus
 
 import (
@@ -11,12 +11,12 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/node"
 )
 
-// chart is where the dashboards and the rules are.
+// chart is the directory of the dashboards and the rules.
 var chart = filepath.Join("..", "..", "charts", "gpu-node-agent")
 
 func TestMain(m *testing.M) { os.Exit(node.Main(m, nil)) }
 
-// tool returns the path of prometheus or promtool: the system's, or what need.sh has unpacked.
+// tool returns the path of prometheus or promtool: installed, or unpacked by need.sh.
 func tool(t *testing.T, name string) string {
 	t.Helper()
 	if path, err := exec.LookPath(name); err == nil {
@@ -27,7 +27,7 @@ func tool(t *testing.T, name string) string {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(path); err != nil {
-		t.Fatalf("%s is not installed: neither in PATH nor at %s; e2e/prometheus/need.sh unpacks Debian's package there", name, path)
+		t.Fatalf("%s is neither in PATH nor at %s; e2e/prometheus/need.sh unpacks Debian's package there", name, path)
 	}
 	return path
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes prometheus and promtool available: unless they are installed, Debian's package is unpacked below bin/.
-# Not installed, so that no service starts and nothing of the system changes.
+# Unpacks Debian's package of Prometheus below bin/ unless prometheus and promtool are installed. It does not install the
+# package, so that no service starts and the system stays unchanged.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -8,14 +8,14 @@ if command -v prometheus >/dev/null && command -v promtool >/dev/null; then exit
 dir=$PWD/bin/prometheus
 if [ -x "$dir/usr/bin/prometheus" ] && [ -x "$dir/usr/bin/promtool" ]; then exit 0; fi
 if ! command -v apt-get >/dev/null; then
-	echo "prometheus and promtool are missing, and there is no apt-get: install Prometheus 2.42 or later" >&2
+	echo "prometheus and promtool are missing: install Prometheus 2.42 or later" >&2
 	exit 1
 fi
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
-# Without this option root's apt warns that its own user cannot write to the directory.
+# Without this option apt as root warns that its sandbox user cannot write to the directory.
 fetch() { (cd "$tmp" && apt-get -o APT::Sandbox::User=root download prometheus); }
-if ! fetch; then # no lists of packages yet, or old ones
+if ! fetch; then # missing or old package lists
 	apt-get update
 	fetch
 fi

@@ -6,12 +6,13 @@ import (
 	"testing"
 
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/node"
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/promapi"
 )
 
-// machine is a node whose agent a Prometheus scrapes.
+// machine is a node whose agent Prometheus scrapes.
 type machine struct {
 	*node.Node
-	prom *api
+	prom *promapi.API
 }
 
 // newMachine starts a kubelet, an agent and a Prometheus with the chart's rules.
@@ -19,21 +20,21 @@ func newMachine(t *testing.T) machine {
 	t.Helper()
 	prometheus := tool(t, "prometheus")
 	address := node.Host() + ":19090"
-	n := machine{node.New(t), &api{url: "http://" + address}}
+	n := machine{node.New(t), &promapi.API{URL: "http://" + address}}
 	n.StartKubelet()
 	n.configure("info")
 	n.StartAgent()
 	n.Write("prometheus.yaml", n.scrapeConfig())
 	n.Start(prometheus, "--config.file=prometheus.yaml", "--storage.tsdb.path=data", "--web.listen-address="+address)
 	n.Eventually("Prometheus has scraped the agent", func() error {
-		// Several times, since a counter's first value is no increase.
-		return n.wants(`count_over_time(gpu_node_agent_source_up[1m]) >= 3`, 2)
+		// Several times, because the first value of a counter does not increase it.
+		return n.checkSeries(`count_over_time(gpu_node_agent_source_up[1m]) >= 3`, 2)
 	})
 	return n
 }
 
-// configure writes the agent's configuration. Everything happens fast, every GPU counts as idle, and there is a
-// field that is none.
+// configure writes the agent's configuration: short intervals, a threshold that makes every GPU idle, and an unknown
+// field.
 func (n machine) configure(level string) {
 	n.T.Helper()
 	n.Configure(fmt.Sprintf(`log: {level: %s}
@@ -45,9 +46,9 @@ metrics:
 `, level))
 }
 
-// scrapeConfig shows Prometheus the agent twice: as node-1 of no cluster, and as node-2 of one, with the labels of
-// the agent's own pod on all that has none, as Prometheus's operator does it. So every query must work both ways,
-// and what is counted across nodes is seen.
+// scrapeConfig makes Prometheus scrape the agent twice: as node-1 without a cluster label, and as node-2 with a cluster
+// and, as Prometheus' operator sets them, the labels of the agent's own pod on series without these labels. So every
+// query must work both ways, and sums over nodes are visible.
 func (n machine) scrapeConfig() string {
 	rules, err := filepath.Abs(filepath.Join(chart, "rules"))
 	if err != nil {
@@ -67,17 +68,17 @@ scrape_configs:
 `, rules, n.Address)
 }
 
-// run has the kubelet admit a pod that asks for GPUs.
-func (n machine) run(namespace, name string, gpus int64) {
+// runPod admits a pod that requests GPUs.
+func (n machine) runPod(namespace, name string, gpus int64) {
 	n.T.Helper()
 	n.Admit(n.Bind(node.Pod(namespace, name, node.GPU, gpus)))
 }
 
-// wants checks that an expression has so many series.
-func (n machine) wants(expr string, count int) error {
-	got, err := n.prom.query(n.T.Context(), expr)
-	if err == nil && len(got) != count {
-		err = fmt.Errorf("%s has %d series, want %d: %v", expr, len(got), count, got)
+// checkSeries checks the number of series of an expression.
+func (n machine) checkSeries(expr string, count int) error {
+	result, err := n.prom.Query(n.T.Context(), expr)
+	if err == nil && len(result) != count {
+		err = fmt.Errorf("%s has %d series, want %d: %v", expr, len(result), count, result)
 	}
 	return err
 }

@@ -6,11 +6,14 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/promapi"
 )
 
-// valuesOf puts values to a dashboard's variables, as Grafana does: All where people can choose that, or always what
-// Prometheus has. The two that begin with an underscore are Grafana's own, for a scrape interval of 15s.
-func (n machine) valuesOf(d dashboard, all bool) map[string]string {
+// variableValues returns values of a dashboard's variables, as Grafana would set them: All where the variable offers it and
+// all is set, otherwise a value that Prometheus has. The names with underscores are Grafana's own, for a scrape
+// interval of 15s.
+func (n machine) variableValues(d dashboard, all bool) map[string]string {
 	n.T.Helper()
 	values := map[string]string{"datasource": "prometheus", "__rate_interval": "1m", "__range": "1h"}
 	for _, v := range d.Templating.List {
@@ -19,16 +22,16 @@ func (n machine) valuesOf(d dashboard, all bool) map[string]string {
 		}
 		parts := labelValues.FindStringSubmatch(v.query(n.T))
 		if parts == nil {
-			n.T.Fatalf("%s: variable %s: this test only understands label_values(selector, label), not %q", d.Title, v.Name, v.query(n.T))
+			n.T.Fatalf("%s: variable %s: expected label_values(selector, label), got %q", d.Title, v.Name, v.query(n.T))
 		}
-		options, err := n.prom.labelValues(n.T.Context(), substitute(parts[1], values), parts[2])
+		options, err := n.prom.LabelValues(n.T.Context(), substitute(parts[1], values), parts[2])
 		if err != nil || len(options) == 0 {
 			n.T.Fatalf("%s: variable %s has the values %q: %v", d.Title, v.Name, options, err)
 		}
 		switch {
 		case all && v.IncludeAll:
 			values[v.Name] = v.AllValue
-		case v.Multi: // Grafana makes one expression of them
+		case v.Multi: // as Grafana joins several values
 			values[v.Name] = "(" + strings.Join(options, "|") + ")"
 		default:
 			values[v.Name] = slices.Max(options)
@@ -40,43 +43,43 @@ func (n machine) valuesOf(d dashboard, all bool) map[string]string {
 func substitute(text string, values map[string]string) string {
 	return reference.ReplaceAllStringFunc(text, func(ref string) string {
 		m := reference.FindStringSubmatch(ref)
-		return values[m[1]+m[2]] // that there is one is for TestDashboards
+		return values[m[1]+m[2]] // TestDashboards checks that it exists
 	})
 }
 
-// evaluate is what Grafana does with a panel's query.
-func (n machine) evaluate(q target, values map[string]string) ([]series, error) {
+// evaluate evaluates a panel's query as Grafana does.
+func (n machine) evaluate(q target, values map[string]string) ([]promapi.Series, error) {
 	expr := substitute(q.Expr, values)
 	if q.Instant {
-		return n.prom.query(n.T.Context(), expr)
+		return n.prom.Query(n.T.Context(), expr)
 	}
-	return n.prom.queryRange(n.T.Context(), expr)
+	return n.prom.QueryRange(n.T.Context(), expr)
 }
 
-// checkPanels evaluates every query of every panel: each has data, and the labels that legends and tables name.
+// checkPanels checks that every query of every panel has data, with the labels that legends and tables name.
 func (n machine) checkPanels(all bool) {
 	n.T.Helper()
 	queries := 0
 	for name, d := range dashboards(n.T) {
-		values := n.valuesOf(d, all)
+		values := n.variableValues(d, all)
 		for _, p := range d.Panels {
-			fields := make(map[string]bool) // columns, if it is a table
+			fields := make(map[string]bool) // columns of a table
 			for _, q := range p.Targets {
 				queries++
-				var got []series
+				var result []promapi.Series
 				n.Eventually(fmt.Sprintf("%s: %s %s has data", name, p.Title, q.RefID), func() (err error) {
-					if got, err = n.evaluate(q, values); err == nil && len(got) == 0 {
-						err = errors.New("no series: " + substitute(q.Expr, values)) // one by a step of 15s has none at first
+					if result, err = n.evaluate(q, values); err == nil && len(result) == 0 {
+						err = errors.New("no series: " + substitute(q.Expr, values)) // the first steps of 15s may have none
 					}
 					return err
 				})
-				for _, s := range got {
+				for _, s := range result {
 					for _, m := range legendLabel.FindAllStringSubmatch(q.Legend, -1) {
-						if s.labels[m[1]] == "" && !optional(m[1]) {
-							n.T.Errorf("%s: %s: the legend %q: there is no %s in %v", name, p.Title, q.Legend, m[1], s.labels)
+						if s.Labels[m[1]] == "" && !optional(m[1]) {
+							n.T.Errorf("%s: %s: legend %q: no label %s in %v", name, p.Title, q.Legend, m[1], s.Labels)
 						}
 					}
-					for l := range s.labels {
+					for l := range s.Labels {
 						fields[l] = true
 					}
 				}
@@ -91,12 +94,12 @@ func (n machine) checkPanels(all bool) {
 	n.T.Logf("%d queries of panels", queries)
 }
 
-// optional labels are not on every series.
+// optional reports whether some series lack a label.
 func optional(label string) bool {
 	return slices.Contains([]string{"cluster", "GPU_I_ID", "GPU_I_PROFILE"}, label)
 }
 
-// checkColumns checks that what a table orders, renames and paints is there.
+// checkColumns checks that the columns that a table orders, renames and colours exist.
 func (n machine) checkColumns(name string, p panel, fields map[string]bool) {
 	if p.Type != "table" {
 		return
@@ -130,20 +133,20 @@ func keys[V any](m map[string]V) map[string]bool {
 	return out
 }
 
-// panel returns what the first query of a panel has now, for everything.
-func (n machine) panel(file, title string) ([]series, error) {
+// panel returns the current result of a panel's first query, with all variables set to All.
+func (n machine) panel(file, title string) ([]promapi.Series, error) {
 	n.T.Helper()
 	d := dashboards(n.T)[file]
 	i := slices.IndexFunc(d.Panels, func(p panel) bool { return p.Title == title })
 	if i < 0 {
 		n.T.Fatalf("%s has no panel %q", file, title)
 	}
-	return n.prom.query(n.T.Context(), substitute(d.Panels[i].Targets[0].Expr, n.valuesOf(d, true)))
+	return n.prom.Query(n.T.Context(), substitute(d.Panels[i].Targets[0].Expr, n.variableValues(d, true)))
 }
 
-// has12239 waits for what the dashboard 12239 of grafana.com, NVIDIA's for dcgm-exporter, asks for: those by GPU with a
-// series for each, the others with one.
-func (n machine) has12239() {
+// awaitDashboard12239 waits for the queries of NVIDIA's dashboard for dcgm-exporter (12239 on grafana.com): those by GPU return a
+// series per GPU, the others one.
+func (n machine) awaitDashboard12239() {
 	n.T.Helper()
 	const selector = `{instance=~"node-1", gpu=~"(0|1|2|3|4|5|6|7)"}`
 	for expr, want := range map[string]int{
@@ -157,19 +160,19 @@ func (n machine) has12239() {
 		"DCGM_FI_PROF_PIPE_TENSOR_ACTIVE" + selector:     8,
 	} {
 		n.Eventually("12239: "+expr, func() error {
-			got, err := n.prom.query(n.T.Context(), expr)
+			result, err := n.prom.Query(n.T.Context(), expr)
 			gpus := make(map[string]bool)
-			for _, s := range got {
-				gpus[s.labels["gpu"]] = true
+			for _, s := range result {
+				gpus[s.Labels["gpu"]] = true
 			}
-			if err == nil && (len(got) != want || len(gpus) != want) {
-				err = fmt.Errorf("%d series of %d GPUs, want %d", len(got), len(gpus), want)
+			if err == nil && (len(result) != want || len(gpus) != want) {
+				err = fmt.Errorf("%d series of %d GPUs, want %d", len(result), len(gpus), want)
 			}
 			return err
 		})
 	}
 	for _, label := range []string{"instance", "gpu"} {
-		if values, err := n.prom.labelValues(n.T.Context(), "DCGM_FI_DEV_GPU_TEMP", label); err != nil || len(values) == 0 {
+		if values, err := n.prom.LabelValues(n.T.Context(), "DCGM_FI_DEV_GPU_TEMP", label); err != nil || len(values) == 0 {
 			n.T.Errorf("12239: its variable %s has the values %q: %v", label, values, err)
 		}
 	}

@@ -13,10 +13,10 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// templateLabel is a label in an annotation.
+// templateLabel matches a label in an annotation.
 var templateLabel = regexp.MustCompile(`\$labels\.(\w+)`)
 
-// rule is a rule of ours; Alert or Record is its name.
+// rule is an alerting or recording rule; Alert or Record is its name.
 type rule struct {
 	Alert       string            `json:"alert"`
 	Record      string            `json:"record"`
@@ -28,7 +28,7 @@ type rule struct {
 
 func (r rule) name() string { return r.Alert + r.Record }
 
-// rules are those of the chart, by file.
+// rules returns the chart's rules by file.
 func rules(t *testing.T) map[string][]rule {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(chart, "rules", "*.yaml"))
@@ -62,7 +62,7 @@ func parse(t *testing.T, file string, into any) {
 	}
 }
 
-// TestRules has promtool check the rules and run their unit tests, of which there is a file for each of rules.
+// TestRules runs promtool: it checks the rules and runs their unit tests in the file of the same name in rules.
 func TestRules(t *testing.T) {
 	promtool := tool(t, "promtool")
 	for file := range rules(t) {
@@ -77,8 +77,8 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// TestRulesAreTold: an alert says how bad it is, what is so and what to do, and every rule has unit tests.
-func TestRulesAreTold(t *testing.T) {
+// TestRulesAreDocumented checks that every alert has a severity and annotations, and that every rule has unit tests.
+func TestRulesAreDocumented(t *testing.T) {
 	names := make(map[string]bool)
 	for file, rules := range rules(t) {
 		var tests struct {
@@ -100,21 +100,21 @@ func TestRulesAreTold(t *testing.T) {
 			} `json:"tests"`
 		}
 		parse(t, filepath.Join("rules", file), &tests)
-		var wanted []string
+		var samples []string
 		for _, test := range tests.Tests {
 			for _, e := range test.Exprs {
 				for _, s := range e.Samples {
-					wanted = append(wanted, s.Labels)
+					samples = append(samples, s.Labels)
 				}
 			}
 		}
 		for _, r := range rules {
 			if names[r.name()] {
-				t.Errorf("%s is there twice", r.name())
+				t.Errorf("%s is defined twice", r.name())
 			}
 			names[r.name()] = true
 			if r.Alert == "" {
-				if !slices.ContainsFunc(wanted, func(l string) bool { return strings.HasPrefix(l, r.Record+"{") }) {
+				if !slices.ContainsFunc(samples, func(l string) bool { return strings.HasPrefix(l, r.Record+"{") }) {
 					t.Errorf("%s has no unit test", r.Record)
 				}
 				continue
@@ -122,7 +122,7 @@ func TestRulesAreTold(t *testing.T) {
 			if !slices.Contains([]string{"critical", "warning", "info"}, r.Labels["severity"]) {
 				t.Errorf("%s: severity %q; use critical, warning or info", r.Alert, r.Labels["severity"])
 			}
-			i := slices.IndexFunc(wanted, func(l string) bool {
+			i := slices.IndexFunc(samples, func(l string) bool {
 				return strings.HasPrefix(l, fmt.Sprintf(`ALERTS{alertname=%q, alertstate="firing"`, r.Alert))
 			})
 			if i < 0 {
@@ -133,10 +133,10 @@ func TestRulesAreTold(t *testing.T) {
 				if r.Annotations[a] == "" {
 					t.Errorf("%s has no annotation %s", r.Alert, a)
 				}
-				// A label that is not there is an empty text.
+				// A template renders a missing label as an empty string.
 				for _, m := range templateLabel.FindAllStringSubmatch(r.Annotations[a], -1) {
-					if !strings.Contains(wanted[i], " "+m[1]+"=") {
-						t.Errorf("%s: %s: the alert has no label %s: %s", r.Alert, a, m[1], wanted[i])
+					if !strings.Contains(samples[i], " "+m[1]+"=") {
+						t.Errorf("%s: %s: the alert has no label %s: %s", r.Alert, a, m[1], samples[i])
 					}
 				}
 			}

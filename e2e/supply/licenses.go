@@ -10,17 +10,17 @@ import (
 	"github.com/google/licensecheck"
 )
 
-// listName is the list of what the agent is made of, beside its go.mod.
+// listName is the list of the agent's modules and licences, in the directory of its go.mod.
 const listName = "THIRD_PARTY_LICENSES.csv"
 
-// allowed are licences that ask for no more than their text and notices: what is not here needs a decision.
+// allowed returns the licences that require no more than their text and notices. Any other needs a decision.
 func allowed() []string { return []string{"Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT"} }
 
-// enough is the part of a licence file, in percent, that must be the text of known licences.
-const enough = 75
+// minMatch is the percentage of a licence file that must match known licences.
+const minMatch = 75
 
-// classify reads the licences of modules. The error names every module that has none, an unknown one, or one
-// that is not allowed.
+// classify reads the licences of modules. The error names every module without a licence, and with an unknown or
+// disallowed one.
 func classify(modules []*Module) error {
 	var errs []error
 	for _, m := range modules {
@@ -41,11 +41,11 @@ func classify(modules []*Module) error {
 		slices.Sort(m.IDs)
 		m.IDs = slices.Compact(m.IDs)
 		if len(m.IDs) == 0 {
-			errs = append(errs, fmt.Errorf("%s@%s: no licence is known; look into %s", m.Path, m.Version, m.Dir))
+			errs = append(errs, fmt.Errorf("%s@%s: no licence found in %s", m.Path, m.Version, m.Dir))
 		}
 		for _, id := range m.IDs {
 			if !slices.Contains(allowed(), id) {
-				errs = append(errs, fmt.Errorf("%s@%s: the licence %s is not allowed; use one of %s, or do without the module",
+				errs = append(errs, fmt.Errorf("%s@%s: licence %s is not allowed; use one of %s, or remove the module",
 					m.Path, m.Version, id, strings.Join(allowed(), ", ")))
 			}
 		}
@@ -53,7 +53,7 @@ func classify(modules []*Module) error {
 	return errors.Join(errs...)
 }
 
-// identify returns the SPDX identifiers of the licences that a text is.
+// identify returns the SPDX identifiers of the licences in a text.
 func identify(text string) ([]string, error) {
 	found := licensecheck.Scan([]byte(text))
 	var ids []string
@@ -62,14 +62,14 @@ func identify(text string) ([]string, error) {
 			ids = append(ids, m.ID)
 		}
 	}
-	if found.Percent < enough {
-		return ids, fmt.Errorf("only %.0f %% of it are a licence that is known (%s)", found.Percent, strings.Join(ids, ", "))
+	if found.Percent < minMatch {
+		return ids, fmt.Errorf("only %.0f %% of the text matches known licences (%s)", found.Percent, strings.Join(ids, ", "))
 	}
 	return ids, nil
 }
 
-// listOf is the list as it should be. The version of Go's own library is that of whoever builds.
-func listOf(modules []*Module) string {
+// licenseList returns the list of modules as CSV. The standard library's version is empty: it depends on who builds.
+func licenseList(modules []*Module) string {
 	var b strings.Builder
 	b.WriteString("module,version,licences,files\n")
 	for _, m := range modules {
@@ -82,8 +82,8 @@ func listOf(modules []*Module) string {
 	return b.String()
 }
 
-// allTexts is what has to come with the binary: every licence and notice.
-func allTexts(modules []*Module) string {
+// licenseTexts returns every licence and notice, which must accompany the binary.
+func licenseTexts(modules []*Module) string {
 	var b strings.Builder
 	for _, m := range modules {
 		for _, f := range m.files {
@@ -94,7 +94,7 @@ func allTexts(modules []*Module) string {
 	return b.String()
 }
 
-// difference is the lines that only one of two lists has.
+// difference returns the lines that only one of two lists has.
 func difference(have, want string) string {
 	h, w := strings.Split(have, "\n"), strings.Split(want, "\n")
 	var b strings.Builder

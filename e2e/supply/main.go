@@ -1,4 +1,4 @@
-// Supply says what the agent is made of: under which licences, and as an SBOM.
+// Supply checks the licences of the agent's modules and writes its SBOM.
 package main
 
 import (
@@ -42,9 +42,9 @@ func run(args []string) error {
 	return errors.New(usage)
 }
 
-// licenses refuses what may not be in the agent, then writes the list or holds it against the one that is there.
+// licenses fails on disallowed licences, then writes the list or compares it with the existing file.
 func licenses(dir string, write bool, texts string) error {
-	modules, err := modulesOf(dir)
+	modules, err := linkedModules(dir)
 	if err != nil {
 		return err
 	}
@@ -52,11 +52,11 @@ func licenses(dir string, write bool, texts string) error {
 		return err
 	}
 	if texts != "" {
-		if err := os.WriteFile(texts, []byte(allTexts(modules)), 0o644); err != nil {
+		if err := os.WriteFile(texts, []byte(licenseTexts(modules)), 0o644); err != nil {
 			return err
 		}
 	}
-	path, list := filepath.Join(dir, listName), listOf(modules)
+	path, list := filepath.Join(dir, listName), licenseList(modules)
 	if write {
 		return os.WriteFile(path, []byte(list), 0o644)
 	}
@@ -65,8 +65,8 @@ func licenses(dir string, write bool, texts string) error {
 		return err
 	}
 	if string(have) != list {
-		return fmt.Errorf("%s is out of date; run make licenses. It differs in:\n%s", listName, difference(string(have), list))
+		return fmt.Errorf("%s is out of date; run make licenses. Differences:\n%s", listName, difference(string(have), list))
 	}
-	fmt.Printf("%d modules, all under licences that are allowed\n", len(modules))
+	fmt.Printf("%d modules, all licences allowed\n", len(modules))
 	return nil
 }

@@ -15,23 +15,23 @@ import (
 	"strings"
 )
 
-// Module is something that is linked into the agent.
+// Module is a module that is linked into the agent.
 type Module struct {
 	Path, Version string
-	Dir           string   // its root
-	packages      []string // directories of those packages that are linked
+	Dir           string   // root directory
+	packages      []string // directories of the linked packages
 
-	files []file   // licences and notices, by name
+	files []file   // licences and notices, sorted by name
 	IDs   []string // SPDX identifiers of the licences
 }
 
 type file struct{ name, text string }
 
-// stdlib is what the list calls Go's own library. It has the version of whoever builds.
+// stdlib is the list's name for the standard library.
 const stdlib = "std"
 
-// modulesOf returns what the agent is linked from on any of the platforms that it is built for, by path.
-func modulesOf(dir string) ([]*Module, error) {
+// linkedModules returns the modules that the agent is linked from on any of its platforms, sorted by path.
+func linkedModules(dir string) ([]*Module, error) {
 	all := make(map[string]*Module)
 	for _, arch := range []string{"amd64", "arm64"} {
 		for _, cgo := range []string{"1", "0"} {
@@ -72,15 +72,15 @@ func addModules(all map[string]*Module, dir string, env ...string) error {
 		case err != nil:
 			return err
 		case p.Standard:
-			// Its root speaks for all of it: its vendored packages are of the same authors, and crypto/internal/boring
-			// has the licence of a library that is not linked.
+			// The root's licence covers the standard library: its vendored packages have the same authors, and
+			// crypto/internal/boring has the licence of a library that is not linked.
 			if !strings.HasPrefix(p.ImportPath, "vendor/") {
 				add(all, stdlib, "", p.Root, p.Root)
 			}
 		case p.Module == nil || p.Module.Dir == "":
-			return fmt.Errorf("%s belongs to no module that is here", p.Dir)
+			return fmt.Errorf("%s belongs to no downloaded module", p.Dir)
 		case p.Module.Replace != nil:
-			return fmt.Errorf("%s is replaced by %s: what is shipped must have a version", p.Module.Path, p.Module.Replace.Path)
+			return fmt.Errorf("%s is replaced by %s; a released module must have a version", p.Module.Path, p.Module.Replace.Path)
 		case !p.Module.Main:
 			add(all, p.Module.Path, p.Module.Version, p.Module.Dir, p.Dir)
 		}
@@ -103,7 +103,7 @@ var (
 	noticeName  = regexp.MustCompile(`(?i)^(notice|patents|authors|copyright)([-_.].*)?$`)
 )
 
-// read finds the licences and notices of a module: those at its root, and those on the way to each package.
+// read finds the licences and notices at the module's root and in the directories from there to each package.
 func (m *Module) read() error {
 	seen := make(map[string]bool)
 	for _, pkg := range m.packages {

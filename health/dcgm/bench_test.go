@@ -16,8 +16,7 @@ import (
 func BenchmarkPoll(b *testing.B) {
 	run := func(name string, mig bool, interval, step time.Duration, stream bool, rows int) {
 		b.Run(name, func(b *testing.B) {
-			n := newFixture(b)
-			n.addGPUs(8)
+			n := newFixture(b, 8)
 			cfg := Config{Interval: interval}
 			for f := range uint(30 - len(healthFields()) - 2) { // thirty with the health fields, 230 and the MIG mode
 				cfg.Fields = append(cfg.Fields, health.Field(600+f))
@@ -62,8 +61,7 @@ func BenchmarkPoll(b *testing.B) {
 func BenchmarkXIDsChanged(b *testing.B) {
 	for name, mig := range map[string]bool{"8": false, "8x7MIG": true} {
 		b.Run(name, func(b *testing.B) {
-			n := newFixture(b)
-			n.addGPUs(8)
+			n := newFixture(b, 8)
 			if mig {
 				n.sevenths(8)
 			}

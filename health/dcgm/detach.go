@@ -70,7 +70,7 @@ func (s *session) Detach(context.Context) error {
 }
 
 // attach makes the host engine attach the driver, which has no effect if it is attached. An engine without this function
-// never detaches the driver. It comes before the first read: without a driver there is no inventory.
+// never detaches the driver. It comes before the first read: without a driver the inventory is empty.
 func attach(cfg Config) error {
 	if !cfg.Attach || cfg.Address == "" || !hasFunction("dcgmAttachDriver") {
 		return nil

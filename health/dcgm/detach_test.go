@@ -34,6 +34,14 @@ func (c *monitorFixture) expectCauses(when string, want ...string) {
 	}
 }
 
+// detach makes the monitor detach the driver.
+func (c *monitorFixture) detach(d time.Duration) {
+	c.t.Helper()
+	if _, err := c.m.Detach(context.Background(), d); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
 const detachedCause = health.CauseReleased
 
 // A GPU is reset while the driver is detached: by stopping an embedded engine, or by a call to a host engine.
@@ -43,32 +51,26 @@ func TestMonitorDetach(t *testing.T) {
 		"node:5555": {"dcgmDisconnect": 1, "dcgmConnect_v2": 2, "dcgmDetachDriver": 1, "dcgmAttachDriver": 1},
 	} {
 		t.Run("address "+address, func(t *testing.T) {
-			b := newFixture(t)
-			synctest.Test(t, func(*testing.T) {
-				cfg := testConfig()
-				cfg.Address = address
-				c := startMonitor(b, 3, cfg, time.Second, 10*time.Second)
-				defer c.stop()
-				c.pass(3, nil)
-				b.lib.Int(script.GPU, 1, uint(health.FieldRecoveryAction), int64(health.RecoveryReset), 0, time.Now())
-				b.xid(script.GPU, 1, 95, time.Now())
-				b.xid(script.GPU, 2, 48, time.Now())
+			cfg := testConfig()
+			cfg.Address = address
+			testMonitor(t, 3, cfg, func(c *monitorFixture) {
+				c.lib.Int(script.GPU, 1, uint(health.FieldRecoveryAction), int64(health.RecoveryReset), 0, time.Now())
+				c.xid(script.GPU, 1, 95, time.Now())
+				c.xid(script.GPU, 2, 48, time.Now())
 				c.wait(time.Second)
 				c.expectCauses("before", "", "xid-95,recovery-action", "xid-48")
 
 				d, err := c.m.Detach(context.Background(), 30*time.Minute)
-				if err != nil || d.Already || d.Unasked || d.Until.Sub(d.Since) != 30*time.Minute {
+				if err != nil || d.Already || d.EngineUnasked || d.Until.Sub(d.Since) != 30*time.Minute {
 					t.Fatalf("%+v, %v", d, err)
 				}
-				if b.lib.Detached() != (address != "") || b.lib.Initialized() || b.lib.Leaked() != 0 {
-					t.Errorf("detached %v, initialized %v, %d left", b.lib.Detached(), b.lib.Initialized(), b.lib.Leaked())
+				if c.lib.Detached() != (address != "") || c.lib.Initialized() || c.lib.Leaked() != 0 {
+					t.Errorf("detached %v, initialized %v, %d left", c.lib.Detached(), c.lib.Initialized(), c.lib.Leaked())
 				}
-				opens := b.lib.Calls("dcgmInit")
+				opens := c.lib.Calls("dcgmInit")
 				c.pass(600, nil)
 				c.expectCauses("detached", detachedCause, "xid-95,"+detachedCause+",recovery-action", "xid-48,"+detachedCause)
-				if n := b.lib.Calls("dcgmInit"); n != opens {
-					t.Errorf("%d calls of dcgmInit while detached", n-opens)
-				}
+				c.expectCalls("dcgmInit", opens)
 
 				a, err := c.m.Attach(context.Background())
 				if err != nil || a.Already || a.Status != health.SourceUp {
@@ -78,11 +80,9 @@ func TestMonitorDetach(t *testing.T) {
 				// The driver no longer asks to reset GPU 1, so GPU 1 was reset. For GPU 2 there is no evidence.
 				c.expectCauses("attached", "", "", "xid-48")
 				for function, n := range want {
-					if got := b.lib.Calls(function); got != n {
-						t.Errorf("%s: %d calls, want %d", function, got, n)
-					}
+					c.expectCalls(function, n)
 				}
-				if b.lib.Detached() {
+				if c.lib.Detached() {
 					t.Error("the engine has not attached the driver")
 				}
 				for gpu := range c.n {
@@ -97,24 +97,15 @@ func TestMonitorDetach(t *testing.T) {
 
 // GPUs can stay detached for some time after attach (OBSERVED.md#driver-attach). They stay withheld until a poll sees them.
 func TestMonitorDriverReturnsLate(t *testing.T) {
-	b := newFixture(t)
-	synctest.Test(t, func(*testing.T) {
-		c := monitorHostEngine(b, 2)
-		defer c.stop()
-		c.pass(3, nil)
-		if _, err := c.m.Detach(context.Background(), time.Hour); err != nil {
-			t.Fatal(err)
-		}
-		for gpu := range c.n {
-			b.lib.Entity(script.GPU, gpu, statusDetached)
-		}
+	testMonitor(t, 2, hostConfig(), func(c *monitorFixture) {
+		c.detach(time.Hour)
+		c.setStatus(c.n, statusDetached)
 		if a, err := c.m.Attach(context.Background()); err != nil || a.Status != health.SourceDown || a.Err != monitor.ErrNotBack.Error() {
 			t.Fatalf("%+v, %v", a, err)
 		}
 		// The engine attached the driver without GPUs, so it has to detach it before another attach.
-		if d, a := b.lib.Calls("dcgmDetachDriver"), b.lib.Calls("dcgmAttachDriver"); d != 2 || a != 2 {
-			t.Errorf("%d detaches, %d attaches; want 2 each", d, a)
-		}
+		c.expectCalls("dcgmDetachDriver", 2)
+		c.expectCalls("dcgmAttachDriver", 2)
 		down := false
 		c.pass(60, func(_ int, s *health.Snapshot) {
 			down = down || s.Source.Status == health.SourceDown && s.Source.Err == monitor.ErrNotBack.Error()
@@ -123,14 +114,12 @@ func TestMonitorDriverReturnsLate(t *testing.T) {
 		if !down {
 			t.Error("the source was not down with ErrNotBack")
 		}
-		for gpu := range c.n {
-			b.lib.Entity(script.GPU, gpu, statusOK)
-		}
+		c.setStatus(c.n, statusOK)
 		c.pass(31, nil)
 		c.expectCauses("returned", "", "")
 		for gpu := range c.n {
-			if d := c.device(gpu); d.Verdict.State != health.Healthy || len(d.Verdict.Trips) > 0 {
-				t.Errorf("GPU %d: %+v", gpu, d.Verdict)
+			if v := c.device(gpu).Verdict; v.State != health.Healthy || len(v.Trips) > 0 {
+				t.Errorf("GPU %d: %+v", gpu, v)
 			}
 		}
 	})
@@ -138,23 +127,17 @@ func TestMonitorDriverReturnsLate(t *testing.T) {
 
 // The monitor restarts an embedded engine that starts without a driver (OBSERVED.md#empty-engine).
 func TestMonitorDriverMissing(t *testing.T) {
-	b := newFixture(t)
-	synctest.Test(t, func(*testing.T) {
-		c := startMonitor(b, 2, testConfig(), time.Second, 10*time.Second)
-		defer c.stop()
-		c.pass(3, nil)
-		if _, err := c.m.Detach(context.Background(), time.Minute); err != nil {
-			t.Fatal(err)
-		}
+	testMonitor(t, 2, testConfig(), func(c *monitorFixture) {
+		c.detach(time.Minute)
 		for gpu := range c.n {
-			b.lib.Drop(script.GPU, gpu)
+			c.lib.Drop(script.GPU, gpu)
 		}
 		c.pass(100, nil) // longer than the detach
 		if s := c.out.Load().Source; s.Status != health.SourceDown || s.Err != monitor.ErrNotBack.Error() {
 			t.Errorf("source %+v", s)
 		}
 		c.expectCauses("no driver", detachedCause, detachedCause)
-		b.addGPUs(2)
+		c.addGPUs(2)
 		c.pass(31, nil)
 		c.expect("back", health.Healthy, health.Healthy)
 	})
@@ -162,10 +145,10 @@ func TestMonitorDriverMissing(t *testing.T) {
 
 // Detach of an engine that cannot detach fails without any change.
 func TestMonitorDetachOldEngine(t *testing.T) {
-	b := newFixture(t)
+	b := newFixture(t, 0)
 	synctest.Test(t, func(*testing.T) {
 		b.lib.Engine("4.4.2")
-		c := monitorHostEngine(b, 2)
+		c := startMonitor(b, 2, hostConfig(), time.Second, 10*time.Second)
 		defer c.stop()
 		c.pass(3, nil)
 		seq := c.out.Load().Seq
@@ -186,12 +169,8 @@ func TestMonitorDetachOldEngine(t *testing.T) {
 }
 
 func TestMonitorDetachFails(t *testing.T) {
-	b := newFixture(t)
-	synctest.Test(t, func(*testing.T) {
-		c := monitorHostEngine(b, 2)
-		defer c.stop()
-		c.pass(3, nil)
-		b.lib.Fail("dcgmDetachDriver", errTimeout, 1)
+	testMonitor(t, 2, hostConfig(), func(c *monitorFixture) {
+		c.lib.Fail("dcgmDetachDriver", errTimeout, 1)
 		_, err := c.m.Detach(context.Background(), time.Hour)
 		if err == nil || !strings.Contains(err.Error(), "node:5555") || !strings.Contains(err.Error(), "Timeout") {
 			t.Errorf("Detach: %v, want the address and DCGM's error", err)
@@ -201,23 +180,18 @@ func TestMonitorDetachFails(t *testing.T) {
 		if s := c.out.Load().Source; s.Status != health.SourceUp {
 			t.Errorf("source %+v", s)
 		}
-		if n := b.lib.Calls("dcgmAttachDriver"); n != 1 {
-			t.Errorf("%d calls of dcgmAttachDriver, want 1", n)
-		}
+		c.expectCalls("dcgmAttachDriver", 1)
 	})
 }
 
 // A restarted agent does not know that the engine has detached the driver; attach works nevertheless.
 func TestMonitorAttachAfterRestart(t *testing.T) {
-	b := newFixture(t)
+	b := newFixture(t, 0)
 	synctest.Test(t, func(*testing.T) {
-		cfg := testConfig()
-		cfg.Address = "node:5555"
+		cfg := hostConfig()
 		c := startMonitor(b, 2, cfg, time.Second, 10*time.Second)
 		c.pass(3, nil)
-		if _, err := c.m.Detach(context.Background(), time.Hour); err != nil {
-			t.Fatal(err)
-		}
+		c.detach(time.Hour)
 		c.stop()
 		if !b.lib.Detached() {
 			t.Error("the engine attached the driver when the agent ended")
@@ -234,9 +208,7 @@ func TestMonitorAttachAfterRestart(t *testing.T) {
 		}
 		c.pass(3, nil)
 		c.expect("attached", health.Healthy, health.Healthy)
-		if n := b.lib.Calls("dcgmAttachDriver"); n != 1 {
-			t.Errorf("%d calls of dcgmAttachDriver, want 1", n)
-		}
+		b.expectCalls("dcgmAttachDriver", 1)
 		b.lib.Fail("dcgmAttachDriver", errTimeout, 1) // the driver is attached already
 		if a, err := c.m.Attach(context.Background()); err != nil || a.Status != health.SourceUp {
 			t.Errorf("failed attach: %+v, %v", a, err)
@@ -246,7 +218,7 @@ func TestMonitorAttachAfterRestart(t *testing.T) {
 
 // While the call to detach hangs, the source is stalled and the devices are withheld.
 func TestMonitorDetachHangs(t *testing.T) {
-	b := newFixture(t)
+	b := newFixture(t, 0)
 	cfg := testConfig()
 	cfg.Address, cfg.Interval = "node:5555", time.Millisecond
 	c := startMonitor(b, 2, cfg, time.Millisecond, 5*time.Millisecond)
@@ -271,9 +243,7 @@ func TestMonitorDetachHangs(t *testing.T) {
 		t.Error(err)
 	}
 	c.await(health.SourceDetached)
-	if n := b.lib.Calls("dcgmDetachDriver"); n != 1 {
-		t.Errorf("%d calls of dcgmDetachDriver, want 1", n)
-	}
+	b.expectCalls("dcgmDetachDriver", 1)
 }
 
 func TestOlderThan(t *testing.T) {

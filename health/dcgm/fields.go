@@ -43,10 +43,7 @@ func healthFields() []dcgm.Short {
 
 // inventoryFields returns the inventory fields of a GPU; instanceInventoryFields those of a compute instance.
 func inventoryFields() []dcgm.Short {
-	return []dcgm.Short{
-		fieldUUID, fieldName, fieldIndex, fieldMinor, fieldPCI, fieldMIGMode, fieldMemory,
-		fieldAffinity, fieldAffinity + 1, fieldAffinity + 2, fieldAffinity + 3, fieldDriver, fieldCUDA,
-	}
+	return append(requiredFields(), fieldUUID, fieldDriver, fieldCUDA)
 }
 
 // requiredFields returns the inventory fields that a new GPU must have before it is listed, if it supports them.
@@ -155,12 +152,12 @@ func (s *session) selectFields() (selected selectedFields, err error) {
 
 // instanceFields returns the fields that DCGM measures on MIG instances. For other fields it returns the parent's value
 // (such as 55 and 57), and the power of a GPU is not that of each of its MIG devices.
-func instanceFields(fields []dcgm.Short) (own []dcgm.Short) {
+func instanceFields(fields []dcgm.Short) (measured []dcgm.Short) {
 	for _, f := range fields {
 		meta, err := dcgm.FieldGetByID(f)
 		if err == nil && (meta.EntityLevel == dcgm.FE_GPU_I || meta.EntityLevel == dcgm.FE_GPU_CI) {
-			own = append(own, f)
+			measured = append(measured, f)
 		}
 	}
-	return own
+	return measured
 }

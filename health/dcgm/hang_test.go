@@ -4,38 +4,12 @@ package dcgm
 
 import (
 	"context"
-	"os"
 	"runtime"
 	"testing"
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
-
-func TestPollHangs(t *testing.T) {
-	for _, function := range []string{"dcgmEntitiesGetLatestValues", "dcgmGetValuesSince_v2", "dcgmGetGpuStatus", "dcgmHealthCheck"} {
-		t.Run(function, func(t *testing.T) {
-			b := openFixture(t, 2, testConfig())
-			b.lib.Hang(function)
-			done := make(chan error)
-			go func() {
-				_, err := b.Poll(context.Background())
-				done <- err
-			}()
-			b.lib.WaitHanging()
-			select {
-			case err := <-done:
-				t.Fatalf("Poll returned %v while the call hangs", err)
-			default:
-			}
-			b.lib.Release()
-			if err := <-done; err != nil {
-				t.Fatalf("Poll after the call returned: %v", err)
-			}
-			b.pollAfter(time.Second, 2)
-		})
-	}
-}
 
 func TestCloseWaitsForHangingPoll(t *testing.T) {
 	b := openFixture(t, 1, testConfig())
@@ -56,9 +30,7 @@ func TestCloseWaitsForHangingPoll(t *testing.T) {
 		t.Fatalf("Close returned during a poll: %v", err)
 	default:
 	}
-	if n := b.lib.Calls("dcgmStopEmbedded"); n != before {
-		t.Fatal("the engine stopped during a poll")
-	}
+	b.expectCalls("dcgmStopEmbedded", before)
 	b.lib.Release()
 	if err := <-polled; err != nil {
 		t.Errorf("poll: %v", err)
@@ -77,15 +49,17 @@ func TestCloseWaitsForHangingPoll(t *testing.T) {
 // The monitor reports a call that hangs and makes no other call; neither goroutines nor threads remain
 // (OBSERVED.md#hung-engine).
 func TestHangingCallsLeakNothing(t *testing.T) {
-	b := newFixture(t)
+	b := newFixture(t, 0)
 	cfg := testConfig()
 	cfg.Interval = time.Millisecond // every poll is full
 	c := startMonitor(b, 2, cfg, time.Millisecond, 5*time.Millisecond)
 	t.Cleanup(c.stop)
 	c.await(health.SourceUp)
 	functions := []string{"dcgmEntitiesGetLatestValues", "dcgmGetValuesSince_v2", "dcgmGetGpuStatus", "dcgmHealthCheck", "dcgmGetEntityGroupEntities"}
-	round := func(i int) {
-		function := functions[i%len(functions)]
+	rounds := 0
+	expectNoLeak(t, 50, func() {
+		function := functions[rounds%len(functions)]
+		rounds++
 		b.sampleGPUs(2)
 		b.lib.Hang(function)
 		b.lib.WaitHanging()
@@ -96,39 +70,14 @@ func TestHangingCallsLeakNothing(t *testing.T) {
 				t.Errorf("%s hangs: GPU %d is %v", function, gpu, d.Verdict.State)
 			}
 		}
-		if n := b.lib.Calls(function); n != calls {
-			t.Errorf("%s hangs: %d more calls", function, n-calls)
-		}
+		b.expectCalls(function, calls)
 		b.lib.Release()
 		c.await(health.SourceUp)
-	}
-	for i := range 2 * len(functions) {
-		round(i)
-	}
-	goroutines, threads := runtime.NumGoroutine(), countThreads(t)
-	for i := range 50 {
-		round(i)
-	}
-	const slack = 8 // for the current poll and the runtime
-	if n := runtime.NumGoroutine(); n > goroutines+slack {
-		t.Errorf("%d goroutines, %d before", n, goroutines)
-	}
-	if n := countThreads(t); n > threads+slack {
-		t.Errorf("%d threads, %d before", n, threads)
-	}
+	})
 	if n := b.lib.MostHanging(); n != 1 {
 		t.Errorf("%d calls hung at once, want 1", n)
 	}
 	if r := c.out.Load().Source.Reconnects; r != 0 {
 		t.Errorf("%d reconnects, want none", r)
 	}
-}
-
-func countThreads(t *testing.T) int {
-	t.Helper()
-	tasks, err := os.ReadDir("/proc/self/task")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return len(tasks)
 }

@@ -38,7 +38,7 @@ func (s *session) runHealthCheck() bool {
 	if !s.watches.health || s.allGPUs.unmeasured() {
 		return false
 	}
-	response, err := dcgm.HealthCheck(s.watches.gpuGroup.handle)
+	response, err := dcgm.HealthCheck(s.watches.gpuGroup)
 	if failing := err != nil; failing != s.healthFailing {
 		s.healthFailing = failing
 		if failing {

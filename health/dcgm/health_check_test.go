@@ -16,14 +16,12 @@ import (
 )
 
 func TestIncidents(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
+	b := newFixture(t, 2)
 	b.lib.Incident(script.GPU, 1, 0x10, 20, 80, "Row remap failed on GPU 0") // the text can name another GPU
 	b.lib.Incident(script.GPU, 1, 0x1, 10, 3, "Detected 1000 PCIe replays")
 	b.lib.Incident(0, 0, 0x2, 20, 122, "IMEX") // without a GPU
 	b.lib.Incident(script.GI, 1, 0x10, 20, 4, "of an instance with the number of a GPU")
-	b.open(testConfig())
-	samples, _ := b.poll()
+	samples, _ := b.open(testConfig()).poll()
 	want := []health.Incident{
 		{System: "memory", Code: 80, Severity: health.SeverityFail, Message: "Row remap failed on GPU 0"},
 		{System: "pcie", Code: 3, Severity: health.SeverityWarn, Message: "Detected 1000 PCIe replays"},
@@ -54,28 +52,19 @@ func TestIncidents(t *testing.T) {
 func TestHealthCheckOfUnmeasuredGPUs(t *testing.T) {
 	for name, gpus := range map[string][]uint{"no GPU measured": {0, 1, 2}, "one GPU not measured": {2}} {
 		t.Run(name, func(t *testing.T) {
-			b := newFixture(t)
-			b.addGPUs(3)
+			b := newFixture(t, 3)
 			b.lib.Incident(script.GPU, 2, 0x10, 20, 80, "Row remap failed")
 			cfg := testConfig()
 			cfg.Interval = time.Second // every poll runs the check
-			b.open(cfg)
-			b.poll()
+			b.open(cfg).poll()
 			for _, gpu := range gpus {
 				b.lib.Incident(script.GPU, gpu, 0x40, 10, 11, "Cannot reliably read the power usage")
 			}
 			b.lib.Incident(script.GPU, 1, 0x1, 10, 3, "Detected 1000 PCIe replays")
-			for second := range 20 {
-				b.add(time.Second)
+			seconds, err := b.pollUntilFailure(func() {
 				b.sampleGPUs(3)
 				b.blankGPUs(gpus...)
-				r, err := b.Poll(t.Context())
-				if err != nil {
-					if len(gpus) < 3 || second < 2 || !errors.Is(err, errBlind) {
-						t.Errorf("after %d s: %v", second, err)
-					}
-					return
-				}
+			}, func(second int, r *health.Reading) {
 				for _, s := range r.Samples {
 					blind := len(gpus) == 3 || s.Device == gpuID(2)
 					if s.Checked == blind {
@@ -93,9 +82,9 @@ func TestHealthCheckOfUnmeasuredGPUs(t *testing.T) {
 				if got := r.Samples[1].Incidents; (len(got) == 1) != (len(gpus) == 1) {
 					t.Errorf("after %d s: incidents of a measured GPU: %v", second, got)
 				}
-			}
-			if len(gpus) == 3 {
-				t.Error("the session did not end")
+			})
+			if errors.Is(err, errBlind) != (len(gpus) == 3) || err != nil && (seconds < 3 || seconds > 20) {
+				t.Errorf("after %d s: %v", seconds, err)
 			}
 		})
 	}
@@ -117,8 +106,7 @@ func TestHealthSystems(t *testing.T) {
 		{[]string{"none", "none"}, 0, `"none"`},
 	} {
 		t.Run(fmt.Sprint(tt.names), func(t *testing.T) {
-			b := newFixture(t)
-			b.addGPUs(1)
+			b := newFixture(t, 1)
 			b.lib.Incident(script.GPU, 0, 0x10, 20, 80, "Row remap failed")
 			cfg := testConfig()
 			cfg.HealthSystems = tt.names

@@ -14,8 +14,7 @@ import (
 )
 
 func TestInventory(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(4)
+	b := newFixture(t, 4)
 	b.lib.Int(script.GPU, 2, 86, 0x5, 0, b.clock.now())
 	b.lib.Int(script.GPU, 2, 87, 1, 0, b.clock.now())
 	b.lib.Int(script.GPU, 3, 86, 9223372036854775794, 0, b.clock.now())
@@ -26,8 +25,8 @@ func TestInventory(t *testing.T) {
 	b.lib.Link(0, 3, 0x20)
 	b.lib.Link(0, 9, 0x20) // no such GPU
 	b.lib.Link(1, 0, 0)    // unknown
-	b.open(testConfig())
-	_, r := b.poll()
+	b.lib.Text(script.GPU, 0, 53, "1654922006530", 0, b.clock.now())
+	_, r := b.open(testConfig()).poll()
 	want := health.Device{
 		ID: gpuID(0), Kind: health.KindGPU, Index: 0, Minor: 3, NUMA: []int{0}, Model: "NVIDIA H100 80GB HBM3",
 		PCI: "00000000:10:00.0", Memory: 81559 << 20, GI: -1, CI: -1, MIGIndex: -1,
@@ -47,16 +46,11 @@ func TestInventory(t *testing.T) {
 	if d := r.Devices[3]; d.NUMA != nil || d.Minor != -1 || d.Memory != 0 {
 		t.Errorf("blank fields: NUMA %v, minor %d, memory %d", d.NUMA, d.Minor, d.Memory)
 	}
-}
-
-func TestInventoryWithoutLinks(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
-	b.lib.Link(0, 1, 0x2)
+	b.expectWatch(script.GPU, 0, 53, script.Watch{}) // the serial number is not requested
 	b.lib.Fail("dcgmGetDeviceTopology", -3, -1)
-	b.open(testConfig())
-	if _, r := b.poll(); len(r.Devices) != 2 || r.Devices[0].Links != nil {
-		t.Errorf("devices %+v", r.Devices)
+	b.inventoryDirty = true
+	if b.poll(); len(b.devices) != 4 || b.devices[0].Links != nil {
+		t.Errorf("devices without a topology: %+v", b.devices)
 	}
 }
 
@@ -68,22 +62,15 @@ func TestGPUAddedAndRemoved(t *testing.T) {
 		t.Errorf("%d devices, want 3", n)
 	}
 	b.lib.Drop(script.GPU, 1)
-	b.add(10 * time.Second)
-	b.sampleGPUs(3)
 	// DCGM refuses to read a removed GPU. With the others the read succeeds.
-	samples, r := b.poll()
-	if len(r.Devices) != 2 || len(samples) != 2 {
-		t.Errorf("devices %+v", r.Devices)
+	if samples := b.pollAfter(10*time.Second, 3); len(b.devices) != 2 || len(samples) != 2 {
+		t.Errorf("devices %+v", b.devices)
 	}
 }
 
 // Binding one GPU briefly hides all, so a changed hierarchy is confirmed first (OBSERVED.md#short-detach).
 func TestInventoryConfirmsChange(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
-	b.addInstances(1, map[uint][]uint{0: {0}})
-	b.open(testConfig())
-	b.poll()
+	b := startMIG(t, 2, 1, map[uint][]uint{0: {0}})
 	b.lib.Fail("dcgmGetGpuInstanceHierarchy", 0, 0)
 	b.add(10 * time.Second)
 	b.sampleGPUs(2)
@@ -99,15 +86,12 @@ func TestInventoryConfirmsChange(t *testing.T) {
 			t.Errorf("%d devices, want 3", len(samples))
 		}
 	}
-	if n := b.lib.Calls("dcgmGroupCreate") - before; n != 0 {
-		t.Errorf("%d groups created without a change", n)
-	}
+	b.expectCalls("dcgmGroupCreate", before)
 }
 
 // Text fields are part of the inventory; polls compare them once a minute (OBSERVED.md#text-fields).
 func TestTexts(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(3)
+	b := newFixture(t, 3)
 	b.addInstances(1, map[uint][]uint{0: {0}})
 	for id := range uint(3) {
 		b.lib.Text(script.GPU, id, 53, fmt.Sprintf("165492200653%d", id), 0, b.clock.now())
@@ -115,38 +99,30 @@ func TestTexts(t *testing.T) {
 	}
 	b.lib.Text(script.CI, 0, 53, "of an instance", 0, b.clock.now())
 	b.lib.Text(script.GPU, 2, 85, "<<<NOT_SUPPORTED>>>", 0, b.clock.now())
-	cfg := testConfig()
-	cfg.Fields = append(cfg.Fields, 53, 85, 57, 1, 51, 515) // 51 has no value, 515 is neither a number nor a text
-	b.open(cfg)
-	_, r := b.poll()
+	cfg := testConfig(53, 85, 57, 1, 51, 515) // 51 has no value, 515 is neither a number nor a text
+	b.open(cfg).poll()
 	want := map[health.DeviceID]map[health.Field]string{
 		gpuID(0): {1: "580.95.05", 53: "1654922006530", 57: "00000000:10:00.0", 85: "96.00.99.00.01"},
 		gpuID(1): {1: "580.95.05", 53: "1654922006531", 57: "00000000:11:00.0", 85: "96.00.99.00.01"},
 		migID(0): {1: "580.95.05", 53: "1654922006531", 57: "00000000:11:00.0", 85: "96.00.99.00.01"},
 		gpuID(2): {1: "580.95.05", 53: "1654922006532", 57: "00000000:12:00.0"},
 	}
-	expect := func(when string, devices []health.Device) {
+	expect := func(when string) {
 		t.Helper()
-		if len(devices) != len(want) {
-			t.Errorf("%s: %d devices", when, len(devices))
+		if len(b.devices) != len(want) {
+			t.Errorf("%s: %d devices", when, len(b.devices))
 		}
-		for _, d := range devices {
+		for _, d := range b.devices {
 			if !reflect.DeepEqual(d.Texts, want[d.ID]) {
 				t.Errorf("%s: %s: %v, want %v", when, d.ID, d.Texts, want[d.ID])
 			}
 		}
 	}
-	expect("first poll", r.Devices)
-	if w, ok := b.lib.Watched(script.GPU, 0, 53); !ok || w != (script.Watch{Every: time.Minute, Samples: 1}) {
-		t.Errorf("serial number watched %+v, %v", w, ok)
-	}
-	if w, ok := b.lib.Watched(script.GPU, 0, 57); !ok || w.Every != time.Minute {
-		t.Errorf("PCI bus ID watched %+v, %v", w, ok)
-	}
+	expect("first poll")
+	b.expectWatch(script.GPU, 0, 53, script.Watch{Every: time.Minute, Samples: 1})
+	b.expectWatch(script.GPU, 0, 57, script.Watch{Every: time.Minute, Samples: 1})
 	for _, id := range []script.Kind{script.GI, script.CI} {
-		if w, ok := b.lib.Watched(id, 0, 53); ok {
-			t.Errorf("serial number of an instance watched %+v", w)
-		}
+		b.expectWatch(id, 0, 53, script.Watch{}) // for an instance DCGM returns that of the GPU
 	}
 
 	// The next poll does not read them. Blank texts keep their values.
@@ -155,9 +131,10 @@ func TestTexts(t *testing.T) {
 	}
 	before := b.lib.Calls("dcgmEntitiesGetLatestValues")
 	b.pollAfter(10*time.Second, 3)
-	full := b.lib.Calls("dcgmEntitiesGetLatestValues") - before
-	_, r = b.poll()
-	expect("blank texts", r.Devices)
+	if full := b.lib.Calls("dcgmEntitiesGetLatestValues") - before; full > 3 {
+		t.Errorf("%d reads in a full poll", full)
+	}
+	expect("blank texts")
 
 	// A lost GPU keeps its texts.
 	for id := range uint(3) {
@@ -171,17 +148,12 @@ func TestTexts(t *testing.T) {
 	delete(want, migID(0))
 	b.pollAfter(10*time.Second, 3)
 	b.pollAfter(3*time.Second, 3)
-	_, r = b.poll()
-	expect("rebuild with a lost GPU", r.Devices)
-	if full > 3 {
-		t.Errorf("%d reads in a full poll", full)
-	}
+	expect("rebuild with a lost GPU")
 }
 
 // A text that changes, such as the state of an IMEX domain, is new within a minute on the GPU and its MIG devices.
 func TestTextChanges(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
+	b := newFixture(t, 2)
 	b.addInstances(1, map[uint][]uint{0: {0}})
 	set := func(text string) {
 		for id := range uint(2) {
@@ -189,47 +161,22 @@ func TestTextChanges(t *testing.T) {
 		}
 	}
 	set("UP")
-	cfg := testConfig()
-	cfg.Fields = append(cfg.Fields, 85)
-	b.open(cfg)
+	b.open(testConfig(85))
 	poll := func() (texts []string) {
-		b.add(10 * time.Second)
-		b.sampleGPUs(2)
-		_, r := b.poll()
-		for _, d := range r.Devices {
+		b.pollAfter(10*time.Second, 2)
+		for _, d := range b.devices {
 			texts = append(texts, d.Texts[85])
 		}
 		return slices.Compact(texts)
 	}
-	for _, text := range []string{"UP", "DOWN", "UP"} {
-		set(text)
+	for _, tt := range [][2]string{{"UP", "UP"}, {"DOWN", "DOWN"}, {"UP", "UP"}, {"<<<NULL>>>", "UP"}} {
+		set(tt[0])
 		for range 6 {
 			poll()
 		}
-		if got := poll(); !slices.Equal(got, []string{text}) {
-			t.Errorf("texts %q, want %q", got, text)
+		if got := poll(); !slices.Equal(got, []string{tt[1]}) {
+			t.Errorf("%s: texts %q, want %q", tt[0], got, tt[1])
 		}
-	}
-	set("<<<NULL>>>")
-	for range 6 {
-		poll()
-	}
-	if got := poll(); !slices.Equal(got, []string{"UP"}) {
-		t.Errorf("blank text: %q, want UP", got)
-	}
-}
-
-// Text fields are watched on request only.
-func TestTextsNotRequested(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
-	b.lib.Text(script.GPU, 0, 53, "1654922006530", 0, b.clock.now())
-	b.open(testConfig())
-	if _, r := b.poll(); r.Devices[0].Texts != nil {
-		t.Errorf("%v", r.Devices[0].Texts)
-	}
-	if _, ok := b.lib.Watched(script.GPU, 0, 53); ok {
-		t.Error("the serial number is watched")
 	}
 }
 
@@ -239,11 +186,9 @@ func TestInventoryAfterBinding(t *testing.T) {
 	for _, required := range requiredFields() {
 		field := uint(required)
 		t.Run(fmt.Sprint(field), func(t *testing.T) {
-			b := newFixture(t)
-			b.addGPUs(2)
+			b := newFixture(t, 2)
 			b.lib.Int(script.GPU, 1, 87, 1, 0, b.clock.now())
-			b.open(testConfig())
-			_, r := b.poll()
+			_, r := b.open(testConfig()).poll()
 			want := r.Devices
 			expect := func(when string, devices []health.Device) {
 				t.Helper()
@@ -251,31 +196,19 @@ func TestInventoryAfterBinding(t *testing.T) {
 					t.Errorf("%s:\n%+v, want\n%+v", when, devices, want)
 				}
 			}
-			detach := func() {
-				b.lib.Entity(script.GPU, 0, statusDetached)
-				b.lib.Entity(script.GPU, 1, statusDetached)
-				b.pollAfter(time.Second, 2)
-				b.lib.Entity(script.GPU, 0, statusOK)
-				b.lib.Entity(script.GPU, 1, statusOK)
-			}
-			detach()
+			b.rebind(0, 1)
 			b.lib.Hold(script.GPU, 1, field, 3)
 			for range 10 {
 				b.pollAfter(time.Second, 2)
-				_, r := b.poll()
-				expect("bound again", r.Devices)
+				expect("bound again", b.devices)
 			}
 			every := time.Minute
 			if field == 67 { // also a metric
 				every = DefaultInterval
 			}
-			if w, ok := b.lib.Watched(script.GPU, 1, field); !ok || w.Every != every {
-				t.Errorf("field %d watched %+v, %v; want every %v", field, w, ok, every)
-			}
-			detach()
-			if err := b.Close(); err != nil {
-				t.Fatal(err)
-			}
+			b.expectWatch(script.GPU, 1, field, script.Watch{Every: every, Samples: 1})
+			b.rebind(0, 1)
+			b.close()
 			b.lib.Hold(script.GPU, 1, field, 3)
 			b.open(testConfig())
 			for range 10 {
@@ -287,42 +220,37 @@ func TestInventoryAfterBinding(t *testing.T) {
 	}
 }
 
-// A required field can have another value after binding.
-func TestInventoryChangedByBinding(t *testing.T) {
-	b := startFixture(t, 2)
-	b.lib.Entity(script.GPU, 1, statusDetached)
-	b.pollAfter(time.Second, 2)
-	b.lib.Entity(script.GPU, 1, statusOK)
-	b.lib.Int(script.GPU, 1, 86, 8, 0, b.clock.now())
-	b.lib.Hold(script.GPU, 1, 86, 2)
-	b.pollAfter(time.Second, 2)
-	for second := range 4 {
-		b.pollAfter(time.Second, 2)
-		if got := b.devices[1].NUMA; second > 1 && !slices.Equal(got, []int{3}) {
-			t.Errorf("NUMA nodes %v after %d s, want 3", got, second)
+// rebind unbinds the driver of some of two GPUs and binds it again.
+func (b *fixture) rebind(gpus ...uint) {
+	for _, status := range []int{statusDetached, statusOK} {
+		for _, id := range gpus {
+			b.lib.Entity(script.GPU, id, status)
+		}
+		if status == statusDetached {
+			b.pollAfter(time.Second, 2)
 		}
 	}
 }
 
-// The timeout for required fields starts again with each binding.
-func TestInventoryAfterSecondBinding(t *testing.T) {
+// A required field can have another value after each binding. Its timeout starts again with the next binding.
+func TestInventoryChangedByBinding(t *testing.T) {
 	b := startFixture(t, 2)
-	bind := func(node int64, samples, seconds int) []int {
-		b.lib.Entity(script.GPU, 1, statusDetached)
-		b.pollAfter(time.Second, 2)
-		b.lib.Entity(script.GPU, 1, statusOK)
-		b.lib.Int(script.GPU, 1, 86, 1<<node, 0, b.clock.now())
-		b.lib.Hold(script.GPU, 1, 86, samples)
-		for range seconds {
+	for _, tt := range []struct {
+		node                   int64
+		samples, seconds, want int
+	}{{3, 2, 3, 3}, {2, 1000, 30, 3}, {0, 2, 5, 0}} {
+		b.rebind(1)
+		b.lib.Int(script.GPU, 1, 86, 1<<tt.node, 0, b.clock.now())
+		b.lib.Hold(script.GPU, 1, 86, tt.samples)
+		for range tt.seconds {
 			b.pollAfter(time.Second, 2)
 		}
-		return b.devices[1].NUMA
-	}
-	if got := bind(2, 1000, 30); !slices.Equal(got, []int{1}) {
-		t.Errorf("NUMA nodes %v, want the earlier one", got)
-	}
-	if got := bind(3, 2, 5); !slices.Equal(got, []int{3}) {
-		t.Errorf("NUMA nodes %v, want those of the second binding", got)
+		for range 2 {
+			b.pollAfter(time.Second, 2)
+			if got := b.devices[1].NUMA; !slices.Equal(got, []int{tt.want}) {
+				t.Errorf("NUMA nodes %v after binding at node %d, want %d", got, tt.node, tt.want)
+			}
+		}
 	}
 }
 
@@ -338,8 +266,7 @@ func TestInventoryOfNewGPU(t *testing.T) {
 		"never complete":          {1000, 5, 6, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newFixture(t)
-			b.addGPUs(2)
+			b := newFixture(t, 2)
 			b.addInstances(1, map[uint][]uint{0: {0}})
 			b.lib.Hold(script.GPU, 1, 86, tt.samples)
 			b.open(testConfig())
@@ -362,36 +289,24 @@ func TestInventoryOfNewGPU(t *testing.T) {
 			if listed < tt.from || listed > tt.to {
 				t.Errorf("listed after %d s, want %d to %d", listed, tt.from, tt.to)
 			}
-			if w, _ := b.lib.Watched(script.GPU, 1, 86); w.Every != time.Minute {
-				t.Errorf("NUMA node watched %+v, want once a minute", w)
-			}
-			if w, _ := b.lib.Watched(script.GPU, 1, 67); w.Every != 10*time.Second {
-				t.Errorf("MIG mode watched %+v, want the metric interval", w)
-			}
+			b.expectWatch(script.GPU, 1, 86, script.Watch{Every: time.Minute, Samples: 1})
+			b.expectWatch(script.GPU, 1, 67, script.Watch{Every: 10 * time.Second, Samples: 1})
 			groups := b.lib.Calls("dcgmGroupCreate")
 			for range 180 {
 				b.pollAfter(time.Second, 2)
 			}
-			if n := b.lib.Calls("dcgmGroupCreate") - groups; n != 0 {
-				t.Errorf("%d groups created afterwards", n)
-			}
+			b.expectCalls("dcgmGroupCreate", groups)
 		})
 	}
 }
 
 // An engine that lists no GPU is neither blind nor an error (OBSERVED.md#empty-engine).
 func TestEmptyEngine(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
-	b.addInstances(1, map[uint][]uint{0: {0}})
-	b.open(testConfig())
-	b.poll()
+	b := startMIG(t, 2, 1, map[uint][]uint{0: {0}})
 	count := func() (counts []int) {
 		for range 5 {
-			b.add(time.Second)
-			b.sampleGPUs(2)
-			_, r := b.poll()
-			counts = append(counts, len(r.Devices))
+			b.pollAfter(time.Second, 2)
+			counts = append(counts, len(b.devices))
 		}
 		return counts
 	}
@@ -406,43 +321,27 @@ func TestEmptyEngine(t *testing.T) {
 		t.Errorf("devices %v from a full list", got)
 	}
 	b.xid(script.GPU, 0, 48, b.clock.now())
-	if s := b.pollAfter(time.Second, 2)[gpuID(0)]; !slices.Equal(xidCodes(s), []int{48}) || len(s.Past) != 0 {
-		t.Errorf("XIDs %v, past %v", s.XIDs, s.Past)
-	}
+	b.expectXIDs(time.Second, 2, gpuID(0), 48)
 }
 
 // A blank MIG mode after binding keeps its last value.
 func TestMIGModeAfterBinding(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
-	b.addInstances(1, map[uint][]uint{0: {0}})
-	b.open(testConfig())
-	b.poll()
-	b.lib.Entity(script.GPU, 1, statusDetached)
-	b.pollAfter(time.Second, 2)
-	b.lib.Entity(script.GPU, 1, statusOK)
+	b := startMIG(t, 2, 1, map[uint][]uint{0: {0}})
+	b.rebind(1)
 	b.lib.Hold(script.GPU, 1, 67, 3)
-	wrong := 0
 	for range 15 {
 		b.add(time.Second)
 		b.sampleGPUs(2)
 		b.lib.Int(script.GPU, 1, 67, 1, 0, b.clock.now())
-		_, r := b.poll()
-		for _, d := range r.Devices {
-			if d.ID == gpuID(1) && !d.MIGMode {
-				wrong++
-			}
+		if b.poll(); !b.devices[1].MIGMode {
+			t.Error("a reading with MIG mode off")
 		}
-	}
-	if wrong > 0 {
-		t.Errorf("%d readings with MIG mode off", wrong)
 	}
 }
 
 // A required field that arrives after inventoryTimeout is still read.
 func TestInventoryCompletedLate(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
+	b := newFixture(t, 2)
 	b.lib.Hold(script.GPU, 1, 86, 8)
 	b.open(testConfig())
 	for second := range 300 {

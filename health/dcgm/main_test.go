@@ -128,8 +128,8 @@ type fixture struct {
 	log *zap.Logger
 }
 
-// newFixture resets the library and the history of this process.
-func newFixture(t testing.TB) *fixture {
+// newFixture resets the library and the history of this process, and adds n GPUs.
+func newFixture(t testing.TB, n uint) *fixture {
 	t.Helper()
 	lib, err := script.Find()
 	if err != nil {
@@ -144,14 +144,16 @@ func newFixture(t testing.TB) *fixture {
 		t.Cleanup(func() { goleak.VerifyNone(t) })
 		log = zaptest.NewLogger(test)
 	}
-	return &fixture{t: t, lib: lib, clock: &clock{at: time.Now()}, log: log}
+	b := &fixture{t: t, lib: lib, clock: &clock{at: time.Now()}, log: log}
+	b.addGPUs(n)
+	return b
 }
 
 // addGPUs adds n GPUs with all values.
 func (b *fixture) addGPUs(n uint) {
 	at := b.clock.now()
+	b.setStatus(n, statusOK)
 	for id := range n {
-		b.lib.Entity(script.GPU, id, statusOK)
 		b.lib.Text(script.GPU, id, 54, gpuUUID(id), 0, at)
 		b.lib.Text(script.GPU, id, 50, "NVIDIA H100 80GB HBM3", 0, at)
 		b.lib.Text(script.GPU, id, 57, fmt.Sprintf("00000000:%02X:00.0", 0x10+id), 0, at)
@@ -181,17 +183,29 @@ func (b *fixture) sampleGPUs(n uint) {
 	}
 }
 
-func gpuUUID(id uint) string { return fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", id) }
-func migUUID(id uint) string { return fmt.Sprintf("MIG-%08d-0000-0000-0000-000000000000", id) }
-func gpuID(id uint) health.DeviceID {
-	return health.DeviceID(gpuUUID(id))
+// setStatus sets DCGM's status of n GPUs.
+func (b *fixture) setStatus(n uint, status int) {
+	for id := range n {
+		b.lib.Entity(script.GPU, id, status)
+	}
 }
 
+func gpuUUID(id uint) string { return fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", id) }
+func migUUID(id uint) string { return fmt.Sprintf("MIG-%08d-0000-0000-0000-000000000000", id) }
+
+func gpuID(id uint) health.DeviceID { return health.DeviceID(gpuUUID(id)) }
 func migID(id uint) health.DeviceID { return health.DeviceID(migUUID(id)) }
 
-// testConfig watches temperature and power every ten seconds.
-func testConfig() Config {
-	return Config{Interval: 10 * time.Second, Fields: []health.Field{health.FieldGPUTemp, health.FieldPower}}
+// hostConfig is testConfig with a host engine.
+func hostConfig() Config {
+	cfg := testConfig()
+	cfg.Address = "node:5555"
+	return cfg
+}
+
+// testConfig watches temperature, power and other fields every ten seconds.
+func testConfig(others ...health.Field) Config {
+	return Config{Interval: 10 * time.Second, Fields: append([]health.Field{health.FieldGPUTemp, health.FieldPower}, others...)}
 }
 
 // open opens a session. The cleanup closes it and checks that it leaves nothing in DCGM.
@@ -223,9 +237,7 @@ func (b *fixture) open(cfg Config) *fixture {
 // openFixture returns a fixture with n GPUs and an open session.
 func openFixture(t testing.TB, n uint, cfg Config) *fixture {
 	t.Helper()
-	b := newFixture(t)
-	b.addGPUs(n)
-	return b.open(cfg)
+	return newFixture(t, n).open(cfg)
 }
 
 // startFixture is openFixture with testConfig and a first poll.
@@ -234,6 +246,30 @@ func startFixture(t testing.TB, n uint) *fixture {
 	b := openFixture(t, n, testConfig())
 	b.poll()
 	return b
+}
+
+// startMIG is startFixture with MIG instances on one GPU.
+func startMIG(t testing.TB, n, gpu uint, instances map[uint][]uint) *fixture {
+	t.Helper()
+	b := newFixture(t, n)
+	b.addInstances(gpu, instances)
+	b.open(testConfig()).poll()
+	return b
+}
+
+// close closes the session before the test ends.
+func (b *fixture) close() {
+	b.t.Helper()
+	if err := b.Close(); err != nil {
+		b.t.Errorf("Close: %v", err)
+	}
+}
+
+func (b *fixture) expectCalls(function string, want int) {
+	b.t.Helper()
+	if n := b.lib.Calls(function); n != want {
+		b.t.Errorf("%d calls of %s, want %d", n, function, want)
+	}
 }
 
 // poll polls and returns the samples by device.
@@ -251,6 +287,21 @@ func (b *fixture) poll() (map[health.DeviceID]health.Sample, *health.Reading) {
 		samples[s.Device] = s
 	}
 	return samples, r
+}
+
+// pollUntilFailure polls once a second after sample, passes each reading to check, and returns the second in which a poll
+// fails with its error; nil after 120 seconds.
+func (b *fixture) pollUntilFailure(sample func(), check func(second int, r *health.Reading)) (seconds int, err error) {
+	for second := range 120 {
+		b.add(time.Second)
+		sample()
+		r, err := b.Poll(context.Background())
+		if err != nil {
+			return second + 1, err
+		}
+		check(second, r)
+	}
+	return 120, nil
 }
 
 // pollAfter advances the clock, samples n GPUs and polls.

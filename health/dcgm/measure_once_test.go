@@ -16,8 +16,7 @@ import (
 )
 
 func TestMeasureOnce(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
+	b := newFixture(t, 2)
 	b.lib.Text(script.GPU, 1, 85, "96.00.99.00.01", 0, b.clock.now())
 	b.lib.Profiling(0, 1002)
 	b.lib.Profiling(1, 1001)
@@ -47,25 +46,21 @@ func TestMeasureOnce(t *testing.T) {
 
 // Without profiling fields the module is not queried, and an error of Close is logged only.
 func TestMeasureOnceWithoutFields(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
+	b := newFixture(t, 2)
 	b.lib.Fail("dcgmGroupDestroy", errTimeout, -1)
 	core, logs := observer.New(zap.WarnLevel)
 	r, profiling, err := MeasureOnce(context.Background(), Config{}, zap.New(core))
 	if err != nil || len(profiling) != 0 || len(r.Devices) != 2 || r.Samples[1].Presence != health.Present {
 		t.Errorf("%v: %+v, profiling fields %v", err, r, profiling)
 	}
-	if n := b.lib.Calls("dcgmProfGetSupportedMetricGroups"); n != 0 {
-		t.Errorf("%d queries of profiling fields", n)
-	}
+	b.expectCalls("dcgmProfGetSupportedMetricGroups", 0)
 	if logs.Len() != 1 || b.lib.Initialized() {
 		t.Errorf("initialized %v, logged %v", b.lib.Initialized(), logs.All())
 	}
 }
 
 func TestMeasureOnceFails(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
+	b := newFixture(t, 1)
 	b.lib.Fail("dcgmStartEmbedded", errInit, 1)
 	if _, _, err := MeasureOnce(context.Background(), Config{}, zap.NewNop()); err == nil || !strings.Contains(err.Error(), "DCGM initialization error") {
 		t.Errorf("%v", err)

@@ -38,13 +38,9 @@ func (b *fixture) replaceInstance(gi uint, uuid string) {
 }
 
 func TestMIGDevices(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
+	b := newFixture(t, 2)
 	b.addInstances(0, map[uint][]uint{5: {7}, 6: {8, 9}})
-	cfg := testConfig()
-	cfg.Fields = append(cfg.Fields, health.FieldFBUsed)
-	b.open(cfg)
-	samples, r := b.poll()
+	samples, r := b.open(testConfig(health.FieldFBUsed)).poll()
 	var ids []health.DeviceID
 	for _, d := range r.Devices {
 		ids = append(ids, d.ID)
@@ -83,8 +79,7 @@ func TestMIGDevices(t *testing.T) {
 
 // The driver's ID of a profile determines the attribute in its name (OBSERVED.md#mig-profiles).
 func TestMIGProfileAttributes(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
+	b := newFixture(t, 1)
 	want := map[health.DeviceID]string{}
 	var id uint
 	for _, c := range []struct {
@@ -115,8 +110,7 @@ func TestMIGProfileAttributes(t *testing.T) {
 		want[migID(id)] = c.want
 		id++
 	}
-	b.open(testConfig())
-	_, r := b.poll()
+	_, r := b.open(testConfig()).poll()
 	for _, d := range r.Devices[1:] {
 		if d.Profile != want[d.ID] {
 			t.Errorf("%s: profile %q, want %q", d.ID, d.Profile, want[d.ID])
@@ -128,22 +122,16 @@ func TestMIGProfileAttributes(t *testing.T) {
 }
 
 func TestRepartition(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
-	b.addInstances(0, map[uint][]uint{0: {0}, 1: {1}})
-	b.open(testConfig())
-	b.poll()
+	b := startMIG(t, 1, 0, map[uint][]uint{0: {0}, 1: {1}})
 	for _, id := range []uint{0, 1} {
 		b.lib.Drop(script.GI, id)
 		b.lib.Drop(script.CI, id)
 	}
 	b.addInstances(0, map[uint][]uint{2: {2, 3, 4}})
 	b.pollAfter(10*time.Second, 1)
-	b.add(2 * time.Second)
-	b.sampleGPUs(1)
-	samples, r := b.poll()
-	if len(r.Devices) != 4 || r.Devices[3].ID != migID(4) || r.Devices[0].ID != gpuID(0) {
-		t.Errorf("devices %+v", r.Devices)
+	samples := b.pollAfter(2*time.Second, 1)
+	if len(b.devices) != 4 || b.devices[3].ID != migID(4) || b.devices[0].ID != gpuID(0) {
+		t.Errorf("devices %+v", b.devices)
 	}
 	if got := samples[gpuID(0)].Values[health.FieldGPUTemp]; got != 40 {
 		t.Errorf("temperature %v", got)
@@ -154,19 +142,13 @@ func TestMIGModeWithoutInstances(t *testing.T) {
 	b := startFixture(t, 1)
 	b.lib.Int(script.GPU, 0, 67, 1, 0, b.clock.now())
 	b.pollAfter(10*time.Second, 1)
-	b.add(10 * time.Second)
-	b.sampleGPUs(1)
-	if _, r := b.poll(); !r.Devices[0].MIGMode {
+	if b.pollAfter(10*time.Second, 1); !b.devices[0].MIGMode {
 		t.Error("MIG mode is off")
 	}
 }
 
 func TestInstanceXIDs(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
-	b.addInstances(1, map[uint][]uint{0: {0, 1}, 1: {2}})
-	b.open(testConfig())
-	b.poll()
+	b := startMIG(t, 2, 1, map[uint][]uint{0: {0, 1}, 1: {2}})
 	b.add(time.Second)
 	at := b.clock.now()
 	b.xid(script.GI, 0, 94, at)
@@ -174,11 +156,9 @@ func TestInstanceXIDs(t *testing.T) {
 	b.xid(script.GPU, 0, 63, at) // GPUs and instances have the same numbers
 	b.xid(script.GPU, 1, 79, at)
 	samples := b.pollAfter(time.Second, 2)
-	want := map[health.DeviceID][]int{gpuID(0): {63}, gpuID(1): {79}, migID(0): {94}, migID(1): {94}, migID(2): {31}}
+	want := codes{gpuID(0): {63}, gpuID(1): {79}, migID(0): {94}, migID(1): {94}, migID(2): {31}}
+	b.expectCodes(samples, want, nil)
 	for id, s := range samples {
-		if got := xidCodes(s); !slices.Equal(got, want[id]) {
-			t.Errorf("%s: XIDs %v, want %v", id, got, want[id])
-		}
 		if got := s.Values[health.FieldXID]; len(want[id]) != 1 || got != float64(want[id][0]) {
 			t.Errorf("%s: value of field 230: %v, want %v", id, got, want[id])
 		}
@@ -191,8 +171,7 @@ func TestInstanceXIDs(t *testing.T) {
 // GPUs, GPU instances and compute instances can have the same number in DCGM, and instances the same IDs of the driver on
 // each GPU. An XID belongs to its entity only (OBSERVED.md#instance-numbers).
 func TestInstancesWithEqualNumbers(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(8)
+	b := newFixture(t, 8)
 	b.addInstances(0, map[uint][]uint{7: {7}})
 	b.addInstances(3, map[uint][]uint{0: {3}})
 	for _, gi := range []uint{7, 0} { // the driver's IDs are GI 1 and CI 0 on both GPUs
@@ -203,18 +182,15 @@ func TestInstancesWithEqualNumbers(t *testing.T) {
 	b.lib.Incident(script.GPU, 7, 0xffffffff, 20, 120, "XID 79 on GPU 7")
 	b.lib.Incident(script.GI, 7, 0xffffffff, 20, 120, "XID 79 on GPU instance 7")
 	b.lib.Incident(script.CI, 7, 0xffffffff, 20, 120, "XID 79 on compute instance 7")
-	b.open(testConfig())
-	b.poll()
+	b.open(testConfig()).poll()
 	b.add(time.Second)
 	b.xid(script.GPU, 7, 79, b.clock.now())
 	b.xid(script.GPU, 3, 48, b.clock.now())
 	b.xid(script.GI, 0, 94, b.clock.now())
 	b.xid(script.CI, 7, 13, b.clock.now())
-	want := map[health.DeviceID][]int{gpuID(7): {79}, gpuID(3): {48}, migID(3): {94}, migID(7): {13}}
-	for id, s := range b.pollAfter(10*time.Second, 8) {
-		if got := xidCodes(s); !slices.Equal(got, want[id]) {
-			t.Errorf("%s: XIDs %v, want %v", id, got, want[id])
-		}
+	samples := b.pollAfter(10*time.Second, 8)
+	b.expectCodes(samples, codes{gpuID(7): {79}, gpuID(3): {48}, migID(3): {94}, migID(7): {13}}, nil)
+	for id, s := range samples {
 		if n := len(s.Incidents); (n == 1) != (id == gpuID(7)) || n > 1 {
 			t.Errorf("%s: incidents %v", id, s.Incidents)
 		}
@@ -224,8 +200,7 @@ func TestInstancesWithEqualNumbers(t *testing.T) {
 // A 3g.40gb and the 4g.40gb that replaces it have the same ID and UUID; only the profile differs
 // (OBSERVED.md#reused-uuids).
 func TestRepartitionKeepsUUID(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
+	b := newFixture(t, 1)
 	b.addInstances(0, map[uint][]uint{0: {0}})
 	b.lib.Profile(script.GI, 0, 9, 3)
 	b.lib.Text(script.CI, 0, 50, "3g.40gb", 0, b.clock.now())
@@ -236,67 +211,47 @@ func TestRepartitionKeepsUUID(t *testing.T) {
 	b.lib.Profile(script.GI, 0, 5, 4)
 	b.lib.Text(script.CI, 0, 50, "4g.40gb", 0, b.clock.now())
 	b.pollAfter(10*time.Second, 1)
-	b.add(2 * time.Second)
-	b.sampleGPUs(1)
-	if _, r := b.poll(); r.Devices[1].Profile != "4g.40gb" {
-		t.Errorf("profile %q, want 4g.40gb", r.Devices[1].Profile)
+	if b.pollAfter(2*time.Second, 1); b.devices[1].Profile != "4g.40gb" {
+		t.Errorf("profile %q, want 4g.40gb", b.devices[1].Profile)
 	}
 }
 
 // DCGM keeps the XIDs of an instance whose number it reuses; they are not those of the new device
 // (OBSERVED.md#reused-numbers).
 func TestXIDOfPreviousInstance(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
-	b.addInstances(0, map[uint][]uint{0: {0}})
-	b.open(testConfig())
-	b.poll()
+	b := startMIG(t, 1, 0, map[uint][]uint{0: {0}})
 	b.add(time.Second)
 	at := b.clock.now()
 	b.xid(script.CI, 0, 95, at)
-	if got := xidCodes(b.pollAfter(time.Second, 1)[migID(0)]); !slices.Equal(got, []int{95}) {
-		t.Fatalf("XIDs %v, want 95", got)
-	}
+	b.expectXIDs(time.Second, 1, migID(0), 95)
 	b.pollAfter(10*time.Second, 1)
 
 	b.replaceInstance(7, migUUID(70))
 	b.pollAfter(10*time.Second, 1)
-	b.add(2 * time.Second)
+	samples := b.pollAfter(2*time.Second, 1)
 	createdAt := b.clock.now()
-	b.sampleGPUs(1)
-	samples, _ := b.poll()
 	s, ok := samples[migID(70)]
 	if v, shown := s.Values[health.FieldXID]; !ok || len(s.XIDs) != 0 || shown {
 		t.Errorf("new device listed %v: XIDs %v, value of field 230 %v", ok, s.XIDs, v)
 	}
 	b.lib.Row(script.CI, 0, 95, 0, at) // another client watches it
 	b.lib.Row(script.CI, 0, 31, 0, createdAt)
-	if got := xidCodes(b.pollAfter(10*time.Second, 1)[migID(70)]); !slices.Equal(got, []int{31}) {
-		t.Errorf("XIDs %v, want 31 only", got)
-	}
-	if err := b.Close(); err != nil {
-		t.Fatal(err)
-	}
+	b.expectXIDs(10*time.Second, 1, migID(70), 31)
+	b.close()
 	b.lib.Row(script.CI, 0, 95, 0, at)
-	b.open(testConfig())
-	if samples, _ = b.poll(); len(samples[migID(70)].XIDs) != 0 {
-		t.Errorf("after a reconnect: XIDs %v", samples[migID(70)].XIDs)
-	}
+	samples, _ = b.open(testConfig()).poll()
+	b.expectCodes(samples, nil, nil)
 }
 
 // An instance that is removed and created again has its UUID again. The XIDs meanwhile belong to the instance between.
 func TestXIDOfReplacingInstance(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
-	b.addInstances(0, map[uint][]uint{0: {0}})
-	b.open(testConfig())
-	b.poll()
+	b := startMIG(t, 1, 0, map[uint][]uint{0: {0}})
 	b.pollAfter(10*time.Second, 1)
-	xids := map[health.DeviceID][]int{}
+	xids := codes{}
 	after := func(d time.Duration) map[health.DeviceID]health.Sample {
 		samples := b.pollAfter(d, 1)
 		for id, s := range samples {
-			xids[id] = append(xids[id], xidCodes(s)...)
+			xids[id] = append(xids[id], xidCodes(s.XIDs)...)
 		}
 		return samples
 	}
@@ -335,23 +290,16 @@ func TestInstanceWithoutUUID(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newFixture(t)
-			b.addGPUs(2)
-			b.addInstances(0, map[uint][]uint{0: {0}})
-			b.open(testConfig())
-			b.poll()
+			b := startMIG(t, 2, 0, map[uint][]uint{0: {0}})
 			b.pollAfter(10*time.Second, 2)
 			replace(b)
 			b.pollAfter(10*time.Second, 2)
-			b.pollAfter(2*time.Second, 2)
-			_, r := b.poll()
-			if len(r.Devices) != 2 {
-				t.Errorf("devices %+v, want the two GPUs", r.Devices)
+			if b.pollAfter(2*time.Second, 2); len(b.devices) != 2 {
+				t.Errorf("devices %+v, want the two GPUs", b.devices)
 			}
 			b.lib.Text(script.CI, 0, 54, migUUID(70), 0, b.clock.now())
-			b.pollAfter(retryInterval, 2)
-			if _, r := b.poll(); len(r.Devices) != 3 {
-				t.Errorf("devices %+v, want the new one", r.Devices)
+			if b.pollAfter(retryInterval, 2); len(b.devices) != 3 {
+				t.Errorf("devices %+v, want the new one", b.devices)
 			}
 		})
 	}
@@ -359,16 +307,10 @@ func TestInstanceWithoutUUID(t *testing.T) {
 
 // An instance whose UUID a new session cannot read at first is the same device, and keeps its XIDs.
 func TestXIDOfInstanceNamedLate(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
-	b.addInstances(0, map[uint][]uint{0: {0}, 1: {1}})
-	b.open(testConfig())
-	b.poll()
+	b := startMIG(t, 1, 0, map[uint][]uint{0: {0}, 1: {1}})
 	b.xid(script.CI, 0, 31, b.clock.now())
 	b.pollAfter(10*time.Second, 1)
-	if err := b.Close(); err != nil {
-		t.Fatal(err)
-	}
+	b.close()
 	b.lib.Text(script.CI, 0, 54, "<<<NULL>>>", 0, b.clock.now())
 	b.open(testConfig())
 	if _, r := b.poll(); len(r.Devices) != 2 {
@@ -377,15 +319,12 @@ func TestXIDOfInstanceNamedLate(t *testing.T) {
 	b.xid(script.CI, 0, 94, b.clock.now())
 	b.pollAfter(10*time.Second, 1)
 	b.lib.Text(script.CI, 0, 54, migUUID(0), 0, b.clock.now())
-	if got := xidCodes(b.pollAfter(retryInterval, 1)[migID(0)]); !slices.Equal(got, []int{94}) {
-		t.Errorf("XIDs %v, want 94 only", got)
-	}
+	b.expectXIDs(retryInterval, 1, migID(0), 94)
 }
 
 // The history drops removed devices.
 func TestHistoryForgetsInstances(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
+	b := newFixture(t, 1)
 	b.addInstances(0, map[uint][]uint{0: {0}})
 	b.open(testConfig())
 	for i := range uint(10) {

@@ -23,11 +23,16 @@ type monitorFixture struct {
 	stop func()
 }
 
-// monitorHostEngine is startMonitor with a host engine.
-func monitorHostEngine(b *fixture, gpus uint) *monitorFixture {
-	cfg := testConfig()
-	cfg.Address = "node:5555"
-	return startMonitor(b, gpus, cfg, time.Second, 10*time.Second)
+// testMonitor runs test with a monitor that has polled for three seconds, in a synctest bubble.
+func testMonitor(t *testing.T, gpus uint, cfg Config, test func(c *monitorFixture)) {
+	t.Helper()
+	b := newFixture(t, 0)
+	synctest.Test(t, func(*testing.T) {
+		c := startMonitor(b, gpus, cfg, time.Second, 10*time.Second)
+		defer c.stop()
+		c.pass(3, nil)
+		test(c)
+	})
 }
 
 // startMonitor runs a monitor, in a synctest bubble or in real time.
@@ -105,7 +110,7 @@ func (c *monitorFixture) expect(when string, want ...health.State) {
 
 // XIDsChanged makes the monitor judge an XID within half a second, whatever the poll interval.
 func TestMonitorXIDBetweenPolls(t *testing.T) {
-	b := newFixture(t)
+	b := newFixture(t, 0)
 	synctest.Test(t, func(*testing.T) {
 		c := startMonitor(b, 2, testConfig(), time.Hour, 10*time.Second)
 		defer c.stop()
@@ -125,63 +130,28 @@ func TestMonitorXIDBetweenPolls(t *testing.T) {
 	})
 }
 
-func TestMonitorLostGPUReturns(t *testing.T) {
-	b := newFixture(t)
-	synctest.Test(t, func(*testing.T) {
-		c := startMonitor(b, 3, testConfig(), time.Second, 10*time.Second)
-		defer c.stop()
-		c.pass(3, nil)
-		b.lib.Entity(script.GPU, 1, statusLost)
-		c.pass(2, nil)
-		c.expect("lost", health.Healthy, health.Unhealthy, health.Healthy)
-		if got := c.device(1).Verdict.Cause(); got != health.CauseLost {
-			t.Errorf("cause %s", got)
-		}
-		b.lib.Entity(script.GPU, 1, statusOK)
-		c.pass(3, nil)
-		c.expect("back", health.Healthy, health.Healthy, health.Healthy)
-		if got := c.device(1).Sample.Values[health.FieldGPUTemp]; got != 41 {
-			t.Errorf("temperature %v of the returned GPU", got)
-		}
-		for gpu := range uint(3) { // as while one GPU is bound (OBSERVED.md#short-detach)
-			b.lib.Entity(script.GPU, gpu, statusDetached)
-		}
-		c.pass(1, nil)
-		c.expect("detached", health.Healthy, health.Healthy, health.Healthy)
-		for gpu := range uint(3) {
-			b.lib.Entity(script.GPU, gpu, statusOK)
-		}
-		c.pass(5, nil)
-		c.expect("attached", health.Healthy, health.Healthy, health.Healthy)
-	})
-}
-
 // While the engine is dead the states stay. The new engine's XIDs count once: those meanwhile, and those that it reads from
 // the kernel log again (OBSERVED.md#dead-engine).
 func TestMonitorDeadEngine(t *testing.T) {
-	b := newFixture(t)
-	synctest.Test(t, func(*testing.T) {
-		c := monitorHostEngine(b, 3)
-		defer c.stop()
-		c.pass(3, nil)
+	testMonitor(t, 3, hostConfig(), func(c *monitorFixture) {
 		died := time.Now()
-		b.xid(script.GPU, 0, 79, died)
+		c.xid(script.GPU, 0, 79, died)
 		c.pass(3, nil)
 
-		b.lib.Fail("*", errNotConnected, -1)
+		c.lib.Fail("*", errNotConnected, -1)
 		c.pass(90, func(second int, s *health.Snapshot) {
 			if second > 0 && (s.Source.Status != health.SourceDown || !strings.Contains(s.Source.Err, "Host engine connection invalid")) {
 				t.Errorf("after %d s the source is %+v", second, s.Source)
 			}
 			c.expect("dead", health.Unhealthy, health.Healthy, health.Healthy)
 			if second == 40 {
-				b.xid(script.GPU, 1, 48, time.Now())
+				c.xid(script.GPU, 1, 48, time.Now())
 			}
 		})
-		b.lib.Fail("", 0, 0)
+		c.lib.Fail("", 0, 0)
 		c.pass(40, func(second int, _ *health.Snapshot) {
 			if second == 35 {
-				b.lib.Row(script.GPU, 0, 79, 0, died.Add(3*time.Second)) // from the kernel log
+				c.lib.Row(script.GPU, 0, 79, 0, died.Add(3*time.Second)) // from the kernel log
 			}
 			c.expect("new engine", health.Unhealthy)
 			if got := c.device(2).Verdict.State; got != health.Healthy {
@@ -196,7 +166,7 @@ func TestMonitorDeadEngine(t *testing.T) {
 		if first, second := c.device(0).XIDCounts, c.device(1).XIDCounts; first[79] != 1 || len(first) != 1 || second[48] != 1 || len(second) != 1 {
 			t.Errorf("XIDs of GPU 0 %v and GPU 1 %v, want one 79 and one 48", first, second)
 		}
-		b.xid(script.GPU, 2, 95, time.Now())
+		c.xid(script.GPU, 2, 95, time.Now())
 		c.wait(500 * time.Millisecond)
 		c.expect("XID from the new engine", health.Unhealthy, health.Unhealthy, health.Unhealthy)
 	})
@@ -207,33 +177,20 @@ func TestMonitorDeadEngine(t *testing.T) {
 func TestMonitorBlindEngine(t *testing.T) {
 	for address, starts := range map[string]int{"": 2, "node:5555": 0} {
 		t.Run("address "+address, func(t *testing.T) {
-			b := newFixture(t)
-			synctest.Test(t, func(*testing.T) {
-				cfg := testConfig()
-				cfg.Address = address
-				c := startMonitor(b, 2, cfg, time.Second, 10*time.Second)
-				defer c.stop()
-				c.pass(3, nil)
-				b.lib.Blind()
+			cfg := testConfig()
+			cfg.Address = address
+			testMonitor(t, 2, cfg, func(c *monitorFixture) {
+				c.lib.Blind()
 				reported := false
 				c.pass(60, func(_ int, s *health.Snapshot) {
 					reported = reported || s.Source.Status == health.SourceDown && strings.Contains(s.Source.Err, errBlind.Error())
 					c.expect("blind", health.Healthy, health.Healthy)
 				})
-				s := c.out.Load()
-				want := health.SourceUp
-				if address != "" {
-					want = health.SourceDown
+				if s := c.out.Load().Source; !reported || (s.Status == health.SourceUp) != (address == "") {
+					t.Errorf("reported %v, source %+v", reported, s)
 				}
-				if !reported || s.Source.Status != want {
-					t.Errorf("reported %v, source %+v", reported, s.Source)
-				}
-				if n := b.lib.Calls("dcgmStartEmbedded"); n != starts {
-					t.Errorf("the engine was started %d times, want %d", n, starts)
-				}
-				if n := b.lib.Calls("dcgmStopEmbedded"); n != max(0, starts-1) {
-					t.Errorf("the engine was stopped %d times", n)
-				}
+				c.expectCalls("dcgmStartEmbedded", starts)
+				c.expectCalls("dcgmStopEmbedded", max(0, starts-1))
 			})
 		})
 	}
@@ -241,17 +198,14 @@ func TestMonitorBlindEngine(t *testing.T) {
 
 // A blind DCGM still has the UUID of a lost GPU. The other GPUs, without UUIDs, keep their state.
 func TestMonitorBlindEngineWithLostGPU(t *testing.T) {
-	b := newFixture(t)
-	synctest.Test(t, func(*testing.T) {
-		c := monitorHostEngine(b, 3)
-		defer c.stop()
+	testMonitor(t, 3, hostConfig(), func(c *monitorFixture) {
 		for gpu := range uint(3) {
-			b.lib.Instance(script.GPU, gpu, 0, 0, gpuUUID(gpu), 0, 0) // DCGM's attributes
+			c.lib.Instance(script.GPU, gpu, 0, 0, gpuUUID(gpu), 0, 0) // DCGM's attributes
 		}
 		c.pass(3, nil)
-		b.lib.Entity(script.GPU, 1, statusLost)
+		c.lib.Entity(script.GPU, 1, statusLost)
 		c.pass(3, nil)
-		b.lib.Blind()
+		c.lib.Blind()
 		c.pass(60, func(int, *health.Snapshot) { c.expect("blind", health.Healthy, health.Unhealthy, health.Healthy) })
 		if s := c.out.Load(); s.Source.Status != health.SourceDown || !strings.Contains(s.Source.Err, errBlind.Error()) {
 			t.Errorf("source %+v", s.Source)

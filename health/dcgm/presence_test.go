@@ -51,12 +51,10 @@ func TestLostGPUDuringRebuild(t *testing.T) {
 
 // DCGM adds no lost GPU to a group; it is watched when it returns (OBSERVED.md#lost-gpu).
 func TestLostGPUAtOpen(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
+	b := newFixture(t, 2)
 	b.lib.Instance(script.GPU, 1, script.GPU, 1, gpuUUID(1), 0, 0) // the UUID in DCGM's attributes
 	b.lib.Entity(script.GPU, 1, statusLost)
-	b.open(testConfig())
-	samples, r := b.poll()
+	samples, r := b.open(testConfig()).poll()
 	if len(r.Devices) != 2 || samples[gpuID(1)].Presence != health.Lost || len(samples[gpuID(1)].Values) != 0 {
 		t.Fatalf("devices %+v, sample %+v", r.Devices, samples[gpuID(1)])
 	}
@@ -74,8 +72,7 @@ func TestLostGPUAtOpen(t *testing.T) {
 }
 
 func TestUnnamedGPUIsOmitted(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
+	b := newFixture(t, 2)
 	b.lib.Entity(script.GPU, 1, statusInaccessible)
 	b.lib.Text(script.GPU, 1, 54, "<<<NULL>>>", 0, b.clock.now())
 	b.open(testConfig())
@@ -100,36 +97,25 @@ func TestPresenceOfStatus(t *testing.T) {
 
 func TestShortDetachIsIgnored(t *testing.T) {
 	b := startFixture(t, 4)
-	setAll := func(status int) {
-		for id := range uint(4) {
-			b.lib.Entity(script.GPU, id, status)
-		}
-	}
-	expect := func(when string, want health.Presence) {
+	expect := func(when string, after time.Duration, want health.Presence) {
 		t.Helper()
-		samples, _ := b.poll()
+		samples := b.pollAfter(after, 4)
 		for id := range uint(4) {
 			if got := samples[gpuID(id)].Presence; got != want {
 				t.Errorf("%s: GPU %d is %v, want %v", when, id, got, want)
 			}
 		}
 	}
-	setAll(statusDetached)
-	expect("detached", health.Present)
-	b.add(time.Second)
-	b.sampleGPUs(4)
-	expect("after 1 s", health.Present)
-	setAll(statusOK)
-	expect("OK", health.Present)
-	setAll(statusDetached)
-	b.add(time.Second)
-	b.sampleGPUs(4)
-	expect("detached for 1 s", health.Present)
-	b.add(2 * time.Second)
-	b.sampleGPUs(4)
-	expect("after 2 s", health.Detached)
-	setAll(statusOK)
-	expect("bound again", health.Present)
+	b.setStatus(4, statusDetached)
+	expect("detached", 0, health.Present)
+	expect("after 1 s", time.Second, health.Present)
+	b.setStatus(4, statusOK)
+	expect("OK", 0, health.Present)
+	b.setStatus(4, statusDetached)
+	expect("detached for 1 s", time.Second, health.Present)
+	expect("after 2 s", 2*time.Second, health.Detached)
+	b.setStatus(4, statusOK)
+	expect("bound again", 0, health.Present)
 }
 
 // Each call to a hung engine can last a minute: after statusTimeout the status of the other GPUs stays unknown.
@@ -141,9 +127,7 @@ func TestSlowStatusCalls(t *testing.T) {
 	}
 	before := b.lib.Calls("dcgmGetGpuStatus")
 	samples, _ := b.poll()
-	if n := b.lib.Calls("dcgmGetGpuStatus") - before; n != 1 {
-		t.Errorf("%d status calls, want 1", n)
-	}
+	b.expectCalls("dcgmGetGpuStatus", before+1)
 	for id, want := range []health.Presence{health.Present, health.PresenceUnknown, health.PresenceUnknown, health.PresenceUnknown} {
 		if got := samples[gpuID(uint(id))].Presence; got != want {
 			t.Errorf("GPU %d is %v, want %v", id, got, want)

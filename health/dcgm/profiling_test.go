@@ -24,16 +24,12 @@ func TestProfiling(t *testing.T) {
 		"one field held by another profiler": {[]health.Field{1001, 1002}, 0}, // DCGM refuses all profiling fields
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newFixture(t)
-			b.addGPUs(1)
+			b := newFixture(t, 1)
 			b.addInstances(0, map[uint][]uint{0: {0}})
 			b.lib.Profiling(0, 1001)
 			b.lib.Profiling(0, 1002)
 			b.lib.Float(script.GPU, 0, 1001, 0.5, 0, b.clock.now())
-			cfg := testConfig()
-			cfg.Fields = append(cfg.Fields, tt.fields...)
-			b.open(cfg)
-			samples, _ := b.poll()
+			samples, _ := b.open(testConfig(tt.fields...)).poll()
 			if v := samples[gpuID(0)].Values; v[1001] != tt.want || v[health.FieldGPUTemp] != 40 {
 				t.Errorf("values %v, want ratio %v", v, tt.want)
 			}
@@ -43,8 +39,7 @@ func TestProfiling(t *testing.T) {
 
 // GPUs can support different fields (OBSERVED.md#profiling-groups).
 func TestProfilingMixedGPUs(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(4)
+	b := newFixture(t, 4)
 	b.addInstances(1, map[uint][]uint{0: {0}})
 	for gpu, fields := range map[uint][]uint{1: {1001, 1003}, 2: {1001, 1003}, 3: {1003, 1004}} { // GPU 0 supports none
 		for _, f := range fields {
@@ -58,9 +53,7 @@ func TestProfilingMixedGPUs(t *testing.T) {
 	b.lib.Float(script.CI, 0, 1001, 0.7, 0, b.clock.now())
 	core, logs := observer.New(zap.WarnLevel)
 	b.log = zap.New(core)
-	cfg := testConfig()
-	cfg.Fields = append(cfg.Fields, 1001, 1003)
-	b.open(cfg)
+	b.open(testConfig(1001, 1003))
 	expect := func() {
 		t.Helper()
 		samples := b.pollAfter(10*time.Second, 4)
@@ -84,15 +77,5 @@ func TestProfilingMixedGPUs(t *testing.T) {
 		if len(fields) != 3 || !strings.HasPrefix(fmt.Sprint(fields[i]), want) {
 			t.Errorf("logged fields %v, want %s", fields, want)
 		}
-	}
-}
-
-func TestProfilingNotRequested(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
-	b.lib.Profiling(0, 1001)
-	b.open(testConfig())
-	if n := b.lib.Calls("dcgmProfGetSupportedMetricGroups"); n != 0 {
-		t.Errorf("%d queries, which load DCGM's profiling module", n)
 	}
 }

@@ -26,18 +26,11 @@ func TestBlindEngineEndsSession(t *testing.T) {
 			for id := range uint(2) {
 				b.lib.Int(script.GPU, id, 54, blankInt64, 0, b.clock.now())
 			}
-			var err error
-			seconds := 0
-			for ; err == nil && seconds < 20; seconds++ {
-				b.add(time.Second)
-				_, err = b.Poll(t.Context())
-			}
+			seconds, err := b.pollUntilFailure(func() {}, func(int, *health.Reading) {})
 			if !errors.Is(err, errBlind) || seconds > 5 {
 				t.Fatalf("after %d s: %v", seconds, err)
 			}
-			if err := b.Close(); err != nil {
-				t.Error(err)
-			}
+			b.close()
 			if _, err := Open(t.Context(), cfg, b.log); !errors.Is(err, errBlind) {
 				t.Errorf("Open of a blind engine: %v", err)
 			}
@@ -50,12 +43,7 @@ func TestFrozenEngineEndsSession(t *testing.T) {
 	for range 60 {
 		b.pollAfter(time.Second, 2)
 	}
-	var err error
-	seconds := 0
-	for ; err == nil && seconds < 100; seconds++ {
-		b.add(time.Second)
-		_, err = b.Poll(t.Context())
-	}
+	seconds, err := b.pollUntilFailure(func() {}, func(int, *health.Reading) {})
 	if !errors.Is(err, errFrozen) || seconds < 30 || seconds > 35 {
 		t.Errorf("after %d s: %v, want errFrozen after 30 s", seconds, err)
 	}
@@ -83,13 +71,9 @@ func TestStaleGPU(t *testing.T) {
 		"old values":   {func(b *fixture) { b.sampleGPUs(2) }, 30, 32},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newFixture(t)
-			b.addGPUs(3)
+			b := newFixture(t, 3)
 			b.addInstances(2, map[uint][]uint{0: {0}})
-			cfg := testConfig()
-			cfg.Fields = append(cfg.Fields, health.FieldFBUsed)
-			b.open(cfg)
-			b.poll()
+			b.open(testConfig(health.FieldFBUsed)).poll()
 			pass := func(sample func(*fixture)) map[health.DeviceID]health.Sample {
 				b.add(time.Second)
 				sample(b)
@@ -120,7 +104,7 @@ func TestStaleGPU(t *testing.T) {
 				t.Errorf("stale after %d s, want %d to %d", since, tt.from, tt.to)
 			}
 			b.xid(script.GPU, 2, 119, b.clock.now())
-			if s := pass(tt.others)[gpuID(2)]; !slices.Equal(xidCodes(s), []int{119}) || len(s.Values) != 0 {
+			if s := pass(tt.others)[gpuID(2)]; !slices.Equal(xidCodes(s.XIDs), []int{119}) || len(s.Values) != 0 {
 				t.Errorf("XIDs %v, values %v", s.XIDs, s.Values)
 			}
 			all := func(b *fixture) { b.sampleGPUs(3); b.lib.Int(script.GPU, 2, 67, 1, 0, b.clock.now()) }
@@ -147,29 +131,23 @@ func TestNoGPUIsStaleIfAllAre(t *testing.T) {
 	} {
 		for _, lost := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, the other lost %v", name, lost), func(t *testing.T) {
-				b := newFixture(t)
-				b.addGPUs(2)
+				b := newFixture(t, 2)
 				if lost {
 					b.lib.Instance(script.GPU, 1, script.GPU, 1, gpuUUID(1), 0, 0)
 					b.lib.Entity(script.GPU, 1, statusLost)
 				}
-				b.open(testConfig())
-				b.poll()
+				b.open(testConfig()).poll()
 				b.pollAfter(time.Second, 2)
-				for second := range 60 {
-					b.add(time.Second)
-					others(b)
-					r, err := b.Poll(t.Context())
-					if err != nil {
-						return
-					}
+				seconds, err := b.pollUntilFailure(func() { others(b) }, func(second int, r *health.Reading) {
 					for _, s := range r.Samples {
 						if s.Stale {
 							t.Fatalf("after %d s: %s is stale", second, s.Device)
 						}
 					}
+				})
+				if err == nil || seconds > 60 {
+					t.Errorf("after %d s: %v", seconds, err)
 				}
-				t.Error("the session did not end")
 			})
 		}
 	}
@@ -182,8 +160,7 @@ func TestGPUWithoutHealthFields(t *testing.T) {
 		value int64
 	}{"only GPU, not supported": {1, blankInt64 + 2}, "one of two GPUs, blank": {2, blankInt64}} {
 		t.Run(name, func(t *testing.T) {
-			b := newFixture(t)
-			b.addGPUs(tt.gpus)
+			b := newFixture(t, tt.gpus)
 			sample := func() {
 				b.sampleGPUs(tt.gpus - 1)
 				for _, f := range []uint{150, 395, 396, 1507, 1523} {
@@ -206,8 +183,7 @@ func TestGPUWithoutHealthFields(t *testing.T) {
 
 // A GPU without any value in this session is stale if others have values.
 func TestGPUNeverMeasuredIsStale(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
+	b := newFixture(t, 2)
 	b.blankGPUs(1)
 	b.open(testConfig())
 	stale := false
@@ -225,43 +201,33 @@ func TestGPUNeverMeasuredIsStale(t *testing.T) {
 
 // An engine that is blind when opened, but has the UUIDs of the GPUs, ends the session too.
 func TestEngineBlindAtOpen(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
+	b := newFixture(t, 2)
 	b.blankGPUs(0, 1)
 	b.lib.Incident(script.GPU, 0, 0x40, 10, 11, "Cannot reliably read the power usage")
 	b.open(testConfig())
-	for second := range 120 {
-		r, err := b.Poll(t.Context())
-		if err != nil {
-			if !errors.Is(err, errBlind) {
-				t.Errorf("after %d s: %v", second, err)
-			}
-			return
-		}
+	seconds, err := b.pollUntilFailure(func() { b.blankGPUs(0, 1) }, func(second int, r *health.Reading) {
 		for _, s := range r.Samples {
 			if s.Checked || len(s.Incidents) != 0 {
 				t.Fatalf("after %d s: %s: checked %v, incidents %v", second, s.Device, s.Checked, s.Incidents)
 			}
 		}
-		b.add(time.Second)
-		b.blankGPUs(0, 1)
+	})
+	if !errors.Is(err, errBlind) {
+		t.Errorf("after %d s: %v", seconds, err)
 	}
-	t.Error("the session did not end")
 }
 
 // A rebuild recovers from a host engine whose clock was set back, without an error or a lost XID
 // (OBSERVED.md#sample-order).
 func TestHostEngineClockSetBack(t *testing.T) {
-	cfg := testConfig()
-	cfg.Address = "node:5555"
-	b := openFixture(t, 2, cfg)
+	b := openFixture(t, 2, hostConfig())
 	b.poll()
 	b.lib.Clock(-time.Hour)
 	var got, want []int
 	for n := range 120 {
 		b.add(time.Second)
 		b.xid(script.GPU, 0, int64(1000+n), b.clock.now())
-		got = append(got, xidCodes(b.pollAfter(0, 2)[gpuID(0)])...)
+		got = append(got, xidCodes(b.pollAfter(0, 2)[gpuID(0)].XIDs)...)
 		want = append(want, 1000+n)
 	}
 	if slices.Sort(got); !slices.Equal(got, want) {

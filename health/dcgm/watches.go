@@ -50,32 +50,32 @@ type watches struct {
 	inventoryFields []dcgm.Short // of GPUs, read with the inventory
 	texts           []dcgm.Short // those of Config.Fields among them
 
-	gpuGroup  group // GPUs: health checks, health and metric fields
-	allGroup  group // GPUs and instances: inventory and XIDs
-	xidFields fieldGroup
+	gpuGroup  dcgm.GroupHandle // GPUs: health checks, health and metric fields
+	allGroup  dcgm.GroupHandle // GPUs and instances: inventory and XIDs
+	xidFields dcgm.FieldHandle
 	health    bool // DCGM's health checks are enabled
 
 	cleanup []func() error // removes everything, in reverse order
 
-	inventory fieldGroup
+	inventory dcgm.FieldHandle
 	watched   []watchedFields // in the order of their creation
 }
 
 // watchedFields is a field group that DCGM samples. If two of one client share a field, the later one applies.
 type watchedFields struct {
 	fields  []dcgm.Short
-	handle  fieldGroup
-	group   group
+	handle  dcgm.FieldHandle
+	group   dcgm.GroupHandle
 	every   time.Duration
 	keep    time.Duration
 	samples int32
 }
 
 func (f watchedFields) watch(every time.Duration) error {
-	return dcgm.WatchFieldsWithGroupEx(f.handle.handle, f.group.handle, every.Microseconds(), f.keep.Seconds(), f.samples)
+	return dcgm.WatchFieldsWithGroupEx(f.handle, f.group, every.Microseconds(), f.keep.Seconds(), f.samples)
 }
 
-// speedUpInventory makes DCGM sample the inventory now and then once a second.
+// speedUpInventory makes DCGM sample the inventory at once, and then once a second.
 func (w *watches) speedUpInventory() error {
 	for _, f := range w.watched {
 		if f.handle == w.inventory {
@@ -95,10 +95,6 @@ func (w *watches) restoreIntervals() error {
 	}
 	return errors.Join(errs...)
 }
-
-type group struct{ handle dcgm.GroupHandle }
-
-type fieldGroup struct{ handle dcgm.FieldHandle }
 
 // newWatches watches the entities of the hierarchy, except unreachable GPUs: DCGM adds no lost GPU to a group
 // (OBSERVED.md#lost-gpu).
@@ -121,9 +117,9 @@ func (s *session) newWatches(h hierarchy, status map[uint]dcgm.EntityStatus) (w 
 	}
 	lost := map[uint]bool{}
 	for _, id := range h.gpus {
-		err := dcgm.AddEntityToGroup(w.gpuGroup.handle, dcgm.FE_GPU, id)
+		err := dcgm.AddEntityToGroup(w.gpuGroup, dcgm.FE_GPU, id)
 		if err == nil {
-			err = dcgm.AddEntityToGroup(w.allGroup.handle, dcgm.FE_GPU, id)
+			err = dcgm.AddEntityToGroup(w.allGroup, dcgm.FE_GPU, id)
 		}
 		switch {
 		case err == nil:
@@ -141,7 +137,7 @@ func (s *session) newWatches(h hierarchy, status map[uint]dcgm.EntityStatus) (w 
 		if lost[in.gpu] {
 			continue
 		}
-		if err := dcgm.AddEntityToGroup(w.allGroup.handle, in.kind, in.id); err != nil {
+		if err := dcgm.AddEntityToGroup(w.allGroup, in.kind, in.id); err != nil {
 			return w, err
 		}
 		if in.kind == dcgm.FE_GPU_I {
@@ -199,12 +195,12 @@ func (s *session) addWatches(w *watches, h hierarchy) (err error) {
 	if s.systems == 0 || !hasFunction("dcgmHealthSet") || !hasFunction("dcgmHealthCheck") {
 		return nil
 	}
-	if err := dcgm.HealthSet(w.gpuGroup.handle, s.systems); err != nil {
+	if err := dcgm.HealthSet(w.gpuGroup, s.systems); err != nil {
 		s.log.Warn("DCGM health checks are not available", zap.Error(err))
 		return nil
 	}
 	w.health = true
-	w.cleanup = append(w.cleanup, func() error { return dcgm.HealthSet(w.gpuGroup.handle, 0) })
+	w.cleanup = append(w.cleanup, func() error { return dcgm.HealthSet(w.gpuGroup, 0) })
 	return nil
 }
 
@@ -214,31 +210,27 @@ func (s *session) groupName(purpose string) string {
 	return fmt.Sprintf("gpu-node-agent-%d-%d-%s", os.Getpid(), s.groupCount, purpose)
 }
 
-func (s *session) newGroup(w *watches, purpose string) (group, error) {
-	handle, err := dcgm.CreateGroup(s.groupName(purpose))
-	if err != nil {
-		return group{}, err
+func (s *session) newGroup(w *watches, purpose string) (dcgm.GroupHandle, error) {
+	g, err := dcgm.CreateGroup(s.groupName(purpose))
+	if err == nil {
+		w.cleanup = append(w.cleanup, func() error { return dcgm.DestroyGroup(g) })
 	}
-	w.cleanup = append(w.cleanup, func() error { return dcgm.DestroyGroup(handle) })
-	return group{handle}, nil
+	return g, err
 }
 
 // newGroupOf creates a group of reachable entities.
-func (s *session) newGroupOf(w *watches, purpose string, entities []entity) (group, error) {
+func (s *session) newGroupOf(w *watches, purpose string, entities []entity) (dcgm.GroupHandle, error) {
 	g, err := s.newGroup(w, purpose)
-	if err != nil {
-		return group{}, err
-	}
 	for _, e := range entities {
-		if err := dcgm.AddEntityToGroup(g.handle, e.kind, e.id); err != nil {
-			return group{}, err
+		if err == nil {
+			err = dcgm.AddEntityToGroup(g, e.kind, e.id)
 		}
 	}
-	return g, nil
+	return g, err
 }
 
 // watchLatest makes DCGM sample any number of fields of a group and keep the newest samples.
-func (s *session) watchLatest(w *watches, purpose string, g group, fields []dcgm.Short, every time.Duration) error {
+func (s *session) watchLatest(w *watches, purpose string, g dcgm.GroupHandle, fields []dcgm.Short, every time.Duration) error {
 	for chunk := range slices.Chunk(fields, maxFields) {
 		if _, err := s.watchFieldGroup(w, purpose, g, chunk, every, 0, keepLatest); err != nil {
 			return err
@@ -248,26 +240,26 @@ func (s *session) watchLatest(w *watches, purpose string, g group, fields []dcgm
 }
 
 // watchFieldGroup makes DCGM sample 1 to maxFields fields of a group, and keep the samples for a time or a number of
-// samples; 0 is no limit. It returns when each field has been sampled once. go-dcgm panics if fields is empty.
+// samples; 0 means unlimited. It returns when each field has been sampled once. go-dcgm panics if fields is empty.
 func (s *session) watchFieldGroup(
-	w *watches, purpose string, g group, fields []dcgm.Short, every, keep time.Duration, samples int32,
-) (fieldGroup, error) {
+	w *watches, purpose string, g dcgm.GroupHandle, fields []dcgm.Short, every, keep time.Duration, samples int32,
+) (dcgm.FieldHandle, error) {
 	handle, err := dcgm.FieldGroupCreate(s.groupName(purpose), fields)
 	if err != nil {
-		return fieldGroup{}, fmt.Errorf("fields of %s: %w", purpose, err)
+		return handle, fmt.Errorf("fields of %s: %w", purpose, err)
 	}
-	f := watchedFields{fields, fieldGroup{handle}, g, every, keep, samples}
+	f := watchedFields{fields, handle, g, every, keep, samples}
 	if err := f.watch(every); err != nil {
 		// Best effort: if only its first update failed, the watch exists.
-		_ = dcgm.UnwatchFields(handle, g.handle)
+		_ = dcgm.UnwatchFields(handle, g)
 		_ = dcgm.FieldGroupDestroy(handle)
-		return fieldGroup{}, fmt.Errorf("watch fields of %s: %w", purpose, err)
+		return handle, fmt.Errorf("watch fields of %s: %w", purpose, err)
 	}
 	w.cleanup = append(w.cleanup,
 		func() error { return dcgm.FieldGroupDestroy(handle) },
-		func() error { return dcgm.UnwatchFields(handle, g.handle) })
+		func() error { return dcgm.UnwatchFields(handle, g) })
 	w.watched = append(w.watched, f)
-	return f.handle, nil
+	return handle, nil
 }
 
 // close removes everything, which would otherwise exist until the connection ends. It ignores that a field is not watched:

@@ -30,24 +30,18 @@ func TestXIDsChanged(t *testing.T) {
 		"a GPU": {script.GPU, 1}, "a GPU instance": {script.GI, 3}, "a compute instance": {script.CI, 4},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newFixture(t)
-			b.addGPUs(2)
+			b := newFixture(t, 2)
 			b.addInstances(0, map[uint][]uint{3: {4}})
 			b.xid(script.GPU, 1, 31, b.clock.now().Add(-time.Minute))
-			b.open(testConfig())
-			b.poll()
+			b.open(testConfig()).poll()
 			reads, streams := b.lib.Calls("dcgmEntitiesGetLatestValues"), b.lib.Calls("dcgmGetValuesSince_v2")
 			b.expectChanged("first poll", false)
 			b.add(time.Second)
 			b.xid(on.kind, on.id, 79, b.clock.now())
 			b.expectChanged("an XID", true)
 			b.expectChanged("before the poll", true)
-			if n := b.lib.Calls("dcgmEntitiesGetLatestValues") - reads; n != 3 {
-				t.Errorf("%d reads of the cache in 3 calls", n)
-			}
-			if n := b.lib.Calls("dcgmGetValuesSince_v2") - streams; n != 0 {
-				t.Errorf("%d reads of the stream", n)
-			}
+			b.expectCalls("dcgmEntitiesGetLatestValues", reads+3)
+			b.expectCalls("dcgmGetValuesSince_v2", streams)
 			samples, _ := b.poll()
 			count := 0
 			for _, s := range samples {
@@ -78,11 +72,7 @@ func TestXIDsChangedInBurst(t *testing.T) {
 	for gpu := range uint(5) {
 		b.xid(script.GPU, gpu, 74, at) // with the same time, one after another
 		b.expectChanged("an event", true)
-		for id, s := range b.pollAfter(time.Second, 5) {
-			if want := id == gpuID(gpu); (len(s.XIDs) == 1) != want || len(s.XIDs) > 1 {
-				t.Errorf("after the event of GPU %d: XIDs of %s: %v", gpu, id, s.XIDs)
-			}
-		}
+		b.expectXIDs(time.Second, 5, gpuID(gpu), 74)
 	}
 }
 
@@ -95,12 +85,8 @@ func TestXIDsChangedDeadEngine(t *testing.T) {
 		}
 	}
 	groups := b.lib.Calls("dcgmGroupDestroy")
-	if err := b.Close(); err != nil {
-		t.Error(err)
-	}
-	if n := b.lib.Calls("dcgmGroupDestroy") - groups; n != 0 {
-		t.Errorf("%d groups removed from a dead engine", n)
-	}
+	b.close()
+	b.expectCalls("dcgmGroupDestroy", groups)
 	if _, err := b.XIDsChanged(t.Context()); err == nil {
 		t.Error("XIDsChanged of a closed session succeeded")
 	}
@@ -108,11 +94,7 @@ func TestXIDsChangedDeadEngine(t *testing.T) {
 
 // DCGM refuses a removed instance; the next poll omits it.
 func TestXIDsChangedRemovedInstance(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(2)
-	b.addInstances(0, map[uint][]uint{3: {4}})
-	b.open(testConfig())
-	b.poll()
+	b := startMIG(t, 2, 0, map[uint][]uint{3: {4}})
 	b.lib.Drop(script.CI, 4)
 	b.lib.Drop(script.GI, 3)
 	b.expectChanged("removed instance", true)
@@ -120,11 +102,4 @@ func TestXIDsChangedRemovedInstance(t *testing.T) {
 		t.Errorf("devices %+v", r.Devices)
 	}
 	b.expectChanged("after the poll", false)
-}
-
-func TestXIDsChangedWithoutGPU(t *testing.T) {
-	b := newFixture(t)
-	b.open(testConfig())
-	b.poll()
-	b.expectChanged("no driver", false)
 }

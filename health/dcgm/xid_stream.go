@@ -41,7 +41,7 @@ func parseXID(v *dcgm.FieldValue_v2) (row xidRow, ok bool) {
 // readXIDs reads the stream of field 230 from its beginning and collects all rows. A cursor would miss the rows that DCGM
 // sorts before it (OBSERVED.md#kernel-log-xid, OBSERVED.md#sample-order).
 func (s *session) readXIDs(now time.Time) error {
-	rows, _, err := dcgm.GetValuesSince(s.watches.allGroup.handle, s.watches.xidFields.handle, time.UnixMicro(0))
+	rows, _, err := dcgm.GetValuesSince(s.watches.allGroup, s.watches.xidFields, time.UnixMicro(0))
 	if err != nil {
 		return fmt.Errorf("read XIDs: %w", err)
 	}

@@ -4,6 +4,7 @@ package dcgm
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -17,11 +18,37 @@ func (b *fixture) xid(kind script.Kind, id uint, code int64, at time.Time) {
 	b.lib.XID(kind, id, code, at)
 }
 
-func xidCodes(s health.Sample) (codes []int) {
-	for _, x := range s.XIDs {
+func xidCodes(xids []health.XID) (codes []int) {
+	for _, x := range xids {
 		codes = append(codes, x.Code)
 	}
 	return codes
+}
+
+// codes holds the numbers of XIDs by device.
+type codes map[health.DeviceID][]int
+
+// expectCodes compares the new and the past XIDs of all devices; each device in fresh and past must have a sample.
+func (b *fixture) expectCodes(samples map[health.DeviceID]health.Sample, fresh, past codes) {
+	b.t.Helper()
+	for _, want := range []codes{fresh, past} {
+		for id := range want {
+			if _, ok := samples[id]; !ok {
+				b.t.Errorf("no sample of %s", id)
+			}
+		}
+	}
+	for id, s := range samples {
+		if !slices.Equal(xidCodes(s.XIDs), fresh[id]) || !slices.Equal(xidCodes(s.Past), past[id]) {
+			b.t.Errorf("%s: XIDs %v, past %v; want %v, past %v", id, s.XIDs, s.Past, fresh[id], past[id])
+		}
+	}
+}
+
+// expectXIDs polls after a time and expects new XIDs of one device only.
+func (b *fixture) expectXIDs(after time.Duration, gpus uint, id health.DeviceID, want ...int) {
+	b.t.Helper()
+	b.expectCodes(b.pollAfter(after, gpus), codes{id: want}, nil)
 }
 
 func TestXIDIsDeliveredOnce(t *testing.T) {
@@ -36,16 +63,12 @@ func TestXIDIsDeliveredOnce(t *testing.T) {
 	if got := samples[gpuID(1)].Values[health.FieldXID]; got != 79 {
 		t.Errorf("value of field 230: %v", got)
 	}
-	if got := samples[gpuID(0)]; len(got.XIDs) != 0 {
-		t.Errorf("XIDs of another GPU: %v", got.XIDs)
-	}
+	b.expectCodes(samples, codes{gpuID(1): {79}}, nil)
 	if _, ok := samples[gpuID(0)].Values[health.FieldXID]; ok {
 		t.Error("value of field 230 on a GPU without XIDs")
 	}
 	for range 100 {
-		if got := xidCodes(b.pollAfter(7*time.Second, 2)[gpuID(1)]); len(got) != 0 {
-			t.Fatalf("delivered again: %v", got)
-		}
+		b.expectXIDs(7*time.Second, 2, gpuID(1))
 	}
 }
 
@@ -57,14 +80,10 @@ func TestXIDsInStreamOnly(t *testing.T) {
 	b.lib.Row(script.GPU, 0, 13, 0, start)
 	b.lib.Row(script.GPU, 0, 48, 0, start.Add(500*time.Millisecond))
 	b.xid(script.GPU, 0, 13, start.Add(time.Second))
-	if got := xidCodes(b.pollAfter(time.Second, 1)[gpuID(0)]); !slices.Equal(got, []int{13, 48, 13}) {
-		t.Errorf("XIDs %v, want 13 48 13", got)
-	}
+	b.expectXIDs(time.Second, 1, gpuID(0), 13, 48, 13)
 	// A full poll reads the stream although no latest value has changed.
 	b.lib.Row(script.GPU, 0, 74, 0, start.Add(-500*time.Millisecond))
-	if got := xidCodes(b.pollAfter(10*time.Second, 1)[gpuID(0)]); !slices.Equal(got, []int{74}) {
-		t.Errorf("XIDs %v, want 74", got)
-	}
+	b.expectXIDs(10*time.Second, 1, gpuID(0), 74)
 }
 
 // Rows before those of other entities, and duplicates, are delivered once.
@@ -77,9 +96,7 @@ func TestXIDRowsOutOfOrder(t *testing.T) {
 	b.lib.Row(script.GPU, 1, 43, 0, start.Add(-5*time.Second)) // before the row of GPU 0
 	b.lib.Row(script.GPU, 1, 43, 0, start.Add(-5*time.Second))
 	b.lib.Row(script.GPU, 1, 45, 0, start.Add(-6*time.Second))
-	if got := xidCodes(b.pollAfter(10*time.Second, 2)[gpuID(1)]); !slices.Equal(got, []int{45, 43}) {
-		t.Errorf("XIDs %v, want 45 43", got)
-	}
+	b.expectXIDs(10*time.Second, 2, gpuID(1), 45, 43)
 }
 
 // An XID 79 of the kernel log has an earlier time (OBSERVED.md#kernel-log-xid).
@@ -90,19 +107,13 @@ func TestXIDInLatestValueOnly(t *testing.T) {
 	b.xid(script.GPU, 0, 31, start)
 	b.pollAfter(time.Second, 1)
 	b.lib.Int(script.GPU, 0, 230, 79, 0, start.Add(-10*time.Minute))
-	if got := xidCodes(b.pollAfter(time.Second, 1)[gpuID(0)]); !slices.Equal(got, []int{79}) {
-		t.Errorf("XIDs %v, want 79", got)
-	}
+	b.expectXIDs(time.Second, 1, gpuID(0), 79)
 	// The driver reports the same XID with another time.
 	b.lib.Row(script.GPU, 0, 79, 0, start.Add(-10*time.Minute+3*time.Second))
 	b.xid(script.GPU, 0, 79, start.Add(-10*time.Minute-4*time.Second))
-	if got := xidCodes(b.pollAfter(time.Second, 1)[gpuID(0)]); len(got) != 0 {
-		t.Errorf("XIDs %v, want the XID once", got)
-	}
+	b.expectXIDs(time.Second, 1, gpuID(0))
 	b.xid(script.GPU, 0, 79, start.Add(time.Minute))
-	if got := xidCodes(b.pollAfter(time.Minute, 1)[gpuID(0)]); !slices.Equal(got, []int{79}) {
-		t.Errorf("XIDs %v, want another XID 79", got)
-	}
+	b.expectXIDs(time.Minute, 1, gpuID(0), 79)
 }
 
 func TestRowsWithoutXID(t *testing.T) {
@@ -124,71 +135,41 @@ func TestRowsWithoutXID(t *testing.T) {
 }
 
 func TestXIDBeforeOpenIsPast(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
+	b := newFixture(t, 1)
 	b.xid(script.GPU, 0, 48, b.clock.now().Add(-time.Minute))
-	b.open(testConfig())
-	samples, _ := b.poll()
-	if got := xidCodes(samples[gpuID(0)]); len(got) != 0 {
-		t.Errorf("new XIDs %v", got)
-	}
-	if got := pastCodes(samples[gpuID(0)]); !slices.Equal(got, []int{48}) {
-		t.Errorf("past XIDs %v, want 48", got)
-	}
+	samples, _ := b.open(testConfig()).poll()
+	b.expectCodes(samples, nil, codes{gpuID(0): {48}})
 	if got := samples[gpuID(0)].Values[health.FieldXID]; got != 48 {
 		t.Errorf("value of field 230: %v, want 48", got)
 	}
 	for range 20 {
-		if s := b.pollAfter(time.Second, 1)[gpuID(0)]; len(s.Past)+len(s.XIDs) != 0 {
-			t.Fatalf("later: past %v, XIDs %v", s.Past, s.XIDs)
-		}
+		b.expectXIDs(time.Second, 1, gpuID(0))
 	}
-}
-
-func pastCodes(s health.Sample) (codes []int) {
-	for _, x := range s.Past {
-		codes = append(codes, x.Code)
-	}
-	return codes
 }
 
 // Rows in the stream when the process first reads a device are past XIDs, whatever their times.
 func TestPastXIDsPerDevice(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(3)
+	b := newFixture(t, 3)
 	b.addInstances(2, map[uint][]uint{0: {0}})
 	b.lib.Instance(script.GPU, 1, script.GPU, 1, gpuUUID(1), 0, 0) // the UUID in DCGM's attributes
 	b.lib.Entity(script.GPU, 1, statusLost)
 	b.xid(script.GPU, 0, 95, b.clock.now().Add(time.Hour))
 	b.xid(script.CI, 0, 31, b.clock.now().Add(-time.Hour))
-	b.open(testConfig())
-	samples, _ := b.poll()
-	for id, want := range map[health.DeviceID][]int{gpuID(0): {95}, gpuID(1): nil, gpuID(2): nil, migID(0): {31}} {
-		if s := samples[id]; !slices.Equal(pastCodes(s), want) || len(s.XIDs) != 0 {
-			t.Errorf("%s: past %v, XIDs %v; want past %v", id, s.Past, s.XIDs, want)
-		}
+	samples, _ := b.open(testConfig()).poll()
+	if len(samples) != 4 {
+		t.Errorf("%d samples, want 4", len(samples))
 	}
+	b.expectCodes(samples, nil, codes{gpuID(0): {95}, migID(0): {31}})
 	b.lib.Row(script.GPU, 1, 79, 0, b.clock.now()) // not read: DCGM adds no lost GPU to a group
 	b.pollAfter(10*time.Second, 3)
 	b.lib.Entity(script.GPU, 1, statusOK)
 	b.pollAfter(time.Second, 3)
-	if s := b.pollAfter(time.Second, 3)[gpuID(1)]; !slices.Equal(pastCodes(s), []int{79}) || len(s.XIDs) != 0 {
-		t.Errorf("returned GPU: past %v, XIDs %v", s.Past, s.XIDs)
-	}
+	b.expectCodes(b.pollAfter(time.Second, 3), nil, codes{gpuID(1): {79}})
 	b.xid(script.GPU, 1, 48, b.clock.now())
-	if s := b.pollAfter(time.Second, 3)[gpuID(1)]; !slices.Equal(xidCodes(s), []int{48}) || len(s.Past) != 0 {
-		t.Errorf("later: past %v, XIDs %v", s.Past, s.XIDs)
-	}
-	if err := b.Close(); err != nil {
-		t.Fatal(err)
-	}
-	b.open(testConfig())
-	samples, _ = b.poll()
-	for id, s := range samples {
-		if len(s.Past)+len(s.XIDs) != 0 {
-			t.Errorf("%s in the next session: past %v, XIDs %v", id, s.Past, s.XIDs)
-		}
-	}
+	b.expectXIDs(time.Second, 3, gpuID(1), 48)
+	b.close()
+	samples, _ = b.open(testConfig()).poll()
+	b.expectCodes(samples, nil, nil)
 }
 
 // After a step of the engine's clock or ours, every row is delivered once within two seconds (OBSERVED.md#sample-order).
@@ -202,22 +183,20 @@ func TestXIDsAfterClockStep(t *testing.T) {
 		"the engine's by hours": {-100 * time.Hour, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newFixture(t)
-			b.addGPUs(2)
+			b := newFixture(t, 2)
 			b.addInstances(1, map[uint][]uint{0: {0}})
 			cfg := testConfig()
 			cfg.Interval = 10 * time.Minute // health polls only
-			b.open(cfg)
-			b.poll()
+			b.open(cfg).poll()
 			for range 15 { // longer than kernelLogWindow
 				b.pollAfter(time.Second, 2)
 			}
 			b.xid(script.GPU, 0, 13, b.clock.now())
-			got := map[health.DeviceID][]int{}
+			got := codes{}
 			pass := func(seconds int) {
 				for range seconds {
 					for id, s := range b.pollAfter(time.Second, 2) {
-						got[id] = append(got[id], xidCodes(s)...)
+						got[id] = append(got[id], xidCodes(s.XIDs)...)
 						if len(s.Past) != 0 {
 							t.Errorf("%s: past XIDs %v", id, s.Past)
 						}
@@ -231,15 +210,12 @@ func TestXIDsAfterClockStep(t *testing.T) {
 			b.xid(script.GPU, 0, 79, b.clock.now())
 			b.xid(script.CI, 0, 94, b.clock.now())
 			pass(2)
-			want := map[health.DeviceID][]int{gpuID(0): {13, 79}, gpuID(1): nil, migID(0): {94}}
-			for id, want := range want {
-				if !slices.Equal(got[id], want) {
-					t.Errorf("%s: XIDs %v, want %v", id, got[id], want)
-				}
+			if want := (codes{gpuID(0): {13, 79}, migID(0): {94}, gpuID(1): nil}); !reflect.DeepEqual(got, want) {
+				t.Errorf("XIDs %v, want %v", got, want)
 			}
 			b.xid(script.GPU, 0, 48, b.clock.now())
 			pass(20)
-			if want := []int{13, 79, 48}; !slices.Equal(got[gpuID(0)], want) || len(got[migID(0)]) != 1 {
+			if want := (codes{gpuID(0): {13, 79, 48}, migID(0): {94}, gpuID(1): nil}); !reflect.DeepEqual(got, want) {
 				t.Errorf("finally: XIDs %v, want %v", got, want)
 			}
 		})
@@ -273,12 +249,9 @@ func TestXIDsOfOldKernelLog(t *testing.T) {
 			b.add(time.Second)
 			b.lib.Clock(tt.step)
 			if tt.again {
-				if err := b.Close(); err != nil {
-					t.Fatal(err)
-				}
+				b.close()
 				b.sampleGPUs(1)
-				b.open(testConfig())
-				b.poll()
+				b.open(testConfig()).poll()
 			}
 			for range int(tt.after / time.Second) {
 				b.pollAfter(time.Second, 1)
@@ -300,10 +273,10 @@ func TestXIDInLogAndDriverIsOne(t *testing.T) {
 			b.add(20 * time.Second)
 			at := b.clock.now()
 			b.xid(script.GPU, 0, code, at)
-			got := xidCodes(b.pollAfter(time.Second, 1)[gpuID(0)])
+			got := xidCodes(b.pollAfter(time.Second, 1)[gpuID(0)].XIDs)
 			b.lib.Row(script.GPU, 0, code, 0, at.Add(-3*time.Second))
 			for range 12 {
-				got = append(got, xidCodes(b.pollAfter(time.Second, 1)[gpuID(0)])...)
+				got = append(got, xidCodes(b.pollAfter(time.Second, 1)[gpuID(0)].XIDs)...)
 			}
 			if !slices.Equal(got, []int{int(code)}) {
 				t.Errorf("XIDs %v, want one %d", got, code)
@@ -317,35 +290,21 @@ func TestXIDsAcrossReconnect(t *testing.T) {
 	b := startFixture(t, 2)
 	b.add(time.Second)
 	b.xid(script.GPU, 0, 31, b.clock.now())
-	if got := xidCodes(b.pollAfter(time.Second, 2)[gpuID(0)]); !slices.Equal(got, []int{31}) {
-		t.Fatalf("XIDs %v", got)
-	}
+	b.expectXIDs(time.Second, 2, gpuID(0), 31)
 	b.xid(script.GPU, 0, 74, b.clock.now().Add(time.Millisecond))
 	b.lib.Fail("dcgmGetValuesSince_v2", errNotConnected, -1)
 	b.add(time.Second)
 	if r, err := b.Poll(t.Context()); err == nil {
 		t.Fatalf("Poll without the stream: %v", r)
 	}
-	if err := b.Close(); err != nil {
-		t.Fatal(err)
-	}
+	b.close()
 	b.lib.Fail("", 0, 0)
 	b.add(5 * time.Second)
 	b.xid(script.GPU, 1, 95, b.clock.now())
 	b.add(5 * time.Second)
-	b.open(testConfig())
-	samples, _ := b.poll()
-	if got := xidCodes(samples[gpuID(0)]); !slices.Equal(got, []int{74}) {
-		t.Errorf("XIDs of GPU 0: %v, want 74", got)
-	}
-	if got := xidCodes(samples[gpuID(1)]); !slices.Equal(got, []int{95}) {
-		t.Errorf("XIDs of GPU 1: %v, want 95", got)
-	}
-	for id, s := range b.pollAfter(time.Second, 2) {
-		if len(s.XIDs) != 0 {
-			t.Errorf("%s: XIDs %v again", id, s.XIDs)
-		}
-	}
+	samples, _ := b.open(testConfig()).poll()
+	b.expectCodes(samples, codes{gpuID(0): {74}, gpuID(1): {95}}, nil)
+	b.expectXIDs(time.Second, 2, gpuID(1))
 }
 
 func TestXIDsAcrossRebuild(t *testing.T) {
@@ -354,9 +313,7 @@ func TestXIDsAcrossRebuild(t *testing.T) {
 	b.lib.Row(script.GPU, 1, 63, 0, b.clock.now())
 	b.inventoryDirty = true // the next poll recreates the watches
 	calls := b.lib.Calls("dcgmGroupCreate")
-	if got := xidCodes(b.pollAfter(time.Second, 2)[gpuID(1)]); !slices.Equal(got, []int{63}) {
-		t.Errorf("XIDs %v, want 63", got)
-	}
+	b.expectXIDs(time.Second, 2, gpuID(1), 63)
 	if b.lib.Calls("dcgmGroupCreate") == calls {
 		t.Error("the watches were not recreated")
 	}
@@ -364,11 +321,7 @@ func TestXIDsAcrossRebuild(t *testing.T) {
 
 // MIG devices survive an empty list of GPUs.
 func TestXIDsAfterEmptyList(t *testing.T) {
-	b := newFixture(t)
-	b.addGPUs(1)
-	b.addInstances(0, map[uint][]uint{0: {0}})
-	b.open(testConfig())
-	b.poll()
+	b := startMIG(t, 1, 0, map[uint][]uint{0: {0}})
 	b.lib.Empty(true)
 	for range 20 {
 		b.pollAfter(time.Second, 1)
@@ -376,10 +329,10 @@ func TestXIDsAfterEmptyList(t *testing.T) {
 	b.lib.Empty(false)
 	b.xid(script.CI, 0, 95, b.clock.now())
 	b.xid(script.GPU, 0, 48, b.clock.now())
-	got := map[health.DeviceID][]int{}
+	got := codes{}
 	for range 20 {
 		for id, s := range b.pollAfter(time.Second, 1) {
-			got[id] = slices.Concat(got[id], xidCodes(s), pastCodes(s))
+			got[id] = slices.Concat(got[id], xidCodes(s.XIDs), xidCodes(s.Past))
 		}
 	}
 	if !slices.Equal(got[gpuID(0)], []int{48}) || !slices.Equal(got[migID(0)], []int{95}) {

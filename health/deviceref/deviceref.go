@@ -35,8 +35,8 @@ func (n *Names) Match(ref string) (match, valid bool) {
 		return n.Index == gpu && (mig < 0 || n.Parent != "" && n.MIG == mig), true
 	}
 	if address, ok := ParsePCI(ref); ok {
-		own, ok := ParsePCI(n.PCI)
-		return ok && own == address, true
+		gpu, ok := ParsePCI(n.PCI)
+		return ok && gpu == address, true
 	}
 	return false, false
 }

@@ -25,10 +25,10 @@ var ErrNotBack = errors.New("driver not back after detach: no GPU found")
 
 // DetachResult describes a detach in force.
 type DetachResult struct {
-	Since   time.Time
-	Until   time.Time // when the agent attaches unless asked before
-	Already bool      // the driver was detached before
-	Unasked bool      // the host engine was not connected and not asked to detach: it may still use the driver
+	Since         time.Time
+	Until         time.Time // time limit: when the agent attaches the driver automatically
+	Already       bool      // the driver was detached before
+	EngineUnasked bool      // the host engine was not connected and not asked to detach: it may still use the driver
 }
 
 // AttachResult describes the source after an attach. If Status is not SourceUp, the agent keeps retrying.
@@ -65,7 +65,7 @@ func (m *Monitor) Withhold(limit time.Duration) (*Withholding, error) {
 	return w, nil
 }
 
-// End returns the devices to their state before Withhold, apart from what was measured since. It does nothing after a Detach.
+// End returns the devices to their state before Withhold, apart from later measurements. It does nothing after a Detach.
 func (w *Withholding) End() {
 	m := w.m
 	m.mu.Lock()

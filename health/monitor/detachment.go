@@ -36,10 +36,10 @@ const (
 type detachment struct {
 	state driverState
 	since time.Time     // when the devices were withheld
-	until time.Time     // time limit: when the agent attaches unless asked before
+	until time.Time     // time limit: when the agent attaches the driver automatically
 	term  time.Duration // from the latest detach to until
 
-	unread        bool // some device was not read since an earlier detach and stays withheld if this one ends early
+	unread        bool // a device was not read since an earlier detach and stays withheld if this one ends early
 	engineUnasked bool // no host engine has been asked to detach: it may still use the driver
 	engineAttach  bool // the next session asks the host engine to attach first; outlives attaching until a session gives a reading
 
@@ -150,7 +150,7 @@ func (d detachment) devicesRead(someWithheld bool) detachment {
 func (d detachment) withholds() health.Detachment {
 	switch d.state {
 	case withheld, detaching, detached:
-		return health.Detachment{Since: d.since, Until: d.until, For: d.term, Asking: d.state == withheld, Unasked: d.engineUnasked}
+		return health.Detachment{Since: d.since, Until: d.until, For: d.term, Undecided: d.state == withheld, EngineUnasked: d.engineUnasked}
 	case attaching:
 		return health.Detachment{Over: true}
 	case attached:
@@ -158,7 +158,7 @@ func (d detachment) withholds() health.Detachment {
 	return health.Detachment{}
 }
 
-// saved returns what a later process must know.
+// saved returns the detachment from which a later process continues.
 func (d detachment) saved() health.Detachment {
 	if d.state == attached && d.engineAttach {
 		return health.Detachment{Over: true}

@@ -66,7 +66,7 @@ func TestDetachmentTransitions(t *testing.T) {
 				if errors.Is(got.refusal, refused) != (event == "refuse" && c.from.state == detaching) {
 					t.Errorf("refusal %v", got.refusal)
 				}
-				if saved := got.saved(); saved.InForce() != (got.state == withheld || got.detachRequested()) || saved.Asking != (got.state == withheld) ||
+				if saved := got.saved(); saved.InForce() != (got.state == withheld || got.detachRequested()) || saved.Undecided != (got.state == withheld) ||
 					saved.Over != (got.state == attaching || got.state == attached && got.engineAttach) {
 					t.Errorf("saved as %+v", saved)
 				}
@@ -89,13 +89,5 @@ func TestDetachmentAsksEngineUntilReading(t *testing.T) {
 	}
 	if d = d.sessionBegun(d.requests).devicesRead(false); d.engineAttach {
 		t.Error("a reading after the request does not count")
-	}
-}
-
-func TestDetachmentExtendsTimeLimit(t *testing.T) {
-	d := detachment{}.detach(healthtest.At(0), time.Minute, false).sessionClosed()
-	d = d.detach(healthtest.At(30), time.Hour, false)
-	if s := d.saved(); !s.Since.Equal(healthtest.At(0)) || !s.Until.Equal(healthtest.At(30+3600)) || s.For != time.Hour {
-		t.Errorf("%+v", s)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
@@ -38,7 +37,7 @@ func runTestWithTwoGPUs(t *testing.T, test func(t *testing.T, h *harness)) {
 }
 
 // A source that loses all GPUs at once counts as down, and the GPUs keep their findings. After OutageDelay the GPUs are missing,
-// but not by themselves: their common return clears no finding and is no trip.
+// but as a group: their return clears no finding and does not count as a trip.
 func TestMonitorDelaysOutage(t *testing.T) {
 	type step struct {
 		reported  []health.Presence // nil: no GPU is listed
@@ -114,7 +113,7 @@ func TestNewEngineWithEmptyInventory(t *testing.T) {
 	})
 }
 
-// A reload of the driver resets every GPU. Unknown values are no evidence of one.
+// A reload of the driver resets every GPU. Unknown values are not evidence of one.
 func TestDriverReload(t *testing.T) {
 	runTestWithTwoGPUs(t, func(t *testing.T, h *harness) {
 		load := ""
@@ -152,6 +151,5 @@ func TestDriverReload(t *testing.T) {
 			advance(3 * time.Second)
 			h.wantCauses(t, "with driver "+c.driver+" and load "+c.load, health.SourceUp, c.want, "")
 		}
-		synctest.Wait()
 	})
 }

@@ -78,7 +78,7 @@ func (m *Monitor) judge(before []health.DeviceState, r *health.Reading, b health
 }
 
 // driverReloaded reports whether the driver was loaded again, or another version of it, since the latest reading. Unknown
-// values are no evidence. m.mu is held.
+// values are not evidence. m.mu is held.
 func (m *Monitor) driverReloaded(version string) bool {
 	source, load := &m.now.Source, ""
 	if src := m.source.Load(); src != nil && src.DriverLoad != nil {

@@ -24,7 +24,7 @@ func (m *Monitor) Restore(r statefile.Restored) {
 	}
 	m.now.Source.Kind, m.now.Source.Inventory, m.now.At = r.Source, r.Inventory, r.Polled
 	m.logLater(func() { m.log.Warn("driver stays detached as before the restart", zap.Time("until", d.Until)) })
-	restored := detachment{state: detached, since: d.Since, until: d.Until, term: d.For, engineUnasked: d.Unasked}
+	restored := detachment{state: detached, since: d.Since, until: d.Until, term: d.For, engineUnasked: d.EngineUnasked}
 	m.showDetached(restored, d.Since)
 	m.setDetachment(restored.request(), time.Now())
 }

@@ -57,7 +57,7 @@ func TestRestartDuringDetach(t *testing.T) {
 		if next.count(&next.opens) != 0 || next.status().Status != health.SourceDetached {
 			t.Fatalf("%d opens, source %+v", next.opens, next.status())
 		}
-		if again := next.detach(t, 10*time.Minute); !again.Already || !again.Since.Equal(first.Since) || again.Unasked {
+		if again := next.detach(t, 10*time.Minute); !again.Already || !again.Since.Equal(first.Since) || again.EngineUnasked {
 			t.Errorf("second detach: %+v, first %+v", again, first)
 		}
 		if r := next.attach(t); r.Already || r.Status != health.SourceUp || next.count(&next.attaches) != 1 {
@@ -125,7 +125,7 @@ func TestRestartWhileWithheld(t *testing.T) {
 		next.start(t)
 		defer next.stop()
 		next.wantCauses(t, "after the restart", health.SourceDetached, health.CauseReleased)
-		if again := next.detach(t, time.Hour); !again.Unasked || next.count(&next.opens) != 0 {
+		if again := next.detach(t, time.Hour); !again.EngineUnasked || next.count(&next.opens) != 0 {
 			t.Errorf("%+v, %d opens", again, next.opens)
 		}
 	})

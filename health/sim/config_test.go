@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"fmt"
 	"reflect"
 	"slices"
 	"strings"
@@ -11,41 +12,29 @@ import (
 )
 
 func TestConfigReadsYAML(t *testing.T) {
-	const text = `
-profile: h100-8
-seed: 1
-loop: 60s
-scenario:
-- {at: 5s, gpu: 3, xid: 79}
-- {at: 10s, gpu: 3, lost: true}
-- {at: 5s, gpu: 1, recoveryAction: reset}
-- {at: 6s, gpu: 1, recoveryAction: 7}
-- {at: 7s, gpu: 1, stale: true}
-- {at: 5s, gpu: 2, rowRemapPending: true, temperature: 97}
-- {at: 6s, gpu: 2, rowRemapFailed: true, doubleBitErrors: 3, clocksSlowed: true}
-- {at: 7s, gpu: 2, incident: DCGM_FR_NVLINK_DOWN, severity: warn}
-- {at: 30s, source: stalled}
-past:
-- {ago: 10s, gpu: 5, xid: 95}
-control: ""
-`
+	text := "profile: h100-8\nseed: 1\nloop: 60s\npast: [{ago: 10s, gpu: 5, xid: 95}]\ncontrol: ''\nscenario:\n"
+	want := Config{Profile: "h100-8", Seed: 1, Loop: time.Minute, Past: []PastXID{pastXID(10*time.Second, 5, 95)}}
+	for i, effects := range []string{
+		`gpu: 3, xid: 79`,
+		`gpu: 3, lost: true`,
+		`gpu: 1, recoveryAction: reset`,
+		`gpu: 1, recoveryAction: 7`,
+		`gpu: 1, stale: true`,
+		`gpu: 2, rowRemapPending: true, temperature: 97`,
+		`gpu: 2, rowRemapFailed: true, doubleBitErrors: 3, clocksSlowed: true`,
+		`gpu: 2, incident: DCGM_FR_NVLINK_DOWN, severity: warn`,
+		`source: stalled`,
+	} {
+		at := time.Duration(i) * time.Second
+		text += fmt.Sprintf("- {at: %v, %s}\n", at, effects)
+		want.Scenario = append(want.Scenario, event(t, at, "{"+effects+"}"))
+	}
 	var got Config
 	dec := yaml.NewDecoder(strings.NewReader(text))
 	dec.KnownFields(true)
 	if err := dec.Decode(&got); err != nil {
 		t.Fatal(err)
 	}
-	want := Config{Profile: "h100-8", Seed: 1, Loop: time.Minute, Scenario: []Event{
-		event(t, 5*time.Second, `{gpu: 3, xid: 79}`),
-		event(t, 10*time.Second, `{gpu: 3, lost: true}`),
-		event(t, 5*time.Second, `{gpu: 1, recoveryAction: reset}`),
-		event(t, 6*time.Second, `{gpu: 1, recoveryAction: 7}`),
-		event(t, 7*time.Second, `{gpu: 1, stale: true}`),
-		event(t, 5*time.Second, `{gpu: 2, rowRemapPending: true, temperature: 97}`),
-		event(t, 6*time.Second, `{gpu: 2, rowRemapFailed: true, doubleBitErrors: 3, clocksSlowed: true}`),
-		event(t, 7*time.Second, `{gpu: 2, incident: DCGM_FR_NVLINK_DOWN, severity: warn}`),
-		event(t, 30*time.Second, `{source: stalled}`),
-	}, Past: []PastXID{pastXID(10*time.Second, 5, 95)}}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v\nwant %+v", got, want)
 	}

@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -23,16 +22,15 @@ import (
 // running is a Source whose Run has been started.
 type running struct {
 	*Source
-	socket string
-	stop   func() error
+	stop func() error
 }
 
 // run starts a source with a control socket and waits until it listens. The test's cleanup, or stop, ends it.
-func run(t *testing.T, socket string) *running {
+func run(t *testing.T) *running {
 	t.Helper()
 	cfg := DefaultConfig()
-	cfg.Control = socket
-	r := &running{Source: newSource(t, cfg), socket: socket}
+	cfg.Control = filepath.Join(t.TempDir(), "run", "control.sock")
+	r := &running{Source: newSource(t, cfg)}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- r.Run(ctx) }()
@@ -44,7 +42,7 @@ func run(t *testing.T, socket string) *running {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for {
-		if conn, err := net.Dial("unix", socket); err == nil {
+		if conn, err := net.Dial("unix", cfg.Control); err == nil {
 			_ = conn.Close()
 			return r
 		}
@@ -52,44 +50,11 @@ func run(t *testing.T, socket string) *running {
 	}
 }
 
-// exchange sends lines and returns as many responses.
-func exchange(t *testing.T, conn io.ReadWriter, lines ...string) []string {
-	t.Helper()
-	var (
-		out []string
-		in  = bufio.NewReader(conn)
-	)
-	for _, line := range lines {
-		if _, err := io.WriteString(conn, line+"\n"); err != nil {
-			t.Fatalf("writing %q: %v", line, err)
-		}
-		response, err := in.ReadString('\n')
-		if err != nil {
-			t.Fatalf("no response to %q: %v", line, err)
-		}
-		out = append(out, strings.TrimSuffix(response, "\n"))
-	}
-	return out
-}
-
-func dial(t *testing.T, socket string) net.Conn {
-	t.Helper()
-	conn, err := net.Dial("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
-	if err := conn.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
-	return conn
-}
-
 func TestSend(t *testing.T) {
-	r := run(t, filepath.Join(t.TempDir(), "control.sock"))
+	r := run(t)
 	ses := open(t, r.Source)
 	before := time.Now()
-	if response, err := Send(t.Context(), r.socket, event(t, 0, `{gpu: 3, xid: 79, lost: true}`)); response != `{"ok":true}` || err != nil {
+	if response, err := Send(t.Context(), r.cfg.Control, event(t, 0, `{gpu: 3, xid: 79, lost: true}`)); response != `{"ok":true}` || err != nil {
 		t.Errorf("Send returned %s, %v", response, err)
 	}
 	<-ses.Wake()
@@ -103,7 +68,7 @@ func TestSend(t *testing.T) {
 	// The response and the error have the same text.
 	e := event(t, 0, `{gpu: 9, xid: 79}`)
 	want := r.inject(e)
-	response, err := Send(t.Context(), r.socket, e)
+	response, err := Send(t.Context(), r.cfg.Control, e)
 	if response != `{"ok":false,"error":"`+want.Error()+`"}` || err == nil || err.Error() != want.Error() {
 		t.Errorf("Send returned %s, %v; want %s", response, err, want)
 	}
@@ -122,49 +87,50 @@ func TestSendFails(t *testing.T) {
 	}
 }
 
-func TestRunCreatesTheDirectory(t *testing.T) {
-	run(t, filepath.Join(t.TempDir(), "run", "control.sock"))
-}
-
+// TestControlSocket sends lines as `nc -U` does, the last without a newline.
 func TestControlSocket(t *testing.T) {
-	r := run(t, filepath.Join(t.TempDir(), "control.sock"))
-	got := exchange(t, dial(t, r.socket),
-		`{"gpu":3,"xid":79}`,
-		`   `+"\n"+`{gpu: 3, lost: true}`, // an empty line has no response
-		`{gpu: 3, xdi: 79}`,
-		`{gpu: 8, xid: 1000}`,
-		`{at: 5s, gpu: 3, xid: 79}`,
-		`hello`,
-		`{source: down}`,
-	)
+	r := run(t)
+	conn, err := net.Dial("unix", r.cfg.Control)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	_, _ = io.WriteString(conn, `{"gpu":3,"xid":79}
+{gpu: 3, lost: true}
+{gpu: 3, xdi: 79}
+{gpu: 8, xid: 1000}
+{at: 5s, gpu: 3, xid: 79}
+hello
+{source: down}`)
+	if c, ok := conn.(*net.UnixConn); !ok || c.CloseWrite() != nil {
+		t.Fatal("cannot close the connection for writing")
+	}
+	text, err := io.ReadAll(conn)
+	got := strings.Split(string(text), "\n")
+	if err != nil || len(got) != 8 || got[7] != "" {
+		t.Fatalf("responses %q, %v; want seven", got, err)
+	}
 	for i, ok := range []bool{true, true, false, false, false, false, true} {
 		if !strings.HasPrefix(got[i], fmt.Sprintf(`{"ok":%t`, ok)) || ok && got[i] != `{"ok":true}` {
 			t.Errorf("response %d is %s; want ok %t", i, got[i], ok)
 		}
 	}
-	if _, err := r.Open(t.Context()); !errors.Is(err, errDown) {
-		t.Errorf("Open: %v; want %v", err, errDown)
+	expectOpenFails(t, r.Source, errDown)
+	if err := r.stop(); err != nil {
+		t.Errorf("Run: %v", err)
 	}
-
-	// `printf '{source: up}' | nc -U` sends no newline.
-	conn := dial(t, r.socket)
-	_, _ = io.WriteString(conn, `{source: up}`)
-	if c, ok := conn.(*net.UnixConn); !ok || c.CloseWrite() != nil {
-		t.Fatal("cannot close the connection for writing")
+	if _, err := os.Lstat(r.cfg.Control); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the socket is left: %v", err)
 	}
-	if response, err := io.ReadAll(conn); string(response) != "{\"ok\":true}\n" {
-		t.Errorf("line without a newline: %q, %v", response, err)
-	}
-	open(t, r.Source)
 }
 
 func TestControlSocketConcurrentEvents(t *testing.T) {
-	r := run(t, filepath.Join(t.TempDir(), "control.sock"))
+	r := run(t)
 	var wg sync.WaitGroup
 	for i := range 8 { // fewer than unixsock.MaxConnections
 		wg.Go(func() {
 			for n := range 20 {
-				if _, err := Send(t.Context(), r.socket, event(t, 0, fmt.Sprintf(`{gpu: %d, xid: %d}`, i, n+1))); err != nil {
+				if _, err := Send(t.Context(), r.cfg.Control, event(t, 0, fmt.Sprintf(`{gpu: %d, xid: %d}`, i, n+1))); err != nil {
 					t.Errorf("GPU %d, XID %d: %v", i, n+1, err)
 				}
 			}
@@ -182,21 +148,6 @@ func TestControlSocketConcurrentEvents(t *testing.T) {
 				t.Errorf("GPU %d: XID %d is %d; want the order of sending", i, n, x.Code)
 			}
 		}
-	}
-}
-
-func TestRunEnds(t *testing.T) {
-	r := run(t, filepath.Join(t.TempDir(), "control.sock"))
-	conn := dial(t, r.socket)
-	exchange(t, conn, `{gpu: 0, xid: 13}`)
-	if err := r.stop(); err != nil {
-		t.Errorf("Run: %v", err)
-	}
-	if _, err := os.Lstat(r.socket); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the socket is left: %v", err)
-	}
-	if _, err := io.ReadAll(conn); errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Error("the connection is still open")
 	}
 }
 

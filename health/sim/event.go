@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -83,11 +84,9 @@ func keyErrorf(key, format string, args ...any) error {
 
 // validate returns all errors of the event that do not depend on the profile.
 func (e *Event) validate() (errs []error) {
-	var keys []string
 	ofGPU, empty := false, true
 	for i := range effects {
 		f := &effects[i]
-		keys = append(keys, f.key)
 		if !f.isSet(e) {
 			continue
 		}
@@ -100,11 +99,11 @@ func (e *Event) validate() (errs []error) {
 	}
 	switch {
 	case empty:
-		errs = append(errs, keyErrorf("", "no effect; use at least one of %s", strings.Join(keys, ", ")))
+		errs = append(errs, keyErrorf("", "no effect; use at least one of %s", effectKeys()))
 	case ofGPU && e.GPU == nil:
 		errs = append(errs, keyErrorf("gpu", "is missing; use the index of a GPU"))
 	case !ofGPU && e.GPU != nil:
-		errs = append(errs, keyErrorf("gpu", "no effect on GPU %d; remove it, or use at least one of %s", *e.GPU, strings.Join(keys, ", ")))
+		errs = append(errs, keyErrorf("gpu", "no effect on GPU %d; remove it, or use at least one of %s", *e.GPU, effectKeys()))
 	}
 	return errs
 }
@@ -155,12 +154,7 @@ func (e *Event) logFields() (fields []zap.Field) {
 }
 
 // severity returns the severity of the event's incident.
-func (e *Event) severity() string {
-	if e.Severity == nil {
-		return severityFail
-	}
-	return *e.Severity
-}
+func (e *Event) severity() string { return cmp.Or(valueOf(e.Severity), severityFail) }
 
 // valueOf returns what p points to, or the zero value.
 func valueOf[T any](p *T) (v T) {

@@ -110,8 +110,21 @@ type effect struct {
 
 func (f *effect) supports(p *profile) bool { return f.only == nil || f.only(p) }
 
+// effectOf returns the effect with a key, or nil.
 func effectOf(key string) *effect {
-	return &effects[slices.IndexFunc(effects[:], func(f effect) bool { return f.key == key })]
+	if i := slices.IndexFunc(effects[:], func(f effect) bool { return f.key == key }); i >= 0 {
+		return &effects[i]
+	}
+	return nil
+}
+
+// effectKeys returns all keys, for errors.
+func effectKeys() string {
+	keys := make([]string, len(effects))
+	for i := range effects {
+		keys[i] = effects[i].key
+	}
+	return strings.Join(keys, ", ")
 }
 
 // Effect describes an effect of events, for documentation.

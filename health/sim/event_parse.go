@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -68,17 +67,13 @@ func parseMapping(s string) (*yaml.Node, error) {
 var gpuIndex = integer(func(e *Event) **int { return &e.GPU }, 0, 0)
 
 func (e *Event) decode(key string, value *yaml.Node) error {
-	switch i := slices.IndexFunc(effects[:], func(f effect) bool { return f.key == key }); {
-	case i >= 0:
-		return effects[i].decode(e, key, value)
+	switch f := effectOf(key); {
+	case f != nil:
+		return f.decode(e, key, value)
 	case key == "gpu":
 		return gpuIndex.decode(e, key, value)
 	case key == "at":
 		return errAt
 	}
-	keys := make([]string, len(effects))
-	for i, f := range Effects() {
-		keys[i] = f.Key
-	}
-	return keyErrorf(quote(key), "is not known; use gpu with %s", strings.Join(keys, ", "))
+	return keyErrorf(quote(key), "is not known; use gpu with %s", effectKeys())
 }

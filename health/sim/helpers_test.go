@@ -2,6 +2,7 @@ package sim
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -107,8 +108,38 @@ func profileConfig(name string) Config {
 }
 
 // scenarioConfig is a profile with a scenario.
-func scenarioConfig(name string, events ...Event) Config {
-	cfg := profileConfig(name)
-	cfg.Scenario = events
+func scenarioConfig(profile string, loop time.Duration, events ...Event) Config {
+	cfg := profileConfig(profile)
+	cfg.Loop, cfg.Scenario = loop, events
 	return cfg
+}
+
+// simulate runs test with a new source and a session, in a synctest bubble.
+func simulate(t *testing.T, cfg Config, test func(t *testing.T, src *Source, ses health.Session)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		src := newSource(t, cfg)
+		test(t, src, open(t, src))
+	})
+}
+
+func expectPollFails(t *testing.T, ses health.Session, want error) {
+	t.Helper()
+	if r, err := ses.Poll(t.Context()); !errors.Is(err, want) || r != nil {
+		t.Errorf("Poll returned %v, %v; want %v", r, err, want)
+	}
+}
+
+func expectOpenFails(t *testing.T, src *Source, want error) {
+	t.Helper()
+	if ses, err := src.Open(t.Context()); !errors.Is(err, want) || ses != nil {
+		t.Errorf("Open returned %v, %v; want %v", ses, err, want)
+	}
+}
+
+func expectPresence(t *testing.T, ses health.Session, gpu int, want health.Presence) {
+	t.Helper()
+	if s := gpuSample(t, poll(t, ses), gpu); s.Presence != want {
+		t.Errorf("GPU %d is %v, want %v", gpu, s.Presence, want)
+	}
 }

@@ -14,13 +14,11 @@ func TestIncidents(t *testing.T) {
 	const link, memory = 14, 52 // dcgm_errors.h
 	type severities map[int]health.Severity
 	synctest.Test(t, func(t *testing.T) {
-		cfg := DefaultConfig()
-		cfg.Loop = 10 * time.Second
-		cfg.Scenario = []Event{
+		cfg := scenarioConfig("h100-8", 10*time.Second,
 			event(t, time.Second, `{gpu: 2, incident: DCGM_FR_NVLINK_DOWN}`),
 			event(t, 2*time.Second, `{gpu: 2, incident: faulty_memory, severity: warn}`),
 			event(t, 3*time.Second, `{gpu: 2, incident: NVLINK_DOWN, severity: none}`),
-		}
+		)
 		src, ses := openSource(t, cfg)
 		expect := func(when string, want severities) {
 			t.Helper()
@@ -70,8 +68,7 @@ func TestEventsCauseFindings(t *testing.T) {
 		{"v100-16", `retiredPages: 62`, `retiredPages: 0`, "", health.Healthy},
 		{"h100-8-mig", `clocksSlowed: true`, `clocksSlowed: false`, health.CauseClocks, health.Degraded},
 	} {
-		synctest.Test(t, func(t *testing.T) {
-			src, ses := openSource(t, profileConfig(tt.profile))
+		simulate(t, profileConfig(tt.profile), func(t *testing.T, src *Source, ses health.Session) {
 			c := health.DefaultConfig()
 			var devices []health.DeviceState
 			judge := func(effects string) health.Verdict {
@@ -101,8 +98,7 @@ func TestEventsCauseFindings(t *testing.T) {
 }
 
 func TestClocksSlowed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		_, ses := openSource(t, scenarioConfig("h100-8", event(t, 0, `{gpu: 0, clocksSlowed: true}`)))
+	simulate(t, scenarioConfig("h100-8", 0, event(t, 0, `{gpu: 0, clocksSlowed: true}`)), func(t *testing.T, _ *Source, ses health.Session) {
 		for range 300 {
 			v := gpuSample(t, poll(t, ses), 0).Values
 			if v[health.FieldSMClock] > h100().topSM/2 || v[health.FieldClocksEvents] != clocksSlowed {

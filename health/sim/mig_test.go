@@ -28,8 +28,7 @@ func gpuDevice(r *health.Reading, gpu int) health.Device {
 }
 
 func TestPartition(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		src, ses := openSource(t, DefaultConfig())
+	simulate(t, DefaultConfig(), func(t *testing.T, src *Source, ses health.Session) {
 		sleep(time.Minute)
 		before := poll(t, ses)
 		energy := gpuSample(t, before, 3).Values[health.FieldEnergy]
@@ -72,9 +71,7 @@ func TestPartition(t *testing.T) {
 // TestLoopResetsPartitions checks that a loop restores the profile's partitions, except those of the control socket.
 func TestLoopResetsPartitions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cfg := profileConfig("h100-8-mig")
-		cfg.Loop = 10 * time.Second
-		cfg.Scenario = []Event{event(t, 5*time.Second, `{gpu: 0, mig: off}`), event(t, 5*time.Second, `{gpu: 1, mig: off}`)}
+		cfg := scenarioConfig("h100-8-mig", 10*time.Second, event(t, 5*time.Second, `{gpu: 0, mig: off}`), event(t, 5*time.Second, `{gpu: 1, mig: off}`))
 		src, ses := openSource(t, cfg)
 		inject(t, src, `{gpu: 1, mig: balanced}`)
 		for _, want := range []struct{ first, second int }{{7, 4}, {0, 4}, {7, 4}} {

@@ -134,8 +134,7 @@ func TestXIDIncidents(t *testing.T) {
 
 // TestXIDIncidentMessage checks that the message of an XID's incident contains the XID.
 func TestXIDIncidentMessage(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		src, ses := openSource(t, DefaultConfig())
+	simulate(t, DefaultConfig(), func(t *testing.T, src *Source, ses health.Session) {
 		inject(t, src, `{gpu: 3, xid: 64}`, `{gpu: 3, xid: 48}`, `{gpu: 3, incident: DCGM_FR_ROW_REMAP_FAILURE}`)
 		var got []string
 		for _, i := range gpuSample(t, poll(t, ses), 3).Incidents {

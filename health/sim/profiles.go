@@ -23,6 +23,7 @@ type model struct {
 	canMIG               bool
 	retires              bool    // retires pages for bad memory; since Ampere GPUs remap rows instead
 	nvlinkRate           float64 // KiB per second over all NVLinks at full load; 0: no NVLink
+	firmware             firmware
 }
 
 // profile is a simulated machine.
@@ -54,6 +55,7 @@ func h100() model {
 		restPower: 71, maxPower: 700, restTemp: 31, maxTemp: 66, memTempOver: 9,
 		restSM: 345, lowSM: 1560, topSM: 1980, restMem: 2619, topMem: 2619,
 		canMIG: true, nvlinkRate: 180 << 20,
+		firmware: firmware{"NVIDIA", "96.00.99.00.01", "G520.0200.00.05", "2.1", "7.16"},
 	}
 }
 
@@ -64,6 +66,7 @@ func a100() model {
 		restPower: 61, maxPower: 400, restTemp: 33, maxTemp: 64, memTempOver: 7,
 		restSM: 210, lowSM: 1185, topSM: 1410, restMem: 1593, topMem: 1593,
 		canMIG: true, nvlinkRate: 110 << 20,
+		firmware: firmware{"NVIDIA", "92.00.A0.00.05", "G506.0210.00.04", "2.0", "6.16"},
 	}
 }
 
@@ -74,6 +77,7 @@ func l4() model {
 		name: "NVIDIA L4", total: 23034, reserved: 435,
 		restPower: 12, maxPower: 72, restTemp: 36, maxTemp: 77,
 		restSM: 210, lowSM: 1230, topSM: 2040, restMem: 405, topMem: 6251,
+		firmware: firmware{"NVIDIA", "95.04.29.00.06", "G193.0200.00.01", "2.1", "6.16"},
 	}
 }
 
@@ -84,6 +88,7 @@ func v100() model {
 		restPower: 50, maxPower: 350, restTemp: 33, maxTemp: 62, memTempOver: 2,
 		restSM: 135, lowSM: 1290, topSM: 1597, restMem: 958, topMem: 958,
 		retires: true, nvlinkRate: 60 << 20,
+		firmware: firmware{"Tesla", "88.00.80.00.01", "G503.0204.00.02", "1.1", "5.0"},
 	}
 }
 

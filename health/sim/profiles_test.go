@@ -5,6 +5,7 @@ import (
 	"reflect"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -23,42 +24,22 @@ func devicesOf(t *testing.T, name string, seed int64) []health.Device {
 
 func TestProfiles(t *testing.T) {
 	tests := []struct {
-		name      string
-		gpus      int
-		mig       int
-		model     string
-		mib       uint64
-		pci       []string
-		numa      []int
-		nvlinks   int
-		zeroToOne health.Path // from GPU 0 to GPU 1
+		name, model string
+		gpus, mig   int
+		mib         uint64
+		buses, numa string // of each GPU; a digit per NUMA node
+		nvlinks     int
+		zeroToOne   health.Path // from GPU 0 to GPU 1
 	}{
+		{"h100-8", "NVIDIA H100 80GB HBM3", 8, 0, 81559, "1B 43 52 61 9D C3 D1 DF", "00001111", 18, health.PathNode},
+		{"a100-8", "NVIDIA A100-SXM4-80GB", 8, 0, 81920, "07 0F 47 4E 87 90 B7 BD", "33117755", 12, health.PathMultiSwitch},
+		{"h100-8-mig", "NVIDIA H100 80GB HBM3", 8, 50, 81559, "1B 43 52 61 9D C3 D1 DF", "00001111", 0, health.PathNode},
 		{
-			"h100-8", 8, 0, "NVIDIA H100 80GB HBM3", 81559,
-			[]string{"1B", "43", "52", "61", "9D", "C3", "D1", "DF"},
-			[]int{0, 0, 0, 0, 1, 1, 1, 1},
-			18, health.PathNode,
+			"v100-16", "Tesla V100-SXM3-32GB", 16, 0, 32768,
+			"34 36 39 3B 57 59 5C 5E B7 B9 BC BE E0 E2 E5 E7", "0000000011111111", 6, health.PathNode,
 		},
-		{
-			"a100-8", 8, 0, "NVIDIA A100-SXM4-80GB", 81920,
-			[]string{"07", "0F", "47", "4E", "87", "90", "B7", "BD"},
-			[]int{3, 3, 1, 1, 7, 7, 5, 5},
-			12, health.PathMultiSwitch,
-		},
-		{
-			"h100-8-mig", 8, 50, "NVIDIA H100 80GB HBM3", 81559,
-			[]string{"1B", "43", "52", "61", "9D", "C3", "D1", "DF"},
-			[]int{0, 0, 0, 0, 1, 1, 1, 1},
-			0, health.PathNode,
-		},
-		{
-			"v100-16", 16, 0, "Tesla V100-SXM3-32GB", 32768,
-			[]string{"34", "36", "39", "3B", "57", "59", "5C", "5E", "B7", "B9", "BC", "BE", "E0", "E2", "E5", "E7"},
-			[]int{0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1},
-			6, health.PathNode,
-		},
-		{"l4-1", 1, 0, "NVIDIA L4", 23034, []string{"00"}, []int{0}, 0, 0},
-		{"none", 0, 0, "", 0, nil, nil, 0, 0},
+		{"l4-1", "NVIDIA L4", 1, 0, 23034, "00", "0", 0, 0},
+		{"none", "", 0, 0, 0, "", "", 0, 0},
 	}
 	if len(tests) != len(profileNames()) {
 		t.Errorf("profiles %v; the table lacks some", profileNames())
@@ -76,11 +57,13 @@ func TestProfiles(t *testing.T) {
 			if len(gpus) != tt.gpus || len(migs) != tt.mig {
 				t.Fatalf("%d GPUs and %d MIG devices; want %d and %d", len(gpus), len(migs), tt.gpus, tt.mig)
 			}
+			buses := strings.Fields(tt.buses)
 			for i, d := range gpus {
-				if !regexp.MustCompile(`^00000000:` + tt.pci[i] + `:0[0-9]\.0$`).MatchString(d.PCI) {
-					t.Errorf("GPU %d is on %s; want bus %s", i, d.PCI, tt.pci[i])
+				if !regexp.MustCompile(`^00000000:` + buses[i] + `:0[0-9]\.0$`).MatchString(d.PCI) {
+					t.Errorf("GPU %d is on %s; want bus %s", i, d.PCI, buses[i])
 				}
-				if d.Index != i || d.Minor != i || d.Model != tt.model || d.Memory != tt.mib<<20 || !reflect.DeepEqual(d.NUMA, []int{tt.numa[i]}) {
+				node := int(tt.numa[i] - '0')
+				if d.Index != i || d.Minor != i || d.Model != tt.model || d.Memory != tt.mib<<20 || !slices.Equal(d.NUMA, []int{node}) {
 					t.Errorf("GPU %d is %+v", i, d)
 				}
 				if d.MIGMode != (tt.mig > 0) || d.GI != -1 || d.CI != -1 || d.Profile != "" || d.Parent != "" {

@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"errors"
 	"reflect"
 	"testing"
 	"testing/synctest"
@@ -12,7 +11,7 @@ import (
 
 func TestClockStartsWithTheFirstOpen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		src := newSource(t, scenarioConfig("h100-8", event(t, time.Minute, `{gpu: 0, lost: true}`)))
+		src := newSource(t, scenarioConfig("h100-8", 0, event(t, time.Minute, `{gpu: 0, lost: true}`)))
 		sleep(time.Hour) // before Open
 		first := open(t, src)
 		sleep(30 * time.Second)
@@ -22,9 +21,7 @@ func TestClockStartsWithTheFirstOpen(t *testing.T) {
 		}
 		sleep(29 * time.Second)
 		second := open(t, src)
-		if s := gpuSample(t, poll(t, second), 0); s.Presence != health.Present {
-			t.Errorf("after 59 s GPU 0 is %v", s.Presence)
-		}
+		expectPresence(t, second, 0, health.Present)
 		sleep(time.Second)
 		if s := gpuSample(t, poll(t, second), 0); s.Presence != health.Lost || !woken(second) {
 			t.Errorf("after 60 s GPU 0 is %v; want lost, and a wake", s.Presence)
@@ -34,9 +31,7 @@ func TestClockStartsWithTheFirstOpen(t *testing.T) {
 
 func TestLoopEndsAStall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cfg := DefaultConfig()
-		cfg.Loop = 10 * time.Second
-		cfg.Scenario = []Event{event(t, 8*time.Second, `{source: stalled}`)}
+		cfg := scenarioConfig("h100-8", 10*time.Second, event(t, 8*time.Second, `{source: stalled}`))
 		ses := open(t, newSource(t, cfg))
 		start := time.Now()
 		for loop := 1; loop < 4; loop++ {
@@ -51,13 +46,11 @@ func TestLoopEndsAStall(t *testing.T) {
 
 func TestControlOverridesScenario(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cfg := DefaultConfig()
-		cfg.Loop = 10 * time.Second
-		cfg.Scenario = []Event{
+		cfg := scenarioConfig("h100-8", 10*time.Second,
 			event(t, 2*time.Second, `{gpu: 0, lost: true, temperature: 90}`),
 			event(t, 4*time.Second, `{gpu: 0, lost: false}`),
 			event(t, 6*time.Second, `{source: down}`),
-		}
+		)
 		src := newSource(t, cfg)
 		inject(t, src, `{source: up}`) // overrides the scenario's down
 		ses := open(t, src)
@@ -81,25 +74,20 @@ func TestControlOverridesScenario(t *testing.T) {
 			sleep(time.Second)
 		}
 		inject(t, src, `{gpu: 1, lost: false}`)
-		if s := gpuSample(t, poll(t, ses), 1); s.Presence != health.Present {
-			t.Errorf("GPU 1 is %v; want present", s.Presence)
-		}
+		expectPresence(t, ses, 1, health.Present)
 		inject(t, src, `{source: down}`)
 		sleep(time.Minute)
-		if _, err := ses.Poll(t.Context()); !errors.Is(err, errDown) {
-			t.Errorf("Poll: %v; want %v", err, errDown)
-		}
+		expectPollFails(t, ses, errDown)
 	})
 }
 
 func TestScenarioAppliesEventsOnTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cfg := DefaultConfig()
-		cfg.Scenario = []Event{ // not sorted
+		cfg := scenarioConfig("h100-8", 0, // not sorted
 			event(t, 10*time.Second, `{gpu: 3, lost: true}`),
 			event(t, 5*time.Second, `{gpu: 3, xid: 79}`),
 			event(t, 20*time.Second, `{gpu: 3, lost: false}`),
-		}
+		)
 		ses := open(t, newSource(t, cfg))
 		start := time.Now()
 		if poll(t, ses); woken(ses) {
@@ -147,12 +135,10 @@ func TestScenarioAppliesEventsOnTime(t *testing.T) {
 
 func TestLoopResetsTheScenario(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cfg := DefaultConfig()
-		cfg.Loop = 60 * time.Second
-		cfg.Scenario = []Event{
+		cfg := scenarioConfig("h100-8", 60*time.Second,
 			event(t, 5*time.Second, `{gpu: 3, xid: 79}`),
 			event(t, 10*time.Second, `{gpu: 3, lost: true, temperature: 97, rowRemapPending: true, recoveryAction: reset}`),
-		}
+		)
 		ses := open(t, newSource(t, cfg))
 		start := time.Now()
 		var got []timedXID
@@ -160,9 +146,7 @@ func TestLoopResetsTheScenario(t *testing.T) {
 			sleep(time.Duration(loop)*cfg.Loop + 5*time.Second - time.Since(start))
 			got = append(got, timedXIDs(start, gpuSample(t, poll(t, ses), 3).XIDs)...)
 			sleep(54 * time.Second)
-			if s := gpuSample(t, poll(t, ses), 3); s.Presence != health.Lost {
-				t.Errorf("end of loop %d: GPU 3 is %v; want lost", loop, s.Presence)
-			}
+			expectPresence(t, ses, 3, health.Lost)
 			woken(ses)
 			sleep(time.Second)
 			if !woken(ses) {
@@ -180,11 +164,8 @@ func TestLoopResetsTheScenario(t *testing.T) {
 }
 
 func TestScenarioWithoutLoopStays(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		_, ses := openSource(t, scenarioConfig("h100-8", event(t, time.Second, `{gpu: 0, lost: true}`)))
+	simulate(t, scenarioConfig("h100-8", 0, event(t, time.Second, `{gpu: 0, lost: true}`)), func(t *testing.T, _ *Source, ses health.Session) {
 		sleep(1000 * time.Hour)
-		if s := gpuSample(t, poll(t, ses), 0); s.Presence != health.Lost {
-			t.Errorf("GPU 0 is %v; want lost", s.Presence)
-		}
+		expectPresence(t, ses, 0, health.Lost)
 	})
 }

@@ -12,8 +12,7 @@ import (
 
 // TestSourceBlind checks that a blind source keeps its XIDs, and that after blindAfter the session and Open fail.
 func TestSourceBlind(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		src, ses := openSource(t, DefaultConfig())
+	simulate(t, DefaultConfig(), func(t *testing.T, src *Source, ses health.Session) {
 		expectBlind := func() {
 			t.Helper()
 			for _, s := range poll(t, ses).Samples {
@@ -35,16 +34,10 @@ func TestSourceBlind(t *testing.T) {
 		sleep(time.Minute) // without a poll
 		expectBlind()
 		sleep(blindAfter)
-		if r, err := ses.Poll(t.Context()); !errors.Is(err, errBlind) || r != nil {
-			t.Errorf("Poll returned %v, %v; want %v", r, err, errBlind)
-		}
-		if again, err := src.Open(t.Context()); !errors.Is(err, errBlind) || again != nil {
-			t.Errorf("Open returned %v, %v; want %v", again, err, errBlind)
-		}
+		expectPollFails(t, ses, errBlind)
+		expectOpenFails(t, src, errBlind)
 		inject(t, src, `{gpu: 1, xid: 31}`, `{source: up}`)
-		if _, err := ses.Poll(t.Context()); !errors.Is(err, errBlind) {
-			t.Errorf("Poll of the old session: %v; want %v", err, errBlind)
-		}
+		expectPollFails(t, ses, errBlind)
 		ses = open(t, src)
 		if s := gpuSample(t, poll(t, ses), 1); s.Presence != health.Lost || len(s.XIDs) != 1 || s.XIDs[0].Code != 31 {
 			t.Errorf("new session: %+v", s)
@@ -55,8 +48,7 @@ func TestSourceBlind(t *testing.T) {
 // TestSourceEmpty checks that a source without a driver lists no GPU without an error, keeps the XIDs from before, and
 // loses those reported meanwhile.
 func TestSourceEmpty(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		src, ses := openSource(t, profileConfig("h100-8-mig"))
+	simulate(t, profileConfig("h100-8-mig"), func(t *testing.T, src *Source, ses health.Session) {
 		before := poll(t, ses)
 		inject(t, src, `{gpu: 3, xid: 95, source: empty}`, `{gpu: 4, xid: 79, lost: true}`)
 		for _, s := range []health.Session{ses, open(t, src)} {
@@ -89,8 +81,11 @@ func TestSourceEmpty(t *testing.T) {
 
 // TestStale checks that a stale GPU and its MIG devices have no values, and that its XIDs are delivered.
 func TestStale(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		_, ses := openSource(t, scenarioConfig("h100-8-mig", event(t, 0, `{gpu: 6, stale: true, xid: 48, temperature: 97}`), event(t, 10*time.Second, `{gpu: 6, stale: false}`)))
+	cfg := scenarioConfig("h100-8-mig", 0,
+		event(t, 0, `{gpu: 6, stale: true, xid: 48, temperature: 97}`),
+		event(t, 10*time.Second, `{gpu: 6, stale: false}`),
+	)
+	simulate(t, cfg, func(t *testing.T, _ *Source, ses health.Session) {
 		for _, stale := range []bool{true, false} {
 			r := poll(t, ses)
 			devices := 0
@@ -117,16 +112,13 @@ func TestStale(t *testing.T) {
 
 // TestStaleAllGPUsIsBlind checks that no GPU is stale if none on the bus has values.
 func TestStaleAllGPUsIsBlind(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		src, ses := openSource(t, profileConfig("l4-1"))
+	simulate(t, profileConfig("l4-1"), func(t *testing.T, src *Source, ses health.Session) {
 		inject(t, src, `{gpu: 0, stale: true}`)
 		if s := gpuSample(t, poll(t, ses), 0); s.Stale || s.Presence != health.PresenceUnknown {
 			t.Errorf("%+v; want presence unknown", s)
 		}
 		sleep(blindAfter)
-		if _, err := ses.Poll(t.Context()); !errors.Is(err, errBlind) {
-			t.Errorf("Poll: %v; want %v", err, errBlind)
-		}
+		expectPollFails(t, ses, errBlind)
 		inject(t, src, `{gpu: 0, lost: true}`)
 		if s := gpuSample(t, poll(t, open(t, src)), 0); s.Presence != health.Lost || s.Stale {
 			t.Errorf("%+v; want lost", s)
@@ -135,21 +127,15 @@ func TestStaleAllGPUsIsBlind(t *testing.T) {
 }
 
 func TestSourceDown(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		src, ses := openSource(t, scenarioConfig("h100-8", event(t, 5*time.Second, `{source: down}`), event(t, 10*time.Second, `{source: up}`)))
+	cfg := scenarioConfig("h100-8", 0, event(t, 5*time.Second, `{source: down}`), event(t, 10*time.Second, `{source: up}`))
+	simulate(t, cfg, func(t *testing.T, src *Source, ses health.Session) {
 		poll(t, ses)
 		<-ses.Wake()
-		if r, err := ses.Poll(t.Context()); !errors.Is(err, errDown) || r != nil {
-			t.Errorf("Poll returned %v, %v; want %v", r, err, errDown)
-		}
-		if again, err := src.Open(t.Context()); !errors.Is(err, errDown) || again != nil {
-			t.Errorf("Open returned %v, %v; want %v", again, err, errDown)
-		}
+		expectPollFails(t, ses, errDown)
+		expectOpenFails(t, src, errDown)
 		sleep(5 * time.Second)
 		// The session of before the outage stays dead.
-		if _, err := ses.Poll(t.Context()); !errors.Is(err, errDown) {
-			t.Errorf("Poll of the old session: %v; want %v", err, errDown)
-		}
+		expectPollFails(t, ses, errDown)
 		poll(t, open(t, src))
 	})
 }
@@ -159,8 +145,8 @@ func TestSourceStalled(t *testing.T) {
 		after string // the state that ends the stall
 		want  error
 	}{{"up", nil}, {"down", errDown}} {
-		synctest.Test(t, func(t *testing.T) {
-			src, ses := openSource(t, scenarioConfig("h100-8", event(t, 5*time.Second, `{source: stalled}`), event(t, 65*time.Second, `{source: `+tt.after+`}`)))
+		cfg := scenarioConfig("h100-8", 0, event(t, 5*time.Second, `{source: stalled}`), event(t, 65*time.Second, `{source: `+tt.after+`}`))
+		simulate(t, cfg, func(t *testing.T, src *Source, ses health.Session) {
 			start := time.Now()
 			<-ses.Wake()
 
@@ -194,8 +180,7 @@ func TestSourceStalled(t *testing.T) {
 }
 
 func TestCloseEndsAStalledPoll(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		src, ses := openSource(t, DefaultConfig())
+	simulate(t, DefaultConfig(), func(t *testing.T, src *Source, ses health.Session) {
 		inject(t, src, `{source: stalled}`)
 		polled := make(chan error)
 		go func() {
@@ -211,9 +196,7 @@ func TestCloseEndsAStalledPoll(t *testing.T) {
 		if err := <-polled; !errors.Is(err, errClosed) {
 			t.Errorf("stalled Poll: %v; want %v", err, errClosed)
 		}
-		if _, err := ses.Poll(t.Context()); !errors.Is(err, errClosed) {
-			t.Errorf("Poll after Close: %v; want %v", err, errClosed)
-		}
+		expectPollFails(t, ses, errClosed)
 		if src.users != 0 || len(src.sessions) != 0 {
 			t.Errorf("%d users and %d sessions are left", src.users, len(src.sessions))
 		}

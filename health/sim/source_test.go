@@ -27,8 +27,12 @@ func timedXIDs(start time.Time, xids []health.XID) []timedXID {
 }
 
 func TestLastXIDPersists(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		_, ses := openSource(t, scenarioConfig("h100-8", event(t, time.Second, `{gpu: 0, xid: 31}`), event(t, 2*time.Second, `{gpu: 0, xid: 79, lost: true}`), event(t, 3*time.Second, `{gpu: 0, lost: false}`)))
+	cfg := scenarioConfig("h100-8", 0,
+		event(t, time.Second, `{gpu: 0, xid: 31}`),
+		event(t, 2*time.Second, `{gpu: 0, xid: 79, lost: true}`),
+		event(t, 3*time.Second, `{gpu: 0, lost: false}`),
+	)
+	simulate(t, cfg, func(t *testing.T, _ *Source, ses health.Session) {
 		if v, ok := gpuSample(t, poll(t, ses), 0).Values[health.FieldXID]; ok {
 			t.Errorf("the last XID is %v; want none", v)
 		}
@@ -86,8 +90,7 @@ func TestConditions(t *testing.T) {
 
 func TestLostIncludesMIGDevices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cfg := profileConfig("h100-8-mig")
-		cfg.Scenario = []Event{event(t, 0, `{gpu: 6, lost: true, xid: 79}`)}
+		cfg := scenarioConfig("h100-8-mig", 0, event(t, 0, `{gpu: 6, lost: true, xid: 79}`))
 		r := poll(t, open(t, newSource(t, cfg)))
 		var lost int
 		for i, d := range r.Devices {
@@ -114,13 +117,11 @@ func TestLostIncludesMIGDevices(t *testing.T) {
 // TestXIDsAreDeliveredOnce polls at irregular times, reconnects, and pauses without a session.
 func TestXIDsAreDeliveredOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cfg := DefaultConfig()
-		cfg.Loop = 10 * time.Second
-		cfg.Scenario = []Event{
+		cfg := scenarioConfig("h100-8", 10*time.Second,
 			event(t, 0, `{gpu: 0, xid: 13}`),
 			event(t, 3*time.Second, `{gpu: 0, xid: 48}`),
 			event(t, 3*time.Second, `{gpu: 0, xid: 79}`),
-		}
+		)
 		src := newSource(t, cfg)
 		var (
 			got   []timedXID
@@ -156,8 +157,7 @@ func TestXIDsAreDeliveredOnce(t *testing.T) {
 func TestEventLogFields(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core, logs := observer.New(zap.InfoLevel)
-		cfg := DefaultConfig()
-		cfg.Scenario = []Event{event(t, time.Second, `{gpu: 3, xid: 79, lost: true}`)}
+		cfg := scenarioConfig("h100-8", 0, event(t, time.Second, `{gpu: 3, xid: 79, lost: true}`))
 		src, err := New(cfg, zap.New(core))
 		if err != nil {
 			t.Fatal(err)

@@ -10,9 +10,7 @@ import (
 
 func TestXIDQueueMergesWithoutPolls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cfg := DefaultConfig()
-		cfg.Loop = time.Second
-		cfg.Scenario = []Event{event(t, 0, `{gpu: 0, xid: 13}`)}
+		cfg := scenarioConfig("h100-8", time.Second, event(t, 0, `{gpu: 0, xid: 13}`))
 		src, ses := openSource(t, cfg)
 		sleep(3*maxQueued*time.Second - time.Millisecond)
 		inject(t, src, `{gpu: 0, xid: 31}`)
@@ -38,8 +36,7 @@ func TestXIDQueueMergesWithoutPolls(t *testing.T) {
 
 // TestXIDQueueWakesForTheRest checks that a reading has at most maxDelivered XIDs, and that Wake fires for the rest.
 func TestXIDQueueWakesForTheRest(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		src, ses := openSource(t, DefaultConfig())
+	simulate(t, DefaultConfig(), func(t *testing.T, src *Source, ses health.Session) {
 		inject(t, src, `{gpu: 2, xid: 31, times: 10000}`)
 		var polls, n int
 		for ; woken(ses); polls++ {

@@ -70,12 +70,12 @@ type savedDetail struct {
 }
 
 type savedDetachment struct {
-	Since   time.Time     `json:"since"`
-	Until   time.Time     `json:"until"`
-	For     time.Duration `json:"forNanoseconds"`
-	Over    bool          `json:"over,omitempty"`
-	Asking  bool          `json:"asking,omitempty"`
-	Unasked bool          `json:"unasked,omitempty"`
+	Since         time.Time     `json:"since"`
+	Until         time.Time     `json:"until"`
+	For           time.Duration `json:"forNanoseconds"`
+	Over          bool          `json:"over,omitempty"`
+	Undecided     bool          `json:"asking,omitempty"`
+	EngineUnasked bool          `json:"unasked,omitempty"`
 }
 
 type savedXID struct {
@@ -132,7 +132,7 @@ func (s Saved) MarshalJSON() ([]byte, error) {
 		Driver: s.DriverLoad,
 	}
 	if d := s.Detachment; d != (health.Detachment{}) {
-		more.Detach = &savedDetachment{savable(d.Since), savable(d.Until), d.For, d.Over, d.Asking, d.Unasked}
+		more.Detach = &savedDetachment{savable(d.Since), savable(d.Until), d.For, d.Over, d.Undecided, d.EngineUnasked}
 	}
 	text, err := json.Marshal(more)
 	if err != nil {

@@ -18,7 +18,7 @@ func TestRestartCountsResetOnce(t *testing.T) {
 	for s, sample := range []samples{gpu0(xidAt(48, 0), dbe(1)), gpu0(dbe(0)), gpu0(xidAt(95, 2), dbe(0))} {
 		devices = judge(devices, s, sample, healthtest.GPU0)
 	}
-	r := restart(t, devices, "boot", health.SourceID{Kind: "dcgm"})
+	r := restart(t, devices, "boot")
 	devices = judge(r.Devices, 101, gpu0(dbe(0)), healthtest.GPU0)
 	if !devices[0].Verdict.Has("xid-95") {
 		t.Errorf("causes %v", devices[0].Verdict.Causes())
@@ -28,23 +28,26 @@ func TestRestartCountsResetOnce(t *testing.T) {
 // A recovery action after the restart escalates an XID from before.
 func TestRestartKeepsEscalation(t *testing.T) {
 	devices := judge(nil, 99, gpu0(xidAt(109, 99)), healthtest.GPU0)
-	r := restart(t, devices, "boot", health.SourceID{Kind: "dcgm"})
+	r := restart(t, devices, "boot")
 	devices = judge(r.Devices, 101, gpu0(healthtest.Value(health.FieldRecoveryAction, float64(health.RecoveryReset))), healthtest.GPU0)
 	if devices[0].Verdict.State != health.Unhealthy || !devices[0].Verdict.Has("xid-109") {
 		t.Errorf("causes %v", devices[0].Verdict.Causes())
 	}
 }
 
-// DCGM may list a GPU some seconds late. A restored GPU is not missing at once, and its late listing is not a return.
+// DCGM may list a GPU some seconds late. A restored GPU is not missing at once, and its late listing is not a return. Its MIG
+// device keeps its finding.
 func TestRestoredGPUIsListedLate(t *testing.T) {
-	r := restart(t, judge(nil, 0, gpu0(healthtest.XIDs(95)), healthtest.GPU0, healthtest.GPU1), "boot", health.SourceID{Kind: "dcgm"})
+	faults := mig0()
+	faults["GPU-0"] = healthtest.Present(healthtest.XIDs(95))
+	r := restart(t, judge(nil, 0, faults, healthtest.GPU0, healthtest.MIG0, healthtest.GPU1), "boot")
 	for name, listed := range map[string]bool{"listed late": true, "never listed": false} {
 		var filter health.OutageFilter
 		devices := r.Devices
 		for seconds := 100; seconds < 120; seconds++ {
 			reading, now := healthtest.Reading(seconds, nil, healthtest.GPU1)
 			if listed && seconds >= 105 {
-				reading, now = healthtest.Reading(seconds, nil, healthtest.GPU0, healthtest.GPU1)
+				reading, now = healthtest.Reading(seconds, nil, healthtest.GPU0, healthtest.MIG0, healthtest.GPU1)
 			}
 			reading, reason := filter.Filter(devices, reading, now)
 			devices = health.Judge(health.DefaultConfig(), devices, reading, health.ReadingContext{XIDHistory: true}, now)
@@ -55,11 +58,14 @@ func TestRestoredGPUIsListedLate(t *testing.T) {
 			if got := devices[0].Verdict.Causes(); reason != "" || !slices.Equal(got, want) {
 				t.Fatalf("%s, at %d s: %v, filter %q, want %v", name, seconds, got, reason, want)
 			}
+			if mig := devices[len(devices)-1]; mig.Device.ID != "MIG-0" || !mig.Verdict.Has("xid-48") {
+				t.Fatalf("%s, at %d s: %s has %v", name, seconds, mig.Device.ID, mig.Verdict.Causes())
+			}
 		}
 	}
 }
 
-// A restart keeps that all GPUs were lost together, and that the XID behind a recovery action is unknown.
+// After a restart, the end of an outage still proves no reset, and the XID behind a recovery action is still unknown.
 func TestRestartKeepsMissingEvidence(t *testing.T) {
 	wantsReset := samples{"GPU-1": healthtest.Present(healthtest.Value(health.FieldRecoveryAction, 1))}
 	unhealthy := map[health.DeviceID]health.State{"GPU-0": health.Unhealthy, "GPU-1": health.Unhealthy}
@@ -70,7 +76,7 @@ func TestRestartKeepsMissingEvidence(t *testing.T) {
 	for i := range 3 {
 		devices = judge(devices, 2+i, nil)
 	}
-	devices = restart(t, devices, "boot", health.SourceID{Kind: "dcgm"}).Devices
+	devices = restart(t, devices, "boot").Devices
 	devices = judge(devices, 101, wantsReset, healthtest.GPU0, healthtest.GPU1)
 	healthtest.WantStates(t, devices, unhealthy)
 	if got := devices[0].Verdict.Causes(); !slices.Equal(got, []string{"xid-95"}) {
@@ -78,35 +84,12 @@ func TestRestartKeepsMissingEvidence(t *testing.T) {
 	}
 }
 
-func TestRestartKeepsDriverLoadWithinBoot(t *testing.T) {
-	s := roundTrip(t, FromSnapshot(&health.Snapshot{Source: health.Source{Kind: "dcgm", DriverLoad: "7"}}, "boot"))
-	for boot, want := range map[string]string{"boot": "7", "another": ""} {
-		if got := s.Restore(boot, health.SourceID{Kind: "dcgm"}, healthtest.At(10)).DriverLoad; got != want {
-			t.Errorf("boot %s: %q, want %q", boot, got, want)
-		}
-	}
-}
-
 // A GPU is saved with its MIG device, so that it inherits the finding of one that is destroyed during the restart.
 func TestMIGDeviceDestroyedDuringRestart(t *testing.T) {
 	devices := judge(nil, 0, mig0(), healthtest.GPU0, healthtest.MIG0, healthtest.MIG1, healthtest.GPU1)
-	restored := restart(t, devices, "boot", health.SourceID{Kind: "dcgm"})
-	r, now := healthtest.Reading(101, nil, healthtest.GPU0, healthtest.MIG1, healthtest.GPU1)
-	devices = health.Judge(health.DefaultConfig(), restored.Devices, r, health.ReadingContext{XIDHistory: true, FirstReading: true}, now)
+	restored := restart(t, devices, "boot")
+	devices = judge(restored.Devices, 101, nil, healthtest.GPU0, healthtest.MIG1, healthtest.GPU1)
 	healthtest.WantStates(t, devices, map[health.DeviceID]health.State{"GPU-0": health.Unhealthy, "MIG-1": health.Unhealthy, "GPU-1": health.Healthy})
-}
-
-// A MIG device that is listed late with its GPU keeps its finding.
-func TestRestoredMIGDeviceIsListedLate(t *testing.T) {
-	devices := judge(nil, 0, mig0(), healthtest.GPU0, healthtest.MIG0, healthtest.GPU1)
-	devices = restart(t, devices, "boot", health.SourceID{Kind: "dcgm"}).Devices
-	var filter health.OutageFilter
-	for i, listed := range [][]health.Device{{healthtest.GPU1}, {healthtest.GPU0, healthtest.MIG0, healthtest.GPU1}} {
-		r, now := healthtest.Reading(101+2*i, nil, listed...)
-		r, _ = filter.Filter(devices, r, now)
-		devices = health.Judge(health.DefaultConfig(), devices, r, health.ReadingContext{XIDHistory: true, FirstReading: i == 0}, now)
-	}
-	healthtest.WantStates(t, devices, map[health.DeviceID]health.State{"GPU-0": health.Healthy, "MIG-0": health.Unhealthy, "GPU-1": health.Healthy})
 }
 
 // An isolated GPU stays isolated after a restart, before the holders are known.
@@ -115,7 +98,7 @@ func TestRestartKeepsIsolation(t *testing.T) {
 	c.IsolatePending = true
 	pending := gpu0(healthtest.Value(health.FieldRemapPending, 1))
 	devices := healthtest.Judge(c, nil, 0, func(health.DeviceID) bool { return false }, pending, healthtest.GPU0)
-	restored := restart(t, devices, "boot", health.SourceID{Kind: "dcgm"}).Devices
+	restored := restart(t, devices, "boot").Devices
 	devices = healthtest.Judge(c, restored, 101, nil, pending, healthtest.GPU0)
 	if v := devices[0].Verdict; v.State != health.Unhealthy || v.Cause() != health.CauseIsolated || !v.Since.Equal(healthtest.At(0)) ||
 		!v.Findings[0].Since.Equal(healthtest.At(0)) {

@@ -39,12 +39,12 @@ func FromSnapshot(s *health.Snapshot, bootID string) Saved {
 		})
 		devices = append(devices, health.DeviceState{Device: d.Device, Verdict: v, XIDHistory: d.XIDHistory})
 	}
-	saved.Devices = memorable(devices, saved.Detachment)
+	saved.Devices = devicesToSave(devices, saved.Detachment)
 	return saved
 }
 
-// memorable returns the devices to save. A GPU is saved with its MIG devices.
-func memorable(devices []health.DeviceState, d health.Detachment) (all []health.DeviceState) {
+// devicesToSave returns the devices to save. A GPU is saved with its MIG devices.
+func devicesToSave(devices []health.DeviceState, d health.Detachment) (all []health.DeviceState) {
 	parents := make(map[health.DeviceID]bool)
 	for _, d := range devices {
 		if d.Device.Parent != "" && d.NeedsSaving() {
@@ -121,7 +121,7 @@ func (s Saved) Restore(bootID string, src health.SourceID, now time.Time) Restor
 			d.XIDHistory = nil
 		}
 	}
-	r.Devices = memorable(devices, r.Detachment)
+	r.Devices = devicesToSave(devices, r.Detachment)
 	return r
 }
 
@@ -141,9 +141,9 @@ func (s Saved) withOthers(before Saved) Saved {
 	return s
 }
 
-// undecidedFor limits how long a restart withholds devices for a detach that was neither started nor given up. The earlier
+// undecidedLimit limits how long a restart withholds devices for a detach that was neither started nor given up. The earlier
 // process may have asked a host engine to detach before it could save that, so the engine is asked to attach afterwards.
-const undecidedFor = 30 * time.Second
+const undecidedLimit = 30 * time.Second
 
 // restoreDetachment returns a detach on the clock of now. It is over if its time limit was reached. A wall clock that was set
 // back does not extend it beyond the requested time.
@@ -152,8 +152,8 @@ func restoreDetachment(d health.Detachment, now time.Time) health.Detachment {
 		return d
 	}
 	left := min(d.Until.Sub(now), d.For)
-	if d.Asking {
-		left = min(left, undecidedFor)
+	if d.Undecided {
+		left = min(left, undecidedLimit)
 	}
 	if d.Over || left <= 0 {
 		return health.Detachment{Over: true}

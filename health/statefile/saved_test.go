@@ -55,15 +55,15 @@ func roundTrip(t *testing.T, s Saved) (read Saved) {
 }
 
 // restart saves devices of DCGM in one boot and restores them at 100 s.
-func restart(t *testing.T, devices []health.DeviceState, bootID string, src health.SourceID) Restored {
+func restart(t *testing.T, devices []health.DeviceState, bootID string) Restored {
 	t.Helper()
 	s := &health.Snapshot{At: healthtest.At(0), Source: health.Source{Kind: "dcgm"}, Devices: devices}
-	return roundTrip(t, FromSnapshot(s, "boot")).Restore(bootID, src, healthtest.At(100))
+	return roundTrip(t, FromSnapshot(s, "boot")).Restore(bootID, health.SourceID{Kind: "dcgm"}, healthtest.At(100))
 }
 
 func TestRestartWithinBoot(t *testing.T) {
 	before := faultyDevices(t)
-	r := restart(t, before, "boot", health.SourceID{Kind: "dcgm"})
+	r := restart(t, before, "boot")
 	if !r.Missed || len(r.Devices) != len(before) {
 		t.Fatalf("%+v", r)
 	}
@@ -83,46 +83,12 @@ func TestRestartWithinBoot(t *testing.T) {
 
 	// Conditions clear again only after recoverAfter; the XID needs a reset.
 	all := []health.Device{healthtest.GPU0, healthtest.MIG0, healthtest.GPU1}
-	states := map[health.DeviceID]health.State{"GPU-0": health.Unhealthy, "MIG-0": health.Unhealthy, "GPU-1": health.Healthy}
 	devices := judge(r.Devices, 101, nil, all...)
-	healthtest.WantStates(t, devices, states)
+	healthtest.WantStates(t, devices, map[health.DeviceID]health.State{"GPU-0": health.Unhealthy, "MIG-0": health.Unhealthy, "GPU-1": health.Healthy})
 	devices = judge(devices, 160, nil, all...)
 	if got := devices[0].Verdict.Causes(); !slices.Equal(got, []string{"xid-48"}) {
 		t.Errorf("GPU-0 has %v", got)
 	}
-
-	// A GPU that is not listed after the restart is missing.
-	devices = judge(r.Devices, 101, nil, healthtest.GPU1)
-	healthtest.WantStates(t, devices, states)
-	if !devices[0].Verdict.Has(health.CauseMissing) || devices[0].Device.ID != "GPU-0" {
-		t.Errorf("GPU-0 is %+v", devices[0])
-	}
-}
-
-func TestRestartAfterReboot(t *testing.T) {
-	r := restart(t, faultyDevices(t), "later", health.SourceID{Kind: "dcgm"})
-	if r.Missed { // a GPU may have been removed while the node was off
-		t.Error("GPUs would be missing")
-	}
-	if len(r.Devices) != 1 || !slices.Equal(r.Devices[0].Verdict.Causes(), []string{health.CauseRemapFailed}) || len(r.Devices[0].Verdict.Trips) != 0 {
-		t.Errorf("%+v", r.Devices)
-	}
-	if r := restart(t, faultyDevices(t), "", health.SourceID{Kind: "dcgm"}); len(r.Devices) != 3 || !r.Missed {
-		t.Error("an unknown boot counts as another one")
-	}
-}
-
-// A finding recorded while the clock was ahead still expires.
-func TestRestoreAfterClockWasAhead(t *testing.T) {
-	const ahead = 1_000_000
-	devices := judge(nil, ahead, gpu0(xidAt(999, ahead), healthtest.Value(health.FieldRemapFailed, 1)), healthtest.GPU0)
-	devices = restart(t, devices, "boot", health.SourceID{Kind: "dcgm"}).Devices
-	healthtest.WantStates(t, devices, map[health.DeviceID]health.State{"GPU-0": health.Unhealthy})
-	if v := devices[0].Verdict; v.Since.After(healthtest.At(100)) || len(v.Trips) != 1 || v.Trips[0].After(healthtest.At(100)) {
-		t.Errorf("%+v", v)
-	}
-	devices = judge(devices, 100+int(health.DefaultConfig().RecoverAfter/time.Second), nil, healthtest.GPU0)
-	healthtest.WantStates(t, devices, map[health.DeviceID]health.State{"GPU-0": health.Healthy})
 }
 
 func TestRestoreForInventory(t *testing.T) {
@@ -137,17 +103,21 @@ func TestRestoreForInventory(t *testing.T) {
 	}{
 		"same":                   {engine, engine, "boot", 3, true, true, true},
 		"another address":        {engine, health.SourceID{Kind: "dcgm", Inventory: "dcgm localhost"}, "boot", 3, false, false, true},
-		"another boot":           {engine, engine, "later", 1, false, false, false},
+		"another boot":           {engine, engine, "later", 1, false, false, false}, // a GPU may have been removed while the node was off
+		"unknown boot":           {engine, engine, "", 3, true, true, true},
 		"same simulation":        {sim, sim, "boot", 3, true, true, true},
 		"another simulation":     {sim, health.SourceID{Kind: "sim", Inventory: "sim b", Simulated: true}, "boot", 0, false, false, false},
 		"another kind of source": {engine, sim, "boot", 0, false, false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := fullSnapshot(t)
-			s.Source.Kind, s.Source.Inventory = c.before.Kind, c.before.Inventory
+			s.Source.Kind, s.Source.Inventory, s.Source.DriverLoad = c.before.Kind, c.before.Inventory, "7"
 			r := roundTrip(t, FromSnapshot(s, "boot")).Restore(c.boot, c.now, healthtest.At(100))
 			if len(r.Devices) != c.devices || r.Missed != c.missed || r.History != c.history || r.Detachment.InForce() != c.detached {
 				t.Errorf("%+v", r)
+			}
+			if (r.DriverLoad == "7") != c.detached { // both are of the boot
+				t.Errorf("driver load %q", r.DriverLoad)
 			}
 			if len(r.Devices) > 0 && (len(r.Devices[0].XIDHistory) > 0) != c.history {
 				t.Errorf("XIDs %+v", r.Devices[0].XIDHistory)
@@ -180,7 +150,7 @@ func TestSavedDeliveredXIDs(t *testing.T) {
 	}
 }
 
-// Only findings that the GPU stores in its InfoROM outlive a boot.
+// Only findings that the GPU stores in its InfoROM outlive a boot, and no trips do.
 func TestFindingsThatOutliveBoot(t *testing.T) {
 	for cause, want := range map[string]bool{
 		health.CauseRemapFailed: true, health.CauseUnrepairable: true, health.CauseRetiredPages: true,
@@ -188,14 +158,16 @@ func TestFindingsThatOutliveBoot(t *testing.T) {
 		health.CauseTemperature: false, health.CauseFlapping: false,
 	} {
 		f := health.Finding{Cause: cause, State: health.Unhealthy, Since: healthtest.At(1), Last: healthtest.At(1), Clears: health.ClearsReboot}
-		devices := []health.DeviceState{{Device: healthtest.GPU0, Verdict: health.Verdict{State: health.Unhealthy, Findings: []health.Finding{f}}}}
-		if r := restart(t, devices, "later", health.SourceID{Kind: "dcgm"}); (len(r.Devices) == 1) != want {
+		v := health.Verdict{State: health.Unhealthy, Findings: []health.Finding{f}, Trips: []time.Time{healthtest.At(1)}}
+		r := restart(t, []health.DeviceState{{Device: healthtest.GPU0, Verdict: v}}, "later")
+		if (len(r.Devices) == 1) != want || want && len(r.Devices[0].Verdict.Trips) > 0 {
 			t.Errorf("%s after a boot: %+v", cause, r.Devices)
 		}
 	}
 }
 
-// Restored times are on the monotonic clock, so that a later step of the wall clock does not change them.
+// Restored times are on the monotonic clock, so that a later step of the wall clock does not change them. A time that is ahead
+// becomes now: a finding recorded while the clock was ahead still expires.
 func TestRestoredTimesAreMonotonic(t *testing.T) {
 	now := time.Now()
 	for name, wall := range map[string]time.Time{"past": now.Add(-time.Hour).Round(0), "ahead": now.Add(time.Hour).Round(0)} {

@@ -48,7 +48,7 @@ type File struct {
 	lock           *lock       // nil while not held
 	path           string      // that may be written: its content was read or set aside
 	unreadPath     string      // that must not be written: its content could not be read or set aside
-	saved          Saved       // the content, or what it should be
+	saved          Saved       // the content that the file has or should have
 	written        *Saved      // the fingerprint of the latest write; nil before the first
 	info           fs.FileInfo // of the file as read or written last; nil if there should be none
 	lastLogged     string      // the last error logged
@@ -82,7 +82,7 @@ func New(config *health.Latest[health.Config], snapshots *health.Latest[health.S
 
 // Load reads the state file. Call it before Run. Without a file the saved state is empty.
 //
-// A file that cannot be read or parsed is set aside, and the error says where; if that fails, Run writes nothing until it
+// A file that cannot be read or parsed is set aside, and the error names the new path; if that fails, Run writes nothing until it
 // succeeds. A file of a newer version is set aside too, and Load returns what it can read of it with the error. While
 // another agent holds the lock, Load only reads.
 func (f *File) Load(path string) (Saved, error) {
@@ -126,8 +126,8 @@ func (f *File) release() {
 	f.lock = nil
 }
 
-// adoptPath reads or sets aside the content of path, so that path may be written. replaced says what was set aside and why;
-// err says why path may not be written. The caller holds the lock.
+// adoptPath reads or sets aside the content of path, so that path may be written. replaced reports what was set aside and why;
+// err reports why path may not be written. The caller holds the lock.
 func (f *File) adoptPath(path string) (s Saved, replaced, err error) {
 	info, statErr := os.Stat(path) // before the content, so that a later change is noticed
 	if statErr != nil {
@@ -283,7 +283,7 @@ func (f *File) write(path string, s *health.Snapshot, last bool) error {
 	return nil
 }
 
-// difference says how the file differs from what this process read or wrote, "" if it does not.
+// difference describes how the file differs from what this process read or wrote, "" if it does not.
 func (f *File) difference(path string) string {
 	info, err := os.Stat(path)
 	switch {

@@ -80,7 +80,7 @@ func TestCall(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Error(err)
 	}
-	if names := listing(t, filepath.Dir(path)); len(names) != 0 {
+	if names := listing(t, path); len(names) != 0 {
 		t.Errorf("files left: %v", names)
 	}
 	if _, err := io.ReadAll(conn); errors.Is(err, os.ErrDeadlineExceeded) {

@@ -11,17 +11,13 @@ import (
 	"time"
 )
 
-func listing(t *testing.T, dir string) []string {
+func listing(t *testing.T, path string) []string {
 	t.Helper()
-	entries, err := os.ReadDir(dir)
+	names, err := filepath.Glob(filepath.Join(filepath.Dir(path), "*")) // hidden ones too
 	if err != nil {
 		t.Fatal(err)
 	}
-	var out []string
-	for _, e := range entries {
-		out = append(out, e.Name())
-	}
-	return out
+	return names
 }
 
 // listenAt listens as another process does.
@@ -50,41 +46,35 @@ func dial(t *testing.T, path string) net.Conn {
 }
 
 func TestListen(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "control.sock")
-	l, err := Listen(t.Context(), path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	info, err := os.Lstat(path)
-	if err != nil || info.Mode() != fs.ModeSocket|0o600 {
-		t.Errorf("mode %v, %v; want 0600", info.Mode(), err)
-	}
-	if names := listing(t, filepath.Dir(path)); len(names) != 1 {
-		t.Errorf("files %v; want the socket only", names)
-	}
-	dial(t, path)
-	for range 2 {
-		if err := l.Close(); err != nil {
-			t.Errorf("Close: %v", err)
+	for _, stale := range []bool{false, true} {
+		path := filepath.Join(t.TempDir(), "control.sock")
+		if stale {
+			_ = listenAt(t, path).Close()
+		}
+		if names := listing(t, path); (len(names) == 1) != stale {
+			t.Fatalf("files %v before; stale socket: %v", names, stale)
+		}
+		l, err := Listen(t.Context(), path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		info, err := os.Lstat(path)
+		if err != nil || info.Mode() != fs.ModeSocket|0o600 {
+			t.Errorf("mode %v, %v; want 0600", info.Mode(), err)
+		}
+		if names := listing(t, path); len(names) != 1 {
+			t.Errorf("files %v; want the socket only", names)
+		}
+		dial(t, path)
+		for range 2 {
+			if err := l.Close(); err != nil {
+				t.Errorf("Close: %v", err)
+			}
+		}
+		if names := listing(t, path); len(names) != 0 {
+			t.Errorf("files left: %v", names)
 		}
 	}
-	if names := listing(t, filepath.Dir(path)); len(names) != 0 {
-		t.Errorf("files left: %v", names)
-	}
-}
-
-func TestListenReplacesStaleSocket(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "control.sock")
-	_ = listenAt(t, path).Close()
-	if _, err := os.Lstat(path); err != nil {
-		t.Fatalf("no stale socket: %v", err)
-	}
-	l, err := Listen(t.Context(), path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dial(t, path)
-	_ = l.Close()
 }
 
 func TestListenKeepsServedSocket(t *testing.T) {

@@ -1,13 +1,11 @@
 package binarytest
 
 import (
+	"errors"
 	"net/http"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 )
 
 // The page, the JSON and the status command show the same.
@@ -19,34 +17,28 @@ func TestStatus(t *testing.T) {
 	p.awaitPage("/", http.StatusOK, "gpu-node-agent", "<h1>node-7</h1>", "lost</strong>", job.Container.Namespace+"/"+job.Container.Pod)
 	p.awaitPage("/api/v1/snapshot", http.StatusOK, `"node":"node-7"`, `"cause":"lost"`, `"registered":true`)
 	for output, want := range map[string]string{"table": "lost: ", "wide": "UUID", "json": `"cause":"lost"`} {
-		out, code := run(t, "status", "--config", p.config, "-o", output)
+		out, code := run(t, "status", "--config", p.config(), "-o", output)
 		if code != 0 || !strings.Contains(out, want) || !strings.Contains(out, job.Container.Pod) || strings.Contains(out, "\x1b") {
 			t.Errorf("status -o %s: exit code %d:\n%s", output, code, out)
 		}
 	}
 	p.stop()
-	if out, code := run(t, "status", "--config", p.config); code != 1 || !strings.Contains(out, p.address) {
+	if out, code := run(t, "status", "--config", p.config()); code != 1 || !strings.Contains(out, strings.TrimPrefix(p.URL, "http://")) {
 		t.Errorf("status without an agent: exit code %d: %s", code, out)
 	}
 }
 
 func TestCommands(t *testing.T) {
 	t.Parallel()
-	dir := tempDir(t)
-	write := func(name, text string) string {
-		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
-	bad := write("bad.yaml", "source: {mode: x, intervall: 1s}\nplugin: {resource: gpu}")
-	good := write("good.yaml", "source: {mode: sim}")
-	k, err := kubelettest.Start(dir)
-	if err != nil {
+	p := newProcess(t, simConfig)
+	p.startKubelet()
+	dir := p.Dir
+	good, bad := dir+"/good.yaml", dir+"/bad.yaml"
+	goodErr := os.WriteFile(good, []byte("source: {mode: sim}"), 0o600)
+	badErr := os.WriteFile(bad, []byte("source: {mode: x, intervall: 1s}\nplugin: {resource: gpu}"), 0o600)
+	if err := errors.Join(goodErr, badErr); err != nil {
 		t.Fatal(err)
 	}
-	defer k.Stop()
 	for _, c := range []struct {
 		args []string
 		code int

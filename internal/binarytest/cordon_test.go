@@ -34,5 +34,4 @@ func TestIsolatePending(t *testing.T) {
 	p.awaitMetrics(`cause="isolated"`)
 	p.sim(fmt.Sprintf("{gpu: %d, rowRemapPending: false}", index))
 	p.awaitAllocatable(k, 8)
-	p.stop()
 }

@@ -3,7 +3,6 @@ package binarytest
 import (
 	"net/http"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
@@ -49,32 +48,22 @@ func TestDetachAndAttach(t *testing.T) {
 	p.command(0, "attach")
 }
 
-func TestDetachExpires(t *testing.T) {
-	t.Parallel()
-	p, k := startRegistered(t, simConfig)
-	p.command(0, "detach", "--for", "1s")
-	p.awaitMetrics("gpu_node_agent_source_detached 0", "gpu_node_agent_source_up 1")
-	p.awaitPage("/readyz", http.StatusOK)
-	p.awaitAllocatable(k, 8)
-}
-
 // Neither a restart nor a kill of the agent ends a detach: the GPUs stay withheld until attach.
 func TestDetachSurvivesRestart(t *testing.T) {
 	t.Parallel()
-	for name, signal := range map[string]syscall.Signal{"SIGTERM": syscall.SIGTERM, "SIGKILL": syscall.SIGKILL} {
+	for name, end := range map[string]func(*process){"stop": (*process).stop, "kill": func(p *process) { p.Kill() }} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p, k := startRegistered(t, simConfig)
 			p.command(0, "detach", "--for", "10m", "--force")
-			p.signal(signal)
-			<-p.exited
-			next := p.restart()
-			next.awaitMetrics("gpu_node_agent_source_detached 1")
-			if n := next.findings("driver-released"); n != 8 {
+			end(p)
+			p.launch()
+			p.awaitMetrics("gpu_node_agent_source_detached 1")
+			if n := p.findings("driver-released"); n != 8 {
 				t.Errorf("%d GPUs are withheld, want 8", n)
 			}
-			next.awaitSource("detached")
-			next.awaitPage("/livez", http.StatusOK)
+			p.awaitSource("detached")
+			p.awaitPage("/livez", http.StatusOK)
 			state, err := k.WaitFor(t.Context(), func(s kubelettest.State) bool { return len(s.Resources[resource].Devices) == 8 })
 			if err != nil {
 				t.Fatal(err)
@@ -82,10 +71,10 @@ func TestDetachSurvivesRestart(t *testing.T) {
 			if n := state.Resources[resource].Allocatable(); n != 0 {
 				t.Errorf("the kubelet counts %d healthy GPUs", n)
 			}
-			next.command(0, "attach")
-			next.awaitAllocatable(k, 8)
-			next.awaitMetrics("gpu_node_agent_source_up 1")
-			if n := next.findings("driver-released"); n != 0 {
+			p.command(0, "attach")
+			p.awaitAllocatable(k, 8)
+			p.awaitMetrics("gpu_node_agent_source_up 1")
+			if n := p.findings("driver-released"); n != 0 {
 				t.Errorf("%d GPUs are withheld after attach", n)
 			}
 		})

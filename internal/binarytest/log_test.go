@@ -23,7 +23,7 @@ func TestLogLevel(t *testing.T) {
 }
 
 // A blocked standard error delays neither verdicts nor shutdown. When it is read again, the log reports how many entries
-// are missing. When its reader is gone, the agent keeps running.
+// are missing. When its reader closes it, the agent keeps running.
 func TestBlockedLog(t *testing.T) {
 	t.Parallel()
 	begin := func(t *testing.T) (*process, *os.File) {
@@ -35,8 +35,7 @@ func TestBlockedLog(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = read.Close() })
 		p := newProcess(t, simConfig)
-		p.stderr = write
-		p.launch()
+		p.launchWithLog(write)
 		_ = write.Close()
 		p.awaitMetrics(`state="healthy"} 1`)
 		// Each reload logs every fault of the configuration: more than a pipe holds.
@@ -66,18 +65,16 @@ func TestBlockedLog(t *testing.T) {
 		p.await("the count of missing entries", func() bool { return strings.Contains(p.log(), `"entries":`) })
 		p.sim("{gpu: 4, xid: 48}")
 		p.await("the log of a new XID", func() bool { return strings.Contains(p.log(), `"xid":48`) })
-		p.stop()
 	})
 	t.Run("shutdown", func(t *testing.T) {
 		p, _ := begin(t)
 		p.stop()
 	})
-	t.Run("reader gone", func(t *testing.T) {
+	t.Run("reader closed", func(t *testing.T) {
 		p, stderr := begin(t)
 		_ = stderr.Close()
 		p.sim("{gpu: 3, xid: 79, lost: true}")
 		p.awaitMetrics(`cause="lost"`)
 		p.await("dropped entries", func() bool { return dropped(p) })
-		p.stop()
 	})
 }

@@ -30,28 +30,37 @@ import (
 	_ "github.com/gpu-node-agent/gpu-node-agent/agent/operator"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest/node"
 )
 
-// The tests run in parallel: each has its own directory, port and sockets.
+// The tests run in parallel: each has its own directory, address and sockets.
 
 var binary string
 
 func TestMain(m *testing.M) {
-	// The tests wait for the agent's timers most of the time, so more of them run at once than there are processors.
 	flag.Parse()
 	code := 1
-	if err := flag.Set("test.parallel", "12"); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(code)
-	}
 	dir, err := os.MkdirTemp("", "gna")
-	if err != nil {
+	if err == nil {
+		err = build(dir)
+	}
+	if err == nil {
+		code = m.Run()
+	} else {
 		fmt.Fprintln(os.Stderr, err)
-		os.Exit(code)
+	}
+	_ = os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+// build writes the binary into a directory.
+func build(dir string) error {
+	// The tests wait for the agent's timers most of the time, so more of them run at once than there are processors.
+	if err := flag.Set("test.parallel", "12"); err != nil {
+		return err
 	}
 	if _, err := os.ReadFile("../../main.go"); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(code)
+		return err
 	}
 	binary = filepath.Join(dir, "gpu-node-agent")
 	ldflags := "-w"
@@ -62,38 +71,25 @@ func TestMain(m *testing.M) {
 	race := slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) // the agent has the race detector if the tests have it
 	build := exec.Command("go", "build", "-race="+strconv.FormatBool(race), "-ldflags", ldflags, "-o", binary, "github.com/gpu-node-agent/gpu-node-agent")
 	build.Stderr = os.Stderr
-	if err := build.Run(); err == nil {
-		code = m.Run()
-	}
-	_ = os.RemoveAll(dir)
-	os.Exit(code)
+	return build.Run()
 }
 
 const (
 	// awaitTimeout bounds each wait, with room for a busy machine.
 	awaitTimeout = 30 * time.Second
 
-	// shutdownTimeout is how long the agent may take to exit, whatever hangs: it promises 5 s, the rest is for a busy
-	// machine. The kubelet kills after 30 s.
-	shutdownTimeout = 10 * time.Second
-
 	// raceOptions make a process with the race detector exit at once, and not only after a second. Its exit code still
 	// reports a race.
 	raceOptions = "GORACE=atexit_sleep_ms=0"
 
 	resource  = "nvidia.com/gpu"
-	simConfig = "source: {mode: sim, sim: {control: %[1]s/sim.sock}}"
+	simConfig = "source: {mode: sim, sim: {control: DIR/sim.sock}}"
 )
 
-// process is a running agent.
+// process is an agent on a node of its own.
 type process struct {
-	t       *testing.T
-	cmd     *exec.Cmd
-	address string // metrics.listen
-	dir     string // plugin.kubeletDir; also has the agent's sockets and its state file
-	config  string // path of the configuration file
-	stderr  *os.File
-	exited  chan struct{}
+	*node.Node
+	t *testing.T
 
 	mu  sync.Mutex // guards out
 	out bytes.Buffer
@@ -112,28 +108,7 @@ func (p *process) log() string {
 	return p.out.String()
 }
 
-// tempDir returns a directory whose path is short enough for a unix socket.
-func tempDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "gna")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
-}
-
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
-}
-
-// start runs an agent with a configuration in which %[1]s is the kubelet's directory.
+// start runs an agent with a configuration in which DIR is the node's directory.
 func start(t *testing.T, config string, env ...string) *process {
 	t.Helper()
 	p := newProcess(t, config)
@@ -151,40 +126,18 @@ func startRegistered(t *testing.T, config string, env ...string) (*process, *kub
 	return p, k
 }
 
-// newProcess prepares an agent for launch.
+// newProcess prepares an agent for launch. When the test ends, a running agent must exit with 0 at SIGTERM.
 func newProcess(t *testing.T, config string) *process {
 	t.Helper()
-	dir := tempDir(t)
-	p := &process{t: t, dir: dir, address: freeAddress(t), config: filepath.Join(dir, "config.yaml"), exited: make(chan struct{})}
-	p.write(config)
-	return p
-}
-
-// restart runs another agent in the place of one that has exited.
-func (p *process) restart() *process {
-	p.t.Helper()
-	q := &process{t: p.t, address: p.address, dir: p.dir, config: p.config, exited: make(chan struct{})}
-	q.launch()
-	return q
-}
-
-func (p *process) launch(env ...string) {
-	t := p.t
-	t.Helper()
-	p.cmd = exec.Command(binary, "--config", p.config)
-	p.cmd.Env = append(os.Environ(), raceOptions, "GPU_NODE_AGENT_HEALTH_STATE_FILE="+p.stateFile(), "GPU_NODE_AGENT_HEALTH_SOCKET="+p.dir+"/agent.sock")
-	p.cmd.Env = append(p.cmd.Env, env...)
-	p.cmd.Stderr, p.cmd.Stdout = p, p
-	if p.stderr != nil {
-		p.cmd.Stderr = p.stderr
-	}
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := p.cmd.Start(); err != nil {
+	n, err := node.New(t.Context(), binary)
+	if err != nil {
 		t.Fatal(err)
 	}
-	go func() { _ = p.cmd.Wait(); close(p.exited) }()
+	p := &process{Node: n, t: t}
 	t.Cleanup(func() {
-		p.kill()
+		if err := p.Remove(); err != nil {
+			t.Error(err)
+		}
 		if t.Failed() {
 			t.Logf("the agent's log:\n%s", p.log())
 		}
@@ -192,11 +145,24 @@ func (p *process) launch(env ...string) {
 			t.Errorf("data race in the agent:\n%s", p.log())
 		}
 	})
+	p.write(config)
+	return p
+}
+
+// launch starts the agent, or starts it again after its exit.
+func (p *process) launch(env ...string) { p.launchWithLog(p, env...) }
+
+func (p *process) launchWithLog(log io.Writer, env ...string) {
+	p.t.Helper()
+	defaults := []string{raceOptions, "GPU_NODE_AGENT_HEALTH_STATE_FILE=" + p.stateFile(), "GPU_NODE_AGENT_HEALTH_SOCKET=" + p.agentSocket()}
+	if err := p.Start(log, append(defaults, env...)...); err != nil {
+		p.t.Fatal(err)
+	}
 }
 
 func (p *process) startKubelet() *kubelettest.Kubelet {
 	p.t.Helper()
-	k, err := kubelettest.Start(p.dir)
+	k, err := kubelettest.Start(p.Dir)
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -207,8 +173,7 @@ func (p *process) startKubelet() *kubelettest.Kubelet {
 // write writes the configuration.
 func (p *process) write(config string) {
 	p.t.Helper()
-	text := fmt.Sprintf(config+"\nplugin: {kubeletDir: %[1]s}\nmetrics: {listen: '%[2]s'}\n", p.dir, p.address)
-	if err := os.WriteFile(p.config, []byte(text), 0o600); err != nil {
+	if err := p.Node.Write(config + "\nplugin: {kubeletDir: DIR}\nmetrics: {listen: ADDRESS}\n"); err != nil {
 		p.t.Fatal(err)
 	}
 }
@@ -222,7 +187,7 @@ func (p *process) reload(config string) {
 
 func (p *process) signal(s os.Signal) {
 	p.t.Helper()
-	if err := p.cmd.Process.Signal(s); err != nil {
+	if err := p.Signal(s); err != nil {
 		p.t.Fatal(err)
 	}
 }
@@ -230,43 +195,25 @@ func (p *process) signal(s os.Signal) {
 // stop ends the agent with SIGTERM. It must exit with 0.
 func (p *process) stop() {
 	p.t.Helper()
-	p.signal(syscall.SIGTERM)
-	select {
-	case <-p.exited:
-	case <-time.After(shutdownTimeout):
-		p.t.Fatalf("the agent still runs %v after SIGTERM", shutdownTimeout)
-	}
-	if code := p.cmd.ProcessState.ExitCode(); code != 0 {
-		p.t.Errorf("exit code %d after SIGTERM", code)
+	if err := p.Stop(); err != nil {
+		p.t.Fatal(err)
 	}
 }
 
-// kill ends the agent without a chance to clean up.
-func (p *process) kill() {
-	_ = p.cmd.Process.Kill()
-	<-p.exited
-}
-
-func (p *process) stateFile() string { return p.dir + "/state.json" }
+func (p *process) config() string      { return p.Dir + "/config.yaml" }
+func (p *process) stateFile() string   { return p.Dir + "/state.json" }
+func (p *process) simSocket() string   { return p.Dir + "/sim.sock" }
+func (p *process) agentSocket() string { return p.Dir + "/agent.sock" }
 
 // get returns the status code and the body of a page, or zero values if no agent answers.
 func (p *process) get(path string) (int, string) {
 	ctx, cancel := context.WithTimeout(p.t.Context(), awaitTimeout)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.address+path, nil)
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	res, err := http.DefaultClient.Do(req)
+	code, text, err := p.Get(ctx, path)
 	if err != nil {
 		return 0, ""
 	}
-	defer func() { _ = res.Body.Close() }()
-	text, err := io.ReadAll(res.Body)
-	if err != nil {
-		return 0, ""
-	}
-	return res.StatusCode, string(text)
+	return code, string(text)
 }
 
 // snapshot returns the node's status, an empty one if no agent answers.
@@ -301,16 +248,14 @@ func (p *process) findings(cause string) int {
 // await waits until the condition holds.
 func (p *process) await(what string, condition func() bool) {
 	p.t.Helper()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
 	timeout := time.After(awaitTimeout)
 	for !condition() {
 		select {
-		case <-p.exited:
+		case <-p.Exited():
 			p.t.Fatalf("the agent exited while the test waited for %s", what)
 		case <-timeout:
 			p.t.Fatalf("timed out waiting for %s", what)
-		case <-tick.C:
+		case <-time.After(20 * time.Millisecond):
 		}
 	}
 }
@@ -370,7 +315,7 @@ func (p *process) allocate(k *kubelettest.Kubelet) kubelettest.Allocation {
 func (p *process) awaitSocket(path string) {
 	p.t.Helper()
 	p.await(path, func() bool {
-		conn, err := new(net.Dialer).DialContext(p.t.Context(), "unix", path)
+		conn, err := net.Dial("unix", path)
 		if err == nil {
 			_ = conn.Close()
 		}
@@ -381,8 +326,8 @@ func (p *process) awaitSocket(path string) {
 // sim injects an event into the agent's simulation.
 func (p *process) sim(event string) {
 	p.t.Helper()
-	p.awaitSocket(p.dir + "/sim.sock")
-	if out, code := run(p.t, "sim", "--socket", p.dir+"/sim.sock", event); code != 0 {
+	p.awaitSocket(p.simSocket())
+	if out, code := run(p.t, "sim", "--socket", p.simSocket(), event); code != 0 {
 		p.t.Fatalf("sim %s: %s", event, out)
 	}
 }
@@ -390,8 +335,8 @@ func (p *process) sim(event string) {
 // command runs an operator's command, which must exit with a code, and returns its output.
 func (p *process) command(code int, name string, args ...string) string {
 	p.t.Helper()
-	p.awaitSocket(p.dir + "/agent.sock")
-	out, got := run(p.t, append([]string{name, "--socket", p.dir + "/agent.sock"}, args...)...)
+	p.awaitSocket(p.agentSocket())
+	out, got := run(p.t, append([]string{name, "--socket", p.agentSocket()}, args...)...)
 	if got != code {
 		p.t.Fatalf("%s %v: exit code %d, want %d: %s", name, args, got, code, out)
 	}

@@ -18,7 +18,8 @@ func TestReload(t *testing.T) {
 	p.write(simConfig + "\nhealth: {temperature: 1}") // °C: every GPU is warmer
 	p.awaitMetrics(`cause="temperature"`, "gpu_node_agent_config_last_reload_successful 1")
 
-	p.address = freeAddress(t)
+	_, port, _ := strings.Cut(strings.TrimPrefix(p.URL, "http://"), ":")
+	p.URL = "http://127.0.0.2:" + port
 	p.reload(simConfig + "\nhealth: {recoverAfter: 0s}")
 	p.awaitMetrics(`state="healthy"} 1`)
 

@@ -73,7 +73,7 @@ func TestScreenshots(t *testing.T) {
 				"dark":  {"--window-size=1440,1500", "--force-dark-mode"},
 				"phone": {"--window-size=390,3000"},
 			} {
-				takePicture(t, browser, "http://"+p.address, filepath.Join(*screenshots, c.profile+"-"+name+".png"), flags...)
+				takePicture(t, browser, p.URL, filepath.Join(*screenshots, c.profile+"-"+name+".png"), flags...)
 			}
 		})
 	}

@@ -114,7 +114,7 @@ func Run(t *testing.T, run func(context.Context) error) (stop func()) {
 	})
 }
 
-// Advance lets time pass in a synctest bubble, and waits for what is due at its end.
+// Advance lets time pass in a synctest bubble, and waits until every goroutine in it is blocked.
 func Advance(d time.Duration) {
 	time.Sleep(d) //nolint:forbidigo // the bubble's time
 	synctest.Wait()

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"net"
-	"sync"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -14,28 +12,21 @@ import (
 
 // Client calls a plugin as the kubelet does. It is independent of any kubelet.
 type Client struct {
-	api   pluginapi.DevicePluginClient
-	close func()
+	api  pluginapi.DevicePluginClient
+	conn *grpc.ClientConn
 }
 
 // Dial returns a client of the plugin that listens on a socket. It connects with the first call.
 func Dial(socket string) (*Client, error) {
-	conn, err := grpc.NewClient("passthrough:///plugin", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			var d net.Dialer
-			return d.DialContext(ctx, "unix", socket)
-		}))
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return nil, err
 	}
-	return &Client{
-		api:   pluginapi.NewDevicePluginClient(conn),
-		close: sync.OnceFunc(func() { _ = conn.Close() }), // it fails only if called twice
-	}, nil
+	return &Client{pluginapi.NewDevicePluginClient(conn), conn}, nil
 }
 
 // Close ends all open calls and streams. It may be called more than once.
-func (c *Client) Close() { c.close() }
+func (c *Client) Close() { _ = c.conn.Close() } // fails only if it is closed already
 
 // Devices opens a ListAndWatch stream and calls receive with every list until receive returns false or the stream ends.
 func (c *Client) Devices(ctx context.Context, receive func([]Device) bool) error {

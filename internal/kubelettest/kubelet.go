@@ -6,7 +6,6 @@ package kubelettest
 
 import (
 	"errors"
-	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -62,17 +61,10 @@ func (k *Kubelet) Restart() error {
 }
 
 func (k *Kubelet) start() error {
-	if err := os.MkdirAll(k.dir, 0o750); err != nil {
-		return err
-	}
-	if err := removeFiles(k.dir); err != nil {
-		return err
-	}
-	if err := os.MkdirAll(k.pods, 0o750); err != nil {
-		return err
-	}
-	if err := os.Remove(filepath.Join(k.pods, "kubelet.sock")); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	for _, dir := range []string{k.dir, k.pods} {
+		if err := errors.Join(os.MkdirAll(dir, 0o750), removeFiles(dir)); err != nil {
+			return err
+		}
 	}
 	l, err := listen(k.dir)
 	if err != nil {
@@ -89,10 +81,7 @@ func (k *Kubelet) start() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.server, k.podsAPI, k.clients, k.all = server, podsAPI, map[string]*Client{}, map[*Client]struct{}{}
-	k.update(func(s *State) {
-		s.Running, s.Resources = true, map[string]Resource{}
-		s.Starts++
-	})
+	k.update(func(s *State) { s.Running, s.Resources = true, map[string]Resource{} })
 	k.serving.Go(func() { _ = server.Serve(l) })
 	k.serving.Go(func() { _ = podsAPI.Serve(podsL) })
 	return nil
@@ -140,6 +129,12 @@ func (k *Kubelet) SetFault(f Fault) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.fault = f
+}
+
+func (k *Kubelet) currentFault() Fault {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.fault
 }
 
 // OnDevices registers f, which is called with every list that a plugin sends and with the number of the resource's

@@ -16,15 +16,9 @@ type podResources struct {
 	kubelet *Kubelet
 }
 
-func (p podResources) fault() Fault {
-	p.kubelet.mu.Lock()
-	defer p.kubelet.mu.Unlock()
-	return p.kubelet.fault
-}
-
 // List returns the pods that hold devices.
 func (p podResources) List(context.Context, *podsapi.ListPodResourcesRequest) (*podsapi.ListPodResourcesResponse, error) {
-	fault := p.fault()
+	fault := p.kubelet.currentFault()
 	if fault.ListError != "" {
 		return nil, status.Error(codes.Unknown, fault.ListError)
 	}
@@ -61,7 +55,7 @@ func (p podResources) List(context.Context, *podsapi.ListPodResourcesRequest) (*
 
 // GetAllocatableResources returns the healthy devices.
 func (p podResources) GetAllocatableResources(context.Context, *podsapi.AllocatableResourcesRequest) (*podsapi.AllocatableResourcesResponse, error) {
-	if fault := p.fault(); fault.AllocatableError != "" {
+	if fault := p.kubelet.currentFault(); fault.AllocatableError != "" {
 		return nil, status.Error(codes.Unknown, fault.AllocatableError)
 	}
 	s, resp := p.kubelet.State(), &podsapi.AllocatableResourcesResponse{}

@@ -21,9 +21,7 @@ type registrationServer struct {
 // Register connects to the plugin and requests its options before it responds, as the real one does.
 func (r registrationServer) Register(ctx context.Context, req *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
 	k, name := r.kubelet, req.GetResourceName()
-	k.mu.Lock()
-	fault := k.fault
-	k.mu.Unlock()
+	fault := k.currentFault()
 	switch {
 	case fault.RegisterError != "":
 		return nil, status.Error(codes.Unknown, fault.RegisterError)

@@ -49,7 +49,6 @@ type Container struct {
 // State is the kubelet's state at one moment. It is immutable.
 type State struct {
 	Running     bool
-	Starts      int
 	Resources   map[string]Resource // by name; of the running kubelet only
 	Allocations []Allocation        // in order of creation; like pods, they survive a restart of the kubelet
 }

@@ -6,15 +6,11 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-
-	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// parseDCGMFields parses dcgm_fields.txt and checks its format.
-func parseDCGMFields(t *testing.T) map[string]dcgmField {
-	t.Helper()
-	all := make(map[string]dcgmField)
-	last := -1
+// The list is ordered by number, and its names are unique.
+func TestDCGMFieldsText(t *testing.T) {
+	last, names := -1, 0
 	for line := range strings.Lines(dcgmFieldsText) {
 		if strings.HasPrefix(line, "#") {
 			continue
@@ -24,26 +20,18 @@ func parseDCGMFields(t *testing.T) map[string]dcgmField {
 			t.Fatalf("line %q: too few columns", line)
 		}
 		id, err := strconv.Atoi(columns[0])
-		kind := columns[1]
-		if err != nil || id <= last || !slices.Contains([]string{"number", "text", "binary", "mark"}, kind) && entityName(kind) == kind {
+		if kind := columns[1]; err != nil || id <= last || !slices.Contains([]string{"number", "text", "binary", "mark"}, kind) && entityName(kind) == kind {
 			t.Errorf("invalid line %q after number %d: %v", line, last, err)
 		}
-		last = id
-		for _, name := range columns[2:] {
-			if _, exists := all[name]; exists {
-				t.Errorf("duplicate name %s", name)
-			}
-			all[name] = dcgmField{health.Field(id), name, kind}
-		}
+		last, names = id, names+len(columns)-2
 	}
-	return all
+	if n := len(dcgmFields()); n != names || n < 1000 {
+		t.Errorf("%d names, %d distinct", names, n)
+	}
 }
 
 func TestTableMatchesDCGMFields(t *testing.T) {
-	all := parseDCGMFields(t)
-	if len(all) < 1000 {
-		t.Errorf("got only %d names", len(all))
-	}
+	all := dcgmFields()
 	for _, r := range table {
 		for _, name := range []string{r.name, r.renamed} {
 			if r.id == 0 || name == "" {
@@ -62,7 +50,7 @@ func TestTableMatchesDCGMFields(t *testing.T) {
 
 // Every number and text can be selected under each of its names; every other field is rejected.
 func TestSelectEveryDCGMField(t *testing.T) {
-	all := parseDCGMFields(t)
+	all := dcgmFields()
 	var specs []Spec
 	for name := range all {
 		specs = append(specs, Spec{Name: name})

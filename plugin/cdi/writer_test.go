@@ -1,9 +1,7 @@
 package cdi
 
 import (
-	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -19,9 +17,8 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/golden"
 )
-
-var update = flag.Bool("update", false, "rewrite the golden files")
 
 const driverVersion = "580.95.05"
 
@@ -98,26 +95,6 @@ func mig(name string, gi int) Device {
 	}}}
 }
 
-// checkGolden compares a value, as JSON, with a file in testdata.
-func checkGolden(t *testing.T, name string, v any) {
-	t.Helper()
-	got, err := json.MarshalIndent(v, "", "  ")
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join("testdata", name+".json")
-	if *update {
-		writeFile(t, file, string(got)+"\n")
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if strings.TrimSpace(string(want)) != string(got) {
-		t.Errorf("%s: got\n%s\nwant\n%s", file, got, want)
-	}
-}
-
 func TestSpecGolden(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -147,7 +124,7 @@ func TestSpecGolden(t *testing.T) {
 			t.Errorf("%s: %v", c.name, err)
 			continue
 		}
-		checkGolden(t, c.name, spec.Spec)
+		golden.CheckJSON(t, "testdata/"+c.name+".json", spec.Spec)
 		if v, err := specs.MinimumRequiredVersion(spec.Spec); err != nil || v > specVersion {
 			t.Errorf("%s requires CDI version %s: %v", c.name, v, err)
 		}

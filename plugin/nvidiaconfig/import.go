@@ -77,6 +77,13 @@ func (in *importer) warn(key, format string, args ...any) {
 	in.warnings = append(in.warnings, key+": "+fmt.Sprintf(format, args...))
 }
 
+// warnIfSet warns about a key that has no effect here, unless its value is false or empty.
+func (in *importer) warnIfSet(key string, value any, text string) {
+	if list, isList := value.([]any); value != false && value != "" && (!isList || len(list) > 0) {
+		in.warn(key, "%s", text)
+	}
+}
+
 func (in *importer) fail(key, format string, args ...any) {
 	in.errs = append(in.errs, fmt.Errorf("%s: %s", key, fmt.Sprintf(format, args...)))
 }
@@ -139,37 +146,21 @@ func (in *importer) key(key string, value any) {
 	case "sharing.timeslicing.resources":
 		in.shared(key, value)
 	case "flags.failoniniterror":
-		if value != false {
-			in.warn(key, "has no effect: without a GPU the agent retries, and /readyz reports the reason")
-		}
+		in.warnIfSet(key, value, "has no effect: without a GPU the agent retries, and /readyz reports the reason")
 	case "flags.gdrcopyenabled", "flags.gdsenabled", "flags.mofedenabled":
-		if value != false {
-			in.warn(key, "is not supported")
-		}
+		in.warnIfSet(key, value, "is not supported")
 	case "flags.devicediscoverystrategy":
 		if value != "auto" && value != "nvml" {
 			in.warn(key, "%v is not supported: the agent finds devices through DCGM", value)
 		}
 	case "flags.mpsroot", "sharing.mps.resources":
-		if list, ok := value.([]any); value != "" && (!ok || len(list) > 0) {
-			in.warn(key, "MPS is not supported: its devices are offered according to sharing.timeSlicing, otherwise whole")
-		}
+		in.warnIfSet(key, value, "MPS is not supported: its devices are offered according to sharing.timeSlicing, otherwise whole")
 	case "sharing.mps.renamebydefault", "sharing.mps.failrequestsgreaterthanone":
-		if value != false {
-			in.warn(key, "has no effect: MPS is not supported")
-		}
-	case "imex.channelids":
-		if list, ok := value.([]any); !ok || len(list) > 0 {
-			in.warn(key, "IMEX channels are not supported")
-		}
-	case "imex.required":
-		if value != false {
-			in.warn(key, "IMEX channels are not supported")
-		}
+		in.warnIfSet(key, value, "has no effect: MPS is not supported")
+	case "imex.channelids", "imex.required":
+		in.warnIfSet(key, value, "IMEX channels are not supported")
 	case "resources.gpus", "resources.mig":
-		if list, ok := value.([]any); !ok || len(list) > 0 {
-			in.warn(key, "has no effect, as in NVIDIA's plugin; use plugin.resources")
-		}
+		in.warnIfSet(key, value, "has no effect, as in NVIDIA's plugin; use plugin.resources")
 	default:
 		if strings.HasPrefix(k, "flags.gfd.") || k == "flags.usenodefeatureapi" {
 			in.warn(key, "configures GPU feature discovery, which is another program")

@@ -222,36 +222,6 @@ func TestScores(t *testing.T) {
 	}
 }
 
-func TestChooseWeighsConnections(t *testing.T) {
-	type links = map[[2]int]health.Link
-	for _, c := range []struct {
-		name  string
-		numa  map[int]int
-		links links
-		n     int
-		want  []string
-	}{
-		{"NUMA node over nothing", map[int]int{2: 1, 3: 1}, nil, 4, ids(2, 3)},
-		{"NUMA node -1 counts for nothing", map[int]int{0: -1, 1: -1, 2: 1, 3: 1}, nil, 4, ids(2, 3)},
-		{"better path over NUMA node", map[int]int{0: 0, 1: 0}, links{{0, 1}: link(0, health.PathNode), {2, 3}: link(0, health.PathHostBridge)}, 4, ids(2, 3)},
-		{"NVLink over the best path and a NUMA node", map[int]int{0: 0, 1: 0}, links{{0, 1}: link(0, health.PathBoard), {2, 3}: link(1, 0)}, 4, ids(2, 3)},
-		{"18 NVLinks over 17", nil, links{{0, 1}: link(17, 0), {2, 3}: link(18, 0)}, 4, ids(2, 3)},
-		{"three near over one path across sockets", map[int]int{3: 1, 4: 1, 5: 1}, links{{0, 1}: link(0, health.PathSystem)}, 6, ids(3, 4, 5)},
-		{"two such paths over three near", map[int]int{0: 1, 1: 1, 2: 1}, links{{3, 4}: link(0, health.PathSystem), {4, 5}: link(0, health.PathSystem)}, 6, ids(3, 4, 5)},
-	} {
-		devices := gpus(c.n)
-		for i, node := range c.numa {
-			devices[i].State.Device.NUMA = []int{node}
-		}
-		for pair, l := range c.links {
-			connect(devices, pair[0], pair[1], l)
-		}
-		if got := choose(devices, Request{Available: all(devices), Size: len(c.want)}); !slices.Equal(got, c.want) {
-			t.Errorf("%s: %v, want %v", c.name, got, c.want)
-		}
-	}
-}
-
 func TestChooseShared(t *testing.T) {
 	two, four, mig, both := replicas(hgx(2), 3), replicas(hgx(4), 2), migs(2), replicas(migs(1), 2)
 	degraded, unhealthy := replicas(with(hgx(2), 0, health.Degraded), 2), replicas(with(hgx(2), 0, health.Unhealthy), 2)

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // Now returns the time of the test devices.
@@ -78,8 +78,8 @@ func Node() *health.Snapshot {
 }
 
 // Holders returns the containers that hold the devices of Node.
-func Holders() plugin.Holders {
-	return plugin.Holders{At: Ago(2 * time.Second), By: map[health.DeviceID][]plugin.Holder{
+func Holders() podresources.Holders {
+	return podresources.Holders{At: Ago(2 * time.Second), By: map[health.DeviceID][]podresources.Holder{
 		"GPU-0": {
 			{Namespace: "training", Pod: "llm-0", Container: "torch", Resource: "nvidia.com/gpu", DeviceID: "GPU-0::0"},
 			{Namespace: "training", Pod: "llm-0", Container: "torch", Resource: "nvidia.com/gpu", DeviceID: "GPU-0::1"},

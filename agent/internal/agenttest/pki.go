@@ -11,7 +11,6 @@ import (
 	"encoding/pem"
 	"math/big"
 	"net"
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -59,9 +58,7 @@ func (a *Authority) Issue(t *testing.T, name, host string) {
 		t.Fatal(err)
 	}
 	for file, block := range map[string]*pem.Block{name + ".crt": {Type: "CERTIFICATE", Bytes: der}, name + ".key": {Type: "PRIVATE KEY", Bytes: private}} {
-		if err := os.WriteFile(filepath.Join(a.dir, file), pem.EncodeToMemory(block), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		WriteFile(t, a.dir, file, string(pem.EncodeToMemory(block)))
 	}
 	if name == "ca" {
 		if a.cert, err = x509.ParseCertificate(der); err != nil {

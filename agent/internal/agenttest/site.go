@@ -20,6 +20,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 )
 
@@ -115,10 +116,18 @@ func (s *Site) File(name string) string { return filepath.Join(s.Dir, name) }
 // Write writes a file in the site's directory.
 func (s *Site) Write(name, text string) {
 	s.T.Helper()
-	// Atomic, because a reload may read the file at any time, and an empty web configuration is valid.
-	if err := errors.Join(os.WriteFile(s.File(name+".new"), []byte(text), 0o600), os.Rename(s.File(name+".new"), s.File(name))); err != nil {
-		s.T.Fatal(err)
+	WriteFile(s.T, s.Dir, name, text)
+}
+
+// WriteFile writes a file in a directory and returns its path. It is atomic, because a reload may read the file at any time,
+// and an empty web configuration is valid.
+func WriteFile(t *testing.T, dir, name, text string) string {
+	t.Helper()
+	path := filepath.Join(dir, name)
+	if err := errors.Join(os.WriteFile(path+".new", []byte(text), 0o600), os.Rename(path+".new", path)); err != nil {
+		t.Fatal(err)
 	}
+	return path
 }
 
 // Address waits until the server listens, and returns its address.
@@ -237,6 +246,17 @@ func MustContain(t *testing.T, text string, parts ...string) {
 			t.Errorf("%q is not in\n%s", p, text)
 		}
 	}
+}
+
+// StartKubelet runs a kubelet in a directory until the test ends.
+func StartKubelet(t *testing.T, dir string) *kubelettest.Kubelet {
+	t.Helper()
+	k, err := kubelettest.Start(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(k.Stop)
+	return k
 }
 
 // SocketDir returns a temporary directory whose name is short enough for the path of a unix socket.

@@ -1,5 +1,5 @@
-// workload is what runs in the cluster's containers, the sandboxes' among them: it prints its environment and waits
-// for its end. It is linked statically, and its image holds nothing else.
+// workload is the program of the cluster's containers, including the sandboxes: it prints its environment and waits for
+// SIGTERM. It is static, because its image contains nothing else.
 package main
 
 import (

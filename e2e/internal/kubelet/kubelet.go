@@ -1,7 +1,5 @@
-// Package kubelet is as much of a kubelet as a device plugin can see: the device manager on
-// device-plugins/kubelet.sock and the pod resources API on pod-resources/kubelet.sock, both the real
-// kubelet's own code, in a directory of the caller's choice. It needs no root, no container runtime and
-// no cluster.
+// Package kubelet runs the kubelet's own device manager (device-plugins/kubelet.sock) and pod resources API
+// (pod-resources/kubelet.sock) in a directory. It needs no root, container runtime or cluster.
 package kubelet
 
 import (
@@ -21,8 +19,8 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/config"
 )
 
-// The exported NewManagerImpl always takes /var/lib/kubelet; this one, which it calls, takes any path.
-// The empty assembly file beside this one lets the compiler accept a function without a body.
+// The exported NewManagerImpl always uses /var/lib/kubelet; this function, which it calls, accepts any path. The empty
+// assembly file in this package allows a function without a body.
 //
 //go:linkname newManagerImpl k8s.io/kubernetes/pkg/kubelet/cm/devicemanager.newManagerImpl
 func newManagerImpl(klog.Logger, string, []cadvisor.Node, topologymanager.Store) (*devicemanager.ManagerImpl, error)
@@ -33,9 +31,9 @@ type Kubelet struct {
 	api     *podResourcesAPI
 }
 
-// Start starts a kubelet on a directory, which stands for /var/lib/kubelet. As the real one does,
-// it removes every socket in device-plugins and takes up the allocations in its checkpoint. The pods are
-// those that are bound to the node; the kubelet frees the devices of any other.
+// Start starts a kubelet in a directory, which stands for /var/lib/kubelet. Like the real kubelet, it removes every
+// socket in device-plugins and restores the allocations in its checkpoint. pods returns the pods bound to the node; the
+// kubelet frees the devices of all others.
 func Start(dir string, pods func() []*v1.Pod) (*Kubelet, error) {
 	log := klog.Background()
 	socket := filepath.Join(dir, "device-plugins", "kubelet.sock")
@@ -54,21 +52,20 @@ func Start(dir string, pods func() []*v1.Pod) (*Kubelet, error) {
 	return &Kubelet{manager: m, api: api}, nil
 }
 
-// Stop ends the kubelet. Its sockets go, its checkpoint stays.
+// Stop stops the kubelet. It removes the sockets and keeps the checkpoint.
 func (k *Kubelet) Stop() error {
 	k.api.stop()
 	return k.manager.Stop(klog.Background())
 }
 
-// Count returns what the kubelet would write to the node's status: the capacity and the allocatable
-// number of a resource.
+// Count returns the capacity and allocatable count of a resource, as the kubelet would write them to the node's status.
 func (k *Kubelet) Count(resource v1.ResourceName) (capacity, allocatable int) {
 	all, usable, _ := k.manager.GetCapacity()
 	c, a := all[resource], usable[resource]
 	return int(c.Value()), int(a.Value())
 }
 
-// Usable returns how many devices the kubelet would give to pods, of all resources.
+// Usable returns the number of allocatable devices of all resources.
 func (k *Kubelet) Usable() int {
 	_, usable, _ := k.manager.GetCapacity()
 	sum := 0
@@ -78,7 +75,7 @@ func (k *Kubelet) Usable() int {
 	return sum
 }
 
-// Healthy returns the devices that the kubelet would give to a pod, each with its NUMA nodes.
+// Healthy returns the allocatable devices of a resource with their NUMA nodes.
 func (k *Kubelet) Healthy(resource v1.ResourceName) map[string][]int {
 	healthy := make(map[string][]int)
 	for id, device := range k.manager.GetAllocatableDevices()[string(resource)] {
@@ -90,8 +87,8 @@ func (k *Kubelet) Healthy(resource v1.ResourceName) map[string][]int {
 	return healthy
 }
 
-// Admit gives a pod's only container its devices, as the kubelet does before it starts the container,
-// and returns the environment that the container is started with.
+// Admit allocates the devices of a pod's only container, as the kubelet does before it starts the container, and
+// returns the container's environment.
 func (k *Kubelet) Admit(ctx context.Context, pod *v1.Pod) (map[string]string, error) {
 	container := &pod.Spec.Containers[0]
 	if err := k.manager.Allocate(pod, container); err != nil {
@@ -108,8 +105,7 @@ func (k *Kubelet) Admit(ctx context.Context, pod *v1.Pod) (map[string]string, er
 	return env, nil
 }
 
-// PodDevices returns the health of each device that a pod has, as it comes to stand in the pod's
-// allocatedResourcesStatus.
+// PodDevices returns the health of each device of a pod, as in the pod's allocatedResourcesStatus.
 func (k *Kubelet) PodDevices(pod *v1.Pod, resource v1.ResourceName) map[string]v1.ResourceHealthStatus {
 	status := &v1.PodStatus{ContainerStatuses: []v1.ContainerStatus{{Name: pod.Spec.Containers[0].Name}}}
 	k.manager.UpdateAllocatedResourcesStatus(pod, status)
@@ -130,9 +126,9 @@ func (k *Kubelet) Disconnect(resource v1.ResourceName) {
 	k.manager.GetWatcherHandler().DeRegisterPlugin(string(resource), "")
 }
 
-// Forget makes the kubelet take the plugin of a resource for stopped while the plugin's stream stays
-// open. This is how its re-registration race can end (kubernetes#127803): the end of an old stream
-// stops whatever plugin has the same resource by then.
+// Forget makes the kubelet consider the plugin of a resource stopped while the plugin's stream stays open. The
+// kubelet's re-registration race can end this way (kubernetes#127803): the end of an old stream stops the current
+// plugin of the resource.
 func (k *Kubelet) Forget(resource v1.ResourceName) {
 	k.manager.PluginDisconnected(klog.Background(), string(resource))
 }

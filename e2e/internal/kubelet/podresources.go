@@ -15,8 +15,7 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/cm/devicemanager"
 )
 
-// podResourcesAPI is the kubelet's own server of the pod resources API, from which a plugin can learn
-// what the kubelet believes of its devices.
+// podResourcesAPI is the kubelet's own server of the pod resources API.
 type podResourcesAPI struct {
 	server *grpc.Server
 	done   chan struct{}
@@ -26,7 +25,7 @@ func servePodResources(socket string, m devicemanager.Manager, pods func() []*v1
 	if err := os.MkdirAll(filepath.Dir(socket), 0o750); err != nil {
 		return nil, err
 	}
-	// A kubelet that was killed leaves its socket, and the next one takes its place.
+	// A killed kubelet leaves its socket, and the next kubelet replaces it.
 	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
@@ -46,7 +45,7 @@ func servePodResources(socket string, m devicemanager.Manager, pods func() []*v1
 		}))
 	go func() {
 		defer close(a.done)
-		_ = a.server.Serve(l) // it ends with stop
+		_ = a.server.Serve(l) // ends at stop
 	}()
 	return a, nil
 }
@@ -70,8 +69,7 @@ func (p nodePods) GetPodByName(namespace, name string) (*v1.Pod, bool) {
 	return nil, false
 }
 
-// nodeDevices puts the device manager's answers into the API's shape, which in a kubelet is the
-// container manager's work.
+// nodeDevices converts the device manager's results for the API, as the kubelet's container manager does.
 type nodeDevices struct{ devicemanager.Manager }
 
 func (d nodeDevices) GetDevices(podUID, container string) []*api.ContainerDevices {
@@ -82,8 +80,8 @@ func (d nodeDevices) GetAllocatableDevices() []*api.ContainerDevices {
 	return containerDevices(d.Manager.GetAllocatableDevices())
 }
 
-// containerDevices makes one entry for each device and NUMA node. So a device whose topology names no
-// node is not in the answer at all, in the kubelet too.
+// containerDevices returns one entry per device and NUMA node. Like the kubelet, it omits devices whose topology has no
+// node.
 func containerDevices(resources devicemanager.ResourceDeviceInstances) []*api.ContainerDevices {
 	var out []*api.ContainerDevices
 	for resource, devices := range resources {
@@ -103,7 +101,7 @@ func containerDevices(resources devicemanager.ResourceDeviceInstances) []*api.Co
 	return out
 }
 
-// nothing answers for the managers of CPUs, memory and claims, which this kubelet does not have.
+// nothing stands for the managers of CPUs, memory and claims, which this kubelet does not have.
 type nothing struct{}
 
 func (nothing) GetCPUs(string, string) []int64                                    { return nil }

@@ -13,13 +13,13 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/process"
 )
 
-// Configure writes config.yaml, which an agent that runs takes up. Where files and sockets are is not for it to say.
+// Configure writes config.yaml, which a running agent reloads. Flags of StartAgent set the paths of files and sockets.
 func (n *Node) Configure(text string) {
 	n.T.Helper()
 	n.Write("config.yaml", text)
 }
 
-// StartAgent starts an agent, and waits for nothing.
+// StartAgent starts an agent without waiting for it.
 func (n *Node) StartAgent() {
 	n.T.Helper()
 	n.Agent = n.Start(binary, "--config", n.File("config.yaml"), "--source.mode=sim", "--source.sim.control="+n.File("sim.sock"),
@@ -27,41 +27,40 @@ func (n *Node) StartAgent() {
 		"--plugin.kubeletDir="+n.Dir, "--metrics.listen="+n.Address)
 }
 
-// EndAgent sends SIGTERM and wants an orderly end.
+// EndAgent sends SIGTERM and expects exit status 0.
 func (n *Node) EndAgent() {
 	n.T.Helper()
 	start := time.Now()
 	if err := n.Agent.Stop(); err != nil {
-		n.T.Fatalf("after SIGTERM the agent ended with %v, want status 0", err)
+		n.T.Fatalf("agent exited with %v after SIGTERM, want status 0", err)
 	}
-	n.T.Logf("%-70s %5.2fs", "the agent ended after SIGTERM", time.Since(start).Seconds())
-	n.gone()
+	n.T.Logf("%-70s %5.2fs", "agent exited after SIGTERM", time.Since(start).Seconds())
+	n.awaitWithdrawal()
 }
 
-// KillAgent leaves the agent no time.
+// KillAgent kills the agent with SIGKILL.
 func (n *Node) KillAgent() {
 	n.T.Helper()
 	n.Agent.Kill()
-	n.gone()
+	n.awaitWithdrawal()
 }
 
-// gone waits until the kubelet knows that there is no agent: what it still had of this one could be taken for the
-// next one's.
-func (n *Node) gone() {
+// awaitWithdrawal waits until the kubelet has no allocatable devices, which could be mistaken for those of the next agent.
+func (n *Node) awaitWithdrawal() {
 	n.T.Helper()
 	n.Agent = nil
 	if n.Kubelet == nil {
 		return
 	}
-	n.Eventually("the kubelet knows that the agent is gone", func() error {
+	n.Eventually("no allocatable devices after the agent exited", func() error {
 		if usable := n.Kubelet.Usable(); usable > 0 {
-			return fmt.Errorf("it has %d devices to give", usable)
+			return fmt.Errorf("kubelet has %d allocatable devices", usable)
 		}
 		return nil
 	})
 }
 
-// Page returns a page of the agent's, which must have this status.
+// Page returns a page of the agent. It fails if the response has another status.
 func (n *Node) Page(path string, status int) (string, error) {
 	client := http.Client{Timeout: 10 * time.Second}
 	request, err := http.NewRequestWithContext(n.T.Context(), http.MethodGet, "http://"+n.Address+path, nil)
@@ -80,8 +79,8 @@ func (n *Node) Page(path string, status int) (string, error) {
 	return string(text), err
 }
 
-// Answers waits until a page of the agent's has a status.
-func (n *Node) Answers(what, path string, status int) {
+// AwaitStatus waits until a page of the agent has a status.
+func (n *Node) AwaitStatus(what, path string, status int) {
 	n.T.Helper()
 	n.Eventually(what, func() error {
 		_, err := n.Page(path, status)
@@ -89,17 +88,18 @@ func (n *Node) Answers(what, path string, status int) {
 	})
 }
 
-// Inject sends an event to the agent's simulator.
+// Inject sends an event to the simulated GPUs.
 func (n *Node) Inject(format string, args ...any) {
 	n.T.Helper()
-	n.Tell("sim.sock", format, args...)
+	n.Request("sim.sock", format, args...)
 }
 
-// Tell sends a line to one of the agent's sockets, once it is there: the kubelet may have the agent's list before.
-func (n *Node) Tell(socket, format string, args ...any) {
+// Request sends a line to a socket of the agent. It waits for the socket, because the kubelet may list the devices
+// earlier.
+func (n *Node) Request(socket, format string, args ...any) {
 	n.T.Helper()
 	var conn net.Conn
-	_, err := process.Await(n.T.Context(), Patience, func(ctx context.Context) (err error) {
+	_, err := process.Await(n.T.Context(), Timeout, func(ctx context.Context) (err error) {
 		conn, err = new(net.Dialer).DialContext(ctx, "unix", n.File(socket))
 		return err
 	}, n.Agent)
@@ -107,7 +107,7 @@ func (n *Node) Tell(socket, format string, args ...any) {
 		n.T.Fatalf("waiting for %s: %v", socket, err)
 	}
 	defer func() { _ = conn.Close() }()
-	if err := conn.SetDeadline(time.Now().Add(Patience)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(Timeout)); err != nil {
 		n.T.Fatal(err)
 	}
 	line := fmt.Sprintf(format, args...)

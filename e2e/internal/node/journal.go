@@ -13,8 +13,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Journal keeps what the agent, the kubelet and others say, in the order they say it. Nobody reads it unless the
-// test fails.
+// Journal collects the output of the agent, the kubelet and other programs in order. It is printed if the test fails.
 type Journal struct {
 	start time.Time
 	mu    sync.Mutex // guards text
@@ -28,10 +27,10 @@ func newJournal(t *testing.T) *Journal {
 		if t.Failed() {
 			j.mu.Lock()
 			defer j.mu.Unlock()
-			t.Logf("what was said:\n%s", j.text.String())
+			t.Logf("journal:\n%s", j.text.String())
 		}
 	})
-	// The kubelet's code logs through a logger of the process.
+	// The kubelet's code uses the process-wide klog logger.
 	flags := flag.NewFlagSet("klog", flag.PanicOnError)
 	klog.InitFlags(flags)
 	for name, value := range map[string]string{
@@ -52,13 +51,13 @@ func (j *Journal) add(who string, line []byte) {
 	fmt.Fprintf(&j.text, "%7.3f %-7s %s\n", time.Since(j.start).Seconds(), who, line)
 }
 
-// writer returns a writer of whole lines.
+// writer returns a writer that adds whole lines.
 func (j *Journal) writer(who string) io.Writer { return &lineWriter{journal: j, who: who} }
 
 type lineWriter struct {
 	journal *Journal
 	who     string
-	rest    []byte // the begun line; one writer at a time, as exec and klog promise
+	rest    []byte // incomplete line; exec and klog write one call at a time
 }
 
 func (w *lineWriter) Write(p []byte) (int, error) {
@@ -73,7 +72,7 @@ func (w *lineWriter) Write(p []byte) (int, error) {
 	}
 }
 
-// Lines are those that hold some words.
+// Lines returns the lines that contain a text.
 func (j *Journal) Lines(words string) (lines []string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()

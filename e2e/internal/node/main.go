@@ -1,5 +1,4 @@
-// Package node is a test's machine: a directory in place of /var/lib/kubelet, a kubelet's device manager and an agent
-// with simulated GPUs, which come and go.
+// Package node runs a kubelet's device manager and an agent with simulated GPUs in a test's directory.
 package node
 
 import (
@@ -11,11 +10,11 @@ import (
 	"testing"
 )
 
-// binary is the agent: $AGENT_BIN, or what Main builds from this repository.
+// binary is the path of the agent: $AGENT_BIN, or built by Main.
 var binary string //nolint:gochecknoglobals // nothing else leads from TestMain to a test
 
-// Main runs the tests of a package in a directory two levels down, and returns the program's exit code. Before them
-// it has the agent, and what before starts with a directory for its files.
+// Main runs the tests of a package two levels below the module's root, and returns the exit code. It provides the
+// agent's binary first; before may start other programs with a directory for their files.
 func Main(m *testing.M, before func(dir string) (after func(), err error)) int {
 	dir, err := os.MkdirTemp("", "gpu-node-agent-e2e")
 	if err == nil {
@@ -35,13 +34,13 @@ func Main(m *testing.M, before func(dir string) (after func(), err error)) int {
 	return m.Run()
 }
 
-// agent is the path of the agent, which it builds into dir if it has to.
+// agent returns the path of the agent, which it builds into dir unless AGENT_BIN is set.
 func agent(dir string) (string, error) {
 	path := os.Getenv("AGENT_BIN")
 	switch {
 	case path == "":
 		path = filepath.Join(dir, "gpu-node-agent")
-		build := exec.Command("go", "build", "-o", path, ".") //nolint:noctx // it ends by itself
+		build := exec.Command("go", "build", "-o", path, ".") //nolint:noctx // it exits
 		build.Dir = filepath.Join("..", "..")
 		if out, err := build.CombinedOutput(); err != nil {
 			return "", fmt.Errorf("%v: %w\n%s", build, err, out)
@@ -52,8 +51,8 @@ func agent(dir string) (string, error) {
 	return path, nil
 }
 
-// Host is an address of this machine that no other test program has, as all of 127.0.0.0/8 is this machine's. A free
-// port of 127.0.0.1 would be anybody's until it is used, and again while what uses it restarts.
+// Host returns a loopback address that depends on the process, since all of 127.0.0.0/8 is local. A free port of
+// 127.0.0.1 could be taken by another test program before it is used, or while its user restarts.
 func Host() string {
 	pid := os.Getpid() // below 1<<22: proc_sys_kernel(5)
 	return fmt.Sprintf("127.%d.%d.%d", 64+pid>>16, pid>>8&0xff, pid&0xff)

@@ -22,31 +22,31 @@ import (
 )
 
 const (
-	// GPU is the resource that the agent has unless a test says otherwise.
+	// GPU is the default resource of the agent.
 	GPU v1.ResourceName = "nvidia.com/gpu"
 
-	// Patience is the longest wait for what should take some seconds, on a machine that is busy.
-	Patience = 90 * time.Second
+	// Timeout is the longest wait for steps that take seconds, for a busy machine.
+	Timeout = 90 * time.Second
 )
 
-// Node is one test's machine.
+// Node is the simulated node of a test.
 type Node struct {
 	T       *testing.T
 	Dir     string
-	Address string // the agent's web server
+	Address string // of the agent's web server
 	Journal *Journal
-	Env     []string         // of the agent, beside this process's own
-	Kubelet *kubelet.Kubelet // nil while there is none
-	Agent   *process.Process // nil while there is none
+	Env     []string         // of the agent, added to this process's environment
+	Kubelet *kubelet.Kubelet // nil if stopped
+	Agent   *process.Process // nil if stopped
 
-	mu   sync.Mutex // guards pods, which the kubelet reads when it likes
+	mu   sync.Mutex // guards pods, which the kubelet reads concurrently
 	pods []*v1.Pod
 }
 
-// New makes a machine on which nothing runs. Its agent is to simulate eight GPUs.
+// New returns a node without processes. Its configuration simulates eight GPUs.
 func New(t *testing.T) *Node {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "node") // not t.TempDir: a socket's path has 108 bytes at most
+	dir, err := os.MkdirTemp("", "node") // not t.TempDir: a unix socket's path has at most 108 bytes
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,10 +56,10 @@ func New(t *testing.T) *Node {
 	return n
 }
 
-// File is the path of a file of the machine's.
+// File returns the path of a file in the node's directory.
 func (n *Node) File(name string) string { return filepath.Join(n.Dir, name) }
 
-// Write writes a file as a whole, so that nobody reads the half of it.
+// Write writes a file atomically.
 func (n *Node) Write(name, text string) {
 	n.T.Helper()
 	if err := os.WriteFile(n.File(name+".new"), []byte(text), 0o600); err != nil {
@@ -70,7 +70,7 @@ func (n *Node) Write(name, text string) {
 	}
 }
 
-// Start starts a program that ends with the test. What it says is in the journal.
+// Start starts a program that ends with the test. Its output goes to the journal.
 func (n *Node) Start(program string, args ...string) *process.Process {
 	n.T.Helper()
 	cmd := exec.Command(program, args...) //nolint:noctx // Kill ends it with all that it has started
@@ -85,7 +85,7 @@ func (n *Node) Start(program string, args ...string) *process.Process {
 	return p
 }
 
-// Run runs a command of the agent's to its end.
+// Run runs a command of the agent and waits for it.
 func (n *Node) Run(args ...string) {
 	n.T.Helper()
 	cmd := exec.CommandContext(n.T.Context(), binary, args...)
@@ -96,10 +96,10 @@ func (n *Node) Run(args ...string) {
 	}
 }
 
-// StartKubelet starts a kubelet, which knows nothing of devices yet.
+// StartKubelet starts a kubelet without plugins.
 func (n *Node) StartKubelet() {
 	n.T.Helper()
-	k, err := kubelet.Start(n.Dir, n.bound)
+	k, err := kubelet.Start(n.Dir, n.boundPods)
 	if err != nil {
 		n.T.Fatal(err)
 	}
@@ -111,7 +111,7 @@ func (n *Node) StartKubelet() {
 	})
 }
 
-// StopKubelet ends the kubelet.
+// StopKubelet stops the kubelet.
 func (n *Node) StopKubelet() {
 	n.T.Helper()
 	if err := n.Kubelet.Stop(); err != nil {
@@ -120,7 +120,7 @@ func (n *Node) StopKubelet() {
 	n.Kubelet = nil
 }
 
-// Pod is one whose container asks for some of a resource.
+// Pod returns a pod whose container requests count of a resource.
 func Pod(namespace, name string, of v1.ResourceName, count int64) *v1.Pod {
 	return &v1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(namespace + "-" + name)},
@@ -130,7 +130,7 @@ func Pod(namespace, name string, of v1.ResourceName, count int64) *v1.Pod {
 	}
 }
 
-// Bind binds a pod to the node, as the scheduler would.
+// Bind binds a pod to the node, as the scheduler does.
 func (n *Node) Bind(pod *v1.Pod) *v1.Pod {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -138,20 +138,20 @@ func (n *Node) Bind(pod *v1.Pod) *v1.Pod {
 	return pod
 }
 
-// UnbindAll ends every pod.
+// UnbindAll removes every pod from the node.
 func (n *Node) UnbindAll() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.pods = nil
 }
 
-func (n *Node) bound() []*v1.Pod {
+func (n *Node) boundPods() []*v1.Pod {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return slices.Clone(n.pods)
 }
 
-// Admit has the kubelet admit a pod, and returns the environment of its container.
+// Admit admits a pod to the kubelet and returns the environment of its container.
 func (n *Node) Admit(pod *v1.Pod) map[string]string {
 	n.T.Helper()
 	env, err := n.Kubelet.Admit(n.T.Context(), pod)
@@ -161,22 +161,22 @@ func (n *Node) Admit(pod *v1.Pod) map[string]string {
 	return env
 }
 
-// KubeletHas checks what the kubelet would write to the node's status.
+// KubeletHas checks the capacity and allocatable count of a resource.
 func (n *Node) KubeletHas(of v1.ResourceName, capacity, allocatable int) error {
 	if c, a := n.Kubelet.Count(of); c != capacity || a != allocatable {
-		return fmt.Errorf("the kubelet has capacity %d and allocatable %d of %s, want %d and %d", c, a, of, capacity, allocatable)
+		return fmt.Errorf("kubelet has capacity %d and allocatable %d of %s, want %d and %d", c, a, of, capacity, allocatable)
 	}
 	return nil
 }
 
-// Eventually waits until a check passes. The agent must not end before, if it runs.
+// Eventually waits until check returns nil. It fails if a running agent exits first.
 func (n *Node) Eventually(what string, check func() error) {
 	n.T.Helper()
 	var need []*process.Process
 	if n.Agent != nil {
 		need = append(need, n.Agent)
 	}
-	took, err := process.Await(n.T.Context(), Patience, func(context.Context) error { return check() }, need...)
+	took, err := process.Await(n.T.Context(), Timeout, func(context.Context) error { return check() }, need...)
 	if err != nil {
 		n.T.Fatalf("waiting for: %s: %v", what, err)
 	}

@@ -1,4 +1,4 @@
-// Package pki has the keys and certificates of a test's cluster.
+// Package pki creates the keys and certificates of a test cluster.
 package pki
 
 import (
@@ -18,20 +18,20 @@ import (
 	"time"
 )
 
-// Masters is the group whose members may do everything.
+// Masters is the group with all rights.
 const Masters = "system:masters"
 
-// Authority is a certificate authority in files, good for a day.
+// Authority is a certificate authority that stores its files in a directory. Certificates are valid for a day.
 type Authority struct {
 	dir    string
 	server string   // the API server's URL
-	hosts  []string // names and addresses that every certificate is good for
+	hosts  []string // subject alternative names of every certificate
 	ca     *x509.Certificate
 	key    crypto.Signer
 	serial int64
 }
 
-// New makes an authority in a directory, with the API server's certificate.
+// New creates an authority in a directory, with the API server's certificate.
 func New(dir, server string, hosts ...string) (*Authority, error) {
 	a := &Authority{dir: dir, server: server, hosts: hosts}
 	for _, do := range []func() error{
@@ -46,14 +46,14 @@ func New(dir, server string, hosts ...string) (*Authority, error) {
 	return a, nil
 }
 
-// File is the path of a file of the authority's, such as ca.crt.
+// File returns the path of a file of the authority, such as ca.crt.
 func (a *Authority) File(name string) string { return filepath.Join(a.dir, name) }
 
-// Kubeconfig is the path of a user's.
+// Kubeconfig returns the path of a user's kubeconfig.
 func (a *Authority) Kubeconfig(user string) string { return a.File(user + ".kubeconfig") }
 
-// User writes the key, the certificate and the kubeconfig of a user, whom the API server knows by a name that may be
-// another than that of the files, and by groups.
+// User writes the key, the certificate and the kubeconfig of a user. The API server identifies the user by name and
+// groups; the files have the name file.
 func (a *Authority) User(file, name string, groups ...string) error {
 	return errors.Join(
 		a.issue(file, pkix.Name{CommonName: name, Organization: groups}),
@@ -67,7 +67,7 @@ current-context: test
 	)
 }
 
-// ServerFlags are the flags of a kube-apiserver that trusts the authority.
+// ServerFlags returns the kube-apiserver flags that use the authority.
 func (a *Authority) ServerFlags() []string {
 	return []string{
 		"--client-ca-file=" + a.File("ca.crt"), "--tls-cert-file=" + a.File("server.crt"), "--tls-private-key-file=" + a.File("server.key"),
@@ -76,7 +76,7 @@ func (a *Authority) ServerFlags() []string {
 	}
 }
 
-// issue writes a key and a certificate; the first one is the authority's.
+// issue writes a key and a certificate. The first call creates the authority's own.
 func (a *Authority) issue(file string, name pkix.Name) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

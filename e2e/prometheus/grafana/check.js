@@ -1,12 +1,11 @@
-// Holds dashboards against the schema that types.ts comes to. Options that Grafana does not know do no harm
-// there, and nothing either: this is how one learns of them.
+// Checks dashboards against the JSON schema that is generated from types.ts. Grafana silently ignores unknown options.
 const fs = require('fs');
 const Ajv = require('ajv');
 
 const ajv = new Ajv({ allErrors: true, strict: false });
 ajv.addSchema(require('./schema.json'), 'grafana');
 
-// check prints what is wrong with a value and returns how much that is.
+// check prints the errors of a value and returns their number.
 function check(type, value, where) {
   const valid = ajv.getSchema('grafana#/definitions/' + type);
   if (!valid) {
@@ -22,7 +21,7 @@ function check(type, value, where) {
   return valid.errors.length;
 }
 
-// camel turns state-timeline into StateTimeline.
+// camel converts state-timeline to StateTimeline.
 const camel = (type) => type.replace(/(^|-)(\w)/g, (_, dash, letter) => letter.toUpperCase());
 
 function checkPanel(panel, where) {
@@ -40,7 +39,7 @@ function checkPanel(panel, where) {
   return faults;
 }
 
-// Nobody shall believe a schema that takes everything.
+// A schema that accepts everything would pass unnoticed.
 const wrong = { type: 'timeseries', title: 'x', options: { legend: 1 }, targets: [{ refId: 'A', expression: 'up' }], fieldConfig: { defaults: { unit: 7 }, overrides: [] } };
 const log = console.log;
 console.log = () => {};

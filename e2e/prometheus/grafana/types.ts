@@ -1,4 +1,4 @@
-// What our dashboards are made of, in Grafana's own types. From these a JSON schema is made for check.js.
+// The parts of the dashboards in Grafana's own types, from which the JSON schema for check.js is generated.
 import type * as dashboard from '@grafana/schema/dist/types/raw/dashboard/x/types.gen';
 import type * as bargauge from '@grafana/schema/dist/types/raw/composable/bargauge/panelcfg/x/types.gen';
 import type * as gauge from '@grafana/schema/dist/types/raw/composable/gauge/panelcfg/x/types.gen';

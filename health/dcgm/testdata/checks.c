@@ -41,13 +41,13 @@ EXPORT dcgmReturn_t dcgmPolicyUnregister(dcgmHandle_t handle, dcgmGpuGrp_t group
 EXPORT dcgmReturn_t dcgmHealthSet(dcgmHandle_t handle, dcgmGpuGrp_t group, dcgmHealthSystems_t systems) {
     ENTER
     if (group_of(group) == NULL) return leave(DCGM_ST_BADPARAM);
-    state.systems = systems;
+    state.stats.systems = systems;
     return leave(DCGM_ST_OK);
 }
 
 EXPORT dcgmReturn_t dcgmHealthCheck(dcgmHandle_t handle, dcgmGpuGrp_t group, dcgmHealthResponse_t *response) {
     ENTER
-    if (group_of(group) == NULL || state.systems == 0) return leave(DCGM_ST_NOT_CONFIGURED);
+    if (group_of(group) == NULL || state.stats.systems == 0) return leave(DCGM_ST_NOT_CONFIGURED);
     response->incidentCount = (unsigned)state.incidents;
     memcpy(response->incidents, state.incident, (size_t)state.incidents * sizeof(state.incident[0]));
     return leave(DCGM_ST_OK);

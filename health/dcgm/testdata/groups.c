@@ -168,8 +168,8 @@ EXPORT dcgmReturn_t dcgmEntitiesGetLatestValues(dcgmHandle_t handle, dcgmGroupEn
     if (fieldCount > MAX_FIELDS) return leave(DCGM_ST_BADPARAM);
     for (unsigned j = 0; j < fieldCount; j++)
         if (flags != 0 && fields[j] == DCGM_FI_DEV_XID_ERROR) return leave(DCGM_ST_GENERIC_ERROR); // (OBSERVED.md#live-reads)
-    if (flags != 0) state.live++;
-    if ((int)(count * fieldCount) > state.widest) state.widest = (int)(count * fieldCount);
+    if (flags != 0) state.stats.live++;
+    if ((int)(count * fieldCount) > state.stats.widest) state.stats.widest = (int)(count * fieldCount);
     // Last entity first: DCGM guarantees no order.
     for (unsigned i = 0; i < count; i++) {
         dcgmGroupEntityPair_t pair = entities[count - 1 - i];
@@ -188,7 +188,7 @@ EXPORT dcgmReturn_t dcgmEntitiesGetLatestValues(dcgmHandle_t handle, dcgmGroupEn
             out->fieldType = (unsigned short)(s->set ? s->type : type_of(fields[j]));
             out->status = v->watched ? (s->set ? s->status : DCGM_ST_NO_DATA) : DCGM_ST_NOT_WATCHED;
             out->ts = s->at;
-            int blank = state.blind || state.detached || v->blank || !s->set || !v->watched || (e->kind == DCGM_FE_GPU && e->status == DcgmEntityStatusLost);
+            int blank = state.blind || state.stats.detached || v->blank || !s->set || !v->watched || (e->kind == DCGM_FE_GPU && e->status == DcgmEntityStatusLost);
             switch (out->fieldType) {
                 case DCGM_FT_DOUBLE: out->value.dbl = blank ? DCGM_FP64_BLANK : s->d; break;
                 case DCGM_FT_STRING: snprintf(out->value.str, sizeof(out->value.str), "%s", blank ? DCGM_STR_BLANK : s->s); break;

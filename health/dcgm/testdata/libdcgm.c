@@ -23,24 +23,24 @@ int enter(const char *function, int needs_connection) {
     state.called[called(function)]++;
     if (strcmp(state.hang, function) == 0) {
         state.hanging++;
-        if (state.hanging > state.most_hanging) state.most_hanging = state.hanging;
+        if (state.hanging > state.stats.most_hanging) state.stats.most_hanging = state.hanging;
         pthread_cond_broadcast(&state.changed);
         while (state.hang[0]) pthread_cond_wait(&state.changed, &state.lock);
         state.hanging--;
     }
-    state.nanoseconds -= now_ns();
+    state.stats.nanoseconds -= now_ns();
     int hit = strcmp(state.fail, function) == 0 || (needs_connection && strcmp(state.fail, "*") == 0);
     if (hit && state.fail_times != 0) {
         if (state.fail_times > 0) state.fail_times--;
         return state.fail_code;
     }
-    if (needs_connection && !state.initialized) return DCGM_ST_UNINITIALIZED;
+    if (needs_connection && !state.stats.initialized) return DCGM_ST_UNINITIALIZED;
     if (needs_connection && !state.connected) return DCGM_ST_CONNECTION_NOT_VALID;
     return DCGM_ST_OK;
 }
 
 dcgmReturn_t leave(int result) {
-    state.nanoseconds += now_ns();
+    state.stats.nanoseconds += now_ns();
     pthread_mutex_unlock(&state.lock);
     return (dcgmReturn_t)result;
 }
@@ -61,31 +61,31 @@ EXPORT const char *errorString(dcgmReturn_t result) {
 
 EXPORT dcgmReturn_t dcgmInit(void) {
     int result = enter(__func__, 0);
-    if (result == DCGM_ST_OK) state.initialized = 1;
+    if (result == DCGM_ST_OK) state.stats.initialized = 1;
     return leave(result);
 }
 
 // disconnected releases everything that the connection has created, as an engine does, and records how much it was.
 static void disconnected(void) {
-    state.leaked = left();
+    state.stats.leaked = left();
     memset(state.group, 0, sizeof(state.group));
     memset(state.fields, 0, sizeof(state.fields));
     leak_listeners();
     for (int i = 0; i < state.entities; i++)
         for (int j = 0; j < state.entity[i].values; j++) state.entity[i].value[j].watched = 0;
     state.watches = 0;
-    state.systems = 0;
+    state.stats.systems = 0;
     state.connected = 0;
 }
 
 EXPORT dcgmReturn_t dcgmShutdown(void) {
     int result = enter(__func__, 0);
-    if (result == DCGM_ST_OK) state.initialized = 0;
+    if (result == DCGM_ST_OK) state.stats.initialized = 0;
     return leave(result);
 }
 
 static dcgmReturn_t connected(int result, dcgmHandle_t *handle) {
-    if (result == DCGM_ST_OK && !state.initialized) result = DCGM_ST_UNINITIALIZED;
+    if (result == DCGM_ST_OK && !state.stats.initialized) result = DCGM_ST_UNINITIALIZED;
     if (result == DCGM_ST_OK) {
         state.connected = 1;
         *handle = CONNECTION;
@@ -98,16 +98,16 @@ EXPORT dcgmReturn_t dcgmStartEmbedded(dcgmOperationMode_t mode, dcgmHandle_t *ha
     int result = enter(__func__, 0);
     // DCGM opens its log here (OBSERVED.md#engine-log).
     const char *file = getenv("__DCGM_DBG_FILE"), *level = getenv("__DCGM_DBG_LVL");
-    snprintf(state.log, sizeof(state.log), "%s to %s", level ? level : "ERROR", file ? file : "/var/log/nv-hostengine.log");
-    if (result == DCGM_ST_OK) state.blind = state.detached = state.empty = 0; // (OBSERVED.md#blind-engine)
+    snprintf(state.stats.log, sizeof(state.stats.log), "%s to %s", level ? level : "ERROR", file ? file : "/var/log/nv-hostengine.log");
+    if (result == DCGM_ST_OK) state.blind = state.stats.detached = state.empty = 0; // (OBSERVED.md#blind-engine)
     return connected(result, handle);
 }
 
 #ifndef LACK_CONNECT
 EXPORT dcgmReturn_t dcgmConnect_v2(const char *address, dcgmConnectV2Params_t *params, dcgmHandle_t *handle) {
     int result = enter(__func__, 0);
-    snprintf(state.address, sizeof(state.address), "%s", address);
-    state.is_socket = (int)params->addressIsUnixSocket;
+    snprintf(state.stats.address, sizeof(state.stats.address), "%s", address);
+    state.stats.is_socket = (int)params->addressIsUnixSocket;
     return connected(result, handle);
 }
 #endif
@@ -149,13 +149,13 @@ EXPORT dcgmReturn_t dcgmHostengineVersionInfo(dcgmHandle_t handle, dcgmVersionIn
 // Neither has an effect in that state already (dcgm_agent.h).
 EXPORT dcgmReturn_t dcgmDetachDriver(dcgmHandle_t handle) {
     ENTER
-    state.detached = 1;
+    state.stats.detached = 1;
     return leave(DCGM_ST_OK);
 }
 
 EXPORT dcgmReturn_t dcgmAttachDriver(dcgmHandle_t handle) {
     ENTER
-    state.detached = 0;
+    state.stats.detached = 0;
     return leave(DCGM_ST_OK);
 }
 #endif
@@ -175,7 +175,7 @@ EXPORT dcgmReturn_t dcgmGetAllSupportedDevices(dcgmHandle_t handle, unsigned int
     ENTER
     *count = 0;
     for (int i = 0; i < state.entities; i++)
-        if (state.entity[i].kind == DCGM_FE_GPU && state.entity[i].status == DcgmEntityStatusOk && !state.detached) gpus[(*count)++] = state.entity[i].id;
+        if (state.entity[i].kind == DCGM_FE_GPU && state.entity[i].status == DcgmEntityStatusOk && !state.stats.detached) gpus[(*count)++] = state.entity[i].id;
     return leave(DCGM_ST_OK);
 }
 
@@ -205,7 +205,7 @@ EXPORT dcgmReturn_t dcgmGetGpuStatus(dcgmHandle_t handle, unsigned int gpu, Dcgm
     ENTER
     entity_t *e = find(DCGM_FE_GPU, gpu);
     if (e == NULL) return leave(DCGM_ST_BADPARAM);
-    *status = (DcgmEntityStatus_t)(state.detached ? DcgmEntityStatusDetached : e->status);
+    *status = (DcgmEntityStatus_t)(state.stats.detached ? DcgmEntityStatusDetached : e->status);
     return leave(DCGM_ST_OK);
 }
 

@@ -81,23 +81,18 @@ typedef struct {
     int listeners; // registrations for policy violations
     int incidents;
     dcgmIncidentInfo_t incident[16];
-    unsigned systems; // of dcgmHealthSet
-    int initialized, connected, leaked, widest, live, blind;
-    int detached; // the engine has detached the driver
+    script_stats_t stats;
+    int connected, blind;
     int empty;    // it lists no GPU and returns no error
     long long clock; // how far its clock is ahead of the test's, in microseconds
     char engine[32]; // the version of a host engine
     char fail[64];
     int fail_code, fail_times;
     char hang[64];
-    int hanging, most_hanging;
+    int hanging;
     int names;
     char name[96][48];
     int called[96];
-    char address[256];
-    int is_socket;
-    char log[300];
-    long long nanoseconds;
 } state_t;
 
 extern state_t state HIDDEN;

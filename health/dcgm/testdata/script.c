@@ -47,11 +47,11 @@ int called(const char *function) {
 
 static void reset(void) {
     lock();
-    int initialized = state.initialized, connected = state.connected;
+    int initialized = state.stats.initialized, connected = state.connected;
     for (int i = 0; i < state.entities; i++) free(state.entity[i].value);
     memset((char *)&state + sizeof(pthread_mutex_t) + sizeof(pthread_cond_t), 0,
            sizeof(state) - sizeof(pthread_mutex_t) - sizeof(pthread_cond_t));
-    state.initialized = initialized;
+    state.stats.initialized = initialized;
     state.connected = connected;
     pthread_cond_broadcast(&state.changed);
     unlock();
@@ -217,13 +217,6 @@ static void blind(void) {
     unlock();
 }
 
-static int detached(void) {
-    lock();
-    int is = state.detached;
-    unlock();
-    return is;
-}
-
 static void engine(const char *version) {
     lock();
     snprintf(state.engine, sizeof(state.engine), "%s", version);
@@ -264,24 +257,6 @@ static int calls(const char *function) {
     return n;
 }
 
-static int count_left(void) {
-    lock();
-    int n = left();
-    unlock();
-    return n;
-}
-
-static int leaked(void) { return state.leaked; }
-static int initialized(void) { return state.initialized; }
-static const char *address(void) { return state.address; }
-static int is_socket(void) { return state.is_socket; }
-static int widest(void) { return state.widest; }
-static int live(void) { return state.live; }
-static int most_hanging(void) { return state.most_hanging; }
-static unsigned systems(void) { return state.systems; }
-static const char *log_(void) { return state.log; }
-static long long nanoseconds(void) { return state.nanoseconds; }
-
 static int watch(int kind, unsigned id, unsigned field, long long *every, double *age, int *samples) {
     lock();
     entity_t *e = find(kind, id);
@@ -308,8 +283,6 @@ EXPORT script_table_t script_table = {
     .reset = reset, .entity = entity, .drop = drop, .instance = instance, .profile = profile, .value = value, .row = row, .xid = xid,
     .clock = clock_, .hold = hold, .empty = empty,
     .link = link_, .incident = incident, .profiling = profiling,
-    .blind = blind, .detached = detached, .engine = engine, .fail = fail, .hang = hang, .wait_hanging = wait_hanging, .release = release,
-    .calls = calls, .left = count_left, .leaked = leaked, .initialized = initialized, .address = address,
-    .is_socket = is_socket, .widest = widest, .live = live, .most_hanging = most_hanging, .systems = systems,
-    .log = log_, .watch = watch, .handlers = handlers, .nanoseconds = nanoseconds,
+    .blind = blind, .engine = engine, .fail = fail, .hang = hang, .wait_hanging = wait_hanging, .release = release,
+    .calls = calls, .watch = watch, .handlers = handlers, .stats = &state.stats,
 };

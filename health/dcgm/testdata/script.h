@@ -4,7 +4,23 @@
 #ifndef SCRIPT_H
 #define SCRIPT_H
 
+// What tests read of the library's state.
 typedef struct {
+    int detached;           // the engine has detached the driver
+    int initialized;
+    int leaked;             // number of groups, watches and registrations at the last disconnection
+    char address[256];      // of dcgmConnect_v2
+    int is_socket;
+    int widest;             // maximum number of values requested in one call
+    int live;               // number of live reads
+    int most_hanging;       // maximum number of calls blocked at the same time
+    unsigned systems;       // of dcgmHealthSet
+    char log[300];          // the engine's level and file
+    long long nanoseconds;  // spent in calls so far
+} script_stats_t;
+
+typedef struct {
+    const script_stats_t *stats;
     void (*reset)(void);                                    // remove entities, failures and call counts
     void (*entity)(int kind, unsigned id, int status);      // add an entity or set its status
     void (*drop)(int kind, unsigned id);                    // remove an entity
@@ -20,27 +36,15 @@ typedef struct {
     void (*incident)(int kind, unsigned id, unsigned system, int health, unsigned code, const char *message);
     void (*profiling)(unsigned gpu, unsigned field);        // make the GPU support a profiling field
     void (*blind)(void);                                    // make all values blank until an embedded engine starts
-    int (*detached)(void);                                  // the engine has detached the driver
     void (*engine)(const char *version);                    // of the host engine
     void (*fail)(const char *function, int code, int times); // "*": every call that needs a connection; times < 0: always
     void (*hang)(const char *function);                     // make its next call block
     void (*wait_hanging)(void);                             // return when it does
     void (*release)(void);
     int (*calls)(const char *function);
-    int (*left)(void);                                      // number of groups, watches and registrations
-    int (*leaked)(void);                                    // the same at the last disconnection
-    int (*initialized)(void);
-    const char *(*address)(void);                           // of dcgmConnect_v2
-    int (*is_socket)(void);
-    int (*widest)(void);                                    // maximum number of values requested in one call
-    int (*live)(void);                                      // number of live reads
-    int (*most_hanging)(void);                              // maximum number of calls blocked at the same time
-    unsigned (*systems)(void);                              // of the health check
-    const char *(*log)(void);                               // the engine's level and file
     // How a field is watched; returns 0 if it is not.
     int (*watch)(int kind, unsigned id, unsigned field, long long *every, double *age, int *samples);
     int (*handlers)(unsigned long long *handler, int n);    // of this process's signals, from 1
-    long long (*nanoseconds)(void);                         // spent in calls so far
 } script_table_t;
 
 #endif

@@ -52,7 +52,7 @@ const intro = `gpu-node-agent with eight simulated H100 and a stand-in kubelet. 
 
 func main() {
 	agent := flag.String("agent", "bin/gpu-node-agent", "path of the agent's binary")
-	listen := flag.String("listen", "127.0.0.1:9400", "address of the agent; if it is in use, another port is chosen")
+	listen := flag.String("listen", "127.0.0.1:9400", "address of the agent; if it is in use, another one is chosen")
 	once := flag.Bool("once", false, "exit after one loop of the scenario; fail if the GPUs did not fail and recover")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -71,11 +71,13 @@ func run(ctx context.Context, agent, listen string, once bool) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(n.Dir)) }()
-	address, err := availableAddress(ctx, listen)
-	if err != nil {
+	switch l, err := new(net.ListenConfig).Listen(ctx, "tcp", listen); {
+	case err == nil:
+		n.URL = "http://" + l.Addr().String()
+		_ = l.Close() // without accepting connections
+	case !errors.Is(err, syscall.EADDRINUSE): // else the node's address
 		return err
 	}
-	n.URL = "http://" + address
 	if err := n.Write(config); err != nil {
 		return err
 	}
@@ -115,20 +117,4 @@ func run(ctx context.Context, agent, listen string, once bool) (err error) {
 		fmt.Println("\nDone. Without -once the scenario repeats.")
 	}
 	return err
-}
-
-// availableAddress returns the address if it is free, else one with another port.
-func availableAddress(ctx context.Context, address string) (string, error) {
-	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "tcp", address)
-	if err != nil {
-		host, _, splitErr := net.SplitHostPort(address)
-		if splitErr != nil {
-			return "", splitErr
-		}
-		if l, err = lc.Listen(ctx, "tcp", net.JoinHostPort(host, "0")); err != nil {
-			return "", err
-		}
-	}
-	return l.Addr().String(), l.Close()
 }

@@ -1,10 +1,10 @@
 package node
 
 import (
-	"bufio"
-	"bytes"
 	"errors"
 	"fmt"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -21,68 +21,44 @@ type Page []Series
 
 // ParsePage parses Prometheus' text format without timestamps and exemplars.
 func ParsePage(text []byte) (Page, error) {
+	series := regexp.MustCompile(`^([\w:]+)(?:\{((?:\w+="(?:[^"\\]|\\.)*",?)*)\})? +(\S+)$`)
+	label := regexp.MustCompile(`(\w+)=("(?:[^"\\]|\\.)*")`)
 	var page Page
-	lines := bufio.NewScanner(bytes.NewReader(text))
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		line := lines.Text()
+	for line := range strings.Lines(string(text)) {
+		line = strings.TrimSpace(line)
 		if line == "" || line[0] == '#' {
 			continue
 		}
-		s, err := parseSeries(line)
-		if err != nil {
+		match := series.FindStringSubmatch(line)
+		if match == nil {
+			return nil, fmt.Errorf("%q: expected NAME{LABELS} VALUE", line)
+		}
+		s := Series{Name: match[1], Labels: make(map[string]string)}
+		var err, valueErr error
+		for _, l := range label.FindAllStringSubmatch(match[2], -1) {
+			s.Labels[l[1]], valueErr = strconv.Unquote(l[2])
+			err = errors.Join(err, valueErr)
+		}
+		s.Value, valueErr = strconv.ParseFloat(match[3], 64)
+		if err = errors.Join(err, valueErr); err != nil {
 			return nil, fmt.Errorf("%q: %w", line, err)
 		}
 		page = append(page, s)
 	}
-	return page, lines.Err()
-}
-
-func parseSeries(line string) (s Series, err error) {
-	end := strings.IndexAny(line, "{ ")
-	if end < 0 {
-		return s, errors.New("no value")
-	}
-	s.Name, line = line[:end], line[end:]
-	if line[0] == '{' {
-		s.Labels = map[string]string{}
-		line = line[1:]
-		for !strings.HasPrefix(line, "}") {
-			name, rest, found := strings.Cut(line, "=")
-			if !found {
-				return s, errors.New("label without a value")
-			}
-			quoted, err := strconv.QuotedPrefix(rest)
-			if err != nil {
-				return s, fmt.Errorf("label %s: %w", name, err)
-			}
-			if s.Labels[name], err = strconv.Unquote(quoted); err != nil {
-				return s, fmt.Errorf("label %s: %w", name, err)
-			}
-			line = strings.TrimPrefix(rest[len(quoted):], ",")
-		}
-		line = line[1:]
-	}
-	s.Value, err = strconv.ParseFloat(strings.TrimSpace(line), 64)
-	return s, err
+	return page, nil
 }
 
 // Value returns the value of the first series with a name and labels, and whether it exists. The labels are alternating
 // names and values.
 func (p Page) Value(name string, labels ...string) (float64, bool) {
 	for _, s := range p {
-		if s.Name == name && s.matches(labels) {
+		matches := s.Name == name
+		for l := range slices.Chunk(labels, 2) {
+			matches = matches && s.Labels[l[0]] == l[1]
+		}
+		if matches {
 			return s.Value, true
 		}
 	}
 	return 0, false
-}
-
-func (s Series) matches(labels []string) bool {
-	for i := 0; i+1 < len(labels); i += 2 {
-		if s.Labels[labels[i]] != labels[i+1] {
-			return false
-		}
-	}
-	return true
 }

@@ -1,4 +1,4 @@
-// Package node runs the agent's binary as a process on a simulated node, for benchmarks, chaos tests and the demo.
+// Package node runs the agent's binary as a process on a simulated node, for tests, benchmarks and the demo.
 package node
 
 import (
@@ -116,10 +116,17 @@ func (n *Node) Stop() error {
 		}
 		return nil
 	case <-time.After(stopTimeout):
-		_ = n.cmd.Process.Kill()
+		n.Kill()
+		return fmt.Errorf("agent did not exit within %v of SIGTERM", stopTimeout)
+	}
+}
+
+// Kill kills the agent, without a chance to clean up, and waits for its exit.
+func (n *Node) Kill() {
+	if n.cmd != nil {
+		_ = n.cmd.Process.Kill() // fails if the agent has exited
 		<-n.exited
 		n.cmd = nil
-		return fmt.Errorf("agent did not exit within %v of SIGTERM", stopTimeout)
 	}
 }
 

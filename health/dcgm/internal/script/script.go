@@ -36,28 +36,16 @@ static void incident(script_table_t *t, int kind, unsigned id, unsigned system, 
 }
 static void profiling(script_table_t *t, unsigned gpu, unsigned field) { t->profiling(gpu, field); }
 static void blind(script_table_t *t) { t->blind(); }
-static int detached(script_table_t *t) { return t->detached(); }
 static void engine(script_table_t *t, char *version) { t->engine(version); }
 static void fail(script_table_t *t, char *function, int code, int times) { t->fail(function, code, times); }
 static void hang(script_table_t *t, char *function) { t->hang(function); }
 static void wait_hanging(script_table_t *t) { t->wait_hanging(); }
 static void release(script_table_t *t) { t->release(); }
 static int calls(script_table_t *t, char *function) { return t->calls(function); }
-static int left(script_table_t *t) { return t->left(); }
-static int leaked(script_table_t *t) { return t->leaked(); }
-static int initialized(script_table_t *t) { return t->initialized(); }
-static const char *address(script_table_t *t) { return t->address(); }
-static int is_socket(script_table_t *t) { return t->is_socket(); }
-static int widest(script_table_t *t) { return t->widest(); }
-static int live(script_table_t *t) { return t->live(); }
-static int most_hanging(script_table_t *t) { return t->most_hanging(); }
-static unsigned systems(script_table_t *t) { return t->systems(); }
-static const char *log_(script_table_t *t) { return t->log(); }
 static int watch(script_table_t *t, int kind, unsigned id, unsigned field, long long *every, double *age, int *samples) {
 	return t->watch(kind, id, field, every, age, samples);
 }
 static int handlers(script_table_t *t, unsigned long long *handler, int n) { return t->handlers(handler, n); }
-static long long nanoseconds(script_table_t *t) { return t->nanoseconds(); }
 */
 import "C"
 
@@ -182,7 +170,7 @@ func (l *Library) Profiling(gpu, field uint) { C.profiling(l.table, C.uint(gpu),
 func (l *Library) Blind() { C.blind(l.table) }
 
 // Detached reports whether the host engine has detached the driver.
-func (l *Library) Detached() bool { return C.detached(l.table) != 0 }
+func (l *Library) Detached() bool { return l.table.stats.detached != 0 }
 
 // Engine sets the version of the host engine, which is 4.5.2 by default.
 func (l *Library) Engine(version string) {
@@ -212,34 +200,31 @@ func (l *Library) Calls(function string) (n int) {
 	return n
 }
 
-// Left returns the number of groups, watches and registrations.
-func (l *Library) Left() int { return int(C.left(l.table)) }
-
-// Leaked returns their number at the end of the last connection.
-func (l *Library) Leaked() int { return int(C.leaked(l.table)) }
+// Leaked returns the number of groups, watches and registrations at the end of the last connection.
+func (l *Library) Leaked() int { return int(l.table.stats.leaked) }
 
 // Initialized reports whether dcgmInit was called, and not dcgmShutdown since.
-func (l *Library) Initialized() bool { return C.initialized(l.table) != 0 }
+func (l *Library) Initialized() bool { return l.table.stats.initialized != 0 }
 
 // Address returns the arguments of dcgmConnect_v2.
 func (l *Library) Address() (address string, isSocket bool) {
-	return C.GoString(C.address(l.table)), C.is_socket(l.table) != 0
+	return C.GoString(&l.table.stats.address[0]), l.table.stats.is_socket != 0
 }
 
 // Widest returns the maximum number of values requested in one call.
-func (l *Library) Widest() int { return int(C.widest(l.table)) }
+func (l *Library) Widest() int { return int(l.table.stats.widest) }
 
 // Live returns the number of live reads, which call the driver.
-func (l *Library) Live() int { return int(C.live(l.table)) }
+func (l *Library) Live() int { return int(l.table.stats.live) }
 
 // MostHanging returns the maximum number of calls blocked at the same time.
-func (l *Library) MostHanging() int { return int(C.most_hanging(l.table)) }
+func (l *Library) MostHanging() int { return int(l.table.stats.most_hanging) }
 
 // Systems returns DCGM's bits of the systems that the health check covers.
-func (l *Library) Systems() uint32 { return uint32(C.systems(l.table)) }
+func (l *Library) Systems() uint32 { return uint32(l.table.stats.systems) }
 
 // Log returns the log level and file of the embedded engine: "ERROR to /var/log/nv-hostengine.log".
-func (l *Library) Log() string { return C.GoString(C.log_(l.table)) }
+func (l *Library) Log() string { return C.GoString(&l.table.stats.log[0]) }
 
 // Watch is how a field is sampled and kept.
 type Watch struct {
@@ -263,7 +248,7 @@ func (l *Library) Handlers() (handlers [64]uint64) {
 }
 
 // Spent returns the time spent in the library's functions.
-func (l *Library) Spent() time.Duration { return time.Duration(C.nanoseconds(l.table)) }
+func (l *Library) Spent() time.Duration { return time.Duration(l.table.stats.nanoseconds) }
 
 func with(s string, use func(*C.char)) {
 	c := C.CString(s)

@@ -1,0 +1,120 @@
+package operator
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.uber.org/zap/zaptest"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+)
+
+// cordon, include, exclude and clear take the MIG index that the status has.
+func TestMIGIndexIsTheSameEverywhere(t *testing.T) {
+	judge := func(c health.Config) *health.Snapshot {
+		devices := agenttest.Judge(c, nil, agenttest.MIGReading(), agenttest.Now())
+		return &health.Snapshot{At: agenttest.Now(), Source: health.Source{Status: health.SourceUp}, Devices: devices}
+	}
+	snapshot := judge(health.DefaultConfig())
+	gpus := status.New(status.Inputs{Now: agenttest.Now(), Snapshot: snapshot}).GPUs
+	if gpus[0].MIGIndex != nil || gpus[1].MIGIndex != nil || len(gpus[1].MIG) != 2 {
+		t.Fatalf("%+v", gpus)
+	}
+	for i, m := range gpus[1].MIG {
+		index := fmt.Sprintf("1:%d", i)
+		if !strings.Contains(m.Name(), " "+index+" ") || m.MIGIndex == nil || *m.MIGIndex != i || m.GI == nil || *m.GI != []int{1, 5}[i] || m.CI == nil || *m.CI != 0 {
+			t.Errorf("%s: migIndex %v, gi %v, ci %v", m.Name(), m.MIGIndex, m.GI, m.CI)
+		}
+		c := health.DefaultConfig()
+		c.Cordon = []string{index}
+		for _, d := range judge(c).Devices {
+			if cordoned := d.Verdict.State == health.Unhealthy; cordoned != (d.Device.ID == m.UUID) {
+				t.Errorf("cordon %s: %s is cordoned: %v", index, d.Device.ID, cordoned)
+			}
+		}
+		for exclude := range 2 {
+			p := plugin.DefaultConfig()
+			p.MIGStrategy, p.Include = plugin.MIGMixed, []string{index}
+			if exclude == 1 {
+				p.Include, p.Exclude = []string{"1"}, []string{index}
+			}
+			for _, r := range plugin.Layout(p, snapshot) {
+				for _, d := range r.Devices {
+					if (d.ID == string(m.UUID)) != (exclude == 0) {
+						t.Errorf("include %q, exclude %q: %s is offered", p.Include, p.Exclude, d.ID)
+					}
+				}
+			}
+		}
+		if got, err := resolveDevice(snapshot, index); err != nil || got != m.UUID {
+			t.Errorf("%s is %s, %v; want %s", index, got, err, m.UUID)
+		}
+	}
+}
+
+// A request clears the findings of the device that a reference names, and the response has those that remain.
+func TestClear(t *testing.T) {
+	c := health.DefaultConfig()
+	c.Cordon = []string{"GPU-0"}
+	r := agenttest.MIGReading()
+	for i := range r.Samples {
+		r.Samples[i].XIDs = []health.XID{{Code: 48, At: agenttest.Now()}}
+	}
+	s := newServer(c, zaptest.NewLogger(t))
+	devices := agenttest.Judge(c, nil, r, agenttest.Now())
+	s.Snapshots.Store(&health.Snapshot{Devices: devices})
+	s.Monitor.Restore(statefile.Restored{Devices: devices, Missed: true})
+	for _, c := range []struct {
+		ref, cause         string
+		device             health.DeviceID
+		cleared, remaining []string
+	}{
+		{"1:1", "xid-48", "MIG-2g", []string{"xid-48"}, nil},
+		{"1:0", "xid-48", "MIG-3g", []string{"xid-48"}, nil},
+		{"1", "xid-48", "GPU-1", []string{"xid-48"}, nil},
+		{"1", "", "GPU-1", nil, nil},
+		{"GPU-0", "", "GPU-0", []string{"xid-48"}, []string{"cordoned"}},
+		{"0", "", "GPU-0", nil, []string{"cordoned"}},
+	} {
+		res, err := s.clear(ClearRequest{c.ref, c.cause})
+		if err != nil {
+			t.Errorf("clear %s: %v", c.ref, err)
+			continue
+		}
+		var remaining []string
+		for _, f := range res.Remaining {
+			remaining = append(remaining, f.Cause)
+		}
+		if !slices.Equal(res.Cleared, c.cleared) || !slices.Equal(remaining, c.remaining) {
+			t.Errorf("clear %s %s: %+v", c.ref, c.cause, res)
+		}
+		for _, d := range s.Snapshots.Load().Devices {
+			if d.Device.ID == c.device && slices.ContainsFunc(d.Verdict.Findings, func(f health.Finding) bool { return f.From == "" && f.Cause == "xid-48" }) {
+				t.Errorf("clear %s left xid-48 on %s", c.ref, c.device)
+			}
+		}
+	}
+	for req, want := range map[ClearRequest]string{{"1:2", ""}: `"1:2"`, {"1b:00.0", ""}: "GPU-0 and GPU-1", {"0", "cordoned"}: `"cordoned"`} {
+		if _, err := s.clear(req); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v, want %s", req, err, want)
+		}
+	}
+}
+
+func TestClearResponseText(t *testing.T) {
+	c := ClearResponse{[]string{"xid-48", "xid-95"}, []status.Finding{{Cause: "lost", Reason: "not reachable", Advice: "reboot", From: "GPU-1"}}}
+	agenttest.MustContain(t, c.text(), "xid-48, xid-95\n", "lost", "not reachable", "reboot", "GPU-1")
+	c.Cleared = nil
+	if text := c.text(); strings.Contains(text, "xid") || !strings.Contains(text, "lost") {
+		t.Error(text)
+	}
+	if text := (ClearResponse{}).text(); text == "" || strings.Contains(text, "\n") {
+		t.Errorf("no findings: %q", text)
+	}
+}

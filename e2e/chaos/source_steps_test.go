@@ -1,0 +1,121 @@
+package chaos
+
+import (
+	"context"
+	"fmt"
+	"syscall"
+	"time"
+)
+
+// emptyDuration returns how long the source lists no GPU: for one or two readings, or longer. After ten seconds the agent
+// accepts the empty list.
+func emptyDuration(how string) time.Duration {
+	return map[string]time.Duration{"short": 1500 * time.Millisecond, "long": 6 * time.Second}[how]
+}
+
+// applySource plays a step of the source that causes no error.
+func (w *world) applySource(ctx context.Context, s step) error {
+	switch s.kind {
+	case "clock":
+		if w.engine == nil || s.arg == w.clock {
+			return nil
+		}
+		w.clock = s.arg
+		return w.engine.write("clock " + s.arg + "\n")
+	case "empty":
+		if !w.measuring() || w.unmeasured {
+			return nil
+		}
+		return w.emptySource(ctx, emptyDuration(s.arg))
+	case "reconnect-often":
+		if !w.measuring() || w.unmeasured || w.engine == nil {
+			return nil
+		}
+		return w.reconnect(ctx, 30)
+	}
+	return fmt.Errorf("%v: unknown step", s)
+}
+
+// emptySource makes the source list no GPU for a while. Meanwhile the source is down, all findings stay, and no GPU is
+// missing.
+func (w *world) emptySource(ctx context.Context, duration time.Duration) error {
+	if err := w.await(ctx, w.patience, w.checkXIDs); err != nil {
+		return err // XIDs not read yet cannot be read now
+	}
+	begin := time.Now()
+	if err := w.listNothing(ctx, true); err != nil {
+		return err
+	}
+	if w.engine == nil || duration > 5*time.Second { // the agent asks DCGM for its list twice, seconds apart
+		if err := w.awaitSource(ctx, scaled(stepTimeout)+3*time.Second, "gpu_node_agent_source_up", 0); err != nil {
+			return err
+		}
+	}
+	err := hold(ctx, duration-time.Since(begin), func() error {
+		s, err := w.snapshot(ctx)
+		if err == nil {
+			err = w.checkDevices(s)
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("%v after the empty list: %w", time.Since(begin).Round(time.Millisecond), err)
+	}
+	if err := w.listNothing(ctx, false); err != nil {
+		return err
+	}
+	return w.awaitSource(ctx, scaled(stepTimeout)+3*time.Second, "gpu_node_agent_source_up", 1)
+}
+
+func (w *world) listNothing(ctx context.Context, is bool) error {
+	switch {
+	case w.engine == nil && is:
+		return w.Event(ctx, "{source: empty}")
+	case w.engine == nil:
+		return w.Event(ctx, "{source: up}")
+	case is:
+		return w.engine.write("empty\n")
+	}
+	lines := "listed\n"
+	for i, g := range w.gpu {
+		lines += status(i, g.lost)
+	}
+	return w.engine.write(lines)
+}
+
+// reconnect makes the agent open many sessions by switching between configurations with different fields.
+func (w *world) reconnect(ctx context.Context, times int) error {
+	for n := range times {
+		page, err := w.Metrics(ctx)
+		if err != nil {
+			return err
+		}
+		before, _ := page.Value("gpu_node_agent_source_reconnects_total")
+		next := goodConfigs()[1+n%2]
+		if next == w.configEnd {
+			continue
+		}
+		w.configEnd, w.configInvalid = next, false
+		if err := w.Write(w.config() + w.configEnd); err != nil {
+			return err
+		}
+		if err := w.Signal(syscall.SIGHUP); err != nil {
+			return err
+		}
+		err = w.await(ctx, scaled(stepTimeout)+time.Second, func(ctx context.Context) error {
+			page, err := w.Metrics(ctx)
+			if err != nil {
+				return err
+			}
+			up, _ := page.Value("gpu_node_agent_source_up")
+			if now, _ := page.Value("gpu_node_agent_source_reconnects_total"); now <= before || up != 1 {
+				return violated("reconnect", "reload %d: %v reconnections, was %v; source_up is %v", n, now, before, up)
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,138 @@
+// Part of a scripted libdcgm.so.4 with eight GPUs. Another program appends lines to a file to control the GPUs. The library
+// reads the lines up to "ready" when it is loaded, so that they apply from the start.
+
+#define _GNU_SOURCE // pthread_setname_np
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include "libdcgm.h"
+
+enum { GPU = 1, GPUS = 8, XID = 230, ALWAYS = -1 }; // dcgm_fields.h: DCGM_FI_DEV_XID_ERROR
+
+extern script_table_t script_table;
+static int blind;
+static const char *trap = "none"; // whether a detach hangs or fails
+
+static long long ahead; // offset of the engine's clock in microseconds
+static int empty;       // the list has no GPU
+static int lines;       // read so far
+
+static long long now(void) { // increasing, except after a step of the engine's clock
+    static long long last;
+    struct timeval t;
+    gettimeofday(&t, NULL);
+    long long us = t.tv_sec * 1000000LL + t.tv_usec;
+    return (last = us > last ? us : last + 1) + ahead;
+}
+
+static void number(unsigned gpu, unsigned field, long long n) {
+    script_table.value(GPU, gpu, field, 'i', 0, now(), blind ? 0x7ffffffffffffff0 : n, 0, ""); // DCGM_INT64_BLANK
+}
+static void text(unsigned gpu, unsigned field, const char *s) {
+    script_table.value(GPU, gpu, field, 's', 0, now(), 0, 0, blind ? "<<<NULL>>>" : s); // DCGM_STR_BLANK
+}
+
+static void measure(void) {
+    static const unsigned health[] = { 67, 395, 396, 1507, 1523 };
+    char s[64];
+    for (unsigned i = 0; i < GPUS && !empty; i++) {
+        snprintf(s, sizeof(s), "GPU-%08u-0000-0000-0000-000000000000", i);
+        text(i, 54, s);
+        snprintf(s, sizeof(s), "00000000:%02X:00.0", 0x10 + i);
+        text(i, 57, s);
+        text(i, 50, "NVIDIA H100 80GB HBM3");
+        number(i, 52, i);
+        number(i, 55, i);
+        number(i, 250, 81559);
+        for (unsigned f = 86; f <= 89; f++) number(i, f, f == 86); // NUMA node 0
+        number(i, 150, 40 + i);
+        for (unsigned f = 0; f < sizeof(health) / sizeof(health[0]); f++) number(i, health[f], 0);
+    }
+}
+
+static void list(void) {
+    char uuid[64];
+    for (unsigned i = 0; i < GPUS; i++) {
+        snprintf(uuid, sizeof(uuid), "GPU-%08u-0000-0000-0000-000000000000", i); // also of a lost GPU
+        script_table.instance(GPU, i, 0, 0, uuid, 0, 0);
+    }
+    empty = 0;
+    measure();
+}
+
+static void unlist(void) {
+    for (unsigned i = 0; i < GPUS; i++) script_table.drop(GPU, i);
+    empty = 1;
+}
+
+// xid records an XID in the stream, and as the latest value unless that is newer, as after a step back of the clock.
+static void xid(unsigned gpu, int n) {
+    static long long newest[GPUS];
+    long long at = now();
+    script_table.row(GPU, gpu, 0, at, n);
+    if (at < newest[gpu]) return;
+    newest[gpu] = at;
+    script_table.value(GPU, gpu, XID, 'i', 0, at, n, 0, "");
+}
+
+static void apply_line(const char *line) {
+    unsigned gpu;
+    int n;
+    long long seconds;
+    lines++;
+    if (sscanf(line, "status %u %d", &gpu, &n) == 2) script_table.entity(GPU, gpu, n);
+    else if (sscanf(line, "xid %u %d", &gpu, &n) == 2 && gpu < GPUS) xid(gpu, n);
+    else if (sscanf(line, "clock %lld", &seconds) == 1) ahead = seconds * 1000000;
+    else if (strcmp(line, "empty\n") == 0) unlist();
+    else if (strcmp(line, "listed\n") == 0) list();
+    else if (strcmp(line, "dead\n") == 0) script_table.fail("*", -21, ALWAYS); // DCGM_ST_CONNECTION_NOT_VALID
+    else if (strcmp(line, "hung\n") == 0) script_table.hang("dcgmEntitiesGetLatestValues");
+    else if (strcmp(line, "blind\n") == 0) blind = 1, measure();
+    else if (strcmp(line, "detached\n") == 0) state.detached = 1;
+    else if (strcmp(line, "refuse\n") == 0) script_table.fail("dcgmDetachDriver", -11, 1), trap = "refuse"; // DCGM_ST_TIMEOUT
+    else if (strcmp(line, "trap\n") == 0) script_table.hang("dcgmDetachDriver"), trap = "hang";
+    else if (strcmp(line, "up\n") == 0) blind = 0, measure(), script_table.fail("", 0, 0), script_table.release(), trap = "none";
+    else fprintf(stderr, "libdcgm: unknown line: %s", line), abort();
+}
+
+// write_state writes the library's state to a file if it has changed.
+static void write_state(void) {
+    static char last[64];
+    char text[64], path[300], next[310];
+    pthread_mutex_lock(&state.lock);
+    snprintf(text, sizeof(text), "connected %d detached %d trap %s lines %d\n", state.connected, state.detached, trap, lines);
+    pthread_mutex_unlock(&state.lock);
+    if (strcmp(text, last) == 0) return;
+    strcpy(last, text);
+    snprintf(path, sizeof(path), "%s.is", getenv("CHAOS_DCGM"));
+    snprintf(next, sizeof(next), "%s.next", path);
+    FILE *f = fopen(next, "we");
+    if (f == NULL || fputs(text, f) < 0 || fclose(f) != 0 || rename(next, path) != 0) perror(path), abort();
+}
+
+static void *follow(void *script) {
+    char line[64];
+    for (int i = 0;; i++) {
+        while (fgets(line, sizeof(line), script) != NULL) apply_line(line);
+        clearerr(script);
+        write_state();
+        if (i % 30 == 0) measure();
+        usleep(10000);
+    }
+    return NULL;
+}
+
+__attribute__((constructor)) static void begin(void) {
+    char line[64];
+    pthread_t thread;
+    const char *path = getenv("CHAOS_DCGM");
+    FILE *script = path ? fopen(path, "re") : NULL;
+    if (script == NULL) perror("CHAOS_DCGM"), abort();
+    list();
+    while (fgets(line, sizeof(line), script) != NULL && strcmp(line, "ready\n") != 0) apply_line(line);
+    if (pthread_create(&thread, NULL, follow, script) == 0) pthread_setname_np(thread, "script"); // e2e/bench excludes it
+}

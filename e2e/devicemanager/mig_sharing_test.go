@@ -1,0 +1,162 @@
+package devicemanager
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/node"
+)
+
+// configure writes the agent's configuration: a simulation profile, and keys of plugin in YAML flow style. A running
+// agent reloads it.
+func (n machine) configure(profile, plugin string) {
+	n.T.Helper()
+	n.Configure(fmt.Sprintf("source: {sim: {profile: %s}}\nplugin: {%s}\n", profile, plugin))
+}
+
+// checkCounts checks the capacity and allocatable count of several resources.
+func (n machine) checkCounts(want map[v1.ResourceName][2]int) func() error {
+	return func() error {
+		for name, w := range want {
+			if err := n.KubeletHas(name, w[0], w[1]); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+func TestMIGMixed(t *testing.T) {
+	const one, two, three = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-2g.20gb", "nvidia.com/mig-3g.40gb"
+	n := newMachine(t)
+	n.configure("h100-8-mig", "migStrategy: mixed")
+	n.StartKubelet()
+	n.StartAgent()
+	// Six GPUs have seven 1g.10gb devices each; two have a mix.
+	n.Eventually("a resource for each profile", n.checkCounts(map[v1.ResourceName][2]int{one: {46, 46}, two: {2, 2}, three: {2, 2}}))
+
+	four := n.bindFor("four", one, 4)
+	booked, visible := n.admitFor(four, one)
+	if !sameSet(booked, visible) || len(booked) != 4 || !strings.HasPrefix(booked[0], "MIG-") {
+		t.Errorf("kubelet assigned %v, container sees %v", booked, visible)
+	}
+	big, seen := n.admitFor(n.bindFor("big", three, 1), three)
+	if !slices.Equal(big, seen) {
+		t.Errorf("kubelet assigned %v, container sees %v", big, seen)
+	}
+
+	// GPU 7 has the mix, so each resource loses devices.
+	n.Inject(`{"gpu":7,"lost":true}`)
+	n.Eventually("MIG devices of a lost GPU are unhealthy", n.checkCounts(map[v1.ResourceName][2]int{one: {46, 44}, two: {2, 1}, three: {2, 1}}))
+	n.StopKubelet()
+	n.StartKubelet()
+	n.Eventually("unchanged after a restart of the kubelet", n.checkCounts(map[v1.ResourceName][2]int{one: {46, 44}, two: {2, 1}, three: {2, 1}}))
+	n.Inject(`{"gpu":7,"lost":false}`)
+	n.Eventually("all healthy after the GPU returns", n.checkCounts(map[v1.ResourceName][2]int{one: {46, 46}, two: {2, 2}, three: {2, 2}}))
+
+	// A GPU is offered as a whole only after pods release its MIG devices.
+	n.configure("h100-8-mig", "migStrategy: none")
+	n.Eventually("whole GPUs, without those whose MIG devices pods hold", n.checkCounts(map[v1.ResourceName][2]int{node.GPU: {8, 3}, one: {0, 0}, two: {0, 0}, three: {0, 0}}))
+	n.UnbindAll()
+	n.Eventually("whole GPUs only", n.checkCounts(map[v1.ResourceName][2]int{node.GPU: {8, 8}, one: {0, 0}, two: {0, 0}, three: {0, 0}}))
+	n.EndAgent()
+}
+
+func TestSharing(t *testing.T) {
+	const shared v1.ResourceName = "nvidia.com/gpu.shared"
+	sharing := func(more string) string {
+		return "sharing: {timeSlicing: {" + more + "resources: [{name: nvidia.com/gpu, replicas: 10}]}}"
+	}
+	n := newMachine(t)
+	n.configure("h100-8", sharing(""))
+	n.StartKubelet()
+	n.StartAgent()
+	n.Eventually("ten replicas of each GPU", func() error { return n.KubeletHas(node.GPU, 80, 80) })
+
+	// The first eight pods get different GPUs.
+	seen := map[string]bool{}
+	for i := range 8 {
+		booked, visible := n.admitFor(n.bindFor(fmt.Sprintf("pod-%d", i), node.GPU, 1), node.GPU)
+		if len(booked) != 1 || len(visible) != 1 || !strings.HasPrefix(booked[0], visible[0]+"::") {
+			t.Fatalf("kubelet assigned %v, container sees %v", booked, visible)
+		}
+		seen[visible[0]] = true
+	}
+	if len(seen) != 8 {
+		t.Errorf("eight pods share %d GPUs, want 8", len(seen))
+	}
+	greedy := n.bindFor("greedy", node.GPU, 2)
+	if _, err := n.Kubelet.Admit(t.Context(), greedy); err == nil {
+		t.Error("a pod got two replicas")
+	} else {
+		t.Logf("two replicas: %v", err)
+	}
+	n.Inject(`{"gpu":3,"lost":true}`)
+	n.Eventually("ten replicas of a lost GPU are unhealthy", func() error { return n.KubeletHas(node.GPU, 80, 70) })
+	n.Inject(`{"gpu":3,"lost":false}`)
+	n.Eventually("and healthy again", func() error { return n.KubeletHas(node.GPU, 80, 80) })
+
+	// A renamed resource excludes GPUs that pods hold under the old name.
+	n.configure("h100-8", sharing("renameByDefault: true, "))
+	n.Eventually("renamed, without GPUs that a pod holds under the old name",
+		n.checkCounts(map[v1.ResourceName][2]int{node.GPU: {0, 0}, shared: {80, 0}}))
+	n.UnbindAll()
+	n.Eventually("renamed, with all GPUs",
+		n.checkCounts(map[v1.ResourceName][2]int{node.GPU: {0, 0}, shared: {80, 80}}))
+	n.admitFor(n.bindFor("renamed", shared, 1), shared)
+	n.EndAgent()
+}
+
+// TestWithdraw checks that plugin.onStop: withdraw removes the devices from the kubelet when the agent stops.
+func TestWithdraw(t *testing.T) {
+	n := newMachine(t)
+	n.configure("h100-8", "onStop: withdraw")
+	n.StartKubelet()
+	for range 5 {
+		n.StartAgent()
+		n.Eventually("eight GPUs", func() error { return n.KubeletHas(node.GPU, 8, 8) })
+		n.EndAgent()
+		n.Eventually("none after the agent stops", func() error { return n.KubeletHas(node.GPU, 0, 0) })
+	}
+}
+
+// Agents replace each other in every way that a DaemonSet may cause. The newest agent serves all GPUs, whatever
+// registration the kubelet loses (kubernetes#127803).
+func TestAgentRestarts(t *testing.T) {
+	n := newMachine(t)
+	n.StartKubelet()
+	n.StartAgent()
+	n.Eventually("eight GPUs", func() error { return n.checkDevices() })
+	for i := range 12 {
+		switch i % 3 {
+		case 0: // one after the other
+			n.EndAgent()
+			n.StartAgent()
+		case 1: // killed, leaving its socket
+			n.KillAgent()
+			n.StartAgent()
+		case 2: // both run; the new one serves /metrics when the address is free
+			const key = `"key":"metrics.listen"` // of the error that the address is in use
+			old, logged := n.Agent, len(n.Journal.Lines(key))
+			n.StartAgent()
+			n.Eventually("the new agent waits for the address", func() error {
+				if len(n.Journal.Lines(key)) == logged {
+					return errors.New("no error about metrics.listen is logged")
+				}
+				return nil
+			})
+			if err := old.Stop(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		n.Eventually(fmt.Sprintf("eight GPUs with agent %d", i+2), func() error { return n.checkDevices() })
+		n.admitEventually(n.bind(fmt.Sprintf("pod-%d", i), 1))
+		n.UnbindAll()
+	}
+	n.EndAgent()
+}

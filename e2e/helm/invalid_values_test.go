@@ -1,0 +1,144 @@
+package helm
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestRefused checks that invalid values are refused with an error about them.
+func TestRefused(t *testing.T) {
+	for set, want := range map[string]string{
+		"config.plugin.migStratgy=mixed":                                    "migStratgy",
+		"config.pugin.migStrategy=mixed":                                    "pugin",
+		"config.health.temperature=hot":                                     "temperature",
+		"nodeConfigs.a.plugin.deviceLists={envvar}":                         "deviceLists",
+		"nodeConfigs.A_b.log.level=debug":                                   "A_b",
+		"config.plugin.kubeletDir=/x":                                       "config.plugin.kubeletDir: ",
+		"kubeletDir=var/lib/kubelet":                                        "kubeletDir",
+		"kubeletDir=null":                                                   "kubeletDir: ",
+		"affinity=all":                                                      "affinity",
+		"extraVolumeMounts[0].name=a":                                       "mountPath",
+		"image.tags=x":                                                      "tags",
+		"image.tag=20260101123456789":                                       "tag", // YAML and JSON would round it
+		"sysAdmin=yes":                                                      "sysAdmin",
+		"serviceMonitor.enabled=true,podMonitor.enabled=true":               "serviceMonitor.enabled and podMonitor.enabled: ",
+		"serviceMonitor.enabled=true,service.enabled=false":                 "serviceMonitor.enabled",
+		"image.digest=sha256:abc":                                           "digest",
+		"goMemLimit=96Mi":                                                   "goMemLimit",
+		"config.metrics.listen=127.0.0.1:9400":                              "config.metrics.listen",
+		"nodeConfigs.a.metrics.listen=:http":                                "nodeConfigs.a.metrics.listen",
+		"config.metrics.webConfigFile=/w.yaml":                              "web.secretName",
+		"updateStrategy.rollingUpdate.maxSurge=1":                           "maxSurge",
+		"nodeConfigs.dashboard-node.log.level=debug":                        "nodeConfigs.dashboard-node",
+		`files.config\.yaml=x`:                                              "files: config.yaml",
+		"serviceAccount.create=false,config.health.kubernetes.enabled=true": "serviceAccount.name",
+		"goMemLimit=100M":                                                   "goMemLimit",
+		"web.probes=https":                                                  "probes",
+		"config.plugin.sharing.timeSlicing.renameByDefault=maybe":           "renameByDefault",
+		"config.metrics.podUID=maybe":                                       "podUID",
+		"serviceAccount.create=false,config.metrics.podUID=true":            "serviceAccount.name",
+
+		// Values that the agent refuses.
+		"config.source.mode=foo":                 "/config/source/mode",
+		"config.source.mode=Sim":                 "'auto', 'embedded', 'standalone', 'sim'",
+		"config.source.mode=":                    "/config/source/mode",
+		"nodeConfigs.a.source.mode=foo":          "/nodeConfigs/a/source/mode",
+		"config.plugin.deviceList={envvar,cdi}":  "/config/plugin/deviceList/1",
+		"config.source.healthSystems={pci}":      "/config/source/healthSystems/0",
+		"config.health.temperature=1000":         "/config/health/temperature",
+		"config.health.temperature=0":            "/config/health/temperature",
+		"config.health.confirm=1.5":              "/config/health/confirm",
+		"config.health.flap.trips=-1":            "/config/health/flap/trips",
+		"config.health.flap.within=1d":           "/config/health/flap/within",
+		"config.source.interval=":                "/config/source/interval",
+		"config.metrics.fieldsFile=counters.csv": "/config/metrics/fieldsFile",
+		"config.plugin.driverRoot=":              "/config/plugin/driverRoot",
+
+		// GPUs with an image without DCGM.
+		"image.tag=0.1.0-sim":                                                       "config.source.mode=sim",
+		"image.tag=0.1.0-sim,nodeConfigs.a.source.mode=sim":                         "config.source.mode=sim",
+		"image.tag=0.1.0-sim,config.source.mode=sim,nodeConfigs.a.source.mode=auto": "nodeConfigs.a.source.mode=sim",
+		"image.tag=0.1.0-sim,config.source.mode=sim,nodeConfigs.a.source.mode=null": "nodeConfigs.a.source.mode=sim",
+
+		// Missing files.
+		"config.metrics.fieldsFile=/etc/gpu-node-agent/a.csv":                           `config.metrics.fieldsFile: file /etc/gpu-node-agent/a.csv`,
+		`config.metrics.fieldsFile=/etc/gpu-node-agent/a.csv,files.b\.csv=x`:            `--set-file 'files.a\.csv=PATH'`,
+		`config.metrics.fieldsFile=/etc/../etc//gpu-node-agent/a.csv,files.a\.csv=null`: "config.metrics.fieldsFile",
+		"config.plugin.nvidiaConfig=/etc/gpu-node-agent/n.yaml":                         "config.plugin.nvidiaConfig",
+		"nodeConfigs.a.plugin.nvidiaConfig=/etc/gpu-node-agent/n.yaml":                  "nodeConfigs.a.plugin.nvidiaConfig",
+		"config.metrics.webConfigFile=/etc/gpu-node-agent/w.yaml,web.secretName=w":      "config.metrics.webConfigFile",
+		"config.health.kubernetes.kubeconfig=/etc/gpu-node-agent/k":                     "config.health.kubernetes.kubeconfig",
+		"files.a/b=x": "a/b",
+
+		// Files that would be lost with the pod, or cannot be created.
+		"config.health.stateFile=/foo/x.json":                            "config.health.stateFile: /foo/x.json",
+		"config.health.stateFile=/foo/x,securityContext=null":            "stateDir",
+		"nodeConfigs.a.health.stateFile=/foo/x.json":                     "nodeConfigs.a.health.stateFile",
+		"config.health.stateFile=/var/lib/gpu-node-agent":                "config.health.stateFile",
+		"config.health.stateFile=/var/lib/gpu-node-agent/../x":           "config.health.stateFile",
+		"config.health.stateFile=/var/lib/gpu-node-agent-1/x":            "config.health.stateFile",
+		"config.health.socket=/bar/a.sock":                               "config.health.socket: /bar/a.sock",
+		"config.source.mode=sim,config.source.sim.control=/bar/sim.sock": "config.source.sim.control",
+
+		// Invalid names of objects.
+		"fullnameOverride=UPPER":              "fullnameOverride: ",
+		"fullnameOverride=a.b":                "fullnameOverride: ",
+		"fullnameOverride=a--,nameOverride=b": "fullnameOverride: ",
+		"nameOverride=Upper":                  "nameOverride: ",
+		"nameOverride=a/b,fullnameOverride=a": "nameOverride: ",
+	} {
+		t.Run(set, func(t *testing.T) {
+			_, err := helm(t, "template", "gna", chart, "--set", set)
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("error %v, want one about %q", err, want)
+			}
+		})
+	}
+}
+
+// TestAccepted checks that the chart and the agent accept valid values that resemble invalid ones.
+func TestAccepted(t *testing.T) {
+	const extra = "extraVolumes[0].name=x,extraVolumeMounts[0].name=x,extraVolumeMounts[0].mountPath="
+	for _, set := range []string{
+		"config.source.mode=null",
+		"config.source.healthSystems={none}",
+		"config.plugin.deviceList={envvar,cdi-cri}",
+		"config.metrics.compat.hostnameLabel=Hostname",
+		"config.health.temperature=0.5,config.metrics.idleBelow=0,config.health.flap.trips=0,config.health.confirm=100",
+		"config.source.sim.seed=-9007199254740991",
+		"config.health.recoverAfter=0s,config.health.flap.within=1h30m,config.source.interval=1.5s,config.metrics.window=+.5h",
+		"config.metrics.fieldsFile=,config.metrics.hpcJobDir=,config.plugin.devRoot=,config.plugin.cdi.hookPath=",
+
+		"image.tag=sim-1",
+		"image.tag=0.1.0-sim,config.source.mode=sim,nodeConfigs.a.log.level=debug",
+		"image.tag=0.1.0-sim,image.digest=sha256:" + strings.Repeat("0", 64), // which takes precedence over the tag
+
+		`config.metrics.fieldsFile=/etc//gpu-node-agent/a.csv,files.a\.csv=DCGM_FI_DEV_GPU_TEMP\,gauge\,x`,
+		"config.metrics.fieldsFile=/etc/gpu-node-agent/more/a.csv," + extra + "/etc/gpu-node-agent/more/",
+		"config.metrics.fieldsFile=/etc/gpu-node-agent/a.csv," + extra + "/etc/gpu-node-agent/a.csv",
+		"config.plugin.nvidiaConfig=/etc/nvidia/config.yaml", // an image may contain it
+		"config.metrics.webConfigFile=/etc/gpu-node-agent-web/other.yaml,web.secretName=w",
+
+		"config.health.stateFile=,config.health.socket=",
+		"config.health.stateFile=/var/lib/gpu-node-agent/a/../b.json,stateDir=",
+		"config.health.stateFile=/run/gpu-node-agent/x,config.health.socket=/var/lib/gpu-node-agent/a.sock",
+		"config.health.stateFile=/foo/x," + extra + "/foo/",
+		"config.health.socket=/foo/x/a.sock," + extra + "/foo",
+		"config.health.socket=/tmp/a.sock,securityContext.readOnlyRootFilesystem=false",
+		"config.health.socket=/tmp/a.sock,securityContext=null",
+		"config.source.sim.control=/bar/sim.sock", // only a simulation creates it
+
+		"fullnameOverride=a-",
+		"fullnameOverride=a.b,service.enabled=false",
+		"nameOverride=A_b.c,fullnameOverride=a",
+		"nameOverride=null,fullnameOverride=null",
+	} {
+		t.Run(set, func(t *testing.T) {
+			for _, m := range template(t, "--set", set).configMaps {
+				if found := faults(t, m.Data["config.yaml"]); len(found) > 0 {
+					t.Errorf("%s: the agent reports %v", m.Name, found)
+				}
+			}
+		})
+	}
+}

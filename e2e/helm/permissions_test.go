@@ -1,0 +1,167 @@
+package helm
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// TestPermissions checks the rights of the pod and its service account.
+func TestPermissions(t *testing.T) {
+	const conditions = "get nodes; patch nodes/status; create,patch events; "
+	for name, c := range map[string]struct {
+		set   []string
+		rules string // of the cluster role; "" for none, and no token
+		caps  []corev1.Capability
+	}{
+		"nothing set":       {},
+		"conditions":        {[]string{"config.health.kubernetes.enabled=true"}, conditions + "get pods", nil},
+		"pod labels":        {[]string{"config.metrics.podLabels={team}"}, "get,list,watch pods", nil},
+		"pod UIDs":          {[]string{"config.metrics.podUID=true"}, "get,list,watch pods", nil},
+		"no pod UIDs":       {[]string{"config.metrics.podUID=false", "nodeConfigs.a.metrics.podUID=null"}, "", nil},
+		"some pod UIDs":     {[]string{"nodeConfigs.a.metrics.podUID=true"}, "get,list,watch pods", nil},
+		"both":              {[]string{"config.health.kubernetes.enabled=true", "config.metrics.podLabels={team}"}, conditions + "get,list,watch pods", nil},
+		"some nodes":        {[]string{"nodeConfigs.a.health.kubernetes.enabled=true"}, conditions + "get pods", nil},
+		"profiling":         {[]string{"config.metrics.fields={default,profiling}"}, "", []corev1.Capability{"SYS_ADMIN"}},
+		"a PROF field":      {[]string{"config.metrics.fields={DCGM_FI_PROF_SM_ACTIVE}"}, "", []corev1.Capability{"SYS_ADMIN"}},
+		"MIG":               {[]string{"config.plugin.migStrategy=mixed"}, "", []corev1.Capability{"SYS_ADMIN"}},
+		"MIG, other plugin": {[]string{"config.plugin.migStrategy=mixed", "config.plugin.enabled=false"}, "", []corev1.Capability{"SYS_ADMIN"}},
+		"CDI, other plugin": {[]string{"config.plugin.cdi.generate=true", "config.plugin.enabled=false"}, "", nil},
+		"mounts":            {[]string{"config.plugin.deviceList={volume-mounts}"}, "", []corev1.Capability{"SYS_ADMIN"}},
+		"never":             {[]string{"config.plugin.migStrategy=mixed", "sysAdmin=never"}, "", nil},
+		"null":              {[]string{"config.plugin.migStrategy=mixed", "sysAdmin=null"}, "", []corev1.Capability{"SYS_ADMIN"}},
+		"always":            {[]string{"sysAdmin=always"}, "", []corev1.Capability{"SYS_ADMIN"}},
+		"a CSV":             {[]string{"config.metrics.fieldsFile=/etc/gpu-node-agent/a.csv", "files.a\\.csv= DCGM_FI_PROF_SM_ACTIVE\\, gauge\\, x"}, "", []corev1.Capability{"SYS_ADMIN"}},
+		"a comment":         {[]string{"config.metrics.fieldsFile=/etc/gpu-node-agent/a.csv", "files.a\\.csv=# DCGM_FI_PROF_SM_ACTIVE\\, gauge\\, x"}, "", nil},
+		"simulated MIG":     {[]string{"config.plugin.migStrategy=mixed", "config.source.mode=sim", "sysAdmin=always"}, "", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := template(t, settings(c.set)...)
+			var rules []string
+			for _, role := range o.roles {
+				for _, r := range role.Rules {
+					rules = append(rules, strings.Join(r.Verbs, ",")+" "+strings.Join(r.Resources, ","))
+				}
+			}
+			if got := strings.Join(rules, "; "); got != c.rules {
+				t.Errorf("the cluster role has %q, want %q", got, c.rules)
+			}
+			if len(o.bindings) != len(o.roles) {
+				t.Errorf("%d roles and %d bindings", len(o.roles), len(o.bindings))
+			}
+			token := false
+			for _, ds := range o.daemonSets {
+				token = token || *ds.Spec.Template.Spec.AutomountServiceAccountToken
+				if ds.Name == "gna-gpu-node-agent" {
+					checkConfined(t, ds, c.caps)
+				}
+			}
+			if token != (c.rules != "") {
+				t.Errorf("pod has a token: %v, want one only with rules", token)
+			}
+		})
+	}
+}
+
+// checkConfined checks that a pod has only the rights of its capabilities.
+func checkConfined(t *testing.T, ds *appsv1.DaemonSet, caps []corev1.Capability) {
+	t.Helper()
+	pod := ds.Spec.Template.Spec
+	if pod.HostNetwork || pod.HostPID || pod.HostIPC {
+		t.Error("pod uses the host's namespaces")
+	}
+	if pod.SecurityContext.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
+		t.Error("pod has no seccomp profile")
+	}
+	s := pod.Containers[0].SecurityContext
+	if *s.Privileged || *s.AllowPrivilegeEscalation || !*s.ReadOnlyRootFilesystem || !reflect.DeepEqual(s.Capabilities.Drop, []corev1.Capability{"ALL"}) {
+		t.Errorf("container has too many rights: %v", s)
+	}
+	if !slices.Equal(s.Capabilities.Add, caps) {
+		t.Errorf("the container has the capabilities %v, want %v", s.Capabilities.Add, caps)
+	}
+	for _, v := range pod.Volumes {
+		if v.HostPath != nil && (v.HostPath.Path == "/" || v.HostPath.Path == "/var/lib/kubelet") {
+			t.Errorf("volume %s shows the container %s", v.Name, v.HostPath.Path)
+		}
+	}
+}
+
+// TestNodeAffinity checks on which nodes the agents run.
+func TestNodeAffinity(t *testing.T) {
+	const gpus = "feature.node.kubernetes.io/pci-10de.present In [true] | feature.node.kubernetes.io/cpu-model.vendor_id In [NVIDIA] | nvidia.com/gpu.present In [true]"
+	for name, c := range map[string]struct {
+		set  []string
+		want map[string]string // by DaemonSet
+	}{
+		"nothing set":    {nil, map[string]string{"gna-gpu-node-agent": gpus}},
+		"other affinity": {[]string{"affinity.podAffinity.preferredDuringSchedulingIgnoredDuringExecution=null", "affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution=null"}, map[string]string{"gna-gpu-node-agent": gpus}},
+		"custom terms":   {[]string{"affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0].key=a,affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0].operator=Exists"}, map[string]string{"gna-gpu-node-agent": "a Exists []"}},
+		"null":           {[]string{"affinity=null"}, map[string]string{"gna-gpu-node-agent": ""}},
+		"an empty text":  {[]string{"affinity="}, map[string]string{"gna-gpu-node-agent": ""}},
+		"empty parts":    {[]string{"affinity.nodeAffinity=null,affinity.podAntiAffinity=null"}, map[string]string{"gna-gpu-node-agent": gpus}},
+		"null by label": {[]string{"affinity=null", "nodeConfigs.a.log.level=debug"}, map[string]string{
+			"gna-gpu-node-agent":   "gpu-node-agent/config NotIn [a]",
+			"gna-gpu-node-agent-a": "gpu-node-agent/config In [a]",
+		}},
+		"simulated": {[]string{"config.source.mode=sim"}, map[string]string{"gna-gpu-node-agent": ""}},
+		"by label": {[]string{"config.source.mode=sim", "nodeConfigs.a.log.level=debug", "nodeConfigs.b.log.level=debug"}, map[string]string{
+			"gna-gpu-node-agent":   "gpu-node-agent/config NotIn [a b]",
+			"gna-gpu-node-agent-a": "gpu-node-agent/config In [a]",
+			"gna-gpu-node-agent-b": "gpu-node-agent/config In [b]",
+		}},
+		"GPUs by label": {[]string{"nodeConfigs.a.log.level=debug"}, map[string]string{
+			"gna-gpu-node-agent":   strings.ReplaceAll(gpus+" ", "] ", "], gpu-node-agent/config NotIn [a] "),
+			"gna-gpu-node-agent-a": strings.ReplaceAll(gpus+" ", "] ", "], gpu-node-agent/config In [a] "),
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := make(map[string]string)
+			for _, ds := range template(t, settings(c.set)...).daemonSets {
+				affinity := ds.Spec.Template.Spec.Affinity
+				got[ds.Name] = terms(affinity.NodeAffinity)
+				openShiftByKind := affinity.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+				if len(openShiftByKind) != 1 || openShiftByKind[0].TopologyKey != corev1.LabelHostname || openShiftByKind[0].NamespaceSelector == nil {
+					t.Errorf("%s: two agents may run on one node: %v", ds.Name, openShiftByKind)
+				}
+			}
+			for name, want := range c.want {
+				if got[name] != strings.TrimSpace(want) {
+					t.Errorf("%s runs on\n%s, want\n%s", name, got[name], want)
+				}
+			}
+			if len(got) != len(c.want) {
+				t.Errorf("DaemonSets %v", got)
+			}
+		})
+	}
+}
+
+func terms(a *corev1.NodeAffinity) string {
+	if a == nil {
+		return ""
+	}
+	var all []string
+	for _, term := range a.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+		var one []string
+		for _, e := range term.MatchExpressions {
+			one = append(one, fmt.Sprintf("%s %s %v", e.Key, e.Operator, e.Values))
+		}
+		all = append(all, strings.Join(one, ", "))
+	}
+	return strings.Join(all, " | ")
+}
+
+// TestReload checks that a changed configuration leaves the pod unchanged, because a change would restart it.
+func TestReload(t *testing.T) {
+	before := template(t, "--set", "config.health.temperature=80").daemonSets[0]
+	after := template(t, "--set", "config.health.temperature=85", "--set", "config.plugin.exclude={0}").daemonSets[0]
+	if !reflect.DeepEqual(before.Spec, after.Spec) {
+		t.Error("the pod's template depends on the configuration")
+	}
+}

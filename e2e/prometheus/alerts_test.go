@@ -1,0 +1,217 @@
+package prometheus
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"testing"
+
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/node"
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/promapi"
+)
+
+// untestedAlerts lists the alerts that the test below does not cause: they need hours, other programs, or faults that the
+// simulation lacks. Their unit tests are in rules.
+var untestedAlerts = []string{
+	"GPUMemoryNearlyFull", "GPUAllocatedButIdle", "GPUAgentMissing", "GPUKubeletDisagrees", "GPUAllocationErrors",
+	"GPUPodLabelsUnknown", "GPUAgentRestarting", "GPUWaitsForReset", "GPUAgentStateNotKept", "GPUAgentAPIErrors",
+	"GPUAgentServesNothing", "GPUSourceDetached", "GPUMeasurementsStuck",
+}
+
+// TestAlertsAndDashboards makes GPUs, the source, the configuration, the kubelet and the agent fail one after the other, and checks
+// the alerts and dashboards in Prometheus.
+func TestAlertsAndDashboards(t *testing.T) {
+	n := newMachine(t)
+	covered := make(map[string]bool)
+	// awaitAlert waits until an alert of node-1 with these labels is pending or firing. The unit tests check the time it is
+	// pending.
+	awaitAlert := func(name string, labels ...string) {
+		t.Helper()
+		n.Eventually(name+" "+strings.Join(labels, " "), func() error { return n.checkAlert(name, labels) })
+		covered[name] = true
+	}
+	awaitResolved := func(name string, labels ...string) {
+		t.Helper()
+		n.Eventually("resolved: "+name+" "+strings.Join(labels, " "), func() error {
+			found, _, err := n.findAlert(name, labels)
+			if err == nil && found {
+				err = fmt.Errorf("%s is still pending or firing", name)
+			}
+			return errors.Join(err, n.checkSeries("up == 1", 2)) // after a failed scrape the alert would be missing too
+		})
+	}
+
+	n.Eventually("the kubelet has eight GPUs", func() error { return n.KubeletHas(node.GPU, 8, 8) })
+	n.awaitDashboard12239()
+	n.runPod("team-a", "train", 2)
+	n.runPod("team-b", "notebook", 1)
+	n.Eventually("Prometheus has the holders, and their GPUs are idle", func() error {
+		return n.checkSeries(`gpu_node_agent_device_idle_seconds_total{instance="node-1", pod=~"train|notebook", container="work"} > 1`, 3)
+	})
+	n.awaitDashboard12239()
+
+	for _, event := range []string{
+		`{gpu: 3, xid: 79}`, `{gpu: 3, lost: true}`, `{gpu: 1, rowRemapPending: true}`, `{gpu: 2, temperature: 97}`,
+		`{gpu: 6, recoveryAction: reboot}`, `{gpu: 5, xid: 31, times: 8}`,
+	} {
+		n.Inject("%s", event)
+	}
+	awaitAlert("GPUUnhealthy", "gpu=3", "cause=xid-79")
+	awaitAlert("GPUUnhealthy", "gpu=3", "cause=lost")
+	awaitAlert("GPUUnhealthy", "gpu=6", "cause=recovery-action")
+	awaitAlert("GPUDegraded", "gpu=1", "cause=row-remap-pending")
+	awaitAlert("GPUHot", "gpu=2")
+	awaitAlert("GPUXIDRate", "gpu=5")
+	awaitAlert("GPUXID", "gpu=3")
+	awaitAlert("GPUAgentFieldsUnknown")
+
+	// Prometheus scrapes both nodes from this one, at different times.
+	n.Eventually("node-2 has the XIDs too", func() error {
+		return n.checkSeries(`gpu_node_agent_xid_errors_total{instance="node-2", gpu="5", xid="31"} == 8`, 1)
+	})
+	n.checkPanels(true)
+	n.checkPanels(false)
+	for title, want := range map[string]float64{
+		"GPUs": 2 * 8, "Allocated": 2 * 3, "Healthy": 4.0 / 8, "Unhealthy": 2 * 2, "Degraded": 2 * 2, "Allocated and idle": 0,
+	} {
+		n.Eventually("the fleet's panel "+title+" is right", func() error {
+			result, err := n.panel("fleet.json", title)
+			if err == nil && (len(result) != 1 || result[0].Value != want) {
+				err = fmt.Errorf("it shows %v, want %v", result, want)
+			}
+			return err
+		})
+	}
+	n.Eventually("the fleet's panel of namespaces is right", func() error {
+		result, err := n.panel("fleet.json", "Devices held, by namespace")
+		held := make(map[string]float64)
+		for _, s := range result {
+			held[s.Labels["namespace"]] = s.Value
+		}
+		if want := map[string]float64{"team-a": 2, "team-b": 1}; err == nil && !maps.Equal(held, want) {
+			err = fmt.Errorf("namespaces hold %v, want %v", held, want) // counted by UUID: the two nodes have the same
+		}
+		return err
+	})
+	n.checkRules()
+
+	n.Inject(`{gpu: 6, recoveryAction: none}`)
+	n.Inject(`{gpu: 3, lost: false}`)
+	awaitResolved("GPUUnhealthy", "gpu=6")
+	awaitResolved("GPUUnhealthy", "gpu=3")
+
+	n.Inject(`{source: stalled}`)
+	awaitAlert("GPUSourceStalled")
+	n.Inject(`{source: down}`)
+	awaitAlert("GPUSourceDown")
+	n.Inject(`{source: up}`)
+	awaitResolved("GPUSourceDown")
+	awaitResolved("GPUSourceStalled")
+
+	n.configure("loud")
+	awaitAlert("GPUAgentConfigReloadFailed")
+	n.configure("info")
+	awaitResolved("GPUAgentConfigReloadFailed")
+
+	n.StopKubelet()
+	awaitAlert("GPUAgentNotRegistered", "resource=nvidia.com/gpu")
+	awaitAlert("GPUHoldersUnknown")
+
+	n.KillAgent()
+	awaitAlert("GPUAgentDown", "job=gpu-node-agent")
+	n.Eventually("GPUAgentAbsent", func() error {
+		return n.checkSeries(`ALERTS{alertname="GPUAgentAbsent"}`, 1)
+	})
+	covered["GPUAgentAbsent"] = true
+	n.Eventually("GPUAgentDown has the target's labels", func() error {
+		return n.checkSeries(`ALERTS{alertname="GPUAgentDown", job="gpus", cluster="east", instance="node-2"}`, 1)
+	})
+
+	for _, name := range untestedAlerts {
+		if covered[name] {
+			t.Errorf("%s has a test: remove it from notInStory", name)
+		}
+		covered[name] = true
+	}
+	for _, rules := range rules(t) {
+		for _, r := range rules {
+			if r.Alert != "" && !covered[r.Alert] {
+				t.Errorf("%s has no test: cause it, or add it to notInStory", r.Alert)
+			}
+		}
+	}
+}
+
+// checkAlert checks that an alert is pending or firing.
+func (n machine) checkAlert(name string, labels []string) error {
+	n.T.Helper()
+	found, active, err := n.findAlert(name, labels)
+	if err == nil && !found {
+		err = fmt.Errorf("no %s with %v; pending or firing: %v", name, labels, active)
+	}
+	return err
+}
+
+// findAlert reports whether an alert of node-1 is pending or firing, with the names of all such alerts, and checks that its
+// annotations expand.
+func (n machine) findAlert(name string, labels []string) (found bool, active []string, err error) {
+	n.T.Helper()
+	alerts, err := n.prom.Alerts(n.T.Context())
+	if err != nil {
+		return false, nil, err
+	}
+	want := map[string]string{"alertname": name, "instance": "node-1"}
+	for _, l := range labels {
+		k, v, _ := strings.Cut(l, "=")
+		want[k] = v
+	}
+alerts:
+	for _, a := range alerts {
+		active = append(active, a.Labels["alertname"])
+		for k, v := range want {
+			if a.Labels[k] != v {
+				continue alerts
+			}
+		}
+		for k, text := range a.Annotations {
+			if strings.Contains(text, "error expanding") {
+				n.T.Errorf("%s: %s: %s", name, k, text)
+			}
+		}
+		return true, active, nil
+	}
+	return false, active, nil
+}
+
+// checkRules waits until Prometheus has evaluated every rule without errors and has the recorded series of both nodes.
+func (n machine) checkRules() {
+	n.T.Helper()
+	var all []promapi.RuleHealth
+	n.Eventually("every rule is evaluated", func() (err error) {
+		all, err = n.prom.Rules(n.T.Context())
+		if err == nil && len(all) == 0 {
+			err = errors.New("no rules")
+		}
+		for _, r := range all {
+			if r.Health != "ok" {
+				err = errors.Join(err, fmt.Errorf("%s: %s: %s", r.Name, r.Health, r.LastError))
+			}
+		}
+		return err
+	})
+	for _, r := range all {
+		if r.Type != "recording" {
+			continue
+		}
+		for _, cluster := range []string{"", "east"} {
+			n.Eventually(r.Name+" of cluster "+cluster, func() error {
+				result, err := n.prom.Query(n.T.Context(), fmt.Sprintf("%s{cluster=%q}", r.Name, cluster))
+				if err == nil && len(result) == 0 {
+					err = errors.New("no series")
+				}
+				return err
+			})
+		}
+	}
+}

@@ -1,0 +1,255 @@
+package prefer
+
+import (
+	"math/bits"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// unique returns ids without duplicates, each at its first position.
+func unique(ids []string) (out []string) {
+	for _, id := range ids {
+		if !slices.Contains(out, id) {
+			out = append(out, id)
+		}
+	}
+	return out
+}
+
+// checkChoose checks the invariants of every answer.
+func checkChoose(t *testing.T, devices []Device, r Request) {
+	t.Helper()
+	var a Allocator
+	got := a.Choose(devices, r)
+	required, pool := unique(r.Required), unique(slices.Concat(r.Required, r.Available))
+	if want := max(0, min(r.Size, len(pool))); len(got) != want || len(unique(got)) != want {
+		t.Fatalf("got %v, want %d different IDs for %+v", got, want, r)
+	}
+	for _, id := range got {
+		if !slices.Contains(pool, id) {
+			t.Fatalf("%s was not available", id)
+		}
+	}
+	if r.Size >= len(required) {
+		for _, id := range required {
+			if !slices.Contains(got, id) {
+				t.Fatalf("%s is missing in %v", id, got)
+			}
+		}
+	}
+	if again := a.Choose(devices, r); !slices.Equal(got, again) {
+		t.Fatalf("first %v, then %v", got, again)
+	}
+	if len(got) < len(pool) && r.Size > len(required) && a.topology.shared {
+		checkShared(t, devices, r, got)
+	}
+}
+
+// checkShared checks that no device was chosen again while another was free.
+func checkShared(t *testing.T, devices []Device, r Request, got []string) {
+	t.Helper()
+	state := map[string]*health.DeviceState{} // by ID
+	for _, d := range devices {
+		state[d.ID] = d.State
+	}
+	taken := map[*health.DeviceState]int{}
+	for _, id := range got {
+		if s := state[id]; s != nil {
+			taken[s]++
+		}
+	}
+	again := slices.IndexFunc(got, func(id string) bool { return !slices.Contains(r.Required, id) && taken[state[id]] > 1 })
+	if again < 0 {
+		return
+	}
+	for _, id := range slices.Concat(r.Required, r.Available) {
+		if s := state[id]; s != nil && healthRank(s.Verdict.State) < rankUnhealthy && taken[s] == 0 {
+			t.Fatalf("%s shares a device while %s was free: %v for %+v", got[again], id, got, r)
+		}
+	}
+}
+
+// randomGPUs returns GPUs with random health, NUMA nodes and links.
+func randomGPUs(r *rand.Rand, n int) []Device {
+	devices := gpus(n)
+	for i, d := range devices {
+		d.State.Verdict.State = health.State(r.IntN(5))
+		for range r.IntN(3) {
+			d.State.Device.NUMA = append(d.State.Device.NUMA, r.IntN(4)-1)
+		}
+		for range r.IntN(n + 2) {
+			connect(devices, i, r.IntN(n+1), link(r.IntN(40)-10, health.Path(r.IntN(9))))
+		}
+	}
+	return devices
+}
+
+// bruteForce examines every set of the pool, which begins with the required IDs. It returns the set with the best health,
+// then the best connected one, then the one that leaves the best connected rest, then the first.
+func bruteForce(devices, pool []Device, required, size int) []string {
+	top := newTopology(devices)
+	index := func(i int) int { return top.index[pool[i].ID] }
+	connections := func(set uint) (total int32) {
+		for i := range pool {
+			for j := range i {
+				if set>>i&1 == 1 && set>>j&1 == 1 {
+					total += top.score[top.gpu[index(i)]][top.gpu[index(j)]]
+				}
+			}
+		}
+		return total
+	}
+	ranks := func(set uint) (total int) {
+		for i, d := range pool {
+			if set>>i&1 == 1 {
+				total += healthRank(d.State.Verdict.State)
+			}
+		}
+		return total
+	}
+	indexes := func(set uint) (sorted []int) {
+		for i := range pool {
+			if set>>i&1 == 1 {
+				sorted = append(sorted, index(i))
+			}
+		}
+		slices.Sort(sorted)
+		return sorted
+	}
+	every, best := uint(1)<<len(pool)-1, uint(0)
+	for set := range every + 1 {
+		if bits.OnesCount(set) != size || bits.TrailingZeros(^set) < required {
+			continue
+		}
+		if best == 0 {
+			best = set
+			continue
+		}
+		better := ranks(best) - ranks(set)
+		if better == 0 {
+			better = int(connections(set) - connections(best))
+		}
+		if better == 0 {
+			better = int(connections(every&^set) - connections(every&^best))
+		}
+		if better == 0 {
+			better = slices.Compare(indexes(best), indexes(set))
+		}
+		if better > 0 {
+			best = set
+		}
+	}
+	var out []string
+	for _, i := range indexes(best) {
+		out = append(out, devices[i].ID)
+	}
+	return out
+}
+
+func TestChooseEqualsBruteForce(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	for range 300 {
+		n := 2 + r.IntN(9)
+		devices := randomGPUs(r, n)
+		pool := slices.Clone(devices)
+		r.Shuffle(n, func(i, j int) { pool[i], pool[j] = pool[j], pool[i] })
+		pool = pool[:1+r.IntN(n)]
+		required := r.IntN(len(pool))
+		size := min(required+1+r.IntN(n), len(pool))
+		available := all(pool)
+		got := choose(devices, Request{Available: available, Required: available[:required], Size: size})
+		slices.Sort(got)
+		if want := bruteForce(devices, pool, required, size); !slices.Equal(got, slices.Sorted(slices.Values(want))) {
+			t.Fatalf("%v, want %v of %v with %d required", got, want, available, required)
+		}
+	}
+}
+
+func TestApproximateIsNearExact(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 6))
+	for range 30 {
+		const n = 14
+		g := newGraph(n, 1+r.IntN(n-1))
+		for i := range n {
+			for j := range i {
+				g.score[i][j] = int32(r.IntN(3) * 100)
+				g.score[j][i] = g.score[i][j]
+				g.loss[i] += g.score[i][j]
+				g.loss[j] += g.score[i][j]
+			}
+		}
+		total := func(set []int) (sum int32) {
+			for a, i := range set {
+				for _, j := range set[:a] {
+					sum += g.score[i][j]
+				}
+			}
+			return sum
+		}
+		exact, near := total(g.best()), total(g.approximate())
+		if near > exact || near < exact*95/100 {
+			t.Errorf("%d of %d: %d, the best is %d", g.size, n, near, exact)
+		}
+	}
+	// 32 GPUs in islands of four that are not consecutive.
+	devices := gpus(32)
+	for i := range devices {
+		for j := range devices {
+			if i != j && i%8 == j%8 {
+				connect(devices, i, j, link(4, 0))
+			}
+		}
+	}
+	got := choose(devices, Request{Available: without(devices, id(0), id(1), id(9)), Size: 4})
+	if want := ids(2, 10, 18, 26); !slices.Equal(got, want) {
+		t.Errorf("%v, want the island %v", got, want)
+	}
+}
+
+func TestChooseOfManyGPUs(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for _, n := range []int{100, 200} {
+		devices := randomGPUs(r, n)
+		checkChoose(t, devices, Request{Available: all(devices), Size: n / 2})
+		checkChoose(t, replicas(devices, 3), Request{Available: all(replicas(devices, 3)), Size: n / 2})
+	}
+}
+
+func FuzzChoose(f *testing.F) {
+	for seed := range uint64(1000) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		bytes := func(n int) []byte {
+			b := make([]byte, r.IntN(n))
+			for i := range b {
+				b[i] = byte(r.IntN(64))
+			}
+			return b
+		}
+		f.Add(seed, bytes(40), bytes(16), r.IntN(26)-3)
+	}
+	f.Add(uint64(1), []byte{0, 1, 2, 3}, []byte{2}, 2)
+	f.Add(uint64(2), []byte{}, []byte{9, 9}, -1)
+	f.Add(uint64(3), []byte{7, 7, 200}, []byte{}, 1<<31)
+	f.Add(uint64(56), []byte("$ "), []byte("1780"), 5) // a required GPU that is now laid out in replicas
+	f.Fuzz(func(t *testing.T, seed uint64, available, required []byte, size int) {
+		r := rand.New(rand.NewPCG(seed, 0))
+		devices := randomGPUs(r, 1+r.IntN(24))
+		if n := r.IntN(4); n > 0 {
+			devices = replicas(devices, n)
+		}
+		idsOf := func(from []byte) (to []string) {
+			for _, b := range from[:min(len(from), 64)] {
+				if n := int(b); n < len(devices) {
+					to = append(to, devices[n].ID)
+				} else {
+					to = append(to, id(n%32))
+				}
+			}
+			return to
+		}
+		checkChoose(t, devices, Request{idsOf(available), idsOf(required), size, seed%2 == 1})
+	})
+}

@@ -74,7 +74,25 @@ func (w *Withholding) End() {
 		return
 	}
 	m.detach = m.detach.endWithholding(w)
-	m.decide(w.before, time.Now()) // a device that was not withheld before is not withheld for an earlier detach now
+	before := make(map[health.DeviceID]health.Verdict, len(w.before))
+	for _, d := range w.before {
+		before[d.Device.ID] = d.Verdict
+	}
+	m.now.Devices = slices.Clone(m.now.Devices)
+	for i := range m.now.Devices { // a device that was not withheld before is not withheld for an earlier detach now
+		if v := &m.now.Devices[i].Verdict; !before[m.now.Devices[i].Device.ID].Has(health.CauseReleased) {
+			v.Findings = slices.DeleteFunc(slices.Clone(v.Findings), func(f health.Finding) bool {
+				return f.Cause == health.CauseReleased && f.From == ""
+			})
+		}
+	}
+	m.decide(m.now.Devices, time.Now())
+	for i := range m.now.Devices {
+		v := &m.now.Devices[i].Verdict
+		if old := before[m.now.Devices[i].Device.ID]; old.State == v.State && !old.Since.IsZero() {
+			v.Since = old.Since
+		}
+	}
 	m.store()
 }
 
@@ -196,7 +214,7 @@ func (m *Monitor) setDetachment(d detachment, now time.Time) {
 	if d.detachRequested() {
 		m.timeLimit = time.AfterFunc(d.until.Sub(now), m.attachAtLimit)
 	}
-	if d.state == attaching && before.detachRequested() {
+	if d.state == attaching && before.detachRequested() && d.refusal == nil { // after a refusal the last reading counts
 		m.now.Devices = health.DiscardMeasurements(m.now.Devices, now)
 	}
 	m.decide(m.now.Devices, now)

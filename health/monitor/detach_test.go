@@ -524,3 +524,56 @@ func TestWithholdEndsWithUnreadDevice(t *testing.T) {
 		}
 	})
 }
+
+// A fault that a device gets while withheld, and a cordon, begin when they begin, not when the withholding ends.
+func TestWithholdEndsWithNewFault(t *testing.T) {
+	runTest(t, func(t *testing.T, h *harness) {
+		h.reportTwo()
+		w := h.withhold(t)
+		withheldSince := time.Now()
+		advance(2 * time.Second)
+		h.reportGPU0(healthtest.Blank(health.Lost))
+		h.cordon("0")
+		cordoned := time.Now()
+		advance(5 * time.Second)
+		w.End()
+		v := h.verdict()
+		if v.State != health.Unhealthy || !v.Since.Equal(withheldSince) || v.Has(health.CauseReleased) {
+			t.Errorf("verdict %+v, withheld since %v", v, withheldSince)
+		}
+		for _, f := range v.Findings {
+			if f.Cause == health.CauseCordoned && !f.Since.Equal(cordoned) {
+				t.Errorf("cordoned since %v, want %v", f.Since, cordoned)
+			}
+		}
+		if !slices.Equal(v.Causes(), []string{health.CauseLost, health.CauseCordoned}) {
+			t.Errorf("causes %v", v.Causes())
+		}
+	})
+}
+
+// A refused detach keeps a device withheld that was not read since an earlier detach, and no other device, although the
+// source stays down.
+func TestRefusedDetachWithUnreadDevice(t *testing.T) {
+	runTest(t, func(t *testing.T, h *harness) {
+		h.useHostEngine()
+		h.reportTwo()
+		h.detach(t, time.Hour)
+		h.set(func(s *fakeSource) {
+			s.reading.Samples[0] = of(healthtest.GPU0, healthtest.Blank(health.PresenceUnknown))
+		})
+		h.m.requestAttach("test")
+		advance(5 * time.Second)
+		refused := errors.New("refused")
+		h.set(func(s *fakeSource) { s.detachErr, s.attachErr = refused, refused })
+		if _, err := h.m.Detach(t.Context(), time.Hour); !errors.Is(err, refused) {
+			t.Errorf("%v", err)
+		}
+		advance(5 * time.Second)
+		h.wantCauses(t, "refused", health.SourceDown, health.CauseReleased, health.CauseRemapFailed)
+		h.set(func(s *fakeSource) { s.attachErr = nil })
+		h.reportTwo()
+		advance(30 * time.Second)
+		h.wantCauses(t, "read", health.SourceUp, "", health.CauseRemapFailed)
+	})
+}

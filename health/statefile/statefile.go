@@ -90,7 +90,7 @@ func (f *File) Load(path string) (Saved, error) {
 		return Saved{}, nil
 	}
 	if lockErr := f.acquire(path); lockErr != nil {
-		f.report(path, nil, lockErr)
+		f.report(path, lockErr)
 		s, _, err := readFile(path)
 		if err != nil {
 			err = fmt.Errorf("%s %w; left in place: %w", path, err, lockErr)
@@ -98,7 +98,7 @@ func (f *File) Load(path string) (Saved, error) {
 		return s, err
 	}
 	s, replaced, err := f.adoptPath(path)
-	f.report(path, nil, err)
+	f.report(path, err)
 	return s, errors.Join(replaced, err)
 }
 
@@ -193,7 +193,8 @@ func (f *File) save(path string, s *health.Snapshot, last bool) (wait time.Durat
 	if path == "" {
 		f.release()
 		f.path, f.lastLogged = "", ""
-		f.report("", s, nil)
+		f.report("", nil)
+		f.storeResult(s, nil)
 		return checkInterval, true
 	}
 	f.begin()
@@ -207,7 +208,8 @@ func (f *File) save(path string, s *health.Snapshot, last bool) (wait time.Durat
 	if err == nil {
 		err = f.write(path, s, last)
 	}
-	f.report(path, s, err)
+	f.report(path, err)
+	f.storeResult(s, err)
 	switch {
 	case err == nil && f.lastLogged != "":
 		f.lastLogged = ""
@@ -344,13 +346,17 @@ func (f *File) begin() {
 	f.busySince = time.Now()
 }
 
-// report publishes the outcome of a disk access, for a snapshot if it is not nil.
-func (f *File) report(path string, s *health.Snapshot, err error) {
+// storeResult publishes the outcome of an attempt to save a snapshot.
+func (f *File) storeResult(s *health.Snapshot, err error) {
 	r := result{err: err}
 	if s != nil {
 		r.seq = s.Seq
 	}
-	defer f.result.Store(&r)
+	f.result.Store(&r)
+}
+
+// report updates the status after a disk access. Load does not answer WaitWritten.
+func (f *File) report(path string, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.busySince = time.Time{}

@@ -384,6 +384,28 @@ func TestRunKeepsOtherSources(t *testing.T) {
 	})
 }
 
+// A lock that Load found held may be free when Run saves, so it is no outcome.
+func TestWaitWrittenAfterLoadOfLockedFile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "state.json")
+		first := loadAndStart(t, path)
+		second := newHarness(path)
+		_, err := second.Load(path)
+		must(t, err)
+		first.stop()
+		snapshot := snapshotOf(t, "dcgm")
+		done := make(chan error, 1)
+		go func() { done <- second.WaitWritten(t.Context(), snapshot) }()
+		synctest.Wait()
+		second.out.Store(snapshot)
+		second.start(t)
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		second.stop()
+	})
+}
+
 // A second agent only reads the file, even if it is damaged, and takes over when the first agent ends.
 func TestRunWaitsForLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

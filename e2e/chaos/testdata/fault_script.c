@@ -92,7 +92,7 @@ static void apply_line(const char *line) {
     else if (strcmp(line, "dead\n") == 0) script_table.fail("*", -21, ALWAYS); // DCGM_ST_CONNECTION_NOT_VALID
     else if (strcmp(line, "hung\n") == 0) script_table.hang("dcgmEntitiesGetLatestValues");
     else if (strcmp(line, "blind\n") == 0) blind = 1, measure();
-    else if (strcmp(line, "detached\n") == 0) state.detached = 1;
+    else if (strcmp(line, "detached\n") == 0) state.stats.detached = 1;
     else if (strcmp(line, "refuse\n") == 0) script_table.fail("dcgmDetachDriver", -11, 1), trap = "refuse"; // DCGM_ST_TIMEOUT
     else if (strcmp(line, "trap\n") == 0) script_table.hang("dcgmDetachDriver"), trap = "hang";
     else if (strcmp(line, "up\n") == 0) blind = 0, measure(), script_table.fail("", 0, 0), script_table.release(), trap = "none";
@@ -104,7 +104,7 @@ static void write_state(void) {
     static char last[64];
     char text[64], path[300], next[310];
     pthread_mutex_lock(&state.lock);
-    snprintf(text, sizeof(text), "connected %d detached %d trap %s lines %d\n", state.connected, state.detached, trap, lines);
+    snprintf(text, sizeof(text), "connected %d detached %d trap %s lines %d\n", state.connected, state.stats.detached, trap, lines);
     pthread_mutex_unlock(&state.lock);
     if (strcmp(text, last) == 0) return;
     strcpy(last, text);

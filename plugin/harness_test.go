@@ -222,13 +222,14 @@ func (h *harness) pluginDir() string { return filepath.Join(h.root, "device-plug
 
 func (h *harness) socket() string { return h.cfg.Load().socketPath(h.cfg.Load().Resource) }
 
-// remove removes a file or a directory.
+// remove removes a file or a directory. It renames it first: the plugin may create a socket while a directory is removed.
 func (h *harness) remove(path string) {
 	h.Helper()
-	if _, err := os.Lstat(path); err != nil {
+	removed := path + ".removed"
+	if err := os.Rename(path, removed); err != nil {
 		h.Fatal(err)
 	}
-	if err := os.RemoveAll(path); err != nil {
+	if err := os.RemoveAll(removed); err != nil {
 		h.Fatal(err)
 	}
 }

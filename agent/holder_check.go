@@ -3,7 +3,6 @@ package agent
 import (
 	"time"
 
-	"github.com/gpu-node-agent/gpu-node-agent/agent/operator"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -34,7 +33,7 @@ func (c *holderCheck) mayBeHeld(id health.DeviceID) bool {
 	}
 	c.lastCheck = now
 	c.refresh()
-	if holders.Err != "" || holders.By == nil || now.Sub(holders.At) > operator.MaxHoldersAge {
+	if holders.Unknown(now) != "" {
 		c.since = time.Time{}
 		return true
 	}

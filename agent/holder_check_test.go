@@ -5,7 +5,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/gpu-node-agent/gpu-node-agent/agent/operator"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -29,7 +28,7 @@ func TestHolderCheckNeedsCurrentHolders(t *testing.T) {
 			{name: "settled", wait: holdersSettleTime, report: true, by: free, want: false},
 			{name: "held", report: true, by: held, want: true},
 			{name: "pod ended", report: true, by: free, want: false},
-			{name: "old response", wait: operator.MaxHoldersAge + time.Second, want: true},
+			{name: "old response", wait: podresources.MaxHoldersAge + time.Second, want: true},
 			{name: "first response after a gap", report: true, by: free, want: true},
 			{name: "settled after the gap", wait: holdersSettleTime, report: true, by: free, want: false},
 			{name: "error", err: "List: denied", want: true},

@@ -63,9 +63,6 @@ const (
 	// holdersTimeout limits the wait for the kubelet: the plugin asks it within a second, and waits five for a response.
 	holdersTimeout = 10 * time.Second
 
-	// MaxHoldersAge limits the age of the last pod-resources response. The plugin asks the kubelet every two seconds.
-	MaxHoldersAge = 30 * time.Second
-
 	// allocationDelay is how long after withholding the devices the agent asks the kubelet for holders. The kubelet
 	// records an allocation that the plugin has just granted within milliseconds.
 	allocationDelay = time.Second
@@ -189,11 +186,8 @@ func checkNotHeld(s *health.Snapshot, h podresources.Holders, now time.Time) err
 	if s == nil || len(s.Devices) == 0 {
 		return nil
 	}
-	switch {
-	case h.Err != "" || h.By == nil:
-		return fmt.Errorf("%w: %s; pass --force to detach anyway", errHoldersUnknown, h.Err)
-	case now.Sub(h.At) > MaxHoldersAge:
-		return fmt.Errorf("%w: the kubelet's last response is %v old; pass --force to detach anyway", errHoldersUnknown, now.Sub(h.At).Round(time.Second))
+	if reason := h.Unknown(now); reason != "" {
+		return fmt.Errorf("%w: %s; pass --force to detach anyway", errHoldersUnknown, reason)
 	}
 	var held []string
 	for _, d := range status.Devices(s.Devices, h) {

@@ -2,6 +2,7 @@ package podresources
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"time"
 
@@ -24,6 +25,22 @@ type Holders struct {
 	At  time.Time                    // when the kubelet was asked; zero before its first answer
 	Err string                       // why the last query failed; empty if it succeeded
 	By  map[health.DeviceID][]Holder // sorted; nil if unknown
+}
+
+// MaxHoldersAge limits the age of the last answer. The client asks the kubelet every two seconds.
+const MaxHoldersAge = 30 * time.Second
+
+// Unknown returns why the holders are unknown at a time, "" if they are known.
+func (h Holders) Unknown(now time.Time) string {
+	switch age := now.Sub(h.At); {
+	case h.Err != "":
+		return h.Err
+	case h.By == nil:
+		return "the kubelet has not been asked yet"
+	case age > MaxHoldersAge:
+		return fmt.Sprintf("the kubelet's last response is %v old", age.Round(time.Second))
+	}
+	return ""
 }
 
 // Resolver returns the device behind a kubelet ID of a resource; ok is false if this

@@ -37,6 +37,26 @@ func TestNewSourceAttachesHostEngineOnly(t *testing.T) {
 	}
 }
 
+// The devices of another simulation, or of another host engine, are another inventory.
+func TestSourceIDNamesInventory(t *testing.T) {
+	id := func(mode, address, profile string, seed int64) health.SourceID {
+		c := config.DefaultConfig().Source
+		c.Mode, c.Address, c.Sim.Profile, c.Sim.Seed = mode, address, profile, seed
+		return sourceID(c)
+	}
+	sim, dcgm := id(config.ModeSim, "", "h100-8", 1), id(config.ModeStandalone, "a:5555", "h100-8", 1)
+	if sim != id(config.ModeSim, "", "h100-8", 1) || dcgm != id(config.ModeStandalone, "a:5555", "l4-1", 2) {
+		t.Error("differs for one inventory")
+	}
+	for _, other := range []health.SourceID{
+		id(config.ModeSim, "", "l4-1", 1), id(config.ModeSim, "", "h100-8", 2), dcgm, id(config.ModeStandalone, "b:5555", "h100-8", 1),
+	} {
+		if other.Inventory == sim.Inventory || other != dcgm && other.Inventory == dcgm.Inventory {
+			t.Errorf("%+v is not another inventory", other)
+		}
+	}
+}
+
 // DCGM watches the fields that are shown, so another list reopens the session. It does not restart a simulation, and no
 // other key of the metrics section changes the source.
 func TestSourceConfigFollowsFields(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -60,7 +61,11 @@ func (c Config) validateSharing() error {
 				key, r.Name, strings.Join(bases, ", "), c.migPrefix()))
 		}
 		if r.Replicas < 2 || r.Replicas > maxReplicas {
-			errs = append(errs, fmt.Errorf("%s.replicas: %d is out of range; use 2 to %d", key, r.Replicas, maxReplicas))
+			got := strconv.Itoa(r.Replicas)
+			if r.Replicas == 0 {
+				got = "0 or no value"
+			}
+			errs = append(errs, fmt.Errorf("%s.replicas: expected 2 to %d, got %s", key, maxReplicas, got))
 		}
 		errs = append(errs, validateSelectors(key+".devices", r.Devices))
 		if r.Rename != "" {

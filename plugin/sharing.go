@@ -51,7 +51,7 @@ func (c Config) validateSharing() error {
 		key := sharedKey(i)
 		switch before, done := complete[r.Name]; {
 		case done:
-			errs = append(errs, fmt.Errorf("%s.name: %s already applies to all devices of %s; restrict it by devices, or put this entry before it",
+			errs = append(errs, fmt.Errorf("%s.name: %s already applies to all devices of %s; set its devices, or remove one of the two",
 				key, sharedKey(before), r.Name))
 		case len(r.Devices) == 0:
 			complete[r.Name] = i

@@ -168,7 +168,7 @@ func (e *kindError) withExample(example string) string {
 
 // example returns a valid value to use instead of another, for a list or one of its entries. It returns "" for other keys.
 func example(key string, instead any) string {
-	list, isEntry := strings.CutSuffix(index.ReplaceAllString(key, "[]"), "[]")
+	list, isEntry := strings.CutSuffix(entryIndex.ReplaceAllString(key, "[]"), "[]")
 	text := listExamples[list]
 	switch {
 	case isEntry:
@@ -181,7 +181,7 @@ func example(key string, instead any) string {
 
 //nolint:gochecknoglobals // constants
 var (
-	index = regexp.MustCompile(`\[\d+\]`) // in a key
+	entryIndex = regexp.MustCompile(`\[\d+\]`) // in a key
 
 	// listExamples has a valid value of each list.
 	listExamples = map[string]string{

@@ -84,7 +84,7 @@ func refusedByPolicy(err error) error {
 	if apierrors.IsForbidden(err) && strings.Contains(err.Error(), "ValidatingAdmissionPolicy '"+namespace+"."+account) {
 		return nil
 	}
-	return fmt.Errorf("error %v, want a refusal by the policy", err)
+	return fmt.Errorf("error %q, want a refusal by the policy", fmt.Sprint(err))
 }
 
 // TestAdmissionPolicy checks that a token of an agent writes only what this agent writes, that other users are not

@@ -12,8 +12,8 @@ import (
 // envPrefix is the prefix of the environment variables: GPU_NODE_AGENT_SOURCE_MODE sets source.mode.
 const envPrefix = "GPU_NODE_AGENT"
 
-// envNames returns the environment variables of a key. plugin.kubeletDir has GPU_NODE_AGENT_PLUGIN_KUBELET_DIR and
-// GPU_NODE_AGENT_PLUGIN_KUBELETDIR. Consecutive capitals are one word: metrics.podUID has
+// envNames returns the environment variables of a key. plugin.kubeletDir has GPU_NODE_AGENT_PLUGIN_KUBELET_DIR and, as in
+// viper, GPU_NODE_AGENT_PLUGIN_KUBELETDIR. Consecutive capitals are one word: metrics.podUID has
 // GPU_NODE_AGENT_METRICS_POD_UID.
 func envNames(key string) []string {
 	var b strings.Builder

@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 )
 
@@ -14,6 +15,19 @@ type origin struct {
 
 // origins are the origins of the keys that are set.
 type origins map[string]origin
+
+// source returns the flag, variable or file whose value a key has.
+func (l Loader) source(key string) string {
+	if l.Flags != nil && l.Flags.Changed(key) {
+		return "--" + key
+	}
+	for _, name := range envNames(key) {
+		if os.Getenv(name) != "" { // an empty variable counts as unset
+			return name
+		}
+	}
+	return l.Path()
+}
 
 // annotate appends to each joined error the source of the key that it starts with.
 func (o origins) annotate(err error) error {

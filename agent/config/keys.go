@@ -83,16 +83,6 @@ func duplicateKeys(mapping map[string]any, prefix string) (errs []error) {
 	return errs
 }
 
-// lookup returns the value of a key in a tree, nil if it is not set.
-func lookup(tree map[string]any, key string) any {
-	value := any(tree)
-	for name := range strings.SplitSeq(key, ".") {
-		section, _ := value.(map[string]any)
-		value = section[name]
-	}
-	return value
-}
-
 // findField returns the field of a section for a key. Keys are case-insensitive.
 func findField(section reflect.Type, name string) (reflect.StructField, bool) {
 	for f := range section.Fields() {

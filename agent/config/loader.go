@@ -6,8 +6,10 @@ import (
 	"os"
 	"reflect"
 	"slices"
+	"strings"
 
 	"github.com/spf13/pflag"
+	"github.com/spf13/viper"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
@@ -66,12 +68,26 @@ func (l Loader) Load() (Config, error) {
 		keys[i] = s.key
 	}
 	unknown := normalizeKeys(tree, reflect.TypeFor[Config](), "", keys)
+
+	// Resource names and MIG profiles contain dots, so viper must not split keys at them.
+	const delim = "::"
+	v := viper.NewWithOptions(viper.KeyDelimiter(delim))
+	if err := v.MergeConfigMap(tree); err != nil {
+		return Config{}, err
+	}
 	var errs []error
 	set := make(origins)
 	for _, s := range settings {
-		if value, source := l.value(tree, s.key); value != nil {
-			errs = append(errs, s.decode(value))
-			set[s.key] = origin{source, fmt.Sprint(s.value)}
+		vkey := strings.ReplaceAll(s.key, ".", delim)
+		if err := v.BindEnv(append([]string{vkey}, envNames(s.key)...)...); err != nil {
+			return Config{}, err
+		}
+		if l.Flags != nil && l.Flags.Changed(s.key) {
+			v.Set(vkey, l.Flags.Lookup(s.key).Value.String())
+		}
+		if v.IsSet(vkey) {
+			errs = append(errs, s.decode(v.Get(vkey)))
+			set[s.key] = origin{l.source(s.key), fmt.Sprint(s.value)}
 		}
 	}
 	c.Source.Address = normalizeAddress(c.Source.Address)
@@ -102,19 +118,6 @@ func (l Loader) Load() (Config, error) {
 	// Values that could not be decoded have their defaults here, so Validate adds only other errors.
 	errs = append(errs, c.Validate())
 	return c, errors.Join(inFile(l.Path(), errors.Join(unknown...)), set.annotate(errors.Join(errs...)))
-}
-
-// value returns the value of a key, nil if it is not set, and the flag, variable or file that sets it.
-func (l Loader) value(tree map[string]any, key string) (value any, source string) {
-	if l.Flags != nil && l.Flags.Changed(key) {
-		return l.Flags.Lookup(key).Value.String(), "--" + key
-	}
-	for _, name := range envNames(key) {
-		if text := os.Getenv(name); text != "" { // an empty variable counts as unset
-			return text, name
-		}
-	}
-	return lookup(tree, key), l.Path()
 }
 
 // kubeconfigNotes returns a note if the kubeconfig cannot be used. Unlike with other files that is not an error: a kubelet's

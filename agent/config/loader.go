@@ -67,7 +67,7 @@ func (l Loader) Load() (Config, error) {
 	for i, s := range settings {
 		keys[i] = s.key
 	}
-	unknown := removeUnknownKeys(tree, reflect.TypeFor[Config](), "", keys)
+	unknown := normalizeKeys(tree, reflect.TypeFor[Config](), "", keys)
 
 	// Resource names and MIG profiles contain dots, so viper must not split keys at them.
 	const delim = "::"

@@ -36,7 +36,6 @@ set. Over TLS, the agent of this node must present the certificate of metrics.we
 read from $` + status.PasswordEnv + `.`,
 		Example: `  gpu-node-agent status
   gpu-node-agent status --address 10.0.0.7:9400 -o json | jq '.gpus[] | select(.state == "unhealthy")'`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "table" && output != "wide" && output != "json" {
 				return fmt.Errorf("--output: expected table, wide or json, got %q", output)
@@ -87,7 +86,7 @@ func simCommand(loader *config.Loader) *cobra.Command {
   gpu-node-agent sim --socket /run/gpu-node-agent/sim.sock '{source: stalled}'`,
 		Args: func(_ *cobra.Command, args []string) (err error) {
 			if len(args) != 1 {
-				return fmt.Errorf("expected one event, got %d arguments; for example: gpu-node-agent sim '{gpu: 3, xid: 79}'", len(args))
+				return fmt.Errorf("expected one event in quotes, got %d arguments; for example: gpu-node-agent sim '{gpu: 3, xid: 79}'", len(args))
 			}
 			event, err = sim.ParseEvent(args[0])
 			return err
@@ -108,7 +107,6 @@ Findings that the newest measurement shows stay: a lost GPU stays unhealthy unti
 health.cordon no longer names the GPU. The command prints the findings that remain.`,
 		Example: `  gpu-node-agent clear --gpu GPU-6f1a1b2c-…
   gpu-node-agent clear --gpu 1:0 --cause xid-94`,
-		Args: cobra.NoArgs,
 		PreRunE: func(*cobra.Command, []string) error {
 			if req.Device == "" {
 				return errors.New("--gpu is not set; expected a UUID, an index such as 3, a MIG index such as 3:0 or a PCI bus ID, as gpu-node-agent status shows")
@@ -133,7 +131,6 @@ Until the agent is attached again, the kubelet gives no GPU of the node to new p
 is released, and fails if it is not. A repeated detach prints the current state and restarts the time of --for.`,
 		Example: `  gpu-node-agent detach && nvidia-smi -r -i 3; gpu-node-agent attach
   gpu-node-agent detach --for 2h`,
-		Args: cobra.NoArgs,
 		PreRunE: func(*cobra.Command, []string) error {
 			if _, err := req.duration(); err != nil {
 				return fmt.Errorf("--%w", err)
@@ -153,7 +150,6 @@ func attachCommand(loader *config.Loader) *cobra.Command {
 		Long: `Use the GPU driver again after detach. Only root may do so.
 
 The command returns when the GPUs are measured again. It fails if they are not; the agent then keeps trying.`,
-		Args: cobra.NoArgs,
 	}, loader, driverTimeout+requestTimeout, request{Attach: &struct{}{}})
 }
 

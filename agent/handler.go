@@ -58,7 +58,7 @@ func (a *Agent) handler() http.Handler {
 		},
 		LogDropped: a.logDropped,
 	}, zap.NewStdLog(a.log.Named("metrics"))))
-	web.HandleProbes(mux, a.notReady)
+	web.HandleProbes(mux, a.notReady, a.warnings)
 	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("OK")) }) // as dcgm-exporter
 	pages := status.NewPages(a.status, a.log.Named("web"))
 	mux.HandleFunc("GET /{$}", pages.ServeHTML)
@@ -83,6 +83,14 @@ func (a *Agent) status() status.Node {
 // source counts as stalled; a snapshot that is older than three polls and that time means that the monitor is stuck.
 func (a *Agent) notReady() []string {
 	return web.NotReady(a.snapshots.Load(), a.plugin.Status(), 3*a.healthConfig.Load().Interval+a.sourceConfig.Load().StallAfter)
+}
+
+// warnings returns what an operator must correct although the agent does its whole job.
+func (a *Agent) warnings() []string {
+	if err := a.configError.Load(); err != nil && !a.lastReload.Load().OK {
+		return []string{"configuration: invalid; the previous one is in force: " + *err}
+	}
+	return nil
 }
 
 // nodeName returns the Kubernetes node's name if the pod has it in NODE_NAME, else the host's.

@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 )
 
@@ -48,6 +49,15 @@ func (a *Agent) reloadOn(ctx context.Context, hup <-chan os.Signal) {
 // fileSum returns the sum of the current content of all configuration files.
 func (a *Agent) fileSum() [sha256.Size]byte {
 	return a.loader.Sum(*a.pluginConfig.Load(), *a.metricsConfig.Load())
+}
+
+// reject reports that the agent starts with the last good configuration.
+func (a *Agent) reject(r config.Rejection) {
+	a.loggedError = r.Err.Error()
+	a.configError.Store(new(r.Err.Error()))
+	a.lastReload.Store(&metrics.Reload{OK: false, At: r.Since})
+	a.log.Error("invalid configuration; the last good one is in force", zap.String("reason", "start"), zap.String("file", a.loader.Path()),
+		zap.String("lastGood", r.Path), zap.Time("since", r.Since), zap.Error(r.Err))
 }
 
 // reload loads the configuration and puts it in force. An invalid one changes nothing.

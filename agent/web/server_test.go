@@ -25,7 +25,7 @@ func serve(t *testing.T, config string) *agenttest.Server {
 	t.Helper()
 	notReady := func() []string { return []string{"plugin: no kubelet"} }
 	mux := http.NewServeMux()
-	web.HandleProbes(mux, notReady)
+	web.HandleProbes(mux, notReady, func() []string { return []string{"configuration: secret"} })
 	for _, pattern := range []string{"GET /{$}", "GET /metrics"} {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "GPU-0") })
 	}

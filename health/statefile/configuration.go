@@ -32,14 +32,9 @@ func (f *File) saveConfiguration(stateFile string) {
 	}
 	f.begin()
 	defer f.end()
-	var err error
-	if path != last.path {
-		err = removeTemporaries(path)
-	}
-	if found, readErr := os.ReadFile(path); readErr != nil || !bytes.Equal(bytes.TrimSuffix(found, []byte("\n")), *text) {
-		if _, writeErr := writeFile(path, *text); writeErr != nil {
-			err = writeErr
-		}
+	found, err := os.ReadFile(path)
+	if err != nil || !bytes.Equal(bytes.TrimSuffix(found, []byte("\n")), *text) {
+		_, err = writeFile(path, *text)
 	}
 	last.path, last.text, last.checkedAt = path, *text, time.Now()
 	switch {

@@ -163,7 +163,7 @@ func (f *File) adoptPath(path string) (s Saved, replaced, err error) {
 	if path == f.unreadPath {
 		f.unreadPath = ""
 	}
-	if err := removeTemporaries(path); err != nil {
+	if err := errors.Join(removeTemporaries(path), removeTemporaries(ConfigurationPath(path))); err != nil {
 		f.log.Warn("cannot remove a temporary file", zap.Error(err))
 	}
 	return s, replaced, nil

@@ -97,7 +97,7 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 	a := newAgent(c, log, level, boot)
 	a.loader, a.build, a.logDropped = loader, build, sink.Dropped
 	if rejection != nil {
-		a.reject(*rejection)
+		a.reject(rejection.Err, "start", rejection.Since)
 	}
 	a.logNotes(c)
 	a.monitor.SetHeld((&holderCheck{holders: a.plugin.Holders, refresh: a.plugin.AskHolders}).mayBeHeld)

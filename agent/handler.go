@@ -88,7 +88,7 @@ func (a *Agent) notReady() []string {
 // warnings returns what an operator must correct although the agent does its whole job.
 func (a *Agent) warnings() []string {
 	if err := a.configError.Load(); err != nil && !a.lastReload.Load().OK {
-		return []string{"configuration: invalid; the previous one is in force: " + *err}
+		return []string{"configuration: invalid; the last good one is in force: " + *err}
 	}
 	return nil
 }

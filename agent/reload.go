@@ -8,7 +8,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 )
 
@@ -51,13 +50,15 @@ func (a *Agent) fileSum() [sha256.Size]byte {
 	return a.loader.Sum(*a.pluginConfig.Load(), *a.metricsConfig.Load())
 }
 
-// reject reports that the agent starts with the last good configuration.
-func (a *Agent) reject(r config.Rejection) {
-	a.loggedError = r.Err.Error()
-	a.configError.Store(new(r.Err.Error()))
-	a.lastReload.Store(&metrics.Reload{OK: false, At: r.Since})
-	a.log.Error("invalid configuration; the last good one is in force", zap.String("reason", "start"), zap.String("file", a.loader.Path()),
-		zap.String("lastGood", r.Path), zap.Time("since", r.Since), zap.Error(r.Err))
+// reject reports an invalid configuration once, and since when the one in force has been.
+func (a *Agent) reject(err error, reason string, since time.Time) {
+	if err.Error() != a.loggedError {
+		a.loggedError = err.Error()
+		a.log.Error("invalid configuration; the last good one is in force", zap.String("reason", reason), zap.String("file", a.loader.Path()),
+			zap.Time("since", since), zap.Error(err))
+	}
+	a.configError.Store(new(err.Error()))
+	a.lastReload.Store(&metrics.Reload{OK: false, At: since})
 }
 
 // reload loads the configuration and puts it in force. An invalid one changes nothing.
@@ -65,12 +66,7 @@ func (a *Agent) reload(reason string) {
 	a.loader.FieldsExported = len(a.metricsConfig.Load().Chosen.Fields) > 0
 	c, err := a.loader.Load()
 	if err != nil {
-		if err.Error() != a.loggedError {
-			a.loggedError = err.Error()
-			a.log.Error("invalid configuration; the previous one stays in force", zap.String("reason", reason), zap.String("file", a.loader.Path()), zap.Error(err))
-		}
-		a.configError.Store(new(err.Error()))
-		a.lastReload.Store(&metrics.Reload{OK: false, At: a.lastReload.Load().At})
+		a.reject(err, reason, a.lastReload.Load().At)
 		return
 	}
 	a.loggedError = ""

@@ -216,6 +216,7 @@ func TestLastGoodRefused(t *testing.T) {
 		n := newSavedNode(t)
 		n.remove(filepath.Base(n.saved))
 		n.remove("fields.csv")
+		n.setFlags("--health.stateFile=" + n.dir + "/state.json")
 		_, want := n.Load()
 		if _, r, err := n.LoadOrLastGood(); r != nil || fmt.Sprint(err) != fmt.Sprint(want) || !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%v, %v, want %v", r, err, want)

@@ -23,11 +23,12 @@ type configurationFile struct {
 // the state file's lock writes.
 func (f *File) saveConfiguration(stateFile string) {
 	text := f.configuration.Load()
-	if stateFile == "" || text == nil || len(*text) == 0 || !f.lock.holds(stateFile) {
+	if stateFile == "" || text == nil || len(*text) == 0 {
 		return
 	}
 	path, last := ConfigurationPath(stateFile), &f.configurationFile
-	if path == last.path && bytes.Equal(*text, last.text) && time.Since(last.checkedAt) < checkInterval {
+	unchanged := path == last.path && bytes.Equal(*text, last.text)
+	if unchanged && time.Since(last.checkedAt) < checkInterval || !f.lock.holds(stateFile) {
 		return
 	}
 	f.begin()

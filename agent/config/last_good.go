@@ -9,7 +9,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -71,40 +70,45 @@ func (l Loader) LoadPartial() (Config, error) {
 }
 
 // loadLastGood loads the last good configuration. onDisk are the valid values of the configuration on the disk. A nil
-// Rejection means that there is none; the error then has the reasons, nil if no file was found.
-func (l Loader) loadLastGood(onDisk Config) (Config, *Rejection, error) {
-	if l.File = l.Path(); l.File == "" {
+// Rejection means that there is none; the error then has the reasons, nil if there is no file.
+func (l Loader) loadLastGood(onDisk Config) (c Config, r *Rejection, err error) {
+	stateFile := onDisk.Health.StateFile
+	if l.File = l.Path(); l.File == "" || stateFile == "" {
 		return Config{}, nil, nil
 	}
-	stateFiles := []string{onDisk.Health.StateFile}
-	if l.source("health.stateFile") == l.File && stateFiles[0] != "" { // the invalid file may have moved it
-		stateFiles = append(stateFiles, DefaultConfig().Health.StateFile)
+	path := statefile.ConfigurationPath(stateFile)
+	if c, r, err = l.loadSaved(path); err == nil {
+		return c, r, nil
 	}
-	var errs []error
-	for _, stateFile := range slices.Compact(stateFiles) {
-		if stateFile == "" {
-			continue
-		}
-		path := statefile.ConfigurationPath(stateFile)
-		files, since, err := readLastGood(path, l.File)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err == nil {
-			var c Config
-			l.lastGood = files
-			if c, err = l.Load(); err == nil {
-				return c, &Rejection{Path: path, Since: since}, nil
-			}
-		}
-		errs = append(errs, withPrefix("last good configuration "+path+": ", err))
+	// The invalid file may have moved the state file.
+	if c, r, otherErr := l.loadSaved(statefile.ConfigurationPath(DefaultConfig().Health.StateFile)); otherErr == nil {
+		return c, r, nil
 	}
-	return Config{}, nil, errors.Join(errs...)
+	if errors.Is(err, errNotSaved) {
+		err = nil
+	}
+	return Config{}, nil, withPrefix("last good configuration "+path+": ", err)
+}
+
+var errNotSaved = errors.New("not saved")
+
+// loadSaved loads the last good configuration from a file, or returns errNotSaved if that does not exist.
+func (l Loader) loadSaved(path string) (Config, *Rejection, error) {
+	files, since, err := readLastGood(path, l.File)
+	if err != nil {
+		return Config{}, nil, err
+	}
+	l.lastGood = files
+	c, err := l.Load()
+	return c, &Rejection{Path: path, Since: since}, err
 }
 
 // readLastGood reads the files of the last good configuration of a configuration file, and when they were saved.
 func readLastGood(path, file string) (files map[string][]byte, since time.Time, err error) {
 	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = errNotSaved
+	}
 	if err != nil {
 		return nil, time.Time{}, err
 	}

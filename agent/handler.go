@@ -85,14 +85,6 @@ func (a *Agent) notReady() []string {
 	return web.NotReady(a.snapshots.Load(), a.plugin.Status(), 3*a.healthConfig.Load().Interval+a.sourceConfig.Load().StallAfter)
 }
 
-// warnings returns what an operator must correct although the agent does its whole job.
-func (a *Agent) warnings() []string {
-	if err := a.configError.Load(); err != nil && !a.lastReload.Load().OK {
-		return []string{"configuration: invalid; the last good one is in force: " + *err}
-	}
-	return nil
-}
-
 // nodeName returns the Kubernetes node's name if the pod has it in NODE_NAME, else the host's.
 func nodeName() string {
 	host, _ := os.Hostname() // "" on failure

@@ -75,3 +75,11 @@ func (a *Agent) reload(reason string) {
 	a.lastReload.Store(&metrics.Reload{OK: true, At: time.Now()})
 	a.log.Info("configuration reloaded", zap.String("reason", reason), zap.String("file", a.loader.Path()))
 }
+
+// warnings returns what an operator must correct although the agent does its whole job.
+func (a *Agent) warnings() []string {
+	if err := a.configError.Load(); err != nil && !a.lastReload.Load().OK {
+		return []string{"configuration: invalid; the last good one is in force: " + *err}
+	}
+	return nil
+}

@@ -69,16 +69,6 @@ read from $` + status.PasswordEnv + `.`,
 	return cmd
 }
 
-// loadPartial returns the configuration, or as much of it as is needed to reach the running agent, which does not use an
-// invalid one. It warns on standard error.
-func loadPartial(cmd *cobra.Command, loader *config.Loader) config.Config {
-	c, err := loader.LoadPartial()
-	if err != nil {
-		cmd.PrintErrln("warning: invalid configuration:", err)
-	}
-	return c
-}
-
 // useColours reports whether standard output is a terminal that shows colours.
 func useColours() bool {
 	info, err := os.Stdout.Stat()
@@ -205,4 +195,14 @@ func onSocket(cmd *cobra.Command, key string, loader *config.Loader, path func(c
 	}
 	cmd.Flags().StringVar(&socket, "socket", "", "socket of the agent (default: "+key+" of its configuration)")
 	return cmd
+}
+
+// loadPartial returns the configuration, or as much of it as is needed to reach the running agent, which does not use an
+// invalid one. It warns on standard error.
+func loadPartial(cmd *cobra.Command, loader *config.Loader) config.Config {
+	c, err := loader.LoadPartial()
+	if err != nil {
+		cmd.PrintErrln("warning: invalid configuration:", err)
+	}
+	return c
 }

@@ -55,7 +55,7 @@ func (a *Agent) reject(err error, reason string, since time.Time) {
 	if err.Error() != a.loggedError {
 		a.loggedError = err.Error()
 		a.log.Error("invalid configuration; the last good one is in force", zap.String("reason", reason), zap.String("file", a.loader.Path()),
-			zap.Time("since", since), zap.Error(err))
+			zap.String("since", since.Format(time.RFC3339)), zap.Error(err)) // the console format omits dates
 	}
 	a.configError.Store(new(err.Error()))
 	a.lastReload.Store(&metrics.Reload{OK: false, At: since})

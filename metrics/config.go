@@ -50,17 +50,17 @@ func DefaultConfig() Config {
 }
 
 // Resolve sets Chosen. Entries that select no field are in Chosen.Unknown; Resolve fails only if FieldsFile cannot be
-// read.
-func (c Config) Resolve() (Config, error) {
+// read with readFile, which is like os.ReadFile.
+func (c Config) Resolve(readFile func(string) ([]byte, error)) (Config, error) {
 	if c.FieldsFile == "" {
 		c.Chosen = fields.Select(c.Fields)
 		return c, nil
 	}
-	selection, err := fields.SelectFile(c.FieldsFile)
+	text, err := readFile(c.FieldsFile)
 	if err != nil {
 		return c, fmt.Errorf("fieldsFile: %w", err)
 	}
-	c.Chosen = selection
+	c.Chosen = fields.SelectCSV(string(text))
 	return c, nil
 }
 

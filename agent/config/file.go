@@ -22,7 +22,7 @@ func (l Loader) read() (text []byte, tree map[string]any, err error) {
 	if path == "" {
 		return nil, make(map[string]any), nil
 	}
-	if text, err = os.ReadFile(path); err != nil {
+	if text, err = l.readFile(path); err != nil {
 		return nil, nil, fmt.Errorf("configuration: %w", err)
 	}
 	if l.Running && len(bytes.TrimSpace(text)) == 0 {

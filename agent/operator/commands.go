@@ -41,10 +41,7 @@ read from $` + status.PasswordEnv + `.`,
 				return fmt.Errorf("--output: expected table, wide or json, got %q", output)
 			}
 			if address == "" {
-				c, err := loader.Load()
-				if err != nil {
-					return err
-				}
+				c := loadPartial(cmd, loader)
 				address = access.Local(c.Metrics.Listen, c.Web.Certificate())
 			}
 			access.Password = os.Getenv(status.PasswordEnv)
@@ -178,10 +175,7 @@ func onSocket(cmd *cobra.Command, key string, loader *config.Loader, path func(c
 	var socket string
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if socket == "" {
-			c, err := loader.Load()
-			if err != nil {
-				return err
-			}
+			c := loadPartial(cmd, loader)
 			if socket = path(c); socket == "" {
 				return fmt.Errorf("%s is not set; set it or pass --socket", key)
 			}
@@ -197,4 +191,14 @@ func onSocket(cmd *cobra.Command, key string, loader *config.Loader, path func(c
 	}
 	cmd.Flags().StringVar(&socket, "socket", "", "socket of the agent (default: "+key+" of its configuration)")
 	return cmd
+}
+
+// loadPartial returns the configuration, or as much of it as is needed to reach the running agent, which does not use an
+// invalid one. It warns on standard error.
+func loadPartial(cmd *cobra.Command, loader *config.Loader) config.Config {
+	c, err := loader.LoadPartial()
+	if err != nil {
+		cmd.PrintErrln("warning: invalid configuration:", err)
+	}
+	return c
 }

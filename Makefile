@@ -134,7 +134,7 @@ fuzz:
 # pngquant.
 screenshots:
 	mkdir -p bin/screenshots
-	$(GO) test ./internal/binarytest -count=1 -run TestScreenshots -v -screenshots=$(CURDIR)/bin/screenshots
+	$(GO) test ./agent/status -count=1 -run TestScreenshots -v -screenshots=$(CURDIR)/bin/screenshots
 	pngquant --quality 70-90 --speed 1 --force --output docs/images/status.png bin/screenshots/h100-8-light.png
 
 # Checks that two builds in two directories, which share only the modules, give the same file. Takes a minute.

@@ -19,6 +19,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/doctor"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/logsink"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/operator"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
 )
 
 // The linker sets the version and the revision.
@@ -98,6 +99,9 @@ func withReport(cmd *cobra.Command, create func(context.Context) fmt.Stringer) *
 		log.SetOutput(io.Discard) // go-dcgm logs there
 		r := create(cmd.Context())
 		text := r.String()
+		if t, ok := r.(interface{ Table(out terminal.Output) string }); ok {
+			text = t.Table(terminal.Of(os.Stdout))
+		}
 		if output == "json" {
 			document, err := json.MarshalIndent(r, "", "  ")
 			if err != nil {

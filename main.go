@@ -88,6 +88,11 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags override the environment, the environment the 
 	return cmd
 }
 
+// table is a report that fits a terminal.
+type table interface {
+	Table(out terminal.Output) string
+}
+
 // withReport makes cmd print a report, which has a JSON form too.
 func withReport(cmd *cobra.Command, create func(context.Context) fmt.Stringer) *cobra.Command {
 	var output string
@@ -99,7 +104,7 @@ func withReport(cmd *cobra.Command, create func(context.Context) fmt.Stringer) *
 		log.SetOutput(io.Discard) // go-dcgm logs there
 		r := create(cmd.Context())
 		text := r.String()
-		if t, ok := r.(interface{ Table(out terminal.Output) string }); ok {
+		if t, ok := r.(table); ok {
 			text = t.Table(terminal.Of(os.Stdout))
 		}
 		if output == "json" {

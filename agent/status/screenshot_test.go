@@ -61,9 +61,9 @@ func TestScreenshots(t *testing.T) {
 			events:  []timedEvent{{13 * time.Minute, "{gpu: 1, temperature: 94}"}, {10 * time.Minute, "{gpu: 3, xid: 79, lost: true}"}},
 			holders: map[int]podresources.Holder{0: vllm, 2: notebook, 6: notebook},
 		},
-		"no-kubelet": {profile: "h100-8-mig", plugin: unregistered, holdersErr: unregistered.AuditErr},
-		"no-source":  {profile: "h100-8", plugin: registered(), events: []timedEvent{{0, "{source: down}"}}},
-		"stalled":    {profile: "h100-8", plugin: registered("nvidia.com/gpu"), events: []timedEvent{{2 * time.Minute, "{gpu: 2, lost: true}"}, {6 * time.Minute, "{gpu: 2, lost: false}"}, {12 * time.Minute, "{source: down}"}}},
+		"no-kubelet":  {profile: "h100-8-mig", plugin: unregistered, holdersErr: unregistered.AuditErr},
+		"no-source":   {profile: "h100-8", plugin: registered(), events: []timedEvent{{0, "{source: down}"}}},
+		"source-down": {profile: "h100-8", plugin: registered("nvidia.com/gpu"), events: []timedEvent{{2 * time.Minute, "{gpu: 2, lost: true}"}, {6 * time.Minute, "{gpu: 2, lost: false}"}, {12 * time.Minute, "{source: down}"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var page httptest.ResponseRecorder

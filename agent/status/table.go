@@ -3,7 +3,6 @@ package status
 import (
 	"cmp"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
@@ -141,8 +140,10 @@ func (p *printer) devices(s Node, wide bool) {
 		}
 		index, heldBy := indexText(d), strings.Join(HolderNames(d.Holders, holders), ", ")
 		if r.count > 1 {
-			index, model = index+"-"+strconv.Itoa(r.lastIndex), fmt.Sprintf("%d × %s", r.count, model)
-			heldBy = formatIf(fmt.Sprintf("%d of %d: %%s", r.held, r.count), heldBy)
+			index, model = fmt.Sprintf("%s-%d", index, r.lastIndex), fmt.Sprintf("%d × %s", r.count, model)
+		}
+		if r.count > 1 && r.held > 0 {
+			heldBy = fmt.Sprintf("%d of %d: %s", r.held, r.count, heldBy)
 		}
 		cause := ""
 		if len(d.Findings) > 0 {

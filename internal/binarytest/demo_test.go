@@ -60,8 +60,14 @@ func TestDemoEndsCleanly(t *testing.T) {
 			if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
 				t.Errorf("left behind: %v, %v", left, err)
 			}
-			if out, _ := exec.Command("pgrep", "-f", tmp).Output(); len(out) > 0 {
-				t.Errorf("processes are left: %s", out)
+			processes, err := filepath.Glob("/proc/[0-9]*/cmdline")
+			if err != nil || len(processes) == 0 {
+				t.Errorf("cannot list the processes: %v", err)
+			}
+			for _, file := range processes {
+				if command, _ := os.ReadFile(file); bytes.Contains(command, []byte(tmp)) { // a process may end meanwhile
+					t.Errorf("left behind: %q", command)
+				}
 			}
 			for _, want := range []string{"GPU 3 is UNHEALTHY: 7 of 8 are allocatable", "GPU 0  GPU-", "Allocate gives GPU 0 and GPU 1 to pod"} {
 				if !strings.Contains(text, want) {
@@ -113,7 +119,7 @@ func TestMakeHelpListsTargets(t *testing.T) {
 		}
 	}
 	for _, phony := range regexp.MustCompile(`(?m)^\.PHONY: (.*)$`).FindAllStringSubmatch(string(makefile), -1) {
-		for _, name := range strings.Fields(phony[1]) {
+		for name := range strings.FieldsSeq(phony[1]) {
 			if !listed[name] && name != "all" {
 				t.Errorf("%s is not in\n%s", name, out)
 			}

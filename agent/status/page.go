@@ -26,7 +26,8 @@ var (
 
 const (
 	maxPageEvents    = 30
-	maxFaultyDevices = 8 // at the top of the page
+	maxFaultGroups   = 8 // at the top of the page
+	maxFaultyDevices = 8 // in one of them
 	maxHolders       = 6 // of one device
 	maxWarnings      = 8 // about devices that are not offered
 	refreshSeconds   = 5
@@ -56,13 +57,13 @@ func NewPages(build func() Node, history *History, log *zap.Logger) *Pages {
 		"allocations": allocationsText, "pluginOff": pluginOffText, "resources": groupResources, "kubeletErrors": kubeletErrors,
 		"xids": xidsText, "versions": versionsText, "clears": clearsText, "heldMIG": heldMIG, "name": Device.Name, "number": indexText,
 		"eventIndex": eventIndexText, "inUse": inUseText,
-		"findings":      func(gpu, d Device) [][]Finding { return groupFindings(ownFindings(gpu, d)) },
-		"faultyDevices": faultyDevices, "counts": stateCounts, "plural": Plural[int],
+		"findings":    func(gpu, d Device) [][]Finding { return groupFindings(ownFindings(gpu, d)) },
+		"faultGroups": faultGroups, "counts": stateCounts, "plural": Plural[int],
 		"api": apiText, "apiErrors": apiErrors, "stateFileError": stateFileErrorText, "configError": configErrorText,
 		"finding":  func(now time.Time, f []Finding) findingData { return findingData{now, f} },
 		"holders":  func(h []Holder) []string { return HolderNames(h, maxHolders) },
 		"warnings": func(k Kubelet) []string { return limitTexts(k.Warnings, maxWarnings) },
-		"worst":    func(all []faultyDevice) []faultyDevice { return all[:min(len(all), maxFaultyDevices)] },
+		"worst":    func(all []faultGroup) []faultGroup { return all[:min(len(all), maxFaultGroups)] },
 		"newest":   func(all []Event) []Event { return all[:min(len(all), maxPageEvents)] },
 	}).Parse(statusHTML))
 	return &Pages{

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -50,6 +51,10 @@ func TestScreenshots(t *testing.T) {
 		r.Registered, r.Err = false, "the kubelet does not answer on device-plugins/kubelet.sock"
 		unregistered.Resources = append(unregistered.Resources, r)
 	}
+	var allLost []timedEvent
+	for i := range 16 {
+		allLost = append(allLost, timedEvent{5 * time.Minute, fmt.Sprintf("{gpu: %d, lost: true}", i)})
+	}
 	for name, c := range map[string]simulation{
 		"h100-8": {
 			profile: "h100-8", plugin: registered("nvidia.com/gpu"),
@@ -62,6 +67,7 @@ func TestScreenshots(t *testing.T) {
 			holders: map[int]podresources.Holder{0: vllm, 2: notebook, 6: notebook},
 		},
 		"no-kubelet":  {profile: "h100-8-mig", plugin: unregistered, holdersErr: unregistered.AuditErr},
+		"all-lost":    {profile: "v100-16", plugin: registered("nvidia.com/gpu"), events: allLost},
 		"no-source":   {profile: "h100-8", plugin: registered(), events: []timedEvent{{0, "{source: down}"}}},
 		"source-down": {profile: "h100-8", plugin: registered("nvidia.com/gpu"), events: []timedEvent{{2 * time.Minute, "{gpu: 2, lost: true}"}, {6 * time.Minute, "{gpu: 2, lost: false}"}, {12 * time.Minute, "{source: down}"}}},
 	} {

@@ -112,6 +112,32 @@ func TestTableDoesNotRepeatFindings(t *testing.T) {
 	if n := strings.Count(section(t, page, 0), health.ActionRebootNode.Advice()); n != 1 {
 		t.Errorf("the card shows the action %d times", n)
 	}
+	if n := strings.Count(page, health.ActionRebootNode.Advice()); n != 1+2 { // at the top, and on two cards
+		t.Errorf("the page shows the action %d times", n)
+	}
+	agenttest.MustContain(t, page, `<a href="#gpu-0">GPU 0</a> <a href="#gpu-2">GPU 2</a> <span`)
+}
+
+func TestFaultGroupsAreBounded(t *testing.T) {
+	k := testInputs()
+	k.Snapshot.Devices = nil
+	for i := range 20 {
+		k.Snapshot.Devices = append(k.Snapshot.Devices, agenttest.Lost(agenttest.GPU(i), agenttest.Ago(time.Minute)))
+	}
+	groups := faultGroups(New(k))
+	if len(groups) != 1 || len(groups[0].Devices) != maxFaultyDevices || groups[0].More != 20-maxFaultyDevices {
+		t.Errorf("%d groups: %+v", len(groups), groups)
+	}
+	agenttest.MustContain(t, pageOf(t, k), "and 12 more")
+	for i := range k.Snapshot.Devices {
+		k.Snapshot.Devices[i].Verdict.Findings[0].Cause = "cause-" + string(rune('a'+i))
+	}
+	if groups := faultGroups(New(k)); len(groups) != 20 || groups[0].More != 0 {
+		t.Errorf("%d groups: %+v", len(groups), groups)
+	}
+	if top, _, _ := strings.Cut(pageOf(t, k), `id="gpu-0"`); strings.Count(top, health.ActionRebootNode.Advice()) != maxFaultGroups {
+		t.Errorf("%s", top)
+	}
 }
 
 func TestKubeletTextsAreNotRepeated(t *testing.T) {

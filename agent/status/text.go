@@ -282,6 +282,35 @@ func faultyDevices(s Node) []faultyDevice {
 	return all
 }
 
+// faultGroup is devices with findings of the same causes and one action.
+type faultGroup struct {
+	Findings []Finding // of the first device
+	Devices  []Device  // at most maxFaultyDevices
+	More     int       // devices
+}
+
+// faultGroups returns the faulty devices in groups, that of the worst device first.
+func faultGroups(s Node) []faultGroup {
+	var groups []faultGroup
+	for _, d := range faultyDevices(s) {
+		i := slices.IndexFunc(groups, func(g faultGroup) bool {
+			return slices.EqualFunc(g.Findings, d.Findings, func(a, b Finding) bool {
+				return a.Cause == b.Cause && a.State == b.State && a.Advice == b.Advice
+			})
+		})
+		if i < 0 {
+			i = len(groups)
+			groups = append(groups, faultGroup{Findings: d.Findings})
+		}
+		if g := &groups[i]; len(g.Devices) < maxFaultyDevices {
+			g.Devices = append(g.Devices, d.Device)
+		} else {
+			g.More++
+		}
+	}
+	return groups
+}
+
 func severity(state string) int {
 	return slices.IndexFunc(health.States(), func(s health.State) bool { return s.String() == state })
 }

@@ -29,7 +29,7 @@ type Node struct {
 
 // Config is the result of the last reload of the configuration.
 type Config struct {
-	OK    bool      `json:"ok"` // false: it was invalid, and the previous one is in force
+	OK    bool      `json:"ok"` // false: it was invalid, and the last good one is in force
 	Since time.Time `json:"since,omitzero"`
 	Error string    `json:"error,omitempty"` // one line for each error
 }
@@ -115,6 +115,7 @@ type Device struct {
 	LastXID  *XID                     `json:"lastXid,omitempty"`
 	Holders  []Holder                 `json:"holders"`
 	MIG      []Device                 `json:"mig,omitempty"`
+	Charts   []Chart                  `json:"-"` // of the page
 }
 
 // Finding is a problem found on a device.
@@ -134,7 +135,7 @@ type Values struct {
 	Temperature       *float64 `json:"temperatureCelsius,omitempty"`
 	MemoryTemperature *float64 `json:"memoryTemperatureCelsius,omitempty"`
 	Power             *float64 `json:"powerWatts,omitempty"`
-	Utilization       *float64 `json:"utilizationPercent,omitempty"`
+	Utilization       *float64 `json:"utilizationPercent,omitempty"` // field 203, or 1001 with MIG
 	MemoryUsed        *float64 `json:"memoryUsedBytes,omitempty"`
 	MemoryTotal       *float64 `json:"memoryTotalBytes,omitempty"`
 	SMClock           *float64 `json:"smClockMHz,omitempty"`

@@ -248,3 +248,32 @@ func TestServerLimitsStreams(t *testing.T) {
 		}
 	}
 }
+
+// A client that opens connections without end takes them from itself, not from a client with another address.
+func TestServerKeepsConnectionsOfOtherClients(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "")
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
+	other, err := dialer.DialContext(t.Context(), "tcp", s.Address())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = other.Close() }()
+	for range web.MaxConnections + 20 {
+		s.Dial(nil)
+	}
+	s.Eventually("connections are dropped", func() error {
+		if n := s.Dropped.Load(); n < 21 {
+			return fmt.Errorf("%d are", n)
+		}
+		return nil
+	})
+	if _, err := io.WriteString(other, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	res, err := http.ReadResponse(bufio.NewReader(other), nil)
+	if err != nil {
+		t.Fatal("the connection of another client is dropped: ", err)
+	}
+	_ = res.Body.Close()
+}

@@ -1,7 +1,6 @@
 package binarytest
 
 import (
-	"fmt"
 	"net/http"
 	"strings"
 	"syscall"
@@ -46,11 +45,10 @@ func (p *process) awaitConnection(path string) {
 func TestAgentServesDuringFloods(t *testing.T) { // not parallel, because it takes all processors
 	p := start(t, simConfig)
 	p.awaitMetrics("gpu_node_agent_source_up 1")
-	for gpu := range 8 { // for a page that does not fit into the kernel's buffers
-		p.sim(fmt.Sprintf("{gpu: %d, mig: sevenths}", gpu))
+	before, growth := p.usage(), uint64(60<<20)
+	if raced {
+		growth *= 5
 	}
-	p.awaitMetrics(`gpu="7"`, `GPU_I_PROFILE="1g.10gb"`)
-	before := p.usage()
 	flood := func(f node.Flood, connections int) {
 		t.Helper()
 		t.Log(connections, f.Name)
@@ -74,7 +72,7 @@ func TestAgentServesDuringFloods(t *testing.T) { // not parallel, because it tak
 			p.awaitConnection(path)
 		}
 		u := p.usage()
-		if u.Files > before.Files+400 || u.RSS > before.RSS+100<<20 {
+		if u.Files > before.Files+400 || u.RSS > before.RSS+growth {
 			t.Errorf("beside %d %s: %d open files and %d bytes of memory, %d and %d before", connections, f.Name, u.Files, u.RSS, before.Files, before.RSS)
 		}
 		all.Close()

@@ -41,7 +41,8 @@ type Agent struct {
 	log    *zap.Logger
 	level  zap.AtomicLevel
 
-	logDropped func() uint64 // the number of dropped log entries since the start
+	logDropped         func() uint64 // the number of dropped log entries since the start
+	connectionsDropped atomic.Uint64 // by the web server
 
 	// The sections of the configuration in force.
 	sourceConfig    health.Latest[sourceConfig]

@@ -73,6 +73,21 @@ func TestHandlerServesEachPage(t *testing.T) {
 	}
 }
 
+// All expensive pages are rendered, and compressed, by the same renderer. Probes never wait for it.
+func TestHandlerRendersPages(t *testing.T) {
+	h := idleAgent(agenttest.Node()).handler()
+	for path, want := range map[string]string{
+		"/": "gzip", "/metrics": "gzip", status.SnapshotPath: "gzip", web.LivezPath: "", web.ReadyzPath: "", "/health": "",
+	} {
+		w, r := httptest.NewRecorder(), httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil)
+		r.Header.Set("Accept-Encoding", "gzip")
+		h.ServeHTTP(w, r)
+		if got := w.Header().Get("Content-Encoding"); got != want {
+			t.Errorf("%s: Content-Encoding %q, want %q", path, got, want)
+		}
+	}
+}
+
 func TestHandlerShowsDetach(t *testing.T) {
 	node := agenttest.Node()
 	node.Source.Status, node.Source.Until = health.SourceDetached, agenttest.Now()

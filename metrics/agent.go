@@ -71,6 +71,7 @@ func (s *scrape) collectAgent() {
 	s.Add(fieldsUnknown, float64(len(s.cfg.Chosen.Unknown)), nil)
 	s.Add(reloadSuccessful, boolValue(r.OK), nil)
 	s.Add(reloadTime, unixSeconds(r.At), nil)
+	s.Add(connectionsDropped, float64(s.src.ConnectionsDropped()), nil)
 	if s.src.LogDropped != nil {
 		s.Add(logDropped, float64(s.src.LogDropped()), nil)
 	}

@@ -83,6 +83,7 @@ const (
 	reloadSuccessful
 	reloadTime
 	logDropped
+	connectionsDropped
 	buildInfo
 
 	processCPU
@@ -161,7 +162,10 @@ func agentMetrics() []MetricInfo {
 		reloadSuccessful:  {"config_last_reload_successful", gauge, "Whether the last reload of the configuration succeeded.", nil},
 		reloadTime:        {"config_last_reload_success_timestamp_seconds", gauge, "Unix time of the last successful reload of the configuration.", nil},
 		logDropped:        {"log_dropped_total", counter, "Total number of log entries dropped because standard error was blocked.", nil},
-		buildInfo:         {"build_info", gauge, "Version, revision and Go version of the agent; always 1.", []string{"version", "revision", "goversion"}},
+		connectionsDropped: {
+			"http_connections_dropped_total", counter, "Total number of connections to metrics.listen dropped to make room for others.", nil,
+		},
+		buildInfo: {"build_info", gauge, "Version, revision and Go version of the agent; always 1.", []string{"version", "revision", "goversion"}},
 
 		// The names and help of client_golang's collectors.
 		processCPU:        {"process_cpu_seconds_total", counter, "Total user and system CPU time spent in seconds.", nil},

@@ -134,8 +134,10 @@ func configuredSources(s *health.Snapshot, c *Config) Sources {
 		PodLabelsUp: func() (bool, bool) { return true, true },
 		StateFileUp: func() (bool, bool) { return false, true },
 		LogDropped:  func() uint64 { return 12 },
-		Now:         func() time.Time { return now },
-		Hostname:    "node-1", Version: "1.2.3", Revision: "abc",
+
+		ConnectionsDropped: func() uint64 { return 13 },
+		Now:                func() time.Time { return now },
+		Hostname:           "node-1", Version: "1.2.3", Revision: "abc",
 	}
 }
 

@@ -70,9 +70,18 @@ func (s *scrape) addToEntity(i int) {
 	}
 	e := &s.entities[n]
 	e.devices, e.holders = append(e.devices, i), append(e.holders, holders...)
-	if d.LastXID.At.After(e.lastXID.LastXID.At) {
+	if laterXID(d, e.lastXID) {
 		e.lastXID = d
 	}
+}
+
+// laterXID reports whether the last XID of d is later than that of other. A device whose field 230 is 0 has none: the XID
+// that the snapshot has is from before DCGM started.
+func laterXID(d, other *health.DeviceState) bool {
+	if has, otherHas := d.Sample.Values[health.FieldXID] != 0, other.Sample.Values[health.FieldXID] != 0; has != otherHas {
+		return has
+	}
+	return d.LastXID.At.After(other.LastXID.At)
 }
 
 // firstDevice returns the device that determines an entity's labels.
@@ -125,7 +134,7 @@ func (s *scrape) collectField(f *fields.Field, family int, set labelSet) {
 		s.collectComputed(f.Name, family, set)
 	case health.FieldXID:
 		if v, ok := lastXIDValue(set.lastXID); ok {
-			s.AddWith(family, v, set.labels, label("err_code", strconv.Itoa(int(v))), label("err_msg", health.LookupXID(int(v)).Name))
+			s.AddWith(family, v, set.labels, label("err_code", strconv.Itoa(int(v))), label("err_msg", xidMessage(int(v))))
 		}
 	default:
 		for _, i := range set.devices {
@@ -137,7 +146,15 @@ func (s *scrape) collectField(f *fields.Field, family int, set labelSet) {
 	}
 }
 
-// lastXIDValue returns DCGM's field 230. DCGM never resets the field, so dcgm-exporter exports it until it restarts. A
+// xidMessage returns the label err_msg. As in dcgm-exporter, 0 is "No Error".
+func xidMessage(code int) string {
+	if code == 0 {
+		return "No Error"
+	}
+	return health.LookupXID(code).Name
+}
+
+// lastXIDValue returns field 230, which is 0 before the first XID. DCGM never resets the field, so dcgm-exporter exports it until it restarts. A
 // lost GPU has no measurements, but its last XID is what an operator looks for: it is then taken from the snapshot.
 func lastXIDValue(d *health.DeviceState) (code float64, ok bool) {
 	if code, ok = d.Sample.Values[health.FieldXID]; ok || d.Sample.Presence == health.Present && !d.Sample.Stale {

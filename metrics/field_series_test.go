@@ -102,6 +102,8 @@ func TestLostGPU(t *testing.T) {
 		want     string // "": no series
 	}{
 		{health.Present, map[health.Field]float64{health.FieldXID: 31}, 79, "31"},
+		{health.Present, map[health.Field]float64{health.FieldXID: 0}, 0, "0"},
+		{health.Present, map[health.Field]float64{health.FieldXID: 0}, 79, "0"}, // from before DCGM started
 		{health.Present, nil, 79, ""},
 		{health.Lost, nil, 79, "79"},
 		{health.Missing, nil, 79, "79"},
@@ -138,6 +140,12 @@ func TestComputeInstancesShareSeries(t *testing.T) {
 	page := render(t, newCollector(testSources(s)))
 	expectSeries(t, page, 1, "DCGM_FI_DEV_FB_USED", `GPU_I_ID="2"`)
 	expectSeries(t, page, 1, "DCGM_FI_DEV_XID_ERRORS", `GPU_I_ID="2"`, `err_code="43"`, "} 43\n")
+
+	// The second one's XID is from before the agent started.
+	first.Sample.Values, second.LastXID = map[health.Field]float64{health.FieldXID: 0}, health.XID{}
+	page = render(t, newCollector(testSources(s)))
+	expectSeries(t, page, 1, "DCGM_FI_DEV_XID_ERRORS", `GPU_I_ID="2"`)
+	expectSeries(t, page, 1, "DCGM_FI_DEV_XID_ERRORS", `GPU_I_ID="2"`, `err_code="43"`)
 }
 
 // No series occurs twice, even with inconsistent holders and inventories, and no device outlives its snapshot.

@@ -54,7 +54,7 @@ func testNode() *health.Snapshot {
 			},
 			{
 				Device:  health.Device{ID: "GPU-c", Index: 2, PCI: "00000000:52:00.0", Model: "a \"model\"\nof \\ its own", MIGMode: true},
-				Sample:  health.Sample{Values: map[health.Field]float64{health.FieldGPUTemp: 41}},
+				Sample:  health.Sample{Values: map[health.Field]float64{health.FieldGPUTemp: 41, health.FieldXID: 0}},
 				Verdict: health.Verdict{State: health.Degraded},
 			},
 			mig("MIG-1", 1, 0, 512),

@@ -79,13 +79,20 @@ func TestValueWithoutXID(t *testing.T) {
 		prepare func(b *fixture) // of GPU 1
 		unknown bool
 	}{
-		"no data":         {prepare: func(*fixture) {}},
-		"blank":           {prepare: func(b *fixture) { b.lib.Int(script.GPU, 1, 230, blank, 0, b.clock.now()) }},
-		"status unknown":  {prepare: func(b *fixture) { b.lib.Entity(script.GPU, 1, 0) }},
-		"not supported":   {prepare: func(b *fixture) { b.lib.Int(script.GPU, 1, 230, blank+2, 0, b.clock.now()) }, unknown: true},
-		"not watched":     {prepare: func(b *fixture) { b.lib.Int(script.GPU, 1, 230, blank, errNotWatched, b.clock.now()) }, unknown: true},
-		"lost":            {prepare: func(b *fixture) { b.lib.Entity(script.GPU, 1, statusLost) }, unknown: true},
-		"without samples": {prepare: func(b *fixture) { b.blankGPUs(1) }, unknown: true},
+		"no data":        {prepare: func(*fixture) {}},
+		"blank":          {prepare: func(b *fixture) { b.lib.Int(script.GPU, 1, 230, blank, 0, b.clock.now()) }},
+		"status unknown": {prepare: func(b *fixture) { b.lib.Entity(script.GPU, 1, 0) }},
+		"not supported":  {prepare: func(b *fixture) { b.lib.Int(script.GPU, 1, 230, blank+2, 0, b.clock.now()) }, unknown: true},
+		"not watched":    {prepare: func(b *fixture) { b.lib.Int(script.GPU, 1, 230, blank, errNotWatched, b.clock.now()) }, unknown: true},
+		"lost":           {prepare: func(b *fixture) { b.lib.Entity(script.GPU, 1, statusLost) }, unknown: true},
+		"no samples in this session": {
+			prepare: func(b *fixture) {
+				b.close()
+				b.blankGPUs(1)
+				b.open(testConfig())
+			},
+			unknown: true,
+		},
 		"samples lost after an XID": {
 			prepare: func(b *fixture) {
 				b.xid(script.GPU, 1, 79, b.clock.now())
@@ -96,14 +103,9 @@ func TestValueWithoutXID(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newFixture(t, 2)
-			if name == "without samples" { // since the session began
-				c.prepare(b)
-			}
-			b.open(testConfig())
+			b := startFixture(t, 2)
 			b.pollAfter(time.Second, 1)
 			c.prepare(b)
-			b.pollAfter(time.Second, 1)
 			samples := b.pollAfter(time.Second, 1)
 			if v, ok := samples[gpuID(1)].Values[health.FieldXID]; ok == c.unknown || v != 0 {
 				t.Errorf("value of field 230: %v, %v; want unknown: %v", v, ok, c.unknown)

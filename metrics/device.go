@@ -46,6 +46,35 @@ func (s *scrape) collectDevices() {
 			s.collectProperties(d)
 		}
 	}
+	s.collectUnhealthyGPUs()
+}
+
+// collectUnhealthyGPUs adds one series for each GPU with a fault: its own worst, or else the oldest of its MIG devices.
+func (s *scrape) collectUnhealthyGPUs() {
+	for _, gpu := range s.devices {
+		if gpu.Device.Kind != health.KindGPU {
+			continue
+		}
+		worst := faultOf(gpu.Verdict)
+		if worst == nil {
+			for _, d := range s.devices {
+				if f := faultOf(d.Verdict); f != nil && d.Device.Parent == gpu.Device.ID && (worst == nil || f.Since.Before(worst.Since)) {
+					worst = f
+				}
+			}
+		}
+		if worst != nil {
+			s.AddWith(gpuUnhealthy, 1, gpu.labels, label("cause", worst.Cause), label("action", string(worst.Action)))
+		}
+	}
+}
+
+// faultOf returns the worst finding that makes a device unhealthy, nil if there is none or if it is a decision.
+func faultOf(v health.Verdict) *health.Finding {
+	if v.State != health.Unhealthy || len(v.Findings) == 0 || v.Decided() {
+		return nil
+	}
+	return &v.Findings[0]
 }
 
 func (s *scrape) collectHealth(d labeledDevice) {

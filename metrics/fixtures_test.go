@@ -125,7 +125,7 @@ func configuredSources(s *health.Snapshot, c *Config) Sources {
 		Plugin: func() plugin.Status {
 			return plugin.Status{Resources: []plugin.ResourceStatus{{
 				Name: "nvidia.com/gpu", Registered: true, Registrations: 2, Streams: 1, Allocations: 5,
-				AllocationErrors: map[string]uint64{"unknown_device": 1}, Devices: 3, Healthy: 2,
+				AllocationErrors: map[string]uint64{"unknown_device": 1}, Devices: 3, Healthy: 2, Unschedulable: &plugin.Unschedulable{Devices: 1},
 			}}}
 		},
 		Reload:      func() Reload { return Reload{OK: true, At: now.Add(-time.Hour)} },

@@ -129,6 +129,7 @@ type rig struct {
 	config    health.Latest[health.Config]
 	snapshots health.Latest[health.Snapshot]
 	holders   map[health.DeviceID][]Pod
+	lost      []string // Options.Unschedulable
 	logged    *observer.ObservedLogs
 	reporter  *Reporter
 	stop      func()
@@ -140,7 +141,8 @@ func newRig(api *apiServer, saved ...health.DeviceState) *rig {
 	g.enable(true)
 	g.reporter = New(Options{
 		Config: &g.config, Snapshots: &g.snapshots, Node: "node1", Saved: saved, Log: zap.New(core),
-		Holders: func(id health.DeviceID) []Pod { return g.holders[id] },
+		Holders:       func(id health.DeviceID) []Pod { return g.holders[id] },
+		Unschedulable: func() []string { return g.lost },
 	})
 	g.reporter.open = func(string) (*client, error) { return newClient(&rest.Config{Transport: api}) }
 	return g

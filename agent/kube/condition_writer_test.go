@@ -2,6 +2,7 @@ package kube
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -29,6 +30,30 @@ func TestConditionChangesAreOneWrite(t *testing.T) {
 		g.advance(2 * settleDelay)
 		if len(g.writes) != 2 {
 			t.Errorf("%d writes after a change that was reverted at once", len(g.writes))
+		}
+	})
+}
+
+// The message names the pods that keep free GPUs from being scheduled, also when there is no room for all devices. A
+// change is written at once.
+func TestConditionNamesUnschedulable(t *testing.T) {
+	withRig(t, func(g *rig) {
+		var devices []health.DeviceState
+		for i := range 30 {
+			devices = append(devices, gpu(i, nil, finding("xid-79", health.Unhealthy)))
+		}
+		g.setDevices(devices...)
+		g.advance(2 * settleDelay)
+		for n, text := range []string{"end pod ml/a", "end pods ml/a and ml/b", strings.Repeat("long", maxMessage), ""} {
+			g.lost = slices.Repeat([]string{text}, min(len(text), 2))
+			g.setDevices(devices...)
+			g.advance(2 * settleDelay)
+			g.wantCondition(t, corev1.ConditionFalse, "Xid79", 3+n)
+			message := g.condition(t).Message
+			named := strings.Contains(message, "; "+text[:min(len(text), 100)])
+			if !named || len(message) > maxMessage || !strings.Contains(message, "GPU 0 ") {
+				t.Errorf("%d bytes: %s", len(message), message)
+			}
 		}
 	})
 }

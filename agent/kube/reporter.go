@@ -14,6 +14,7 @@ package kube
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"time"
 
@@ -34,6 +35,8 @@ type Options struct {
 	Node      string // the node's name in Kubernetes
 	// Holders returns the pods that hold a device now. The reporter calls it for every event; it must not block.
 	Holders func(health.DeviceID) []Pod
+	// Unschedulable describes the free devices that no new pod can get now, one text for each resource. It must not block.
+	Unschedulable func() []string
 	// Saved holds the devices of the saved state. Events report what has changed since.
 	Saved []health.DeviceState
 	Log   *zap.Logger
@@ -134,6 +137,9 @@ func (r *Reporter) followSnapshots(ctx context.Context) {
 		s, changed := r.Snapshots.Watch()
 		now := time.Now()
 		if next, ok := conditionOf(s); ok {
+			if lost := r.Unschedulable(); len(lost) > 0 {
+				next.add(strings.Join(lost, "; "))
+			}
 			before := r.desired.Load()
 			if next.since = now; before != nil && before.status == next.status {
 				next.since = before.since

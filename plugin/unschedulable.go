@@ -41,15 +41,15 @@ func (u Unschedulable) String() string {
 	return fmt.Sprintf("%d free %s cannot be scheduled while pods hold unhealthy ones: end %s to get the capacity back", u.Devices, u.Resource, pods)
 }
 
-// Unschedulable describes the lost capacity of the resources that have lost any.
-func (s Status) Unschedulable() []string {
-	var texts []string
-	for _, r := range s.Resources {
-		if r.Unschedulable != nil && r.Unschedulable.Devices > 0 {
-			texts = append(texts, r.Unschedulable.String())
+// Unschedulable describes the lost capacity of each resource that has lost any. It is unknown while the holders are. It
+// may be called from any goroutine and never waits.
+func (p *Plugin) Unschedulable() (texts []string, known bool) {
+	for _, r := range p.layouts.current().resources {
+		if u := r.Unschedulable; u != nil && u.Devices > 0 {
+			texts = append(texts, u.String())
 		}
 	}
-	return texts
+	return texts, p.Holders().By != nil
 }
 
 // countUnschedulable sets the lost capacity of each resource. A device that a pod holds under an ID outside the layout,

@@ -78,10 +78,12 @@ func kubeletStatus(p plugin.Status, h podresources.Holders) Kubelet {
 			for _, pod := range u.Pods {
 				s.BlockingPods = append(s.BlockingPods, Pod{pod.Namespace, pod.Name})
 			}
+			if u.Devices > 0 {
+				k.Warnings = append(k.Warnings, u.String()) // first, because the page and the table show a limited number
+			}
 		}
 		k.Resources = append(k.Resources, s)
 	}
-	k.Warnings = append(k.Warnings, p.Unschedulable()...) // first, because the page and the table show a limited number
 	k.Warnings = append(k.Warnings, p.Warnings...)
 	return k
 }

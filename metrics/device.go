@@ -49,22 +49,31 @@ func (s *scrape) collectDevices() {
 	s.collectUnhealthyGPUs()
 }
 
-// collectUnhealthyGPUs adds one series for each GPU with a fault: its own worst, or else the oldest of its MIG devices.
+// collectUnhealthyGPUs adds one series for each GPU with a fault: its own worst, or else the oldest of its MIG devices. A
+// MIG device without a listed parent has a series of its own.
 func (s *scrape) collectUnhealthyGPUs() {
-	for _, gpu := range s.devices {
-		if gpu.Device.Kind != health.KindGPU {
+	faults := make(map[int]*health.Finding) // by index in s.devices
+	for i, d := range s.devices {
+		f := faultOf(d.Verdict)
+		if f == nil {
 			continue
 		}
-		worst := faultOf(gpu.Verdict)
-		if worst == nil {
-			for _, d := range s.devices {
-				if f := faultOf(d.Verdict); f != nil && d.Device.Parent == gpu.Device.ID && (worst == nil || f.Since.Before(worst.Since)) {
-					worst = f
-				}
+		gpu := i
+		if d.Device.Parent != "" {
+			isParent := func(p labeledDevice) bool { return p.Device.ID == d.Device.Parent }
+			if n := slices.IndexFunc(s.devices, isParent); n >= 0 {
+				gpu = n
 			}
 		}
-		if worst != nil {
-			s.AddWith(gpuUnhealthy, 1, gpu.labels, label("cause", worst.Cause), label("action", string(worst.Action)))
+		if own := faultOf(s.devices[gpu].Verdict); own != nil {
+			faults[gpu] = own
+		} else if faults[gpu] == nil || f.Since.Before(faults[gpu].Since) {
+			faults[gpu] = f
+		}
+	}
+	for i, d := range s.devices {
+		if f := faults[i]; f != nil {
+			s.AddWith(gpuUnhealthy, 1, d.labels, label("cause", f.Cause), label("action", string(f.Action)))
 		}
 	}
 }

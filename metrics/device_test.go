@@ -48,6 +48,13 @@ func TestGPUUnhealthy(t *testing.T) {
 	}
 }
 
+func TestUnhealthyMIGDeviceWithoutGPU(t *testing.T) {
+	s := testNode()
+	s.Devices = s.Devices[3:4]
+	s.Devices[0].Verdict = health.Verdict{State: health.Unhealthy, Findings: []health.Finding{{Cause: "xid-48", State: health.Unhealthy}}}
+	expectSeries(t, render(t, newCollector(testSources(s))), 1, namespace+"gpu_unhealthy", `UUID="MIG-1"`, `cause="xid-48"`)
+}
+
 func TestUnschedulableIsUnknown(t *testing.T) {
 	src := testSources(testNode())
 	status := src.Plugin()

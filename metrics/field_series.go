@@ -154,11 +154,16 @@ func xidMessage(code int) string {
 	return health.LookupXID(code).Name
 }
 
-// lastXIDValue returns field 230, which is 0 before the first XID. DCGM never resets the field, so dcgm-exporter exports it until it restarts. A
-// lost GPU has no measurements, but its last XID is what an operator looks for: it is then taken from the snapshot.
+// lastXIDValue returns field 230, which is 0 before the first XID. DCGM never resets the field, so dcgm-exporter exports it
+// until it restarts. The snapshot's last XID outlives DCGM, and takes its place where 0 or no value would mislead: while
+// the XID is still a finding, and on a lost GPU, which has no measurements.
 func lastXIDValue(d *health.DeviceState) (code float64, ok bool) {
-	if code, ok = d.Sample.Values[health.FieldXID]; ok || d.Sample.Presence == health.Present && !d.Sample.Stale {
+	last := d.LastXID.Code
+	if code, ok = d.Sample.Values[health.FieldXID]; ok && code == 0 && last != 0 && d.Verdict.HasXID(last) {
+		return float64(last), true
+	}
+	if ok || d.Sample.Presence == health.Present && !d.Sample.Stale {
 		return code, ok
 	}
-	return float64(d.LastXID.Code), d.LastXID.Code != 0
+	return float64(last), last != 0
 }

@@ -103,7 +103,7 @@ func TestLostGPU(t *testing.T) {
 	}{
 		{health.Present, map[health.Field]float64{health.FieldXID: 31}, 79, "31"},
 		{health.Present, map[health.Field]float64{health.FieldXID: 0}, 0, "0"},
-		{health.Present, map[health.Field]float64{health.FieldXID: 0}, 79, "0"}, // from before DCGM started
+		{health.Present, map[health.Field]float64{health.FieldXID: 0}, 31, "0"}, // from before DCGM started
 		{health.Present, nil, 79, ""},
 		{health.Lost, nil, 79, "79"},
 		{health.Missing, nil, 79, "79"},
@@ -127,6 +127,19 @@ func TestLostGPU(t *testing.T) {
 		}
 		expectSeries(t, page, 0, "DCGM_FI_DEV_GPU_TEMP", `UUID="GPU-b"`)
 		expectSeries(t, page, 1, namespace+"device_state", `UUID="GPU-b"`, `state="unhealthy"} 1`)
+	}
+}
+
+// After a restart of DCGM its field is 0. That must not hide an XID that is still a finding.
+func TestLastXIDOutlivesDCGM(t *testing.T) {
+	for last, want := range map[int]string{79: "79", 31: "0"} {
+		s := testNode()
+		gpu := &s.Devices[1] // with the finding xid-79
+		gpu.Sample = health.Sample{Presence: health.Present, Values: map[health.Field]float64{health.FieldXID: 0}}
+		gpu.LastXID = health.XID{Code: last, At: now}
+		page := render(t, newCollector(testSources(s)))
+		expectSeries(t, page, 1, "DCGM_FI_DEV_XID_ERRORS", `UUID="GPU-b"`)
+		expectSeries(t, page, 1, "DCGM_FI_DEV_XID_ERRORS", `UUID="GPU-b"`, `err_code="`+want+`"`, "} "+want)
 	}
 }
 

@@ -138,9 +138,6 @@ func hasCause(cause string) func(Finding) bool {
 // Has reports whether one of the device's own findings has the cause.
 func (v Verdict) Has(cause string) bool { return v.ownFinding(hasCause(cause)) != nil }
 
-// HasXID reports whether one of the device's own findings is this XID.
-func (v Verdict) HasXID(code int) bool { return v.Has(xidCause(code)) }
-
 // unhealthyBy reports whether one of the device's own findings has the cause and makes it Unhealthy.
 func (v Verdict) unhealthyBy(cause string) bool {
 	f := v.ownFinding(hasCause(cause))

@@ -75,11 +75,12 @@ func (s *scrape) addToEntity(i int) {
 	}
 }
 
-// laterXID reports whether the last XID of d is later than that of other. A device whose field 230 is 0 has none: the XID
-// that the snapshot has is from before DCGM started.
+// laterXID reports whether the last XID of d is later than that of other, which may have none.
 func laterXID(d, other *health.DeviceState) bool {
-	if has, otherHas := d.Sample.Values[health.FieldXID] != 0, other.Sample.Values[health.FieldXID] != 0; has != otherHas {
-		return has
+	xid, _ := lastXIDValue(d)
+	otherXID, _ := lastXIDValue(other)
+	if xid == 0 || otherXID == 0 {
+		return xid != 0
 	}
 	return d.LastXID.At.After(other.LastXID.At)
 }
@@ -155,15 +156,17 @@ func xidMessage(code int) string {
 }
 
 // lastXIDValue returns field 230, which is 0 before the first XID. DCGM never resets the field, so dcgm-exporter exports it
-// until it restarts. The snapshot's last XID outlives DCGM, and takes its place where 0 or no value would mislead: while
-// the XID is still a finding, and on a lost GPU, which has no measurements.
+// until it restarts. What the snapshot has of the last XID takes its place where 0 or no value would mislead: while the XID
+// is still a finding, and on a lost GPU, which has no measurements.
 func lastXIDValue(d *health.DeviceState) (code float64, ok bool) {
-	last := d.LastXID.Code
-	if code, ok = d.Sample.Values[health.FieldXID]; ok && code == 0 && last != 0 && d.Verdict.HasXID(last) {
-		return float64(last), true
+	if code, ok = d.Sample.Values[health.FieldXID]; code != 0 {
+		return code, true
 	}
-	if ok || d.Sample.Presence == health.Present && !d.Sample.Stale {
-		return code, ok
+	if xid := d.Verdict.LastXID(); xid != 0 {
+		return float64(xid), true
 	}
-	return float64(last), last != 0
+	if unmeasured := d.Sample.Presence != health.Present || d.Sample.Stale; !ok && unmeasured && d.LastXID.Code != 0 {
+		return float64(d.LastXID.Code), true
+	}
+	return 0, ok
 }

@@ -189,7 +189,7 @@ func storeChanged[T any](l *health.Latest[T], v T) {
 func (a *Agent) newReporter(restored []health.DeviceState) *kube.Reporter {
 	return kube.New(kube.Options{
 		Config: &a.healthConfig, Snapshots: &a.snapshots, Node: nodeName(), Holders: a.holdingPods,
-		Saved: restored, Log: a.log.Named("kubernetes"),
+		Unschedulable: a.plugin.Unschedulable, Saved: restored, Log: a.log.Named("kubernetes"),
 	})
 }
 

@@ -20,7 +20,7 @@ const (
 	FieldMemCopyUtil     Field = 204  // percent
 	FieldEncUtil         Field = 206  // percent
 	FieldDecUtil         Field = 207  // percent
-	FieldXID             Field = 230  // number of the last XID
+	FieldXID             Field = 230  // number of the last XID; 0: none
 	FieldFBTotal         Field = 250  // MiB
 	FieldFBFree          Field = 251  // MiB
 	FieldFBUsed          Field = 252  // MiB

@@ -57,7 +57,7 @@ type Kubelet struct {
 	HoldersError string     `json:"holdersError,omitempty"` // why the holders are out of date
 	Holders      time.Time  `json:"holders,omitzero"`       // the time of the last pod-resources response
 	Resources    []Resource `json:"resources"`
-	Warnings     []string   `json:"warnings"` // working devices that are not offered to pods, with the reason
+	Warnings     []string   `json:"warnings"` // working devices that pods cannot get, with the reason
 }
 
 // APIServer counts the writes to the API server since the agent started, with health.kubernetes.enabled.
@@ -91,6 +91,14 @@ type Resource struct {
 	AuditMismatches  uint64            `json:"auditMismatches"`
 	Allocations      uint64            `json:"allocations"`
 	AllocationErrors map[string]uint64 `json:"allocationErrors,omitempty"` // by reason
+	Unschedulable    *int              `json:"unschedulable,omitempty"`    // free healthy devices that no new pod can get
+	BlockingPods     []Pod             `json:"blockingPods,omitempty"`     // the pods to end: they hold unhealthy devices
+}
+
+// Pod names a pod.
+type Pod struct {
+	Namespace string `json:"namespace"`
+	Pod       string `json:"pod"`
 }
 
 // Device is the status of a GPU or of a MIG device.

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
@@ -31,7 +32,7 @@ func TestUnschedulableDevicesAreShown(t *testing.T) {
 				t.Errorf("%s, %v; want %s", text, err, c.json)
 			}
 			wanted := c.lost != nil && c.lost.Devices > 0
-			for part, shown := range map[string]string{"page": pageOf(t, k), "table": s.Table(false, false)} {
+			for part, shown := range map[string]string{"page": pageOf(t, k), "table": s.Table(false, terminal.Output{})} {
 				lost, other := strings.Index(shown, "end pod ml/train"), strings.Index(shown, "GPU 2 is left out")
 				if lost >= 0 != wanted || lost > other {
 					t.Errorf("%s: at %d, other warnings at %d:\n%s", part, lost, other, shown)

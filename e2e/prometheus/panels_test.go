@@ -58,7 +58,7 @@ func (n machine) evaluate(q target, values map[string]string) ([]promapi.Series,
 }
 
 // unsimulated lists the fields in panels that the simulation lacks.
-var unsimulated = []string{"DCGM_FI_PROF_NVLINK_TX_BYTES", "DCGM_FI_PROF_NVLINK_RX_BYTES", "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL"}
+var unsimulated = []string{"DCGM_FI_PROF_NVLINK_TX_BYTES", "DCGM_FI_PROF_NVLINK_RX_BYTES", "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", "gpu_node_agent_unschedulable_devices"}
 
 // mayBeEmpty reports whether a query may have no data: it reads MIG devices, or fields that the simulation lacks.
 func mayBeEmpty(q target) bool {
@@ -116,7 +116,7 @@ func optional(label string) bool {
 
 // checkColumns checks that the columns that a table orders, renames and colours exist.
 func (n machine) checkColumns(name string, p panel, fields map[string]bool) {
-	if p.Type != "table" {
+	if p.Type != "table" || strings.HasPrefix(p.Targets[0].Expr, "max by (severity, alertname,") { // alerts have different labels
 		return
 	}
 	shown := maps.Clone(fields)

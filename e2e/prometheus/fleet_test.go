@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -13,10 +14,10 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/promapi"
 )
 
-// fleet is a machine whose Prometheus scrapes three nodes: eight GPUs, eight GPUs in MIG mode, and one GPU.
+// fleet is a machine whose Prometheus scrapes three nodes: eight GPUs, eight GPUs in MIG mode, and sixteen old GPUs.
 type fleet struct {
 	machine
-	gpus, mig, small *node.Node
+	gpus, mig, old *node.Node
 }
 
 func newFleet(t *testing.T) fleet {
@@ -27,7 +28,7 @@ func newFleet(t *testing.T) fleet {
 	for i, n := range []struct {
 		at            **node.Node
 		name, profile string
-	}{{&f.gpus, "gpus", "h100-8"}, {&f.mig, "mig", "h100-8-mig"}, {&f.small, "small", "l4-1"}} {
+	}{{&f.gpus, "gpus", "h100-8"}, {&f.mig, "mig", "h100-8-mig"}, {&f.old, "old", "v100-16"}} {
 		*n.at = node.New(t)
 		(*n.at).Address = fmt.Sprintf("%s:%d", node.Host(), 19401+i)
 		(*n.at).Configure(fmt.Sprintf(`source: {interval: 1s, sim: {profile: %s}}
@@ -96,7 +97,7 @@ func TestFleetPanels(t *testing.T) {
 	f.await(map[string]float64{"no alert is firing": 1}, "fleet.json", "Alerts", 0, "", "alertname")
 	f.await(all(3), "fleet.json", "Agents", 0, "")
 	f.await(all(0), "fleet.json", "Agents", 1, "")
-	f.await(all(17), "fleet.json", "GPUs", 0, "")
+	f.await(all(32), "fleet.json", "GPUs", 0, "")
 	f.await(map[string]float64{"NVIDIA H100 80GB HBM3": 8}, "node.json", "GPUs", 0, "mig", "model")
 	f.await(map[string]float64{"": 0}, "node.json", "Firing alerts", 0, "gpus")
 
@@ -106,7 +107,7 @@ func TestFleetPanels(t *testing.T) {
 	}
 	f.await(map[string]float64{"31": 200, "48": 1, "62": 1}, "fleet.json", "XIDs in the time range", 0, "", "xid")
 	f.await(map[string]float64{"1 48": 1, "2 62": 1, "5 31": 200}, "node.json", "XIDs of each GPU", 0, "gpus", "gpu", "xid")
-	f.await(map[string]float64{"gpus": 202, "mig": 0, "small": 0}, "fleet.json", "Worst nodes", 3, "", "instance")
+	f.await(map[string]float64{"gpus": 202, "mig": 0, "old": 0}, "fleet.json", "Worst nodes", 3, "", "instance")
 	f.await(map[string]float64{"none": 0}, "node.json", "XIDs of each GPU", 0, "mig", "xid")
 	f.Eventually("the XIDs have times", func() error {
 		last, err := f.rows("node.json", "XIDs of each GPU", 1, "gpus", "gpu", "xid")
@@ -137,14 +138,14 @@ func TestFleetPanels(t *testing.T) {
 		return err
 	})
 
-	f.small.KillAgent()
+	f.old.KillAgent()
 	f.await(all(2), "fleet.json", "Agents", 0, "")
 	f.await(all(1), "fleet.json", "Agents", 1, "")
 	f.await(all(16), "fleet.json", "GPUs", 0, "")
-	f.await(map[string]float64{"small": 1}, "fleet.json", "Nodes not measured", 0, "", "instance")
+	f.await(map[string]float64{"old": 1}, "fleet.json", "Nodes not measured", 0, "", "instance")
 	none := map[string]float64{}
 	for _, title := range []string{"GPUs", "Measuring", "Last measured", "Kubelet", "Pod resources", "Holders", "Configuration", "Versions", "Unhealthy", "Findings", "XIDs of each GPU"} {
-		f.await(none, "node.json", title, 0, "small")
+		f.await(none, "node.json", title, 0, "old")
 	}
 
 	f.gpus.KillAgent()
@@ -176,24 +177,29 @@ func (f fleet) checkBars(want map[string]float64) {
 	})
 }
 
-// checkTimelines checks the rows of the state timelines, which Grafana draws in the order of Prometheus' result, and that
-// a lost GPU is unhealthy.
+// checkTimelines checks the order of the rows of the state timelines, which Grafana takes from Prometheus' result, and
+// which GPUs are unhealthy.
 func (f fleet) checkTimelines() {
 	f.T.Helper()
 	d := dashboards(f.T)["node.json"]
 	values := f.variableValues(d, true)
-	for title, name := range map[string]string{"Health": "gpus", "Health of MIG devices": "mig"} {
-		values["node"] = name
-		f.Eventually(title+" has its rows in the order of the GPUs", func() error {
-			result, err := f.evaluate(f.find(d, title).Targets[0], values)
-			var rows []string
+	for _, c := range []struct {
+		title, node string
+		unhealthy   []int
+	}{{"Health", "gpus", []int{1, 2, 3}}, {"Health", "old", nil}, {"Health of MIG devices", "mig", nil}} {
+		values["node"] = c.node
+		f.Eventually(c.title+" of "+c.node+" has its rows in the order of the GPUs", func() error {
+			result, err := f.evaluate(f.find(d, c.title).Targets[0], values)
+			var rows, unhealthy []int
 			for _, s := range result {
-				if rows = append(rows, s.Labels["gpu"]); name == "gpus" && (s.Value == 3) != slices.Contains([]string{"1", "2", "3"}, s.Labels["gpu"]) {
-					err = errors.Join(err, fmt.Errorf("GPU %s has the state %v", s.Labels["gpu"], s.Value))
+				gpu, bad := strconv.Atoi(s.Labels["gpu"])
+				if err = errors.Join(err, bad); s.Value == 3 {
+					unhealthy = append(unhealthy, gpu)
 				}
+				rows = append(rows, gpu)
 			}
-			if err == nil && (len(rows) < 8 || !slices.IsSorted(rows)) {
-				err = fmt.Errorf("GPUs %v", rows)
+			if err == nil && (len(rows) < 8 || !slices.IsSorted(rows) || !slices.Equal(unhealthy, c.unhealthy)) {
+				err = fmt.Errorf("rows of GPUs %v, of which %v are unhealthy", rows, unhealthy)
 			}
 			return err
 		})

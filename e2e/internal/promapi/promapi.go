@@ -72,11 +72,11 @@ func (a *API) Query(ctx context.Context, expr string) ([]Series, error) {
 	return a.evaluate(ctx, "/api/v1/query", url.Values{"query": {expr}})
 }
 
-// QueryRange evaluates an expression at each step of the last minute. It drops numbers that are NaN.
+// QueryRange evaluates an expression at each step of the last three minutes. It drops numbers that are NaN.
 func (a *API) QueryRange(ctx context.Context, expr string, step time.Duration) ([]Series, error) {
 	now := time.Now()
 	return a.evaluate(ctx, "/api/v1/query_range", url.Values{
-		"query": {expr}, "step": {strconv.FormatFloat(step.Seconds(), 'f', 3, 64)}, "start": {unixSeconds(now.Add(-time.Minute))}, "end": {unixSeconds(now)},
+		"query": {expr}, "step": {strconv.FormatFloat(step.Seconds(), 'f', 3, 64)}, "start": {unixSeconds(now.Add(-3 * time.Minute))}, "end": {unixSeconds(now)},
 	})
 }
 

@@ -57,13 +57,13 @@ func (n machine) evaluate(q target, values map[string]string) ([]promapi.Series,
 	return n.prom.QueryRange(n.T.Context(), expr, time.Second)
 }
 
-// unsimulated lists the fields in panels that the simulation lacks.
+// unsimulated lists the metrics in panels that the simulation lacks.
 var unsimulated = []string{"DCGM_FI_PROF_NVLINK_TX_BYTES", "DCGM_FI_PROF_NVLINK_RX_BYTES", "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", "gpu_node_agent_unschedulable_devices"}
 
-// mayBeEmpty reports whether a query may have no data: it reads MIG devices, or fields that the simulation lacks.
+// mayBeEmpty reports whether a query may have no data: it reads MIG devices, or metrics that the simulation lacks.
 func mayBeEmpty(q target) bool {
 	return strings.Contains(q.Expr, `GPU_I_ID!=""`) && !strings.Contains(q.Expr, `GPU_I_ID=""`) ||
-		slices.ContainsFunc(unsimulated, func(field string) bool { return strings.Contains(q.Expr, field) })
+		slices.ContainsFunc(unsimulated, func(metric string) bool { return strings.Contains(q.Expr, metric) })
 }
 
 // checkPanels checks that every query of every panel has data, with the labels that legends and tables name.
@@ -116,7 +116,7 @@ func optional(label string) bool {
 
 // checkColumns checks that the columns that a table orders, renames and colours exist.
 func (n machine) checkColumns(name string, p panel, fields map[string]bool) {
-	if p.Type != "table" || strings.HasPrefix(p.Targets[0].Expr, "max by (severity, alertname,") { // alerts have different labels
+	if p.Type != "table" || strings.Contains(p.Targets[0].Expr, "(ALERTS{") { // alerts differ in their labels
 		return
 	}
 	shown := maps.Clone(fields)

@@ -110,6 +110,7 @@ type panel struct {
 type field struct {
 	Unit     string    `json:"unit"`
 	Decimals *int      `json:"decimals"`
+	NoValue  string    `json:"noValue"`
 	Mappings []mapping `json:"mappings"`
 	Color    struct {
 		Mode string `json:"mode"`

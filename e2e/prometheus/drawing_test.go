@@ -28,6 +28,9 @@ func drawingFaults(p panel) (faults []string) {
 	if width := float64(p.Position.W) * (titleWindow - windowMargin) / 24; titleLetter*float64(len(p.Title)) > width-titleMargin {
 		bad("its title of %d letters is cut off at width %d", len(p.Title), p.Position.W)
 	}
+	if f.NoValue != "" && !strings.HasPrefix(f.NoValue, "No data") {
+		bad("without data it shows %q, also if the agent is down; begin with No data", f.NoValue)
+	}
 	for _, q := range p.Targets {
 		// A subquery with a constant step evaluates ten thousands of steps over days.
 		if strings.Contains(q.Expr, "[$__range:") && !strings.Contains(q.Expr, "[$__range:$__interval]") {
@@ -180,6 +183,7 @@ func TestDrawingFaults(t *testing.T) {
 		"stat without mapping":    `{"type": "stat", "targets": [{"instant": true}], "options": {"graphMode": "none"}, "fieldConfig": {"defaults": {}}}`,
 		"stat with graph":         `{"type": "stat", "targets": [{"instant": true}], "fieldConfig": {"defaults": {"mappings": [NULL]}}}`,
 		"title":                   `{"type": "text", "title": "Allocated and idle", "gridPos": {"w": 3}}`,
+		"nothing is wrong":        `{"type": "text", "fieldConfig": {"defaults": {"noValue": "No XID"}}}`,
 		"subquery":                `{"type": "text", "targets": [{"expr": "max_over_time(up[$__range:15s])"}]}`,
 		"overlapping increase":    `{"type": "timeseries", "targets": [{"expr": "increase(up[$__rate_interval])"}]}`,
 		"timeline by thresholds":  `{"type": "state-timeline", "options": {"perPage": 2}, "gridPos": {"h": 1}, "fieldConfig": {"defaults": {"color": {"mode": "thresholds"}, "mappings": [NULL]}}}`,

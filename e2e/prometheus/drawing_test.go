@@ -109,7 +109,7 @@ func tableFaults(p panel) (faults []string) {
 		faults = append(faults, "another default unit than string turns the label 13.0 into 13")
 	}
 	columns, numbers := p.columns()
-	width := make(map[string]float64) // of the columns with one
+	width, wraps := make(map[string]float64), make(map[string]bool) // by column
 	for _, o := range p.FieldConfig.Overrides {
 		for _, property := range o.Properties {
 			switch property.ID {
@@ -119,6 +119,14 @@ func tableFaults(p panel) (faults []string) {
 					faults = append(faults, err.Error())
 				}
 				width[o.Matcher.Options] = w
+			case "custom.cellOptions":
+				var cell struct {
+					WrapText bool `json:"wrapText"`
+				}
+				if err := json.Unmarshal(property.Value, &cell); err != nil {
+					faults = append(faults, err.Error())
+				}
+				wraps[o.Matcher.Options] = cell.WrapText
 			case "unit":
 				delete(numbers, o.Matcher.Options)
 			}
@@ -126,6 +134,9 @@ func tableFaults(p panel) (faults []string) {
 	}
 	if len(numbers) > 0 {
 		faults = append(faults, fmt.Sprintf("columns of numbers without a unit: %v", slices.Sorted(maps.Keys(numbers))))
+	}
+	if sentence := "What to do"; slices.Contains(columns, sentence) && !wraps[sentence] {
+		faults = append(faults, fmt.Sprintf("column %q is cut off after a few words: want wrapText", sentence))
 	}
 	// The other columns share what is left (computeColWidths of Grafana's TableNG).
 	left, others := float64(p.Position.W)*(tableWindow-windowMargin)/24-tableMargin, 0.0
@@ -202,6 +213,7 @@ func TestDrawingFaults(t *testing.T) {
 		"CUDA 13":                 `{"type": "table", "gridPos": {"w": 9}, "fieldConfig": {"defaults": {"unit": "none", TABLE}}}`,
 		"number as a string":      `{"type": "table", "gridPos": {"w": 9}, "fieldConfig": {"defaults": {"unit": "string", TABLE}}, "transformations": [{"options": {"indexByName": {"Value": 0}, "renameByName": {"Value": "GPUs"}}}]}`,
 		"header cut off":          `{"type": "table", "gridPos": {"w": 2}, "fieldConfig": {"defaults": {"unit": "string", TABLE}}, "transformations": [{"options": {"indexByName": {"Uncorrectable errors": 0}}}]}`,
+		"advice cut off":          `{"type": "table", "gridPos": {"w": 9}, "fieldConfig": {"defaults": {"unit": "string", TABLE}}, "transformations": [{"options": {"indexByName": {"What to do": 0}}}]}`,
 		"sorted by nothing":       `{"type": "table", "gridPos": {"w": 9}, "fieldConfig": {"defaults": {"unit": "string", TABLE}}, "options": {"sortBy": [{"displayName": "GPU"}]}}`,
 	} {
 		text = strings.NewReplacer("NULL", `{"type": "special", "options": {"match": "null+nan", "result": {"text": "No data", "color": "#808080"}}}`,

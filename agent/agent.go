@@ -41,7 +41,8 @@ type Agent struct {
 	log    *zap.Logger
 	level  zap.AtomicLevel
 
-	logDropped func() uint64 // the number of dropped log entries since the start
+	logDropped         func() uint64 // the number of dropped log entries since the start
+	connectionsDropped atomic.Uint64 // by the web server
 
 	// The sections of the configuration in force.
 	sourceConfig    health.Latest[sourceConfig]
@@ -50,6 +51,7 @@ type Agent struct {
 	metricsConfig   health.Latest[metrics.Config]
 	webConfig       health.Latest[web.Config]
 	podLabelsConfig health.Latest[podlabels.Config]
+	lastGood        health.Latest[[]byte] // Config.LastGood
 
 	// The last reload.
 	reloadInterval time.Duration
@@ -61,6 +63,7 @@ type Agent struct {
 	sources   health.Latest[monitor.Source]
 	snapshots health.Latest[health.Snapshot]
 	events    status.Events
+	history   status.History
 	monitor   *monitor.Monitor
 	stateFile *statefile.File
 	plugin    *plugin.Plugin
@@ -75,7 +78,7 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP) // until the end: a signal during the start or the shutdown must not end the process
 	signal.Ignore(syscall.SIGPIPE)     // or the next log entry would end the process after its reader has exited
-	c, err := loader.Load()
+	c, rejection, err := loader.LoadOrLastGood()
 	if err != nil {
 		return err
 	}
@@ -95,6 +98,9 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 	boot := statefile.BootID()
 	a := newAgent(c, log, level, boot)
 	a.loader, a.build, a.logDropped = loader, build, sink.Dropped
+	if rejection != nil {
+		a.reject(rejection.Err, "start", rejection.Since)
+	}
 	a.logNotes(c)
 	a.monitor.SetHeld((&holderCheck{holders: a.plugin.Holders, refresh: a.plugin.AskHolders}).mayBeHeld)
 	a.reporter = a.newReporter(a.restore(c, boot))
@@ -106,6 +112,7 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 		component{name: "plugin", run: a.plugin.Run},
 		component{name: "kubernetes", run: a.reporter.Run},
 		component{name: "events", run: func(ctx context.Context) error { return a.events.Follow(ctx, &a.snapshots) }},
+		component{name: "history", run: func(ctx context.Context) error { return a.history.Follow(ctx, &a.snapshots, a.pollInterval) }},
 		component{name: "totals", run: a.totals.Run},
 		component{name: "pod labels", run: a.podLabels.Run},
 		component{name: "jobs", run: a.jobs.Run},
@@ -122,7 +129,7 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 	a.apply(c)
 	a.lastReload.Store(&metrics.Reload{OK: true, At: time.Now()})
 	a.monitor = monitor.New(&a.healthConfig, &a.sources, &a.snapshots, log.Named("health"))
-	a.stateFile = statefile.New(&a.healthConfig, &a.snapshots, boot, log.Named("health"))
+	a.stateFile = statefile.New(&a.healthConfig, &a.snapshots, &a.lastGood, boot, log.Named("health"))
 	a.plugin = plugin.New(&a.pluginConfig, &a.snapshots, log.Named("plugin"))
 	a.totals = metrics.NewTotals(&a.metricsConfig, &a.snapshots, a.plugin.Holders)
 	a.podLabels = podlabels.New(podlabels.Options{Config: &a.podLabelsConfig, Node: nodeName(), Log: log.Named("kubernetes")})
@@ -161,6 +168,7 @@ func (a *Agent) apply(c config.Config) {
 	if w, current := cmp.Or(c.Web, &web.Config{}), a.webConfig.Load(); current == nil || !current.Equal(w) {
 		a.webConfig.Store(w)
 	}
+	storeChanged(&a.lastGood, c.LastGood)
 	storeChanged(&a.podLabelsConfig, podlabels.Config{Labels: c.Metrics.SelectedPodLabels(), Kubeconfig: c.Health.Kubernetes.Kubeconfig})
 }
 
@@ -181,7 +189,7 @@ func storeChanged[T any](l *health.Latest[T], v T) {
 func (a *Agent) newReporter(restored []health.DeviceState) *kube.Reporter {
 	return kube.New(kube.Options{
 		Config: &a.healthConfig, Snapshots: &a.snapshots, Node: nodeName(), Holders: a.holdingPods,
-		Saved: restored, Log: a.log.Named("kubernetes"),
+		Unschedulable: a.plugin.Unschedulable, Saved: restored, Log: a.log.Named("kubernetes"),
 	})
 }
 

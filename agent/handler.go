@@ -12,11 +12,15 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/response"
 )
 
 // webServer returns the server of the agent's pages.
 func (a *Agent) webServer() *web.Server {
-	return &web.Server{Metrics: &a.metricsConfig, Config: &a.webConfig, Pages: a.handler(), NotReady: a.notReady, Log: a.log.Named("web")}
+	return &web.Server{
+		Metrics: &a.metricsConfig, Config: &a.webConfig, Pages: a.handler(), NotReady: a.notReady,
+		Dropped: &a.connectionsDropped, Log: a.log.Named("web"),
+	}
 }
 
 // operatorServer returns the server of the operator's socket.
@@ -31,6 +35,7 @@ func (a *Agent) operatorServer() *operator.Server {
 // handler serves the metrics, the probes and the status.
 func (a *Agent) handler() http.Handler {
 	mux := http.NewServeMux()
+	renderer := response.NewRenderer()
 	mux.Handle("GET /metrics", metrics.Handler(metrics.Sources{
 		Config:    &a.metricsConfig,
 		Snapshots: &a.snapshots,
@@ -56,13 +61,14 @@ func (a *Agent) handler() http.Handler {
 			s := a.stateFile.Status()
 			return s.Err == "", s.Path != ""
 		},
-		LogDropped: a.logDropped,
-	}, zap.NewStdLog(a.log.Named("metrics"))))
-	web.HandleProbes(mux, a.notReady)
+		LogDropped:         a.logDropped,
+		ConnectionsDropped: a.connectionsDropped.Load,
+	}, renderer, zap.NewStdLog(a.log.Named("metrics"))))
+	web.HandleProbes(mux, a.notReady, a.warnings)
 	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("OK")) }) // as dcgm-exporter
-	pages := status.NewPages(a.status, a.log.Named("web"))
-	mux.HandleFunc("GET /{$}", pages.ServeHTML)
-	mux.HandleFunc("GET "+status.SnapshotPath, pages.ServeJSON)
+	pages := status.NewPages(a.status, &a.history, a.log.Named("web"))
+	mux.Handle("GET /{$}", renderer.Handler("page", pages.ServeHTML))
+	mux.Handle("GET "+status.SnapshotPath, renderer.Handler("snapshot", pages.ServeJSON))
 	return mux
 }
 
@@ -82,8 +88,11 @@ func (a *Agent) status() status.Node {
 // notReady returns every reason why the agent cannot do its whole job now. A poll takes up to stallAfter before the
 // source counts as stalled; a snapshot that is older than three polls and that time means that the monitor is stuck.
 func (a *Agent) notReady() []string {
-	return web.NotReady(a.snapshots.Load(), a.plugin.Status(), 3*a.healthConfig.Load().Interval+a.sourceConfig.Load().StallAfter)
+	return web.NotReady(a.snapshots.Load(), a.plugin.Status(), 3*a.pollInterval()+a.sourceConfig.Load().StallAfter)
 }
+
+// pollInterval returns the time between two polls.
+func (a *Agent) pollInterval() time.Duration { return a.healthConfig.Load().Interval }
 
 // nodeName returns the Kubernetes node's name if the pod has it in NODE_NAME, else the host's.
 func nodeName() string {

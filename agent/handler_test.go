@@ -13,6 +13,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
@@ -72,6 +73,21 @@ func TestHandlerServesEachPage(t *testing.T) {
 	}
 }
 
+// All expensive pages are rendered, and compressed, by the same renderer. Probes never wait for it.
+func TestHandlerRendersPages(t *testing.T) {
+	h := idleAgent(agenttest.Node()).handler()
+	for path, want := range map[string]string{
+		"/": "gzip", "/metrics": "gzip", status.SnapshotPath: "gzip", web.LivezPath: "", web.ReadyzPath: "", "/health": "",
+	} {
+		w, r := httptest.NewRecorder(), httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil)
+		r.Header.Set("Accept-Encoding", "gzip")
+		h.ServeHTTP(w, r)
+		if got := w.Header().Get("Content-Encoding"); got != want {
+			t.Errorf("%s: Content-Encoding %q, want %q", path, got, want)
+		}
+	}
+}
+
 func TestHandlerShowsDetach(t *testing.T) {
 	node := agenttest.Node()
 	node.Source.Status, node.Source.Until = health.SourceDetached, agenttest.Now()
@@ -87,5 +103,5 @@ func TestHandlerShowsDetach(t *testing.T) {
 		}
 		agenttest.MustContain(t, w.Body.String(), want)
 	}
-	agenttest.MustContain(t, a.status().Table(false, false), "dcgm detached")
+	agenttest.MustContain(t, a.status().Table(false, terminal.Output{}), "dcgm detached")
 }

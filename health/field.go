@@ -14,12 +14,13 @@ const (
 	FieldGPUTemp         Field = 150  // °C
 	FieldPower           Field = 155  // W
 	FieldEnergy          Field = 156  // mJ since the driver was loaded
+	FieldPowerLimit      Field = 164  // W: the enforced one
 	FieldPCIeReplays     Field = 202  // count
 	FieldGPUUtil         Field = 203  // percent
 	FieldMemCopyUtil     Field = 204  // percent
 	FieldEncUtil         Field = 206  // percent
 	FieldDecUtil         Field = 207  // percent
-	FieldXID             Field = 230  // number of the last XID
+	FieldXID             Field = 230  // number of the last XID; 0: none
 	FieldFBTotal         Field = 250  // MiB
 	FieldFBFree          Field = 251  // MiB
 	FieldFBUsed          Field = 252  // MiB
@@ -34,6 +35,7 @@ const (
 	FieldRemapPending    Field = 396  // 0 or 1
 	FieldNVLinkBandwidth Field = 449  // as the driver counts it, all lanes
 	FieldVGPULicense     Field = 526  // 0 or 1
+	FieldEngineActive    Field = 1001 // ratio of time that the graphics engine is active
 	FieldUnrepairable    Field = 1507 // memory that cannot be repaired: 0 or 1
 	FieldRecoveryAction  Field = 1523 // a RecoveryAction
 )

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -11,6 +12,18 @@ import (
 const xidPrefix = "xid-"
 
 func xidCause(code int) string { return xidPrefix + strconv.Itoa(code) }
+
+// LastXID returns the XID of the device's newest own finding of an XID, 0 if there is none.
+func (v Verdict) LastXID() (code int) {
+	var last time.Time
+	for _, f := range v.Findings {
+		number, isXID := strings.CutPrefix(f.Cause, xidPrefix)
+		if n, err := strconv.Atoi(number); isXID && err == nil && f.From == "" && !f.Last.Before(last) {
+			code, last = n, f.Last
+		}
+	}
+	return code
+}
 
 // reportedAt returns when an XID was reported, on the sample's clock. The driver's clock may differ or may have been set.
 // DCGM keeps XIDs for ten minutes, so a time outside of them is replaced by now.

@@ -45,6 +45,9 @@ func (s *scrape) collectPlugin(status plugin.Status) {
 		s.Add(pluginMismatches, float64(r.AuditMismatches), labels)
 		s.AddWith(pluginDevices, float64(r.Healthy), labels, label("health", "healthy"))
 		s.AddWith(pluginDevices, float64(r.Devices-r.Healthy), labels, label("health", "unhealthy"))
+		if r.Unschedulable != nil {
+			s.Add(unschedulableDevices, float64(r.Unschedulable.Devices), labels)
+		}
 		s.Add(allocations, float64(r.Allocations), labels)
 		for _, reason := range plugin.AllocationErrors() {
 			s.AddWith(allocationErrors, float64(r.AllocationErrors[reason]), labels, label("reason", reason))
@@ -71,6 +74,7 @@ func (s *scrape) collectAgent() {
 	s.Add(fieldsUnknown, float64(len(s.cfg.Chosen.Unknown)), nil)
 	s.Add(reloadSuccessful, boolValue(r.OK), nil)
 	s.Add(reloadTime, unixSeconds(r.At), nil)
+	s.Add(connectionsDropped, float64(s.src.ConnectionsDropped()), nil)
 	if s.src.LogDropped != nil {
 		s.Add(logDropped, float64(s.src.LogDropped()), nil)
 	}

@@ -43,6 +43,7 @@ func Describe() []MetricInfo {
 const (
 	deviceState = iota
 	deviceFinding
+	gpuUnhealthy
 	deviceUnhealthySeconds
 	healthTransitions
 	xidErrors
@@ -68,6 +69,7 @@ const (
 	pluginStreams
 	pluginMismatches
 	pluginDevices
+	unschedulableDevices
 	allocations
 	allocationErrors
 	podResourcesUp
@@ -83,6 +85,7 @@ const (
 	reloadSuccessful
 	reloadTime
 	logDropped
+	connectionsDropped
 	buildInfo
 
 	processCPU
@@ -111,7 +114,9 @@ func agentMetrics() []MetricInfo {
 	list := []MetricInfo{
 		deviceState: {"device_state", gauge, "Whether the device is in the state. " +
 			"The kubelet counts a device as unhealthy exactly while its state is unhealthy.", device("state")},
-		deviceFinding:          {"device_finding", gauge, "Active findings of the device; always 1.", device("cause", "severity", "action")},
+		deviceFinding: {"device_finding", gauge, "Active findings of the device; always 1.", device("cause", "severity", "action")},
+		gpuUnhealthy: {"gpu_unhealthy", gauge, "The worst fault that makes the GPU or a MIG device of it unhealthy; always 1. " +
+			"Decisions, such as a cordon, are not faults.", device("cause", "action")},
 		deviceUnhealthySeconds: {"device_unhealthy_seconds_total", counter, "Total time the device was unhealthy since the agent started, in seconds.", device()},
 		healthTransitions:      {"health_transitions_total", counter, "Total number of times the device entered the state since the agent started.", device("state")},
 		xidErrors: {"xid_errors_total", counter, "Total number of XIDs reported by the device since the agent started. " +
@@ -145,7 +150,11 @@ func agentMetrics() []MetricInfo {
 		pluginStreams:       {"plugin_streams", gauge, "Number of open ListAndWatch streams of the resource.", resource()},
 		pluginMismatches: {"plugin_audit_mismatches_total", counter, "Total number of audits in which the kubelet's devices differed from those sent; " +
 			"the resource is then registered again.", resource()},
-		pluginDevices:    {"plugin_devices", gauge, "Number of devices sent to the kubelet, by health.", resource("health")},
+		pluginDevices: {"plugin_devices", gauge, "Number of devices sent to the kubelet, by health.", resource("health")},
+		unschedulableDevices: {
+			"unschedulable_devices", gauge, "Number of free healthy devices that no new pod can get, because pods hold as many unhealthy ones. " +
+				"No series while the holders are unknown.", resource(),
+		},
 		allocations:      {"allocations_total", counter, "Total number of answered Allocate requests, one per container.", resource()},
 		allocationErrors: {"allocation_errors_total", counter, "Total number of refused Allocate requests, by reason.", resource("reason")},
 		podResourcesUp:   {"pod_resources_up", gauge, "Whether the kubelet's pod resources could be read.", nil},
@@ -161,7 +170,10 @@ func agentMetrics() []MetricInfo {
 		reloadSuccessful:  {"config_last_reload_successful", gauge, "Whether the last reload of the configuration succeeded.", nil},
 		reloadTime:        {"config_last_reload_success_timestamp_seconds", gauge, "Unix time of the last successful reload of the configuration.", nil},
 		logDropped:        {"log_dropped_total", counter, "Total number of log entries dropped because standard error was blocked.", nil},
-		buildInfo:         {"build_info", gauge, "Version, revision and Go version of the agent; always 1.", []string{"version", "revision", "goversion"}},
+		connectionsDropped: {
+			"http_connections_dropped_total", counter, "Total number of connections to metrics.listen dropped to make room for others.", nil,
+		},
+		buildInfo: {"build_info", gauge, "Version, revision and Go version of the agent; always 1.", []string{"version", "revision", "goversion"}},
 
 		// The names and help of client_golang's collectors.
 		processCPU:        {"process_cpu_seconds_total", counter, "Total user and system CPU time spent in seconds.", nil},

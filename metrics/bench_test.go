@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/response"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -113,7 +114,7 @@ func benchmarkScrape(b *testing.B, s *health.Snapshot, holders func() podresourc
 	src.Holders = holders
 	src.Totals = NewTotals(src.Config, src.Snapshots, src.Holders)
 	src.Totals.update(s)
-	h := Handler(src, log.New(io.Discard, "", 0))
+	h := Handler(src, response.NewRenderer(), log.New(io.Discard, "", 0))
 	r := httptest.NewRequestWithContext(b.Context(), http.MethodGet, "/metrics", nil)
 	r.Header.Set("Accept", "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,application/openmetrics-text;version=0.0.1;q=0.5,"+
 		"text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2")

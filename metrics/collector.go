@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/exposition"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/response"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -54,7 +55,8 @@ type Sources struct {
 	PodLabelsUp func() (up, enabled bool) // whether the API server provides the pods' labels
 	StateFileUp func() (up, enabled bool) // whether health.stateFile could be written
 
-	LogDropped func() uint64 // dropped log entries; nil: not counted
+	LogDropped         func() uint64 // dropped log entries; nil: not counted
+	ConnectionsDropped func() uint64 // dropped connections of the web server
 
 	Version, Revision string // of the agent
 }
@@ -65,8 +67,8 @@ type Label = exposition.Label
 func label(name, value string) Label { return Label{Name: name, Value: value} }
 
 // Handler serves /metrics.
-func Handler(src Sources, log promhttp.Logger) http.Handler {
-	return exposition.Handler(newCollector(src).collect, log)
+func Handler(src Sources, renderer *response.Renderer, log promhttp.Logger) http.Handler {
+	return exposition.Handler(newCollector(src).collect, renderer, log)
 }
 
 // collector renders Sources as pages.

@@ -46,6 +46,44 @@ func (s *scrape) collectDevices() {
 			s.collectProperties(d)
 		}
 	}
+	s.collectUnhealthyGPUs()
+}
+
+// collectUnhealthyGPUs adds one series for each GPU with a fault: its own worst, or else the oldest of its MIG devices. A
+// MIG device without a listed parent has a series of its own.
+func (s *scrape) collectUnhealthyGPUs() {
+	faults := make(map[int]*health.Finding) // by index in s.devices
+	for i, d := range s.devices {
+		f := faultOf(d.Verdict)
+		if f == nil {
+			continue
+		}
+		gpu := i
+		if d.Device.Parent != "" {
+			isParent := func(p labeledDevice) bool { return p.Device.ID == d.Device.Parent }
+			if n := slices.IndexFunc(s.devices, isParent); n >= 0 {
+				gpu = n
+			}
+		}
+		if own := faultOf(s.devices[gpu].Verdict); own != nil {
+			faults[gpu] = own
+		} else if faults[gpu] == nil || f.Since.Before(faults[gpu].Since) {
+			faults[gpu] = f
+		}
+	}
+	for i, d := range s.devices {
+		if f := faults[i]; f != nil {
+			s.AddWith(gpuUnhealthy, 1, d.labels, label("cause", f.Cause), label("action", string(f.Action)))
+		}
+	}
+}
+
+// faultOf returns the worst finding that makes a device unhealthy, nil if there is none or if it is a decision.
+func faultOf(v health.Verdict) *health.Finding {
+	if v.State != health.Unhealthy || len(v.Findings) == 0 || v.Decided() {
+		return nil
+	}
+	return &v.Findings[0]
 }
 
 func (s *scrape) collectHealth(d labeledDevice) {

@@ -70,9 +70,19 @@ func (s *scrape) addToEntity(i int) {
 	}
 	e := &s.entities[n]
 	e.devices, e.holders = append(e.devices, i), append(e.holders, holders...)
-	if d.LastXID.At.After(e.lastXID.LastXID.At) {
+	if laterXID(d, e.lastXID) {
 		e.lastXID = d
 	}
+}
+
+// laterXID reports whether the last XID of d is later than that of other, which may have none.
+func laterXID(d, other *health.DeviceState) bool {
+	xid, _ := lastXIDValue(d)
+	otherXID, _ := lastXIDValue(other)
+	if xid == 0 || otherXID == 0 {
+		return xid != 0
+	}
+	return d.LastXID.At.After(other.LastXID.At)
 }
 
 // firstDevice returns the device that determines an entity's labels.
@@ -125,7 +135,7 @@ func (s *scrape) collectField(f *fields.Field, family int, set labelSet) {
 		s.collectComputed(f.Name, family, set)
 	case health.FieldXID:
 		if v, ok := lastXIDValue(set.lastXID); ok {
-			s.AddWith(family, v, set.labels, label("err_code", strconv.Itoa(int(v))), label("err_msg", health.LookupXID(int(v)).Name))
+			s.AddWith(family, v, set.labels, label("err_code", strconv.Itoa(int(v))), label("err_msg", xidMessage(int(v))))
 		}
 	default:
 		for _, i := range set.devices {
@@ -137,11 +147,26 @@ func (s *scrape) collectField(f *fields.Field, family int, set labelSet) {
 	}
 }
 
-// lastXIDValue returns DCGM's field 230. DCGM never resets the field, so dcgm-exporter exports it until it restarts. A
-// lost GPU has no measurements, but its last XID is what an operator looks for: it is then taken from the snapshot.
-func lastXIDValue(d *health.DeviceState) (code float64, ok bool) {
-	if code, ok = d.Sample.Values[health.FieldXID]; ok || d.Sample.Presence == health.Present && !d.Sample.Stale {
-		return code, ok
+// xidMessage returns the label err_msg. As in dcgm-exporter, 0 is "No Error".
+func xidMessage(code int) string {
+	if code == 0 {
+		return "No Error"
 	}
-	return float64(d.LastXID.Code), d.LastXID.Code != 0
+	return health.LookupXID(code).Name
+}
+
+// lastXIDValue returns field 230, which is 0 before the first XID. DCGM never resets the field, so dcgm-exporter exports it
+// until it restarts. What the snapshot has of the last XID takes its place where 0 or no value would mislead: while the XID
+// is still a finding, and on a lost GPU, which has no measurements.
+func lastXIDValue(d *health.DeviceState) (code float64, ok bool) {
+	if code, ok = d.Sample.Values[health.FieldXID]; code != 0 {
+		return code, true
+	}
+	if xid := d.Verdict.LastXID(); xid != 0 {
+		return float64(xid), true
+	}
+	if unmeasured := d.Sample.Presence != health.Present || d.Sample.Stale; !ok && unmeasured && d.LastXID.Code != 0 {
+		return float64(d.LastXID.Code), true
+	}
+	return 0, ok
 }

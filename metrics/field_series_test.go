@@ -1,8 +1,10 @@
 package metrics
 
 import (
+	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
@@ -78,7 +80,7 @@ func TestFieldsAsLabels(t *testing.T) {
 		{Name: "DCGM_FI_DEV_SERIAL"},
 		{Name: "DCGM_FI_DEV_ECC_CURRENT", Type: "label"},
 	}
-	c, err := c.Resolve()
+	c, err := c.Resolve(os.ReadFile)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,6 +104,8 @@ func TestLostGPU(t *testing.T) {
 		want     string // "": no series
 	}{
 		{health.Present, map[health.Field]float64{health.FieldXID: 31}, 79, "31"},
+		{health.Present, map[health.Field]float64{health.FieldXID: 0}, 0, "0"},
+		{health.Present, map[health.Field]float64{health.FieldXID: 0}, 31, "0"}, // of an application, from before DCGM started
 		{health.Present, nil, 79, ""},
 		{health.Lost, nil, 79, "79"},
 		{health.Missing, nil, 79, "79"},
@@ -114,6 +118,7 @@ func TestLostGPU(t *testing.T) {
 		s := testNode()
 		lost := &s.Devices[1]
 		lost.Sample = health.Sample{Presence: c.presence, Values: c.values}
+		lost.Verdict.Findings = lost.Verdict.Findings[1:] // without xid-79
 		if c.last != 0 {
 			lost.LastXID = health.XID{Code: c.last, At: now}
 		}
@@ -128,6 +133,36 @@ func TestLostGPU(t *testing.T) {
 	}
 }
 
+// After a restart of DCGM its field is 0, and after one of the agent no last XID is left. That must not hide an XID that is
+// still a finding.
+func TestXIDFindingIsLastXID(t *testing.T) {
+	xid := func(cause string, minutes int) health.Finding {
+		return health.Finding{Cause: cause, State: health.Unhealthy, Last: now.Add(-time.Duration(minutes) * time.Minute)}
+	}
+	zero := map[health.Field]float64{health.FieldXID: 0}
+	inherited := xid("xid-95", 1)
+	inherited.From = "GPU-x"
+	for name, c := range map[string]struct {
+		sample   health.Sample
+		findings []health.Finding
+		want     string
+	}{
+		"no finding":             {health.Sample{Presence: health.Present, Values: zero}, nil, "0"},
+		"finding of another":     {health.Sample{Presence: health.Present, Values: zero}, []health.Finding{xid("temperature", 1), inherited}, "0"},
+		"finding":                {health.Sample{Presence: health.Present, Values: zero}, []health.Finding{xid("lost", 1), xid("xid-48", 9)}, "48"},
+		"newest of two findings": {health.Sample{Presence: health.Present, Values: zero}, []health.Finding{xid("xid-48", 9), xid("xid-79", 1)}, "79"},
+		"no value":               {health.Sample{Presence: health.Present}, []health.Finding{xid("xid-48", 9)}, "48"},
+		"lost":                   {health.Sample{Presence: health.Lost}, []health.Finding{xid("lost", 1), xid("xid-79", 2)}, "79"},
+	} {
+		s := testNode()
+		s.Devices[1].Sample, s.Devices[1].Verdict.Findings = c.sample, c.findings
+		page := render(t, newCollector(testSources(s)))
+		if got := series(page, "DCGM_FI_DEV_XID_ERRORS", `UUID="GPU-b"`); len(got) != 1 || !strings.Contains(got[0], `err_code="`+c.want+`"`) {
+			t.Errorf("%s: %q, want XID %s", name, got, c.want)
+		}
+	}
+}
+
 // The compute instances of a GPU instance share their series: the newest XID and any measured value count.
 func TestComputeInstancesShareSeries(t *testing.T) {
 	s := testNode()
@@ -138,6 +173,12 @@ func TestComputeInstancesShareSeries(t *testing.T) {
 	page := render(t, newCollector(testSources(s)))
 	expectSeries(t, page, 1, "DCGM_FI_DEV_FB_USED", `GPU_I_ID="2"`)
 	expectSeries(t, page, 1, "DCGM_FI_DEV_XID_ERRORS", `GPU_I_ID="2"`, `err_code="43"`, "} 43\n")
+
+	// The second one's XID is from before the agent started.
+	first.Sample.Values, second.LastXID = map[health.Field]float64{health.FieldXID: 0}, health.XID{}
+	page = render(t, newCollector(testSources(s)))
+	expectSeries(t, page, 1, "DCGM_FI_DEV_XID_ERRORS", `GPU_I_ID="2"`)
+	expectSeries(t, page, 1, "DCGM_FI_DEV_XID_ERRORS", `GPU_I_ID="2"`, `err_code="43"`)
 }
 
 // No series occurs twice, even with inconsistent holders and inventories, and no device outlives its snapshot.

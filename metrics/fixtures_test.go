@@ -3,6 +3,7 @@ package metrics
 import (
 	"bytes"
 	"maps"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -54,7 +55,7 @@ func testNode() *health.Snapshot {
 			},
 			{
 				Device:  health.Device{ID: "GPU-c", Index: 2, PCI: "00000000:52:00.0", Model: "a \"model\"\nof \\ its own", MIGMode: true},
-				Sample:  health.Sample{Values: map[health.Field]float64{health.FieldGPUTemp: 41}},
+				Sample:  health.Sample{Values: map[health.Field]float64{health.FieldGPUTemp: 41, health.FieldXID: 0}},
 				Verdict: health.Verdict{State: health.Degraded},
 			},
 			mig("MIG-1", 1, 0, 512),
@@ -82,7 +83,7 @@ func testConfig(names ...string) *Config {
 	for _, name := range names {
 		c.Fields = append(c.Fields, fields.Spec{Name: name})
 	}
-	c, err := c.Resolve()
+	c, err := c.Resolve(os.ReadFile)
 	if err != nil {
 		panic(err) // it reads no file
 	}
@@ -125,7 +126,7 @@ func configuredSources(s *health.Snapshot, c *Config) Sources {
 		Plugin: func() plugin.Status {
 			return plugin.Status{Resources: []plugin.ResourceStatus{{
 				Name: "nvidia.com/gpu", Registered: true, Registrations: 2, Streams: 1, Allocations: 5,
-				AllocationErrors: map[string]uint64{"unknown_device": 1}, Devices: 3, Healthy: 2,
+				AllocationErrors: map[string]uint64{"unknown_device": 1}, Devices: 3, Healthy: 2, Unschedulable: &plugin.Unschedulable{Devices: 1},
 			}}}
 		},
 		Reload:      func() Reload { return Reload{OK: true, At: now.Add(-time.Hour)} },
@@ -133,8 +134,10 @@ func configuredSources(s *health.Snapshot, c *Config) Sources {
 		PodLabelsUp: func() (bool, bool) { return true, true },
 		StateFileUp: func() (bool, bool) { return false, true },
 		LogDropped:  func() uint64 { return 12 },
-		Now:         func() time.Time { return now },
-		Hostname:    "node-1", Version: "1.2.3", Revision: "abc",
+
+		ConnectionsDropped: func() uint64 { return 13 },
+		Now:                func() time.Time { return now },
+		Hostname:           "node-1", Version: "1.2.3", Revision: "abc",
 	}
 }
 

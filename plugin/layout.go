@@ -18,6 +18,8 @@ import (
 type Resource struct {
 	Name    string
 	Devices []Device // by index
+
+	Unschedulable *Unschedulable // nil if the holders are unknown
 }
 
 // Device is a device as the kubelet counts it.
@@ -110,7 +112,11 @@ func newLayout(in layoutInput) layout {
 			l.warn("%s has shared and whole devices, and a pod cannot choose: set rename in sharing.timeSlicing.resources", r.Name)
 		}
 	}
-	l.withhold(in.holders, snap)
+	if in.holders != nil && len(l.resources) > 0 {
+		spans := l.spans()
+		l.withhold(spans, in.holders, snap)
+		l.countUnschedulable(spans, in.holders)
+	}
 	return l
 }
 

@@ -68,6 +68,7 @@ type ResourceStatus struct {
 	AllocationErrors map[string]uint64 // refused Allocate calls by reason, see AllocationErrors
 	Devices          int               // offered to the kubelet
 	Healthy          int               // of these
+	Unschedulable    *Unschedulable    // nil if the holders are unknown
 }
 
 // New returns a plugin that follows cfg and snapshots, either of which may still be empty. A stored Config must be valid.

@@ -305,7 +305,7 @@ func (r *registrar) setError(reason string, socketLost bool) {
 // status may be called from any goroutine.
 func (r *registrar) status() ResourceStatus {
 	resource, count := r.srv.resource(), r.srv.streams.counts()
-	s := ResourceStatus{Name: r.srv.name, Streams: count.open, Devices: len(resource.Devices), Healthy: resource.healthy()}
+	s := ResourceStatus{Name: r.srv.name, Streams: count.open, Devices: len(resource.Devices), Healthy: resource.healthy(), Unschedulable: resource.Unschedulable}
 	s.Allocations, s.AllocationErrors = r.srv.counts.read()
 	r.mu.Lock()
 	defer r.mu.Unlock()

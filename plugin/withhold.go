@@ -37,11 +37,7 @@ func (w withheldDevice) String() string {
 // the node's condition and in the IDs of its pods; it would also need the layout, which package health does not know.
 // Nothing is stored: the result follows from the layout and the last known holders, and ends with the holder. While the
 // holders are unknown, nothing is withheld.
-func (l *layout) withhold(holders map[health.DeviceID][]podresources.Holder, snap *health.Snapshot) {
-	if len(holders) == 0 || len(l.resources) == 0 {
-		return
-	}
-	spans := l.spans()
+func (l *layout) withhold(spans map[health.DeviceID]span, holders map[health.DeviceID][]podresources.Holder, snap *health.Snapshot) {
 	outside := make(map[health.DeviceID]podresources.Holder) // by device: a holder under an ID outside the layout
 	onParent := make(map[health.DeviceID]podresources.Holder)
 	for i := range snap.Devices {

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -129,6 +131,7 @@ type rig struct {
 	config    health.Latest[health.Config]
 	snapshots health.Latest[health.Snapshot]
 	holders   map[health.DeviceID][]Pod
+	lost      atomic.Pointer[[]string] // Options.Unschedulable; nil if unknown
 	logged    *observer.ObservedLogs
 	reporter  *Reporter
 	stop      func()
@@ -138,9 +141,14 @@ func newRig(api *apiServer, saved ...health.DeviceState) *rig {
 	core, logged := observer.New(zapcore.InfoLevel)
 	g := &rig{apiServer: api, logged: logged, holders: make(map[health.DeviceID][]Pod)}
 	g.enable(true)
+	g.lost.Store(&[]string{})
 	g.reporter = New(Options{
 		Config: &g.config, Snapshots: &g.snapshots, Node: "node1", Saved: saved, Log: zap.New(core),
 		Holders: func(id health.DeviceID) []Pod { return g.holders[id] },
+		Unschedulable: func() ([]string, bool) {
+			lost := g.lost.Load()
+			return *cmp.Or(lost, &[]string{}), lost != nil
+		},
 	})
 	g.reporter.open = func(string) (*client, error) { return newClient(&rest.Config{Transport: api}) }
 	return g

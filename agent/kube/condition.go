@@ -51,6 +51,13 @@ func conditionOf(s *health.Snapshot) (conditionState, bool) {
 	return c, true
 }
 
+// add appends a text to the message, at the expense of the end of the message.
+func (c *conditionState) add(text string) {
+	text = "; " + truncate(text, maxMessage/2)
+	c.message = truncate(c.message, maxMessage-len(text)) + text
+	c.fingerprint += text
+}
+
 // summary counts the devices by their state.
 type summary struct {
 	gpus     int

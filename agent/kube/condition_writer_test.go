@@ -2,6 +2,7 @@ package kube
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -29,6 +30,30 @@ func TestConditionChangesAreOneWrite(t *testing.T) {
 		g.advance(2 * settleDelay)
 		if len(g.writes) != 2 {
 			t.Errorf("%d writes after a change that was reverted at once", len(g.writes))
+		}
+	})
+}
+
+// The message names the pods that keep free GPUs from being scheduled, also when there is no room for all devices. A
+// change is written at once.
+func TestConditionNamesUnschedulable(t *testing.T) {
+	withRig(t, func(g *rig) {
+		var devices []health.DeviceState
+		for i := range 30 {
+			devices = append(devices, gpu(i, nil, finding("xid-79", health.Unhealthy)))
+		}
+		g.setDevices(devices...)
+		g.advance(2 * settleDelay)
+		for n, text := range []string{"end pod ml/a", "end pods ml/a and ml/b", strings.Repeat("long", maxMessage), ""} {
+			g.lost.Store(new(slices.Repeat([]string{text}, min(len(text), 2))))
+			g.setDevices(devices...)
+			g.advance(2 * settleDelay)
+			g.wantCondition(t, corev1.ConditionFalse, "Xid79", 3+n)
+			message := g.condition(t).Message
+			named := strings.Contains(message, "; "+text[:min(len(text), 100)])
+			if !named || len(message) > maxMessage || !strings.Contains(message, "GPU 0 ") {
+				t.Errorf("%d bytes: %s", len(message), message)
+			}
 		}
 	})
 }
@@ -79,6 +104,34 @@ func TestRestartKeepsCondition(t *testing.T) {
 			t.Errorf("%d writes, transition %v, want a heartbeat with the transition at %v", len(next.writes), c.LastTransitionTime, before.LastTransitionTime)
 		}
 	})
+}
+
+// A restarted agent does not know the holders at first. It neither removes the pods from the message, nor waits for ever.
+func TestRestartKeepsPodsInCondition(t *testing.T) {
+	for known, writes := range map[bool]int{true: 1, false: 2} {
+		synctest.Test(t, func(t *testing.T) {
+			g := newRig(newAPI())
+			g.lost.Store(&[]string{"end pod ml/train"})
+			g.start(t)
+			sick := gpu(0, nil, finding("xid-79", health.Unhealthy))
+			g.setDevices(sick)
+			g.advance(time.Minute)
+			g.stop()
+
+			next := newRig(g.apiServer, sick)
+			next.lost.Store(nil)
+			next.start(t)
+			next.setDevices(sick)
+			next.advance(holdersDelay / 2)
+			if known {
+				next.lost.Store(g.lost.Load())
+			}
+			next.advance(time.Minute) // without another snapshot
+			if c := next.condition(t); len(next.writes) != writes || strings.Contains(c.Message, "ml/train") != known {
+				t.Errorf("holders known: %v: %d writes, want %d: %s", known, len(next.writes), writes, c.Message)
+			}
+		})
+	}
 }
 
 func TestOutage(t *testing.T) {

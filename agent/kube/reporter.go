@@ -14,6 +14,7 @@ package kube
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"time"
 
@@ -34,6 +35,8 @@ type Options struct {
 	Node      string // the node's name in Kubernetes
 	// Holders returns the pods that hold a device now. The reporter calls it for every event; it must not block.
 	Holders func(health.DeviceID) []Pod
+	// Unschedulable describes the free devices that no new pod can get now, one text for each resource. It must not block.
+	Unschedulable func() (texts []string, known bool)
 	// Saved holds the devices of the saved state. Events report what has changed since.
 	Saved []health.DeviceState
 	Log   *zap.Logger
@@ -128,13 +131,26 @@ func (r *Reporter) report(ctx context.Context, kubeconfig string) *client {
 	return api
 }
 
+// holdersDelay is how long the first condition waits for the holders. Otherwise each restart would remove the pods from the
+// message and add them again.
+const holdersDelay = 5 * time.Second
+
 // followSnapshots derives the desired condition and the events. It makes no requests, so it sees every change.
 func (r *Reporter) followSnapshots(ctx context.Context) {
-	for {
+	for started := time.Now(); ; {
 		s, changed := r.Snapshots.Watch()
 		now := time.Now()
-		if next, ok := conditionOf(s); ok {
-			before := r.desired.Load()
+		before := r.desired.Load()
+		lost, known := r.Unschedulable()
+		var retry <-chan time.Time
+		switch next, ok := conditionOf(s); {
+		case !ok:
+		case !known && before == nil && now.Sub(started) < holdersDelay:
+			retry = time.After(settleDelay)
+		default:
+			if len(lost) > 0 {
+				next.add(strings.Join(lost, "; "))
+			}
 			if next.since = now; before != nil && before.status == next.status {
 				next.since = before.since
 			}
@@ -152,6 +168,7 @@ func (r *Reporter) followSnapshots(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-changed:
+		case <-retry:
 		}
 	}
 }

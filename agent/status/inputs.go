@@ -63,17 +63,28 @@ const (
 )
 
 func kubeletStatus(p plugin.Status, h podresources.Holders) Kubelet {
-	k := Kubelet{Error: p.Err, AuditError: p.AuditErr, HoldersError: h.Err, Holders: h.At.UTC(), Resources: []Resource{}, Plugin: pluginOn, Warnings: list(p.Warnings)}
+	k := Kubelet{Error: p.Err, AuditError: p.AuditErr, HoldersError: h.Err, Holders: h.At.UTC(), Resources: []Resource{}, Plugin: pluginOn, Warnings: []string{}}
 	if p.Off {
 		k.Plugin = pluginOff
 	}
 	for _, r := range p.Resources {
-		k.Resources = append(k.Resources, Resource{
+		s := Resource{
 			Name: r.Name, Registered: r.Registered, Error: r.Err, Devices: r.Devices, Healthy: r.Healthy,
 			Registrations: r.Registrations, Streams: r.Streams, AuditMismatches: r.AuditMismatches,
 			Allocations: r.Allocations, AllocationErrors: r.AllocationErrors,
-		})
+		}
+		if u := r.Unschedulable; u != nil {
+			s.Unschedulable = &u.Devices
+			for _, pod := range u.Pods {
+				s.BlockingPods = append(s.BlockingPods, Pod{pod.Namespace, pod.Name})
+			}
+			if u.Devices > 0 {
+				k.Warnings = append(k.Warnings, u.String()) // first, because the page and the table show a limited number
+			}
+		}
+		k.Resources = append(k.Resources, s)
 	}
+	k.Warnings = append(k.Warnings, p.Warnings...)
 	return k
 }
 
@@ -163,6 +174,9 @@ func valuesStatus(fields map[health.Field]float64, memory uint64) Values {
 		Temperature: value(health.FieldGPUTemp, 1), MemoryTemperature: value(health.FieldMemoryTemp, 1),
 		Power: value(health.FieldPower, 1), Utilization: value(health.FieldGPUUtil, 1), SMClock: value(health.FieldSMClock, 1),
 		MemoryUsed: value(health.FieldFBUsed, mib), MemoryTotal: value(health.FieldFBTotal, mib),
+	}
+	if v.Utilization == nil { // the driver has none for a partitioned GPU and its MIG devices
+		v.Utilization = value(health.FieldEngineActive, 100)
 	}
 	if v.MemoryTotal == nil && memory > 0 {
 		total := float64(memory)

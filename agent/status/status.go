@@ -29,7 +29,7 @@ type Node struct {
 
 // Config is the result of the last reload of the configuration.
 type Config struct {
-	OK    bool      `json:"ok"` // false: it was invalid, and the previous one is in force
+	OK    bool      `json:"ok"` // false: it was invalid, and the last good one is in force
 	Since time.Time `json:"since,omitzero"`
 	Error string    `json:"error,omitempty"` // one line for each error
 }
@@ -57,7 +57,7 @@ type Kubelet struct {
 	HoldersError string     `json:"holdersError,omitempty"` // why the holders are out of date
 	Holders      time.Time  `json:"holders,omitzero"`       // the time of the last pod-resources response
 	Resources    []Resource `json:"resources"`
-	Warnings     []string   `json:"warnings"` // working devices that are not offered to pods, with the reason
+	Warnings     []string   `json:"warnings"` // working devices that pods cannot get, with the reason
 }
 
 // APIServer counts the writes to the API server since the agent started, with health.kubernetes.enabled.
@@ -91,6 +91,14 @@ type Resource struct {
 	AuditMismatches  uint64            `json:"auditMismatches"`
 	Allocations      uint64            `json:"allocations"`
 	AllocationErrors map[string]uint64 `json:"allocationErrors,omitempty"` // by reason
+	Unschedulable    *int              `json:"unschedulable,omitempty"`    // free healthy devices that no new pod can get
+	BlockingPods     []Pod             `json:"blockingPods,omitempty"`     // the pods to end: they hold unhealthy devices
+}
+
+// Pod names a pod.
+type Pod struct {
+	Namespace string `json:"namespace"`
+	Pod       string `json:"pod"`
 }
 
 // Device is the status of a GPU or of a MIG device.
@@ -115,6 +123,7 @@ type Device struct {
 	LastXID  *XID                     `json:"lastXid,omitempty"`
 	Holders  []Holder                 `json:"holders"`
 	MIG      []Device                 `json:"mig,omitempty"`
+	Charts   []Chart                  `json:"-"` // of the page
 }
 
 // Finding is a problem found on a device.
@@ -134,7 +143,7 @@ type Values struct {
 	Temperature       *float64 `json:"temperatureCelsius,omitempty"`
 	MemoryTemperature *float64 `json:"memoryTemperatureCelsius,omitempty"`
 	Power             *float64 `json:"powerWatts,omitempty"`
-	Utilization       *float64 `json:"utilizationPercent,omitempty"`
+	Utilization       *float64 `json:"utilizationPercent,omitempty"` // field 203, or 1001 with MIG
 	MemoryUsed        *float64 `json:"memoryUsedBytes,omitempty"`
 	MemoryTotal       *float64 `json:"memoryTotalBytes,omitempty"`
 	SMClock           *float64 `json:"smClockMHz,omitempty"`

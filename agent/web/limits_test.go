@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"os"
 	"strings"
 	"testing"
@@ -166,4 +167,113 @@ func TestServerServesBesideIdleConnections(t *testing.T) {
 			t.Errorf("two requests took %v", took)
 		}
 	})
+}
+
+// A new connection takes the place of the one that is idle for the longest time, also before its TLS handshake or its
+// header is complete.
+func TestServerDropsLongestIdle(t *testing.T) {
+	withAndWithoutTLS(t, func(t *testing.T, s *agenttest.Server, client *tls.Config) {
+		incomplete, noHandshake := s.Dial(client), s.Dial(nil)
+		if _, err := io.WriteString(incomplete, "GET /metrics HTTP/1.1\r\nHost: x\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		scraper := http.Client{Transport: &http.Transport{TLSClientConfig: client}}
+		defer scraper.CloseIdleConnections()
+		scrape := func() (reused bool) {
+			t.Helper()
+			trace := &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) { reused = i.Reused }}
+			scheme := map[bool]string{true: "https", false: "http"}[client != nil]
+			req, err := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), trace), http.MethodGet, scheme+"://"+s.Address()+"/metrics", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			res, err := scraper.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.Copy(io.Discard, res.Body); err != nil {
+				t.Error(err)
+			}
+			_ = res.Body.Close()
+			return reused
+		}
+		scrape()
+		for range web.MaxConnections - 3 {
+			s.Dial(nil)
+		}
+		if !scrape() {
+			t.Error("a connection is dropped below the limit")
+		}
+		for range 2 {
+			s.Dial(nil)
+		}
+		s.Eventually("two connections are dropped", func() error {
+			if n := s.Dropped.Load(); n != 2 {
+				return fmt.Errorf("%d are", n)
+			}
+			return nil
+		})
+		awaitClose(t, incomplete)
+		awaitClose(t, noHandshake)
+		s.MustGet(http.StatusOK, web.LivezPath, client, "")
+		if !scrape() {
+			t.Error("the connection that was used last is dropped")
+		}
+	})
+}
+
+// An HTTP/2 connection has few concurrent requests, so that the limit of connections is one of requests too.
+func TestServerLimitsStreams(t *testing.T) {
+	arrived, finish := make(chan string), make(chan struct{})
+	s := agenttest.Serve(t, agenttest.TLSConfig, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		arrived <- r.RemoteAddr
+		<-finish
+	}), func() []string { return nil })
+	defer close(finish)
+	client := http.Client{Transport: &http.Transport{TLSClientConfig: s.CA.Client(), ForceAttemptHTTP2: true}}
+	get := func() {
+		res, err := client.Get("https://" + s.Address())
+		if err == nil {
+			_ = res.Body.Close()
+		}
+	}
+	connections := make(map[string]int)
+	for range 3 * web.MaxStreams {
+		go get()
+		connections[<-arrived]++
+	}
+	for address, n := range connections {
+		if n > web.MaxStreams {
+			t.Errorf("%d requests on the connection from %s", n, address)
+		}
+	}
+}
+
+// A client that opens connections without end takes them from itself, not from a client with another address.
+func TestServerKeepsConnectionsOfOtherClients(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "")
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
+	other, err := dialer.DialContext(t.Context(), "tcp", s.Address())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = other.Close() }()
+	for range web.MaxConnections + 20 {
+		s.Dial(nil)
+	}
+	s.Eventually("connections are dropped", func() error {
+		if n := s.Dropped.Load(); n < 21 {
+			return fmt.Errorf("%d are", n)
+		}
+		return nil
+	})
+	if _, err := io.WriteString(other, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	res, err := http.ReadResponse(bufio.NewReader(other), nil)
+	if err != nil {
+		t.Fatal("the connection of another client is dropped: ", err)
+	}
+	_ = res.Body.Close()
 }

@@ -1,4 +1,4 @@
-// Package web serves the agent's pages: the listener, probes, TLS and passwords.
+// Package web serves the agent's pages: the listener and its connections, probes, TLS and passwords.
 package web
 
 import (
@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -34,6 +35,7 @@ type Server struct {
 	Config   *health.Latest[Config]
 	Pages    http.Handler
 	NotReady func() []string // why the agent is not ready, for clients without a password
+	Dropped  *atomic.Uint64  // counts connections that were closed to make room for others
 	Log      *zap.Logger
 }
 
@@ -71,11 +73,12 @@ func (s *Server) listen(ctx context.Context, address string) error {
 		return err
 	}
 	defer func() { _ = l.Close() }()
+	bounded := boundedListener{reusableListener{l.(*net.TCPListener)}, newConnections(connectionLimit(), s.Dropped, s.Log)}
 	for ctx.Err() == nil {
 		c, same, cancel := health.WatchPart(ctx, s.Config, func(c *Config) *Config { return c })
 		if c != nil {
 			s.Log.Info("web server listens", zap.Stringer("address", l.Addr()), zap.Bool("tls", c.tls != nil), zap.Int("users", len(c.users)))
-			err = s.serve(same, reusableListener{l.(*net.TCPListener)}, c)
+			err = s.serve(same, bounded, c)
 		}
 		cancel()
 		if err != nil {
@@ -92,14 +95,15 @@ type reusableListener struct{ *net.TCPListener }
 func (l reusableListener) Close() error { return l.SetDeadline(time.Unix(1, 0)) }
 
 // serve serves until ctx ends, which is not an error.
-func (s *Server) serve(ctx context.Context, l reusableListener, c *Config) error {
+func (s *Server) serve(ctx context.Context, l boundedListener, c *Config) error {
 	if err := l.SetDeadline(time.Time{}); err != nil {
 		return err
 	}
 	srv := &http.Server{
 		Handler: newGuard(c, s.Pages, anonymousProbes(s.NotReady)), ReadHeaderTimeout: headerTimeout, ReadTimeout: requestTimeout,
 		WriteTimeout: requestTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes, ErrorLog: stdlog.New(errorLog{s.Log}, "", 0),
-		TLSConfig: c.tls.Clone(), Protocols: new(http.Protocols),
+		TLSConfig: c.tls.Clone(), Protocols: new(http.Protocols), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
+		ConnState: l.conns.follow,
 	}
 	srv.Protocols.SetHTTP1(true)
 	srv.Protocols.SetHTTP2(c.settings.HTTPConfig.HTTP2)

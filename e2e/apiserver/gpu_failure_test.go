@@ -36,7 +36,7 @@ func TestGPUFailure(t *testing.T) {
 
 	n.Inject(`{"gpu":%s,"xid":79}`, index)
 	failed := n.awaitCondition(v1.ConditionFalse, "Xid79")
-	for _, want := range []string{index, gpu, "xid-79"} {
+	for _, want := range []string{index, gpu, "xid-79", "1 free nvidia.com/gpu cannot be scheduled", "team/train"} {
 		if !strings.Contains(failed.Message, want) {
 			t.Errorf("message %q lacks %q", failed.Message, want)
 		}

@@ -17,6 +17,7 @@ type options struct {
 	agent, repo   string
 	metrics, sock string
 	pid           int
+	onlyFloods    bool
 	quick, json   bool
 }
 
@@ -27,6 +28,7 @@ func main() {
 	flag.StringVar(&o.metrics, "metrics", "", "measure a running agent instead: the URL of its metrics, such as http://10.0.0.7:9400/metrics")
 	flag.StringVar(&o.sock, "plugin", "", "measure a running agent instead: the socket of its device plugin; no pod gets a device")
 	flag.IntVar(&o.pid, "pid", 0, "process of the running agent, if it is on this machine; 0 uses its metrics")
+	flag.BoolVar(&o.onlyFloods, "floods", false, "measure only probes, scrapes and memory while thousands of clients keep connections open")
 	flag.BoolVar(&o.quick, "quick", false, "a tenth of everything: checks that it works, not how fast")
 	flag.BoolVar(&o.json, "json", false, "print JSON")
 	flag.Parse()

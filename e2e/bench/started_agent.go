@@ -13,7 +13,10 @@ import (
 
 // measureStarted measures an agent that it starts.
 func (b *bench) measureStarted(ctx context.Context) error {
-	for _, part := range []func(context.Context) error{b.measureStart, b.measureEightGPUs, b.measureSixteenGPUs, b.measureMIG, b.measureEngine} {
+	if b.onlyFloods {
+		return b.measureFloods(ctx)
+	}
+	for _, part := range []func(context.Context) error{b.measureStart, b.measureEightGPUs, b.measureSixteenGPUs, b.measureMIG, b.measureEngine, b.measureFloods} {
 		if err := part(ctx); err != nil {
 			return err
 		}
@@ -92,15 +95,20 @@ func (b *bench) measureMIG(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, r.stop()) }()
+	if err := r.partition(ctx); err != nil {
+		return err
+	}
+	return b.measureScrapes(ctx, target{url: r.URL + "/metrics", pid: r.Pid()}, "8x7 MIG", false)
+}
+
+// partition gives each of eight GPUs seven MIG devices.
+func (r *testNode) partition(ctx context.Context) error {
 	for gpu := range 8 {
 		if err := r.Event(ctx, fmt.Sprintf("{gpu: %d, mig: sevenths}", gpu)); err != nil {
 			return err
 		}
 	}
-	if err := r.await(ctx, func(s kubelettest.State) bool { return s.Resources["nvidia.com/mig-1g.10gb"].Allocatable() == 56 }); err != nil {
-		return err
-	}
-	return b.measureScrapes(ctx, target{url: r.URL + "/metrics", pid: r.Pid()}, "8x7 MIG", false)
+	return r.await(ctx, func(s kubelettest.State) bool { return s.Resources["nvidia.com/mig-1g.10gb"].Allocatable() == 56 })
 }
 
 func deviceIDs(r *testNode) (all []string) {

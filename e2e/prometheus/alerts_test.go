@@ -24,8 +24,8 @@ var untestedAlerts = []string{
 func TestAlertsAndDashboards(t *testing.T) {
 	n := newMachine(t)
 	covered := make(map[string]bool)
-	// awaitAlert waits until an alert of node-1 with these labels is pending or firing. The unit tests check the time it is
-	// pending.
+	// awaitAlert waits until an alert of node-1 with these labels or annotations is pending or firing. The unit tests check
+	// the time it is pending.
 	awaitAlert := func(name string, labels ...string) {
 		t.Helper()
 		n.Eventually(name+" "+strings.Join(labels, " "), func() error { return n.checkAlert(name, labels) })
@@ -58,7 +58,10 @@ func TestAlertsAndDashboards(t *testing.T) {
 		n.Inject("%s", event)
 	}
 	awaitAlert("GPUUnhealthy", "gpu=3", "cause=xid-79")
-	awaitAlert("GPUUnhealthy", "gpu=3", "cause=lost")
+	n.Eventually("one alert for both causes", func() error {
+		return errors.Join(n.checkSeries(`gpu_node_agent_device_finding{instance="node-1", gpu="3"}`, 2),
+			n.checkSeries(`ALERTS{alertname="GPUUnhealthy", instance="node-1", gpu="3"}`, 1))
+	})
 	awaitAlert("GPUUnhealthy", "gpu=6", "cause=recovery-action")
 	awaitAlert("GPUDegraded", "gpu=1", "cause=row-remap-pending")
 	awaitAlert("GPUHot", "gpu=2")
@@ -100,6 +103,17 @@ func TestAlertsAndDashboards(t *testing.T) {
 	n.Inject(`{gpu: 3, lost: false}`)
 	awaitResolved("GPUUnhealthy", "gpu=6")
 	awaitResolved("GPUUnhealthy", "gpu=3")
+
+	held, err := n.prom.Query(t.Context(), `gpu_node_agent_device_allocated{instance="node-1", pod="notebook"}`)
+	if err != nil || len(held) != 1 {
+		t.Fatalf("the GPU of the notebook: %v, %v", held, err)
+	}
+	gpu := held[0].Labels["gpu"]
+	n.Inject(`{gpu: %s, lost: true}`, gpu)
+	awaitAlert("GPUUnhealthy", "gpu="+gpu, "namespace=team-b", "pod=notebook")
+	awaitAlert("GPUUnschedulable", "resource=nvidia.com/gpu", "pods=team-b/notebook")
+	n.Inject(`{gpu: %s, lost: false}`, gpu)
+	awaitResolved("GPUUnschedulable")
 
 	n.Inject(`{source: stalled}`)
 	awaitAlert("GPUSourceStalled")
@@ -170,7 +184,7 @@ alerts:
 	for _, a := range alerts {
 		active = append(active, a.Labels["alertname"])
 		for k, v := range want {
-			if a.Labels[k] != v {
+			if a.Labels[k] != v && a.Annotations[k] != v {
 				continue alerts
 			}
 		}

@@ -195,7 +195,7 @@ func (s *session) setDevices(devices []dcgmDevice) {
 	gpus := map[health.DeviceID]bool{}
 	for i, d := range devices {
 		s.devices[i] = d.Device
-		s.state[i] = deviceState{device: d, rows: before[d.ID].rows, watched: watched[d.entity]}
+		s.state[i] = deviceState{device: d, rows: before[d.ID].rows, hadXID: before[d.ID].hadXID, watched: watched[d.entity]}
 		if watched[d.entity] { // otherwise its values will not be read again
 			s.state[i].values = before[d.ID].values
 		}

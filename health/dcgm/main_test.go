@@ -95,7 +95,7 @@ func compile(dir string, flags ...string) (string, error) {
 const (
 	statusOK, statusInaccessible, statusLost, statusDetached = 1, 3, 4, 7
 
-	errTimeout, errNoData, errNotConnected, errInit, errNoFunction = -11, -14, -21, -7, -20
+	errTimeout, errNoData, errNotConnected, errInit, errNoFunction, errNotWatched = -11, -14, -21, -7, -20, -16
 )
 
 // clock is the time of a session, which the test sets; the zero clock is real time.

@@ -231,7 +231,7 @@ func TestXIDOfPreviousInstance(t *testing.T) {
 	samples := b.pollAfter(2*time.Second, 1)
 	createdAt := b.clock.now()
 	s, ok := samples[migID(70)]
-	if v, shown := s.Values[health.FieldXID]; !ok || len(s.XIDs) != 0 || shown {
+	if v := s.Values[health.FieldXID]; !ok || len(s.XIDs) != 0 || v != 0 {
 		t.Errorf("new device listed %v: XIDs %v, value of field 230 %v", ok, s.XIDs, v)
 	}
 	b.lib.Row(script.CI, 0, 95, 0, at) // another client watches it
@@ -267,7 +267,7 @@ func TestXIDOfReplacingInstance(t *testing.T) {
 	b.xid(script.CI, 0, 95, b.clock.now())
 	after(10 * time.Second)
 	replace(migUUID(0), 0)
-	if v, shown := after(10 * time.Second)[migID(0)].Values[health.FieldXID]; shown {
+	if v := after(10 * time.Second)[migID(0)].Values[health.FieldXID]; v != 0 {
 		t.Errorf("field 230 of the recreated instance is %v", v)
 	}
 	b.xid(script.CI, 0, 31, b.clock.now())

@@ -122,6 +122,7 @@ func (s *session) reading(now time.Time, checked bool) *health.Reading {
 		if stale {
 			st.values = nil
 		} else {
+			s.addNoXID(st)
 			st.merge()
 		}
 		r.Samples[i] = health.Sample{

@@ -99,6 +99,9 @@ func (s *staleness) update(now time.Time, full bool, interval time.Duration) {
 	}
 }
 
+// everMeasured reports whether a value was measured in this session.
+func (s *staleness) everMeasured() bool { return s.health.measured || s.all.measured }
+
 // fresh reports whether there was a new sample lately.
 func (s *staleness) fresh(now time.Time) bool {
 	return s.healthCount.measured > 0 && now.Sub(s.health.changedAt) < blindAfter

@@ -50,13 +50,15 @@ type fieldValue struct {
 
 // deviceState is what a session keeps of a device between polls.
 type deviceState struct {
-	device  dcgmDevice
-	values  map[health.Field]float64 // shared with readings: immutable
-	read    []fieldValue             // in this poll; the memory is reused
-	xid     fieldValue               // the newest XID in this poll, of the device's entities
-	xidAt   int64
-	rows    []xidRow // XIDs in this poll
-	watched bool     // DCGM watches its entity
+	device      dcgmDevice
+	values      map[health.Field]float64 // shared with readings: immutable
+	read        []fieldValue             // in this poll; the memory is reused
+	xid         fieldValue               // the newest XID in this poll, of the device's entities
+	xidAt       int64
+	xidReadable bool     // field 230 of the device's entities was readable in this poll, also if it is blank
+	hadXID      bool     // it had an XID in this session
+	rows        []xidRow // XIDs in this poll
+	watched     bool     // DCGM watches its entity
 }
 
 // readValues reads the health fields, in a full poll the metric fields too, and then the XIDs.
@@ -65,7 +67,7 @@ func (s *session) readValues(now time.Time, full bool) error {
 	for i := range s.state {
 		st := &s.state[i]
 		st.read, st.xidAt = st.read[:0], 0
-		st.xid = fieldValue{field: health.FieldXID}
+		st.xid, st.xidReadable = fieldValue{field: health.FieldXID}, st.watched
 	}
 	for _, g := range s.gpuStaleness {
 		g.healthCount, g.allCount = readCount{}, readCount{}
@@ -108,6 +110,10 @@ func (s *session) addValue(v *dcgm.FieldValue_v2) {
 		for _, i := range s.devicesOf[e] {
 			if st := &s.state[i]; ok && v.TS >= st.xidAt && (!isXID || !s.history.ofPredecessor(st.device.ID, row)) {
 				st.xid, st.xidAt = fieldValue{health.FieldXID, n, true}, v.TS
+				st.hadXID = st.hadXID || isXID
+			}
+			if isNotSupported(v) || v.Status == dcgm.DCGM_ST_NOT_WATCHED {
+				s.state[i].xidReadable = false
 			}
 		}
 		return
@@ -118,6 +124,15 @@ func (s *session) addValue(v *dcgm.FieldValue_v2) {
 	for _, i := range s.devicesOf[e] {
 		st := &s.state[i]
 		st.read = append(st.read, fieldValue{health.Field(v.FieldID), n, ok})
+	}
+}
+
+// addNoXID sets field 230 to 0 on a device without an XID: DCGM has no value then. DCGM never resets the field, so a blank
+// after an XID means that its samples are lost.
+func (s *session) addNoXID(st *deviceState) {
+	g, p := s.gpuStaleness[st.device.gpu], s.presence[st.device.gpu].current
+	if st.xidReadable && !st.xid.ok && !st.hadXID && p <= health.Present && g != nil && g.everMeasured() {
+		st.xid = fieldValue{health.FieldXID, 0, true}
 	}
 }
 

@@ -21,7 +21,7 @@ func TestValues(t *testing.T) {
 	for id := range uint(8) {
 		want := map[health.Field]float64{
 			health.FieldMIGMode: 0, health.FieldRemapFailed: 0, health.FieldRemapPending: 0, health.FieldUnrepairable: 0,
-			health.FieldRecoveryAction: 0, health.FieldGPUTemp: float64(40 + id), health.FieldPower: 70.5 + float64(id),
+			health.FieldRecoveryAction: 0, health.FieldXID: 0, health.FieldGPUTemp: float64(40 + id), health.FieldPower: 70.5 + float64(id),
 		}
 		s := samples[gpuID(id)]
 		if !maps.Equal(s.Values, want) {

@@ -64,11 +64,56 @@ func TestXIDIsDeliveredOnce(t *testing.T) {
 		t.Errorf("value of field 230: %v", got)
 	}
 	b.expectCodes(samples, codes{gpuID(1): {79}}, nil)
-	if _, ok := samples[gpuID(0)].Values[health.FieldXID]; ok {
-		t.Error("value of field 230 on a GPU without XIDs")
+	if v, ok := samples[gpuID(0)].Values[health.FieldXID]; !ok || v != 0 {
+		t.Errorf("value of field 230 on a GPU without XIDs: %v, %v; want 0", v, ok)
 	}
 	for range 100 {
 		b.expectXIDs(7*time.Second, 2, gpuID(1))
+	}
+}
+
+// DCGM has no value of field 230 before the first XID of a GPU. The value is then 0, and unknown if DCGM cannot tell.
+func TestValueWithoutXID(t *testing.T) {
+	const blank = 9223372036854775792
+	for name, c := range map[string]struct {
+		prepare func(b *fixture) // of GPU 1
+		unknown bool
+	}{
+		"no data":        {prepare: func(*fixture) {}},
+		"blank":          {prepare: func(b *fixture) { b.lib.Int(script.GPU, 1, 230, blank, 0, b.clock.now()) }},
+		"status unknown": {prepare: func(b *fixture) { b.lib.Entity(script.GPU, 1, 0) }},
+		"not supported":  {prepare: func(b *fixture) { b.lib.Int(script.GPU, 1, 230, blank+2, 0, b.clock.now()) }, unknown: true},
+		"not watched":    {prepare: func(b *fixture) { b.lib.Int(script.GPU, 1, 230, blank, errNotWatched, b.clock.now()) }, unknown: true},
+		"lost":           {prepare: func(b *fixture) { b.lib.Entity(script.GPU, 1, statusLost) }, unknown: true},
+		"no samples in this session": {
+			prepare: func(b *fixture) {
+				b.close()
+				b.blankGPUs(1)
+				b.open(testConfig())
+			},
+			unknown: true,
+		},
+		"samples lost after an XID": {
+			prepare: func(b *fixture) {
+				b.xid(script.GPU, 1, 79, b.clock.now())
+				b.pollAfter(time.Second, 1)
+				b.lib.Int(script.GPU, 1, 230, 79, errNoData, b.clock.now())
+			},
+			unknown: true,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := startFixture(t, 2)
+			b.pollAfter(time.Second, 1)
+			c.prepare(b)
+			samples := b.pollAfter(time.Second, 1)
+			if v, ok := samples[gpuID(1)].Values[health.FieldXID]; ok == c.unknown || v != 0 {
+				t.Errorf("value of field 230: %v, %v; want unknown: %v", v, ok, c.unknown)
+			}
+			if v, ok := samples[gpuID(0)].Values[health.FieldXID]; !ok || v != 0 {
+				t.Errorf("value of field 230 of the other GPU: %v, %v; want 0", v, ok)
+			}
+		})
 	}
 }
 

@@ -75,9 +75,10 @@ func (g *gpu) values(t float64, c *gpuState, to []map[health.Field]float64) []ma
 		all.memory += now.memory
 		work += l.share * l.work(t, now.fast)
 		if g.slices != nil {
-			s := make(map[health.Field]float64, 10)
+			s := make(map[health.Field]float64, 11)
 			framebuffer(s, float64(g.slices[i].memory), 0, now.memory+idleUsed)
 			profiling(s, now.fast, l.share)
+			s[health.FieldXID] = 0 // the simulated driver reports XIDs of GPUs only
 			to = append(to, s)
 		}
 	}
@@ -133,9 +134,7 @@ func (g *gpu) values(t float64, c *gpuState, to []map[health.Field]float64) []ma
 			v[f.metric] = f.value(&c.Event)
 		}
 	}
-	if g.lastXID != 0 {
-		v[health.FieldXID] = float64(g.lastXID)
-	}
+	v[health.FieldXID] = float64(g.lastXID)
 	return to
 }
 

@@ -170,7 +170,7 @@ func TestUUIDs(t *testing.T) {
 func TestFields(t *testing.T) {
 	profiling := []health.Field{1001, 1002, 1004, 1005, 1009, 1010}
 	all := slices.Concat([]health.Field{
-		67, 100, 101, 112, 140, 150, 155, 156, 202, 203, 204, 206, 207, 250, 251, 252, 253, 311, 393, 394, 395, 396, 449, 526,
+		67, 100, 101, 112, 140, 150, 155, 156, 202, 203, 204, 206, 207, 230, 250, 251, 252, 253, 311, 393, 394, 395, 396, 449, 526,
 	}, profiling, []health.Field{1507, 1523})
 	without := func(fields ...health.Field) []health.Field {
 		return slices.DeleteFunc(slices.Clone(all), func(f health.Field) bool { return slices.Contains(fields, f) })
@@ -186,7 +186,7 @@ func TestFields(t *testing.T) {
 		{"a100-8", health.KindGPU, all},
 		{"l4-1", health.KindGPU, without(67, 140, 449)},
 		{"h100-8-mig", health.KindGPU, without(203, 204, 206, 207, 449)},
-		{"h100-8-mig", health.KindMIG, slices.Concat([]health.Field{250, 251, 252, 253}, profiling)},
+		{"h100-8-mig", health.KindMIG, slices.Concat([]health.Field{230, 250, 251, 252, 253}, profiling)},
 	}
 	for _, tt := range tests {
 		synctest.Test(t, func(t *testing.T) {

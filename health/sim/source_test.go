@@ -33,8 +33,8 @@ func TestLastXIDPersists(t *testing.T) {
 		event(t, 3*time.Second, `{gpu: 0, lost: false}`),
 	)
 	simulate(t, cfg, func(t *testing.T, _ *Source, ses health.Session) {
-		if v, ok := gpuSample(t, poll(t, ses), 0).Values[health.FieldXID]; ok {
-			t.Errorf("the last XID is %v; want none", v)
+		if v, ok := gpuSample(t, poll(t, ses), 0).Values[health.FieldXID]; !ok || v != 0 {
+			t.Errorf("the last XID is %v, %v; want 0", v, ok)
 		}
 		sleep(time.Second)
 		if v := gpuSample(t, poll(t, ses), 0).Values[health.FieldXID]; v != 31 {

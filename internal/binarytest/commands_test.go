@@ -14,7 +14,8 @@ func TestStatus(t *testing.T) {
 	p, k := startRegistered(t, simConfig, "NODE_NAME=node-7")
 	job := p.allocate(k)
 	p.sim("{gpu: 3, lost: true}")
-	p.awaitPage("/", http.StatusOK, "gpu-node-agent", "<h1>node-7</h1>", "lost</strong>", job.Container.Namespace+"/"+job.Container.Pod)
+	p.awaitPage("/", http.StatusOK, "gpu-node-agent", "<h1>node-7</h1>", "lost</strong>", job.Container.Namespace+"/"+job.Container.Pod,
+		"<title>temperature: ", " in the last 15 minutes; ", `<path d="M`)
 	p.awaitPage("/api/v1/snapshot", http.StatusOK, `"node":"node-7"`, `"cause":"lost"`, `"registered":true`)
 	for output, want := range map[string]string{"table": "lost: ", "wide": "UUID", "json": `"cause":"lost"`} {
 		out, code := run(t, "status", "--config", p.config(), "-o", output)
@@ -57,7 +58,7 @@ func TestCommands(t *testing.T) {
 		{[]string{"sim", "--config", good, "{gpu: 1, xid: 79}"}, 1, []string{"source.sim.control"}},
 		{[]string{"sim", "--socket", "/nonexistent", "{gpu: 1, xid: 79}"}, 1, []string{"/nonexistent"}},
 		{[]string{"sim", "--socket", "/nonexistent", "{gpux: 1}"}, 1, []string{"gpux"}},
-		{[]string{"sim"}, 1, nil},
+		{[]string{"sim"}, 1, []string{"gpu-node-agent sim '{"}},
 		{[]string{"clear"}, 1, []string{"--gpu"}},
 		{[]string{"clear", "--gpu", "GPU-1", "--socket", "/nonexistent"}, 1, []string{"/nonexistent", "health.socket"}},
 		{[]string{"detach", "--socket", "/nonexistent"}, 1, []string{"/nonexistent"}},
@@ -74,7 +75,15 @@ func TestCommands(t *testing.T) {
 		{[]string{"fields", "--config", bad}, 0, []string{"unknown", "source.intervall"}},
 		{[]string{"fields", "-o", "yaml"}, 1, []string{"--output", `"yaml"`}},
 		{[]string{"status", "-o", "yaml"}, 1, []string{"--output", `"yaml"`}},
-		{[]string{"nonsense"}, 1, []string{"nonsense"}},
+		{[]string{"nonsense"}, 1, []string{`"nonsense"`, "--help"}},
+		{[]string{"stauts"}, 1, []string{`"stauts"`, "did you mean status?"}},
+		{[]string{"check-config", "--source.mod", "sim"}, 1, []string{"--source.mod;", "did you mean --source.mode?"}},
+		{[]string{"--metric.listen=:1"}, 1, []string{"did you mean --metrics.listen?"}},
+		{[]string{"check-config", "--cordon=3"}, 1, []string{"did you mean --health.cordon?"}},
+		{[]string{"status", "--addres", "x"}, 1, []string{"did you mean --address?"}},
+		{[]string{"detach", "--force=yes"}, 1, []string{"--force: ", `"yes"`, "true or false"}},
+		{[]string{"check-config", "--plugin.passDeviceSpecs", "true"}, 1, []string{`"true"`, "=true"}},
+		{[]string{"check-config", "--health.cordon=[3]", "--plugin.exclude=[1, 0:1]"}, 0, []string{`"3"`, `"1"`, `"0:1"`}},
 		{[]string{"--help"}, 0, []string{"--config", "check-config", "--source.mode"}},
 	} {
 		out, code := run(t, c.args...)

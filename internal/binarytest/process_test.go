@@ -35,7 +35,10 @@ import (
 
 // The tests run in parallel: each has its own directory, address and sockets.
 
-var binary string
+var (
+	binary string
+	raced  bool // the binary has the race detector
+)
 
 func TestMain(m *testing.M) {
 	flag.Parse()
@@ -63,13 +66,9 @@ func build(dir string) error {
 		return err
 	}
 	binary = filepath.Join(dir, "gpu-node-agent")
-	ldflags := "-w"
-	if *screenshots != "" {
-		ldflags += " -X main.version=1.0.0"
-	}
 	info, _ := debug.ReadBuildInfo()
-	race := slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) // the agent has the race detector if the tests have it
-	build := exec.Command("go", "build", "-race="+strconv.FormatBool(race), "-ldflags", ldflags, "-o", binary, "github.com/gpu-node-agent/gpu-node-agent")
+	raced = slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) // the agent has the race detector if the tests have it
+	build := exec.Command("go", "build", "-race="+strconv.FormatBool(raced), "-ldflags", "-w", "-o", binary, "github.com/gpu-node-agent/gpu-node-agent")
 	build.Stderr = os.Stderr
 	return build.Run()
 }

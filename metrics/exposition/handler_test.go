@@ -1,9 +1,7 @@
 package exposition
 
 import (
-	"bytes"
 	"compress/gzip"
-	"context"
 	"io"
 	"log"
 	"net/http"
@@ -14,6 +12,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	dto "github.com/prometheus/client_model/go"
+
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/response"
 )
 
 // The default Accept headers of scrapers.
@@ -63,7 +63,7 @@ func get(t *testing.T, url, accept, encoding string) *httptest.ResponseRecorder 
 		}
 	}
 	w := httptest.NewRecorder()
-	Handler(collect("H100"), discard).ServeHTTP(w, r)
+	Handler(collect("H100"), response.NewRenderer(), discard).ServeHTTP(w, r)
 	if w.Code != http.StatusOK {
 		t.Fatalf("status %d: %s", w.Code, w.Body)
 	}
@@ -111,7 +111,7 @@ func TestHandlerFiltersByName(t *testing.T) {
 }
 
 func TestHandlerHead(t *testing.T) {
-	server := httptest.NewServer(Handler(collect("H100"), discard))
+	server := httptest.NewServer(Handler(collect("H100"), response.NewRenderer(), discard))
 	defer server.Close()
 	res, err := http.Head(server.URL)
 	if err != nil {
@@ -157,7 +157,7 @@ func TestHandlerNegotiatesCompression(t *testing.T) {
 func TestHandlerEscapesLabels(t *testing.T) {
 	for _, model := range []string{`quote " backslash \ end`, "new\nline", "tab\tand ümlaut", "", "{a=\"b\"} 1\n", "bad \xff\xfe byte"} {
 		w := httptest.NewRecorder()
-		Handler(collect(model), discard).ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil))
+		Handler(collect(model), response.NewRenderer(), discard).ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil))
 		page := w.Body.String()
 		if _, err := promlint.New(strings.NewReader(page)).Lint(); err != nil {
 			t.Errorf("model %q: the page cannot be parsed: %v", model, err)
@@ -166,18 +166,6 @@ func TestHandlerEscapesLabels(t *testing.T) {
 		if line := `DEGREES{gpu="0",model="` + escaped + `"} 2` + "\n"; !strings.Contains(page, line) {
 			t.Errorf("model %q: missing %q in:\n%s", model, line, page)
 		}
-	}
-}
-
-// An error is sent uncompressed and without what has been written before.
-func TestRendererSendsErrorsAsPlainText(t *testing.T) {
-	w := httptest.NewRecorder()
-	newRenderer().serve(t.Context(), w, true, func(w http.ResponseWriter) {
-		_, _ = w.Write(bytes.Repeat([]byte("half a page"), 9999))
-		http.Error(w, "no", http.StatusInternalServerError)
-	})
-	if w.Code != http.StatusInternalServerError || w.Body.String() != "no\n" || w.Header().Get("Content-Encoding") != "" {
-		t.Errorf("status %d, header %v, body %q", w.Code, w.Header(), w.Body)
 	}
 }
 
@@ -195,11 +183,11 @@ func (s slowClient) Write(b []byte) (int, error) {
 }
 
 func TestHandlerServesBesideSlowClients(t *testing.T) {
-	h := Handler(collect("H100"), discard)
+	h := Handler(collect("H100"), response.NewRenderer(), discard)
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil)
 	resume, done := make(chan struct{}), make(chan struct{})
 	var slow []slowClient
-	for range 3 * maxRenders {
+	for range 20 {
 		c := slowClient{httptest.NewRecorder(), make(chan struct{}), resume}
 		slow = append(slow, c)
 		go func() {
@@ -225,19 +213,4 @@ func TestHandlerServesBesideSlowClients(t *testing.T) {
 			t.Errorf("slow client: Content-Length %s, body:\n%s", c.Header().Get("Content-Length"), c.Body)
 		}
 	}
-}
-
-func TestRendererAbortsIfClientLeavesQueue(t *testing.T) {
-	r := newRenderer()
-	for range maxRenders {
-		r.slots <- struct{}{}
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	defer func() {
-		if r := recover(); r != http.ErrAbortHandler { //nolint:errorlint // exactly this value
-			t.Errorf("recovered %v", r)
-		}
-	}()
-	r.serve(ctx, httptest.NewRecorder(), false, func(http.ResponseWriter) { t.Error("rendered a page for a client that left") })
 }

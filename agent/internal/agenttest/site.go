@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -71,7 +72,8 @@ func Serve(t *testing.T, config string, pages http.Handler, notReady func() []st
 	t.Helper()
 	site := NewSite(t)
 	s := &Server{site, web.Server{
-		Metrics: new(health.Latest[metrics.Config]), Config: new(health.Latest[web.Config]), Pages: pages, NotReady: notReady, Log: site.Log,
+		Metrics: new(health.Latest[metrics.Config]), Config: new(health.Latest[web.Config]), Pages: pages, NotReady: notReady,
+		Dropped: new(atomic.Uint64), Log: site.Log,
 	}}
 	s.Listen("127.0.0.1:0")
 	s.Configure(config)

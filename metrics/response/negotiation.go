@@ -1,13 +1,13 @@
-package exposition
+package response
 
 import (
 	"strconv"
 	"strings"
 )
 
-// forEachAccepted calls f for every entry of an Accept or Accept-Encoding header, in lower case and with its quality
+// ForEachAccepted calls f for every entry of an Accept or Accept-Encoding header, in lower case and with its quality
 // value (RFC 9110, 12.5), which is 1 if absent or malformed.
-func forEachAccepted(header []string, f func(value string, q float64)) {
+func ForEachAccepted(header []string, f func(value string, q float64)) {
 	for part := range strings.SplitSeq(strings.Join(header, ","), ",") {
 		value, params, _ := strings.Cut(part, ";")
 		q := 1.0
@@ -22,20 +22,10 @@ func forEachAccepted(header []string, f func(value string, q float64)) {
 	}
 }
 
-// requiresOpenMetrics reports whether a client names OpenMetrics but not the text format.
-func requiresOpenMetrics(accept []string) bool {
-	openMetrics, text := false, false
-	forEachAccepted(accept, func(mediaType string, q float64) {
-		text = text || q > 0 && (mediaType == "text/plain" || mediaType == "text/*")
-		openMetrics = openMetrics || q > 0 && mediaType == "application/openmetrics-text"
-	})
-	return openMetrics && !text
-}
-
 // acceptsGzip reports whether a client names gzip and does not prefer an uncompressed response.
 func acceptsGzip(acceptEncoding []string) bool {
 	gzip, identity := 0.0, 0.0
-	forEachAccepted(acceptEncoding, func(coding string, q float64) {
+	ForEachAccepted(acceptEncoding, func(coding string, q float64) {
 		switch coding {
 		case "gzip":
 			gzip = q

@@ -1,0 +1,7 @@
+package web
+
+// Limits for the tests outside of the package.
+const (
+	MaxConnections = maxConnections
+	MaxStreams     = maxStreams
+)

@@ -1,0 +1,90 @@
+package plugin
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
+)
+
+// Unschedulable is the part of a resource that is free and healthy, but that no new pod can get. The kubelet's allocatable
+// counts the healthy devices only. From it the scheduler subtracts what pods request, including the unhealthy devices that
+// they hold. So each of these costs a free healthy device until its pod ends.
+type Unschedulable struct {
+	Resource string
+	Devices  int   // free and healthy, but out of the scheduler's reach
+	Pods     []Pod // those to end: they hold devices that the kubelet does not count as healthy; sorted
+}
+
+// Pod names a pod.
+type Pod struct{ Namespace, Name string }
+
+// maxNamedPods limits the pods that String names.
+const maxNamedPods = 5
+
+// String describes a loss and names the pods to end.
+func (u Unschedulable) String() string {
+	names := make([]string, 0, maxNamedPods+1)
+	for _, p := range u.Pods[:min(len(u.Pods), maxNamedPods)] {
+		names = append(names, p.Namespace+"/"+p.Name)
+	}
+	if more := len(u.Pods) - maxNamedPods; more > 0 {
+		names = append(names, fmt.Sprintf("%d more", more))
+	}
+	pods := "pod " + strings.Join(names, "")
+	if last := len(names) - 1; last > 0 {
+		pods = "pods " + strings.Join(names[:last], ", ") + " and " + names[last]
+	}
+	return fmt.Sprintf("%d free %s cannot be scheduled while pods hold unhealthy ones: end %s to get the capacity back", u.Devices, u.Resource, pods)
+}
+
+// Unschedulable describes the lost capacity of each resource that has lost any. It is unknown while the holders are. It
+// may be called from any goroutine and never waits.
+func (p *Plugin) Unschedulable() (texts []string, known bool) {
+	for _, r := range p.layouts.current().resources {
+		if u := r.Unschedulable; u != nil && u.Devices > 0 {
+			texts = append(texts, u.String())
+		}
+	}
+	return texts, p.Holders().By != nil
+}
+
+// countUnschedulable sets the lost capacity of each resource. A device that a pod holds under an ID outside the layout,
+// such as a removed MIG device, costs as much as an unhealthy one.
+func (l *layout) countUnschedulable(spans map[health.DeviceID]span, holders map[health.DeviceID][]podresources.Holder) {
+	lost := make([]Unschedulable, len(l.resources))
+	free := make([]int, len(l.resources))
+	for i, r := range l.resources {
+		l.resources[i].Unschedulable = &lost[i]
+		lost[i].Resource, free[i] = r.Name, r.healthy()
+	}
+	for device, all := range holders {
+		seen := make(map[[2]string]bool, len(all)) // containers of a pod can share a device
+		for _, h := range all {
+			id := [2]string{h.Resource, h.DeviceID}
+			i := slices.IndexFunc(l.resources, func(r Resource) bool { return r.Name == h.Resource })
+			if i < 0 || seen[id] {
+				continue
+			}
+			seen[id] = true
+			if n := spans[device].indexOf(l.resources, h); n >= 0 && l.resources[i].Devices[n].Healthy() {
+				free[i]--
+				continue
+			}
+			lost[i].Devices++
+			lost[i].Pods = append(lost[i].Pods, Pod{h.Namespace, h.Pod})
+		}
+	}
+	for i := range lost {
+		u := &lost[i]
+		if u.Devices = min(u.Devices, free[i]); u.Devices == 0 {
+			u.Pods = nil
+			continue
+		}
+		slices.SortFunc(u.Pods, func(a, b Pod) int { return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name)) })
+		u.Pods = slices.Compact(u.Pods)
+	}
+}

@@ -58,7 +58,7 @@ func (n machine) evaluate(q target, values map[string]string) ([]promapi.Series,
 }
 
 // unsimulated lists the metrics in panels that the simulation lacks.
-var unsimulated = []string{"DCGM_FI_PROF_NVLINK_TX_BYTES", "DCGM_FI_PROF_NVLINK_RX_BYTES", "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", "gpu_node_agent_unschedulable_devices"}
+var unsimulated = []string{"DCGM_FI_PROF_NVLINK_TX_BYTES", "DCGM_FI_PROF_NVLINK_RX_BYTES", "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL"}
 
 // mayBeEmpty reports whether a query may have no data: it reads MIG devices, or metrics that the simulation lacks.
 func mayBeEmpty(q target) bool {

@@ -52,7 +52,7 @@ func TestAlertsAndDashboards(t *testing.T) {
 	n.awaitDashboard12239()
 
 	for _, event := range []string{
-		`{gpu: 3, xid: 79}`, `{gpu: 3, lost: true}`, `{gpu: 1, rowRemapPending: true}`, `{gpu: 2, temperature: 97}`,
+		`{gpu: 3, xid: 79}`, `{gpu: 3, lost: true}`, `{gpu: 1, rowRemapPending: true}`, `{gpu: 2, temperature: 97, clocksSlowed: true}`,
 		`{gpu: 6, recoveryAction: reboot}`, `{gpu: 5, xid: 31, times: 8}`,
 	} {
 		n.Inject("%s", event)

@@ -23,10 +23,28 @@ type dashboard struct {
 		Tags        []string `json:"tags"`
 		IncludeVars bool     `json:"includeVars"`
 	} `json:"links"`
+	Annotations struct {
+		List []annotation `json:"list"`
+	} `json:"annotations"`
 	Templating struct {
 		List []variable `json:"list"`
 	} `json:"templating"`
 	Panels []panel `json:"panels"`
+}
+
+// all returns the panels with those in collapsed rows.
+func (d dashboard) all() (all []panel) {
+	for _, p := range d.Panels {
+		all = append(append(all, p), p.Panels...)
+	}
+	return all
+}
+
+type annotation struct {
+	Name       string     `json:"name"`
+	Datasource datasource `json:"datasource"`
+	Target     target     `json:"target"`
+	Title      string     `json:"titleFormat"`
 }
 
 // variable is a variable of a dashboard. Query is an object, or a string for type datasource.
@@ -56,23 +74,27 @@ type panel struct {
 	Type        string       `json:"type"`
 	Title       string       `json:"title"`
 	Description string       `json:"description"`
+	Collapsed   bool         `json:"collapsed"`
 	Position    gridPosition `json:"gridPos"`
 	Datasource  datasource   `json:"datasource"`
+	Interval    string       `json:"interval"`
 	Targets     []target     `json:"targets"`
 	FieldConfig struct {
-		Defaults struct {
-			Unit       string `json:"unit"`
-			Thresholds struct {
-				Steps []struct{} `json:"steps"`
-			} `json:"thresholds"`
-		} `json:"defaults"`
-		Overrides []struct {
-			Matcher struct {
-				ID      string `json:"id"`
-				Options string `json:"options"`
-			} `json:"matcher"`
-		} `json:"overrides"`
+		Defaults  field      `json:"defaults"`
+		Overrides []override `json:"overrides"`
 	} `json:"fieldConfig"`
+	Options struct {
+		GraphMode string `json:"graphMode"`
+		PerPage   int    `json:"perPage"`
+		Legend    struct {
+			Calcs    []string `json:"calcs"`
+			SortBy   string   `json:"sortBy"`
+			SortDesc bool     `json:"sortDesc"`
+		} `json:"legend"`
+		SortBy []struct {
+			DisplayName string `json:"displayName"`
+		} `json:"sortBy"`
+	} `json:"options"`
 	Transformations []struct {
 		ID      string `json:"id"`
 		Options struct {
@@ -81,6 +103,49 @@ type panel struct {
 			Rename  map[string]string `json:"renameByName"`
 		} `json:"options"`
 	} `json:"transformations"`
+	Panels []panel `json:"panels"` // of a collapsed row
+}
+
+// field is the configuration of the fields of a panel.
+type field struct {
+	Unit     string    `json:"unit"`
+	Decimals *int      `json:"decimals"`
+	NoValue  string    `json:"noValue"`
+	Mappings []mapping `json:"mappings"`
+	Color    struct {
+		Mode string `json:"mode"`
+	} `json:"color"`
+	Thresholds struct {
+		Steps []struct{} `json:"steps"`
+	} `json:"thresholds"`
+	Custom struct {
+		DrawStyle  string  `json:"drawStyle"`
+		Line       string  `json:"lineInterpolation"`
+		Filterable *bool   `json:"filterable"`
+		MinWidth   float64 `json:"minWidth"`
+	} `json:"custom"`
+}
+
+type mapping struct {
+	Type    string `json:"type"`
+	Options struct {
+		Match  string `json:"match"`
+		Result struct {
+			Text  string `json:"text"`
+			Color string `json:"color"`
+		} `json:"result"`
+	} `json:"options"`
+}
+
+type override struct {
+	Matcher struct {
+		ID      string `json:"id"`
+		Options string `json:"options"`
+	} `json:"matcher"`
+	Properties []struct {
+		ID    string          `json:"id"`
+		Value json.RawMessage `json:"value"`
+	} `json:"properties"`
 }
 
 type datasource struct {
@@ -123,8 +188,8 @@ func dashboards(t *testing.T) map[string]dashboard {
 }
 
 var (
-	// reference matches a variable in an expression: $name, ${name} or ${name:format}.
-	reference   = regexp.MustCompile(`\$(?:\{(\w+)(?::\w+)?\}|(\w+))`)
+	// reference matches a variable in an expression: $name, ${name} or ${name:format}; $1 is Prometheus' own.
+	reference   = regexp.MustCompile(`\$(?:\{([A-Za-z_]\w*)(?::\w+)?\}|([A-Za-z_]\w*))`)
 	labelValues = regexp.MustCompile(`^label_values\((.+), (\w+)\)$`)
 	legendLabel = regexp.MustCompile(`\{\{(\w+)\}\}`)
 )
@@ -177,22 +242,38 @@ func panelFaults(d dashboard, variables []string) (faults []string) {
 	bad := func(p panel, format string, args ...any) {
 		faults = append(faults, fmt.Sprintf("panel %d %q: ", p.ID, p.Title)+fmt.Sprintf(format, args...))
 	}
-	variables = append(slices.Clone(variables), "__rate_interval", "__range")
-	for i, p := range d.Panels {
-		for _, q := range d.Panels[:i] {
-			if p.ID == q.ID {
-				bad(p, "has the id of %q", q.Title)
-			}
-			if p.Position.overlaps(q.Position) {
-				bad(p, "overlaps %q", q.Title)
+	variables = append(slices.Clone(variables), "__range", "__interval", "__interval_ms", "__rate_interval")
+	checkQuery := func(p panel, q target) {
+		for _, m := range reference.FindAllStringSubmatch(q.Expr, -1) {
+			if !slices.Contains(variables, m[1]+m[2]) {
+				bad(p, "query %s uses the undefined variable %s", q.RefID, m[0])
 			}
 		}
+		// A copied query easily sums over all clusters or nodes.
+		if n := strings.Count(q.Expr, "{"); strings.Count(q.Expr, `cluster=~"$cluster", instance`) != n {
+			bad(p, "query %s: each of its %d selectors must begin with the cluster and the node", q.RefID, n)
+		}
+	}
+	ids, titles := make(map[int]string), make(map[string]bool)
+	checkPositions(d.Panels, bad)
+	for _, p := range d.all() {
+		if other, twice := ids[p.ID]; twice {
+			bad(p, "has the id of %q", other)
+		}
+		ids[p.ID] = p.Title
 		if p.ID <= 0 || p.Title == "" || p.Position.W <= 0 || p.Position.H <= 0 || p.Position.X < 0 || p.Position.X+p.Position.W > 24 {
 			bad(p, "lacks an id, title or position: %+v", p.Position)
 		}
 		if p.Type == "row" {
+			if checkPositions(p.Panels, bad); p.Collapsed != (len(p.Panels) > 0) {
+				bad(p, "a collapsed row contains its panels, another row none")
+			}
 			continue
 		}
+		if titles[p.Title] {
+			bad(p, "has the title of another panel")
+		}
+		titles[p.Title] = true
 		if p.Description == "" || p.FieldConfig.Defaults.Unit == "" || len(p.FieldConfig.Defaults.Thresholds.Steps) == 0 {
 			bad(p, "lacks a description, unit or thresholds")
 		}
@@ -208,19 +289,31 @@ func panelFaults(d dashboard, variables []string) (faults []string) {
 				bad(p, "query %q: %q", q.RefID, q.Expr)
 			}
 			refs = append(refs, q.RefID)
-			for _, m := range reference.FindAllStringSubmatch(q.Expr, -1) {
-				if !slices.Contains(variables, m[1]+m[2]) {
-					bad(p, "query %s uses the undefined variable %s", q.RefID, m[0])
-				}
-			}
-			// A copied query easily sums over all clusters or nodes.
-			if n := strings.Count(q.Expr, "{"); strings.Count(q.Expr, `cluster=~"$cluster", instance`) != n {
-				bad(p, "query %s: each of its %d selectors must begin with the cluster and the node", q.RefID, n)
-			}
+			checkQuery(p, q)
 			if p.Type == "table" && (q.Format != "table" || !q.Instant) {
 				bad(p, "query %s of a table must be instant and of format table", q.RefID)
 			}
 		}
+		for _, fault := range drawingFaults(p) {
+			bad(p, "%s", fault)
+		}
+	}
+	for _, a := range d.Annotations.List {
+		p := panel{Title: "annotation " + a.Name}
+		if a.Title == "" || a.Datasource != (datasource{"prometheus", "${datasource}"}) {
+			bad(p, "lacks a title or the data source's variable")
+		}
+		checkQuery(p, a.Target)
 	}
 	return faults
+}
+
+func checkPositions(panels []panel, bad func(p panel, format string, args ...any)) {
+	for i, p := range panels {
+		for _, q := range panels[:i] {
+			if p.Position.overlaps(q.Position) {
+				bad(p, "overlaps %q", q.Title)
+			}
+		}
+	}
 }

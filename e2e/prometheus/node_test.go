@@ -41,7 +41,7 @@ func (n machine) configure(level string) {
 source: {interval: 1s, stallAfter: 1s, sim: {profile: h100-8}}
 health: {recoverAfter: 1s}
 metrics:
-  fields: [default, profiling, DCGM_FI_DEV_NO_SUCH_FIELD]
+  fields: [default, profiling, optional, DCGM_FI_DEV_NO_SUCH_FIELD]
   idleBelow: 100
 `, level))
 }
@@ -50,22 +50,26 @@ metrics:
 // and, as Prometheus' operator sets them, the labels of the agent's own pod on series without these labels. So every
 // query must work both ways, and sums over nodes are visible.
 func (n machine) scrapeConfig() string {
+	return n.prometheusConfig(fmt.Sprintf(`- job_name: gpu-node-agent
+  honor_labels: true
+  static_configs: [{targets: [%[1]q]}]
+  relabel_configs: [{target_label: instance, replacement: node-1}]
+- job_name: gpus
+  honor_labels: true
+  static_configs: [{targets: [%[1]q], labels: {cluster: east, namespace: gpu, pod: agent, container: agent}}]
+  relabel_configs: [{target_label: instance, replacement: node-2}]
+`, n.Address))
+}
+
+// prometheusConfig returns a configuration with the chart's rules and these scrape configurations, for scrapes at each
+// second.
+func (n machine) prometheusConfig(scrapes string) string {
+	n.T.Helper()
 	rules, err := filepath.Abs(filepath.Join(chart, "rules"))
 	if err != nil {
 		n.T.Fatal(err)
 	}
-	return fmt.Sprintf(`global: {scrape_interval: 1s, evaluation_interval: 1s}
-rule_files: [%[1]s/*.yaml]
-scrape_configs:
-- job_name: gpu-node-agent
-  honor_labels: true
-  static_configs: [{targets: [%[2]q]}]
-  relabel_configs: [{target_label: instance, replacement: node-1}]
-- job_name: gpus
-  honor_labels: true
-  static_configs: [{targets: [%[2]q], labels: {cluster: east, namespace: gpu, pod: agent, container: agent}}]
-  relabel_configs: [{target_label: instance, replacement: node-2}]
-`, rules, n.Address)
+	return fmt.Sprintf("global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [%s/*.yaml]\nscrape_configs:\n%s", rules, scrapes)
 }
 
 // runPod admits a pod that requests GPUs.

@@ -45,10 +45,11 @@ func (a *API) get(ctx context.Context, path string, query url.Values, into any) 
 	return json.Unmarshal(answer.Data, into)
 }
 
-// Series is a series of a result with its newest value.
+// Series is a series of a result with its numbers, of which Value is the newest.
 type Series struct {
 	Labels map[string]string
 	Value  float64
+	Values []float64
 }
 
 // sample is a time and a value in the API's format.
@@ -71,16 +72,18 @@ func (a *API) Query(ctx context.Context, expr string) ([]Series, error) {
 	return a.evaluate(ctx, "/api/v1/query", url.Values{"query": {expr}})
 }
 
-// QueryRange evaluates an expression at each second of the last minute. It returns the newest number of each series.
-func (a *API) QueryRange(ctx context.Context, expr string) ([]Series, error) {
+// QueryRange evaluates an expression at each step of the last three minutes. It drops numbers that are NaN.
+func (a *API) QueryRange(ctx context.Context, expr string, step time.Duration) ([]Series, error) {
 	now := time.Now()
 	return a.evaluate(ctx, "/api/v1/query_range", url.Values{
-		"query": {expr}, "step": {"1"}, "start": {seconds(now.Add(-time.Minute))}, "end": {seconds(now)},
+		"query": {expr}, "step": {strconv.FormatFloat(step.Seconds(), 'f', 3, 64)}, "start": {unixSeconds(now.Add(-3 * time.Minute))}, "end": {unixSeconds(now)},
 	})
 }
 
-// seconds formats a time for Prometheus. Whole seconds would put the end before the newest scrape.
-func seconds(t time.Time) string { return strconv.FormatFloat(float64(t.UnixMilli())/1000, 'f', 3, 64) }
+// unixSeconds formats a time for Prometheus. Whole seconds would put the end before the newest scrape.
+func unixSeconds(t time.Time) string {
+	return strconv.FormatFloat(float64(t.UnixMilli())/1000, 'f', 3, 64)
+}
 
 func (a *API) evaluate(ctx context.Context, path string, query url.Values) ([]Series, error) {
 	var data struct {
@@ -95,14 +98,14 @@ func (a *API) evaluate(ctx context.Context, path string, query url.Values) ([]Se
 	}
 	var all []Series
 	for _, r := range data.Result {
-		newest := math.NaN()
+		var values []float64
 		for _, s := range append(r.Values, r.Value) {
 			if v := s.value(); !math.IsNaN(v) {
-				newest = v
+				values = append(values, v)
 			}
 		}
-		if !math.IsNaN(newest) {
-			all = append(all, Series{r.Metric, newest})
+		if len(values) > 0 {
+			all = append(all, Series{r.Metric, values[len(values)-1], values})
 		}
 	}
 	return all, nil

@@ -53,7 +53,10 @@ if (noticed < 3) {
 let faults = 0;
 for (const file of process.argv.slice(2)) {
   const dashboard = JSON.parse(fs.readFileSync(file, 'utf8'));
-  let n = check('OurDashboard', { ...dashboard, panels: undefined }, file);
+  let n = check('OurDashboard', { ...dashboard, panels: undefined, annotations: undefined }, file);
+  for (const annotation of dashboard.annotations.list) {
+    n += check('OurAnnotation', annotation, `${file}: annotation ${annotation.name}`);
+  }
   for (const panel of dashboard.panels) {
     n += checkPanel(panel, `${file}: ${panel.title}`);
   }

@@ -1,7 +1,6 @@
 // The parts of the dashboards in Grafana's own types, from which the JSON schema for check.js is generated.
 import type * as dashboard from '@grafana/schema/dist/types/raw/dashboard/x/types.gen';
 import type * as bargauge from '@grafana/schema/dist/types/raw/composable/bargauge/panelcfg/x/types.gen';
-import type * as gauge from '@grafana/schema/dist/types/raw/composable/gauge/panelcfg/x/types.gen';
 import type * as stat from '@grafana/schema/dist/types/raw/composable/stat/panelcfg/x/types.gen';
 import type * as timeline from '@grafana/schema/dist/types/raw/composable/statetimeline/panelcfg/x/types.gen';
 import type * as table from '@grafana/schema/dist/types/raw/composable/table/panelcfg/x/types.gen';
@@ -20,9 +19,17 @@ export interface OurTarget {
   instant?: boolean;
 }
 
+// OurAnnotation has the options that the Prometheus data source adds to Grafana's type.
+export interface OurAnnotation extends Omit<dashboard.AnnotationQuery, 'target'> {
+  target: OurTarget & { interval?: string };
+  titleFormat: string;
+  textFormat: string;
+  tagKeys: string;
+  useValueForTime: boolean;
+}
+
 // Partial where Grafana fills in what is missing.
 export type OurBargaugeOptions = Partial<bargauge.Options>;
-export type OurGaugeOptions = Partial<gauge.Options>;
 export type OurStatOptions = Partial<stat.Options>;
 export type OurStateTimelineOptions = Partial<timeline.Options>;
 export type OurStateTimelineCustom = Partial<timeline.FieldConfig>;

@@ -1,9 +1,13 @@
 package plugin
 
 import (
+	"cmp"
+	"maps"
 	"slices"
 
 	"go.uber.org/zap"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
 // Log messages that tests count.
@@ -14,6 +18,8 @@ const (
 	msgUnmatched    = "no device of this node matches"
 	msgUnhealthy    = "device reported unhealthy to the kubelet"
 	msgHealthy      = "device reported healthy to the kubelet"
+	msgRemoved      = "device removed from the kubelet"
+	msgRefused      = "allocation refused"
 	msgWithheld     = "device withheld from new pods"
 	msgOffered      = "device offered to new pods again"
 	msgRegistered   = "registered with the kubelet"
@@ -29,10 +35,7 @@ func (p *Plugin) publishWarnings(now *layout) {
 		}
 	}
 	p.loggedWarnings = now.warnings
-	all := slices.Clone(now.warnings)
-	for _, w := range now.withheld {
-		all = append(all, w.String())
-	}
+	all := slices.Concat(now.warnings, withheldTexts(now.withheld))
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.warnings = all
@@ -73,24 +76,72 @@ func (p *Plugin) setError(disabled bool, reason string, starting bool) {
 	}
 }
 
-// logHealthChanges logs the changes of health and presence between two layouts.
+// logHealthChanges logs the changes of health and presence between two layouts: one line for each GPU, whatever the number of
+// its MIG devices and replicas.
 func (p *Plugin) logHealthChanges(before, after []Resource) {
+	unhealthy, healthy, removed := make(idsByGPU), make(idsByGPU), make(idsByGPU)
 	for _, r := range after {
 		old := findResource(before, r.Name)
 		for _, d := range r.Devices {
-			was, existed := old.device(d.ID)
-			log := p.log.With(zap.String("resource", r.Name), zap.String("device", d.ID))
+			was := old.index(d.ID)
 			switch {
-			case (!existed || was.usable()) && !d.usable():
-				log.Warn(msgUnhealthy, zap.String("reason", unhealthyReason(d)))
-			case existed && !was.usable() && d.usable():
-				log.Info(msgHealthy)
+			case d.usable() && was >= 0 && !old.Devices[was].usable():
+				healthy.add(r.Name, &d.State.Device, "")
+			case !d.usable() && (was < 0 || old.Devices[was].usable()):
+				unhealthy.add(r.Name, &d.State.Device, unhealthyReason(d))
 			}
 		}
 		for _, d := range old.Devices {
-			if _, exists := r.device(d.ID); !exists {
-				p.log.Warn("device removed from the kubelet", zap.String("resource", r.Name), zap.String("device", d.ID))
+			if r.index(d.ID) < 0 {
+				removed.add(r.Name, &d.State.Device, "")
 			}
 		}
+	}
+	unhealthy.log(p.log.Warn, msgUnhealthy)
+	healthy.log(p.log.Info, msgHealthy)
+	removed.log(p.log.Warn, msgRemoved)
+}
+
+// idsByGPU collects IDs for log lines by the UUID of their GPU.
+type idsByGPU map[health.DeviceID]*idsOfGPU
+
+type idsOfGPU struct {
+	resources []string
+	device    *health.Device // the first
+	several   bool           // the IDs are of several MIG devices
+	ids       int
+	reason    string // of the first
+}
+
+func (m idsByGPU) add(resource string, device *health.Device, reason string) {
+	g := m[device.GPU()]
+	if g == nil {
+		g = &idsOfGPU{device: device, reason: reason}
+		m[device.GPU()] = g
+	}
+	if !slices.Contains(g.resources, resource) {
+		g.resources = append(g.resources, resource)
+	}
+	g.several = g.several || device.ID != g.device.ID
+	g.ids++
+}
+
+// log writes one line for each GPU, by index.
+func (m idsByGPU) log(write func(string, ...zap.Field), message string) {
+	byIndex := func(x, y *idsOfGPU) int {
+		return cmp.Or(cmp.Compare(x.device.Index, y.device.Index), cmp.Compare(x.device.ID, y.device.ID))
+	}
+	for _, g := range slices.SortedFunc(maps.Values(m), byIndex) {
+		device := g.device.ID
+		if g.several {
+			device = g.device.GPU()
+		}
+		fields := []zap.Field{
+			zap.Strings("resources", g.resources), zap.String("device", string(device)), zap.Int("gpu", g.device.Index), zap.Int("ids", g.ids),
+		}
+		if g.reason != "" {
+			fields = append(fields, zap.String("reason", g.reason))
+		}
+		write(message, fields...)
 	}
 }

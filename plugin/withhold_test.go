@@ -79,9 +79,9 @@ func TestWithhold(t *testing.T) {
 			t.Errorf("%s: withheld %v, listed unhealthy %v, want %v", c.name, got, listed, c.want)
 		}
 		for _, w := range l.withheld {
-			devices = append(devices, string(w.Device))
-			if text := w.String(); !strings.Contains(text, "ml/pod-0 (c)") || !strings.Contains(text, strings.Fields(c.holders[0])[1]) {
-				t.Errorf("%s: %s names no holder", c.name, text)
+			devices = append(devices, string(w.device.ID))
+			if !strings.Contains(w.reason, "ml/pod-0 (c)") || !strings.Contains(w.reason, strings.Fields(c.holders[0])[1]) {
+				t.Errorf("%s: %s names no holder", c.name, w.reason)
 			}
 		}
 		for _, id := range c.want {
@@ -97,7 +97,7 @@ func TestAllocateRefusesWithheldDevice(t *testing.T) {
 	cfg, snap := configured(sharedBy(2)), with(snapshot(2), 0, health.Unhealthy)
 	l := newLayout(layoutInput{cfg: &cfg, snap: snap, holders: holdersOf(snap, cfg, "nvidia.com/gpu GPU-0", "nvidia.com/gpu GPU-1")})
 	for id, want := range map[string]string{"GPU-0::1": reasonUnhealthyDevice, "GPU-1::0": reasonWithheldDevice} {
-		_, err := testAllocation(cfg, nil).allocate(findResource(l.resources, gpu), request([]string{id}))
+		_, err := testAllocation(cfg, nil).allocate(t.Context(), findResource(l.resources, gpu), request([]string{id}))
 		if r, ok := errors.AsType[*refusal](err); !ok || r.reason != want || r.device != id || status.Code(err) != codes.FailedPrecondition {
 			t.Errorf("%s: %v, want %s", id, err, want)
 		}

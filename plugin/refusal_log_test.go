@@ -1,0 +1,106 @@
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+func TestRefusedAllocationIsLogged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		core, logs := observer.New(zapcore.DebugLevel)
+		s := newTestServer(with(snapshot(2), 1, health.Unhealthy))
+		s.refusals = newRefusalLog(zap.New(core))
+		refuse := func(ids ...string) {
+			t.Helper()
+			if _, err := s.Allocate(t.Context(), request(ids)); err == nil {
+				t.Fatalf("%v: allocated", ids)
+			}
+		}
+		if _, err := s.Allocate(t.Context(), request([]string{"GPU-0"})); err != nil || logs.Len() != 0 {
+			t.Errorf("%v, log %v", err, logs.All())
+		}
+		refuse("GPU-0", "GPU-1")
+		for _, line := range logs.All() {
+			fields := line.ContextMap()
+			if line.Message != msgRefused || line.Level != zapcore.WarnLevel || fields["reason"] != reasonUnhealthyDevice || fields["ids"] != "GPU-0, GPU-1" || fields["suppressed"] != nil {
+				t.Errorf("line %+v %v", line, fields)
+			}
+		}
+		if logs.Len() != 1 {
+			t.Fatalf("%d lines", logs.Len())
+		}
+		// A controller that replaces a refused pod every ten seconds for an hour.
+		for range 360 {
+			time.Sleep(10 * time.Second)
+			refuse("GPU-1")
+		}
+		var suppressed uint64
+		for _, line := range logs.All() {
+			if n, ok := line.ContextMap()["suppressed"].(uint64); ok {
+				suppressed += n
+			}
+		}
+		if n := logs.Len(); n < 60 || n > 60+2*refusalLines || n+int(suppressed) < 355 || n+int(suppressed) > 361 {
+			t.Errorf("%d lines for 361 refusals, which report %d suppressed ones", n, suppressed)
+		}
+		if _, refused := s.counts.read(); refused[reasonUnhealthyDevice] != 361 {
+			t.Errorf("counted %v", refused)
+		}
+		// After a quiet time each refusal has its line again.
+		time.Sleep(refusalLines * refusalInterval)
+		logs.TakeAll()
+		refuse("GPU-9")
+		refuse("GPU-1")
+		if n := logs.Len(); n != 2 {
+			t.Errorf("%d lines after a quiet time", n)
+		}
+	})
+}
+
+// Every call that the agent does not answer is counted and logged, also one that nobody waits for or that is too large.
+func TestAllocateEndsWithItsContext(t *testing.T) {
+	core, logs := observer.New(zapcore.DebugLevel)
+	s := newTestServer(snapshot(2))
+	s.refusals = newRefusalLog(zap.New(core))
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, c := range []struct {
+		ctx        context.Context //nolint:containedctx // of one call
+		containers int
+		want       codes.Code
+	}{{canceled, 1, codes.Canceled}, {t.Context(), maxContainers + 1, codes.ResourceExhausted}, {t.Context(), maxContainers, codes.OK}} {
+		if _, err := s.Allocate(c.ctx, request(slices.Repeat([][]string{{"GPU-1"}}, c.containers)...)); status.Code(err) != c.want {
+			t.Errorf("Allocate for %d containers: %v, want %v", c.containers, err, c.want)
+		}
+		preferred := &pluginapi.PreferredAllocationRequest{ContainerRequests: slices.Repeat([]*pluginapi.ContainerPreferredAllocationRequest{{AllocationSize: 1}}, c.containers)}
+		if _, err := s.GetPreferredAllocation(c.ctx, preferred); status.Code(err) != c.want {
+			t.Errorf("GetPreferredAllocation for %d containers: %v, want %v", c.containers, err, c.want)
+		}
+	}
+	if _, refused := s.counts.read(); refused[reasonOther] != 2 || logs.FilterMessage(msgRefused).Len() != 2 {
+		t.Errorf("counted %v, logged %v", refused, logs.All())
+	}
+}
+
+func TestRequestedIDsAreAbbreviated(t *testing.T) {
+	var ids []string
+	for i := range 100_000 {
+		ids = append(ids, fmt.Sprint("GPU-", i))
+	}
+	if got := requestedIDs(request(ids[:3], ids)); len(got) > 200 {
+		t.Errorf("%d bytes", len(got))
+	}
+}

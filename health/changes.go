@@ -106,7 +106,7 @@ func GroupChanges(before, after []DeviceState) []ChangeGroup {
 	for _, c := range changes { // a GPU comes before its MIG devices
 		mig := c.Device.Kind == KindMIG
 		key := groupKey{kind: c.Kind, gpu: c.Device.GPU(), xid: c.XID}
-		inherited := c.Kind == ChangeState && mig && c.Was.sharedBy(was[key.gpu]) && c.Now.sharedBy(now[key.gpu])
+		inherited := c.Kind == ChangeState && mig && c.Was.SharedBy(was[key.gpu]) && c.Now.SharedBy(now[key.gpu])
 		if c.Kind == ChangeState && mig && !inherited {
 			key.was, key.now = c.Was.summary(), c.Now.summary()
 		}
@@ -135,8 +135,8 @@ func verdicts(devices []DeviceState) map[DeviceID]Verdict {
 	return all
 }
 
-// sharedBy reports whether the verdict of a GPU has the cause of every finding of its MIG device.
-func (v Verdict) sharedBy(gpu Verdict) bool {
+// SharedBy reports whether the verdict of a GPU has the cause of every finding of its MIG device.
+func (v Verdict) SharedBy(gpu Verdict) bool {
 	return !slices.ContainsFunc(v.Findings, func(f Finding) bool { return f.From == "" && !gpu.Has(f.Cause) })
 }
 

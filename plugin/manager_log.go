@@ -76,10 +76,10 @@ func (p *Plugin) setError(disabled bool, reason string, starting bool) {
 	}
 }
 
-// logHealthChanges logs the changes of health and presence between two layouts: one line for each GPU, whatever the number of
-// its MIG devices and replicas.
+// logHealthChanges logs the changes of health and presence between two layouts: one line for each reason, whatever the number of
+// GPUs, MIG devices and replicas.
 func (p *Plugin) logHealthChanges(before, after []Resource) {
-	unhealthy, healthy, removed := make(idsByGPU), make(idsByGPU), make(idsByGPU)
+	unhealthy, healthy, removed := make(idsByReason), make(idsByReason), make(idsByReason)
 	for _, r := range after {
 		old := findResource(before, r.Name)
 		for _, d := range r.Devices {
@@ -102,45 +102,50 @@ func (p *Plugin) logHealthChanges(before, after []Resource) {
 	removed.log(p.log.Warn, msgRemoved)
 }
 
-// idsByGPU collects IDs for log lines by the UUID of their GPU.
-type idsByGPU map[health.DeviceID]*idsOfGPU
+// idsByReason collects the IDs of log lines by the reason of the change, which may be empty.
+type idsByReason map[string]*changedIDs
 
-type idsOfGPU struct {
+type changedIDs struct {
 	resources []string
 	device    *health.Device // the first
-	several   bool           // the IDs are of several MIG devices
+	several   bool           // the IDs are of several devices
+	gpus      []int          // by index
 	ids       int
-	reason    string // of the first
 }
 
-func (m idsByGPU) add(resource string, device *health.Device, reason string) {
-	g := m[device.GPU()]
-	if g == nil {
-		g = &idsOfGPU{device: device, reason: reason}
-		m[device.GPU()] = g
+func (m idsByReason) add(resource string, device *health.Device, reason string) {
+	c := m[reason]
+	if c == nil {
+		c = &changedIDs{device: device}
+		m[reason] = c
 	}
-	if !slices.Contains(g.resources, resource) {
-		g.resources = append(g.resources, resource)
+	if !slices.Contains(c.resources, resource) {
+		c.resources = append(c.resources, resource)
 	}
-	g.several = g.several || device.ID != g.device.ID
-	g.ids++
+	if i, exists := slices.BinarySearch(c.gpus, device.Index); !exists {
+		c.gpus = slices.Insert(c.gpus, i, device.Index)
+	}
+	c.several = c.several || device.ID != c.device.ID
+	c.ids++
 }
 
-// log writes one line for each GPU, by index.
-func (m idsByGPU) log(write func(string, ...zap.Field), message string) {
-	byIndex := func(x, y *idsOfGPU) int {
-		return cmp.Or(cmp.Compare(x.device.Index, y.device.Index), cmp.Compare(x.device.ID, y.device.ID))
-	}
-	for _, g := range slices.SortedFunc(maps.Values(m), byIndex) {
-		device := g.device.ID
-		if g.several {
-			device = g.device.GPU()
+// log writes one line for each reason, by the first GPU.
+func (m idsByReason) log(write func(string, ...zap.Field), message string) {
+	reasons := slices.SortedFunc(maps.Keys(m), func(x, y string) int { return cmp.Or(cmp.Compare(m[x].gpus[0], m[y].gpus[0]), cmp.Compare(x, y)) })
+	for _, reason := range reasons {
+		c := m[reason]
+		fields := []zap.Field{zap.Strings("resources", c.resources)}
+		switch {
+		case len(c.gpus) > 1:
+			fields = append(fields, zap.Ints("gpus", c.gpus))
+		case c.several:
+			fields = append(fields, zap.String("device", string(c.device.GPU())), zap.Int("gpu", c.gpus[0]))
+		default:
+			fields = append(fields, zap.String("device", string(c.device.ID)), zap.Int("gpu", c.gpus[0]))
 		}
-		fields := []zap.Field{
-			zap.Strings("resources", g.resources), zap.String("device", string(device)), zap.Int("gpu", g.device.Index), zap.Int("ids", g.ids),
-		}
-		if g.reason != "" {
-			fields = append(fields, zap.String("reason", g.reason))
+		fields = append(fields, zap.Int("ids", c.ids))
+		if reason != "" {
+			fields = append(fields, zap.String("reason", reason))
 		}
 		write(message, fields...)
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// A change is one line for each GPU, whatever the number of its MIG devices and replicas.
-func TestManagerLogsOneLinePerGPU(t *testing.T) {
+// A change is one line, whatever the number of GPUs, MIG devices and replicas.
+func TestManagerLogsOneLine(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t, partitioned(slices.Repeat([]string{"3g.40gb 1g.10gb 1g.10gb 1g.10gb"}, 8)...))
 	h.kubelet()
@@ -47,12 +47,12 @@ func TestManagerLogsOneLinePerGPU(t *testing.T) {
 	h.waitLog(msgHealthy, "GPU-3", 1)
 	all := []int{0, 1, 2, 3, 4, 5, 6, 7}
 	set(health.Unhealthy, all...) // a detached driver
-	h.waitLog(msgUnhealthy, "ids:40", 9)
+	h.waitLog(msgUnhealthy, "gpus:[0 1 2 3 4 5 6 7] ids:320", 1)
 	set(health.Healthy, all...)
-	h.waitLog(msgHealthy, "ids:40", 9)
+	h.waitLog(msgHealthy, "ids:320", 1)
 	share(4) // a reload
-	h.waitLog(msgRemoved, "ids:24", 8)
-	if n := len(h.warnings()); n != 9+8 {
+	h.waitLog(msgRemoved, "ids:192", 1)
+	if n := len(h.warnings()); n != 3 {
 		t.Errorf("%d warnings", n)
 	}
 }

@@ -98,12 +98,12 @@ func (l *layout) withhold(holders map[health.DeviceID][]podresources.Holder, sna
 	}
 }
 
-// logWithheld logs withheld devices once, and once when they are offered again: one line for each GPU.
+// logWithheld logs withheld devices once, and once when they are offered again: one line for each reason.
 func (p *Plugin) logWithheld(before, after *layout) {
 	has := func(all []withheldDevice, id health.DeviceID) bool {
 		return slices.ContainsFunc(all, func(w withheldDevice) bool { return w.device.ID == id })
 	}
-	withheld, offered := make(idsByGPU), make(idsByGPU)
+	withheld, offered := make(idsByReason), make(idsByReason)
 	for _, w := range after.withheld {
 		if !has(before.withheld, w.device.ID) {
 			withheld.add(w.resource, w.device, w.reason)

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -80,6 +81,8 @@ type objects struct {
 	bindings     []*rbacv1.ClusterRoleBinding
 	localRoles   []*rbacv1.Role
 	localBinds   []*rbacv1.RoleBinding
+	policies     []*admissionv1.ValidatingAdmissionPolicy
+	policyBinds  []*admissionv1.ValidatingAdmissionPolicyBinding
 	kinds        map[string]int
 	unstructured map[string]string // by kind
 }
@@ -136,6 +139,10 @@ func parse(t *testing.T, text string) objects {
 			o.localRoles = append(o.localRoles, x)
 		case *rbacv1.RoleBinding:
 			o.localBinds = append(o.localBinds, x)
+		case *admissionv1.ValidatingAdmissionPolicy:
+			o.policies = append(o.policies, x)
+		case *admissionv1.ValidatingAdmissionPolicyBinding:
+			o.policyBinds = append(o.policyBinds, x)
 		}
 	}
 	return o

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 )
@@ -63,6 +64,59 @@ func TestPermissions(t *testing.T) {
 			}
 			if token != (c.rules != "") {
 				t.Errorf("pod has a token: %v, want one only with rules", token)
+			}
+		})
+	}
+}
+
+// TestAdmissionPolicy checks when the chart creates the policies for the writes of its account, and that each is in force
+// for this account only. e2e/cluster checks what they refuse.
+func TestAdmissionPolicy(t *testing.T) {
+	const enabled = "config.health.kubernetes.enabled=true"
+	for name, c := range map[string]struct {
+		args    []string
+		created bool
+	}{
+		"nothing set":          {nil, false},
+		"conditions":           {settings([]string{enabled}), true},
+		"some nodes":           {settings([]string{"nodeConfigs.a.health.kubernetes.enabled=true"}), true},
+		"pod labels":           {settings([]string{"config.metrics.podLabels={team}"}), false}, // reads only
+		"another account name": {settings([]string{enabled, "serviceAccount.name=a"}), true},
+		"off":                  {settings([]string{enabled, "rbac.admissionPolicy=false"}), false},
+		"null":                 {settings([]string{enabled, "rbac.admissionPolicy=null"}), false},
+		"no rights created":    {settings([]string{enabled, "rbac.create=false"}), false},
+		"shared account":       {settings([]string{enabled, "serviceAccount.create=false,serviceAccount.name=a"}), false},
+		"before the claim":     {append(settings([]string{enabled}), "--kube-version=1.29.9"), false},
+		"a provider's version": {append(settings([]string{enabled}), "--kube-version=v1.30.0-gke.1"), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := template(t, c.args...)
+			want := 0
+			if c.created {
+				want = 2
+			}
+			if len(o.policies) != want || len(o.policyBinds) != want {
+				t.Fatalf("%d policies and %d bindings, want %d", len(o.policies), len(o.policyBinds), want)
+			}
+			var resources []string
+			for i, p := range o.policies {
+				account := "'system:serviceaccount:gpu:" + o.daemonSets[0].Spec.Template.Spec.ServiceAccountName + "'"
+				if m := p.Spec.MatchConditions; len(m) != 1 || !strings.HasSuffix(m[0].Expression, " == "+account) {
+					t.Errorf("%s applies to %v, want the account %s", p.Name, m, account)
+				}
+				if *p.Spec.FailurePolicy != admissionv1.Fail {
+					t.Errorf("%s has the failure policy %s", p.Name, *p.Spec.FailurePolicy)
+				}
+				b := o.policyBinds[i].Spec
+				if b.PolicyName != p.Name || !slices.Equal(b.ValidationActions, []admissionv1.ValidationAction{admissionv1.Deny}) || b.MatchResources != nil {
+					t.Errorf("%s has the binding %v", p.Name, b)
+				}
+				for _, r := range p.Spec.MatchConstraints.ResourceRules {
+					resources = append(resources, r.Resources...)
+				}
+			}
+			if c.created && !slices.Equal(resources, []string{"nodes/status", "events"}) { // what the cluster role lets the account write
+				t.Errorf("the policies cover %v", resources)
 			}
 		})
 	}

@@ -98,14 +98,15 @@ func TestScheme(t *testing.T) {
 	}
 }
 
-// TestClusterNames checks that two releases have different cluster roles.
+// TestClusterNames checks that two releases have different cluster roles and admission policies.
 func TestClusterNames(t *testing.T) {
 	names := make(map[string]bool)
 	for _, r := range [][2]string{{"a", "b-c"}, {"a-b", "c"}} {
-		names[template(t, "-n", r[0], "--set", "fullnameOverride="+r[1], "--set", "config.health.kubernetes.enabled=true").roles[0].Name] = true
+		o := template(t, "-n", r[0], "--set", "fullnameOverride="+r[1], "--set", "config.health.kubernetes.enabled=true")
+		names["role "+o.roles[0].Name], names["policy "+o.policies[0].Name] = true, true
 	}
-	if len(names) != 2 {
-		t.Errorf("two releases share the cluster roles %v", names)
+	if len(names) != 4 {
+		t.Errorf("two releases share names: %v", names)
 	}
 }
 

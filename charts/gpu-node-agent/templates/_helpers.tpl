@@ -153,6 +153,17 @@ nodes if NAME is "". It is called with (dict "root" $ "name" NAME "agent" (dict)
 {{- prepend $names "" | toJson }}
 {{- end }}
 
+{{/* "true" if the agents of any DaemonSet have a property: (dict "root" $ "property" PROPERTY), such as conditions */}}
+{{- define "gpu-node-agent.any" -}}
+{{- $any := false }}
+{{- range $name := include "gpu-node-agent.names" .root | fromJsonArray }}
+{{- $agent := dict }}
+{{- include "gpu-node-agent.agent" (dict "root" $.root "name" $name "agent" $agent) }}
+{{- $any = or $any (get $agent $.property) }}
+{{- end }}
+{{- if $any }}true{{ end }}
+{{- end }}
+
 {{/* The affinity of one DaemonSet: the user's or that of GPU nodes, and the chart's own terms. */}}
 {{- define "gpu-node-agent.affinity" -}}
 {{- $root := .root }}

@@ -1,0 +1,68 @@
+package helm
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+// notes returns the notes that helm install prints.
+func notes(t *testing.T, args ...string) string {
+	t.Helper()
+	text, err := helm(t, append([]string{"install", "gna", chart, "-n", "gpu-node-agent", "--dry-run=client"}, args...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, found := strings.Cut(text, "\nNOTES:\n")
+	if !found {
+		t.Fatalf("no notes in:\n%s", text)
+	}
+	return text
+}
+
+// TestNotesWidth checks that the notes fit a terminal of 80 columns.
+func TestNotesWidth(t *testing.T) {
+	args := [][]string{
+		{"--set", "config.source.mode=sim,config.plugin.enabled=false,nodeSelector.pool=gpu"},
+		{"--set", "config.plugin.migStrategy=mixed,sysAdmin=never,config.health.kubernetes.enabled=true,affinity=null"},
+	}
+	for _, file := range valuesFiles(t) {
+		args = append(args, []string{"-f", file})
+	}
+	for _, args := range args {
+		for line := range strings.Lines(notes(t, args...)) {
+			if line = strings.TrimSuffix(line, "\n"); utf8.RuneCountInString(line) > 80 || strings.HasSuffix(line, " ") {
+				t.Errorf("%v: line is longer than 80 columns, or ends with a space: %q", args, line)
+			}
+		}
+	}
+}
+
+// TestNotesUninstall checks that the notes have the command that removes the node condition if any agent writes it, and
+// that the documents have the same command. e2e/cluster checks its effect.
+func TestNotesUninstall(t *testing.T) {
+	command := regexp.MustCompile(`(?m)^ *kubectl get nodes -o name.*\n.*\n.*"GPUHealthy".*`)
+	find := func(text string) string { return strings.Join(strings.Fields(command.FindString(text)), " ") }
+	if got := find(notes(t)); got != "" {
+		t.Errorf("no agent writes a condition, but the notes have %q", got)
+	}
+	want := find(notes(t, "--set", "config.health.kubernetes.enabled=true"))
+	if want == "" {
+		t.Fatal("no command in the notes")
+	}
+	if got := find(notes(t, "--set", "nodeConfigs.a.health.kubernetes.enabled=true")); got != want {
+		t.Errorf("with conditions of some nodes: %q, want %q", got, want)
+	}
+	for _, file := range []string{filepath.Join(chart, "README.md"), filepath.Join("..", "..", "docs", "install.md")} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := find(string(text)); got != want {
+			t.Errorf("%s: %q, want %q", file, got, want)
+		}
+	}
+}

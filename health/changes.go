@@ -88,7 +88,7 @@ func (g *ChangeGroup) Single() bool {
 }
 
 // GroupChanges returns the differences between two lists of devices like Changes, by GPU. A changed verdict of a MIG device
-// belongs to that of its GPU if the GPU has its findings, before and after.
+// belongs to that of its GPU if the findings that the GPU lacks are the same before and after.
 func GroupChanges(before, after []DeviceState) []ChangeGroup {
 	changes := Changes(before, after)
 	if len(changes) == 0 {
@@ -98,7 +98,7 @@ func GroupChanges(before, after []DeviceState) []ChangeGroup {
 		kind     ChangeKind
 		gpu      DeviceID
 		xid      int
-		was, now string // findings of MIG devices that the GPU lacks
+		was, now string // changed findings of MIG devices that the GPU lacks
 	}
 	was, now := verdicts(before), verdicts(after)
 	groups := make([]ChangeGroup, 0, len(changes))
@@ -106,9 +106,12 @@ func GroupChanges(before, after []DeviceState) []ChangeGroup {
 	for _, c := range changes { // a GPU comes before its MIG devices
 		mig := c.Device.Kind == KindMIG
 		key := groupKey{kind: c.Kind, gpu: c.Device.GPU(), xid: c.XID}
-		inherited := c.Kind == ChangeState && mig && c.Was.SharedBy(was[key.gpu]) && c.Now.SharedBy(now[key.gpu])
-		if c.Kind == ChangeState && mig && !inherited {
-			key.was, key.now = c.Was.summary(), c.Now.summary()
+		inherited := false
+		if c.Kind == ChangeState && mig {
+			own, ownNow := summary(c.Was.FindingsBeyond(was[key.gpu])), summary(c.Now.FindingsBeyond(now[key.gpu]))
+			if inherited = own == ownNow; !inherited {
+				key.was, key.now = own, ownNow
+			}
 		}
 		i, exists := index[key]
 		switch {
@@ -135,10 +138,18 @@ func verdicts(devices []DeviceState) map[DeviceID]Verdict {
 	return all
 }
 
-// SharedBy reports whether the verdict of a GPU has the cause of every finding of its MIG device.
-func (v Verdict) SharedBy(gpu Verdict) bool {
-	return !slices.ContainsFunc(v.Findings, func(f Finding) bool { return f.From == "" && !gpu.Has(f.Cause) })
+// FindingsBeyond returns the own findings of a MIG device that its GPU lacks, or has with a lower severity.
+func (v Verdict) FindingsBeyond(gpu Verdict) []Finding {
+	return slices.DeleteFunc(slices.Clone(v.Findings), func(f Finding) bool {
+		return f.From != "" || gpu.ownFinding(func(g Finding) bool { return g.Cause == f.Cause && g.State >= f.State }) != nil
+	})
 }
 
-// summary identifies the state and the causes.
-func (v Verdict) summary() string { return v.State.String() + " " + strings.Join(v.Causes(), " ") }
+// summary identifies the causes and their severity.
+func summary(findings []Finding) string {
+	var text strings.Builder
+	for _, f := range findings {
+		text.WriteString(f.Cause + " " + f.State.String() + " ")
+	}
+	return text.String()
+}

@@ -62,7 +62,7 @@ func TestGroupChanges(t *testing.T) {
 		"XID of the GPU":                 {healthy, reset, []string{"GPU-0 XID 48 1/1", "GPU-0 unhealthy +2"}},
 		"XID of a MIG device":            {healthy, own, []string{"MIG-0 XID 48 1/1 +1", "MIG-0 unhealthy +1"}},
 		"MIG device of an unhealthy GPU": {judge(reset, 2, nil, gpu0, gpu1), judge(reset, 2, nil, all...), []string{"MIG-0 found +2", "MIG-0 unhealthy +2 inherited"}},
-		"GPU of an unhealthy MIG device": {own, both, []string{"GPU-0 unhealthy +1", "MIG-0 unhealthy +1"}},
+		"GPU of an unhealthy MIG device": {own, both, []string{"GPU-0 unhealthy +2"}},
 		"XIDs of MIG devices":            {healthy, judge(healthy, 1, samples{"MIG-0": migXIDs(48, 13), "MIG-1": migXIDs(48, 48)}, all...), []string{"MIG-0 XID 13 1/1 +1", "MIG-0 XID 48 3/3 +2", "MIG-0 unhealthy +2"}},
 		"different causes":               {healthy, judge(healthy, 1, samples{"MIG-0": migXIDs(48), "MIG-1": migXIDs(13)}, all...), []string{"MIG-0 XID 48 1/1 +1", "MIG-0 unhealthy +1", "MIG-1 XID 13 1/1 +1"}},
 		"XID of a MIG device, whole GPU": {healthy, judge(healthy, 1, samples{"MIG-1": migXIDs(95)}, all...), []string{"GPU-0 unhealthy +2", "MIG-1 XID 95 1/1 +1"}},

@@ -44,7 +44,7 @@ func TestRefusedAllocationIsLogged(t *testing.T) {
 		}
 		// A controller that replaces a refused pod every ten seconds for an hour.
 		for range 360 {
-			time.Sleep(10 * time.Second)
+			time.Sleep(10 * time.Second) //nolint:forbidigo // synthetic time
 			refuse("GPU-1")
 			s.refusals.flush(false)
 		}
@@ -69,14 +69,14 @@ func TestRefusedAllocationIsLogged(t *testing.T) {
 			refuse("GPU-1")
 		}
 		logs.TakeAll()
-		time.Sleep(refusalInterval)
+		time.Sleep(refusalInterval) //nolint:forbidigo // synthetic time
 		s.refusals.flush(false)
 		if n := logs.FilterField(zap.Uint64("suppressed", 99)).Len(); n != 1 || logs.Len() != 1 {
 			t.Errorf("after a burst: %v", logs.All())
 		}
 
 		// After a quiet time each refusal has its line again.
-		time.Sleep(refusalLines * refusalInterval)
+		time.Sleep(refusalLines * refusalInterval) //nolint:forbidigo // synthetic time
 		logs.TakeAll()
 		refuse("GPU-9")
 		refuse("GPU-1")

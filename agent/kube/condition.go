@@ -69,7 +69,7 @@ func summarize(devices []health.DeviceState) summary {
 			s.gpus++
 			s.count[d.Verdict.State]++
 			gpus[d.Device.ID] = d.Verdict
-		} else if inherited(d.Verdict) || d.Verdict.SharedBy(gpus[d.Device.Parent]) {
+		} else if inherited(d.Verdict) || len(d.Verdict.FindingsBeyond(gpus[d.Device.Parent])) == 0 {
 			continue
 		}
 		switch d.Verdict.State {

@@ -71,6 +71,10 @@ func TestCondition(t *testing.T) {
 			"1 of 1 GPUs unhealthy; GPU 0 (GPU-0) is unhealthy (temperature, xid-79): it is temperature; drain the node and reset the GPU",
 		},
 		{
+			"MIG device with a worse state than its GPU", snapshotOf(gpu(0, nil, finding("xid-79", health.Degraded)), mig(0, 1, nil, xid79)), "False Xid79",
+			"1 of 1 GPUs degraded; 1 MIG device of GPU 0: xid-79 (drain the node and reset the GPU); GPU 0 degraded: xid-79 (drain the node and reset the GPU)",
+		},
+		{
 			"MIG devices alike", snapshotOf(gpu(0, nil), gpu(1, nil), mig(0, 1, nil, xid79), mig(1, 1, nil, xid79), mig(1, 2, nil, xid79), mig(1, 3, nil, hot)),
 			"False Xid79", "3 MIG devices of GPU 0, 1: xid-79 (drain the node and reset the GPU); 1 MIG device of GPU 1 degraded: temperature (drain the node and reset the GPU)",
 		},

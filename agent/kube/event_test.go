@@ -57,6 +57,18 @@ func TestEventsBetween(t *testing.T) {
 			[]string{"node Warning GPUUnhealthy", "team/train Warning GPUUnhealthy", "other/infer Warning GPUUnhealthy", "team/slice Warning GPUUnhealthy"},
 		},
 		{
+			"inherited finding of a MIG device with one of its own",
+			list{gpu(1, nil), mig(1, 1, nil, hot)},
+			list{gpu(1, nil, lost), mig(1, 1, nil, inheritedFrom("GPU-1", lost), hot)},
+			[]string{"node Warning GPUUnhealthy"},
+		},
+		{
+			"MIG device becomes worse with the same cause",
+			list{gpu(1, nil), mig(1, 1, nil, finding("xid-79", health.Degraded))},
+			list{gpu(1, nil), mig(1, 1, nil, xid79)},
+			[]string{"node Warning GPUUnhealthy"},
+		},
+		{
 			"MIG device recovers with its GPU",
 			list{mig(0, 1, nil, inheritedFrom("GPU-0", lost))},
 			list{mig(0, 1, nil)},

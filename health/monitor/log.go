@@ -19,8 +19,10 @@ func logChanges(log *zap.Logger, before, after []health.DeviceState) {
 		fields := deviceFields(&c)
 		switch c.Kind {
 		case health.ChangeFound:
-			log.Info("device found", append(fields, zap.String("model", c.Device.Model), zap.Strings("profiles", profiles(&c)),
-				zap.String("pci", c.Device.PCI))...)
+			if all := profiles(&c); all != nil {
+				fields = append(fields, zap.Strings("profiles", all))
+			}
+			log.Info("device found", append(fields, zap.String("model", c.Device.Model), zap.String("pci", c.Device.PCI))...)
 		case health.ChangeXID:
 			log.Warn("XID", append(fields, zap.Int("xid", c.XID), zap.String("meaning", health.LookupXID(c.XID).Name),
 				zap.Uint64("count", c.Count), zap.Uint64("new", c.New))...)

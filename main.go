@@ -4,6 +4,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -13,6 +14,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
@@ -48,7 +50,6 @@ func root() *cobra.Command {
 
 Every key of config.yaml is also a flag and an environment variable: source.mode is --source.mode and
 GPU_NODE_AGENT_SOURCE_MODE. Flags override the environment, the environment the file, and the file the defaults.`,
-		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -62,10 +63,10 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags override the environment, the environment the 
 	loader.Flags = flags
 	cmd.AddCommand(
 		&cobra.Command{
-			Use: "run", Short: "Run the agent (the default)", Args: cobra.NoArgs, RunE: cmd.RunE,
+			Use: "run", Short: "Run the agent (the default)", RunE: cmd.RunE,
 		},
 		&cobra.Command{
-			Use: "check-config", Short: "Print the effective configuration, or all errors in it", Args: cobra.NoArgs,
+			Use: "check-config", Short: "Print the effective configuration, or all errors in it",
 			RunE: func(cmd *cobra.Command, _ []string) error {
 				c, err := loader.Load()
 				if err != nil {
@@ -84,13 +85,59 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags override the environment, the environment the 
 		doctorCommand(&loader),
 	)
 	cmd.AddCommand(operator.Commands(&loader)...)
+	for _, c := range append(cmd.Commands(), cmd) {
+		if c.Args == nil {
+			c.Args = refuseArguments
+		}
+	}
+	cmd.SetFlagErrorFunc(explainFlag)
 	return cmd
+}
+
+// refuseArguments refuses arguments. One of the root may be a misspelled command, one of another command the value of a boolean
+// flag.
+func refuseArguments(cmd *cobra.Command, args []string) error {
+	switch {
+	case len(args) == 0:
+		return nil
+	case !cmd.HasParent():
+		var names []string
+		for _, c := range cmd.Commands() {
+			names = append(names, c.Name())
+		}
+		return unknownError(fmt.Errorf("unknown command %q", args[0]), args[0], "", names)
+	case args[0] == "true", args[0] == "false":
+		return fmt.Errorf("unexpected argument %q of %s; write the value of a boolean flag with =, such as --plugin.enabled=%s", args[0], cmd.Name(), args[0])
+	}
+	return fmt.Errorf("unexpected argument %q of %s, which takes only flags", args[0], cmd.Name())
+}
+
+// explainFlag adds the most similar flag to the error about an unknown one, as cobra does for commands, and the valid values to that
+// about a boolean one.
+func explainFlag(cmd *cobra.Command, err error) error {
+	if invalid, ok := errors.AsType[*pflag.InvalidValueError](err); ok && invalid.GetFlag().Value.Type() == "bool" {
+		return fmt.Errorf("--%s: expected true or false, got %q", invalid.GetFlag().Name, invalid.GetValue())
+	}
+	unknown, ok := errors.AsType[*pflag.NotExistError](err)
+	if !ok {
+		return err
+	}
+	var names []string
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+	return unknownError(err, unknown.GetSpecifiedName(), "--", names)
+}
+
+// unknownError adds the nearest of the names to an error about an unknown one.
+func unknownError(err error, unknown, prefix string, names []string) error {
+	if nearest := config.Nearest(unknown, names); nearest != "" {
+		return fmt.Errorf("%w; did you mean %s%s?", err, prefix, nearest)
+	}
+	return fmt.Errorf("%w; see gpu-node-agent --help", err)
 }
 
 // withReport makes cmd print a report, which has a JSON form too.
 func withReport(cmd *cobra.Command, create func(context.Context) fmt.Stringer) *cobra.Command {
 	var output string
-	cmd.Args = cobra.NoArgs
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if output != "text" && output != "json" {
 			return fmt.Errorf("--output: expected text or json, got %q", output)

@@ -50,6 +50,7 @@ type Agent struct {
 	metricsConfig   health.Latest[metrics.Config]
 	webConfig       health.Latest[web.Config]
 	podLabelsConfig health.Latest[podlabels.Config]
+	lastGood        health.Latest[[]byte] // Config.LastGood
 
 	// The last reload.
 	reloadInterval time.Duration
@@ -75,7 +76,7 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP) // until the end: a signal during the start or the shutdown must not end the process
 	signal.Ignore(syscall.SIGPIPE)     // or the next log entry would end the process after its reader has exited
-	c, err := loader.Load()
+	c, rejection, err := loader.LoadOrLastGood()
 	if err != nil {
 		return err
 	}
@@ -95,6 +96,9 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 	boot := statefile.BootID()
 	a := newAgent(c, log, level, boot)
 	a.loader, a.build, a.logDropped = loader, build, sink.Dropped
+	if rejection != nil {
+		a.reject(rejection.Err, "start", rejection.Since)
+	}
 	a.logNotes(c)
 	a.monitor.SetHeld((&holderCheck{holders: a.plugin.Holders, refresh: a.plugin.AskHolders}).mayBeHeld)
 	a.reporter = a.newReporter(a.restore(c, boot))
@@ -122,7 +126,7 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 	a.apply(c)
 	a.lastReload.Store(&metrics.Reload{OK: true, At: time.Now()})
 	a.monitor = monitor.New(&a.healthConfig, &a.sources, &a.snapshots, log.Named("health"))
-	a.stateFile = statefile.New(&a.healthConfig, &a.snapshots, boot, log.Named("health"))
+	a.stateFile = statefile.New(&a.healthConfig, &a.snapshots, &a.lastGood, boot, log.Named("health"))
 	a.plugin = plugin.New(&a.pluginConfig, &a.snapshots, log.Named("plugin"))
 	a.totals = metrics.NewTotals(&a.metricsConfig, &a.snapshots, a.plugin.Holders)
 	a.podLabels = podlabels.New(podlabels.Options{Config: &a.podLabelsConfig, Node: nodeName(), Log: log.Named("kubernetes")})
@@ -161,6 +165,7 @@ func (a *Agent) apply(c config.Config) {
 	if w, current := cmp.Or(c.Web, &web.Config{}), a.webConfig.Load(); current == nil || !current.Equal(w) {
 		a.webConfig.Store(w)
 	}
+	storeChanged(&a.lastGood, c.LastGood)
 	storeChanged(&a.podLabelsConfig, podlabels.Config{Labels: c.Metrics.SelectedPodLabels(), Kubeconfig: c.Health.Kubernetes.Kubeconfig})
 }
 

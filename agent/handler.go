@@ -58,7 +58,7 @@ func (a *Agent) handler() http.Handler {
 		},
 		LogDropped: a.logDropped,
 	}, zap.NewStdLog(a.log.Named("metrics"))))
-	web.HandleProbes(mux, a.notReady)
+	web.HandleProbes(mux, a.notReady, a.warnings)
 	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("OK")) }) // as dcgm-exporter
 	pages := status.NewPages(a.status, a.log.Named("web"))
 	mux.HandleFunc("GET /{$}", pages.ServeHTML)

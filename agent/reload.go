@@ -50,17 +50,23 @@ func (a *Agent) fileSum() [sha256.Size]byte {
 	return a.loader.Sum(*a.pluginConfig.Load(), *a.metricsConfig.Load())
 }
 
+// reject reports an invalid configuration once, and since when the one in force has been.
+func (a *Agent) reject(err error, reason string, since time.Time) {
+	if err.Error() != a.loggedError {
+		a.loggedError = err.Error()
+		a.log.Error("invalid configuration; the last good one is in force", zap.String("reason", reason), zap.String("file", a.loader.Path()),
+			zap.String("since", since.Format(time.RFC3339)), zap.Error(err)) // the console format omits dates
+	}
+	a.configError.Store(new(err.Error()))
+	a.lastReload.Store(&metrics.Reload{OK: false, At: since})
+}
+
 // reload loads the configuration and puts it in force. An invalid one changes nothing.
 func (a *Agent) reload(reason string) {
 	a.loader.FieldsExported = len(a.metricsConfig.Load().Chosen.Fields) > 0
 	c, err := a.loader.Load()
 	if err != nil {
-		if err.Error() != a.loggedError {
-			a.loggedError = err.Error()
-			a.log.Error("invalid configuration; the previous one stays in force", zap.String("reason", reason), zap.String("file", a.loader.Path()), zap.Error(err))
-		}
-		a.configError.Store(new(err.Error()))
-		a.lastReload.Store(&metrics.Reload{OK: false, At: a.lastReload.Load().At})
+		a.reject(err, reason, a.lastReload.Load().At)
 		return
 	}
 	a.loggedError = ""
@@ -68,4 +74,12 @@ func (a *Agent) reload(reason string) {
 	a.logNotes(c)
 	a.lastReload.Store(&metrics.Reload{OK: true, At: time.Now()})
 	a.log.Info("configuration reloaded", zap.String("reason", reason), zap.String("file", a.loader.Path()))
+}
+
+// warnings returns what an operator must correct although the agent does its whole job.
+func (a *Agent) warnings() []string {
+	if err := a.configError.Load(); err != nil && !a.lastReload.Load().OK {
+		return []string{"configuration: invalid; the last good one is in force: " + *err}
+	}
+	return nil
 }

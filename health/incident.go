@@ -144,11 +144,11 @@ func (c IncidentConfig) Validate() error {
 	var errs []error
 	var lists [len(overrideLists)][]int
 	for i, names := range [][]string{c.Unhealthy, c.Warn, c.Ignore} {
-		for _, name := range names {
+		for j, name := range names {
 			code, ok := IncidentCode(name)
 			if !ok {
-				errs = append(errs, fmt.Errorf("%v: expected a DCGM incident such as DCGM_FR_NVLINK_DOWN or its number, got %q",
-					overrideLists[i], name))
+				errs = append(errs, fmt.Errorf("%v[%d]: expected a DCGM incident such as DCGM_FR_NVLINK_DOWN or its number, got %q",
+					overrideLists[i], j, name))
 				continue
 			}
 			lists[i] = append(lists[i], code)

@@ -147,8 +147,8 @@ func TestIncidentConfigValidate(t *testing.T) {
 	}{
 		{DefaultIncidentConfig(), ""},
 		{IncidentConfig{Unhealthy: []string{"DCGM_FR_PCI_REPLAY_RATE", "500"}, Warn: []string{"nvlink_down"}, Ignore: []string{"3000"}}, ""},
-		{IncidentConfig{Warn: []string{"DCGM_FR_NVLINK"}}, "warn"},
-		{IncidentConfig{Ignore: []string{"0", "DCGM_FR_OK", "-3", ""}}, "ignore ignore ignore ignore"},
+		{IncidentConfig{Warn: []string{"DCGM_FR_NVLINK"}}, "warn[0]"},
+		{IncidentConfig{Ignore: []string{"0", "DCGM_FR_OK", "-3", ""}}, "ignore[0] ignore[1] ignore[2] ignore[3]"},
 		{IncidentConfig{Unhealthy: []string{"14"}, Ignore: []string{"DCGM_FR_NVLINK_DOWN"}}, "unhealthy"},
 	} {
 		if got := keys(c.config.Validate()); got != c.want {

@@ -55,9 +55,9 @@ func (c XIDConfig) Validate() error {
 	}
 	lists := [...][]int{c.Unhealthy, c.Warn, c.Ignore}
 	for i, codes := range lists {
-		for _, code := range codes {
+		for j, code := range codes {
 			if code < 1 {
-				errs = append(errs, fmt.Errorf("%v: expected an XID of 1 or more, got %d", overrideLists[i], code))
+				errs = append(errs, fmt.Errorf("%v[%d]: expected an XID of 1 or more, got %d", overrideLists[i], j, code))
 			}
 		}
 	}

@@ -115,7 +115,7 @@ func TestXIDConfigValidate(t *testing.T) {
 		{XIDConfig{Preset: "x"}, "preset"},
 		{XIDConfig{}, "preset"},
 		{XIDConfig{Preset: "aws", Warn: []int{109, 109}, Ignore: []int{109}}, "warn"},
-		{XIDConfig{Preset: "aws", Unhealthy: []int{-1}, Ignore: []int{0}}, "unhealthy ignore"},
+		{XIDConfig{Preset: "aws", Unhealthy: []int{-1}, Ignore: []int{0}}, "unhealthy[0] ignore[0]"},
 		{XIDConfig{Preset: "aws", Unhealthy: []int{5}, Warn: []int{5}, Ignore: []int{5}}, "unhealthy unhealthy warn"},
 	} {
 		if got := keys(c.config.Validate()); got != c.want {

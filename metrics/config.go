@@ -6,6 +6,7 @@ import (
 	"net"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
@@ -49,17 +50,17 @@ func DefaultConfig() Config {
 }
 
 // Resolve sets Chosen. Entries that select no field are in Chosen.Unknown; Resolve fails only if FieldsFile cannot be
-// read.
-func (c Config) Resolve() (Config, error) {
+// read with readFile, which is like os.ReadFile.
+func (c Config) Resolve(readFile func(string) ([]byte, error)) (Config, error) {
 	if c.FieldsFile == "" {
 		c.Chosen = fields.Select(c.Fields)
 		return c, nil
 	}
-	selection, err := fields.SelectFile(c.FieldsFile)
+	text, err := readFile(c.FieldsFile)
 	if err != nil {
 		return c, fmt.Errorf("fieldsFile: %w", err)
 	}
-	c.Chosen = selection
+	c.Chosen = fields.SelectCSV(string(text))
 	return c, nil
 }
 
@@ -88,8 +89,8 @@ func (c Config) Validate() error {
 		fail("listen: expected HOST:PORT or :PORT such as :9400, got %q", c.Listen)
 	}
 	for i, f := range c.Fields {
-		if f.Name == "" {
-			fail("fields[%d].name: expected the name of a field such as DCGM_FI_DEV_GPU_TEMP, got none", i)
+		if strings.Trim(f.Name, "0123456789") == "" {
+			fail("fields[%d].name: expected the name of a field such as DCGM_FI_DEV_GPU_TEMP, got %q", i, f.Name)
 		}
 	}
 	for _, path := range []struct{ key, value, otherwise string }{

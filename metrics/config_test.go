@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -35,12 +36,12 @@ func TestConfigValidate(t *testing.T) {
 func TestConfigNotesNameKeyAndEntry(t *testing.T) {
 	c := DefaultConfig()
 	c.Fields = []fields.Spec{{Name: "nonsense"}}
-	c, err := c.Resolve()
+	c, err := c.Resolve(os.ReadFile)
 	if notes := c.Notes(); err != nil || len(notes) != 1 || !strings.HasPrefix(notes[0], "metrics.fields: nonsense: ") {
 		t.Errorf("got notes %q, %v", notes, err)
 	}
 	c.FieldsFile = filepath.Join(t.TempDir(), "none.csv")
-	if _, err := c.Resolve(); err == nil || !strings.HasPrefix(err.Error(), "fieldsFile: ") {
+	if _, err := c.Resolve(os.ReadFile); err == nil || !strings.HasPrefix(err.Error(), "fieldsFile: ") {
 		t.Errorf("missing file: got %v", err)
 	}
 	if notes := c.Notes(); len(notes) != 1 || !strings.HasPrefix(notes[0], "metrics.fieldsFile: "+c.FieldsFile+": nonsense: ") {

@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"os"
 	"strings"
 	"testing"
 
@@ -78,7 +79,7 @@ func TestFieldsAsLabels(t *testing.T) {
 		{Name: "DCGM_FI_DEV_SERIAL"},
 		{Name: "DCGM_FI_DEV_ECC_CURRENT", Type: "label"},
 	}
-	c, err := c.Resolve()
+	c, err := c.Resolve(os.ReadFile)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,6 +3,7 @@ package metrics
 import (
 	"bytes"
 	"maps"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -82,7 +83,7 @@ func testConfig(names ...string) *Config {
 	for _, name := range names {
 		c.Fields = append(c.Fields, fields.Spec{Name: name})
 	}
-	c, err := c.Resolve()
+	c, err := c.Resolve(os.ReadFile)
 	if err != nil {
 		panic(err) // it reads no file
 	}

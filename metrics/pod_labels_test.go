@@ -3,6 +3,7 @@ package metrics
 import (
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 )
@@ -64,7 +65,7 @@ func TestValidatePodLabels(t *testing.T) {
 		{errInvalidPattern, []string{"größe*"}},
 		{errInvalidPattern, []string{"team *"}},
 	} {
-		cfg, err := DefaultConfig().Resolve()
+		cfg, err := DefaultConfig().Resolve(os.ReadFile)
 		if err != nil {
 			t.Fatal(err)
 		}

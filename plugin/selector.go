@@ -13,10 +13,11 @@ import (
 // selects reports whether a selector of include, exclude or sharing matches a device. A selector is a device reference
 // (see health/deviceref) such as a UUID, an index or a PCI bus ID, or one of
 //
+//	all            every device
 //	mig-1g.*       MIG devices by profile
 //	*H100*         anything else: GPUs and their MIG devices by model
 //
-// In these two "*" matches any characters, "?" matches one, and case is ignored. selects runs for every device of every
+// In the last two "*" matches any characters, "?" matches one, and case is ignored. selects runs for every device of every
 // layout, so it does not allocate.
 func selects(selector string, c *candidate) bool {
 	d := &c.state.Device
@@ -26,7 +27,7 @@ func selects(selector string, c *candidate) bool {
 	if matches, isRef := d.Matches(selector); isRef {
 		return matches
 	}
-	return glob(selector, d.Model)
+	return strings.EqualFold(selector, "all") || glob(selector, d.Model)
 }
 
 // selectsAny reports whether one of the selectors matches the device.
@@ -69,23 +70,27 @@ func (c Config) unmatchedSelectors(all []candidate) (unmatched []unmatchedSelect
 func validateSelectors(key string, selectors []string) error {
 	var errs []error
 	for i, s := range selectors {
-		_, _, isIndex := deviceref.ParseIndex(s)
-		_, isPCI := deviceref.ParsePCI(s)
 		problem := ""
-		switch {
-		case strings.TrimSpace(s) == "":
+		switch trimmed := strings.TrimSpace(s); {
+		case trimmed == "":
 			problem = "is empty"
-		case strings.Contains(s, ":") && !isIndex && !isPCI:
-			problem = "is neither a PCI bus ID nor the index of a MIG device"
-		case strings.HasPrefix(s, "-"):
-			problem = "is a negative index"
+		case trimmed != s:
+			problem = "starts or ends with a space"
+		case looksLikeIndex(s) && !deviceref.Valid(s):
+			problem = "is neither an index nor a PCI bus ID"
 		}
 		if problem != "" {
-			errs = append(errs, fmt.Errorf("%s[%d]: %q %s; use a UUID, an index such as 0 or 0:1, a PCI bus ID such as 0000:1b:00.0, "+
-				"a model such as *H100* or a MIG profile such as mig-1g.*", key, i, s, problem))
+			errs = append(errs, fmt.Errorf("%s[%d]: %q %s; use all, a UUID, an index such as 0 or 0:1, a PCI bus ID such as 0000:1b:00.0, "+
+				"a model such as \"*H100*\" or a MIG profile such as mig-1g.*", key, i, s, problem))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// looksLikeIndex reports whether a selector can be neither a model nor a MIG profile. Several indexes in one entry, such as 0-3,
+// are one that would match nothing.
+func looksLikeIndex(s string) bool {
+	return strings.ContainsAny(s, ":,") || strings.ContainsAny(s[:1], "-+.0123456789") && !strings.ContainsAny(s, "*?")
 }
 
 // glob reports whether the pattern matches all of s. It backtracks to the last * only, which suffices: an earlier one

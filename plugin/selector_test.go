@@ -34,6 +34,8 @@ func TestSelects(t *testing.T) {
 		{"NVIDIA ????*HBM?", true, true, false},
 		{"*H100", false, false, false},
 		{"*", true, true, true},
+		{"all", true, true, true},
+		{"ALL", true, true, true},
 		{"", false, false, true},
 		{"mig-1g.*", false, true, false},
 		{"mig-1g.10gb", false, false, false},
@@ -47,11 +49,11 @@ func TestSelects(t *testing.T) {
 }
 
 func TestValidateSelectors(t *testing.T) {
-	good := []string{"GPU-a", "MIG-b", "0", "12:3", "1b:00.0", "0000:1b:00.0", "00000000:1B:00.0", "*H100*", "mig-1g.10gb", "NVIDIA L4"}
+	good := []string{"GPU-a", "MIG-b", "0", "12:3", "1b:00.0", "0000:1b:00.0", "00000000:1B:00.0", "*H100*", "mig-1g.10gb", "NVIDIA L4", "all", "3*", "gpu-a"}
 	if err := validateSelectors("include", good); err != nil {
 		t.Error(err)
 	}
-	for _, bad := range []string{"", "  ", "0:", "a:b", "1b:00", "zz:00.0", "0:1:2", "-1", "123456789012:1b:00.0"} {
+	for _, bad := range []string{"", "  ", "0:", "a:b", "1b:00", "zz:00.0", "0:1:2", "-1", "123456789012:1b:00.0", " 3", "3 ", "0-3", "0,1", "*,*", "3.0", "0x1b", "1234567890"} {
 		if err := validateSelectors("include", []string{"0", bad}); !slices.Equal(errorKeys(err), []string{"include[1]"}) {
 			t.Errorf("%q: %v", bad, err)
 		}

@@ -59,7 +59,7 @@ func (c Config) validateSharing() error {
 		key := sharedKey(i)
 		switch before, done := complete[r.Name]; {
 		case done:
-			errs = append(errs, fmt.Errorf("%s.name: %s already applies to all devices of %s; restrict it by devices, or put this entry before it",
+			errs = append(errs, fmt.Errorf("%s.name: %s already applies to all devices of %s; set its devices, or remove one of the two",
 				key, sharedKey(before), r.Name))
 		case len(r.Devices) == 0:
 			complete[r.Name] = i
@@ -69,7 +69,11 @@ func (c Config) validateSharing() error {
 				key, r.Name, strings.Join(bases, ", "), c.migPrefix()))
 		}
 		if r.Replicas < 2 || r.Replicas > maxReplicas {
-			errs = append(errs, fmt.Errorf("%s.replicas: %d is out of range; use 2 to %d", key, r.Replicas, maxReplicas))
+			got := strconv.Itoa(r.Replicas)
+			if r.Replicas == 0 {
+				got = "0 or no value"
+			}
+			errs = append(errs, fmt.Errorf("%s.replicas: expected 2 to %d, got %s", key, maxReplicas, got))
 		}
 		errs = append(errs, validateSelectors(key+".devices", r.Devices))
 		if r.Rename != "" {

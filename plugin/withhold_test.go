@@ -92,6 +92,24 @@ func TestWithhold(t *testing.T) {
 	}
 }
 
+// The texts of status and log have one entry for each GPU.
+func TestWithheldTextsAreByGPU(t *testing.T) {
+	cfg, snap := configured(func(c *Config) { c.MIGStrategy = MIGMixed }), partitioned("1g.10gb 1g.10gb 1g.10gb", "1g.10gb", "1g.10gb 2g.20gb")
+	l := newLayout(layoutInput{cfg: &cfg, snap: snap, holders: holdersOf(snap, cfg, "nvidia.com/gpu GPU-0", "nvidia.com/gpu GPU-1", "nvidia.com/gpu GPU-2")})
+	var got []string
+	for _, text := range withheldTexts(l.withheld) {
+		which, _, _ := strings.Cut(text, " not offered")
+		got = append(got, which)
+	}
+	want := []string{
+		migResource + ": 3 MIG devices of GPU 0 are", migResource + ": MIG-1-0 (GPU 1) is", migResource + ": MIG-2-0 (GPU 2) is",
+		"nvidia.com/mig-2g.20gb: MIG-2-1 (GPU 2) is",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 // A device that is unhealthy and withheld is refused as unhealthy.
 func TestAllocateRefusesWithheldDevice(t *testing.T) {
 	cfg, snap := configured(sharedBy(2)), with(snapshot(2), 0, health.Unhealthy)

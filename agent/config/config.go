@@ -33,6 +33,8 @@ type Config struct {
 	Web *web.Config `yaml:"-"` // the content of metrics.webConfigFile
 
 	Sum [sha256.Size]byte `yaml:"-"` // of the content of all files that it was loaded from
+
+	LastGood []byte `yaml:"-"` // these files, as LoadOrLastGood reads them; empty without a configuration file
 }
 
 // LogConfig is the `log` section.

@@ -192,9 +192,9 @@ func TestConfigErrors(t *testing.T) {
 		"source: {healthSystems: []}":                                                       {"source.healthSystems [all]"},
 		"source: {sim: {past: [{ago: 10, gpu: 8, xid: x}]}}":                                {"source.sim.past[0].ago 10", `source.sim.past[0].xid "x"`},
 		"source: {sim: {past: [{gpu: 8, xid: 95}]}}":                                        {"source.sim.past[0].ago 0s", "source.sim.past[0].gpu h100-8"},
-		"source: {sim: {scenario: [{gpu: 1, recoveryAction: [7]}]}}":                        {"source.sim.scenario[0].recoveryAction [7]"},
-		"health: {xid: {preset: x, warn: [0]}}":                                             {`health.xid.preset "x"`, "health.xid.warn 0"},
-		"health: {incidents: {warn: [x]}}":                                                  {`health.incidents.warn "x"`},
+		"source: {sim: {scenario: [{gpu: 1, recoveryAction: [a]}]}}":                        {"source.sim.scenario[0].recoveryAction [a]"},
+		"health: {xid: {preset: x, warn: [0]}}":                                             {`health.xid.preset "x"`, "health.xid.warn[0] 0"},
+		"health: {incidents: {warn: [x]}}":                                                  {`health.incidents.warn[0] "x"`},
 		"health: {flap: {trips: -1}, socket: here, recovery: x}":                            {"health.flap.trips -1", `health.socket "here"`, `health.recovery "x"`},
 		"log: {level: loud, format: xml}":                                                   {`log.level "loud"`, `log.format "xml"`},
 		"log: nothing":                                                                      {`log "nothing"`},
@@ -209,6 +209,13 @@ func TestConfigErrors(t *testing.T) {
 		},
 		"plugin: {resource: gpu}": {"plugin.resource"},
 		"plugin: {sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replica: 2}]}}}": {"plugin.sharing.timeSlicing.resources[0].replica"},
+		"sourze: {}\nsource: {mode:sim}":            {"sourze did you mean source?", "source.mode:sim mode: sim"},
+		"sharing: {}\ncordon: [3]\nmode: sim":       {"sharing did you mean plugin.sharing?", "cordon did you mean health.cordon?", "mode did you mean source.mode?"},
+		"metrics: {enabled: true}":                  {"metrics.enabled unknown key"}, // two sections have one
+		"Source: {mode: sim}\nSOURCE: {mode: auto}": {"Source SOURCE"},
+		"source: {mode: sim, Mode: auto}":           {"source.mode source.Mode"},
+		"source: {address: 5555}":                   {`source.address "5555"`},
+		"metrics: {listen: 9400}":                   {`metrics.listen :9400, got "9400"`},
 	} {
 		_, err := load(t, text)
 		for _, w := range want {

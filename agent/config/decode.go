@@ -1,11 +1,12 @@
 package config
 
 import (
-	"encoding"
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,23 +20,21 @@ import (
 
 // decode decodes data into the setting. On an error the setting keeps its value.
 func (s setting) decode(data any) error {
-	quoted := `"%v"` // how to write a string
-	if _, isText := data.(string); isText && s.value.Type() == reflect.TypeFor[[]string]() {
-		quoted = `["%v"]` // a variable or flag needs the brackets too, because a shell removes plain quotes
-	}
 	into := reflect.New(s.value.Type())
 	var meta mapstructure.Metadata
 	d, err := mapstructure.NewDecoder(&mapstructure.DecoderConfig{
 		Result: into.Interface(), Metadata: &meta, TagName: "yaml",
-		DecodeHook: func(_, to reflect.Type, data any) (any, error) { return convert(to, data, quoted) },
+		DecodeHook: func(_, to reflect.Type, data any) (any, error) { return convert(to, data) },
 	})
 	if err != nil {
 		return err
 	}
 	errs := []error{decodeError(s.key, d.Decode(data))}
 	slices.Sort(meta.Unused)
-	for _, key := range meta.Unused {
-		errs = append(errs, fmt.Errorf("%s%s: unknown key", s.key, key))
+	for _, key := range meta.Unused { // such as [0].replica
+		_, name, _ := strings.Cut(key, ".")
+		keys := keysOf(s.value.Type().Elem())
+		errs = append(errs, fmt.Errorf("%s%s: unknown key%s", s.key, key, cmp.Or(spaceHint(name), suggest(name, keys), "; the keys are "+strings.Join(keys, ", "))))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err
@@ -44,9 +43,24 @@ func (s setting) decode(data any) error {
 	return nil
 }
 
+// scalarsAsText makes strings of all scalars except null. A device reference such as 010 thus keeps its text, and the values
+// of the file, the environment and flags are converted alike.
+func scalarsAsText(n *yaml.Node) {
+	switch n.ShortTag() {
+	case "!!int", "!!float", "!!bool", "!!timestamp":
+		n.Tag = "!!str"
+	}
+	for i, child := range n.Content {
+		if isKey := n.Kind == yaml.MappingNode && i%2 == 0; isKey && child.ShortTag() == "!!null" {
+			child.Tag = "!!str"
+		}
+		scalarsAsText(child)
+	}
+}
+
 // convert converts a value of the file, the environment or a flag to a type of Config. mapstructure then accepts the
 // result, so that all error texts come from here.
-func convert(to reflect.Type, data any, quoted string) (any, error) {
+func convert(to reflect.Type, data any) (any, error) {
 	for to.Kind() == reflect.Pointer {
 		to = to.Elem()
 	}
@@ -56,18 +70,18 @@ func convert(to reflect.Type, data any, quoted string) (any, error) {
 		return data, nil
 	case to == reflect.TypeFor[time.Duration]():
 		return duration(data)
-	case to.Kind() == reflect.String && reflect.PointerTo(to).Implements(reflect.TypeFor[encoding.TextUnmarshaler]()) && isScalar(data):
-		return fmt.Sprint(data), nil // a type that accepts names and numbers, and validates them itself
 	case isText && to == reflect.TypeFor[fields.Spec]():
 		return fields.Spec{Name: text}, nil
 	case isText && to.Kind() != reflect.String:
-		return fromText(to, text, quoted)
+		return fromText(to, text)
 	case !kindMatches(to, data):
-		return nil, kindError(to, data, quoted)
+		return nil, &kindError{to, data, nil}
 	}
 	switch v := data.(type) {
 	case map[any]any: // mapstructure would panic
-		return nil, fmt.Errorf("expected strings as keys, got %s; put the keys in quotes", format(data))
+		return nil, fmt.Errorf("expected strings as keys, got %s", format(data))
+	case map[string]any:
+		return data, errors.Join(duplicateKeys(v, "")...)
 	case float64:
 		if to.Kind() != reflect.Float64 {
 			return wholeNumber(v)
@@ -81,26 +95,29 @@ func convert(to reflect.Type, data any, quoted string) (any, error) {
 }
 
 func duration(data any) (any, error) {
-	if data == 0 || data == "0" {
-		return time.Duration(0), nil
-	}
 	text, _ := data.(string)
-	d, err := time.ParseDuration(text)
+	d, err := time.ParseDuration(text) // accepts 0 without a unit
 	if err != nil {
-		return nil, fmt.Errorf("expected a duration such as 10s, got %s", format(data))
+		return nil, fmt.Errorf("expected a duration such as 1m, got %s", format(data))
 	}
 	return d, nil
 }
 
-// fromText parses a string as YAML. Variables and flags are strings, so this allows lists and numbers in them.
-func fromText(to reflect.Type, text, quoted string) (any, error) {
+// fromText converts a string to a type that is written as YAML, such as a number or a list.
+func fromText(to reflect.Type, text string) (any, error) {
+	var node yaml.Node
 	var v any
-	err := yaml.Unmarshal([]byte(text), &v)
-	_, isText := v.(string)
-	if err == nil && v != nil && !isText && kindMatches(to, v) {
-		return convert(to, v, quoted)
+	err := yaml.Unmarshal([]byte(text), &node)
+	if kind := to.Kind(); err == nil && (kind == reflect.Slice || kind == reflect.Struct) {
+		scalarsAsText(&node)
 	}
-	return nil, kindError(to, text, quoted)
+	if err == nil {
+		err = node.Decode(&v)
+	}
+	if _, isText := v.(string); err != nil || v == nil || isText || !kindMatches(to, v) {
+		return nil, &kindError{to, text, explainYAML(err, text)}
+	}
+	return convert(to, v)
 }
 
 // wholeNumber converts a whole number that YAML or JSON writes as a float, such as 2.0 or 1e3.
@@ -128,60 +145,73 @@ func kindMatches(to reflect.Type, v any) bool {
 	}
 }
 
-// isScalar reports whether a value is neither a mapping nor a list.
-func isScalar(v any) bool {
-	kind := reflect.TypeOf(v).Kind()
-	return kind != reflect.Map && kind != reflect.Slice
+// kindError is the error for a value of a wrong kind.
+type kindError struct {
+	to   reflect.Type
+	got  any
+	yaml error // why a text is not YAML; nil if it is
 }
 
-// kindError returns the error for a value of a wrong kind, with an example of a right one.
-func kindError(to reflect.Type, v any, quoted string) error {
-	expected := typeName(to)
+func (e *kindError) Error() string { return e.withExample("") }
+
+// withExample returns the error with an example of a right value, "" for none.
+func (e *kindError) withExample(example string) string {
+	if example != "" {
+		example = " such as " + example
+	}
+	text := fmt.Sprintf("expected %s%s, got %s", typeName(e.to), example, format(e.got))
+	if e.yaml != nil {
+		text += ": " + e.yaml.Error()
+	}
+	return text
+}
+
+// example returns a valid value to use instead of another, for a list or one of its entries. It returns "" for other keys.
+func example(key string, instead any) string {
+	list, isEntry := strings.CutSuffix(entryIndex.ReplaceAllString(key, "[]"), "[]")
+	text := listExamples[list]
 	switch {
-	case to.Kind() == reflect.String && isScalar(v):
-		expected += " such as " + fmt.Sprintf(quoted, v)
-	case to.Kind() == reflect.Slice:
-		example := exampleList(to.Elem(), v)
-		if text, _ := v.(string); strings.HasPrefix(text, "[") && to.Elem().Kind() == reflect.String {
-			example = `["a", "b"], with quotes` // an unquoted * or & has a meaning in YAML
-		}
-		expected += " such as " + example
+	case isEntry:
+		return strings.TrimSuffix(strings.TrimPrefix(text, "["), "]")
+	case text == selectorExample && instead == "all": // as in NVIDIA's plugin
+		return "[all]"
 	}
-	return fmt.Errorf("expected %s, got %s", expected, format(v))
+	return text
 }
 
-// exampleList returns a list as YAML, with the elements of a value that is not a list if it is plain.
-func exampleList(elem reflect.Type, v any) string {
-	var elements []string
-	if s := fmt.Sprint(v); s != "" && !strings.ContainsAny(s, "[]{}/\"'\\\n") {
-		for e := range strings.SplitSeq(s, ",") {
-			elements = append(elements, strings.TrimSpace(e))
-		}
-	}
-	isNumber := func(s string) bool { _, err := strconv.Atoi(s); return err == nil }
-	switch kind := elem.Kind(); {
-	case kind == reflect.Int && len(elements) > 0 && !slices.ContainsFunc(elements, func(s string) bool { return !isNumber(s) }):
-		return "[" + strings.Join(elements, ", ") + "]"
-	case kind == reflect.Int:
-		return "[1, 2]"
-	case kind == reflect.Struct && elem != reflect.TypeFor[fields.Spec]():
-		return "[{key: value}]"
-	case len(elements) == 0:
-		elements = []string{"a", "b"}
-	}
-	for i := range elements {
-		elements[i] = strconv.Quote(elements[i])
-	}
-	return "[" + strings.Join(elements, ", ") + "]"
-}
+//nolint:gochecknoglobals // constants
+var (
+	entryIndex = regexp.MustCompile(`\[\d+\]`) // in a key
 
-// format returns a value as YAML in one line, and names numbers as such.
+	// listExamples has a valid value of each list.
+	listExamples = map[string]string{
+		"source.healthSystems":                           "[all]",
+		"source.sim.scenario":                            "[{at: 5s, gpu: 3, xid: 79}]",
+		"source.sim.past":                                "[{ago: 10s, gpu: 5, xid: 95}]",
+		"health.cordon":                                  "[3]",
+		"health.xid.unhealthy":                           "[48]",
+		"health.xid.warn":                                "[48]",
+		"health.xid.ignore":                              "[48]",
+		"health.incidents.unhealthy":                     "[DCGM_FR_NVLINK_DOWN]",
+		"health.incidents.warn":                          "[DCGM_FR_NVLINK_DOWN]",
+		"health.incidents.ignore":                        "[DCGM_FR_NVLINK_DOWN]",
+		"plugin.resources":                               `[{pattern: "*H100*", resource: nvidia.com/h100}]`,
+		"plugin.include":                                 selectorExample,
+		"plugin.exclude":                                 selectorExample,
+		"plugin.sharing.timeSlicing.resources":           "[{name: nvidia.com/gpu, replicas: 4}]",
+		"plugin.sharing.timeSlicing.resources[].devices": selectorExample,
+		"plugin.deviceList":                              "[envvar]",
+		"metrics.fields":                                 "[default]",
+		"metrics.podLabels":                              `[team, "app.kubernetes.io/*"]`, // an unquoted * has a meaning in YAML
+	}
+)
+
+const selectorExample = "[0]"
+
+// format returns a value as YAML in one line.
 func format(v any) string {
-	switch v := v.(type) {
-	case string:
-		return strconv.Quote(v)
-	case int, int64, uint64, float64:
-		return fmt.Sprintf("the number %v", v)
+	if s, isText := v.(string); isText {
+		return strconv.Quote(s)
 	}
 	var n yaml.Node
 	if err := n.Encode(v); err != nil {
@@ -209,7 +239,7 @@ func typeName(t reflect.Type) string {
 		if t == reflect.TypeFor[fields.Spec]() {
 			return "the name of a field or of a set of fields"
 		}
-		return "a mapping such as {key: value}"
+		return "a mapping"
 	case reflect.String:
 		return "a string"
 	default:
@@ -225,6 +255,9 @@ func decodeError(key string, err error) error {
 		}
 		if inner := errors.Unwrap(err); inner != nil { // mapstructure wraps all the errors of a list
 			return decodeError(key, inner)
+		}
+		if kind, ok := errors.AsType[*kindError](err); ok {
+			return fmt.Errorf("%s: %s", key, kind.withExample(example(key, kind.got)))
 		}
 		return fmt.Errorf("%s: %w", key, err)
 	})

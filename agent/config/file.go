@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"go.yaml.in/yaml/v3"
 
@@ -21,7 +22,7 @@ func (l Loader) read() (text []byte, tree map[string]any, err error) {
 	if path == "" {
 		return nil, make(map[string]any), nil
 	}
-	if text, err = os.ReadFile(path); err != nil {
+	if text, err = l.readFile(path); err != nil {
 		return nil, nil, fmt.Errorf("configuration: %w", err)
 	}
 	if l.Running && len(bytes.TrimSpace(text)) == 0 {
@@ -44,19 +45,32 @@ func parse(text []byte) (map[string]any, error) {
 		case errors.Is(err, io.EOF):
 			return tree, nil
 		case err != nil:
-			return nil, err
+			return nil, explainYAML(err, string(text))
 		case document.Content[0].Tag == "!!null": // only comments
 		case documents > 0:
 			return nil, errors.New("expected one YAML document, got another after ---")
 		case document.Content[0].Kind != yaml.MappingNode:
 			return nil, errors.New("expected sections, such as log: {level: info}")
 		default:
-			err = document.Decode(&tree)
-		}
-		if err != nil {
-			return nil, err
+			scalarsAsText(&document)
+			if err = document.Decode(&tree); err != nil {
+				return nil, err
+			}
 		}
 	}
+}
+
+// explainYAML adds the remedy to an error of frequent mistakes.
+func explainYAML(err error, text string) error {
+	switch {
+	case err == nil:
+		return nil
+	case strings.Contains(err.Error(), "cannot start any token") && strings.Contains(text, "\t"):
+		return fmt.Errorf("%w; indent with spaces instead of tabs", err)
+	case strings.Contains(err.Error(), "unknown anchor"), strings.Contains(err.Error(), "alphabetic or numeric character"):
+		return fmt.Errorf(`%w; write text that starts with * or & in quotes, such as "*H100*"`, err)
+	}
+	return err
 }
 
 // Sum returns the sum of the current content of the configuration file and of the files that the sections name. If it

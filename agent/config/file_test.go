@@ -18,6 +18,9 @@ func TestParse(t *testing.T) {
 			t.Errorf("%q: %v, %v, want %s", text, tree, err, want)
 		}
 	}
+	if _, err := parse([]byte("log:\n\tlevel: info")); err == nil || !strings.Contains(err.Error(), "tabs") {
+		t.Errorf("a tab: %v", err)
+	}
 	for _, text := range []string{
 		"log: {level: debug}\n---\nplugin: {}", "---\n# nothing\n---\nlog: {level: debug}", "log: {level: debug}\n---\n{",
 		"5", "[log]", "log: {level: info}\nlog: {level: warn}", "log: {level: debug}\n---\nx: *a",

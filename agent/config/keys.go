@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"reflect"
@@ -36,47 +37,53 @@ func settingsOf(section reflect.Value, prefix string) []setting {
 	return settings
 }
 
-// removeUnknownKeys removes the keys that a section does not have from a tree, and returns an error for each.
-func removeUnknownKeys(tree map[string]any, section reflect.Type, prefix string, keys []string) []error {
-	var errs []error
+// normalizeKeys writes the keys of a tree as Config has them, removes those that it does not have, and returns an error for each
+// of these and for each key that is written twice.
+func normalizeKeys(tree map[string]any, section reflect.Type, prefix string, keys []string) []error {
+	errs := duplicateKeys(tree, prefix)
+	similar := slices.Clone(keys)
+	for _, key := range keysOf(section) {
+		similar = append(similar, prefix+key) // sections too
+	}
 	for _, name := range slices.Sorted(maps.Keys(tree)) {
+		value := tree[name]
+		sub, isMap := value.(map[string]any)
+		delete(tree, name)
 		f, ok := findField(section, name)
-		sub, isMap := stringKeys(tree[name])
 		switch {
 		case !ok:
-			hint := suggest(prefix+name, keys)
+			hint := cmp.Or(spaceHint(name), suggest(prefix+name, similar), suggest(name, keys))
 			if section, key, dotted := strings.Cut(name, "."); dotted {
 				hint = fmt.Sprintf("; write it as %s: {%s: …}", section, key)
 			}
 			errs = append(errs, fmt.Errorf("%s: unknown key%s", prefix+name, hint))
-			delete(tree, name)
+			continue
 		case f.Type.Kind() != reflect.Struct:
 		case isMap:
-			tree[name] = sub
-			errs = append(errs, removeUnknownKeys(sub, f.Type, prefix+name+".", keys)...)
-		case tree[name] != nil: // a section without keys is valid
-			errs = append(errs, fmt.Errorf("%s: expected a section with keys, got %s", prefix+name, format(tree[name])))
-			delete(tree, name)
+			errs = append(errs, normalizeKeys(sub, f.Type, prefix+yamlKey(f)+".", keys)...)
+		case value != nil: // a section without keys is valid
+			errs = append(errs, fmt.Errorf("%s: expected a section with keys, got %s", prefix+name, format(value)))
+			continue
 		}
+		tree[yamlKey(f)] = value
 	}
 	return errs
 }
 
-// stringKeys returns a mapping with its keys as strings. YAML allows other types, such as numbers.
-func stringKeys(v any) (tree map[string]any, ok bool) {
-	mapping, isMapping := v.(map[any]any)
-	if !isMapping {
-		tree, ok = v.(map[string]any)
-		return tree, ok
+// duplicateKeys returns an error for each key that differs from another only in its case, which has no meaning.
+func duplicateKeys(mapping map[string]any, prefix string) (errs []error) {
+	seen := make(map[string]string)
+	for _, name := range slices.Sorted(maps.Keys(mapping)) {
+		folded := strings.ToLower(name)
+		if other, ok := seen[folded]; ok {
+			errs = append(errs, fmt.Errorf("%s: same key as %s; remove one of the two", prefix+name, prefix+other))
+		}
+		seen[folded] = name
 	}
-	tree = make(map[string]any, len(mapping))
-	for key, value := range mapping {
-		tree[fmt.Sprint(key)] = value
-	}
-	return tree, true
+	return errs
 }
 
-// findField returns the field of a section for a key. Keys are case-insensitive, as with viper.
+// findField returns the field of a section for a key. Keys are case-insensitive.
 func findField(section reflect.Type, name string) (reflect.StructField, bool) {
 	for f := range section.Fields() {
 		if key := yamlKey(f); key != "" && strings.EqualFold(key, name) {
@@ -92,18 +99,50 @@ func yamlKey(f reflect.StructField) string {
 	return strings.TrimPrefix(key, "-")
 }
 
-// suggest returns a hint with the key that is most similar to an unknown one, "" if none is similar.
-func suggest(unknown string, keys []string) string {
-	best, least := "", 4
-	for _, k := range keys {
-		if d := editDistance(strings.ToLower(unknown), strings.ToLower(k)); d < least {
-			best, least = k, d
+// keysOf returns the keys of a section or of an entry of a list.
+func keysOf(section reflect.Type) (keys []string) {
+	for f := range section.Fields() {
+		if key := yamlKey(f); key != "" {
+			keys = append(keys, key)
 		}
 	}
-	if best == "" {
-		return ""
+	return keys
+}
+
+// spaceHint returns a hint if a key and its value are written without a space, which YAML takes for one key.
+func spaceHint(name string) string {
+	if key, value, found := strings.Cut(name, ":"); found {
+		return fmt.Sprintf("; write a space after the colon: %s: %s", key, value)
 	}
-	return "; did you mean " + best + "?"
+	return ""
+}
+
+// suggest returns a hint with the name that Nearest returns.
+func suggest(unknown string, names []string) string {
+	if name := Nearest(unknown, names); name != "" {
+		return "; did you mean " + name + "?"
+	}
+	return ""
+}
+
+// Nearest returns the name that is most similar to an unknown one, else the only one that has it as a part, such as
+// health.cordon for cordon. It returns "" if there is none.
+func Nearest(unknown string, names []string) string {
+	best, least := "", min(4, len(unknown)/2+1) // of a short name, fewer letters may differ
+	places := make(map[string]bool)
+	unknown = strings.ToLower(unknown)
+	for _, name := range names {
+		if d := editDistance(unknown, strings.ToLower(name)); d < least {
+			best, least = name, d
+		}
+		if i := strings.Index(strings.ToLower("."+name+"."), "."+unknown+"."); i >= 0 {
+			places[name[:i+len(unknown)]] = true
+		}
+	}
+	if best == "" && len(places) == 1 {
+		best = slices.Collect(maps.Keys(places))[0]
+	}
+	return best
 }
 
 // editDistance returns the Levenshtein distance of two texts.

@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/viper"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
-	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/nvidiaconfig"
 )
@@ -28,6 +27,8 @@ type Loader struct {
 	Running bool
 	// FieldsExported is set while the running agent exports fields of DCGM. A list without any field is then an error.
 	FieldsExported bool
+
+	lastGood map[string][]byte // see LoadOrLastGood; nil to read the disk
 }
 
 // AddFlags adds a flag for every key, such as --source.mode. The flags are hidden: they are too many for each help text.
@@ -55,19 +56,17 @@ func (l Loader) Path() string {
 	return ""
 }
 
-// Load returns the configuration, or all errors in it. Each error starts with its key.
+// Load returns the configuration, or all errors in it. Each error starts with its key. With an error, the values that could
+// be decoded are set.
 func (l Loader) Load() (Config, error) {
-	text, tree, err := l.read()
-	if err != nil {
-		return Config{}, err
-	}
+	text, tree, fileErr := l.read()
 	c := DefaultConfig()
 	settings := c.settings()
 	keys := make([]string, len(settings))
 	for i, s := range settings {
 		keys[i] = s.key
 	}
-	unknown := removeUnknownKeys(tree, reflect.TypeFor[Config](), "", keys)
+	unknown := normalizeKeys(tree, reflect.TypeFor[Config](), "", keys)
 
 	// Resource names and MIG profiles contain dots, so viper must not split keys at them.
 	const delim = "::"
@@ -92,8 +91,9 @@ func (l Loader) Load() (Config, error) {
 	}
 	c.Source.Address = normalizeAddress(c.Source.Address)
 	c.Sum = sumOf(text, c.Plugin, c.Metrics) // before the files are read: a later change then shows up as a different sum
+	files := l.collector()
 	if file := c.Plugin.NVIDIAConfig; file != "" {
-		text, err := os.ReadFile(file)
+		text, err := files.read(file)
 		if err == nil {
 			var notes []string
 			c.Plugin, notes, err = nvidiaconfig.Import(text, c.Plugin) // keeps the keys that the file does not set
@@ -103,20 +103,24 @@ func (l Loader) Load() (Config, error) {
 		}
 		errs = append(errs, withPrefix("plugin.nvidiaConfig: "+file+": ", err))
 	}
-	resolved, err := c.Metrics.Resolve()
+	resolved, err := c.Metrics.Resolve(files.read)
 	if err == nil && l.FieldsExported && c.Metrics.FieldsFile != "" && len(resolved.Chosen.Fields) == 0 {
 		// At the start, and while no field is exported, the agent is useful without them. Later this would end every series.
 		err = fmt.Errorf("fieldsFile: %s: no valid field; for no fields at all set fields: []", c.Metrics.FieldsFile)
 	}
 	errs = append(errs, withPrefix("metrics.", err))
 	c.Metrics, c.Notes = resolved, append(c.Notes, resolved.Notes()...)
-	c.Web, err = web.LoadConfig(c.Metrics.WebConfigFile)
+	c.Web, err = files.readWeb(c.Metrics.WebConfigFile)
 	errs = append(errs, withPrefix("metrics.", err))
 	xid, notes := c.Health.XID.WithNVIDIAEnv(os.Getenv(health.EnvDisableHealthChecks), os.Getenv(health.EnvEnableHealthChecks))
 	c.Health.XID = xid
 	c.Notes = slices.Concat(c.Notes, notes, unknownVariables(os.Environ(), keys), foreignVariables(os.Environ(), set), c.kubeconfigNotes())
 	// Values that could not be decoded have their defaults here, so Validate adds only other errors.
 	errs = append(errs, c.Validate())
+	if fileErr != nil { // the values are only those of flags and variables, so other errors may be due to that
+		return c, fileErr
+	}
+	c.LastGood = files.document(l.Path(), text)
 	return c, errors.Join(inFile(l.Path(), errors.Join(unknown...)), set.annotate(errors.Join(errs...)))
 }
 

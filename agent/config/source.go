@@ -79,7 +79,8 @@ const enginePort = "5555"
 // normalizeAddress removes the scheme tcp:// and adds the default port: DCGM's tools accept both forms.
 func normalizeAddress(address string) string {
 	address = strings.TrimPrefix(address, "tcp://")
-	if address != "" && !strings.ContainsAny(address, ":/[") {
+	isPort := strings.Trim(address, "0123456789") == "" // which validateAddress refuses
+	if !isPort && !strings.ContainsAny(address, ":/[") {
 		address = net.JoinHostPort(address, enginePort)
 	}
 	return address
@@ -94,7 +95,7 @@ func validateAddress(address string) error {
 	}
 	host, port, err := net.SplitHostPort(address)
 	if n, perr := strconv.ParseUint(port, 10, 16); err != nil || perr != nil || n == 0 || host == "" {
-		return fmt.Errorf("address: expected HOST, HOST:PORT or unix:///PATH, got %q", address)
+		return fmt.Errorf("address: expected HOST, HOST:PORT or unix:///PATH, such as localhost:5555, got %q", address)
 	}
 	return nil
 }

@@ -165,26 +165,29 @@ func (d doctor) run(ctx context.Context) Report {
 	return r
 }
 
-// checkConfiguration loads the configuration. If it is invalid, the other checks use the defaults.
+// checkConfiguration loads the configuration. If it is invalid, the other checks use the one that LoadOrLastGood returns.
 func (d doctor) checkConfiguration() (config.Config, []Check) {
 	const name = "configuration"
 	from := d.loader.Path()
 	if from == "" {
 		from = "no file; defaults, environment and flags"
 	}
-	c, err := d.loader.Load()
-	if err == nil {
+	c, rejection, err := d.loader.LoadOrLastGood()
+	if err == nil && rejection == nil {
 		checks := []Check{{Name: name, Status: CheckOK, Found: from + "; source " + c.Source.Resolved()}}
 		for _, w := range c.Notes {
 			checks = append(checks, Check{Name: name, Status: CheckWarn, Found: w, Fix: "correct or remove it; it has no effect"})
 		}
 		return c, checks
 	}
-	if c.Validate() != nil {
-		c = config.DefaultConfig()
-		from += "; the other checks use the defaults"
+	used := "its valid values and the defaults"
+	fix := "correct these errors; the agent does not start with them"
+	if rejection != nil {
+		err = rejection.Err
+		used = fmt.Sprintf("the last good configuration, %s of %s", rejection.Path, rejection.Since.Format(time.RFC3339))
+		fix = "correct these errors; until then the agent uses the last good configuration"
 	}
-	checks := []Check{{Name: name, Status: CheckFail, Found: "invalid: " + from, Fix: "correct these errors; the agent does not start with them"}}
+	checks := []Check{{Name: name, Status: CheckFail, Found: "invalid: " + from + "; the other checks use " + used, Fix: fix}}
 	for line := range strings.Lines(err.Error()) {
 		if line = strings.TrimSpace(line); line != "" {
 			checks = append(checks, failure(name, line, "correct it"))

@@ -188,6 +188,25 @@ func TestCheckConfigurationListsErrors(t *testing.T) {
 	}
 }
 
+// With a last good configuration the other checks use it.
+func TestCheckConfigurationUsesLastGood(t *testing.T) {
+	dir := t.TempDir()
+	file := agenttest.WriteFile(t, dir, "config.yaml", "health: {temperature: 77}")
+	t.Setenv("GPU_NODE_AGENT_HEALTH_STATE_FILE", filepath.Join(dir, "state.json"))
+	loader := config.Loader{File: file}
+	c, err := loader.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	saved := agenttest.WriteFile(t, dir, "state.json.config", string(c.LastGood))
+	agenttest.WriteFile(t, dir, "config.yaml", "health: {temperature: hot}")
+	c, checks := doctor{loader: loader}.checkConfiguration()
+	expect(t, checks, want{CheckFail, saved, "last good"}, want{CheckFail, "health.temperature: ", "correct"})
+	if c.Health.Temperature != 77 {
+		t.Errorf("%v °C", c.Health.Temperature)
+	}
+}
+
 func TestCheckSource(t *testing.T) {
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {

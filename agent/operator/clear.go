@@ -2,10 +2,12 @@ package operator
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/deviceref"
 )
 
 // ClearRequest asks the agent to clear findings of a device.
@@ -38,8 +40,7 @@ func (s *Server) clear(req ClearRequest) (ClearResponse, error) {
 	return res, nil
 }
 
-// resolveDevice returns the device that a reference names. If a GPU and its MIG devices match, it returns the GPU. If no
-// device matches, it returns the reference, and Monitor.Clear's error lists the devices.
+// resolveDevice returns the device that a reference names. If a GPU and its MIG devices match, it returns the GPU.
 func resolveDevice(s *health.Snapshot, ref string) (health.DeviceID, error) {
 	var matches []*health.Device
 	if s != nil {
@@ -52,11 +53,34 @@ func resolveDevice(s *health.Snapshot, ref string) (health.DeviceID, error) {
 	}
 	switch len(matches) {
 	case 0:
-		return health.DeviceID(ref), nil
+		return "", unknownDeviceError(s, ref)
 	case 1:
 		return matches[0].ID, nil
 	}
 	return "", fmt.Errorf("%q matches %s and %s; use the UUID", ref, matches[0].ID, matches[1].ID)
+}
+
+// unknownDeviceError returns the error about a reference that matches no device. It lists the MIG devices of the GPU in the
+// reference, else the GPUs.
+func unknownDeviceError(s *health.Snapshot, ref string) error {
+	if s == nil || len(s.Devices) == 0 {
+		return fmt.Errorf("%w %q: the agent has not measured a device; see gpu-node-agent status", health.ErrUnknownDevice, ref)
+	}
+	gpu, mig, _ := deviceref.ParseIndex(ref)
+	var gpus, parts []string
+	for _, d := range s.Devices {
+		switch d := d.Device; {
+		case d.Kind == health.KindGPU:
+			gpus = append(gpus, strconv.Itoa(d.Index))
+		case mig >= 0 && d.Index == gpu:
+			parts = append(parts, fmt.Sprintf("%d:%d", d.Index, d.MIGIndex))
+		}
+	}
+	if len(parts) > 0 {
+		gpus = parts
+	}
+	return fmt.Errorf("%w %q; expected one of %s, or the UUID or PCI bus ID that gpu-node-agent status -o wide shows",
+		health.ErrUnknownDevice, ref, strings.Join(gpus, ", "))
 }
 
 func (r ClearResponse) err() error { return nil }

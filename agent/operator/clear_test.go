@@ -1,6 +1,7 @@
 package operator
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -100,10 +101,18 @@ func TestClear(t *testing.T) {
 			}
 		}
 	}
-	for req, want := range map[ClearRequest]string{{"1:2", ""}: `"1:2"`, {"1b:00.0", ""}: "GPU-0 and GPU-1", {"0", "cordoned"}: `"cordoned"`} {
+	for req, want := range map[ClearRequest]string{{"1:2", ""}: `"1:2"; expected one of 1:0, 1:1, or`, {"9", ""}: `"9"; expected one of 0, 1, or`, {"0:0", ""}: "one of 0, 1, or", {"foo", ""}: "one of 0, 1, or", {"1b:00.0", ""}: "GPU-0 and GPU-1", {"0", "cordoned"}: `"cordoned"`} {
 		if _, err := s.clear(req); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, want %s", req, err, want)
 		}
+	}
+}
+
+// Before the first measurement there is no device to name.
+func TestClearWithoutDevices(t *testing.T) {
+	s := newServer(health.DefaultConfig(), zaptest.NewLogger(t))
+	if _, err := s.clear(ClearRequest{Device: "0"}); !errors.Is(err, health.ErrUnknownDevice) || !strings.Contains(err.Error(), "status") {
+		t.Error(err)
 	}
 }
 

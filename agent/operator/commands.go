@@ -36,16 +36,12 @@ set. Over TLS, the agent of this node must present the certificate of metrics.we
 read from $` + status.PasswordEnv + `.`,
 		Example: `  gpu-node-agent status
   gpu-node-agent status --address 10.0.0.7:9400 -o json | jq '.gpus[] | select(.state == "unhealthy")'`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "table" && output != "wide" && output != "json" {
 				return fmt.Errorf("--output: expected table, wide or json, got %q", output)
 			}
 			if address == "" {
-				c, err := loader.Load()
-				if err != nil {
-					return err
-				}
+				c := loadPartial(cmd, loader)
 				address = access.Local(c.Metrics.Listen, c.Web.Certificate())
 			}
 			access.Password = os.Getenv(status.PasswordEnv)
@@ -87,7 +83,7 @@ func simCommand(loader *config.Loader) *cobra.Command {
   gpu-node-agent sim --socket /run/gpu-node-agent/sim.sock '{source: stalled}'`,
 		Args: func(_ *cobra.Command, args []string) (err error) {
 			if len(args) != 1 {
-				return fmt.Errorf("expected one event, got %d arguments; for example: gpu-node-agent sim '{gpu: 3, xid: 79}'", len(args))
+				return fmt.Errorf("expected one event in quotes, got %d arguments; for example: gpu-node-agent sim '{gpu: 3, xid: 79}'", len(args))
 			}
 			event, err = sim.ParseEvent(args[0])
 			return err
@@ -108,7 +104,6 @@ Findings that the newest measurement shows stay: a lost GPU stays unhealthy unti
 health.cordon no longer names the GPU. The command prints the findings that remain.`,
 		Example: `  gpu-node-agent clear --gpu GPU-6f1a1b2c-…
   gpu-node-agent clear --gpu 1:0 --cause xid-94`,
-		Args: cobra.NoArgs,
 		PreRunE: func(*cobra.Command, []string) error {
 			if req.Device == "" {
 				return errors.New("--gpu is not set; expected a UUID, an index such as 3, a MIG index such as 3:0 or a PCI bus ID, as gpu-node-agent status shows")
@@ -133,7 +128,6 @@ Until the agent is attached again, the kubelet gives no GPU of the node to new p
 is released, and fails if it is not. A repeated detach prints the current state and restarts the time of --for.`,
 		Example: `  gpu-node-agent detach && nvidia-smi -r -i 3; gpu-node-agent attach
   gpu-node-agent detach --for 2h`,
-		Args: cobra.NoArgs,
 		PreRunE: func(*cobra.Command, []string) error {
 			if _, err := req.duration(); err != nil {
 				return fmt.Errorf("--%w", err)
@@ -153,7 +147,6 @@ func attachCommand(loader *config.Loader) *cobra.Command {
 		Long: `Use the GPU driver again after detach. Only root may do so.
 
 The command returns when the GPUs are measured again. It fails if they are not; the agent then keeps trying.`,
-		Args: cobra.NoArgs,
 	}, loader, driverTimeout+requestTimeout, request{Attach: &struct{}{}})
 }
 
@@ -182,10 +175,7 @@ func onSocket(cmd *cobra.Command, key string, loader *config.Loader, path func(c
 	var socket string
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if socket == "" {
-			c, err := loader.Load()
-			if err != nil {
-				return err
-			}
+			c := loadPartial(cmd, loader)
 			if socket = path(c); socket == "" {
 				return fmt.Errorf("%s is not set; set it or pass --socket", key)
 			}
@@ -201,4 +191,14 @@ func onSocket(cmd *cobra.Command, key string, loader *config.Loader, path func(c
 	}
 	cmd.Flags().StringVar(&socket, "socket", "", "socket of the agent (default: "+key+" of its configuration)")
 	return cmd
+}
+
+// loadPartial returns the configuration, or as much of it as is needed to reach the running agent, which does not use an
+// invalid one. It warns on standard error.
+func loadPartial(cmd *cobra.Command, loader *config.Loader) config.Config {
+	c, err := loader.LoadPartial()
+	if err != nil {
+		cmd.PrintErrln("warning: invalid configuration:", err)
+	}
+	return c
 }

@@ -95,7 +95,7 @@ func startServer(t *testing.T) *Server {
 	sources.Store(&monitor.Source{SourceID: health.SourceID{Kind: "sim", Inventory: "sim", Simulated: true}, StallAfter: 10 * time.Second, Open: source.Open})
 	s := newServer(c, log)
 	s.Monitor = monitor.New(s.Config, &sources, s.Snapshots, log)
-	stateFile := statefile.New(s.Config, s.Snapshots, "", log)
+	stateFile := statefile.New(s.Config, s.Snapshots, new(health.Latest[[]byte]), "", log)
 	s.AwaitSaved = stateFile.WaitWritten
 	ctx, cancel := context.WithCancel(t.Context())
 	var components sync.WaitGroup

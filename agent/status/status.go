@@ -29,7 +29,7 @@ type Node struct {
 
 // Config is the result of the last reload of the configuration.
 type Config struct {
-	OK    bool      `json:"ok"` // false: it was invalid, and the previous one is in force
+	OK    bool      `json:"ok"` // false: it was invalid, and the last good one is in force
 	Since time.Time `json:"since,omitzero"`
 	Error string    `json:"error,omitempty"` // one line for each error
 }

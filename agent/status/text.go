@@ -325,9 +325,9 @@ func configErrorText(now time.Time, c Config) string {
 	case more != "":
 		first += " (all errors: gpu-node-agent check-config)"
 	}
-	inForce := "; the previous configuration is in force"
+	inForce := "; the last good configuration is in force"
 	if d := forText(now, c.Since); d != "" {
-		inForce = "; the previous configuration has been in force " + d
+		inForce = "; the last good configuration has been in force " + d
 	}
 	return first + inForce
 }

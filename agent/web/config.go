@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -25,6 +26,7 @@ type Config struct {
 	tls      *tls.Config       // nil: plain HTTP
 	users    map[string][]byte // bcrypt hashes by user name; empty: no password is needed
 	settings web.Config        // headers, HTTP/2 and the rate limit
+	text     []byte            // of the file
 	sum      [sha256.Size]byte // of the content of all files; zero for plain HTTP
 }
 
@@ -33,26 +35,35 @@ func LoadConfig(file string) (c *Config, err error) {
 	if file == "" {
 		return &Config{}, nil
 	}
+	text, err := os.ReadFile(file)
+	if err == nil {
+		err = web.Validate(file)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("webConfigFile: %s: %w", file, err)
+	}
+	return ParseConfig(file, text)
+}
+
+// ParseConfig returns the configuration that a file has with a text that LoadConfig accepted earlier. Relative names in it
+// are below the file's directory. exporter-toolkit's own validation reads only files, so ParseConfig does not repeat all of
+// it.
+func ParseConfig(file string, text []byte) (c *Config, err error) {
 	defer func() {
 		if err != nil {
 			c, err = nil, fmt.Errorf("webConfigFile: %s: %w", file, err)
 		}
 	}()
-	sum := sha256.Sum256(FileContent(file)) // first: a change during the load then shows up as a different sum
-	if err := web.Validate(file); err != nil {
-		return nil, err
-	}
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return nil, err
-	}
-	c = &Config{sum: sum, users: make(map[string][]byte)}
+	// The sum is first: a change during the load then shows up as a different sum.
+	c = &Config{sum: sha256.Sum256(contentOf(file, text)), text: text, users: make(map[string][]byte)}
 	// The defaults are exporter-toolkit's.
 	c.settings = web.Config{
 		TLSConfig:  web.TLSConfig{MinVersion: tls.VersionTLS12, MaxVersion: tls.VersionTLS13},
 		HTTPConfig: web.HTTPConfig{HTTP2: true},
 	}
-	if err := yaml.Unmarshal(text, &c.settings); err != nil {
+	decoder := yaml.NewDecoder(bytes.NewReader(text))
+	decoder.KnownFields(true)
+	if err := decoder.Decode(&c.settings); err != nil && !errors.Is(err, io.EOF) { // an empty file is valid
 		return nil, err
 	}
 	c.settings.TLSConfig.SetDirectory(filepath.Dir(file))
@@ -67,6 +78,14 @@ func LoadConfig(file string) (c *Config, err error) {
 
 // Equal reports whether two configurations were read from the same content.
 func (c *Config) Equal(other *Config) bool { return c.sum == other.sum }
+
+// Text returns the text of the file, or nil if it contains a private key, which must not be copied.
+func (c *Config) Text() []byte {
+	if c.settings.TLSConfig.TLSKey != "" {
+		return nil
+	}
+	return c.text
+}
 
 // Certificate returns the server's certificate, or nil without TLS. It accepts a nil Config.
 func (c *Config) Certificate() *x509.Certificate {
@@ -114,6 +133,11 @@ func FileContent(file string) []byte {
 	if err != nil {
 		return nil
 	}
+	return contentOf(file, text)
+}
+
+// contentOf returns the text of a web configuration and the current content of the files that it names.
+func contentOf(file string, text []byte) []byte {
 	var c web.Config
 	_ = yaml.Unmarshal(text, &c)
 	c.TLSConfig.SetDirectory(filepath.Dir(file))

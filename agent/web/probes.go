@@ -3,6 +3,7 @@ package web
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -42,22 +43,24 @@ func NotReady(s *health.Snapshot, p plugin.Status, maxAge time.Duration) (reason
 	return reasons
 }
 
-// HandleProbes adds the probes to mux. /readyz responds with 200, or with 503 and the reasons.
-func HandleProbes(mux *http.ServeMux, notReady func() []string) {
+// HandleProbes adds the probes to mux. /readyz responds with 200, or with 503 and the reasons. Both also have the warnings,
+// which do not make the agent unready.
+func HandleProbes(mux *http.ServeMux, notReady, warnings func() []string) {
 	// Liveness checks nothing: the kubelet must not kill the agent because of a faulty GPU.
 	mux.HandleFunc("GET "+LivezPath, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET "+ReadyzPath, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		if reasons := notReady(); len(reasons) > 0 {
+		lines := notReady()
+		if len(lines) > 0 {
 			w.WriteHeader(http.StatusServiceUnavailable)
-			fmt.Fprintln(w, strings.Join(reasons, "\n"))
-			return
+		} else {
+			lines = []string{"ok"}
 		}
-		fmt.Fprintln(w, "ok")
+		fmt.Fprintln(w, strings.Join(slices.Concat(lines, warnings()), "\n"))
 	})
 }
 
-// anonymousProbes returns the probes for clients without a password. They do not disclose the reasons.
+// anonymousProbes returns the probes for clients without a password. They do not disclose the reasons and warnings.
 func anonymousProbes(notReady func() []string) http.Handler {
 	mux := http.NewServeMux()
 	HandleProbes(mux, func() []string {
@@ -65,6 +68,6 @@ func anonymousProbes(notReady func() []string) http.Handler {
 			return []string{"not ready"}
 		}
 		return nil
-	})
+	}, func() []string { return nil })
 	return mux
 }

@@ -1,6 +1,8 @@
 package web_test
 
 import (
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -42,6 +44,28 @@ func TestNotReadyNamesEachReason(t *testing.T) {
 		reasons := web.NotReady(s, p, time.Minute)
 		if len(reasons) != 3 || s != nil && !strings.Contains(reasons[0], "refused") || !strings.Contains(reasons[1], "no kubelet") || !strings.Contains(reasons[2], "b: rejected") {
 			t.Errorf("%q", reasons)
+		}
+	}
+}
+
+// A warning is in the response and does not make the agent unready.
+func TestReadyzWarns(t *testing.T) {
+	for name, c := range map[string]struct {
+		notReady, warnings []string
+		code               int
+		text               string
+	}{
+		"ready":                  {nil, nil, http.StatusOK, "ok\n"},
+		"ready with a warning":   {nil, []string{"a", "b"}, http.StatusOK, "ok\na\nb\n"},
+		"unready":                {[]string{"x"}, nil, http.StatusServiceUnavailable, "x\n"},
+		"unready with a warning": {[]string{"x"}, []string{"a"}, http.StatusServiceUnavailable, "x\na\n"},
+	} {
+		mux := http.NewServeMux()
+		web.HandleProbes(mux, func() []string { return c.notReady }, func() []string { return c.warnings })
+		w := httptest.NewRecorder()
+		mux.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, web.ReadyzPath, nil))
+		if w.Code != c.code || w.Body.String() != c.text {
+			t.Errorf("%s: %d %q", name, w.Code, w.Body)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -25,7 +26,7 @@ func serve(t *testing.T, config string) *agenttest.Server {
 	t.Helper()
 	notReady := func() []string { return []string{"plugin: no kubelet"} }
 	mux := http.NewServeMux()
-	web.HandleProbes(mux, notReady)
+	web.HandleProbes(mux, notReady, func() []string { return []string{"configuration: invalid"} })
 	for _, pattern := range []string{"GET /{$}", "GET /metrics"} {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "GPU-0") })
 	}
@@ -72,7 +73,7 @@ func TestServerPasswords(t *testing.T) {
 		agenttest.MustContain(t, s.MustGet(http.StatusOK, "/metrics", nil, "prometheus:secret"), "GPU-0")
 	}
 	s.MustGet(http.StatusOK, "/metrics", nil, "ada:1815")
-	agenttest.MustContain(t, s.MustGet(http.StatusServiceUnavailable, "/readyz", nil, "ada:1815"), "plugin")
+	agenttest.MustContain(t, s.MustGet(http.StatusServiceUnavailable, "/readyz", nil, "ada:1815"), "plugin", "configuration")
 	for _, user := range []string{"", "ada:secret", "prometheus:1815", "prometheus:", ":", "unknown:secret", "Ada:1815"} {
 		for _, path := range []string{"/", "/metrics", "/favicon.ico", "//metrics"} {
 			if text := s.MustGet(http.StatusUnauthorized, path, nil, user); strings.Contains(text, "GPU-0") {
@@ -80,9 +81,9 @@ func TestServerPasswords(t *testing.T) {
 			}
 		}
 	}
-	// Without a password /readyz does not disclose the reasons.
+	// Without a password /readyz does not disclose the reasons and warnings.
 	s.MustGet(http.StatusOK, "/livez", nil, "")
-	if text := s.MustGet(http.StatusServiceUnavailable, "/readyz", nil, ""); strings.Contains(text, "plugin") {
+	if text := s.MustGet(http.StatusServiceUnavailable, "/readyz", nil, ""); text != "not ready\n" {
 		t.Errorf("/readyz without a password: %q", text)
 	}
 	for _, path := range []string{"/livez/", "/livez/../metrics", "//livez", "/readyz?x", "/livez%2f..%2fmetrics"} {
@@ -150,6 +151,31 @@ func TestLoadConfigErrors(t *testing.T) {
 	}
 	if _, err := web.LoadConfig(dir + "/none"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("no file: %v", err)
+	}
+}
+
+// A text has the same configuration as its file, also after the file was removed. A text with an unknown key is refused: an
+// older release would not protect the pages as intended.
+func TestParseConfig(t *testing.T) {
+	dir := t.TempDir()
+	agenttest.NewAuthority(t, dir).Issue(t, "server", "localhost")
+	const text = agenttest.TLSConfig + agenttest.Users
+	file := agenttest.WriteFile(t, dir, "web.yaml", text)
+	want, err := web.LoadConfig(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	got, err := web.ParseConfig(file, want.Text())
+	if err != nil || !got.Equal(want) || got.Users() != 2 || !got.Certificate().Equal(want.Certificate()) || string(got.Text()) != text {
+		t.Errorf("%+v, %v", got, err)
+	}
+	for _, text := range []string{text + "mfa: {}\n", "tls_server_config: {cert_file: none, key_file: server.key}", "- 1"} {
+		if _, err := web.ParseConfig(file, []byte(text)); err == nil || !strings.Contains(err.Error(), "webConfigFile: "+file+": ") {
+			t.Errorf("%s: %v", text, err)
+		}
 	}
 }
 

@@ -67,7 +67,7 @@ func (w *world) checkLeaks(ctx context.Context) error {
 	}
 	rest, err := filepath.Glob(filepath.Join(w.Dir, "state", "*"))
 	rest = slices.DeleteFunc(rest, func(path string) bool {
-		return path == w.stateFile() || path == w.stateFile()+".lock"
+		return slices.Contains([]string{w.stateFile(), w.stateFile() + ".lock", w.stateFile() + ".config"}, path)
 	})
 	if err != nil || len(rest) != 0 {
 		return violated("memory", "files beside the state file: %v, %v", rest, err)

@@ -147,6 +147,18 @@ func mustAgentPod(t *testing.T) (pod *v1.Pod) {
 	return pod
 }
 
+// replaceAgentPod deletes the agent's pod and waits for the new one.
+func replaceAgentPod(t *testing.T) {
+	t.Helper()
+	previous := mustAgentPod(t)
+	if err := theCluster.client.CoreV1().Pods(namespace).Delete(t.Context(), previous.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if is := mustAgentPod(t); is.UID == previous.UID {
+		t.Fatal("the agent's pod was not replaced")
+	}
+}
+
 // checkSamePod checks that the agent's pod and container are still the same.
 func checkSamePod(t *testing.T, previous *v1.Pod) {
 	t.Helper()

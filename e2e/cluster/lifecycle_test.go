@@ -11,7 +11,6 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // TestCluster checks an installation from helm install to helm uninstall.
@@ -102,6 +101,15 @@ func TestCluster(t *testing.T) {
 		awaitSeries(t, "gpu_node_agent_config_last_reload_successful 0")
 		awaitAmounts(t, gpu, "7/7")
 		checkSamePod(t, previous)
+		t.Log("nor does a new pod use it")
+		replaceAgentPod(t)
+		previous = mustAgentPod(t)
+		awaitSeries(t, "gpu_node_agent_config_last_reload_successful 0")
+		awaitSeries(t, "gpu_node_agent_plugin_registered{", `"} 1`)
+		awaitAmounts(t, gpu, "7/7")
+		if out := inAgent(t, "status"); !strings.Contains(out, "plugin.resource") {
+			t.Errorf("status does not name the invalid key:\n%s", out)
+		}
 		upgrade(t, oldTag)
 		awaitSeries(t, "gpu_node_agent_config_last_reload_successful 1")
 		awaitAmounts(t, gpu, "8/8")
@@ -119,13 +127,7 @@ func TestCluster(t *testing.T) {
 	step(t, "a new pod restores a finding, and an operator clears it", func(t *testing.T) {
 		inject(t, "{gpu: %s, xid: 79}", index)
 		awaitAmounts(t, gpu, "8/7")
-		previous := mustAgentPod(t)
-		if err := theCluster.client.CoreV1().Pods(namespace).Delete(t.Context(), previous.Name, metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		if is := mustAgentPod(t); is.UID == previous.UID {
-			t.Fatal("the agent's pod was not replaced")
-		}
+		replaceAgentPod(t)
 		awaitSeries(t, "gpu_node_agent_device_finding{", holder, `cause="xid-79"`) // from the state file on the node
 		awaitAmounts(t, gpu, "8/7")
 		eventually(t, "the new agent clears the finding", func(ctx context.Context) error { // its socket may come after its metrics

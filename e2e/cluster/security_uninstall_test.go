@@ -177,7 +177,7 @@ func uninstall(t *testing.T) {
 // survives reports whether a file on the node is the kubelet's, or survives for the next installation.
 func survives(dir, name string) bool {
 	return dir == "/var/lib/kubelet/device-plugins" && (name == "kubelet.sock" || name == "kubelet_internal_checkpoint") ||
-		dir == "/var/lib/gpu-node-agent" && (name == "state.json" || name == "state.json.lock")
+		dir == "/var/lib/gpu-node-agent" && slices.Contains([]string{"state.json", "state.json.lock", "state.json.config"}, name)
 }
 
 // agentFiles returns the files in the agent's directories on the node, by directory.

@@ -12,8 +12,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// faultLine matches a line of check-config that starts with a key, and an entry's index if the key has a list.
-var faultLine = regexp.MustCompile(`(?m)^([a-zA-Z.]+)(?:\[\d+\])?: (.*)$`)
+// faultLine matches a line of check-config that starts with a key, and an entry's index, and a key in it, if the key has a list.
+var faultLine = regexp.MustCompile(`(?m)^([a-zA-Z.]+)(?:\[\d+\][a-zA-Z.\[\]\d]*)?: (.*)$`)
 
 // faults returns the agent's errors about a configuration by key, or nil if it is valid. It ignores missing files,
 // which would be in volumes.

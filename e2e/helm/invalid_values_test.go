@@ -7,6 +7,7 @@ import (
 
 // TestRefused checks that invalid values are refused with an error about them.
 func TestRefused(t *testing.T) {
+	const sharing = "config.plugin.sharing.timeSlicing.resources[0]."
 	for set, want := range map[string]string{
 		"config.plugin.migStratgy=mixed":                                    "migStratgy",
 		"config.pugin.migStrategy=mixed":                                    "pugin",
@@ -54,6 +55,16 @@ func TestRefused(t *testing.T) {
 		"config.metrics.fieldsFile=counters.csv": "/config/metrics/fieldsFile",
 		"config.plugin.driverRoot=":              "/config/plugin/driverRoot",
 
+		// Entries of lists that the agent refuses.
+		"config.health.cordon={all}":                              "/config/health/cordon/0",
+		"config.health.cordon={-1}":                               "/config/health/cordon/0",
+		"config.health.cordon=7":                                  "at '/config/health/cordon': got number",
+		"nodeConfigs.a.plugin.include={0-3}":                      "/nodeConfigs/a/plugin/include/0",
+		"config.health.xid.unhealthy={0}":                         "/config/health/xid/unhealthy/0",
+		sharing + "name=nvidia.com/gpu":                           "missing property 'replicas'",
+		sharing + "name=nvidia.com/gpu," + sharing + "replica=4":  "'replica' not allowed",
+		sharing + "name=nvidia.com/gpu," + sharing + "replicas=0": "minimum: got 0, want 2",
+
 		// GPUs with an image without DCGM.
 		"image.tag=0.1.0-sim":                                                       "config.source.mode=sim",
 		"image.tag=0.1.0-sim,nodeConfigs.a.source.mode=sim":                         "config.source.mode=sim",
@@ -98,6 +109,7 @@ func TestRefused(t *testing.T) {
 
 // TestAccepted checks that the chart and the agent accept valid values that resemble invalid ones.
 func TestAccepted(t *testing.T) {
+	const sharing = "config.plugin.sharing.timeSlicing.resources[0]."
 	const extra = "extraVolumes[0].name=x,extraVolumeMounts[0].name=x,extraVolumeMounts[0].mountPath="
 	for _, set := range []string{
 		"config.source.mode=null",
@@ -106,6 +118,10 @@ func TestAccepted(t *testing.T) {
 		"config.metrics.compat.hostnameLabel=Hostname",
 		"config.health.temperature=0.5,config.metrics.idleBelow=0,config.health.flap.trips=0,config.health.confirm=100",
 		"config.source.sim.seed=-9007199254740991",
+		"config.health.cordon={7,3:0,1b:00.0,GPU-5a},config.plugin.exclude={7},config.plugin.include={all}",
+		"config.health.xid.unhealthy={48,79},config.health.incidents.warn={14,DCGM_FR_NVLINK_DOWN}",
+		sharing + "name=nvidia.com/gpu," + sharing + "replicas=4," + sharing + "devices={0,1}",
+		"config.source.sim.scenario[0].at=5s,config.source.sim.scenario[0].gpu=3,config.source.sim.scenario[0].xid=79",
 		"config.health.recoverAfter=0s,config.health.flap.within=1h30m,config.source.interval=1.5s,config.metrics.window=+.5h",
 		"config.metrics.fieldsFile=,config.metrics.hpcJobDir=,config.plugin.devRoot=,config.plugin.cdi.hookPath=",
 

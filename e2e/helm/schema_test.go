@@ -22,6 +22,7 @@ func TestSchema(t *testing.T) {
 	constraints := make(map[string]map[string]any)
 	addStringSchemas(t, defaults, constraints)
 	addNumberSchemas(t, defaults, constraints)
+	addEntrySchemas(constraints)
 	config, err := schemaOf(defaults, "", constraints)
 	if err != nil {
 		t.Fatal(err)

@@ -13,6 +13,9 @@ import (
 	"strings"
 )
 
+// gpuPrefix starts the UUID of a GPU. Case is ignored, but not in "MIG-": mig- starts the pattern of a profile (plugin.selects).
+const gpuPrefix = "GPU-"
+
 // Names holds everything that a reference to a device can contain.
 type Names struct {
 	UUID   string
@@ -26,8 +29,8 @@ type Names struct {
 // false. Every poll calls it for every device, so it does not allocate.
 func (n *Names) Match(ref string) (match, valid bool) {
 	switch {
-	case strings.HasPrefix(ref, "GPU-"):
-		return n.UUID == ref || n.Parent == ref, true
+	case len(ref) >= len(gpuPrefix) && strings.EqualFold(ref[:len(gpuPrefix)], gpuPrefix):
+		return strings.EqualFold(n.UUID, ref) || strings.EqualFold(n.Parent, ref), true
 	case strings.HasPrefix(ref, "MIG-"):
 		return n.UUID == ref, true
 	}
@@ -44,7 +47,7 @@ func (n *Names) Match(ref string) (match, valid bool) {
 // Valid reports whether ref has one of the forms above.
 func Valid(ref string) bool {
 	_, valid := (&Names{}).Match(ref)
-	return valid && ref != "GPU-" && ref != "MIG-"
+	return valid && !strings.EqualFold(ref, gpuPrefix) && ref != "MIG-"
 }
 
 // ParseIndex parses a GPU index such as "3", for which mig is -1, or a MIG index such as "3:0".

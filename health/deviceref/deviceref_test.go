@@ -12,7 +12,9 @@ func TestMatch(t *testing.T) {
 		valid             bool
 	}{
 		{"GPU-a", true, true, false, true},
+		{"gpu-A", true, true, false, true},
 		{"MIG-b", false, true, false, true},
+		{"mig-b", false, false, false, false},
 		{"3", true, true, false, true},
 		{"0", false, false, true, true},
 		{"3:1", false, true, false, true},
@@ -33,7 +35,7 @@ func TestMatch(t *testing.T) {
 			t.Errorf("%q matches GPU %v, MIG device %v, other %v, valid %v and %v; want %+v", tt.ref, g, m, u, valid, Valid(tt.ref), tt)
 		}
 	}
-	if Valid("GPU-") || Valid("MIG-") {
+	if Valid("GPU-") || Valid("gpu-") || Valid("MIG-") {
 		t.Error("a prefix without a UUID is valid")
 	}
 }

@@ -53,12 +53,6 @@ func recoveryNames() []string {
 	return []string{"none", "reset", "reboot", "drainP2P", "drainAndReset", "recoverIMEX", "pcieBusReset", "systemReboot"}
 }
 
-// UnmarshalText accepts any text, so that a number in YAML or JSON is accepted too. Event.validate checks it.
-func (r *Recovery) UnmarshalText(text []byte) error {
-	*r = Recovery(text)
-	return nil
-}
-
 // number returns the driver's number of the action.
 func (r Recovery) number() (int, bool) {
 	if i := slices.Index(recoveryNames(), string(r)); i >= 0 {

@@ -81,7 +81,7 @@ var effects = [...]effect{
 	{
 		key: "incident", help: "DCGM's health check finds this incident, such as " + exampleIncident,
 		parameter: &param[string]{
-			field: func(e *Event) **string { return &e.Incident }, tags: []string{"!!str"}, expected: "the name of an incident, such as " + exampleIncident,
+			field: func(e *Event) **string { return &e.Incident }, tags: []string{"!!str", "!!int"}, expected: "the name of an incident, such as " + exampleIncident,
 			valid: func(name string) bool { _, ok := health.IncidentCode(name); return ok }, use: "the name of an incident, such as " + exampleIncident,
 		},
 	},
@@ -183,9 +183,13 @@ func choice(field func(*Event) **string, values ...string) *param[string] {
 
 func (p *param[T]) isSet(e *Event) bool { return *p.field(e) != nil }
 
-// decode checks the tags because the decoder would convert values that they exclude: 3.7 to the number 3, "on" to true.
+// decode checks the tags because the decoder would convert values that they exclude: 3.7 to the number 3, "on" to true. Quotes
+// have no meaning, as in the configuration.
 func (p *param[T]) decode(e *Event, key string, node *yaml.Node) error {
 	v := new(T)
+	if plain := (&yaml.Node{Kind: node.Kind, Value: node.Value}); node.Kind == yaml.ScalarNode && slices.Contains(p.tags, plain.ShortTag()) {
+		node = plain
+	}
 	if node.Kind != yaml.ScalarNode || !slices.Contains(p.tags, node.ShortTag()) || node.Decode(v) != nil {
 		got := "a list or mapping"
 		if node.Kind == yaml.ScalarNode {

@@ -75,5 +75,8 @@ func (e *Event) decode(key string, value *yaml.Node) error {
 	case key == "at":
 		return errAt
 	}
+	if name, n, found := strings.Cut(key, ":"); found {
+		return keyErrorf(quote(key), "no space after the colon; write %s: %s", name, n)
+	}
 	return keyErrorf(quote(key), "is not known; use gpu with %s", effectKeys())
 }

@@ -28,6 +28,8 @@ func TestParseEvent(t *testing.T) {
 		{`{gpu: 1, incident: DCGM_FR_NVLINK_DOWN}`, Event{GPU: new(1), Incident: new("DCGM_FR_NVLINK_DOWN")}},
 		{`{gpu: 1, incident: DCGM_FR_NVLINK_DOWN, severity: none}`, Event{GPU: new(1), Incident: new("DCGM_FR_NVLINK_DOWN"), Severity: new("none")}},
 		{`{source: down}`, Event{Source: new("down")}},
+		{`{"gpu":"3","xid":"79","lost":"true"}`, Event{GPU: new(3), XID: new(79), Lost: new(true)}}, // as in the configuration
+		{`{gpu: 1, incident: 14}`, Event{GPU: new(1), Incident: new("14")}},
 		{`{gpu: 1, recoveryAction: 7}`, Event{GPU: new(1), RecoveryAction: new(Recovery("7"))}},
 		{`{"gpu":1,"recoveryAction":"7"}`, Event{GPU: new(1), RecoveryAction: new(Recovery("7"))}}, // as Send encodes it
 		{`{"gpu":1,"recoveryAction":512}`, Event{GPU: new(1), RecoveryAction: new(Recovery("512"))}},
@@ -76,7 +78,8 @@ func TestParseEventRefuses(t *testing.T) {
 		{`{gpu: 3, xdi: 79}`, []string{`"xdi"`}, `xid, times, lost`},
 		{`{gpu: three, xid: 79}`, []string{"gpu"}, `"three"`},
 		{`{gpu: 3.7, xid: 79}`, []string{"gpu"}, `"3.7"`},
-		{`{gpu: "3", xid: 79}`, []string{"gpu"}, `"3"`},
+		{`{gpu: "3.7", xid: 79}`, []string{"gpu"}, `"3.7"`},
+		{`{gpu:3,xid:79}`, []string{`"gpu:3"`}, `write gpu: 3`},
 		{`{gpu: 3, xid: null}`, []string{"xid"}, `"null"`},
 		{`{gpu: 3, xid: [79]}`, []string{"xid"}, ``},
 		{`{gpu: 99999999999999999999, xid: 79}`, []string{"gpu"}, `"99999999999999999999"`},
@@ -104,7 +107,7 @@ func TestParseEventRefuses(t *testing.T) {
 		{`{gpu: 3, retiredPages: 6.3}`, []string{"retiredPages"}, `"6.3"`},
 		{`{gpu: 3, incident: NVLINK}`, []string{"incident"}, exampleIncident},
 		{`{gpu: 3, incident: DCGM_FR_OK}`, []string{"incident"}, `"DCGM_FR_OK"`},
-		{`{gpu: 3, incident: 14}`, []string{"incident"}, `"14"`},
+		{`{gpu: 3, incident: 0}`, []string{"incident"}, `"0"`},
 		{`{gpu: 3, severity: fail}`, []string{"severity"}, `incident`},
 		{`{gpu: 3, incident: DCGM_FR_NVLINK_DOWN, severity: bad}`, []string{"severity"}, `fail, warn, none`},
 		{`{gpu: 3, incident: DCGM_FR_NVLINK_DOWN, severity: true}`, []string{"severity"}, `fail, warn, none`},

@@ -33,12 +33,20 @@ func readFile(path string) (s Saved, text []byte, err error) {
 	return s, text, err
 }
 
-// writeFile replaces a file atomically: a reader finds the old or the new text, also after a crash.
-func writeFile(path string, text []byte) (fs.FileInfo, error) {
+// writeFile replaces a file atomically: a reader finds the old or the new text, also after a crash. Its errors do not contain
+// the number of the temporary file, so that a repeated failure has the same text.
+func writeFile(path string, text []byte) (info fs.FileInfo, err error) {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return nil, err
 	}
+	defer func() {
+		if pathErr, ok := errors.AsType[*fs.PathError](err); ok {
+			err = fmt.Errorf("%s %s: %w", pathErr.Op, path, pathErr.Err)
+		} else if linkErr, ok := errors.AsType[*os.LinkError](err); ok {
+			err = fmt.Errorf("%s %s: %w", linkErr.Op, path, linkErr.Err)
+		}
+	}()
 	f, err := os.CreateTemp(dir, filepath.Base(path)+"."+tempInfix+"*")
 	if err != nil {
 		return nil, err

@@ -1,4 +1,4 @@
-// Package statefile saves what must outlive a restart: findings, delivered XIDs and a detach.
+// Package statefile saves what must outlive a restart: findings, delivered XIDs, a detach, and the last good configuration.
 package statefile
 
 import (
@@ -44,6 +44,9 @@ type File struct {
 	bootID    string
 	log       *zap.Logger
 
+	configuration     *health.Latest[[]byte] // the content of ConfigurationPath
+	configurationFile configurationFile      // used by Run
+
 	// Load uses these, then Run.
 	lock           *lock       // nil while not held
 	path           string      // that may be written: its content was read or set aside
@@ -75,9 +78,12 @@ type Status struct {
 	Written time.Time // the latest write of this process; zero if there was none
 }
 
-// New returns the state file of the snapshots. Its path is in the configuration.
-func New(config *health.Latest[health.Config], snapshots *health.Latest[health.Snapshot], bootID string, log *zap.Logger) *File {
-	return &File{config: config, snapshots: snapshots, bootID: bootID, log: log}
+// New returns the state file of the snapshots. Its path is in config. Run also keeps configuration, the last good one, in a
+// file beside it.
+func New(config *health.Latest[health.Config], snapshots *health.Latest[health.Snapshot], configuration *health.Latest[[]byte], bootID string,
+	log *zap.Logger,
+) *File {
+	return &File{config: config, snapshots: snapshots, configuration: configuration, bootID: bootID, log: log}
 }
 
 // Load reads the state file. Call it before Run. Without a file the saved state is empty.
@@ -157,7 +163,7 @@ func (f *File) adoptPath(path string) (s Saved, replaced, err error) {
 	if path == f.unreadPath {
 		f.unreadPath = ""
 	}
-	if err := removeTemporaries(path); err != nil {
+	if err := errors.Join(removeTemporaries(path), removeTemporaries(ConfigurationPath(path))); err != nil {
 		f.log.Warn("cannot remove a temporary file", zap.Error(err))
 	}
 	return s, replaced, nil
@@ -170,7 +176,9 @@ func (f *File) Run(ctx context.Context) error {
 	for {
 		config, configChanged := f.config.Watch()
 		s, changed := f.snapshots.Watch()
+		_, configurationChanged := f.configuration.Watch()
 		wait, ok := f.save(config.StateFile, s, false)
+		f.saveConfiguration(config.StateFile)
 		if !ok {
 			changed = nil // retry after wait, not at every poll
 		}
@@ -178,9 +186,12 @@ func (f *File) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			timer.Stop()
-			f.save(f.config.Load().StateFile, f.snapshots.Load(), true)
+			path := f.config.Load().StateFile
+			f.save(path, f.snapshots.Load(), true)
+			f.saveConfiguration(path)
 			return nil
 		case <-configChanged:
+		case <-configurationChanged:
 		case <-changed:
 		case <-timer.C:
 		}
@@ -344,6 +355,12 @@ func (f *File) begin() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.busySince = time.Now()
+}
+
+func (f *File) end() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.busySince = time.Time{}
 }
 
 // storeResult publishes the outcome of an attempt to save a snapshot.

@@ -68,7 +68,7 @@ func wantDevices(t *testing.T, path string, want map[string]int) {
 
 // load reads the file like the next process.
 func load(path string) (Saved, error) {
-	f := New(nil, nil, "", zap.NewNop())
+	f := New(nil, nil, nil, "", zap.NewNop())
 	defer f.release()
 	return f.Load(path)
 }
@@ -85,7 +85,7 @@ type harness struct {
 func newHarness(path string) *harness {
 	core, logs := observer.New(zapcore.WarnLevel)
 	h := &harness{path: path, out: new(health.Latest[health.Snapshot]), logs: logs}
-	h.File = New(new(health.Latest[health.Config]), h.out, "boot", zap.New(core))
+	h.File = New(new(health.Latest[health.Config]), h.out, new(health.Latest[[]byte]), "boot", zap.New(core))
 	h.use(path)
 	return h
 }

@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"encoding/csv"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 
@@ -64,16 +63,12 @@ func Select(specs []Spec) Selection {
 	return s
 }
 
-// SelectFile resolves the entries of a file in dcgm-exporter's format.
-func SelectFile(path string) (Selection, error) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return Selection{}, err
-	}
-	specs, malformed := parseCSV(string(text))
+// SelectCSV resolves the entries of a text in dcgm-exporter's format.
+func SelectCSV(text string) Selection {
+	specs, malformed := parseCSV(text)
 	s := Select(specs)
 	s.Unknown = append(malformed, s.Unknown...)
-	return s, nil
+	return s
 }
 
 func isSet(name string) bool {

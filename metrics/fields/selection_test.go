@@ -2,7 +2,6 @@ package fields
 
 import (
 	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -150,20 +149,10 @@ func TestSelectHintsAtSets(t *testing.T) {
 	}
 }
 
-func TestSelectFile(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "counters.csv")
-	if _, err := SelectFile(path); !os.IsNotExist(err) {
-		t.Errorf("missing file: %v", err)
-	}
+func TestSelectCSV(t *testing.T) {
 	text := "# Format,,\r\n\r\nDCGM_FI_DEV_SM_CLOCK,  gauge, SM clock, in MHz.\r\nDCGM_FI_DEV_DEC_UTIL ,     gauge, Decoder utilization (in %).\n" +
 		"DCGM_FI_DRIVER_VERSION,        label, Driver Version\n  # a comment\nDCGM_FI_DEV_GPU_TEMP gauge\ndefault, gauge, x\nDCGM_FI_DEV_X,gauge,x\n"
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	s, err := SelectFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := SelectCSV(text)
 	want := []Field{
 		{health.FieldSMClock, "DCGM_FI_DEV_SM_CLOCK", "gauge", "SM clock, in MHz."},
 		{health.FieldDecUtil, "DCGM_FI_DEV_DEC_UTIL", "gauge", "Decoder utilization (in %)."},

@@ -173,7 +173,7 @@ func (in *importer) key(key string, value any) {
 func (in *importer) text(key string, value any, to *string) {
 	s, ok := value.(string)
 	if !ok {
-		in.fail(key, "expected a string, got %v; put it in quotes", value)
+		in.fail(key, "expected a string, got %v", value)
 		return
 	}
 	if s != "" { // as in NVIDIA's plugin, the empty string selects the default

@@ -1,0 +1,48 @@
+package statefile
+
+import (
+	"bytes"
+	"os"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// ConfigurationPath returns the path of the last good configuration, which is beside the state file.
+func ConfigurationPath(stateFile string) string { return stateFile + ".config" }
+
+// configurationFile is what Run last did about the last good configuration.
+type configurationFile struct {
+	path       string // "" before the first check
+	text       []byte
+	checkedAt  time.Time
+	lastLogged string // the last error logged
+}
+
+// saveConfiguration writes the last good configuration beside the state file if the file there differs. Only the holder of
+// the state file's lock writes.
+func (f *File) saveConfiguration(stateFile string) {
+	text := f.configuration.Load()
+	if stateFile == "" || text == nil || len(*text) == 0 {
+		return
+	}
+	path, last := ConfigurationPath(stateFile), &f.configurationFile
+	unchanged := path == last.path && bytes.Equal(*text, last.text)
+	if unchanged && time.Since(last.checkedAt) < checkInterval || !f.lock.holds(stateFile) {
+		return
+	}
+	f.begin()
+	defer f.end()
+	found, err := os.ReadFile(path)
+	if err != nil || !bytes.Equal(bytes.TrimSuffix(found, []byte("\n")), *text) {
+		_, err = writeFile(path, *text)
+	}
+	last.path, last.text, last.checkedAt = path, *text, time.Now()
+	switch {
+	case err == nil:
+		last.lastLogged = ""
+	case err.Error() != last.lastLogged:
+		last.lastLogged = err.Error()
+		f.log.Warn("cannot save the configuration; the agent will not start if the file becomes invalid", zap.String("file", path), zap.Error(err))
+	}
+}

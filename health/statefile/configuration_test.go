@@ -1,0 +1,160 @@
+package statefile
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// keep makes a harness save a configuration.
+func (h *harness) keep(text string) {
+	h.configuration.Store(new([]byte(text)))
+	synctest.Wait()
+}
+
+// wantConfigurationLogged checks how often a failure to save the configuration was logged.
+func (h *harness) wantConfigurationLogged(t *testing.T, want int) {
+	t.Helper()
+	n := 0
+	for _, e := range h.logs.All() {
+		if e.ContextMap()["file"] == ConfigurationPath(h.path) {
+			n++
+		}
+	}
+	if n != want {
+		t.Errorf("%d failures logged, want %d: %v", n, want, h.logs.All())
+	}
+}
+
+// The configuration is saved at once, before the first snapshot, and again only if the file differs.
+func TestConfigurationSaved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "new", "state.json")
+		saved := ConfigurationPath(path)
+		h := loadAndStart(t, path)
+		h.keep("one")
+		wantContent(t, saved, "one\n")
+		before, err := os.Stat(saved)
+		must(t, err)
+		if before.Mode().Perm() != 0o600 {
+			t.Errorf("mode %v", before.Mode())
+		}
+		h.keep("one")
+		advance(3 * checkInterval)
+		h.stop()
+		h = loadAndStart(t, path) // the next process
+		h.keep("one")
+		advance(3 * checkInterval)
+		if after, err := os.Stat(saved); err != nil || !os.SameFile(before, after) {
+			t.Errorf("an unchanged configuration was written again: %v", err)
+		}
+		h.keep("two")
+		wantContent(t, saved, "two\n")
+		for _, spoil := range []func() error{
+			func() error { return os.Remove(saved) },
+			func() error { return os.Truncate(saved, 1) },
+			func() error { return os.RemoveAll(filepath.Dir(path)) },
+		} {
+			must(t, spoil())
+			advance(checkInterval)
+			wantContent(t, saved, "two\n")
+		}
+		h.configuration.Store(new([]byte("three")))
+		h.stop() // saves it
+		wantContent(t, saved, "three\n")
+		h.wantConfigurationLogged(t, 0)
+	})
+}
+
+// The configuration follows health.stateFile. Without a configuration file the last one stays.
+func TestConfigurationFollowsStateFile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		h := loadAndStart(t, filepath.Join(dir, "a.json"))
+		h.keep("one")
+		h.use(filepath.Join(dir, "b.json"))
+		synctest.Wait()
+		wantContent(t, ConfigurationPath(filepath.Join(dir, "b.json")), "one\n")
+		h.keep("")
+		wantContent(t, ConfigurationPath(filepath.Join(dir, "b.json")), "one\n")
+		h.use("")
+		h.keep("two")
+		wantContent(t, ConfigurationPath(filepath.Join(dir, "b.json")), "one\n")
+		h.stop()
+		entries, err := os.ReadDir(dir)
+		must(t, err)
+		if len(entries) != 4 { // two configurations and two locks
+			t.Errorf("%v", entries)
+		}
+	})
+}
+
+// Only the holder of the state file's lock saves its configuration.
+func TestConfigurationOfTwoAgents(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "state.json")
+		saved := ConfigurationPath(path)
+		first, second := loadAndStart(t, path), newHarness(path)
+		first.keep("first")
+		_, err := second.Load(path)
+		must(t, err)
+		second.start(t)
+		second.keep("second")
+		advance(3 * checkInterval)
+		wantContent(t, saved, "first\n")
+		first.stop()
+		advance(retryLockAfter)
+		wantContent(t, saved, "second\n")
+		second.stop()
+	})
+}
+
+// A failure is logged once. It does not affect the state file.
+func TestConfigurationNotWritable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "state.json")
+		saved := ConfigurationPath(path)
+		must(t, os.Mkdir(saved, 0o750))
+		h := loadAndStart(t, path)
+		h.keep("one")
+		h.store(snapshotOf(t, "dcgm"))
+		advance(3 * checkInterval)
+		h.wantConfigurationLogged(t, 1)
+		h.wantFailuresLogged(t, 0)
+		wantDevices(t, path, map[string]int{"dcgm": 3})
+		if s := h.Status(); s.Err != "" {
+			t.Error(s.Err)
+		}
+		entries, err := os.ReadDir(filepath.Dir(path))
+		must(t, err)
+		if len(entries) != 3 { // the lock, the state file and the directory
+			t.Errorf("left %v", entries)
+		}
+		must(t, os.Remove(saved))
+		advance(checkInterval)
+		wantContent(t, saved, "one\n")
+		must(t, errors.Join(os.Remove(saved), os.Mkdir(saved, 0o750)))
+		advance(checkInterval)
+		h.wantConfigurationLogged(t, 2)
+		h.stop()
+	})
+}
+
+// Temporary files of a writer that was killed are removed.
+func TestConfigurationRemovesTemporaryFiles(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "state.json")
+		left := ConfigurationPath(path) + ".tmp-123"
+		write(t, left, "half")
+		h := loadAndStart(t, path)
+		h.keep("one")
+		if _, err := os.Stat(left); !os.IsNotExist(err) {
+			t.Errorf("%s: %v", left, err)
+		}
+		advance(time.Second)
+		h.stop()
+	})
+}

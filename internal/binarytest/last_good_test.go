@@ -1,0 +1,154 @@
+package binarytest
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+const (
+	cordoned = simConfig + "\nhealth: {cordon: ['7']}"
+	invalid  = simConfig + "\nhealth: {cordon: [7, {}], confirm: -1}"
+)
+
+func (p *process) lastGood() string { return p.stateFile() + ".config" }
+
+// awaitLastGood waits until the last good configuration is saved, and until it is another than before.
+func (p *process) awaitLastGood(before string) string {
+	p.t.Helper()
+	p.await("the last good configuration", func() bool { return readFile(p.lastGood()) != before })
+	return readFile(p.lastGood())
+}
+
+// An agent that starts with an invalid file offers the GPUs of the last good configuration, reports that, and loads the file
+// when it is valid.
+func TestStartWithLastGoodConfiguration(t *testing.T) {
+	t.Parallel()
+	p, k := startRegistered(t, simConfig)
+	saved := p.awaitLastGood("")
+	p.write(cordoned)
+	p.awaitAllocatable(k, 7)
+	saved = p.awaitLastGood(saved)
+	p.write(invalid)
+	p.awaitMetrics("gpu_node_agent_config_last_reload_successful 0")
+	for _, stop := range []func(){p.Kill, p.stop} {
+		stop()
+		logged := len(p.log())
+		p.launch()
+		p.awaitAllocatable(k, 7)
+		p.awaitMetrics("gpu_node_agent_config_last_reload_successful 0", `cause="cordoned"`)
+		p.awaitPage("/readyz", http.StatusOK, "health.confirm")
+		if s := p.snapshot(); s.Config.OK || !strings.Contains(s.Config.Error, "health.confirm") || !s.Ready {
+			t.Errorf("status %+v", s.Config)
+		}
+		if n := strings.Count(p.log()[logged:], "health.confirm"); n != 1 {
+			t.Errorf("logged %d times:\n%s", n, p.log()[logged:])
+		}
+		if got := readFile(p.lastGood()); got != saved {
+			t.Errorf("saved %s, want %s", got, saved)
+		}
+	}
+	p.write(simConfig)
+	p.awaitAllocatable(k, 8)
+	p.awaitMetrics("gpu_node_agent_config_last_reload_successful 1")
+	p.awaitPage("/readyz", http.StatusOK)
+	if _, text := p.get("/readyz"); text != "ok\n" {
+		t.Errorf("/readyz: %q", text)
+	}
+	p.awaitLastGood(saved)
+}
+
+// The commands reach the running agent while the file is invalid.
+func TestCommandsWithInvalidConfiguration(t *testing.T) {
+	t.Parallel()
+	p := start(t, simConfig+"\nhealth: {stateFile: DIR/state.json, socket: DIR/agent.sock}",
+		"GPU_NODE_AGENT_HEALTH_STATE_FILE=", "GPU_NODE_AGENT_HEALTH_SOCKET=")
+	p.awaitLastGood("")
+	p.awaitSocket(p.agentSocket())
+	p.awaitSocket(p.simSocket())
+	p.awaitMetrics(`state="healthy"} 1`)
+	commands := func(config string) {
+		t.Helper()
+		if err := p.Node.Write(config); err != nil {
+			t.Fatal(err)
+		}
+		for _, args := range [][]string{{"status"}, {"sim", "{gpu: 2, xid: 48}"}, {"clear", "--gpu", "2"}, {"detach", "--force"}, {"attach"}} {
+			out, code := run(t, append(args, "--config", p.config())...)
+			if code != 0 || !strings.Contains(out, "warning: ") || !strings.Contains(out, "config.yaml") {
+				t.Errorf("%q: %d\n%s", args, code, out)
+			}
+			p.awaitMetrics(`state="healthy"} 1`)
+		}
+	}
+	// By the last good configuration: the agent does not use the invalid file's address and sockets.
+	commands("health: {stateFile: DIR/state.json, socket: /other.sock, confirm: -1}\nmetrics: {listen: nowhere}\nsource: {sim: {control: /other.sock}}")
+	// By the valid values of another file.
+	p.Kill()
+	if err := os.Remove(p.lastGood()); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Node.Write(simConfig + "\nhealth: {stateFile: '', socket: DIR/agent.sock}\nplugin: {kubeletDir: DIR}\nmetrics: {listen: ADDRESS}"); err != nil {
+		t.Fatal(err)
+	}
+	p.launch("GPU_NODE_AGENT_HEALTH_STATE_FILE=", "GPU_NODE_AGENT_HEALTH_SOCKET=")
+	p.awaitSocket(p.agentSocket())
+	p.awaitSocket(p.simSocket())
+	p.awaitMetrics(`state="healthy"} 1`)
+	commands("health: {stateFile: '', socket: DIR/agent.sock, confirm: -1}\nmetrics: {listen: ADDRESS}\nsource: {sim: {control: DIR/sim.sock}}")
+
+	if out, code := run(t, "check-config", "--config", p.config()); code == 0 || !strings.Contains(out, "health.confirm") {
+		t.Errorf("check-config: %d %s", code, out)
+	}
+}
+
+// Without a usable copy of the same file, the agent refuses an invalid one.
+func TestStartRefusesInvalidConfiguration(t *testing.T) {
+	t.Parallel()
+	p := start(t, simConfig)
+	saved := p.awaitLastGood("")
+	p.Kill()
+	p.write(invalid)
+	refused := func(file string, flags ...string) {
+		t.Helper()
+		out, code := run(t, append([]string{"--config", file, "--health.stateFile", p.stateFile(), "--health.socket="}, flags...)...)
+		if code == 0 || !strings.Contains(out, "health.confirm") {
+			t.Errorf("%s %q: %d\n%s", file, flags, code, out)
+		}
+	}
+	refused(p.config(), "--metrics.listen=nowhere")
+	refused(p.config(), "--health.stateFile=")
+	other := filepath.Join(p.Dir, "other.yaml")
+	if err := os.WriteFile(other, []byte(readFile(p.config())), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	refused(other)
+	if err := os.WriteFile(p.lastGood(), []byte(saved[:len(saved)/2]), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	refused(p.config())
+}
+
+// An agent that is killed while it saves a configuration leaves one that it can start with.
+func TestLastGoodConfigurationAfterKill(t *testing.T) {
+	t.Parallel()
+	p := start(t, simConfig)
+	p.awaitLastGood("")
+	p.awaitMetrics("gpu_node_agent_config_last_reload_successful 1")
+	for i := range 5 {
+		logged := len(p.log())
+		p.reload(simConfig + fmt.Sprintf("\nhealth: {temperature: %d}\n#%s", 80+i, strings.Repeat("x", 1<<20)))
+		p.await("a new configuration", func() bool {
+			files, err := filepath.Glob(p.lastGood() + ".tmp-*")
+			return err == nil && len(files) > 0 || strings.Contains(p.log()[logged:], "configuration reloaded")
+		})
+		p.Kill()
+		p.write(invalid)
+		p.launch()
+		p.awaitMetrics("gpu_node_agent_config_last_reload_successful 0", `state="healthy"} 1`)
+		p.signal(syscall.SIGHUP)
+	}
+}

@@ -140,7 +140,7 @@ func TestAllocateDevices(t *testing.T) {
 		{"unknown replica", shared, gpu, snap, []ids{{"GPU-0::4"}}, nil, reasonUnknownDevice, "GPU-0::4", "GPU-0::0, GPU-0::1"},
 		{"replica with another number", shared, gpu, snap, []ids{{"GPU-0::01"}}, nil, reasonUnknownDevice, "GPU-0::01", gpu},
 		{"replica of the next device", shared, gpu, snap, []ids{{"GPU-0::5"}}, nil, reasonUnknownDevice, "GPU-0::5", gpu},
-		{"negative replica", shared, gpu, snap, []ids{{"GPU-1::-1"}}, nil, reasonUnknownDevice, "GPU-1::-1", gpu},
+		{"negative replica", shared, gpu, snap, []ids{{"GPU-0::-1"}}, nil, reasonUnknownDevice, "GPU-0::-1", gpu},
 		{"replica beyond all numbers", shared, gpu, snap, []ids{{"GPU-1::99999999999999999999"}}, nil, reasonUnknownDevice, "GPU-1::99999999999999999999", gpu},
 		{"replica of a whole GPU", plain, gpu, states, []ids{{"GPU-0::0"}}, nil, reasonUnknownDevice, "GPU-0::0", gpu},
 		{"long ID", plain, gpu, states, []ids{{strings.Repeat("x", 1<<20)}}, nil, reasonUnknownDevice, abbreviated(strings.Repeat("x", 1<<20)), gpu},

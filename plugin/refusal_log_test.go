@@ -43,7 +43,7 @@ func TestRefusedAllocationIsLogged(t *testing.T) {
 			t.Fatalf("%d lines", logs.Len())
 		}
 		// A controller that replaces a refused pod every ten seconds for an hour.
-		for range 360 {
+		for range 363 {
 			time.Sleep(10 * time.Second) //nolint:forbidigo // synthetic time
 			refuse("GPU-1")
 			s.refusals.flush(false)
@@ -53,15 +53,10 @@ func TestRefusedAllocationIsLogged(t *testing.T) {
 		}
 		s.refusals.flush(true)
 		s.refusals.flush(true)
-		total := 0
-		for _, line := range logs.All() {
-			n, _ := line.ContextMap()["suppressed"].(uint64)
-			total += 1 + int(n)
+		if n := refusalsIn(logs); n != 364 {
+			t.Errorf("the lines report %d refusals, want 364", n)
 		}
-		if total != 361 {
-			t.Errorf("the lines report %d refusals, want 361", total)
-		}
-		if _, refused := s.counts.read(); refused[reasonUnhealthyDevice] != 361 {
+		if _, refused := s.counts.read(); refused[reasonUnhealthyDevice] != 364 {
 			t.Errorf("counted %v", refused)
 		}
 		// A burst is complete in the log when the limit allows the next line.
@@ -84,6 +79,33 @@ func TestRefusedAllocationIsLogged(t *testing.T) {
 			t.Errorf("%d lines after a quiet time", n)
 		}
 	})
+}
+
+// refusalsIn returns how many refusals the lines report.
+func refusalsIn(logs *observer.ObservedLogs) (n int) {
+	for _, line := range logs.FilterMessage(msgRefused).All() {
+		suppressed, _ := line.ContextMap()["suppressed"].(uint64)
+		n += 1 + int(suppressed)
+	}
+	return n
+}
+
+// The log has all refusals when the plugin ends.
+func TestRefusalsAreLoggedAtTheEnd(t *testing.T) {
+	t.Parallel()
+	h, k := startHarness(t, snapshot(1))
+	for range 2 * refusalLines {
+		if _, err := k.AllocateIDs(h.ctx, gpu, "GPU-9"); err == nil {
+			t.Fatal("allocated")
+		}
+	}
+	if n := h.logs.FilterMessage(msgRefused).Len(); n != refusalLines {
+		t.Errorf("%d lines", n)
+	}
+	h.stop()
+	if n := refusalsIn(h.logs); n != 2*refusalLines {
+		t.Errorf("the lines report %d refusals, want %d", n, 2*refusalLines)
+	}
 }
 
 // Every call that the agent does not answer is counted and logged, also one that nobody waits for or that is too large.

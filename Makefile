@@ -18,28 +18,41 @@ export CGO_ENABLED ?= 1
 # The agent does not use VCS stamps, and go build and go list fail if git does not trust the owner of the checkout.
 export GOFLAGS := $(strip $(GOFLAGS) -buildvcs=false)
 
-.PHONY: all build demo docs test test-unit test-e2e lint actionlint bench fuzz fmt screenshots clean
+.PHONY: all help build demo docs test test-unit test-e2e lint actionlint bench fuzz fmt screenshots clean
 .PHONY: bench-outside reproducible vuln licenses check-licenses sbom
 
 all: build
 
-build:
-	$(GO) $(BUILD) -o bin/gpu-node-agent .
+# Lists the targets. Each has the first sentence of the comment above it, which fits on one line.
+help:
+	@awk '/^# / && text == "" { text = substr($$0, 3); sub(/\.( .*)?$$/, "", text) } \
+	  /^[a-z][a-z0-9-]*:([^=]|$$)/ && text != "" { sub(/:.*/, "", $$1); printf "  %-15s %s\n", $$1, text } \
+	  /^$$|^\t/ { text = "" }' Makefile
 
-# Runs the agent on simulated GPUs with a stand-in kubelet until Ctrl-C. DEMO_FLAGS=-once stops after one pass.
-demo: build
-	$(GO) run ./internal/kubelettest/demo -agent bin/gpu-node-agent $(DEMO_FLAGS)
+BUILD_AGENT := $(GO) $(BUILD) -o bin/gpu-node-agent .
+
+# Builds bin/gpu-node-agent.
+build:
+	$(BUILD_AGENT)
+
+# Runs the agent on simulated GPUs with a stand-in kubelet. Ctrl-C ends it; DEMO_FLAGS=-once stops after one pass.
+# One shell builds and runs, and ends without an error at a signal: make would report each target that it interrupts.
+demo:
+	@trap 'exit 0' INT TERM; echo 'building bin/gpu-node-agent'; $(BUILD_AGENT) && \
+	  $(GO) build -o bin/demo ./internal/kubelettest/demo && exec bin/demo -agent bin/gpu-node-agent $(DEMO_FLAGS)
 
 # Writes the generated parts of the documents.
 docs:
 	$(GO) run ./internal/docs
 
+# Runs all tests.
 test: test-unit test-e2e
 
+# Tests this module with the race detector.
 test-unit:
 	$(GO) test -race ./...
 
-# Tests the built binary against the kubelet's own device manager. The first build takes minutes.
+# Tests the binary against the kubelet's own device manager. The first build takes minutes.
 test-e2e:
 	e2e/prometheus/need.sh
 	cd e2e && $(GO) test -vet=off -count=1 ./...
@@ -50,6 +63,7 @@ $(LINT):
 	GOBIN=$(@D) $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(LINT_VERSION)
 	mv $(@D)/golangci-lint $@
 
+# Runs golangci-lint over every module, actionlint and helm-lint.
 lint: $(LINT) actionlint
 	$(LINT) run ./...
 	cd e2e && $(LINT) run ./...
@@ -71,8 +85,8 @@ actionlint:
 
 .PHONY: helm-lint e2e-cluster image image-sim image-check
 
-# Checks the chart with helm lint and helm template for every values file, its objects against Kubernetes' types, and its
-# configuration against the agent. The first build of Helm takes minutes.
+# Checks the chart against Helm, Kubernetes' types and the agent.
+# It renders every values file. The first build of Helm takes minutes.
 helm-lint:
 	cd e2e/helm && $(GO) test -count=1 .
 
@@ -88,32 +102,36 @@ IMAGE ?= gpu-node-agent
 TAG = $(VERSION:v%=%)
 IMAGE_BUILD = $(DOCKER) build $(IMAGE_FLAGS) --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION)
 
+# Builds the image; DOCKER=podman selects another builder.
 image: licenses
 	$(IMAGE_BUILD) -t $(IMAGE):$(TAG) .
 
+# Builds the image for simulated GPUs, without DCGM.
 image-sim: licenses
 	$(IMAGE_BUILD) --target sim -t $(IMAGE):$(TAG)-sim .
 
-# Builds and checks both images without a registry, on substitutes for their bases. Needs root and Linux; installs what it
-# needs on Debian.
+# Builds and checks both images without a registry.
+# It uses substitutes for their bases. Needs root and Linux; installs what it needs on Debian.
 image-check:
 	e2e/image/run
 
+# Formats all code.
 fmt: $(LINT)
 	$(LINT) fmt ./...
 
-# Measures the agent from inside, then from outside: e2e/bench prints one table. BENCH_FLAGS=-quick checks only that it works.
 BENCH_OUTSIDE = cd e2e/bench && $(GO) run . -agent $(CURDIR)/bin/gpu-node-agent -repo $(CURDIR) $(BENCH_FLAGS)
 
+# Measures the agent from inside, then from outside.
 bench: build
 	$(GO) test -run '^$$' -bench . -benchmem ./...
 	$(BENCH_OUTSIDE)
 
+# Measures the agent from outside. e2e/bench prints one table; BENCH_FLAGS=-quick checks only that it works.
 bench-outside: build
 	$(BENCH_OUTSIDE)
 
-# Plays random sequences of faults and checks the invariants after each step. Equal seeds give equal sequences.
-# CHAOS_FLAGS: -raced builds the agent with the race detector; -run '...' -replay '...' replays a failure;
+# Plays random sequences of faults, and checks the invariants.
+# Equal seeds give equal sequences. CHAOS_FLAGS: -raced builds the agent with the race detector; -run '...' -replay '...' replays a failure;
 # -only fatal,heal,empty plays only these kinds of steps.
 CHAOS_SEED ?= 0
 CHAOS_TIME ?= 3m
@@ -130,14 +148,14 @@ fuzz:
 	  done; \
 	done
 
-# Takes pictures of the status page into bin/screenshots, and the README's picture into docs/images. Needs chromium and
-# pngquant.
+# Takes pictures of the status page. Needs chromium and pngquant.
+# They go into bin/screenshots, and the README's picture into docs/images.
 screenshots:
 	mkdir -p bin/screenshots
-	$(GO) test ./internal/binarytest -count=1 -run TestScreenshots -v -screenshots=$(CURDIR)/bin/screenshots
+	$(GO) test ./agent/status -count=1 -run TestScreenshots -v -screenshots=$(CURDIR)/bin/screenshots
 	pngquant --quality 70-90 --speed 1 --force --output docs/images/status.png bin/screenshots/h100-8-light.png
 
-# Checks that two builds in two directories, which share only the modules, give the same file. Takes a minute.
+# Checks that two builds in two directories give the same file. Takes a minute.
 reproducible: build
 	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && mkdir "$$dir/tree" "$$dir/tmp" && \
 	  ln -s "$$($(GO) env GOMODCACHE)" "$$dir/modules" && \
@@ -145,18 +163,21 @@ reproducible: build
 	  (cd "$$dir/tree" && TMPDIR="$$dir/tmp" GOMODCACHE="$$dir/modules" GOCACHE="$$dir/cache" $(GO) $(BUILD) -o "$$dir/agent" .) && \
 	  sha256sum bin/gpu-node-agent "$$dir/agent" && cmp bin/gpu-node-agent "$$dir/agent"
 
-# Searches for known vulnerabilities in the functions that the agent calls. Fails if the database does not answer.
+# Searches for known vulnerabilities in called functions. Fails if the database does not answer.
 vuln:
 	$(VULNCHECK) -db $(VULNDB) ./...
 
-# Lists the linked modules and their licences, and collects the licence texts for distribution with the binary.
+# Lists the linked modules and their licences.
+# It collects the licence texts for distribution with the binary.
 licenses:
 	@mkdir -p bin
 	cd e2e/supply && $(GO) run . licenses -write -texts $(CURDIR)/bin/third-party-licenses.txt $(CURDIR)
 
+# Compares THIRD_PARTY_LICENSES.csv with the linked modules.
 check-licenses:
 	cd e2e/supply && $(GO) run . licenses $(CURDIR)
 
+# Writes bin/sbom.json.
 sbom: build
 	cd e2e/supply && $(GO) run . sbom -version $(VERSION) -o $(CURDIR)/bin/sbom.json $(CURDIR) $(CURDIR)/bin/gpu-node-agent
 
@@ -166,5 +187,6 @@ dashboards:
 	cd e2e/prometheus/grafana && npm ci --ignore-scripts --no-audit --no-fund && npm run schema && \
 	  npm run check -- $(CURDIR)/charts/gpu-node-agent/dashboards/*.json
 
+# Removes bin.
 clean:
 	rm -rf bin

@@ -21,6 +21,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/doctor"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/logsink"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/operator"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
 )
 
 // The linker sets the version and the revision.
@@ -135,6 +136,11 @@ func unknownError(err error, unknown, prefix string, names []string) error {
 	return fmt.Errorf("%w; see gpu-node-agent --help", err)
 }
 
+// table is a report that fits a terminal.
+type table interface {
+	Table(out terminal.Output) string
+}
+
 // withReport makes cmd print a report, which has a JSON form too.
 func withReport(cmd *cobra.Command, create func(context.Context) fmt.Stringer) *cobra.Command {
 	var output string
@@ -145,6 +151,9 @@ func withReport(cmd *cobra.Command, create func(context.Context) fmt.Stringer) *
 		log.SetOutput(io.Discard) // go-dcgm logs there
 		r := create(cmd.Context())
 		text := r.String()
+		if t, ok := r.(table); ok {
+			text = t.Table(terminal.Of(os.Stdout))
+		}
 		if output == "json" {
 			document, err := json.MarshalIndent(r, "", "  ")
 			if err != nil {

@@ -62,6 +62,7 @@ type Agent struct {
 	sources   health.Latest[monitor.Source]
 	snapshots health.Latest[health.Snapshot]
 	events    status.Events
+	history   status.History
 	monitor   *monitor.Monitor
 	stateFile *statefile.File
 	plugin    *plugin.Plugin
@@ -110,6 +111,7 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 		component{name: "plugin", run: a.plugin.Run},
 		component{name: "kubernetes", run: a.reporter.Run},
 		component{name: "events", run: func(ctx context.Context) error { return a.events.Follow(ctx, &a.snapshots) }},
+		component{name: "history", run: func(ctx context.Context) error { return a.history.Follow(ctx, &a.snapshots, a.pollInterval) }},
 		component{name: "totals", run: a.totals.Run},
 		component{name: "pod labels", run: a.podLabels.Run},
 		component{name: "jobs", run: a.jobs.Run},

@@ -60,7 +60,7 @@ func (a *Agent) handler() http.Handler {
 	}, zap.NewStdLog(a.log.Named("metrics"))))
 	web.HandleProbes(mux, a.notReady, a.warnings)
 	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("OK")) }) // as dcgm-exporter
-	pages := status.NewPages(a.status, a.log.Named("web"))
+	pages := status.NewPages(a.status, &a.history, a.log.Named("web"))
 	mux.HandleFunc("GET /{$}", pages.ServeHTML)
 	mux.HandleFunc("GET "+status.SnapshotPath, pages.ServeJSON)
 	return mux
@@ -82,8 +82,11 @@ func (a *Agent) status() status.Node {
 // notReady returns every reason why the agent cannot do its whole job now. A poll takes up to stallAfter before the
 // source counts as stalled; a snapshot that is older than three polls and that time means that the monitor is stuck.
 func (a *Agent) notReady() []string {
-	return web.NotReady(a.snapshots.Load(), a.plugin.Status(), 3*a.healthConfig.Load().Interval+a.sourceConfig.Load().StallAfter)
+	return web.NotReady(a.snapshots.Load(), a.plugin.Status(), 3*a.pollInterval()+a.sourceConfig.Load().StallAfter)
 }
+
+// pollInterval returns the time between two polls.
+func (a *Agent) pollInterval() time.Duration { return a.healthConfig.Load().Interval }
 
 // nodeName returns the Kubernetes node's name if the pod has it in NODE_NAME, else the host's.
 func nodeName() string {

@@ -13,6 +13,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
@@ -87,5 +88,5 @@ func TestHandlerShowsDetach(t *testing.T) {
 		}
 		agenttest.MustContain(t, w.Body.String(), want)
 	}
-	agenttest.MustContain(t, a.status().Table(false, false), "dcgm detached")
+	agenttest.MustContain(t, a.status().Table(false, terminal.Output{}), "dcgm detached")
 }

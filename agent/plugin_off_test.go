@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
 )
 
@@ -41,7 +42,7 @@ func TestPluginOff(t *testing.T) {
 			return err
 		})
 		s.MustGet(c.code, web.ReadyzPath, nil, "")
-		page, table := s.MustGet(http.StatusOK, "/", nil, ""), node.Table(false, false)
+		page, table := s.MustGet(http.StatusOK, "/", nil, ""), node.Table(false, terminal.Output{})
 		if strings.Contains(page, "plugin off") != c.off || strings.Contains(table, "plugin off") != c.off {
 			t.Errorf("plugin %s, but the page and the table are\n%s\n%s", c.plugin, page, table)
 		}

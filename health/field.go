@@ -14,6 +14,7 @@ const (
 	FieldGPUTemp         Field = 150  // °C
 	FieldPower           Field = 155  // W
 	FieldEnergy          Field = 156  // mJ since the driver was loaded
+	FieldPowerLimit      Field = 164  // W: the enforced one
 	FieldPCIeReplays     Field = 202  // count
 	FieldGPUUtil         Field = 203  // percent
 	FieldMemCopyUtil     Field = 204  // percent
@@ -34,6 +35,7 @@ const (
 	FieldRemapPending    Field = 396  // 0 or 1
 	FieldNVLinkBandwidth Field = 449  // as the driver counts it, all lanes
 	FieldVGPULicense     Field = 526  // 0 or 1
+	FieldEngineActive    Field = 1001 // ratio of time that the graphics engine is active
 	FieldUnrepairable    Field = 1507 // memory that cannot be repaired: 0 or 1
 	FieldRecoveryAction  Field = 1523 // a RecoveryAction
 )

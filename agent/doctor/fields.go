@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm"
 	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
@@ -23,12 +24,25 @@ type FieldReport struct {
 }
 
 // String returns the report as a table.
-func (r FieldReport) String() string {
-	text := fields.FormatTable(r.Fields)
-	if r.Unknown != "" {
-		text += "\nUnknown which fields are supported: " + r.Unknown + "\n"
+func (r FieldReport) String() string { return r.Table(terminal.Output{}) }
+
+// Table returns the report as a table that fits the output.
+func (r FieldReport) Table(out terminal.Output) string {
+	p := terminal.Printer{Output: out}
+	t := terminal.Table{MinLast: 30, Columns: []terminal.Column{
+		{Name: "NAME"}, {Name: "TYPE", Drop: 1}, {Name: "UNIT", Drop: 2}, {Name: "SET", Drop: 3}, {Name: "SUPPORTED"}, {Name: "SINCE DCGM 4.6", Drop: 4}, {Name: "HELP"},
+	}}
+	for _, f := range r.Fields {
+		t.Rows = append(t.Rows, terminal.Cells("", f.Name, f.Type, f.Unit, f.Set, f.Supported, f.Renamed, f.Help))
 	}
-	return text
+	if left := p.Table(t); left != "" {
+		p.WriteByte('\n')
+		p.Paragraph(0, terminal.Cell{Text: left + "; -o json shows all", Colour: terminal.Dim})
+	}
+	if r.Unknown != "" {
+		p.WriteString("\nUnknown which fields are supported: " + r.Unknown + "\n")
+	}
+	return p.String()
 }
 
 // Fields lists the fields and polls the configured source to find out which of them it has, without an effect on a running

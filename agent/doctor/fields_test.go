@@ -3,11 +3,14 @@ package doctor
 import (
 	"encoding/json"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
 )
@@ -63,5 +66,29 @@ func TestFieldsReportsSupport(t *testing.T) {
 				t.Errorf("%v: %s", err, text)
 			}
 		})
+	}
+}
+
+func TestFieldTable(t *testing.T) {
+	has := map[health.Field]bool{25: true, health.FieldGPUTemp: true}
+	r := FieldReport{Fields: fields.List(has)}
+	lines := strings.Split(strings.TrimSpace(r.String()), "\n")
+	if len(lines) != len(r.Fields)+1 || !slices.Equal(strings.Fields(lines[0])[:5], []string{"NAME", "TYPE", "UNIT", "SET", "SUPPORTED"}) {
+		t.Errorf("got %d lines, the first is %q", len(lines), lines[0])
+	}
+	for _, line := range lines {
+		if cells := strings.Fields(line); cells[0] == "DCGM_FI_DEV_SERIAL" &&
+			!slices.Equal(cells[1:6], []string{"label", "-", "optional", "no", "DCGM_FI_DEV_BOARD_SERIAL"}) {
+			t.Errorf("wrong row %q", line)
+		}
+	}
+	for _, width := range []int{80, 100, 120, 200} {
+		text := r.Table(terminal.Output{Width: width})
+		for line := range strings.Lines(text) {
+			if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > width {
+				t.Errorf("%d columns: %d in %q", width, n, line)
+			}
+		}
+		agenttest.MustContain(t, text, "NAME", "SUPPORTED", "HELP", "-o json")
 	}
 }

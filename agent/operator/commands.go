@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
 	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
 )
 
@@ -32,8 +33,8 @@ func statusCommand(loader *config.Loader) *cobra.Command {
 		Long: `Print the status of this node's GPUs and of the agent, as the status page shows it.
 
 The exit code is 0 if the agent answers, whatever the state of the GPUs. A terminal gets colours unless NO_COLOR is
-set. Over TLS, the agent of this node must present the certificate of metrics.webConfigFile. The password for --user is
-read from $` + status.PasswordEnv + `.`,
+set, and a table of its width that names what it leaves out. Over TLS, the agent of this node must present the
+certificate of metrics.webConfigFile. The password for --user is read from $` + status.PasswordEnv + `.`,
 		Example: `  gpu-node-agent status
   gpu-node-agent status --address 10.0.0.7:9400 -o json | jq '.gpus[] | select(.state == "unhealthy")'`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -52,7 +53,7 @@ read from $` + status.PasswordEnv + `.`,
 				return err
 			}
 			if output != "json" {
-				text = []byte(node.Table(output == "wide", useColours()))
+				text = []byte(node.Table(output == "wide", terminal.Of(os.Stdout)))
 			}
 			_, err = cmd.OutOrStdout().Write(text)
 			return err
@@ -66,12 +67,6 @@ read from $` + status.PasswordEnv + `.`,
 	cmd.Flags().BoolVar(&access.Insecure, "insecure", false, "accept any certificate of the agent")
 	cmd.Flags().StringVar(&access.User, "user", "", "user name, if the agent requires a password")
 	return cmd
-}
-
-// useColours reports whether standard output is a terminal that shows colours.
-func useColours() bool {
-	info, err := os.Stdout.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0 && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
 }
 
 func simCommand(loader *config.Loader) *cobra.Command {

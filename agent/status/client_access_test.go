@@ -65,7 +65,7 @@ func TestAskWithAccess(t *testing.T) {
 func serve(t *testing.T, config string) *agenttest.Server {
 	t.Helper()
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET "+SnapshotPath, NewPages(func() Node { return New(testInputs()) }, zap.NewNop()).ServeJSON)
+	mux.HandleFunc("GET "+SnapshotPath, NewPages(func() Node { return New(testInputs()) }, &History{}, zap.NewNop()).ServeJSON)
 	return agenttest.Serve(t, config, mux, func() []string { return nil })
 }
 

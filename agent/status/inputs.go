@@ -164,6 +164,9 @@ func valuesStatus(fields map[health.Field]float64, memory uint64) Values {
 		Power: value(health.FieldPower, 1), Utilization: value(health.FieldGPUUtil, 1), SMClock: value(health.FieldSMClock, 1),
 		MemoryUsed: value(health.FieldFBUsed, mib), MemoryTotal: value(health.FieldFBTotal, mib),
 	}
+	if v.Utilization == nil { // the driver has none for a partitioned GPU and its MIG devices
+		v.Utilization = value(health.FieldEngineActive, 100)
+	}
 	if v.MemoryTotal == nil && memory > 0 {
 		total := float64(memory)
 		v.MemoryTotal = &total

@@ -26,7 +26,8 @@ var (
 
 const (
 	maxPageEvents    = 30
-	maxFaultyDevices = 8 // at the top of the page
+	maxFaultGroups   = 8 // at the top of the page
+	maxFaultyDevices = 8 // in one of them
 	maxHolders       = 6 // of one device
 	maxWarnings      = 8 // about devices that are not offered
 	refreshSeconds   = 5
@@ -34,40 +35,39 @@ const (
 
 // Pages serves the status as a page and as JSON.
 type Pages struct {
-	build  func() Node
-	log    *zap.Logger
-	page   *template.Template
-	policy string // Content-Security-Policy
+	build   func() Node
+	history *History
+	log     *zap.Logger
+	page    *template.Template
+	policy  string // Content-Security-Policy
 }
 
-// findingData is the input of the template of a finding.
+// findingData is the input of the template of findings with one action.
 type findingData struct {
-	Now time.Time
-	F   Finding
+	Now      time.Time
+	Findings []Finding
 }
 
-// NewPages returns the pages of the status that build returns.
-func NewPages(build func() Node, log *zap.Logger) *Pages {
+// NewPages returns the pages of the status that build returns, with charts of the history.
+func NewPages(build func() Node, history *History, log *zap.Logger) *Pages {
 	page := template.Must(template.New("status").Funcs(template.FuncMap{
 		"css": func() template.CSS { return template.CSS(statusCSS) }, "js": func() template.JS { return template.JS(statusJS) },
 		"refresh": func() int { return refreshSeconds },
-		"percent": percentText, "celsius": celsiusText, "watts": wattsText, "mhz": mhzText,
-		"memory": memoryText, "memoryPercent": memoryPercent, "width": barWidth, "age": ageText, "for": forText, "clock": clockText,
-		"allocations": allocationsText, "pluginOff": pluginOffText, "mismatches": mismatchesText, "xids": xidsText, "versions": versionsText, "clears": clearsText, "ownFindings": ownFindings, "heldMIG": heldMIG, "name": Device.Name, "number": indexText, "eventIndex": eventIndexText,
-		"faultyDevices": faultyDevices, "counts": stateCounts, "plural": Plural[int],
+		"mhz":     mhzText, "memory": memoryText, "memoryPercent": memoryPercent, "width": barWidth, "age": ageText, "for": forText, "clock": clockText,
+		"allocations": allocationsText, "pluginOff": pluginOffText, "resources": groupResources, "kubeletErrors": kubeletErrors,
+		"xids": xidsText, "versions": versionsText, "clears": clearsText, "heldMIG": heldMIG, "name": Device.Name, "number": indexText,
+		"eventIndex": eventIndexText, "inUse": inUseText,
+		"findings":    func(gpu, d Device) [][]Finding { return groupFindings(ownFindings(gpu, d)) },
+		"faultGroups": faultGroups, "counts": stateCounts, "plural": Plural[int],
 		"api": apiText, "apiErrors": apiErrors, "stateFileError": stateFileErrorText, "configError": configErrorText,
-		"finding": func(now time.Time, f Finding) findingData { return findingData{now, f} },
-		"holders": func(h []Holder) []string { return HolderNames(h, maxHolders) },
-		"inUse": func(s Node) string {
-			held, all := inUse(s)
-			return fmt.Sprintf("%d of %d", held, all)
-		},
+		"finding":  func(now time.Time, f []Finding) findingData { return findingData{now, f} },
+		"holders":  func(h []Holder) []string { return HolderNames(h, maxHolders) },
 		"warnings": func(k Kubelet) []string { return limitTexts(k.Warnings, maxWarnings) },
-		"worst":    func(all []faultyDevice) []faultyDevice { return all[:min(len(all), maxFaultyDevices)] },
+		"worst":    func(all []faultGroup) []faultGroup { return all[:min(len(all), maxFaultGroups)] },
 		"newest":   func(all []Event) []Event { return all[:min(len(all), maxPageEvents)] },
 	}).Parse(statusHTML))
 	return &Pages{
-		build: build, log: log, page: page,
+		build: build, history: history, log: log, page: page,
 		policy: fmt.Sprintf("default-src 'none'; style-src 'sha256-%s'; script-src 'sha256-%s'; connect-src 'self'; "+
 			"base-uri 'none'; form-action 'none'; frame-ancestors 'self'", cspHash(statusCSS), cspHash(statusJS)),
 	}
@@ -88,8 +88,10 @@ func barWidth(percent *float64) float64 {
 
 // ServeHTML serves the status page.
 func (p *Pages) ServeHTML(w http.ResponseWriter, _ *http.Request) {
+	s := p.build()
+	p.history.draw(&s)
 	var b bytes.Buffer
-	err := p.page.Execute(&b, p.build())
+	err := p.page.Execute(&b, s)
 	w.Header().Set("Content-Security-Policy", p.policy)
 	w.Header().Set("Referrer-Policy", "no-referrer")
 	p.respond(w, "text/html; charset=utf-8", b.Bytes(), err)

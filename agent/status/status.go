@@ -115,6 +115,7 @@ type Device struct {
 	LastXID  *XID                     `json:"lastXid,omitempty"`
 	Holders  []Holder                 `json:"holders"`
 	MIG      []Device                 `json:"mig,omitempty"`
+	Charts   []Chart                  `json:"-"` // of the page
 }
 
 // Finding is a problem found on a device.
@@ -134,7 +135,7 @@ type Values struct {
 	Temperature       *float64 `json:"temperatureCelsius,omitempty"`
 	MemoryTemperature *float64 `json:"memoryTemperatureCelsius,omitempty"`
 	Power             *float64 `json:"powerWatts,omitempty"`
-	Utilization       *float64 `json:"utilizationPercent,omitempty"`
+	Utilization       *float64 `json:"utilizationPercent,omitempty"` // field 203, or 1001 with MIG
 	MemoryUsed        *float64 `json:"memoryUsedBytes,omitempty"`
 	MemoryTotal       *float64 `json:"memoryTotalBytes,omitempty"`
 	SMClock           *float64 `json:"smClockMHz,omitempty"`

@@ -19,6 +19,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/golden"
@@ -51,8 +52,13 @@ func testInputs() Inputs {
 
 func pageOf(t testing.TB, k Inputs) string {
 	t.Helper()
+	return pageWith(t, k, &History{})
+}
+
+func pageWith(t testing.TB, k Inputs, h *History) string {
+	t.Helper()
 	w := httptest.NewRecorder()
-	NewPages(func() Node { return New(k) }, zap.NewNop()).
+	NewPages(func() Node { return New(k) }, h, zap.NewNop()).
 		ServeHTML(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil))
 	if w.Code != http.StatusOK {
 		t.Fatalf("%d: %s", w.Code, w.Body)
@@ -75,10 +81,10 @@ func TestPageShowsNode(t *testing.T) {
 	page := pageOf(t, testInputs())
 	agenttest.MustContain(t, page, "gpu-node-agent 1.2.3", "<h1>node-1</h1>", "<title>node-1, 1 unhealthy, 1 degraded – gpu-node-agent</title>",
 		`href="/metrics"`, `href="/readyz"`, `href="/api/v1/snapshot"`, `<noscript><meta http-equiv="refresh" content="5">`,
-		"1 unhealthy", "1 degraded", "1 healthy", "for 1d2h", "driver 580.95.05, CUDA 13.0, DCGM 4.6.0", "<dt>reconnects</dt><dd>2</dd>",
-		"2 of 3 healthy · 5 allocations, 4 refused: unknown_device · 1 audit mismatch<", "registration refused", `<p class="degraded">GPU 2 is left out</p>`, "List: denied",
+		"1 unhealthy", "1 degraded", "1 healthy", "for 1d2h", "driver 580.95.05, CUDA 13.0, DCGM 4.6.0", "<dt>reconnects</dt><dd>2</dd>", "2 of 4 devices held by pods",
+		"2 of 3 healthy · 5 allocations, 4 refused: unknown_device, 1 audit mismatch<", "registration refused", `<p class="degraded">GPU 2 is left out</p>`, "List: denied",
 		"XID 79: ", "unhealthy, was healthy: lost: the GPU is lost", "events is forbidden", "/var/lib/state.json: no space left on device")
-	agenttest.MustContain(t, section(t, page, 0), "51 °C", "312 W", "87 %", `<rect width="87"`, "40.0 / 80.0 GiB", `<rect width="50"`,
+	agenttest.MustContain(t, section(t, page, 0), "51 °C", "312 W", "87 %", "1980 MHz", "40.0 / 80.0 GiB",
 		"training/llm-0 (torch) ×2", "web/chat-1 (vllm)", "GPU-0", "00000000:1B:00.0", "NUMA 0")
 	lost := section(t, page, 1)
 	agenttest.MustContain(t, lost, "unhealthy", "lost</strong>", "for 1m30s", health.ActionRebootNode.Advice(), "31 ×2, 79 ×1", "last 79, 1m35s ago", "– / 80.0 GiB")
@@ -118,7 +124,7 @@ func TestStatusWithMissingInputs(t *testing.T) {
 			if _, err := json.Marshal(s); err != nil {
 				t.Error(err)
 			}
-			if s.Table(true, true) == "" || s.Table(false, false) == "" {
+			if s.Table(true, terminal.Output{Colour: true}) == "" || s.Table(false, terminal.Output{}) == "" {
 				t.Error("no table")
 			}
 		})
@@ -142,7 +148,7 @@ func TestStatusEscapesText(t *testing.T) {
 		t.Errorf("not escaped:\n%s", page)
 	}
 	for _, colour := range []bool{false, true} {
-		if table := New(k).Table(true, colour); strings.Contains(table, "&\x1b[31m") || strings.Contains(table, "'>&\n") {
+		if table := New(k).Table(true, terminal.Output{Colour: colour}); strings.Contains(table, "&\x1b[31m") || strings.Contains(table, "'>&\n") {
 			t.Errorf("control characters reach the terminal:\n%q", table)
 		}
 	}
@@ -151,8 +157,8 @@ func TestStatusEscapesText(t *testing.T) {
 func TestTableMatchesGoldenFile(t *testing.T) {
 	s := New(testInputs())
 	s.GPUs[1].Findings[0].Advice, s.GPUs[2].Findings[0].Advice = "reboot advice", "cooling advice" // independent of health's texts
-	golden.Check(t, "testdata/table.txt", s.Table(false, false)+"\n--- wide\n\n"+s.Table(true, false)+
-		"\n--- colour\n\n"+strings.ReplaceAll(s.Table(false, true), "\x1b", "ESC"))
+	golden.Check(t, "testdata/table.txt", s.Table(false, terminal.Output{})+"\n--- wide\n\n"+s.Table(true, terminal.Output{})+
+		"\n--- colour\n\n"+strings.ReplaceAll(s.Table(false, terminal.Output{Colour: true}), "\x1b", "ESC"))
 }
 
 func TestAskReturnsStatus(t *testing.T) {
@@ -162,8 +168,8 @@ func TestAskReturnsStatus(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got.Table(true, true) != want.Table(true, true) {
-		t.Errorf("received\n%s", got.Table(true, false))
+	if got.Table(true, terminal.Output{Colour: true}) != want.Table(true, terminal.Output{Colour: true}) {
+		t.Errorf("received\n%s", got.Table(true, terminal.Output{}))
 	}
 	agenttest.MustContain(t, string(text), `"state":"unhealthy","since":"2026-03-02T11:58:30Z"`, `"cause":"lost"`, `"temperatureCelsius":51`, `"150":51`,
 		`"memoryUsedBytes":42949672960`, `"pod":"llm-0"`, `"kind":"xid"`, `"notReady":["plugin nvidia.com/x: registration refused"]`,
@@ -300,7 +306,7 @@ func TestClearsTextIsShown(t *testing.T) {
 		}
 		texts[text] = c
 		agenttest.MustContain(t, section(t, pageOf(t, k), 1), text)
-		agenttest.MustContain(t, New(k).Table(true, false), "\n  "+text+"\n")
+		agenttest.MustContain(t, New(k).Table(true, terminal.Output{}), "\n    "+text+"\n")
 	}
 	if got := clearsText(Finding{Clears: "in-the-spring"}); !strings.Contains(got, "in-the-spring") {
 		t.Errorf("value of a newer agent: %q", got)
@@ -325,7 +331,7 @@ func TestConfigErrorIsShown(t *testing.T) {
 	} {
 		k := testInputs()
 		k.ConfigError = c.err
-		if s := New(k); s.Config.Error != "" || strings.Contains(s.Table(false, false), "\nconfig ") {
+		if s := New(k); s.Config.Error != "" || strings.Contains(s.Table(false, terminal.Output{}), "\nconfig ") {
 			t.Errorf("%s: shown while the configuration is valid: %+v", name, s.Config)
 		}
 		k.Reload.OK = false
@@ -333,7 +339,7 @@ func TestConfigErrorIsShown(t *testing.T) {
 		if s.Config.Error != c.err {
 			t.Errorf("%s: %q", name, s.Config.Error)
 		}
-		table := s.Table(false, false)
+		table := s.Table(false, terminal.Output{})
 		agenttest.MustContain(t, table, "\nconfig ", c.want, " for 1h")
 		if strings.Contains(table, "check-config") != c.hints {
 			t.Errorf("%s: %s", name, table)
@@ -372,7 +378,8 @@ func maxInputs() Inputs {
 }
 
 func TestStatusSizeOfLargestNode(t *testing.T) {
-	page := pageOf(t, maxInputs())
+	k := maxInputs()
+	page := pageWith(t, k, maxHistory(k.Snapshot.Devices))
 	text, err := json.Marshal(New(maxInputs()))
 	if err != nil {
 		t.Fatal(err)
@@ -385,7 +392,7 @@ func TestStatusSizeOfLargestNode(t *testing.T) {
 
 func BenchmarkStatusPage(b *testing.B) {
 	k := maxInputs()
-	pages := NewPages(func() Node { return New(k) }, zap.NewNop())
+	pages := NewPages(func() Node { return New(k) }, maxHistory(k.Snapshot.Devices), zap.NewNop())
 	for name, serve := range map[string]http.HandlerFunc{"html": pages.ServeHTML, "json": pages.ServeJSON} {
 		b.Run(name, func(b *testing.B) {
 			req := httptest.NewRequestWithContext(b.Context(), http.MethodGet, "/", nil)
@@ -404,15 +411,15 @@ func TestMissingMIGDeviceKeepsIndex(t *testing.T) {
 	withoutMIG := &health.Reading{Devices: agenttest.MIGReading().Devices[:1], Samples: agenttest.MIGReading().Samples[:1]}
 	snapshot := &health.Snapshot{At: agenttest.Now(), Devices: agenttest.Judge(c, before, withoutMIG, agenttest.Now().Add(time.Second))}
 	s := New(Inputs{Now: agenttest.Now(), Snapshot: snapshot})
-	if table := s.Table(false, false); !strings.Contains(table, "1:0") || !strings.Contains(table, "1:1") || strings.Contains(table, "1:-") {
+	if table := s.Table(false, terminal.Output{}); !strings.Contains(table, "1:0") || !strings.Contains(table, "1:1") || strings.Contains(table, "1:-") {
 		t.Error(table)
 	}
 	for i := range snapshot.Devices { // as restored from an older state file
 		snapshot.Devices[i].Device.MIGIndex = -1
 	}
 	s = New(Inputs{Now: agenttest.Now(), Snapshot: snapshot})
-	if n := strings.Count(s.Table(false, false), "1:-"); n != 2 {
-		t.Errorf("%d MIG devices without an index:\n%s", n, s.Table(false, false))
+	if n := strings.Count(s.Table(false, terminal.Output{}), "1:-"); n != 2 {
+		t.Errorf("%d MIG devices without an index:\n%s", n, s.Table(false, terminal.Output{}))
 	}
 	text, err := json.Marshal(s)
 	if err != nil || strings.Contains(string(text), "migIndex") {

@@ -4,98 +4,49 @@ import (
 	"cmp"
 	"fmt"
 	"strings"
-	"unicode"
-	"unicode/utf8"
-)
+	"time"
 
-// Terminal colours.
-const (
-	colourRed    = "31"
-	colourYellow = "33"
-	colourGreen  = "32"
-	colourDim    = "2"
-	colourBold   = "1"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
 )
 
 // maxTableEvents is the number of events in the table.
 const maxTableEvents = 10
 
-// cell is a text of a table with its colour, "" for none.
-type cell struct{ text, colour string }
+// maxTableDevices is the number of devices above which equal MIG devices share a row.
+const maxTableDevices = 24
 
 // stateCell returns a state in its colour.
-func stateCell(state string) cell {
-	colours := map[string]string{"healthy": colourGreen, "degraded": colourYellow, "unhealthy": colourRed}
-	return cell{state, cmp.Or(colours[state], colourDim)}
+func stateCell(state string) terminal.Cell {
+	colours := map[string]terminal.Colour{"healthy": terminal.Green, "degraded": terminal.Yellow, "unhealthy": terminal.Red}
+	return terminal.Cell{Text: state, Colour: cmp.Or(colours[state], terminal.Dim)}
 }
 
-// printer writes text for a terminal.
-type printer struct {
-	strings.Builder
-	colour bool
-}
-
-func (p *printer) paint(c cell) string {
-	text := printable(c.text)
-	if p.colour && c.colour != "" {
-		return "\x1b[" + c.colour + "m" + text + "\x1b[0m"
-	}
-	return text
-}
-
-// printable replaces control characters, so that no text controls the terminal.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return ' '
-		}
-		return r
-	}, s)
-}
-
-// table writes rows in columns. An empty text is written as a dash. The last column has no padding.
-func (p *printer) table(rows [][]cell) {
-	var widths []int
-	for _, row := range rows {
-		for i := range row {
-			row[i].text = cmp.Or(row[i].text, "-")
-			if i == len(widths) {
-				widths = append(widths, 0)
-			}
-			widths[i] = max(widths[i], utf8.RuneCountInString(row[i].text))
-		}
-	}
-	for _, row := range rows {
-		for i, c := range row {
-			p.WriteString(p.paint(c))
-			if i < len(row)-1 {
-				p.WriteString(strings.Repeat(" ", widths[i]-utf8.RuneCountInString(c.text)+2))
-			}
-		}
-		p.WriteByte('\n')
-	}
-}
-
-// cells returns a row of texts in one colour.
-func cells(colour string, texts ...string) []cell {
-	row := make([]cell, len(texts))
-	for i, t := range texts {
-		row[i] = cell{t, colour}
-	}
-	return row
-}
+// printer writes the status for a terminal.
+type printer struct{ terminal.Printer }
 
 // line writes a labelled line, or nothing if the text is empty.
-func (p *printer) line(label, colour, text string) {
+func (p *printer) line(label string, colour terminal.Colour, text string) {
 	if text != "" {
-		fmt.Fprintf(p, "%-9s %s\n", label, p.paint(cell{text, colour}))
+		p.labelled(label, terminal.Cell{Text: text, Colour: colour})
 	}
 }
 
+// labelled writes a labelled line.
+func (p *printer) labelled(label string, cells ...terminal.Cell) {
+	label = fmt.Sprintf("%-9s ", label)
+	p.Paragraph(len(label), append([]terminal.Cell{{Text: label}}, cells...)...)
+}
+
+// plain returns a text without a colour.
+func plain(text string) terminal.Cell { return terminal.Cell{Text: text} }
+
 // Table returns the status for a terminal. wide adds UUIDs, PCI bus IDs, more holders of each device, and how each
-// finding clears.
-func (s Node) Table(wide, colour bool) string {
-	p := &printer{colour: colour}
+// finding clears, and leaves nothing out to fit the width.
+func (s Node) Table(wide bool, out terminal.Output) string {
+	if wide {
+		out.Width = 0
+	}
+	p := &printer{terminal.Printer{Output: out}}
 	p.header(s)
 	p.WriteByte('\n')
 	p.devices(s, wide)
@@ -106,39 +57,46 @@ func (s Node) Table(wide, colour bool) string {
 
 // header writes everything but the devices and events.
 func (p *printer) header(s Node) {
-	colour := map[string]string{"up": colourGreen, "detached": colourYellow}[s.Source.Status] // a detach is on request
+	colour := map[string]terminal.Colour{"up": terminal.Green, "detached": terminal.Yellow}[s.Source.Status] // a detach is on request
 	source := strings.Join(strings.Fields(s.Source.Kind+" "+s.Source.Status+" "+forText(s.Time, s.Source.Since)), " ")
-	parts := nonEmpty(p.paint(cell{source, cmp.Or(colour, colourRed)})+formatIf(": %s", printable(s.Source.Error)),
-		printable(versionsText(s.Source)), formatIf("measured %s ago", ageText(s.Time, s.Source.Measured)))
+	details := nonEmpty(versionsText(s.Source), formatIf("measured %s ago", ageText(s.Time, s.Source.Measured)))
 	if s.Source.Reconnects > 0 {
-		parts = append(parts, Plural(s.Source.Reconnects, "reconnect"))
+		details = append(details, Plural(s.Source.Reconnects, "reconnect"))
 	}
-	fmt.Fprintf(p, "node      %s; gpu-node-agent %s\n", p.paint(cell{s.Node, colourBold}), printable(s.Version))
-	fmt.Fprintf(p, "source    %s\n", strings.Join(parts, "; "))
-	p.line("kubelet", colourDim, formatIf("plugin off: %s", pluginOffText(s.Kubelet)))
-	p.line("kubelet", colourRed, s.Kubelet.Error)
-	for _, r := range s.Kubelet.Resources {
-		state := cell{"registered", colourGreen}
-		if !r.Registered {
-			state = cell{"not registered: " + r.Error, colourRed}
+	p.labelled("node", terminal.Cell{Text: s.Node, Colour: terminal.Bold}, plain("; gpu-node-agent "+s.Version))
+	p.labelled("source", terminal.Cell{Text: source, Colour: cmp.Or(colour, terminal.Red)}, plain(formatIf(": %s", s.Source.Error)),
+		plain(formatIf("; %s", strings.Join(details, "; "))))
+	p.line("gpus", "", strings.Join(nonEmpty(gpusText(s), inUseText(s)), "; "))
+	p.line("kubelet", terminal.Dim, formatIf("plugin off: %s", pluginOffText(s.Kubelet)))
+	p.line("kubelet", terminal.Red, s.Kubelet.Error)
+	for _, g := range groupResources(s.Kubelet) {
+		state := terminal.Cell{Text: "registered", Colour: terminal.Green}
+		if !g.Registered {
+			state = terminal.Cell{Text: "not registered: " + g.Error, Colour: terminal.Red}
+			if len(g.Resources) > 1 {
+				p.labelled("kubelet", state)
+				state.Text = "not registered"
+			}
 		}
-		fmt.Fprintf(p, "kubelet   %s %s; %d of %d healthy; %s; %s\n",
-			printable(r.Name), p.paint(state), r.Healthy, r.Devices, allocationsText(r), mismatchesText(r))
+		for _, r := range g.Resources {
+			p.labelled("kubelet", plain(r.Name+" "), state, plain(fmt.Sprintf("; %d of %d healthy; %s", r.Healthy, r.Devices, allocationsText(r))))
+		}
 	}
 	for _, w := range limitTexts(s.Kubelet.Warnings, maxWarnings) {
-		p.line("kubelet", colourYellow, w)
+		p.line("kubelet", terminal.Yellow, w)
 	}
-	p.line("kubelet", colourYellow, formatIf("not audited: %s", s.Kubelet.AuditError))
-	p.line("kubelet", colourYellow, formatIf("holders unknown: %s", s.Kubelet.HoldersError))
+	for _, e := range kubeletErrors(s.Kubelet) {
+		p.line("kubelet", terminal.Yellow, e.Badge+": "+e.Error)
+	}
 	if s.API.Enabled {
 		p.line("api", "", apiText(s.API))
 		for _, e := range apiErrors(s.API) {
-			p.line("api", colourYellow, e)
+			p.line("api", terminal.Yellow, e)
 		}
 	}
-	p.line("state", colourYellow, stateFileErrorText(s.Memory))
+	p.line("state", terminal.Yellow, stateFileErrorText(s.Memory))
 	if !s.Config.OK {
-		fmt.Fprintf(p, "config    %s: %s\n", p.paint(cell{"invalid", colourRed}), printable(configErrorText(s.Time, s.Config)))
+		p.labelled("config", terminal.Cell{Text: "invalid", Colour: terminal.Red}, plain(": "+configErrorText(s.Time, s.Config)))
 	}
 }
 
@@ -155,48 +113,93 @@ func (p *printer) devices(s Node, wide bool) {
 		p.WriteString("no GPUs\n")
 		return
 	}
-	head := cells(colourDim, "GPU", "MODEL", "STATE", "FOR", "CAUSE", "TEMP", "POWER", "UTIL", "MEMORY", "XIDS")
-	if wide {
-		head = append(head, cells(colourDim, "UUID", "PCI")...)
-	}
-	rows := [][]cell{append(head, cells(colourDim, "HELD BY")...)}
+	t := terminal.Table{MinLast: 24, Columns: []terminal.Column{
+		{Name: "GPU"},
+		{Name: "MODEL", Drop: 7},
+		{Name: "STATE"},
+		{Name: "FOR", Drop: 5},
+		{Name: "CAUSE"},
+		{Name: "TEMP", Drop: 3},
+		{Name: "POWER", Drop: 4},
+		{Name: "UTIL", Drop: 2},
+		{Name: "MEMORY", Drop: 1},
+		{Name: "XIDS", Drop: 6},
+	}}
 	holders := 1
+	rows := deviceRows(s, !wide && len(allDevices(s)) > maxTableDevices)
 	if wide {
+		t.Columns = append(t.Columns, terminal.Column{Name: "UUID"}, terminal.Column{Name: "PCI"})
 		holders = maxHolders
 	}
-	for _, d := range allDevices(s) {
+	t.Columns = append(t.Columns, terminal.Column{Name: "HELD BY"})
+	for _, r := range rows {
+		d := r.Device
 		model := d.Model
 		if d.GI != nil {
 			model = "MIG " + d.Profile
+		}
+		index, heldBy := indexText(d), strings.Join(HolderNames(d.Holders, holders), ", ")
+		if r.count > 1 {
+			index, model = fmt.Sprintf("%s-%d", index, r.lastIndex), fmt.Sprintf("%d × %s", r.count, model)
+		}
+		if r.count > 1 && r.held > 0 {
+			heldBy = fmt.Sprintf("%d of %d: %s", r.held, r.count, heldBy)
 		}
 		cause := ""
 		if len(d.Findings) > 0 {
 			cause = d.Findings[0].Cause
 		}
-		row := cells("", indexText(d), model, d.State, ageText(s.Time, d.Since), cause,
+		row := terminal.Cells("", index, model, d.State, ageText(s.Time, d.Since), cause,
 			celsiusText(d.Values.Temperature), wattsText(d.Values.Power), percentText(d.Values.Utilization),
 			memoryText(d.Values), xidsText(d.XIDs))
 		row[2] = stateCell(d.State)
 		if wide {
-			row = append(row, cells("", string(d.UUID), d.PCI)...)
+			row = append(row, plain(string(d.UUID)), plain(d.PCI))
 		}
-		rows = append(rows, append(row, cell{text: strings.Join(HolderNames(d.Holders, holders), ", ")}))
+		t.Rows = append(t.Rows, append(row, plain(heldBy)))
 	}
-	p.table(rows)
+	notes := nonEmpty(p.Table(t))
+	if len(rows) < len(allDevices(s)) {
+		notes = append(notes, "equal MIG devices share a row")
+	}
+	if len(notes) > 0 {
+		p.Paragraph(0, terminal.Cell{Text: strings.Join(notes, "; ") + "; -o wide shows all", Colour: terminal.Dim})
+	}
 }
 
+// findings writes the findings of the faulty devices. Devices with equal findings share them, and findings with one action
+// share that.
 func (p *printer) findings(s Node, wide bool) {
+	var blocks []string // without the names, in the order of the worst device
+	names := make(map[string][]string)
 	for _, t := range faultyDevices(s) {
+		block := p.block(s.Time, groupFindings(t.Findings), wide)
+		if names[block] == nil {
+			blocks = append(blocks, block)
+		}
+		names[block] = append(names[block], t.Device.Name())
+	}
+	for _, block := range blocks {
 		p.WriteByte('\n')
-		for _, f := range t.Findings {
-			fmt.Fprintf(p, "%s %s for %s: %s: %s\n", t.Device.Name(), p.paint(stateCell(f.State)),
-				cmp.Or(ageText(s.Time, f.Since), "-"), p.paint(cell{f.Cause, colourBold}), printable(f.Reason))
-			fmt.Fprintf(p, "  action: %s\n", printable(f.Advice))
+		p.Paragraph(2, terminal.Cell{Text: strings.Join(names[block], ", "), Colour: terminal.Bold})
+		p.WriteString(block)
+	}
+}
+
+// block returns the lines of a device's findings.
+func (p *printer) block(now time.Time, groups [][]Finding, wide bool) string {
+	b := printer{terminal.Printer{Output: p.Output}}
+	for _, g := range groups {
+		for _, f := range g {
+			b.Paragraph(4, plain("  "), stateCell(f.State), plain(" for "+cmp.Or(ageText(now, f.Since), "-")+": "),
+				terminal.Cell{Text: f.Cause, Colour: terminal.Bold}, plain(": "+f.Reason))
 			if wide {
-				fmt.Fprintf(p, "  %s\n", printable(clearsText(f)))
+				b.Paragraph(6, plain("    "+clearsText(f)))
 			}
 		}
+		b.Paragraph(4, plain("  action: "+g[0].Advice))
 	}
+	return b.String()
 }
 
 func (p *printer) events(s Node) {
@@ -204,9 +207,9 @@ func (p *printer) events(s Node) {
 		return
 	}
 	p.WriteByte('\n')
-	rows := [][]cell{cells(colourDim, "TIME (UTC)", "GPU", "EVENT")}
+	t := terminal.Table{Columns: []terminal.Column{{Name: "TIME (UTC)"}, {Name: "GPU"}, {Name: "EVENT"}}, Wrap: true}
 	for _, e := range s.Events[:min(len(s.Events), maxTableEvents)] {
-		rows = append(rows, cells("", clockText(s.Time, e.Time), eventIndexText(e), e.Text))
+		t.Rows = append(t.Rows, terminal.Cells("", clockText(s.Time, e.Time), eventIndexText(e), e.Text))
 	}
-	p.table(rows)
+	p.Table(t)
 }

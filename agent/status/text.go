@@ -1,6 +1,7 @@
 package status
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -25,9 +26,17 @@ func valueText(v *float64, format string) string {
 	return fmt.Sprintf(format, *v)
 }
 
+const gib = 1 << 30
+
+func gibText(v *float64) string {
+	if v == nil {
+		return ""
+	}
+	return fmt.Sprintf("%.1f GiB", *v/gib)
+}
+
 // memoryText returns a text like "61.2 / 79.6 GiB".
 func memoryText(v Values) string {
-	const gib = 1 << 30
 	switch {
 	case v.MemoryTotal == nil:
 		return ""
@@ -108,12 +117,49 @@ func HolderNames(holders []Holder, limit int) []string {
 	return limitTexts(names, limit)
 }
 
+// allocationsText returns a text like "5 allocations, 4 refused: unknown_device".
 func allocationsText(r Resource) string {
 	parts := []string{Plural(r.Allocations, "allocation")}
 	for _, reason := range slices.Sorted(maps.Keys(r.AllocationErrors)) {
 		parts = append(parts, fmt.Sprintf("%d refused: %s", r.AllocationErrors[reason], reason))
 	}
+	if r.AuditMismatches > 0 {
+		parts = append(parts, Plural(r.AuditMismatches, "audit mismatch"))
+	}
 	return strings.Join(parts, ", ")
+}
+
+// resourceGroup is resources with one state of registration.
+type resourceGroup struct {
+	Registered bool
+	Error      string
+	Resources  []Resource
+}
+
+// groupResources groups the resources by their registration, in the order of the first of each group.
+func groupResources(k Kubelet) []resourceGroup {
+	var groups []resourceGroup
+	for _, r := range k.Resources {
+		i := slices.IndexFunc(groups, func(g resourceGroup) bool { return g.Registered == r.Registered && g.Error == r.Error })
+		if i < 0 {
+			i = len(groups)
+			groups = append(groups, resourceGroup{Registered: r.Registered, Error: r.Error})
+		}
+		groups[i].Resources = append(groups[i].Resources, r)
+	}
+	return groups
+}
+
+// kubeletError is an error of the pod resources with what is unknown because of it.
+type kubeletError struct{ Badge, Error string }
+
+// kubeletErrors returns the errors of the pod resources, one for both if they are equal.
+func kubeletErrors(k Kubelet) []kubeletError {
+	audit, holders := kubeletError{"not audited", k.AuditError}, kubeletError{"holders unknown", k.HoldersError}
+	if audit.Error == holders.Error {
+		audit.Badge, holders.Error = audit.Badge+", "+holders.Badge, ""
+	}
+	return slices.DeleteFunc([]kubeletError{audit, holders}, func(e kubeletError) bool { return e.Error == "" })
 }
 
 // pluginOffText says why no resource is registered if the plugin is off, else "".
@@ -131,8 +177,6 @@ func limitTexts(all []string, limit int) []string {
 	}
 	return all
 }
-
-func mismatchesText(r Resource) string { return Plural(r.AuditMismatches, "audit mismatch") }
 
 // forText returns a text like "for 5s", "" if since is unknown.
 func forText(now, since time.Time) string { return formatIf("for %s", ageText(now, since)) }
@@ -174,6 +218,20 @@ func ownFindings(gpu, d Device) []Finding {
 	return slices.DeleteFunc(slices.Clone(d.Findings), func(f Finding) bool {
 		return f.From != "" || d.UUID != gpu.UUID && slices.ContainsFunc(gpu.Findings, func(g Finding) bool { return g.Cause == f.Cause })
 	})
+}
+
+// groupFindings returns findings in groups with one action.
+func groupFindings(findings []Finding) [][]Finding {
+	var groups [][]Finding
+	for _, f := range findings {
+		i := slices.IndexFunc(groups, func(g []Finding) bool { return g[0].Advice == f.Advice })
+		if i < 0 {
+			i = len(groups)
+			groups = append(groups, nil)
+		}
+		groups[i] = append(groups[i], f)
+	}
+	return groups
 }
 
 // indexText returns the index as a device reference: "3", of a MIG device "3:0".
@@ -222,6 +280,35 @@ func faultyDevices(s Node) []faultyDevice {
 	}
 	slices.SortStableFunc(all, func(a, b faultyDevice) int { return severity(b.Findings[0].State) - severity(a.Findings[0].State) })
 	return all
+}
+
+// faultGroup is devices with findings of the same causes and one action.
+type faultGroup struct {
+	Findings []Finding // of the first device
+	Devices  []Device  // at most maxFaultyDevices
+	More     int       // devices
+}
+
+// faultGroups returns the faulty devices in groups, that of the worst device first.
+func faultGroups(s Node) []faultGroup {
+	var groups []faultGroup
+	for _, d := range faultyDevices(s) {
+		i := slices.IndexFunc(groups, func(g faultGroup) bool {
+			return slices.EqualFunc(g.Findings, d.Findings, func(a, b Finding) bool {
+				return a.Cause == b.Cause && a.State == b.State && a.Advice == b.Advice
+			})
+		})
+		if i < 0 {
+			i = len(groups)
+			groups = append(groups, faultGroup{Findings: d.Findings})
+		}
+		if g := &groups[i]; len(g.Devices) < maxFaultyDevices {
+			g.Devices = append(g.Devices, d.Device)
+		} else {
+			g.More++
+		}
+	}
+	return groups
 }
 
 func severity(state string) int {
@@ -282,6 +369,84 @@ func inUse(s Node) (held, all int) {
 		}
 	}
 	return held, all
+}
+
+// gpusText returns a text like "8 × NVIDIA H100 80GB HBM3: 1 unhealthy, 7 healthy", "" without GPUs.
+func gpusText(s Node) string {
+	var models []string // in the order of the GPUs
+	count := make(map[string]int)
+	for _, d := range s.GPUs {
+		model := cmp.Or(d.Model, "GPU")
+		if count[model]++; count[model] == 1 {
+			models = append(models, model)
+		}
+	}
+	for i, model := range models {
+		models[i] = fmt.Sprintf("%d × %s", count[model], model)
+	}
+	var states []string
+	for _, c := range stateCounts(s) {
+		states = append(states, fmt.Sprintf("%d %s", c.Count, c.State))
+	}
+	return strings.Join(nonEmpty(strings.Join(models, ", "), strings.Join(states, ", ")), ": ")
+}
+
+// inUseText returns a text like "2 of 8 devices held by pods", "" if the holders are unknown.
+func inUseText(s Node) string {
+	if held, all := inUse(s); all > 0 && !s.Kubelet.Holders.IsZero() {
+		return fmt.Sprintf("%d of %s held by pods", held, Plural(all, "device"))
+	}
+	return ""
+}
+
+// deviceRow is a row of the table: a device, or equal MIG devices of a GPU, whose values are added.
+type deviceRow struct {
+	Device
+	lastIndex   int // the MIG index of the last one
+	count, held int
+}
+
+// deviceRows returns a row for each device. If group is set, neighbouring MIG devices with the same profile, state and
+// findings share one, except those with XIDs.
+func deviceRows(s Node, group bool) []deviceRow {
+	var rows []deviceRow
+	for _, d := range allDevices(s) {
+		row := deviceRow{Device: d, count: 1, held: min(1, len(d.Holders))}
+		if d.MIGIndex != nil {
+			row.lastIndex = *d.MIGIndex
+		}
+		if last := len(rows) - 1; group && last >= 0 && rows[last].accepts(d) {
+			row = rows[last].plus(row)
+			rows = rows[:last]
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}
+
+// accepts reports whether a device can share a row.
+func (r deviceRow) accepts(d Device) bool {
+	return r.MIGIndex != nil && d.MIGIndex != nil && r.Index == d.Index && r.lastIndex+1 == *d.MIGIndex &&
+		r.Profile == d.Profile && r.State == d.State && len(r.XIDs)+len(d.XIDs) == 0 &&
+		slices.EqualFunc(r.Findings, d.Findings, func(f, g Finding) bool { return f.Cause == g.Cause })
+}
+
+// plus returns a row with the devices of both.
+func (r deviceRow) plus(next deviceRow) deviceRow {
+	add := func(a, b *float64) *float64 {
+		if a == nil || b == nil {
+			return nil
+		}
+		sum := *a + *b
+		return &sum
+	}
+	r.lastIndex, r.count, r.held = next.lastIndex, r.count+next.count, r.held+next.held
+	r.Holders = slices.Concat(r.Holders, next.Holders)
+	r.Values = Values{MemoryUsed: add(r.Values.MemoryUsed, next.Values.MemoryUsed), MemoryTotal: add(r.Values.MemoryTotal, next.Values.MemoryTotal)}
+	if !r.Since.Equal(next.Since) {
+		r.Since = time.Time{}
+	}
+	return r
 }
 
 // Plural returns a text like "1 GPU" or "2 GPUs".

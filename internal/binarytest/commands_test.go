@@ -14,7 +14,8 @@ func TestStatus(t *testing.T) {
 	p, k := startRegistered(t, simConfig, "NODE_NAME=node-7")
 	job := p.allocate(k)
 	p.sim("{gpu: 3, lost: true}")
-	p.awaitPage("/", http.StatusOK, "gpu-node-agent", "<h1>node-7</h1>", "lost</strong>", job.Container.Namespace+"/"+job.Container.Pod)
+	p.awaitPage("/", http.StatusOK, "gpu-node-agent", "<h1>node-7</h1>", "lost</strong>", job.Container.Namespace+"/"+job.Container.Pod,
+		"<title>temperature: ", " in the last 15 minutes; ", `<path d="M`)
 	p.awaitPage("/api/v1/snapshot", http.StatusOK, `"node":"node-7"`, `"cause":"lost"`, `"registered":true`)
 	for output, want := range map[string]string{"table": "lost: ", "wide": "UUID", "json": `"cause":"lost"`} {
 		out, code := run(t, "status", "--config", p.config(), "-o", output)

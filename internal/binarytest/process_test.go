@@ -63,13 +63,9 @@ func build(dir string) error {
 		return err
 	}
 	binary = filepath.Join(dir, "gpu-node-agent")
-	ldflags := "-w"
-	if *screenshots != "" {
-		ldflags += " -X main.version=1.0.0"
-	}
 	info, _ := debug.ReadBuildInfo()
 	race := slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) // the agent has the race detector if the tests have it
-	build := exec.Command("go", "build", "-race="+strconv.FormatBool(race), "-ldflags", ldflags, "-o", binary, "github.com/gpu-node-agent/gpu-node-agent")
+	build := exec.Command("go", "build", "-race="+strconv.FormatBool(race), "-ldflags", "-w", "-o", binary, "github.com/gpu-node-agent/gpu-node-agent")
 	build.Stderr = os.Stderr
 	return build.Run()
 }

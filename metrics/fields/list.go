@@ -1,12 +1,6 @@
 package fields
 
-import (
-	"cmp"
-	"strings"
-	"text/tabwriter"
-
-	"github.com/gpu-node-agent/gpu-node-agent/health"
-)
+import "github.com/gpu-node-agent/gpu-node-agent/health"
 
 // Whether the source provides a field.
 const (
@@ -73,18 +67,4 @@ func Supported(r *health.Reading) map[health.Field]bool {
 		}
 	}
 	return supported
-}
-
-// FormatTable formats a list for the terminal.
-func FormatTable(list []Info) string {
-	rows := []string{"NAME\tTYPE\tUNIT\tSET\tSUPPORTED\tSINCE DCGM 4.6\tHELP\n"}
-	for _, f := range list {
-		cells := []string{f.Name, f.Type, cmp.Or(f.Unit, "-"), cmp.Or(f.Set, "-"), f.Supported, cmp.Or(f.Renamed, "-"), f.Help}
-		rows = append(rows, strings.Join(cells, "\t")+"\n")
-	}
-	var b strings.Builder
-	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
-	_, _ = w.Write([]byte(strings.Join(rows, ""))) // to memory
-	_ = w.Flush()
-	return b.String()
 }

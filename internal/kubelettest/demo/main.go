@@ -42,11 +42,13 @@ plugin: {kubeletDir: DIR}
 metrics: {listen: ADDRESS}
 `
 
-const intro = `gpu-node-agent with eight simulated H100 and a stand-in kubelet. Ctrl-C stops it.
+const intro = `Eight simulated H100 with gpu-node-agent and a stand-in kubelet. Ctrl-C ends it.
 
-  watch    %[1]s/   %[1]s/metrics   %[1]s/readyz
-  inject   %[2]s sim --socket %[3]s/sim.sock '{gpu: 6, xid: 48}'
+  status   %[1]s/
+  metrics  %[1]s/metrics
   log      %[3]s/agent.log
+  inject   %[2]s sim --socket %[3]s/sim.sock \
+             '{gpu: 6, xid: 48}'
 
 `
 
@@ -55,7 +57,8 @@ func main() {
 	listen := flag.String("listen", "127.0.0.1:9400", "address of the agent; if it is in use, another one is chosen")
 	once := flag.Bool("once", false, "exit after one loop of the scenario; fail if the GPUs did not fail and recover")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	// A closed terminal or pipe ends the demo as Ctrl-C does, so that it leaves no files behind.
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
 	defer stop()
 	if err := run(ctx, *agent, *listen, *once); err != nil {
 		fmt.Fprintln(os.Stderr, "demo:", err)
@@ -70,7 +73,12 @@ func run(ctx context.Context, agent, listen string, once bool) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(n.Dir)) }()
+	defer func() {
+		if errors.Is(err, context.Canceled) { // by a signal
+			err = nil
+		}
+		err = errors.Join(err, os.RemoveAll(n.Dir))
+	}()
 	switch l, err := new(net.ListenConfig).Listen(ctx, "tcp", listen); {
 	case err == nil:
 		n.URL = "http://" + l.Addr().String()
@@ -103,7 +111,7 @@ func run(ctx context.Context, agent, listen string, once bool) (err error) {
 		<-n.Exited()
 		cancel(errAgentExited)
 	}()
-	t := &timeline{kubelet: kubelet, url: n.URL, start: time.Now()}
+	t := &timeline{kubelet: kubelet, url: n.URL, start: time.Now(), out: os.Stdout}
 	err = t.print(ctx, once)
 	stopErr := n.Stop()
 	switch {
@@ -112,7 +120,7 @@ func run(ctx context.Context, agent, listen string, once bool) (err error) {
 		return fmt.Errorf("%w\n%s", errors.Join(err, stopErr), text)
 	case errors.Is(err, context.Canceled):
 		fmt.Println("\nStopped.")
-		return nil
+		return stopErr
 	case err == nil:
 		fmt.Println("\nDone. Without -once the scenario repeats.")
 	}

@@ -3,30 +3,57 @@ package main
 import (
 	"context"
 	"fmt"
-	"maps"
+	"io"
 	"net/http"
 	"regexp"
-	"slices"
 	"strings"
 	"time"
 
+	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest/node"
 )
 
 const resource = "nvidia.com/gpu"
 
-// timeline prints events as they occur.
+// timeline prints events as they occur, in lines of at most 80 columns.
 type timeline struct {
 	kubelet *kubelettest.Kubelet
 	url     string
 	start   time.Time
+	out     io.Writer
+	indexes map[string]int // of the GPUs, by UUID
 
 	failed, recovered int // GPUs
 }
 
+// log prints a text, with further lines below its first.
 func (t *timeline) log(actor, format string, args ...any) {
-	fmt.Printf("%6.1fs  %-8s %s\n", time.Since(t.start).Seconds(), actor, fmt.Sprintf(format, args...))
+	p := terminal.Printer{Output: terminal.Output{Width: 80}}
+	label := fmt.Sprintf("%6.1fs  %-8s ", time.Since(t.start).Seconds(), actor)
+	p.Paragraph(len(label), terminal.Cell{Text: label + fmt.Sprintf(format, args...)})
+	fmt.Fprint(t.out, p.String())
+}
+
+// name returns the name of a GPU as the scenario has it, such as "GPU 3".
+func (t *timeline) name(id string) string {
+	if index, ok := t.indexes[id]; ok {
+		return fmt.Sprintf("GPU %d", index)
+	}
+	return id
+}
+
+// readIndexes asks the agent for the indexes of the GPUs.
+func (t *timeline) readIndexes(ctx context.Context) {
+	s, _, err := status.Ask(ctx, t.url, status.Access{})
+	if err != nil {
+		t.log("status", "%v", err)
+	}
+	t.indexes = make(map[string]int)
+	for _, d := range s.GPUs {
+		t.indexes[string(d.UUID)] = d.Index
+	}
 }
 
 // print follows the kubelet until ctx ends, and returns the cause. With once set it returns nil after two GPUs have
@@ -58,12 +85,13 @@ func (t *timeline) print(ctx context.Context, once bool) error {
 // printChanges prints what has changed for the kubelet, and the metrics of the changed devices.
 func (t *timeline) printChanges(ctx context.Context, previous, current kubelettest.Resource) {
 	if current.Registrations > previous.Registrations {
-		t.log("kubelet", "%s is registered by %s", resource, current.Endpoint)
+		t.log("kubelet", "%s is registered", resource)
 	}
 	if len(previous.Devices) == 0 && len(current.Devices) > 0 {
+		t.readIndexes(ctx)
 		t.log("kubelet", "%d devices, %d healthy", current.Capacity(), current.Allocatable())
 		for _, d := range current.Devices {
-			t.log("", "  %s  NUMA %v", d.ID, d.NUMA)
+			t.log("", "%s  %s  NUMA %s", t.name(d.ID), d.ID, strings.Trim(fmt.Sprint(d.NUMA), "[]"))
 		}
 		t.allocate(ctx)
 		return
@@ -79,7 +107,7 @@ func (t *timeline) printChanges(ctx context.Context, previous, current kubelette
 		} else {
 			t.failed++
 		}
-		t.log("kubelet", "%s is %s: %d of %d are allocatable", d.ID, health, current.Allocatable(), current.Capacity())
+		t.log("kubelet", "%s is %s: %d of %d are allocatable", t.name(d.ID), health, current.Allocatable(), current.Capacity())
 		t.printMetrics(ctx, d.ID)
 	}
 }
@@ -91,9 +119,11 @@ func (t *timeline) allocate(ctx context.Context) {
 		t.log("kubelet", "Allocate: %v", err)
 		return
 	}
-	for _, name := range slices.Sorted(maps.Keys(a.Response.GetEnvs())) {
-		t.log("kubelet", "pod %s/%s requests 2 GPUs; Allocate returns %s=%s", a.Container.Namespace, a.Container.Pod, name, a.Response.GetEnvs()[name])
+	var names []string
+	for _, id := range a.Devices {
+		names = append(names, t.name(id))
 	}
+	t.log("kubelet", "Allocate gives %s to pod %s/%s", strings.Join(names, " and "), a.Container.Namespace, a.Container.Pod)
 }
 
 // printMetrics prints the state and the findings of a device as Prometheus sees them.
@@ -114,8 +144,8 @@ func (t *timeline) printMetrics(ctx context.Context, id string) {
 	}
 }
 
-// abbreviate removes the labels that all series have.
+// abbreviate removes the prefix and the labels that all series have, and puts a space between labels, where a line may end.
 func abbreviate(line string) string {
-	line = regexp.MustCompile(`(GPU_I_ID|GPU_I_PROFILE|hostname)="[^"]*",`).ReplaceAllString(line, "")
-	return regexp.MustCompile(`UUID="(GPU-[0-9a-f]{8})[^"]*"`).ReplaceAllString(line, `UUID="$1…"`)
+	line = regexp.MustCompile(`(UUID|GPU_I_ID|GPU_I_PROFILE|hostname)="[^"]*",`).ReplaceAllString(line, "")
+	return strings.ReplaceAll(line, `",`, `", `)
 }

@@ -1,0 +1,97 @@
+package status
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"strconv"
+)
+
+// Chart is a chart of the page: a value of a GPU in the last 15 minutes, as a path of SVG.
+type Chart struct {
+	Name  string
+	Value string // the current one, "" if it is unknown
+	Title string // the chart in words
+	Path  string // its data; "" if no value is known
+}
+
+// chartHeight is the height of a chart in units of its path. A slot is one unit wide.
+const chartHeight = 40
+
+// beyond is how far a line continues beyond the edges of a chart.
+const beyond = 2
+
+// draw adds the charts to the GPUs of a node.
+func (h *History) draw(s *Node) {
+	tracks := h.tracks()
+	var highest [quantities]float64
+	for _, t := range tracks {
+		for q := range t {
+			if t[q].max > highest[q] { // false for NaN
+				highest[q] = t[q].max
+			}
+		}
+	}
+	for i := range s.GPUs {
+		d := &s.GPUs[i]
+		t, found := tracks[d.UUID]
+		d.Charts = make([]Chart, quantities)
+		for q := range charted {
+			c, chart := &charted[q], &d.Charts[q]
+			chart.Name, chart.Value = c.name, c.current(d.Values)
+			chart.Title = c.name + ": unknown in the last 15 minutes"
+			if !found || math.IsNaN(t[q].max) {
+				continue
+			}
+			// GPUs without a limit get the same axis, so that their charts can be compared.
+			top := max(t[q].max, cmp.Or(c.limit(*d), max(1, math.Ceil(highest[q]/c.step))*c.step))
+			chart.Title = fmt.Sprintf("%s: %s to %s in the last 15 minutes; the axis ends at %s", c.name, c.text(&t[q].min), c.text(&t[q].max), c.text(&top))
+			chart.Path = path(t[q].means[:], top)
+		}
+	}
+}
+
+// path returns a line through points, one for each unit of width, that starts and ends on the axis. It leaves gaps for NaN.
+// A line at an edge of the chart continues beyond it, where the page does not show how it meets the axis.
+func path(points []float64, top float64) string {
+	var b []byte
+	add := func(command byte, n int) { b = strconv.AppendInt(append(b, command), int64(n), 10) }
+	y, flat := 0, 0 // of the line before x; flat is the length of its level end, 0 in a gap
+	end := func() {
+		if flat > 0 {
+			add('h', flat)
+			add('V', chartHeight)
+			flat = 0
+		}
+	}
+	for x, v := range points {
+		if math.IsNaN(v) {
+			end()
+			continue
+		}
+		next := chartHeight - int(math.Round(chartHeight*max(0, min(1, v/top))))
+		switch {
+		case flat == 0:
+			if x == 0 {
+				flat = beyond
+			}
+			add('M', x-flat)
+			add(' ', chartHeight)
+			add('V', next)
+		case next != y: // the slope takes the last unit of the level part
+			if flat > 1 {
+				add('h', flat-1)
+			}
+			add('l', 1)
+			add(' ', next-y)
+			flat = 0
+		}
+		y = next
+		flat++
+	}
+	if flat > 0 {
+		flat += beyond
+	}
+	end()
+	return string(b)
+}

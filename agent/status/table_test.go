@@ -1,0 +1,188 @@
+package status
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
+)
+
+func TestTableFitsTerminal(t *testing.T) {
+	inputs := map[string]func() Inputs{"faults": testInputs, "largest node": maxInputs, "no GPUs": func() Inputs { return Inputs{Now: agenttest.Now()} }}
+	for name, k := range inputs {
+		for _, width := range []int{80, 100, 120, 200} {
+			s := New(k())
+			for line := range strings.Lines(s.Table(false, terminal.Output{Width: width})) {
+				if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > width {
+					t.Errorf("%s: %d columns of %d: %q", name, n, width, line)
+				}
+			}
+			if wide := s.Table(true, terminal.Output{Width: width}); wide != s.Table(true, terminal.Output{}) {
+				t.Errorf("%s: the wide table depends on the width:\n%s", name, wide)
+			}
+		}
+	}
+	narrow := New(testInputs()).Table(false, terminal.Output{Width: 80})
+	agenttest.MustContain(t, narrow, "MODEL", "left out", "-o wide")
+	if strings.Contains(New(testInputs()).Table(false, terminal.Output{}), "-o wide") {
+		t.Error("a pipe gets a note about omitted columns")
+	}
+}
+
+// partitioned returns a node of many GPUs with seven MIG devices each.
+func partitioned(change func(index, mig int, d *health.DeviceState)) Node {
+	k := testInputs()
+	k.Snapshot.Devices = nil
+	for i := range 4 {
+		k.Snapshot.Devices = append(k.Snapshot.Devices, agenttest.GPU(i))
+		for mig := range 7 {
+			d := agenttest.MIG(i, mig)
+			change(i, mig, &d)
+			k.Snapshot.Devices = append(k.Snapshot.Devices, d)
+			if mig < 2 {
+				k.Holders.By[d.Device.ID] = []podresources.Holder{{Namespace: "nb", Pod: "ada", Container: "main"}}
+			}
+		}
+	}
+	return New(k)
+}
+
+func TestEqualMIGDevicesShareRow(t *testing.T) {
+	s := partitioned(func(index, mig int, d *health.DeviceState) {
+		switch {
+		case index == 1 && mig == 3:
+			*d = agenttest.Lost(*d, agenttest.Ago(time.Minute))
+		case index == 2 && mig == 0:
+			d.XIDCounts = map[int]uint64{31: 1}
+		case index == 2 && mig == 6:
+			d.Verdict.Since = agenttest.Ago(time.Minute)
+		case index == 3 && mig == 6:
+			d.Device.Profile = "2g.20gb"
+		}
+	})
+	var got []string
+	table := s.Table(false, terminal.Output{})
+	for line := range strings.Lines(table) {
+		if index := strings.Fields(line); len(index) > 0 && strings.Contains(index[0], ":") && len(index[0]) < 6 {
+			got = append(got, index[0])
+		}
+	}
+	want := []string{"0:0-6", "1:0-2", "1:3", "1:4-6", "2:0", "2:1-6", "3:0-5", "3:6"}
+	if !slices.Equal(got, want) {
+		t.Errorf("rows %q, want %q\n%s", got, want, table)
+	}
+	agenttest.MustContain(t, table, "7 × MIG 1g.10gb", "7.0 / 70.0 GiB", "2 of 7: nb/ada (main) ×2", "2 of 3: ", "-o wide")
+	rows := deviceRows(s, true)
+	if i := slices.IndexFunc(rows, func(r deviceRow) bool { return r.Index == 2 && r.count == 6 }); i < 0 || !rows[i].Since.IsZero() {
+		t.Errorf("a shared row has a time that its devices do not share: %+v", rows)
+	}
+	if n := strings.Count(s.Table(true, terminal.Output{}), "MIG 1g.10gb "); n != 27 {
+		t.Errorf("the wide table has %d rows of 1g.10gb", n)
+	}
+	unknown := partitioned(func(_, _ int, d *health.DeviceState) { d.Device.MIGIndex = -1 })
+	if rows := deviceRows(unknown, true); len(rows) != 4*8 {
+		t.Errorf("MIG devices without an index share rows: %d", len(rows))
+	}
+}
+
+// Devices with equal findings share them, and findings with one action share that.
+func TestTableDoesNotRepeatFindings(t *testing.T) {
+	k := testInputs()
+	k.Snapshot.Devices = nil
+	for i := range 3 {
+		d := agenttest.Lost(agenttest.GPU(i), agenttest.Ago(time.Minute))
+		d.Verdict.Findings = append(d.Verdict.Findings, health.Finding{
+			Cause: "xid-79", State: health.Unhealthy, Reason: "XID 79", Action: d.Verdict.Findings[0].Action, Since: agenttest.Ago(time.Minute),
+		})
+		k.Snapshot.Devices = append(k.Snapshot.Devices, d)
+	}
+	k.Snapshot.Devices[1] = agenttest.Hot(agenttest.GPU(1), agenttest.Ago(time.Minute))
+	table := New(k).Table(false, terminal.Output{})
+	agenttest.MustContain(t, table, "\nGPU 0, GPU 2\n", "\nGPU 1\n")
+	if n := strings.Count(table, health.ActionRebootNode.Advice()); n != 1 {
+		t.Errorf("the action is shown %d times:\n%s", n, table)
+	}
+	page := pageOf(t, k)
+	if n := strings.Count(section(t, page, 0), health.ActionRebootNode.Advice()); n != 1 {
+		t.Errorf("the card shows the action %d times", n)
+	}
+	if n := strings.Count(page, health.ActionRebootNode.Advice()); n != 1+2 { // at the top, and on two cards
+		t.Errorf("the page shows the action %d times", n)
+	}
+	agenttest.MustContain(t, page, `<a href="#gpu-0">GPU 0</a> <a href="#gpu-2">GPU 2</a> <span`)
+}
+
+func TestFaultGroupsAreBounded(t *testing.T) {
+	k := testInputs()
+	k.Snapshot.Devices = nil
+	for i := range 20 {
+		k.Snapshot.Devices = append(k.Snapshot.Devices, agenttest.Lost(agenttest.GPU(i), agenttest.Ago(time.Minute)))
+	}
+	groups := faultGroups(New(k))
+	if len(groups) != 1 || len(groups[0].Devices) != maxFaultyDevices || groups[0].More != 20-maxFaultyDevices {
+		t.Errorf("%d groups: %+v", len(groups), groups)
+	}
+	agenttest.MustContain(t, pageOf(t, k), "and 12 more")
+	for i := range k.Snapshot.Devices {
+		k.Snapshot.Devices[i].Verdict.Findings[0].Cause = "cause-" + string(rune('a'+i))
+	}
+	if groups := faultGroups(New(k)); len(groups) != 20 || groups[0].More != 0 {
+		t.Errorf("%d groups: %+v", len(groups), groups)
+	}
+	if top, _, _ := strings.Cut(pageOf(t, k), `id="gpu-0"`); strings.Count(top, health.ActionRebootNode.Advice()) != maxFaultGroups {
+		t.Errorf("%s", top)
+	}
+}
+
+func TestKubeletTextsAreNotRepeated(t *testing.T) {
+	const err = "no kubelet"
+	k := testInputs()
+	k.Plugin.AuditErr, k.Holders.Err = err, err
+	for i := range k.Plugin.Resources {
+		k.Plugin.Resources[i].Registered, k.Plugin.Resources[i].Err = false, err
+	}
+	for form, text := range map[string]string{"table": New(k).Table(false, terminal.Output{}), "page": pageOf(t, k)} {
+		if n := strings.Count(text, err); n != 2 { // of the registration, and of the pod resources
+			t.Errorf("%s: %d times:\n%s", form, n, text)
+		}
+		agenttest.MustContain(t, text, "nvidia.com/gpu", "nvidia.com/x", "not audited, holders unknown")
+	}
+	k.Holders.Err, k.Plugin.Resources[1].Err = "other", "other"
+	for form, text := range map[string]string{"table": New(k).Table(false, terminal.Output{}), "page": pageOf(t, k)} {
+		if strings.Count(text, err) != 2 || strings.Count(text, "other") != 2 {
+			t.Errorf("%s:\n%s", form, text)
+		}
+	}
+}
+
+func TestHoldersAreNotCountedWhileUnknown(t *testing.T) {
+	k := testInputs()
+	k.Holders.At = time.Time{}
+	for form, text := range map[string]string{"table": New(k).Table(false, terminal.Output{}), "page": pageOf(t, k)} {
+		if strings.Contains(text, "held by pods") {
+			t.Errorf("%s:\n%s", form, text)
+		}
+	}
+}
+
+func TestUtilizationOfPartitionedGPU(t *testing.T) {
+	k := testInputs()
+	for i := range k.Snapshot.Devices {
+		if v := k.Snapshot.Devices[i].Sample.Values; v != nil {
+			v[health.FieldEngineActive] = 0.25
+		}
+	}
+	s := New(k)
+	if v := s.GPUs[0].Values.Utilization; v == nil || *v != 87 {
+		t.Errorf("GPU 0: %v, want the driver's", v)
+	}
+	if v := s.GPUs[2].MIG[0].Values.Utilization; v == nil || *v != 25 {
+		t.Errorf("MIG device: %v, want the engine's activity", v)
+	}
+}

@@ -3,6 +3,7 @@ package health
 import (
 	"maps"
 	"slices"
+	"strings"
 )
 
 // ChangeKind is the kind of a Change.
@@ -71,4 +72,84 @@ func Changes(before, after []DeviceState) []Change {
 func (c Change) Cleared() []string {
 	now := c.Now.Causes()
 	return slices.DeleteFunc(c.Was.Causes(), func(cause string) bool { return slices.Contains(now, cause) })
+}
+
+// ChangeGroup is a change of a GPU with the same change of its MIG devices, or of MIG devices of one GPU. It is one event for
+// people: a fault of a GPU with seven MIG devices is one fault.
+type ChangeGroup struct {
+	Change              // of the GPU, or of the first MIG device if the GPU itself has not changed
+	MIGDevices []Change // of the MIG devices, with the first
+	Inherited  bool     // the verdicts of the MIG devices follow that of their GPU, which has not changed itself
+}
+
+// Single reports whether one device has changed.
+func (g *ChangeGroup) Single() bool {
+	return len(g.MIGDevices) == 0 || len(g.MIGDevices) == 1 && g.Device.Kind == KindMIG
+}
+
+// GroupChanges returns the differences between two lists of devices like Changes, by GPU. A changed verdict of a MIG device
+// belongs to that of its GPU if the findings that the GPU lacks are the same before and after.
+func GroupChanges(before, after []DeviceState) []ChangeGroup {
+	changes := Changes(before, after)
+	if len(changes) == 0 {
+		return nil
+	}
+	type groupKey struct {
+		kind     ChangeKind
+		gpu      DeviceID
+		xid      int
+		was, now string // changed findings of MIG devices that the GPU lacks
+	}
+	was, now := verdicts(before), verdicts(after)
+	groups := make([]ChangeGroup, 0, len(changes))
+	index := make(map[groupKey]int, len(changes))
+	for _, c := range changes { // a GPU comes before its MIG devices
+		mig := c.Device.Kind == KindMIG
+		key := groupKey{kind: c.Kind, gpu: c.Device.GPU(), xid: c.XID}
+		inherited := false
+		if c.Kind == ChangeState && mig {
+			own, ownNow := summary(c.Was.FindingsBeyond(was[key.gpu])), summary(c.Now.FindingsBeyond(now[key.gpu]))
+			if inherited = own == ownNow; !inherited {
+				key.was, key.now = own, ownNow
+			}
+		}
+		i, exists := index[key]
+		switch {
+		case !exists:
+			i = len(groups)
+			index[key] = i
+			groups = append(groups, ChangeGroup{Change: c, Inherited: inherited})
+		case groups[i].Device.Kind == KindMIG: // XIDs of several MIG devices
+			groups[i].Count += c.Count
+			groups[i].New += c.New
+		}
+		if mig {
+			groups[i].MIGDevices = append(groups[i].MIGDevices, c)
+		}
+	}
+	return groups
+}
+
+func verdicts(devices []DeviceState) map[DeviceID]Verdict {
+	all := make(map[DeviceID]Verdict, len(devices))
+	for i := range devices {
+		all[devices[i].Device.ID] = devices[i].Verdict
+	}
+	return all
+}
+
+// FindingsBeyond returns the own findings of a MIG device that its GPU lacks, or has with a lower severity.
+func (v Verdict) FindingsBeyond(gpu Verdict) []Finding {
+	return slices.DeleteFunc(slices.Clone(v.Findings), func(f Finding) bool {
+		return f.From != "" || gpu.ownFinding(func(g Finding) bool { return g.Cause == f.Cause && g.State >= f.State }) != nil
+	})
+}
+
+// summary identifies the causes and their severity.
+func summary(findings []Finding) string {
+	var text strings.Builder
+	for _, f := range findings {
+		text.WriteString(f.Cause + " " + f.State.String() + " ")
+	}
+	return text.String()
 }

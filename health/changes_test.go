@@ -40,3 +40,65 @@ func TestChanges(t *testing.T) {
 		}
 	}
 }
+
+// Each group is "DEVICE kind", or with MIG devices "DEVICE kind +n".
+func TestGroupChanges(t *testing.T) {
+	all := []Device{gpu0, mig0, mig1, gpu1}
+	healthy := judge(nil, 0, nil, all...)
+	lost := judge(healthy, 1, samples{"GPU-0": blank(Lost), "MIG-0": blank(Lost), "MIG-1": blank(Lost)}, all...)
+	reset := judge(healthy, 1, samples{"GPU-0": present(xids(48))}, all...)
+	own := judge(healthy, 1, samples{"MIG-0": migXIDs(48)}, all...)
+	both := judge(own, 2, samples{"GPU-0": blank(Lost)}, all...)
+	for name, c := range map[string]struct {
+		before, after []DeviceState
+		want          []string
+	}{
+		"all found":                      {nil, healthy, []string{"GPU-0 found +2", "GPU-1 found"}},
+		"all removed":                    {healthy, healthy[:0], []string{"GPU-0 removed +2", "GPU-1 removed"}},
+		"repartitioned":                  {healthy, judge(healthy, 1, nil, gpu0, gpu1), []string{"MIG-0 removed +2"}},
+		"one MIG device found":           {judge(nil, 0, nil, gpu0, mig0, gpu1), healthy, []string{"MIG-1 found +1"}},
+		"GPU lost":                       {healthy, lost, []string{"GPU-0 unhealthy +2"}},
+		"GPU back":                       {lost, judge(lost, 2, nil, all...), []string{"GPU-0 healthy +2"}},
+		"XID of the GPU":                 {healthy, reset, []string{"GPU-0 XID 48 1/1", "GPU-0 unhealthy +2"}},
+		"XID of a MIG device":            {healthy, own, []string{"MIG-0 XID 48 1/1 +1", "MIG-0 unhealthy +1"}},
+		"MIG device of an unhealthy GPU": {judge(reset, 2, nil, gpu0, gpu1), judge(reset, 2, nil, all...), []string{"MIG-0 found +2", "MIG-0 unhealthy +2 inherited"}},
+		"GPU of an unhealthy MIG device": {own, both, []string{"GPU-0 unhealthy +2"}},
+		"XIDs of MIG devices":            {healthy, judge(healthy, 1, samples{"MIG-0": migXIDs(48, 13), "MIG-1": migXIDs(48, 48)}, all...), []string{"MIG-0 XID 13 1/1 +1", "MIG-0 XID 48 3/3 +2", "MIG-0 unhealthy +2"}},
+		"different causes":               {healthy, judge(healthy, 1, samples{"MIG-0": migXIDs(48), "MIG-1": migXIDs(13)}, all...), []string{"MIG-0 XID 48 1/1 +1", "MIG-0 unhealthy +1", "MIG-1 XID 13 1/1 +1"}},
+		"XID of a MIG device, whole GPU": {healthy, judge(healthy, 1, samples{"MIG-1": migXIDs(95)}, all...), []string{"GPU-0 unhealthy +2", "MIG-1 XID 95 1/1 +1"}},
+		"nothing":                        {lost, slices.Clone(lost), nil},
+	} {
+		var got []string
+		members := make(map[string]int)
+		for _, g := range GroupChanges(c.before, c.after) {
+			text := map[ChangeKind]string{
+				ChangeFound: "found", ChangeRemoved: "removed", ChangeXID: fmt.Sprintf("XID %d %d/%d", g.XID, g.New, g.Count), ChangeState: g.Now.State.String(),
+			}[g.Kind]
+			if len(g.MIGDevices) > 0 {
+				text += fmt.Sprintf(" +%d", len(g.MIGDevices))
+			}
+			if g.Inherited {
+				text += " inherited"
+			}
+			got = append(got, string(g.Device.ID)+" "+text)
+			if g.Device.Kind == KindGPU {
+				members[fmt.Sprint(g.Device.ID, g.Kind, g.XID)]++
+			}
+			for _, m := range g.MIGDevices {
+				members[fmt.Sprint(m.Device.ID, m.Kind, m.XID)]++
+			}
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s: got %q, want %q", name, got, c.want)
+		}
+		// No change is lost or duplicated.
+		for _, change := range Changes(c.before, c.after) {
+			members[fmt.Sprint(change.Device.ID, change.Kind, change.XID)]--
+		}
+		for key, n := range members {
+			if n != 0 {
+				t.Errorf("%s: %s is %+d times too often in the groups", name, key, n)
+			}
+		}
+	}
+}

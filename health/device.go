@@ -1,6 +1,10 @@
 package health
 
-import "github.com/gpu-node-agent/gpu-node-agent/health/deviceref"
+import (
+	"cmp"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health/deviceref"
+)
 
 // DeviceID is the UUID by which the container runtime identifies a device: "GPU-…" or "MIG-…".
 type DeviceID string
@@ -39,6 +43,9 @@ type Device struct {
 
 	Texts map[Field]string // the configured text fields, such as serial number and VBIOS version; blanks are absent; MIG: its parent's
 }
+
+// GPU returns the ID of the GPU: the parent of a MIG device, or the GPU's own.
+func (d *Device) GPU() DeviceID { return cmp.Or(d.Parent, d.ID) }
 
 // Matches reports whether ref identifies the device or its parent GPU, and whether ref is a valid device reference at all.
 // It does not allocate: every layout calls it for every device.

@@ -1,7 +1,6 @@
 package metrics
 
 import (
-	"cmp"
 	"slices"
 	"strconv"
 
@@ -22,7 +21,7 @@ type entityKey struct {
 }
 
 func entityKeyOf(d *health.Device) entityKey {
-	return entityKey{cmp.Or(d.Parent, d.ID), gpuInstance(d)}
+	return entityKey{d.GPU(), gpuInstance(d)}
 }
 
 // entity holds the devices of an entityKey.

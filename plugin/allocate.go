@@ -1,6 +1,8 @@
 package plugin
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"path"
 	"slices"
@@ -33,12 +35,20 @@ func AllocationErrors() []string {
 // refusal is the error of an allocation. The kubelet puts its text into an event of the pod.
 type refusal struct {
 	reason string // short and stable, used as a label value
-	device string // the kubelet's ID
+	device string // the kubelet's ID, abbreviated; empty if the refusal concerns the whole call
 	code   codes.Code
 	text   string
 }
 
 func (r *refusal) Error() string { return r.text }
+
+// refusalReason returns the reason of an allocation's error.
+func refusalReason(err error) string {
+	if r, ok := errors.AsType[*refusal](err); ok {
+		return r.reason
+	}
+	return reasonOther
+}
 
 // GRPCStatus makes gRPC send the refusal's own code and text.
 func (r *refusal) GRPCStatus() *status.Status { return status.New(r.code, r.text) }
@@ -54,6 +64,16 @@ const (
 // looks like a mistake.
 const noDevices = "void"
 
+// maxIDLength is the kubelet's limit of a device ID. A longer ID is abbreviated where people read it.
+const maxIDLength = 63
+
+func abbreviated(id string) string {
+	if len(id) > maxIDLength {
+		id = strings.ToValidUTF8(id[:maxIDLength], "") + "…"
+	}
+	return id
+}
+
 // allocation answers Allocate calls.
 type allocation struct {
 	cfg  *Config
@@ -61,7 +81,7 @@ type allocation struct {
 	uuid func() string // for the key of an annotation, which must be unique in a pod
 }
 
-// allocate answers an Allocate call with one response per container. Its error is a *refusal. The contents of a response
+// allocate answers an Allocate call with one response per container. Its error is a *refusal, or that of ctx. The contents of a response
 // and their order are those of NVIDIA's plugin (NVIDIA/k8s-device-plugin, internal/plugin/server.go).
 //
 // A device that has just become unhealthy is refused although the kubelet requested it: the kubelet does not have the new
@@ -70,14 +90,20 @@ type allocation struct {
 // pod that runs through a restart of the kubelet, the kubelet uses the stored response; it does not admit a container
 // again whose device became unhealthy (k8s.io/kubernetes v1.36.3, pkg/kubelet/cm/devicemanager/manager.go:635). Withheld
 // devices are refused for the same reason.
-func (a allocation) allocate(r Resource, req *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
+func (a allocation) allocate(ctx context.Context, r Resource, req *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
+	if n := len(req.GetContainerRequests()); n > maxContainers {
+		return nil, &refusal{reasonOther, "", codes.ResourceExhausted, tooManyContainers(r.Name, n)}
+	}
 	resp := &pluginapi.AllocateResponse{}
 	for _, container := range req.GetContainerRequests() {
+		if err := ctx.Err(); err != nil {
+			return nil, status.FromContextError(err).Err()
+		}
 		devices, err := a.devices(r, container.GetDevicesIds())
 		if err != nil {
 			return nil, err
 		}
-		answer, err := a.respond(r, devices)
+		answer, err := a.respond(ctx, r, devices)
 		if err != nil {
 			return nil, err
 		}
@@ -86,17 +112,23 @@ func (a allocation) allocate(r Resource, req *pluginapi.AllocateRequest) (*plugi
 	return resp, nil
 }
 
-// devices returns the devices behind the IDs, each once and in the order of the request, or a refusal.
+// devices returns the devices behind the IDs, each once and in the order of the request, or a refusal. An ID is unknown or a
+// duplicate at the latest when there are more IDs than the resource has, so the cost is bounded whatever a client sends.
 func (a allocation) devices(r Resource, ids []string) ([]Device, error) {
 	var devices []Device
+	requested := make(map[int]bool)
+	added := make(map[health.DeviceID]bool)
 	for _, id := range ids {
 		refuse := func(reason string, code codes.Code, format string, args ...any) ([]Device, error) {
-			return nil, &refusal{reason, id, code, r.Name + ": " + fmt.Sprintf(format, args...)}
+			return nil, &refusal{reason, abbreviated(id), code, r.Name + ": " + fmt.Sprintf(format, args...)}
 		}
-		d, found := r.device(id)
-		switch {
-		case !found:
-			return refuse(reasonUnknownDevice, codes.InvalidArgument, "unknown device %q; this node has %s", id, abbreviatedIDs(r.Devices))
+		i := r.index(id)
+		if i < 0 {
+			return refuse(reasonUnknownDevice, codes.NotFound, "unknown device %q; this node has %s", abbreviated(id), abbreviatedIDs(r.Devices))
+		}
+		switch d := r.Devices[i]; {
+		case requested[i]:
+			return refuse(reasonOther, codes.InvalidArgument, "device %s is requested twice for one container; request each device once", id)
 		case !d.usable():
 			return refuse(reasonUnhealthyDevice, codes.FailedPrecondition,
 				"device %s is unhealthy: %s; a new pod will get another device", id, unhealthyReason(d))
@@ -108,15 +140,22 @@ func (a allocation) devices(r Resource, ids []string) ([]Device, error) {
 				"device %s is shared, and a container may request 1 replica, not %d, because more replicas give no larger share of a GPU; "+
 					"request 1, or set plugin.sharing.timeSlicing.failRequestsGreaterThanOne to false", id, len(ids))
 		}
-		if !slices.ContainsFunc(devices, func(o Device) bool { return o.State.Device.ID == d.State.Device.ID }) {
-			devices = append(devices, d)
+		requested[i] = true
+		if uuid := r.Devices[i].State.Device.ID; !added[uuid] { // replicas of one device
+			added[uuid] = true
+			devices = append(devices, r.Devices[i])
 		}
 	}
 	return devices, nil
 }
 
-// respond returns the response for a container with these devices.
-func (a allocation) respond(r Resource, devices []Device) (*pluginapi.ContainerAllocateResponse, error) {
+// tooManyContainers is the text of a call with more than maxContainers.
+func tooManyContainers(resource string, n int) string {
+	return fmt.Sprintf("%s: %d containers in one call; expected at most %d", resource, n, maxContainers)
+}
+
+// respond returns the response for a container with these devices. It reads files of the driver, so it ends with ctx.
+func (a allocation) respond(ctx context.Context, r Resource, devices []Device) (*pluginapi.ContainerAllocateResponse, error) {
 	c := a.cfg
 	ids, cdiNames := make([]string, len(devices)), make([]string, len(devices))
 	for i, d := range devices {
@@ -138,6 +177,9 @@ func (a allocation) respond(r Resource, devices []Device) (*pluginapi.ContainerA
 			nodes = a.host.ControlNodes()
 		}
 		for _, d := range devices {
+			if err := ctx.Err(); err != nil {
+				return nil, status.FromContextError(err).Err()
+			}
 			deviceNodes, err := a.host.DeviceNodes(&d.State.Device)
 			if err != nil {
 				return nil, &refusal{reasonNoDeviceNode, d.ID, codes.FailedPrecondition, fmt.Sprintf("%s: device %s has no device node: %v", r.Name, d.ID, err)}

@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -42,7 +43,7 @@ func request(containers ...[]string) *pluginapi.AllocateRequest {
 	return req
 }
 
-// The response of each strategy to two containers, one of which requests the devices unordered and one of them twice.
+// The response of each strategy to two containers, one of which requests the devices unordered.
 func TestAllocateGolden(t *testing.T) {
 	snap := partitioned(whole, "1g.10gb 1g.10gb", whole)
 	snap.Devices[2].Device.Minor = -1 // unknown to the source
@@ -54,7 +55,7 @@ func TestAllocateGolden(t *testing.T) {
 	shared := func(c *Config) {
 		c.Sharing.TimeSlicing = TimeSlicing{Resources: []SharedResource{{Name: gpu, Replicas: 2}}}
 	}
-	gpus := request([]string{"GPU-2", "GPU-0", "GPU-2"}, []string{"GPU-0"})
+	gpus := request([]string{"GPU-2", "GPU-0"}, []string{"GPU-0"})
 	migs := request([]string{"MIG-1-1", "MIG-1-0"}, []string{"MIG-1-0"})
 	for _, c := range []struct {
 		name     string
@@ -88,7 +89,7 @@ func TestAllocateGolden(t *testing.T) {
 		if err := cfg.Validate(); err != nil {
 			t.Errorf("%s: %v", c.name, err)
 		}
-		resp, err := testAllocation(cfg, machine()).allocate(findResource(Layout(cfg, snap), c.resource), c.req)
+		resp, err := testAllocation(cfg, machine()).allocate(t.Context(), findResource(Layout(cfg, snap), c.resource), c.req)
 		if err != nil {
 			t.Errorf("%s: %v", c.name, err)
 			continue
@@ -101,6 +102,7 @@ func TestAllocateGolden(t *testing.T) {
 // NVIDIA_VISIBLE_DEVICES.
 func TestAllocateDevices(t *testing.T) {
 	plain, shared := DefaultConfig(), configured(sharedBy(4))
+	several := configured(sharedBy(4), func(c *Config) { c.Sharing.TimeSlicing.FailRequestsGreaterThanOne = false })
 	nodes := configured(func(c *Config) { c.PassDeviceSpecs = true })
 	mixed := configured(func(c *Config) { c.PassDeviceSpecs, c.MIGStrategy = true, MIGMixed })
 	states := with(with(snapshot(4), 3, health.Unhealthy), 2, health.Degraded)
@@ -124,28 +126,35 @@ func TestAllocateDevices(t *testing.T) {
 		data       string // in the text
 	}{
 		{"order of the request", plain, gpu, states, []ids{{"GPU-1", "GPU-0"}}, ids{"GPU-1,GPU-0"}, "", "", ""},
-		{"duplicates", plain, gpu, states, []ids{{"GPU-1", "GPU-0", "GPU-1"}}, ids{"GPU-1,GPU-0"}, "", "", ""},
+		{"replicas of one device", several, gpu, snap, []ids{{"GPU-1::3", "GPU-0::1", "GPU-1::0"}}, ids{"GPU-1,GPU-0"}, "", "", ""},
 		{"degraded", plain, gpu, states, []ids{{"GPU-2"}}, ids{"GPU-2"}, "", "", ""},
 		{"two containers", plain, gpu, states, []ids{{"GPU-1"}, {"GPU-0"}}, ids{"GPU-1", "GPU-0"}, "", "", ""},
 		{"no devices", plain, gpu, states, []ids{{}}, ids{"void"}, "", "", ""},
 		{"one replica per container", shared, gpu, snap, []ids{{"GPU-0::1"}, {"GPU-0::2"}}, ids{"GPU-0", "GPU-0"}, "", "", ""},
+		{"duplicate", plain, gpu, states, []ids{{"GPU-1", "GPU-0", "GPU-1"}}, nil, reasonOther, "GPU-1", "twice"},
 		{"unknown", plain, gpu, states, []ids{{"GPU-1", "GPU-9"}}, nil, reasonUnknownDevice, "GPU-9", "GPU-0, GPU-1, GPU-2, GPU-3"},
 		{"unknown resource", plain, "a/b", states, []ids{{"GPU-1"}}, nil, reasonUnknownDevice, "GPU-1", "a/b"},
 		{"unhealthy", plain, gpu, states, []ids{{"GPU-1"}, {"GPU-3"}}, nil, reasonUnhealthyDevice, "GPU-3", "(xid-79)"},
 		{"unhealthy without a finding", plain, gpu, noFinding, []ids{{"GPU-0"}}, nil, reasonUnhealthyDevice, "GPU-0", gpu},
 		{"two replicas", shared, gpu, snap, []ids{{"GPU-0::1", "GPU-1::0"}}, nil, reasonTooManyReplicas, "GPU-0::1", "failRequestsGreaterThanOne"},
 		{"unknown replica", shared, gpu, snap, []ids{{"GPU-0::4"}}, nil, reasonUnknownDevice, "GPU-0::4", "GPU-0::0, GPU-0::1"},
+		{"replica with another number", shared, gpu, snap, []ids{{"GPU-0::01"}}, nil, reasonUnknownDevice, "GPU-0::01", gpu},
+		{"replica of the next device", shared, gpu, snap, []ids{{"GPU-0::5"}}, nil, reasonUnknownDevice, "GPU-0::5", gpu},
+		{"negative replica", shared, gpu, snap, []ids{{"GPU-0::-1"}}, nil, reasonUnknownDevice, "GPU-0::-1", gpu},
+		{"replica beyond all numbers", shared, gpu, snap, []ids{{"GPU-1::99999999999999999999"}}, nil, reasonUnknownDevice, "GPU-1::99999999999999999999", gpu},
+		{"replica of a whole GPU", plain, gpu, states, []ids{{"GPU-0::0"}}, nil, reasonUnknownDevice, "GPU-0::0", gpu},
+		{"long ID", plain, gpu, states, []ids{{strings.Repeat("x", 1<<20)}}, nil, reasonUnknownDevice, abbreviated(strings.Repeat("x", 1<<20)), gpu},
 		{"GPU of replicas", shared, gpu, snap, []ids{{"GPU-0"}}, nil, reasonUnknownDevice, "GPU-0", `"GPU-0"`},
 		{"no capability", mixed, migResource, snap, []ids{{"MIG-1-2"}}, nil, reasonNoDeviceNode, "MIG-1-2", "gpu1/gi9/access"},
 		{"no minor", nodes, gpu, noMinor, []ids{{"GPU-0", "GPU-1"}}, nil, reasonNoDeviceNode, "GPU-1", "/proc/driver/nvidia/gpus/0000:11:00.0/information"},
 		{"no minor and no PCI bus ID", nodes, gpu, noPCI, []ids{{"GPU-0"}}, nil, reasonNoDeviceNode, "GPU-0", "PCI"},
 	} {
-		resp, err := testAllocation(c.cfg, machine()).allocate(findResource(Layout(c.cfg, c.snap), c.resource), request(c.containers...))
+		resp, err := testAllocation(c.cfg, machine()).allocate(t.Context(), findResource(Layout(c.cfg, c.snap), c.resource), request(c.containers...))
 		if c.reason != "" {
 			r, ok := errors.AsType[*refusal](err)
 			if !ok || r.reason != c.reason || r.device != c.device || status.Code(err) != r.code || r.code == codes.OK {
 				t.Errorf("%s: %+v, want %s of %s", c.name, err, c.reason, c.device)
-			} else if !strings.Contains(r.text, c.device) || !strings.Contains(r.text, c.data) {
+			} else if !strings.Contains(r.text, c.device) || !strings.Contains(r.text, c.data) || len(r.text) > 1<<10 {
 				t.Errorf("%s: %q lacks %q or %q", c.name, r.text, c.device, c.data)
 			}
 			continue
@@ -177,3 +186,20 @@ func benchmarkAllocate(b *testing.B, n int) {
 
 func BenchmarkAllocate8(b *testing.B)  { benchmarkAllocate(b, 8) }
 func BenchmarkAllocate16(b *testing.B) { benchmarkAllocate(b, 16) }
+
+// BenchmarkAllocateAll requests every replica of 16 GPUs. The cost of an ID does not depend on their number.
+func BenchmarkAllocateAll(b *testing.B) {
+	for _, replicas := range []int{10, 100, 1000} {
+		b.Run(fmt.Sprintf("16x%d", replicas), func(b *testing.B) {
+			cfg := configured(sharedBy(replicas), func(c *Config) { c.Sharing.TimeSlicing.FailRequestsGreaterThanOne = false })
+			s := newServerOf(gpu, &cfg, snapshot(16))
+			req := request(all(s.resource()))
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := s.Allocate(b.Context(), req); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

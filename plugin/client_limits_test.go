@@ -171,6 +171,16 @@ func TestKubeletServedDuringAttacks(t *testing.T) {
 			a.repeat(func() { _, _ = c.Allocate(a.ctx, giant) })
 			a.repeat(func() { _, _ = c.Allocate(a.ctx, most) })
 		},
+		"many IDs": func(a *attacker) {
+			c := a.client()
+			for id, want := range map[string]codes.Code{id(0): codes.InvalidArgument, "x": codes.NotFound} {
+				req := containers(1, slices.Repeat([]string{id}, 500_000)...)
+				if _, err := c.Allocate(a.ctx, req); status.Code(err) != want {
+					a.Errorf("500000 times %s: %v", id, err)
+				}
+				a.repeat(func() { _, _ = c.Allocate(a.ctx, req) })
+			}
+		},
 		"large messages": func(a *attacker) {
 			c, giant := a.client(), containers(1, strings.Repeat("x", maxRequestBytes))
 			if _, err := c.Allocate(a.ctx, giant); status.Code(err) != codes.ResourceExhausted {

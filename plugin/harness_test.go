@@ -84,7 +84,7 @@ func newServerOf(name string, cfg *Config, snap *health.Snapshot) *server {
 		l.cfg.Store(cfg)
 	}
 	l.snapshots.Store(snap)
-	return newServer(name, l)
+	return newServer(name, l, zap.NewNop())
 }
 
 func newTestServer(snap *health.Snapshot) *server {

@@ -17,9 +17,11 @@ import (
 // Resource is an extended resource with the devices that the kubelet may allocate under its name.
 type Resource struct {
 	Name    string
-	Devices []Device // by index
+	Devices []Device // by index; those of one device are adjacent and numbered from 0
 
 	Unschedulable *Unschedulable // nil if the holders are unknown
+
+	first map[health.DeviceID]int // by device: its first entry in Devices
 }
 
 // Device is a device as the kubelet counts it.
@@ -57,22 +59,26 @@ type layout struct {
 	cfg       *Config
 	snap      *health.Snapshot
 	resources []Resource       // by name
-	err       string           // why there are none, if the configuration does not fit the node
+	err       string           // why some or all are missing, if the configuration does not fit the node
 	warnings  []string         // devices that are not offered, with the reason
 	withheld  []withheldDevice // by resource and index
 	uniform   uniformLayout    // input of the next layout
 }
 
+// warn adds a warning, once: the MIG devices of a GPU have the same.
 func (l *layout) warn(format string, args ...any) {
-	l.warnings = append(l.warnings, fmt.Sprintf(format, args...))
+	if text := fmt.Sprintf(format, args...); !slices.Contains(l.warnings, text) {
+		l.warnings = append(l.warnings, text)
+	}
 }
 
 // candidate is a device that may be offered.
 type candidate struct {
 	state    *health.DeviceState
-	resource string // before sharing
-	profile  string // of a MIG device, as NVIDIA names it
-	migCount int    // of a GPU: its MIG devices
+	resource string          // before sharing, then after it
+	shared   *SharedResource // nil if it is not shared
+	profile  string          // of a MIG device, as NVIDIA names it
+	migCount int             // of a GPU: its MIG devices
 }
 
 // newLayout decides which devices are offered under which resource. It is pure and cheap: it runs for every snapshot and
@@ -91,44 +97,55 @@ func newLayout(in layoutInput) layout {
 	if len(selected) == 0 && n > 0 {
 		l.err = fmt.Sprintf("plugin.include and plugin.exclude select none of the %d devices of this node", n)
 	}
-	var buf []byte
+	offered := l.applyMIGStrategy(in, selected)
 	var names nameCache
-	for _, c := range l.applyMIGStrategy(in, selected) {
-		name, replicas := cfg.Sharing.TimeSlicing.replicasOf(&c, &names)
-		r := l.resource(name)
-		if replicas == 0 {
-			r.Devices = append(r.Devices, Device{ID: string(c.state.Device.ID), State: c.state})
-			continue
-		}
-		r.Devices = slices.Grow(r.Devices, replicas)
-		for id := range replicaIDs(&buf, string(c.state.Device.ID), replicas) {
-			r.Devices = append(r.Devices, Device{ID: id, State: c.state, replica: true})
-		}
+	for i := range offered {
+		offered[i].share(&cfg.Sharing.TimeSlicing, &names)
 	}
-	slices.SortFunc(l.resources, func(x, y Resource) int { return cmp.Compare(x.Name, y.Name) })
-	for _, r := range l.resources {
-		isReplica := func(d Device) bool { return d.replica }
-		if slices.ContainsFunc(r.Devices, isReplica) && slices.ContainsFunc(r.Devices, func(d Device) bool { return !d.replica }) {
-			l.warn("%s has shared and whole devices, and a pod cannot choose: set rename in sharing.timeSlicing.resources", r.Name)
+	slices.SortStableFunc(offered, func(x, y candidate) int { return cmp.Compare(x.resource, y.resource) })
+	for len(offered) > 0 {
+		n := 1
+		for n < len(offered) && offered[n].resource == offered[0].resource {
+			n++
 		}
+		l.addResource(cfg, offered[:n])
+		offered = offered[n:]
 	}
-	if in.holders != nil && len(l.resources) > 0 {
-		spans := l.spans()
-		l.withhold(spans, in.holders, snap)
-		l.countUnschedulable(spans, in.holders)
+	if in.holders != nil {
+		l.withhold(in.holders, snap)
+		l.countUnschedulable(in.holders)
 	}
 	return l
 }
 
-// resource returns the resource of that name and adds a missing one.
-func (l *layout) resource(name string) *Resource {
-	for i := range l.resources {
-		if l.resources[i].Name == name {
-			return &l.resources[i]
+// addResource adds the resource of these devices, unless the kubelet could not receive its list.
+func (l *layout) addResource(cfg *Config, devices []candidate) {
+	name := devices[0].resource
+	isShared := func(c candidate) bool { return c.shared != nil }
+	if slices.ContainsFunc(devices, isShared) {
+		if err := cfg.Sharing.TimeSlicing.checkListSize(devices); err != nil {
+			l.err = strings.TrimPrefix(l.err+"; "+err.Error(), "; ")
+			return
+		}
+		if slices.ContainsFunc(devices, func(c candidate) bool { return !isShared(c) }) {
+			l.warn("%s has shared and whole devices, and a pod cannot choose: set rename in sharing.timeSlicing.resources", name)
 		}
 	}
-	l.resources = append(l.resources, Resource{Name: name})
-	return &l.resources[len(l.resources)-1]
+	r := Resource{Name: name, first: make(map[health.DeviceID]int, len(devices))}
+	var buf []byte
+	for _, c := range devices {
+		uuid := c.state.Device.ID
+		r.first[uuid] = len(r.Devices)
+		if c.shared == nil {
+			r.Devices = append(r.Devices, Device{ID: string(uuid), State: c.state})
+			continue
+		}
+		r.Devices = slices.Grow(r.Devices, c.shared.Replicas)
+		for id := range replicaIDs(&buf, string(uuid), c.shared.Replicas) {
+			r.Devices = append(r.Devices, Device{ID: id, State: c.state, replica: true})
+		}
+	}
+	l.resources = append(l.resources, r)
 }
 
 // candidates returns all devices by index, each GPU followed by its MIG devices.
@@ -141,7 +158,7 @@ func candidates(snap *health.Snapshot) []candidate {
 	}
 	slices.SortStableFunc(all, func(x, y candidate) int {
 		a, b := &x.state.Device, &y.state.Device
-		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(cmp.Or(a.Parent, a.ID), cmp.Or(b.Parent, b.ID)), cmp.Compare(a.Kind, b.Kind),
+		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.GPU(), b.GPU()), cmp.Compare(a.Kind, b.Kind),
 			cmp.Compare(a.GI, b.GI), cmp.Compare(a.CI, b.CI), cmp.Compare(a.ID, b.ID))
 	})
 	var gpu, last *candidate
@@ -210,13 +227,16 @@ func findResource(resources []Resource, name string) Resource {
 	return Resource{Name: name}
 }
 
-// device returns the device with that ID.
-func (r Resource) device(id string) (Device, bool) {
-	i := slices.IndexFunc(r.Devices, func(d Device) bool { return d.ID == id })
-	if i < 0 {
-		return Device{}, false
+// index returns the position of an ID in Devices, -1 if the resource lacks it. Its cost does not depend on the number of
+// replicas.
+func (r Resource) index(id string) int {
+	uuid, replica, _ := strings.Cut(id, replicaSep)
+	first, exists := r.first[health.DeviceID(uuid)]
+	n, _ := strconv.Atoi(replica) // the comparison below detects other IDs
+	if !exists || n < 0 || n >= len(r.Devices)-first || r.Devices[first+n].ID != id {
+		return -1
 	}
-	return r.Devices[i], true
+	return first + n
 }
 
 // healthy counts the devices that the kubelet may allocate.

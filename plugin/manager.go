@@ -137,7 +137,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 		changed := p.layouts.watch()
 		now := p.layouts.current()
 		cfg, snap := now.cfg, now.snap
-		reason := p.emptyReason(now)
+		reason := p.missingReason(now)
 		p.logHealthChanges(logged.resources, now.resources)
 		p.logWithheld(logged, now)
 		p.publishWarnings(now)
@@ -160,8 +160,8 @@ func (p *Plugin) Run(ctx context.Context) error {
 	}
 }
 
-// emptyReason returns why there is nothing to serve; it is empty if there is something, or if the plugin is disabled.
-func (p *Plugin) emptyReason(now *layout) (reason string) {
+// missingReason returns why there is nothing to serve, or not every resource; it is empty if the plugin is disabled.
+func (p *Plugin) missingReason(now *layout) (reason string) {
 	switch cfg, snap := now.cfg, now.snap; {
 	case cfg == nil:
 		return "no configuration yet"
@@ -177,10 +177,10 @@ func (p *Plugin) emptyReason(now *layout) (reason string) {
 		return reason
 	}
 	p.logUnmatchedSelectors(now.cfg.unmatchedSelectors(candidates(now.snap)))
-	if len(now.resources) == 0 {
-		return cmp.Or(now.err, strings.Join(now.warnings, "; "), "no GPUs")
+	if now.err != "" || len(now.resources) > 0 {
+		return now.err
 	}
-	return ""
+	return cmp.Or(strings.Join(now.warnings, "; "), "no GPUs")
 }
 
 // ensureCDI returns why the container runtime cannot resolve the CDI names of the layout.
@@ -244,7 +244,7 @@ func (p *Plugin) reconcile(ctx context.Context, desired []target, cfg Config, wi
 func (p *Plugin) start(ctx context.Context, t target, cfg Config) *runningRegistrar {
 	// Only stop ends the registrar, because it also decides whether to withdraw the devices.
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	srv := newServer(t.resource, p.layouts)
+	srv := newServer(t.resource, p.layouts, p.log)
 	srv.allocated = p.pods.FollowAllocation
 	r := newRegistrar(srv, cfg, p.timing, p.pods, p.log)
 	done := make(chan struct{})

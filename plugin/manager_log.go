@@ -1,9 +1,13 @@
 package plugin
 
 import (
+	"cmp"
+	"maps"
 	"slices"
 
 	"go.uber.org/zap"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
 // Log messages that tests count.
@@ -14,6 +18,8 @@ const (
 	msgUnmatched    = "no device of this node matches"
 	msgUnhealthy    = "device reported unhealthy to the kubelet"
 	msgHealthy      = "device reported healthy to the kubelet"
+	msgRemoved      = "device removed from the kubelet"
+	msgRefused      = "allocation refused"
 	msgWithheld     = "device withheld from new pods"
 	msgOffered      = "device offered to new pods again"
 	msgRegistered   = "registered with the kubelet"
@@ -29,10 +35,7 @@ func (p *Plugin) publishWarnings(now *layout) {
 		}
 	}
 	p.loggedWarnings = now.warnings
-	all := slices.Clone(now.warnings)
-	for _, w := range now.withheld {
-		all = append(all, w.String())
-	}
+	all := slices.Concat(now.warnings, withheldTexts(now.withheld))
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.warnings = all
@@ -73,24 +76,77 @@ func (p *Plugin) setError(disabled bool, reason string, starting bool) {
 	}
 }
 
-// logHealthChanges logs the changes of health and presence between two layouts.
+// logHealthChanges logs the changes of health and presence between two layouts: one line for each reason, whatever the number of
+// GPUs, MIG devices and replicas.
 func (p *Plugin) logHealthChanges(before, after []Resource) {
+	unhealthy, healthy, removed := make(idsByReason), make(idsByReason), make(idsByReason)
 	for _, r := range after {
 		old := findResource(before, r.Name)
 		for _, d := range r.Devices {
-			was, existed := old.device(d.ID)
-			log := p.log.With(zap.String("resource", r.Name), zap.String("device", d.ID))
+			was := old.index(d.ID)
 			switch {
-			case (!existed || was.usable()) && !d.usable():
-				log.Warn(msgUnhealthy, zap.String("reason", unhealthyReason(d)))
-			case existed && !was.usable() && d.usable():
-				log.Info(msgHealthy)
+			case d.usable() && was >= 0 && !old.Devices[was].usable():
+				healthy.add(r.Name, &d.State.Device, "")
+			case !d.usable() && (was < 0 || old.Devices[was].usable()):
+				unhealthy.add(r.Name, &d.State.Device, unhealthyReason(d))
 			}
 		}
 		for _, d := range old.Devices {
-			if _, exists := r.device(d.ID); !exists {
-				p.log.Warn("device removed from the kubelet", zap.String("resource", r.Name), zap.String("device", d.ID))
+			if r.index(d.ID) < 0 {
+				removed.add(r.Name, &d.State.Device, "")
 			}
 		}
+	}
+	unhealthy.log(p.log.Warn, msgUnhealthy)
+	healthy.log(p.log.Info, msgHealthy)
+	removed.log(p.log.Warn, msgRemoved)
+}
+
+// idsByReason collects the IDs of log lines by the reason of the change, which may be empty.
+type idsByReason map[string]*changedIDs
+
+type changedIDs struct {
+	resources []string
+	device    *health.Device // the first
+	several   bool           // the IDs are of several devices
+	gpus      []int          // by index
+	ids       int
+}
+
+func (m idsByReason) add(resource string, device *health.Device, reason string) {
+	c := m[reason]
+	if c == nil {
+		c = &changedIDs{device: device}
+		m[reason] = c
+	}
+	if !slices.Contains(c.resources, resource) {
+		c.resources = append(c.resources, resource)
+	}
+	if i, exists := slices.BinarySearch(c.gpus, device.Index); !exists {
+		c.gpus = slices.Insert(c.gpus, i, device.Index)
+	}
+	c.several = c.several || device.ID != c.device.ID
+	c.ids++
+}
+
+// log writes one line for each reason, by the first GPU.
+func (m idsByReason) log(write func(string, ...zap.Field), message string) {
+	reasons := slices.SortedFunc(maps.Keys(m), func(x, y string) int { return cmp.Or(cmp.Compare(m[x].gpus[0], m[y].gpus[0]), cmp.Compare(x, y)) })
+	for _, reason := range reasons {
+		c := m[reason]
+		fields := []zap.Field{zap.Strings("resources", c.resources)}
+		switch {
+		case len(c.gpus) > 1:
+			fields = append(fields, zap.Ints("gpus", c.gpus))
+		case c.several:
+			fields = append(fields, zap.String("device", string(c.device.GPU())), zap.Int("gpu", c.gpus[0]))
+		default:
+			fields = append(fields, zap.String("device", string(c.device.ID)), zap.Int("gpu", c.gpus[0]))
+		}
+		fields = append(fields, zap.Int("ids", c.ids))
+		if reason != "" {
+			fields = append(fields, zap.String("reason", reason))
+		}
+		write(message, fields...)
 	}
 }

@@ -196,10 +196,7 @@ func (l *layout) warnDiffering(selected []candidate, now uniformLayout) {
 		if difference == "" {
 			continue
 		}
-		text := fmt.Sprintf("migStrategy single: GPU %d is left out: it %s", d.Index, difference)
-		if !slices.Contains(l.warnings, text) {
-			l.warnings = append(l.warnings, text)
-		}
+		l.warn("migStrategy single: GPU %d is left out: it %s", d.Index, difference)
 	}
 }
 
@@ -217,11 +214,11 @@ func (l *layout) mixed(cfg *Config, selected []candidate) []candidate {
 		p, ok := parseProfile(c.profile)
 		switch {
 		case !ok:
-			l.warn("MIG device %s is not offered: invalid profile %q", d.ID, d.Profile)
+			l.warn("GPU %d: MIG devices with the invalid profile %q are not offered", d.Index, d.Profile)
 			return true
 		case p.compute != p.slices:
-			l.warn("MIG device %s (%s) is not offered: it has only a part of its GPU instance; create one compute instance that fills it",
-				d.ID, c.profile)
+			l.warn("GPU %d: MIG devices %s are not offered: they have only a part of their GPU instance; create one compute instance that fills it",
+				d.Index, c.profile)
 			return true
 		}
 		return false

@@ -65,12 +65,12 @@ func TestLayoutOfMIG(t *testing.T) {
 		{
 			"mixed, attributes of one size", mixed, partitioned("1g.24gb 1g.24gb+gfx 1g.24gb+me.all 1c.2g.48gb+gfx"),
 			"nvidia.com/mig-1g.24gb: MIG-0-0; nvidia.com/mig-1g.24gb.gfx: MIG-0-1; nvidia.com/mig-1g.24gb.me.all: MIG-0-2",
-			[]string{"MIG-0-3 (1c.2g.48gb+gfx)"},
+			[]string{"GPU 0: MIG devices 1c.2g.48gb+gfx "},
 		},
 		{
-			"mixed, shared GPU instances", mixed, partitioned("1c.3g.40gb 2c.3g.40gb 3c.3g.40gb invalid"),
-			"nvidia.com/mig-3g.40gb: MIG-0-2",
-			[]string{"MIG-0-0 (1c.3g.40gb)", "MIG-0-1", `"invalid"`},
+			"mixed, shared GPU instances", mixed, partitioned("1c.3g.40gb 1c.3g.40gb 2c.3g.40gb 3c.3g.40gb invalid"),
+			"nvidia.com/mig-3g.40gb: MIG-0-3",
+			[]string{"GPU 0: MIG devices 1c.3g.40gb ", "2c.3g.40gb ", `"invalid"`},
 		},
 		{
 			"mixed, other domain", with(MIGMixed, func(c *Config) { c.Resource = "example.com/gpu" }), partitioned("1g.10gb", whole),

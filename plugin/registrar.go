@@ -83,6 +83,7 @@ func (r *registrar) run(ctx context.Context) {
 	defer tick.Stop()
 	for {
 		r.step(ctx)
+		r.srv.refusals.flush(false)
 		select {
 		case <-ctx.Done():
 			return
@@ -109,6 +110,7 @@ func (r *registrar) stop(withdraw bool) {
 	}
 	r.grpc.Stop()
 	r.serving.Wait()
+	r.srv.refusals.flush(true)
 }
 
 // step checks everything once and does what is due.

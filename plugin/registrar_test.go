@@ -37,7 +37,7 @@ func TestPluginServesKubelet(t *testing.T) {
 	if a, err = k.Allocate(h.ctx, gpu, 4); err != nil || a.Response.Envs[envDevices] != "GPU-4,GPU-5,GPU-6,GPU-7" {
 		t.Errorf("Allocate: %+v, %v", a, err)
 	}
-	if _, err = k.AllocateIDs(h.ctx, gpu, "GPU-0", "GPU-77"); status.Code(err) != codes.InvalidArgument {
+	if _, err = k.AllocateIDs(h.ctx, gpu, "GPU-0", "GPU-77"); status.Code(err) != codes.NotFound {
 		t.Errorf("Allocate of an unknown device: %v", err)
 	}
 

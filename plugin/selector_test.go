@@ -90,7 +90,7 @@ func TestUnmatchedSelectors(t *testing.T) {
 		cfg := configured(c.set)
 		for range 2 { // logged once
 			l := newLayout(layoutInput{cfg: &cfg, snap: partitioned("1g.10gb 3g.40gb", whole)})
-			p.emptyReason(&l)
+			p.missingReason(&l)
 		}
 		var got []string
 		for _, e := range logs.FilterMessage(msgUnmatched).All() {

@@ -27,7 +27,8 @@ type server struct {
 
 	name      string // of the resource
 	layouts   *layoutCache
-	allocated func()        // called after every allocation
+	allocated func() // called after every allocation
+	refusals  *refusalLog
 	stopping  chan struct{} // closed when the server stops
 	withdraw  atomic.Bool   // set before, if the kubelet is to remove the devices
 	streams   streams
@@ -35,12 +36,13 @@ type server struct {
 	allocator prefer.Allocator
 }
 
-func newServer(name string, l *layoutCache) *server {
+func newServer(name string, l *layoutCache, log *zap.Logger) *server {
 	return &server{
 		name: name, layouts: l, allocated: func() {},
 		stopping: make(chan struct{}),
 		streams:  streams{changed: make(chan struct{}, 1), dropped: make(chan struct{})},
 		counts:   allocationCounts{refused: map[string]uint64{}},
+		refusals: newRefusalLog(log.With(zap.String("resource", name))),
 	}
 }
 
@@ -106,13 +108,14 @@ func (s *server) stop(withdraw bool) {
 }
 
 // Allocate tells the kubelet what a container needs to use its devices; see allocation.
-func (s *server) Allocate(_ context.Context, req *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
+func (s *server) Allocate(ctx context.Context, req *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
 	now := s.layouts.current()
 	cfg := cmp.Or(now.cfg, &Config{})
 	a := allocation{cfg: cfg, host: cfg.host(os.DirFS("/")), uuid: uuid.NewString}
-	resp, err := a.allocate(findResource(now.resources, s.name), req)
+	resp, err := a.allocate(ctx, findResource(now.resources, s.name), req)
 	if err != nil {
 		s.counts.refuse(err)
+		s.refusals.add(req, err)
 		return nil, err
 	}
 	s.counts.allocate(len(resp.ContainerResponses))
@@ -120,13 +123,20 @@ func (s *server) Allocate(_ context.Context, req *pluginapi.AllocateRequest) (*p
 	return resp, nil
 }
 
-// GetPreferredAllocation never returns an error; see package prefer.
-func (s *server) GetPreferredAllocation(_ context.Context, req *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
+// GetPreferredAllocation returns no error to a kubelet, which asks for one container and waits for the answer: an error would
+// make it refuse the pod. See package prefer.
+func (s *server) GetPreferredAllocation(ctx context.Context, req *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
+	if n := len(req.GetContainerRequests()); n > maxContainers {
+		return nil, status.Error(codes.ResourceExhausted, tooManyContainers(s.name, n))
+	}
 	now := s.layouts.current()
 	devices := findResource(now.resources, s.name).preferDevices()
 	packed := cmp.Or(now.cfg, &Config{}).AllocationPolicy == AllocationPacked
 	resp := &pluginapi.PreferredAllocationResponse{}
 	for _, c := range req.GetContainerRequests() {
+		if err := ctx.Err(); err != nil {
+			return nil, status.FromContextError(err).Err()
+		}
 		ids := s.allocator.Choose(devices, prefer.Request{
 			Available: c.GetAvailableDeviceIDs(), Required: c.GetMustIncludeDeviceIDs(), Size: int(c.GetAllocationSize()), Packed: packed,
 		})
@@ -155,7 +165,7 @@ func (s *server) PreStartContainer(context.Context, *pluginapi.PreStartContainer
 const (
 	maxStreams      = 32              // concurrent calls; more wait in the client
 	maxRequestBytes = 4 << 20         // the kubelet's own limit of a list; it requests only listed devices
-	maxContainers   = 1000            // in one Allocate; the kubelet sends one
+	maxContainers   = 1000            // in one call; the kubelet sends one. Their answer is far larger than the request
 	maxHeaderBytes  = 16 << 10        // the kubelet sends some 200 bytes
 	maxIdle         = 2 * time.Minute // without a call; ListAndWatch is one
 	bufferBytes     = 4 << 10         // each way; a list of 16 GPUs has 1 KiB
@@ -172,16 +182,7 @@ func serverOptions(handshake time.Duration) []grpc.ServerOption {
 		grpc.ConnectionTimeout(handshake),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: maxIdle}),
 		grpc.ReadBufferSize(bufferBytes), grpc.WriteBufferSize(bufferBytes),
-		grpc.UnaryInterceptor(limitContainers),
 	}
-}
-
-// limitContainers refuses an Allocate with too many containers, because its answer would be far larger than the request.
-func limitContainers(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-	if a, ok := req.(*pluginapi.AllocateRequest); ok && len(a.GetContainerRequests()) > maxContainers {
-		return nil, status.Errorf(codes.ResourceExhausted, "%d containers in one request; use at most %d", len(a.GetContainerRequests()), maxContainers)
-	}
-	return handle(ctx, req)
 }
 
 // CaptureGRPCLog sends the errors that gRPC logs to log; by default gRPC writes them to standard error. Call it once,

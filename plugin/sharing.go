@@ -4,8 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
+
+	"google.golang.org/protobuf/proto"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
 // SharingConfig is the `sharing` section.
@@ -34,8 +38,12 @@ type SharedResource struct {
 // sharedSuffix is appended by RenameByDefault, as in NVIDIA's plugin.
 const sharedSuffix = ".shared"
 
-// maxReplicas keeps the list of a node with many GPUs well below the 4 MiB limit of a message to the kubelet.
+// maxReplicas is more than a device can serve. A node with many devices fits fewer, see checkListSize.
 const maxReplicas = 1000
+
+// maxListBytes is the largest list that the kubelet receives: the default limit of a gRPC client, which the kubelet keeps
+// (k8s.io/kubernetes v1.36.3, pkg/kubelet/cm/devicemanager/plugin/v1beta1/client.go). It drops a plugin that sends more.
+const maxListBytes = 4 << 20
 
 // sharedKey returns the key of an entry.
 func sharedKey(i int) string { return fmt.Sprintf("sharing.timeSlicing.resources[%d]", i) }
@@ -79,21 +87,64 @@ func (c Config) validateSharing() error {
 	return errors.Join(errs...)
 }
 
-// replicasOf returns the resource of a device after sharing and the number of its replicas, 0 if it is not shared.
-func (t *TimeSlicing) replicasOf(c *candidate, names *nameCache) (resource string, replicas int) {
-	name := c.resource
+// share sets how a device is shared and its resource after sharing.
+func (c *candidate) share(t *TimeSlicing, names *nameCache) {
 	for i := range t.Resources {
 		r := &t.Resources[i]
-		if r.Name != name || len(r.Devices) > 0 && !selectsAny(r.Devices, c) {
+		if r.Name != c.resource || len(r.Devices) > 0 && !selectsAny(r.Devices, c) {
 			continue
 		}
 		switch {
 		case r.Rename != "":
-			name = r.Rename
+			c.resource = r.Rename
 		case t.RenameByDefault:
-			name = names.get(name, func(base string) string { return base + sharedSuffix })
+			c.resource = names.get(c.resource, func(base string) string { return base + sharedSuffix })
 		}
-		return name, r.Replicas
+		c.shared = r
+		return
 	}
-	return name, 0
+}
+
+// checkListSize returns an error if the list of a resource's devices exceeds maxListBytes. The error names the entries with
+// too many replicas and the largest number that fits.
+func (t *TimeSlicing) checkListSize(devices []candidate) error {
+	if listBytes(devices, maxReplicas) <= maxListBytes {
+		return nil
+	}
+	// Of n replicas or fewer, as configured. The kubelet must be able to receive the list in any state of health.
+	largest := sort.Search(maxReplicas, func(n int) bool { return listBytes(devices, n+1) > maxListBytes })
+	var errs []string
+	for i := range t.Resources {
+		r := &t.Resources[i]
+		n := 0
+		for _, c := range devices {
+			if c.shared == r {
+				n++
+			}
+		}
+		if n > 0 && r.Replicas > largest {
+			errs = append(errs, fmt.Sprintf("plugin.%s.replicas: expected at most %d, found %d for each of %d devices: the list of %s must fit the kubelet's limit of %d MiB",
+				sharedKey(i), largest, r.Replicas, n, devices[0].resource, maxListBytes>>20))
+		}
+	}
+	return errors.New(strings.Join(errs, "; "))
+}
+
+// listBytes returns the size of a ListAndWatch response with all IDs of these devices, of each at most so many replicas. All
+// are unhealthy, because that takes more bytes than healthy.
+func listBytes(devices []candidate, replicas int) (size int) {
+	for _, c := range devices {
+		d := &pluginapi.Device{Health: pluginapi.Unhealthy, Topology: numaTopology(c.state.Device.NUMA)}
+		list := &pluginapi.ListAndWatchResponse{Devices: []*pluginapi.Device{d}}
+		if d.ID = string(c.state.Device.ID); c.shared == nil {
+			size += proto.Size(list)
+			continue
+		}
+		// The IDs of the replicas from 10 to 99 are equally long, and so on.
+		for from, next := 0, 10; from < min(replicas, c.shared.Replicas); from, next = next, 10*next {
+			d.ID = string(c.state.Device.ID) + replicaSep + strconv.Itoa(from)
+			size += proto.Size(list) * (min(next, replicas, c.shared.Replicas) - from)
+		}
+	}
+	return size
 }

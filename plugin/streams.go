@@ -1,7 +1,6 @@
 package plugin
 
 import (
-	"errors"
 	"maps"
 	"sync"
 	"time"
@@ -96,13 +95,9 @@ func (c *allocationCounts) allocate(containers int) {
 }
 
 func (c *allocationCounts) refuse(err error) {
-	reason := reasonOther
-	if r, ok := errors.AsType[*refusal](err); ok {
-		reason = r.reason
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.refused[reason]++
+	c.refused[refusalReason(err)]++
 }
 
 func (c *allocationCounts) read() (allocated uint64, refused map[string]uint64) {

@@ -54,14 +54,14 @@ func (p *Plugin) Unschedulable() (texts []string, known bool) {
 
 // countUnschedulable sets the lost capacity of each resource. A device that a pod holds under an ID outside the layout,
 // such as a removed MIG device, costs as much as an unhealthy one.
-func (l *layout) countUnschedulable(spans map[health.DeviceID]span, holders map[health.DeviceID][]podresources.Holder) {
+func (l *layout) countUnschedulable(holders map[health.DeviceID][]podresources.Holder) {
 	lost := make([]Unschedulable, len(l.resources))
 	free := make([]int, len(l.resources))
 	for i, r := range l.resources {
 		l.resources[i].Unschedulable = &lost[i]
 		lost[i].Resource, free[i] = r.Name, r.healthy()
 	}
-	for device, all := range holders {
+	for _, all := range holders {
 		seen := make(map[[2]string]bool, len(all)) // containers of a pod can share a device
 		for _, h := range all {
 			id := [2]string{h.Resource, h.DeviceID}
@@ -70,7 +70,7 @@ func (l *layout) countUnschedulable(spans map[health.DeviceID]span, holders map[
 				continue
 			}
 			seen[id] = true
-			if n := spans[device].indexOf(l.resources, h); n >= 0 && l.resources[i].Devices[n].Healthy() {
+			if n := l.resources[i].index(h.DeviceID); n >= 0 && l.resources[i].Devices[n].Healthy() {
 				free[i]--
 				continue
 			}

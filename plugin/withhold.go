@@ -3,10 +3,6 @@ package plugin
 import (
 	"fmt"
 	"slices"
-	"strconv"
-	"strings"
-
-	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
@@ -15,14 +11,25 @@ import (
 // withheldDevice is a working device that is not offered to new pods, because a pod holds it, its GPU or a part of it
 // under an ID outside the layout: a whole GPU that is now shared, or a replica of one that is now whole.
 type withheldDevice struct {
-	Resource string
-	Device   health.DeviceID
-	Index    int // of the GPU
-	Reason   string
+	resource string
+	device   *health.Device
+	reason   string
 }
 
-func (w withheldDevice) String() string {
-	return fmt.Sprintf("%s: %s (GPU %d) is not offered to new pods: %s", w.Resource, w.Device, w.Index, w.Reason)
+// withheldTexts describes withheld devices, those of one GPU and resource in one text. They are sorted.
+func withheldTexts(all []withheldDevice) (texts []string) {
+	for first, next := 0, 0; first < len(all); first = next {
+		w := all[first]
+		for next = first + 1; next < len(all) && all[next].resource == w.resource && all[next].device.GPU() == w.device.GPU(); {
+			next++
+		}
+		which := fmt.Sprintf("%s (GPU %d) is", w.device.ID, w.device.Index)
+		if n := next - first; n > 1 {
+			which = fmt.Sprintf("%d MIG devices of GPU %d are", n, w.device.Index)
+		}
+		texts = append(texts, fmt.Sprintf("%s: %s not offered to new pods: %s", w.resource, which, w.reason))
+	}
+	return texts
 }
 
 // withhold keeps new pods off devices that pods hold under IDs outside the layout. The kubelet identifies an allocation
@@ -37,13 +44,16 @@ func (w withheldDevice) String() string {
 // the node's condition and in the IDs of its pods; it would also need the layout, which package health does not know.
 // Nothing is stored: the result follows from the layout and the last known holders, and ends with the holder. While the
 // holders are unknown, nothing is withheld.
-func (l *layout) withhold(spans map[health.DeviceID]span, holders map[health.DeviceID][]podresources.Holder, snap *health.Snapshot) {
+func (l *layout) withhold(holders map[health.DeviceID][]podresources.Holder, snap *health.Snapshot) {
+	if len(holders) == 0 || len(l.resources) == 0 {
+		return
+	}
 	outside := make(map[health.DeviceID]podresources.Holder) // by device: a holder under an ID outside the layout
 	onParent := make(map[health.DeviceID]podresources.Holder)
 	for i := range snap.Devices {
 		d := &snap.Devices[i].Device
 		for _, h := range holders[d.ID] {
-			if spans[d.ID].indexOf(l.resources, h) < 0 {
+			if findResource(l.resources, h.Resource).index(h.DeviceID) < 0 {
 				outside[d.ID] = h
 				if d.Parent != "" {
 					onParent[d.Parent] = h
@@ -75,12 +85,12 @@ func (l *layout) withhold(spans map[health.DeviceID]span, holders map[health.Dev
 				continue
 			}
 			reason := fmt.Sprintf("%s/%s (%s) holds it as %s of %s since before the layout changed", h.Namespace, h.Pod, h.Container, h.DeviceID, h.Resource)
-			l.withheld = append(l.withheld, withheldDevice{l.resources[r].Name, d.ID, d.Index, reason})
+			l.withheld = append(l.withheld, withheldDevice{l.resources[r].Name, d, reason})
 			for i := first; i < next; i++ {
 				devices[i].withheld = reason
 			}
 			for _, h := range holders[d.ID] {
-				if i := spans[d.ID].indexOf(l.resources, h); i >= 0 {
+				if i := l.resources[r].index(h.DeviceID); i >= 0 && h.Resource == l.resources[r].Name {
 					devices[i].withheld = ""
 				}
 			}
@@ -88,53 +98,24 @@ func (l *layout) withhold(spans map[health.DeviceID]span, holders map[health.Dev
 	}
 }
 
-// span is where the IDs of a device start in a layout; they are adjacent.
-type span struct {
-	resource, first int
-	exists          bool
-}
-
-func (l *layout) spans() map[health.DeviceID]span {
-	spans := make(map[health.DeviceID]span)
-	for r := range l.resources {
-		devices := l.resources[r].Devices
-		for i, d := range devices {
-			if i == 0 || devices[i-1].State != d.State {
-				spans[d.State.Device.ID] = span{r, i, true}
-			}
-		}
-	}
-	return spans
-}
-
-// indexOf returns the index of a holder's ID in its resource, -1 if the layout lacks it.
-func (s span) indexOf(resources []Resource, h podresources.Holder) int {
-	if !s.exists || resources[s.resource].Name != h.Resource {
-		return -1
-	}
-	_, replica, _ := strings.Cut(h.DeviceID, replicaSep)
-	n, _ := strconv.Atoi(replica) // the comparison below detects other IDs
-	i, devices := s.first+n, resources[s.resource].Devices
-	if i < s.first || i >= len(devices) || devices[i].ID != h.DeviceID {
-		return -1
-	}
-	return i
-}
-
-// logWithheld logs each device once when it is withheld and once when it is offered again.
+// logWithheld logs withheld devices once, and once when they are offered again: one line for each reason.
 func (p *Plugin) logWithheld(before, after *layout) {
 	has := func(all []withheldDevice, id health.DeviceID) bool {
-		return slices.ContainsFunc(all, func(w withheldDevice) bool { return w.Device == id })
+		return slices.ContainsFunc(all, func(w withheldDevice) bool { return w.device.ID == id })
 	}
+	withheld, offered := make(idsByReason), make(idsByReason)
 	for _, w := range after.withheld {
-		if !has(before.withheld, w.Device) {
-			p.log.Warn(msgWithheld, zap.String("resource", w.Resource), zap.String("device", string(w.Device)),
-				zap.Int("gpu", w.Index), zap.String("reason", w.Reason))
+		if !has(before.withheld, w.device.ID) {
+			withheld.add(w.resource, w.device, w.reason)
 		}
 	}
 	for _, w := range before.withheld {
-		if after.spans()[w.Device].exists && !has(after.withheld, w.Device) {
-			p.log.Info(msgOffered, zap.String("device", string(w.Device)), zap.Int("gpu", w.Index))
+		for _, r := range after.resources {
+			if _, exists := r.first[w.device.ID]; exists && !has(after.withheld, w.device.ID) {
+				offered.add(r.Name, w.device, "")
+			}
 		}
 	}
+	withheld.log(p.log.Warn, msgWithheld)
+	offered.log(p.log.Info, msgOffered)
 }

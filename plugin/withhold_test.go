@@ -79,9 +79,9 @@ func TestWithhold(t *testing.T) {
 			t.Errorf("%s: withheld %v, listed unhealthy %v, want %v", c.name, got, listed, c.want)
 		}
 		for _, w := range l.withheld {
-			devices = append(devices, string(w.Device))
-			if text := w.String(); !strings.Contains(text, "ml/pod-0 (c)") || !strings.Contains(text, strings.Fields(c.holders[0])[1]) {
-				t.Errorf("%s: %s names no holder", c.name, text)
+			devices = append(devices, string(w.device.ID))
+			if !strings.Contains(w.reason, "ml/pod-0 (c)") || !strings.Contains(w.reason, strings.Fields(c.holders[0])[1]) {
+				t.Errorf("%s: %s names no holder", c.name, w.reason)
 			}
 		}
 		for _, id := range c.want {
@@ -92,12 +92,30 @@ func TestWithhold(t *testing.T) {
 	}
 }
 
+// The texts of status and log have one entry for each GPU.
+func TestWithheldTextsAreByGPU(t *testing.T) {
+	cfg, snap := configured(func(c *Config) { c.MIGStrategy = MIGMixed }), partitioned("1g.10gb 1g.10gb 1g.10gb", "1g.10gb", "1g.10gb 2g.20gb")
+	l := newLayout(layoutInput{cfg: &cfg, snap: snap, holders: holdersOf(snap, cfg, "nvidia.com/gpu GPU-0", "nvidia.com/gpu GPU-1", "nvidia.com/gpu GPU-2")})
+	var got []string
+	for _, text := range withheldTexts(l.withheld) {
+		which, _, _ := strings.Cut(text, " not offered")
+		got = append(got, which)
+	}
+	want := []string{
+		migResource + ": 3 MIG devices of GPU 0 are", migResource + ": MIG-1-0 (GPU 1) is", migResource + ": MIG-2-0 (GPU 2) is",
+		"nvidia.com/mig-2g.20gb: MIG-2-1 (GPU 2) is",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 // A device that is unhealthy and withheld is refused as unhealthy.
 func TestAllocateRefusesWithheldDevice(t *testing.T) {
 	cfg, snap := configured(sharedBy(2)), with(snapshot(2), 0, health.Unhealthy)
 	l := newLayout(layoutInput{cfg: &cfg, snap: snap, holders: holdersOf(snap, cfg, "nvidia.com/gpu GPU-0", "nvidia.com/gpu GPU-1")})
 	for id, want := range map[string]string{"GPU-0::1": reasonUnhealthyDevice, "GPU-1::0": reasonWithheldDevice} {
-		_, err := testAllocation(cfg, nil).allocate(findResource(l.resources, gpu), request([]string{id}))
+		_, err := testAllocation(cfg, nil).allocate(t.Context(), findResource(l.resources, gpu), request([]string{id}))
 		if r, ok := errors.AsType[*refusal](err); !ok || r.reason != want || r.device != id || status.Code(err) != codes.FailedPrecondition {
 			t.Errorf("%s: %v, want %s", id, err, want)
 		}
@@ -184,7 +202,7 @@ func TestSharingChangeWhileHeld(t *testing.T) {
 	waitWithheld(1)
 	allocate(id(3))
 	h.waitLog(msgWithheld, "", 5)
-	h.waitLog(msgOffered, "", 4)
+	h.waitLog(msgOffered, "", 3) // GPU-0 and GPU-2 in one line
 	h.waitLog(msgUnhealthy, "", 0)
 }
 

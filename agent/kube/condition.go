@@ -3,6 +3,7 @@ package kube
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -58,24 +59,26 @@ func (c *conditionState) add(text string) {
 	c.fingerprint += text
 }
 
-// summary counts the devices by their state.
+// summary counts the devices by their state. MIG devices that only share the findings of their GPU do not count.
 type summary struct {
 	gpus     int
-	count    map[health.State]int  // of GPUs, and of the MIG devices with findings of their own
-	affected []*health.DeviceState // the unhealthy and the degraded ones, the worst first
+	count    map[health.State]int  // of GPUs
+	affected []*health.DeviceState // unhealthy and degraded GPUs and MIG devices, the worst first
 }
 
 func summarize(devices []health.DeviceState) summary {
 	s := summary{count: make(map[health.State]int)}
+	gpus := make(map[health.DeviceID]health.Verdict)
 	var decided, degraded []*health.DeviceState
-	for i := range devices {
+	for i := range devices { // GPUs come before their MIG devices
 		d := &devices[i]
 		if d.Device.Kind == health.KindGPU {
 			s.gpus++
-		} else if d.Verdict.State <= health.Healthy || inherited(d.Verdict) {
+			s.count[d.Verdict.State]++
+			gpus[d.Device.ID] = d.Verdict
+		} else if inherited(d.Verdict) || len(d.Verdict.FindingsBeyond(gpus[d.Device.Parent])) == 0 {
 			continue
 		}
-		s.count[d.Verdict.State]++
 		switch d.Verdict.State {
 		case health.Unhealthy:
 			if d.Verdict.Decided() {
@@ -94,7 +97,7 @@ func summarize(devices []health.DeviceState) summary {
 
 func (sum summary) status(s *health.Snapshot) (status metav1.ConditionStatus, reason string) {
 	switch {
-	case sum.count[health.Unhealthy] > 0:
+	case len(sum.affected) > 0 && sum.affected[0].Verdict.State == health.Unhealthy:
 		return metav1.ConditionFalse, camelCase(sum.affected[0].Verdict.Cause())
 	case !s.Polled():
 		return metav1.ConditionUnknown, sourceReason(s.Source.Status)
@@ -110,17 +113,18 @@ func (sum summary) status(s *health.Snapshot) (status metav1.ConditionStatus, re
 	return metav1.ConditionTrue, reasonHealthy
 }
 
-// message returns the condition's message, and the part of it that the fingerprint covers.
+// message returns the condition's message, and the part of it that the fingerprint covers. The message is short, because
+// people read it in a table: devices with the same findings are one entry, without their reasons, which the events have.
 func (sum summary) message(s *health.Snapshot) (message, fingerprint string) {
 	var text, stable strings.Builder
+	groups := groupByFindings(sum.affected)
 	switch {
 	case !s.Polled():
 		text.WriteString("the GPUs were not measured since the agent started")
 	case len(sum.affected)+sum.count[health.Unknown] == 0:
 		fmt.Fprintf(&text, "%d GPUs are healthy", sum.gpus)
-	default:
-		fmt.Fprintf(&text, "of %d GPUs: %d unhealthy, %d degraded, %d unknown", sum.gpus,
-			sum.count[health.Unhealthy], sum.count[health.Degraded], sum.count[health.Unknown])
+	case len(groups) != 1 || !sum.isAll(groups[0]):
+		text.WriteString(sum.counts())
 	}
 	fmt.Fprintf(&stable, "%d/%d", sum.gpus, sum.count[health.Unknown])
 	if unavailable(s.Source.Status) {
@@ -128,20 +132,101 @@ func (sum summary) message(s *health.Snapshot) (message, fingerprint string) {
 			truncate(s.Source.Err, maxMessage/4))
 		fmt.Fprintf(&stable, " %s", s.Source.Status)
 	}
-	full := false
-	for i, d := range sum.affected {
+	for _, d := range sum.affected {
 		fmt.Fprintf(&stable, " %s is %s: %s", d.Device.ID, d.Verdict.State, causes(d.Verdict))
-		line, more := "; "+truncate(describe(d), maxMessage/3), fmt.Sprintf("; and %d more", len(sum.affected)-i)
-		switch {
-		case full:
-		case text.Len()+len(line)+len(more) > maxMessage:
-			full = true
+	}
+	left := len(sum.affected)
+	for _, group := range groups {
+		entry := sum.describeGroup(group)
+		if len(sum.affected) == 1 {
+			entry = describe(group[0])
+		}
+		entry, more := "; "+truncate(entry, maxMessage/3), fmt.Sprintf("; and %d more", left)
+		if text.Len()+len(entry)+len(more) > maxMessage {
 			text.WriteString(more)
-		default:
-			text.WriteString(line)
+			break
+		}
+		text.WriteString(entry)
+		left -= len(group)
+	}
+	return truncate(strings.TrimPrefix(text.String(), "; "), maxMessage), stable.String()
+}
+
+// counts describes how many GPUs are in each state but healthy: "1 of 8 GPUs unhealthy, 2 degraded". It is empty if none is.
+func (sum summary) counts() string {
+	var parts []string
+	for _, state := range []health.State{health.Unhealthy, health.Degraded, health.Unknown} {
+		switch n := sum.count[state]; {
+		case n > 0 && parts == nil:
+			parts = append(parts, fmt.Sprintf("%d of %d GPUs %s", n, sum.gpus, state))
+		case n > 0:
+			parts = append(parts, fmt.Sprintf("%d %s", n, state))
 		}
 	}
-	return truncate(text.String(), maxMessage), stable.String()
+	return strings.Join(parts, ", ")
+}
+
+// isAll reports whether a group has all GPUs of a node with several.
+func (sum summary) isAll(group []*health.DeviceState) bool {
+	return sum.gpus > 1 && len(group) == sum.gpus && group[0].Device.Kind == health.KindGPU
+}
+
+// groupByFindings groups devices by kind, state, causes and action, in the order of their first devices.
+func groupByFindings(affected []*health.DeviceState) (groups [][]*health.DeviceState) {
+	index := make(map[string]int)
+	for _, d := range affected {
+		key := fmt.Sprintf("%d %d %s %s", d.Device.Kind, d.Verdict.State, d.Verdict.Findings[0].Action, causes(d.Verdict))
+		i, exists := index[key]
+		if !exists {
+			i = len(groups)
+			index[key] = i
+			groups = append(groups, nil)
+		}
+		groups[i] = append(groups[i], d)
+	}
+	return groups
+}
+
+// describeGroup returns a text such as "GPU 3, 5: xid-79 (drain the node and reset the GPU)".
+func (sum summary) describeGroup(group []*health.DeviceState) string {
+	first := group[0]
+	name := "GPU " + indices(group)
+	switch {
+	case first.Device.Kind == health.KindMIG && len(group) == 1:
+		name = "1 MIG device of " + name
+	case first.Device.Kind == health.KindMIG:
+		name = fmt.Sprintf("%d MIG devices of %s", len(group), name)
+	case sum.isAll(group):
+		name = fmt.Sprintf("all %d GPUs", sum.gpus)
+	}
+	if first.Verdict.State == health.Degraded {
+		name += " degraded"
+	}
+	return fmt.Sprintf("%s: %s (%s)", name, causes(first.Verdict), first.Verdict.Findings[0].Action.Advice())
+}
+
+// maxIndices limits the GPUs that an entry lists. The largest machines have 16.
+const maxIndices = 16
+
+// indices lists the GPUs of devices, each once.
+func indices(group []*health.DeviceState) string {
+	var all []int
+	for _, d := range group {
+		all = append(all, d.Device.Index)
+	}
+	slices.Sort(all)
+	all = slices.Compact(all)
+	var text strings.Builder
+	for i, index := range all[:min(len(all), maxIndices)] {
+		if i > 0 {
+			text.WriteString(", ")
+		}
+		text.WriteString(strconv.Itoa(index))
+	}
+	if n := len(all) - maxIndices; n > 0 {
+		fmt.Fprintf(&text, " and %d more", n)
+	}
+	return text.String()
 }
 
 // describe returns a device's state, its causes, and the reason and action of the worst. The device must have a finding.

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -35,56 +36,89 @@ func TestCondition(t *testing.T) {
 			"never up", source(health.SourceDown, false), "Unknown SourceDown",
 			"the GPUs were not measured since the agent started; dcgm is down since 2001-09-09T01:46:40Z: timeout",
 		},
-		{"never up with saved devices", source(health.SourceDown, false, gpu(0, nil, xid79)), "False Xid79", "GPU 0 (GPU-0) is unhealthy"},
+		{"never up with saved devices", source(health.SourceDown, false, gpu(0, nil, xid79)), "False Xid79", "the GPUs were not measured since the agent started; dcgm is down since"},
 		{"all healthy", snapshotOf(gpu(0, nil), gpu(1, nil)), "True AllHealthy", "2 GPUs are healthy"},
 		{"no GPUs", snapshotOf(), "Unknown NoGPUs", "0 GPUs"},
-		{"one never measured", snapshotOf(gpu(0, nil), unmeasured), "Unknown NotMeasured", "1 unknown"},
-		{"unhealthy beats unknown", snapshotOf(gpu(0, nil, xid79), unmeasured), "False Xid79", "1 unhealthy, 0 degraded, 1 unknown"},
+		{"one never measured", snapshotOf(gpu(0, nil), unmeasured), "Unknown NotMeasured", "1 of 2 GPUs unknown"},
+		{"unhealthy beats unknown", snapshotOf(gpu(0, nil, xid79), unmeasured), "False Xid79", "1 of 2 GPUs unhealthy, 1 unknown; GPU 0 (GPU-0) is unhealthy"},
 		{
 			"degraded is schedulable", snapshotOf(gpu(0, nil, hot), gpu(1, nil)), "True Temperature",
-			"of 2 GPUs: 0 unhealthy, 1 degraded, 0 unknown; GPU 0 (GPU-0) is degraded (temperature): it is temperature; drain the node and reset the GPU",
+			"1 of 2 GPUs degraded; GPU 0 (GPU-0) is degraded (temperature): it is temperature; drain the node and reset the GPU",
 		},
 		{
 			"worst finding is the reason", snapshotOf(gpu(0, nil, hot), gpu(1, nil, finding("recovery-action", health.Unhealthy), xid79)), "False RecoveryAction",
-			"GPU 1 (GPU-1) is unhealthy (recovery-action, xid-79): it is recovery-action; drain the node and reset the GPU; GPU 0 (GPU-0) is degraded",
+			"1 of 2 GPUs unhealthy, 1 degraded; GPU 1: recovery-action, xid-79 (drain the node and reset the GPU); GPU 0 degraded: temperature (drain the node and reset the GPU)",
 		},
 		{
 			"source went down", source(health.SourceDown, true, gpu(0, nil)), "True SourceDown",
 			"1 GPUs are healthy; dcgm is down since 2001-09-09T01:46:40Z: timeout",
 		},
 		{"source stalled", source(health.SourceStalled, true, gpu(0, nil)), "True SourceStalled", ""},
-		{"verdict outlives the source", source(health.SourceDown, true, gpu(0, nil, xid79)), "False Xid79", "dcgm is down"},
+		{"verdict outlives the source", source(health.SourceDown, true, gpu(0, nil, xid79)), "False Xid79", "1 of 1 GPUs unhealthy; dcgm is down"},
 		{"reconnecting", source(health.SourceStarting, true, gpu(0, nil)), "True AllHealthy", "1 GPUs are healthy"},
-		{"inherited finding counts once", snapshotOf(gpu(0, nil, xid79), mig(0, 1, nil, inheritedFrom("GPU-0", xid79))), "False Xid79", "of 1 GPUs: 1 unhealthy"},
+		{"inherited finding counts once", snapshotOf(gpu(0, nil, xid79), mig(0, 1, nil, inheritedFrom("GPU-0", xid79))), "False Xid79", "1 of 1 GPUs unhealthy; GPU 0 (GPU-0) is unhealthy (xid-79)"},
 		{"finding of a MIG device", snapshotOf(gpu(0, nil), mig(0, 1, nil, xid79)), "False Xid79", "MIG device 0:0 (MIG-0-1) is unhealthy"},
+		{
+			"all GPUs alike", snapshotOf(gpu(0, nil, xid79), gpu(1, nil, xid79), mig(1, 1, nil, inheritedFrom("GPU-1", xid79))), "False Xid79",
+			"all 2 GPUs: xid-79 (drain the node and reset the GPU)",
+		},
+		{
+			"some GPUs alike", snapshotOf(gpu(0, nil), gpu(5, nil, xid79), gpu(3, nil, xid79)), "False Xid79",
+			"2 of 3 GPUs unhealthy; GPU 3, 5: xid-79 (drain the node and reset the GPU)",
+		},
+		{
+			"MIG device with the same finding as its GPU", snapshotOf(gpu(0, nil, hot, xid79), mig(0, 1, nil, xid79), mig(0, 2, nil, xid79)), "False Temperature",
+			"1 of 1 GPUs unhealthy; GPU 0 (GPU-0) is unhealthy (temperature, xid-79): it is temperature; drain the node and reset the GPU",
+		},
+		{
+			"MIG device with a worse state than its GPU", snapshotOf(gpu(0, nil, finding("xid-79", health.Degraded)), mig(0, 1, nil, xid79)), "False Xid79",
+			"1 of 1 GPUs degraded; 1 MIG device of GPU 0: xid-79 (drain the node and reset the GPU); GPU 0 degraded: xid-79 (drain the node and reset the GPU)",
+		},
+		{
+			"MIG devices alike", snapshotOf(gpu(0, nil), gpu(1, nil), mig(0, 1, nil, xid79), mig(1, 1, nil, xid79), mig(1, 2, nil, xid79), mig(1, 3, nil, hot)),
+			"False Xid79", "3 MIG devices of GPU 0, 1: xid-79 (drain the node and reset the GPU); 1 MIG device of GPU 1 degraded: temperature (drain the node and reset the GPU)",
+		},
+		{
+			"as many MIG devices as GPUs", snapshotOf(gpu(0, nil, hot), gpu(1, nil), mig(1, 1, nil, xid79), mig(1, 2, nil, xid79)),
+			"False Xid79", "1 of 2 GPUs degraded; 2 MIG devices of GPU 1: xid-79 (drain the node and reset the GPU); GPU 0 degraded: temperature (drain the node and reset the GPU)",
+		},
 		{"healthy MIG devices", snapshotOf(gpu(0, nil), mig(0, 1, nil)), "True AllHealthy", "1 GPUs are healthy"},
 	} {
 		s, ok := conditionOf(c.snapshot)
 		if got := strings.TrimSpace(string(s.status) + " " + s.reason); got != c.want || ok != (c.want != "") {
 			t.Errorf("%s: %q, %v, want %q", c.name, got, ok, c.want)
 		}
-		if !strings.Contains(s.message, c.message) {
-			t.Errorf("%s: message %q lacks %q", c.name, s.message, c.message)
+		if !strings.HasPrefix(s.message, c.message) {
+			t.Errorf("%s: message %q, want %q", c.name, s.message, c.message)
 		}
 	}
 }
 
 func TestConditionMessageIsTruncated(t *testing.T) {
+	// The worst case: 16 GPUs with seven MIG devices each, all with findings of their own.
 	var devices []health.DeviceState
-	for i := range 200 {
-		devices = append(devices, gpu(i, nil, finding("xid-79", health.Unhealthy)))
-	}
-	few, _ := conditionOf(snapshotOf(devices[:2]...))
-	if strings.Contains(few.message, "more") || !strings.Contains(few.message, "GPU 1 ") {
-		t.Errorf("two devices: %s", few.message)
+	for i := range 16 {
+		devices = append(devices, gpu(i, nil, finding(fmt.Sprint("xid-", i), health.Unhealthy)))
+		for gi := range 7 {
+			devices = append(devices, mig(i, gi, nil, finding(fmt.Sprintf("cause-%d-%d", i, gi), health.Unhealthy)))
+		}
 	}
 	all, _ := conditionOf(snapshotOf(devices...))
-	if len(all.message) > maxMessage || !strings.Contains(all.message, "of 200 GPUs: 200 unhealthy") || !strings.HasSuffix(all.message, " more") {
+	if len(all.message) > maxMessage || !strings.HasPrefix(all.message, "16 of 16 GPUs unhealthy; GPU 0: ") || !strings.HasSuffix(all.message, " more") {
 		t.Errorf("%d bytes: %s", len(all.message), all.message)
 	}
-	devices[199] = gpu(199, nil, finding("lost", health.Unhealthy))
+	devices[len(devices)-1] = mig(15, 6, nil, finding("lost", health.Unhealthy))
 	if changed, _ := conditionOf(snapshotOf(devices...)); changed.fingerprint == all.fingerprint {
 		t.Error("the fingerprint lacks a device that the message has no room for")
+	}
+
+	var many []health.DeviceState
+	for i := range 200 {
+		many = append(many, gpu(i, nil, finding("xid-79", health.Unhealthy)))
+	}
+	most, _ := conditionOf(snapshotOf(append(many, gpu(200, nil))...))
+	if len(most.message) > maxMessage/3 || !strings.Contains(most.message, " and 184 more: xid-79 (") {
+		t.Errorf("%d bytes: %s", len(most.message), most.message)
 	}
 
 	s := snapshotOf(gpu(0, nil))

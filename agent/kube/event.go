@@ -54,38 +54,52 @@ func (e *event) merge(o event) {
 }
 
 // eventsBetween returns the changes between the devices of two snapshots, for the node and for the pods that hold the
-// device. A new device counts as having been healthy. A finding that a MIG device inherits from its GPU goes to the pods
-// of the MIG device; the node gets it once, for the GPU.
+// device. A new device counts as having been healthy. The node gets the same change of a GPU and its MIG devices once, and the
+// pods of each MIG device get it as well.
 func eventsBetween(before, after []health.DeviceState, node string, holders func(health.DeviceID) []Pod, now time.Time) []event {
 	var events []event
-	add := func(objects []object, typ, reason string, d health.Device, cause, message string, count uint64) {
+	add := func(c health.Change, suffix string, objects ...object) {
+		typ, reason, cause, message, count := eventOf(c)
 		for _, o := range objects {
-			events = append(events, event{
-				key: eventKey{o, reason, d.ID, cause}, typ: typ, message: truncate(message, maxMessage),
-				count: count, first: now, last: now,
-			})
+			if reason != "" {
+				events = append(events, event{
+					key: eventKey{o, reason, c.Device.ID, cause}, typ: typ, message: truncate(message, maxMessage-len(suffix)) + suffix,
+					count: count, first: now, last: now,
+				})
+			}
 		}
 	}
-	for _, c := range health.Changes(before, after) {
-		switch c.Kind {
-		case health.ChangeXID:
-			x := health.LookupXID(c.XID)
-			add(append([]object{{name: node}}, podsOf(holders, after, c.Device.ID, true)...), typeWarning, eventXID, c.Device,
-				fmt.Sprint(c.XID), fmt.Sprintf("XID %d of %s: %s; %s", c.XID, deviceName(c.Device), x.Name, x.Action.Advice()), c.New)
-		case health.ChangeState:
-			typ, reason, cause, message := stateEvent(c)
-			if reason == "" {
-				continue
-			}
-			objects := podsOf(holders, after, c.Device.ID, false)
-			if c.Device.Kind == health.KindGPU || !inherited(c.Now) && !inherited(c.Was) {
-				objects = append([]object{{name: node}}, objects...)
-			}
-			add(objects, typ, reason, c.Device, cause, message, 1)
-		case health.ChangeFound, health.ChangeRemoved:
+	for _, g := range health.GroupChanges(before, after) {
+		suffix := ""
+		if g.Device.Kind == health.KindMIG && !g.Single() {
+			suffix = fmt.Sprintf(" (and %d more MIG devices of GPU %d)", len(g.MIGDevices)-1, g.Device.Index)
+		}
+		if !g.Inherited {
+			add(g.Change, suffix, object{name: node})
+		}
+		if g.Device.Kind == health.KindGPU {
+			// An XID of a GPU may concern the work on any of its MIG devices.
+			add(g.Change, "", podsOf(holders, after, g.Device.ID, g.Kind == health.ChangeXID)...)
+		}
+		for _, c := range g.MIGDevices {
+			add(c, "", podsOf(holders, after, c.Device.ID, false)...)
 		}
 	}
 	return events
+}
+
+// eventOf returns the event of a change. The reason is "" if the change needs none.
+func eventOf(c health.Change) (typ, reason, cause, message string, count uint64) {
+	switch c.Kind {
+	case health.ChangeXID:
+		x := health.LookupXID(c.XID)
+		return typeWarning, eventXID, fmt.Sprint(c.XID), fmt.Sprintf("XID %d of %s: %s; %s", c.XID, deviceName(c.Device), x.Name, x.Action.Advice()), c.New
+	case health.ChangeState:
+		typ, reason, cause, message = stateEvent(c)
+		return typ, reason, cause, message, 1
+	case health.ChangeFound, health.ChangeRemoved:
+	}
+	return "", "", "", "", 0
 }
 
 // stateEvent returns the event of a change of a device's verdict. The reason is "" if the change needs none.

@@ -52,15 +52,39 @@ func TestEventsBetween(t *testing.T) {
 		},
 		{
 			"inherited finding goes to holders, not to the node",
-			list{gpu(1, nil), mig(0, 1, nil)},
-			list{gpu(1, nil, lost), mig(0, 1, nil, inheritedFrom("GPU-1", lost))},
-			[]string{"node Warning GPUUnhealthy", "team/slice Warning GPUUnhealthy"},
+			list{gpu(0, nil), mig(0, 1, nil)},
+			list{gpu(0, nil, lost), mig(0, 1, nil, inheritedFrom("GPU-0", lost))},
+			[]string{"node Warning GPUUnhealthy", "team/train Warning GPUUnhealthy", "other/infer Warning GPUUnhealthy", "team/slice Warning GPUUnhealthy"},
+		},
+		{
+			"inherited finding of a MIG device with one of its own",
+			list{gpu(1, nil), mig(1, 1, nil, hot)},
+			list{gpu(1, nil, lost), mig(1, 1, nil, inheritedFrom("GPU-1", lost), hot)},
+			[]string{"node Warning GPUUnhealthy"},
+		},
+		{
+			"MIG device becomes worse with the same cause",
+			list{gpu(1, nil), mig(1, 1, nil, finding("xid-79", health.Degraded))},
+			list{gpu(1, nil), mig(1, 1, nil, xid79)},
+			[]string{"node Warning GPUUnhealthy"},
 		},
 		{
 			"MIG device recovers with its GPU",
 			list{mig(0, 1, nil, inheritedFrom("GPU-0", lost))},
 			list{mig(0, 1, nil)},
 			[]string{"team/slice Normal GPURecovered"},
+		},
+		{
+			"finding of several MIG devices goes to the node once",
+			list{mig(0, 1, nil), mig(0, 2, nil), mig(0, 3, nil)},
+			list{mig(0, 1, nil, xid79), mig(0, 2, nil, xid79), mig(0, 3, nil, lost)},
+			[]string{"node Warning GPUUnhealthy", "team/slice Warning GPUUnhealthy", "node Warning GPUUnhealthy"},
+		},
+		{
+			"XID of several MIG devices goes to the node once",
+			list{mig(0, 1, nil), mig(0, 2, nil)},
+			list{mig(0, 1, map[int]uint64{31: 1}), mig(0, 2, map[int]uint64{31: 2})},
+			[]string{"node Warning XID ×3", "team/slice Warning XID"},
 		},
 		{
 			"finding of a MIG device",

@@ -71,16 +71,19 @@ func eventsBetween(before, after *health.Snapshot) []Event {
 		source = append(source, e)
 	}
 	var found, removed []health.Device
-	devicesBefore, devicesAfter := byID(previous.Devices), byID(after.Devices)
+	devicesAfter := byID(after.Devices)
 	var changes []Event
-	for _, c := range health.Changes(previous.Devices, after.Devices) {
+	for _, c := range health.GroupChanges(previous.Devices, after.Devices) {
 		e := Event{Time: after.At.UTC(), GPU: &c.Device.Index, MIG: migIndex(&c.Device), UUID: c.Device.ID}
+		if !c.Single() {
+			e.MIG, e.UUID = nil, c.Device.GPU()
+		}
 		switch c.Kind {
 		case health.ChangeFound:
-			found = append(found, c.Device)
+			found = append(found, changedDevices(&c)...)
 			continue
 		case health.ChangeRemoved:
-			removed = append(removed, c.Device)
+			removed = append(removed, changedDevices(&c)...)
 			continue
 		case health.ChangeXID:
 			e.Kind, e.XID = "xid", c.XID
@@ -92,14 +95,17 @@ func eventsBetween(before, after *health.Snapshot) []Event {
 				e.Text += fmt.Sprintf(" (count %d)", c.Count)
 			}
 		case health.ChangeState:
-			if c.Device.Kind == health.KindMIG && sharesFindings(devicesBefore[c.Device.Parent], c.Was) && sharesFindings(devicesAfter[c.Device.Parent], c.Now) {
+			if c.Inherited {
 				continue // the GPU's event covers it
 			}
 			if after.At.IsZero() {
 				e.Time = c.Now.Since.UTC()
 			}
 			e.Kind, e.State, e.Was, e.Cause = "state", c.Now.State.String(), c.Was.State.String(), c.Now.Cause()
-			e.Text = stateText(c)
+			e.Text = stateText(c.Change)
+		}
+		if c.Device.Kind == health.KindMIG && !c.Single() {
+			e.Text += " (" + Plural(len(c.MIGDevices), "MIG device") + ")"
 		}
 		changes = append(changes, e)
 	}
@@ -114,12 +120,15 @@ func byID(devices []health.DeviceState) map[health.DeviceID]*health.DeviceState 
 	return m
 }
 
-// sharesFindings reports whether the parent of a MIG device has every finding of the MIG device's verdict too.
-func sharesFindings(gpu *health.DeviceState, v health.Verdict) bool {
-	return !slices.ContainsFunc(v.Findings, func(f health.Finding) bool {
-		return f.From == "" && (gpu == nil ||
-			!slices.ContainsFunc(gpu.Verdict.Findings, func(g health.Finding) bool { return g.Cause == f.Cause }))
-	})
+// changedDevices returns the devices of a group.
+func changedDevices(c *health.ChangeGroup) (devices []health.Device) {
+	if c.Device.Kind == health.KindGPU {
+		devices = append(devices, c.Device)
+	}
+	for _, m := range c.MIGDevices {
+		devices = append(devices, m.Device)
+	}
+	return devices
 }
 
 func stateText(c health.Change) string {

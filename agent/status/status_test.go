@@ -240,6 +240,9 @@ func TestEventsBetweenSnapshots(t *testing.T) {
 	lostGPU, lostMIG := agenttest.Lost(gpu, agenttest.Ago(0)), agenttest.Lost(mig, agenttest.Ago(0))
 	faultyMIG := agenttest.Lost(mig, agenttest.Ago(0))
 	faultyMIG.Verdict.Findings[0].Cause = "xid-43"
+	other := agenttest.MIG(0, 8)
+	faultyOther := agenttest.Lost(other, agenttest.Ago(0))
+	faultyOther.Verdict.Findings[0].Cause = "xid-43"
 	for name, c := range map[string]struct {
 		before, after *health.Snapshot
 		want          string
@@ -254,6 +257,7 @@ func TestEventsBetweenSnapshots(t *testing.T) {
 		"GPU and MIG lost":   {snapshot(up, gpu, mig), snapshot(up, lostGPU, lostMIG), "state GPU-0 healthy unhealthy lost\n", []string{"was healthy", "lost", lostGPU.Verdict.Findings[0].Reason}},
 		"GPU and MIG back":   {snapshot(up, lostGPU, lostMIG), snapshot(up, gpu, mig), "state GPU-0 unhealthy healthy\n", []string{"was unhealthy", "cleared: lost"}},
 		"fault of MIG only":  {snapshot(up, gpu, mig), snapshot(up, gpu, faultyMIG), "state MIG-0-7 healthy unhealthy xid-43\n", nil},
+		"fault of two MIGs":  {snapshot(up, gpu, mig, other), snapshot(up, gpu, faultyMIG, faultyOther), "state GPU-0 healthy unhealthy xid-43\n", []string{"(2 MIG devices)"}},
 		"MIG recovers":       {snapshot(up, gpu, faultyMIG), snapshot(up, gpu, mig), "state MIG-0-7 unhealthy healthy\n", nil},
 	} {
 		events := eventsBetween(c.before, c.after)

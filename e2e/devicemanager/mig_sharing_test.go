@@ -160,3 +160,24 @@ func TestAgentRestarts(t *testing.T) {
 	}
 	n.EndAgent()
 }
+
+// The kubelet receives the largest list that the agent sends, with every device unhealthy, which makes it longest. One more
+// replica of each device is a configuration error.
+func TestLargestList(t *testing.T) {
+	const one, most = "nvidia.com/mig-1g.10gb", 577
+	sharing := func(replicas int) string {
+		return fmt.Sprintf("migStrategy: mixed, sharing: {timeSlicing: {resources: [{name: %s, replicas: %d}]}}", one, replicas)
+	}
+	n := newMachine(t)
+	n.configure("h100-16-mig", sharing(most))
+	n.StartKubelet()
+	n.StartAgent()
+	n.Eventually("all replicas", func() error { return n.KubeletHas(one, 112*most, 112*most) })
+	for i := range 16 {
+		n.Inject(`{"gpu":%d,"lost":true}`, i)
+	}
+	n.Eventually("all replicas unhealthy", func() error { return n.KubeletHas(one, 112*most, 0) })
+	n.configure("h100-16-mig", sharing(most+1))
+	n.Eventually("no resource", func() error { return n.KubeletHas(one, 0, 0) })
+	n.EndAgent()
+}

@@ -1,6 +1,8 @@
 package monitor
 
 import (
+	"slices"
+
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
@@ -11,14 +13,16 @@ func (m *Monitor) logChangesLater(before, after []health.DeviceState) {
 	m.logLater(func() { logChanges(m.log, before, after) })
 }
 
-// logChanges logs the differences between two lists of devices.
+// logChanges logs the differences between two lists of devices, one line for each GPU and change.
 func logChanges(log *zap.Logger, before, after []health.DeviceState) {
-	for _, c := range health.Changes(before, after) {
-		fields := []zap.Field{zap.String("device", string(c.Device.ID)), zap.Int("gpu", c.Device.Index)}
+	for _, c := range health.GroupChanges(before, after) {
+		fields := deviceFields(&c)
 		switch c.Kind {
 		case health.ChangeFound:
-			log.Info("device found", append(fields, zap.String("model", c.Device.Model), zap.String("profile", c.Device.Profile),
-				zap.String("pci", c.Device.PCI))...)
+			if all := profiles(&c); all != nil {
+				fields = append(fields, zap.Strings("profiles", all))
+			}
+			log.Info("device found", append(fields, zap.String("model", c.Device.Model), zap.String("pci", c.Device.PCI))...)
 		case health.ChangeXID:
 			log.Warn("XID", append(fields, zap.Int("xid", c.XID), zap.String("meaning", health.LookupXID(c.XID).Name),
 				zap.Uint64("count", c.Count), zap.Uint64("new", c.New))...)
@@ -41,4 +45,25 @@ func logChanges(log *zap.Logger, before, after []health.DeviceState) {
 			log.Info("device removed", fields...)
 		}
 	}
+}
+
+// deviceFields name the device, or the GPU and the number of its MIG devices that have changed.
+func deviceFields(c *health.ChangeGroup) []zap.Field {
+	if c.Single() {
+		return []zap.Field{zap.String("device", string(c.Device.ID)), zap.Int("gpu", c.Device.Index)}
+	}
+	return []zap.Field{
+		zap.String("device", string(c.Device.GPU())), zap.Int("gpu", c.Device.Index), zap.Int("migDevices", len(c.MIGDevices)),
+	}
+}
+
+// profiles returns the profiles of the MIG devices, each once.
+func profiles(c *health.ChangeGroup) []string {
+	var all []string
+	for _, m := range c.MIGDevices {
+		if !slices.Contains(all, m.Device.Profile) {
+			all = append(all, m.Device.Profile)
+		}
+	}
+	return all
 }

@@ -55,7 +55,7 @@ func TestValidate(t *testing.T) {
 		cfg  Config
 		want []string // key and data of each error
 	}{
-		"unknown profile":     {Config{Profile: "h200-8"}, []string{`profile "h200-8" h100-8, a100-8, h100-8-mig, v100-16, l4-1, none`}},
+		"unknown profile":     {Config{Profile: "h200-8"}, []string{`profile "h200-8" h100-8, a100-8, h100-8-mig, h100-16-mig, v100-16, l4-1, none`}},
 		"GPU above the range": {Config{Profile: "h100-8", Scenario: []Event{valid(0), valid(0), {GPU: new(9), XID: new(79)}}}, []string{`scenario[2].gpu 9 h100-8 0 to 7`}},
 		"GPU of one":          {Config{Profile: "l4-1", Scenario: []Event{{GPU: new(9), XID: new(79)}}}, []string{`scenario[0].gpu 9 l4-1 0 to 0`}},
 		"GPU of none":         {Config{Profile: "none", Scenario: []Event{valid(0)}}, []string{`scenario[0].gpu 0 none`}},

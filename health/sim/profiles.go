@@ -106,6 +106,9 @@ func v100() model {
 // v100-16 is a DGX-2: sixteen GPUs behind NVSwitches, NV6 between all, eight per socket (DGX-2 user guide;
 // nvidia-smi topo -m).
 //
+// h100-16-mig is no real machine: sixteen H100 with seven MIG devices each on the buses of v100-16, for the largest list of
+// devices.
+//
 // l4-1 is a cloud instance with one L4 (g2-standard on Google Cloud: bus 00:03.0).
 func profiles() []profile {
 	dgxH100 := profile{
@@ -118,6 +121,20 @@ func profiles() []profile {
 	mig.name = "h100-8-mig"
 	mig.mig = [][]slice{sevenths(), sevenths(), sevenths(), sevenths(), sevenths(), sevenths(), balanced(), balanced()}
 
+	dgx2 := profile{
+		name: "v100-16", model: v100(),
+		pci: []string{
+			"34:00.0", "36:00.0", "39:00.0", "3B:00.0", "57:00.0", "59:00.0", "5C:00.0", "5E:00.0",
+			"B7:00.0", "B9:00.0", "BC:00.0", "BE:00.0", "E0:00.0", "E2:00.0", "E5:00.0", "E7:00.0",
+		},
+		numa: []int{0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1},
+		near: health.PathNode, links: 6,
+	}
+	largest := profile{
+		name: "h100-16-mig", model: h100(), pci: dgx2.pci, numa: dgx2.numa,
+		near: health.PathNode, links: 18, mig: slices.Repeat([][]slice{sevenths()}, len(dgx2.pci)), repartitions: true,
+	}
+
 	return []profile{
 		dgxH100,
 		{
@@ -127,15 +144,8 @@ func profiles() []profile {
 			near: health.PathMultiSwitch, links: 12,
 		},
 		mig,
-		{
-			name: "v100-16", model: v100(),
-			pci: []string{
-				"34:00.0", "36:00.0", "39:00.0", "3B:00.0", "57:00.0", "59:00.0", "5C:00.0", "5E:00.0",
-				"B7:00.0", "B9:00.0", "BC:00.0", "BE:00.0", "E0:00.0", "E2:00.0", "E5:00.0", "E7:00.0",
-			},
-			numa: []int{0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1},
-			near: health.PathNode, links: 6,
-		},
+		largest,
+		dgx2,
 		{name: "l4-1", model: l4(), pci: []string{"00:03.0"}, numa: []int{0}},
 		{name: "none"},
 	}

@@ -38,6 +38,10 @@ func TestProfiles(t *testing.T) {
 			"v100-16", "Tesla V100-SXM3-32GB", 16, 0, 32768,
 			"34 36 39 3B 57 59 5C 5E B7 B9 BC BE E0 E2 E5 E7", "0000000011111111", 6, health.PathNode,
 		},
+		{
+			"h100-16-mig", "NVIDIA H100 80GB HBM3", 16, 112, 81559,
+			"34 36 39 3B 57 59 5C 5E B7 B9 BC BE E0 E2 E5 E7", "0000000011111111", 0, health.PathNode,
+		},
 		{"l4-1", "NVIDIA L4", 1, 0, 23034, "00", "0", 0, 0},
 		{"none", "", 0, 0, 0, "", "", 0, 0},
 	}

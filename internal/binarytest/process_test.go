@@ -169,10 +169,13 @@ func (p *process) startKubelet() *kubelettest.Kubelet {
 	return k
 }
 
-// write writes the configuration.
+// write writes the configuration. A plugin section of its own has kubeletDir: DIR.
 func (p *process) write(config string) {
 	p.t.Helper()
-	if err := p.Node.Write(config + "\nplugin: {kubeletDir: DIR}\nmetrics: {listen: ADDRESS}\n"); err != nil {
+	if !strings.Contains(config, "plugin:") {
+		config += "\nplugin: {kubeletDir: DIR}"
+	}
+	if err := p.Node.Write(config + "\nmetrics: {listen: ADDRESS}\n"); err != nil {
 		p.t.Fatal(err)
 	}
 }
@@ -291,6 +294,11 @@ func (p *process) awaitSource(status string) {
 func (p *process) awaitAllocatable(k *kubelettest.Kubelet, n int) {
 	p.t.Helper()
 	p.await(fmt.Sprintf("%d allocatable GPUs", n), func() bool { return k.State().Resources[resource].Allocatable() == n })
+}
+
+func (p *process) awaitLog(part string) {
+	p.t.Helper()
+	p.await(part+" in the log", func() bool { return strings.Contains(p.log(), part) })
 }
 
 // awaitState waits until the state file contains a text.

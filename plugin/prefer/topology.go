@@ -1,7 +1,6 @@
 package prefer
 
 import (
-	"cmp"
 	"slices"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
@@ -63,7 +62,7 @@ func newTopology(devices []Device) *topology {
 			t.ids = append(t.ids, nil)
 		}
 		t.ids[t.device[i]] = append(t.ids[t.device[i]], i)
-		t.gpu[i] = numberOf(gpuNumbers, cmp.Or(dev.Parent, dev.ID))
+		t.gpu[i] = numberOf(gpuNumbers, dev.GPU())
 		if t.gpu[i] == len(first) {
 			first = append(first, dev)
 		}

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -39,8 +40,8 @@ func TestConditionChangesAreOneWrite(t *testing.T) {
 func TestConditionNamesUnschedulable(t *testing.T) {
 	withRig(t, func(g *rig) {
 		var devices []health.DeviceState
-		for i := range 30 {
-			devices = append(devices, gpu(i, nil, finding("xid-79", health.Unhealthy)))
+		for i := range 30 { // each differs, so that each has an entry of its own
+			devices = append(devices, gpu(i, nil, finding("xid-79", health.Unhealthy), finding(fmt.Sprintf("cause-%d", i), health.Unhealthy)))
 		}
 		g.setDevices(devices...)
 		g.advance(2 * settleDelay)
@@ -51,7 +52,7 @@ func TestConditionNamesUnschedulable(t *testing.T) {
 			g.wantCondition(t, corev1.ConditionFalse, "Xid79", 3+n)
 			message := g.condition(t).Message
 			named := strings.Contains(message, "; "+text[:min(len(text), 100)])
-			if !named || len(message) > maxMessage || !strings.Contains(message, "GPU 0 ") {
+			if !named || len(message) > maxMessage || !strings.Contains(message, "GPU 0: xid-79") {
 				t.Errorf("%d bytes: %s", len(message), message)
 			}
 		}

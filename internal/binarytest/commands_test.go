@@ -80,7 +80,7 @@ func TestCommands(t *testing.T) {
 		{[]string{"check-config", "--source.mod", "sim"}, 1, []string{"--source.mod;", "did you mean --source.mode?"}},
 		{[]string{"--metric.listen=:1"}, 1, []string{"did you mean --metrics.listen?"}},
 		{[]string{"check-config", "--cordon=3"}, 1, []string{"did you mean --health.cordon?"}},
-		{[]string{"status", "--adress", "x"}, 1, []string{"did you mean --address?"}},
+		{[]string{"status", "--cafile", "x"}, 1, []string{"did you mean --ca-file?"}},
 		{[]string{"detach", "--force=yes"}, 1, []string{"--force: ", `"yes"`, "true or false"}},
 		{[]string{"check-config", "--plugin.passDeviceSpecs", "true"}, 1, []string{`"true"`, "=true"}},
 		{[]string{"check-config", "--health.cordon=[3]", "--plugin.exclude=[1, 0:1]"}, 0, []string{`"3"`, `"1"`, `"0:1"`}},

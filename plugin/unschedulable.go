@@ -38,7 +38,7 @@ func (u Unschedulable) String() string {
 	if last := len(names) - 1; last > 0 {
 		pods = "pods " + strings.Join(names[:last], ", ") + " and " + names[last]
 	}
-	return fmt.Sprintf("%d free %s cannot be scheduled while pods hold unhealthy ones: end %s to get the capacity back", u.Devices, u.Resource, pods)
+	return fmt.Sprintf("%d free %s cannot be scheduled while pods hold unhealthy or no longer offered ones: end %s to get the capacity back", u.Devices, u.Resource, pods)
 }
 
 // Unschedulable describes the lost capacity of each resource that has lost any. It is unknown while the holders are. It

@@ -14,6 +14,7 @@ type withheldDevice struct {
 	resource string
 	device   *health.Device
 	reason   string
+	ids      int // withheld; pods may hold others
 }
 
 // withheldTexts describes withheld devices, those of one GPU and resource in one text. They are sorted.
@@ -85,7 +86,6 @@ func (l *layout) withhold(holders map[health.DeviceID][]podresources.Holder, sna
 				continue
 			}
 			reason := fmt.Sprintf("%s/%s (%s) holds it as %s of %s since before the layout changed", h.Namespace, h.Pod, h.Container, h.DeviceID, h.Resource)
-			l.withheld = append(l.withheld, withheldDevice{l.resources[r].Name, d, reason})
 			for i := first; i < next; i++ {
 				devices[i].withheld = reason
 			}
@@ -94,6 +94,13 @@ func (l *layout) withhold(holders map[health.DeviceID][]podresources.Holder, sna
 					devices[i].withheld = ""
 				}
 			}
+			w := withheldDevice{resource: l.resources[r].Name, device: d, reason: reason}
+			for i := first; i < next; i++ {
+				if devices[i].withheld != "" {
+					w.ids++
+				}
+			}
+			l.withheld = append(l.withheld, w)
 		}
 	}
 }
@@ -106,13 +113,13 @@ func (p *Plugin) logWithheld(before, after *layout) {
 	withheld, offered := make(idsByReason), make(idsByReason)
 	for _, w := range after.withheld {
 		if !has(before.withheld, w.device.ID) {
-			withheld.add(w.resource, w.device, w.reason)
+			withheld.add(w.resource, w.device, w.ids, w.reason)
 		}
 	}
 	for _, w := range before.withheld {
 		for _, r := range after.resources {
-			if _, exists := r.first[w.device.ID]; exists && !has(after.withheld, w.device.ID) {
-				offered.add(r.Name, w.device, "")
+			if ids := r.count(w.device.ID); ids > 0 && !has(after.withheld, w.device.ID) {
+				offered.add(r.Name, w.device, ids, "")
 			}
 		}
 	}

@@ -202,7 +202,9 @@ func TestSharingChangeWhileHeld(t *testing.T) {
 	waitWithheld(1)
 	allocate(id(3))
 	h.waitLog(msgWithheld, "", 5)
-	h.waitLog(msgOffered, "", 3) // GPU-0 and GPU-2 in one line
+	h.waitLog(msgWithheld, "ids:2", 3) // the two replicas of each
+	h.waitLog(msgOffered, "", 3)
+	h.waitLog(msgOffered, "ids:2", 2) // the replicas of GPU-1; GPU-0 and GPU-2 in one line
 	h.waitLog(msgUnhealthy, "", 0)
 }
 

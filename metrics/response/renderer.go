@@ -56,8 +56,8 @@ type rendering struct {
 	buf    bytes.Buffer
 }
 
-// NewRenderer returns a renderer. It leaves a processor to the rest of the process: clients that request many different
-// pages would delay probes and the accepting of connections.
+// NewRenderer returns a renderer. It leaves a processor to the rest of the process. Otherwise clients that request many
+// different pages delay probes.
 func NewRenderer() *Renderer {
 	return newRenderer(max(1, min(maxConcurrent, runtime.GOMAXPROCS(0)-1)))
 }

@@ -239,6 +239,15 @@ func (r Resource) index(id string) int {
 	return first + n
 }
 
+// count returns the number of IDs of a device.
+func (r Resource) count(uuid health.DeviceID) (n int) {
+	first, exists := r.first[uuid]
+	for exists && first+n < len(r.Devices) && r.Devices[first+n].State.Device.ID == uuid {
+		n++
+	}
+	return n
+}
+
 // healthy counts the devices that the kubelet may allocate.
 func (r Resource) healthy() (n int) {
 	for _, d := range r.Devices {

@@ -56,7 +56,7 @@ func powerLimit(d Device) float64 { return d.Fields[health.FieldPowerLimit] }
 // monotonic clock, so a step of the wall clock does not shift the charts. The zero History is empty.
 type History struct {
 	mu    sync.Mutex // guards the fields below: Follow writes them, pages read them
-	start time.Time // of the first slot; zero before the first poll
+	start time.Time  // of the first slot; zero before the first poll
 	rings map[health.DeviceID]*ring
 }
 

@@ -220,13 +220,14 @@ func textColumns(text string) int {
 	return n
 }
 
-// columns returns the number of columns of a printable character, at least as many as terminals use.
+// columns returns the number of columns that terminals use for a printable character.
 func columns(r rune) int {
-	const firstFullwidth, lastFullwidth, firstPicture = 0xff01, 0xff60, 0x1f300
+	const firstPunctuation, lastPunctuation, firstFullwidth, lastFullwidth, firstPicture = 0x3001, 0x303e, 0xff01, 0xff60, 0x1f300
 	switch {
 	case unicode.In(r, unicode.Mn, unicode.Me):
 		return 0
-	case unicode.In(r, unicode.Han, unicode.Hangul, unicode.Hiragana, unicode.Katakana), r >= firstFullwidth && r <= lastFullwidth, r >= firstPicture:
+	case unicode.In(r, unicode.Han, unicode.Hangul, unicode.Hiragana, unicode.Katakana),
+		r >= firstPunctuation && r <= lastPunctuation, r >= firstFullwidth && r <= lastFullwidth, r >= firstPicture:
 		return 2
 	}
 	return 1

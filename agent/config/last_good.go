@@ -45,7 +45,7 @@ func (l Loader) LoadOrLastGood() (Config, *Rejection, error) {
 	if err == nil {
 		return onDisk, nil, nil
 	}
-	c, rejection, lastGoodErr := l.loadLastGood(onDisk.withoutInvalid())
+	c, rejection, lastGoodErr := l.LoadLastGood(onDisk.withoutInvalid().Health.StateFile)
 	if rejection != nil {
 		rejection.Err = err
 		return c, rejection, nil
@@ -69,10 +69,9 @@ func (l Loader) LoadPartial() (Config, error) {
 	return c, nil
 }
 
-// loadLastGood loads the last good configuration. onDisk are the valid values of the configuration on the disk. A nil
-// Rejection means that there is none; the error then has the reasons, nil if there is no file.
-func (l Loader) loadLastGood(onDisk Config) (c Config, r *Rejection, err error) {
-	stateFile := onDisk.Health.StateFile
+// LoadLastGood loads the last good configuration, which is beside the state file. A nil Rejection means that there is none; the
+// error then has the reasons, nil if there is no file.
+func (l Loader) LoadLastGood(stateFile string) (c Config, r *Rejection, err error) {
 	if l.File = l.Path(); l.File == "" || stateFile == "" {
 		return Config{}, nil, nil
 	}

@@ -69,7 +69,7 @@ func parse(text []byte) (map[string]any, error) {
 // maxPartial is the size of the largest text that parsePartial reads. The time grows with the square of the size: this takes a second at most.
 const maxPartial = 32 << 10
 
-var sectionStart = regexp.MustCompile(`(?m)^[^\s#]`) //nolint:gochecknoglobals // a constant
+var sectionStart = regexp.MustCompile(`(?m)^[^\s#]`)
 
 // parsePartial returns what can be read of a text that parse refuses: of each section as many lines from its start as are valid.
 // Of two equal sections it returns the first.

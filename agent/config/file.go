@@ -19,6 +19,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
+var errEmpty = errors.New("file is empty; for the defaults write {}")
+
 // read returns the file's text and its tree, both empty without a file.
 func (l Loader) read() (text []byte, tree map[string]any, err error) {
 	path := l.Path()
@@ -29,7 +31,7 @@ func (l Loader) read() (text []byte, tree map[string]any, err error) {
 		return nil, nil, fmt.Errorf("configuration: %w", err)
 	}
 	if l.Running && len(bytes.TrimSpace(text)) == 0 {
-		return nil, nil, fmt.Errorf("%s: file is empty; for the defaults write {}", path)
+		return nil, nil, fmt.Errorf("%s: %w", path, errEmpty)
 	}
 	if tree, err = parse(text); err != nil {
 		if l.partial {

@@ -51,10 +51,12 @@ func (l Loader) LoadOrLastGood() (Config, *Rejection, error) {
 		rejection.Err = err
 		return c, rejection, nil
 	}
-	if c, err = l.Load(); err != nil {
-		return c.withoutInvalid(DefaultConfig()), nil, errors.Join(err, lastGoodErr)
+	if errors.Is(err, errEmpty) {
+		if onDisk, err = l.Load(); err == nil {
+			return onDisk, nil, nil
+		}
 	}
-	return c, nil, nil
+	return onDisk.withoutInvalid(DefaultConfig()), nil, errors.Join(err, lastGoodErr)
 }
 
 // LoadPartial returns the configuration of LoadOrLastGood for commands that work with an invalid one too. If an agent with another

@@ -143,6 +143,23 @@ func TestLastGoodReplacesInvalidFile(t *testing.T) {
 	}
 }
 
+// The file is read once: another content a moment later is not loaded unseen.
+func TestLastGoodReadsFileOnce(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close() //nolint:errcheck // read to its end
+	_, err = w.WriteString("log: {level: loud}\n")
+	if err := errors.Join(err, w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	c, rejection, err := Loader{File: fmt.Sprintf("/dev/fd/%d", r.Fd())}.LoadOrLastGood()
+	if err == nil || rejection != nil || !strings.Contains(err.Error(), "log.level: ") {
+		t.Errorf("loaded %v, %v, %v", c, rejection, err)
+	}
+}
+
 // A configuration that loads needs no last good one.
 func TestLastGoodUnused(t *testing.T) {
 	n := newSavedNode(t)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"go.uber.org/zap"
 
@@ -40,7 +41,10 @@ func (r FieldReport) Table(out terminal.Output) string {
 		p.Paragraph(0, terminal.Cell{Text: left + "; -o json shows all", Colour: terminal.Dim})
 	}
 	if r.Unknown != "" {
-		p.WriteString("\nUnknown which fields are supported: " + r.Unknown + "\n")
+		p.WriteByte('\n')
+		for line := range strings.SplitSeq("Unknown which fields are supported: "+r.Unknown, "\n") {
+			p.Paragraph(2, terminal.Cell{Text: line})
+		}
 	}
 	return p.String()
 }

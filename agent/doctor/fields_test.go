@@ -71,13 +71,13 @@ func TestFieldsReportsSupport(t *testing.T) {
 
 func TestFieldTable(t *testing.T) {
 	has := map[health.Field]bool{25: true, health.FieldGPUTemp: true}
-	r := FieldReport{Fields: fields.List(has)}
+	r := FieldReport{Fields: fields.List(has), Unknown: "no DCGM\n" + strings.Repeat("the second error ", 15)}
 	lines := strings.Split(strings.TrimSpace(r.String()), "\n")
-	if len(lines) != len(r.Fields)+1 || !slices.Equal(strings.Fields(lines[0])[:5], []string{"NAME", "TYPE", "UNIT", "SET", "SUPPORTED"}) {
+	if len(lines) != len(r.Fields)+4 || !slices.Equal(strings.Fields(lines[0])[:5], []string{"NAME", "TYPE", "UNIT", "SET", "SUPPORTED"}) {
 		t.Errorf("got %d lines, the first is %q", len(lines), lines[0])
 	}
 	for _, line := range lines {
-		if cells := strings.Fields(line); cells[0] == "DCGM_FI_DEV_SERIAL" &&
+		if cells := strings.Fields(line); len(cells) > 0 && cells[0] == "DCGM_FI_DEV_SERIAL" &&
 			!slices.Equal(cells[1:6], []string{"label", "-", "optional", "no", "DCGM_FI_DEV_BOARD_SERIAL"}) {
 			t.Errorf("wrong row %q", line)
 		}
@@ -89,6 +89,6 @@ func TestFieldTable(t *testing.T) {
 				t.Errorf("%d columns: %d in %q", width, n, line)
 			}
 		}
-		agenttest.MustContain(t, text, "NAME", "SUPPORTED", "HELP", "-o json")
+		agenttest.MustContain(t, text, "NAME", "SUPPORTED", "HELP", "-o json", ": no DCGM\nthe second error")
 	}
 }

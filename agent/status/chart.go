@@ -12,14 +12,11 @@ type Chart struct {
 	Name  string
 	Value string // the current one, "" if it is unknown
 	Title string // the chart in words
-	Path  string // its data; "" if no value is known
+	Path  string // its line; "" if no value is known
 }
 
 // chartHeight is the height of a chart in units of its path. A slot is one unit wide.
 const chartHeight = 40
-
-// beyond is how far a line continues beyond the edges of a chart.
-const beyond = 2
 
 // draw adds the charts to the GPUs of a node.
 func (h *History) draw(s *Node) {
@@ -44,15 +41,15 @@ func (h *History) draw(s *Node) {
 				continue
 			}
 			// GPUs without a limit get the same axis, so that their charts can be compared.
-			top := max(t[q].max, cmp.Or(c.limit(*d), max(1, math.Ceil(highest[q]/c.step))*c.step))
+			top := max(t[q].max, cmp.Or(max(0, c.limit(*d)), max(1, math.Ceil(highest[q]/c.step))*c.step))
 			chart.Title = fmt.Sprintf("%s: %s to %s in the last 15 minutes; the axis ends at %s", c.name, c.text(&t[q].min), c.text(&t[q].max), c.text(&top))
 			chart.Path = path(t[q].means[:], top)
 		}
 	}
 }
 
-// path returns a line through points, one for each unit of width, that starts and ends on the axis. It leaves gaps for NaN.
-// A line at an edge of the chart continues beyond it, where the page does not show how it meets the axis.
+// path returns a line through points, one for each unit of width, with gaps for NaN. It does not go down to the axis at a
+// gap: that would be a fall of the value to zero.
 func path(points []float64, top float64) string {
 	var b []byte
 	add := func(command byte, n int) { b = strconv.AppendInt(append(b, command), int64(n), 10) }
@@ -60,7 +57,6 @@ func path(points []float64, top float64) string {
 	end := func() {
 		if flat > 0 {
 			add('h', flat)
-			add('V', chartHeight)
 			flat = 0
 		}
 	}
@@ -72,12 +68,8 @@ func path(points []float64, top float64) string {
 		next := chartHeight - int(math.Round(chartHeight*max(0, min(1, v/top))))
 		switch {
 		case flat == 0:
-			if x == 0 {
-				flat = beyond
-			}
-			add('M', x-flat)
-			add(' ', chartHeight)
-			add('V', next)
+			add('M', x)
+			add(' ', next)
 		case next != y: // the slope takes the last unit of the level part
 			if flat > 1 {
 				add('h', flat-1)
@@ -88,9 +80,6 @@ func path(points []float64, top float64) string {
 		}
 		y = next
 		flat++
-	}
-	if flat > 0 {
-		flat += beyond
 	}
 	end()
 	return string(b)

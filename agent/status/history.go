@@ -57,7 +57,6 @@ func powerLimit(d Device) float64 { return d.Fields[health.FieldPowerLimit] }
 type History struct {
 	mu    sync.Mutex // guards the fields below: Follow writes them, pages read them
 	start time.Time  // of the first slot; zero before the first poll
-	hold  int        // slots for which a value applies
 	rings map[health.DeviceID]*ring
 }
 
@@ -71,11 +70,11 @@ type ring struct {
 type slot struct {
 	sum, min, max float32
 	count         uint16 // of known values
-	polled        bool   // also if the value was unknown
+	hold          uint16 // the slots after this one until the next poll; 0: not polled, else at least 1
 }
 
-func (s *slot) add(v *float64) {
-	s.polled = true
+func (s *slot) add(v *float64, hold uint16) {
+	s.hold = hold
 	if v == nil || math.Abs(*v) > math.MaxFloat32 || s.count == math.MaxUint16 {
 		return
 	}
@@ -111,7 +110,7 @@ func (h *History) record(devices []health.DeviceState, now time.Time, interval t
 		h.start, h.rings = now, make(map[health.DeviceID]*ring)
 	}
 	n := h.slotAt(now)
-	h.hold = 1 + int(interval/slotWidth) // the next poll may be in the slot after
+	hold := uint16(1 + interval/slotWidth) // the next poll may be in the slot after
 	for i := range devices {
 		d := &devices[i]
 		if d.Device.Kind != health.KindGPU { // only a GPU has charts
@@ -125,7 +124,7 @@ func (h *History) record(devices []health.DeviceState, now time.Time, interval t
 		current := r.advance(n)
 		values := valuesStatus(finite(d.Sample.Values), d.Device.Memory)
 		for q := range charted {
-			current[q].add(charted[q].value(values))
+			current[q].add(charted[q].value(values), hold)
 		}
 	}
 	for id, r := range h.rings {
@@ -154,10 +153,10 @@ type track struct {
 	min, max float64
 }
 
-// track returns a track that ends at slot now. A value applies until the next poll, at most for hold slots.
-func (r *ring) track(q, now, hold int) track {
+// track returns a track that ends at slot now. A value applies until the next poll, at most for the interval at its time.
+func (r *ring) track(q, now int) track {
 	t := track{min: math.NaN(), max: math.NaN()}
-	last, age := math.NaN(), 0
+	last, hold := math.NaN(), uint16(0)
 	for i := range t.means {
 		n := now - historySlots + 1 + i
 		var s slot
@@ -166,15 +165,15 @@ func (r *ring) track(q, now, hold int) track {
 		}
 		switch {
 		case s.count > 0:
-			last, age = float64(s.sum)/float64(s.count), 0
+			last, hold = float64(s.sum)/float64(s.count), s.hold
 			if math.IsNaN(t.min) {
 				t.min, t.max = float64(s.min), float64(s.max)
 			}
 			t.min, t.max = min(t.min, float64(s.min)), max(t.max, float64(s.max))
-		case s.polled || age == hold:
-			last = math.NaN()
+		case s.hold > 0 || hold == 0:
+			last, hold = math.NaN(), 0
 		default:
-			age++
+			hold--
 		}
 		t.means[i] = last
 	}
@@ -190,7 +189,7 @@ func (h *History) tracks() map[health.DeviceID][quantities]track {
 	for id, r := range h.rings {
 		var tracks [quantities]track
 		for q := range tracks {
-			tracks[q] = r.track(q, n, h.hold)
+			tracks[q] = r.track(q, n)
 		}
 		all[id] = tracks
 	}

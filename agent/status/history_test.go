@@ -99,6 +99,17 @@ func TestHistory(t *testing.T) {
 	}
 }
 
+// A reload that shortens the interval leaves no gaps between the polls before it.
+func TestHistoryAfterChangedInterval(t *testing.T) {
+	h, start := new(History), time.Now()
+	h.record(power("GPU-0", start, 100).Devices, start.Add(-6*slotWidth), 3*slotWidth)
+	h.record(power("GPU-0", start, 200).Devices, start.Add(-3*slotWidth), 3*slotWidth)
+	h.record(power("GPU-0", start, 300).Devices, start, time.Second)
+	if got, want := means(h, "GPU-0"), "100 100 100 200 200 200 300"; got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
 func TestHistoryDropsRemovedGPUs(t *testing.T) {
 	followed(t, time.Second, func(t *testing.T, h *History, store func(*health.Snapshot)) {
 		for i := range 2 * historySlots { // each slot has a new GPU, as if UUIDs changed
@@ -126,12 +137,12 @@ func TestPath(t *testing.T) {
 		want   string
 	}{
 		"none":          {[]float64{nan, nan}, ""},
-		"one":           {[]float64{nan, 100, nan}, "M1 40V0h1V40"},
-		"level":         {[]float64{50, 50, 50}, "M-2 40V20h7V40"},
-		"slopes":        {[]float64{nan, 0, 0, 100, 50, 50, nan}, "M1 40V40h1l1 -40l1 20h2V40"},
-		"gap":           {[]float64{100, nan, 0, 0}, "M-2 40V0h3V40M2 40V40h4V40"},
-		"outside of it": {[]float64{-5, 1000}, "M-2 40V40h2l1 -40h3V40"},
-		"one at an end": {[]float64{nan, 100}, "M1 40V0h3V40"},
+		"one":           {[]float64{nan, 100, nan}, "M1 0h1"},
+		"level":         {[]float64{50, 50, 50}, "M0 20h3"},
+		"slopes":        {[]float64{nan, 0, 0, 100, 50, 50, nan}, "M1 40h1l1 -40l1 20h2"},
+		"gap":           {[]float64{100, nan, 0, 0}, "M0 0h1M2 40h2"}, // neither side of a gap falls to the axis
+		"outside of it": {[]float64{-5, 1000}, "M0 40l1 -40h1"},
+		"one at an end": {[]float64{nan, 100}, "M1 0h1"},
 	} {
 		if got := path(c.points, 100); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
@@ -168,15 +179,27 @@ func TestPageShowsCharts(t *testing.T) {
 		} {
 			agenttest.MustContain(t, c.got, c.want)
 		}
-		if c := s.GPUs[0].Charts[0]; c.Path != "M-2 40V5h94V40" || c.Value != "87 %" {
+		if c := s.GPUs[0].Charts[0]; c.Path != "M0 5h90" || c.Value != "87 %" {
 			t.Errorf("%+v", c)
 		}
 		page := pageWith(t, k, history)
-		agenttest.MustContain(t, section(t, page, 0), `d="M-2 40V5h94V40"`, "<title>utilization: 87 % to 87 %")
+		agenttest.MustContain(t, section(t, page, 0), `d="M0 5h90"`, "<title>utilization: 87 % to 87 %")
 		if lost := section(t, page, 1); strings.Contains(lost, "<path") || strings.Count(lost, "<title>") != quantities {
 			t.Errorf("charts of a GPU without values:\n%s", lost)
 		}
 	})
+}
+
+// An axis has a length, also if the driver reports a limit that is none.
+func TestChartOfInvalidLimit(t *testing.T) {
+	k, h := testInputs(), new(History)
+	k.Snapshot.Devices[0].Sample.Values = map[health.Field]float64{health.FieldPower: 0, health.FieldPowerLimit: -1}
+	h.record(k.Snapshot.Devices[:1], time.Now(), time.Second)
+	s := New(k)
+	h.draw(&s)
+	if c := s.GPUs[0].Charts[3]; c.Path != "M89 40h1" || !strings.HasSuffix(c.Title, " at 100 W") {
+		t.Errorf("%+v", c)
+	}
 }
 
 // maxHistory returns 15 minutes of values that change in each slot.

@@ -68,7 +68,7 @@ func (p *printer) header(s Node) {
 		plain(formatIf("; %s", strings.Join(details, "; "))))
 	p.line("gpus", "", strings.Join(nonEmpty(gpusText(s), inUseText(s)), "; "))
 	p.line("kubelet", terminal.Dim, formatIf("plugin off: %s", pluginOffText(s.Kubelet)))
-	p.line("kubelet", terminal.Red, s.Kubelet.Error)
+	p.line("kubelet", terminal.Red, notServedText(s))
 	for _, g := range groupResources(s.Kubelet) {
 		state := terminal.Cell{Text: "registered", Colour: terminal.Green}
 		if !g.Registered {

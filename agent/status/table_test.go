@@ -161,6 +161,20 @@ func TestKubeletTextsAreNotRepeated(t *testing.T) {
 	}
 }
 
+func TestSourceErrorIsNotRepeated(t *testing.T) {
+	const err = "cannot load libdcgm.so.4"
+	k := testInputs()
+	k.Events, k.Snapshot.Source.Err, k.Plugin.Err = nil, err, "no poll: "+err
+	for form, text := range map[string]string{"table": New(k).Table(false, terminal.Output{}), "page": pageOf(t, k)} {
+		if strings.Count(text, err) != 1 || !strings.Contains(text, "no poll") || strings.Contains(text, "no poll:") {
+			t.Errorf("%s:\n%s", form, text)
+		}
+	}
+	k.Snapshot.Source.Err = ""
+	agenttest.MustContain(t, New(k).Table(false, terminal.Output{}), "no poll: "+err)
+	agenttest.MustContain(t, pageOf(t, k), "no poll: "+err)
+}
+
 func TestHoldersAreNotCountedWhileUnknown(t *testing.T) {
 	k := testInputs()
 	k.Holders.At = time.Time{}

@@ -162,6 +162,9 @@ func kubeletErrors(k Kubelet) []kubeletError {
 	return slices.DeleteFunc([]kubeletError{audit, holders}, func(e kubeletError) bool { return e.Error == "" })
 }
 
+// notServedText returns why the plugin serves nothing, without the error of the source, which the status shows above.
+func notServedText(s Node) string { return strings.TrimSuffix(s.Kubelet.Error, ": "+s.Source.Error) }
+
 // pluginOffText says why no resource is registered if the plugin is off, else "".
 func pluginOffText(k Kubelet) string {
 	if k.Plugin != pluginOff {

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"unicode"
-	"unicode/utf8"
 )
 
 // Colour is a colour or a style of text, as a parameter of SGR (ECMA-48).
@@ -90,18 +89,19 @@ func (p *Printer) breaks(indent int, cells []Cell) (breaks []int) {
 	if p.Width == 0 {
 		return nil
 	}
-	start, room, first, space := 0, p.Width, indent, -1 // of the line: its start, its length, its first and its last possible break
-	position := 0
+	room, first, space := p.Width, indent, -1 // of the line: its width, its first and its last possible break
+	position, used, rest := 0, 0, 0           // columns of the line, and of its part from space on
 	for _, c := range cells {
 		for _, r := range printable(c.Text) {
-			if r == ' ' && position-start >= first {
-				space = position
+			if r == ' ' && used >= first {
+				space, rest = position, 0
 			}
-			if position-start >= room && space >= 0 {
+			n := columns(r)
+			if used+n > room && space >= 0 {
 				breaks = append(breaks, space)
-				start, room, first, space = space+1, p.Width-indent, 1, -1
+				room, first, space, used = p.Width-indent, 1, -1, rest-1
 			}
-			position++
+			position, used, rest = position+1, used+n, rest+n
 		}
 	}
 	return breaks
@@ -133,7 +133,7 @@ func (p *Printer) Table(t Table) string {
 	for _, row := range rows {
 		for i := range row {
 			row[i].Text = cmp.Or(printable(row[i].Text), "-")
-			widths[i] = max(widths[i], utf8.RuneCountInString(row[i].Text))
+			widths[i] = max(widths[i], textColumns(row[i].Text))
 		}
 	}
 	last := len(names) - 1
@@ -146,7 +146,7 @@ func (p *Printer) Table(t Table) string {
 		indent := 0
 		for i, c := range row[:last] {
 			if shown[i] {
-				line = append(line, c, Cell{Text: strings.Repeat(" ", widths[i]-utf8.RuneCountInString(c.Text)+columnGap)})
+				line = append(line, c, Cell{Text: strings.Repeat(" ", widths[i]-textColumns(c.Text)+columnGap)})
 				indent += widths[i] + columnGap
 			}
 		}
@@ -197,10 +197,38 @@ func (p *Printer) fit(t Table, widths []int) (shown []bool, dropped []string, ro
 	}
 }
 
-// shorten returns a text of at most n characters.
+// shorten returns a text of at most n columns.
 func shorten(text string, n int) string {
-	if r := []rune(text); len(r) > n {
-		return string(r[:n-1]) + "…"
+	if textColumns(text) <= n {
+		return text
+	}
+	used := 1 // the ellipsis
+	for i, r := range text {
+		if used += columns(r); used > n {
+			return text[:i] + "…"
+		}
 	}
 	return text
+}
+
+// textColumns returns the number of columns of a printable text.
+func textColumns(text string) int {
+	n := 0
+	for _, r := range text {
+		n += columns(r)
+	}
+	return n
+}
+
+// columns returns the number of columns that terminals use for a printable character.
+func columns(r rune) int {
+	const firstPunctuation, lastPunctuation, firstFullwidth, lastFullwidth, firstPicture = 0x3001, 0x303e, 0xff01, 0xff60, 0x1f300
+	switch {
+	case unicode.In(r, unicode.Mn, unicode.Me):
+		return 0
+	case unicode.In(r, unicode.Han, unicode.Hangul, unicode.Hiragana, unicode.Katakana),
+		r >= firstPunctuation && r <= lastPunctuation, r >= firstFullwidth && r <= lastFullwidth, r >= firstPicture:
+		return 2
+	}
+	return 1
 }

@@ -58,7 +58,9 @@ func TestParagraph(t *testing.T) {
 		"word of two cells":   {14, []Cell{label, {Text: "ab c"}, {Text: "de"}}, "source    ab\n          cde\n"},
 		"word too long":       {14, []Cell{label, {Text: "/var/lib/state.json ab"}}, "source    /var/lib/state.json\n          ab\n"},
 		"narrower than label": {5, []Cell{label, {Text: "ab cd"}}, "source    ab\n          cd\n"},
-		"wide characters":     {13, []Cell{label, {Text: "äöü äöü"}}, "source    äöü\n          äöü\n"},
+		"several bytes":       {13, []Cell{label, {Text: "äöü äöü"}}, "source    äöü\n          äöü\n"},
+		"two columns":         {16, []Cell{label, {Text: "显卡 一 二"}}, "source    显卡\n          一 二\n"},
+		"no columns":          {13, []Cell{label, {Text: "a\u0308b c d"}}, "source    a\u0308b\n          c d\n"},
 		"control characters":  {0, []Cell{label, {Text: "a\x1b[31m\nb"}}, "source    a [31m b\n"},
 		"empty":               {10, nil, "\n"},
 	} {
@@ -106,16 +108,33 @@ func TestTableFitsWidth(t *testing.T) {
 			mustFit(t, p.String(), c.width)
 		}
 	}
+	wide := table()
+	wide.Rows[0][1].Text, wide.Rows[1][4].Text = "显卡", "训练训练训练"
+	p := Printer{Output: Output{Width: 41}}
+	if note := p.Table(wide); note != "HELD BY is shortened" {
+		t.Error(note)
+	}
+	if lines := strings.Split(p.String(), "\n"); lines[1] != "0    显卡         healthy  87 %  trainin…" || lines[2] != "1    NVIDIA H100  lost     -     训练训…" {
+		t.Errorf("\n%s", p.String())
+	}
 	wrapped := table()
 	wrapped.Wrap = true
 	wrapped.Rows[0][4].Text = "training/llm-0 (torch) and 5 more"
-	p := Printer{Output: Output{Width: 50}}
+	p = Printer{Output: Output{Width: 50}}
 	if note := p.Table(wrapped); note != "" {
 		t.Errorf("wrapped, but %q", note)
 	}
 	mustFit(t, p.String(), 50)
 	if text := strings.Join(strings.Fields(p.String()), " "); !strings.Contains(text, "training/llm-0 (torch) and 5 more") {
 		t.Errorf("not complete:\n%s", p.String())
+	}
+}
+
+func TestTextColumns(t *testing.T) {
+	for text, want := range map[string]int{"": 0, "H100 °C ×…": 10, "显卡。": 6, "グラボ": 6, "그래픽": 6, "ＧＰＵ": 6, "🔥": 2, "a\u0308": 1} {
+		if got := textColumns(text); got != want {
+			t.Errorf("%q: %d, want %d", text, got, want)
+		}
 	}
 }
 

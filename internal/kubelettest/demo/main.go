@@ -118,7 +118,7 @@ func run(ctx context.Context, agent, listen string, once bool) (err error) {
 	case errors.Is(err, errAgentExited):
 		text, _ := os.ReadFile(logFile) // if unreadable, without the log
 		return fmt.Errorf("%w\n%s", errors.Join(err, stopErr), text)
-	case errors.Is(err, context.Canceled):
+	case errors.Is(err, context.Canceled), errors.Is(err, syscall.EPIPE), errors.Is(err, syscall.EIO): // by a signal, or the pipe or terminal is closed
 		fmt.Println("\nStopped.")
 		return stopErr
 	case err == nil:

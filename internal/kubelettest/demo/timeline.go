@@ -23,6 +23,7 @@ type timeline struct {
 	url     string
 	start   time.Time
 	out     io.Writer
+	outErr  error          // why out failed
 	indexes map[string]int // of the GPUs, by UUID
 
 	failed, recovered int // GPUs
@@ -33,7 +34,9 @@ func (t *timeline) log(actor, format string, args ...any) {
 	p := terminal.Printer{Output: terminal.Output{Width: 80}}
 	label := fmt.Sprintf("%6.1fs  %-8s ", time.Since(t.start).Seconds(), actor)
 	p.Paragraph(len(label), terminal.Cell{Text: label + fmt.Sprintf(format, args...)})
-	fmt.Fprint(t.out, p.String())
+	if _, err := io.WriteString(t.out, p.String()); err != nil {
+		t.outErr = err
+	}
 }
 
 // name returns the name of a GPU as the scenario has it, such as "GPU 3".
@@ -56,8 +59,8 @@ func (t *timeline) readIndexes(ctx context.Context) {
 	}
 }
 
-// print follows the kubelet until ctx ends, and returns the cause. With once set it returns nil after two GPUs have
-// failed and recovered, and an error if they do not within two minutes.
+// print follows the kubelet until ctx ends, and returns the cause, or until out fails, as a closed terminal does. With once
+// set it returns nil after two GPUs have failed and recovered, and an error if they do not within two minutes.
 func (t *timeline) print(ctx context.Context, once bool) error {
 	var previous kubelettest.Resource
 	var timeout <-chan time.Time
@@ -69,6 +72,9 @@ func (t *timeline) print(ctx context.Context, once bool) error {
 		current := state.Resources[resource]
 		t.printChanges(ctx, previous, current)
 		previous = current
+		if t.outErr != nil {
+			return t.outErr
+		}
 		if once && t.failed >= 2 && t.recovered >= 2 {
 			return nil
 		}

@@ -110,6 +110,10 @@ func (w *world) applyDriver(ctx context.Context, s step) error {
 	return nil
 }
 
+// holdersDelay is how long the agent may wait for the holders before a polite detach: it asks the kubelet twice, within 1.25
+// seconds each, and a second apart.
+const holdersDelay = 3500 * time.Millisecond
+
 // detachPolitely detaches the driver unless pods hold GPUs. No pod does, but the kubelet may not report it.
 func (w *world) detachPolitely(ctx context.Context) error {
 	if w.unmeasured || w.detached || w.kubeletFrozen || w.source == "hung" {
@@ -119,7 +123,7 @@ func (w *world) detachPolitely(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	answer, err := request[detachResponse](ctx, w, scaled(stepTimeout), map[string]any{"detach": map[string]any{"for": "1h"}})
+	answer, err := request[detachResponse](ctx, w, scaled(stepTimeout)+holdersDelay, map[string]any{"detach": map[string]any{"for": "1h"}})
 	if err == nil {
 		if !before {
 			if after, err := w.holdersKnown(ctx); err != nil || !after {

@@ -105,6 +105,7 @@ func (w *world) applyDriver(ctx context.Context, s step) error {
 		}
 		w.source = "hung"
 		_, err := w.detach(ctx, time.Hour)
+		w.detachAsked = true
 		return err
 	}
 	return nil
@@ -235,7 +236,7 @@ func (w *world) awaitDetached(ctx context.Context, measured time.Time) error {
 	if err != nil {
 		return err
 	}
-	w.detachPending = false
+	w.detachPending, w.detachAsked = false, false
 	if !s.Source.Measured.Equal(measured) {
 		w.unmeasured = false
 		for i := range w.gpu {
@@ -297,13 +298,13 @@ func (w *world) attach(ctx context.Context) error {
 
 // noteAttached updates the model after an attach.
 func (w *world) noteAttached(ctx context.Context) error {
-	if w.detachPending { // it never detached: the state is that of before
+	if w.detachPending && !w.detachAsked { // it never detached: the state is that of before
 		for i := range w.gpu {
 			g := &w.gpu[i]
 			g.change(func() { g.released = false })
 		}
 	}
-	w.detached, w.detachPending, w.attaching = false, false, true
+	w.detached, w.detachPending, w.detachAsked, w.attaching = false, false, false, true
 	if w.source != "dead" {
 		w.engineDetached = false
 	}

@@ -95,20 +95,19 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags override the environment, the environment the 
 	return cmd
 }
 
-// refuseArguments refuses arguments. One of the root may be a misspelled command, one of another command the value of a boolean
-// flag.
+// refuseArguments refuses arguments. One may be the value of a boolean flag, one of the root a misspelled command.
 func refuseArguments(cmd *cobra.Command, args []string) error {
 	switch {
 	case len(args) == 0:
 		return nil
+	case args[0] == "true", args[0] == "false":
+		return fmt.Errorf("unexpected argument %q of %s; write the value of a boolean flag with =, such as --plugin.enabled=%s", args[0], cmd.Name(), args[0])
 	case !cmd.HasParent():
 		var names []string
 		for _, c := range cmd.Commands() {
 			names = append(names, c.Name())
 		}
 		return unknownError(fmt.Errorf("unknown command %q", args[0]), args[0], "", names)
-	case args[0] == "true", args[0] == "false":
-		return fmt.Errorf("unexpected argument %q of %s; write the value of a boolean flag with =, such as --plugin.enabled=%s", args[0], cmd.Name(), args[0])
 	}
 	return fmt.Errorf("unexpected argument %q of %s, which takes only flags", args[0], cmd.Name())
 }

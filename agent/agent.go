@@ -51,7 +51,7 @@ type Agent struct {
 	metricsConfig   health.Latest[metrics.Config]
 	webConfig       health.Latest[web.Config]
 	podLabelsConfig health.Latest[podlabels.Config]
-	lastGood        health.Latest[[]byte] // Config.LastGood
+	lastGood        health.Latest[[]byte] // Config.LastGood of the newest configuration that fits the devices
 
 	// The last reload.
 	reloadInterval time.Duration
@@ -59,6 +59,8 @@ type Agent struct {
 	configError    atomic.Pointer[string] // of the newest configuration; obsolete while lastReload is OK
 	loadedSum      [sha256.Size]byte      // Config.Sum of the configuration in force; for reloadOn only, like loggedError
 	loggedError    string                 // the configuration error that was logged last
+	files          []byte                 // Config.LastGood of the configuration in force; for reloadOn only, like settled
+	settled        bool                   // the configuration in force fits the devices of the node
 
 	sources   health.Latest[monitor.Source]
 	snapshots health.Latest[health.Snapshot]
@@ -159,7 +161,7 @@ func (a *Agent) restore(c config.Config, boot string) []health.DeviceState {
 
 // apply puts a configuration in force. A component sees a change of its own section only.
 func (a *Agent) apply(c config.Config) {
-	a.loadedSum = c.Sum
+	a.loadedSum, a.files, a.settled = c.Sum, c.LastGood, false
 	a.level.SetLevel(logLevel(c.Log))
 	storeChanged(&a.sourceConfig, sourceConfigOf(c))
 	storeChanged(&a.healthConfig, c.Health)
@@ -168,7 +170,6 @@ func (a *Agent) apply(c config.Config) {
 	if w, current := cmp.Or(c.Web, &web.Config{}), a.webConfig.Load(); current == nil || !current.Equal(w) {
 		a.webConfig.Store(w)
 	}
-	storeChanged(&a.lastGood, c.LastGood)
 	storeChanged(&a.podLabelsConfig, podlabels.Config{Labels: c.Metrics.SelectedPodLabels(), Kubeconfig: c.Health.Kubernetes.Kubeconfig})
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 )
 
@@ -26,6 +27,7 @@ func (a *Agent) reloadOn(ctx context.Context, hup <-chan os.Signal) {
 	a.loader.Running = true
 	previous := a.fileSum()
 	for {
+		a.settle()
 		select {
 		case <-ctx.Done():
 			return
@@ -65,6 +67,9 @@ func (a *Agent) reject(err error, reason string, since time.Time) {
 func (a *Agent) reload(reason string) {
 	a.loader.FieldsExported = len(a.metricsConfig.Load().Chosen.Fields) > 0
 	c, err := a.loader.Load()
+	if err == nil && a.settled {
+		_, err = a.checkDevices(c)
+	}
 	if err != nil {
 		a.reject(err, reason, a.lastReload.Load().At)
 		return
@@ -74,6 +79,45 @@ func (a *Agent) reload(reason string) {
 	a.logNotes(c)
 	a.lastReload.Store(&metrics.Reload{OK: true, At: time.Now()})
 	a.log.Info("configuration reloaded", zap.String("reason", reason), zap.String("file", a.loader.Path()))
+}
+
+// settle checks the configuration in force as soon as the devices of the node are known. If it fits them, it is saved as the
+// last good one. Otherwise the last good one replaces it if that fits, so that no file that is only valid elsewhere takes away
+// what this node offers.
+func (a *Agent) settle() {
+	if a.settled {
+		return
+	}
+	ready, err := a.checkDevices(config.Config{Source: a.sourceConfig.Load().SourceConfig, Plugin: *a.pluginConfig.Load()})
+	if !ready {
+		return
+	}
+	if err != nil {
+		c, rejection, _ := a.loader.LoadLastGood(a.healthConfig.Load().StateFile)
+		if rejection == nil {
+			return
+		}
+		if ready, misfit := a.checkDevices(c); !ready || misfit != nil {
+			return // the plugin reports what does not fit
+		}
+		a.apply(c)
+		a.reject(err, "devices", rejection.Since)
+	}
+	a.settled = true
+	storeChanged(&a.lastGood, a.files)
+}
+
+// checkDevices returns an error if a configuration does not fit the devices of the node. Without shared devices each fits;
+// otherwise ready is false until the devices of its source are known.
+func (a *Agent) checkDevices(c config.Config) (ready bool, err error) {
+	if len(c.Plugin.Sharing.TimeSlicing.Resources) == 0 {
+		return true, nil
+	}
+	s := a.snapshots.Load()
+	if !s.Polled() || s.Source.Inventory != sourceID(c.Source).Inventory {
+		return false, nil
+	}
+	return true, c.Plugin.CheckListSizes(s)
 }
 
 // warnings returns what an operator must correct although the agent does its whole job.

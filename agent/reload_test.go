@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
+	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 )
 
@@ -223,5 +225,54 @@ func TestReloadAppliesWebConfig(t *testing.T) {
 			return fmt.Errorf("%d %w", code, err)
 		}
 		return nil
+	})
+}
+
+// Replicas that the kubelet could not receive are refused once the devices are known. A configuration from before stays if there is
+// no last good one.
+func TestReloadChecksDevices(t *testing.T) {
+	file := func(replicas int, more string) string {
+		return fmt.Sprintf("source: {mode: sim}\nplugin: {sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: %d}]}}}\n%s", replicas, more)
+	}
+	gpus := func(n int, inventory string) *health.Snapshot {
+		s := &health.Snapshot{At: time.Now(), Source: health.Source{Inventory: inventory}}
+		for i := range n {
+			id := health.DeviceID(fmt.Sprintf("GPU-09ee17f8-f59d-55e2-a8b5-%012d", i))
+			s.Devices = append(s.Devices, health.DeviceState{Device: health.Device{ID: id, Kind: health.KindGPU, Index: i}})
+		}
+		return s
+	}
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		state := fmt.Sprintf("health: {stateFile: %s/state.json}", dir)
+		agenttest.WriteFile(t, dir, "config.yaml", file(900, state))
+		a := startReload(t, dir, zap.NewNop(), nil, func() {})
+		want := func(what string, replicas int, ok, saved bool) {
+			t.Helper()
+			waitIntervals(3)
+			if n := a.pluginConfig.Load().Sharing.TimeSlicing.Resources[0].Replicas; n != replicas || a.lastReload.Load().OK != ok {
+				t.Errorf("%s: %d replicas, %+v, %v", what, n, a.lastReload.Load(), a.warnings())
+			}
+			if good := a.lastGood.Load(); (good != nil && bytes.Equal(*good, a.files)) != saved {
+				t.Errorf("%s: saved: %v, want %v", what, !saved, saved)
+			}
+		}
+		inventory := sourceID(a.sourceConfig.Load().SourceConfig).Inventory
+		want("no devices yet", 900, true, false)
+		a.snapshots.Store(gpus(8, "other"))
+		want("devices of another source", 900, true, false)
+		a.snapshots.Store(gpus(100, inventory))
+		want("no last good one", 900, true, false)
+		agenttest.WriteFile(t, dir, "config.yaml", file(800, state))
+		want("still too many", 800, true, false)
+		agenttest.WriteFile(t, dir, "config.yaml", file(10, state))
+		want("fits", 10, true, true)
+		agenttest.WriteFile(t, dir, "config.yaml", file(900, state))
+		want("refused", 10, false, true)
+		agenttest.MustContain(t, *a.configError.Load(), "plugin.sharing.timeSlicing.resources[0].replicas: ", "900")
+		a.snapshots.Store(gpus(8, inventory))
+		want("fewer devices", 900, true, true)
+		a.snapshots.Store(gpus(100, inventory))
+		want("more devices", 900, true, true)
 	})
 }

@@ -152,7 +152,7 @@ func agentMetrics() []MetricInfo {
 			"the resource is then registered again.", resource()},
 		pluginDevices: {"plugin_devices", gauge, "Number of devices sent to the kubelet, by health.", resource("health")},
 		unschedulableDevices: {
-			"unschedulable_devices", gauge, "Number of free healthy devices that no new pod can get, because pods hold as many unhealthy ones. " +
+			"unschedulable_devices", gauge, "Number of free healthy devices that no new pod can get, because pods hold as many that are unhealthy or no longer offered. " +
 				"No series while the holders are unknown.", resource(),
 		},
 		allocations:      {"allocations_total", counter, "Total number of answered Allocate requests, one per container.", resource()},

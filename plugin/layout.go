@@ -60,6 +60,7 @@ type layout struct {
 	snap      *health.Snapshot
 	resources []Resource       // by name
 	err       string           // why some or all are missing, if the configuration does not fit the node
+	tooLarge  []error          // the part of err about lists that the kubelet could not receive
 	warnings  []string         // devices that are not offered, with the reason
 	withheld  []withheldDevice // by resource and index
 	uniform   uniformLayout    // input of the next layout
@@ -125,6 +126,7 @@ func (l *layout) addResource(cfg *Config, devices []candidate) {
 	if slices.ContainsFunc(devices, isShared) {
 		if err := cfg.Sharing.TimeSlicing.checkListSize(devices); err != nil {
 			l.err = strings.TrimPrefix(l.err+"; "+err.Error(), "; ")
+			l.tooLarge = append(l.tooLarge, err)
 			return
 		}
 		if slices.ContainsFunc(devices, func(c candidate) bool { return !isShared(c) }) {
@@ -237,6 +239,15 @@ func (r Resource) index(id string) int {
 		return -1
 	}
 	return first + n
+}
+
+// count returns the number of IDs of a device.
+func (r Resource) count(uuid health.DeviceID) (n int) {
+	first, exists := r.first[uuid]
+	for exists && first+n < len(r.Devices) && r.Devices[first+n].State.Device.ID == uuid {
+		n++
+	}
+	return n
 }
 
 // healthy counts the devices that the kubelet may allocate.

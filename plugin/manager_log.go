@@ -86,14 +86,14 @@ func (p *Plugin) logHealthChanges(before, after []Resource) {
 			was := old.index(d.ID)
 			switch {
 			case d.usable() && was >= 0 && !old.Devices[was].usable():
-				healthy.add(r.Name, &d.State.Device, "")
+				healthy.add(r.Name, &d.State.Device, 1, "")
 			case !d.usable() && (was < 0 || old.Devices[was].usable()):
-				unhealthy.add(r.Name, &d.State.Device, unhealthyReason(d))
+				unhealthy.add(r.Name, &d.State.Device, 1, unhealthyReason(d))
 			}
 		}
 		for _, d := range old.Devices {
 			if r.index(d.ID) < 0 {
-				removed.add(r.Name, &d.State.Device, "")
+				removed.add(r.Name, &d.State.Device, 1, "")
 			}
 		}
 	}
@@ -113,7 +113,7 @@ type changedIDs struct {
 	ids       int
 }
 
-func (m idsByReason) add(resource string, device *health.Device, reason string) {
+func (m idsByReason) add(resource string, device *health.Device, ids int, reason string) {
 	c := m[reason]
 	if c == nil {
 		c = &changedIDs{device: device}
@@ -126,7 +126,7 @@ func (m idsByReason) add(resource string, device *health.Device, reason string) 
 		c.gpus = slices.Insert(c.gpus, i, device.Index)
 	}
 	c.several = c.several || device.ID != c.device.ID
-	c.ids++
+	c.ids += ids
 }
 
 // log writes one line for each reason, by the first GPU.

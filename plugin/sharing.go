@@ -10,6 +10,8 @@ import (
 
 	"google.golang.org/protobuf/proto"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
 // SharingConfig is the `sharing` section.
@@ -103,6 +105,11 @@ func (c *candidate) share(t *TimeSlicing, names *nameCache) {
 		c.shared = r
 		return
 	}
+}
+
+// CheckListSizes returns an error if the kubelet could not receive the list of a resource with the devices of a snapshot.
+func (c Config) CheckListSizes(snap *health.Snapshot) error {
+	return errors.Join(newLayout(layoutInput{cfg: &c, snap: snap}).tooLarge...)
 }
 
 // checkListSize returns an error if the list of a resource's devices exceeds maxListBytes. The error names the entries with

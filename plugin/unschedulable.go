@@ -22,23 +22,35 @@ type Unschedulable struct {
 // Pod names a pod.
 type Pod struct{ Namespace, Name string }
 
-// maxNamedPods limits the pods that String names.
+// maxNamedPods limits the pods that a text names.
 const maxNamedPods = 5
+
+// uniquePods sorts pods and removes duplicates.
+func uniquePods(pods []Pod) []Pod {
+	slices.SortFunc(pods, func(a, b Pod) int { return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name)) })
+	return slices.Compact(pods)
+}
+
+// podNames lists pods.
+func podNames(pods []Pod) string {
+	names := make([]string, 0, maxNamedPods+1)
+	for _, p := range pods[:min(len(pods), maxNamedPods)] {
+		names = append(names, p.Namespace+"/"+p.Name)
+	}
+	if more := len(pods) - maxNamedPods; more > 0 {
+		names = append(names, fmt.Sprintf("%d more", more))
+	}
+	last := len(names) - 1
+	if last < 1 {
+		return "pod " + strings.Join(names, "")
+	}
+	return "pods " + strings.Join(names[:last], ", ") + " and " + names[last]
+}
 
 // String describes a loss and names the pods to end.
 func (u Unschedulable) String() string {
-	names := make([]string, 0, maxNamedPods+1)
-	for _, p := range u.Pods[:min(len(u.Pods), maxNamedPods)] {
-		names = append(names, p.Namespace+"/"+p.Name)
-	}
-	if more := len(u.Pods) - maxNamedPods; more > 0 {
-		names = append(names, fmt.Sprintf("%d more", more))
-	}
-	pods := "pod " + strings.Join(names, "")
-	if last := len(names) - 1; last > 0 {
-		pods = "pods " + strings.Join(names[:last], ", ") + " and " + names[last]
-	}
-	return fmt.Sprintf("%d free %s cannot be scheduled while pods hold unhealthy ones: end %s to get the capacity back", u.Devices, u.Resource, pods)
+	return fmt.Sprintf("%d free %s cannot be scheduled while pods hold unhealthy or no longer offered ones: end %s to get the capacity back",
+		u.Devices, u.Resource, podNames(u.Pods))
 }
 
 // Unschedulable describes the lost capacity of each resource that has lost any. It is unknown while the holders are. It
@@ -84,7 +96,6 @@ func (l *layout) countUnschedulable(holders map[health.DeviceID][]podresources.H
 			u.Pods = nil
 			continue
 		}
-		slices.SortFunc(u.Pods, func(a, b Pod) int { return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name)) })
-		u.Pods = slices.Compact(u.Pods)
+		u.Pods = uniquePods(u.Pods)
 	}
 }

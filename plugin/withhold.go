@@ -13,21 +13,43 @@ import (
 type withheldDevice struct {
 	resource string
 	device   *health.Device
+	pod      Pod // that holds it
 	reason   string
+	ids      int // withheld; pods may hold others
 }
 
-// withheldTexts describes withheld devices, those of one GPU and resource in one text. They are sorted.
-func withheldTexts(all []withheldDevice) (texts []string) {
+// byGPU groups sorted withheld devices by resource and GPU.
+func byGPU(all []withheldDevice) (groups [][]withheldDevice) {
 	for first, next := 0, 0; first < len(all); first = next {
-		w := all[first]
-		for next = first + 1; next < len(all) && all[next].resource == w.resource && all[next].device.GPU() == w.device.GPU(); {
+		for next = first + 1; next < len(all) && all[next].resource == all[first].resource && all[next].device.GPU() == all[first].device.GPU(); {
 			next++
 		}
+		groups = append(groups, all[first:next])
+	}
+	return groups
+}
+
+// withheldReason returns why the devices of a group are withheld.
+func withheldReason(group []withheldDevice) string {
+	if !slices.ContainsFunc(group, func(w withheldDevice) bool { return w.reason != group[0].reason }) {
+		return group[0].reason
+	}
+	var pods []Pod
+	for _, w := range group {
+		pods = append(pods, w.pod)
+	}
+	return "held under other IDs since before the layout changed, by " + podNames(uniquePods(pods))
+}
+
+// withheldTexts describes withheld devices, those of one GPU and resource in one text.
+func withheldTexts(all []withheldDevice) (texts []string) {
+	for _, group := range byGPU(all) {
+		w := group[0]
 		which := fmt.Sprintf("%s (GPU %d) is", w.device.ID, w.device.Index)
-		if n := next - first; n > 1 {
+		if n := len(group); n > 1 {
 			which = fmt.Sprintf("%d MIG devices of GPU %d are", n, w.device.Index)
 		}
-		texts = append(texts, fmt.Sprintf("%s: %s not offered to new pods: %s", w.resource, which, w.reason))
+		texts = append(texts, fmt.Sprintf("%s: %s not offered to new pods: %s", w.resource, which, withheldReason(group)))
 	}
 	return texts
 }
@@ -85,7 +107,6 @@ func (l *layout) withhold(holders map[health.DeviceID][]podresources.Holder, sna
 				continue
 			}
 			reason := fmt.Sprintf("%s/%s (%s) holds it as %s of %s since before the layout changed", h.Namespace, h.Pod, h.Container, h.DeviceID, h.Resource)
-			l.withheld = append(l.withheld, withheldDevice{l.resources[r].Name, d, reason})
 			for i := first; i < next; i++ {
 				devices[i].withheld = reason
 			}
@@ -94,25 +115,34 @@ func (l *layout) withhold(holders map[health.DeviceID][]podresources.Holder, sna
 					devices[i].withheld = ""
 				}
 			}
+			w := withheldDevice{resource: l.resources[r].Name, device: d, pod: Pod{h.Namespace, h.Pod}, reason: reason}
+			for i := first; i < next; i++ {
+				if devices[i].withheld != "" {
+					w.ids++
+				}
+			}
+			l.withheld = append(l.withheld, w)
 		}
 	}
 }
 
-// logWithheld logs withheld devices once, and once when they are offered again: one line for each reason.
+// logWithheld logs withheld devices once, those of one GPU in one line, and once when they are offered again.
 func (p *Plugin) logWithheld(before, after *layout) {
 	has := func(all []withheldDevice, id health.DeviceID) bool {
 		return slices.ContainsFunc(all, func(w withheldDevice) bool { return w.device.ID == id })
 	}
 	withheld, offered := make(idsByReason), make(idsByReason)
-	for _, w := range after.withheld {
-		if !has(before.withheld, w.device.ID) {
-			withheld.add(w.resource, w.device, w.reason)
+	added := slices.DeleteFunc(slices.Clone(after.withheld), func(w withheldDevice) bool { return has(before.withheld, w.device.ID) })
+	for _, group := range byGPU(added) {
+		reason := withheldReason(group)
+		for _, w := range group {
+			withheld.add(w.resource, w.device, w.ids, reason)
 		}
 	}
 	for _, w := range before.withheld {
 		for _, r := range after.resources {
-			if _, exists := r.first[w.device.ID]; exists && !has(after.withheld, w.device.ID) {
-				offered.add(r.Name, w.device, "")
+			if ids := r.count(w.device.ID); ids > 0 && !has(after.withheld, w.device.ID) {
+				offered.add(r.Name, w.device, ids, "")
 			}
 		}
 	}

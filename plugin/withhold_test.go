@@ -110,6 +110,24 @@ func TestWithheldTextsAreByGPU(t *testing.T) {
 	}
 }
 
+// A text and a log line about MIG devices of a GPU that several pods hold name each pod.
+func TestWithheldMIGDevicesNameAllPods(t *testing.T) {
+	t.Parallel()
+	h, snap := newHarness(t, nil), partitioned("1g.10gb 1g.10gb 1g.10gb")
+	cfg := configured(func(c *Config) {
+		c.MIGStrategy = MIGMixed
+		c.Sharing.TimeSlicing.Resources = []SharedResource{{Name: migResource, Replicas: 2}}
+	})
+	l := newLayout(layoutInput{cfg: &cfg, snap: snap, holders: holdersOf(snap, cfg, migResource+" MIG-0-0", migResource+" MIG-0-2", migResource+" MIG-0-2::1")})
+	texts := withheldTexts(l.withheld)
+	if len(texts) != 1 || !strings.Contains(texts[0], "2 MIG devices of GPU 0") || !strings.Contains(texts[0], "ml/pod-0 and ml/pod-1") {
+		t.Errorf("%q", texts)
+	}
+	h.p.logWithheld(&layout{}, &l)
+	h.waitLog(msgWithheld, "ids:3", 1) // all but MIG-0-2::1, which is in the layout
+	h.waitLog(msgWithheld, "ml/pod-0 and ml/pod-1", 1)
+}
+
 // A device that is unhealthy and withheld is refused as unhealthy.
 func TestAllocateRefusesWithheldDevice(t *testing.T) {
 	cfg, snap := configured(sharedBy(2)), with(snapshot(2), 0, health.Unhealthy)
@@ -202,7 +220,9 @@ func TestSharingChangeWhileHeld(t *testing.T) {
 	waitWithheld(1)
 	allocate(id(3))
 	h.waitLog(msgWithheld, "", 5)
-	h.waitLog(msgOffered, "", 3) // GPU-0 and GPU-2 in one line
+	h.waitLog(msgWithheld, "ids:2", 3) // the two replicas of each
+	h.waitLog(msgOffered, "", 3)
+	h.waitLog(msgOffered, "ids:2", 2) // the replicas of GPU-1; GPU-0 and GPU-2 in one line
 	h.waitLog(msgUnhealthy, "", 0)
 }
 

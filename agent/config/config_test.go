@@ -212,6 +212,7 @@ func TestConfigErrors(t *testing.T) {
 		"sourze: {}\nsource: {mode:sim}":            {"sourze did you mean source?", "source.mode:sim mode: sim"},
 		"sharing: {}\ncordon: [3]\nmode: sim":       {"sharing did you mean plugin.sharing?", "cordon did you mean health.cordon?", "mode did you mean source.mode?"},
 		"metrics: {enabled: true}":                  {"metrics.enabled unknown key"}, // two sections have one
+		"health: {1: 2}":                            {"health.1 unknown key (in "},   // no suggestion
 		"Source: {mode: sim}\nSOURCE: {mode: auto}": {"Source SOURCE"},
 		"source: {mode: sim, Mode: auto}":           {"source.mode source.Mode"},
 		"source: {address: 5555}":                   {`source.address "5555"`},

@@ -6,7 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"regexp"
+	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -15,6 +18,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
+
+var errEmpty = errors.New("file is empty; for the defaults write {}")
 
 // read returns the file's text and its tree, both empty without a file.
 func (l Loader) read() (text []byte, tree map[string]any, err error) {
@@ -26,10 +31,13 @@ func (l Loader) read() (text []byte, tree map[string]any, err error) {
 		return nil, nil, fmt.Errorf("configuration: %w", err)
 	}
 	if l.Running && len(bytes.TrimSpace(text)) == 0 {
-		return nil, nil, fmt.Errorf("%s: file is empty; for the defaults write {}", path)
+		return nil, nil, fmt.Errorf("%s: %w", path, errEmpty)
 	}
 	if tree, err = parse(text); err != nil {
-		return nil, nil, fmt.Errorf("%s: %w", path, err)
+		if l.partial {
+			tree = parsePartial(text)
+		}
+		return nil, tree, fmt.Errorf("%s: %w", path, err)
 	}
 	return text, tree, nil
 }
@@ -58,6 +66,33 @@ func parse(text []byte) (map[string]any, error) {
 			}
 		}
 	}
+}
+
+// maxPartial is the size of the largest text that parsePartial reads. The time grows with the square of the size: this takes a second at most.
+const maxPartial = 32 << 10
+
+var sectionStart = regexp.MustCompile(`(?m)^[^\s#]`)
+
+// parsePartial returns what can be read of a text that parse refuses: of each section as many lines from its start as are valid.
+// Of two equal sections it returns the first.
+func parsePartial(text []byte) map[string]any {
+	tree := make(map[string]any)
+	if len(text) > maxPartial {
+		return tree
+	}
+	end := len(text)
+	for _, start := range slices.Backward(sectionStart.FindAllIndex(text, -1)) {
+		section := text[start[0]:end]
+		end = start[0]
+		for len(section) > 0 {
+			if part, err := parse(section); err == nil {
+				maps.Copy(tree, part) // over a later section
+				break
+			}
+			section = section[:bytes.LastIndexByte(bytes.TrimSuffix(section, []byte("\n")), '\n')+1]
+		}
+	}
+	return tree
 }
 
 // explainYAML adds the remedy to an error of frequent mistakes.

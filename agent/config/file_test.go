@@ -7,6 +7,38 @@ import (
 	"testing"
 )
 
+// Of a text that is not YAML, all valid sections are read, and the valid start of the others.
+func TestParsePartial(t *testing.T) {
+	const metrics, both = "metrics: {listen: ':9500'}\n", "map[log:map[level:debug] metrics:map[listen::9500]]"
+	for text, want := range map[string]string{
+		metrics + "log: {level: debug}\n":                       both,
+		"log: {level: debug}\n" + metrics + "metrics: {x: 1}\n": both,
+		"log:\n  level: debug\n\tformat: json\n" + metrics:      both,
+		"log:\n  level: debug\n  format: [\n# x\n" + metrics:    both,
+		"log:\n  level: debug\n  level: info\n" + metrics:       both,
+		"log:\r\n  level: debug\r\n  format: }\r\n" + metrics:   both,
+		metrics + "log:\n  level: debug\n  format: \"json":      both,
+		metrics + "health: {\nlog: {level: debug}\n}":           both,
+		"# x\n\n" + metrics + "---\nlog: {level: debug}\n":      both,
+		"- log":    "map[]",
+		"\xff\xfe": "map[]",
+		"":         "map[]",
+		metrics + "#" + strings.Repeat("x", maxPartial): "map[]",
+	} {
+		if got := fmt.Sprint(parsePartial([]byte(text))); got != want {
+			t.Errorf("%.100q: %s, want %s", text, got, want)
+		}
+	}
+}
+
+// BenchmarkParsePartial reads the largest text without the end of a list that begins in its first line.
+func BenchmarkParsePartial(b *testing.B) {
+	text := []byte("metrics: [\n" + strings.Repeat("  {name: DCGM_FI_DEV_GPU_TEMP, help: temperature},\n", maxPartial/60))
+	for b.Loop() {
+		parsePartial(text)
+	}
+}
+
 func TestParse(t *testing.T) {
 	for _, text := range []string{
 		"log: {level: debug}", "---\nlog: {level: debug}\n...\n", "log: {level: debug}\n---\n# nothing\n---\n",

@@ -137,3 +137,19 @@ func FuzzEnvironment(f *testing.F) {
 		}
 	})
 }
+
+// FuzzParsePartial appends an invalid section to any text. Nothing of the sections before it is lost.
+func FuzzParsePartial(f *testing.F) {
+	for _, text := range []string{"log: {level: info}\nmetrics:\n  listen: :9500", "a: |+\n  b\n\n", "a: [\nb: 1", "a: 1\n\tb: 2\n", "a:\r\n  b: 1\r\n", "---\n- a", "? [x]: y", "\xff"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		if len(text) > maxPartial/2 {
+			return
+		}
+		before, after := parsePartial([]byte(text+"\n")), parsePartial([]byte(text+"\nx: ]\n"))
+		if fmt.Sprint(before) != fmt.Sprint(after) {
+			t.Errorf("%v\nwith an invalid section\n%v", before, after)
+		}
+	})
+}

@@ -128,7 +128,7 @@ func suggest(unknown string, names []string) string {
 // Nearest returns the name that is most similar to an unknown one, else the only one that has it as a part, such as
 // health.cordon for cordon. It returns "" if there is none.
 func Nearest(unknown string, names []string) string {
-	best, least := "", min(4, len(unknown)/2+1) // of a short name, fewer letters may differ
+	best, least := "", min(4, (len(unknown)-strings.LastIndexByte(unknown, '.')-1)/2+1) // of a short name, fewer letters may differ
 	places := make(map[string]bool)
 	unknown = strings.ToLower(unknown)
 	for _, name := range names {

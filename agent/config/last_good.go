@@ -39,99 +39,127 @@ type Rejection struct {
 // override both. Without a last good configuration that is valid now, it returns the errors of Load, and the valid values with
 // defaults in place of the others.
 func (l Loader) LoadOrLastGood() (Config, *Rejection, error) {
+	l.partial = true
 	running := l
 	running.Running = true // a truncated file is no reason to switch to the defaults
 	onDisk, err := running.Load()
 	if err == nil {
 		return onDisk, nil, nil
 	}
-	c, rejection, lastGoodErr := l.loadLastGood(onDisk.withoutInvalid())
+	c, rejection, lastGoodErr := l.LoadLastGood(onDisk.withoutInvalid(DefaultConfig()).Health.StateFile)
 	if rejection != nil {
 		rejection.Err = err
 		return c, rejection, nil
 	}
-	if c, err = l.Load(); err != nil {
-		return c.withoutInvalid(), nil, errors.Join(err, lastGoodErr)
+	if errors.Is(err, errEmpty) {
+		if onDisk, err = l.Load(); err == nil {
+			return onDisk, nil, nil
+		}
 	}
-	return c, nil, nil
+	return onDisk.withoutInvalid(DefaultConfig()), nil, errors.Join(err, lastGoodErr)
 }
 
-// LoadPartial returns the configuration of LoadOrLastGood for commands that work with an invalid one too. The error describes
-// what is invalid and what is returned instead.
+// LoadPartial returns the configuration of LoadOrLastGood for commands that work with an invalid one too. If an agent with another
+// file has saved its configuration, the values there are those in place of the defaults. The error describes what is invalid and
+// what is returned instead.
 func (l Loader) LoadPartial() (Config, error) {
 	c, rejection, err := l.LoadOrLastGood()
 	switch {
 	case err != nil:
-		return c, fmt.Errorf("%w\nusing its valid values and the defaults", err)
+		instead := "the defaults"
+		if other, path := l.loadOther(c.Health.StateFile); path != "" {
+			l.partial, l.defaults = true, &other
+			c, _ = l.Load()
+			c, instead = c.withoutInvalid(other), "the last good configuration of another file, "+path
+		}
+		return c, fmt.Errorf("%w\nusing its valid values and %s", err, instead)
 	case rejection != nil:
 		return c, fmt.Errorf("%w\nusing the last good configuration, %s of %s", rejection.Err, rejection.Path, rejection.Since.Format(time.RFC3339))
 	}
 	return c, nil
 }
 
-// loadLastGood loads the last good configuration. onDisk are the valid values of the configuration on the disk. A nil
-// Rejection means that there is none; the error then has the reasons, nil if there is no file.
-func (l Loader) loadLastGood(onDisk Config) (c Config, r *Rejection, err error) {
-	stateFile := onDisk.Health.StateFile
+// LoadLastGood loads the last good configuration, which is beside the state file. A nil Rejection means that there is none; the
+// error then has the reasons, nil if there is no file.
+func (l Loader) LoadLastGood(stateFile string) (c Config, r *Rejection, err error) {
 	if l.File = l.Path(); l.File == "" || stateFile == "" {
 		return Config{}, nil, nil
 	}
-	path := statefile.ConfigurationPath(stateFile)
-	if c, r, err = l.loadSaved(path); err == nil {
-		return c, r, nil
+	for _, path := range savedPaths(stateFile) {
+		c, r, pathErr := l.loadSaved(path)
+		if pathErr == nil {
+			return c, r, nil
+		}
+		if path == statefile.ConfigurationPath(stateFile) && !errors.Is(pathErr, errNotSaved) {
+			err = withPrefix("last good configuration "+path+": ", pathErr)
+		}
 	}
-	// The invalid file may have moved the state file.
-	if c, r, otherErr := l.loadSaved(statefile.ConfigurationPath(DefaultConfig().Health.StateFile)); otherErr == nil {
-		return c, r, nil
+	return Config{}, nil, err
+}
+
+// savedPaths returns where the last good configuration may be: an invalid file may have moved the state file.
+func savedPaths(stateFile string) (paths []string) {
+	for _, f := range []string{stateFile, DefaultConfig().Health.StateFile} {
+		if f != "" {
+			paths = append(paths, statefile.ConfigurationPath(f))
+		}
 	}
-	if errors.Is(err, errNotSaved) {
-		err = nil
+	return paths
+}
+
+// loadOther loads the last good configuration of any file, and returns its path; "" if there is none.
+func (l Loader) loadOther(stateFile string) (Config, string) {
+	for _, path := range savedPaths(stateFile) {
+		if g, _, err := readLastGood(path); err == nil {
+			l.File = g.Path
+			if c, _, err := l.loadSaved(path); err == nil {
+				return c, path
+			}
+		}
 	}
-	return Config{}, nil, withPrefix("last good configuration "+path+": ", err)
+	return Config{}, ""
 }
 
 var errNotSaved = errors.New("not saved")
 
 // loadSaved loads the last good configuration from a file, or returns errNotSaved if that does not exist.
 func (l Loader) loadSaved(path string) (Config, *Rejection, error) {
-	files, since, err := readLastGood(path, l.File)
+	g, since, err := readLastGood(path)
+	if file := absolute(l.File); err == nil && g.Path != file {
+		err = fmt.Errorf("is of %s, not of %s", g.Path, file)
+	}
 	if err != nil {
 		return Config{}, nil, err
 	}
-	l.lastGood = files
+	l.lastGood = g.Files
 	c, err := l.Load()
 	return c, &Rejection{Path: path, Since: since}, err
 }
 
-// readLastGood reads the files of the last good configuration of a configuration file, and when they were saved.
-func readLastGood(path, file string) (files map[string][]byte, since time.Time, err error) {
+// readLastGood reads a file with a last good configuration, and when it was saved.
+func readLastGood(path string) (g lastGood, since time.Time, err error) {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = errNotSaved
 	}
 	if err != nil {
-		return nil, time.Time{}, err
+		return lastGood{}, time.Time{}, err
 	}
 	info, err := os.Stat(path)
 	if err != nil {
-		return nil, time.Time{}, err
+		return lastGood{}, time.Time{}, err
 	}
-	var g lastGood
 	if err := json.Unmarshal(text, &g); err != nil {
-		return nil, time.Time{}, fmt.Errorf("cannot be parsed: %w", err)
+		return lastGood{}, time.Time{}, fmt.Errorf("cannot be parsed: %w", err)
 	}
 	if g.Format != lastGoodFormat || g.Files[g.Path] == nil {
-		return nil, time.Time{}, fmt.Errorf("expected the format %q with the file %q, got %q", lastGoodFormat, g.Path, g.Format)
+		return lastGood{}, time.Time{}, fmt.Errorf("expected the format %q with the file %q, got %q", lastGoodFormat, g.Path, g.Format)
 	}
-	if file = absolute(file); g.Path != file {
-		return nil, time.Time{}, fmt.Errorf("is of %s, not of %s", g.Path, file)
-	}
-	return g.Files, info.ModTime(), nil
+	return g, info.ModTime(), nil
 }
 
 // withoutInvalid returns the configuration with defaults in place of invalid values.
-func (c Config) withoutInvalid() Config {
-	defaults := DefaultConfig()
+func (c Config) withoutInvalid(defaults Config) Config {
 	valid := defaults.settings()
 	err := c.Validate()
 	for i, s := range c.settings() {

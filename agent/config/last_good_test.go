@@ -117,6 +117,8 @@ func TestLastGoodReplacesInvalidFile(t *testing.T) {
 			n.write("config.yaml", "log: {")
 			n.setFlags("--health.stateFile=" + n.dir + "/state.json")
 		}, "config.yaml: "},
+		"syntax error after the state file": {func(n *savedNode) { n.write("config.yaml", n.config(state+"}")+"log: {") }, "config.yaml: "},
+		"section twice":                     {func(n *savedNode) { n.write("config.yaml", n.config(state+"}")+"metrics: {}\n") }, "config.yaml: "},
 		"not a mapping": {func(n *savedNode) {
 			n.write("config.yaml", "- log")
 			n.setFlags("--health.stateFile=" + n.dir + "/state.json")
@@ -138,6 +140,23 @@ func TestLastGoodReplacesInvalidFile(t *testing.T) {
 			c.spoil(n)
 			n.wantLastGood(c.reason)
 		})
+	}
+}
+
+// The file is read once: another content a moment later is not loaded unseen.
+func TestLastGoodReadsFileOnce(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close() //nolint:errcheck // read to its end
+	_, err = w.WriteString("log: {level: loud}\n")
+	if err := errors.Join(err, w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	c, rejection, err := Loader{File: fmt.Sprintf("/dev/fd/%d", r.Fd())}.LoadOrLastGood()
+	if err == nil || rejection != nil || !strings.Contains(err.Error(), "log.level: ") {
+		t.Errorf("loaded %v, %v, %v", c, rejection, err)
 	}
 }
 
@@ -253,8 +272,8 @@ func TestLastGoodKeepsBytes(t *testing.T) {
 		t.Fatal(err)
 	}
 	write(t, n.saved, string(c.LastGood))
-	files, _, err := readLastGood(n.saved, n.File)
-	if got := string(files[n.dir+"/fields.csv"]); err != nil || got != latin1 {
+	g, _, err := readLastGood(n.saved)
+	if got := string(g.Files[n.dir+"/fields.csv"]); err != nil || got != latin1 {
 		t.Errorf("%q, %v", got, err)
 	}
 }
@@ -330,10 +349,42 @@ func TestLoadPartial(t *testing.T) {
 		t.Errorf("not the valid values: %v", c)
 	}
 	wantError(t, "valid values", err, "metrics.listen", `"nowhere"`)
-	n.write("config.yaml", "metrics: {listen: ':9")
+	n.write("config.yaml", "metrics: {listen: ':9500'}\nlog: {level: ':9")
 	n.setFlags("--health.socket=/flag.sock")
-	if c, err = n.LoadPartial(); err == nil || c.Metrics.Listen != ":9400" || c.Health.Socket != "/flag.sock" {
+	if c, err = n.LoadPartial(); err == nil || c.Metrics.Listen != ":9500" || c.Health.Socket != "/flag.sock" {
 		t.Errorf("syntax error: %v, %v", c, err)
+	}
+}
+
+// Where an invalid file sets nothing valid, a command gets the values of an agent with another file. The agent itself does not.
+func TestLoadPartialOfAnotherFile(t *testing.T) {
+	n := newSavedNode(t)
+	n.write("config.yaml", n.config("health: {stateFile: DIR/state.json, socket: /its.sock, temperature: 77}")+"log: {level: debug}\n")
+	c, err := n.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, n.saved, string(c.LastGood))
+	n.File = filepath.Join(n.dir, "other.yaml")
+	for text, temperature := range map[string]float64{
+		"health: {stateFile: DIR/state.json}\nlog: {":                                      77,
+		"health: {stateFile: DIR/state.json, temperature: 66}\nmetrics: {listen: nowhere}": 66,
+		"health: {stateFile: DIR/state.json, temperature: -1}":                             77,
+	} {
+		n.write("other.yaml", strings.ReplaceAll(text, "DIR", n.dir))
+		c, err := n.LoadPartial()
+		if c.Health.Socket != "/its.sock" || c.Log.Level != "debug" || c.Metrics.Listen != ":9400" || float64(c.Health.Temperature) != temperature {
+			t.Errorf("%q: %v", text, c)
+		}
+		if !strings.Contains(fmt.Sprint(err), "other.yaml") || !strings.HasSuffix(fmt.Sprint(err), n.saved) {
+			t.Errorf("%q: %v", text, err)
+		}
+		n.wantRefused("other.yaml")
+	}
+	n.remove("other.yaml")
+	n.setFlags("--health.stateFile="+n.dir+"/state.json", "--metrics.listen=:9700")
+	if c, err := n.LoadPartial(); err == nil || c.Health.Socket != "/its.sock" || c.Metrics.Listen != ":9700" {
+		t.Errorf("no file: %v, %v", c, err)
 	}
 }
 
@@ -344,7 +395,7 @@ func TestWithoutInvalid(t *testing.T) {
 	c.Health.Flap.Trips, c.Health.Temperature = -1, 70
 	want := DefaultConfig()
 	want.Log.Format, want.Health.Temperature = "console", 70
-	if got := c.withoutInvalid(); got.String() != want.String() {
+	if got := c.withoutInvalid(DefaultConfig()); got.String() != want.String() {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 	if c.Log.Level != "loud" || len(c.Health.Cordon) != 2 {

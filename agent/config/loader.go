@@ -29,6 +29,8 @@ type Loader struct {
 	FieldsExported bool
 
 	lastGood map[string][]byte // see LoadOrLastGood; nil to read the disk
+	partial  bool              // read what is valid of a file that is not YAML; it is an error nevertheless
+	defaults *Config           // nil for those of DefaultConfig
 }
 
 // AddFlags adds a flag for every key, such as --source.mode. The flags are hidden: they are too many for each help text.
@@ -61,6 +63,9 @@ func (l Loader) Path() string {
 func (l Loader) Load() (Config, error) {
 	text, tree, fileErr := l.read()
 	c := DefaultConfig()
+	if l.defaults != nil {
+		c = *l.defaults
+	}
 	settings := c.settings()
 	keys := make([]string, len(settings))
 	for i, s := range settings {
@@ -117,7 +122,7 @@ func (l Loader) Load() (Config, error) {
 	c.Notes = slices.Concat(c.Notes, notes, unknownVariables(os.Environ(), keys), foreignVariables(os.Environ(), set), c.kubeconfigNotes())
 	// Values that could not be decoded have their defaults here, so Validate adds only other errors.
 	errs = append(errs, c.Validate())
-	if fileErr != nil { // the values are only those of flags and variables, so other errors may be due to that
+	if fileErr != nil { // values of the file are missing, so other errors may be due to that
 		return c, fileErr
 	}
 	c.LastGood = files.document(l.Path(), text)

@@ -32,6 +32,7 @@ type conditionState struct {
 	status          metav1.ConditionStatus
 	reason, message string
 	fingerprint     string    // a change of it is written at once; it leaves out measured values in the message
+	lost            string    // the end of the message: free devices that cannot be scheduled; a change may wait, see lostInterval
 	since           time.Time // when the status was reached
 }
 
@@ -52,11 +53,10 @@ func conditionOf(s *health.Snapshot) (conditionState, bool) {
 	return c, true
 }
 
-// add appends a text to the message, at the expense of the end of the message.
-func (c *conditionState) add(text string) {
-	text = "; " + truncate(text, maxMessage/2)
-	c.message = truncate(c.message, maxMessage-len(text)) + text
-	c.fingerprint += text
+// addLost appends a text about lost capacity to the message, at the expense of the rest.
+func (c *conditionState) addLost(text string) {
+	c.lost = "; " + truncate(text, maxMessage/2)
+	c.message = truncate(c.message, maxMessage-len(c.lost)) + c.lost
 }
 
 // summary counts the devices by their state. MIG devices that only share the findings of their GPU do not count.

@@ -12,6 +12,10 @@ const (
 	// heartbeatInterval is how often an unchanged condition is written. The kubelet does the same with its own.
 	heartbeatInterval = 5 * time.Minute
 
+	// lostInterval is the least time between the last write and a change of conditionState.lost alone. On a full node it
+	// changes with every pod that starts or ends.
+	lostInterval = time.Minute
+
 	// settleDelay collects changes that follow each other into one write.
 	settleDelay = time.Second
 )
@@ -23,6 +27,7 @@ type conditionWriter struct {
 	current     nodeCondition // as the API server has it
 	loaded      bool          // current was read from the API server
 	fingerprint string        // of current; "" if another process wrote it
+	lost        string        // of current
 }
 
 // runConditionWriter writes until ctx ends. It writes the newest state only: older ones are skipped.
@@ -64,7 +69,11 @@ func (w *conditionWriter) dueIn(desired *conditionState) time.Duration {
 	if !w.loaded || desired.fingerprint != w.fingerprint {
 		return 0
 	}
-	return heartbeatInterval - time.Since(w.current.LastHeartbeatTime.Time)
+	interval := heartbeatInterval
+	if desired.lost != w.lost {
+		interval = lostInterval
+	}
+	return interval - time.Since(w.current.LastHeartbeatTime.Time)
 }
 
 // write writes the desired condition if it is due. It reads the condition once before: if another process wrote it, the
@@ -77,7 +86,7 @@ func (w *conditionWriter) write(ctx context.Context) error {
 		}
 		w.current, w.loaded = c, true
 		if d := w.desired.Load(); c.Status == d.status && c.Reason == d.reason && c.Message == d.message {
-			w.fingerprint = d.fingerprint
+			w.fingerprint, w.lost = d.fingerprint, d.lost
 		}
 	}
 	desired := w.desired.Load()
@@ -93,7 +102,7 @@ func (w *conditionWriter) write(ctx context.Context) error {
 		w.Log.Info("node condition", zap.String("type", next.Type), zap.String("status", string(next.Status)),
 			zap.String("was", string(w.current.Status)), zap.String("reason", next.Reason))
 	}
-	w.current, w.fingerprint = next, desired.fingerprint
+	w.current, w.fingerprint, w.lost = next, desired.fingerprint, desired.lost
 	return nil
 }
 

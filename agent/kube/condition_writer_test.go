@@ -35,8 +35,7 @@ func TestConditionChangesAreOneWrite(t *testing.T) {
 	})
 }
 
-// The message names the pods that keep free GPUs from being scheduled, also when there is no room for all devices. A
-// change is written at once.
+// The message names the pods that keep free GPUs from being scheduled, also when there is no room for all devices.
 func TestConditionNamesUnschedulable(t *testing.T) {
 	withRig(t, func(g *rig) {
 		var devices []health.DeviceState
@@ -48,13 +47,35 @@ func TestConditionNamesUnschedulable(t *testing.T) {
 		for n, text := range []string{"end pod ml/a", "end pods ml/a and ml/b", strings.Repeat("long", maxMessage), ""} {
 			g.lost.Store(new(slices.Repeat([]string{text}, min(len(text), 2))))
 			g.setDevices(devices...)
-			g.advance(2 * settleDelay)
+			g.advance(lostInterval)
 			g.wantCondition(t, corev1.ConditionFalse, "Xid79", 3+n)
 			message := g.condition(t).Message
 			named := strings.Contains(message, "; "+text[:min(len(text), 100)])
 			if !named || len(message) > maxMessage || !strings.Contains(message, "GPU 0: xid-79") {
 				t.Errorf("%d bytes: %s", len(message), message)
 			}
+		}
+	})
+}
+
+// On a full node the unschedulable devices change with every pod. The writes are bounded, and one with a new finding is prompt.
+func TestConditionWithChangingPods(t *testing.T) {
+	withRig(t, func(g *rig) {
+		sick := gpu(0, nil, finding("xid-79", health.Unhealthy))
+		for i := range 1800 {
+			g.lost.Store(&[]string{fmt.Sprint("end pod ml/", i)})
+			g.setDevices(sick, gpu(1, nil))
+			g.advance(2 * time.Second)
+		}
+		if n := len(g.writes); n < 59 || n > 62 {
+			t.Errorf("%d writes in an hour", n)
+		}
+		writes := len(g.writes)
+		g.setDevices(sick, gpu(1, nil, finding("lost", health.Unhealthy)))
+		g.advance(settleDelay)
+		g.wantCondition(t, corev1.ConditionFalse, "Xid79", writes+1)
+		if m := g.condition(t).Message; !strings.HasSuffix(m, "end pod ml/1799") {
+			t.Errorf("message %s", m)
 		}
 	})
 }

@@ -149,7 +149,7 @@ func (r *Reporter) followSnapshots(ctx context.Context) {
 			retry = time.After(settleDelay)
 		default:
 			if len(lost) > 0 {
-				next.add(strings.Join(lost, "; "))
+				next.addLost(strings.Join(lost, "; "))
 			}
 			if next.since = now; before != nil && before.status == next.status {
 				next.since = before.since

@@ -92,7 +92,7 @@ type Resource struct {
 	Allocations      uint64            `json:"allocations"`
 	AllocationErrors map[string]uint64 `json:"allocationErrors,omitempty"` // by reason
 	Unschedulable    *int              `json:"unschedulable,omitempty"`    // free healthy devices that no new pod can get
-	BlockingPods     []Pod             `json:"blockingPods,omitempty"`     // the pods to end: they hold unhealthy devices
+	BlockingPods     []Pod             `json:"blockingPods,omitempty"`     // the pods to end: they hold devices that are unhealthy or no longer offered
 }
 
 // Pod names a pod.

@@ -26,8 +26,8 @@ const (
 	// grows to megabytes, and filling it takes time from other clients. A page with gzip fits.
 	sendBuffer = 16 << 10
 
-	// graceTime is how long a connection is kept at least, so that its request can arrive and be read. A full server accepts
-	// at most maxConnections per graceTime: with more, a probe would be dropped before the server has read it.
+	// graceTime is how long a connection is kept at least after it was accepted, so that its request can arrive and be read. A
+	// full server accepts at most maxConnections per graceTime: with more, a probe would be dropped before the server has read it.
 	graceTime = 20 * time.Millisecond
 
 	dropLogInterval = time.Minute
@@ -64,6 +64,8 @@ type group struct {
 type conn struct {
 	*net.TCPConn
 	all *connections
+
+	accepted time.Time
 
 	group   group
 	since   time.Time     // when it joined its group
@@ -115,6 +117,7 @@ func (s *connections) tryJoin(c *conn) bool {
 		return false
 	}
 	s.join(c)
+	c.accepted = c.since
 	return true
 }
 
@@ -156,12 +159,13 @@ func (s *connections) longest() (longest *conn, size int) {
 	return longest, size
 }
 
-// graceLeft returns how long dropLongest has to wait.
+// graceLeft returns how long dropLongest has to wait. The time since a connection joined its group would not do: busy
+// clients join another one with every request, so the wait would have no end.
 func (s *connections) graceLeft() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if c, _ := s.longest(); c != nil {
-		return graceTime - time.Since(c.since)
+		return graceTime - time.Since(c.accepted)
 	}
 	return 0
 }
@@ -179,7 +183,7 @@ func (s *connections) dropLongest() (closed <-chan struct{}) {
 	s.mu.Unlock()
 	dropped := s.dropped.Add(1)
 	if now := time.Now(); s.loggedAt.IsZero() || now.Sub(s.loggedAt) >= dropLogInterval {
-		s.log.Warn("too many connections; dropping the longest idle ones", zap.String("key", "metrics.listen"), zap.Int("limit", s.limit),
+		s.log.Warn("too many connections; each new one takes the place of another", zap.String("key", "metrics.listen"), zap.Int("limit", s.limit),
 			zap.Uint64("dropped", dropped-s.loggedDropped), zap.Stringer("client", c.group.client), zap.Int("clientConnections", size))
 		s.loggedAt, s.loggedDropped = now, dropped
 	}

@@ -1,10 +1,12 @@
 package web
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -120,6 +122,34 @@ func TestConnectionsHaveGraceTime(t *testing.T) {
 		if s.dropped.Load() != (rounds-1)*limit {
 			t.Errorf("%d dropped", s.dropped.Load())
 		}
+	})
+}
+
+// Clients whose requests follow each other without a pause do not extend the grace time.
+func TestConnectionsAcceptBesideBusyClients(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const limit = 4
+		s := newSet(limit)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		var busy sync.WaitGroup
+		for range limit {
+			c := s.open(66)
+			busy.Go(func() {
+				for ctx.Err() == nil {
+					s.follow(c, http.StateActive)
+					<-time.After(graceTime / 4)
+					s.follow(c, http.StateIdle)
+					<-time.After(graceTime / 4)
+				}
+			})
+		}
+		begin := time.Now()
+		s.open(1)
+		if took := time.Since(begin); took > graceTime {
+			t.Errorf("a connection is accepted after %v", took)
+		}
+		cancel()
+		busy.Wait()
 	})
 }
 

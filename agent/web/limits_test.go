@@ -277,3 +277,52 @@ func TestServerKeepsConnectionsOfOtherClients(t *testing.T) {
 	}
 	_ = res.Body.Close()
 }
+
+// A connection that has ended does not count, however it ended.
+func TestServerForgetsEndedConnections(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name, config, scheme, path string
+		http2, refuse              bool
+	}{
+		{name: "served", scheme: "http"},
+		{name: "aborted", scheme: "http", path: "/abort"},
+		{name: "HTTP/1 with TLS", config: agenttest.TLSConfig, scheme: "https"},
+		{name: "HTTP/2", config: agenttest.TLSConfig, scheme: "https", http2: true},
+		{name: "HTTP/2 aborted", config: agenttest.TLSConfig, scheme: "https", path: "/abort", http2: true},
+		{name: "TLS refused by the client", config: agenttest.TLSConfig, scheme: "https", refuse: true},
+		{name: "no TLS", config: agenttest.TLSConfig, scheme: "http"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			s := agenttest.Serve(t, test.config, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path == "/abort" {
+					panic(http.ErrAbortHandler)
+				}
+				_, _ = io.WriteString(w, r.Proto)
+			}), func() []string { return nil })
+			transport := &http.Transport{TLSClientConfig: s.CA.Client(), ForceAttemptHTTP2: test.http2, DisableKeepAlives: true}
+			if test.refuse {
+				transport.TLSClientConfig = &tls.Config{}
+			}
+			served := 0
+			for range web.MaxConnections + 20 {
+				res, err := (&http.Client{Transport: transport}).Get(test.scheme + "://" + s.Address() + test.path)
+				if err == nil {
+					if (res.ProtoMajor == 2) != test.http2 {
+						t.Fatalf("protocol %s", res.Proto)
+					}
+					_, _ = io.Copy(io.Discard, res.Body)
+					_ = res.Body.Close()
+					served++
+				}
+			}
+			if failed := test.path != "" || test.refuse; failed != (served == 0) {
+				t.Errorf("%d requests are served", served)
+			}
+			if n := s.Dropped.Load(); n > 0 {
+				t.Errorf("%d connections are dropped, though each ends before the next one starts", n)
+			}
+		})
+	}
+}

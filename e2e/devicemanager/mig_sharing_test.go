@@ -162,7 +162,7 @@ func TestAgentRestarts(t *testing.T) {
 }
 
 // The kubelet receives the largest list that the agent sends, with every device unhealthy, which makes it longest. One more
-// replica of each device is a configuration error.
+// replica of each device is a configuration error, which changes nothing.
 func TestLargestList(t *testing.T) {
 	const one, most = "nvidia.com/mig-1g.10gb", 577
 	sharing := func(replicas int) string {
@@ -178,6 +178,14 @@ func TestLargestList(t *testing.T) {
 	}
 	n.Eventually("all replicas unhealthy", func() error { return n.KubeletHas(one, 112*most, 0) })
 	n.configure("h100-16-mig", sharing(most+1))
-	n.Eventually("no resource", func() error { return n.KubeletHas(one, 0, 0) })
+	n.Eventually("the agent refuses one more replica", func() error {
+		if len(n.Journal.Lines("expected at most 577, found 578")) == 0 {
+			return errors.New("no error is logged")
+		}
+		return nil
+	})
+	if err := n.KubeletHas(one, 112*most, 0); err != nil {
+		t.Error(err)
+	}
 	n.EndAgent()
 }

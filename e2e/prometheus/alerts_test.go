@@ -92,8 +92,8 @@ func TestAlertsAndDashboards(t *testing.T) {
 		for _, s := range result {
 			held[s.Labels["namespace"]] = s.Value
 		}
-		if want := map[string]float64{"team-a": 2, "team-b": 1}; err == nil && !maps.Equal(held, want) {
-			err = fmt.Errorf("namespaces hold %v, want %v", held, want) // counted by UUID: the two nodes have the same
+		if want := map[string]float64{"team-a": 2 * 2, "team-b": 2 * 1}; err == nil && !maps.Equal(held, want) {
+			err = fmt.Errorf("namespaces hold %v, want %v", held, want) // both nodes have the same UUIDs
 		}
 		return err
 	})
@@ -144,14 +144,14 @@ func TestAlertsAndDashboards(t *testing.T) {
 
 	for _, name := range untestedAlerts {
 		if covered[name] {
-			t.Errorf("%s has a test: remove it from notInStory", name)
+			t.Errorf("%s has a test: remove it from untestedAlerts", name)
 		}
 		covered[name] = true
 	}
 	for _, rules := range rules(t) {
 		for _, r := range rules {
 			if r.Alert != "" && !covered[r.Alert] {
-				t.Errorf("%s has no test: cause it, or add it to notInStory", r.Alert)
+				t.Errorf("%s has no test: cause it, or add it to untestedAlerts", r.Alert)
 			}
 		}
 	}

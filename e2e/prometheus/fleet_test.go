@@ -100,6 +100,9 @@ func TestFleetPanels(t *testing.T) {
 	f.await(all(32), "fleet.json", "GPUs", 0, "")
 	f.await(map[string]float64{"NVIDIA H100 80GB HBM3": 8}, "node.json", "GPUs", 0, "mig", "model")
 	f.await(map[string]float64{"": 0}, "node.json", "Firing alerts", 0, "gpus")
+	for _, title := range []string{"Allocated", "Allocated and idle"} { // no kubelet runs, so the holders are unknown
+		f.await(map[string]float64{}, "fleet.json", title, 0, "")
+	}
 
 	// 62 is no common XID: its series begins with the value 1.
 	for _, event := range []string{`{gpu: 1, xid: 48}`, `{gpu: 2, xid: 62}`, `{gpu: 5, xid: 31, times: 200}`, `{gpu: 3, lost: true}`} {

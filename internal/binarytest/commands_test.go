@@ -83,6 +83,7 @@ func TestCommands(t *testing.T) {
 		{[]string{"status", "--cafile", "x"}, 1, []string{"did you mean --ca-file?"}},
 		{[]string{"detach", "--force=yes"}, 1, []string{"--force: ", `"yes"`, "true or false"}},
 		{[]string{"check-config", "--plugin.passDeviceSpecs", "true"}, 1, []string{`"true"`, "=true"}},
+		{[]string{"--plugin.enabled", "false"}, 1, []string{`"false"`, "=false"}},
 		{[]string{"check-config", "--health.cordon=[3]", "--plugin.exclude=[1, 0:1]"}, 0, []string{`"3"`, `"1"`, `"0:1"`}},
 		{[]string{"--help"}, 0, []string{"--config", "check-config", "--source.mode"}},
 	} {

@@ -81,11 +81,25 @@ func TestCommandsWithInvalidConfiguration(t *testing.T) {
 			if code != 0 || !strings.Contains(out, "warning: ") || !strings.Contains(out, "config.yaml") {
 				t.Errorf("%q: %d\n%s", args, code, out)
 			}
-			p.awaitMetrics(`state="healthy"} 1`)
+			if args[0] != "detach" {
+				p.awaitMetrics(`state="healthy"} 1`)
+			}
 		}
 	}
 	// By the last good configuration: the agent does not use the invalid file's address and sockets.
 	commands("health: {stateFile: DIR/state.json, socket: /other.sock, confirm: -1}\nmetrics: {listen: nowhere}\nsource: {sim: {control: /other.sock}}")
+	// By the last good configuration although the file, which names the state file, is not YAML.
+	for _, invalid := range []string{"log: {", "metrics: {}\nhealth: {}\n", "log:\n\tlevel: info"} {
+		commands("health: {stateFile: DIR/state.json}\n" + invalid)
+	}
+	// By the last good configuration of another file.
+	other := filepath.Join(p.Dir, "other.yaml")
+	if err := os.WriteFile(other, fmt.Appendf(nil, "health: {stateFile: %s}\nlog: {", p.stateFile()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, code := run(t, "status", "--config", other); code != 0 || !strings.Contains(out, "warning: ") || !strings.Contains(out, "healthy") {
+		t.Errorf("another file: %d\n%s", code, out)
+	}
 	// By the valid values of another file.
 	p.Kill()
 	if err := os.Remove(p.lastGood()); err != nil {
@@ -98,9 +112,12 @@ func TestCommandsWithInvalidConfiguration(t *testing.T) {
 	p.awaitSocket(p.agentSocket())
 	p.awaitSocket(p.simSocket())
 	p.awaitMetrics(`state="healthy"} 1`)
-	commands("health: {stateFile: '', socket: DIR/agent.sock, confirm: -1}\nmetrics: {listen: ADDRESS}\nsource: {sim: {control: DIR/sim.sock}}")
+	valid := "health: {stateFile: '', socket: DIR/agent.sock}\nmetrics: {listen: ADDRESS}\nsource: {sim: {control: DIR/sim.sock}}\n"
+	for _, invalid := range []string{"log: {", "metrics: {}", "log: {level: loud}"} {
+		commands(valid + invalid)
+	}
 
-	if out, code := run(t, "check-config", "--config", p.config()); code == 0 || !strings.Contains(out, "health.confirm") {
+	if out, code := run(t, "check-config", "--config", p.config()); code == 0 || !strings.Contains(out, "log.level") {
 		t.Errorf("check-config: %d %s", code, out)
 	}
 }

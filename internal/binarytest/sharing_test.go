@@ -51,5 +51,24 @@ func TestTooManyReplicas(t *testing.T) {
 	}
 	p.reload(config(577))
 	p.awaitPage("/readyz", http.StatusOK)
-	p.await("all replicas", func() bool { return k.State().Resources["nvidia.com/mig-1g.10gb"].Allocatable() == 112*577 })
+	all := func() bool { return k.State().Resources["nvidia.com/mig-1g.10gb"].Allocatable() == 112*577 }
+	p.await("all replicas", all)
+	saved := p.awaitLastGood("")
+
+	// What is registered stays: also after a restart, and until a number fits.
+	for range 2 {
+		p.write(config(578))
+		p.awaitMetrics("gpu_node_agent_config_last_reload_successful 0")
+		p.awaitPage("/readyz", http.StatusOK, "plugin.sharing.timeSlicing.resources[0].replicas", "577", "578")
+		p.await("all replicas", all)
+		p.stop()
+		p.launch()
+	}
+	p.awaitMetrics("gpu_node_agent_config_last_reload_successful 0")
+	if got := readFile(p.lastGood()); got != saved {
+		t.Errorf("saved %s, want %s", got, saved)
+	}
+	p.reload(config(2))
+	p.await("fewer replicas", func() bool { return k.State().Resources["nvidia.com/mig-1g.10gb"].Allocatable() == 112*2 })
+	p.awaitLastGood(saved)
 }

@@ -7,14 +7,15 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"runtime"
 	"strconv"
 	"sync"
 
 	"github.com/klauspost/compress/gzip"
 )
 
-// maxConcurrent is the number of responses that are rendered at once. Rendering only computes, so more would not be
-// faster, and many requests at once would take as many times the memory.
+// maxConcurrent is the largest number of responses that are rendered at once. Rendering only computes, so more would not
+// be faster, and many requests at once would take as many times the memory.
 const maxConcurrent = 4
 
 // Renderer renders responses and sends them. Equal requests that arrive before a rendering starts share it, and no two
@@ -55,9 +56,14 @@ type rendering struct {
 	buf    bytes.Buffer
 }
 
-// NewRenderer returns a renderer.
+// NewRenderer returns a renderer. It leaves a processor to the rest of the process. Otherwise clients that request many
+// different pages delay probes.
 func NewRenderer() *Renderer {
-	return &Renderer{slots: make(chan struct{}, maxConcurrent), queues: make(map[variant]*queue)}
+	return newRenderer(max(1, min(maxConcurrent, runtime.GOMAXPROCS(0)-1)))
+}
+
+func newRenderer(concurrent int) *Renderer {
+	return &Renderer{slots: make(chan struct{}, concurrent), queues: make(map[variant]*queue)}
 }
 
 // Handler returns a handler that sends the responses of h. They must not depend on the request.

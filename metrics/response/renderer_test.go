@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -51,7 +52,7 @@ func expectUnused(t *testing.T, r *Renderer) {
 // Requests that arrive during a rendering do not get it, but share the next one.
 func TestRendererSharesResponses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r, c := NewRenderer(), &counter{}
+		r, c := newRenderer(maxConcurrent), &counter{}
 		var wg sync.WaitGroup
 		request := func(want string, within time.Duration) {
 			wg.Go(func() {
@@ -79,7 +80,7 @@ func TestRendererSharesResponses(t *testing.T) {
 
 func TestRendererLimitsConcurrency(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r, c := NewRenderer(), &counter{}
+		r, c := newRenderer(maxConcurrent), &counter{}
 		var wg sync.WaitGroup
 		for i := range 5 * maxConcurrent {
 			wg.Go(func() {
@@ -96,10 +97,21 @@ func TestRendererLimitsConcurrency(t *testing.T) {
 	})
 }
 
+// Rendering leaves a processor to probes, unless there is only one.
+func TestNewRendererLeavesProcessor(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
+	for processors, want := range map[int]int{1: 1, 2: 1, 3: 2, 5: 4, 64: maxConcurrent} {
+		runtime.GOMAXPROCS(processors)
+		if got := cap(NewRenderer().slots); got != want {
+			t.Errorf("%d processors: %d concurrent renderings, want %d", processors, got, want)
+		}
+	}
+}
+
 // If the client whose request would render a response leaves, another request renders it.
 func TestRendererContinuesAfterClientLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r, c := NewRenderer(), &counter{}
+		r, c := newRenderer(maxConcurrent), &counter{}
 		var wg sync.WaitGroup
 		for i := range maxConcurrent {
 			wg.Go(func() { serve(t.Context(), r, strconv.Itoa(i), c.render) })
@@ -132,7 +144,7 @@ func TestRendererContinuesAfterClientLeaves(t *testing.T) {
 
 func TestRendererRecoversFromPanic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r, c := NewRenderer(), &counter{}
+		r, c := newRenderer(maxConcurrent), &counter{}
 		fail := func(w http.ResponseWriter) {
 			c.render(w)
 			panic("no page")
@@ -160,7 +172,7 @@ func TestRendererRecoversFromPanic(t *testing.T) {
 
 // For any sequence of requests and departures, a response is complete and not older than its request.
 func TestRendererAtRandom(t *testing.T) {
-	r := NewRenderer()
+	r := newRenderer(maxConcurrent)
 	var wg sync.WaitGroup
 	var started [3]atomic.Int64
 	for client := range 50 {
@@ -201,7 +213,7 @@ func TestRendererAtRandom(t *testing.T) {
 
 // An error is sent uncompressed and without what has been written before.
 func TestRendererSendsErrorsAsPlainText(t *testing.T) {
-	r := NewRenderer()
+	r := newRenderer(maxConcurrent)
 	for range 2 { // the second response reuses the memory of the first
 		w, req := httptest.NewRecorder(), httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil)
 		req.Header.Set("Accept-Encoding", "gzip")

@@ -62,6 +62,8 @@ func TestMetricsMatchClientGolang(t *testing.T) {
 			tolerance = 5
 		case "process_resident_memory_bytes", "process_virtual_memory_bytes":
 			tolerance = high / 2
+		case "go_memstats_other_sys_bytes":
+			tolerance = 256 << 10 // the runtime allocates this much at once and then moves parts of it to other metrics
 		case "go_goroutines":
 			low = 2 // this test and its parent; a registry runs more
 		}

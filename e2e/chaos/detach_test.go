@@ -105,10 +105,15 @@ func (w *world) applyDriver(ctx context.Context, s step) error {
 		}
 		w.source = "hung"
 		_, err := w.detach(ctx, time.Hour)
+		w.detachAsked = true
 		return err
 	}
 	return nil
 }
+
+// holdersDelay is how long the agent may wait for the holders before a polite detach: it asks the kubelet twice, within 1.25
+// seconds each, and a second apart.
+const holdersDelay = 3500 * time.Millisecond
 
 // detachPolitely detaches the driver unless pods hold GPUs. No pod does, but the kubelet may not report it.
 func (w *world) detachPolitely(ctx context.Context) error {
@@ -119,7 +124,7 @@ func (w *world) detachPolitely(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	answer, err := request[detachResponse](ctx, w, scaled(stepTimeout), map[string]any{"detach": map[string]any{"for": "1h"}})
+	answer, err := request[detachResponse](ctx, w, scaled(stepTimeout)+holdersDelay, map[string]any{"detach": map[string]any{"for": "1h"}})
 	if err == nil {
 		if !before {
 			if after, err := w.holdersKnown(ctx); err != nil || !after {
@@ -231,7 +236,7 @@ func (w *world) awaitDetached(ctx context.Context, measured time.Time) error {
 	if err != nil {
 		return err
 	}
-	w.detachPending = false
+	w.detachPending, w.detachAsked = false, false
 	if !s.Source.Measured.Equal(measured) {
 		w.unmeasured = false
 		for i := range w.gpu {
@@ -293,13 +298,13 @@ func (w *world) attach(ctx context.Context) error {
 
 // noteAttached updates the model after an attach.
 func (w *world) noteAttached(ctx context.Context) error {
-	if w.detachPending { // it never detached: the state is that of before
+	if w.detachPending && !w.detachAsked { // it never detached: the state is that of before
 		for i := range w.gpu {
 			g := &w.gpu[i]
 			g.change(func() { g.released = false })
 		}
 	}
-	w.detached, w.detachPending, w.attaching = false, false, true
+	w.detached, w.detachPending, w.detachAsked, w.attaching = false, false, false, true
 	if w.source != "dead" {
 		w.engineDetached = false
 	}

@@ -13,6 +13,7 @@ type model struct {
 	logBlocked     bool   // the agent's standard error is not read
 	detached       bool   // an operator detached the driver
 	detachPending  bool   // the detach waits for a DCGM call that hangs
+	detachAsked    bool   // it waits for the host engine's response to the detach
 	engineDetached bool   // the host engine has detached the driver
 	engineNotAsked bool   // the host engine was not asked to detach: no connection
 	sessionClosing bool   // the hung call is the session's last

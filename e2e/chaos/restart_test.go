@@ -61,6 +61,9 @@ func (w *world) restart(ctx context.Context, how string) error {
 	if w.diskFull && !w.disk.mounted {
 		return nil // the state file is missing, not only out of date
 	}
+	if w.detached {
+		return nil // a detach survives: the tests of health/monitor restart during one
+	}
 	s, err := w.snapshot(ctx)
 	if err != nil {
 		return err
@@ -95,8 +98,8 @@ func (w *world) restart(ctx context.Context, how string) error {
 		g.trips = trips[i]
 		g.remapPending = g.remapPending && !g.xid48
 	}
-	w.detached, w.detachPending, w.attaching, w.sessionClosing, w.savedCauses = false, false, false, false, kept // a new agent attaches; a host engine keeps its state
-	w.baseline, w.endpoint = nil, map[string]string{}                                                            // new process and sockets
+	w.sessionClosing, w.savedCauses = false, kept     // a host engine keeps its state until a pending attach
+	w.baseline, w.endpoint = nil, map[string]string{} // new process and sockets
 	maps.Copy(w.orphans, w.registration.served)
 	w.registration.restarted()
 	for i := range w.gpu {

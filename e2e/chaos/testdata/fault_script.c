@@ -14,7 +14,6 @@
 enum { GPU = 1, GPUS = 8, XID = 230, ALWAYS = -1 }; // dcgm_fields.h: DCGM_FI_DEV_XID_ERROR
 
 extern script_table_t script_table;
-static int blind;
 static const char *trap = "none"; // whether a detach hangs or fails
 
 static long long ahead; // offset of the engine's clock in microseconds
@@ -30,10 +29,10 @@ static long long now(void) { // increasing, except after a step of the engine's 
 }
 
 static void number(unsigned gpu, unsigned field, long long n) {
-    script_table.value(GPU, gpu, field, 'i', 0, now(), blind ? 0x7ffffffffffffff0 : n, 0, ""); // DCGM_INT64_BLANK
+    script_table.value(GPU, gpu, field, 'i', 0, now(), n, 0, "");
 }
 static void text(unsigned gpu, unsigned field, const char *s) {
-    script_table.value(GPU, gpu, field, 's', 0, now(), 0, 0, blind ? "<<<NULL>>>" : s); // DCGM_STR_BLANK
+    script_table.value(GPU, gpu, field, 's', 0, now(), 0, 0, s);
 }
 
 static void measure(void) {
@@ -91,11 +90,11 @@ static void apply_line(const char *line) {
     else if (strcmp(line, "listed\n") == 0) list();
     else if (strcmp(line, "dead\n") == 0) script_table.fail("*", -21, ALWAYS); // DCGM_ST_CONNECTION_NOT_VALID
     else if (strcmp(line, "hung\n") == 0) script_table.hang("dcgmEntitiesGetLatestValues");
-    else if (strcmp(line, "blind\n") == 0) blind = 1, measure();
+    else if (strcmp(line, "blind\n") == 0) script_table.blind(1);
     else if (strcmp(line, "detached\n") == 0) state.stats.detached = 1;
     else if (strcmp(line, "refuse\n") == 0) script_table.fail("dcgmDetachDriver", -11, 1), trap = "refuse"; // DCGM_ST_TIMEOUT
     else if (strcmp(line, "trap\n") == 0) script_table.hang("dcgmDetachDriver"), trap = "hang";
-    else if (strcmp(line, "up\n") == 0) blind = 0, measure(), script_table.fail("", 0, 0), script_table.release(), trap = "none";
+    else if (strcmp(line, "up\n") == 0) script_table.blind(0), script_table.fail("", 0, 0), script_table.release(), trap = "none";
     else fprintf(stderr, "libdcgm: unknown line: %s", line), abort();
 }
 

@@ -211,9 +211,9 @@ static void profiling(unsigned gpu, unsigned field) {
     unlock();
 }
 
-static void blind(void) {
+static void blind(int is) {
     lock();
-    state.blind = 1;
+    state.blind = is;
     unlock();
 }
 

@@ -35,7 +35,7 @@ typedef struct {
     void (*link)(unsigned gpu, unsigned peer, unsigned long long path);
     void (*incident)(int kind, unsigned id, unsigned system, int health, unsigned code, const char *message);
     void (*profiling)(unsigned gpu, unsigned field);        // make the GPU support a profiling field
-    void (*blind)(void);                                    // make all values blank until an embedded engine starts
+    void (*blind)(int is);                                  // make all values blank; the start of an embedded engine ends it
     void (*engine)(const char *version);                    // of the host engine
     void (*fail)(const char *function, int code, int times); // "*": every call that needs a connection; times < 0: always
     void (*hang)(const char *function);                     // make its next call block

@@ -35,7 +35,7 @@ static void incident(script_table_t *t, int kind, unsigned id, unsigned system, 
 	t->incident(kind, id, system, health, code, message);
 }
 static void profiling(script_table_t *t, unsigned gpu, unsigned field) { t->profiling(gpu, field); }
-static void blind(script_table_t *t) { t->blind(); }
+static void blind(script_table_t *t) { t->blind(1); }
 static void engine(script_table_t *t, char *version) { t->engine(version); }
 static void fail(script_table_t *t, char *function, int code, int times) { t->fail(function, code, times); }
 static void hang(script_table_t *t, char *function) { t->hang(function); }

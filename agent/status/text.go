@@ -192,7 +192,7 @@ func clearsText(f Finding) string {
 		if strings.HasPrefix(f.Cause, "xid-") {
 			return "clears when the XID has not recurred for a while"
 		}
-		return "clears when the fault is gone"
+		return "clears when the fault ends"
 	case health.ClearsGPUReset.String():
 		return "clears by a GPU reset"
 	case health.ClearsReboot.String():

@@ -82,23 +82,24 @@ func (a *Agent) reload(reason string) {
 }
 
 // settle checks the configuration in force as soon as the devices of the node are known. If it fits them, it is saved as the
-// last good one. Otherwise the last good one replaces it if that fits, so that no file that is only valid elsewhere takes away
-// what this node offers.
+// last good one. Otherwise the last good one replaces it if that fits the same devices, so that no file that is only valid elsewhere
+// takes away what this node offers.
 func (a *Agent) settle() {
 	if a.settled {
 		return
 	}
-	ready, err := a.checkDevices(config.Config{Source: a.sourceConfig.Load().SourceConfig, Plugin: *a.pluginConfig.Load()})
+	source := a.sourceConfig.Load().SourceConfig
+	ready, err := a.checkDevices(config.Config{Source: source, Plugin: *a.pluginConfig.Load()})
 	if !ready {
 		return
 	}
 	if err != nil {
 		c, rejection, _ := a.loader.LoadLastGood(a.healthConfig.Load().StateFile)
-		if rejection == nil {
-			return
-		}
-		if ready, misfit := a.checkDevices(c); !ready || misfit != nil {
+		if rejection == nil || sourceID(c.Source) != sourceID(source) {
 			return // the plugin reports what does not fit
+		}
+		if _, misfit := a.checkDevices(c); misfit != nil {
+			return
 		}
 		a.apply(c)
 		a.reject(err, "devices", rejection.Since)

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"reflect"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -228,19 +229,21 @@ func TestReloadAppliesWebConfig(t *testing.T) {
 	})
 }
 
+// gpus returns a snapshot of so many GPUs.
+func gpus(n int, inventory string) *health.Snapshot {
+	s := &health.Snapshot{At: time.Now(), Source: health.Source{Inventory: inventory}}
+	for i := range n {
+		id := health.DeviceID(fmt.Sprintf("GPU-09ee17f8-f59d-55e2-a8b5-%012d", i))
+		s.Devices = append(s.Devices, health.DeviceState{Device: health.Device{ID: id, Kind: health.KindGPU, Index: i}})
+	}
+	return s
+}
+
 // Replicas that the kubelet could not receive are refused once the devices are known. A configuration from before stays if there is
 // no last good one.
 func TestReloadChecksDevices(t *testing.T) {
 	file := func(replicas int, more string) string {
 		return fmt.Sprintf("source: {mode: sim}\nplugin: {sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: %d}]}}}\n%s", replicas, more)
-	}
-	gpus := func(n int, inventory string) *health.Snapshot {
-		s := &health.Snapshot{At: time.Now(), Source: health.Source{Inventory: inventory}}
-		for i := range n {
-			id := health.DeviceID(fmt.Sprintf("GPU-09ee17f8-f59d-55e2-a8b5-%012d", i))
-			s.Devices = append(s.Devices, health.DeviceState{Device: health.Device{ID: id, Kind: health.KindGPU, Index: i}})
-		}
-		return s
 	}
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
@@ -275,4 +278,40 @@ func TestReloadChecksDevices(t *testing.T) {
 		a.snapshots.Store(gpus(100, inventory))
 		want("more devices", 900, true, true)
 	})
+}
+
+// After a start with too many replicas, a last good configuration that fits the same devices replaces the file when they are known.
+func TestStartChecksDevices(t *testing.T) {
+	const shared = "plugin: {sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: %d}]}}}\n"
+	for name, c := range map[string]struct {
+		saved    string
+		replaced bool
+	}{
+		"fits":               {"source: {mode: sim}\n", true},
+		"with shares":        {"source: {mode: sim}\n" + fmt.Sprintf(shared, 10), true},
+		"too many too":       {"source: {mode: sim}\n" + fmt.Sprintf(shared, 901), false},
+		"for another source": {"source: {mode: sim, sim: {seed: 7}}\n", false},
+		"invalid":            {"source: {mode: simm}\n", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				dir := t.TempDir()
+				state := fmt.Sprintf("health: {stateFile: %s/state.json}", dir)
+				file := agenttest.WriteFile(t, dir, "config.yaml", c.saved+state)
+				good, _ := config.Loader{File: file}.Load()
+				agenttest.WriteFile(t, dir, "state.json.config", string(good.LastGood))
+				agenttest.WriteFile(t, dir, "config.yaml", "source: {mode: sim}\n"+fmt.Sprintf(shared, 900)+state)
+				a := startReload(t, dir, zap.NewNop(), nil, func() {})
+				a.snapshots.Store(gpus(100, sourceID(a.sourceConfig.Load().SourceConfig).Inventory))
+				waitIntervals(3)
+				want := *a.pluginConfig.Load()
+				if c.replaced {
+					want = good.Plugin
+				}
+				if got := *a.pluginConfig.Load(); !reflect.DeepEqual(got, want) || a.lastReload.Load().OK == c.replaced || (a.lastGood.Load() != nil) != c.replaced {
+					t.Errorf("%+v, %+v, %v", got.Sharing, a.lastReload.Load(), a.warnings())
+				}
+			})
+		})
+	}
 }

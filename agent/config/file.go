@@ -68,7 +68,8 @@ func parse(text []byte) (map[string]any, error) {
 	}
 }
 
-// maxPartial is the size of the largest text that parsePartial reads. The time grows with the square of the size: this takes a second at most.
+// maxPartial is the size of the largest text that parsePartial reads. The time grows with the square of the size: this takes a
+// second at most.
 const maxPartial = 32 << 10
 
 var sectionStart = regexp.MustCompile(`(?m)^[^\s#]`)

@@ -23,8 +23,9 @@ const (
 	maxStreams = 2
 
 	// sendBuffer is how much of its responses the kernel keeps for a client that does not read. Linux doubles it. The default
-	// grows to megabytes, and filling it takes time from other clients. A page with gzip fits.
-	sendBuffer = 16 << 10
+	// grows to megabytes, and filling it takes time from other clients. A page with gzip fits. It must exceed a segment of the
+	// loopback interface, 64 KiB: with less, a local client acknowledges each part of a larger page after 40 ms only.
+	sendBuffer = 64 << 10
 
 	// graceTime is how long a connection is kept at least after it was accepted, so that its request can arrive and be read. A
 	// full server accepts at most maxConnections per graceTime: with more, a probe would be dropped before the server has read it.

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"unicode"
+
+	eastasian "golang.org/x/text/width"
 )
 
 // Colour is a colour or a style of text, as a parameter of SGR (ECMA-48).
@@ -222,12 +224,11 @@ func textColumns(text string) int {
 
 // columns returns the number of columns that terminals use for a printable character.
 func columns(r rune) int {
-	const firstPunctuation, lastPunctuation, firstFullwidth, lastFullwidth, firstPicture = 0x3001, 0x303e, 0xff01, 0xff60, 0x1f300
-	switch {
-	case unicode.In(r, unicode.Mn, unicode.Me):
+	if unicode.In(r, unicode.Mn, unicode.Me) { // it combines with the character before
 		return 0
-	case unicode.In(r, unicode.Han, unicode.Hangul, unicode.Hiragana, unicode.Katakana),
-		r >= firstPunctuation && r <= lastPunctuation, r >= firstFullwidth && r <= lastFullwidth, r >= firstPicture:
+	}
+	switch eastasian.LookupRune(r).Kind() {
+	case eastasian.EastAsianWide, eastasian.EastAsianFullwidth:
 		return 2
 	}
 	return 1

@@ -131,7 +131,7 @@ func TestTableFitsWidth(t *testing.T) {
 }
 
 func TestTextColumns(t *testing.T) {
-	for text, want := range map[string]int{"": 0, "H100 °C ×…": 10, "显卡。": 6, "グラボ": 6, "그래픽": 6, "ＧＰＵ": 6, "🔥": 2, "a\u0308": 1} {
+	for text, want := range map[string]int{"": 0, "H100 °C ×…": 10, "显卡。": 6, "グラボ": 6, "그래픽": 6, "ＧＰＵ": 6, "ｸﾞﾗﾎﾞ": 5, "🔥": 2, "a\u0308": 1} {
 		if got := textColumns(text); got != want {
 			t.Errorf("%q: %d, want %d", text, got, want)
 		}

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -99,7 +100,7 @@ func (l Loader) LoadLastGood(stateFile string) (c Config, r *Rejection, err erro
 
 // savedPaths returns where the last good configuration may be: an invalid file may have moved the state file.
 func savedPaths(stateFile string) (paths []string) {
-	for _, f := range []string{stateFile, DefaultConfig().Health.StateFile} {
+	for _, f := range slices.Compact([]string{stateFile, DefaultConfig().Health.StateFile}) {
 		if f != "" {
 			paths = append(paths, statefile.ConfigurationPath(f))
 		}

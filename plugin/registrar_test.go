@@ -192,9 +192,9 @@ func TestRegistrarKeepsStreamInWipedDirectory(t *testing.T) {
 	before := h.waitStatus(isRegistered)
 	h.remove(h.socket())
 	h.remove(filepath.Join(h.pluginDir(), "kubelet.sock"))
-	// Registration is impossible and not necessary: the stream is still open.
+	// Registration is impossible. The open stream still serves the kubelet.
 	h.waitLog(msgUnregistered, "kubelet.sock", 1)
-	if s := h.p.Status().Resources[0]; !s.Registered || s.Registrations != before.Registrations {
+	if s := h.waitStatus(unregisteredFor("kubelet.sock")); s.Registrations != before.Registrations || s.Streams != 1 {
 		t.Errorf("%+v", s)
 	}
 	if _, err := os.Lstat(h.socket()); err != nil {

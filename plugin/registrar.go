@@ -61,8 +61,9 @@ type registrar struct {
 	kubeletSocket fs.FileInfo // the last one that existed, nil if none did
 	kubeletLost   bool        // kubelet.sock does not exist
 	kubeletNew    bool        // nothing was registered with it since kubeletSocket changed
-	fixedSent     bool        // the newest registration is at the fixed path, and may have reached the kubelet
-	fixedHeld     bool        // the kubelet may hold the fixed path until it restarts
+	kubeletNewAt  time.Time
+	fixedSent     bool // the newest registration is at the fixed path, and may have reached the kubelet
+	fixedHeld     bool // the kubelet may hold the fixed path until it restarts
 	phase         phase
 	phaseSince    time.Time
 	settledAt     time.Time // earliest next registration, as is nextAttempt
@@ -108,9 +109,14 @@ func (r *registrar) run(ctx context.Context) {
 	}
 }
 
-// stop ends the server. It removes the socket first, so that no client connects any more. With withdraw it sends the
+// stop ends the server. It removes the socket before, so that no client connects any more. With withdraw it sends the
 // kubelet an empty list and gives it withdrawTimeout to receive the list.
 func (r *registrar) stop(withdraw bool) {
+	if count := r.srv.streams.counts(); !withdraw && count.open > 1 {
+		// A kubelet before 1.37 marks the devices unhealthy at the first end of a stream. A list that it reads from another
+		// stream after that would make them healthy again.
+		<-time.After(time.Until(count.lastSent.Add(r.settle)))
+	}
 	for _, s := range []*unixsock.Socket{r.socket, r.alternate} {
 		if s == nil {
 			continue
@@ -118,11 +124,6 @@ func (r *registrar) stop(withdraw bool) {
 		if err := s.Remove(); err != nil {
 			r.log.Warn("cannot remove the plugin's socket", zap.Error(err))
 		}
-	}
-	if count := r.srv.streams.counts(); !withdraw && count.open > 1 {
-		// A kubelet before 1.37 marks the devices unhealthy at the first end of a stream. A list that it reads from another
-		// stream after that would make them healthy again.
-		<-time.After(time.Until(count.lastSent.Add(r.settle)))
 	}
 	r.srv.stop(withdraw)
 	if withdraw {
@@ -153,11 +154,39 @@ func (r *registrar) step(ctx context.Context) {
 		return
 	}
 	// The end of a stream, for whatever reason, is a disturbance as well.
-	now := time.Now()
-	if now.Before(r.settledAt) || now.Before(r.nextAttempt) || now.Before(r.srv.streams.counts().lastEnd.Add(r.settle)) {
+	now, count := time.Now(), r.srv.streams.counts()
+	if count.open == 0 && r.earlierPluginCounted(now) || now.Before(r.settledAt) || now.Before(r.nextAttempt) || now.Before(count.lastEnd.Add(r.settle)) {
+		return
+	}
+	if count.open >= maxStreamsKept {
+		r.endStreams()
 		return
 	}
 	r.register(ctx)
+}
+
+// maxStreamsKept limits the streams of earlier registrations that stay open beside the newest one. There is one more after
+// each loss of the socket, and after each lost answer of the kubelet.
+const maxStreamsKept = 8
+
+// endStreams ends all streams. The next registration has another name, because the kubelet may process the ends late.
+func (r *registrar) endStreams() {
+	r.srv.streams.drop()
+	r.fixedHeld = r.fixedHeld || r.fixedSent
+}
+
+// earlierPluginCounted reports whether the kubelet still counts devices of the resource before the first registration: it
+// has not processed the end of the earlier agent yet, and must not get another registration of the same path. A kubelet
+// for which that takes longer than endTimeout keeps a dead endpoint, or another plugin serves the resource.
+func (r *registrar) earlierPluginCounted(now time.Time) bool {
+	answer := r.pods.Allocatable.Load()
+	if !r.kubeletNew || now.After(r.kubeletNewAt.Add(r.settle+r.endTimeout)) || answer == nil || answer.Err != "" ||
+		answer.At.Before(r.kubeletNewAt) || len(answer.IDs[r.srv.name]) == 0 {
+		return false
+	}
+	r.setError("the kubelet still counts the devices of an earlier plugin; about to register", false)
+	r.pods.QueryWithin(r.poll)
+	return true
 }
 
 // listen ensures that the socket exists at its path and is served.
@@ -168,7 +197,8 @@ func (r *registrar) listen(ctx context.Context) error {
 		default:
 			if r.alternate != nil && !r.alternate.InPlace() {
 				r.alternate = nil
-				r.socketReplaced("the plugin's registered socket was lost")
+				r.log.Warn("socket lost, registering another name", zap.String("socket", r.socketPath))
+				r.scheduleRegistration("the plugin's registered socket was lost")
 			}
 			return nil
 		}
@@ -196,21 +226,8 @@ func (r *registrar) listen(ctx context.Context) error {
 		defer close(served)
 		_ = r.grpc.Serve(socket) // after an error the next step listens again
 	})
-	r.socketReplaced("the plugin's socket is new")
+	r.scheduleRegistration("the plugin's socket is new")
 	return nil
-}
-
-// maxStreamsKept limits the streams that replaced registrations leave open.
-const maxStreamsKept = 8
-
-// socketReplaced schedules a registration at a new name. The kubelet does not need it while its stream is open: it never
-// connects twice. So the registration stays when many streams are open, for example because a program removes the
-// sockets periodically.
-func (r *registrar) socketReplaced(reason string) {
-	if r.phase == registered && r.srv.streams.counts().open >= maxStreamsKept {
-		return
-	}
-	r.scheduleRegistration(reason)
 }
 
 // removeAlternate removes the other name of the socket.
@@ -242,7 +259,8 @@ func (r *registrar) checkKubelet() {
 	if r.kubeletLost || unixsock.SameSocket(r.kubeletSocket, info) {
 		return
 	}
-	r.kubeletSocket, r.kubeletNew = info, true
+	r.kubeletSocket, r.kubeletNew, r.kubeletNewAt = info, true, time.Now()
+	r.pods.QueryWithin(0)
 	r.scheduleRegistration("the kubelet has started")
 }
 
@@ -436,6 +454,7 @@ type timing struct {
 	settle          time.Duration // without a disturbance before a registration
 	registerTimeout time.Duration // of the Register call, during which the kubelet dials the plugin
 	streamTimeout   time.Duration // from the registration to ListAndWatch
+	endTimeout      time.Duration // for the kubelet to process the end of an earlier agent, besides settle
 	retryMin        time.Duration // between two attempts; doubles up to retryMax
 	retryMax        time.Duration
 	withdrawTimeout time.Duration // for the kubelet to receive the last list
@@ -450,7 +469,7 @@ type timing struct {
 // registration of the same name (kubernetes#127803). No registration was lost in tests after a tenth of that.
 func defaultTiming() timing {
 	return timing{
-		poll: 250 * time.Millisecond, settle: time.Second, registerTimeout: 15 * time.Second, streamTimeout: 5 * time.Second,
+		poll: 250 * time.Millisecond, settle: time.Second, registerTimeout: 15 * time.Second, streamTimeout: 5 * time.Second, endTimeout: 3 * time.Second,
 		retryMin: time.Second, retryMax: 30 * time.Second, withdrawTimeout: time.Second, handshake: 5 * time.Second,
 		pods: podresources.Timing{
 			Poll: 250 * time.Millisecond, Refresh: 2 * time.Second, QuickRefresh: time.Second, Call: 5 * time.Second, MaxAge: 5 * time.Minute,

@@ -232,6 +232,15 @@ func TestJudgeGPU(t *testing.T) {
 			{10, present(xids(145)), Degraded, []string{"xid-145"}},
 			{70, present(), Healthy, nil},
 		},
+		"the recovery action decides the severity of XIDs that the sources dispute": {
+			{0, present(xids(38, 44, 121, 166, 175)), Degraded, []string{"xid-121", "xid-166", "xid-175", "xid-38", "xid-44"}},
+			{1, present(value(FieldRecoveryAction, 1)), Unhealthy, []string{"xid-121", "xid-166", "xid-175", "xid-38", "xid-44", CauseRecoveryAction}},
+			{2, present(), Healthy, nil},
+		},
+		"an application error with a reset request for another reason": {
+			{0, present(xids(32, 60, 69, 80, 94, 174)), Degraded, []string{"xid-174", "xid-32", "xid-60", "xid-69", "xid-80", "xid-94"}},
+			{1, present(value(FieldRecoveryAction, 1), xids(31)), Degraded, []string{"xid-174", "xid-32", "xid-60", "xid-69", "xid-80", "xid-94", CauseRecoveryAction}},
+		},
 		"the driver decides after peer-to-peer work has ended": {
 			{0, present(xids(149)), Degraded, []string{"xid-149"}},
 			{2, present(value(FieldRecoveryAction, 3)), Unhealthy, []string{CauseRecoveryAction, "xid-149"}},
@@ -254,7 +263,8 @@ func TestJudgeGPU(t *testing.T) {
 			{4, present(value(FieldRecoveryAction, 1)), Degraded, []string{CauseRecoveryAction}},
 		},
 		"XID 154 only announces the recovery action": {
-			{0, present(xids(154), value(FieldRecoveryAction, 1)), Degraded, []string{CauseRecoveryAction, "xid-154"}},
+			{0, present(xids(154), value(FieldRecoveryAction, 1)), Degraded, []string{CauseRecoveryAction}},
+			{1, present(xids(154)), Healthy, nil}, // the end of the recovery action
 		},
 		"application errors are ignored": {
 			{0, present(xids(13, 31, 43, 45, 68, 109)), Healthy, nil},

@@ -71,8 +71,9 @@ var incidentRules = map[string]incidentRule{
 	"NVLINK_CRC_ERROR_THRESHOLD": {EffectUnhealthy, ActionCheckNVLink, incidentFail, "", "", nil},
 	"NVLINK_ERROR_CRITICAL": {
 		EffectWarn, ActionWatchNVLink, incidentFail + ", ISOLATE", "DCGM",
-		"it counts single replays and recoveries, which a link survives, on some GPUs since the driver was loaded; NVSentinel takes " +
-			"no action. A link that fails raises XID 74 or 144 to 150, or DCGM_FR_NVLINK_DOWN", nil,
+		"it counts replays and recoveries, which a link survives, on some GPUs since the driver was loaded, and NVSentinel takes no " +
+			"action; a link that fails raises XID 74, one of 144 to 150, or DCGM_FR_NVLINK_DOWN",
+		nil,
 	},
 	"ROW_REMAP_FAILURE": {
 		EffectUnhealthy, ActionReplaceGPU, incidentFail, "NVSentinel",

@@ -156,20 +156,20 @@ func typeOf(value string) string {
 func xids(string) (string, error) {
 	var rows [][]string
 	for _, x := range listedXIDs() {
-		effect, clears := x.Effect.String(), ""
+		marks, clears := []string{x.Effect.String()}, ""
 		if x.FollowsRecoveryAction {
-			effect += "¹"
+			marks = append(marks, "¹")
 		}
 		if x.WholeGPU {
-			effect += "²"
+			marks = append(marks, "²")
 		}
 		if x.Deviation != "" {
-			effect += "³"
+			marks = append(marks, "³")
 		}
 		if x.Effect != health.EffectIgnore {
 			clears = code(x.Clears.String())
 		}
-		rows = append(rows, []string{strconv.Itoa(x.Code), x.Symbol, x.Name, effect, code(x.Action), clears, x.Source})
+		rows = append(rows, []string{strconv.Itoa(x.Code), x.Symbol, x.Name, strings.Join(marks, " "), code(x.Action), clears, x.Source})
 	}
 	return table("XID | Symbol | Meaning | Effect | Action | Clears | Source", rows), nil
 }
@@ -187,7 +187,7 @@ func incidents(string) (string, error) {
 	for _, i := range listedIncidents() {
 		effect := i.Effect.String()
 		if i.Deviation != "" {
-			effect += "³"
+			effect += " ¹"
 		}
 		rows = append(rows, []string{code(i.Name), effect, code(i.Action), i.Source})
 	}

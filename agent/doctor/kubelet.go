@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // Names below the kubelet's directory.
@@ -105,6 +106,17 @@ func dialGRPC(ctx context.Context, socket string) error {
 	return nil
 }
 
+// countAllocatable returns how many healthy devices of the resource the kubelet counts, 0 if it does not answer.
+func countAllocatable(ctx context.Context, c plugin.Config) int {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	ids, err := podresources.QueryAllocatable(ctx, filepath.Join(c.KubeletDir, podResourcesDir, kubeletSocket))
+	if err != nil {
+		return 0 // the check of the pod resources reports it
+	}
+	return len(ids[c.Resource])
+}
+
 // checkOtherPlugins looks for another device plugin that serves NVIDIA's resources.
 func checkOtherPlugins(ctx context.Context, c plugin.Config) []Check {
 	var others []string
@@ -122,6 +134,11 @@ func checkOtherPlugins(ctx context.Context, c plugin.Config) []Check {
 	}
 	switch {
 	case len(others) == 0 && c.Enabled:
+		// The kubelet's answer is of the moment, so it comes before the search for the agent, which may start just now.
+		if n := countAllocatable(ctx, c); n > 0 && len(agentSockets(ctx, c)) == 0 {
+			return warn(fmt.Sprintf("the kubelet has %d allocatable %s, but no plugin is found that serves them", n, c.Resource),
+				"start the agent; if it does not run here, restart the kubelet, which since 1.37 can keep the devices of a plugin that has ended")
+		}
 		return pass("no other plugin serves GPUs")
 	case len(others) == 0: // it may have an unknown name
 		return info("plugin.enabled is false, and no other plugin is found")

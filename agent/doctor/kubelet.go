@@ -106,15 +106,16 @@ func dialGRPC(ctx context.Context, socket string) error {
 	return nil
 }
 
-// countAllocatable returns how many healthy devices of the resource the kubelet counts, 0 if it does not answer.
-func countAllocatable(ctx context.Context, c plugin.Config) int {
+// countedWithoutAgent reports whether the kubelet counts healthy devices of the resource, although no agent listens. An
+// agent that starts meanwhile has no allocatable devices for a second.
+func countedWithoutAgent(ctx context.Context, c plugin.Config) bool {
+	if len(agentSockets(ctx, c)) > 0 {
+		return false
+	}
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	ids, err := podresources.QueryAllocatable(ctx, filepath.Join(c.KubeletDir, podResourcesDir, kubeletSocket))
-	if err != nil {
-		return 0 // the check of the pod resources reports it
-	}
-	return len(ids[c.Resource])
+	return err == nil && len(ids[c.Resource]) > 0 // the check of the pod resources reports an error
 }
 
 // checkOtherPlugins looks for another device plugin that serves NVIDIA's resources.
@@ -133,12 +134,10 @@ func checkOtherPlugins(ctx context.Context, c plugin.Config) []Check {
 		}
 	}
 	switch {
+	case len(others) == 0 && c.Enabled && countedWithoutAgent(ctx, c):
+		return warn("the kubelet has allocatable "+c.Resource+", but no plugin is found that serves it",
+			"start the agent; if it does not run here, restart the kubelet, which since 1.37 can keep the devices of a plugin that has ended")
 	case len(others) == 0 && c.Enabled:
-		// The kubelet's answer is of the moment, so it comes before the search for the agent, which may start just now.
-		if n := countAllocatable(ctx, c); n > 0 && len(agentSockets(ctx, c)) == 0 {
-			return warn(fmt.Sprintf("the kubelet has %d allocatable %s, but no plugin is found that serves them", n, c.Resource),
-				"start the agent; if it does not run here, restart the kubelet, which since 1.37 can keep the devices of a plugin that has ended")
-		}
 		return pass("no other plugin serves GPUs")
 	case len(others) == 0: // it may have an unknown name
 		return info("plugin.enabled is false, and no other plugin is found")

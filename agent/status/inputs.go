@@ -67,10 +67,12 @@ func kubeletStatus(p plugin.Status, h podresources.Holders) Kubelet {
 	if p.Off {
 		k.Plugin = pluginOff
 	}
-	for _, r := range p.Resources {
-		if r.Warning != "" { // first, because the page and the table show a limited number
-			k.Warnings = slices.Insert(k.Warnings, 0, r.Warning)
+	for _, r := range p.Resources { // first, because the page and the table show a limited number
+		if r.Warning != "" {
+			k.Warnings = append(k.Warnings, r.Warning)
 		}
+	}
+	for _, r := range p.Resources {
 		s := Resource{
 			Name: r.Name, Registered: r.Registered, Error: r.Err, Devices: r.Devices, Healthy: r.Healthy,
 			Registrations: r.Registrations, Streams: r.Streams, AuditMismatches: r.AuditMismatches,

@@ -10,6 +10,7 @@ import (
 	"log"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -73,7 +74,7 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags override the environment, the environment the 
 				if err != nil {
 					return err
 				}
-				for _, n := range c.Notes {
+				for _, n := range slices.Concat(c.Notes, c.Metrics.Requirements()) {
 					fmt.Fprintln(cmd.ErrOrStderr(), "note:", n)
 				}
 				_, err = fmt.Fprint(cmd.OutOrStdout(), c)

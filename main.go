@@ -175,7 +175,8 @@ func fieldsCommand(loader *config.Loader) *cobra.Command {
 		Long: `List the fields that metrics.fields may name, and which of them the source has.
 
 The command polls the configured source once, without an effect on a running agent. If that fails, the column is
-"unknown", and the exit code is still 0.`,
+"unknown", and the exit code is still 0. "derived" is converted exactly from another field. A set has those of its fields
+that the generation of names in metrics.names has.`,
 	}, func(ctx context.Context) fmt.Stringer { return doctor.Fields(ctx, *loader) })
 }
 

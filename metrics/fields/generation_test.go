@@ -155,9 +155,16 @@ func TestSelectNames(t *testing.T) {
 				field("DCGM_FI_DEV_BOARD_SERIAL", "label", "Device Serial Number"), field("DCGM_FI_DEV_SM_MAX_CLOCK_HERTZ", "label", "Maximum SM clock (in Hz)."),
 			},
 		},
+		"selected and rejected": {
+			[]Spec{{Name: "DCGM_FI_DEV_C2C_LINK_ERROR_INTR", Type: "counter", Help: "custom"}, {Name: "DCGM_FI_DEV_C2C_LINK_ERROR_INTR", Type: "histogram"}}, both,
+			[]string{field("DCGM_FI_DEV_C2C_LINK_ERROR_INTR", "counter", "custom"), field("DCGM_FI_DEV_C2C_LINK_ERROR_TOTAL", "counter", "custom")},
+		},
 		"rejected": {[]Spec{{Name: "DCGM_FI_DEV_SM_CLOCK", Type: "histogram"}, {Name: "DCGM_FI_DEV_NOTHING"}}, both, nil},
 	} {
 		s := Select(c.specs, c.generations...)
+		if len(s.Unknown) > len(c.specs) {
+			t.Errorf("%s: rejected %q", name, s.Unknown)
+		}
 		var got []string
 		for _, f := range slices.Concat(s.Fields, s.Labels) {
 			got = append(got, field(f.Name, f.Type, f.Help))

@@ -20,9 +20,12 @@ static unsigned short highest_field(const char *version) {
     return generations[i].highest;
 }
 
-// Numbers from 1534 to 1599 are in range, but no fields.
-int has_field(const char *version, unsigned short field) {
-    return field > 0 && field <= highest_field(version) && (field < 1534 || field >= 1600);
+// has_fields reports whether a version has all fields. Numbers from 1534 to 1599 are in range, but no fields.
+static int has_fields(const char *version, const unsigned short *fields, unsigned count) {
+    unsigned short highest = highest_field(version);
+    for (unsigned i = 0; i < count; i++)
+        if (fields[i] == 0 || fields[i] > highest || (fields[i] >= 1534 && fields[i] < 1600)) return 0;
+    return 1;
 }
 
 EXPORT dcgmReturn_t dcgmGroupCreate(dcgmHandle_t handle, dcgmGroupType_t type, const char *name, dcgmGpuGrp_t *group) {
@@ -63,8 +66,7 @@ EXPORT dcgmReturn_t dcgmFieldGroupCreate(dcgmHandle_t handle, int count, const u
     ENTER
     (void)name;
     if (count < 1 || count > MAX_FIELDS) return leave(DCGM_ST_BADPARAM);
-    for (int i = 0; i < count; i++)
-        if (!has_field(engine_version(), ids[i])) return leave(DCGM_ST_UNKNOWN_FIELD);
+    if (!has_fields(engine_version(), ids, (unsigned)count)) return leave(DCGM_ST_UNKNOWN_FIELD);
     for (int i = 1; i < MAX_GROUPS; i++)
         if (!state.fields[i].used) {
             state.fields[i].used = 1;
@@ -173,7 +175,7 @@ EXPORT dcgm_field_meta_p DcgmFieldGetById(unsigned short field) {
     static __thread dcgm_field_meta_t meta;
     if (field > highest_field(library_version())) return NULL;
     memset(&meta, 0, sizeof(meta));
-    if (!has_field(library_version(), field)) return &meta; // empty
+    if (!has_fields(library_version(), &field, 1)) return &meta; // empty
     meta.fieldId = field;
     meta.fieldType = (char)type_of(field);
     meta.entityLevel = level_of(field);
@@ -186,6 +188,7 @@ EXPORT dcgmReturn_t dcgmEntitiesGetLatestValues(dcgmHandle_t handle, dcgmGroupEn
                                                 dcgmFieldValue_v2 values[]) {
     ENTER
     if (fieldCount > MAX_FIELDS) return leave(DCGM_ST_BADPARAM);
+    if (!has_fields(engine_version(), fields, fieldCount)) return leave(DCGM_ST_UNKNOWN_FIELD);
     for (unsigned j = 0; j < fieldCount; j++)
         if (flags != 0 && fields[j] == DCGM_FI_DEV_XID_ERROR) return leave(DCGM_ST_GENERIC_ERROR); // (OBSERVED.md#live-reads)
     if (flags != 0) state.stats.live++;
@@ -195,8 +198,6 @@ EXPORT dcgmReturn_t dcgmEntitiesGetLatestValues(dcgmHandle_t handle, dcgmGroupEn
         dcgmGroupEntityPair_t pair = entities[count - 1 - i];
         entity_t *e = find((int)pair.entityGroupId, pair.entityId);
         if (e == NULL) return leave(DCGM_ST_BADPARAM);
-        for (unsigned j = 0; j < fieldCount; j++)
-            if (!has_field(engine_version(), fields[j])) return leave(DCGM_ST_UNKNOWN_FIELD);
         for (unsigned j = 0; j < fieldCount; j++) {
             dcgmFieldValue_v2 *out = &values[i * fieldCount + j];
             value_t *v = value_of(e, fields[j]);

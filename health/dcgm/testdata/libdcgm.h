@@ -116,8 +116,6 @@ value_t *value_of(entity_t *e, unsigned short field) HIDDEN;
 // The versions of the library and of the engine that it is connected to.
 const char *library_version(void) HIDDEN;
 const char *engine_version(void) HIDDEN;
-// has_field reports whether a version has a field.
-int has_field(const char *version, unsigned short field) HIDDEN;
 group_t *group_of(dcgmGpuGrp_t group) HIDDEN;
 fields_t *fields_of(dcgmFieldGrp_t fields) HIDDEN;
 int refuses_profiling(group_t *g, fields_t *f) HIDDEN;

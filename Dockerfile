@@ -81,7 +81,7 @@ RUN set -eu; arch=$(dpkg --print-architecture); \
     packages="datacenter-gpu-manager-4-core=${DCGM_VERSION} datacenter-gpu-manager-4-proprietary=${DCGM_VERSION}"; \
     for package in libdcgm datacenter-gpu-manager-4-module-health datacenter-gpu-manager-4-module-introspect \
         datacenter-gpu-manager-4-module-nvswitch datacenter-gpu-manager-4-module-policy datacenter-gpu-manager-4-module-sysmon; do \
-      if apt-cache madison "$package" | grep -qF "| ${DCGM_VERSION} |"; then packages="$packages $package=${DCGM_VERSION}"; fi; \
+      if apt-cache madison "$package" | grep -qF " ${DCGM_VERSION} |"; then packages="$packages $package=${DCGM_VERSION}"; fi; \
     done; \
     apt-get install -y --no-install-recommends $packages; \
     mkdir -p /out/usr/lib /out/etc/ssl/certs /out/licenses; \

@@ -30,7 +30,8 @@ func newFleet(t *testing.T) fleet {
 		at                   **node.Node
 		name, profile, names string
 	}{
-		{&f.gpus, "gpus", "h100-8", "dcgm-exporter-4.8"}, {&f.mig, "mig", "h100-8-mig", "dcgm-exporter-4.9"},
+		{&f.gpus, "gpus", "h100-8", "dcgm-exporter-4.8"},
+		{&f.mig, "mig", "h100-8-mig", "dcgm-exporter-4.9"},
 		{&f.old, "old", "v100-16", "dcgm-exporter-4.9, dcgm-exporter-4.8"},
 	} {
 		*n.at = node.New(t)

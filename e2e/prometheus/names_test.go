@@ -143,7 +143,7 @@ metrics: {fields: [default, profiling, optional], names: [%s]}
 `, strings.Join(names, ", ")))
 }
 
-// checkLoadPanels checks that each panel of recorded series has data, and the same of all nodes.
+// checkLoadPanels checks that each panel of recorded series or fields has data, and the same of all nodes.
 func (n machine) checkLoadPanels(nodes ...string) {
 	n.T.Helper()
 	queries := 0
@@ -151,7 +151,7 @@ func (n machine) checkLoadPanels(nodes ...string) {
 		values := n.variableValues(d, true)
 		for _, p := range d.all() {
 			for _, q := range p.Targets {
-				if !strings.Contains(q.Expr, "device:gpu_node_agent_") || mayBeEmpty(q) {
+				if !strings.Contains(q.Expr, "device:gpu_node_agent_") && !strings.Contains(q.Expr, "DCGM_FI_") || mayBeEmpty(q) {
 					continue
 				}
 				queries++
@@ -176,7 +176,7 @@ func (n machine) checkLoadPanels(nodes ...string) {
 		}
 	}
 	if queries == 0 {
-		n.T.Error("no panel queries a recorded series")
+		n.T.Error("no panel queries a recorded series or a field")
 	}
 }
 

@@ -25,7 +25,7 @@ func TestFieldsReportsSupport(t *testing.T) {
 			config: "source: {mode: sim, sim: {profile: h100-8}}", source: "sim",
 			supported: map[health.Field]string{
 				health.FieldGPUTemp: "yes", health.FieldXID: "yes", 53: "yes", 81: "no", health.FieldVGPULicense: "yes", 1001: "yes", 1006: "no", 0: "yes",
-				health.FieldSMClockHertz: "derived", 1613: "derived", 1648: "no", 1617: "no", // from 240, which is not simulated
+				1613: "derived", 1617: "no", 1648: "no", // 240, which 1617 replaces, is not simulated
 			},
 		},
 		"another profile": {

@@ -155,12 +155,21 @@ func TestSelectNames(t *testing.T) {
 				field("DCGM_FI_DEV_BOARD_SERIAL", "label", "Device Serial Number"), field("DCGM_FI_DEV_SM_MAX_CLOCK_HERTZ", "label", "Maximum SM clock (in Hz)."),
 			},
 		},
-		"rejected": {[]Spec{{Name: "DCGM_FI_DEV_SM_CLOCK", Type: "histogram"}, {Name: "DCGM_FI_DEV_NOTHING"}}, both, nil},
+		"selected and rejected": {
+			[]Spec{{Name: "DCGM_FI_DEV_C2C_LINK_ERROR_INTR", Type: "counter", Help: "custom"}, {Name: "DCGM_FI_DEV_C2C_LINK_ERROR_INTR", Type: "histogram"}},
+			both,
+			[]string{field("DCGM_FI_DEV_C2C_LINK_ERROR_INTR", "counter", "custom"), field("DCGM_FI_DEV_C2C_LINK_ERROR_TOTAL", "counter", "custom"), "rejected DCGM_FI_DEV_C2C_LINK_ERROR_INTR"},
+		},
+		"rejected": {[]Spec{{Name: "DCGM_FI_DEV_SM_CLOCK", Type: "histogram"}, {Name: "DCGM_FI_DEV_NOTHING"}}, both, []string{"rejected DCGM_FI_DEV_SM_CLOCK", "rejected DCGM_FI_DEV_NOTHING"}},
 	} {
 		s := Select(c.specs, c.generations...)
 		var got []string
 		for _, f := range slices.Concat(s.Fields, s.Labels) {
 			got = append(got, field(f.Name, f.Type, f.Help))
+		}
+		for _, entry := range s.Unknown {
+			rejected, _, _ := strings.Cut(entry, ":")
+			got = append(got, "rejected "+rejected)
 		}
 		if !slices.Equal(got, c.want) {
 			t.Errorf("%s: got %q, want %q", name, got, c.want)

@@ -94,7 +94,7 @@ func Select(specs []Spec, generations ...string) Selection {
 	}
 	if len(generations) > 1 {
 		for _, spec := range specs { // after all entries, because the first of a name wins
-			s.addOtherNames(spec, generations)
+			s.addOtherNames(spec.Name, generations)
 		}
 	}
 	s.deriveFromMeasured()
@@ -140,25 +140,27 @@ func (s *Selection) addSet(set string, generations []string) {
 	}
 }
 
-// addOtherNames adds a field that an entry has selected by name under its names in the generations. Type and help of the entry apply
-// to its name only, unless the agent has none of its own for the field. A label has both names.
-func (s *Selection) addOtherNames(spec Spec, generations []string) {
-	written, err := lookup(spec.Name)
-	named := func(f Field) bool { return f.Name == written.name }
-	if err != nil || written.id == 0 || !slices.ContainsFunc(s.Fields, named) && !slices.ContainsFunc(s.Labels, named) {
+// addOtherNames adds a field that was selected by name under its names in the generations. A custom type or help applies to the
+// selected name only, unless the agent has none of its own for the field. A label has both names.
+func (s *Selection) addOtherNames(name string, generations []string) {
+	written, err := lookup(name)
+	if err != nil || written.id == 0 {
 		return
 	}
 	_, hasRow := rowOf(written.id)
-	for _, g := range generations {
-		name := nameIn(written.id, g)
-		switch other := dcgmFields().names[name]; {
-		case name == written.name:
-		case spec.Type == TypeLabel:
-			s.add(Spec{Name: name, Type: TypeLabel})
-		case other.id == written.id && !hasRow:
-			s.add(Spec{Name: name, Type: spec.Type, Help: spec.Help})
-		default:
-			s.add(Spec{Name: name})
+	for _, f := range slices.Concat(s.Fields, s.Labels) {
+		if f.Name != written.name {
+			continue
+		}
+		for _, g := range generations {
+			other := Spec{Name: nameIn(f.ID, g)}
+			switch {
+			case f.Type == TypeLabel:
+				other.Type = TypeLabel
+			case dcgmFields().names[other.Name].id == f.ID && !hasRow:
+				other.Type, other.Help = f.Type, f.Help
+			}
+			s.add(other)
 		}
 	}
 }

@@ -67,7 +67,7 @@ var incidentRules = map[string]incidentRule{
 	"NVLINK_EFFECTIVE_BER_THRESHOLD": {EffectWarn, ActionCheckNVLink, "our choice: the thresholds are DCGM's own and disputed; DCGM 4.6 health: FAIL", nil},
 	"FALLEN_OFF_BUS":                 {EffectIgnore, ActionRebootNode, incidentSticky, nil}, // XID 79
 	"NVLINK_SYMBOL_BER_THRESHOLD":    {EffectWarn, ActionCheckNVLink, "our choice: the thresholds are DCGM's own and disputed; DCGM 4.6 health: FAIL", nil},
-	"IMEX_UNHEALTHY":                 {EffectIgnore, ActionRecoverIMEX, "our choice: false alarms on nodes without IMEX (users of NVSentinel)", nil},
+	"IMEX_UNHEALTHY":                 {EffectIgnore, ActionRecoverIMEX, "our choice: it names no GPU; false alarms on nodes without IMEX (users of NVSentinel)", nil},
 	"FABRIC_PROBE_STATE":             {EffectWarn, ActionCheckFabricManager, "DCGM 4.6 health: FAIL, MONITOR; AWS eks-node-monitoring-agent: a warning", onlyFabric},
 	"GPU_RECOVERY_RESET":             {EffectIgnore, ActionResetGPU, incidentDriver, nil},
 	"GPU_RECOVERY_REBOOT":            {EffectIgnore, ActionRebootNode, incidentDriver, nil},
@@ -184,6 +184,17 @@ func (c IncidentConfig) Effect(d Device, i Incident) Effect {
 // overrides reports whether a code is in one of the lists.
 func (c IncidentConfig) overrides(code int) bool {
 	return slices.ContainsFunc(slices.Concat(c.Unhealthy, c.Warn, c.Ignore), names(code))
+}
+
+// ofEveryGPU returns those of the incidents without a device that the configuration names. They count for every GPU; no other
+// incident without a device counts for any.
+func (c IncidentConfig) ofEveryGPU(incidents []Incident) (named []Incident) {
+	for _, i := range incidents {
+		if c.overrides(i.Code) {
+			named = append(named, i)
+		}
+	}
+	return named
 }
 
 // names returns a function that reports whether a name in the lists is that of the code.

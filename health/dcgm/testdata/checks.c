@@ -41,6 +41,7 @@ EXPORT dcgmReturn_t dcgmPolicyUnregister(dcgmHandle_t handle, dcgmGpuGrp_t group
 EXPORT dcgmReturn_t dcgmHealthSet(dcgmHandle_t handle, dcgmGpuGrp_t group, dcgmHealthSystems_t systems) {
     ENTER
     if (group_of(group) == NULL) return leave(DCGM_ST_BADPARAM);
+    if (systems & state.refused) return leave(DCGM_ST_BADPARAM);
     state.stats.systems = systems;
     return leave(DCGM_ST_OK);
 }

@@ -14,6 +14,7 @@ import (
 func (s *scrape) collectSource() {
 	source := s.snapshot.Source
 	s.Add(sourceUp, boolValue(source.Status == health.SourceUp), nil)
+	s.collectChecks(source)
 	s.Add(sourceStalled, boolValue(source.Status == health.SourceStalled), nil)
 	s.Add(sourceDetached, boolValue(source.Status == health.SourceDetached), nil)
 	s.Add(sourceReconnects, float64(source.Reconnects), nil)
@@ -22,6 +23,21 @@ func (s *scrape) collectSource() {
 		s.Add(snapshotAge, s.now.Sub(s.snapshot.At).Seconds(), nil)
 		v := source.Versions
 		s.AddWith(sourceInfo, 1, nil, label("driver", v.Driver), label("cuda", v.CUDA), label("dcgm", v.DCGM), label("engine", v.Engine))
+	}
+}
+
+func (s *scrape) collectChecks(source health.Source) {
+	if c := source.Checks.Status; c == health.ChecksUp || c == health.ChecksDown {
+		s.Add(sourceChecksUp, boolValue(c == health.ChecksUp), nil)
+	}
+	type key struct{ system, code, severity string }
+	found := make(map[key]bool)
+	for _, i := range source.Incidents {
+		k := key{i.System, health.LookupIncident(i.Code).Name, i.Severity.String()}
+		if !found[k] { // the IMEX daemon and its domain have one code
+			found[k] = true
+			s.AddWith(sourceIncident, 1, nil, label("system", k.system), label("code", k.code), label("severity", k.severity))
+		}
 	}
 }
 

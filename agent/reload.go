@@ -128,7 +128,7 @@ func (a *Agent) warnings() (all []string) {
 		all = append(all, "configuration: invalid; the last good one is in force: "+*err)
 	}
 	if s := a.snapshots.Load(); s != nil && s.Source.Checks.Status == health.ChecksDown {
-		all = append(all, "health checks: down: "+s.Source.Checks.Err)
+		all = append(all, "health checks down: "+s.Source.Checks.Err)
 	}
 	return all
 }

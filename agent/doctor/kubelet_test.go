@@ -140,7 +140,7 @@ func TestCheckAgentAndPort(t *testing.T) {
 	c.Metrics.Listen = strings.TrimPrefix(web.URL, "http://")
 	check("ready", checkAgent, want{CheckOK, "", ""})
 	check("ready", checkPort, want{CheckOK, c.Metrics.Listen, ""})
-	text = "ok\nhealth checks: down: version mismatch"
+	text = "ok\nhealth checks down: version mismatch"
 	check("ready with a warning", checkAgent, want{CheckWarn, text[3:], "log"})
 	ready, text = http.StatusServiceUnavailable, "source down: no libdcgm\nplugin: no GPUs"
 	check("not ready", checkAgent, want{CheckWarn, "source down: no libdcgm; plugin: no GPUs", "log"})

@@ -212,14 +212,6 @@ func versionsText(s Source) string {
 		formatIf("DCGM %s", s.DCGM), formatIf("host engine %s", s.Engine)), ", ")
 }
 
-// checksText returns why DCGM's health checks do not work, "" if they do or are off.
-func checksText(s Node) string {
-	if s.Source.Checks.Error == "" {
-		return ""
-	}
-	return strings.Join(strings.Fields("health checks down "+forText(s.Time, s.Source.Checks.Since)), " ") + ": " + s.Source.Checks.Error
-}
-
 // incidentText returns a text like "imex fail DCGM_FR_IMEX_UNHEALTHY: IMEX daemon is not ready".
 func incidentText(i Incident) string {
 	return fmt.Sprintf("%s %s %s: %s", i.System, i.Severity, i.Code, i.Message)

@@ -15,7 +15,7 @@ type healthSystem struct {
 }
 
 // healthSystems lists DCGM's health systems (dcgm_structs.h: dcgmHealthSystems_t). As of 4.6, pmu, mcu and sm check
-// nothing. IMEX is a system from 4.6.1 on and a part of NVLink before, so nvlink selects it too.
+// nothing. IMEX is a system from 4.6.1 on and a part of NVLink before, so nvlink selects it too (OBSERVED.md#imex).
 //
 //nolint:gochecknoglobals // a table of constants
 var healthSystems = [...]healthSystem{

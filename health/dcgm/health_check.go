@@ -71,8 +71,8 @@ func (s *session) runHealthCheck(now time.Time) bool {
 	s.nodeIncidents = nil
 	maps.DeleteFunc(s.incidents, func(id uint, _ []health.Incident) bool { return !s.unmeasured(id) })
 	for _, in := range response.Incidents {
-		if in.Health == dcgm.DCGM_HEALTH_RESULT_PASS || systemOf(in)&s.systems == 0 {
-			continue
+		if in.Health == dcgm.DCGM_HEALTH_RESULT_PASS || systemOf(in) == systemNVLink && s.systems&systemNVLink == 0 {
+			continue // NVLink is checked for IMEX only: see systemsToSet
 		}
 		switch e := in.EntityInfo; {
 		case e.EntityGroupId == dcgm.FE_GPU && !s.unmeasured(e.EntityId):

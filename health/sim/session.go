@@ -135,10 +135,10 @@ func (s *Source) reading(now time.Time) *health.Reading {
 		s.wakeAll()
 	}
 	return &health.Reading{
+		Checks: checks, Incidents: node,
 		Devices:  s.devices,
 		Samples:  samples,
 		Versions: health.Versions{Driver: driverVersion, CUDA: "13.0", DCGM: "sim"},
-		Checks:   checks, Incidents: node,
 	}
 }
 

@@ -34,10 +34,10 @@ static void set_link(script_table_t *t, unsigned gpu, unsigned peer, unsigned lo
 static void incident(script_table_t *t, int kind, unsigned id, unsigned system, int health, unsigned code, char *message) {
 	t->incident(kind, id, system, health, code, message);
 }
+static void refuse(script_table_t *t, unsigned systems) { t->refuse(systems); }
 static void profiling(script_table_t *t, unsigned gpu, unsigned field) { t->profiling(gpu, field); }
 static void blind(script_table_t *t) { t->blind(1); }
 static void engine(script_table_t *t, char *version) { t->engine(version); }
-static void refuse(script_table_t *t, unsigned systems) { t->refuse(systems); }
 static void fail(script_table_t *t, char *function, int code, int times) { t->fail(function, code, times); }
 static void hang(script_table_t *t, char *function) { t->hang(function); }
 static void wait_hanging(script_table_t *t) { t->wait_hanging(); }
@@ -164,6 +164,9 @@ func (l *Library) Incident(kind Kind, id, system uint, health int, code uint, me
 	})
 }
 
+// RefuseSystems makes the engine refuse these health systems, as those of a newer DCGM.
+func (l *Library) RefuseSystems(systems uint32) { C.refuse(l.table, C.uint(systems)) }
+
 // Profiling makes a GPU support a profiling field.
 func (l *Library) Profiling(gpu, field uint) { C.profiling(l.table, C.uint(gpu), C.uint(field)) }
 
@@ -177,9 +180,6 @@ func (l *Library) Detached() bool { return l.table.stats.detached != 0 }
 func (l *Library) Engine(version string) {
 	with(version, func(version *C.char) { C.engine(l.table, version) })
 }
-
-// RefuseSystems makes the engine refuse these health systems, as those of a newer DCGM.
-func (l *Library) RefuseSystems(systems uint32) { C.refuse(l.table, C.uint(systems)) }
 
 // Fail makes a function return a code a number of times, or always if times is negative. "*" is every function that needs
 // a connection, as with a dead engine.

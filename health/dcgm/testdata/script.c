@@ -286,9 +286,9 @@ static int handlers(unsigned long long *handler, int n) {
 }
 
 EXPORT script_table_t script_table = {
-    .reset = reset, .entity = entity, .drop = drop, .instance = instance, .profile = profile, .value = value, .row = row, .xid = xid,
+    .reset = reset, .refuse = refuse, .entity = entity, .drop = drop, .instance = instance, .profile = profile, .value = value, .row = row, .xid = xid,
     .clock = clock_, .hold = hold, .empty = empty,
-    .link = link_, .incident = incident, .refuse = refuse, .profiling = profiling,
+    .link = link_, .incident = incident, .profiling = profiling,
     .blind = blind, .engine = engine, .fail = fail, .hang = hang, .wait_hanging = wait_hanging, .release = release,
     .calls = calls, .watch = watch, .handlers = handlers, .stats = &state.stats,
 };

@@ -184,6 +184,9 @@ func TestIMEX(t *testing.T) {
 	}
 }
 
+// More of DCGM's errors (dcgm_structs.h).
+const errVersion, errNotSupported, errModule = -12, -6, -33
+
 // A health check that DCGM refuses to set or to read fails no poll. It is tried again with growing pauses, after a change of
 // the inventory and in a new session.
 func TestHealthChecksDown(t *testing.T) {

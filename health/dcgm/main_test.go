@@ -96,7 +96,6 @@ const (
 	statusOK, statusInaccessible, statusLost, statusDetached = 1, 3, 4, 7
 
 	errTimeout, errNoData, errNotConnected, errInit, errNoFunction, errNotWatched = -11, -14, -21, -7, -20, -16
-	errVersion, errModule, errNotSupported                                        = -12, -33, -6
 )
 
 // clock is the time of a session, which the test sets; the zero clock is real time.

@@ -135,8 +135,8 @@ func (s *Source) reading(now time.Time) *health.Reading {
 		s.wakeAll()
 	}
 	return &health.Reading{
-		Devices:  s.devices,
-		Checks:   checks, Incidents: node,
+		Devices: s.devices,
+		Checks:  checks, Incidents: node,
 		Samples:  samples,
 		Versions: health.Versions{Driver: driverVersion, CUDA: "13.0", DCGM: "sim"},
 	}

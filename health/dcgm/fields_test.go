@@ -53,7 +53,7 @@ func TestManyFields(t *testing.T) {
 	b := newFixture(t, 8)
 	b.addInstances(0, map[uint][]uint{3: {4}})
 	cfg := testConfig()
-	const first, last = 1100, 1399
+	const first, last = 1150, 1399
 	for f := uint(first); f <= last; f++ {
 		cfg.Fields = append(cfg.Fields, health.Field(f))
 		for gpu := range uint(8) {

@@ -37,5 +37,6 @@ func (m *Monitor) exchangeDevices(to health.SourceID) {
 	m.restored = m.restored.Exchange(&m.now, m.history, to, time.Now())
 	m.logChangesLater(m.now.Devices, nil)
 	m.now.Devices, m.now.At, m.now.Source.Versions = m.restored.Devices, time.Time{}, health.Versions{}
+	m.now.Entities = nil
 	m.history, m.driverVersion, m.now.Source.DriverLoad = m.restored.History, "", m.restored.DriverLoad
 }

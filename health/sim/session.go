@@ -129,9 +129,13 @@ func (s *Source) reading(now time.Time) *health.Reading {
 	if more {
 		s.wakeAll()
 	}
-	return &health.Reading{
+	r := &health.Reading{
 		Devices:  s.devices,
 		Samples:  samples,
 		Versions: health.Versions{Driver: driverVersion, CUDA: "13.0", DCGM: "sim"},
 	}
+	if !blind {
+		r.Entities = s.measureSwitches(t)
+	}
+	return r
 }

@@ -31,9 +31,11 @@ type otherEntity struct {
 
 // module is a part of DCGM that measures entities beside the GPUs. If it fails, the values of its entities are absent, and
 // it is asked again after inventoryInterval. Its watches are removed together: when a client unwatches one entity, the modules
-// of NVSwitches and CPUs end all watches of that client (DCGM, DcgmModuleSysmon.cpp: ProcessUnwatchFields).
+// of NVSwitches and CPUs end all watches of that client (DCGM, DcgmModuleSysmon.cpp: ProcessUnwatchFields). The cache keeps
+// the last values then.
 type module struct {
-	name   string // of its entities
+	name   string  // of its entities
+	ends   *module // its watches may end with those of this one; nil if none do
 	list   func() ([]otherEntity, error)
 	fields map[dcgm.Field_Entity_Group][]dcgm.Short // requested, by kind of entity
 
@@ -58,12 +60,12 @@ type entityWatch struct {
 // takeEntityFields moves the fields of entities beside the GPUs from the configuration to the modules that measure them.
 func (s *session) takeEntityFields() {
 	switches := &module{name: "NVSwitches", list: listSwitches}
-	links := &module{name: "NVLinks of GPUs", list: func() ([]otherEntity, error) { return listLinks(dcgm.FE_GPU) }}
+	// To unwatch an NVLink, DCGM sends the module of NVSwitches the client only (DcgmCacheManager.cpp: helperNvSwitchRemoveFieldWatch).
+	links := &module{name: "NVLinks of GPUs", list: func() ([]otherEntity, error) { return listLinks(dcgm.FE_GPU) }, ends: switches}
 	cpus := &module{name: "CPUs", list: listCPUs}
 	take := func(m *module, f health.Field, kinds ...dcgm.Field_Entity_Group) bool {
 		if m.fields == nil {
 			m.fields = map[dcgm.Field_Entity_Group][]dcgm.Short{}
-			s.entities.modules = append(s.entities.modules, m)
 		}
 		for _, kind := range kinds {
 			m.fields[kind] = append(m.fields[kind], dcgm.Short(f))
@@ -88,6 +90,11 @@ func (s *session) takeEntityFields() {
 		}
 		return false
 	})
+	for _, m := range []*module{links, switches, cpus} { // a module before the one that it ends
+		if m.fields != nil {
+			s.entities.modules = append(s.entities.modules, m)
+		}
+	}
 }
 
 // measureEntities returns the entities of the latest full poll. It never waits longer than entityTimeout, and does not wait
@@ -280,6 +287,10 @@ func (m *module) watchPart(s *session, entities []otherEntity, fields []dcgm.Sho
 }
 
 func (m *module) unwatch(s *session) {
+	if m.ends != nil && len(m.watches.cleanup) > 0 {
+		m.ends.unwatch(s)
+		m.ends.listedAt = time.Time{}
+	}
 	if err := m.watches.close(); err != nil {
 		s.log.Debug("cannot remove the watches of entities", zap.String("entities", m.name), zap.Error(err))
 	}

@@ -120,12 +120,14 @@ func TestEntities(t *testing.T) {
 			b.addHardware()
 			samples, r := b.open(testConfig(test.fields...)).poll()
 			expectEntities(t, r, test.want...)
-			for range 2 { // the lists are read again
+			watches := b.lib.Calls("dcgmWatchFields")
+			for range 2 { // the lists are read again, and have not changed
 				b.add(inventoryInterval)
 				b.sampleGPUs(2)
 				samples, r = b.poll()
 				expectEntities(t, r, test.want...)
 			}
+			b.expectCalls("dcgmWatchFields", watches)
 			values := samples[gpuID(0)].Values
 			if values[health.FieldGPUTemp] != 40 || slices.ContainsFunc(test.fields, func(f health.Field) bool { _, ok := values[f]; return ok }) {
 				t.Errorf("values of the GPU: %v", values)
@@ -178,6 +180,23 @@ func TestEntityVanishes(t *testing.T) {
 	b.addHardware()
 	pollAfter(inventoryInterval, append(switchTemps(), temp)...)
 	b.expectWatch(script.GPU, 0, 155, script.Watch{Every: 10 * time.Second, Samples: 1})
+}
+
+// A GPU that gets more NVLinks does not end the watches of NVSwitches.
+func TestGPULinksChange(t *testing.T) {
+	b := newFixture(t, 1)
+	b.addHardware()
+	b.open(testConfig(fieldSwitchTemp, fieldGPULinkCRCs)).poll()
+	b.lib.Entity(script.Link, linkID(script.GPU, 0, 4), linkUp)
+	b.add(inventoryInterval)
+	b.sampleGPUs(1)
+	_, r := b.poll()
+	want := switchTemps()
+	for port := range uint(3) {
+		want = append(want, entityValue{health.EntityGPULink, 2 + port, 0, gpuID(0), fieldGPULinkCRCs, float64(20 + 10*port)})
+	}
+	expectEntities(t, r, want...)
+	b.expectWatch(script.Switch, 0, fieldSwitchTemp, script.Watch{Every: 10 * time.Second, Samples: 1})
 }
 
 // A module that fails costs only its own entities. It is logged once, and asked again after a minute.

@@ -35,8 +35,10 @@ int can_measure(const entity_t *e, unsigned short field) {
     return level == (dcgm_field_entity_group_t)e->kind || (e->kind == DCGM_FE_CPU && level == DCGM_FE_CPU_CORE);
 }
 
-// To end a watch of one entity, a module ends all watches of the client (DcgmModuleSysmon.cpp: ProcessUnwatchFields).
-void unwatch_module(int module) {
+// To end a watch of one entity, a module ends all watches of the client (DcgmModuleSysmon.cpp: ProcessUnwatchFields). An NVLink
+// of a GPU counts as one of an NVSwitch (DcgmCacheManager.cpp: helperNvSwitchRemoveFieldWatch).
+void unwatch_module(const entity_t *e) {
+    int module = e->kind == DCGM_FE_LINK ? DcgmModuleIdNvSwitch : module_of(e);
     for (int i = 0; i < state.entities; i++)
         if (module != DcgmModuleIdCore && module_of(&state.entity[i]) == module)
             for (int j = 0; j < state.entity[i].values; j++) state.entity[i].value[j].watched = 0;

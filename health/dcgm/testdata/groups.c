@@ -118,7 +118,7 @@ static int mark(dcgmGpuGrp_t group, dcgmFieldGrp_t fields, int watched, long lon
             v->samples = samples;
             if (f->field[j] == DCGM_FI_DEV_XID_ERROR && !watched) forget_rows(e);
         }
-        if (e != NULL && !watched) unwatch_module(module_of(e));
+        if (e != NULL && !watched) unwatch_module(e);
     }
     state.watches += watched - f->watched; // to watch it again only changes how
     f->watched = watched;

@@ -121,7 +121,7 @@ int module_of(const entity_t *e) HIDDEN;
 // module_level_of returns the level of a field of entities beside the GPUs, DCGM_FE_NONE for other fields.
 dcgm_field_entity_group_t module_level_of(unsigned short field) HIDDEN;
 int can_measure(const entity_t *e, unsigned short field) HIDDEN;
-void unwatch_module(int module) HIDDEN;
+void unwatch_module(const entity_t *e) HIDDEN;
 int left(void) HIDDEN;
 int called(const char *function) HIDDEN;
 

@@ -53,13 +53,17 @@ type module struct {
 // of theirs in Config.Fields.
 type entityWatch struct {
 	modules []*module
-	running chan []health.Entity // receives the result of the measurement in progress; nil if there is none
-	latest  []health.Entity      // shared with readings: immutable
+	latest  []health.Entity // shared with readings: immutable
+
+	running   chan []health.Entity // receives the result of the measurement in progress; nil if there is none
+	startedAt time.Time            // of the latest measurement
+	slow      bool                 // it takes longer than Config.Interval
 }
 
 // takeEntityFields moves the fields of entities beside the GPUs from the configuration to the modules that measure them.
 func (s *session) takeEntityFields() {
-	switches := &module{name: "NVSwitches", list: listSwitches}
+	switches := &module{name: "NVSwitches"}
+	switches.list = switches.listSwitches
 	// To unwatch an NVLink, DCGM sends the module of NVSwitches the client only (DcgmCacheManager.cpp: helperNvSwitchRemoveFieldWatch).
 	links := &module{name: "NVLinks of GPUs", list: func() ([]otherEntity, error) { return listLinks(dcgm.FE_GPU) }, ends: switches}
 	cpus := &module{name: "CPUs", list: listCPUs}
@@ -112,18 +116,19 @@ func (s *session) measureEntities(now time.Time, full bool) []health.Entity {
 		}
 		running := make(chan []health.Entity, 1)
 		go func() { running <- s.measureModules(now, gpus) }()
-		w.running, limit = running, entityTimeout
+		w.running, w.startedAt, limit = running, now, entityTimeout
 	}
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	select {
 	case w.latest = <-w.running:
-		w.running = nil
+		w.running, w.slow = nil, false
 	case <-timer.C:
-		if limit > 0 {
-			s.log.Warn("DCGM is slow to measure NVSwitches, NVLinks or CPUs; omitting them until it has", zap.Duration("limit", limit))
-		}
 		w.latest = nil
+		if !w.slow && now.Sub(w.startedAt) >= s.cfg.Interval { // the first use of a module may take some seconds
+			w.slow = true
+			s.log.Warn("DCGM does not return from measuring NVSwitches, NVLinks or CPUs; omitting them until it does")
+		}
 	}
 	return w.latest
 }
@@ -316,18 +321,24 @@ func (e otherEntity) describe(gpus map[uint]health.DeviceID) health.Entity {
 	return h
 }
 
-func listSwitches() ([]otherEntity, error) {
-	ids, err := dcgm.GetEntityGroupEntities(dcgm.FE_SWITCH)
-	if err != nil || len(ids) == 0 {
-		return nil, err
+// listSwitches lists the NVSwitches, their links, or both, depending on the fields.
+func (m *module) listSwitches() (list []otherEntity, err error) {
+	if len(m.fields[dcgm.FE_LINK]) > 0 {
+		if list, err = listLinks(dcgm.FE_SWITCH); err != nil {
+			return nil, err
+		}
 	}
-	slices.Sort(ids)
-	var list []otherEntity
-	for _, id := range ids {
-		list = append(list, otherEntity{entity: entity{dcgm.FE_SWITCH, id}})
+	if len(m.fields[dcgm.FE_SWITCH]) > 0 {
+		ids, err := dcgm.GetEntityGroupEntities(dcgm.FE_SWITCH)
+		if err != nil {
+			return nil, err
+		}
+		slices.Sort(ids)
+		for _, id := range ids {
+			list = append(list, otherEntity{entity: entity{dcgm.FE_SWITCH, id}})
+		}
 	}
-	links, err := listLinks(dcgm.FE_SWITCH)
-	return append(list, links...), err
+	return list, nil
 }
 
 // listLinks lists the NVLinks of GPUs or of NVSwitches that are in use, up or down.

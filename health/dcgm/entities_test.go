@@ -140,7 +140,7 @@ func TestEntities(t *testing.T) {
 func TestEntitiesAreNotWatchedWithoutFields(t *testing.T) {
 	b := newFixture(t, 1)
 	b.addHardware()
-	b.open(testConfig(fieldCPUTemp)).poll()
+	b.open(testConfig(fieldCPUTemp, fieldSwitchUUID)).poll()
 	b.expectWatch(script.Switch, 0, fieldSwitchTemp, script.Watch{})
 	b.expectWatch(script.CPU, 0, fieldCPUTemp, script.Watch{Every: 10 * time.Second, Samples: 1})
 	b.expectWatch(script.Core, 0, fieldCPUTemp, script.Watch{})
@@ -230,6 +230,8 @@ func TestEntityModuleFails(t *testing.T) {
 func TestEntityModuleHangs(t *testing.T) {
 	b := newFixture(t, 1)
 	b.addHardware()
+	core, logs := observer.New(zap.WarnLevel)
+	b.log = zap.New(core)
 	b.lib.Hang("dcgmGetCpuHierarchy")
 	b.open(testConfig(fieldSwitchTemp, fieldCPUTemp))
 	for range 5 {
@@ -242,6 +244,9 @@ func TestEntityModuleHangs(t *testing.T) {
 		b.sampleGPUs(1)
 	}
 	b.expectCalls("dcgmGetCpuHierarchy", 1)
+	if logs.Len() != 1 {
+		t.Errorf("%d warnings: %v", logs.Len(), logs.All())
+	}
 	b.lib.Release()
 	temp := entityValue{health.EntityCPU, 0, 0, "", fieldCPUTemp, 50}
 	for b.entities.running != nil {

@@ -260,7 +260,7 @@ func (m *module) watch(s *session, found []otherEntity) error {
 		}
 		if len(omitted) > 0 && !m.loggedFields {
 			m.loggedFields = true
-			s.log.Warn("omitting fields that DCGM does not support", zap.Strings("fields", omitted))
+			s.log.Warn("omitting fields that DCGM does not support", zap.Stringers("fields", omitted))
 		}
 		m.watched[kind] = fields
 		for part := range slices.Chunk(of, maxGroup) {

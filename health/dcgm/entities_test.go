@@ -19,6 +19,7 @@ const (
 	fieldSwitchTemp, fieldSwitchUUID       = 858, 878
 	fieldSwitchLinkFlits, fieldGPULinkCRCs = 786, 1525
 	fieldCPUTemp, fieldCoreUtil            = 1110, 1100
+	fieldGPULinkDowns                      = 585
 )
 
 // States of an NVLink (dcgm_structs.h: dcgmNvLinkLinkState_t).
@@ -255,6 +256,25 @@ func TestEntityModuleHangs(t *testing.T) {
 	b.add(10 * time.Second)
 	_, r := b.poll()
 	expectEntities(t, r, append(switchTemps(), temp)...)
+}
+
+// A field that the engine does not support does not affect the others of its entities.
+func TestEntityFieldUnknownToEngine(t *testing.T) {
+	b := newFixture(t, 1)
+	b.lib.Engine("4.2.3")
+	core, logs := observer.New(zap.WarnLevel)
+	b.log = zap.New(core)
+	b.addHardware()
+	b.lib.Int(script.Link, linkID(script.GPU, 0, 2), fieldGPULinkDowns, 7, 0, b.clock.now())
+	cfg := hostConfig()
+	cfg.HealthSystems = []string{NoHealthSystems}
+	cfg.Fields = append(cfg.Fields, fieldGPULinkDowns, fieldGPULinkCRCs)
+	_, r := b.open(cfg).poll()
+	expectEntities(t, r, entityValue{health.EntityGPULink, 2, 0, gpuID(0), fieldGPULinkDowns, 7})
+	logged := logs.FilterFieldKey("fields").All()
+	if n := len(logged); n == 0 || !slices.Equal(loggedNumbers(logged[n-1].ContextMap()), []string{"1525"}) {
+		t.Errorf("logged %v", logged)
+	}
 }
 
 // Nothing is watched while the host engine has detached the driver.

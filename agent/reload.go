@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
+	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 )
 
@@ -122,9 +123,12 @@ func (a *Agent) checkDevices(c config.Config) (ready bool, err error) {
 }
 
 // warnings returns what an operator must correct although the agent does its whole job.
-func (a *Agent) warnings() []string {
+func (a *Agent) warnings() (all []string) {
 	if err := a.configError.Load(); err != nil && !a.lastReload.Load().OK {
-		return []string{"configuration: invalid; the last good one is in force: " + *err}
+		all = append(all, "configuration: invalid; the last good one is in force: "+*err)
 	}
-	return nil
+	if s := a.snapshots.Load(); s != nil && s.Source.Checks.Status == health.ChecksDown {
+		all = append(all, "health checks down: "+s.Source.Checks.Err)
+	}
+	return all
 }

@@ -127,11 +127,11 @@ func TestCheckAgentAndPort(t *testing.T) {
 	c.Metrics.Listen = "192.0.2.1:9400"
 	check("address of another host", checkPort, want{CheckFail, "192.0.2.1:9400", "metrics.listen"})
 
-	ready, name := http.StatusOK, "gpu-node-agent"
+	ready, name, text := http.StatusOK, "gpu-node-agent", "ok"
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/readyz" {
 			w.WriteHeader(ready)
-			_, _ = fmt.Fprintln(w, "source down: no libdcgm\nplugin: no GPUs")
+			_, _ = fmt.Fprintln(w, text)
 			return
 		}
 		_, _ = fmt.Fprintln(w, name)
@@ -140,7 +140,9 @@ func TestCheckAgentAndPort(t *testing.T) {
 	c.Metrics.Listen = strings.TrimPrefix(web.URL, "http://")
 	check("ready", checkAgent, want{CheckOK, "", ""})
 	check("ready", checkPort, want{CheckOK, c.Metrics.Listen, ""})
-	ready = http.StatusServiceUnavailable
+	text = "ok\nhealth checks down: version mismatch"
+	check("ready with a warning", checkAgent, want{CheckWarn, text[3:], "log"})
+	ready, text = http.StatusServiceUnavailable, "source down: no libdcgm\nplugin: no GPUs"
 	check("not ready", checkAgent, want{CheckWarn, "source down: no libdcgm; plugin: no GPUs", "log"})
 
 	name = "dcgm-exporter"

@@ -125,42 +125,6 @@ func TestWithdraw(t *testing.T) {
 	}
 }
 
-// Agents replace each other in every way that a DaemonSet may cause. The newest agent serves all GPUs, whatever
-// registration the kubelet loses (kubernetes#127803).
-func TestAgentRestarts(t *testing.T) {
-	n := newMachine(t)
-	n.StartKubelet()
-	n.StartAgent()
-	n.Eventually("eight GPUs", func() error { return n.checkDevices() })
-	for i := range 12 {
-		switch i % 3 {
-		case 0: // one after the other
-			n.EndAgent()
-			n.StartAgent()
-		case 1: // killed, leaving its socket
-			n.KillAgent()
-			n.StartAgent()
-		case 2: // both run; the new one serves /metrics when the address is free
-			const key = `"key":"metrics.listen"` // of the error that the address is in use
-			old, logged := n.Agent, len(n.Journal.Lines(key))
-			n.StartAgent()
-			n.Eventually("the new agent waits for the address", func() error {
-				if len(n.Journal.Lines(key)) == logged {
-					return errors.New("no error about metrics.listen is logged")
-				}
-				return nil
-			})
-			if err := old.Stop(); err != nil {
-				t.Fatal(err)
-			}
-		}
-		n.Eventually(fmt.Sprintf("eight GPUs with agent %d", i+2), func() error { return n.checkDevices() })
-		n.admitEventually(n.bind(fmt.Sprintf("pod-%d", i), 1))
-		n.UnbindAll()
-	}
-	n.EndAgent()
-}
-
 // The kubelet receives the largest list that the agent sends, with every device unhealthy, which makes it longest. One more
 // replica of each device is a configuration error, which changes nothing.
 func TestLargestList(t *testing.T) {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"os"
 	"strings"
 	"testing"
 
@@ -85,16 +84,18 @@ func TestKubeletLosesAgent(t *testing.T) {
 		by     func(machine)
 		rounds int
 	}{
-		{name: "agent's socket is removed", rounds: 3, by: func(n machine) {
-			for _, s := range n.agentSockets() {
-				if err := os.Remove(s); err != nil {
-					n.T.Fatal(err)
-				}
+		{name: "agent's socket is removed", rounds: 5, by: machine.removeSockets},
+		{name: "kubelet closes the connection", rounds: 3, by: func(n machine) {
+			for _, socket := range n.agentSockets() {
+				n.Kubelet.Disconnect(node.GPU, socket)
 			}
 		}},
-		{name: "kubelet closes the connection", rounds: 3, by: func(n machine) { n.Kubelet.Disconnect(node.GPU) }},
 		// The agent detects this through the pod resources API, which takes longer when it repeats soon.
-		{name: "kubelet drops the plugin and keeps the stream", rounds: 2, by: func(n machine) { n.Kubelet.Forget(node.GPU) }},
+		{name: "kubelet drops the plugin and keeps the stream", rounds: 2, by: func(n machine) {
+			for _, socket := range n.agentSockets() {
+				n.Kubelet.Forget(node.GPU, socket)
+			}
+		}},
 	} {
 		t.Run(loss.name, func(t *testing.T) {
 			n := newMachine(t)
@@ -118,6 +119,10 @@ func TestKubeletLosesAgent(t *testing.T) {
 				n.Eventually("eight GPUs again", func() error { return n.checkDevices() })
 				n.admitEventually(n.bind(fmt.Sprintf("pod-%d", i), 1))
 			}
+			// The last message of the current stream, followed by the end of all streams.
+			n.Inject(`{"gpu":0,"lost":true}`)
+			n.Eventually("a lost GPU is unhealthy", func() error { return n.KubeletHas(node.GPU, 8, 7) })
+			n.EndAgent()
 		})
 	}
 }

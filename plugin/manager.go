@@ -13,6 +13,7 @@ import (
 	"context"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -20,6 +21,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -60,6 +62,7 @@ type ResourceStatus struct {
 	Name       string
 	Registered bool   // the kubelet has accepted the registration and has a ListAndWatch stream open
 	Err        string // why it is not registered; empty if it is
+	Warning    string // why the kubelet needs a restart although it is registered; empty if it needs none
 
 	Registrations    uint64            // accepted by the kubelet since the resource is served
 	AuditMismatches  uint64            // audits that found another list in the kubelet and registered again
@@ -230,8 +233,9 @@ func (p *Plugin) reconcile(ctx context.Context, desired []target, cfg Config, wi
 		return true
 	})
 	stopping.Wait()
-	for _, t := range desired {
-		if !contains(running, t) {
+	if missing := slices.DeleteFunc(slices.Clone(desired), func(t target) bool { return contains(running, t) }); len(missing) > 0 {
+		p.removeStaleSockets(ctx, cfg)
+		for _, t := range missing {
 			running = append(running, p.start(ctx, t, cfg))
 		}
 	}
@@ -239,6 +243,27 @@ func (p *Plugin) reconcile(ctx context.Context, desired []target, cfg Config, wi
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.running = running
+}
+
+// removeStaleSockets removes the sockets that an earlier agent left behind. It runs before the registrars, which each
+// replace a socket at their own path.
+func (p *Plugin) removeStaleSockets(ctx context.Context, cfg Config) {
+	files, err := os.ReadDir(cfg.socketDir())
+	if err != nil {
+		return // each registrar reports it
+	}
+	var removing sync.WaitGroup
+	for _, f := range files {
+		if ours, _ := filepath.Match(SocketPattern, f.Name()); !ours { // the pattern is valid
+			continue
+		}
+		removing.Go(func() {
+			if err := unixsock.RemoveStale(ctx, filepath.Join(cfg.socketDir(), f.Name())); err != nil {
+				p.log.Debug("keeping a socket", zap.Error(err))
+			}
+		})
+	}
+	removing.Wait()
 }
 
 func (p *Plugin) start(ctx context.Context, t target, cfg Config) *runningRegistrar {

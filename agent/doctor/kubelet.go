@@ -18,10 +18,9 @@ import (
 
 // Names below the kubelet's directory.
 const (
-	pluginsDir         = "device-plugins"
-	podResourcesDir    = "pod-resources"
-	kubeletSocket      = "kubelet.sock"
-	agentSocketPattern = "gpu-node-agent-*.sock" // as package plugin names its sockets
+	pluginsDir      = "device-plugins"
+	podResourcesDir = "pod-resources"
+	kubeletSocket   = "kubelet.sock"
 )
 
 // checkKubelet checks whether the device plugin could listen and register.

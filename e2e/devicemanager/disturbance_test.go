@@ -6,91 +6,129 @@ import (
 	"fmt"
 	"net/http"
 	"os"
-	"path/filepath"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/node"
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/process"
 )
 
 var restarts = flag.Int("restarts", 20, "how often TestImmediateRestarts restarts the agent in each way")
 
-// disturbance interrupts the registration of a running agent. Afterwards n.Agent is the agent that must be registered.
+// disturbance interrupts the registration of a running agent. Afterwards n.Agent is the agent that must be registered. With
+// wait it also waits until the agents have noticed each step, and checks what they do meanwhile.
 type disturbance struct {
 	name  string
-	cause func(machine)
+	cause func(n machine, wait bool)
 }
 
 func disturbances() []disturbance {
 	return []disturbance{
-		{"agent's socket removed", func(n machine) {
-			before := n.registrations()
-			n.removeSockets()
-			n.Eventually("not ready without its socket", func() error {
-				if now := n.registrations(); now > before {
-					n.T.Errorf("registered again (%v registrations, before %v) without reporting the loss on /readyz", now, before)
-					return nil
-				}
-				_, err := n.Page("/readyz", http.StatusServiceUnavailable)
-				return err
-			})
-			n.Eventually("registered again", func() error {
-				if now := n.registrations(); now <= before {
-					return fmt.Errorf("%v registrations, before %v", now, before)
-				}
-				return nil
-			})
-		}},
-		{"directory removed, then kubelet restarted", func(n machine) {
-			if err := os.RemoveAll(filepath.Join(n.Dir, "device-plugins")); err != nil {
+		{"agent's socket removed", removeSockets},
+		{"directory removed, then kubelet restarted", func(n machine, wait bool) {
+			// Removed under another name, because an agent may create files meanwhile.
+			removed := n.File("removed")
+			if err := errors.Join(os.Rename(n.File("device-plugins"), removed), os.RemoveAll(removed)); err != nil {
 				n.T.Fatal(err)
 			}
-			n.AwaitStatus("not ready without the directory", "/readyz", http.StatusServiceUnavailable)
+			if wait {
+				n.AwaitStatus("not ready without the directory", "/readyz", http.StatusServiceUnavailable)
+			}
 			n.StopKubelet()
 			n.StartKubelet()
 		}},
-		{"kubelet restarted", func(n machine) {
+		{"kubelet restarted", func(n machine, _ bool) {
 			n.StopKubelet()
 			n.StartKubelet()
 		}},
 		{"agent killed and started", killAndStart},
 		{"agent terminated and started", terminateAndStart},
-		{"second agent started, then first terminated", func(n machine) {
-			first, waiting := n.Agent, "another process serves "+n.File("device-plugins")
-			logged := len(n.Journal.Lines(waiting))
-			n.StartAgent()
-			n.Eventually("the second agent waits for the first", func() error {
-				if len(n.Journal.Lines(waiting)) == logged {
-					return errors.New("no error about the plugin's socket is logged")
-				}
-				return nil
-			})
-			if err := n.KubeletHas(node.GPU, 8, 8); err != nil {
-				n.T.Errorf("with two agents: %v", err)
-			}
-			if err := first.Stop(); err != nil {
-				n.T.Fatal(err)
-			}
+		{"second agent started, then first terminated", func(n machine, wait bool) {
+			first := n.Agent
+			n.startSecondAgent(wait)
+			n.terminate(first, wait)
 		}},
-		{"no agent for a while", func(n machine) {
-			n.EndAgent()
+		{"second agent started and terminated", func(n machine, wait bool) {
+			first := n.Agent
+			n.startSecondAgent(wait)
+			n.terminate(n.Agent, wait)
+			n.Agent = first
+		}},
+		{"no agent for a while", func(n machine, wait bool) {
+			n.terminate(n.Agent, wait)
+			n.AwaitWithdrawal()
 			n.StartAgent()
 		}},
 	}
 }
 
-func killAndStart(n machine) {
+func removeSockets(n machine, wait bool) {
+	n.T.Helper()
+	if !wait {
+		n.removeSockets()
+		return
+	}
+	before := n.registrations()
+	n.removeSockets()
+	n.Eventually("not ready without its socket", func() error {
+		if now := n.registrations(); now > before {
+			n.T.Errorf("registered again (%v registrations, before %v) without reporting the loss on /readyz", now, before)
+			return nil
+		}
+		_, err := n.Page("/readyz", http.StatusServiceUnavailable)
+		return err
+	})
+	n.Eventually("registered again", func() error {
+		if err := n.KubeletHas(node.GPU, 8, 8); err != nil { // the old stream serves meanwhile
+			n.T.Errorf("without its socket: %v", err)
+		}
+		if now := n.registrations(); now <= before {
+			return fmt.Errorf("%v registrations, before %v", now, before)
+		}
+		return nil
+	})
+}
+
+func killAndStart(n machine, _ bool) {
 	n.Agent.Kill()
 	n.StartAgent()
 }
 
-func terminateAndStart(n machine) {
+func terminateAndStart(n machine, wait bool) {
 	n.T.Helper()
-	if err := n.Agent.Stop(); err != nil {
+	n.terminate(n.Agent, wait)
+	n.StartAgent()
+}
+
+// terminate sends SIGTERM to an agent. One that has just started may exit before it handles the signal, unless the test
+// waited for it.
+func (n machine) terminate(agent *process.Process, waited bool) {
+	n.T.Helper()
+	if err := agent.Stop(); err != nil && waited {
 		n.T.Fatal(err)
 	}
+}
+
+// startSecondAgent starts another agent beside the running one. With wait it waits until the second agent has found the
+// plugin's socket in use.
+func (n machine) startSecondAgent(wait bool) {
+	n.T.Helper()
+	inUse := "another process serves " + n.File("device-plugins")
+	logged := len(n.Journal.Lines(inUse))
 	n.StartAgent()
+	if !wait {
+		return
+	}
+	n.Eventually("the second agent waits for the first", func() error {
+		if len(n.Journal.Lines(inUse)) == logged {
+			return errors.New("no error about the plugin's socket is logged")
+		}
+		return nil
+	})
+	if err := n.KubeletHas(node.GPU, 8, 8); err != nil {
+		n.T.Errorf("with two agents: %v", err)
+	}
 }
 
 // Every disturbance follows every disturbance. After each one the agent is registered and serves all GPUs.
@@ -103,8 +141,30 @@ func TestDisturbancePairs(t *testing.T) {
 	all := disturbances()
 	for i, d := range pairWalk(len(all)) {
 		t.Logf("step %d: %s", i+1, all[d].name)
-		all[d].cause(n)
+		all[d].cause(n, true)
 		n.checkServing(fmt.Sprintf("after step %d, %s", i+1, all[d].name), i)
+	}
+	n.EndAgent()
+	if left := n.agentSockets(); len(left) != 0 {
+		t.Errorf("agent left sockets %v", left)
+	}
+}
+
+// Every disturbance follows every disturbance at once, before the agent and the kubelet have recovered from the first.
+func TestDisturbancesInQuickSuccession(t *testing.T) {
+	n := newMachine(t)
+	n.allowFlapping()
+	n.StartKubelet()
+	n.StartAgent()
+	n.checkServing("at first", 0)
+	all := disturbances()
+	walk := pairWalk(len(all))
+	for i := 1; i < len(walk); i++ {
+		first, second := all[walk[i-1]], all[walk[i]]
+		t.Logf("pair %d: %s; %s", i, first.name, second.name)
+		first.cause(n, false)
+		second.cause(n, false)
+		n.checkServing(fmt.Sprintf("after pair %d, %s; %s", i, first.name, second.name), i)
 	}
 	n.EndAgent()
 }
@@ -136,6 +196,7 @@ func TestPairWalk(t *testing.T) {
 
 // The agent ends and starts again at once, many times in a row, as in a crash loop. make e2e-restarts does it 200 times.
 func TestImmediateRestarts(t *testing.T) {
+	t.Parallel()
 	for _, way := range []disturbance{{"killed", killAndStart}, {"terminated", terminateAndStart}} {
 		t.Run(way.name, func(t *testing.T) {
 			n := newMachine(t)
@@ -146,7 +207,7 @@ func TestImmediateRestarts(t *testing.T) {
 			var took []time.Duration
 			for i := range *restarts {
 				start := time.Now()
-				way.cause(n)
+				way.cause(n, true)
 				n.awaitRegistered(fmt.Sprintf("registered after restart %d", i+1))
 				took = append(took, time.Since(start))
 				n.checkServing(fmt.Sprintf("after restart %d", i+1), i)
@@ -206,6 +267,9 @@ func (n machine) awaitRegistered(what string) {
 func (n machine) checkServing(when string, step int) {
 	n.T.Helper()
 	n.awaitRegistered("registered " + when)
+	if sockets := n.agentSockets(); len(sockets) > 2 { // the fixed one, and another name of it
+		n.T.Errorf("%s: sockets of earlier agents are left: %v", when, sockets)
+	}
 	n.admitEventually(n.bind(fmt.Sprintf("pod-%d", step), 1))
 	n.UnbindAll()
 	gpu := step % 8

@@ -175,13 +175,19 @@ func (r *registrar) endStreams() {
 	r.fixedHeld = r.fixedHeld || r.fixedSent
 }
 
-// earlierPluginCounted reports whether the kubelet still counts devices of the resource before the first registration: it
-// has not processed the end of the earlier agent yet, and must not get another registration of the same path. A kubelet
-// for which that takes longer than endTimeout keeps a dead endpoint, or another plugin serves the resource.
+// earlierPluginCounted reports whether the kubelet still counts devices of the resource before the first registration, or
+// has not answered yet: it has not processed the end of the earlier agent, and must not get another registration of the
+// same path. A kubelet for which that takes longer than endTimeout keeps a dead endpoint, or another plugin serves the
+// resource.
 func (r *registrar) earlierPluginCounted(now time.Time) bool {
+	if !r.kubeletNew || now.After(r.kubeletNewAt.Add(r.settle+r.endTimeout)) {
+		return false
+	}
 	answer := r.pods.Allocatable.Load()
-	if !r.kubeletNew || now.After(r.kubeletNewAt.Add(r.settle+r.endTimeout)) || answer == nil || answer.Err != "" ||
-		answer.At.Before(r.kubeletNewAt) || len(answer.IDs[r.srv.name]) == 0 {
+	if answer == nil || answer.At.Before(r.kubeletNewAt) {
+		return true
+	}
+	if answer.Err != "" || len(answer.IDs[r.srv.name]) == 0 {
 		return false
 	}
 	r.setError("the kubelet still counts the devices of an earlier plugin; about to register", false)

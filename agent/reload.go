@@ -122,9 +122,14 @@ func (a *Agent) checkDevices(c config.Config) (ready bool, err error) {
 }
 
 // warnings returns what an operator must correct although the agent does its whole job.
-func (a *Agent) warnings() []string {
+func (a *Agent) warnings() (all []string) {
 	if err := a.configError.Load(); err != nil && !a.lastReload.Load().OK {
-		return []string{"configuration: invalid; the last good one is in force: " + *err}
+		all = append(all, "configuration: invalid; the last good one is in force: "+*err)
 	}
-	return nil
+	for _, r := range a.plugin.Status().Resources {
+		if r.Warning != "" {
+			all = append(all, "plugin: "+r.Warning)
+		}
+	}
+	return all
 }

@@ -55,10 +55,10 @@ func TestClearKeepsMeasuredFindings(t *testing.T) {
 	c.Confirm = 1
 	for cause, sample := range map[string]Sample{
 		CauseLost: blank(Lost), CauseInaccessible: blank(Inaccessible), CauseDetached: blank(Detached), CauseMissing: blank(Missing),
-		CauseRemapFailed:             present(value(FieldRemapFailed, 1)),
-		CauseRecoveryAction:          present(value(FieldRecoveryAction, 2)),
-		CauseTemperature:             present(value(FieldGPUTemp, 99)),
-		"dcgm-nvlink-error-critical": checked(Incident{Code: 71, Severity: SeverityFail}),
+		CauseRemapFailed:                  present(value(FieldRemapFailed, 1)),
+		CauseRecoveryAction:               present(value(FieldRecoveryAction, 2)),
+		CauseTemperature:                  present(value(FieldGPUTemp, 99)),
+		"dcgm-nvlink-crc-error-threshold": checked(Incident{Code: 70, Severity: SeverityFail}),
 	} {
 		xids(48)(&sample)
 		devices := judgeAll(c, nil, 0, nil, samples{"GPU-0": sample}, gpu0)
@@ -87,7 +87,7 @@ func TestClearKeepsMeasuredFindings(t *testing.T) {
 
 // After Clear a fault must be confirmed like a new one.
 func TestClearDropsUnconfirmedFault(t *testing.T) {
-	faulty := samples{"GPU-0": checked(Incident{Code: 71, Severity: SeverityFail})}
+	faulty := samples{"GPU-0": checked(Incident{Code: 70, Severity: SeverityFail})}
 	devices := judge(nil, 0, faulty, gpu0)
 	devices, _, err := Clear(DefaultConfig(), devices, true, "GPU-0", "", at(0))
 	if err != nil {

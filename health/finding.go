@@ -91,7 +91,7 @@ type Verdict struct {
 
 	Trips       []time.Time             // when the device became unhealthy by a finding of its own, within Config.Flap.Within
 	unconfirmed map[string]confirmation // FAILs that too few checks have shown, by cause; not modified once stored
-	PendingXIDs []XID                   // XIDs of the last minute whose severity the recovery action decides; not modified once stored
+	PendingXIDs []XID                   // recent XIDs whose severity the recovery action decides; not modified once stored
 	measured    bool                    // at least one sample had a known presence, so no finding means healthy
 
 	awaitsAction     bool // this process has no value of the recovery action yet, and there was none before
@@ -200,8 +200,11 @@ func merge(findings []Finding, f Finding) []Finding {
 	if i < 0 {
 		return append(findings, f)
 	}
-	if f.State < findings[i].State {
-		return findings // a WARN does not prove that the FAIL is over
+	if f.State < findings[i].State { // a WARN does not prove that the FAIL is over
+		if f.Cause == CauseRecoveryAction { // but the driver asks for one action at a time
+			findings[i].Reason, findings[i].Action = f.Reason, f.Action
+		}
+		return findings
 	}
 	f.Since, f.Reset = findings[i].Since, findings[i].Reset
 	if f.Clears == ClearsGPUReset {

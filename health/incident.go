@@ -15,73 +15,99 @@ type IncidentInfo struct {
 	Name   string // "DCGM_FR_NVLINK_DOWN"
 	Effect Effect // of a FAIL; a WARN has at most EffectWarn
 	Action Action
-	Source string // the source of Effect
+	Source string // DCGM's severity
+
+	// DiffersFrom names the programs with another effect or action, and Deviation the reason; both are empty if there is none.
+	DiffersFrom, Deviation string
 }
 
 // incidentRule is a row of the table.
 type incidentRule struct {
-	effect Effect
-	action Action
-	source string
+	effect                 Effect
+	action                 Action
+	source                 string
+	differsFrom, deviation string
 	// limit lowers the effect for a device that the incident cannot apply to, or depending on its message; nil if nothing does.
 	limit func(d Device, i Incident) Effect
 }
 
-// The sources of the rows, and why some codes are ignored.
+// The sources of the rows, and why rows differ from DCGM.
 const (
 	incidentFail    = "DCGM 4.6 health: FAIL"
 	incidentWarn    = "DCGM 4.6 health: never more than WARN"
-	incidentSticky  = "our choice: DCGM keeps it until its engine restarts; the agent judges the XID itself"
-	incidentDriver  = "our choice: the agent judges field 1523, the recovery action, itself"
-	incidentClocks  = "our choice: normal at full load; the agent judges temperature and clock events itself"
 	incidentUnknown = "not in the table"
+
+	incidentSticky = "DCGM keeps it until its engine restarts; the agent judges the XID itself"
+	incidentDriver = "the agent judges field 1523, the recovery action, itself"
+	incidentClocks = "normal at full load; the agent judges temperature and clock events itself"
+	incidentRates  = "the thresholds are DCGM's own and disputed"
 )
 
 // incidentRules are the rules for the codes of DCGM 4.6's health checks, by name. The source states the severity with which
-// DCGM reports a code. Any other code warns, at any severity; most others come from dcgmi diag only.
+// DCGM reports a code. Any other code warns, at any severity; most others come from dcgmi diag only. TestIncidentDeviations
+// compares the rows with other programs.
 //
 // MONITOR, TRIAGE, RESET and ISOLATE are DCGM's advice in dcgm_errors.c.
 //
 //nolint:gochecknoglobals // a table of constants
 var incidentRules = map[string]incidentRule{
-	"PCI_REPLAY_RATE":          {EffectWarn, ActionCheckPCIe, incidentWarn, nil},
-	"VOLATILE_DBE_DETECTED":    {EffectUnhealthy, ActionResetGPU, incidentFail + ", ISOLATE", nil},
-	"PENDING_PAGE_RETIREMENTS": {EffectWarn, ActionResetGPUAtDrain, incidentWarn, nil},
-	"RETIRED_PAGES_LIMIT":      {EffectUnhealthy, ActionReplaceGPU, incidentFail, nil},
-	"RETIRED_PAGES_DBE_LIMIT":  {EffectUnhealthy, ActionReplaceGPU, incidentFail, nil},
-	"CORRUPT_INFOROM":          {EffectWarn, ActionContactSupport, incidentWarn, nil},
-	"CLOCKS_EVENT_THERMAL":     {EffectIgnore, ActionCheckCooling, incidentClocks, nil},
+	"PCI_REPLAY_RATE":          {EffectWarn, ActionCheckPCIe, incidentWarn, "", "", nil},
+	"VOLATILE_DBE_DETECTED":    {EffectUnhealthy, ActionResetGPU, incidentFail + ", ISOLATE", "", "", nil},
+	"PENDING_PAGE_RETIREMENTS": {EffectWarn, ActionResetGPUAtDrain, incidentWarn, "", "", nil},
+	"RETIRED_PAGES_LIMIT":      {EffectUnhealthy, ActionReplaceGPU, incidentFail, "", "", nil},
+	"RETIRED_PAGES_DBE_LIMIT":  {EffectUnhealthy, ActionReplaceGPU, incidentFail, "", "", nil},
+	"CORRUPT_INFOROM":          {EffectWarn, ActionContactSupport, incidentWarn, "", "", nil},
+	"CLOCKS_EVENT_THERMAL":     {EffectIgnore, ActionCheckCooling, incidentWarn, "DCGM", incidentClocks, nil},
 	// On every GPU at once it is the only sign that DCGM measures nothing: after an XID 119 in the kernel log the engine no
 	// longer calls the driver.
-	"POWER_UNREADABLE":           {EffectWarn, ActionCheckDCGM, incidentWarn, nil},
-	"CLOCKS_EVENT_POWER":         {EffectIgnore, ActionCheckCooling, incidentClocks, nil},
-	"NVLINK_ERROR_THRESHOLD":     {EffectWarn, ActionWatchNVLink, incidentWarn, nil},
-	"NVLINK_DOWN":                {EffectUnhealthy, ActionCheckNVLink, incidentFail + "; false alarms on cards without NVLink (users of NVSentinel)", onlyNVLink},
-	"FAULTY_MEMORY":              {EffectUnhealthy, ActionReplaceGPU, incidentFail + ", ISOLATE", nil},
-	"NVLINK_CRC_ERROR_THRESHOLD": {EffectUnhealthy, ActionCheckNVLink, incidentFail, nil},
-	"NVLINK_ERROR_CRITICAL":      {EffectUnhealthy, ActionCheckNVLink, incidentFail + ", ISOLATE; AWS eks-node-monitoring-agent: old errors warn", newNVLinkErrors},
-	"ROW_REMAP_FAILURE":          {EffectUnhealthy, ActionReplaceGPU, incidentFail, nil},
-	"UNCONTAINED_ERROR":          {EffectIgnore, ActionResetGPU, incidentSticky, nil}, // XID 95
-	"XID_ERROR":                  {EffectIgnore, ActionWatch, incidentSticky, nil},    // any other XID, application errors too
-	// The thresholds are DCGM's own and disputed.
-	"NVLINK_EFFECTIVE_BER_THRESHOLD": {EffectWarn, ActionCheckNVLink, "our choice: the thresholds are DCGM's own and disputed; DCGM 4.6 health: FAIL", nil},
-	"FALLEN_OFF_BUS":                 {EffectIgnore, ActionRebootNode, incidentSticky, nil}, // XID 79
-	"NVLINK_SYMBOL_BER_THRESHOLD":    {EffectWarn, ActionCheckNVLink, "our choice: the thresholds are DCGM's own and disputed; DCGM 4.6 health: FAIL", nil},
-	"IMEX_UNHEALTHY":                 {EffectIgnore, ActionRecoverIMEX, "our choice: false alarms on nodes without IMEX (users of NVSentinel)", nil},
-	"FABRIC_PROBE_STATE":             {EffectWarn, ActionCheckFabricManager, "DCGM 4.6 health: FAIL, MONITOR; AWS eks-node-monitoring-agent: a warning", onlyFabric},
-	"GPU_RECOVERY_RESET":             {EffectIgnore, ActionResetGPU, incidentDriver, nil},
-	"GPU_RECOVERY_REBOOT":            {EffectIgnore, ActionRebootNode, incidentDriver, nil},
-	"GPU_RECOVERY_DRAIN_P2P":         {EffectIgnore, ActionResetGPU, incidentDriver, nil},
-	"GPU_RECOVERY_DRAIN_RESET":       {EffectIgnore, ActionResetGPU, incidentDriver, nil},
-	"CONTAINED_ERROR":                {EffectIgnore, ActionWatch, incidentSticky, nil}, // XID 94
-	"UNCORRECTABLE_ROW_REMAP_LIMIT":  {EffectWarn, ActionPlanReplacement, incidentWarn, nil},
+	"POWER_UNREADABLE":       {EffectWarn, ActionCheckDCGM, incidentWarn, "", "", nil},
+	"CLOCKS_EVENT_POWER":     {EffectIgnore, ActionCheckCooling, incidentWarn, "DCGM", incidentClocks, nil},
+	"NVLINK_ERROR_THRESHOLD": {EffectWarn, ActionWatchNVLink, incidentWarn, "", "", nil},
+	"NVLINK_DOWN": {
+		EffectUnhealthy, ActionCheckNVLink, incidentFail, "DCGM",
+		"ignored on a GPU without NVLink to another GPU, where it is a false alarm (users of NVSentinel)", onlyNVLink,
+	},
+	"FAULTY_MEMORY":              {EffectUnhealthy, ActionReplaceGPU, incidentFail + ", ISOLATE", "", "", nil},
+	"NVLINK_CRC_ERROR_THRESHOLD": {EffectUnhealthy, ActionCheckNVLink, incidentFail, "", "", nil},
+	"NVLINK_ERROR_CRITICAL": {
+		EffectWarn, ActionWatchNVLink, incidentFail + ", ISOLATE", "DCGM",
+		"it counts replays and recoveries, which a link survives, on some GPUs since the driver was loaded, and NVSentinel takes no " +
+			"action; a link that fails raises XID 74, one of 144 to 150, or DCGM_FR_NVLINK_DOWN",
+		nil,
+	},
+	"ROW_REMAP_FAILURE": {
+		EffectUnhealthy, ActionReplaceGPU, incidentFail, "NVSentinel",
+		"NVSentinel resets the GPU; a reset does not repair a memory row that could not be remapped", nil,
+	},
+	"UNCONTAINED_ERROR":              {EffectIgnore, ActionResetGPU, incidentFail, "DCGM", incidentSticky, nil}, // XID 95
+	"XID_ERROR":                      {EffectIgnore, ActionWatch, incidentFail, "DCGM", incidentSticky, nil},    // any other XID, application errors too
+	"NVLINK_EFFECTIVE_BER_THRESHOLD": {EffectWarn, ActionCheckNVLink, incidentFail, "DCGM", incidentRates, nil},
+	"FALLEN_OFF_BUS":                 {EffectIgnore, ActionRebootNode, incidentFail, "DCGM", incidentSticky, nil}, // XID 79
+	"NVLINK_SYMBOL_BER_THRESHOLD":    {EffectWarn, ActionCheckNVLink, incidentFail, "DCGM", incidentRates, nil},
+	"IMEX_UNHEALTHY": {
+		EffectIgnore, ActionRecoverIMEX, incidentFail + ", ISOLATE", "DCGM, NVSentinel",
+		"it names no GPU, and is a false alarm on nodes without IMEX (users of NVSentinel); only the nodes' administrators can recover IMEX", nil,
+	},
+	"FABRIC_PROBE_STATE": {
+		EffectWarn, ActionCheckFabricManager, incidentFail + ", MONITOR", "DCGM",
+		"DCGM's advice is to monitor it, and AWS eks-node-monitoring-agent warns; ignored on a GPU without NVLink and with an old driver", onlyFabric,
+	},
+	"GPU_RECOVERY_RESET":       {EffectIgnore, ActionResetGPU, incidentFail, "DCGM", incidentDriver, nil},
+	"GPU_RECOVERY_REBOOT":      {EffectIgnore, ActionRebootNode, incidentFail, "DCGM", incidentDriver, nil},
+	"GPU_RECOVERY_DRAIN_P2P":   {EffectIgnore, ActionDrainP2P, incidentWarn, "DCGM", incidentDriver, nil},
+	"GPU_RECOVERY_DRAIN_RESET": {EffectIgnore, ActionResetGPU, incidentFail, "DCGM", incidentDriver, nil},
+	"CONTAINED_ERROR":          {EffectIgnore, ActionWatch, incidentWarn, "DCGM", incidentSticky, nil}, // XID 94
+	"UNCORRECTABLE_ROW_REMAP_LIMIT": {
+		EffectWarn, ActionPlanReplacement, incidentWarn, "NVSentinel",
+		"NVSentinel asks to contact support; the remapped rows work, so the replacement can be planned", nil,
+	},
 }
 
 // ofXID reports whether the incident only repeats an XID. DCGM reports some XIDs with codes of their own, and others, such as
 // 63 and 64, with the code of a check: "Row remap failure (triggered by XID 64: …)". It keeps all of them until its engine
 // restarts (dcgm/OBSERVED.md#xid-incidents), and the agent judges the XIDs themselves.
 func (i Incident) ofXID() bool {
-	return ruleOf(i.Code).source == incidentSticky || i.triggeredByXID()
+	return ruleOf(i.Code).deviation == incidentSticky || i.triggeredByXID()
 }
 
 func (i Incident) triggeredByXID() bool { return strings.Contains(i.Message, "triggered by XID") }
@@ -103,19 +129,13 @@ func onlyFabric(d Device, i Incident) Effect {
 	return onlyNVLink(d, i)
 }
 
-// newNVLinkErrors only warns about errors of any age. On GPUs before Blackwell, DCGM also reports a FAIL for the errors since
-// the driver was loaded, so that one error never ends. Its messages name those counters "datalink layer".
-func newNVLinkErrors(_ Device, i Incident) Effect {
-	if strings.Contains(i.Message, "datalink layer") {
-		return EffectWarn
-	}
-	return EffectUnhealthy
-}
-
 // LookupIncident returns the description of a code. A code that is not in the table is a warning.
 func LookupIncident(code int) IncidentInfo {
 	r := ruleOf(code)
-	return IncidentInfo{Code: code, Name: incidentName(code), Effect: r.effect, Action: r.action, Source: r.source}
+	return IncidentInfo{
+		Code: code, Name: incidentName(code), Effect: r.effect, Action: r.action, Source: r.source,
+		DiffersFrom: r.differsFrom, Deviation: r.deviation,
+	}
 }
 
 func ruleOf(code int) incidentRule {

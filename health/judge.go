@@ -135,7 +135,7 @@ func judgeDevice(
 		}
 	}
 
-	v.PendingXIDs = pendingXIDs(c, old.Verdict.PendingXIDs, xids, s.At, reset)
+	v.PendingXIDs = pendingXIDs(c, old.Verdict, xids, s.At, reset)
 	for _, f := range escalate(v.PendingXIDs, findings, p.verdict) {
 		findings = merge(findings, f)
 	}

@@ -19,7 +19,7 @@ func (r random) sample(d Device, seconds int) Sample {
 	}
 	s.Device, s.At = d.ID, at(seconds)
 	for r.IntN(3) == 0 {
-		code := []int{13, 31, 48, 74, 79, 95, 109, 144, 149, 154, 999}[r.IntN(11)]
+		code := []int{13, 31, 48, 74, 79, 95, 109, 144, 149, 154, 999, 1 + r.IntN(len(xidTable))}[r.IntN(12)]
 		s.XIDs = append(s.XIDs, XID{Code: code, At: s.At})
 	}
 	if r.IntN(4) == 0 {
@@ -29,7 +29,7 @@ func (r random) sample(d Device, seconds int) Sample {
 		s.Values = nil
 	} else if d.Kind == KindGPU {
 		for f, values := range map[Field][]float64{
-			FieldRecoveryAction: {0, 0, 1, 2, 3, 4, 9}, FieldRemapFailed: {0, 0, 1}, FieldRemapPending: {0, 1}, FieldUnrepairable: {0, 0, 0, 1},
+			FieldRecoveryAction: {0, 0, 1, 2, 3, 4, 5, 6, 7, 9, 1 << 40, -1}, FieldRemapFailed: {0, 0, 1}, FieldRemapPending: {0, 1}, FieldUnrepairable: {0, 0, 0, 1},
 			FieldDBEVolatile: {0, 0, 2}, FieldGPUTemp: {40, 50, 95}, FieldRetiredPending: {0, 1}, FieldClocksEvents: {0, 4, 8},
 		} {
 			if r.IntN(3) == 0 {
@@ -173,7 +173,7 @@ func checkVerdicts(t *testing.T, where string, c Config, reading *Reading, gpus 
 		worst := Unknown
 		for _, f := range v.Findings {
 			worst = max(worst, f.State)
-			if f.Reason == "" && !f.ofIncident() || !f.Action.Valid() || f.Since.IsZero() || f.Since.After(now) {
+			if f.Reason == "" && !f.ofIncident() || !f.Action.Valid() || f.Action == ActionNone || f.Since.IsZero() || f.Since.After(now) {
 				t.Fatalf("%s: %s: %+v", where, d.Device.ID, f)
 			}
 		}

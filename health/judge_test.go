@@ -232,6 +232,29 @@ func TestJudgeGPU(t *testing.T) {
 			{10, present(xids(145)), Degraded, []string{"xid-145"}},
 			{70, present(), Healthy, nil},
 		},
+		"the recovery action decides the severity of XIDs that the sources dispute": {
+			{0, present(xids(38, 44, 121, 166, 175)), Degraded, []string{"xid-121", "xid-166", "xid-175", "xid-38", "xid-44"}},
+			{1, present(value(FieldRecoveryAction, 1)), Unhealthy, []string{"xid-121", "xid-166", "xid-175", "xid-38", "xid-44", CauseRecoveryAction}},
+			{2, present(), Healthy, nil},
+		},
+		"an application error with a reset request for another reason": {
+			{0, present(xids(32, 60, 69, 80, 94, 174)), Degraded, []string{"xid-174", "xid-32", "xid-60", "xid-69", "xid-80", "xid-94"}},
+			{1, present(value(FieldRecoveryAction, 1), xids(31)), Degraded, []string{"xid-174", "xid-32", "xid-60", "xid-69", "xid-80", "xid-94", CauseRecoveryAction}},
+		},
+		"the driver decides after peer-to-peer work has ended": {
+			{0, present(xids(149)), Degraded, []string{"xid-149"}},
+			{2, present(value(FieldRecoveryAction, 3)), Unhealthy, []string{CauseRecoveryAction, "xid-149"}},
+			{900, present(value(FieldRecoveryAction, 3)), Unhealthy, []string{CauseRecoveryAction}},
+			{901, present(value(FieldRecoveryAction, 1)), Unhealthy, []string{"xid-149", CauseRecoveryAction}},
+			{990, present(value(FieldRecoveryAction, 1)), Unhealthy, []string{"xid-149", CauseRecoveryAction}},
+			{991, present(), Healthy, nil},
+		},
+		"the driver decides that no reset is needed": {
+			{0, present(xids(149)), Degraded, []string{"xid-149"}},
+			{2, present(value(FieldRecoveryAction, 3)), Unhealthy, []string{CauseRecoveryAction, "xid-149"}},
+			{900, present(), Healthy, nil},
+			{901, present(value(FieldRecoveryAction, 1)), Degraded, []string{CauseRecoveryAction}},
+		},
 		"an XID during a reset request": {
 			{0, present(value(FieldRecoveryAction, 1)), Degraded, []string{CauseRecoveryAction}},
 			{1, present(xids(144), value(FieldRecoveryAction, 1)), Unhealthy, []string{"xid-144", CauseRecoveryAction}},
@@ -240,7 +263,8 @@ func TestJudgeGPU(t *testing.T) {
 			{4, present(value(FieldRecoveryAction, 1)), Degraded, []string{CauseRecoveryAction}},
 		},
 		"XID 154 only announces the recovery action": {
-			{0, present(xids(154), value(FieldRecoveryAction, 1)), Degraded, []string{CauseRecoveryAction, "xid-154"}},
+			{0, present(xids(154), value(FieldRecoveryAction, 1)), Degraded, []string{CauseRecoveryAction}},
+			{1, present(xids(154)), Healthy, nil}, // the end of the recovery action
 		},
 		"application errors are ignored": {
 			{0, present(xids(13, 31, 43, 45, 68, 109)), Healthy, nil},
@@ -484,6 +508,37 @@ func TestRecoveryActions(t *testing.T) {
 		devices = judge(devices, 2, nil, gpu0)
 		if cleared := devices[0].Verdict.State == Healthy; cleared != want.resets {
 			t.Errorf("the end of %v clears XID 95: %v, want %v", value0, cleared, want.resets)
+		}
+	}
+}
+
+// The driver has one recovery action at a time, so the newest is the one to carry out and whose end counts.
+func TestRecoveryActionChanges(t *testing.T) {
+	for _, c := range []struct {
+		values []float64
+		action Action // of the last value
+		state  State
+		resets bool // none, after the last value, proves a reset
+	}{
+		{[]float64{5, 1}, ActionResetGPU, Unhealthy, true},
+		{[]float64{3, 4}, ActionResetGPU, Unhealthy, true},
+		{[]float64{2, 1}, ActionResetGPU, Unhealthy, true},
+		{[]float64{1, 5}, ActionRecoverIMEX, Unhealthy, false},
+		{[]float64{2, 5}, ActionRecoverIMEX, Unhealthy, false},
+		{[]float64{9, 6}, ActionResetPCIeBus, Unhealthy, true},
+		{[]float64{4, 1}, ActionResetGPU, Degraded, true},
+	} {
+		devices := judge(nil, 0, samples{gpu0.ID: present(xids(95))}, gpu0)
+		for i, v := range c.values {
+			devices = judge(devices, 1+i, samples{gpu0.ID: present(value(FieldRecoveryAction, v))}, gpu0)
+		}
+		f := devices[0].Verdict.ownFinding(hasCause(CauseRecoveryAction))
+		if last := recoveryOf(RecoveryAction(c.values[1])); f == nil || f.Action != c.action || f.State != c.state || f.Reason != last.reason {
+			t.Errorf("%v: %+v", c.values, f)
+		}
+		devices = judge(devices, 5, samples{gpu0.ID: present()}, gpu0)
+		if got := devices[0].Verdict.State == Healthy; got != c.resets {
+			t.Errorf("the end of %v clears XID 95: %v, want %v", c.values, got, c.resets)
 		}
 	}
 }

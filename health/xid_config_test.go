@@ -49,7 +49,7 @@ func TestXIDPresets(t *testing.T) {
 		{74, [5]Effect{u, u, i, u, i}, ""},
 		{95, [5]Effect{u, u, i, u, i}, ""},
 		{149, [5]Effect{w, u, i, w, i}, "follows the recovery action"},
-		{154, [5]Effect{w, u, i, w, i}, "announces the recovery action"},
+		{154, [5]Effect{i, u, i, w, i}, "announces the recovery action"},
 		{167, [5]Effect{u, u, i, w, i}, "the catalogue has no resolution"},
 		{999, [5]Effect{w, u, i, w, i}, "unknown"},
 	} {

@@ -51,10 +51,12 @@ func xidFinding(c Config, x XID, now time.Time) (Finding, bool) {
 // once; the engine and the polls add some seconds.
 const pendingFor = time.Minute
 
-// pendingXIDs returns the recent XIDs whose severity the recovery action decides. A reset ends them.
-func pendingXIDs(c Config, old, xids []XID, now time.Time, reset bool) []XID {
-	all := slices.DeleteFunc(slices.Clone(old), func(x XID) bool {
-		return reset || now.Sub(x.At) >= pendingFor || !c.XID.followsRecoveryAction(x.Code)
+// pendingXIDs returns the recent XIDs whose severity the recovery action decides. A reset ends them. While the driver asks to
+// drain peer-to-peer work it has not decided, so they stay.
+func pendingXIDs(c Config, old Verdict, xids []XID, now time.Time, reset bool) []XID {
+	undecided := slices.ContainsFunc(old.Findings, func(f Finding) bool { return f.Cause == CauseRecoveryAction && f.Action == ActionDrainP2P })
+	all := slices.DeleteFunc(slices.Clone(old.PendingXIDs), func(x XID) bool {
+		return reset || now.Sub(x.At) >= pendingFor && !undecided || !c.XID.followsRecoveryAction(x.Code)
 	})
 	for _, x := range xids {
 		if c.XID.followsRecoveryAction(x.Code) {

@@ -103,6 +103,7 @@ func TestRecoveryActionFromBeforeStart(t *testing.T) {
 		"measured late":                   {first, []poll{{0, blank(PresenceUnknown), Unknown}, {1, present(without(FieldRecoveryAction)), Healthy}, {2, reset, Unhealthy}}},
 		"set after the start":             {first, []poll{{0, none, Healthy}, {1, reset, Degraded}}},
 		"with its XID":                    {first, []poll{{0, present(value(FieldRecoveryAction, 1), xids(63)), Degraded}, {1, reset, Degraded}}},
+		"with the report of the action":   {first, []poll{{0, present(value(FieldRecoveryAction, 1), xids(154)), Unhealthy}}},
 		"with an XID of an application":   {first, []poll{{0, present(value(FieldRecoveryAction, 1), xids(13), past(XID{95, at(-10)})), Unhealthy}}},
 		"with another application's XID":  {first, []poll{{0, present(value(FieldRecoveryAction, 1), xids(43), past(XID{95, at(-10)})), Unhealthy}}},
 		"drain and reset":                 {first, []poll{{0, present(value(FieldRecoveryAction, 4)), Unhealthy}, {1, reset, Unhealthy}, {2, none, Healthy}}},

@@ -44,8 +44,9 @@ type XIDInfo struct {
 	FollowsRecoveryAction bool
 	// WholeGPU means that an XID which a MIG device reports affects the whole GPU. Other XIDs affect only the MIG device.
 	WholeGPU bool
-	// Deviation tells how and why the row differs from NVIDIA's catalogue; empty if it does not.
-	Deviation string
+	// DiffersFrom names the sources that judge the XID otherwise, such as "NVIDIA's catalogue, gpud", and Deviation the reason
+	// for the difference. Both are empty if there is none. TestXIDDeviations compares them with the sources.
+	DiffersFrom, Deviation string
 }
 
 // LookupXID returns the description of an XID. An XID that is not in the table is a warning.
@@ -66,10 +67,11 @@ func LookupXID(code int) XIDInfo {
 //
 //   - An XID for which the catalogue requires a reset or a restart is unhealthy. Any other unhealthy row has a Deviation.
 //   - The application errors that NVIDIA's device plugin ignores, the XIDs for which the catalogue requires no action at all,
-//     and reports of a recovery are ignored.
+//     and reports of a recovery or of the recovery action are ignored.
 //   - All other XIDs warn. That includes the numbers that the catalogue calls unused: older GPUs and drivers use some of them.
+//     If the sources disagree and the XID may be a fault, the driver's recovery action decides.
 //
-// TestXIDTable compares the table with the catalogue.
+// TestXIDTable compares the table with the catalogue, and TestXIDDeviations with what other programs do.
 //
 //nolint:gochecknoglobals // a table of constants
 var xidTable = [...]XIDInfo{
@@ -81,86 +83,87 @@ var xidTable = [...]XIDInfo{
 	6:  askSupport("invalid push buffer: cannot be parsed"),
 	7:  askSupport("invalid push buffer address"),
 	8:  appError("GPU stopped processing: a channel did not become idle"),
-	9:  askSupport("driver error while programming the GPU"),
+	9:  unused("gpud", "driver error while programming the GPU"),
 	10: askSupport("graphics engine stopped by single-stepping"),
 	11: appError("push buffer requires missing hardware"),
-	12: askSupport("driver error while handling a GPU exception"),
+	12: unused("gpud", "driver error while handling a GPU exception"),
 	13: pluginIgnores("RESTART_APP", "graphics engine exception"),
 	14: noted("fake error for driver tests"),
 	15: askSupport("timeout waiting for a scan line"),
-	16: askSupport("display engine hung"),
+	16: unused("gpud", "display engine hung"),
 	17: askSupport("parameter error"),
-	18: askSupport("PCI bus mastering is disabled"),
-	19: askSupport("display engine error: missed notification"),
+	18: unused("gpud", "PCI bus mastering is disabled"),
+	19: unused("gpud", "display engine error: missed notification"),
 	20: askSupport("invalid push buffer of the MPEG engine"),
 	21: askSupport("invalid push buffer of the motion estimation engine"),
 	22: askSupport("invalid push buffer of the video processor"),
 	23: askSupport("error logging enabled"),
 	24: askSupport("GPU semaphore timeout"),
 	25: appError("illegal notification in a push buffer"),
-	26: askSupport("frame buffer timeout"),
-	27: askSupport("first video processor exception"),
-	28: askSupport("second video processor exception"),
-	29: askSupport("bitstream processor exception"),
-	30: askSupport("access to a bad address"),
+	26: unused("gpud", "frame buffer timeout"),
+	27: unused("gpud", "first video processor exception"),
+	28: unused("gpud", "second video processor exception"),
+	29: unused("gpud", "bitstream processor exception"),
+	30: unused("gpud", "access to a bad address"),
 	31: pluginIgnores("RESTART_APP", "GPU memory page fault"),
-	32: appError("invalid or corrupted push buffer stream"),
-	33: askSupport("security engine error"),
-	34: askSupport("video decoder exception: bitstream"),
-	35: askSupport("video decoder exception: picture decoding"),
-	36: askSupport("video decoder exception: post-processing"),
+	32: appError("invalid or corrupted push buffer stream").differs("gpud", onlyApplication),
+	33: unused("gpud", "security engine error"),
+	34: unused("gpud", "video decoder exception: bitstream"),
+	35: unused("gpud", "video decoder exception: picture decoding"),
+	36: unused("gpud", "video decoder exception: post-processing"),
 	37: noted("unknown firmware method"),
-	38: noted("firmware watchdog timeout"),
+	38: disputed("IGNORE", "firmware watchdog timeout"),
 	39: appError("copy engine 0 exception"),
 	40: appError("copy engine 1 exception"),
 	41: appError("copy engine 2 exception"),
-	42: askSupport("video image compositor exception"),
+	42: unused("gpud", "video image compositor exception"),
 	43: pluginIgnores("IGNORE", "GPU stopped processing"),
-	44: noted("graphics engine fault during a context switch"),
+	44: disputed("IGNORE", "graphics engine fault during a context switch"),
 	45: pluginIgnores("WORKFLOW_XID_45", "preemptive cleanup, due to previous errors"),
 	46: resets("GPU stopped processing: timeout"),
-	47: askSupport("video encoder 0 exception"),
-	48: unhealthy("WORKFLOW_XID_48", "double-bit ECC error", ClearsGPUReset, ActionResetGPU, "").failsDCGM().ofInstance(),
+	47: unused("gpud", "video encoder 0 exception"),
+	48: unhealthy("WORKFLOW_XID_48", "double-bit ECC error", ClearsGPUReset, ActionResetGPU).failsDCGM().ofInstance(),
 	49: askSupport("silent running: level set by configuration"),
 	50: askSupport("silent running: level changed by an error"),
 	51: askSupport("silent running: stress test failed"),
 	52: askSupport("silent running: level changed by temperature"),
 	53: askSupport("silent running: clocks reduced by temperature"),
 	// Cables are only connected while the node is off, so a reboot is the evidence.
-	54: unhealthy("CHECK_MECHANICALS", "auxiliary power is not connected: clocks are reduced", ClearsReboot,
-		ActionCheckPowerCables,
-		"the catalogue names no state; the GPU cannot work without this power, and AWS calls the XID fatal"),
+	54: unhealthy("CHECK_MECHANICALS", "auxiliary power is not connected: clocks are reduced", ClearsReboot, ActionCheckPowerCables).
+		differs("NVIDIA's catalogue, gpud", "the GPU cannot work as specified without this power, and AWS calls the XID fatal"),
 	55: askSupport("silent running: temperature cannot be read"),
-	56: askSupport("display engine error"),
-	57: askSupport("video memory link training failed"),
-	58: askSupport("video memory is unstable"),
-	59: askSupport("power management controller error"),
-	60: appError("video processor or security engine 2 exception"),
-	61: askSupport("power management controller breakpoint"),
+	56: unused("Azure", "display engine error"),
+	57: unused("Azure", "video memory link training failed"),
+	58: unused("Azure", "video memory is unstable"),
+	59: unused("gpud", "power management controller error"),
+	60: appError("video processor or security engine 2 exception").differs("gpud", onlyApplication),
+	61: askSupport("power management controller breakpoint").differs("gpud", "the driver's header nverror.h calls it non-fatal"),
 	62: resets("internal micro-controller halt"),
 	// The row works again after a reset; until then field 396, row remap pending, has a finding of its own.
-	63: warns("IGNORE", "memory row remapped or page retired after errors", ActionResetGPUAtDrain).
-		deviates("the catalogue requires no action; the remap takes effect only after a reset, which an operator must plan").ofGPU(),
+	63: warns("IGNORE", "memory row remapped or page retired after errors", ActionResetGPUAtDrain).ofGPU().
+		differs("NVIDIA's catalogue, gpud, Azure, AWS, GKE",
+			"the memory works, but the remap takes effect only after a reset, which an operator must plan; a failed remap is unhealthy"),
 	64: resets("row remap or page retirement could not be recorded"),
-	65: askSupport("video encoder 1 exception"),
+	65: unused("gpud, Azure", "video encoder 1 exception"),
 	66: noted("illegal register access by the driver"),
 	67: noted("illegal access by the driver: verification failed"),
-	68: pluginIgnores("RESTART_APP", "video processor exception"),
-	69: appError("graphics engine class error"),
+	68: pluginIgnores("RESTART_APP", "video processor exception").differs("gpud, Azure", onlyApplication),
+	69: appError("graphics engine class error").differs("gpud, Azure", onlyApplication),
 	70: appError("copy engine 3 exception"),
 	71: appError("copy engine 4 exception"),
 	72: appError("copy engine 5 exception"),
-	73: askSupport("video encoder 2 exception"),
-	74: unhealthy("WORKFLOW_NVLINK_ERR", "NVLink error", ClearsGPUReset, ActionResetGPU, "").failsDCGM(),
+	73: unused("Azure", "video encoder 2 exception"),
+	74: unhealthy("WORKFLOW_NVLINK_ERR", "NVLink error", ClearsGPUReset, ActionResetGPU).failsDCGM(),
 	75: appError("copy engine 6 exception"),
 	76: appError("copy engine 7 exception"),
 	77: appError("copy engine 8 exception"),
-	78: warns("UPDATE_SWFW", "vGPU failed to start", ActionUpdateVGPU),
+	78: warns("UPDATE_SWFW", "vGPU failed to start", ActionUpdateVGPU).
+		differs("gpud", "the catalogue requires other versions of the software, and a reset does not change them"),
 	// The GPU's return to the bus counts as a reset, so it also clears the finding.
-	79: unhealthy("RESTART_BM", "GPU has fallen off the bus", ClearsGPUReset, ActionRebootNode,
-		"the catalogue requires a reboot; here the GPU's return to the bus also clears the finding").failsDCGM(),
-	80: appError("corrupted push buffer: checksum mismatch"),
-	81: askSupport("VGA subsystem error"),
+	79: unhealthy("RESTART_BM", "GPU has fallen off the bus", ClearsGPUReset, ActionRebootNode).failsDCGM().
+		differs("NVIDIA's catalogue", "the catalogue requires a reboot; here the GPU's return to the bus also clears the finding"),
+	80: appError("corrupted push buffer: checksum mismatch").differs("Azure", onlyApplication),
+	81: unused("gpud, Azure", "VGA subsystem error"),
 	82: appError("JPEG engine 0 exception"),
 	83: appError("video decoder 1 exception"),
 	84: appError("video decoder 2 exception"),
@@ -171,9 +174,11 @@ var xidTable = [...]XIDInfo{
 	89: appError("video decoder 4 exception"),
 	90: askSupport("level 2 cache error"),
 	91: askSupport("reserved"),
-	92: noted("high rate of single-bit ECC errors"),
+	92: noted("high rate of single-bit ECC errors").
+		differs("Azure", "the errors are corrected, and a remap or a page retirement that they cause has a finding of its own"),
 	93: noted("InfoROM exceeded its number of erase cycles"),
-	94: appError("contained memory error").withAction(ActionRestartAppReset),
+	94: appError("contained memory error").withAction(ActionRestartAppReset).
+		differs("gpud", "the error ends only the applications that use the memory; a row remap that it causes has a finding of its own"),
 	95: resets("uncontained memory error").failsDCGM(),
 	96: appError("video decoder 5 exception"),
 	97: appError("video decoder 6 exception"),
@@ -190,7 +195,7 @@ var xidTable = [...]XIDInfo{
 	107: ignored("IGNORE", "silent test message over SMBus"),
 	108: noted("NVLink peer failed to translate an address"),
 	109: pluginIgnores("RESET_GPU", "context switch timeout").follows().
-		deviates("the catalogue says RESET_GPU, NVIDIA's device plugin calls it an application error; the driver's recovery action decides"),
+		differs("NVIDIA's catalogue, AWS", "NVIDIA's device plugin calls it an application error; the driver's recovery action decides"),
 	110: resets("security fault"),
 	111: askSupport("display bundle error"),
 	112: askSupport("display supervisor error"),
@@ -202,9 +207,10 @@ var xidTable = [...]XIDInfo{
 	118: askSupport("display pixel pipeline error"),
 	119: resets("GSP RPC timeout").failsDCGM(),
 	120: resets("GSP error").failsDCGM(),
-	121: noted("chip-to-chip link error"),
+	121: disputed("IGNORE", "chip-to-chip link error").ofGPU(), // 173 is the fatal one
 	122: askSupport("SPI read by the power management controller failed"),
-	123: askSupport("SPI write by the power management controller failed"),
+	123: askSupport("SPI write by the power management controller failed").
+		differs("gpud, GKE", "NVIDIA does not use the number since Ampere; a row remap that could not be recorded raises XID 64"),
 	124: askSupport("SPI erase by the power management controller failed"),
 	125: askSupport("InfoROM file system error"),
 	126: appError("copy engine 10 exception"),
@@ -217,13 +223,14 @@ var xidTable = [...]XIDInfo{
 	133: appError("copy engine 17 exception"),
 	134: appError("copy engine 18 exception"),
 	135: appError("copy engine 19 exception"),
-	136: resets("NVLink training failed"),
+	136: resets("NVLink training failed").differs("gpud", "the catalogue requires a reset, and AWS calls the XID fatal; gpud calls the number reserved"),
 	137: noted("NVLink privilege error"),
 	138: askSupport("deep learning accelerator error"),
 	139: appError("optical flow engine 1 exception"),
 	140: resets("unrecovered ECC error").failsDCGM(),
 	141: noted("CUDA fast path error"),
-	142: askSupport("video encoder 3 exception"),
+	142: askSupport("video encoder 3 exception").
+		differs("AWS", "the catalogue names a video encoder; older lists have an ECC error under this number"),
 	143: resets("GPU initialization failed"),
 	144: nvlink5("NVLink 5 error: SAW"),
 	145: nvlink5("NVLink 5 error: RLW"),
@@ -232,11 +239,11 @@ var xidTable = [...]XIDInfo{
 	148: nvlink5("NVLink 5 error: NVLPW_CTRL"),
 	149: nvlink5("NVLink 5 error: NETIR"),
 	150: nvlink5("NVLink 5 error: MSE"),
-	151: unhealthy("RESTART_VM", "encryption key rotation failed", ClearsReboot, ActionRebootNode, ""),
+	151: unhealthy("RESTART_VM", "encryption key rotation failed", ClearsReboot, ActionRebootNode),
 	152: noted("deep learning accelerator: memory management error"),
 	153: noted("deep learning accelerator: timeout"),
-	// It reports a change of field 1523, which has a finding of its own.
-	154: warns("XID_154", "GPU recovery action changed", ActionWatchRecoveryAction).ofGPU(),
+	// It reports every change of field 1523, also the end of the recovery action. The field has a finding of its own.
+	154: ignored("XID_154", "GPU recovery action changed").withAction(ActionWatchRecoveryAction).ofGPU().from("Health Validation: INFO"),
 	155: resets("software-defined NVLink error"),
 	156: resets("part of the GPU retired after errors"),
 	157: noted("part of the GPU could not be retired"),
@@ -245,24 +252,38 @@ var xidTable = [...]XIDInfo{
 	160: noted("channel retired after errors"),
 	161: noted("channel could not be retired"),
 	// The end of XID 163.
-	162: ignored("", "power smoothing re-engaged"),
-	163: unresolved("power smoothing disengaged"),
-	164: unresolved("power smoothing hardware is near the end of its life"),
-	165: unresolved("power smoothing hardware is at the end of its life"),
-	166: unresolved("NVLink traffic before encryption was ready"),
-	167: unhealthy("", "fatal PCIe timeout", ClearsReboot, ActionRebootNode,
-		"the catalogue has no resolution; the driver calls the XID fatal").from("gpud: reboot"),
+	162: ignored("", "power smoothing re-engaged").from("driver 595: ISINK_REENGAGED"),
+	163: unresolved("power smoothing disengaged").from("driver 595: ISINK_DISENGAGED").
+		differs("gpud", "the GPU computes as before; power smoothing limits changes of its power consumption"),
+	164: unresolved("power smoothing hardware is near the end of its life").withAction(ActionContactSupport).from("driver 595: ISINK_LOW_LIFETIME"),
+	165: unresolved("power smoothing hardware is at the end of its life").withAction(ActionContactSupport).from("driver 595: ISINK_ZERO_LIFETIME"),
+	166: disputed("", "NVLink traffic before encryption was ready").ofGPU(),
+	167: unhealthy("", "fatal PCIe timeout", ClearsReboot, ActionRebootNode).from("gpud: reboot").
+		differs("NVIDIA's catalogue", "the catalogue has no resolution; the driver calls the XID fatal"),
 	168: unresolved("GPU memory capacity reduced: errors in a protected region"),
-	169: unhealthy("", "security engine 2 halt", ClearsReboot, ActionRebootNode,
-		"the catalogue has no resolution; it requires a GPU reset for the halt of another micro-controller, XID 62").from("gpud: reboot"),
+	169: unhealthy("", "security engine 2 halt", ClearsReboot, ActionRebootNode).from("gpud: reboot").differs("NVIDIA's catalogue",
+		"the catalogue has no resolution; it requires a GPU reset for the halt of another micro-controller, XID 62"),
 	170: unresolved("NVLink security interrupt in confidential computing"),
-	171: unhealthy("", "uncorrectable DRAM error", ClearsGPUReset, ActionResetGPU,
-		"the catalogue has no resolution; it details an XID 48, which is unhealthy").ofInstance(),
-	172: unhealthy("", "uncorrectable SRAM error", ClearsGPUReset, ActionResetGPU,
-		"the catalogue has no resolution; it details an XID 48, which is unhealthy").ofInstance(),
-	173: unhealthy("", "fatal chip-to-chip link failure", ClearsReboot, ActionRebootNode,
-		"the catalogue does not list the XID yet; the driver calls it fatal").from("gpud: reboot"),
+	171: unhealthy("", "uncorrectable DRAM error", ClearsGPUReset, ActionResetGPU).ofInstance().
+		differs("NVIDIA's catalogue, gpud", "it details an XID 48, which is unhealthy"),
+	172: unhealthy("", "uncorrectable SRAM error", ClearsGPUReset, ActionResetGPU).ofInstance().
+		differs("NVIDIA's catalogue", "it details an XID 48, which is unhealthy"),
+	173: unhealthy("", "fatal chip-to-chip link failure", ClearsReboot, ActionRebootNode).from("gpud: reboot").
+		differs("NVIDIA's catalogue", "the catalogue does not list the XID yet; the driver calls it fatal"),
+	// No catalogue lists these yet; their names are all that is public.
+	174: unresolved("process ended by the driver").withAction(ActionRestartApp).restarts().from(driverHeader),
+	175: unresolved("memory subsystem error").withAction(ActionWatchRecoveryAction).follows().ofGPU().from(driverHeader),
+	176: unresolved("PCIe correctable error fault").withAction(ActionCheckPCIe).ofGPU().from(driverHeader),
 }
+
+// driverHeader is the source of the XIDs that only the driver's header lists.
+const driverHeader = "driver 595: nverror.h"
+
+// The reasons that several rows share.
+const (
+	notUsed         = "NVIDIA does not use the number since Ampere; on an older GPU the XID alone does not prove a fault"
+	onlyApplication = "the catalogue requires only a restart of the application"
+)
 
 // catalogue returns the source of a row: the catalogue and its immediate action.
 func catalogue(resolution string) string {
@@ -283,16 +304,26 @@ func appError(name string) XIDInfo { return warns("RESTART_APP", name, ActionRes
 // askSupport returns the row of an XID that only NVIDIA can interpret; most are unused since Ampere.
 func askSupport(name string) XIDInfo { return warns("CONTACT_SUPPORT", name, ActionContactSupport) }
 
+// unused returns the row of an XID that only NVIDIA can interpret, unused since Ampere, and that other sources call fatal.
+func unused(differsFrom, name string) XIDInfo { return askSupport(name).differs(differsFrom, notUsed) }
+
 // noted returns the row of an XID that matters only if it recurs.
 func noted(name string) XIDInfo { return warns("IGNORE", name, ActionWatch) }
 
 // unresolved returns the row of an XID for which the catalogue has no resolution yet.
 func unresolved(name string) XIDInfo { return warns("", name, ActionWatch) }
 
+// disputed returns the row of an XID after which gpud reboots the node, although the catalogue requires no reset.
+func disputed(resolution, name string) XIDInfo {
+	return warns(resolution, name, ActionWatchRecoveryAction).follows().differs("gpud",
+		"the XID reports faults and also events that the GPU survives; the driver's recovery action decides")
+}
+
 // nvlink5 returns the row of an XID that is fatal depending on bits which only the kernel log contains. The driver's recovery
 // action reflects them.
 func nvlink5(name string) XIDInfo {
-	return warns("WORKFLOW_NVLINK5_ERR", name, ActionWatchRecoveryAction).follows().ofGPU()
+	return warns("WORKFLOW_NVLINK5_ERR", name, ActionWatchRecoveryAction).follows().ofGPU().
+		differs("gpud", "which errors are fatal depends on bits that DCGM does not report; the driver's recovery action decides")
 }
 
 // ignored returns the row of an XID that needs no attention.
@@ -308,16 +339,13 @@ func pluginIgnores(resolution, name string) XIDInfo {
 // unhealthy returns the row of an XID that makes the GPU unhealthy, as a whole unless ofInstance is added: a failure of the
 // driver, a micro-controller or a link affects every instance (NVIDIA MIG user guide: instances have their own memory and
 // engines, and share the rest).
-func unhealthy(resolution, name string, clears Clears, action Action, deviation string) XIDInfo {
-	return XIDInfo{
-		Name: name, Effect: EffectUnhealthy, Action: action, Clears: clears, Source: catalogue(resolution), Deviation: deviation,
-		WholeGPU: true,
-	}
+func unhealthy(resolution, name string, clears Clears, action Action) XIDInfo {
+	return XIDInfo{Name: name, Effect: EffectUnhealthy, Action: action, Clears: clears, Source: catalogue(resolution), WholeGPU: true}
 }
 
 // resets returns the row of an XID for which the catalogue requires a GPU reset.
 func resets(name string) XIDInfo {
-	return unhealthy("RESET_GPU", name, ClearsGPUReset, ActionResetGPU, "")
+	return unhealthy("RESET_GPU", name, ClearsGPUReset, ActionResetGPU)
 }
 
 // failsDCGM adds that DCGM's own health checks call the XID a failure of the whole GPU.
@@ -352,8 +380,9 @@ func (x XIDInfo) follows() XIDInfo {
 	return x
 }
 
-func (x XIDInfo) deviates(reason string) XIDInfo {
-	x.Deviation = reason
+// differs sets which sources judge the XID otherwise, and why the row differs from them.
+func (x XIDInfo) differs(from, reason string) XIDInfo {
+	x.DiffersFrom, x.Deviation = from, reason
 	return x
 }
 
@@ -363,7 +392,7 @@ func (x XIDInfo) withAction(action Action) XIDInfo {
 }
 
 // xidSymbols are the names in NVIDIA's catalogue, by number, without ROBUST_CHANNEL_. TestXIDTable compares them with it. The
-// catalogue does not list 173 yet.
+// catalogue lists neither 173 nor the last three, whose names are those of the driver's header.
 //
 //nolint:gochecknoglobals // a table of constants
 var xidSymbols = [...]string{
@@ -403,5 +432,5 @@ var xidSymbols = [...]string{
 	"CHANNEL_RETIREMENT_EVENT", "CHANNEL_RETIREMENT_FAILURE", "PSHC_REENGAGED", "PSHC_DISENGAGED",
 	"PSHC_LOW_LIFETIME", "PSHC_ZERO_LIFETIME", "NVLINK_SECURE_CRYPTO_ERR", "PCIE_FATAL_TIMEOUT",
 	"REDUCED_GPU_MEMORY_CAPACITY", "SEC2_HALT_ERROR", "NVLINK_SECURE_OTHER", "UNCORRECTABLE_DRAM_ERROR",
-	"UNCORRECTABLE_SRAM_ERROR", "",
+	"UNCORRECTABLE_SRAM_ERROR", "", "RESETCHANNEL_KILL_PROCESS_SILENT", "MEMORY_SUBSYSTEM_ERROR", "PCIE_CORRECTABLE_ERROR_FAULT",
 }

@@ -1,6 +1,7 @@
 package health
 
 import (
+	"cmp"
 	"encoding/csv"
 	"os"
 	"slices"
@@ -16,20 +17,8 @@ type catalogueRow struct {
 
 func readCatalogue(t *testing.T) map[int]catalogueRow {
 	t.Helper()
-	f, err := os.Open("testdata/xid_catalogue.csv")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close() //nolint:errcheck // opened for reading
-	r := csv.NewReader(f)
-	r.Comment = '#'
-	r.FieldsPerRecord = 4
-	rows, err := r.ReadAll()
-	if err != nil {
-		t.Fatal(err)
-	}
 	catalogue := make(map[int]catalogueRow)
-	for _, row := range rows {
+	for _, row := range readCSV(t, "xid_catalogue.csv", 4) {
 		code, err := strconv.Atoi(row[0])
 		if err != nil {
 			t.Fatal(err)
@@ -42,10 +31,34 @@ func readCatalogue(t *testing.T) map[int]catalogueRow {
 	return catalogue
 }
 
+// readCSV returns the rows of a table in testdata.
+func readCSV(t *testing.T, file string, columns int) [][]string {
+	t.Helper()
+	f, err := os.Open("testdata/" + file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close() //nolint:errcheck // opened for reading
+	r := csv.NewReader(f)
+	r.Comment = '#'
+	r.FieldsPerRecord = columns
+	rows, err := r.ReadAll()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rows
+}
+
+// driverNames are the names in the driver's header nverror.h (open-gpu-kernel-modules 595.45.04) of the XIDs that the catalogue
+// does not list.
+var driverNames = map[int]string{
+	174: "RESETCHANNEL_KILL_PROCESS_SILENT", 175: "MEMORY_SUBSYSTEM_ERROR", 176: "PCIE_CORRECTABLE_ERROR_FAULT",
+}
+
 // TestXIDTable compares the table with NVIDIA's catalogue.
 func TestXIDTable(t *testing.T) {
 	rows := readCatalogue(t)
-	if len(rows) != 172 || len(xidTable) != 174 {
+	if len(rows) != 172 || len(xidTable) != 177 {
 		t.Fatalf("%d rows in the catalogue, %d in the table", len(rows), len(xidTable))
 	}
 	names := make(map[string]int)
@@ -66,38 +79,110 @@ func TestXIDTable(t *testing.T) {
 			fail("has the source %q", x.Source)
 		}
 
-		switch row.immediate {
-		case "RESET_GPU", "RESTART_BM", "RESTART_VM":
-			if x.Effect != EffectUnhealthy && x.Deviation == "" {
-				fail("is %v without a Deviation", x.Effect)
-			}
-		case "WORKFLOW_XID_48", "WORKFLOW_NVLINK_ERR", "WORKFLOW_NVLINK5_ERR", "WORKFLOW_XID_45", "XID_154":
-			// The catalogue does not decide.
-		default:
-			if x.Effect == EffectUnhealthy && x.Deviation == "" {
-				fail("is unhealthy without a Deviation")
-			}
-		}
-		if row.immediate == "IGNORE" && row.investigate == "IGNORE" && x.Effect != EffectIgnore && x.Deviation == "" {
-			fail("is %v without a Deviation", x.Effect)
-		}
-		plugin, recovery := slices.Contains(xidsNVIDIAIgnores, code), code == 162
-		if ignore := plugin || recovery || row.immediate == "IGNORE" && row.investigate == "IGNORE" && x.Deviation == ""; ignore != (x.Effect == EffectIgnore) {
+		harmless := row.immediate == "IGNORE" && row.investigate == "IGNORE" && x.Deviation == ""
+		report := code == 162 || row.immediate == "XID_154"
+		if ignore := slices.Contains(xidsNVIDIAIgnores, code) || report || harmless; ignore != (x.Effect == EffectIgnore) {
 			fail("is %v, but the rule above the table says ignored: %v", x.Effect, ignore)
 		}
-
-		if x.Symbol != row.symbol {
-			fail("has the symbol %q, the catalogue %q", x.Symbol, row.symbol)
+		if symbol := cmp.Or(row.symbol, driverNames[code]); x.Symbol != symbol {
+			fail("has the symbol %q, NVIDIA's is %q", x.Symbol, symbol)
 		}
 		if row.immediate == "RESTART_APP" && (x.Clears != ClearsRestart || x.Action != ActionRestartApp && x.Action != ActionRestartAppReset) {
 			fail("clears by %v with the action %q", x.Clears, x.Action)
 		}
-		restart := row.immediate == "RESTART_BM" || row.immediate == "RESTART_VM"
-		if restart && x.Clears != ClearsReboot && x.Deviation == "" {
-			fail("clears by %v without a Deviation", x.Clears)
-		}
 		if x.FollowsRecoveryAction && x.Effect == EffectUnhealthy {
 			fail("is unhealthy and follows the recovery action")
+		}
+	}
+}
+
+// readVerdicts returns what other sources do with a GPU after an XID: source, verdict, XIDs.
+func readVerdicts(t *testing.T) (verdicts []xidVerdict) {
+	t.Helper()
+	for _, row := range readCSV(t, "xid_verdicts.csv", 4) {
+		v := xidVerdict{source: row[0], verdict: row[2]}
+		for item := range strings.FieldsSeq(row[3]) {
+			first, last, isRange := strings.Cut(item, "-")
+			from, err := strconv.Atoi(first)
+			to := from
+			if isRange && err == nil {
+				to, err = strconv.Atoi(last)
+			}
+			if err != nil || from < 1 || to < from {
+				t.Fatalf("%s: %q", v.source, item)
+			}
+			for code := from; code <= to; code++ {
+				v.codes = append(v.codes, code)
+			}
+		}
+		verdicts = append(verdicts, v)
+	}
+	return verdicts
+}
+
+type xidVerdict struct {
+	source, verdict string
+	codes           []int
+}
+
+// contradicts reports whether the source judges an XID otherwise than the table.
+func (v xidVerdict) contradicts(t *testing.T, x XIDInfo) bool {
+	t.Helper()
+	if !slices.Contains(v.codes, x.Code) {
+		return false
+	}
+	switch v.verdict {
+	case "unhealthy":
+		return x.Effect != EffectUnhealthy
+	case "not-unhealthy":
+		return x.Effect == EffectUnhealthy
+	case "ignore":
+		return x.Effect != EffectIgnore
+	}
+	t.Fatalf("%s: verdict %q", v.source, v.verdict)
+	return false
+}
+
+// contradicts reports whether the catalogue requires another effect, or another evidence of a cure, than the table has. A
+// workflow decides nothing. Where the catalogue has no resolution, only an unhealthy row differs from it.
+func (r catalogueRow) contradicts(x XIDInfo) bool {
+	switch r.immediate {
+	case "RESET_GPU":
+		return x.Effect != EffectUnhealthy
+	case "RESTART_BM", "RESTART_VM":
+		return x.Effect != EffectUnhealthy || x.Clears != ClearsReboot
+	case "WORKFLOW_XID_48", "WORKFLOW_NVLINK_ERR", "WORKFLOW_NVLINK5_ERR", "WORKFLOW_XID_45":
+		return false
+	case "IGNORE":
+		if r.investigate == "IGNORE" {
+			return x.Effect != EffectIgnore
+		}
+	}
+	return x.Effect == EffectUnhealthy
+}
+
+// TestXIDDeviations compares the table with NVIDIA's catalogue and with what other programs do. Each difference needs a reason,
+// and each reason a difference.
+func TestXIDDeviations(t *testing.T) {
+	rows := readCatalogue(t)
+	verdicts := append(readVerdicts(t),
+		xidVerdict{"AWS", "unhealthy", xidsAWSFatal},
+		xidVerdict{"GKE", "unhealthy", slices.Concat(xidsGKEUnhealthy, xidsGKEWarn)}, // of a node condition
+		xidVerdict{"NVIDIA's device plugin", "not-unhealthy", xidsNVIDIAIgnores},
+	)
+	for code := 1; code < len(xidTable); code++ {
+		x := LookupXID(code)
+		var sources []string
+		if rows[code].contradicts(x) {
+			sources = append(sources, "NVIDIA's catalogue")
+		}
+		for _, v := range verdicts {
+			if v.contradicts(t, x) {
+				sources = append(sources, v.source)
+			}
+		}
+		if want := strings.Join(sources, ", "); x.DiffersFrom != want || (x.Deviation == "") != (want == "") {
+			t.Errorf("XID %d (%s) is %v: it differs from %q, the row says %q, reason %q", code, x.Name, x.Effect, want, x.DiffersFrom, x.Deviation)
 		}
 	}
 }

@@ -64,6 +64,7 @@ type registrar struct {
 	kubeletNewAt  time.Time
 	fixedSent     bool // the newest registration is at the fixed path, and may have reached the kubelet
 	fixedHeld     bool // the kubelet may hold the fixed path until it restarts
+	streamsKept   int  // registrations that left earlier streams open
 	phase         phase
 	phaseSince    time.Time
 	settledAt     time.Time // earliest next registration, as is nextAttempt
@@ -109,7 +110,7 @@ func (r *registrar) run(ctx context.Context) {
 	}
 }
 
-// stop ends the server. It removes the socket before, so that no client connects any more. With withdraw it sends the
+// stop ends the server. It removes the socket before the streams end, so that no client connects any more. With withdraw it sends the
 // kubelet an empty list and gives it withdrawTimeout to receive the list.
 func (r *registrar) stop(withdraw bool) {
 	if count := r.srv.streams.counts(); !withdraw && count.open > 1 {
@@ -158,7 +159,7 @@ func (r *registrar) step(ctx context.Context) {
 	if count.open == 0 && r.earlierPluginCounted(now) || now.Before(r.settledAt) || now.Before(r.nextAttempt) || now.Before(count.lastEnd.Add(r.settle)) {
 		return
 	}
-	if count.open >= maxStreamsKept {
+	if r.streamsKept >= maxStreamsKept {
 		r.endStreams()
 		return
 	}
@@ -172,7 +173,7 @@ const maxStreamsKept = 8
 // endStreams ends all streams. The next registration has another name, because the kubelet may process the ends late.
 func (r *registrar) endStreams() {
 	r.srv.streams.drop()
-	r.fixedHeld = r.fixedHeld || r.fixedSent
+	r.streamsKept, r.fixedHeld = 0, r.fixedHeld || r.fixedSent
 }
 
 // earlierPluginCounted reports whether the kubelet still counts devices of the resource before the first registration, or
@@ -272,13 +273,17 @@ func (r *registrar) checkKubelet() {
 
 // scheduleRegistration requests a registration after the settle time and resets the retries.
 func (r *registrar) scheduleRegistration(reason string) {
-	r.setError(reason+"; about to register", false)
-	r.mu.Lock()
-	r.accepted = false
-	r.mu.Unlock()
+	r.unregister(reason + "; about to register")
 	r.streamEnd = ""
-	r.phase, r.retryDelay, r.nextAttempt = unregistered, r.retryMin, time.Time{}
+	r.retryDelay, r.nextAttempt = r.retryMin, time.Time{}
 	r.settledAt = time.Now().Add(r.settle)
+}
+
+func (r *registrar) unregister(reason string) {
+	r.phase = unregistered
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.accepted, r.err, r.socketLost = false, reason, false
 }
 
 // followStreams updates the phase after the kubelet opened or closed streams.
@@ -314,26 +319,25 @@ func (r *registrar) fail(reason string) {
 // retryLater schedules another attempt after a delay that doubles each time.
 func (r *registrar) retryLater(reason string) {
 	now := time.Now()
-	r.phase = unregistered
+	r.unregister(reason)
 	r.settledAt = now.Add(r.settle)
 	r.nextAttempt = now.Add(r.retryDelay)
 	r.retryDelay = min(max(2*r.retryDelay, r.retryMin), r.retryMax)
-	r.setError(reason, false)
 }
 
 // register registers once. It blocks until the kubelet answers, for at most registerTimeout.
 func (r *registrar) register(ctx context.Context) {
-	r.followFixedPath()
-	err := r.registerNextPath(ctx)
-	if isConnected(err) && !r.fixedHeld {
+	r.checkHeld()
+	connected, err := r.registerNextPath(ctx)
+	if connected && !r.fixedHeld {
 		r.reportDeadEndpoint()
-		err = r.registerNextPath(ctx)
+		_, err = r.registerNextPath(ctx)
 	}
 	if ctx.Err() != nil {
 		return
 	}
 	if err != nil {
-		r.fail(fmt.Sprintf("the kubelet at %s did not register %s: %s", r.kubeletPath, r.srv.name, status.Convert(err).Message()))
+		r.fail(err.Error())
 		return
 	}
 	r.phase, r.phaseSince = accepted, time.Now()
@@ -347,14 +351,18 @@ func (r *registrar) register(ctx context.Context) {
 	r.registrations++
 }
 
-// followFixedPath updates whether the kubelet may hold the fixed path. It does from the Register call, whatever became of
-// the answer, until it closed the stream of that registration or restarted. An open stream contradicts a restart:
-// kubelet.sock was only touched.
-func (r *registrar) followFixedPath() {
+// checkHeld updates whether the kubelet may hold the fixed path, before a registration. It does from the Register call,
+// whatever became of the answer, until it closed the stream of that registration or restarted. An open stream contradicts
+// a restart: kubelet.sock was only touched.
+func (r *registrar) checkHeld() {
 	count := r.srv.streams.counts()
-	if r.kubeletNew && count.open == 0 {
-		r.fixedSent, r.fixedHeld = false, false
-		r.setWarning("")
+	r.streamsKept++
+	if count.open == 0 {
+		r.streamsKept = 0
+		if r.kubeletNew {
+			r.fixedSent, r.fixedHeld = false, false
+			r.setWarning("")
+		}
 	}
 	r.kubeletNew = false
 	if r.fixedSent && !(count.openedCurrent && count.openCurrent == 0) {
@@ -362,34 +370,37 @@ func (r *registrar) followFixedPath() {
 	}
 }
 
-// registerNextPath registers the fixed path, or another name of the socket if the kubelet may hold the fixed path.
-func (r *registrar) registerNextPath(ctx context.Context) error {
-	path, err := r.socketPath, r.removeAlternate()
+// registerNextPath registers the fixed path, or another name of the socket if the kubelet may hold the fixed path. It
+// reports whether the kubelet refused the path because it has it connected already.
+func (r *registrar) registerNextPath(ctx context.Context) (connected bool, err error) {
+	if err := r.removeAlternate(); err != nil {
+		r.log.Debug("removing the other name of the socket", zap.Error(err))
+	}
+	path := r.socketPath
 	if r.fixedHeld {
 		path = r.cfg.alternateSocketPath(r.srv.name, rand.Uint32())
 		if r.alternate, err = r.socket.Link(path); err != nil {
-			return err
+			return false, fmt.Errorf("no other name for the plugin's socket: %w", err)
 		}
-	} else if err != nil {
-		r.log.Debug("removing the other name of the socket", zap.Error(err))
 	}
-	r.mu.Lock()
-	r.accepted = false
-	r.mu.Unlock()
 	r.srv.streams.beginRegistration()
 	r.fixedSent = !r.fixedHeld
 	call, cancel := context.WithTimeout(ctx, r.registerTimeout)
 	defer cancel()
 	err = register(call, r.kubeletPath, r.srv.name, filepath.Base(path))
-	if code := status.Code(err); err != nil && code != codes.DeadlineExceeded && code != codes.Canceled {
+	if err == nil {
+		return false, nil
+	}
+	answer := status.Convert(err)
+	if answer.Code() != codes.DeadlineExceeded && answer.Code() != codes.Canceled {
 		r.fixedSent = false // refused
 	}
-	return err
+	return isConnected(answer), fmt.Errorf("the kubelet at %s did not register %s: %s", r.kubeletPath, r.srv.name, answer.Message())
 }
 
 // isConnected reports whether the kubelet refused a registration because it has the path connected already.
-func isConnected(err error) bool {
-	return status.Code(err) == codes.Unknown && strings.Contains(status.Convert(err).Message(), "device plugin already connected")
+func isConnected(answer *status.Status) bool {
+	return answer.Code() == codes.Unknown && strings.Contains(answer.Message(), "device plugin already connected")
 }
 
 // reportDeadEndpoint reports that the kubelet keeps an endpoint at the fixed path. Even if the endpoint's stream was about

@@ -34,6 +34,9 @@ func checkAgent(ctx context.Context, c config.Config) []Check {
 	serving := isAgent(ctx, c)
 	switch {
 	case serving && code == http.StatusOK:
+		if _, warnings, _ := strings.Cut(strings.TrimSpace(reasons), "\n"); warnings != "" {
+			return warn("running and ready; "+strings.ReplaceAll(warnings, "\n", "; "), "see the other checks and the log of the agent")
+		}
 		return pass("running and ready")
 	case serving:
 		return warn(strings.TrimSuffix("running, but not ready: "+strings.ReplaceAll(strings.TrimSpace(reasons), "\n", "; "), ": not ready"),

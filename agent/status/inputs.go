@@ -68,6 +68,9 @@ func kubeletStatus(p plugin.Status, h podresources.Holders) Kubelet {
 		k.Plugin = pluginOff
 	}
 	for _, r := range p.Resources {
+		if r.Warning != "" { // first, because the page and the table show a limited number
+			k.Warnings = slices.Insert(k.Warnings, 0, r.Warning)
+		}
 		s := Resource{
 			Name: r.Name, Registered: r.Registered, Error: r.Err, Devices: r.Devices, Healthy: r.Healthy,
 			Registrations: r.Registrations, Streams: r.Streams, AuditMismatches: r.AuditMismatches,
@@ -79,7 +82,7 @@ func kubeletStatus(p plugin.Status, h podresources.Holders) Kubelet {
 				s.BlockingPods = append(s.BlockingPods, Pod{pod.Namespace, pod.Name})
 			}
 			if u.Devices > 0 {
-				k.Warnings = append(k.Warnings, u.String()) // first, because the page and the table show a limited number
+				k.Warnings = append(k.Warnings, u.String()) // before those of the layout
 			}
 		}
 		k.Resources = append(k.Resources, s)

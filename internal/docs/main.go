@@ -50,7 +50,8 @@ func documents(root string) (files []string) {
 func generate(root, document string) (string, error) {
 	parts := map[string]func(root string) (string, error){
 		"actions": actions, "alerts": alerts, "configuration": configuration, "events": events,
-		"fields": dcgmFields, "incidents": incidents, "metrics": agentMetrics, "xids": xids,
+		"fields": dcgmFields, "incidentDeviations": incidentDeviations, "incidents": incidents, "metrics": agentMetrics,
+		"xidDeviations": xidDeviations, "xids": xids,
 	}
 	var errs []error
 	block := regexp.MustCompile(`(?s)(<!-- generated: (\w+) -->\n).*?(<!-- end generated -->)`)
@@ -154,34 +155,84 @@ func typeOf(value string) string {
 
 func xids(string) (string, error) {
 	var rows [][]string
-	for n := 1; health.LookupXID(n).Source != health.LookupXID(0).Source; n++ {
-		x := health.LookupXID(n)
-		effect, clears, source := x.Effect.String(), "", x.Source
+	for _, x := range listedXIDs() {
+		marks, clears := []string{x.Effect.String()}, ""
 		if x.FollowsRecoveryAction {
-			effect += "¹"
+			marks = append(marks, "¹")
 		}
 		if x.WholeGPU {
-			effect += "²"
+			marks = append(marks, "²")
+		}
+		if x.Deviation != "" {
+			marks = append(marks, "³")
 		}
 		if x.Effect != health.EffectIgnore {
 			clears = code(x.Clears.String())
 		}
-		if x.Deviation != "" {
-			source += "; differs: " + x.Deviation
-		}
-		rows = append(rows, []string{strconv.Itoa(n), x.Symbol, x.Name, effect, code(x.Action), clears, source})
+		rows = append(rows, []string{strconv.Itoa(x.Code), x.Symbol, x.Name, strings.Join(marks, " "), code(x.Action), clears, x.Source})
 	}
 	return table("XID | Symbol | Meaning | Effect | Action | Clears | Source", rows), nil
 }
 
+// listedXIDs returns the XIDs of the table.
+func listedXIDs() (all []health.XIDInfo) {
+	for n := 1; health.LookupXID(n).Source != health.LookupXID(0).Source; n++ {
+		all = append(all, health.LookupXID(n))
+	}
+	return all
+}
+
 func incidents(string) (string, error) {
 	var rows [][]string
-	for n := range 1000 { // DCGM 4.6 has about 130 codes
-		if i := health.LookupIncident(n); i.Source != health.LookupIncident(0).Source {
-			rows = append(rows, []string{code(i.Name), i.Effect.String(), code(i.Action), i.Source})
+	for _, i := range listedIncidents() {
+		effect := i.Effect.String()
+		if i.Deviation != "" {
+			effect += " ¹"
 		}
+		rows = append(rows, []string{code(i.Name), effect, code(i.Action), i.Source})
 	}
 	return table("Code | Effect of a FAIL | Action | Source", rows), nil
+}
+
+// listedIncidents returns the codes of the incident table.
+func listedIncidents() (all []health.IncidentInfo) {
+	for n := range 1000 { // DCGM 4.7 has 134 codes
+		if i := health.LookupIncident(n); i.Source != health.LookupIncident(0).Source {
+			all = append(all, i)
+		}
+	}
+	return all
+}
+
+func xidDeviations(string) (string, error) {
+	var d deviations
+	for _, x := range listedXIDs() {
+		d.add(strconv.Itoa(x.Code), x.DiffersFrom, x.Deviation)
+	}
+	return table("XID | Differs from | Reason", d), nil
+}
+
+func incidentDeviations(string) (string, error) {
+	var d deviations
+	for _, i := range listedIncidents() {
+		d.add(code(i.Name), i.DiffersFrom, i.Deviation)
+	}
+	return table("Code | Differs from | Reason", d), nil
+}
+
+// deviations are rows with names, the sources from which the agent differs, and the reason.
+type deviations [][]string
+
+// add adds a name to the row with the same sources and reason. A name without a reason is left out.
+func (d *deviations) add(name, from, reason string) {
+	i := slices.IndexFunc(*d, func(row []string) bool { return row[1] == from && row[2] == reason })
+	switch {
+	case reason == "":
+	case i < 0:
+		*d = append(*d, []string{name, from, reason})
+	default:
+		(*d)[i][0] += ", " + name
+	}
 }
 
 func actions(string) (string, error) {

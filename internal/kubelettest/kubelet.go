@@ -221,3 +221,11 @@ func (k *Kubelet) Forget(resource string) {
 	delete(k.connected, resource)
 	k.updateConnected(resource)
 }
+
+// KeepEndpoints makes the kubelet ignore the ends of a resource's streams, as it does after a refused registration of
+// their socket.
+func (k *Kubelet) KeepEndpoints(resource string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.clients, resource)
+}

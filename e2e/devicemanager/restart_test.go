@@ -149,7 +149,7 @@ func TestDeadEndpoint(t *testing.T) {
 	n.StartAgent()
 	n.checkServing("beside the dead endpoint", 0)
 	n.checkDeadEndpoint(dead)
-	n.removeSockets()
+	removeSockets(n, true)
 	n.checkServing("after the agent lost its socket", 1)
 	n.checkDeadEndpoint(dead)
 	if dead { // as docs/operations.md describes it

@@ -121,9 +121,8 @@ func TestKubeletLosesAgent(t *testing.T) {
 				n.Eventually("eight GPUs again", func() error { return n.checkDevices() })
 				n.admitEventually(n.bind(fmt.Sprintf("pod-%d", i), 1))
 			}
-			// The last message of the current stream, followed by the end of all streams.
+			// A kubelet before 1.37 may read this list from one stream after it has seen the end of another.
 			n.Inject(`{"gpu":0,"lost":true}`)
-			n.Eventually("a lost GPU is unhealthy", func() error { return n.KubeletHas(node.GPU, 8, 7) })
 			n.EndAgent()
 		})
 	}

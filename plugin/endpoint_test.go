@@ -87,7 +87,7 @@ func (s *site) check(after string) {
 }
 
 // disturbances are what happens on a node while the agent serves. Each ends with an agent that runs.
-var disturbances = map[string]func(s *site){ //nolint:gochecknoglobals // a table
+var disturbances = map[string]func(s *site){
 	"socket removed": func(s *site) {
 		registrations := s.waitStatus(isRegistered).Registrations
 		for _, n := range s.sockets() {
@@ -98,9 +98,9 @@ var disturbances = map[string]func(s *site){ //nolint:gochecknoglobals // a tabl
 	"directory wiped": func(s *site) {
 		s.remove(s.pluginDir())
 		s.waitStatus(unregisteredFor("plugin.kubeletDir"))
-		s.harness.restart(s.kubelet)
+		s.restart(s.kubelet)
 	},
-	"kubelet restart": func(s *site) { s.harness.restart(s.kubelet) },
+	"kubelet restart": func(s *site) { s.restart(s.kubelet) },
 	"kill": func(s *site) {
 		s.kill()
 		s.harness = s.successor()
@@ -220,7 +220,7 @@ func TestRegistrarReportsDeadEndpoint(t *testing.T) {
 	}
 	s.waitLog(msgDeadEndpoint, "", 1)
 
-	s.harness.restart(s.kubelet)
+	s.restart(s.kubelet)
 	s.check("the kubelet's restart")
 	if r := s.waitResource(s.kubelet, gpu, listed(4, 4)); !slices.Equal(r.Endpoints, []string{fixed}) {
 		t.Errorf("the kubelet has %+v", r)

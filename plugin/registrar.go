@@ -365,7 +365,7 @@ func (r *registrar) checkHeld() {
 		}
 	}
 	r.kubeletNew = false
-	if r.fixedSent && !(count.openedCurrent && count.openCurrent == 0) {
+	if r.fixedSent && (!count.openedCurrent || count.openCurrent > 0) {
 		r.fixedHeld = true
 	}
 }

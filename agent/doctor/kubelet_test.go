@@ -11,8 +11,13 @@ import (
 	"strings"
 	"testing"
 
+	"go.uber.org/zap"
+
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
 // listen serves a unix socket with a function. Without one, connections are never accepted.
@@ -109,6 +114,33 @@ func TestCheckOtherPlugins(t *testing.T) {
 	check(want{CheckInfo, "plugin.enabled", ""})
 }
 
+// A kubelet without a plugin must not have allocatable devices.
+func TestCheckOtherPluginsFindsDeadEndpoint(t *testing.T) {
+	c := config.DefaultConfig().Plugin
+	c.KubeletDir = agenttest.SocketDir(t)
+	k := agenttest.StartKubelet(t, c.KubeletDir)
+	snapshots, configs := &health.Latest[health.Snapshot]{}, &health.Latest[plugin.Config]{}
+	snapshots.Store(agenttest.Node())
+	configs.Store(&c)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- plugin.New(configs, snapshots, zap.NewNop()).Run(ctx) }()
+	if _, err := k.WaitFor(t.Context(), func(s kubelettest.State) bool { return s.Resources[c.Resource].Allocatable() > 0 }); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, checkOtherPlugins(t.Context(), c), want{CheckOK, "", ""})
+	k.KeepEndpoints(c.Resource)
+	stop()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	expect(t, checkOtherPlugins(t.Context(), c), want{CheckWarn, c.Resource, "restart the kubelet"})
+	if err := k.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, checkOtherPlugins(t.Context(), c), want{CheckOK, "", ""})
+}
+
 func TestCheckAgentAndPort(t *testing.T) {
 	c := config.DefaultConfig()
 	c.Plugin.KubeletDir = agenttest.SocketDir(t)
@@ -127,11 +159,11 @@ func TestCheckAgentAndPort(t *testing.T) {
 	c.Metrics.Listen = "192.0.2.1:9400"
 	check("address of another host", checkPort, want{CheckFail, "192.0.2.1:9400", "metrics.listen"})
 
-	ready, name := http.StatusOK, "gpu-node-agent"
+	ready, name, text := http.StatusOK, "gpu-node-agent", "ok"
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/readyz" {
 			w.WriteHeader(ready)
-			_, _ = fmt.Fprintln(w, "source down: no libdcgm\nplugin: no GPUs")
+			_, _ = fmt.Fprintln(w, text)
 			return
 		}
 		_, _ = fmt.Fprintln(w, name)
@@ -140,7 +172,9 @@ func TestCheckAgentAndPort(t *testing.T) {
 	c.Metrics.Listen = strings.TrimPrefix(web.URL, "http://")
 	check("ready", checkAgent, want{CheckOK, "", ""})
 	check("ready", checkPort, want{CheckOK, c.Metrics.Listen, ""})
-	ready = http.StatusServiceUnavailable
+	text = "ok\nhealth checks down: version mismatch"
+	check("ready with a warning", checkAgent, want{CheckWarn, text[3:], "log"})
+	ready, text = http.StatusServiceUnavailable, "source down: no libdcgm\nplugin: no GPUs"
 	check("not ready", checkAgent, want{CheckWarn, "source down: no libdcgm; plugin: no GPUs", "log"})
 
 	name = "dcgm-exporter"

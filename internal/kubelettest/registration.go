@@ -44,7 +44,7 @@ func (r registrationServer) Register(ctx context.Context, req *pluginapi.Registe
 	if err != nil {
 		return nil, err
 	}
-	k.serving.Go(func() { k.follow(r.server, name, registration, e) })
+	k.serving.Go(func() { k.follow(context.WithoutCancel(ctx), r.server, name, registration, e) })
 	return &pluginapi.Empty{}, k.outlast(ctx, func(f Fault) bool { return f.LoseAnswer })
 }
 
@@ -109,8 +109,7 @@ func (k *Kubelet) connect(ctx context.Context, run *grpc.Server, req *pluginapi.
 
 // follow stores a plugin's lists of devices until its stream ends, and then disconnects the plugin of its identity, if
 // there still is one.
-func (k *Kubelet) follow(run *grpc.Server, name string, registration int, e endpoint) {
-	ctx := context.Background() // Stop closes the client
+func (k *Kubelet) follow(ctx context.Context, run *grpc.Server, name string, registration int, e endpoint) {
 	if k.outlast(ctx, func(f Fault) bool { return f.HoldStreams }) != nil {
 		return
 	}

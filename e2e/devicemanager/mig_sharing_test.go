@@ -3,6 +3,7 @@ package devicemanager
 import (
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -56,6 +57,9 @@ func TestMIGMixed(t *testing.T) {
 	n.StopKubelet()
 	n.StartKubelet()
 	n.Eventually("unchanged after a restart of the kubelet", n.checkCounts(map[v1.ResourceName][2]int{one: {46, 44}, two: {2, 1}, three: {2, 1}}))
+	n.removeSockets() // of three resources
+	n.AwaitStatus("not ready without its sockets", "/readyz", http.StatusServiceUnavailable)
+	n.AwaitStatus("ready after all resources have registered again", "/readyz", http.StatusOK)
 	n.Inject(`{"gpu":7,"lost":false}`)
 	n.Eventually("all healthy after the GPU returns", n.checkCounts(map[v1.ResourceName][2]int{one: {46, 46}, two: {2, 2}, three: {2, 2}}))
 

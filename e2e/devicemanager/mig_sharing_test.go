@@ -57,9 +57,14 @@ func TestMIGMixed(t *testing.T) {
 	n.StopKubelet()
 	n.StartKubelet()
 	n.Eventually("unchanged after a restart of the kubelet", n.checkCounts(map[v1.ResourceName][2]int{one: {46, 44}, two: {2, 1}, three: {2, 1}}))
-	n.removeSockets() // of three resources
-	n.AwaitStatus("not ready without its sockets", "/readyz", http.StatusServiceUnavailable)
-	n.AwaitStatus("ready after all resources have registered again", "/readyz", http.StatusOK)
+	n.removeSockets()
+	n.Eventually("the agent listens for each resource again", func() error {
+		if sockets := n.agentSockets(); len(sockets) < 3 {
+			return fmt.Errorf("sockets are %v, want one per resource", sockets)
+		}
+		return nil
+	})
+	n.AwaitStatus("each resource is registered again", "/readyz", http.StatusOK)
 	n.Inject(`{"gpu":7,"lost":false}`)
 	n.Eventually("all healthy after the GPU returns", n.checkCounts(map[v1.ResourceName][2]int{one: {46, 46}, two: {2, 2}, three: {2, 2}}))
 

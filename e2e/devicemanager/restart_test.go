@@ -148,7 +148,7 @@ func TestDeadEndpoint(t *testing.T) {
 	n.StartAgent()
 	n.checkServing("beside the dead endpoint", 0)
 	n.checkDeadEndpoint(dead)
-	removeSockets(n, true)
+	loseSockets(n, true)
 	n.checkServing("after the agent lost its socket", 1)
 	n.checkDeadEndpoint(dead)
 	if dead { // as docs/operations.md describes it

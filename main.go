@@ -10,6 +10,7 @@ import (
 	"log"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -73,7 +74,7 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags override the environment, the environment the 
 				if err != nil {
 					return err
 				}
-				for _, n := range c.Notes {
+				for _, n := range slices.Concat(c.Notes, c.Metrics.Requirements()) {
 					fmt.Fprintln(cmd.ErrOrStderr(), "note:", n)
 				}
 				_, err = fmt.Fprint(cmd.OutOrStdout(), c)
@@ -174,7 +175,8 @@ func fieldsCommand(loader *config.Loader) *cobra.Command {
 		Long: `List the fields that metrics.fields may name, and which of them the source has.
 
 The command polls the configured source once, without an effect on a running agent. If that fails, the column is
-"unknown", and the exit code is still 0.`,
+"unknown", and the exit code is still 0. "derived" is converted exactly from another field. A set has those of its fields
+that the generation of names in metrics.names has.`,
 	}, func(ctx context.Context) fmt.Stringer { return doctor.Fields(ctx, *loader) })
 }
 

@@ -77,6 +77,12 @@ func TestSourceConfigFollowsFields(t *testing.T) {
 	if !reflect.DeepEqual(of(""), of("metrics: {idleBelow: 7, listen: ':1'}")) {
 		t.Error("differs for equal fields")
 	}
+	named := func(names string) sourceConfig {
+		return of("metrics: {fields: [DCGM_FI_DEV_FB_USED, DCGM_FI_DEV_GPU_TEMP], names: " + names + "}")
+	}
+	if !reflect.DeepEqual(named("[dcgm-exporter-4.8]"), named("[dcgm-exporter-4.8, dcgm-exporter-4.9]")) {
+		t.Error("differs for more names of equal fields")
+	}
 	const sim = "source: {mode: sim}\n"
 	if !reflect.DeepEqual(of(sim), of(sim+"metrics: {fields: [profiling]}")) {
 		t.Error("fields restart a simulation")

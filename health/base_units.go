@@ -25,8 +25,22 @@ func DerivationOf(id Field) (Derivation, bool) {
 	return d, ok
 }
 
-// derivations lists the fields in base units that follow from older ones. DCGM measures 1600 to 1612 since 4.6.1
-// (dcgm_fields.h), the others since 4.7 (NVIDIA's field reference, second hand). It keeps measuring the older fields.
+// LastBaseUnitField is the last of the fields in base units, which begin with 1600, of DCGM 4.7.
+const LastBaseUnitField Field = 1650
+
+// AddedIn returns the version of DCGM that added a field in base units, and "" for other fields: 1600 to 1612 are in the
+// dcgm_fields.h of 4.6.1; the others, of 4.7, are second hand from NVIDIA's field reference.
+func AddedIn(id Field) string {
+	switch {
+	case id >= 1600 && id <= 1612:
+		return "4.6.1"
+	case id >= 1613 && id <= LastBaseUnitField:
+		return "4.7"
+	}
+	return ""
+}
+
+// derivations lists the fields in base units that follow from older ones, which DCGM keeps measuring.
 //
 //nolint:gochecknoglobals // a table of constants
 var derivations = func() map[Field]Derivation {

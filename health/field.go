@@ -38,4 +38,6 @@ const (
 	FieldEngineActive    Field = 1001 // ratio of time that the graphics engine is active
 	FieldUnrepairable    Field = 1507 // memory that cannot be repaired: 0 or 1
 	FieldRecoveryAction  Field = 1523 // a RecoveryAction
+	FieldSMClockHertz    Field = 1603 // replaces FieldSMClock
+	FieldFBUsedBytes     Field = 1627 // replaces FieldFBUsed
 )

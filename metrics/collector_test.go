@@ -19,6 +19,18 @@ func TestExposition(t *testing.T) {
 	golden.Check(t, "testdata/exposition.txt", got)
 }
 
+// The fields under both generations of names.
+func TestExpositionOfBothNames(t *testing.T) {
+	src := configuredSources(testNode(), namedConfig(both, fields.SetDefault))
+	var dcgm strings.Builder
+	for line := range strings.Lines(render(t, newCollector(src))) {
+		if strings.HasPrefix(strings.TrimPrefix(strings.TrimPrefix(line, "# HELP "), "# TYPE "), "DCGM_") {
+			dcgm.WriteString(line)
+		}
+	}
+	golden.Check(t, "testdata/exposition-both-names.txt", dcgm.String())
+}
+
 // Describe lists exactly the metrics of a page that are not fields, with the labels of their series.
 func TestDescribe(t *testing.T) {
 	src := configuredSources(testNode(), testConfig())

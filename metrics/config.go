@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -18,6 +19,7 @@ type Config struct {
 	WebConfigFile string        `yaml:"webConfigFile"` // TLS and passwords, in the format of Prometheus' exporter-toolkit
 	Fields        []fields.Spec `yaml:"fields"`        // exported fields of DCGM, and sets of fields
 	FieldsFile    string        `yaml:"fieldsFile"`    // replaces Fields; in dcgm-exporter's format
+	Names         []string      `yaml:"names"`         // generations of dcgm-exporter's names: fields.Generations
 	Attribution   string        `yaml:"attribution"`   // AttributePerDevice, AttributePerPod
 	IdleBelow     float64       `yaml:"idleBelow"`     // a GPU with a lower utilization, in percent, is idle
 	Window        time.Duration `yaml:"window"`        // of the DCGM_EXP_ counts
@@ -44,8 +46,8 @@ const (
 // DefaultConfig returns the defaults. 9400 is dcgm-exporter's port.
 func DefaultConfig() Config {
 	return Config{
-		Listen: ":9400", Fields: []fields.Spec{{Name: fields.SetDefault}}, Attribution: AttributePerDevice, IdleBelow: 5,
-		Window: 5 * time.Minute, PodLabels: []string{}, Compat: CompatConfig{HostnameLabel: "hostname"},
+		Listen: ":9400", Fields: []fields.Spec{{Name: fields.SetDefault}}, Names: []string{fields.Names48}, Attribution: AttributePerDevice,
+		IdleBelow: 5, Window: 5 * time.Minute, PodLabels: []string{}, Compat: CompatConfig{HostnameLabel: "hostname"},
 	}
 }
 
@@ -53,26 +55,32 @@ func DefaultConfig() Config {
 // read with readFile, which is like os.ReadFile.
 func (c Config) Resolve(readFile func(string) ([]byte, error)) (Config, error) {
 	if c.FieldsFile == "" {
-		c.Chosen = fields.Select(c.Fields)
+		c.Chosen = fields.Select(c.Fields, c.Names...)
 		return c, nil
 	}
 	text, err := readFile(c.FieldsFile)
 	if err != nil {
 		return c, fmt.Errorf("fieldsFile: %w", err)
 	}
-	c.Chosen = fields.SelectCSV(string(text))
+	c.Chosen = fields.SelectCSV(string(text), c.Names...)
 	return c, nil
 }
 
 // Notes returns a warning for each entry that has no effect.
-func (c Config) Notes() []string {
+func (c Config) Notes() []string { return c.withFieldsKey(c.Chosen.Unknown) }
+
+// Requirements returns a note for each selected field that has a value with a newer DCGM only.
+func (c Config) Requirements() []string { return c.withFieldsKey(c.Chosen.Requirements()) }
+
+// withFieldsKey puts the key that selects the fields before each text.
+func (c Config) withFieldsKey(texts []string) []string {
 	key := "metrics.fields"
 	if c.FieldsFile != "" {
 		key = "metrics.fieldsFile: " + c.FieldsFile
 	}
-	notes := make([]string, len(c.Chosen.Unknown))
-	for i, u := range c.Chosen.Unknown {
-		notes[i] = key + ": " + u
+	notes := make([]string, len(texts))
+	for i, text := range texts {
+		notes[i] = key + ": " + text
 	}
 	return notes
 }
@@ -91,6 +99,17 @@ func (c Config) Validate() error {
 	for i, f := range c.Fields {
 		if strings.Trim(f.Name, "0123456789") == "" {
 			fail("fields[%d].name: expected the name of a field such as DCGM_FI_DEV_GPU_TEMP, got %q", i, f.Name)
+		}
+	}
+	if len(c.Names) == 0 {
+		fail("names: expected one or both of %s, got an empty list", strings.Join(fields.Generations(), ", "))
+	}
+	for i, name := range c.Names {
+		switch {
+		case !slices.Contains(fields.Generations(), name):
+			fail("names[%d]: expected one of %s, got %q", i, strings.Join(fields.Generations(), ", "), name)
+		case slices.Index(c.Names, name) != i:
+			fail("names[%d]: same entry as names[%d], %s; remove one of the two", i, slices.Index(c.Names, name), name)
 		}
 	}
 	for _, path := range []struct{ key, value, otherwise string }{

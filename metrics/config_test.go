@@ -16,12 +16,13 @@ func TestConfigValidate(t *testing.T) {
 	c := Config{
 		Listen: "nine", Fields: []fields.Spec{{Name: fields.SetDefault}, {Help: "x"}}, FieldsFile: "here.csv", HPCJobDir: "jobs", WebConfigFile: "web.yaml",
 		Attribution: "x", IdleBelow: -1, Window: 1, Compat: CompatConfig{HostnameLabel: "host"},
+		Names: []string{fields.Names49, "dcgm-exporter-4.7", fields.Names49},
 	}
 	err := c.Validate()
 	if err == nil {
 		t.Fatal("an invalid configuration is valid")
 	}
-	keys := []string{"listen", "fields[1].name", "fieldsFile", "webConfigFile", "hpcJobDir", "attribution", "idleBelow", "window", "compat.hostnameLabel"}
+	keys := []string{"listen", "fields[1].name", "names[1]", "names[2]", "fieldsFile", "webConfigFile", "hpcJobDir", "attribution", "idleBelow", "window", "compat.hostnameLabel"}
 	lines := strings.Split(err.Error(), "\n")
 	if len(lines) != len(keys) {
 		t.Fatalf("got errors %q, want one for each of %q", lines, keys)
@@ -46,5 +47,27 @@ func TestConfigNotesNameKeyAndEntry(t *testing.T) {
 	}
 	if notes := c.Notes(); len(notes) != 1 || !strings.HasPrefix(notes[0], "metrics.fieldsFile: "+c.FieldsFile+": nonsense: ") {
 		t.Errorf("got notes %q", notes)
+	}
+}
+
+func TestConfigValidateNames(t *testing.T) {
+	for key, names := range map[string][]string{"": {fields.Names49, fields.Names48}, "names": {}, "names[0]": {""}, "names[1]": {fields.Names48, fields.Names48}} {
+		c := DefaultConfig()
+		c.Names = names
+		if err := c.Validate(); (err == nil) != (key == "") || err != nil && !strings.HasPrefix(err.Error(), key+": ") {
+			t.Errorf("%q: got error %v, want one for %q", names, err, key)
+		}
+	}
+}
+
+func TestConfigRequirementsNameKeyAndField(t *testing.T) {
+	c := DefaultConfig()
+	c.Names = []string{fields.Names49}
+	c, err := c.Resolve(os.ReadFile)
+	if got := c.Requirements(); err != nil || len(got) != 1 || !strings.HasPrefix(got[0], "metrics.fields: DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND: ") {
+		t.Errorf("got %q, %v", got, err)
+	}
+	if notes := c.Notes(); len(notes) > 0 {
+		t.Errorf("warnings %q of a valid selection", notes)
 	}
 }

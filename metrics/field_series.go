@@ -117,9 +117,10 @@ func (s *scrape) entityLabels(e *entity) []*dto.LabelPair {
 	if d.Kind == health.KindMIG {
 		labels = append(labels, label("GPU_I_PROFILE", d.Profile), label("GPU_I_ID", e.gi))
 	}
-	for _, f := range s.cfg.Chosen.Labels {
+	for i := range s.cfg.Chosen.Labels {
+		f := &s.cfg.Chosen.Labels[i]
 		value := fields.Text(f.ID, *d, s.snapshot.Source.Versions)
-		if n, ok := state.Sample.Values[f.ID]; ok && value == "" {
+		if n, ok := f.Value(state.Sample.Values); ok && value == "" {
 			value = strconv.FormatFloat(n, 'g', -1, 64)
 		}
 		labels = append(labels, label(f.Name, value))
@@ -138,7 +139,7 @@ func (s *scrape) collectField(f *fields.Field, family int, set labelSet) {
 		}
 	default:
 		for _, i := range set.devices {
-			if v, ok := s.snapshot.Devices[i].Sample.Values[f.ID]; ok {
+			if v, ok := f.Value(s.snapshot.Devices[i].Sample.Values); ok {
 				s.Add(family, v, set.labels)
 				return
 			}

@@ -1,7 +1,9 @@
 package metrics
 
 import (
+	"maps"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -71,6 +73,51 @@ func TestFieldLabels(t *testing.T) {
 	}
 }
 
+// With both generations of names, the two series of a device agree in every scrape, whichever fields DCGM has, and have the same
+// labels.
+func TestBothGenerationsAgree(t *testing.T) {
+	older := map[health.Field]float64{
+		health.FieldGPUUtil: 87, health.FieldMemCopyUtil: 33, health.FieldSMClock: 1980, health.FieldEnergy: 1234567, health.FieldFBUsed: 40961, 449: 12, 150: 41,
+	}
+	newer := maps.Clone(older) // DCGM 4.7, which has sampled them at other times
+	maps.Copy(newer, map[health.Field]float64{1613: 0.5, 1614: 0.5, 1603: 1, 1611: 1, 1627: 1, 1648: 4096})
+	for dcgm, values := range map[string]map[health.Field]float64{"4.6": older, "4.7": newer} {
+		s := setValues(testNode(), values)
+		s.Devices = s.Devices[:1]
+		page := render(t, newCollector(configuredSources(s, namedConfig(both, fields.SetDefault))))
+		for name, want := range map[string]float64{
+			"DCGM_FI_DEV_GPU_UTIL": 87, "DCGM_FI_DEV_GPU_UTIL_RATIO": 0.87, "DCGM_FI_DEV_MEM_COPY_UTIL": 33, "DCGM_FI_DEV_MEMORY_UTIL_RATIO": 0.33,
+			"DCGM_FI_DEV_SM_CLOCK": 1980, "DCGM_FI_DEV_SM_CLOCK_HERTZ": 1.98e9, "DCGM_FI_DEV_GPU_TEMP": 41, "DCGM_FI_DEV_GPU_TEMP_CELSIUS": 41,
+			"DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": 1234567, "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL": 1234,
+			"DCGM_FI_DEV_FB_USED": 40961, "DCGM_FI_DEV_FB_USED_BYTES": 40961 << 20, "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL": 12,
+		} {
+			expectSeries(t, page, 1, name, `{DCGM_FI_DRIVER_VERSION="580.95.05",DCGM_FI_SYSTEM_DRIVER_VERSION="580.95.05",`, "} "+strconv.FormatFloat(want, 'g', -1, 64))
+		}
+		nvlink := 0
+		if dcgm == "4.7" {
+			nvlink = 1
+		}
+		expectSeries(t, page, nvlink, "DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND", "} 4096")
+	}
+}
+
+// With the names of 4.9 only, DCGM 4.7's values are exported as they are; the page has no name of 4.8.
+func TestNewerNames(t *testing.T) {
+	s := setValues(testNode(), map[health.Field]float64{health.FieldGPUUtil: 87, 1603: 1980000001, 1611: 7, 1625: 5, 1627: 1<<20 + 1, 252: 9, 1648: 4096})
+	page := render(t, newCollector(configuredSources(s, namedConfig([]string{fields.Names49}, fields.SetDefault))))
+	for name, want := range map[string]string{
+		"DCGM_FI_DEV_GPU_UTIL_RATIO": "0.87", "DCGM_FI_DEV_SM_CLOCK_HERTZ": "1.980000001e+09", "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL": "7", "DCGM_FI_DEV_FB_CAPACITY_BYTES": "5",
+		"DCGM_FI_DEV_FB_USED_BYTES": "1.048577e+06", "DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND": "4096",
+	} {
+		expectSeries(t, page, 1, name, `UUID="GPU-a"`, `DCGM_FI_SYSTEM_DRIVER_VERSION="580.95.05"`, "} "+want)
+	}
+	for _, older := range []string{"DCGM_FI_DEV_GPU_UTIL{", "DCGM_FI_DEV_SM_CLOCK{", "DCGM_FI_DEV_FB_USED{", "DCGM_FI_DRIVER_VERSION="} {
+		if strings.Contains(page, older) {
+			t.Errorf("the page has %s", older)
+		}
+	}
+}
+
 // Selected text and number fields are labels; the agent does not export texts that are not selected.
 func TestFieldsAsLabels(t *testing.T) {
 	c := DefaultConfig()
@@ -79,6 +126,7 @@ func TestFieldsAsLabels(t *testing.T) {
 		{Name: "DCGM_FI_DEV_NAME"},
 		{Name: "DCGM_FI_DEV_SERIAL"},
 		{Name: "DCGM_FI_DEV_ECC_CURRENT", Type: "label"},
+		{Name: "DCGM_FI_DEV_SM_MAX_CLOCK_HERTZ", Type: "label"},
 	}
 	c, err := c.Resolve(os.ReadFile)
 	if err != nil {
@@ -86,9 +134,11 @@ func TestFieldsAsLabels(t *testing.T) {
 	}
 	s := testNode()
 	s.Devices[0].Sample.Values[300] = 1
+	s.Devices[0].Sample.Values[113] = 1980
 	s.Devices[0].Device.Texts = map[health.Field]string{53: "a \"quoted\" text\n", 85: "not selected"}
 	page := render(t, newCollector(configuredSources(s, &c)))
-	expectSeries(t, page, 1, "DCGM_FI_DEV_SM_CLOCK", `DCGM_FI_DEV_NAME="NVIDIA H100 80GB HBM3"`, `DCGM_FI_DEV_ECC_CURRENT="1"`, `DCGM_FI_DEV_SERIAL="a \"quoted\" text\n"`)
+	expectSeries(t, page, 1, "DCGM_FI_DEV_SM_CLOCK", `DCGM_FI_DEV_NAME="NVIDIA H100 80GB HBM3"`, `DCGM_FI_DEV_ECC_CURRENT="1"`, `DCGM_FI_DEV_SM_MAX_CLOCK_HERTZ="1.98e+09"`,
+		`DCGM_FI_DEV_SERIAL="a \"quoted\" text\n"`)
 	if strings.Contains(page, "not selected") || !strings.Contains(page, "# HELP DCGM_FI_DEV_SM_CLOCK custom\n# TYPE DCGM_FI_DEV_SM_CLOCK counter\n") {
 		t.Errorf("got:\n%s", page)
 	}

@@ -76,10 +76,15 @@ func mig(id health.DeviceID, gi, ci int, used float64) health.DeviceState {
 	}
 }
 
+var both = []string{fields.Names48, fields.Names49}
+
 // testConfig is a configuration with these fields and sets.
-func testConfig(names ...string) *Config {
+func testConfig(names ...string) *Config { return namedConfig([]string{fields.Names48}, names...) }
+
+// namedConfig is a configuration with these generations of names, and these fields and sets.
+func namedConfig(generations []string, names ...string) *Config {
 	c := DefaultConfig()
-	c.Fields = nil
+	c.Fields, c.Names = nil, generations
 	for _, name := range names {
 		c.Fields = append(c.Fields, fields.Spec{Name: name})
 	}

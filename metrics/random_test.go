@@ -88,17 +88,18 @@ func (g generator) labels() []Label {
 
 func (g generator) config() *Config {
 	var c Config
+	generations := [][]string{both[:1], both[1:], both}[g.IntN(3)]
 	switch g.IntN(3) {
 	case 0:
-		c = *testConfig(fields.SetDefault)
+		c = *namedConfig(generations, fields.SetDefault)
 	case 1:
-		c = *testConfig(fields.SetDefault, fields.SetProfiling, fields.SetOptional)
+		c = *namedConfig(generations, fields.SetDefault, fields.SetProfiling, fields.SetOptional)
 	default:
 		var all []string
 		for _, f := range fields.List(nil) {
-			all = append(all, f.Name, f.Renamed)
+			all = append(all, f.Name, f.Name49)
 		}
-		c = *testConfig(all...)
+		c = *namedConfig(generations, all...)
 	}
 	if g.IntN(2) == 0 {
 		c.Attribution = AttributePerPod

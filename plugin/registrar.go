@@ -486,7 +486,7 @@ type timing struct {
 // registration of the same name (kubernetes#127803). No registration was lost in tests after a tenth of that.
 func defaultTiming() timing {
 	return timing{
-		poll: 250 * time.Millisecond, settle: time.Second, registerTimeout: 15 * time.Second, streamTimeout: 5 * time.Second, endTimeout: 3 * time.Second,
+		poll: 250 * time.Millisecond, settle: time.Second, registerTimeout: 15 * time.Second, streamTimeout: 5 * time.Second, endTimeout: 2 * time.Second,
 		retryMin: time.Second, retryMax: 30 * time.Second, withdrawTimeout: time.Second, handshake: 5 * time.Second,
 		pods: podresources.Timing{
 			Poll: 250 * time.Millisecond, Refresh: 2 * time.Second, QuickRefresh: time.Second, Call: 5 * time.Second, MaxAge: 5 * time.Minute,

@@ -202,6 +202,7 @@ var (
 		"plugin.sharing.timeSlicing.resources[].devices": selectorExample,
 		"plugin.deviceList":                              "[envvar]",
 		"metrics.fields":                                 "[default]",
+		"metrics.names":                                  "[dcgm-exporter-4.8]",
 		"metrics.podLabels":                              `[team, "app.kubernetes.io/*"]`, // an unquoted * has a meaning in YAML
 	}
 )

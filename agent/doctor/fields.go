@@ -31,10 +31,17 @@ func (r FieldReport) String() string { return r.Table(terminal.Output{}) }
 func (r FieldReport) Table(out terminal.Output) string {
 	p := terminal.Printer{Output: out}
 	t := terminal.Table{MinLast: 30, Columns: []terminal.Column{
-		{Name: "NAME"}, {Name: "TYPE", Drop: 1}, {Name: "UNIT", Drop: 2}, {Name: "SET", Drop: 3}, {Name: "SUPPORTED"}, {Name: "SINCE DCGM 4.6", Drop: 4}, {Name: "HELP"},
+		{Name: "NAME"},
+		{Name: "TYPE", Drop: 1},
+		{Name: "UNIT", Drop: 2},
+		{Name: "SET", Drop: 3},
+		{Name: "SUPPORTED"},
+		{Name: "SINCE DCGM", Drop: 4},
+		{Name: "NAME IN DCGM-EXPORTER 4.9", Drop: 5},
+		{Name: "HELP"},
 	}}
 	for _, f := range r.Fields {
-		t.Rows = append(t.Rows, terminal.Cells("", f.Name, f.Type, f.Unit, f.Set, f.Supported, f.Renamed, f.Help))
+		t.Rows = append(t.Rows, terminal.Cells("", f.Name, f.Type, f.Unit, f.Set, f.Supported, f.Since, f.Name49, f.Help))
 	}
 	if left := p.Table(t); left != "" {
 		p.WriteByte('\n')

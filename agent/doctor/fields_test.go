@@ -25,6 +25,7 @@ func TestFieldsReportsSupport(t *testing.T) {
 			config: "source: {mode: sim, sim: {profile: h100-8}}", source: "sim",
 			supported: map[health.Field]string{
 				health.FieldGPUTemp: "yes", health.FieldXID: "yes", 53: "yes", 81: "no", health.FieldVGPULicense: "yes", 1001: "yes", 1006: "no", 0: "yes",
+				1613: "derived", 1617: "no", 1648: "no", // 240, which 1617 replaces, is not simulated
 			},
 		},
 		"another profile": {
@@ -78,7 +79,7 @@ func TestFieldTable(t *testing.T) {
 	}
 	for _, line := range lines {
 		if cells := strings.Fields(line); len(cells) > 0 && cells[0] == "DCGM_FI_DEV_SERIAL" &&
-			!slices.Equal(cells[1:6], []string{"label", "-", "optional", "no", "DCGM_FI_DEV_BOARD_SERIAL"}) {
+			!slices.Equal(cells[1:7], []string{"label", "-", "optional", "no", "-", "DCGM_FI_DEV_BOARD_SERIAL"}) {
 			t.Errorf("wrong row %q", line)
 		}
 	}

@@ -67,10 +67,12 @@ func kubeletStatus(p plugin.Status, h podresources.Holders) Kubelet {
 	if p.Off {
 		k.Plugin = pluginOff
 	}
-	for _, r := range p.Resources {
-		if r.Warning != "" { // first, because the page and the table show a limited number
-			k.Warnings = slices.Insert(k.Warnings, 0, r.Warning)
+	for _, r := range p.Resources { // first, because the page and the table show a limited number
+		if r.Warning != "" {
+			k.Warnings = append(k.Warnings, r.Warning)
 		}
+	}
+	for _, r := range p.Resources {
 		s := Resource{
 			Name: r.Name, Registered: r.Registered, Error: r.Err, Devices: r.Devices, Healthy: r.Healthy,
 			Registrations: r.Registrations, Streams: r.Streams, AuditMismatches: r.AuditMismatches,
@@ -175,8 +177,11 @@ func valuesStatus(fields map[health.Field]float64, memory uint64) Values {
 	const mib = 1 << 20
 	v := Values{
 		Temperature: value(health.FieldGPUTemp, 1), MemoryTemperature: value(health.FieldMemoryTemp, 1),
-		Power: value(health.FieldPower, 1), Utilization: value(health.FieldGPUUtil, 1), SMClock: value(health.FieldSMClock, 1),
-		MemoryUsed: value(health.FieldFBUsed, mib), MemoryTotal: value(health.FieldFBTotal, mib),
+		Power: value(health.FieldPower, 1), Utilization: value(health.FieldGPUUtil, 1),
+		// With the names of dcgm-exporter 4.9, DCGM measures the fields in base units instead.
+		SMClock:     cmp.Or(value(health.FieldSMClock, 1), value(health.FieldSMClockHertz, 1e-6)),
+		MemoryUsed:  cmp.Or(value(health.FieldFBUsed, mib), value(health.FieldFBUsedBytes, 1)),
+		MemoryTotal: value(health.FieldFBTotal, mib),
 	}
 	if v.Utilization == nil { // the driver has none for a partitioned GPU and its MIG devices
 		v.Utilization = value(health.FieldEngineActive, 100)

@@ -1,6 +1,7 @@
 package status
 
 import (
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -182,6 +183,15 @@ func TestHoldersAreNotCountedWhileUnknown(t *testing.T) {
 		if strings.Contains(text, "held by pods") {
 			t.Errorf("%s:\n%s", form, text)
 		}
+	}
+}
+
+// With the names of dcgm-exporter 4.9, DCGM 4.7 measures other fields; the status has the same values.
+func TestValuesInBaseUnits(t *testing.T) {
+	older := map[health.Field]float64{health.FieldSMClock: 1980, health.FieldFBUsed: 40960, health.FieldGPUTemp: 51}
+	newer := map[health.Field]float64{health.FieldSMClockHertz: 1980e6, health.FieldFBUsedBytes: 40960 << 20, health.FieldGPUTemp: 51}
+	if a, b := valuesStatus(older, 80<<30), valuesStatus(newer, 80<<30); !reflect.DeepEqual(a, b) || a.SMClock == nil || a.MemoryUsed == nil {
+		t.Errorf("got %+v and %+v", a, b)
 	}
 }
 

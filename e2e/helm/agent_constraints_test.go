@@ -54,7 +54,7 @@ func changed(config map[string]any, prefix string, to func(key string, value any
 }
 
 // wordPattern is what a value of an enum looks like.
-var wordPattern = regexp.MustCompile(`[A-Za-z][\w-]*`)
+var wordPattern = regexp.MustCompile(`[A-Za-z][\w.-]*`)
 
 // durationPattern matches what time.ParseDuration accepts.
 const durationPattern = `[-+]?(0|([0-9]*\.?[0-9]*(ns|us|µs|μs|ms|s|m|h))+)`

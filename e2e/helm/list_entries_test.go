@@ -99,10 +99,10 @@ func addEntrySchemas(constraints map[string]map[string]any) {
 	for key, items := range entries {
 		constraints[key] = map[string]any{"items": items}
 	}
-	for _, key := range []string{"plugin.deviceList", "source.healthSystems"} {
+	for _, key := range []string{"plugin.deviceList", "source.healthSystems", "metrics.names"} {
 		constraints[key]["minItems"] = 1
 	}
-	for _, key := range []string{"plugin.deviceList", "metrics.podLabels"} {
+	for _, key := range []string{"plugin.deviceList", "metrics.podLabels", "metrics.names"} {
 		constraints[key]["uniqueItems"] = true
 	}
 	constraints["metrics.podLabels"]["maxItems"] = 10
@@ -147,7 +147,11 @@ func TestEntries(t *testing.T) {
 		"plugin.include":             {{selectors, noSelectors}},
 		"plugin.exclude":             {{selectors, noSelectors}},
 		"plugin.deviceList":          {{[]string{"envvar", "envvar, cdi-cri"}, []string{"", "env", "7", "~", "[envvar]", "envvar, envvar"}}},
-		"source.healthSystems":       {{[]string{"all", "none", "pcie, nvlink"}, []string{"", "gpu", "7", "~", "[all]"}}},
+		"metrics.names": {{
+			[]string{"dcgm-exporter-4.8", "dcgm-exporter-4.9", "dcgm-exporter-4.9, dcgm-exporter-4.8"},
+			[]string{"", "dcgm-exporter", "4.9", "~", "[dcgm-exporter-4.9]", "dcgm-exporter-4.9, dcgm-exporter-4.9"},
+		}},
+		"source.healthSystems": {{[]string{"all", "none", "pcie, nvlink"}, []string{"", "gpu", "7", "~", "[all]"}}},
 		"plugin.resources": {{
 			[]string{`{pattern: "*H100*", resource: nvidia.com/h100}`, "{pattern: mig-1g.*, resource: a.b/c}"},
 			[]string{

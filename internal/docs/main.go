@@ -51,7 +51,7 @@ func generate(root, document string) (string, error) {
 	parts := map[string]func(root string) (string, error){
 		"actions": actions, "alerts": alerts, "configuration": configuration, "events": events,
 		"fields": dcgmFields, "incidentDeviations": incidentDeviations, "incidents": incidents, "metrics": agentMetrics,
-		"xidDeviations": xidDeviations, "xids": xids,
+		"names": newNames, "xidDeviations": xidDeviations, "xids": xids,
 	}
 	var errs []error
 	block := regexp.MustCompile(`(?s)(<!-- generated: (\w+) -->\n).*?(<!-- end generated -->)`)
@@ -267,9 +267,47 @@ func dcgmFields(string) (string, error) {
 	var rows [][]string
 	for _, f := range fields.List(nil) {
 		number := strings.TrimPrefix(strconv.Itoa(int(f.ID)), "0") // 0: the agent computes it
-		rows = append(rows, []string{code(f.Name), number, f.Type, f.Set, f.Help})
+		if f.Since != "" {
+			number += ", from DCGM " + f.Since
+		}
+		rows = append(rows, []string{code(f.Name), number, f.Type, f.Unit, f.Set, nameIn49(f), f.Help})
 	}
-	return table("Field | Number | Type | Set | Help", rows), nil
+	return table("Field | Number | Type | Unit | Set | In dcgm-exporter 4.9 | Help", rows), nil
+}
+
+// nameIn49 returns the cell with a field's name in dcgm-exporter 4.9, "" if it is the same. An asterisk marks what is inferred.
+func nameIn49(f fields.Info) string {
+	name := ""
+	switch {
+	case f.Name49 != "":
+		name = code(f.Name49)
+	case f.Replaces != "":
+		name = "instead of " + code(f.Replaces)
+	}
+	if f.Inferred {
+		name += " *"
+	}
+	return name
+}
+
+// newNames returns the fields of the default and the profiling set that have another name in dcgm-exporter 4.9, with the units.
+func newNames(string) (string, error) {
+	units := make(map[string]string)
+	for _, f := range fields.List(nil) {
+		units[f.Name] = f.Unit
+	}
+	var rows [][]string
+	for _, f := range fields.List(nil) {
+		if f.Name49 == "" || f.Set != fields.SetDefault && f.Set != fields.SetProfiling {
+			continue
+		}
+		unit := f.Unit
+		if newer, changed := units[f.Name49]; changed {
+			unit += " → " + newer
+		}
+		rows = append(rows, []string{code(f.Name), nameIn49(f), unit})
+	}
+	return table("dcgm-exporter 4.8 | dcgm-exporter 4.9 | Unit", rows), nil
 }
 
 // alertRule is an alert of the chart's rules.

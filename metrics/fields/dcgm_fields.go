@@ -25,22 +25,29 @@ type dcgmField struct {
 	kind string
 }
 
-// dcgmFields returns the list by name. It parses the list on first use, which is a name that the table lacks.
+// dcgmList is the parsed list.
+type dcgmList struct {
+	names map[string]dcgmField
+	ids   map[health.Field][]string // the names of a number, the newest first
+}
+
+// dcgmFields returns the list. It parses the text on first use.
 //
 //nolint:gochecknoglobals // a table of constants
-var dcgmFields = sync.OnceValue(func() map[string]dcgmField {
-	all := make(map[string]dcgmField)
+var dcgmFields = sync.OnceValue(func() dcgmList {
+	list := dcgmList{make(map[string]dcgmField), make(map[health.Field][]string)}
 	for line := range strings.Lines(dcgmFieldsText) {
 		columns := strings.Fields(line)
 		if strings.HasPrefix(line, "#") || len(columns) < 3 {
 			continue
 		}
 		id, _ := strconv.Atoi(columns[0]) // a test checks the format
+		list.ids[health.Field(id)] = columns[2:]
 		for _, name := range columns[2:] {
-			all[name] = dcgmField{health.Field(id), name, columns[1]}
+			list.names[name] = dcgmField{health.Field(id), name, columns[1]}
 		}
 	}
-	return all
+	return list
 })
 
 // Reasons why a name cannot be selected.
@@ -64,7 +71,7 @@ func lookup(name string) (row, error) {
 		if i := slices.IndexFunc(table, func(r row) bool { return r.name == name }); i >= 0 {
 			return table[i], nil
 		}
-		if f, ok := dcgmFields()[name]; ok {
+		if f, ok := dcgmFields().names[name]; ok {
 			return f.row()
 		}
 	}
@@ -73,8 +80,7 @@ func lookup(name string) (row, error) {
 
 // row describes a field that is only in the list, or that the table has under another name.
 func (f dcgmField) row() (row, error) {
-	if i := slices.IndexFunc(table, func(r row) bool { return r.id == f.id && f.id != 0 }); i >= 0 {
-		r := table[i]
+	if r, ok := rowOf(f.id); ok {
 		r.name = f.name
 		return r, nil
 	}

@@ -1,11 +1,14 @@
 package fields
 
 import (
+	"cmp"
 	"errors"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
 // The list is ordered by number, and its names are unique.
@@ -25,13 +28,13 @@ func TestDCGMFieldsText(t *testing.T) {
 		}
 		last, names = id, names+len(columns)-2
 	}
-	if n := len(dcgmFields()); n != names || n < 1000 {
+	if n := len(dcgmFields().names); n != names || n < 1000 {
 		t.Errorf("%d names, %d distinct", names, n)
 	}
 }
 
 func TestTableMatchesDCGMFields(t *testing.T) {
-	all := dcgmFields()
+	all := dcgmFields().names
 	for _, r := range table {
 		for _, name := range []string{r.name, r.renamed} {
 			if r.id == 0 || name == "" {
@@ -45,12 +48,15 @@ func TestTableMatchesDCGMFields(t *testing.T) {
 				t.Errorf("dcgm_fields.txt has %+v, the table %+v", all[name], want)
 			}
 		}
+		if newest := dcgmFields().ids[r.id]; r.id != 0 && newerField(r.id) == r.id && cmp.Or(r.renamed, r.name) != newest[0] {
+			t.Errorf("%s: newest name %s in dcgm_fields.txt, %s in the table", r.name, newest[0], r.renamed)
+		}
 	}
 }
 
 // Every number and text can be selected under each of its names; every other field is rejected.
 func TestSelectEveryDCGMField(t *testing.T) {
-	all := dcgmFields()
+	all := dcgmFields().names
 	var specs []Spec
 	for name := range all {
 		specs = append(specs, Spec{Name: name})
@@ -59,7 +65,8 @@ func TestSelectEveryDCGMField(t *testing.T) {
 	ids := s.IDs()
 	for name, f := range all {
 		isNumber, isText := f.kind == "number", f.kind == "text"
-		if want := isNumber || isText && !alwaysProvided(f.id); slices.Contains(ids, f.id) != want {
+		_, derived := health.DerivationOf(f.id) // from the older field, which is measured too
+		if want := isNumber && !derived || isText && !alwaysProvided(f.id); slices.Contains(ids, f.id) != want {
 			t.Errorf("%s: measured is %v, want %v", name, !want, want)
 		}
 		matches := func(g Field) bool { return g.Name == name && g.ID == f.id && g.Help != "" }
@@ -81,7 +88,15 @@ func TestLookup(t *testing.T) {
 		// Names of dcgm-exporter 1: the metric keeps the name.
 		"dcgm_power_usage":              {id: 155, name: "dcgm_power_usage", typ: TypeGauge, help: "Power draw (in W)."},
 		"dcgm_fi_prof_gr_engine_active": {id: 1001, name: "dcgm_fi_prof_gr_engine_active", typ: TypeGauge, help: "Ratio of time the graphics engine is active."},
-		"dcgm_fi_dev_power_usage":       {id: 155, name: "DCGM_FI_DEV_POWER_USAGE", typ: TypeGauge, help: "Power draw (in W)."},
+		// The ratio, also in lower case; 1.x's name is a percentage.
+		"DCGM_FI_DEV_GPU_UTIL_RATIO": {id: 1613, name: "DCGM_FI_DEV_GPU_UTIL_RATIO", typ: TypeGauge, help: "GPU utilization (0 to 1)."},
+		"dcgm_fi_dev_gpu_util_ratio": {id: 1613, name: "DCGM_FI_DEV_GPU_UTIL_RATIO", typ: TypeGauge, help: "GPU utilization (0 to 1)."},
+		"dcgm_gpu_utilization":       {id: 203, name: "dcgm_gpu_utilization", typ: TypeGauge, help: "GPU utilization (in %)."},
+		// Renamed by DCGM 4.6 and replaced by 4.7: the name keeps its meaning.
+		"DCGM_FI_DEV_NVLINK_THROUGHPUT_TOTAL": {
+			id: 449, name: "DCGM_FI_DEV_NVLINK_THROUGHPUT_TOTAL", typ: TypeCounter, help: "Total number of NVLink bandwidth counters for all lanes.",
+		},
+		"dcgm_fi_dev_power_usage": {id: 155, name: "DCGM_FI_DEV_POWER_USAGE", typ: TypeGauge, help: "Power draw (in W)."},
 	} {
 		r, err := lookup(name)
 		if err != nil || r.id != want.id || r.name != want.name || r.typ != want.typ || r.help != want.help {
@@ -92,6 +107,7 @@ func TestLookup(t *testing.T) {
 		"DCGM_FI_DEV_NVSWITCH_TEMPERATURE_CURRENT": unsupportedEntityError{"nvswitch"},
 		"DCGM_FI_DEV_CPU_UTIL_TOTAL":               unsupportedEntityError{"cpu"},
 		"DCGM_FI_DEV_CONNECTX_HEALTH":              unsupportedEntityError{"connectx"},
+		"DCGM_FI_DEV_VGPU_FB_USED_BYTES":           unsupportedEntityError{"vgpu"},
 		"DCGM_FI_DEV_VGPU_VM_NAME":                 unsupportedEntityError{"vgpu"},
 		"DCGM_FI_PROF_NVLINK_TX_BYTES_PER_LINK":    unsupportedEntityError{"nvlink"},
 		"DCGM_FI_DEV_CLOCKS_SUPPORTED":             errBinaryField,

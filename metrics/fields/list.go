@@ -5,6 +5,7 @@ import "github.com/gpu-node-agent/gpu-node-agent/health"
 // Whether the source provides a field.
 const (
 	SupportedYes     = "yes"     // for at least one GPU
+	SupportedDerived = "derived" // from the field that it replaces
 	SupportedNo      = "no"      // for no GPU
 	SupportedUnknown = "unknown" // the source did not answer
 )
@@ -13,12 +14,15 @@ const (
 type Info struct {
 	ID        health.Field `json:"id,omitempty"` // DCGM's number; absent if the agent computes the metric
 	Name      string       `json:"name"`
-	Renamed   string       `json:"since46,omitempty"` // the name since DCGM 4.6
+	Name49    string       `json:"name49,omitempty"`   // dcgm-exporter 4.9's name for the field, or for the one in base units that replaces it; "" if it has the same
+	Inferred  bool         `json:"inferred,omitempty"` // whether the name in 4.9 is only inferred
+	Replaces  string       `json:"replaces,omitempty"` // the name of the field that this one replaces in 4.9
+	Since     string       `json:"since,omitempty"`    // the DCGM that introduced the field; "" if every supported one has it
 	Type      string       `json:"type"`
 	Unit      string       `json:"unit,omitempty"`
 	Set       string       `json:"set,omitempty"`
 	Help      string       `json:"help"`
-	Supported string       `json:"supported"` // SupportedYes, SupportedNo or SupportedUnknown
+	Supported string       `json:"supported"` // SupportedYes, SupportedDerived, SupportedNo or SupportedUnknown
 }
 
 // List returns the fields of the table. The argument holds the fields that the source provides; nil means unknown.
@@ -27,14 +31,27 @@ type Info struct {
 func List(supported map[health.Field]bool) []Info {
 	list := make([]Info, len(table))
 	for i, r := range table {
-		status := SupportedUnknown
+		info := Info{
+			ID: r.id, Name: r.name, Name49: r.renamed, Inferred: r.since49 == inferred, Since: health.AddedIn(r.id),
+			Type: r.typ, Unit: r.unit, Set: r.set, Help: r.help, Supported: SupportedUnknown,
+		}
+		if newer, ok := rowOf(newerField(r.id)); ok && newer.id != r.id {
+			info.Name49, info.Inferred = newer.name, newer.since49 == inferred
+		}
+		older := olderField(r.id)
+		if older != r.id {
+			info.Replaces = nameIn(r.id, Names48)
+		}
+		_, convertible := health.DerivationOf(r.id)
 		switch {
 		case supported[r.id], supported != nil && r.id == 0: // the agent computes these for every source
-			status = SupportedYes
+			info.Supported = SupportedYes
+		case convertible && supported[older]:
+			info.Supported = SupportedDerived
 		case supported != nil:
-			status = SupportedNo
+			info.Supported = SupportedNo
 		}
-		list[i] = Info{r.id, r.name, r.renamed, r.typ, r.unit, r.set, r.help, status}
+		list[i] = info
 	}
 	return list
 }

@@ -33,6 +33,22 @@ type Field struct {
 	Name string
 	Type string
 	Help string
+
+	older   health.Derivation // from the field that it replaces; From is 0 if there is none
+	derived bool              // the field that it replaces is measured anyway, so this one is not
+}
+
+// Value returns the field's value, given the values of a device. If DCGM lacks the field, or the field that it replaces is measured
+// anyway, the value follows from that one: then the two agree in every scrape.
+func (f *Field) Value(measured map[health.Field]float64) (v float64, ok bool) {
+	v, ok = measured[f.ID]
+	if f.older.From == 0 || ok && !f.derived {
+		return v, ok
+	}
+	if older, ok := measured[f.older.From]; ok {
+		return f.older.Apply(older), true
+	}
+	return v, ok
 }
 
 // Selection holds the selected fields.
@@ -46,7 +62,7 @@ type Selection struct {
 func (s Selection) IDs() []health.Field {
 	ids := []health.Field{health.FieldGPUUtil}
 	for _, f := range slices.Concat(s.Fields, s.Labels) {
-		if !slices.Contains(ids, f.ID) && f.ID != 0 && !alwaysProvided(f.ID) {
+		if !slices.Contains(ids, f.ID) && f.ID != 0 && !f.derived && !alwaysProvided(f.ID) {
 			ids = append(ids, f.ID)
 		}
 	}
@@ -54,38 +70,103 @@ func (s Selection) IDs() []health.Field {
 	return ids
 }
 
-// Select resolves entries to fields.
-func Select(specs []Spec) Selection {
+// Requirements returns a sentence for each selected field that has no value with an older DCGM, because the field that it replaces
+// cannot be converted exactly.
+func (s Selection) Requirements() (all []string) {
+	for _, f := range slices.Concat(s.Fields, s.Labels) {
+		if since := health.AddedIn(f.ID); since != "" && f.older.From == 0 {
+			all = append(all, fmt.Sprintf("%s: needs DCGM %s; left out with older ones, whose value cannot be converted", f.Name, since))
+		}
+	}
+	return all
+}
+
+// Select resolves entries to fields. A set has the names of the generations. An entry with a name has that name; with several
+// generations, it has also those of the others.
+func Select(specs []Spec, generations ...string) Selection {
 	var s Selection
 	for _, spec := range specs {
-		s.add(spec)
+		if isSet(spec.Name) {
+			s.addSet(spec.Name, generations)
+		} else {
+			s.add(spec)
+		}
 	}
+	if len(generations) > 1 {
+		for _, spec := range specs { // after all entries, because the first of a name wins
+			s.addOtherNames(spec.Name, generations)
+		}
+	}
+	s.deriveFromMeasured()
 	return s
 }
 
 // SelectCSV resolves the entries of a text in dcgm-exporter's format.
-func SelectCSV(text string) Selection {
+func SelectCSV(text string, generations ...string) Selection {
 	specs, malformed := parseCSV(text)
-	s := Select(specs)
+	s := Select(specs, generations...)
 	s.Unknown = append(malformed, s.Unknown...)
 	return s
+}
+
+// deriveFromMeasured sets how fields in base units follow from the fields that they replace.
+func (s *Selection) deriveFromMeasured() {
+	measured := s.IDs()
+	for _, list := range [][]Field{s.Fields, s.Labels} {
+		for i := range list {
+			if d, ok := health.DerivationOf(list[i].ID); ok {
+				list[i].older, list[i].derived = d, slices.Contains(measured, d.From)
+			}
+		}
+	}
 }
 
 func isSet(name string) bool {
 	return name == SetDefault || name == SetProfiling || name == SetOptional
 }
 
-// add resolves one entry. If two entries have the same name, the first one wins.
-func (s *Selection) add(spec Spec) {
-	if isSet(spec.Name) {
-		for _, r := range table {
-			// A set other than the default adds no labels: a label such as the serial number must be selected by name.
-			if r.set == spec.Name && (r.typ != TypeLabel || r.set == SetDefault) {
-				s.add(Spec{Name: r.name})
+// addSet adds the fields of a set, each under its names in the generations.
+func (s *Selection) addSet(set string, generations []string) {
+	for _, r := range table {
+		// A set other than the default adds no labels: a label such as the serial number must be selected by name.
+		if r.set != set || r.typ == TypeLabel && set != SetDefault {
+			continue
+		}
+		for _, g := range generations {
+			if name := r.nameIn(g); name != "" {
+				s.add(Spec{Name: name})
 			}
 		}
+	}
+}
+
+// addOtherNames adds a field that was selected by name under its names in the generations. A custom type or help applies to the
+// selected name only, unless the agent has none of its own for the field. A label has both names.
+func (s *Selection) addOtherNames(name string, generations []string) {
+	written, err := lookup(name)
+	if err != nil || written.id == 0 {
 		return
 	}
+	_, hasRow := rowOf(written.id)
+	for _, f := range slices.Concat(s.Fields, s.Labels) {
+		if f.Name != written.name {
+			continue
+		}
+		for _, g := range generations {
+			other := Spec{Name: nameIn(f.ID, g)}
+			switch {
+			case f.Type == TypeLabel:
+				other.Type = TypeLabel
+			case dcgmFields().names[other.Name].id == f.ID && !hasRow:
+				other.Type, other.Help = f.Type, f.Help
+			}
+			s.add(other)
+		}
+	}
+}
+
+// add resolves one entry with a name. If two entries have the same name, the first one wins.
+func (s *Selection) add(spec Spec) {
 	r, err := lookup(spec.Name)
 	if err != nil {
 		hint := ""

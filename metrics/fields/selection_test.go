@@ -39,35 +39,69 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// The sets are dcgm-exporter's, with its names, types and help.
-func TestTableMatchesDCGMExporter(t *testing.T) {
-	text, err := os.ReadFile("testdata/dcgm-exporter.csv")
+// exporterRow is a line of testdata/dcgm-exporter*.csv.
+type exporterRow struct{ set, name, typ, help string }
+
+func readExporterRows(t *testing.T, file string) (rows []exporterRow) {
+	t.Helper()
+	text, err := os.ReadFile("testdata/" + file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := make(map[string]int)
 	for line := range strings.Lines(string(text)) {
 		if strings.HasPrefix(line, "#") {
 			continue
 		}
 		c := strings.SplitN(strings.TrimSpace(line), ",", 4)
 		if len(c) != 4 {
-			t.Fatalf("line %q: too few columns", line)
+			t.Fatalf("%s: line %q: too few columns", file, line)
 		}
-		want[c[0]]++
-		r, err := lookup(c[1])
-		if err != nil || r.set != c[0] || r.name != c[1] || r.typ != c[2] || r.help != c[3] {
-			t.Errorf("the table has %+v, %v; dcgm-exporter has %q", r, err, line)
+		rows = append(rows, exporterRow{c[0], c[1], c[2], c[3]})
+	}
+	return rows
+}
+
+// The sets are dcgm-exporter's, in either generation, with its names, types and help.
+func TestSetsMatchDCGMExporter(t *testing.T) {
+	for generation, file := range map[string]string{Names48: "dcgm-exporter.csv", Names49: "dcgm-exporter-4.9.csv"} {
+		var want []exporterRow
+		want = append(want, readExporterRows(t, file)...)
+		var got []exporterRow
+		for _, r := range table {
+			if name := r.nameIn(generation); name != "" && r.set != setNone {
+				got = append(got, exporterRow{r.set, name, r.typ, r.help})
+			}
+		}
+		for _, row := range want {
+			if !slices.Contains(got, row) {
+				t.Errorf("%s: the table lacks %q", generation, row)
+			}
+		}
+		if len(got) != len(want) {
+			t.Errorf("%s: the table has %d fields in sets, dcgm-exporter %d", generation, len(got), len(want))
 		}
 	}
-	got := make(map[string]int)
-	for _, r := range table {
-		if r.set != setNone {
-			got[r.set]++
+}
+
+// A CSV file of either generation selects its names, whatever metrics.names is, and nothing in it is rejected.
+func TestSelectCSVOfEitherGeneration(t *testing.T) {
+	for file, generation := range map[string]string{"dcgm-exporter.csv": Names49, "dcgm-exporter-4.9.csv": Names48} {
+		var csv strings.Builder
+		var want []string
+		for _, r := range readExporterRows(t, file) {
+			csv.WriteString(r.name + ", " + r.typ + ", " + r.help + "\n")
+			want = append(want, r.name+" "+r.typ+" "+r.help)
 		}
-	}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("sizes of the sets: got %v, dcgm-exporter has %v", got, want)
+		s := SelectCSV(csv.String(), generation)
+		var got []string
+		for _, f := range slices.Concat(s.Fields, s.Labels) {
+			got = append(got, f.Name+" "+f.Type+" "+f.Help)
+		}
+		slices.Sort(got)
+		slices.Sort(want)
+		if len(s.Unknown) > 0 || !slices.Equal(got, want) {
+			t.Errorf("%s: rejected %q, selected %q", file, s.Unknown, got)
+		}
 	}
 }
 
@@ -87,10 +121,10 @@ func TestSelect(t *testing.T) {
 		{Name: "DCGM_EXP_P2P_STATUS", Type: "label"},
 	})
 	want := []Field{
-		{health.FieldPower, "DCGM_FI_DEV_POWER_USAGE", "gauge", "Power draw (in W)."},
-		{health.FieldGPUTemp, "DCGM_FI_DEV_GPU_TEMP_CELSIUS", "gauge", "GPU temperature (in C)."},
-		{health.FieldGPUTemp, "DCGM_FI_DEV_GPU_TEMP", "gauge", "GPU temperature (in C)."},
-		{health.FieldSMClock, "DCGM_FI_DEV_SM_CLOCK", "counter", "custom"},
+		{ID: health.FieldPower, Name: "DCGM_FI_DEV_POWER_USAGE", Type: "gauge", Help: "Power draw (in W)."},
+		{ID: health.FieldGPUTemp, Name: "DCGM_FI_DEV_GPU_TEMP_CELSIUS", Type: "gauge", Help: "GPU temperature (in C)."},
+		{ID: health.FieldGPUTemp, Name: "DCGM_FI_DEV_GPU_TEMP", Type: "gauge", Help: "GPU temperature (in C)."},
+		{ID: health.FieldSMClock, Name: "DCGM_FI_DEV_SM_CLOCK", Type: "counter", Help: "custom"},
 	}
 	if !reflect.DeepEqual(s.Fields, want) {
 		t.Errorf("got fields %+v", s.Fields)
@@ -117,16 +151,16 @@ func TestSelectSets(t *testing.T) {
 	profiling := func(ids []health.Field) bool {
 		return slices.ContainsFunc(ids, func(id health.Field) bool { return id >= 1001 && id <= 1099 })
 	}
-	if ids := Select(specs(SetDefault)).IDs(); profiling(ids) {
+	if ids := Select(specs(SetDefault), Names48).IDs(); profiling(ids) {
 		t.Errorf("the default set measures profiling fields: %v", ids)
 	}
-	if ids := Select(specs(SetDefault, SetProfiling)).IDs(); !profiling(ids) {
+	if ids := Select(specs(SetDefault, SetProfiling), Names48).IDs(); !profiling(ids) {
 		t.Errorf("the profiling set measures no profiling fields: %v", ids)
 	}
 	if ids := Select(specs("DCGM_FI_DEV_SM_CLOCK")).IDs(); !slices.Equal(ids, []health.Field{health.FieldSMClock, health.FieldGPUUtil}) {
 		t.Errorf("one field measures %v", ids)
 	}
-	if s := Select(specs(SetDefault, SetOptional)); len(s.Labels) != 1 || s.Labels[0].ID != fieldDriverVersion {
+	if s := Select(specs(SetDefault, SetOptional), Names48); len(s.Labels) != 1 || s.Labels[0].ID != fieldDriverVersion {
 		t.Errorf("the sets have labels %+v", s.Labels)
 	}
 }
@@ -154,8 +188,8 @@ func TestSelectCSV(t *testing.T) {
 		"DCGM_FI_DRIVER_VERSION,        label, Driver Version\n  # a comment\nDCGM_FI_DEV_GPU_TEMP gauge\ndefault, gauge, x\nDCGM_FI_DEV_X,gauge,x\n"
 	s := SelectCSV(text)
 	want := []Field{
-		{health.FieldSMClock, "DCGM_FI_DEV_SM_CLOCK", "gauge", "SM clock, in MHz."},
-		{health.FieldDecUtil, "DCGM_FI_DEV_DEC_UTIL", "gauge", "Decoder utilization (in %)."},
+		{ID: health.FieldSMClock, Name: "DCGM_FI_DEV_SM_CLOCK", Type: "gauge", Help: "SM clock, in MHz."},
+		{ID: health.FieldDecUtil, Name: "DCGM_FI_DEV_DEC_UTIL", Type: "gauge", Help: "Decoder utilization (in %)."},
 	}
 	if !reflect.DeepEqual(s.Fields, want) || len(s.Labels) != 1 {
 		t.Errorf("got %+v", s)
@@ -196,7 +230,7 @@ func TestParseCSVQuotes(t *testing.T) {
 	}
 }
 
-// Any text yields at most one result per entry, distinct names and valid UTF-8.
+// Any text yields at most one result per entry and generation, distinct names and valid UTF-8.
 func FuzzParseCSV(f *testing.F) {
 	f.Add("DCGM_FI_DEV_SM_CLOCK, gauge, SM clock\n# x\nDCGM_FI_DEV_GPU_TEMP,label,x")
 	f.Add("a,b,c\n\xff,gauge,\xff\nDCGM_FI_DEV_FB_FREE,counter,\xff")
@@ -206,16 +240,18 @@ func FuzzParseCSV(f *testing.F) {
 		if lines := strings.Count(text, "\n") + 1; len(specs)+len(malformed) > lines {
 			t.Errorf("%d entries and %d malformed lines of %d lines", len(specs), len(malformed), lines)
 		}
-		s := Select(specs)
-		if n := len(s.Fields) + len(s.Labels) + len(s.Unknown); n > len(specs) {
-			t.Errorf("%d results of %d entries", n, len(specs))
-		}
-		names := make(map[string]bool)
-		for _, f := range s.Fields {
-			if names[f.Name] || !utf8.ValidString(f.Help) || f.Type != TypeGauge && f.Type != TypeCounter {
-				t.Errorf("invalid or duplicate field %+v", f)
+		for maximum, generations := range map[int][]string{1: {Names48}, 3: both} { // a third name may be dcgm-exporter 1's
+			s := Select(specs, generations...)
+			if n := len(s.Fields) + len(s.Labels) + len(s.Unknown); n > maximum*len(specs) {
+				t.Errorf("%d results of %d entries with %q", n, len(specs), generations)
 			}
-			names[f.Name] = true
+			names := make(map[string]bool)
+			for _, f := range s.Fields {
+				if names[f.Name] || !utf8.ValidString(f.Help) || f.Type != TypeGauge && f.Type != TypeCounter {
+					t.Errorf("invalid or duplicate field %+v", f)
+				}
+				names[f.Name] = true
+			}
 		}
 	})
 }

@@ -61,9 +61,10 @@ ENTRYPOINT ["/usr/local/bin/gpu-node-agent"]
 FROM ${BASE_IMAGE} AS dcgm
 # The key ring package contains NVIDIA's key and package source. The ARM source is the one of Ubuntu 22.04, whose C library
 # is older than this Debian's. go-dcgm loads libdcgm.so.4. The package proprietary contains the module for the profiling
-# fields; as in NVIDIA's image of dcgm-exporter, the library that the module needs gets a second name. The image contains
-# libraries only: no host engine, no diagnostics. health.kubernetes.kubeconfig needs the root certificates.
-ARG DCGM_VERSION=1:4.6.0-1
+# fields; as in NVIDIA's image of dcgm-exporter, the library that the module needs gets a second name. From 4.7 on the package
+# core has no files, and each module has a package. The image contains libraries only: no host engine, no diagnostics.
+# health.kubernetes.kubeconfig needs the root certificates.
+ARG DCGM_VERSION=1:4.6.1-1
 ENV DEBIAN_FRONTEND=noninteractive
 RUN set -eu; arch=$(dpkg --print-architecture); \
     case "$arch" in \
@@ -77,14 +78,19 @@ RUN set -eu; arch=$(dpkg --print-architecture); \
       "https://developer.download.nvidia.com/compute/cuda/repos/${repository}/cuda-keyring_1.1-1_all.deb"; \
     dpkg -i /tmp/keyring.deb; \
     apt-get update; \
-    apt-get install -y --no-install-recommends \
-      "datacenter-gpu-manager-4-core=${DCGM_VERSION}" "datacenter-gpu-manager-4-proprietary=${DCGM_VERSION}"; \
+    packages="datacenter-gpu-manager-4-core=${DCGM_VERSION} datacenter-gpu-manager-4-proprietary=${DCGM_VERSION}"; \
+    for package in libdcgm datacenter-gpu-manager-4-module-health datacenter-gpu-manager-4-module-introspect \
+        datacenter-gpu-manager-4-module-nvswitch datacenter-gpu-manager-4-module-policy datacenter-gpu-manager-4-module-sysmon; do \
+      if apt-cache madison "$package" | grep -qF " ${DCGM_VERSION} |"; then packages="$packages $package=${DCGM_VERSION}"; fi; \
+    done; \
+    apt-get install -y --no-install-recommends $packages; \
     mkdir -p /out/usr/lib /out/etc/ssl/certs /out/licenses; \
     find /usr/lib \( -name 'libdcgm*.so*' -o -name 'libnvperf*.so*' \) -exec cp -a {} /out/usr/lib/ \; ; \
     test -e /out/usr/lib/libnvperf_host.so || ln -s libnvperf_dcgm_host.so /out/usr/lib/libnvperf_host.so; \
     cp /etc/ssl/certs/ca-certificates.crt /out/etc/ssl/certs/; \
-    for licence in /usr/share/doc/datacenter-gpu-manager-4-*/copyright /usr/share/doc/ca-certificates/copyright; do \
-      cp "$licence" "/out/licenses/$(basename "$(dirname "$licence")").txt"; \
+    for licence in /usr/share/doc/datacenter-gpu-manager-4-*/copyright /usr/share/doc/libdcgm/copyright \
+        /usr/share/doc/ca-certificates/copyright; do \
+      if [ -e "$licence" ]; then cp "$licence" "/out/licenses/$(basename "$(dirname "$licence")").txt"; fi; \
     done
 
 FROM ${BASE_IMAGE}
@@ -99,12 +105,21 @@ LABEL org.opencontainers.image.title="gpu-node-agent" \
 COPY --from=dcgm /out/ /
 COPY LICENSE bin/third-party-licenses.txt /licenses/
 COPY --from=build /out/gpu-node-agent /usr/local/bin/gpu-node-agent
-# Checks here, instead of on a node, that the libraries load. They are in the loader's default path.
+# Checks here, instead of on a node, that the libraries exist and load. They are in the loader's default path. The names are
+# FILE=PACKAGE since DCGM 4.7; before, the package is proprietary or core.
 RUN set -eu; \
-    for library in libdcgm libdcgmmodulehealth libdcgmmodulepolicy libdcgmmoduleprofiling; do \
-      test -e "/usr/lib/$library.so.4"; \
+    for library in libdcgm.so.4=libdcgm libdcgmmoduleprofiling.so.4=datacenter-gpu-manager-4-proprietary \
+        libnvperf_host.so=datacenter-gpu-manager-4-proprietary libdcgmmodulehealth.so.4=datacenter-gpu-manager-4-module-health \
+        libdcgmmoduleintrospect.so.4=datacenter-gpu-manager-4-module-introspect \
+        libdcgmmodulenvswitch.so.4=datacenter-gpu-manager-4-module-nvswitch \
+        libdcgmmodulepolicy.so.4=datacenter-gpu-manager-4-module-policy \
+        libdcgmmodulesysmon.so.4=datacenter-gpu-manager-4-module-sysmon; do \
+      if [ ! -e "/usr/lib/${library%%=*}" ]; then \
+        echo "DCGM: no /usr/lib/${library%%=*}, expected it from ${library#*=} (before DCGM 4.7 from" \
+          "datacenter-gpu-manager-4-core or -proprietary); choose another DCGM_VERSION" >&2; \
+        exit 1; \
+      fi; \
     done; \
-    test -e /usr/lib/libnvperf_host.so; \
     for library in libdcgm libdcgmmodulehealth libdcgmmodulepolicy; do \
       if ldd "/usr/lib/$library.so.4" | grep 'not found'; then exit 1; fi; \
     done; \

@@ -1,12 +1,12 @@
 module github.com/gpu-node-agent/gpu-node-agent
 
-go 1.26.0
+go 1.26.7
 
 // What is built, and the state of clusters: no packages, though some of it looks so.
 ignore ./bin
 
 require (
-	github.com/NVIDIA/go-dcgm v1.4601.1
+	github.com/NVIDIA/go-dcgm v1.4611.2
 	github.com/go-logr/logr v1.4.4
 	github.com/go-viper/mapstructure/v2 v2.4.0
 	github.com/google/uuid v1.6.0
@@ -41,7 +41,7 @@ require (
 
 require (
 	github.com/beorn7/perks v1.0.1 // indirect
-	github.com/bits-and-blooms/bitset v1.22.0 // indirect
+	github.com/bits-and-blooms/bitset v1.25.0 // indirect
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	github.com/coreos/go-systemd/v22 v22.7.0 // indirect
 	github.com/davecgh/go-spew v1.1.2-0.20180830191138-d8f796af33cc // indirect

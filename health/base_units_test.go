@@ -35,3 +35,19 @@ func TestDerivationOf(t *testing.T) {
 		}
 	}
 }
+
+// Every field that follows from an older one was added by some version, and the older ones by none.
+func TestAddedIn(t *testing.T) {
+	for id, want := range map[Field]string{
+		1599: "", 1600: "4.6.1", 1612: "4.6.1", 1613: "4.7", 1648: "4.7", LastBaseUnitField: "4.7", LastBaseUnitField + 1: "", FieldGPUUtil: "",
+	} {
+		if got := AddedIn(id); got != want {
+			t.Errorf("field %d was added in %q, want %q", id, got, want)
+		}
+	}
+	for id, d := range derivations {
+		if AddedIn(id) == "" || AddedIn(d.From) != "" {
+			t.Errorf("field %d was added in %q, field %d in %q", id, AddedIn(id), d.From, AddedIn(d.From))
+		}
+	}
+}

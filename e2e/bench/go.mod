@@ -1,6 +1,6 @@
 module github.com/gpu-node-agent/gpu-node-agent/e2e/bench
 
-go 1.26.0
+go 1.26.7
 
 require github.com/gpu-node-agent/gpu-node-agent v0.0.0
 

@@ -26,7 +26,7 @@ func notes(t *testing.T, args ...string) string {
 // TestNotesWidth checks that the notes fit a terminal of 80 columns.
 func TestNotesWidth(t *testing.T) {
 	args := [][]string{
-		{"--set", "config.source.mode=sim,config.plugin.enabled=false,nodeSelector.pool=gpu"},
+		{"--set", "config.source.mode=sim,config.plugin.enabled=false,nodeSelector.pool=gpu,dashboards.enabled=true"},
 		{"--set", "config.plugin.migStrategy=mixed,sysAdmin=never,config.health.kubernetes.enabled=true,affinity=null"},
 	}
 	for _, file := range valuesFiles(t) {
@@ -37,6 +37,20 @@ func TestNotesWidth(t *testing.T) {
 			if line = strings.TrimSuffix(line, "\n"); utf8.RuneCountInString(line) > 80 || strings.HasSuffix(line, " ") {
 				t.Errorf("%v: line is longer than 80 columns, or ends with a space: %q", args, line)
 			}
+		}
+	}
+}
+
+// TestNotesRecordingRules checks that the notes name the value that dashboards need, unless it is set.
+func TestNotesRecordingRules(t *testing.T) {
+	for set, want := range map[string]bool{
+		"dashboards.enabled=true":                             true,
+		"dashboards.enabled=true,prometheusRule.enabled=true": false,
+		"prometheusRule.enabled=true":                         false,
+		"dashboards=null":                                     false,
+	} {
+		if got := strings.Contains(notes(t, "--set", set), "prometheusRule.enabled"); got != want {
+			t.Errorf("%s: the notes name prometheusRule.enabled: %v, want %v", set, got, want)
 		}
 	}
 }

@@ -4,6 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -43,13 +46,13 @@ func TestAlertsAndDashboards(t *testing.T) {
 	}
 
 	n.Eventually("the kubelet has eight GPUs", func() error { return n.KubeletHas(node.GPU, 8, 8) })
-	n.awaitDashboard12239()
+	n.awaitDashboard12239("node-1")
 	n.runPod("team-a", "train", 2)
 	n.runPod("team-b", "notebook", 1)
 	n.Eventually("Prometheus has the holders, and their GPUs are idle", func() error {
 		return n.checkSeries(`gpu_node_agent_device_idle_seconds_total{instance="node-1", pod=~"train|notebook", container="work"} > 1`, 3)
 	})
-	n.awaitDashboard12239()
+	n.awaitDashboard12239("node-1")
 
 	for _, event := range []string{
 		`{gpu: 3, xid: 79}`, `{gpu: 3, lost: true}`, `{gpu: 1, rowRemapPending: true}`, `{gpu: 2, temperature: 97, clocksSlowed: true}`,
@@ -98,6 +101,7 @@ func TestAlertsAndDashboards(t *testing.T) {
 		return err
 	})
 	n.checkRules()
+	n.checkDocuments()
 
 	n.Inject(`{gpu: 6, recoveryAction: none}`)
 	n.Inject(`{gpu: 3, lost: false}`)
@@ -154,6 +158,31 @@ func TestAlertsAndDashboards(t *testing.T) {
 				t.Errorf("%s has no test: cause it, or add it to untestedAlerts", r.Alert)
 			}
 		}
+	}
+}
+
+// checkDocuments checks that the queries in the documents have data.
+func (n machine) checkDocuments() {
+	n.T.Helper()
+	queries := 0
+	files, err := filepath.Glob(filepath.Join("..", "..", "docs", "*.md"))
+	for _, file := range files {
+		text, bad := os.ReadFile(file)
+		err = errors.Join(err, bad)
+		for _, m := range regexp.MustCompile("(?s)```promql\n(.*?)```").FindAllSubmatch(text, -1) {
+			queries++
+			expr := strings.ReplaceAll(string(m[1]), "[1h:1m]", "[10m:1s]") // the test has no history
+			n.Eventually(filepath.Base(file)+": "+expr, func() error {
+				result, err := n.prom.Query(n.T.Context(), expr)
+				if err == nil && len(result) == 0 {
+					err = errors.New("no series")
+				}
+				return err
+			})
+		}
+	}
+	if err != nil || queries == 0 {
+		n.T.Errorf("%d queries in %q: %v", queries, files, err)
 	}
 }
 

@@ -14,7 +14,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/promapi"
 )
 
-// fleet is a machine whose Prometheus scrapes three nodes: eight GPUs, eight GPUs in MIG mode, and sixteen old GPUs.
+// fleet is a machine whose Prometheus scrapes three nodes: eight GPUs, eight GPUs in MIG mode, and sixteen old GPUs. Each has
+// other names of fields.
 type fleet struct {
 	machine
 	gpus, mig, old *node.Node
@@ -26,15 +27,19 @@ func newFleet(t *testing.T) fleet {
 	var f fleet
 	var targets strings.Builder
 	for i, n := range []struct {
-		at            **node.Node
-		name, profile string
-	}{{&f.gpus, "gpus", "h100-8"}, {&f.mig, "mig", "h100-8-mig"}, {&f.old, "old", "v100-16"}} {
+		at                   **node.Node
+		name, profile, names string
+	}{
+		{&f.gpus, "gpus", "h100-8", "dcgm-exporter-4.8"},
+		{&f.mig, "mig", "h100-8-mig", "dcgm-exporter-4.9"},
+		{&f.old, "old", "v100-16", "dcgm-exporter-4.9, dcgm-exporter-4.8"},
+	} {
 		*n.at = node.New(t)
 		(*n.at).Address = fmt.Sprintf("%s:%d", node.Host(), 19401+i)
 		(*n.at).Configure(fmt.Sprintf(`source: {interval: 1s, sim: {profile: %s}}
 plugin: {enabled: false}
-metrics: {fields: [default, profiling, optional]}
-`, n.profile))
+metrics: {fields: [default, profiling, optional], names: [%s]}
+`, n.profile, n.names))
 		(*n.at).StartAgent()
 		fmt.Fprintf(&targets, "  - {targets: [%q], labels: {cluster: lab, instance: %s}}\n", (*n.at).Address, n.name)
 	}

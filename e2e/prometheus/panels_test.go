@@ -166,11 +166,11 @@ func (n machine) find(d dashboard, title string) panel {
 	return all[i]
 }
 
-// awaitDashboard12239 waits for the queries of NVIDIA's dashboard for dcgm-exporter (12239 on grafana.com): those by GPU return a
-// series per GPU, the others one.
-func (n machine) awaitDashboard12239() {
+// awaitDashboard12239 waits for the queries of NVIDIA's dashboard for dcgm-exporter (12239 on grafana.com) of a node: those by
+// GPU return a series per GPU, the others one.
+func (n machine) awaitDashboard12239(node string) {
 	n.T.Helper()
-	const selector = `{instance=~"node-1", gpu=~"(0|1|2|3|4|5|6|7)"}`
+	selector := fmt.Sprintf(`{instance=~"%s", gpu=~"(0|1|2|3|4|5|6|7)"}`, node)
 	for expr, want := range map[string]int{
 		"DCGM_FI_DEV_GPU_TEMP" + selector:                8,
 		"avg(DCGM_FI_DEV_GPU_TEMP" + selector + ")":      1,

@@ -29,8 +29,9 @@ type Config struct {
 	// judged by are sampled once a second regardless.
 	Interval time.Duration
 	// Fields are the metric fields to watch, by DCGM's numbers. Text fields are read with the inventory into
-	// health.Device.Texts, and compared once a minute. A field that this DCGM does not support, or that is neither a
-	// number nor a text, is left out and logged once.
+	// health.Device.Texts, and compared once a minute. For a field in base units that this DCGM does not know, the older
+	// field is watched that it follows from (health.DerivationOf). A field that is not available, or that is neither a number
+	// nor a text, is left out and logged once.
 	Fields []health.Field
 	// HealthSystems are the systems that DCGM's health checks cover, by name: "pcie", "memory" and so on. Empty or "all"
 	// covers all of them, "none" disables the checks.

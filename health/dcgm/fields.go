@@ -4,6 +4,7 @@ package dcgm
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/NVIDIA/go-dcgm/pkg/dcgm"
@@ -58,12 +59,20 @@ func instanceInventoryFields() []dcgm.Short {
 	return []dcgm.Short{fieldUUID, fieldName, fieldMemory}
 }
 
-// splitByType returns the number fields and the text fields that the library supports, and why the others are omitted.
-func splitByType(fields []dcgm.Short) (numbers, texts []dcgm.Short, omitted []string) {
+// omittedField is a field that is not measured, and why.
+type omittedField struct {
+	field  dcgm.Short
+	reason string
+}
+
+func (o omittedField) String() string { return fmt.Sprintf("%d (%s)", o.field, o.reason) }
+
+// splitByType returns the number fields and the text fields that the library supports.
+func (s *session) splitByType(fields []dcgm.Short) (numbers, texts []dcgm.Short, omitted []omittedField) {
 	for _, f := range fields {
 		meta, err := dcgm.FieldGetByID(f)
 		if err != nil {
-			omitted = append(omitted, fmt.Sprintf("%d (unknown to this DCGM)", f))
+			omitted = append(omitted, unknownField(f, "this DCGM", s.versions.DCGM))
 			continue
 		}
 		switch uint(meta.FieldType) {
@@ -72,15 +81,28 @@ func splitByType(fields []dcgm.Short) (numbers, texts []dcgm.Short, omitted []st
 		case dcgm.DCGM_FT_STRING:
 			texts = append(texts, f)
 		default:
-			omitted = append(omitted, fmt.Sprintf("%d (%s is neither a number nor a text)", f, meta.Tag))
+			omitted = append(omitted, omittedField{f, meta.Tag + " is neither a number nor a text"})
 		}
 	}
 	return numbers, texts, omitted
 }
 
+// unknownField omits a field that the library or the engine does not know. For a field in base units the reason names the
+// DCGM that has it.
+func unknownField(f dcgm.Short, who, version string) omittedField {
+	reason := "unknown to " + who
+	if version != "" {
+		reason += " " + version
+	}
+	if since := health.AddedIn(health.Field(f)); since != "" {
+		reason += "; DCGM " + since + " has it"
+	}
+	return omittedField{f, reason}
+}
+
 // supportedByEngine returns the fields that the engine supports. It may be older than the library, and refuses a group
 // with one unknown field (OBSERVED.md#older-engines).
-func (s *session) supportedByEngine(fields []dcgm.Short) (kept []dcgm.Short, omitted []string, refused error) {
+func (s *session) supportedByEngine(fields []dcgm.Short) (kept []dcgm.Short, omitted []omittedField, refused error) {
 	try := func(fields ...dcgm.Short) error {
 		group, err := dcgm.FieldGroupCreate(s.groupName("trial"), fields)
 		if err != nil {
@@ -102,7 +124,7 @@ func (s *session) supportedByEngine(fields []dcgm.Short) (kept []dcgm.Short, omi
 			if try(f) == nil {
 				kept = append(kept, f)
 			} else {
-				omitted = append(omitted, fmt.Sprintf("%d (unknown to the engine)", f))
+				omitted = append(omitted, unknownField(f, "the engine", s.versions.Engine))
 			}
 		}
 	}
@@ -119,8 +141,9 @@ type selectedFields struct {
 	texts   []dcgm.Short // part of the inventory
 }
 
-// selectFields returns the health fields and those of Config.Fields that library and engine support. It logs the omitted
-// ones once per session.
+// selectFields returns the health fields and those of Config.Fields that library and engine support; for a field in base
+// units that they do not know, the older field that it follows from (health.DerivationOf). It logs the omitted ones once per
+// session.
 func (s *session) selectFields() (selected selectedFields, err error) {
 	requested := append(healthFields(), fieldMIGMode)
 	for _, f := range s.cfg.Fields {
@@ -128,17 +151,38 @@ func (s *session) selectFields() (selected selectedFields, err error) {
 			requested = append(requested, f)
 		}
 	}
-	numbers, texts, unknown := splitByType(requested)
+	older := map[dcgm.Short]dcgm.Short{} // what it would follow from: the field in base units
+	for _, f := range requested {
+		if d, ok := health.DerivationOf(health.Field(f)); ok && !slices.Contains(requested, dcgm.Short(d.From)) {
+			older[dcgm.Short(d.From)] = f
+		}
+	}
+	numbers, texts, unknown := s.splitByType(slices.Concat(requested, slices.Sorted(maps.Keys(older))))
 	supported, refused, err := s.supportedByEngine(slices.Concat(numbers, texts))
 	if err != nil {
 		return selected, err
 	}
-	if omitted := append(unknown, refused...); len(omitted) > 0 && !s.loggedFields {
+	redundant := func(f dcgm.Short) bool {
+		base, ok := older[f]
+		return ok && slices.Contains(supported, base)
+	}
+	derived := func(f dcgm.Short) bool {
+		d, ok := health.DerivationOf(health.Field(f))
+		return ok && slices.Contains(supported, dcgm.Short(d.From))
+	}
+	var omitted []omittedField
+	for _, o := range append(unknown, refused...) {
+		if !redundant(o.field) && !derived(o.field) {
+			omitted = append(omitted, o)
+		}
+	}
+	if len(omitted) > 0 && !s.loggedFields {
 		s.loggedFields = true
-		s.log.Warn("omitting fields that DCGM does not support", zap.Strings("fields", omitted))
+		s.log.Warn("omitting fields that DCGM does not support", zap.Stringers("fields", omitted))
 	}
 	for _, f := range supported {
 		switch {
+		case redundant(f):
 		case slices.Contains(texts, f):
 			selected.texts = append(selected.texts, f)
 		case slices.Contains(healthFields(), f):

@@ -3,8 +3,10 @@
 package dcgm
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -28,12 +30,13 @@ func loggedNumbers(context map[string]any) (numbers []string) {
 
 func TestUnknownFieldsAreLoggedOnce(t *testing.T) {
 	b := newFixture(t, 1)
+	b.lib.Engine("4.2.3")
 	core, logs := observer.New(zap.WarnLevel)
 	b.log = zap.New(core)
-	cfg := testConfig()
+	cfg := hostConfig()
 	// Neither number nor text, unknown, a duplicate, and two that are watched anyway.
 	cfg.Fields = append(cfg.Fields, 515, 1700, health.FieldGPUTemp, health.FieldXID, health.FieldRemapFailed)
-	cfg.Fields = append(cfg.Fields, 1595) // unknown to the engine
+	cfg.Fields = append(cfg.Fields, 1533) // unknown to the engine, like two of the health fields
 	samples, _ := b.open(cfg).poll()
 	if got := samples[gpuID(0)].Values[health.FieldGPUTemp]; got != 40 {
 		t.Errorf("temperature %v, want 40", got)
@@ -43,8 +46,111 @@ func TestUnknownFieldsAreLoggedOnce(t *testing.T) {
 	if logs.Len() != 1 {
 		t.Fatalf("%d warnings, want 1: %v", logs.Len(), logs.All())
 	}
-	if got := loggedNumbers(logs.All()[0].ContextMap()); !slices.Equal(got, []string{"515", "1700", "1595"}) {
+	if got := loggedNumbers(logs.All()[0].ContextMap()); !slices.Equal(got, []string{"515", "1700", "1523", "1507", "1533"}) {
 		t.Errorf("logged fields %v", got)
+	}
+}
+
+// baseUnitFields are all fields in base units.
+func baseUnitFields() (fields []health.Field) {
+	for f := health.Field(1600); f <= health.LastBaseUnitField; f++ {
+		fields = append(fields, f)
+	}
+	return fields
+}
+
+// addBaseUnits adds a sample of the fields in base units and of those that they follow from: both measure the same.
+func (b *fixture) addBaseUnits(kind script.Kind, id uint) {
+	for i, f := range baseUnitFields() {
+		n := int64(37 + i)
+		d, ok := health.DerivationOf(f)
+		if ok {
+			b.lib.Int(kind, id, uint(d.From), n, 0, b.clock.now())
+		}
+		if native := d.Apply(float64(n)); f >= 1612 && f <= 1624 {
+			b.lib.Float(kind, id, uint(f), native, 0, b.clock.now())
+		} else if ok {
+			b.lib.Int(kind, id, uint(f), int64(native), 0, b.clock.now())
+		} else {
+			b.lib.Int(kind, id, uint(f), n, 0, b.clock.now())
+		}
+	}
+}
+
+// Every DCGM provides the same values of the fields in base units: its own, or the older ones that they follow from. It
+// measures no field twice.
+func TestBaseUnitFields(t *testing.T) {
+	// The fields that do not follow from an older one.
+	underivable := func(f health.Field) bool { _, ok := health.DerivationOf(f); return !ok }
+	newest := []string{}
+	for _, f := range baseUnitFields() {
+		if underivable(f) {
+			newest = append(newest, strconv.Itoa(int(f)))
+		}
+	}
+	for _, tt := range []struct {
+		library, engine string       // engine "": embedded
+		native          health.Field // the last field that both have
+		omitted         []string
+	}{
+		{"4.2.3", "", 0, append([]string{"1523", "1507"}, newest...)},
+		{"4.6.0", "", 0, newest},
+		{"4.6.1", "", 1612, newest},
+		{"4.6.1", "4.2.3", 0, slices.Concat(newest, []string{"1523", "1507"})},
+		{"4.6.1", "4.6.0", 0, newest},
+		{"4.6.0", "4.7.0", 0, newest},
+		{"4.7.0", "4.6.1", 1612, newest},
+		{"4.7.0", "4.7.1", 1650, nil},
+		{"4.7.0", "", 1650, nil},
+	} {
+		t.Run(tt.library+" and "+cmp.Or(tt.engine, "embedded"), func(t *testing.T) {
+			b := newFixture(t, 2)
+			b.lib.SetVersion(tt.library)
+			cfg := testConfig(baseUnitFields()...)
+			if tt.engine != "" {
+				cfg.Address = "node:5555"
+				b.lib.Engine(tt.engine)
+			}
+			core, logs := observer.New(zap.WarnLevel)
+			b.log = zap.New(core)
+			b.addBaseUnits(script.GPU, 0)
+			samples, _ := b.open(cfg).poll()
+			values := samples[gpuID(0)].Values
+			for i, f := range baseUnitFields() {
+				d, ok := health.DerivationOf(f)
+				native, hasNative := values[f]
+				older, hasOlder := values[d.From]
+				switch {
+				case hasNative != (f <= tt.native), hasOlder != (ok && !hasNative):
+					t.Errorf("field %d: has a value %v, field %d %v", f, hasNative, d.From, hasOlder)
+				case hasNative && ok && native != d.Apply(float64(37+i)), hasOlder && !hasNative && older != float64(37+i):
+					t.Errorf("field %d is %v, field %d is %v", f, native, d.From, older)
+				}
+			}
+			var logged []string
+			for _, line := range logs.All() {
+				logged = append(logged, loggedNumbers(line.ContextMap())...)
+			}
+			if !slices.Equal(logged, tt.omitted) {
+				t.Errorf("logged %v, want %v", logged, tt.omitted)
+			}
+		})
+	}
+}
+
+// On a MIG device DCGM measures the memory in either unit.
+func TestBaseUnitFieldsOfMIG(t *testing.T) {
+	for version, want := range map[string]health.Field{"4.6.0": health.FieldFBUsed, "4.7.0": 1627} {
+		b := newFixture(t, 1)
+		b.lib.SetVersion(version)
+		b.addInstances(0, map[uint][]uint{3: {4}})
+		b.addBaseUnits(script.CI, 4)
+		samples, _ := b.open(testConfig(1613, 1627)).poll()
+		values := samples[migID(4)].Values
+		if _, ok := values[want]; !ok || len(values) != 2 { // and field 230
+			t.Errorf("DCGM %s: values %v, want field %d", version, values, want)
+		}
+		b.close()
 	}
 }
 
@@ -61,7 +167,7 @@ func TestManyFields(t *testing.T) {
 		}
 		b.lib.Int(script.CI, 4, f, int64(f), 0, b.clock.now())
 	}
-	cfg.Fields = append(cfg.Fields, 1595) // unknown to the engine
+	cfg.Fields = append(cfg.Fields, 1595) // unknown
 	samples, _ := b.open(cfg).poll()
 	for f := uint(first); f <= last; f++ {
 		for gpu := range uint(8) {

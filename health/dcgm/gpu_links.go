@@ -2,33 +2,40 @@
 
 package dcgm
 
+// #include "symbols.h"
+import "C"
+
 import (
+	"math/bits"
+
 	"github.com/NVIDIA/go-dcgm/pkg/dcgm"
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// readLinks sets the links from a GPU to the others. Through go-dcgm, DCGM returns either the number of NVLinks or the
-// path over PCIe. After an error the links stay unknown: they are a hint for placement.
+// readLinks sets the links from a GPU to the others: the number of NVLinks, or else the path over PCIe. After an error the
+// links stay unknown: they are a hint for placement. It does not call go-dcgm, which reads from the driver for it
+// (OBSERVED.md#live-peers).
 func (s *session) readLinks(id uint, d *health.Device, gpus map[uint]*health.Device, status dcgm.EntityStatus) {
-	if len(gpus) < 2 || !reachable(status) || !hasFunction("dcgmGetDeviceTopology") || !hasFunction("dcgmGetDeviceAttributes") {
+	if len(gpus) < 2 || !reachable(status) || !hasFunction("dcgmGetDeviceTopology") {
 		return
 	}
-	links, err := dcgm.GetDeviceTopology(id)
-	if err != nil {
-		s.log.Debug("cannot read the links of a GPU", zap.Uint("dcgm_id", id), zap.Error(err))
+	var peers [C.GNA_PEERS]C.gna_peer_t
+	var count C.unsigned
+	if result := C.gna_read_peers(C.unsigned(id), &peers[0], &count); result != 0 {
+		s.log.Debug("cannot read the links of a GPU", zap.Uint("dcgm_id", id), zap.String("error", errorText(int(result))))
 		return
 	}
 	d.Links = nil
-	for _, l := range links {
-		peer, ok := gpus[l.GPU]
-		if !ok || l.GPU == id {
+	for _, p := range peers[:count] {
+		peer, ok := gpus[uint(p.gpu)]
+		if !ok || uint(p.gpu) == id {
 			continue
 		}
-		link := health.Link{Peer: peer.ID, Path: pciePath(l.Link)}
-		if l.Link >= dcgm.SingleNVLINKLink {
-			link.NVLinks = int(l.Link-dcgm.SingleNVLINKLink) + 1
+		link := health.Link{Peer: peer.ID, NVLinks: nvLinks(uint64(p.path))}
+		if link.NVLinks == 0 {
+			link.Path = pciePath(uint64(p.path))
 		}
 		if link.NVLinks > 0 || link.Path != health.PathUnknown {
 			d.Links = append(d.Links, link)
@@ -36,19 +43,34 @@ func (s *session) readLinks(id uint, d *health.Device, gpus map[uint]*health.Dev
 	}
 }
 
-func pciePath(l dcgm.P2PLinkType) health.Path {
-	switch l {
-	case dcgm.P2PLinkCrossCPU:
+// The bits of a path (dcgm_structs.h: DCGM_TOPOLOGY_). The lower eight are the path over PCIe, one of the others is the number
+// of NVLinks.
+const (
+	pcieBits = 8
+
+	pcieBoard        = 0x1
+	pcieSingleSwitch = 0x2
+	pcieMultiSwitch  = 0x4
+	pcieHostBridge   = 0x8
+	pcieNode         = 0x10
+	pcieSystem       = 0x20
+)
+
+func nvLinks(path uint64) int { return bits.Len64(path >> pcieBits) }
+
+func pciePath(path uint64) health.Path {
+	switch path & (1<<pcieBits - 1) {
+	case pcieSystem:
 		return health.PathSystem
-	case dcgm.P2PLinkSameCPU:
+	case pcieNode:
 		return health.PathNode
-	case dcgm.P2PLinkHostBridge:
+	case pcieHostBridge:
 		return health.PathHostBridge
-	case dcgm.P2PLinkMultiSwitch:
+	case pcieMultiSwitch:
 		return health.PathMultiSwitch
-	case dcgm.P2PLinkSingleSwitch:
+	case pcieSingleSwitch:
 		return health.PathSingleSwitch
-	case dcgm.P2PLinkSameBoard:
+	case pcieBoard:
 		return health.PathBoard
 	}
 	return health.PathUnknown

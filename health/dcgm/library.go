@@ -72,7 +72,7 @@ func load(name string) error {
 	defer C.free(unsafe.Pointer(cname))
 	if reason := C.gna_load(cname); reason != nil {
 		defer C.free(unsafe.Pointer(reason))
-		return fmt.Errorf("cannot load libdcgm.so.4: %s; install NVIDIA's package datacenter-gpu-manager-4-core "+
+		return fmt.Errorf("cannot load libdcgm.so.4: %s; install NVIDIA's package datacenter-gpu-manager-4-core, or libdcgm from DCGM 4.7 on "+
 			"(source.address needs it too: the library connects to the host engine)", C.GoString(reason))
 	}
 	process.loaded = true

@@ -13,29 +13,11 @@
 #include <dlfcn.h>
 #include <link.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <string.h>
 
+#include "symbol_list.h" // generated: every function that go-dcgm calls
 #include "symbols.h"
-
-// Every function that go-dcgm v1.4601.1 calls. TestNoUndefinedSymbols fails if one is missing.
-#define RETURNING_INT(X)                                                                                 \
-    X(dcgmInit) X(dcgmShutdown) X(dcgmStartEmbedded) X(dcgmStopEmbedded) X(dcgmConnect_v2)               \
-    X(dcgmConnect_v3) X(dcgmDisconnect) X(dcgmAttachDriver) X(dcgmDetachDriver) X(dcgmVersionInfo)       \
-    X(dcgmHostengineVersionInfo) X(dcgmGetAllDevices) X(dcgmGetAllSupportedDevices)                      \
-    X(dcgmGetEntityGroupEntities) X(dcgmGetGpuInstanceHierarchy) X(dcgmGetGpuStatus)                     \
-    X(dcgmGetDeviceAttributes) X(dcgmGetDeviceTopology) X(dcgmGetNvLinkLinkStatus)                       \
-    X(dcgmGetNvLinkP2PStatus) X(dcgmGetCpuHierarchy) X(dcgmGetCpuHierarchy_v2) X(dcgmGroupCreate)        \
-    X(dcgmGroupDestroy) X(dcgmGroupAddDevice) X(dcgmGroupAddEntity) X(dcgmGroupGetInfo)                  \
-    X(dcgmFieldGroupCreate) X(dcgmFieldGroupDestroy) X(dcgmWatchFields) X(dcgmUnwatchFields)             \
-    X(dcgmUpdateAllFields) X(dcgmEntitiesGetLatestValues) X(dcgmEntityGetLatestValues)                   \
-    X(dcgmGetLatestValuesForFields) X(dcgmGetValuesSince_v2) X(dcgmPolicyGet) X(dcgmPolicySet)           \
-    X(dcgmPolicyRegister_v2) X(dcgmPolicyUnregister) X(dcgmHealthSet) X(dcgmHealthGet)                   \
-    X(dcgmHealthCheck) X(dcgmProfGetSupportedMetricGroups) X(dcgmWatchPidFields) X(dcgmGetPidInfo)       \
-    X(dcgmRunDiagnostic) X(dcgmIntrospectGetHostengineMemoryUsage)                                       \
-    X(dcgmIntrospectGetHostengineCpuUtilization) X(dcgmCreateFakeEntities) X(dcgmInjectFieldValue)       \
-    X(DcgmFieldsInit) X(DcgmFieldsTerm)
-#define RETURNING_POINTER(X) X(DcgmFieldGetById) X(dcgmGetErrorMeta)
-#define RETURNING_TEXT(X) X(errorString)
 
 static int no_result(void) { return -20; } // DCGM_ST_FUNCTION_NOT_FOUND
 static void *no_pointer(void) { return NULL; }
@@ -62,6 +44,23 @@ RETURNING_TEXT(FORWARD_TEXT)
 
 static void *library;
 
+// go-dcgm does not export its connection, which gna_read_peers needs. So these functions record it.
+static uintptr_t connection;
+static int (*start_embedded)(int mode, uintptr_t *handle);
+static int (*connect_v2)(const char *address, void *params, uintptr_t *handle);
+
+static int recorded_start_embedded(int mode, uintptr_t *handle) {
+    int result = start_embedded(mode, handle);
+    if (result == 0) connection = *handle;
+    return result;
+}
+
+static int recorded_connect_v2(const char *address, void *params, uintptr_t *handle) {
+    int result = connect_v2(address, params, handle);
+    if (result == 0) connection = *handle;
+    return result;
+}
+
 char *gna_load(const char *name) {
     void *opened = dlopen(name, RTLD_LAZY | RTLD_GLOBAL);
     if (opened == NULL) {
@@ -77,6 +76,10 @@ char *gna_load(const char *name) {
     RETURNING_INT(BIND)
     RETURNING_POINTER(BIND)
     RETURNING_TEXT(BIND)
+    start_embedded = gna_dcgmStartEmbedded;
+    gna_dcgmStartEmbedded = recorded_start_embedded;
+    connect_v2 = gna_dcgmConnect_v2;
+    gna_dcgmConnect_v2 = recorded_connect_v2;
     return NULL;
 }
 
@@ -87,3 +90,24 @@ const char *gna_path(void) {
 }
 
 int gna_has(const char *symbol) { return library != NULL && dlsym(library, symbol) != NULL; }
+
+// dcgm_structs.h: dcgmDeviceTopology_v2
+typedef struct {
+    unsigned version;
+    unsigned long affinity[8];
+    unsigned count;
+    struct {
+        unsigned gpu;
+        uint64_t path, links;
+    } peers[GNA_PEERS];
+} topology_t;
+
+int gna_read_peers(unsigned gpu, gna_peer_t peers[GNA_PEERS], unsigned *count) {
+    topology_t topology = { .version = sizeof(topology) | 2 << 24 };
+    int (*get)(uintptr_t, unsigned, topology_t *) = gna_dcgmGetDeviceTopology;
+    int result = get(connection, gpu, &topology);
+    if (result != 0) return result;
+    *count = topology.count < GNA_PEERS ? topology.count : GNA_PEERS;
+    for (unsigned i = 0; i < *count; i++) peers[i] = (gna_peer_t){ topology.peers[i].gpu, topology.peers[i].path };
+    return 0;
+}

@@ -240,7 +240,7 @@ func (s *session) watchLatest(w *watches, purpose string, g dcgm.GroupHandle, fi
 }
 
 // watchFieldGroup makes DCGM sample 1 to maxFields fields of a group, and keep the samples for a time or a number of
-// samples; 0 means unlimited. It returns when each field has been sampled once. go-dcgm panics if fields is empty.
+// samples; 0 means unlimited. It returns when each field has been sampled once.
 func (s *session) watchFieldGroup(
 	w *watches, purpose string, g dcgm.GroupHandle, fields []dcgm.Short, every, keep time.Duration, samples int32,
 ) (dcgm.FieldHandle, error) {

@@ -18,6 +18,7 @@ import (
 type Config struct {
 	Profile  string        `yaml:"profile"`  // name of the simulated machine
 	Seed     int64         `yaml:"seed"`     // the same seed gives the same devices and values
+	DCGM     string        `yaml:"dcgm"`     // generation of DCGM whose fields it has: "4.6" or "4.7"
 	Loop     time.Duration `yaml:"loop"`     // length of the scenario, which then restarts; 0: it runs once
 	Scenario []Event       `yaml:"scenario"` // in any order; At is the time of each
 	Past     []PastXID     `yaml:"past"`     // in any order; Ago is the time of each
@@ -28,7 +29,7 @@ type Config struct {
 const minLoop = 100 * time.Millisecond
 
 // DefaultConfig is a healthy DGX H100 without events.
-func DefaultConfig() Config { return Config{Profile: "h100-8", Seed: 1} }
+func DefaultConfig() Config { return Config{Profile: "h100-8", Seed: 1, DCGM: "4.6"} }
 
 // Validate returns all errors of the configuration, joined. Each starts with its key below source.sim.
 func (c Config) Validate() error {
@@ -45,6 +46,9 @@ func (c Config) Validate() error {
 	p, err := profileByName(c.Profile)
 	if err != nil {
 		add("profile", err)
+	}
+	if _, err := generationByName(c.DCGM); err != nil {
+		add("dcgm", err)
 	}
 	if c.Loop < 0 || c.Loop > 0 && c.Loop < minLoop {
 		add("", keyErrorf("loop", "%v is too short; use 0 to run once, or at least %v", c.Loop, minLoop))

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"fmt"
 	"reflect"
 	"slices"
@@ -12,8 +13,8 @@ import (
 )
 
 func TestConfigReadsYAML(t *testing.T) {
-	text := "profile: h100-8\nseed: 1\nloop: 60s\npast: [{ago: 10s, gpu: 5, xid: 95}]\ncontrol: ''\nscenario:\n"
-	want := Config{Profile: "h100-8", Seed: 1, Loop: time.Minute, Past: []PastXID{pastXID(10*time.Second, 5, 95)}}
+	text := "profile: h100-8\nseed: 1\ndcgm: \"4.7\"\nloop: 60s\npast: [{ago: 10s, gpu: 5, xid: 95}]\ncontrol: ''\nscenario:\n"
+	want := Config{Profile: "h100-8", Seed: 1, DCGM: "4.7", Loop: time.Minute, Past: []PastXID{pastXID(10*time.Second, 5, 95)}}
 	for i, effects := range []string{
 		`gpu: 3, xid: 79`,
 		`gpu: 3, lost: true`,
@@ -81,11 +82,13 @@ func TestValidate(t *testing.T) {
 			Config{Profile: "h100-8", Past: []PastXID{pastXID(0, 0, 79), pastXID(-time.Second, 8, 1000), {Ago: time.Second}}},
 			[]string{`past[0].ago 0s`, `past[1].ago -1s`, `past[1].gpu 8 0 to 7`, `past[1].xid 1000`, `past[2].gpu`, `past[2].xid`},
 		},
+		"generation of DCGM": {Config{Profile: "h100-8", DCGM: "4.6.1"}, []string{`dcgm "4.6" "4.7" "4.6.1"`}},
 		"several keys": {
 			Config{Profile: "x", Loop: 1, Control: "/" + strings.Repeat("d", 200)}, []string{`profile "x"`, `loop 1ns`, `control 94`},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			tt.cfg.DCGM = cmp.Or(tt.cfg.DCGM, "4.6")
 			err := tt.cfg.Validate()
 			if err == nil {
 				t.Fatal("no error")
@@ -106,7 +109,7 @@ func TestValidate(t *testing.T) {
 }
 
 func TestNewValidates(t *testing.T) {
-	if s, err := New(Config{Profile: "h200-8"}, nil); err == nil || s != nil {
+	if s, err := New(Config{Profile: "h200-8", DCGM: "4.6"}, nil); err == nil || s != nil {
 		t.Errorf("New returned %v, %v; want an error", s, err)
 	}
 }

@@ -56,8 +56,8 @@ const idleUsed = 4
 // values appends the values at t seconds: first those of the GPU, then those of each MIG device. DCGM has blanks for the
 // fields that are absent here: a partitioned GPU has no utilization and no NVLink, a MIG device has a framebuffer and
 // shares the rest with its GPU.
-func (g *gpu) values(t float64, c *gpuState, to []map[health.Field]float64) []map[health.Field]float64 {
-	const fields = 32 // at most, so that the map does not grow
+func (g *gpu) values(t float64, c *gpuState, dcgm *generation, to []map[health.Field]float64) []map[health.Field]float64 {
+	const fields = 44 // at most, so that the map does not grow
 	var (
 		m      = &g.profile.model
 		v      = make(map[health.Field]float64, fields)
@@ -75,8 +75,8 @@ func (g *gpu) values(t float64, c *gpuState, to []map[health.Field]float64) []ma
 		all.memory += now.memory
 		work += l.share * l.work(t, now.fast)
 		if g.slices != nil {
-			s := make(map[health.Field]float64, 11)
-			framebuffer(s, float64(g.slices[i].memory), 0, now.memory+idleUsed)
+			s := make(map[health.Field]float64, 15)
+			dcgm.framebuffer(s, float64(g.slices[i].memory), 0, now.memory+idleUsed)
 			profiling(s, now.fast, l.share)
 			s[health.FieldXID] = 0 // the simulated driver reports XIDs of GPUs only
 			to = append(to, s)
@@ -107,15 +107,17 @@ func (g *gpu) values(t float64, c *gpuState, to []map[health.Field]float64) []ma
 		v[health.FieldMemoryTemp] = math.Round(temp + m.memTempOver)
 	}
 
-	framebuffer(v, float64(m.total), float64(m.reserved), all.memory+idleUsed)
+	dcgm.framebuffer(v, float64(m.total), float64(m.reserved), all.memory+idleUsed)
 	profiling(v, all.fast, 1)
 	if g.slices == nil {
-		util := percent(all.fast * (1 + 0.06*noise(12)))
-		v[health.FieldGPUUtil] = util
-		v[health.FieldMemCopyUtil] = percent(util / 100 * (0.45 + 0.1*noise(13)))
-		v[health.FieldEncUtil], v[health.FieldDecUtil] = 0, 0 // training does not use the video engines
+		util := ratio(all.fast * (1 + 0.06*noise(12)))
+		// Training does not use the video engines.
+		dcgm.utilization(v, util, ratio(util*(0.45+0.1*noise(13))), 0, 0)
 		if m.nvlinkRate > 0 {
 			v[health.FieldNVLinkBandwidth] = math.Floor(m.nvlinkRate * work)
+			if dcgm.has(fieldNVLinkRate) {
+				v[fieldNVLinkRate] = math.Round(m.nvlinkRate * 1024 * all.fast)
+			}
 		}
 	}
 	if m.canMIG {
@@ -135,6 +137,7 @@ func (g *gpu) values(t float64, c *gpuState, to []map[health.Field]float64) []ma
 		}
 	}
 	v[health.FieldXID] = float64(g.lastXID)
+	dcgm.addBaseUnits(v)
 	return to
 }
 
@@ -175,13 +178,6 @@ func (g *gpu) energy(t float64) float64 {
 	return g.energyAt(t, work)
 }
 
-// framebuffer sets the four sizes of the framebuffer, in whole MiB that add up to the total.
-func framebuffer(v map[health.Field]float64, total, reserved, used float64) {
-	used = math.Round(min(used, total-reserved))
-	v[health.FieldFBTotal], v[health.FieldFBReserved] = total, reserved
-	v[health.FieldFBUsed], v[health.FieldFBFree] = used, total-reserved-used
-}
-
 // profiling sets fields 1001 to 1010 of DCGM's profiling module (DCGM_FI_PROF_): ratios of the device, and the bytes per
 // second of a training workload over the device's share of a PCIe link.
 func profiling(v map[health.Field]float64, busy, share float64) {
@@ -191,7 +187,7 @@ func profiling(v map[health.Field]float64, busy, share float64) {
 	v[1009], v[1010] = math.Round(0.8e9*busy*share), math.Round(2.4e9*busy*share)
 }
 
-func percent(x float64) float64 { return math.Round(100 * max(0, min(1, x))) }
+func ratio(x float64) float64 { return milli(max(0, min(1, x))) }
 
 func milli(x float64) float64 { return math.Round(x*1000) / 1000 }
 

@@ -170,7 +170,7 @@ func TestUUIDs(t *testing.T) {
 	}
 }
 
-// TestFields lists the fields of each kind of device.
+// TestFields lists the fields of each kind of device, with either DCGM.
 func TestFields(t *testing.T) {
 	profiling := []health.Field{1001, 1002, 1004, 1005, 1009, 1010}
 	all := slices.Concat([]health.Field{
@@ -192,25 +192,40 @@ func TestFields(t *testing.T) {
 		{"h100-8-mig", health.KindGPU, without(203, 204, 206, 207, 449)},
 		{"h100-8-mig", health.KindMIG, slices.Concat([]health.Field{230, 250, 251, 252, 253}, profiling)},
 	}
-	for _, tt := range tests {
+	baseUnits := map[health.Field]health.Field{
+		100: 1603, 101: 1604, 156: 1611, 203: 1613, 204: 1614, 206: 1615, 207: 1616, 250: 1625, 251: 1626, 252: 1627, 253: 1628, 449: 1648,
+	}
+	check := func(profile string, kind health.Kind, dcgm string, last health.Field, want []health.Field) {
+		want = slices.Clone(want)
+		for _, f := range want {
+			if f, ok := baseUnits[f]; ok && f <= last {
+				want = append(want, f)
+			}
+		}
+		slices.Sort(want)
 		synctest.Test(t, func(t *testing.T) {
-			ses := open(t, newSource(t, profileConfig(tt.profile)))
-			r := poll(t, ses)
+			cfg := profileConfig(profile)
+			cfg.DCGM = dcgm
+			r := poll(t, open(t, newSource(t, cfg)))
 			if len(r.Samples) != len(r.Devices) {
 				t.Fatalf("%d samples for %d devices", len(r.Samples), len(r.Devices))
 			}
 			for i, s := range r.Samples {
 				if s.Device != r.Devices[i].ID || s.Presence != health.Present || len(s.XIDs) != 0 || len(s.Incidents) != 0 {
-					t.Errorf("%s: sample %+v of %s", tt.profile, s, r.Devices[i].ID)
+					t.Errorf("%s: sample %+v of %s", profile, s, r.Devices[i].ID)
 				}
 				if s.Checked != (r.Devices[i].Kind == health.KindGPU) {
-					t.Errorf("%s: checked %v of %s", tt.profile, s.Checked, s.Device)
+					t.Errorf("%s: checked %v of %s", profile, s.Checked, s.Device)
 				}
-				if got := slices.Sorted(maps.Keys(s.Values)); r.Devices[i].Kind == tt.kind && !reflect.DeepEqual(got, tt.want) {
-					t.Errorf("%s: %s has fields %v; want %v", tt.profile, s.Device, got, tt.want)
+				if got := slices.Sorted(maps.Keys(s.Values)); r.Devices[i].Kind == kind && !reflect.DeepEqual(got, want) {
+					t.Errorf("%s, DCGM %s: %s has fields %v; want %v", profile, dcgm, s.Device, got, want)
 				}
 			}
 		})
+	}
+	for _, tt := range tests {
+		check(tt.profile, tt.kind, "4.6", 1612, tt.want)
+		check(tt.profile, tt.kind, "4.7", 1650, tt.want)
 	}
 }
 
@@ -220,7 +235,7 @@ func TestNoGPUs(t *testing.T) {
 		if len(r.Devices) != 0 || len(r.Samples) != 0 {
 			t.Errorf("got %d devices and %d samples; want none", len(r.Devices), len(r.Samples))
 		}
-		if want := (health.Versions{Driver: "580.95.05", CUDA: "13.0", DCGM: "sim"}); r.Versions != want {
+		if want := (health.Versions{Driver: "580.95.05", CUDA: "13.0", DCGM: "4.6.1 (simulated)"}); r.Versions != want {
 			t.Errorf("versions %+v; want %+v", r.Versions, want)
 		}
 	})

@@ -84,7 +84,7 @@ func (ses *session) isClosed() bool {
 // reading measures all devices and takes the XIDs from the queues. Called with mu held.
 func (s *Source) reading(now time.Time) *health.Reading {
 	if s.state == sourceEmpty { // without a driver its version is unknown too
-		return &health.Reading{Versions: health.Versions{DCGM: "sim"}}
+		return &health.Reading{Versions: health.Versions{DCGM: s.dcgm.version}}
 	}
 	var (
 		blind   = s.blind()
@@ -103,7 +103,7 @@ func (s *Source) reading(now time.Time) *health.Reading {
 		case valueOf(c.Lost):
 			presence = health.Lost
 		case !valueOf(c.Stale):
-			values = g.values(t, c, values[:0])
+			values = g.values(t, c, &s.dcgm, values[:0])
 		}
 		for n := range 1 + len(g.slices) {
 			sample := health.Sample{Device: s.devices[g.device+n].ID, At: now, Presence: presence}
@@ -132,6 +132,6 @@ func (s *Source) reading(now time.Time) *health.Reading {
 	return &health.Reading{
 		Devices:  s.devices,
 		Samples:  samples,
-		Versions: health.Versions{Driver: driverVersion, CUDA: "13.0", DCGM: "sim"},
+		Versions: health.Versions{Driver: driverVersion, CUDA: "13.0", DCGM: s.dcgm.version},
 	}
 }

@@ -25,6 +25,7 @@ type Source struct {
 	cfg     Config
 	events  []Event // the scenario by time
 	profile profile
+	dcgm    generation
 	log     *zap.Logger
 
 	mu         sync.Mutex      // guards everything below
@@ -64,8 +65,12 @@ func New(cfg Config, log *zap.Logger) (*Source, error) {
 	if err != nil {
 		return nil, err
 	}
+	dcgm, err := generationByName(cfg.DCGM)
+	if err != nil {
+		return nil, err
+	}
 	s := &Source{
-		cfg: cfg, profile: *p, log: log, devices: p.devices(cfg.Seed), events: slices.Clone(cfg.Scenario),
+		cfg: cfg, profile: *p, dcgm: dcgm, log: log, devices: p.devices(cfg.Seed), events: slices.Clone(cfg.Scenario),
 		states: make([]gpuState, len(p.pci)), partitions: make([]string, len(p.pci)), state: sourceUp, changed: make(chan struct{}), sessions: map[*session]struct{}{},
 		scenario: layer{gpus: make([]gpuState, len(p.pci))},
 		control:  layer{gpus: make([]gpuState, len(p.pci))},

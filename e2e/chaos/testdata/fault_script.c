@@ -31,8 +31,32 @@ static long long now(void) { // increasing, except after a step of the engine's 
 static void number(unsigned gpu, unsigned field, long long n) {
     script_table.value(GPU, gpu, field, 'i', 0, now(), n, 0, "");
 }
+static void real(unsigned gpu, unsigned field, double d) {
+    script_table.value(GPU, gpu, field, 'd', 0, now(), 0, d, "");
+}
 static void text(unsigned gpu, unsigned field, const char *s) {
     script_table.value(GPU, gpu, field, 's', 0, now(), 0, 0, s);
+}
+
+// measure_twice samples what DCGM 4.6.1 and 4.7 measure in base units too.
+static void measure_twice(unsigned gpu) {
+    static const struct {
+        unsigned older, base;
+        long long value, factor;
+    } integers[] = {
+        { 100, 1603, 1980, 1000000 }, { 101, 1604, 2619, 1000000 }, // clocks
+        { 250, 1625, 81559, 1 << 20 }, { 251, 1626, 500, 1 << 20 }, { 252, 1627, 80508, 1 << 20 }, { 253, 1628, 551, 1 << 20 }, // framebuffer
+    };
+    for (unsigned i = 0; i < sizeof(integers) / sizeof(integers[0]); i++) {
+        number(gpu, integers[i].older, integers[i].value);
+        number(gpu, integers[i].base, integers[i].value * integers[i].factor);
+    }
+    number(gpu, 156, 123456789 + gpu), number(gpu, 1611, (123456789 + gpu) / 1000); // energy
+    for (unsigned f = 0; f < 4; f++) { // utilization
+        static const unsigned older[] = { 203, 204, 206, 207 };
+        number(gpu, older[f], 7 * f + gpu), real(gpu, 1613 + f, (7 * f + gpu) / 100.0);
+    }
+    number(gpu, 449, 77), number(gpu, 1648, 78848); // NVLink
 }
 
 static void measure(void) {
@@ -46,9 +70,9 @@ static void measure(void) {
         text(i, 50, "NVIDIA H100 80GB HBM3");
         number(i, 52, i);
         number(i, 55, i);
-        number(i, 250, 81559);
         for (unsigned f = 86; f <= 89; f++) number(i, f, f == 86); // NUMA node 0
         number(i, 150, 40 + i);
+        measure_twice(i);
         for (unsigned f = 0; f < sizeof(health) / sizeof(health[0]); f++) number(i, health[f], 0);
     }
 }
@@ -128,6 +152,7 @@ static void *follow(void *script) {
 __attribute__((constructor)) static void begin(void) {
     char line[64];
     pthread_t thread;
+    if (getenv("CHAOS_DCGM_VERSION")) script_table.library(getenv("CHAOS_DCGM_VERSION"));
     const char *path = getenv("CHAOS_DCGM");
     FILE *script = path ? fopen(path, "re") : NULL;
     if (script == NULL) perror("CHAOS_DCGM"), abort();

@@ -4,7 +4,29 @@
 
 #include <stdio.h>
 
-#define NEWER_FIELDS 1590 // the library knows 1590 to 1600, the engine does not
+const char *library_version(void) { return state.library[0] ? state.library : "4.6.0"; }
+const char *engine_version(void) { return state.embedded ? library_version() : state.engine[0] ? state.engine : "4.5.2"; }
+
+// The highest field before a version (DCGM_FI_MAX_FIELDS in the versions' dcgm_fields.h; that of 4.7 second hand).
+static const struct {
+    int before;
+    unsigned short highest;
+} generations[] = { { 40300, 1503 }, { 40601, 1533 }, { 40700, 1612 }, { 999999, 1650 } };
+
+static unsigned short highest_field(const char *version) {
+    int major = 0, minor = 0, patch = 0, i = 0;
+    sscanf(version, "%d.%d.%d", &major, &minor, &patch);
+    while (major * 10000 + minor * 100 + patch >= generations[i].before) i++;
+    return generations[i].highest;
+}
+
+// has_fields reports whether a version has all fields. Numbers from 1534 to 1599 are in range, but no fields.
+static int has_fields(const char *version, const unsigned short *fields, unsigned count) {
+    unsigned short highest = highest_field(version);
+    for (unsigned i = 0; i < count; i++)
+        if (fields[i] == 0 || fields[i] > highest || (fields[i] >= 1534 && fields[i] < 1600)) return 0;
+    return 1;
+}
 
 EXPORT dcgmReturn_t dcgmGroupCreate(dcgmHandle_t handle, dcgmGroupType_t type, const char *name, dcgmGpuGrp_t *group) {
     ENTER
@@ -44,8 +66,7 @@ EXPORT dcgmReturn_t dcgmFieldGroupCreate(dcgmHandle_t handle, int count, const u
     ENTER
     (void)name;
     if (count < 1 || count > MAX_FIELDS) return leave(DCGM_ST_BADPARAM);
-    for (int i = 0; i < count; i++)
-        if (ids[i] >= NEWER_FIELDS) return leave(DCGM_ST_UNKNOWN_FIELD);
+    if (!has_fields(engine_version(), ids, (unsigned)count)) return leave(DCGM_ST_UNKNOWN_FIELD);
     for (int i = 1; i < MAX_GROUPS; i++)
         if (!state.fields[i].used) {
             state.fields[i].used = 1;
@@ -77,7 +98,7 @@ static dcgm_field_entity_group_t level_of(unsigned short field) {
     switch (field) {
         case 1: case 2: case 5: return DCGM_FE_NONE;
         case 50: case 54: case 1001: case 1002: case 1003: return DCGM_FE_GPU_CI;
-        case 250: case 251: case 252: case 253: return DCGM_FE_GPU_I;
+        case 250: case 251: case 252: case 253: case 1625: case 1626: case 1627: case 1628: return DCGM_FE_GPU_I;
         default: return field >= 1100 && field < 1400 ? DCGM_FE_GPU_I : DCGM_FE_GPU;
     }
 }
@@ -146,14 +167,15 @@ static int type_of(unsigned short field) {
         case 1: case 2: case 50: case 51: case 53: case 54: case 57: case 85: return DCGM_FT_STRING;
         case 515: return DCGM_FT_BINARY;
         case 155: case 1001: case 1002: case 1003: return DCGM_FT_DOUBLE;
-        default: return DCGM_FT_INT64;
+        default: return field >= 1612 && field <= 1624 ? DCGM_FT_DOUBLE : DCGM_FT_INT64;
     }
 }
 
 EXPORT dcgm_field_meta_p DcgmFieldGetById(unsigned short field) {
     static __thread dcgm_field_meta_t meta;
-    if (field == 0 || field > 1600) return NULL;
+    if (field > highest_field(library_version())) return NULL;
     memset(&meta, 0, sizeof(meta));
+    if (!has_fields(library_version(), &field, 1)) return &meta; // empty
     meta.fieldId = field;
     meta.fieldType = (char)type_of(field);
     meta.entityLevel = level_of(field);
@@ -166,6 +188,7 @@ EXPORT dcgmReturn_t dcgmEntitiesGetLatestValues(dcgmHandle_t handle, dcgmGroupEn
                                                 dcgmFieldValue_v2 values[]) {
     ENTER
     if (fieldCount > MAX_FIELDS) return leave(DCGM_ST_BADPARAM);
+    if (!has_fields(engine_version(), fields, fieldCount)) return leave(DCGM_ST_UNKNOWN_FIELD);
     for (unsigned j = 0; j < fieldCount; j++)
         if (flags != 0 && fields[j] == DCGM_FI_DEV_XID_ERROR) return leave(DCGM_ST_GENERIC_ERROR); // (OBSERVED.md#live-reads)
     if (flags != 0) state.stats.live++;
@@ -175,8 +198,6 @@ EXPORT dcgmReturn_t dcgmEntitiesGetLatestValues(dcgmHandle_t handle, dcgmGroupEn
         dcgmGroupEntityPair_t pair = entities[count - 1 - i];
         entity_t *e = find((int)pair.entityGroupId, pair.entityId);
         if (e == NULL) return leave(DCGM_ST_BADPARAM);
-        for (unsigned j = 0; j < fieldCount; j++)
-            if (fields[j] >= NEWER_FIELDS) return leave(DCGM_ST_UNKNOWN_FIELD);
         for (unsigned j = 0; j < fieldCount; j++) {
             dcgmFieldValue_v2 *out = &values[i * fieldCount + j];
             value_t *v = value_of(e, fields[j]);

@@ -100,6 +100,7 @@ EXPORT dcgmReturn_t dcgmStartEmbedded(dcgmOperationMode_t mode, dcgmHandle_t *ha
     const char *file = getenv("__DCGM_DBG_FILE"), *level = getenv("__DCGM_DBG_LVL");
     snprintf(state.stats.log, sizeof(state.stats.log), "%s to %s", level ? level : "ERROR", file ? file : "/var/log/nv-hostengine.log");
     if (result == DCGM_ST_OK) state.blind = state.stats.detached = state.empty = 0; // (OBSERVED.md#blind-engine)
+    state.embedded = 1;
     return connected(result, handle);
 }
 
@@ -108,6 +109,7 @@ EXPORT dcgmReturn_t dcgmConnect_v2(const char *address, dcgmConnectV2Params_t *p
     int result = enter(__func__, 0);
     snprintf(state.stats.address, sizeof(state.stats.address), "%s", address);
     state.stats.is_socket = (int)params->addressIsUnixSocket;
+    state.embedded = 0;
     return connected(result, handle);
 }
 #endif
@@ -134,14 +136,13 @@ EXPORT dcgmReturn_t dcgmDisconnect(dcgmHandle_t handle) {
 }
 
 EXPORT dcgmReturn_t dcgmVersionInfo(dcgmVersionInfo_t *info) {
-    snprintf(info->rawBuildInfoString, sizeof(info->rawBuildInfoString), "version:4.6.0;arch:x86_64;buildtype:Scripted");
+    snprintf(info->rawBuildInfoString, sizeof(info->rawBuildInfoString), "version:%s;arch:x86_64;buildtype:Scripted", library_version());
     return DCGM_ST_OK;
 }
 
 EXPORT dcgmReturn_t dcgmHostengineVersionInfo(dcgmHandle_t handle, dcgmVersionInfo_t *info) {
     ENTER
-    snprintf(info->rawBuildInfoString, sizeof(info->rawBuildInfoString), "arch:x86_64;version:%s;buildtype:Scripted",
-             state.engine[0] ? state.engine : "4.5.2");
+    snprintf(info->rawBuildInfoString, sizeof(info->rawBuildInfoString), "arch:x86_64;version:%s;buildtype:Scripted", engine_version());
     return leave(DCGM_ST_OK);
 }
 
@@ -223,6 +224,7 @@ EXPORT dcgmReturn_t dcgmGetDeviceTopology(dcgmHandle_t handle, unsigned int gpu,
     ENTER
     entity_t *e = find(DCGM_FE_GPU, gpu);
     if (e == NULL) return leave(DCGM_ST_BADPARAM);
+    if (topology->version != dcgmDeviceTopology_version2) return leave(DCGM_ST_VER_MISMATCH);
     topology->numGpus = (unsigned)e->links;
     for (int i = 0; i < e->links; i++) {
         topology->gpuPaths[i].gpuId = e->peer[i];

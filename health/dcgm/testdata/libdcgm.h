@@ -85,7 +85,8 @@ typedef struct {
     int connected, blind;
     int empty;    // it lists no GPU and returns no error
     long long clock; // how far its clock is ahead of the test's, in microseconds
-    char engine[32]; // the version of a host engine
+    char library[32], engine[32]; // versions; "" is the default
+    int embedded;    // the engine is in this process, and so has the library's version
     char fail[64];
     int fail_code, fail_times;
     char hang[64];
@@ -112,6 +113,9 @@ dcgmReturn_t leave(int result) HIDDEN;
 entity_t *find(int kind, unsigned id) HIDDEN;
 // value_of returns an entity's value of a field; it creates an empty one if there is none.
 value_t *value_of(entity_t *e, unsigned short field) HIDDEN;
+// The versions of the library and of the engine that it is connected to.
+const char *library_version(void) HIDDEN;
+const char *engine_version(void) HIDDEN;
 group_t *group_of(dcgmGpuGrp_t group) HIDDEN;
 fields_t *fields_of(dcgmFieldGrp_t fields) HIDDEN;
 int refuses_profiling(group_t *g, fields_t *f) HIDDEN;

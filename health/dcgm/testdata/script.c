@@ -223,6 +223,12 @@ static void engine(const char *version) {
     unlock();
 }
 
+static void library(const char *version) {
+    lock();
+    snprintf(state.library, sizeof(state.library), "%s", version);
+    unlock();
+}
+
 static void fail(const char *function, int code, int times) {
     lock();
     snprintf(state.fail, sizeof(state.fail), "%s", function);
@@ -283,6 +289,6 @@ EXPORT script_table_t script_table = {
     .reset = reset, .entity = entity, .drop = drop, .instance = instance, .profile = profile, .value = value, .row = row, .xid = xid,
     .clock = clock_, .hold = hold, .empty = empty,
     .link = link_, .incident = incident, .profiling = profiling,
-    .blind = blind, .engine = engine, .fail = fail, .hang = hang, .wait_hanging = wait_hanging, .release = release,
+    .blind = blind, .engine = engine, .library = library, .fail = fail, .hang = hang, .wait_hanging = wait_hanging, .release = release,
     .calls = calls, .watch = watch, .handlers = handlers, .stats = &state.stats,
 };

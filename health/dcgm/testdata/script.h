@@ -37,6 +37,7 @@ typedef struct {
     void (*profiling)(unsigned gpu, unsigned field);        // make the GPU support a profiling field
     void (*blind)(int is);                                  // make all values blank; the start of an embedded engine ends it
     void (*engine)(const char *version);                    // of the host engine
+    void (*library)(const char *version);                   // of the library, and so of an embedded engine
     void (*fail)(const char *function, int code, int times); // "*": every call that needs a connection; times < 0: always
     void (*hang)(const char *function);                     // make its next call block
     void (*wait_hanging)(void);                             // return when it does

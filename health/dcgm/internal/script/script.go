@@ -37,6 +37,7 @@ static void incident(script_table_t *t, int kind, unsigned id, unsigned system, 
 static void profiling(script_table_t *t, unsigned gpu, unsigned field) { t->profiling(gpu, field); }
 static void blind(script_table_t *t) { t->blind(1); }
 static void engine(script_table_t *t, char *version) { t->engine(version); }
+static void set_library(script_table_t *t, char *version) { t->library(version); }
 static void fail(script_table_t *t, char *function, int code, int times) { t->fail(function, code, times); }
 static void hang(script_table_t *t, char *function) { t->hang(function); }
 static void wait_hanging(script_table_t *t) { t->wait_hanging(); }
@@ -175,6 +176,11 @@ func (l *Library) Detached() bool { return l.table.stats.detached != 0 }
 // Engine sets the version of the host engine, which is 4.5.2 by default.
 func (l *Library) Engine(version string) {
 	with(version, func(version *C.char) { C.engine(l.table, version) })
+}
+
+// SetVersion sets the version of the library, and so of an embedded engine, which is 4.6.0 by default.
+func (l *Library) SetVersion(version string) {
+	with(version, func(version *C.char) { C.set_library(l.table, version) })
 }
 
 // Fail makes a function return a code a number of times, or always if times is negative. "*" is every function that needs

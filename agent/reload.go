@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
+	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 )
 
@@ -125,6 +126,9 @@ func (a *Agent) checkDevices(c config.Config) (ready bool, err error) {
 func (a *Agent) warnings() (all []string) {
 	if err := a.configError.Load(); err != nil && !a.lastReload.Load().OK {
 		all = append(all, "configuration: invalid; the last good one is in force: "+*err)
+	}
+	if s := a.snapshots.Load(); s != nil && s.Source.Checks.Status == health.ChecksDown {
+		all = append(all, "health checks down: "+s.Source.Checks.Err)
 	}
 	for _, r := range a.plugin.Status().Resources {
 		if r.Warning != "" {

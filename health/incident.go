@@ -206,6 +206,17 @@ func (c IncidentConfig) overrides(code int) bool {
 	return slices.ContainsFunc(slices.Concat(c.Unhealthy, c.Warn, c.Ignore), names(code))
 }
 
+// ofEveryGPU returns those of the incidents without a device that the configuration names. They count for every GPU; no other
+// incident without a device counts for any.
+func (c IncidentConfig) ofEveryGPU(incidents []Incident) (named []Incident) {
+	for _, i := range incidents {
+		if c.overrides(i.Code) {
+			named = append(named, i)
+		}
+	}
+	return named
+}
+
 // names returns a function that reports whether a name in the lists is that of the code.
 func names(code int) func(name string) bool {
 	return func(name string) bool {

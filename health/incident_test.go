@@ -285,6 +285,40 @@ func TestConfirm(t *testing.T) {
 	}
 }
 
+// An incident without a GPU counts for every GPU if the configuration names its code, and otherwise for none.
+func TestIncidentWithoutGPU(t *testing.T) {
+	imex := Incident{System: "imex", Code: 122, Severity: SeverityFail, Message: "IMEX daemon is not ready"}
+	other := Incident{System: "memory", Code: 4, Severity: SeverityFail}
+	for name, c := range map[string]struct {
+		config IncidentConfig
+		want   State
+	}{
+		"default":   {IncidentConfig{}, Healthy},
+		"ignore":    {IncidentConfig{Ignore: []string{"122"}}, Healthy},
+		"warn":      {IncidentConfig{Warn: []string{"DCGM_FR_IMEX_UNHEALTHY"}}, Degraded},
+		"unhealthy": {IncidentConfig{Unhealthy: []string{"imex_unhealthy"}}, Unhealthy},
+	} {
+		t.Run(name, func(t *testing.T) {
+			config := DefaultConfig()
+			config.Incidents, config.Confirm = c.config, 1
+			var devices []DeviceState
+			for seconds := range 3 {
+				r, now := reading(seconds, samples{gpu0.ID: checked(), gpu1.ID: checked()}, gpu0, gpu1)
+				r.Incidents = []Incident{imex, other}
+				if seconds == 2 { // without a check
+					r, now = reading(seconds, nil, gpu0, gpu1)
+				}
+				devices = Judge(config, devices, r, ReadingContext{XIDHistory: true}, now)
+				for _, d := range devices {
+					if d.Verdict.State != c.want || c.want > Healthy && d.Verdict.Cause() != "dcgm-imex-unhealthy" {
+						t.Errorf("poll %d: %s: %v by %v, want %v", seconds, d.Device.ID, d.Verdict.State, d.Verdict.Causes(), c.want)
+					}
+				}
+			}
+		})
+	}
+}
+
 // DCGM keeps the incident of an XID until its engine restarts. After a first start it may be the only trace of the XID.
 func TestIncidentsFromBeforeStart(t *testing.T) {
 	incident := func(code int, severity Severity, message string) Sample {

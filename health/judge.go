@@ -22,6 +22,9 @@ type ReadingContext struct {
 func Judge(c Config, before []DeviceState, r *Reading, rc ReadingContext, now time.Time) []DeviceState {
 	previous := make(map[DeviceID]DeviceState, len(before))
 	for _, d := range before {
+		if r.Checks.Status == ChecksDown {
+			d.Verdict = d.Verdict.keepIncidents(now)
+		}
 		previous[d.Device.ID] = d
 	}
 	samples := make(map[DeviceID]Sample, len(r.Devices))
@@ -32,6 +35,9 @@ func Judge(c Config, before []DeviceState, r *Reading, rc ReadingContext, now ti
 		s, ok := samples[d.ID]
 		if !ok {
 			s = Sample{Device: d.ID, At: now}
+		}
+		if d.Kind == KindGPU && s.Checked {
+			s.Incidents = slices.Concat(s.Incidents, c.Incidents.ofEveryGPU(r.Incidents))
 		}
 		samples[d.ID] = rc.withPast(previous[d.ID], previous[d.Parent].Verdict, d, s)
 	}

@@ -51,9 +51,14 @@ const (
 	SeverityFail
 )
 
+//nolint:gochecknoglobals // a table of constants
+var severityNames = [...]string{"warn", "fail"}
+
+func (s Severity) String() string { return enumName(severityNames[:], int(s)) }
+
 // Incident is a finding of DCGM's own health checks.
 type Incident struct {
-	System   string // "pcie", "nvlink", "memory", "inforom", "thermal", "power", "driver", …
+	System   string // "pcie", "nvlink", "imex", "memory", "inforom", "thermal", "power", "driver", …
 	Code     int    // dcgmError_t, the DCGM_FR_ number
 	Severity Severity
 	Message  string
@@ -69,7 +74,7 @@ type Sample struct {
 	Past      []XID             // reported before this process first read the device, oldest first; delivered once
 	Stale     bool              // the source measures other devices but has no current value of this one; Values is empty
 	Checked   bool              // Incidents holds the result of DCGM's health checks
-	Incidents []Incident        // all current incidents
+	Incidents []Incident        // all current incidents; none while the checks do not work
 }
 
 // Versions are the versions of the software that the agent uses, each empty if unknown.
@@ -85,6 +90,9 @@ type Reading struct {
 	Devices  []Device // a GPU before its MIG devices
 	Samples  []Sample // at most one per device, in any order
 	Versions Versions
+
+	Checks    Checks
+	Incidents []Incident // current incidents of DCGM's health checks that name no device, such as those of IMEX
 }
 
 // Session is a live connection to a source. Only an Opener returns one, so no call can reach a source that is not connected.

@@ -53,6 +53,9 @@ type Source struct {
 	Reconnects uint64 // sessions opened after the first
 	Detachment Detachment
 
+	Checks    Checks
+	Incidents []Incident // Reading.Incidents, as of the last health check; not modified once stored
+
 	Polls    uint64        // successful polls
 	PollTook time.Duration // duration of the last successful poll
 }

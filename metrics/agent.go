@@ -14,6 +14,7 @@ import (
 func (s *scrape) collectSource() {
 	source := s.snapshot.Source
 	s.Add(sourceUp, boolValue(source.Status == health.SourceUp), nil)
+	s.collectChecks(source)
 	s.Add(sourceStalled, boolValue(source.Status == health.SourceStalled), nil)
 	s.Add(sourceDetached, boolValue(source.Status == health.SourceDetached), nil)
 	s.Add(sourceReconnects, float64(source.Reconnects), nil)
@@ -22,6 +23,15 @@ func (s *scrape) collectSource() {
 		s.Add(snapshotAge, s.now.Sub(s.snapshot.At).Seconds(), nil)
 		v := source.Versions
 		s.AddWith(sourceInfo, 1, nil, label("driver", v.Driver), label("cuda", v.CUDA), label("dcgm", v.DCGM), label("engine", v.Engine))
+	}
+}
+
+func (s *scrape) collectChecks(source health.Source) {
+	if c := source.Checks.Status; c == health.ChecksUp || c == health.ChecksDown {
+		s.Add(sourceChecksUp, boolValue(c == health.ChecksUp), nil)
+	}
+	for _, i := range source.Incidents { // the IMEX daemon and its domain have one code; the page drops the duplicate
+		s.AddWith(sourceIncident, 1, nil, label("system", i.System), label("code", health.LookupIncident(i.Code).Name), label("severity", i.Severity.String()))
 	}
 }
 

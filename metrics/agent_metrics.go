@@ -56,6 +56,8 @@ const (
 	deviceMemory
 
 	sourceUp
+	sourceChecksUp
+	sourceIncident
 	sourceStalled
 	sourceDetached
 	sourceReconnects
@@ -136,7 +138,15 @@ func agentMetrics() []MetricInfo {
 		},
 		deviceMemory: {"device_memory_bytes", gauge, "Total framebuffer memory of the device.", device()},
 
-		sourceUp:         {"source_up", gauge, "Whether the source measures the GPUs.", nil},
+		sourceUp: {"source_up", gauge, "Whether the source measures the GPUs.", nil},
+		sourceChecksUp: {
+			"source_checks_up", gauge, "Whether DCGM's health checks work; the last result while the source is down. " +
+				"No series while source.healthSystems is none, or without a result.", nil,
+		},
+		sourceIncident: {
+			"source_incident", gauge, "Incident of DCGM's health checks that names no GPU, such as one of IMEX; always 1.",
+			[]string{"system", "code", "severity"},
+		},
 		sourceStalled:    {"source_stalled", gauge, "Whether a call to the source has not returned in time.", nil},
 		sourceDetached:   {"source_detached", gauge, "Whether an operator has detached the driver; source_up is then 0.", nil},
 		sourceReconnects: {"source_reconnects_total", counter, "Total number of times the source was reopened.", nil},

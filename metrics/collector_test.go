@@ -116,6 +116,20 @@ func TestSourceStatus(t *testing.T) {
 }
 
 // Without a source, measurements end after staleAfter; states stay.
+func TestSourceChecks(t *testing.T) {
+	for status, want := range map[health.ChecksStatus]string{health.ChecksUp: "1", health.ChecksDown: "0", health.ChecksOff: "", health.ChecksUnknown: ""} {
+		for _, source := range []health.SourceStatus{health.SourceUp, health.SourceDown} {
+			s := testNode()
+			s.Source.Checks.Status, s.Source.Status = status, source
+			page := render(t, newCollector(testSources(s)))
+			_, rest, found := strings.Cut(page, "\n"+namespace+"source_checks_up ")
+			if value, _, _ := strings.Cut(rest, "\n"); value != want || found != (want != "") {
+				t.Errorf("checks %v, source %v: %q, want %q", status, source, value, want)
+			}
+		}
+	}
+}
+
 func TestMeasurementsExpireWithoutSource(t *testing.T) {
 	for age, want := range map[time.Duration]int{staleAfter - time.Second: 2, staleAfter: 0} {
 		s := testNode()

@@ -41,7 +41,7 @@ func (s *scrape) collectComputed(name string, family int, set labelSet) {
 			}
 		}
 	case fields.GPUHealthStatus:
-		if isGPU && totals.healthChecked {
+		if isGPU && totals.healthChecked && s.snapshot.Source.Checks.Status != health.ChecksDown {
 			addHealthStatus(d.Sample.Incidents, add)
 		}
 	case fields.P2PStatus:

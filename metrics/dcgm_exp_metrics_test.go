@@ -48,8 +48,10 @@ func TestComputedMetrics(t *testing.T) {
 
 	next := fullNode()
 	next.Devices[0].Sample.Values = map[health.Field]float64{health.FieldClocksEvents: 1 | 4}
+	next.Source.Checks.Status = health.ChecksDown
 	poll(src, next)
 	page = render(t, c)
+	expectSeries(t, page, 0, fields.GPUHealthStatus)
 	expectSeries(t, page, 1, fields.ClockEventsTotal)
 	expectSeries(t, page, 1, fields.ClockEventsTotal, `UUID="GPU-a"`, `clock_event="power_cap"`, "} 1\n")
 	if strings.Contains(series(page, fields.ClockEventsTotal)[0], "window") {

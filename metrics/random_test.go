@@ -59,6 +59,10 @@ func (g generator) device() health.DeviceState {
 
 func (g generator) snapshot() *health.Snapshot {
 	s := &health.Snapshot{At: now, Source: health.Source{Status: health.SourceStatus(g.IntN(4)), Polls: uint64(g.IntN(3)), Versions: health.Versions{Driver: g.anyText()}}}
+	s.Source.Checks.Status = health.ChecksStatus(g.IntN(4))
+	for range g.IntN(4) {
+		s.Source.Incidents = append(s.Source.Incidents, health.Incident{System: g.anyText(), Code: g.IntN(3), Severity: health.Severity(g.IntN(2))})
+	}
 	for range g.IntN(9) {
 		s.Devices = append(s.Devices, g.device())
 	}

@@ -205,7 +205,7 @@ func (r *registrar) listen(ctx context.Context) error {
 			if r.alternate != nil && !r.alternate.InPlace() {
 				r.alternate = nil
 				r.log.Warn("socket lost, registering another name", zap.String("socket", r.socketPath))
-				r.scheduleRegistration("the plugin's registered socket was lost")
+				r.scheduleRegistration(socketLostReason)
 			}
 			return nil
 		}
@@ -218,7 +218,9 @@ func (r *registrar) listen(ctx context.Context) error {
 		r.listenErr, r.nextListen = err, time.Now().Add(r.retryMin)
 		return err
 	}
+	reason := "the plugin's socket is new"
 	if r.socket != nil {
+		reason = socketLostReason
 		// The connections that it accepted, and with them the kubelet's stream, stay open.
 		if err := errors.Join(r.removeAlternate(), r.socket.Close()); err != nil && !errors.Is(err, net.ErrClosed) {
 			r.log.Debug("closing the lost socket", zap.Error(err))
@@ -233,9 +235,11 @@ func (r *registrar) listen(ctx context.Context) error {
 		defer close(served)
 		_ = r.grpc.Serve(socket) // after an error the next step listens again
 	})
-	r.scheduleRegistration("the plugin's socket is new")
+	r.scheduleRegistration(reason)
 	return nil
 }
+
+const socketLostReason = "the plugin's socket was lost"
 
 // removeAlternate removes the other name of the socket.
 func (r *registrar) removeAlternate() error {

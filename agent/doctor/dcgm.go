@@ -48,7 +48,7 @@ func (d doctor) surveyDCGM(ctx context.Context, c config.SourceConfig) survey {
 		return s
 	}
 	// At the default log level, an embedded engine would write between the lines of the report.
-	dc := dcgm.Config{Address: c.Address, Interval: c.Interval, LogLevel: "NONE"}
+	dc := dcgm.Config{Address: c.Address, Interval: c.Interval, HealthSystems: c.HealthSystems, LogLevel: "NONE"}
 	s.reading, s.pollErr = callWithTimeout(ctx, dcgmTimeout, func(ctx context.Context) (*health.Reading, error) {
 		reading, _, err := d.survey(ctx, dc, zap.NewNop())
 		return reading, err
@@ -81,7 +81,9 @@ func (s survey) devices(kind health.Kind) (all []health.Device) {
 	return all
 }
 
-func (s survey) checks() []Check { return []Check{s.checkLibrary(), s.checkEngine(), s.checkDCGM()} }
+func (s survey) checks() []Check {
+	return append([]Check{s.checkLibrary(), s.checkEngine(), s.checkDCGM()}, s.checkHealthChecks()...)
+}
 
 func (s survey) checkLibrary() Check {
 	if s.libraryErr != nil {
@@ -108,6 +110,9 @@ func (s survey) checkEngine() Check {
 		c.Status, c.Found = CheckOK, "reachable at "+s.engine
 		if s.reading != nil && s.reading.Versions.Engine != "" {
 			c.Found += ", DCGM " + s.reading.Versions.Engine
+			if pair := checkPair(s.reading.Versions.DCGM, s.reading.Versions.Engine); pair.Status != CheckOK {
+				c.Status, c.Found, c.Fix = pair.Status, c.Found+"; "+pair.Found, pair.Fix
+			}
 		}
 	case s.engineErr != nil:
 		c.Found = "none at " + s.engine + "; not needed: the agent embeds DCGM"
@@ -145,6 +150,26 @@ func (s survey) checkDCGM() Check {
 		}
 	}
 	return c
+}
+
+// checkHealthChecks reports whether DCGM's health checks can be set and read. Without a result there is no line.
+func (s survey) checkHealthChecks() []Check {
+	c := Check{Name: "health checks"}
+	if s.reading == nil {
+		return nil
+	}
+	switch checks := s.reading.Checks; checks.Status {
+	case health.ChecksUnknown:
+		return nil
+	case health.ChecksOff:
+		c.Status, c.Found = CheckInfo, "off: source.healthSystems is none"
+	case health.ChecksUp:
+		c.Status, c.Found = CheckOK, "DCGM's health checks work"
+	case health.ChecksDown:
+		c = failure(c.Name, checks.Err, "install the same version of DCGM's library, modules and host engine; see GPUHealthChecksDown in docs/alerts.md")
+		c.Status = CheckWarn
+	}
+	return []Check{c}
 }
 
 // unreachable returns the PCI bus IDs of the GPUs that DCGM lists but cannot reach.

@@ -217,6 +217,11 @@ func TestCheckSource(t *testing.T) {
 	missing := errors.New("libdcgm.so.4 cannot be loaded: no such file; install it")
 	lost := migReading()
 	lost.Samples[1].Presence = health.Lost
+	withChecks := func(engine string, checks health.Checks) *health.Reading {
+		r := goodReading()
+		r.Versions.Engine, r.Checks = engine, checks
+		return r
+	}
 	for name, c := range map[string]struct {
 		address    string
 		libraryErr error
@@ -233,7 +238,13 @@ func TestCheckSource(t *testing.T) {
 			[]want{{CheckOK, "", ""}, {CheckInfo, "", ""}, {CheckFail, "initialization error", "nvidia-smi"}},
 		},
 		"advice in the error": {"", nil, errors.New("no fields; restart its host engine"), nil, []want{{CheckOK, "", ""}, {CheckInfo, "", ""}, {CheckFail, "no fields", "restart its host engine"}}},
-		"no GPUs":             {"", nil, nil, &health.Reading{}, []want{{CheckOK, "", ""}, {CheckInfo, "", ""}, {CheckFail, "libnvidia-ml.so.1", "NVIDIA_VISIBLE_DEVICES"}}},
+		"checks work":         {"", nil, nil, withChecks("", health.Checks{Status: health.ChecksUp}), []want{{CheckOK, "", ""}, {CheckInfo, "", ""}, {CheckOK, "2 GPUs", ""}, {CheckOK, "", ""}}},
+		"checks off":          {"", nil, nil, withChecks("", health.Checks{Status: health.ChecksOff}), []want{{CheckOK, "", ""}, {CheckInfo, "", ""}, {CheckOK, "2 GPUs", ""}, {CheckInfo, "source.healthSystems", ""}}},
+		"checks down, versions differ": {
+			listener.Addr().String(), nil, nil, withChecks("4.7.0", health.Checks{Status: health.ChecksDown, Err: "version mismatch; install the same"}),
+			[]want{{CheckOK, "", ""}, {CheckWarn, "4.7.0", "source.address"}, {CheckOK, "2 GPUs", ""}, {CheckWarn, "version mismatch", "install the same"}},
+		},
+		"no GPUs": {"", nil, nil, &health.Reading{}, []want{{CheckOK, "", ""}, {CheckInfo, "", ""}, {CheckFail, "libnvidia-ml.so.1", "NVIDIA_VISIBLE_DEVICES"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := goodDoctor("/nonexistent", config.Loader{}, c.reading)
@@ -241,8 +252,8 @@ func TestCheckSource(t *testing.T) {
 				d.library = func() (string, error) { return "", c.libraryErr }
 			}
 			d.survey = func(_ context.Context, dc dcgm.Config, _ *zap.Logger) (*health.Reading, []health.Field, error) {
-				if dc.Address != c.address || len(dc.Fields) > 0 {
-					t.Errorf("polled %q for the fields %v", dc.Address, dc.Fields)
+				if dc.Address != c.address || len(dc.Fields) > 0 || !slices.Equal(dc.HealthSystems, []string{dcgm.AllHealthSystems}) {
+					t.Errorf("polled %q for the fields %v and the health systems %v", dc.Address, dc.Fields, dc.HealthSystems)
 				}
 				return c.reading, nil, c.surveyErr
 			}

@@ -70,6 +70,14 @@ func eventsBetween(before, after *health.Snapshot) []Event {
 		}
 		source = append(source, e)
 	}
+	checks, was := after.Source.Checks, previous.Source.Checks
+	if down := health.ChecksDown; checks.Status != was.Status && (checks.Status == down || was.Status == down && checks.Status != health.ChecksUnknown) {
+		e := Event{Time: checks.Since.UTC(), Kind: "checks", State: checks.Status.String(), Was: was.Status.String(), Text: "health checks " + checks.Status.String()}
+		if checks.Err != "" {
+			e.Text += ": " + checks.Err
+		}
+		source = append(source, e)
+	}
 	var found, removed []health.Device
 	devicesAfter := byID(after.Devices)
 	var changes []Event

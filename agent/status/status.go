@@ -47,6 +47,26 @@ type Source struct {
 	CUDA       string    `json:"cuda,omitempty"`
 	DCGM       string    `json:"dcgm,omitempty"`
 	Engine     string    `json:"engine,omitempty"` // DCGM version of a host engine in another process
+
+	Checks    Checks     `json:"checks"`
+	Incidents []Incident `json:"incidents"` // of DCGM's health checks, that name no GPU, as of the last check
+}
+
+// Checks is the status of DCGM's health checks.
+type Checks struct {
+	Status string    `json:"status"` // unknown, off, up, down
+	Since  time.Time `json:"since,omitzero"`
+	Error  string    `json:"error,omitempty"` // why they are down
+}
+
+// Incident is a finding of DCGM's health checks.
+type Incident struct {
+	System   string        `json:"system"`
+	Code     string        `json:"code"`     // DCGM's name
+	Severity string        `json:"severity"` // warn, fail
+	Message  string        `json:"message"`
+	Action   health.Action `json:"action"`
+	Advice   string        `json:"advice"`
 }
 
 // Kubelet is the status of the device plugin at the kubelet.
@@ -169,11 +189,11 @@ type Holder struct {
 // Event is a change of the node's state.
 type Event struct {
 	Time  time.Time       `json:"time"`
-	Kind  string          `json:"kind"`               // state, xid, found, gone, source
+	Kind  string          `json:"kind"`               // state, xid, found, gone, source, checks
 	GPU   *int            `json:"gpu,omitempty"`      // index
 	MIG   *int            `json:"migIndex,omitempty"` // of a MIG device: its index on the GPU
 	UUID  health.DeviceID `json:"uuid,omitempty"`     // of the GPU or the MIG device
-	State string          `json:"state,omitempty"`    // of the device, or of the source
+	State string          `json:"state,omitempty"`    // of the device, the source or the checks
 	Was   string          `json:"was,omitempty"`
 	Cause string          `json:"cause,omitempty"`
 	XID   int             `json:"xid,omitempty"`

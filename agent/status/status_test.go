@@ -231,6 +231,8 @@ func summary(events []Event) string {
 func TestEventsBetweenSnapshots(t *testing.T) {
 	up := health.Source{Kind: "sim", Status: health.SourceUp, Since: agenttest.Ago(time.Hour)}
 	down := health.Source{Kind: "sim", Status: health.SourceDown, Err: "refused"}
+	unchecked := up
+	unchecked.Checks = health.Checks{Status: health.ChecksDown, Err: "version mismatch", Since: agenttest.Ago(time.Minute)}
 	snapshot := func(src health.Source, devices ...health.DeviceState) *health.Snapshot {
 		return &health.Snapshot{At: agenttest.Ago(time.Minute), Source: src, Devices: devices}
 	}
@@ -252,6 +254,8 @@ func TestEventsBetweenSnapshots(t *testing.T) {
 		"restored snapshot":  {nil, &health.Snapshot{Source: health.Source{Kind: "sim"}, Devices: []health.DeviceState{lostGPU}}, "source starting\nfound GPU-0\nstate GPU-0 unknown unhealthy lost\n", nil},
 		"no change":          {snapshot(up, gpu), snapshot(up, gpu), "", nil},
 		"source goes down":   {snapshot(up, gpu), snapshot(down, gpu), "source up down\n", []string{"sim", "refused"}},
+		"checks go down":     {snapshot(up, gpu), snapshot(unchecked, gpu), "checks unknown down\n", []string{"version mismatch"}},
+		"checks stay down":   {snapshot(unchecked, gpu), snapshot(unchecked, gpu), "", nil},
 		"XIDs":               {snapshot(up, gpu), snapshot(up, xids), "xid GPU-0 31\n", []string{"XID 31", health.LookupXID(31).Name, "3)"}},
 		"MIG device removed": {snapshot(up, gpu, mig), snapshot(up, gpu), "gone MIG-0-7\n", nil},
 		"GPU and MIG lost":   {snapshot(up, gpu, mig), snapshot(up, lostGPU, lostMIG), "state GPU-0 healthy unhealthy lost\n", []string{"was healthy", "lost", lostGPU.Verdict.Findings[0].Reason}},

@@ -66,6 +66,12 @@ func (p *printer) header(s Node) {
 	p.labelled("node", terminal.Cell{Text: s.Node, Colour: terminal.Bold}, plain("; gpu-node-agent "+s.Version))
 	p.labelled("source", terminal.Cell{Text: source, Colour: cmp.Or(colour, terminal.Red)}, plain(formatIf(": %s", s.Source.Error)),
 		plain(formatIf("; %s", strings.Join(details, "; "))))
+	if c := s.Source.Checks; c.Error != "" {
+		p.labelled("checks", terminal.Cell{Text: strings.TrimSpace("down " + forText(s.Time, c.Since)), Colour: terminal.Yellow}, plain(": "+c.Error))
+	}
+	for _, i := range s.Source.Incidents {
+		p.line("checks", "", incidentText(i))
+	}
 	p.line("gpus", "", strings.Join(nonEmpty(gpusText(s), inUseText(s)), "; "))
 	p.line("kubelet", terminal.Dim, formatIf("plugin off: %s", pluginOffText(s.Kubelet)))
 	p.line("kubelet", terminal.Red, notServedText(s))

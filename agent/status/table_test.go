@@ -176,6 +176,29 @@ func TestSourceErrorIsNotRepeated(t *testing.T) {
 	agenttest.MustContain(t, pageOf(t, k), "no poll: "+err)
 }
 
+func TestHealthChecksAreShown(t *testing.T) {
+	k := testInputs()
+	const reason, incident = "API version mismatch (libdcgm 4.7.1, host engine 4.6.0)", "IMEX daemon is not ready"
+	k.Snapshot.Source.Checks = health.Checks{Status: health.ChecksUp}
+	for form, text := range map[string]string{"table": New(k).Table(false, terminal.Output{}), "page": pageOf(t, k)} {
+		if strings.Contains(text, "checks") {
+			t.Errorf("%s: working checks are shown\n%s", form, text)
+		}
+	}
+	k.Snapshot.Source.Checks = health.Checks{Status: health.ChecksDown, Err: reason, Since: agenttest.Ago(time.Hour)}
+	k.Snapshot.Source.Incidents = []health.Incident{{System: "imex", Code: 122, Severity: health.SeverityFail, Message: incident}}
+	for _, text := range []string{New(k).Table(false, terminal.Output{}), pageOf(t, k)} {
+		agenttest.MustContain(t, text, "checks", "down", reason, incident, "DCGM_FR_IMEX_UNHEALTHY", "imex")
+	}
+	s := New(k).Source
+	if c := (Checks{"down", agenttest.Ago(time.Hour).UTC(), reason}); s.Checks != c {
+		t.Errorf("checks %+v, want %+v", s.Checks, c)
+	}
+	if i := s.Incidents; len(i) != 1 || i[0].Severity != "fail" || i[0].Action != health.ActionRecoverIMEX {
+		t.Errorf("incidents %+v", i)
+	}
+}
+
 func TestHoldersAreNotCountedWhileUnknown(t *testing.T) {
 	k := testInputs()
 	k.Holders.At = time.Time{}

@@ -212,6 +212,11 @@ func versionsText(s Source) string {
 		formatIf("DCGM %s", s.DCGM), formatIf("host engine %s", s.Engine)), ", ")
 }
 
+// incidentText returns a text like "imex fail DCGM_FR_IMEX_UNHEALTHY: IMEX daemon is not ready".
+func incidentText(i Incident) string {
+	return fmt.Sprintf("%s %s %s: %s", i.System, i.Severity, i.Code, i.Message)
+}
+
 func nonEmpty(texts ...string) []string {
 	return slices.DeleteFunc(texts, func(text string) bool { return text == "" })
 }

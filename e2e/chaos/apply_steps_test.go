@@ -103,7 +103,7 @@ func (w *world) apply(ctx context.Context, s step) error {
 		return w.restart(ctx, s.arg)
 	case "detach", "attach", "expire", "detach-often", "detach-refused", "detach-hung":
 		return w.applyDriver(ctx, s)
-	case "empty", "clock", "reconnect-often":
+	case "empty", "checks-down", "clock", "reconnect-often":
 		return w.applySource(ctx, s)
 	case "block-log":
 		return w.blockLog(ctx)

@@ -27,6 +27,11 @@ func (w *world) applySource(ctx context.Context, s step) error {
 			return nil
 		}
 		return w.emptySource(ctx, emptyDuration(s.arg))
+	case "checks-down":
+		if !w.measuring() || w.unmeasured {
+			return nil
+		}
+		return w.failChecks(ctx)
 	case "reconnect-often":
 		if !w.measuring() || w.unmeasured || w.engine == nil {
 			return nil
@@ -65,6 +70,40 @@ func (w *world) emptySource(ctx context.Context, duration time.Duration) error {
 		return err
 	}
 	return w.awaitSource(ctx, scaled(stepTimeout)+3*time.Second, "gpu_node_agent_source_up", 1)
+}
+
+// failChecks makes DCGM's health checks fail for a while. The source stays up, and no device changes.
+func (w *world) failChecks(ctx context.Context) error {
+	for _, s := range []struct {
+		source string
+		up     float64
+	}{{"checksDown", 0}, {"up", 1}} {
+		send := func() error { return w.Event(ctx, "{source: "+s.source+"}") }
+		if w.engine != nil {
+			send = func() error { return w.engine.write(s.source + "\n") }
+		}
+		if err := send(); err != nil {
+			return err
+		}
+		// The agent tries again after five seconds.
+		if err := w.awaitSource(ctx, scaled(stepTimeout)+6*time.Second, "gpu_node_agent_source_checks_up", s.up); err != nil {
+			return err
+		}
+		err := hold(ctx, time.Second, func() error {
+			state, err := w.snapshot(ctx)
+			if err == nil && state.Source.Status != "up" {
+				err = violated("source", "source %s, with health checks at %v", state.Source.Status, s.up)
+			}
+			if err == nil {
+				err = w.checkDevices(state)
+			}
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("health checks at %v: %w", s.up, err)
+		}
+	}
+	return nil
 }
 
 func (w *world) listNothing(ctx context.Context, is bool) error {

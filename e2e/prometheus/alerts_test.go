@@ -126,6 +126,10 @@ func TestAlertsAndDashboards(t *testing.T) {
 	n.Inject(`{source: up}`)
 	awaitResolved("GPUSourceDown")
 	awaitResolved("GPUSourceStalled")
+	n.Inject(`{source: checksDown}`)
+	awaitAlert("GPUHealthChecksDown")
+	n.Inject(`{source: up}`)
+	awaitResolved("GPUHealthChecksDown")
 
 	n.configure("loud")
 	awaitAlert("GPUAgentConfigReloadFailed")

@@ -3,71 +3,158 @@
 package dcgm
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"maps"
+	"time"
 
 	"github.com/NVIDIA/go-dcgm/pkg/dcgm"
-	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// systemName returns the name of the health system that found an incident.
-func systemName(s dcgm.HealthSystem) string {
-	if s == dcgm.DCGM_HEALTH_WATCH_ALL {
+// The pause after a failed attempt to run DCGM's health checks doubles from minCheckPause to maxCheckPause. A new session and
+// a changed inventory try again at once.
+const (
+	minCheckPause = 5 * time.Second
+	maxCheckPause = 5 * time.Minute
+)
+
+// healthChecks is the state of DCGM's health checks in a session.
+type healthChecks struct {
+	status health.ChecksStatus
+	err    error         // of the last attempt, nil if it succeeded
+	tried  time.Time     // when the last attempt failed; zero if the next is due
+	pause  time.Duration // until the next attempt
+}
+
+func (c *healthChecks) state() health.Checks {
+	if c.err == nil {
+		return health.Checks{Status: c.status}
+	}
+	return health.Checks{Status: c.status, Err: c.err.Error()}
+}
+
+func (c *healthChecks) fail(err error, now time.Time) {
+	*c = healthChecks{health.ChecksDown, err, now, min(max(2*c.pause, minCheckPause), maxCheckPause)}
+}
+
+// runHealthCheck updates the incidents by GPU, and reports whether those of measured GPUs are current. The incidents of GPUs
+// that DCGM cannot measure stay as they were: it warns of the values that it cannot read (OBSERVED.md#blind-engine).
+//
+// A check that fails is the state of the checks, not of the session, and is tried again (OBSERVED.md#refused-health-checks):
+// reading values shows whether the engine is alive.
+//
+// Its group has GPUs only: DCGM looks XIDs up by number, so it would report an XID of GPU 7 on instance 7 of another GPU
+// too (OBSERVED.md#instance-numbers).
+func (s *session) runHealthCheck(now time.Time) bool {
+	c := &s.checks
+	switch {
+	case s.systems == 0:
+		c.status = health.ChecksOff
+		return true // incidents from an earlier configuration end
+	case len(s.watches.gpus) == 0 || s.allGPUs.unmeasured() || c.err != nil && !elapsed(c.tried, now, c.pause):
+		return false
+	case !s.watches.checked:
+		if s.enableHealthChecks(s.watches, now); !s.watches.checked {
+			return false
+		}
+	}
+	response, err := dcgm.HealthCheck(s.watches.gpuGroup)
+	if err != nil {
+		s.watches.checked = false // enable them again before the next check
+		c.fail(s.explainCheckError(fmt.Errorf("error reading health watches: %w", err)), now)
+		return false
+	}
+	*c = healthChecks{status: health.ChecksUp}
+	s.nodeIncidents = nil
+	maps.DeleteFunc(s.incidents, func(id uint, _ []health.Incident) bool { return !s.unmeasured(id) })
+	for _, in := range response.Incidents {
+		if in.Health == dcgm.DCGM_HEALTH_RESULT_PASS || systemOf(in) == systemNVLink && s.systems&systemNVLink == 0 {
+			continue // NVLink is checked for IMEX only: see systemsToSet
+		}
+		switch e := in.EntityInfo; {
+		case e.EntityGroupId == dcgm.FE_GPU && !s.unmeasured(e.EntityId):
+			s.incidents[e.EntityId] = append(s.incidents[e.EntityId], incident(in))
+		case e.EntityGroupId == dcgm.FE_NONE:
+			s.nodeIncidents = append(s.nodeIncidents, incident(in))
+		}
+	}
+	return true
+}
+
+func incident(in dcgm.Incident) health.Incident {
+	severity := health.SeverityWarn
+	if in.Health == dcgm.DCGM_HEALTH_RESULT_FAIL {
+		severity = health.SeverityFail
+	}
+	return health.Incident{System: systemName(systemOf(in)), Code: int(in.Error.Code), Severity: severity, Message: in.Error.Message}
+}
+
+// systemOf returns the bits of the health system that found an incident. Before 4.6.1, DCGM reports IMEX as NVLink.
+func systemOf(in dcgm.Incident) uint32 {
+	if in.Error.Code == dcgm.DCGM_FR_IMEX_UNHEALTHY {
+		return systemIMEX
+	}
+	return uint32(in.System)
+}
+
+// systemName returns the name of a health system.
+func systemName(bits uint32) string {
+	if bits == everyHealthSystem {
 		return "xid" // DCGM reports the XIDs that it considers errors of all systems
 	}
 	for _, system := range healthSystems {
-		if uint32(s)&system.bits != 0 {
+		if bits&system.bits != 0 {
 			return system.name
 		}
 	}
-	return fmt.Sprintf("0x%x", uint32(s))
-}
-
-// runHealthCheck updates the incidents by GPU, and reports whether those of measured GPUs are current.
-//
-// Its group has GPUs only: DCGM looks XIDs up by number, so it would report an XID of GPU 7 on instance 7 of another GPU
-// too (OBSERVED.md#instance-numbers). Incidents without a GPU, such as those of IMEX, concern no device. If the check
-// fails, the incidents stay as they were; reading values shows whether the engine is alive. The same holds for GPUs that
-// DCGM cannot measure: it warns of the values that it cannot read (OBSERVED.md#blind-engine).
-func (s *session) runHealthCheck() bool {
-	if s.systems == 0 {
-		return true // disabled: incidents from an earlier configuration end
-	}
-	if !s.watches.health || s.allGPUs.unmeasured() {
-		return false
-	}
-	response, err := dcgm.HealthCheck(s.watches.gpuGroup)
-	if failing := err != nil; failing != s.healthFailing {
-		s.healthFailing = failing
-		if failing {
-			s.log.Warn("DCGM health check failed; keeping the incidents", zap.Error(err))
-		} else {
-			s.log.Info("DCGM health check works again")
-		}
-	}
-	if err != nil {
-		return false
-	}
-	maps.DeleteFunc(s.incidents, func(id uint, _ []health.Incident) bool { return !s.unmeasured(id) })
-	for _, in := range response.Incidents {
-		if in.EntityInfo.EntityGroupId != dcgm.FE_GPU || in.Health == dcgm.DCGM_HEALTH_RESULT_PASS || s.unmeasured(in.EntityInfo.EntityId) {
-			continue
-		}
-		severity := health.SeverityWarn
-		if in.Health == dcgm.DCGM_HEALTH_RESULT_FAIL {
-			severity = health.SeverityFail
-		}
-		s.incidents[in.EntityInfo.EntityId] = append(s.incidents[in.EntityInfo.EntityId], health.Incident{
-			System: systemName(in.System), Code: int(in.Error.Code), Severity: severity, Message: in.Error.Message,
-		})
-	}
-	return true
+	return fmt.Sprintf("0x%x", bits)
 }
 
 // unmeasured reports whether a GPU is stale, or has no values in this poll.
 func (s *session) unmeasured(gpu uint) bool {
 	g := s.gpuStaleness[gpu]
 	return s.stale[gpu] || g != nil && g.unmeasured()
+}
+
+// enableHealthChecks makes DCGM check the selected systems of the watched GPUs.
+func (s *session) enableHealthChecks(w *watches, now time.Time) {
+	if err := setHealthSystems(w.gpuGroup, s.systems); err != nil {
+		s.checks.fail(s.explainCheckError(err), now)
+		return
+	}
+	w.checked, s.checks.tried = true, time.Time{}
+}
+
+func setHealthSystems(group dcgm.GroupHandle, selected uint32) (err error) {
+	for _, function := range []string{"dcgmHealthSet", "dcgmHealthCheck"} {
+		if !hasFunction(function) {
+			return fmt.Errorf("libdcgm.so.4 lacks %s", function)
+		}
+	}
+	for _, systems := range systemsToSet(selected) {
+		err = dcgm.HealthSet(group, dcgm.HealthSystem(systems))
+		if err == nil || isResult(err, dcgm.DCGM_ST_TIMEOUT) { // a hung engine makes each call last a minute
+			break
+		}
+	}
+	return err
+}
+
+// explainCheckError adds the versions, and what to do if the error tells.
+func (s *session) explainCheckError(err error) error {
+	text := fmt.Sprintf("%v (libdcgm %s", err, cmp.Or(s.versions.DCGM, "of unknown version"))
+	if s.cfg.Address != "" {
+		text += ", host engine " + cmp.Or(s.versions.Engine, "of unknown version")
+	}
+	text += ")"
+	switch {
+	case isResult(err, dcgm.DCGM_ST_VER_MISMATCH):
+		text += "; install the same version of DCGM's library, modules and host engine"
+	case isResult(err, dcgm.DCGM_ST_MODULE_NOT_LOADED):
+		text += "; install DCGM's health module, from 4.7 on in the package datacenter-gpu-manager-4-module-health"
+	}
+	return errors.New(text)
 }

@@ -5,11 +5,10 @@ package dcgm
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/NVIDIA/go-dcgm/pkg/dcgm"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
@@ -19,7 +18,6 @@ func TestIncidents(t *testing.T) {
 	b := newFixture(t, 2)
 	b.lib.Incident(script.GPU, 1, 0x10, 20, 80, "Row remap failed on GPU 0") // the text can name another GPU
 	b.lib.Incident(script.GPU, 1, 0x1, 10, 3, "Detected 1000 PCIe replays")
-	b.lib.Incident(0, 0, 0x2, 20, 122, "IMEX") // without a GPU
 	b.lib.Incident(script.GI, 1, 0x10, 20, 4, "of an instance with the number of a GPU")
 	samples, _ := b.open(testConfig()).poll()
 	want := []health.Incident{
@@ -31,7 +29,7 @@ func TestIncidents(t *testing.T) {
 		if got := samples[gpuID(1)].Checked; got != checked {
 			t.Errorf("%s: checked %v, want %v", when, got, checked)
 		}
-		if got := samples[gpuID(1)].Incidents; fmt.Sprint(got) != fmt.Sprint(want) {
+		if got := samples[gpuID(1)].Incidents; !slices.Equal(got, want) {
 			t.Errorf("%s: incidents of GPU 1: %v, want %v", when, got, want)
 		}
 		if got := samples[gpuID(0)].Incidents; len(got) != 0 {
@@ -41,7 +39,11 @@ func TestIncidents(t *testing.T) {
 	check("first poll", samples, true)
 	check("health poll", b.pollAfter(time.Second, 2), false)
 	b.lib.Fail("dcgmHealthCheck", errTimeout, 1)
+	incidents := want
+	want = nil // none is current
 	check("failed check", b.pollAfter(10*time.Second, 2), false)
+	want = incidents
+	check("next check", b.pollAfter(10*time.Second, 2), true)
 	b.lib.Incident(0, 0, 0, 0, 0, "")
 	want = nil
 	check("cleared", b.pollAfter(10*time.Second, 2), true)
@@ -100,7 +102,7 @@ func TestHealthSystems(t *testing.T) {
 		{[]string{"all"}, 0xffffffff, ""},
 		{[]string{"none"}, 0, ""},
 		{[]string{"pcie", "memory", "nvswitch"}, 0x1 | 0x10 | 0xc00, ""},
-		{[]string{"inforom", "thermal", "power", "driver", "nvlink", "connectx"}, 0x13c2, ""},
+		{[]string{"inforom", "thermal", "power", "driver", "memory", "connectx"}, 0x13d0, ""},
 		{[]string{"pcie", "gpu"}, 0, `"gpu"`},
 		{[]string{"all", "pcie"}, 0, `"all"`},
 		{[]string{"none", "none"}, 0, `"none"`},
@@ -136,12 +138,129 @@ func TestHealthSystems(t *testing.T) {
 	}
 }
 
+// IMEX is a health system from DCGM 4.6.1 on, and a part of NVLink before. Its incidents name no GPU.
+func TestIMEX(t *testing.T) {
+	const imex, down = 122, 14 // DCGM_FR_IMEX_UNHEALTHY, DCGM_FR_NVLINK_DOWN
+	for name, engine := range map[string]struct{ system, refused uint32 }{
+		"4.6.1": {0x2000, 0}, "before": {0x2, 0}, "before, refuses unknown systems": {0x2, 0x2000},
+	} {
+		for _, tt := range []struct {
+			systems   []string
+			set       uint32
+			imex, gpu bool
+		}{
+			{[]string{"all"}, 0xffffffff, true, true},
+			{[]string{"nvlink"}, 0x2002, true, true},
+			{[]string{"imex"}, 0x2002, true, false},
+			{[]string{"imex", "nvlink"}, 0x2002, true, true},
+			{[]string{"memory"}, 0x10, false, false},
+		} {
+			t.Run(fmt.Sprint(name, tt.systems), func(t *testing.T) {
+				b := newFixture(t, 2)
+				b.lib.RefuseSystems(engine.refused)
+				b.lib.Incident(0, 0, uint(engine.system), 20, imex, "IMEX daemon is not ready")
+				b.lib.Incident(script.GPU, 1, 0x2, 20, down, "NVLink 3 is down")
+				cfg := testConfig()
+				cfg.HealthSystems = tt.systems
+				samples, r := b.open(cfg).poll()
+				if want := tt.set &^ engine.refused; b.lib.Systems()&0x3fff != want&0x3fff {
+					t.Errorf("DCGM checks systems %#x, want %#x", b.lib.Systems(), want)
+				}
+				var want []health.Incident
+				if tt.imex {
+					want = []health.Incident{{System: "imex", Code: imex, Severity: health.SeverityFail, Message: "IMEX daemon is not ready"}}
+				}
+				if !slices.Equal(r.Incidents, want) {
+					t.Errorf("incidents of no GPU: %v, want %v", r.Incidents, want)
+				}
+				if got := samples[gpuID(1)].Incidents; (len(got) == 1 && got[0].Code == down) != tt.gpu {
+					t.Errorf("incidents of GPU 1: %v", got)
+				}
+				if r.Checks.Status != health.ChecksUp || !samples[gpuID(0)].Checked {
+					t.Errorf("checks %+v", r.Checks)
+				}
+			})
+		}
+	}
+}
+
+// More of DCGM's errors (dcgm_structs.h).
+const errVersion, errNotSupported, errModule = -12, -6, -33
+
+// A health check that DCGM refuses to set or to read fails no poll. It is tried again with growing pauses, after a change of
+// the inventory and in a new session.
+func TestHealthChecksDown(t *testing.T) {
+	for function, reason := range map[string]string{"dcgmHealthSet": "setting", "dcgmHealthCheck": "reading"} {
+		for name, code := range map[string]int{"version mismatch": errVersion, "no module": errModule, "not supported": errNotSupported, "timeout": errTimeout} {
+			t.Run(function+", "+name, func(t *testing.T) {
+				b := newFixture(t, 2)
+				b.lib.Incident(script.GPU, 1, 0x10, 20, 80, "Row remap failed")
+				b.lib.Fail(function, code, -1)
+				_, r := b.open(hostConfig()).poll()
+				wantDown := func(when string, r *health.Reading) {
+					t.Helper()
+					c := r.Checks
+					if c.Status != health.ChecksDown || !strings.Contains(c.Err, reason) || !strings.Contains(c.Err, "4.6.0") || !strings.Contains(c.Err, "4.5.2") {
+						t.Errorf("%s: checks %+v, want %s", when, c, reason)
+					}
+					for _, s := range r.Samples {
+						if s.Checked || len(s.Incidents) > 0 || s.Presence != health.Present || s.Values[health.FieldRecoveryAction] != 0 || s.Values[health.FieldGPUTemp] == 0 {
+							t.Errorf("%s: %+v", when, s)
+						}
+					}
+				}
+				wantDown("first poll", r)
+
+				tries := b.lib.Calls(function)
+				var triedAt []int
+				for second := 0; len(triedAt) < 8 && second < 3600; second += 10 {
+					b.add(10 * time.Second)
+					b.sampleGPUs(2)
+					_, r = b.poll()
+					wantDown(fmt.Sprint("after ", second, " s"), r)
+					if n := b.lib.Calls(function); n != tries {
+						triedAt, tries = append(triedAt, second), n
+					}
+				}
+				if len(triedAt) != 8 || triedAt[7]-triedAt[6] != int(maxCheckPause.Seconds()) {
+					t.Errorf("tried at seconds %v", triedAt)
+				}
+
+				b.xid(script.GPU, 1, 79, b.clock.now())
+				if s := b.pollAfter(10*time.Second, 2)[gpuID(1)]; !slices.Equal(xidCodes(s.XIDs), []int{79}) {
+					t.Errorf("XIDs %v", s.XIDs)
+				}
+				b.lib.Fail("", 0, 0)
+				b.addGPUs(3)
+				b.pollAfter(10*time.Second, 3)
+				b.add(confirmDelay) // the inventory changes
+				b.sampleGPUs(3)
+				samples, r := b.poll()
+				if r.Checks != (health.Checks{Status: health.ChecksUp}) || len(samples[gpuID(1)].Incidents) != 1 || !samples[gpuID(2)].Checked {
+					t.Errorf("checks %+v, %+v", r.Checks, samples[gpuID(1)])
+				}
+			})
+		}
+	}
+}
+
+// A failure of one check is over with the next poll that measures everything.
+func TestHealthCheckFailsOnce(t *testing.T) {
+	b := startFixture(t, 1)
+	b.lib.Fail("dcgmHealthCheck", errTimeout, 1)
+	for i, want := range []bool{false, true, true} {
+		if s := b.pollAfter(10*time.Second, 1)[gpuID(0)]; s.Checked != want {
+			t.Errorf("poll %d: checked %v", i, s.Checked)
+		}
+	}
+}
+
 func TestSystemNames(t *testing.T) {
-	for bits, want := range map[dcgm.HealthSystem]string{
-		0x1: "pcie", 0x2: "nvlink", 0x10: "memory", 0x400: "nvswitch", 0x800: "nvswitch", 0xffffffff: "xid", 0x100000: "0x100000",
+	for bits, want := range map[uint32]string{
+		0x1: "pcie", 0x2: "nvlink", 0x2000: "imex", 0x10: "memory", 0x400: "nvswitch", 0x800: "nvswitch", 0xffffffff: "xid", 0x100000: "0x100000",
 	} {
 		if got := systemName(bits); got != want {
-			t.Errorf("%#x is %s, want %s", uint32(bits), got, want)
+			t.Errorf("%#x is %s, want %s", bits, got, want)
 		}
 	}
 }

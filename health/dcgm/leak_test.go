@@ -110,7 +110,7 @@ func TestCloseIgnoresUnwatchedGlobalFields(t *testing.T) {
 	b.open(testConfig()).poll()
 	unwatched := 0
 	for _, remove := range slices.Backward(b.watches.cleanup) {
-		if err := remove(); err != nil && isNotWatched(err) {
+		if err := remove(); err != nil && isResult(err, errNotWatched) {
 			unwatched++
 		} else if err != nil {
 			t.Error(err)

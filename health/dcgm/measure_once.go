@@ -14,11 +14,14 @@ import (
 )
 
 // MeasureOnce opens a session, polls once and closes it. It does not watch the profiling fields among cfg.Fields, which
-// could take them from another profiler, but returns those that some GPU supports. It runs no health checks. It logs an
-// error of Close and does not return it: the measurement is valid, and DCGM releases everything with the connection.
+// could take them from another profiler, but returns those that some GPU supports. It runs the health checks that
+// cfg.HealthSystems names, by default none. It logs an error of Close and does not return it: the measurement is valid, and
+// DCGM releases everything with the connection.
 func MeasureOnce(ctx context.Context, cfg Config, log *zap.Logger) (r *health.Reading, profiling []health.Field, err error) {
 	requested := cfg.Fields
-	cfg.HealthSystems = []string{NoHealthSystems}
+	if len(cfg.HealthSystems) == 0 {
+		cfg.HealthSystems = []string{NoHealthSystems}
+	}
 	cfg.Fields = slices.DeleteFunc(slices.Clone(requested), func(f health.Field) bool { return isProfiling(dcgm.Short(f)) })
 	s, err := open(ctx, cfg, log, time.Now)
 	if err != nil {

@@ -59,6 +59,20 @@ func TestMeasureOnceWithoutFields(t *testing.T) {
 	}
 }
 
+func TestMeasureOnceRunsHealthChecks(t *testing.T) {
+	b := newFixture(t, 2)
+	for code, want := range map[int]health.ChecksStatus{0: health.ChecksUp, errVersion: health.ChecksDown} {
+		b.lib.Fail("dcgmHealthCheck", code, -1)
+		r, _, err := MeasureOnce(context.Background(), Config{HealthSystems: []string{AllHealthSystems}}, zap.NewNop())
+		if err != nil || r.Checks.Status != want {
+			t.Errorf("code %d: checks %+v, %v", code, r.Checks, err)
+		}
+		if b.lib.Initialized() || b.lib.Leaked() != 0 || b.lib.Systems() != 0 {
+			t.Errorf("code %d: %d groups or watches left", code, b.lib.Leaked())
+		}
+	}
+}
+
 func TestMeasureOnceFails(t *testing.T) {
 	b := newFixture(t, 1)
 	b.lib.Fail("dcgmStartEmbedded", errInit, 1)

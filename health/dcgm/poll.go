@@ -64,7 +64,7 @@ func (s *session) poll() (*health.Reading, error) {
 	if err := s.checkStaleness(now, full); err != nil {
 		return nil, err
 	}
-	checked := full && s.runHealthCheck()
+	checked := full && s.runHealthCheck(now)
 	if s.updatePresence(s.hierarchy.gpus) {
 		s.fullAt = time.Time{} // replace the earlier values soon
 	}
@@ -113,7 +113,7 @@ func (s *session) updatePresence(gpus []uint) (changed bool) {
 // reading returns the result of a successful poll. Nothing after it can fail: it marks XIDs as delivered. checked means
 // that the incidents are of this poll; they are not for a GPU that DCGM cannot measure (OBSERVED.md#blind-engine).
 func (s *session) reading(now time.Time, checked bool) *health.Reading {
-	r := &health.Reading{Devices: s.devices, Samples: make([]health.Sample, len(s.state)), Versions: s.versions}
+	r := &health.Reading{Devices: s.devices, Samples: make([]health.Sample, len(s.state)), Versions: s.versions, Checks: s.checks.state(), Incidents: s.nodeIncidents}
 	s.history.updateClock(s.allGPUs.allCount.newest)
 	kernelLog := !elapsed(s.openedAt, now, kernelLogWindow)
 	for i := range s.state {
@@ -129,7 +129,7 @@ func (s *session) reading(now time.Time, checked bool) *health.Reading {
 			Device: st.device.ID, At: now, Presence: s.presence[st.device.gpu].current, Stale: stale, Values: st.values,
 		}
 		r.Samples[i].XIDs, r.Samples[i].Past = s.takeXIDs(i, kernelLog)
-		if st.device.Kind == health.KindGPU {
+		if st.device.Kind == health.KindGPU && r.Checks.Status != health.ChecksDown {
 			r.Samples[i].Incidents = s.incidents[st.device.gpu]
 			r.Samples[i].Checked = checked && !s.unmeasured(st.device.gpu)
 		}

@@ -19,7 +19,7 @@ import (
 // session is a connection to DCGM.
 type session struct {
 	cfg     Config
-	systems dcgm.HealthSystem // of the health checks
+	systems uint32 // of the health checks, as selected
 	log     *zap.Logger
 	now     func() time.Time
 	history *history
@@ -59,11 +59,12 @@ type session struct {
 	gpuStaleness map[uint]*staleness // of each watched GPU, by DCGM's number
 	stale        map[uint]bool       // GPUs that DCGM does not measure while it measures others
 
-	incidents map[uint][]health.Incident // by GPU; the slices are shared with readings
+	incidents     map[uint][]health.Incident // by GPU; the slices are shared with readings
+	nodeIncidents []health.Incident          // those that name no device
+	checks        healthChecks
 
 	unsupported map[dcgm.Short][]uint // by field, the numbers of the GPUs without it; nil once logged
 
-	healthFailing   bool
 	loggedFields    bool
 	loggedProfiling bool
 	lastUnnamed     []uint
@@ -89,7 +90,7 @@ func open(ctx context.Context, cfg Config, log *zap.Logger, now func() time.Time
 	if cfg.Interval <= 0 {
 		cfg.Interval = DefaultInterval
 	}
-	systems, err := systemMask(cfg.HealthSystems)
+	systems, err := selectSystems(cfg.HealthSystems)
 	if err != nil {
 		return nil, fmt.Errorf("health systems: %w", err)
 	}
@@ -102,7 +103,7 @@ func open(ctx context.Context, cfg Config, log *zap.Logger, now func() time.Time
 		return nil, err
 	}
 	s := &session{
-		cfg: cfg, systems: dcgm.HealthSystem(systems), log: log, now: now, history: history, openedAt: now(),
+		cfg: cfg, systems: systems, log: log, now: now, history: history, openedAt: now(),
 		lastDevices: map[entity]health.Device{}, incidents: map[uint][]health.Incident{},
 		presence: map[uint]*presence{}, latestXID: map[entity]xidRow{}, watches: &watches{},
 		pendingSince: map[uint]time.Time{}, stale: map[uint]bool{},

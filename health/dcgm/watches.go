@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/NVIDIA/go-dcgm/pkg/dcgm"
-	"go.uber.org/zap"
 )
 
 // entity is a GPU, a GPU instance or a compute instance, by DCGM's number, which is not the driver's.
@@ -53,7 +52,7 @@ type watches struct {
 	gpuGroup  dcgm.GroupHandle // GPUs: health checks, health and metric fields
 	allGroup  dcgm.GroupHandle // GPUs and instances: inventory and XIDs
 	xidFields dcgm.FieldHandle
-	health    bool // DCGM's health checks are enabled
+	checked   bool // DCGM's health checks are enabled
 
 	cleanup []func() error // removes everything, in reverse order
 
@@ -192,16 +191,18 @@ func (s *session) addWatches(w *watches, h hierarchy) (err error) {
 	if err = s.watchProfiling(w, h, profiling); err != nil {
 		return err
 	}
-	if s.systems == 0 || !hasFunction("dcgmHealthSet") || !hasFunction("dcgmHealthCheck") {
-		return nil
+	if s.systems != 0 {
+		w.cleanup = append(w.cleanup, w.disableHealthChecks)
+		s.enableHealthChecks(w, s.now())
 	}
-	if err := dcgm.HealthSet(w.gpuGroup, s.systems); err != nil {
-		s.log.Warn("DCGM health checks are not available", zap.Error(err))
-		return nil
-	}
-	w.health = true
-	w.cleanup = append(w.cleanup, func() error { return dcgm.HealthSet(w.gpuGroup, 0) })
 	return nil
+}
+
+func (w *watches) disableHealthChecks() error {
+	if !w.checked {
+		return nil // they would fail again; DCGM also removes them with the group
+	}
+	return dcgm.HealthSet(w.gpuGroup, 0)
 }
 
 // groupName returns a name that is unique in an engine with other clients and earlier runs of this program.
@@ -267,7 +268,7 @@ func (s *session) watchFieldGroup(
 func (w *watches) close() error {
 	var errs []error
 	for _, remove := range slices.Backward(w.cleanup) {
-		if err := remove(); err != nil && !isNotWatched(err) {
+		if err := remove(); err != nil && !isResult(err, dcgm.DCGM_ST_NOT_WATCHED) {
 			errs = append(errs, err)
 		}
 	}
@@ -290,7 +291,7 @@ func errorCode(err error) int {
 	return 0
 }
 
-// isNotWatched reports whether the error is that a field is not watched. go-dcgm returns it as a text only.
-func isNotWatched(err error) bool {
-	return strings.HasSuffix(err.Error(), errorText(dcgm.DCGM_ST_NOT_WATCHED))
+// isResult reports whether the error is that of a result of DCGM's functions. go-dcgm returns most as a text only.
+func isResult(err error, result int) bool {
+	return errorCode(err) == result || strings.HasSuffix(err.Error(), errorText(result))
 }

@@ -40,6 +40,7 @@ func (m *Monitor) applyReading(r *health.Reading) {
 	m.now.At, m.now.Devices = now, devices
 	m.logUnmatchedCordons()
 	m.now.Source.Versions = r.Versions
+	m.applyChecks(r, now)
 	m.now.Source.Reconnects = m.sessions - 1
 	m.now.Source.Polls++
 	m.now.Source.PollTook = m.pollDuration

@@ -42,6 +42,8 @@ const (
 	sourceStalled = "stalled" // calls do not return, as with a hung driver
 	sourceBlind   = "blind"   // calls return no values, as after an XID 119; sessions fail after blindAfter
 	sourceEmpty   = "empty"   // calls list no GPU, as with an engine started without a driver; meanwhile XIDs are lost
+
+	sourceChecksDown = "checksDown" // DCGM's health checks fail, as with a library and an engine that do not match
 )
 
 // Recovery is a recovery action of the driver (nvml.h: nvmlDeviceGpuRecoveryAction_t), by name or by number. Any number

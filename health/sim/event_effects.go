@@ -94,8 +94,8 @@ var effects = [...]effect{
 		parameter: choice(func(e *Event) **string { return &e.MIG }, migOff, migSevenths, migBalanced), only: func(p *profile) bool { return p.repartitions },
 	},
 	{
-		key: keySource, help: "the source's state: up, down, stalled, blind or empty",
-		parameter: choice(func(e *Event) **string { return &e.Source }, sourceUp, sourceDown, sourceStalled, sourceBlind, sourceEmpty),
+		key: keySource, help: "the source's state: up, down, stalled, blind, empty or checksDown",
+		parameter: choice(func(e *Event) **string { return &e.Source }, sourceUp, sourceDown, sourceStalled, sourceBlind, sourceEmpty, sourceChecksDown),
 	},
 }
 

@@ -62,7 +62,8 @@ func (s incidentSet) active() []health.Incident {
 func systemOf(name string) string {
 	for _, s := range []struct{ system, names string }{
 		{"pcie", "PCI_REPLAY_RATE"},
-		{"nvlink", "NVLINK FABRIC IMEX"},
+		{imexSystem, "IMEX"},
+		{"nvlink", "NVLINK FABRIC"},
 		{"memory", "DBE PAGE ROW_REMAP FAULTY_MEMORY"},
 		{"inforom", "INFOROM"},
 		{"thermal", "CLOCKS_EVENT_THERMAL"},
@@ -78,6 +79,9 @@ func systemOf(name string) string {
 	}
 	return ""
 }
+
+// imexSystem is the system whose incidents name no GPU.
+const imexSystem = "imex"
 
 // xidIncident is the incident that DCGM's health check makes of an XID.
 type xidIncident struct {

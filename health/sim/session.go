@@ -2,6 +2,7 @@ package sim
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -92,6 +93,8 @@ func (s *Source) reading(now time.Time) *health.Reading {
 		values  = make([]map[health.Field]float64, 0, len(s.devices))
 		t       = now.Sub(s.start).Seconds()
 		more    bool
+		checks  = s.checks()
+		node    []health.Incident // without a GPU
 	)
 	for i := range s.gpus {
 		g := &s.gpus[i]
@@ -113,9 +116,11 @@ func (s *Source) reading(now time.Time) *health.Reading {
 				sample.Stale = true
 			default:
 				sample.Values = values[n]
-				sample.Checked = n == 0
-				if n == 0 {
-					sample.Incidents = append(c.incidents.active(), g.xidIncidents()...)
+				sample.Checked = n == 0 && checks.Status == health.ChecksUp
+				if sample.Checked {
+					all := append(c.incidents.active(), g.xidIncidents()...)
+					sample.Incidents = slices.DeleteFunc(slices.Clone(all), isIMEX)
+					node = append(node, slices.DeleteFunc(all, func(i health.Incident) bool { return !isIMEX(i) })...)
 				}
 			}
 			if n == 0 && !blind {
@@ -130,8 +135,19 @@ func (s *Source) reading(now time.Time) *health.Reading {
 		s.wakeAll()
 	}
 	return &health.Reading{
-		Devices:  s.devices,
+		Devices: s.devices,
+		Checks:  checks, Incidents: node,
 		Samples:  samples,
 		Versions: health.Versions{Driver: driverVersion, CUDA: "13.0", DCGM: s.dcgm.version},
 	}
 }
+
+// checks returns the state of the health checks. Called with mu held.
+func (s *Source) checks() health.Checks {
+	if s.state == sourceChecksDown {
+		return health.Checks{Status: health.ChecksDown, Err: "simulated: API version mismatch; inject {source: up} to end it"}
+	}
+	return health.Checks{Status: health.ChecksUp}
+}
+
+func isIMEX(i health.Incident) bool { return i.System == imexSystem }

@@ -45,6 +45,29 @@ func TestSourceBlind(t *testing.T) {
 	})
 }
 
+// TestSourceChecksDown checks that only the health checks fail.
+func TestSourceChecksDown(t *testing.T) {
+	simulate(t, DefaultConfig(), func(t *testing.T, src *Source, ses health.Session) {
+		expect := func(checks health.ChecksStatus, incidents, node int) {
+			t.Helper()
+			r := poll(t, ses)
+			s := gpuSample(t, r, 1)
+			if r.Checks.Status != checks || (r.Checks.Err != "") != (checks == health.ChecksDown) || s.Checked != (checks == health.ChecksUp) {
+				t.Errorf("checks %+v, checked %v; want %v", r.Checks, s.Checked, checks)
+			}
+			if len(s.Incidents) != incidents || len(r.Incidents) != node || s.Presence != health.Present || len(s.Values) == 0 {
+				t.Errorf("%+v, %+v", s, r.Incidents)
+			}
+		}
+		inject(t, src, `{gpu: 1, incident: DCGM_FR_NVLINK_DOWN}`, `{gpu: 2, incident: DCGM_FR_IMEX_UNHEALTHY}`)
+		expect(health.ChecksUp, 1, 1)
+		inject(t, src, `{source: checksDown}`)
+		expect(health.ChecksDown, 0, 0)
+		inject(t, src, `{source: up}`)
+		expect(health.ChecksUp, 1, 1)
+	})
+}
+
 // TestSourceEmpty checks that a source without a driver lists no GPU without an error, keeps the XIDs from before, and
 // loses those reported meanwhile.
 func TestSourceEmpty(t *testing.T) {

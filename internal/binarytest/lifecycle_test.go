@@ -36,6 +36,41 @@ func TestAgentServesKubeletAndPrometheus(t *testing.T) {
 	}
 }
 
+// Health checks that fail are visible everywhere and harmless: the agent is ready, other faults count, incidents stay.
+func TestAgentWithoutHealthChecks(t *testing.T) {
+	t.Parallel()
+	p, k := startRegistered(t, simConfig)
+	inject := func(event string) {
+		t.Helper()
+		if out, code := run(t, "sim", "--config", p.config(), event); code != 0 {
+			t.Fatal(out)
+		}
+	}
+	p.awaitMetrics("gpu_node_agent_source_checks_up 1")
+	inject("{gpu: 3, incident: DCGM_FR_NVLINK_DOWN}")
+	p.awaitAllocatable(k, 7)
+	inject("{source: checksDown}")
+	p.awaitMetrics("gpu_node_agent_source_checks_up 0", "gpu_node_agent_source_up 1", `cause="dcgm-nvlink-down"`)
+	p.awaitPage("/readyz", http.StatusOK, "ok\nhealth checks down: ")
+	inject("{gpu: 3, incident: DCGM_FR_NVLINK_DOWN, severity: none}")
+	inject("{gpu: 5, xid: 79}")
+	p.awaitAllocatable(k, 6)
+	if s := p.snapshot().Source.Checks; s.Status != "down" || s.Error == "" || s.Since.IsZero() {
+		t.Errorf("status %+v", s)
+	}
+	for command, part := range map[string]string{"status": "health checks down", "doctor": "health checks down: "} {
+		if out, _ := run(t, command, "--config", p.config()); !strings.Contains(out, part) {
+			t.Errorf("%s lacks %q:\n%s", command, part, out)
+		}
+	}
+	inject("{source: up}")
+	p.awaitMetrics("gpu_node_agent_source_checks_up 1")
+	p.awaitPage("/readyz", http.StatusOK)
+	if _, text := p.get("/readyz"); text != "ok\n" {
+		t.Errorf("/readyz: %q", text)
+	}
+}
+
 // Without a working source the process stays up and reports why it is not ready.
 func TestAgentStaysUpWithoutSource(t *testing.T) {
 	t.Parallel()

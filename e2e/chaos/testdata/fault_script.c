@@ -116,6 +116,7 @@ static void apply_line(const char *line) {
     else if (strcmp(line, "hung\n") == 0) script_table.hang("dcgmEntitiesGetLatestValues");
     else if (strcmp(line, "blind\n") == 0) script_table.blind(1);
     else if (strcmp(line, "detached\n") == 0) state.stats.detached = 1;
+    else if (strcmp(line, "checksDown\n") == 0) script_table.fail("dcgmHealthCheck", -12, ALWAYS); // DCGM_ST_VER_MISMATCH
     else if (strcmp(line, "refuse\n") == 0) script_table.fail("dcgmDetachDriver", -11, 1), trap = "refuse"; // DCGM_ST_TIMEOUT
     else if (strcmp(line, "trap\n") == 0) script_table.hang("dcgmDetachDriver"), trap = "hang";
     else if (strcmp(line, "up\n") == 0) script_table.blind(0), script_table.fail("", 0, 0), script_table.release(), trap = "none";

@@ -41,6 +41,7 @@ EXPORT dcgmReturn_t dcgmPolicyUnregister(dcgmHandle_t handle, dcgmGpuGrp_t group
 EXPORT dcgmReturn_t dcgmHealthSet(dcgmHandle_t handle, dcgmGpuGrp_t group, dcgmHealthSystems_t systems) {
     ENTER
     if (group_of(group) == NULL) return leave(DCGM_ST_BADPARAM);
+    if (systems & state.refused) return leave(DCGM_ST_BADPARAM);
     state.stats.systems = systems;
     return leave(DCGM_ST_OK);
 }
@@ -48,8 +49,9 @@ EXPORT dcgmReturn_t dcgmHealthSet(dcgmHandle_t handle, dcgmGpuGrp_t group, dcgmH
 EXPORT dcgmReturn_t dcgmHealthCheck(dcgmHandle_t handle, dcgmGpuGrp_t group, dcgmHealthResponse_t *response) {
     ENTER
     if (group_of(group) == NULL || state.stats.systems == 0) return leave(DCGM_ST_NOT_CONFIGURED);
-    response->incidentCount = (unsigned)state.incidents;
-    memcpy(response->incidents, state.incident, (size_t)state.incidents * sizeof(state.incident[0]));
+    response->incidentCount = 0;
+    for (int i = 0; i < state.incidents; i++)
+        if (state.incident[i].system & state.stats.systems) response->incidents[response->incidentCount++] = state.incident[i];
     return leave(DCGM_ST_OK);
 }
 

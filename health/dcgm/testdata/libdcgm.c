@@ -52,6 +52,7 @@ EXPORT const char *errorString(dcgmReturn_t result) {
         case DCGM_ST_INIT_ERROR: return "DCGM initialization error";
         case DCGM_ST_UNINITIALIZED: return "Object is in undefined state";
         case DCGM_ST_TIMEOUT: return "Timeout";
+        case DCGM_ST_VER_MISMATCH: return "API version mismatch";
         case DCGM_ST_NOT_WATCHED: return "Field is not being watched";
         case DCGM_ST_CONNECTION_NOT_VALID: return "Host engine connection invalid/disconnected";
         case DCGM_ST_GPU_IS_LOST: return "GPU is lost";

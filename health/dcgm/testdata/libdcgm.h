@@ -81,6 +81,7 @@ typedef struct {
     int listeners; // registrations for policy violations
     int incidents;
     dcgmIncidentInfo_t incident[16];
+    unsigned refused; // health systems
     script_stats_t stats;
     int connected, blind;
     int empty;    // it lists no GPU and returns no error

@@ -204,6 +204,12 @@ static void incident(int kind, unsigned id, unsigned system, int health, unsigne
     unlock();
 }
 
+static void refuse(unsigned systems) {
+    lock();
+    state.refused = systems;
+    unlock();
+}
+
 static void profiling(unsigned gpu, unsigned field) {
     lock();
     entity_t *e = find(DCGM_FE_GPU, gpu);
@@ -286,7 +292,7 @@ static int handlers(unsigned long long *handler, int n) {
 }
 
 EXPORT script_table_t script_table = {
-    .reset = reset, .entity = entity, .drop = drop, .instance = instance, .profile = profile, .value = value, .row = row, .xid = xid,
+    .reset = reset, .refuse = refuse, .entity = entity, .drop = drop, .instance = instance, .profile = profile, .value = value, .row = row, .xid = xid,
     .clock = clock_, .hold = hold, .empty = empty,
     .link = link_, .incident = incident, .profiling = profiling,
     .blind = blind, .engine = engine, .library = library, .fail = fail, .hang = hang, .wait_hanging = wait_hanging, .release = release,

@@ -34,6 +34,7 @@ typedef struct {
     void (*empty)(int is);                                  // list no GPU and return no error
     void (*link)(unsigned gpu, unsigned peer, unsigned long long path);
     void (*incident)(int kind, unsigned id, unsigned system, int health, unsigned code, const char *message);
+    void (*refuse)(unsigned systems);                       // refuse these health systems
     void (*profiling)(unsigned gpu, unsigned field);        // make the GPU support a profiling field
     void (*blind)(int is);                                  // make all values blank; the start of an embedded engine ends it
     void (*engine)(const char *version);                    // of the host engine

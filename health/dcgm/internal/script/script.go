@@ -34,6 +34,7 @@ static void set_link(script_table_t *t, unsigned gpu, unsigned peer, unsigned lo
 static void incident(script_table_t *t, int kind, unsigned id, unsigned system, int health, unsigned code, char *message) {
 	t->incident(kind, id, system, health, code, message);
 }
+static void refuse(script_table_t *t, unsigned systems) { t->refuse(systems); }
 static void profiling(script_table_t *t, unsigned gpu, unsigned field) { t->profiling(gpu, field); }
 static void blind(script_table_t *t) { t->blind(1); }
 static void engine(script_table_t *t, char *version) { t->engine(version); }
@@ -163,6 +164,9 @@ func (l *Library) Incident(kind Kind, id, system uint, health int, code uint, me
 		C.incident(l.table, C.int(kind), C.uint(id), C.uint(system), C.int(health), C.uint(code), message)
 	})
 }
+
+// RefuseSystems makes the engine refuse these health systems, as those of a newer DCGM.
+func (l *Library) RefuseSystems(systems uint32) { C.refuse(l.table, C.uint(systems)) }
 
 // Profiling makes a GPU support a profiling field.
 func (l *Library) Profiling(gpu, field uint) { C.profiling(l.table, C.uint(gpu), C.uint(field)) }

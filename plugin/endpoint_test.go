@@ -246,6 +246,25 @@ func TestRegistrarWaitsForEndOfEarlierAgent(t *testing.T) {
 	})
 }
 
+// A changed configuration can remove a resource and return it before the kubelet has processed the end of its stream.
+func TestRegistrarReturnsBeforeEndOfEarlierStream(t *testing.T) {
+	onEachKubelet(t, func(t *testing.T, v kubelettest.Version) {
+		s := startSite(t, v)
+		s.kubelet.SetFault(kubelettest.Fault{HoldEnds: true})
+		s.setConfig(func(c *Config) { c.Resource = "example.com/gpu" })
+		s.waitResource(s.kubelet, "example.com/gpu", listed(4, 4))
+		s.setConfig(func(c *Config) { c.Resource = gpu })
+		s.waitResource(s.kubelet, gpu, listed(4, 4))
+		if r := s.waitStatus(isRegistered); r.Warning != "" {
+			t.Errorf("%+v", r)
+		}
+		s.kubelet.SetFault(kubelettest.Fault{})
+		s.check("a late end")
+		s.stop()
+		s.waitResource(s.kubelet, gpu, disconnected)
+	})
+}
+
 // After endTimeout the refusal itself makes the kubelet keep the endpoint.
 func TestRegistrarWaitsLimitedForEndOfEarlierAgent(t *testing.T) {
 	t.Parallel()

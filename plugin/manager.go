@@ -37,7 +37,8 @@ type Plugin struct {
 
 	// These belong to Run.
 	cdi             *cdi.Writer
-	hostFS          fs.FS // from the root on
+	hostFS          fs.FS                  // from the root on
+	kubeletViews    map[target]kubeletView // of ended registrars
 	loggedWarnings  []string
 	loggedUnmatched []unmatchedSelectors
 
@@ -83,6 +84,7 @@ func newPlugin(cfg *health.Latest[Config], snapshots *health.Latest[health.Snaps
 	p := &Plugin{
 		cfg: cfg, snapshots: snapshots, log: log, timing: t, err: "starting",
 		pods: newPodResources(cfg, snapshots, t, log), cdi: cdi.NewWriter(log), hostFS: os.DirFS("/"),
+		kubeletViews: make(map[target]kubeletView),
 	}
 	p.pods.KubeletLost = p.kubeletLost
 	p.layouts = newLayoutCache(cfg, snapshots, &p.pods.Holders)
@@ -225,14 +227,19 @@ func targets(resources []Resource, cfg Config) []target {
 // devices of stopped resources at once; otherwise it keeps them, unhealthy, for its grace period.
 func (p *Plugin) reconcile(ctx context.Context, desired []target, cfg Config, withdraw bool) {
 	var stopping sync.WaitGroup
+	var stopped []*runningRegistrar
 	running := slices.DeleteFunc(p.registrars(), func(r *runningRegistrar) bool {
 		if slices.Contains(desired, r.target) {
 			return false
 		}
 		stopping.Go(func() { r.stop(withdraw) })
+		stopped = append(stopped, r)
 		return true
 	})
 	stopping.Wait()
+	for _, r := range stopped {
+		p.kubeletViews[r.target] = r.registrar.view()
+	}
 	if missing := slices.DeleteFunc(slices.Clone(desired), func(t target) bool { return contains(running, t) }); len(missing) > 0 {
 		p.removeStaleSockets(ctx, cfg)
 		for _, t := range missing {
@@ -272,6 +279,7 @@ func (p *Plugin) start(ctx context.Context, t target, cfg Config) *runningRegist
 	srv := newServer(t.resource, p.layouts, p.log)
 	srv.allocated = p.pods.FollowAllocation
 	r := newRegistrar(srv, cfg, p.timing, p.pods, p.log)
+	r.resume(p.kubeletViews[t])
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -93,6 +93,23 @@ func newRegistrar(srv *server, cfg Config, t timing, pods *podresources.Client, 
 	}
 }
 
+// kubeletView is what a registrar has found about a kubelet. The next registrar of the resource, after a change of the
+// configuration, must not register a path whose end the kubelet processes late.
+type kubeletView struct {
+	socket    fs.FileInfo
+	fixedHeld bool
+	warning   string
+}
+
+func (r *registrar) view() kubeletView {
+	return kubeletView{r.kubeletSocket, r.fixedHeld || r.fixedSent, r.warning}
+}
+
+// resume continues with the view of an ended registrar. It applies as long as the kubelet is the same.
+func (r *registrar) resume(v kubeletView) {
+	r.kubeletSocket, r.fixedHeld, r.warning = v.socket, v.fixedHeld, v.warning
+}
+
 // run serves until ctx ends. Call stop afterwards.
 func (r *registrar) run(ctx context.Context) {
 	pluginapi.RegisterDevicePluginServer(r.grpc, r.srv)

@@ -161,6 +161,26 @@ func TestRegistrarLimitsStreamsOfLostSockets(t *testing.T) {
 	})
 }
 
+// A kubelet that refuses registrations keeps the devices, because an earlier stream stays open.
+func TestRegistrarKeepsStreamWhileRefused(t *testing.T) {
+	onEachKubelet(t, func(t *testing.T, v kubelettest.Version) {
+		s := startSite(t, v)
+		attempts := &s.p.registrars()[0].registrar.srv.streams
+		s.kubelet.SetFault(kubelettest.Fault{RegisterError: "too many plugins"})
+		s.remove(s.socket())
+		poll(s.harness, "attempts", func() uint64 {
+			attempts.mu.Lock()
+			defer attempts.mu.Unlock()
+			return attempts.registration
+		}, func(n uint64) bool { return n > 2*maxStreamsKept })
+		s.setHealth(2, health.Unhealthy)
+		s.waitResource(s.kubelet, gpu, listed(4, 3))
+		s.setHealth(2, health.Healthy)
+		s.kubelet.SetFault(kubelettest.Fault{})
+		s.check("refused registrations")
+	})
+}
+
 // The kubelet may have connected a path whose registration it did not answer, or whose stream it did not open.
 func TestRegistrarLeavesUnansweredPath(t *testing.T) {
 	for name, fault := range map[string]kubelettest.Fault{

@@ -64,7 +64,7 @@ type registrar struct {
 	kubeletNewAt  time.Time
 	fixedSent     bool // the newest registration is at the fixed path, and may have reached the kubelet
 	fixedHeld     bool // the kubelet may hold the fixed path until it restarts
-	streamsKept   int  // registrations that left earlier streams open
+	mayFollow     int  // registrations that the kubelet may follow, since no stream was open
 	phase         phase
 	phaseSince    time.Time
 	settledAt     time.Time // earliest next registration, as is nextAttempt
@@ -176,7 +176,7 @@ func (r *registrar) step(ctx context.Context) {
 	if count.open == 0 && r.earlierPluginCounted(now) || now.Before(r.settledAt) || now.Before(r.nextAttempt) || now.Before(count.lastEnd.Add(r.settle)) {
 		return
 	}
-	if r.streamsKept >= maxStreamsKept {
+	if r.mayFollow > maxStreamsKept {
 		r.endStreams()
 		return
 	}
@@ -190,7 +190,7 @@ const maxStreamsKept = 8
 // endStreams ends all streams. The next registration has another name, because the kubelet may process the ends late.
 func (r *registrar) endStreams() {
 	r.srv.streams.drop()
-	r.streamsKept, r.fixedHeld = 0, r.fixedHeld || r.fixedSent
+	r.mayFollow, r.fixedHeld = 0, r.fixedHeld || r.fixedSent
 }
 
 // earlierPluginCounted reports whether the kubelet still counts devices of the resource before the first registration, or
@@ -377,9 +377,8 @@ func (r *registrar) register(ctx context.Context) {
 // a restart: kubelet.sock was only touched.
 func (r *registrar) checkHeld() {
 	count := r.srv.streams.counts()
-	r.streamsKept++
 	if count.open == 0 {
-		r.streamsKept = 0
+		r.mayFollow = 0
 		if r.kubeletNew {
 			r.fixedSent, r.fixedHeld = false, false
 			r.setWarning("")
@@ -405,16 +404,17 @@ func (r *registrar) registerNextPath(ctx context.Context) (connected bool, err e
 		}
 	}
 	r.srv.streams.beginRegistration()
-	r.fixedSent = !r.fixedHeld
 	call, cancel := context.WithTimeout(ctx, r.registerTimeout)
 	defer cancel()
 	err = register(call, r.kubeletPath, r.srv.name, filepath.Base(path))
+	answer := status.Convert(err)
+	refused := err != nil && answer.Code() != codes.DeadlineExceeded && answer.Code() != codes.Canceled
+	r.fixedSent = !r.fixedHeld && !refused
+	if !refused {
+		r.mayFollow++
+	}
 	if err == nil {
 		return false, nil
-	}
-	answer := status.Convert(err)
-	if answer.Code() != codes.DeadlineExceeded && answer.Code() != codes.Canceled {
-		r.fixedSent = false // refused
 	}
 	return isConnected(answer), fmt.Errorf("the kubelet at %s did not register %s: %s", r.kubeletPath, r.srv.name, answer.Message())
 }

@@ -89,6 +89,7 @@ type Versions struct {
 type Reading struct {
 	Devices  []Device // a GPU before its MIG devices
 	Samples  []Sample // at most one per device, in any order
+	Entities []Entity // those with requested fields; not modified once returned
 	Versions Versions
 
 	Checks    Checks

@@ -80,6 +80,8 @@ type Snapshot struct {
 	At      time.Time // of the last successful poll; zero before the first
 	Source  Source
 	Devices []DeviceState // GPUs, then MIG devices, each by index
+
+	Entities []Entity // of the last reading
 }
 
 // Polled reports whether there was a successful poll.

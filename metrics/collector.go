@@ -154,6 +154,7 @@ func (c *collector) collect() (*exposition.Page, func()) {
 		s.totals, s.polls = c.src.Totals.views(s.snapshot.Devices, schema.needsEvents)
 		if s.snapshot.Source.Status == health.SourceUp || s.now.Sub(s.snapshot.At) < staleAfter {
 			s.collectFields()
+			s.collectEntities()
 		}
 		s.collectDevices()
 		s.collectSource()

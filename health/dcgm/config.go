@@ -32,6 +32,9 @@ type Config struct {
 	// health.Device.Texts, and compared once a minute. For a field in base units that this DCGM does not know, the older
 	// field is watched that it follows from (health.DerivationOf). A field that is not available, or that is neither a number
 	// nor a text, is left out and logged once.
+	//
+	// The values of fields of NVSwitches, NVLinks and CPUs are in health.Reading.Entities. DCGM's modules for them are used
+	// only if Fields has such a field.
 	Fields []health.Field
 	// HealthSystems are the systems that DCGM's health checks cover, by name: "pcie", "memory" and so on. Empty or "all"
 	// covers all of them, "none" disables the checks.

@@ -57,6 +57,7 @@ func (s *session) Detach(context.Context) error {
 	if err := s.usable(); err != nil {
 		return err
 	}
+	s.stopEntities()
 	if err := s.watches.close(); err != nil {
 		s.log.Debug("cannot remove the watches before detach", zap.Error(err))
 	}

@@ -83,7 +83,7 @@ func compile(dir string, flags ...string) (string, error) {
 	args := append([]string{
 		"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden",
 		"-Wl,-soname," + soname, "-I" + filepath.Join(strings.TrimSpace(string(module)), "pkg", "dcgm"),
-		"-o", path, "testdata/libdcgm.c", "testdata/groups.c", "testdata/checks.c", "testdata/script.c", "-lpthread",
+		"-o", path, "testdata/libdcgm.c", "testdata/groups.c", "testdata/checks.c", "testdata/entities.c", "testdata/script.c", "-lpthread",
 	}, flags...)
 	if out, err := exec.Command("cc", args...).CombinedOutput(); err != nil {
 		return "", fmt.Errorf("compile: %w\n%s", err, out)
@@ -95,7 +95,7 @@ func compile(dir string, flags ...string) (string, error) {
 const (
 	statusOK, statusInaccessible, statusLost, statusDetached = 1, 3, 4, 7
 
-	errTimeout, errNoData, errNotConnected, errInit, errNoFunction, errNotWatched = -11, -14, -21, -7, -20, -16
+	errTimeout, errNoData, errNotConnected, errInit, errNoFunction, errNotWatched, errModuleNotLoaded = -11, -14, -21, -7, -20, -16, -33
 )
 
 // clock is the time of a session, which the test sets; the zero clock is real time.

@@ -68,7 +68,9 @@ func (s *session) poll() (*health.Reading, error) {
 	if s.updatePresence(s.hierarchy.gpus) {
 		s.fullAt = time.Time{} // replace the earlier values soon
 	}
-	return s.reading(now, checked), nil
+	r := s.reading(now, checked)
+	r.Entities = s.measureEntities(now, full)
+	return r, nil
 }
 
 // elapsed reports whether d has passed since then. It is true if then is zero or, after the clock was set back, in the

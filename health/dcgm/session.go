@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/NVIDIA/go-dcgm/pkg/dcgm"
@@ -24,12 +25,14 @@ type session struct {
 	now     func() time.Time
 	history *history
 
-	mu         sync.Mutex // guards everything below
-	closed     bool
-	failed     error // of the first failed poll, which ends the session
-	watches    *watches
-	groupCount int             // groups created so far
-	versions   health.Versions // open reads those of DCGM, polls those of driver and CUDA
+	groupCount atomic.Uint64 // groups created so far
+
+	mu       sync.Mutex // guards everything below
+	closed   bool
+	failed   error // of the first failed poll, which ends the session
+	watches  *watches
+	versions health.Versions // open reads those of DCGM, polls those of driver and CUDA
+	entities entityWatch
 
 	hierarchy      hierarchy
 	inventoryDirty bool      // the inventory must be read again
@@ -109,6 +112,7 @@ func open(ctx context.Context, cfg Config, log *zap.Logger, now func() time.Time
 		pendingSince: map[uint]time.Time{}, stale: map[uint]bool{},
 	}
 	s.readVersions()
+	s.takeEntityFields()
 	var h hierarchy
 	if err = attach(cfg); err == nil {
 		h, err = readHierarchy()
@@ -199,6 +203,7 @@ func (s *session) Close() error {
 }
 
 func (s *session) disconnect() error {
+	s.stopEntities()
 	var errs []error
 	if s.failed == nil {
 		errs = append(errs, s.watches.close())

@@ -207,8 +207,7 @@ func (w *watches) disableHealthChecks() error {
 
 // groupName returns a name that is unique in an engine with other clients and earlier runs of this program.
 func (s *session) groupName(purpose string) string {
-	s.groupCount++
-	return fmt.Sprintf("gpu-node-agent-%d-%d-%s", os.Getpid(), s.groupCount, purpose)
+	return fmt.Sprintf("gpu-node-agent-%d-%d-%s", os.Getpid(), s.groupCount.Add(1), purpose)
 }
 
 func (s *session) newGroup(w *watches, purpose string) (dcgm.GroupHandle, error) {

@@ -1,9 +1,11 @@
 package monitor
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
@@ -86,6 +88,32 @@ func TestNewSessionDelaysOutageAgain(t *testing.T) {
 		h.set(func(s *fakeSource) { s.dieAfter = 0 })
 		advance(5 * time.Second)
 		h.wantCauses(t, "first readings of a session", health.SourceDown, "xid-95", "")
+	})
+}
+
+// Entities beside the devices are of the last reading, also if it is delayed, and end with a source that measures others.
+func TestEntitiesOfLastReading(t *testing.T) {
+	runTestWithTwoGPUs(t, func(t *testing.T, h *harness) {
+		wantSwitches := func(when string, want int) {
+			t.Helper()
+			if got := len(h.out.Load().Entities); got != want {
+				t.Errorf("%s: %d entities, want %d", when, got, want)
+			}
+		}
+		for n := range 3 {
+			h.set(func(s *fakeSource) { s.reading.Entities = make([]health.Entity, n) })
+			advance(2 * time.Second)
+			wantSwitches("GPUs present", n)
+		}
+		h.report()
+		h.set(func(s *fakeSource) { s.reading.Entities = s.reading.Entities[:1] })
+		advance(2 * time.Second)
+		wantSwitches("delayed reading", 1)
+		other := newFakeSource()
+		other.openErr = errors.New("no libdcgm.so.4")
+		h.source.Store(other.source(sourceID("sim a", true)))
+		synctest.Wait()
+		wantSwitches("other source", 0)
 	})
 }
 

@@ -14,6 +14,7 @@ func (m *Monitor) applyReading(r *health.Reading) {
 	m.mu.Lock()
 	defer m.unlock()
 	now, before := time.Now(), m.now.Devices
+	m.now.Entities = r.Entities
 	if m.newInventory && len(r.Devices) > 0 {
 		before = slices.DeleteFunc(slices.Clone(before), func(d health.DeviceState) bool {
 			return !slices.ContainsFunc(r.Devices, func(e health.Device) bool { return e.ID == d.Device.ID })

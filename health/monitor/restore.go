@@ -37,6 +37,7 @@ func (m *Monitor) exchangeDevices(to health.SourceID) {
 	m.restored = m.restored.Exchange(&m.now, m.history, to, time.Now())
 	m.logChangesLater(m.now.Devices, nil)
 	m.now.Devices, m.now.At, m.now.Source.Versions = m.restored.Devices, time.Time{}, health.Versions{}
+	m.now.Entities = nil
 	m.history, m.driverVersion, m.now.Source.DriverLoad = m.restored.History, "", m.restored.DriverLoad
 	m.now.Source.Checks, m.now.Source.Incidents = health.Checks{}, nil
 }

@@ -36,6 +36,8 @@ type profile struct {
 	links int         // NVLinks between any two GPUs
 	mig   [][]slice   // MIG devices of each GPU; nil: MIG is off
 
+	switches int // NVSwitches
+
 	repartitions bool // supports Event.MIG: sevenths and balanced fit its GPUs
 }
 
@@ -95,15 +97,15 @@ func v100() model {
 // profiles returns all profiles.
 //
 // h100-8 is a DGX H100: bus IDs, NUMA nodes, NV18 between all GPUs and NODE over PCIe within a socket, as nvidia-smi and
-// nvidia-smi topo -m print them; every GPU has its own PCIe switch.
+// nvidia-smi topo -m print them; every GPU has its own PCIe switch, and four NVSwitches connect them (DGX H100 user guide).
 //
-// a100-8 is a DGX A100 (DGX A100 user guide; nvidia-smi topo -m; the NCCL topology in NVIDIA/nccl#1505): NV12,
+// a100-8 is a DGX A100 (DGX A100 user guide; nvidia-smi topo -m; the NCCL topology in NVIDIA/nccl#1505): NV12, six NVSwitches,
 // four NUMA nodes per socket (NPS4), and two GPUs behind the switches of each of four nodes.
 //
 // h100-8-mig is h100-8 with MIG: six GPUs with seven MIG devices, two with the mix that mig-parted calls all-balanced.
 // In MIG mode no GPU reaches another over NVLink (MIG user guide, "no GPU to GPU P2P").
 //
-// v100-16 is a DGX-2: sixteen GPUs behind NVSwitches, NV6 between all, eight per socket (DGX-2 user guide;
+// v100-16 is a DGX-2: sixteen GPUs behind twelve NVSwitches, NV6 between all, eight per socket (DGX-2 user guide;
 // nvidia-smi topo -m).
 //
 // h100-16-mig is no real machine: sixteen H100 with seven MIG devices each on the buses of v100-16, for the largest list of
@@ -115,7 +117,7 @@ func profiles() []profile {
 		name: "h100-8", model: h100(),
 		pci:  []string{"1B:00.0", "43:00.0", "52:00.0", "61:00.0", "9D:00.0", "C3:00.0", "D1:00.0", "DF:00.0"},
 		numa: []int{0, 0, 0, 0, 1, 1, 1, 1},
-		near: health.PathNode, links: 18, repartitions: true,
+		near: health.PathNode, links: 18, switches: 4, repartitions: true,
 	}
 	mig := dgxH100
 	mig.name = "h100-8-mig"
@@ -128,7 +130,7 @@ func profiles() []profile {
 			"B7:00.0", "B9:00.0", "BC:00.0", "BE:00.0", "E0:00.0", "E2:00.0", "E5:00.0", "E7:00.0",
 		},
 		numa: []int{0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1},
-		near: health.PathNode, links: 6,
+		near: health.PathNode, links: 6, switches: 12,
 	}
 	largest := profile{
 		name: "h100-16-mig", model: h100(), pci: dgx2.pci, numa: dgx2.numa,
@@ -141,7 +143,7 @@ func profiles() []profile {
 			name: "a100-8", model: a100(),
 			pci:  []string{"07:00.0", "0F:00.0", "47:00.0", "4E:00.0", "87:00.0", "90:00.0", "B7:00.0", "BD:00.0"},
 			numa: []int{3, 3, 1, 1, 7, 7, 5, 5},
-			near: health.PathMultiSwitch, links: 12,
+			near: health.PathMultiSwitch, links: 12, switches: 6,
 		},
 		mig,
 		largest,

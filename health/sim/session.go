@@ -134,12 +134,16 @@ func (s *Source) reading(now time.Time) *health.Reading {
 	if more {
 		s.wakeAll()
 	}
-	return &health.Reading{
+	r := &health.Reading{
 		Devices: s.devices,
 		Checks:  checks, Incidents: node,
 		Samples:  samples,
 		Versions: health.Versions{Driver: driverVersion, CUDA: "13.0", DCGM: s.dcgm.version},
 	}
+	if !blind {
+		r.Entities = s.measureSwitches(t)
+	}
+	return r
 }
 
 // checks returns the state of the health checks. Called with mu held.

@@ -57,11 +57,11 @@ var (
 	errRangeMarker  = errors.New("marks the end of a range of fields and has no value")
 )
 
-// unsupportedEntityError reports a field of hardware that the agent does not watch.
+// unsupportedEntityError reports a field of hardware that the agent does not measure.
 type unsupportedEntityError struct{ kind string }
 
 func (e unsupportedEntityError) Error() string {
-	return fmt.Sprintf("field of %s, which the agent does not watch", entityName(e.kind))
+	return fmt.Sprintf("field of %s, which the agent does not measure", entityName(e.kind))
 }
 
 // lookup returns the field that a name refers to, under the name that its metric gets.
@@ -86,10 +86,10 @@ func (f dcgmField) row() (row, error) {
 	}
 	r := row{id: f.id, name: f.name, typ: TypeGauge, help: fmt.Sprintf("Field %d of DCGM.", f.id)}
 	switch f.kind {
-	case "number":
-		return r, nil
-	case "text":
+	case "text", "nvswitch-text", "cpu-text":
 		r.typ = TypeLabel
+		return r, nil
+	case "number", "nvswitch", "nvlink", "cpu":
 		return r, nil
 	case "binary":
 		return r, errBinaryField
@@ -99,17 +99,12 @@ func (f dcgmField) row() (row, error) {
 	return r, unsupportedEntityError{f.kind}
 }
 
-// entityName returns the plural name of the hardware that a kind of fields belongs to; the kind itself if unknown.
+// entityName returns the plural name of the hardware of a kind of fields that the agent does not measure; the kind itself if
+// unknown.
 func entityName(kind string) string {
 	switch kind {
-	case "nvswitch":
-		return "NVSwitches"
-	case "nvlink":
-		return "single NVLinks"
 	case "vgpu":
 		return "vGPUs"
-	case "cpu":
-		return "CPUs"
 	case "connectx":
 		return "network cards"
 	}

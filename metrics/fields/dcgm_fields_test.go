@@ -11,6 +11,9 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
+// The kinds of fields that can be selected.
+var exportedKinds = []string{"number", "text", "nvswitch", "nvswitch-text", "nvlink", "cpu", "cpu-text"}
+
 // The list is ordered by number, and its names are unique.
 func TestDCGMFieldsText(t *testing.T) {
 	last, names := -1, 0
@@ -23,7 +26,7 @@ func TestDCGMFieldsText(t *testing.T) {
 			t.Fatalf("line %q: too few columns", line)
 		}
 		id, err := strconv.Atoi(columns[0])
-		if kind := columns[1]; err != nil || id <= last || !slices.Contains([]string{"number", "text", "binary", "mark"}, kind) && entityName(kind) == kind {
+		if kind := columns[1]; err != nil || id <= last || !slices.Contains(append(exportedKinds, "binary", "mark"), kind) && entityName(kind) == kind {
 			t.Errorf("invalid line %q after number %d: %v", line, last, err)
 		}
 		last, names = id, names+len(columns)-2
@@ -64,7 +67,8 @@ func TestSelectEveryDCGMField(t *testing.T) {
 	s := Select(specs)
 	ids := s.IDs()
 	for name, f := range all {
-		isNumber, isText := f.kind == "number", f.kind == "text"
+		isText := strings.HasSuffix(f.kind, "text")
+		isNumber := slices.Contains(exportedKinds, f.kind) && !isText
 		_, derived := health.DerivationOf(f.id) // from the older field, which is measured too
 		if want := isNumber && !derived || isText && !alwaysProvided(f.id); slices.Contains(ids, f.id) != want {
 			t.Errorf("%s: measured is %v, want %v", name, !want, want)
@@ -104,18 +108,15 @@ func TestLookup(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]error{
-		"DCGM_FI_DEV_NVSWITCH_TEMPERATURE_CURRENT": unsupportedEntityError{"nvswitch"},
-		"DCGM_FI_DEV_CPU_UTIL_TOTAL":               unsupportedEntityError{"cpu"},
-		"DCGM_FI_DEV_CONNECTX_HEALTH":              unsupportedEntityError{"connectx"},
-		"DCGM_FI_DEV_VGPU_FB_USED_BYTES":           unsupportedEntityError{"vgpu"},
-		"DCGM_FI_DEV_VGPU_VM_NAME":                 unsupportedEntityError{"vgpu"},
-		"DCGM_FI_PROF_NVLINK_TX_BYTES_PER_LINK":    unsupportedEntityError{"nvlink"},
-		"DCGM_FI_DEV_CLOCKS_SUPPORTED":             errBinaryField,
-		"DCGM_FI_LAST_VGPU_FIELD_ID":               errRangeMarker,
-		"DCGM_FI_UNKNOWN":                          errRangeMarker,
-		"DCGM_FI_DEV_NOTHING":                      errUnknownField,
-		"number":                                   errUnknownField,
-		"":                                         errUnknownField,
+		"DCGM_FI_DEV_CONNECTX_HEALTH":    unsupportedEntityError{"connectx"},
+		"DCGM_FI_DEV_VGPU_FB_USED_BYTES": unsupportedEntityError{"vgpu"},
+		"DCGM_FI_DEV_VGPU_VM_NAME":       unsupportedEntityError{"vgpu"},
+		"DCGM_FI_DEV_CLOCKS_SUPPORTED":   errBinaryField,
+		"DCGM_FI_LAST_VGPU_FIELD_ID":     errRangeMarker,
+		"DCGM_FI_UNKNOWN":                errRangeMarker,
+		"DCGM_FI_DEV_NOTHING":            errUnknownField,
+		"number":                         errUnknownField,
+		"":                               errUnknownField,
 	} {
 		if r, err := lookup(name); !errors.Is(err, want) {
 			t.Errorf("lookup(%q) = %+v, %v; want error %v", name, r, err, want)

@@ -95,6 +95,7 @@ static void forget_rows(entity_t *e) {
 }
 
 static dcgm_field_entity_group_t level_of(unsigned short field) {
+    if (module_level_of(field) != DCGM_FE_NONE) return module_level_of(field);
     switch (field) {
         case 1: case 2: case 5: return DCGM_FE_NONE;
         case 50: case 54: case 1001: case 1002: case 1003: return DCGM_FE_GPU_CI;
@@ -115,6 +116,8 @@ static int mark(dcgmGpuGrp_t group, dcgmFieldGrp_t fields, int watched, long lon
     for (int i = 0; i < g->count; i++) {
         entity_t *e = find((int)g->entity[i].entityGroupId, g->entity[i].entityId);
         if (e == NULL) unknown = 1; // a removed instance
+        for (int j = 0; e != NULL && watched && j < f->count; j++)
+            if (!can_measure(e, f->field[j])) return DCGM_ST_BADPARAM;
         for (int j = 0; e != NULL && j < f->count; j++) {
             value_t *v = value_of(e, f->field[j]);
             if (!watched && (!v->ever_watched || level_of(f->field[j]) == DCGM_FE_NONE)) {
@@ -136,6 +139,7 @@ static int mark(dcgmGpuGrp_t group, dcgmFieldGrp_t fields, int watched, long lon
             v->samples = samples;
             if (f->field[j] == DCGM_FI_DEV_XID_ERROR && !watched) forget_rows(e);
         }
+        if (e != NULL && !watched) unwatch_module(e);
     }
     state.watches += watched - f->watched; // to watch it again only changes how
     f->watched = watched;

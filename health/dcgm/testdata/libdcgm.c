@@ -166,6 +166,7 @@ EXPORT dcgmReturn_t dcgmGetEntityGroupEntities(dcgmHandle_t handle, dcgm_field_e
                                                dcgm_field_eid_t *entities, int *count, unsigned int flags) {
     ENTER
     (void)flags;
+    if (kind == DCGM_FE_SWITCH && strcmp(state.fail, "nvswitch") == 0) return leave(state.fail_code);
     int n = 0;
     for (int i = 0; i < state.entities; i++)
         if (state.entity[i].kind == (int)kind && n < *count && !state.empty) entities[n++] = state.entity[i].id;

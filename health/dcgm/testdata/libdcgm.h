@@ -121,6 +121,12 @@ group_t *group_of(dcgmGpuGrp_t group) HIDDEN;
 fields_t *fields_of(dcgmFieldGrp_t fields) HIDDEN;
 int refuses_profiling(group_t *g, fields_t *f) HIDDEN;
 void leak_listeners(void) HIDDEN;
+// module_of returns DCGM's module that measures an entity, DcgmModuleIdCore for GPUs and their NVLinks.
+int module_of(const entity_t *e) HIDDEN;
+// module_level_of returns the level of a field of entities beside the GPUs, DCGM_FE_NONE for other fields.
+dcgm_field_entity_group_t module_level_of(unsigned short field) HIDDEN;
+int can_measure(const entity_t *e, unsigned short field) HIDDEN;
+void unwatch_module(const entity_t *e) HIDDEN;
 int left(void) HIDDEN;
 int called(const char *function) HIDDEN;
 

@@ -62,9 +62,13 @@ type Kind int
 
 // The kinds that the library has.
 const (
-	GPU Kind = 1
-	GI  Kind = 4
-	CI  Kind = 5
+	GPU    Kind = 1
+	Switch Kind = 3
+	GI     Kind = 4
+	CI     Kind = 5
+	Link   Kind = 6
+	CPU    Kind = 7
+	Core   Kind = 8
 )
 
 // Library is the scripted library, once it is loaded.
@@ -188,7 +192,7 @@ func (l *Library) SetVersion(version string) {
 }
 
 // Fail makes a function return a code a number of times, or always if times is negative. "*" is every function that needs
-// a connection, as with a dead engine.
+// a connection, as with a dead engine; "nvswitch" is the module that lists NVSwitches.
 func (l *Library) Fail(function string, code, times int) {
 	with(function, func(function *C.char) { C.fail(l.table, function, C.int(code), C.int(times)) })
 }

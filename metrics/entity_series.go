@@ -1,0 +1,78 @@
+package metrics
+
+import (
+	"strconv"
+
+	dto "github.com/prometheus/client_model/go"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
+)
+
+// collectEntities adds the selected fields of NVSwitches, NVLinks, CPUs and cores, with dcgm-exporter's labels. No pod holds
+// them.
+func (s *scrape) collectEntities() {
+	for i := range s.snapshot.Entities {
+		e := &s.snapshot.Entities[i]
+		var labels []*dto.LabelPair // of all series of the entity
+		for n := range s.cfg.Chosen.Fields {
+			v, ok := e.Values[s.cfg.Chosen.Fields[n].ID]
+			if !ok {
+				continue
+			}
+			if labels == nil {
+				if labels, ok = s.hardwareLabels(e); !ok {
+					break
+				}
+			}
+			s.Add(s.firstField+n, v, labels)
+		}
+	}
+}
+
+// hardwareLabels returns the labels of an entity; ok is false for a link of a GPU that is not listed.
+func (s *scrape) hardwareLabels(e *health.Entity) (labels []*dto.LabelPair, ok bool) {
+	id, parent := strconv.FormatUint(uint64(e.ID), 10), strconv.FormatUint(uint64(e.Parent), 10)
+	var more []Label
+	switch e.Kind {
+	case health.EntityNVSwitch:
+		more = []Label{label("nvswitch", "nvswitch"+id)}
+	case health.EntitySwitchLink:
+		more = []Label{label("nvlink", id), label("nvswitch", "nvswitch"+parent)}
+	case health.EntityGPULink:
+		gpu := s.device(e.GPU)
+		if gpu == nil {
+			return nil, false
+		}
+		index := strconv.Itoa(gpu.Index)
+		more = []Label{
+			label("nvlink", id), label("gpu", index), label("gpu_uuid", string(gpu.ID)), label("pci_bus_id", gpu.PCI),
+			label("device", "nvidia"+index), label("model_name", gpu.Model),
+		}
+	case health.EntityCPU:
+		more = []Label{label("cpu", id)}
+	case health.EntityCPUCore:
+		more = []Label{label("cpucore", id), label("cpu", parent)}
+	}
+	more = append(more, label(s.cfg.Compat.HostnameLabel, s.src.Hostname))
+	for _, f := range s.cfg.Chosen.Labels {
+		value := fields.Text(f.ID, health.Device{Texts: e.Texts}, s.snapshot.Source.Versions)
+		if n, ok := e.Values[f.ID]; ok && value == "" {
+			value = strconv.FormatFloat(n, 'g', -1, 64)
+		}
+		if value != "" {
+			more = append(more, label(f.Name, value))
+		}
+	}
+	return s.Labels(nil, more...), true
+}
+
+// device returns a device of the snapshot, nil if it is not listed.
+func (s *scrape) device(id health.DeviceID) *health.Device {
+	for i := range s.snapshot.Devices {
+		if d := &s.snapshot.Devices[i].Device; d.ID == id {
+			return d
+		}
+	}
+	return nil
+}

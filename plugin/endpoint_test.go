@@ -346,12 +346,13 @@ func TestStatusShowsLostSocketAtOnce(t *testing.T) {
 	for _, lose := range []func() string{
 		func() string { return r.socketPath },
 		func() string {
-			link, err := r.socket.Link(r.cfg.alternateSocketPath(gpu, 7))
+			path := r.cfg.alternateSocketPath(gpu, 7)
+			alternate, err := openSocket(t.Context(), path)
 			if err != nil {
 				t.Fatal(err)
 			}
-			r.alternate = link
-			return r.cfg.alternateSocketPath(gpu, 7)
+			r.alternate = alternate
+			return path
 		},
 	} {
 		if err := r.listen(t.Context()); err != nil {
@@ -454,7 +455,7 @@ func TestAlternateSocketPath(t *testing.T) {
 			t.Errorf("%s does not match %s", one, SocketPattern)
 		}
 	}
-	// The path of a short resource's other names may be longer than its fixed path.
+	// The path of a short resource's other sockets may be longer than its fixed path.
 	c.KubeletDir = "/" + strings.Repeat("d", unixsock.MaxPath-len("//device-plugins/gpu-node-agent-a.b_c.sock"))
 	c.Resource = "a.b/c"
 	if err := c.validateKubeletDir(); err == nil {

@@ -39,8 +39,8 @@ const (
 //
 // A kubelet since 1.37 refuses a registration at a path that it still has connected, and then never notices that the
 // path's stream ends. So the registrar registers its fixed path only while the kubelet cannot hold it, and otherwise
-// another name of the same socket, which it never uses twice. It always listens at the fixed path, by which another agent
-// detects it.
+// another path, at which it listens as well, and which it never uses twice. It always listens at the fixed path, by which
+// another agent detects it.
 type registrar struct {
 	timing
 	srv         *server
@@ -54,7 +54,7 @@ type registrar struct {
 
 	// The fields up to mu belong to the goroutine of run.
 	socket        *unixsock.Socket
-	alternate     *unixsock.Socket // socket's other name if that was registered, otherwise nil
+	alternate     *unixsock.Socket // at another path if that was registered, otherwise nil
 	served        chan struct{}    // closed when grpc.Serve of socket has returned
 	listenErr     error
 	nextListen    time.Time   // earliest next attempt after listenErr
@@ -187,7 +187,7 @@ func (r *registrar) step(ctx context.Context) {
 // each loss of the socket, and after each lost answer of the kubelet.
 const maxStreamsKept = 8
 
-// endStreams ends all streams. The next registration has another name, because the kubelet may process the ends late.
+// endStreams ends all streams. The next registration has another path, because the kubelet may process the ends late.
 func (r *registrar) endStreams() {
 	r.srv.streams.drop()
 	r.mayFollow, r.fixedHeld = 0, r.fixedHeld || r.fixedSent
@@ -220,8 +220,8 @@ func (r *registrar) listen(ctx context.Context) error {
 		case <-r.served: // the listener failed
 		default:
 			if r.alternate != nil && !r.alternate.InPlace() {
-				r.alternate = nil
-				r.log.Warn("socket lost, registering another name", zap.String("socket", r.socketPath))
+				r.closeAlternate()
+				r.log.Warn("socket lost, registering another path", zap.String("socket", r.socketPath))
 				r.scheduleRegistration(socketLostReason)
 			}
 			return nil
@@ -239,33 +239,40 @@ func (r *registrar) listen(ctx context.Context) error {
 	if r.socket != nil {
 		reason = socketLostReason
 		// The connections that it accepted, and with them the kubelet's stream, stay open.
-		if err := errors.Join(r.removeAlternate(), r.socket.Close()); err != nil && !errors.Is(err, net.ErrClosed) {
+		r.closeAlternate()
+		if err := r.socket.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
 			r.log.Debug("closing the lost socket", zap.Error(err))
 		}
 		r.log.Warn("socket lost, listening again", zap.String("socket", r.socketPath))
 	} else {
 		r.log.Info("listening", zap.String("socket", r.socketPath))
 	}
-	served := make(chan struct{})
-	r.socket, r.served = socket, served
-	r.serving.Go(func() {
-		defer close(served)
-		_ = r.grpc.Serve(socket) // after an error the next step listens again
-	})
+	r.socket, r.served = socket, r.serve(socket)
 	r.scheduleRegistration(reason)
 	return nil
 }
 
 const socketLostReason = "the plugin's socket was lost"
 
-// removeAlternate removes the other name of the socket.
-func (r *registrar) removeAlternate() error {
+// serve serves a socket until it is closed or fails. The result is closed then.
+func (r *registrar) serve(socket *unixsock.Socket) (served chan struct{}) {
+	served = make(chan struct{})
+	r.serving.Go(func() {
+		defer close(served)
+		_ = r.grpc.Serve(socket) // after an error the next step listens again
+	})
+	return served
+}
+
+// closeAlternate closes the socket at another path. The connections that it accepted stay open.
+func (r *registrar) closeAlternate() {
 	if r.alternate == nil {
-		return nil
+		return
 	}
-	old := r.alternate
+	if err := r.alternate.Close(); err != nil {
+		r.log.Debug("closing the socket at another path", zap.Error(err))
+	}
 	r.alternate = nil
-	return old.Remove()
 }
 
 // openSocket listens at path, below plugin.kubeletDir.
@@ -390,18 +397,17 @@ func (r *registrar) checkHeld() {
 	}
 }
 
-// registerNextPath registers the fixed path, or another name of the socket if the kubelet may hold the fixed path. It
+// registerNextPath registers the fixed path, or another one if the kubelet may hold the fixed path. It
 // reports whether the kubelet refused the path because it has it connected already.
 func (r *registrar) registerNextPath(ctx context.Context) (connected bool, err error) {
-	if err := r.removeAlternate(); err != nil {
-		r.log.Debug("removing the other name of the socket", zap.Error(err))
-	}
+	r.closeAlternate()
 	path := r.socketPath
 	if r.fixedHeld {
 		path = r.cfg.alternateSocketPath(r.srv.name, rand.Uint32())
-		if r.alternate, err = r.socket.Link(path); err != nil {
-			return false, fmt.Errorf("no other name for the plugin's socket: %w", err)
+		if r.alternate, err = openSocket(ctx, path); err != nil {
+			return false, fmt.Errorf("no other socket for the plugin: %w", err)
 		}
+		r.serve(r.alternate)
 	}
 	r.srv.streams.beginRegistration()
 	call, cancel := context.WithTimeout(ctx, r.registerTimeout)

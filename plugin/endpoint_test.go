@@ -266,6 +266,27 @@ func TestRegistrarWaitsForEndOfEarlierAgent(t *testing.T) {
 	})
 }
 
+// The first registration does not wait for a kubelet that cannot tell which devices it counts.
+func TestRegistrarNeedsNoPodResources(t *testing.T) {
+	for name, disturb := range map[string]func(h *harness, k *kubelettest.Kubelet){
+		"error": func(_ *harness, k *kubelettest.Kubelet) {
+			k.SetFault(kubelettest.Fault{AllocatableError: "method GetAllocatableResources not implemented"})
+		},
+		"no socket": func(h *harness, _ *kubelettest.Kubelet) { h.remove(filepath.Join(h.root, "pod-resources")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHarness(t, snapshot(2))
+			h.p.timing.endTimeout = time.Minute
+			k := h.kubelet()
+			disturb(h, k)
+			h.run()
+			h.waitResource(k, gpu, listed(2, 2))
+			h.waitStatus(isRegistered)
+		})
+	}
+}
+
 // A changed configuration can remove a resource and return it before the kubelet has processed the end of its stream.
 func TestRegistrarReturnsBeforeEndOfEarlierStream(t *testing.T) {
 	onEachKubelet(t, func(t *testing.T, v kubelettest.Version) {

@@ -118,14 +118,18 @@ func (s *scrape) entityLabels(e *entity) []*dto.LabelPair {
 		labels = append(labels, label("GPU_I_PROFILE", d.Profile), label("GPU_I_ID", e.gi))
 	}
 	for i := range s.cfg.Chosen.Labels {
-		f := &s.cfg.Chosen.Labels[i]
-		value := fields.Text(f.ID, *d, s.snapshot.Source.Versions)
-		if n, ok := f.Value(state.Sample.Values); ok && value == "" {
-			value = strconv.FormatFloat(n, 'g', -1, 64)
-		}
-		labels = append(labels, label(f.Name, value))
+		labels = append(labels, s.fieldLabel(&s.cfg.Chosen.Labels[i], *d, state.Sample.Values))
 	}
 	return s.Labels(nil, labels...)
+}
+
+// fieldLabel returns a field as a label, "" if its value is unknown.
+func (s *scrape) fieldLabel(f *fields.Field, d health.Device, values map[health.Field]float64) Label {
+	value := fields.Text(f.ID, d, s.snapshot.Source.Versions)
+	if n, ok := f.Value(values); ok && value == "" {
+		value = strconv.FormatFloat(n, 'g', -1, 64)
+	}
+	return label(f.Name, value)
 }
 
 // collectField adds one field of an entity, unless its value is unknown.

@@ -63,28 +63,33 @@ func (s *session) takeEntityFields() {
 		{name: "CPUs", kind: health.EntityCPU, levels: level(dcgm.FE_CPU, dcgm.FE_CPU_CORE), list: listCPUs},
 		{name: "CPU cores", kind: health.EntityCPUCore, levels: level(dcgm.FE_CPU_CORE), list: listCores},
 	}
-	s.cfg.Fields = slices.DeleteFunc(slices.Clone(s.cfg.Fields), func(f health.Field) (taken bool) {
+	var requested []dcgm.Short
+	s.cfg.Fields = slices.DeleteFunc(slices.Clone(s.cfg.Fields), func(f health.Field) (found bool) {
 		meta, err := dcgm.FieldGetByID(dcgm.Short(f))
-		other := health.EntitySwitchLink
-		if f >= 700 && f <= 899 { // dcgm_fields.h: DCGM_FI_FIRST_NVSWITCH_FIELD_ID
-			other = health.EntityGPULink
+		if err != nil {
+			return false
+		}
+		lacking := health.EntitySwitchLink // the links without it
+		if f >= 700 && f <= 899 {          // dcgm_fields.h: DCGM_FI_FIRST_NVSWITCH_FIELD_ID
+			lacking = health.EntityGPULink
 		}
 		for _, set := range sets {
-			if err == nil && slices.Contains(set.levels, meta.EntityLevel) && set.kind != other {
-				set.fields, taken = append(set.fields, dcgm.Short(f)), true
+			if slices.Contains(set.levels, meta.EntityLevel) && set.kind != lacking {
+				set.fields, found = append(set.fields, meta.FieldID), true
 			}
 		}
-		return taken
+		if found {
+			requested = append(requested, meta.FieldID)
+		}
+		return found
 	})
+	supported, omitted, err := s.supportedByEngine(requested)
+	if err != nil || len(omitted) > 0 {
+		s.log.Warn("omitting fields of NVSwitches, NVLinks or CPUs that DCGM does not support", zap.Stringers("fields", omitted), zap.Error(err))
+	}
 	for _, set := range sets {
-		if len(set.fields) == 0 {
-			continue
-		}
-		fields, omitted, err := s.supportedByEngine(set.fields)
-		if err != nil || len(omitted) > 0 {
-			s.log.Warn("omitting fields that DCGM does not support", zap.String("entities", set.name), zap.Stringers("fields", omitted), zap.Error(err))
-		}
-		if set.fields = fields; len(fields) > 0 {
+		set.fields = slices.DeleteFunc(set.fields, func(f dcgm.Short) bool { return !slices.Contains(supported, f) })
+		if len(set.fields) > 0 {
 			s.entities.sets = append(s.entities.sets, set)
 		}
 	}
@@ -180,13 +185,15 @@ func (w *entityWatch) measure(s *session, now time.Time) (all []health.Entity) {
 func (w *entityWatch) refresh(s *session) (lost bool) {
 	changed := false
 	for _, set := range w.sets {
-		if set.listed, set.err = set.list(); set.err != nil && connectionLost(set.err) {
+		if set.listed, set.err = set.list(); connectionLost(set.err) {
 			return true
 		}
-		if set.err == nil && len(set.listed) == 0 {
+		if set.err != nil {
+			set.listed = nil
+		} else if len(set.listed) == 0 {
 			set.err = errNoEntities
 		}
-		changed = changed || set.err == nil && !slices.Equal(set.listed, set.watched) || set.err != nil && len(set.watched) > 0
+		changed = changed || !slices.Equal(set.listed, set.watched)
 	}
 	for changed {
 		changed = false
@@ -195,12 +202,10 @@ func (w *entityWatch) refresh(s *session) (lost bool) {
 			if set.err != nil {
 				continue
 			}
-			if set.err = set.watch(s, &w.watches); set.err != nil {
-				changed = true
-				if connectionLost(set.err) {
-					return true
-				}
+			if set.err = set.watch(s, &w.watches); connectionLost(set.err) {
+				return true
 			}
+			changed = changed || set.err != nil
 		}
 	}
 	return false

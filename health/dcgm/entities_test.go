@@ -329,8 +329,8 @@ func TestEntityFieldUnknownToEngine(t *testing.T) {
 	cfg.Fields = append(cfg.Fields, fieldGPULinkDowns, fieldGPULinkCRCs)
 	_, r := b.open(cfg).pollEntities()
 	expectEntities(t, r, entityValue{health.EntityGPULink, 2, 0, gpuID(0), fieldGPULinkDowns, 7})
-	logged := logs.FilterFieldKey("entities").All()
-	if len(logged) != 1 || !slices.Equal(loggedNumbers(logged[0].ContextMap()), []string{"1525"}) {
+	logged := logs.FilterFieldKey("fields").All() // of entities, then of GPUs
+	if len(logged) != 2 || !slices.Equal(loggedNumbers(logged[0].ContextMap()), []string{"1525"}) {
 		t.Errorf("logged %v", logged)
 	}
 }

@@ -5,6 +5,7 @@ package dcgm
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/NVIDIA/go-dcgm/pkg/dcgm"
@@ -82,7 +83,8 @@ func elapsed(then, now time.Time, d time.Duration) bool {
 // connectionLost reports whether an error makes the connection unusable (OBSERVED.md#dead-engine,
 // OBSERVED.md#hung-engine).
 func connectionLost(err error) bool {
-	return isResult(err, dcgm.DCGM_ST_CONNECTION_NOT_VALID) || isResult(err, dcgm.DCGM_ST_TIMEOUT) || isResult(err, dcgm.DCGM_ST_UNINITIALIZED)
+	results := []int{dcgm.DCGM_ST_CONNECTION_NOT_VALID, dcgm.DCGM_ST_TIMEOUT, dcgm.DCGM_ST_UNINITIALIZED}
+	return err != nil && slices.ContainsFunc(results, func(r int) bool { return isResult(err, r) })
 }
 
 // updatePresence reads the statuses of the GPUs and reports whether the presence of any has changed.

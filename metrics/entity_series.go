@@ -56,10 +56,5 @@ func (s *scrape) hardwareLabels(e *health.Entity) (labels []*dto.LabelPair, ok b
 		more = []Label{label("cpucore", id), label("cpu", parent)}
 	}
 	more = append(more, label(s.cfg.Compat.HostnameLabel, s.src.Hostname))
-	for i := range s.cfg.Chosen.Labels {
-		if l := s.fieldLabel(&s.cfg.Chosen.Labels[i], health.Device{Texts: e.Texts}, e.Values); l.Value != "" {
-			more = append(more, l)
-		}
-	}
-	return s.Labels(nil, more...), true
+	return s.Labels(nil, s.addFieldLabels(more, health.Device{Texts: e.Texts}, e.Values)...), true
 }

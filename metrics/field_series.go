@@ -117,19 +117,22 @@ func (s *scrape) entityLabels(e *entity) []*dto.LabelPair {
 	if d.Kind == health.KindMIG {
 		labels = append(labels, label("GPU_I_PROFILE", d.Profile), label("GPU_I_ID", e.gi))
 	}
-	for i := range s.cfg.Chosen.Labels {
-		labels = append(labels, s.fieldLabel(&s.cfg.Chosen.Labels[i], *d, state.Sample.Values))
-	}
-	return s.Labels(nil, labels...)
+	return s.Labels(nil, s.addFieldLabels(labels, *d, state.Sample.Values)...)
 }
 
-// fieldLabel returns a field as a label, "" if its value is unknown.
-func (s *scrape) fieldLabel(f *fields.Field, d health.Device, values map[health.Field]float64) Label {
-	value := fields.Text(f.ID, d, s.snapshot.Source.Versions)
-	if n, ok := f.Value(values); ok && value == "" {
-		value = strconv.FormatFloat(n, 'g', -1, 64)
+// addFieldLabels adds the labels that are fields of a device or entity.
+func (s *scrape) addFieldLabels(labels []Label, d health.Device, values map[health.Field]float64) []Label {
+	for i := range s.cfg.Chosen.Labels {
+		f := &s.cfg.Chosen.Labels[i]
+		value := fields.Text(f.ID, d, s.snapshot.Source.Versions)
+		if n, ok := f.Value(values); ok && value == "" {
+			value = strconv.FormatFloat(n, 'g', -1, 64)
+		}
+		if value != "" {
+			labels = append(labels, label(f.Name, value))
+		}
 	}
-	return label(f.Name, value)
+	return labels
 }
 
 // collectField adds one field of an entity, unless its value is unknown.

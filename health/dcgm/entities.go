@@ -84,7 +84,7 @@ func (s *session) takeEntityFields() {
 		return found
 	})
 	supported, omitted, err := s.supportedByEngine(requested)
-	if err != nil || len(omitted) > 0 {
+	if err != nil && !connectionLost(err) || len(omitted) > 0 {
 		s.log.Warn("omitting fields of NVSwitches, NVLinks or CPUs that DCGM does not support", zap.Stringers("fields", omitted), zap.Error(err))
 	}
 	for _, set := range sets {
@@ -100,7 +100,10 @@ func (s *session) takeEntityFields() {
 func (s *session) measureEntities(now time.Time) []health.Entity {
 	w := &s.entities
 	select {
-	case w.latest = <-w.running:
+	case latest := <-w.running:
+		if !w.slow { // otherwise parts of it are old
+			w.latest = latest
+		}
 		w.running, w.slow = nil, false
 		for i := range w.latest {
 			if e := &w.latest[i]; e.Kind == health.EntityGPULink {
@@ -115,7 +118,7 @@ func (s *session) measureEntities(now time.Time) []health.Entity {
 		running := make(chan []health.Entity, 1)
 		go func() { running <- w.measure(s, now) }()
 		w.running, w.startedAt = running, now
-	case w.running != nil && elapsed(w.startedAt, now, max(entityTimeout, s.cfg.Interval)):
+	case w.running != nil && elapsed(w.startedAt, now, entityTimeout):
 		w.latest = nil
 		if !w.slow {
 			w.slow = true
@@ -166,12 +169,15 @@ func (w *entityWatch) measure(s *session, now time.Time) (all []health.Entity) {
 				lost, set.watched = connectionLost(set.err), nil
 			}
 		}
-		if text := fmt.Sprint(set.err); text != set.logged {
+		if text := fmt.Sprint(set.err); text != set.logged && (set.err != nil || !lost) {
 			set.logged = text
-			if set.err != nil {
-				s.log.Warn("omitting fields of "+set.name, zap.Error(set.err))
-			} else {
+			switch {
+			case set.err == nil:
 				s.log.Info("measuring "+set.name, zap.Int("entities", len(set.watched)))
+			case errors.Is(set.err, errNoEntities):
+				s.log.Info("omitting fields of "+set.name, zap.Error(set.err))
+			default:
+				s.log.Warn("omitting fields of "+set.name, zap.Error(set.err))
 			}
 		}
 	}

@@ -273,13 +273,19 @@ func TestEntitiesOfHungEngine(t *testing.T) {
 		t.Run(function, func(t *testing.T) {
 			b := newFixture(t, 1)
 			b.addHardware()
+			core, logs := observer.New(zap.InfoLevel)
+			b.log = zap.New(core)
 			b.open(testConfig(fieldSwitchLinkFlits, fieldCPUTemp))
+			logs.TakeAll()
 			before := b.lib.Calls(function)
 			b.lib.Fail(function, errTimeout, -1)
 			_, r := b.pollEntities()
 			expectEntities(t, r)
 			b.expectCalls(function, before+1)
 			b.expectWatch(script.CPU, 0, fieldCPUTemp, script.Watch{})
+			if logs.Len() != 1 || logs.All()[0].Level != zap.WarnLevel {
+				t.Errorf("logged %v", logs.All())
+			}
 			b.lib.Fail("", 0, 0)
 		})
 	}
@@ -312,6 +318,10 @@ func TestEntityModuleHangs(t *testing.T) {
 		t.Errorf("%d warnings: %v", logs.Len(), logs.All())
 	}
 	b.lib.Release()
+	for b.entities.slow {
+		_, r := b.poll()
+		expectEntities(t, r) // some may have been read before the hang
+	}
 	_, r := b.pollEntities()
 	expectEntities(t, r, append(switchTemps(), entityValue{health.EntityCPU, 0, 0, "", fieldCPUTemp, 50})...)
 }

@@ -54,6 +54,22 @@ func TestInventory(t *testing.T) {
 	}
 }
 
+// Links of either version of DCGM's structure (OBSERVED.md#older-topology).
+func TestLinksByVersion(t *testing.T) {
+	for _, version := range []string{"4.2.3", "4.5.2", "4.6.0", "4.7.0"} {
+		b := newFixture(t, 3)
+		b.lib.SetVersion(version)
+		b.lib.Link(0, 1, 1<<(8+17)|0x10)
+		b.lib.Link(0, 2, 0x20)
+		_, r := b.open(testConfig()).poll()
+		want := []health.Link{{Peer: gpuID(1), NVLinks: 18}, {Peer: gpuID(2), Path: health.PathSystem}}
+		if got := r.Devices[0].Links; !slices.Equal(got, want) {
+			t.Errorf("DCGM %s: links %v, want %v", version, got, want)
+		}
+		b.close()
+	}
+}
+
 func TestGPUAddedAndRemoved(t *testing.T) {
 	b := startFixture(t, 2)
 	b.addGPUs(3)

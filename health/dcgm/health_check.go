@@ -64,7 +64,7 @@ func (s *session) runHealthCheck(now time.Time) bool {
 	response, err := dcgm.HealthCheck(s.watches.gpuGroup)
 	if err != nil {
 		s.watches.checked = false // enable them again before the next check
-		c.fail(s.explainCheckError(fmt.Errorf("error reading health watches: %w", err)), now)
+		c.fail(s.explainError(fmt.Errorf("error reading health watches: %w", err)), now)
 		return false
 	}
 	*c = healthChecks{status: health.ChecksUp}
@@ -122,7 +122,7 @@ func (s *session) unmeasured(gpu uint) bool {
 // enableHealthChecks makes DCGM check the selected systems of the watched GPUs.
 func (s *session) enableHealthChecks(w *watches, now time.Time) {
 	if err := setHealthSystems(w.gpuGroup, s.systems); err != nil {
-		s.checks.fail(s.explainCheckError(err), now)
+		s.checks.fail(s.explainError(err), now)
 		return
 	}
 	w.checked, s.checks.tried = true, time.Time{}
@@ -143,8 +143,8 @@ func setHealthSystems(group dcgm.GroupHandle, selected uint32) (err error) {
 	return err
 }
 
-// explainCheckError adds the versions, and what to do if the error tells.
-func (s *session) explainCheckError(err error) error {
+// explainError adds the versions, and what to do if the error tells.
+func (s *session) explainError(err error) error {
 	text := fmt.Sprintf("%v (libdcgm %s", err, cmp.Or(s.versions.DCGM, "of unknown version"))
 	if s.cfg.Address != "" {
 		text += ", host engine " + cmp.Or(s.versions.Engine, "of unknown version")

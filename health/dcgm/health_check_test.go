@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
 )
@@ -240,6 +242,18 @@ func TestHealthChecksDown(t *testing.T) {
 					t.Errorf("checks %+v, %+v", r.Checks, samples[gpuID(1)])
 				}
 			})
+		}
+	}
+}
+
+// A version mismatch that no session survives names the versions too.
+func TestVersionMismatchEndsOpen(t *testing.T) {
+	b := newFixture(t, 1)
+	for _, function := range []string{"dcgmGetEntityGroupEntities", "dcgmFieldGroupCreate", "dcgmWatchFields"} {
+		b.lib.Fail(function, errVersion, -1)
+		_, err := Open(t.Context(), hostConfig(), zap.NewNop())
+		if err == nil || !strings.Contains(err.Error(), "libdcgm 4.6.0, host engine 4.5.2); install the same version") {
+			t.Errorf("%s: %v", function, err)
 		}
 	}
 }

@@ -49,8 +49,12 @@ func TestInventory(t *testing.T) {
 	b.expectWatch(script.GPU, 0, 53, script.Watch{}) // the serial number is not requested
 	b.lib.Fail("dcgmGetDeviceTopology", -3, -1)
 	b.inventoryDirty = true
-	if b.poll(); len(b.devices) != 4 || b.devices[0].Links != nil {
-		t.Errorf("devices without a topology: %+v", b.devices)
+	if b.poll(); len(b.devices) != 4 || !reflect.DeepEqual(b.devices[0].Links, want.Links) {
+		t.Errorf("devices without a current topology: %+v", b.devices)
+	}
+	b.close()
+	if _, r := b.open(testConfig()).poll(); len(r.Devices) != 4 || r.Devices[0].Links != nil {
+		t.Errorf("devices without a topology: %+v", r.Devices)
 	}
 }
 

@@ -52,26 +52,47 @@ test: test-unit test-e2e
 test-unit:
 	$(GO) test -race ./...
 
+# The flags of the go command for the tests with the device manager of Kubernetes 1.37: see e2e/mkmod.sh.
+KUBELET_1_37 := -modfile=go.kubelet1.37.mod -tags=kubelet1.37
+
 # Tests the binary against the kubelet's own device manager. The first build takes minutes.
+# It runs the device managers of two releases of Kubernetes.
 test-e2e:
 	e2e/prometheus/need.sh
 	cd e2e && $(GO) test -vet=off -count=1 ./...
+	cd e2e && $(GO) test -vet=off -count=1 $(KUBELET_1_37) ./devicemanager
 	cd e2e/bench && $(GO) test ./...
 	cd e2e/supply && $(GO) test ./...
+
+.PHONY: e2e-restarts
+RESTARTS := -vet=off -count=1 -v -timeout 30m -run TestImmediateRestarts
+
+# Restarts the agent 200 times in each way, with both device managers. Takes five minutes each.
+e2e-restarts:
+	cd e2e && $(GO) test $(RESTARTS) ./devicemanager -restarts 200
+	cd e2e && $(GO) test $(RESTARTS) $(KUBELET_1_37) ./devicemanager -restarts 200
 
 $(LINT):
 	GOBIN=$(@D) $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(LINT_VERSION)
 	mv $(@D)/golangci-lint $@
 
+# What -modfile does, for golangci-lint, which runs the go command also outside of modules.
+KUBELET_1_37_OVERLAY := $(CURDIR)/bin/kubelet1.37.json
+$(KUBELET_1_37_OVERLAY):
+	@mkdir -p $(@D)
+	echo '{"Replace": {"go.mod": "go.kubelet1.37.mod", "go.sum": "go.kubelet1.37.sum"}}' >$@
+
 # Runs golangci-lint over every module, actionlint and helm-lint.
-lint: $(LINT) actionlint
+lint: $(LINT) $(KUBELET_1_37_OVERLAY) actionlint
 	$(LINT) run ./...
 	cd e2e && $(LINT) run ./...
+	cd e2e && GOFLAGS='$(GOFLAGS) -overlay=$(KUBELET_1_37_OVERLAY)' $(LINT) run --build-tags=kubelet1.37 ./internal/kubelet ./devicemanager
 	cd e2e/bench && $(LINT) run ./...
 	cd e2e/chaos && $(LINT) run ./...
 	cd e2e/helm && $(LINT) run ./...
 	cd e2e/supply && $(LINT) run ./...
 	cd e2e && $(GO) mod tidy -diff
+	cd e2e && $(GO) mod tidy -diff -modfile=go.kubelet1.37.mod
 	cd e2e/supply && $(GO) mod tidy -diff
 	cd e2e/bench && $(GO) mod tidy -diff
 	cd e2e/chaos && $(GO) mod tidy -diff

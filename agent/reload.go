@@ -130,5 +130,10 @@ func (a *Agent) warnings() (all []string) {
 	if s := a.snapshots.Load(); s != nil && s.Source.Checks.Status == health.ChecksDown {
 		all = append(all, "health checks down: "+s.Source.Checks.Err)
 	}
+	for _, r := range a.plugin.Status().Resources {
+		if r.Warning != "" {
+			all = append(all, "plugin: "+r.Warning)
+		}
+	}
 	return all
 }

@@ -103,10 +103,10 @@ func TestBothGenerationsAgree(t *testing.T) {
 
 // With the names of 4.9 only, DCGM 4.7's values are exported as they are; the page has no name of 4.8.
 func TestNewerNames(t *testing.T) {
-	s := setValues(testNode(), map[health.Field]float64{health.FieldGPUUtil: 87, 1603: 1980000001, 1611: 7, 1625: 5, 1627: 1<<20 + 1, 252: 9, 1648: 4096})
+	s := setValues(testNode(), map[health.Field]float64{health.FieldGPUUtil: 87, 1613: 0.875, 1603: 1980000001, 1611: 7, 1625: 5, 1627: 1<<20 + 1, 252: 9, 1648: 4096})
 	page := render(t, newCollector(configuredSources(s, namedConfig([]string{fields.Names49}, fields.SetDefault))))
 	for name, want := range map[string]string{
-		"DCGM_FI_DEV_GPU_UTIL_RATIO": "0.87", "DCGM_FI_DEV_SM_CLOCK_HERTZ": "1.980000001e+09", "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL": "7", "DCGM_FI_DEV_FB_CAPACITY_BYTES": "5",
+		"DCGM_FI_DEV_GPU_UTIL_RATIO": "0.875", "DCGM_FI_DEV_SM_CLOCK_HERTZ": "1.980000001e+09", "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL": "7", "DCGM_FI_DEV_FB_CAPACITY_BYTES": "5",
 		"DCGM_FI_DEV_FB_USED_BYTES": "1.048577e+06", "DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND": "4096",
 	} {
 		expectSeries(t, page, 1, name, `UUID="GPU-a"`, `DCGM_FI_SYSTEM_DRIVER_VERSION="580.95.05"`, "} "+want)

@@ -60,7 +60,7 @@ func (r *registrar) registerAfterMismatch(want, have, devices int) {
 	r.mu.Lock()
 	r.mismatches++
 	r.mu.Unlock()
-	r.srv.streams.drop()
+	r.endStreams()
 	r.scheduleRegistration("the kubelet has another list")
 	// Each registration takes the devices from the kubelet for a moment. If two do not help, the cause is another one.
 	r.audit.suspectedAt = time.Time{}

@@ -8,25 +8,27 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // The kubelet drops the plugin although the stream stays open.
 func TestAuditRegistersAfterKubeletForgets(t *testing.T) {
-	t.Parallel()
-	snap := snapshot(4)
-	snap.Devices[0].Device.NUMA = []int{0, 1} // the kubelet lists it twice
-	h, k := startHarness(t, with(snap, 3, health.Unhealthy))
-	for n := uint64(1); n < 4; n++ {
-		k.Forget(gpu)
-		h.waitResource(k, gpu, listed(4, 3))
-		s := h.waitStatus(func(s ResourceStatus) bool { return s.Registered && s.AuditMismatches == n })
-		if s.Registrations != n+1 || s.Streams != 1 {
-			t.Errorf("%+v", s)
+	onEachKubelet(t, func(t *testing.T, v kubelettest.Version) {
+		snap := snapshot(4)
+		snap.Devices[0].Device.NUMA = []int{0, 1} // the kubelet lists it twice
+		h, k := startHarnessOn(t, v, with(snap, 3, health.Unhealthy))
+		for n := uint64(1); n < 4; n++ {
+			k.Forget(gpu)
+			h.waitResource(k, gpu, listed(4, 3))
+			s := h.waitStatus(func(s ResourceStatus) bool { return s.Registered && s.AuditMismatches == n })
+			if s.Registrations != n+1 || s.Streams != 1 {
+				t.Errorf("%+v", s)
+			}
+			h.allocate(k, "GPU-0")
 		}
-		h.allocate(k, "GPU-0")
-	}
-	h.waitLog(msgMismatch, "", 3)
+		h.waitLog(msgMismatch, "", 3)
+	})
 }
 
 func TestAuditIgnoresFlappingGPU(t *testing.T) {

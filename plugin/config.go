@@ -103,7 +103,11 @@ func (c Config) validateKubeletDir() error {
 		return fmt.Errorf("kubeletDir: %q is not an absolute path; use the kubelet's --root-dir, such as /var/lib/kubelet", c.KubeletDir)
 	}
 	for _, name := range c.resourceNames() {
-		if path := c.socketPath(name); unixsock.PathLen(path) > unixsock.MaxPath {
+		path := c.socketPath(name)
+		if alternate := c.alternateSocketPath(name, 0); len(alternate) > len(path) {
+			path = alternate
+		}
+		if unixsock.PathLen(path) > unixsock.MaxPath {
 			return fmt.Errorf("kubeletDir: the path of the socket %s is %d bytes too long for a unix socket; use a shorter directory",
 				path, unixsock.PathLen(path)-unixsock.MaxPath)
 		}
@@ -151,9 +155,28 @@ func (c Config) socketDir() string { return filepath.Join(c.KubeletDir, "device-
 // require a shorter kubeletDir.
 const maxSocketStem = 40
 
-// socketPath returns the path of a resource's socket. It is unique: a domain has no underscore, so the first underscore
-// is always the slash, and a hash replaces what is cut off.
+// SocketPattern matches the file names of the plugin's sockets.
+const SocketPattern = socketPrefix + "*" + socketSuffix
+
+const socketPrefix, socketSuffix = "gpu-node-agent-", ".sock"
+
+// socketPath returns the fixed path of a resource's socket. It is unique: a domain has no underscore, so the first
+// underscore is always the slash, and a hash replaces what is cut off.
 func (c Config) socketPath(resource string) string {
+	return filepath.Join(c.socketDir(), socketPrefix+socketStem(resource)+socketSuffix)
+}
+
+// alternateSocketPath returns another path for a resource's socket, for a random id. It is no longer than the fixed path,
+// unless the resource has less than 8 characters.
+func (c Config) alternateSocketPath(resource string, id uint32) string {
+	suffix := fmt.Sprintf("%08x", id)
+	if stem := socketStem(resource); len(stem) > len(suffix) {
+		suffix = stem[:len(stem)-len(suffix)-1] + "-" + suffix
+	}
+	return filepath.Join(c.socketDir(), socketPrefix+suffix+socketSuffix)
+}
+
+func socketStem(resource string) string {
 	safe := strings.Map(func(r rune) rune {
 		switch {
 		case r == '-', r == '.', r >= '0' && r <= '9', r >= 'A' && r <= 'Z', r >= 'a' && r <= 'z':
@@ -166,5 +189,5 @@ func (c Config) socketPath(resource string) string {
 		_, _ = hash.Write([]byte(resource)) // cannot fail
 		safe = fmt.Sprintf("%s-%08x", safe[:maxSocketStem-9], hash.Sum32())
 	}
-	return filepath.Join(c.socketDir(), "gpu-node-agent-"+safe+".sock")
+	return safe
 }

@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -21,7 +22,14 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	flag.Parse()
+	// The tests wait for timers most of the time, so more of them run at once than there are processors.
+	if err := flag.Set("test.parallel", "8"); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 const gpu = "nvidia.com/gpu"
 
@@ -95,7 +103,7 @@ func newTestServer(snap *health.Snapshot) *server {
 // shortTiming makes every delay short enough for a test, and the settle time long enough to be observed.
 func shortTiming() timing {
 	return timing{
-		poll: 5 * time.Millisecond, settle: 40 * time.Millisecond, registerTimeout: 5 * time.Second, streamTimeout: 300 * time.Millisecond,
+		poll: 5 * time.Millisecond, settle: 40 * time.Millisecond, registerTimeout: 5 * time.Second, streamTimeout: 300 * time.Millisecond, endTimeout: 300 * time.Millisecond,
 		retryMin: 20 * time.Millisecond, retryMax: 80 * time.Millisecond, withdrawTimeout: 300 * time.Millisecond, handshake: 300 * time.Millisecond,
 		pods: podresources.Timing{
 			Poll: 5 * time.Millisecond, Refresh: 40 * time.Millisecond, QuickRefresh: 10 * time.Millisecond, Call: 5 * time.Second, MaxAge: 200 * time.Millisecond,
@@ -107,13 +115,14 @@ func shortTiming() timing {
 // harness is a plugin with a kubelet directory of its own.
 type harness struct {
 	*testing.T
-	root  string // the kubelet's directory
-	cfg   health.Latest[Config]
-	snaps health.Latest[health.Snapshot]
-	p     *Plugin
-	logs  *observer.ObservedLogs
-	stop  func()          // ends the plugin and waits for it
-	ctx   context.Context //nolint:containedctx // the test's own, with its deadline
+	root    string              // the kubelet's directory
+	version kubelettest.Version // of the kubelets that it starts
+	cfg     health.Latest[Config]
+	snaps   health.Latest[health.Snapshot]
+	p       *Plugin
+	logs    *observer.ObservedLogs
+	stop    func()          // ends the plugin and waits for it
+	ctx     context.Context //nolint:containedctx // the test's own, with its deadline
 }
 
 // shortDir returns a directory whose path is short enough for a socket.
@@ -130,16 +139,33 @@ func shortDir(t *testing.T) string {
 	return dir
 }
 
+// onEachKubelet runs a test with each version of the kubelet.
+func onEachKubelet(t *testing.T, test func(t *testing.T, v kubelettest.Version)) {
+	for _, v := range kubelettest.Versions() {
+		t.Run(string(v), func(t *testing.T) {
+			t.Parallel()
+			test(t, v)
+		})
+	}
+}
+
 // newHarness returns a plugin that does not run yet. The snapshot may be nil.
 func newHarness(t *testing.T, snap *health.Snapshot) *harness {
 	t.Helper()
-	h := &harness{T: t, root: shortDir(t)}
+	root := shortDir(t)
+	if err := os.Mkdir(filepath.Join(root, "device-plugins"), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	return newHarnessIn(t, root, snap)
+}
+
+// newHarnessIn is newHarness with a kubelet directory that exists.
+func newHarnessIn(t *testing.T, root string, snap *health.Snapshot) *harness {
+	t.Helper()
+	h := &harness{T: t, root: root, version: kubelettest.V137}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	t.Cleanup(cancel)
 	h.ctx = ctx
-	if err := os.Mkdir(h.pluginDir(), 0o750); err != nil {
-		t.Fatal(err)
-	}
 	h.cfg.Store(&Config{Enabled: true, Resource: gpu, KubeletDir: h.root})
 	if snap != nil {
 		h.snaps.Store(snap)
@@ -150,10 +176,17 @@ func newHarness(t *testing.T, snap *health.Snapshot) *harness {
 	return h
 }
 
-// startHarness returns a plugin that has registered these devices with a kubelet.
+// startHarness returns a plugin that has registered these devices with a kubelet of the newest version.
 func startHarness(t *testing.T, snap *health.Snapshot, changes ...func(*Config)) (*harness, *kubelettest.Kubelet) {
 	t.Helper()
+	return startHarnessOn(t, kubelettest.V137, snap, changes...)
+}
+
+// startHarnessOn is startHarness with a version of the kubelet.
+func startHarnessOn(t *testing.T, v kubelettest.Version, snap *health.Snapshot, changes ...func(*Config)) (*harness, *kubelettest.Kubelet) {
+	t.Helper()
 	h := newHarness(t, snap)
+	h.version = v
 	for _, change := range changes {
 		h.setConfig(change)
 	}
@@ -185,7 +218,7 @@ func (h *harness) run() {
 
 func (h *harness) kubelet() *kubelettest.Kubelet {
 	h.Helper()
-	k, err := kubelettest.Start(h.root)
+	k, err := kubelettest.StartVersion(h.root, h.version)
 	if err != nil {
 		h.Fatal(err)
 	}

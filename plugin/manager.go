@@ -13,6 +13,7 @@ import (
 	"context"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -20,6 +21,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -35,7 +37,8 @@ type Plugin struct {
 
 	// These belong to Run.
 	cdi             *cdi.Writer
-	hostFS          fs.FS // from the root on
+	hostFS          fs.FS                  // from the root on
+	kubeletViews    map[target]kubeletView // of ended registrars
 	loggedWarnings  []string
 	loggedUnmatched []unmatchedSelectors
 
@@ -60,6 +63,7 @@ type ResourceStatus struct {
 	Name       string
 	Registered bool   // the kubelet has accepted the registration and has a ListAndWatch stream open
 	Err        string // why it is not registered; empty if it is
+	Warning    string // why the kubelet needs a restart although it is registered; empty if it needs none
 
 	Registrations    uint64            // accepted by the kubelet since the resource is served
 	AuditMismatches  uint64            // audits that found another list in the kubelet and registered again
@@ -80,6 +84,7 @@ func newPlugin(cfg *health.Latest[Config], snapshots *health.Latest[health.Snaps
 	p := &Plugin{
 		cfg: cfg, snapshots: snapshots, log: log, timing: t, err: "starting",
 		pods: newPodResources(cfg, snapshots, t, log), cdi: cdi.NewWriter(log), hostFS: os.DirFS("/"),
+		kubeletViews: make(map[target]kubeletView),
 	}
 	p.pods.KubeletLost = p.kubeletLost
 	p.layouts = newLayoutCache(cfg, snapshots, &p.pods.Holders)
@@ -222,16 +227,22 @@ func targets(resources []Resource, cfg Config) []target {
 // devices of stopped resources at once; otherwise it keeps them, unhealthy, for its grace period.
 func (p *Plugin) reconcile(ctx context.Context, desired []target, cfg Config, withdraw bool) {
 	var stopping sync.WaitGroup
+	var stopped []*runningRegistrar
 	running := slices.DeleteFunc(p.registrars(), func(r *runningRegistrar) bool {
 		if slices.Contains(desired, r.target) {
 			return false
 		}
 		stopping.Go(func() { r.stop(withdraw) })
+		stopped = append(stopped, r)
 		return true
 	})
 	stopping.Wait()
-	for _, t := range desired {
-		if !contains(running, t) {
+	for _, r := range stopped {
+		p.kubeletViews[r.target] = r.registrar.view()
+	}
+	if missing := slices.DeleteFunc(slices.Clone(desired), func(t target) bool { return contains(running, t) }); len(missing) > 0 {
+		p.removeStaleSockets(ctx, cfg)
+		for _, t := range missing {
 			running = append(running, p.start(ctx, t, cfg))
 		}
 	}
@@ -241,12 +252,34 @@ func (p *Plugin) reconcile(ctx context.Context, desired []target, cfg Config, wi
 	p.running = running
 }
 
+// removeStaleSockets removes the sockets that an earlier agent left behind. It runs before the registrars, which each
+// replace a socket at their own path.
+func (p *Plugin) removeStaleSockets(ctx context.Context, cfg Config) {
+	files, err := os.ReadDir(cfg.socketDir())
+	if err != nil {
+		return // each registrar reports it
+	}
+	var removing sync.WaitGroup
+	for _, f := range files {
+		if ours, _ := filepath.Match(SocketPattern, f.Name()); !ours { // the pattern is valid
+			continue
+		}
+		removing.Go(func() {
+			if err := unixsock.RemoveStale(ctx, filepath.Join(cfg.socketDir(), f.Name())); err != nil {
+				p.log.Debug("keeping a socket", zap.Error(err))
+			}
+		})
+	}
+	removing.Wait()
+}
+
 func (p *Plugin) start(ctx context.Context, t target, cfg Config) *runningRegistrar {
 	// Only stop ends the registrar, because it also decides whether to withdraw the devices.
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	srv := newServer(t.resource, p.layouts, p.log)
 	srv.allocated = p.pods.FollowAllocation
 	r := newRegistrar(srv, cfg, p.timing, p.pods, p.log)
+	r.resume(p.kubeletViews[t])
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -5,14 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
@@ -33,11 +36,17 @@ const (
 // a kubelet restart to a wiped directory, by polling, and treats all alike: wait for the settle time without another
 // disturbance, then register. The gRPC server and its streams live as long as the registrar; a lost socket is only
 // replaced by a new listener.
+//
+// A kubelet since 1.37 refuses a registration at a path that it still has connected, and then never notices that the
+// path's stream ends. So the registrar registers its fixed path only while the kubelet cannot hold it, and otherwise
+// another name of the same socket, which it never uses twice. It always listens at the fixed path, by which another agent
+// detects it.
 type registrar struct {
 	timing
 	srv         *server
 	pods        *podresources.Client
-	socketPath  string
+	cfg         Config
+	socketPath  string // the fixed path
 	kubeletPath string // of kubelet.sock
 	log         *zap.Logger
 	grpc        *grpc.Server
@@ -45,10 +54,17 @@ type registrar struct {
 
 	// The fields up to mu belong to the goroutine of run.
 	socket        *unixsock.Socket
-	served        chan struct{} // closed when grpc.Serve of socket has returned
+	alternate     *unixsock.Socket // socket's other name if that was registered, otherwise nil
+	served        chan struct{}    // closed when grpc.Serve of socket has returned
 	listenErr     error
 	nextListen    time.Time   // earliest next attempt after listenErr
-	kubeletSocket fs.FileInfo // nil if it does not exist
+	kubeletSocket fs.FileInfo // the last one that existed, nil if none did
+	kubeletLost   bool        // kubelet.sock does not exist
+	kubeletNew    bool        // nothing was registered with it since kubeletSocket changed
+	kubeletNewAt  time.Time
+	fixedSent     bool // the newest registration is at the fixed path, and may have reached the kubelet
+	fixedHeld     bool // the kubelet may hold the fixed path until it restarts
+	streamsKept   int  // registrations that left earlier streams open
 	phase         phase
 	phaseSince    time.Time
 	settledAt     time.Time // earliest next registration, as is nextAttempt
@@ -59,9 +75,10 @@ type registrar struct {
 	audit         audit
 
 	mu            sync.Mutex // guards the fields below
-	accepted      bool       // the kubelet accepted the newest registration
+	accepted      bool       // the kubelet accepted the newest registration, and nothing disturbed it since
 	socketLost    bool       // the socket cannot be served at its path
 	err           string     // why the resource is not registered
+	warning       string     // ResourceStatus.Warning
 	registrations uint64
 	mismatches    uint64
 }
@@ -69,11 +86,28 @@ type registrar struct {
 func newRegistrar(srv *server, cfg Config, t timing, pods *podresources.Client, log *zap.Logger) *registrar {
 	return &registrar{
 		timing: t, srv: srv, pods: pods, log: log.With(zap.String("resource", srv.name)),
-		socketPath:  cfg.socketPath(srv.name),
+		cfg: cfg, socketPath: cfg.socketPath(srv.name),
 		kubeletPath: filepath.Join(cfg.socketDir(), "kubelet.sock"),
 		grpc:        grpc.NewServer(serverOptions(t.handshake)...),
 		retryDelay:  t.retryMin,
 	}
+}
+
+// kubeletView is what a registrar has found about a kubelet. The next registrar of the resource, after a change of the
+// configuration, must not register a path whose end the kubelet processes late.
+type kubeletView struct {
+	socket    fs.FileInfo
+	fixedHeld bool
+	warning   string
+}
+
+func (r *registrar) view() kubeletView {
+	return kubeletView{r.kubeletSocket, r.fixedHeld || r.fixedSent, r.warning}
+}
+
+// resume continues with the view of an ended registrar. It applies as long as the kubelet is the same.
+func (r *registrar) resume(v kubeletView) {
+	r.kubeletSocket, r.fixedHeld, r.warning = v.socket, v.fixedHeld, v.warning
 }
 
 // run serves until ctx ends. Call stop afterwards.
@@ -93,11 +127,19 @@ func (r *registrar) run(ctx context.Context) {
 	}
 }
 
-// stop ends the server. It removes the socket first, so that no client connects any more. With withdraw it sends the
+// stop ends the server. It removes the socket before the streams end, so that no client connects any more. With withdraw it sends the
 // kubelet an empty list and gives it withdrawTimeout to receive the list.
 func (r *registrar) stop(withdraw bool) {
-	if r.socket != nil {
-		if err := r.socket.Remove(); err != nil {
+	if count := r.srv.streams.counts(); !withdraw && count.open > 1 {
+		// A kubelet before 1.37 marks the devices unhealthy at the first end of a stream. A list that it reads from another
+		// stream after that would make them healthy again.
+		<-time.After(time.Until(count.lastSent.Add(r.settle)))
+	}
+	for _, s := range []*unixsock.Socket{r.socket, r.alternate} {
+		if s == nil {
+			continue
+		}
+		if err := s.Remove(); err != nil {
 			r.log.Warn("cannot remove the plugin's socket", zap.Error(err))
 		}
 	}
@@ -125,16 +167,50 @@ func (r *registrar) step(ctx context.Context) {
 	if r.phase != unregistered {
 		return
 	}
-	if r.kubeletSocket == nil {
+	if r.kubeletLost {
 		r.reportError(r.kubeletPath+" does not exist; waiting for the kubelet", false)
 		return
 	}
 	// The end of a stream, for whatever reason, is a disturbance as well.
-	now := time.Now()
-	if now.Before(r.settledAt) || now.Before(r.nextAttempt) || now.Before(r.srv.streams.counts().lastEnd.Add(r.settle)) {
+	now, count := time.Now(), r.srv.streams.counts()
+	if count.open == 0 && r.earlierPluginCounted(now) || now.Before(r.settledAt) || now.Before(r.nextAttempt) || now.Before(count.lastEnd.Add(r.settle)) {
+		return
+	}
+	if r.streamsKept >= maxStreamsKept {
+		r.endStreams()
 		return
 	}
 	r.register(ctx)
+}
+
+// maxStreamsKept limits the streams of earlier registrations that stay open beside the newest one. There is one more after
+// each loss of the socket, and after each lost answer of the kubelet.
+const maxStreamsKept = 8
+
+// endStreams ends all streams. The next registration has another name, because the kubelet may process the ends late.
+func (r *registrar) endStreams() {
+	r.srv.streams.drop()
+	r.streamsKept, r.fixedHeld = 0, r.fixedHeld || r.fixedSent
+}
+
+// earlierPluginCounted reports whether the kubelet still counts devices of the resource before the first registration, or
+// has not answered yet: it has not processed the end of the earlier agent, and must not get another registration of the
+// same path. A kubelet for which that takes longer than endTimeout keeps a dead endpoint, or another plugin serves the
+// resource.
+func (r *registrar) earlierPluginCounted(now time.Time) bool {
+	if !r.kubeletNew || now.After(r.kubeletNewAt.Add(r.settle+r.endTimeout)) {
+		return false
+	}
+	answer := r.pods.Allocatable.Load()
+	if answer == nil || answer.At.Before(r.kubeletNewAt) {
+		return true
+	}
+	if answer.Err != "" || len(answer.IDs[r.srv.name]) == 0 {
+		return false
+	}
+	r.setError("the kubelet still counts the devices of an earlier plugin; about to register", false)
+	r.pods.QueryWithin(r.poll)
+	return true
 }
 
 // listen ensures that the socket exists at its path and is served.
@@ -143,6 +219,11 @@ func (r *registrar) listen(ctx context.Context) error {
 		select {
 		case <-r.served: // the listener failed
 		default:
+			if r.alternate != nil && !r.alternate.InPlace() {
+				r.alternate = nil
+				r.log.Warn("socket lost, registering another name", zap.String("socket", r.socketPath))
+				r.scheduleRegistration(socketLostReason)
+			}
 			return nil
 		}
 	}
@@ -154,9 +235,11 @@ func (r *registrar) listen(ctx context.Context) error {
 		r.listenErr, r.nextListen = err, time.Now().Add(r.retryMin)
 		return err
 	}
+	reason := "the plugin's socket is new"
 	if r.socket != nil {
+		reason = socketLostReason
 		// The connections that it accepted, and with them the kubelet's stream, stay open.
-		if err := r.socket.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+		if err := errors.Join(r.removeAlternate(), r.socket.Close()); err != nil && !errors.Is(err, net.ErrClosed) {
 			r.log.Debug("closing the lost socket", zap.Error(err))
 		}
 		r.log.Warn("socket lost, listening again", zap.String("socket", r.socketPath))
@@ -169,8 +252,20 @@ func (r *registrar) listen(ctx context.Context) error {
 		defer close(served)
 		_ = r.grpc.Serve(socket) // after an error the next step listens again
 	})
-	r.scheduleRegistration("the plugin's socket is new")
+	r.scheduleRegistration(reason)
 	return nil
+}
+
+const socketLostReason = "the plugin's socket was lost"
+
+// removeAlternate removes the other name of the socket.
+func (r *registrar) removeAlternate() error {
+	if r.alternate == nil {
+		return nil
+	}
+	old := r.alternate
+	r.alternate = nil
+	return old.Remove()
 }
 
 // openSocket listens at path, below plugin.kubeletDir.
@@ -188,24 +283,28 @@ func openSocket(ctx context.Context, path string) (*unixsock.Socket, error) {
 // checkKubelet detects a new kubelet by its new socket.
 func (r *registrar) checkKubelet() {
 	info, err := os.Lstat(r.kubeletPath)
-	if err != nil {
-		info = nil // absent or inaccessible
-	}
-	if unixsock.SameSocket(r.kubeletSocket, info) {
+	r.kubeletLost = err != nil // absent or inaccessible
+	if r.kubeletLost || unixsock.SameSocket(r.kubeletSocket, info) {
 		return
 	}
-	r.kubeletSocket = info
-	if info != nil {
-		r.scheduleRegistration("the kubelet has started")
-	}
+	r.kubeletSocket, r.kubeletNew, r.kubeletNewAt = info, true, time.Now()
+	r.pods.QueryWithin(0)
+	r.scheduleRegistration("the kubelet has started")
 }
 
 // scheduleRegistration requests a registration after the settle time and resets the retries.
 func (r *registrar) scheduleRegistration(reason string) {
-	r.setError(reason+"; about to register", false)
+	r.unregister(reason + "; about to register")
 	r.streamEnd = ""
-	r.phase, r.retryDelay, r.nextAttempt = unregistered, r.retryMin, time.Time{}
+	r.retryDelay, r.nextAttempt = r.retryMin, time.Time{}
 	r.settledAt = time.Now().Add(r.settle)
+}
+
+func (r *registrar) unregister(reason string) {
+	r.phase = unregistered
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.accepted, r.err, r.socketLost = false, reason, false
 }
 
 // followStreams updates the phase after the kubelet opened or closed streams.
@@ -241,27 +340,25 @@ func (r *registrar) fail(reason string) {
 // retryLater schedules another attempt after a delay that doubles each time.
 func (r *registrar) retryLater(reason string) {
 	now := time.Now()
-	r.phase = unregistered
+	r.unregister(reason)
 	r.settledAt = now.Add(r.settle)
 	r.nextAttempt = now.Add(r.retryDelay)
 	r.retryDelay = min(max(2*r.retryDelay, r.retryMin), r.retryMax)
-	r.setError(reason, false)
 }
 
 // register registers once. It blocks until the kubelet answers, for at most registerTimeout.
 func (r *registrar) register(ctx context.Context) {
-	r.mu.Lock()
-	r.accepted = false
-	r.mu.Unlock()
-	r.srv.streams.beginRegistration()
-	call, cancel := context.WithTimeout(ctx, r.registerTimeout)
-	defer cancel()
-	err := register(call, r.kubeletPath, r.srv.name, filepath.Base(r.socketPath))
+	r.checkHeld()
+	connected, err := r.registerNextPath(ctx)
+	if connected && !r.fixedHeld {
+		r.reportDeadEndpoint()
+		_, err = r.registerNextPath(ctx)
+	}
 	if ctx.Err() != nil {
 		return
 	}
 	if err != nil {
-		r.fail(fmt.Sprintf("the kubelet at %s did not register %s: %s", r.kubeletPath, r.srv.name, status.Convert(err).Message()))
+		r.fail(err.Error())
 		return
 	}
 	r.phase, r.phaseSince = accepted, time.Now()
@@ -273,6 +370,67 @@ func (r *registrar) register(ctx context.Context) {
 	defer r.mu.Unlock()
 	r.accepted, r.err = true, "the kubelet accepted the registration; waiting for it to open ListAndWatch"
 	r.registrations++
+}
+
+// checkHeld updates whether the kubelet may hold the fixed path, before a registration. It does from the Register call,
+// whatever became of the answer, until it closed the stream of that registration or restarted. An open stream contradicts
+// a restart: kubelet.sock was only touched.
+func (r *registrar) checkHeld() {
+	count := r.srv.streams.counts()
+	r.streamsKept++
+	if count.open == 0 {
+		r.streamsKept = 0
+		if r.kubeletNew {
+			r.fixedSent, r.fixedHeld = false, false
+			r.setWarning("")
+		}
+	}
+	r.kubeletNew = false
+	if r.fixedSent && (!count.openedCurrent || count.openCurrent > 0) {
+		r.fixedHeld = true
+	}
+}
+
+// registerNextPath registers the fixed path, or another name of the socket if the kubelet may hold the fixed path. It
+// reports whether the kubelet refused the path because it has it connected already.
+func (r *registrar) registerNextPath(ctx context.Context) (connected bool, err error) {
+	if err := r.removeAlternate(); err != nil {
+		r.log.Debug("removing the other name of the socket", zap.Error(err))
+	}
+	path := r.socketPath
+	if r.fixedHeld {
+		path = r.cfg.alternateSocketPath(r.srv.name, rand.Uint32())
+		if r.alternate, err = r.socket.Link(path); err != nil {
+			return false, fmt.Errorf("no other name for the plugin's socket: %w", err)
+		}
+	}
+	r.srv.streams.beginRegistration()
+	r.fixedSent = !r.fixedHeld
+	call, cancel := context.WithTimeout(ctx, r.registerTimeout)
+	defer cancel()
+	err = register(call, r.kubeletPath, r.srv.name, filepath.Base(path))
+	if err == nil {
+		return false, nil
+	}
+	answer := status.Convert(err)
+	if answer.Code() != codes.DeadlineExceeded && answer.Code() != codes.Canceled {
+		r.fixedSent = false // refused
+	}
+	return isConnected(answer), fmt.Errorf("the kubelet at %s did not register %s: %s", r.kubeletPath, r.srv.name, answer.Message())
+}
+
+// isConnected reports whether the kubelet refused a registration because it has the path connected already.
+func isConnected(answer *status.Status) bool {
+	return answer.Code() == codes.Unknown && strings.Contains(answer.Message(), "device plugin already connected")
+}
+
+// reportDeadEndpoint reports that the kubelet keeps an endpoint at the fixed path. Even if the endpoint's stream was about
+// to end, the refusal made the kubelet forget whom to disconnect then.
+func (r *registrar) reportDeadEndpoint() {
+	r.fixedHeld = true
+	r.setWarning(fmt.Sprintf("the kubelet keeps a dead endpoint of %s at %s, so the devices stay allocatable when the agent ends; restart the kubelet",
+		r.srv.name, r.socketPath))
+	r.log.Warn(msgDeadEndpoint, zap.String("socket", r.socketPath))
 }
 
 // register makes one Register call over a connection of its own.
@@ -304,6 +462,12 @@ func (r *registrar) setError(reason string, socketLost bool) {
 	r.err, r.socketLost = reason, socketLost
 }
 
+func (r *registrar) setWarning(text string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.warning = text
+}
+
 // status may be called from any goroutine.
 func (r *registrar) status() ResourceStatus {
 	resource, count := r.srv.resource(), r.srv.streams.counts()
@@ -311,7 +475,7 @@ func (r *registrar) status() ResourceStatus {
 	s.Allocations, s.AllocationErrors = r.srv.counts.read()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s.Registrations, s.AuditMismatches = r.registrations, r.mismatches
+	s.Registrations, s.AuditMismatches, s.Warning = r.registrations, r.mismatches, r.warning
 	s.Registered = r.accepted && count.openCurrent > 0 && !r.socketLost
 	if !s.Registered {
 		s.Err = r.err
@@ -328,6 +492,7 @@ type timing struct {
 	settle          time.Duration // without a disturbance before a registration
 	registerTimeout time.Duration // of the Register call, during which the kubelet dials the plugin
 	streamTimeout   time.Duration // from the registration to ListAndWatch
+	endTimeout      time.Duration // for the kubelet to process the end of an earlier agent, besides settle
 	retryMin        time.Duration // between two attempts; doubles up to retryMax
 	retryMax        time.Duration
 	withdrawTimeout time.Duration // for the kubelet to receive the last list
@@ -342,7 +507,7 @@ type timing struct {
 // registration of the same name (kubernetes#127803). No registration was lost in tests after a tenth of that.
 func defaultTiming() timing {
 	return timing{
-		poll: 250 * time.Millisecond, settle: time.Second, registerTimeout: 15 * time.Second, streamTimeout: 5 * time.Second,
+		poll: 250 * time.Millisecond, settle: time.Second, registerTimeout: 15 * time.Second, streamTimeout: 5 * time.Second, endTimeout: 2 * time.Second,
 		retryMin: time.Second, retryMax: 30 * time.Second, withdrawTimeout: time.Second, handshake: 5 * time.Second,
 		pods: podresources.Timing{
 			Poll: 250 * time.Millisecond, Refresh: 2 * time.Second, QuickRefresh: time.Second, Call: 5 * time.Second, MaxAge: 5 * time.Minute,

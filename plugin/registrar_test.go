@@ -148,60 +148,64 @@ func TestRegistrarWaitsForKubelet(t *testing.T) {
 }
 
 func TestRegistrarFollowsKubeletRestarts(t *testing.T) {
-	t.Parallel()
-	h, k := startHarness(t, snapshot(8))
-	for range 5 {
+	onEachKubelet(t, func(t *testing.T, v kubelettest.Version) {
+		h, k := startHarnessOn(t, v, snapshot(8))
+		for range 5 {
+			h.restart(k)
+			h.waitResource(k, gpu, listed(8, 8))
+			h.waitStatus(isRegistered)
+		}
+		if res := h.waitResource(k, gpu, listed(8, 8)); res.Registrations != 1 {
+			t.Errorf("registered %d times with one kubelet", res.Registrations)
+		}
+		k.Stop() // for longer than a retry
+		h.waitStatus(unregisteredFor("connection refused"))
 		h.restart(k)
 		h.waitResource(k, gpu, listed(8, 8))
 		h.waitStatus(isRegistered)
-	}
-	if res := h.waitResource(k, gpu, listed(8, 8)); res.Registrations != 1 {
-		t.Errorf("registered %d times with one kubelet", res.Registrations)
-	}
-	k.Stop() // for longer than a retry
-	h.waitStatus(unregisteredFor("connection refused"))
-	h.restart(k)
-	h.waitResource(k, gpu, listed(8, 8))
-	h.waitStatus(isRegistered)
+	})
 }
 
 func TestRegistrarReplacesRemovedSocket(t *testing.T) {
-	t.Parallel()
-	h, k := startHarness(t, snapshot(2))
-	for n := 2; n < 5; n++ {
-		h.remove(h.socket())
-		// The kubelet keeps its devices meanwhile, because the old stream stays open.
-		s, err := k.WaitFor(h.ctx, func(s kubelettest.State) bool {
-			res := s.Resources[gpu]
-			return res.Allocatable() != 2 || res.Registrations == n && res.Messages == n
-		})
-		if err != nil || s.Resources[gpu].Allocatable() != 2 {
-			t.Fatalf("%+v, %v", s, err)
+	onEachKubelet(t, func(t *testing.T, v kubelettest.Version) {
+		h, k := startHarnessOn(t, v, snapshot(2))
+		for n := 2; n < 5; n++ {
+			h.remove(h.socket())
+			// The kubelet keeps its devices meanwhile, because the old stream stays open.
+			s, err := k.WaitFor(h.ctx, func(s kubelettest.State) bool {
+				res := s.Resources[gpu]
+				return res.Allocatable() != 2 || res.Registrations == n && res.Messages == n
+			})
+			if err != nil || s.Resources[gpu].Allocatable() != 2 {
+				t.Fatalf("%+v, %v", s, err)
+			}
+			h.waitStatus(func(s ResourceStatus) bool { return s.Registered && s.Streams == n })
 		}
-		h.waitStatus(func(s ResourceStatus) bool { return s.Registered && s.Streams == n })
-	}
-	if _, err := k.Allocate(h.ctx, gpu, 1); err != nil {
-		t.Error(err)
-	}
-	h.setHealth(0, health.Unhealthy) // every stream sends it
-	h.waitResource(k, gpu, func(res kubelettest.Resource) bool { return res.Allocatable() == 1 && res.Messages == 8 })
+		if _, err := k.Allocate(h.ctx, gpu, 1); err != nil {
+			t.Error(err)
+		}
+		h.setHealth(0, health.Unhealthy) // every stream sends it
+		h.waitResource(k, gpu, func(res kubelettest.Resource) bool { return res.Allocatable() == 1 && res.Messages == 8 })
+	})
 }
 
 func TestRegistrarKeepsStreamInWipedDirectory(t *testing.T) {
-	h, k := startHarness(t, snapshot(2))
-	before := h.waitStatus(isRegistered)
-	h.remove(h.socket())
-	h.remove(filepath.Join(h.pluginDir(), "kubelet.sock"))
-	// Registration is impossible and not necessary: the stream is still open.
-	h.waitLog(msgUnregistered, "kubelet.sock", 1)
-	if s := h.p.Status().Resources[0]; !s.Registered || s.Registrations != before.Registrations {
-		t.Errorf("%+v", s)
-	}
-	if _, err := os.Lstat(h.socket()); err != nil {
-		t.Error(err)
-	}
-	h.setHealth(0, health.Unhealthy)
-	h.waitResource(k, gpu, listed(2, 1))
+	onEachKubelet(t, func(t *testing.T, v kubelettest.Version) {
+		h, k := startHarnessOn(t, v, snapshot(2))
+		before := h.waitStatus(isRegistered)
+		h.remove(h.socket())
+		h.remove(filepath.Join(h.pluginDir(), "kubelet.sock"))
+		// Registration is impossible. The open stream still serves the kubelet.
+		h.waitLog(msgUnregistered, "kubelet.sock", 1)
+		if s := h.waitStatus(unregisteredFor("kubelet.sock")); s.Registrations != before.Registrations || s.Streams != 1 {
+			t.Errorf("%+v", s)
+		}
+		if _, err := os.Lstat(h.socket()); err != nil {
+			t.Error(err)
+		}
+		h.setHealth(0, health.Unhealthy)
+		h.waitResource(k, gpu, listed(2, 1))
+	})
 }
 
 // A kubelet that stops causes one warning, whichever of its sockets disappear; so does a kubelet that drops the plugin.
@@ -247,50 +251,54 @@ func TestRegistrarWarnsOncePerKubeletLoss(t *testing.T) {
 }
 
 func TestRegistrarSettlesAfterDroppedStream(t *testing.T) {
-	t.Parallel()
-	h, k := startHarness(t, snapshot(2))
-	for n := 1; n < 4; n++ {
-		h.waitResource(k, gpu, func(res kubelettest.Resource) bool { return listed(2, 2)(res) && res.Registrations == n })
-		h.waitStatus(isRegistered)
-		start := time.Now()
-		k.Drop(gpu)
-		h.waitResource(k, gpu, func(res kubelettest.Resource) bool { return res.Registrations == n+1 })
-		if d := time.Since(start); d < h.p.timing.settle {
-			t.Errorf("registered again after %v, before the kubelet could settle", d)
+	onEachKubelet(t, func(t *testing.T, v kubelettest.Version) {
+		h, k := startHarnessOn(t, v, snapshot(2))
+		for n := 1; n < 4; n++ {
+			h.waitResource(k, gpu, func(res kubelettest.Resource) bool { return listed(2, 2)(res) && res.Registrations == n })
+			h.waitStatus(isRegistered)
+			start := time.Now()
+			k.Drop(gpu)
+			h.waitResource(k, gpu, func(res kubelettest.Resource) bool { return res.Registrations == n+1 })
+			if d := time.Since(start); d < h.p.timing.settle {
+				t.Errorf("registered again after %v, before the kubelet could settle", d)
+			}
 		}
-	}
-	h.waitResource(k, gpu, listed(2, 2))
+		h.waitResource(k, gpu, listed(2, 2))
+	})
 }
 
 // With two streams open, the end of the older one makes the kubelet close the newer one.
 func TestRegistrarRegistersAfterNewerStreamEnds(t *testing.T) {
-	t.Parallel()
-	h, k := startHarness(t, snapshot(2))
-	h.remove(h.socket())
-	h.waitStatus(func(s ResourceStatus) bool { return s.Registered && s.Streams == 2 })
-	k.Drop(gpu)
-	// The stream of the first registration is still open and proves nothing.
-	h.waitResource(k, gpu, func(res kubelettest.Resource) bool { return listed(2, 2)(res) && res.Registrations == 3 })
-	h.waitStatus(func(s ResourceStatus) bool { return s.Registered && s.Streams == 2 })
+	onEachKubelet(t, func(t *testing.T, v kubelettest.Version) {
+		h, k := startHarnessOn(t, v, snapshot(2))
+		h.remove(h.socket())
+		h.waitStatus(func(s ResourceStatus) bool { return s.Registered && s.Streams == 2 })
+		k.Drop(gpu)
+		// The stream of the first registration is still open and proves nothing.
+		h.waitResource(k, gpu, func(res kubelettest.Resource) bool { return listed(2, 2)(res) && res.Registrations == 3 })
+		h.waitStatus(func(s ResourceStatus) bool { return s.Registered && s.Streams == 2 })
+	})
 }
 
 func TestRegistrarRetriesRefusedRegistration(t *testing.T) {
-	t.Parallel()
-	h := newHarness(t, snapshot(2))
-	k := h.kubelet()
-	k.SetFault(kubelettest.Fault{RegisterError: "too many plugins"})
-	h.run()
-	s := h.waitStatus(unregisteredFor("too many plugins"))
-	if !strings.Contains(s.Err, gpu) || !strings.Contains(s.Err, "kubelet.sock") {
-		t.Errorf("%+v names neither the resource nor the socket", s)
-	}
-	k.SetFault(kubelettest.Fault{IgnoreRegistration: true})
-	h.waitStatus(func(s ResourceStatus) bool { return s.Registrations == 2 && unregisteredFor("ListAndWatch")(s) })
-	h.waitLog(msgUnregistered, h.p.timing.streamTimeout.String(), 1)
-	k.SetFault(kubelettest.Fault{})
-	h.waitResource(k, gpu, listed(2, 2))
-	h.waitStatus(isRegistered)
-	h.waitLog(msgUnregistered, "", 2) // one for each cause
+	onEachKubelet(t, func(t *testing.T, v kubelettest.Version) {
+		h := newHarness(t, snapshot(2))
+		h.version = v
+		k := h.kubelet()
+		k.SetFault(kubelettest.Fault{RegisterError: "too many plugins"})
+		h.run()
+		s := h.waitStatus(unregisteredFor("too many plugins"))
+		if !strings.Contains(s.Err, gpu) || !strings.Contains(s.Err, "kubelet.sock") {
+			t.Errorf("%+v names neither the resource nor the socket", s)
+		}
+		k.SetFault(kubelettest.Fault{IgnoreRegistration: true})
+		h.waitStatus(func(s ResourceStatus) bool { return s.Registrations == 2 && unregisteredFor("ListAndWatch")(s) })
+		h.waitLog(msgUnregistered, h.p.timing.streamTimeout.String(), 1)
+		k.SetFault(kubelettest.Fault{})
+		h.waitResource(k, gpu, listed(2, 2))
+		h.waitStatus(isRegistered)
+		h.waitLog(msgUnregistered, "", 2) // one for each cause
+	})
 }
 
 func TestServerServesTwoKubelets(t *testing.T) {

@@ -85,34 +85,36 @@ func TestStopDoesNotWaitForSlowReader(t *testing.T) {
 
 // The last measurement serves a new kubelet while the source is down.
 func TestKubeletRestartWhileSourceIsDown(t *testing.T) {
-	t.Parallel()
-	h, k := startHarness(t, with(snapshot(4), 1, health.Unhealthy))
-	down := *h.snaps.Load()
-	down.Seq++
-	down.Source = health.Source{Status: health.SourceDown, Err: "connection refused"}
-	h.snaps.Store(&down)
-	h.restart(k)
-	h.waitResource(k, gpu, listed(4, 3))
-	h.waitStatus(isRegistered)
-	if _, err := k.Allocate(h.ctx, gpu, 2); err != nil {
-		t.Error(err)
-	}
-	h.stop()
+	onEachKubelet(t, func(t *testing.T, v kubelettest.Version) {
+		h, k := startHarnessOn(t, v, with(snapshot(4), 1, health.Unhealthy))
+		down := *h.snaps.Load()
+		down.Seq++
+		down.Source = health.Source{Status: health.SourceDown, Err: "connection refused"}
+		h.snaps.Store(&down)
+		h.restart(k)
+		h.waitResource(k, gpu, listed(4, 3))
+		h.waitStatus(isRegistered)
+		if _, err := k.Allocate(h.ctx, gpu, 2); err != nil {
+			t.Error(err)
+		}
+		h.stop()
+	})
 }
 
 func TestRegistrarFollowsReplacedDirectory(t *testing.T) {
-	t.Parallel()
-	h, k := startHarness(t, snapshot(2))
-	for range 3 {
-		k.Stop()
-		h.remove(h.pluginDir())
-		h.remove(filepath.Join(h.root, "pod-resources"))
-		h.waitStatus(unregisteredFor("plugin.kubeletDir"))
-		h.restart(k)
-		h.waitResource(k, gpu, listed(2, 2))
-		h.waitStatus(isRegistered)
-	}
-	h.waitHolders(holdersKnown)
+	onEachKubelet(t, func(t *testing.T, v kubelettest.Version) {
+		h, k := startHarnessOn(t, v, snapshot(2))
+		for range 3 {
+			k.Stop()
+			h.remove(h.pluginDir())
+			h.remove(filepath.Join(h.root, "pod-resources"))
+			h.waitStatus(unregisteredFor("plugin.kubeletDir"))
+			h.restart(k)
+			h.waitResource(k, gpu, listed(2, 2))
+			h.waitStatus(isRegistered)
+		}
+		h.waitHolders(holdersKnown)
+	})
 }
 
 // A starting source is logged as information, a failing one as a warning.

@@ -20,7 +20,7 @@ import (
 
 // agentSockets returns the plugin sockets at which an agent listens.
 func agentSockets(ctx context.Context, c plugin.Config) []string {
-	sockets, err := filepath.Glob(filepath.Join(c.KubeletDir, pluginsDir, agentSocketPattern))
+	sockets, err := filepath.Glob(filepath.Join(c.KubeletDir, pluginsDir, plugin.SocketPattern))
 	if err != nil {
 		return nil // the directory's name is an invalid pattern
 	}

@@ -14,14 +14,14 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // Names below the kubelet's directory.
 const (
-	pluginsDir         = "device-plugins"
-	podResourcesDir    = "pod-resources"
-	kubeletSocket      = "kubelet.sock"
-	agentSocketPattern = "gpu-node-agent-*.sock" // as package plugin names its sockets
+	pluginsDir      = "device-plugins"
+	podResourcesDir = "pod-resources"
+	kubeletSocket   = "kubelet.sock"
 )
 
 // checkKubelet checks whether the device plugin could listen and register.
@@ -106,6 +106,18 @@ func dialGRPC(ctx context.Context, socket string) error {
 	return nil
 }
 
+// countedWithoutAgent reports whether the kubelet counts healthy devices of the resource, although no agent listens. An
+// agent that starts meanwhile has no allocatable devices for a second.
+func countedWithoutAgent(ctx context.Context, c plugin.Config) bool {
+	if len(agentSockets(ctx, c)) > 0 {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	ids, err := podresources.QueryAllocatable(ctx, filepath.Join(c.KubeletDir, podResourcesDir, kubeletSocket))
+	return err == nil && len(ids[c.Resource]) > 0 // the check of the pod resources reports an error
+}
+
 // checkOtherPlugins looks for another device plugin that serves NVIDIA's resources.
 func checkOtherPlugins(ctx context.Context, c plugin.Config) []Check {
 	var others []string
@@ -122,6 +134,9 @@ func checkOtherPlugins(ctx context.Context, c plugin.Config) []Check {
 		}
 	}
 	switch {
+	case len(others) == 0 && c.Enabled && countedWithoutAgent(ctx, c):
+		return warn("the kubelet has allocatable "+c.Resource+", but no plugin is found that serves it",
+			"start the agent; if it does not run here, restart the kubelet, which since 1.37 can keep the devices of a plugin that has ended")
 	case len(others) == 0 && c.Enabled:
 		return pass("no other plugin serves GPUs")
 	case len(others) == 0: // it may have an unknown name

@@ -11,8 +11,13 @@ import (
 	"strings"
 	"testing"
 
+	"go.uber.org/zap"
+
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
 // listen serves a unix socket with a function. Without one, connections are never accepted.
@@ -107,6 +112,33 @@ func TestCheckOtherPlugins(t *testing.T) {
 	check(want{CheckOK, "nvidiaGPU-1700000000.sock", ""})
 	c.KubeletDir = agenttest.SocketDir(t)
 	check(want{CheckInfo, "plugin.enabled", ""})
+}
+
+// A kubelet without a plugin must not have allocatable devices.
+func TestCheckOtherPluginsFindsDeadEndpoint(t *testing.T) {
+	c := config.DefaultConfig().Plugin
+	c.KubeletDir = agenttest.SocketDir(t)
+	k := agenttest.StartKubelet(t, c.KubeletDir)
+	snapshots, configs := &health.Latest[health.Snapshot]{}, &health.Latest[plugin.Config]{}
+	snapshots.Store(agenttest.Node())
+	configs.Store(&c)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- plugin.New(configs, snapshots, zap.NewNop()).Run(ctx) }()
+	if _, err := k.WaitFor(t.Context(), func(s kubelettest.State) bool { return s.Resources[c.Resource].Allocatable() > 0 }); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, checkOtherPlugins(t.Context(), c), want{CheckOK, "", ""})
+	k.KeepEndpoints(c.Resource)
+	stop()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	expect(t, checkOtherPlugins(t.Context(), c), want{CheckWarn, c.Resource, "restart the kubelet"})
+	if err := k.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, checkOtherPlugins(t.Context(), c), want{CheckOK, "", ""})
 }
 
 func TestCheckAgentAndPort(t *testing.T) {

@@ -78,6 +78,11 @@ func kubeletStatus(p plugin.Status, h podresources.Holders) Kubelet {
 	if p.Off {
 		k.Plugin = pluginOff
 	}
+	for _, r := range p.Resources { // first, because the page and the table show a limited number
+		if r.Warning != "" {
+			k.Warnings = append(k.Warnings, r.Warning)
+		}
+	}
 	for _, r := range p.Resources {
 		s := Resource{
 			Name: r.Name, Registered: r.Registered, Error: r.Err, Devices: r.Devices, Healthy: r.Healthy,
@@ -90,7 +95,7 @@ func kubeletStatus(p plugin.Status, h podresources.Holders) Kubelet {
 				s.BlockingPods = append(s.BlockingPods, Pod{pod.Namespace, pod.Name})
 			}
 			if u.Devices > 0 {
-				k.Warnings = append(k.Warnings, u.String()) // first, because the page and the table show a limited number
+				k.Warnings = append(k.Warnings, u.String()) // before those of the layout
 			}
 		}
 		k.Resources = append(k.Resources, s)

@@ -77,7 +77,7 @@ type Kubelet struct {
 	HoldersError string     `json:"holdersError,omitempty"` // why the holders are out of date
 	Holders      time.Time  `json:"holders,omitzero"`       // the time of the last pod-resources response
 	Resources    []Resource `json:"resources"`
-	Warnings     []string   `json:"warnings"` // working devices that pods cannot get, with the reason
+	Warnings     []string   `json:"warnings"` // working devices that pods cannot get, with the reason, and a kubelet that needs a restart
 }
 
 // APIServer counts the writes to the API server since the agent started, with health.kubernetes.enabled.

@@ -3,6 +3,7 @@ package devicemanager
 import (
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -56,6 +57,14 @@ func TestMIGMixed(t *testing.T) {
 	n.StopKubelet()
 	n.StartKubelet()
 	n.Eventually("unchanged after a restart of the kubelet", n.checkCounts(map[v1.ResourceName][2]int{one: {46, 44}, two: {2, 1}, three: {2, 1}}))
+	n.removeSockets()
+	n.Eventually("the agent listens for each resource again", func() error {
+		if sockets := n.agentSockets(); len(sockets) < 3 {
+			return fmt.Errorf("sockets are %v, want one per resource", sockets)
+		}
+		return nil
+	})
+	n.AwaitStatus("each resource is registered again", "/readyz", http.StatusOK)
 	n.Inject(`{"gpu":7,"lost":false}`)
 	n.Eventually("all healthy after the GPU returns", n.checkCounts(map[v1.ResourceName][2]int{one: {46, 46}, two: {2, 2}, three: {2, 2}}))
 
@@ -123,42 +132,6 @@ func TestWithdraw(t *testing.T) {
 		n.EndAgent()
 		n.Eventually("none after the agent stops", func() error { return n.KubeletHas(node.GPU, 0, 0) })
 	}
-}
-
-// Agents replace each other in every way that a DaemonSet may cause. The newest agent serves all GPUs, whatever
-// registration the kubelet loses (kubernetes#127803).
-func TestAgentRestarts(t *testing.T) {
-	n := newMachine(t)
-	n.StartKubelet()
-	n.StartAgent()
-	n.Eventually("eight GPUs", func() error { return n.checkDevices() })
-	for i := range 12 {
-		switch i % 3 {
-		case 0: // one after the other
-			n.EndAgent()
-			n.StartAgent()
-		case 1: // killed, leaving its socket
-			n.KillAgent()
-			n.StartAgent()
-		case 2: // both run; the new one serves /metrics when the address is free
-			const key = `"key":"metrics.listen"` // of the error that the address is in use
-			old, logged := n.Agent, len(n.Journal.Lines(key))
-			n.StartAgent()
-			n.Eventually("the new agent waits for the address", func() error {
-				if len(n.Journal.Lines(key)) == logged {
-					return errors.New("no error about metrics.listen is logged")
-				}
-				return nil
-			})
-			if err := old.Stop(); err != nil {
-				t.Fatal(err)
-			}
-		}
-		n.Eventually(fmt.Sprintf("eight GPUs with agent %d", i+2), func() error { return n.checkDevices() })
-		n.admitEventually(n.bind(fmt.Sprintf("pod-%d", i), 1))
-		n.UnbindAll()
-	}
-	n.EndAgent()
 }
 
 // The kubelet receives the largest list that the agent sends, with every device unhealthy, which makes it longest. One more

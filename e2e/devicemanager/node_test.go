@@ -2,6 +2,7 @@
 package devicemanager
 
 import (
+	"flag"
 	"fmt"
 	"maps"
 	"net"
@@ -9,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
@@ -16,14 +18,27 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/node"
 )
 
-func TestMain(m *testing.M) { os.Exit(node.Main(m, nil)) }
+// The tests run in parallel, because they mostly wait for the kubelet and the agent.
+func TestMain(m *testing.M) {
+	if err := flag.Set("test.parallel", "8"); err != nil { // the default; go test -parallel overrides it
+		panic(err)
+	}
+	os.Exit(node.Main(m, nil))
+}
 
 // machine is a node with the helpers of this package.
 type machine struct{ *node.Node }
 
+// machines counts the nodes of this process, each of which needs an address.
+var machines atomic.Int32
+
+// newMachine returns a node for a test that runs in parallel with others.
 func newMachine(t *testing.T) machine {
 	t.Helper()
-	return machine{node.New(t)}
+	t.Parallel()
+	n := machine{node.New(t)}
+	n.Address = fmt.Sprintf("%s:%d", node.Host(), 19400+machines.Add(1))
+	return n
 }
 
 // leaveDeadSocket leaves kubelet.sock without a listener, as a killed kubelet does.

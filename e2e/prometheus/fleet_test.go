@@ -27,19 +27,19 @@ func newFleet(t *testing.T) fleet {
 	var f fleet
 	var targets strings.Builder
 	for i, n := range []struct {
-		at                   **node.Node
-		name, profile, names string
+		at                         **node.Node
+		name, profile, dcgm, names string
 	}{
-		{&f.gpus, "gpus", "h100-8", "dcgm-exporter-4.8"},
-		{&f.mig, "mig", "h100-8-mig", "dcgm-exporter-4.9"},
-		{&f.old, "old", "v100-16", "dcgm-exporter-4.9, dcgm-exporter-4.8"},
+		{&f.gpus, "gpus", "h100-8", "4.6", "dcgm-exporter-4.8"},
+		{&f.mig, "mig", "h100-8-mig", "4.7", "dcgm-exporter-4.9"},
+		{&f.old, "old", "v100-16", "4.6", "dcgm-exporter-4.9, dcgm-exporter-4.8"},
 	} {
 		*n.at = node.New(t)
 		(*n.at).Address = fmt.Sprintf("%s:%d", node.Host(), 19401+i)
-		(*n.at).Configure(fmt.Sprintf(`source: {interval: 1s, sim: {profile: %s}}
+		(*n.at).Configure(fmt.Sprintf(`source: {interval: 1s, sim: {profile: %s, dcgm: %q}}
 plugin: {enabled: false}
 metrics: {fields: [default, profiling, optional], names: [%s]}
-`, n.profile, n.names))
+`, n.profile, n.dcgm, n.names))
 		(*n.at).StartAgent()
 		fmt.Fprintf(&targets, "  - {targets: [%q], labels: {cluster: lab, instance: %s}}\n", (*n.at).Address, n.name)
 	}

@@ -56,7 +56,7 @@ type Socket struct {
 // applies to all goroutines of the process. So Listen binds in a directory that only its owner can enter, and links
 // the socket to path once it listens. A link, unlike a rename, never replaces another file.
 func Listen(ctx context.Context, path string) (*Socket, error) {
-	if err := removeStale(ctx, path); err != nil {
+	if err := RemoveStale(ctx, path); err != nil {
 		return nil, err
 	}
 	dir, err := os.MkdirTemp(filepath.Dir(path), ".gna-") // with mode 0700
@@ -91,8 +91,8 @@ func publish(private, path string) (fs.FileInfo, error) {
 	return info, os.Link(private, path)
 }
 
-// removeStale removes a socket at path that no process serves.
-func removeStale(ctx context.Context, path string) error {
+// RemoveStale removes a socket at path that no process serves. The errors are those of Listen.
+func RemoveStale(ctx context.Context, path string) error {
 	info, err := os.Lstat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -132,6 +132,19 @@ func removeStale(ctx context.Context, path string) error {
 func (s *Socket) InPlace() bool {
 	info, err := os.Lstat(s.path)
 	return err == nil && os.SameFile(info, s.file)
+}
+
+// Link gives the socket another name, which must not exist: path leads to the same listener. The result is that name; its
+// Remove leaves s in place, its Close closes s.
+func (s *Socket) Link(path string) (*Socket, error) {
+	if err := os.Link(s.path, path); err != nil {
+		return nil, err
+	}
+	link := &Socket{Listener: s.Listener, path: path, file: s.file}
+	if !link.InPlace() { // s.path led to another socket
+		return nil, errors.Join(fmt.Errorf("%s: socket of another process", s.path), os.Remove(path))
+	}
+	return link, nil
 }
 
 // Remove removes the socket from its directory, unless another file has replaced it. Open connections continue.

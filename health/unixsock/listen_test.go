@@ -155,3 +155,43 @@ func TestPathLen(t *testing.T) {
 		_ = l.Close()
 	}
 }
+
+func TestLink(t *testing.T) {
+	dir := t.TempDir()
+	path, other := filepath.Join(dir, "a.sock"), filepath.Join(dir, "b.sock")
+	s, err := Listen(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close() //nolint:errcheck // only the end of the test
+	link, err := s.Link(other)
+	if err != nil || !link.InPlace() {
+		t.Fatalf("%v, in place: %v", err, err == nil && link.InPlace())
+	}
+	for _, p := range []string{path, other} {
+		dial(t, p)
+		if conn, err := s.Accept(); err != nil {
+			t.Errorf("%s: %v", p, err)
+		} else {
+			_ = conn.Close()
+		}
+	}
+	if _, err := s.Link(other); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("a link in place of another: %v", err)
+	}
+	if err := link.Remove(); err != nil || link.InPlace() || !s.InPlace() {
+		t.Errorf("%v, link in place: %v, socket in place: %v", err, link.InPlace(), s.InPlace())
+	}
+
+	// Another process replaces the socket.
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	listenAt(t, path)
+	if _, err := s.Link(other); err == nil {
+		t.Error("linked the socket of another process")
+	}
+	if names := listing(t, path); len(names) != 1 {
+		t.Errorf("files %v", names)
+	}
+}

@@ -106,9 +106,9 @@ func (k *Kubelet) Free(resource string, ids ...string) {
 func (k *Kubelet) plugin(resource string) (Resource, *Client, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	c := k.clients[resource]
-	if c == nil {
+	all := k.connected[resource]
+	if len(all) == 0 {
 		return Resource{}, nil, fmt.Errorf("no plugin is registered for %s", resource)
 	}
-	return k.state.Load().Resources[resource], c, nil
+	return k.state.Load().Resources[resource], all[len(all)-1].client, nil
 }

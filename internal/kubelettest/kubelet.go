@@ -1,10 +1,11 @@
 // Package kubelettest provides a stand-in for the kubelet's device manager, for tests and the demo. It behaves as a
 // device plugin observes the real one: it empties its directory when it starts, calls the plugin back during
-// registration, follows ListAndWatch, allocates preferred devices, and drops a plugin whose stream ends, including the
-// race of kubernetes#127803. Its pod-resources API lists the holders of each device.
+// registration, follows ListAndWatch, allocates preferred devices, and drops a plugin whose stream ends, with the races
+// that its version has. Its pod-resources API lists the holders of each device.
 package kubelettest
 
 import (
+	"context"
 	"errors"
 	"net"
 	"os"
@@ -18,19 +19,39 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
+// Version is the version of Kubernetes whose kubelet a stand-in behaves like. They differ in how the kubelet identifies
+// the plugins of one resource.
+type Version string
+
+const (
+	// V136 identifies plugins by resource: a registration replaces the one before, and the end of any stream disconnects
+	// the newest plugin (kubernetes#127803).
+	V136 Version = "1.36"
+	// V137 identifies plugins by resource and socket: a resource may have several, of which the newest serves Allocate. A
+	// registration at a connected socket fails, and the kubelet then ignores the end of the socket's stream: it keeps the
+	// endpoint and the last list until it restarts.
+	V137 Version = "1.37"
+)
+
+// Versions returns all versions.
+func Versions() []Version { return []Version{V136, V137} }
+
 // Kubelet is a stand-in for one kubelet.
 type Kubelet struct {
-	dir   string // device-plugins
-	pods  string // pod-resources
-	state health.Latest[State]
+	version Version
+	dir     string // device-plugins
+	pods    string // pod-resources
+	state   health.Latest[State]
 
 	mu        sync.Mutex // guards everything below, and the order of changes of state
 	server    *grpc.Server
 	podsAPI   *grpc.Server
 	serving   sync.WaitGroup
-	clients   map[string]*Client // by resource; the newest registration
+	clients   map[string][]endpoint // by resource: those that the end of a stream disconnects
+	connected map[string][]endpoint // by resource: those that the device manager keeps; the last one serves Allocate
 	all       map[*Client]struct{}
 	fault     Fault
+	unfaulted chan struct{} // closed by SetFault and Stop
 	onDevices func(resource string, registration int, devices []Device)
 	podCount  int // generated pod names
 }
@@ -39,6 +60,9 @@ type Kubelet struct {
 type Fault struct {
 	RegisterError      string // Register fails with this message
 	IgnoreRegistration bool   // Register succeeds without effect
+	LoseAnswer         bool   // Register connects the plugin, but its answer never comes
+	HoldStreams        bool   // ListAndWatch is opened only after the fault
+	HoldEnds           bool   // the end of a stream is processed only after the fault, as if the disk blocked the kubelet
 
 	NoPods           bool   // List returns no pods, as just after the start of a kubelet
 	ListError        string // List fails with this message
@@ -46,9 +70,14 @@ type Fault struct {
 }
 
 // Start starts a kubelet with the root directory dir. It serves registrations on dir/device-plugins/kubelet.sock and pod
-// resources on dir/pod-resources/kubelet.sock. The caller must call Stop.
-func Start(dir string) (*Kubelet, error) {
-	k := &Kubelet{dir: filepath.Join(dir, "device-plugins"), pods: filepath.Join(dir, "pod-resources")}
+// resources on dir/pod-resources/kubelet.sock. It has the newest version. The caller must call Stop.
+func Start(dir string) (*Kubelet, error) { return StartVersion(dir, V137) }
+
+// StartVersion is Start for another version.
+func StartVersion(dir string, v Version) (*Kubelet, error) {
+	k := &Kubelet{
+		version: v, dir: filepath.Join(dir, "device-plugins"), pods: filepath.Join(dir, "pod-resources"), unfaulted: make(chan struct{}),
+	}
 	k.state.Store(&State{})
 	return k, k.start()
 }
@@ -80,7 +109,8 @@ func (k *Kubelet) start() error {
 	pluginapi.RegisterRegistrationServer(server, registrationServer{kubelet: k, server: server})
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.server, k.podsAPI, k.clients, k.all = server, podsAPI, map[string]*Client{}, map[*Client]struct{}{}
+	k.server, k.podsAPI, k.all = server, podsAPI, map[*Client]struct{}{}
+	k.clients, k.connected = map[string][]endpoint{}, map[string][]endpoint{}
 	k.update(func(s *State) { s.Running, s.Resources = true, map[string]Resource{} })
 	k.serving.Go(func() { _ = server.Serve(l) })
 	k.serving.Go(func() { _ = podsAPI.Serve(podsL) })
@@ -111,8 +141,9 @@ func removeFiles(dir string) error {
 func (k *Kubelet) Stop() {
 	k.mu.Lock()
 	server, podsAPI, all := k.server, k.podsAPI, k.all
-	k.server, k.podsAPI, k.clients, k.all = nil, nil, nil, nil
+	k.server, k.podsAPI, k.all, k.clients, k.connected = nil, nil, nil, nil, nil
 	k.update(func(s *State) { s.Running, s.Resources = false, nil })
+	k.wakeOutlasting()
 	k.mu.Unlock()
 	for c := range all {
 		c.Close()
@@ -129,6 +160,35 @@ func (k *Kubelet) SetFault(f Fault) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.fault = f
+	k.wakeOutlasting()
+}
+
+// wakeOutlasting lets outlast look again. k.mu must be held.
+func (k *Kubelet) wakeOutlasting() {
+	close(k.unfaulted)
+	k.unfaulted = make(chan struct{})
+}
+
+var errStopped = errors.New("the kubelet has stopped")
+
+// outlast waits until the kubelet has no such fault. It fails if ctx ends or the kubelet stops before.
+func (k *Kubelet) outlast(ctx context.Context, fault func(Fault) bool) error {
+	for {
+		k.mu.Lock()
+		present, changed, running := fault(k.fault), k.unfaulted, k.server != nil
+		k.mu.Unlock()
+		switch {
+		case !running:
+			return errStopped
+		case !present:
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-changed:
+		}
+	}
 }
 
 func (k *Kubelet) currentFault() Fault {
@@ -145,21 +205,27 @@ func (k *Kubelet) OnDevices(f func(resource string, registration int, devices []
 	k.onDevices = f
 }
 
-// Drop closes the connection to the plugin of a resource, as the kubelet does when it loses track of a registration.
-// kubelet.sock remains.
+// Drop closes the connection to the plugin that serves Allocate of a resource, as the kubelet does when it loses track of
+// a registration. kubelet.sock remains.
 func (k *Kubelet) Drop(resource string) {
-	k.mu.Lock()
-	c := k.clients[resource]
-	k.mu.Unlock()
-	if c != nil {
+	if _, c, err := k.plugin(resource); err == nil {
 		c.Close()
 	}
 }
 
-// Forget disconnects the plugin of a resource but leaves its stream open, as the race of kubernetes#127803 can.
+// Forget disconnects the plugins of a resource but leaves their streams open, as the race of kubernetes#127803 can.
 func (k *Kubelet) Forget(resource string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	delete(k.clients, resource)
-	k.setDisconnected(resource)
+	delete(k.connected, resource)
+	k.updateConnected(resource)
+}
+
+// KeepEndpoints makes the kubelet ignore the ends of a resource's streams, as it does after a refused registration of
+// their socket.
+func (k *Kubelet) KeepEndpoints(resource string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.clients, resource)
 }

@@ -17,9 +17,10 @@ type Device struct {
 // Resource is the kubelet's state of an extended resource.
 type Resource struct {
 	Name      string
-	Endpoint  string // the base name of the plugin's socket
-	Preferred bool   // the plugin implements GetPreferredAllocation
-	Connected bool   // if not, all devices are unhealthy, as with the real kubelet
+	Endpoint  string   // the base name of the socket of the newest plugin
+	Endpoints []string // those of all plugins that the kubelet keeps, even if their streams have ended
+	Preferred bool     // the plugin implements GetPreferredAllocation
+	Connected bool     // has endpoints; when the last one ends, all devices become unhealthy
 	Devices   []Device
 	Allocated []string // sorted IDs
 

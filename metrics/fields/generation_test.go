@@ -227,11 +227,11 @@ func TestFieldValue(t *testing.T) {
 			"DCGM_FI_DEV_SM_CLOCK_HERTZ", 1980e6, true,
 			[]health.Field{100, 203},
 		},
-		"utilization is always measured": {
-			[]string{"DCGM_FI_DEV_GPU_UTIL_RATIO"}, map[health.Field]float64{1613: 0.5, 203: 87}, "DCGM_FI_DEV_GPU_UTIL_RATIO", 0.87, true, []health.Field{203},
+		"the older field is measured for the idle time only": {
+			[]string{"DCGM_FI_DEV_GPU_UTIL_RATIO"}, map[health.Field]float64{1613: 0.875, 203: 87}, "DCGM_FI_DEV_GPU_UTIL_RATIO", 0.875, true, []health.Field{203, 1613},
 		},
-		"only the field itself": {
-			[]string{"DCGM_FI_DEV_GPU_UTIL_RATIO"}, map[health.Field]float64{1613: 0.5}, "DCGM_FI_DEV_GPU_UTIL_RATIO", 0.5, true, []health.Field{203},
+		"the older field is selected, but has no value": {
+			[]string{"DCGM_FI_DEV_GPU_UTIL_RATIO", "DCGM_FI_DEV_GPU_UTIL"}, map[health.Field]float64{1613: 0.5}, "DCGM_FI_DEV_GPU_UTIL_RATIO", 0.5, true, []health.Field{203},
 		},
 		"neither": {
 			[]string{"DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL"}, map[health.Field]float64{203: 0}, "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL", 0, false, []health.Field{203, 1611},

@@ -17,7 +17,7 @@ type Info struct {
 	Name49    string       `json:"name49,omitempty"`   // dcgm-exporter 4.9's name for the field, or for the one in base units that replaces it; "" if it has the same
 	Inferred  bool         `json:"inferred,omitempty"` // whether the name in 4.9 is only inferred
 	Replaces  string       `json:"replaces,omitempty"` // the name of the field that this one replaces in 4.9
-	Since     string       `json:"since,omitempty"`    // the DCGM that introduced the field; "" if every supported one has it
+	Since     string       `json:"since,omitempty"`    // the DCGM that introduced a field in base units; "" for the others
 	Type      string       `json:"type"`
 	Unit      string       `json:"unit,omitempty"`
 	Set       string       `json:"set,omitempty"`

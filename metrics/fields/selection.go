@@ -35,11 +35,11 @@ type Field struct {
 	Help string
 
 	older   health.Derivation // from the field that it replaces; From is 0 if there is none
-	derived bool              // the field that it replaces is measured anyway, so this one is not
+	derived bool              // the field that it replaces is selected too, so this one is not measured
 }
 
-// Value returns the field's value, given the values of a device. If DCGM lacks the field, or the field that it replaces is measured
-// anyway, the value follows from that one: then the two agree in every scrape.
+// Value returns the field's value, given the values of a device. If DCGM lacks the field, or the field that it replaces is selected
+// too, the value follows from that one: then the two agree in every scrape.
 func (f *Field) Value(measured map[health.Field]float64) (v float64, ok bool) {
 	v, ok = measured[f.ID]
 	if f.older.From == 0 || ok && !f.derived {
@@ -97,7 +97,7 @@ func Select(specs []Spec, generations ...string) Selection {
 			s.addOtherNames(spec.Name, generations)
 		}
 	}
-	s.deriveFromMeasured()
+	s.deriveFromSelected()
 	return s
 }
 
@@ -109,13 +109,13 @@ func SelectCSV(text string, generations ...string) Selection {
 	return s
 }
 
-// deriveFromMeasured sets how fields in base units follow from the fields that they replace.
-func (s *Selection) deriveFromMeasured() {
-	measured := s.IDs()
+// deriveFromSelected sets how fields in base units follow from the fields that they replace.
+func (s *Selection) deriveFromSelected() {
+	selected := slices.Concat(s.Fields, s.Labels)
 	for _, list := range [][]Field{s.Fields, s.Labels} {
 		for i := range list {
 			if d, ok := health.DerivationOf(list[i].ID); ok {
-				list[i].older, list[i].derived = d, slices.Contains(measured, d.From)
+				list[i].older, list[i].derived = d, slices.ContainsFunc(selected, func(f Field) bool { return f.ID == d.From })
 			}
 		}
 	}

@@ -4,6 +4,7 @@ package podresources
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"net"
@@ -269,6 +270,17 @@ func (c *Client) logChange(podsErr, devicesErr error) {
 	default:
 		c.log.Warn("cannot list pod resources; keeping the last holders", zap.String("error", failure), zap.Duration("maxAge", c.timing.MaxAge))
 	}
+}
+
+// QueryAllocatable asks the kubelet at a pod-resources socket once for its healthy devices, by resource.
+func QueryAllocatable(ctx context.Context, socket string) (ids map[string][]string, err error) {
+	conn, err := Dial(socket)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	resp, err := podsapi.NewPodResourcesListerClient(conn).GetAllocatableResources(ctx, &podsapi.AllocatableResourcesRequest{})
+	return allocatableIDs(resp), err
 }
 
 // maxAnswerBytes limits an answer of the kubelet, which lists every pod of the node. The kubelet's own clients have the

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	_ "unsafe" // go:linkname
 
-	cadvisor "github.com/google/cadvisor/info/v1"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
@@ -20,14 +19,19 @@ import (
 )
 
 // The exported NewManagerImpl always uses /var/lib/kubelet; this function, which it calls, accepts any path. The empty
-// assembly file in this package allows a function without a body.
+// assembly file in this package allows a function without a body. The third parameter is a slice of cadvisor's nodes, whose
+// package differs between releases; it is always nil here.
 //
 //go:linkname newManagerImpl k8s.io/kubernetes/pkg/kubelet/cm/devicemanager.newManagerImpl
-func newManagerImpl(klog.Logger, string, []cadvisor.Node, topologymanager.Store) (*devicemanager.ManagerImpl, error)
+func newManagerImpl(klog.Logger, string, []struct{}, topologymanager.Store) (*devicemanager.ManagerImpl, error)
+
+// manager is the kubelet's device manager. The methods whose parameters differ between releases of Kubernetes are in
+// release_*.go.
+type manager struct{ *devicemanager.ManagerImpl }
 
 // Kubelet is a running device manager with its pod resources API.
 type Kubelet struct {
-	manager *devicemanager.ManagerImpl
+	manager manager
 	api     *podResourcesAPI
 }
 
@@ -37,10 +41,11 @@ type Kubelet struct {
 func Start(dir string, pods func() []*v1.Pod) (*Kubelet, error) {
 	log := klog.Background()
 	socket := filepath.Join(dir, "device-plugins", "kubelet.sock")
-	m, err := newManagerImpl(log, socket, nil, topologymanager.NewFakeManager())
+	impl, err := newManagerImpl(log, socket, nil, topologyManager(log))
 	if err != nil {
 		return nil, err
 	}
+	m := manager{impl}
 	ready := config.NewSourcesReady(func(sets.Set[string]) bool { return true })
 	if err := m.Start(log, pods, ready, containermap.NewContainerMap(), sets.New[string]()); err != nil {
 		return nil, err
@@ -60,14 +65,14 @@ func (k *Kubelet) Stop() error {
 
 // Count returns the capacity and allocatable count of a resource, as the kubelet would write them to the node's status.
 func (k *Kubelet) Count(resource v1.ResourceName) (capacity, allocatable int) {
-	all, usable, _ := k.manager.GetCapacity()
+	all, usable := k.manager.capacity()
 	c, a := all[resource], usable[resource]
 	return int(c.Value()), int(a.Value())
 }
 
 // Usable returns the number of allocatable devices of all resources.
 func (k *Kubelet) Usable() int {
-	_, usable, _ := k.manager.GetCapacity()
+	_, usable := k.manager.capacity()
 	sum := 0
 	for _, q := range usable {
 		sum += int(q.Value())
@@ -78,7 +83,7 @@ func (k *Kubelet) Usable() int {
 // Healthy returns the allocatable devices of a resource with their NUMA nodes.
 func (k *Kubelet) Healthy(resource v1.ResourceName) map[string][]int {
 	healthy := make(map[string][]int)
-	for id, device := range k.manager.GetAllocatableDevices()[string(resource)] {
+	for id, device := range k.manager.allocatableDevices()[string(resource)] {
 		healthy[id] = nil
 		for _, node := range device.GetTopology().GetNodes() {
 			healthy[id] = append(healthy[id], int(node.ID))
@@ -91,7 +96,7 @@ func (k *Kubelet) Healthy(resource v1.ResourceName) map[string][]int {
 // returns the container's environment.
 func (k *Kubelet) Admit(ctx context.Context, pod *v1.Pod) (map[string]string, error) {
 	container := &pod.Spec.Containers[0]
-	if err := k.manager.Allocate(pod, container); err != nil {
+	if err := k.manager.allocate(ctx, pod, container); err != nil {
 		return nil, fmt.Errorf("pod %s is not admitted: %w", pod.Name, err)
 	}
 	options, err := k.manager.GetDeviceRunContainerOptions(ctx, pod, container)
@@ -108,7 +113,7 @@ func (k *Kubelet) Admit(ctx context.Context, pod *v1.Pod) (map[string]string, er
 // PodDevices returns the health of each device of a pod, as in the pod's allocatedResourcesStatus.
 func (k *Kubelet) PodDevices(pod *v1.Pod, resource v1.ResourceName) map[string]v1.ResourceHealthStatus {
 	status := &v1.PodStatus{ContainerStatuses: []v1.ContainerStatus{{Name: pod.Spec.Containers[0].Name}}}
-	k.manager.UpdateAllocatedResourcesStatus(pod, status)
+	k.manager.updateStatus(pod, status)
 	devices := make(map[string]v1.ResourceHealthStatus)
 	for _, r := range status.ContainerStatuses[0].AllocatedResourcesStatus {
 		if r.Name != resource {
@@ -121,14 +126,14 @@ func (k *Kubelet) PodDevices(pod *v1.Pod, resource v1.ResourceName) map[string]v
 	return devices
 }
 
-// Disconnect closes the kubelet's connection to the plugin of a resource.
-func (k *Kubelet) Disconnect(resource v1.ResourceName) {
-	k.manager.GetWatcherHandler().DeRegisterPlugin(string(resource), "")
+// Disconnect closes the kubelet's connection to a resource's plugin at a socket.
+func (k *Kubelet) Disconnect(resource v1.ResourceName, socket string) {
+	k.manager.deregister(string(resource), socket)
 }
 
-// Forget makes the kubelet consider the plugin of a resource stopped while the plugin's stream stays open. The
-// kubelet's re-registration race can end this way (kubernetes#127803): the end of an old stream stops the current
+// Forget makes the kubelet consider a resource's plugin at a socket stopped while the plugin's stream stays open. The
+// re-registration race of kubelet 1.36 can end this way (kubernetes#127803): the end of an old stream stops the current
 // plugin of the resource.
-func (k *Kubelet) Forget(resource v1.ResourceName) {
-	k.manager.PluginDisconnected(klog.Background(), string(resource))
+func (k *Kubelet) Forget(resource v1.ResourceName, socket string) {
+	k.manager.pluginDisconnected(string(resource), socket)
 }

@@ -21,7 +21,7 @@ type podResourcesAPI struct {
 	done   chan struct{}
 }
 
-func servePodResources(socket string, m devicemanager.Manager, pods func() []*v1.Pod) (*podResourcesAPI, error) {
+func servePodResources(socket string, m manager, pods func() []*v1.Pod) (*podResourcesAPI, error) {
 	if err := os.MkdirAll(filepath.Dir(socket), 0o750); err != nil {
 		return nil, err
 	}
@@ -70,14 +70,10 @@ func (p nodePods) GetPodByName(namespace, name string) (*v1.Pod, bool) {
 }
 
 // nodeDevices converts the device manager's results for the API, as the kubelet's container manager does.
-type nodeDevices struct{ devicemanager.Manager }
+type nodeDevices struct{ manager }
 
 func (d nodeDevices) GetDevices(podUID, container string) []*api.ContainerDevices {
-	return containerDevices(d.Manager.GetDevices(podUID, container))
-}
-
-func (d nodeDevices) GetAllocatableDevices() []*api.ContainerDevices {
-	return containerDevices(d.Manager.GetAllocatableDevices())
+	return containerDevices(d.ManagerImpl.GetDevices(podUID, container))
 }
 
 // containerDevices returns one entry per device and NUMA node. Like the kubelet, it omits devices whose topology has no
@@ -104,8 +100,4 @@ func containerDevices(resources devicemanager.ResourceDeviceInstances) []*api.Co
 // nothing stands for the managers of CPUs, memory and claims, which this kubelet does not have.
 type nothing struct{}
 
-func (nothing) GetCPUs(string, string) []int64                                    { return nil }
-func (nothing) GetAllocatableCPUs() []int64                                       { return nil }
-func (nothing) GetMemory(string, string) []*api.ContainerMemory                   { return nil }
-func (nothing) GetAllocatableMemory() []*api.ContainerMemory                      { return nil }
-func (nothing) GetDynamicResources(*v1.Pod, *v1.Container) []*api.DynamicResource { return nil }
+func (nothing) GetAllocatableCPUs() []int64 { return nil }

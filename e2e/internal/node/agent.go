@@ -35,24 +35,24 @@ func (n *Node) EndAgent() {
 		n.T.Fatalf("agent exited with %v after SIGTERM, want status 0", err)
 	}
 	n.T.Logf("%-70s %5.2fs", "agent exited after SIGTERM", time.Since(start).Seconds())
-	n.awaitWithdrawal()
+	n.AwaitWithdrawal()
 }
 
 // KillAgent kills the agent with SIGKILL.
 func (n *Node) KillAgent() {
 	n.T.Helper()
 	n.Agent.Kill()
-	n.awaitWithdrawal()
+	n.AwaitWithdrawal()
 }
 
-// awaitWithdrawal waits until the kubelet has no allocatable devices, which could be mistaken for those of the next agent.
-func (n *Node) awaitWithdrawal() {
+// AwaitWithdrawal waits until the kubelet has no allocatable devices, which could be mistaken for those of the next agent.
+func (n *Node) AwaitWithdrawal() {
 	n.T.Helper()
 	n.Agent = nil
 	if n.Kubelet == nil {
 		return
 	}
-	n.Eventually("no allocatable devices after the agent exited", func() error {
+	n.Eventually("no allocatable devices without an agent", func() error {
 		if usable := n.Kubelet.Usable(); usable > 0 {
 			return fmt.Errorf("kubelet has %d allocatable devices", usable)
 		}

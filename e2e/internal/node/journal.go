@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -14,6 +15,7 @@ import (
 )
 
 // Journal collects the output of the agent, the kubelet and other programs in order. It is printed if the test fails.
+// The kubelet's code logs through the process-wide klog, so tests that run in parallel share its lines.
 type Journal struct {
 	start time.Time
 	mu    sync.Mutex // guards text
@@ -23,26 +25,64 @@ type Journal struct {
 func newJournal(t *testing.T) *Journal {
 	t.Helper()
 	j := &Journal{start: time.Now()}
+	kubeletLog.add(j)
 	t.Cleanup(func() {
+		kubeletLog.remove(j)
 		if t.Failed() {
 			j.mu.Lock()
 			defer j.mu.Unlock()
 			t.Logf("journal:\n%s", j.text.String())
 		}
 	})
-	// The kubelet's code uses the process-wide klog logger.
+	return j
+}
+
+// kubeletLog receives the output of klog.
+var kubeletLog journals //nolint:gochecknoglobals // klog is global as well
+
+// journals writes whole lines to the journals of the running tests.
+type journals struct {
+	mu   sync.Mutex // guards open
+	open []*Journal
+}
+
+func (js *journals) add(j *Journal) {
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	js.open = append(js.open, j)
+}
+
+func (js *journals) remove(j *Journal) {
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	js.open = slices.DeleteFunc(js.open, func(other *Journal) bool { return other == j })
+}
+
+// Write receives one call of klog.
+func (js *journals) Write(p []byte) (int, error) {
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	for line := range bytes.Lines(p) {
+		for _, j := range js.open {
+			j.add("kubelet", bytes.TrimSuffix(line, []byte("\n")))
+		}
+	}
+	return len(p), nil
+}
+
+// redirectKlog makes klog write to the journals.
+func redirectKlog() error {
 	flags := flag.NewFlagSet("klog", flag.PanicOnError)
 	klog.InitFlags(flags)
 	for name, value := range map[string]string{
 		"logtostderr": "false", "stderrthreshold": "FATAL", "one_output": "true", "skip_headers": "true", "v": "2",
 	} {
 		if err := flags.Set(name, value); err != nil {
-			t.Fatal(err)
+			return err
 		}
 	}
-	klog.SetOutput(j.writer("kubelet"))
-	t.Cleanup(func() { klog.SetOutput(io.Discard) })
-	return j
+	klog.SetOutput(&kubeletLog)
+	return nil
 }
 
 func (j *Journal) add(who string, line []byte) {
@@ -57,7 +97,7 @@ func (j *Journal) writer(who string) io.Writer { return &lineWriter{journal: j, 
 type lineWriter struct {
 	journal *Journal
 	who     string
-	rest    []byte // incomplete line; exec and klog write one call at a time
+	rest    []byte // incomplete line; exec writes one call at a time
 }
 
 func (w *lineWriter) Write(p []byte) (int, error) {

@@ -21,6 +21,9 @@ func Main(m *testing.M, before func(dir string) (after func(), err error)) int {
 		defer func() { _ = os.RemoveAll(dir) }()
 		binary, err = agent(dir)
 	}
+	if err == nil {
+		err = redirectKlog()
+	}
 	if err == nil && before != nil {
 		var after func()
 		if after, err = before(dir); err == nil {

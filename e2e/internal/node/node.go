@@ -85,15 +85,19 @@ func (n *Node) Start(program string, args ...string) *process.Process {
 	return p
 }
 
-// Run runs a command of the agent and waits for it.
+// Run runs a command of the agent, which must succeed.
 func (n *Node) Run(args ...string) {
 	n.T.Helper()
-	cmd := exec.CommandContext(n.T.Context(), binary, args...)
-	out, err := cmd.CombinedOutput()
-	n.Journal.add("command", bytes.TrimSpace(out))
-	if err != nil {
-		n.T.Fatalf("%v: %v\n%s", cmd, err, out)
+	if out, err := n.Command(args...); err != nil {
+		n.T.Fatalf("%v: %v\n%s", args, err, out)
 	}
+}
+
+// Command runs a command of the agent and returns its output.
+func (n *Node) Command(args ...string) (string, error) {
+	out, err := exec.CommandContext(n.T.Context(), binary, args...).CombinedOutput()
+	n.Journal.add("command", bytes.TrimSpace(out))
+	return string(out), err
 }
 
 // StartKubelet starts a kubelet without plugins.

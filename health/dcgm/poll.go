@@ -65,7 +65,7 @@ func (s *session) poll() (*health.Reading, error) {
 	if err := s.checkStaleness(now, full); err != nil {
 		return nil, err
 	}
-	checked := full && s.runHealthCheck(now)
+	checked := full && s.runHealthCheck()
 	if s.updatePresence(s.hierarchy.gpus) {
 		s.fullAt = time.Time{} // replace the earlier values soon
 	}

@@ -85,6 +85,29 @@ func TestClearKeepsMeasuredFindings(t *testing.T) {
 	}
 }
 
+// An incident without a device that counts for every GPU lasts between two checks, too.
+func TestClearKeepsIncidentOfEveryGPU(t *testing.T) {
+	const cause = "dcgm-imex-unhealthy"
+	c := DefaultConfig()
+	c.Confirm, c.Incidents.Unhealthy = 1, []string{"DCGM_FR_IMEX_UNHEALTHY"}
+	imex := []Incident{{System: "imex", Code: 122, Severity: SeverityFail}}
+	var devices []DeviceState
+	for i, sample := range []Sample{checked(), present()} {
+		r, now := reading(i, samples{"GPU-0": sample}, gpu0)
+		r.Checks, r.Incidents = Checks{Status: ChecksUp}, imex
+		devices = Judge(c, devices, r, ReadingContext{}, now)
+		if _, _, err := Clear(c, devices, true, "GPU-0", cause, now); !errors.Is(err, ErrStillPresent) {
+			t.Errorf("checked %v: %v", sample.Checked, err)
+		}
+	}
+	r, now := reading(2, nil, gpu0)
+	r.Checks, r.Incidents = Checks{Status: ChecksDown}, imex // of the last check
+	devices = Judge(c, devices, r, ReadingContext{}, now)
+	if _, cleared, err := Clear(c, devices, true, "GPU-0", cause, now); err != nil || !slices.Equal(cleared, []string{cause}) {
+		t.Errorf("checks down: cleared %v, %v", cleared, err)
+	}
+}
+
 // After Clear a fault must be confirmed like a new one.
 func TestClearDropsUnconfirmedFault(t *testing.T) {
 	faulty := samples{"GPU-0": checked(Incident{Code: 70, Severity: SeverityFail})}

@@ -16,7 +16,7 @@ const (
 type Entity struct {
 	Kind   EntityKind
 	ID     uint     // DCGM's number; of a link its number in the NVSwitch or GPU
-	Parent uint     // the number of a link's NVSwitch, or of a core's CPU
+	Parent uint     // DCGM's number of a link's NVSwitch or GPU, or of a core's CPU
 	GPU    DeviceID // of an EntityGPULink; "" if the GPU is not listed
 
 	Values map[Field]float64 // a blank is absent, never 0; not modified once returned

@@ -36,7 +36,7 @@ func Judge(c Config, before []DeviceState, r *Reading, rc ReadingContext, now ti
 		if !ok {
 			s = Sample{Device: d.ID, At: now}
 		}
-		if d.Kind == KindGPU && s.Checked {
+		if d.Kind == KindGPU && r.Checks.Status != ChecksDown {
 			s.Incidents = slices.Concat(s.Incidents, c.Incidents.ofEveryGPU(r.Incidents))
 		}
 		samples[d.ID] = rc.withPast(previous[d.ID], previous[d.Parent].Verdict, d, s)

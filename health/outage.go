@@ -65,7 +65,7 @@ func (o *OutageFilter) Filter(before []DeviceState, r *Reading, now time.Time) (
 		return r, ""
 	}
 
-	judged = &Reading{Versions: r.Versions, Checks: r.Checks}
+	judged = &Reading{Versions: r.Versions, Checks: r.Checks, Incidents: r.Incidents}
 	for _, d := range r.Devices {
 		if !unreachable[d.ID] && !unreachable[d.Parent] {
 			judged.Devices = append(judged.Devices, d)

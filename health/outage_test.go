@@ -47,6 +47,23 @@ func TestOutageFilter(t *testing.T) {
 	}
 }
 
+// While a GPU that only the saved state knows is missing, the incidents without a device still count for the others.
+func TestOutageFilterKeepsIncidents(t *testing.T) {
+	c := DefaultConfig()
+	c.Confirm, c.RecoverAfter, c.Incidents.Unhealthy = 1, 0, []string{"DCGM_FR_IMEX_UNHEALTHY"}
+	saved := DeviceState{Device: gpu1}
+	r, now := reading(0, samples{"GPU-0": checked()}, gpu0)
+	r.Checks, r.Incidents = Checks{Status: ChecksUp}, []Incident{{System: "imex", Code: 122, Severity: SeverityFail}}
+	var l OutageFilter
+	for _, before := range [][]DeviceState{nil, Judge(c, []DeviceState{saved}, r, ReadingContext{}, now)[:1]} {
+		judged, _ := l.Filter(append(before, saved), r, now)
+		devices := Judge(c, before, judged, ReadingContext{}, now)
+		if v := devices[0].Verdict; v.State != Unhealthy || judged == r {
+			t.Errorf("%v, %v", v.State, v.Causes())
+		}
+	}
+}
+
 // The return of a GPU clears its XID 95 only if the GPU was lost alone.
 func TestReturnAfterLoss(t *testing.T) {
 	both := []Device{gpu0, gpu1}

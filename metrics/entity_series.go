@@ -1,12 +1,12 @@
 package metrics
 
 import (
+	"slices"
 	"strconv"
 
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
 )
 
 // collectEntities adds the selected fields of NVSwitches, NVLinks, CPUs and cores, with dcgm-exporter's labels. No pod holds
@@ -16,7 +16,7 @@ func (s *scrape) collectEntities() {
 		e := &s.snapshot.Entities[i]
 		var labels []*dto.LabelPair // of all series of the entity
 		for n := range s.cfg.Chosen.Fields {
-			v, ok := e.Values[s.cfg.Chosen.Fields[n].ID]
+			v, ok := s.cfg.Chosen.Fields[n].Value(e.Values)
 			if !ok {
 				continue
 			}
@@ -40,10 +40,11 @@ func (s *scrape) hardwareLabels(e *health.Entity) (labels []*dto.LabelPair, ok b
 	case health.EntitySwitchLink:
 		more = []Label{label("nvlink", id), label("nvswitch", "nvswitch"+parent)}
 	case health.EntityGPULink:
-		gpu := s.device(e.GPU)
-		if gpu == nil {
+		at := slices.IndexFunc(s.snapshot.Devices, func(d health.DeviceState) bool { return d.Device.ID == e.GPU })
+		if at < 0 {
 			return nil, false
 		}
+		gpu := &s.snapshot.Devices[at].Device
 		index := strconv.Itoa(gpu.Index)
 		more = []Label{
 			label("nvlink", id), label("gpu", index), label("gpu_uuid", string(gpu.ID)), label("pci_bus_id", gpu.PCI),
@@ -55,24 +56,5 @@ func (s *scrape) hardwareLabels(e *health.Entity) (labels []*dto.LabelPair, ok b
 		more = []Label{label("cpucore", id), label("cpu", parent)}
 	}
 	more = append(more, label(s.cfg.Compat.HostnameLabel, s.src.Hostname))
-	for _, f := range s.cfg.Chosen.Labels {
-		value := fields.Text(f.ID, health.Device{Texts: e.Texts}, s.snapshot.Source.Versions)
-		if n, ok := e.Values[f.ID]; ok && value == "" {
-			value = strconv.FormatFloat(n, 'g', -1, 64)
-		}
-		if value != "" {
-			more = append(more, label(f.Name, value))
-		}
-	}
-	return s.Labels(nil, more...), true
-}
-
-// device returns a device of the snapshot, nil if it is not listed.
-func (s *scrape) device(id health.DeviceID) *health.Device {
-	for i := range s.snapshot.Devices {
-		if d := &s.snapshot.Devices[i].Device; d.ID == id {
-			return d
-		}
-	}
-	return nil
+	return s.Labels(nil, s.addFieldLabels(more, health.Device{Texts: e.Texts}, e.Values)...), true
 }

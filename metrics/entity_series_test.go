@@ -79,3 +79,12 @@ func TestEntityNumberAsLabel(t *testing.T) {
 		t.Errorf("series %v, want %v", got, want)
 	}
 }
+
+// A field of NVSwitches is no label of GPUs.
+func TestEntityTextIsNoLabelOfGPUs(t *testing.T) {
+	page := render(t, newCollector(configuredSources(nodeWithEntities(), testConfig("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_NVSWITCH_DEVICE_UUID"))))
+	all := series(page, "DCGM_FI_DEV_GPU_TEMP")
+	if len(all) == 0 || strings.Contains(strings.Join(all, ""), "NVSWITCH") {
+		t.Errorf("series of GPUs: %v", all)
+	}
+}

@@ -117,15 +117,22 @@ func (s *scrape) entityLabels(e *entity) []*dto.LabelPair {
 	if d.Kind == health.KindMIG {
 		labels = append(labels, label("GPU_I_PROFILE", d.Profile), label("GPU_I_ID", e.gi))
 	}
+	return s.Labels(nil, s.addFieldLabels(labels, *d, state.Sample.Values)...)
+}
+
+// addFieldLabels adds the labels that are fields of a device or entity.
+func (s *scrape) addFieldLabels(labels []Label, d health.Device, values map[health.Field]float64) []Label {
 	for i := range s.cfg.Chosen.Labels {
 		f := &s.cfg.Chosen.Labels[i]
-		value := fields.Text(f.ID, *d, s.snapshot.Source.Versions)
-		if n, ok := f.Value(state.Sample.Values); ok && value == "" {
+		value := fields.Text(f.ID, d, s.snapshot.Source.Versions)
+		if n, ok := f.Value(values); ok && value == "" {
 			value = strconv.FormatFloat(n, 'g', -1, 64)
 		}
-		labels = append(labels, label(f.Name, value))
+		if value != "" {
+			labels = append(labels, label(f.Name, value))
+		}
 	}
-	return s.Labels(nil, labels...)
+	return labels
 }
 
 // collectField adds one field of an entity, unless its value is unknown.

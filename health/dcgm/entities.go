@@ -4,6 +4,7 @@ package dcgm
 
 import (
 	"errors"
+	"fmt"
 	"math/bits"
 	"slices"
 	"time"
@@ -14,118 +15,112 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-const (
-	// entityTimeout is how long a poll waits for the entities beside the GPUs. DCGM's modules for them load on first use,
-	// and each asks a library or a kernel interface of its own, which may hang.
-	entityTimeout = 500 * time.Millisecond
-
-	maxGroup = 1024 // entities of a group (dcgm_structs.h: DCGM_GROUP_MAX_ENTITIES_V2)
-)
+// entityTimeout is how long the entities of the latest measurement count while the next one runs.
+const entityTimeout = 10 * time.Second
 
 // otherEntity is an NVSwitch, an NVLink, a CPU or a core, by DCGM's number.
 type otherEntity struct {
 	entity
-	port   uint   // of an NVLink
-	parent entity // the GPU or NVSwitch of an NVLink, the CPU of a core
+	number uint // that of a link in its GPU or NVSwitch; of other entities DCGM's
+	parent uint // the GPU or NVSwitch of a link, the CPU of a core
 }
 
-// module is a part of DCGM that measures entities beside the GPUs. If it fails, the values of its entities are absent, and
-// it is asked again after inventoryInterval. Its watches are removed together: when a client unwatches one entity, the modules
-// of NVSwitches and CPUs end all watches of that client (DCGM, DcgmModuleSysmon.cpp: ProcessUnwatchFields). The cache keeps
-// the last values then.
-type module struct {
-	name   string  // of its entities
-	ends   *module // its watches may end with those of this one; nil if none do
+// entitySet is entities beside the GPUs that have the same fields.
+type entitySet struct {
+	name   string
+	kind   health.EntityKind
+	levels []dcgm.Field_Entity_Group // of its fields
 	list   func() ([]otherEntity, error)
-	fields map[dcgm.Field_Entity_Group][]dcgm.Short // requested, by kind of entity
+	fields []dcgm.Short
 
-	listedAt time.Time
-	listed   []otherEntity // those that are watched
-	watched  map[dcgm.Field_Entity_Group][]dcgm.Short
-	watches  watches
-	err      error  // of the latest attempt to list, watch or read them
-	lastErr  string // as logged
-
-	loggedFields bool
+	listed, watched []otherEntity
+	err             error  // of the latest attempt to list, watch or read them
+	logged          string // that error
 }
 
 // entityWatch measures the entities beside the GPUs, for metrics only. Nothing is listed, loaded or watched without a field
-// of theirs in Config.Fields.
+// of theirs in Config.Fields. A measurement runs beside the polls of the GPUs: DCGM's modules for these entities load on
+// first use, and each asks a library or a kernel interface of its own, which may hang.
 type entityWatch struct {
-	modules []*module
-	latest  []health.Entity // shared with readings: immutable
+	sets     []*entitySet // that have fields
+	watches  watches
+	listedAt time.Time
 
-	running   chan []health.Entity // receives the result of the measurement in progress; nil if there is none
+	latest    []health.Entity      // shared with readings: immutable
+	running   chan []health.Entity // receives the result of the measurement that uses the fields above; nil if there is none
 	startedAt time.Time            // of the latest measurement
-	slow      bool                 // it takes longer than Config.Interval
+	slow      bool                 // it takes longer than entityTimeout
 }
 
-// takeEntityFields moves the fields of entities beside the GPUs from the configuration to the modules that measure them.
+// takeEntityFields moves the fields of entities beside the GPUs from the configuration to the sets that have them.
 func (s *session) takeEntityFields() {
-	switches := &module{name: "NVSwitches"}
-	switches.list = switches.listSwitches
-	// To unwatch an NVLink, DCGM sends the module of NVSwitches the client only (DcgmCacheManager.cpp: helperNvSwitchRemoveFieldWatch).
-	links := &module{name: "NVLinks of GPUs", list: func() ([]otherEntity, error) { return listLinks(dcgm.FE_GPU) }, ends: switches}
-	cpus := &module{name: "CPUs", list: listCPUs}
-	take := func(m *module, f health.Field, kinds ...dcgm.Field_Entity_Group) bool {
-		if m.fields == nil {
-			m.fields = map[dcgm.Field_Entity_Group][]dcgm.Short{}
-		}
-		for _, kind := range kinds {
-			m.fields[kind] = append(m.fields[kind], dcgm.Short(f))
-		}
-		return true
+	level := func(levels ...dcgm.Field_Entity_Group) []dcgm.Field_Entity_Group { return levels }
+	sets := []*entitySet{
+		{name: "NVSwitches", kind: health.EntityNVSwitch, levels: level(dcgm.FE_SWITCH), list: listSwitches},
+		{name: "NVLinks of NVSwitches", kind: health.EntitySwitchLink, levels: level(dcgm.FE_LINK), list: listSwitchLinks},
+		{name: "NVLinks of GPUs", kind: health.EntityGPULink, levels: level(dcgm.FE_LINK), list: listGPULinks},
+		// DCGM averages the fields of cores over those of a CPU.
+		{name: "CPUs", kind: health.EntityCPU, levels: level(dcgm.FE_CPU, dcgm.FE_CPU_CORE), list: listCPUs},
+		{name: "CPU cores", kind: health.EntityCPUCore, levels: level(dcgm.FE_CPU_CORE), list: listCores},
 	}
-	s.cfg.Fields = slices.DeleteFunc(slices.Clone(s.cfg.Fields), func(f health.Field) bool {
+	var requested []dcgm.Short
+	s.cfg.Fields = slices.DeleteFunc(slices.Clone(s.cfg.Fields), func(f health.Field) (found bool) {
 		meta, err := dcgm.FieldGetByID(dcgm.Short(f))
-		switch {
-		case err != nil:
+		if err != nil {
 			return false
-		case meta.EntityLevel == dcgm.FE_SWITCH:
-			return take(switches, f, dcgm.FE_SWITCH)
-		case meta.EntityLevel == dcgm.FE_LINK && f >= 700 && f <= 899: // dcgm_fields.h: DCGM_FI_FIRST_NVSWITCH_FIELD_ID
-			return take(switches, f, dcgm.FE_LINK)
-		case meta.EntityLevel == dcgm.FE_LINK:
-			return take(links, f, dcgm.FE_LINK)
-		case meta.EntityLevel == dcgm.FE_CPU:
-			return take(cpus, f, dcgm.FE_CPU)
-		case meta.EntityLevel == dcgm.FE_CPU_CORE: // DCGM averages it over the cores of a CPU
-			return take(cpus, f, dcgm.FE_CPU, dcgm.FE_CPU_CORE)
 		}
-		return false
+		lacking := health.EntitySwitchLink // the links without it
+		if f >= 700 && f <= 899 {          // dcgm_fields.h: DCGM_FI_FIRST_NVSWITCH_FIELD_ID
+			lacking = health.EntityGPULink
+		}
+		for _, set := range sets {
+			if slices.Contains(set.levels, meta.EntityLevel) && set.kind != lacking {
+				set.fields, found = append(set.fields, meta.FieldID), true
+			}
+		}
+		if found {
+			requested = append(requested, meta.FieldID)
+		}
+		return found
 	})
-	for _, m := range []*module{links, switches, cpus} { // a module before the one that it ends
-		if m.fields != nil {
-			s.entities.modules = append(s.entities.modules, m)
+	supported, omitted, err := s.supportedByEngine(requested)
+	if err != nil && !connectionLost(err) || len(omitted) > 0 {
+		s.log.Warn("omitting fields of NVSwitches, NVLinks or CPUs that DCGM does not support", zap.Stringers("fields", omitted), zap.Error(err))
+	}
+	for _, set := range sets {
+		set.fields = slices.DeleteFunc(set.fields, func(f dcgm.Short) bool { return !slices.Contains(supported, f) })
+		if len(set.fields) > 0 {
+			s.entities.sets = append(s.entities.sets, set)
 		}
 	}
 }
 
-// measureEntities returns the entities of the latest full poll. It never waits longer than entityTimeout, and does not wait
-// again for a measurement that takes longer: meanwhile there are no entities, and the GPUs are polled as usual.
-func (s *session) measureEntities(now time.Time, full bool) []health.Entity {
+// measureEntities returns the entities of the latest measurement and starts the next one when it is due. It does not wait
+// for DCGM: while a measurement hangs, there are no entities, and the GPUs are polled as usual.
+func (s *session) measureEntities(now time.Time) []health.Entity {
 	w := &s.entities
-	if len(w.modules) == 0 || !full && w.running == nil {
-		return w.latest
-	}
-	var limit time.Duration
-	if w.running == nil {
-		gpus := map[uint]health.DeviceID{}
-		for _, id := range s.hierarchy.gpus {
-			gpus[id] = s.lastDevices[entity{dcgm.FE_GPU, id}].ID
-		}
-		running := make(chan []health.Entity, 1)
-		go func() { running <- s.measureModules(now, gpus) }()
-		w.running, w.startedAt, limit = running, now, entityTimeout
-	}
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
 	select {
-	case w.latest = <-w.running:
+	case latest := <-w.running:
+		if !w.slow { // otherwise parts of it are old
+			w.latest = latest
+		}
 		w.running, w.slow = nil, false
-	case <-timer.C:
+		for i := range w.latest {
+			if e := &w.latest[i]; e.Kind == health.EntityGPULink {
+				e.GPU = s.lastDevices[entity{dcgm.FE_GPU, e.Parent}].ID
+			}
+		}
+	default:
+	}
+	switch {
+	case len(w.sets) == 0:
+	case w.running == nil && elapsed(w.startedAt, now, s.cfg.Interval):
+		running := make(chan []health.Entity, 1)
+		go func() { running <- w.measure(s, now) }()
+		w.running, w.startedAt = running, now
+	case w.running != nil && elapsed(w.startedAt, now, entityTimeout):
 		w.latest = nil
-		if !w.slow && now.Sub(w.startedAt) >= s.cfg.Interval { // the first use of a module may take some seconds
+		if !w.slow {
 			w.slow = true
 			s.log.Warn("DCGM does not return from measuring NVSwitches, NVLinks or CPUs; omitting them until it does")
 		}
@@ -133,242 +128,186 @@ func (s *session) measureEntities(now time.Time, full bool) []health.Entity {
 	return w.latest
 }
 
-// stopEntities waits for the measurement in progress, for as long as DCGM blocks. If the connection stays open, it removes
-// the watches.
+// stopEntities waits for the measurement in progress, for as long as DCGM blocks: the connection must not close during a
+// call. If the connection is usable, it removes the watches.
 func (s *session) stopEntities() {
 	w := &s.entities
 	if w.running != nil {
 		<-w.running
-		w.running = nil
 	}
-	w.latest = nil
-	for _, m := range w.modules {
-		if s.failed == nil {
-			m.unwatch(s)
-		}
-		m.listed, m.listedAt, m.watches = nil, time.Time{}, watches{}
+	if s.failed == nil {
+		w.unwatch(s)
+	}
+	s.entities = entityWatch{sets: w.sets}
+}
+
+func (w *entityWatch) unwatch(s *session) {
+	if err := w.watches.close(); err != nil {
+		s.log.Debug("cannot remove the watches of entities", zap.Error(err))
+	}
+	w.watches = watches{}
+	for _, set := range w.sets {
+		set.watched = nil
 	}
 }
 
-// measureModules runs beside the polls of the GPUs and uses only the fields of s that are safe for that.
-func (s *session) measureModules(now time.Time, gpus map[uint]health.DeviceID) (all []health.Entity) {
-	for _, m := range s.entities.modules {
-		entities, err := m.measure(s, now, gpus)
-		all = append(all, entities...)
-		text := ""
-		if err != nil {
-			text = err.Error()
+// measure lists and watches the entities if that is due, and reads their values. If a set fails, its entities are absent, and
+// it is tried again after inventoryInterval. An error of the connection ends the measurement: each further call could last a
+// minute, and Close waits for it.
+func (w *entityWatch) measure(s *session, now time.Time) (all []health.Entity) {
+	lost := false
+	if elapsed(w.listedAt, now, inventoryInterval) {
+		w.listedAt = now
+		lost = w.refresh(s)
+	}
+	for _, set := range w.sets {
+		if !lost && set.err == nil {
+			var entities []health.Entity
+			if entities, set.err = set.read(); set.err == nil {
+				all = append(all, entities...)
+			} else {
+				lost, set.watched = connectionLost(set.err), nil
+			}
 		}
-		switch {
-		case text == m.lastErr:
-		case errors.Is(err, errNoEntities):
-			s.log.Info("omitting fields of "+m.name, zap.Error(err))
-		case err != nil:
-			s.log.Warn("omitting fields of "+m.name, zap.Error(err))
-		default:
-			s.log.Info("measuring "+m.name+" again", zap.Int("entities", len(m.listed)))
+		if text := fmt.Sprint(set.err); text != set.logged && (set.err != nil || !lost) {
+			set.logged = text
+			switch {
+			case set.err == nil:
+				s.log.Info("measuring "+set.name, zap.Int("entities", len(set.watched)))
+			case errors.Is(set.err, errNoEntities):
+				s.log.Info("omitting fields of "+set.name, zap.Error(set.err))
+			default:
+				s.log.Warn("omitting fields of "+set.name, zap.Error(set.err))
+			}
 		}
-		m.lastErr = text
 	}
 	return all
 }
 
-var errNoEntities = errors.New("DCGM lists none")
-
-// measure lists and watches the entities if that is due, and reads their values.
-func (m *module) measure(s *session, now time.Time, gpus map[uint]health.DeviceID) (entities []health.Entity, err error) {
-	if elapsed(m.listedAt, now, inventoryInterval) {
-		m.listedAt = now
-		m.err = m.refresh(s)
+// refresh watches the entities that DCGM lists, if any have changed. It then replaces all watches: when a client unwatches
+// one entity, the modules of NVSwitches and CPUs end all watches of that client (DCGM, DcgmModuleSysmon.cpp:
+// ProcessUnwatchFields), an NVLink of a GPU ends those of NVSwitches (DcgmCacheManager.cpp: helperNvSwitchRemoveFieldWatch),
+// and the cache keeps the last values then. For the same reason it watches the other sets again without one that fails.
+func (w *entityWatch) refresh(s *session) (lost bool) {
+	changed := false
+	for _, set := range w.sets {
+		if set.listed, set.err = set.list(); connectionLost(set.err) {
+			return true
+		}
+		if set.err != nil {
+			set.listed = nil
+		} else if len(set.listed) == 0 {
+			set.err = errNoEntities
+		}
+		changed = changed || !slices.Equal(set.listed, set.watched)
 	}
-	if m.err == nil {
-		entities, m.err = m.read(gpus)
+	for changed {
+		changed = false
+		w.unwatch(s)
+		for _, set := range w.sets {
+			if set.err != nil {
+				continue
+			}
+			if set.err = set.watch(s, &w.watches); connectionLost(set.err) {
+				return true
+			}
+			changed = changed || set.err != nil
+		}
 	}
-	if m.err != nil {
-		m.unwatch(s)
-	}
-	return entities, m.err
+	return false
 }
 
-// refresh watches the entities that DCGM lists, if they have changed.
-func (m *module) refresh(s *session) error {
-	found, err := m.list()
+var errNoEntities = errors.New("DCGM lists none")
+
+// watch watches the listed entities. It omits those that DCGM adds to no group, such as the NVLinks of a lost GPU may be; the
+// next refresh tries them again.
+func (set *entitySet) watch(s *session, w *watches) error {
+	g, err := s.newGroup(w, "entities")
 	if err != nil {
 		return err
 	}
-	found = slices.DeleteFunc(found, func(e otherEntity) bool { return len(m.fields[e.kind]) == 0 })
-	if len(found) == 0 {
-		return errNoEntities
+	var added []otherEntity
+	for _, e := range set.listed {
+		if err = dcgm.AddEntityToGroup(g, e.kind, e.id); err == nil {
+			added = append(added, e)
+		} else if connectionLost(err) {
+			return err
+		}
 	}
-	if slices.Equal(found, m.listed) {
-		return nil
+	if len(added) == 0 {
+		return err
 	}
-	return m.watch(s, found)
+	if err = s.watchLatest(w, "entities", g, set.fields, s.cfg.Interval); err == nil {
+		set.watched = added
+	}
+	return err
 }
 
 // read returns the watched entities with their latest values.
-func (m *module) read(gpus map[uint]health.DeviceID) ([]health.Entity, error) {
-	index := make(map[entity]int, len(m.listed))
-	entities := make([]health.Entity, len(m.listed))
-	for i, e := range m.listed {
-		index[e.entity] = i
-		entities[i] = e.describe(gpus)
-	}
-	for kind, fields := range m.watched {
-		err := readLatest(pairs(m.ofKind(kind)), fields, func(v *dcgm.FieldValue_v2) {
-			i, ok := index[entity{v.EntityGroupId, v.EntityID}]
-			if !ok {
-				return
-			}
-			if n, ok := floatValue(v); ok {
-				entities[i].Values[health.Field(v.FieldID)] = n
-			} else if text := textValue(v); text != "" {
-				entities[i].Texts[health.Field(v.FieldID)] = text
-			}
-		})
-		if err != nil {
-			return nil, err
+func (set *entitySet) read() ([]health.Entity, error) {
+	index := make(map[entity]int, len(set.watched))
+	entities := make([]health.Entity, len(set.watched))
+	watched := make([]entity, len(set.watched))
+	for i, e := range set.watched {
+		index[e.entity], watched[i] = i, e.entity
+		entities[i] = health.Entity{
+			Kind: set.kind, ID: e.number, Parent: e.parent, Values: map[health.Field]float64{}, Texts: map[health.Field]string{},
 		}
 	}
-	return entities, nil
+	return entities, readLatest(pairs(watched), set.fields, func(v *dcgm.FieldValue_v2) {
+		i, ok := index[entity{v.EntityGroupId, v.EntityID}]
+		if !ok {
+			return
+		}
+		if n, ok := floatValue(v); ok {
+			entities[i].Values[health.Field(v.FieldID)] = n
+		} else if text := textValue(v); text != "" {
+			entities[i].Texts[health.Field(v.FieldID)] = text
+		}
+	})
 }
 
-// ofKind returns the watched entities of a kind.
-func (m *module) ofKind(kind dcgm.Field_Entity_Group) (entities []entity) {
-	for _, e := range m.listed {
-		if e.kind == kind {
-			entities = append(entities, e.entity)
-		}
+func listSwitches() (list []otherEntity, err error) {
+	ids, err := dcgm.GetEntityGroupEntities(dcgm.FE_SWITCH)
+	for _, id := range ids {
+		list = append(list, otherEntity{entity{dcgm.FE_SWITCH, id}, id, 0})
 	}
-	return entities
+	return list, err
 }
 
-// watch replaces the watches by those of the entities found. It omits the entities that DCGM adds to no group, such as the
-// NVLinks of a lost GPU may be; it tries them again the next time.
-func (m *module) watch(s *session, found []otherEntity) error {
-	m.unwatch(s)
-	m.watched = map[dcgm.Field_Entity_Group][]dcgm.Short{}
-	added := map[entity]bool{}
-	for kind, fields := range m.fields {
-		of := slices.DeleteFunc(slices.Clone(found), func(e otherEntity) bool { return e.kind != kind })
-		if len(of) == 0 {
-			continue
-		}
-		fields, omitted, err := s.supportedByEngine(fields)
-		if err != nil {
-			return err
-		}
-		if len(omitted) > 0 && !m.loggedFields {
-			m.loggedFields = true
-			s.log.Warn("omitting fields that DCGM does not support", zap.Stringers("fields", omitted))
-		}
-		m.watched[kind] = fields
-		for part := range slices.Chunk(of, maxGroup) {
-			if err := m.watchPart(s, part, fields, added); err != nil {
-				return err
-			}
-		}
-	}
-	m.listed = slices.DeleteFunc(found, func(e otherEntity) bool { return !added[e.entity] })
-	return nil
-}
-
-// watchPart watches entities of one kind and sets those that DCGM has added to a group.
-func (m *module) watchPart(s *session, entities []otherEntity, fields []dcgm.Short, added map[entity]bool) error {
-	g, err := s.newGroup(&m.watches, "entities")
-	if err != nil {
-		return err
-	}
-	before := len(added)
-	for _, e := range entities {
-		if err = dcgm.AddEntityToGroup(g, e.kind, e.id); err == nil {
-			added[e.entity] = true
-		}
-	}
-	if len(added) == before {
-		return err
-	}
-	return s.watchLatest(&m.watches, "entities", g, fields, s.cfg.Interval)
-}
-
-func (m *module) unwatch(s *session) {
-	if m.ends != nil && len(m.watches.cleanup) > 0 {
-		m.ends.unwatch(s)
-		m.ends.listedAt = time.Time{}
-	}
-	if err := m.watches.close(); err != nil {
-		s.log.Debug("cannot remove the watches of entities", zap.String("entities", m.name), zap.Error(err))
-	}
-	m.listed, m.watches = nil, watches{}
-}
-
-// describe returns an entity without values.
-func (e otherEntity) describe(gpus map[uint]health.DeviceID) health.Entity {
-	h := health.Entity{ID: e.id, Parent: e.parent.id, Values: map[health.Field]float64{}, Texts: map[health.Field]string{}}
-	switch e.kind {
-	case dcgm.FE_SWITCH:
-		h.Kind = health.EntityNVSwitch
-	case dcgm.FE_LINK:
-		h.Kind, h.ID = health.EntitySwitchLink, e.port
-		if e.parent.kind == dcgm.FE_GPU {
-			h.Kind, h.GPU = health.EntityGPULink, gpus[e.parent.id]
-		}
-	case dcgm.FE_CPU:
-		h.Kind = health.EntityCPU
-	case dcgm.FE_CPU_CORE:
-		h.Kind = health.EntityCPUCore
-	}
-	return h
-}
-
-// listSwitches lists the NVSwitches, their links, or both, depending on the fields.
-func (m *module) listSwitches() (list []otherEntity, err error) {
-	if len(m.fields[dcgm.FE_LINK]) > 0 {
-		if list, err = listLinks(dcgm.FE_SWITCH); err != nil {
-			return nil, err
-		}
-	}
-	if len(m.fields[dcgm.FE_SWITCH]) > 0 {
-		ids, err := dcgm.GetEntityGroupEntities(dcgm.FE_SWITCH)
-		if err != nil {
-			return nil, err
-		}
-		slices.Sort(ids)
-		for _, id := range ids {
-			list = append(list, otherEntity{entity: entity{dcgm.FE_SWITCH, id}})
-		}
-	}
-	return list, nil
-}
+func listSwitchLinks() ([]otherEntity, error) { return listLinks(dcgm.FE_SWITCH) }
+func listGPULinks() ([]otherEntity, error)    { return listLinks(dcgm.FE_GPU) }
 
 // listLinks lists the NVLinks of GPUs or of NVSwitches that are in use, up or down.
 func listLinks(of dcgm.Field_Entity_Group) (list []otherEntity, err error) {
 	links, err := dcgm.GetNvLinkLinkStatus()
 	for _, l := range links {
 		if l.ParentType == of && (l.State == dcgm.LS_UP || l.State == dcgm.LS_DOWN) {
-			// dcgm_structs.h: dcgm_link_t
-			id := uint(l.ParentType) | l.Index<<8 | l.ParentId<<24
-			list = append(list, otherEntity{entity{dcgm.FE_LINK, id}, l.Index, entity{l.ParentType, l.ParentId}})
+			id := uint(of) | l.Index<<8 | l.ParentId<<24 // dcgm_structs.h: dcgm_link_t
+			list = append(list, otherEntity{entity{dcgm.FE_LINK, id}, l.Index, l.ParentId})
 		}
 	}
 	return list, err
 }
 
-// listCPUs lists NVIDIA's CPUs with their cores. DCGM returns an error on a node with other CPUs.
+// listCPUs lists NVIDIA's CPUs. DCGM returns an error on a node with other CPUs.
 func listCPUs() (list []otherEntity, err error) {
 	h, err := dcgm.GetCPUHierarchy()
-	if err != nil {
-		return nil, err
-	}
 	for _, cpu := range h.CPUs[:min(h.NumCPUs, dcgm.MAX_NUM_CPUS)] {
-		parent := entity{dcgm.FE_CPU, cpu.CPUID}
-		list = append(list, otherEntity{entity: parent})
+		list = append(list, otherEntity{entity{dcgm.FE_CPU, cpu.CPUID}, cpu.CPUID, 0})
+	}
+	return list, err
+}
+
+func listCores() (list []otherEntity, err error) {
+	h, err := dcgm.GetCPUHierarchy()
+	for _, cpu := range h.CPUs[:min(h.NumCPUs, dcgm.MAX_NUM_CPUS)] {
 		for i, mask := range cpu.OwnedCores {
 			for ; mask != 0; mask &= mask - 1 {
-				core := entity{dcgm.FE_CPU_CORE, uint(i*64 + bits.TrailingZeros64(mask))}
-				list = append(list, otherEntity{entity: core, parent: parent})
+				id := uint(i*64 + bits.TrailingZeros64(mask))
+				list = append(list, otherEntity{entity{dcgm.FE_CPU_CORE, id}, id, cpu.CPUID})
 			}
 		}
 	}
-	return list, nil
+	return list, err
 }

@@ -3,6 +3,7 @@
 package dcgm
 
 import (
+	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -51,6 +52,17 @@ func (b *fixture) addHardware() {
 	}
 }
 
+// pollEntities polls until no measurement of entities is in progress.
+func (b *fixture) pollEntities() (map[health.DeviceID]health.Sample, *health.Reading) {
+	b.t.Helper()
+	samples, r := b.poll()
+	for b.entities.running != nil {
+		runtime.Gosched()
+		samples, r = b.poll()
+	}
+	return samples, r
+}
+
 // entityValue is a value of an entity.
 type entityValue struct {
 	kind       health.EntityKind
@@ -60,7 +72,7 @@ type entityValue struct {
 	value      float64
 }
 
-// entityValues returns all values of the entities of a reading.
+// valuesOf returns all values of the entities of a reading.
 func valuesOf(r *health.Reading) (values []entityValue) {
 	for _, e := range r.Entities {
 		for f, v := range e.Values {
@@ -119,13 +131,13 @@ func TestEntities(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newFixture(t, 2)
 			b.addHardware()
-			samples, r := b.open(testConfig(test.fields...)).poll()
+			samples, r := b.open(testConfig(test.fields...)).pollEntities()
 			expectEntities(t, r, test.want...)
 			watches := b.lib.Calls("dcgmWatchFields")
 			for range 2 { // the lists are read again, and have not changed
 				b.add(inventoryInterval)
 				b.sampleGPUs(2)
-				samples, r = b.poll()
+				samples, r = b.pollEntities()
 				expectEntities(t, r, test.want...)
 			}
 			b.expectCalls("dcgmWatchFields", watches)
@@ -141,7 +153,7 @@ func TestEntities(t *testing.T) {
 func TestEntitiesAreNotWatchedWithoutFields(t *testing.T) {
 	b := newFixture(t, 1)
 	b.addHardware()
-	b.open(testConfig(fieldCPUTemp, fieldSwitchUUID)).poll()
+	b.open(testConfig(fieldCPUTemp, fieldSwitchUUID)).pollEntities()
 	b.expectWatch(script.Switch, 0, fieldSwitchTemp, script.Watch{})
 	b.expectWatch(script.CPU, 0, fieldCPUTemp, script.Watch{Every: 10 * time.Second, Samples: 1})
 	b.expectWatch(script.Core, 0, fieldCPUTemp, script.Watch{})
@@ -152,7 +164,7 @@ func TestEntitiesAreNotWatchedWithoutFields(t *testing.T) {
 func TestEntityTexts(t *testing.T) {
 	b := newFixture(t, 1)
 	b.addHardware()
-	_, r := b.open(testConfig(fieldSwitchUUID)).poll()
+	_, r := b.open(testConfig(fieldSwitchUUID)).pollEntities()
 	if len(r.Entities) != 2 || r.Entities[1].Texts[fieldSwitchUUID] != "SWX-1" || len(r.Entities[1].Values) > 0 {
 		t.Errorf("entities %+v", r.Entities)
 	}
@@ -165,14 +177,14 @@ func TestEntityTexts(t *testing.T) {
 func TestEntityVanishes(t *testing.T) {
 	b := newFixture(t, 1)
 	b.addHardware()
-	_, r := b.open(testConfig(fieldSwitchTemp, fieldCPUTemp)).poll()
+	_, r := b.open(testConfig(fieldSwitchTemp, fieldCPUTemp)).pollEntities()
 	temp := entityValue{health.EntityCPU, 0, 0, "", fieldCPUTemp, 50}
 	expectEntities(t, r, append(switchTemps(), temp)...)
 	pollAfter := func(d time.Duration, want ...entityValue) {
 		t.Helper()
 		b.add(d)
 		b.sampleGPUs(1)
-		_, r := b.poll()
+		_, r := b.pollEntities()
 		expectEntities(t, r, want...)
 	}
 	b.lib.Drop(script.Switch, 1)
@@ -187,11 +199,11 @@ func TestEntityVanishes(t *testing.T) {
 func TestGPULinksChange(t *testing.T) {
 	b := newFixture(t, 1)
 	b.addHardware()
-	b.open(testConfig(fieldSwitchTemp, fieldGPULinkCRCs)).poll()
+	b.open(testConfig(fieldSwitchTemp, fieldGPULinkCRCs)).pollEntities()
 	b.lib.Entity(script.Link, linkID(script.GPU, 0, 4), linkUp)
 	b.add(inventoryInterval)
 	b.sampleGPUs(1)
-	_, r := b.poll()
+	_, r := b.pollEntities()
 	want := switchTemps()
 	for port := range uint(3) {
 		want = append(want, entityValue{health.EntityGPULink, 2 + port, 0, gpuID(0), fieldGPULinkCRCs, float64(20 + 10*port)})
@@ -210,7 +222,7 @@ func TestEntityModuleFails(t *testing.T) {
 	b.open(testConfig(fieldSwitchTemp, fieldCPUTemp))
 	temp := entityValue{health.EntityCPU, 0, 0, "", fieldCPUTemp, 50}
 	for range 20 {
-		_, r := b.poll()
+		_, r := b.pollEntities()
 		expectEntities(t, r, temp)
 		if s := r.Samples[0]; s.Presence != health.Present || s.Values[health.FieldGPUTemp] != 40 {
 			t.Fatalf("GPU %+v", s)
@@ -223,39 +235,95 @@ func TestEntityModuleFails(t *testing.T) {
 	}
 	b.lib.Fail("", 0, 0)
 	b.add(inventoryInterval)
-	_, r := b.poll()
+	_, r := b.pollEntities()
 	expectEntities(t, r, append(switchTemps(), temp)...)
 }
 
-// A module that hangs delays one poll by entityTimeout. Its entities are back when the call returns, and Close waits for it.
+// Entities that DCGM does not watch cost no others, also not those of the same module. They leave nothing in the engine, and
+// are back when DCGM watches them.
+func TestEntityWatchFails(t *testing.T) {
+	b := newFixture(t, 1)
+	core, logs := observer.New(zap.WarnLevel)
+	b.log = zap.New(core)
+	b.addHardware()
+	b.lib.Fail("links", 0, -1)
+	b.open(testConfig(fieldSwitchTemp, fieldSwitchLinkFlits, fieldCPUTemp))
+	want := append(switchTemps(), entityValue{health.EntityCPU, 0, 0, "", fieldCPUTemp, 50})
+	for range 100 { // more often than the engine has groups
+		_, r := b.pollEntities()
+		expectEntities(t, r, want...)
+		b.add(inventoryInterval)
+		b.sampleGPUs(1)
+	}
+	b.expectWatch(script.Switch, 0, fieldSwitchTemp, script.Watch{Every: 10 * time.Second, Samples: 1})
+	if logs.Len() != 1 {
+		t.Errorf("%d warnings: %v", logs.Len(), logs.All())
+	}
+	b.lib.Fail("", 0, 0)
+	_, r := b.pollEntities()
+	for port := range uint(2) {
+		want = append(want, entityValue{health.EntitySwitchLink, 2 + port, 1, "", fieldSwitchLinkFlits, float64(2 + port)})
+	}
+	expectEntities(t, r, want...)
+}
+
+// With a hung engine each call lasts a minute, so a measurement ends with the first: Close waits for it.
+func TestEntitiesOfHungEngine(t *testing.T) {
+	for _, function := range []string{"dcgmGetNvLinkLinkStatus", "dcgmGroupAddEntity", "dcgmWatchFields"} {
+		t.Run(function, func(t *testing.T) {
+			b := newFixture(t, 1)
+			b.addHardware()
+			core, logs := observer.New(zap.InfoLevel)
+			b.log = zap.New(core)
+			b.open(testConfig(fieldSwitchLinkFlits, fieldCPUTemp))
+			logs.TakeAll()
+			before := b.lib.Calls(function)
+			b.lib.Fail(function, errTimeout, -1)
+			_, r := b.pollEntities()
+			expectEntities(t, r)
+			b.expectCalls(function, before+1)
+			b.expectWatch(script.CPU, 0, fieldCPUTemp, script.Watch{})
+			if logs.Len() != 1 || logs.All()[0].Level != zap.WarnLevel {
+				t.Errorf("logged %v", logs.All())
+			}
+			b.lib.Fail("", 0, 0)
+		})
+	}
+}
+
+// A module that hangs delays no poll. Its entities end, and are back when the call returns; Close waits for it.
 func TestEntityModuleHangs(t *testing.T) {
 	b := newFixture(t, 1)
 	b.addHardware()
 	core, logs := observer.New(zap.WarnLevel)
 	b.log = zap.New(core)
+	b.open(testConfig(fieldSwitchTemp, fieldCPUTemp)).pollEntities()
+	calls := b.lib.Calls("dcgmGetCpuHierarchy")
 	b.lib.Hang("dcgmGetCpuHierarchy")
-	b.open(testConfig(fieldSwitchTemp, fieldCPUTemp))
+	b.add(inventoryInterval)
+	b.sampleGPUs(1)
+	b.poll()
+	b.lib.WaitHanging()
 	for range 5 {
+		b.add(10 * time.Second)
+		b.sampleGPUs(1)
 		_, r := b.poll()
 		expectEntities(t, r)
 		if s := r.Samples[0]; s.Presence != health.Present || s.Values[health.FieldGPUTemp] != 40 {
 			t.Fatalf("GPU %+v", s)
 		}
-		b.add(10 * time.Second)
-		b.sampleGPUs(1)
 	}
-	b.expectCalls("dcgmGetCpuHierarchy", 1)
+	b.expectCalls("dcgmGetCpuHierarchy", calls+1)
 	if logs.Len() != 1 {
 		t.Errorf("%d warnings: %v", logs.Len(), logs.All())
 	}
 	b.lib.Release()
-	temp := entityValue{health.EntityCPU, 0, 0, "", fieldCPUTemp, 50}
-	for b.entities.running != nil {
-		b.poll()
+	for b.entities.slow {
+		_, r := b.poll()
+		expectEntities(t, r) // some may have been read before the hang
 	}
-	b.add(10 * time.Second)
-	_, r := b.poll()
-	expectEntities(t, r, append(switchTemps(), temp)...)
+	_, r := b.pollEntities()
+	expectEntities(t, r, append(switchTemps(), entityValue{health.EntityCPU, 0, 0, "", fieldCPUTemp, 50})...)
 }
 
 // A field that the engine does not support does not affect the others of its entities.
@@ -269,10 +337,10 @@ func TestEntityFieldUnknownToEngine(t *testing.T) {
 	cfg := hostConfig()
 	cfg.HealthSystems = []string{NoHealthSystems}
 	cfg.Fields = append(cfg.Fields, fieldGPULinkDowns, fieldGPULinkCRCs)
-	_, r := b.open(cfg).poll()
+	_, r := b.open(cfg).pollEntities()
 	expectEntities(t, r, entityValue{health.EntityGPULink, 2, 0, gpuID(0), fieldGPULinkDowns, 7})
-	logged := logs.FilterFieldKey("fields").All()
-	if n := len(logged); n == 0 || !slices.Equal(loggedNumbers(logged[n-1].ContextMap()), []string{"1525"}) {
+	logged := logs.FilterFieldKey("fields").All() // of entities, then of GPUs
+	if len(logged) != 2 || !slices.Equal(loggedNumbers(logged[0].ContextMap()), []string{"1525"}) {
 		t.Errorf("logged %v", logged)
 	}
 }
@@ -283,7 +351,7 @@ func TestDetachUnwatchesEntities(t *testing.T) {
 	b.addHardware()
 	cfg := hostConfig()
 	cfg.Fields = append(cfg.Fields, fieldSwitchTemp, fieldGPULinkCRCs)
-	b.open(cfg).poll()
+	b.open(cfg).pollEntities()
 	if err := b.Detach(t.Context()); err != nil {
 		t.Fatal(err)
 	}

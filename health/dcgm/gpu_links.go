@@ -14,9 +14,9 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// readLinks sets the links from a GPU to the others: the number of NVLinks, or else the path over PCIe. After an error the
-// links stay unknown: they are a hint for placement. It does not call go-dcgm, which reads from the driver for it
-// (OBSERVED.md#live-peers).
+// readLinks sets the links from a GPU to the others: the number of NVLinks, or else the path over PCIe. After an error they
+// stay as they were, because an NVLink that is down counts only on a GPU with NVLinks. It does not call go-dcgm, which reads
+// from the driver for it (OBSERVED.md#live-peers).
 func (s *session) readLinks(id uint, d *health.Device, gpus map[uint]*health.Device, status dcgm.EntityStatus) {
 	if len(gpus) < 2 || !reachable(status) || !hasFunction("dcgmGetDeviceTopology") {
 		return
@@ -25,6 +25,9 @@ func (s *session) readLinks(id uint, d *health.Device, gpus map[uint]*health.Dev
 	var count C.unsigned
 	if result := C.gna_read_peers(C.unsigned(id), &peers[0], &count); result != 0 {
 		s.log.Debug("cannot read the links of a GPU", zap.Uint("dcgm_id", id), zap.String("error", errorText(int(result))))
+		if last := s.lastDevices[entity{dcgm.FE_GPU, id}]; last.ID == d.ID {
+			d.Links = last.Links
+		}
 		return
 	}
 	d.Links = nil

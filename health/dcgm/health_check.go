@@ -25,7 +25,7 @@ const (
 type healthChecks struct {
 	status health.ChecksStatus
 	err    error         // of the last attempt, nil if it succeeded
-	tried  time.Time     // when the last attempt failed; zero if the next is due
+	failed time.Time     // when the last attempt failed; zero if the next is due
 	pause  time.Duration // until the next attempt
 }
 
@@ -48,23 +48,23 @@ func (c *healthChecks) fail(err error, now time.Time) {
 //
 // Its group has GPUs only: DCGM looks XIDs up by number, so it would report an XID of GPU 7 on instance 7 of another GPU
 // too (OBSERVED.md#instance-numbers).
-func (s *session) runHealthCheck(now time.Time) bool {
+func (s *session) runHealthCheck() bool {
 	c := &s.checks
 	switch {
 	case s.systems == 0:
 		c.status = health.ChecksOff
 		return true // incidents from an earlier configuration end
-	case len(s.watches.gpus) == 0 || s.allGPUs.unmeasured() || c.err != nil && !elapsed(c.tried, now, c.pause):
+	case len(s.watches.gpus) == 0 || s.allGPUs.unmeasured() || c.err != nil && !elapsed(c.failed, s.now(), c.pause):
 		return false
 	case !s.watches.checked:
-		if s.enableHealthChecks(s.watches, now); !s.watches.checked {
+		if s.enableHealthChecks(s.watches); !s.watches.checked {
 			return false
 		}
 	}
 	response, err := dcgm.HealthCheck(s.watches.gpuGroup)
 	if err != nil {
 		s.watches.checked = false // enable them again before the next check
-		c.fail(s.explainCheckError(fmt.Errorf("error reading health watches: %w", err)), now)
+		c.fail(s.explainError(fmt.Errorf("error reading health watches: %w", err)), s.now())
 		return false
 	}
 	*c = healthChecks{status: health.ChecksUp}
@@ -120,12 +120,12 @@ func (s *session) unmeasured(gpu uint) bool {
 }
 
 // enableHealthChecks makes DCGM check the selected systems of the watched GPUs.
-func (s *session) enableHealthChecks(w *watches, now time.Time) {
+func (s *session) enableHealthChecks(w *watches) {
 	if err := setHealthSystems(w.gpuGroup, s.systems); err != nil {
-		s.checks.fail(s.explainCheckError(err), now)
+		s.checks.fail(s.explainError(err), s.now())
 		return
 	}
-	w.checked, s.checks.tried = true, time.Time{}
+	w.checked, s.checks.failed = true, time.Time{}
 }
 
 func setHealthSystems(group dcgm.GroupHandle, selected uint32) (err error) {
@@ -143,8 +143,8 @@ func setHealthSystems(group dcgm.GroupHandle, selected uint32) (err error) {
 	return err
 }
 
-// explainCheckError adds the versions, and what to do if the error tells.
-func (s *session) explainCheckError(err error) error {
+// explainError adds the versions, and what to do if the error tells.
+func (s *session) explainError(err error) error {
 	text := fmt.Sprintf("%v (libdcgm %s", err, cmp.Or(s.versions.DCGM, "of unknown version"))
 	if s.cfg.Address != "" {
 		text += ", host engine " + cmp.Or(s.versions.Engine, "of unknown version")

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
 )
@@ -240,6 +242,47 @@ func TestHealthChecksDown(t *testing.T) {
 					t.Errorf("checks %+v, %+v", r.Checks, samples[gpuID(1)])
 				}
 			})
+		}
+	}
+}
+
+// The pause after a failed attempt begins with its end: DCGM may take a minute to fail.
+func TestHealthChecksDownSlowly(t *testing.T) {
+	for function, want := range map[string][]int{"dcgmHealthSet": {0, 0, 1}, "dcgmHealthCheck": {1, 0, 1}} {
+		b := newFixture(t, 1)
+		b.lib.Fail(function, errTimeout, -1)
+		b.open(testConfig())
+		ended := b.lib.Calls(function)
+		b.session.now = func() time.Time {
+			n := b.lib.Calls(function)
+			b.add(time.Duration(n-ended)*time.Minute + time.Millisecond)
+			ended = n
+			return b.clock.now()
+		}
+		for i, want := range want {
+			b.session.now()
+			b.sampleGPUs(1)
+			b.fullAt, b.inventoryDirty = time.Time{}, i == 2 // the inventory changes
+			before := ended
+			if _, r := b.poll(); r.Checks.Status != health.ChecksDown {
+				t.Errorf("%s: %+v", function, r.Checks)
+			}
+			if got := b.lib.Calls(function) - before; got != want {
+				t.Errorf("%s, poll %d: %d calls, want %d", function, i, got, want)
+			}
+		}
+		b.close()
+	}
+}
+
+// A version mismatch that no session survives names the versions too.
+func TestVersionMismatchEndsOpen(t *testing.T) {
+	b := newFixture(t, 1)
+	for _, function := range []string{"dcgmGetEntityGroupEntities", "dcgmFieldGroupCreate", "dcgmWatchFields"} {
+		b.lib.Fail(function, errVersion, -1)
+		_, err := Open(t.Context(), hostConfig(), zap.NewNop())
+		if err == nil || !strings.Contains(err.Error(), "libdcgm 4.6.0, host engine 4.5.2); install the same version") {
+			t.Errorf("%s: %v", function, err)
 		}
 	}
 }

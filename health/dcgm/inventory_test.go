@@ -49,8 +49,28 @@ func TestInventory(t *testing.T) {
 	b.expectWatch(script.GPU, 0, 53, script.Watch{}) // the serial number is not requested
 	b.lib.Fail("dcgmGetDeviceTopology", -3, -1)
 	b.inventoryDirty = true
-	if b.poll(); len(b.devices) != 4 || b.devices[0].Links != nil {
-		t.Errorf("devices without a topology: %+v", b.devices)
+	if b.poll(); len(b.devices) != 4 || !reflect.DeepEqual(b.devices[0].Links, want.Links) {
+		t.Errorf("devices without a current topology: %+v", b.devices)
+	}
+	b.close()
+	if _, r := b.open(testConfig()).poll(); len(r.Devices) != 4 || r.Devices[0].Links != nil {
+		t.Errorf("devices without a topology: %+v", r.Devices)
+	}
+}
+
+// Links of either version of DCGM's structure (OBSERVED.md#older-topology).
+func TestLinksByVersion(t *testing.T) {
+	for _, version := range []string{"4.2.3", "4.5.2", "4.6.0", "4.7.0"} {
+		b := newFixture(t, 3)
+		b.lib.SetVersion(version)
+		b.lib.Link(0, 1, 1<<(8+17)|0x10)
+		b.lib.Link(0, 2, 0x20)
+		_, r := b.open(testConfig()).poll()
+		want := []health.Link{{Peer: gpuID(1), NVLinks: 18}, {Peer: gpuID(2), Path: health.PathSystem}}
+		if got := r.Devices[0].Links; !slices.Equal(got, want) {
+			t.Errorf("DCGM %s: links %v, want %v", version, got, want)
+		}
+		b.close()
 	}
 }
 

@@ -51,7 +51,10 @@ func expectNoLeak(t *testing.T, rounds int, round func()) {
 // libdcgm would leak the resources of a connection with a policy registration (OBSERVED.md#registration-leak).
 func TestReconnectsLeakNothing(t *testing.T) {
 	const rounds = 1000
-	testMonitor(t, 2, hostConfig(), func(c *monitorFixture) {
+	cfg := hostConfig()
+	cfg.Fields = append(cfg.Fields, fieldSwitchTemp, fieldGPULinkCRCs, fieldCoreUtil)
+	testMonitor(t, 2, cfg, func(c *monitorFixture) {
+		c.addHardware()
 		expectNoLeak(t, rounds, func() {
 			c.lib.Fail("*", errNotConnected, -1)
 			c.wait(time.Second)
@@ -67,6 +70,10 @@ func TestReconnectsLeakNothing(t *testing.T) {
 			}
 			c.sampleGPUs(c.n)
 		})
+		c.wait(time.Second)
+		if n := len(c.out.Load().Entities); n != 2+2+1+2 {
+			t.Errorf("%d entities", n)
+		}
 		if n := c.out.Load().Source.Reconnects; n != 20+rounds {
 			t.Errorf("%d reconnects", n)
 		}

@@ -5,6 +5,7 @@ package dcgm
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/NVIDIA/go-dcgm/pkg/dcgm"
@@ -64,12 +65,12 @@ func (s *session) poll() (*health.Reading, error) {
 	if err := s.checkStaleness(now, full); err != nil {
 		return nil, err
 	}
-	checked := full && s.runHealthCheck(now)
+	checked := full && s.runHealthCheck()
 	if s.updatePresence(s.hierarchy.gpus) {
 		s.fullAt = time.Time{} // replace the earlier values soon
 	}
 	r := s.reading(now, checked)
-	r.Entities = s.measureEntities(now, full)
+	r.Entities = s.measureEntities(now)
 	return r, nil
 }
 
@@ -82,11 +83,8 @@ func elapsed(then, now time.Time, d time.Duration) bool {
 // connectionLost reports whether an error makes the connection unusable (OBSERVED.md#dead-engine,
 // OBSERVED.md#hung-engine).
 func connectionLost(err error) bool {
-	switch errorCode(err) {
-	case dcgm.DCGM_ST_CONNECTION_NOT_VALID, dcgm.DCGM_ST_TIMEOUT, dcgm.DCGM_ST_UNINITIALIZED:
-		return true
-	}
-	return false
+	results := []int{dcgm.DCGM_ST_CONNECTION_NOT_VALID, dcgm.DCGM_ST_TIMEOUT, dcgm.DCGM_ST_UNINITIALIZED}
+	return err != nil && slices.ContainsFunc(results, func(r int) bool { return isResult(err, r) })
 }
 
 // updatePresence reads the statuses of the GPUs and reports whether the presence of any has changed.

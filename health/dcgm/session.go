@@ -123,6 +123,9 @@ func open(ctx context.Context, cfg Config, log *zap.Logger, now func() time.Time
 	}
 	if err != nil {
 		s.failed = err
+		if isResult(err, dcgm.DCGM_ST_VER_MISMATCH) {
+			err = s.explainError(err)
+		}
 		return nil, errors.Join(err, s.Close())
 	}
 	log.Info("connected to DCGM",

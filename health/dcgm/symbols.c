@@ -91,21 +91,31 @@ const char *gna_path(void) {
 
 int gna_has(const char *symbol) { return library != NULL && dlsym(library, symbol) != NULL; }
 
-// dcgm_structs.h: dcgmDeviceTopology_v2
-typedef struct {
-    unsigned version;
-    unsigned long affinity[8];
-    unsigned count;
-    struct {
-        unsigned gpu;
-        uint64_t path, links;
-    } peers[GNA_PEERS];
-} topology_t;
+// dcgm_structs.h: dcgmDeviceTopology_v2, and dcgmDeviceTopology_v1 with shorter masks.
+#define TOPOLOGY(mask_t)                                                                                 \
+    struct {                                                                                             \
+        unsigned version;                                                                                \
+        unsigned long affinity[8];                                                                       \
+        unsigned count;                                                                                  \
+        struct {                                                                                         \
+            unsigned gpu;                                                                                \
+            mask_t path, links;                                                                          \
+        } peers[GNA_PEERS];                                                                              \
+    }
 
 int gna_read_peers(unsigned gpu, gna_peer_t peers[GNA_PEERS], unsigned *count) {
-    topology_t topology = { .version = sizeof(topology) | 2 << 24 };
-    int (*get)(uintptr_t, unsigned, topology_t *) = gna_dcgmGetDeviceTopology;
+    TOPOLOGY(uint64_t) topology = { .version = sizeof(topology) | 2 << 24 };
+    TOPOLOGY(uint32_t) older = { .version = sizeof(older) | 1 << 24 };
+    int (*get)(uintptr_t, unsigned, void *) = gna_dcgmGetDeviceTopology;
     int result = get(connection, gpu, &topology);
+    if (result == -12) { // DCGM_ST_VER_MISMATCH (OBSERVED.md#older-topology)
+        result = get(connection, gpu, &older);
+        topology.count = older.count;
+        for (int i = 0; i < GNA_PEERS; i++) {
+            topology.peers[i].gpu = older.peers[i].gpu;
+            topology.peers[i].path = older.peers[i].path;
+        }
+    }
     if (result != 0) return result;
     *count = topology.count < GNA_PEERS ? topology.count : GNA_PEERS;
     for (unsigned i = 0; i < *count; i++) peers[i] = (gna_peer_t){ topology.peers[i].gpu, topology.peers[i].path };

@@ -193,7 +193,7 @@ func (s *session) addWatches(w *watches, h hierarchy) (err error) {
 	}
 	if s.systems != 0 {
 		w.cleanup = append(w.cleanup, w.disableHealthChecks)
-		s.enableHealthChecks(w, s.now())
+		s.enableHealthChecks(w)
 	}
 	return nil
 }

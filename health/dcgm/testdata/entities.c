@@ -31,6 +31,7 @@ dcgm_field_entity_group_t module_level_of(unsigned short field) {
 // A module refuses to watch the fields of other entities (DcgmModuleSysmon.cpp, DcgmModuleNvSwitch.cpp).
 int can_measure(const entity_t *e, unsigned short field) {
     dcgm_field_entity_group_t level = module_level_of(field);
+    if (e->kind == DCGM_FE_LINK && strcmp(state.fail, "links") == 0) return 0;
     if (module_of(e) == DcgmModuleIdCore) return 1;
     return level == (dcgm_field_entity_group_t)e->kind || (e->kind == DCGM_FE_CPU && level == DCGM_FE_CPU_CORE);
 }

@@ -13,10 +13,15 @@ static const struct {
     unsigned short highest;
 } generations[] = { { 40300, 1503 }, { 40601, 1533 }, { 40700, 1612 }, { 999999, 1650 } };
 
-static unsigned short highest_field(const char *version) {
-    int major = 0, minor = 0, patch = 0, i = 0;
+int version_number(const char *version) {
+    int major = 0, minor = 0, patch = 0;
     sscanf(version, "%d.%d.%d", &major, &minor, &patch);
-    while (major * 10000 + minor * 100 + patch >= generations[i].before) i++;
+    return major * 10000 + minor * 100 + patch;
+}
+
+static unsigned short highest_field(const char *version) {
+    int i = 0;
+    while (version_number(version) >= generations[i].before) i++;
     return generations[i].highest;
 }
 

@@ -226,6 +226,16 @@ EXPORT dcgmReturn_t dcgmGetDeviceTopology(dcgmHandle_t handle, unsigned int gpu,
     ENTER
     entity_t *e = find(DCGM_FE_GPU, gpu);
     if (e == NULL) return leave(DCGM_ST_BADPARAM);
+    if (version_number(library_version()) < 40600) { // (OBSERVED.md#older-topology)
+        dcgmDeviceTopology_v1 *older = (dcgmDeviceTopology_v1 *)topology;
+        if (older->version != dcgmDeviceTopology_version1) return leave(DCGM_ST_VER_MISMATCH);
+        older->numGpus = (unsigned)e->links;
+        for (int i = 0; i < e->links; i++) {
+            older->gpuPaths[i].gpuId = e->peer[i];
+            older->gpuPaths[i].path = (dcgmGpuTopologyLevel_v1_t)e->path[i];
+        }
+        return leave(DCGM_ST_OK);
+    }
     if (topology->version != dcgmDeviceTopology_version2) return leave(DCGM_ST_VER_MISMATCH);
     topology->numGpus = (unsigned)e->links;
     for (int i = 0; i < e->links; i++) {

@@ -117,6 +117,8 @@ value_t *value_of(entity_t *e, unsigned short field) HIDDEN;
 // The versions of the library and of the engine that it is connected to.
 const char *library_version(void) HIDDEN;
 const char *engine_version(void) HIDDEN;
+// version_number returns 40601 for "4.6.1".
+int version_number(const char *version) HIDDEN;
 group_t *group_of(dcgmGpuGrp_t group) HIDDEN;
 fields_t *fields_of(dcgmFieldGrp_t fields) HIDDEN;
 int refuses_profiling(group_t *g, fields_t *f) HIDDEN;

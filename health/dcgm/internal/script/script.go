@@ -192,7 +192,8 @@ func (l *Library) SetVersion(version string) {
 }
 
 // Fail makes a function return a code a number of times, or always if times is negative. "*" is every function that needs
-// a connection, as with a dead engine; "nvswitch" is the module that lists NVSwitches.
+// a connection, as with a dead engine; "nvswitch" is the list of NVSwitches, "links" the watch of any NVLink (its code
+// is always "bad parameter").
 func (l *Library) Fail(function string, code, times int) {
 	with(function, func(function *C.char) { C.fail(l.table, function, C.int(code), C.int(times)) })
 }

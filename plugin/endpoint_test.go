@@ -306,6 +306,27 @@ func TestRegistrarReturnsBeforeEndOfEarlierStream(t *testing.T) {
 	})
 }
 
+// A registrar can end after it has found a new kubelet and before it registers.
+func TestRegistrarForgetsEarlierKubelet(t *testing.T) {
+	dir := shortDir(t)
+	if err := os.Mkdir(filepath.Join(dir, "device-plugins"), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	r := newTestRegistrar(t, dir)
+	r.fixedHeld = true
+	r.setWarning("restart the kubelet")
+	if err := os.WriteFile(r.kubeletPath, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.checkKubelet()
+	next := newTestRegistrar(t, dir)
+	next.resume(r.view())
+	next.checkKubelet()
+	if next.fixedHeld || next.status().Warning != "" || !next.kubeletNew {
+		t.Errorf("beside the new kubelet: %+v", next.status())
+	}
+}
+
 // After endTimeout the refusal itself makes the kubelet keep the endpoint.
 func TestRegistrarWaitsLimitedForEndOfEarlierAgent(t *testing.T) {
 	t.Parallel()

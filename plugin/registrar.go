@@ -102,6 +102,9 @@ type kubeletView struct {
 }
 
 func (r *registrar) view() kubeletView {
+	if r.kubeletNew { // the rest is about the kubelet before
+		return kubeletView{}
+	}
 	return kubeletView{r.kubeletSocket, r.fixedHeld || r.fixedSent, r.warning}
 }
 

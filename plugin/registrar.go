@@ -64,7 +64,7 @@ type registrar struct {
 	kubeletNewAt  time.Time
 	fixedSent     bool // the newest registration is at the fixed path, and may have reached the kubelet
 	fixedHeld     bool // the kubelet may hold the fixed path until it restarts
-	mayFollow     int  // registrations that the kubelet may follow, since no stream was open
+	followable    int  // registrations with which the kubelet may have a stream, since none was open
 	phase         phase
 	phaseSince    time.Time
 	settledAt     time.Time // earliest next registration, as is nextAttempt
@@ -179,7 +179,7 @@ func (r *registrar) step(ctx context.Context) {
 	if count.open == 0 && r.earlierPluginCounted(now) || now.Before(r.settledAt) || now.Before(r.nextAttempt) || now.Before(count.lastEnd.Add(r.settle)) {
 		return
 	}
-	if r.mayFollow > maxStreamsKept {
+	if r.followable > maxStreamsKept {
 		r.endStreams()
 		return
 	}
@@ -193,7 +193,7 @@ const maxStreamsKept = 8
 // endStreams ends all streams. The next registration has another path, because the kubelet may process the ends late.
 func (r *registrar) endStreams() {
 	r.srv.streams.drop()
-	r.mayFollow, r.fixedHeld = 0, r.fixedHeld || r.fixedSent
+	r.followable, r.fixedHeld = 0, r.fixedHeld || r.fixedSent
 }
 
 // earlierPluginCounted reports whether the kubelet still counts devices of the resource before the first registration, or
@@ -388,7 +388,7 @@ func (r *registrar) register(ctx context.Context) {
 func (r *registrar) checkHeld() {
 	count := r.srv.streams.counts()
 	if count.open == 0 {
-		r.mayFollow = 0
+		r.followable = 0
 		if r.kubeletNew {
 			r.fixedSent, r.fixedHeld = false, false
 			r.setWarning("")
@@ -420,7 +420,7 @@ func (r *registrar) registerNextPath(ctx context.Context) (connected bool, err e
 	refused := err != nil && answer.Code() != codes.DeadlineExceeded && answer.Code() != codes.Canceled
 	r.fixedSent = !r.fixedHeld && !refused
 	if !refused {
-		r.mayFollow++
+		r.followable++
 	}
 	if err == nil {
 		return false, nil

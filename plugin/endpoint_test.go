@@ -161,6 +161,26 @@ func TestRegistrarLimitsStreamsOfLostSockets(t *testing.T) {
 	})
 }
 
+// A kubelet that refuses registrations keeps the devices, because an earlier stream stays open.
+func TestRegistrarKeepsStreamWhileRefused(t *testing.T) {
+	onEachKubelet(t, func(t *testing.T, v kubelettest.Version) {
+		s := startSite(t, v)
+		attempts := &s.p.registrars()[0].registrar.srv.streams
+		s.kubelet.SetFault(kubelettest.Fault{RegisterError: "too many plugins"})
+		s.remove(s.socket())
+		poll(s.harness, "attempts", func() uint64 {
+			attempts.mu.Lock()
+			defer attempts.mu.Unlock()
+			return attempts.registration
+		}, func(n uint64) bool { return n > 2*maxStreamsKept })
+		s.setHealth(2, health.Unhealthy)
+		s.waitResource(s.kubelet, gpu, listed(4, 3))
+		s.setHealth(2, health.Healthy)
+		s.kubelet.SetFault(kubelettest.Fault{})
+		s.check("refused registrations")
+	})
+}
+
 // The kubelet may have connected a path whose registration it did not answer, or whose stream it did not open.
 func TestRegistrarLeavesUnansweredPath(t *testing.T) {
 	for name, fault := range map[string]kubelettest.Fault{
@@ -246,6 +266,27 @@ func TestRegistrarWaitsForEndOfEarlierAgent(t *testing.T) {
 	})
 }
 
+// The first registration does not wait for a kubelet that cannot tell which devices it counts.
+func TestRegistrarNeedsNoPodResources(t *testing.T) {
+	for name, disturb := range map[string]func(h *harness, k *kubelettest.Kubelet){
+		"error": func(_ *harness, k *kubelettest.Kubelet) {
+			k.SetFault(kubelettest.Fault{AllocatableError: "method GetAllocatableResources not implemented"})
+		},
+		"no socket": func(h *harness, _ *kubelettest.Kubelet) { h.remove(filepath.Join(h.root, "pod-resources")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHarness(t, snapshot(2))
+			h.p.timing.endTimeout = time.Minute
+			k := h.kubelet()
+			disturb(h, k)
+			h.run()
+			h.waitResource(k, gpu, listed(2, 2))
+			h.waitStatus(isRegistered)
+		})
+	}
+}
+
 // A changed configuration can remove a resource and return it before the kubelet has processed the end of its stream.
 func TestRegistrarReturnsBeforeEndOfEarlierStream(t *testing.T) {
 	onEachKubelet(t, func(t *testing.T, v kubelettest.Version) {
@@ -263,6 +304,27 @@ func TestRegistrarReturnsBeforeEndOfEarlierStream(t *testing.T) {
 		s.stop()
 		s.waitResource(s.kubelet, gpu, disconnected)
 	})
+}
+
+// A registrar can end after it has found a new kubelet and before it registers.
+func TestRegistrarForgetsEarlierKubelet(t *testing.T) {
+	dir := shortDir(t)
+	if err := os.Mkdir(filepath.Join(dir, "device-plugins"), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	r := newTestRegistrar(t, dir)
+	r.fixedHeld = true
+	r.setWarning("restart the kubelet")
+	if err := os.WriteFile(r.kubeletPath, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.checkKubelet()
+	next := newTestRegistrar(t, dir)
+	next.resume(r.view())
+	next.checkKubelet()
+	if next.fixedHeld || next.status().Warning != "" || !next.kubeletNew {
+		t.Errorf("beside the new kubelet: %+v", next.status())
+	}
 }
 
 // After endTimeout the refusal itself makes the kubelet keep the endpoint.
@@ -326,12 +388,13 @@ func TestStatusShowsLostSocketAtOnce(t *testing.T) {
 	for _, lose := range []func() string{
 		func() string { return r.socketPath },
 		func() string {
-			link, err := r.socket.Link(r.cfg.alternateSocketPath(gpu, 7))
+			path := r.cfg.alternateSocketPath(gpu, 7)
+			alternate, err := openSocket(t.Context(), path)
 			if err != nil {
 				t.Fatal(err)
 			}
-			r.alternate = link
-			return r.cfg.alternateSocketPath(gpu, 7)
+			r.alternate = alternate
+			return path
 		},
 	} {
 		if err := r.listen(t.Context()); err != nil {
@@ -434,7 +497,7 @@ func TestAlternateSocketPath(t *testing.T) {
 			t.Errorf("%s does not match %s", one, SocketPattern)
 		}
 	}
-	// The path of a short resource's other names may be longer than its fixed path.
+	// The path of a short resource's other sockets may be longer than its fixed path.
 	c.KubeletDir = "/" + strings.Repeat("d", unixsock.MaxPath-len("//device-plugins/gpu-node-agent-a.b_c.sock"))
 	c.Resource = "a.b/c"
 	if err := c.validateKubeletDir(); err == nil {

@@ -39,8 +39,8 @@ const (
 //
 // A kubelet since 1.37 refuses a registration at a path that it still has connected, and then never notices that the
 // path's stream ends. So the registrar registers its fixed path only while the kubelet cannot hold it, and otherwise
-// another name of the same socket, which it never uses twice. It always listens at the fixed path, by which another agent
-// detects it.
+// another path, at which it listens as well, and which it never uses twice. It always listens at the fixed path, by which
+// another agent detects it.
 type registrar struct {
 	timing
 	srv         *server
@@ -54,7 +54,7 @@ type registrar struct {
 
 	// The fields up to mu belong to the goroutine of run.
 	socket        *unixsock.Socket
-	alternate     *unixsock.Socket // socket's other name if that was registered, otherwise nil
+	alternate     *unixsock.Socket // at another path if that was registered, otherwise nil
 	served        chan struct{}    // closed when grpc.Serve of socket has returned
 	listenErr     error
 	nextListen    time.Time   // earliest next attempt after listenErr
@@ -64,7 +64,7 @@ type registrar struct {
 	kubeletNewAt  time.Time
 	fixedSent     bool // the newest registration is at the fixed path, and may have reached the kubelet
 	fixedHeld     bool // the kubelet may hold the fixed path until it restarts
-	streamsKept   int  // registrations that left earlier streams open
+	followable    int  // registrations with which the kubelet may have a stream, since none was open
 	phase         phase
 	phaseSince    time.Time
 	settledAt     time.Time // earliest next registration, as is nextAttempt
@@ -102,6 +102,9 @@ type kubeletView struct {
 }
 
 func (r *registrar) view() kubeletView {
+	if r.kubeletNew { // the rest is about the kubelet before
+		return kubeletView{}
+	}
 	return kubeletView{r.kubeletSocket, r.fixedHeld || r.fixedSent, r.warning}
 }
 
@@ -176,7 +179,7 @@ func (r *registrar) step(ctx context.Context) {
 	if count.open == 0 && r.earlierPluginCounted(now) || now.Before(r.settledAt) || now.Before(r.nextAttempt) || now.Before(count.lastEnd.Add(r.settle)) {
 		return
 	}
-	if r.streamsKept >= maxStreamsKept {
+	if r.followable > maxStreamsKept {
 		r.endStreams()
 		return
 	}
@@ -187,10 +190,10 @@ func (r *registrar) step(ctx context.Context) {
 // each loss of the socket, and after each lost answer of the kubelet.
 const maxStreamsKept = 8
 
-// endStreams ends all streams. The next registration has another name, because the kubelet may process the ends late.
+// endStreams ends all streams. The next registration has another path, because the kubelet may process the ends late.
 func (r *registrar) endStreams() {
 	r.srv.streams.drop()
-	r.streamsKept, r.fixedHeld = 0, r.fixedHeld || r.fixedSent
+	r.followable, r.fixedHeld = 0, r.fixedHeld || r.fixedSent
 }
 
 // earlierPluginCounted reports whether the kubelet still counts devices of the resource before the first registration, or
@@ -220,8 +223,8 @@ func (r *registrar) listen(ctx context.Context) error {
 		case <-r.served: // the listener failed
 		default:
 			if r.alternate != nil && !r.alternate.InPlace() {
-				r.alternate = nil
-				r.log.Warn("socket lost, registering another name", zap.String("socket", r.socketPath))
+				r.closeAlternate()
+				r.log.Warn("socket lost, registering another path", zap.String("socket", r.socketPath))
 				r.scheduleRegistration(socketLostReason)
 			}
 			return nil
@@ -239,33 +242,40 @@ func (r *registrar) listen(ctx context.Context) error {
 	if r.socket != nil {
 		reason = socketLostReason
 		// The connections that it accepted, and with them the kubelet's stream, stay open.
-		if err := errors.Join(r.removeAlternate(), r.socket.Close()); err != nil && !errors.Is(err, net.ErrClosed) {
+		r.closeAlternate()
+		if err := r.socket.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
 			r.log.Debug("closing the lost socket", zap.Error(err))
 		}
 		r.log.Warn("socket lost, listening again", zap.String("socket", r.socketPath))
 	} else {
 		r.log.Info("listening", zap.String("socket", r.socketPath))
 	}
-	served := make(chan struct{})
-	r.socket, r.served = socket, served
-	r.serving.Go(func() {
-		defer close(served)
-		_ = r.grpc.Serve(socket) // after an error the next step listens again
-	})
+	r.socket, r.served = socket, r.serve(socket)
 	r.scheduleRegistration(reason)
 	return nil
 }
 
 const socketLostReason = "the plugin's socket was lost"
 
-// removeAlternate removes the other name of the socket.
-func (r *registrar) removeAlternate() error {
+// serve serves a socket until it is closed or fails. The result is closed then.
+func (r *registrar) serve(socket *unixsock.Socket) (served chan struct{}) {
+	served = make(chan struct{})
+	r.serving.Go(func() {
+		defer close(served)
+		_ = r.grpc.Serve(socket) // after an error the next step listens again
+	})
+	return served
+}
+
+// closeAlternate closes the socket at another path. The connections that it accepted stay open.
+func (r *registrar) closeAlternate() {
 	if r.alternate == nil {
-		return nil
+		return
 	}
-	old := r.alternate
+	if err := r.alternate.Close(); err != nil {
+		r.log.Debug("closing the socket at another path", zap.Error(err))
+	}
 	r.alternate = nil
-	return old.Remove()
 }
 
 // openSocket listens at path, below plugin.kubeletDir.
@@ -377,9 +387,8 @@ func (r *registrar) register(ctx context.Context) {
 // a restart: kubelet.sock was only touched.
 func (r *registrar) checkHeld() {
 	count := r.srv.streams.counts()
-	r.streamsKept++
 	if count.open == 0 {
-		r.streamsKept = 0
+		r.followable = 0
 		if r.kubeletNew {
 			r.fixedSent, r.fixedHeld = false, false
 			r.setWarning("")
@@ -391,30 +400,30 @@ func (r *registrar) checkHeld() {
 	}
 }
 
-// registerNextPath registers the fixed path, or another name of the socket if the kubelet may hold the fixed path. It
+// registerNextPath registers the fixed path, or another one if the kubelet may hold the fixed path. It
 // reports whether the kubelet refused the path because it has it connected already.
 func (r *registrar) registerNextPath(ctx context.Context) (connected bool, err error) {
-	if err := r.removeAlternate(); err != nil {
-		r.log.Debug("removing the other name of the socket", zap.Error(err))
-	}
+	r.closeAlternate()
 	path := r.socketPath
 	if r.fixedHeld {
 		path = r.cfg.alternateSocketPath(r.srv.name, rand.Uint32())
-		if r.alternate, err = r.socket.Link(path); err != nil {
-			return false, fmt.Errorf("no other name for the plugin's socket: %w", err)
+		if r.alternate, err = openSocket(ctx, path); err != nil {
+			return false, fmt.Errorf("no other socket for the plugin: %w", err)
 		}
+		r.serve(r.alternate)
 	}
 	r.srv.streams.beginRegistration()
-	r.fixedSent = !r.fixedHeld
 	call, cancel := context.WithTimeout(ctx, r.registerTimeout)
 	defer cancel()
 	err = register(call, r.kubeletPath, r.srv.name, filepath.Base(path))
+	answer := status.Convert(err)
+	refused := err != nil && answer.Code() != codes.DeadlineExceeded && answer.Code() != codes.Canceled
+	r.fixedSent = !r.fixedHeld && !refused
+	if !refused {
+		r.followable++
+	}
 	if err == nil {
 		return false, nil
-	}
-	answer := status.Convert(err)
-	if answer.Code() != codes.DeadlineExceeded && answer.Code() != codes.Canceled {
-		r.fixedSent = false // refused
 	}
 	return isConnected(answer), fmt.Errorf("the kubelet at %s did not register %s: %s", r.kubeletPath, r.srv.name, answer.Message())
 }

@@ -136,7 +136,7 @@ func checkOtherPlugins(ctx context.Context, c plugin.Config) []Check {
 	switch {
 	case len(others) == 0 && c.Enabled && countedWithoutAgent(ctx, c):
 		return warn("the kubelet has allocatable "+c.Resource+", but no plugin is found that serves it",
-			"start the agent; if it does not run here, restart the kubelet, which since 1.37 can keep the devices of a plugin that has ended")
+			"start the agent; or remove another plugin that serves it; if none runs, restart the kubelet, which since 1.37 can keep the devices of a plugin that has ended")
 	case len(others) == 0 && c.Enabled:
 		return pass("no other plugin serves GPUs")
 	case len(others) == 0: // it may have an unknown name

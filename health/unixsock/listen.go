@@ -134,19 +134,6 @@ func (s *Socket) InPlace() bool {
 	return err == nil && os.SameFile(info, s.file)
 }
 
-// Link gives the socket another name, which must not exist: path leads to the same listener. The result is that name; its
-// Remove leaves s in place, its Close closes s.
-func (s *Socket) Link(path string) (*Socket, error) {
-	if err := os.Link(s.path, path); err != nil {
-		return nil, err
-	}
-	link := &Socket{Listener: s.Listener, path: path, file: s.file}
-	if !link.InPlace() { // s.path led to another socket
-		return nil, errors.Join(fmt.Errorf("%s: socket of another process", s.path), os.Remove(path))
-	}
-	return link, nil
-}
-
 // Remove removes the socket from its directory, unless another file has replaced it. Open connections continue.
 func (s *Socket) Remove() error {
 	if !s.InPlace() {

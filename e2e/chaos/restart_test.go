@@ -74,6 +74,11 @@ func (w *world) restart(ctx context.Context, how string) error {
 			return err
 		}
 	}
+	if saved, err := w.readState(); err != nil {
+		return err
+	} else if saved.Detachment != (health.Detachment{}) {
+		return nil // a full disk kept the end of the detach from being saved, so it survives as well
+	}
 	w.stopScrapes()
 	w.closeStreams()
 	if err := w.endAgent(ctx, how); err != nil {
@@ -148,13 +153,9 @@ func (w *world) endAgent(ctx context.Context, how string) error {
 
 // savedFindings returns the causes of each GPU's findings in the state file, and its number of trips.
 func (w *world) savedFindings() (causes [gpus]map[string]bool, trips [gpus]int, err error) {
-	var m statefile.Saved
-	text, err := os.ReadFile(w.stateFile())
-	if err == nil {
-		err = json.Unmarshal(text, &m)
-	}
+	m, err := w.readState()
 	if err != nil {
-		return causes, trips, violated("memory", "%v", err)
+		return causes, trips, err
 	}
 	for i := range causes {
 		causes[i] = map[string]bool{}
@@ -169,6 +170,17 @@ func (w *world) savedFindings() (causes [gpus]map[string]bool, trips [gpus]int, 
 		}
 	}
 	return causes, trips, nil
+}
+
+func (w *world) readState() (m statefile.Saved, err error) {
+	text, err := os.ReadFile(w.stateFile())
+	if err == nil {
+		err = json.Unmarshal(text, &m)
+	}
+	if err != nil {
+		return m, violated("memory", "%v", err)
+	}
+	return m, nil
 }
 
 // checkSaved checks that the state file has what must survive a restart.

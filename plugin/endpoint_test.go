@@ -343,6 +343,17 @@ func TestRegistrarWaitsLimitedForEndOfEarlierAgent(t *testing.T) {
 	}
 }
 
+// A later kubelet may refuse a connected path with another text: the next attempt has another name, without the warning.
+func TestRegistrarAvoidsPathRefusedForAnyReason(t *testing.T) {
+	t.Parallel()
+	s := startSite(t, kubelettest.V137)
+	s.kubelet.SetFault(kubelettest.Fault{HoldEnds: true, ConnectedError: "endpoint exists"})
+	s.stop()
+	s.harness = s.successor()
+	s.run()
+	s.waitStatus(func(r ResourceStatus) bool { return r.Registered && r.Warning == "" })
+}
+
 // The same kubelet.sock does not mean a new kubelet, nor does a new time of change while the stream is open.
 func TestRegistrarDetectsSameKubelet(t *testing.T) {
 	for name, disturb := range map[string]func(h *harness, socket string){

@@ -418,7 +418,8 @@ func (r *registrar) registerNextPath(ctx context.Context) (connected bool, err e
 	err = register(call, r.kubeletPath, r.srv.name, filepath.Base(path))
 	answer := status.Convert(err)
 	refused := err != nil && answer.Code() != codes.DeadlineExceeded && answer.Code() != codes.Canceled
-	r.fixedSent = !r.fixedHeld && !refused
+	// A kubelet's own refusal, whatever its text, may mean that it holds the path.
+	r.fixedSent = !r.fixedHeld && (!refused || answer.Code() == codes.Unknown)
 	if !refused {
 		r.followable++
 	}

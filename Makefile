@@ -67,7 +67,8 @@ test-e2e:
 .PHONY: e2e-restarts
 RESTARTS := -vet=off -count=1 -v -timeout 30m -run TestImmediateRestarts
 
-# Restarts the agent 200 times in each way, with both device managers. Takes five minutes each.
+# Restarts the agent 200 times in each way.
+# Plays SIGKILL and SIGTERM with both device managers; takes ten minutes.
 e2e-restarts:
 	cd e2e && $(GO) test $(RESTARTS) ./devicemanager -restarts 200
 	cd e2e && $(GO) test $(RESTARTS) $(KUBELET_1_37) ./devicemanager -restarts 200

@@ -18,9 +18,6 @@ const (
 // Generations returns the generations of names.
 func Generations() []string { return []string{Names48, Names49} }
 
-// firstBaseUnitField is the first of the fields in base units, each of which replaces an older field (dcgm_fields.h).
-const firstBaseUnitField health.Field = 1600
-
 // unconvertible lists the fields in base units that do not follow exactly from the field that they replace: the old rates are in
 // KiB / 1000, the new ones in KiB x 1024. health.DerivationOf has the others.
 //
@@ -56,9 +53,8 @@ var newerFields = sync.OnceValue(func() map[health.Field]health.Field {
 
 // nameIn returns the name of a row in a generation, "" if the generation has another field instead.
 func (r row) nameIn(generation string) string {
-	isNewer := r.id >= firstBaseUnitField
 	switch {
-	case generation == Names48 && !isNewer:
+	case generation == Names48 && health.AddedIn(r.id) == "":
 		return r.name
 	case generation == Names49 && newerField(r.id) == r.id:
 		return cmp.Or(r.renamed, r.name)

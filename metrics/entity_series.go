@@ -1,7 +1,6 @@
 package metrics
 
 import (
-	"slices"
 	"strconv"
 
 	dto "github.com/prometheus/client_model/go"
@@ -9,8 +8,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// collectEntities adds the selected fields of NVSwitches, NVLinks, CPUs and cores, with dcgm-exporter's labels. No pod holds
-// them.
+// collectEntities adds the selected fields of NVSwitches, NVLinks, CPUs and cores, with dcgm-exporter's labels, after
+// collectFields. No pod holds them.
 func (s *scrape) collectEntities() {
 	for i := range s.snapshot.Entities {
 		e := &s.snapshot.Entities[i]
@@ -40,11 +39,11 @@ func (s *scrape) hardwareLabels(e *health.Entity) (labels []*dto.LabelPair, ok b
 	case health.EntitySwitchLink:
 		more = []Label{label("nvlink", id), label("nvswitch", "nvswitch"+parent)}
 	case health.EntityGPULink:
-		at := slices.IndexFunc(s.snapshot.Devices, func(d health.DeviceState) bool { return d.Device.ID == e.GPU })
-		if at < 0 {
+		n, exists := s.entityByKey[entityKey{uuid: e.GPU}]
+		if !exists {
 			return nil, false
 		}
-		gpu := &s.snapshot.Devices[at].Device
+		gpu := &s.firstDevice(&s.entities[n]).Device
 		index := strconv.Itoa(gpu.Index)
 		more = []Label{
 			label("nvlink", id), label("gpu", index), label("gpu_uuid", string(gpu.ID)), label("pci_bus_id", gpu.PCI),

@@ -130,8 +130,8 @@ func (r *registrar) run(ctx context.Context) {
 	}
 }
 
-// stop ends the server. It removes the socket before the streams end, so that no client connects any more. With withdraw it sends the
-// kubelet an empty list and gives it withdrawTimeout to receive the list.
+// stop ends the server. It removes the socket before the streams end, so that no client connects any more. With withdraw it
+// sends the kubelet an empty list and gives it withdrawTimeout to receive the list.
 func (r *registrar) stop(withdraw bool) {
 	if count := r.srv.streams.counts(); !withdraw && count.open > 1 {
 		// A kubelet before 1.37 marks the devices unhealthy at the first end of a stream. A list that it reads from another
@@ -400,8 +400,8 @@ func (r *registrar) checkHeld() {
 	}
 }
 
-// registerNextPath registers the fixed path, or another one if the kubelet may hold the fixed path. It
-// reports whether the kubelet refused the path because it has it connected already.
+// registerNextPath registers the fixed path, or another one if the kubelet may hold the fixed path. It reports whether the
+// kubelet refused the path because it has it connected already.
 func (r *registrar) registerNextPath(ctx context.Context) (connected bool, err error) {
 	r.closeAlternate()
 	path := r.socketPath

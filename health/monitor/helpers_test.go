@@ -33,6 +33,7 @@ type fakeSource struct {
 
 	canDetach, detachErr, attachErr error
 	detachHang                      chan struct{} // Detach blocks on it
+	attachUnanswered                bool          // Attach blocks until its context ends
 
 	opens, polls, closes int
 	attaches, detaches   int
@@ -121,7 +122,13 @@ func (s *fakeSource) Wake() <-chan struct{} { return s.wake }
 
 func (s *fakeSource) Attach(ctx context.Context) (health.Session, error) {
 	var err error
-	if s.set(func(s *fakeSource) { s.attaches++; err = s.attachErr }); err != nil {
+	var unanswered bool
+	s.set(func(s *fakeSource) { s.attaches++; err, unanswered = s.attachErr, s.attachUnanswered })
+	if unanswered {
+		<-ctx.Done()
+		err = ctx.Err()
+	}
+	if err != nil {
 		return nil, err
 	}
 	return s.Open(ctx)

@@ -103,7 +103,12 @@ func TestRestartDuringAttach(t *testing.T) {
 	runTest(t, func(t *testing.T, h *harness) {
 		h.useHostEngine()
 		h.detach(t, time.Hour)
+		h.set(func(s *fakeSource) { s.attachUnanswered = true })
 		h.m.requestAttach("test")
+		advance(time.Second)
+		if h.count(&h.attaches) != 1 {
+			t.Fatalf("%d attaches", h.attaches)
+		}
 		for process, attaches := range []int{1, 0} {
 			h = h.restart(t, "boot", 0)
 			h.start(t)

@@ -15,6 +15,8 @@ VULNDB ?= https://vuln.go.dev
 FUZZTIME ?= 20s
 # go-dcgm and the race detector need cgo.
 export CGO_ENABLED ?= 1
+# go-nvml binds every function of NVML, also those that its header calls deprecated.
+export CGO_CFLAGS ?= -g -O2 -Wno-deprecated-declarations
 # The agent does not use VCS stamps, and go build and go list fail if git does not trust the owner of the checkout.
 export GOFLAGS := $(strip $(GOFLAGS) -buildvcs=false)
 

@@ -12,7 +12,9 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm"
+	"github.com/gpu-node-agent/gpu-node-agent/health/kernellog"
 	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
+	"github.com/gpu-node-agent/gpu-node-agent/health/nvml"
 	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
 )
 
@@ -72,8 +74,10 @@ func newSource(c sourceConfig, level zap.AtomicLevel, log *zap.Logger) (source m
 			return monitor.Source{}, nil, err
 		}
 		source.Open = s.Open
+		source.Events = eventSources(c.SourceConfig, s.Events, log)
 		return source, s.Run, nil
 	}
+	source.Events = eventSources(c.SourceConfig, nvml.Events(log.Named("nvml")), log)
 	log = log.Named("dcgm")
 	opener := func(attach bool) health.Opener {
 		return func(ctx context.Context) (health.Session, error) {
@@ -91,6 +95,20 @@ func newSource(c sourceConfig, level zap.AtomicLevel, log *zap.Logger) (source m
 		source.DriverLoad = monitor.DriverLoad
 	}
 	return source, func(ctx context.Context) error { <-ctx.Done(); return nil }, nil
+}
+
+// eventSources returns the event sources, with those that are off; events reports NVML's.
+func eventSources(c config.SourceConfig, events func(context.Context, health.EventReceiver), log *zap.Logger) []health.EventSource {
+	all := []health.EventSource{{Witness: health.WitnessNVML, Off: c.EventsReason()}, {Witness: health.WitnessKernelLog}}
+	if all[0].Off == "" {
+		all[0].Run = events
+	}
+	if c.KernelLog {
+		all[1].Run = kernellog.Events(c.KernelLogPath, log.Named("kernel log"))
+	} else {
+		all[1].Off = "source.kernelLog is false"
+	}
+	return all
 }
 
 // dcgmLogLevel returns what an embedded engine logs to standard output. Above debug level that is next to nothing, because

@@ -12,6 +12,12 @@ type ReadingContext struct {
 	XIDHistory     bool // the saved state holds all XIDs of this boot, so an XID of Sample.Past that is not in DeviceState.XIDHistory is new
 	FirstReading   bool // it is the first reading of this process
 	DriverReloaded bool // the driver was reloaded after the previous reading
+
+	// Events means that the reading holds XIDs and recovery actions of event sources only: it measures nothing else, and each
+	// device keeps its Sample except for them.
+	Events bool
+	// Witnesses are the event sources that are on. An XID that one witness reports waits for its twins from the others.
+	Witnesses []Witness
 }
 
 // Judge derives the devices' verdicts from a reading and the devices before it. It adds no decisions: see Decide. It is
@@ -122,7 +128,8 @@ func judgeDevice(
 	xids := raised
 	for _, x := range s.XIDs {
 		counts[x.Code]++
-		last = XID{x.Code, reportedAt(x, s.At)}
+		last = x
+		last.At = reportedAt(x, s.At)
 		if d.Kind == KindGPU || !LookupXID(x.Code).WholeGPU {
 			xids = append(xids, x)
 		}

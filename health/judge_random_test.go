@@ -44,7 +44,7 @@ func (r random) sample(d Device, seconds int) Sample {
 		s.Values = nil
 	}
 	if r.IntN(8) == 0 {
-		s.Past = []XID{{95, at(-seconds)}, {48, at(0)}}
+		s.Past = []XID{{Code: 95, At: at(-seconds)}, {Code: 48, At: at(0)}}
 	}
 	s.Checked = r.IntN(2) == 0
 	if s.Checked && r.IntN(3) == 0 {

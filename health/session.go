@@ -25,8 +25,17 @@ func (p Presence) String() string { return enumName(presenceNames[:], int(p)) }
 
 // XID is one error report of the driver.
 type XID struct {
-	Code int
-	At   time.Time // when the driver reported it
+	Code    int
+	At      time.Time // when the driver reported it
+	Witness Witness   // which reported it first
+	Detail  XIDDetail // from the kernel log; zero without it
+}
+
+// XIDDetail is what only the kernel log has of an XID.
+type XIDDetail struct {
+	Process string // name of the process that caused it, at most 15 bytes; empty if there is none
+	PID     int    // of Process in the host's PID namespace; 0 if unknown
+	Text    string // the driver's message without process and PID, at most 200 bytes
 }
 
 // InKernelLog reports whether DCGM reads an XID from /dev/kmsg as well as from the driver (DCGM, DcgmKmsgReader.cpp).

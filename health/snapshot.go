@@ -53,6 +53,8 @@ type Source struct {
 	Reconnects uint64 // sessions opened after the first
 	Detachment Detachment
 
+	Events []EventSourceState // of each event source, also those that are off; not modified once stored
+
 	Checks    Checks
 	Incidents []Incident // Reading.Incidents, as of the last health check; not modified once stored
 

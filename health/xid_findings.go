@@ -61,7 +61,7 @@ func pendingXIDs(c Config, old Verdict, xids []XID, now time.Time, reset bool) [
 	for _, x := range xids {
 		if c.XID.followsRecoveryAction(x.Code) {
 			all = slices.DeleteFunc(all, func(y XID) bool { return y.Code == x.Code })
-			all = append(all, XID{x.Code, now})
+			all = append(all, XID{Code: x.Code, At: now})
 		}
 	}
 	return all

@@ -7,7 +7,7 @@ import (
 )
 
 func TestPastXIDs(t *testing.T) {
-	old, away := XID{95, at(-60)}, XID{95, at(-10)}
+	old, away := XID{Code: 95, At: at(-60)}, XID{Code: 95, At: at(-10)}
 	saved := []DeviceState{{Device: gpu0, XIDHistory: []XID{old}}}
 	restart := ReadingContext{XIDHistory: true, FirstReading: true}
 	for name, c := range map[string]struct {
@@ -20,7 +20,7 @@ func TestPastXIDs(t *testing.T) {
 		"another one is":                       {saved, restart, []XID{old, away}, 1},
 		"and so is one of a new device":        {nil, restart, []XID{away}, 1},
 		"without saved state all are old":      {nil, ReadingContext{FirstReading: true}, []XID{old, away}, 0},
-		"the kernel log repeats with its time": {[]DeviceState{{Device: gpu0, XIDHistory: []XID{{79, at(-60)}}}}, restart, []XID{{79, at(-58)}}, 0},
+		"the kernel log repeats with its time": {[]DeviceState{{Device: gpu0, XIDHistory: []XID{{Code: 79, At: at(-60)}}}}, restart, []XID{{Code: 79, At: at(-58)}}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := judgeGPU(c.before, 0, present(past(c.past...)), c.rc)
@@ -46,7 +46,7 @@ func TestPastXIDs(t *testing.T) {
 
 // The XIDs that DCGM holds of a new MIG device may be those of an earlier one with the same number.
 func TestPastXIDsOfNewMIGDevice(t *testing.T) {
-	r, now := reading(1, samples{"MIG-0": {Presence: Present, Past: []XID{{48, at(0)}}}}, gpu0, mig0)
+	r, now := reading(1, samples{"MIG-0": {Presence: Present, Past: []XID{{Code: 48, At: at(0)}}}}, gpu0, mig0)
 	for name, c := range map[string]struct {
 		before []DeviceState
 		count  uint64
@@ -69,7 +69,7 @@ func TestXIDHistoryLimit(t *testing.T) {
 	for i := range 3 {
 		s := present()
 		for j := range maxXIDHistory - 1 {
-			s.XIDs = append(s.XIDs, XID{13, at(0).Add(time.Duration(i*maxXIDHistory+j) * time.Millisecond)})
+			s.XIDs = append(s.XIDs, XID{Code: 13, At: at(0).Add(time.Duration(i*maxXIDHistory+j) * time.Millisecond)})
 		}
 		d = judgeGPU([]DeviceState{d}, i, s, ReadingContext{XIDHistory: true})
 	}
@@ -104,11 +104,11 @@ func TestRecoveryActionFromBeforeStart(t *testing.T) {
 		"set after the start":             {first, []poll{{0, none, Healthy}, {1, reset, Degraded}}},
 		"with its XID":                    {first, []poll{{0, present(value(FieldRecoveryAction, 1), xids(63)), Degraded}, {1, reset, Degraded}}},
 		"with the report of the action":   {first, []poll{{0, present(value(FieldRecoveryAction, 1), xids(154)), Unhealthy}}},
-		"with an XID of an application":   {first, []poll{{0, present(value(FieldRecoveryAction, 1), xids(13), past(XID{95, at(-10)})), Unhealthy}}},
-		"with another application's XID":  {first, []poll{{0, present(value(FieldRecoveryAction, 1), xids(43), past(XID{95, at(-10)})), Unhealthy}}},
+		"with an XID of an application":   {first, []poll{{0, present(value(FieldRecoveryAction, 1), xids(13), past(XID{Code: 95, At: at(-10)})), Unhealthy}}},
+		"with another application's XID":  {first, []poll{{0, present(value(FieldRecoveryAction, 1), xids(43), past(XID{Code: 95, At: at(-10)})), Unhealthy}}},
 		"drain and reset":                 {first, []poll{{0, present(value(FieldRecoveryAction, 4)), Unhealthy}, {1, reset, Unhealthy}, {2, none, Healthy}}},
 		"set while the agent was down":    {restart, []poll{{0, reset, Unhealthy}, {1, reset, Unhealthy}, {2, none, Healthy}}},
-		"with its XID, while it was down": {restart, []poll{{0, present(value(FieldRecoveryAction, 1), past(XID{63, at(-9)})), Degraded}, {1, reset, Degraded}}},
+		"with its XID, while it was down": {restart, []poll{{0, present(value(FieldRecoveryAction, 1), past(XID{Code: 63, At: at(-9)})), Degraded}, {1, reset, Degraded}}},
 		"set before the agent's restart":  {ReadingContext{XIDHistory: true}, []poll{{0, reset, Degraded}, {1, reset, Degraded}}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -129,7 +129,7 @@ func TestXIDWithOtherClock(t *testing.T) {
 	rc := ReadingContext{XIDHistory: true}
 	for _, offset := range []time.Duration{0, time.Second, 5 * time.Hour, -time.Second, -5 * time.Hour} {
 		s := present()
-		s.XIDs = []XID{{999, at(0).Add(offset)}}
+		s.XIDs = []XID{{Code: 999, At: at(0).Add(offset)}}
 		d := judgeGPU(nil, 0, s, rc)
 		if d.Verdict.State != Degraded || d.LastXID.At.After(at(0)) || d.Verdict.Findings[0].Since.After(at(0)) || d.Verdict.Findings[0].Since.Before(at(-600)) {
 			t.Errorf("%v: %+v, last XID %+v", offset, d.Verdict.Findings, d.LastXID)
@@ -143,13 +143,13 @@ func TestXIDWithOtherClock(t *testing.T) {
 				t.Errorf("%v: %v after %d s, want %v", offset, d.Verdict.State, seconds, want)
 			}
 		}
-		if !slices.Equal(d.XIDHistory, []XID{{999, at(0).Add(offset)}}) {
+		if !slices.Equal(d.XIDHistory, []XID{{Code: 999, At: at(0).Add(offset)}}) {
 			t.Errorf("the history lost the stream's own time: %+v", d.XIDHistory)
 		}
 	}
 
 	s := present()
-	s.XIDs = []XID{{144, at(0).Add(-5 * time.Hour)}}
+	s.XIDs = []XID{{Code: 144, At: at(0).Add(-5 * time.Hour)}}
 	d := judgeGPU([]DeviceState{judgeGPU(nil, 0, s, rc)}, 2, present(value(FieldRecoveryAction, 1)), rc)
 	if d.Verdict.State != Unhealthy {
 		t.Errorf("the recovery action does not decide the severity: %v", d.Verdict.Causes())

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
 )
 
 // Config is the `metrics` section of config.yaml.
@@ -27,6 +28,8 @@ type Config struct {
 	PodUID        bool          `yaml:"podUID"`        // export the pods' UIDs
 	HPCJobDir     string        `yaml:"hpcJobDir"`     // directory with the job IDs of each GPU
 	Compat        CompatConfig  `yaml:"compat"`
+
+	Processes processes.Config `yaml:"processes"`
 
 	// Chosen is the selection that Resolve derives from Fields or FieldsFile.
 	Chosen fields.Selection `yaml:"-"`
@@ -48,6 +51,7 @@ func DefaultConfig() Config {
 	return Config{
 		Listen: ":9400", Fields: []fields.Spec{{Name: fields.SetDefault}}, Names: []string{fields.Names48}, Attribution: AttributePerDevice,
 		IdleBelow: 5, Window: 5 * time.Minute, PodLabels: []string{}, Compat: CompatConfig{HostnameLabel: "hostname"},
+		Processes: processes.DefaultConfig(),
 	}
 }
 
@@ -132,6 +136,9 @@ func (c Config) Validate() error {
 	}
 	if l := c.Compat.HostnameLabel; l != "hostname" && l != "Hostname" {
 		fail("compat.hostnameLabel: expected hostname or Hostname, got %q", l)
+	}
+	if err := c.Processes.Validate(); err != nil {
+		fail("processes.%w", err)
 	}
 	return errors.Join(append(errs, c.validatePodLabels())...)
 }

@@ -49,7 +49,7 @@ func DefaultConfig() Config {
 		Log: LogConfig{Level: "info", Format: "json"},
 		Source: SourceConfig{
 			Mode: ModeAuto, Interval: 10 * time.Second, StallAfter: 10 * time.Second,
-			HealthSystems: []string{dcgm.AllHealthSystems}, Sim: sim.DefaultConfig(),
+			HealthSystems: []string{dcgm.AllHealthSystems}, Events: EventsAuto, KernelLogPath: "/dev/kmsg", Sim: sim.DefaultConfig(),
 		},
 		Health:  health.DefaultConfig(),
 		Plugin:  plugin.DefaultConfig(),

@@ -22,7 +22,34 @@ type SourceConfig struct {
 
 	HealthSystems []string `yaml:"healthSystems"` // of DCGM's health checks: all, none, or names
 
+	Events        string `yaml:"events"`        // auto, nvml, off
+	KernelLog     bool   `yaml:"kernelLog"`     // read XIDs from the kernel log too
+	KernelLogPath string `yaml:"kernelLogPath"` // of the kernel log
+
 	Sim sim.Config `yaml:"sim"`
+}
+
+// The values of Events.
+const (
+	EventsAuto = "auto"
+	EventsNVML = "nvml"
+	EventsOff  = "off"
+)
+
+// EventsReason returns why NVML's events are off, "" if they are on. auto turns them on with an embedded engine only: with a host
+// engine the agent holds no driver file, and an event set would block resets and MIG changes.
+func (c SourceConfig) EventsReason() string {
+	switch {
+	case c.Events == EventsNVML:
+		return ""
+	case c.Events == EventsOff:
+		return "source.events is off"
+	case c.Resolved() == ModeSim:
+		return "source.events is auto, and the source is a simulation"
+	case c.Resolved() == ModeStandalone:
+		return "source.events is auto, and a host engine uses the driver; an event set of the agent would block GPU resets"
+	}
+	return ""
 }
 
 // The modes of a source.
@@ -68,6 +95,14 @@ func (c SourceConfig) validate() error {
 	}
 	if c.StallAfter < time.Second || c.StallAfter > 10*time.Minute {
 		errs = append(errs, fmt.Errorf("stallAfter: expected 1s to 10m, got %v", c.StallAfter))
+	}
+	switch c.Events {
+	case EventsAuto, EventsNVML, EventsOff:
+	default:
+		errs = append(errs, fmt.Errorf("events: expected one of auto, nvml, off, got %q", c.Events))
+	}
+	if !filepath.IsAbs(c.KernelLogPath) {
+		errs = append(errs, fmt.Errorf("kernelLogPath: expected an absolute path, such as /dev/kmsg, got %q", c.KernelLogPath))
 	}
 	errs = append(errs, withPrefix("healthSystems: ", dcgm.ValidateHealthSystems(c.HealthSystems)), withPrefix("sim.", c.Sim.Validate()))
 	return errors.Join(errs...)

@@ -20,6 +20,11 @@ type Source struct {
 	Attach     health.Opener // asks the host engine to attach the driver, then opens; nil if no other process uses the driver
 	StallAfter time.Duration // a call that takes longer makes the source stalled
 	DriverLoad func() string // identifies the loaded driver, "" if none is loaded; nil if the source has no driver
+
+	Events []health.EventSource // run beside the session, whether or not one is open, except while the driver is detached
+	// Beside are other functions that use the driver and run with the event sources. Each runs until its context ends, and
+	// then holds no file of the driver.
+	Beside []func(context.Context)
 }
 
 // Monitor polls the devices and judges them. It is the only writer of snapshots.

@@ -219,10 +219,10 @@ func (sd savedDevice) state(detail json.RawMessage) (health.DeviceState, error) 
 		d.Device.Kind = health.KindMIG
 	}
 	for _, x := range more.Seen {
-		d.XIDHistory = append(d.XIDHistory, health.XID(x))
+		d.XIDHistory = append(d.XIDHistory, health.XID{Code: x.Code, At: x.At})
 	}
 	for _, x := range sd.Follow {
-		d.Verdict.PendingXIDs = append(d.Verdict.PendingXIDs, health.XID(x))
+		d.Verdict.PendingXIDs = append(d.Verdict.PendingXIDs, health.XID{Code: x.Code, At: x.At})
 	}
 	for i, sf := range sd.Findings {
 		f, err := sf.finding()

@@ -1,0 +1,27 @@
+//go:build !cgo || !linux
+
+package nvml
+
+import (
+	"context"
+	"errors"
+
+	"go.uber.org/zap"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+var errNoCGO = errors.New("built without NVML; build for Linux with CGO_ENABLED=1")
+
+// Events returns an event source that is down: NVML needs Linux and cgo.
+func Events(*zap.Logger) func(context.Context, health.EventReceiver) {
+	return func(ctx context.Context, to health.EventReceiver) {
+		to.SetEvents(errNoCGO)
+		<-ctx.Done()
+	}
+}
+
+// OpenProcesses fails: NVML needs Linux and cgo.
+func OpenProcesses() (list health.ProcessLister, release func(), err error) {
+	return nil, nil, errNoCGO
+}

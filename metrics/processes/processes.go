@@ -1,0 +1,58 @@
+// Package processes measures which containers use how much of each device: it lists the devices' processes and finds the pod
+// and the container of each.
+package processes
+
+import (
+	"fmt"
+	"path/filepath"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// Config is the `metrics.processes` section.
+type Config struct {
+	Enabled bool   `yaml:"enabled"`
+	Proc    string `yaml:"proc"`    // procfs of the host
+	PodLogs string `yaml:"podLogs"` // the kubelet's directory of container logs; "" for none
+}
+
+// DefaultConfig returns the defaults.
+func DefaultConfig() Config { return Config{Proc: "/proc", PodLogs: "/var/log/pods"} }
+
+// Validate returns the first invalid value with its key below `metrics.processes`.
+func (c Config) Validate() error {
+	switch {
+	case !filepath.IsAbs(c.Proc):
+		return fmt.Errorf("proc: expected an absolute path, such as /proc, got %q", c.Proc)
+	case c.PodLogs != "" && !filepath.IsAbs(c.PodLogs):
+		return fmt.Errorf("podLogs: expected an absolute path, or \"\" for none, got %q", c.PodLogs)
+	}
+	return nil
+}
+
+// Container is a container of a pod; the zero Container stands for processes of no pod.
+type Container struct{ Namespace, Pod, Name string }
+
+// Usage is what the processes of one container use of one device.
+type Usage struct {
+	Device    health.DeviceID
+	Container Container
+	Processes int
+
+	// What the driver does not report for every process of the container is absent.
+	Memory, SM       float64 // framebuffer in bytes; share of the time in which kernels ran, 0 to 1
+	HasMemory, HasSM bool
+}
+
+// Other is the name of the container that stands for those above the limit of containers per device.
+const Other = "other"
+
+// Snapshot is the newest measurement. It is never modified once stored.
+type Snapshot struct {
+	health.ProcessReading
+	Usage []Usage // by device, then by container; a device of Measured without an entry has no process
+	Err   string  // why the newest measurement failed; Usage is empty then
+}
+
+// Open gives a lister of processes and a function that releases what it uses.
+type Open func() (list health.ProcessLister, release func(), err error)

@@ -130,6 +130,13 @@ func (a *Agent) warnings() (all []string) {
 	if s := a.snapshots.Load(); s != nil && s.Source.Checks.Status == health.ChecksDown {
 		all = append(all, "health checks down: "+s.Source.Checks.Err)
 	}
+	if s := a.snapshots.Load(); s != nil && s.Source.Status != health.SourceDetached {
+		for _, e := range s.Source.Events {
+			if e.Status == health.EventsDown {
+				all = append(all, "event source "+e.Witness.String()+" down: "+e.Err)
+			}
+		}
+	}
 	for _, r := range a.plugin.Status().Resources {
 		if r.Warning != "" {
 			all = append(all, "plugin: "+r.Warning)

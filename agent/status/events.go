@@ -78,6 +78,7 @@ func eventsBetween(before, after *health.Snapshot) []Event {
 		}
 		source = append(source, e)
 	}
+	source = append(source, eventSourceEvents(previous.Source.Events, after.Source.Events)...)
 	var found, removed []health.Device
 	devicesAfter := byID(after.Devices)
 	var changes []Event
@@ -118,6 +119,26 @@ func eventsBetween(before, after *health.Snapshot) []Event {
 		changes = append(changes, e)
 	}
 	return slices.Concat(source, inventoryEvents(after, found, removed), changes)
+}
+
+// eventSourceEvents returns an event for each event source that has gone up or down.
+func eventSourceEvents(before, after []health.EventSourceState) []Event {
+	var all []Event
+	for _, now := range after {
+		was := health.EventSourceState{Witness: now.Witness}
+		if i := slices.IndexFunc(before, func(s health.EventSourceState) bool { return s.Witness == now.Witness }); i >= 0 {
+			was = before[i]
+		}
+		if now.Status == was.Status || now.Status != health.EventsUp && now.Status != health.EventsDown {
+			continue
+		}
+		e := Event{Time: now.Since.UTC(), Kind: "event-source", State: now.Status.String(), Was: was.Status.String(), Text: "XIDs from " + now.Witness.String() + " " + now.Status.String()}
+		if now.Err != "" {
+			e.Text += ": " + now.Err
+		}
+		all = append(all, e)
+	}
+	return all
 }
 
 func byID(devices []health.DeviceState) map[health.DeviceID]*health.DeviceState {

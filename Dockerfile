@@ -15,7 +15,7 @@ COPY go.mod go.sum ./
 RUN --mount=type=cache,target=/go/pkg/mod go mod download
 COPY . .
 
-# Without cgo everything except DCGM works. Each stage repeats the arguments, because some builders do not inherit them.
+# Without cgo everything except DCGM and NVML works. Each stage repeats the arguments, because some builders do not inherit them.
 FROM source AS build-sim
 ARG VERSION=dev
 ARG REVISION=

@@ -87,7 +87,7 @@ type doctor struct {
 	host        host
 	inContainer bool                   // the root directory is a container's, not the node's
 	library     func() (string, error) // dcgm.Library: the path of libdcgm
-	nvml        func() (string, error) // nvml.Library: the path of libnvidia-ml
+	nvml        func() (string, error) // nvml.Path: the path of libnvidia-ml
 	survey      surveyFunc
 	engine      string // the default address of a host engine
 }
@@ -100,7 +100,7 @@ type surveyFunc func(context.Context, dcgm.Config, *zap.Logger) (*health.Reading
 func Diagnose(ctx context.Context, loader config.Loader, root string) Report {
 	h := host(root)
 	d := doctor{
-		loader: loader, host: h, library: dcgm.Library, nvml: nvml.Library, survey: dcgm.MeasureOnce, engine: "localhost:5555",
+		loader: loader, host: h, library: dcgm.Library, nvml: nvml.Path, survey: dcgm.MeasureOnce, engine: "localhost:5555",
 		inContainer: filepath.Clean(root) == "/" &&
 			(os.Getenv("KUBERNETES_SERVICE_HOST") != "" || h.exists("/.dockerenv") || h.exists("/run/.containerenv")),
 	}

@@ -20,7 +20,7 @@ func (d doctor) eventSteps(c config.Config) []step {
 	return []step{
 		{"NVML", func(context.Context) []Check { return d.checkNVML(c) }},
 		{"kernel log", func(context.Context) []Check { return checkKernelLog(c.Source) }},
-		{"processes", func(context.Context) []Check { return checkProcesses(c.Metrics.Processes, sim) }},
+		{"processes", func(context.Context) []Check { return checkProcesses(c.Metrics.Processes, sim, inHostPIDNamespace()) }},
 	}
 }
 
@@ -75,8 +75,8 @@ func kernelLogFix(err error, path string) string {
 	return "correct source.kernelLogPath; in a container, mount the node's " + path + " (kernelLog.enabled in the chart)"
 }
 
-// checkProcesses reports whether the pods of the processes can be found.
-func checkProcesses(c processes.Config, sim bool) []Check {
+// checkProcesses reports whether the processes of the devices are listed, and whether their pods can be found.
+func checkProcesses(c processes.Config, sim, inHostPIDNamespace bool) []Check {
 	if !c.Enabled {
 		return info("off: metrics.processes.enabled is false")
 	}
@@ -85,6 +85,9 @@ func checkProcesses(c processes.Config, sim bool) []Check {
 	switch {
 	case sim: // its process IDs are invented
 		checks = info("simulated; their containers are read from " + c.Proc)
+	case !inHostPIDNamespace:
+		checks = warn("the agent is not in the node's PID namespace: the driver does not list the processes of other containers",
+			"set hostPID in the chart, or run the agent on the node")
 	case err == nil && strings.TrimSpace(string(kthreadd)) == "kthreadd":
 		checks = pass(c.Proc + " lists the node's processes")
 	default:
@@ -94,10 +97,15 @@ func checkProcesses(c processes.Config, sim bool) []Check {
 	if c.PodLogs == "" {
 		return append(checks, info("metrics.processes.podLogs is empty: only the API server names the pods")...)
 	}
-	switch pods, err := os.ReadDir(c.PodLogs); {
-	case err != nil:
+	pods, err := os.ReadDir(c.PodLogs)
+	if err != nil {
 		return append(checks, warn(err.Error(), "mount the node's /var/log/pods read-only, and set metrics.processes.podLogs to its path, or to \"\" for none")...)
-	default:
-		return append(checks, pass(fmt.Sprintf("%s names %s", c.PodLogs, status.Plural(len(pods), "pod")))...)
 	}
+	return append(checks, pass(fmt.Sprintf("%s names %s", c.PodLogs, status.Plural(len(pods), "pod")))...)
+}
+
+// inHostPIDNamespace reports whether the agent is in the initial PID namespace, whose number is fixed in Linux.
+func inHostPIDNamespace() bool {
+	link, err := os.Readlink("/proc/self/ns/pid")
+	return err == nil && link == "pid:[4026531836]"
 }

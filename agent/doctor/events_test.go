@@ -70,16 +70,17 @@ func TestCheckProcesses(t *testing.T) {
 	host := files{"/proc/2/comm": "kthreadd\n", "/pods/ns_pod_uid": "/", "/pods/ns_other_uid": "/"}
 	for name, c := range map[string]struct {
 		files         files
-		off, sim      bool
+		off, sim, ns  bool
 		proc, podLogs string
 		want          []want
 	}{
-		"off":                   {host, true, false, "/proc", "/pods", []want{{CheckInfo, "metrics.processes.enabled", ""}}},
-		"node's files":          {host, false, false, "/proc", "/pods", []want{{CheckOK, "/proc", ""}, {CheckOK, "2 pods", ""}}},
-		"container's processes": {host.with(files{"/proc/2/comm": "sh\n"}), false, false, "/proc", "/pods", []want{{CheckWarn, "/proc", "metrics.processes.proc"}, {CheckOK, "2 pods", ""}}},
-		"nothing mounted":       {nil, false, false, "/proc", "/pods", []want{{CheckWarn, "/proc", "metrics.processes.proc"}, {CheckWarn, "/pods", "metrics.processes.podLogs"}}},
-		"no logs":               {host, false, false, "/proc", "", []want{{CheckOK, "/proc", ""}, {CheckInfo, "API server", ""}}},
-		"simulated processes":   {nil, false, true, "/proc", "", []want{{CheckInfo, "simulated", ""}, {CheckInfo, "API server", ""}}},
+		"off":                   {host, true, false, true, "/proc", "/pods", []want{{CheckInfo, "metrics.processes.enabled", ""}}},
+		"node's files":          {host, false, false, true, "/proc", "/pods", []want{{CheckOK, "/proc", ""}, {CheckOK, "2 pods", ""}}},
+		"container's processes": {host.with(files{"/proc/2/comm": "sh\n"}), false, false, true, "/proc", "/pods", []want{{CheckWarn, "/proc", "metrics.processes.proc"}, {CheckOK, "2 pods", ""}}},
+		"nothing mounted":       {nil, false, false, true, "/proc", "/pods", []want{{CheckWarn, "/proc", "metrics.processes.proc"}, {CheckWarn, "/pods", "metrics.processes.podLogs"}}},
+		"no logs":               {host, false, false, true, "/proc", "", []want{{CheckOK, "/proc", ""}, {CheckInfo, "API server", ""}}},
+		"other PID namespace":   {host, false, false, false, "/proc", "", []want{{CheckWarn, "PID namespace", "hostPID"}, {CheckInfo, "API server", ""}}},
+		"simulated processes":   {nil, false, true, false, "/proc", "", []want{{CheckInfo, "simulated", ""}, {CheckInfo, "API server", ""}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := c.files.root(t)
@@ -87,7 +88,7 @@ func TestCheckProcesses(t *testing.T) {
 			if c.podLogs != "" {
 				p.PodLogs = root.path(c.podLogs)
 			}
-			expect(t, checkProcesses(p, c.sim), c.want...)
+			expect(t, checkProcesses(p, c.sim, c.ns), c.want...)
 		})
 	}
 }

@@ -118,6 +118,3 @@ func Events(*zap.Logger) func(context.Context, health.EventReceiver) {
 func OpenProcesses() (list health.ProcessLister, release func(), err error) {
 	return nil, nil, errNotBuilt
 }
-
-// Library loads NVML's library, unless it is loaded already, and returns the path of its file.
-func Library() (path string, err error) { return "", errNotBuilt }

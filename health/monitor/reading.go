@@ -47,6 +47,9 @@ func (m *Monitor) applyReading(r *health.Reading) {
 	m.now.Source.PollTook = m.pollDuration
 	setStatus(&m.now.Source, health.SourceUp, "", now)
 	m.store()
+	if len(m.unjudged) > 0 {
+		m.events.wake() // a device that they wait for may be listed now
+	}
 }
 
 // applyDelayed publishes what counts in a reading that the filter delays: XIDs, and GPUs that the driver reports as lost. The source

@@ -161,7 +161,9 @@ func (m *Monitor) judgeSomeEvents() (wait time.Duration, more bool) {
 	r, more := m.takeReading(now)
 	if r != nil {
 		before := m.now.Devices
-		m.now.Devices = m.judge(before, r, health.ReadingContext{XIDHistory: m.history, Events: true, Witnesses: m.witnesses}, now)
+		// An XID from after a driver reload must not be cleared by that reload when the next poll notices it.
+		basis := health.ReadingContext{XIDHistory: m.history, Events: true, DriverReloaded: m.driverReloaded("")}
+		m.now.Devices = m.judge(before, r, basis, now)
 		m.store()
 		m.logEventsLater(before, now)
 		m.wakePoll()

@@ -76,9 +76,10 @@ func (m *Monitor) applyDelayed(r *health.Reading, reason string, now time.Time) 
 	m.store()
 }
 
-// judge requires m.mu.
+// judge judges a reading and decides. m.mu is held.
 func (m *Monitor) judge(before []health.DeviceState, r *health.Reading, b health.ReadingContext, now time.Time) []health.DeviceState {
 	c := m.currentConfig()
+	b.Witnesses = m.witnesses
 	return health.Decide(c, before, health.Judge(c, before, r, b, now), m.held, m.detach.withholds(), now)
 }
 

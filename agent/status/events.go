@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
@@ -107,9 +108,7 @@ func eventsBetween(before, after *health.Snapshot) []Event {
 			if c.Inherited {
 				continue // the GPU's event covers it
 			}
-			if after.At.IsZero() {
-				e.Time = c.Now.Since.UTC()
-			}
+			e.Time = changeTime(after.At, c.Now).UTC()
 			e.Kind, e.State, e.Was, e.Cause = "state", c.Now.State.String(), c.Was.State.String(), c.Now.Cause()
 			e.Text = stateText(c.Change)
 		}
@@ -147,6 +146,20 @@ func byID(devices []health.DeviceState) map[health.DeviceID]*health.DeviceState 
 		m[devices[i].Device.ID] = &devices[i]
 	}
 	return m
+}
+
+// changeTime returns the time of a change of a verdict: that of the last poll, unless an XID was judged after it.
+func changeTime(polled time.Time, now health.Verdict) time.Time {
+	latest := polled
+	if now.Since.After(latest) {
+		latest = now.Since
+	}
+	for _, f := range now.Findings {
+		if f.Since.After(latest) {
+			latest = f.Since
+		}
+	}
+	return latest
 }
 
 // changedDevices returns the devices of a group.

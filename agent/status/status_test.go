@@ -279,6 +279,18 @@ func TestEventsBetweenSnapshots(t *testing.T) {
 	}
 }
 
+// While the source is stalled, the last poll is old. An XID of an event source changes a verdict after it.
+func TestEventsBetweenPollsHaveTheirTime(t *testing.T) {
+	for age, want := range map[time.Duration]time.Duration{time.Hour: time.Minute, time.Second: time.Second} {
+		polled := agenttest.Ago(age)
+		before := health.Snapshot{At: polled, Devices: []health.DeviceState{agenttest.GPU(0)}}
+		after := health.Snapshot{At: polled, Devices: []health.DeviceState{agenttest.Lost(agenttest.GPU(0), agenttest.Ago(time.Minute))}}
+		if e := eventsBetween(&before, &after); len(e) != 1 || !e[0].Time.Equal(agenttest.Ago(want)) {
+			t.Errorf("polled %v ago: %+v, want one of %v ago", age, e, want)
+		}
+	}
+}
+
 func TestEventsDropsOldest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var snapshots health.Latest[health.Snapshot]

@@ -31,11 +31,11 @@ func isDevice(f os.FileInfo) bool { return f.Mode()&fs.ModeCharDevice != 0 }
 func (r *reader) open() (f *os.File, err error) {
 	info, err := os.Stat(r.path)
 	if errors.Is(err, fs.ErrNotExist) {
-		r.position.absent = true
+		r.absent = true
 		return nil, fmt.Errorf("source.kernelLogPath: %s does not exist; a container needs the node's /dev/kmsg", r.path)
 	}
 	if err != nil {
-		return nil, openError(r.path, err)
+		return nil, openError(err)
 	}
 	flag := os.O_RDONLY | syscall.O_NONBLOCK
 	switch mode := info.Mode(); {
@@ -50,11 +50,11 @@ func (r *reader) open() (f *os.File, err error) {
 	}
 	f, err = os.OpenFile(r.path, flag, 0)
 	if err != nil {
-		return nil, openError(r.path, err)
+		return nil, openError(err)
 	}
-	if err := r.position.seek(f); err != nil {
+	if err := r.seek(f); err != nil {
 		_ = f.Close()
-		return nil, readError(r.path, err)
+		return nil, readError(err)
 	}
 	return f, nil
 }
@@ -135,7 +135,7 @@ func (t *tail) check() error {
 }
 
 // openError says what the agent needs to open the log.
-func openError(path string, err error) error {
+func openError(err error) error {
 	if errors.Is(err, fs.ErrPermission) {
 		return fmt.Errorf("source.kernelLogPath: %w; reading /dev/kmsg needs root with CAP_SYSLOG, and in a container privileged mode "+
 			"(chart: kernelLog.enabled)", err)
@@ -143,7 +143,7 @@ func openError(path string, err error) error {
 	return fmt.Errorf("source.kernelLogPath: %w", err)
 }
 
-func readError(path string, err error) error {
+func readError(err error) error {
 	if errors.Is(err, errReplaced) {
 		return err
 	}

@@ -117,13 +117,13 @@ func (r *reader) readRecords(from io.Reader) error {
 		case errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.EINVAL):
 			// The kernel overwrote the next record, or the record exceeds the buffer. The next read returns the one after it.
 			if failures++; failures > maxFailures {
-				return readError(r.path, err)
+				return readError(err)
 			}
 			if errors.Is(err, syscall.EINVAL) {
 				r.skip("record is longer than the buffer", nil)
 			}
 		case err != nil:
-			return readError(r.path, err)
+			return readError(err)
 		case tooLong:
 			tooLong = false
 			r.skip("record is longer than the buffer", nil)

@@ -15,7 +15,7 @@ func TestChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	detailed := slices.Clone(faulty)
-	detailed[0].LastXID = detailed[0].LastXID.withDetailOf(XID{Code: 31, Detail: XIDDetail{Process: "python3", PID: 7194}})
+	detailed[0].LastXID.Detail = XIDDetail{Process: "python3", PID: 7194}
 	for name, c := range map[string]struct {
 		before, after []DeviceState
 		want          []string

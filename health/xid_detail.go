@@ -49,13 +49,12 @@ func (i XIDInfo) raise(c XIDConfig, x XID) XIDInfo {
 }
 
 // enrich adds the detail of a twin to the finding that the first report of the XID left. It adds no finding, so that what a
-// reset or time has ended stays ended, and renews none.
+// reset or time has ended stays ended, and renews none. It changes the findings in place.
 func enrich(c Config, findings []Finding, twin XID) []Finding {
 	detailed, bad := xidFinding(c, twin, twin.At)
 	if !bad || twin.Detail == (XIDDetail{}) {
 		return findings
 	}
-	findings = append([]Finding(nil), findings...)
 	for i := range findings {
 		f := &findings[i]
 		if f.Cause != detailed.Cause || f.From != "" {
@@ -70,12 +69,4 @@ func enrich(c Config, findings []Finding, twin XID) []Finding {
 		}
 	}
 	return findings
-}
-
-// withDetailOf returns the XID with the detail of its twin, if the twin has the same number and a detail.
-func (x XID) withDetailOf(twin XID) XID {
-	if x.Code == twin.Code && twin.Detail != (XIDDetail{}) {
-		x.Detail = twin.Detail
-	}
-	return x
 }

@@ -95,6 +95,9 @@ func (l Loader) Load() (Config, error) {
 		}
 	}
 	c.Source.Address = normalizeAddress(c.Source.Address)
+	if c.Source.Events == "false" { // Helm reads an unquoted off in a values file as false
+		c.Source.Events = EventsOff
+	}
 	c.Sum = sumOf(text, c.Plugin, c.Metrics) // before the files are read: a later change then shows up as a different sum
 	files := l.collector()
 	if file := c.Plugin.NVIDIAConfig; file != "" {
@@ -119,7 +122,7 @@ func (l Loader) Load() (Config, error) {
 	errs = append(errs, withPrefix("metrics.", err))
 	xid, notes := c.Health.XID.WithNVIDIAEnv(os.Getenv(health.EnvDisableHealthChecks), os.Getenv(health.EnvEnableHealthChecks))
 	c.Health.XID = xid
-	c.Notes = slices.Concat(c.Notes, notes, unknownVariables(os.Environ(), keys), foreignVariables(os.Environ(), set), c.kubeconfigNotes())
+	c.Notes = slices.Concat(c.Notes, notes, unknownVariables(os.Environ(), keys), foreignVariables(os.Environ(), set), c.kubeconfigNotes(), c.Source.notes())
 	// Values that could not be decoded have their defaults here, so Validate adds only other errors.
 	errs = append(errs, c.Validate())
 	if fileErr != nil { // values of the file are missing, so other errors may be due to that

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
@@ -86,6 +87,7 @@ func eventsBetween(before, after *health.Snapshot) []Event {
 		}
 		source = append(source, e)
 	}
+	source = append(source, eventSourceEvents(previous.Source.Events, after.Source.Events)...)
 	var found, removed []health.Device
 	devicesAfter := byID(after.Devices)
 	var changes []Event
@@ -115,9 +117,7 @@ func eventsBetween(before, after *health.Snapshot) []Event {
 			if c.Inherited {
 				continue // the GPU's event covers it
 			}
-			if after.At.IsZero() {
-				e.Time = c.Now.Since.UTC()
-			}
+			e.Time = changeTime(after.At, c.Now).UTC()
 			e.Kind, e.State, e.Was, e.Cause = "state", c.Now.State.String(), c.Was.State.String(), c.Now.Cause()
 			e.Text = stateText(c.Change)
 		}
@@ -129,12 +129,46 @@ func eventsBetween(before, after *health.Snapshot) []Event {
 	return slices.Concat(source, inventoryEvents(after, found, removed), changes)
 }
 
+// eventSourceEvents returns an event for each event source that has gone up or down.
+func eventSourceEvents(before, after []health.EventSourceState) []Event {
+	var all []Event
+	for _, now := range after {
+		was := health.EventSourceState{Witness: now.Witness}
+		if i := slices.IndexFunc(before, func(s health.EventSourceState) bool { return s.Witness == now.Witness }); i >= 0 {
+			was = before[i]
+		}
+		if now.Status == was.Status || now.Status != health.EventsUp && now.Status != health.EventsDown {
+			continue
+		}
+		e := Event{Time: now.Since.UTC(), Kind: "event-source", State: now.Status.String(), Was: was.Status.String(), Text: "XIDs from " + now.Witness.String() + " " + now.Status.String()}
+		if now.Err != "" {
+			e.Text += ": " + now.Err
+		}
+		all = append(all, e)
+	}
+	return all
+}
+
 func byID(devices []health.DeviceState) map[health.DeviceID]*health.DeviceState {
 	m := make(map[health.DeviceID]*health.DeviceState, len(devices))
 	for i := range devices {
 		m[devices[i].Device.ID] = &devices[i]
 	}
 	return m
+}
+
+// changeTime returns the time of a change of a verdict: that of the last poll, unless an XID was judged after it.
+func changeTime(polled time.Time, now health.Verdict) time.Time {
+	latest := polled
+	if now.Since.After(latest) {
+		latest = now.Since
+	}
+	for _, f := range now.Findings {
+		if f.Since.After(latest) {
+			latest = f.Since
+		}
+	}
+	return latest
 }
 
 // changedDevices returns the devices of a group.

@@ -165,7 +165,7 @@ func judgeDevice(
 		}
 	}
 
-	v.PendingXIDs = pendingXIDs(c, old.Verdict, xids, s.At, r)
+	v.PendingXIDs = addDetails(pendingXIDs(c, old.Verdict, xids, s.At, r), w.details)
 	for _, f := range escalate(v.PendingXIDs, findings, p.verdict) {
 		findings = merge(findings, f)
 	}

@@ -70,3 +70,15 @@ func enrich(c Config, findings []Finding, twin XID) []Finding {
 	}
 	return findings
 }
+
+// addDetails adds the details of twins to pending XIDs, which it changes in place.
+func addDetails(pending, twins []XID) []XID {
+	for _, twin := range twins {
+		for i := range pending {
+			if pending[i].Code == twin.Code {
+				pending[i].Detail = twin.Detail
+			}
+		}
+	}
+	return pending
+}

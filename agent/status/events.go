@@ -46,9 +46,17 @@ func (e *Events) Follow(ctx context.Context, snapshots *health.Latest[health.Sna
 	}
 }
 
-// prependEvents puts added events, oldest first, before the stored ones, newest first, and drops the oldest.
+// prependEvents puts added events, oldest first, before the stored ones, newest first, and drops the oldest. A late detail of
+// an XID replaces the text of its event.
 func prependEvents(stored, added []Event) []Event {
-	added = slices.Clone(added)
+	stored = slices.Clone(stored)
+	added = slices.DeleteFunc(slices.Clone(added), func(e Event) bool {
+		i := slices.IndexFunc(stored, func(s Event) bool { return e.late && s.Kind == e.Kind && s.XID == e.XID && s.UUID == e.UUID })
+		if i >= 0 {
+			stored[i].Text = e.Text
+		}
+		return i >= 0
+	})
 	slices.Reverse(added)
 	all := append(added, stored...)
 	return slices.Clip(all[:min(len(all), maxEvents)])
@@ -100,7 +108,8 @@ func eventsBetween(before, after *health.Snapshot) []Event {
 			if x := devicesAfter[c.Device.ID].LastXID; x.Code == c.XID {
 				e.Time = x.At.UTC()
 			}
-			e.Text = fmt.Sprintf("XID %d: %s", c.XID, health.LookupXID(c.XID).Name)
+			e.Text = fmt.Sprintf("XID %d: %s", c.XID, c.Description())
+			e.late = c.New == 0
 			if c.Count > 1 {
 				e.Text += fmt.Sprintf(" (count %d)", c.Count)
 			}

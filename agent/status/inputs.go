@@ -156,7 +156,7 @@ func deviceStatus(d *health.DeviceState, h podresources.Holders) Device {
 		s.XIDs = append(s.XIDs, XID{XID: code, Name: health.LookupXID(code).Name, Count: d.XIDCounts[code]})
 	}
 	if x := d.LastXID; x.Code != 0 {
-		s.LastXID = &XID{XID: x.Code, Name: health.LookupXID(x.Code).Name, Time: x.At.UTC()}
+		s.LastXID = &XID{XID: x.Code, Name: health.LookupXID(x.Code).Name, Time: x.At.UTC(), Process: x.Detail.Process, PID: x.Detail.PID}
 	}
 	for _, holder := range h.By[d.Device.ID] {
 		s.Holders = append(s.Holders, Holder{holder.Namespace, holder.Pod, holder.Container, holder.Resource, holder.DeviceID})

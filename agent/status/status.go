@@ -184,6 +184,9 @@ type XID struct {
 	Name  string    `json:"name"`
 	Count uint64    `json:"count,omitempty"`
 	Time  time.Time `json:"time,omitzero"`
+
+	Process string `json:"process,omitempty"` // that caused the XID, from the kernel log
+	PID     int    `json:"pid,omitempty"`     // of Process on the node
 }
 
 // Holder is a container that holds a device.
@@ -207,4 +210,6 @@ type Event struct {
 	Cause string          `json:"cause,omitempty"`
 	XID   int             `json:"xid,omitempty"`
 	Text  string          `json:"text"` // for people
+
+	late bool // only the detail of the XID is new
 }

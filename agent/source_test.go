@@ -54,7 +54,7 @@ func TestNewSourceListsEventSources(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		source, _, err := newSource(sourceConfigOf(c), zap.NewAtomicLevel(), zap.NewNop())
+		source, _, err := newSource(sourceConfigOf(c), nil, zap.NewAtomicLevel(), zap.NewNop())
 		if err != nil {
 			t.Fatal(err)
 		}

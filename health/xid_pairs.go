@@ -25,8 +25,10 @@ type AwaitedXIDs struct {
 
 const (
 	// An XID is awaited from the source for awaitSource plus awaitXID for each XID that is awaited on any device: DCGM reads one
-	// event per second from all GPUs together (dcgm/OBSERVED.md#xid-rate), and on a loaded node less. Only time during which the
-	// source measures counts, and at most maxStep per reading, so that a source that stalls or restarts loses nothing.
+	// event per second from all GPUs together (dcgm/OBSERVED.md#xid-rate), and on a loaded node less. It is awaited for another
+	// awaitSource when the source reports an XID that counts, because DCGM then has more unread events than are awaited. Only
+	// time during which the source measures counts, and at most maxStep per reading, so that a source that stalls or restarts
+	// loses nothing.
 	awaitSource = 15 * time.Second
 	awaitXID    = 2 * time.Second
 	maxStep     = 2 * time.Second
@@ -77,9 +79,9 @@ type pairing struct {
 
 // pairXIDs pairs a device's XIDs, oldest first, with those that are awaited. Those that count are awaited for wait from the
 // source, and from the other witnesses.
-func (rc ReadingContext) pairXIDs(awaited []AwaitedXIDs, xids []XID, wait, step time.Duration, now time.Time) pairing {
+func (rc ReadingContext) pairXIDs(awaited []AwaitedXIDs, xids []XID, wait time.Duration, now time.Time) pairing {
 	if len(awaited) == 0 && len(xids) == 0 {
-		return pairing{}
+		return pairing{} // the usual case
 	}
 	p := pairing{awaited: slices.DeleteFunc(slices.Clone(awaited), func(a AwaitedXIDs) bool {
 		return a.Witness != WitnessSource && now.Sub(a.Since) >= awaitEvents
@@ -99,16 +101,22 @@ func (rc ReadingContext) pairXIDs(awaited []AwaitedXIDs, xids []XID, wait, step 
 			}
 		}
 	}
-	for i := range p.awaited {
-		if a := &p.awaited[i]; a.Witness == WitnessSource {
-			a.Left -= step
+	return p
+}
+
+// passTime removes the XIDs that the source did not report in time. With more, it has others to report.
+func passTime(awaited []AwaitedXIDs, step time.Duration, more bool) []AwaitedXIDs {
+	if len(awaited) == 0 || step == 0 && !more {
+		return awaited
+	}
+	awaited = slices.Clone(awaited)
+	for i := range awaited {
+		a := &awaited[i]
+		if a.Left -= step; more {
+			a.Left = max(a.Left, awaitSource)
 		}
 	}
-	p.awaited = slices.DeleteFunc(p.awaited, func(a AwaitedXIDs) bool { return a.Witness == WitnessSource && a.Left <= 0 })
-	if len(p.awaited) == 0 {
-		p.awaited = nil
-	}
-	return p
+	return slices.DeleteFunc(awaited, func(a AwaitedXIDs) bool { return a.Witness == WitnessSource && a.Left <= 0 })
 }
 
 // takeAwaited removes the oldest awaited XID that x is the report of. It returns false if there is none.

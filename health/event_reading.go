@@ -67,7 +67,7 @@ func (rc ReadingContext) takeReports(
 		}
 		return to
 	}
-	more := false // the source reports XIDs that count
+	reporting := false // the source reports XIDs
 	for _, d := range r.Devices {
 		s, w, old := samples[d.ID], all[d.ID], previous[d.ID]
 		if rc.Events {
@@ -79,7 +79,7 @@ func (rc ReadingContext) takeReports(
 			s, w.action = old.EventAction.replace(s, elapsedStep(measures, old.Sample.At, s.At))
 		}
 		p := rc.pairXIDs(old.Awaited, s.XIDs, wait, now)
-		more = more || !rc.Events && len(p.counted) > 0
+		reporting = reporting || len(s.XIDs) > 0
 		details := slices.DeleteFunc(p.twins, func(x XID) bool { return x.Detail == (XIDDetail{}) })
 		s.XIDs, w.awaited, w.details = p.counted, p.awaited, append(w.details, details...)
 		samples[d.ID], all[d.ID] = s, w
@@ -94,7 +94,7 @@ func (rc ReadingContext) takeReports(
 	}
 	for _, d := range r.Devices {
 		if w := all[d.ID]; len(w.awaited) > 0 {
-			w.awaited = passTime(w.awaited, elapsedStep(measures, previous[d.ID].Sample.At, samples[d.ID].At), more)
+			w.awaited = passTime(w.awaited, elapsedStep(measures, previous[d.ID].Sample.At, samples[d.ID].At), reporting)
 			all[d.ID] = w
 		}
 	}

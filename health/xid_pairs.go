@@ -19,19 +19,23 @@ type AwaitedXIDs struct {
 	Code    int
 	Witness Witness // that has not reported them
 	Count   int
-	Left    time.Duration // WitnessSource: how long the source must measure, without reporting them, until they expire
-	Since   time.Time     // an EventSource: when they began to be awaited
+	Since   time.Time // of an EventSource: when they began to be awaited
+
+	// Of WitnessSource: how long the source must measure, without reporting them, until they expire, and by how much that was
+	// extended.
+	Left, Extended time.Duration
 }
 
 const (
 	// An XID is awaited from the source for awaitSource plus awaitXID for each XID that is awaited on any device: DCGM reads one
-	// event per second from all GPUs together (dcgm/OBSERVED.md#xid-rate), and on a loaded node less. It is awaited for another
-	// awaitSource when the source reports an XID that counts, because DCGM then has more unread events than are awaited. Only
-	// time during which the source measures counts, and at most maxStep per reading, so that a source that stalls or restarts
-	// loses nothing.
-	awaitSource = 15 * time.Second
-	awaitXID    = 2 * time.Second
-	maxStep     = 2 * time.Second
+	// event per second from all GPUs together (dcgm/OBSERVED.md#xid-rate), and on a loaded node less. Whenever the source reports
+	// any XID it is awaited for another awaitSource, up to maxExtension in total, because DCGM may have unread events that no
+	// event source reported. Only time during which the source measures counts, and at most maxStep per reading, so that a
+	// source that stalls or restarts loses nothing.
+	awaitSource  = 15 * time.Second
+	awaitXID     = 2 * time.Second
+	maxExtension = 10 * time.Minute
+	maxStep      = 2 * time.Second
 
 	// awaitEvents is how long an XID is awaited from an event source. These report XIDs within milliseconds, and lose them
 	// while they are down.
@@ -104,16 +108,20 @@ func (rc ReadingContext) pairXIDs(awaited []AwaitedXIDs, xids []XID, wait time.D
 	return p
 }
 
-// passTime removes the XIDs that the source did not report in time. With more, it has others to report.
-func passTime(awaited []AwaitedXIDs, step time.Duration, more bool) []AwaitedXIDs {
-	if len(awaited) == 0 || step == 0 && !more {
+// passTime removes the XIDs that the source did not report in time. reporting means that it reports XIDs of any device.
+func passTime(awaited []AwaitedXIDs, step time.Duration, reporting bool) []AwaitedXIDs {
+	if step == 0 {
 		return awaited
 	}
 	awaited = slices.Clone(awaited)
 	for i := range awaited {
 		a := &awaited[i]
-		if a.Left -= step; more {
-			a.Left = max(a.Left, awaitSource)
+		if a.Witness != WitnessSource {
+			continue
+		}
+		a.Left -= step
+		if missing := awaitSource - a.Left; reporting && missing > 0 && a.Extended < maxExtension {
+			a.Left, a.Extended = awaitSource, a.Extended+missing
 		}
 	}
 	return slices.DeleteFunc(awaited, func(a AwaitedXIDs) bool { return a.Witness == WitnessSource && a.Left <= 0 })
@@ -144,7 +152,7 @@ func (p *pairing) await(x AwaitedXIDs) {
 	if newest >= 0 {
 		a := &p.awaited[newest]
 		if batches >= maxBatches || (x.Left-a.Left).Abs() < time.Second && x.Since.Sub(a.Since) < time.Second {
-			a.Count, a.Left, a.Since = a.Count+x.Count, max(a.Left, x.Left), x.Since
+			a.Count, a.Left, a.Extended, a.Since = a.Count+x.Count, max(a.Left, x.Left), 0, x.Since
 			return
 		}
 	}

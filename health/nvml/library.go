@@ -106,8 +106,3 @@ func Events(*zap.Logger) func(context.Context, health.EventReceiver) {
 		<-ctx.Done()
 	}
 }
-
-// OpenProcesses loads NVML and returns a lister of processes. The driver's files are open until release is called.
-func OpenProcesses() (list health.ProcessLister, release func(), err error) {
-	return nil, nil, errNotBuilt
-}

@@ -56,7 +56,8 @@ func nvcdiEdits(r request, id health.DeviceID, log *zap.Logger) (*specs.Containe
 	return h.finish(&cdi.ContainerEdits{ContainerEdits: &devices[0].ContainerEdits})
 }
 
-// finish removes duplicates, and replaces the agent's paths of files by those of the host.
+// finish removes duplicates, and replaces the agent's paths of files by those of the host. It removes the numbers of device
+// nodes, which a container runtime finds itself: those of nvidia-uvm and nvidia-caps change when the modules are loaded again.
 func (h Host) finish(edits *cdi.ContainerEdits) (*specs.ContainerEdits, error) {
 	spec := specs.Spec{ContainerEdits: *edits.ContainerEdits}
 	dedupe, err := transform.NewDedupe()
@@ -71,6 +72,7 @@ func (h Host) finish(edits *cdi.ContainerEdits) (*specs.ContainerEdits, error) {
 		if n.HostPath = h.HostPath(n.Path); n.HostPath == n.Path {
 			n.HostPath = ""
 		}
+		n.Major, n.Minor = 0, 0
 	}
 	for _, m := range e.Mounts {
 		m.HostPath = path.Join(h.DriverRoot, below(h.driverRoot(), m.HostPath))

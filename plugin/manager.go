@@ -11,6 +11,7 @@ package plugin
 import (
 	"cmp"
 	"context"
+	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -143,6 +144,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 		now := p.layouts.current()
 		cfg, snap := now.cfg, now.snap
 		reason := p.missingReason(now)
+		starting := snap == nil || snap.Source.Status == health.SourceStarting
 		p.logHealthChanges(logged.resources, now.resources)
 		p.logWithheld(logged, now)
 		p.publishWarnings(now)
@@ -151,10 +153,11 @@ func (p *Plugin) Run(ctx context.Context) error {
 			desired := targets(now.resources, *cfg)
 			if err := p.ensureCDI(now); err != nil {
 				desired, reason = p.alreadyRunning(desired), err.Error()
+				starting = starting || errors.Is(err, cdi.ErrPending)
 			}
 			p.reconcile(ctx, desired, *cfg, true)
 		}
-		p.setError(cfg != nil && !cfg.Enabled, reason, snap == nil || snap.Source.Status == health.SourceStarting)
+		p.setError(cfg != nil && !cfg.Enabled, reason, starting)
 		select {
 		case <-ctx.Done():
 			return nil

@@ -180,7 +180,7 @@ func (h *nvcdiTest) ensure() (spec *specs.Spec, stop func()) {
 		if err == nil {
 			break
 		}
-		if !errors.Is(err, errPending) {
+		if !errors.Is(err, ErrPending) {
 			h.Fatal(err)
 		}
 		select {

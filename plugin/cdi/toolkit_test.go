@@ -167,7 +167,7 @@ var errNVML = errors.New("nvmlDeviceGetHandleByUUID: GPU is lost")
 
 func TestToolkitGenerates(t *testing.T) {
 	runToolkitTest(t, func(t *testing.T, h *toolkitTest) {
-		if _, err := h.ensure(0); !errors.Is(err, errPending) {
+		if _, err := h.ensure(0); !errors.Is(err, ErrPending) {
 			t.Fatalf("before the first call: %v", err)
 		}
 		stop, done := h.run()

@@ -59,7 +59,7 @@ type Writer struct {
 
 // NewWriter returns a writer for this host.
 func NewWriter(log *zap.Logger) *Writer {
-	return &Writer{StaticDir: "/etc/cdi", Toolkit: newToolkit(log), log: log}
+	return &Writer{StaticDir: "/etc/cdi", Toolkit: newToolkit(log.Named("nvcdi")), log: log}
 }
 
 // Ensure writes the spec if Config.Generate is set, and else checks the specs of others. Its error is why the container
@@ -147,7 +147,7 @@ func (w *Writer) chooseGenerator(in Input) (g generator, fingerprint string) {
 		g = fromFiles
 		g.keep = true
 	default:
-		g = generator{spec: func(Input) (*specs.Spec, []string, error) { return nil, nil, errPending }, keep: true}
+		g = generator{spec: func(Input) (*specs.Spec, []string, error) { return nil, nil, ErrPending }, keep: true}
 	}
 	if failure := fmt.Sprint(common.err); complete && failure != w.lastFailure {
 		if w.lastFailure = failure; common.err != nil {
@@ -157,7 +157,8 @@ func (w *Writer) chooseGenerator(in Input) (g generator, fingerprint string) {
 	return g, fmt.Sprintf("%s\n%d %t %t", in.fingerprint(), m.number, complete, in.Detached)
 }
 
-var errPending = errors.New("nvcdi has not answered yet")
+// ErrPending reports that a spec will exist when nvcdi has answered.
+var ErrPending = errors.New("nvcdi has not answered yet")
 
 // remember notes that a file is the spec for all that the fingerprint identifies.
 func (w *Writer) remember(fingerprint, file string) (err error) {

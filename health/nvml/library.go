@@ -12,14 +12,12 @@ const char *nvmlErrorString(int result); // nvml.h; symbols.c defines it
 import "C"
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"sync"
 	"unsafe"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
-	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
@@ -98,14 +96,6 @@ func Use() (library nvml.Interface, release func(), err error) {
 }
 
 var errNotBuilt = errors.New("not built yet")
-
-// Events returns an event source of NVML's events.
-func Events(*zap.Logger) func(context.Context, health.EventReceiver) {
-	return func(ctx context.Context, to health.EventReceiver) {
-		to.SetEvents(errNotBuilt)
-		<-ctx.Done()
-	}
-}
 
 // OpenProcesses loads NVML and returns a lister of processes. The driver's files are open until release is called.
 func OpenProcesses() (list health.ProcessLister, release func(), err error) {

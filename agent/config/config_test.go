@@ -324,17 +324,19 @@ func TestEventsReason(t *testing.T) {
 		on   bool
 		note string
 	}{
-		"source: {}":                                                   {true, ""},
-		"source: {mode: embedded, events: auto}":                       {true, ""},
-		"source: {events: nvml}":                                       {true, ""},
-		"source: {events: off}":                                        {false, ""},
-		"source: {events: false}":                                      {false, ""},
-		"source: {address: 'localhost:5555'}":                          {false, ""},
-		"source: {address: 'localhost:5555', events: nvml}":            {true, "source.events: "},
-		"source: {address: 'localhost:5555', events: off}":             {false, ""},
-		"source: {mode: sim}":                                          {false, ""},
-		"source: {mode: sim, events: nvml}":                            {true, ""},
-		"source: {mode: sim, address: 'localhost:5555', events: nvml}": {true, ""},
+		"source: {}":                                                      {true, ""},
+		"source: {mode: embedded, events: auto}":                          {true, ""},
+		"source: {events: nvml}":                                          {true, ""},
+		"source: {events: off}":                                           {false, ""},
+		"source: {events: false}":                                         {false, ""},
+		"source: {address: 'localhost:5555'}":                             {false, ""},
+		"source: {address: 'localhost:5555', events: nvml}":               {true, "source.events: "},
+		"source: {address: 'localhost:5555', events: off}":                {false, ""},
+		"source: {mode: sim}":                                             {false, ""},
+		"source: {mode: sim, events: nvml}":                               {true, ""},
+		"source: {mode: sim, address: 'localhost:5555', events: nvml}":    {true, ""},
+		"source: {address: 'a:1'}\nmetrics: {processes: {enabled: true}}": {false, "metrics.processes.enabled: "},
+		"metrics: {processes: {enabled: true}}":                           {true, ""},
 	} {
 		c := mustLoad(t, text)
 		reason := c.Source.EventsReason()

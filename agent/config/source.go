@@ -52,14 +52,6 @@ func (c SourceConfig) EventsReason() string {
 	return ""
 }
 
-// notes returns what NVML's events prevent beside a host engine, whose clients otherwise hold no file of the driver.
-func (c SourceConfig) notes() []string {
-	if c.Events != EventsNVML || c.Resolved() != ModeStandalone {
-		return nil
-	}
-	return []string{"source.events: nvml uses the driver beside the host engine: GPU resets, changes of the MIG mode and driver updates fail until gpu-node-agent detach"}
-}
-
 // The modes of a source.
 const (
 	ModeAuto       = "auto"

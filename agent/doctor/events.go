@@ -2,15 +2,14 @@ package doctor
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
+	"github.com/gpu-node-agent/gpu-node-agent/health/kernellog"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
 )
 
@@ -20,7 +19,9 @@ func (d doctor) eventSteps(c config.Config) []step {
 	return []step{
 		{"NVML", func(context.Context) []Check { return d.checkNVML(c) }},
 		{"kernel log", func(context.Context) []Check { return checkKernelLog(c.Source) }},
-		{"processes", func(context.Context) []Check { return checkProcesses(c.Metrics.Processes, sim, inHostPIDNamespace()) }},
+		{"processes", func(context.Context) []Check {
+			return checkProcesses(c.Metrics.Processes, sim, processes.InHostPIDNamespace())
+		}},
 	}
 }
 
@@ -40,39 +41,27 @@ func (d doctor) checkNVML(c config.Config) []Check {
 	}
 	path, err := d.nvml()
 	if err != nil {
-		found, fix, _ := strings.Cut(err.Error(), "; ")
-		if fix == "" {
-			fix = "install the driver's libraries; in a container, use the NVIDIA runtime and NVIDIA_DRIVER_CAPABILITIES with utility"
-		}
-		return warn(events+"; "+found, fix)
+		return warning(events+": "+err.Error(), "install the driver's libraries")
 	}
 	return pass(events + "; " + path)
 }
 
-// checkKernelLog reports whether the kernel log can be opened. It reads nothing: a pipe has each record for one reader.
+// checkKernelLog reports whether the kernel log can be read.
 func checkKernelLog(c config.SourceConfig) []Check {
 	if !c.KernelLog {
 		return info("off: source.kernelLog is false")
 	}
-	f, err := os.OpenFile(c.KernelLogPath, os.O_RDONLY|syscall.O_NONBLOCK, 0) // opening a pipe must not wait for its writer
-	if err == nil {
-		defer func() { _ = f.Close() }()
-		var stat os.FileInfo
-		if stat, err = f.Stat(); err == nil && stat.IsDir() {
-			err = &os.PathError{Op: "read", Path: c.KernelLogPath, Err: syscall.EISDIR}
-		}
+	if err := kernellog.Check(c.KernelLogPath); err != nil {
+		return warning(err.Error(), "correct source.kernelLogPath")
 	}
-	if err != nil {
-		return warn(err.Error(), kernelLogFix(err, c.KernelLogPath))
-	}
-	return pass(c.KernelLogPath + " can be opened")
+	return pass(c.KernelLogPath + " can be read")
 }
 
-func kernelLogFix(err error, path string) string {
-	if errors.Is(err, os.ErrPermission) {
-		return "give the agent CAP_SYSLOG and access to " + path + "; a container needs to be privileged (kernelLog.enabled in the chart)"
-	}
-	return "correct source.kernelLogPath; in a container, mount the node's " + path + " (kernelLog.enabled in the chart)"
+// warning returns a warning for an error text, with its fix as in failure.
+func warning(text, defaultFix string) []Check {
+	c := failure("", text, defaultFix)
+	c.Status = CheckWarn
+	return []Check{c}
 }
 
 // checkProcesses reports whether the processes of the devices are listed, and whether their pods can be found.
@@ -102,10 +91,4 @@ func checkProcesses(c processes.Config, sim, inHostPIDNamespace bool) []Check {
 		return append(checks, warn(err.Error(), "mount the node's /var/log/pods read-only, and set metrics.processes.podLogs to its path, or to \"\" for none")...)
 	}
 	return append(checks, pass(fmt.Sprintf("%s names %s", c.PodLogs, status.Plural(len(pods), "pod")))...)
-}
-
-// inHostPIDNamespace reports whether the agent is in the initial PID namespace, whose number is fixed in Linux.
-func inHostPIDNamespace() bool {
-	link, err := os.Readlink("/proc/self/ns/pid")
-	return err == nil && link == "pid:[4026531836]"
 }

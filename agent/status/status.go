@@ -180,10 +180,11 @@ type Values struct {
 
 // XID is an XID that the driver reported for a device.
 type XID struct {
-	XID   int       `json:"xid"`
-	Name  string    `json:"name"`
-	Count uint64    `json:"count,omitempty"`
-	Time  time.Time `json:"time,omitzero"`
+	XID    int       `json:"xid"`
+	Name   string    `json:"name"`
+	Count  uint64    `json:"count,omitempty"`
+	Time   time.Time `json:"time,omitzero"`
+	Source string    `json:"source,omitempty"` // what reported it first, of several the newest: dcgm, sim, nvml, kernel-log
 
 	Process string `json:"process,omitempty"` // that caused the XID, from the kernel log
 	PID     int    `json:"pid,omitempty"`     // of Process on the node
@@ -200,16 +201,17 @@ type Holder struct {
 
 // Event is a change of the node's state.
 type Event struct {
-	Time  time.Time       `json:"time"`
-	Kind  string          `json:"kind"`               // state, xid, found, gone, source, checks, event-source
-	GPU   *int            `json:"gpu,omitempty"`      // index
-	MIG   *int            `json:"migIndex,omitempty"` // of a MIG device: its index on the GPU
-	UUID  health.DeviceID `json:"uuid,omitempty"`     // of the GPU or the MIG device
-	State string          `json:"state,omitempty"`    // of the device, the source, the checks or the event source
-	Was   string          `json:"was,omitempty"`
-	Cause string          `json:"cause,omitempty"`
-	XID   int             `json:"xid,omitempty"`
-	Text  string          `json:"text"` // for people
+	Time   time.Time       `json:"time"`
+	Kind   string          `json:"kind"`               // state, xid, found, gone, source, checks, event-source
+	GPU    *int            `json:"gpu,omitempty"`      // index
+	MIG    *int            `json:"migIndex,omitempty"` // of a MIG device: its index on the GPU
+	UUID   health.DeviceID `json:"uuid,omitempty"`     // of the GPU or the MIG device
+	State  string          `json:"state,omitempty"`    // of the device, the source, the checks or the event source
+	Was    string          `json:"was,omitempty"`
+	Cause  string          `json:"cause,omitempty"`
+	XID    int             `json:"xid,omitempty"`
+	Source string          `json:"source,omitempty"` // of the newest of the XIDs: dcgm, sim, nvml, kernel-log
+	Text   string          `json:"text"`             // for people
 
 	late bool // only the detail of the XID is new
 }

@@ -59,6 +59,15 @@ func (r *reader) open() (f *os.File, err error) {
 	return f, nil
 }
 
+// Check reports why Events could not read the log now, nil if it could. It takes no record.
+func Check(path string) error {
+	f, err := (&reader{path: path}).open()
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
 // seek continues behind what was read before.
 func (p *position) seek(f *os.File) error {
 	info, err := f.Stat()

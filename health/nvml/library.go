@@ -31,7 +31,7 @@ const soname = "libnvidia-ml.so.1"
 //
 //nolint:gochecknoglobals // NVML's state is the process's; this one mirrors it
 var process struct {
-	mu      sync.Mutex // guards the fields below, and calls of Init and Shutdown
+	mu      sync.Mutex // guards the fields below
 	loaded  bool
 	library nvml.Interface
 }
@@ -62,17 +62,6 @@ func Path() (string, error) {
 	return C.GoString(C.gna_nvml_path()), nil
 }
 
-// Library loads NVML, unless it is loaded already, and returns go-nvml's view of it. All users share it: go-nvml's functions
-// are variables of its package. The caller calls Init or open before others.
-func Library() (nvml.Interface, error) {
-	process.mu.Lock()
-	defer process.mu.Unlock()
-	if err := load(soname); err != nil {
-		return nil, err
-	}
-	return process.library, nil
-}
-
 // load loads the library and keeps it loaded: go-nvml's Shutdown releases its own reference, which must not be the last, because
 // a call that hangs is still in the library. The caller holds process.mu.
 func load(name string) error {
@@ -90,18 +79,22 @@ func load(name string) error {
 	return nil
 }
 
-// open initializes NVML, which opens the driver's files. Each open needs one release; the last one closes the files. It may
-// block as long as the driver does.
-func open() (release func(), err error) {
-	library, err := Library()
+// Use loads NVML, unless it is loaded already, and initializes it, which opens the driver's files. All users share the library:
+// go-nvml's functions are variables of its package. Each use needs one release; the last one closes the files. Both may block as
+// long as the driver does.
+func Use() (library nvml.Interface, release func(), err error) {
+	process.mu.Lock()
+	err = load(soname)
+	library = process.library
+	process.mu.Unlock()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	// NVML counts Init and Shutdown itself, and DCGM's too.
 	if err := failure("nvmlInit_v2", library.Init()); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return sync.OnceFunc(func() { _ = library.Shutdown() }), nil
+	return library, sync.OnceFunc(func() { _ = library.Shutdown() }), nil
 }
 
 var errNotBuilt = errors.New("not built yet")
@@ -112,9 +105,4 @@ func Events(*zap.Logger) func(context.Context, health.EventReceiver) {
 		to.SetEvents(errNotBuilt)
 		<-ctx.Done()
 	}
-}
-
-// OpenProcesses loads NVML and returns a lister of processes. The driver's files are open until release is called.
-func OpenProcesses() (list health.ProcessLister, release func(), err error) {
-	return nil, nil, errNotBuilt
 }

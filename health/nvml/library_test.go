@@ -20,17 +20,12 @@ func child() int {
 	library := nvml.New()
 	_, ret := library.DeviceGetCount() // before the library is loaded
 	fmt.Println("count before:", int(ret))
-	release, err := open()
+	library, release, err := Use()
 	if err != nil {
-		fmt.Println("open:", err)
+		fmt.Println("use:", err)
 		return 0
 	}
 	defer release()
-	library, err = Library()
-	if err != nil {
-		fmt.Println(err)
-		return 1
-	}
 	count, ret := library.DeviceGetCount()
 	fmt.Println("count:", count, int(ret))
 	device, ret := library.DeviceGetHandleByIndex(0)
@@ -66,8 +61,8 @@ func TestLibraryMissing(t *testing.T) {
 	}
 	const missing = "count before: 13\n"
 	for _, tt := range []struct{ name, dir, want string }{
-		{"no library", t.TempDir(), missing + "open: cannot load libnvidia-ml.so.1: libnvidia-ml.so.1: cannot open shared object file"},
-		{"invalid", invalid, missing + "open: cannot load libnvidia-ml.so.1: " + invalid + "/libnvidia-ml.so.1: file too short"},
+		{"no library", t.TempDir(), missing + "use: cannot load libnvidia-ml.so.1: libnvidia-ml.so.1: cannot open shared object file"},
+		{"invalid", invalid, missing + "use: cannot load libnvidia-ml.so.1: " + invalid + "/libnvidia-ml.so.1: file too short"},
 		{"older", older, missing + "count: 8 0\nhandle: 0\nvalues: 13\ncuda: 13\n"},
 		{"complete", complete, missing + "count: 8 0\nhandle: 0\nvalues: 0\ncuda: 13\n"},
 	} {
@@ -79,14 +74,14 @@ func TestLibraryMissing(t *testing.T) {
 	}
 }
 
-// TestOpenShares checks that users share one library, and that each release ends one use.
-func TestOpenShares(t *testing.T) {
+// TestUseShares checks that users share one library, and that each release ends one use.
+func TestUseShares(t *testing.T) {
 	lib := newLibrary(t)
-	first, err := open()
+	library, first, err := Use()
 	if err != nil {
 		t.Fatal(err)
 	}
-	second, err := open()
+	_, second, err := Use()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,10 +89,6 @@ func TestOpenShares(t *testing.T) {
 	first()
 	if n := lib.Number("inits"); n != 1 {
 		t.Errorf("%d Inits after one of two releases, want 1", n)
-	}
-	library, err := Library()
-	if err != nil {
-		t.Fatal(err)
 	}
 	if _, ret := library.DeviceGetCount(); ret != nvml.SUCCESS {
 		t.Error(Error(ret))
@@ -108,15 +99,15 @@ func TestOpenShares(t *testing.T) {
 	}
 }
 
-func TestOpenWithoutDriver(t *testing.T) {
+func TestUseWithoutDriver(t *testing.T) {
 	lib := newLibrary(t)
 	lib.Do("unload")
 	var code Error
-	if _, err := open(); !errors.As(err, &code) || nvml.Return(code) != nvml.ERROR_DRIVER_NOT_LOADED {
-		t.Errorf("open: %v, want NVML error 9", err)
+	if _, _, err := Use(); !errors.As(err, &code) || nvml.Return(code) != nvml.ERROR_DRIVER_NOT_LOADED {
+		t.Errorf("Use: %v, want NVML error 9", err)
 	}
 	lib.Do("load")
-	release, err := open()
+	_, release, err := Use()
 	if err != nil {
 		t.Fatal(err)
 	}

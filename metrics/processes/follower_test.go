@@ -266,6 +266,47 @@ func TestFollowerFollowsConfig(t *testing.T) {
 	})
 }
 
+// The first measurement waits for the kubelet's first answer, but not for ever.
+func TestFollowerAwaitsHolders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, _, _ := testFollower(enabled(t))
+		var known atomic.Pointer[podresources.Holders]
+		known.Store(&podresources.Holders{Err: "not asked yet"})
+		holders := f.Holders()
+		f.Holders = func() podresources.Holders { return *known.Load() }
+		d := newDriver(behavior{reading: oneProcess()})
+		stop := start(t, f, d, d.source())
+		wait(time.Second)
+		if s := f.Latest().Load(); s != nil {
+			t.Errorf("measured without holders: %+v", s)
+		}
+		known.Store(&holders)
+		wait(time.Second)
+		if s := f.Latest().Load(); s == nil || len(s.Usage) != 1 || s.Usage[0].Container.Pod == "" {
+			t.Errorf("%+v", s)
+		}
+		stop()
+
+		known.Store(&podresources.Holders{Err: "no such socket"})
+		defer start(t, f, d, d.source())()
+		wait(holdersTimeout)
+		if s := f.Latest().Load(); s == nil || s.WithoutPod[ReasonHoldersUnknown] != 1 {
+			t.Errorf("without a kubelet: %+v", s)
+		}
+	})
+}
+
+func TestFollowerWithoutMeasuredDevices(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, _, _ := testFollower(enabled(t))
+		d := newDriver(behavior{})
+		defer start(t, f, d, d.source())()
+		if s := f.Latest().Load(); s.Err != errNothingListed.Error() {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
 func TestFollowerWithoutDevices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, _, _ := testFollower(enabled(t))
@@ -323,6 +364,10 @@ func TestFollowerWarns(t *testing.T) {
 				f, _, logs := testFollower(c)
 				d := newDriver(behavior{reading: oneProcess()})
 				defer start(t, f, d, d.source())()
+				wait(interval)
+				if unlikely := f.Latest().Load().Warning; strings.Contains(unlikely, "metrics.processes.proc") {
+					t.Errorf("warns although the process may have ended: %s", unlikely)
+				}
 				wait(5 * interval)
 				s := f.Latest().Load()
 				if !strings.Contains(s.Warning, test.want) || logs.Len() != 1 || len(s.Usage) != 1 || s.Usage[0].Container != (Container{}) || s.Usage[0].Memory != 1<<30 {

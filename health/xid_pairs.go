@@ -19,17 +19,23 @@ type AwaitedXIDs struct {
 	Code    int
 	Witness Witness // that has not reported them
 	Count   int
-	Left    time.Duration // WitnessSource: how long the source must measure, without reporting them, until they expire
-	Since   time.Time     // an EventSource: when they began to be awaited
+	Since   time.Time // of an EventSource: when they began to be awaited
+
+	// Of WitnessSource: how long the source must measure, without reporting them, until they expire, and by how much that was
+	// extended.
+	Left, Extended time.Duration
 }
 
 const (
 	// An XID is awaited from the source for awaitSource plus awaitXID for each XID that is awaited on any device: DCGM reads one
-	// event per second from all GPUs together (dcgm/OBSERVED.md#xid-rate), and on a loaded node less. Only time during which the
-	// source measures counts, and at most maxStep per reading, so that a source that stalls or restarts loses nothing.
-	awaitSource = 15 * time.Second
-	awaitXID    = 2 * time.Second
-	maxStep     = 2 * time.Second
+	// event per second from all GPUs together (dcgm/OBSERVED.md#xid-rate), and on a loaded node less. Whenever the source reports
+	// any XID it is awaited for another awaitSource, up to maxExtension in total, because DCGM may have unread events that no
+	// event source reported. Only time during which the source measures counts, and at most maxStep per reading, so that a
+	// source that stalls or restarts loses nothing.
+	awaitSource  = 15 * time.Second
+	awaitXID     = 2 * time.Second
+	maxExtension = 10 * time.Minute
+	maxStep      = 2 * time.Second
 
 	// awaitEvents is how long an XID is awaited from an event source. These report XIDs within milliseconds, and lose them
 	// while they are down.
@@ -77,9 +83,9 @@ type pairing struct {
 
 // pairXIDs pairs a device's XIDs, oldest first, with those that are awaited. Those that count are awaited for wait from the
 // source, and from the other witnesses.
-func (rc ReadingContext) pairXIDs(awaited []AwaitedXIDs, xids []XID, wait, step time.Duration, now time.Time) pairing {
+func (rc ReadingContext) pairXIDs(awaited []AwaitedXIDs, xids []XID, wait time.Duration, now time.Time) pairing {
 	if len(awaited) == 0 && len(xids) == 0 {
-		return pairing{}
+		return pairing{} // the usual case
 	}
 	p := pairing{awaited: slices.DeleteFunc(slices.Clone(awaited), func(a AwaitedXIDs) bool {
 		return a.Witness != WitnessSource && now.Sub(a.Since) >= awaitEvents
@@ -99,16 +105,26 @@ func (rc ReadingContext) pairXIDs(awaited []AwaitedXIDs, xids []XID, wait, step 
 			}
 		}
 	}
-	for i := range p.awaited {
-		if a := &p.awaited[i]; a.Witness == WitnessSource {
-			a.Left -= step
+	return p
+}
+
+// passTime removes the XIDs that the source did not report in time. reporting means that it reports XIDs of any device.
+func passTime(awaited []AwaitedXIDs, step time.Duration, reporting bool) []AwaitedXIDs {
+	if step == 0 {
+		return awaited
+	}
+	awaited = slices.Clone(awaited)
+	for i := range awaited {
+		a := &awaited[i]
+		if a.Witness != WitnessSource {
+			continue
+		}
+		a.Left -= step
+		if missing := awaitSource - a.Left; reporting && missing > 0 && a.Extended < maxExtension {
+			a.Left, a.Extended = awaitSource, a.Extended+missing
 		}
 	}
-	p.awaited = slices.DeleteFunc(p.awaited, func(a AwaitedXIDs) bool { return a.Witness == WitnessSource && a.Left <= 0 })
-	if len(p.awaited) == 0 {
-		p.awaited = nil
-	}
-	return p
+	return slices.DeleteFunc(awaited, func(a AwaitedXIDs) bool { return a.Witness == WitnessSource && a.Left <= 0 })
 }
 
 // takeAwaited removes the oldest awaited XID that x is the report of. It returns false if there is none.
@@ -136,7 +152,7 @@ func (p *pairing) await(x AwaitedXIDs) {
 	if newest >= 0 {
 		a := &p.awaited[newest]
 		if batches >= maxBatches || (x.Left-a.Left).Abs() < time.Second && x.Since.Sub(a.Since) < time.Second {
-			a.Count, a.Left, a.Since = a.Count+x.Count, max(a.Left, x.Left), x.Since
+			a.Count, a.Left, a.Extended, a.Since = a.Count+x.Count, max(a.Left, x.Left), 0, x.Since
 			return
 		}
 	}

@@ -95,9 +95,11 @@ func eventsBetween(before, after *health.Snapshot) []Event {
 			continue
 		case health.ChangeXID:
 			e.Kind, e.XID = "xid", c.XID
-			if x := devicesAfter[c.Device.ID].LastXID; x.Code == c.XID {
-				e.Time = x.At.UTC()
+			d := devicesAfter[c.Device.ID]
+			if d.LastXID.Code == c.XID {
+				e.Time = d.LastXID.At.UTC()
 			}
+			e.Source = xidSource(d.XIDWitnesses[c.XID], after.Source.Kind)
 			e.Text = fmt.Sprintf("XID %d: %s", c.XID, health.LookupXID(c.XID).Name)
 			if c.Count > 1 {
 				e.Text += fmt.Sprintf(" (count %d)", c.Count)

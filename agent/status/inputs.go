@@ -54,7 +54,7 @@ func New(k Inputs) Node {
 		Checks:    Checks{src.Checks.Status.String(), src.Checks.Since.UTC(), src.Checks.Err},
 		Incidents: incidentsStatus(src.Incidents),
 	}
-	s.GPUs = Devices(k.Snapshot.Devices, k.Holders)
+	s.GPUs = Devices(k.Snapshot.Devices, k.Holders, src.Kind)
 	return s
 }
 
@@ -105,14 +105,14 @@ func kubeletStatus(p plugin.Status, h podresources.Holders) Kubelet {
 }
 
 // Devices returns the GPUs by index, each with its MIG devices. A MIG device without a listed parent is an element of its
-// own.
-func Devices(devices []health.DeviceState, h podresources.Holders) []Device {
+// own. source is the kind of the source.
+func Devices(devices []health.DeviceState, h podresources.Holders, source string) []Device {
 	all := make([]Device, 0, len(devices))
 	at := make(map[health.DeviceID]int)
 	for i := range devices {
 		if devices[i].Device.Kind == health.KindGPU {
 			at[devices[i].Device.ID] = len(all)
-			all = append(all, deviceStatus(&devices[i], h))
+			all = append(all, deviceStatus(&devices[i], h, source))
 		}
 	}
 	for i := range devices {
@@ -120,9 +120,9 @@ func Devices(devices []health.DeviceState, h podresources.Holders) []Device {
 			continue
 		}
 		if gpu, ok := at[devices[i].Device.Parent]; ok {
-			all[gpu].MIG = append(all[gpu].MIG, deviceStatus(&devices[i], h))
+			all[gpu].MIG = append(all[gpu].MIG, deviceStatus(&devices[i], h, source))
 		} else {
-			all = append(all, deviceStatus(&devices[i], h))
+			all = append(all, deviceStatus(&devices[i], h, source))
 		}
 	}
 	for i := range all {
@@ -132,7 +132,7 @@ func Devices(devices []health.DeviceState, h podresources.Holders) []Device {
 	return all
 }
 
-func deviceStatus(d *health.DeviceState, h podresources.Holders) Device {
+func deviceStatus(d *health.DeviceState, h podresources.Holders, source string) Device {
 	s := Device{
 		UUID: d.Device.ID, Index: d.Device.Index, Model: d.Device.Model, PCI: d.Device.PCI, NUMA: d.Device.NUMA,
 		Profile: d.Device.Profile, MIGMode: d.Device.MIGMode, Presence: d.Sample.Presence.String(),
@@ -145,15 +145,25 @@ func deviceStatus(d *health.DeviceState, h podresources.Holders) Device {
 	}
 	s.Values = valuesStatus(s.Fields, d.Device.Memory)
 	for _, code := range slices.Sorted(maps.Keys(d.XIDCounts)) {
-		s.XIDs = append(s.XIDs, XID{XID: code, Name: health.LookupXID(code).Name, Count: d.XIDCounts[code]})
+		s.XIDs = append(s.XIDs, XID{
+			XID: code, Name: health.LookupXID(code).Name, Count: d.XIDCounts[code], Source: xidSource(d.XIDWitnesses[code], source),
+		})
 	}
 	if x := d.LastXID; x.Code != 0 {
-		s.LastXID = &XID{XID: x.Code, Name: health.LookupXID(x.Code).Name, Time: x.At.UTC()}
+		s.LastXID = &XID{XID: x.Code, Name: health.LookupXID(x.Code).Name, Time: x.At.UTC(), Source: xidSource(x.Witness, source)}
 	}
 	for _, holder := range h.By[d.Device.ID] {
 		s.Holders = append(s.Holders, Holder{holder.Namespace, holder.Pod, holder.Container, holder.Resource, holder.DeviceID})
 	}
 	return s
+}
+
+// xidSource returns XID.Source.
+func xidSource(w health.Witness, source string) string {
+	if w == health.WitnessSource {
+		return source
+	}
+	return w.String()
 }
 
 // migIndex returns nil for a GPU and for a MIG device that the driver does not list.

@@ -171,10 +171,11 @@ type Values struct {
 
 // XID is an XID that the driver reported for a device.
 type XID struct {
-	XID   int       `json:"xid"`
-	Name  string    `json:"name"`
-	Count uint64    `json:"count,omitempty"`
-	Time  time.Time `json:"time,omitzero"`
+	XID    int       `json:"xid"`
+	Name   string    `json:"name"`
+	Count  uint64    `json:"count,omitempty"`
+	Time   time.Time `json:"time,omitzero"`
+	Source string    `json:"source,omitempty"` // what reported it first, of several the newest: dcgm, sim, nvml, kernel-log
 }
 
 // Holder is a container that holds a device.
@@ -188,14 +189,15 @@ type Holder struct {
 
 // Event is a change of the node's state.
 type Event struct {
-	Time  time.Time       `json:"time"`
-	Kind  string          `json:"kind"`               // state, xid, found, gone, source, checks
-	GPU   *int            `json:"gpu,omitempty"`      // index
-	MIG   *int            `json:"migIndex,omitempty"` // of a MIG device: its index on the GPU
-	UUID  health.DeviceID `json:"uuid,omitempty"`     // of the GPU or the MIG device
-	State string          `json:"state,omitempty"`    // of the device, the source or the checks
-	Was   string          `json:"was,omitempty"`
-	Cause string          `json:"cause,omitempty"`
-	XID   int             `json:"xid,omitempty"`
-	Text  string          `json:"text"` // for people
+	Time   time.Time       `json:"time"`
+	Kind   string          `json:"kind"`               // state, xid, found, gone, source, checks
+	GPU    *int            `json:"gpu,omitempty"`      // index
+	MIG    *int            `json:"migIndex,omitempty"` // of a MIG device: its index on the GPU
+	UUID   health.DeviceID `json:"uuid,omitempty"`     // of the GPU or the MIG device
+	State  string          `json:"state,omitempty"`    // of the device, the source or the checks
+	Was    string          `json:"was,omitempty"`
+	Cause  string          `json:"cause,omitempty"`
+	XID    int             `json:"xid,omitempty"`
+	Source string          `json:"source,omitempty"` // of the newest of the XIDs: dcgm, sim, nvml, kernel-log
+	Text   string          `json:"text"`             // for people
 }

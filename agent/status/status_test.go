@@ -239,6 +239,7 @@ func TestEventsBetweenSnapshots(t *testing.T) {
 	gpu, mig := agenttest.GPU(0), agenttest.MIG(0, 7)
 	xids := agenttest.GPU(0)
 	xids.XIDCounts, xids.LastXID = map[int]uint64{31: 3}, health.XID{Code: 31, At: agenttest.Ago(2 * time.Minute)}
+	xids.XIDWitnesses = map[int]health.Witness{31: health.WitnessNVML}
 	lostGPU, lostMIG := agenttest.Lost(gpu, agenttest.Ago(0)), agenttest.Lost(mig, agenttest.Ago(0))
 	faultyMIG := agenttest.Lost(mig, agenttest.Ago(0))
 	faultyMIG.Verdict.Findings[0].Cause = "xid-43"
@@ -269,6 +270,22 @@ func TestEventsBetweenSnapshots(t *testing.T) {
 			t.Errorf("%s:\n%swant\n%s", name, got, c.want)
 		} else if len(events) > 0 {
 			agenttest.MustContain(t, events[len(events)-1].Text, c.text...)
+		}
+	}
+}
+
+// What reported an XID first is in the device's XIDs and in the event.
+func TestSourceOfXIDs(t *testing.T) {
+	for witness, want := range map[health.Witness]string{health.WitnessSource: "dcgm", health.WitnessNVML: "nvml", health.WitnessKernelLog: "kernel-log"} {
+		before, d := agenttest.GPU(0), agenttest.GPU(0)
+		d.XIDCounts, d.XIDWitnesses = map[int]uint64{31: 3}, map[int]health.Witness{31: witness}
+		d.LastXID = health.XID{Code: 31, At: agenttest.Ago(time.Minute), Witness: witness}
+		src := health.Source{Kind: "dcgm", Status: health.SourceUp}
+		after := &health.Snapshot{At: agenttest.Ago(0), Source: src, Devices: []health.DeviceState{d}}
+		s := New(Inputs{Snapshot: after}).GPUs[0]
+		events := eventsBetween(&health.Snapshot{At: agenttest.Ago(1), Source: src, Devices: []health.DeviceState{before}}, after)
+		if s.LastXID.Source != want || s.XIDs[0].Source != want || len(events) != 1 || events[0].Source != want {
+			t.Errorf("%v: %+v, %+v, %+v", witness, s.LastXID, s.XIDs, events)
 		}
 	}
 }

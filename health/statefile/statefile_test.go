@@ -560,3 +560,39 @@ func TestLockFileRemoved(t *testing.T) {
 		second.stop()
 	})
 }
+
+// XIDs that event sources report before the first poll are saved, if the file is of the same devices.
+func TestSaveXIDsBeforeFirstPoll(t *testing.T) {
+	for name, c := range map[string]struct {
+		inventory string
+		xid       int
+		saved     bool
+	}{
+		"no XID":            {"dcgm x", 0, false},
+		"XID":               {"dcgm x", 79, true},
+		"another inventory": {"dcgm y", 79, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				path := filepath.Join(t.TempDir(), "state")
+				writeSaved(t, path, "dcgm")
+				h := loadAndStart(t, path)
+				saved, _, err := readFile(path)
+				must(t, err)
+				s := &health.Snapshot{Seq: 1, Source: health.Source{Kind: "dcgm", Inventory: c.inventory}}
+				s.Devices = saved.Restore("boot", health.SourceID{Kind: "dcgm", Inventory: "dcgm x"}, healthtest.At(100)).Devices
+				if c.xid != 0 {
+					s.Devices = judgeEvent(s.Devices, 101, c.xid)
+				}
+				h.store(s)
+				h.stop()
+				after, _, err := readFile(path)
+				must(t, err)
+				d := after.Devices[0]
+				if d.Verdict.Has("xid-79") != c.saved || (len(d.Awaited) > 0) != c.saved || after.Inventory != "dcgm x" || !after.History || after.Polled.IsZero() {
+					t.Errorf("%+v", after)
+				}
+			})
+		})
+	}
+}

@@ -12,16 +12,11 @@ const char *nvmlErrorString(int result); // nvml.h; symbols.c defines it
 import "C"
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"unsafe"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
-	"go.uber.org/zap"
-
-	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
 // soname is the name that the dynamic linker, go-nvml and DCGM find the library by.
@@ -95,14 +90,4 @@ func Use() (library nvml.Interface, release func(), err error) {
 		return nil, nil, err
 	}
 	return library, sync.OnceFunc(func() { _ = library.Shutdown() }), nil
-}
-
-var errNotBuilt = errors.New("not built yet")
-
-// Events returns an event source of NVML's events.
-func Events(*zap.Logger) func(context.Context, health.EventReceiver) {
-	return func(ctx context.Context, to health.EventReceiver) {
-		to.SetEvents(errNotBuilt)
-		<-ctx.Done()
-	}
 }

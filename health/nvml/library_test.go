@@ -17,6 +17,9 @@ import (
 const childVariable = "GNA_TEST_NVML"
 
 func child() int {
+	if os.Getenv("GNA_TEST_EVENTS") != "" {
+		return childEvents()
+	}
 	library := nvml.New()
 	_, ret := library.DeviceGetCount() // before the library is loaded
 	fmt.Println("count before:", int(ret))

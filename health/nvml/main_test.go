@@ -55,7 +55,9 @@ func newLibrary(t testing.TB) script.Library {
 	lib := script.Find(t)
 	t.Cleanup(func() {
 		lib.Do("release")
-		goleak.VerifyNone(t)
+		if test, ok := t.(*testing.T); ok {
+			goleak.VerifyNone(test)
+		}
 		if sets, inits := lib.Number("sets"), lib.Number("inits"); sets != 0 || inits != 0 {
 			t.Errorf("%d sets of events and %d Inits are left", sets, inits)
 		}

@@ -15,14 +15,14 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-func gpu(i int) health.Device {
+func gpuDevice(i int) health.Device {
 	return health.Device{ID: health.DeviceID(fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", i)), Index: i}
 }
 
 func migDevice(i, gi int) health.Device {
 	return health.Device{
 		ID:   health.DeviceID(fmt.Sprintf("MIG-%08d-%04d-0000-0000-000000000000", i, gi)),
-		Kind: health.KindMIG, Parent: gpu(i).ID, Index: i, GI: gi,
+		Kind: health.KindMIG, Parent: gpuDevice(i).ID, Index: i, GI: gi,
 	}
 }
 
@@ -69,29 +69,29 @@ func TestProcesses(t *testing.T) {
 		return health.Process{Device: d.ID, PID: pid, Kind: kind, Memory: max(memory, 0), HasMemory: memory >= 0, SM: max(sm, 0), HasSM: sm >= 0}
 	}
 	first, second := migDevice(3, 7), migDevice(3, 8)
-	r := mustList(t, list, gpu(0), gpu(1), gpu(2), gpu(3), first, second)
+	r := mustList(t, list, gpuDevice(0), gpuDevice(1), gpuDevice(2), gpuDevice(3), first, second)
 	want := []health.Process{
-		process(gpu(0), 4242, health.ProcessCompute, 1<<30, 0.5),
-		process(gpu(0), 4243, health.ProcessCompute, -1, 0),
-		process(gpu(0), 4242, health.ProcessGraphics, 1<<30, 0.5),
-		process(gpu(0), 4244, health.ProcessMPS, 2048, -1),
-		process(gpu(2), 4245, health.ProcessCompute, 4096, 0),
+		process(gpuDevice(0), 4242, health.ProcessCompute, 1<<30, 0.5),
+		process(gpuDevice(0), 4243, health.ProcessCompute, -1, 0),
+		process(gpuDevice(0), 4242, health.ProcessGraphics, 1<<30, 0.5),
+		process(gpuDevice(0), 4244, health.ProcessMPS, 2048, -1),
+		process(gpuDevice(2), 4245, health.ProcessCompute, 4096, 0),
 		process(second, 4246, health.ProcessCompute, 512, -1),
 	}
 	if !slices.Equal(r.Processes, want) {
 		t.Errorf("got  %+v\nwant %+v", r.Processes, want)
 	}
-	if measured := []health.DeviceID{gpu(0).ID, gpu(1).ID, gpu(2).ID, first.ID, second.ID}; !slices.Equal(r.Measured, measured) || r.At.IsZero() {
+	if measured := []health.DeviceID{gpuDevice(0).ID, gpuDevice(1).ID, gpuDevice(2).ID, first.ID, second.ID}; !slices.Equal(r.Measured, measured) || r.At.IsZero() {
 		t.Errorf("measured %q at %v", r.Measured, r.At)
 	}
 
 	// Samples are used once, and processes end.
 	lib.Do("end 4242")
-	if r = mustList(t, list, gpu(0)); len(r.Processes) != 2 || r.Processes[0].SM != 0 || !r.Processes[0].HasSM {
+	if r = mustList(t, list, gpuDevice(0)); len(r.Processes) != 2 || r.Processes[0].SM != 0 || !r.Processes[0].HasSM {
 		t.Errorf("%+v", r.Processes)
 	}
 	lib.Do("sample 0 4243 %d 40", time.Now().UnixMicro()+2)
-	if r = mustList(t, list, gpu(0)); r.Processes[0].SM != 0.4 {
+	if r = mustList(t, list, gpuDevice(0)); r.Processes[0].SM != 0.4 {
 		t.Errorf("%+v", r.Processes)
 	}
 }
@@ -102,13 +102,13 @@ func TestProcessesAfterClockStep(t *testing.T) {
 	list := openProcesses(t)
 	lib.Do("process 0 -1 compute 1 0")
 	lib.Do("sample 0 1 %d 10", time.Now().Add(time.Hour).UnixMicro())
-	if r := mustList(t, list, gpu(0)); r.Processes[0].SM != 0.1 {
+	if r := mustList(t, list, gpuDevice(0)); r.Processes[0].SM != 0.1 {
 		t.Fatalf("%+v", r.Processes)
 	}
 	lib.Do("reset")
 	lib.Do("process 0 -1 compute 1 0")
 	lib.Do("sample 0 1 %d 30", time.Now().UnixMicro())
-	if r := mustList(t, list, gpu(0)); r.Processes[0].SM != 0.3 {
+	if r := mustList(t, list, gpuDevice(0)); r.Processes[0].SM != 0.3 {
 		t.Errorf("%+v", r.Processes)
 	}
 }
@@ -121,7 +121,7 @@ func TestProcessesWithGrowingSamples(t *testing.T) {
 	lib.Do("sample 0 1 %d 10", time.Now().UnixMicro())
 	lib.Do("sample 0 1 %d 20", time.Now().UnixMicro())
 	lib.Do("grow")
-	if r := mustList(t, list, gpu(0)); len(r.Processes) != 1 || r.Processes[0].HasSM || !r.Processes[0].HasMemory {
+	if r := mustList(t, list, gpuDevice(0)); len(r.Processes) != 1 || r.Processes[0].HasSM || !r.Processes[0].HasMemory {
 		t.Errorf("%+v", r.Processes)
 	}
 }
@@ -136,21 +136,21 @@ func TestProcessesOfBadGPUs(t *testing.T) {
 		lib.Do("fail nvmlDeviceGet%sRunningProcesses_v3 3 %d -1", kind, nvml.ERROR_NOT_SUPPORTED)
 	}
 	lib.Do("fail nvmlDeviceGetProcessUtilization 1 %d -1", nvml.ERROR_NO_PERMISSION)
-	r := mustList(t, list, gpu(0), gpu(1), gpu(2), gpu(3), gpu(12))
-	if !slices.Equal(r.Measured, []health.DeviceID{gpu(1).ID}) || len(r.Processes) != 1 || r.Processes[0].HasSM {
+	r := mustList(t, list, gpuDevice(0), gpuDevice(1), gpuDevice(2), gpuDevice(3), gpuDevice(12))
+	if !slices.Equal(r.Measured, []health.DeviceID{gpuDevice(1).ID}) || len(r.Processes) != 1 || r.Processes[0].HasSM {
 		t.Errorf("%+v", r)
 	}
 	inits := lib.Number("calls nvmlInit_v2")
 	var code Error
-	if _, err := list(t.Context(), []health.Device{gpu(0)}); !errors.As(err, &code) || nvml.Return(code) != nvml.ERROR_GPU_IS_LOST {
+	if _, err := list(t.Context(), []health.Device{gpuDevice(0)}); !errors.As(err, &code) || nvml.Return(code) != nvml.ERROR_GPU_IS_LOST {
 		t.Errorf("all GPUs lost: %v", err)
 	}
-	if r = mustList(t, list, gpu(1)); len(r.Processes) != 1 || lib.Number("calls nvmlInit_v2") != inits {
+	if r = mustList(t, list, gpuDevice(1)); len(r.Processes) != 1 || lib.Number("calls nvmlInit_v2") != inits {
 		t.Errorf("%d Inits for a lost GPU, %+v", lib.Number("calls nvmlInit_v2")-inits, r)
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := list(ended, []health.Device{gpu(1)}); !errors.Is(err, context.Canceled) {
+	if _, err := list(ended, []health.Device{gpuDevice(1)}); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 	if r = mustList(t, list); len(r.Measured) != 0 {
@@ -162,16 +162,16 @@ func TestProcessesOfBadGPUs(t *testing.T) {
 func TestProcessesAfterDriverReload(t *testing.T) {
 	lib := newLibrary(t)
 	list := openProcesses(t)
-	mustList(t, list, gpu(0))
+	mustList(t, list, gpuDevice(0))
 	lib.Do("unload")
 	for range 2 {
-		if _, err := list(t.Context(), []health.Device{gpu(0)}); err == nil {
+		if _, err := list(t.Context(), []health.Device{gpuDevice(0)}); err == nil {
 			t.Error("listed without a driver")
 		}
 	}
 	lib.Do("load")
 	lib.Do("process 0 -1 compute 1 2048")
-	if r := mustList(t, list, gpu(0)); len(r.Processes) != 1 {
+	if r := mustList(t, list, gpuDevice(0)); len(r.Processes) != 1 {
 		t.Errorf("%+v", r)
 	}
 }
@@ -184,7 +184,7 @@ func TestProcessesOfHangingGPU(t *testing.T) {
 	lib.Do("hang nvmlDeviceGetComputeRunningProcesses_v3 0")
 	done := make(chan *health.ProcessReading)
 	go func() {
-		r, _ := list(t.Context(), []health.Device{gpu(0), gpu(1)})
+		r, _ := list(t.Context(), []health.Device{gpuDevice(0), gpuDevice(1)})
 		done <- r
 	}()
 	lib.Do("await hanging 1")

@@ -29,7 +29,7 @@ type Binding struct {
 // Dir returns the directory of the binding's package, which has the headers.
 func (b Binding) Dir(t testing.TB) string {
 	t.Helper()
-	module, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", b.Module).Output()
+	module, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", b.Module).Output()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -71,6 +71,7 @@ static nvmlReturn_t wait_for(set_t *s, unsigned timeout_ms) {
         for (int i = 0; i < MAX_GPUS && !s->is_system; i++)
             if (s->types[i] && state.gpu[i].lost) return NVML_ERROR_GPU_IS_LOST;
         if (s->head < s->tail) return NVML_SUCCESS;
+        if (timeout_ms > 0 && fault_of("waiting", ANY)) return NVML_ERROR_GPU_IS_LOST; // only of sets that are used for long
         if (timeout_ms == 0) return NVML_ERROR_TIMEOUT;
         s->waiting++;
         int timed_out = pthread_cond_timedwait(&state.changed, &state.lock, &until) == ETIMEDOUT;

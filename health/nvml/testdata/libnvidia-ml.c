@@ -20,7 +20,7 @@ static gpu_t *gpu_of(nvmlDevice_t handle) {
     return mig == NULL ? NULL : &state.gpu[mig->gpu];
 }
 
-static nvmlReturn_t fault_of(const char *function, int gpu) {
+nvmlReturn_t fault_of(const char *function, int gpu) {
     for (int i = 0; i < state.faults; i++) {
         fault_t *f = &state.fault[i];
         if (f->hangs || f->times == 0 || strcmp(f->function, function) != 0 || (f->gpu != ANY && f->gpu != gpu)) continue;

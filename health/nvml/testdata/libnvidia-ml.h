@@ -75,6 +75,7 @@ extern state_t state HIDDEN;
 // enter counts a call, blocks if the test makes it hang, and returns the code that it must fail with. It acquires the lock; leave
 // releases it. gpu is ANY for calls without a GPU.
 nvmlReturn_t enter(const char *function, int gpu) HIDDEN;
+nvmlReturn_t fault_of(const char *function, int gpu) HIDDEN;
 nvmlReturn_t leave(nvmlReturn_t result) HIDDEN;
 
 // enter_device is enter for a function of a device. It sets *gpu, of a MIG device to its parent, and fails if the handle is invalid or the GPU is lost.

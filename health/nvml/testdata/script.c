@@ -119,9 +119,9 @@ static int apply(const char *line, char *reply, size_t room) {
     } else if (strcmp(line, "inits") == 0) snprintf(reply, room, "%d", state.inits);
     else if (strcmp(line, "sets") == 0) snprintf(reply, room, "%d", count_sets());
     else if (strcmp(line, "hanging") == 0) snprintf(reply, room, "%d", state.hanging);
-    else if (sscanf(line, "await %127[^0-9] %d", text, &n) == 2) {
-        while (text[strlen(text) - 1] == ' ') text[strlen(text) - 1] = 0;
-        return await(text, n, reply, room);
+    else if (strncmp(line, "await ", 6) == 0 && strrchr(line, ' ') > line + 6) {
+        snprintf(text, sizeof(text), "%.*s", (int)(strrchr(line, ' ') - line - 6), line + 6);
+        return await(text, atol(strrchr(line, ' ')), reply, room);
     } else if (strncmp(line, "await0 ", 7) == 0) return await(line + 7, 0, reply, room);
     else {
         for (int i = 0; i < 8 && added[i] != NULL; i++)

@@ -30,7 +30,7 @@ func nvcdiEdits(r request, id health.DeviceID, log *zap.Logger) (*specs.Containe
 	}
 	defer release()
 	h := r.host
-	generator, err := nvcdi.New(
+	toolkit, err := nvcdi.New(
 		nvcdi.WithLogger(quietLog{log.Sugar()}), nvcdi.WithNvmlLib(library), nvcdi.WithMode(nvcdi.ModeNvml),
 		nvcdi.WithDriverRoot(h.driverRoot()), nvcdi.WithDevRoot(h.visibleDevRoot()), nvcdi.WithNVIDIACDIHookPath(r.hookPath),
 		nvcdi.WithDisabledHooks(nvcdi.AllHooks), nvcdi.WithEnabledHooks(nvcdi.CreateSymlinksHook, nvcdi.UpdateLDCacheHook),
@@ -40,13 +40,13 @@ func nvcdiEdits(r request, id health.DeviceID, log *zap.Logger) (*specs.Containe
 		return nil, err
 	}
 	if id == "" {
-		common, err := generator.GetCommonEdits()
+		common, err := toolkit.GetCommonEdits()
 		if err != nil {
 			return nil, err
 		}
 		return h.finish(common)
 	}
-	devices, err := generator.GetDeviceSpecsByID(string(id))
+	devices, err := toolkit.GetDeviceSpecsByID(string(id))
 	if err != nil {
 		return nil, err
 	}

@@ -38,7 +38,7 @@ const (
 type request struct {
 	host     Host
 	hookPath string
-	keys     map[health.DeviceID]string // what the part of each device depends on; that of all devices has no ID
+	keys     map[health.DeviceID]string // of Input
 }
 
 // made is what there is. It is never modified once stored.
@@ -83,15 +83,14 @@ func (t *Toolkit) Run(ctx context.Context) {
 }
 
 // want returns the parts for an input, and whether each is up to date or has failed. It requests those that are missing.
-func (t *Toolkit) want(in Input) (m *made, complete bool) {
-	r := in.request()
-	if last := t.wanted.Load(); last == nil || !maps.Equal(last.keys, r.keys) { // the keys contain the rest
-		t.wanted.Store(&r)
+func (t *Toolkit) want(in Input, keys map[health.DeviceID]string) (m *made, complete bool) {
+	if last := t.wanted.Load(); last == nil || !maps.Equal(last.keys, keys) { // the keys contain the rest
+		t.wanted.Store(&request{in.Host, in.Config.HookPath, keys})
 	}
 	if m = t.made.Load(); m == nil {
 		m = &made{}
 	}
-	for id, key := range r.keys {
+	for id, key := range keys {
 		if m.parts[id].key != key {
 			return m, false
 		}
@@ -106,15 +105,17 @@ func (t *Toolkit) stop() {
 	}
 }
 
-func (in Input) request() request {
+// keys returns what the parts of a spec depend on, by device; the part of all devices has no ID. At boot some nodes and sockets
+// appear late.
+func (in Input) keys() map[health.DeviceID]string {
 	h := in.Host
 	base := fmt.Sprintf("%q %q %q %q %q", in.Config.HookPath, in.Driver, h.DriverRoot, h.ContainerDriverRoot, h.DevRoot)
-	r := request{host: h, hookPath: in.Config.HookPath, keys: map[health.DeviceID]string{"": fmt.Sprintf("%s %q %q", base, h.ControlNodes(), h.driverSockets())}}
+	keys := map[health.DeviceID]string{"": fmt.Sprintf("%s %q %q", base, h.ControlNodes(), h.driverSockets())}
 	for _, d := range in.Devices {
 		nodes, err := h.DeviceNodes(&d.State.Device)
-		r.keys[d.State.Device.ID] = fmt.Sprintf("%s %q %v", base, nodes, err)
+		keys[d.State.Device.ID] = fmt.Sprintf("%s %q %v", base, nodes, err)
 	}
-	return r
+	return keys
 }
 
 // run is one Run of a Toolkit.

@@ -134,11 +134,13 @@ type generator struct {
 // where it can work. Until it has answered, and when it fails as a whole, a spec that fits stays: it may be nvcdi's last one.
 func (w *Writer) chooseGenerator(in Input) (g generator, fingerprint string) {
 	fromFiles := generator{name: "driver files", spec: newSpec}
+	keys := in.keys()
+	fingerprint = in.fingerprint(keys)
 	if !in.NVML || in.Config.HookPath == "" {
 		w.Toolkit.stop()
-		return fromFiles, in.fingerprint()
+		return fromFiles, fingerprint
 	}
-	m, complete := w.Toolkit.want(in)
+	m, complete := w.Toolkit.want(in, keys)
 	common := m.parts[""]
 	switch {
 	case complete && common.edits != nil:
@@ -154,7 +156,7 @@ func (w *Writer) chooseGenerator(in Input) (g generator, fingerprint string) {
 			w.log.Warn("nvcdi cannot generate the CDI spec", zap.Error(common.err))
 		}
 	}
-	return g, fmt.Sprintf("%s\n%d %t %t", in.fingerprint(), m.number, complete, in.Detached)
+	return g, fmt.Sprintf("%s\n%d %t %t", fingerprint, m.number, complete, in.Detached)
 }
 
 // ErrPending reports that a spec will exist when nvcdi has answered.
@@ -195,14 +197,12 @@ func (in Input) fits(file string) bool {
 	})
 }
 
-// fingerprint identifies the input and the nodes and sockets of the host: at boot some of these appear late.
-func (in Input) fingerprint() string {
-	h := in.Host
+// fingerprint identifies the input and the files of the host on which a spec depends.
+func (in Input) fingerprint(keys map[health.DeviceID]string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%+v %q %q %q %q %q %q", in.Config, in.Driver, h.DriverRoot, h.ContainerDriverRoot, h.DevRoot, h.ControlNodes(), h.driverSockets())
+	fmt.Fprintf(&b, "%+v %s", in.Config, keys[""])
 	for _, d := range in.Devices {
-		nodes, err := h.DeviceNodes(&d.State.Device)
-		fmt.Fprintf(&b, "\n%q %q %q %v", d.Name, d.State.Device.ID, nodes, err)
+		fmt.Fprintf(&b, "\n%q %q %s", d.Name, d.State.Device.ID, keys[d.State.Device.ID])
 	}
 	return b.String()
 }

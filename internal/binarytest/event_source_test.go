@@ -11,9 +11,6 @@ const (
 	eventsDown = `gpu_node_agent_event_source_up{witness="nvml"} 0`
 )
 
-// eventsConfig is simConfig with NVML's events.
-const eventsConfig = "source: {mode: sim, events: nvml, sim: {control: DIR/sim.sock}}"
-
 // An event source that is down is visible everywhere and harmless: the agent is ready, and XIDs come from the source.
 func TestEventSourceDown(t *testing.T) {
 	t.Parallel()

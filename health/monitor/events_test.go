@@ -466,6 +466,22 @@ func TestEventsOfInstances(t *testing.T) {
 	}
 }
 
+// A storm of an instance that the source does not list counts, too, although it goes on.
+func TestStormOfUnknownInstance(t *testing.T) {
+	runTestWithEvents(t, func(t *testing.T, h *harness, f *fakeEvents) {
+		defer h.hangPolls()()
+		for range 10 {
+			e := xidEvent("GPU-0", 31)
+			e.GI = 9
+			f.receive(e)
+			advance(time.Second)
+		}
+		if n := h.out.Load().Devices[0].XIDCounts[31]; n < 5 {
+			t.Errorf("%d XIDs counted", n)
+		}
+	})
+}
+
 // Before the first inventory events are kept.
 func TestEventsBeforeFirstInventory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -788,5 +788,7 @@ func BenchmarkEventToSnapshot(b *testing.B) {
 		await(counted(n))
 	}
 	cancel()
-	<-ended
+	if err := <-ended; err != nil {
+		b.Error(err)
+	}
 }

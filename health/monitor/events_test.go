@@ -415,7 +415,7 @@ func TestEventsOfInstances(t *testing.T) {
 		"unknown GPU instance":            {"GPU-0", 9, 0, nil, false, 2 * time.Second, "GPU-0"},
 		"unknown instance, source stalls": {"GPU-0", 9, -1, nil, true, instanceDelay, "GPU-0"},
 		"unknown compute instance":        {"GPU-0", 1, 7, nil, false, 2 * time.Second, "MIG-0 MIG-0b"},
-		"new GPU instance":                {"GPU-0", 9, -1, []health.Device{{ID: "MIG-9", Kind: health.KindMIG, Parent: "GPU-0", GI: 9, CI: 3}}, false, time.Second, "MIG-9"},
+		"new GPU instance":                {"GPU-0", 9, -1, []health.Device{{ID: "MIG-9", Kind: health.KindMIG, Parent: "GPU-0", GI: 9, CI: 3}}, false, 0, "MIG-9"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			runTestWithEvents(t, func(t *testing.T, h *harness, f *fakeEvents) {

@@ -12,7 +12,8 @@ import (
 //
 // A witness may lose an XID. What is awaited from it therefore expires: see awaitSource and awaitEvents. Until then, its next
 // XID with the same number and device is taken for the lost one, and does not count if no other witness reports it. Nothing else
-// is lost. An XID counts twice only if a witness reports it later than that.
+// is lost. An XID counts twice only if a witness reports it later than that, or under another number: NVML and DCGM call the
+// numbers that they lack 999, the kernel log does not.
 
 // AwaitedXIDs are XIDs with one number that count already and that a witness has not reported yet.
 type AwaitedXIDs struct {

@@ -89,7 +89,7 @@ func addEntrySchemas(constraints map[string]map[string]any) {
 			"doubleBitErrors": count(0, 1_000_000), "retiredPages": count(0, 64),
 			"temperature": map[string]any{"type": "number", "minimum": 0, "maximum": 200},
 			"incident":    incident(), "severity": enum("fail", "warn", "none"), "mig": enum("off", "sevenths", "balanced"),
-			"source": enum("up", "down", "stalled", "blind", "empty"),
+			"source": enum("up", "down", "stalled", "blind", "empty", "checksDown"), "events": enum("up", "down", "lossy"),
 		}),
 	}
 	fields := object(map[string]any{"name": text("[^0-9]"), "type": text(""), "help": text("")}, "name")

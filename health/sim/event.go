@@ -33,6 +33,7 @@ type Event struct {
 	MIG             *string       `yaml:"mig,omitempty" json:"mig,omitempty"`
 	Times           *int          `yaml:"times,omitempty" json:"times,omitempty"`
 	Source          *string       `yaml:"source,omitempty" json:"source,omitempty"`
+	Events          *string       `yaml:"events,omitempty" json:"events,omitempty"`
 }
 
 // States of the source, the values of Event.Source.
@@ -86,7 +87,7 @@ func (e *Event) validate() (errs []error) {
 		if !f.isSet(e) {
 			continue
 		}
-		empty, ofGPU = false, ofGPU || f.key != keySource
+		empty, ofGPU = false, ofGPU || !f.ofSource
 		if f.with != "" && !effectOf(f.with).isSet(e) {
 			errs = append(errs, keyErrorf(f.key, "needs %s; set both", f.with))
 		} else if text := f.check(e); text != "" {

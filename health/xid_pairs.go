@@ -1,0 +1,152 @@
+package health
+
+import (
+	"slices"
+	"time"
+)
+
+// Witnesses that report one XID are paired by order and count, for each device and number: the n-th XID of one witness is the
+// n-th of another. Times cannot pair them, because each witness has its own clock and delay. Whichever witness reports an XID
+// first makes it count; it is then awaited from the others, whose reports of it count no more. A reset in between does not
+// matter.
+//
+// A witness may lose an XID. What is awaited from it therefore expires: see awaitSource and awaitEvents. Until then, its next
+// XID with the same number and device is taken for the lost one, and does not count if no other witness reports it. Nothing else
+// is lost. An XID counts twice only if a witness reports it later than that.
+
+// AwaitedXIDs are XIDs with one number that count already and that a witness has not reported yet.
+type AwaitedXIDs struct {
+	Code    int
+	Witness Witness // that has not reported them
+	Count   int
+	Since   time.Time // of an EventSource: when they began to be awaited
+
+	// Of WitnessSource: how long the source must measure, without reporting them, until they expire, and by how much that was
+	// extended.
+	Left, Extended time.Duration
+}
+
+const (
+	// An XID is awaited from the source for awaitSource, and for another awaitSource whenever the source reports any XID, up to
+	// maxExtension in total: DCGM reads one event per second from all GPUs together (dcgm/OBSERVED.md#xid-rate), so while it
+	// reports XIDs it may have unread ones. Only time during which the source measures counts, and at most maxStep per
+	// reading, so that a source that stalls or restarts loses nothing.
+	awaitSource  = 15 * time.Second
+	maxExtension = time.Hour
+	maxStep      = 2 * time.Second
+
+	// awaitEvents is how long an XID is awaited from an event source. These report XIDs within milliseconds, and lose them
+	// while they are down.
+	awaitEvents = 10 * time.Second
+
+	maxAwaited = 256 // entries of a device; above it the oldest are dropped
+)
+
+// elapsedStep returns the time that a reading of the source passes for what is awaited from the source: none if the source
+// measures nothing, as while DCGM is blind, or if the device has no earlier sample.
+func elapsedStep(measures bool, before, now time.Time) time.Duration {
+	if !measures || before.IsZero() {
+		return 0
+	}
+	return min(max(0, now.Sub(before)), maxStep)
+}
+
+// pairing is the state of pairing the XIDs of one device.
+type pairing struct {
+	awaited []AwaitedXIDs // oldest first
+	counted []XID         // that no other witness reported before
+	twins   []XID         // the others
+}
+
+// pairXIDs pairs a device's XIDs, oldest first, with those that are awaited. Those that count are awaited from the
+// other witnesses.
+func (rc ReadingContext) pairXIDs(awaited []AwaitedXIDs, xids []XID, now time.Time) pairing {
+	if len(awaited) == 0 && len(xids) == 0 {
+		return pairing{} // the usual case
+	}
+	p := pairing{awaited: slices.DeleteFunc(slices.Clone(awaited), func(a AwaitedXIDs) bool {
+		return a.Witness != WitnessSource && now.Sub(a.Since) >= awaitEvents
+	})}
+	for _, x := range xids {
+		if p.takeAwaited(x) {
+			p.twins = append(p.twins, x)
+			continue
+		}
+		p.counted = append(p.counted, x)
+		if x.Witness != WitnessSource {
+			p.await(AwaitedXIDs{Code: x.Code, Witness: WitnessSource, Count: 1, Left: awaitSource})
+		}
+		for _, w := range rc.Witnesses {
+			if w != x.Witness {
+				p.await(AwaitedXIDs{Code: x.Code, Witness: w, Count: 1, Since: now})
+			}
+		}
+	}
+	return p
+}
+
+// passTime removes the XIDs that the source did not report in time. reporting means that it reports XIDs of any device.
+func passTime(awaited []AwaitedXIDs, step time.Duration, reporting bool) []AwaitedXIDs {
+	if step == 0 {
+		return awaited
+	}
+	awaited = slices.Clone(awaited)
+	for i := range awaited {
+		a := &awaited[i]
+		if a.Witness != WitnessSource {
+			continue
+		}
+		a.Left -= step
+		if missing := awaitSource - a.Left; reporting && missing > 0 && a.Extended < maxExtension {
+			a.Left, a.Extended = awaitSource, a.Extended+missing
+		}
+	}
+	return slices.DeleteFunc(awaited, func(a AwaitedXIDs) bool { return a.Witness == WitnessSource && a.Left <= 0 })
+}
+
+// takeAwaited removes the oldest awaited XID that x is the report of. It returns false if there is none.
+func (p *pairing) takeAwaited(x XID) bool {
+	i := slices.IndexFunc(p.awaited, func(a AwaitedXIDs) bool { return a.Code == x.Code && a.Witness == x.Witness })
+	if i < 0 {
+		return false
+	}
+	if p.awaited[i].Count--; p.awaited[i].Count <= 0 {
+		p.awaited = slices.Delete(p.awaited, i, i+1)
+	}
+	return true
+}
+
+// await adds awaited XIDs. Those that expire within the same second are one entry, so a storm needs little space.
+func (p *pairing) await(x AwaitedXIDs) {
+	for i := range p.awaited {
+		a := &p.awaited[i]
+		if a.Code == x.Code && a.Witness == x.Witness && x.Left-a.Left < time.Second && x.Since.Sub(a.Since) < time.Second {
+			a.Count += x.Count
+			return
+		}
+	}
+	p.awaited = append(p.awaited, x)
+	p.awaited = p.awaited[max(0, len(p.awaited)-maxAwaited):]
+}
+
+// unreportedXIDs returns the numbers of the XIDs that the source has not reported yet, by device, so its values may be older
+// than these XIDs. An XID of a MIG device that affects the whole GPU is also in those of the GPU.
+func unreportedXIDs(before []DeviceState) map[DeviceID][]int {
+	var all map[DeviceID][]int
+	for i := range before {
+		d := &before[i]
+		for _, a := range d.Awaited {
+			if a.Witness != WitnessSource {
+				continue
+			}
+			if all == nil {
+				all = make(map[DeviceID][]int)
+			}
+			all[d.Device.ID] = append(all[d.Device.ID], a.Code)
+			if d.Device.Kind == KindMIG && LookupXID(a.Code).WholeGPU {
+				all[d.Device.Parent] = append(all[d.Device.Parent], a.Code)
+			}
+		}
+	}
+	return all
+}

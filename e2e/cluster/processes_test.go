@@ -104,4 +104,9 @@ func TestProcesses(t *testing.T) {
 		await("process_memory_bytes", "9", strconv.Itoa(free), "", "")
 		awaitSeries(t, "gpu_node_agent_processes_without_pod{", `reason="not_holder"`, "} 1\n")
 	})
+	step(t, "in the PID namespace of the node", func(t *testing.T) {
+		upgrade(t, oldTag, `config.metrics.processes.enabled=true`, `hostPID=true`)
+		inject(t, "{gpu: %s, processes: [{pid: %d, memory: 11}]}", gpus["second"], pids["second"])
+		await("process_memory_bytes", "11", gpus["second"], pod, "second")
+	})
 }

@@ -2,6 +2,7 @@ package binarytest
 
 import (
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -14,7 +15,7 @@ import (
 func TestProcesses(t *testing.T) {
 	t.Parallel()
 	const uid, containerID = "0f4b7c1e-2d3a-4b5c-8d9e-0a1b2c3d4e5f", "3b4c5d6e7f8091a2b3c4d5e6f708192a3b4c5d6e7f8091a2b3c4d5e6f7081920"
-	p := newProcess(t, "source: {mode: sim, interval: 1s, sim: {control: DIR/sim.sock}}")
+	p := newProcess(t, "source: {mode: sim, interval: 1s, stallAfter: 1s, sim: {control: DIR/sim.sock}}")
 	k := p.startKubelet()
 	p.launch("GPU_NODE_AGENT_METRICS_PROCESSES_ENABLED=true", "GPU_NODE_AGENT_METRICS_PROCESSES_PROC="+p.Dir+"/proc",
 		"GPU_NODE_AGENT_METRICS_PROCESSES_POD_LOGS="+p.Dir+"/log/pods")
@@ -49,6 +50,15 @@ func TestProcesses(t *testing.T) {
 	p.awaitSeries("process_memory_bytes", free, "", "2.097152e+06") // the pod does not hold this device
 	p.awaitMetrics(`gpu_node_agent_processes_without_pod{reason="not_holder"} 1`, `gpu_node_agent_processes_without_pod{reason="unreadable"} 1`)
 	p.sim(fmt.Sprintf("{gpu: %d, processes: []}", held))
+	p.awaitSeries("processes", held, "", "0")
+
+	p.sim("{source: stalled}") // the driver hangs
+	p.awaitMetrics("gpu_node_agent_processes_up 0")
+	p.awaitPage("/readyz", http.StatusServiceUnavailable, "processes: ")
+	if _, page := p.get("/metrics"); strings.Contains(page, "gpu_node_agent_processes{") {
+		t.Error("processes are exported while they cannot be listed")
+	}
+	p.sim("{source: up}")
 	p.awaitSeries("processes", held, "", "0")
 
 	p.command(0, "detach", "--for", "1m", "--force")

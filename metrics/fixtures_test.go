@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/exposition"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -114,6 +115,18 @@ func testHolders() podresources.Holders {
 	}}
 }
 
+// testUsage has the processes of testHolders' devices: none of the whole GPU, one of each pod that shares one, and those of the MIG
+// device are unknown.
+func testUsage() *processes.Snapshot {
+	usage := func(pod string, sm float64) processes.Usage {
+		return processes.Usage{Device: "GPU-c", Container: processes.Container{Namespace: "team", Pod: pod, Name: "nb"}, Processes: 1, SM: sm, HasSM: true}
+	}
+	return &processes.Snapshot{
+		ProcessReading: health.ProcessReading{At: now, Measured: []health.DeviceID{"GPU-a", "GPU-c"}},
+		Usage:          []processes.Usage{usage("nb-1", 0.01), usage("nb-2", 0.9)},
+	}
+}
+
 // testSources provides a snapshot, the default fields, and totals that were updated a minute ago and now.
 func testSources(s *health.Snapshot) Sources {
 	return configuredSources(s, testConfig(fields.SetDefault))
@@ -122,7 +135,7 @@ func testSources(s *health.Snapshot) Sources {
 func configuredSources(s *health.Snapshot, c *Config) Sources {
 	latest, configs := new(health.Latest[health.Snapshot]), new(health.Latest[Config])
 	configs.Store(c)
-	totals := NewTotals(configs, latest, testHolders)
+	totals := NewTotals(TotalsInputs{Config: configs, Snapshots: latest, Holders: testHolders, Processes: testUsage})
 	if s != nil {
 		latest.Store(s)
 		for _, at := range []time.Time{now.Add(-time.Minute), now} {

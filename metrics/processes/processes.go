@@ -3,8 +3,10 @@
 package processes
 
 import (
+	"cmp"
 	"fmt"
 	"path/filepath"
+	"slices"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
@@ -52,6 +54,22 @@ type Snapshot struct {
 	health.ProcessReading
 	Usage []Usage // by device, then by container; a device of Measured without an entry has no process
 	Err   string  // why the newest measurement failed; Usage is empty then
+}
+
+// Of returns the usage of a device; measured is false if its processes are unknown. s may be nil.
+func (s *Snapshot) Of(id health.DeviceID) (usage []Usage, measured bool) {
+	if s == nil {
+		return nil, false
+	}
+	if _, measured = slices.BinarySearch(s.Measured, id); !measured {
+		return nil, false
+	}
+	start, _ := slices.BinarySearchFunc(s.Usage, id, func(u Usage, id health.DeviceID) int { return cmp.Compare(u.Device, id) })
+	end := start
+	for end < len(s.Usage) && s.Usage[end].Device == id {
+		end++
+	}
+	return s.Usage[start:end], true
 }
 
 // Open gives a lister of processes and a function that releases what it uses.

@@ -24,9 +24,9 @@ type idleTime struct {
 
 // Identity tells a container from a later one of the same name, such as that of a StatefulSet's next pod.
 type Identity struct {
-	PodUID    func(namespace, pod string) string // "" if unknown
-	Allocated func(deviceID string) time.Time    // the last allocation of a kubelet's device ID; zero if there was none
-	Allocates bool                               // Allocated knows every allocation since the agent started
+	PodLabels func(namespace, pod string) []Label // as Sources.PodLabels; the UID is compared, if it is known
+	Allocated func(deviceID string) time.Time     // the last allocation of a kubelet's device ID; zero if there was none
+	Allocates bool                                // Allocated knows every allocation since the agent started
 }
 
 // replaced reports whether the container is another one than before, with the same name.
@@ -39,11 +39,16 @@ func (i Identity) replaced(before idleTime, c container, holders []podresources.
 	})
 }
 
+// uidOf returns the UID of a container's pod, "" if it is unknown.
 func (i Identity) uidOf(c container) string {
-	if i.PodUID == nil {
+	if i.PodLabels == nil {
 		return ""
 	}
-	return i.PodUID(c.namespace, c.pod)
+	labels := i.PodLabels(c.namespace, c.pod)
+	if n := slices.IndexFunc(labels, isPodUID); n >= 0 {
+		return labels[n].Value
+	}
+	return ""
 }
 
 // updateIdle adds idle time for each container that holds the device. Time does not count while the container's use of the device

@@ -174,7 +174,7 @@ func (n *idleNode) observe(after time.Duration) idleResult {
 		}}},
 		holders: podresources.Holders{At: n.at, By: map[health.DeviceID][]podresources.Holder{}},
 		identity: Identity{
-			PodUID: func(string, string) string { return n.uid }, Allocates: !n.noPlugin,
+			PodLabels: func(string, string) []Label { return []Label{label("team", "x"), label(podUIDLabel, n.uid)} }, Allocates: !n.noPlugin,
 			Allocated: func(id string) time.Time {
 				if id == "GPU-a::0" {
 					return n.allocated

@@ -30,7 +30,7 @@ func TestNewSourceAttachesHostEngineOnly(t *testing.T) {
 		if mode == config.ModeStandalone {
 			c.Source.Address = "localhost:5555"
 		}
-		source, run, err := newSource(sourceConfigOf(c), zap.NewAtomicLevel(), zap.NewNop())
+		source, run, err := newSource(sourceConfigOf(c), nil, zap.NewAtomicLevel(), zap.NewNop())
 		if err != nil || source.Open == nil || run == nil || (source.Attach != nil) != want {
 			t.Errorf("%s: attach %v, want %v; %v", mode, source.Attach != nil, want, err)
 		}

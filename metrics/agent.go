@@ -80,6 +80,7 @@ func (s *scrape) collectAgent() {
 	}
 	s.addIfEnabled(podLabelsUp, s.src.PodLabelsUp)
 	s.addIfEnabled(stateFileUp, s.src.StateFileUp)
+	s.collectProcessesStatus()
 	r := s.src.Reload()
 	s.Add(fieldsUnknown, float64(len(s.cfg.Chosen.Unknown)), nil)
 	s.Add(reloadSuccessful, boolValue(r.OK), nil)

@@ -115,16 +115,20 @@ func testHolders() podresources.Holders {
 	}}
 }
 
-// testUsage has the processes of testHolders' devices: none of the whole GPU, one of each pod that shares one, and those of the MIG
-// device are unknown.
-func testUsage() *processes.Snapshot {
-	usage := func(pod string, sm float64) processes.Usage {
-		return processes.Usage{Device: "GPU-c", Container: processes.Container{Namespace: "team", Pod: pod, Name: "nb"}, Processes: 1, SM: sm, HasSM: true}
-	}
-	return &processes.Snapshot{
-		ProcessReading: health.ProcessReading{At: now, Measured: []health.DeviceID{"GPU-a", "GPU-c"}},
-		Usage:          []processes.Usage{usage("nb-1", 0.01), usage("nb-2", 0.9)},
-	}
+// testProcesses are the processes of testHolders, of one that holds no device and of the host; those of GPU-b are unknown.
+func testProcesses() *health.Latest[processes.Snapshot] {
+	latest := new(health.Latest[processes.Snapshot])
+	latest.Store(&processes.Snapshot{
+		ProcessReading: health.ProcessReading{At: now, Measured: []health.DeviceID{"GPU-a", "GPU-c", "MIG-1", "MIG-2"}},
+		Usage: []processes.Usage{
+			{Device: "GPU-a", Processes: 2, Memory: 300 << 20, HasMemory: true, SM: 0, HasSM: true},
+			{Device: "GPU-a", Container: processes.Container{Namespace: "team", Pod: "train-0", Name: "main"}, Processes: 8, Memory: 70 << 30, HasMemory: true, SM: .875, HasSM: true},
+			{Device: "GPU-a", Container: processes.Container{Name: processes.Other}, Processes: 3},
+			{Device: "MIG-1", Container: processes.Container{Namespace: "infer", Pod: "web", Name: "model"}, Processes: 1, Memory: 1 << 30, HasMemory: true},
+		},
+		WithoutPod: map[processes.Reason]int{processes.ReasonHost: 1, processes.ReasonNotHolder: 1},
+	})
+	return latest
 }
 
 // testSources provides a snapshot, the default fields, and totals that were updated a minute ago and now.
@@ -135,7 +139,7 @@ func testSources(s *health.Snapshot) Sources {
 func configuredSources(s *health.Snapshot, c *Config) Sources {
 	latest, configs := new(health.Latest[health.Snapshot]), new(health.Latest[Config])
 	configs.Store(c)
-	totals := NewTotals(TotalsInputs{Config: configs, Snapshots: latest, Holders: testHolders, Processes: testUsage})
+	totals := NewTotals(TotalsInputs{Config: configs, Snapshots: latest, Holders: testHolders, Processes: testProcesses().Load})
 	if s != nil {
 		latest.Store(s)
 		for _, at := range []time.Time{now.Add(-time.Minute), now} {
@@ -155,6 +159,7 @@ func configuredSources(s *health.Snapshot, c *Config) Sources {
 		Kubernetes:  func() (Kubernetes, bool) { return Kubernetes{Writes: 4, Events: 3, Dropped: 2, Errors: 1}, true },
 		PodLabelsUp: func() (bool, bool) { return true, true },
 		StateFileUp: func() (bool, bool) { return false, true },
+		Processes:   testProcesses(),
 		LogDropped:  func() uint64 { return 12 },
 
 		ConnectionsDropped: func() uint64 { return 13 },

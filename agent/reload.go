@@ -135,5 +135,8 @@ func (a *Agent) warnings() (all []string) {
 			all = append(all, "plugin: "+r.Warning)
 		}
 	}
+	if p := a.processes.Latest().Load(); p != nil && p.Err != "" {
+		all = append(all, "processes: "+p.Err)
+	}
 	return all
 }

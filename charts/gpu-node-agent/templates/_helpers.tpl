@@ -104,6 +104,11 @@ nodes if NAME is "". It is called with (dict "root" $ "name" NAME "agent" (dict)
 {{- if and $generate (not $sim) }}
 {{- $config = mustMergeOverwrite (dict "plugin" (dict "containerDriverRoot" "/driver-root")) $config }}
 {{- end }}
+{{- $processes := dig "metrics" "processes" "enabled" false $config }}
+{{- /* With hostPID the container's own /proc is that of the node. */}}
+{{- if and $processes (not $values.hostPID) }}
+{{- $config = mustMergeOverwrite (dict "metrics" (dict "processes" (dict "proc" "/host/proc"))) $config }}
+{{- end }}
 {{- include "gpu-node-agent.check" (dict "root" .root "name" .name "config" $config) }}
 {{- $mig := has (dig "plugin" "migStrategy" "none" $config) (list "single" "mixed") }}
 {{- $lists := dig "plugin" "deviceList" (list) $config | toStrings }}
@@ -126,13 +131,18 @@ nodes if NAME is "". It is called with (dict "root" $ "name" NAME "agent" (dict)
 {{- $_ := set .agent "conditions" (dig "health" "kubernetes" "enabled" false $config) }}
 {{- $_ := set .agent "podLabels" (or (dig "metrics" "podUID" false $config) (dig "metrics" "podLabels" (list) $config | empty | not)) }}
 {{- $_ := set .agent "needsSysAdmin" (and $needs (not $sim)) }}
-{{- $jobs := dig "metrics" "hpcJobDir" "" $config }}
+{{- /* Directories of the node, unless extraVolumeMounts has them. */}}
+{{- $dirs := dict "hpcJobDir" (dig "metrics" "hpcJobDir" "" $config)
+  "hostProc" (ternary (dig "metrics" "processes" "proc" "" $config) "" (and $processes (not $values.hostPID)))
+  "podLogs" (ternary (dig "metrics" "processes" "podLogs" "/var/log/pods" $config) "" $processes) }}
+{{- range $key, $dir := $dirs }}
 {{- range $values.extraVolumeMounts }}
-{{- if eq (clean .mountPath) (clean $jobs) }}
-{{- $jobs = "" }}
+{{- if eq (clean .mountPath) (clean $dir) }}
+{{- $_ := set $dirs $key "" }}
 {{- end }}
 {{- end }}
-{{- $_ := set .agent "hpcJobDir" $jobs }}
+{{- end }}
+{{- $_ := mustMergeOverwrite .agent $dirs }}
 {{- $sysAdmin := default "auto" $values.sysAdmin }}
 {{- $_ := set .agent "sysAdmin" (and (not $sim) (or (eq $sysAdmin "always") (and (eq $sysAdmin "auto") $needs))) }}
 {{- $affinity := deepCopy (default (dict) $values.affinity) }}

@@ -23,9 +23,15 @@ type ReadingContext struct {
 // Judge derives the devices' verdicts from a reading and the devices before it. It adds no decisions: see Decide. It is
 // pure: the same arguments give the same result, and the only clock is the reading's.
 //
+// Of the XIDs in a reading, those that another witness reported before do not count: see AwaitedXIDs. DeviceState.Sample has
+// the rest.
+//
 // A GPU that the reading lacks stays, Unhealthy and "missing". A MIG device that the reading lacks was destroyed, unless its
 // GPU is missing too.
 func Judge(c Config, before []DeviceState, r *Reading, rc ReadingContext, now time.Time) []DeviceState {
+	if rc.Events {
+		r = eventsOnly(before, r, now)
+	}
 	previous := make(map[DeviceID]DeviceState, len(before))
 	for _, d := range before {
 		if r.Checks.Status == ChecksDown {
@@ -47,14 +53,14 @@ func Judge(c Config, before []DeviceState, r *Reading, rc ReadingContext, now ti
 		}
 		samples[d.ID] = rc.withPast(previous[d.ID], previous[d.Parent].Verdict, d, s)
 	}
+	reports := rc.takeReports(previous, before, r, samples, now)
 	keepFindingsOfDestroyed(previous, before, r, samples)
 	outage := newNodeOutage(before, samples, now)
-	raised := raisedXIDs(r, samples)
 
 	after := make([]DeviceState, 0, len(r.Devices))
 	gpus := make(map[DeviceID]parent)
 	add := func(d Device, s Sample) {
-		next, reset := judgeDevice(c, previous[d.ID], d, s, gpus[d.Parent], rc, outage, raised[d.ID])
+		next, reset := judgeDevice(c, previous[d.ID], d, s, gpus[d.Parent], rc, outage, reports[d.ID])
 		if d.Kind == KindGPU {
 			gpus[d.ID] = parent{next.Verdict, reset, s.Presence}
 		}
@@ -87,21 +93,22 @@ func Judge(c Config, before []DeviceState, r *Reading, rc ReadingContext, now ti
 // parent is the result of judging a GPU, which its MIG devices depend on.
 type parent struct {
 	verdict  Verdict
-	reset    bool // the GPU was reset
+	reset    reset // of the GPU
 	presence Presence
 }
 
-// judgeDevice judges one device. The raised XIDs are those of its MIG devices that affect the whole GPU.
+// judgeDevice judges one device. s has the XIDs that count.
 func judgeDevice(
-	c Config, old DeviceState, d Device, s Sample, p parent, rc ReadingContext, outage nodeOutage, raised []XID,
-) (next DeviceState, reset bool) {
+	c Config, old DeviceState, d Device, s Sample, p parent, rc ReadingContext, outage nodeOutage, w reports,
+) (next DeviceState, r reset) {
 	v := old.Verdict
 	firstSeen := old.Device.ID == "" && !rc.XIDHistory
 	v.awaitsCheck = v.awaitsCheck || firstSeen
 	v.awaitsAction = v.awaitsAction || firstSeen || rc.FirstReading && !old.Verdict.Has(CauseRecoveryAction)
-	v.explainRecoveryAction(c, s)
-	reset = p.reset || rc.DriverReloaded || wasReset(c, old.Verdict, d.Kind, s)
-	findings := lasting(c, old.Verdict, s, reset)
+	v.explainRecoveryAction(c, old.XIDCounts, s, rc.Events)
+	r = latestReset(p.reset, rc.reloaded(s), wasReset(c, old.Verdict, d.Kind, s, rc.Events))
+	r.unreported = w.unreported
+	findings := lasting(c, old.Verdict, s, r, rc.Events)
 	for _, f := range conditionFindings(c, s) {
 		switch {
 		case p.verdict.Has(f.Cause): // a MIG device that is lost with its GPU inherits the GPU's finding
@@ -118,16 +125,20 @@ func judgeDevice(
 		findings = merge(findings, f)
 	}
 
-	counts, last := old.XIDCounts, old.LastXID
+	counts, witnesses, last := old.XIDCounts, old.XIDWitnesses, old.LastXID
 	if len(s.XIDs) > 0 {
-		counts = maps.Clone(counts)
+		counts, witnesses = maps.Clone(counts), maps.Clone(witnesses)
 		if counts == nil {
 			counts = make(map[int]uint64)
 		}
+		if witnesses == nil {
+			witnesses = make(map[int]Witness)
+		}
 	}
-	xids := raised
+	xids := w.raised
 	for _, x := range s.XIDs {
 		counts[x.Code]++
+		witnesses[x.Code] = x.Witness
 		last = x
 		last.At = reportedAt(x, s.At)
 		if d.Kind == KindGPU || !LookupXID(x.Code).WholeGPU {
@@ -139,6 +150,12 @@ func judgeDevice(
 			findings = merge(findings, f)
 		}
 	}
+	for _, x := range w.details {
+		findings = enrich(c, findings, x)
+		if x.Code == last.Code && last.Detail == (XIDDetail{}) {
+			last.Detail = x.Detail
+		}
+	}
 	if v.awaitsCheck && s.Checked {
 		v.awaitsCheck = false
 		if !slices.ContainsFunc(findings, Finding.ofXID) {
@@ -148,7 +165,7 @@ func judgeDevice(
 		}
 	}
 
-	v.PendingXIDs = pendingXIDs(c, old.Verdict, xids, s.At, reset)
+	v.PendingXIDs = pendingXIDs(c, old.Verdict, xids, s.At, r)
 	for _, f := range escalate(v.PendingXIDs, findings, p.verdict) {
 		findings = merge(findings, f)
 	}
@@ -164,22 +181,27 @@ func judgeDevice(
 	if old.Device.ID != "" && s.Presence != Present {
 		d = old.Device // the source cannot read the properties now
 	}
+	if rc.Events {
+		s = old.Sample.withEvents(s)
+	}
 	return DeviceState{
-		Device: d, Sample: s, Verdict: v, XIDCounts: counts, LastXID: last, XIDHistory: appendHistory(old.XIDHistory, s),
-	}, reset
+		Device: d, Sample: s, Verdict: v, XIDCounts: counts, XIDWitnesses: witnesses, LastXID: last,
+		XIDHistory: w.history, Awaited: w.awaited, EventAction: w.action,
+	}, r
 }
 
-// lasting returns the device's own findings that the sample does not end, without decisions.
-func lasting(c Config, old Verdict, s Sample, reset bool) []Finding {
+// lasting returns the device's own findings that the sample does not end, without decisions. With events, time ends none: the
+// device is not measured.
+func lasting(c Config, old Verdict, s Sample, r reset, events bool) []Finding {
 	var left []Finding
 	for _, f := range old.Findings {
 		if f.From != "" || f.decision() {
 			continue
 		}
-		if reset || provesReturn(old, f, s) && f.Last.After(f.Reset) {
+		if r.follows(f) || provesReturn(old, f, s) && f.Last.After(f.Reset) {
 			f.Reset = s.At
 		}
-		if !ended(c, f, s) {
+		if !ended(c, f, s, events) {
 			left = append(left, f)
 		}
 	}
@@ -187,7 +209,7 @@ func lasting(c Config, old Verdict, s Sample, reset bool) []Finding {
 }
 
 // ended reports whether the sample is positive evidence that a finding is over. A value that the sample lacks ends nothing.
-func ended(c Config, f Finding, s Sample) bool {
+func ended(c Config, f Finding, s Sample, events bool) bool {
 	if f.State == Unhealthy && c.Recovery == RecoverNever {
 		return false
 	}
@@ -197,15 +219,15 @@ func ended(c Config, f Finding, s Sample) bool {
 	case ClearsItself, ClearsRestart:
 		// The return of a GPU counts as a reset. A GPU that was only inaccessible needs none.
 		needsReset := f.State == Unhealthy && c.Recovery == RecoverAfterReset && f.Cause != CauseInaccessible
-		return conditionOver(c, f, s) && (!needsReset || !f.Reset.IsZero())
+		return conditionOver(c, f, s, events) && (!needsReset || !f.Reset.IsZero())
 	case ClearsReboot, ClearsOperator:
 	}
 	return false
 }
 
 // conditionOver reports whether the sample proves the end of the condition behind a finding that clears itself.
-func conditionOver(c Config, f Finding, s Sample) bool {
-	longAgo := s.At.Sub(f.Last) >= c.RecoverAfter
+func conditionOver(c Config, f Finding, s Sample, events bool) bool {
+	longAgo := !events && s.At.Sub(f.Last) >= c.RecoverAfter
 	switch f.Cause {
 	case CauseLost, CauseInaccessible, CauseDetached, CauseMissing:
 		now, bad := presenceFinding(s)

@@ -75,17 +75,22 @@ func (f Finding) asksForReset() bool {
 	return false
 }
 
-// explainRecoveryAction sets unexplainedReset when the driver's first recovery action asks for a reset and no XID explains
-// it: an engine inside the agent loses the XIDs of the time before the agent's start. What is broken is then unknown, so the
-// GPU does not count as working. The end of the recovery action clears it.
-func (v *Verdict) explainRecoveryAction(c Config, s Sample) {
+// explainRecoveryAction sets unexplainedReset when the driver's first recovery action asks for a reset and no XID since the
+// agent's start explains it: an engine inside the agent loses the XIDs of the time before. What is broken is then unknown, so
+// the GPU does not count as working. The end of the recovery action clears it. An event reports a new recovery action, so it
+// is not of the time before.
+func (v *Verdict) explainRecoveryAction(c Config, counts map[int]uint64, s Sample, event bool) {
 	value, ok := s.Values[FieldRecoveryAction]
 	if !ok {
 		return
 	}
 	reset := recoveryOf(RecoveryAction(value)).action == ActionResetGPU
 	// An ignored XID, such as an application's error, explains nothing.
-	explained := slices.ContainsFunc(s.XIDs, func(x XID) bool { return c.XID.Effect(x.Code) != EffectIgnore })
+	explains := func(code int) bool { return c.XID.Effect(code) != EffectIgnore }
+	explained := event || slices.ContainsFunc(s.XIDs, func(x XID) bool { return explains(x.Code) })
+	for code := range counts {
+		explained = explained || explains(code)
+	}
 	v.unexplainedReset = reset && (v.unexplainedReset || v.awaitsAction && !explained)
 	v.awaitsAction = false
 }

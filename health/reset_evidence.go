@@ -1,27 +1,75 @@
 package health
 
-import "slices"
+import (
+	"slices"
+	"time"
+)
 
 // Evidence of a reset is positive and concerns one device: a device that was lost alone returns, a condition ends that only a
 // reset ends, the driver withdraws its recovery action, or the driver is reloaded. An event of all GPUs of the node at once
 // comes from the source, the driver or a switch, and proves nothing about a single GPU.
 
-// wasReset reports whether the sample is evidence of a reset.
-func wasReset(c Config, old Verdict, kind Kind, s Sample) bool {
-	action, hasAction := s.Values[FieldRecoveryAction]
-	return slices.ContainsFunc(old.Findings, func(f Finding) bool {
-		switch {
-		case f.From != "" || !f.Last.After(f.Reset):
-			return false // evidence counts once, although with recovery "never" the finding outlasts the reset
-		case f.ofPresence():
-			// A single reading may be wrong, an inaccessible GPU was not reset, and a MIG device is reset only with its GPU.
-			unreachable := f.Last.Sub(f.Since) >= c.Interval/2 && f.Cause != CauseInaccessible && kind == KindGPU
-			return s.Presence == Present && unreachable && !f.InOutage
-		case f.Cause == CauseRecoveryAction:
-			return hasAction && RecoveryAction(action) == RecoveryNone && f.asksForReset()
+// reset is a reset of a device that a sample proves. The zero reset is none.
+type reset struct {
+	proven bool
+	after  time.Time // the sample that proves it was measured then; the fault had still shown before
+	// unreported are the XIDs that the source has not reported yet. They may be newer than the reset, because event sources
+	// report XIDs before the source measures their effects.
+	unreported []int
+}
+
+// sourceLag is how much older than its sample a value may be: DCGM's cache is filled every second.
+const sourceLag = 3 * time.Second
+
+// follows reports whether the reset came after the newest observation of a finding.
+func (r reset) follows(f Finding) bool {
+	return r.proven && (!r.after.Before(f.Last) || !slices.ContainsFunc(r.unreported, func(code int) bool { return f.Cause == xidCause(code) }))
+}
+
+// latestReset returns the proven reset that is the latest.
+func latestReset(all ...reset) (latest reset) {
+	for _, r := range all {
+		if r.proven && (!latest.proven || r.after.After(latest.after)) {
+			latest = r
 		}
-		return resetEnded(c, f.Cause, s)
-	})
+	}
+	return latest
+}
+
+// reloaded returns the reset by a reload of the driver. An event source that reported an XID before the reload ended for it.
+func (rc ReadingContext) reloaded(s Sample) reset {
+	return reset{proven: rc.DriverReloaded, after: s.At}
+}
+
+// wasReset returns the reset that the sample proves. Event sources report a recovery action in order with the XIDs.
+func wasReset(c Config, old Verdict, kind Kind, s Sample, events bool) (latest reset) {
+	for _, f := range old.Findings {
+		if !showsReset(c, f, kind, s) {
+			continue
+		}
+		after := f.Last.Add(-sourceLag)
+		if events {
+			after = s.At
+		}
+		latest = latestReset(latest, reset{proven: true, after: after})
+	}
+	return latest
+}
+
+// showsReset reports whether the sample shows the end of a finding that proves a reset.
+func showsReset(c Config, f Finding, kind Kind, s Sample) bool {
+	switch {
+	case f.From != "" || !f.Last.After(f.Reset):
+		return false // evidence counts once, although with recovery "never" the finding outlasts the reset
+	case f.ofPresence():
+		// A single reading may be wrong, an inaccessible GPU was not reset, and a MIG device is reset only with its GPU.
+		unreachable := f.Last.Sub(f.Since) >= c.Interval/2 && f.Cause != CauseInaccessible && kind == KindGPU
+		return s.Presence == Present && unreachable && !f.InOutage
+	case f.Cause == CauseRecoveryAction:
+		action, ok := s.Values[FieldRecoveryAction]
+		return ok && RecoveryAction(action) == RecoveryNone && f.asksForReset()
+	}
+	return resetEnded(c, f.Cause, s)
 }
 
 // provesReturn reports whether the presence of the device proves the reset that clears a finding. It does so for the findings
@@ -31,7 +79,8 @@ func provesReturn(old Verdict, f Finding, s Sample) bool {
 		return false
 	}
 	unreachable := old.ownFinding(Finding.ofPresence)
-	return f.ofPresence() || f.Cause == xidCause(79) && unreachable != nil && unreachable.Cause == CauseLost && !unreachable.InOutage
+	return f.ofPresence() || f.Cause == xidCause(79) && unreachable != nil && unreachable.Cause == CauseLost && !unreachable.InOutage &&
+		!s.At.Before(f.Last) // an event source may report it during the poll
 }
 
 // resetEnded reports whether the sample shows the end of a condition that only a reset or a driver reload ends (DCGM 4.6

@@ -11,9 +11,12 @@ type DeviceState struct {
 	Sample  Sample
 	Verdict Verdict
 
-	XIDCounts  map[int]uint64 // XIDs since the agent started, by number; not modified once stored
-	LastXID    XID            // zero if there was none
-	XIDHistory []XID          // the newest XIDs of the source's stream, counted or not, in order of arrival; not modified once stored
+	XIDCounts    map[int]uint64  // XIDs since the agent started, by number; not modified once stored
+	XIDWitnesses map[int]Witness // what reported the newest XID of each number in XIDCounts first; not modified once stored
+	LastXID      XID             // zero if there was none
+	XIDHistory   []XID           // the newest XIDs of the source's stream, counted or not, in order of arrival; not modified once stored
+	Awaited      []AwaitedXIDs   // XIDs that witnesses still have to report; not modified once stored
+	EventAction  EventAction     // the recovery action of the newest event, while it replaces that of the source
 }
 
 // SourceStatus is the state of the connection to a source.

@@ -53,10 +53,10 @@ const pendingFor = time.Minute
 
 // pendingXIDs returns the recent XIDs whose severity the recovery action decides. A reset ends them. While the driver asks to
 // drain peer-to-peer work it has not decided, so they stay.
-func pendingXIDs(c Config, old Verdict, xids []XID, now time.Time, reset bool) []XID {
+func pendingXIDs(c Config, old Verdict, xids []XID, now time.Time, r reset) []XID {
 	undecided := slices.ContainsFunc(old.Findings, func(f Finding) bool { return f.Cause == CauseRecoveryAction && f.Action == ActionDrainP2P })
 	all := slices.DeleteFunc(slices.Clone(old.PendingXIDs), func(x XID) bool {
-		return reset || now.Sub(x.At) >= pendingFor && !undecided || !c.XID.followsRecoveryAction(x.Code)
+		return r.follows(Finding{Cause: xidCause(x.Code), Last: x.At}) || now.Sub(x.At) >= pendingFor && !undecided || !c.XID.followsRecoveryAction(x.Code)
 	})
 	for _, x := range xids {
 		if c.XID.followsRecoveryAction(x.Code) {
@@ -82,23 +82,6 @@ func escalate(pending []XID, findings []Finding, gpu Verdict) []Finding {
 		})
 	}
 	return all
-}
-
-// raisedXIDs returns, by GPU, the XIDs of its MIG devices that affect the whole GPU. All compute instances of a GPU instance
-// report the same XID, so each counts once.
-func raisedXIDs(r *Reading, samples map[DeviceID]Sample) map[DeviceID][]XID {
-	raised := make(map[DeviceID][]XID)
-	for _, d := range r.Devices {
-		if d.Kind != KindMIG {
-			continue
-		}
-		for _, x := range samples[d.ID].XIDs {
-			if LookupXID(x.Code).WholeGPU && !slices.Contains(raised[d.Parent], x) {
-				raised[d.Parent] = append(raised[d.Parent], x)
-			}
-		}
-	}
-	return raised
 }
 
 // withPast returns the sample with the XIDs of Past that were never judged added to its XIDs. Past is ignored for a MIG

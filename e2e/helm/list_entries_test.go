@@ -93,7 +93,7 @@ func addEntrySchemas(constraints map[string]map[string]any) {
 				"pid": count(1, 1<<22), "memory": count(0, 1<<50), "sm": map[string]any{"type": "number", "minimum": 0, "maximum": 1},
 				"kind": enum("compute", "graphics", "mps"), "mig": count(0, 6),
 			}, "pid")),
-			"source": enum("up", "down", "stalled", "blind", "empty"),
+			"source": enum("up", "down", "stalled", "blind", "empty", "checksDown"), "events": enum("up", "down", "lossy"),
 		}),
 	}
 	fields := object(map[string]any{"name": text("[^0-9]"), "type": text(""), "help": text("")}, "name")

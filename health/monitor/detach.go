@@ -220,6 +220,9 @@ func (m *Monitor) setDetachment(d detachment, now time.Time) {
 	m.decide(m.now.Devices, now)
 	m.store()
 	if d.requests != before.requests {
+		if d.detachRequested() {
+			m.companions.stop()
+		}
 		m.request.Store(&request{d.requests, d.detachRequested()})
 	}
 }
@@ -230,22 +233,27 @@ type request struct {
 	detach bool
 }
 
-// serve follows the requests with one source until ctx ends: it keeps a session open, or none.
-func (m *Monitor) serve(ctx context.Context, w watchdog, src *Source) {
+// serve follows the requests with one source until ctx ends: it keeps a session open, or none. The companions run until the
+// process ends, a detach is requested, or the last session is closed.
+func (m *Monitor) serve(process, ctx context.Context, w watchdog, src *Source) {
+	defer m.stopCompanions()
 	for ctx.Err() == nil {
 		r, same, cancel := health.WatchPart(ctx, &m.request, func(r *request) request { return *r })
 		if r.detach {
-			m.completeDetach()
+			if m.awaitCompanions(same, w) == nil {
+				m.completeDetach(src)
+			}
 			<-same.Done()
 		} else {
+			m.startCompanions(process, w, src)
 			m.keepSession(same, w, m.opener(src, r.number))
 		}
 		cancel()
 	}
 }
 
-// completeDetach publishes that no session is open.
-func (m *Monitor) completeDetach() {
+// completeDetach publishes that nothing of the source uses the driver.
+func (m *Monitor) completeDetach(src *Source) {
 	m.mu.Lock()
 	defer m.unlock()
 	if m.detach.state != detaching {
@@ -254,6 +262,7 @@ func (m *Monitor) completeDetach() {
 	now, until := time.Now(), m.detach.until
 	m.logLater(func() { m.log.Info("driver detached", zap.Time("until", until)) })
 	m.lastLogged = ""
+	m.showEvents(src, health.EventsOff, reasonDetached)
 	m.showDetached(m.detach, now)
 	m.setDetachment(m.detach.sessionClosed(), now)
 }

@@ -8,8 +8,11 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// logChangesLater leaves logChanges to unlock. m.mu is held.
+// logChangesLater leaves logChanges to unlock, with the XIDs of events that were not logged before. m.mu is held.
 func (m *Monitor) logChangesLater(before, after []health.DeviceState) {
+	if m.unloggedFrom != nil {
+		before, m.unloggedFrom = m.unloggedFrom, nil
+	}
 	m.logLater(func() { logChanges(m.log, before, after) })
 }
 

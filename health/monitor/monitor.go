@@ -36,6 +36,9 @@ type Monitor struct {
 	log     *zap.Logger
 	request health.Latest[request] // never empty
 
+	events    *eventQueue
+	eventPoll chan struct{} // holds one: events ask for a poll
+
 	mu               sync.Mutex      // guards the fields up to unlogged: Run, operators and configuration changes publish
 	now              health.Snapshot // the latest snapshot
 	session          health.Session  // nil if none is open
@@ -45,20 +48,30 @@ type Monitor struct {
 	driverVersion    string // the latest known
 	unmatchedCordons []string
 	restored         statefile.Restored
-	history          bool     // Restored.History of the current source
-	unlogged         []func() // log calls that unlock makes
+	history          bool // Restored.History of the current source
+	companions       *companions
+	witnesses        []health.Witness     // the event sources of the current source that are on
+	unjudged         []queuedEvent        // events that wait for a device, oldest first
+	unknownGPUs      map[string]bool      // GPUs of events that the source does not list, logged
+	eventsLogged     time.Time            // when changes by events were logged
+	unloggedFrom     []health.DeviceState // the devices as of the latest log entry, if XIDs were not logged since; else nil
+	unlogged         []func()             // log calls that unlock makes
 
 	// Only Run uses these.
 	sessions     uint64        // opened so far
 	lastLogged   string        // the last reason logged for a source that is not up
 	pollDuration time.Duration // of the latest poll
 	newInventory bool          // the next reading replaces the devices: those it lacks are not missing
+	eventPolls   eventPolls
 }
 
 // New returns a monitor that stores its snapshots in out. The monitor follows changes of the configuration; a new Source
 // closes the session and opens one of the new source.
 func New(config *health.Latest[health.Config], source *health.Latest[Source], out *health.Latest[health.Snapshot], log *zap.Logger) *Monitor {
-	m := &Monitor{config: config, source: source, out: out, log: log}
+	m := &Monitor{
+		config: config, source: source, out: out, log: log,
+		events: newEventQueue(), eventPoll: make(chan struct{}, 1), companions: noCompanions(), unknownGPUs: make(map[string]bool),
+	}
 	m.request.Store(&request{})
 	return m
 }
@@ -69,9 +82,14 @@ func (m *Monitor) SetHeld(held health.Held) { m.held = held }
 
 // Run polls until ctx ends. If the source fails, Run publishes the reason and retries.
 func (m *Monitor) Run(ctx context.Context) error {
-	var config sync.WaitGroup
-	defer config.Wait()
-	config.Go(func() { m.followConfig(ctx) })
+	var followers sync.WaitGroup
+	followers.Go(func() { m.followConfig(ctx) })
+	followers.Go(func() { m.followEvents(ctx) })
+	defer func() {
+		m.awaitEnd()
+		followers.Wait()
+		m.judgeEvents() // the last ones, for the state file
+	}()
 	var before *Source
 	for ctx.Err() == nil {
 		src, same, cancel := health.WatchPart(ctx, m.source, func(s *Source) *Source { return s })
@@ -82,19 +100,34 @@ func (m *Monitor) Run(ctx context.Context) error {
 		differs := before != nil && src.Inventory != before.Inventory
 		m.newInventory = m.newInventory || differs
 		if differs && (src.Simulated || before.Simulated) {
+			m.judgeEvents()
 			m.exchangeDevices(src.SourceID) // otherwise both may measure the same devices, which pods hold
 		}
 		before = src
 		m.publish(func(s *health.Snapshot) {
 			s.Source.Kind, s.Source.Inventory = src.Kind, src.Inventory
-			if s.Source.Status != health.SourceDetached {
-				setStatus(&s.Source, health.SourceStarting, "", time.Now())
+			if s.Source.Status == health.SourceDetached {
+				m.showEvents(src, health.EventsOff, reasonDetached)
+				return
 			}
+			m.showEvents(src, health.EventsStarting, "")
+			setStatus(&s.Source, health.SourceStarting, "", time.Now())
 		})
-		m.serve(same, watchdog{m, src.StallAfter, ctx.Done()}, src)
+		m.serve(ctx, same, watchdog{m, src.StallAfter, ctx.Done()}, src)
 		cancel()
 	}
 	return nil
+}
+
+// awaitEnd waits for the companions at the end of the process, unless one hangs.
+func (m *Monitor) awaitEnd() {
+	m.mu.Lock()
+	ended := m.companions.ended
+	m.mu.Unlock()
+	select {
+	case <-ended:
+	case <-time.After(abandonAfter):
+	}
 }
 
 // reportSource publishes that the source is not up, and logs a new reason. The verdicts stay: losing the source is not

@@ -47,6 +47,9 @@ func (m *Monitor) applyReading(r *health.Reading) {
 	m.now.Source.PollTook = m.pollDuration
 	setStatus(&m.now.Source, health.SourceUp, "", now)
 	m.store()
+	if len(m.unjudged) > 0 {
+		m.events.wake() // a device that they wait for may be listed now
+	}
 }
 
 // applyDelayed publishes what counts in a reading that the filter delays: XIDs, and GPUs that the driver reports as lost. The source
@@ -73,9 +76,10 @@ func (m *Monitor) applyDelayed(r *health.Reading, reason string, now time.Time) 
 	m.store()
 }
 
-// judge requires m.mu.
+// judge judges a reading and decides. m.mu is held.
 func (m *Monitor) judge(before []health.DeviceState, r *health.Reading, b health.ReadingContext, now time.Time) []health.DeviceState {
 	c := m.currentConfig()
+	b.Witnesses = m.witnesses
 	return health.Decide(c, before, health.Judge(c, before, r, b, now), m.held, m.detach.withholds(), now)
 }
 

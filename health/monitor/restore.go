@@ -38,6 +38,7 @@ func (m *Monitor) exchangeDevices(to health.SourceID) {
 	m.logChangesLater(m.now.Devices, nil)
 	m.now.Devices, m.now.At, m.now.Source.Versions = m.restored.Devices, time.Time{}, health.Versions{}
 	m.now.Entities = nil
+	m.unjudged, m.unknownGPUs = nil, make(map[string]bool) // those that waited for a GPU of the other source
 	m.history, m.driverVersion, m.now.Source.DriverLoad = m.restored.History, "", m.restored.DriverLoad
 	m.now.Source.Checks, m.now.Source.Incidents = health.Checks{}, nil
 }

@@ -97,10 +97,12 @@ func (m *Monitor) setSession(s health.Session) {
 }
 
 // awaitPoll returns nil when the next poll is due or ctx ends. A poll is due after the interval, after a change of the
-// configuration, when the session reports an event, and after a call that stalled, so that the source shows as up again. An
-// error ends the session.
+// configuration, when the session or an event source reports an event, and after a call that stalled, so that the source shows
+// as up again. An error ends the session.
 func awaitPoll(ctx context.Context, w watchdog, s health.Session, interval time.Duration, changed <-chan struct{}) error {
-	due := time.NewTimer(interval)
+	polls := &w.m.eventPolls
+	dueAt := polls.next(time.Now(), interval)
+	due := time.NewTimer(time.Until(dueAt))
 	defer due.Stop()
 	watcher, _ := s.(health.XIDWatcher)
 	gaps := (interval + maxXIDGap - 1) / maxXIDGap
@@ -118,6 +120,9 @@ func awaitPoll(ctx context.Context, w watchdog, s health.Session, interval time.
 			return nil
 		case <-due.C:
 			return nil
+		case <-w.m.eventPoll:
+			dueAt = polls.event(time.Now(), dueAt)
+			due.Reset(time.Until(dueAt))
 		case <-check:
 			started := time.Now()
 			reported, err := call(ctx, w, "checking for XIDs", watcher.XIDsChanged)
@@ -126,6 +131,42 @@ func awaitPoll(ctx context.Context, w watchdog, s health.Session, interval time.
 			}
 		}
 	}
+}
+
+const (
+	// eventPollGap is the least time between two polls because of events.
+	eventPollGap = 250 * time.Millisecond
+
+	// cacheAge is the age of the oldest value that a poll may return: DCGM measures once a second.
+	cacheAge = 1100 * time.Millisecond
+)
+
+// eventPolls determines when event sources cause polls: at once, and again when the source has measured after the event.
+type eventPolls struct {
+	last  time.Time // the latest poll because of an event
+	again time.Time // the second poll because of the latest event
+}
+
+// next returns when the next poll is due without another event.
+func (p *eventPolls) next(now time.Time, interval time.Duration) time.Time {
+	if due := now.Add(interval); !p.again.After(now) || due.Before(p.again) {
+		return due
+	}
+	return p.again
+}
+
+// event returns when the next poll is due after an event, if it was due at due before.
+func (p *eventPolls) event(now, due time.Time) time.Time {
+	p.again = now.Add(cacheAge)
+	at := p.last.Add(eventPollGap)
+	if at.Before(now) {
+		at = now
+	}
+	if !at.Before(due) {
+		return due
+	}
+	p.last = at
+	return at
 }
 
 // pollFinally polls a session before another replaces it: DCGM drops unread XIDs when the last watch on them ends. The end

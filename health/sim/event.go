@@ -34,6 +34,7 @@ type Event struct {
 	Processes       *[]Process    `yaml:"processes,omitempty" json:"processes,omitempty"`
 	Times           *int          `yaml:"times,omitempty" json:"times,omitempty"`
 	Source          *string       `yaml:"source,omitempty" json:"source,omitempty"`
+	Events          *string       `yaml:"events,omitempty" json:"events,omitempty"`
 }
 
 // States of the source, the values of Event.Source.
@@ -87,7 +88,7 @@ func (e *Event) validate() (errs []error) {
 		if !f.isSet(e) {
 			continue
 		}
-		empty, ofGPU = false, ofGPU || f.key != keySource
+		empty, ofGPU = false, ofGPU || !f.ofSource
 		if f.with != "" && !effectOf(f.with).isSet(e) {
 			errs = append(errs, keyErrorf(f.key, "needs %s; set both", f.with))
 		} else if err := f.check(e, f.key); err != nil {

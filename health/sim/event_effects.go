@@ -20,7 +20,7 @@ const (
 	maxRetired     = 64 // pages, as many as a GPU can retire (NVIDIA, Dynamic Page Retirement)
 )
 
-const keySource = "source"
+const keyRecoveryAction = "recoveryAction"
 
 // effects is the table of simulated events: the configuration, the control socket, the log and the documentation use
 // it. A new fault is a field of Event and a row here, with the metric that it sets or the code that applies it.
@@ -44,7 +44,7 @@ var effects = [...]effect{
 		parameter: boolean(func(e *Event) **bool { return &e.Stale }),
 	},
 	{
-		key: "recoveryAction", help: "the recovery action that the driver asks for: a name such as reset, or a number", metric: health.FieldRecoveryAction,
+		key: keyRecoveryAction, help: "the recovery action that the driver asks for: a name such as reset, or a number", metric: health.FieldRecoveryAction,
 		parameter: &param[Recovery]{
 			field: func(e *Event) **Recovery { return &e.RecoveryAction }, tags: []string{"!!int", "!!str"}, expected: "a number or one of " + strings.Join(recoveryNames(), ", "),
 			valid: func(r Recovery) bool { _, ok := r.number(); return ok }, use: fmt.Sprintf("a number from 0 to %d or one of %s", math.MaxInt32, strings.Join(recoveryNames(), ", ")),
@@ -98,8 +98,12 @@ var effects = [...]effect{
 		parameter: processList{},
 	},
 	{
-		key: keySource, help: "the source's state: up, down, stalled, blind, empty or checksDown",
+		key: "source", ofSource: true, help: "the source's state: up, down, stalled, blind, empty or checksDown",
 		parameter: choice(func(e *Event) **string { return &e.Source }, sourceUp, sourceDown, sourceStalled, sourceBlind, sourceEmpty, sourceChecksDown),
+	},
+	{
+		key: "events", ofSource: true, help: "the driver's events with source.events: up, down, or lossy: up, but none arrives",
+		parameter: choice(func(e *Event) **string { return &e.Events }, eventsUp, eventsDown, eventsLossy),
 	},
 }
 
@@ -110,6 +114,7 @@ type effect struct {
 	with      string              // the key that has to be set too
 	metric    health.Field        // the field of the GPU that has the value
 	only      func(*profile) bool // which profiles support it; nil for all
+	ofSource  bool                // it concerns the source and no GPU
 }
 
 func (f *effect) supports(p *profile) bool { return f.only == nil || f.only(p) }

@@ -2,12 +2,89 @@ package sim
 
 import (
 	"context"
+	"errors"
+	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// Events reports the events of the simulated driver as NVML does, whatever the source's state.
+var (
+	errNoDriver   = errors.New("simulated driver is not loaded; inject {source: up} to load it")
+	errEventsDown = errors.New("simulated events are down; inject {events: up} to end it")
+)
+
+// States of the events, the values of Event.Events.
+const (
+	eventsUp    = "up"
+	eventsDown  = "down"  // the event source fails
+	eventsLossy = "lossy" // the event source works, and the driver's events do not arrive
+)
+
+// Events reports the events of the simulated driver as NVML does, until ctx ends: at once, whatever the source's state, and only
+// those from after the call. XIDs are also in the readings.
 func (s *Source) Events(ctx context.Context, to health.EventReceiver) {
-	to.SetEvents(nil)
-	<-ctx.Done()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	receiver := &to
+	s.receivers[receiver] = struct{}{}
+	s.users++
+	s.resetTimer()
+	defer func() {
+		delete(s.receivers, receiver)
+		s.removeUser()
+	}()
+	for {
+		err, changed := s.eventsError(), s.changed
+		s.mu.Unlock()
+		to.SetEvents(err)
+		select {
+		case <-ctx.Done():
+			s.mu.Lock()
+			return
+		case <-changed:
+		}
+		s.mu.Lock()
+	}
+}
+
+// eventsError returns why no events are reported. Called with mu held.
+func (s *Source) eventsError() error {
+	switch {
+	case s.state == sourceEmpty:
+		return errNoDriver
+	case s.eventState == eventsDown:
+		return errEventsDown
+	}
+	return nil
+}
+
+// report reports an event of a GPU a number of times. Called with mu held.
+func (s *Source) report(gpu int, e health.Event, times int) {
+	if s.eventsError() != nil || s.eventState == eventsLossy {
+		return
+	}
+	e.GPU, e.GI, e.CI = string(s.devices[s.gpus[gpu].device].ID), -1, -1
+	for range times {
+		e.XID.At = time.Now()
+		for to := range s.receivers {
+			(*to).Receive(e)
+		}
+	}
+}
+
+// reportChanges reports what has changed in a GPU's state. Called with mu held.
+func (s *Source) reportChanges(gpu int, before, after *gpuState, partitioned bool) {
+	value := func(key string, c *gpuState) float64 { return effectOf(key).value(&c.Event) }
+	if action := value(keyRecoveryAction, after); action != value(keyRecoveryAction, before) {
+		s.report(gpu, health.Event{Kind: health.EventRecoveryAction, Action: health.RecoveryAction(action), HasAction: true}, 1)
+	}
+	if valueOf(after.Lost) && !valueOf(before.Lost) {
+		s.report(gpu, health.Event{Kind: health.EventUnavailable}, 1)
+	}
+	if valueOf(after.DoubleBitErrors) > valueOf(before.DoubleBitErrors) {
+		s.report(gpu, health.Event{Kind: health.EventDBE}, 1)
+	}
+	if partitioned {
+		s.report(gpu, health.Event{Kind: health.EventMIG}, 1)
+	}
 }

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"slices"
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
@@ -37,13 +38,19 @@ func (p profile) withPartitions(partitions []string) profile {
 
 // updateGPUs merges the layers, and replaces the devices if that changes a partition. Called with mu held.
 func (s *Source) updateGPUs(at time.Time) {
-	partitions, changed := make([]string, len(s.gpus)), false
+	before := slices.Clone(s.states)
+	partitions, changed := make([]string, len(s.gpus)), make([]bool, len(s.gpus))
+	defer func() {
+		for i := range s.gpus {
+			s.reportChanges(i, &before[i], &s.states[i], changed[i])
+		}
+	}()
 	for i := range partitions {
 		s.states[i] = s.control.gpus[i].over(s.scenario.gpus[i])
 		partitions[i] = valueOf(s.states[i].MIG)
-		changed = changed || partitions[i] != s.partitions[i]
+		changed[i] = partitions[i] != s.partitions[i]
 	}
-	if !changed {
+	if !slices.Contains(changed, true) {
 		return
 	}
 	t := 0.0

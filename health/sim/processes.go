@@ -2,7 +2,6 @@ package sim
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -174,8 +173,6 @@ func (s *Source) validateMIG(e *Event) (errs []error) {
 	}
 	return errs
 }
-
-var errNoDriver = errors.New("simulated driver is not loaded")
 
 // ListProcesses lists the simulated processes; it is a health.ProcessLister. While the source is stalled, it waits until that
 // or ctx ends: a hung driver answers nobody. Another failed engine does not affect it, and it needs no session. The processes

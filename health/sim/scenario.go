@@ -36,7 +36,7 @@ func (s *Source) advance(now time.Time) {
 		}
 		s.log.Info("scenario restarts", zap.Duration("after", s.cfg.Loop))
 		s.loopStart, s.next = at, 0
-		s.scenario.source = ""
+		s.scenario.source, s.scenario.events = "", ""
 		clear(s.scenario.gpus)
 		s.updateGPUs(s.start.Add(at))
 		s.updateState()

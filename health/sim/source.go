@@ -39,17 +39,19 @@ type Source struct {
 	scenario   layer           // what the scenario has done in this loop
 	control    layer           // what the control socket has done
 	state      string          // the source's state from both layers
+	eventState string          // of the driver's events, likewise
 	outages    uint64          // how often it went down; sessions from before the latest outage are dead
-	changed    chan struct{}   // closed when state changes
+	changed    chan struct{}   // closed when state or eventState changes
 	sessions   map[*session]struct{}
-	users      int         // sessions and waiting calls of Open; without any the timer is stopped
+	receivers  map[*health.EventReceiver]struct{}
+	users      int         // sessions, calls of Events and waiting calls of Open; without any the timer is stopped
 	timer      *time.Timer // for the next event; nil before the first use
 }
 
-// layer holds the effects of events from one origin. An empty source means that none has changed the source.
+// layer holds the effects of events from one origin. An empty text means that none has changed that state.
 type layer struct {
-	source string
-	gpus   []gpuState // by index
+	source, events string
+	gpus           []gpuState // by index
 }
 
 // New returns a source; its error is that of cfg.Validate. Nothing runs and no time passes before Open. A new
@@ -71,7 +73,8 @@ func New(cfg Config, log *zap.Logger) (*Source, error) {
 	}
 	s := &Source{
 		cfg: cfg, profile: *p, dcgm: dcgm, log: log, devices: p.devices(cfg.Seed), events: slices.Clone(cfg.Scenario),
-		states: make([]gpuState, len(p.pci)), partitions: make([]string, len(p.pci)), state: sourceUp, changed: make(chan struct{}), sessions: map[*session]struct{}{},
+		states: make([]gpuState, len(p.pci)), partitions: make([]string, len(p.pci)), changed: make(chan struct{}),
+		state: sourceUp, eventState: eventsUp, sessions: map[*session]struct{}{}, receivers: map[*health.EventReceiver]struct{}{},
 		scenario: layer{gpus: make([]gpuState, len(p.pci))},
 		control:  layer{gpus: make([]gpuState, len(p.pci))},
 	}
@@ -198,28 +201,30 @@ func (s *Source) apply(e Event, to *layer, from string, at time.Time) {
 			c.incidents = c.incidents.with(*e.Incident, e.severity())
 		}
 		if e.XID != nil && s.state != sourceEmpty { // an engine that lists no GPU reads no XIDs
+			times := valueOf(cmp.Or(e.Times, new(1)))
 			g.add(*e.XID)
-			g.queue = g.queue.add(queuedXID{code: *e.XID, times: valueOf(cmp.Or(e.Times, new(1))), at: at})
+			g.queue = g.queue.add(queuedXID{code: *e.XID, times: times, at: at})
+			s.report(*e.GPU, health.Event{Kind: health.EventXID, XID: health.XID{Code: *e.XID}}, times)
 		}
 		s.updateGPUs(at) // last: it may replace s.gpus
 	}
 	s.log.Info("simulated event", fields...)
-	if e.Source != nil {
-		to.source = *e.Source
-		s.updateState()
-	}
+	to.source, to.events = valueOf(cmp.Or(e.Source, &to.source)), valueOf(cmp.Or(e.Events, &to.events))
+	s.updateState()
 }
 
-// updateState derives the source's state from the layers and ends the calls that wait for a change. Called with mu held.
+// updateState derives the states of the source and its events from the layers, and ends the calls that wait for a change. Called
+// with mu held.
 func (s *Source) updateState() {
 	state := cmp.Or(s.control.source, s.scenario.source, sourceUp)
-	if state == s.state {
+	eventState := cmp.Or(s.control.events, s.scenario.events, eventsUp)
+	if state == s.state && eventState == s.eventState {
 		return
 	}
-	s.state = state
-	if state == sourceDown {
+	if state == sourceDown && s.state != sourceDown {
 		s.outages++
 	}
+	s.state, s.eventState = state, eventState
 	close(s.changed)
 	s.changed = make(chan struct{})
 }

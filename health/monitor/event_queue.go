@@ -1,0 +1,91 @@
+package monitor
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// maxQueued is the length of a queue above which an event merges with any earlier one that is alike. The queue is then bounded
+// by the number of different XIDs, and no XID is lost.
+const maxQueued = 1024
+
+// queuedEvent is an XID that was reported a number of times, or a recovery action.
+type queuedEvent struct {
+	health.Event
+	times int // XID.At is of the newest
+
+	// Set when the event was first looked at, and no device matched.
+	waitsSince time.Time
+	polls      uint64 // Source.Polls at that time
+}
+
+// eventQueue holds XIDs and recovery actions that are not judged yet, oldest first.
+type eventQueue struct {
+	arrived chan struct{} // holds one
+
+	mu     sync.Mutex // guards queued
+	queued []queuedEvent
+}
+
+func newEventQueue() *eventQueue { return &eventQueue{arrived: make(chan struct{}, 1)} }
+
+// add appends an event. It does not block.
+func (q *eventQueue) add(e health.Event) {
+	q.mu.Lock()
+	q.queued = appendEvent(q.queued, queuedEvent{Event: e, times: 1})
+	q.mu.Unlock()
+	q.wake()
+}
+
+// wake has the queue looked at again.
+func (q *eventQueue) wake() {
+	select {
+	case q.arrived <- struct{}{}:
+	default: // already pending
+	}
+}
+
+// take returns all events and leaves the queue empty.
+func (q *eventQueue) take() []queuedEvent {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	all := q.queued
+	q.queued = nil
+	return all
+}
+
+// appendEvent appends e to q, or merges it with an event that is alike: with the last one, or, if q is long, with any.
+func appendEvent(q []queuedEvent, e queuedEvent) []queuedEvent {
+	for i, old := range slices.Backward(q) {
+		if old.alike(&e) && (old.XID.Detail == e.XID.Detail || len(q) >= maxQueued) {
+			e.times += old.times
+			q = slices.Delete(q, i, i+1)
+			break
+		}
+		if len(q) < maxQueued {
+			break
+		}
+	}
+	return append(q, e)
+}
+
+// alike reports whether one entry can stand for both events.
+func (e *queuedEvent) alike(f *queuedEvent) bool {
+	return e.Kind == f.Kind && e.GPU == f.GPU && e.GI == f.GI && e.CI == f.CI &&
+		e.XID.Code == f.XID.Code && e.XID.Witness == f.XID.Witness && e.Action == f.Action
+}
+
+// takeXIDs removes the oldest n of the XIDs that an entry stands for, and returns them with different times: two XIDs at the
+// same time would be one event.
+func (e *queuedEvent) takeXIDs(n int) (xids []health.XID) {
+	for range n {
+		e.times--
+		x := e.XID
+		x.At = x.At.Add(-time.Duration(e.times))
+		xids = append(xids, x)
+	}
+	return xids
+}

@@ -1,0 +1,327 @@
+package monitor
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+const (
+	// maxJudged limits the XIDs of one device in a reading.
+	maxJudged = 1000
+
+	// maxPause limits the pause between two readings of events in a storm. It doubles from a millisecond while less than
+	// stormGap passes between two readings.
+	maxPause = 50 * time.Millisecond
+	stormGap = 2 * maxPause
+
+	// instanceDelay is how long an XID waits for the source to list its GPU instance.
+	instanceDelay = 3 * time.Second
+
+	// gpuDelay is how long an XID waits at least for the source to list its GPU.
+	gpuDelay = time.Minute
+
+	// xidLogGap is the least time between two log entries for XIDs of events that change no verdict.
+	xidLogGap = time.Second
+
+	// maxUnknownGPUs limits the names of GPUs that the source does not list and that were logged.
+	maxUnknownGPUs = 64
+)
+
+// eventReceiver takes the events of one event source.
+type eventReceiver struct {
+	m       *Monitor
+	group   *companions
+	index   int // in Source.Events
+	witness health.Witness
+}
+
+// Receive queues an XID or a recovery action. Any other event causes a poll.
+func (r *eventReceiver) Receive(e health.Event) {
+	switch {
+	case e.Kind == health.EventXID:
+		e.XID.Witness = r.witness
+		r.m.events.add(e)
+	case e.Kind == health.EventRecoveryAction && e.HasAction:
+		r.m.events.add(health.Event{Kind: e.Kind, GPU: e.GPU, GI: -1, CI: -1, Action: e.Action, HasAction: true})
+	default:
+		r.m.wakePoll()
+	}
+}
+
+// SetEvents publishes the state of the event source and logs a new one.
+func (r *eventReceiver) SetEvents(err error) {
+	m := r.m
+	m.mu.Lock()
+	defer m.unlock()
+	if r.group.stopped {
+		return // the source's Events are of a later group
+	}
+	status, reason := health.EventsUp, ""
+	if err != nil {
+		status, reason = health.EventsDown, err.Error()
+	}
+	if s := m.now.Source.Events[r.index]; s.Status == status && s.Err == reason {
+		return
+	}
+	m.setEventState(r.index, status, reason)
+	m.logLater(func() {
+		if err != nil {
+			m.log.Warn("events down", zap.Stringer("witness", r.witness), zap.String("cause", reason))
+		} else {
+			m.log.Info("events up", zap.Stringer("witness", r.witness))
+		}
+	})
+	m.store()
+}
+
+// setEventState requires m.mu.
+func (m *Monitor) setEventState(index int, status health.EventSourceStatus, reason string) {
+	all := slices.Clone(m.now.Source.Events)
+	s := &all[index]
+	if s.Status != status {
+		s.Status, s.Since = status, time.Now()
+	}
+	s.Err = reason
+	m.now.Source.Events = all
+}
+
+// showEvents sets the states of a source's event sources: those that are on to status. m.mu is held.
+func (m *Monitor) showEvents(src *Source, status health.EventSourceStatus, reason string) {
+	before := m.now.Source.Events
+	m.now.Source.Events, m.witnesses = nil, nil
+	for i, e := range src.Events {
+		m.now.Source.Events = append(m.now.Source.Events, health.EventSourceState{Witness: e.Witness, Since: time.Now()})
+		if i < len(before) && before[i].Witness == e.Witness {
+			m.now.Source.Events[i] = before[i]
+		}
+		if e.Run == nil {
+			m.setEventState(i, health.EventsOff, e.Off)
+			continue
+		}
+		m.witnesses = append(m.witnesses, e.Witness)
+		m.setEventState(i, status, reason)
+	}
+}
+
+// followEvents judges events as they arrive until ctx ends. Events that arrive during a pause are judged together.
+func (m *Monitor) followEvents(ctx context.Context) {
+	var (
+		last  time.Time // when events were judged
+		pause time.Duration
+		due   <-chan time.Time // when events that wait are looked at again
+	)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-m.events.arrived:
+		case <-due:
+		}
+		since := time.Since(last)
+		if since < pause {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(pause - since):
+			}
+		}
+		if pause = min(2*pause+time.Millisecond, maxPause); since >= stormGap {
+			pause = 0
+		}
+		due = nil
+		if wait := m.judgeEvents(); wait > 0 {
+			due = time.After(wait)
+		}
+		last = time.Now()
+	}
+}
+
+// judgeEvents judges the queued events, and publishes and logs the result. It returns when it is to be called again, 0 if
+// there is no need.
+func (m *Monitor) judgeEvents() (wait time.Duration) {
+	for more := true; more; {
+		wait, more = m.judgeSomeEvents()
+	}
+	return wait
+}
+
+// judgeSomeEvents judges as many events as fit in one reading.
+func (m *Monitor) judgeSomeEvents() (wait time.Duration, more bool) {
+	m.mu.Lock()
+	defer m.unlock()
+	for _, e := range m.events.take() {
+		m.unjudged = appendEvent(m.unjudged, e)
+	}
+	now := time.Now()
+	r, more := m.takeReading(now)
+	if r != nil {
+		before := m.now.Devices
+		// An XID from after a driver reload must not be cleared by that reload when the next poll notices it.
+		basis := health.ReadingContext{XIDHistory: m.history, Events: true, DriverReloaded: m.driverReloaded("")}
+		m.now.Devices = m.judge(before, r, basis, now)
+		m.store()
+		m.logEventsLater(before, now)
+		m.wakePoll()
+	}
+	for i := range m.unjudged {
+		if left := instanceDelay - now.Sub(m.unjudged[i].waitsSince); left > 0 && (wait == 0 || left < wait) {
+			wait = left
+		}
+	}
+	if m.unloggedFrom != nil {
+		wait = xidLogGap
+		if now.Sub(m.eventsLogged) >= xidLogGap {
+			m.eventsLogged, wait = now, 0
+			m.logChangesLater(m.unloggedFrom, m.now.Devices)
+		}
+	}
+	return wait, more
+}
+
+// takeReading moves events from m.unjudged into a reading, in order; nil if none of them can be judged. The reading lists all
+// devices as they are. It has at most one recovery action of a GPU, and no XID of that GPU from before it: the end of an
+// action clears the findings of earlier XIDs only. It returns more if other events wait for this reading only. m.mu is held.
+func (m *Monitor) takeReading(now time.Time) (r *health.Reading, more bool) {
+	devices := m.now.Devices
+	if len(m.unjudged) == 0 || len(devices) == 0 {
+		return nil, false
+	}
+	r = &health.Reading{Devices: make([]health.Device, len(devices)), Samples: make([]health.Sample, len(devices))}
+	for i := range devices {
+		r.Devices[i] = devices[i].Device
+		r.Samples[i] = health.Sample{Device: devices[i].Device.ID, At: now}
+	}
+	changed := make(map[int]bool) // GPUs with events in this reading
+	var left []queuedEvent
+	for i := range m.unjudged {
+		e := &m.unjudged[i]
+		gpu, targets := m.match(e, now)
+		switch {
+		case gpu < 0 && !m.dropUnknown(e, now), gpu >= 0 && len(targets) == 0:
+			left = append(left, *e)
+			continue
+		case gpu < 0:
+			continue
+		}
+		if e.Kind == health.EventRecoveryAction {
+			if changed[gpu] {
+				more = true
+				left = append(left, m.unjudged[i:]...)
+				break
+			}
+			changed[gpu] = true
+			r.Samples[gpu].Values = map[health.Field]float64{health.FieldRecoveryAction: float64(e.Action)}
+			continue
+		}
+		n := e.times
+		for _, t := range targets {
+			n = min(n, maxJudged-len(r.Samples[t].XIDs))
+		}
+		changed[gpu] = true
+		for _, x := range e.takeXIDs(n) {
+			for _, t := range targets {
+				r.Samples[t].XIDs = append(r.Samples[t].XIDs, x)
+			}
+		}
+		if e.times > 0 {
+			more = true
+			left = append(left, m.unjudged[i:]...)
+			break
+		}
+	}
+	m.unjudged = left
+	if len(changed) == 0 {
+		return nil, false
+	}
+	return r, more
+}
+
+// match returns the indices of an event's GPU, -1 if the GPU is unknown, and of the devices that the event concerns: the GPU,
+// the MIG device of the compute instance, or every MIG device of the GPU instance. There are none while it waits for the
+// source to list the instance. m.mu is held.
+func (m *Monitor) match(e *queuedEvent, now time.Time) (gpu int, targets []int) {
+	gpu = slices.IndexFunc(m.now.Devices, func(d health.DeviceState) bool {
+		match, _ := d.Device.Matches(e.GPU)
+		return match && d.Device.Kind == health.KindGPU
+	})
+	if gpu < 0 {
+		return -1, nil
+	}
+	if e.GI < 0 {
+		return gpu, []int{gpu}
+	}
+	var instance []int
+	for i := range m.now.Devices {
+		d := &m.now.Devices[i].Device
+		if d.Parent != m.now.Devices[gpu].Device.ID || d.GI != e.GI {
+			continue
+		}
+		instance = append(instance, i)
+		if d.CI == e.CI {
+			return gpu, []int{i}
+		}
+	}
+	switch {
+	case e.CI < 0 && len(instance) > 0:
+		return gpu, instance
+	case !m.waited(e, now, instanceDelay) && !m.readingsSince(e):
+		return gpu, nil
+	case len(instance) > 0:
+		return gpu, instance
+	}
+	return gpu, []int{gpu}
+}
+
+// dropUnknown reports whether an event of a GPU that the source does not list is dropped: readings from after the event lack
+// the GPU, too. m.mu is held.
+func (m *Monitor) dropUnknown(e *queuedEvent, now time.Time) bool {
+	if waited := m.waited(e, now, gpuDelay); waited && m.readingsSince(e) {
+		return true
+	}
+	if !m.unknownGPUs[e.GPU] && len(m.unknownGPUs) < maxUnknownGPUs {
+		m.unknownGPUs[e.GPU] = true
+		fields := []zap.Field{zap.String("gpu", e.GPU), zap.Stringer("event", e.Kind), zap.Int("xid", e.XID.Code)}
+		m.logLater(func() {
+			m.log.Warn("event of a GPU that the source does not list; ignored unless the source lists it", fields...)
+		})
+	}
+	return false
+}
+
+// waited reports whether an event has waited for a time. m.mu is held.
+func (m *Monitor) waited(e *queuedEvent, now time.Time, delay time.Duration) bool {
+	if e.waitsSince.IsZero() {
+		e.waitsSince, e.polls = now, m.now.Source.Polls
+	}
+	return now.Sub(e.waitsSince) >= delay
+}
+
+// readingsSince reports whether a poll that began after the event has given a reading. The first one may have begun before.
+func (m *Monitor) readingsSince(e *queuedEvent) bool { return m.now.Source.Polls >= e.polls+2 }
+
+// logEventsLater logs the changes that events made to before. If a log entry was written shortly before and only XIDs were
+// counted since, the entry waits. m.mu is held.
+func (m *Monitor) logEventsLater(before []health.DeviceState, now time.Time) {
+	otherThanXID := func(c health.Change) bool { return c.Kind != health.ChangeXID }
+	if now.Sub(m.eventsLogged) < xidLogGap && !slices.ContainsFunc(health.Changes(before, m.now.Devices), otherThanXID) {
+		if m.unloggedFrom == nil {
+			m.unloggedFrom = before
+		}
+		return
+	}
+	m.eventsLogged = now
+	m.logChangesLater(before, m.now.Devices)
+}
+
+// wakePoll has the open session polled soon.
+func (m *Monitor) wakePoll() {
+	select {
+	case m.eventPoll <- struct{}{}:
+	default: // already pending
+	}
+}

@@ -1,0 +1,238 @@
+package health
+
+import (
+	"slices"
+	"testing"
+	"time"
+)
+
+// report is one judging of GPU-0: a reading of the source, or of the event sources.
+type report struct {
+	at      int // seconds
+	events  bool
+	witness Witness // of the XIDs of an events reading
+	xids    []int
+	past    []int // of a reading of the source
+	action  int   // FieldRecoveryAction; in an events reading only if hasAct
+	hasAct  bool
+	blind   bool // the source measures nothing
+	counts  int  // XIDs in total since the start
+	state   State
+}
+
+func (s report) judge(c Config, before []DeviceState, rc ReadingContext) []DeviceState {
+	sample := present(value(FieldRecoveryAction, float64(s.action)))
+	if s.blind {
+		sample = blank(PresenceUnknown)
+	}
+	if rc.Events = s.events; s.events {
+		sample = blank(PresenceUnknown)
+		if s.hasAct {
+			sample.Values = map[Field]float64{FieldRecoveryAction: float64(s.action)}
+		}
+	}
+	for _, code := range s.xids {
+		x := XID{Code: code, At: at(s.at), Witness: s.witness}
+		sample.XIDs = append(sample.XIDs, x)
+	}
+	for i, code := range s.past {
+		sample.Past = append(sample.Past, XID{Code: code, At: at(-i - 1)})
+	}
+	r, now := reading(s.at, samples{gpu0.ID: sample}, gpu0)
+	return Judge(c, before, r, rc, now)
+}
+
+func total(d DeviceState) (n int) {
+	for _, count := range d.XIDCounts {
+		n += int(count)
+	}
+	return n
+}
+
+func times(n, code int) []int { return slices.Repeat([]int{code}, n) }
+
+func TestXIDsOfTwoWitnesses(t *testing.T) {
+	const nvml, log = WitnessNVML, WitnessKernelLog
+	source := func(at, counts int, xids ...int) report { return report{at: at, xids: xids, counts: counts} }
+	event := func(at, counts int, xids ...int) report {
+		return report{at: at, events: true, witness: nvml, xids: xids, counts: counts}
+	}
+	kernel := func(at, counts int, xids ...int) report {
+		return report{at: at, events: true, witness: log, xids: xids, counts: counts}
+	}
+	blind := func(at, counts int) report { return report{at: at, blind: true, counts: counts} }
+	for name, c := range map[string]struct {
+		witnesses []Witness
+		steps     []report
+	}{
+		"event first":                  {[]Witness{nvml}, []report{source(0, 0), event(1, 1, 31), source(2, 1, 31), source(3, 2, 31)}},
+		"source first":                 {[]Witness{nvml}, []report{source(0, 0), source(1, 1, 31), event(2, 1, 31), event(3, 2, 31)}},
+		"events off":                   {nil, []report{source(0, 0, []int{}...), source(1, 2, 31, 31), source(2, 3, 31)}},
+		"other numbers are no twins":   {[]Witness{nvml}, []report{source(0, 0), event(1, 1, 31), source(2, 2, 13), event(3, 2, 13), source(4, 2, 31)}},
+		"storm of one number":          {[]Witness{nvml}, []report{source(0, 0), event(1, 1000, times(1000, 31)...), source(2, 1000, times(999, 31)...), source(3, 1001, 31, 31)}},
+		"three witnesses, each order":  {[]Witness{nvml, log}, []report{source(0, 0), event(1, 1, 31), kernel(1, 1, 31), source(2, 1, 31), kernel(3, 2, 31), source(3, 2, 31), event(4, 2, 31)}},
+		"three witnesses, one behind":  {[]Witness{nvml, log}, []report{source(0, 0), event(1, 2, 31, 31), kernel(1, 2, 31), source(2, 2, 31), kernel(3, 3, 31, 31), source(4, 3, 31, 31), event(4, 3, 31)}},
+		"source loses one":             {[]Witness{nvml}, []report{source(0, 0), event(1, 1, 31), source(2, 1), source(4, 1), source(6, 1), source(8, 1), source(10, 1), source(12, 1), source(14, 1), source(16, 1), source(18, 1), source(20, 1), source(22, 2, 31)}},
+		"a stalled source loses none":  {[]Witness{nvml}, []report{source(0, 0), event(1, 1, 31), source(7200, 1), source(7201, 1, 31)}},
+		"a blind source loses none":    {[]Witness{nvml}, []report{source(0, 0), event(1, 1, 31), blind(20, 1), blind(40, 1), blind(60, 1), blind(80, 1), blind(81, 1), blind(83, 1), blind(85, 1), blind(87, 1), blind(89, 1), source(90, 1, 31)}},
+		"event source loses one":       {[]Witness{nvml}, []report{source(0, 0), source(1, 1, 31), event(11, 2, 31), source(12, 2, 31)}},
+		"event source is turned off":   {[]Witness{nvml}, []report{source(0, 0), source(1, 1, 31), source(2, 2, 31)}},
+		"wait grows with those waited": {[]Witness{nvml}, append([]report{source(0, 0), event(1, 20, times(20, 31)...)}, drain(20, 31)...)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var devices []DeviceState
+			for _, s := range c.steps {
+				devices = s.judge(DefaultConfig(), devices, ReadingContext{XIDHistory: true, Witnesses: c.witnesses})
+				if got := total(devices[0]); got != s.counts {
+					t.Fatalf("at %d s: %d XIDs count, want %d; awaited %+v", s.at, got, s.counts, devices[0].Awaited)
+				}
+				if got := len(devices[0].Sample.XIDs); got > len(s.xids) {
+					t.Fatalf("at %d s: the sample has %d XIDs of %d", s.at, got, len(s.xids))
+				}
+			}
+		})
+	}
+}
+
+// drain returns readings of a source that delivers n XIDs one per second, as DCGM does.
+func drain(n, code int) (all []report) {
+	for i := range n {
+		all = append(all, report{at: 2 + i, xids: []int{code}, counts: n})
+	}
+	return append(all, report{at: 2 + n, xids: []int{code}, counts: n + 1})
+}
+
+// A storm takes no more memory than a few XIDs.
+func TestAwaitedXIDsAreBounded(t *testing.T) {
+	devices := report{}.judge(DefaultConfig(), nil, ReadingContext{})
+	rc := ReadingContext{Witnesses: []Witness{WitnessNVML, WitnessKernelLog}}
+	for i := range 500 {
+		devices = report{at: i, events: true, witness: WitnessNVML, xids: append(times(50, 31), i)}.judge(DefaultConfig(), devices, rc)
+		if n := len(devices[0].Awaited); n > maxAwaited {
+			t.Fatalf("%d entries", n)
+		}
+	}
+	for _, code := range []int{31, 499} {
+		if !slices.ContainsFunc(devices[0].Awaited, func(a AwaitedXIDs) bool { return a.Code == code && a.Witness == WitnessSource }) {
+			t.Errorf("XID %d is not awaited: %+v", code, devices[0].Awaited)
+		}
+	}
+}
+
+// An XID that was cured stays cured when another witness reports it later, and the recovery action of events counts while the
+// source's is older.
+func TestEventsThatCure(t *testing.T) {
+	rc := ReadingContext{XIDHistory: true, Witnesses: []Witness{WitnessNVML}}
+	event := func(at, action int, state State, counts int, xids ...int) report {
+		return report{at: at, events: true, witness: WitnessNVML, hasAct: true, action: action, xids: xids, state: state, counts: counts}
+	}
+	source := func(at, action int, state State, xids ...int) report {
+		return report{at: at, action: action, state: state, counts: 1, xids: xids}
+	}
+	start := report{at: 0, state: Healthy}
+	for name, steps := range map[string][]report{
+		"a reset while the source is stalled": {
+			start, event(10, 1, Unhealthy, 1, 95), event(30, 0, Healthy, 1), source(600, 0, Healthy, 95), source(601, 0, Healthy),
+		},
+		"an older none is no reset": {
+			start, event(10, 1, Unhealthy, 1, 95), source(10, 0, Unhealthy), source(11, 0, Unhealthy), source(12, 1, Unhealthy, 95), source(60, 1, Unhealthy),
+			event(70, 0, Healthy, 1),
+		},
+		"an older reset breaks nothing": {
+			start, event(10, 1, Unhealthy, 1, 95), source(11, 1, Unhealthy, 95), event(40, 0, Healthy, 1), source(40, 1, Healthy), source(41, 1, Healthy), source(42, 0, Healthy),
+		},
+		"the source counts after a while": {
+			start, event(10, 1, Unhealthy, 1, 95), source(12, 1, Unhealthy, 95), source(14, 1, Unhealthy), source(16, 1, Unhealthy), source(18, 0, Healthy),
+		},
+		"an event has no value that others lack": {
+			start, {at: 10, events: true, witness: WitnessNVML, xids: []int{95}, state: Unhealthy, counts: 1}, source(11, 0, Unhealthy), source(12, 0, Unhealthy, 95),
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var devices []DeviceState
+			for _, s := range steps {
+				devices = s.judge(DefaultConfig(), devices, rc)
+				if v := devices[0].Verdict; v.State != s.state || total(devices[0]) != s.counts {
+					t.Fatalf("at %d s: %v %v, want %v; %d XIDs, want %d", s.at, v.State, v.Causes(), s.state, total(devices[0]), s.counts)
+				}
+			}
+		})
+	}
+}
+
+// What an events reading does not report stays as it is.
+func TestEventsKeepMeasurements(t *testing.T) {
+	c := DefaultConfig()
+	full := present(value(FieldGPUTemp, 95), value(FieldDBEVolatile, 1))
+	full.Checked, full.Incidents = true, []Incident{{Code: 3, Severity: SeverityFail}, {Code: 4, Severity: SeverityWarn}}
+	r, now := reading(0, samples{gpu0.ID: full, gpu1.ID: blank(Lost), mig0.ID: migXIDs(13)}, gpu0, mig0, gpu1)
+	before := Judge(c, nil, r, ReadingContext{XIDHistory: true}, now)
+	events := &Reading{Samples: []Sample{{Device: gpu0.ID, At: at(3600), XIDs: []XID{{Code: 79, At: at(3600), Witness: WitnessNVML}}}}}
+	after := Judge(c, before, events, ReadingContext{Events: true, XIDHistory: true, Witnesses: []Witness{WitnessNVML}}, at(3600))
+	if len(after) != len(before) {
+		t.Fatalf("%d devices, want %d", len(after), len(before))
+	}
+	for i, d := range after {
+		s, want := d.Sample, before[i].Sample
+		if s.Presence != want.Presence || !s.At.Equal(want.At) || s.Checked != want.Checked || len(s.Incidents) != len(want.Incidents) || len(s.Values) != len(want.Values) {
+			t.Errorf("%s: sample %+v, want %+v", d.Device.ID, s, want)
+		}
+		for _, f := range before[i].Verdict.Findings {
+			if !slices.Contains(d.Verdict.Causes(), f.Cause) {
+				t.Errorf("%s: %s ended", d.Device.ID, f.Cause)
+			}
+		}
+		if xids, want := len(s.XIDs), map[DeviceID]int{gpu0.ID: 1}[d.Device.ID]; xids != want {
+			t.Errorf("%s: %d XIDs, want %d", d.Device.ID, xids, want)
+		}
+	}
+	if !after[0].Verdict.Has("xid-79") || after[0].Verdict.unconfirmed["x"] != before[0].Verdict.unconfirmed["x"] {
+		t.Errorf("%+v", after[0].Verdict)
+	}
+	if again := judgeAndDecide(c, before, r, nil, now); again[0].Verdict.State != Unhealthy {
+		t.Error("the devices before were modified")
+	}
+}
+
+// The evidence of a reset that may be older than an XID does not cure it.
+func TestXIDNewerThanMeasurement(t *testing.T) {
+	rc := ReadingContext{XIDHistory: true, Witnesses: []Witness{WitnessNVML}}
+	dbe := func(n float64, x ...int) Sample { return present(value(FieldDBEVolatile, n), xids(x...)) }
+	for name, c := range map[string]struct {
+		after []Sample // one per second after the XID at 10.5 s
+		cured bool
+	}{
+		"measured before the XID":            {[]Sample{dbe(0), dbe(0)}, false},
+		"the fault still shows, then ends":   {[]Sample{dbe(2), dbe(2), dbe(2), dbe(2), dbe(0)}, true},
+		"the source has reported it as well": {[]Sample{dbe(2, 48), dbe(0)}, true},
+		"reported and ended at once":         {[]Sample{dbe(0, 48), dbe(0)}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := judgeGPU(nil, 9, dbe(2), rc)
+			d = judgeGPU([]DeviceState{d}, 10, dbe(2), rc)
+			events := rc
+			events.Events = true
+			x := Sample{Device: gpu0.ID, At: at(10).Add(time.Second / 2), XIDs: []XID{{Code: 48, Witness: WitnessNVML}}}
+			d = Judge(DefaultConfig(), []DeviceState{d}, &Reading{Samples: []Sample{x}}, events, x.At)[0]
+			for i, s := range c.after {
+				d = judgeGPU([]DeviceState{d}, 11+i, s, rc)
+			}
+			if cured := !d.Verdict.Has("xid-48"); cured != c.cured {
+				t.Errorf("cured: %v; %v", cured, d.Verdict.Causes())
+			}
+		})
+	}
+}
+
+// A detail that a later witness has reaches the last XID.
+func TestDetailOfLaterWitness(t *testing.T) {
+	rc := ReadingContext{XIDHistory: true, Witnesses: []Witness{WitnessNVML, WitnessKernelLog}, Events: true}
+	d := judgeGPU(nil, 0, present(), ReadingContext{})
+	x := XID{Code: 31, At: at(1), Witness: WitnessNVML}
+	d = judgeGPU([]DeviceState{d}, 1, Sample{XIDs: []XID{x}}, rc)
+	x.Witness, x.Detail = WitnessKernelLog, XIDDetail{Process: "python3", PID: 7194}
+	d = judgeGPU([]DeviceState{d}, 2, Sample{XIDs: []XID{x}}, rc)
+	if d.LastXID.Witness != WitnessNVML || d.LastXID.Detail != x.Detail || d.XIDCounts[31] != 1 || d.XIDWitnesses[31] != WitnessNVML {
+		t.Errorf("%+v", d)
+	}
+}

@@ -2,6 +2,7 @@ package processes
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -63,6 +64,7 @@ func (f *Follower) follow(ctx context.Context, c Config, s Source) {
 	defer f.latest.Store(nil)
 	m := &measurement{Options: &f.Options, config: c, source: s}
 	defer m.close()
+	f.awaitHolders(ctx)
 	tick := time.NewTicker(s.Interval)
 	defer tick.Stop()
 	var log changeLog
@@ -73,6 +75,25 @@ func (f *Follower) follow(ctx context.Context, c Config, s Source) {
 		})
 		select {
 		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// holdersTimeout limits how long the first measurement waits for the kubelet. Without it each start of the agent would show all
+// processes without a pod for an interval.
+const holdersTimeout = 5 * time.Second
+
+// awaitHolders waits until the holders are known.
+func (f *Follower) awaitHolders(ctx context.Context) {
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for timeout := time.After(holdersTimeout); f.Holders().By == nil; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timeout:
 			return
 		case <-tick.C:
 		}
@@ -136,6 +157,8 @@ type measurement struct {
 
 	list    health.ProcessLister // nil while the source is not open
 	release func()
+
+	unreadable int // number of consecutive measurements in which no process had a readable control group
 }
 
 func (m *measurement) close() {
@@ -152,6 +175,9 @@ func (m *measurement) measure(ctx context.Context) *Snapshot {
 		return nil
 	}
 	reading, err := m.read(ctx, devices)
+	if err == nil && len(reading.Measured) == 0 {
+		err = errNothingListed
+	}
 	if err != nil {
 		m.close()
 		return &Snapshot{Err: err.Error()}
@@ -167,7 +193,10 @@ func (m *measurement) measure(ctx context.Context) *Snapshot {
 			return &Snapshot{Err: hiddenProcesses}
 		}
 	}
-	names, err := readNames(m.config.PodLogs)
+	var names names
+	if len(s.Processes) > 0 {
+		names, err = readNames(m.config.PodLogs)
+	}
 	a := attribution{
 		cgroup:   func(pid int) (string, error) { return readCgroup(m.config.Proc, pid) },
 		podByUID: m.PodByUID, names: names, holders: m.Holders(), related: relatedDevices(devices),
@@ -179,8 +208,12 @@ func (m *measurement) measure(ctx context.Context) *Snapshot {
 
 // warning returns why processes may lack their pod. namesErr is that of readNames.
 func (m *measurement) warning(s *Snapshot, a *attribution, namesErr error) string {
-	switch unreadable := s.WithoutPod[ReasonUnreadable]; {
-	case unreadable > 0 && unreadable == len(s.Processes):
+	m.unreadable++
+	if n := s.WithoutPod[ReasonUnreadable]; n == 0 || n < len(s.Processes) {
+		m.unreadable = 0
+	}
+	switch {
+	case m.unreadable > 2: // not only a process that has just ended
 		return fmt.Sprintf("metrics.processes.proc: %s has none of the processes; expected the procfs of the host", m.config.Proc)
 	case namesErr != nil:
 		return "metrics.processes.podLogs: " + namesErr.Error()
@@ -193,6 +226,8 @@ func (m *measurement) warning(s *Snapshot, a *attribution, namesErr error) strin
 	}
 	return ""
 }
+
+var errNothingListed = errors.New("the driver lists the processes of no device")
 
 // hiddenProcesses is the error of lists that are empty and may not have all processes. NVIDIA's driver omits processes that have no
 // PID in the caller's PID namespace (open-gpu-kernel-modules, gpuGetProcWithObject).

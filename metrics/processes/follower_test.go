@@ -115,6 +115,12 @@ func start(t *testing.T, f *Follower, d *fakeDriver, s Source) (stop func()) {
 	}
 }
 
+// wait lets time pass.
+func wait(d time.Duration) {
+	<-time.After(d)
+	synctest.Wait()
+}
+
 func enabled(t *testing.T) Config {
 	t.Helper()
 	dir := t.TempDir()
@@ -135,8 +141,7 @@ func TestFollowerMeasures(t *testing.T) {
 		if s == nil || s.Err != "" || s.Warning != "" || !reflect.DeepEqual(s.Usage, want) {
 			t.Fatalf("%+v", s)
 		}
-		time.Sleep(interval)
-		synctest.Wait()
+		wait(interval)
 		if next := f.Latest().Load(); !next.At.After(s.At) || d.calls.Load() != 2 || d.opened.Load() != 1 {
 			t.Errorf("after an interval: at %v, %d calls, %d opens", next.At, d.calls.Load(), d.opened.Load())
 		}
@@ -154,19 +159,16 @@ func TestFollowerWhileDriverHangs(t *testing.T) {
 		defer start(t, f, d, d.source())()
 		hang := make(chan struct{})
 		d.now.Store(&behavior{reading: oneProcess(), hang: hang})
-		time.Sleep(interval + limit - time.Second)
-		synctest.Wait()
+		wait(interval + limit - time.Second)
 		if s := f.Latest().Load(); s.Err != "" || len(s.Usage) != 1 {
 			t.Errorf("before the limit: %+v", s)
 		}
-		time.Sleep(time.Second)
-		synctest.Wait()
+		wait(time.Second)
 		hung := f.Latest().Load()
 		if hung.Err == "" || len(hung.Usage) > 0 || len(hung.Measured) > 0 {
 			t.Errorf("after the limit: %+v", hung)
 		}
-		time.Sleep(10 * interval)
-		synctest.Wait()
+		wait(10 * interval)
 		if n := d.calls.Load(); n != 2 {
 			t.Errorf("%d calls while one hangs", n)
 		}
@@ -177,8 +179,7 @@ func TestFollowerWhileDriverHangs(t *testing.T) {
 			t.Errorf("the late result is published: %+v", s)
 		}
 		d.now.Store(&behavior{reading: oneProcess()})
-		time.Sleep(interval)
-		synctest.Wait()
+		wait(interval)
 		if s := f.Latest().Load(); s.Err != "" || len(s.Usage) != 1 {
 			t.Errorf("after the driver has recovered: %+v", s)
 		}
@@ -199,8 +200,7 @@ func TestFollowerEndsWhileDriverHangs(t *testing.T) {
 		synctest.Wait()
 		hang := make(chan struct{})
 		d.now.Store(&behavior{reading: oneProcess(), hang: hang})
-		time.Sleep(interval)
-		synctest.Wait()
+		wait(interval)
 		cancel()
 		synctest.Wait()
 		if f.Latest().Load() != nil {
@@ -228,14 +228,12 @@ func TestFollowerOpensAgainAfterError(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 		d.now.Store(&behavior{err: errors.New("uninitialized")})
-		time.Sleep(2 * interval)
-		synctest.Wait()
+		wait(2 * interval)
 		if s := f.Latest().Load(); s.Err != "uninitialized" || d.opened.Load() != 2 || d.open.Load() != 0 {
 			t.Errorf("%+v; %d opened, %d open", s, d.opened.Load(), d.open.Load())
 		}
 		d.now.Store(&behavior{reading: oneProcess()})
-		time.Sleep(interval)
-		synctest.Wait()
+		wait(interval)
 		if s := f.Latest().Load(); s.Err != "" || len(s.Usage) != 1 {
 			t.Errorf("%+v", s)
 		}
@@ -253,8 +251,7 @@ func TestFollowerFollowsConfig(t *testing.T) {
 		defer start(t, f, d, d.source())()
 		for range 2 {
 			opened := d.opened.Load()
-			time.Sleep(10 * interval)
-			synctest.Wait()
+			wait(10 * interval)
 			if f.Latest().Load() != nil || d.open.Load() != 0 || d.opened.Load() != opened {
 				t.Error("measures while disabled")
 			}
@@ -265,6 +262,47 @@ func TestFollowerFollowsConfig(t *testing.T) {
 			}
 			configs.Store(&off)
 			synctest.Wait()
+		}
+	})
+}
+
+// The first measurement waits for the kubelet's first answer, but not for ever.
+func TestFollowerAwaitsHolders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, _, _ := testFollower(enabled(t))
+		var known atomic.Pointer[podresources.Holders]
+		known.Store(&podresources.Holders{Err: "not asked yet"})
+		holders := f.Holders()
+		f.Holders = func() podresources.Holders { return *known.Load() }
+		d := newDriver(behavior{reading: oneProcess()})
+		stop := start(t, f, d, d.source())
+		wait(time.Second)
+		if s := f.Latest().Load(); s != nil {
+			t.Errorf("measured without holders: %+v", s)
+		}
+		known.Store(&holders)
+		wait(time.Second)
+		if s := f.Latest().Load(); s == nil || len(s.Usage) != 1 || s.Usage[0].Container.Pod == "" {
+			t.Errorf("%+v", s)
+		}
+		stop()
+
+		known.Store(&podresources.Holders{Err: "no such socket"})
+		defer start(t, f, d, d.source())()
+		wait(holdersTimeout)
+		if s := f.Latest().Load(); s == nil || s.WithoutPod[ReasonHoldersUnknown] != 1 {
+			t.Errorf("without a kubelet: %+v", s)
+		}
+	})
+}
+
+func TestFollowerWithoutMeasuredDevices(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, _, _ := testFollower(enabled(t))
+		d := newDriver(behavior{})
+		defer start(t, f, d, d.source())()
+		if s := f.Latest().Load(); s.Err != errNothingListed.Error() {
+			t.Errorf("%+v", s)
 		}
 	})
 }
@@ -295,8 +333,7 @@ func TestFollowerWhereDriverHidesProcesses(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 		d.now.Store(&behavior{reading: health.ProcessReading{Measured: measured, Processes: oneProcess().Processes}})
-		time.Sleep(interval)
-		synctest.Wait()
+		wait(interval)
 		s := f.Latest().Load()
 		if _, measured := s.Of("GPU-b"); s.Err != "" || measured || len(s.Usage) != 1 {
 			t.Errorf("%+v", s)
@@ -327,8 +364,11 @@ func TestFollowerWarns(t *testing.T) {
 				f, _, logs := testFollower(c)
 				d := newDriver(behavior{reading: oneProcess()})
 				defer start(t, f, d, d.source())()
-				time.Sleep(5 * interval)
-				synctest.Wait()
+				wait(interval)
+				if unlikely := f.Latest().Load().Warning; strings.Contains(unlikely, "metrics.processes.proc") {
+					t.Errorf("warns although the process may have ended: %s", unlikely)
+				}
+				wait(5 * interval)
 				s := f.Latest().Load()
 				if !strings.Contains(s.Warning, test.want) || logs.Len() != 1 || len(s.Usage) != 1 || s.Usage[0].Container != (Container{}) || s.Usage[0].Memory != 1<<30 {
 					t.Errorf("%+v; %d log entries", s, logs.Len())

@@ -120,7 +120,7 @@ func useOf(d *health.DeviceState, c container, o observation) use {
 	for _, h := range o.holders.By[d.Device.ID] {
 		shared = shared || containerOf(h) != c
 	}
-	if device, measured := deviceLoad(d, o); measured && !(shared && known) {
+	if device, measured := deviceLoad(d, o); measured && (!shared || !known) {
 		load, known = device, true
 	}
 	u.measured, u.busy = known, load >= o.idleBelow
@@ -149,7 +149,7 @@ func processesOf(d *health.DeviceState, c container, o observation) (u use, perc
 	}
 	if d.Device.Parent != "" { // the driver may not name the MIG device of a process
 		more, _ := o.processes.Of(d.Device.Parent)
-		usage = append(usage[:len(usage):len(usage)], more...)
+		usage = slices.Concat(usage, more)
 	}
 	own, unknown, sm := false, false, true
 	for _, p := range usage {

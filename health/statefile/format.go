@@ -19,7 +19,7 @@ import (
 const (
 	formatName    = "gpu-node-agent findings"
 	formatVersion = 1
-	formatMinor   = 1
+	formatMinor   = 2
 
 	extensionID health.DeviceID = "gpu-node-agent:extension"
 )

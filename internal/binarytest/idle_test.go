@@ -68,10 +68,16 @@ func TestIdleSharer(t *testing.T) {
 	}
 	use("0.5")
 	worker, idler := first.Container.Pod, second.Container.Pod
-	p.await("the worker's process", func() bool { return value("no_process_for_seconds", worker) == 0 && value("idle_for_seconds", worker) == 0 })
-	p.await("the idle sharer", func() bool { return value("no_process_for_seconds", idler) >= 1 && value("idle_for_seconds", idler) >= 1 })
+	p.await("the worker's process", func() bool {
+		return value("no_process_for_seconds", worker) == 0 && value("idle_for_seconds", worker) == 0
+	})
+	p.await("the idle sharer", func() bool {
+		return value("no_process_for_seconds", idler) >= 1 && value("idle_for_seconds", idler) >= 1
+	})
 	use("0.01")
-	p.await("a process without work", func() bool { return value("no_process_for_seconds", worker) == 0 && value("idle_for_seconds", worker) >= 1 })
+	p.await("a process without work", func() bool {
+		return value("no_process_for_seconds", worker) == 0 && value("idle_for_seconds", worker) >= 1
+	})
 
 	// As if the containers had been idle for two hours.
 	p.stop()
@@ -84,7 +90,9 @@ func TestIdleSharer(t *testing.T) {
 		t.Fatal(err)
 	}
 	launch()
-	p.await("the idle sharer's times", func() bool { return value("no_process_for_seconds", idler) >= twoHours && value("idle_for_seconds", idler) >= twoHours })
+	p.await("the idle sharer's times", func() bool {
+		return value("no_process_for_seconds", idler) >= twoHours && value("idle_for_seconds", idler) >= twoHours
+	})
 	p.await("the worker's time", func() bool { return value("idle_for_seconds", worker) > 0 })
 
 	// While the agent is down the pod ends, and the next one of the name gets the same device afterwards.

@@ -20,7 +20,12 @@ type idleTime struct {
 
 	uid     string    // of the pod; "" if unknown
 	updated time.Time // when the container last held the device
+	ownAt   time.Time // when its own use was last measured, not that of all holders
 }
+
+// ownUseMemory is how long a container counts as one whose own use is measured. Until then the load of all holders does not make it
+// busy: the processes may be unknown for a moment, after a start, during a detach or when the driver does not answer.
+const ownUseMemory = 5 * time.Minute
 
 // Identity tells a container from a later one of the same name, such as that of a StatefulSet's next pod.
 type Identity struct {
@@ -79,7 +84,14 @@ func (t *deviceTotals) updateIdle(d *health.DeviceState, o observation, elapsed 
 			i.uid = uid
 		}
 		i.updated = o.at
-		i.add(useOf(d, c, o), since)
+		u := useOf(d, c, o)
+		switch {
+		case u.measured && !u.ofAll:
+			i.ownAt = o.at
+		case u.busy && o.at.Sub(i.ownAt) < ownUseMemory:
+			u.measured = false
+		}
+		i.add(u, since)
 		idle[c] = i
 	}
 	t.idle = idle
@@ -109,6 +121,7 @@ func (i *idleTime) add(u use, elapsed time.Duration) {
 // use is how a container uses a device.
 type use struct {
 	measured, busy          bool
+	ofAll                   bool // it is the use of all containers that hold the device
 	processesKnown, process bool // whether it has a process
 }
 
@@ -121,7 +134,7 @@ func useOf(d *health.DeviceState, c container, o observation) use {
 		shared = shared || containerOf(h) != c
 	}
 	if device, measured := deviceLoad(d, o); measured && (!shared || !known) {
-		load, known = device, true
+		load, known, u.ofAll = device, true, shared
 	}
 	u.measured, u.busy = known, load >= o.idleBelow
 	return u

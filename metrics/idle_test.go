@@ -75,10 +75,10 @@ func TestUse(t *testing.T) {
 		unknown     = use{}
 		idle        = use{measured: true}
 		busy        = use{measured: true, busy: true}
-		idleWith    = use{true, false, true, true}
-		busyWith    = use{true, true, true, true}
-		idleWithout = use{true, false, true, false}
-		busyWithout = use{true, true, true, false}
+		idleWith    = use{measured: true, processesKnown: true, process: true}
+		busyWith    = use{measured: true, busy: true, processesKnown: true, process: true}
+		idleWithout = use{measured: true, processesKnown: true}
+		busyWithout = use{measured: true, busy: true, processesKnown: true}
 		unknownWith = use{processesKnown: true, process: true}
 		notListed   *processes.Snapshot
 		noProcess   = measuredUsage()
@@ -92,6 +92,7 @@ func TestUse(t *testing.T) {
 		}
 		aboveTheLimit = measuredUsage(usage("GPU-a", "b", "c", 1), usage("GPU-a", "", processes.Other, 0))
 	)
+	ofAll := func(u use) use { u.ofAll = true; return u }
 	for name, c := range map[string]struct {
 		device    health.Device
 		values    map[health.Field]float64
@@ -116,16 +117,16 @@ func TestUse(t *testing.T) {
 		"only the processes are measured, not their share":   {gpu, nil, false, false, own(noSM), unknownWith},
 		"processes of other devices":                         {gpu, nil, false, false, &processes.Snapshot{ProcessReading: health.ProcessReading{Measured: []health.DeviceID{"GPU-b"}}}, unknown},
 		"another sharer is busy":                             {gpu, utilization(100), false, true, byOther, idleWithout},
-		"another sharer is busy, no processes":               {gpu, utilization(100), false, true, notListed, busy},
+		"another sharer is busy, no processes":               {gpu, utilization(100), false, true, notListed, ofAll(busy)},
 		"another sharer is busy, process without work":       {gpu, utilization(100), false, true, own(.04), idleWith},
 		"a sharer's own work":                                {gpu, utilization(100), false, true, own(.05), busyWith},
-		"a sharer's own work of which nothing is known":      {gpu, utilization(100), false, true, own(noSM), busyWith},
-		"the same on an idle GPU":                            {gpu, utilization(0), false, true, own(noSM), idleWith},
-		"process of no pod":                                  {gpu, utilization(100), false, true, ofNoPod, busy},
+		"a sharer's own work of which nothing is known":      {gpu, utilization(100), false, true, own(noSM), ofAll(busyWith)},
+		"the same on an idle GPU":                            {gpu, utilization(0), false, true, own(noSM), ofAll(idleWith)},
+		"process of no pod":                                  {gpu, utilization(100), false, true, ofNoPod, ofAll(busy)},
 		"process of no pod on an idle GPU":                   {gpu, utilization(0), false, false, ofNoPod, idle},
-		"own process, and one of no pod that may be its":     {gpu, utilization(100), false, true, ownAndOfNoPod(.04), busyWith},
+		"own process, and one of no pod that may be its":     {gpu, utilization(100), false, true, ownAndOfNoPod(.04), ofAll(busyWith)},
 		"own busy process, and one of no pod":                {gpu, utilization(0), false, true, ownAndOfNoPod(.05), busyWith},
-		"process of a container above the limit":             {gpu, utilization(100), false, true, aboveTheLimit, busy},
+		"process of a container above the limit":             {gpu, utilization(100), false, true, aboveTheLimit, ofAll(busy)},
 		"process of a container of the pod without a name":   {gpu, utilization(0), false, false, measuredUsage(usage("GPU-a", "a", "", 1)), idle},
 		"process of another container of the pod":            {gpu, nil, false, false, measuredUsage(usage("GPU-a", "a", "d", 1)), idleWithout},
 		"MIG device without process":                         {mig, nil, false, false, noProcess, idleWithout},
@@ -163,6 +164,7 @@ type idleNode struct {
 	allocated time.Time // of replica 0
 	noPlugin  bool
 	ended     bool // the container
+	shared    bool // with container c of pod n/b, as replica 1
 }
 
 func (n *idleNode) observe(after time.Duration) idleResult {
@@ -185,6 +187,9 @@ func (n *idleNode) observe(after time.Duration) idleResult {
 	}
 	if !n.ended {
 		o.holders.By["GPU-a"] = []podresources.Holder{{Namespace: "n", Pod: "a", Container: "c", DeviceID: "GPU-a::0"}}
+	}
+	if n.shared {
+		o.holders.By["GPU-a"] = append(o.holders.By["GPU-a"], podresources.Holder{Namespace: "n", Pod: "b", Container: "c", DeviceID: "GPU-a::1"})
 	}
 	n.update(o)
 	return resultOf(n.devices["GPU-a"].idle[container{"n", "a", "c"}])
@@ -209,6 +214,37 @@ func TestTimeWithoutProcess(t *testing.T) {
 		if got := n.observe(10 * time.Second); got != step.want {
 			t.Errorf("step %d: got %+v, want %+v", i, got, step.want)
 		}
+	}
+}
+
+// TestSharerWhileProcessesAreUnknown checks that the work of others ends the idle time of a sharer only if the processes stay unknown.
+func TestSharerWhileProcessesAreUnknown(t *testing.T) {
+	n := &idleNode{at: now, shared: true, util: 100, processes: measuredUsage(usage("GPU-a", "b", "c", 1))}
+	n.observe(0)
+	listed := n.processes
+	for i, step := range []struct {
+		processes *processes.Snapshot
+		after     time.Duration
+		want      time.Duration // idle, in seconds
+	}{
+		{listed, time.Hour, 3600},
+		{nil, time.Minute, 3600},
+		{&processes.Snapshot{Err: "the driver does not answer"}, time.Minute, 3600},
+		{listed, time.Minute, 3660},
+		{measuredUsage(usage("GPU-a", "", "", 1)), time.Minute, 3660},
+		{nil, ownUseMemory - time.Minute, 0},
+		{listed, time.Minute, 60},
+	} {
+		n.processes = step.processes
+		if got := n.observe(step.after); got.sinceBusy != step.want {
+			t.Errorf("step %d: idle for %d s, want %d", i, got.sinceBusy, step.want)
+		}
+	}
+
+	text := saveIdle(t, &n.accumulator, n.at)
+	n.accumulator, n.processes = restoreIdle(t, text, n.at), nil
+	if got := n.observe(time.Second); got.sinceBusy != 60 {
+		t.Errorf("before the first list of processes after a restart: idle for %d s, want 60", got.sinceBusy)
 	}
 }
 

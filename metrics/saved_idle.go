@@ -53,7 +53,10 @@ func (s savedIdleTimes) take(h heldDevice, o observation) idleTime {
 	if !ok || o.at.Sub(saved.updated) > limit {
 		return idleTime{}
 	}
-	return idleTime{measured: saved.measured, sinceBusy: saved.sinceBusy, withoutProcess: saved.withoutProcess, uid: saved.uid, updated: saved.restored}
+	return idleTime{
+		measured: saved.measured, sinceBusy: saved.sinceBusy, withoutProcess: saved.withoutProcess,
+		uid: saved.uid, updated: saved.restored, ownAt: saved.restored,
+	}
 }
 
 // maxSavedIdleTimes limits the saved times. A node has at most some hundred shares of devices.

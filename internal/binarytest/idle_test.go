@@ -2,6 +2,7 @@ package binarytest
 
 import (
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -78,6 +79,12 @@ func TestIdleSharer(t *testing.T) {
 	p.await("a process without work", func() bool {
 		return value("no_process_for_seconds", worker) == 0 && value("idle_for_seconds", worker) >= 1
 	})
+
+	c := first.Container
+	p.awaitPage("/", http.StatusOK, fmt.Sprintf("%s/%s (%s): 1 process, 1.0 GiB, SM 1 %%", c.Namespace, c.Pod, c.Name))
+	if usage := p.snapshot().GPUs[index].Processes; usage == nil || len(*usage) != 1 || (*usage)[0].Pod != worker || *(*usage)[0].Memory != 1<<30 {
+		t.Errorf("processes %+v", usage)
+	}
 
 	// As if the containers had been idle for two hours.
 	p.stop()

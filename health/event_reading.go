@@ -51,7 +51,6 @@ func (rc ReadingContext) takeReports(
 	previous map[DeviceID]DeviceState, before []DeviceState, r *Reading, samples map[DeviceID]Sample, now time.Time,
 ) map[DeviceID]reports {
 	measures := slices.ContainsFunc(r.Samples, func(s Sample) bool { return len(s.Values) > 0 })
-	wait := awaitSource + time.Duration(awaitedFromSource(before, samples))*awaitXID
 	unreported := unreportedXIDs(before)
 	all := make(map[DeviceID]reports, len(r.Devices))
 	for i := range before { // also the devices that the reading lacks
@@ -67,19 +66,19 @@ func (rc ReadingContext) takeReports(
 		}
 		return to
 	}
+	reporting := false // the source reports XIDs
 	for _, d := range r.Devices {
 		s, w, old := samples[d.ID], all[d.ID], previous[d.ID]
-		step := time.Duration(0)
 		if rc.Events {
 			if v, ok := s.Values[FieldRecoveryAction]; ok {
 				w.action = EventAction{RecoveryAction(v), awaitAction}
 			}
 		} else {
 			w.history = appendHistory(old.XIDHistory, s)
-			step = elapsedStep(measures, old.Sample.At, s.At)
-			s, w.action = old.EventAction.replace(s, step)
+			s, w.action = old.EventAction.replace(s, elapsedStep(measures, old.Sample.At, s.At))
 		}
-		p := rc.pairXIDs(old.Awaited, s.XIDs, wait, step, now)
+		p := rc.pairXIDs(old.Awaited, s.XIDs, now)
+		reporting = reporting || len(s.XIDs) > 0
 		details := slices.DeleteFunc(p.twins, func(x XID) bool { return x.Detail == (XIDDetail{}) })
 		s.XIDs, w.awaited, w.details = p.counted, p.awaited, append(w.details, details...)
 		samples[d.ID], all[d.ID] = s, w
@@ -87,6 +86,15 @@ func (rc ReadingContext) takeReports(
 			gpu := all[d.Parent]
 			gpu.raised, gpu.details = raise(gpu.raised, p.counted), raise(gpu.details, details)
 			all[d.Parent] = gpu
+		}
+	}
+	if rc.Events {
+		return all
+	}
+	for _, d := range r.Devices {
+		if w := all[d.ID]; len(w.awaited) > 0 {
+			w.awaited = passTime(w.awaited, elapsedStep(measures, previous[d.ID].Sample.At, samples[d.ID].At), reporting)
+			all[d.ID] = w
 		}
 	}
 	return all

@@ -219,3 +219,81 @@ func deepCopy(devices []DeviceState) []DeviceState {
 	}
 	return devices
 }
+
+// For random readings with random events between them:
+//   - an events reading adds and removes no device, changes of a sample only the XIDs and the recovery action, and modifies no
+//     older snapshot;
+//   - it ends a finding only if it withdraws the recovery action of the GPU;
+//   - an XID that counts makes its device as bad as it requires;
+//   - the source's reports of these XIDs do not count.
+func TestEventsRandomSequences(t *testing.T) {
+	for seed := range uint64(60) {
+		r := random{rand.New(rand.NewPCG(seed, 2))}
+		var devices []DeviceState
+		var unreported []XID // of GPU-0, by the source
+		counted := uint64(0)
+		for i := range 40 {
+			where := fmt.Sprintf("seed %d step %d", seed, i)
+			c, seconds := r.config(), 2*i
+			rc := ReadingContext{XIDHistory: true, Witnesses: []Witness{WitnessNVML, WitnessKernelLog}[:r.IntN(2)+1]}
+			reading := Reading{Devices: []Device{gpu0, mig0, mig1, gpu1}}
+			for _, d := range reading.Devices {
+				s := r.sample(d, seconds)
+				s.XIDs, s.Past = nil, nil
+				if d.ID == gpu0.ID {
+					s.XIDs, unreported = unreported, nil
+				}
+				reading.Samples = append(reading.Samples, s)
+			}
+			devices = Judge(c, devices, &reading, rc, at(seconds))
+
+			events, samples := Reading{}, map[DeviceID]Sample{}
+			for _, d := range reading.Devices {
+				s := r.sample(d, seconds+1) // with everything that events readings do not have
+				s.Past = nil
+				for j := range s.XIDs {
+					s.XIDs[j].Witness, s.XIDs[j].At = WitnessNVML, s.At.Add(time.Duration(j))
+				}
+				if d.ID == gpu0.ID {
+					for _, x := range s.XIDs {
+						unreported = append(unreported, XID{Code: x.Code, At: x.At})
+					}
+					counted += uint64(len(s.XIDs))
+				}
+				events.Samples, samples[d.ID] = append(events.Samples, s), s
+			}
+			before, kept := devices, deepCopy(devices)
+			rc.Events = true
+			devices = Judge(c, before, &events, rc, at(seconds+1))
+			if !reflect.DeepEqual(before, kept) {
+				t.Fatalf("%s: an older snapshot was modified", where)
+			}
+			for k, d := range devices {
+				old, s := before[k], samples[d.Device.ID]
+				if len(devices) != len(before) || d.Device.ID != old.Device.ID {
+					t.Fatalf("%s: other devices", where)
+				}
+				got, want := d.Sample, old.Sample
+				got.XIDs, want.XIDs = nil, nil
+				if action, ok := s.Values[FieldRecoveryAction]; ok {
+					want = want.withAction(RecoveryAction(action))
+				}
+				if !reflect.DeepEqual(got, want) || !slices.Equal(d.Sample.XIDs, s.XIDs) {
+					t.Fatalf("%s: sample %+v became %+v by %+v", where, old.Sample, d.Sample, s)
+				}
+				if code := leastState(c, Sample{At: s.At, XIDs: s.XIDs}, d.Device.Kind == KindGPU); d.Verdict.State < code {
+					t.Fatalf("%s: %s is %v, its XIDs require %v", where, d.Device.ID, d.Verdict.State, code)
+				}
+				action, changed := samples[d.Device.GPU()].Values[FieldRecoveryAction]
+				for _, f := range old.Verdict.Findings {
+					if !slices.Contains(d.Verdict.Causes(), f.Cause) && (!changed || RecoveryAction(action) != RecoveryNone) {
+						t.Fatalf("%s: %s of %s ended", where, f.Cause, d.Device.ID)
+					}
+				}
+			}
+			if got := total(devices[0]); uint64(got) != counted {
+				t.Fatalf("%s: %d XIDs count, want %d", where, got, counted)
+			}
+		}
+	}
+}

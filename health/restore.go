@@ -7,7 +7,8 @@ import (
 
 // NeedsSaving reports whether the device has anything that must outlive a restart.
 func (d DeviceState) NeedsSaving() bool {
-	return len(d.Verdict.Findings) > 0 || len(d.Verdict.Trips) > 0 || len(d.Verdict.PendingXIDs) > 0 || len(d.XIDHistory) > 0
+	return len(d.Verdict.Findings) > 0 || len(d.Verdict.Trips) > 0 || len(d.Verdict.PendingXIDs) > 0 || len(d.XIDHistory) > 0 ||
+		slices.ContainsFunc(d.Awaited, func(a AwaitedXIDs) bool { return a.Witness == WitnessSource })
 }
 
 // Stable returns the verdict without everything that a poll changes while nothing happens, for comparison.

@@ -19,24 +19,27 @@ type AwaitedXIDs struct {
 	Code    int
 	Witness Witness // that has not reported them
 	Count   int
-	Left    time.Duration // WitnessSource: how long the source must measure, without reporting them, until they expire
-	Since   time.Time     // an EventSource: when they began to be awaited
+	Since   time.Time // of an EventSource: when they began to be awaited
+
+	// Of WitnessSource: how long the source must measure, without reporting them, until they expire, and by how much that was
+	// extended.
+	Left, Extended time.Duration
 }
 
 const (
-	// An XID is awaited from the source for awaitSource plus awaitXID for each XID that is awaited on any device: DCGM reads one
-	// event per second from all GPUs together (dcgm/OBSERVED.md#xid-rate), and on a loaded node less. Only time during which the
-	// source measures counts, and at most maxStep per reading, so that a source that stalls or restarts loses nothing.
-	awaitSource = 15 * time.Second
-	awaitXID    = 2 * time.Second
-	maxStep     = 2 * time.Second
+	// An XID is awaited from the source for awaitSource, and for another awaitSource whenever the source reports any XID, up to
+	// maxExtension in total: DCGM reads one event per second from all GPUs together (dcgm/OBSERVED.md#xid-rate), so while it
+	// reports XIDs it may have unread ones. Only time during which the source measures counts, and at most maxStep per
+	// reading, so that a source that stalls or restarts loses nothing.
+	awaitSource  = 15 * time.Second
+	maxExtension = time.Hour
+	maxStep      = 2 * time.Second
 
 	// awaitEvents is how long an XID is awaited from an event source. These report XIDs within milliseconds, and lose them
 	// while they are down.
 	awaitEvents = 10 * time.Second
 
 	maxAwaited = 256 // entries of a device; above it the oldest are dropped
-	maxBatches = 8   // entries of one number and witness; above it the newest two merge
 )
 
 // elapsedStep returns the time that a reading of the source passes for what is awaited from the source: none if the source
@@ -48,26 +51,6 @@ func elapsedStep(measures bool, before, now time.Time) time.Duration {
 	return min(max(0, now.Sub(before)), maxStep)
 }
 
-// awaitedFromSource returns how many XIDs the source has not reported yet when it has none of the reading's.
-func awaitedFromSource(before []DeviceState, samples map[DeviceID]Sample) int {
-	n := 0
-	for i := range before {
-		for _, a := range before[i].Awaited {
-			if a.Witness == WitnessSource {
-				n += a.Count
-			}
-		}
-	}
-	for _, s := range samples {
-		for _, x := range s.XIDs {
-			if x.Witness != WitnessSource {
-				n++
-			}
-		}
-	}
-	return n
-}
-
 // pairing is the state of pairing the XIDs of one device.
 type pairing struct {
 	awaited []AwaitedXIDs // oldest first
@@ -75,11 +58,11 @@ type pairing struct {
 	twins   []XID         // the others
 }
 
-// pairXIDs pairs a device's XIDs, oldest first, with those that are awaited. Those that count are awaited for wait from the
-// source, and from the other witnesses.
-func (rc ReadingContext) pairXIDs(awaited []AwaitedXIDs, xids []XID, wait, step time.Duration, now time.Time) pairing {
+// pairXIDs pairs a device's XIDs, oldest first, with those that are awaited. Those that count are awaited from the
+// other witnesses.
+func (rc ReadingContext) pairXIDs(awaited []AwaitedXIDs, xids []XID, now time.Time) pairing {
 	if len(awaited) == 0 && len(xids) == 0 {
-		return pairing{}
+		return pairing{} // the usual case
 	}
 	p := pairing{awaited: slices.DeleteFunc(slices.Clone(awaited), func(a AwaitedXIDs) bool {
 		return a.Witness != WitnessSource && now.Sub(a.Since) >= awaitEvents
@@ -91,7 +74,7 @@ func (rc ReadingContext) pairXIDs(awaited []AwaitedXIDs, xids []XID, wait, step 
 		}
 		p.counted = append(p.counted, x)
 		if x.Witness != WitnessSource {
-			p.await(AwaitedXIDs{Code: x.Code, Witness: WitnessSource, Count: 1, Left: wait})
+			p.await(AwaitedXIDs{Code: x.Code, Witness: WitnessSource, Count: 1, Left: awaitSource})
 		}
 		for _, w := range rc.Witnesses {
 			if w != x.Witness {
@@ -99,16 +82,26 @@ func (rc ReadingContext) pairXIDs(awaited []AwaitedXIDs, xids []XID, wait, step 
 			}
 		}
 	}
-	for i := range p.awaited {
-		if a := &p.awaited[i]; a.Witness == WitnessSource {
-			a.Left -= step
+	return p
+}
+
+// passTime removes the XIDs that the source did not report in time. reporting means that it reports XIDs of any device.
+func passTime(awaited []AwaitedXIDs, step time.Duration, reporting bool) []AwaitedXIDs {
+	if step == 0 {
+		return awaited
+	}
+	awaited = slices.Clone(awaited)
+	for i := range awaited {
+		a := &awaited[i]
+		if a.Witness != WitnessSource {
+			continue
+		}
+		a.Left -= step
+		if missing := awaitSource - a.Left; reporting && missing > 0 && a.Extended < maxExtension {
+			a.Left, a.Extended = awaitSource, a.Extended+missing
 		}
 	}
-	p.awaited = slices.DeleteFunc(p.awaited, func(a AwaitedXIDs) bool { return a.Witness == WitnessSource && a.Left <= 0 })
-	if len(p.awaited) == 0 {
-		p.awaited = nil
-	}
-	return p
+	return slices.DeleteFunc(awaited, func(a AwaitedXIDs) bool { return a.Witness == WitnessSource && a.Left <= 0 })
 }
 
 // takeAwaited removes the oldest awaited XID that x is the report of. It returns false if there is none.
@@ -123,20 +116,12 @@ func (p *pairing) takeAwaited(x XID) bool {
 	return true
 }
 
-// await adds awaited XIDs, in bounded space: those that expire at about the same time are one entry, and so are those of a
-// storm.
+// await adds awaited XIDs. Those that expire within the same second are one entry, so a storm needs little space.
 func (p *pairing) await(x AwaitedXIDs) {
-	batches, newest := 0, -1
 	for i := range p.awaited {
-		if a := &p.awaited[i]; a.Code == x.Code && a.Witness == x.Witness {
-			batches++
-			newest = i
-		}
-	}
-	if newest >= 0 {
-		a := &p.awaited[newest]
-		if batches >= maxBatches || (x.Left-a.Left).Abs() < time.Second && x.Since.Sub(a.Since) < time.Second {
-			a.Count, a.Left, a.Since = a.Count+x.Count, max(a.Left, x.Left), x.Since
+		a := &p.awaited[i]
+		if a.Code == x.Code && a.Witness == x.Witness && x.Left-a.Left < time.Second && x.Since.Sub(a.Since) < time.Second {
+			a.Count += x.Count
 			return
 		}
 	}

@@ -62,6 +62,7 @@ const (
 	sourceUp
 	sourceChecksUp
 	sourceIncident
+	eventSourceUp
 	sourceStalled
 	sourceDetached
 	sourceReconnects
@@ -169,6 +170,9 @@ func agentMetrics() []MetricInfo {
 		sourceIncident: {
 			"source_incident", gauge, "Incident of DCGM's health checks that names no GPU, such as one of IMEX; always 1.",
 			[]string{"system", "code", "severity"},
+		},
+		eventSourceUp: {
+			"event_source_up", gauge, "Whether the event source reports the XIDs of all GPUs as they happen. No series for one that is off.", []string{"witness"},
 		},
 		sourceStalled:    {"source_stalled", gauge, "Whether a call to the source has not returned in time.", nil},
 		sourceDetached:   {"source_detached", gauge, "Whether an operator has detached the driver; source_up is then 0.", nil},

@@ -28,10 +28,10 @@ func TestComputedMetrics(t *testing.T) {
 		name  string
 		parts []string
 	}{
-		{1, fields.XIDErrorsCount, []string{`UUID="GPU-a"`, `window_size_in_ms="300000"`, `xid="31"} 1`}},
+		{1, fields.XIDErrorsCount, []string{`UUID="GPU-a"`, `window_size_in_ms="300000"`, `xid="31"} 3`}},
 		{1, fields.XIDErrorsCount, []string{`UUID="GPU-b"`, `xid=""} 0`}},
-		{1, fields.XIDErrorsTotal, nil},
-		{1, fields.XIDErrorsTotal, []string{`UUID="GPU-a"`, `xid="31"`}},
+		{3, fields.XIDErrorsTotal, []string{`UUID="GPU-a"`}}, // those since the agent's start
+		{1, fields.XIDErrorsTotal, []string{`UUID="GPU-a"`, `xid="31"} 3`}},
 		{1, fields.ClockEventsCount, []string{`clock_event="gpu_idle"`}},
 		{1, fields.ClockEventsCount, []string{`clock_event="hw_slowdown"`}},
 		{0, fields.ClockEventsTotal, nil}, // both events began before the agent
@@ -76,4 +76,18 @@ func TestXIDCountsOfComputeInstances(t *testing.T) {
 	}
 	expectSeries(t, page, 3, fields.XIDErrorsCount, `GPU_I_ID="2"`)
 	expectSeries(t, page, 1, fields.XIDErrorsCount, `GPU_I_ID="1"`, `xid=""} 0`)
+
+	// XIDs of snapshots that were skipped, and of an event source: no poll since.
+	next = testNode()
+	first, second = &next.Devices[len(next.Devices)-2], &next.Devices[len(next.Devices)-1]
+	first.XIDCounts = map[int]uint64{43: 3, 31: 1}
+	second.XIDCounts = map[int]uint64{43: 4, 31: 1, 13: 2}
+	second.Sample.XIDs = []health.XID{{Code: 13, At: now.Add(time.Minute)}}
+	next.At = src.Snapshots.Load().At
+	src.Snapshots.Store(next)
+	src.Totals.update(next)
+	page = render(t, newCollector(src))
+	for _, want := range []string{`xid="43"} 4`, `xid="31"} 2`, `xid="13"} 2`} {
+		expectSeries(t, page, 1, fields.XIDErrorsCount, `GPU_I_ID="2"`, want)
+	}
 }

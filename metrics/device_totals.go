@@ -76,10 +76,33 @@ type pollHistogram struct {
 // pollBounds returns the bounds of the histogram in seconds: a poll takes milliseconds, with a faulty driver seconds.
 func pollBounds() []float64 { return []float64{.001, .005, .01, .05, .1, .5, 1, 5, 10} }
 
-// deviceXID identifies an XID of a GPU instance, which counts once although each of its compute instances reports it.
-type deviceXID struct {
-	entityKey
-	health.XID
+// instanceXIDs are the XIDs of a GPU instance in one update, which count once although each of its compute instances has
+// them. Those of the newest sample are the same if they are equal. Of earlier samples, which were skipped, only the numbers
+// are known: the compute instance with the most has them all.
+type instanceXIDs struct {
+	newest  map[health.XID]bool
+	skipped map[int]uint64
+}
+
+// add adds the XIDs of a compute instance with one number, and returns how many of them no other has. newest are those of its
+// newest sample.
+func (i instanceXIDs) add(code int, added uint64, newest []health.XID) (fresh uint64) {
+	skipped := added
+	for _, x := range newest {
+		if x.Code != code || skipped == 0 {
+			continue
+		}
+		skipped--
+		if !i.newest[x] {
+			i.newest[x] = true
+			fresh++
+		}
+	}
+	if others := i.skipped[code]; skipped > others {
+		fresh += skipped - others
+		i.skipped[code] = skipped
+	}
+	return fresh
 }
 
 // update adds what has happened since the last update.
@@ -93,36 +116,25 @@ func (a *accumulator) update(o observation) {
 	}
 	newPoll := o.snapshot.At.After(a.lastPollAt)
 	a.updatePolls(o.snapshot.Source)
-	previous, counted := a.devices, make(map[deviceXID]bool)
+	previous, instances := a.devices, make(map[entityKey]instanceXIDs)
 	a.devices = make(map[health.DeviceID]deviceTotals, len(o.snapshot.Devices))
 	for i := range o.snapshot.Devices {
 		d := &o.snapshot.Devices[i]
 		t, exists := previous[d.Device.ID]
 		sinceUpdate := elapsed
 		if !exists {
-			t, sinceUpdate = newDeviceTotals(d), 0
+			t, sinceUpdate = deviceTotals{state: d.Verdict.State}, 0 // which is no transition
 		}
 		t.updateState(d, sinceUpdate)
 		t.expireEvents(o)
 		if newPoll {
-			t.updateEvents(d, o, counted)
+			t.updateMeasurements(d, o)
 		}
+		t.updateXIDs(d, o, instances)
 		t.updateIdle(d, o, sinceUpdate, a.restored)
 		a.devices[d.Device.ID] = t
 	}
 	a.lastUpdate, a.lastPollAt = o.at, o.snapshot.At
-}
-
-// newDeviceTotals starts with a device's current state, which does not count as a transition. XIDs of its first sample
-// count as new; earlier ones do not.
-func newDeviceTotals(d *health.DeviceState) deviceTotals {
-	counts := maps.Clone(d.XIDCounts)
-	for _, x := range d.Sample.XIDs {
-		if counts[x.Code] > 0 {
-			counts[x.Code]--
-		}
-	}
-	return deviceTotals{state: d.Verdict.State, xidCounts: counts}
 }
 
 // updateState adds the elapsed time if the device was unhealthy at its start. A state lasts until the next one is known,
@@ -144,28 +156,27 @@ func (t *deviceTotals) expireEvents(o observation) {
 	}
 }
 
-// updateEvents adds the XIDs and clock events of a new poll. It compares XID counts, because polls may be skipped. It
-// ignores XIDs in counted, which another device of the same GPU instance has reported, and adds the device's to it.
-func (t *deviceTotals) updateEvents(d *health.DeviceState, o observation, counted map[deviceXID]bool) {
+// updateMeasurements adds the clock events of a new poll.
+func (t *deviceTotals) updateMeasurements(d *health.DeviceState, o observation) {
 	t.healthChecked = t.healthChecked || d.Sample.Checked
 	if v, measured := d.Sample.Values[health.FieldClocksEvents]; measured {
 		t.updateClocks(uint64(v), o)
 	}
-	duplicates := make(map[int]uint64)
-	if d.Device.Kind == health.KindMIG {
-		key := entityKeyOf(&d.Device)
-		for _, x := range d.Sample.XIDs {
-			if counted[deviceXID{key, x}] {
-				duplicates[x.Code]++
-			}
-		}
-		for _, x := range d.Sample.XIDs {
-			counted[deviceXID{key, x}] = true
-		}
-	}
+}
+
+// updateXIDs adds the XIDs since the last update; at first, those since the agent's start. It compares counts, because
+// snapshots may be skipped. Event sources report XIDs between two polls.
+func (t *deviceTotals) updateXIDs(d *health.DeviceState, o observation, instances map[entityKey]instanceXIDs) {
 	for code, n := range d.XIDCounts {
 		added := n - min(n, t.xidCounts[code])
-		if added -= min(added, duplicates[code]); added > 0 {
+		if added > 0 && d.Device.Kind == health.KindMIG {
+			key := entityKeyOf(&d.Device)
+			if instances[key].newest == nil {
+				instances[key] = instanceXIDs{map[health.XID]bool{}, map[int]uint64{}}
+			}
+			added = instances[key].add(code, added, d.Sample.XIDs)
+		}
+		if added > 0 {
 			b := t.currentBucket(o)
 			b.xids = addCount(b.xids, code, added)
 			t.xids = addCount(maps.Clone(t.xids), code, added) // scrapes may be reading the stored map

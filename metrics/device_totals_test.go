@@ -91,12 +91,13 @@ func TestUnhealthyTime(t *testing.T) {
 
 func TestEventsInWindow(t *testing.T) {
 	v := accumulate(
-		step{at: 0, xids: map[int]uint64{31: 5}}, // earlier XIDs do not count
+		step{at: 0, xids: map[int]uint64{31: 5}}, // since the agent's start
 		step{at: 1, xids: map[int]uint64{31: 7}, clocks: 1},
 		step{at: 1, poll: 1, xids: map[int]uint64{31: 7}, clocks: 1}, // the same poll
-		step{at: 3, xids: map[int]uint64{31: 7, 79: 1}, clocks: 1 | 128},
+		step{at: 2, poll: 1, xids: map[int]uint64{31: 8}, clocks: 1}, // of an event source
+		step{at: 3, xids: map[int]uint64{31: 8, 79: 1}, clocks: 1 | 128},
 	)
-	if len(v.xidsInWindow) != 2 || v.xidsInWindow[31] != 2 || v.xidsInWindow[79] != 1 || v.clocksInWindow[0] != 2 || v.clocksInWindow[7] != 1 {
+	if len(v.xidsInWindow) != 2 || v.xidsInWindow[31] != 8 || v.xidsInWindow[79] != 1 || v.clocksInWindow[0] != 2 || v.clocksInWindow[7] != 1 {
 		t.Errorf("got %+v", v)
 	}
 	v = accumulate(
@@ -123,7 +124,7 @@ func TestEventTotals(t *testing.T) {
 		step{at: 5, xids: map[int]uint64{31: 8, 79: 1}, clocks: 1 | 4},
 		step{at: 100, xids: map[int]uint64{31: 8, 79: 1}, clocks: 1 | 4},
 	)
-	if xids := v.xids; len(v.xidsInWindow) != 0 || len(xids) != 2 || xids[31] != 3 || xids[79] != 1 {
+	if xids := v.xids; len(v.xidsInWindow) != 0 || len(xids) != 2 || xids[31] != 8 || xids[79] != 1 {
 		t.Errorf("XIDs: %v in the window, %v in total", v.xidsInWindow, xids)
 	}
 	if got, want := v.clocks, [len(clockEvents)]uint64{0: 1, 2: 2}; got != want {

@@ -163,9 +163,12 @@ func xidMessage(code int) string {
 }
 
 // lastXIDValue returns field 230, which is 0 before the first XID. DCGM never resets the field, so dcgm-exporter exports it
-// until it restarts. What the snapshot has of the last XID takes its place where 0 or no value would mislead: while the XID
-// is still a finding, and on a lost GPU, which has no measurements.
+// until it restarts. What the snapshot has of the last XID takes its place where an older XID, 0 or no value would mislead:
+// after an event source reported it first, while the XID is still a finding, and on a lost GPU, which has no measurements.
 func lastXIDValue(d *health.DeviceState) (code float64, ok bool) {
+	if d.LastXID.Code != 0 && d.LastXID.Witness != health.WitnessSource {
+		return float64(d.LastXID.Code), true
+	}
 	if code, ok = d.Sample.Values[health.FieldXID]; code != 0 {
 		return code, true
 	}

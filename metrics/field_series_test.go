@@ -195,17 +195,20 @@ func TestXIDFindingIsLastXID(t *testing.T) {
 	for name, c := range map[string]struct {
 		sample   health.Sample
 		findings []health.Finding
+		last     health.XID
 		want     string
 	}{
-		"no finding":             {health.Sample{Presence: health.Present, Values: zero}, nil, "0"},
-		"finding of another":     {health.Sample{Presence: health.Present, Values: zero}, []health.Finding{xid("temperature", 1), inherited}, "0"},
-		"finding":                {health.Sample{Presence: health.Present, Values: zero}, []health.Finding{xid("lost", 1), xid("xid-48", 9)}, "48"},
-		"newest of two findings": {health.Sample{Presence: health.Present, Values: zero}, []health.Finding{xid("xid-48", 9), xid("xid-79", 1)}, "79"},
-		"no value":               {health.Sample{Presence: health.Present}, []health.Finding{xid("xid-48", 9)}, "48"},
-		"lost":                   {health.Sample{Presence: health.Lost}, []health.Finding{xid("lost", 1), xid("xid-79", 2)}, "79"},
+		"no finding":             {health.Sample{Presence: health.Present, Values: zero}, nil, health.XID{}, "0"},
+		"finding of another":     {health.Sample{Presence: health.Present, Values: zero}, []health.Finding{xid("temperature", 1), inherited}, health.XID{}, "0"},
+		"finding":                {health.Sample{Presence: health.Present, Values: zero}, []health.Finding{xid("lost", 1), xid("xid-48", 9)}, health.XID{}, "48"},
+		"newest of two findings": {health.Sample{Presence: health.Present, Values: zero}, []health.Finding{xid("xid-48", 9), xid("xid-79", 1)}, health.XID{}, "79"},
+		"no value":               {health.Sample{Presence: health.Present}, []health.Finding{xid("xid-48", 9)}, health.XID{}, "48"},
+		"lost":                   {health.Sample{Presence: health.Lost}, []health.Finding{xid("lost", 1), xid("xid-79", 2)}, health.XID{}, "79"},
+		"NVML is ahead of DCGM":  {health.Sample{Presence: health.Present, Values: map[health.Field]float64{health.FieldXID: 31}}, nil, health.XID{Code: 13, Witness: health.WitnessNVML}, "13"},
+		"DCGM reported it":       {health.Sample{Presence: health.Present, Values: map[health.Field]float64{health.FieldXID: 31}}, nil, health.XID{Code: 31}, "31"},
 	} {
 		s := testNode()
-		s.Devices[1].Sample, s.Devices[1].Verdict.Findings = c.sample, c.findings
+		s.Devices[1].Sample, s.Devices[1].Verdict.Findings, s.Devices[1].LastXID = c.sample, c.findings, c.last
 		page := render(t, newCollector(testSources(s)))
 		if got := series(page, "DCGM_FI_DEV_XID_ERRORS", `UUID="GPU-b"`); len(got) != 1 || !strings.Contains(got[0], `err_code="`+c.want+`"`) {
 			t.Errorf("%s: %q, want XID %s", name, got, c.want)

@@ -36,6 +36,7 @@ func testNode() *health.Snapshot {
 			Status: health.SourceUp, Reconnects: 2, Polls: 9, PollTook: 4 * time.Millisecond,
 			Versions: health.Versions{Driver: "580.95.05", CUDA: "13.0", DCGM: "4.6.0", Engine: "4.5.1"},
 			Checks:   health.Checks{Status: health.ChecksUp},
+			Events:   []health.EventSourceState{{Witness: health.WitnessNVML, Status: health.EventsUp}, {Witness: health.WitnessKernelLog}},
 			Incidents: []health.Incident{ // of the daemon and the domain
 				{System: "imex", Code: 122, Severity: health.SeverityFail}, {System: "imex", Code: 122, Severity: health.SeverityFail},
 			},

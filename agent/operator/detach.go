@@ -190,7 +190,7 @@ func checkNotHeld(s *health.Snapshot, h podresources.Holders, now time.Time) err
 		return fmt.Errorf("%w: %s; pass --force to detach anyway", errHoldersUnknown, reason)
 	}
 	var held []string
-	for _, d := range status.Devices(s.Devices, h) {
+	for _, d := range status.Devices(s.Devices, h, s.Source.Kind) {
 		for _, d := range append([]status.Device{d}, d.MIG...) {
 			if len(d.Holders) > 0 {
 				held = append(held, fmt.Sprintf("%s (%s) is held by %s", d.Name(), d.UUID, strings.Join(status.HolderNames(d.Holders, maxHolders), ", ")))

@@ -41,7 +41,7 @@ func New(k Inputs) Node {
 		Config: Config{OK: k.Reload.OK, Since: k.Reload.At.UTC()}, Kubelet: kubeletStatus(k.Plugin, k.Holders),
 		API:    APIServer{k.Kube.Enabled, k.Kube.Writes, k.Kube.Events, k.Kube.Dropped, k.Kube.Errors, k.Kube.ConditionErr, k.Kube.EventErr},
 		Memory: StateFile{k.StateFile.Path, k.StateFile.Err, k.StateFile.Since.UTC(), k.StateFile.Written.UTC()},
-		Source: Source{Status: health.SourceStarting.String(), Checks: Checks{Status: health.ChecksUnknown.String()}, Incidents: []Incident{}}, GPUs: []Device{},
+		Source: Source{Status: health.SourceStarting.String(), Checks: Checks{Status: health.ChecksUnknown.String()}, Incidents: []Incident{}, Events: []EventSource{}}, GPUs: []Device{},
 	}
 	if !k.Reload.OK {
 		s.Config.Error = k.ConfigError
@@ -54,9 +54,9 @@ func New(k Inputs) Node {
 		Kind: src.Kind, Status: src.Status.String(), Since: src.Since.UTC(), Until: src.Until.UTC(), Error: src.Err, Reconnects: src.Reconnects,
 		Measured: k.Snapshot.At.UTC(), Driver: src.Versions.Driver, CUDA: src.Versions.CUDA, DCGM: src.Versions.DCGM, Engine: src.Versions.Engine,
 		Checks:    Checks{src.Checks.Status.String(), src.Checks.Since.UTC(), src.Checks.Err},
-		Incidents: incidentsStatus(src.Incidents),
+		Incidents: incidentsStatus(src.Incidents), Events: eventSourcesStatus(src.Events),
 	}
-	s.GPUs = Devices(k.Snapshot.Devices, k.Holders)
+	s.GPUs = Devices(k.Snapshot.Devices, k.Holders, src.Kind)
 	if k.Processes != nil {
 		s.ProcessesError = cmp.Or(k.Processes.Err, k.Processes.Warning)
 		addUsage(s.GPUs, k.Processes)
@@ -92,6 +92,14 @@ func incidentsStatus(incidents []health.Incident) []Incident {
 	for _, i := range incidents {
 		info := health.LookupIncident(i.Code)
 		all = append(all, Incident{i.System, info.Name, i.Severity.String(), i.Message, info.Action, info.Action.Advice()})
+	}
+	return all
+}
+
+func eventSourcesStatus(states []health.EventSourceState) []EventSource {
+	all := make([]EventSource, 0, len(states))
+	for _, s := range states {
+		all = append(all, EventSource{s.Witness.String(), s.Status.String(), s.Since.UTC(), s.Err})
 	}
 	return all
 }
@@ -134,14 +142,14 @@ func kubeletStatus(p plugin.Status, h podresources.Holders) Kubelet {
 }
 
 // Devices returns the GPUs by index, each with its MIG devices. A MIG device without a listed parent is an element of its
-// own.
-func Devices(devices []health.DeviceState, h podresources.Holders) []Device {
+// own. source is the kind of the source.
+func Devices(devices []health.DeviceState, h podresources.Holders, source string) []Device {
 	all := make([]Device, 0, len(devices))
 	at := make(map[health.DeviceID]int)
 	for i := range devices {
 		if devices[i].Device.Kind == health.KindGPU {
 			at[devices[i].Device.ID] = len(all)
-			all = append(all, deviceStatus(&devices[i], h))
+			all = append(all, deviceStatus(&devices[i], h, source))
 		}
 	}
 	for i := range devices {
@@ -149,9 +157,9 @@ func Devices(devices []health.DeviceState, h podresources.Holders) []Device {
 			continue
 		}
 		if gpu, ok := at[devices[i].Device.Parent]; ok {
-			all[gpu].MIG = append(all[gpu].MIG, deviceStatus(&devices[i], h))
+			all[gpu].MIG = append(all[gpu].MIG, deviceStatus(&devices[i], h, source))
 		} else {
-			all = append(all, deviceStatus(&devices[i], h))
+			all = append(all, deviceStatus(&devices[i], h, source))
 		}
 	}
 	for i := range all {
@@ -161,7 +169,7 @@ func Devices(devices []health.DeviceState, h podresources.Holders) []Device {
 	return all
 }
 
-func deviceStatus(d *health.DeviceState, h podresources.Holders) Device {
+func deviceStatus(d *health.DeviceState, h podresources.Holders, source string) Device {
 	s := Device{
 		UUID: d.Device.ID, Index: d.Device.Index, Model: d.Device.Model, PCI: d.Device.PCI, NUMA: d.Device.NUMA,
 		Profile: d.Device.Profile, MIGMode: d.Device.MIGMode, Presence: d.Sample.Presence.String(),
@@ -174,15 +182,28 @@ func deviceStatus(d *health.DeviceState, h podresources.Holders) Device {
 	}
 	s.Values = valuesStatus(s.Fields, d.Device.Memory)
 	for _, code := range slices.Sorted(maps.Keys(d.XIDCounts)) {
-		s.XIDs = append(s.XIDs, XID{XID: code, Name: health.LookupXID(code).Name, Count: d.XIDCounts[code]})
+		s.XIDs = append(s.XIDs, XID{
+			XID: code, Name: health.LookupXID(code).Name, Count: d.XIDCounts[code], Source: xidSource(d.XIDWitnesses[code], source),
+		})
 	}
 	if x := d.LastXID; x.Code != 0 {
-		s.LastXID = &XID{XID: x.Code, Name: health.LookupXID(x.Code).Name, Time: x.At.UTC()}
+		s.LastXID = &XID{
+			XID: x.Code, Name: health.LookupXID(x.Code).Name, Time: x.At.UTC(), Source: xidSource(x.Witness, source),
+			Process: x.Detail.Process, PID: x.Detail.PID,
+		}
 	}
 	for _, holder := range h.By[d.Device.ID] {
 		s.Holders = append(s.Holders, Holder{holder.Namespace, holder.Pod, holder.Container, holder.Resource, holder.DeviceID})
 	}
 	return s
+}
+
+// xidSource returns XID.Source.
+func xidSource(w health.Witness, source string) string {
+	if w == health.WitnessSource {
+		return source
+	}
+	return w.String()
 }
 
 // migIndex returns nil for a GPU and for a MIG device that the driver does not list.

@@ -15,11 +15,11 @@ import (
 
 const (
 	engineGPUs   = 8
-	scriptThread = "script" // name of the driver's thread in e2e/chaos/testdata/fault_script.c
+	scriptThread = "script" // name of the threads of e2e/chaos/testdata/fault_script.c and of health/nvml/testdata/script.c
 )
 
-// measureEngine measures the agent with the scripted DCGM of health/dcgm's tests in its process: the time from DCGM's record
-// of an XID to the kubelet, and the cost of polling. The time a real DCGM takes to record an XID is not included.
+// measureEngine measures the agent with the scripted DCGM and NVML of the tests in its process: the time from NVML's event and from
+// DCGM's record of an XID to the kubelet, and the idle cost. The time a real DCGM takes to record an XID is not included.
 func (b *bench) measureEngine(ctx context.Context) (err error) {
 	if b.repo == "" {
 		b.table.notMeasured("DCGM's record of an XID to kubelet: no -repo")
@@ -30,9 +30,10 @@ func (b *bench) measureEngine(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	build := exec.CommandContext(ctx, filepath.Join(b.repo, "e2e", "chaos", "testdata", "build-libdcgm"), dir)
-	if out, err := build.CombinedOutput(); err != nil {
-		return fmt.Errorf("build the scripted libdcgm: %w\n%s", err, out)
+	for _, script := range []string{"e2e/chaos/testdata/build-libdcgm", "health/nvml/testdata/build-libnvidia-ml"} {
+		if out, err := exec.CommandContext(ctx, filepath.Join(b.repo, script), dir).CombinedOutput(); err != nil { //nolint:gosec // of the repository
+			return fmt.Errorf("%s: %w\n%s", script, err, out)
+		}
 	}
 	script := filepath.Join(dir, "script")
 	lines := []byte("up\n")
@@ -42,12 +43,16 @@ func (b *bench) measureEngine(ctx context.Context) (err error) {
 	if err := os.WriteFile(script, append(lines, "ready\n"...), 0o600); err != nil {
 		return err
 	}
-	r, err := startSource(ctx, b.agent, "mode: embedded", engineGPUs, "LD_LIBRARY_PATH="+dir, "CHAOS_DCGM="+script)
+	nvml := filepath.Join(dir, "nvml.sock")
+	r, err := startSource(ctx, b.agent, "mode: embedded", engineGPUs, "LD_LIBRARY_PATH="+dir, "CHAOS_DCGM="+script, "NVML_SCRIPT="+nvml)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, r.stop()) }()
 	if err := b.measureEngineIdle(ctx, r.Pid()); err != nil {
+		return err
+	}
+	if err := b.measureDriverEvents(ctx, r, nvml); err != nil {
 		return err
 	}
 	return b.measureXIDs(ctx, r, script)
@@ -71,14 +76,15 @@ func (b *bench) measureXIDs(ctx context.Context, r *testNode, script string) err
 			return err
 		}
 		begin := time.Now()
-		if _, err := fmt.Fprintf(f, "xid %d 48\n", gpu); err != nil {
+		// Another number than that of NVML's events, which DCGM still has to report.
+		if _, err := fmt.Fprintf(f, "xid %d 79\n", gpu); err != nil {
 			return err
 		}
 		if err := r.awaitHealth(ctx, id, false); err != nil {
 			return err
 		}
 		took = append(took, time.Since(begin))
-		if err := r.Clear(ctx, id, "xid-48"); err != nil {
+		if err := r.Clear(ctx, id, "xid-79"); err != nil {
 			return err
 		}
 		if err := r.awaitHealth(ctx, id, true); err != nil {
@@ -91,7 +97,7 @@ func (b *bench) measureXIDs(ctx context.Context, r *testNode, script string) err
 
 // measureEngineIdle measures the idle CPU usage of an agent that polls DCGM, without the driver's thread.
 func (b *bench) measureEngineIdle(ctx context.Context, pid int) error {
-	return b.measureIdleCPU(ctx, " with DCGM, 8 GPUs", noAim, "of a scripted libdcgm", func() (time.Duration, error) {
+	return b.measureIdleCPU(ctx, " with DCGM and NVML, 8 GPUs", noAim, "of scripted libraries", func() (time.Duration, error) {
 		return cpuWithout(pid, scriptThread)
 	})
 }

@@ -18,6 +18,7 @@ type options struct {
 	metrics, sock string
 	pid           int
 	onlyFloods    bool
+	onlyEngine    bool
 	quick, json   bool
 }
 
@@ -29,6 +30,7 @@ func main() {
 	flag.StringVar(&o.sock, "plugin", "", "measure a running agent instead: the socket of its device plugin; no pod gets a device")
 	flag.IntVar(&o.pid, "pid", 0, "process of the running agent, if it is on this machine; 0 uses its metrics")
 	flag.BoolVar(&o.onlyFloods, "floods", false, "measure only probes, scrapes and memory while thousands of clients keep connections open")
+	flag.BoolVar(&o.onlyEngine, "engine", false, "measure only what needs the scripted DCGM and NVML")
 	flag.BoolVar(&o.quick, "quick", false, "a tenth of everything: checks that it works, not how fast")
 	flag.BoolVar(&o.json, "json", false, "print JSON")
 	flag.Parse()

@@ -13,8 +13,11 @@ import (
 
 // measureStarted measures an agent that it starts.
 func (b *bench) measureStarted(ctx context.Context) error {
-	if b.onlyFloods {
+	switch {
+	case b.onlyFloods:
 		return b.measureFloods(ctx)
+	case b.onlyEngine:
+		return b.measureEngine(ctx)
 	}
 	for _, part := range []func(context.Context) error{b.measureStart, b.measureEightGPUs, b.measureSixteenGPUs, b.measureMIG, b.measureEngine, b.measureFloods} {
 		if err := part(ctx); err != nil {

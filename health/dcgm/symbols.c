@@ -1,13 +1,6 @@
 //go:build cgo && linux
 
-// This file defines DCGM's functions in this program.
-//
-// go-dcgm leaves every DCGM function undefined, so that the dynamic linker resolves it at the first call. That has
-// consequences that Go code cannot handle: a call before the library is loaded, or of a function that an older library
-// lacks, ends the process with code 127; a toolchain that links with "-z now" (Ubuntu's) makes a program that does not
-// start without libdcgm; and `go build` accepts no "-z lazy" from a package. So each function here is a jump through a
-// pointer. It points to a function that returns "not found" until the library is loaded, then to the library's function.
-// The symbols are hidden, so that libdcgm's own calls stay inside libdcgm.
+// This file defines DCGM's functions in this program: see trampoline.h.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -16,6 +9,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "../internal/trampoline/trampoline.h"
 #include "symbol_list.h" // generated: every function that go-dcgm calls
 #include "symbols.h"
 
@@ -23,18 +17,6 @@ static int no_result(void) { return -20; } // DCGM_ST_FUNCTION_NOT_FOUND
 static void *no_pointer(void) { return NULL; }
 static const char *no_text(void) { return "libdcgm is not loaded"; }
 
-#if defined(__x86_64__)
-#define JUMP(name) "\tendbr64\n\tjmp *gna_" #name "(%rip)\n"
-#elif defined(__aarch64__) // the ABI reserves x16 for such jumps; hint 34 is "bti c"
-#define JUMP(name) "\thint #34\n\tadrp x16, gna_" #name "\n\tldr x16, [x16, #:lo12:gna_" #name "]\n\tbr x16\n"
-#else
-#error "DCGM exists for amd64 and arm64 only"
-#endif
-
-#define FORWARD(name, missing)                                                                           \
-    __attribute__((used, visibility("hidden"))) void *gna_##name = (void *)missing;                      \
-    __asm__(".text\n\t.balign 16\n\t.globl " #name "\n\t.hidden " #name "\n\t.type " #name               \
-            ", %function\n" #name ":\n" JUMP(name) "\t.size " #name ", .-" #name "\n");
 #define FORWARD_INT(name) FORWARD(name, no_result)
 #define FORWARD_POINTER(name) FORWARD(name, no_pointer)
 #define FORWARD_TEXT(name) FORWARD(name, no_text)
@@ -68,14 +50,10 @@ char *gna_load(const char *name) {
         return strdup(reason != NULL ? reason : name);
     }
     library = opened;
-#define BIND(name)                                                                                       \
-    {                                                                                                    \
-        void *found = dlsym(library, #name);                                                             \
-        if (found != NULL) gna_##name = found;                                                           \
-    }
-    RETURNING_INT(BIND)
-    RETURNING_POINTER(BIND)
-    RETURNING_TEXT(BIND)
+#define BIND_LOADED(name) BIND(library, name)
+    RETURNING_INT(BIND_LOADED)
+    RETURNING_POINTER(BIND_LOADED)
+    RETURNING_TEXT(BIND_LOADED)
     start_embedded = gna_dcgmStartEmbedded;
     gna_dcgmStartEmbedded = recorded_start_embedded;
     connect_v2 = gna_dcgmConnect_v2;

@@ -183,17 +183,15 @@ func (m *Monitor) judgeSomeEvents() (wait time.Duration, more bool) {
 	return wait, more
 }
 
-// takeReading moves events from m.unjudged into a reading, in order; nil if none of them can be judged. The reading lists all
-// devices as they are. It has at most one recovery action of a GPU, and no XID of that GPU from before it: the end of an
+// takeReading moves events from m.unjudged into a reading, in order; nil if none of them can be judged. It has at most one recovery action of a GPU, and no XID of that GPU from before it: the end of an
 // action clears the findings of earlier XIDs only. It returns more if other events wait for this reading only. m.mu is held.
 func (m *Monitor) takeReading(now time.Time) (r *health.Reading, more bool) {
 	devices := m.now.Devices
 	if len(m.unjudged) == 0 || len(devices) == 0 {
 		return nil, false
 	}
-	r = &health.Reading{Devices: make([]health.Device, len(devices)), Samples: make([]health.Sample, len(devices))}
+	r = &health.Reading{Samples: make([]health.Sample, len(devices))}
 	for i := range devices {
-		r.Devices[i] = devices[i].Device
 		r.Samples[i] = health.Sample{Device: devices[i].Device.ID, At: now}
 	}
 	changed := make(map[int]bool) // GPUs with events in this reading

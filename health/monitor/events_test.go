@@ -728,3 +728,49 @@ func TestRestoredDetachStartsNoEventSource(t *testing.T) {
 		}
 	})
 }
+
+// BenchmarkEventToSnapshot measures the time from an event of one of 8 GPUs with 7 MIG devices each to the stored snapshot.
+func BenchmarkEventToSnapshot(b *testing.B) {
+	h := newHarness(zap.NewNop())
+	f := new(fakeEvents)
+	h.reading = health.Reading{}
+	for g := range 8 {
+		gpu := health.Device{ID: health.DeviceID(fmt.Sprint("GPU-", g)), Index: g, GI: -1, CI: -1, PCI: fmt.Sprintf("00000000:%02X:00.0", g)}
+		h.reading.Devices = append(h.reading.Devices, gpu)
+		for i := range 7 {
+			h.reading.Devices = append(h.reading.Devices, health.Device{
+				ID: health.DeviceID(fmt.Sprint("MIG-", g, "-", i)), Kind: health.KindMIG, Parent: gpu.ID, Index: g, MIGIndex: i, GI: i, PCI: gpu.PCI,
+			})
+		}
+	}
+	for _, d := range h.reading.Devices {
+		h.reading.Samples = append(h.reading.Samples, health.Sample{Device: d.ID, Presence: health.Present})
+	}
+	h.configure(func(c *health.Config) { c.Interval = time.Hour })
+	h.source.Store(h.withEvents(f))
+	ctx, cancel := context.WithCancel(b.Context())
+	ended := make(chan error)
+	go func() { ended <- h.m.Run(ctx) }()
+	await := func(condition func(s *health.Snapshot) bool) {
+		for s, changed := h.out.Watch(); s == nil || !condition(s); s, changed = h.out.Watch() {
+			<-changed
+		}
+	}
+	await(func(s *health.Snapshot) bool {
+		return s.Source.Status == health.SourceUp && s.Source.Events[0].Status == health.EventsUp
+	})
+	counted := func(n uint64) func(s *health.Snapshot) bool {
+		return func(s *health.Snapshot) bool { return s.Devices[3].XIDCounts[31] >= n }
+	}
+	var n uint64
+	for b.Loop() {
+		b.StopTimer()
+		time.Sleep(stormGap) //nolint:forbidigo // a pause, as between two events that are no storm
+		b.StartTimer()
+		n++
+		f.receive(xidEvent("GPU-3", 31))
+		await(counted(n))
+	}
+	cancel()
+	<-ended
+}

@@ -1,29 +1,93 @@
-//go:build cgo && linux
+//go:build linux
 
 package nvml
 
+/*
+#cgo LDFLAGS: -ldl
+#include <stdlib.h>
+#include "symbols.h"
+
+const char *nvmlErrorString(int result); // nvml.h; symbols.c defines it
+*/
+import "C"
+
 import (
-	"context"
-	"errors"
+	"fmt"
+	"sync"
+	"unsafe"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
-	"go.uber.org/zap"
-
-	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-var errNotBuilt = errors.New("not built yet")
+// soname is the name that the dynamic linker, go-nvml and DCGM find the library by.
+const soname = "libnvidia-ml.so.1"
 
-// Events returns an event source of NVML's events.
-func Events(*zap.Logger) func(context.Context, health.EventReceiver) {
-	return func(ctx context.Context, to health.EventReceiver) {
-		_ = nvml.New
-		to.SetEvents(errNotBuilt)
-		<-ctx.Done()
-	}
+// process holds what belongs to the process: the loaded library, and go-nvml's view of it.
+//
+//nolint:gochecknoglobals // NVML's state is the process's; this one mirrors it
+var process struct {
+	mu      sync.Mutex // guards the fields below
+	loaded  bool
+	library nvml.Interface
 }
 
-// OpenProcesses loads NVML and returns a lister of processes. The driver's files are open until release is called.
-func OpenProcesses() (list health.ProcessLister, release func(), err error) {
-	return nil, nil, errNotBuilt
+// Error is a result of NVML.
+type Error nvml.Return
+
+// Error returns the library's text, and the code, because the text depends on the driver.
+func (e Error) Error() string {
+	return fmt.Sprintf("%s (NVML error %d)", C.GoString(C.nvmlErrorString(C.int(e))), int(e))
+}
+
+// failure returns the error of a call, nil if it succeeded.
+func failure(call string, ret nvml.Return) error {
+	if ret == nvml.SUCCESS {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", call, Error(ret))
+}
+
+// Path loads NVML, unless it is loaded already, and returns the path of its file.
+func Path() (string, error) {
+	process.mu.Lock()
+	defer process.mu.Unlock()
+	if err := load(soname); err != nil {
+		return "", err
+	}
+	return C.GoString(C.gna_nvml_path()), nil
+}
+
+// load loads the library and keeps it loaded: go-nvml's Shutdown releases its own reference, which must not be the last, because
+// a call that hangs is still in the library. The caller holds process.mu.
+func load(name string) error {
+	if process.loaded {
+		return nil
+	}
+	cname := C.CString(name)
+	defer C.free(unsafe.Pointer(cname))
+	if reason := C.gna_nvml_load(cname); reason != nil {
+		defer C.free(unsafe.Pointer(reason))
+		return fmt.Errorf("cannot load %s: %s; NVIDIA's driver has this file, and its container toolkit mounts it into containers "+
+			"with NVIDIA_DRIVER_CAPABILITIES=utility", soname, C.GoString(reason))
+	}
+	process.loaded, process.library = true, nvml.New()
+	return nil
+}
+
+// Use loads NVML, unless it is loaded already, and initializes it, which opens the driver's files. All users share the library:
+// go-nvml's functions are variables of its package. Each use needs one release; the last one closes the files. Both may block as
+// long as the driver does.
+func Use() (library nvml.Interface, release func(), err error) {
+	process.mu.Lock()
+	err = load(soname)
+	library = process.library
+	process.mu.Unlock()
+	if err != nil {
+		return nil, nil, err
+	}
+	// NVML counts Init and Shutdown itself, and DCGM's too.
+	if err := failure("nvmlInit_v2", library.Init()); err != nil {
+		return nil, nil, err
+	}
+	return library, sync.OnceFunc(func() { _ = library.Shutdown() }), nil
 }

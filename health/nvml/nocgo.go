@@ -13,6 +13,9 @@ import (
 
 var errNoCGO = errors.New("built without NVML; build for Linux with CGO_ENABLED=1")
 
+// Path fails: NVML needs Linux and cgo.
+func Path() (string, error) { return "", errNoCGO }
+
 // Events returns an event source that is down: NVML needs Linux and cgo.
 func Events(*zap.Logger) func(context.Context, health.EventReceiver) {
 	return func(ctx context.Context, to health.EventReceiver) {

@@ -65,9 +65,23 @@ type savedExtension struct {
 }
 
 type savedDetail struct {
-	Device health.Device `json:"device"`
-	Seen   []savedXID    `json:"seen,omitempty"`   // DeviceState.XIDHistory
-	Common []string      `json:"common,omitempty"` // causes of the findings that are Finding.InOutage
+	Device  health.Device     `json:"device"`
+	Seen    []savedXID        `json:"seen,omitempty"`   // DeviceState.XIDHistory
+	Common  []string          `json:"common,omitempty"` // causes of the findings that are Finding.InOutage
+	Awaited []savedAwaited    `json:"awaited,omitempty"`
+	Action  *savedEventAction `json:"eventAction,omitempty"`
+}
+
+// savedAwaited are XIDs that the source still has to report.
+type savedAwaited struct {
+	Code  int           `json:"code"`
+	Count int           `json:"count"`
+	Left  time.Duration `json:"leftNanoseconds"`
+}
+
+type savedEventAction struct {
+	Action health.RecoveryAction `json:"action"`
+	Left   time.Duration         `json:"leftNanoseconds"`
 }
 
 type savedDetachment struct {
@@ -122,7 +136,14 @@ func (s Saved) MarshalJSON() ([]byte, error) {
 				common = append(common, f.Cause)
 			}
 		}
-		text, err := json.Marshal(savedDetail{d.Device, savedXIDs(d.XIDHistory), common})
+		detail := savedDetail{Device: d.Device, Seen: savedXIDs(d.XIDHistory), Common: common}
+		for _, a := range d.Awaited {
+			detail.Awaited = append(detail.Awaited, savedAwaited{a.Code, a.Count, a.Left})
+		}
+		if a := d.EventAction; a.Left > 0 {
+			detail.Action = &savedEventAction{a.Action, a.Left}
+		}
+		text, err := json.Marshal(detail)
 		if err != nil {
 			return nil, err
 		}
@@ -231,6 +252,14 @@ func (sd savedDevice) state(detail json.RawMessage) (health.DeviceState, error) 
 	}
 	for _, x := range more.Seen {
 		d.XIDHistory = append(d.XIDHistory, health.XID{Code: x.Code, At: x.At})
+	}
+	for _, a := range more.Awaited {
+		if a.Count > 0 && a.Left > 0 {
+			d.Awaited = append(d.Awaited, health.AwaitedXIDs{Code: a.Code, Witness: health.WitnessSource, Count: a.Count, Left: a.Left})
+		}
+	}
+	if a := more.Action; a != nil && a.Left > 0 {
+		d.EventAction = health.EventAction{Action: a.Action, Left: a.Left}
 	}
 	for _, x := range sd.Follow {
 		d.Verdict.PendingXIDs = append(d.Verdict.PendingXIDs, health.XID{Code: x.Code, At: x.At})

@@ -91,6 +91,8 @@ func beforeMinor1(text []byte, bootID, source string) (map[string][]string, erro
 func fullSnapshot(t *testing.T) *health.Snapshot {
 	s := &health.Snapshot{At: healthtest.At(2), Source: health.Source{Kind: "dcgm", Inventory: "dcgm "}, Devices: faultyDevices(t)}
 	s.Devices[0].XIDHistory = []health.XID{{Code: 48, At: healthtest.At(1)}, {Code: 999, At: healthtest.At(1)}}
+	s.Devices[0].Awaited = []health.AwaitedXIDs{{Code: 31, Count: 1000, Left: 15 * time.Second}, {Code: 31, Count: 1, Left: time.Minute}}
+	s.Devices[0].EventAction = health.EventAction{Action: health.RecoveryReset, Left: time.Second}
 	s.Devices[0].Device.NUMA = []int{1}
 	s.Source.Detachment = health.Detachment{Since: healthtest.At(1), Until: healthtest.At(601), For: 10 * time.Minute}
 	return s
@@ -221,7 +223,7 @@ func FuzzSaved(f *testing.F) {
 	f.Add([]byte(`{"format":"gpu-node-agent findings","version":1,"devices":[]}`))
 	f.Add([]byte(oldFile))
 	f.Add([]byte(`{"format":"gpu-node-agent findings","version":1,"source":"sim","devices":[{"id":"gpu-node-agent:extension","model":` +
-		`"{\"minor\":2,\"history\":true,\"detach\":{\"until\":\"2000-01-01T00:00:01Z\",\"forNanoseconds\":9},\"devices\":{\"a\":{\"seen\":[{\"code\":1}]}},\"others\":{\"dcgm\":{\"x\":[ \"<\"]}}}"},{"id":"a"}]}`))
+		`"{\"minor\":2,\"history\":true,\"detach\":{\"until\":\"2000-01-01T00:00:01Z\",\"forNanoseconds\":9},\"devices\":{\"a\":{\"seen\":[{\"code\":1}],\"awaited\":[{\"code\":31,\"count\":2,\"leftNanoseconds\":9},{\"code\":13,\"count\":-1,\"leftNanoseconds\":9}],\"eventAction\":{\"action\":1,\"leftNanoseconds\":5}}},\"others\":{\"dcgm\":{\"x\":[ \"<\"]}}}"},{"id":"a"}]}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		var s Saved
 		if json.Unmarshal(text, &s) != nil {

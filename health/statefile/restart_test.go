@@ -109,3 +109,53 @@ func TestRestartKeepsIsolation(t *testing.T) {
 	devices = healthtest.Judge(c, devices, 101+int(c.RecoverAfter/time.Second), nil, nil, healthtest.GPU0)
 	healthtest.WantStates(t, devices, map[health.DeviceID]health.State{"GPU-0": health.Healthy})
 }
+
+// judgeEvent judges an XID that NVML reports for GPU-0.
+func judgeEvent(before []health.DeviceState, seconds, code int) []health.DeviceState {
+	at := healthtest.At(seconds)
+	r := &health.Reading{Samples: []health.Sample{{Device: "GPU-0", At: at, XIDs: []health.XID{{Code: code, At: at, Witness: health.WitnessNVML}}}}}
+	rc := health.ReadingContext{Events: true, XIDHistory: true, Witnesses: []health.Witness{health.WitnessNVML}}
+	return health.Judge(health.DefaultConfig(), before, r, rc, at)
+}
+
+// An XID of an event source from before the restart counts no more when the source reports it after the restart, also after a
+// reset.
+func TestRestartKeepsAwaitedXIDs(t *testing.T) {
+	for boot, counts := range map[string]int{"boot": 0, "next boot": 1} {
+		devices := judge(nil, 0, nil, healthtest.GPU0)
+		devices = judgeEvent(judgeEvent(devices, 1, 95), 1, 31)
+		devices[0].Awaited = append(devices[0].Awaited, health.AwaitedXIDs{Code: 13, Witness: health.WitnessNVML, Count: 1, Since: healthtest.At(1)})
+		if !devices[0].Verdict.Has("xid-95") {
+			t.Fatal("no finding")
+		}
+		s := &health.Snapshot{At: healthtest.At(0), Source: health.Source{Kind: "dcgm"}, Devices: devices}
+		saved := FromSnapshot(s, "boot")
+		if len(saved.Devices[0].Awaited) != 2 {
+			t.Errorf("saved %+v", saved.Devices[0].Awaited)
+		}
+		r := roundTrip(t, saved).Restore(boot, health.SourceID{Kind: "dcgm"}, healthtest.At(100))
+		for _, d := range r.Devices {
+			if boot != "boot" || len(d.Awaited) != 2 || d.EventAction != (health.EventAction{}) {
+				t.Errorf("%s: restored %+v", boot, d)
+			}
+		}
+		late := samples{"GPU-0": healthtest.Present(func(s *health.Sample) {
+			s.Past, s.XIDs = []health.XID{{Code: 95, At: healthtest.At(1)}}, []health.XID{{Code: 31, At: healthtest.At(2)}}
+		})}
+		reading, now := healthtest.Reading(101, late, healthtest.GPU0)
+		devices = health.Judge(health.DefaultConfig(), r.Devices, reading, health.ReadingContext{XIDHistory: r.History, DriverReloaded: true}, now)
+		if got := devices[0].Verdict.State; got != health.Healthy || len(devices[0].XIDCounts) != counts {
+			t.Errorf("%s: %v, XIDs %v", boot, got, devices[0].XIDCounts)
+		}
+	}
+}
+
+// The recovery action of an event still replaces an older one of the source after the restart.
+func TestRestartKeepsEventAction(t *testing.T) {
+	devices := judgeEvent(judge(nil, 0, nil, healthtest.GPU0), 1, 95)
+	devices[0].EventAction = health.EventAction{Action: health.RecoveryReset, Left: 5 * time.Second}
+	devices = judge(restart(t, devices, "boot").Devices, 101, nil, healthtest.GPU0)
+	if got := devices[0].Verdict.Causes(); !slices.Contains(got, "xid-95") || !slices.Contains(got, health.CauseRecoveryAction) {
+		t.Errorf("causes %v", got)
+	}
+}

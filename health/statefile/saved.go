@@ -10,7 +10,8 @@ import (
 )
 
 // Saved is the saved state of one kind of source, with that of other kinds beside it. It holds the devices that have
-// findings, recent trips, XIDs that the recovery action may still escalate, or delivered XIDs; during a detach, all devices.
+// findings, recent trips, XIDs that the recovery action may still escalate, and delivered or awaited XIDs; during a detach, all
+// devices.
 type Saved struct {
 	BootID     string // "" if unknown
 	Source     string // SourceID.Kind
@@ -40,7 +41,13 @@ func FromSnapshot(s *health.Snapshot, bootID string) Saved {
 		v.Findings = slices.DeleteFunc(slices.Clone(v.Findings), func(f health.Finding) bool {
 			return f.From != "" || f.Cause == health.CauseReleased // saved as Detachment
 		})
-		devices = append(devices, health.DeviceState{Device: d.Device, Verdict: v, XIDHistory: d.XIDHistory})
+		device := health.DeviceState{Device: d.Device, Verdict: v, XIDHistory: d.XIDHistory, EventAction: d.EventAction}
+		for _, a := range d.Awaited {
+			if a.Witness == health.WitnessSource { // an event source does not report XIDs of the time before its start
+				device.Awaited = append(device.Awaited, a)
+			}
+		}
+		devices = append(devices, device)
 	}
 	saved.Devices = devicesToSave(devices, saved.Detachment)
 	return saved
@@ -118,7 +125,7 @@ func (s Saved) Restore(bootID string, src health.SourceID, now time.Time) Restor
 		d := &devices[i]
 		if !sameBoot {
 			d.Verdict = d.Verdict.Without(now, func(f health.Finding) bool { return !outlivesBoot(f.Cause) })
-			d.Verdict.Trips, d.Verdict.PendingXIDs = nil, nil
+			d.Verdict.Trips, d.Verdict.PendingXIDs, d.Awaited, d.EventAction = nil, nil, nil, health.EventAction{}
 		}
 		if d.Verdict = d.Verdict.Restored(now); !r.History {
 			d.XIDHistory = nil

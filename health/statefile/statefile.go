@@ -287,8 +287,8 @@ func (f *File) write(path string, s *health.Snapshot, last bool) error {
 	}
 	var fingerprint *Saved
 	texts := f.sectionTexts()
-	if s.Polled() || s != nil && s.Source.Detachment.InForce() {
-		saved := FromSnapshot(s, f.bootID)
+	saved, worthSaving := f.stateToSave(s)
+	if worthSaving {
 		p := saved.fingerprint()
 		due := last || time.Since(f.Status().Written) >= checkInterval
 		if difference == "" && f.written != nil && reflect.DeepEqual(p, *f.written) && maps.Equal(texts, f.writtenTexts) &&
@@ -319,6 +319,21 @@ func (f *File) write(path string, s *health.Snapshot, last bool) error {
 	defer f.mu.Unlock()
 	f.status.Written = time.Now()
 	return nil
+}
+
+// stateToSave returns the state of a snapshot, and whether the file should have it. Before the first poll it should during a
+// detach, and once event sources have reported XIDs of the devices in the file.
+func (f *File) stateToSave(s *health.Snapshot) (Saved, bool) {
+	if s == nil {
+		return Saved{}, false
+	}
+	saved := FromSnapshot(s, f.bootID)
+	if s.Polled() || saved.Detachment.InForce() {
+		return saved, true
+	}
+	saved.History, saved.Polled = f.saved.History, f.saved.Polled
+	sameDevices := saved.BootID == f.saved.BootID && saved.Source == f.saved.Source && saved.Inventory == f.saved.Inventory
+	return saved, sameDevices && slices.ContainsFunc(s.Devices, func(d health.DeviceState) bool { return d.LastXID.Code != 0 })
 }
 
 // difference describes how the file differs from what this process read or wrote, "" if it does not.
@@ -367,16 +382,18 @@ func (s Saved) fingerprint() Saved {
 	s.Polled = time.Time{}
 	s.Devices = slices.Clone(s.Devices)
 	for i := range s.Devices {
-		s.Devices[i].XIDHistory, s.Devices[i].Verdict = nil, s.Devices[i].Verdict.Stable()
+		d := &s.Devices[i]
+		d.XIDHistory, d.Awaited, d.EventAction, d.Verdict = nil, nil, health.EventAction{}, d.Verdict.Stable()
 	}
 	return s
 }
 
-// sameXIDs reports whether two lists of devices have the same XIDs.
+// sameXIDs reports whether two lists of devices have the same delivered and awaited XIDs.
 func sameXIDs(a, b []health.DeviceState) bool {
 	return slices.EqualFunc(a, b, func(a, b health.DeviceState) bool {
 		return a.Device.ID == b.Device.ID &&
-			slices.EqualFunc(a.XIDHistory, b.XIDHistory, func(x, y health.XID) bool { return x.Code == y.Code && x.At.Equal(y.At) })
+			slices.EqualFunc(a.XIDHistory, b.XIDHistory, func(x, y health.XID) bool { return x.Code == y.Code && x.At.Equal(y.At) }) &&
+			slices.EqualFunc(a.Awaited, b.Awaited, func(x, y health.AwaitedXIDs) bool { return x.Code == y.Code && x.Count == y.Count })
 	})
 }
 

@@ -560,3 +560,69 @@ func TestLockFileRemoved(t *testing.T) {
 		second.stop()
 	})
 }
+
+// XIDs that event sources report before the first poll are saved, if the file is of the same devices.
+func TestSaveXIDsBeforeFirstPoll(t *testing.T) {
+	for name, c := range map[string]struct {
+		inventory string
+		xid       int
+		saved     bool
+	}{
+		"no XID":            {"dcgm x", 0, false},
+		"XID":               {"dcgm x", 79, true},
+		"another inventory": {"dcgm y", 79, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				path := filepath.Join(t.TempDir(), "state")
+				writeSaved(t, path, "dcgm")
+				h := loadAndStart(t, path)
+				saved, _, err := readFile(path)
+				must(t, err)
+				s := &health.Snapshot{Seq: 1, Source: health.Source{Kind: "dcgm", Inventory: c.inventory}}
+				s.Devices = saved.Restore("boot", health.SourceID{Kind: "dcgm", Inventory: "dcgm x"}, healthtest.At(100)).Devices
+				if c.xid != 0 {
+					s.Devices = judgeEvent(s.Devices, 101, c.xid)
+				}
+				h.store(s)
+				h.stop()
+				after, _, err := readFile(path)
+				must(t, err)
+				d := after.Devices[0]
+				if d.Verdict.Has("xid-79") != c.saved || (len(d.Awaited) > 0) != c.saved || after.Inventory != "dcgm x" || !after.History || after.Polled.IsZero() {
+					t.Errorf("%+v", after)
+				}
+			})
+		})
+	}
+}
+
+// XIDs that DCGM still has to report are saved when their number changes, but not at every poll.
+func TestSaveAwaitedXIDs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "state")
+		h := loadAndStart(t, path)
+		defer h.stop()
+		s := &health.Snapshot{At: healthtest.Epoch, Source: health.Source{Kind: "dcgm"}, Devices: judge(nil, 0, gpu0(xidAt(31, 0)), healthtest.GPU0)}
+		writes := 0
+		for i := range 5 {
+			next := *s
+			next.Seq, next.Devices = uint64(i), slices.Clone(s.Devices)
+			if i > 0 {
+				next.Devices[0].Awaited = []health.AwaitedXIDs{{Code: 31, Count: 1, Left: time.Minute - time.Duration(i)*time.Second}}
+				next.Devices[0].EventAction.Left = time.Minute - time.Duration(i)*time.Second
+			}
+			before := h.Status().Written
+			h.store(&next)
+			advance(checkInterval + time.Second)
+			if !h.Status().Written.Equal(before) {
+				writes++
+			}
+		}
+		saved, _, err := readFile(path)
+		must(t, err)
+		if writes != 2 || len(saved.Devices[0].Awaited) != 1 {
+			t.Errorf("%d writes, want 2; %+v", writes, saved)
+		}
+	})
+}

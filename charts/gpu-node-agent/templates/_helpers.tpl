@@ -11,7 +11,7 @@ nodeConfigs stays until it has removed the key of `config`.
 {{- $_ := set $.Values.nodeConfigs $name $config }}
 {{- end }}
 {{- end }}
-{{- range list "image" "gpuOperator" "probes" "web" "service" "serviceMonitor" "podMonitor" "prometheusRule" "dashboards" "networkPolicy" "serviceAccount" "rbac" }}
+{{- range list "image" "gpuOperator" "kernelLog" "probes" "web" "service" "serviceMonitor" "podMonitor" "prometheusRule" "dashboards" "networkPolicy" "serviceAccount" "rbac" }}
 {{- if not (hasKey $.Values .) }}
 {{- $_ := set $.Values . (dict) }}
 {{- end }}
@@ -96,6 +96,9 @@ nodes if NAME is "". It is called with (dict "root" $ "name" NAME "agent" (dict)
 {{- /* Allows fault injection: kubectl exec … -- gpu-node-agent sim '{gpu: 3, xid: 79}' */}}
 {{- $config = mustMergeOverwrite $config (dict "source" (dict "sim" (dict "control" "/run/gpu-node-agent/sim.sock"))) }}
 {{- end }}
+{{- if and $values.kernelLog.enabled (not $sim) }}
+{{- $config = mustMergeOverwrite (dict "source" (dict "kernelLog" true)) $config }}
+{{- end }}
 {{- if $values.web.secretName }}
 {{- $config = mustMergeOverwrite (dict "metrics" (dict "webConfigFile" "/etc/gpu-node-agent-web/web-config.yaml")) $config }}
 {{- end }}
@@ -131,6 +134,15 @@ nodes if NAME is "". It is called with (dict "root" $ "name" NAME "agent" (dict)
 {{- $_ := set .agent "conditions" (dig "health" "kubernetes" "enabled" false $config) }}
 {{- $_ := set .agent "podLabels" (or (dig "metrics" "podUID" false $config) (dig "metrics" "podLabels" (list) $config | empty | not)) }}
 {{- $_ := set .agent "needsSysAdmin" (and $needs (not $sim)) }}
+{{- $kernelLog := dig "source" "kernelLog" false $config }}
+{{- $kernelLogPath := dig "source" "kernelLogPath" "/dev/kmsg" $config | clean }}
+{{- /* The path at which the container gets the node's /dev/kmsg, and whether it reads the path in vain. */}}
+{{- $_ := set .agent "kernelLog" (ternary $kernelLogPath "" (and $kernelLog (eq true $values.kernelLog.enabled) (not $sim))) }}
+{{- $mounted := list }}
+{{- range $values.extraVolumeMounts }}
+{{- $mounted = append $mounted .mountPath }}
+{{- end }}
+{{- $_ := set .agent "needsKernelLog" (and $kernelLog (not .agent.kernelLog) (not (include "gpu-node-agent.below" (dict "path" (printf "%s/" $kernelLogPath) "dirs" $mounted)))) }}
 {{- /* Directories of the node, unless extraVolumeMounts has them. */}}
 {{- $dirs := dict "hpcJobDir" (dig "metrics" "hpcJobDir" "" $config)
   "hostProc" (ternary (dig "metrics" "processes" "proc" "" $config) "" (and $processes (not $values.hostPID)))

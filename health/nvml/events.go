@@ -1,0 +1,389 @@
+//go:build cgo && linux
+
+package nvml
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"go.uber.org/zap"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// eventTiming holds the times of an event source.
+type eventTiming struct {
+	wait        time.Duration // of one call that waits; Run ends within it
+	callLimit   time.Duration // after which a call counts as hanging
+	actionLimit time.Duration // for the read of a recovery action
+	retry       time.Duration // between attempts to register the GPUs that are left out
+
+	minPause, maxPause time.Duration // before a failed attempt is repeated
+}
+
+// A wait of a second costs 0.01 % of a core; longer ones save nothing.
+//
+//nolint:gochecknoglobals // a constant
+var defaultTiming = eventTiming{
+	wait: time.Second, callLimit: 5 * time.Second, actionLimit: time.Second, retry: 30 * time.Second,
+	minPause: time.Second, maxPause: 30 * time.Second,
+}
+
+// Events returns an event source of NVML's events. It needs neither the library nor the driver at the start. A GPU that does not
+// report events is left out, and tried again. The source returns when no call to the driver is left; a call that hangs delays it.
+func Events(log *zap.Logger) func(context.Context, health.EventReceiver) {
+	return defaultTiming.events(log)
+}
+
+func (t eventTiming) events(log *zap.Logger) func(context.Context, health.EventReceiver) {
+	return func(ctx context.Context, to health.EventReceiver) {
+		r := &eventRun{eventTiming: t, to: to, log: log}
+		r.run(ctx)
+	}
+}
+
+// eventRun is one run of an event source.
+type eventRun struct {
+	eventTiming
+	to    health.EventReceiver
+	log   *zap.Logger
+	calls sync.WaitGroup // calls to the driver beside the one that waits for events
+
+	mu        sync.Mutex // guards the fields below and those of session; held while the receiver is called
+	ended     bool
+	published bool   // state is
+	state     string // why events do not arrive, "" if they do
+}
+
+func (r *eventRun) run(ctx context.Context) {
+	defer func() {
+		r.calls.Wait()
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.ended = true
+	}()
+	pause := r.minPause
+	for ctx.Err() == nil {
+		started := time.Now()
+		err := r.runSession(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			r.publish(err)
+		}
+		lasted := time.Since(started)
+		if lasted > r.maxPause {
+			pause = r.minPause
+		}
+		if err != nil || lasted < r.minPause {
+			wait(ctx, pause)
+			pause = min(2*pause, r.maxPause)
+		}
+	}
+}
+
+// wait waits for d, or until ctx ends.
+func wait(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+// publish publishes and logs whether events arrive, if that has changed.
+func (r *eventRun) publish(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	state := ""
+	if err != nil {
+		state = err.Error()
+	}
+	if r.ended || (r.published && r.state == state) {
+		return
+	}
+	r.published, r.state = true, state
+	if err != nil {
+		r.log.Warn("NVML's events do not arrive", zap.Error(err))
+	} else {
+		r.log.Info("NVML's events arrive")
+	}
+	r.to.SetEvents(err)
+}
+
+// shared is a resource of the driver. Its last user frees it, because a call that hangs still uses it.
+type shared struct {
+	users atomic.Int32
+	free  func()
+}
+
+func share(free func()) *shared {
+	s := &shared{free: free}
+	s.users.Store(1)
+	return s
+}
+
+// use adds a user; the caller is one already.
+func (s *shared) use() { s.users.Add(1) }
+
+func (s *shared) release() {
+	if s.users.Add(-1) == 0 {
+		s.free()
+	}
+}
+
+// session is the time from an Init to its Shutdown.
+type session struct {
+	*eventRun
+	*shared  // the Init
+	library  nvml.Interface
+	watchdog *time.Timer   // publishes that the waiting call hangs
+	changed  chan struct{} // a registration has ended
+
+	// Guarded by eventRun.mu. The handle of an event is that of the registration, and so finds its GPU also when that is lost.
+	set     *eventSet // the current one
+	unclear bool      // sets have failed with a lost GPU, and none has lasted since then
+	gpus    []gpu     // by NVML's index
+	devices map[nvml.Device]*device
+}
+
+var (
+	errNoGPU   = errors.New("the driver lists no GPU")
+	errLost    = errors.New("a GPU is lost, and the driver does not show which one")
+	errSpoiled = errors.New("a failed registration made the event set unusable")
+)
+
+// runSession reports events until ctx ends, or the driver must be initialized again: with an error, or because its GPUs have
+// changed.
+func (r *eventRun) runSession(ctx context.Context) error {
+	watchdog := time.AfterFunc(r.callLimit, func() {
+		r.publish(fmt.Errorf("a call to the driver has not returned in %v", r.callLimit))
+	})
+	defer watchdog.Stop()
+	library, shutdown, err := Use()
+	if err != nil {
+		return err
+	}
+	s := &session{
+		eventRun: r, shared: share(shutdown), library: library, watchdog: watchdog,
+		changed: make(chan struct{}, 1), devices: map[nvml.Device]*device{},
+	}
+	defer s.release()
+	count, ret := library.DeviceGetCount()
+	if err := failure("nvmlDeviceGetCount_v2", ret); err != nil {
+		return err
+	}
+	if count == 0 {
+		return errNoGPU
+	}
+	s.gpus = make([]gpu, count)
+	system := openSystemEvents(library)
+	defer system.close()
+	return s.run(ctx, system)
+}
+
+// run reports the events of one set after the other, until ctx ends or the driver must be initialized again.
+func (s *session) run(ctx context.Context, system *systemEvents) error {
+	var lostAt time.Time
+	fewest, pause := 0, s.minPause
+	for {
+		registered, err := s.watch(ctx, system)
+		switch {
+		case errors.Is(err, errSpoiled): // the next set leaves that GPU out
+		case errors.Is(err, errLost):
+			// A set without the lost GPU follows at once, because the events of the others are not recorded meanwhile. If sets keep
+			// failing although none becomes smaller, the driver does not show which GPU is lost.
+			if time.Since(lostAt) < s.maxPause && registered >= fewest {
+				s.watchdog.Stop()
+				s.setUnclear(true)
+				s.publish(errLost)
+				wait(ctx, pause)
+				pause = min(2*pause, s.maxPause)
+			} else {
+				pause = s.minPause
+			}
+			lostAt, fewest = time.Now(), registered
+		default:
+			return err
+		}
+	}
+}
+
+// watch reports the events of a new set. It returns how many GPUs were registered with it, and errLost or errSpoiled if another
+// set must replace it.
+func (s *session) watch(ctx context.Context, system *systemEvents) (registered int, err error) {
+	created, ret := s.library.EventSetCreate()
+	if err := failure("nvmlEventSetCreate", ret); err != nil {
+		return 0, err
+	}
+	set := &eventSet{EventSet: created, shared: share(func() { _ = created.Free() })}
+	defer set.release()
+	s.replaceSet(set)
+	defer s.replaceSet(nil)
+	nextTick, nextRetry := time.Now().Add(s.wait), time.Now().Add(s.retry)
+	for ctx.Err() == nil {
+		s.watchdog.Reset(s.callLimit)
+		if now := time.Now(); now.After(nextTick) {
+			nextTick = now.Add(s.wait)
+			s.setUnclear(false)
+			s.publishRegistrations()
+			if s.pollSystem(system) {
+				return registered, nil
+			}
+			if now.After(nextRetry) {
+				nextRetry = now.Add(s.retry)
+				if n, ret := s.library.DeviceGetCount(); ret == nvml.SUCCESS && n != len(s.gpus) {
+					return registered, nil
+				}
+				s.mu.Lock()
+				s.register(true)
+				s.mu.Unlock()
+			}
+		}
+		if set.spoiled.Load() {
+			return registered, errSpoiled
+		}
+		var pending int
+		if registered, pending = s.countRegistered(set); registered == 0 {
+			if pending == 0 {
+				_, err := s.registrations()
+				return 0, err
+			}
+			select {
+			case <-ctx.Done():
+			case <-s.changed:
+			case <-time.After(s.wait):
+			}
+			continue
+		}
+		data, ret := set.Wait(uint32(s.wait.Milliseconds())) //nolint:gosec // a constant
+		switch {
+		case ret == nvml.SUCCESS:
+			s.receive(data)
+		case ret == nvml.ERROR_TIMEOUT:
+		case set.spoiled.Load():
+			return registered, errSpoiled
+		case ret == nvml.ERROR_GPU_IS_LOST:
+			return registered, errLost
+		default:
+			return registered, failure("nvmlEventSetWait_v2", ret)
+		}
+	}
+	return registered, nil
+}
+
+func (s *session) setUnclear(unclear bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.unclear = unclear
+}
+
+// replaceSet makes a set the current one and registers the GPUs with it; nil only ends the current one.
+func (s *session) replaceSet(set *eventSet) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.set = set
+	s.register(false)
+}
+
+// eventKinds are the types of NVML's events that are registered.
+//
+//nolint:gochecknoglobals // a table of constants
+var eventKinds = []struct {
+	bit  uint64
+	kind health.EventKind
+}{
+	{nvml.EventTypeXidCriticalError, health.EventXID},
+	{nvml.EventTypeGpuRecoveryAction, health.EventRecoveryAction},
+	{nvml.EventTypeGpuUnavailableError, health.EventUnavailable},
+	{nvml.EventMigConfigChange, health.EventMIG},
+	{nvml.EventTypeDoubleBitEccError, health.EventDBE},
+}
+
+// receive passes an event on. The XID 999 is one that the driver has no number for; DCGM reports it as 999 too.
+func (s *session) receive(data nvml.EventData) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	d := s.devices[data.Device]
+	if d == nil {
+		d = &device{} // of a set before; its UUID is not known
+	}
+	for _, k := range eventKinds {
+		if data.EventType&k.bit == 0 {
+			continue
+		}
+		e := health.Event{Kind: k.kind, GPU: d.uuid, GI: instanceID(data.GpuInstanceId), CI: instanceID(data.ComputeInstanceId)}
+		switch k.kind {
+		case health.EventRecoveryAction:
+			s.readAction(d, e)
+			continue
+		case health.EventXID:
+			e.XID = health.XID{Code: int(data.EventData), At: time.Now(), Witness: health.WitnessNVML} //nolint:gosec // a small number
+			d.overtake(e.XID.Code)
+		default:
+		}
+		s.to.Receive(e)
+	}
+}
+
+// instanceID returns the ID of an instance, -1 for none.
+func instanceID(id uint32) int {
+	if id == noInstance {
+		return -1
+	}
+	return int(id)
+}
+
+// noInstance is the ID in events of no instance (nvml.h: nvmlEventData_t).
+const noInstance = 0xFFFFFFFF
+
+// pollSystem reports the GPUs that were bound to the driver or unbound from it. After a bind the driver must be initialized again
+// to list the GPU.
+func (s *session) pollSystem(system *systemEvents) (bound bool) {
+	for _, e := range system.poll() {
+		bound = bound || e.EventType&nvml.SystemEventTypeGpuDriverBind != 0
+		s.mu.Lock()
+		s.to.Receive(health.Event{Kind: health.EventDriver, GI: -1, CI: -1})
+		s.mu.Unlock()
+	}
+	return bound
+}
+
+// registrations returns why events of some or all GPUs do not arrive, and whether that is still open.
+func (s *session) registrations() (pending bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	pending = s.unclear || (s.set != nil && s.set.spoiled.Load())
+	var missing []string
+	for i, g := range s.gpus {
+		name := g.uuid
+		if name == "" {
+			name = fmt.Sprintf("GPU with NVML's index %d", i)
+		}
+		switch {
+		case g.busy && time.Since(g.since) < s.callLimit:
+			pending = true
+		case g.busy:
+			missing = append(missing, fmt.Sprintf("%s: a call to the driver has not returned in %v", name, s.callLimit))
+		case g.err != nil:
+			missing = append(missing, fmt.Sprintf("%s: %v", name, g.err))
+		}
+	}
+	if len(missing) > 0 {
+		err = fmt.Errorf("%d of %d GPUs report no events: %s", len(missing), len(s.gpus), strings.Join(missing, "; "))
+	}
+	return pending, err
+}
+
+// publishRegistrations publishes whether events of all GPUs arrive, once that is clear.
+func (s *session) publishRegistrations() {
+	if pending, err := s.registrations(); !pending {
+		s.publish(err)
+	}
+}

@@ -1,0 +1,499 @@
+//go:build cgo && linux
+
+package nvml
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/nvml/internal/script"
+)
+
+// The bits of nvml.h.
+const (
+	bitDBE, bitXID, bitMIG, bitUnavailable, bitAction = 0x2, 0x8, 0x100, 0x4000, 0x8000
+)
+
+// testTiming is short. A test waits for conditions, so that it only bounds how long one takes.
+var testTiming = eventTiming{
+	wait: 20 * time.Millisecond, callLimit: 200 * time.Millisecond, actionLimit: 100 * time.Millisecond, retry: 50 * time.Millisecond,
+	minPause: 10 * time.Millisecond, maxPause: 100 * time.Millisecond,
+}
+
+// eventFixture is a running event source and what it has reported.
+type eventFixture struct {
+	t   testing.TB
+	lib script.Library
+	log *observer.ObservedLogs
+
+	mu      sync.Mutex // guards the fields below
+	changed *sync.Cond
+	events  []health.Event
+	states  []string // "" is up
+	stop    func()
+}
+
+func (f *eventFixture) Receive(e health.Event) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.events = append(f.events, e)
+	f.changed.Broadcast()
+}
+
+func (f *eventFixture) SetEvents(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	state := ""
+	if err != nil {
+		state = err.Error()
+	}
+	f.states = append(f.states, state)
+	f.changed.Broadcast()
+}
+
+// startEvents runs an event source on a library that the commands have prepared.
+func startEvents(t testing.TB, timing eventTiming, commands ...string) *eventFixture {
+	t.Helper()
+	core, log := observer.New(zapcore.InfoLevel)
+	f := &eventFixture{t: t, lib: newLibrary(t), log: log}
+	f.changed = sync.NewCond(&f.mu)
+	for _, c := range commands {
+		f.lib.Do("%s", c)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		timing.events(zap.New(core))(ctx, f)
+	}()
+	f.stop = sync.OnceFunc(func() {
+		cancel()
+		<-done
+	})
+	t.Cleanup(func() {
+		f.lib.Do("release")
+		f.stop()
+	})
+	return f
+}
+
+// wait waits until ok is true of what was reported.
+func (f *eventFixture) wait(what string, ok func() bool) {
+	f.t.Helper()
+	timedOut := false
+	timer := time.AfterFunc(20*time.Second, func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		timedOut = true
+		f.changed.Broadcast()
+	})
+	defer timer.Stop()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for !ok() {
+		if timedOut {
+			f.t.Fatalf("no %s; states %q, events %s", what, f.states, describe(f.events))
+		}
+		f.changed.Wait()
+	}
+}
+
+// waitState waits until the state contains a text; "" is up.
+func (f *eventFixture) waitState(text string) {
+	f.t.Helper()
+	f.wait(fmt.Sprintf("state %q", text), func() bool {
+		if len(f.states) == 0 {
+			return false
+		}
+		last := f.states[len(f.states)-1]
+		return (text == "") == (last == "") && strings.Contains(last, text)
+	})
+}
+
+// waitEvents waits until the events since the last call are those, and returns them.
+func (f *eventFixture) waitEvents(want ...string) []health.Event {
+	f.t.Helper()
+	f.wait(fmt.Sprintf("%d events", len(want)), func() bool { return len(f.events) >= len(want) })
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	got := f.events
+	f.events = nil
+	if describe(got) != strings.Join(want, "\n") {
+		f.t.Errorf("events\n%s\nwant\n%s", describe(got), strings.Join(want, "\n"))
+	}
+	return got
+}
+
+// describe writes an event as "GPU kind code gi:ci", with the GPU's number, or with the action instead of the code.
+func describe(events []health.Event) string {
+	lines := make([]string, 0, len(events))
+	for _, e := range events {
+		line := strings.TrimSuffix(strings.TrimLeft(strings.TrimPrefix(e.GPU, "GPU-"), "0"), "-0000-0000-0000-000000000000") + " " + e.Kind.String()
+		switch {
+		case e.Kind == health.EventXID:
+			line += fmt.Sprintf(" %d", e.XID.Code)
+		case e.HasAction:
+			line += fmt.Sprintf(" %d", e.Action)
+		}
+		if e.GI != -1 || e.CI != -1 {
+			line += fmt.Sprintf(" %d:%d", e.GI, e.CI)
+		}
+		lines = append(lines, line)
+	}
+	return strings.Join(lines, "\n")
+}
+
+func TestEventsKinds(t *testing.T) {
+	f := startEvents(t, testTiming)
+	f.waitState("")
+	before := time.Now()
+	f.lib.Do("event 1 %d 79 -1 -1", bitXID)
+	f.lib.Do("event 2 %d 43 3 0", bitXID)
+	f.lib.Do("event 3 %d 999 -1 -1", bitXID)
+	f.lib.Do("event 4 %d 0 -1 -1", bitMIG)
+	f.lib.Do("event 5 %d 0 -1 -1", bitDBE)
+	f.lib.Do("event 6 %d 0 -1 -1", bitUnavailable)
+	f.lib.Do("event 7 1 0 -1 -1") // single-bit errors are not registered
+	got := f.waitEvents("1 xid 79", "2 xid 43 3:0", "3 xid 999", "4 mig-configuration", "5 double-bit-error", "6 gpu-unavailable")
+	for _, e := range got[:3] {
+		if e.XID.Witness != health.WitnessNVML || e.XID.At.Before(before) || e.XID.At.After(time.Now()) {
+			t.Errorf("XID %d from %v at %v", e.XID.Code, e.XID.Witness, e.XID.At)
+		}
+	}
+}
+
+// TestEventsUnsupportedType checks that a GPU that lacks types reports the others: one unsupported bit refuses the whole mask.
+func TestEventsUnsupportedType(t *testing.T) {
+	f := startEvents(t, testTiming, "supports 1 0x1ff")
+	f.waitState("")
+	f.lib.Do("event 1 %d 31 -1 -1", bitXID)
+	f.waitEvents("1 xid 31")
+}
+
+// TestEventsStorm checks that every event of a storm arrives once and in order.
+func TestEventsStorm(t *testing.T) {
+	const times = 10000
+	f := startEvents(t, testTiming)
+	f.waitState("")
+	for gpu := range 8 {
+		f.lib.Do("event %d %d 31 -1 -1 %d", gpu+0, bitXID, times)
+		f.lib.Do("event %d %d 43 -1 -1 1", gpu, bitXID)
+	}
+	f.wait("end of the storm", func() bool { return len(f.events) >= 8*(times+1) })
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.events) != 8*(times+1) {
+		t.Errorf("%d events, want %d", len(f.events), 8*(times+1))
+	}
+	for i, e := range f.events {
+		want := 31
+		if i%(times+1) == times {
+			want = 43
+		}
+		if e.XID.Code != want || !strings.HasPrefix(e.GPU, fmt.Sprintf("GPU-%08d", i/(times+1))) {
+			t.Fatalf("event %d is XID %d of %s, want %d of GPU %d", i, e.XID.Code, e.GPU, want, i/(times+1))
+		}
+	}
+}
+
+// TestEventsGPULost checks that a lost GPU costs neither the events of the others nor a loop without a pause, and that its events
+// arrive again once it is back.
+func TestEventsGPULost(t *testing.T) {
+	f := startEvents(t, testTiming)
+	f.waitState("")
+	f.lib.Do("lost 3")
+	f.waitState("1 of 8 GPUs report no events: GPU-00000003-0000-0000-0000-000000000000: ")
+	f.waitEvents("3 gpu-unavailable")
+	f.lib.Do("lost 5")
+	f.waitState("2 of 8 GPUs")
+	f.waitEvents("5 gpu-unavailable")
+	f.lib.Do("event 4 %d 31 -1 -1", bitXID)
+	f.waitEvents("4 xid 31")
+	waits := f.lib.Number("calls nvmlEventSetWait_v2")
+	f.lib.Do("await calls nvmlDeviceGetCount_v2 %d", f.lib.Number("calls nvmlDeviceGetCount_v2")+3) // three retries
+	if n := f.lib.Number("calls nvmlEventSetWait_v2") - waits; n > 100 {
+		t.Errorf("%d calls of Wait in three retries", n)
+	}
+	f.lib.Do("back 3")
+	f.lib.Do("back 5")
+	f.waitState("")
+	f.lib.Do("event 3 %d 43 -1 -1", bitXID)
+	f.lib.Do("event 5 %d 45 -1 -1", bitXID)
+	f.waitEvents("3 xid 43", "5 xid 45")
+}
+
+// TestEventsLostUnidentified checks the pauses if Wait reports a lost GPU and each GPU answers.
+func TestEventsLostUnidentified(t *testing.T) {
+	timing := testTiming
+	timing.minPause = 40 * time.Millisecond
+	f := startEvents(t, timing)
+	f.waitState("")
+	f.lib.Do("fail waiting -1 %d -1", nvml.ERROR_GPU_IS_LOST)
+	f.waitState(errLost.Error())
+	sets, started := f.lib.Number("calls nvmlEventSetCreate"), time.Now()
+	f.lib.Do("await calls nvmlEventSetCreate %d", sets+6*9) // of each set, and of the eight that try the GPUs
+	if lasted := time.Since(started); lasted < 3*timing.minPause {
+		t.Errorf("six sets in %v", lasted)
+	}
+	f.lib.Do("release")
+	f.waitState("")
+	f.lib.Do("event 4 %d 31 -1 -1", bitXID)
+	f.waitEvents("4 xid 31")
+}
+
+// TestEventsRegistrationFails checks that each way in which the registration of one GPU fails leaves that GPU out and no other, and
+// that the GPU is tried again.
+func TestEventsRegistrationFails(t *testing.T) {
+	for _, tt := range []struct{ name, command, reason string }{
+		{"lost", "lost 2", "GPU with NVML's index 2: nvmlDeviceGetHandleByIndex_v2: "},
+		{"no XIDs", "supports 2 0x1f7", "GPU-00000002-0000-0000-0000-000000000000: it reports no XIDs (supported types of events: 0x1f7)"},
+		{"refused", fmt.Sprintf("fail nvmlDeviceRegisterEvents 2 %d -1", nvml.ERROR_NOT_SUPPORTED), "nvmlDeviceRegisterEvents: "},
+		{"unknown", fmt.Sprintf("fail nvmlDeviceRegisterEvents 2 %d -1", nvml.ERROR_UNKNOWN), "nvmlDeviceRegisterEvents: "},
+		{"hanging handle", "hang nvmlDeviceGetHandleByIndex_v2 2", "has not returned in 200ms"},
+		{"hanging registration", "hang nvmlDeviceRegisterEvents 2", "has not returned in 200ms"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := startEvents(t, testTiming, tt.command)
+			f.waitState(tt.reason)
+			f.lib.Do("event 1 %d 31 -1 -1", bitXID)
+			f.lib.Do("event 7 %d 43 -1 -1", bitXID)
+			f.waitEvents("1 xid 31", "7 xid 43")
+			f.lib.Do("back 2")
+			f.lib.Do("supports 2 0xffff")
+			f.lib.Do("release")
+			f.waitState("")
+			f.lib.Do("event 2 %d 45 -1 -1", bitXID)
+			f.waitEvents("2 xid 45")
+		})
+	}
+}
+
+// TestEventsSpoiledSet checks that an UNKNOWN that makes the set unusable costs one set and no events: the first registration of a
+// GPU is with a set of its own, the second with the set of all.
+func TestEventsSpoiledSet(t *testing.T) {
+	timing := testTiming
+	timing.retry = time.Hour
+	f := startEvents(t, timing, "fail nvmlDeviceRegisterEvents 2 0 1", fmt.Sprintf("fail nvmlDeviceRegisterEvents 2 %d 1", nvml.ERROR_UNKNOWN))
+	f.waitState("1 of 8 GPUs report no events: GPU-00000002")
+	f.lib.Do("event 1 %d 31 -1 -1", bitXID)
+	f.waitEvents("1 xid 31")
+}
+
+// TestEventsHangingRegistrationOutlivesSet checks that a GPU whose registration hung reports events although its set was replaced
+// meanwhile.
+func TestEventsHangingRegistrationOutlivesSet(t *testing.T) {
+	timing := testTiming
+	timing.retry = time.Hour
+	f := startEvents(t, timing, "hang nvmlDeviceRegisterEvents 2")
+	f.waitState("has not returned")
+	f.lib.Do("lost 5")
+	f.waitState("2 of 8 GPUs")
+	f.lib.Do("release")
+	f.waitState("1 of 8 GPUs")
+	f.lib.Do("event 2 %d 45 -1 -1", bitXID)
+	f.waitEvents("5 gpu-unavailable", "2 xid 45")
+}
+
+// TestEventsWithoutDriver checks that the agent may start before the driver, and survives its unload. The library is loaded for all
+// tests: see TestLibraryMissing.
+func TestEventsWithoutDriver(t *testing.T) {
+	f := startEvents(t, testTiming, "unload")
+	f.waitState("nvmlInit_v2: Driver Not Loaded")
+	f.lib.Do("await calls nvmlInit_v2 5")
+	f.lib.Do("load")
+	f.waitState("")
+	f.lib.Do("event 1 %d 31 -1 -1", bitXID)
+	f.waitEvents("1 xid 31")
+	f.lib.Do("unload")
+	f.waitState("nvmlInit_v2: Driver Not Loaded")
+	f.lib.Do("load") // with other handles
+	f.waitState("")
+	f.lib.Do("event 1 %d 32 -1 -1", bitXID)
+	f.waitEvents("1 xid 32")
+	// One line for each transition, not for each attempt: down, up, Wait fails, Init fails, up.
+	if n := f.log.Len(); n > 5 {
+		t.Errorf("%d lines in the log: %v", n, f.log.All())
+	}
+}
+
+// TestEventsHotPlug checks that GPUs that the driver adds report events, with the system's event of it and without.
+func TestEventsHotPlug(t *testing.T) {
+	for _, systemEvents := range []bool{true, false} {
+		t.Run(fmt.Sprintf("system events %v", systemEvents), func(t *testing.T) {
+			timing := testTiming
+			commands := []string{"gpus 2"}
+			if systemEvents {
+				timing.retry = time.Hour
+			} else {
+				commands = append(commands, fmt.Sprintf("fail nvmlSystemEventSetCreate -1 %d -1", nvml.ERROR_FUNCTION_NOT_FOUND))
+			}
+			f := startEvents(t, timing, commands...)
+			f.waitState("")
+			inits := f.lib.Number("calls nvmlInit_v2")
+			f.lib.Do("present 2")
+			if systemEvents {
+				f.lib.Do("system 2 2")
+				f.waitEvents(" driver-binding")
+			}
+			f.lib.Do("await calls nvmlInit_v2 %d", inits+1)
+			arrived := func() bool {
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				return slices.ContainsFunc(f.events, func(e health.Event) bool { return strings.HasPrefix(e.GPU, "GPU-00000002") })
+			}
+			for attempt := 0; !arrived(); attempt++ { // until it is registered
+				if attempt == 100 {
+					t.Fatalf("no event of the new GPU; states %q", f.states)
+				}
+				f.lib.Do("event 2 %d 31 -1 -1", bitXID)
+				f.lib.Do("await calls nvmlEventSetWait_v2 %d", f.lib.Number("calls nvmlEventSetWait_v2")+2)
+			}
+		})
+	}
+}
+
+func TestEventsNoGPU(t *testing.T) {
+	f := startEvents(t, testTiming, "gpus 0")
+	f.waitState(errNoGPU.Error())
+	f.lib.Do("gpus 1")
+	f.waitState("")
+}
+
+// TestEventsWaitHangs checks that a waiting call that does not return is published, and that its end is too.
+func TestEventsWaitHangs(t *testing.T) {
+	f := startEvents(t, testTiming)
+	f.waitState("")
+	f.lib.Do("hang nvmlEventSetWait_v2 -1")
+	f.waitState("has not returned in 200ms")
+	f.lib.Do("event 1 %d 31 -1 -1", bitXID)
+	f.lib.Do("release")
+	f.waitState("")
+	f.waitEvents("1 xid 31")
+}
+
+// TestEventsEnd checks that Run returns only when no call is left, so that the driver's files are closed.
+func TestEventsEnd(t *testing.T) {
+	f := startEvents(t, testTiming, "hang nvmlDeviceRegisterEvents 2")
+	f.waitState("has not returned")
+	ended := make(chan struct{})
+	go func() {
+		f.stop()
+		close(ended)
+	}()
+	f.lib.Do("await0 calls never") // the library is free
+	f.lib.Do("await hanging 1")
+	select {
+	case <-ended:
+		t.Error("Run returned while a call was in the driver")
+	case <-time.After(5 * testTiming.wait):
+	}
+	f.lib.Do("release")
+	<-ended
+	if sets, inits := f.lib.Number("sets"), f.lib.Number("inits"); sets != 0 || inits != 0 {
+		t.Errorf("%d sets of events and %d Inits are left", sets, inits)
+	}
+}
+
+func TestEventsRecoveryAction(t *testing.T) {
+	f := startEvents(t, testTiming)
+	f.waitState("")
+	f.lib.Do("action 1 1")
+	f.lib.Do("event 1 %d 95 -1 -1", bitXID)
+	f.lib.Do("event 1 %d 0 -1 -1", bitAction)
+	f.waitEvents("1 xid 95", "1 recovery-action 1")
+	f.lib.Do("action 1 0")
+	f.lib.Do("event 1 %d 0 -1 -1", bitAction)
+	f.waitEvents("1 recovery-action 0")
+	f.lib.Do("fail nvmlDeviceGetFieldValues 1 %d 1", nvml.ERROR_UNKNOWN)
+	f.lib.Do("event 1 %d 0 -1 -1", bitAction)
+	f.waitEvents("1 recovery-action")
+}
+
+// TestEventsRecoveryActionHangs checks that a read that hangs delays no event, and that its value is not used.
+func TestEventsRecoveryActionHangs(t *testing.T) {
+	f := startEvents(t, testTiming, "hang nvmlDeviceGetFieldValues 1")
+	f.waitState("")
+	f.lib.Do("event 1 %d 0 -1 -1", bitAction)
+	f.lib.Do("await hanging 1")
+	f.lib.Do("event 1 %d 95 -1 -1", bitXID)
+	f.lib.Do("event 2 %d 0 -1 -1", bitAction)
+	f.waitEvents("1 xid 95", "2 recovery-action 0", "1 recovery-action")
+	f.lib.Do("event 1 %d 0 -1 -1", bitAction) // while the first read hangs
+	f.waitEvents("1 recovery-action")
+	if n := f.lib.Number("hanging"); n != 1 {
+		t.Errorf("%d reads of one GPU hang", n)
+	}
+	f.lib.Do("action 1 2")
+	f.lib.Do("release")
+	f.waitEvents("1 recovery-action 2") // read after the newest event
+}
+
+// TestEventsRecoveryActionOvertaken checks that an action that was read before an XID is not delivered after it: none would look
+// like a reset after the XID. The driver's report of the action itself, XID 154, does not count.
+func TestEventsRecoveryActionOvertaken(t *testing.T) {
+	timing := testTiming
+	timing.actionLimit = time.Hour
+	for code, want := range map[int]string{95: "1 recovery-action", 154: "1 recovery-action 0"} {
+		f := startEvents(t, timing, "hang nvmlDeviceGetFieldValues 1")
+		f.waitState("")
+		f.lib.Do("event 1 %d 0 -1 -1", bitAction)
+		f.lib.Do("await hanging 1")
+		f.lib.Do("event 1 %d %d -1 -1", bitXID, code)
+		f.waitEvents(fmt.Sprintf("1 xid %d", code))
+		f.lib.Do("release")
+		f.waitEvents(want)
+		f.stop()
+	}
+}
+
+func TestEventsWithoutLibrary(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("GNA_TEST_EVENTS", "1")
+	out, code := runChild(t, dir)
+	if code != 0 || !strings.Contains(out, "events: cannot load libnvidia-ml.so.1") {
+		t.Errorf("exit code %d and %s", code, out)
+	}
+}
+
+// printState prints the first state, and ends the event source.
+type printState struct{ end func() }
+
+func (printState) Receive(health.Event) {}
+func (p printState) SetEvents(err error) {
+	fmt.Println("events:", err)
+	p.end()
+}
+
+func childEvents() int {
+	ctx, cancel := context.WithCancel(context.Background())
+	Events(zap.NewNop())(ctx, printState{cancel})
+	if !errors.Is(ctx.Err(), context.Canceled) {
+		return 1
+	}
+	return 0
+}
+
+// BenchmarkEvent measures the time from an event in the driver's queue to Receive.
+func BenchmarkEvent(b *testing.B) {
+	f := startEvents(b, defaultTiming)
+	f.waitState("")
+	for b.Loop() {
+		f.lib.Do("event 1 %d 31 -1 -1", bitXID)
+		f.wait("event", func() bool { return len(f.events) == 1 })
+		f.mu.Lock()
+		f.events = f.events[:0]
+		f.mu.Unlock()
+	}
+}

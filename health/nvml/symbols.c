@@ -1,0 +1,42 @@
+//go:build cgo && linux
+
+// This file defines NVML's functions in this program: see trampoline.h.
+
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <link.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "../internal/trampoline/trampoline.h"
+#include "symbol_list.h" // generated: every function that go-nvml calls
+#include "symbols.h"
+
+static int no_result(void) { return 13; } // NVML_ERROR_FUNCTION_NOT_FOUND
+static const char *no_text(void) { return "libnvidia-ml is not loaded"; }
+
+#define FORWARD_INT(name) FORWARD(name, no_result)
+#define FORWARD_TEXT(name) FORWARD(name, no_text)
+RETURNING_INT(FORWARD_INT)
+RETURNING_TEXT(FORWARD_TEXT)
+
+static void *library;
+
+char *gna_nvml_load(const char *name) {
+    void *opened = dlopen(name, RTLD_LAZY | RTLD_GLOBAL);
+    if (opened == NULL) {
+        const char *reason = dlerror();
+        return strdup(reason != NULL ? reason : name);
+    }
+    library = opened;
+#define BIND_LOADED(name) BIND(library, name)
+    RETURNING_INT(BIND_LOADED)
+    RETURNING_TEXT(BIND_LOADED)
+    return NULL;
+}
+
+const char *gna_nvml_path(void) {
+    struct link_map *map;
+    if (library == NULL || dlinfo(library, RTLD_DI_LINKMAP, &map) != 0) return "";
+    return map->l_name;
+}

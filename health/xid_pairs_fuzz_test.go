@@ -1,0 +1,265 @@
+package health_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
+)
+
+// witnessedNode simulates a node: the driver's XIDs, DCGM, which reads one of them per second and loses some, and an event
+// source, which is late or loses some. It judges what they report.
+type witnessedNode struct {
+	t       *testing.T
+	now     time.Time
+	devices []health.DeviceState
+	history bool // the saved state has all XIDs
+
+	dcgmQueue []nodeXID // not read yet
+	rows      []nodeXID // read
+	delivered int       // rows delivered to this process
+	started   bool      // this process has polled
+	nvml      []nodeXID // not delivered yet
+	stalled   bool
+
+	resetAt map[health.DeviceID]bool // reset, and no XID since
+	truth   map[xidKey]int
+	seen    map[health.Witness]map[xidKey]int // reported to the agent
+	counted map[xidKey]int                    // by earlier processes
+	lossy   bool
+}
+
+type nodeXID struct {
+	device health.DeviceID
+	code   int
+	at     time.Time
+}
+
+type xidKey struct {
+	device health.DeviceID
+	code   int
+}
+
+func newWitnessedNode(t *testing.T) *witnessedNode {
+	n := &witnessedNode{
+		t: t, now: healthtest.Epoch, history: true, resetAt: map[health.DeviceID]bool{}, truth: map[xidKey]int{}, counted: map[xidKey]int{},
+		seen: map[health.Witness]map[xidKey]int{health.WitnessSource: {}, health.WitnessNVML: {}},
+	}
+	n.poll()
+	return n
+}
+
+func fuzzDevices() []health.Device { return []health.Device{healthtest.GPU0, healthtest.GPU1} }
+
+// emit lets the driver report an XID of a device.
+func (n *witnessedNode) emit(device, code int, lostByDCGM, lostByNVML bool) {
+	if len(n.dcgmQueue) >= 200 {
+		return // DCGM must read an event within maxExtension
+	}
+	n.now = n.now.Add(time.Millisecond)
+	x := nodeXID{fuzzDevices()[device].ID, code, n.now}
+	n.truth[xidKey{x.device, x.code}]++
+	n.resetAt[x.device] = false
+	if !lostByDCGM {
+		n.dcgmQueue = append(n.dcgmQueue, x)
+	}
+	if !lostByNVML {
+		n.nvml = append(n.nvml, x)
+	}
+	n.lossy = n.lossy || lostByDCGM || lostByNVML
+}
+
+func (n *witnessedNode) judge(r *health.Reading, rc health.ReadingContext) {
+	rc.XIDHistory, rc.Witnesses = n.history, []health.Witness{health.WitnessNVML}
+	n.devices = health.Judge(health.DefaultConfig(), n.devices, r, rc, n.now)
+	for _, d := range n.devices {
+		if n.resetAt[d.Device.ID] && !n.lossy && d.Verdict.Has("xid-95") {
+			n.t.Fatalf("%s: a late report of an XID from before the reset broke the GPU again", d.Device.ID)
+		}
+		waiting := 0
+		for _, a := range d.Awaited {
+			if waiting += a.Count; a.Count <= 0 {
+				n.t.Fatalf("%s: awaited %+v", d.Device.ID, d.Awaited)
+			}
+		}
+		if len(d.Awaited) > 64 {
+			n.t.Fatalf("%s: %d entries for %d awaited XIDs", d.Device.ID, len(d.Awaited), waiting)
+		}
+	}
+}
+
+// events delivers what the event source has, and a recovery action.
+func (n *witnessedNode) events(action map[health.DeviceID]float64) {
+	if len(n.devices) < len(fuzzDevices()) {
+		return // the monitor keeps events while it has no inventory
+	}
+	r := &health.Reading{}
+	for _, d := range fuzzDevices() {
+		s := health.Sample{Device: d.ID, At: n.now}
+		if a, ok := action[d.ID]; ok {
+			s.Values = map[health.Field]float64{health.FieldRecoveryAction: a}
+		}
+		for _, x := range n.nvml {
+			if x.device == d.ID {
+				s.XIDs = append(s.XIDs, health.XID{Code: x.code, At: x.at, Witness: health.WitnessNVML})
+				n.seen[health.WitnessNVML][xidKey{x.device, x.code}]++
+			}
+		}
+		r.Samples = append(r.Samples, s)
+	}
+	n.nvml = nil
+	n.judge(r, health.ReadingContext{Events: true})
+}
+
+// poll delivers the rows that DCGM has read, all of them as past XIDs to a new process.
+func (n *witnessedNode) poll() {
+	r := &health.Reading{Devices: fuzzDevices()}
+	for _, d := range r.Devices {
+		s := healthtest.Present()
+		s.Device, s.At = d.ID, n.now
+		delete(s.Values, health.FieldRecoveryAction) // events have it
+		for i, x := range n.rows {
+			row := health.XID{Code: x.code, At: x.at}
+			switch {
+			case x.device != d.ID:
+			case !n.started:
+				s.Past = append(s.Past, row)
+			case i >= n.delivered:
+				s.XIDs = append(s.XIDs, row)
+			}
+			if x.device == d.ID && i >= n.delivered {
+				n.seen[health.WitnessSource][xidKey{x.device, x.code}]++
+			}
+		}
+		r.Samples = append(r.Samples, s)
+	}
+	n.delivered = len(n.rows)
+	n.judge(r, health.ReadingContext{FirstReading: !n.started})
+	n.started = true
+}
+
+// second lets a second pass.
+func (n *witnessedNode) second() {
+	n.now = n.now.Add(time.Second)
+	if len(n.dcgmQueue) > 0 && !n.stalled {
+		n.rows, n.dcgmQueue = append(n.rows, n.dcgmQueue[0]), n.dcgmQueue[1:]
+	}
+	// The event source is at most some seconds late.
+	if len(n.nvml) > 0 && n.now.Sub(n.nvml[0].at) >= 3*time.Second {
+		n.events(nil)
+	}
+	if !n.stalled {
+		n.poll()
+	}
+}
+
+// reset resets a device.
+func (n *witnessedNode) reset(device int) {
+	id := fuzzDevices()[device].ID
+	if len(n.devices) < len(fuzzDevices()) {
+		return
+	}
+	n.events(map[health.DeviceID]float64{id: float64(health.RecoveryReset)})
+	n.resetAt[id] = true
+	n.events(map[health.DeviceID]float64{id: float64(health.RecoveryNone)})
+}
+
+// restart starts a new process from the state file. What the event source has not delivered is lost.
+func (n *witnessedNode) restart() {
+	n.lossy = n.lossy || len(n.nvml) > 0
+	n.nvml = nil
+	snapshot := &health.Snapshot{At: n.now, Source: health.Source{Kind: "dcgm"}, Devices: n.devices}
+	text, err := json.Marshal(statefile.FromSnapshot(snapshot, "boot"))
+	var saved statefile.Saved
+	if err == nil {
+		err = json.Unmarshal(text, &saved)
+	}
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.counted = n.counts()
+	r := saved.Restore("boot", health.SourceID{Kind: "dcgm"}, n.now)
+	n.devices, n.history, n.started = r.Devices, r.History, false
+}
+
+// counts returns how often each XID counted in all processes.
+func (n *witnessedNode) counts() map[xidKey]int {
+	all := maps.Clone(n.counted)
+	for _, d := range n.devices {
+		for code, count := range d.XIDCounts {
+			all[xidKey{d.Device.ID, code}] += int(count)
+		}
+	}
+	return all
+}
+
+// play plays two bytes per step.
+func (n *witnessedNode) play(steps []byte) {
+	for len(steps) >= 2 {
+		op, arg := steps[0], int(steps[1])
+		steps = steps[2:]
+		device, code := arg&1, []int{31, 95}[arg>>1&1]
+		switch op % 8 {
+		case 0, 1: // one XID, or a burst
+			for range 1 + int(op%8)*(arg>>4) {
+				n.emit(device, code, false, false)
+			}
+		case 2:
+			n.emit(device, code, arg&4 != 0, arg&8 != 0)
+		case 3:
+			n.events(nil)
+		case 4:
+			for range 1 + arg%20 {
+				n.second()
+			}
+		case 5:
+			if n.stalled = !n.stalled; !n.stalled {
+				n.events(nil)
+				n.now = n.now.Add(time.Duration(arg) * time.Minute) // while it is stalled
+			}
+		case 6:
+			n.reset(device)
+		case 7:
+			n.restart()
+		}
+	}
+	n.stalled = false
+	for range len(n.dcgmQueue) + 5 {
+		n.second()
+	}
+}
+
+// Two witnesses report the driver's XIDs in any order, with losses, stalls, restarts and resets. Without losses each XID counts
+// once. With losses, no fewer count than either witness reported, and no more than there were.
+func FuzzWitnesses(f *testing.F) {
+	f.Add([]byte{0, 0, 3, 0, 4, 1, 0, 2, 4, 2})               // each witness first
+	f.Add([]byte{5, 0, 0, 2, 3, 0, 6, 0, 5, 60, 4, 9})        // an XID and a reset while the source is stalled
+	f.Add([]byte{1, 0xf0, 1, 0xf1, 3, 0, 7, 0, 4, 9, 7, 0})   // bursts and restarts
+	f.Add([]byte{2, 4, 3, 0, 4, 19, 2, 8, 4, 19, 2, 12})      // losses
+	f.Add([]byte{2, 6, 3, 0, 6, 0, 7, 0, 4, 19, 2, 10, 4, 3}) // a loss, a reset and a restart
+	f.Fuzz(func(t *testing.T, steps []byte) {
+		if len(steps) > 160 {
+			return
+		}
+		n := newWitnessedNode(t)
+		n.play(steps)
+		counts := n.counts()
+		keys := slices.Collect(maps.Keys(n.truth))
+		for k := range counts {
+			keys = append(keys, k)
+		}
+		for _, k := range keys {
+			least := max(n.seen[health.WitnessSource][k], n.seen[health.WitnessNVML][k])
+			if got := counts[k]; got < least || got > n.truth[k] || !n.lossy && got != n.truth[k] {
+				t.Error(fmt.Sprintf("%+v counts %d times; of %d the source reported %d and NVML %d; losses: %v", k, got, n.truth[k],
+					n.seen[health.WitnessSource][k], n.seen[health.WitnessNVML][k], n.lossy))
+			}
+		}
+	})
+}

@@ -112,7 +112,7 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 	err = supervise(ctx, log,
 		component{name: "source", run: a.runSource},
 		component{name: "monitor", run: a.monitor.Run},
-		component{name: "state file", run: a.stateFile.Run, after: []string{"monitor", "operator"}}, // to save their last changes
+		component{name: "state file", run: a.stateFile.Run, after: []string{"monitor", "operator", "totals"}}, // to save their last changes
 		component{name: "operator", run: a.operatorServer().Run},
 		component{name: "plugin", run: a.plugin.Run},
 		component{name: "kubernetes", run: a.reporter.Run},
@@ -136,20 +136,34 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 	a.monitor = monitor.New(&a.healthConfig, &a.sources, &a.snapshots, log.Named("health"))
 	a.stateFile = statefile.New(&a.healthConfig, &a.snapshots, &a.lastGood, boot, log.Named("health"))
 	a.plugin = plugin.New(&a.pluginConfig, &a.snapshots, log.Named("plugin"))
-	a.totals = metrics.NewTotals(&a.metricsConfig, &a.snapshots, a.plugin.Holders)
 	a.podLabels = podlabels.New(podlabels.Options{Config: &a.podLabelsConfig, Node: nodeName(), Log: log.Named("kubernetes")})
 	a.processes = processes.New(processes.Options{
 		Config: &a.processesConfig, Snapshots: &a.snapshots, Holders: a.plugin.Holders, PodByUID: a.podLabels.PodByUID, Log: log.Named("processes"),
 	})
+	a.totals = metrics.NewTotals(metrics.TotalsInputs{
+		Config: &a.metricsConfig, Snapshots: &a.snapshots, Holders: a.plugin.Holders, Processes: a.processes.Latest().Load,
+		Identity: func() metrics.Identity {
+			return metrics.Identity{PodLabels: a.podLabels.Labels, Allocated: a.plugin.LastAllocation, Allocates: a.pluginConfig.Load().Enabled}
+		},
+	})
+	a.stateFile.AddSection(idleSection, a.totals.Saved())
 	a.jobs = metrics.NewJobs(&a.metricsConfig, log.Named("metrics"))
 	return a
 }
 
-// restore gives the saved state of the previous process to the monitor, and returns the restored devices.
+// idleSection is the section of the state file with the idle times.
+const idleSection = "idle"
+
+// restore gives the saved state of the previous process to the monitor and the totals, and returns the restored devices.
 func (a *Agent) restore(c config.Config, boot string) []health.DeviceState {
 	saved, err := a.stateFile.Load(c.Health.StateFile)
 	if err != nil {
 		a.log.Warn("cannot restore all saved findings", zap.String("key", "health.stateFile"), zap.Error(err))
+	}
+	if text := saved.Section(idleSection, boot); text != nil {
+		if err := a.totals.Restore(text); err != nil {
+			a.log.Warn("cannot restore saved times", zap.String("key", "health.stateFile"), zap.Error(err))
+		}
 	}
 	restored := saved.Restore(boot, sourceID(c.Source), time.Now())
 	for _, d := range restored.Devices {

@@ -52,6 +52,7 @@ const (
 	deviceAllocated
 	deviceIdleSeconds
 	deviceIdleFor
+	deviceNoProcessFor
 	deviceInfo
 	deviceMemory
 	deviceProcesses
@@ -132,11 +133,18 @@ func agentMetrics() []MetricInfo {
 		lastXID:         {"last_xid", gauge, "Number of the last XID reported by the device.", device()},
 		lastXIDTime:     {"last_xid_timestamp_seconds", gauge, "Unix time of the last XID reported by the device.", device()},
 		deviceAllocated: {"device_allocated", gauge, "Containers that hold the device or a replica of it; always 1.", device("namespace", "pod", "container", "resource", "pod_uid")},
-		deviceIdleSeconds: {"device_idle_seconds_total", counter, "Total time the container held the device while it was idle, in seconds: " +
-			"its utilization was below metrics.idleBelow.", device("namespace", "pod", "container", "pod_uid")},
+		deviceIdleSeconds: {
+			"device_idle_seconds_total", counter, "Total time the container held the device while it was idle, in seconds: " +
+				"its utilization was below metrics.idleBelow. Of a device that several containers hold, the container's own processes count, if they are known.",
+			device("namespace", "pod", "container", "pod_uid"),
+		},
 		deviceIdleFor: {
 			"device_idle_for_seconds", gauge, "Time since the device was last busy while the container held it, in seconds; 0 while it is busy.",
 			device("namespace", "pod", "container", "pod_uid"),
+		},
+		deviceNoProcessFor: {
+			"device_no_process_for_seconds", gauge, "Time since the container last had a process on the device while it held it, in seconds; 0 while it has one. " +
+				"No series while its processes are unknown.", device("namespace", "pod", "container", "pod_uid"),
 		},
 		deviceInfo: {
 			"device_info", gauge, "Properties of the device; always 1. The label mig is on or off for a GPU, device for a MIG device.",

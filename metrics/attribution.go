@@ -80,8 +80,10 @@ func (s *scrape) labelsOfPod(h podresources.Holder) []Label {
 // uidOfPod returns the UID label of a holder's pod; none if it is unknown or not exported.
 func (s *scrape) uidOfPod(h podresources.Holder) []Label {
 	labels := s.labelsOfPod(h)
-	if i := slices.IndexFunc(labels, func(l Label) bool { return l.Name == podUIDLabel }); i >= 0 {
+	if i := slices.IndexFunc(labels, isPodUID); i >= 0 {
 		return labels[i : i+1]
 	}
 	return nil
 }
+
+func isPodUID(l Label) bool { return l.Name == podUIDLabel }

@@ -112,7 +112,7 @@ func benchmarkScrape(b *testing.B, s *health.Snapshot, holders func() podresourc
 		f(&src)
 	}
 	src.Holders = holders
-	src.Totals = NewTotals(src.Config, src.Snapshots, src.Holders)
+	src.Totals = NewTotals(TotalsInputs{Config: src.Config, Snapshots: src.Snapshots, Holders: src.Holders})
 	src.Totals.update(s)
 	h := Handler(src, response.NewRenderer(), log.New(io.Discard, "", 0))
 	r := httptest.NewRequestWithContext(b.Context(), http.MethodGet, "/metrics", nil)
@@ -152,6 +152,6 @@ func BenchmarkUpdateTotals(b *testing.B) {
 		at = at.Add(time.Second)
 		next := *s
 		next.At = at
-		a.update(observation{at, &next, holders(), 5 * time.Minute, 5})
+		a.update(observation{at: at, snapshot: &next, holders: holders(), window: 5 * time.Minute, idleBelow: 5})
 	}
 }

@@ -138,11 +138,19 @@ func (s *scrape) collectHolders(d labeledDevice) {
 		}
 		holder := []Label{label("namespace", h.Namespace), label("pod", h.Pod), label("container", h.Container), label("resource", h.Resource)}
 		s.AddWith(deviceAllocated, 1, s.Labels(d.labels, holder...), s.labelsOfPod(h)...)
-		if idle := d.totals.idle[c]; idle.measured && !sameContainer {
-			labels := s.Labels(d.labels, append(holder[:3:3], s.uidOfPod(h)...)...)
-			s.Add(deviceIdleSeconds, idle.total.Seconds(), labels)
-			s.Add(deviceIdleFor, idle.sinceBusy.Seconds(), labels)
+		if !sameContainer {
+			s.collectIdle(d.totals.idle[c], s.Labels(d.labels, append(holder[:3:3], s.uidOfPod(h)...)...))
 		}
+	}
+}
+
+func (s *scrape) collectIdle(idle idleTime, labels []*dto.LabelPair) {
+	if idle.measured {
+		s.Add(deviceIdleSeconds, idle.total.Seconds(), labels)
+		s.Add(deviceIdleFor, idle.sinceBusy.Seconds(), labels)
+	}
+	if idle.processesKnown {
+		s.Add(deviceNoProcessFor, idle.withoutProcess.Seconds(), labels)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -15,6 +16,7 @@ type accumulator struct {
 	lastPollAt time.Time
 	polls      uint64 // Source.Polls at the last update
 	devices    map[health.DeviceID]deviceTotals
+	restored   savedIdleTimes // of the previous process, until their containers are observed
 	durations  pollHistogram
 }
 
@@ -23,6 +25,8 @@ type observation struct {
 	at        time.Time
 	snapshot  *health.Snapshot
 	holders   podresources.Holders
+	processes *processes.Snapshot // nil if they are not measured
+	identity  Identity
 	window    time.Duration
 	idleBelow float64
 }
@@ -50,13 +54,6 @@ const numStates = int(health.Unhealthy) + 1
 type container struct{ namespace, pod, name string }
 
 func containerOf(h podresources.Holder) container { return container{h.Namespace, h.Pod, h.Container} }
-
-// idleTime is the time during which a container held a device that was idle.
-type idleTime struct {
-	measured  bool // GPU utilization was measured while the container held the device
-	total     time.Duration
-	sinceBusy time.Duration
-}
 
 // eventBucket counts the events in a part of the window.
 type eventBucket struct {
@@ -134,7 +131,7 @@ func (a *accumulator) update(o observation) {
 			t.updateMeasurements(d, o)
 		}
 		t.updateXIDs(d, o, instances)
-		t.updateIdle(d, o, sinceUpdate)
+		t.updateIdle(d, o, sinceUpdate, a.restored)
 		a.devices[d.Device.ID] = t
 	}
 	a.lastUpdate, a.lastPollAt = o.at, o.snapshot.At
@@ -219,41 +216,6 @@ func (t *deviceTotals) currentBucket(o observation) *eventBucket {
 		t.recent = append(t.recent, eventBucket{from: from})
 	}
 	return &t.recent[len(t.recent)-1]
-}
-
-// updateIdle adds idle time for each container that holds the device. Time does not count while the device is not
-// measured; a device without utilization, such as one in MIG mode, is never idle. If the pod resources could not be
-// read, the holders stay.
-func (t *deviceTotals) updateIdle(d *health.DeviceState, o observation, elapsed time.Duration) {
-	if o.holders.By == nil && o.holders.Err != "" {
-		return
-	}
-	utilization, measured := d.Sample.Values[health.FieldGPUUtil]
-	measured = measured && o.snapshot.Source.Status == health.SourceUp
-	var idle map[container]idleTime
-	for _, h := range o.holders.By[d.Device.ID] {
-		c := containerOf(h)
-		if _, exists := idle[c]; exists {
-			continue // the container holds several replicas
-		}
-		if idle == nil {
-			idle = make(map[container]idleTime)
-		}
-		i, held := t.idle[c]
-		switch {
-		case !measured:
-		case utilization >= o.idleBelow:
-			i.measured, i.sinceBusy = true, 0
-		default:
-			i.measured = true
-			if held {
-				i.total += elapsed
-				i.sinceBusy += elapsed
-			}
-		}
-		idle[c] = i
-	}
-	t.idle = idle
 }
 
 // updatePolls adds the duration of the last poll. Of several polls since the last update it adds only the newest.

@@ -62,7 +62,7 @@ func accumulate(steps ...step) deviceTotalsView {
 			second.DeviceID = "GPU-a::1"
 			h.By = map[health.DeviceID][]podresources.Holder{"GPU-a": {first, second}}
 		}
-		a.update(observation{at, s, h, time.Minute, 5})
+		a.update(observation{at: at, snapshot: s, holders: h, window: time.Minute, idleBelow: 5})
 	}
 	return a.view("GPU-a", true)
 }
@@ -86,33 +86,6 @@ func TestUnhealthyTime(t *testing.T) {
 	)
 	if v.unhealthy != 0 || v.transitions != [numStates]uint64{} {
 		t.Errorf("a device that was removed: got %+v", v)
-	}
-}
-
-func TestIdleTime(t *testing.T) {
-	idle := func(total, sinceBusy time.Duration) idleTime {
-		return idleTime{true, total * time.Second, sinceBusy * time.Second}
-	}
-	for name, c := range map[string]struct {
-		steps []step
-		pod   string
-		want  idleTime
-	}{
-		"starts with the allocation": {[]step{{at: 0}, {at: 5, pod: "a"}, {at: 8, pod: "a"}}, "a", idle(3, 3)},
-		"busy in between": {
-			[]step{{at: 0, pod: "a"}, {at: 4, pod: "a"}, {at: 6, util: 5, pod: "a"}, {at: 7, util: 4.9, pod: "a"}, {at: 8, util: 0, pod: "a"}},
-			"a",
-			idle(6, 2),
-		},
-		"next pod":                      {[]step{{at: 0, pod: "a"}, {at: 9, pod: "a"}, {at: 10, pod: "b"}, {at: 12, pod: "b"}}, "b", idle(2, 2)},
-		"pod ended":                     {[]step{{at: 0, pod: "a"}, {at: 9, pod: "a"}, {at: 10}, {at: 11}}, "a", idleTime{}},
-		"source down":                   {[]step{{at: 0, pod: "a"}, {at: 2, pod: "a"}, {at: 50, poll: 2, pod: "a", down: true}, {at: 51, pod: "a"}}, "a", idle(3, 3)},
-		"pod resources unreadable":      {[]step{{at: 0, pod: "a"}, {at: 2, pod: "a"}, {at: 50, pod: "?"}, {at: 51, pod: "a"}}, "a", idle(3, 3)},
-		"utilization is never measured": {[]step{{at: 0, util: -1, pod: "a"}, {at: 2, util: -1, pod: "a"}}, "a", idleTime{}},
-	} {
-		if got := accumulate(c.steps...).idle[container{"n", c.pod, "c"}]; got != c.want {
-			t.Errorf("%s: got %+v, want %+v", name, got, c.want)
-		}
 	}
 }
 
@@ -165,7 +138,7 @@ func TestEventBucketsAreBounded(t *testing.T) {
 		s := &health.Snapshot{At: now.Add(time.Duration(i) * time.Second), Devices: []health.DeviceState{{
 			Device: health.Device{ID: "GPU-a"}, Sample: health.Sample{Values: map[health.Field]float64{health.FieldClocksEvents: 511}},
 		}}}
-		a.update(observation{s.At, s, podresources.Holders{}, time.Minute, 5})
+		a.update(observation{at: s.At, snapshot: s, window: time.Minute, idleBelow: 5})
 	}
 	recent := a.devices["GPU-a"].recent
 	if len(recent) > bucketsPerWindow+1 || recent[0].clocks[8] != 1 {
@@ -177,7 +150,7 @@ func TestPollDurations(t *testing.T) {
 	var a accumulator
 	for i, duration := range []time.Duration{500 * time.Microsecond, 5 * time.Millisecond, time.Minute} {
 		for range 2 { // the second update is the same poll
-			a.update(observation{now, &health.Snapshot{At: now, Source: health.Source{Polls: uint64(i + 1), PollTook: duration}}, podresources.Holders{}, time.Minute, 5})
+			a.update(observation{at: now, snapshot: &health.Snapshot{At: now, Source: health.Source{Polls: uint64(i + 1), PollTook: duration}}, window: time.Minute, idleBelow: 5})
 		}
 	}
 	h := a.durations
@@ -191,7 +164,7 @@ func TestTotalsRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		configs, snapshots := new(health.Latest[Config]), new(health.Latest[health.Snapshot])
 		configs.Store(testConfig(fields.SetDefault))
-		totals := NewTotals(configs, snapshots, func() podresources.Holders { return podresources.Holders{} })
+		totals := NewTotals(TotalsInputs{Config: configs, Snapshots: snapshots, Holders: func() podresources.Holders { return podresources.Holders{} }})
 		ctx, cancel := context.WithCancel(t.Context())
 		result := make(chan error, 1)
 		go func() { result <- totals.Run(ctx) }()

@@ -140,7 +140,7 @@ func testSources(s *health.Snapshot) Sources {
 func configuredSources(s *health.Snapshot, c *Config) Sources {
 	latest, configs := new(health.Latest[health.Snapshot]), new(health.Latest[Config])
 	configs.Store(c)
-	totals := NewTotals(configs, latest, testHolders)
+	totals := NewTotals(TotalsInputs{Config: configs, Snapshots: latest, Holders: testHolders, Processes: testProcesses().Load})
 	if s != nil {
 		latest.Store(s)
 		for _, at := range []time.Time{now.Add(-time.Minute), now} {

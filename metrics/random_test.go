@@ -116,7 +116,7 @@ func (g generator) sources() Sources {
 	src := configuredSources(s, g.config())
 	h := g.holders(s)
 	src.Holders = func() podresources.Holders { return h }
-	src.Totals.holders, src.Totals.now = src.Holders, func() time.Time { return now.Add(time.Minute) }
+	src.Totals.Holders, src.Totals.now = src.Holders, func() time.Time { return now.Add(time.Minute) }
 	src.Totals.update(s)
 	src.Hostname = g.anyText()
 	src.PodLabels = func(string, string) []Label { return g.labels() }

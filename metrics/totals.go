@@ -7,24 +7,35 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // Totals accumulates what a single snapshot does not contain: times, transitions, events and poll durations.
 type Totals struct {
-	config    *health.Latest[Config]
-	snapshots *health.Latest[health.Snapshot]
-	holders   func() podresources.Holders
-	now       func() time.Time
+	TotalsInputs
+	now   func() time.Time
+	saved health.Latest[[]byte] // of Saved
+
+	// Of the last saved idle times; Run uses them.
+	published   savedIdleTimes
+	publishedAt time.Time
 
 	mu          sync.RWMutex // guards accumulator: Run writes it, scrapes read it
 	accumulator accumulator
 }
 
-// NewTotals returns empty totals, which Run updates. A stored Config must be valid.
-func NewTotals(config *health.Latest[Config], snapshots *health.Latest[health.Snapshot], holders func() podresources.Holders) *Totals {
-	return &Totals{config: config, snapshots: snapshots, holders: holders, now: time.Now}
+// TotalsInputs provides the data of Totals. All functions must return quickly.
+type TotalsInputs struct {
+	Config    *health.Latest[Config] // a stored Config must be valid
+	Snapshots *health.Latest[health.Snapshot]
+	Holders   func() podresources.Holders
+	Processes func() *processes.Snapshot // nil: they are not measured
+	Identity  func() Identity            // nil: none
 }
+
+// NewTotals returns empty totals, which Run updates.
+func NewTotals(in TotalsInputs) *Totals { return &Totals{TotalsInputs: in, now: time.Now} }
 
 // updateInterval is the maximum time between updates: time also counts while the source provides no new snapshot.
 const updateInterval = 5 * time.Second
@@ -34,10 +45,12 @@ func (t *Totals) Run(ctx context.Context) error {
 	tick := time.NewTicker(updateInterval)
 	defer tick.Stop()
 	for {
-		snapshot, changed := t.snapshots.Watch()
+		snapshot, changed := t.Snapshots.Watch()
 		t.update(snapshot)
+		t.save(false)
 		select {
 		case <-ctx.Done():
+			t.save(true)
 			return nil
 		case <-changed:
 		case <-tick.C:
@@ -46,11 +59,17 @@ func (t *Totals) Run(ctx context.Context) error {
 }
 
 func (t *Totals) update(snapshot *health.Snapshot) {
-	c := t.config.Load()
+	c := t.Config.Load()
 	if c == nil {
 		return
 	}
-	o := observation{t.now(), snapshot, t.holders(), c.Window, c.IdleBelow}
+	o := observation{at: t.now(), snapshot: snapshot, holders: t.Holders(), window: c.Window, idleBelow: c.IdleBelow}
+	if t.Processes != nil {
+		o.processes = t.Processes()
+	}
+	if t.Identity != nil {
+		o.identity = t.Identity()
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.accumulator.update(o)

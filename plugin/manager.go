@@ -18,8 +18,10 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"go.uber.org/zap"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
@@ -35,6 +37,8 @@ type Plugin struct {
 	timing    timing
 	pods      *podresources.Client
 	layouts   *layoutCache
+
+	allocations allocationTimes
 
 	// These belong to Run.
 	cdi             *cdi.Writer
@@ -288,7 +292,10 @@ func (p *Plugin) start(ctx context.Context, t target, cfg Config) *runningRegist
 	// Only stop ends the registrar, because it also decides whether to withdraw the devices.
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	srv := newServer(t.resource, p.layouts, p.log)
-	srv.allocated = p.pods.FollowAllocation
+	srv.allocated = func(req *pluginapi.AllocateRequest) {
+		p.allocations.add(req, time.Now())
+		p.pods.FollowAllocation()
+	}
 	r := newRegistrar(srv, cfg, p.timing, p.pods, p.log)
 	r.resume(p.kubeletViews[t])
 	done := make(chan struct{})
@@ -315,6 +322,10 @@ func (p *Plugin) Status() Status {
 	}
 	return s
 }
+
+// LastAllocation returns when the kubelet last allocated a device ID in the last hour, since the agent started; else the zero time. It
+// may be called from any goroutine.
+func (p *Plugin) LastAllocation(deviceID string) time.Time { return p.allocations.last(deviceID) }
 
 // AskHolders schedules an early query of the kubelet's pod resources. It may be called from any goroutine and never
 // waits.

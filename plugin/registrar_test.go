@@ -41,6 +41,12 @@ func TestPluginServesKubelet(t *testing.T) {
 		t.Errorf("Allocate of an unknown device: %v", err)
 	}
 
+	for id, allocated := range map[string]bool{"GPU-0": true, "GPU-1": true, "GPU-2": false, "GPU-7": true, "GPU-77": false} {
+		if at := h.p.LastAllocation(id); at.IsZero() == allocated || time.Since(at) > allocationMemory && allocated {
+			t.Errorf("%s was allocated at %v; want an allocation: %v", id, at, allocated)
+		}
+	}
+
 	h.setHealth(3, health.Unhealthy)
 	res = h.waitResource(k, gpu, listed(8, 7))
 	if res.Devices[3].Healthy {

@@ -27,7 +27,7 @@ type server struct {
 
 	name      string // of the resource
 	layouts   *layoutCache
-	allocated func() // called after every allocation
+	allocated func(*pluginapi.AllocateRequest) // called after every allocation
 	refusals  *refusalLog
 	stopping  chan struct{} // closed when the server stops
 	withdraw  atomic.Bool   // set before, if the kubelet is to remove the devices
@@ -38,7 +38,7 @@ type server struct {
 
 func newServer(name string, l *layoutCache, log *zap.Logger) *server {
 	return &server{
-		name: name, layouts: l, allocated: func() {},
+		name: name, layouts: l, allocated: func(*pluginapi.AllocateRequest) {},
 		stopping: make(chan struct{}),
 		streams:  streams{changed: make(chan struct{}, 1), dropped: make(chan struct{})},
 		counts:   allocationCounts{refused: map[string]uint64{}},
@@ -119,7 +119,7 @@ func (s *server) Allocate(ctx context.Context, req *pluginapi.AllocateRequest) (
 		return nil, err
 	}
 	s.counts.allocate(len(resp.ContainerResponses))
-	s.allocated()
+	s.allocated(req)
 	return resp, nil
 }
 

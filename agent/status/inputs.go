@@ -11,6 +11,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -26,6 +27,7 @@ type Inputs struct {
 	Snapshot    *health.Snapshot // nil before the first
 	Plugin      plugin.Status
 	Holders     podresources.Holders
+	Processes   *processes.Snapshot // nil if they are not measured
 	Kube        kube.Status
 	StateFile   statefile.Status
 	Events      []Event
@@ -55,7 +57,34 @@ func New(k Inputs) Node {
 		Incidents: incidentsStatus(src.Incidents), Events: eventSourcesStatus(src.Events),
 	}
 	s.GPUs = Devices(k.Snapshot.Devices, k.Holders, src.Kind)
+	if k.Processes != nil {
+		s.ProcessesError = cmp.Or(k.Processes.Err, k.Processes.Warning)
+		addUsage(s.GPUs, k.Processes)
+	}
 	return s
+}
+
+// addUsage adds the processes of the devices. Those of a GPU in MIG mode are those of its MIG devices.
+func addUsage(devices []Device, p *processes.Snapshot) {
+	for i := range devices {
+		d := &devices[i]
+		addUsage(d.MIG, p)
+		usage, measured := p.Of(d.UUID)
+		if !measured || len(usage) == 0 && d.MIGMode {
+			continue
+		}
+		all := make([]Usage, len(usage))
+		for i, u := range usage {
+			all[i] = Usage{Namespace: u.Container.Namespace, Pod: u.Container.Pod, Container: u.Container.Name, Processes: u.Processes}
+			if u.HasMemory {
+				all[i].Memory = &u.Memory
+			}
+			if percent := 100 * u.SM; u.HasSM {
+				all[i].SM = &percent
+			}
+		}
+		d.Processes = &all
+	}
 }
 
 func incidentsStatus(incidents []health.Incident) []Incident {

@@ -62,6 +62,7 @@ func NewPages(build func() Node, history *History, log *zap.Logger) *Pages {
 		"api": apiText, "apiErrors": apiErrors, "stateFileError": stateFileErrorText, "configError": configErrorText,
 		"finding":  func(now time.Time, f []Finding) findingData { return findingData{now, f} },
 		"holders":  func(h []Holder) []string { return HolderNames(h, maxHolders) },
+		"usage":    func(d Device) []string { return usageTexts(d, maxHolders) },
 		"warnings": func(k Kubelet) []string { return limitTexts(k.Warnings, maxWarnings) },
 		"worst":    func(all []faultGroup) []faultGroup { return all[:min(len(all), maxFaultGroups)] },
 		"newest":   func(all []Event) []Event { return all[:min(len(all), maxPageEvents)] },

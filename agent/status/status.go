@@ -25,6 +25,8 @@ type Node struct {
 	Memory   StateFile `json:"memory"`
 	GPUs     []Device  `json:"gpus"`   // by index
 	Events   []Event   `json:"events"` // the newest first, at most 100
+
+	ProcessesError string `json:"processesError,omitempty"` // why the processes of the devices, or their pods, are unknown
 }
 
 // Config is the result of the last reload of the configuration.
@@ -151,8 +153,13 @@ type Device struct {
 	XIDs     []XID                    `json:"xids"`             // since the agent started, by number
 	LastXID  *XID                     `json:"lastXid,omitempty"`
 	Holders  []Holder                 `json:"holders"`
-	MIG      []Device                 `json:"mig,omitempty"`
-	Charts   []Chart                  `json:"-"` // of the page
+
+	// Processes has an entry for each container with processes, and one without a container for those of no pod. There is no key
+	// while the processes are unknown.
+	Processes *[]Usage `json:"processes,omitempty"`
+
+	MIG    []Device `json:"mig,omitempty"`
+	Charts []Chart  `json:"-"` // of the page
 }
 
 // Finding is a problem found on a device.
@@ -197,6 +204,16 @@ type Holder struct {
 	Container string `json:"container"`
 	Resource  string `json:"resource"`
 	Device    string `json:"device"` // the kubelet's device ID: the UUID, of a replica with :: and its number
+}
+
+// Usage is what the processes of a container use of a device.
+type Usage struct {
+	Namespace string   `json:"namespace,omitempty"`
+	Pod       string   `json:"pod,omitempty"`
+	Container string   `json:"container,omitempty"` // "other" without a pod: those above the limit of containers
+	Processes int      `json:"processes"`
+	Memory    *float64 `json:"memoryBytes,omitempty"`
+	SM        *float64 `json:"smUtilizationPercent,omitempty"` // share of the time in which its kernels ran
 }
 
 // Event is a change of the node's state.

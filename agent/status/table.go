@@ -3,6 +3,7 @@ package status
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -40,8 +41,8 @@ func (p *printer) labelled(label string, cells ...terminal.Cell) {
 // plain returns a text without a colour.
 func plain(text string) terminal.Cell { return terminal.Cell{Text: text} }
 
-// Table returns the status for a terminal. wide adds UUIDs, PCI bus IDs, more holders of each device, and how each
-// finding clears, and leaves nothing out to fit the width.
+// Table returns the status for a terminal. wide adds UUIDs, PCI bus IDs, processes, more holders of each device, and how
+// each finding clears, and leaves nothing out to fit the width.
 func (s Node) Table(wide bool, out terminal.Output) string {
 	if wide {
 		out.Width = 0
@@ -101,6 +102,7 @@ func (p *printer) header(s Node, wide bool) {
 			p.line("api", terminal.Yellow, e)
 		}
 	}
+	p.line("processes", terminal.Yellow, s.ProcessesError)
 	p.line("state", terminal.Yellow, stateFileErrorText(s.Memory))
 	if !s.Config.OK {
 		p.labelled("config", terminal.Cell{Text: "invalid", Colour: terminal.Red}, plain(": "+configErrorText(s.Time, s.Config)))
@@ -157,6 +159,10 @@ func (p *printer) devices(s Node, wide bool) {
 		t.Columns = append(t.Columns, terminal.Column{Name: "UUID"}, terminal.Column{Name: "PCI"})
 		holders = maxHolders
 	}
+	usage := wide && slices.ContainsFunc(allDevices(s), func(d Device) bool { return d.Processes != nil })
+	if usage {
+		t.Columns = append(t.Columns, terminal.Column{Name: "PROCESSES"})
+	}
 	t.Columns = append(t.Columns, terminal.Column{Name: "HELD BY"})
 	for _, r := range rows {
 		d := r.Device
@@ -181,6 +187,9 @@ func (p *printer) devices(s Node, wide bool) {
 		row[2] = stateCell(d.State)
 		if wide {
 			row = append(row, plain(string(d.UUID)), plain(d.PCI))
+		}
+		if usage {
+			row = append(row, plain(strings.Join(usageTexts(d, maxHolders), "; ")))
 		}
 		t.Rows = append(t.Rows, append(row, plain(heldBy)))
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -257,5 +258,52 @@ func TestUtilizationOfPartitionedGPU(t *testing.T) {
 	}
 	if v := s.GPUs[2].MIG[0].Values.Utilization; v == nil || *v != 25 {
 		t.Errorf("MIG device: %v, want the engine's activity", v)
+	}
+}
+
+// TestProcessesAreShown checks the processes in the JSON, on the page and in the wide table.
+func TestProcessesAreShown(t *testing.T) {
+	const hidden = "the driver has not listed the processes within 10s"
+	k := testInputs()
+	for form, text := range map[string]string{"table": New(k).Table(true, terminal.Output{}), "page": pageOf(t, k)} {
+		if strings.Contains(strings.ToLower(text), "processes") {
+			t.Errorf("%s shows processes that are not measured:\n%s", form, text)
+		}
+	}
+	if d := New(k).GPUs[0]; d.Processes != nil {
+		t.Errorf("%+v", d.Processes)
+	}
+
+	llm := processes.Container{Namespace: "training", Pod: "llm-0", Name: "torch"}
+	k.Processes = &processes.Snapshot{
+		ProcessReading: health.ProcessReading{Measured: []health.DeviceID{"GPU-0", "GPU-2", "MIG-2-7", "MIG-2-8"}},
+		Usage: []processes.Usage{
+			{Device: "GPU-0", Processes: 2},
+			{Device: "GPU-0", Container: llm, Processes: 1, Memory: 20 << 30, HasMemory: true, SM: .875, HasSM: true},
+			{Device: "GPU-0", Container: processes.Container{Namespace: "web", Pod: "chat-1"}, Processes: 1, SM: 0, HasSM: true},
+			{Device: "GPU-0", Container: processes.Container{Name: processes.Other}, Processes: 3},
+		},
+	}
+	s := New(k)
+	if p := s.GPUs[0].Processes; p == nil || len(*p) != 4 || (*p)[0].Memory != nil || (*p)[1].Pod != "llm-0" || *(*p)[1].Memory != 20<<30 || *(*p)[1].SM != 87.5 || *(*p)[2].SM != 0 {
+		t.Errorf("GPU 0: %+v", p)
+	}
+	if p := s.GPUs[2]; s.GPUs[1].Processes != nil || p.Processes != nil && p.MIGMode || p.MIG[0].Processes == nil || len(*p.MIG[0].Processes) != 0 {
+		t.Errorf("GPU 1: %+v, GPU 2: %+v", s.GPUs[1].Processes, p)
+	}
+	const first, named = "no pod: 2 processes", "training/llm-0 (torch): 1 process, 20.0 GiB, SM 88 %"
+	page := pageOf(t, k)
+	agenttest.MustContain(t, section(t, page, 0), first, named, "web/chat-1: 1 process, SM 0 %", "others: 3 processes")
+	agenttest.MustContain(t, section(t, page, 2), "processes none")
+	agenttest.MustContain(t, s.Table(true, terminal.Output{}), "PROCESSES", first+"; "+named+"; web/chat-1: 1 process, SM 0 %; others: 3 processes", "none")
+	if text := s.Table(false, terminal.Output{}); strings.Contains(text, "PROCESSES") {
+		t.Errorf("narrow table:\n%s", text)
+	}
+
+	k.Processes = &processes.Snapshot{Err: hidden}
+	for form, text := range map[string]string{"table": New(k).Table(false, terminal.Output{}), "page": pageOf(t, k)} {
+		if !strings.Contains(text, hidden) {
+			t.Errorf("%s lacks the error:\n%s", form, text)
+		}
 	}
 }

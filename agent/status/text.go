@@ -117,6 +117,38 @@ func HolderNames(holders []Holder, limit int) []string {
 	return limitTexts(names, limit)
 }
 
+// usageTexts returns at most limit texts like "team/train-0 (main): 8 processes, 70.0 GiB, SM 88 %", and how many more there are; "none"
+// if a container holds the device and there is no process. It returns nil while the processes are unknown.
+func usageTexts(d Device, limit int) []string {
+	switch {
+	case d.Processes == nil, len(*d.Processes)+len(d.Holders) == 0:
+		return nil
+	case len(*d.Processes) == 0:
+		return []string{"none"}
+	}
+	texts := make([]string, len(*d.Processes))
+	for i, u := range *d.Processes {
+		name := "no pod"
+		switch {
+		case u.Pod != "" && u.Container != "":
+			name = u.Namespace + "/" + u.Pod + " (" + u.Container + ")"
+		case u.Pod != "":
+			name = u.Namespace + "/" + u.Pod
+		case u.Container != "":
+			name = "others"
+		}
+		parts := []string{Plural(u.Processes, "process")}
+		if u.Memory != nil {
+			parts = append(parts, fmt.Sprintf("%.1f GiB", *u.Memory/gib))
+		}
+		if u.SM != nil {
+			parts = append(parts, "SM "+percentText(u.SM))
+		}
+		texts[i] = name + ": " + strings.Join(parts, ", ")
+	}
+	return limitTexts(texts, limit)
+}
+
 // allocationsText returns a text like "5 allocations, 4 refused: unknown_device".
 func allocationsText(r Resource) string {
 	parts := []string{Plural(r.Allocations, "allocation")}
@@ -461,7 +493,7 @@ func (r deviceRow) plus(next deviceRow) deviceRow {
 func Plural[T int | uint64](n T, noun string) string {
 	switch {
 	case n == 1:
-	case strings.HasSuffix(noun, "ch"):
+	case strings.HasSuffix(noun, "ch"), strings.HasSuffix(noun, "ss"):
 		noun += "es"
 	default:
 		noun += "s"

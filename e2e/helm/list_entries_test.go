@@ -89,6 +89,10 @@ func addEntrySchemas(constraints map[string]map[string]any) {
 			"doubleBitErrors": count(0, 1_000_000), "retiredPages": count(0, 64),
 			"temperature": map[string]any{"type": "number", "minimum": 0, "maximum": 200},
 			"incident":    incident(), "severity": enum("fail", "warn", "none"), "mig": enum("off", "sevenths", "balanced"),
+			"processes": list(object(map[string]any{
+				"pid": count(1, 1<<22), "memory": count(0, 1<<50), "sm": map[string]any{"type": "number", "minimum": 0, "maximum": 1},
+				"kind": enum("compute", "graphics", "mps"), "mig": count(0, 6),
+			}, "pid")),
 			"source": enum("up", "down", "stalled", "blind", "empty", "checksDown"), "events": enum("up", "down", "lossy"),
 		}),
 	}
@@ -209,6 +213,10 @@ func TestEntries(t *testing.T) {
 			{in("{gpu: 3, xid: 79, times: ", []string{"1", "1000000"}, "}"), in("{gpu: 3, xid: 79, times: ", []string{"0", "1000001", "1.5"}, "}")},
 			{in("{gpu: 3, temperature: ", []string{"0", "36.6", "200"}, "}"), in("{gpu: 3, temperature: ", []string{"-1", "201", "hot", "true"}, "}")},
 			{nil, in("{gpu: 3, ", []string{"lost: 1", "lost: maybe", "stale: 1", "rowRemapPending: x", "rowRemapFailed: x", "clocksSlowed: hw", "mig: halves", "incident: NVLINK_DOWN, severity: bad"}, "}")},
+			{
+				in("{gpu: 3, processes: ", []string{"[]", "[{pid: 4242, memory: 1073741824, sm: 0.5, kind: mps, mig: 6}]", `[{pid: "7", sm: ~}, {pid: 8}]`}, "}"),
+				in("{gpu: 3, lost: true, processes: ", []string{"7", "{pid: 7}", "[7]", "[{}]", "[{memory: 7}]", "[{pid: 0}]", "[{pid: 4194305}]", "[{pid: 7, mem: 1}]", "[{pid: 7, memory: -1}]", "[{pid: 7, sm: 2}]", "[{pid: 7, kind: cuda}]", "[{pid: 7, mig: 7}]", "[{pid: ~}]"}, "}"),
+			},
 			{[]string{"{source: up}", "{source: down}", "{source: blind}", "{source: empty}"}, []string{"{source: sideways}", "{source: 7}", "{source: [up]}"}},
 		},
 	}

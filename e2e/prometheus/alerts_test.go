@@ -17,7 +17,7 @@ import (
 // untestedAlerts lists the alerts that the test below does not cause: they need hours, other programs, or faults that the
 // simulation lacks. Their unit tests are in rules.
 var untestedAlerts = []string{
-	"GPUMemoryNearlyFull", "GPUAllocatedButIdle", "GPUAgentMissing", "GPUKubeletDisagrees", "GPUAllocationErrors",
+	"GPUMemoryNearlyFull", "GPUAllocatedButIdle", "GPUAllocatedWithoutProcess", "GPUAgentMissing", "GPUKubeletDisagrees", "GPUAllocationErrors",
 	"GPUPodLabelsUnknown", "GPUAgentRestarting", "GPUWaitsForReset", "GPUAgentStateNotKept", "GPUAgentAPIErrors",
 	"GPUAgentServesNothing", "GPUSourceDetached", "GPUMeasurementsStuck",
 }
@@ -56,7 +56,7 @@ func TestAlertsAndDashboards(t *testing.T) {
 
 	for _, event := range []string{
 		`{gpu: 3, xid: 79}`, `{gpu: 3, lost: true}`, `{gpu: 1, rowRemapPending: true}`, `{gpu: 2, temperature: 97, clocksSlowed: true}`,
-		`{gpu: 6, recoveryAction: reboot}`, `{gpu: 5, xid: 31, times: 8}`,
+		`{gpu: 6, recoveryAction: reboot}`, `{gpu: 5, xid: 31, times: 8}`, `{gpu: 0, processes: [{pid: 1, memory: 1073741824, sm: 0.5}]}`,
 	} {
 		n.Inject("%s", event)
 	}

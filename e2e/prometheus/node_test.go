@@ -43,6 +43,7 @@ health: {recoverAfter: 1s}
 metrics:
   fields: [default, profiling, optional, DCGM_FI_DEV_NO_SUCH_FIELD]
   idleBelow: 100
+  processes: {enabled: true, podLogs: ""}
 `, level))
 }
 

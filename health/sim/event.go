@@ -31,6 +31,7 @@ type Event struct {
 	Incident        *string       `yaml:"incident,omitempty" json:"incident,omitempty"`
 	Severity        *string       `yaml:"severity,omitempty" json:"severity,omitempty"`
 	MIG             *string       `yaml:"mig,omitempty" json:"mig,omitempty"`
+	Processes       *[]Process    `yaml:"processes,omitempty" json:"processes,omitempty"`
 	Times           *int          `yaml:"times,omitempty" json:"times,omitempty"`
 	Source          *string       `yaml:"source,omitempty" json:"source,omitempty"`
 	Events          *string       `yaml:"events,omitempty" json:"events,omitempty"`
@@ -90,8 +91,8 @@ func (e *Event) validate() (errs []error) {
 		empty, ofGPU = false, ofGPU || !f.ofSource
 		if f.with != "" && !effectOf(f.with).isSet(e) {
 			errs = append(errs, keyErrorf(f.key, "needs %s; set both", f.with))
-		} else if text := f.check(e); text != "" {
-			errs = append(errs, keyErrorf(f.key, "%s", text))
+		} else if err := f.check(e, f.key); err != nil {
+			errs = append(errs, err)
 		}
 	}
 	switch {

@@ -94,6 +94,10 @@ var effects = [...]effect{
 		parameter: choice(func(e *Event) **string { return &e.MIG }, migOff, migSevenths, migBalanced), only: func(p *profile) bool { return p.repartitions },
 	},
 	{
+		key: "processes", help: "the GPU's processes, such as " + exampleProcesses + "; they replace the earlier ones, and [] ends them",
+		parameter: processList{},
+	},
+	{
 		key: "source", ofSource: true, help: "the source's state: up, down, stalled, blind, empty or checksDown",
 		parameter: choice(func(e *Event) **string { return &e.Source }, sourceUp, sourceDown, sourceStalled, sourceBlind, sourceEmpty, sourceChecksDown),
 	},
@@ -148,7 +152,7 @@ func Effects() []Effect {
 type parameter interface {
 	isSet(e *Event) bool
 	decode(e *Event, key string, node *yaml.Node) error
-	check(e *Event) string // what is wrong with the value, "" if nothing
+	check(e *Event, key string) error
 	merge(to, from *Event)
 	value(e *Event) float64 // 0 if not set
 	logField(key string, e *Event) zap.Field
@@ -188,33 +192,40 @@ func choice(field func(*Event) **string, values ...string) *param[string] {
 
 func (p *param[T]) isSet(e *Event) bool { return *p.field(e) != nil }
 
-// decode checks the tags because the decoder would convert values that they exclude: 3.7 to the number 3, "on" to true. Quotes
-// have no meaning, as in the configuration.
 func (p *param[T]) decode(e *Event, key string, node *yaml.Node) error {
+	v, err := decodeScalar[T](key, node, p.tags, p.expected)
+	if err == nil {
+		*p.field(e) = v
+	}
+	return err
+}
+
+// decodeScalar checks the tags because the decoder would convert values that they exclude: 3.7 to the number 3, "on" to true.
+// Quotes have no meaning, as in the configuration.
+func decodeScalar[T any](key string, node *yaml.Node, tags []string, expected string) (*T, error) {
 	v := new(T)
-	if plain := (&yaml.Node{Kind: node.Kind, Value: node.Value}); node.Kind == yaml.ScalarNode && slices.Contains(p.tags, plain.ShortTag()) {
+	if plain := (&yaml.Node{Kind: node.Kind, Value: node.Value}); node.Kind == yaml.ScalarNode && slices.Contains(tags, plain.ShortTag()) {
 		node = plain
 	}
-	if node.Kind != yaml.ScalarNode || !slices.Contains(p.tags, node.ShortTag()) || node.Decode(v) != nil {
+	if node.Kind != yaml.ScalarNode || !slices.Contains(tags, node.ShortTag()) || node.Decode(v) != nil {
 		got := "a list or mapping"
 		if node.Kind == yaml.ScalarNode {
 			got = quote(node.Value)
 		}
-		return keyErrorf(key, "%s is not %s", got, p.expected)
+		return nil, keyErrorf(key, "%s is not %s", got, expected)
 	}
-	*p.field(e) = v
-	return nil
+	return v, nil
 }
 
-func (p *param[T]) check(e *Event) string {
+func (p *param[T]) check(e *Event, key string) error {
 	v := **p.field(e)
 	if p.valid(v) {
-		return ""
+		return nil
 	}
 	if slices.Contains(p.tags, "!!str") {
-		return fmt.Sprintf("%s is not known; use %s", quote(fmt.Sprint(v)), p.use)
+		return keyErrorf(key, "%s is not known; use %s", quote(fmt.Sprint(v)), p.use)
 	}
-	return fmt.Sprintf("%v is out of range; use %s", v, p.use)
+	return keyErrorf(key, "%v is out of range; use %s", v, p.use)
 }
 
 func (p *param[T]) merge(to, from *Event) {

@@ -34,6 +34,11 @@ func TestParseEvent(t *testing.T) {
 		{`{"gpu":1,"recoveryAction":"7"}`, Event{GPU: new(1), RecoveryAction: new(Recovery("7"))}}, // as Send encodes it
 		{`{"gpu":1,"recoveryAction":512}`, Event{GPU: new(1), RecoveryAction: new(Recovery("512"))}},
 		{`{gpu: 1, stale: true}`, Event{GPU: new(1), Stale: new(true)}},
+		{`{gpu: 0, processes: [{pid: 4242, memory: 1073741824}]}`, Event{GPU: new(0), Processes: &[]Process{{PID: new(4242), Memory: new(1 << 30)}}}},
+		{`{gpu: 0, processes: [{pid: "7", sm: 0.25, kind: mps, mig: 0}, {pid: 7, sm: 1, kind: graphics, mig: 0}]}`, Event{GPU: new(0), Processes: &[]Process{
+			{PID: new(7), SM: new(.25), Kind: new("mps"), MIG: new(0)}, {PID: new(7), SM: new(1.), Kind: new("graphics"), MIG: new(0)},
+		}}},
+		{`{"gpu":0,"processes":[]}`, Event{GPU: new(0), Processes: &[]Process{}}},
 		{`{gpu: 1, mig: off, xid: 31, times: 3}`, Event{GPU: new(1), MIG: new("off"), XID: new(31), Times: new(3)}},
 	} {
 		got, err := ParseEvent(tt.in)
@@ -113,6 +118,24 @@ func TestParseEventRefuses(t *testing.T) {
 		{`{gpu: 3, incident: DCGM_FR_NVLINK_DOWN, severity: true}`, []string{"severity"}, `fail, warn, none`},
 		{`{incident: DCGM_FR_NVLINK_DOWN}`, []string{"gpu"}, ``},
 		{`{gpu: 0, mig: halves}`, []string{"mig"}, `off, sevenths, balanced`},
+		{`{processes: []}`, []string{"gpu"}, ``},
+		{`{gpu: 0, processes: 4242}`, []string{"processes"}, exampleProcesses},
+		{`{gpu: 0, processes: {pid: 4242}}`, []string{"processes"}, exampleProcesses},
+		{`{gpu: 0, processes: [4242]}`, []string{"processes[0]"}, `{pid: 4242`},
+		{`{gpu: 0, processes: [{pid: 1}, {memory: 1}]}`, []string{"processes[1].pid"}, `1 to 4194304`},
+		{`{gpu: 0, processes: [{pid: 0}]}`, []string{"processes[0].pid"}, `1 to 4194304`},
+		{`{gpu: 0, processes: [{pid: 4194305}]}`, []string{"processes[0].pid"}, `1 to 4194304`},
+		{`{gpu: 0, processes: [{pid: 7, pid: 8}]}`, []string{"processes[0].pid"}, ``},
+		{`{gpu: 0, processes: [{pid: 7, [a]: 8}]}`, []string{"processes[0]"}, `pid`},
+		{`{gpu: 0, processes: [{pid: 7, mem: 8}]}`, []string{"processes[0]"}, `"mem" is not known; use pid with memory, sm, kind, mig`},
+		{`{gpu: 0, processes: [{pid: 7, memory: 1Gi}]}`, []string{"processes[0].memory"}, `"1Gi"`},
+		{`{gpu: 0, processes: [{pid: 7, memory: -1}]}`, []string{"processes[0].memory"}, `-1`},
+		{`{gpu: 0, processes: [{pid: 7, sm: 25}]}`, []string{"processes[0].sm"}, `0 to 1`},
+		{`{gpu: 0, processes: [{pid: 7, sm: .nan}]}`, []string{"processes[0].sm"}, `NaN`},
+		{`{gpu: 0, processes: [{pid: 7, kind: cuda}]}`, []string{"processes[0].kind"}, `compute, graphics, mps`},
+		{`{gpu: 0, processes: [{pid: 7, mig: 7}]}`, []string{"processes[0].mig"}, `0 to 6`},
+		{`{gpu: 0, processes: [{pid: 7}, {pid: 8}, {pid: 7, kind: compute}]}`, []string{"processes[2].pid"}, `7`},
+		{`{gpu: 0, processes: [` + strings.Repeat("{pid: 7}, ", maxProcesses+1) + `]}`, []string{"processes"}, `at most 1000`},
 		{`{source: sideways}`, []string{"source"}, `up, down, stalled, blind, empty`},
 		{`{gpu: 3, xid: 1000, lost: true, retiredPages: 65}`, []string{"xid", "retiredPages"}, `1000`},
 	} {
@@ -162,6 +185,7 @@ func FuzzParseEvent(f *testing.F) {
 		`{gpu: 2, incident: nvlink_down, severity: warn}`, `{gpu: 2, incident: "14", retiredPages: 0x3f, doubleBitErrors: 0}`,
 		`{gpu: 2, clocksSlowed: true, rowRemapFailed: false}`, `{source: stalled}`, `{source: empty}`,
 		`{gpu: 2, stale: true, recoveryAction: 0x7fffffff}`, "gpu: 2\nrowRemapPending: true",
+		`{gpu: 0, processes: [{pid: 4242, memory: 1073741824}, {pid: 4242, kind: graphics, sm: 1e-7, mig: 6}]}`, `{gpu: 0, processes: []}`, `{gpu: 0, processes: &a [{pid: 1, <<: *a}]}`,
 		`{gpu: &a 3, xid: *a}`, `{<<: {gpu: 1}, xid: 5}`, `{? [a] : b}`, "{", "---\n---",
 	} {
 		f.Add(s)

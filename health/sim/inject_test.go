@@ -22,6 +22,25 @@ func TestInjectValidatesForTheProfile(t *testing.T) {
 	}
 }
 
+func TestInjectValidatesMIGOfProcesses(t *testing.T) {
+	src := newSource(t, DefaultConfig())
+	for _, step := range []struct {
+		event string
+		key   string // of the error; "" if the event is valid
+	}{
+		{`{gpu: 3, processes: [{pid: 1}, {pid: 2, mig: 0}]}`, "processes[1].mig"},
+		{`{gpu: 3, mig: balanced, processes: [{pid: 1}, {pid: 2, mig: 3}]}`, ""},
+		{`{gpu: 3, processes: [{pid: 1, mig: 4}]}`, "processes[0].mig"},
+		{`{gpu: 2, processes: [{pid: 1, mig: 3}]}`, "processes[0].mig"},
+		{`{gpu: 3, mig: off, processes: [{pid: 2, mig: 3}]}`, "processes[0].mig"},
+	} {
+		err := src.inject(event(t, 0, step.event))
+		if keys := errorKeys(err); (step.key == "") != (err == nil) || step.key != "" && !slices.Equal(keys, []string{step.key}) {
+			t.Errorf("%s: %v; want an error of %q", step.event, err, step.key)
+		}
+	}
+}
+
 // FuzzInject sends lines to a source. A refused event has no effect, an accepted one has all of its effects.
 func FuzzInject(f *testing.F) {
 	for _, text := range []string{
@@ -31,6 +50,7 @@ func FuzzInject(f *testing.F) {
 		"{gpu: 1, mig: balanced, xid: 31, times: 700}\n{gpu: 1, mig: off}\n{gpu: 1, mig: all}\n{gpu: 1, times: 3}\n{source: blind}", "{<<: {gpu: 1}, xid: 5}", "{gpu: &a 1, xid: *a}", "{}\n\n{gpu: 0}\nnull", "{\"gpu\":0,\"lost\":true}",
 		"{gpu: 1, stale: true, xid: 64}\n{source: empty}\n{gpu: 2, xid: 48, recoveryAction: 512}", "{gpu: 0, stale: true}\n{gpu: 0, lost: true}",
 		"{gpu: 0, incident: DCGM_FR_NVLINK_DOWN}\n{gpu: 0, incident: NVLINK_DOWN, severity: none}\n{gpu: 1, incident: FAULTY_MEMORY}", "{gpu: 0, retiredPages: 63, doubleBitErrors: 2}\n{gpu: 0, rowRemapFailed: true, clocksSlowed: true}",
+		"{gpu: 1, mig: balanced, processes: [{pid: 1, mig: 3}, {pid: 1}]}\n{gpu: 1, processes: [{pid: 2, mig: 4}]}\n{gpu: 1, mig: off}", "{gpu: 0, processes: []}\n{gpu: 0, processes: [{pid: 1}, {pid: 1}]}",
 		strings.Repeat("{gpu: 0, xid: 31}\n", maxQueued+1),
 	} {
 		f.Add(uint8(0), text)
@@ -46,6 +66,12 @@ func FuzzInject(f *testing.F) {
 		}
 		n := len(s.gpus)
 		xids, lost, stale, empty := make([][]int, n), make([]bool, n), make([]bool, n), false
+		migs := make([]int, n) // MIG devices of each GPU
+		for _, d := range s.devices {
+			if d.Kind == health.KindMIG {
+				migs[d.Index]++
+			}
+		}
 		incidents := make([]map[int]string, n)
 		for i := range incidents {
 			incidents[i] = map[int]string{}
@@ -57,6 +83,16 @@ func FuzzInject(f *testing.F) {
 			}
 			accepted := s.inject(e) == nil
 			valid := e.GPU == nil || *e.GPU >= 0 && *e.GPU < n && (e.MIG == nil || s.profile.repartitions) && (e.RetiredPages == nil || s.profile.model.retires)
+			if valid && e.GPU != nil {
+				count := migs[*e.GPU]
+				if e.MIG != nil {
+					count = map[string]int{migSevenths: 7, migBalanced: 4}[*e.MIG]
+				}
+				valid = !slices.ContainsFunc(valueOf(e.Processes), func(p Process) bool { return p.MIG != nil && *p.MIG >= count })
+				if valid {
+					migs[*e.GPU] = count
+				}
+			}
 			if accepted != valid {
 				t.Fatalf("%q on %d GPUs: accepted %v", line, n, accepted)
 			}

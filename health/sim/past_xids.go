@@ -28,8 +28,8 @@ func (x PastXID) validate(p *profile) (errs []error) {
 	}
 	if x.XID == nil {
 		errs = append(errs, keyErrorf("xid", "is missing; use the number of an XID"))
-	} else if text := effectOf("xid").check(&e); text != "" {
-		errs = append(errs, keyErrorf("xid", "%s", text))
+	} else if err := effectOf("xid").check(&e, "xid"); err != nil {
+		errs = append(errs, err)
 	}
 	return errs
 }

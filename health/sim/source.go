@@ -124,17 +124,25 @@ func (s *Source) awaitUp(ctx context.Context, ses *session) error {
 		case s.state != sourceStalled:
 			return nil
 		}
-		changed := s.changed
-		s.mu.Unlock()
-		select {
-		case <-changed:
-		case <-closed:
-		case <-ctx.Done():
-			s.mu.Lock()
-			return fmt.Errorf("simulated source is stalled: %w", context.Cause(ctx))
+		if err := s.awaitChange(ctx, closed); err != nil {
+			return err
 		}
-		s.mu.Lock()
 	}
+}
+
+// awaitChange waits until the source's state changes or closed is closed; it fails when ctx ends. It is called with mu held,
+// and releases mu while it waits.
+func (s *Source) awaitChange(ctx context.Context, closed <-chan struct{}) error {
+	changed := s.changed
+	s.mu.Unlock()
+	defer s.mu.Lock()
+	select {
+	case <-changed:
+	case <-closed:
+	case <-ctx.Done():
+		return fmt.Errorf("simulated source is stalled: %w", context.Cause(ctx))
+	}
+	return nil
 }
 
 // blind reports whether the source lists GPUs and has no values of any. If every GPU on the bus is stale, the fault is
@@ -174,6 +182,9 @@ func (s *Source) inject(e Event) error {
 	defer s.mu.Unlock()
 	now := time.Now()
 	s.advance(now)
+	if err := errors.Join(s.validateMIG(&e)...); err != nil {
+		return err
+	}
 	s.apply(e, &s.control, "control", now)
 	s.wakeAll()
 	return nil

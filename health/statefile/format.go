@@ -61,6 +61,7 @@ type savedExtension struct {
 	Detach    *savedDetachment                    `json:"detach,omitempty"`
 	Devices   map[health.DeviceID]json.RawMessage `json:"devices,omitempty"` // savedDetail
 	Others    map[string]json.RawMessage          `json:"others,omitempty"`  // Saved.others
+	Sections  map[string]json.RawMessage          `json:"sections,omitempty"`
 }
 
 type savedDetail struct {
@@ -150,7 +151,7 @@ func (s Saved) MarshalJSON() ([]byte, error) {
 	}
 	more := savedExtension{
 		Minor: formatMinor, History: s.History, Inventory: s.Inventory, Polled: savable(s.Polled), Devices: details, Others: s.others,
-		Driver: s.DriverLoad,
+		Driver: s.DriverLoad, Sections: s.Sections,
 	}
 	if d := s.Detachment; d != (health.Detachment{}) {
 		more.Detach = &savedDetachment{savable(d.Since), savable(d.Until), d.For, d.Over, d.Undecided, d.EngineUnasked}
@@ -211,16 +212,26 @@ func (s *Saved) extend(file *fileFormat) (details map[health.DeviceID]json.RawMe
 	if d := more.Detach; d != nil {
 		s.Detachment = health.Detachment(*d)
 	}
-	for kind, text := range more.Others {
-		if s.others == nil {
-			s.others = make(map[string]json.RawMessage, len(more.Others))
+	if s.others, err = compact(more.Others); err != nil {
+		return nil, err
+	}
+	if s.Sections, err = compact(more.Sections); err != nil {
+		return nil, err
+	}
+	return more.Devices, nil
+}
+
+// compact returns the texts as MarshalJSON writes them. Unknown keys stay.
+func compact(texts map[string]json.RawMessage) (all map[string]json.RawMessage, err error) {
+	for name, text := range texts {
+		if all == nil {
+			all = make(map[string]json.RawMessage, len(texts))
 		}
-		// Compact as MarshalJSON writes it. Unknown keys stay.
-		if s.others[kind], err = json.Marshal(text); err != nil {
+		if all[name], err = json.Marshal(text); err != nil {
 			return nil, err
 		}
 	}
-	return more.Devices, nil
+	return all, nil
 }
 
 // state returns the saved device. The detail, if there is one, adds what readers from before formatMinor 1 do not know.

@@ -22,6 +22,9 @@ type Saved struct {
 	Polled     time.Time // Snapshot.At
 	Devices    []health.DeviceState
 
+	// Sections are the states of other components by name. They belong to the boot, whatever the source is.
+	Sections map[string]json.RawMessage
+
 	others map[string]json.RawMessage // by kind of source, as MarshalJSON writes them; not modified
 	newer  int                        // the file's version if a newer release wrote it, else 0
 }
@@ -109,7 +112,7 @@ func (s Saved) Restore(bootID string, src health.SourceID, now time.Time) Restor
 	if src.Simulated && !sameInventory {
 		return r
 	}
-	sameBoot := s.BootID == "" || bootID == "" || s.BootID == bootID
+	sameBoot := sameBoot(s.BootID, bootID)
 	r.Missed = sameBoot && sameInventory
 	// Another address may be another engine, which delivers the same XIDs with other times.
 	r.History = sameBoot && s.History && s.Inventory == src.Inventory
@@ -132,8 +135,23 @@ func (s Saved) Restore(bootID string, src health.SourceID, now time.Time) Restor
 	return r
 }
 
-// withOthers returns s with the saved state of other kinds of source from before.
+// Section returns the state of a component from the same boot, nil if there is none.
+func (s Saved) Section(name, bootID string) []byte {
+	if !sameBoot(s.BootID, bootID) {
+		return nil
+	}
+	return s.Sections[name]
+}
+
+// sameBoot reports whether two boot IDs may be those of one boot. "" is unknown.
+func sameBoot(a, b string) bool { return a == "" || b == "" || a == b }
+
+// withOthers returns s with the saved state of other kinds of source from before, and with the sections of the same boot.
 func (s Saved) withOthers(before Saved) Saved {
+	if sameBoot(s.BootID, before.BootID) {
+		s.Sections = before.Sections
+	}
+	before.Sections = nil
 	s.others = maps.Clone(before.others)
 	if s.others == nil {
 		s.others = make(map[string]json.RawMessage)

@@ -2,10 +2,12 @@ package statefile
 
 import (
 	"encoding/json"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
@@ -249,4 +251,60 @@ func TestFingerprintIgnoresPolls(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestSections checks that sections are written when they change, outlive a change of the source, and end with the boot.
+func TestSections(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "state.json")
+		want := func(boot string, sections map[string]string) {
+			t.Helper()
+			s, err := load(path)
+			must(t, err)
+			for name, text := range sections {
+				if got := string(s.Section(name, boot)); got != text {
+					t.Errorf("section %s in %s: %q, want %q", name, boot, got, text)
+				}
+			}
+		}
+		idle, other := new(health.Latest[[]byte]), new(health.Latest[[]byte])
+		h := newHarness(path)
+		h.AddSection("idle", idle)
+		h.AddSection("other", other)
+		h.start(t)
+		h.store(snapshotOf(t, "dcgm"))
+		want("boot", map[string]string{"idle": "", "other": ""})
+		idle.Store(new([]byte(`{"a": 1}`)))
+		h.store(snapshotOf(t, "dcgm"))
+		want("boot", map[string]string{"idle": `{"a":1}`, "other": ""})
+		want("next boot", map[string]string{"idle": ""})
+		want("", map[string]string{"idle": `{"a":1}`})
+
+		written := h.Status().Written
+		advance(time.Second)
+		h.store(snapshotOf(t, "dcgm"))
+		if !h.Status().Written.Equal(written) {
+			t.Error("written without a change")
+		}
+		other.Store(new([]byte(`2`)))
+		h.store(snapshotOf(t, "sim"))
+		want("boot", map[string]string{"idle": `{"a":1}`, "other": `2`})
+		idle.Store(new([]byte(`3`)))
+		h.stop() // saves once more
+
+		h = loadAndStart(t, path)
+		h.store(snapshotOf(t, "sim"))
+		want("boot", map[string]string{"idle": `3`, "other": `2`})
+		wantDevices(t, path, map[string]int{"sim": 3, "dcgm": 3})
+		h.stop()
+
+		h = newHarness(path)
+		h.bootID = "next boot"
+		_, err := h.Load(path)
+		must(t, err)
+		h.start(t)
+		h.store(snapshotOf(t, "sim"))
+		want("next boot", map[string]string{"idle": "", "other": ""})
+		h.stop()
+	})
 }

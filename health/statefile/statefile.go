@@ -44,17 +44,20 @@ type File struct {
 	bootID    string
 	log       *zap.Logger
 
+	sections map[string]*health.Latest[[]byte] // Saved.Sections
+
 	configuration     *health.Latest[[]byte] // the content of ConfigurationPath
 	configurationFile configurationFile      // used by Run
 
 	// Load uses these, then Run.
-	lock           *lock       // nil while not held
-	path           string      // that may be written: its content was read or set aside
-	unreadPath     string      // that must not be written: its content could not be read or set aside
-	saved          Saved       // the content that the file has or should have
-	written        *Saved      // the fingerprint of the latest write; nil before the first
-	info           fs.FileInfo // of the file as read or written last; nil if there should be none
-	lastLogged     string      // the last error logged
+	lock           *lock        // nil while not held
+	path           string       // that may be written: its content was read or set aside
+	unreadPath     string       // that must not be written: its content could not be read or set aside
+	saved          Saved        // the content that the file has or should have
+	written        *Saved       // the fingerprint of the latest write; nil before the first
+	writtenTexts   sectionTexts // of the latest write
+	info           fs.FileInfo  // of the file as read or written last; nil if there should be none
+	lastLogged     string       // the last error logged
 	repairLoggedAt time.Time
 
 	result health.Latest[result]
@@ -84,6 +87,28 @@ func New(config *health.Latest[health.Config], snapshots *health.Latest[health.S
 	log *zap.Logger,
 ) *File {
 	return &File{config: config, snapshots: snapshots, configuration: configuration, bootID: bootID, log: log}
+}
+
+// sectionTexts are the newest texts of sections that have one. They are compared by pointer.
+type sectionTexts map[string]*[]byte
+
+// AddSection adds the state of a component to the file, as JSON. The file keeps the section that Load has read until there is another.
+// Call it before Run.
+func (f *File) AddSection(name string, text *health.Latest[[]byte]) {
+	if f.sections == nil {
+		f.sections = make(map[string]*health.Latest[[]byte])
+	}
+	f.sections[name] = text
+}
+
+func (f *File) sectionTexts() sectionTexts {
+	texts := make(sectionTexts)
+	for name, latest := range f.sections {
+		if text := latest.Load(); text != nil {
+			texts[name] = text
+		}
+	}
+	return texts
 }
 
 // Load reads the state file. Call it before Run. Without a file the saved state is empty.
@@ -261,17 +286,19 @@ func (f *File) write(path string, s *health.Snapshot, last bool) error {
 		f.adoptOtherSources(path)
 	}
 	var fingerprint *Saved
+	texts := f.sectionTexts()
 	saved, worthSaving := f.stateToSave(s)
 	if worthSaving {
 		p := saved.fingerprint()
 		due := last || time.Since(f.Status().Written) >= checkInterval
-		if difference == "" && f.written != nil && reflect.DeepEqual(p, *f.written) && (!due || sameXIDs(saved.Devices, f.saved.Devices)) {
+		if difference == "" && f.written != nil && reflect.DeepEqual(p, *f.written) && maps.Equal(texts, f.writtenTexts) &&
+			(!due || sameXIDs(saved.Devices, f.saved.Devices)) {
 			return nil
 		}
 		if f.written != nil && saved.Source != f.saved.Source {
 			f.saved.Detachment = health.Detachment{} // it continues with the new source
 		}
-		f.saved, fingerprint = saved.withOthers(f.saved), &p
+		f.saved, fingerprint = saved.withOthers(f.saved).withSections(texts), &p
 	} else if f.saved.Source == "" || difference == "" {
 		return nil // nothing to add to the file
 	}
@@ -287,7 +314,7 @@ func (f *File) write(path string, s *health.Snapshot, last bool) error {
 		f.repairLoggedAt = time.Now()
 		f.log.Warn("another process changed the state file; writing it again", zap.String("file", path), zap.String("found", difference))
 	}
-	f.info, f.written = info, fingerprint
+	f.info, f.written, f.writtenTexts = info, fingerprint, texts
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.status.Written = time.Now()
@@ -335,6 +362,19 @@ func (f *File) adoptOtherSources(path string) {
 	delete(others, f.saved.Source)
 	maps.Copy(others, f.saved.others)
 	f.saved.others = others
+}
+
+// withSections returns s with newer texts of sections.
+func (s Saved) withSections(texts sectionTexts) Saved {
+	all := maps.Clone(s.Sections)
+	for name, text := range texts {
+		if all == nil {
+			all = make(map[string]json.RawMessage)
+		}
+		all[name] = *text
+	}
+	s.Sections = all
+	return s
 }
 
 // fingerprint returns the state without what changes at every poll or may be saved later.

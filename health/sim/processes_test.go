@@ -1,0 +1,108 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// listed returns the processes of a GPU and its MIG devices as "MIG index:pid", and whether the GPU is measured.
+func listed(t *testing.T, src *Source, devices []health.Device, gpu int) (all []string, measured bool) {
+	t.Helper()
+	r, err := src.ListProcesses(t.Context(), devices)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range devices {
+		if d.Index != gpu {
+			continue
+		}
+		is := slices.Contains(r.Measured, d.ID)
+		if d.Kind == health.KindGPU {
+			measured = is
+		} else if is != measured {
+			t.Errorf("%s is measured: %v, its GPU: %v", d.ID, is, measured)
+		}
+		for _, p := range r.Processes {
+			if p.Device == d.ID {
+				all = append(all, fmt.Sprintf("%d:%d", d.MIGIndex, p.PID))
+			}
+		}
+	}
+	return all, measured
+}
+
+func TestListProcesses(t *testing.T) {
+	simulate(t, DefaultConfig(), func(t *testing.T, src *Source, _ health.Session) {
+		for _, step := range []struct {
+			event    string
+			want     []string
+			measured bool
+		}{
+			{`{gpu: 2, processes: [{pid: 9}]}`, nil, true},
+			{`{gpu: 3, processes: [{pid: 7}, {pid: 8}, {pid: 7, kind: graphics}]}`, []string{"-1:7", "-1:8", "-1:7"}, true},
+			{`{gpu: 3, xid: 31}`, []string{"-1:7", "-1:8", "-1:7"}, true},
+			{`{gpu: 3, lost: true}`, nil, false},
+			{`{gpu: 3, lost: false, stale: true}`, []string{"-1:7", "-1:8", "-1:7"}, true},
+			{`{source: down}`, []string{"-1:7", "-1:8", "-1:7"}, true},
+			{`{source: blind}`, []string{"-1:7", "-1:8", "-1:7"}, true},
+			{`{source: up}`, []string{"-1:7", "-1:8", "-1:7"}, true},
+			{`{gpu: 3, stale: false, mig: balanced, processes: [{pid: 7}, {pid: 8, mig: 3}, {pid: 9, mig: 0}]}`, []string{"-1:7", "0:9", "3:8"}, true},
+			{`{gpu: 3, mig: off}`, []string{"-1:7"}, true},
+			{`{gpu: 3, processes: []}`, nil, true},
+		} {
+			inject(t, src, step.event)
+			if got, measured := listed(t, src, src.devices, 3); !slices.Equal(got, step.want) || measured != step.measured {
+				t.Errorf("%s: %q, measured %v; want %q, %v", step.event, got, measured, step.want, step.measured)
+			}
+		}
+
+		inject(t, src, `{gpu: 3, processes: [{pid: 7, memory: 1073741824}, {pid: 8, kind: mps, sm: 0.5}]}`)
+		gpu := gpuDevice(poll(t, open(t, src)), 3)
+		r, err := src.ListProcesses(t.Context(), []health.Device{gpu, {ID: "GPU-of-another-node", Index: 3}})
+		want := []health.Process{
+			{Device: gpu.ID, PID: 7, Kind: health.ProcessCompute, Memory: 1 << 30, HasMemory: true},
+			{Device: gpu.ID, PID: 8, Kind: health.ProcessMPS, SM: .5, HasSM: true},
+		}
+		if err != nil || !slices.Equal(r.Processes, want) || !slices.Equal(r.Measured, []health.DeviceID{gpu.ID}) || !r.At.Equal(time.Now()) {
+			t.Errorf("%+v, %v; want %+v", r, err, want)
+		}
+
+		inject(t, src, `{source: empty}`)
+		if r, err := src.ListProcesses(t.Context(), []health.Device{gpu}); !errors.Is(err, errNoDriver) || r != nil {
+			t.Errorf("without a driver: %+v, %v", r, err)
+		}
+	})
+}
+
+// TestListProcessesWhileStalled checks that the call hangs until the source is up or its context ends, also when nothing else
+// uses the source.
+func TestListProcessesWhileStalled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src, ses := openSource(t, scenarioConfig("l4-1", 0, event(t, time.Minute, `{source: stalled}`), event(t, 3*time.Minute, `{source: up}`)))
+		start := time.Now()
+		if err := ses.Close(); err != nil {
+			t.Fatal(err)
+		}
+		sleep(time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if r, err := src.ListProcesses(ctx, src.devices); !errors.Is(err, context.DeadlineExceeded) || r != nil {
+			t.Errorf("%+v, %v; want the end of the context", r, err)
+		}
+		if r, err := src.ListProcesses(t.Context(), src.devices); err != nil || len(r.Measured) != 1 || time.Since(start) != 3*time.Minute {
+			t.Errorf("%+v, %v after %v", r, err, time.Since(start))
+		}
+		src.mu.Lock()
+		defer src.mu.Unlock()
+		if src.users != 0 {
+			t.Errorf("%d users", src.users)
+		}
+	})
+}

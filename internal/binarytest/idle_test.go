@@ -1,0 +1,114 @@
+package binarytest
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
+)
+
+// Of two containers that share a GPU, the one without a process is idle while the other works. Its times continue after a restart of
+// the agent, but are not those of the next container of the same name.
+func TestIdleSharer(t *testing.T) {
+	t.Parallel()
+	const uid = "0f4b7c1e-2d3a-4b5c-8d9e-0a1b2c3d4e5f"
+	p := newProcess(t, "source: {mode: sim, interval: 1s, sim: {control: DIR/sim.sock}}\n"+
+		"plugin: {kubeletDir: DIR, allocationPolicy: packed, sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}}")
+	k := p.startKubelet()
+	launch := func() {
+		p.launch("GPU_NODE_AGENT_METRICS_PROCESSES_ENABLED=true", "GPU_NODE_AGENT_METRICS_PROCESSES_PROC="+p.Dir+"/proc",
+			"GPU_NODE_AGENT_METRICS_PROCESSES_POD_LOGS="+p.Dir+"/log/pods")
+		p.awaitAllocatable(k, 16)
+	}
+	launch()
+	first, second := p.allocate(k), p.allocate(k)
+	gpu := func(a kubelettest.Allocation) string { id, _, _ := strings.Cut(a.Devices[0], "::"); return id }
+	if gpu(first) != gpu(second) {
+		t.Fatalf("the pods do not share a GPU: %q, %q", first.Devices, second.Devices)
+	}
+	index := 0
+	for _, d := range p.snapshot().GPUs {
+		if string(d.UUID) == gpu(first) {
+			index = d.Index
+		}
+	}
+	for path, text := range map[string]string{
+		fmt.Sprintf("log/pods/%s_%s_%s/%s/0.log", first.Container.Namespace, first.Container.Pod, uid, first.Container.Name): "",
+		"proc/4242/cgroup": "0::/kubepods/burstable/pod" + uid + "/" + strings.Repeat("3b", 32) + "\n",
+	} {
+		path = filepath.Join(p.Dir, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	use := func(sm string) {
+		p.sim(fmt.Sprintf("{gpu: %d, processes: [{pid: 4242, memory: 1073741824, sm: %s}]}", index, sm))
+	}
+	// value returns the value of a pod's series, -1 if there is none.
+	value := func(name, pod string) float64 {
+		_, page := p.get("/metrics")
+		m := regexp.MustCompile(`(?m)^gpu_node_agent_device_` + name + `\{.*,pod="` + pod + `"\} (\S+)$`).FindStringSubmatch(page)
+		if m == nil {
+			return -1
+		}
+		v, err := strconv.ParseFloat(m[1], 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+	use("0.5")
+	worker, idler := first.Container.Pod, second.Container.Pod
+	p.await("the worker's process", func() bool {
+		return value("no_process_for_seconds", worker) == 0 && value("idle_for_seconds", worker) == 0
+	})
+	p.await("the idle sharer", func() bool {
+		return value("no_process_for_seconds", idler) >= 1 && value("idle_for_seconds", idler) >= 1
+	})
+	use("0.01")
+	p.await("a process without work", func() bool {
+		return value("no_process_for_seconds", worker) == 0 && value("idle_for_seconds", worker) >= 1
+	})
+
+	c := first.Container
+	p.awaitPage("/", http.StatusOK, fmt.Sprintf("%s/%s (%s): 1 process, 1.0 GiB, SM 1 %%", c.Namespace, c.Pod, c.Name))
+	if usage := p.snapshot().GPUs[index].Processes; usage == nil || len(*usage) != 1 || (*usage)[0].Pod != worker || *(*usage)[0].Memory != 1<<30 {
+		t.Errorf("processes %+v", usage)
+	}
+
+	// As if the containers had been idle for two hours.
+	p.stop()
+	const twoHours = 7200
+	longer := regexp.MustCompile(`((sinceBusy|withoutProcess)Nanoseconds\\?":)[0-9]+`).ReplaceAllString(readFile(p.stateFile()), "${1}7200000000000")
+	if n := strings.Count(longer, "7200000000000"); n != 3 {
+		t.Fatalf("%d times in %s", n, longer)
+	}
+	if err := os.WriteFile(p.stateFile(), []byte(longer), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	launch()
+	p.await("the idle sharer's times", func() bool {
+		return value("no_process_for_seconds", idler) >= twoHours && value("idle_for_seconds", idler) >= twoHours
+	})
+	p.await("the worker's time", func() bool { return value("idle_for_seconds", worker) > 0 })
+
+	// While the agent is down the pod ends, and the next one of the name gets the same device afterwards.
+	p.Kill()
+	k.Free(resource, second.Devices...)
+	launch()
+	next, err := k.AllocateTo(t.Context(), second.Container, resource, 1)
+	if err != nil || !slices.Equal(next.Devices, second.Devices) {
+		t.Fatalf("%+v, %v; want %q", next, err, second.Devices)
+	}
+	p.await("the next pod", func() bool { v := value("idle_for_seconds", idler); return v >= 0 && v < twoHours })
+}

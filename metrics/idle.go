@@ -1,0 +1,179 @@
+package metrics
+
+import (
+	"slices"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
+)
+
+// idleTime is how long a container has not used a device that it holds. Time in which its use is unknown does not count.
+type idleTime struct {
+	measured  bool // its use was measured while the container held the device
+	total     time.Duration
+	sinceBusy time.Duration
+
+	processesKnown bool          // whether it has processes is known now
+	withoutProcess time.Duration // since it last had one
+
+	uid     string    // of the pod; "" if unknown
+	updated time.Time // when the container last held the device
+	ownAt   time.Time // when its own use was last measured, not that of all holders
+}
+
+// ownUseMemory is how long a container counts as one whose own use is measured. Until then the load of all holders does not make it
+// busy: the processes may be unknown for a moment, after a start, during a detach or when the driver does not answer.
+const ownUseMemory = 5 * time.Minute
+
+// Identity tells a container from a later one of the same name, such as that of a StatefulSet's next pod.
+type Identity struct {
+	PodLabels func(namespace, pod string) []Label // as Sources.PodLabels; the UID is compared, if it is known
+	Allocated func(deviceID string) time.Time     // the last allocation of a kubelet's device ID; zero if there was none
+	Allocates bool                                // Allocated knows every allocation since the agent started
+}
+
+// replaced reports whether the container is another one than before, with the same name.
+func (i Identity) replaced(before idleTime, c container, holders []podresources.Holder) bool {
+	if uid := i.uidOf(c); uid != "" && before.uid != "" && uid != before.uid {
+		return true
+	}
+	return i.Allocated != nil && slices.ContainsFunc(holders, func(h podresources.Holder) bool {
+		return containerOf(h) == c && i.Allocated(h.DeviceID).After(before.updated)
+	})
+}
+
+// uidOf returns the UID of a container's pod, "" if it is unknown.
+func (i Identity) uidOf(c container) string {
+	if i.PodLabels == nil {
+		return ""
+	}
+	labels := i.PodLabels(c.namespace, c.pod)
+	if n := slices.IndexFunc(labels, isPodUID); n >= 0 {
+		return labels[n].Value
+	}
+	return ""
+}
+
+// updateIdle adds idle time for each container that holds the device. Time does not count while the container's use of the device
+// is unknown. If the pod resources could not be read, the holders stay.
+func (t *deviceTotals) updateIdle(d *health.DeviceState, o observation, elapsed time.Duration, restored savedIdleTimes) {
+	if o.holders.By == nil && o.holders.Err != "" {
+		return
+	}
+	holders := o.holders.By[d.Device.ID]
+	var idle map[container]idleTime
+	for _, h := range holders {
+		c := containerOf(h)
+		if _, exists := idle[c]; exists {
+			continue // the container holds several replicas
+		}
+		if idle == nil {
+			idle = make(map[container]idleTime)
+		}
+		i, held := t.idle[c]
+		since := elapsed
+		if !held {
+			i, since = restored.take(heldDevice{d.Device.ID, c}, o), 0
+		}
+		if o.identity.replaced(i, c, holders) {
+			i, since = idleTime{}, 0
+		}
+		if uid := o.identity.uidOf(c); uid != "" {
+			i.uid = uid
+		}
+		i.updated = o.at
+		u := useOf(d, c, o)
+		switch {
+		case u.measured && !u.ofAll:
+			i.ownAt = o.at
+		case u.busy && o.at.Sub(i.ownAt) < ownUseMemory:
+			u.measured = false
+		}
+		i.add(u, since)
+		idle[c] = i
+	}
+	t.idle = idle
+}
+
+// add adds the time since the last update, in which the use was as it is now.
+func (i *idleTime) add(u use, elapsed time.Duration) {
+	switch {
+	case !u.measured:
+	case u.busy:
+		i.measured, i.sinceBusy = true, 0
+	default:
+		i.measured = true
+		i.total += elapsed
+		i.sinceBusy += elapsed
+	}
+	i.processesKnown = u.processesKnown
+	switch {
+	case !u.processesKnown:
+	case u.process:
+		i.withoutProcess = 0
+	default:
+		i.withoutProcess += elapsed
+	}
+}
+
+// use is how a container uses a device.
+type use struct {
+	measured, busy          bool
+	ofAll                   bool // it is the use of all containers that hold the device
+	processesKnown, process bool // whether it has a process
+}
+
+// useOf returns how a container uses a device that it holds. The load of the device is that of its only holder. Of several, the
+// processes tell who uses the device; without them its load is everyone's.
+func useOf(d *health.DeviceState, c container, o observation) use {
+	u, load, known := processesOf(d, c, o)
+	shared := false
+	for _, h := range o.holders.By[d.Device.ID] {
+		shared = shared || containerOf(h) != c
+	}
+	if device, measured := deviceLoad(d, o); measured && (!shared || !known) {
+		load, known, u.ofAll = device, true, shared
+	}
+	u.measured, u.busy = known, load >= o.idleBelow
+	return u
+}
+
+// deviceLoad returns the load of a device in percent. The driver has no utilization of MIG devices, but DCGM may measure the
+// activity of their engines.
+func deviceLoad(d *health.DeviceState, o observation) (percent float64, measured bool) {
+	if o.snapshot.Source.Status != health.SourceUp {
+		return 0, false
+	}
+	if v, ok := d.Sample.Values[health.FieldGPUUtil]; ok {
+		return v, true
+	}
+	v, ok := d.Sample.Values[health.FieldEngineActive]
+	return 100 * v, ok
+}
+
+// processesOf returns what the processes tell of a container: whether it has one, and its load in percent. A process whose
+// container is unknown may be the container's, so that nothing is known of a container without another.
+func processesOf(d *health.DeviceState, c container, o observation) (u use, percent float64, known bool) {
+	usage, listed := o.processes.Of(d.Device.ID)
+	if !listed {
+		return use{}, 0, false
+	}
+	if d.Device.Parent != "" { // the driver may not name the MIG device of a process
+		more, _ := o.processes.Of(d.Device.Parent)
+		usage = slices.Concat(usage, more)
+	}
+	own, unknown, sm := false, false, true
+	for _, p := range usage {
+		switch {
+		case p.Container == processes.Container{Namespace: c.namespace, Pod: c.pod, Name: c.name}:
+			own, sm = true, sm && p.HasSM
+			percent += 100 * p.SM
+		case p.Container.Namespace == "", p.Container.Namespace == c.namespace && p.Container.Pod == c.pod && p.Container.Name == "":
+			unknown = true
+		}
+	}
+	u.process, u.processesKnown = own, own || !unknown
+	return u, percent, sm && u.processesKnown && (!unknown || percent >= o.idleBelow)
+}

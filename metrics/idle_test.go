@@ -1,0 +1,280 @@
+package metrics
+
+import (
+	"testing"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
+)
+
+// idleResult is the part of idleTime that is exported.
+type idleResult struct {
+	measured         bool
+	total, sinceBusy time.Duration // seconds
+	processesKnown   bool
+	withoutProcess   time.Duration // seconds
+}
+
+func resultOf(i idleTime) idleResult {
+	return idleResult{i.measured, i.total / time.Second, i.sinceBusy / time.Second, i.processesKnown, i.withoutProcess / time.Second}
+}
+
+func TestIdleTime(t *testing.T) {
+	idle := func(total, sinceBusy time.Duration) idleResult { return idleResult{true, total, sinceBusy, false, 0} }
+	for name, c := range map[string]struct {
+		steps []step
+		pod   string
+		want  idleResult
+	}{
+		"starts with the allocation": {[]step{{at: 0}, {at: 5, pod: "a"}, {at: 8, pod: "a"}}, "a", idle(3, 3)},
+		"busy in between": {
+			[]step{{at: 0, pod: "a"}, {at: 4, pod: "a"}, {at: 6, util: 5, pod: "a"}, {at: 7, util: 4.9, pod: "a"}, {at: 8, util: 0, pod: "a"}},
+			"a",
+			idle(6, 2),
+		},
+		"next pod":                      {[]step{{at: 0, pod: "a"}, {at: 9, pod: "a"}, {at: 10, pod: "b"}, {at: 12, pod: "b"}}, "b", idle(2, 2)},
+		"pod ended":                     {[]step{{at: 0, pod: "a"}, {at: 9, pod: "a"}, {at: 10}, {at: 11}}, "a", idleResult{}},
+		"source down":                   {[]step{{at: 0, pod: "a"}, {at: 2, pod: "a"}, {at: 50, poll: 2, pod: "a", down: true}, {at: 51, pod: "a"}}, "a", idle(3, 3)},
+		"pod resources unreadable":      {[]step{{at: 0, pod: "a"}, {at: 2, pod: "a"}, {at: 50, pod: "?"}, {at: 51, pod: "a"}}, "a", idle(3, 3)},
+		"utilization is never measured": {[]step{{at: 0, util: -1, pod: "a"}, {at: 2, util: -1, pod: "a"}}, "a", idleResult{}},
+	} {
+		if got := resultOf(accumulate(c.steps...).idle[container{"n", c.pod, "c"}]); got != c.want {
+			t.Errorf("%s: got %+v, want %+v", name, got, c.want)
+		}
+	}
+}
+
+// usage of a container of pod n/<pod>; "" for no pod.
+func usage(device health.DeviceID, pod, container string, sm float64) processes.Usage {
+	u := processes.Usage{Device: device, Container: processes.Container{Namespace: "n", Pod: pod, Name: container}, Processes: 1, SM: max(0, sm), HasSM: sm >= 0}
+	if pod == "" {
+		u.Container = processes.Container{Name: container}
+	}
+	return u
+}
+
+const noSM = -1
+
+func measuredUsage(list ...processes.Usage) *processes.Snapshot {
+	return &processes.Snapshot{ProcessReading: health.ProcessReading{Measured: []health.DeviceID{"GPU-a", "MIG-a"}}, Usage: list}
+}
+
+// TestUse checks how container c of pod n/a uses a device, at a threshold of 5 %.
+func TestUse(t *testing.T) {
+	gpu := health.Device{ID: "GPU-a"}
+	mig := health.Device{ID: "MIG-a", Parent: "GPU-a", Kind: health.KindMIG}
+	utilization := func(percent float64) map[health.Field]float64 {
+		return map[health.Field]float64{health.FieldGPUUtil: percent}
+	}
+	engine := func(ratio float64) map[health.Field]float64 {
+		return map[health.Field]float64{health.FieldEngineActive: ratio}
+	}
+	var (
+		unknown     = use{}
+		idle        = use{measured: true}
+		busy        = use{measured: true, busy: true}
+		idleWith    = use{measured: true, processesKnown: true, process: true}
+		busyWith    = use{measured: true, busy: true, processesKnown: true, process: true}
+		idleWithout = use{measured: true, processesKnown: true}
+		busyWithout = use{measured: true, busy: true, processesKnown: true}
+		unknownWith = use{processesKnown: true, process: true}
+		notListed   *processes.Snapshot
+		noProcess   = measuredUsage()
+		byOther     = measuredUsage(usage("GPU-a", "b", "c", 1))
+		own         = func(sm float64) *processes.Snapshot {
+			return measuredUsage(usage("GPU-a", "a", "c", sm), usage("GPU-a", "b", "c", 1))
+		}
+		ofNoPod       = measuredUsage(usage("GPU-a", "", "", 1))
+		ownAndOfNoPod = func(sm float64) *processes.Snapshot {
+			return measuredUsage(usage("GPU-a", "", "", 1), usage("GPU-a", "a", "c", sm))
+		}
+		aboveTheLimit = measuredUsage(usage("GPU-a", "b", "c", 1), usage("GPU-a", "", processes.Other, 0))
+	)
+	ofAll := func(u use) use { u.ofAll = true; return u }
+	for name, c := range map[string]struct {
+		device    health.Device
+		values    map[health.Field]float64
+		down      bool
+		shared    bool // with pod n/b
+		processes *processes.Snapshot
+		want      use
+	}{
+		"busy GPU":                                           {gpu, utilization(5), false, false, notListed, busy},
+		"idle GPU":                                           {gpu, utilization(4.9), false, false, notListed, idle},
+		"utilization counts before the engine":               {gpu, map[health.Field]float64{health.FieldGPUUtil: 0, health.FieldEngineActive: 1}, false, false, notListed, idle},
+		"not measured":                                       {gpu, nil, false, false, notListed, unknown},
+		"source down":                                        {gpu, utilization(0), true, false, notListed, unknown},
+		"busy MIG device":                                    {mig, engine(.05), false, false, notListed, busy},
+		"idle MIG device":                                    {mig, engine(.049), false, false, notListed, idle},
+		"idle GPU without process":                           {gpu, utilization(0), false, false, noProcess, idleWithout},
+		"a process ended just now":                           {gpu, utilization(50), false, false, noProcess, busyWithout},
+		"idle GPU with process":                              {gpu, utilization(0), false, false, own(1), idleWith},
+		"only the processes are measured: none":              {gpu, nil, false, false, noProcess, idleWithout},
+		"only the processes are measured: idle":              {gpu, nil, false, false, own(.04), idleWith},
+		"only the processes are measured: busy":              {gpu, utilization(0), true, false, own(.05), busyWith},
+		"only the processes are measured, not their share":   {gpu, nil, false, false, own(noSM), unknownWith},
+		"processes of other devices":                         {gpu, nil, false, false, &processes.Snapshot{ProcessReading: health.ProcessReading{Measured: []health.DeviceID{"GPU-b"}}}, unknown},
+		"another sharer is busy":                             {gpu, utilization(100), false, true, byOther, idleWithout},
+		"another sharer is busy, no processes":               {gpu, utilization(100), false, true, notListed, ofAll(busy)},
+		"another sharer is busy, process without work":       {gpu, utilization(100), false, true, own(.04), idleWith},
+		"a sharer's own work":                                {gpu, utilization(100), false, true, own(.05), busyWith},
+		"a sharer's own work of which nothing is known":      {gpu, utilization(100), false, true, own(noSM), ofAll(busyWith)},
+		"the same on an idle GPU":                            {gpu, utilization(0), false, true, own(noSM), ofAll(idleWith)},
+		"process of no pod":                                  {gpu, utilization(100), false, true, ofNoPod, ofAll(busy)},
+		"process of no pod on an idle GPU":                   {gpu, utilization(0), false, false, ofNoPod, idle},
+		"own process, and one of no pod that may be its":     {gpu, utilization(100), false, true, ownAndOfNoPod(.04), ofAll(busyWith)},
+		"own busy process, and one of no pod":                {gpu, utilization(0), false, true, ownAndOfNoPod(.05), busyWith},
+		"process of a container above the limit":             {gpu, utilization(100), false, true, aboveTheLimit, ofAll(busy)},
+		"process of a container of the pod without a name":   {gpu, utilization(0), false, false, measuredUsage(usage("GPU-a", "a", "", 1)), idle},
+		"process of another container of the pod":            {gpu, nil, false, false, measuredUsage(usage("GPU-a", "a", "d", 1)), idleWithout},
+		"MIG device without process":                         {mig, nil, false, false, noProcess, idleWithout},
+		"process of the parent that may be the MIG device's": {mig, nil, false, false, ofNoPod, unknown},
+		"own process that the driver lists on the parent":    {mig, nil, false, false, own(.05), busyWith},
+		"process of another MIG device's pod on the parent":  {mig, nil, false, false, byOther, idleWithout},
+	} {
+		s := &health.Snapshot{Source: health.Source{Status: health.SourceUp}}
+		if c.down {
+			s.Source.Status = health.SourceStalled
+		}
+		holders := []podresources.Holder{{Namespace: "n", Pod: "a", Container: "c"}}
+		if c.shared {
+			holders = append(holders, podresources.Holder{Namespace: "n", Pod: "b", Container: "c"})
+		}
+		o := observation{
+			snapshot: s, processes: c.processes, idleBelow: 5,
+			holders: podresources.Holders{By: map[health.DeviceID][]podresources.Holder{c.device.ID: holders}},
+		}
+		d := &health.DeviceState{Device: c.device, Sample: health.Sample{Values: c.values}}
+		if got := useOf(d, container{"n", "a", "c"}, o); got != c.want {
+			t.Errorf("%s: got %+v, want %+v", name, got, c.want)
+		}
+	}
+}
+
+// idleNode observes a GPU that container c of pod n/a holds as replica 0.
+type idleNode struct {
+	accumulator
+
+	at        time.Time
+	util      float64
+	processes *processes.Snapshot
+	uid       string
+	allocated time.Time // of replica 0
+	noPlugin  bool
+	ended     bool // the container
+	shared    bool // with container c of pod n/b, as replica 1
+}
+
+func (n *idleNode) observe(after time.Duration) idleResult {
+	n.at = n.at.Add(after)
+	o := observation{
+		at: n.at, window: time.Minute, idleBelow: 5, processes: n.processes,
+		snapshot: &health.Snapshot{At: n.at, Source: health.Source{Status: health.SourceUp}, Devices: []health.DeviceState{{
+			Device: health.Device{ID: "GPU-a"}, Sample: health.Sample{Values: map[health.Field]float64{health.FieldGPUUtil: n.util}},
+		}}},
+		holders: podresources.Holders{At: n.at, By: map[health.DeviceID][]podresources.Holder{}},
+		identity: Identity{
+			PodLabels: func(string, string) []Label { return []Label{label("team", "x"), label(podUIDLabel, n.uid)} }, Allocates: !n.noPlugin,
+			Allocated: func(id string) time.Time {
+				if id == "GPU-a::0" {
+					return n.allocated
+				}
+				return time.Time{}
+			},
+		},
+	}
+	if !n.ended {
+		o.holders.By["GPU-a"] = []podresources.Holder{{Namespace: "n", Pod: "a", Container: "c", DeviceID: "GPU-a::0"}}
+	}
+	if n.shared {
+		o.holders.By["GPU-a"] = append(o.holders.By["GPU-a"], podresources.Holder{Namespace: "n", Pod: "b", Container: "c", DeviceID: "GPU-a::1"})
+	}
+	n.update(o)
+	return resultOf(n.devices["GPU-a"].idle[container{"n", "a", "c"}])
+}
+
+func TestTimeWithoutProcess(t *testing.T) {
+	n := &idleNode{at: now}
+	for i, step := range []struct {
+		processes *processes.Snapshot
+		want      idleResult
+	}{
+		{nil, idleResult{true, 0, 0, false, 0}},
+		{measuredUsage(), idleResult{true, 10, 10, true, 10}},
+		{measuredUsage(), idleResult{true, 20, 20, true, 20}},
+		{nil, idleResult{true, 30, 30, false, 20}}, // unknown time does not count
+		{measuredUsage(usage("GPU-a", "", "", 1)), idleResult{true, 40, 40, false, 20}},
+		{measuredUsage(), idleResult{true, 50, 50, true, 30}},
+		{measuredUsage(usage("GPU-a", "a", "c", 1)), idleResult{true, 60, 60, true, 0}},
+		{measuredUsage(), idleResult{true, 70, 70, true, 10}},
+	} {
+		n.processes = step.processes
+		if got := n.observe(10 * time.Second); got != step.want {
+			t.Errorf("step %d: got %+v, want %+v", i, got, step.want)
+		}
+	}
+}
+
+// TestSharerWhileProcessesAreUnknown checks that the work of others ends the idle time of a sharer only if the processes stay unknown.
+func TestSharerWhileProcessesAreUnknown(t *testing.T) {
+	n := &idleNode{at: now, shared: true, util: 100, processes: measuredUsage(usage("GPU-a", "b", "c", 1))}
+	n.observe(0)
+	listed := n.processes
+	for i, step := range []struct {
+		processes *processes.Snapshot
+		after     time.Duration
+		want      time.Duration // idle, in seconds
+	}{
+		{listed, time.Hour, 3600},
+		{nil, time.Minute, 3600},
+		{&processes.Snapshot{Err: "the driver does not answer"}, time.Minute, 3600},
+		{listed, time.Minute, 3660},
+		{measuredUsage(usage("GPU-a", "", "", 1)), time.Minute, 3660},
+		{nil, ownUseMemory - time.Minute, 0},
+		{listed, time.Minute, 60},
+	} {
+		n.processes = step.processes
+		if got := n.observe(step.after); got.sinceBusy != step.want {
+			t.Errorf("step %d: idle for %d s, want %d", i, got.sinceBusy, step.want)
+		}
+	}
+
+	text := saveIdle(t, &n.accumulator, n.at)
+	n.accumulator, n.processes = restoreIdle(t, text, n.at), nil
+	if got := n.observe(time.Second); got.sinceBusy != 60 {
+		t.Errorf("before the first list of processes after a restart: idle for %d s, want 60", got.sinceBusy)
+	}
+}
+
+// TestNextContainerOfTheName checks that a container's times end when another one of the same name holds the device, also between
+// two observations.
+func TestNextContainerOfTheName(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*idleNode)
+		want   time.Duration // idle, in seconds
+	}{
+		"the same container":           {func(*idleNode) {}, 20},
+		"the replica was allocated":    {func(n *idleNode) { n.allocated = n.at.Add(time.Second) }, 0},
+		"it was allocated before":      {func(n *idleNode) { n.allocated = n.at.Add(-time.Second) }, 20},
+		"another UID":                  {func(n *idleNode) { n.uid = "2" }, 0},
+		"the UID is unknown meanwhile": {func(n *idleNode) { n.uid = "" }, 20},
+	} {
+		n := &idleNode{at: now, uid: "1"}
+		n.observe(0)
+		n.observe(10 * time.Second)
+		c.change(n)
+		if got := n.observe(10 * time.Second); got.sinceBusy != c.want {
+			t.Errorf("%s: idle for %d s, want %d", name, got.sinceBusy, c.want)
+		}
+		n.uid = "1"
+		want := c.want + 10
+		if name == "another UID" {
+			want = 0
+		}
+		if got := n.observe(10 * time.Second); got.sinceBusy != want {
+			t.Errorf("%s, afterwards: idle for %d s, want %d", name, got.sinceBusy, want)
+		}
+	}
+}

@@ -15,7 +15,7 @@ COPY go.mod go.sum ./
 RUN --mount=type=cache,target=/go/pkg/mod go mod download
 COPY . .
 
-# Without cgo everything except DCGM works. Each stage repeats the arguments, because some builders do not inherit them.
+# Without cgo everything except DCGM and NVML works. Each stage repeats the arguments, because some builders do not inherit them.
 FROM source AS build-sim
 ARG VERSION=dev
 ARG REVISION=
@@ -25,6 +25,7 @@ RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache
     CGO_ENABLED=0 GOOS=${TARGETOS} GOARCH=${TARGETARCH} \
     go build -trimpath -ldflags "-s -w -X main.version=${VERSION} -X main.revision=${REVISION}" -o /out/gpu-node-agent .
 
+# With the flags of the Makefile, so that both build the same.
 FROM source AS build
 ARG VERSION=dev
 ARG REVISION=
@@ -39,7 +40,7 @@ RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache
       *) echo "NVIDIA has no DCGM for ${TARGETARCH}" >&2; exit 1 ;; \
     esac; \
     if [ -n "${packages:-}" ]; then apt-get update; apt-get install -y --no-install-recommends $packages; fi; \
-    CGO_ENABLED=1 GOOS=${TARGETOS} GOARCH=${TARGETARCH} \
+    CGO_ENABLED=1 CGO_CFLAGS='-g -O2 -Wno-deprecated-declarations' GOOS=${TARGETOS} GOARCH=${TARGETARCH} \
     go build -trimpath -ldflags "-s -w -X main.version=${VERSION} -X main.revision=${REVISION}" -o /out/gpu-node-agent .
 
 FROM ${SIM_IMAGE} AS sim

@@ -31,6 +31,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
@@ -51,6 +52,7 @@ type Agent struct {
 	metricsConfig   health.Latest[metrics.Config]
 	webConfig       health.Latest[web.Config]
 	podLabelsConfig health.Latest[podlabels.Config]
+	processesConfig health.Latest[processes.Config]
 	lastGood        health.Latest[[]byte] // Config.LastGood of the newest configuration that fits the devices
 
 	// The last reload.
@@ -71,6 +73,7 @@ type Agent struct {
 	plugin    *plugin.Plugin
 	totals    *metrics.Totals
 	podLabels *podlabels.Follower
+	processes *processes.Follower
 	jobs      *metrics.Jobs
 	reporter  *kube.Reporter
 }
@@ -135,6 +138,9 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 	a.plugin = plugin.New(&a.pluginConfig, &a.snapshots, log.Named("plugin"))
 	a.totals = metrics.NewTotals(&a.metricsConfig, &a.snapshots, a.plugin.Holders)
 	a.podLabels = podlabels.New(podlabels.Options{Config: &a.podLabelsConfig, Node: nodeName(), Log: log.Named("kubernetes")})
+	a.processes = processes.New(processes.Options{
+		Config: &a.processesConfig, Snapshots: &a.snapshots, Holders: a.plugin.Holders, PodByUID: a.podLabels.PodByUID, Log: log.Named("processes"),
+	})
 	a.jobs = metrics.NewJobs(&a.metricsConfig, log.Named("metrics"))
 	return a
 }
@@ -170,6 +176,7 @@ func (a *Agent) apply(c config.Config) {
 	if w, current := cmp.Or(c.Web, &web.Config{}), a.webConfig.Load(); current == nil || !current.Equal(w) {
 		a.webConfig.Store(w)
 	}
+	storeChanged(&a.processesConfig, c.Metrics.Processes)
 	storeChanged(&a.podLabelsConfig, podlabels.Config{Labels: c.Metrics.SelectedPodLabels(), Kubeconfig: c.Health.Kubernetes.Kubeconfig})
 }
 

@@ -52,7 +52,8 @@ func (a *Agent) handler() http.Handler {
 			s := a.podLabels.Status()
 			return s.Up, s.Enabled
 		},
-		Jobs: a.jobs.Of,
+		Jobs:      a.jobs.Of,
+		Processes: a.processes.Latest(),
 		Kubernetes: func() (metrics.Kubernetes, bool) {
 			s := a.reporter.Status()
 			return metrics.Kubernetes{Writes: s.Writes, Events: s.Events, Dropped: s.Dropped, Errors: s.Errors}, s.Enabled

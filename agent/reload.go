@@ -127,13 +127,23 @@ func (a *Agent) warnings() (all []string) {
 	if err := a.configError.Load(); err != nil && !a.lastReload.Load().OK {
 		all = append(all, "configuration: invalid; the last good one is in force: "+*err)
 	}
-	if s := a.snapshots.Load(); s != nil && s.Source.Checks.Status == health.ChecksDown {
-		all = append(all, "health checks down: "+s.Source.Checks.Err)
+	if s := a.snapshots.Load(); s != nil {
+		if s.Source.Checks.Status == health.ChecksDown {
+			all = append(all, "health checks down: "+s.Source.Checks.Err)
+		}
+		for _, e := range s.Source.Events {
+			if e.Status == health.EventsDown {
+				all = append(all, "event source "+e.Witness.String()+" down: "+e.Err)
+			}
+		}
 	}
 	for _, r := range a.plugin.Status().Resources {
 		if r.Warning != "" {
 			all = append(all, "plugin: "+r.Warning)
 		}
+	}
+	if p := a.processes.Latest().Load(); p != nil && p.Err != "" {
+		all = append(all, "processes: "+p.Err)
 	}
 	return all
 }

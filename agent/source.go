@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
 	"github.com/gpu-node-agent/gpu-node-agent/health/nvml"
 	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
 )
 
 // sourceConfig is the source section and the fields that the source must measure for the metrics.
@@ -38,8 +39,11 @@ func sourceConfigOf(c config.Config) sourceConfig {
 func (a *Agent) runSource(ctx context.Context) error {
 	for ctx.Err() == nil {
 		c, same, cancel := health.WatchPart(ctx, &a.sourceConfig, func(c *sourceConfig) *sourceConfig { return c })
-		source, run, err := newSource(*c, a.level, a.log)
+		source, run, err := newSource(*c, a.processes.Measure, a.level, a.log)
 		if err == nil {
+			if !source.Simulated {
+				source.Beside = append(source.Beside, a.plugin.GenerateCDI)
+			}
 			a.sources.Store(&source)
 			err = run(same)
 		}
@@ -65,8 +69,16 @@ func isLocal(c config.SourceConfig) bool {
 	return c.Address == "" || strings.HasPrefix(c.Address, "unix://") || host == "localhost" || net.ParseIP(host).IsLoopback()
 }
 
-// newSource returns the configured source, and a function that must run while the source is in use.
-func newSource(c sourceConfig, level zap.AtomicLevel, log *zap.Logger) (source monitor.Source, run func(context.Context) error, err error) {
+// newSource returns the configured source, and a function that must run while the source is in use. measure measures the processes of
+// the devices beside the source.
+func newSource(
+	c sourceConfig, measure func(context.Context, processes.Source), level zap.AtomicLevel, log *zap.Logger,
+) (source monitor.Source, run func(context.Context) error, err error) {
+	measureWith := func(open processes.Open, allProcesses bool) []func(context.Context) {
+		return []func(context.Context){func(ctx context.Context) {
+			measure(ctx, processes.Source{Open: open, Interval: c.Interval, Limit: c.StallAfter, AllProcesses: allProcesses})
+		}}
+	}
 	source = monitor.Source{SourceID: sourceID(c.SourceConfig), StallAfter: c.StallAfter}
 	if c.Resolved() == config.ModeSim {
 		s, err := sim.New(c.Sim, log.Named("sim"))
@@ -75,9 +87,17 @@ func newSource(c sourceConfig, level zap.AtomicLevel, log *zap.Logger) (source m
 		}
 		source.Open = s.Open
 		source.Events = eventSources(c.SourceConfig, s.Events, log)
+		source.Beside = measureWith(func() (health.ProcessLister, func(), error) { return s.ListProcesses, func() {}, nil }, true)
 		return source, s.Run, nil
 	}
 	source.Events = eventSources(c.SourceConfig, nvml.Events(log.Named("nvml")), log)
+	open := nvml.OpenProcesses
+	if !isLocal(c.SourceConfig) {
+		open = func() (health.ProcessLister, func(), error) {
+			return nil, nil, fmt.Errorf("source.address: the GPUs of %s are on another host; processes are listed on this one only", c.Address)
+		}
+	}
+	source.Beside = measureWith(open, processes.InHostPIDNamespace())
 	log = log.Named("dcgm")
 	opener := func(attach bool) health.Opener {
 		return func(ctx context.Context) (health.Session, error) {

@@ -1,8 +1,10 @@
 package agent
 
 import (
+	"maps"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"go.uber.org/zap"
@@ -30,9 +32,41 @@ func TestNewSourceAttachesHostEngineOnly(t *testing.T) {
 		if mode == config.ModeStandalone {
 			c.Source.Address = "localhost:5555"
 		}
-		source, run, err := newSource(sourceConfigOf(c), zap.NewAtomicLevel(), zap.NewNop())
+		source, run, err := newSource(sourceConfigOf(c), nil, zap.NewAtomicLevel(), zap.NewNop())
 		if err != nil || source.Open == nil || run == nil || (source.Attach != nil) != want {
 			t.Errorf("%s: attach %v, want %v; %v", mode, source.Attach != nil, want, err)
+		}
+	}
+}
+
+// Each event source is listed. One that is off has a reason, and only the others run.
+func TestNewSourceListsEventSources(t *testing.T) {
+	type on map[health.Witness]bool
+	for text, want := range map[string]on{
+		"source: {mode: embedded}":                               {health.WitnessNVML: true, health.WitnessKernelLog: false},
+		"source: {mode: embedded, events: off, kernelLog: true}": {health.WitnessNVML: false, health.WitnessKernelLog: true},
+		"source: {address: 'localhost:5555'}":                    {health.WitnessNVML: false, health.WitnessKernelLog: false},
+		"source: {address: 'localhost:5555', events: nvml}":      {health.WitnessNVML: true, health.WitnessKernelLog: false},
+		"source: {mode: sim}":                                    {health.WitnessNVML: false, health.WitnessKernelLog: false},
+		"source: {mode: sim, events: nvml, kernelLog: true}":     {health.WitnessNVML: true, health.WitnessKernelLog: true},
+	} {
+		c, err := config.Loader{File: agenttest.WriteFile(t, t.TempDir(), "config.yaml", text)}.Load()
+		if err != nil {
+			t.Fatal(err)
+		}
+		source, _, err := newSource(sourceConfigOf(c), nil, zap.NewAtomicLevel(), zap.NewNop())
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := make(on)
+		for _, e := range source.Events {
+			got[e.Witness] = e.Run != nil
+			if (e.Run == nil) != strings.HasPrefix(e.Off, "source.") {
+				t.Errorf("%s: %v: run %v, off %q", text, e.Witness, e.Run != nil, e.Off)
+			}
+		}
+		if !maps.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", text, got, want)
 		}
 	}
 }

@@ -22,8 +22,9 @@ type Change struct {
 	Kind   ChangeKind
 	Device Device
 
-	XID        int    // ChangeXID: the number
-	Count, New uint64 // ChangeXID: how often since the agent started, and since the first list
+	XID        int       // ChangeXID: the number
+	Detail     XIDDetail // ChangeXID: of the newest with the number; zero if unknown
+	Count, New uint64    // ChangeXID: how often since the agent started, and since the first list; New is 0 if only Detail is new
 	Was, Now   Verdict
 }
 
@@ -48,9 +49,11 @@ func Changes(before, after []DeviceState) []Change {
 			all = append(all, c)
 		}
 		for _, code := range slices.Sorted(maps.Keys(d.XIDCounts)) {
-			if n, was := d.XIDCounts[code], old.XIDCounts[code]; n > was {
+			detail := d.detailOf(code)
+			late := detail != XIDDetail{} && old.LastXID.Code == code && old.LastXID.Detail == XIDDetail{}
+			if n, was := d.XIDCounts[code], old.XIDCounts[code]; n > was || n == was && late {
 				x := c
-				x.Kind, x.XID, x.Count, x.New = ChangeXID, code, n, n-was
+				x.Kind, x.XID, x.Detail, x.Count, x.New = ChangeXID, code, detail, n, n-was
 				all = append(all, x)
 			}
 		}
@@ -66,6 +69,22 @@ func Changes(before, after []DeviceState) []Change {
 		}
 	}
 	return all
+}
+
+// Description describes the XID of a ChangeXID.
+func (c Change) Description() string { return XID{Code: c.XID, Detail: c.Detail}.Description() }
+
+// detailOf returns the detail of the newest XID with a number, zero if it is unknown.
+func (d *DeviceState) detailOf(code int) XIDDetail {
+	if d.LastXID.Code == code {
+		return d.LastXID.Detail
+	}
+	for _, x := range slices.Backward(d.Sample.XIDs) {
+		if x.Code == code {
+			return x.Detail
+		}
+	}
+	return XIDDetail{}
 }
 
 // Cleared returns the causes of the findings that have cleared.

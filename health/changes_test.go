@@ -14,6 +14,8 @@ func TestChanges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	detailed := slices.Clone(faulty)
+	detailed[0].LastXID.Detail = XIDDetail{Process: "python3", PID: 7194}
 	for name, c := range map[string]struct {
 		before, after []DeviceState
 		want          []string
@@ -21,6 +23,8 @@ func TestChanges(t *testing.T) {
 		"new, healthy":          {nil, healthy, []string{"GPU-0 found", "GPU-1 found"}},
 		"new, unhealthy":        {nil, faulty[:1], []string{"GPU-0 found", "GPU-0 XID 31 2/2", "GPU-0 XID 48 1/1", "GPU-0 unknown > unhealthy []"}},
 		"nothing":               {faulty, slices.Clone(faulty), nil},
+		"a late detail":         {faulty, detailed, []string{"GPU-0 XID 31 0/2"}},
+		"an old detail":         {detailed, slices.Clone(detailed), nil},
 		"XIDs and a state":      {healthy, faulty, []string{"GPU-0 XID 31 2/2", "GPU-0 XID 48 1/1", "GPU-0 healthy > unhealthy []"}},
 		"another finding":       {faulty, hot, []string{"GPU-0 unhealthy > unhealthy []"}},
 		"a finding cleared":     {hot, cleared, []string{"GPU-0 unhealthy > degraded [xid-48]"}},

@@ -51,7 +51,6 @@ func (rc ReadingContext) takeReports(
 	previous map[DeviceID]DeviceState, before []DeviceState, r *Reading, samples map[DeviceID]Sample, now time.Time,
 ) map[DeviceID]reports {
 	measures := slices.ContainsFunc(r.Samples, func(s Sample) bool { return len(s.Values) > 0 })
-	wait := awaitSource + time.Duration(awaitedFromSource(before, samples))*awaitXID
 	unreported := unreportedXIDs(before)
 	all := make(map[DeviceID]reports, len(r.Devices))
 	for i := range before { // also the devices that the reading lacks
@@ -78,7 +77,7 @@ func (rc ReadingContext) takeReports(
 			w.history = appendHistory(old.XIDHistory, s)
 			s, w.action = old.EventAction.replace(s, elapsedStep(measures, old.Sample.At, s.At))
 		}
-		p := rc.pairXIDs(old.Awaited, s.XIDs, wait, now)
+		p := rc.pairXIDs(old.Awaited, s.XIDs, now)
 		reporting = reporting || len(s.XIDs) > 0
 		details := slices.DeleteFunc(p.twins, func(x XID) bool { return x.Detail == (XIDDetail{}) })
 		s.XIDs, w.awaited, w.details = p.counted, p.awaited, append(w.details, details...)

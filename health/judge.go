@@ -152,7 +152,7 @@ func judgeDevice(
 	}
 	for _, x := range w.details {
 		findings = enrich(c, findings, x)
-		if x.Code == last.Code && last.Detail == (XIDDetail{}) {
+		if x.Code == last.Code {
 			last.Detail = x.Detail
 		}
 	}
@@ -165,7 +165,7 @@ func judgeDevice(
 		}
 	}
 
-	v.PendingXIDs = pendingXIDs(c, old.Verdict, xids, s.At, r)
+	v.PendingXIDs = addDetails(pendingXIDs(c, old.Verdict, xids, s.At, r), w.details)
 	for _, f := range escalate(v.PendingXIDs, findings, p.verdict) {
 		findings = merge(findings, f)
 	}

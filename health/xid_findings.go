@@ -1,7 +1,6 @@
 package health
 
 import (
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -36,12 +35,12 @@ func reportedAt(x XID, now time.Time) time.Time {
 
 // xidFinding returns the finding of an XID. It returns false if the XID is ignored.
 func xidFinding(c Config, x XID, now time.Time) (Finding, bool) {
-	info := c.XID.Lookup(x.Code)
+	info := c.XID.Lookup(x.Code).raise(c.XID, x)
 	if info.Clears == ClearsRestart {
 		info.Clears = ClearsItself // the restart of an application is not observable; a while without the XID stands for it
 	}
 	f := Finding{
-		Cause: xidCause(x.Code), Reason: fmt.Sprintf("XID %d: %s", x.Code, info.Name), Action: info.Action,
+		Cause: xidCause(x.Code), Reason: x.reason(), Action: info.Action,
 		State: info.Effect.state(), Since: reportedAt(x, now), Last: now, Clears: info.Clears,
 	}
 	return f, f.State > Healthy
@@ -61,7 +60,7 @@ func pendingXIDs(c Config, old Verdict, xids []XID, now time.Time, r reset) []XI
 	for _, x := range xids {
 		if c.XID.followsRecoveryAction(x.Code) {
 			all = slices.DeleteFunc(all, func(y XID) bool { return y.Code == x.Code })
-			all = append(all, XID{Code: x.Code, At: now})
+			all = append(all, XID{Code: x.Code, At: now, Detail: x.Detail})
 		}
 	}
 	return all
@@ -78,7 +77,7 @@ func escalate(pending []XID, findings []Finding, gpu Verdict) []Finding {
 	for _, x := range pending {
 		all = append(all, Finding{
 			Cause: xidCause(x.Code), State: Unhealthy, Action: ActionResetGPU, Since: x.At, Last: x.At, Clears: ClearsGPUReset,
-			Reason: fmt.Sprintf("XID %d: %s; the driver asks for a reset", x.Code, LookupXID(x.Code).Name),
+			Reason: x.reason() + asksForResetSuffix,
 		})
 	}
 	return all
@@ -105,6 +104,7 @@ func appendHistory(history []XID, s Sample) []XID {
 	}
 	all := slices.Clone(history)
 	for _, x := range slices.Concat(s.Past, s.XIDs) {
+		x.Detail = XIDDetail{} // it identifies no event, and a thousand messages take memory
 		if !slices.ContainsFunc(all, x.SameEvent) {
 			all = append(all, x)
 		}

@@ -12,7 +12,8 @@ import (
 //
 // A witness may lose an XID. What is awaited from it therefore expires: see awaitSource and awaitEvents. Until then, its next
 // XID with the same number and device is taken for the lost one, and does not count if no other witness reports it. Nothing else
-// is lost. An XID counts twice only if a witness reports it later than that.
+// is lost. An XID counts twice only if a witness reports it later than that, or under another number: NVML and DCGM call the
+// numbers that they lack 999, the kernel log does not.
 
 // AwaitedXIDs are XIDs with one number that count already and that a witness has not reported yet.
 type AwaitedXIDs struct {
@@ -27,14 +28,12 @@ type AwaitedXIDs struct {
 }
 
 const (
-	// An XID is awaited from the source for awaitSource plus awaitXID for each XID that is awaited on any device: DCGM reads one
-	// event per second from all GPUs together (dcgm/OBSERVED.md#xid-rate), and on a loaded node less. Whenever the source reports
-	// any XID it is awaited for another awaitSource, up to maxExtension in total, because DCGM may have unread events that no
-	// event source reported. Only time during which the source measures counts, and at most maxStep per reading, so that a
-	// source that stalls or restarts loses nothing.
+	// An XID is awaited from the source for awaitSource, and for another awaitSource whenever the source reports any XID, up to
+	// maxExtension in total: DCGM reads one event per second from all GPUs together (dcgm/OBSERVED.md#xid-rate), so while it
+	// reports XIDs it may have unread ones. Only time during which the source measures counts, and at most maxStep per
+	// reading, so that a source that stalls or restarts loses nothing.
 	awaitSource  = 15 * time.Second
-	awaitXID     = 2 * time.Second
-	maxExtension = 10 * time.Minute
+	maxExtension = time.Hour
 	maxStep      = 2 * time.Second
 
 	// awaitEvents is how long an XID is awaited from an event source. These report XIDs within milliseconds, and lose them
@@ -42,7 +41,6 @@ const (
 	awaitEvents = 10 * time.Second
 
 	maxAwaited = 256 // entries of a device; above it the oldest are dropped
-	maxBatches = 8   // entries of one number and witness; above it the newest two merge
 )
 
 // elapsedStep returns the time that a reading of the source passes for what is awaited from the source: none if the source
@@ -54,26 +52,6 @@ func elapsedStep(measures bool, before, now time.Time) time.Duration {
 	return min(max(0, now.Sub(before)), maxStep)
 }
 
-// awaitedFromSource returns how many XIDs the source has not reported yet when it has none of the reading's.
-func awaitedFromSource(before []DeviceState, samples map[DeviceID]Sample) int {
-	n := 0
-	for i := range before {
-		for _, a := range before[i].Awaited {
-			if a.Witness == WitnessSource {
-				n += a.Count
-			}
-		}
-	}
-	for _, s := range samples {
-		for _, x := range s.XIDs {
-			if x.Witness != WitnessSource {
-				n++
-			}
-		}
-	}
-	return n
-}
-
 // pairing is the state of pairing the XIDs of one device.
 type pairing struct {
 	awaited []AwaitedXIDs // oldest first
@@ -81,9 +59,9 @@ type pairing struct {
 	twins   []XID         // the others
 }
 
-// pairXIDs pairs a device's XIDs, oldest first, with those that are awaited. Those that count are awaited for wait from the
-// source, and from the other witnesses.
-func (rc ReadingContext) pairXIDs(awaited []AwaitedXIDs, xids []XID, wait time.Duration, now time.Time) pairing {
+// pairXIDs pairs a device's XIDs, oldest first, with those that are awaited. Those that count are awaited from the
+// other witnesses.
+func (rc ReadingContext) pairXIDs(awaited []AwaitedXIDs, xids []XID, now time.Time) pairing {
 	if len(awaited) == 0 && len(xids) == 0 {
 		return pairing{} // the usual case
 	}
@@ -97,7 +75,7 @@ func (rc ReadingContext) pairXIDs(awaited []AwaitedXIDs, xids []XID, wait time.D
 		}
 		p.counted = append(p.counted, x)
 		if x.Witness != WitnessSource {
-			p.await(AwaitedXIDs{Code: x.Code, Witness: WitnessSource, Count: 1, Left: wait})
+			p.await(AwaitedXIDs{Code: x.Code, Witness: WitnessSource, Count: 1, Left: awaitSource})
 		}
 		for _, w := range rc.Witnesses {
 			if w != x.Witness {
@@ -139,20 +117,12 @@ func (p *pairing) takeAwaited(x XID) bool {
 	return true
 }
 
-// await adds awaited XIDs, in bounded space: those that expire at about the same time are one entry, and so are those of a
-// storm.
+// await adds awaited XIDs. Those that expire within the same second are one entry, so a storm needs little space.
 func (p *pairing) await(x AwaitedXIDs) {
-	batches, newest := 0, -1
 	for i := range p.awaited {
-		if a := &p.awaited[i]; a.Code == x.Code && a.Witness == x.Witness {
-			batches++
-			newest = i
-		}
-	}
-	if newest >= 0 {
-		a := &p.awaited[newest]
-		if batches >= maxBatches || (x.Left-a.Left).Abs() < time.Second && x.Since.Sub(a.Since) < time.Second {
-			a.Count, a.Left, a.Extended, a.Since = a.Count+x.Count, max(a.Left, x.Left), 0, x.Since
+		a := &p.awaited[i]
+		if a.Code == x.Code && a.Witness == x.Witness && x.Left-a.Left < time.Second && x.Since.Sub(a.Since) < time.Second {
+			a.Count += x.Count
 			return
 		}
 	}

@@ -65,19 +65,19 @@ func TestXIDsOfTwoWitnesses(t *testing.T) {
 		witnesses []Witness
 		steps     []report
 	}{
-		"event first":                  {[]Witness{nvml}, []report{source(0, 0), event(1, 1, 31), source(2, 1, 31), source(3, 2, 31)}},
-		"source first":                 {[]Witness{nvml}, []report{source(0, 0), source(1, 1, 31), event(2, 1, 31), event(3, 2, 31)}},
-		"events off":                   {nil, []report{source(0, 0, []int{}...), source(1, 2, 31, 31), source(2, 3, 31)}},
-		"other numbers are no twins":   {[]Witness{nvml}, []report{source(0, 0), event(1, 1, 31), source(2, 2, 13), event(3, 2, 13), source(4, 2, 31)}},
-		"storm of one number":          {[]Witness{nvml}, []report{source(0, 0), event(1, 1000, times(1000, 31)...), source(2, 1000, times(999, 31)...), source(3, 1001, 31, 31)}},
-		"three witnesses, each order":  {[]Witness{nvml, log}, []report{source(0, 0), event(1, 1, 31), kernel(1, 1, 31), source(2, 1, 31), kernel(3, 2, 31), source(3, 2, 31), event(4, 2, 31)}},
-		"three witnesses, one behind":  {[]Witness{nvml, log}, []report{source(0, 0), event(1, 2, 31, 31), kernel(1, 2, 31), source(2, 2, 31), kernel(3, 3, 31, 31), source(4, 3, 31, 31), event(4, 3, 31)}},
-		"source loses one":             {[]Witness{nvml}, []report{source(0, 0), event(1, 1, 31), source(2, 1), source(4, 1), source(6, 1), source(8, 1), source(10, 1), source(12, 1), source(14, 1), source(16, 1), source(18, 1), source(20, 1), source(22, 2, 31)}},
-		"a stalled source loses none":  {[]Witness{nvml}, []report{source(0, 0), event(1, 1, 31), source(7200, 1), source(7201, 1, 31)}},
-		"a blind source loses none":    {[]Witness{nvml}, []report{source(0, 0), event(1, 1, 31), blind(20, 1), blind(40, 1), blind(60, 1), blind(80, 1), blind(81, 1), blind(83, 1), blind(85, 1), blind(87, 1), blind(89, 1), source(90, 1, 31)}},
-		"event source loses one":       {[]Witness{nvml}, []report{source(0, 0), source(1, 1, 31), event(11, 2, 31), source(12, 2, 31)}},
-		"event source is turned off":   {[]Witness{nvml}, []report{source(0, 0), source(1, 1, 31), source(2, 2, 31)}},
-		"wait grows with those waited": {[]Witness{nvml}, append([]report{source(0, 0), event(1, 20, times(20, 31)...)}, drain(20, 31)...)},
+		"event first":                 {[]Witness{nvml}, []report{source(0, 0), event(1, 1, 31), source(2, 1, 31), source(3, 2, 31)}},
+		"source first":                {[]Witness{nvml}, []report{source(0, 0), source(1, 1, 31), event(2, 1, 31), event(3, 2, 31)}},
+		"events off":                  {nil, []report{source(0, 0, []int{}...), source(1, 2, 31, 31), source(2, 3, 31)}},
+		"other numbers are no twins":  {[]Witness{nvml}, []report{source(0, 0), event(1, 1, 31), source(2, 2, 13), event(3, 2, 13), source(4, 2, 31)}},
+		"storm of one number":         {[]Witness{nvml}, []report{source(0, 0), event(1, 1000, times(1000, 31)...), source(2, 1000, times(999, 31)...), source(3, 1001, 31, 31)}},
+		"three witnesses, each order": {[]Witness{nvml, log}, []report{source(0, 0), event(1, 1, 31), kernel(1, 1, 31), source(2, 1, 31), kernel(3, 2, 31), source(3, 2, 31), event(4, 2, 31)}},
+		"three witnesses, one behind": {[]Witness{nvml, log}, []report{source(0, 0), event(1, 2, 31, 31), kernel(1, 2, 31), source(2, 2, 31), kernel(3, 3, 31, 31), source(4, 3, 31, 31), event(4, 3, 31)}},
+		"source loses one":            {[]Witness{nvml}, []report{source(0, 0), event(1, 1, 31), source(2, 1), source(4, 1), source(6, 1), source(8, 1), source(10, 1), source(12, 1), source(14, 1), source(16, 1), source(18, 1), source(20, 1), source(22, 2, 31)}},
+		"a stalled source loses none": {[]Witness{nvml}, []report{source(0, 0), event(1, 1, 31), source(7200, 1), source(7201, 1, 31)}},
+		"a blind source loses none":   {[]Witness{nvml}, []report{source(0, 0), event(1, 1, 31), blind(20, 1), blind(40, 1), blind(60, 1), blind(80, 1), blind(81, 1), blind(83, 1), blind(85, 1), blind(87, 1), blind(89, 1), source(90, 1, 31)}},
+		"event source loses one":      {[]Witness{nvml}, []report{source(0, 0), source(1, 1, 31), event(11, 2, 31), source(12, 2, 31)}},
+		"event source is turned off":  {[]Witness{nvml}, []report{source(0, 0), source(1, 1, 31), source(2, 2, 31)}},
+		"source reads one per second": {[]Witness{nvml}, append([]report{source(0, 0), event(1, 100, times(100, 31)...)}, drain(100, 31)...)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var devices []DeviceState
@@ -108,8 +108,9 @@ func TestAwaitedXIDsAreBounded(t *testing.T) {
 	rc := ReadingContext{Witnesses: []Witness{WitnessNVML, WitnessKernelLog}}
 	for i := range 500 {
 		devices = report{at: i, events: true, witness: WitnessNVML, xids: append(times(50, 31), i)}.judge(DefaultConfig(), devices, rc)
-		if n := len(devices[0].Awaited); n > maxAwaited {
-			t.Fatalf("%d entries", n)
+		storm := slices.DeleteFunc(slices.Clone(devices[0].Awaited), func(a AwaitedXIDs) bool { return a.Code != 31 })
+		if n := len(devices[0].Awaited); n > maxAwaited || len(storm) > 20 {
+			t.Fatalf("%d entries, %d of the storm", n, len(storm))
 		}
 	}
 	for _, code := range []int{31, 499} {
@@ -224,6 +225,63 @@ func TestXIDNewerThanMeasurement(t *testing.T) {
 	}
 }
 
+// A poll that began before an XID 79 does not show the return of the GPU, although it found the GPU lost before.
+func TestLostGPUReportedDuringPoll(t *testing.T) {
+	for _, began := range []time.Duration{time.Second, 2 * time.Second} {
+		rc := ReadingContext{Witnesses: []Witness{WitnessNVML}}
+		d := judgeGPU(nil, 8, present(), rc)
+		d = judgeGPU([]DeviceState{d}, 9, blank(Lost), rc)
+		x := Sample{Device: gpu0.ID, At: at(9).Add(3 * time.Second / 2), XIDs: []XID{{Code: 79, Witness: WitnessNVML}}}
+		d = Judge(DefaultConfig(), []DeviceState{d}, &Reading{Samples: []Sample{x}}, ReadingContext{Events: true}, x.At)[0]
+		s := present()
+		s.Device, s.At = gpu0.ID, at(9).Add(began)
+		d = Judge(DefaultConfig(), []DeviceState{d}, &Reading{Devices: []Device{gpu0}, Samples: []Sample{s}}, rc, at(11))[0]
+		if got, want := d.Verdict.Has("xid-79"), began < 2*time.Second; got != want {
+			t.Errorf("%v: xid-79 %v, want %v", began, got, want)
+		}
+	}
+}
+
+// The evidence of a reset does not cure an XID of a MIG device that affects the whole GPU and that the source has not reported.
+func TestMIGXIDNewerThanMeasurement(t *testing.T) {
+	rc := ReadingContext{Witnesses: []Witness{WitnessNVML}}
+	dbe := func(seconds int, n float64, devices []DeviceState) []DeviceState {
+		r, now := reading(seconds, samples{gpu0.ID: present(value(FieldDBEVolatile, n))}, gpu0, mig0)
+		return Judge(DefaultConfig(), devices, r, rc, now)
+	}
+	devices := dbe(10, 2, dbe(9, 2, nil))
+	x := Sample{Device: mig0.ID, At: at(11), XIDs: []XID{{Code: 95, Witness: WitnessNVML}}}
+	devices = Judge(DefaultConfig(), devices, &Reading{Samples: []Sample{x}}, ReadingContext{Events: true}, x.At)
+	for i, n := range []float64{0, 0} {
+		if devices = dbe(12+i, n, devices); !devices[0].Verdict.Has("xid-95") {
+			t.Errorf("cured by the reading at %d s: %v", 12+i, devices[0].Verdict.Causes())
+		}
+	}
+}
+
+// A recovery action that an event reports is explained, also before the source's first value. So is the source's first one by
+// an XID of an event.
+func TestEventsExplainRecoveryAction(t *testing.T) {
+	first := []DeviceState{judgeGPU(nil, 0, present(without(FieldRecoveryAction)), ReadingContext{FirstReading: true})}
+	rc := ReadingContext{XIDHistory: true, FirstReading: true}
+	wants := present(value(FieldRecoveryAction, float64(RecoveryReset)))
+	for name, c := range map[string]struct {
+		event Sample
+		state State
+	}{
+		"no event": {Sample{}, Unhealthy},
+		"action":   {Sample{Values: map[Field]float64{FieldRecoveryAction: float64(RecoveryReset)}}, Degraded},
+		"XID":      {Sample{XIDs: []XID{{Code: 63, Witness: WitnessNVML}}}, Degraded},
+	} {
+		c.event.Device, c.event.At = gpu0.ID, at(0)
+		cfg := DefaultConfig()
+		devices := Judge(cfg, first, &Reading{Samples: []Sample{c.event}}, ReadingContext{Events: true, XIDHistory: true}, at(0))
+		if d := judgeGPU(devices, 100, wants, rc); d.Verdict.State != c.state {
+			t.Errorf("%s: %v %+v, want %v", name, d.Verdict.State, d.Verdict.Findings, c.state)
+		}
+	}
+}
+
 // A detail that a later witness has reaches the last XID.
 func TestDetailOfLaterWitness(t *testing.T) {
 	rc := ReadingContext{XIDHistory: true, Witnesses: []Witness{WitnessNVML, WitnessKernelLog}, Events: true}
@@ -232,6 +290,14 @@ func TestDetailOfLaterWitness(t *testing.T) {
 	d = judgeGPU([]DeviceState{d}, 1, Sample{XIDs: []XID{x}}, rc)
 	x.Witness, x.Detail = WitnessKernelLog, XIDDetail{Process: "python3", PID: 7194}
 	d = judgeGPU([]DeviceState{d}, 2, Sample{XIDs: []XID{x}}, rc)
+	mig := judge(nil, 0, nil, gpu0, mig0)
+	for _, w := range []XID{{Code: 95, At: at(1), Witness: WitnessNVML}, {Code: 95, At: at(2), Witness: WitnessKernelLog, Detail: x.Detail}} {
+		r := &Reading{Samples: []Sample{{Device: mig0.ID, At: w.At, XIDs: []XID{w}}}}
+		mig = Judge(DefaultConfig(), mig, r, rc, w.At)
+	}
+	if mig[1].LastXID.Detail != x.Detail || total(mig[0]) != 0 || total(mig[1]) != 1 {
+		t.Errorf("%+v", mig)
+	}
 	if d.LastXID.Witness != WitnessNVML || d.LastXID.Detail != x.Detail || d.XIDCounts[31] != 1 || d.XIDWitnesses[31] != WitnessNVML {
 		t.Errorf("%+v", d)
 	}

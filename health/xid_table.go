@@ -319,11 +319,11 @@ func disputed(resolution, name string) XIDInfo {
 		"the XID reports faults and also events that the GPU survives; the driver's recovery action decides")
 }
 
-// nvlink5 returns the row of an XID that is fatal depending on bits which only the kernel log contains. The driver's recovery
-// action reflects them.
+// nvlink5 returns the row of an XID that is fatal depending on bits which only the kernel log contains: see nvlinkRules. The
+// driver's recovery action reflects them.
 func nvlink5(name string) XIDInfo {
 	return warns("WORKFLOW_NVLINK5_ERR", name, ActionWatchRecoveryAction).follows().ofGPU().
-		differs("gpud", "which errors are fatal depends on bits that DCGM does not report; the driver's recovery action decides")
+		differs("gpud", "which errors are fatal depends on bits that only the kernel log has; without source.kernelLog the driver's recovery action decides")
 }
 
 // ignored returns the row of an XID that needs no attention.

@@ -15,6 +15,7 @@ func (s *scrape) collectSource() {
 	source := s.snapshot.Source
 	s.Add(sourceUp, boolValue(source.Status == health.SourceUp), nil)
 	s.collectChecks(source)
+	s.collectEventSources(source.Events)
 	s.Add(sourceStalled, boolValue(source.Status == health.SourceStalled), nil)
 	s.Add(sourceDetached, boolValue(source.Status == health.SourceDetached), nil)
 	s.Add(sourceReconnects, float64(source.Reconnects), nil)
@@ -32,6 +33,14 @@ func (s *scrape) collectChecks(source health.Source) {
 	}
 	for _, i := range source.Incidents { // the IMEX daemon and its domain have one code; the page drops the duplicate
 		s.AddWith(sourceIncident, 1, nil, label("system", i.System), label("code", health.LookupIncident(i.Code).Name), label("severity", i.Severity.String()))
+	}
+}
+
+func (s *scrape) collectEventSources(all []health.EventSourceState) {
+	for _, e := range all {
+		if e.Status != health.EventsOff {
+			s.AddWith(eventSourceUp, boolValue(e.Status == health.EventsUp), nil, label("witness", e.Witness.String()))
+		}
 	}
 }
 
@@ -80,6 +89,7 @@ func (s *scrape) collectAgent() {
 	}
 	s.addIfEnabled(podLabelsUp, s.src.PodLabelsUp)
 	s.addIfEnabled(stateFileUp, s.src.StateFileUp)
+	s.collectProcessesStatus()
 	r := s.src.Reload()
 	s.Add(fieldsUnknown, float64(len(s.cfg.Chosen.Unknown)), nil)
 	s.Add(reloadSuccessful, boolValue(r.OK), nil)

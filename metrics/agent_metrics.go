@@ -54,10 +54,14 @@ const (
 	deviceIdleFor
 	deviceInfo
 	deviceMemory
+	deviceProcesses
+	deviceProcessMemory
+	deviceProcessSM
 
 	sourceUp
 	sourceChecksUp
 	sourceIncident
+	eventSourceUp
 	sourceStalled
 	sourceDetached
 	sourceReconnects
@@ -82,6 +86,8 @@ const (
 	kubernetesDropped
 	kubernetesErrors
 	podLabelsUp
+	processesUp
+	processesWithoutPod
 	stateFileUp
 	fieldsUnknown
 	reloadSuccessful
@@ -137,6 +143,16 @@ func agentMetrics() []MetricInfo {
 			device("model", "pci_bus_id", "numa", "mig", "parent"),
 		},
 		deviceMemory: {"device_memory_bytes", gauge, "Total framebuffer memory of the device.", device()},
+		deviceProcesses: {"processes", gauge, "Number of processes of the container that use the device; those of no pod have an empty label pod. " +
+			"No series of a device whose processes are unknown.", device("namespace", "pod", "container", "pod_uid")},
+		deviceProcessMemory: {
+			"process_memory_bytes", gauge, "Framebuffer memory of the device that the container's processes use.",
+			device("namespace", "pod", "container", "pod_uid"),
+		},
+		deviceProcessSM: {
+			"process_sm_utilization_ratio", gauge, "Share of the time in which the container's processes ran kernels on the device, 0 to 1.",
+			device("namespace", "pod", "container", "pod_uid"),
+		},
 
 		sourceUp: {"source_up", gauge, "Whether the source measures the GPUs.", nil},
 		sourceChecksUp: {
@@ -146,6 +162,9 @@ func agentMetrics() []MetricInfo {
 		sourceIncident: {
 			"source_incident", gauge, "Incident of DCGM's health checks that names no GPU, such as one of IMEX; always 1.",
 			[]string{"system", "code", "severity"},
+		},
+		eventSourceUp: {
+			"event_source_up", gauge, "Whether the event source reports the XIDs of all GPUs as they happen. No series for one that is off.", []string{"witness"},
 		},
 		sourceStalled:    {"source_stalled", gauge, "Whether a call to the source has not returned in time.", nil},
 		sourceDetached:   {"source_detached", gauge, "Whether an operator has detached the driver; source_up is then 0.", nil},
@@ -175,11 +194,16 @@ func agentMetrics() []MetricInfo {
 		kubernetesDropped: {"kubernetes_events_dropped_total", counter, "Total number of dropped events: too many, or too old when the API server was reachable again.", nil},
 		kubernetesErrors:  {"kubernetes_errors_total", counter, "Total number of failed requests to the API server; most are retried.", nil},
 		podLabelsUp:       {"pod_labels_up", gauge, "Whether the labels of this node's pods could be read from the API server.", nil},
-		stateFileUp:       {"state_file_up", gauge, "Whether the state file (health.stateFile) could be written.", nil},
-		fieldsUnknown:     {"fields_unknown", gauge, "Number of entries of metrics.fields or metrics.fieldsFile that select nothing; check-config lists them.", nil},
-		reloadSuccessful:  {"config_last_reload_successful", gauge, "Whether the last reload of the configuration succeeded.", nil},
-		reloadTime:        {"config_last_reload_success_timestamp_seconds", gauge, "Unix time of the last successful reload of the configuration.", nil},
-		logDropped:        {"log_dropped_total", counter, "Total number of log entries dropped because standard error was blocked.", nil},
+		processesUp:       {"processes_up", gauge, "Whether the processes of the devices can be listed. No series while metrics.processes.enabled is false.", nil},
+		processesWithoutPod: {
+			"processes_without_pod", gauge, "Number of processes that belong to no pod: of the host, unreadable control group, unknown_pod, " +
+				"not_holder of the device, holders_unknown.", []string{"reason"},
+		},
+		stateFileUp:      {"state_file_up", gauge, "Whether the state file (health.stateFile) could be written.", nil},
+		fieldsUnknown:    {"fields_unknown", gauge, "Number of entries of metrics.fields or metrics.fieldsFile that select nothing; check-config lists them.", nil},
+		reloadSuccessful: {"config_last_reload_successful", gauge, "Whether the last reload of the configuration succeeded.", nil},
+		reloadTime:       {"config_last_reload_success_timestamp_seconds", gauge, "Unix time of the last successful reload of the configuration.", nil},
+		logDropped:       {"log_dropped_total", counter, "Total number of log entries dropped because standard error was blocked.", nil},
 		connectionsDropped: {
 			"http_connections_dropped_total", counter, "Total number of connections to metrics.listen dropped to make room for others.", nil,
 		},

@@ -46,6 +46,7 @@ func TestHoldersChange(t *testing.T) {
 	src := testSources(testNode())
 	current := testHolders()
 	src.Holders = func() podresources.Holders { return current }
+	src.Processes = nil // which have been attributed with the holders of their time
 	c := newCollector(src)
 	expectSeries(t, render(t, c), 1, "DCGM_FI_DEV_GPU_TEMP", `pod="train-0"`)
 	current = podresources.Holders{At: now.Add(-time.Hour), Err: "no such file"}

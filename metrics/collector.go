@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/exposition"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/response"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
@@ -49,6 +50,9 @@ type Sources struct {
 	// Jobs returns the IDs of the jobs on a GPU, or on the GPU instance with the ID gi ("" for a whole GPU), in order.
 	// nil: no jobs.
 	Jobs func(gpu int, gi string) []string
+
+	// Processes are the processes of the devices; nil, or empty: not measured.
+	Processes *health.Latest[processes.Snapshot]
 
 	// The status of optional parts. A part has no series if it is not enabled or its function is nil.
 	Kubernetes  func() (k Kubernetes, enabled bool)
@@ -136,6 +140,8 @@ type scrape struct {
 	holders  podresources.Holders
 	totals   []deviceTotalsView // of the snapshot's devices
 	polls    pollHistogram
+
+	processes *processes.Snapshot // nil: not measured
 }
 
 // staleAfter is how long the last measurements are exported while the source is down. A short interruption leaves no gap
@@ -150,6 +156,9 @@ func (c *collector) collect() (*exposition.Page, func()) {
 		b = newBuffers(schema)
 	}
 	s := &scrape{buffers: b, src: &c.src, now: c.src.Now(), snapshot: c.src.Snapshots.Load(), holders: c.src.Holders()}
+	if src := c.src.Processes; src != nil {
+		s.processes = src.Load()
+	}
 	if s.snapshot != nil {
 		s.totals, s.polls = c.src.Totals.views(s.snapshot.Devices, schema.needsEvents)
 		if s.snapshot.Source.Status == health.SourceUp || s.now.Sub(s.snapshot.At) < staleAfter {

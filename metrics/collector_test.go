@@ -115,7 +115,6 @@ func TestSourceStatus(t *testing.T) {
 	}
 }
 
-// Without a source, measurements end after staleAfter; states stay.
 func TestSourceChecks(t *testing.T) {
 	for status, want := range map[health.ChecksStatus]string{health.ChecksUp: "1", health.ChecksDown: "0", health.ChecksOff: "", health.ChecksUnknown: ""} {
 		for _, source := range []health.SourceStatus{health.SourceUp, health.SourceDown} {
@@ -130,6 +129,22 @@ func TestSourceChecks(t *testing.T) {
 	}
 }
 
+func TestEventSources(t *testing.T) {
+	for status, want := range map[health.EventSourceStatus]string{
+		health.EventsOff: "", health.EventsStarting: "0", health.EventsUp: "1", health.EventsDown: "0",
+	} {
+		s := testNode()
+		s.Source.Events = []health.EventSourceState{{Witness: health.WitnessNVML, Status: health.EventsUp}, {Witness: health.WitnessKernelLog, Status: status}}
+		page := render(t, newCollector(testSources(s)))
+		expectSeries(t, page, 1, namespace+"event_source_up", `{witness="nvml"} 1`)
+		_, rest, found := strings.Cut(page, "\n"+namespace+`event_source_up{witness="kernel-log"} `)
+		if value, _, _ := strings.Cut(rest, "\n"); value != want || found != (want != "") {
+			t.Errorf("%v: %q, want %q", status, value, want)
+		}
+	}
+}
+
+// Without a source, measurements end after staleAfter; states stay.
 func TestMeasurementsExpireWithoutSource(t *testing.T) {
 	for age, want := range map[time.Duration]int{staleAfter - time.Second: 2, staleAfter: 0} {
 		s := testNode()

@@ -137,7 +137,7 @@ func (c Config) Validate() error {
 	if l := c.Compat.HostnameLabel; l != "hostname" && l != "Hostname" {
 		fail("compat.hostnameLabel: expected hostname or Hostname, got %q", l)
 	}
-	if err := c.Processes.Validate(); err != nil {
+	for _, err := range c.Processes.Validate() {
 		fail("processes.%w", err)
 	}
 	return errors.Join(append(errs, c.validatePodLabels())...)

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
 )
 
 func TestConfigValidate(t *testing.T) {
@@ -16,13 +17,13 @@ func TestConfigValidate(t *testing.T) {
 	c := Config{
 		Listen: "nine", Fields: []fields.Spec{{Name: fields.SetDefault}, {Help: "x"}}, FieldsFile: "here.csv", HPCJobDir: "jobs", WebConfigFile: "web.yaml",
 		Attribution: "x", IdleBelow: -1, Window: 1, Compat: CompatConfig{HostnameLabel: "host"},
-		Names: []string{fields.Names49, "dcgm-exporter-4.7", fields.Names49},
+		Names: []string{fields.Names49, "dcgm-exporter-4.7", fields.Names49}, Processes: processes.Config{Proc: "", PodLogs: "logs"},
 	}
 	err := c.Validate()
 	if err == nil {
 		t.Fatal("an invalid configuration is valid")
 	}
-	keys := []string{"listen", "fields[1].name", "names[1]", "names[2]", "fieldsFile", "webConfigFile", "hpcJobDir", "attribution", "idleBelow", "window", "compat.hostnameLabel"}
+	keys := []string{"listen", "fields[1].name", "names[1]", "names[2]", "fieldsFile", "webConfigFile", "hpcJobDir", "attribution", "idleBelow", "window", "compat.hostnameLabel", "processes.proc", "processes.podLogs"}
 	lines := strings.Split(err.Error(), "\n")
 	if len(lines) != len(keys) {
 		t.Fatalf("got errors %q, want one for each of %q", lines, keys)

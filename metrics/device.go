@@ -44,6 +44,7 @@ func (s *scrape) collectDevices() {
 			s.collectXIDs(d)
 			s.collectHolders(d)
 			s.collectProperties(d)
+			s.collectProcesses(d)
 		}
 	}
 	s.collectUnhealthyGPUs()

@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/exposition"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -35,6 +36,7 @@ func testNode() *health.Snapshot {
 			Status: health.SourceUp, Reconnects: 2, Polls: 9, PollTook: 4 * time.Millisecond,
 			Versions: health.Versions{Driver: "580.95.05", CUDA: "13.0", DCGM: "4.6.0", Engine: "4.5.1"},
 			Checks:   health.Checks{Status: health.ChecksUp},
+			Events:   []health.EventSourceState{{Witness: health.WitnessNVML, Status: health.EventsUp}, {Witness: health.WitnessKernelLog}},
 			Incidents: []health.Incident{ // of the daemon and the domain
 				{System: "imex", Code: 122, Severity: health.SeverityFail}, {System: "imex", Code: 122, Severity: health.SeverityFail},
 			},
@@ -114,6 +116,22 @@ func testHolders() podresources.Holders {
 	}}
 }
 
+// testProcesses are the processes of testHolders, of one that holds no device and of the host; those of GPU-b are unknown.
+func testProcesses() *health.Latest[processes.Snapshot] {
+	latest := new(health.Latest[processes.Snapshot])
+	latest.Store(&processes.Snapshot{
+		ProcessReading: health.ProcessReading{At: now, Measured: []health.DeviceID{"GPU-a", "GPU-c", "MIG-1", "MIG-2"}},
+		Usage: []processes.Usage{
+			{Device: "GPU-a", Processes: 2, Memory: 300 << 20, HasMemory: true, SM: 0, HasSM: true},
+			{Device: "GPU-a", Container: processes.Container{Namespace: "team", Pod: "train-0", Name: "main"}, Processes: 8, Memory: 70 << 30, HasMemory: true, SM: .875, HasSM: true},
+			{Device: "GPU-a", Container: processes.Container{Name: processes.Other}, Processes: 3},
+			{Device: "MIG-1", Container: processes.Container{Namespace: "infer", Pod: "web", Name: "model"}, Processes: 1, Memory: 1 << 30, HasMemory: true},
+		},
+		WithoutPod: map[processes.Reason]int{processes.ReasonHost: 1, processes.ReasonNotHolder: 1},
+	})
+	return latest
+}
+
 // testSources provides a snapshot, the default fields, and totals that were updated a minute ago and now.
 func testSources(s *health.Snapshot) Sources {
 	return configuredSources(s, testConfig(fields.SetDefault))
@@ -142,6 +160,7 @@ func configuredSources(s *health.Snapshot, c *Config) Sources {
 		Kubernetes:  func() (Kubernetes, bool) { return Kubernetes{Writes: 4, Events: 3, Dropped: 2, Errors: 1}, true },
 		PodLabelsUp: func() (bool, bool) { return true, true },
 		StateFileUp: func() (bool, bool) { return false, true },
+		Processes:   testProcesses(),
 		LogDropped:  func() uint64 { return 12 },
 
 		ConnectionsDropped: func() uint64 { return 13 },

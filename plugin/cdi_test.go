@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"strings"
@@ -8,6 +9,7 @@ import (
 	"testing/fstest"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 )
 
 // driverFS is the file system of a machine with a driver.
@@ -36,4 +38,27 @@ func TestRegistrationWaitsForCDISpec(t *testing.T) {
 	h.remove(file)
 	h.setHealth(0, health.Healthy)
 	h.waitPlugin(func(s Status) bool { return s.Err != "" && len(s.Resources) == 1 && s.Resources[0].Registered })
+}
+
+// A resource is served when nvcdi has answered, here that this machine has no such driver.
+func TestResourceWaitsForNVCDI(t *testing.T) {
+	first := snapshot(2)
+	first.Source.Kind, first.Source.Versions.Driver = "dcgm", "1.2.3"
+	h := newHarness(t, first)
+	h.p.hostFS = driverFS("1.2.3")
+	h.setConfig(func(c *Config) {
+		c.DeviceList = []string{ListCDICRI}
+		c.CDI.Generate, c.CDI.Dir, c.CDI.HookPath = true, t.TempDir(), "/usr/bin/nvidia-cdi-hook"
+	})
+	h.run()
+	h.waitPlugin(func(s Status) bool { return strings.Contains(s.Err, cdi.ErrPending.Error()) && len(s.Resources) == 0 })
+	done := make(chan struct{})
+	ctx, stop := context.WithCancel(t.Context())
+	go func() {
+		defer close(done)
+		h.p.GenerateCDI(ctx)
+	}()
+	h.waitPlugin(func(s Status) bool { return s.Err == "" && len(s.Resources) == 1 })
+	stop()
+	<-done
 }

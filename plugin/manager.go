@@ -11,6 +11,7 @@ package plugin
 import (
 	"cmp"
 	"context"
+	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -139,10 +140,11 @@ func (p *Plugin) Run(ctx context.Context) error {
 	}()
 	logged := &layout{}
 	for {
-		changed := p.layouts.watch()
+		changed, generated := p.layouts.watch(), p.cdi.Toolkit.Changed()
 		now := p.layouts.current()
 		cfg, snap := now.cfg, now.snap
 		reason := p.missingReason(now)
+		starting := snap == nil || snap.Source.Status == health.SourceStarting
 		p.logHealthChanges(logged.resources, now.resources)
 		p.logWithheld(logged, now)
 		p.publishWarnings(now)
@@ -151,19 +153,24 @@ func (p *Plugin) Run(ctx context.Context) error {
 			desired := targets(now.resources, *cfg)
 			if err := p.ensureCDI(now); err != nil {
 				desired, reason = p.alreadyRunning(desired), err.Error()
+				starting = starting || errors.Is(err, cdi.ErrPending)
 			}
 			p.reconcile(ctx, desired, *cfg, true)
 		}
-		p.setError(cfg != nil && !cfg.Enabled, reason, snap == nil || snap.Source.Status == health.SourceStarting)
+		p.setError(cfg != nil && !cfg.Enabled, reason, starting)
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-changed.cfg:
 		case <-changed.snap:
 		case <-changed.holders:
+		case <-generated:
 		}
 	}
 }
+
+// GenerateCDI generates parts of CDI specs with the driver until ctx ends; see cdi.Toolkit.Run.
+func (p *Plugin) GenerateCDI(ctx context.Context) { p.cdi.Toolkit.Run(ctx) }
 
 // missingReason returns why there is nothing to serve, or not every resource; it is empty if the plugin is disabled.
 func (p *Plugin) missingReason(now *layout) (reason string) {
@@ -193,7 +200,11 @@ func (p *Plugin) ensureCDI(now *layout) error {
 	if !now.cfg.UsesCDI() || len(now.resources) == 0 {
 		return nil
 	}
-	in := cdi.Input{Config: now.cfg.CDI, Host: now.cfg.host(p.hostFS), Driver: now.snap.Source.Versions.Driver}
+	source := &now.snap.Source
+	in := cdi.Input{
+		Config: now.cfg.CDI, Host: now.cfg.host(p.hostFS), Driver: source.Versions.Driver,
+		NVML: source.Kind == "dcgm", Detached: source.Detachment.InForce(),
+	}
 	for _, r := range now.resources {
 		for i, d := range r.Devices {
 			if i == 0 || r.Devices[i-1].State != d.State { // replicas are adjacent

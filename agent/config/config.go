@@ -27,7 +27,8 @@ type Config struct {
 	Plugin  plugin.Config  `yaml:"plugin"`
 	Metrics metrics.Config `yaml:"metrics"`
 
-	// Notes warn about settings that are valid but have no effect. Each starts with its file, key or variable.
+	// Notes warn about valid settings that have no effect, or one that is easily overlooked. Each starts with its file, key or
+	// variable.
 	Notes []string `yaml:"-"`
 
 	Web *web.Config `yaml:"-"` // the content of metrics.webConfigFile

@@ -190,6 +190,8 @@ func TestConfigErrors(t *testing.T) {
 		"source: {interval: 5ms, stallAfter: 1ms}":                                          {"source.interval 5ms", "source.stallAfter 1ms"},
 		"source: {healthSystems: [pcie, gpu]}":                                              {`source.healthSystems "gpu"`},
 		"source: {healthSystems: []}":                                                       {"source.healthSystems [all]"},
+		"source: {events: on, kernelLogPath: kmsg}":                                         {`source.events "on"`, `source.kernelLogPath "kmsg"`},
+		"source: {kernelLog: /dev/kmsg, kernelLogPath: ''}":                                 {`source.kernelLog "/dev/kmsg"`, `source.kernelLogPath ""`},
 		"source: {sim: {past: [{ago: 10, gpu: 8, xid: x}]}}":                                {"source.sim.past[0].ago 10", `source.sim.past[0].xid "x"`},
 		"source: {sim: {past: [{gpu: 8, xid: 95}]}}":                                        {"source.sim.past[0].ago 0s", "source.sim.past[0].gpu h100-8"},
 		"source: {sim: {scenario: [{gpu: 1, recoveryAction: [a]}]}}":                        {"source.sim.scenario[0].recoveryAction [a]"},
@@ -313,6 +315,47 @@ func TestResolvedMode(t *testing.T) {
 		if got := c.Resolved(); got != c.want {
 			t.Errorf("%+v resolves to %s, want %s", c.SourceConfig, got, c.want)
 		}
+	}
+}
+
+// auto turns NVML's events on only where the agent uses the driver anyway.
+func TestEventsReason(t *testing.T) {
+	for text, want := range map[string]struct {
+		on   bool
+		note string
+	}{
+		"source: {}":                                                      {true, ""},
+		"source: {mode: embedded, events: auto}":                          {true, ""},
+		"source: {events: nvml}":                                          {true, ""},
+		"source: {events: off}":                                           {false, ""},
+		"source: {events: false}":                                         {false, ""},
+		"source: {address: 'localhost:5555'}":                             {false, ""},
+		"source: {address: 'localhost:5555', events: nvml}":               {true, "source.events: "},
+		"source: {address: 'localhost:5555', events: off}":                {false, ""},
+		"source: {mode: sim}":                                             {false, ""},
+		"source: {mode: sim, events: nvml}":                               {true, ""},
+		"source: {mode: sim, address: 'localhost:5555', events: nvml}":    {true, ""},
+		"source: {address: 'a:1'}\nmetrics: {processes: {enabled: true}}": {false, "metrics.processes.enabled: "},
+		"metrics: {processes: {enabled: true}}":                           {true, ""},
+	} {
+		c := mustLoad(t, text)
+		reason := c.Source.EventsReason()
+		if (reason == "") != want.on || !want.on && !strings.HasPrefix(reason, "source.events is ") {
+			t.Errorf("%s: off because %q, want on: %v", text, reason, want.on)
+		}
+		if noted := len(c.Notes) > 0; noted != (want.note != "") || noted && !strings.HasPrefix(c.Notes[0], want.note) {
+			t.Errorf("%s: notes %q, want %q", text, c.Notes, want.note)
+		}
+	}
+}
+
+func TestEventVariables(t *testing.T) {
+	t.Setenv("GPU_NODE_AGENT_SOURCE_EVENTS", "off")
+	t.Setenv("GPU_NODE_AGENT_SOURCE_KERNEL_LOG", "true")
+	t.Setenv("GPU_NODE_AGENT_SOURCE_KERNEL_LOG_PATH", "/host/kmsg")
+	s := mustLoad(t, "source: {events: nvml}").Source
+	if s.Events != EventsOff || !s.KernelLog || s.KernelLogPath != "/host/kmsg" {
+		t.Errorf("%+v", s)
 	}
 }
 

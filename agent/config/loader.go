@@ -95,6 +95,9 @@ func (l Loader) Load() (Config, error) {
 		}
 	}
 	c.Source.Address = normalizeAddress(c.Source.Address)
+	if c.Source.Events == "false" { // Helm reads an unquoted off in a values file as false
+		c.Source.Events = EventsOff
+	}
 	c.Sum = sumOf(text, c.Plugin, c.Metrics) // before the files are read: a later change then shows up as a different sum
 	files := l.collector()
 	if file := c.Plugin.NVIDIAConfig; file != "" {
@@ -119,7 +122,7 @@ func (l Loader) Load() (Config, error) {
 	errs = append(errs, withPrefix("metrics.", err))
 	xid, notes := c.Health.XID.WithNVIDIAEnv(os.Getenv(health.EnvDisableHealthChecks), os.Getenv(health.EnvEnableHealthChecks))
 	c.Health.XID = xid
-	c.Notes = slices.Concat(c.Notes, notes, unknownVariables(os.Environ(), keys), foreignVariables(os.Environ(), set), c.kubeconfigNotes())
+	c.Notes = slices.Concat(c.Notes, notes, unknownVariables(os.Environ(), keys), foreignVariables(os.Environ(), set), c.kubeconfigNotes(), c.driverNotes())
 	// Values that could not be decoded have their defaults here, so Validate adds only other errors.
 	errs = append(errs, c.Validate())
 	if fileErr != nil { // values of the file are missing, so other errors may be due to that
@@ -139,4 +142,20 @@ func (c Config) kubeconfigNotes() []string {
 		return []string{err.Error() + "; the agent does not use the API server until the file is valid"}
 	}
 	return nil
+}
+
+// driverNotes returns a note for each key that makes the agent use the driver beside a host engine. Otherwise only the engine
+// holds the driver's files there.
+func (c Config) driverNotes() (notes []string) {
+	const effect = " uses the driver beside the host engine: GPU resets, changes of the MIG mode and driver updates fail until gpu-node-agent detach"
+	if c.Source.Resolved() != ModeStandalone {
+		return nil
+	}
+	if c.Source.Events == EventsNVML {
+		notes = append(notes, "source.events: nvml"+effect)
+	}
+	if c.Metrics.Processes.Enabled {
+		notes = append(notes, "metrics.processes.enabled: true"+effect)
+	}
+	return notes
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm"
+	"github.com/gpu-node-agent/gpu-node-agent/health/nvml"
 )
 
 // CheckStatus is the result of a check.
@@ -86,6 +87,7 @@ type doctor struct {
 	host        host
 	inContainer bool                   // the root directory is a container's, not the node's
 	library     func() (string, error) // dcgm.Library: the path of libdcgm
+	nvml        func() (string, error) // nvml.Path: the path of libnvidia-ml
 	survey      surveyFunc
 	engine      string // the default address of a host engine
 }
@@ -98,7 +100,7 @@ type surveyFunc func(context.Context, dcgm.Config, *zap.Logger) (*health.Reading
 func Diagnose(ctx context.Context, loader config.Loader, root string) Report {
 	h := host(root)
 	d := doctor{
-		loader: loader, host: h, library: dcgm.Library, survey: dcgm.MeasureOnce, engine: "localhost:5555",
+		loader: loader, host: h, library: dcgm.Library, nvml: nvml.Path, survey: dcgm.MeasureOnce, engine: "localhost:5555",
 		inContainer: filepath.Clean(root) == "/" &&
 			(os.Getenv("KUBERNETES_SERVICE_HOST") != "" || h.exists("/.dockerenv") || h.exists("/run/.containerenv")),
 	}
@@ -154,7 +156,7 @@ func (d doctor) run(ctx context.Context) Report {
 			{"device nodes", func(context.Context) []Check { return d.checkDeviceNodes(s) }},
 		}
 	}
-	checks = append(checks, runSteps(ctx, hardware)...)
+	checks = append(checks, runSteps(ctx, append(hardware, d.eventSteps(c)...))...)
 	checks = append(checks, <-others...)
 
 	r := Report{Checks: checks, OK: true}
@@ -176,7 +178,7 @@ func (d doctor) checkConfiguration() (config.Config, []Check) {
 	if err == nil && rejection == nil {
 		checks := []Check{{Name: name, Status: CheckOK, Found: from + "; source " + c.Source.Resolved()}}
 		for _, w := range c.Notes {
-			checks = append(checks, Check{Name: name, Status: CheckWarn, Found: w, Fix: "correct or remove it; it has no effect"})
+			checks = append(checks, Check{Name: name, Status: CheckWarn, Found: w, Fix: "correct or remove it, unless you intend that"})
 		}
 		return c, checks
 	}

@@ -115,6 +115,7 @@ func goodDoctor(h host, loader config.Loader, r *health.Reading) doctor {
 	return doctor{
 		loader: loader, host: h, engine: "unix:///nonexistent/engine.sock",
 		library: func() (string, error) { return "/usr/lib/libdcgm.so.4", nil },
+		nvml:    func() (string, error) { return "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1", nil },
 		survey: func(context.Context, dcgm.Config, *zap.Logger) (*health.Reading, []health.Field, error) {
 			return r, nil, nil
 		},

@@ -93,7 +93,7 @@ func eventOf(c health.Change) (typ, reason, cause, message string, count uint64)
 	switch c.Kind {
 	case health.ChangeXID:
 		x := health.LookupXID(c.XID)
-		return typeWarning, eventXID, fmt.Sprint(c.XID), fmt.Sprintf("XID %d of %s: %s; %s", c.XID, deviceName(c.Device), x.Name, x.Action.Advice()), c.New
+		return typeWarning, eventXID, fmt.Sprint(c.XID), fmt.Sprintf("XID %d of %s: %s; %s", c.XID, deviceName(c.Device), c.Description(), x.Action.Advice()), c.New
 	case health.ChangeState:
 		typ, reason, cause, message = stateEvent(c)
 		return typ, reason, cause, message, 1

@@ -129,3 +129,25 @@ func TestEventMessages(t *testing.T) {
 		t.Errorf("%q, want %q", got, want)
 	}
 }
+
+// The process of an XID is in the message of its event, also if the kernel log names it after the XID was reported.
+func TestEventNamesProcessOfXID(t *testing.T) {
+	healthy, reported := gpu(1, nil), gpu(1, map[int]uint64{31: 2})
+	reported.LastXID = health.XID{Code: 31}
+	detailed := reported
+	detailed.LastXID.Detail = health.XIDDetail{Process: "python3", PID: 7194}
+	for name, c := range map[string]struct {
+		before health.DeviceState
+		count  uint64 // of the event to add
+	}{
+		"at once": {healthy, 2}, "late": {reported, 0},
+	} {
+		events := eventsBetween([]health.DeviceState{c.before}, []health.DeviceState{detailed}, "n", func(health.DeviceID) []Pod { return nil }, time.Now())
+		if len(events) != 1 || events[0].count != c.count || !strings.Contains(events[0].message, "process python3 (pid 7194)") {
+			t.Errorf("%s: %+v, want the process and count %d", name, events, c.count)
+		}
+	}
+	if events := eventsBetween([]health.DeviceState{detailed}, []health.DeviceState{detailed}, "n", nil, time.Now()); len(events) != 0 {
+		t.Errorf("again: %+v, want no event", events)
+	}
+}

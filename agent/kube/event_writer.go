@@ -107,7 +107,7 @@ func (w *eventWriter) write(ctx context.Context, e event) error {
 		Kind: "Event", APIVersion: "v1", Metadata: metav1.ObjectMeta{Namespace: namespace, Name: e.name},
 		InvolvedObject: *involved, Type: e.typ, Reason: e.key.reason, Message: e.message,
 		Source: eventSource{component, w.Node}, FirstTimestamp: metav1.NewTime(e.first), LastTimestamp: metav1.NewTime(e.last),
-		Count: toInt32(e.count), ReportingComponent: component, ReportingInstance: w.Node,
+		Count: toInt32(max(e.count, 1)), ReportingComponent: component, ReportingInstance: w.Node,
 	})
 	if err == nil || apierrors.IsAlreadyExists(err) { // an earlier attempt created it, and its response was lost
 		w.record(e.key, writtenEvent{name: e.name, count: e.count})

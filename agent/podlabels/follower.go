@@ -46,8 +46,9 @@ type Status struct {
 
 type podName struct{ namespace, name string }
 
-// selection holds the selected labels of a pod.
+// selection holds the UID and the selected labels of a pod.
 type selection struct {
+	uid     string
 	labels  []metrics.Label
 	omitted []string // keys of the labels over the limit of a pattern
 }
@@ -78,6 +79,20 @@ func (f *Follower) Labels(namespace, name string) []metrics.Label {
 		f.logOmission(namespace+"/"+name, p.omitted)
 	}
 	return p.labels
+}
+
+// PodByUID returns the name of a pod; ok is false for an unknown pod, and for each while no label is selected.
+func (f *Follower) PodByUID(uid string) (namespace, name string, ok bool) {
+	pods := f.pods.Load()
+	if pods == nil {
+		return "", "", false
+	}
+	for pod, s := range *pods {
+		if s.uid == uid {
+			return pod.namespace, pod.name, true
+		}
+	}
+	return "", "", false
 }
 
 // logOmission logs the first pod of a configuration with too many labels.
@@ -163,7 +178,7 @@ func (s *store) update(object any, change func(map[podName]selection, *metav1.Pa
 // put adds or replaces a pod's selected labels.
 func (s *store) put(pods map[podName]selection, pod *metav1.PartialObjectMetadata) {
 	labels, omitted := s.picker.Of(string(pod.UID), pod.Labels)
-	pods[podName{pod.Namespace, pod.Name}] = selection{labels, omitted}
+	pods[podName{pod.Namespace, pod.Name}] = selection{string(pod.UID), labels, omitted}
 }
 
 func (s *store) Add(object any) error    { return s.update(object, s.put) }

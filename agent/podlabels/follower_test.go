@@ -114,6 +114,12 @@ func TestFollow(t *testing.T) {
 	if s := g.Status(); !s.Enabled || s.Pods != 2 {
 		t.Errorf("status %+v", s)
 	}
+	if namespace, name, ok := g.PodByUID("uid-2"); namespace != "b" || name != "one" || !ok {
+		t.Errorf("pod by its UID: %s/%s, %v", namespace, name, ok)
+	}
+	if namespace, name, ok := g.PodByUID(""); ok {
+		t.Errorf("pod without a UID: %s/%s", namespace, name)
+	}
 	g.awaitWatches(1) // a change before it opens causes another list
 	g.put("c", "one", map[string]string{"team": "z"})
 	g.awaitLabels("c", "one", "team=z")

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
@@ -45,9 +46,17 @@ func (e *Events) Follow(ctx context.Context, snapshots *health.Latest[health.Sna
 	}
 }
 
-// prependEvents puts added events, oldest first, before the stored ones, newest first, and drops the oldest.
+// prependEvents puts added events, oldest first, before the stored ones, newest first, and drops the oldest. A late detail of
+// an XID replaces the text of its event.
 func prependEvents(stored, added []Event) []Event {
-	added = slices.Clone(added)
+	stored = slices.Clone(stored)
+	added = slices.DeleteFunc(slices.Clone(added), func(e Event) bool {
+		i := slices.IndexFunc(stored, func(s Event) bool { return e.late && s.Kind == e.Kind && s.XID == e.XID && s.UUID == e.UUID })
+		if i >= 0 {
+			stored[i].Text = e.Text
+		}
+		return i >= 0
+	})
 	slices.Reverse(added)
 	all := append(added, stored...)
 	return slices.Clip(all[:min(len(all), maxEvents)])
@@ -78,6 +87,7 @@ func eventsBetween(before, after *health.Snapshot) []Event {
 		}
 		source = append(source, e)
 	}
+	source = append(source, eventSourceEvents(previous.Source.Events, after.Source.Events)...)
 	var found, removed []health.Device
 	devicesAfter := byID(after.Devices)
 	var changes []Event
@@ -100,7 +110,8 @@ func eventsBetween(before, after *health.Snapshot) []Event {
 				e.Time = d.LastXID.At.UTC()
 			}
 			e.Source = xidSource(d.XIDWitnesses[c.XID], after.Source.Kind)
-			e.Text = fmt.Sprintf("XID %d: %s", c.XID, health.LookupXID(c.XID).Name)
+			e.Text = fmt.Sprintf("XID %d: %s", c.XID, c.Description())
+			e.late = c.New == 0
 			if c.Count > 1 {
 				e.Text += fmt.Sprintf(" (count %d)", c.Count)
 			}
@@ -108,9 +119,7 @@ func eventsBetween(before, after *health.Snapshot) []Event {
 			if c.Inherited {
 				continue // the GPU's event covers it
 			}
-			if after.At.IsZero() {
-				e.Time = c.Now.Since.UTC()
-			}
+			e.Time = changeTime(after.At, c.Now).UTC()
 			e.Kind, e.State, e.Was, e.Cause = "state", c.Now.State.String(), c.Was.State.String(), c.Now.Cause()
 			e.Text = stateText(c.Change)
 		}
@@ -122,12 +131,46 @@ func eventsBetween(before, after *health.Snapshot) []Event {
 	return slices.Concat(source, inventoryEvents(after, found, removed), changes)
 }
 
+// eventSourceEvents returns an event for each event source that has gone up or down.
+func eventSourceEvents(before, after []health.EventSourceState) []Event {
+	var all []Event
+	for _, now := range after {
+		was := health.EventSourceState{Witness: now.Witness}
+		if i := slices.IndexFunc(before, func(s health.EventSourceState) bool { return s.Witness == now.Witness }); i >= 0 {
+			was = before[i]
+		}
+		if now.Status == was.Status || now.Status != health.EventsUp && now.Status != health.EventsDown {
+			continue
+		}
+		e := Event{Time: now.Since.UTC(), Kind: "event-source", State: now.Status.String(), Was: was.Status.String(), Text: "XIDs from " + now.Witness.String() + " " + now.Status.String()}
+		if now.Err != "" {
+			e.Text += ": " + now.Err
+		}
+		all = append(all, e)
+	}
+	return all
+}
+
 func byID(devices []health.DeviceState) map[health.DeviceID]*health.DeviceState {
 	m := make(map[health.DeviceID]*health.DeviceState, len(devices))
 	for i := range devices {
 		m[devices[i].Device.ID] = &devices[i]
 	}
 	return m
+}
+
+// changeTime returns the time of a change of a verdict: that of the last poll, unless an XID was judged after it.
+func changeTime(polled time.Time, now health.Verdict) time.Time {
+	latest := polled
+	if now.Since.After(latest) {
+		latest = now.Since
+	}
+	for _, f := range now.Findings {
+		if f.Since.After(latest) {
+			latest = f.Since
+		}
+	}
+	return latest
 }
 
 // changedDevices returns the devices of a group.

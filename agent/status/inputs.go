@@ -39,7 +39,7 @@ func New(k Inputs) Node {
 		Config: Config{OK: k.Reload.OK, Since: k.Reload.At.UTC()}, Kubelet: kubeletStatus(k.Plugin, k.Holders),
 		API:    APIServer{k.Kube.Enabled, k.Kube.Writes, k.Kube.Events, k.Kube.Dropped, k.Kube.Errors, k.Kube.ConditionErr, k.Kube.EventErr},
 		Memory: StateFile{k.StateFile.Path, k.StateFile.Err, k.StateFile.Since.UTC(), k.StateFile.Written.UTC()},
-		Source: Source{Status: health.SourceStarting.String(), Checks: Checks{Status: health.ChecksUnknown.String()}, Incidents: []Incident{}}, GPUs: []Device{},
+		Source: Source{Status: health.SourceStarting.String(), Checks: Checks{Status: health.ChecksUnknown.String()}, Incidents: []Incident{}, Events: []EventSource{}}, GPUs: []Device{},
 	}
 	if !k.Reload.OK {
 		s.Config.Error = k.ConfigError
@@ -52,7 +52,7 @@ func New(k Inputs) Node {
 		Kind: src.Kind, Status: src.Status.String(), Since: src.Since.UTC(), Until: src.Until.UTC(), Error: src.Err, Reconnects: src.Reconnects,
 		Measured: k.Snapshot.At.UTC(), Driver: src.Versions.Driver, CUDA: src.Versions.CUDA, DCGM: src.Versions.DCGM, Engine: src.Versions.Engine,
 		Checks:    Checks{src.Checks.Status.String(), src.Checks.Since.UTC(), src.Checks.Err},
-		Incidents: incidentsStatus(src.Incidents),
+		Incidents: incidentsStatus(src.Incidents), Events: eventSourcesStatus(src.Events),
 	}
 	s.GPUs = Devices(k.Snapshot.Devices, k.Holders, src.Kind)
 	return s
@@ -63,6 +63,14 @@ func incidentsStatus(incidents []health.Incident) []Incident {
 	for _, i := range incidents {
 		info := health.LookupIncident(i.Code)
 		all = append(all, Incident{i.System, info.Name, i.Severity.String(), i.Message, info.Action, info.Action.Advice()})
+	}
+	return all
+}
+
+func eventSourcesStatus(states []health.EventSourceState) []EventSource {
+	all := make([]EventSource, 0, len(states))
+	for _, s := range states {
+		all = append(all, EventSource{s.Witness.String(), s.Status.String(), s.Since.UTC(), s.Err})
 	}
 	return all
 }
@@ -150,7 +158,10 @@ func deviceStatus(d *health.DeviceState, h podresources.Holders, source string) 
 		})
 	}
 	if x := d.LastXID; x.Code != 0 {
-		s.LastXID = &XID{XID: x.Code, Name: health.LookupXID(x.Code).Name, Time: x.At.UTC(), Source: xidSource(x.Witness, source)}
+		s.LastXID = &XID{
+			XID: x.Code, Name: health.LookupXID(x.Code).Name, Time: x.At.UTC(), Source: xidSource(x.Witness, source),
+			Process: x.Detail.Process, PID: x.Detail.PID,
+		}
 	}
 	for _, holder := range h.By[d.Device.ID] {
 		s.Holders = append(s.Holders, Holder{holder.Namespace, holder.Pod, holder.Container, holder.Resource, holder.DeviceID})

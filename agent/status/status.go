@@ -48,8 +48,9 @@ type Source struct {
 	DCGM       string    `json:"dcgm,omitempty"`
 	Engine     string    `json:"engine,omitempty"` // DCGM version of a host engine in another process
 
-	Checks    Checks     `json:"checks"`
-	Incidents []Incident `json:"incidents"` // of DCGM's health checks, that name no GPU, as of the last check
+	Checks    Checks        `json:"checks"`
+	Incidents []Incident    `json:"incidents"` // of DCGM's health checks, that name no GPU, as of the last check
+	Events    []EventSource `json:"events"`    // what reports XIDs beside the source
 }
 
 // Checks is the status of DCGM's health checks.
@@ -57,6 +58,14 @@ type Checks struct {
 	Status string    `json:"status"` // unknown, off, up, down
 	Since  time.Time `json:"since,omitzero"`
 	Error  string    `json:"error,omitempty"` // why they are down
+}
+
+// EventSource is the status of what reports XIDs as they happen.
+type EventSource struct {
+	Name   string    `json:"name"`   // the witness of its XIDs: nvml, kernel-log
+	Status string    `json:"status"` // off, starting, up, down
+	Since  time.Time `json:"since,omitzero"`
+	Error  string    `json:"error,omitempty"` // why it is off or down
 }
 
 // Incident is a finding of DCGM's health checks.
@@ -176,6 +185,9 @@ type XID struct {
 	Count  uint64    `json:"count,omitempty"`
 	Time   time.Time `json:"time,omitzero"`
 	Source string    `json:"source,omitempty"` // what reported it first, of several the newest: dcgm, sim, nvml, kernel-log
+
+	Process string `json:"process,omitempty"` // that caused the XID, from the kernel log
+	PID     int    `json:"pid,omitempty"`     // of Process on the node
 }
 
 // Holder is a container that holds a device.
@@ -190,14 +202,16 @@ type Holder struct {
 // Event is a change of the node's state.
 type Event struct {
 	Time   time.Time       `json:"time"`
-	Kind   string          `json:"kind"`               // state, xid, found, gone, source, checks
+	Kind   string          `json:"kind"`               // state, xid, found, gone, source, checks, event-source
 	GPU    *int            `json:"gpu,omitempty"`      // index
 	MIG    *int            `json:"migIndex,omitempty"` // of a MIG device: its index on the GPU
 	UUID   health.DeviceID `json:"uuid,omitempty"`     // of the GPU or the MIG device
-	State  string          `json:"state,omitempty"`    // of the device, the source or the checks
+	State  string          `json:"state,omitempty"`    // of the device, the source, the checks or the event source
 	Was    string          `json:"was,omitempty"`
 	Cause  string          `json:"cause,omitempty"`
 	XID    int             `json:"xid,omitempty"`
 	Source string          `json:"source,omitempty"` // of the newest of the XIDs: dcgm, sim, nvml, kernel-log
 	Text   string          `json:"text"`             // for people
+
+	late bool // only the detail of the XID is new
 }

@@ -233,6 +233,9 @@ func TestEventsBetweenSnapshots(t *testing.T) {
 	down := health.Source{Kind: "sim", Status: health.SourceDown, Err: "refused"}
 	unchecked := up
 	unchecked.Checks = health.Checks{Status: health.ChecksDown, Err: "version mismatch", Since: agenttest.Ago(time.Minute)}
+	pushed, unpushed := up, up
+	pushed.Events = []health.EventSourceState{{Witness: health.WitnessNVML, Status: health.EventsUp, Since: agenttest.Ago(time.Hour)}, {Witness: health.WitnessKernelLog}}
+	unpushed.Events = []health.EventSourceState{{Witness: health.WitnessNVML, Status: health.EventsDown, Err: "no driver", Since: agenttest.Ago(time.Minute)}, {Witness: health.WitnessKernelLog}}
 	snapshot := func(src health.Source, devices ...health.DeviceState) *health.Snapshot {
 		return &health.Snapshot{At: agenttest.Ago(time.Minute), Source: src, Devices: devices}
 	}
@@ -257,6 +260,9 @@ func TestEventsBetweenSnapshots(t *testing.T) {
 		"source goes down":   {snapshot(up, gpu), snapshot(down, gpu), "source up down\n", []string{"sim", "refused"}},
 		"checks go down":     {snapshot(up, gpu), snapshot(unchecked, gpu), "checks unknown down\n", []string{"version mismatch"}},
 		"checks stay down":   {snapshot(unchecked, gpu), snapshot(unchecked, gpu), "", nil},
+		"events go up":       {snapshot(up, gpu), snapshot(pushed, gpu), "event-source off up\n", []string{"nvml"}},
+		"events go down":     {snapshot(pushed, gpu), snapshot(unpushed, gpu), "event-source up down\n", []string{"nvml", "no driver"}},
+		"events stay down":   {snapshot(unpushed, gpu), snapshot(unpushed, gpu), "", nil},
 		"XIDs":               {snapshot(up, gpu), snapshot(up, xids), "xid GPU-0 31\n", []string{"XID 31", health.LookupXID(31).Name, "3)"}},
 		"MIG device removed": {snapshot(up, gpu, mig), snapshot(up, gpu), "gone MIG-0-7\n", nil},
 		"GPU and MIG lost":   {snapshot(up, gpu, mig), snapshot(up, lostGPU, lostMIG), "state GPU-0 healthy unhealthy lost\n", []string{"was healthy", "lost", lostGPU.Verdict.Findings[0].Reason}},
@@ -270,6 +276,18 @@ func TestEventsBetweenSnapshots(t *testing.T) {
 			t.Errorf("%s:\n%swant\n%s", name, got, c.want)
 		} else if len(events) > 0 {
 			agenttest.MustContain(t, events[len(events)-1].Text, c.text...)
+		}
+	}
+}
+
+// While the source is stalled, the last poll is old. An XID of an event source changes a verdict after it.
+func TestEventsBetweenPollsHaveTheirTime(t *testing.T) {
+	for age, want := range map[time.Duration]time.Duration{time.Hour: time.Minute, time.Second: time.Second} {
+		polled := agenttest.Ago(age)
+		before := health.Snapshot{At: polled, Devices: []health.DeviceState{agenttest.GPU(0)}}
+		after := health.Snapshot{At: polled, Devices: []health.DeviceState{agenttest.Lost(agenttest.GPU(0), agenttest.Ago(time.Minute))}}
+		if e := eventsBetween(&before, &after); len(e) != 1 || !e[0].Time.Equal(agenttest.Ago(want)) {
+			t.Errorf("polled %v ago: %+v, want one of %v ago", age, e, want)
 		}
 	}
 }

@@ -47,7 +47,7 @@ func (s Node) Table(wide bool, out terminal.Output) string {
 		out.Width = 0
 	}
 	p := &printer{terminal.Printer{Output: out}}
-	p.header(s)
+	p.header(s, wide)
 	p.WriteByte('\n')
 	p.devices(s, wide)
 	p.findings(s, wide)
@@ -56,7 +56,7 @@ func (s Node) Table(wide bool, out terminal.Output) string {
 }
 
 // header writes everything but the devices and events.
-func (p *printer) header(s Node) {
+func (p *printer) header(s Node, wide bool) {
 	colour := map[string]terminal.Colour{"up": terminal.Green, "detached": terminal.Yellow}[s.Source.Status] // a detach is on request
 	source := strings.Join(strings.Fields(s.Source.Kind+" "+s.Source.Status+" "+forText(s.Time, s.Source.Since)), " ")
 	details := nonEmpty(versionsText(s.Source), formatIf("measured %s ago", ageText(s.Time, s.Source.Measured)))
@@ -72,6 +72,7 @@ func (p *printer) header(s Node) {
 	for _, i := range s.Source.Incidents {
 		p.line("checks", "", incidentText(i))
 	}
+	p.witnesses(s, wide)
 	p.line("gpus", "", strings.Join(nonEmpty(gpusText(s), inUseText(s)), "; "))
 	p.line("kubelet", terminal.Dim, formatIf("plugin off: %s", pluginOffText(s.Kubelet)))
 	p.line("kubelet", terminal.Red, notServedText(s))
@@ -104,6 +105,25 @@ func (p *printer) header(s Node) {
 	if !s.Config.OK {
 		p.labelled("config", terminal.Cell{Text: "invalid", Colour: terminal.Red}, plain(": "+configErrorText(s.Time, s.Config)))
 	}
+}
+
+// witnesses writes what reports XIDs: the source, then the event sources. wide adds why one is off.
+func (p *printer) witnesses(s Node, wide bool) {
+	if len(s.Source.Events) == 0 {
+		return // an older agent
+	}
+	colours := map[string]terminal.Colour{"up": terminal.Green, "down": terminal.Yellow}
+	cells := []terminal.Cell{plain(s.Source.Kind)}
+	for _, e := range s.Source.Events {
+		cells = append(cells, plain("; "+e.Name+" "), terminal.Cell{Text: e.Status, Colour: cmp.Or(colours[e.Status], terminal.Dim)})
+		if e.Status == "down" {
+			cells = append(cells, plain(formatIf(" %s", forText(s.Time, e.Since))))
+		}
+		if e.Status == "down" || wide {
+			cells = append(cells, plain(formatIf(": %s", e.Error)))
+		}
+	}
+	p.labelled("xids", cells...)
 }
 
 // formatIf formats a text, or returns "" if the text is empty.

@@ -199,6 +199,32 @@ func TestHealthChecksAreShown(t *testing.T) {
 	}
 }
 
+func TestEventSourcesAreShown(t *testing.T) {
+	const off, broken = "source.events is off", "cannot load libnvidia-ml.so.1"
+	forms := func(k Inputs) map[string]string {
+		return map[string]string{"table": New(k).Table(false, terminal.Output{}), "wide table": New(k).Table(true, terminal.Output{}), "page": pageOf(t, k)}
+	}
+	k := testInputs()
+	for form, text := range forms(k) { // a snapshot of before the first event source
+		if strings.Contains(text, "kernel-log") {
+			t.Errorf("%s:\n%s", form, text)
+		}
+	}
+	k.Snapshot.Source.Events = []health.EventSourceState{
+		{Witness: health.WitnessNVML, Err: off}, {Witness: health.WitnessKernelLog, Status: health.EventsDown, Err: broken, Since: agenttest.Ago(time.Hour)},
+	}
+	for form, text := range forms(k) {
+		agenttest.MustContain(t, text, "nvml", "kernel-log", "down", broken)
+		if shown := strings.Contains(text, off); shown == (form == "table") {
+			t.Errorf("%s: reason of one that is off: %v\n%s", form, shown, text)
+		}
+	}
+	want := []EventSource{{Name: "nvml", Status: "off", Error: off}, {"kernel-log", "down", agenttest.Ago(time.Hour).UTC(), broken}}
+	if s := New(k).Source.Events; !slices.Equal(s, want) {
+		t.Errorf("%+v, want %+v", s, want)
+	}
+}
+
 func TestHoldersAreNotCountedWhileUnknown(t *testing.T) {
 	k := testInputs()
 	k.Holders.At = time.Time{}

@@ -38,11 +38,11 @@ func (w *world) apply(ctx context.Context, s step) error {
 		w.xid(s.gpu, s.arg, 10_000)
 		return event("xid: %s, times: 10000", s.arg)
 	case "fatal":
-		if w.source != "up" || g.remapPending || !w.measuring() && (w.unmeasured || g.lossMeasured || g.lost) {
+		if w.source != "up" && !w.knowsXIDs() || g.remapPending || !w.measuring() && (w.unmeasured || g.lossMeasured || g.lost) {
 			return nil // whether this or a reset comes first is undefined
 		}
 		w.xid(s.gpu, "48", 1)
-		if g.xid48Pending = true; w.measuring() {
+		if g.xid48Pending = true; w.knowsXIDs() {
 			g.change(func() { g.xid48, g.xid48Pending = true, false })
 		}
 		return event("xid: 48")

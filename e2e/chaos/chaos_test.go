@@ -119,16 +119,18 @@ func play(ctx context.Context, with setup, next func() (step, bool), say func(st
 	return played, f
 }
 
-// TestChaos runs the agent with simulated GPUs, and for the last third of the time with DCGM's interface and a scripted
+// TestChaos runs the agent with simulated GPUs, with their events if the seed is even, and for the last third of the time with DCGM's interface and a scripted
 // library: first as a host engine, then embedded in the agent.
 func TestChaos(t *testing.T) {
 	agent := build(t)
 	if *seed == 0 {
 		*seed = uint64(time.Now().UnixNano()) % 1_000_000
 	}
-	t.Run("sim", func(t *testing.T) { chaos(t, setup{agent: agent}, simKinds(), *length-*length/3) })
-	t.Run("host", func(t *testing.T) { chaos(t, setup{agent, compile(t), true}, hostKinds(), *length/6) })
-	t.Run("embedded", func(t *testing.T) { chaos(t, setup{agent, compile(t), false}, embeddedKinds(), *length/6) })
+	t.Run("sim", func(t *testing.T) { chaos(t, setup{agent: agent, events: *seed%2 == 0}, simKinds(), *length-*length/3) })
+	t.Run("host", func(t *testing.T) {
+		chaos(t, setup{agent: agent, library: compile(t), host: true}, hostKinds(), *length/6)
+	})
+	t.Run("embedded", func(t *testing.T) { chaos(t, setup{agent: agent, library: compile(t)}, embeddedKinds(), *length/6) })
 }
 
 // setup is the environment of a sequence.
@@ -136,6 +138,7 @@ type setup struct {
 	agent   string // binary
 	library string // a directory with libdcgm.so.4, "" for simulated GPUs
 	host    bool   // the library stands for the client of a host engine
+	events  bool   // the agent follows the events of the simulated driver
 }
 
 // chaos plays random steps for a time, or those of -replay.

@@ -24,6 +24,7 @@ type model struct {
 	changesAtFull  int    // changed() when the disk became full
 	configInvalid  bool   // the configuration file is invalid
 	unmeasured     bool   // no GPU measured since the agent's start
+	events         bool   // the agent follows the driver's events
 }
 
 type gpu struct {
@@ -79,6 +80,11 @@ func (m *model) hasPendingXIDs() bool {
 // measuring reports whether the agent measures the GPUs.
 func (m *model) measuring() bool { return m.source == "up" && !m.detached && !m.engineDetached }
 
+// knowsXIDs reports whether the agent counts XIDs at once: it reads them, or their events arrive.
+func (m *model) knowsXIDs() bool {
+	return m.measuring() || m.events && !m.detached && !m.detachPending && !m.unmeasured
+}
+
 // changeCount returns the number of changes of all GPUs.
 func (m *model) changeCount() (n int) {
 	for _, g := range m.gpu {
@@ -89,7 +95,7 @@ func (m *model) changeCount() (n int) {
 
 // xid counts XIDs once the agent can know them.
 func (m *model) xid(i int, code string, n int) {
-	if m.measuring() {
+	if m.knowsXIDs() {
 		m.gpu[i].counts[code] += n
 	} else {
 		m.gpu[i].pendingXIDs[code] += n

@@ -17,7 +17,7 @@ import (
 // config returns the agent's configuration without its end, which reloads change. Faults that exist when the agent
 // starts are a scenario, because simulated GPUs begin with it.
 func (w *world) config() string {
-	source, health := "mode: sim, sim: {profile: h100-8, control: DIR/sim.sock, scenario: ["+w.scenario+"]}", ""
+	source, health := "mode: sim, events: "+map[bool]string{true: "nvml", false: "off"}[w.events]+", sim: {profile: h100-8, control: DIR/sim.sock, scenario: ["+w.scenario+"]}", ""
 	if w.engine != nil {
 		// Polling finds everything except XIDs.
 		source, health = "interval: 1s, mode: embedded", "interval: 200ms, "
@@ -125,6 +125,7 @@ func newWorld(ctx context.Context, with setup) (_ *world, err error) {
 		return nil, err
 	}
 	w := &world{Node: n, agent: with.agent, model: newModel(), log: &buffer{}, endpoint: map[string]string{}, orphans: map[string]bool{}, patience: scaled(stepTimeout), configEnd: goodConfigs()[0]}
+	w.events = with.events
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, w.end())

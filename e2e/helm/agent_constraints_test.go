@@ -101,6 +101,10 @@ func addStringSchemas(t *testing.T, defaults map[string]any, constraints map[str
 				constraints[key] = map[string]any{"items": constraints[key]}
 			} else {
 				constraints[key]["enum"] = append(constraints[key]["enum"].([]any), nil)
+				if accepts("false") { // an unquoted off
+					constraints[key]["enum"] = append(constraints[key]["enum"].([]any), false)
+					constraints[key]["type"] = []any{"string", "boolean", "null"}
+				}
 			}
 		}
 	}

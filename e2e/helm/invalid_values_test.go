@@ -34,10 +34,14 @@ func TestRefused(t *testing.T) {
 		`files.config\.yaml=x`:                                              "files: config.yaml",
 		"serviceAccount.create=false,config.health.kubernetes.enabled=true": "serviceAccount.name",
 		"goMemLimit=100M":                                                   "goMemLimit",
+		"hostPID=yes":                                                       "hostPID",
 		"web.probes=https":                                                  "probes",
 		"config.plugin.sharing.timeSlicing.renameByDefault=maybe":           "renameByDefault",
 		"config.metrics.podUID=maybe":                                       "podUID",
 		"serviceAccount.create=false,config.metrics.podUID=true":            "serviceAccount.name",
+
+		// The processes of the pod instead of those of the node.
+		"config.metrics.processes.enabled=true,config.metrics.processes.proc=/proc/": "config.metrics.processes.proc: ",
 
 		// Values that the agent refuses.
 		"config.source.mode=foo":                 "/config/source/mode",

@@ -122,6 +122,85 @@ func TestAdmissionPolicy(t *testing.T) {
 	}
 }
 
+// TestKernelLog checks that a container is privileged only if it gets the node's kernel log.
+func TestKernelLog(t *testing.T) {
+	const enabled = "kernelLog.enabled=true"
+	for name, c := range map[string]struct {
+		set  []string
+		path string // of the kernel log in the container; "" for none
+		warn bool   // the notes say that it cannot be read
+	}{
+		"nothing set":             {},
+		"null":                    {[]string{"kernelLog=null"}, "", false},
+		"enabled":                 {[]string{enabled}, "/dev/kmsg", false},
+		"at another path":         {[]string{enabled, "config.source.kernelLogPath=/host/kmsg/"}, "/host/kmsg", false},
+		"with SYS_ADMIN":          {[]string{enabled, "sysAdmin=always"}, "/dev/kmsg", false},
+		"no capabilities in all":  {[]string{enabled, "securityContext.capabilities=null"}, "/dev/kmsg", false},
+		"off in the config":       {[]string{enabled, "config.source.kernelLog=false"}, "", false},
+		"simulated":               {[]string{enabled, "config.source.mode=sim"}, "", false},
+		"in the config only":      {[]string{"config.source.kernelLog=true"}, "", true},
+		"from another file":       {[]string{"config.source.kernelLog=true,config.source.kernelLogPath=/log/kmsg", "extraVolumeMounts[0].name=log,extraVolumeMounts[0].mountPath=/log"}, "", false},
+		"from a file, simulated":  {[]string{"config.source.mode=sim,config.source.kernelLog=true,config.source.kernelLogPath=/log/kmsg", "extraVolumeMounts[0].name=log,extraVolumeMounts[0].mountPath=/log"}, "", false},
+		"off on some nodes":       {[]string{enabled, "nodeConfigs.a.source.kernelLog=false"}, "/dev/kmsg", false},
+		"off on some nodes, null": {[]string{enabled, "nodeConfigs.a.source.kernelLog=null"}, "/dev/kmsg", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := strings.Contains(notes(t, settings(c.set)...), "kernelLog.enabled"); got != c.warn {
+				t.Errorf("the notes name kernelLog.enabled: %v, want %v", got, c.warn)
+			}
+			for _, ds := range template(t, settings(c.set)...).daemonSets {
+				path := c.path
+				if ds.Name != "gna-gpu-node-agent" && name == "off on some nodes" {
+					path = ""
+				}
+				if path == "" {
+					checkConfined(t, ds, nil)
+				}
+				pod := ds.Spec.Template.Spec
+				for _, init := range pod.InitContainers {
+					if *init.SecurityContext.Privileged {
+						t.Errorf("%s: init container is privileged", ds.Name)
+					}
+				}
+				// Kubernetes refuses a privileged container that forbids privilege escalation.
+				s := pod.Containers[0].SecurityContext
+				if *s.Privileged != (path != "") || *s.AllowPrivilegeEscalation != *s.Privileged {
+					t.Errorf("%s: the container has the rights %v, the kernel log is at %q", ds.Name, s, path)
+				}
+				if path != "" && !slices.Contains(s.Capabilities.Add, "SYSLOG") {
+					t.Errorf("%s: the container adds %v, want SYSLOG", ds.Name, s.Capabilities.Add)
+				}
+				var got []string
+				for _, v := range pod.Volumes {
+					if h := v.HostPath; h != nil && h.Path == "/dev/kmsg" && *h.Type == corev1.HostPathCharDev {
+						for _, m := range pod.Containers[0].VolumeMounts {
+							if m.Name == v.Name {
+								got = append(got, m.MountPath)
+							}
+						}
+					}
+				}
+				if strings.Join(got, " ") != path {
+					t.Errorf("%s: /dev/kmsg is at %v, want %q", ds.Name, got, path)
+				}
+			}
+		})
+	}
+}
+
+// TestKernelLogConfig checks that the value of the chart reaches the agent's configuration.
+func TestKernelLogConfig(t *testing.T) {
+	for set, want := range map[string]bool{
+		"service.port=9400": false, "kernelLog.enabled=true": true, "kernelLog.enabled=true,config.source.kernelLog=false": false,
+		"kernelLog.enabled=true,config.source.mode=sim": false,
+	} {
+		o := template(t, "--set", set)
+		if got := strings.Contains(o.configMaps[0].Data["config.yaml"], "kernelLog: true"); got != want {
+			t.Errorf("%s: the agent reads the kernel log: %v, want %v", set, got, want)
+		}
+	}
+}
+
 // checkConfined checks that a pod has only the rights of its capabilities.
 func checkConfined(t *testing.T, ds *appsv1.DaemonSet, caps []corev1.Capability) {
 	t.Helper()

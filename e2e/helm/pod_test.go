@@ -3,6 +3,7 @@ package helm
 import (
 	"encoding/json"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -53,6 +54,62 @@ func TestJobs(t *testing.T) {
 				if v.Name == "hpc-jobs" && c.want != v.Name {
 					t.Error("volume of the node's directory is not mounted")
 				}
+			}
+		})
+	}
+}
+
+// TestProcesses checks the directories of the node by which the agent finds the pods of processes.
+func TestProcesses(t *testing.T) {
+	const on = "config.metrics.processes.enabled=true"
+	proc, logs, links := "/host/proc=/proc", "/var/log/pods=/var/log/pods", "/var/log/containers=/var/log/containers"
+	for name, c := range map[string]struct {
+		set     []string
+		want    []string // the path in the container, and the node's
+		proc    string   // metrics.processes.proc
+		hostPID bool
+	}{
+		"off":                 {nil, nil, "", false},
+		"on":                  {[]string{on}, []string{proc, logs, links}, "/host/proc", false},
+		"PID namespace":       {[]string{on, "hostPID=true"}, []string{logs, links}, "", true},
+		"no names":            {[]string{on, "config.metrics.processes.podLogs="}, []string{proc}, "/host/proc", false},
+		"other directories":   {[]string{on, "config.metrics.processes.proc=/p,config.metrics.processes.podLogs=/data/pods/"}, []string{"/p=/proc", "/data/pods=/data/pods", "/data/containers=/var/log/containers"}, "/p", false},
+		"simulation":          {[]string{on, "config.source.mode=sim"}, []string{proc, logs, links}, "/host/proc", false},
+		"a volume of its own": {[]string{on, "extraVolumes[0].name=p,extraVolumes[0].emptyDir.medium=,extraVolumeMounts[0].name=p,extraVolumeMounts[0].mountPath=/host/proc"}, []string{logs, links}, "/host/proc", false},
+		"nodeConfigs only":    {[]string{"nodeConfigs.a.metrics.processes.enabled=true"}, nil, "", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := template(t, settings(c.set)...)
+			pod := o.daemonSets[0].Spec.Template.Spec
+			paths := make(map[string]string)
+			for _, v := range pod.Volumes {
+				if v.HostPath != nil {
+					paths[v.Name] = v.HostPath.Path
+				}
+			}
+			var got []string
+			for _, m := range pod.Containers[0].VolumeMounts {
+				if path := paths[m.Name]; path == "/proc" || strings.Contains(path, "/pods") || strings.Contains(path, "/containers") {
+					if got = append(got, m.MountPath+"="+path); !m.ReadOnly {
+						t.Errorf("%s is writable", m.MountPath)
+					}
+				}
+			}
+			if !slices.Equal(got, c.want) || pod.HostPID != c.hostPID {
+				t.Errorf("mounts %v, hostPID %v, want %v, %v", got, pod.HostPID, c.want, c.hostPID)
+			}
+			var config struct {
+				Metrics struct {
+					Processes struct {
+						Proc string `json:"proc"`
+					} `json:"processes"`
+				} `json:"metrics"`
+			}
+			if err := yaml.Unmarshal([]byte(o.configMaps[0].Data["config.yaml"]), &config); err != nil {
+				t.Fatal(err)
+			}
+			if got := config.Metrics.Processes.Proc; got != c.proc {
+				t.Errorf("proc %q, want %q", got, c.proc)
 			}
 		})
 	}

@@ -130,6 +130,10 @@ func TestAlertsAndDashboards(t *testing.T) {
 	awaitAlert("GPUHealthChecksDown")
 	n.Inject(`{source: up}`)
 	awaitResolved("GPUHealthChecksDown")
+	n.Inject(`{events: down}`)
+	awaitAlert("GPUEventSourceDown", "witness=nvml")
+	n.Inject(`{events: up}`)
+	awaitResolved("GPUEventSourceDown")
 
 	n.configure("loud")
 	awaitAlert("GPUAgentConfigReloadFailed")

@@ -38,7 +38,7 @@ func newMachine(t *testing.T) machine {
 func (n machine) configure(level string) {
 	n.T.Helper()
 	n.Configure(fmt.Sprintf(`log: {level: %s}
-source: {interval: 1s, stallAfter: 1s, sim: {profile: h100-8}}
+source: {interval: 1s, stallAfter: 1s, events: nvml, sim: {profile: h100-8}}
 health: {recoverAfter: 1s}
 metrics:
   fields: [default, profiling, optional, DCGM_FI_DEV_NO_SUCH_FIELD]

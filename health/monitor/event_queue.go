@@ -62,6 +62,7 @@ func appendEvent(q []queuedEvent, e queuedEvent) []queuedEvent {
 	for i, old := range slices.Backward(q) {
 		if old.alike(&e) && (old.XID.Detail == e.XID.Detail || len(q) >= maxQueued) {
 			e.times += old.times
+			e.waitsSince, e.polls = old.waitsSince, old.polls
 			q = slices.Delete(q, i, i+1)
 			break
 		}

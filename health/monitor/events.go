@@ -154,7 +154,8 @@ func (m *Monitor) judgeEvents() (wait time.Duration) {
 func (m *Monitor) judgeSomeEvents() (wait time.Duration, more bool) {
 	m.mu.Lock()
 	defer m.unlock()
-	for _, e := range m.events.take() {
+	taken := m.events.take()
+	for _, e := range taken {
 		m.unjudged = appendEvent(m.unjudged, e)
 	}
 	now := time.Now()
@@ -166,25 +167,30 @@ func (m *Monitor) judgeSomeEvents() (wait time.Duration, more bool) {
 		m.now.Devices = m.judge(before, r, basis, now)
 		m.store()
 		m.logEventsLater(before, now)
+	}
+	if len(taken) > 0 {
 		m.wakePoll()
 	}
-	for i := range m.unjudged {
-		if left := instanceDelay - now.Sub(m.unjudged[i].waitsSince); left > 0 && (wait == 0 || left < wait) {
+	again := func(since time.Time, delay time.Duration) (due bool) {
+		left := delay - now.Sub(since)
+		if left > 0 && (wait == 0 || left < wait) {
 			wait = left
 		}
+		return left <= 0
 	}
-	if m.unloggedFrom != nil {
-		wait = xidLogGap
-		if now.Sub(m.eventsLogged) >= xidLogGap {
-			m.eventsLogged, wait = now, 0
-			m.logChangesLater(m.unloggedFrom, m.now.Devices)
-		}
+	for i := range m.unjudged {
+		again(m.unjudged[i].waitsSince, instanceDelay)
+	}
+	if m.unloggedFrom != nil && again(m.eventsLogged, xidLogGap) {
+		m.eventsLogged = now
+		m.logChangesLater(m.unloggedFrom, m.now.Devices)
 	}
 	return wait, more
 }
 
-// takeReading moves events from m.unjudged into a reading, in order; nil if none of them can be judged. It has at most one recovery action of a GPU, and no XID of that GPU from before it: the end of an
-// action clears the findings of earlier XIDs only. It returns more if other events wait for this reading only. m.mu is held.
+// takeReading moves events from m.unjudged into a reading, in order; nil if none of them can be judged. The reading has at most one
+// recovery action of a GPU, and no XID of that GPU from before it: the end of an action clears the findings of earlier XIDs only.
+// takeReading returns more if other events wait for this reading only. m.mu is held.
 func (m *Monitor) takeReading(now time.Time) (r *health.Reading, more bool) {
 	devices := m.now.Devices
 	if len(m.unjudged) == 0 || len(devices) == 0 {
@@ -278,7 +284,7 @@ func (m *Monitor) match(e *queuedEvent, now time.Time) (gpu int, targets []int) 
 // dropUnknown reports whether an event of a GPU that the source does not list is dropped: readings from after the event lack
 // the GPU, too. m.mu is held.
 func (m *Monitor) dropUnknown(e *queuedEvent, now time.Time) bool {
-	if waited := m.waited(e, now, gpuDelay); waited && m.readingsSince(e) {
+	if m.waited(e, now, gpuDelay) && m.readingsSince(e) {
 		return true
 	}
 	if !m.unknownGPUs[e.GPU] && len(m.unknownGPUs) < maxUnknownGPUs {

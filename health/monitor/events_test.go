@@ -415,7 +415,7 @@ func TestEventsOfInstances(t *testing.T) {
 		"unknown GPU instance":            {"GPU-0", 9, 0, nil, false, 2 * time.Second, "GPU-0"},
 		"unknown instance, source stalls": {"GPU-0", 9, -1, nil, true, instanceDelay, "GPU-0"},
 		"unknown compute instance":        {"GPU-0", 1, 7, nil, false, 2 * time.Second, "MIG-0 MIG-0b"},
-		"new GPU instance":                {"GPU-0", 9, -1, []health.Device{{ID: "MIG-9", Kind: health.KindMIG, Parent: "GPU-0", GI: 9, CI: 3}}, false, time.Second, "MIG-9"},
+		"new GPU instance":                {"GPU-0", 9, -1, []health.Device{{ID: "MIG-9", Kind: health.KindMIG, Parent: "GPU-0", GI: 9, CI: 3}}, false, 0, "MIG-9"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			runTestWithEvents(t, func(t *testing.T, h *harness, f *fakeEvents) {
@@ -464,6 +464,22 @@ func TestEventsOfInstances(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A storm of an instance that the source does not list counts, too, although it goes on.
+func TestStormOfUnknownInstance(t *testing.T) {
+	runTestWithEvents(t, func(t *testing.T, h *harness, f *fakeEvents) {
+		defer h.hangPolls()()
+		for range 10 {
+			e := xidEvent("GPU-0", 31)
+			e.GI = 9
+			f.receive(e)
+			advance(time.Second)
+		}
+		if n := h.out.Load().Devices[0].XIDCounts[31]; n < 5 {
+			t.Errorf("%d XIDs counted", n)
+		}
+	})
 }
 
 // Before the first inventory events are kept.
@@ -772,5 +788,7 @@ func BenchmarkEventToSnapshot(b *testing.B) {
 		await(counted(n))
 	}
 	cancel()
-	<-ended
+	if err := <-ended; err != nil {
+		b.Error(err)
+	}
 }

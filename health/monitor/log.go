@@ -27,8 +27,11 @@ func logChanges(log *zap.Logger, before, after []health.DeviceState) {
 			}
 			log.Info("device found", append(fields, zap.String("model", c.Device.Model), zap.String("pci", c.Device.PCI))...)
 		case health.ChangeXID:
-			log.Warn("XID", append(fields, zap.Int("xid", c.XID), zap.String("meaning", health.LookupXID(c.XID).Name),
-				zap.Uint64("count", c.Count), zap.Uint64("new", c.New))...)
+			fields = append(fields, zap.Int("xid", c.XID), zap.String("meaning", c.Description()), zap.Uint64("count", c.Count), zap.Uint64("new", c.New))
+			if c.Detail.Text != "" {
+				fields = append(fields, zap.String("message", c.Detail.Text))
+			}
+			log.Warn("XID", fields...)
 		case health.ChangeState:
 			fields = append(fields, zap.Stringer("state", c.Now.State), zap.Stringer("was", c.Was.State))
 			if cleared := c.Cleared(); len(cleared) > 0 {

@@ -12,14 +12,11 @@ const char *nvmlErrorString(int result); // nvml.h; symbols.c defines it
 import "C"
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 	"unsafe"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
-
-	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
 // soname is the name that the dynamic linker, go-nvml and DCGM find the library by.
@@ -93,11 +90,4 @@ func Use() (library nvml.Interface, release func(), err error) {
 		return nil, nil, err
 	}
 	return library, sync.OnceFunc(func() { _ = library.Shutdown() }), nil
-}
-
-var errNotBuilt = errors.New("not built yet")
-
-// OpenProcesses loads NVML and returns a lister of processes. The driver's files are open until release is called.
-func OpenProcesses() (list health.ProcessLister, release func(), err error) {
-	return nil, nil, errNotBuilt
 }

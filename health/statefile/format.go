@@ -229,7 +229,7 @@ func (sd savedDevice) state(detail json.RawMessage) (health.DeviceState, error) 
 	if len(detail) > 0 && json.Unmarshal(detail, &more) != nil {
 		more, detail = savedDetail{}, nil // keep the findings although the description is unreadable
 	}
-	d := health.DeviceState{Device: more.Device, Verdict: health.Verdict{Since: sd.Since, Trips: sd.Trips}}
+	d := health.DeviceState{Device: more.Device, Verdict: health.Verdict{Since: sd.Since, Trips: append([]time.Time(nil), sd.Trips...)}}
 	d.Device.ID, d.Device.Parent, d.Device.MIGMode, d.Device.Index, d.Device.Minor = sd.ID, sd.Parent, sd.MIGMode, sd.Index, sd.Minor
 	d.Device.Model, d.Device.PCI, d.Device.Memory, d.Device.Profile = sd.Model, sd.PCI, sd.Memory, sd.Profile
 	d.Device.GI, d.Device.CI, d.Device.Kind = sd.GI, sd.CI, health.KindGPU

@@ -124,11 +124,21 @@ func TestRestartKeepsAwaitedXIDs(t *testing.T) {
 	for boot, counts := range map[string]int{"boot": 0, "next boot": 1} {
 		devices := judge(nil, 0, nil, healthtest.GPU0)
 		devices = judgeEvent(judgeEvent(devices, 1, 95), 1, 31)
+		devices[0].Awaited = append(devices[0].Awaited, health.AwaitedXIDs{Code: 13, Witness: health.WitnessNVML, Count: 1, Since: healthtest.At(1)})
 		if !devices[0].Verdict.Has("xid-95") {
 			t.Fatal("no finding")
 		}
 		s := &health.Snapshot{At: healthtest.At(0), Source: health.Source{Kind: "dcgm"}, Devices: devices}
-		r := roundTrip(t, FromSnapshot(s, "boot")).Restore(boot, health.SourceID{Kind: "dcgm"}, healthtest.At(100))
+		saved := FromSnapshot(s, "boot")
+		if len(saved.Devices[0].Awaited) != 2 {
+			t.Errorf("saved %+v", saved.Devices[0].Awaited)
+		}
+		r := roundTrip(t, saved).Restore(boot, health.SourceID{Kind: "dcgm"}, healthtest.At(100))
+		for _, d := range r.Devices {
+			if boot != "boot" || len(d.Awaited) != 2 || d.EventAction != (health.EventAction{}) {
+				t.Errorf("%s: restored %+v", boot, d)
+			}
+		}
 		late := samples{"GPU-0": healthtest.Present(func(s *health.Sample) {
 			s.Past, s.XIDs = []health.XID{{Code: 95, At: healthtest.At(1)}}, []health.XID{{Code: 31, At: healthtest.At(2)}}
 		})}

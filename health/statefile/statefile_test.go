@@ -596,3 +596,33 @@ func TestSaveXIDsBeforeFirstPoll(t *testing.T) {
 		})
 	}
 }
+
+// XIDs that DCGM still has to report are saved when their number changes, but not at every poll.
+func TestSaveAwaitedXIDs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "state")
+		h := loadAndStart(t, path)
+		defer h.stop()
+		s := &health.Snapshot{At: healthtest.Epoch, Source: health.Source{Kind: "dcgm"}, Devices: judge(nil, 0, gpu0(xidAt(31, 0)), healthtest.GPU0)}
+		writes := 0
+		for i := range 5 {
+			next := *s
+			next.Seq, next.Devices = uint64(i), slices.Clone(s.Devices)
+			if i > 0 {
+				next.Devices[0].Awaited = []health.AwaitedXIDs{{Code: 31, Count: 1, Left: time.Minute - time.Duration(i)*time.Second}}
+				next.Devices[0].EventAction.Left = time.Minute - time.Duration(i)*time.Second
+			}
+			before := h.Status().Written
+			h.store(&next)
+			advance(checkInterval + time.Second)
+			if !h.Status().Written.Equal(before) {
+				writes++
+			}
+		}
+		saved, _, err := readFile(path)
+		must(t, err)
+		if writes != 2 || len(saved.Devices[0].Awaited) != 1 {
+			t.Errorf("%d writes, want 2; %+v", writes, saved)
+		}
+	})
+}

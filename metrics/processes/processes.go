@@ -3,8 +3,10 @@
 package processes
 
 import (
+	"cmp"
 	"fmt"
 	"path/filepath"
+	"slices"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
@@ -19,15 +21,16 @@ type Config struct {
 // DefaultConfig returns the defaults.
 func DefaultConfig() Config { return Config{Proc: "/proc", PodLogs: "/var/log/pods"} }
 
-// Validate returns the first invalid value with its key below `metrics.processes`.
-func (c Config) Validate() error {
-	switch {
-	case !filepath.IsAbs(c.Proc):
-		return fmt.Errorf("proc: expected an absolute path, such as /proc, got %q", c.Proc)
-	case c.PodLogs != "" && !filepath.IsAbs(c.PodLogs):
-		return fmt.Errorf("podLogs: expected an absolute path, or \"\" for none, got %q", c.PodLogs)
+// Validate returns every invalid value with its key below `metrics.processes`.
+func (c Config) Validate() []error {
+	var errs []error
+	if !filepath.IsAbs(c.Proc) {
+		errs = append(errs, fmt.Errorf("proc: expected an absolute path, such as /proc, got %q", c.Proc))
 	}
-	return nil
+	if c.PodLogs != "" && !filepath.IsAbs(c.PodLogs) {
+		errs = append(errs, fmt.Errorf("podLogs: expected an absolute path, or \"\" for none, got %q", c.PodLogs))
+	}
+	return errs
 }
 
 // Container is a container of a pod; the zero Container stands for processes of no pod.
@@ -49,9 +52,27 @@ const Other = "other"
 
 // Snapshot is the newest measurement. It is never modified once stored.
 type Snapshot struct {
-	health.ProcessReading
-	Usage []Usage // by device, then by container; a device of Measured without an entry has no process
-	Err   string  // why the newest measurement failed; Usage is empty then
+	health.ProcessReading                // each process once per device; Measured is sorted
+	Usage                 []Usage        // by device, then by container, Other last; a device of Measured without an entry has no process
+	WithoutPod            map[Reason]int // number of processes of no pod
+	Warning               string         // why processes may lack their pod; empty if they do not
+	Err                   string         // why the newest measurement failed; all else is empty then
+}
+
+// Of returns the usage of a device; measured is false if its processes are unknown. s may be nil.
+func (s *Snapshot) Of(id health.DeviceID) (usage []Usage, measured bool) {
+	if s == nil {
+		return nil, false
+	}
+	if _, measured = slices.BinarySearch(s.Measured, id); !measured {
+		return nil, false
+	}
+	start, _ := slices.BinarySearchFunc(s.Usage, id, func(u Usage, id health.DeviceID) int { return cmp.Compare(u.Device, id) })
+	end := start
+	for end < len(s.Usage) && s.Usage[end].Device == id {
+		end++
+	}
+	return s.Usage[start:end], true
 }
 
 // Open gives a lister of processes and a function that releases what it uses.

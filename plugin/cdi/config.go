@@ -17,7 +17,7 @@ type Config struct {
 	Generate         bool   `yaml:"generate"`
 	Kind             string `yaml:"kind"`             // VENDOR/CLASS of the names; empty: that of the program that writes the spec
 	Dir              string `yaml:"dir"`              // where specs are written, and read from in addition to /etc/cdi
-	HookPath         string `yaml:"hookPath"`         // nvidia-cdi-hook or nvidia-ctk on the host; empty: specs without hooks
+	HookPath         string `yaml:"hookPath"`         // nvidia-cdi-hook or nvidia-ctk on the host; empty: specs without hooks, and without nvcdi
 	AnnotationPrefix string `yaml:"annotationPrefix"` // of the key that cdi-annotations writes
 }
 

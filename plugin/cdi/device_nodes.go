@@ -40,8 +40,11 @@ func (h Host) ControlNodes() []string {
 	return slices.DeleteFunc(all, func(node string) bool { return !h.hasNode(node) })
 }
 
-// hasNode reports whether a device node exists below the device root or, if the agent does not see that, in its own /dev.
-func (h Host) hasNode(node string) bool {
+// hasNode reports whether a device node exists.
+func (h Host) hasNode(node string) bool { return exists(h.FS, path.Join(h.visibleDevRoot(), node)) }
+
+// visibleDevRoot returns the device root in the agent's view or, if the agent does not see that, the parent of its own /dev.
+func (h Host) visibleDevRoot() string {
 	root := h.devRoot()
 	if root == cmp.Or(h.DriverRoot, "/") {
 		root = h.driverRoot()
@@ -49,7 +52,7 @@ func (h Host) hasNode(node string) bool {
 	if !exists(h.FS, path.Join(root, "dev")) {
 		root = "/"
 	}
-	return exists(h.FS, path.Join(root, node))
+	return root
 }
 
 func exists(fsys fs.FS, name string) bool {

@@ -17,11 +17,7 @@ const specVersion = "0.5.0"
 // newSpec returns the spec of the devices: the device nodes of each, and the driver files, which are common to all. It
 // does not declare a device "all", by which a container could use GPUs that were not allocated to it. It leaves out a
 // device without known nodes and returns a warning, so that one broken GPU does not affect the others; Allocate refuses
-// the device.
-//
-// NVIDIA's library (nvidia-container-toolkit/pkg/nvcdi) would find the files more reliably, but its v1.20.1 requires cgo,
-// which this agent is built without, and opens NVML in a process that already has DCGM. To use NVIDIA's library, leave
-// plugin.cdi.generate off and let the toolkit maintain the spec.
+// the device. It uses only files, so it serves where Toolkit does not: without cgo, without NVML, or without hooks.
 func newSpec(in Input) (spec *specs.Spec, warnings []string, err error) {
 	h := in.Host
 	root, err := h.driverFS()
@@ -44,19 +40,34 @@ func newSpec(in Input) (spec *specs.Spec, warnings []string, err error) {
 	}
 	in.linkLibraries(&common, files)
 	spec = &specs.Spec{Version: specVersion, Kind: in.Config.EffectiveKind(), ContainerEdits: common}
-	skipped := map[string][]string{} // device IDs by reason
+	skipped := reasons{}
 	for _, d := range in.Devices {
 		nodes, err := h.DeviceNodes(&d.State.Device)
 		if err != nil {
-			skipped[err.Error()] = append(skipped[err.Error()], string(d.State.Device.ID))
+			skipped.add(d, err)
 			continue
 		}
 		spec.Devices = append(spec.Devices, specs.Device{Name: d.Name, ContainerEdits: specs.ContainerEdits{DeviceNodes: h.specNodes(nodes)}})
 	}
-	for _, reason := range slices.Sorted(maps.Keys(skipped)) {
-		warnings = append(warnings, fmt.Sprintf("%s left out of the CDI spec: %s", Abbreviate(skipped[reason]), reason))
+	return spec, skipped.list("left out of the CDI spec"), nil
+}
+
+// reasons are device IDs by reason.
+type reasons map[string][]string
+
+// add does nothing if err is nil.
+func (r reasons) add(d Device, err error) {
+	if err != nil {
+		r[err.Error()] = append(r[err.Error()], string(d.State.Device.ID))
 	}
-	return spec, warnings, nil
+}
+
+// list returns a message for each reason.
+func (r reasons) list(effect string) (messages []string) {
+	for _, reason := range slices.Sorted(maps.Keys(r)) {
+		messages = append(messages, fmt.Sprintf("%s %s: %s", Abbreviate(r[reason]), effect, reason))
+	}
+	return messages
 }
 
 // linkLibraries makes libcuda.so.1 and other links lead to the libraries. The hooks of the container toolkit do this in

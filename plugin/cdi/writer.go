@@ -1,6 +1,7 @@
 package cdi
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"go.uber.org/zap"
 	"go.yaml.in/yaml/v3"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
+	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
@@ -31,17 +33,22 @@ type Input struct {
 	Host    Host
 	Driver  string // version; empty: unknown
 	Devices []Device
+
+	NVML     bool // the driver has the devices: they are not simulated
+	Detached bool // the driver must not be used
 }
 
 // Writer ensures that the container runtime can resolve the CDI names of the devices. It belongs to one goroutine.
 type Writer struct {
 	StaticDir string // the directory of specs that administrators write
+	Toolkit   *Toolkit
 	log       *zap.Logger
 
 	// The generated spec.
-	fingerprint  string      // of its Input; empty: none was written
+	fingerprint  string      // of what it was made from; empty: none was written
 	written      fs.FileInfo // its file
 	lastWarnings []string    // logged last
+	lastFailure  string      // of the toolkit, logged last
 
 	// The specs of others.
 	kind      string     // for which found and names were read
@@ -51,7 +58,9 @@ type Writer struct {
 }
 
 // NewWriter returns a writer for this host.
-func NewWriter(log *zap.Logger) *Writer { return &Writer{StaticDir: "/etc/cdi", log: log} }
+func NewWriter(log *zap.Logger) *Writer {
+	return &Writer{StaticDir: "/etc/cdi", Toolkit: newToolkit(log.Named("nvcdi")), log: log}
+}
 
 // Ensure writes the spec if Config.Generate is set, and else checks the specs of others. Its error is why the container
 // runtime could not give a container the devices. It is called for every snapshot, and only reads file metadata as long
@@ -75,13 +84,17 @@ func (w *Writer) generate(in Input) error {
 	if len(in.Devices) == 0 {
 		return nil
 	}
-	fingerprint, file := in.fingerprint(), in.Config.file()
+	g, fingerprint := w.chooseGenerator(in)
+	file := in.Config.file()
 	if fingerprint == w.fingerprint {
 		if now, err := os.Stat(file); err == nil && os.SameFile(now, w.written) && now.ModTime().Equal(w.written.ModTime()) {
 			return nil
 		}
 	}
-	spec, warnings, err := newSpec(in)
+	if g.keep && in.fits(file) {
+		return w.remember(fingerprint, file)
+	}
+	spec, warnings, err := g.spec(in)
 	if err != nil {
 		return err
 	}
@@ -96,26 +109,100 @@ func (w *Writer) generate(in Input) error {
 	if err != nil {
 		return err
 	}
+	if old, err := os.ReadFile(file); err == nil && bytes.Equal(old, text) {
+		return w.remember(fingerprint, file)
+	}
 	if err := writeSpec(file, text); err != nil {
 		return err
 	}
-	w.fingerprint = fingerprint
-	if w.written, err = os.Stat(file); err != nil {
+	if err := w.remember(fingerprint, file); err != nil {
 		return err
 	}
 	w.log.Info("CDI spec written", zap.String("file", file), zap.String("kind", spec.Kind), zap.Int("devices", len(spec.Devices)),
-		zap.String("driver", in.Driver))
+		zap.String("driver", in.Driver), zap.String("generator", g.name))
 	return nil
 }
 
-// fingerprint identifies the input and the nodes and sockets of the host: at boot some of these appear late.
-func (in Input) fingerprint() string {
-	h := in.Host
+// generator is what generates a spec.
+type generator struct {
+	name string // in the log
+	spec func(Input) (spec *specs.Spec, warnings []string, err error)
+	keep bool // a spec that exists and fits is kept instead
+}
+
+// chooseGenerator returns what generates the spec now, and what identifies all that the spec depends on. nvcdi is preferred
+// where it can work. Until it has answered, and when it fails as a whole, a spec that fits stays: it may be nvcdi's last one.
+func (w *Writer) chooseGenerator(in Input) (g generator, fingerprint string) {
+	fromFiles := generator{name: "driver files", spec: newSpec}
+	keys := in.keys()
+	fingerprint = in.fingerprint(keys)
+	if !in.NVML || in.Config.HookPath == "" {
+		w.Toolkit.stop()
+		return fromFiles, fingerprint
+	}
+	m, complete := w.Toolkit.want(in, keys)
+	common := m.parts[""]
+	switch {
+	case complete && common.edits != nil:
+		g = generator{name: "nvcdi", spec: m.spec}
+	case complete || in.Detached:
+		g = fromFiles
+		g.keep = true
+	default:
+		g = generator{spec: func(Input) (*specs.Spec, []string, error) { return nil, nil, ErrPending }, keep: true}
+	}
+	if failure := fmt.Sprint(common.err); complete && failure != w.lastFailure {
+		if w.lastFailure = failure; common.err != nil {
+			w.log.Warn("nvcdi cannot generate the CDI spec", zap.Error(common.err))
+		}
+	}
+	return g, fmt.Sprintf("%s\n%d %t %t", fingerprint, m.number, complete, in.Detached)
+}
+
+// ErrPending reports that a spec will exist when nvcdi has answered.
+var ErrPending = errors.New("nvcdi has not answered yet")
+
+// remember notes that a file is the spec for all that the fingerprint identifies.
+func (w *Writer) remember(fingerprint, file string) (err error) {
+	w.fingerprint = fingerprint
+	w.written, err = os.Stat(file)
+	return err
+}
+
+// fits reports whether a spec in a file serves the input: it has the kind, the devices with their nodes, the driver's library
+// and the hooks.
+func (in Input) fits(file string) bool {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return false
+	}
+	var spec specs.Spec
+	if err := json.Unmarshal(text, &spec); err != nil || spec.Kind != in.Config.EffectiveKind() {
+		return false
+	}
+	library := func(m *specs.Mount) bool {
+		return filepath.Base(m.HostPath) == "libcuda.so."+in.Driver && m.HostPath == in.Host.mount(m.ContainerPath, "").HostPath
+	}
+	hook := func(h *specs.Hook) bool { return h.Path == in.Config.HookPath }
+	if !slices.ContainsFunc(spec.ContainerEdits.Mounts, library) || !slices.ContainsFunc(spec.ContainerEdits.Hooks, hook) {
+		return false
+	}
+	devices := make(map[string]*specs.ContainerEdits, len(spec.Devices))
+	for i := range spec.Devices {
+		devices[spec.Devices[i].Name] = &spec.Devices[i].ContainerEdits
+	}
+	return !slices.ContainsFunc(in.Devices, func(d Device) bool {
+		nodes, err := in.Host.DeviceNodes(&d.State.Device)
+		return devices[d.Name] == nil || err != nil || in.Host.checkNodes(devices[d.Name], nodes) != nil
+	})
+}
+
+// fingerprint identifies the input and the files of the host on which a spec depends.
+func (in Input) fingerprint(keys map[health.DeviceID]string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%+v %q %q %q %q %q %q", in.Config, in.Driver, h.DriverRoot, h.ContainerDriverRoot, h.DevRoot, h.ControlNodes(), h.driverSockets())
+	fmt.Fprintf(&b, "%+v %s", in.Config, keys[""])
 	for _, d := range in.Devices {
-		nodes, err := h.DeviceNodes(&d.State.Device)
-		fmt.Fprintf(&b, "\n%q %q %q %v", d.Name, d.State.Device.ID, nodes, err)
+		fmt.Fprintf(&b, "\n%q %q %s", d.Name, d.State.Device.ID, keys[d.State.Device.ID])
 	}
 	return b.String()
 }

@@ -23,6 +23,9 @@ the configuration of the nodeConfigs entry NAME, or of all other nodes if NAME i
 {{- if dig "plugin" "kubeletDir" "" $config }}
 {{- fail (printf "%s.plugin.kubeletDir: the pod mounts the kubelet's directory at /var/lib/kubelet; set the chart's value kubeletDir to its path on the nodes" $at) }}
 {{- end }}
+{{- if and (not $values.hostPID) (dig "metrics" "processes" "enabled" false $config) (eq (clean (dig "metrics" "processes" "proc" "" $config)) "/proc") }}
+{{- fail (printf "%s.metrics.processes.proc: /proc in the pod has no processes of the node; leave it out, and the chart mounts the node's at /host/proc" $at) }}
+{{- end }}
 {{- $extra := list }}
 {{- range $values.extraVolumeMounts }}
 {{- $extra = append $extra .mountPath }}

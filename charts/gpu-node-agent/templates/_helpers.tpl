@@ -11,7 +11,7 @@ nodeConfigs stays until it has removed the key of `config`.
 {{- $_ := set $.Values.nodeConfigs $name $config }}
 {{- end }}
 {{- end }}
-{{- range list "image" "gpuOperator" "probes" "web" "service" "serviceMonitor" "podMonitor" "prometheusRule" "dashboards" "networkPolicy" "serviceAccount" "rbac" }}
+{{- range list "image" "gpuOperator" "kernelLog" "probes" "web" "service" "serviceMonitor" "podMonitor" "prometheusRule" "dashboards" "networkPolicy" "serviceAccount" "rbac" }}
 {{- if not (hasKey $.Values .) }}
 {{- $_ := set $.Values . (dict) }}
 {{- end }}
@@ -96,6 +96,9 @@ nodes if NAME is "". It is called with (dict "root" $ "name" NAME "agent" (dict)
 {{- /* Allows fault injection: kubectl exec … -- gpu-node-agent sim '{gpu: 3, xid: 79}' */}}
 {{- $config = mustMergeOverwrite $config (dict "source" (dict "sim" (dict "control" "/run/gpu-node-agent/sim.sock"))) }}
 {{- end }}
+{{- if and $values.kernelLog.enabled (not $sim) }}
+{{- $config = mustMergeOverwrite (dict "source" (dict "kernelLog" true)) $config }}
+{{- end }}
 {{- if $values.web.secretName }}
 {{- $config = mustMergeOverwrite (dict "metrics" (dict "webConfigFile" "/etc/gpu-node-agent-web/web-config.yaml")) $config }}
 {{- end }}
@@ -103,6 +106,11 @@ nodes if NAME is "". It is called with (dict "root" $ "name" NAME "agent" (dict)
 {{- $generate := and (dig "plugin" "enabled" true $config) (dig "plugin" "cdi" "generate" false $config) }}
 {{- if and $generate (not $sim) }}
 {{- $config = mustMergeOverwrite (dict "plugin" (dict "containerDriverRoot" "/driver-root")) $config }}
+{{- end }}
+{{- $processes := dig "metrics" "processes" "enabled" false $config }}
+{{- /* With hostPID the container's own /proc is that of the node. */}}
+{{- if and $processes (not $values.hostPID) }}
+{{- $config = mustMergeOverwrite (dict "metrics" (dict "processes" (dict "proc" "/host/proc"))) $config }}
 {{- end }}
 {{- include "gpu-node-agent.check" (dict "root" .root "name" .name "config" $config) }}
 {{- $mig := has (dig "plugin" "migStrategy" "none" $config) (list "single" "mixed") }}
@@ -126,13 +134,27 @@ nodes if NAME is "". It is called with (dict "root" $ "name" NAME "agent" (dict)
 {{- $_ := set .agent "conditions" (dig "health" "kubernetes" "enabled" false $config) }}
 {{- $_ := set .agent "podLabels" (or (dig "metrics" "podUID" false $config) (dig "metrics" "podLabels" (list) $config | empty | not)) }}
 {{- $_ := set .agent "needsSysAdmin" (and $needs (not $sim)) }}
-{{- $jobs := dig "metrics" "hpcJobDir" "" $config }}
+{{- $kernelLog := dig "source" "kernelLog" false $config }}
+{{- $kernelLogPath := dig "source" "kernelLogPath" "/dev/kmsg" $config | clean }}
+{{- /* The path at which the container gets the node's /dev/kmsg, and whether it reads the path in vain. */}}
+{{- $_ := set .agent "kernelLog" (ternary $kernelLogPath "" (and $kernelLog (eq true $values.kernelLog.enabled) (not $sim))) }}
+{{- $mounted := list }}
 {{- range $values.extraVolumeMounts }}
-{{- if eq (clean .mountPath) (clean $jobs) }}
-{{- $jobs = "" }}
+{{- $mounted = append $mounted .mountPath }}
+{{- end }}
+{{- $_ := set .agent "needsKernelLog" (and $kernelLog (not .agent.kernelLog) (not (include "gpu-node-agent.below" (dict "path" (printf "%s/" $kernelLogPath) "dirs" $mounted)))) }}
+{{- /* Directories of the node, unless extraVolumeMounts has them. */}}
+{{- $dirs := dict "hpcJobDir" (dig "metrics" "hpcJobDir" "" $config)
+  "hostProc" (ternary (dig "metrics" "processes" "proc" "" $config) "" (and $processes (not $values.hostPID)))
+  "podLogs" (ternary (dig "metrics" "processes" "podLogs" "/var/log/pods" $config) "" $processes) }}
+{{- range $key, $dir := $dirs }}
+{{- range $values.extraVolumeMounts }}
+{{- if eq (clean .mountPath) (clean $dir) }}
+{{- $_ := set $dirs $key "" }}
 {{- end }}
 {{- end }}
-{{- $_ := set .agent "hpcJobDir" $jobs }}
+{{- end }}
+{{- $_ := mustMergeOverwrite .agent $dirs }}
 {{- $sysAdmin := default "auto" $values.sysAdmin }}
 {{- $_ := set .agent "sysAdmin" (and (not $sim) (or (eq $sysAdmin "always") (and (eq $sysAdmin "auto") $needs))) }}
 {{- $affinity := deepCopy (default (dict) $values.affinity) }}

@@ -12,11 +12,12 @@ struct nvmlDevice_st {
 };
 static struct nvmlDevice_st handles[MAX_LOADS][MAX_GPUS];
 
-// gpu_of returns the GPU of a handle of the loaded driver, or NULL.
+// gpu_of returns the GPU of a handle of the loaded driver, of a MIG device its parent, or NULL.
 static gpu_t *gpu_of(nvmlDevice_t handle) {
     for (unsigned i = 0; i < MAX_GPUS; i++)
         if (handle.handle == &handles[state.load % MAX_LOADS][i]) return &state.gpu[i];
-    return NULL;
+    const mig_t *mig = mig_of(handle);
+    return mig == NULL ? NULL : &state.gpu[mig->gpu];
 }
 
 nvmlReturn_t fault_of(const char *function, int gpu) {
@@ -148,12 +149,15 @@ EXPORT nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *de
         device->handle = &handles[state.load % MAX_LOADS][i];
         return leave(NVML_SUCCESS);
     }
+    if (mig_by_uuid(uuid, device)) return leave(NVML_SUCCESS);
     return leave(NVML_ERROR_NOT_FOUND);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned length) {
     ENTER;
-    uuid_of(gpu, uuid, length);
+    const mig_t *mig = mig_of(device);
+    if (mig != NULL) mig_uuid(mig, uuid, length);
+    else uuid_of(gpu, uuid, length);
     return leave(result);
 }
 

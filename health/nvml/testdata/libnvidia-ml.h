@@ -78,7 +78,7 @@ nvmlReturn_t enter(const char *function, int gpu) HIDDEN;
 nvmlReturn_t fault_of(const char *function, int gpu) HIDDEN;
 nvmlReturn_t leave(nvmlReturn_t result) HIDDEN;
 
-// enter_device is enter for a function of a device. It sets *gpu, and fails if the handle is invalid or the GPU is lost.
+// enter_device is enter for a function of a device. It sets *gpu, of a MIG device to its parent, and fails if the handle is invalid or the GPU is lost.
 nvmlReturn_t enter_device(const char *function, nvmlDevice_t handle, gpu_t **gpu) HIDDEN;
 
 // ENTER starts a function of `device`.
@@ -86,6 +86,19 @@ nvmlReturn_t enter_device(const char *function, nvmlDevice_t handle, gpu_t **gpu
     gpu_t *gpu;                                                    \
     nvmlReturn_t result = enter_device(__func__, device, &gpu);    \
     if (result != NVML_SUCCESS) return leave(result)
+
+// mig_t is a MIG device: a compute instance.
+typedef struct {
+    int index, gi, ci;
+    unsigned gpu;
+} mig_t;
+
+// mig_of returns the MIG device of a handle of the loaded driver, or NULL.
+mig_t *mig_of(nvmlDevice_t handle) HIDDEN;
+// mig_by_uuid finds the handle of a MIG device.
+int mig_by_uuid(const char *uuid, nvmlDevice_t *device) HIDDEN;
+void mig_uuid(const mig_t *mig, char *uuid, unsigned length) HIDDEN;
+int is_partitioned(const gpu_t *gpu) HIDDEN;
 
 void uuid_of(const gpu_t *gpu, char *uuid, unsigned length) HIDDEN;
 

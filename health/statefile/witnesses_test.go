@@ -1,15 +1,12 @@
-package health_test
+package statefile
 
 import (
-	"encoding/json"
-	"fmt"
 	"maps"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
 
@@ -175,14 +172,7 @@ func (n *witnessedNode) restart() {
 	n.lossy = n.lossy || len(n.nvml) > 0
 	n.nvml = nil
 	snapshot := &health.Snapshot{At: n.now, Source: health.Source{Kind: "dcgm"}, Devices: n.devices}
-	text, err := json.Marshal(statefile.FromSnapshot(snapshot, "boot"))
-	var saved statefile.Saved
-	if err == nil {
-		err = json.Unmarshal(text, &saved)
-	}
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	saved := roundTrip(n.t, FromSnapshot(snapshot, "boot"))
 	n.counted = n.counts()
 	r := saved.Restore("boot", health.SourceID{Kind: "dcgm"}, n.now)
 	n.devices, n.history, n.started = r.Devices, r.History, false
@@ -257,8 +247,8 @@ func FuzzWitnesses(f *testing.F) {
 		for _, k := range keys {
 			least := max(n.seen[health.WitnessSource][k], n.seen[health.WitnessNVML][k])
 			if got := counts[k]; got < least || got > n.truth[k] || !n.lossy && got != n.truth[k] {
-				t.Error(fmt.Sprintf("%+v counts %d times; of %d the source reported %d and NVML %d; losses: %v", k, got, n.truth[k],
-					n.seen[health.WitnessSource][k], n.seen[health.WitnessNVML][k], n.lossy))
+				t.Errorf("%+v counts %d times; of %d the source reported %d and NVML %d; losses: %v", k, got, n.truth[k],
+					n.seen[health.WitnessSource][k], n.seen[health.WitnessNVML][k], n.lossy)
 			}
 		}
 	})

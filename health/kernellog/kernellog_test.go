@@ -1,0 +1,360 @@
+package kernellog
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// recorder is an EventReceiver for a reader in the same goroutine.
+type recorder struct{ events []health.Event }
+
+func (r *recorder) Receive(e health.Event) { r.events = append(r.events, e) }
+func (*recorder) SetEvents(error)          {}
+
+func (r *recorder) codes() (codes []int) {
+	for _, e := range r.events {
+		codes = append(codes, e.XID.Code)
+	}
+	return codes
+}
+
+func newReader(to health.EventReceiver) *reader {
+	return &reader{path: "/dev/kmsg", to: to, log: zap.NewNop()}
+}
+
+// xidRecord returns a record of the kernel with an XID.
+func xidRecord(sequence, code int) string {
+	return fmt.Sprintf("4,%d,23603062006,-;NVRM: Xid (PCI:0000:1b:00): %d, text\n", sequence, code)
+}
+
+// device reads as /dev/kmsg does: a read returns one record or an error.
+type device []any
+
+func (d *device) Read(p []byte) (int, error) {
+	if len(*d) == 0 {
+		return 0, io.EOF
+	}
+	next := (*d)[0]
+	*d = (*d)[1:]
+	if err, ok := next.(error); ok {
+		return 0, err
+	}
+	return copy(p, next.(string)), nil
+}
+
+func TestReadRecords(t *testing.T) {
+	overwritten, large := &os.PathError{Op: "read", Path: "/dev/kmsg", Err: syscall.EPIPE}, &os.PathError{Op: "read", Path: "/dev/kmsg", Err: syscall.EINVAL}
+	storm := make(device, 10000)
+	for i := range storm {
+		storm[i] = xidRecord(i+1, 31)
+	}
+	for name, c := range map[string]struct {
+		from          device
+		codes         []int
+		skipped, lost uint64
+	}{
+		"two in one microsecond":         {device{xidRecord(1, 13), xidRecord(2, 13)}, []int{13, 13}, 0, 0},
+		"other records":                  {device{"6,1,2,-;usb 1-1: new device\n SUBSYSTEM=usb\n DEVICE=c189:1\n", xidRecord(2, 13)}, []int{13}, 0, 0},
+		"the kernel overwrote some":      {device{xidRecord(7, 13), overwritten, xidRecord(10, 31), overwritten, overwritten, xidRecord(12, 79)}, []int{13, 31, 79}, 0, 3},
+		"one exceeds the buffer":         {device{xidRecord(7, 13), large, xidRecord(9, 31)}, []int{13, 31}, 1, 1},
+		"malformed records":              {device{"text\n", "\n", "4,x,2,-;NVRM: Xid (PCI:0000:1b:00): 79, text\n", xidRecord(2, 13)}, []int{13}, 3, 0},
+		"an XID in another form":         {device{"4,1,2,-;NVRM: Xid (GPU 3): 79, text\n", xidRecord(2, 13)}, []int{13}, 1, 0},
+		"a process wrote it":             {device{"12,1,2,-;NVRM: Xid (PCI:0000:1b:00): 79, text\n", xidRecord(2, 13)}, []int{13}, 0, 0},
+		"a property that looks like one": {device{"6,1,2,-;text\n 4,9,2,-;NVRM: Xid (PCI:0000:1b:00): 79, text\n", xidRecord(2, 13)}, []int{13}, 0, 0},
+		"records that were read before":  {device{xidRecord(3, 13), xidRecord(2, 31), xidRecord(3, 13), xidRecord(4, 79)}, []int{13, 79}, 0, 0},
+		"an endless line":                {device{strings.Repeat("x", maxRecord), strings.Repeat("x", maxRecord), "x\n", xidRecord(2, 13)}, []int{13}, 1, 0},
+		"a storm of equal lines":         {storm, slices.Repeat([]int{31}, len(storm)), 0, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var to recorder
+			r := newReader(&to)
+			r.file = charDevice(t)
+			if err := r.readRecords(&c.from); !errors.Is(err, io.EOF) {
+				t.Errorf("error %v, want the end of the records", err)
+			}
+			if !slices.Equal(to.codes(), c.codes) || r.skipped.total != c.skipped || r.lost.total != c.lost {
+				t.Errorf("XIDs %v, %d skipped, %d lost; want %v, %d, %d", to.codes(), r.skipped.total, r.lost.total, c.codes, c.skipped, c.lost)
+			}
+		})
+	}
+}
+
+func charDevice(t *testing.T) os.FileInfo {
+	t.Helper()
+	info, err := os.Stat(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info
+}
+
+// An error that stays must not occupy a processor.
+func TestReadRecordsEndsIfNothingCanBeRead(t *testing.T) {
+	for _, lasting := range []error{syscall.EPIPE, syscall.EINVAL} {
+		if err := newReader(&recorder{}).readRecords(failing{lasting}); !errors.Is(err, lasting) {
+			t.Errorf("%v, want %v", err, lasting)
+		}
+	}
+}
+
+type failing struct{ err error }
+
+func (f failing) Read([]byte) (int, error) { return 0, f.err }
+
+func TestSkippedRecordsAreLoggedSparsely(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		core, logs := observer.New(zap.InfoLevel)
+		r := newReader(&recorder{})
+		r.log = zap.New(core)
+		for range 3 {
+			for range 1000 {
+				r.take([]byte("malformed\n"))
+			}
+			time.Sleep(time.Minute) //nolint:forbidigo // in the bubble
+		}
+		r.take([]byte("malformed\n"))
+		all := logs.All()
+		if len(all) != 4 || all[3].ContextMap()["skipped"] != uint64(3001) {
+			t.Errorf("%d entries, want 4, the last with 3001 records: %+v", len(all), all)
+		}
+	})
+}
+
+// feed receives what an event source reports.
+type feed struct {
+	events chan health.Event
+	states chan error
+}
+
+func (f *feed) Receive(e health.Event) { f.events <- e }
+func (f *feed) SetEvents(err error)    { f.states <- err }
+
+// start runs an event source of the path until the test ends.
+func start(t *testing.T, path string) *feed {
+	t.Helper()
+	f := &feed{make(chan health.Event, 100), make(chan error, 100)}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		Events(path, zap.NewNop())(ctx, f)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-done
+	})
+	return f
+}
+
+// wantUp waits until the source is up.
+func (f *feed) wantUp(t *testing.T) {
+	t.Helper()
+	for err := range f.states {
+		if err == nil {
+			return
+		}
+	}
+}
+
+func (f *feed) wantDown(t *testing.T) error {
+	t.Helper()
+	for err := range f.states {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// wantXIDs waits for XIDs, and checks their order.
+func (f *feed) wantXIDs(t *testing.T, codes ...int) {
+	t.Helper()
+	for _, code := range codes {
+		e := <-f.events
+		if e.XID.Code != code || e.XID.At.IsZero() {
+			t.Fatalf("%+v, want XID %d with a time", e, code)
+		}
+	}
+}
+
+func appendTo(t *testing.T, path string, records ...string) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = f.WriteString(strings.Join(records, ""))
+	if err := errors.Join(err, f.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func rename(t *testing.T, from, to string) {
+	t.Helper()
+	if err := os.Rename(from, to); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestEventsOfRegularFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "kmsg")
+	synctest.Test(t, func(t *testing.T) {
+		appendTo(t, path, xidRecord(1, 48))
+		f := start(t, path)
+		f.wantUp(t)
+		appendTo(t, path, xidRecord(2, 13), xidRecord(3, 31))
+		f.wantXIDs(t, 13, 31)
+		appendTo(t, path, xidRecord(4, 43)[:20])
+		appendTo(t, path, xidRecord(4, 43)[20:])
+		f.wantXIDs(t, 43)
+
+		if err := os.Truncate(path, 0); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(growInterval) //nolint:forbidigo // in the bubble
+		synctest.Wait()
+		appendTo(t, path, xidRecord(1, 44))
+		f.wantXIDs(t, 44)
+
+		rename(t, path, path+".1") // a rotation, as of logs
+		appendTo(t, path+".1", xidRecord(2, 45))
+		appendTo(t, path+".2", xidRecord(3, 46))
+		rename(t, path+".2", path)
+		f.wantXIDs(t, 45, 46)
+	})
+}
+
+func TestEventsOfMissingFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "kmsg")
+	synctest.Test(t, func(t *testing.T) {
+		f := start(t, path)
+		if err := f.wantDown(t); !strings.Contains(err.Error(), "source.kernelLogPath: "+path) {
+			t.Errorf("%v, want it to name the key and the path", err)
+		}
+		appendTo(t, path, xidRecord(1, 13))
+		f.wantUp(t)
+		f.wantXIDs(t, 13)
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		_ = f.wantDown(t)
+		appendTo(t, path, xidRecord(1, 31))
+		f.wantUp(t)
+		f.wantXIDs(t, 31)
+	})
+}
+
+func TestEventsPauseBetweenAttempts(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "kmsg")
+	synctest.Test(t, func(t *testing.T) {
+		f, begun := start(t, path), time.Now()
+		for range 10 {
+			_ = f.wantDown(t)
+		}
+		if d := time.Since(begun); d < 3*time.Minute || d > 5*time.Minute {
+			t.Errorf("ten attempts in %v, want pauses that grow to a minute", d)
+		}
+	})
+}
+
+func TestEventsOfOtherFiles(t *testing.T) {
+	dir := t.TempDir()
+	for path, want := range map[string]string{
+		dir:           "expected /dev/kmsg, a FIFO or a regular file",
+		os.DevNull:    "1:3",
+		dir + "/f/x":  "not a directory",
+		"/proc/no/me": "does not exist",
+	} {
+		appendTo(t, dir+"/f")
+		synctest.Test(t, func(t *testing.T) {
+			if err := start(t, path).wantDown(t); !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %v, want %q", path, err, want)
+			}
+		})
+	}
+}
+
+func TestEventsOfFIFO(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "kmsg")
+	mkfifo(t, path)
+	f := start(t, path)
+	f.wantUp(t)
+	for range 3 { // each write is by another writer
+		appendTo(t, path, xidRecord(1, 13), xidRecord(1, 31))
+		f.wantXIDs(t, 13, 31)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	_ = f.wantDown(t)
+	mkfifo(t, path)
+	f.wantUp(t)
+	appendTo(t, path, xidRecord(1, 43))
+	f.wantXIDs(t, 43)
+}
+
+func mkfifo(t *testing.T, path string) {
+	t.Helper()
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The records of a real kernel log have the form that parseRecord expects.
+func TestParseRecordsOfKernel(t *testing.T) {
+	f, err := os.OpenFile("/dev/kmsg", os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	defer f.Close() //nolint:errcheck // only read
+	if err := f.SetReadDeadline(time.Now()); err != nil {
+		t.Skip("no kernel log: ", err)
+	}
+	_ = f.SetReadDeadline(time.Time{})
+	raw, err := f.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	records := 0
+	lines := bufio.NewReaderSize(nonBlocking{raw}, maxRecord)
+	for {
+		line, err := lines.ReadSlice('\n')
+		if errors.Is(err, syscall.EPIPE) {
+			continue
+		}
+		if err != nil {
+			break
+		}
+		if _, ok := parseRecord(line); !ok && line[0] != ' ' {
+			t.Errorf("%q is no record", line)
+		}
+		records++
+	}
+	t.Logf("%d lines", records)
+}
+
+// nonBlocking reads until nothing is left.
+type nonBlocking struct{ raw syscall.RawConn }
+
+func (r nonBlocking) Read(p []byte) (n int, err error) {
+	if e := r.raw.Read(func(fd uintptr) bool { n, err = syscall.Read(int(fd), p); return true }); e != nil {
+		return 0, e
+	}
+	return max(n, 0), err
+}

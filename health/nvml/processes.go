@@ -1,0 +1,178 @@
+//go:build cgo && linux
+
+package nvml
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// OpenProcesses loads NVML and returns a lister of processes. The driver's files are open until release is called. Both belong to
+// one goroutine. The lister returns the processes that the driver shows: to a container, those of its PID namespace.
+func OpenProcesses() (list health.ProcessLister, release func(), err error) {
+	library, release, err := Use()
+	if err != nil {
+		return nil, nil, err
+	}
+	p := &processLister{library: library, release: release, lastSeen: map[health.DeviceID]uint64{}}
+	return p.list, func() { p.release() }, nil
+}
+
+type processLister struct {
+	library  nvml.Interface
+	release  func()
+	lastSeen map[health.DeviceID]uint64 // the time of the newest sample of utilization, in µs, by GPU
+}
+
+// list lists the processes of the GPUs and MIG devices, except those of partitioned GPUs, whose processes are their MIG
+// devices'. A device whose processes NVML does not list is not measured. A process may have several kinds of context.
+func (p *processLister) list(ctx context.Context, devices []health.Device) (*health.ProcessReading, error) {
+	if p.library == nil { // the driver has ended
+		library, release, err := Use()
+		if err != nil {
+			return nil, err
+		}
+		p.library, p.release = library, release
+	}
+	partitioned := map[health.DeviceID]bool{}
+	for i := range devices {
+		partitioned[devices[i].Parent] = true
+	}
+	r := &health.ProcessReading{}
+	seen := map[health.DeviceID]uint64{}
+	var failed error
+	tried := 0
+	for i := range devices {
+		id := devices[i].ID
+		if partitioned[id] {
+			continue
+		}
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		tried++
+		processes, err := p.measure(id, devices[i].Kind, seen)
+		if err != nil {
+			failed = fmt.Errorf("%s: %w", id, err)
+			continue
+		}
+		r.Processes, r.Measured = append(r.Processes, processes...), append(r.Measured, id)
+	}
+	p.lastSeen = seen
+	if tried > 0 && len(r.Measured) == 0 {
+		p.reopenAfter(failed)
+		return nil, failed
+	}
+	r.At = time.Now()
+	return r, nil
+}
+
+// reopenAfter has NVML initialized again if an error is that of a driver that was unloaded.
+func (p *processLister) reopenAfter(err error) {
+	code, _ := errors.AsType[Error](err)
+	switch nvml.Return(code) {
+	case nvml.ERROR_UNINITIALIZED, nvml.ERROR_DRIVER_NOT_LOADED, nvml.ERROR_UNKNOWN:
+		p.release()
+		p.library, p.release = nil, func() {}
+	}
+}
+
+// measure lists the processes of a device. It records the time of the newest sample in seen.
+func (p *processLister) measure(id health.DeviceID, kind health.Kind, seen map[health.DeviceID]uint64) ([]health.Process, error) {
+	device, ret := p.library.DeviceGetHandleByUUID(string(id))
+	if err := failure("nvmlDeviceGetHandleByUUID", ret); err != nil {
+		return nil, err
+	}
+	var processes []health.Process
+	listed := false
+	for _, l := range []struct {
+		call string
+		kind health.ProcessKind
+		get  func() ([]nvml.ProcessInfo, nvml.Return)
+	}{
+		{"nvmlDeviceGetComputeRunningProcesses", health.ProcessCompute, device.GetComputeRunningProcesses},
+		{"nvmlDeviceGetGraphicsRunningProcesses", health.ProcessGraphics, device.GetGraphicsRunningProcesses},
+		{"nvmlDeviceGetMPSComputeRunningProcesses", health.ProcessMPS, device.GetMPSComputeRunningProcesses},
+	} {
+		infos, ret := l.get()
+		if ret == nvml.ERROR_NOT_SUPPORTED || ret == nvml.ERROR_FUNCTION_NOT_FOUND {
+			continue // a device without graphics, or an older driver
+		}
+		if err := failure(l.call, ret); err != nil {
+			return nil, err
+		}
+		listed = true
+		for _, info := range infos {
+			process := health.Process{Device: id, PID: int(info.Pid), Kind: l.kind}
+			if info.UsedGpuMemory != notAvailable {
+				process.Memory, process.HasMemory = float64(info.UsedGpuMemory), true
+			}
+			processes = append(processes, process)
+		}
+	}
+	if !listed {
+		return nil, failure("nvmlDeviceGetComputeRunningProcesses", nvml.ERROR_NOT_SUPPORTED)
+	}
+	if kind == health.KindMIG { // "not currently supported" on partitioned GPUs (nvml.h)
+		return processes, nil
+	}
+	sm, newest, ok := utilization(device, p.lastSeen[id])
+	if !ok {
+		return processes, nil
+	}
+	seen[id] = newest
+	for i := range processes {
+		samples := sm[processes[i].PID]
+		if len(samples) == 0 && processes[i].Kind == health.ProcessMPS {
+			continue // the samples are those of the MPS server instead
+		}
+		processes[i].SM, processes[i].HasSM = mean(samples)/100, true
+	}
+	return processes, nil
+}
+
+// notAvailable is NVML_VALUE_NOT_AVAILABLE, -1, as an unsigned value.
+const notAvailable = ^uint64(0)
+
+// utilization returns what percentage of the time each process has used the GPU since a time in µs, and the time of the newest
+// sample.
+func utilization(device nvml.Device, since uint64) (sm map[int][]uint32, newest uint64, ok bool) {
+	now := uint64(time.Now().UnixMicro()) //nolint:gosec // not negative
+	if since == 0 || since > now {        // if the clock was set back, no sample would be newer for that time
+		since = now - uint64(time.Second/time.Microsecond)
+	}
+	// go-nvml asks for the number of samples, then for the samples. If there are more by then, it panics: it cuts its slice to
+	// the new number.
+	defer func() {
+		if recover() != nil {
+			sm, newest, ok = nil, 0, false
+		}
+	}()
+	samples, ret := device.GetProcessUtilization(since)
+	if ret != nvml.SUCCESS && ret != nvml.ERROR_NOT_FOUND { // not found: no process has used the GPU
+		return nil, 0, false
+	}
+	sm, newest = map[int][]uint32{}, since
+	for _, s := range samples {
+		if s.TimeStamp > since && s.SmUtil <= 100 { // drivers fill a part of the samples with arbitrary values
+			sm[int(s.Pid)] = append(sm[int(s.Pid)], s.SmUtil)
+			newest = max(newest, s.TimeStamp)
+		}
+	}
+	return sm, newest, true
+}
+
+// mean returns 0 for no samples: NVML has none of a process that did not use the GPU.
+func mean(values []uint32) float64 {
+	sum := 0.0
+	for _, v := range values {
+		sum += float64(v)
+	}
+	return sum / max(1, float64(len(values)))
+}

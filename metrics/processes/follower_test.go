@@ -1,0 +1,379 @@
+package processes
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
+)
+
+const (
+	interval = 10 * time.Second
+	limit    = 15 * time.Second
+)
+
+// behavior is what a fakeDriver does. It hangs while hang is open.
+type behavior struct {
+	reading      health.ProcessReading
+	err, openErr error
+	hang         chan struct{} // nil: it does not
+}
+
+// fakeDriver lists processes.
+type fakeDriver struct {
+	now atomic.Pointer[behavior]
+
+	calls, running, open, opened atomic.Int32
+	parallel                     atomic.Bool // two calls at once
+}
+
+func newDriver(b behavior) *fakeDriver {
+	d := new(fakeDriver)
+	d.now.Store(&b)
+	return d
+}
+
+func (d *fakeDriver) source() Source {
+	return Source{Interval: interval, Limit: limit, AllProcesses: true, Open: func() (health.ProcessLister, func(), error) {
+		if err := d.now.Load().openErr; err != nil {
+			return nil, nil, err
+		}
+		d.open.Add(1)
+		d.opened.Add(1)
+		return d.listProcesses, func() { d.open.Add(-1) }, nil
+	}}
+}
+
+func (d *fakeDriver) listProcesses(context.Context, []health.Device) (*health.ProcessReading, error) {
+	d.calls.Add(1)
+	if d.running.Add(1) > 1 {
+		d.parallel.Store(true)
+	}
+	defer d.running.Add(-1)
+	b := d.now.Load()
+	if b.hang != nil {
+		<-b.hang
+	}
+	if b.err != nil {
+		return nil, b.err
+	}
+	r := b.reading
+	r.At = time.Now()
+	return &r, nil
+}
+
+// testFollower follows a node with the device GPU-a that pod-1 holds, and returns its log.
+func testFollower(c Config) (*Follower, *health.Latest[Config], *observer.ObservedLogs) {
+	core, logs := observer.New(zap.InfoLevel)
+	configs, snapshots := new(health.Latest[Config]), new(health.Latest[health.Snapshot])
+	configs.Store(&c)
+	snapshots.Store(&health.Snapshot{Devices: []health.DeviceState{{Device: health.Device{ID: "GPU-a"}}}})
+	return New(Options{
+		Config: configs, Snapshots: snapshots, Log: zap.New(core),
+		Holders: func() podresources.Holders {
+			return podresources.Holders{By: map[health.DeviceID][]podresources.Holder{"GPU-a": {holder("train-0", "main")}}}
+		},
+	}), configs, logs
+}
+
+func oneProcess() health.ProcessReading {
+	return health.ProcessReading{Measured: []health.DeviceID{"GPU-a"}, Processes: []health.Process{process("GPU-a", 4242, 1<<30)}}
+}
+
+// start measures until the test stops it, and checks that the source is released then.
+func start(t *testing.T, f *Follower, d *fakeDriver, s Source) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); f.Measure(ctx, s) }()
+	synctest.Wait()
+	return func() {
+		t.Helper()
+		cancel()
+		<-done
+		if n := d.open.Load(); n != 0 {
+			t.Errorf("%d sources are open after the end", n)
+		}
+		if f.Latest().Load() != nil {
+			t.Error("a measurement remains after the end")
+		}
+		if d.parallel.Load() {
+			t.Error("two calls at once")
+		}
+	}
+}
+
+// wait lets time pass.
+func wait(d time.Duration) {
+	<-time.After(d)
+	synctest.Wait()
+}
+
+func enabled(t *testing.T) Config {
+	t.Helper()
+	dir := t.TempDir()
+	writeFiles(t, dir, map[string]string{
+		"proc/4242/cgroup": "0::/kubepods.slice/kubepods-pod" + systemdUID + ".slice/cri-containerd-" + id + ".scope\n",
+		"pods/team_train-0_" + podUID + "/main/0.log": "",
+	})
+	return Config{Enabled: true, Proc: filepath.Join(dir, "proc"), PodLogs: filepath.Join(dir, "pods")}
+}
+
+func TestFollowerMeasures(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, _, logs := testFollower(enabled(t))
+		d := newDriver(behavior{reading: oneProcess()})
+		defer start(t, f, d, d.source())()
+		s := f.Latest().Load()
+		want := []Usage{{Device: "GPU-a", Container: Container{"team", "train-0", "main"}, Processes: 1, Memory: 1 << 30, HasMemory: true}}
+		if s == nil || s.Err != "" || s.Warning != "" || !reflect.DeepEqual(s.Usage, want) {
+			t.Fatalf("%+v", s)
+		}
+		wait(interval)
+		if next := f.Latest().Load(); !next.At.After(s.At) || d.calls.Load() != 2 || d.opened.Load() != 1 {
+			t.Errorf("after an interval: at %v, %d calls, %d opens", next.At, d.calls.Load(), d.opened.Load())
+		}
+		if n := logs.Len(); n != 0 {
+			t.Errorf("%d log entries: %v", n, logs.All())
+		}
+	})
+}
+
+// A call that hangs ends the measurement after the limit. No other call starts beside it, and its result is dropped.
+func TestFollowerWhileDriverHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, _, logs := testFollower(enabled(t))
+		d := newDriver(behavior{reading: oneProcess()})
+		defer start(t, f, d, d.source())()
+		hang := make(chan struct{})
+		d.now.Store(&behavior{reading: oneProcess(), hang: hang})
+		wait(interval + limit - time.Second)
+		if s := f.Latest().Load(); s.Err != "" || len(s.Usage) != 1 {
+			t.Errorf("before the limit: %+v", s)
+		}
+		wait(time.Second)
+		hung := f.Latest().Load()
+		if hung.Err == "" || len(hung.Usage) > 0 || len(hung.Measured) > 0 {
+			t.Errorf("after the limit: %+v", hung)
+		}
+		wait(10 * interval)
+		if n := d.calls.Load(); n != 2 {
+			t.Errorf("%d calls while one hangs", n)
+		}
+		d.now.Store(&behavior{err: errors.New("uninitialized")})
+		hang <- struct{}{}
+		synctest.Wait()
+		if s := f.Latest().Load(); s.Err == "" {
+			t.Errorf("the late result is published: %+v", s)
+		}
+		d.now.Store(&behavior{reading: oneProcess()})
+		wait(interval)
+		if s := f.Latest().Load(); s.Err != "" || len(s.Usage) != 1 {
+			t.Errorf("after the driver has recovered: %+v", s)
+		}
+		if n := logs.Len(); n != 3 {
+			t.Errorf("%d log entries, want one for each failure and one for their end: %v", n, logs.All())
+		}
+	})
+}
+
+// At the end the measurement disappears at once, and Measure returns when the hanging call has.
+func TestFollowerEndsWhileDriverHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, _, _ := testFollower(enabled(t))
+		d := newDriver(behavior{reading: oneProcess()})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); f.Measure(ctx, d.source()) }()
+		synctest.Wait()
+		hang := make(chan struct{})
+		d.now.Store(&behavior{reading: oneProcess(), hang: hang})
+		wait(interval)
+		cancel()
+		synctest.Wait()
+		if f.Latest().Load() != nil {
+			t.Error("a measurement remains after the end")
+		}
+		select {
+		case <-done:
+			t.Error("Measure has returned while the driver is in use")
+		default:
+		}
+		close(hang)
+		<-done
+		if d.open.Load() != 0 || f.Latest().Load() != nil {
+			t.Error("not released")
+		}
+	})
+}
+
+func TestFollowerOpensAgainAfterError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, _, _ := testFollower(enabled(t))
+		d := newDriver(behavior{openErr: errors.New("no library")})
+		defer start(t, f, d, d.source())()
+		if s := f.Latest().Load(); s.Err != "no library" {
+			t.Errorf("%+v", s)
+		}
+		d.now.Store(&behavior{err: errors.New("uninitialized")})
+		wait(2 * interval)
+		if s := f.Latest().Load(); s.Err != "uninitialized" || d.opened.Load() != 2 || d.open.Load() != 0 {
+			t.Errorf("%+v; %d opened, %d open", s, d.opened.Load(), d.open.Load())
+		}
+		d.now.Store(&behavior{reading: oneProcess()})
+		wait(interval)
+		if s := f.Latest().Load(); s.Err != "" || len(s.Usage) != 1 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// Enabling and disabling takes effect at once, and only an enabled follower uses the driver.
+func TestFollowerFollowsConfig(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := enabled(t)
+		off := c
+		off.Enabled = false
+		f, configs, _ := testFollower(off)
+		d := newDriver(behavior{reading: oneProcess()})
+		defer start(t, f, d, d.source())()
+		for range 2 {
+			opened := d.opened.Load()
+			wait(10 * interval)
+			if f.Latest().Load() != nil || d.open.Load() != 0 || d.opened.Load() != opened {
+				t.Error("measures while disabled")
+			}
+			configs.Store(&c)
+			synctest.Wait()
+			if s := f.Latest().Load(); s == nil || len(s.Usage) != 1 {
+				t.Errorf("enabled: %+v", s)
+			}
+			configs.Store(&off)
+			synctest.Wait()
+		}
+	})
+}
+
+// The first measurement waits for the kubelet's first answer, but not for ever.
+func TestFollowerAwaitsHolders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, _, _ := testFollower(enabled(t))
+		var known atomic.Pointer[podresources.Holders]
+		known.Store(&podresources.Holders{Err: "not asked yet"})
+		holders := f.Holders()
+		f.Holders = func() podresources.Holders { return *known.Load() }
+		d := newDriver(behavior{reading: oneProcess()})
+		stop := start(t, f, d, d.source())
+		wait(time.Second)
+		if s := f.Latest().Load(); s != nil {
+			t.Errorf("measured without holders: %+v", s)
+		}
+		known.Store(&holders)
+		wait(time.Second)
+		if s := f.Latest().Load(); s == nil || len(s.Usage) != 1 || s.Usage[0].Container.Pod == "" {
+			t.Errorf("%+v", s)
+		}
+		stop()
+
+		known.Store(&podresources.Holders{Err: "no such socket"})
+		defer start(t, f, d, d.source())()
+		wait(holdersTimeout)
+		if s := f.Latest().Load(); s == nil || s.WithoutPod[ReasonHoldersUnknown] != 1 {
+			t.Errorf("without a kubelet: %+v", s)
+		}
+	})
+}
+
+func TestFollowerWithoutMeasuredDevices(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, _, _ := testFollower(enabled(t))
+		d := newDriver(behavior{})
+		defer start(t, f, d, d.source())()
+		if s := f.Latest().Load(); s.Err != errNothingListed.Error() {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+func TestFollowerWithoutDevices(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, _, _ := testFollower(enabled(t))
+		f.Snapshots.Store(nil)
+		d := newDriver(behavior{reading: oneProcess()})
+		defer start(t, f, d, d.source())()
+		if f.Latest().Load() != nil || d.calls.Load() != 0 {
+			t.Error("measures no devices")
+		}
+	})
+}
+
+// If the driver hides processes, an empty list is no evidence that nothing uses the device.
+func TestFollowerWhereDriverHidesProcesses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, _, _ := testFollower(enabled(t))
+		f.Snapshots.Store(&health.Snapshot{Devices: []health.DeviceState{{Device: health.Device{ID: "GPU-a"}}, {Device: health.Device{ID: "GPU-b"}}}})
+		measured := []health.DeviceID{"GPU-b", "GPU-a"}
+		d := newDriver(behavior{reading: health.ProcessReading{Measured: measured}})
+		source := d.source()
+		source.AllProcesses = false
+		defer start(t, f, d, source)()
+		if s := f.Latest().Load(); s.Err != hiddenProcesses || len(s.Measured) != 0 {
+			t.Errorf("%+v", s)
+		}
+		d.now.Store(&behavior{reading: health.ProcessReading{Measured: measured, Processes: oneProcess().Processes}})
+		wait(interval)
+		s := f.Latest().Load()
+		if _, measured := s.Of("GPU-b"); s.Err != "" || measured || len(s.Usage) != 1 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// What an operator must correct is logged once with its key.
+func TestFollowerWarns(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(t *testing.T, c *Config)
+		want   string
+	}{
+		"other procfs":    {func(_ *testing.T, c *Config) { c.Proc = filepath.Dir(c.Proc) }, "metrics.processes.proc"},
+		"no directory":    {func(_ *testing.T, c *Config) { c.PodLogs += "x" }, "metrics.processes.podLogs"},
+		"other directory": {func(_ *testing.T, c *Config) { c.PodLogs = filepath.Dir(c.PodLogs) }, "metrics.processes.podLogs"},
+		"podLogs not set": {func(_ *testing.T, c *Config) { c.PodLogs = "" }, "metrics.podUID"},
+		"pod without the GPU": {func(t *testing.T, c *Config) {
+			if err := os.Rename(filepath.Join(c.PodLogs, "team_train-0_"+podUID), filepath.Join(c.PodLogs, "team_other_"+podUID)); err != nil {
+				t.Fatal(err)
+			}
+		}, "team/other on GPU-a"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := enabled(t)
+				test.change(t, &c)
+				f, _, logs := testFollower(c)
+				d := newDriver(behavior{reading: oneProcess()})
+				defer start(t, f, d, d.source())()
+				wait(interval)
+				if unlikely := f.Latest().Load().Warning; strings.Contains(unlikely, "metrics.processes.proc") {
+					t.Errorf("warns although the process may have ended: %s", unlikely)
+				}
+				wait(5 * interval)
+				s := f.Latest().Load()
+				if !strings.Contains(s.Warning, test.want) || logs.Len() != 1 || len(s.Usage) != 1 || s.Usage[0].Container != (Container{}) || s.Usage[0].Memory != 1<<30 {
+					t.Errorf("%+v; %d log entries", s, logs.Len())
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,222 @@
+package processes
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
+)
+
+// Reason is why a process belongs to no pod.
+type Reason string
+
+// The reasons. All but ReasonHost mean that the pod of a process may be missing.
+const (
+	ReasonHost           Reason = "host"            // its control group is that of no pod
+	ReasonUnreadable     Reason = "unreadable"      // its control group could not be read
+	ReasonUnknownPod     Reason = "unknown_pod"     // the name of the pod is unknown
+	ReasonNotHolder      Reason = "not_holder"      // the pod does not hold the device
+	ReasonHoldersUnknown Reason = "holders_unknown" // the kubelet has not reported the holders
+)
+
+// Reasons returns all reasons.
+func Reasons() []Reason {
+	return []Reason{ReasonHost, ReasonUnreadable, ReasonUnknownPod, ReasonNotHolder, ReasonHoldersUnknown}
+}
+
+// maxContainers limits the containers of a device. A device that is shared by time has up to some dozen replicas.
+const maxContainers = 64
+
+type processKey struct {
+	device health.DeviceID
+	pid    int
+}
+
+// mergeProcesses returns each process of a measured device once, sorted. The driver lists a process of several kinds once per kind,
+// with the same memory: a client of the MPS server also uses compute. A process of a MIG device is not one of its parent.
+func mergeProcesses(r *health.ProcessReading, devices []health.Device) []health.Process {
+	parents := make(map[health.DeviceID]health.DeviceID)
+	for i := range devices {
+		parents[devices[i].ID] = devices[i].Parent
+	}
+	merged := make(map[processKey]health.Process)
+	for _, p := range r.Processes {
+		if !slices.Contains(r.Measured, p.Device) {
+			continue
+		}
+		key := processKey{p.Device, p.PID}
+		if other, exists := merged[key]; exists {
+			p = mergeProcess(other, p)
+		}
+		merged[key] = p
+	}
+	for key := range merged {
+		if parent := parents[key.device]; parent != "" {
+			delete(merged, processKey{parent, key.pid})
+		}
+	}
+	list := make([]health.Process, 0, len(merged))
+	for _, p := range merged {
+		list = append(list, p)
+	}
+	slices.SortFunc(list, func(a, b health.Process) int {
+		return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(a.PID, b.PID))
+	})
+	return list
+}
+
+// mergeProcess merges two entries of one process.
+func mergeProcess(a, b health.Process) health.Process {
+	switch {
+	case a.Kind == health.ProcessMPS || b.Kind == health.ProcessMPS:
+		a.Kind = health.ProcessMPS
+	case b.Kind == health.ProcessCompute:
+		a.Kind = health.ProcessCompute
+	}
+	a.Memory, a.HasMemory = max(a.Memory, b.Memory), a.HasMemory || b.HasMemory
+	a.SM, a.HasSM = max(a.SM, b.SM), a.HasSM || b.HasSM
+	return a
+}
+
+// attribution finds the container of each process.
+type attribution struct {
+	cgroup   func(pid int) (string, error)
+	podByUID func(uid string) (namespace, name string, ok bool) // nil: none
+	names    names
+	holders  podresources.Holders
+	related  map[health.DeviceID][]health.DeviceID // devices whose holders may use the device
+
+	intruder string // the first pod that uses a device without holding it, with the device
+}
+
+// relatedDevices returns for each device those whose holders may use it: itself, the parent of a MIG device, the MIG devices of a GPU.
+func relatedDevices(devices []health.Device) map[health.DeviceID][]health.DeviceID {
+	related := make(map[health.DeviceID][]health.DeviceID, len(devices))
+	for i := range devices {
+		d := &devices[i]
+		related[d.ID] = append(related[d.ID], d.ID)
+		if d.Parent != "" {
+			related[d.ID] = append(related[d.ID], d.Parent)
+			related[d.Parent] = append(related[d.Parent], d.ID)
+		}
+	}
+	return related
+}
+
+// containerOf returns the container of a process, or why it is that of no pod. A pod that does not hold the device is not
+// returned: a wrong pod is worse than none.
+func (a *attribution) containerOf(p health.Process) (Container, Reason) {
+	text, err := a.cgroup(p.PID)
+	if err != nil {
+		return Container{}, ReasonUnreadable
+	}
+	ref, ok := parseCgroup(text)
+	if !ok {
+		return Container{}, ReasonHost
+	}
+	pod, ok := a.podOf(ref.pod)
+	if !ok {
+		return Container{}, ReasonUnknownPod
+	}
+	if a.holders.By == nil {
+		return Container{}, ReasonHoldersUnknown
+	}
+	containers := a.holding(p.Device, pod)
+	if len(containers) == 0 {
+		a.intruder = cmp.Or(a.intruder, fmt.Sprintf("%s/%s on %s", pod.namespace, pod.name, p.Device))
+		return Container{}, ReasonNotHolder
+	}
+	c := Container{Namespace: pod.namespace, Pod: pod.name}
+	if linked, exists := a.names.containers[ref.id]; exists && linked.Namespace == pod.namespace && linked.Pod == pod.name {
+		c.Name = linked.Name
+	} else if len(containers) == 1 {
+		c.Name = containers[0]
+	}
+	return c, ""
+}
+
+func (a *attribution) podOf(uid string) (podName, bool) {
+	if a.podByUID != nil {
+		if namespace, name, ok := a.podByUID(uid); ok {
+			return podName{namespace, name}, true
+		}
+	}
+	pod, ok := a.names.pods[uid]
+	return pod, ok
+}
+
+// holding returns the distinct names of the pod's containers that hold the device.
+func (a *attribution) holding(id health.DeviceID, pod podName) (containers []string) {
+	for _, device := range a.related[id] {
+		for _, h := range a.holders.By[device] {
+			if h.Namespace == pod.namespace && h.Pod == pod.name && !slices.Contains(containers, h.Container) {
+				containers = append(containers, h.Container)
+			}
+		}
+	}
+	return containers
+}
+
+// usage adds up the processes of each container, and counts those of no pod by reason.
+func (a *attribution) usage(processes []health.Process) (list []Usage, withoutPod map[Reason]int) {
+	type key struct {
+		device    health.DeviceID
+		container Container
+	}
+	sums := make(map[key]Usage)
+	withoutPod = make(map[Reason]int)
+	for _, p := range processes {
+		c, reason := a.containerOf(p)
+		if reason != "" {
+			withoutPod[reason]++
+		}
+		u := Usage{Device: p.Device, Container: c, Processes: 1, Memory: p.Memory, SM: p.SM, HasMemory: p.HasMemory, HasSM: p.HasSM}
+		if sum, exists := sums[key{p.Device, c}]; exists {
+			u = addUsage(sum, u)
+		}
+		sums[key{p.Device, c}] = u
+	}
+	for _, u := range sums {
+		list = append(list, u)
+	}
+	slices.SortFunc(list, compareUsage)
+	return limitContainers(list), withoutPod
+}
+
+// addUsage adds b to a. What one of them lacks the sum lacks too.
+func addUsage(a, b Usage) Usage {
+	a.Processes += b.Processes
+	a.Memory, a.HasMemory = a.Memory+b.Memory, a.HasMemory && b.HasMemory
+	a.SM, a.HasSM = min(1, a.SM+b.SM), a.HasSM && b.HasSM
+	return a
+}
+
+func compareUsage(a, b Usage) int {
+	return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(a.Container.Namespace, b.Container.Namespace),
+		cmp.Compare(a.Container.Pod, b.Container.Pod), cmp.Compare(a.Container.Name, b.Container.Name))
+}
+
+// limitContainers adds up the containers above the limit of each device. list is sorted, so the processes of no pod stay apart.
+func limitContainers(list []Usage) []Usage {
+	var limited []Usage
+	n := 0 // containers of the device so far
+	for _, u := range list {
+		last := len(limited) - 1
+		if last < 0 || limited[last].Device != u.Device {
+			n = 0
+		}
+		n++
+		switch {
+		case n <= maxContainers:
+			limited = append(limited, u)
+		case n == maxContainers+1:
+			u.Container = Container{Name: Other}
+			limited = append(limited, u)
+		default:
+			limited[last] = addUsage(limited[last], u)
+		}
+	}
+	return limited
+}

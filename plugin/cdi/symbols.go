@@ -1,0 +1,5 @@
+//go:build cgo && linux
+
+package cdi
+
+import "C" // compiles symbols.c

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"go.uber.org/zap"
@@ -27,8 +28,6 @@ type eventTiming struct {
 	minPause, maxPause time.Duration // before a failed attempt is repeated
 }
 
-// A wait of a second costs 0.01 % of a core; longer ones save nothing.
-//
 //nolint:gochecknoglobals // a constant
 var defaultTiming = eventTiming{
 	wait: time.Second, callLimit: 5 * time.Second, actionLimit: time.Second, retry: 30 * time.Second,
@@ -97,10 +96,15 @@ func wait(ctx context.Context, d time.Duration) {
 	}
 }
 
-// publish publishes and logs whether events arrive, if that has changed.
+// publish publishes whether events arrive, if that has changed.
 func (r *eventRun) publish(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.publishLocked(err)
+}
+
+// publishLocked is publish for a caller that holds eventRun.mu.
+func (r *eventRun) publishLocked(err error) {
 	state := ""
 	if err != nil {
 		state = err.Error()
@@ -109,11 +113,7 @@ func (r *eventRun) publish(err error) {
 		return
 	}
 	r.published, r.state = true, state
-	if err != nil {
-		r.log.Warn("NVML's events do not arrive", zap.Error(err))
-	} else {
-		r.log.Info("NVML's events arrive")
-	}
+	r.log.Debug("NVML's events", zap.Error(err)) // the receiver logs what matters
 	r.to.SetEvents(err)
 }
 
@@ -147,10 +147,10 @@ type session struct {
 	changed  chan struct{} // a registration has ended
 
 	// Guarded by eventRun.mu. The handle of an event is that of the registration, and so finds its GPU also when that is lost.
-	set     *eventSet // the current one
-	unclear bool      // sets have failed with a lost GPU, and none has lasted since then
-	gpus    []gpu     // by NVML's index
-	devices map[nvml.Device]*device
+	set     *eventSet                  // the current one
+	unclear bool                       // sets have failed with a lost GPU, and none has lasted since then
+	gpus    []gpu                      // by NVML's index
+	devices map[unsafe.Pointer]*device // by handleOf
 }
 
 var (
@@ -172,7 +172,7 @@ func (r *eventRun) runSession(ctx context.Context) error {
 	}
 	s := &session{
 		eventRun: r, shared: share(shutdown), library: library, watchdog: watchdog,
-		changed: make(chan struct{}, 1), devices: map[nvml.Device]*device{},
+		changed: make(chan struct{}, 1), devices: map[unsafe.Pointer]*device{},
 	}
 	defer s.release()
 	count, ret := library.DeviceGetCount()
@@ -226,11 +226,17 @@ func (s *session) watch(ctx context.Context, system *systemEvents) (registered i
 	defer set.release()
 	s.replaceSet(set)
 	defer s.replaceSet(nil)
+	var w *waiter // a set without GPUs may fail
+	defer func() {
+		if w != nil {
+			w.stop(s.receive)
+		}
+	}()
 	nextTick, nextRetry := time.Now().Add(s.wait), time.Now().Add(s.retry)
 	for ctx.Err() == nil {
 		s.watchdog.Reset(s.callLimit)
 		if now := time.Now(); now.After(nextTick) {
-			nextTick = now.Add(s.wait)
+			nextTick = now.Add(s.wait / 2) // a wait may end before it
 			s.setUnclear(false)
 			s.publishRegistrations()
 			if s.pollSystem(system) {
@@ -252,7 +258,9 @@ func (s *session) watch(ctx context.Context, system *systemEvents) (registered i
 		var pending int
 		if registered, pending = s.countRegistered(set); registered == 0 {
 			if pending == 0 {
-				_, err := s.registrations()
+				s.mu.Lock()
+				_, err = s.registrations()
+				s.mu.Unlock()
 				return 0, err
 			}
 			select {
@@ -262,10 +270,17 @@ func (s *session) watch(ctx context.Context, system *systemEvents) (registered i
 			}
 			continue
 		}
-		data, ret := set.Wait(uint32(s.wait.Milliseconds())) //nolint:gosec // a constant
+		if w == nil {
+			if w, err = startWaiter(created, s.wait); err != nil {
+				return registered, err
+			}
+		}
+		e, ret, err := w.next()
 		switch {
+		case err != nil:
+			return registered, fmt.Errorf("wait for NVML's events: %w", err)
 		case ret == nvml.SUCCESS:
-			s.receive(data)
+			s.receive(e)
 		case ret == nvml.ERROR_TIMEOUT:
 		case set.spoiled.Load():
 			return registered, errSpoiled
@@ -307,24 +322,24 @@ var eventKinds = []struct {
 }
 
 // receive passes an event on. The XID 999 is one that the driver has no number for; DCGM reports it as 999 too.
-func (s *session) receive(data nvml.EventData) {
+func (s *session) receive(data driverEvent) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	d := s.devices[data.Device]
+	d := s.devices[data.device]
 	if d == nil {
 		d = &device{} // of a set before; its UUID is not known
 	}
 	for _, k := range eventKinds {
-		if data.EventType&k.bit == 0 {
+		if data.kind&k.bit == 0 {
 			continue
 		}
-		e := health.Event{Kind: k.kind, GPU: d.uuid, GI: instanceID(data.GpuInstanceId), CI: instanceID(data.ComputeInstanceId)}
+		e := health.Event{Kind: k.kind, GPU: d.uuid, GI: instanceID(data.gi), CI: instanceID(data.ci)}
 		switch k.kind {
 		case health.EventRecoveryAction:
 			s.readAction(d, e)
 			continue
 		case health.EventXID:
-			e.XID = health.XID{Code: int(data.EventData), At: time.Now(), Witness: health.WitnessNVML} //nolint:gosec // a small number
+			e.XID = health.XID{Code: int(data.data), At: data.received, Witness: health.WitnessNVML} //nolint:gosec // a small number
 			d.overtake(e.XID.Code)
 		default:
 		}
@@ -355,11 +370,10 @@ func (s *session) pollSystem(system *systemEvents) (bound bool) {
 	return bound
 }
 
-// registrations returns why events of some or all GPUs do not arrive, and whether that is still open.
+// registrations returns why events of some or all GPUs do not arrive, and whether that is still open. The caller holds
+// eventRun.mu.
 func (s *session) registrations() (pending bool, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	pending = s.unclear || (s.set != nil && s.set.spoiled.Load())
+	pending = s.unclear || s.set == nil || s.set.spoiled.Load()
 	var missing []string
 	for i, g := range s.gpus {
 		name := g.uuid
@@ -383,7 +397,9 @@ func (s *session) registrations() (pending bool, err error) {
 
 // publishRegistrations publishes whether events of all GPUs arrive, once that is clear.
 func (s *session) publishRegistrations() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if pending, err := s.registrations(); !pending {
-		s.publish(err)
+		s.publishLocked(err)
 	}
 }

@@ -14,8 +14,6 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
-	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/nvml/internal/script"
@@ -36,7 +34,6 @@ var testTiming = eventTiming{
 type eventFixture struct {
 	t   testing.TB
 	lib script.Library
-	log *observer.ObservedLogs
 
 	mu      sync.Mutex // guards the fields below
 	changed *sync.Cond
@@ -66,8 +63,7 @@ func (f *eventFixture) SetEvents(err error) {
 // startEvents runs an event source on a library that the commands have prepared.
 func startEvents(t testing.TB, timing eventTiming, commands ...string) *eventFixture {
 	t.Helper()
-	core, log := observer.New(zapcore.InfoLevel)
-	f := &eventFixture{t: t, lib: newLibrary(t), log: log}
+	f := &eventFixture{t: t, lib: newLibrary(t)}
 	f.changed = sync.NewCond(&f.mu)
 	for _, c := range commands {
 		f.lib.Do("%s", c)
@@ -76,7 +72,7 @@ func startEvents(t testing.TB, timing eventTiming, commands ...string) *eventFix
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		timing.events(zap.New(core))(ctx, f)
+		timing.events(zap.NewNop())(ctx, f)
 	}()
 	f.stop = sync.OnceFunc(func() {
 		cancel()
@@ -322,9 +318,10 @@ func TestEventsWithoutDriver(t *testing.T) {
 	f.waitState("")
 	f.lib.Do("event 1 %d 32 -1 -1", bitXID)
 	f.waitEvents("1 xid 32")
-	// One line for each transition, not for each attempt: down, up, Wait fails, Init fails, up.
-	if n := f.log.Len(); n > 5 {
-		t.Errorf("%d lines in the log: %v", n, f.log.All())
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.states) > 5 { // one for each transition, not for each attempt: down, up, Wait fails, Init fails, up
+		t.Errorf("states %q", f.states)
 	}
 }
 

@@ -103,10 +103,12 @@ func (s *session) registerIndex(index int, set *eventSet) (uuid string, err erro
 		return uuid, fmt.Errorf("it reports no XIDs (supported types of events: %#x)", supported)
 	}
 	s.mu.Lock()
-	if s.devices[handle] == nil {
-		s.devices[handle] = &device{handle: handle}
+	d := s.devices[handleOf(handle)]
+	if d == nil {
+		d = &device{handle: handle}
+		s.devices[handleOf(handle)] = d
 	}
-	s.devices[handle].uuid = uuid
+	d.uuid = uuid
 	s.mu.Unlock()
 	if err := s.try(handle, types); err != nil {
 		return uuid, err
@@ -131,7 +133,7 @@ func (s *session) try(handle nvml.Device, types uint64) error {
 	for {
 		switch data, ret := set.Wait(0); ret {
 		case nvml.SUCCESS: // the GPU is not registered elsewhere
-			s.receive(data)
+			s.receive(driverEvent{handleOf(data.Device), data.EventType, data.EventData, data.GpuInstanceId, data.ComputeInstanceId, time.Now()})
 		case nvml.ERROR_TIMEOUT:
 			return nil
 		default:

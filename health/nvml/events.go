@@ -271,7 +271,7 @@ func (s *session) watch(ctx context.Context, system *systemEvents) (registered i
 			continue
 		}
 		if w == nil {
-			if w, err = startWaiter(created, s.wait); err != nil {
+			if w, err = startWaiter(ctx, created, s.wait); err != nil {
 				return registered, err
 			}
 		}

@@ -403,6 +403,33 @@ func TestEventsEnd(t *testing.T) {
 	}
 }
 
+// TestEventsEndWithinOneWait checks that no wait begins once Run is to end.
+func TestEventsEndWithinOneWait(t *testing.T) {
+	timing := testTiming
+	timing.wait, timing.retry = 500*time.Millisecond, time.Hour
+	f := startEvents(t, timing)
+	f.waitState("")
+	waits := f.lib.Number("calls nvmlEventSetWait_v2") + 1
+	f.lib.Do("await calls nvmlEventSetWait_v2 %d", waits) // it has just begun
+	f.stop()
+	if n := f.lib.Number("calls nvmlEventSetWait_v2"); n != waits {
+		t.Errorf("%d waits began after the end was requested", n-waits)
+	}
+}
+
+// TestEventsReceiverBlocks checks that no event is lost while the receiver blocks for longer than the pipe holds events.
+func TestEventsReceiverBlocks(t *testing.T) {
+	const times = 10000
+	f := startEvents(t, testTiming)
+	f.waitState("")
+	waits := f.lib.Number("calls nvmlEventSetWait_v2")
+	f.mu.Lock()
+	f.lib.Do("event 1 %d 31 -1 -1 %d", bitXID, times)
+	f.lib.Do("await calls nvmlEventSetWait_v2 %d", waits+1600) // nearly as many as a pipe holds
+	f.mu.Unlock()
+	f.wait("end of the storm", func() bool { return len(f.events) == times })
+}
+
 func TestEventsRecoveryAction(t *testing.T) {
 	f := startEvents(t, testTiming)
 	f.waitState("")

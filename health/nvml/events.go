@@ -391,6 +391,9 @@ func (s *session) registrations() (pending bool, err error) {
 	}
 	if len(missing) > 0 {
 		err = fmt.Errorf("%d of %d GPUs report no events: %s", len(missing), len(s.gpus), strings.Join(missing, "; "))
+		if len(missing) < len(s.gpus) {
+			err = health.PartialEvents{Err: err}
+		}
 	}
 	return pending, err
 }

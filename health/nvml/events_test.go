@@ -39,6 +39,7 @@ type eventFixture struct {
 	changed *sync.Cond
 	events  []health.Event
 	states  []string // "" is up
+	partial bool     // the last state is that of some GPUs only
 	stop    func()
 }
 
@@ -57,6 +58,7 @@ func (f *eventFixture) SetEvents(err error) {
 		state = err.Error()
 	}
 	f.states = append(f.states, state)
+	_, f.partial = errors.AsType[health.PartialEvents](err)
 	f.changed.Broadcast()
 }
 
@@ -228,6 +230,23 @@ func TestEventsGPULost(t *testing.T) {
 	f.lib.Do("event 3 %d 43 -1 -1", bitXID)
 	f.lib.Do("event 5 %d 45 -1 -1", bitXID)
 	f.waitEvents("3 xid 43", "5 xid 45")
+}
+
+// TestEventsAllGPUsLost checks that the event source is up while any GPU reports events, and only then.
+func TestEventsAllGPUsLost(t *testing.T) {
+	f := startEvents(t, testTiming, "gpus 2", "lost 0")
+	for _, step := range []struct {
+		command, state string
+		partial        bool
+	}{{"lost 0", "1 of 2 GPUs", true}, {"lost 1", "2 of 2 GPUs", false}, {"back 0", "1 of 2 GPUs", true}} {
+		f.lib.Do("%s", step.command)
+		f.waitState(step.state)
+		f.mu.Lock()
+		if f.partial != step.partial {
+			t.Errorf("%s: partial is %v", step.command, f.partial)
+		}
+		f.mu.Unlock()
+	}
 }
 
 // TestEventsLostUnidentified checks the pauses if Wait reports a lost GPU and each GPU answers.

@@ -80,9 +80,10 @@ func (b *bench) measureDriverEvents(ctx context.Context, r *testNode, socket str
 			return err
 		}
 		var gpus []int
-		for n := range 16 {
-			gpus = append(gpus, n%engineGPUs)
+		for n := range 15 {
+			gpus = append(gpus, n%(engineGPUs-1))
 		}
+		gpus = append(gpus, engineGPUs-1) // the last XID is the only one of its GPU, so the kubelet's message shows that all are judged
 		if storms[i], err = b.measureDriverEvent(ctx, r, d, dcgm, gpus); err != nil {
 			return err
 		}

@@ -309,12 +309,15 @@ func TestLostXIDExpiresAmongOthers(t *testing.T) {
 	for name, c := range map[string]struct {
 		events  bool // the event source reports the XIDs of the other GPU, too
 		backlog int  // older XIDs of the other GPU that the source still reports
+		lost    int  // older XIDs of the other GPU that it never reports
+		every   int  // seconds between later XIDs of the other GPU
 		within  int  // seconds
 	}{
-		"newer ones":                 {events: true, within: 330},
-		"older, then newer ones":     {events: true, backlog: 600, within: 930},
-		"of unknown age":             {within: 330},
-		"older, then of unknown age": {backlog: 600, within: 930},
+		"newer ones":                 {events: true, every: 10, within: 330},
+		"older, then newer ones":     {events: true, backlog: 600, every: 10, within: 930},
+		"newer ones, one behind":     {events: true, lost: 1, every: 1, within: 400},
+		"of unknown age":             {every: 10, within: 330},
+		"older, then of unknown age": {backlog: 600, every: 10, within: 930},
 	} {
 		t.Run(name, func(t *testing.T) {
 			rc := ReadingContext{XIDHistory: true, Witnesses: []Witness{WitnessNVML}}
@@ -337,15 +340,15 @@ func TestLostXIDExpiresAmongOthers(t *testing.T) {
 				devices = Judge(DefaultConfig(), devices, r, rc, at(second))
 			}
 			judge(0, false, nil, nil)
-			judge(0, true, nil, times(c.backlog, 31))
+			judge(0, true, nil, times(c.backlog+c.lost, 31))
 			judge(1, true, []int{79}, nil)
 			for second := 2; second < c.within; second++ {
 				var of1 []int
 				switch left := c.backlog - (second - 2); {
 				case left > 0:
 					of1 = []int{31}
-				case second%10 == 0:
-					of1 = []int{13}
+				case second%c.every == 0:
+					of1 = []int{31}
 					if c.events {
 						judge(second, true, nil, of1)
 					}

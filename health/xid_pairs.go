@@ -21,7 +21,8 @@ type AwaitedXIDs struct {
 	Witness Witness // that has not reported them
 	Count   int
 
-	// Since and Newest are when the first and the last of them began to be awaited; zero if by an earlier process.
+	// Since and Newest are when the first and the last of them began to be awaited; of WitnessSource, zero if before the agent's
+	// start or before a detach.
 	Since, Newest time.Time
 
 	// Of WitnessSource: how long the source must measure, without reporting them, until they expire, and by how much that was
@@ -170,13 +171,14 @@ func (p *pairing) await(x AwaitedXIDs) {
 }
 
 // unreportedXIDs returns the numbers of the XIDs that the source has not reported yet, by device, so its values may be older
-// than these XIDs. An XID of a MIG device that affects the whole GPU is also in those of the GPU.
+// than these XIDs. Its values are not older than an XID from before the agent's start or before a detach. An XID of a MIG device
+// that affects the whole GPU is also in those of the GPU.
 func unreportedXIDs(before []DeviceState) map[DeviceID][]int {
 	var all map[DeviceID][]int
 	for i := range before {
 		d := &before[i]
 		for _, a := range d.Awaited {
-			if a.Witness != WitnessSource {
+			if a.Witness != WitnessSource || a.Newest.IsZero() {
 				continue
 			}
 			if all == nil {

@@ -117,7 +117,7 @@ func (f *Follower) measureOnce(ctx context.Context, m *measurement, publish func
 			return
 		case <-limit.C:
 			if late = true; ctx.Err() == nil {
-				publish(&Snapshot{Err: fmt.Sprintf("the driver has not listed the processes within %v", m.source.Limit)})
+				publish(&Snapshot{Err: fmt.Sprintf("no measurement within %v; the driver does not answer, or metrics.processes.podLogs cannot be read", m.source.Limit)})
 			}
 		case <-ended:
 			ended = nil

@@ -98,8 +98,8 @@ func (t *Toolkit) want(in Input, keys map[health.DeviceID]string) (m *made, comp
 	return m, true
 }
 
-// stop ends the generation.
-func (t *Toolkit) stop() {
+// Stop ends the generation until the next spec is wanted.
+func (t *Toolkit) Stop() {
 	if t.wanted.Load() != nil {
 		t.wanted.Store(nil)
 	}

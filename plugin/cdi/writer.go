@@ -67,6 +67,7 @@ func NewWriter(log *zap.Logger) *Writer {
 // as nothing changed.
 func (w *Writer) Ensure(in Input) error {
 	if !in.Config.Generate {
+		w.Toolkit.Stop()
 		return w.check(in)
 	}
 	if err := w.generate(in); err != nil {
@@ -137,7 +138,7 @@ func (w *Writer) chooseGenerator(in Input) (g generator, fingerprint string) {
 	keys := in.keys()
 	fingerprint = in.fingerprint(keys)
 	if !in.NVML || in.Config.HookPath == "" {
-		w.Toolkit.stop()
+		w.Toolkit.Stop()
 		return fromFiles, fingerprint
 	}
 	m, complete := w.Toolkit.want(in, keys)

@@ -139,8 +139,8 @@ func (r *reader) readRecords(from io.Reader) error {
 	}
 }
 
-// form is that of a record.
-const form = "PRIORITY,SEQUENCE,MICROSECONDS,FLAGS;MESSAGE, as from /dev/kmsg"
+// form describes a record.
+const form = "as from /dev/kmsg (PRIORITY,SEQUENCE,MICROSECONDS,FLAGS;MESSAGE)"
 
 // take reports the XID of a record.
 func (r *reader) take(line []byte) {
@@ -149,9 +149,9 @@ func (r *reader) take(line []byte) {
 	}
 	rec, ok := parseRecord(line)
 	if !ok {
-		r.skip("expected "+form, line)
+		r.skip("expected a record "+form, line)
 		if !r.parsed && r.skipped.total >= maxForeign {
-			r.to.SetEvents(fmt.Errorf("source.kernelLogPath: expected records of the form %s in %s, got none", form, r.path))
+			r.to.SetEvents(fmt.Errorf("source.kernelLogPath: expected records %s in %s, got none", form, r.path))
 		}
 		return
 	}

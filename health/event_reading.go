@@ -66,7 +66,7 @@ func (rc ReadingContext) takeReports(
 		}
 		return to
 	}
-	reporting := false // the source reports XIDs
+	var shown progress
 	for _, d := range r.Devices {
 		s, w, old := samples[d.ID], all[d.ID], previous[d.ID]
 		if rc.Events {
@@ -78,7 +78,7 @@ func (rc ReadingContext) takeReports(
 			s, w.action = old.EventAction.replace(s, elapsedStep(measures, old.Sample.At, s.At))
 		}
 		p := rc.pairXIDs(old.Awaited, s.XIDs, now)
-		reporting = reporting || len(s.XIDs) > 0
+		shown.add(p)
 		details := slices.DeleteFunc(p.twins, func(x XID) bool { return x.Detail == (XIDDetail{}) })
 		s.XIDs, w.awaited, w.details = p.counted, p.awaited, append(w.details, details...)
 		samples[d.ID], all[d.ID] = s, w
@@ -93,7 +93,7 @@ func (rc ReadingContext) takeReports(
 	}
 	for _, d := range r.Devices {
 		if w := all[d.ID]; len(w.awaited) > 0 {
-			w.awaited = passTime(w.awaited, elapsedStep(measures, previous[d.ID].Sample.At, samples[d.ID].At), reporting)
+			w.awaited = passTime(w.awaited, elapsedStep(measures, previous[d.ID].Sample.At, samples[d.ID].At), &shown)
 			all[d.ID] = w
 		}
 	}

@@ -52,11 +52,17 @@ func Rebase(t, now time.Time) time.Time {
 }
 
 // DiscardMeasurements returns the devices without the effects of earlier measurements: how long a condition has been over,
-// how often a check showed a fault, and whether a device is present.
+// how often a check showed a fault, whether a device is present, and the recovery action of an event.
 func DiscardMeasurements(devices []DeviceState, now time.Time) []DeviceState {
 	devices = slices.Clone(devices)
 	for i := range devices {
 		devices[i].Sample.Presence = PresenceUnknown
+		devices[i].EventAction, devices[i].Awaited = EventAction{}, slices.Clone(devices[i].Awaited)
+		for j := range devices[i].Awaited {
+			if a := &devices[i].Awaited[j]; a.Witness == WitnessSource {
+				a.Since, a.Newest = time.Time{}, time.Time{}
+			}
+		}
 		v := &devices[i].Verdict
 		v.unconfirmed, v.Findings = nil, slices.Clone(v.Findings)
 		for j := range v.Findings {

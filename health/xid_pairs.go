@@ -20,7 +20,10 @@ type AwaitedXIDs struct {
 	Code    int
 	Witness Witness // that has not reported them
 	Count   int
-	Since   time.Time // of an EventSource: when they began to be awaited
+
+	// Since and Newest are when the first and the last of them began to be awaited; of WitnessSource, zero if before the agent's
+	// start or before a detach.
+	Since, Newest time.Time
 
 	// Of WitnessSource: how long the source must measure, without reporting them, until they expire, and by how much that was
 	// extended.
@@ -28,13 +31,16 @@ type AwaitedXIDs struct {
 }
 
 const (
-	// An XID is awaited from the source for awaitSource, and for another awaitSource whenever the source reports any XID, up to
-	// maxExtension in total: DCGM reads one event per second from all GPUs together (dcgm/OBSERVED.md#xid-rate), so while it
-	// reports XIDs it may have unread ones. Only time during which the source measures counts, and at most maxStep per
+	// An XID is awaited from the source for awaitSource, and for another awaitSource whenever the source reports any XID: DCGM
+	// reads one event per second from all GPUs together (dcgm/OBSERVED.md#xid-rate), so while it reports XIDs it may have unread
+	// ones. DCGM reads in order. While it reports XIDs that count for longer, the total is therefore maxBehind, else maxExtension:
+	// an event source may have missed older XIDs. Only time during which the source measures counts, and at most maxStep per
 	// reading, so that a source that stalls or restarts loses nothing.
 	awaitSource  = 15 * time.Second
-	maxExtension = time.Hour
+	maxExtension = 5 * time.Minute
+	maxBehind    = time.Hour
 	maxStep      = 2 * time.Second
+	maxSpan      = time.Minute // from AwaitedXIDs.Since to Newest
 
 	// awaitEvents is how long an XID is awaited from an event source. These report XIDs within milliseconds, and lose them
 	// while they are down.
@@ -57,6 +63,7 @@ type pairing struct {
 	awaited []AwaitedXIDs // oldest first
 	counted []XID         // that no other witness reported before
 	twins   []XID         // the others
+	taken   []AwaitedXIDs // what the twins were awaited as
 }
 
 // pairXIDs pairs a device's XIDs, oldest first, with those that are awaited. Those that count are awaited from the
@@ -75,19 +82,47 @@ func (rc ReadingContext) pairXIDs(awaited []AwaitedXIDs, xids []XID, now time.Ti
 		}
 		p.counted = append(p.counted, x)
 		if x.Witness != WitnessSource {
-			p.await(AwaitedXIDs{Code: x.Code, Witness: WitnessSource, Count: 1, Left: awaitSource})
+			p.await(AwaitedXIDs{Code: x.Code, Witness: WitnessSource, Count: 1, Since: now, Newest: now, Left: awaitSource})
 		}
 		for _, w := range rc.Witnesses {
 			if w != x.Witness {
-				p.await(AwaitedXIDs{Code: x.Code, Witness: w, Count: 1, Since: now})
+				p.await(AwaitedXIDs{Code: x.Code, Witness: w, Count: 1, Since: now, Newest: now})
 			}
 		}
 	}
 	return p
 }
 
-// passTime removes the XIDs that the source did not report in time. reporting means that it reports XIDs of any device.
-func passTime(awaited []AwaitedXIDs, step time.Duration, reporting bool) []AwaitedXIDs {
+// progress is what a reading shows of the XIDs that the source has not reported yet.
+type progress struct {
+	reports  bool      // the source reports XIDs
+	behind   bool      // of them, XIDs that were awaited
+	position time.Time // AwaitedXIDs.Since of the oldest of these
+}
+
+// add adds what the reading has of one device.
+func (s *progress) add(p pairing) {
+	s.reports = s.reports || len(p.counted)+len(p.taken) > 0
+	for _, a := range p.taken {
+		if !s.behind || a.Since.Before(s.position) {
+			s.behind, s.position = true, a.Since
+		}
+	}
+}
+
+// extension returns by how much XIDs that are still awaited may be extended in total.
+func (s *progress) extension(a AwaitedXIDs) time.Duration {
+	switch {
+	case !s.reports:
+		return 0
+	case s.behind && !s.position.After(a.Newest):
+		return maxBehind
+	}
+	return maxExtension
+}
+
+// passTime removes the XIDs that the source did not report in time.
+func passTime(awaited []AwaitedXIDs, step time.Duration, s *progress) []AwaitedXIDs {
 	if step == 0 {
 		return awaited
 	}
@@ -98,7 +133,7 @@ func passTime(awaited []AwaitedXIDs, step time.Duration, reporting bool) []Await
 			continue
 		}
 		a.Left -= step
-		if missing := awaitSource - a.Left; reporting && missing > 0 && a.Extended < maxExtension {
+		if missing := awaitSource - a.Left; missing > 0 && a.Extended < s.extension(*a) {
 			a.Left, a.Extended = awaitSource, a.Extended+missing
 		}
 	}
@@ -111,6 +146,7 @@ func (p *pairing) takeAwaited(x XID) bool {
 	if i < 0 {
 		return false
 	}
+	p.taken = append(p.taken, p.awaited[i])
 	if p.awaited[i].Count--; p.awaited[i].Count <= 0 {
 		p.awaited = slices.Delete(p.awaited, i, i+1)
 	}
@@ -119,10 +155,14 @@ func (p *pairing) takeAwaited(x XID) bool {
 
 // await adds awaited XIDs. Those that expire within the same second are one entry, so a storm needs little space.
 func (p *pairing) await(x AwaitedXIDs) {
+	span := time.Second
+	if x.Witness == WitnessSource {
+		span = maxSpan
+	}
 	for i := range p.awaited {
 		a := &p.awaited[i]
-		if a.Code == x.Code && a.Witness == x.Witness && x.Left-a.Left < time.Second && x.Since.Sub(a.Since) < time.Second {
-			a.Count += x.Count
+		if a.Code == x.Code && a.Witness == x.Witness && x.Left-a.Left < time.Second && x.Since.Sub(a.Since) < span {
+			a.Count, a.Newest = a.Count+x.Count, x.Newest
 			return
 		}
 	}
@@ -131,13 +171,14 @@ func (p *pairing) await(x AwaitedXIDs) {
 }
 
 // unreportedXIDs returns the numbers of the XIDs that the source has not reported yet, by device, so its values may be older
-// than these XIDs. An XID of a MIG device that affects the whole GPU is also in those of the GPU.
+// than these XIDs. Its values are not older than an XID from before the agent's start or before a detach. An XID of a MIG device
+// that affects the whole GPU is also in those of the GPU.
 func unreportedXIDs(before []DeviceState) map[DeviceID][]int {
 	var all map[DeviceID][]int
 	for i := range before {
 		d := &before[i]
 		for _, a := range d.Awaited {
-			if a.Witness != WitnessSource {
+			if a.Witness != WitnessSource || a.Newest.IsZero() {
 				continue
 			}
 			if all == nil {

@@ -302,3 +302,66 @@ func TestDetailOfLaterWitness(t *testing.T) {
 		t.Errorf("%+v", d)
 	}
 }
+
+// An XID that the source never reports is not awaited for long, although the source goes on to report XIDs of other GPUs that
+// are newer, or that no other witness reports. The next one with its number then counts.
+func TestLostXIDExpiresAmongOthers(t *testing.T) {
+	for name, c := range map[string]struct {
+		events  bool // the event source reports the XIDs of the other GPU, too
+		backlog int  // older XIDs of the other GPU that the source still reports
+		lost    int  // older XIDs of the other GPU that it never reports
+		every   int  // seconds between later XIDs of the other GPU
+		within  int  // seconds
+	}{
+		"newer ones":                 {events: true, every: 10, within: 330},
+		"older, then newer ones":     {events: true, backlog: 600, every: 10, within: 930},
+		"newer ones, one behind":     {events: true, lost: 1, every: 1, within: 400},
+		"of unknown age":             {every: 10, within: 330},
+		"older, then of unknown age": {backlog: 600, every: 10, within: 930},
+	} {
+		t.Run(name, func(t *testing.T) {
+			rc := ReadingContext{XIDHistory: true, Witnesses: []Witness{WitnessNVML}}
+			sample := func(d Device, second int, w Witness, codes ...int) Sample {
+				s := present()
+				s.Device, s.At = d.ID, at(second)
+				for _, code := range codes {
+					s.XIDs = append(s.XIDs, XID{Code: code, At: at(second), Witness: w})
+				}
+				return s
+			}
+			var devices []DeviceState
+			judge := func(second int, events bool, of0, of1 []int) {
+				t.Helper()
+				w := WitnessSource
+				if rc.Events = events; events {
+					w = WitnessNVML
+				}
+				r := &Reading{Devices: []Device{gpu0, gpu1}, Samples: []Sample{sample(gpu0, second, w, of0...), sample(gpu1, second, w, of1...)}}
+				devices = Judge(DefaultConfig(), devices, r, rc, at(second))
+			}
+			judge(0, false, nil, nil)
+			judge(0, true, nil, times(c.backlog+c.lost, 31))
+			judge(1, true, []int{79}, nil)
+			for second := 2; second < c.within; second++ {
+				var of1 []int
+				switch left := c.backlog - (second - 2); {
+				case left > 0:
+					of1 = []int{31}
+				case second%c.every == 0:
+					of1 = []int{31}
+					if c.events {
+						judge(second, true, nil, of1)
+					}
+				}
+				judge(second, false, nil, of1)
+				if second == c.backlog+2 && len(devices[0].Awaited) == 0 {
+					t.Fatal("not awaited while the source may still report it")
+				}
+			}
+			judge(c.within, false, []int{79}, nil)
+			if n := devices[0].XIDCounts[79]; n != 2 {
+				t.Errorf("%d XIDs, want 2: the second one was taken for the lost one: %+v", n, devices[0].Awaited)
+			}
+		})
+	}
+}

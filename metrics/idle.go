@@ -19,7 +19,7 @@ type idleTime struct {
 	withoutProcess time.Duration // since it last had one
 
 	uid     string    // of the pod; "" if unknown
-	updated time.Time // when the container last held the device
+	updated time.Time // when the kubelet last reported that the container holds the device
 	ownAt   time.Time // when its own use was last measured, not that of all holders
 }
 
@@ -83,7 +83,7 @@ func (t *deviceTotals) updateIdle(d *health.DeviceState, o observation, elapsed 
 		if uid := o.identity.uidOf(c); uid != "" {
 			i.uid = uid
 		}
-		i.updated = o.at
+		i.updated = o.holders.At
 		u := useOf(d, c, o)
 		switch {
 		case u.measured && !u.ofAll:

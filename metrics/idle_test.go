@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -153,7 +154,7 @@ func TestUse(t *testing.T) {
 	}
 }
 
-// idleNode observes a GPU that container c of pod n/a holds as replica 0.
+// idleNode observes a GPU that container c of pod n/a holds as a replica.
 type idleNode struct {
 	accumulator
 
@@ -161,24 +162,27 @@ type idleNode struct {
 	util      float64
 	processes *processes.Snapshot
 	uid       string
-	allocated time.Time // of replica 0
+	replica   int
+	allocated time.Time     // of the replica
+	age       time.Duration // of the kubelet's answer
 	noPlugin  bool
 	ended     bool // the container
-	shared    bool // with container c of pod n/b, as replica 1
+	shared    bool // with container c of pod n/b, as replica 9
 }
 
 func (n *idleNode) observe(after time.Duration) idleResult {
 	n.at = n.at.Add(after)
+	id := fmt.Sprintf("GPU-a::%d", n.replica)
 	o := observation{
 		at: n.at, window: time.Minute, idleBelow: 5, processes: n.processes,
 		snapshot: &health.Snapshot{At: n.at, Source: health.Source{Status: health.SourceUp}, Devices: []health.DeviceState{{
 			Device: health.Device{ID: "GPU-a"}, Sample: health.Sample{Values: map[health.Field]float64{health.FieldGPUUtil: n.util}},
 		}}},
-		holders: podresources.Holders{At: n.at, By: map[health.DeviceID][]podresources.Holder{}},
+		holders: podresources.Holders{At: n.at.Add(-n.age), By: map[health.DeviceID][]podresources.Holder{}},
 		identity: Identity{
 			PodLabels: func(string, string) []Label { return []Label{label("team", "x"), label(podUIDLabel, n.uid)} }, Allocates: !n.noPlugin,
-			Allocated: func(id string) time.Time {
-				if id == "GPU-a::0" {
+			Allocated: func(allocated string) time.Time {
+				if allocated == id {
 					return n.allocated
 				}
 				return time.Time{}
@@ -186,10 +190,10 @@ func (n *idleNode) observe(after time.Duration) idleResult {
 		},
 	}
 	if !n.ended {
-		o.holders.By["GPU-a"] = []podresources.Holder{{Namespace: "n", Pod: "a", Container: "c", DeviceID: "GPU-a::0"}}
+		o.holders.By["GPU-a"] = []podresources.Holder{{Namespace: "n", Pod: "a", Container: "c", DeviceID: id}}
 	}
 	if n.shared {
-		o.holders.By["GPU-a"] = append(o.holders.By["GPU-a"], podresources.Holder{Namespace: "n", Pod: "b", Container: "c", DeviceID: "GPU-a::1"})
+		o.holders.By["GPU-a"] = append(o.holders.By["GPU-a"], podresources.Holder{Namespace: "n", Pod: "b", Container: "c", DeviceID: "GPU-a::9"})
 	}
 	n.update(o)
 	return resultOf(n.devices["GPU-a"].idle[container{"n", "a", "c"}])
@@ -245,6 +249,20 @@ func TestSharerWhileProcessesAreUnknown(t *testing.T) {
 	n.accumulator, n.processes = restoreIdle(t, text, n.at), nil
 	if got := n.observe(time.Second); got.sinceBusy != 60 {
 		t.Errorf("before the first list of processes after a restart: idle for %d s, want 60", got.sinceBusy)
+	}
+}
+
+// TestNextContainerWhileHoldersAreOld checks that a container's times end when the next one of the same name gets another replica, also if
+// the kubelet's last answer, with the old container, is older than the allocation.
+func TestNextContainerWhileHoldersAreOld(t *testing.T) {
+	n := &idleNode{at: now}
+	n.observe(0)
+	n.observe(time.Hour)
+	n.age = 2 * time.Second
+	n.observe(2 * time.Second)
+	n.replica, n.allocated, n.age = 1, n.at.Add(-time.Second), 0
+	if got := n.observe(time.Second); got.sinceBusy != 0 {
+		t.Errorf("idle for %d s, want 0", got.sinceBusy)
 	}
 }
 

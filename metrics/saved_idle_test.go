@@ -104,11 +104,15 @@ func TestRestoredIdleTimeWaits(t *testing.T) {
 		t.Errorf("the next container: %+v", got)
 	}
 
-	n.accumulator = restoreIdle(t, text, n.at)
-	n.ended = true
-	n.observe(continueWithin)
-	if all := n.toSave(n.at); len(all) != 0 {
-		t.Errorf("expired times are saved: %+v", all)
+	for _, back := range []time.Duration{0, 10 * time.Minute} { // how much the clock was set back during the restart
+		n.at = n.at.Add(-back)
+		n.accumulator = restoreIdle(t, text, n.at)
+		n.ended = true
+		n.observe(continueWithin)
+		if all := n.toSave(n.at); len(all) != 0 {
+			t.Errorf("expired times are saved: %+v", all)
+		}
+		n.at = n.at.Add(back - continueWithin)
 	}
 }
 
@@ -208,6 +212,8 @@ func TestSavedIdleTimesAreLimited(t *testing.T) {
 func FuzzRestoreIdle(f *testing.F) {
 	for _, text := range []string{
 		`[{"device":"GPU-a","namespace":"n","pod":"a","container":"c","uid":"1","updated":"2026-01-02T03:04:05Z","measured":true,"sinceBusyNanoseconds":7200000000000}]`,
+		`[{"device":"GPU-a","namespace":"n","pod":"a","container":"c","updated":"2026-01-02T03:04:05Z","sinceBusyNanoseconds":-3600000000000}]`,
+		`[{"device":"GPU-a","namespace":"n","pod":"a","container":"c","updated":"2026-01-02T03:04:05Z","withoutProcessNanoseconds":-3600000000000}]`,
 		`[{"device":"GPU-a","pod":"a","updated":"9999-01-02T03:04:05Z","withoutProcessNanoseconds":-1,"more":[]}]`, `[]`, `null`, `{}`, `[{}]`, ``,
 	} {
 		f.Add([]byte(text))

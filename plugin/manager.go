@@ -202,6 +202,7 @@ func (p *Plugin) missingReason(now *layout) (reason string) {
 // ensureCDI returns why the container runtime cannot resolve the CDI names of the layout.
 func (p *Plugin) ensureCDI(now *layout) error {
 	if !now.cfg.UsesCDI() || len(now.resources) == 0 {
+		p.cdi.Toolkit.Stop()
 		return nil
 	}
 	source := &now.snap.Source

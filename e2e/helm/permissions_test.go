@@ -139,6 +139,7 @@ func TestKernelLog(t *testing.T) {
 		"off in the config":       {[]string{enabled, "config.source.kernelLog=false"}, "", false},
 		"simulated":               {[]string{enabled, "config.source.mode=sim"}, "", false},
 		"in the config only":      {[]string{"config.source.kernelLog=true"}, "", true},
+		"in the config, sim":      {[]string{"config.source.kernelLog=true,config.source.mode=sim"}, "", false}, // kernelLog.enabled has no effect
 		"from another file":       {[]string{"config.source.kernelLog=true,config.source.kernelLogPath=/log/kmsg", "extraVolumeMounts[0].name=log,extraVolumeMounts[0].mountPath=/log"}, "", false},
 		"from a file, simulated":  {[]string{"config.source.mode=sim,config.source.kernelLog=true,config.source.kernelLogPath=/log/kmsg", "extraVolumeMounts[0].name=log,extraVolumeMounts[0].mountPath=/log"}, "", false},
 		"off on some nodes":       {[]string{enabled, "nodeConfigs.a.source.kernelLog=false"}, "/dev/kmsg", false},

@@ -72,6 +72,8 @@ func TestProcesses(t *testing.T) {
 		"off":                 {nil, nil, "", false},
 		"on":                  {[]string{on}, []string{proc, logs, links}, "/host/proc", false},
 		"PID namespace":       {[]string{on, "hostPID=true"}, []string{logs, links}, "", true},
+		"both":                {[]string{on, "hostPID=true,config.metrics.processes.proc=/host/proc"}, []string{proc, logs, links}, "/host/proc", true},
+		"PID namespace, proc": {[]string{on, "hostPID=true,config.metrics.processes.proc=/proc/"}, []string{logs, links}, "/proc/", true},
 		"no names":            {[]string{on, "config.metrics.processes.podLogs="}, []string{proc}, "/host/proc", false},
 		"other directories":   {[]string{on, "config.metrics.processes.proc=/p,config.metrics.processes.podLogs=/data/pods/"}, []string{"/p=/proc", "/data/pods=/data/pods", "/data/containers=/var/log/containers"}, "/p", false},
 		"simulation":          {[]string{on, "config.source.mode=sim"}, []string{proc, logs, links}, "/host/proc", false},

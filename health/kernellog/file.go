@@ -9,6 +9,8 @@ import (
 	"os"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -46,7 +48,10 @@ func (r *reader) open() (f *os.File, err error) {
 	case mode&fs.ModeNamedPipe != 0:
 		flag = os.O_RDWR | syscall.O_NONBLOCK // so that it does not end with its last writer
 	case !mode.IsRegular():
-		return nil, fmt.Errorf("source.kernelLogPath: expected /dev/kmsg, a FIFO or a regular file at %s, got %v", r.path, mode.Type())
+		return nil, fmt.Errorf("source.kernelLogPath: expected /dev/kmsg, a FIFO or a regular file at %s, got %v", r.path, mode)
+	case inProcfs(r.path):
+		return nil, fmt.Errorf("source.kernelLogPath: expected /dev/kmsg, a FIFO or a regular file at %s, got a file of procfs; "+
+			"set /dev/kmsg: its records have another form, and other readers get them too", r.path)
 	}
 	f, err = os.OpenFile(r.path, flag, 0)
 	if err != nil {
@@ -57,6 +62,12 @@ func (r *reader) open() (f *os.File, err error) {
 		return nil, readError(err)
 	}
 	return f, nil
+}
+
+// inProcfs reports whether a file is one of procfs, as /proc/kmsg, which gives each record to one reader only.
+func inProcfs(path string) bool {
+	var fs unix.Statfs_t
+	return unix.Statfs(path, &fs) == nil && fs.Type == unix.PROC_SUPER_MAGIC
 }
 
 // Check reports why Events could not read the log now, nil if it could. It takes no record.

@@ -9,6 +9,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"syscall"
@@ -32,6 +33,9 @@ const maxRecord = 16 << 10
 // maxFailures is how many reads in a row may find that the kernel has overwritten the next record.
 const maxFailures = 100
 
+// maxForeign is how many records in another form a file may have before its first record in the form of /dev/kmsg.
+const maxForeign = 10
+
 // Events returns an event source of the XIDs in the kernel log, such as /dev/kmsg. A FIFO or a regular file with records in the
 // form of /dev/kmsg serves too.
 //
@@ -51,6 +55,7 @@ type reader struct {
 
 	position
 	skipped, lost occurrences // records in an unknown form, and those that the kernel overwrote before they were read
+	parsed        bool        // a record had the form of /dev/kmsg
 }
 
 // occurrences counts what is logged at most once a minute.
@@ -134,6 +139,9 @@ func (r *reader) readRecords(from io.Reader) error {
 	}
 }
 
+// form describes a record.
+const form = "as from /dev/kmsg (PRIORITY,SEQUENCE,MICROSECONDS,FLAGS;MESSAGE)"
+
 // take reports the XID of a record.
 func (r *reader) take(line []byte) {
 	if line[0] == ' ' {
@@ -141,8 +149,15 @@ func (r *reader) take(line []byte) {
 	}
 	rec, ok := parseRecord(line)
 	if !ok {
-		r.skip("expected PRIORITY,SEQUENCE,MICROSECONDS,FLAGS;MESSAGE as from /dev/kmsg", line)
+		r.skip("expected a record "+form, line)
+		if !r.parsed && r.skipped.total >= maxForeign {
+			r.to.SetEvents(fmt.Errorf("source.kernelLogPath: expected records %s in %s, got none", form, r.path))
+		}
 		return
+	}
+	if !r.parsed {
+		r.parsed = true
+		r.to.SetEvents(nil)
 	}
 	if r.file != nil && isDevice(r.file) {
 		if r.hasLast && rec.sequence <= r.last {

@@ -280,6 +280,7 @@ func TestEventsOfOtherFiles(t *testing.T) {
 		os.DevNull:    "1:3",
 		dir + "/f/x":  "not a directory",
 		"/proc/no/me": "does not exist",
+		"/proc/stat":  "procfs", // as /proc/kmsg
 	} {
 		appendTo(t, dir+"/f")
 		synctest.Test(t, func(t *testing.T) {
@@ -288,6 +289,34 @@ func TestEventsOfOtherFiles(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The log of a syslog daemon can be read, but none of its records is one of /dev/kmsg.
+func TestEventsOfFileInAnotherForm(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "kern.log")
+	synctest.Test(t, func(t *testing.T) {
+		appendTo(t, path)
+		f := start(t, path)
+		f.wantUp(t)
+		lines := slices.Repeat([]string{"Nov 22 15:32:30 node kernel: NVRM: Xid (PCI:0000:1b:00): 31, text\n"}, maxForeign)
+		appendTo(t, path, lines[1:]...)
+		time.Sleep(time.Hour) //nolint:forbidigo // in the bubble
+		if len(f.states) != 0 {
+			t.Error(<-f.states)
+		}
+		appendTo(t, path, lines[0])
+		if err := f.wantDown(t); !strings.Contains(err.Error(), "source.kernelLogPath: ") {
+			t.Errorf("%v, want it to name the key", err)
+		}
+		appendTo(t, path, xidRecord(1, 13))
+		f.wantUp(t)
+		f.wantXIDs(t, 13)
+		appendTo(t, path, lines...)
+		time.Sleep(time.Hour) //nolint:forbidigo // in the bubble
+		if len(f.states) != 0 {
+			t.Error(<-f.states)
+		}
+	})
 }
 
 func TestEventsOfFIFO(t *testing.T) {

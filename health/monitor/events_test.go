@@ -260,6 +260,25 @@ func TestResetByEventsWhileStalled(t *testing.T) {
 	})
 }
 
+// A GPU that was reset during a detach is cured by the first reading after it, although events reported its fault shortly before
+// and the source never did.
+func TestResetDuringDetachWhileStalled(t *testing.T) {
+	runTestWithEvents(t, func(t *testing.T, h *harness, f *fakeEvents) {
+		h.reportGPU0(healthtest.Present())
+		advance(2 * time.Second)
+		resume := h.hangPolls()
+		advance(30 * time.Second)
+		f.xid(95)
+		f.action(health.RecoveryReset)
+		synctest.Wait()
+		h.wantCauses(t, "broken", health.SourceStalled, "xid-95,recovery-action")
+		time.AfterFunc(time.Second, resume)
+		h.detach(t, time.Hour)
+		h.attach(t)
+		h.wantCauses(t, "attached", health.SourceUp, "")
+	})
+}
+
 // The same events at once are judged in their order: the end of a recovery action clears the XIDs from before it only.
 func TestEventsAreJudgedInOrder(t *testing.T) {
 	for name, c := range map[string]struct {

@@ -61,21 +61,21 @@ func (f *Follower) Measure(ctx context.Context, s Source) {
 
 // follow measures with a configuration until ctx ends.
 func (f *Follower) follow(ctx context.Context, c Config, s Source) {
-	defer f.latest.Store(nil)
 	m := &measurement{Options: &f.Options, config: c, source: s}
 	defer m.close()
+	defer f.latest.Store(nil) // before close, which may hang
+	m.awaitDevices(ctx)
 	f.awaitHolders(ctx)
 	tick := time.NewTicker(s.Interval)
 	defer tick.Stop()
 	var log changeLog
-	for {
+	for ctx.Err() == nil {
 		f.measureOnce(ctx, m, func(s *Snapshot) {
 			f.latest.Store(s)
 			log.write(f.Log, s)
 		})
 		select {
 		case <-ctx.Done():
-			return
 		case <-tick.C:
 		}
 	}
@@ -117,7 +117,7 @@ func (f *Follower) measureOnce(ctx context.Context, m *measurement, publish func
 			return
 		case <-limit.C:
 			if late = true; ctx.Err() == nil {
-				publish(&Snapshot{Err: fmt.Sprintf("the driver has not listed the processes within %v", m.source.Limit)})
+				publish(&Snapshot{Err: fmt.Sprintf("no measurement within %v; the driver does not answer, or metrics.processes.podLogs cannot be read", m.source.Limit)})
 			}
 		case <-ended:
 			ended = nil
@@ -140,10 +140,8 @@ func (l *changeLog) write(log *zap.Logger, s *Snapshot) {
 	default:
 		log.Info("measuring processes again")
 	}
-	if s.Err == "" && s.Warning != l.warning {
-		if s.Warning != "" {
-			log.Warn("processes may lack their pod", zap.String("error", s.Warning))
-		}
+	if s.Warning != "" && s.Warning != l.warning { // once, although a process that comes and goes would bring it back each time
+		log.Warn("processes may lack their pod", zap.String("error", s.Warning))
 		l.warning = s.Warning
 	}
 	l.err = s.Err
@@ -232,6 +230,20 @@ var errNothingListed = errors.New("the driver lists the processes of no device")
 // hiddenProcesses is the error of lists that are empty and may not have all processes. NVIDIA's driver omits processes that have no
 // PID in the caller's PID namespace (open-gpu-kernel-modules, gpuGetProcWithObject).
 const hiddenProcesses = "no process is listed, and the driver hides those outside the agent's PID namespace; run the agent in that of the host: hostPID"
+
+// awaitDevices waits until there are devices. Without it the first measurement would be an interval late.
+func (m *measurement) awaitDevices(ctx context.Context) {
+	for ctx.Err() == nil {
+		_, changed := m.Snapshots.Watch()
+		if len(m.devices()) > 0 {
+			return
+		}
+		select {
+		case <-ctx.Done():
+		case <-changed:
+		}
+	}
+}
 
 func (m *measurement) devices() []health.Device {
 	s := m.Snapshots.Load()

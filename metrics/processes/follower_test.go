@@ -288,6 +288,11 @@ func TestFollowerAwaitsHolders(t *testing.T) {
 		stop()
 
 		known.Store(&podresources.Holders{Err: "no such socket"})
+		opened := d.opened.Load()
+		start(t, f, d, d.source())()
+		if d.opened.Load() != opened {
+			t.Error("opens the source although it has ended meanwhile")
+		}
 		defer start(t, f, d, d.source())()
 		wait(holdersTimeout)
 		if s := f.Latest().Load(); s == nil || s.WithoutPod[ReasonHoldersUnknown] != 1 {
@@ -302,6 +307,42 @@ func TestFollowerWithoutMeasuredDevices(t *testing.T) {
 		d := newDriver(behavior{})
 		defer start(t, f, d, d.source())()
 		if s := f.Latest().Load(); s.Err != errNothingListed.Error() {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// Releasing the source may hang. No old measurement remains then.
+func TestFollowerEndsBeforeRelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, _, _ := testFollower(enabled(t))
+		d := newDriver(behavior{reading: oneProcess()})
+		source := d.source()
+		source.Open = func() (health.ProcessLister, func(), error) {
+			list, release, err := d.source().Open()
+			return list, func() {
+				if f.Latest().Load() != nil {
+					t.Error("a measurement remains while the source is released")
+				}
+				release()
+			}, err
+		}
+		start(t, f, d, source)()
+	})
+}
+
+// The first measurement follows the first devices at once, although an interval is long.
+func TestFollowerAwaitsDevices(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, _, _ := testFollower(enabled(t))
+		devices := f.Snapshots.Load()
+		f.Snapshots.Store(&health.Snapshot{})
+		d := newDriver(behavior{reading: oneProcess()})
+		defer start(t, f, d, d.source())()
+		wait(time.Second)
+		f.Snapshots.Store(devices)
+		synctest.Wait()
+		if s := f.Latest().Load(); s == nil || len(s.Usage) != 1 {
 			t.Errorf("%+v", s)
 		}
 	})
@@ -372,6 +413,15 @@ func TestFollowerWarns(t *testing.T) {
 				s := f.Latest().Load()
 				if !strings.Contains(s.Warning, test.want) || logs.Len() != 1 || len(s.Usage) != 1 || s.Usage[0].Container != (Container{}) || s.Usage[0].Memory != 1<<30 {
 					t.Errorf("%+v; %d log entries", s, logs.Len())
+				}
+				for range 3 { // a process that comes and goes
+					d.now.Store(&behavior{reading: health.ProcessReading{Measured: s.Measured}})
+					wait(interval)
+					d.now.Store(&behavior{reading: oneProcess()})
+					wait(5 * interval)
+				}
+				if logs.Len() != 1 || f.Latest().Load().Warning != s.Warning {
+					t.Errorf("%d log entries, warning %q", logs.Len(), f.Latest().Load().Warning)
 				}
 			})
 		})

@@ -6,7 +6,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 )
 
@@ -71,14 +70,20 @@ func parsePodDir(name string) (pod podName, uid string, ok bool) {
 	return podName{parts[0], parts[1]}, parts[2], true
 }
 
-// containerLink matches the end of a link's name. The kubelet truncates a longer one than ext4 allows, which then does not match.
-var containerLink = regexp.MustCompile(`^([^_]+)_([^_]+)_([^_]+)-([0-9a-f]{64})\.log$`)
+// idLength is the number of characters of a container runtime's ID.
+const idLength = 64
 
-// parseContainerLink parses POD_NAMESPACE_CONTAINER-ID.log.
+// parseContainerLink parses POD_NAMESPACE_CONTAINER-ID.log. The kubelet truncates a longer name than ext4 allows, which then is none.
 func parseContainerLink(name string) (c Container, id string, ok bool) {
-	m := containerLink.FindStringSubmatch(name)
-	if m == nil {
+	name, ok = strings.CutSuffix(name, ".log")
+	parts := strings.Split(name, "_")
+	if !ok || len(parts) != 3 || parts[0] == "" || parts[1] == "" {
 		return Container{}, "", false
 	}
-	return Container{Namespace: m[2], Pod: m[1], Name: m[3]}, m[4], true
+	last := parts[2]
+	dash := len(last) - idLength - 1
+	if dash < 1 || last[dash] != '-' {
+		return Container{}, "", false
+	}
+	return Container{Namespace: parts[1], Pod: parts[0], Name: last[:dash]}, last[dash+1:], true
 }

@@ -51,7 +51,7 @@ func testAttribution() *attribution {
 		}),
 		names: names{
 			pods:       map[string]podName{uid(1): {"team", "pod-1"}, uid(2): {"team", "pod-2"}, uid(3): {"team", "pod-3"}},
-			containers: map[string]Container{containerID(11): {"team", "pod-1", "main"}, containerID(12): {"team", "pod-1", "aux"}, containerID(31): {"team", "pod-9", "main"}},
+			containers: map[string]Container{containerID(11): {"team", "pod-1", "main"}, containerID(12): {"team", "pod-1", "aux"}, containerID(31): {"team", "pod-9", "other"}},
 		},
 		holders: podresources.Holders{By: map[health.DeviceID][]podresources.Holder{
 			"GPU-a": {holder("pod-1", "main"), holder("pod-1", "aux"), holder("pod-2", "one"), holder("pod-2", "two")},

@@ -18,13 +18,13 @@ import (
 )
 
 // Toolkit generates the parts of a spec with nvcdi, the library of NVIDIA's container toolkit. nvcdi asks the driver by NVML,
-// so a call may hang: Run calls it, and Writer takes what there is. There is one call per device, so that one GPU does not
+// so a call may hang: Run calls it, and Writer uses the newest parts. There is one call per device, so that one GPU does not
 // cost the others their parts.
 type Toolkit struct {
-	edits  func(r request, id health.DeviceID, log *zap.Logger) (*specs.ContainerEdits, error) // of all devices if the ID is empty
-	log    *zap.Logger
-	wanted health.Latest[request]
-	made   health.Latest[made]
+	edits     func(r request, id health.DeviceID, log *zap.Logger) (*specs.ContainerEdits, error) // of all devices if the ID is empty
+	log       *zap.Logger
+	requested health.Latest[request]
+	parts     health.Latest[partSet]
 }
 
 // The time limits of a call. The first call may initialize every GPU.
@@ -34,17 +34,17 @@ const (
 	retryAfter  = time.Minute // after a failure
 )
 
-// request is what the Writer wants.
+// request is an order for the parts of a spec.
 type request struct {
 	host     Host
 	hookPath string
 	keys     map[health.DeviceID]string // of Input
 }
 
-// made is what there is. It is never modified once stored.
-type made struct {
-	number uint64 // identifies it
-	parts  map[health.DeviceID]part
+// partSet holds the newest part of each device. It is never modified once stored.
+type partSet struct {
+	number   uint64 // identifies it
+	byDevice map[health.DeviceID]part
 }
 
 // part is the result of the last calls for a device.
@@ -58,19 +58,19 @@ func newToolkit(log *zap.Logger) *Toolkit { return &Toolkit{edits: nvcdiEdits, l
 
 // Changed returns a channel that closes when there are new parts.
 func (t *Toolkit) Changed() <-chan struct{} {
-	_, changed := t.made.Watch()
+	_, changed := t.parts.Watch()
 	return changed
 }
 
-// Run generates what is wanted until ctx ends. It returns when no call is left, so that it holds no file of the driver. The
+// Run generates the requested parts until ctx ends. It returns when no call is left, so that it holds no file of the driver. The
 // first parts of each Run are new ones: the driver may be another after a detach. Older ones serve until then.
 func (t *Toolkit) Run(ctx context.Context) {
 	r := run{t: t, current: map[health.DeviceID]string{}, hanging: map[health.DeviceID]call{}}
 	defer r.calls.Wait()
 	for {
-		want, changed := t.wanted.Watch()
+		req, changed := t.requested.Watch()
 		var retry <-chan time.Time
-		if want != nil && !r.generate(ctx, want) {
+		if req != nil && !r.generate(ctx, req) {
 			retry = time.After(retryAfter)
 		}
 		select {
@@ -82,26 +82,26 @@ func (t *Toolkit) Run(ctx context.Context) {
 	}
 }
 
-// want returns the parts for an input, and whether each is up to date or has failed. It requests those that are missing.
-func (t *Toolkit) want(in Input, keys map[health.DeviceID]string) (m *made, complete bool) {
-	if last := t.wanted.Load(); last == nil || !maps.Equal(last.keys, keys) { // the keys contain the rest
-		t.wanted.Store(&request{in.Host, in.Config.HookPath, keys})
+// request requests the parts for an input. It returns the newest parts, and whether each is for this input or has failed.
+func (t *Toolkit) request(in Input, keys map[health.DeviceID]string) (s *partSet, complete bool) {
+	if last := t.requested.Load(); last == nil || !maps.Equal(last.keys, keys) { // the keys contain the rest
+		t.requested.Store(&request{in.Host, in.Config.HookPath, keys})
 	}
-	if m = t.made.Load(); m == nil {
-		m = &made{}
+	if s = t.parts.Load(); s == nil {
+		s = &partSet{}
 	}
 	for id, key := range keys {
-		if m.parts[id].key != key {
-			return m, false
+		if s.byDevice[id].key != key {
+			return s, false
 		}
 	}
-	return m, true
+	return s, true
 }
 
-// stop ends the generation.
-func (t *Toolkit) stop() {
-	if t.wanted.Load() != nil {
-		t.wanted.Store(nil)
+// Stop ends the generation until the next request.
+func (t *Toolkit) Stop() {
+	if t.requested.Load() != nil {
+		t.requested.Store(nil)
 	}
 }
 
@@ -122,7 +122,7 @@ func (in Input) keys() map[health.DeviceID]string {
 type run struct {
 	t       *Toolkit
 	calls   sync.WaitGroup
-	current map[health.DeviceID]string // the keys of the parts that this Run has made
+	current map[health.DeviceID]string // the keys of the parts that this Run has generated
 	hanging map[health.DeviceID]call   // calls that exceeded their limit
 }
 
@@ -136,26 +136,26 @@ type result struct {
 	err   error
 }
 
-// generate makes the parts that are missing or old, and reports whether all are made. If the common part fails, NVML does, and
+// generate generates the parts that are missing or old, and reports whether it has all. If the common part fails, NVML does, and
 // no device is tried.
-func (r *run) generate(ctx context.Context, want *request) bool {
-	before := r.t.made.Load()
+func (r *run) generate(ctx context.Context, req *request) bool {
+	before := r.t.parts.Load()
 	if before == nil {
-		before = &made{}
+		before = &partSet{}
 	}
-	maps.DeleteFunc(r.current, func(id health.DeviceID, _ string) bool { return want.keys[id] == "" })
-	now := &made{number: before.number + 1, parts: map[health.DeviceID]part{}}
+	maps.DeleteFunc(r.current, func(id health.DeviceID, _ string) bool { return req.keys[id] == "" })
+	now := &partSet{number: before.number + 1, byDevice: map[health.DeviceID]part{}}
 	var failed error
 	ok := true
-	for _, id := range slices.Sorted(maps.Keys(want.keys)) { // the common part has no ID and is the first
-		p := part{key: want.keys[id]}
-		if last := before.parts[id]; last.key == p.key {
+	for _, id := range slices.Sorted(maps.Keys(req.keys)) { // the common part has no ID and is the first
+		p := part{key: req.keys[id]}
+		if last := before.byDevice[id]; last.key == p.key {
 			p.edits = last.edits
 		}
 		if p.edits == nil || r.current[id] != p.key {
 			edits, err := (*specs.ContainerEdits)(nil), failed
 			if err == nil {
-				edits, err = r.call(ctx, want, id)
+				edits, err = r.call(ctx, req, id)
 			}
 			if ctx.Err() != nil {
 				return true // nothing failed, and the next Run tries again
@@ -169,16 +169,16 @@ func (r *run) generate(ctx context.Context, want *request) bool {
 				failed = err
 			}
 		}
-		now.parts[id] = p
+		now.byDevice[id] = p
 	}
-	if !reflect.DeepEqual(now.parts, before.parts) {
-		r.t.made.Store(now)
+	if !reflect.DeepEqual(now.byDevice, before.byDevice) {
+		r.t.parts.Store(now)
 	}
 	return ok
 }
 
 // call calls nvcdi with a time limit. While a call of a device hangs there is no second one; its late result counts.
-func (r *run) call(ctx context.Context, want *request, id health.DeviceID) (*specs.ContainerEdits, error) {
+func (r *run) call(ctx context.Context, req *request, id health.DeviceID) (*specs.ContainerEdits, error) {
 	limit := deviceLimit
 	if id == "" {
 		limit = commonLimit
@@ -189,16 +189,16 @@ func (r *run) call(ctx context.Context, want *request, id health.DeviceID) (*spe
 		select {
 		case late := <-c.result:
 			delete(r.hanging, id)
-			if c.key == want.keys[id] {
+			if c.key == req.keys[id] {
 				return late.edits, late.err
 			}
 		default:
 			return nil, errHangs
 		}
 	}
-	c = call{want.keys[id], make(chan result, 1)}
+	c = call{req.keys[id], make(chan result, 1)}
 	r.calls.Go(func() {
-		edits, err := r.t.edits(*want, id, r.t.log)
+		edits, err := r.t.edits(*req, id, r.t.log)
 		c.result <- result{edits, err}
 	})
 	timer := time.NewTimer(limit)
@@ -217,11 +217,11 @@ func (r *run) call(ctx context.Context, want *request, id health.DeviceID) (*spe
 // spec returns the spec of the devices from their parts, of which that of all devices must exist. A device without a part has
 // its device nodes only. As in newSpec, a device without known nodes is left out; so is one whose nodes do not exist, of which
 // nvcdi only warns.
-func (m *made) spec(in Input) (spec *specs.Spec, warnings []string, err error) {
-	spec = &specs.Spec{Version: specVersion, Kind: in.Config.EffectiveKind(), ContainerEdits: *m.parts[""].edits}
+func (s *partSet) spec(in Input) (spec *specs.Spec, warnings []string, err error) {
+	spec = &specs.Spec{Version: specVersion, Kind: in.Config.EffectiveKind(), ContainerEdits: *s.byDevice[""].edits}
 	left, bare, old := reasons{}, reasons{}, reasons{}
 	for _, d := range in.Devices {
-		p := m.parts[d.State.Device.ID]
+		p := s.byDevice[d.State.Device.ID]
 		nodes, err := in.Host.DeviceNodes(&d.State.Device)
 		switch {
 		case p.edits != nil:

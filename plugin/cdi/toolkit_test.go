@@ -286,6 +286,27 @@ func TestToolkitFails(t *testing.T) {
 	})
 }
 
+// Once the agent generates no spec, the driver is not used any more.
+func TestToolkitStops(t *testing.T) {
+	runToolkitTest(t, func(t *testing.T, h *toolkitTest) {
+		h.set("GPU-0", errNVML, nil)
+		_, _ = h.ensure(0)
+		h.run()
+		h.wantSpec(retryAfter, 1, 2, 2)
+		h.in.Config.Generate = false
+		_, _ = h.ensure(0)
+		calls := h.count("GPU-0")
+		_, _ = h.ensure(10 * retryAfter)
+		if n := h.count("GPU-0") - calls; n != 0 {
+			t.Errorf("%d calls", n)
+		}
+		h.set("GPU-0", nil, nil)
+		h.in.Config.Generate = true
+		_, _ = h.ensure(0)
+		h.wantSpec(0, 2, 2, 2)
+	})
+}
+
 func TestSpecThatFits(t *testing.T) {
 	runToolkitTest(t, func(t *testing.T, h *toolkitTest) {
 		_, _ = h.ensure(0)

@@ -67,6 +67,7 @@ func NewWriter(log *zap.Logger) *Writer {
 // as nothing changed.
 func (w *Writer) Ensure(in Input) error {
 	if !in.Config.Generate {
+		w.Toolkit.Stop()
 		return w.check(in)
 	}
 	if err := w.generate(in); err != nil {
@@ -137,14 +138,14 @@ func (w *Writer) chooseGenerator(in Input) (g generator, fingerprint string) {
 	keys := in.keys()
 	fingerprint = in.fingerprint(keys)
 	if !in.NVML || in.Config.HookPath == "" {
-		w.Toolkit.stop()
+		w.Toolkit.Stop()
 		return fromFiles, fingerprint
 	}
-	m, complete := w.Toolkit.want(in, keys)
-	common := m.parts[""]
+	parts, complete := w.Toolkit.request(in, keys)
+	common := parts.byDevice[""]
 	switch {
 	case complete && common.edits != nil:
-		g = generator{name: "nvcdi", spec: m.spec}
+		g = generator{name: "nvcdi", spec: parts.spec}
 	case complete || in.Detached:
 		g = fromFiles
 		g.keep = true
@@ -156,7 +157,7 @@ func (w *Writer) chooseGenerator(in Input) (g generator, fingerprint string) {
 			w.log.Warn("nvcdi cannot generate the CDI spec", zap.Error(common.err))
 		}
 	}
-	return g, fmt.Sprintf("%s\n%d %t %t", fingerprint, m.number, complete, in.Detached)
+	return g, fmt.Sprintf("%s\n%d %t %t", fingerprint, parts.number, complete, in.Detached)
 }
 
 // ErrPending reports that a spec will exist when nvcdi has answered.

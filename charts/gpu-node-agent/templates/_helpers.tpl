@@ -142,10 +142,11 @@ nodes if NAME is "". It is called with (dict "root" $ "name" NAME "agent" (dict)
 {{- range $values.extraVolumeMounts }}
 {{- $mounted = append $mounted .mountPath }}
 {{- end }}
-{{- $_ := set .agent "needsKernelLog" (and $kernelLog (not .agent.kernelLog) (not (include "gpu-node-agent.below" (dict "path" (printf "%s/" $kernelLogPath) "dirs" $mounted)))) }}
+{{- $_ := set .agent "needsKernelLog" (and $kernelLog (not .agent.kernelLog) (not $sim) (not (include "gpu-node-agent.below" (dict "path" (printf "%s/" $kernelLogPath) "dirs" $mounted)))) }}
+{{- $proc := dig "metrics" "processes" "proc" "/proc" $config }}
 {{- /* Directories of the node, unless extraVolumeMounts has them. */}}
 {{- $dirs := dict "hpcJobDir" (dig "metrics" "hpcJobDir" "" $config)
-  "hostProc" (ternary (dig "metrics" "processes" "proc" "" $config) "" (and $processes (not $values.hostPID)))
+  "hostProc" (ternary $proc "" (and $processes (ne (clean $proc) "/proc")))
   "podLogs" (ternary (dig "metrics" "processes" "podLogs" "/var/log/pods" $config) "" $processes) }}
 {{- range $key, $dir := $dirs }}
 {{- range $values.extraVolumeMounts }}

@@ -132,8 +132,8 @@ func (a *Agent) warnings() (all []string) {
 			all = append(all, "health checks down: "+s.Source.Checks.Err)
 		}
 		for _, e := range s.Source.Events {
-			if e.Status == health.EventsDown {
-				all = append(all, "event source "+e.Witness.String()+" down: "+e.Err)
+			if e.Err != "" && e.Status != health.EventsOff {
+				all = append(all, "event source "+e.Witness.String()+" "+e.Status.String()+": "+e.Err)
 			}
 		}
 	}

@@ -54,9 +54,14 @@ type Event struct {
 type EventReceiver interface {
 	// Receive takes an event. It does not block, and no XID is lost.
 	Receive(e Event)
-	// SetEvents publishes whether events arrive now: err is nil, or why they do not.
+	// SetEvents publishes whether events arrive now: err is nil, or why they do not, or PartialEvents.
 	SetEvents(err error)
 }
+
+// PartialEvents is why the events of some GPUs do not arrive, while those of the others do.
+type PartialEvents struct{ Err error }
+
+func (e PartialEvents) Error() string { return e.Err.Error() }
 
 // EventSource reports the driver's events as they happen, beside a source.
 type EventSource struct {
@@ -87,6 +92,6 @@ func (s EventSourceStatus) String() string { return enumName(eventSourceNames[:]
 type EventSourceState struct {
 	Witness Witness
 	Status  EventSourceStatus
-	Err     string // why it is off or down
+	Err     string // why it is off or down, or which GPUs it lacks while it is up
 	Since   time.Time
 }

@@ -172,7 +172,7 @@ func agentMetrics() []MetricInfo {
 			[]string{"system", "code", "severity"},
 		},
 		eventSourceUp: {
-			"event_source_up", gauge, "Whether the event source reports the XIDs of all GPUs as they happen. No series for one that is off.", []string{"witness"},
+			"event_source_up", gauge, "Whether the event source reports XIDs as they happen. No series for one that is off.", []string{"witness"},
 		},
 		sourceStalled:    {"source_stalled", gauge, "Whether a call to the source has not returned in time.", nil},
 		sourceDetached:   {"source_detached", gauge, "Whether an operator has detached the driver; source_up is then 0.", nil},

@@ -67,7 +67,7 @@ type EventSource struct {
 	Name   string    `json:"name"`   // the witness of its XIDs: nvml, kernel-log
 	Status string    `json:"status"` // off, starting, up, down
 	Since  time.Time `json:"since,omitzero"`
-	Error  string    `json:"error,omitempty"` // why it is off or down
+	Error  string    `json:"error,omitempty"` // why it is off or down, or which GPUs it lacks
 }
 
 // Incident is a finding of DCGM's health checks.

@@ -121,7 +121,7 @@ func (p *printer) witnesses(s Node, wide bool) {
 		if e.Status == "down" {
 			cells = append(cells, plain(formatIf(" %s", forText(s.Time, e.Since))))
 		}
-		if e.Status == "down" || wide {
+		if e.Status != "off" || wide {
 			cells = append(cells, plain(formatIf(": %s", e.Error)))
 		}
 	}

@@ -220,6 +220,12 @@ func TestEventSourcesAreShown(t *testing.T) {
 			t.Errorf("%s: reason of one that is off: %v\n%s", form, shown, text)
 		}
 	}
+	const lacks = "1 of 8 GPUs report no events"
+	partial := testInputs()
+	partial.Snapshot.Source.Events = []health.EventSourceState{{Witness: health.WitnessNVML, Status: health.EventsUp, Err: lacks}}
+	for _, text := range forms(partial) {
+		agenttest.MustContain(t, text, "up", lacks)
+	}
 	want := []EventSource{{Name: "nvml", Status: "off", Error: off}, {"kernel-log", "down", agenttest.Ago(time.Hour).UTC(), broken}}
 	if s := New(k).Source.Events; !slices.Equal(s, want) {
 		t.Errorf("%+v, want %+v", s, want)

@@ -49,8 +49,8 @@ func (d *driver) report(code int, gpus ...int) error {
 }
 
 // measureDriverEvents measures from the moment when NVML reports an XID until the kubelet has it. The time of the driver itself is
-// not included. DCGM does not report these XIDs.
-func (b *bench) measureDriverEvents(ctx context.Context, r *testNode, socket string) (err error) {
+// not included. DCGM reports each XID, too, but late.
+func (b *bench) measureDriverEvents(ctx context.Context, r *testNode, socket string, dcgm *engineScript) (err error) {
 	b.progress("NVML's event of an XID to kubelet")
 	d, err := dialDriver(ctx, socket)
 	if err != nil {
@@ -66,7 +66,7 @@ func (b *bench) measureDriverEvents(ctx context.Context, r *testNode, socket str
 		if err := calm(); err != nil {
 			return err
 		}
-		if took[i], err = b.measureDriverEvent(ctx, r, d, []int{i % engineGPUs}); err != nil {
+		if took[i], err = b.measureDriverEvent(ctx, r, d, dcgm, []int{i % engineGPUs}); err != nil {
 			return err
 		}
 	}
@@ -80,10 +80,11 @@ func (b *bench) measureDriverEvents(ctx context.Context, r *testNode, socket str
 			return err
 		}
 		var gpus []int
-		for n := range 16 {
-			gpus = append(gpus, n%engineGPUs)
+		for n := range 15 {
+			gpus = append(gpus, n%(engineGPUs-1))
 		}
-		if storms[i], err = b.measureDriverEvent(ctx, r, d, gpus); err != nil {
+		gpus = append(gpus, engineGPUs-1) // the last XID is the only one of its GPU, so the kubelet's message shows that all are judged
+		if storms[i], err = b.measureDriverEvent(ctx, r, d, dcgm, gpus); err != nil {
 			return err
 		}
 	}
@@ -91,14 +92,15 @@ func (b *bench) measureDriverEvents(ctx context.Context, r *testNode, socket str
 	return nil
 }
 
-// measureDriverEvent reports XIDs of GPUs and returns the time until the kubelet has them all; then it clears them.
-func (b *bench) measureDriverEvent(ctx context.Context, r *testNode, d *driver, gpus []int) (time.Duration, error) {
+// measureDriverEvent reports XIDs of GPUs and returns the time until the kubelet has them all. Then DCGM reports them, too, and they
+// are cleared.
+func (b *bench) measureDriverEvent(ctx context.Context, r *testNode, d *driver, dcgm *engineScript, gpus []int) (time.Duration, error) {
 	ids := map[string]bool{}
 	for _, gpu := range gpus {
 		ids[fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", gpu)] = true
 	}
 	begin := time.Now()
-	if err := d.report(48, gpus...); err != nil {
+	if err := d.report(xidNumber, gpus...); err != nil {
 		return 0, err
 	}
 	err := r.await(ctx, func(s kubelettest.State) bool {
@@ -108,11 +110,11 @@ func (b *bench) measureDriverEvent(ctx context.Context, r *testNode, d *driver, 
 	if err != nil {
 		return 0, err
 	}
+	if err := dcgm.report(xidNumber, gpus...); err != nil {
+		return 0, err
+	}
 	for id := range ids {
-		if err := r.Clear(ctx, id, "xid-48"); err != nil {
-			return 0, err
-		}
-		if err := r.awaitHealth(ctx, id, true); err != nil {
+		if err := r.clearXID(ctx, id); err != nil {
 			return 0, err
 		}
 	}

@@ -15,6 +15,7 @@ import (
 
 const (
 	engineGPUs   = 8
+	xidNumber    = 48
 	scriptThread = "script" // name of the threads of e2e/chaos/testdata/fault_script.c and of health/nvml/testdata/script.c
 )
 
@@ -52,21 +53,44 @@ func (b *bench) measureEngine(ctx context.Context) (err error) {
 	if err := b.measureEngineIdle(ctx, r.Pid()); err != nil {
 		return err
 	}
-	if err := b.measureDriverEvents(ctx, r, nvml); err != nil {
-		return err
-	}
-	return b.measureXIDs(ctx, r, script)
-}
-
-// measureXIDs measures from the moment when the script reports an XID, which DCGM records within 10 ms, until the kubelet
-// has it. The XIDs come at random times: right after a poll, each would wait the longest.
-func (b *bench) measureXIDs(ctx context.Context, r *testNode, script string) error {
-	b.progress("DCGM's record of an XID to kubelet")
 	f, err := os.OpenFile(script, os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = f.Close() }()
+	dcgm := &engineScript{f}
+	if err := b.measureDriverEvents(ctx, r, nvml, dcgm); err != nil {
+		return err
+	}
+	return b.measureXIDs(ctx, r, dcgm)
+}
+
+// engineScript controls the scripted DCGM in the agent.
+type engineScript struct{ *os.File }
+
+// report makes DCGM record XIDs of GPUs within 10 ms.
+func (e *engineScript) report(code int, gpus ...int) error {
+	var lines []byte
+	for _, gpu := range gpus {
+		lines = fmt.Appendf(lines, "xid %d %d\n", gpu, code)
+	}
+	_, err := e.Write(lines)
+	return err
+}
+
+// clearXID clears the finding of an XID.
+func (r *testNode) clearXID(ctx context.Context, id string) error {
+	if err := r.Clear(ctx, id, fmt.Sprintf("xid-%d", xidNumber)); err != nil {
+		return err
+	}
+	return r.awaitHealth(ctx, id, true)
+}
+
+// measureXIDs measures from the moment when the script reports an XID, which DCGM records within 10 ms, until the kubelet
+// has it. NVML does not report these XIDs, whose number is the one of its earlier events. They come at random times: right after a
+// poll, each would wait the longest.
+func (b *bench) measureXIDs(ctx context.Context, r *testNode, dcgm *engineScript) error {
+	b.progress("DCGM's record of an XID to kubelet")
 	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same in each run
 	var took []time.Duration
 	for i := range b.scale(100) {
@@ -76,18 +100,14 @@ func (b *bench) measureXIDs(ctx context.Context, r *testNode, script string) err
 			return err
 		}
 		begin := time.Now()
-		// Another number than that of NVML's events, which DCGM still has to report.
-		if _, err := fmt.Fprintf(f, "xid %d 79\n", gpu); err != nil {
+		if err := dcgm.report(xidNumber, gpu); err != nil {
 			return err
 		}
 		if err := r.awaitHealth(ctx, id, false); err != nil {
 			return err
 		}
 		took = append(took, time.Since(begin))
-		if err := r.Clear(ctx, id, "xid-79"); err != nil {
-			return err
-		}
-		if err := r.awaitHealth(ctx, id, true); err != nil {
+		if err := r.clearXID(ctx, id); err != nil {
 			return err
 		}
 	}

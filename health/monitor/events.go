@@ -2,6 +2,7 @@ package monitor
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -62,21 +63,32 @@ func (r *eventReceiver) SetEvents(err error) {
 		return // the source's Events are of a later group
 	}
 	status, reason := health.EventsUp, ""
+	_, partial := errors.AsType[health.PartialEvents](err)
 	if err != nil {
-		status, reason = health.EventsDown, err.Error()
+		reason = err.Error()
+		if !partial {
+			status = health.EventsDown
+		}
 	}
-	if s := m.now.Source.Events[r.index]; s.Status == status && s.Err == reason {
+	before := m.now.Source.Events[r.index]
+	if before.Status == status && before.Err == reason {
 		return
 	}
 	m.setEventState(r.index, status, reason)
+	m.store()
+	if before.Status == status && status == health.EventsDown {
+		return // only the reason is another, as of the attempts to end it
+	}
 	m.logLater(func() {
-		if err != nil {
+		switch {
+		case partial:
+			m.log.Warn("events up, but not of all GPUs", zap.Stringer("witness", r.witness), zap.String("cause", reason))
+		case err != nil:
 			m.log.Warn("events down", zap.Stringer("witness", r.witness), zap.String("cause", reason))
-		} else {
+		default:
 			m.log.Info("events up", zap.Stringer("witness", r.witness))
 		}
 	})
-	m.store()
 }
 
 // setEventState requires m.mu.

@@ -577,9 +577,20 @@ func TestEventSourceStates(t *testing.T) {
 		}
 		f.to.SetEvents(nil)
 		h.wantEvents(t, "up", "nvml up", kernelLog)
-		if down, up := h.logs.FilterMessage("events down").Len(), h.logs.FilterMessage("events up").Len(); down != 2 || up != 2 {
+		if down, up := h.logs.FilterMessage("events down").Len(), h.logs.FilterMessage("events up").Len(); down != 1 || up != 2 {
 			t.Errorf("logged %d times down, %d times up", down, up)
 		}
+		since = h.status().Events[0].Since
+		advance(time.Second)
+		for range 3 {
+			f.to.SetEvents(health.PartialEvents{Err: errors.New("1 of 8 GPUs")})
+		}
+		h.wantEvents(t, "without one GPU", "nvml up: 1 of 8 GPUs", kernelLog)
+		if now := h.status().Events[0].Since; !now.Equal(since) || h.logs.FilterField(zap.String("cause", "1 of 8 GPUs")).Len() != 1 {
+			t.Errorf("without one GPU: since %v, want %v; logs %v", now, since, h.logs.All())
+		}
+		f.to.SetEvents(nil)
+		h.wantEvents(t, "with all GPUs", "nvml up", kernelLog)
 		old := f.to
 		h.detach(t, time.Hour)
 		old.SetEvents(nil)

@@ -271,7 +271,7 @@ func (s *session) watch(ctx context.Context, system *systemEvents) (registered i
 			continue
 		}
 		if w == nil {
-			if w, err = startWaiter(created, s.wait); err != nil {
+			if w, err = startWaiter(ctx, created, s.wait); err != nil {
 				return registered, err
 			}
 		}
@@ -391,6 +391,9 @@ func (s *session) registrations() (pending bool, err error) {
 	}
 	if len(missing) > 0 {
 		err = fmt.Errorf("%d of %d GPUs report no events: %s", len(missing), len(s.gpus), strings.Join(missing, "; "))
+		if len(missing) < len(s.gpus) {
+			err = health.PartialEvents{Err: err}
+		}
 	}
 	return pending, err
 }

@@ -39,6 +39,7 @@ type eventFixture struct {
 	changed *sync.Cond
 	events  []health.Event
 	states  []string // "" is up
+	partial bool     // the last state is that of some GPUs only
 	stop    func()
 }
 
@@ -57,6 +58,7 @@ func (f *eventFixture) SetEvents(err error) {
 		state = err.Error()
 	}
 	f.states = append(f.states, state)
+	_, f.partial = errors.AsType[health.PartialEvents](err)
 	f.changed.Broadcast()
 }
 
@@ -230,6 +232,23 @@ func TestEventsGPULost(t *testing.T) {
 	f.waitEvents("3 xid 43", "5 xid 45")
 }
 
+// TestEventsAllGPUsLost checks that the event source is up while any GPU reports events, and only then.
+func TestEventsAllGPUsLost(t *testing.T) {
+	f := startEvents(t, testTiming, "gpus 2", "lost 0")
+	for _, step := range []struct {
+		command, state string
+		partial        bool
+	}{{"lost 0", "1 of 2 GPUs", true}, {"lost 1", "2 of 2 GPUs", false}, {"back 0", "1 of 2 GPUs", true}} {
+		f.lib.Do("%s", step.command)
+		f.waitState(step.state)
+		f.mu.Lock()
+		if f.partial != step.partial {
+			t.Errorf("%s: partial is %v", step.command, f.partial)
+		}
+		f.mu.Unlock()
+	}
+}
+
 // TestEventsLostUnidentified checks the pauses if Wait reports a lost GPU and each GPU answers.
 func TestEventsLostUnidentified(t *testing.T) {
 	timing := testTiming
@@ -401,6 +420,33 @@ func TestEventsEnd(t *testing.T) {
 	if sets, inits := f.lib.Number("sets"), f.lib.Number("inits"); sets != 0 || inits != 0 {
 		t.Errorf("%d sets of events and %d Inits are left", sets, inits)
 	}
+}
+
+// TestEventsEndWithinOneWait checks that no wait begins once Run is to end.
+func TestEventsEndWithinOneWait(t *testing.T) {
+	timing := testTiming
+	timing.wait, timing.retry = 500*time.Millisecond, time.Hour
+	f := startEvents(t, timing)
+	f.waitState("")
+	waits := f.lib.Number("calls nvmlEventSetWait_v2") + 1
+	f.lib.Do("await calls nvmlEventSetWait_v2 %d", waits) // it has just begun
+	f.stop()
+	if n := f.lib.Number("calls nvmlEventSetWait_v2"); n != waits {
+		t.Errorf("%d waits began after the end was requested", n-waits)
+	}
+}
+
+// TestEventsReceiverBlocks checks that no event is lost while the receiver blocks for longer than the pipe holds events.
+func TestEventsReceiverBlocks(t *testing.T) {
+	const times = 10000
+	f := startEvents(t, testTiming)
+	f.waitState("")
+	waits := f.lib.Number("calls nvmlEventSetWait_v2")
+	f.mu.Lock()
+	f.lib.Do("event 1 %d 31 -1 -1 %d", bitXID, times)
+	f.lib.Do("await calls nvmlEventSetWait_v2 %d", waits+1600) // nearly as many as a pipe holds
+	f.mu.Unlock()
+	f.wait("end of the storm", func() bool { return len(f.events) == times })
 }
 
 func TestEventsRecoveryAction(t *testing.T) {

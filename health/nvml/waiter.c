@@ -1,6 +1,5 @@
 //go:build cgo && linux
 
-#define _GNU_SOURCE // pthread_setname_np
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>

@@ -11,11 +11,13 @@ import "C"
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"reflect"
+	"sync"
 	"time"
 	"unsafe"
 
@@ -26,9 +28,12 @@ import (
 // waiter waits for the events of a set on a thread of C. A Go call that blocks for a second wakes the scheduler's monitor thread
 // about sixty times, which costs more than all else that an idle agent does.
 type waiter struct {
+	pipe  *os.File
+	in    *bufio.Reader
+	unend func() bool // undoes what ends the waiter with its context
+
+	mu     sync.Mutex // guards thread
 	thread *C.gna_nvml_waiter_t
-	pipe   *os.File
-	in     *bufio.Reader
 }
 
 // driverEvent is an event of a set.
@@ -43,8 +48,8 @@ type driverEvent struct {
 // handleOf returns the driver's handle of a device or a set, which go-nvml does not export.
 func handleOf(v any) unsafe.Pointer { return reflect.ValueOf(v).Field(0).UnsafePointer() }
 
-// startWaiter starts a waiter. Each wait that ends without an event has a result too.
-func startWaiter(set nvml.EventSet, timeout time.Duration) (*waiter, error) {
+// startWaiter starts a waiter. Each wait that ends without an event has a result too. It begins no wait after ctx has ended.
+func startWaiter(ctx context.Context, set nvml.EventSet, timeout time.Duration) (*waiter, error) {
 	in, out, err := os.Pipe()
 	if err != nil {
 		return nil, fmt.Errorf("wait for NVML's events: %w", err)
@@ -58,7 +63,9 @@ func startWaiter(set nvml.EventSet, timeout time.Duration) (*waiter, error) {
 	if thread == nil {
 		return nil, errors.Join(errors.New("wait for NVML's events: cannot start a thread"), in.Close())
 	}
-	return &waiter{thread: thread, pipe: in, in: bufio.NewReader(in)}, nil
+	w := &waiter{thread: thread, pipe: in, in: bufio.NewReader(in)}
+	w.unend = context.AfterFunc(ctx, w.end)
+	return w, nil
 }
 
 // next returns the next result of the thread. After a failure there is none.
@@ -73,9 +80,19 @@ func (w *waiter) next() (driverEvent, nvml.Return, error) {
 	}, nvml.Return(r.result), nil
 }
 
+// end makes the thread end once its call has returned.
+func (w *waiter) end() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.thread != nil {
+		C.gna_nvml_stop(w.thread)
+	}
+}
+
 // stop ends the thread, and passes on the events that it has received. It returns when no call is left in the driver.
 func (w *waiter) stop(receive func(driverEvent)) {
-	C.gna_nvml_stop(w.thread)
+	w.end()
+	w.unend()
 	for {
 		e, ret, err := w.next()
 		if err != nil {
@@ -85,6 +102,9 @@ func (w *waiter) stop(receive func(driverEvent)) {
 			receive(e)
 		}
 	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	C.free(unsafe.Pointer(w.thread))
+	w.thread = nil
 	_ = w.pipe.Close()
 }

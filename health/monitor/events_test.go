@@ -380,7 +380,7 @@ func TestStormIsLoggedWhileStalled(t *testing.T) {
 	})
 }
 
-// An event causes a poll at once, and one when the source has measured again.
+// An event causes a poll soon, and one when the source has measured again.
 func TestEventCausesPolls(t *testing.T) {
 	for name, report := range map[string]func(f *fakeEvents){
 		"XID":         func(f *fakeEvents) { f.xid(31) },
@@ -398,7 +398,7 @@ func TestEventCausesPolls(t *testing.T) {
 				for _, p := range []struct {
 					wait  time.Duration
 					polls int
-				}{{0, 1}, {cacheAge - 1, 1}, {1, 2}, {10 * time.Minute, 2}} {
+				}{{0, 0}, {eventPollDelay, 1}, {cacheAge - eventPollDelay - 1, 1}, {1, 2}, {10 * time.Minute, 2}} {
 					if p.wait == 0 {
 						report(f)
 					}
@@ -434,7 +434,7 @@ func TestEventsOfInstances(t *testing.T) {
 		"unknown GPU instance":            {"GPU-0", 9, 0, nil, false, 2 * time.Second, "GPU-0"},
 		"unknown instance, source stalls": {"GPU-0", 9, -1, nil, true, instanceDelay, "GPU-0"},
 		"unknown compute instance":        {"GPU-0", 1, 7, nil, false, 2 * time.Second, "MIG-0 MIG-0b"},
-		"new GPU instance":                {"GPU-0", 9, -1, []health.Device{{ID: "MIG-9", Kind: health.KindMIG, Parent: "GPU-0", GI: 9, CI: 3}}, false, 0, "MIG-9"},
+		"new GPU instance":                {"GPU-0", 9, -1, []health.Device{{ID: "MIG-9", Kind: health.KindMIG, Parent: "GPU-0", GI: 9, CI: 3}}, false, eventPollDelay, "MIG-9"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			runTestWithEvents(t, func(t *testing.T, h *harness, f *fakeEvents) {

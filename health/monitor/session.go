@@ -137,11 +137,14 @@ const (
 	// eventPollGap is the least time between two polls because of events.
 	eventPollGap = 250 * time.Millisecond
 
+	// eventPollDelay leaves the processors to the snapshot of the event: the views send it first.
+	eventPollDelay = 20 * time.Millisecond
+
 	// cacheAge is the age of the oldest value that a poll may return: DCGM measures once a second.
 	cacheAge = 1100 * time.Millisecond
 )
 
-// eventPolls determines when event sources cause polls: at once, and again when the source has measured after the event.
+// eventPolls determines when event sources cause polls: soon, and again when the source has measured after the event.
 type eventPolls struct {
 	last  time.Time // the latest poll because of an event
 	again time.Time // the second poll because of the latest event
@@ -159,8 +162,8 @@ func (p *eventPolls) next(now time.Time, interval time.Duration) time.Time {
 func (p *eventPolls) event(now, due time.Time) time.Time {
 	p.again = now.Add(cacheAge)
 	at := p.last.Add(eventPollGap)
-	if at.Before(now) {
-		at = now
+	if soonest := now.Add(eventPollDelay); at.Before(soonest) {
+		at = soonest
 	}
 	if !at.Before(due) {
 		return due

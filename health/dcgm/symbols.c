@@ -3,11 +3,8 @@
 // This file defines DCGM's functions in this program: see trampoline.h.
 
 #define _GNU_SOURCE
-#include <dlfcn.h>
-#include <link.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <string.h>
 
 #include "../internal/trampoline/trampoline.h"
 #include "symbol_list.h" // generated: every function that go-dcgm calls
@@ -44,12 +41,8 @@ static int recorded_connect_v2(const char *address, void *params, uintptr_t *han
 }
 
 char *gna_load(const char *name) {
-    void *opened = dlopen(name, RTLD_LAZY | RTLD_GLOBAL);
-    if (opened == NULL) {
-        const char *reason = dlerror();
-        return strdup(reason != NULL ? reason : name);
-    }
-    library = opened;
+    char *reason = open_library(name, &library);
+    if (reason != NULL) return reason;
 #define BIND_LOADED(name) BIND(library, name)
     RETURNING_INT(BIND_LOADED)
     RETURNING_POINTER(BIND_LOADED)
@@ -61,11 +54,7 @@ char *gna_load(const char *name) {
     return NULL;
 }
 
-const char *gna_path(void) {
-    struct link_map *map;
-    if (library == NULL || dlinfo(library, RTLD_DI_LINKMAP, &map) != 0) return "";
-    return map->l_name;
-}
+const char *gna_path(void) { return library_path(library); }
 
 int gna_has(const char *symbol) { return library != NULL && dlsym(library, symbol) != NULL; }
 

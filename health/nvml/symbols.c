@@ -3,10 +3,7 @@
 // This file defines NVML's functions in this program: see trampoline.h.
 
 #define _GNU_SOURCE
-#include <dlfcn.h>
-#include <link.h>
 #include <stddef.h>
-#include <string.h>
 
 #include "../internal/trampoline/trampoline.h"
 #include "symbol_list.h" // generated: every function that go-nvml calls
@@ -23,20 +20,12 @@ RETURNING_TEXT(FORWARD_TEXT)
 static void *library;
 
 char *gna_nvml_load(const char *name) {
-    void *opened = dlopen(name, RTLD_LAZY | RTLD_GLOBAL);
-    if (opened == NULL) {
-        const char *reason = dlerror();
-        return strdup(reason != NULL ? reason : name);
-    }
-    library = opened;
+    char *reason = open_library(name, &library);
+    if (reason != NULL) return reason;
 #define BIND_LOADED(name) BIND(library, name)
     RETURNING_INT(BIND_LOADED)
     RETURNING_TEXT(BIND_LOADED)
     return NULL;
 }
 
-const char *gna_nvml_path(void) {
-    struct link_map *map;
-    if (library == NULL || dlinfo(library, RTLD_DI_LINKMAP, &map) != 0) return "";
-    return map->l_name;
-}
+const char *gna_nvml_path(void) { return library_path(library); }

@@ -10,8 +10,10 @@
 #ifndef GNA_TRAMPOLINE_H
 #define GNA_TRAMPOLINE_H
 
-#include <dlfcn.h>
+#include <dlfcn.h> // with _GNU_SOURCE
+#include <link.h>
 #include <stddef.h>
+#include <string.h>
 
 #if defined(__x86_64__)
 #define JUMP(name) "\tendbr64\n\tjmp *gna_" #name "(%rip)\n"
@@ -31,5 +33,23 @@
         void *found = dlsym(library, #name);                                                             \
         if (found != NULL) gna_##name = found;                                                           \
     }
+
+// open_library opens a library for the lifetime of the process. It returns NULL, or an error that the caller must free.
+static char *open_library(const char *name, void **library) {
+    void *opened = dlopen(name, RTLD_LAZY | RTLD_GLOBAL);
+    if (opened == NULL) {
+        const char *reason = dlerror();
+        return strdup(reason != NULL ? reason : name);
+    }
+    *library = opened;
+    return NULL;
+}
+
+// library_path returns the path of a library, or "" if it is not open.
+static const char *library_path(void *library) {
+    struct link_map *map;
+    if (library == NULL || dlinfo(library, RTLD_DI_LINKMAP, &map) != 0) return "";
+    return map->l_name;
+}
 
 #endif

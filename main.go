@@ -81,6 +81,10 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags override the environment, the environment the 
 				return err
 			},
 		},
+		&cobra.Command{
+			Use: "mps-daemon", Short: "Run the MPS control daemons of the GPUs that plugin.sharing shares by MPS",
+			RunE: func(cmd *cobra.Command, _ []string) error { return agent.RunMPSDaemon(cmd.Context(), loader) },
+		},
 		withReport(&cobra.Command{Use: "version", Short: "Print the version and the build settings"},
 			func(context.Context) fmt.Stringer { return buildInfo() }),
 		fieldsCommand(&loader),

@@ -33,6 +33,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
 )
 
 // Agent is a running agent.
@@ -74,6 +75,7 @@ type Agent struct {
 	totals    *metrics.Totals
 	podLabels *podlabels.Follower
 	processes *processes.Follower
+	mps       *mps.Follower
 	jobs      *metrics.Jobs
 	reporter  *kube.Reporter
 }
@@ -136,6 +138,8 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 	a.monitor = monitor.New(&a.healthConfig, &a.sources, &a.snapshots, log.Named("health"))
 	a.stateFile = statefile.New(&a.healthConfig, &a.snapshots, &a.lastGood, boot, log.Named("health"))
 	a.plugin = plugin.New(&a.pluginConfig, &a.snapshots, log.Named("plugin"))
+	a.mps = mps.NewFollower(mps.Options{Desired: a.plugin.MPS(), Holders: a.plugin.Holders, Log: log.Named("mps")})
+	a.monitor.SetMPS(a.mps.State())
 	a.podLabels = podlabels.New(podlabels.Options{Config: &a.podLabelsConfig, Node: nodeName(), Log: log.Named("kubernetes")})
 	a.processes = processes.New(processes.Options{
 		Config: &a.processesConfig, Snapshots: &a.snapshots, Holders: a.plugin.Holders, PodByUID: a.podLabels.PodByUID, Log: log.Named("processes"),

@@ -41,6 +41,7 @@ func (a *Agent) runSource(ctx context.Context) error {
 		c, same, cancel := health.WatchPart(ctx, &a.sourceConfig, func(c *sourceConfig) *sourceConfig { return c })
 		source, run, err := newSource(*c, a.processes.Measure, a.level, a.log)
 		if err == nil {
+			source.Beside = append(source.Beside, a.mps.Run)
 			if !source.Simulated {
 				source.Beside = append(source.Beside, a.plugin.GenerateCDI)
 			}

@@ -22,8 +22,8 @@ func (f Finding) rank() int {
 }
 
 // Decide adds the decisions to judged devices and sets since when each state lasts. If held is nil, every device counts as
-// held. The Detachment is zero while the driver is attached.
-func Decide(c Config, before, judged []DeviceState, held Held, detach Detachment, now time.Time) []DeviceState {
+// held. The Detachment is zero while the driver is attached. mps adds the state of MPS daemons and their findings.
+func Decide(c Config, before, judged []DeviceState, held Held, detach Detachment, mps MPSState, now time.Time) []DeviceState {
 	old := make(map[DeviceID]Verdict, len(before))
 	for _, d := range before {
 		old[d.Device.ID] = d.Verdict
@@ -32,6 +32,7 @@ func Decide(c Config, before, judged []DeviceState, held Held, detach Detachment
 	decided := slices.Clone(judged)
 	for i := range decided { // GPUs come before their MIG devices
 		d := &decided[i]
+		d.MPS = mps.Daemons[d.Device.ID]
 		old := old[d.Device.ID]
 		findings := slices.DeleteFunc(slices.Clone(d.Verdict.Findings), Finding.decision)
 		var decisions []Finding

@@ -199,11 +199,11 @@ func TestIsolatePending(t *testing.T) {
 // MIG devices inherit the detachment from their GPU.
 func TestDecideDetachment(t *testing.T) {
 	devices := judgeAll(DefaultConfig(), nil, 0, nil, samples{gpu0.ID: present(), mig0.ID: present()}, gpu0, mig0)
-	devices = Decide(DefaultConfig(), devices, devices, nil, Detachment{Until: at(60)}, at(1))
+	devices = Decide(DefaultConfig(), devices, devices, nil, Detachment{Until: at(60)}, MPSState{}, at(1))
 	if f := devices[1].Verdict.Findings; len(f) != 1 || f[0].From != gpu0.ID || f[0].Cause != CauseReleased || devices[1].Verdict.State != Unhealthy {
 		t.Errorf("%+v", f)
 	}
-	devices = Decide(DefaultConfig(), devices, devices, nil, Detachment{Over: true}, at(2))
+	devices = Decide(DefaultConfig(), devices, devices, nil, Detachment{Over: true}, MPSState{}, at(2))
 	wantStates(t, devices, map[DeviceID]State{gpu0.ID: Healthy, mig0.ID: Healthy})
 }
 

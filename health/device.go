@@ -30,6 +30,9 @@ type Device struct {
 	PCI    string // bus ID as the driver writes it, "00000000:1B:00.0"; MIG: its parent's
 	Memory uint64 // framebuffer in bytes
 
+	Reserved          uint64            // GPU: the part of Memory that the driver withholds, in bytes, as first measured; 0 if unknown
+	ComputeCapability ComputeCapability // MIG: its parent's
+
 	MIGMode bool   // GPU: MIG mode is enabled
 	Profile string // MIG: "1g.10gb"
 	GI, CI  int    // MIG: the driver's GPU instance and compute instance IDs; -1 for a GPU
@@ -43,6 +46,9 @@ type Device struct {
 
 	Texts map[Field]string // the configured text fields, such as serial number and VBIOS version; blanks are absent; MIG: its parent's
 }
+
+// ComputeCapability is the version of a GPU's architecture, such as 9.0; zero if unknown.
+type ComputeCapability struct{ Major, Minor int }
 
 // GPU returns the ID of the GPU: the parent of a MIG device, or the GPU's own.
 func (d *Device) GPU() DeviceID { return cmp.Or(d.Parent, d.ID) }

@@ -81,7 +81,7 @@ func reading(seconds int, samples samples, devices ...Device) (*Reading, time.Ti
 
 // judgeAndDecide judges a reading with the XIDs of this boot known, and adds the decisions.
 func judgeAndDecide(c Config, before []DeviceState, r *Reading, held Held, now time.Time) []DeviceState {
-	return Decide(c, before, Judge(c, before, r, ReadingContext{XIDHistory: true}, now), held, Detachment{}, now)
+	return Decide(c, before, Judge(c, before, r, ReadingContext{XIDHistory: true}, now), held, Detachment{}, MPSState{}, now)
 }
 
 func judgeAll(c Config, before []DeviceState, seconds int, held Held, samples samples, devices ...Device) []DeviceState {

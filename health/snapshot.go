@@ -17,6 +17,8 @@ type DeviceState struct {
 	XIDHistory   []XID           // the newest XIDs of the source's stream, counted or not, in order of arrival; not modified once stored
 	Awaited      []AwaitedXIDs   // XIDs that witnesses still have to report; not modified once stored
 	EventAction  EventAction     // the recovery action of the newest event, while it replaces that of the source
+
+	MPS *MPSDaemon // of a device that MPS serves; nil for others, and until it is first examined
 }
 
 // SourceStatus is the state of the connection to a source.

@@ -73,7 +73,13 @@ func DefaultConfig() Config {
 	return Config{
 		Enabled: true, Resource: "nvidia.com/gpu", KubeletDir: "/var/lib/kubelet",
 		MIGStrategy: MIGNone, Resources: []ResourceRule{}, Include: []string{}, Exclude: []string{},
-		Sharing:    SharingConfig{TimeSlicing: TimeSlicing{FailRequestsGreaterThanOne: true, Resources: []SharedResource{}}},
+		Sharing: SharingConfig{
+			TimeSlicing: TimeSlicing{FailRequestsGreaterThanOne: true, Resources: []SharedResource{}},
+			MPS: MPS{
+				FailRequestsGreaterThanOne: true, Resources: []MPSResource{}, Root: "/run/nvidia/mps", Control: "nvidia-cuda-mps-control",
+			},
+			Memory: MemorySharing{Unit: "1Gi", Devices: []string{}, Reserve: "512Mi", Enforcement: EnforceAuto},
+		},
 		DeviceList: []string{ListEnv}, DeviceID: DeviceIDUUID, DriverRoot: "/",
 		CDI:              cdi.Config{Dir: "/var/run/cdi", AnnotationPrefix: "cdi.k8s.io/"},
 		AllocationPolicy: AllocationDistributed, OnStop: OnStopKeep,

@@ -26,6 +26,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -39,6 +40,7 @@ type Plugin struct {
 	layouts   *layoutCache
 
 	allocations allocationTimes
+	mps         health.Latest[mps.Desired]
 
 	// These belong to Run.
 	cdi             *cdi.Writer

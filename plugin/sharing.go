@@ -14,10 +14,54 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// SharingConfig is the `sharing` section.
+// SharingConfig is the `sharing` section. A device is shared in one way only.
 type SharingConfig struct {
-	TimeSlicing TimeSlicing `yaml:"timeSlicing"`
+	TimeSlicing TimeSlicing   `yaml:"timeSlicing"`
+	MPS         MPS           `yaml:"mps"`
+	Memory      MemorySharing `yaml:"memory"`
 }
+
+// MPS lets the processes of several containers run on one device at the same time, each with a part of its SMs and memory.
+type MPS struct {
+	RenameByDefault bool `yaml:"renameByDefault"` // the resource of shared devices is NAME.shared
+	// FailRequestsGreaterThanOne refuses containers that request more than one share. If it is false, a container's limits are those
+	// of all its shares together, and its environment alone keeps it within them.
+	FailRequestsGreaterThanOne bool          `yaml:"failRequestsGreaterThanOne"`
+	Resources                  []MPSResource `yaml:"resources"` // the first that matches a device applies
+	Root                       string        `yaml:"root"`      // directory that the agent, mps-daemon and containers share
+	Control                    string        `yaml:"control"`   // the control program
+}
+
+// MPSResource creates shares of the devices of a resource, which MPS serves.
+type MPSResource struct {
+	Name                   string   `yaml:"name"`                   // the resource before sharing
+	Replicas               int      `yaml:"replicas"`               // of each device
+	Devices                []string `yaml:"devices"`                // selectors of devices; empty: all
+	Rename                 string   `yaml:"rename"`                 // the resource after sharing; empty: see RenameByDefault
+	ActiveThreadPercentage int      `yaml:"activeThreadPercentage"` // of the SMs, for one share; 0: an equal part
+	PinnedMemory           string   `yaml:"pinnedMemory"`           // for one share, such as 8Gi; empty: an equal part
+}
+
+// MemorySharing offers the memory of devices in units, so that several containers share a device by memory.
+type MemorySharing struct {
+	Resource           string   `yaml:"resource"`           // such as nvidia.com/gpu-memory; empty: off
+	Unit               string   `yaml:"unit"`               // memory of one unit, such as 1Gi
+	Devices            []string `yaml:"devices"`            // selectors of devices; empty: all
+	Reserve            string   `yaml:"reserve"`            // memory of each device that is not offered, besides what the driver reserves
+	Enforcement        string   `yaml:"enforcement"`        // auto, driver, mps, none
+	RequireEnforcement bool     `yaml:"requireEnforcement"` // offer nothing while nothing enforces the limits
+}
+
+// The values of MemorySharing.Enforcement.
+const (
+	EnforceAuto   = "auto" // driver if it can, else none
+	EnforceDriver = "driver"
+	EnforceMPS    = "mps" // MPS serves the devices
+	EnforceNone   = "none"
+)
+
+// GPUShareResource is the resource of gpushare. Containers with it get gpushare's environment.
+const GPUShareResource = "aliyun.com/gpu-mem"
 
 // TimeSlicing lets several containers take turns on one device. It does not isolate them: each can use the whole memory,
 // and a fault of one can end all.

@@ -221,7 +221,7 @@ func (m *Monitor) setDetachment(d detachment, now time.Time) {
 	m.store()
 	if d.requests != before.requests {
 		if d.detachRequested() {
-			m.companions.stop()
+			m.companions.stop(health.ErrDetached)
 		}
 		m.request.Store(&request{d.requests, d.detachRequested()})
 	}

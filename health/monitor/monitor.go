@@ -33,6 +33,7 @@ type Monitor struct {
 	source  *health.Latest[Source]
 	out     *health.Latest[health.Snapshot]
 	held    health.Held
+	mps     *health.Latest[health.MPSState] // nil without MPS
 	log     *zap.Logger
 	request health.Latest[request] // never empty
 

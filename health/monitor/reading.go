@@ -80,7 +80,7 @@ func (m *Monitor) applyDelayed(r *health.Reading, reason string, now time.Time) 
 func (m *Monitor) judge(before []health.DeviceState, r *health.Reading, b health.ReadingContext, now time.Time) []health.DeviceState {
 	c := m.currentConfig()
 	b.Witnesses = m.witnesses
-	return health.Decide(c, before, health.Judge(c, before, r, b, now), m.held, m.detach.withholds(), now)
+	return health.Decide(c, before, health.Judge(c, before, r, b, now), m.held, m.detach.withholds(), m.mpsState(), now)
 }
 
 // driverReloaded reports whether the driver was loaded again, or another version of it, since the latest reading. Unknown

@@ -85,7 +85,7 @@ func Judge(
 	c health.Config, before []health.DeviceState, seconds int, held health.Held, samples map[health.DeviceID]health.Sample, devices ...health.Device,
 ) []health.DeviceState {
 	r, now := Reading(seconds, samples, devices...)
-	return health.Decide(c, before, health.Judge(c, before, r, health.ReadingContext{XIDHistory: true}, now), held, health.Detachment{}, now)
+	return health.Decide(c, before, health.Judge(c, before, r, health.ReadingContext{XIDHistory: true}, now), held, health.Detachment{}, health.MPSState{}, now)
 }
 
 // WantStates checks the states of all devices.

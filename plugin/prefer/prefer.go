@@ -21,6 +21,7 @@ type Request struct {
 	Required  []string // the IDs that must be in the answer
 	Size      int      // of the answer
 	Packed    bool     // prefer the GPU that is used most, not the one that is used least; for replicas and MIG devices
+	OneDevice bool     // take all IDs from one device, if one has enough: the healthiest, then the one with the fewest left
 }
 
 // Allocator answers the requests for one resource. It keeps the topology of the GPUs from call to call, because that

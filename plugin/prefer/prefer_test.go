@@ -174,7 +174,7 @@ func TestChooseGPUs(t *testing.T) {
 		{"duplicates", eight, ids(1, 1, 2, 2), ids(2, 2), 2, ids(2, 1)},
 		{"empty layout", nil, ids(4, 2), nil, 1, ids(4)},
 	} {
-		if got := choose(c.devices, Request{c.available, c.required, c.size, false}); !slices.Equal(got, c.want) {
+		if got := choose(c.devices, Request{Available: c.available, Required: c.required, Size: c.size}); !slices.Equal(got, c.want) {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)
 		}
 	}
@@ -256,7 +256,7 @@ func TestChooseShared(t *testing.T) {
 		{"replicas of MIG devices: not the same twice", pack, both, without(both, "MIG-0-3::0"), nil, 2, []string{"MIG-0-0::0", "MIG-0-3::1"}},
 		{"replicas of MIG devices: the one used least", spread, both, without(both, "MIG-0-0::0"), nil, 1, []string{"MIG-0-1::0"}},
 	} {
-		if got := choose(c.devices, Request{c.available, c.required, c.size, c.packed}); !slices.Equal(got, c.want) {
+		if got := choose(c.devices, Request{Available: c.available, Required: c.required, Size: c.size, Packed: c.packed}); !slices.Equal(got, c.want) {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)
 		}
 	}

@@ -250,6 +250,6 @@ func FuzzChoose(f *testing.F) {
 			}
 			return to
 		}
-		checkChoose(t, devices, Request{idsOf(available), idsOf(required), size, seed%2 == 1})
+		checkChoose(t, devices, Request{Available: idsOf(available), Required: idsOf(required), Size: size, Packed: seed%2 == 1})
 	})
 }

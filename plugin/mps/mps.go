@@ -1,0 +1,52 @@
+// Package mps runs, configures and judges MPS control daemons, one per GPU or MIG device.
+//
+//	gpu-node-agent mps-daemon: Supervisor ─► nvidia-cuda-mps-control -f, one per device; survives the agent
+//	gpu-node-agent:            Follower   ─► tells the Supervisor which daemons to run, sets and reads back their limits, judges
+//	                                         them ─► health.MPSState ─► Monitor ─► Snapshot
+//
+// Both share the directory Root of the node. The control program's commands are those of MPS v2
+// (https://docs.nvidia.com/deploy/mps/latest/mpsv2-interface.html).
+package mps
+
+import (
+	"path/filepath"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// Desired is what the Follower has the Supervisor run.
+type Desired struct {
+	Root    Root
+	Control string // the control program: a path, or a name to search in PATH
+	Daemons []Spec // by device
+}
+
+// Spec describes the daemon of a device.
+type Spec struct {
+	Device health.DeviceID
+	Kind   health.Kind
+	GPU    health.DeviceID // the device itself, or the parent of a MIG device
+	Index  int             // of the GPU, for texts
+
+	// The limits of a share, which are the daemon's defaults for all clients.
+	ThreadPercentage int    // percent of the SMs; 100 for no limit
+	PinnedMemory     uint64 // bytes, a multiple of 1 MiB; 0 for no limit
+}
+
+// Root is the directory that mps-daemon, the agent and, in part, the containers share.
+type Root string
+
+// PipeDir returns the directory of the daemon's control socket, which containers mount.
+func (r Root) PipeDir(id health.DeviceID) string { return filepath.Join(string(r), string(id), "pipe") }
+
+// LogDir returns the directory of the daemon's logs.
+func (r Root) LogDir(id health.DeviceID) string { return filepath.Join(string(r), string(id), "log") }
+
+// ShmDir returns the directory that is /dev/shm of the daemons and of all clients.
+func (r Root) ShmDir() string { return filepath.Join(string(r), "shm") }
+
+// DesiredFile returns the path of the file in which the Follower leaves Desired.
+func (r Root) DesiredFile() string { return filepath.Join(string(r), "daemons.json") }
+
+// Socket returns the path of the Supervisor's socket.
+func (r Root) Socket() string { return filepath.Join(string(r), "mps-daemon.sock") }

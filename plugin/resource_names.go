@@ -77,11 +77,11 @@ func (c Config) resourceNames() []string {
 	if c.MIGStrategy == MIGMixed {
 		all = append(all, c.migPrefix()+"1g.00gb.attributes")
 	}
-	for _, r := range c.Sharing.TimeSlicing.Resources {
-		if r.Rename == "" && c.Sharing.TimeSlicing.RenameByDefault {
-			all = append(all, r.Name+sharedSuffix)
+	for _, e := range c.Sharing.entries() {
+		if e.rename == "" && e.renameByDefault {
+			all = append(all, e.name+sharedSuffix)
 		}
-		all = append(all, r.Rename)
+		all = append(all, e.rename)
 	}
 	return all
 }

@@ -61,6 +61,8 @@ const (
 	EnforceNone   = "none"
 )
 
+const memoryResourceExample = "nvidia.com/gpu-memory"
+
 // GPUShareResource is the resource of gpushare. Containers with it get gpushare's environment.
 const GPUShareResource = "aliyun.com/gpu-mem"
 
@@ -300,17 +302,14 @@ func (c Config) validateMemorySharing() error {
 		errs = append(errs, fmt.Errorf("%srequireEnforcement: is true, and %senforcement is none, so nothing would be offered; use auto, driver or mps", key, key))
 	}
 	if m.Resource == "" {
-		if len(m.Devices) > 0 {
-			errs = append(errs, fmt.Errorf("%sresource: is empty, and %sdevices is set; use a name such as nvidia.com/gpu-memory", key, key))
-		}
-		return errors.Join(errs...)
+		return errors.Join(append(errs, validateSelectors(key+"devices", m.Devices))...)
 	}
-	errs = append(errs, validateName(key+"resource", m.Resource))
+	errs = append(errs, validateNameLike(key+"resource", m.Resource, memoryResourceExample))
 	others := c
 	others.Sharing.Memory.Resource = ""
 	if slices.Contains(others.resourceNames(), m.Resource) || strings.HasPrefix(m.Resource, c.migPrefix()) {
-		errs = append(errs, fmt.Errorf("%sresource: %s is also the resource of devices that are not shared by memory; use another name such as nvidia.com/gpu-memory",
-			key, m.Resource))
+		errs = append(errs, fmt.Errorf("%sresource: %s is also the resource of devices that are not shared by memory; use another name such as %s",
+			key, m.Resource, memoryResourceExample))
 	}
 	return errors.Join(errs...)
 }

@@ -123,7 +123,7 @@ type shareEntry struct {
 	threads         int    // percent; 0: an equal part
 	pinned          uint64 // bytes; 0: an equal part
 	unit, reserve   uint64 // bytes, for memory
-	idPart          string // of share.idPrefix
+	byMPS           bool   // MPS serves the devices
 }
 
 // key returns the key of the entry in the section.
@@ -145,24 +145,18 @@ func (s *SharingConfig) entries() []shareEntry {
 	}
 	for i, r := range s.MPS.Resources {
 		pinned, _ := parseSize(r.PinnedMemory)
-		idPart := fmt.Sprintf("mps%d%s", r.Replicas, idSep)
-		if pinned > 0 {
-			idPart = fmt.Sprintf("mps%dMi%s", pinned/mebibyte, idSep)
-		}
 		all = append(all, shareEntry{
 			kind: SharingMPS, index: i, name: r.Name, devices: r.Devices, rename: r.Rename, replicas: r.Replicas,
 			renameByDefault: s.MPS.RenameByDefault, single: s.MPS.FailRequestsGreaterThanOne,
-			threads: r.ActiveThreadPercentage, pinned: pinned, idPart: idPart,
+			threads: r.ActiveThreadPercentage, pinned: pinned, byMPS: true,
 		})
 	}
 	if m := &s.Memory; m.Resource != "" {
 		unit, _ := parseSize(m.Unit)
 		reserve, _ := parseSize(m.Reserve)
-		idPart := fmt.Sprintf("%dMi%s", unit/mebibyte, idSep)
-		if m.Enforcement == EnforceMPS {
-			idPart = "mps" + idPart
-		}
-		all = append(all, shareEntry{kind: SharingMemory, devices: m.Devices, rename: m.Resource, unit: unit, reserve: reserve, idPart: idPart})
+		all = append(all, shareEntry{
+			kind: SharingMemory, devices: m.Devices, rename: m.Resource, unit: unit, reserve: reserve, byMPS: m.Enforcement == EnforceMPS,
+		})
 	}
 	return all
 }
@@ -170,11 +164,6 @@ func (s *SharingConfig) entries() []shareEntry {
 // Enabled reports whether any device may be shared.
 func (s *SharingConfig) Enabled() bool {
 	return len(s.TimeSlicing.Resources) > 0 || len(s.MPS.Resources) > 0 || s.Memory.Resource != ""
-}
-
-// usesMPS reports whether MPS may serve a device.
-func (s *SharingConfig) usesMPS() bool {
-	return len(s.MPS.Resources) > 0 || s.Memory.Resource != "" && s.Memory.Enforcement == EnforceMPS
 }
 
 // parseSize parses a size of memory such as 8Gi.

@@ -36,6 +36,9 @@ func timeSliced(resources ...SharedResource) func(*Config) {
 	return func(c *Config) { c.Sharing.TimeSlicing.Resources = resources }
 }
 
+// both applies two changes.
+func both(a, b func(*Config)) func(*Config) { return func(c *Config) { a(c); b(c) } }
+
 // withReserved returns whole GPUs with the memory of an H100, of which the driver withholds 551 MiB.
 func withReserved(n int) *health.Snapshot {
 	snap := partitioned(slices.Repeat([]string{whole}, n)...)

@@ -468,7 +468,7 @@ func benchmarkUnits(b *testing.B, unit string, devices int) {
 
 func BenchmarkLayout624Units(b *testing.B) { benchmarkUnits(b, "1Gi", 624) }
 
-func BenchmarkLayout5040Units(b *testing.B) { benchmarkUnits(b, "127Mi", 5040) }
+func BenchmarkLayout5064Units(b *testing.B) { benchmarkUnits(b, "127Mi", 5064) }
 
 func BenchmarkLayout8x48MPS(b *testing.B) {
 	benchmarkLayout(b, configured(mpsSharedBy(48)), withReserved(8), 384)

@@ -118,7 +118,8 @@ func (e *Event) validateFor(p *profile) (errs []error) {
 	default:
 		for i := range effects {
 			if f := &effects[i]; f.isSet(e) && !f.supports(&p.models[*e.GPU]) {
-				errs = append(errs, keyErrorf(f.key, "GPU %d of profile %s does not support it; use one of %s", *e.GPU, p.name, strings.Join(supporting(f), ", ")))
+				errs = append(errs, keyErrorf(f.key, "GPU %d of profile %s, %s, does not support it; profiles with a GPU that does: %s",
+					*e.GPU, p.name, p.models[*e.GPU].name, strings.Join(supporting(f), ", ")))
 			}
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -87,6 +88,20 @@ type objects struct {
 	unstructured map[string]string // by kind
 }
 
+// agents returns the DaemonSets of agents.
+func (o objects) agents() []*appsv1.DaemonSet {
+	return slices.DeleteFunc(slices.Clone(o.daemonSets), func(ds *appsv1.DaemonSet) bool { return isMPS(ds) })
+}
+
+// mps returns the DaemonSets of MPS control daemons.
+func (o objects) mps() []*appsv1.DaemonSet {
+	return slices.DeleteFunc(slices.Clone(o.daemonSets), func(ds *appsv1.DaemonSet) bool { return !isMPS(ds) })
+}
+
+func isMPS(ds *appsv1.DaemonSet) bool {
+	return slices.Contains(ds.Spec.Template.Spec.Containers[0].Args, "mps-daemon")
+}
+
 // settings returns values as --set arguments of Helm.
 func settings(values []string) (args []string) {
 	for _, v := range values {
@@ -159,7 +174,7 @@ func TestValuesFiles(t *testing.T) {
 			if len(o.daemonSets) == 0 {
 				t.Fatal("no DaemonSet")
 			}
-			for _, ds := range o.daemonSets {
+			for _, ds := range o.agents() {
 				var config string
 				for _, c := range o.configMaps {
 					if c.Name == ds.Name {

@@ -87,8 +87,8 @@ func addEntrySchemas(constraints map[string]map[string]any) {
 			"activeThreadPercentage": count(0, 100), "pinnedMemory": text("^$|" + size),
 		}, "name", "replicas"),
 		"plugin.sharing.memory.devices": selector(),
-		"metrics.podLabels": number(0, maxIndex, "^("+labelKey+"|[-A-Za-z0-9_./]*[*][-A-Za-z0-9_./*]*|/.+/)$"),
-		"source.sim.past":   object(map[string]any{"ago": duration(), "gpu": count(0, maxIndex), "xid": xid()}, "ago", "gpu", "xid"),
+		"metrics.podLabels":             number(0, maxIndex, "^("+labelKey+"|[-A-Za-z0-9_./]*[*][-A-Za-z0-9_./*]*|/.+/)$"),
+		"source.sim.past":               object(map[string]any{"ago": duration(), "gpu": count(0, maxIndex), "xid": xid()}, "ago", "gpu", "xid"),
 		"source.sim.scenario": object(map[string]any{
 			"at": duration(), "gpu": count(0, maxIndex), "xid": xid(), "times": count(1, 1_000_000),
 			"lost": boolean(), "stale": boolean(), "rowRemapPending": boolean(), "rowRemapFailed": boolean(), "clocksSlowed": boolean(),

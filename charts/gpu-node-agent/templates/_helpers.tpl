@@ -54,8 +54,12 @@ The labels that select the pods of mps-daemon. Their name differs, so that nothi
 monitor or a policy, the chart's or the user's.
 */}}
 {{- define "gpu-node-agent.mpsSelector" -}}
-app.kubernetes.io/name: {{ include "gpu-node-agent.name" . | trunc 59 }}-mps
+app.kubernetes.io/name: {{ include "gpu-node-agent.mpsName" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "gpu-node-agent.mpsName" -}}
+{{ include "gpu-node-agent.name" . | trunc 59 }}-mps
 {{- end }}
 
 {{- define "gpu-node-agent.labels" -}}

@@ -212,7 +212,7 @@ func checkShare(t *testing.T, r Resource, ids []string, a *pluginapi.ContainerAl
 	isMemory := shared != nil && shared.share.kind == SharingMemory
 	wantLimit := ""
 	if isMemory {
-		wantLimit = strconv.Itoa(1024 * len(ids))
+		wantLimit = strconv.Itoa(int(shared.share.unit>>20) * len(ids)) //nolint:gosec // small
 	}
 	if got := a.Envs[envMemoryLimit]; got != wantLimit || (a.Envs[envGPUShareContainer] != "") != (isMemory && r.Name == GPUShareResource) {
 		t.Errorf("%d units with %v", len(ids), a.Envs)

@@ -58,7 +58,7 @@ func (l *layout) shareBy(in layoutInput, c *candidate, names *nameCache) bool {
 		l.reject(d, "%s: expected MIG devices or GPUs that are not in MIG mode; set plugin.migStrategy to mixed or single, or disable MIG mode", key)
 		return false
 	}
-	s := &share{kind: e.kind, key: key, units: e.replicas, single: e.single, free: -1, largest: -1}
+	s := &share{kind: e.kind, key: key, idPrefix: string(d.ID) + idSep + e.idPart, units: e.replicas, single: e.single, free: -1, largest: -1}
 	usable := d.Memory - min(d.Reserved, d.Memory)
 	switch e.kind {
 	case SharingMPS:
@@ -237,7 +237,7 @@ func listBytes(devices []candidate, units func(*candidate) int) (size int) {
 		// The IDs of the units from 10 to 99 are equally long, and so on.
 		n := units(c)
 		for from, next := 0, 10; from < n; from, next = next, 10*next {
-			d.ID = string(c.device().ID) + replicaSep + strconv.Itoa(from)
+			d.ID = c.share.idPrefix + strconv.Itoa(from)
 			size += proto.Size(list) * (min(next, n) - from)
 		}
 	}

@@ -53,6 +53,15 @@ type MemorySharing struct {
 	RequireEnforcement bool     `yaml:"requireEnforcement"` // offer nothing while nothing enforces the limits
 }
 
+// UnitBytes returns the memory of one unit; 0 if no memory is shared.
+func (m *MemorySharing) UnitBytes() uint64 {
+	if m.Resource == "" {
+		return 0
+	}
+	n, _ := parseSize(m.Unit) // valid, see Validate
+	return n
+}
+
 // The values of MemorySharing.Enforcement.
 const (
 	EnforceAuto   = "auto" // driver if it can, else none
@@ -114,6 +123,7 @@ type shareEntry struct {
 	threads         int    // percent; 0: an equal part
 	pinned          uint64 // bytes; 0: an equal part
 	unit, reserve   uint64 // bytes, for memory
+	idPart          string // of share.idPrefix
 }
 
 // key returns the key of the entry in the section.
@@ -135,16 +145,24 @@ func (s *SharingConfig) entries() []shareEntry {
 	}
 	for i, r := range s.MPS.Resources {
 		pinned, _ := parseSize(r.PinnedMemory)
+		idPart := fmt.Sprintf("mps%d%s", r.Replicas, idSep)
+		if pinned > 0 {
+			idPart = fmt.Sprintf("mps%dMi%s", pinned/mebibyte, idSep)
+		}
 		all = append(all, shareEntry{
 			kind: SharingMPS, index: i, name: r.Name, devices: r.Devices, rename: r.Rename, replicas: r.Replicas,
 			renameByDefault: s.MPS.RenameByDefault, single: s.MPS.FailRequestsGreaterThanOne,
-			threads: r.ActiveThreadPercentage, pinned: pinned,
+			threads: r.ActiveThreadPercentage, pinned: pinned, idPart: idPart,
 		})
 	}
 	if m := &s.Memory; m.Resource != "" {
 		unit, _ := parseSize(m.Unit)
 		reserve, _ := parseSize(m.Reserve)
-		all = append(all, shareEntry{kind: SharingMemory, devices: m.Devices, rename: m.Resource, unit: unit, reserve: reserve})
+		idPart := fmt.Sprintf("%dMi%s", unit/mebibyte, idSep)
+		if m.Enforcement == EnforceMPS {
+			idPart = "mps" + idPart
+		}
+		all = append(all, shareEntry{kind: SharingMemory, devices: m.Devices, rename: m.Resource, unit: unit, reserve: reserve, idPart: idPart})
 	}
 	return all
 }

@@ -13,6 +13,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -34,8 +35,8 @@ type modelNode struct {
 type modelPod struct {
 	name, resource string
 	ids            []string
-	device         health.DeviceID // of its share or memory; empty for other devices
-	memory         uint64          // bytes, of its share or memory
+	memory         map[health.DeviceID]uint64 // bytes that it may use; without replicas, which promise none
+	mps, alone     bool                       // served by MPS; of one device
 }
 
 // modelConfigs are the configurations between which a node changes. Each has shares or memory.
@@ -78,9 +79,7 @@ func (m *modelNode) repartition(n int) {
 		d := parent.Device
 		d.Kind, d.ID, d.Parent, d.MIGMode = health.KindMIG, health.DeviceID(fmt.Sprintf("MIG-%d", m.uuids)), parent.Device.ID, false
 		d.GI, d.CI, d.MIGIndex, d.Profile, d.Memory = i+7, 0, i, "1g.10gb", parent.Device.Memory/mostMIG
-		next.Devices = append(next.Devices, health.DeviceState{
-			Device: d, Verdict: health.Verdict{State: health.Healthy}, MPS: &health.MPSDaemon{Ready: true},
-		})
+		next.Devices = append(next.Devices, health.DeviceState{Device: d, Verdict: health.Verdict{State: health.Healthy}})
 	}
 	m.store(&next)
 }
@@ -103,6 +102,24 @@ func (m *modelNode) configure(change func(*Config)) {
 	}
 	cfg := m.cfg
 	m.layouts.cfg.Store(&cfg)
+}
+
+// followMPS starts and stops MPS daemons as the Follower does: a device keeps its daemon while a container holds a share of it.
+func (m *modelNode) followMPS() {
+	next := with(m.snap, 0, m.snap.Devices[0].Verdict.State)
+	specs := m.layouts.current().mpsSpecs()
+	for i := range next.Devices {
+		d := &next.Devices[i]
+		desired := slices.ContainsFunc(specs, func(s mps.Spec) bool { return s.Device == d.Device.ID })
+		held := slices.ContainsFunc(m.pods, func(p modelPod) bool { return p.mps && p.memory[d.Device.ID] > 0 })
+		switch {
+		case desired && d.MPS == nil:
+			d.MPS = &health.MPSDaemon{Ready: true}
+		case !desired && !held:
+			d.MPS = nil
+		}
+	}
+	m.store(next)
 }
 
 // reportHolders passes on who holds what, as the kubelet reports it.
@@ -203,11 +220,17 @@ func (m *modelNode) admit() {
 		return
 	}
 	m.stats["allocated"]++
-	p := modelPod{name: fmt.Sprintf("pod-%d", m.Int()), resource: s.name, ids: ids}
+	p := modelPod{name: fmt.Sprintf("pod-%d", m.Int()), resource: s.name, ids: ids, memory: make(map[health.DeviceID]uint64)}
 	r := s.resource()
 	checkAnswer(m.T, r, m.cfg, ids, resp.ContainerResponses[0])
-	if d := r.Devices[r.index(ids[0])]; d.share != nil && d.share.kind != SharingTimeSlicing {
-		p.device, p.memory = d.State.Device.ID, limitOf(m.T, d.share.kind, resp.ContainerResponses[0].Envs)
+	for _, id := range ids {
+		switch d := r.Devices[r.index(id)]; {
+		case d.share == nil:
+			p.memory[d.State.Device.ID] = d.State.Device.Memory - d.State.Device.Reserved
+		case d.share.kind != SharingTimeSlicing:
+			p.mps, p.alone = d.share.mps, true
+			p.memory[d.State.Device.ID] = limitOf(m.T, d.share.kind, resp.ContainerResponses[0].Envs)
+		}
 	}
 	if len(required) > 0 { // the pod's IDs are now also those of its next container
 		m.pods = slices.DeleteFunc(m.pods, func(q modelPod) bool { return q.resource == s.name && slices.Equal(q.ids, required) })
@@ -291,11 +314,13 @@ func (m *modelNode) check() {
 				m.Fatalf("%s of %s is held by %s and %s", id, p.resource, other, p.name)
 			}
 			owner[key] = p.name
-			if p.device != "" && deviceOf(id) != p.device {
-				m.Fatalf("%s holds %v of several GPUs", p.name, p.ids)
-			}
 		}
-		memory[p.device] += p.memory
+		for device, n := range p.memory {
+			memory[device] += n
+		}
+		if p.alone && len(p.memory) != 1 {
+			m.Fatalf("%s has %v of several GPUs", p.name, p.ids)
+		}
 	}
 	for i := range m.snap.Devices {
 		d := &m.snap.Devices[i].Device
@@ -333,21 +358,27 @@ func (m *modelNode) step() {
 		}
 		m.store(with(m.snap, i, state))
 	case n < 86:
-		next := with(m.snap, i, health.Healthy)
-		next.Devices[i].MPS = &health.MPSDaemon{Ready: true}
-		if m.snap.Devices[i].MPS.Ready {
-			next = mpsStopped(m.snap, i, []string{"", health.CauseMPSDown}[m.IntN(2)])
+		switch daemon := m.snap.Devices[i].MPS; {
+		case daemon == nil:
+		case daemon.Ready:
+			m.store(mpsStopped(m.snap, i, []string{"", health.CauseMPSDown}[m.IntN(2)]))
+		default:
+			m.store(served(with(m.snap, i, health.Healthy), i))
 		}
-		m.store(next)
 	case n < 90:
 		m.repartition(m.IntN(mostMIG + 1))
 	case n < 92:
 		m.configure(modelConfigs()[m.IntN(len(modelConfigs()))])
+	case n < 97:
+		m.followMPS()
 	default:
 		m.reportHolders()
 	}
 	if m.IntN(3) > 0 {
 		m.sendLists()
+	}
+	if len(m.layouts.current().withheld) > 0 {
+		m.stats["withheld"]++
 	}
 	m.check()
 }
@@ -355,7 +386,7 @@ func (m *modelNode) step() {
 // Random sequences of allocations, ends of pods, faults, repartitions, changes of the configuration and late reports.
 func TestRandomAllocations(t *testing.T) {
 	stats := make(map[string]int)
-	for seed := range uint64(300) {
+	for seed := range uint64(150) {
 		m := &modelNode{
 			T: t, Rand: rand.New(rand.NewPCG(seed, 0)), healthy: make(map[string]map[string]bool), stats: stats,
 			layouts: newLayoutCache(&health.Latest[Config]{}, &health.Latest[health.Snapshot]{}, &health.Latest[podresources.Holders]{}),
@@ -368,7 +399,7 @@ func TestRandomAllocations(t *testing.T) {
 			}
 		}
 	}
-	for _, what := range []string{"allocated", reasonSeveralDevices, reasonMPSNotReady, reasonUnhealthyDevice, reasonTooManyReplicas, reasonWithheldDevice} {
+	for _, what := range []string{"allocated", reasonSeveralDevices, reasonMPSNotReady, reasonUnhealthyDevice, reasonTooManyReplicas, "withheld"} {
 		if stats[what] < 10 {
 			t.Errorf("%s: %d times, too few to test anything: %v", what, stats[what], stats)
 		}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -20,12 +21,20 @@ const (
 	mpsResource    = "nvidia.com/gpu.mps"
 )
 
-// sized returns a snapshot of healthy GPUs with these sizes in GiB, of which the driver reserves none, and ready MPS daemons.
+// sized returns a snapshot of healthy GPUs with these sizes in GiB, of which the driver reserves none.
 func sized(gibibytes ...uint64) *health.Snapshot {
 	snap := snapshot(len(gibibytes))
 	for i, size := range gibibytes {
 		snap.Devices[i].Device.Memory = size << 30
 		snap.Devices[i].Device.ComputeCapability = health.ComputeCapability{Major: 9}
+	}
+	return snap
+}
+
+// served returns a later snapshot in which GPUs have MPS daemons that are ready.
+func served(snap *health.Snapshot, gpus ...int) *health.Snapshot {
+	for _, i := range gpus {
+		snap = with(snap, i, snap.Devices[i].Verdict.State)
 		snap.Devices[i].MPS = &health.MPSDaemon{Ready: true}
 	}
 	return snap
@@ -71,22 +80,34 @@ func driverLimits(gpus ...health.DeviceID) *memlimits.Capabilities {
 	return c
 }
 
-// holding returns holders with these IDs of a resource.
-func holding(resource string, ids ...string) map[health.DeviceID][]podresources.Holder {
+// units returns the IDs of units of a GPU, without what they promise: GPU-1::2 for GPU-1::1024Mi::2.
+func units(gpu, from, to int) (ids []string) {
+	for i := from; i < to; i++ {
+		ids = append(ids, fmt.Sprintf("GPU-%d::%d", gpu, i))
+	}
+	return ids
+}
+
+// idsOf returns the resource's IDs for those of units. It keeps the others.
+func idsOf(r Resource, ids []string) []string {
+	ids = slices.Clone(ids)
+	for i, id := range ids {
+		device, number, _ := strings.Cut(id, idSep)
+		if n, err := strconv.Atoi(number); err == nil && n < r.count(health.DeviceID(device)) {
+			ids[i] = r.Devices[r.first[health.DeviceID(device)]+n].ID
+		}
+	}
+	return ids
+}
+
+// holding returns a holder for each ID of a resource.
+func holding(resource string, ids []string) map[health.DeviceID][]podresources.Holder {
 	by := map[health.DeviceID][]podresources.Holder{}
 	for i, id := range ids {
 		h := podresources.Holder{Namespace: "default", Pod: fmt.Sprintf("pod-%d", i), Container: "main", Resource: resource, DeviceID: id}
 		by[deviceOf(id)] = append(by[deviceOf(id)], h)
 	}
 	return by
-}
-
-// units returns IDs of a GPU.
-func units(gpu, from, to int) (ids []string) {
-	for i := from; i < to; i++ {
-		ids = append(ids, fmt.Sprintf("GPU-%d::%d", gpu, i))
-	}
-	return ids
 }
 
 // The response for each kind of share with each device list.
@@ -110,8 +131,13 @@ func TestAllocateSharesGolden(t *testing.T) {
 			if err := cfg.Validate(); err != nil {
 				t.Errorf("%s: %v", c.name, err)
 			}
-			l := newLayout(layoutInput{cfg: &cfg, snap: sized(80, 80), capabilities: c.limits, examined: c.limits != nil})
-			resp, err := testAllocation(cfg, machine()).allocate(t.Context(), findResource(l.resources, c.resource), request(c.ids))
+			snap := sized(80, 80)
+			if strings.Contains(c.name, "mps") {
+				snap = served(snap, 0, 1)
+			}
+			l := newLayout(layoutInput{cfg: &cfg, snap: snap, capabilities: c.limits, examined: c.limits != nil})
+			r := findResource(l.resources, c.resource)
+			resp, err := testAllocation(cfg, machine()).allocate(t.Context(), r, request(idsOf(r, c.ids)))
 			if err != nil {
 				t.Errorf("%s, %s: %v", c.name, list, err)
 				continue
@@ -133,61 +159,68 @@ func TestAllocateShares(t *testing.T) {
 	byMPS := configured(memoryBy(memoryResource, EnforceMPS))
 	mixed := configured(mpsBy(4, "1"), severalShares, func(c *Config) { c.Sharing.MPS.Resources[0].Rename = gpu })
 	plain := sized(80, 80, 24)
-	fragmented := holding(memoryResource, slices.Concat(units(0, 0, 73), units(1, 0, 71), units(2, 0, 20))...) // free: 7, 9 and 4
-	partlyFree := holding(memoryResource, slices.Concat(units(0, 0, 73), units(2, 0, 20))...)
+	ready := served(plain, 0, 1, 2)
+	fragmented := slices.Concat(units(0, 0, 73), units(1, 0, 71), units(2, 0, 20)) // free: 7, 9 and 4
+	partlyFree := slices.Concat(units(0, 0, 73), units(2, 0, 20))
 	lost := with(plain, 1, health.Unhealthy)
 	for _, c := range []struct {
 		name     string
 		cfg      Config
 		snap     *health.Snapshot
 		limits   *memlimits.Capabilities
-		holders  map[health.DeviceID][]podresources.Holder
+		held     []string // by other containers; nil if the holders are unknown
 		resource string
 		ids      []string
 		want     env
 		reason   string
 		texts    []string
 	}{
-		{"one MPS share", one, plain, nil, nil, mpsResource, units(2, 3, 4), env{envDevices: "GPU-2", envMPSThreads: "25", envMPSMemory: "0=6144M"}, "", nil},
-		{"three MPS shares", several, plain, nil, nil, mpsResource, units(0, 1, 4), env{envDevices: "GPU-0", envMPSThreads: "75", envMPSMemory: "0=61440M"}, "", nil},
-		{"all MPS shares", several, plain, nil, nil, mpsResource, units(0, 0, 4), env{envMPSThreads: "", envMPSMemory: "0=81920M"}, "", nil},
-		{"configured limits", limited, plain, nil, nil, mpsResource, units(0, 0, 2), env{envMPSThreads: "80", envMPSMemory: "0=4096M"}, "", nil},
-		{"more than all threads", limited, plain, nil, nil, mpsResource, units(0, 0, 3), env{envMPSThreads: "", envMPSMemory: "0=6144M"}, "", nil},
-		{"two MPS shares where one is allowed", one, plain, nil, nil, mpsResource, units(0, 0, 2), nil, reasonTooManyReplicas, []string{"plugin.sharing.mps.failRequestsGreaterThanOne", "GPU-0::0"}},
-		{"MPS shares of two GPUs", several, plain, nil, nil, mpsResource, []string{"GPU-0::0", "GPU-2::1"}, nil, reasonSeveralDevices, []string{"1 are on GPU 0, 1 are on GPU 2"}},
-		{"MPS daemon starting", one, mpsStopped(plain, 0, ""), nil, nil, mpsResource, units(0, 0, 1), nil, reasonMPSNotReady, []string{"GPU-0::0", "the MPS daemon ended"}},
-		{"MPS daemon down", one, mpsStopped(plain, 0, health.CauseMPSDown), nil, nil, mpsResource, units(0, 0, 1), nil, reasonMPSNotReady, []string{"GPU-0::0", "the MPS daemon ended"}},
-		{"MPS daemon of another GPU down", one, mpsStopped(plain, 0, health.CauseMPSDown), nil, nil, mpsResource, units(1, 0, 1), env{envDevices: "GPU-1"}, "", nil},
-		{"lost GPU with MPS", one, lost, nil, nil, mpsResource, units(1, 0, 1), nil, reasonUnhealthyDevice, []string{"xid-79"}},
-		{"MPS share and a whole GPU", mixed, plain, nil, nil, gpu, []string{"GPU-0", "GPU-1::0"}, nil, reasonSeveralDevices, []string{"GPU-1::0", "GPU-0"}},
-		{"two whole GPUs beside MPS", mixed, plain, nil, nil, gpu, []string{"GPU-0", "GPU-2"}, env{envDevices: "GPU-0,GPU-2", envMPSPipes: ""}, "", nil},
-		{"MPS shares beside whole GPUs", mixed, plain, nil, nil, gpu, units(1, 0, 2), env{envDevices: "GPU-1", envMPSPipes: "/mps/nvidia.com/gpu/pipe"}, "", nil},
+		{"one MPS share", one, ready, nil, nil, mpsResource, units(2, 3, 4), env{envDevices: "GPU-2", envMPSThreads: "25", envMPSMemory: "0=6144M"}, "", nil},
+		{"three MPS shares", several, ready, nil, nil, mpsResource, units(0, 1, 4), env{envDevices: "GPU-0", envMPSThreads: "75", envMPSMemory: "0=61440M"}, "", nil},
+		{"all MPS shares", several, ready, nil, nil, mpsResource, units(0, 0, 4), env{envMPSThreads: "", envMPSMemory: "0=81920M"}, "", nil},
+		{"configured limits", limited, ready, nil, nil, mpsResource, units(0, 0, 2), env{envMPSThreads: "80", envMPSMemory: "0=4096M"}, "", nil},
+		{"more than all threads", limited, ready, nil, nil, mpsResource, units(0, 0, 3), env{envMPSThreads: "", envMPSMemory: "0=6144M"}, "", nil},
+		{"two MPS shares where one is allowed", one, ready, nil, nil, mpsResource, units(0, 0, 2), nil, reasonTooManyReplicas, []string{"plugin.sharing.mps.failRequestsGreaterThanOne"}},
+		{"MPS shares of two GPUs", several, ready, nil, nil, mpsResource, []string{"GPU-0::0", "GPU-2::1"}, nil, reasonSeveralDevices, []string{"1 are on GPU 0, 1 are on GPU 2"}},
+		{"MPS daemon starting", one, mpsStopped(ready, 0, ""), nil, nil, mpsResource, units(0, 0, 1), nil, reasonMPSNotReady, []string{"the MPS daemon ended"}},
+		{"MPS daemon down", one, mpsStopped(ready, 0, health.CauseMPSDown), nil, nil, mpsResource, units(0, 0, 1), nil, reasonMPSNotReady, []string{"the MPS daemon ended"}},
+		{"MPS daemon of another GPU down", one, mpsStopped(ready, 0, health.CauseMPSDown), nil, nil, mpsResource, units(1, 0, 1), env{envDevices: "GPU-1"}, "", nil},
+		{"lost GPU with MPS", one, with(ready, 1, health.Unhealthy), nil, nil, mpsResource, units(1, 0, 1), nil, reasonUnhealthyDevice, []string{"xid-79"}},
+		{"MPS share and a whole GPU", mixed, served(plain, 1), nil, nil, gpu, []string{"GPU-0", "GPU-1::0"}, nil, reasonSeveralDevices, nil},
+		{"two whole GPUs beside MPS", mixed, served(plain, 1), nil, nil, gpu, []string{"GPU-0", "GPU-2"}, env{envDevices: "GPU-0,GPU-2", envMPSPipes: ""}, "", nil},
+		{"MPS shares beside whole GPUs", mixed, served(plain, 1), nil, nil, gpu, units(1, 0, 2), env{envDevices: "GPU-1", envMPSPipes: "/mps/nvidia.com/gpu/pipe"}, "", nil},
 
 		{"memory", memory, plain, nil, nil, memoryResource, units(2, 0, 6), env{envDevices: "GPU-2", envMemoryLimit: "6144", envMemoryFraction: "0.2500", envDriverLimit: "", envMPSPipes: ""}, "", nil},
 		{"all memory", memory, plain, nil, nil, memoryResource, units(2, 0, 24), env{envMemoryLimit: "24576", envMemoryFraction: "1.0000"}, "", nil},
 		{"a third of the memory", memory, sized(3), nil, nil, memoryResource, units(0, 0, 1), env{envMemoryFraction: "0.3333"}, "", nil},
 		{"limited by the driver", driver, plain, driverLimits("GPU-2"), nil, memoryResource, units(2, 0, 2), env{envDriverLimit: "2048", envDriverRequest: "0", envMemoryLimit: "2048"}, "", nil},
 		{"not limited by the driver", driver, plain, &memlimits.Capabilities{Driver: map[health.DeviceID]string{"GPU-2": "cgroup v1"}, Hook: true}, nil, memoryResource, units(2, 0, 2), env{envDriverLimit: "", envDriverRequest: "", envMemoryLimit: "2048"}, "", nil},
-		{"not examined by the driver", driver, plain, driverLimits(), nil, memoryResource, units(2, 0, 2), nil, reasonWithheldDevice, []string{"GPU-2::0"}},
-		{"memory by MPS", byMPS, plain, nil, nil, memoryResource, units(2, 0, 2), env{envMPSMemory: "0=2048M", envMPSThreads: "", envDriverLimit: "", envMPSPipes: "/mps/nvidia.com/gpu-memory/pipe"}, "", nil},
-		{"memory by MPS that is not ready", byMPS, mpsStopped(plain, 2, health.CauseMPSHung), nil, nil, memoryResource, units(2, 0, 2), nil, reasonMPSNotReady, nil},
+		{"not examined by the driver", driver, plain, driverLimits(), nil, memoryResource, units(2, 0, 2), nil, reasonWithheldDevice, nil},
+		{"memory by MPS", byMPS, ready, nil, nil, memoryResource, units(2, 0, 2), env{envMPSMemory: "0=2048M", envMPSThreads: "", envDriverLimit: "", envMPSPipes: "/mps/nvidia.com/gpu-memory/pipe"}, "", nil},
+		{"memory by MPS that is not ready", byMPS, mpsStopped(ready, 2, health.CauseMPSHung), nil, nil, memoryResource, units(2, 0, 2), nil, reasonMPSNotReady, nil},
 		{"memory of two GPUs, holders unknown", memory, plain, nil, nil, memoryResource, slices.Concat(units(0, 0, 3), units(1, 0, 7)), nil, reasonSeveralDevices, []string{"of the 10 requested, 3 are on GPU 0, 7 are on GPU 1"}},
 		{"memory of two GPUs, none has enough", memory, plain, nil, fragmented, memoryResource, slices.Concat(units(0, 73, 76), units(1, 71, 78)), nil, reasonSeveralDevices,
 			[]string{"3 are on GPU 0 (7 free), 7 are on GPU 1 (9 free)", "no GPU has 10 free: the largest request that fits is 9"}},
 		{"memory of two GPUs, another has enough", memory, plain, nil, partlyFree, memoryResource, slices.Concat(units(0, 73, 76), units(2, 20, 24)), nil, reasonSeveralDevices,
 			[]string{"3 are on GPU 0 (7 free), 4 are on GPU 2 (4 free)", "GPU 1 (80 free) can serve 7"}},
 		{"memory of two GPUs, the other is lost", memory, lost, nil, partlyFree, memoryResource, slices.Concat(units(0, 73, 77), units(2, 20, 24)), nil, reasonSeveralDevices, []string{"no GPU has 8 free: the largest request that fits is 7"}},
-		{"memory of a lost GPU", memory, lost, nil, nil, memoryResource, units(1, 0, 2), nil, reasonUnhealthyDevice, []string{"GPU-1::0", "xid-79"}},
-		{"units that the GPU lacks", memory, plain, nil, nil, memoryResource, units(2, 23, 25), nil, reasonUnknownDevice, []string{"GPU-2::24"}},
+		{"memory of a lost GPU", memory, lost, nil, nil, memoryResource, units(1, 0, 2), nil, reasonUnhealthyDevice, []string{"xid-79"}},
+		{"units that the GPU lacks", memory, plain, nil, nil, memoryResource, units(2, 23, 25), nil, reasonUnknownDevice, nil},
 	} {
 		if err := c.cfg.Validate(); err != nil {
 			t.Errorf("%s: %v", c.name, err)
 		}
-		l := newLayout(layoutInput{cfg: &c.cfg, snap: c.snap, holders: c.holders, capabilities: c.limits, examined: c.limits != nil})
-		resp, err := testAllocation(c.cfg, machine()).allocate(t.Context(), findResource(l.resources, c.resource), request(c.ids))
+		in := layoutInput{cfg: &c.cfg, snap: c.snap, capabilities: c.limits, examined: c.limits != nil}
+		r := findResource(newLayout(in).resources, c.resource)
+		ids := idsOf(r, c.ids)
+		if c.held != nil {
+			in.holders = holding(c.resource, idsOf(r, c.held))
+			r = findResource(newLayout(in).resources, c.resource)
+		}
+		resp, err := testAllocation(c.cfg, machine()).allocate(t.Context(), r, request(ids))
 		if c.reason != "" {
 			r, ok := errors.AsType[*refusal](err)
-			if !ok || r.reason != c.reason || !slices.Contains(c.ids, r.device) || status.Code(err) != r.code || len(r.text) > 1<<10 {
+			if !ok || r.reason != c.reason || !slices.Contains(ids, r.device) || !strings.Contains(r.text, r.device) || status.Code(err) != r.code || len(r.text) > 1<<10 {
 				t.Errorf("%s: %+v, want %s", c.name, err, c.reason)
 				continue
 			}
@@ -213,7 +246,8 @@ func TestAllocateShares(t *testing.T) {
 // The environment of gpushare's device plugin, for the second GPU.
 func TestAllocateGPUShare(t *testing.T) {
 	cfg := configured(memoryBy(GPUShareResource, EnforceNone))
-	resp, err := testAllocation(cfg, machine()).allocate(t.Context(), findResource(Layout(cfg, sized(80, 24)), GPUShareResource), request(units(1, 3, 8)))
+	r := findResource(Layout(cfg, sized(80, 24)), GPUShareResource)
+	resp, err := testAllocation(cfg, machine()).allocate(t.Context(), r, request(idsOf(r, units(1, 3, 8))))
 	if err != nil {
 		t.Fatal(err)
 	}

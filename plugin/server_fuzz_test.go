@@ -40,8 +40,8 @@ func serversOfEachKind() []*server {
 		c.MIGStrategy, c.DeviceID = MIGMixed, DeviceIDIndex
 	})
 	add(nil, gpu, func(*Config) {})
-	stopped := mpsStopped(sized(8, 8, 4), 1, health.CauseMPSDown)
-	add(stopped, mpsResource, mpsBy(4))
+	stopped := mpsStopped(served(sized(8, 8, 4), 0, 1), 1, health.CauseMPSDown)
+	add(served(stopped, 2), mpsResource, mpsBy(4))
 	add(stopped, gpu, func(c *Config) {
 		mpsBy(4, "0", "1")(c)
 		severalShares(c)
@@ -49,7 +49,7 @@ func serversOfEachKind() []*server {
 		c.DeviceList = DeviceLists()
 	})
 	add(with(sized(8, 8, 4), 1, health.Unhealthy), GPUShareResource, memoryBy(GPUShareResource, EnforceNone))
-	add(stopped, memoryResource, func(c *Config) {
+	add(served(stopped, 2), memoryResource, func(c *Config) {
 		memoryBy(memoryResource, EnforceMPS)(c)
 		c.DeviceList = []string{ListCDICRI}
 	})
@@ -81,21 +81,20 @@ func FuzzAllocate(f *testing.F) {
 		{{"GPU-0::0", "GPU-0::3", "GPU-1::2"}},
 		{{"MIG-0-0", "MIG-1-0"}},
 		{{"GPU-0"}},
-		{{"GPU-0::1"}, {"GPU-2::3"}, {"GPU-0::0"}},
-		{{"GPU-0::1", "GPU-0::0"}, {"GPU-2"}},
-		{{"GPU-0::1", "GPU-0::7"}, {"GPU-2::3", "GPU-2::0"}},
-		{{"GPU-0::1", "GPU-0::7"}, {"GPU-2::3"}},
-		{},
-		{{"GPU-0::1", "GPU-1::2"}},
-		{{"GPU-0::1", "GPU-2"}},
-		{{"GPU-0::1", "GPU-2::0"}, {"GPU-1::0"}},
-		{{"GPU-0::8"}},
+		{{"GPU-0::mps4::1"}, {"GPU-2::mps4::3"}, {"GPU-0::mps4::0"}},
+		{{"GPU-0::mps4::1", "GPU-0::mps4::0"}, {"GPU-2"}},
+		{{"GPU-0::1024Mi::1", "GPU-0::1024Mi::7"}, {"GPU-2::1024Mi::3", "GPU-2::1024Mi::0"}},
+		{{"GPU-0::mps1024Mi::1", "GPU-0::mps1024Mi::7"}, {"GPU-2::mps1024Mi::3"}},
 	} {
-		f.Add(uint8(kind%9), encode(f, request(ids...)))
+		f.Add(uint8(kind), encode(f, request(ids...)))
 	}
 	for _, id := range []string{"", "GPU-2", "GPU-0::", "GPU-0::4", "GPU-0::1::1", "gpu-0", "all", "0:0", "../GPU-0", "GPU-0,GPU-1", "GPU-0\n", "GPU-\x00", "%s%n"} {
 		f.Add(uint8(0), encode(f, request([]string{"GPU-1", id})))
 	}
+	f.Add(uint8(5), encode(f, request([]string{"GPU-1::mps4::2"})))
+	f.Add(uint8(6), encode(f, request([]string{"GPU-0::mps4::1", "GPU-2"})))
+	f.Add(uint8(7), encode(f, request([]string{"GPU-0::1024Mi::1", "GPU-2::1024Mi::0"}, []string{"GPU-1::1024Mi::0"})))
+	f.Add(uint8(8), encode(f, request([]string{"GPU-0::mps1024Mi::8"}, []string{"GPU-0::1024Mi::0"}, []string{"GPU-0::0"})))
 	f.Add(uint8(1), []byte("\n\x00\n\x00\n\x00")) // three containers without devices
 	f.Fuzz(func(t *testing.T, kind uint8, text []byte) {
 		var req pluginapi.AllocateRequest
@@ -252,10 +251,10 @@ func FuzzPreferredAllocation(f *testing.F) {
 	f.Add(uint8(2), request(4, []string{"GPU-0"}, "GPU-0::0", "GPU-0::1", "GPU-1::0", "GPU-2::3", "::"))
 	f.Add(uint8(3), request(2, nil, "MIG-0-0", "MIG-0-1", "MIG-1-0", "MIG-0-2"))
 	f.Add(uint8(4), request(1, nil, "GPU-0", "GPU-1"))
-	f.Add(uint8(5), request(2, nil, "GPU-0::0", "GPU-1::1", "GPU-2::0", "GPU-2::3"))
-	f.Add(uint8(6), request(3, []string{"GPU-0::0"}, "GPU-0::0", "GPU-0::1", "GPU-0::2", "GPU-2", "GPU-1::0"))
-	f.Add(uint8(7), request(1, nil, "GPU-0::0", "GPU-0::1", "GPU-2::0"))
-	f.Add(uint8(8), request(3, nil, "GPU-0::0", "GPU-1::1", "GPU-2::0", "GPU-2::3", "GPU-2::1"))
+	f.Add(uint8(5), request(2, nil, "GPU-0::mps4::0", "GPU-1::mps4::1", "GPU-2::mps4::0", "GPU-2::mps4::3"))
+	f.Add(uint8(6), request(3, []string{"GPU-0::mps4::0"}, "GPU-0::mps4::0", "GPU-0::mps4::1", "GPU-0::mps4::2", "GPU-2", "GPU-1::mps4::0"))
+	f.Add(uint8(7), request(1, nil, "GPU-0::1024Mi::0", "GPU-0::1024Mi::1", "GPU-2::1024Mi::0"))
+	f.Add(uint8(8), request(3, nil, "GPU-0::mps1024Mi::0", "GPU-1::mps1024Mi::1", "GPU-2::mps1024Mi::0", "GPU-2::mps1024Mi::3", "GPU-2::mps1024Mi::1"))
 	f.Fuzz(func(t *testing.T, kind uint8, text []byte) {
 		var req pluginapi.PreferredAllocationRequest
 		if !decode(text, &req) {

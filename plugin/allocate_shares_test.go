@@ -199,10 +199,14 @@ func TestAllocateShares(t *testing.T) {
 		{"memory by MPS", byMPS, ready, nil, nil, memoryResource, units(2, 0, 2), env{envMPSMemory: "0=2048M", envMPSThreads: "", envDriverLimit: "", envMPSPipes: "/mps/nvidia.com/gpu-memory/pipe"}, "", nil},
 		{"memory by MPS that is not ready", byMPS, mpsStopped(ready, 2, health.CauseMPSHung), nil, nil, memoryResource, units(2, 0, 2), nil, reasonMPSNotReady, nil},
 		{"memory of two GPUs, holders unknown", memory, plain, nil, nil, memoryResource, slices.Concat(units(0, 0, 3), units(1, 0, 7)), nil, reasonSeveralDevices, []string{"of the 10 requested, 3 are on GPU 0, 7 are on GPU 1"}},
-		{"memory of two GPUs, none has enough", memory, plain, nil, fragmented, memoryResource, slices.Concat(units(0, 73, 76), units(1, 71, 78)), nil, reasonSeveralDevices,
-			[]string{"3 are on GPU 0 (7 free), 7 are on GPU 1 (9 free)", "no GPU has 10 free: the largest request that fits is 9"}},
-		{"memory of two GPUs, another has enough", memory, plain, nil, partlyFree, memoryResource, slices.Concat(units(0, 73, 76), units(2, 20, 24)), nil, reasonSeveralDevices,
-			[]string{"3 are on GPU 0 (7 free), 4 are on GPU 2 (4 free)", "GPU 1 (80 free) can serve 7"}},
+		{
+			"memory of two GPUs, none has enough", memory, plain, nil, fragmented, memoryResource, slices.Concat(units(0, 73, 76), units(1, 71, 78)), nil, reasonSeveralDevices,
+			[]string{"3 are on GPU 0 (7 free), 7 are on GPU 1 (9 free)", "no GPU has 10 free: the largest request that fits is 9"},
+		},
+		{
+			"memory of two GPUs, another has enough", memory, plain, nil, partlyFree, memoryResource, slices.Concat(units(0, 73, 76), units(2, 20, 24)), nil, reasonSeveralDevices,
+			[]string{"3 are on GPU 0 (7 free), 4 are on GPU 2 (4 free)", "GPU 1 (80 free) can serve 7"},
+		},
 		{"memory of two GPUs, the other is lost", memory, lost, nil, partlyFree, memoryResource, slices.Concat(units(0, 73, 77), units(2, 20, 24)), nil, reasonSeveralDevices, []string{"no GPU has 8 free: the largest request that fits is 7"}},
 		{"memory of a lost GPU", memory, lost, nil, nil, memoryResource, units(1, 0, 2), nil, reasonUnhealthyDevice, []string{"xid-79"}},
 		{"units that the GPU lacks", memory, plain, nil, nil, memoryResource, units(2, 23, 25), nil, reasonUnknownDevice, nil},

@@ -114,7 +114,7 @@ func (m *modelNode) followMPS() {
 		held := slices.ContainsFunc(m.pods, func(p modelPod) bool { return p.mps && p.memory[d.Device.ID] > 0 })
 		switch {
 		case desired && d.MPS == nil:
-			d.MPS = &health.MPSDaemon{Ready: true}
+			d.MPS = readyDaemon()
 		case !desired && !held:
 			d.MPS = nil
 		}

@@ -54,6 +54,7 @@ func (a *Agent) handler() http.Handler {
 		},
 		Jobs:      a.jobs.Of,
 		Processes: a.processes.Latest(),
+		Shares:    a.plugin.Shares,
 		Kubernetes: func() (metrics.Kubernetes, bool) {
 			s := a.reporter.Status()
 			return metrics.Kubernetes{Writes: s.Writes, Events: s.Events, Dropped: s.Dropped, Errors: s.Errors}, s.Enabled

@@ -79,7 +79,8 @@ func (a *Agent) status() status.Node {
 	in := status.Inputs{
 		Node: nodeName(), Version: a.build.Version, Revision: a.build.Revision, Now: time.Now(), NotReady: a.notReady(),
 		Reload: *a.lastReload.Load(), Snapshot: a.snapshots.Load(), Plugin: a.plugin.Status(), Holders: a.plugin.Holders(), Processes: a.processes.Latest().Load(),
-		Kube: a.reporter.Status(), StateFile: a.stateFile.Status(), Events: a.events.Latest(),
+		Shares: a.plugin.Shares(),
+		Kube:   a.reporter.Status(), StateFile: a.stateFile.Status(), Events: a.events.Latest(),
 	}
 	if err := a.configError.Load(); err != nil {
 		in.ConfigError = *err

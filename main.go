@@ -91,13 +91,19 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags override the environment, the environment the 
 		doctorCommand(&loader),
 	)
 	cmd.AddCommand(operator.Commands(&loader)...)
-	for _, c := range append(cmd.Commands(), cmd) {
-		if c.Args == nil {
-			c.Args = refuseArguments
-		}
-	}
+	refuseArgumentsOf(cmd)
 	cmd.SetFlagErrorFunc(explainFlag)
 	return cmd
+}
+
+// refuseArgumentsOf makes a command and those below it refuse arguments, unless they take some.
+func refuseArgumentsOf(cmd *cobra.Command) {
+	if cmd.Args == nil {
+		cmd.Args = refuseArguments
+	}
+	for _, c := range cmd.Commands() {
+		refuseArgumentsOf(c)
+	}
 }
 
 // refuseArguments refuses arguments. One may be the value of a boolean flag, one of the root a misspelled command.

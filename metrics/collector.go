@@ -55,7 +55,7 @@ type Sources struct {
 	// Processes are the processes of the devices; nil, or empty: not measured.
 	Processes *health.Latest[processes.Snapshot]
 
-	Shares func() []plugin.ShareUnits          // of the shared devices; nil: none
+	Shares func() []plugin.ShareUnits         // of the shared devices; nil: none
 	Memory *health.Latest[memlimits.Snapshot] // of the containers on devices that are shared by memory; nil, or empty: none
 
 	// The status of optional parts. A part has no series if it is not enabled or its function is nil.

@@ -67,7 +67,7 @@ func New(k Inputs) Node {
 	if k.Memory != nil {
 		s.MemoryLimitsError = k.Memory.Err
 	}
-	addSharing(s.GPUs, k.Shares, k.Memory)
+	addSharing(s.GPUs, k)
 	return s
 }
 
@@ -182,7 +182,7 @@ func deviceStatus(d *health.DeviceState, h podresources.Holders, source string) 
 		Profile: d.Device.Profile, MIGMode: d.Device.MIGMode, Presence: d.Sample.Presence.String(),
 		State: d.Verdict.State.String(), Since: d.Verdict.Since.UTC(),
 		Findings: Findings(d.Verdict.Findings), XIDs: []XID{}, Holders: []Holder{},
-		Fields: finite(d.Sample.Values), MPS: MPSStatus(d.MPS),
+		Fields: finite(d.Sample.Values),
 	}
 	if d.Device.Kind == health.KindMIG {
 		s.GI, s.CI, s.MIGIndex = &d.Device.GI, &d.Device.CI, migIndex(&d.Device)

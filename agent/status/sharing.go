@@ -7,8 +7,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
 )
 
 // Shares is how the units of a shared device are used: replicas, MPS shares, or units of memory.
@@ -42,10 +41,18 @@ type MPS struct {
 
 // MPSServer is an MPS server process.
 type MPSServer struct {
-	PID     int    `json:"pid"`
-	UID     *int   `json:"uid,omitempty"`
-	Status  string `json:"status,omitempty"` // as the daemon writes it, such as ACTIVE
-	Clients []int  `json:"clients"`          // PIDs
+	PID     int         `json:"pid"`
+	UID     *int        `json:"uid,omitempty"`
+	Status  string      `json:"status,omitempty"` // as the daemon writes it, such as ACTIVE
+	Clients []MPSClient `json:"clients"`
+}
+
+// MPSClient is a client of an MPS server, with its container if metrics.processes knows it.
+type MPSClient struct {
+	PID       int    `json:"pid"`
+	Namespace string `json:"namespace,omitempty"`
+	Pod       string `json:"pod,omitempty"`
+	Container string `json:"container,omitempty"`
 }
 
 // MemoryLimit is the memory of a container on a device that is shared by memory.
@@ -61,13 +68,18 @@ type MemoryLimit struct {
 	Used        *uint64 `json:"usedBytes,omitempty"` // by the driver's account
 }
 
-// addSharing adds the units of the shared devices and the memory of their containers.
-func addSharing(devices []Device, shares []plugin.ShareUnits, memory *memlimits.Snapshot) {
+// addSharing adds the units of the shared devices, their MPS daemons, and the memory of their containers.
+func addSharing(devices []Device, k Inputs) {
 	at := make(map[health.DeviceID]*Device)
 	for i := range devices {
 		at[devices[i].UUID] = &devices[i]
 		for j := range devices[i].MIG {
 			at[devices[i].MIG[j].UUID] = &devices[i].MIG[j]
+		}
+	}
+	for i := range k.Snapshot.Devices {
+		if s := &k.Snapshot.Devices[i]; s.MPS != nil && at[s.Device.ID] != nil {
+			at[s.Device.ID].MPS = MPSStatus(s.MPS, k.Processes)
 		}
 	}
 	known := func(n int) *int {
@@ -76,17 +88,17 @@ func addSharing(devices []Device, shares []plugin.ShareUnits, memory *memlimits.
 		}
 		return &n
 	}
-	for _, u := range shares {
+	for _, u := range k.Shares {
 		if d := at[u.Device]; d != nil {
 			d.Shares = &Shares{
 				string(u.Sharing), u.Resource, u.Unit, u.Total, known(u.Free), known(u.Largest), string(u.Enforcement), u.Reason,
 			}
 		}
 	}
-	if memory == nil {
+	if k.Memory == nil {
 		return
 	}
-	for _, c := range memory.Containers {
+	for _, c := range k.Memory.Containers {
 		d := at[c.Device]
 		if d == nil {
 			continue
@@ -99,8 +111,8 @@ func addSharing(devices []Device, shares []plugin.ShareUnits, memory *memlimits.
 	}
 }
 
-// MPSStatus returns the state of a daemon; nil if MPS does not serve the device.
-func MPSStatus(m *health.MPSDaemon) *MPS {
+// MPSStatus returns the state of a daemon; nil if MPS does not serve the device. p finds the pods of its clients; it may be nil.
+func MPSStatus(m *health.MPSDaemon, p *processes.Snapshot) *MPS {
 	if m == nil {
 		return nil
 	}
@@ -109,9 +121,13 @@ func MPSStatus(m *health.MPSDaemon) *MPS {
 		ThreadPercentage: m.ThreadPercentage, PinnedMemory: m.PinnedMemory, Clients: m.ClientCount(), Servers: make([]MPSServer, len(m.Servers)),
 	}
 	for i, server := range m.Servers {
-		s.Servers[i] = MPSServer{PID: server.PID, Status: server.Status, Clients: list(server.Clients)}
+		s.Servers[i] = MPSServer{PID: server.PID, Status: server.Status, Clients: make([]MPSClient, len(server.Clients))}
 		if server.UID >= 0 {
 			s.Servers[i].UID = &server.UID
+		}
+		for j, pid := range server.Clients {
+			c := p.ContainerOf(pid)
+			s.Servers[i].Clients[j] = MPSClient{pid, c.Namespace, c.Pod, c.Name}
 		}
 	}
 	return s

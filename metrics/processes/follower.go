@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/containers"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -191,12 +192,12 @@ func (m *measurement) measure(ctx context.Context) *Snapshot {
 			return &Snapshot{Err: hiddenProcesses}
 		}
 	}
-	var names names
+	var names containers.Names
 	if len(s.Processes) > 0 {
-		names, err = readNames(m.config.PodLogs)
+		names, err = containers.ReadNames(m.config.PodLogs)
 	}
 	a := attribution{
-		cgroup:   func(pid int) (string, error) { return readCgroup(m.config.Proc, pid) },
+		cgroup:   func(pid int) (string, error) { return containers.ReadCgroup(m.config.Proc, pid) },
 		podByUID: m.PodByUID, names: names, holders: m.Holders(), related: relatedDevices(devices),
 	}
 	s.Usage, s.WithoutPod = a.usage(s.Processes)
@@ -204,7 +205,7 @@ func (m *measurement) measure(ctx context.Context) *Snapshot {
 	return s
 }
 
-// warning returns why processes may lack their pod. namesErr is that of readNames.
+// warning returns why processes may lack their pod. namesErr is that of containers.ReadNames.
 func (m *measurement) warning(s *Snapshot, a *attribution, namesErr error) string {
 	m.unreadable++
 	if n := s.WithoutPod[ReasonUnreadable]; n == 0 || n < len(s.Processes) {

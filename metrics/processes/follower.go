@@ -101,30 +101,11 @@ func (f *Follower) awaitHolders(ctx context.Context) {
 	}
 }
 
-// measureOnce publishes a measurement. One that takes too long has failed: its result is dropped when it returns, and until then no
-// other starts. Once ctx has ended, nothing is published while the measurement returns.
+// measureOnce publishes a measurement. Once ctx has ended, nothing is published while the measurement returns.
 func (f *Follower) measureOnce(ctx context.Context, m *measurement, publish func(*Snapshot)) {
-	result := make(chan *Snapshot, 1)
-	go func() { result <- m.measure(ctx) }()
-	limit := time.NewTimer(m.source.Limit)
-	defer limit.Stop()
-	ended, late := ctx.Done(), false
-	for {
-		select {
-		case s := <-result:
-			if !late && ctx.Err() == nil {
-				publish(s)
-			}
-			return
-		case <-limit.C:
-			if late = true; ctx.Err() == nil {
-				publish(&Snapshot{Err: fmt.Sprintf("no measurement within %v; the driver does not answer, or metrics.processes.podLogs cannot be read", m.source.Limit)})
-			}
-		case <-ended:
-			ended = nil
-			f.latest.Store(nil)
-		}
-	}
+	health.Call(ctx, m.source.Limit, func() *Snapshot { return m.measure(ctx) }, publish, func() {
+		publish(&Snapshot{Err: fmt.Sprintf("no measurement within %v; the driver does not answer, or metrics.processes.podLogs cannot be read", m.source.Limit)})
+	}, func() { f.latest.Store(nil) })
 }
 
 // changeLog logs the changes of a snapshot's error and warning.

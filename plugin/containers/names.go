@@ -20,6 +20,8 @@ type Container struct{ Namespace, Pod, Name string }
 type Names struct {
 	Pods       map[string]Pod       // by UID
 	Containers map[string]Container // by the runtime's ID
+
+	ContainersErr error // why Containers is incomplete
 }
 
 // maxNames limits the entries that are read of a directory. A node has some hundred pods, and the kubelet removes the logs of others.
@@ -33,8 +35,8 @@ func ReadNames(podLogs string) (Names, error) {
 		return Names{}, nil
 	}
 	dirs, err := readDir(podLogs)
-	links, _ := readDir(filepath.Join(filepath.Dir(filepath.Clean(podLogs)), "containers"))
-	n := Names{Pods: make(map[string]Pod, len(dirs)), Containers: make(map[string]Container, len(links))}
+	links, linksErr := readDir(filepath.Join(filepath.Dir(filepath.Clean(podLogs)), "containers"))
+	n := Names{Pods: make(map[string]Pod, len(dirs)), Containers: make(map[string]Container, len(links)), ContainersErr: linksErr}
 	for _, dir := range dirs {
 		if pod, uid, ok := parsePodDir(dir); ok {
 			n.Pods[uid] = pod

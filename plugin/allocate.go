@@ -131,14 +131,14 @@ func (a allocation) devices(r Resource, ids []string) ([]Device, error) {
 			return refuse(reasonOther, codes.InvalidArgument, "device %s is requested twice for one container; request each device once", id)
 		case !d.usable():
 			return refuse(reasonUnhealthyDevice, codes.FailedPrecondition,
-				"device %s is unhealthy: %s; a new pod will get another device", id, unhealthyReason(d))
+				"device %s is unhealthy: %s; a new pod will get another device", id, d.unusableReason())
 		case d.withheld != "":
 			return refuse(reasonWithheldDevice, codes.FailedPrecondition,
 				"device %s is not offered to new pods: %s; a new pod will get another device", id, d.withheld)
-		case d.replica && len(ids) > 1 && a.cfg.Sharing.TimeSlicing.FailRequestsGreaterThanOne:
+		case d.share != nil && d.share.single && len(ids) > 1:
 			return refuse(reasonTooManyReplicas, codes.InvalidArgument,
 				"device %s is shared, and a container may request 1 replica, not %d, because more replicas give no larger share of a GPU; "+
-					"request 1, or set plugin.sharing.timeSlicing.failRequestsGreaterThanOne to false", id, len(ids))
+					"request 1, or set plugin.sharing.%s.failRequestsGreaterThanOne to false", id, len(ids), d.share.kind)
 		}
 		requested[i] = true
 		if uuid := r.Devices[i].State.Device.ID; !added[uuid] { // replicas of one device
@@ -226,8 +226,11 @@ func (c *Config) runtimeID(d Device) string {
 	return strconv.Itoa(device.Index)
 }
 
-// unhealthyReason returns the reason and cause of the worst finding.
-func unhealthyReason(d Device) string {
+// unusableReason returns the reason and cause of the worst finding, or why its share cannot be used.
+func (d Device) unusableReason() string {
+	if d.State.Verdict.State != health.Unhealthy && d.share != nil {
+		return d.share.unready
+	}
 	if len(d.State.Verdict.Findings) == 0 {
 		return "no finding"
 	}

@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -11,6 +12,8 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -29,7 +32,7 @@ type Device struct {
 	ID    string              // the kubelet's: the UUID, for a replica followed by :: and its number
 	State *health.DeviceState // the device behind it, never nil; immutable, because it is part of a snapshot
 
-	replica  bool   // one of several of this device
+	share    *share // how the device is shared, the same for all its units; nil if it is not
 	withheld string // why a working device is not offered to new pods; empty if it is offered
 }
 
@@ -38,7 +41,14 @@ type Device struct {
 func (d Device) Healthy() bool { return d.usable() && d.withheld == "" }
 
 // usable reports whether the device itself is fit for containers, withheld or not.
-func (d Device) usable() bool { return d.State.Verdict.State != health.Unhealthy }
+func (d Device) usable() bool {
+	return d.State.Verdict.State != health.Unhealthy && (d.share == nil || d.share.unready == "")
+}
+
+// starting reports whether the device is not usable only because its share is not ready yet.
+func (d Device) starting() bool {
+	return d.State.Verdict.State != health.Unhealthy && d.share != nil && d.share.unready != "" && !d.share.faulty
+}
 
 // Layout returns the resources of a snapshot, sorted. It returns none if there are no devices to offer or the plugin is
 // disabled.
@@ -52,6 +62,9 @@ type layoutInput struct {
 	snap    *health.Snapshot                          // nil before the first
 	holders map[health.DeviceID][]podresources.Holder // nil if unknown
 	before  uniformLayout                             // of the previous layout
+
+	capabilities *memlimits.Capabilities // nil before the node is examined
+	examined     bool                    // the node is examined at all
 }
 
 // layout is the resources of a snapshot and the reasons for what they lack. It is immutable once published.
@@ -60,7 +73,7 @@ type layout struct {
 	snap      *health.Snapshot
 	resources []Resource       // by name
 	err       string           // why some or all are missing, if the configuration does not fit the node
-	tooLarge  []error          // the part of err about lists that the kubelet could not receive
+	misfits   []misfit         // the part of err about how devices are shared
 	warnings  []string         // devices that are not offered, with the reason
 	withheld  []withheldDevice // by resource and index
 	uniform   uniformLayout    // input of the next layout
@@ -73,14 +86,47 @@ func (l *layout) warn(format string, args ...any) {
 	}
 }
 
+// misfit is an error of the configuration that depends on the devices of the node.
+type misfit struct {
+	text    string // starts with the key
+	devices []string
+}
+
+// reject adds a misfit, or a device to one with the same text. The device may be nil.
+func (l *layout) reject(d *health.Device, format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	i := slices.IndexFunc(l.misfits, func(m misfit) bool { return m.text == text })
+	if i < 0 {
+		i = len(l.misfits)
+		l.misfits = append(l.misfits, misfit{text: text})
+	}
+	if d != nil {
+		l.misfits[i].devices = append(l.misfits[i].devices, d.Name())
+	}
+}
+
+// misfitErrors returns the misfits with the devices that they concern.
+func (l *layout) misfitErrors() (errs []error) {
+	for _, m := range l.misfits {
+		if len(m.devices) > 0 {
+			m.text += ": " + cdi.Abbreviate(m.devices)
+		}
+		errs = append(errs, errors.New(m.text))
+	}
+	return errs
+}
+
 // candidate is a device that may be offered.
 type candidate struct {
 	state    *health.DeviceState
-	resource string          // before sharing, then after it
-	shared   *SharedResource // nil if it is not shared
-	profile  string          // of a MIG device, as NVIDIA names it
-	migCount int             // of a GPU: its MIG devices
+	resource string      // before sharing, then after it
+	entry    *shareEntry // nil if it is not shared
+	share    *share      // nil if it is not shared
+	profile  string      // of a MIG device, as NVIDIA names it
+	migCount int         // of a GPU: its MIG devices
 }
+
+func (c *candidate) device() *health.Device { return &c.state.Device }
 
 // newLayout decides which devices are offered under which resource. It is pure and cheap: it runs for every snapshot and
 // every change of the holders.
@@ -98,56 +144,69 @@ func newLayout(in layoutInput) layout {
 	if len(selected) == 0 && n > 0 {
 		l.err = fmt.Sprintf("plugin.include and plugin.exclude select none of the %d devices of this node", n)
 	}
-	offered := l.applyMIGStrategy(in, selected)
-	var names nameCache
-	for i := range offered {
-		offered[i].share(&cfg.Sharing.TimeSlicing, &names)
-	}
+	offered := l.share(in, l.applyMIGStrategy(in, selected))
 	slices.SortStableFunc(offered, func(x, y candidate) int { return cmp.Compare(x.resource, y.resource) })
 	for len(offered) > 0 {
 		n := 1
 		for n < len(offered) && offered[n].resource == offered[0].resource {
 			n++
 		}
-		l.addResource(cfg, offered[:n])
+		l.addResource(offered[:n])
 		offered = offered[n:]
 	}
+	for _, err := range l.misfitErrors() {
+		l.err = strings.TrimPrefix(l.err+"; "+err.Error(), "; ")
+	}
+	l.withhold(in.holders, snap)
 	if in.holders != nil {
-		l.withhold(in.holders, snap)
+		l.countFree(in.holders)
 		l.countUnschedulable(in.holders)
 	}
 	return l
 }
 
 // addResource adds the resource of these devices, unless the kubelet could not receive its list.
-func (l *layout) addResource(cfg *Config, devices []candidate) {
+func (l *layout) addResource(devices []candidate) {
 	name := devices[0].resource
-	isShared := func(c candidate) bool { return c.shared != nil }
-	if slices.ContainsFunc(devices, isShared) {
-		if err := cfg.Sharing.TimeSlicing.checkListSize(devices); err != nil {
-			l.err = strings.TrimPrefix(l.err+"; "+err.Error(), "; ")
-			l.tooLarge = append(l.tooLarge, err)
+	if slices.ContainsFunc(devices, func(c candidate) bool { return c.share != nil }) {
+		if !l.checkListSize(devices) {
 			return
 		}
-		if slices.ContainsFunc(devices, func(c candidate) bool { return !isShared(c) }) {
-			l.warn("%s has shared and whole devices, and a pod cannot choose: set rename in sharing.timeSlicing.resources", name)
-		}
+		l.warnMixed(devices)
 	}
 	r := Resource{Name: name, first: make(map[health.DeviceID]int, len(devices))}
 	var buf []byte
 	for _, c := range devices {
 		uuid := c.state.Device.ID
 		r.first[uuid] = len(r.Devices)
-		if c.shared == nil {
+		if c.share == nil {
 			r.Devices = append(r.Devices, Device{ID: string(uuid), State: c.state})
 			continue
 		}
-		r.Devices = slices.Grow(r.Devices, c.shared.Replicas)
-		for id := range replicaIDs(&buf, string(uuid), c.shared.Replicas) {
-			r.Devices = append(r.Devices, Device{ID: id, State: c.state, replica: true})
+		r.Devices = slices.Grow(r.Devices, c.share.units)
+		for id := range replicaIDs(&buf, string(uuid), c.share.units) {
+			r.Devices = append(r.Devices, Device{ID: id, State: c.state, share: c.share})
 		}
 	}
 	l.resources = append(l.resources, r)
+}
+
+// warnMixed warns about a resource whose devices are shared in different ways.
+func (l *layout) warnMixed(devices []candidate) {
+	var kinds []string
+	for _, c := range devices {
+		kind := "whole"
+		if c.share != nil {
+			kind = "shared (" + string(c.share.kind) + ")"
+		}
+		if !slices.Contains(kinds, kind) {
+			kinds = append(kinds, kind)
+		}
+	}
+	if len(kinds) > 1 {
+		slices.Sort(kinds)
+		l.warn("%s has devices that are %s, and a pod cannot choose: set rename in plugin.sharing", devices[0].resource, strings.Join(kinds, " and "))
+	}
 }
 
 // candidates returns all devices by index, each GPU followed by its MIG devices.
@@ -313,10 +372,13 @@ type layoutCache struct {
 	cfg       *health.Latest[Config]
 	snapshots *health.Latest[health.Snapshot]
 	holders   *health.Latest[podresources.Holders]
+	// capabilities is nil if nothing examines the node. It is set before the first call.
+	capabilities *health.Latest[memlimits.Capabilities]
 
-	mu          sync.Mutex // guards the fields below
-	last        *layout
-	lastHolders *podresources.Holders // of last
+	mu               sync.Mutex // guards the fields below
+	last             *layout
+	lastHolders      *podresources.Holders   // of last
+	lastCapabilities *memlimits.Capabilities // of last
 }
 
 func newLayoutCache(cfg *health.Latest[Config], snapshots *health.Latest[health.Snapshot], holders *health.Latest[podresources.Holders]) *layoutCache {
@@ -329,24 +391,31 @@ func (l *layoutCache) current() *layout {
 	defer l.mu.Unlock()
 	// Loaded under the mutex, so that no older layout replaces a newer one.
 	cfg, snap, holders := l.cfg.Load(), l.snapshots.Load(), l.holders.Load()
-	if cfg != l.last.cfg || snap != l.last.snap || holders != l.lastHolders {
-		in := layoutInput{cfg: cfg, snap: snap, before: l.last.uniform}
+	var capabilities *memlimits.Capabilities
+	if l.capabilities != nil {
+		capabilities = l.capabilities.Load()
+	}
+	if cfg != l.last.cfg || snap != l.last.snap || holders != l.lastHolders || capabilities != l.lastCapabilities {
+		in := layoutInput{cfg: cfg, snap: snap, before: l.last.uniform, capabilities: capabilities, examined: l.capabilities != nil}
 		if holders != nil {
 			in.holders = holders.By
 		}
 		next := newLayout(in)
-		l.last, l.lastHolders = &next, holders
+		l.last, l.lastHolders, l.lastCapabilities = &next, holders, capabilities
 	}
 	return l.last
 }
 
 // changes are channels that close when an input of the layout changes.
-type changes struct{ cfg, snap, holders <-chan struct{} }
+type changes struct{ cfg, snap, holders, capabilities <-chan struct{} }
 
 // watch must precede current, so that no change is missed.
 func (l *layoutCache) watch() (c changes) {
 	_, c.cfg = l.cfg.Watch()
 	_, c.snap = l.snapshots.Watch()
 	_, c.holders = l.holders.Watch()
+	if l.capabilities != nil {
+		_, c.capabilities = l.capabilities.Watch()
+	}
 	return c
 }

@@ -97,6 +97,7 @@ func (s *server) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSer
 		case <-changed.cfg:
 		case <-changed.snap:
 		case <-changed.holders:
+		case <-changed.capabilities:
 		}
 	}
 }

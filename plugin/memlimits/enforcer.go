@@ -172,7 +172,7 @@ func idsByName(names containers.Names) map[containers.Container][]string {
 func (e *enforcer) enforce(c *Container, ids []string, running map[target]limit, now time.Time) (err error) {
 	reason := notRunning
 	for _, id := range ids {
-		if now.Sub(e.absent[id]) < refresh {
+		if at, absent := e.absent[id]; absent && now.Sub(at) < refresh {
 			continue
 		}
 		dir, missing := e.cgroups.Dir(id)

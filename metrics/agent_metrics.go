@@ -174,7 +174,7 @@ func agentMetrics() []MetricInfo {
 				"and largest is the largest request of a container that the device can serve now. No free and largest while the holders are unknown.",
 			device("resource", "sharing", "state"),
 		},
-		mpsDaemonUp:       {"mps_daemon_up", gauge, "Whether the MPS daemon of the device is ready. No series of a device that MPS does not serve.", device()},
+		mpsDaemonUp:       {"mps_daemon_up", gauge, "Whether the MPS daemon of the device is ready. No series of a device that MPS does not serve, or that is leaving it.", device()},
 		mpsDaemonRestarts: {"mps_daemon_restarts_total", counter, "Total number of restarts of the device's MPS daemon since mps-daemon started. Each has ended all clients.", device()},
 		mpsClients:        {"mps_clients", gauge, "Number of MPS clients on the device.", device()},
 		mpsActiveThreads: {

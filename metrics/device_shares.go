@@ -31,7 +31,9 @@ func (s *scrape) collectShares(d labeledDevice) {
 }
 
 func (s *scrape) collectMPS(m *health.MPSDaemon, d labeledDevice) {
-	s.Add(mpsDaemonUp, boolValue(m.Ready), d.labels)
+	if !m.Leaving { // on purpose it serves no new container
+		s.Add(mpsDaemonUp, boolValue(m.Ready), d.labels)
+	}
 	s.Add(mpsDaemonRestarts, float64(m.Restarts), d.labels)
 	s.Add(mpsClients, float64(m.ClientCount()), d.labels)
 	if m.ThreadPercentage > 0 {

@@ -50,11 +50,14 @@ func TestMemorySeriesEndWithContainer(t *testing.T) {
 	expectSeries(t, page, 1, namespace+"container_memory_limit_bytes", `pod="chat-0"`, `enforcement="none"`)
 }
 
-// The state of a daemon is exported while its device is lost.
-func TestMPSSeriesOfLostDevice(t *testing.T) {
+// The state of a daemon is exported while its device is lost, but not while it only waits for its last clients.
+func TestMPSSeriesOfLostAndLeavingDevice(t *testing.T) {
 	s := testNode()
 	s.Devices[1].MPS = &health.MPSDaemon{Restarts: 1}
+	s.Devices[0].MPS = &health.MPSDaemon{Leaving: true, Servers: []health.MPSServer{{Clients: []int{7}}}}
 	page := render(t, newCollector(testSources(s)))
+	expectSeries(t, page, 0, namespace+"mps_daemon_up", `UUID="GPU-a"`)
+	expectSeries(t, page, 1, namespace+"mps_clients", `UUID="GPU-a"`, "} 1")
 	expectSeries(t, page, 1, namespace+"mps_daemon_up", `UUID="GPU-b"`, "} 0")
 	expectSeries(t, page, 1, namespace+"mps_daemon_restarts_total", `UUID="GPU-b"`, "} 1")
 }

@@ -27,9 +27,10 @@ type Shares struct {
 // MPS is the state of a device's MPS daemon.
 type MPS struct {
 	Ready            bool        `json:"ready"`
-	Cause            string      `json:"cause,omitempty"`  // of the device's finding
-	Reason           string      `json:"reason,omitempty"` // why it is not ready
-	PID              int         `json:"pid,omitempty"`    // in the PID namespace of mps-daemon
+	Leaving          bool        `json:"leaving,omitempty"` // MPS no longer serves the device; the daemon waits for its last clients
+	Cause            string      `json:"cause,omitempty"`   // of the device's finding
+	Reason           string      `json:"reason,omitempty"`  // why it is not ready
+	PID              int         `json:"pid,omitempty"`     // in the PID namespace of mps-daemon
 	Started          time.Time   `json:"started,omitzero"`
 	Restarts         uint64      `json:"restarts"` // since mps-daemon started
 	MultiUser        bool        `json:"multiUser"`
@@ -117,7 +118,7 @@ func MPSStatus(m *health.MPSDaemon, p *processes.Snapshot) *MPS {
 		return nil
 	}
 	s := &MPS{
-		Ready: m.Ready, Cause: m.Cause, Reason: m.Reason, PID: m.PID, Started: m.Started.UTC(), Restarts: m.Restarts, MultiUser: m.MultiUser,
+		Ready: m.Ready, Leaving: m.Leaving, Cause: m.Cause, Reason: m.Reason, PID: m.PID, Started: m.Started.UTC(), Restarts: m.Restarts, MultiUser: m.MultiUser,
 		ThreadPercentage: m.ThreadPercentage, PinnedMemory: m.PinnedMemory, Clients: m.ClientCount(), Servers: make([]MPSServer, len(m.Servers)),
 	}
 	for i, server := range m.Servers {
@@ -160,18 +161,21 @@ func sharesText(d Device, details bool) string {
 	return strings.Join(parts, ", ")
 }
 
-// State returns ready or not ready.
+// State returns ready, leaving or not ready.
 func (m *MPS) State() string {
-	if m.Ready {
+	switch {
+	case m.Leaving:
+		return "leaving"
+	case m.Ready:
 		return "ready"
 	}
 	return "not ready"
 }
 
-// colour returns the colour of the state: a daemon that is starting is no fault.
+// colour returns the colour of the state: a daemon that is starting or leaving is no fault.
 func (m *MPS) colour() terminal.Colour {
 	switch {
-	case m.Ready:
+	case m.Ready && !m.Leaving:
 		return terminal.Green
 	case m.Cause == "":
 		return terminal.Yellow
@@ -224,7 +228,7 @@ func sharedAlike(a, b Device) bool {
 		return false
 	}
 	return (a.Shares == nil || a.Shares.Sharing == b.Shares.Sharing && a.Shares.Resource == b.Shares.Resource) &&
-		(a.MPS == nil || a.MPS.Ready == b.MPS.Ready && a.MPS.Cause == b.MPS.Cause)
+		(a.MPS == nil || a.MPS.State() == b.MPS.State() && a.MPS.Cause == b.MPS.Cause)
 }
 
 // addShares returns what the table shows of the shares of both devices together.

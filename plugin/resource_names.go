@@ -24,7 +24,9 @@ const (
 
 // validateName applies the kubelet's rules (v1helper.IsExtendedResourceName), so that an invalid name is reported with
 // the configuration and not at registration.
-func validateName(key, resource string) error { return validateNameLike(key, resource, "nvidia.com/gpu") }
+func validateName(key, resource string) error {
+	return validateNameLike(key, resource, "nvidia.com/gpu")
+}
 
 // validateNameLike is validateName with another example.
 func validateNameLike(key, resource, example string) error {

@@ -206,4 +206,6 @@ func (l *layout) waiting(running func(resource string) bool) (resources []string
 }
 
 // SetMemoryCapabilities sets where the plugin finds what the node can enforce. Call it before Run. Without it, nothing is enforced.
-func (p *Plugin) SetMemoryCapabilities(c *health.Latest[memlimits.Capabilities]) { p.layouts.capabilities = c }
+func (p *Plugin) SetMemoryCapabilities(c *health.Latest[memlimits.Capabilities]) {
+	p.layouts.capabilities = c
+}

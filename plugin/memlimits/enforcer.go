@@ -57,8 +57,8 @@ func (e *enforcer) pass(snap *health.Snapshot) (r result) {
 	names, namesErr := containers.ReadNames(e.config.PodLogs)
 	findErr := e.canFind(cmp.Or(namesErr, names.ContainersErr))
 	setErr := findErr
-	if setErr == nil && !e.Root {
-		setErr = errors.New("it does not run as root")
+	if setErr == nil && !e.Admin {
+		setErr = errors.New("it lacks CAP_SYS_ADMIN")
 	}
 	versionErr := e.cgroups.CheckVersion()
 	if versionErr == nil {

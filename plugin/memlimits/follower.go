@@ -34,7 +34,7 @@ type Options struct {
 	Hooks func() map[health.DeviceID]bool
 
 	CgroupRoot string // where the host's control groups are mounted
-	Root       bool   // the agent runs as root, so the driver lets it set limits
+	Admin      bool   // the agent has the capability that the driver demands for setting limits, CAP_SYS_ADMIN
 	Log        *zap.Logger
 }
 

@@ -152,7 +152,7 @@ func newNode(t *testing.T) *node {
 	n.write("cgroup/cgroup.controllers", "")
 	n.write("cgroup/kubepods.slice/cgroup.procs", "")
 	n.Follower = New(Options{
-		Config: &n.configs, Snapshots: &n.snapshots, Holders: &n.holders, CgroupRoot: filepath.Join(n.dir, "cgroup"), Root: true,
+		Config: &n.configs, Snapshots: &n.snapshots, Holders: &n.holders, CgroupRoot: filepath.Join(n.dir, "cgroup"), Admin: true,
 		Hooks: func() map[health.DeviceID]bool { return n.hooks }, Log: zap.New(core),
 	})
 	return n
@@ -437,9 +437,9 @@ func TestFollowerExaminesNode(t *testing.T) {
 	}{
 		"agent":        {func(*node) {}, false, both(true, true)},
 		"hooks":        {func(n *node) { n.hooks = both(true, true) }, true, both(true, true)},
-		"hooks only":   {func(n *node) { n.hooks = both(true, true); n.withoutRoot() }, true, both(true, true)},
-		"one hook":     {func(n *node) { n.hooks = both(true, false); n.withoutRoot() }, true, both(true, false)},
-		"nobody":       {(*node).withoutRoot, false, both(false, false)},
+		"hooks only":   {func(n *node) { n.hooks = both(true, true); n.withoutAdmin() }, true, both(true, true)},
+		"one hook":     {func(n *node) { n.hooks = both(true, false); n.withoutAdmin() }, true, both(true, false)},
+		"nobody":       {(*node).withoutAdmin, false, both(false, false)},
 		"old driver":   {func(n *node) { n.driver.unsupported["GPU-b"] = errDriver }, false, both(true, false)},
 		"no driver":    {func(n *node) { n.driver.openErr = errDriver }, false, both(false, false)},
 		"cgroup v1":    {func(n *node) { n.hooks = both(true, true); n.remove("cgroup/cgroup.controllers") }, false, both(false, false)},
@@ -461,7 +461,7 @@ func TestFollowerExaminesNode(t *testing.T) {
 				n.start()
 				defer n.stop()
 				n.expectDriver(test.hook, test.want)
-				able := test.want["GPU-a"] && n.Root
+				able := test.want["GPU-a"] && n.Admin
 				for _, c := range n.Latest().Load().Containers {
 					if (c.Enforcement == Driver) != able || (c.Reason == "") != able {
 						t.Errorf("%+v", c)
@@ -472,8 +472,8 @@ func TestFollowerExaminesNode(t *testing.T) {
 	}
 }
 
-// withoutRoot has the agent run as another user, for which the driver sets no limits.
-func (n *node) withoutRoot() { n.Root, n.driver.setErr = false, errDriver }
+// withoutAdmin takes the privilege for which the driver sets limits.
+func (n *node) withoutAdmin() { n.Admin, n.driver.setErr = false, errDriver }
 
 func (n *node) remove(name string) {
 	if err := os.RemoveAll(filepath.Join(n.dir, name)); err != nil {
@@ -481,10 +481,10 @@ func (n *node) remove(name string) {
 	}
 }
 
-// Without root, the agent reads the hook's limits back.
+// Without the privilege to set limits, the agent reads the hook's limits back.
 func TestFollowerConfirmsHook(t *testing.T) {
 	onNode(t, func(n *node) {
-		n.withoutRoot()
+		n.withoutAdmin()
 		n.hooks = map[health.DeviceID]bool{"GPU-a": true}
 		n.hold("GPU-a", "one", 10)
 		n.driver.limits[target{"GPU-a", n.run("one", 1)}] = health.MemoryLimits{Hard: 10 * gib}

@@ -117,7 +117,11 @@ func writeDesired(r Root, d desiredFile) (err error) {
 	if err := os.MkdirAll(string(r), 0o755); err != nil { //nolint:gosec // containers mount directories below it
 		return err
 	}
-	path := r.DesiredFile()
+	return replaceFile(r.DesiredFile(), append(text, '\n'))
+}
+
+// replaceFile replaces a file atomically.
+func replaceFile(path string, text []byte) error {
 	if err := removeTemporaries(path); err != nil {
 		return err
 	}
@@ -125,7 +129,7 @@ func writeDesired(r Root, d desiredFile) (err error) {
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(append(text, '\n'))
+	_, err = f.Write(text)
 	if err = errors.Join(err, f.Close()); err == nil {
 		err = os.Rename(f.Name(), path)
 	}

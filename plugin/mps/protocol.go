@@ -33,5 +33,6 @@ type DaemonStatus struct {
 	Started   time.Time       `json:"started,omitzero"`
 	Restarts  uint64          `json:"restarts"` // since the Supervisor started
 	MultiUser bool            `json:"multiUser"`
-	Error     string          `json:"error,omitempty"` // why no process runs, with the last lines of the previous one's output
+	Stopping  bool            `json:"stopping,omitempty"` // a process is being stopped, or the compute mode not yet set back
+	Error     string          `json:"error,omitempty"`    // why no process runs, with the last lines of the previous one's output
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -32,8 +31,6 @@ const (
 	quitTimeout = 8 * time.Second // for the daemon to answer quit
 	termTimeout = 3 * time.Second
 	killTimeout = 5 * time.Second
-
-	logInterval = time.Minute // between checks of the size of the logs
 )
 
 // The causes of a daemon's stop.
@@ -70,54 +67,72 @@ type daemon struct {
 // runningDaemon is a process of the control daemon.
 type runningDaemon struct {
 	process
-	output  int64         // size of the output file before its start
-	began   time.Time     // when it was started or adopted
-	ended   chan struct{} // closed after the process has ended
-	state   *os.ProcessState
-	waitErr error // state and waitErr are set when ended is closed; both nil for an adopted one
+	output int64            // size of the output file before its start
+	began  time.Time        // when it was started or adopted
+	ended  chan struct{}    // closed after the process has ended
+	state  *os.ProcessState // set when ended is closed; nil for an adopted process
 }
 
 // run keeps the control daemon running until ctx ends, then stops it. A daemon that runs already is adopted.
 func (d *daemon) run(ctx context.Context) {
 	defer close(d.stopped)
-	for backoff := minBackoff; ctx.Err() == nil; {
-		ran, err := d.serve(ctx)
-		if ctx.Err() != nil {
-			break
-		}
-		if ran >= settled || errors.Is(err, errRestart) {
+	keepRunning(ctx, d.serve, d.restart, d.report)
+	err := d.end(context.WithoutCancel(ctx), context.Cause(ctx))
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.status.Stopping, d.status.Error, d.unfinish = false, "", err
+	if err != nil {
+		d.status.Error = err.Error()
+		d.log.Error("MPS control daemon stopped incompletely", zap.Error(err))
+	}
+}
+
+// keepRunning calls serve until ctx ends, with a backoff, which a token in restart ends.
+func keepRunning(
+	ctx context.Context, serve func(context.Context) (time.Duration, error), restart <-chan struct{}, report func(error, time.Duration),
+) {
+	for backoff := minBackoff; ctx.Err() == nil; backoff = min(2*backoff, maxBackoff) {
+		ran, err := serve(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case ran >= settled:
 			backoff = minBackoff
 		}
-		d.report(err, backoff)
+		report(err, backoff)
 		if errors.Is(err, errRestart) {
 			continue
 		}
 		select {
 		case <-ctx.Done():
-		case <-d.restart:
+			return
+		case <-restart:
 		case <-time.After(backoff):
 		}
-		backoff = min(2*backoff, maxBackoff)
-	}
-	err := d.end(context.WithoutCancel(ctx), context.Cause(ctx))
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.status.PID, d.status.Started, d.status.Stopping, d.unfinish = 0, time.Time{}, false, err
-	if d.status.Error = context.Cause(ctx).Error(); err != nil {
-		d.status.Error = err.Error()
-		d.log.Error("cannot stop MPS control daemon completely", zap.Error(err))
 	}
 }
 
 // report publishes why no process runs.
 func (d *daemon) report(err error, backoff time.Duration) {
+	if d.publish(err) {
+		d.log.Warn("MPS control daemon does not run; restarting", zap.Error(err), zap.Duration("after", backoff))
+	}
+}
+
+// publish publishes an error, and reports whether it is a new one.
+func (d *daemon) publish(err error) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	changed := d.status.Error != err.Error()
+	d.status.Error = err.Error()
+	return changed
+}
+
+// publishEnd publishes that no process runs.
+func (d *daemon) publishEnd() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.status.PID, d.status.Started = 0, time.Time{}
-	if d.status.Error != err.Error() { // a daemon that cannot be started is logged once
-		d.status.Error = err.Error()
-		d.log.Warn("MPS control daemon does not run; restarting", zap.Error(err), zap.Duration("after", backoff))
-	}
 }
 
 // serve adopts or starts a control daemon, and waits until its process has ended. It returns for how long the process ran and why it
@@ -131,10 +146,14 @@ func (d *daemon) serve(ctx context.Context) (time.Duration, error) {
 	if p != nil {
 		return d.watch(ctx, p)
 	}
+	program, err := exec.LookPath(control)
+	if err != nil {
+		return 0, fmt.Errorf("plugin.sharing.mps.control: %w; the driver has this program, which must be in the container of mps-daemon", err)
+	}
 	if err := d.prepare(ctx); err != nil {
 		return 0, err
 	}
-	p, err = d.start(ctx, control, foregroundOption, multiUserOption)
+	p, err = d.start(ctx, program, foregroundOption, multiUserOption)
 	if err != nil {
 		return 0, err
 	}
@@ -143,7 +162,7 @@ func (d *daemon) serve(ctx context.Context) (time.Duration, error) {
 		return ran, err
 	}
 	// Drivers before multi-user mode refuse the option. Another reason makes the second start fail too.
-	if p, err = d.start(ctx, control, foregroundOption); err != nil {
+	if p, err = d.start(ctx, program, foregroundOption); err != nil {
 		return 0, err
 	}
 	return d.watch(ctx, p)
@@ -211,12 +230,8 @@ func (d *daemon) announce(text string) {
 }
 
 // start starts the control program as a daemon. The process survives the Supervisor.
-func (d *daemon) start(ctx context.Context, control string, options ...string) (*runningDaemon, error) {
-	path, err := exec.LookPath(control)
-	if err != nil {
-		return nil, fmt.Errorf("plugin.sharing.mps.control: %w; the driver has this program, which must be in the container of mps-daemon", err)
-	}
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), path, options...)
+func (d *daemon) start(ctx context.Context, program string, options ...string) (*runningDaemon, error) {
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), program, options...)
 	cmd.Dir = "/"
 	cmd.Env = append(environment(d.root, d.device), "CUDA_VISIBLE_DEVICES="+string(d.device))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -234,7 +249,7 @@ func (d *daemon) start(ctx context.Context, control string, options ...string) (
 	r.process = process{pid: cmd.Process.Pid, leader: true, multiUser: len(options) > 1, started: d.processes.startTime(cmd.Process.Pid)}
 	go func() {
 		defer close(r.ended)
-		r.waitErr = cmd.Wait()
+		_ = cmd.Wait() // the state says more
 		r.state = cmd.ProcessState
 	}()
 	d.log.Info("started MPS control daemon", zap.Int("pid", r.pid), zap.Bool("multiUser", r.multiUser))
@@ -248,25 +263,30 @@ func (d *daemon) watch(ctx context.Context, p *runningDaemon) (time.Duration, er
 		d.status.Restarts++
 	}
 	d.started = true
+	select {
+	case <-d.restart: // it was for the previous process
+	default:
+	}
 	d.status.PID, d.status.Started, d.status.MultiUser, d.status.Error = p.pid, p.started, p.multiUser, ""
 	d.mu.Unlock()
 
-	logs := time.NewTicker(logInterval)
-	defer logs.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return time.Since(p.began), ctx.Err()
-		case <-logs.C:
-			d.boundLogs()
-		case <-d.restart:
-			d.log.Warn("killing MPS control daemon", zap.Int("pid", p.pid), zap.Error(errRestart))
-			return time.Since(p.began), errors.Join(errRestart, d.kill(ctx, []process{p.process}))
-		case <-p.ended:
-			ran := time.Since(p.began)
-			_ = p.process.kill() // what remains of the group
-			return ran, d.exitError(p)
+	select {
+	case <-ctx.Done():
+		return time.Since(p.began), ctx.Err()
+	case <-d.restart:
+		d.log.Warn("killing MPS control daemon", zap.Int("pid", p.pid), zap.Error(errRestart))
+		if err := d.kill(ctx, []process{p.process}); err != nil {
+			return time.Since(p.began), err // the next attempt adopts it
 		}
+		d.publishEnd()
+		return time.Since(p.began), errRestart
+	case <-p.ended:
+		ran := time.Since(p.began)
+		d.publishEnd()
+		if p.leader {
+			_ = p.kill() // the rest of the group
+		}
+		return ran, d.exitError(p)
 	}
 }
 
@@ -275,9 +295,6 @@ func (d *daemon) exitError(p *runningDaemon) error {
 	text := "MPS control daemon ended"
 	if p.state != nil {
 		text += ": " + p.state.String()
-	}
-	if p.waitErr != nil && p.state == nil {
-		text += ": " + p.waitErr.Error()
 	}
 	if tail := lastLines(d.outputFile(), p.output); tail != "" {
 		text += ": " + tail
@@ -315,6 +332,30 @@ func (d *daemon) end(ctx context.Context, cause error) error {
 	d.mu.Lock()
 	d.status.Stopping = true
 	d.mu.Unlock()
+	for {
+		err := d.endProcesses(ctx, cause)
+		if err == nil {
+			break
+		}
+		if d.publish(err) {
+			d.log.Error("cannot stop MPS control daemon; retrying", zap.Error(err))
+		}
+		<-time.After(killTimeout)
+	}
+	d.publishEnd()
+	if d.modes != nil {
+		if err := d.modes.setBack(d.root, d.device); err != nil {
+			return err
+		}
+	}
+	if errors.Is(cause, errLeft) {
+		return os.RemoveAll(filepath.Dir(d.root.PipeDir(d.device)))
+	}
+	return nil
+}
+
+// endProcesses ends the control daemon and its servers, in an orderly way if they respond.
+func (d *daemon) endProcesses(ctx context.Context, cause error) error {
 	control, dir := *d.control.Load(), d.root.PipeDir(d.device)
 	found, err := d.processes.find(ctx, dir, control)
 	if err != nil {
@@ -323,23 +364,11 @@ func (d *daemon) end(ctx context.Context, cause error) error {
 	if p := controlDaemon(found); p != nil {
 		d.log.Info("stopping MPS control daemon", zap.Int("pid", p.pid), zap.NamedError("reason", cause))
 		d.quit(ctx, control, p.pid)
-	}
-	// The servers of a daemon that does not answer outlive it.
-	if found, err = d.processes.find(ctx, dir, control); err == nil {
-		err = d.kill(ctx, found)
-	}
-	if err != nil {
-		return err
-	}
-	if d.modes != nil {
-		if err := d.modes.setBack(d.root, d.device); err != nil {
+		if found, err = d.processes.find(ctx, dir, control); err != nil { // the servers of a daemon that does not respond outlive it
 			return err
 		}
 	}
-	if errors.Is(cause, errLeft) {
-		return os.RemoveAll(filepath.Dir(dir))
-	}
-	return nil
+	return d.kill(ctx, found)
 }
 
 // quit asks a control daemon to end, first by the protocol, then by a signal.
@@ -382,72 +411,3 @@ func (d *daemon) unfinished() error {
 
 // outputFile returns the path of what the daemon writes to standard output and standard error.
 func (d *daemon) outputFile() string { return filepath.Join(d.root.LogDir(d.device), outputLog) }
-
-// boundLogs limits the size of the log files.
-func (d *daemon) boundLogs() {
-	for _, name := range []string{"control.log", "server.log", outputLog} {
-		if err := boundLog(filepath.Join(d.root.LogDir(d.device), name)); err != nil && !errors.Is(err, os.ErrNotExist) {
-			d.log.Warn("cannot limit the size of a log of MPS", zap.Error(err))
-		}
-	}
-}
-
-// outputLog is the file in a log directory with the output of the control daemon.
-const outputLog = "output.log"
-
-// Limits of a log.
-const (
-	maxLog  = 8 << 20 // bytes, at which it is truncated
-	keptLog = 1 << 20 // bytes of it that its .1 keeps
-)
-
-// boundLog truncates a log that is too large, and keeps its end in a second file. The process that writes the log has it open, so it
-// cannot be renamed. What counts is the space: if the process does not append, the file has a hole after it was truncated.
-func boundLog(path string) error {
-	var stat unix.Stat_t
-	if err := unix.Stat(path, &stat); err != nil {
-		return &os.PathError{Op: "stat", Path: path, Err: err}
-	}
-	if stat.Blocks*512 <= maxLog {
-		return nil
-	}
-	end, err := readFrom(path, stat.Size-keptLog, keptLog)
-	if err != nil {
-		return err
-	}
-	return errors.Join(os.WriteFile(path+".1", end, 0o644), os.Truncate(path, 0)) //nolint:gosec // containers may read it
-}
-
-// readFrom reads at most n bytes of a file from an offset.
-func readFrom(path string, offset, n int64) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }()
-	return io.ReadAll(io.NewSectionReader(f, max(offset, 0), n))
-}
-
-// fileSize returns the size of a file, 0 if there is none.
-func fileSize(path string) int64 {
-	info, err := os.Stat(path)
-	if err != nil {
-		return 0
-	}
-	return info.Size()
-}
-
-// lastLines returns the last lines of a file from an offset, joined, as text for an error.
-func lastLines(path string, from int64) string {
-	const maxText, maxLines = 1000, 5
-	size := fileSize(path)
-	if from > size { // truncated meanwhile
-		from = 0
-	}
-	text, err := readFrom(path, max(from, size-maxText), maxText)
-	if err != nil {
-		return ""
-	}
-	lines := strings.FieldsFunc(strings.ToValidUTF8(string(text), ""), func(r rune) bool { return r < ' ' || r == 0x7f })
-	return strings.Join(lines[max(0, len(lines)-maxLines):], "; ")
-}

@@ -69,6 +69,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	serveCtx, stopServing := context.WithCancel(context.WithoutCancel(ctx))
 	served := make(chan error, 1)
 	go func() { served <- unixsock.Serve(serveCtx, s.Root.Socket(), s.Log, s.handle) }()
+	go s.Root.boundLogs(serveCtx, s.Log) // a disk that does not answer stops only this
 	s.follow(ctx)
 	err = s.stopAll()
 	stopServing()
@@ -193,7 +194,7 @@ func (s *Supervisor) apply(ctx context.Context) {
 		_, wanted := desired[id]
 		select {
 		case <-d.stopped:
-			if wanted || retry || d.unfinished() == nil {
+			if d.unfinished() == nil || wanted && !s.desired.Stopped || !wanted && retry {
 				delete(s.daemons, id)
 			}
 			continue
@@ -204,7 +205,7 @@ func (s *Supervisor) apply(ctx context.Context) {
 			d.stop(errLeft)
 		case s.desired.Stopped:
 			d.stop(errDetached)
-		default:
+		case d.current().PID == 0: // a process that runs is found by the name that it was started with
 			d.control.Store(&s.desired.Control)
 		}
 	}

@@ -220,7 +220,7 @@ func doctorCommand(loader *config.Loader) *cobra.Command {
 The command changes nothing and has no effect on a running agent. The exit code is 1 if a check fails.`,
 		PostRunE: func(*cobra.Command, []string) error { return result.Err() },
 	}, func(ctx context.Context) fmt.Stringer {
-		result = doctor.Diagnose(ctx, *loader, rootDir)
+		result = doctor.Diagnose(ctx, *loader, rootDir, version)
 		return result
 	})
 	cmd.Flags().StringVar(&rootDir, "root", "/", "the node's root directory, if it is mounted in a container")

@@ -88,7 +88,7 @@ func (s *Server) terminate(ctx context.Context, req TerminateRequest, daemons []
 		return TerminateResponse{}, fmt.Errorf("%s: the MPS daemon does not run, so it has no clients: %s", id, cmp.Or(daemons[i].Reason, "starting"))
 	}
 	if err := s.MPS.TerminateClient(ctx, id, req.Client); err != nil {
-		return TerminateResponse{}, fmt.Errorf("%s: %w", id, err)
+		return TerminateResponse{}, err
 	}
 	s.Log.Info("terminated MPS client on request", zap.String("device", string(id)), zap.Int("client", req.Client))
 	return TerminateResponse{id, req.Client}, nil

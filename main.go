@@ -110,7 +110,7 @@ func refuseArguments(cmd *cobra.Command, args []string) error {
 		return nil
 	case args[0] == "true", args[0] == "false":
 		return fmt.Errorf("unexpected argument %q of %s; write the value of a boolean flag with =, such as --plugin.enabled=%s", args[0], cmd.Name(), args[0])
-	case !cmd.HasParent():
+	case cmd.HasSubCommands():
 		var names []string
 		for _, c := range cmd.Commands() {
 			names = append(names, c.Name())

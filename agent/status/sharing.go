@@ -183,7 +183,7 @@ func (m *MPS) colour() terminal.Colour {
 	return terminal.Red
 }
 
-// Details returns a text like "pid 41, 3 clients, 2 restarts, 25 % of the SMs, 2.0 GiB, single-user", or why the daemon is not ready.
+// Details returns a text like "pid 41, 3 clients, 2 restarts, 25 % of the SMs and 20 GiB per client, single-user", or why the daemon is not ready.
 func (m *MPS) Details() string {
 	var parts []string
 	if !m.Ready {
@@ -195,11 +195,15 @@ func (m *MPS) Details() string {
 	if m.Restarts > 0 {
 		parts = append(parts, Plural(m.Restarts, "restart"))
 	}
+	var limits []string
 	if m.ThreadPercentage > 0 && m.ThreadPercentage < 100 {
-		parts = append(parts, fmt.Sprintf("%g %% of the SMs", m.ThreadPercentage))
+		limits = append(limits, fmt.Sprintf("%g %% of the SMs", m.ThreadPercentage))
 	}
 	if m.PinnedMemory > 0 {
-		parts = append(parts, sizeText(m.PinnedMemory))
+		limits = append(limits, sizeText(m.PinnedMemory))
+	}
+	if len(limits) > 0 {
+		parts = append(parts, strings.Join(limits, " and ")+" per client")
 	}
 	if m.PID > 0 && !m.MultiUser {
 		parts = append(parts, "single-user")
@@ -256,6 +260,9 @@ func addShares(a, b Device) (*Shares, *MPS) {
 func memoryLimitTexts(d Device, limit int) []string {
 	texts := make([]string, len(d.MemoryLimits))
 	for i, l := range d.MemoryLimits {
+		if d.Shares != nil && l.Reason == d.Shares.EnforcementReason {
+			l.Reason = "" // the shares have it
+		}
 		parts := []string{sizeText(l.Limit), "enforcement " + l.Enforcement + formatIf(" (%s)", l.Reason)}
 		if l.Used != nil {
 			parts = append(parts, sizeText(*l.Used)+" used")

@@ -33,8 +33,9 @@ func sharingInputs() Inputs {
 	c := memlimits.Container{Namespace: "web", Pod: "chat-0", Name: "llm", Device: "GPU-1", Resource: memory, Units: 10, Limit: 10 << 30, Enforcement: memlimits.None, Reason: "not started"}
 	limited := c
 	limited.Pod, limited.Units, limited.Limit, limited.Enforcement, limited.Reason, limited.Used, limited.HasUsed = "chat-1", 30, 30<<30, memlimits.Driver, "", 5<<30+512<<20, true
-	c.Device = "GPU-1"
-	k.Memory = &memlimits.Snapshot{Containers: []memlimits.Container{c, limited, {Device: "GPU-removed", Pod: "removed"}}, Err: "no control groups"}
+	old := c
+	old.Pod, old.Reason = "chat-2", k.Shares[1].Reason
+	k.Memory = &memlimits.Snapshot{Containers: []memlimits.Container{c, limited, old, {Device: "GPU-removed", Pod: "removed"}}, Err: "no control groups"}
 	return k
 }
 
@@ -56,7 +57,7 @@ func TestSharingIsShown(t *testing.T) {
 
 	page := pageOf(t, sharingInputs())
 	agenttest.MustContain(t, page, "<dt>memory limits</dt><dd class=\"degraded\">no control groups")
-	agenttest.MustContain(t, section(t, page, 0), "1 of 4 free, mps, largest request 1", `<span class="badge healthy">ready</span>`, "pid 41, 3 clients, 2 restarts, 25 % of the SMs, 20 GiB, single-user")
+	agenttest.MustContain(t, section(t, page, 0), "1 of 4 free, mps, largest request 1", `<span class="badge healthy">ready</span>`, "pid 41, 3 clients, 2 restarts, 25 % of the SMs and 20 GiB per client, single-user")
 	agenttest.MustContain(t, section(t, page, 1), "38 of 78 free, memory, 1 GiB each, largest request 0, enforcement none: driver 580",
 		"web/chat-0 (llm): 10 GiB, enforcement none (not started)", "web/chat-1 (llm): 30 GiB, enforcement driver, 5.5 GiB used")
 	agenttest.MustContain(t, section(t, page, 2), "– of 2 free, mps", `<span class="badge unhealthy">not ready</span> exit status 1`)

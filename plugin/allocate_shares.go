@@ -20,7 +20,7 @@ import (
 // alone reports whether a container with this device must have no other. One container has one MPS pipe directory, which is of
 // one device. A request for memory means memory of one device: no process could use more of it at once.
 func (d Device) alone() bool {
-	return d.share != nil && (d.share.mps || d.share.kind == SharingMPS || d.share.kind == SharingMemory)
+	return d.share != nil && (d.share.kind == SharingMPS || d.share.kind == SharingMemory)
 }
 
 // mpsNotReady reports whether the MPS daemon is what keeps containers from the device.
@@ -52,15 +52,19 @@ func severalDevices(r Resource, grants []grant, requested int) error {
 	if n == 0 {
 		other = grants[1]
 	}
-	where := make([]string, 0, maxNamedDevices+1)
-	for _, g := range grants[:min(len(grants), maxNamedDevices)] {
-		where = append(where, fmt.Sprintf("%d are on %s", g.units, g.place()))
+	var where []string
+	for i, g := range grants[:min(len(grants), maxNamedDevices)] {
+		part := fmt.Sprintf("%d on %s", g.units, g.place())
+		if i == 0 {
+			part = fmt.Sprintf("%d of the %d requested are on %s", g.units, requested, g.place())
+		}
+		where = append(where, part)
 	}
 	if more := len(grants) - maxNamedDevices; more > 0 {
-		where = append(where, fmt.Sprintf("and the others on %d more", more))
+		where = append(where, fmt.Sprintf("the others on %d more", more))
 	}
-	text := fmt.Sprintf("%s: device %s is shared, and its container can have none of another GPU, such as %s: of the %d requested, %s",
-		r.Name, shared.ID, other.ID, requested, strings.Join(where, ", "))
+	text := fmt.Sprintf("%s: %s and %s are of two devices, and a container gets shares or memory of one only: %s",
+		r.Name, shared.ID, other.ID, strings.Join(where, ", "))
 	return &refusal{reasonSeveralDevices, shared.ID, codes.FailedPrecondition, text + r.largestRequest(requested)}
 }
 
@@ -96,7 +100,7 @@ func (r Resource) largestRequest(requested int) string {
 	case best.share.largest >= requested:
 		return fmt.Sprintf("; %s can serve %d: a new pod may get them", grant{Device: best}.place(), requested)
 	}
-	return fmt.Sprintf("; no GPU has %d free: the largest request that fits is %d", requested, best.share.largest)
+	return fmt.Sprintf("; none has %d free: the largest request that fits is %d", requested, best.share.largest)
 }
 
 func setEnv(resp *pluginapi.ContainerAllocateResponse, key, value string) {

@@ -16,10 +16,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
-const (
-	memoryResource = "nvidia.com/gpu-memory"
-	mpsResource    = "nvidia.com/gpu.mps"
-)
+const mpsResource = "nvidia.com/gpu.mps"
 
 // sized returns a snapshot of healthy GPUs with these sizes in GiB, of which the driver reserves none.
 func sized(gibibytes ...uint64) *health.Snapshot {
@@ -35,7 +32,7 @@ func sized(gibibytes ...uint64) *health.Snapshot {
 func served(snap *health.Snapshot, gpus ...int) *health.Snapshot {
 	for _, i := range gpus {
 		snap = with(snap, i, snap.Devices[i].Verdict.State)
-		snap.Devices[i].MPS = &health.MPSDaemon{Ready: true}
+		snap.Devices[i].MPS = readyDaemon()
 	}
 	return snap
 }
@@ -64,9 +61,7 @@ func memoryBy(resource, enforcement string) func(*Config) {
 
 // mpsBy shares the GPUs by MPS under another name. No devices are all.
 func mpsBy(replicas int, devices ...string) func(*Config) {
-	return func(c *Config) {
-		c.Sharing.MPS.Resources = []MPSResource{{Name: gpu, Replicas: replicas, Rename: mpsResource, Devices: devices}}
-	}
+	return mpsShared(MPSResource{Name: gpu, Replicas: replicas, Rename: mpsResource, Devices: devices})
 }
 
 func severalShares(c *Config) { c.Sharing.MPS.FailRequestsGreaterThanOne = false }
@@ -181,7 +176,7 @@ func TestAllocateShares(t *testing.T) {
 		{"configured limits", limited, ready, nil, nil, mpsResource, units(0, 0, 2), env{envMPSThreads: "80", envMPSMemory: "0=4096M"}, "", nil},
 		{"more than all threads", limited, ready, nil, nil, mpsResource, units(0, 0, 3), env{envMPSThreads: "", envMPSMemory: "0=6144M"}, "", nil},
 		{"two MPS shares where one is allowed", one, ready, nil, nil, mpsResource, units(0, 0, 2), nil, reasonTooManyReplicas, []string{"plugin.sharing.mps.failRequestsGreaterThanOne"}},
-		{"MPS shares of two GPUs", several, ready, nil, nil, mpsResource, []string{"GPU-0::0", "GPU-2::1"}, nil, reasonSeveralDevices, []string{"1 are on GPU 0, 1 are on GPU 2"}},
+		{"MPS shares of two GPUs", several, ready, nil, nil, mpsResource, []string{"GPU-0::0", "GPU-2::1"}, nil, reasonSeveralDevices, []string{"1 of the 2 requested are on GPU 0, 1 on GPU 2"}},
 		{"MPS daemon starting", one, mpsStopped(ready, 0, ""), nil, nil, mpsResource, units(0, 0, 1), nil, reasonMPSNotReady, []string{"the MPS daemon ended"}},
 		{"MPS daemon down", one, mpsStopped(ready, 0, health.CauseMPSDown), nil, nil, mpsResource, units(0, 0, 1), nil, reasonMPSNotReady, []string{"the MPS daemon ended"}},
 		{"MPS daemon of another GPU down", one, mpsStopped(ready, 0, health.CauseMPSDown), nil, nil, mpsResource, units(1, 0, 1), env{envDevices: "GPU-1"}, "", nil},
@@ -198,16 +193,16 @@ func TestAllocateShares(t *testing.T) {
 		{"not examined by the driver", driver, plain, driverLimits(), nil, memoryResource, units(2, 0, 2), nil, reasonWithheldDevice, nil},
 		{"memory by MPS", byMPS, ready, nil, nil, memoryResource, units(2, 0, 2), env{envMPSMemory: "0=2048M", envMPSThreads: "", envDriverLimit: "", envMPSPipes: "/mps/nvidia.com/gpu-memory/pipe"}, "", nil},
 		{"memory by MPS that is not ready", byMPS, mpsStopped(ready, 2, health.CauseMPSHung), nil, nil, memoryResource, units(2, 0, 2), nil, reasonMPSNotReady, nil},
-		{"memory of two GPUs, holders unknown", memory, plain, nil, nil, memoryResource, slices.Concat(units(0, 0, 3), units(1, 0, 7)), nil, reasonSeveralDevices, []string{"of the 10 requested, 3 are on GPU 0, 7 are on GPU 1"}},
+		{"memory of two GPUs, holders unknown", memory, plain, nil, nil, memoryResource, slices.Concat(units(0, 0, 3), units(1, 0, 7)), nil, reasonSeveralDevices, []string{"3 of the 10 requested are on GPU 0, 7 on GPU 1"}},
 		{
 			"memory of two GPUs, none has enough", memory, plain, nil, fragmented, memoryResource, slices.Concat(units(0, 73, 76), units(1, 71, 78)), nil, reasonSeveralDevices,
-			[]string{"3 are on GPU 0 (7 free), 7 are on GPU 1 (9 free)", "no GPU has 10 free: the largest request that fits is 9"},
+			[]string{"3 of the 10 requested are on GPU 0 (7 free), 7 on GPU 1 (9 free)", "none has 10 free: the largest request that fits is 9"},
 		},
 		{
 			"memory of two GPUs, another has enough", memory, plain, nil, partlyFree, memoryResource, slices.Concat(units(0, 73, 76), units(2, 20, 24)), nil, reasonSeveralDevices,
-			[]string{"3 are on GPU 0 (7 free), 4 are on GPU 2 (4 free)", "GPU 1 (80 free) can serve 7"},
+			[]string{"3 of the 7 requested are on GPU 0 (7 free), 4 on GPU 2 (4 free)", "GPU 1 (80 free) can serve 7"},
 		},
-		{"memory of two GPUs, the other is lost", memory, lost, nil, partlyFree, memoryResource, slices.Concat(units(0, 73, 77), units(2, 20, 24)), nil, reasonSeveralDevices, []string{"no GPU has 8 free: the largest request that fits is 7"}},
+		{"memory of two GPUs, the other is lost", memory, lost, nil, partlyFree, memoryResource, slices.Concat(units(0, 73, 77), units(2, 20, 24)), nil, reasonSeveralDevices, []string{"none has 8 free: the largest request that fits is 7"}},
 		{"memory of a lost GPU", memory, lost, nil, nil, memoryResource, units(1, 0, 2), nil, reasonUnhealthyDevice, []string{"xid-79"}},
 		{"units that the GPU lacks", memory, plain, nil, nil, memoryResource, units(2, 23, 25), nil, reasonUnknownDevice, nil},
 	} {

@@ -3,7 +3,6 @@ package agent
 import (
 	"cmp"
 	"context"
-	"errors"
 	"os"
 	"os/signal"
 	"syscall"
@@ -11,7 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
-	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/nvml"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
 )
 
@@ -39,15 +38,9 @@ func RunMPSDaemon(ctx context.Context, loader config.Loader, build Build, o MPSD
 	}
 	s := mps.Supervisor{Root: mps.Root(c.Plugin.Sharing.MPS.Root), Version: build.Version, MountShm: o.MountShm, Log: log}
 	if c.Source.Resolved() != config.ModeSim {
-		s.ComputeModes = &mps.ComputeModes{Get: computeMode, Set: setComputeMode}
+		s.ComputeModes = &mps.ComputeModes{Get: nvml.ComputeMode, Set: nvml.SetComputeMode}
 	}
 	err = s.Run(ctx)
 	log.Info("stopped")
 	return err
 }
-
-func computeMode(health.DeviceID) (health.ComputeMode, error) {
-	return 0, errors.New("not implemented")
-}
-
-func setComputeMode(health.DeviceID, health.ComputeMode) error { return errors.New("not implemented") }

@@ -45,6 +45,7 @@ func (s *scrape) collectDevices() {
 			s.collectHolders(d)
 			s.collectProperties(d)
 			s.collectProcesses(d)
+			s.collectShares(d)
 		}
 	}
 	s.collectUnhealthyGPUs()

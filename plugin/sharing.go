@@ -166,6 +166,11 @@ func (s *SharingConfig) Enabled() bool {
 	return len(s.TimeSlicing.Resources) > 0 || len(s.MPS.Resources) > 0 || s.Memory.Resource != ""
 }
 
+// usesDriver reports whether the driver's limits are to keep containers within their memory.
+func (m *MemorySharing) usesDriver() bool {
+	return m.Resource != "" && (m.Enforcement == EnforceDriver || m.Enforcement == EnforceAuto)
+}
+
 // parseSize parses a size of memory such as 8Gi.
 func parseSize(text string) (uint64, error) {
 	q, err := resource.ParseQuantity(text)

@@ -26,6 +26,8 @@ func (m *ComputeModes) makeExclusive(r Root, gpu health.DeviceID) error {
 		return fmt.Errorf("cannot read the compute mode: %w", err)
 	case mode == health.ComputeModeExclusiveProcess: // set before MPS, and not recorded; or set and recorded by a Supervisor that was killed
 		return nil
+	case mode == health.ComputeModeProhibited:
+		return fmt.Errorf("the compute mode is %s; to let MPS use the GPU, run nvidia-smi -i %s -c DEFAULT", mode, gpu)
 	}
 	if err := replaceFile(r.computeModeFile(gpu), fmt.Appendln(nil, int32(mode))); err != nil {
 		return fmt.Errorf("cannot record the compute mode %s: %w", mode, err)

@@ -373,10 +373,8 @@ func TestSupervisorKillsServersWithoutDaemon(t *testing.T) {
 
 // After everything was killed, the compute mode is set back once MPS no longer serves the GPU.
 func TestSupervisorSetsModesBackAfterAKillOfEverything(t *testing.T) {
-	for name, before := range map[string]health.ComputeMode{
-		"default": health.ComputeModeDefault, "prohibited": health.ComputeModeProhibited, "exclusive": health.ComputeModeExclusiveProcess,
-	} {
-		t.Run(name, func(t *testing.T) {
+	for _, before := range []health.ComputeMode{health.ComputeModeDefault, health.ComputeModeExclusiveThread, health.ComputeModeExclusiveProcess} {
+		t.Run(before.String(), func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
 			if err := fileModes(n.modes).Set(gpuA, before); err != nil {
@@ -441,6 +439,26 @@ func TestSupervisorWithoutComputeMode(t *testing.T) {
 	n.await("no daemon", func(s Status) bool { return len(s.Daemons) == 0 })
 	if got := n.mode(gpuA); got != health.ComputeModeDefault {
 		t.Errorf("compute mode: %v", got)
+	}
+}
+
+// An operator prohibited that processes use the GPU.
+func TestSupervisorRespectsProhibitedMode(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	if err := fileModes(n.modes).Set(gpuA, health.ComputeModeProhibited); err != nil {
+		t.Fatal(err)
+	}
+	n.want(gpuA)
+	n.supervise()
+	n.await("refusal", func(s Status) bool {
+		return len(s.Daemons) == 1 && strings.Contains(s.Daemons[0].Error, "-i "+string(gpuA)+" -c DEFAULT")
+	})
+	n.want()
+	n.reload()
+	n.await("no daemon", func(s Status) bool { return len(s.Daemons) == 0 })
+	if got := n.mode(gpuA); got != health.ComputeModeProhibited || len(n.program.Commands()) != 0 {
+		t.Errorf("compute mode %v, commands %v", got, n.program.Commands())
 	}
 }
 

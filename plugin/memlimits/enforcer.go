@@ -1,0 +1,249 @@
+package memlimits
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/containers"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
+)
+
+// enforcer keeps the limits of the containers with one configuration. Its passes do not overlap.
+type enforcer struct {
+	*Options
+	config  Config
+	driver  driver
+	cgroups containers.Cgroups
+	limits  map[target]limit     // of the containers that run
+	absent  map[string]time.Time // when an ID had no control group: its container has ended
+
+	calls, failed int // of the driver, in the current pass
+}
+
+// target is a control group on a device.
+type target struct {
+	device health.DeviceID
+	group  string // directory
+}
+
+// limit is what was read of a target.
+type limit struct {
+	reason string // why it is not in force; empty if it is
+	bytes  uint64 // for which reason is
+	read   time.Time
+	err    error // of the last call, which changes nothing else
+
+	used    uint64
+	hasUsed bool
+}
+
+// notRunning is the reason of a container that was allocated and has not started, or has ended.
+const notRunning = "no control group of the container was found"
+
+// pass examines the node and the containers once, and sets the limits that are not in force.
+func (e *enforcer) pass(snap *health.Snapshot) (r result) {
+	now := time.Now()
+	r.snapshot.Containers = e.containers(snap)
+	if e.config.Enforcement != Driver {
+		e.judgeWithoutDriver(r.snapshot.Containers, snap)
+		return r
+	}
+	names, namesErr := containers.ReadNames(e.config.PodLogs)
+	findErr := e.canFind(cmp.Or(namesErr, names.ContainersErr))
+	setErr := findErr
+	if setErr == nil && !e.Admin {
+		setErr = errors.New("it lacks CAP_SYS_ADMIN")
+	}
+	versionErr := e.cgroups.CheckVersion()
+	if versionErr == nil {
+		e.driver.examine(snap, now)
+	}
+	r.capabilities = e.driver.capabilities(snap, e.Hooks(), versionErr, setErr)
+	e.calls, e.failed = 0, 0
+	running := make(map[target]limit)
+	byName := idsByName(names)
+	for i := range r.snapshot.Containers {
+		c := &r.snapshot.Containers[i]
+		if c.Reason = r.capabilities.Driver[c.Device]; c.Reason != "" {
+			continue
+		}
+		if findErr != nil {
+			c.Reason = "its limits cannot be read: " + findErr.Error()
+			continue
+		}
+		if err := e.enforce(c, byName[containers.Container{Namespace: c.Namespace, Pod: c.Pod, Name: c.Name}], running, now); err != nil {
+			r.snapshot.Err = cmp.Or(r.snapshot.Err, err.Error())
+		}
+	}
+	if e.calls > 0 && e.failed == e.calls {
+		e.driver.close() // and opened again next time, because the driver may have ended
+	}
+	e.limits = running
+	exists := func(id string) bool { _, exists := names.Containers[id]; return exists }
+	e.cgroups.Keep(exists)
+	maps.DeleteFunc(e.absent, func(id string, _ time.Time) bool { return !exists(id) })
+	return r
+}
+
+// containers returns the containers that hold units, by device.
+func (e *enforcer) containers(snap *health.Snapshot) (list []Container) {
+	holders := e.Holders.Load().By
+	for i := range snap.Devices {
+		id := snap.Devices[i].Device.ID
+		first := len(list)
+		for _, h := range holders[id] { // sorted, so those of a container are adjacent
+			if h.Resource != e.config.Resource || !strings.Contains(h.DeviceID, "::") { // held since before the resource had units
+				continue
+			}
+			if last := len(list) - 1; last >= first && heldBy(&list[last], h) {
+				list[last].Units++
+				continue
+			}
+			list = append(list, Container{Namespace: h.Namespace, Pod: h.Pod, Name: h.Container, Device: id, Resource: h.Resource, Units: 1, Enforcement: None})
+		}
+	}
+	for i := range list {
+		list[i].Limit = uint64(list[i].Units) * e.config.Unit //nolint:gosec // not negative
+	}
+	slices.SortStableFunc(list, func(a, b Container) int { return cmp.Compare(a.Device, b.Device) })
+	return list
+}
+
+func heldBy(c *Container, h podresources.Holder) bool {
+	return c.Namespace == h.Namespace && c.Pod == h.Pod && c.Name == h.Container
+}
+
+// judgeWithoutDriver sets what MPS enforces.
+func (e *enforcer) judgeWithoutDriver(list []Container, snap *health.Snapshot) {
+	if e.config.Enforcement != MPS {
+		return
+	}
+	for i := range list {
+		c := &list[i]
+		switch d := daemon(snap, c.Device); {
+		case d == nil:
+			c.Reason = "the MPS daemon has not been examined yet"
+		case !d.Ready:
+			c.Reason = "the MPS daemon is not ready: " + d.Reason
+		default:
+			c.Enforcement = MPS
+		}
+	}
+}
+
+func daemon(snap *health.Snapshot, id health.DeviceID) *health.MPSDaemon {
+	for i := range snap.Devices {
+		if snap.Devices[i].Device.ID == id {
+			return snap.Devices[i].MPS
+		}
+	}
+	return nil
+}
+
+// canFind returns why the agent cannot find the control groups of containers.
+func (e *enforcer) canFind(namesErr error) error {
+	switch err := e.cgroups.CheckVisible(); {
+	case err != nil:
+		return err
+	case e.config.PodLogs == "":
+		return errors.New("metrics.processes.podLogs: empty; the IDs of containers are not available")
+	case namesErr != nil:
+		return fmt.Errorf("metrics.processes.podLogs: %w", namesErr)
+	}
+	return nil
+}
+
+func idsByName(names containers.Names) map[containers.Container][]string {
+	by := make(map[containers.Container][]string, len(names.Containers))
+	for id, c := range names.Containers {
+		by[c] = append(by[c], id)
+	}
+	return by
+}
+
+// enforce reads the limits of a container, sets them if they are not in force, and reads them back. The container has an ID for each of
+// its starts, of which one runs. The error is that of a call, which leaves the last result.
+func (e *enforcer) enforce(c *Container, ids []string, running map[target]limit, now time.Time) (err error) {
+	reason := notRunning
+	for _, id := range ids {
+		if at, absent := e.absent[id]; absent && now.Sub(at) < refresh {
+			continue
+		}
+		dir, missing := e.cgroups.Dir(id)
+		if missing != nil {
+			e.absent[id] = now
+			continue
+		}
+		t := target{c.Device, containers.ProcessDir(dir)}
+		l := e.limits[t]
+		if l.bytes != c.Limit || now.Sub(l.read) >= refresh {
+			l = e.update(t, l, c.Limit, now)
+		}
+		running[t] = l
+		if reason == notRunning || l.reason != "" {
+			reason = l.reason
+		}
+		err = cmp.Or(err, l.err)
+		c.Used, c.HasUsed = c.Used+l.used, c.HasUsed || l.hasUsed
+	}
+	if c.Reason = reason; reason == "" {
+		c.Enforcement = Driver
+	}
+	return err
+}
+
+// update reads the limits of a target, and sets them if they are not in force. The container keeps a tighter limit, which may be that of
+// its own environment.
+//
+// The soft limit is 0. It would reserve memory, and the kubelet gives each unit once, so the hard limits alone keep what is free for
+// the others. A reservation can stay with the parent group after the container's group was removed.
+func (e *enforcer) update(t target, l limit, bytes uint64, now time.Time) limit {
+	if l.bytes != bytes {
+		l = limit{bytes: bytes, reason: "its limits have not been read yet"}
+	}
+	l.read, l.used, l.hasUsed = now, 0, false
+	if e.driver.limiter == nil {
+		l.err = e.driver.openErr
+		return l
+	}
+	e.calls++
+	found, err := e.readLimits(t)
+	if err == nil && found.Hard > bytes {
+		if err := e.driver.limiter.SetLimits(t.device, t.group, 0, bytes); err != nil {
+			l.err, l.reason = nil, fmt.Sprintf("%s: %v", deviation(found.Hard, bytes), err)
+			return l
+		}
+		found, err = e.readLimits(t)
+	}
+	if l.err = err; err != nil {
+		e.failed++
+		return l
+	}
+	l.used, l.hasUsed, l.reason = found.Used, found.Hard != health.NoMemoryLimit, ""
+	if found.Hard > bytes {
+		l.reason = deviation(found.Hard, bytes)
+	}
+	return l
+}
+
+func (e *enforcer) readLimits(t target) (health.MemoryLimits, error) {
+	l, err := e.driver.limiter.Limits(t.device, t.group)
+	if errors.Is(err, health.ErrNoMemoryLimits) {
+		return health.MemoryLimits{Hard: health.NoMemoryLimit}, nil
+	}
+	return l, err
+}
+
+// deviation describes a limit that was read and is too high.
+func deviation(found, expected uint64) string {
+	if found == health.NoMemoryLimit {
+		return fmt.Sprintf("expected a limit of %d MiB, found none", expected>>20)
+	}
+	return fmt.Sprintf("expected a limit of %d MiB, found %d MiB", expected>>20, found>>20)
+}

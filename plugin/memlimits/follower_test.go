@@ -410,8 +410,13 @@ func TestFollowerKeepsVerdictDuringErrors(t *testing.T) {
 		n.start()
 		defer n.stop()
 		n.driver.change(func() { n.driver.err = errDriver })
-		n.wait(refresh)
+		n.wait(2 * refresh)
 		n.expect("GPU-a one 10/10Gi driver")
+		n.driver.change(func() {
+			if n.driver.opened < 2 || n.driver.open > 1 {
+				t.Errorf("opened %d times, %d open", n.driver.opened, n.driver.open)
+			}
+		})
 		if s := n.Latest().Load(); s.Err == "" {
 			t.Error("no error")
 		}
@@ -598,6 +603,27 @@ func TestFollowerWithoutMemorySharing(t *testing.T) {
 				t.Errorf("%+v", n.Capabilities().Load())
 			}
 		}
+	})
+}
+
+// The control group of a container that has ended is not searched at each answer of the kubelet.
+func TestFollowerSearchesAtIntervals(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.hold("GPU-a", "one", 1)
+		n.end(n.run("one", 1))
+		n.start()
+		defer n.stop()
+		n.run("one", 1)
+		for range 4 {
+			n.hold("GPU-a", "one", 1)
+			n.expect("GPU-a one 1/1Gi none reason")
+			n.wait(2 * time.Second)
+		}
+		n.run("one", 2) // another start is found at once
+		n.hold("GPU-a", "one", 1)
+		n.expect("GPU-a one 1/1Gi driver used 3")
+		n.wait(refresh)
+		n.expectSets("GPU-a "+group(2)+" 0 1", "GPU-a "+group(1)+" 0 1")
 	})
 }
 

@@ -66,7 +66,9 @@ func TestLimitHooks(t *testing.T) {
 
 // A spec without the hook does not serve once memory is shared. One with the hook serves in any case.
 func TestSpecThatFitsMemoryLimits(t *testing.T) {
-	in := testInput(t, hostDir(t, "/", limitingDriver), 2)
+	top := hostDir(t, "/", limitingDriver)
+	writeFile(t, filepath.Join(top, "dev/nvidia0"), "")
+	in := testInput(t, top, 1)
 	in.Driver, in.Config.HookPath = limitingDriver, "/usr/bin/nvidia-cdi-hook"
 	for _, written := range []bool{false, true} {
 		w, _ := newTestWriter(t)

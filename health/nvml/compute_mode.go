@@ -12,7 +12,7 @@ import (
 
 // SetComputeMode sets the compute mode of a GPU to EXCLUSIVE_PROCESS, or from EXCLUSIVE_PROCESS back to DEFAULT, and returns
 // whether it was EXCLUSIVE_PROCESS. It sets no mode that the GPU has already, and refuses to replace PROHIBITED, which an operator
-// has set. A GPU in MIG mode has no EXCLUSIVE_PROCESS (MIG user guide). The driver resets the mode when it is unloaded.
+// has set. A GPU in MIG mode has no EXCLUSIVE_PROCESS (MIG user guide). A reboot resets the mode (nvml.h).
 func SetComputeMode(gpu health.DeviceID, exclusive bool) (wasExclusive bool, err error) {
 	if isMIG(gpu) {
 		return false, fmt.Errorf("%s: %w", gpu, errMIGDevice)

@@ -96,6 +96,8 @@ func (m memoryLimiter) call(id health.DeviceID, cgroup, name string, function fu
 	case ret == nvml.ERROR_FUNCTION_NOT_FOUND:
 		version, _ := library.SystemGetDriverVersion()
 		return fmt.Errorf("%s: driver %s or newer is needed, this is %s: %w", id, memoryLimitsDriver, cmp.Or(version, "unknown"), err)
+	case ret == nvml.ERROR_NOT_SUPPORTED:
+		return fmt.Errorf("%s: the driver cannot limit the memory of this GPU: %w", id, err)
 	case ret == nvml.ERROR_NOT_FOUND && name == getMemoryLimits:
 		return fmt.Errorf("%s: %s: %w", id, cgroup, health.ErrNoMemoryLimits)
 	case ret == nvml.ERROR_NO_PERMISSION:

@@ -9,7 +9,6 @@ import (
 type enforcement struct {
 	by      memlimits.Enforcement
 	reason  string // why it is not the configured one; empty if it is
-	hook    bool   // the hook of the container toolkit sets the driver's limits by the container's environment
 	blocked string // why no container may get units for now; empty if one may
 	pending bool   // blocked until the node is examined
 }
@@ -37,7 +36,7 @@ func (m *MemorySharing) enforce(d *health.Device, caps *memlimits.Capabilities, 
 			e.blocked = e.reason
 			return e
 		case reason == "":
-			return enforcement{by: memlimits.Driver, hook: caps.Hook}
+			return enforcement{by: memlimits.Driver}
 		}
 		e.reason = reason
 	}

@@ -29,7 +29,7 @@ type Resource struct {
 
 // Device is a device as the kubelet counts it.
 type Device struct {
-	ID    string              // the kubelet's: the UUID, for a replica followed by :: and its number
+	ID    string              // the kubelet's: the UUID, for a unit of a shared device followed as share.idPrefix describes
 	State *health.DeviceState // the device behind it, never nil; immutable, because it is part of a snapshot
 
 	share    *share // how the device is shared, the same for all its units; nil if it is not
@@ -177,14 +177,13 @@ func (l *layout) addResource(devices []candidate) {
 	r := Resource{Name: name, first: make(map[health.DeviceID]int, len(devices))}
 	var buf []byte
 	for _, c := range devices {
-		uuid := c.state.Device.ID
-		r.first[uuid] = len(r.Devices)
+		r.first[c.device().ID] = len(r.Devices)
 		if c.share == nil {
-			r.Devices = append(r.Devices, Device{ID: string(uuid), State: c.state})
+			r.Devices = append(r.Devices, Device{ID: string(c.device().ID), State: c.state})
 			continue
 		}
 		r.Devices = slices.Grow(r.Devices, c.share.units)
-		for id := range replicaIDs(&buf, string(uuid), c.share.units) {
+		for id := range unitIDs(&buf, c.share.idPrefix, c.share.units) {
 			r.Devices = append(r.Devices, Device{ID: id, State: c.state, share: c.share})
 		}
 	}
@@ -245,21 +244,20 @@ func candidates(snap *health.Snapshot) []candidate {
 	return all
 }
 
-// replicaSep separates a device's UUID from the number of its replica, as in NVIDIA's plugin.
-const replicaSep = "::"
+// idSep separates a device's UUID from the number of its replica, as in NVIDIA's plugin.
+const idSep = "::"
 
-// deviceOf returns the device behind a kubelet ID: GPU-1 is behind GPU-1::0.
+// deviceOf returns the device behind a kubelet ID: GPU-1 is behind GPU-1::0 and GPU-1::1024Mi::0.
 func deviceOf(id string) health.DeviceID {
-	device, _, _ := strings.Cut(id, replicaSep)
+	device, _, _ := strings.Cut(id, idSep)
 	return health.DeviceID(device)
 }
 
-// replicaIDs yields UUID::0, UUID::1 and so on. They are substrings of one string, which saves thousands of allocations.
-func replicaIDs(buf *[]byte, uuid string, n int) func(yield func(string) bool) {
+// unitIDs yields the prefix with 0, 1 and so on. They are substrings of one string, which saves thousands of allocations.
+func unitIDs(buf *[]byte, prefix string, n int) func(yield func(string) bool) {
 	b := (*buf)[:0]
 	for i := range n {
-		b = append(b, uuid...)
-		b = append(b, replicaSep...)
+		b = append(b, prefix...)
 		b = strconv.AppendInt(b, int64(i), 10)
 	}
 	*buf = b
@@ -269,7 +267,7 @@ func replicaIDs(buf *[]byte, uuid string, n int) func(yield func(string) bool) {
 			if i == next {
 				digits, next = digits+1, next*10
 			}
-			end := len(uuid) + len(replicaSep) + digits
+			end := len(prefix) + digits
 			if !yield(all[:end]) {
 				return
 			}
@@ -289,11 +287,11 @@ func findResource(resources []Resource, name string) Resource {
 }
 
 // index returns the position of an ID in Devices, -1 if the resource lacks it. Its cost does not depend on the number of
-// replicas.
+// units.
 func (r Resource) index(id string) int {
-	uuid, replica, _ := strings.Cut(id, replicaSep)
+	uuid, rest, _ := strings.Cut(id, idSep)
 	first, exists := r.first[health.DeviceID(uuid)]
-	n, _ := strconv.Atoi(replica) // the comparison below detects other IDs
+	n, _ := strconv.Atoi(rest[strings.LastIndexByte(rest, ':')+1:]) // the comparison below detects other IDs
 	if !exists || n < 0 || n >= len(r.Devices)-first || r.Devices[first+n].ID != id {
 		return -1
 	}

@@ -141,7 +141,9 @@ func TestListBytes(t *testing.T) {
 			devices[i].resource = migResource
 		}
 		devices = (&layout{}).share(layoutInput{cfg: &cfg, snap: snap}, devices)
-		atMost := func(most int) func(*candidate) int { return func(c *candidate) int { return min(most, c.share.units) } }
+		atMost := func(most int) func(*candidate) (string, int) {
+			return func(c *candidate) (string, int) { return c.share.idPrefix, min(most, c.share.units) }
+		}
 		r := findResource(Layout(cfg, snap), migResource)
 		want := proto.Size(&pluginapi.ListAndWatchResponse{Devices: r.message()})
 		if got := listBytes(devices, atMost(n)); got != want || len(r.Devices) != 4*n {

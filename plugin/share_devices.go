@@ -20,6 +20,21 @@ func (e *shareEntry) matches(c *candidate) bool {
 	return (e.name == "" || e.name == c.resource) && (len(e.devices) == 0 || selectsAny(e.devices, c))
 }
 
+// idPrefix returns share.idPrefix.
+func (e *shareEntry) idPrefix(d *health.Device) string {
+	prefix := string(d.ID) + idSep
+	if e.byMPS {
+		prefix += "mps"
+	}
+	switch size := cmp.Or(e.unit, e.pinned) / mebibyte; {
+	case size > 0:
+		prefix += strconv.FormatUint(size, 10) + "Mi" + idSep
+	case e.byMPS:
+		prefix += strconv.Itoa(e.replicas) + idSep
+	}
+	return prefix
+}
+
 // share sets how each device is shared and its resource after sharing. It removes those that cannot be shared as configured.
 func (l *layout) share(in layoutInput, offered []candidate) []candidate {
 	entries := in.cfg.Sharing.entries()
@@ -58,7 +73,7 @@ func (l *layout) shareBy(in layoutInput, c *candidate, names *nameCache) bool {
 		l.reject(d, "%s: expected MIG devices or GPUs that are not in MIG mode; set plugin.migStrategy to mixed or single, or disable MIG mode", key)
 		return false
 	}
-	s := &share{kind: e.kind, key: key, units: e.replicas, single: e.single, free: -1, largest: -1}
+	s := &share{kind: e.kind, key: key, idPrefix: e.idPrefix(d), units: e.replicas, single: e.single, free: -1, largest: -1}
 	usable := d.Memory - min(d.Reserved, d.Memory)
 	switch e.kind {
 	case SharingMPS:
@@ -185,7 +200,8 @@ const maxListBytes = 4 << 20
 // checkListSize reports whether the list of a resource's devices fits maxListBytes. Otherwise it adds errors that name the
 // entries with too many units, and what fits.
 func (l *layout) checkListSize(devices []candidate) bool {
-	if listBytes(devices, func(c *candidate) int { return c.share.units }) <= maxListBytes {
+	configured := func(c *candidate) (string, int) { return c.share.idPrefix, c.share.units }
+	if listBytes(devices, configured) <= maxListBytes {
 		return true
 	}
 	name := devices[0].resource
@@ -195,14 +211,20 @@ func (l *layout) checkListSize(devices []candidate) bool {
 		for _, c := range devices {
 			largest = max(largest, int(c.device().Memory/mebibyte)) //nolint:gosec // no device has 8 YiB
 		}
-		smallest := sort.Search(largest, func(mib int) bool {
-			return mib > 0 && listBytes(devices, func(c *candidate) int { return memoryUnits(c.device(), e.reserve, uint64(mib)*mebibyte) }) <= maxListBytes //nolint:gosec // not negative
+		smallest := 1 + sort.Search(largest, func(i int) bool {
+			of := *e
+			of.unit = uint64(i+1) * mebibyte //nolint:gosec // not negative
+			return listBytes(devices, func(c *candidate) (string, int) {
+				return of.idPrefix(c.device()), memoryUnits(c.device(), of.reserve, of.unit)
+			}) <= maxListBytes
 		})
 		l.reject(nil, "plugin.%s.unit: expected at least %dMi, got %dMi: "+must, e.key(), smallest, e.unit/mebibyte, name, maxListBytes>>20)
 		return false
 	}
 	// Of n replicas or fewer, as configured. The kubelet must be able to receive the list in any state of health.
-	atMost := func(n int) func(*candidate) int { return func(c *candidate) int { return min(n, c.share.units) } }
+	atMost := func(n int) func(*candidate) (string, int) {
+		return func(c *candidate) (string, int) { return c.share.idPrefix, min(n, c.share.units) }
+	}
 	largest := sort.Search(maxReplicas, func(n int) bool { return listBytes(devices, atMost(n+1)) > maxListBytes })
 	var entries []*shareEntry
 	counts := make(map[*shareEntry]int)
@@ -223,9 +245,9 @@ func (l *layout) checkListSize(devices []candidate) bool {
 	return false
 }
 
-// listBytes returns the size of a ListAndWatch response with all IDs of these devices, of each shared one as many as units returns.
-// All are unhealthy, because that takes more bytes than healthy.
-func listBytes(devices []candidate, units func(*candidate) int) (size int) {
+// listBytes returns the size of a ListAndWatch response with all IDs of these devices. units returns the prefix and the number of
+// those of a shared device. All are unhealthy, because that takes more bytes than healthy.
+func listBytes(devices []candidate, units func(*candidate) (idPrefix string, n int)) (size int) {
 	for i := range devices {
 		c := &devices[i]
 		d := &pluginapi.Device{Health: pluginapi.Unhealthy, Topology: numaTopology(c.device().NUMA)}
@@ -235,9 +257,9 @@ func listBytes(devices []candidate, units func(*candidate) int) (size int) {
 			continue
 		}
 		// The IDs of the units from 10 to 99 are equally long, and so on.
-		n := units(c)
+		prefix, n := units(c)
 		for from, next := 0, 10; from < n; from, next = next, 10*next {
-			d.ID = string(c.device().ID) + replicaSep + strconv.Itoa(from)
+			d.ID = prefix + strconv.Itoa(from)
 			size += proto.Size(list) * (min(next, n) - from)
 		}
 	}

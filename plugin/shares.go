@@ -26,11 +26,15 @@ const (
 
 // share is how a device is shared. All units of a device have the same.
 type share struct {
-	kind   Sharing
-	key    string // of the configuration, such as plugin.sharing.mps.resources[0]
-	units  int    // IDs of the device: replicas, MPS shares, or units of memory
-	single bool   // a container may request one unit only
-	unit   uint64 // SharingMemory: bytes of a unit
+	kind Sharing
+	key  string // of the configuration, such as plugin.sharing.mps.resources[0]
+	// idPrefix starts the kubelet's IDs of the units: UUID:: for replicas, as in NVIDIA's plugin. Those of MPS shares and of memory also
+	// contain what serves them and their size: UUID::mps4::, UUID::mps8192Mi::, UUID::1024Mi::. So a container that holds units of
+	// another kind or size, from before a change, holds IDs outside the layout, and the device is withheld.
+	idPrefix string
+	units    int    // IDs of the device: replicas, MPS shares, or units of memory
+	single   bool   // a container may request one unit only
+	unit     uint64 // SharingMemory: bytes of a unit
 
 	mps     bool   // MPS serves the device
 	threads int    // MPS: percent of the SMs of one unit; 100 for no limit
@@ -38,9 +42,9 @@ type share struct {
 
 	enforcement // SharingMemory
 
-	unready string // why containers cannot use the device although it works: its MPS daemon; empty if they can
-	// faulty means that unready is not a matter of starting.
-	faulty bool
+	unready   string // why containers cannot use the device although it works: its MPS daemon; empty if they can
+	faulty    bool   // unready is a fault, not a start
+	displaced string // why the device is withheld for a container that holds it under an ID outside the layout; empty if none does
 
 	free    int // units that no container holds; -1 if the holders are unknown
 	largest int // the largest request of a container that the device can serve now; -1 if the holders are unknown
@@ -51,6 +55,8 @@ func (s *share) waiting(d *health.Device) (reason string, starting bool) {
 	switch {
 	case s == nil:
 		return "", false
+	case s.unready != "" && s.displaced != "":
+		return fmt.Sprintf("waiting for %s: %s", d.Name(), s.displaced), true
 	case s.unready != "":
 		return fmt.Sprintf("waiting for the MPS daemon of %s: %s", d.Name(), s.unready), !s.faulty
 	case s.blocked != "":
@@ -155,12 +161,13 @@ func (p *Plugin) storeMPS(now *layout) {
 }
 
 // mpsSpecs returns the daemons of all devices that MPS serves. The limits of a daemon hold for each of its clients. So they are
-// those of one share only if no container can have more.
+// those of one share only if no container can have more. A device that a container still holds without MPS, or with other limits,
+// follows when the container has ended: a daemon for it would keep the container from its GPU, or change its limits.
 func (l *layout) mpsSpecs() (specs []mps.Spec) {
 	for _, r := range l.resources {
 		for units := range r.byDevice() {
 			s, d := units[0].share, &units[0].State.Device
-			if s == nil || !s.mps {
+			if s == nil || !s.mps || s.displaced != "" {
 				continue
 			}
 			spec := mps.Spec{Device: d.ID, Kind: d.Kind, GPU: d.GPU(), Index: d.Index, ThreadPercentage: 100}

@@ -53,6 +53,15 @@ type MemorySharing struct {
 	RequireEnforcement bool     `yaml:"requireEnforcement"` // offer nothing while nothing enforces the limits
 }
 
+// UnitBytes returns the memory of one unit; 0 if no memory is shared.
+func (m *MemorySharing) UnitBytes() uint64 {
+	if m.Resource == "" {
+		return 0
+	}
+	n, _ := parseSize(m.Unit) // valid, see Validate
+	return n
+}
+
 // The values of MemorySharing.Enforcement.
 const (
 	EnforceAuto   = "auto" // driver if it can, else none
@@ -114,6 +123,7 @@ type shareEntry struct {
 	threads         int    // percent; 0: an equal part
 	pinned          uint64 // bytes; 0: an equal part
 	unit, reserve   uint64 // bytes, for memory
+	byMPS           bool   // MPS serves the devices
 }
 
 // key returns the key of the entry in the section.
@@ -138,13 +148,15 @@ func (s *SharingConfig) entries() []shareEntry {
 		all = append(all, shareEntry{
 			kind: SharingMPS, index: i, name: r.Name, devices: r.Devices, rename: r.Rename, replicas: r.Replicas,
 			renameByDefault: s.MPS.RenameByDefault, single: s.MPS.FailRequestsGreaterThanOne,
-			threads: r.ActiveThreadPercentage, pinned: pinned,
+			threads: r.ActiveThreadPercentage, pinned: pinned, byMPS: true,
 		})
 	}
 	if m := &s.Memory; m.Resource != "" {
 		unit, _ := parseSize(m.Unit)
 		reserve, _ := parseSize(m.Reserve)
-		all = append(all, shareEntry{kind: SharingMemory, devices: m.Devices, rename: m.Resource, unit: unit, reserve: reserve})
+		all = append(all, shareEntry{
+			kind: SharingMemory, devices: m.Devices, rename: m.Resource, unit: unit, reserve: reserve, byMPS: m.Enforcement == EnforceMPS,
+		})
 	}
 	return all
 }
@@ -152,11 +164,6 @@ func (s *SharingConfig) entries() []shareEntry {
 // Enabled reports whether any device may be shared.
 func (s *SharingConfig) Enabled() bool {
 	return len(s.TimeSlicing.Resources) > 0 || len(s.MPS.Resources) > 0 || s.Memory.Resource != ""
-}
-
-// usesMPS reports whether MPS may serve a device.
-func (s *SharingConfig) usesMPS() bool {
-	return len(s.MPS.Resources) > 0 || s.Memory.Resource != "" && s.Memory.Enforcement == EnforceMPS
 }
 
 // usesDriver reports whether the driver's limits are to keep containers within their memory.
@@ -220,12 +227,18 @@ func (c Config) validateSharing() error {
 			}
 			errs = append(errs, fmt.Errorf("%s.replicas: expected 2 to %d, got %s", key, most, got))
 		}
-		if e.rename != "" {
-			errs = append(errs, validateName(key+".rename", e.rename))
-		} else if e.renameByDefault {
-			if err := validateName(key+".name", e.name+sharedSuffix); err != nil {
-				errs = append(errs, err)
-			}
+		nameKey, name := key+".name", e.name
+		switch {
+		case e.rename != "":
+			nameKey, name = key+".rename", e.rename
+		case e.renameByDefault:
+			name += sharedSuffix
+		}
+		if name != e.name {
+			errs = append(errs, validateName(nameKey, name))
+		}
+		if e.byMPS {
+			errs = append(errs, validateMPSName(nameKey, name))
 		}
 	}
 	for i, r := range c.Sharing.MPS.Resources {
@@ -270,26 +283,39 @@ func intersect(a, b []string) bool {
 	return slices.ContainsFunc(a, func(s string) bool { return slices.Contains(b, s) })
 }
 
+// controlSocket is the file name of a daemon's socket in its pipe directory.
+const controlSocket = "control"
+
 func (m *MPS) validate() error {
 	var errs []error
-	// The longest ID of a device is that of a MIG device.
-	id := health.DeviceID("MIG-" + strings.Repeat("0", 36))
 	root := mps.Root(m.Root)
+	control := filepath.Join(root.PipeDir(health.DeviceID("MIG-"+strings.Repeat("0", 36))), controlSocket) // of the longest ID
+	tooLong, path := unixsock.PathLen(root.Socket())-unixsock.MaxPath, root.Socket()
+	if n := len(control) - unixsock.MaxPath; n > tooLong {
+		tooLong, path = n, control
+	}
 	switch {
 	case !filepath.IsAbs(m.Root):
 		errs = append(errs, fmt.Errorf("sharing.mps.root: expected an absolute path such as /run/nvidia/mps, got %q", m.Root))
-	default:
-		for _, path := range []string{root.Socket(), filepath.Join(root.PipeDir(id), "control")} {
-			if n := unixsock.PathLen(path) - unixsock.MaxPath; n > 0 {
-				errs = append(errs, fmt.Errorf("sharing.mps.root: the path of the socket %s is %d bytes too long for a unix socket; use a shorter directory", path, n))
-				break
-			}
-		}
+	case tooLong > 0:
+		errs = append(errs, fmt.Errorf("sharing.mps.root: the path of the socket %s is %d bytes too long for a unix socket; use a shorter directory", path, tooLong))
 	}
 	if m.Control == "" {
 		errs = append(errs, errors.New("sharing.mps.control: is empty; use a path, or a name in PATH such as nvidia-cuda-mps-control"))
 	}
 	return errors.Join(errs...)
+}
+
+// mpsContainerDir returns the directory in a container that has the pipe and log directories of its MPS daemon, as with NVIDIA's plugin.
+func mpsContainerDir(resource string) string { return "/mps/" + resource }
+
+// validateMPSName returns an error if the path of a daemon's socket in a container is too long.
+func validateMPSName(key, resource string) error {
+	path := filepath.Join(mpsContainerDir(resource), "pipe", controlSocket)
+	if n := len(path) - unixsock.MaxPath; n > 0 {
+		return fmt.Errorf("%s: %q is %d characters too long for MPS, whose socket in a container is %s; use a shorter name", key, resource, n, path)
+	}
+	return nil
 }
 
 // validateMemorySharing checks the keys also while no resource is set, so that they are right when it is.
@@ -310,6 +336,9 @@ func (c Config) validateMemorySharing() error {
 		return errors.Join(append(errs, validateSelectors(key+"devices", m.Devices))...)
 	}
 	errs = append(errs, validateNameLike(key+"resource", m.Resource, memoryResourceExample))
+	if m.Enforcement == EnforceMPS {
+		errs = append(errs, validateMPSName(key+"resource", m.Resource))
+	}
 	others := c
 	others.Sharing.Memory.Resource = ""
 	if slices.Contains(others.resourceNames(), m.Resource) || strings.HasPrefix(m.Resource, c.migPrefix()) {

@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -86,7 +87,8 @@ func (l *layout) withhold(holders map[health.DeviceID][]podresources.Holder, sna
 	}
 	for _, r := range l.resources {
 		for units := range r.byDevice() {
-			d := &units[0].State.Device
+			state := units[0].State
+			d := &state.Device
 			h, held := outside[d.ID]
 			if !held && d.Parent != "" {
 				h, held = outside[d.Parent]
@@ -100,6 +102,11 @@ func (l *layout) withhold(holders map[health.DeviceID][]podresources.Holder, sna
 			case held:
 				w.pod = Pod{h.Namespace, h.Pod}
 				w.reason = fmt.Sprintf("%s/%s (%s) holds it as %s of %s since before the layout changed", h.Namespace, h.Pod, h.Container, h.DeviceID, h.Resource)
+				if s != nil {
+					s.displaced = w.reason
+				}
+			case state.MPS != nil && (s == nil || !s.mps): // only its clients can use the GPU
+				w.reason = "its MPS daemon still runs: " + cmp.Or(state.MPS.Reason, "it is no longer configured")
 			case s != nil && s.blocked != "":
 				w.reason, pending = s.blocked, s.pending
 			default:

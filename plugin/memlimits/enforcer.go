@@ -5,8 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
-	"strings"
+	"strconv"
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
@@ -91,6 +92,19 @@ func (e *enforcer) pass(snap *health.Snapshot) (r result) {
 	return r
 }
 
+// unitID matches the kubelet's ID of a unit of memory: the device's UUID, the size of the unit in MiB, a number.
+var unitID = regexp.MustCompile(`^[^:]+::([0-9]{1,12})Mi::[0-9]+$`)
+
+// unitBytes returns the memory of a unit by its ID, which is what it had when it was allocated; 0 for another ID.
+func unitBytes(id string) uint64 {
+	m := unitID.FindStringSubmatch(id)
+	if m == nil {
+		return 0
+	}
+	n, _ := strconv.ParseUint(m[1], 10, 64) // has few digits
+	return n << 20
+}
+
 // containers returns the containers that hold units, by device.
 func (e *enforcer) containers(snap *health.Snapshot) (list []Container) {
 	holders := e.Holders.Load().By
@@ -98,25 +112,25 @@ func (e *enforcer) containers(snap *health.Snapshot) (list []Container) {
 		id := snap.Devices[i].Device.ID
 		first := len(list)
 		for _, h := range holders[id] { // sorted, so those of a container are adjacent
-			if h.Resource != e.config.Resource || !strings.Contains(h.DeviceID, "::") { // held since before the resource had units
+			bytes := unitBytes(h.DeviceID)
+			if bytes == 0 {
 				continue
 			}
-			if last := len(list) - 1; last >= first && heldBy(&list[last], h) {
-				list[last].Units++
-				continue
+			last := len(list) - 1
+			if last < first || !heldBy(&list[last], h) {
+				list = append(list, Container{Namespace: h.Namespace, Pod: h.Pod, Name: h.Container, Device: id, Resource: h.Resource, Enforcement: None})
+				last++
 			}
-			list = append(list, Container{Namespace: h.Namespace, Pod: h.Pod, Name: h.Container, Device: id, Resource: h.Resource, Units: 1, Enforcement: None})
+			list[last].Units++
+			list[last].Limit += bytes
 		}
-	}
-	for i := range list {
-		list[i].Limit = uint64(list[i].Units) * e.config.Unit //nolint:gosec // not negative
 	}
 	slices.SortStableFunc(list, func(a, b Container) int { return cmp.Compare(a.Device, b.Device) })
 	return list
 }
 
 func heldBy(c *Container, h podresources.Holder) bool {
-	return c.Namespace == h.Namespace && c.Pod == h.Pod && c.Name == h.Container
+	return c.Namespace == h.Namespace && c.Pod == h.Pod && c.Name == h.Container && c.Resource == h.Resource
 }
 
 // judgeWithoutDriver sets what MPS enforces.

@@ -17,9 +17,7 @@ import (
 
 // Config is what the Follower follows of the configuration.
 type Config struct {
-	Resource    string      // of which a container holds units of memory; empty: the Follower does nothing
-	Unit        uint64      // bytes
-	Enforcement Enforcement // Driver: if the node can
+	Enforcement Enforcement // "": memory is not shared, and the Follower does nothing; Driver: if the node can
 	PodLogs     string      // the kubelet's directory of container logs; "" for none
 }
 
@@ -68,7 +66,7 @@ const (
 func (f *Follower) Run(ctx context.Context, open Open) {
 	for ctx.Err() == nil {
 		c, same, cancel := health.WatchPart(ctx, f.Config, func(c *Config) Config { return *c })
-		if c.Resource != "" && c.Unit > 0 {
+		if c.Enforcement != "" {
 			f.follow(same, c, open)
 		} else {
 			if f.capabilities.Load() != nil {

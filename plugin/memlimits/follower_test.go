@@ -144,7 +144,7 @@ func newNode(t *testing.T) *node {
 		T: t, dir: t.TempDir(), logs: logs, hooks: map[health.DeviceID]bool{},
 		driver: &fakeDriver{limits: map[target]health.MemoryLimits{}, unsupported: map[health.DeviceID]error{}},
 	}
-	n.configs.Store(&Config{Resource: resource, Unit: gib, Enforcement: Driver, PodLogs: filepath.Join(n.dir, "log/pods")})
+	n.configs.Store(&Config{Enforcement: Driver, PodLogs: filepath.Join(n.dir, "log/pods")})
 	n.holders.Store(&podresources.Holders{})
 	n.setDevices("615.10", "GPU-a", "GPU-b")
 	n.write("log/pods/x", "")
@@ -194,7 +194,7 @@ func (n *node) hold(device health.DeviceID, pod string, units int) {
 	}
 	for i := range units {
 		next.By[device] = append(next.By[device], podresources.Holder{
-			Namespace: "team", Pod: pod, Container: "main", Resource: resource, DeviceID: fmt.Sprintf("%s::%d", device, i),
+			Namespace: "team", Pod: pod, Container: "main", Resource: resource, DeviceID: fmt.Sprintf("%s::1024Mi::%d", device, i),
 		})
 	}
 	n.holders.Store(&next)
@@ -572,7 +572,7 @@ func TestFollowerWithHangingDriver(t *testing.T) {
 
 func TestFollowerWithoutDriver(t *testing.T) {
 	onNode(t, func(n *node) {
-		n.configs.Store(&Config{Resource: resource, Unit: gib, Enforcement: MPS})
+		n.configs.Store(&Config{Enforcement: MPS})
 		n.hold("GPU-a", "one", 10)
 		n.hold("GPU-b", "two", 1)
 		s := *n.snapshots.Load()
@@ -581,7 +581,7 @@ func TestFollowerWithoutDriver(t *testing.T) {
 		n.start()
 		defer n.stop()
 		n.expect("GPU-a one 10/10Gi mps", "GPU-b two 1/1Gi none reason")
-		n.configs.Store(&Config{Resource: resource, Unit: gib, Enforcement: None})
+		n.configs.Store(&Config{Enforcement: None})
 		n.expect("GPU-a one 10/10Gi none", "GPU-b two 1/1Gi none")
 		n.configs.Store(&Config{})
 		n.wait(time.Hour)
@@ -594,14 +594,12 @@ func TestFollowerWithoutDriver(t *testing.T) {
 // Without memory sharing nothing runs and nothing is published.
 func TestFollowerWithoutMemorySharing(t *testing.T) {
 	onNode(t, func(n *node) {
-		for _, c := range []Config{{}, {Resource: resource, Enforcement: Driver}} {
-			n.configs.Store(&c)
-			n.start()
-			n.wait(time.Hour)
-			n.stop()
-			if n.Capabilities().Load() != nil || n.driver.opened != 0 {
-				t.Errorf("%+v", n.Capabilities().Load())
-			}
+		n.configs.Store(&Config{})
+		n.start()
+		n.wait(time.Hour)
+		n.stop()
+		if n.Capabilities().Load() != nil || n.driver.opened != 0 {
+			t.Errorf("%+v", n.Capabilities().Load())
 		}
 	})
 }
@@ -627,14 +625,30 @@ func TestFollowerSearchesAtIntervals(t *testing.T) {
 	})
 }
 
-// Other resources, and whole GPUs that were held before the resource had units, are not limited.
+// A container keeps the limit of the units that it was given, after a change of their size.
+func TestFollowerKeepsSizeOfUnits(t *testing.T) {
+	onNode(t, func(n *node) {
+		by := map[health.DeviceID][]podresources.Holder{}
+		for i, id := range []string{"GPU-a::2048Mi::0", "GPU-a::2048Mi::1", "GPU-a::1024Mi::0"} {
+			by["GPU-a"] = append(by["GPU-a"], podresources.Holder{Namespace: "team", Pod: fmt.Sprintf("pod-%d", i/2), Container: "main", Resource: resource, DeviceID: id})
+		}
+		n.holders.Store(&podresources.Holders{By: by})
+		n.start()
+		defer n.stop()
+		n.expect("GPU-a pod-0 2/4Gi none reason", "GPU-a pod-1 1/1Gi none reason")
+	})
+}
+
+// Units of other resources, and whole GPUs that were held before the resource had units, are not limited.
 func TestFollowerLeavesOtherHolders(t *testing.T) {
 	onNode(t, func(n *node) {
-		h := podresources.Holder{Namespace: "team", Pod: "one", Container: "main", Resource: "nvidia.com/gpu", DeviceID: "GPU-a::0"}
-		whole := podresources.Holder{Namespace: "team", Pod: "two", Container: "main", Resource: resource, DeviceID: "GPU-a"}
-		n.holders.Store(&podresources.Holders{By: map[health.DeviceID][]podresources.Holder{"GPU-a": {h, whole}}})
-		n.run("one", 1)
-		n.run("two", 2)
+		by := map[health.DeviceID][]podresources.Holder{}
+		for i, id := range []string{"GPU-a", "GPU-a::0", "GPU-a::mps4::0", "GPU-a::mps1024Mi::0", "GPU-a::1024Mi", "GPU-a::0Mi::0", "GPU-a::99999999999999999999Mi::0"} {
+			pod := fmt.Sprintf("pod-%d", i)
+			by["GPU-a"] = append(by["GPU-a"], podresources.Holder{Namespace: "team", Pod: pod, Container: "main", Resource: resource, DeviceID: id})
+			n.run(pod, i)
+		}
+		n.holders.Store(&podresources.Holders{By: by})
 		n.start()
 		defer n.stop()
 		n.wait(refresh)

@@ -52,7 +52,6 @@ func (e *enforcer) pass(snap *health.Snapshot) (r result) {
 	now := time.Now()
 	r.snapshot.Containers = e.containers(snap)
 	if e.config.Enforcement != Driver {
-		e.judgeWithoutDriver(r.snapshot.Containers, snap)
 		return r
 	}
 	names, namesErr := containers.ReadNames(e.config.PodLogs)
@@ -71,6 +70,9 @@ func (e *enforcer) pass(snap *health.Snapshot) (r result) {
 	byName := idsByName(names)
 	for i := range r.snapshot.Containers {
 		c := &r.snapshot.Containers[i]
+		if c.Enforcement != None || c.Reason != "" {
+			continue // judged
+		}
 		if c.Reason = r.capabilities.Driver[c.Device]; c.Reason != "" {
 			continue
 		}
@@ -92,33 +94,41 @@ func (e *enforcer) pass(snap *health.Snapshot) (r result) {
 	return r
 }
 
-// unitID matches the kubelet's ID of a unit of memory: the device's UUID, the size of the unit in MiB, a number.
-var unitID = regexp.MustCompile(`^[^:]+::([0-9]{1,12})Mi::[0-9]+$`)
+// unitID matches the kubelet's ID of a unit of memory: the device's UUID, "mps" if MPS limits the container, the size of the unit in MiB,
+// and a number.
+var unitID = regexp.MustCompile(`^[^:]+::(mps)?([0-9]{1,12})Mi::[0-9]+$`)
 
-// unitBytes returns the memory of a unit by its ID, which is what it had when it was allocated; 0 for another ID.
-func unitBytes(id string) uint64 {
-	m := unitID.FindStringSubmatch(id)
-	if m == nil {
-		return 0
+// unitOf returns the memory of a unit by the kubelet's ID, which is what it had when it was allocated, and whether MPS limits the
+// container; 0 if it is no unit of memory. The IDs of MPS shares have the same form, so their resource tells them apart.
+func (e *enforcer) unitOf(h podresources.Holder) (bytes uint64, byMPS bool) {
+	m := unitID.FindStringSubmatch(h.DeviceID)
+	if m == nil || m[1] != "" && h.Resource != e.config.Resource {
+		return 0, false
 	}
-	n, _ := strconv.ParseUint(m[1], 10, 64) // has few digits
-	return n << 20
+	n, _ := strconv.ParseUint(m[2], 10, 64) // has few digits
+	return n << 20, m[1] != ""
 }
 
-// containers returns the containers that hold units, by device.
+// containers returns the containers that hold units, by device. Those that MPS limits are judged.
 func (e *enforcer) containers(snap *health.Snapshot) (list []Container) {
 	holders := e.Holders.Load().By
 	for i := range snap.Devices {
 		id := snap.Devices[i].Device.ID
 		first := len(list)
 		for _, h := range holders[id] { // sorted, so those of a container are adjacent
-			bytes := unitBytes(h.DeviceID)
+			bytes, byMPS := e.unitOf(h)
 			if bytes == 0 {
 				continue
 			}
 			last := len(list) - 1
 			if last < first || !heldBy(&list[last], h) {
-				list = append(list, Container{Namespace: h.Namespace, Pod: h.Pod, Name: h.Container, Device: id, Resource: h.Resource, Enforcement: None})
+				c := Container{Namespace: h.Namespace, Pod: h.Pod, Name: h.Container, Device: id, Resource: h.Resource, Enforcement: None}
+				if byMPS {
+					c.judgeMPS(snap.Devices[i].MPS)
+				} else if e.config.Enforcement == MPS {
+					c.Reason = "it was given its memory before MPS served the device"
+				}
+				list = append(list, c)
 				last++
 			}
 			list[last].Units++
@@ -133,31 +143,16 @@ func heldBy(c *Container, h podresources.Holder) bool {
 	return c.Namespace == h.Namespace && c.Pod == h.Pod && c.Name == h.Container && c.Resource == h.Resource
 }
 
-// judgeWithoutDriver sets what MPS enforces.
-func (e *enforcer) judgeWithoutDriver(list []Container, snap *health.Snapshot) {
-	if e.config.Enforcement != MPS {
-		return
+// judgeMPS sets the enforcement of a container that MPS limits. d is the daemon of its device, nil if MPS does not serve it.
+func (c *Container) judgeMPS(d *health.MPSDaemon) {
+	switch {
+	case d == nil:
+		c.Reason = "the MPS daemon has not been examined yet"
+	case !d.Ready:
+		c.Reason = "the MPS daemon is not ready: " + d.Reason
+	default:
+		c.Enforcement = MPS
 	}
-	for i := range list {
-		c := &list[i]
-		switch d := daemon(snap, c.Device); {
-		case d == nil:
-			c.Reason = "the MPS daemon has not been examined yet"
-		case !d.Ready:
-			c.Reason = "the MPS daemon is not ready: " + d.Reason
-		default:
-			c.Enforcement = MPS
-		}
-	}
-}
-
-func daemon(snap *health.Snapshot, id health.DeviceID) *health.MPSDaemon {
-	for i := range snap.Devices {
-		if snap.Devices[i].Device.ID == id {
-			return snap.Devices[i].MPS
-		}
-	}
-	return nil
 }
 
 // canFind returns why the agent cannot find the control groups of containers.

@@ -17,7 +17,8 @@ import (
 
 // Config is what the Follower follows of the configuration.
 type Config struct {
-	Enforcement Enforcement // "": memory is not shared, and the Follower does nothing; Driver: if the node can
+	Resource    string      // of which containers hold units of memory; empty: the Follower does nothing
+	Enforcement Enforcement // Driver: if the node can
 	PodLogs     string      // the kubelet's directory of container logs; "" for none
 }
 
@@ -66,7 +67,7 @@ const (
 func (f *Follower) Run(ctx context.Context, open Open) {
 	for ctx.Err() == nil {
 		c, same, cancel := health.WatchPart(ctx, f.Config, func(c *Config) Config { return *c })
-		if c.Enforcement != "" {
+		if c.Resource != "" {
 			f.follow(same, c, open)
 		} else {
 			if f.capabilities.Load() != nil {

@@ -144,7 +144,7 @@ func newNode(t *testing.T) *node {
 		T: t, dir: t.TempDir(), logs: logs, hooks: map[health.DeviceID]bool{},
 		driver: &fakeDriver{limits: map[target]health.MemoryLimits{}, unsupported: map[health.DeviceID]error{}},
 	}
-	n.configs.Store(&Config{Enforcement: Driver, PodLogs: filepath.Join(n.dir, "log/pods")})
+	n.configs.Store(&Config{Resource: resource, Enforcement: Driver, PodLogs: filepath.Join(n.dir, "log/pods")})
 	n.holders.Store(&podresources.Holders{})
 	n.setDevices("615.10", "GPU-a", "GPU-b")
 	n.write("log/pods/x", "")
@@ -572,21 +572,31 @@ func TestFollowerWithHangingDriver(t *testing.T) {
 
 func TestFollowerWithoutDriver(t *testing.T) {
 	onNode(t, func(n *node) {
-		n.configs.Store(&Config{Enforcement: MPS})
-		n.hold("GPU-a", "one", 10)
-		n.hold("GPU-b", "two", 1)
+		holder := func(resource, pod, id string) podresources.Holder {
+			return podresources.Holder{Namespace: "team", Pod: pod, Container: "main", Resource: resource, DeviceID: id}
+		}
+		n.holders.Store(&podresources.Holders{By: map[health.DeviceID][]podresources.Holder{
+			"GPU-a": {holder(resource, "one", "GPU-a::mps1024Mi::3"), holder(resource, "one", "GPU-a::mps1024Mi::4"), holder(resource, "old", "GPU-a::1024Mi::1")},
+			"GPU-b": {holder(resource, "two", "GPU-b::mps1024Mi::0"), holder("nvidia.com/gpu.shared", "share", "GPU-b::mps1024Mi::1")},
+		}})
 		s := *n.snapshots.Load()
 		s.Devices[0].MPS = &health.MPSDaemon{Ready: true}
 		n.snapshots.Store(&s)
+		n.configs.Store(&Config{Resource: resource, Enforcement: MPS})
 		n.start()
 		defer n.stop()
-		n.expect("GPU-a one 10/10Gi mps", "GPU-b two 1/1Gi none reason")
-		n.configs.Store(&Config{Enforcement: None})
-		n.expect("GPU-a one 10/10Gi none", "GPU-b two 1/1Gi none")
+		n.expect("GPU-a one 2/2Gi mps", "GPU-a old 1/1Gi none reason", "GPU-b two 1/1Gi none reason")
+		n.configs.Store(&Config{Resource: resource, Enforcement: None})
+		n.expect("GPU-a one 2/2Gi mps", "GPU-a old 1/1Gi none", "GPU-b two 1/1Gi none reason")
+		n.run("one", 1)
+		n.run("old", 2)
+		n.configs.Store(&Config{Resource: resource, Enforcement: Driver, PodLogs: filepath.Join(n.dir, "log/pods")})
+		n.expect("GPU-a one 2/2Gi mps", "GPU-a old 1/1Gi driver used 3", "GPU-b two 1/1Gi none reason")
+		n.expectSets("GPU-a " + group(2) + " 0 1")
 		n.configs.Store(&Config{})
 		n.wait(time.Hour)
-		if n.Latest().Load() != nil || n.driver.opened != 0 {
-			t.Errorf("%+v, opened %d times", n.Latest().Load(), n.driver.opened)
+		if c := n.Capabilities().Load(); n.Latest().Load() != nil || n.driver.open != 0 || len(c.Driver) != 0 {
+			t.Errorf("%+v, %+v, %d open", n.Latest().Load(), c, n.driver.open)
 		}
 	})
 }
@@ -643,7 +653,7 @@ func TestFollowerKeepsSizeOfUnits(t *testing.T) {
 func TestFollowerLeavesOtherHolders(t *testing.T) {
 	onNode(t, func(n *node) {
 		by := map[health.DeviceID][]podresources.Holder{}
-		for i, id := range []string{"GPU-a", "GPU-a::0", "GPU-a::mps4::0", "GPU-a::mps1024Mi::0", "GPU-a::1024Mi", "GPU-a::0Mi::0", "GPU-a::99999999999999999999Mi::0"} {
+		for i, id := range []string{"GPU-a", "GPU-a::0", "GPU-a::mps4::0", "GPU-a::1024Mi", "GPU-a::0Mi::0", "GPU-a::99999999999999999999Mi::0", "GPU-a::x1024Mi::0", "GPU-a::1024Mi::"} {
 			pod := fmt.Sprintf("pod-%d", i)
 			by["GPU-a"] = append(by["GPU-a"], podresources.Holder{Namespace: "team", Pod: pod, Container: "main", Resource: resource, DeviceID: id})
 			n.run(pod, i)

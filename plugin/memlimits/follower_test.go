@@ -128,6 +128,7 @@ type node struct {
 	*testing.T
 	*Follower
 	driver    *fakeDriver
+	open      Open
 	dir       string
 	configs   health.Latest[Config]
 	snapshots health.Latest[health.Snapshot]
@@ -144,13 +145,14 @@ func newNode(t *testing.T) *node {
 		T: t, dir: t.TempDir(), logs: logs, hooks: map[health.DeviceID]bool{},
 		driver: &fakeDriver{limits: map[target]health.MemoryLimits{}, unsupported: map[health.DeviceID]error{}},
 	}
+	n.open = n.driver.Open
 	n.configs.Store(&Config{Resource: resource, Enforcement: Driver, PodLogs: filepath.Join(n.dir, "log/pods")})
 	n.holders.Store(&podresources.Holders{})
 	n.setDevices("615.10", "GPU-a", "GPU-b")
 	n.write("log/pods/x", "")
 	n.write("log/containers/x", "")
 	n.write("cgroup/cgroup.controllers", "")
-	n.write("cgroup/kubepods.slice/cgroup.procs", "")
+	n.write("cgroup/kubepods/cgroup.procs", "")
 	n.Follower = New(Options{
 		Config: &n.configs, Snapshots: &n.snapshots, Holders: &n.holders, CgroupRoot: filepath.Join(n.dir, "cgroup"), Admin: true,
 		Hooks: func() map[health.DeviceID]bool { return n.hooks }, Log: zap.New(core),
@@ -203,11 +205,11 @@ func (n *node) hold(device health.DeviceID, pod string, units int) {
 func containerID(start int) string { return fmt.Sprintf("%064d", start) }
 
 // group returns the name of the directory of a container's control group.
-func group(start int) string { return "cri-containerd-" + containerID(start) + ".scope" }
+func group(start int) string { return "crio-" + containerID(start) }
 
 // run starts a container of a pod, and returns its control group.
 func (n *node) run(pod string, start int) (dir string) {
-	dir = "cgroup/kubepods.slice/kubepods-pod" + strings.ReplaceAll(podUID, "-", "_") + ".slice/" + group(start)
+	dir = "cgroup/kubepods/pod" + podUID + "/" + group(start)
 	n.write(dir+"/cgroup.procs", "42\n")
 	n.write("log/containers/"+pod+"_team_main-"+containerID(start)+".log", "")
 	return filepath.Join(n.dir, dir)
@@ -227,11 +229,16 @@ func (n *node) end(dir string) {
 	})
 }
 
+// start runs the follower, and waits until its first pass has ended.
 func (n *node) start() {
+	n.launch()
+	synctest.Wait()
+}
+
+func (n *node) launch() {
 	ctx, cancel := context.WithCancel(n.Context())
 	n.cancel, n.done = cancel, make(chan struct{})
-	go func() { defer close(n.done); n.Follower.Run(ctx, n.driver.Open) }()
-	synctest.Wait()
+	go func() { defer close(n.done); n.Follower.Run(ctx, n.open) }()
 }
 
 // stop ends the follower and checks what must hold in each test.
@@ -302,6 +309,22 @@ func (n *node) expectSets(want ...string) {
 	n.Helper()
 	if got := n.takeSets(); !reflect.DeepEqual(got, want) {
 		n.Errorf("limits set: %q, want %q", got, want)
+	}
+}
+
+// await waits for a snapshot.
+func (n *node) await(ready func(*Snapshot) bool) {
+	n.Helper()
+	for timeout := time.After(10 * time.Second); ; {
+		s, changed := n.Latest().Watch()
+		if s != nil && ready(s) {
+			return
+		}
+		select {
+		case <-changed:
+		case <-timeout:
+			n.Fatalf("%+v, %+v", s, n.Capabilities().Load())
+		}
 	}
 }
 
@@ -448,7 +471,7 @@ func TestFollowerExaminesNode(t *testing.T) {
 		"old driver":   {func(n *node) { n.driver.unsupported["GPU-b"] = errDriver }, false, both(true, false)},
 		"no driver":    {func(n *node) { n.driver.openErr = errDriver }, false, both(false, false)},
 		"cgroup v1":    {func(n *node) { n.hooks = both(true, true); n.remove("cgroup/cgroup.controllers") }, false, both(false, false)},
-		"own cgroups":  {func(n *node) { n.remove("cgroup/kubepods.slice") }, false, both(false, false)},
+		"own cgroups":  {func(n *node) { n.remove("cgroup/kubepods") }, false, both(false, false)},
 		"no pod logs":  {func(n *node) { n.remove("log/pods") }, false, both(false, false)},
 		"no log links": {func(n *node) { n.remove("log/containers") }, false, both(false, false)},
 		"MIG":          {func(n *node) { n.setDevices("615.10", "MIG-1") }, false, map[health.DeviceID]bool{"MIG-1": false}},

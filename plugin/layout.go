@@ -176,7 +176,8 @@ func (l *layout) addResource(devices []candidate) {
 	}
 	r := Resource{Name: name, first: make(map[health.DeviceID]int, len(devices))}
 	var buf []byte
-	for _, c := range devices {
+	for i := range devices {
+		c := &devices[i]
 		r.first[c.device().ID] = len(r.Devices)
 		if c.share == nil {
 			r.Devices = append(r.Devices, Device{ID: string(c.device().ID), State: c.state})

@@ -22,7 +22,7 @@ func (c *Config) MemoryLimits(podLogs string) memlimits.Config {
 }
 
 // MemoryLimitHooks returns the devices for which the CDI specs that containers get have a hook that sets the driver's memory limits. It
-// belongs to one goroutine.
+// may be called from any goroutine.
 func (p *Plugin) MemoryLimitHooks() map[health.DeviceID]bool {
 	cfg, snap := p.cfg.Load(), p.snapshots.Load()
 	if cfg == nil || snap == nil || !cfg.UsesCDI() {

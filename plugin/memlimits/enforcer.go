@@ -2,6 +2,7 @@ package memlimits
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -38,7 +39,8 @@ type limit struct {
 	reason string // why it is not in force; empty if it is
 	bytes  uint64 // for which reason is
 	read   time.Time
-	err    error // of the last call, which changes nothing else
+	known  bool  // reason is of a read
+	err    error // of the last read, which changes reason only if it is not known
 
 	used    uint64
 	hasUsed bool
@@ -47,8 +49,8 @@ type limit struct {
 // notRunning is the reason of a container that was allocated and has not started, or has ended.
 const notRunning = "no control group of the container was found"
 
-// pass examines the node and the containers once, and sets the limits that are not in force.
-func (e *enforcer) pass(snap *health.Snapshot) (r result) {
+// pass examines the node and the containers once, and sets the limits that are not in force. Its result is incomplete if ctx ends.
+func (e *enforcer) pass(ctx context.Context, snap *health.Snapshot) (r result) {
 	now := time.Now()
 	r.snapshot.Containers = e.containers(snap)
 	if e.config.Enforcement != Driver {
@@ -62,7 +64,7 @@ func (e *enforcer) pass(snap *health.Snapshot) (r result) {
 	}
 	versionErr := e.cgroups.CheckVersion()
 	if versionErr == nil {
-		e.driver.examine(snap, now)
+		e.driver.examine(ctx, snap, now)
 	}
 	r.capabilities = e.driver.capabilities(snap, e.Hooks(), versionErr, setErr)
 	e.calls, e.failed = 0, 0
@@ -79,6 +81,9 @@ func (e *enforcer) pass(snap *health.Snapshot) (r result) {
 		if findErr != nil {
 			c.Reason = "its limits cannot be read: " + findErr.Error()
 			continue
+		}
+		if ctx.Err() != nil {
+			return r
 		}
 		if err := e.enforce(c, byName[containers.Container{Namespace: c.Namespace, Pod: c.Pod, Name: c.Name}], running, now); err != nil {
 			r.snapshot.Err = cmp.Or(r.snapshot.Err, err.Error())
@@ -214,31 +219,45 @@ func (e *enforcer) enforce(c *Container, ids []string, running map[target]limit,
 // the others. A reservation can stay with the parent group after the container's group was removed.
 func (e *enforcer) update(t target, l limit, bytes uint64, now time.Time) limit {
 	if l.bytes != bytes {
-		l = limit{bytes: bytes, reason: "its limits have not been read yet"}
+		l = limit{bytes: bytes}
 	}
 	l.read, l.used, l.hasUsed = now, 0, false
-	if e.driver.limiter == nil {
-		l.err = e.driver.openErr
-		return l
-	}
-	e.calls++
-	found, err := e.readLimits(t)
-	if err == nil && found.Hard > bytes {
-		if err := e.driver.limiter.SetLimits(t.device, t.group, 0, bytes); err != nil {
-			l.err, l.reason = nil, fmt.Sprintf("%s: %v", deviation(found.Hard, bytes), err)
-			return l
-		}
-		found, err = e.readLimits(t)
-	}
+	found, setErr, err := e.readAndSet(t, bytes)
 	if l.err = err; err != nil {
-		e.failed++
+		if !l.known {
+			l.reason = "its limits cannot be read: " + err.Error()
+		}
 		return l
 	}
-	l.used, l.hasUsed, l.reason = found.Used, found.Hard != health.NoMemoryLimit, ""
-	if found.Hard > bytes {
-		l.reason = deviation(found.Hard, bytes)
+	l.known, l.used, l.hasUsed, l.reason = true, found.Used, found.Hard != health.NoMemoryLimit, ""
+	switch {
+	case found.Hard <= bytes:
+	case found.Hard == health.NoMemoryLimit:
+		l.reason = fmt.Sprintf("expected a limit of %d MiB, found none", bytes>>20)
+	default:
+		l.reason = fmt.Sprintf("expected a limit of %d MiB, found %d MiB", bytes>>20, found.Hard>>20)
+	}
+	if setErr != nil {
+		l.reason += ": " + setErr.Error()
 	}
 	return l
+}
+
+// readAndSet reads the limits of a target. If the hard limit is too high, it sets the limits and reads them again.
+func (e *enforcer) readAndSet(t target, bytes uint64) (found health.MemoryLimits, setErr, err error) {
+	if e.driver.limiter == nil {
+		return found, nil, e.driver.openErr
+	}
+	e.calls++
+	if found, err = e.readLimits(t); err == nil && found.Hard > bytes {
+		if setErr = e.driver.limiter.SetLimits(t.device, t.group, 0, bytes); setErr == nil {
+			found, err = e.readLimits(t)
+		}
+	}
+	if err != nil {
+		e.failed++
+	}
+	return found, setErr, err
 }
 
 func (e *enforcer) readLimits(t target) (health.MemoryLimits, error) {
@@ -247,12 +266,4 @@ func (e *enforcer) readLimits(t target) (health.MemoryLimits, error) {
 		return health.MemoryLimits{Hard: health.NoMemoryLimit}, nil
 	}
 	return l, err
-}
-
-// deviation describes a limit that was read and is too high.
-func deviation(found, expected uint64) string {
-	if found == health.NoMemoryLimit {
-		return fmt.Sprintf("expected a limit of %d MiB, found none", expected>>20)
-	}
-	return fmt.Sprintf("expected a limit of %d MiB, found %d MiB", expected>>20, found>>20)
 }

@@ -576,10 +576,13 @@ func TestFollowerWithHangingDriver(t *testing.T) {
 		n.expectDriver(false, map[health.DeviceID]bool{"GPU-a": true, "GPU-b": true})
 		n.expect("GPU-a one 10/10Gi driver used 3")
 
+		n.hold("GPU-b", "two", 1)
+		n.run("two", 2)
+		n.wait(refresh)
 		again := make(chan struct{})
-		n.driver.change(func() { n.driver.hang = again })
+		n.driver.change(func() { n.driver.hang, n.driver.gets = again, 0 })
 		n.wait(refresh + callLimit)
-		n.expect("GPU-a one 10/10Gi driver")
+		n.expect("GPU-a one 10/10Gi driver", "GPU-b two 1/1Gi driver")
 		n.expectDriver(false, map[health.DeviceID]bool{"GPU-a": true, "GPU-b": true})
 		n.cancel() // the call is still in the driver
 		synctest.Wait()
@@ -590,6 +593,12 @@ func TestFollowerWithHangingDriver(t *testing.T) {
 		}
 		n.driver.change(func() { n.driver.hang = nil })
 		close(again)
+		<-n.done
+		n.driver.change(func() {
+			if n.driver.gets != 1 {
+				t.Errorf("%d calls after the end", n.driver.gets-1)
+			}
+		})
 	})
 }
 

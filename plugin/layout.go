@@ -2,7 +2,6 @@ package plugin
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -73,7 +72,7 @@ type layout struct {
 	snap      *health.Snapshot
 	resources []Resource       // by name
 	err       string           // why some or all are missing, if the configuration does not fit the node
-	misfits   []misfit         // the part of err about how devices are shared
+	misfits   misfits          // the part of err about how devices are shared
 	warnings  []string         // devices that are not offered, with the reason
 	withheld  []withheldDevice // by resource and index
 	uniform   uniformLayout    // input of the next layout
@@ -86,34 +85,37 @@ func (l *layout) warn(format string, args ...any) {
 	}
 }
 
-// misfit is an error of the configuration that depends on the devices of the node.
+// misfit is what does not fit some devices of the node.
 type misfit struct {
 	text    string // starts with the key
 	devices []string
 }
 
-// reject adds a misfit, or a device to one with the same text. The device may be nil.
-func (l *layout) reject(d *health.Device, format string, args ...any) {
+// misfits are errors or warnings about devices.
+type misfits []misfit
+
+// add adds a misfit, or a device to one with the same text. The device may be nil.
+func (m *misfits) add(d *health.Device, format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
-	i := slices.IndexFunc(l.misfits, func(m misfit) bool { return m.text == text })
+	i := slices.IndexFunc(*m, func(m misfit) bool { return m.text == text })
 	if i < 0 {
-		i = len(l.misfits)
-		l.misfits = append(l.misfits, misfit{text: text})
+		i = len(*m)
+		*m = append(*m, misfit{text: text})
 	}
 	if d != nil {
-		l.misfits[i].devices = append(l.misfits[i].devices, d.Name())
+		(*m)[i].devices = append((*m)[i].devices, d.Name())
 	}
 }
 
-// misfitErrors returns the misfits with the devices that they concern.
-func (l *layout) misfitErrors() (errs []error) {
-	for _, m := range l.misfits {
+// texts returns the misfits with the devices that they concern.
+func (m misfits) texts() (texts []string) {
+	for _, m := range m {
 		if len(m.devices) > 0 {
 			m.text += ": " + cdi.Abbreviate(m.devices)
 		}
-		errs = append(errs, errors.New(m.text))
+		texts = append(texts, m.text)
 	}
-	return errs
+	return texts
 }
 
 // candidate is a device that may be offered.
@@ -154,8 +156,8 @@ func newLayout(in layoutInput) layout {
 		l.addResource(offered[:n])
 		offered = offered[n:]
 	}
-	for _, err := range l.misfitErrors() {
-		l.err = strings.TrimPrefix(l.err+"; "+err.Error(), "; ")
+	for _, text := range l.misfits.texts() {
+		l.err = strings.TrimPrefix(l.err+"; "+text, "; ")
 	}
 	l.withhold(in.holders, snap)
 	if in.holders != nil {

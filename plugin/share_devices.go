@@ -43,6 +43,7 @@ func (l *layout) share(in layoutInput, offered []candidate) []candidate {
 	}
 	l.rejectMIGParents(entries, in.snap, offered)
 	var names nameCache
+	var empty misfits
 	shared := offered[:0]
 	for _, c := range offered {
 		ok := true
@@ -53,24 +54,27 @@ func (l *layout) share(in layoutInput, offered []candidate) []candidate {
 			case c.entry == nil:
 				c.entry = e
 			case c.entry.kind != e.kind:
-				l.reject(c.device(), "plugin.%s and plugin.%s: a device is shared in one way only; set the devices of both", c.entry.key(), e.key())
+				l.misfits.add(c.device(), "plugin.%s and plugin.%s: a device is shared in one way only; set the devices of both", c.entry.key(), e.key())
 				ok = false
 			}
 		}
-		if !ok || c.entry != nil && !l.shareBy(in, &c, &names) {
+		if !ok || c.entry != nil && !l.shareBy(in, &c, &names, &empty) {
 			continue
 		}
 		shared = append(shared, c)
 	}
+	for _, text := range empty.texts() {
+		l.warn("%s", text)
+	}
 	return shared
 }
 
-// shareBy sets the share of a device by its entry. It returns false, with an error or a warning of the layout, if that is impossible.
-func (l *layout) shareBy(in layoutInput, c *candidate, names *nameCache) bool {
+// shareBy sets the share of a device by its entry. It returns false, with a misfit or with the device in empty, if that is impossible.
+func (l *layout) shareBy(in layoutInput, c *candidate, names *nameCache, empty *misfits) bool {
 	e, d := c.entry, c.device()
 	key := "plugin." + e.key()
 	if e.kind != SharingTimeSlicing && d.Kind == health.KindGPU && d.MIGMode {
-		l.reject(d, "%s: expected MIG devices or GPUs that are not in MIG mode; set plugin.migStrategy to mixed or single, or disable MIG mode", key)
+		l.misfits.add(d, "%s: expected MIG devices or GPUs that are not in MIG mode; set plugin.migStrategy to mixed or single, or disable MIG mode", key)
 		return false
 	}
 	s := &share{kind: e.kind, key: key, idPrefix: e.idPrefix(d), units: e.replicas, single: e.single, free: -1, largest: -1}
@@ -83,9 +87,9 @@ func (l *layout) shareBy(in layoutInput, c *candidate, names *nameCache) bool {
 	case SharingMemory:
 		if s.units = memoryUnits(d, e.reserve, e.unit); s.units == 0 {
 			if d.Memory == 0 {
-				l.warn("%s: %s is not offered: the size of its memory is unknown", key, d.Name())
+				empty.add(d, "%s: devices whose memory size is unknown are not offered", key)
 			} else {
-				l.warn("%s.unit: %s is not offered: it has %d MiB to offer, less than one unit", key, d.Name(), (usable-min(e.reserve, usable))/mebibyte)
+				empty.add(d, "%s.unit: devices that have less memory than one unit are not offered", key)
 			}
 			return false
 		}
@@ -112,7 +116,7 @@ func (l *layout) shareBy(in layoutInput, c *candidate, names *nameCache) bool {
 func (l *layout) shareByMPS(c *candidate, s *share, usable uint64) bool {
 	e, d := c.entry, c.device()
 	if cc := d.ComputeCapability; cc.Major > 0 && cc.Major < firstVoltaMajorVersion && e.replicas > maxMPSClientsPreVolta {
-		l.reject(d, "%s.replicas: expected at most %d with compute capability %d.%d, got %d", s.key, maxMPSClientsPreVolta, cc.Major, cc.Minor, e.replicas)
+		l.misfits.add(d, "%s.replicas: expected at most %d with compute capability %d.%d, got %d", s.key, maxMPSClientsPreVolta, cc.Major, cc.Minor, e.replicas)
 		return false
 	}
 	s.mps, s.threads, s.pinned = true, e.threads, e.pinned
@@ -123,7 +127,7 @@ func (l *layout) shareByMPS(c *candidate, s *share, usable uint64) bool {
 	case s.pinned == 0:
 		s.pinned = equal
 	case s.pinned > equal:
-		l.reject(d, "%s.pinnedMemory: expected at most %dMi for each of %d shares, got %dMi", s.key, equal/mebibyte, e.replicas, s.pinned/mebibyte)
+		l.misfits.add(d, "%s.pinnedMemory: expected at most %dMi for each of %d shares, got %dMi", s.key, equal/mebibyte, e.replicas, s.pinned/mebibyte)
 		return false
 	}
 	if s.threads == 0 {
@@ -141,6 +145,9 @@ func (s *share) setReadiness(daemon *health.MPSDaemon) {
 		s.unready = "not examined yet"
 	case !daemon.Ready:
 		s.unready, s.faulty = cmp.Or(daemon.Reason, "not ready"), daemon.Cause != ""
+	case s.single && (daemon.ThreadPercentage > float64(s.threads)+1 || daemon.PinnedMemory > s.pinned+1<<30):
+		// It was judged by the configuration before. MPS may round the limits that it reports.
+		s.unready = "its limits are not set yet"
 	}
 }
 
@@ -178,7 +185,7 @@ func (l *layout) rejectMIGParents(entries []shareEntry, snap *health.Snapshot, o
 					}
 				}
 				if resource != "" && !shared {
-					l.reject(d, "plugin.%s: expected the name of MIG devices such as %s for GPUs in MIG mode, got name %s and devices with %s",
+					l.misfits.add(d, "plugin.%s: expected the name of MIG devices such as %s for GPUs in MIG mode, got name %s and devices with %s",
 						e.key(), resource, e.name, s)
 				}
 			}
@@ -190,7 +197,11 @@ func (l *layout) rejectMIGParents(entries []shareEntry, snap *health.Snapshot, o
 // that a device cannot serve, or a list that the kubelet could not receive.
 func (c Config) CheckDevices(snap *health.Snapshot) error {
 	l := newLayout(layoutInput{cfg: &c, snap: snap})
-	return errors.Join(l.misfitErrors()...)
+	var errs []error
+	for _, text := range l.misfits.texts() {
+		errs = append(errs, errors.New(text))
+	}
+	return errors.Join(errs...)
 }
 
 // maxListBytes is the largest list that the kubelet receives: the default limit of a gRPC client, which the kubelet keeps
@@ -218,7 +229,7 @@ func (l *layout) checkListSize(devices []candidate) bool {
 				return of.idPrefix(c.device()), memoryUnits(c.device(), of.reserve, of.unit)
 			}) <= maxListBytes
 		})
-		l.reject(nil, "plugin.%s.unit: expected at least %dMi, got %dMi: "+must, e.key(), smallest, e.unit/mebibyte, name, maxListBytes>>20)
+		l.misfits.add(nil, "plugin.%s.unit: expected at least %dMi, got %dMi: "+must, e.key(), smallest, e.unit/mebibyte, name, maxListBytes>>20)
 		return false
 	}
 	// Of n replicas or fewer, as configured. The kubelet must be able to receive the list in any state of health.
@@ -238,7 +249,7 @@ func (l *layout) checkListSize(devices []candidate) bool {
 	slices.SortFunc(entries, func(a, b *shareEntry) int { return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.index, b.index)) })
 	for _, e := range entries {
 		if e.replicas > largest {
-			l.reject(nil, "plugin.%s.replicas: expected at most %d, found %d for each of %d devices: "+must,
+			l.misfits.add(nil, "plugin.%s.replicas: expected at most %d, found %d for each of %d devices: "+must,
 				e.key(), largest, e.replicas, counts[e], name, maxListBytes>>20)
 		}
 	}

@@ -226,10 +226,13 @@ func TestMPSReadiness(t *testing.T) {
 		daemon           *health.MPSDaemon
 		usable, starting bool
 	}{
-		"ready":    {readyDaemon(), true, false},
-		"unknown":  {nil, false, true},
-		"starting": {&health.MPSDaemon{Reason: "limits are not set yet"}, false, true},
-		"faulty":   {&health.MPSDaemon{Cause: health.CauseMPSDown, Reason: "exit status 1"}, false, false},
+		"ready":             {readyDaemon(), true, false},
+		"ready with limits": {&health.MPSDaemon{Ready: true, ThreadPercentage: 50.5, PinnedMemory: 40 << 30}, true, false}, // rounded
+		"threads of before": {&health.MPSDaemon{Ready: true, ThreadPercentage: 100}, false, true},
+		"memory of before":  {&health.MPSDaemon{Ready: true, ThreadPercentage: 50, PinnedMemory: 60 << 30}, false, true},
+		"unknown":           {nil, false, true},
+		"starting":          {&health.MPSDaemon{Reason: "limits are not set yet"}, false, true},
+		"faulty":            {&health.MPSDaemon{Cause: health.CauseMPSDown, Reason: "exit status 1"}, false, false},
 	} {
 		cfg := configured(mpsSharedBy(2))
 		l := newLayout(layoutInput{cfg: &cfg, snap: withMPS(withReserved(2), c.daemon, c.daemon)})

@@ -318,6 +318,18 @@ func validateMPSName(key, resource string) error {
 	return nil
 }
 
+// Notes warn about valid keys of the section that have no effect, or one that is easily overlooked. Each starts with its key.
+func (s *SharingConfig) Notes() (notes []string) {
+	if len(s.MPS.Resources) > 0 && !s.MPS.FailRequestsGreaterThanOne {
+		notes = append(notes, "sharing.mps.failRequestsGreaterThanOne: is false, so only its environment keeps a container within its shares; "+
+			"the daemons limit no client")
+	}
+	if s.Memory.Resource == "" && len(s.Memory.Devices) > 0 {
+		notes = append(notes, "sharing.memory.devices: has no effect without sharing.memory.resource")
+	}
+	return notes
+}
+
 // validateMemorySharing checks the keys also while no resource is set, so that they are right when it is.
 func (c Config) validateMemorySharing() error {
 	const key = "sharing.memory."

@@ -2,6 +2,7 @@ package memlimits
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -47,7 +48,7 @@ func (d *driver) close() {
 }
 
 // examine examines the devices that were not examined yet, and those that failed when it is time.
-func (d *driver) examine(snap *health.Snapshot, now time.Time) {
+func (d *driver) examine(ctx context.Context, snap *health.Snapshot, now time.Time) {
 	if version := snap.Source.Versions.Driver; d.examined == nil || version != d.version {
 		d.version, d.examined, d.retry = version, make(map[health.DeviceID]examination), retry{}
 	}
@@ -64,6 +65,9 @@ func (d *driver) examine(snap *health.Snapshot, now time.Time) {
 	}
 	current := make(map[health.DeviceID]examination, len(snap.Devices))
 	for i := range snap.Devices {
+		if ctx.Err() != nil {
+			return
+		}
 		id, presence := snap.Devices[i].Device.ID, snap.Devices[i].Sample.Presence
 		e, known := d.examined[id]
 		if !known || e.err != nil && (e.presence != presence || !now.Before(e.retry.at)) {

@@ -2,11 +2,13 @@ package memlimits
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
-	"strings"
+	"strconv"
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
@@ -37,7 +39,8 @@ type limit struct {
 	reason string // why it is not in force; empty if it is
 	bytes  uint64 // for which reason is
 	read   time.Time
-	err    error // of the last call, which changes nothing else
+	known  bool  // reason is of a read
+	err    error // of the last read, which changes reason only if it is not known
 
 	used    uint64
 	hasUsed bool
@@ -46,12 +49,11 @@ type limit struct {
 // notRunning is the reason of a container that was allocated and has not started, or has ended.
 const notRunning = "no control group of the container was found"
 
-// pass examines the node and the containers once, and sets the limits that are not in force.
-func (e *enforcer) pass(snap *health.Snapshot) (r result) {
+// pass examines the node and the containers once, and sets the limits that are not in force. Its result is incomplete if ctx ends.
+func (e *enforcer) pass(ctx context.Context, snap *health.Snapshot) (r result) {
 	now := time.Now()
 	r.snapshot.Containers = e.containers(snap)
 	if e.config.Enforcement != Driver {
-		e.judgeWithoutDriver(r.snapshot.Containers, snap)
 		return r
 	}
 	names, namesErr := containers.ReadNames(e.config.PodLogs)
@@ -62,7 +64,7 @@ func (e *enforcer) pass(snap *health.Snapshot) (r result) {
 	}
 	versionErr := e.cgroups.CheckVersion()
 	if versionErr == nil {
-		e.driver.examine(snap, now)
+		e.driver.examine(ctx, snap, now)
 	}
 	r.capabilities = e.driver.capabilities(snap, e.Hooks(), versionErr, setErr)
 	e.calls, e.failed = 0, 0
@@ -70,12 +72,18 @@ func (e *enforcer) pass(snap *health.Snapshot) (r result) {
 	byName := idsByName(names)
 	for i := range r.snapshot.Containers {
 		c := &r.snapshot.Containers[i]
+		if c.Enforcement != None || c.Reason != "" {
+			continue // judged
+		}
 		if c.Reason = r.capabilities.Driver[c.Device]; c.Reason != "" {
 			continue
 		}
 		if findErr != nil {
 			c.Reason = "its limits cannot be read: " + findErr.Error()
 			continue
+		}
+		if ctx.Err() != nil {
+			return r
 		}
 		if err := e.enforce(c, byName[containers.Container{Namespace: c.Namespace, Pod: c.Pod, Name: c.Name}], running, now); err != nil {
 			r.snapshot.Err = cmp.Or(r.snapshot.Err, err.Error())
@@ -91,59 +99,65 @@ func (e *enforcer) pass(snap *health.Snapshot) (r result) {
 	return r
 }
 
-// containers returns the containers that hold units, by device.
+// unitID matches the kubelet's ID of a unit of memory: the device's UUID, "mps" if MPS limits the container, the size of the unit in MiB,
+// and a number.
+var unitID = regexp.MustCompile(`^[^:]+::(mps)?([0-9]{1,12})Mi::[0-9]+$`)
+
+// unitOf returns the memory of a unit by the kubelet's ID, which is what it had when it was allocated, and whether MPS limits the
+// container; 0 if it is no unit of memory. The IDs of MPS shares have the same form, so their resource tells them apart.
+func (e *enforcer) unitOf(h podresources.Holder) (bytes uint64, byMPS bool) {
+	m := unitID.FindStringSubmatch(h.DeviceID)
+	if m == nil || m[1] != "" && h.Resource != e.config.Resource {
+		return 0, false
+	}
+	n, _ := strconv.ParseUint(m[2], 10, 64) // has few digits
+	return n << 20, m[1] != ""
+}
+
+// containers returns the containers that hold units, by device. Those that MPS limits are judged.
 func (e *enforcer) containers(snap *health.Snapshot) (list []Container) {
 	holders := e.Holders.Load().By
 	for i := range snap.Devices {
 		id := snap.Devices[i].Device.ID
 		first := len(list)
 		for _, h := range holders[id] { // sorted, so those of a container are adjacent
-			if h.Resource != e.config.Resource || !strings.Contains(h.DeviceID, "::") { // held since before the resource had units
+			bytes, byMPS := e.unitOf(h)
+			if bytes == 0 {
 				continue
 			}
-			if last := len(list) - 1; last >= first && heldBy(&list[last], h) {
-				list[last].Units++
-				continue
+			last := len(list) - 1
+			if last < first || !heldBy(&list[last], h) {
+				c := Container{Namespace: h.Namespace, Pod: h.Pod, Name: h.Container, Device: id, Resource: h.Resource, Enforcement: None}
+				if byMPS {
+					c.judgeMPS(snap.Devices[i].MPS)
+				} else if e.config.Enforcement == MPS {
+					c.Reason = "it was given its memory before MPS served the device"
+				}
+				list = append(list, c)
+				last++
 			}
-			list = append(list, Container{Namespace: h.Namespace, Pod: h.Pod, Name: h.Container, Device: id, Resource: h.Resource, Units: 1, Enforcement: None})
+			list[last].Units++
+			list[last].Limit += bytes
 		}
-	}
-	for i := range list {
-		list[i].Limit = uint64(list[i].Units) * e.config.Unit //nolint:gosec // not negative
 	}
 	slices.SortStableFunc(list, func(a, b Container) int { return cmp.Compare(a.Device, b.Device) })
 	return list
 }
 
 func heldBy(c *Container, h podresources.Holder) bool {
-	return c.Namespace == h.Namespace && c.Pod == h.Pod && c.Name == h.Container
+	return c.Namespace == h.Namespace && c.Pod == h.Pod && c.Name == h.Container && c.Resource == h.Resource
 }
 
-// judgeWithoutDriver sets what MPS enforces.
-func (e *enforcer) judgeWithoutDriver(list []Container, snap *health.Snapshot) {
-	if e.config.Enforcement != MPS {
-		return
+// judgeMPS sets the enforcement of a container that MPS limits. d is the daemon of its device, nil if MPS does not serve it.
+func (c *Container) judgeMPS(d *health.MPSDaemon) {
+	switch {
+	case d == nil:
+		c.Reason = "the MPS daemon has not been examined yet"
+	case !d.Ready:
+		c.Reason = "the MPS daemon is not ready: " + d.Reason
+	default:
+		c.Enforcement = MPS
 	}
-	for i := range list {
-		c := &list[i]
-		switch d := daemon(snap, c.Device); {
-		case d == nil:
-			c.Reason = "the MPS daemon has not been examined yet"
-		case !d.Ready:
-			c.Reason = "the MPS daemon is not ready: " + d.Reason
-		default:
-			c.Enforcement = MPS
-		}
-	}
-}
-
-func daemon(snap *health.Snapshot, id health.DeviceID) *health.MPSDaemon {
-	for i := range snap.Devices {
-		if snap.Devices[i].Device.ID == id {
-			return snap.Devices[i].MPS
-		}
-	}
-	return nil
 }
 
 // canFind returns why the agent cannot find the control groups of containers.
@@ -205,31 +219,45 @@ func (e *enforcer) enforce(c *Container, ids []string, running map[target]limit,
 // the others. A reservation can stay with the parent group after the container's group was removed.
 func (e *enforcer) update(t target, l limit, bytes uint64, now time.Time) limit {
 	if l.bytes != bytes {
-		l = limit{bytes: bytes, reason: "its limits have not been read yet"}
+		l = limit{bytes: bytes}
 	}
 	l.read, l.used, l.hasUsed = now, 0, false
-	if e.driver.limiter == nil {
-		l.err = e.driver.openErr
-		return l
-	}
-	e.calls++
-	found, err := e.readLimits(t)
-	if err == nil && found.Hard > bytes {
-		if err := e.driver.limiter.SetLimits(t.device, t.group, 0, bytes); err != nil {
-			l.err, l.reason = nil, fmt.Sprintf("%s: %v", deviation(found.Hard, bytes), err)
-			return l
-		}
-		found, err = e.readLimits(t)
-	}
+	found, setErr, err := e.readAndSet(t, bytes)
 	if l.err = err; err != nil {
-		e.failed++
+		if !l.known {
+			l.reason = "its limits cannot be read: " + err.Error()
+		}
 		return l
 	}
-	l.used, l.hasUsed, l.reason = found.Used, found.Hard != health.NoMemoryLimit, ""
-	if found.Hard > bytes {
-		l.reason = deviation(found.Hard, bytes)
+	l.known, l.used, l.hasUsed, l.reason = true, found.Used, found.Hard != health.NoMemoryLimit, ""
+	switch {
+	case found.Hard <= bytes:
+	case found.Hard == health.NoMemoryLimit:
+		l.reason = fmt.Sprintf("expected a limit of %d MiB, found none", bytes>>20)
+	default:
+		l.reason = fmt.Sprintf("expected a limit of %d MiB, found %d MiB", bytes>>20, found.Hard>>20)
+	}
+	if setErr != nil {
+		l.reason += ": " + setErr.Error()
 	}
 	return l
+}
+
+// readAndSet reads the limits of a target. If the hard limit is too high, it sets the limits and reads them again.
+func (e *enforcer) readAndSet(t target, bytes uint64) (found health.MemoryLimits, setErr, err error) {
+	if e.driver.limiter == nil {
+		return found, nil, e.driver.openErr
+	}
+	e.calls++
+	if found, err = e.readLimits(t); err == nil && found.Hard > bytes {
+		if setErr = e.driver.limiter.SetLimits(t.device, t.group, 0, bytes); setErr == nil {
+			found, err = e.readLimits(t)
+		}
+	}
+	if err != nil {
+		e.failed++
+	}
+	return found, setErr, err
 }
 
 func (e *enforcer) readLimits(t target) (health.MemoryLimits, error) {
@@ -238,12 +266,4 @@ func (e *enforcer) readLimits(t target) (health.MemoryLimits, error) {
 		return health.MemoryLimits{Hard: health.NoMemoryLimit}, nil
 	}
 	return l, err
-}
-
-// deviation describes a limit that was read and is too high.
-func deviation(found, expected uint64) string {
-	if found == health.NoMemoryLimit {
-		return fmt.Sprintf("expected a limit of %d MiB, found none", expected>>20)
-	}
-	return fmt.Sprintf("expected a limit of %d MiB, found %d MiB", expected>>20, found>>20)
 }

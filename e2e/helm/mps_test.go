@@ -153,6 +153,10 @@ func TestMPSPod(t *testing.T) {
 			}
 		})
 	}
+	imported := template(t, settings([]string{withMPS, "config.plugin.nvidiaConfig=/etc/gpu-node-agent/n,files.n=flags: {mpsRoot: /run/y}"})...).mps()[0]
+	if args := imported.Spec.Template.Spec.Containers[0].Args; !slices.Contains(args, "--plugin.sharing.mps.root=/run/y") {
+		t.Errorf("arguments %v with the root of NVIDIA's file", args)
+	}
 	got := template(t, settings([]string{withMPS, "mps.updateStrategy=null"})...).mps()[0].Spec.UpdateStrategy.Type
 	if got != appsv1.OnDeleteDaemonSetStrategyType {
 		t.Errorf("update strategy %q without a value", got)

@@ -156,7 +156,6 @@ nodes if NAME is "". It is called with (dict "root" $ "name" NAME "agent" (dict)
 {{- /* The driver lets only an administrator limit memory. A hook in the CDI spec does it without the agent. */}}
 {{- $limits := and $units (has $enforcement (list "auto" "driver")) (not $sim) }}
 {{- $needs := or $mig (has "volume-mounts" $lists) $profiling (and $limits (not (has "cdi-cri" $lists)) (not (has "cdi-annotations" $lists))) }}
-{{- $_ := set .agent "limits" $limits }}
 {{- $_ := set .agent "config" $config }}
 {{- $_ := set .agent "name" (ternary (printf "%s-%s" (include "gpu-node-agent.fullname" .root) .name) (include "gpu-node-agent.fullname" .root) (ne .name "")) }}
 {{- $_ := set .agent "component" (ternary (printf "agent-%s" .name) "agent" (ne .name "")) }}
@@ -181,10 +180,11 @@ nodes if NAME is "". It is called with (dict "root" $ "name" NAME "agent" (dict)
 {{- end }}
 {{- $_ := set .agent "needsKernelLog" (and $kernelLog (not .agent.kernelLog) (not $sim) (not (include "gpu-node-agent.below" (dict "path" (printf "%s/" $kernelLogPath) "dirs" $mounted)))) }}
 {{- $proc := dig "metrics" "processes" "proc" "/proc" $config }}
-{{- /* Directories of the node, unless extraVolumeMounts has them. */}}
+{{- /* Directories of the node, unless extraVolumeMounts has them. Memory limits need the control groups and their names. */}}
 {{- $dirs := dict "hpcJobDir" (dig "metrics" "hpcJobDir" "" $config)
   "hostProc" (ternary $proc "" (and $processes (ne (clean $proc) "/proc")))
-  "podLogs" (ternary (dig "metrics" "processes" "podLogs" "/var/log/pods" $config) "" (or $processes $limits)) }}
+  "podLogs" (ternary (dig "metrics" "processes" "podLogs" "/var/log/pods" $config) "" (or $processes $limits))
+  "cgroup" (ternary "/sys/fs/cgroup" "" $limits) }}
 {{- range $key, $dir := $dirs }}
 {{- range $values.extraVolumeMounts }}
 {{- if eq (clean .mountPath) (clean $dir) }}

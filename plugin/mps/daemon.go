@@ -57,7 +57,7 @@ type daemon struct {
 	stopped chan struct{}           // closed when run has ended
 	restart chan struct{}           // has a token if the daemon is to be killed; capacity 1
 
-	started bool // a process has been started or adopted; for run only
+	lastPID int // of the process that ran last; for run only
 
 	mu       sync.Mutex // guards what follows
 	status   DaemonStatus
@@ -78,13 +78,12 @@ func (d *daemon) run(ctx context.Context) {
 	defer close(d.stopped)
 	keepRunning(ctx, d.serve, d.restart, d.report)
 	err := d.end(context.WithoutCancel(ctx), context.Cause(ctx))
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.status.Stopping, d.status.Error, d.unfinish = false, "", err
-	if err != nil {
-		d.status.Error = err.Error()
+	if err != nil && d.publish(err) {
 		d.log.Error("MPS control daemon stopped incompletely", zap.Error(err))
 	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.status.Stopping, d.unfinish = false, err
 }
 
 // keepRunning calls serve until ctx ends, with a backoff, which a token in restart ends.
@@ -158,10 +157,11 @@ func (d *daemon) serve(ctx context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	ran, err := d.watch(ctx, p)
-	if !p.refused(ran) || ctx.Err() != nil {
+	if ctx.Err() != nil || !p.refused(ran) {
 		return ran, err
 	}
-	// Drivers before multi-user mode refuse the option. Another reason makes the second start fail too.
+	// Drivers before multi-user mode refuse the option. Another reason makes the second start fail too. Both are one start.
+	d.lastPID = 0
 	if p, err = d.start(ctx, program, foregroundOption); err != nil {
 		return 0, err
 	}
@@ -170,7 +170,12 @@ func (d *daemon) serve(ctx context.Context) (time.Duration, error) {
 
 // refused reports whether the program ended as if it did not support an option.
 func (p *runningDaemon) refused(ran time.Duration) bool {
-	return ran < refusal && p.state != nil && p.state.Exited() && !p.state.Success()
+	select {
+	case <-p.ended:
+		return ran < refusal && p.state.Exited() && !p.state.Success()
+	default:
+		return false
+	}
 }
 
 // adopt returns the control daemon that runs for the device already, nil if there is none. It kills servers without a daemon.
@@ -231,6 +236,7 @@ func (d *daemon) announce(text string) {
 
 // start starts the control program as a daemon. The process survives the Supervisor.
 func (d *daemon) start(ctx context.Context, program string, options ...string) (*runningDaemon, error) {
+	closeOnExec()
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), program, options...)
 	cmd.Dir = "/"
 	cmd.Env = append(environment(d.root, d.device), "CUDA_VISIBLE_DEVICES="+string(d.device))
@@ -259,10 +265,10 @@ func (d *daemon) start(ctx context.Context, program string, options ...string) (
 // watch publishes a process and waits until it has ended. It returns how long the process ran and why it ended.
 func (d *daemon) watch(ctx context.Context, p *runningDaemon) (time.Duration, error) {
 	d.mu.Lock()
-	if d.started {
+	if d.lastPID != 0 && d.lastPID != p.pid {
 		d.status.Restarts++
 	}
-	d.started = true
+	d.lastPID = p.pid
 	select {
 	case <-d.restart: // it was for the previous process
 	default:
@@ -313,18 +319,11 @@ func (d *daemon) kill(ctx context.Context, processes []process) error {
 	for _, p := range processes {
 		if err := awaitExit(ctx, p.pid); err != nil {
 			errs = append(errs, fmt.Errorf("process %d of MPS does not end although it was killed; look for hung tasks in the kernel log", p.pid))
-			continue
+		} else if p.server && os.Getpid() == 1 {
+			_, _ = unix.Wait4(p.pid, nil, unix.WNOHANG, nil) // process 1 inherits the servers of a dead daemon
 		}
-		reap(p.pid)
 	}
 	return errors.Join(errs...)
-}
-
-// reap releases a process that became a child of this one when its parent ended, which happens to process 1.
-func reap(pid int) {
-	if os.Getpid() == 1 {
-		_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
-	}
 }
 
 // end stops the control daemon and its servers, then sets the compute mode back.

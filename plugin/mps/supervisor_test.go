@@ -442,6 +442,43 @@ func TestSupervisorWithoutComputeMode(t *testing.T) {
 	}
 }
 
+func TestSupervisorKilledWhileItSetsAMode(t *testing.T) {
+	for _, point := range []string{"kill-before", "kill-after"} {
+		t.Run(point, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.want(gpuA)
+			trap := filepath.Join(n.modes, point)
+			killed := func() { // the Supervisor ends at the next change of a mode
+				t.Helper()
+				if err := os.WriteFile(trap, nil, 0o600); err != nil {
+					t.Fatal(err)
+				}
+				state, err := startProcess(t, n.root, n.modes).Process.Wait()
+				if err != nil || state.Exited() {
+					t.Fatalf("%v, %v", state, err)
+				}
+				if err := os.Remove(trap); err != nil {
+					t.Fatal(err)
+				}
+			}
+			killed() // while it sets the mode
+			if got := len(n.program.Commands()); got != 0 {
+				t.Errorf("a daemon was started before the compute mode was set: %v", n.program.Commands())
+			}
+			n.want()
+			if n.mode(gpuA) != health.ComputeModeDefault {
+				killed() // while it sets the mode back
+			}
+			n.supervise()
+			eventually(t, "the mode from before", func() bool {
+				_, err := os.Stat(filepath.Dir(n.root.PipeDir(gpuA)))
+				return n.mode(gpuA) == health.ComputeModeDefault && errors.Is(err, fs.ErrNotExist)
+			}, func() string { return n.mode(gpuA).String() })
+		})
+	}
+}
+
 // An operator prohibited that processes use the GPU.
 func TestSupervisorRespectsProhibitedMode(t *testing.T) {
 	t.Parallel()

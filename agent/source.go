@@ -42,6 +42,7 @@ func (a *Agent) runSource(ctx context.Context) error {
 		source, run, err := newSource(*c, a.processes.Measure, a.level, a.log)
 		if err == nil {
 			source.Beside = append(source.Beside, a.mps.Run)
+			source.Release = a.mps.Stop
 			if !source.Simulated {
 				source.Beside = append(source.Beside, a.plugin.GenerateCDI)
 			}

@@ -108,8 +108,7 @@ func isFileName(id string) bool {
 	})
 }
 
-// writeDesired replaces Root.DesiredFile atomically. It does not wait for the disk: Root must not outlive a boot, since no daemon
-// does.
+// writeDesired replaces Root.DesiredFile atomically. It does not wait for the disk, because no daemon outlives a boot.
 func writeDesired(r Root, d desiredFile) (err error) {
 	text, err := json.MarshalIndent(d, "", "  ")
 	if err != nil {

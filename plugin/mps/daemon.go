@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -374,7 +373,8 @@ func (d *daemon) endProcesses(ctx context.Context, cause error) error {
 func (d *daemon) quit(ctx context.Context, control string, pid int) {
 	quitCtx, cancel := context.WithTimeout(ctx, quitTimeout)
 	defer cancel()
-	if err := d.send(quitCtx, control, fmt.Sprintf("quit -t %d", int(quitServers.Seconds()))); err == nil && awaitExit(quitCtx, pid) == nil {
+	command := fmt.Sprintf("quit -t %d", int(quitServers.Seconds()))
+	if _, err := runControl(quitCtx, control, environment(d.root, d.device), command); err == nil && awaitExit(quitCtx, pid) == nil {
 		return
 	}
 	termCtx, cancel := context.WithTimeout(ctx, termTimeout)
@@ -382,16 +382,6 @@ func (d *daemon) quit(ctx context.Context, control string, pid int) {
 	if unix.Kill(pid, unix.SIGTERM) == nil {
 		_ = awaitExit(termCtx, pid)
 	}
-}
-
-// send has the control program send a command to the daemon.
-func (d *daemon) send(ctx context.Context, control, command string) error {
-	cmd := exec.CommandContext(ctx, control)
-	cmd.Dir, cmd.Env, cmd.Stdin = "/", environment(d.root, d.device), strings.NewReader(command+"\n")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
-	cmd.WaitDelay = time.Second
-	return cmd.Run()
 }
 
 // current returns the published status.

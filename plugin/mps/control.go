@@ -1,11 +1,9 @@
 package mps
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"os/exec"
 	"runtime"
@@ -13,8 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // Limits of a run of the control program.
@@ -43,8 +39,7 @@ func runControl(ctx context.Context, program string, env []string, command strin
 		// Pdeathsig is sent when the thread ends that started the program.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		// The libraries of the driver open files too, maybe without O_CLOEXEC. Kernels before 5.11 lack the call.
-		_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
+		closeOnExec()
 		cmd := exec.CommandContext(ctx, program) //nolint:gosec // of the configuration
 		cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = env, strings.NewReader(command+"\n"), &stdout, &stderr
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
@@ -61,7 +56,7 @@ func runControl(ctx context.Context, program string, env []string, command strin
 			return "", context.Cause(ctx)
 		}
 	}
-	return controlResult(stdout.String(), stderr.String(), err, context.Cause(ctx))
+	return controlResult(string(stdout.text), string(stderr.text), err, context.Cause(ctx))
 }
 
 // controlResult returns the answer, or one of the errors above. interrupted is why the run was ended, nil if it was not.
@@ -102,9 +97,9 @@ func quote(text string) string {
 }
 
 // boundedBuffer keeps the first maxAnswer bytes and discards the rest.
-type boundedBuffer struct{ bytes.Buffer }
+type boundedBuffer struct{ text []byte }
 
 func (b *boundedBuffer) Write(p []byte) (int, error) {
-	_, _ = b.Buffer.Write(p[:min(len(p), maxAnswer-b.Len())])
+	b.text = append(b.text, p[:min(len(p), maxAnswer-len(b.text))]...)
 	return len(p), nil
 }

@@ -1,7 +1,6 @@
 package mps
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -61,7 +60,7 @@ func runControl(ctx context.Context, program string, env []string, command strin
 			return "", context.Cause(ctx)
 		}
 	}
-	return controlResult(stdout.String(), stderr.String(), err, context.Cause(ctx))
+	return controlResult(string(stdout.text), string(stderr.text), err, context.Cause(ctx))
 }
 
 // controlResult returns the answer, or one of the errors above. interrupted is why the run was ended, nil if it was not.
@@ -102,9 +101,9 @@ func quote(text string) string {
 }
 
 // boundedBuffer keeps the first maxAnswer bytes and discards the rest.
-type boundedBuffer struct{ bytes.Buffer }
+type boundedBuffer struct{ text []byte }
 
 func (b *boundedBuffer) Write(p []byte) (int, error) {
-	_, _ = b.Buffer.Write(p[:min(len(p), maxAnswer-b.Len())])
+	b.text = append(b.text, p[:min(len(p), maxAnswer-len(b.text))]...)
 	return len(p), nil
 }

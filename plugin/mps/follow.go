@@ -47,6 +47,9 @@ func (f *Follower) Run(ctx context.Context) {
 		if desired != nil {
 			r.setDesired(desired)
 			r.step(ctx)
+			if r.moving && len(r.devices) == 0 {
+				continue // to the next root
+			}
 		}
 		switch active := len(r.devices) > 0 || r.fileErr != nil; {
 		case active && tick == nil:
@@ -80,6 +83,7 @@ type run struct {
 	*Follower
 	root    Root
 	desired *Desired
+	moving  bool                        // Options.Desired has another root
 	devices map[health.DeviceID]*device // the desired ones, and those that leave
 
 	file    desiredFile // the content of Root.DesiredFile
@@ -123,8 +127,18 @@ type statusResult struct {
 	err    error
 }
 
-// setDesired takes over which daemons must run. The devices that are no longer among them leave.
+// setDesired takes over which daemons must run. The devices that are no longer among them leave. If the root changes, all devices leave
+// the former one before daemons run at the next one: a device cannot have two daemons.
 func (r *run) setDesired(desired *Desired) {
+	r.moving = r.desired != nil && desired.Root != r.root && len(r.devices) > 0
+	if r.moving {
+		if r.desired.Root == r.root && len(r.desired.Daemons) == 0 {
+			return // they leave already
+		}
+		r.Log.Warn("plugin.sharing.mps.root has changed; waiting until no MPS daemon runs at the former one",
+			zap.String("former", string(r.root)), zap.String("root", string(desired.Root)))
+		desired = &Desired{Root: r.root, Control: r.desired.Control}
+	}
 	if r.desired == desired {
 		return
 	}
@@ -160,16 +174,11 @@ func (r *run) setDesired(desired *Desired) {
 
 // begin follows the daemons below a root. Those that an earlier process has left there leave, unless they are desired.
 func (r *run) begin(root Root, now time.Time) {
-	for _, d := range r.devices {
-		if d.inFlight != nil {
-			d.inFlight()
-		}
-	}
 	file, err := readDesired(root)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		r.Log.Warn("cannot read which MPS daemons run", zap.Error(err))
 	}
-	r.root, r.devices, r.file, r.reload = root, make(map[health.DeviceID]*device), file, true
+	r.root, r.file, r.reload = root, file, true
 	r.asked, r.supervisor, r.reached, r.status = false, errors.New("not asked yet"), now, Status{}
 	for _, old := range file.Daemons {
 		d := r.add(old.spec(), now)
@@ -472,6 +481,9 @@ func (r *run) publish() {
 			d.before.Reason = "the device is no longer shared by MPS; its MPS daemon runs until no container holds a share and no client is connected"
 			if d.released {
 				d.before.Reason = "the device is no longer shared by MPS; its MPS daemon is being stopped"
+			}
+			if r.moving {
+				d.before.Ready = false // containers would mount directories of the other root
 			}
 		}
 		state.Daemons[id] = new(d.before)

@@ -135,14 +135,14 @@ func TestFollowerDaemonHangs(t *testing.T) {
 		restarts int
 	}{
 		{"unused", func(*followerTest) {}, 1},
-		{"held", func(h *followerTest) { h.hold(gpuA, "GPU-a::3") }, 0},
+		{"held", func(h *followerTest) { h.hold(gpuA, string(gpuA)+"::mps4::3") }, 0},
 		{"holders unknown", func(h *followerTest) { h.change(func() { h.holdersErr = "no kubelet" }) }, 0},
 		{"clients outside of containers", func(h *followerTest) {
 			h.serve(gpuA, 7, fakeServer{status: serverActive, threads: "25.0", memory: "20480M", clients: []int{8}})
 			advance(10 * time.Second)
 		}, 0},
 		{"container that has ended", func(h *followerTest) {
-			h.hold(gpuA, "GPU-a::3")
+			h.hold(gpuA, string(gpuA)+"::mps4::3")
 			h.serve(gpuA, 7, fakeServer{status: serverActive, threads: "25.0", memory: "20480M", clients: []int{8}})
 			time.AfterFunc(2*time.Minute, func() { h.hold(gpuA) })
 		}, 1},
@@ -282,7 +282,7 @@ func TestFollowerFilesMissing(t *testing.T) {
 		if err := os.RemoveAll(h.root.PipeDir(gpuA)); err != nil {
 			t.Fatal(err)
 		}
-		h.hold(gpuA, "GPU-a::0")
+		h.hold(gpuA, string(gpuA)+"::0")
 		advance(2 * time.Minute)
 		h.wantState("no pipe directory", gpuA, false, health.CauseMPSNotReady)
 		h.hold(gpuA)
@@ -303,8 +303,8 @@ func TestFollowerFilesMissing(t *testing.T) {
 func TestFollowerLeaving(t *testing.T) {
 	runFollower(t, func(h *followerTest) {
 		h.ready(gpuA, gpuB)
-		h.hold(gpuA, "GPU-a::3")
-		h.hold(gpuB, "GPU-b") // not a share
+		h.hold(gpuA, string(gpuA)+"::mps4::3")
+		h.hold(gpuB, string(gpuB)) // not a share
 		h.serve(gpuA, 7, fakeServer{status: serverActive, clients: []int{8}})
 		h.want(gpuB)
 		advance(time.Minute)
@@ -355,11 +355,39 @@ func TestFollowerLeaving(t *testing.T) {
 	})
 }
 
+// With another root, the daemons start there when nobody uses those of the former root.
+func TestFollowerChangesRoot(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		h.ready(gpuA)
+		h.hold(gpuA, string(gpuA)+"::mps4::3")
+		former, pid := h.root, h.daemon(gpuA).pid
+		next := Root(t.TempDir())
+		h.change(func() { h.root = next })
+		h.want(gpuA)
+		advance(time.Minute)
+		if s := h.state(gpuA); !s.Leaving || s.Ready || h.daemon(gpuA).pid != pid {
+			t.Errorf("%+v", s)
+		}
+		h.hold(gpuA)
+		if err := os.MkdirAll(next.ShmDir(), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		advance(20 * time.Second)
+		h.wantState("at the next root", gpuA, true, "")
+		if s := h.state(gpuA); s.Leaving || s.PID == pid {
+			t.Errorf("%+v", s)
+		}
+		if d, err := readDesired(former); err != nil || len(d.Daemons) != 0 {
+			t.Errorf("%+v, %v", d, err)
+		}
+	})
+}
+
 // A device that is shared again keeps its daemon.
 func TestFollowerLeavingEnds(t *testing.T) {
 	runFollower(t, func(h *followerTest) {
 		h.ready(gpuA)
-		h.hold(gpuA, "GPU-a::3")
+		h.hold(gpuA, string(gpuA)+"::mps4::3")
 		pid := h.daemon(gpuA).pid
 		h.want()
 		advance(20 * time.Second)

@@ -20,11 +20,6 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
-const (
-	gpuA = health.DeviceID("GPU-a")
-	gpuB = health.DeviceID("GPU-b")
-)
-
 // fakeNode is a node with an mps-daemon that runs what the desired file has, and daemons that a test controls.
 type fakeNode struct {
 	root Root

@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -45,6 +46,7 @@ type TerminateResponse struct {
 
 // MPS is the agent's part of MPS.
 type MPS interface {
+	Clients(ctx context.Context, device health.DeviceID) (byServer map[int][]int, err error)
 	TerminateClient(ctx context.Context, device health.DeviceID, client int) error
 	Err() string // why mps-daemon cannot be reached, or does not do what it must
 }
@@ -59,11 +61,31 @@ const mpsUnused = "MPS serves no device of this node; plugin.sharing.mps.resourc
 func (s *Server) mps(ctx context.Context, req MPSRequest) (any, error) {
 	daemons := status.MPSDaemons(s.Snapshots.Load(), s.Processes())
 	if req.Terminate == nil {
+		s.updateClients(ctx, daemons)
 		return MPSResponse{s.MPS.Err(), daemons}, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, mpsTimeout)
 	defer cancel()
 	return s.terminate(ctx, *req.Terminate, daemons)
+}
+
+// updateClients asks the ready daemons for their clients of now. Those of a daemon that does not answer in time stay those that were
+// listed last: a daemon that hangs must not hide the others.
+func (s *Server) updateClients(ctx context.Context, daemons []status.MPSDaemon) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout/2)
+	defer cancel()
+	p := s.Processes()
+	var all sync.WaitGroup
+	for i := range daemons {
+		if d := &daemons[i]; d.Ready {
+			all.Go(func() {
+				if clients, err := s.MPS.Clients(ctx, d.Device); err == nil {
+					d.SetClients(clients, p)
+				}
+			})
+		}
+	}
+	all.Wait()
 }
 
 func (s *Server) terminate(ctx context.Context, req TerminateRequest, daemons []status.MPSDaemon) (TerminateResponse, error) {

@@ -20,9 +20,17 @@ type fakeMPS struct {
 	err        error  // of TerminateClient
 	reason     string // of Err
 	terminated []any
+	clients    map[health.DeviceID]map[int][]int // now; nil: the daemon does not answer
 }
 
 func (f *fakeMPS) Err() string { return f.reason }
+
+func (f *fakeMPS) Clients(_ context.Context, id health.DeviceID) (map[int][]int, error) {
+	if f.clients[id] == nil {
+		return nil, context.DeadlineExceeded
+	}
+	return f.clients[id], nil
+}
 
 func (f *fakeMPS) TerminateClient(_ context.Context, id health.DeviceID, client int) error {
 	f.terminated = append(f.terminated, id, client)
@@ -91,6 +99,26 @@ func TestMPSLists(t *testing.T) {
 		if !found {
 			t.Errorf("no line %q in\n%s", want, res.text())
 		}
+	}
+}
+
+// The clients are those of now, not those that were listed last.
+func TestMPSListsClientsOfNow(t *testing.T) {
+	fake := &fakeMPS{clients: map[health.DeviceID]map[int][]int{
+		"GPU-0": {50: {61, 64}, 52: {65}}, "GPU-1": {1: {2}}, // the daemon of GPU 1 is not ready, and is not asked
+	}}
+	result, err := mpsServer(mpsNode(), fake, zaptest.NewLogger(t)).mps(t.Context(), MPSRequest{})
+	res, ok := result.(MPSResponse)
+	if err != nil || !ok {
+		t.Fatal(result, err)
+	}
+	document, err := json.Marshal(res.Daemons[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	agenttest.MustContain(t, string(document), `"clients":3,"servers":[{"pid":50,"uid":0,"status":"ACTIVE","clients":[{"pid":61,"namespace":"web","pod":"chat-0","container":"llm"},{"pid":64}]},{"pid":52,"clients":[{"pid":65}]}]`)
+	if len(res.Daemons[1].Servers) != 0 || res.Daemons[2].Device != "MIG-2-8" {
+		t.Errorf("%+v", res.Daemons)
 	}
 }
 

@@ -34,7 +34,7 @@ type TerminateRequest struct {
 
 // MPSResponse is the result of an MPSRequest without a client to terminate.
 type MPSResponse struct {
-	Error   string             `json:"error,omitempty"` // why mps-daemon cannot be reached
+	Error   string             `json:"error,omitempty"` // why the daemons cannot be followed
 	Daemons []status.MPSDaemon `json:"daemons"`
 }
 
@@ -48,7 +48,7 @@ type TerminateResponse struct {
 type MPS interface {
 	Clients(ctx context.Context, device health.DeviceID) (byServer map[int][]int, err error)
 	TerminateClient(ctx context.Context, device health.DeviceID, client int) error
-	Err() string // why mps-daemon cannot be reached, or does not do what it must
+	Err() string // why the daemons cannot be followed; empty if they can
 }
 
 // mpsTimeout limits `mps`: the control program has ten seconds for each of its answers.
@@ -125,7 +125,7 @@ func (r MPSResponse) err() error { return nil }
 func (r MPSResponse) text() string {
 	var lines []string
 	if r.Error != "" {
-		lines = append(lines, "mps-daemon: "+r.Error)
+		lines = append(lines, "error: "+r.Error)
 	}
 	if len(r.Daemons) > 0 {
 		lines = append(lines, strings.TrimSuffix(status.MPSTable(r.Daemons, time.Now(), terminal.Of(os.Stdout)), "\n"))

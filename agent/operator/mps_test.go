@@ -83,7 +83,7 @@ func TestMPSLists(t *testing.T) {
 	}
 	lines := strings.Split(res.text(), "\n")
 	for _, want := range [][]string{
-		{"mps-daemon:", "no", "socket"},
+		{"error:", "no", "socket"},
 		{"0", "ready"},
 		{"1", "not", "ready", "-", "GPU-1", "exit", "status", "1"},
 		{"2:1", "ready"},

@@ -202,10 +202,10 @@ func (m *MPS) Details() string {
 		parts = append(parts, Plural(m.Restarts, "restart"))
 	}
 	var limits []string
-	if m.ThreadPercentage > 0 && m.ThreadPercentage < 100 {
+	if m.Ready && m.ThreadPercentage > 0 && m.ThreadPercentage < 100 {
 		limits = append(limits, fmt.Sprintf("%g %% of the SMs", m.ThreadPercentage))
 	}
-	if m.PinnedMemory > 0 {
+	if m.Ready && m.PinnedMemory > 0 {
 		limits = append(limits, sizeText(m.PinnedMemory))
 	}
 	if len(limits) > 0 {

@@ -155,8 +155,11 @@ clients need metrics.processes.enabled.`,
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	cmd = onSocket(cmd, socketKey, loader, healthSocket, requestTimeout, func(ctx context.Context, socket string) (string, error) {
 		res, err := call[MPSResponse](ctx, socket, request{MPS: &MPSRequest{}})
-		if err != nil || output == "text" {
-			return res.text(), err
+		switch {
+		case err != nil:
+			return "", err
+		case output == "text":
+			return res.text(), nil
 		}
 		document, err := json.MarshalIndent(res, "", "  ")
 		return string(document), err

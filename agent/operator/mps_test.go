@@ -1,15 +1,19 @@
 package operator
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
+	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest"
 
+	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
@@ -128,6 +132,20 @@ func TestMPSListsNone(t *testing.T) {
 		res, ok := result.(MPSResponse)
 		if err != nil || !ok || res.Daemons == nil || len(res.Daemons) > 0 || res.text() != mpsUnused {
 			t.Errorf("%s: %+v, %v", name, result, err)
+		}
+	}
+}
+
+// Without an agent the command prints an error only: no list, which would be empty.
+func TestMPSCommandWithoutAgent(t *testing.T) {
+	for _, args := range [][]string{{"mps"}, {"mps", "-o", "json"}, {"mps", "terminate", "--gpu", "0", "--client", "7"}} {
+		root := &cobra.Command{SilenceErrors: true, SilenceUsage: true}
+		root.AddCommand(Commands(new(config.Loader))...)
+		var out bytes.Buffer
+		root.SetOut(&out)
+		root.SetArgs(append(args, "--socket", filepath.Join(t.TempDir(), "none.sock")))
+		if err := root.Execute(); err == nil || !strings.Contains(err.Error(), "none.sock") || out.Len() > 0 {
+			t.Errorf("%v: %v, and prints %q", args, err, &out)
 		}
 	}
 }

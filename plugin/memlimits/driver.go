@@ -69,8 +69,8 @@ func (d *driver) examine(ctx context.Context, snap *health.Snapshot, now time.Ti
 			return
 		}
 		id, presence := snap.Devices[i].Device.ID, snap.Devices[i].Sample.Presence
-		e, known := d.examined[id]
-		if !known || e.err != nil && (e.presence != presence || !now.Before(e.retry.at)) {
+		e, examined := d.examined[id]
+		if !examined || e.err != nil && (e.presence != presence || !now.Before(e.retry.at)) {
 			if e.presence != presence {
 				e.retry = retry{}
 			}

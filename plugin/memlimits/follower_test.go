@@ -425,7 +425,7 @@ func TestFollowerJudgesFoundLimits(t *testing.T) {
 	}
 }
 
-// An error of the driver does not change the verdict on a limit that was read back, and the driver is opened again.
+// An error of the driver does not change the verdict on a limit that was read back.
 func TestFollowerKeepsVerdictDuringErrors(t *testing.T) {
 	onNode(t, func(n *node) {
 		n.hold("GPU-a", "one", 10)
@@ -435,19 +435,11 @@ func TestFollowerKeepsVerdictDuringErrors(t *testing.T) {
 		n.driver.change(func() { n.driver.err = errDriver })
 		n.wait(2 * refresh)
 		n.expect("GPU-a one 10/10Gi driver")
-		n.driver.change(func() {
-			if n.driver.opened < 2 || n.driver.open > 1 {
-				t.Errorf("opened %d times, %d open", n.driver.opened, n.driver.open)
-			}
-		})
 		if s := n.Latest().Load(); s.Err == "" {
 			t.Error("no error")
 		}
-		n.driver.change(func() { n.driver.openErr = errDriver })
-		n.wait(3 * refresh)
-		n.expect("GPU-a one 10/10Gi driver")
 		n.expectDriver(false, map[health.DeviceID]bool{"GPU-a": true, "GPU-b": true})
-		n.driver.change(func() { n.driver.err, n.driver.openErr = nil, nil })
+		n.driver.change(func() { n.driver.err = nil })
 		n.wait(4 * refresh)
 		n.expect("GPU-a one 10/10Gi driver used 3")
 		if s := n.Latest().Load(); s.Err != "" || n.logs.FilterField(zap.String("error", errDriver.Error())).Len() != 1 {
@@ -530,7 +522,7 @@ func TestFollowerRepeatsExamination(t *testing.T) {
 		n.driver.unsupported["GPU-a"] = errDriver
 		n.start()
 		defer n.stop()
-		n.wait(time.Hour)
+		n.wait(time.Hour + time.Minute)
 		n.driver.change(func() {
 			if n.driver.supported < 10 || n.driver.supported > 20 {
 				t.Errorf("%d examinations in an hour", n.driver.supported)
@@ -544,7 +536,7 @@ func TestFollowerRepeatsExamination(t *testing.T) {
 
 		n.driver.change(func() { n.driver.unsupported = map[health.DeviceID]error{"GPU-a": errDriver} })
 		n.setDevices("617.1", "GPU-a")
-		n.wait(time.Hour)
+		n.wait(time.Hour + time.Minute)
 		n.driver.change(func() { n.driver.unsupported = nil })
 		s := *n.snapshots.Load()
 		s.Devices = []health.DeviceState{s.Devices[0]}
@@ -678,6 +670,63 @@ func TestFollowerKeepsSizeOfUnits(t *testing.T) {
 		n.start()
 		defer n.stop()
 		n.expect("GPU-a pod-0 2/4Gi none reason", "GPU-a pod-1 1/1Gi none reason")
+	})
+}
+
+// crun keeps the processes of a container in a group below the container's.
+func TestFollowerLimitsGroupOfProcesses(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.hold("GPU-a", "one", 2)
+		dir := strings.TrimPrefix(n.run("one", 1), n.dir)
+		n.write(dir+"/cgroup.procs", "")
+		n.write(dir+"/container/cgroup.procs", "42\n")
+		n.start()
+		defer n.stop()
+		n.expect("GPU-a one 2/2Gi driver used 3")
+		n.expectSets("GPU-a container 0 2")
+	})
+}
+
+// A container that ends while its limits are read is no error.
+func TestFollowerContainerEndsDuringRead(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.hold("GPU-a", "one", 1)
+		dir := n.run("one", 1)
+		n.start()
+		defer n.stop()
+		hang := make(chan struct{})
+		n.driver.change(func() { n.driver.hang = hang })
+		n.wait(refresh) // it is being read
+		if err := os.RemoveAll(dir); err != nil {
+			t.Fatal(err)
+		}
+		n.driver.change(func() { n.driver.hang = nil })
+		close(hang)
+		n.expect("GPU-a one 1/1Gi none reason")
+		if s := n.Latest().Load(); s.Err != "" || n.logs.FilterMessage("cannot read memory limits").Len() != 0 {
+			t.Errorf("%q, %v", s.Err, n.logs.All())
+		}
+	})
+}
+
+// A failed open is repeated less and less often.
+func TestFollowerRepeatsOpen(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.driver.openErr = errDriver
+		n.hold("GPU-a", "one", 1)
+		n.run("one", 1)
+		n.start()
+		defer n.stop()
+		n.wait(time.Hour)
+		n.expect("GPU-a one 1/1Gi none reason")
+		n.driver.change(func() {
+			if n.driver.opened < 10 || n.driver.opened > 20 {
+				t.Errorf("opened %d times in an hour", n.driver.opened)
+			}
+			n.driver.openErr = nil
+		})
+		n.wait(maxRetry + refresh)
+		n.expect("GPU-a one 1/1Gi driver used 3")
 	})
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
@@ -104,11 +105,16 @@ func (d *driver) capabilities(snap *health.Snapshot, hooks map[health.DeviceID]b
 			err = fmt.Errorf("nothing would set the limits: no CDI spec in use has the hook apply-cuda-memory-limits for the device, and the agent cannot set them: %w", setErr)
 		}
 		if err != nil {
-			c.Driver[id] = err.Error()
+			c.Driver[id] = reasonOf(err, id)
 			continue
 		}
 		c.Driver[id] = ""
 		c.Hook = c.Hook || hooks[id]
 	}
 	return c
+}
+
+// reasonOf returns the text of an error without the device that it starts with, because devices have the same reason.
+func reasonOf(err error, id health.DeviceID) string {
+	return strings.TrimPrefix(err.Error(), string(id)+": ")
 }

@@ -232,7 +232,7 @@ func (e *enforcer) update(t target, l limit, bytes uint64, now time.Time) limit 
 	found, setErr, err := e.readAndSet(t, bytes)
 	if l.err = err; err != nil {
 		if !l.valid {
-			l.reason = "its limits cannot be read: " + err.Error()
+			l.reason = "its limits cannot be read: " + reasonOf(err, t.device)
 		}
 		return l
 	}
@@ -245,7 +245,7 @@ func (e *enforcer) update(t target, l limit, bytes uint64, now time.Time) limit 
 		l.reason = fmt.Sprintf("expected a limit of %d MiB, found %d MiB", bytes>>20, found.Hard>>20)
 	}
 	if setErr != nil {
-		l.reason += ": " + setErr.Error()
+		l.reason += ": " + reasonOf(setErr, t.device)
 	}
 	return l
 }

@@ -74,7 +74,10 @@ func (d *fakeDriver) Supported(id health.DeviceID) error {
 	d.enter()
 	defer d.mu.Unlock()
 	d.supported++
-	return d.unsupported[id]
+	if err := d.unsupported[id]; err != nil {
+		return fmt.Errorf("%s: %w", id, err)
+	}
+	return nil
 }
 
 func (d *fakeDriver) Limits(id health.DeviceID, cgroup string) (health.MemoryLimits, error) {
@@ -363,6 +366,19 @@ func TestFollowerSetsLimits(t *testing.T) {
 
 		n.hold("GPU-a", "one", 0)
 		n.expect("GPU-b two 3/3Gi driver used 3")
+	})
+}
+
+// Devices with the same reason are logged together.
+func TestFollowerLogsReasonOnce(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.driver.unsupported = map[health.DeviceID]error{"GPU-a": errDriver, "GPU-b": errDriver}
+		n.start()
+		defer n.stop()
+		n.wait(time.Hour)
+		if entries := n.logs.All(); len(entries) != 1 || !reflect.DeepEqual(entries[0].ContextMap()["devices"], []any{"GPU-a", "GPU-b"}) {
+			t.Errorf("%v", entries)
+		}
 	})
 }
 

@@ -37,7 +37,7 @@ type retry struct {
 }
 
 func (r *retry) failed(now time.Time) {
-	r.delay = min(max(refresh, 2*r.delay), maxRetry)
+	r.delay = min(max(minRetry, 2*r.delay), maxRetry)
 	r.at = now.Add(r.delay)
 }
 

@@ -58,7 +58,10 @@ func (f *Follower) Latest() *health.Latest[Snapshot] { return &f.latest }
 const (
 	refresh   = 10 * time.Second // between two reads of a container's limits
 	callLimit = 5 * time.Second  // a pass that takes longer has failed
-	maxRetry  = 5 * time.Minute  // between two examinations of a device without limits; the first retry is after refresh
+
+	// Between two examinations of a device without limits.
+	minRetry = 2 * time.Second
+	maxRetry = 5 * time.Minute
 )
 
 // Run follows the configuration until ctx ends. It returns when the driver's limits are released: not before a call that hangs has

@@ -147,9 +147,10 @@ func (l *layout) countFree(holders map[health.DeviceID][]podresources.Holder) {
 // MPS returns what MPS daemons must run; empty until the devices are known.
 func (p *Plugin) MPS() *health.Latest[mps.Desired] { return &p.mps }
 
-// storeMPS stores what MPS daemons must run if that has changed. It is unknown until the devices are.
+// storeMPS stores what MPS daemons must run if that has changed. It is unknown until the devices are, and until the kubelet was asked
+// who holds them: after a start with another configuration, a container may still hold a device without MPS.
 func (p *Plugin) storeMPS(now *layout) {
-	if now.cfg == nil || now.cfg.Enabled && !now.snap.Polled() {
+	if now.cfg == nil || now.cfg.Enabled && (!now.snap.Polled() || p.Holders().Pending) {
 		return
 	}
 	c := &now.cfg.Sharing.MPS

@@ -305,12 +305,9 @@ func (m *MPS) validate() error {
 	return errors.Join(errs...)
 }
 
-// mpsContainerDir returns the directory in a container that has the pipe and log directories of its MPS daemon, as with NVIDIA's plugin.
-func mpsContainerDir(resource string) string { return "/mps/" + resource }
-
 // validateMPSName returns an error if the path of a daemon's socket in a container is too long.
 func validateMPSName(key, resource string) error {
-	path := filepath.Join(mpsContainerDir(resource), "pipe", controlSocket)
+	path := filepath.Join(containerPipeDir(resource), controlSocket)
 	if n := len(path) - unixsock.MaxPath; n > 0 {
 		return fmt.Errorf("%s: %q is %d characters too long for MPS, whose socket in a container is %s; use a shorter name", key, resource, n, path)
 	}

@@ -115,7 +115,7 @@ func (l *layout) withhold(holders map[health.DeviceID][]podresources.Holder, sna
 					s.displaced = w.reason
 				}
 			case state.MPS != nil && (s == nil || !s.mps): // only its clients can use the GPU
-				w.reason = "its MPS daemon still runs: " + cmp.Or(state.MPS.Reason, "it is no longer configured")
+				w.reason = cmp.Or(state.MPS.Reason, "its MPS daemon still runs")
 			case s != nil && s.blocked != "":
 				w.reason, pending = s.blocked, s.pending
 			default:

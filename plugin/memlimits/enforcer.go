@@ -99,19 +99,19 @@ func (e *enforcer) pass(ctx context.Context, snap *health.Snapshot) (r result) {
 	return r
 }
 
-// unitID matches the kubelet's ID of a unit of memory: the device's UUID, "mps" if MPS limits the container, the size of the unit in MiB,
-// and a number.
-var unitID = regexp.MustCompile(`^[^:]+::(mps)?([0-9]{1,12})Mi::[0-9]+$`)
+// unitID matches the kubelet's ID of a unit of memory: the device's UUID, the size of the unit, whether MPS limits the container, and a
+// number. Package plugin writes it.
+var unitID = regexp.MustCompile(`^[^:]+::([0-9]{1,12})Mi(-mps)?::[0-9]+$`)
 
-// unitOf returns the memory of a unit by the kubelet's ID, which is what it had when it was allocated, and whether MPS limits the
-// container; 0 if it is no unit of memory. The IDs of MPS shares have the same form, so their resource tells them apart.
-func (e *enforcer) unitOf(h podresources.Holder) (bytes uint64, byMPS bool) {
-	m := unitID.FindStringSubmatch(h.DeviceID)
-	if m == nil || m[1] != "" && h.Resource != e.config.Resource {
+// unitOf returns the memory of a unit by its ID, which is what the unit had when it was allocated, and whether MPS limits the container;
+// 0 if it is no unit of memory.
+func unitOf(id string) (bytes uint64, byMPS bool) {
+	m := unitID.FindStringSubmatch(id)
+	if m == nil {
 		return 0, false
 	}
-	n, _ := strconv.ParseUint(m[2], 10, 64) // has few digits
-	return n << 20, m[1] != ""
+	n, _ := strconv.ParseUint(m[1], 10, 64) // has few digits
+	return n << 20, m[2] != ""
 }
 
 // containers returns the containers that hold units, by device. Those that MPS limits are judged.
@@ -121,7 +121,7 @@ func (e *enforcer) containers(snap *health.Snapshot) (list []Container) {
 		id := snap.Devices[i].Device.ID
 		first := len(list)
 		for _, h := range holders[id] { // sorted, so those of a container are adjacent
-			bytes, byMPS := e.unitOf(h)
+			bytes, byMPS := unitOf(h.DeviceID)
 			if bytes == 0 {
 				continue
 			}

@@ -17,8 +17,7 @@ import (
 
 // Config is what the Follower follows of the configuration.
 type Config struct {
-	Resource    string      // of which containers hold units of memory; empty: the Follower does nothing
-	Enforcement Enforcement // Driver: if the node can
+	Enforcement Enforcement // Driver: if the node can; "": memory is not shared, and the Follower does nothing
 	PodLogs     string      // the kubelet's directory of container logs; "" for none
 }
 
@@ -69,7 +68,7 @@ const (
 func (f *Follower) Run(ctx context.Context, open Open) {
 	for ctx.Err() == nil {
 		c, same, cancel := health.WatchPart(ctx, f.Config, func(c *Config) Config { return *c })
-		if c.Resource != "" {
+		if c.Enforcement != "" {
 			f.follow(same, c, open)
 		} else {
 			if f.capabilities.Load() != nil {

@@ -149,7 +149,7 @@ func newNode(t *testing.T) *node {
 		driver: &fakeDriver{limits: map[target]health.MemoryLimits{}, unsupported: map[health.DeviceID]error{}},
 	}
 	n.open = n.driver.Open
-	n.configs.Store(&Config{Resource: resource, Enforcement: Driver, PodLogs: filepath.Join(n.dir, "log/pods")})
+	n.configs.Store(&Config{Enforcement: Driver, PodLogs: filepath.Join(n.dir, "log/pods")})
 	n.holders.Store(&podresources.Holders{})
 	n.setDevices("615.10", "GPU-a", "GPU-b")
 	n.write("log/pods/x", "")
@@ -616,21 +616,21 @@ func TestFollowerWithoutDriver(t *testing.T) {
 			return podresources.Holder{Namespace: "team", Pod: pod, Container: "main", Resource: resource, DeviceID: id}
 		}
 		n.holders.Store(&podresources.Holders{By: map[health.DeviceID][]podresources.Holder{
-			"GPU-a": {holder(resource, "one", "GPU-a::mps1024Mi::3"), holder(resource, "one", "GPU-a::mps1024Mi::4"), holder(resource, "old", "GPU-a::1024Mi::1")},
-			"GPU-b": {holder(resource, "two", "GPU-b::mps1024Mi::0"), holder("nvidia.com/gpu.shared", "share", "GPU-b::mps1024Mi::1")},
+			"GPU-a": {holder(resource, "one", "GPU-a::1024Mi-mps::3"), holder(resource, "one", "GPU-a::1024Mi-mps::4"), holder(resource, "old", "GPU-a::1024Mi::1")},
+			"GPU-b": {holder(resource, "two", "GPU-b::1024Mi-mps::0"), holder("nvidia.com/gpu.shared", "share", "GPU-b::mps1024Mi::1")},
 		}})
 		s := *n.snapshots.Load()
 		s.Devices[0].MPS = &health.MPSDaemon{Ready: true}
 		n.snapshots.Store(&s)
-		n.configs.Store(&Config{Resource: resource, Enforcement: MPS})
+		n.configs.Store(&Config{Enforcement: MPS})
 		n.start()
 		defer n.stop()
 		n.expect("GPU-a one 2/2Gi mps", "GPU-a old 1/1Gi none reason", "GPU-b two 1/1Gi none reason")
-		n.configs.Store(&Config{Resource: resource, Enforcement: None})
+		n.configs.Store(&Config{Enforcement: None})
 		n.expect("GPU-a one 2/2Gi mps", "GPU-a old 1/1Gi none", "GPU-b two 1/1Gi none reason")
 		n.run("one", 1)
 		n.run("old", 2)
-		n.configs.Store(&Config{Resource: resource, Enforcement: Driver, PodLogs: filepath.Join(n.dir, "log/pods")})
+		n.configs.Store(&Config{Enforcement: Driver, PodLogs: filepath.Join(n.dir, "log/pods")})
 		n.expect("GPU-a one 2/2Gi mps", "GPU-a old 1/1Gi driver used 3", "GPU-b two 1/1Gi none reason")
 		n.expectSets("GPU-a " + group(2) + " 0 1")
 		n.configs.Store(&Config{})
@@ -750,7 +750,7 @@ func TestFollowerRepeatsOpen(t *testing.T) {
 func TestFollowerLeavesOtherHolders(t *testing.T) {
 	onNode(t, func(n *node) {
 		by := map[health.DeviceID][]podresources.Holder{}
-		for i, id := range []string{"GPU-a", "GPU-a::0", "GPU-a::mps4::0", "GPU-a::1024Mi", "GPU-a::0Mi::0", "GPU-a::99999999999999999999Mi::0", "GPU-a::x1024Mi::0", "GPU-a::1024Mi::"} {
+		for i, id := range []string{"GPU-a", "GPU-a::0", "GPU-a::mps4::0", "GPU-a::1024Mi", "GPU-a::0Mi::0", "GPU-a::99999999999999999999Mi::0", "GPU-a::x1024Mi::0", "GPU-a::1024Mi-x::0", "GPU-a::mps1024Mi::0", "GPU-a::1024Mi::"} {
 			pod := fmt.Sprintf("pod-%d", i)
 			by["GPU-a"] = append(by["GPU-a"], podresources.Holder{Namespace: "team", Pod: pod, Container: "main", Resource: resource, DeviceID: id})
 			n.run(pod, i)

@@ -41,7 +41,7 @@ type Plugin struct {
 
 	allocations allocationTimes
 	mps         health.Latest[mps.Desired]
-	limitHooks  *cdi.LimitHooks // belongs to the caller of MemoryLimitHooks
+	limitHooks  *cdi.LimitHooks
 
 	// These belong to Run.
 	cdi             *cdi.Writer

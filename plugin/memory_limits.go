@@ -9,23 +9,20 @@ import (
 
 // MemoryLimits returns what a memlimits.Follower follows of the configuration. podLogs is the kubelet's directory of container logs.
 func (c *Config) MemoryLimits(podLogs string) memlimits.Config {
-	m := &c.Sharing.Memory
-	if !c.Enabled || m.Resource == "" {
+	switch m := &c.Sharing.Memory; {
+	case !c.Enabled || m.Resource == "":
 		return memlimits.Config{}
-	}
-	unit, _ := parseSize(m.Unit) // valid
-	limits := memlimits.Config{Resource: m.Resource, Unit: unit, Enforcement: memlimits.None}
-	switch {
 	case m.usesDriver():
-		limits.Enforcement, limits.PodLogs = memlimits.Driver, podLogs
+		return memlimits.Config{Enforcement: memlimits.Driver, PodLogs: podLogs}
 	case m.Enforcement == EnforceMPS:
-		limits.Enforcement = memlimits.MPS
+		return memlimits.Config{Enforcement: memlimits.MPS}
+	default:
+		return memlimits.Config{Enforcement: memlimits.None}
 	}
-	return limits
 }
 
 // MemoryLimitHooks returns the devices for which the CDI specs that containers get have a hook that sets the driver's memory limits. It
-// belongs to one goroutine.
+// may be called from any goroutine.
 func (p *Plugin) MemoryLimitHooks() map[health.DeviceID]bool {
 	cfg, snap := p.cfg.Load(), p.snapshots.Load()
 	if cfg == nil || snap == nil || !cfg.UsesCDI() {

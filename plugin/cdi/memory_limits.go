@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"go.uber.org/zap"
 	"tags.cncf.io/container-device-interface/specs-go"
@@ -41,12 +42,13 @@ func (in Input) limitsHook(gpu health.DeviceID) *specs.Hook {
 	return h
 }
 
-// LimitHooks finds the devices for which the specs have a hook that sets memory limits. It belongs to one goroutine.
+// LimitHooks finds the devices for which the specs have a hook that sets memory limits.
 type LimitHooks struct {
 	staticDir string // as that of Writer
 	log       *zap.Logger
 
-	kind  string // for which the specs were read
+	mu    sync.Mutex // guards the fields below
+	kind  string     // for which the specs were read
 	files []specFile
 	gpus  map[string][]string
 }
@@ -55,8 +57,11 @@ type LimitHooks struct {
 func NewLimitHooks(log *zap.Logger) *LimitHooks { return &LimitHooks{staticDir: staticDir, log: log} }
 
 // GPUs returns the UUIDs of the GPUs for which a container gets the hook, by the CDI name of the device without the kind. If several
-// specs have a name, each must have the hook. It only reads file metadata as long as no spec has changed.
+// specs have a name, each must have the hook. It only reads file metadata as long as no spec has changed. The caller must not modify
+// the result.
 func (l *LimitHooks) GPUs(c Config) map[string][]string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	files, kind := specFiles([]string{l.staticDir, c.Dir}), c.EffectiveKind()
 	if l.gpus == nil || kind != l.kind || !slices.Equal(files, l.files) {
 		l.kind, l.files = kind, files
@@ -65,6 +70,7 @@ func (l *LimitHooks) GPUs(c Config) map[string][]string {
 	return l.gpus
 }
 
+// read reads the specs. The caller holds l.mu.
 func (l *LimitHooks) read() {
 	l.gpus = make(map[string][]string)
 	for _, f := range l.files {

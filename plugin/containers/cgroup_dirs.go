@@ -74,9 +74,10 @@ func (c *Cgroups) Dir(id string) (string, error) {
 		if m == nil {
 			return false, true
 		}
-		if m[2] == id {
+		switch m[2] {
+		case id:
 			dir = filepath.Join(in, name)
-		} else if m[2] == "" {
+		case "":
 			dir = containerDir(filepath.Join(in, name), id)
 		}
 		parent = in

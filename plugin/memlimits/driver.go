@@ -2,8 +2,10 @@ package memlimits
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
@@ -35,7 +37,7 @@ type retry struct {
 }
 
 func (r *retry) failed(now time.Time) {
-	r.delay = min(max(refresh, 2*r.delay), maxRetry)
+	r.delay = min(max(minRetry, 2*r.delay), maxRetry)
 	r.at = now.Add(r.delay)
 }
 
@@ -47,7 +49,7 @@ func (d *driver) close() {
 }
 
 // examine examines the devices that were not examined yet, and those that failed when it is time.
-func (d *driver) examine(snap *health.Snapshot, now time.Time) {
+func (d *driver) examine(ctx context.Context, snap *health.Snapshot, now time.Time) {
 	if version := snap.Source.Versions.Driver; d.examined == nil || version != d.version {
 		d.version, d.examined, d.retry = version, make(map[health.DeviceID]examination), retry{}
 	}
@@ -64,9 +66,12 @@ func (d *driver) examine(snap *health.Snapshot, now time.Time) {
 	}
 	current := make(map[health.DeviceID]examination, len(snap.Devices))
 	for i := range snap.Devices {
+		if ctx.Err() != nil {
+			return
+		}
 		id, presence := snap.Devices[i].Device.ID, snap.Devices[i].Sample.Presence
-		e, known := d.examined[id]
-		if !known || e.err != nil && (e.presence != presence || !now.Before(e.retry.at)) {
+		e, examined := d.examined[id]
+		if !examined || e.err != nil && (e.presence != presence || !now.Before(e.retry.at)) {
 			if e.presence != presence {
 				e.retry = retry{}
 			}
@@ -100,11 +105,16 @@ func (d *driver) capabilities(snap *health.Snapshot, hooks map[health.DeviceID]b
 			err = fmt.Errorf("nothing would set the limits: no CDI spec in use has the hook apply-cuda-memory-limits for the device, and the agent cannot set them: %w", setErr)
 		}
 		if err != nil {
-			c.Driver[id] = err.Error()
+			c.Driver[id] = reasonOf(err, id)
 			continue
 		}
 		c.Driver[id] = ""
 		c.Hook = c.Hook || hooks[id]
 	}
 	return c
+}
+
+// reasonOf returns the text of an error without the device that it starts with, because devices have the same reason.
+func reasonOf(err error, id health.DeviceID) string {
+	return strings.TrimPrefix(err.Error(), string(id)+": ")
 }

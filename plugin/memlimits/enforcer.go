@@ -2,12 +2,17 @@ package memlimits
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
+	"os"
+	"regexp"
 	"slices"
-	"strings"
+	"strconv"
 	"time"
+
+	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/containers"
@@ -23,7 +28,8 @@ type enforcer struct {
 	limits  map[target]limit     // of the containers that run
 	absent  map[string]time.Time // when an ID had no control group: its container has ended
 
-	calls, failed int // of the driver, in the current pass
+	hiddenErr error // why the control groups of pods are not visible
+	lookedAt  time.Time
 }
 
 // target is a control group on a device.
@@ -37,7 +43,8 @@ type limit struct {
 	reason string // why it is not in force; empty if it is
 	bytes  uint64 // for which reason is
 	read   time.Time
-	err    error // of the last call, which changes nothing else
+	valid  bool  // reason is of a read
+	err    error // of the last read; it changes no valid reason
 
 	used    uint64
 	hasUsed bool
@@ -46,30 +53,31 @@ type limit struct {
 // notRunning is the reason of a container that was allocated and has not started, or has ended.
 const notRunning = "no control group of the container was found"
 
-// pass examines the node and the containers once, and sets the limits that are not in force.
-func (e *enforcer) pass(snap *health.Snapshot) (r result) {
+// pass examines the node and the containers once, and sets the limits that are not in force. Its result is incomplete if ctx ends.
+func (e *enforcer) pass(ctx context.Context, snap *health.Snapshot) (r result) {
 	now := time.Now()
 	r.snapshot.Containers = e.containers(snap)
 	if e.config.Enforcement != Driver {
-		e.judgeWithoutDriver(r.snapshot.Containers, snap)
 		return r
 	}
 	names, namesErr := containers.ReadNames(e.config.PodLogs)
-	findErr := e.canFind(cmp.Or(namesErr, names.ContainersErr))
+	findErr := e.canFind(cmp.Or(namesErr, names.ContainersErr), now)
 	setErr := findErr
 	if setErr == nil && !e.Admin {
 		setErr = errors.New("it lacks CAP_SYS_ADMIN")
 	}
 	versionErr := e.cgroups.CheckVersion()
 	if versionErr == nil {
-		e.driver.examine(snap, now)
+		e.driver.examine(ctx, snap, now)
 	}
 	r.capabilities = e.driver.capabilities(snap, e.Hooks(), versionErr, setErr)
-	e.calls, e.failed = 0, 0
 	running := make(map[target]limit)
 	byName := idsByName(names)
 	for i := range r.snapshot.Containers {
 		c := &r.snapshot.Containers[i]
+		if c.Enforcement != None || c.Reason != "" {
+			continue // judged
+		}
 		if c.Reason = r.capabilities.Driver[c.Device]; c.Reason != "" {
 			continue
 		}
@@ -77,12 +85,12 @@ func (e *enforcer) pass(snap *health.Snapshot) (r result) {
 			c.Reason = "its limits cannot be read: " + findErr.Error()
 			continue
 		}
+		if ctx.Err() != nil {
+			return r
+		}
 		if err := e.enforce(c, byName[containers.Container{Namespace: c.Namespace, Pod: c.Pod, Name: c.Name}], running, now); err != nil {
 			r.snapshot.Err = cmp.Or(r.snapshot.Err, err.Error())
 		}
-	}
-	if e.calls > 0 && e.failed == e.calls {
-		e.driver.close() // and opened again next time, because the driver may have ended
 	}
 	e.limits = running
 	exists := func(id string) bool { _, exists := names.Containers[id]; return exists }
@@ -91,25 +99,46 @@ func (e *enforcer) pass(snap *health.Snapshot) (r result) {
 	return r
 }
 
-// containers returns the containers that hold units, by device.
+// unitID matches the kubelet's ID of a unit of memory: the device's UUID, the size of the unit, whether MPS limits the container, and a
+// number. Package plugin writes it.
+var unitID = regexp.MustCompile(`^[^:]+::([0-9]{1,12})Mi(-mps)?::[0-9]+$`)
+
+// unitOf returns the memory of a unit by its ID, which is what the unit had when it was allocated, and whether MPS limits the container;
+// 0 if it is no unit of memory.
+func unitOf(id string) (bytes uint64, byMPS bool) {
+	m := unitID.FindStringSubmatch(id)
+	if m == nil {
+		return 0, false
+	}
+	n, _ := strconv.ParseUint(m[1], 10, 64) // has few digits
+	return n << 20, m[2] != ""
+}
+
+// containers returns the containers that hold units, by device. Those that MPS limits are judged.
 func (e *enforcer) containers(snap *health.Snapshot) (list []Container) {
 	holders := e.Holders.Load().By
 	for i := range snap.Devices {
 		id := snap.Devices[i].Device.ID
 		first := len(list)
 		for _, h := range holders[id] { // sorted, so those of a container are adjacent
-			if h.Resource != e.config.Resource || !strings.Contains(h.DeviceID, "::") { // held since before the resource had units
+			bytes, byMPS := unitOf(h.DeviceID)
+			if bytes == 0 {
 				continue
 			}
-			if last := len(list) - 1; last >= first && heldBy(&list[last], h) {
-				list[last].Units++
-				continue
+			last := len(list) - 1
+			if last < first || !heldBy(&list[last], h) {
+				c := Container{Namespace: h.Namespace, Pod: h.Pod, Name: h.Container, Device: id, Resource: h.Resource, Enforcement: None}
+				if byMPS {
+					c.judgeMPS(snap.Devices[i].MPS)
+				} else if e.config.Enforcement == MPS {
+					c.Reason = "it was given its memory before MPS served the device"
+				}
+				list = append(list, c)
+				last++
 			}
-			list = append(list, Container{Namespace: h.Namespace, Pod: h.Pod, Name: h.Container, Device: id, Resource: h.Resource, Units: 1, Enforcement: None})
+			list[last].Units++
+			list[last].Limit += bytes
 		}
-	}
-	for i := range list {
-		list[i].Limit = uint64(list[i].Units) * e.config.Unit //nolint:gosec // not negative
 	}
 	slices.SortStableFunc(list, func(a, b Container) int { return cmp.Compare(a.Device, b.Device) })
 	return list
@@ -119,38 +148,26 @@ func heldBy(c *Container, h podresources.Holder) bool {
 	return c.Namespace == h.Namespace && c.Pod == h.Pod && c.Name == h.Container
 }
 
-// judgeWithoutDriver sets what MPS enforces.
-func (e *enforcer) judgeWithoutDriver(list []Container, snap *health.Snapshot) {
-	if e.config.Enforcement != MPS {
-		return
+// judgeMPS sets the enforcement of a container that MPS limits. d is the daemon of its device, nil if MPS does not serve it.
+func (c *Container) judgeMPS(d *health.MPSDaemon) {
+	switch {
+	case d == nil:
+		c.Reason = "the MPS daemon has not been examined yet"
+	case !d.Ready:
+		c.Reason = "the MPS daemon is not ready: " + d.Reason
+	default:
+		c.Enforcement = MPS
 	}
-	for i := range list {
-		c := &list[i]
-		switch d := daemon(snap, c.Device); {
-		case d == nil:
-			c.Reason = "the MPS daemon has not been examined yet"
-		case !d.Ready:
-			c.Reason = "the MPS daemon is not ready: " + d.Reason
-		default:
-			c.Enforcement = MPS
-		}
-	}
-}
-
-func daemon(snap *health.Snapshot, id health.DeviceID) *health.MPSDaemon {
-	for i := range snap.Devices {
-		if snap.Devices[i].Device.ID == id {
-			return snap.Devices[i].MPS
-		}
-	}
-	return nil
 }
 
 // canFind returns why the agent cannot find the control groups of containers.
-func (e *enforcer) canFind(namesErr error) error {
-	switch err := e.cgroups.CheckVisible(); {
-	case err != nil:
-		return err
+func (e *enforcer) canFind(namesErr error, now time.Time) error {
+	if e.hiddenErr == nil || now.Sub(e.lookedAt) >= refresh { // a search that finds none is long
+		e.hiddenErr, e.lookedAt = e.cgroups.CheckVisible(), now
+	}
+	switch {
+	case e.hiddenErr != nil:
+		return e.hiddenErr
 	case e.config.PodLogs == "":
 		return errors.New("metrics.processes.podLogs: empty; the IDs of containers are not available")
 	case namesErr != nil:
@@ -184,6 +201,10 @@ func (e *enforcer) enforce(c *Container, ids []string, running map[target]limit,
 		l := e.limits[t]
 		if l.bytes != c.Limit || now.Sub(l.read) >= refresh {
 			l = e.update(t, l, c.Limit, now)
+			if _, err := os.Stat(t.group); l.err != nil && err != nil {
+				e.absent[id] = now // it has just ended
+				continue
+			}
 		}
 		running[t] = l
 		if reason == notRunning || l.reason != "" {
@@ -205,31 +226,45 @@ func (e *enforcer) enforce(c *Container, ids []string, running map[target]limit,
 // the others. A reservation can stay with the parent group after the container's group was removed.
 func (e *enforcer) update(t target, l limit, bytes uint64, now time.Time) limit {
 	if l.bytes != bytes {
-		l = limit{bytes: bytes, reason: "its limits have not been read yet"}
+		l = limit{bytes: bytes}
 	}
 	l.read, l.used, l.hasUsed = now, 0, false
-	if e.driver.limiter == nil {
-		l.err = e.driver.openErr
-		return l
-	}
-	e.calls++
-	found, err := e.readLimits(t)
-	if err == nil && found.Hard > bytes {
-		if err := e.driver.limiter.SetLimits(t.device, t.group, 0, bytes); err != nil {
-			l.err, l.reason = nil, fmt.Sprintf("%s: %v", deviation(found.Hard, bytes), err)
-			return l
-		}
-		found, err = e.readLimits(t)
-	}
+	found, setErr, err := e.readAndSet(t, bytes)
 	if l.err = err; err != nil {
-		e.failed++
+		if !l.valid {
+			l.reason = "its limits cannot be read: " + reasonOf(err, t.device)
+		}
 		return l
 	}
-	l.used, l.hasUsed, l.reason = found.Used, found.Hard != health.NoMemoryLimit, ""
-	if found.Hard > bytes {
-		l.reason = deviation(found.Hard, bytes)
+	l.valid, l.used, l.hasUsed, l.reason = true, found.Used, found.Hard != health.NoMemoryLimit, ""
+	switch {
+	case found.Hard <= bytes:
+	case found.Hard == health.NoMemoryLimit:
+		l.reason = fmt.Sprintf("expected a limit of %d MiB, found none", bytes>>20)
+	default:
+		l.reason = fmt.Sprintf("expected a limit of %d MiB, found %d MiB", bytes>>20, found.Hard>>20)
+	}
+	if setErr != nil {
+		l.reason += ": " + reasonOf(setErr, t.device)
 	}
 	return l
+}
+
+// readAndSet reads the limits of a target. If the hard limit is too high, it sets the limits and reads them again.
+func (e *enforcer) readAndSet(t target, bytes uint64) (found health.MemoryLimits, setErr, err error) {
+	if e.driver.limiter == nil {
+		return found, nil, e.driver.openErr
+	}
+	found, err = e.readLimits(t)
+	if err != nil || found.Hard <= bytes {
+		return found, nil, err
+	}
+	if setErr = e.driver.limiter.SetLimits(t.device, t.group, 0, bytes); setErr != nil {
+		return found, setErr, nil
+	}
+	e.Log.Info("memory limit set", zap.String("device", string(t.device)), zap.String("cgroup", t.group), zap.Uint64("bytes", bytes))
+	found, err = e.readLimits(t)
+	return found, nil, err
 }
 
 func (e *enforcer) readLimits(t target) (health.MemoryLimits, error) {
@@ -238,12 +273,4 @@ func (e *enforcer) readLimits(t target) (health.MemoryLimits, error) {
 		return health.MemoryLimits{Hard: health.NoMemoryLimit}, nil
 	}
 	return l, err
-}
-
-// deviation describes a limit that was read and is too high.
-func deviation(found, expected uint64) string {
-	if found == health.NoMemoryLimit {
-		return fmt.Sprintf("expected a limit of %d MiB, found none", expected>>20)
-	}
-	return fmt.Sprintf("expected a limit of %d MiB, found %d MiB", expected>>20, found>>20)
 }

@@ -17,9 +17,7 @@ import (
 
 // Config is what the Follower follows of the configuration.
 type Config struct {
-	Resource    string      // of which a container holds units of memory; empty: the Follower does nothing
-	Unit        uint64      // bytes
-	Enforcement Enforcement // Driver: if the node can
+	Enforcement Enforcement // Driver: if the node can; "": memory is not shared, and the Follower does nothing
 	PodLogs     string      // the kubelet's directory of container logs; "" for none
 }
 
@@ -29,8 +27,7 @@ type Options struct {
 	Snapshots *health.Latest[health.Snapshot]
 	Holders   *health.Latest[podresources.Holders] // never empty
 
-	// Hooks returns the devices for which a hook of the container toolkit applies the limits in a container's environment. Calls do
-	// not overlap.
+	// Hooks returns the devices for which a hook of the container toolkit applies the limits in a container's environment.
 	Hooks func() map[health.DeviceID]bool
 
 	CgroupRoot string // where the host's control groups are mounted
@@ -60,7 +57,10 @@ func (f *Follower) Latest() *health.Latest[Snapshot] { return &f.latest }
 const (
 	refresh   = 10 * time.Second // between two reads of a container's limits
 	callLimit = 5 * time.Second  // a pass that takes longer has failed
-	maxRetry  = 5 * time.Minute  // between two examinations of a device without limits; the first retry is after refresh
+
+	// Between two examinations of a device without limits.
+	minRetry = 2 * time.Second
+	maxRetry = 5 * time.Minute
 )
 
 // Run follows the configuration until ctx ends. It returns when the driver's limits are released: not before a call that hangs has
@@ -68,7 +68,7 @@ const (
 func (f *Follower) Run(ctx context.Context, open Open) {
 	for ctx.Err() == nil {
 		c, same, cancel := health.WatchPart(ctx, f.Config, func(c *Config) Config { return *c })
-		if c.Resource != "" && c.Unit > 0 {
+		if c.Enforcement != "" {
 			f.follow(same, c, open)
 		} else {
 			if f.capabilities.Load() != nil {
@@ -105,7 +105,7 @@ func (f *Follower) follow(ctx context.Context, c Config, open Open) {
 		snap, polled := f.Snapshots.Watch()
 		if snap.Polled() {
 			polled = nil
-			health.Call(ctx, callLimit, func() result { return e.pass(snap) }, publish, func() { publish(f.late(snap)) }, func() { f.latest.Store(nil) })
+			health.Call(ctx, callLimit, func() result { return e.pass(ctx, snap) }, publish, func() { publish(f.late(snap)) }, func() { f.latest.Store(nil) })
 		}
 		select {
 		case <-ctx.Done():
@@ -118,7 +118,7 @@ func (f *Follower) follow(ctx context.Context, c Config, open Open) {
 
 // late returns the result of a pass that has not returned in time: what was read last, without what changes with time.
 func (f *Follower) late(snap *health.Snapshot) (r result) {
-	r.snapshot.Err = fmt.Sprintf("no answer from the driver within %v", callLimit)
+	r.snapshot.Err = fmt.Sprintf("no answer within %v; the driver does not answer, or metrics.processes.podLogs cannot be read", callLimit)
 	if last := f.latest.Load(); last != nil {
 		r.snapshot.Containers = slices.Clone(last.Containers)
 	}

@@ -74,7 +74,10 @@ func (d *fakeDriver) Supported(id health.DeviceID) error {
 	d.enter()
 	defer d.mu.Unlock()
 	d.supported++
-	return d.unsupported[id]
+	if err := d.unsupported[id]; err != nil {
+		return fmt.Errorf("%s: %w", id, err)
+	}
+	return nil
 }
 
 func (d *fakeDriver) Limits(id health.DeviceID, cgroup string) (health.MemoryLimits, error) {
@@ -128,6 +131,7 @@ type node struct {
 	*testing.T
 	*Follower
 	driver    *fakeDriver
+	open      Open
 	dir       string
 	configs   health.Latest[Config]
 	snapshots health.Latest[health.Snapshot]
@@ -144,13 +148,14 @@ func newNode(t *testing.T) *node {
 		T: t, dir: t.TempDir(), logs: logs, hooks: map[health.DeviceID]bool{},
 		driver: &fakeDriver{limits: map[target]health.MemoryLimits{}, unsupported: map[health.DeviceID]error{}},
 	}
-	n.configs.Store(&Config{Resource: resource, Unit: gib, Enforcement: Driver, PodLogs: filepath.Join(n.dir, "log/pods")})
+	n.open = n.driver.Open
+	n.configs.Store(&Config{Enforcement: Driver, PodLogs: filepath.Join(n.dir, "log/pods")})
 	n.holders.Store(&podresources.Holders{})
 	n.setDevices("615.10", "GPU-a", "GPU-b")
 	n.write("log/pods/x", "")
 	n.write("log/containers/x", "")
 	n.write("cgroup/cgroup.controllers", "")
-	n.write("cgroup/kubepods.slice/cgroup.procs", "")
+	n.write("cgroup/kubepods/cgroup.procs", "")
 	n.Follower = New(Options{
 		Config: &n.configs, Snapshots: &n.snapshots, Holders: &n.holders, CgroupRoot: filepath.Join(n.dir, "cgroup"), Admin: true,
 		Hooks: func() map[health.DeviceID]bool { return n.hooks }, Log: zap.New(core),
@@ -194,7 +199,7 @@ func (n *node) hold(device health.DeviceID, pod string, units int) {
 	}
 	for i := range units {
 		next.By[device] = append(next.By[device], podresources.Holder{
-			Namespace: "team", Pod: pod, Container: "main", Resource: resource, DeviceID: fmt.Sprintf("%s::%d", device, i),
+			Namespace: "team", Pod: pod, Container: "main", Resource: resource, DeviceID: fmt.Sprintf("%s::1024Mi::%d", device, i),
 		})
 	}
 	n.holders.Store(&next)
@@ -203,11 +208,11 @@ func (n *node) hold(device health.DeviceID, pod string, units int) {
 func containerID(start int) string { return fmt.Sprintf("%064d", start) }
 
 // group returns the name of the directory of a container's control group.
-func group(start int) string { return "cri-containerd-" + containerID(start) + ".scope" }
+func group(start int) string { return "crio-" + containerID(start) }
 
 // run starts a container of a pod, and returns its control group.
 func (n *node) run(pod string, start int) (dir string) {
-	dir = "cgroup/kubepods.slice/kubepods-pod" + strings.ReplaceAll(podUID, "-", "_") + ".slice/" + group(start)
+	dir = "cgroup/kubepods/pod" + podUID + "/" + group(start)
 	n.write(dir+"/cgroup.procs", "42\n")
 	n.write("log/containers/"+pod+"_team_main-"+containerID(start)+".log", "")
 	return filepath.Join(n.dir, dir)
@@ -227,11 +232,16 @@ func (n *node) end(dir string) {
 	})
 }
 
+// start runs the follower, and waits until its first pass has ended.
 func (n *node) start() {
+	n.launch()
+	synctest.Wait()
+}
+
+func (n *node) launch() {
 	ctx, cancel := context.WithCancel(n.Context())
 	n.cancel, n.done = cancel, make(chan struct{})
-	go func() { defer close(n.done); n.Follower.Run(ctx, n.driver.Open) }()
-	synctest.Wait()
+	go func() { defer close(n.done); n.Follower.Run(ctx, n.open) }()
 }
 
 // stop ends the follower and checks what must hold in each test.
@@ -305,6 +315,22 @@ func (n *node) expectSets(want ...string) {
 	}
 }
 
+// await waits for a snapshot.
+func (n *node) await(ready func(*Snapshot) bool) {
+	n.Helper()
+	for timeout := time.After(10 * time.Second); ; {
+		s, changed := n.Latest().Watch()
+		if s != nil && ready(s) {
+			return
+		}
+		select {
+		case <-changed:
+		case <-timeout:
+			n.Fatalf("%+v, %+v", s, n.Capabilities().Load())
+		}
+	}
+}
+
 func onNode(t *testing.T, f func(n *node)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) { f(newNode(t)) })
@@ -340,6 +366,19 @@ func TestFollowerSetsLimits(t *testing.T) {
 
 		n.hold("GPU-a", "one", 0)
 		n.expect("GPU-b two 3/3Gi driver used 3")
+	})
+}
+
+// Devices with the same reason are logged together.
+func TestFollowerLogsReasonOnce(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.driver.unsupported = map[health.DeviceID]error{"GPU-a": errDriver, "GPU-b": errDriver}
+		n.start()
+		defer n.stop()
+		n.wait(time.Hour)
+		if entries := n.logs.All(); len(entries) != 1 || !reflect.DeepEqual(entries[0].ContextMap()["devices"], []any{"GPU-a", "GPU-b"}) {
+			t.Errorf("%v", entries)
+		}
 	})
 }
 
@@ -402,7 +441,7 @@ func TestFollowerJudgesFoundLimits(t *testing.T) {
 	}
 }
 
-// An error of the driver does not change the verdict on a limit that was read back, and the driver is opened again.
+// An error of the driver does not change the verdict on a limit that was read back.
 func TestFollowerKeepsVerdictDuringErrors(t *testing.T) {
 	onNode(t, func(n *node) {
 		n.hold("GPU-a", "one", 10)
@@ -410,16 +449,13 @@ func TestFollowerKeepsVerdictDuringErrors(t *testing.T) {
 		n.start()
 		defer n.stop()
 		n.driver.change(func() { n.driver.err = errDriver })
-		n.wait(refresh)
+		n.wait(2 * refresh)
 		n.expect("GPU-a one 10/10Gi driver")
 		if s := n.Latest().Load(); s.Err == "" {
 			t.Error("no error")
 		}
-		n.driver.change(func() { n.driver.openErr = errDriver })
-		n.wait(3 * refresh)
-		n.expect("GPU-a one 10/10Gi driver")
 		n.expectDriver(false, map[health.DeviceID]bool{"GPU-a": true, "GPU-b": true})
-		n.driver.change(func() { n.driver.err, n.driver.openErr = nil, nil })
+		n.driver.change(func() { n.driver.err = nil })
 		n.wait(4 * refresh)
 		n.expect("GPU-a one 10/10Gi driver used 3")
 		if s := n.Latest().Load(); s.Err != "" || n.logs.FilterField(zap.String("error", errDriver.Error())).Len() != 1 {
@@ -443,7 +479,7 @@ func TestFollowerExaminesNode(t *testing.T) {
 		"old driver":   {func(n *node) { n.driver.unsupported["GPU-b"] = errDriver }, false, both(true, false)},
 		"no driver":    {func(n *node) { n.driver.openErr = errDriver }, false, both(false, false)},
 		"cgroup v1":    {func(n *node) { n.hooks = both(true, true); n.remove("cgroup/cgroup.controllers") }, false, both(false, false)},
-		"own cgroups":  {func(n *node) { n.remove("cgroup/kubepods.slice") }, false, both(false, false)},
+		"own cgroups":  {func(n *node) { n.remove("cgroup/kubepods") }, false, both(false, false)},
 		"no pod logs":  {func(n *node) { n.remove("log/pods") }, false, both(false, false)},
 		"no log links": {func(n *node) { n.remove("log/containers") }, false, both(false, false)},
 		"MIG":          {func(n *node) { n.setDevices("615.10", "MIG-1") }, false, map[health.DeviceID]bool{"MIG-1": false}},
@@ -502,7 +538,7 @@ func TestFollowerRepeatsExamination(t *testing.T) {
 		n.driver.unsupported["GPU-a"] = errDriver
 		n.start()
 		defer n.stop()
-		n.wait(time.Hour)
+		n.wait(time.Hour + time.Minute)
 		n.driver.change(func() {
 			if n.driver.supported < 10 || n.driver.supported > 20 {
 				t.Errorf("%d examinations in an hour", n.driver.supported)
@@ -516,7 +552,7 @@ func TestFollowerRepeatsExamination(t *testing.T) {
 
 		n.driver.change(func() { n.driver.unsupported = map[health.DeviceID]error{"GPU-a": errDriver} })
 		n.setDevices("617.1", "GPU-a")
-		n.wait(time.Hour)
+		n.wait(time.Hour + time.Minute)
 		n.driver.change(func() { n.driver.unsupported = nil })
 		s := *n.snapshots.Load()
 		s.Devices = []health.DeviceState{s.Devices[0]}
@@ -548,10 +584,13 @@ func TestFollowerWithHangingDriver(t *testing.T) {
 		n.expectDriver(false, map[health.DeviceID]bool{"GPU-a": true, "GPU-b": true})
 		n.expect("GPU-a one 10/10Gi driver used 3")
 
+		n.hold("GPU-b", "two", 1)
+		n.run("two", 2)
+		n.wait(refresh)
 		again := make(chan struct{})
-		n.driver.change(func() { n.driver.hang = again })
+		n.driver.change(func() { n.driver.hang, n.driver.gets = again, 0 })
 		n.wait(refresh + callLimit)
-		n.expect("GPU-a one 10/10Gi driver")
+		n.expect("GPU-a one 10/10Gi driver", "GPU-b two 1/1Gi driver")
 		n.expectDriver(false, map[health.DeviceID]bool{"GPU-a": true, "GPU-b": true})
 		n.cancel() // the call is still in the driver
 		synctest.Wait()
@@ -562,26 +601,42 @@ func TestFollowerWithHangingDriver(t *testing.T) {
 		}
 		n.driver.change(func() { n.driver.hang = nil })
 		close(again)
+		<-n.done
+		n.driver.change(func() {
+			if n.driver.gets != 1 {
+				t.Errorf("%d calls after the end", n.driver.gets-1)
+			}
+		})
 	})
 }
 
 func TestFollowerWithoutDriver(t *testing.T) {
 	onNode(t, func(n *node) {
-		n.configs.Store(&Config{Resource: resource, Unit: gib, Enforcement: MPS})
-		n.hold("GPU-a", "one", 10)
-		n.hold("GPU-b", "two", 1)
+		holder := func(resource, pod, id string) podresources.Holder {
+			return podresources.Holder{Namespace: "team", Pod: pod, Container: "main", Resource: resource, DeviceID: id}
+		}
+		n.holders.Store(&podresources.Holders{By: map[health.DeviceID][]podresources.Holder{
+			"GPU-a": {holder(resource, "one", "GPU-a::1024Mi-mps::3"), holder(resource, "one", "GPU-a::1024Mi-mps::4"), holder(resource, "old", "GPU-a::1024Mi::1")},
+			"GPU-b": {holder(resource, "two", "GPU-b::1024Mi-mps::0"), holder("nvidia.com/gpu.shared", "share", "GPU-b::mps1024Mi::1")},
+		}})
 		s := *n.snapshots.Load()
 		s.Devices[0].MPS = &health.MPSDaemon{Ready: true}
 		n.snapshots.Store(&s)
+		n.configs.Store(&Config{Enforcement: MPS})
 		n.start()
 		defer n.stop()
-		n.expect("GPU-a one 10/10Gi mps", "GPU-b two 1/1Gi none reason")
-		n.configs.Store(&Config{Resource: resource, Unit: gib, Enforcement: None})
-		n.expect("GPU-a one 10/10Gi none", "GPU-b two 1/1Gi none")
+		n.expect("GPU-a one 2/2Gi mps", "GPU-a old 1/1Gi none reason", "GPU-b two 1/1Gi none reason")
+		n.configs.Store(&Config{Enforcement: None})
+		n.expect("GPU-a one 2/2Gi mps", "GPU-a old 1/1Gi none", "GPU-b two 1/1Gi none reason")
+		n.run("one", 1)
+		n.run("old", 2)
+		n.configs.Store(&Config{Enforcement: Driver, PodLogs: filepath.Join(n.dir, "log/pods")})
+		n.expect("GPU-a one 2/2Gi mps", "GPU-a old 1/1Gi driver used 3", "GPU-b two 1/1Gi none reason")
+		n.expectSets("GPU-a " + group(2) + " 0 1")
 		n.configs.Store(&Config{})
 		n.wait(time.Hour)
-		if n.Latest().Load() != nil || n.driver.opened != 0 {
-			t.Errorf("%+v, opened %d times", n.Latest().Load(), n.driver.opened)
+		if c := n.Capabilities().Load(); n.Latest().Load() != nil || n.driver.open != 0 || len(c.Driver) != 0 {
+			t.Errorf("%+v, %+v, %d open", n.Latest().Load(), c, n.driver.open)
 		}
 	})
 }
@@ -589,26 +644,118 @@ func TestFollowerWithoutDriver(t *testing.T) {
 // Without memory sharing nothing runs and nothing is published.
 func TestFollowerWithoutMemorySharing(t *testing.T) {
 	onNode(t, func(n *node) {
-		for _, c := range []Config{{}, {Resource: resource, Enforcement: Driver}} {
-			n.configs.Store(&c)
-			n.start()
-			n.wait(time.Hour)
-			n.stop()
-			if n.Capabilities().Load() != nil || n.driver.opened != 0 {
-				t.Errorf("%+v", n.Capabilities().Load())
-			}
+		n.configs.Store(&Config{})
+		n.start()
+		n.wait(time.Hour)
+		n.stop()
+		if n.Capabilities().Load() != nil || n.driver.opened != 0 {
+			t.Errorf("%+v", n.Capabilities().Load())
 		}
 	})
 }
 
-// Other resources, and whole GPUs that were held before the resource had units, are not limited.
+// The control group of a container that has ended is not searched at each answer of the kubelet.
+func TestFollowerSearchesAtIntervals(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.hold("GPU-a", "one", 1)
+		n.end(n.run("one", 1))
+		n.start()
+		defer n.stop()
+		n.run("one", 1)
+		for range 4 {
+			n.hold("GPU-a", "one", 1)
+			n.expect("GPU-a one 1/1Gi none reason")
+			n.wait(2 * time.Second)
+		}
+		n.run("one", 2) // another start is found at once
+		n.hold("GPU-a", "one", 1)
+		n.expect("GPU-a one 1/1Gi driver used 3")
+		n.wait(refresh)
+		n.expectSets("GPU-a "+group(2)+" 0 1", "GPU-a "+group(1)+" 0 1")
+	})
+}
+
+// A container keeps the limit of the units that it was given, after a change of their size.
+func TestFollowerKeepsSizeOfUnits(t *testing.T) {
+	onNode(t, func(n *node) {
+		by := map[health.DeviceID][]podresources.Holder{}
+		for i, id := range []string{"GPU-a::2048Mi::0", "GPU-a::2048Mi::1", "GPU-a::1024Mi::0"} {
+			by["GPU-a"] = append(by["GPU-a"], podresources.Holder{Namespace: "team", Pod: fmt.Sprintf("pod-%d", i/2), Container: "main", Resource: resource, DeviceID: id})
+		}
+		n.holders.Store(&podresources.Holders{By: by})
+		n.start()
+		defer n.stop()
+		n.expect("GPU-a pod-0 2/4Gi none reason", "GPU-a pod-1 1/1Gi none reason")
+	})
+}
+
+// crun keeps the processes of a container in a group below the container's.
+func TestFollowerLimitsGroupOfProcesses(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.hold("GPU-a", "one", 2)
+		dir := strings.TrimPrefix(n.run("one", 1), n.dir)
+		n.write(dir+"/cgroup.procs", "")
+		n.write(dir+"/container/cgroup.procs", "42\n")
+		n.start()
+		defer n.stop()
+		n.expect("GPU-a one 2/2Gi driver used 3")
+		n.expectSets("GPU-a container 0 2")
+	})
+}
+
+// A container that ends while its limits are read is no error.
+func TestFollowerContainerEndsDuringRead(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.hold("GPU-a", "one", 1)
+		dir := n.run("one", 1)
+		n.start()
+		defer n.stop()
+		hang := make(chan struct{})
+		n.driver.change(func() { n.driver.hang = hang })
+		n.wait(refresh) // it is being read
+		if err := os.RemoveAll(dir); err != nil {
+			t.Fatal(err)
+		}
+		n.driver.change(func() { n.driver.hang = nil })
+		close(hang)
+		n.expect("GPU-a one 1/1Gi none reason")
+		if s := n.Latest().Load(); s.Err != "" || n.logs.FilterMessage("cannot read memory limits").Len() != 0 {
+			t.Errorf("%q, %v", s.Err, n.logs.All())
+		}
+	})
+}
+
+// A failed open is repeated less and less often.
+func TestFollowerRepeatsOpen(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.driver.openErr = errDriver
+		n.hold("GPU-a", "one", 1)
+		n.run("one", 1)
+		n.start()
+		defer n.stop()
+		n.wait(time.Hour)
+		n.expect("GPU-a one 1/1Gi none reason")
+		n.driver.change(func() {
+			if n.driver.opened < 10 || n.driver.opened > 20 {
+				t.Errorf("opened %d times in an hour", n.driver.opened)
+			}
+			n.driver.openErr = nil
+		})
+		n.wait(maxRetry + refresh)
+		n.expect("GPU-a one 1/1Gi driver used 3")
+	})
+}
+
+// Units of other resources, and whole GPUs that were held before the resource had units, are not limited.
 func TestFollowerLeavesOtherHolders(t *testing.T) {
 	onNode(t, func(n *node) {
-		h := podresources.Holder{Namespace: "team", Pod: "one", Container: "main", Resource: "nvidia.com/gpu", DeviceID: "GPU-a::0"}
-		whole := podresources.Holder{Namespace: "team", Pod: "two", Container: "main", Resource: resource, DeviceID: "GPU-a"}
-		n.holders.Store(&podresources.Holders{By: map[health.DeviceID][]podresources.Holder{"GPU-a": {h, whole}}})
-		n.run("one", 1)
-		n.run("two", 2)
+		by := map[health.DeviceID][]podresources.Holder{}
+		for i, id := range []string{"GPU-a", "GPU-a::0", "GPU-a::mps4::0", "GPU-a::1024Mi", "GPU-a::0Mi::0", "GPU-a::99999999999999999999Mi::0", "GPU-a::x1024Mi::0", "GPU-a::1024Mi-x::0", "GPU-a::mps1024Mi::0", "GPU-a::1024Mi::"} {
+			pod := fmt.Sprintf("pod-%d", i)
+			by["GPU-a"] = append(by["GPU-a"], podresources.Holder{Namespace: "team", Pod: pod, Container: "main", Resource: resource, DeviceID: id})
+			n.run(pod, i)
+		}
+		n.holders.Store(&podresources.Holders{By: by})
 		n.start()
 		defer n.stop()
 		n.wait(refresh)

@@ -87,6 +87,7 @@ type run struct {
 	devices map[health.DeviceID]*device // the desired ones, and those that leave
 
 	file    desiredFile // the content of Root.DesiredFile
+	unread  bool        // the file was missing or bad: mps-daemon may run daemons that are not known here
 	fileAt  time.Time   // when it was last written or checked
 	fileErr error       // why it could not be written
 
@@ -178,7 +179,7 @@ func (r *run) begin(root Root, now time.Time) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		r.Log.Warn("cannot read which MPS daemons run", zap.Error(err))
 	}
-	r.root, r.file, r.reload = root, file, true
+	r.root, r.file, r.unread, r.reload = root, file, err != nil, true
 	r.asked, r.supervisor, r.reached, r.status = false, errors.New("not asked yet"), now, Status{}
 	for _, old := range file.Daemons {
 		d := r.add(old.spec(), now)
@@ -303,7 +304,9 @@ func (r *run) release(id health.DeviceID, d *device, h podresources.Holders) {
 	switch {
 	case d.leaving.IsZero() || !r.asked:
 	case !d.released:
-		d.released = !d.inUse(h)
+		if d.released = !d.inUse(h); d.released {
+			r.Log.Info("stopping the MPS daemon of a device that is no longer shared: nobody uses it", zap.String("device", string(id)))
+		}
 	case r.supervisor == nil && !r.reload && d.status == nil, r.supervisor != nil && (d.pid == 0 || d.noDaemon > 0):
 		if d.inFlight != nil {
 			d.inFlight()
@@ -347,7 +350,7 @@ func (r *run) writeFile(now time.Time) {
 	slices.SortFunc(file.Daemons, func(a, b desiredDaemon) int {
 		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.Device, b.Device))
 	})
-	if len(file.Daemons) == 0 && len(r.file.Daemons) == 0 {
+	if len(file.Daemons) == 0 && len(r.file.Daemons) == 0 || r.unread && !r.asked {
 		return
 	}
 	same := reflect.DeepEqual(file, r.file)
@@ -394,8 +397,26 @@ func (r *run) applyStatus(s statusResult) {
 	r.supervisor = s.err
 	if s.err == nil {
 		r.status, r.reached = s.status, now
+		if r.unread {
+			r.addUnknown(now)
+			r.unread = false
+		}
 	}
 	r.asked = r.asked || s.err == nil || !r.reachable(now)
+}
+
+// addUnknown adds the devices of daemons that an earlier process had mps-daemon run, and which no file names any more. They leave.
+func (r *run) addUnknown(now time.Time) {
+	for _, s := range r.status.Daemons {
+		if r.devices[s.Device] != nil || s.Stopping {
+			continue
+		}
+		spec := Spec{Device: s.Device, GPU: s.Device} // with unknown limits
+		if strings.HasPrefix(string(s.Device), "MIG-") {
+			spec.Kind = health.KindMIG
+		}
+		r.add(spec, now).leaving = now
+	}
 }
 
 // examineAll has all daemons examined now.

@@ -63,7 +63,7 @@ func (e *evidence) judge() health.MPSDaemon {
 	case e.noDaemon >= missingAfter || e.noDaemon > 0 && e.supervisor != nil:
 		set(health.CauseMPSDown, health.ActionCheckMPSDaemon, "%v", e.failure)
 	case e.noAnswer >= hungAfter:
-		set(health.CauseMPSHung, health.ActionEndMPSClients, "the MPS daemon has not answered %d times within %v", e.noAnswer, controlTimeout)
+		set(health.CauseMPSHung, health.ActionEndMPSClients, "the MPS daemon does not answer within %v", controlTimeout)
 	case e.refused >= refusedAfter:
 		set(health.CauseMPSNotReady, health.ActionCheckMPSDaemon, "%v", e.failure)
 	case !current && e.last != nil && e.last.pid == e.pid:

@@ -339,7 +339,8 @@ func (r *run) restartStuck(ctx context.Context, d *device, h podresources.Holder
 	})
 }
 
-// writeFile writes Root.DesiredFile if its content changes, or if it has vanished.
+// writeFile writes Root.DesiredFile if its content changes, or if it has vanished. An unread file stays until mps-daemon reports what
+// runs: without it, or with a bad one, mps-daemon ends no daemon.
 func (r *run) writeFile(now time.Time) {
 	file := desiredFile{Version: desiredVersion, Control: r.desired.Control}
 	for _, d := range r.devices {
@@ -350,7 +351,7 @@ func (r *run) writeFile(now time.Time) {
 	slices.SortFunc(file.Daemons, func(a, b desiredDaemon) int {
 		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.Device, b.Device))
 	})
-	if len(file.Daemons) == 0 && len(r.file.Daemons) == 0 || r.unread && !r.asked {
+	if len(file.Daemons) == 0 && len(r.file.Daemons) == 0 || r.unread {
 		return
 	}
 	same := reflect.DeepEqual(file, r.file)

@@ -538,9 +538,9 @@ func (r *run) report(now time.Time) {
 	before := r.err
 	r.err = text
 	r.mu.Unlock()
-	switch {
-	case text == before:
-	case text == "":
+	switch text {
+	case before:
+	case "":
 		r.Log.Info("MPS daemons are followed again")
 	default:
 		r.Log.Warn("MPS daemons cannot be followed", zap.String("cause", text))

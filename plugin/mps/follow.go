@@ -124,6 +124,7 @@ type result struct {
 }
 
 type statusResult struct {
+	root   Root
 	status Status
 	err    error
 }
@@ -376,7 +377,7 @@ func (r *run) requestStatus(ctx context.Context) {
 	root, reload := r.root, r.reload
 	r.asking, r.reload = true, false
 	r.workers.Go(func() {
-		var s statusResult
+		s := statusResult{root: root}
 		if reload {
 			// An error of the file is also in the status.
 			_, _ = r.callWithin(ctx, root, Request{Reload: &struct{}{}})
@@ -391,6 +392,9 @@ func (r *run) requestStatus(ctx context.Context) {
 
 func (r *run) applyStatus(s statusResult) {
 	r.asking = false
+	if s.root != r.root {
+		return // of the former one
+	}
 	now := time.Now()
 	if (s.err == nil) != (r.supervisor == nil) {
 		r.examineAll() // daemons may have ended with mps-daemon, or been started by it
@@ -467,7 +471,7 @@ func (r *run) applyExamination(x result) {
 	d.failure = x.x.err
 	switch err := x.x.err; {
 	case err == nil:
-		if proven := d.last != nil && d.last.pid == x.x.pid && d.last.spec == x.x.spec && d.last.limits == nil; !proven && x.x.limits == nil {
+		if proven := d.last != nil && d.last.pid == x.x.pid && d.last.spec == x.x.spec && d.last.limits == nil; !proven && x.x.limits == nil && x.x.spec.ThreadPercentage > 0 {
 			r.Log.Info("MPS daemon has its limits", zap.String("device", string(x.x.spec.Device)), zap.Int("pid", x.x.pid), zap.Bool("adopted", x.x.adopted),
 				zap.Float64("activeThreadPercentage", x.x.percent), zap.Uint64("pinnedMemoryMiB", x.x.pinned>>20))
 		}

@@ -388,7 +388,9 @@ func TestFollowerLeavingAwaitsKubelet(t *testing.T) {
 	runFollower(t, func(h *followerTest) {
 		h.ready(gpuA)
 		h.want()
-		advance(holdersSettle - time.Second)
+		advance(time.Second)
+		h.f.poke() // the daemon has no client
+		advance(holdersSettle - 2*time.Second)
 		h.hold(gpuA, string(gpuA)+"::mps4::3")
 		advance(time.Minute)
 		if s := h.state(gpuA); h.daemon(gpuA).pid == 0 || !s.Ready {

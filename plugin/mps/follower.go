@@ -156,6 +156,9 @@ func (f *Follower) controlInTurn(ctx context.Context, program string, r Root, de
 // until Run is called again. At the end of the process, the daemons continue.
 func (f *Follower) Stop(ctx context.Context) {
 	f.publishStopped()
+	f.mu.Lock()
+	f.err = ""
+	f.mu.Unlock()
 	root := f.Root()
 	d, err := readDesired(root)
 	switch {

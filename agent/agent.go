@@ -141,7 +141,11 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 	a.monitor = monitor.New(&a.healthConfig, &a.sources, &a.snapshots, log.Named("health"))
 	a.stateFile = statefile.New(&a.healthConfig, &a.snapshots, &a.lastGood, boot, log.Named("health"))
 	a.plugin = plugin.New(&a.pluginConfig, &a.snapshots, log.Named("plugin"))
-	a.mps = mps.NewFollower(mps.Options{Desired: a.plugin.MPS(), Holders: a.plugin.Holders, Log: log.Named("mps")})
+	a.mps = mps.NewFollower(mps.Options{
+		Desired: a.plugin.MPS(), Holders: a.plugin.Holders, Log: log.Named("mps"),
+		Root:      func() mps.Root { return mps.Root(a.pluginConfig.Load().Sharing.MPS.Root) },
+		Simulated: func() bool { return a.sourceConfig.Load().Resolved() == config.ModeSim },
+	})
 	a.monitor.SetMPS(a.mps.State())
 	a.memoryLimits = a.newMemoryLimits(log.Named("memory limits"))
 	a.plugin.SetMemoryCapabilities(a.memoryLimits.Capabilities())

@@ -43,6 +43,7 @@ func (a *Agent) runSource(ctx context.Context) error {
 		if err == nil {
 			open := openMemoryLimits(c.SourceConfig)
 			source.Beside = append(source.Beside, a.mps.Run, func(ctx context.Context) { a.memoryLimits.Run(ctx, open) })
+			source.Release = a.mps.Stop
 			if !source.Simulated {
 				source.Beside = append(source.Beside, a.plugin.GenerateCDI)
 			}

@@ -137,3 +137,27 @@ func TestMPSDesired(t *testing.T) {
 		t.Errorf("no MPS: %+v", d)
 	}
 }
+
+// A layout follows what the node can enforce, without another change.
+func TestLayoutFollowsCapabilities(t *testing.T) {
+	var cfg health.Latest[Config]
+	var snaps health.Latest[health.Snapshot]
+	var caps health.Latest[memlimits.Capabilities]
+	p := New(&cfg, &snaps, zap.NewNop())
+	p.SetMemoryCapabilities(&caps)
+	c := configured(memoryShared("1Gi"), func(c *Config) { c.Sharing.Memory.Enforcement = EnforceAuto })
+	cfg.Store(&c)
+	snaps.Store(withReserved(1))
+	changed := p.layouts.watch().capabilities
+	for _, want := range []memlimits.Enforcement{memlimits.None, memlimits.Driver} {
+		if s := p.Shares(); len(s) != 1 || s[0].Enforcement != want {
+			t.Errorf("%+v, want %s", s, want)
+		}
+		caps.Store(&memlimits.Capabilities{Driver: map[health.DeviceID]string{"GPU-0": ""}})
+	}
+	select {
+	case <-changed:
+	default:
+		t.Error("no change reported")
+	}
+}

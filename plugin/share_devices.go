@@ -144,7 +144,7 @@ func (s *share) setReadiness(daemon *health.MPSDaemon) {
 		s.faulty = true
 	case daemon == nil:
 		s.unready = "not examined yet"
-	case !daemon.Ready:
+	case !daemon.Ready || daemon.Leaving: // it may be stopping
 		s.unready, s.faulty = cmp.Or(daemon.Reason, "not ready"), daemon.Cause != ""
 	case s.single && (daemon.ThreadPercentage > float64(s.threads)+1 || daemon.PinnedMemory > s.pinned+1<<30):
 		// It was judged by the configuration before. MPS may round the limits that it reports.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"os/exec"
 	"runtime"
@@ -12,8 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // Limits of a run of the control program.
@@ -42,8 +39,7 @@ func runControl(ctx context.Context, program string, env []string, command strin
 		// Pdeathsig is sent when the thread ends that started the program.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		// The libraries of the driver open files too, maybe without O_CLOEXEC. Kernels before 5.11 lack the call.
-		_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
+		closeOnExec()
 		cmd := exec.CommandContext(ctx, program) //nolint:gosec // of the configuration
 		cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = env, strings.NewReader(command+"\n"), &stdout, &stderr
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}

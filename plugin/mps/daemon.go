@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -57,7 +56,7 @@ type daemon struct {
 	stopped chan struct{}           // closed when run has ended
 	restart chan struct{}           // has a token if the daemon is to be killed; capacity 1
 
-	started bool // a process has been started or adopted; for run only
+	lastPID int // of the process that ran last; for run only
 
 	mu       sync.Mutex // guards what follows
 	status   DaemonStatus
@@ -78,13 +77,12 @@ func (d *daemon) run(ctx context.Context) {
 	defer close(d.stopped)
 	keepRunning(ctx, d.serve, d.restart, d.report)
 	err := d.end(context.WithoutCancel(ctx), context.Cause(ctx))
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.status.Stopping, d.status.Error, d.unfinish = false, "", err
-	if err != nil {
-		d.status.Error = err.Error()
+	if err != nil && d.publish(err) {
 		d.log.Error("MPS control daemon stopped incompletely", zap.Error(err))
 	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.status.Stopping, d.unfinish = false, err
 }
 
 // keepRunning calls serve until ctx ends, with a backoff, which a token in restart ends.
@@ -158,10 +156,11 @@ func (d *daemon) serve(ctx context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	ran, err := d.watch(ctx, p)
-	if !p.refused(ran) || ctx.Err() != nil {
+	if ctx.Err() != nil || !p.refused(ran) {
 		return ran, err
 	}
-	// Drivers before multi-user mode refuse the option. Another reason makes the second start fail too.
+	// Drivers before multi-user mode refuse the option. Another reason makes the second start fail too. Both are one start.
+	d.lastPID = 0
 	if p, err = d.start(ctx, program, foregroundOption); err != nil {
 		return 0, err
 	}
@@ -170,7 +169,12 @@ func (d *daemon) serve(ctx context.Context) (time.Duration, error) {
 
 // refused reports whether the program ended as if it did not support an option.
 func (p *runningDaemon) refused(ran time.Duration) bool {
-	return ran < refusal && p.state != nil && p.state.Exited() && !p.state.Success()
+	select {
+	case <-p.ended:
+		return ran < refusal && p.state.Exited() && !p.state.Success()
+	default:
+		return false
+	}
 }
 
 // adopt returns the control daemon that runs for the device already, nil if there is none. It kills servers without a daemon.
@@ -231,13 +235,14 @@ func (d *daemon) announce(text string) {
 
 // start starts the control program as a daemon. The process survives the Supervisor.
 func (d *daemon) start(ctx context.Context, program string, options ...string) (*runningDaemon, error) {
+	closeOnExec()
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), program, options...)
 	cmd.Dir = "/"
 	cmd.Env = append(environment(d.root, d.device), "CUDA_VISIBLE_DEVICES="+string(d.device))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	// A file, not a pipe: the daemon must be able to write after the Supervisor has ended. Without a file it runs silently.
 	r := &runningDaemon{began: time.Now(), ended: make(chan struct{}), output: fileSize(d.outputFile())}
-	if output, err := os.OpenFile(d.outputFile(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644); err == nil { //nolint:gosec // containers may read it
+	if output, err := os.OpenFile(d.outputFile(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644); err == nil {
 		defer func() { _ = output.Close() }()
 		cmd.Stdout, cmd.Stderr = output, output
 	} else {
@@ -259,10 +264,10 @@ func (d *daemon) start(ctx context.Context, program string, options ...string) (
 // watch publishes a process and waits until it has ended. It returns how long the process ran and why it ended.
 func (d *daemon) watch(ctx context.Context, p *runningDaemon) (time.Duration, error) {
 	d.mu.Lock()
-	if d.started {
+	if d.lastPID != 0 && d.lastPID != p.pid {
 		d.status.Restarts++
 	}
-	d.started = true
+	d.lastPID = p.pid
 	select {
 	case <-d.restart: // it was for the previous process
 	default:
@@ -313,18 +318,11 @@ func (d *daemon) kill(ctx context.Context, processes []process) error {
 	for _, p := range processes {
 		if err := awaitExit(ctx, p.pid); err != nil {
 			errs = append(errs, fmt.Errorf("process %d of MPS does not end although it was killed; look for hung tasks in the kernel log", p.pid))
-			continue
+		} else if p.server && os.Getpid() == 1 {
+			_, _ = unix.Wait4(p.pid, nil, unix.WNOHANG, nil) // process 1 inherits the servers of a dead daemon
 		}
-		reap(p.pid)
 	}
 	return errors.Join(errs...)
-}
-
-// reap releases a process that became a child of this one when its parent ended, which happens to process 1.
-func reap(pid int) {
-	if os.Getpid() == 1 {
-		_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
-	}
 }
 
 // end stops the control daemon and its servers, then sets the compute mode back.
@@ -375,7 +373,8 @@ func (d *daemon) endProcesses(ctx context.Context, cause error) error {
 func (d *daemon) quit(ctx context.Context, control string, pid int) {
 	quitCtx, cancel := context.WithTimeout(ctx, quitTimeout)
 	defer cancel()
-	if err := d.send(quitCtx, control, fmt.Sprintf("quit -t %d", int(quitServers.Seconds()))); err == nil && awaitExit(quitCtx, pid) == nil {
+	command := fmt.Sprintf("quit -t %d", int(quitServers.Seconds()))
+	if _, err := runControl(quitCtx, control, environment(d.root, d.device), command); err == nil && awaitExit(quitCtx, pid) == nil {
 		return
 	}
 	termCtx, cancel := context.WithTimeout(ctx, termTimeout)
@@ -383,16 +382,6 @@ func (d *daemon) quit(ctx context.Context, control string, pid int) {
 	if unix.Kill(pid, unix.SIGTERM) == nil {
 		_ = awaitExit(termCtx, pid)
 	}
-}
-
-// send has the control program send a command to the daemon.
-func (d *daemon) send(ctx context.Context, control, command string) error {
-	cmd := exec.CommandContext(ctx, control)
-	cmd.Dir, cmd.Env, cmd.Stdin = "/", environment(d.root, d.device), strings.NewReader(command+"\n")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
-	cmd.WaitDelay = time.Second
-	return cmd.Run()
 }
 
 // current returns the published status.

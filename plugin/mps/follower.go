@@ -180,11 +180,18 @@ func (f *Follower) controlInTurn(ctx context.Context, program string, r Root, de
 // until Run is called again. At the end of the process, the daemons continue.
 func (f *Follower) Stop(ctx context.Context) {
 	f.publishStopped()
+	f.mu.Lock()
+	f.err = ""
+	f.mu.Unlock()
 	root := f.Root()
 	d, err := readDesired(root)
 	switch {
-	case errors.Is(err, fs.ErrNotExist), err == nil && len(d.Daemons) == 0:
-		return // no daemon was ever desired
+	case err == nil && len(d.Daemons) == 0:
+		return
+	case errors.Is(err, fs.ErrNotExist):
+		if status, err := f.callWithin(ctx, root, Request{Status: &struct{}{}}); err != nil || len(status.Daemons) == 0 {
+			return // no daemon was ever desired
+		}
 	case err != nil:
 		f.Log.Warn("cannot read which MPS daemons run; stopping all", zap.Error(err))
 		d = desiredFile{}

@@ -70,7 +70,8 @@ func killProcess(cmd *exec.Cmd) {
 	_, _ = cmd.Process.Wait()
 }
 
-// fileModes returns compute modes that several processes share: a file per GPU in a directory. A file "failure" makes each call fail.
+// fileModes returns compute modes that several processes share: a file per GPU in a directory. A file "failure" makes each call fail,
+// and "kill-before" or "kill-after" kills the process that sets a mode.
 func fileModes(dir string) *ComputeModes {
 	failure := func() error {
 		text, err := os.ReadFile(filepath.Join(dir, "failure"))
@@ -78,6 +79,12 @@ func fileModes(dir string) *ComputeModes {
 			return nil //nolint:nilerr // no failure
 		}
 		return errors.New(string(text))
+	}
+	kill := func(file string) {
+		if _, err := os.Stat(filepath.Join(dir, file)); err == nil {
+			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			select {}
+		}
 	}
 	return &ComputeModes{
 		Get: func(gpu health.DeviceID) (health.ComputeMode, error) {
@@ -89,6 +96,8 @@ func fileModes(dir string) *ComputeModes {
 			return health.ComputeMode(n), errors.Join(err, parseErr, failure())
 		},
 		Set: func(gpu health.DeviceID, mode health.ComputeMode) error {
+			kill("kill-before")
+			defer kill("kill-after")
 			return errors.Join(failure(), replaceFile(filepath.Join(dir, string(gpu)), fmt.Append(nil, int32(mode))))
 		},
 	}

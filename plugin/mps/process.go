@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -36,6 +37,10 @@ func environment(r Root, id health.DeviceID) []string {
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "CUDA_") })
 	return append(env, pipeVariable+"="+r.PipeDir(id), logVariable+"="+r.LogDir(id))
 }
+
+// closeOnExec keeps open files from the next child. Those of Go have O_CLOEXEC, those that NVML opens may not. Linux before 5.11 lacks
+// the call.
+func closeOnExec() { _ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC) }
 
 // process is a running process of MPS.
 type process struct {
@@ -139,10 +144,17 @@ func classify(proc procfs.Proc) (p process, ok bool) {
 		return process{}, false
 	}
 	p.leader = stat.PGRP == p.pid
-	if seconds, err := stat.StartTime(); err == nil {
-		p.started = time.UnixMilli(int64(seconds * 1000))
-	}
+	p.started = startTime(stat)
 	return p, true
+}
+
+// startTime returns when a process started, zero if unknown.
+func startTime(stat procfs.ProcStat) time.Time {
+	seconds, err := stat.StartTime()
+	if err != nil {
+		return time.Time{}
+	}
+	return time.UnixMilli(int64(seconds * 1000))
 }
 
 // startTime returns when a process started, as find does; zero if it does not run.
@@ -159,11 +171,7 @@ func (t *processTable) startTime(pid int) time.Time {
 	if err != nil {
 		return time.Time{}
 	}
-	seconds, err := stat.StartTime()
-	if err != nil {
-		return time.Time{}
-	}
-	return time.UnixMilli(int64(seconds * 1000))
+	return startTime(stat)
 }
 
 // kill kills a process, and its group if it leads one.
@@ -200,7 +208,7 @@ func awaitExit(ctx context.Context, pid int) error {
 	stop := context.AfterFunc(ctx, func() { _ = file.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	err = conn.Read(func(fd uintptr) bool {
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0) //nolint:gosec // a descriptor fits
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
 		return err == nil && n > 0
 	})
 	if err != nil && ctx.Err() != nil {

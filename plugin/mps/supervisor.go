@@ -57,7 +57,7 @@ type Supervisor struct {
 func (s *Supervisor) Run(ctx context.Context) error {
 	s.processes, s.daemons = newProcessTable(procfs.DefaultMountPoint), make(map[health.DeviceID]*daemon)
 	s.reloads, s.changed = make(chan chan error), make(chan struct{}, 1)
-	if err := os.MkdirAll(string(s.Root), 0o755); err != nil { //nolint:gosec // containers mount directories below it
+	if err := os.MkdirAll(string(s.Root), 0o755); err != nil {
 		return fmt.Errorf("plugin.sharing.mps.root: %w", err)
 	}
 	lock, err := s.lock(ctx)
@@ -140,7 +140,7 @@ func (s *Supervisor) prepareShm() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil && (s.shmErr == nil || s.shmErr.Error() != err.Error()) {
-		s.Log.Warn("clients of MPS do not share memory with the daemons", zap.Error(err))
+		s.Log.Warn("MPS clients cannot share memory with the daemons", zap.Error(err))
 	}
 	s.shmErr = err
 }
@@ -188,14 +188,17 @@ func (s *Supervisor) apply(ctx context.Context) {
 	for _, d := range s.desired.Daemons {
 		desired[d.Device] = d
 	}
+	failures := make(map[health.DeviceID]error)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for id, d := range s.daemons {
 		_, wanted := desired[id]
 		select {
 		case <-d.stopped:
-			if d.unfinished() == nil || wanted && !s.desired.Stopped || !wanted && retry {
+			err := d.unfinished()
+			if err == nil || !s.desired.Stopped && (wanted || retry) {
 				delete(s.daemons, id)
+				failures[id] = err
 			}
 			continue
 		default:
@@ -209,15 +212,14 @@ func (s *Supervisor) apply(ctx context.Context) {
 			d.control.Store(&s.desired.Control)
 		}
 	}
-	if retry {
+	if first || retry && !s.desired.Stopped { // during a detach the driver is left alone
 		s.retriedAt = time.Now()
 		for _, id := range s.Root.devices() {
-			// After a detach the driver is left alone.
 			_, wanted := desired[id]
 			if _, runs := s.daemons[id]; !runs && !wanted {
-				s.start(ctx, desiredDaemon{Device: id}).stop(errLeft)
-			} else if !runs && s.desired.Stopped && first {
-				s.start(ctx, desired[id]).stop(errDetached)
+				s.start(ctx, desiredDaemon{Device: id}, failures[id]).stop(errLeft)
+			} else if !runs && s.desired.Stopped {
+				s.start(ctx, desired[id], nil).stop(errDetached)
 			}
 		}
 	}
@@ -226,18 +228,22 @@ func (s *Supervisor) apply(ctx context.Context) {
 	}
 	for id, d := range desired {
 		if _, runs := s.daemons[id]; !runs {
-			s.start(ctx, d)
+			s.start(ctx, d, failures[id])
 		}
 	}
 }
 
-// start starts a daemon, which runs until its stop is called. The caller holds s.mu.
-func (s *Supervisor) start(ctx context.Context, desired desiredDaemon) *daemon {
+// start starts a daemon, which runs until its stop is called. failure is why the previous one could not be stopped; it is not logged
+// again. The caller holds s.mu.
+func (s *Supervisor) start(ctx context.Context, desired desiredDaemon, failure error) *daemon {
 	ctx, stop := context.WithCancelCause(context.WithoutCancel(ctx)) // stopAll stops it
 	d := &daemon{
 		device: desired.Device, mig: desired.MIG, root: s.Root, modes: s.ComputeModes, processes: s.processes, mounted: s.mounted,
 		log:  s.Log.With(zap.String("device", string(desired.Device))),
 		stop: stop, stopped: make(chan struct{}), restart: make(chan struct{}, 1), status: DaemonStatus{Device: desired.Device},
+	}
+	if failure != nil {
+		d.status.Error = failure.Error()
 	}
 	d.control.Store(&s.desired.Control)
 	s.daemons[d.device] = d

@@ -288,12 +288,14 @@ func TestSupervisorReportsWhyADaemonDoesNotStart(t *testing.T) {
 	n.program.SetFaults(mpstest.AllDevices, mpstest.Faults{ExitAtStart: true})
 	n.want(gpuA)
 	n.supervise()
-	s := n.await("reason", func(s Status) bool { return len(s.Daemons) == 1 && s.Daemons[0].PID == 0 && s.Daemons[0].Error != "" }).Daemons[0]
-	if !strings.Contains(s.Error, "exit status 1") || strings.Count(s.Error, ": ") < 2 {
-		t.Errorf("no exit status or no output: %q", s.Error)
+	s := n.await("reason", func(s Status) bool {
+		return len(s.Daemons) == 1 && strings.Contains(s.Daemons[0].Error, "exit status 1: ")
+	}).Daemons[0]
+	if s.PID != 0 {
+		t.Errorf("%+v", s)
 	}
 	n.program.SetFaults(mpstest.AllDevices, mpstest.Faults{})
-	if s := n.awaitServing(gpuA)[gpuA]; s.Error != "" || !s.MultiUser {
+	if s := n.awaitServing(gpuA)[gpuA]; s.Error != "" {
 		t.Errorf("after recovery: %+v", s)
 	}
 }
@@ -442,6 +444,43 @@ func TestSupervisorWithoutComputeMode(t *testing.T) {
 	}
 }
 
+func TestSupervisorKilledWhileItSetsAMode(t *testing.T) {
+	for _, point := range []string{"kill-before", "kill-after"} {
+		t.Run(point, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.want(gpuA)
+			trap := filepath.Join(n.modes, point)
+			killed := func() { // the Supervisor ends at the next change of a mode
+				t.Helper()
+				if err := os.WriteFile(trap, nil, 0o600); err != nil {
+					t.Fatal(err)
+				}
+				state, err := startProcess(t, n.root, n.modes).Process.Wait()
+				if err != nil || state.Exited() {
+					t.Fatalf("%v, %v", state, err)
+				}
+				if err := os.Remove(trap); err != nil {
+					t.Fatal(err)
+				}
+			}
+			killed() // while it sets the mode
+			if got := len(n.program.Commands()); got != 0 {
+				t.Errorf("a daemon was started before the compute mode was set: %v", n.program.Commands())
+			}
+			n.want()
+			if n.mode(gpuA) != health.ComputeModeDefault {
+				killed() // while it sets the mode back
+			}
+			n.supervise()
+			eventually(t, "the mode from before", func() bool {
+				_, err := os.Stat(filepath.Dir(n.root.PipeDir(gpuA)))
+				return n.mode(gpuA) == health.ComputeModeDefault && errors.Is(err, fs.ErrNotExist)
+			}, func() string { return n.mode(gpuA).String() })
+		})
+	}
+}
+
 // An operator prohibited that processes use the GPU.
 func TestSupervisorRespectsProhibitedMode(t *testing.T) {
 	t.Parallel()
@@ -500,12 +539,20 @@ func TestSupervisorStopsAllForADetach(t *testing.T) {
 	n.await("no daemon", func(s Status) bool {
 		return len(s.Daemons) == 0 && !alive(before.PID) && n.mode(gpuA) == health.ComputeModeDefault
 	})
-	if _, err := os.Stat(n.root.PipeDir(gpuA)); err != nil {
-		t.Error(err)
+	check := func() {
+		t.Helper()
+		if _, err := os.Stat(n.root.PipeDir(gpuA)); err != nil {
+			t.Error(err)
+		}
 	}
+	check()
 	n.want(gpuA)
 	n.reload()
 	n.awaitServing(gpuA)
+	n.write(desiredFile{Stopped: true, Daemons: desiredDaemons(gpuA)})
+	n.reload()
+	n.await("no daemon", func(s Status) bool { return len(s.Daemons) == 0 })
+	check()
 }
 
 func TestSupervisorKillsADaemonThatDoesNotStop(t *testing.T) {
@@ -569,7 +616,7 @@ func TestSecondSupervisorWaits(t *testing.T) {
 		t.Errorf("%+v, %v", s, err)
 	}
 	stopFirst()
-	if after := n.awaitServing(gpuA)[gpuA]; after.PID == before.PID {
+	if after := n.awaitServing(gpuA)[gpuA]; after.PID == before.PID || after.Restarts != 0 { // it did nothing while it waited
 		t.Errorf("before %+v, after %+v", before, after)
 	}
 	// One that waits can be stopped.

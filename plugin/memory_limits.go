@@ -13,11 +13,11 @@ func (c *Config) MemoryLimits(podLogs string) memlimits.Config {
 	case !c.Enabled || m.Resource == "":
 		return memlimits.Config{}
 	case m.usesDriver():
-		return memlimits.Config{Resource: m.Resource, Enforcement: memlimits.Driver, PodLogs: podLogs}
+		return memlimits.Config{Enforcement: memlimits.Driver, PodLogs: podLogs}
 	case m.Enforcement == EnforceMPS:
-		return memlimits.Config{Resource: m.Resource, Enforcement: memlimits.MPS}
+		return memlimits.Config{Enforcement: memlimits.MPS}
 	default:
-		return memlimits.Config{Resource: m.Resource, Enforcement: memlimits.None}
+		return memlimits.Config{Enforcement: memlimits.None}
 	}
 }
 

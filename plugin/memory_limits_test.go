@@ -26,10 +26,10 @@ func TestMemoryLimitsFollowConfiguration(t *testing.T) {
 		want   memlimits.Config
 	}{
 		"no memory shared": {func(*Config) {}, memlimits.Config{}},
-		"auto":             {enforced(EnforceAuto), memlimits.Config{Resource: "nvidia.com/gpu-memory", Enforcement: memlimits.Driver, PodLogs: "/logs"}},
-		"driver":           {enforced(EnforceDriver), memlimits.Config{Resource: "nvidia.com/gpu-memory", Enforcement: memlimits.Driver, PodLogs: "/logs"}},
-		"mps":              {enforced(EnforceMPS), memlimits.Config{Resource: "nvidia.com/gpu-memory", Enforcement: memlimits.MPS}},
-		"none":             {enforced(EnforceNone), memlimits.Config{Resource: "nvidia.com/gpu-memory", Enforcement: memlimits.None}},
+		"auto":             {enforced(EnforceAuto), memlimits.Config{Enforcement: memlimits.Driver, PodLogs: "/logs"}},
+		"driver":           {enforced(EnforceDriver), memlimits.Config{Enforcement: memlimits.Driver, PodLogs: "/logs"}},
+		"mps":              {enforced(EnforceMPS), memlimits.Config{Enforcement: memlimits.MPS}},
+		"none":             {enforced(EnforceNone), memlimits.Config{Enforcement: memlimits.None}},
 		"plugin off":       {func(c *Config) { enforced(EnforceAuto)(c); c.Enabled = false }, memlimits.Config{}},
 	} {
 		c := configured(test.change)

@@ -231,6 +231,7 @@ func TestMPSReadiness(t *testing.T) {
 		"threads of before": {&health.MPSDaemon{Ready: true, ThreadPercentage: 100}, false, true},
 		"memory of before":  {&health.MPSDaemon{Ready: true, ThreadPercentage: 50, PinnedMemory: 60 << 30}, false, true},
 		"unknown":           {nil, false, true},
+		"leaving":           {&health.MPSDaemon{Ready: true, Leaving: true, Reason: "stopping"}, false, true},
 		"starting":          {&health.MPSDaemon{Reason: "limits are not set yet"}, false, true},
 		"faulty":            {&health.MPSDaemon{Cause: health.CauseMPSDown, Reason: "exit status 1"}, false, false},
 	} {

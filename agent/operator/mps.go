@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -33,7 +34,7 @@ type TerminateRequest struct {
 
 // MPSResponse is the result of an MPSRequest without a client to terminate.
 type MPSResponse struct {
-	Error   string             `json:"error,omitempty"` // why mps-daemon cannot be reached
+	Error   string             `json:"error,omitempty"` // why the daemons cannot be followed
 	Daemons []status.MPSDaemon `json:"daemons"`
 }
 
@@ -45,8 +46,9 @@ type TerminateResponse struct {
 
 // MPS is the agent's part of MPS.
 type MPS interface {
+	Clients(ctx context.Context, device health.DeviceID) (byServer map[int][]int, err error)
 	TerminateClient(ctx context.Context, device health.DeviceID, client int) error
-	Err() string // why mps-daemon cannot be reached, or does not do what it must
+	Err() string // why the daemons cannot be followed; empty if they can
 }
 
 // mpsTimeout limits `mps`: the control program has ten seconds for each of its answers.
@@ -59,11 +61,31 @@ const mpsUnused = "MPS serves no device of this node; plugin.sharing.mps.resourc
 func (s *Server) mps(ctx context.Context, req MPSRequest) (any, error) {
 	daemons := status.MPSDaemons(s.Snapshots.Load(), s.Processes())
 	if req.Terminate == nil {
+		s.updateClients(ctx, daemons)
 		return MPSResponse{s.MPS.Err(), daemons}, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, mpsTimeout)
 	defer cancel()
 	return s.terminate(ctx, *req.Terminate, daemons)
+}
+
+// updateClients asks the ready daemons for their clients of now. Those of a daemon that does not answer in time stay those that were
+// listed last: a daemon that hangs must not hide the others.
+func (s *Server) updateClients(ctx context.Context, daemons []status.MPSDaemon) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout/2)
+	defer cancel()
+	p := s.Processes()
+	var all sync.WaitGroup
+	for i := range daemons {
+		if d := &daemons[i]; d.Ready {
+			all.Go(func() {
+				if clients, err := s.MPS.Clients(ctx, d.Device); err == nil {
+					d.SetClients(clients, p)
+				}
+			})
+		}
+	}
+	all.Wait()
 }
 
 func (s *Server) terminate(ctx context.Context, req TerminateRequest, daemons []status.MPSDaemon) (TerminateResponse, error) {
@@ -103,7 +125,7 @@ func (r MPSResponse) err() error { return nil }
 func (r MPSResponse) text() string {
 	var lines []string
 	if r.Error != "" {
-		lines = append(lines, "mps-daemon: "+r.Error)
+		lines = append(lines, "error: "+r.Error)
 	}
 	if len(r.Daemons) > 0 {
 		lines = append(lines, strings.TrimSuffix(status.MPSTable(r.Daemons, time.Now(), terminal.Of(os.Stdout)), "\n"))
@@ -133,8 +155,11 @@ clients need metrics.processes.enabled.`,
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	cmd = onSocket(cmd, socketKey, loader, healthSocket, requestTimeout, func(ctx context.Context, socket string) (string, error) {
 		res, err := call[MPSResponse](ctx, socket, request{MPS: &MPSRequest{}})
-		if err != nil || output == "text" {
-			return res.text(), err
+		switch {
+		case err != nil:
+			return "", err
+		case output == "text":
+			return res.text(), nil
 		}
 		document, err := json.MarshalIndent(res, "", "  ")
 		return string(document), err

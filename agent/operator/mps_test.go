@@ -1,15 +1,19 @@
 package operator
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
+	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest"
 
+	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
@@ -20,9 +24,17 @@ type fakeMPS struct {
 	err        error  // of TerminateClient
 	reason     string // of Err
 	terminated []any
+	clients    map[health.DeviceID]map[int][]int // now; nil: the daemon does not answer
 }
 
 func (f *fakeMPS) Err() string { return f.reason }
+
+func (f *fakeMPS) Clients(_ context.Context, id health.DeviceID) (map[int][]int, error) {
+	if f.clients[id] == nil {
+		return nil, context.DeadlineExceeded
+	}
+	return f.clients[id], nil
+}
 
 func (f *fakeMPS) TerminateClient(_ context.Context, id health.DeviceID, client int) error {
 	f.terminated = append(f.terminated, id, client)
@@ -75,7 +87,7 @@ func TestMPSLists(t *testing.T) {
 	}
 	lines := strings.Split(res.text(), "\n")
 	for _, want := range [][]string{
-		{"mps-daemon:", "no", "socket"},
+		{"error:", "no", "socket"},
 		{"0", "ready"},
 		{"1", "not", "ready", "-", "GPU-1", "exit", "status", "1"},
 		{"2:1", "ready"},
@@ -94,12 +106,46 @@ func TestMPSLists(t *testing.T) {
 	}
 }
 
+// The clients are those of now, not those that were listed last.
+func TestMPSListsClientsOfNow(t *testing.T) {
+	fake := &fakeMPS{clients: map[health.DeviceID]map[int][]int{
+		"GPU-0": {50: {61, 64}, 52: {65}}, "GPU-1": {1: {2}}, // the daemon of GPU 1 is not ready, and is not asked
+	}}
+	result, err := mpsServer(mpsNode(), fake, zaptest.NewLogger(t)).mps(t.Context(), MPSRequest{})
+	res, ok := result.(MPSResponse)
+	if err != nil || !ok {
+		t.Fatal(result, err)
+	}
+	document, err := json.Marshal(res.Daemons[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	agenttest.MustContain(t, string(document), `"clients":3,"servers":[{"pid":50,"uid":0,"status":"ACTIVE","clients":[{"pid":61,"namespace":"web","pod":"chat-0","container":"llm"},{"pid":64}]},{"pid":52,"clients":[{"pid":65}]}]`)
+	if len(res.Daemons[1].Servers) != 0 || res.Daemons[2].Device != "MIG-2-8" {
+		t.Errorf("%+v", res.Daemons)
+	}
+}
+
 func TestMPSListsNone(t *testing.T) {
 	for name, s := range map[string]*health.Snapshot{"no snapshot": nil, "no daemons": agenttest.Node()} {
 		result, err := mpsServer(s, &fakeMPS{}, zaptest.NewLogger(t)).mps(t.Context(), MPSRequest{})
 		res, ok := result.(MPSResponse)
 		if err != nil || !ok || res.Daemons == nil || len(res.Daemons) > 0 || res.text() != mpsUnused {
 			t.Errorf("%s: %+v, %v", name, result, err)
+		}
+	}
+}
+
+// Without an agent the command prints an error only: no list, which would be empty.
+func TestMPSCommandWithoutAgent(t *testing.T) {
+	for _, args := range [][]string{{"mps"}, {"mps", "-o", "json"}, {"mps", "terminate", "--gpu", "0", "--client", "7"}} {
+		root := &cobra.Command{SilenceErrors: true, SilenceUsage: true}
+		root.AddCommand(Commands(new(config.Loader))...)
+		var out bytes.Buffer
+		root.SetOut(&out)
+		root.SetArgs(append(args, "--socket", filepath.Join(t.TempDir(), "none.sock")))
+		if err := root.Execute(); err == nil || !strings.Contains(err.Error(), "none.sock") || out.Len() > 0 {
+			t.Errorf("%v: %v, and prints %q", args, err, &out)
 		}
 	}
 }

@@ -1,6 +1,8 @@
 package status
 
 import (
+	"maps"
+	"slices"
 	"strconv"
 	"time"
 
@@ -29,6 +31,22 @@ func MPSDaemons(s *health.Snapshot, p *processes.Snapshot) []MPSDaemon {
 		}
 	}
 	return all
+}
+
+// SetClients replaces the clients by those of each server, by PID. p finds their pods; it may be nil.
+func (d *MPSDaemon) SetClients(byServer map[int][]int, p *processes.Snapshot) {
+	var servers []MPSServer
+	d.Clients = 0
+	for _, pid := range slices.Sorted(maps.Keys(byServer)) {
+		server := MPSServer{PID: pid}
+		if i := slices.IndexFunc(d.Servers, func(s MPSServer) bool { return s.PID == pid }); i >= 0 {
+			server = d.Servers[i]
+		}
+		server.Clients = mpsClients(byServer[pid], p)
+		d.Clients += len(server.Clients)
+		servers = append(servers, server)
+	}
+	d.Servers = list(servers)
 }
 
 // MPSTable returns daemons and their clients for a terminal.

@@ -122,16 +122,22 @@ func MPSStatus(m *health.MPSDaemon, p *processes.Snapshot) *MPS {
 		ThreadPercentage: m.ThreadPercentage, PinnedMemory: m.PinnedMemory, Clients: m.ClientCount(), Servers: make([]MPSServer, len(m.Servers)),
 	}
 	for i, server := range m.Servers {
-		s.Servers[i] = MPSServer{PID: server.PID, Status: server.Status, Clients: make([]MPSClient, len(server.Clients))}
+		s.Servers[i] = MPSServer{PID: server.PID, Status: server.Status, Clients: mpsClients(server.Clients, p)}
 		if server.UID >= 0 {
 			s.Servers[i].UID = &server.UID
 		}
-		for j, pid := range server.Clients {
-			c := p.ContainerOf(pid)
-			s.Servers[i].Clients[j] = MPSClient{pid, c.Namespace, c.Pod, c.Name}
-		}
 	}
 	return s
+}
+
+// mpsClients returns clients with their containers.
+func mpsClients(pids []int, p *processes.Snapshot) []MPSClient {
+	clients := make([]MPSClient, len(pids))
+	for i, pid := range pids {
+		c := p.ContainerOf(pid)
+		clients[i] = MPSClient{pid, c.Namespace, c.Pod, c.Name}
+	}
+	return clients
 }
 
 // sharesText returns a text like "38 of 78 free", with details like "38 of 78 free, memory, 1 GiB each, largest request 30,
@@ -196,10 +202,10 @@ func (m *MPS) Details() string {
 		parts = append(parts, Plural(m.Restarts, "restart"))
 	}
 	var limits []string
-	if m.ThreadPercentage > 0 && m.ThreadPercentage < 100 {
+	if m.Ready && m.ThreadPercentage > 0 && m.ThreadPercentage < 100 {
 		limits = append(limits, fmt.Sprintf("%g %% of the SMs", m.ThreadPercentage))
 	}
-	if m.PinnedMemory > 0 {
+	if m.Ready && m.PinnedMemory > 0 {
 		limits = append(limits, sizeText(m.PinnedMemory))
 	}
 	if len(limits) > 0 {

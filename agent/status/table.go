@@ -160,7 +160,7 @@ func (p *printer) devices(s Node, wide bool) {
 		t.Columns = append(t.Columns, terminal.Column{Name: "UUID"}, terminal.Column{Name: "PCI"})
 		holders = maxHolders
 	}
-	has := func(has func(Device) bool) bool { return slices.ContainsFunc(allDevices(s), has) }
+	has := func(property func(Device) bool) bool { return slices.ContainsFunc(allDevices(s), property) }
 	shared := has(func(d Device) bool { return d.Shares != nil })
 	if shared {
 		t.Columns = append(t.Columns, terminal.Column{Name: "SHARES", Drop: 1})

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"testing"
 
 	"go.uber.org/zap"
@@ -82,4 +83,21 @@ func TestSpecThatFitsMemoryLimits(t *testing.T) {
 			}
 		}
 	}
+}
+
+// FuzzLimitHooks reads any spec. A GPU that is found is in the spec after the flag.
+func FuzzLimitHooks(f *testing.F) {
+	for _, args := range []string{`"apply-cuda-memory-limits", "--gpu-id", "GPU-0"`, `"apply-cuda-memory-limits", "--gpu-id=GPU-0", "--gpu-id"`, `"x"`, `{}`} {
+		f.Add(`{"kind": "nvidia.com/gpu", "devices": [{"name": "0", "containerEdits": {"hooks": [{"args": [` + args + `]}]}}]}`)
+	}
+	f.Add("kind: nvidia.com/gpu\ndevices: [{name: 0}, null, {containerEdits: {hooks: [null]}}]")
+	f.Fuzz(func(t *testing.T, text string) {
+		dir := t.TempDir()
+		writeFile(t, filepath.Join(dir, "spec.yaml"), text)
+		for name, gpus := range (&LimitHooks{staticDir: dir, log: zap.NewNop()}).GPUs(Config{Dir: filepath.Join(dir, "run")}) {
+			if len(gpus) > 0 && (!strings.Contains(text, limitsHook) || !strings.Contains(text, "gpu-id")) && !strings.ContainsAny(text, `\&*`) { // YAML's escapes and aliases
+				t.Errorf("%q has %q", name, gpus)
+			}
+		}
+	})
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
@@ -36,7 +37,7 @@ type retry struct {
 }
 
 func (r *retry) failed(now time.Time) {
-	r.delay = min(max(refresh, 2*r.delay), maxRetry)
+	r.delay = min(max(minRetry, 2*r.delay), maxRetry)
 	r.at = now.Add(r.delay)
 }
 
@@ -69,8 +70,8 @@ func (d *driver) examine(ctx context.Context, snap *health.Snapshot, now time.Ti
 			return
 		}
 		id, presence := snap.Devices[i].Device.ID, snap.Devices[i].Sample.Presence
-		e, known := d.examined[id]
-		if !known || e.err != nil && (e.presence != presence || !now.Before(e.retry.at)) {
+		e, examined := d.examined[id]
+		if !examined || e.err != nil && (e.presence != presence || !now.Before(e.retry.at)) {
 			if e.presence != presence {
 				e.retry = retry{}
 			}
@@ -104,11 +105,16 @@ func (d *driver) capabilities(snap *health.Snapshot, hooks map[health.DeviceID]b
 			err = fmt.Errorf("nothing would set the limits: no CDI spec in use has the hook apply-cuda-memory-limits for the device, and the agent cannot set them: %w", setErr)
 		}
 		if err != nil {
-			c.Driver[id] = err.Error()
+			c.Driver[id] = reasonOf(err, id)
 			continue
 		}
 		c.Driver[id] = ""
 		c.Hook = c.Hook || hooks[id]
 	}
 	return c
+}
+
+// reasonOf returns the text of an error without the device that it starts with, because devices have the same reason.
+func reasonOf(err error, id health.DeviceID) string {
+	return strings.TrimPrefix(err.Error(), string(id)+": ")
 }

@@ -6,10 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"regexp"
 	"slices"
 	"strconv"
 	"time"
+
+	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/containers"
@@ -25,7 +28,8 @@ type enforcer struct {
 	limits  map[target]limit     // of the containers that run
 	absent  map[string]time.Time // when an ID had no control group: its container has ended
 
-	calls, failed int // of the driver, in the current pass
+	hiddenErr error // why the control groups of pods are not visible
+	lookedAt  time.Time
 }
 
 // target is a control group on a device.
@@ -39,8 +43,8 @@ type limit struct {
 	reason string // why it is not in force; empty if it is
 	bytes  uint64 // for which reason is
 	read   time.Time
-	known  bool  // reason is of a read
-	err    error // of the last read, which changes reason only if it is not known
+	valid  bool  // reason is of a read
+	err    error // of the last read; it changes no valid reason
 
 	used    uint64
 	hasUsed bool
@@ -57,7 +61,7 @@ func (e *enforcer) pass(ctx context.Context, snap *health.Snapshot) (r result) {
 		return r
 	}
 	names, namesErr := containers.ReadNames(e.config.PodLogs)
-	findErr := e.canFind(cmp.Or(namesErr, names.ContainersErr))
+	findErr := e.canFind(cmp.Or(namesErr, names.ContainersErr), now)
 	setErr := findErr
 	if setErr == nil && !e.Admin {
 		setErr = errors.New("it lacks CAP_SYS_ADMIN")
@@ -67,7 +71,6 @@ func (e *enforcer) pass(ctx context.Context, snap *health.Snapshot) (r result) {
 		e.driver.examine(ctx, snap, now)
 	}
 	r.capabilities = e.driver.capabilities(snap, e.Hooks(), versionErr, setErr)
-	e.calls, e.failed = 0, 0
 	running := make(map[target]limit)
 	byName := idsByName(names)
 	for i := range r.snapshot.Containers {
@@ -89,9 +92,6 @@ func (e *enforcer) pass(ctx context.Context, snap *health.Snapshot) (r result) {
 			r.snapshot.Err = cmp.Or(r.snapshot.Err, err.Error())
 		}
 	}
-	if e.calls > 0 && e.failed == e.calls {
-		e.driver.close() // and opened again next time, because the driver may have ended
-	}
 	e.limits = running
 	exists := func(id string) bool { _, exists := names.Containers[id]; return exists }
 	e.cgroups.Keep(exists)
@@ -99,19 +99,19 @@ func (e *enforcer) pass(ctx context.Context, snap *health.Snapshot) (r result) {
 	return r
 }
 
-// unitID matches the kubelet's ID of a unit of memory: the device's UUID, "mps" if MPS limits the container, the size of the unit in MiB,
-// and a number.
-var unitID = regexp.MustCompile(`^[^:]+::(mps)?([0-9]{1,12})Mi::[0-9]+$`)
+// unitID matches the kubelet's ID of a unit of memory: the device's UUID, the size of the unit, whether MPS limits the container, and a
+// number. Package plugin writes it.
+var unitID = regexp.MustCompile(`^[^:]+::([0-9]{1,12})Mi(-mps)?::[0-9]+$`)
 
-// unitOf returns the memory of a unit by the kubelet's ID, which is what it had when it was allocated, and whether MPS limits the
-// container; 0 if it is no unit of memory. The IDs of MPS shares have the same form, so their resource tells them apart.
-func (e *enforcer) unitOf(h podresources.Holder) (bytes uint64, byMPS bool) {
-	m := unitID.FindStringSubmatch(h.DeviceID)
-	if m == nil || m[1] != "" && h.Resource != e.config.Resource {
+// unitOf returns the memory of a unit by its ID, which is what the unit had when it was allocated, and whether MPS limits the container;
+// 0 if it is no unit of memory.
+func unitOf(id string) (bytes uint64, byMPS bool) {
+	m := unitID.FindStringSubmatch(id)
+	if m == nil {
 		return 0, false
 	}
-	n, _ := strconv.ParseUint(m[2], 10, 64) // has few digits
-	return n << 20, m[1] != ""
+	n, _ := strconv.ParseUint(m[1], 10, 64) // has few digits
+	return n << 20, m[2] != ""
 }
 
 // containers returns the containers that hold units, by device. Those that MPS limits are judged.
@@ -121,7 +121,7 @@ func (e *enforcer) containers(snap *health.Snapshot) (list []Container) {
 		id := snap.Devices[i].Device.ID
 		first := len(list)
 		for _, h := range holders[id] { // sorted, so those of a container are adjacent
-			bytes, byMPS := e.unitOf(h)
+			bytes, byMPS := unitOf(h.DeviceID)
 			if bytes == 0 {
 				continue
 			}
@@ -145,7 +145,7 @@ func (e *enforcer) containers(snap *health.Snapshot) (list []Container) {
 }
 
 func heldBy(c *Container, h podresources.Holder) bool {
-	return c.Namespace == h.Namespace && c.Pod == h.Pod && c.Name == h.Container && c.Resource == h.Resource
+	return c.Namespace == h.Namespace && c.Pod == h.Pod && c.Name == h.Container
 }
 
 // judgeMPS sets the enforcement of a container that MPS limits. d is the daemon of its device, nil if MPS does not serve it.
@@ -161,10 +161,13 @@ func (c *Container) judgeMPS(d *health.MPSDaemon) {
 }
 
 // canFind returns why the agent cannot find the control groups of containers.
-func (e *enforcer) canFind(namesErr error) error {
-	switch err := e.cgroups.CheckVisible(); {
-	case err != nil:
-		return err
+func (e *enforcer) canFind(namesErr error, now time.Time) error {
+	if e.hiddenErr == nil || now.Sub(e.lookedAt) >= refresh { // a search that finds none is long
+		e.hiddenErr, e.lookedAt = e.cgroups.CheckVisible(), now
+	}
+	switch {
+	case e.hiddenErr != nil:
+		return e.hiddenErr
 	case e.config.PodLogs == "":
 		return errors.New("metrics.processes.podLogs: empty; the IDs of containers are not available")
 	case namesErr != nil:
@@ -198,6 +201,10 @@ func (e *enforcer) enforce(c *Container, ids []string, running map[target]limit,
 		l := e.limits[t]
 		if l.bytes != c.Limit || now.Sub(l.read) >= refresh {
 			l = e.update(t, l, c.Limit, now)
+			if _, err := os.Stat(t.group); l.err != nil && err != nil {
+				e.absent[id] = now // it has just ended
+				continue
+			}
 		}
 		running[t] = l
 		if reason == notRunning || l.reason != "" {
@@ -224,12 +231,12 @@ func (e *enforcer) update(t target, l limit, bytes uint64, now time.Time) limit 
 	l.read, l.used, l.hasUsed = now, 0, false
 	found, setErr, err := e.readAndSet(t, bytes)
 	if l.err = err; err != nil {
-		if !l.known {
-			l.reason = "its limits cannot be read: " + err.Error()
+		if !l.valid {
+			l.reason = "its limits cannot be read: " + reasonOf(err, t.device)
 		}
 		return l
 	}
-	l.known, l.used, l.hasUsed, l.reason = true, found.Used, found.Hard != health.NoMemoryLimit, ""
+	l.valid, l.used, l.hasUsed, l.reason = true, found.Used, found.Hard != health.NoMemoryLimit, ""
 	switch {
 	case found.Hard <= bytes:
 	case found.Hard == health.NoMemoryLimit:
@@ -238,7 +245,7 @@ func (e *enforcer) update(t target, l limit, bytes uint64, now time.Time) limit 
 		l.reason = fmt.Sprintf("expected a limit of %d MiB, found %d MiB", bytes>>20, found.Hard>>20)
 	}
 	if setErr != nil {
-		l.reason += ": " + setErr.Error()
+		l.reason += ": " + reasonOf(setErr, t.device)
 	}
 	return l
 }
@@ -248,16 +255,16 @@ func (e *enforcer) readAndSet(t target, bytes uint64) (found health.MemoryLimits
 	if e.driver.limiter == nil {
 		return found, nil, e.driver.openErr
 	}
-	e.calls++
-	if found, err = e.readLimits(t); err == nil && found.Hard > bytes {
-		if setErr = e.driver.limiter.SetLimits(t.device, t.group, 0, bytes); setErr == nil {
-			found, err = e.readLimits(t)
-		}
+	found, err = e.readLimits(t)
+	if err != nil || found.Hard <= bytes {
+		return found, nil, err
 	}
-	if err != nil {
-		e.failed++
+	if setErr = e.driver.limiter.SetLimits(t.device, t.group, 0, bytes); setErr != nil {
+		return found, setErr, nil
 	}
-	return found, setErr, err
+	e.Log.Info("memory limit set", zap.String("device", string(t.device)), zap.String("cgroup", t.group), zap.Uint64("bytes", bytes))
+	found, err = e.readLimits(t)
+	return found, nil, err
 }
 
 func (e *enforcer) readLimits(t target) (health.MemoryLimits, error) {

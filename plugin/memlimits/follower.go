@@ -17,8 +17,7 @@ import (
 
 // Config is what the Follower follows of the configuration.
 type Config struct {
-	Resource    string      // of which containers hold units of memory; empty: the Follower does nothing
-	Enforcement Enforcement // Driver: if the node can
+	Enforcement Enforcement // Driver: if the node can; "": memory is not shared, and the Follower does nothing
 	PodLogs     string      // the kubelet's directory of container logs; "" for none
 }
 
@@ -58,7 +57,10 @@ func (f *Follower) Latest() *health.Latest[Snapshot] { return &f.latest }
 const (
 	refresh   = 10 * time.Second // between two reads of a container's limits
 	callLimit = 5 * time.Second  // a pass that takes longer has failed
-	maxRetry  = 5 * time.Minute  // between two examinations of a device without limits; the first retry is after refresh
+
+	// Between two examinations of a device without limits.
+	minRetry = 2 * time.Second
+	maxRetry = 5 * time.Minute
 )
 
 // Run follows the configuration until ctx ends. It returns when the driver's limits are released: not before a call that hangs has
@@ -66,7 +68,7 @@ const (
 func (f *Follower) Run(ctx context.Context, open Open) {
 	for ctx.Err() == nil {
 		c, same, cancel := health.WatchPart(ctx, f.Config, func(c *Config) Config { return *c })
-		if c.Resource != "" {
+		if c.Enforcement != "" {
 			f.follow(same, c, open)
 		} else {
 			if f.capabilities.Load() != nil {

@@ -74,7 +74,10 @@ func (d *fakeDriver) Supported(id health.DeviceID) error {
 	d.enter()
 	defer d.mu.Unlock()
 	d.supported++
-	return d.unsupported[id]
+	if err := d.unsupported[id]; err != nil {
+		return fmt.Errorf("%s: %w", id, err)
+	}
+	return nil
 }
 
 func (d *fakeDriver) Limits(id health.DeviceID, cgroup string) (health.MemoryLimits, error) {
@@ -146,7 +149,7 @@ func newNode(t *testing.T) *node {
 		driver: &fakeDriver{limits: map[target]health.MemoryLimits{}, unsupported: map[health.DeviceID]error{}},
 	}
 	n.open = n.driver.Open
-	n.configs.Store(&Config{Resource: resource, Enforcement: Driver, PodLogs: filepath.Join(n.dir, "log/pods")})
+	n.configs.Store(&Config{Enforcement: Driver, PodLogs: filepath.Join(n.dir, "log/pods")})
 	n.holders.Store(&podresources.Holders{})
 	n.setDevices("615.10", "GPU-a", "GPU-b")
 	n.write("log/pods/x", "")
@@ -366,6 +369,19 @@ func TestFollowerSetsLimits(t *testing.T) {
 	})
 }
 
+// Devices with the same reason are logged together.
+func TestFollowerLogsReasonOnce(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.driver.unsupported = map[health.DeviceID]error{"GPU-a": errDriver, "GPU-b": errDriver}
+		n.start()
+		defer n.stop()
+		n.wait(time.Hour)
+		if entries := n.logs.All(); len(entries) != 1 || !reflect.DeepEqual(entries[0].ContextMap()["devices"], []any{"GPU-a", "GPU-b"}) {
+			t.Errorf("%v", entries)
+		}
+	})
+}
+
 // The limits of a container are read again from time to time, not at each answer of the kubelet.
 func TestFollowerReadsAtIntervals(t *testing.T) {
 	onNode(t, func(n *node) {
@@ -425,7 +441,7 @@ func TestFollowerJudgesFoundLimits(t *testing.T) {
 	}
 }
 
-// An error of the driver does not change the verdict on a limit that was read back, and the driver is opened again.
+// An error of the driver does not change the verdict on a limit that was read back.
 func TestFollowerKeepsVerdictDuringErrors(t *testing.T) {
 	onNode(t, func(n *node) {
 		n.hold("GPU-a", "one", 10)
@@ -435,19 +451,11 @@ func TestFollowerKeepsVerdictDuringErrors(t *testing.T) {
 		n.driver.change(func() { n.driver.err = errDriver })
 		n.wait(2 * refresh)
 		n.expect("GPU-a one 10/10Gi driver")
-		n.driver.change(func() {
-			if n.driver.opened < 2 || n.driver.open > 1 {
-				t.Errorf("opened %d times, %d open", n.driver.opened, n.driver.open)
-			}
-		})
 		if s := n.Latest().Load(); s.Err == "" {
 			t.Error("no error")
 		}
-		n.driver.change(func() { n.driver.openErr = errDriver })
-		n.wait(3 * refresh)
-		n.expect("GPU-a one 10/10Gi driver")
 		n.expectDriver(false, map[health.DeviceID]bool{"GPU-a": true, "GPU-b": true})
-		n.driver.change(func() { n.driver.err, n.driver.openErr = nil, nil })
+		n.driver.change(func() { n.driver.err = nil })
 		n.wait(4 * refresh)
 		n.expect("GPU-a one 10/10Gi driver used 3")
 		if s := n.Latest().Load(); s.Err != "" || n.logs.FilterField(zap.String("error", errDriver.Error())).Len() != 1 {
@@ -530,7 +538,7 @@ func TestFollowerRepeatsExamination(t *testing.T) {
 		n.driver.unsupported["GPU-a"] = errDriver
 		n.start()
 		defer n.stop()
-		n.wait(time.Hour)
+		n.wait(time.Hour + time.Minute)
 		n.driver.change(func() {
 			if n.driver.supported < 10 || n.driver.supported > 20 {
 				t.Errorf("%d examinations in an hour", n.driver.supported)
@@ -544,7 +552,7 @@ func TestFollowerRepeatsExamination(t *testing.T) {
 
 		n.driver.change(func() { n.driver.unsupported = map[health.DeviceID]error{"GPU-a": errDriver} })
 		n.setDevices("617.1", "GPU-a")
-		n.wait(time.Hour)
+		n.wait(time.Hour + time.Minute)
 		n.driver.change(func() { n.driver.unsupported = nil })
 		s := *n.snapshots.Load()
 		s.Devices = []health.DeviceState{s.Devices[0]}
@@ -608,21 +616,21 @@ func TestFollowerWithoutDriver(t *testing.T) {
 			return podresources.Holder{Namespace: "team", Pod: pod, Container: "main", Resource: resource, DeviceID: id}
 		}
 		n.holders.Store(&podresources.Holders{By: map[health.DeviceID][]podresources.Holder{
-			"GPU-a": {holder(resource, "one", "GPU-a::mps1024Mi::3"), holder(resource, "one", "GPU-a::mps1024Mi::4"), holder(resource, "old", "GPU-a::1024Mi::1")},
-			"GPU-b": {holder(resource, "two", "GPU-b::mps1024Mi::0"), holder("nvidia.com/gpu.shared", "share", "GPU-b::mps1024Mi::1")},
+			"GPU-a": {holder(resource, "one", "GPU-a::1024Mi-mps::3"), holder(resource, "one", "GPU-a::1024Mi-mps::4"), holder(resource, "old", "GPU-a::1024Mi::1")},
+			"GPU-b": {holder(resource, "two", "GPU-b::1024Mi-mps::0"), holder("nvidia.com/gpu.shared", "share", "GPU-b::mps1024Mi::1")},
 		}})
 		s := *n.snapshots.Load()
 		s.Devices[0].MPS = &health.MPSDaemon{Ready: true}
 		n.snapshots.Store(&s)
-		n.configs.Store(&Config{Resource: resource, Enforcement: MPS})
+		n.configs.Store(&Config{Enforcement: MPS})
 		n.start()
 		defer n.stop()
 		n.expect("GPU-a one 2/2Gi mps", "GPU-a old 1/1Gi none reason", "GPU-b two 1/1Gi none reason")
-		n.configs.Store(&Config{Resource: resource, Enforcement: None})
+		n.configs.Store(&Config{Enforcement: None})
 		n.expect("GPU-a one 2/2Gi mps", "GPU-a old 1/1Gi none", "GPU-b two 1/1Gi none reason")
 		n.run("one", 1)
 		n.run("old", 2)
-		n.configs.Store(&Config{Resource: resource, Enforcement: Driver, PodLogs: filepath.Join(n.dir, "log/pods")})
+		n.configs.Store(&Config{Enforcement: Driver, PodLogs: filepath.Join(n.dir, "log/pods")})
 		n.expect("GPU-a one 2/2Gi mps", "GPU-a old 1/1Gi driver used 3", "GPU-b two 1/1Gi none reason")
 		n.expectSets("GPU-a " + group(2) + " 0 1")
 		n.configs.Store(&Config{})
@@ -681,11 +689,68 @@ func TestFollowerKeepsSizeOfUnits(t *testing.T) {
 	})
 }
 
+// crun keeps the processes of a container in a group below the container's.
+func TestFollowerLimitsGroupOfProcesses(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.hold("GPU-a", "one", 2)
+		dir := strings.TrimPrefix(n.run("one", 1), n.dir)
+		n.write(dir+"/cgroup.procs", "")
+		n.write(dir+"/container/cgroup.procs", "42\n")
+		n.start()
+		defer n.stop()
+		n.expect("GPU-a one 2/2Gi driver used 3")
+		n.expectSets("GPU-a container 0 2")
+	})
+}
+
+// A container that ends while its limits are read is no error.
+func TestFollowerContainerEndsDuringRead(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.hold("GPU-a", "one", 1)
+		dir := n.run("one", 1)
+		n.start()
+		defer n.stop()
+		hang := make(chan struct{})
+		n.driver.change(func() { n.driver.hang = hang })
+		n.wait(refresh) // it is being read
+		if err := os.RemoveAll(dir); err != nil {
+			t.Fatal(err)
+		}
+		n.driver.change(func() { n.driver.hang = nil })
+		close(hang)
+		n.expect("GPU-a one 1/1Gi none reason")
+		if s := n.Latest().Load(); s.Err != "" || n.logs.FilterMessage("cannot read memory limits").Len() != 0 {
+			t.Errorf("%q, %v", s.Err, n.logs.All())
+		}
+	})
+}
+
+// A failed open is repeated less and less often.
+func TestFollowerRepeatsOpen(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.driver.openErr = errDriver
+		n.hold("GPU-a", "one", 1)
+		n.run("one", 1)
+		n.start()
+		defer n.stop()
+		n.wait(time.Hour)
+		n.expect("GPU-a one 1/1Gi none reason")
+		n.driver.change(func() {
+			if n.driver.opened < 10 || n.driver.opened > 20 {
+				t.Errorf("opened %d times in an hour", n.driver.opened)
+			}
+			n.driver.openErr = nil
+		})
+		n.wait(maxRetry + refresh)
+		n.expect("GPU-a one 1/1Gi driver used 3")
+	})
+}
+
 // Units of other resources, and whole GPUs that were held before the resource had units, are not limited.
 func TestFollowerLeavesOtherHolders(t *testing.T) {
 	onNode(t, func(n *node) {
 		by := map[health.DeviceID][]podresources.Holder{}
-		for i, id := range []string{"GPU-a", "GPU-a::0", "GPU-a::mps4::0", "GPU-a::1024Mi", "GPU-a::0Mi::0", "GPU-a::99999999999999999999Mi::0", "GPU-a::x1024Mi::0", "GPU-a::1024Mi::"} {
+		for i, id := range []string{"GPU-a", "GPU-a::0", "GPU-a::mps4::0", "GPU-a::1024Mi", "GPU-a::0Mi::0", "GPU-a::99999999999999999999Mi::0", "GPU-a::x1024Mi::0", "GPU-a::1024Mi-x::0", "GPU-a::mps1024Mi::0", "GPU-a::1024Mi::"} {
 			pod := fmt.Sprintf("pod-%d", i)
 			by["GPU-a"] = append(by["GPU-a"], podresources.Holder{Namespace: "team", Pod: pod, Container: "main", Resource: resource, DeviceID: id})
 			n.run(pod, i)

@@ -13,7 +13,7 @@ const maxPIDs = 1024
 
 // parsePIDs parses the answer of get_server_list and get_client_list: one process ID per line, none for an empty list.
 func parsePIDs(answer string) (pids []int, err error) {
-	for _, field := range strings.Fields(answer) {
+	for field := range strings.FieldsSeq(answer) {
 		pid, err := strconv.Atoi(field)
 		if err != nil || pid < 1 || strconv.Itoa(pid) != field {
 			return nil, fmt.Errorf("%w: expected process IDs, found %q", errRefused, quote(answer))
@@ -46,7 +46,6 @@ func parseServerStatus(answer string) string {
 	return ""
 }
 
-//nolint:gochecknoglobals // constants
 var (
 	percentagePattern = regexp.MustCompile(`^([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%?$`)
 	sizePattern       = regexp.MustCompile(`(?i)^([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([MGT])i?B?$`)

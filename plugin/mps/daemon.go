@@ -242,7 +242,7 @@ func (d *daemon) start(ctx context.Context, program string, options ...string) (
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	// A file, not a pipe: the daemon must be able to write after the Supervisor has ended. Without a file it runs silently.
 	r := &runningDaemon{began: time.Now(), ended: make(chan struct{}), output: fileSize(d.outputFile())}
-	if output, err := os.OpenFile(d.outputFile(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644); err == nil { //nolint:gosec // containers may read it
+	if output, err := os.OpenFile(d.outputFile(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644); err == nil {
 		defer func() { _ = output.Close() }()
 		cmd.Stdout, cmd.Stderr = output, output
 	} else {

@@ -103,7 +103,8 @@ func (e *examiner) checkFiles() error {
 // ask asks the daemon. Its error is that of a daemon that could not be asked.
 func (e *examiner) ask(ctx context.Context, r request, x *examination) error {
 	now := time.Now()
-	if !e.limited || now.Sub(e.checked) >= limitsInterval {
+	// The limits of a share are unknown if its device leaves and no file names it.
+	if e.spec.ThreadPercentage > 0 && (!e.limited || now.Sub(e.checked) >= limitsInterval) {
 		first := e.checked.IsZero()
 		set, err := e.hold(ctx, defaults)
 		if x.limits = err; notAsked(err) {

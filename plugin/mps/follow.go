@@ -87,6 +87,7 @@ type run struct {
 	devices map[health.DeviceID]*device // the desired ones, and those that leave
 
 	file    desiredFile // the content of Root.DesiredFile
+	unread  bool        // the file was missing or bad: mps-daemon may run daemons that are not known here
 	fileAt  time.Time   // when it was last written or checked
 	fileErr error       // why it could not be written
 
@@ -123,6 +124,7 @@ type result struct {
 }
 
 type statusResult struct {
+	root   Root
 	status Status
 	err    error
 }
@@ -178,7 +180,7 @@ func (r *run) begin(root Root, now time.Time) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		r.Log.Warn("cannot read which MPS daemons run", zap.Error(err))
 	}
-	r.root, r.file, r.reload = root, file, true
+	r.root, r.file, r.unread, r.reload = root, file, err != nil, true
 	r.asked, r.supervisor, r.reached, r.status = false, errors.New("not asked yet"), now, Status{}
 	for _, old := range file.Daemons {
 		d := r.add(old.spec(), now)
@@ -303,7 +305,9 @@ func (r *run) release(id health.DeviceID, d *device, h podresources.Holders) {
 	switch {
 	case d.leaving.IsZero() || !r.asked:
 	case !d.released:
-		d.released = !d.inUse(h)
+		if d.released = !d.inUse(h); d.released {
+			r.Log.Info("stopping the MPS daemon of a device that is no longer shared: nobody uses it", zap.String("device", string(id)))
+		}
 	case r.supervisor == nil && !r.reload && d.status == nil, r.supervisor != nil && (d.pid == 0 || d.noDaemon > 0):
 		if d.inFlight != nil {
 			d.inFlight()
@@ -336,7 +340,8 @@ func (r *run) restartStuck(ctx context.Context, d *device, h podresources.Holder
 	})
 }
 
-// writeFile writes Root.DesiredFile if its content changes, or if it has vanished.
+// writeFile writes Root.DesiredFile if its content changes, or if it has vanished. An unread file stays until mps-daemon reports what
+// runs: without it, or with a bad one, mps-daemon ends no daemon.
 func (r *run) writeFile(now time.Time) {
 	file := desiredFile{Version: desiredVersion, Control: r.desired.Control}
 	for _, d := range r.devices {
@@ -347,7 +352,7 @@ func (r *run) writeFile(now time.Time) {
 	slices.SortFunc(file.Daemons, func(a, b desiredDaemon) int {
 		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.Device, b.Device))
 	})
-	if len(file.Daemons) == 0 && len(r.file.Daemons) == 0 {
+	if len(file.Daemons) == 0 && len(r.file.Daemons) == 0 || r.unread {
 		return
 	}
 	same := reflect.DeepEqual(file, r.file)
@@ -372,7 +377,7 @@ func (r *run) requestStatus(ctx context.Context) {
 	root, reload := r.root, r.reload
 	r.asking, r.reload = true, false
 	r.workers.Go(func() {
-		var s statusResult
+		s := statusResult{root: root}
 		if reload {
 			// An error of the file is also in the status.
 			_, _ = r.callWithin(ctx, root, Request{Reload: &struct{}{}})
@@ -387,6 +392,9 @@ func (r *run) requestStatus(ctx context.Context) {
 
 func (r *run) applyStatus(s statusResult) {
 	r.asking = false
+	if s.root != r.root {
+		return // of the former one
+	}
 	now := time.Now()
 	if (s.err == nil) != (r.supervisor == nil) {
 		r.examineAll() // daemons may have ended with mps-daemon, or been started by it
@@ -394,8 +402,26 @@ func (r *run) applyStatus(s statusResult) {
 	r.supervisor = s.err
 	if s.err == nil {
 		r.status, r.reached = s.status, now
+		if r.unread {
+			r.addUnknown(now)
+			r.unread = false
+		}
 	}
 	r.asked = r.asked || s.err == nil || !r.reachable(now)
+}
+
+// addUnknown adds the devices of daemons that an earlier process had mps-daemon run, and which no file names any more. They leave.
+func (r *run) addUnknown(now time.Time) {
+	for _, s := range r.status.Daemons {
+		if r.devices[s.Device] != nil || s.Stopping {
+			continue
+		}
+		spec := Spec{Device: s.Device, GPU: s.Device} // with unknown limits
+		if strings.HasPrefix(string(s.Device), "MIG-") {
+			spec.Kind = health.KindMIG
+		}
+		r.add(spec, now).leaving = now
+	}
 }
 
 // examineAll has all daemons examined now.
@@ -445,7 +471,7 @@ func (r *run) applyExamination(x result) {
 	d.failure = x.x.err
 	switch err := x.x.err; {
 	case err == nil:
-		if proven := d.last != nil && d.last.pid == x.x.pid && d.last.spec == x.x.spec && d.last.limits == nil; !proven && x.x.limits == nil {
+		if proven := d.last != nil && d.last.pid == x.x.pid && d.last.spec == x.x.spec && d.last.limits == nil; !proven && x.x.limits == nil && x.x.spec.ThreadPercentage > 0 {
 			r.Log.Info("MPS daemon has its limits", zap.String("device", string(x.x.spec.Device)), zap.Int("pid", x.x.pid), zap.Bool("adopted", x.x.adopted),
 				zap.Float64("activeThreadPercentage", x.x.percent), zap.Uint64("pinnedMemoryMiB", x.x.pinned>>20))
 		}
@@ -516,9 +542,9 @@ func (r *run) report(now time.Time) {
 	before := r.err
 	r.err = text
 	r.mu.Unlock()
-	switch {
-	case text == before:
-	case text == "":
+	switch text {
+	case before:
+	case "":
 		r.Log.Info("MPS daemons are followed again")
 	default:
 		r.Log.Warn("MPS daemons cannot be followed", zap.String("cause", text))

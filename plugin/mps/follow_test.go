@@ -383,6 +383,36 @@ func TestFollowerChangesRoot(t *testing.T) {
 	})
 }
 
+// The kubelet may list a container a moment after its share was allocated.
+func TestFollowerLeavingAwaitsKubelet(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		h.ready(gpuA)
+		h.want()
+		advance(time.Second)
+		h.f.poke() // the daemon has no client
+		advance(holdersSettle - 2*time.Second)
+		h.hold(gpuA, string(gpuA)+"::mps4::3")
+		advance(time.Minute)
+		if s := h.state(gpuA); h.daemon(gpuA).pid == 0 || !s.Ready {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// One answer that does not come is no finding.
+func TestFollowerOneAnswerMissing(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		h.ready(gpuA)
+		h.change(func() { h.daemons[gpuA].hang = true })
+		advance(examineInterval + controlTimeout/2)
+		h.change(func() { h.daemons[gpuA].hang = false })
+		for range 30 {
+			advance(time.Second)
+			h.wantState("after a missing answer", gpuA, true, "")
+		}
+	})
+}
+
 // A device that is shared again keeps its daemon.
 func TestFollowerLeavingEnds(t *testing.T) {
 	runFollower(t, func(h *followerTest) {

@@ -285,7 +285,7 @@ func (h *followerTest) newAgent() {
 		Desired: &h.desired, Root: func() Root { return h.root }, Simulated: func() bool { return false },
 		Holders: h.getHolders, Log: zap.NewNop(),
 	})
-	h.f.control, h.f.call = h.fakeNode.control, h.fakeNode.call
+	h.f.control, h.f.call = h.control, h.call
 	h.run()
 }
 

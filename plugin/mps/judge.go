@@ -61,9 +61,9 @@ func (e *evidence) judge() health.MPSDaemon {
 	case e.pid == 0:
 		set(health.CauseMPSDown, health.ActionCheckMPSDaemon, "the MPS daemon does not run: %s", e.whyDown())
 	case e.noDaemon >= missingAfter || e.noDaemon > 0 && e.supervisor != nil:
-		set(health.CauseMPSDown, health.ActionCheckMPSDaemon, "%v", e.failure)
+		set(health.CauseMPSDown, health.ActionCheckMPSDaemon, "%v", errNoDaemon)
 	case e.noAnswer >= hungAfter:
-		set(health.CauseMPSHung, health.ActionEndMPSClients, "the MPS daemon has not answered %d times within %v", e.noAnswer, controlTimeout)
+		set(health.CauseMPSHung, health.ActionEndMPSClients, "the MPS daemon does not answer within %v", controlTimeout)
 	case e.refused >= refusedAfter:
 		set(health.CauseMPSNotReady, health.ActionCheckMPSDaemon, "%v", e.failure)
 	case !current && e.last != nil && e.last.pid == e.pid:
@@ -79,10 +79,10 @@ func (e *evidence) judge() health.MPSDaemon {
 		set(health.CauseMPSNotReady, health.ActionCheckMPSDaemon, "containers cannot mount what the MPS daemon shares with them: %v", e.last.files)
 	case e.shm != "":
 		set(health.CauseMPSNotReady, health.ActionCheckMPSDaemon, "the MPS daemon and containers do not share /dev/shm: %s", e.shm)
-	case e.last.limits != nil:
-		set(health.CauseMPSLimits, health.ActionCheckMPSDaemon, "%v", e.last.limits)
 	case e.hasFault():
 		set(health.CauseMPSFault, health.ActionEndMPSClients, "a client had a fatal fault; the MPS server accepts no client until those affected have exited")
+	case e.last.limits != nil:
+		set(health.CauseMPSLimits, health.ActionCheckMPSDaemon, "%v", e.last.limits)
 	case len(e.last.waiting) > 0:
 		set(health.CauseMPSUsers, health.ActionAlignMPSUsers, "clients of %s wait until those of %s have exited", users(e.last.waiting), users(e.serving()))
 		d.Ready = true

@@ -73,7 +73,7 @@ func boundLog(path string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(os.WriteFile(path+".1", end, 0o644), os.Truncate(path, 0)) //nolint:gosec // containers may read it
+	return errors.Join(os.WriteFile(path+".1", end, 0o644), os.Truncate(path, 0))
 }
 
 // readFrom reads at most n bytes of a file from an offset.

@@ -31,7 +31,7 @@ type Spec struct {
 	Index  int             // of the GPU, for texts
 
 	// The limits of a share, which are the daemon's defaults for all clients.
-	ThreadPercentage int    // percent of the SMs; 100 for no limit
+	ThreadPercentage int    // percent of the SMs; 100 for no limit; 0 if the limits are unknown, which are then left as they are
 	PinnedMemory     uint64 // bytes, a multiple of 1 MiB; 0 for no limit
 }
 

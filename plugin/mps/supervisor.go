@@ -57,7 +57,7 @@ type Supervisor struct {
 func (s *Supervisor) Run(ctx context.Context) error {
 	s.processes, s.daemons = newProcessTable(procfs.DefaultMountPoint), make(map[health.DeviceID]*daemon)
 	s.reloads, s.changed = make(chan chan error), make(chan struct{}, 1)
-	if err := os.MkdirAll(string(s.Root), 0o755); err != nil { //nolint:gosec // containers mount directories below it
+	if err := os.MkdirAll(string(s.Root), 0o755); err != nil {
 		return fmt.Errorf("plugin.sharing.mps.root: %w", err)
 	}
 	lock, err := s.lock(ctx)
@@ -196,7 +196,7 @@ func (s *Supervisor) apply(ctx context.Context) {
 		select {
 		case <-d.stopped:
 			err := d.unfinished()
-			if err == nil || wanted && !s.desired.Stopped || !wanted && retry {
+			if err == nil || !s.desired.Stopped && (wanted || retry) {
 				delete(s.daemons, id)
 				failures[id] = err
 			}
@@ -212,14 +212,13 @@ func (s *Supervisor) apply(ctx context.Context) {
 			d.control.Store(&s.desired.Control)
 		}
 	}
-	if retry {
+	if first || retry && !s.desired.Stopped { // during a detach the driver is left alone
 		s.retriedAt = time.Now()
 		for _, id := range s.Root.devices() {
-			// After a detach the driver is left alone.
 			_, wanted := desired[id]
 			if _, runs := s.daemons[id]; !runs && !wanted {
 				s.start(ctx, desiredDaemon{Device: id}, failures[id]).stop(errLeft)
-			} else if !runs && s.desired.Stopped && first {
+			} else if !runs && s.desired.Stopped {
 				s.start(ctx, desired[id], nil).stop(errDetached)
 			}
 		}

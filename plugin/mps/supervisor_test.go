@@ -539,12 +539,20 @@ func TestSupervisorStopsAllForADetach(t *testing.T) {
 	n.await("no daemon", func(s Status) bool {
 		return len(s.Daemons) == 0 && !alive(before.PID) && n.mode(gpuA) == health.ComputeModeDefault
 	})
-	if _, err := os.Stat(n.root.PipeDir(gpuA)); err != nil {
-		t.Error(err)
+	check := func() {
+		t.Helper()
+		if _, err := os.Stat(n.root.PipeDir(gpuA)); err != nil {
+			t.Error(err)
+		}
 	}
+	check()
 	n.want(gpuA)
 	n.reload()
 	n.awaitServing(gpuA)
+	n.write(desiredFile{Stopped: true, Daemons: desiredDaemons(gpuA)})
+	n.reload()
+	n.await("no daemon", func(s Status) bool { return len(s.Daemons) == 0 })
+	check()
 }
 
 func TestSupervisorKillsADaemonThatDoesNotStop(t *testing.T) {
@@ -608,7 +616,7 @@ func TestSecondSupervisorWaits(t *testing.T) {
 		t.Errorf("%+v, %v", s, err)
 	}
 	stopFirst()
-	if after := n.awaitServing(gpuA)[gpuA]; after.PID == before.PID {
+	if after := n.awaitServing(gpuA)[gpuA]; after.PID == before.PID || after.Restarts != 0 { // it did nothing while it waited
 		t.Errorf("before %+v, after %+v", before, after)
 	}
 	// One that waits can be stopped.

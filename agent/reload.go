@@ -112,14 +112,14 @@ func (a *Agent) settle() {
 // checkDevices returns an error if a configuration does not fit the devices of the node. Without shared devices each fits;
 // otherwise ready is false until the devices of its source are known.
 func (a *Agent) checkDevices(c config.Config) (ready bool, err error) {
-	if len(c.Plugin.Sharing.TimeSlicing.Resources) == 0 {
+	if !c.Plugin.Sharing.Enabled() {
 		return true, nil
 	}
 	s := a.snapshots.Load()
 	if !s.Polled() || s.Source.Inventory != sourceID(c.Source).Inventory {
 		return false, nil
 	}
-	return true, c.Plugin.CheckListSizes(s)
+	return true, c.Plugin.CheckDevices(s)
 }
 
 // warnings returns what an operator must correct although the agent does its whole job.

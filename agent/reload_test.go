@@ -280,6 +280,52 @@ func TestReloadChecksDevices(t *testing.T) {
 	})
 }
 
+// A device in two kinds of sharing and units too small for the kubelet's list are refused as well.
+func TestReloadChecksSharing(t *testing.T) {
+	const id = "GPU-09ee17f8-f59d-55e2-a8b5-000000000001"
+	for name, c := range map[string]struct{ sharing, key string }{
+		"time-slicing and MPS": {
+			"{timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2, devices: [1]}]}, mps: {resources: [{name: nvidia.com/gpu, replicas: 2, devices: [" + id + "]}]}}",
+			"plugin.sharing.timeSlicing.resources[0] and plugin.sharing.mps.resources[0]: ",
+		},
+		"MPS and memory": {
+			"{memory: {resource: nvidia.com/gpu-memory, devices: [1]}, mps: {resources: [{name: nvidia.com/gpu, replicas: 2, devices: [" + id + "]}]}}",
+			"plugin.sharing.mps.resources[0] and plugin.sharing.memory: ",
+		},
+		"pinned memory": {"{mps: {resources: [{name: nvidia.com/gpu, replicas: 2, pinnedMemory: 41Gi}]}}", "plugin.sharing.mps.resources[0].pinnedMemory: "},
+		"unit":          {"{memory: {resource: nvidia.com/gpu-memory, unit: 1Mi}}", "plugin.sharing.memory.unit: "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				dir := t.TempDir()
+				file := func(sharing string) {
+					agenttest.WriteFile(t, dir, "config.yaml", "source: {mode: sim}\nplugin: {sharing: "+sharing+"}\n")
+				}
+				file("{memory: {resource: nvidia.com/gpu-memory}}")
+				a := startReload(t, dir, zap.NewNop(), nil, func() {})
+				snap := gpus(8, sourceID(a.sourceConfig.Load().SourceConfig).Inventory)
+				for i := range snap.Devices {
+					snap.Devices[i].Device.Memory = 81559 << 20
+				}
+				a.snapshots.Store(snap)
+				waitIntervals(3)
+				good := a.pluginConfig.Load()
+				file(c.sharing)
+				waitIntervals(3)
+				if !reflect.DeepEqual(a.pluginConfig.Load(), good) || a.lastReload.Load().OK {
+					t.Fatalf("%+v, %+v", a.pluginConfig.Load().Sharing, a.lastReload.Load())
+				}
+				agenttest.MustContain(t, *a.configError.Load(), c.key)
+				file("{}")
+				waitIntervals(3)
+				if !a.lastReload.Load().OK {
+					t.Error(*a.configError.Load())
+				}
+			})
+		})
+	}
+}
+
 // After a start with too many replicas, a last good configuration that fits the same devices replaces the file when they are known.
 func TestStartChecksDevices(t *testing.T) {
 	const shared = "plugin: {sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: %d}]}}}\n"

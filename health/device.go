@@ -2,6 +2,7 @@ package health
 
 import (
 	"cmp"
+	"fmt"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health/deviceref"
 )
@@ -49,6 +50,17 @@ type Device struct {
 
 // ComputeCapability is the version of a GPU's architecture, such as 9.0; zero if unknown.
 type ComputeCapability struct{ Major, Minor int }
+
+// Name returns the index and the UUID, for texts.
+func (d *Device) Name() string {
+	switch {
+	case d.Kind == KindMIG && d.MIGIndex >= 0:
+		return fmt.Sprintf("MIG device %d:%d (%s)", d.Index, d.MIGIndex, d.ID)
+	case d.Kind == KindMIG: // the driver does not list it
+		return fmt.Sprintf("MIG device %s of GPU %d", d.ID, d.Index)
+	}
+	return fmt.Sprintf("GPU %d (%s)", d.Index, d.ID)
+}
 
 // GPU returns the ID of the GPU: the parent of a MIG device, or the GPU's own.
 func (d *Device) GPU() DeviceID { return cmp.Or(d.Parent, d.ID) }

@@ -15,21 +15,27 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
 )
 
 // The reasons of refused allocations, which are the keys of ResourceStatus.AllocationErrors.
 const (
 	reasonUnknownDevice   = "unknown_device"
 	reasonUnhealthyDevice = "unhealthy_device"
+	reasonMPSNotReady     = "mps_not_ready"
 	reasonWithheldDevice  = "withheld_device"
 	reasonTooManyReplicas = "too_many_replicas"
+	reasonSeveralDevices  = "several_devices"
 	reasonNoDeviceNode    = "no_device_node"
 	reasonOther           = "other"
 )
 
 // AllocationErrors returns these keys, so that a counter can start at 0.
 func AllocationErrors() []string {
-	return []string{reasonUnknownDevice, reasonUnhealthyDevice, reasonWithheldDevice, reasonTooManyReplicas, reasonNoDeviceNode, reasonOther}
+	return []string{
+		reasonUnknownDevice, reasonUnhealthyDevice, reasonMPSNotReady, reasonWithheldDevice, reasonTooManyReplicas, reasonSeveralDevices,
+		reasonNoDeviceNode, reasonOther,
+	}
 }
 
 // refusal is the error of an allocation. The kubelet puts its text into an event of the pod.
@@ -99,11 +105,11 @@ func (a allocation) allocate(ctx context.Context, r Resource, req *pluginapi.All
 		if err := ctx.Err(); err != nil {
 			return nil, status.FromContextError(err).Err()
 		}
-		devices, err := a.devices(r, container.GetDevicesIds())
+		grants, err := a.grants(r, container.GetDevicesIds())
 		if err != nil {
 			return nil, err
 		}
-		answer, err := a.respond(ctx, r, devices)
+		answer, err := a.respond(ctx, r, grants)
 		if err != nil {
 			return nil, err
 		}
@@ -112,14 +118,20 @@ func (a allocation) allocate(ctx context.Context, r Resource, req *pluginapi.All
 	return resp, nil
 }
 
-// devices returns the devices behind the IDs, each once and in the order of the request, or a refusal. An ID is unknown or a
+// grant is a device of a container.
+type grant struct {
+	Device     // with the first of the requested IDs
+	units  int // requested IDs
+}
+
+// grants returns the devices behind the IDs, each once and in the order of the request, or a refusal. An ID is unknown or a
 // duplicate at the latest when there are more IDs than the resource has, so the cost is bounded whatever a client sends.
-func (a allocation) devices(r Resource, ids []string) ([]Device, error) {
-	var devices []Device
-	requested := make(map[int]bool)
-	added := make(map[health.DeviceID]bool)
+func (a allocation) grants(r Resource, ids []string) ([]grant, error) {
+	var grants []grant
+	requested := make(map[int]bool, min(len(ids), len(r.Devices)))
+	granted := make(map[health.DeviceID]int) // its position in grants
 	for _, id := range ids {
-		refuse := func(reason string, code codes.Code, format string, args ...any) ([]Device, error) {
+		refuse := func(reason string, code codes.Code, format string, args ...any) ([]grant, error) {
 			return nil, &refusal{reason, abbreviated(id), code, r.Name + ": " + fmt.Sprintf(format, args...)}
 		}
 		i := r.index(id)
@@ -129,24 +141,32 @@ func (a allocation) devices(r Resource, ids []string) ([]Device, error) {
 		switch d := r.Devices[i]; {
 		case requested[i]:
 			return refuse(reasonOther, codes.InvalidArgument, "device %s is requested twice for one container; request each device once", id)
+		case d.mpsNotReady():
+			return refuse(reasonMPSNotReady, codes.FailedPrecondition,
+				"the MPS daemon of device %s is not ready: %s; a new pod will get another device", id, d.share.unready)
 		case !d.usable():
 			return refuse(reasonUnhealthyDevice, codes.FailedPrecondition,
-				"device %s is unhealthy: %s; a new pod will get another device", id, unhealthyReason(d))
+				"device %s is unhealthy: %s; a new pod will get another device", id, d.unusableReason())
 		case d.withheld != "":
 			return refuse(reasonWithheldDevice, codes.FailedPrecondition,
 				"device %s is not offered to new pods: %s; a new pod will get another device", id, d.withheld)
-		case d.replica && len(ids) > 1 && a.cfg.Sharing.TimeSlicing.FailRequestsGreaterThanOne:
-			return refuse(reasonTooManyReplicas, codes.InvalidArgument,
-				"device %s is shared, and a container may request 1 replica, not %d, because more replicas give no larger share of a GPU; "+
-					"request 1, or set plugin.sharing.timeSlicing.failRequestsGreaterThanOne to false", id, len(ids))
+		case d.share != nil && d.share.single && len(ids) > 1:
+			return refuse(reasonTooManyReplicas, codes.InvalidArgument, "device %s is shared, and %s", id, d.share.singleReason(len(ids)))
 		}
 		requested[i] = true
-		if uuid := r.Devices[i].State.Device.ID; !added[uuid] { // replicas of one device
-			added[uuid] = true
-			devices = append(devices, r.Devices[i])
+		uuid := r.Devices[i].State.Device.ID
+		n, exists := granted[uuid]
+		if !exists {
+			n = len(grants)
+			granted[uuid] = n
+			grants = append(grants, grant{Device: r.Devices[i]})
 		}
+		grants[n].units++
 	}
-	return devices, nil
+	if len(grants) > 1 && slices.ContainsFunc(grants, func(g grant) bool { return g.alone() }) {
+		return nil, severalDevices(r, grants, len(ids))
+	}
+	return grants, nil
 }
 
 // tooManyContainers is the text of a call with more than maxContainers.
@@ -155,15 +175,19 @@ func tooManyContainers(resource string, n int) string {
 }
 
 // respond returns the response for a container with these devices. It reads files of the driver, so it ends with ctx.
-func (a allocation) respond(ctx context.Context, r Resource, devices []Device) (*pluginapi.ContainerAllocateResponse, error) {
+func (a allocation) respond(ctx context.Context, r Resource, grants []grant) (*pluginapi.ContainerAllocateResponse, error) {
 	c := a.cfg
-	ids, cdiNames := make([]string, len(devices)), make([]string, len(devices))
-	for i, d := range devices {
-		ids[i] = c.runtimeID(d)
+	ids, cdiNames := make([]string, len(grants)), make([]string, len(grants))
+	for i, g := range grants {
+		ids[i] = c.runtimeID(g.Device)
 		cdiNames[i] = c.CDI.QualifiedName(ids[i])
 	}
 	resp := &pluginapi.ContainerAllocateResponse{}
-	if slices.Contains(c.DeviceList, ListCDIAnnotations) && len(devices) > 0 {
+	for _, g := range grants { // of shares and of memory there is one device
+		g.addMPS(resp, r.Name, mps.Root(c.Sharing.MPS.Root))
+		g.addMemory(resp, r.Name)
+	}
+	if slices.Contains(c.DeviceList, ListCDIAnnotations) && len(grants) > 0 {
 		resp.Annotations = map[string]string{c.CDI.AnnotationPrefix + annotationPlugin + a.uuid(): strings.Join(cdiNames, ",")}
 	}
 	if slices.Contains(c.DeviceList, ListCDICRI) {
@@ -176,7 +200,7 @@ func (a allocation) respond(ctx context.Context, r Resource, devices []Device) (
 		if c.PassDeviceSpecs {
 			nodes = a.host.ControlNodes()
 		}
-		for _, d := range devices {
+		for _, d := range grants {
 			if err := ctx.Err(); err != nil {
 				return nil, status.FromContextError(err).Err()
 			}
@@ -205,8 +229,8 @@ func (a allocation) respond(ctx context.Context, r Resource, devices []Device) (
 			resp.Mounts = append(resp.Mounts, &pluginapi.Mount{HostPath: "/dev/null", ContainerPath: path.Join(mountedDevices, id)})
 		}
 	}
-	resp.Envs = map[string]string{envDevices: value}
-	if c.PassDeviceSpecs && len(devices) > 0 {
+	setEnv(resp, envDevices, value)
+	if c.PassDeviceSpecs && len(grants) > 0 {
 		for _, node := range nodes {
 			resp.Devices = append(resp.Devices, &pluginapi.DeviceSpec{ContainerPath: node, HostPath: a.host.HostPath(node), Permissions: "rw"})
 		}
@@ -226,8 +250,11 @@ func (c *Config) runtimeID(d Device) string {
 	return strconv.Itoa(device.Index)
 }
 
-// unhealthyReason returns the reason and cause of the worst finding.
-func unhealthyReason(d Device) string {
+// unusableReason returns the reason and cause of the worst finding, or why its share cannot be used.
+func (d Device) unusableReason() string {
+	if d.State.Verdict.State != health.Unhealthy && d.share != nil {
+		return d.share.unready
+	}
 	if len(d.State.Verdict.Findings) == 0 {
 		return "no finding"
 	}

@@ -203,3 +203,37 @@ func BenchmarkAllocateAll(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkAllocateMemory requests units of memory of one GPU of eight: a GPU of 80 GiB in units of 1 GiB, and in small ones.
+func BenchmarkAllocateMemory(b *testing.B) {
+	for _, c := range []struct {
+		unit  string
+		units int
+	}{{"1Gi", 10}, {"1Gi", 80}, {"64Mi", 1000}} {
+		b.Run(fmt.Sprintf("%dx%s", c.units, c.unit), func(b *testing.B) {
+			cfg := configured(memoryBy(memoryResource, EnforceNone), func(cfg *Config) { cfg.Sharing.Memory.Unit = c.unit })
+			s := newServerOf(memoryResource, &cfg, sized(slices.Repeat([]uint64{80}, 8)...))
+			available := all(s.resource())
+			preferred := &pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{
+				{AvailableDeviceIDs: available, AllocationSize: int32(c.units)}, //nolint:gosec // small
+			}}
+			req := request(available[:c.units])
+			b.Run("Allocate", func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					if _, err := s.Allocate(b.Context(), req); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+			b.Run("GetPreferredAllocation", func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					if _, err := s.GetPreferredAllocation(b.Context(), preferred); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		})
+	}
+}

@@ -107,7 +107,7 @@ func FuzzResolver(f *testing.F) {
 				t.Fatalf("%q resolves to %q, then to %q", id, device, again)
 			}
 			byUUID := strings.HasPrefix(id, "GPU-") || strings.HasPrefix(id, "MIG-")
-			base, _, _ := strings.Cut(id, replicaSep)
+			base, _, _ := strings.Cut(id, idSep)
 			switch {
 			case !ok && (device != "" || byUUID):
 				t.Errorf("%q does not resolve, but returns %q", id, device)
@@ -127,7 +127,7 @@ func FuzzResolver(f *testing.F) {
 			if strings.HasSuffix(id, ":") {
 				return // no device has such an ID
 			}
-			if replica, same := resolve(resource, id+replicaSep+"0"); replica != device || same != ok {
+			if replica, same := resolve(resource, id+idSep+"0"); replica != device || same != ok {
 				t.Errorf("%q resolves to %q, and its replica to %q", id, device, replica)
 			}
 			by := podresources.HoldersByDevice(&podsapi.ListPodResourcesResponse{PodResources: []*podsapi.PodResources{{Containers: []*podsapi.ContainerResources{

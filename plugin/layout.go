@@ -11,6 +11,8 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -26,10 +28,10 @@ type Resource struct {
 
 // Device is a device as the kubelet counts it.
 type Device struct {
-	ID    string              // the kubelet's: the UUID, for a replica followed by :: and its number
+	ID    string              // the kubelet's: the UUID, for a unit of a shared device followed as share.idPrefix describes
 	State *health.DeviceState // the device behind it, never nil; immutable, because it is part of a snapshot
 
-	replica  bool   // one of several of this device
+	share    *share // how the device is shared, the same for all its units; nil if it is not
 	withheld string // why a working device is not offered to new pods; empty if it is offered
 }
 
@@ -38,7 +40,14 @@ type Device struct {
 func (d Device) Healthy() bool { return d.usable() && d.withheld == "" }
 
 // usable reports whether the device itself is fit for containers, withheld or not.
-func (d Device) usable() bool { return d.State.Verdict.State != health.Unhealthy }
+func (d Device) usable() bool {
+	return d.State.Verdict.State != health.Unhealthy && (d.share == nil || d.share.unready == "")
+}
+
+// starting reports whether the device is not usable only because its share is not ready yet.
+func (d Device) starting() bool {
+	return d.State.Verdict.State != health.Unhealthy && d.share != nil && d.share.unready != "" && !d.share.faulty
+}
 
 // Layout returns the resources of a snapshot, sorted. It returns none if there are no devices to offer or the plugin is
 // disabled.
@@ -52,6 +61,9 @@ type layoutInput struct {
 	snap    *health.Snapshot                          // nil before the first
 	holders map[health.DeviceID][]podresources.Holder // nil if unknown
 	before  uniformLayout                             // of the previous layout
+
+	capabilities *memlimits.Capabilities // nil before the node is examined
+	examined     bool                    // the node is examined at all
 }
 
 // layout is the resources of a snapshot and the reasons for what they lack. It is immutable once published.
@@ -60,7 +72,7 @@ type layout struct {
 	snap      *health.Snapshot
 	resources []Resource       // by name
 	err       string           // why some or all are missing, if the configuration does not fit the node
-	tooLarge  []error          // the part of err about lists that the kubelet could not receive
+	misfits   misfits          // the part of err about how devices are shared
 	warnings  []string         // devices that are not offered, with the reason
 	withheld  []withheldDevice // by resource and index
 	uniform   uniformLayout    // input of the next layout
@@ -73,14 +85,50 @@ func (l *layout) warn(format string, args ...any) {
 	}
 }
 
+// misfit is what does not fit some devices of the node.
+type misfit struct {
+	text    string // starts with the key
+	devices []string
+}
+
+// misfits are errors or warnings about devices.
+type misfits []misfit
+
+// add adds a misfit, or a device to one with the same text. The device may be nil.
+func (m *misfits) add(d *health.Device, format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	i := slices.IndexFunc(*m, func(m misfit) bool { return m.text == text })
+	if i < 0 {
+		i = len(*m)
+		*m = append(*m, misfit{text: text})
+	}
+	if d != nil {
+		(*m)[i].devices = append((*m)[i].devices, d.Name())
+	}
+}
+
+// texts returns the misfits with the devices that they concern.
+func (m misfits) texts() (texts []string) {
+	for _, m := range m {
+		if len(m.devices) > 0 {
+			m.text += ": " + cdi.Abbreviate(m.devices)
+		}
+		texts = append(texts, m.text)
+	}
+	return texts
+}
+
 // candidate is a device that may be offered.
 type candidate struct {
 	state    *health.DeviceState
-	resource string          // before sharing, then after it
-	shared   *SharedResource // nil if it is not shared
-	profile  string          // of a MIG device, as NVIDIA names it
-	migCount int             // of a GPU: its MIG devices
+	resource string      // before sharing, then after it
+	entry    *shareEntry // nil if it is not shared
+	share    *share      // nil if it is not shared
+	profile  string      // of a MIG device, as NVIDIA names it
+	migCount int         // of a GPU: its MIG devices
 }
+
+func (c *candidate) device() *health.Device { return &c.state.Device }
 
 // newLayout decides which devices are offered under which resource. It is pure and cheap: it runs for every snapshot and
 // every change of the holders.
@@ -98,56 +146,69 @@ func newLayout(in layoutInput) layout {
 	if len(selected) == 0 && n > 0 {
 		l.err = fmt.Sprintf("plugin.include and plugin.exclude select none of the %d devices of this node", n)
 	}
-	offered := l.applyMIGStrategy(in, selected)
-	var names nameCache
-	for i := range offered {
-		offered[i].share(&cfg.Sharing.TimeSlicing, &names)
-	}
+	offered := l.share(in, l.applyMIGStrategy(in, selected))
 	slices.SortStableFunc(offered, func(x, y candidate) int { return cmp.Compare(x.resource, y.resource) })
 	for len(offered) > 0 {
 		n := 1
 		for n < len(offered) && offered[n].resource == offered[0].resource {
 			n++
 		}
-		l.addResource(cfg, offered[:n])
+		l.addResource(offered[:n])
 		offered = offered[n:]
 	}
+	for _, text := range l.misfits.texts() {
+		l.err = strings.TrimPrefix(l.err+"; "+text, "; ")
+	}
+	l.withhold(in.holders, snap)
 	if in.holders != nil {
-		l.withhold(in.holders, snap)
+		l.countFree(in.holders)
 		l.countUnschedulable(in.holders)
 	}
 	return l
 }
 
 // addResource adds the resource of these devices, unless the kubelet could not receive its list.
-func (l *layout) addResource(cfg *Config, devices []candidate) {
+func (l *layout) addResource(devices []candidate) {
 	name := devices[0].resource
-	isShared := func(c candidate) bool { return c.shared != nil }
-	if slices.ContainsFunc(devices, isShared) {
-		if err := cfg.Sharing.TimeSlicing.checkListSize(devices); err != nil {
-			l.err = strings.TrimPrefix(l.err+"; "+err.Error(), "; ")
-			l.tooLarge = append(l.tooLarge, err)
+	if slices.ContainsFunc(devices, func(c candidate) bool { return c.share != nil }) {
+		if !l.checkListSize(devices) {
 			return
 		}
-		if slices.ContainsFunc(devices, func(c candidate) bool { return !isShared(c) }) {
-			l.warn("%s has shared and whole devices, and a pod cannot choose: set rename in sharing.timeSlicing.resources", name)
-		}
+		l.warnMixed(devices)
 	}
 	r := Resource{Name: name, first: make(map[health.DeviceID]int, len(devices))}
 	var buf []byte
-	for _, c := range devices {
-		uuid := c.state.Device.ID
-		r.first[uuid] = len(r.Devices)
-		if c.shared == nil {
-			r.Devices = append(r.Devices, Device{ID: string(uuid), State: c.state})
+	for i := range devices {
+		c := &devices[i]
+		r.first[c.device().ID] = len(r.Devices)
+		if c.share == nil {
+			r.Devices = append(r.Devices, Device{ID: string(c.device().ID), State: c.state})
 			continue
 		}
-		r.Devices = slices.Grow(r.Devices, c.shared.Replicas)
-		for id := range replicaIDs(&buf, string(uuid), c.shared.Replicas) {
-			r.Devices = append(r.Devices, Device{ID: id, State: c.state, replica: true})
+		r.Devices = slices.Grow(r.Devices, c.share.units)
+		for id := range unitIDs(&buf, c.share.idPrefix, c.share.units) {
+			r.Devices = append(r.Devices, Device{ID: id, State: c.state, share: c.share})
 		}
 	}
 	l.resources = append(l.resources, r)
+}
+
+// warnMixed warns about a resource whose devices are shared in different ways.
+func (l *layout) warnMixed(devices []candidate) {
+	var kinds []string
+	for _, c := range devices {
+		kind := "whole"
+		if c.share != nil {
+			kind = "shared (" + string(c.share.kind) + ")"
+		}
+		if !slices.Contains(kinds, kind) {
+			kinds = append(kinds, kind)
+		}
+	}
+	if len(kinds) > 1 {
+		slices.Sort(kinds)
+		l.warn("%s has devices that are %s, and a pod cannot choose: set rename in plugin.sharing", devices[0].resource, strings.Join(kinds, " and "))
+	}
 }
 
 // candidates returns all devices by index, each GPU followed by its MIG devices.
@@ -186,21 +247,20 @@ func candidates(snap *health.Snapshot) []candidate {
 	return all
 }
 
-// replicaSep separates a device's UUID from the number of its replica, as in NVIDIA's plugin.
-const replicaSep = "::"
+// idSep separates a device's UUID from the number of its replica, as in NVIDIA's plugin.
+const idSep = "::"
 
-// deviceOf returns the device behind a kubelet ID: GPU-1 is behind GPU-1::0.
+// deviceOf returns the device behind a kubelet ID: GPU-1 is behind GPU-1::0 and GPU-1::1024Mi::0.
 func deviceOf(id string) health.DeviceID {
-	device, _, _ := strings.Cut(id, replicaSep)
+	device, _, _ := strings.Cut(id, idSep)
 	return health.DeviceID(device)
 }
 
-// replicaIDs yields UUID::0, UUID::1 and so on. They are substrings of one string, which saves thousands of allocations.
-func replicaIDs(buf *[]byte, uuid string, n int) func(yield func(string) bool) {
+// unitIDs yields the prefix with 0, 1 and so on. They are substrings of one string, which saves thousands of allocations.
+func unitIDs(buf *[]byte, prefix string, n int) func(yield func(string) bool) {
 	b := (*buf)[:0]
 	for i := range n {
-		b = append(b, uuid...)
-		b = append(b, replicaSep...)
+		b = append(b, prefix...)
 		b = strconv.AppendInt(b, int64(i), 10)
 	}
 	*buf = b
@@ -210,7 +270,7 @@ func replicaIDs(buf *[]byte, uuid string, n int) func(yield func(string) bool) {
 			if i == next {
 				digits, next = digits+1, next*10
 			}
-			end := len(uuid) + len(replicaSep) + digits
+			end := len(prefix) + digits
 			if !yield(all[:end]) {
 				return
 			}
@@ -230,11 +290,11 @@ func findResource(resources []Resource, name string) Resource {
 }
 
 // index returns the position of an ID in Devices, -1 if the resource lacks it. Its cost does not depend on the number of
-// replicas.
+// units.
 func (r Resource) index(id string) int {
-	uuid, replica, _ := strings.Cut(id, replicaSep)
+	uuid, rest, _ := strings.Cut(id, idSep)
 	first, exists := r.first[health.DeviceID(uuid)]
-	n, _ := strconv.Atoi(replica) // the comparison below detects other IDs
+	n, _ := strconv.Atoi(rest[strings.LastIndexByte(rest, ':')+1:]) // the comparison below detects other IDs
 	if !exists || n < 0 || n >= len(r.Devices)-first || r.Devices[first+n].ID != id {
 		return -1
 	}
@@ -313,10 +373,13 @@ type layoutCache struct {
 	cfg       *health.Latest[Config]
 	snapshots *health.Latest[health.Snapshot]
 	holders   *health.Latest[podresources.Holders]
+	// capabilities is nil if nothing examines the node. It is set before the first call.
+	capabilities *health.Latest[memlimits.Capabilities]
 
-	mu          sync.Mutex // guards the fields below
-	last        *layout
-	lastHolders *podresources.Holders // of last
+	mu               sync.Mutex // guards the fields below
+	last             *layout
+	lastHolders      *podresources.Holders   // of last
+	lastCapabilities *memlimits.Capabilities // of last
 }
 
 func newLayoutCache(cfg *health.Latest[Config], snapshots *health.Latest[health.Snapshot], holders *health.Latest[podresources.Holders]) *layoutCache {
@@ -329,24 +392,31 @@ func (l *layoutCache) current() *layout {
 	defer l.mu.Unlock()
 	// Loaded under the mutex, so that no older layout replaces a newer one.
 	cfg, snap, holders := l.cfg.Load(), l.snapshots.Load(), l.holders.Load()
-	if cfg != l.last.cfg || snap != l.last.snap || holders != l.lastHolders {
-		in := layoutInput{cfg: cfg, snap: snap, before: l.last.uniform}
+	var capabilities *memlimits.Capabilities
+	if l.capabilities != nil {
+		capabilities = l.capabilities.Load()
+	}
+	if cfg != l.last.cfg || snap != l.last.snap || holders != l.lastHolders || capabilities != l.lastCapabilities {
+		in := layoutInput{cfg: cfg, snap: snap, before: l.last.uniform, capabilities: capabilities, examined: l.capabilities != nil}
 		if holders != nil {
 			in.holders = holders.By
 		}
 		next := newLayout(in)
-		l.last, l.lastHolders = &next, holders
+		l.last, l.lastHolders, l.lastCapabilities = &next, holders, capabilities
 	}
 	return l.last
 }
 
 // changes are channels that close when an input of the layout changes.
-type changes struct{ cfg, snap, holders <-chan struct{} }
+type changes struct{ cfg, snap, holders, capabilities <-chan struct{} }
 
 // watch must precede current, so that no change is missed.
 func (l *layoutCache) watch() (c changes) {
 	_, c.cfg = l.cfg.Watch()
 	_, c.snap = l.snapshots.Watch()
 	_, c.holders = l.holders.Watch()
+	if l.capabilities != nil {
+		_, c.capabilities = l.capabilities.Watch()
+	}
 	return c
 }

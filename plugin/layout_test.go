@@ -144,7 +144,7 @@ func FuzzReplicas(f *testing.F) {
 	f.Add("x", uint16(101))
 	f.Fuzz(func(t *testing.T, uuid string, n uint16) {
 		replicas := int(n)%maxReplicas + 1
-		if uuid == "" || strings.Contains(uuid+":", replicaSep) {
+		if uuid == "" || strings.Contains(uuid+":", idSep) {
 			return // no driver has such a device
 		}
 		snap := snapshot(2)

@@ -139,17 +139,20 @@ func TestListBytes(t *testing.T) {
 		devices := candidates(snap)
 		for i := range devices {
 			devices[i].resource = migResource
-			devices[i].share(&cfg.Sharing.TimeSlicing, &nameCache{})
+		}
+		devices = (&layout{}).share(layoutInput{cfg: &cfg, snap: snap}, devices)
+		atMost := func(most int) func(*candidate) (string, int) {
+			return func(c *candidate) (string, int) { return c.share.idPrefix, min(most, c.share.units) }
 		}
 		r := findResource(Layout(cfg, snap), migResource)
 		want := proto.Size(&pluginapi.ListAndWatchResponse{Devices: r.message()})
-		if got := listBytes(devices, maxReplicas); got != want || len(r.Devices) != 4*n {
+		if got := listBytes(devices, atMost(n)); got != want || len(r.Devices) != 4*n {
 			t.Errorf("%d replicas: %d, want %d", n, got, want)
 		}
 		if n > 50 {
 			continue
 		}
-		if more, fewer := listBytes(devices, n+50), listBytes(devices, n-1); more != want || fewer >= want {
+		if more, fewer := listBytes(devices, atMost(n+50)), listBytes(devices, atMost(n-1)); more != want || fewer >= want {
 			t.Errorf("%d replicas: %d, fewer %d, want %d", n, more, fewer, want)
 		}
 	}

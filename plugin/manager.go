@@ -161,6 +161,14 @@ func (p *Plugin) Run(ctx context.Context) error {
 				desired, reason = p.alreadyRunning(desired), err.Error()
 				starting = starting || errors.Is(err, cdi.ErrPending)
 			}
+			running := p.registrars()
+			isRunning := func(name string) bool { return contains(running, target{name, cfg.KubeletDir}) }
+			if waiting, why, soon := now.waiting(isRunning); len(waiting) > 0 {
+				desired = slices.DeleteFunc(desired, func(t target) bool { return slices.Contains(waiting, t.resource) })
+				starting = starting || soon && reason == ""
+				reason = strings.TrimPrefix(reason+"; "+why, "; ")
+			}
+			p.storeMPS(now)
 			p.reconcile(ctx, desired, *cfg, true)
 		}
 		p.setError(cfg != nil && !cfg.Enabled, reason, starting)
@@ -170,6 +178,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 		case <-changed.cfg:
 		case <-changed.snap:
 		case <-changed.holders:
+		case <-changed.capabilities:
 		case <-generated:
 		}
 	}

@@ -88,8 +88,8 @@ func (p *Plugin) logHealthChanges(before, after []Resource) {
 			switch {
 			case d.usable() && was >= 0 && !old.Devices[was].usable():
 				healthy.add(r.Name, &d.State.Device, 1, "")
-			case !d.usable() && (was < 0 || old.Devices[was].usable()):
-				unhealthy.add(r.Name, &d.State.Device, 1, unhealthyReason(d))
+			case !d.usable() && (was < 0 && !d.starting() || was >= 0 && old.Devices[was].usable()):
+				unhealthy.add(r.Name, &d.State.Device, 1, d.unusableReason())
 			}
 		}
 		for _, d := range old.Devices {

@@ -25,8 +25,13 @@ const (
 // validateName applies the kubelet's rules (v1helper.IsExtendedResourceName), so that an invalid name is reported with
 // the configuration and not at registration.
 func validateName(key, resource string) error {
+	return validateNameLike(key, resource, "nvidia.com/gpu")
+}
+
+// validateNameLike is validateName with another example.
+func validateNameLike(key, resource, example string) error {
 	bad := func(format string, args ...any) error {
-		return fmt.Errorf("%s: %q %s; use DOMAIN/NAME such as nvidia.com/gpu", key, resource, fmt.Sprintf(format, args...))
+		return fmt.Errorf("%s: %q %s; use DOMAIN/NAME such as %s", key, resource, fmt.Sprintf(format, args...), example)
 	}
 	domain, name, found := strings.Cut(resource, "/")
 	switch {
@@ -77,11 +82,11 @@ func (c Config) resourceNames() []string {
 	if c.MIGStrategy == MIGMixed {
 		all = append(all, c.migPrefix()+"1g.00gb.attributes")
 	}
-	for _, r := range c.Sharing.TimeSlicing.Resources {
-		if r.Rename == "" && c.Sharing.TimeSlicing.RenameByDefault {
-			all = append(all, r.Name+sharedSuffix)
+	for _, e := range c.Sharing.entries() {
+		if e.rename == "" && e.renameByDefault {
+			all = append(all, e.name+sharedSuffix)
 		}
-		all = append(all, r.Rename)
+		all = append(all, e.rename)
 	}
 	return all
 }

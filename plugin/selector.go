@@ -10,6 +10,9 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/deviceref"
 )
 
+// selectAll is the selector of every device.
+const selectAll = "all"
+
 // selects reports whether a selector of include, exclude or sharing matches a device. A selector is a device reference
 // (see health/deviceref) such as a UUID, an index or a PCI bus ID, or one of
 //
@@ -27,7 +30,7 @@ func selects(selector string, c *candidate) bool {
 	if matches, isRef := d.Matches(selector); isRef {
 		return matches
 	}
-	return strings.EqualFold(selector, "all") || glob(selector, d.Model)
+	return strings.EqualFold(selector, selectAll) || glob(selector, d.Model)
 }
 
 // selectsAny reports whether one of the selectors matches the device.
@@ -60,8 +63,8 @@ func (c Config) unmatchedSelectors(all []candidate) (unmatched []unmatchedSelect
 	}
 	add("plugin.include", c.Include)
 	add("plugin.exclude", c.Exclude)
-	for i, r := range c.Sharing.TimeSlicing.Resources {
-		add("plugin."+sharedKey(i)+".devices", r.Devices)
+	for _, e := range c.Sharing.entries() {
+		add("plugin."+e.key()+".devices", e.devices)
 	}
 	return unmatched
 }

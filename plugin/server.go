@@ -97,6 +97,7 @@ func (s *server) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSer
 		case <-changed.cfg:
 		case <-changed.snap:
 		case <-changed.holders:
+		case <-changed.capabilities:
 		}
 	}
 }
@@ -130,7 +131,7 @@ func (s *server) GetPreferredAllocation(ctx context.Context, req *pluginapi.Pref
 		return nil, status.Error(codes.ResourceExhausted, tooManyContainers(s.name, n))
 	}
 	now := s.layouts.current()
-	devices := findResource(now.resources, s.name).preferDevices()
+	devices, bestFit := findResource(now.resources, s.name).preferDevices()
 	packed := cmp.Or(now.cfg, &Config{}).AllocationPolicy == AllocationPacked
 	resp := &pluginapi.PreferredAllocationResponse{}
 	for _, c := range req.GetContainerRequests() {
@@ -138,20 +139,22 @@ func (s *server) GetPreferredAllocation(ctx context.Context, req *pluginapi.Pref
 			return nil, status.FromContextError(err).Err()
 		}
 		ids := s.allocator.Choose(devices, prefer.Request{
-			Available: c.GetAvailableDeviceIDs(), Required: c.GetMustIncludeDeviceIDs(), Size: int(c.GetAllocationSize()), Packed: packed,
+			Available: c.GetAvailableDeviceIDs(), Required: c.GetMustIncludeDeviceIDs(), Size: int(c.GetAllocationSize()), Packed: packed, BestFit: bestFit,
 		})
 		resp.ContainerResponses = append(resp.ContainerResponses, &pluginapi.ContainerPreferredAllocationResponse{DeviceIDs: ids})
 	}
 	return resp, nil
 }
 
-// preferDevices returns the devices as package prefer takes them.
-func (r Resource) preferDevices() []prefer.Device {
-	devices := make([]prefer.Device, len(r.Devices))
+// preferDevices returns the devices as package prefer takes them, and whether single units are chosen by best fit: those of memory
+// are, because a spread of small requests would leave no room for a large one.
+func (r Resource) preferDevices() (devices []prefer.Device, bestFit bool) {
+	devices = make([]prefer.Device, len(r.Devices))
 	for i, d := range r.Devices {
-		devices[i] = prefer.Device{ID: d.ID, State: d.State, Withheld: d.withheld != ""}
+		devices[i] = prefer.Device{ID: d.ID, State: d.State, Withheld: !d.Healthy(), Alone: d.alone()}
+		bestFit = bestFit || d.share != nil && d.share.kind == SharingMemory
 	}
-	return devices
+	return devices, bestFit
 }
 
 // PreStartContainer does nothing: the options do not request it.

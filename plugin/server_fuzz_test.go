@@ -15,11 +15,13 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/prefer"
 )
 
 // serversOfEachKind returns servers of whole GPUs, one of them unhealthy; of replicas, of which a container may request
-// one, or any number; of MIG devices; and of nothing.
+// one, or any number; of MIG devices; of nothing; of MPS shares, of which a container may request one, or, beside whole GPUs, any
+// number; of memory, with gpushare's environment and with MPS. A daemon of MPS is not ready.
 func serversOfEachKind() []*server {
 	var all []*server
 	add := func(snap *health.Snapshot, name string, change func(*Config)) {
@@ -38,6 +40,19 @@ func serversOfEachKind() []*server {
 		c.MIGStrategy, c.DeviceID = MIGMixed, DeviceIDIndex
 	})
 	add(nil, gpu, func(*Config) {})
+	stopped := mpsStopped(served(sized(8, 8, 4), 0, 1), 1, health.CauseMPSDown)
+	add(served(stopped, 2), mpsResource, mpsBy(4))
+	add(stopped, gpu, func(c *Config) {
+		mpsBy(4, "0", "1")(c)
+		severalShares(c)
+		c.Sharing.MPS.Resources[0].Rename = gpu
+		c.DeviceList = DeviceLists()
+	})
+	add(with(sized(8, 8, 4), 1, health.Unhealthy), GPUShareResource, memoryBy(GPUShareResource, EnforceNone))
+	add(served(stopped, 2), memoryResource, func(c *Config) {
+		memoryBy(memoryResource, EnforceMPS)(c)
+		c.DeviceList = []string{ListCDICRI}
+	})
 	return all
 }
 
@@ -66,12 +81,20 @@ func FuzzAllocate(f *testing.F) {
 		{{"GPU-0::0", "GPU-0::3", "GPU-1::2"}},
 		{{"MIG-0-0", "MIG-1-0"}},
 		{{"GPU-0"}},
+		{{"GPU-0::mps4::1"}, {"GPU-2::mps4::3"}, {"GPU-0::mps4::0"}},
+		{{"GPU-0::mps4::1", "GPU-0::mps4::0"}, {"GPU-2"}},
+		{{"GPU-0::1024Mi::1", "GPU-0::1024Mi::7"}, {"GPU-2::1024Mi::3", "GPU-2::1024Mi::0"}},
+		{{"GPU-0::mps1024Mi::1", "GPU-0::mps1024Mi::7"}, {"GPU-2::mps1024Mi::3"}},
 	} {
 		f.Add(uint8(kind), encode(f, request(ids...)))
 	}
 	for _, id := range []string{"", "GPU-2", "GPU-0::", "GPU-0::4", "GPU-0::1::1", "gpu-0", "all", "0:0", "../GPU-0", "GPU-0,GPU-1", "GPU-0\n", "GPU-\x00", "%s%n"} {
 		f.Add(uint8(0), encode(f, request([]string{"GPU-1", id})))
 	}
+	f.Add(uint8(5), encode(f, request([]string{"GPU-1::mps4::2"})))
+	f.Add(uint8(6), encode(f, request([]string{"GPU-0::mps4::1", "GPU-2"})))
+	f.Add(uint8(7), encode(f, request([]string{"GPU-0::1024Mi::1", "GPU-2::1024Mi::0"}, []string{"GPU-1::1024Mi::0"})))
+	f.Add(uint8(8), encode(f, request([]string{"GPU-0::mps1024Mi::8"}, []string{"GPU-0::1024Mi::0"}, []string{"GPU-0::0"})))
 	f.Add(uint8(1), []byte("\n\x00\n\x00\n\x00")) // three containers without devices
 	f.Fuzz(func(t *testing.T, kind uint8, text []byte) {
 		var req pluginapi.AllocateRequest
@@ -149,10 +172,13 @@ func checkAnswer(t *testing.T, r Resource, cfg Config, ids []string, a *pluginap
 			}
 		}
 	}
+	devicesOnly := checkShare(t, r, ids, a)
 	got := a.Envs[envDevices]
-	if slices.Contains(cfg.DeviceList, ListMounts) {
+	if !slices.Contains(cfg.DeviceList, ListEnv) && !slices.Contains(cfg.DeviceList, ListMounts) {
+		want = nil // the CDI spec sets the variable
+	} else if slices.Contains(cfg.DeviceList, ListMounts) {
 		got = ""
-		for _, m := range a.Mounts {
+		for _, m := range devicesOnly {
 			if !strings.HasPrefix(m.ContainerPath, mountedDevices+"/") {
 				t.Errorf("mount %s", m.ContainerPath)
 			}
@@ -164,6 +190,52 @@ func checkAnswer(t *testing.T, r Resource, cfg Config, ids []string, a *pluginap
 	if got != strings.Join(want, ",") {
 		t.Errorf("%v gets %q, want %v", ids, got, want)
 	}
+}
+
+// checkShare checks that MPS shares and memory are of one device, that they come with their environment, and that no other devices
+// do. It returns the mounts without those of MPS.
+func checkShare(t *testing.T, r Resource, ids []string, a *pluginapi.ContainerAllocateResponse) []*pluginapi.Mount {
+	t.Helper()
+	var shared *Device
+	devices := map[health.DeviceID]bool{}
+	for _, id := range ids {
+		d := r.Devices[slices.IndexFunc(r.Devices, func(d Device) bool { return d.ID == id })]
+		devices[d.State.Device.ID] = true
+		if d.share != nil && d.share.kind != SharingTimeSlicing {
+			shared = &d
+		}
+	}
+	if shared != nil && len(devices) != 1 {
+		t.Errorf("%v of %d devices were allocated", ids, len(devices))
+	}
+	isMemory := shared != nil && shared.share.kind == SharingMemory
+	wantLimit := ""
+	if isMemory {
+		wantLimit = strconv.Itoa(int(shared.share.unit>>20) * len(ids)) //nolint:gosec // small
+	}
+	if got := a.Envs[envMemoryLimit]; got != wantLimit || (a.Envs[envGPUShareContainer] != "") != (isMemory && r.Name == GPUShareResource) {
+		t.Errorf("%d units with %v", len(ids), a.Envs)
+	}
+	useMPS := shared != nil && (!isMemory || shared.share.by == memlimits.MPS)
+	var mps, others []*pluginapi.Mount
+	for _, m := range a.Mounts {
+		if m.ContainerPath == "/dev/shm" || strings.HasPrefix(m.ContainerPath, "/mps/") {
+			mps = append(mps, m)
+		} else {
+			others = append(others, m)
+		}
+	}
+	if !useMPS {
+		if len(mps) != 0 || a.Envs[envMPSPipes] != "" || a.Envs[envMPSMemory] != "" {
+			t.Errorf("%v has MPS: %v", ids, a)
+		}
+		return others
+	}
+	pipes := slices.IndexFunc(mps, func(m *pluginapi.Mount) bool { return m.ContainerPath == a.Envs[envMPSPipes] })
+	if len(mps) != 3 || pipes < 0 || !strings.HasSuffix(mps[pipes].HostPath, "/"+string(shared.State.Device.ID)+"/pipe") || a.Envs[envMPSMemory] == "" {
+		t.Errorf("%v lacks MPS: %v", ids, a)
+	}
+	return others
 }
 
 func FuzzPreferredAllocation(f *testing.F) {
@@ -179,6 +251,10 @@ func FuzzPreferredAllocation(f *testing.F) {
 	f.Add(uint8(2), request(4, []string{"GPU-0"}, "GPU-0::0", "GPU-0::1", "GPU-1::0", "GPU-2::3", "::"))
 	f.Add(uint8(3), request(2, nil, "MIG-0-0", "MIG-0-1", "MIG-1-0", "MIG-0-2"))
 	f.Add(uint8(4), request(1, nil, "GPU-0", "GPU-1"))
+	f.Add(uint8(5), request(2, nil, "GPU-0::mps4::0", "GPU-1::mps4::1", "GPU-2::mps4::0", "GPU-2::mps4::3"))
+	f.Add(uint8(6), request(3, []string{"GPU-0::mps4::0"}, "GPU-0::mps4::0", "GPU-0::mps4::1", "GPU-0::mps4::2", "GPU-2", "GPU-1::mps4::0"))
+	f.Add(uint8(7), request(1, nil, "GPU-0::1024Mi::0", "GPU-0::1024Mi::1", "GPU-2::1024Mi::0"))
+	f.Add(uint8(8), request(3, nil, "GPU-0::mps1024Mi::0", "GPU-1::mps1024Mi::1", "GPU-2::mps1024Mi::0", "GPU-2::mps1024Mi::3", "GPU-2::mps1024Mi::1"))
 	f.Fuzz(func(t *testing.T, kind uint8, text []byte) {
 		var req pluginapi.PreferredAllocationRequest
 		if !decode(text, &req) {
@@ -197,9 +273,10 @@ func FuzzPreferredAllocation(f *testing.F) {
 			t.Fatalf("%d answers to %d questions, %v", len(resp.GetContainerResponses()), len(req.ContainerRequests), err)
 		}
 		for i, c := range req.ContainerRequests {
-			r, packed := s.resource(), s.layouts.cfg.Load().AllocationPolicy == AllocationPacked
-			want := new(prefer.Allocator).Choose(r.preferDevices(), prefer.Request{
-				Available: c.GetAvailableDeviceIDs(), Required: c.GetMustIncludeDeviceIDs(), Size: int(c.GetAllocationSize()), Packed: packed,
+			devices, bestFit := s.resource().preferDevices()
+			want := new(prefer.Allocator).Choose(devices, prefer.Request{
+				Available: c.GetAvailableDeviceIDs(), Required: c.GetMustIncludeDeviceIDs(), Size: int(c.GetAllocationSize()),
+				Packed: s.layouts.cfg.Load().AllocationPolicy == AllocationPacked, BestFit: bestFit,
 			})
 			if got := resp.ContainerResponses[i].DeviceIDs; !slices.Equal(got, want) {
 				t.Errorf("the server answers %v, want %v", got, want)

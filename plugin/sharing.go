@@ -3,15 +3,16 @@ package plugin
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
-	"sort"
 	"strconv"
 	"strings"
 
-	"google.golang.org/protobuf/proto"
-	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
 )
 
 // SharingConfig is the `sharing` section. A device is shared in one way only.
@@ -52,6 +53,15 @@ type MemorySharing struct {
 	RequireEnforcement bool     `yaml:"requireEnforcement"` // offer nothing while nothing enforces the limits
 }
 
+// UnitBytes returns the memory of one unit; 0 if no memory is shared.
+func (m *MemorySharing) UnitBytes() uint64 {
+	if m.Resource == "" {
+		return 0
+	}
+	n, _ := parseSize(m.Unit) // valid, see Validate
+	return n
+}
+
 // The values of MemorySharing.Enforcement.
 const (
 	EnforceAuto   = "auto" // driver if it can, else none
@@ -59,6 +69,8 @@ const (
 	EnforceMPS    = "mps" // MPS serves the devices
 	EnforceNone   = "none"
 )
+
+const memoryResourceExample = "nvidia.com/gpu-memory"
 
 // GPUShareResource is the resource of gpushare. Containers with it get gpushare's environment.
 const GPUShareResource = "aliyun.com/gpu-mem"
@@ -87,12 +99,99 @@ const sharedSuffix = ".shared"
 // maxReplicas is more than a device can serve. A node with many devices fits fewer, see checkListSize.
 const maxReplicas = 1000
 
-// maxListBytes is the largest list that the kubelet receives: the default limit of a gRPC client, which the kubelet keeps
-// (k8s.io/kubernetes v1.36.3, pkg/kubelet/cm/devicemanager/plugin/v1beta1/client.go). It drops a plugin that sends more.
-const maxListBytes = 4 << 20
+// The most clients that an MPS server serves, since compute capability 7.0 (Volta) and before
+// (https://docs.nvidia.com/deploy/mps).
+const (
+	maxMPSClients          = 48
+	maxMPSClientsPreVolta  = 16
+	firstVoltaMajorVersion = 7
+)
 
-// sharedKey returns the key of an entry.
-func sharedKey(i int) string { return fmt.Sprintf("sharing.timeSlicing.resources[%d]", i) }
+// mebibyte is the granularity of memory limits: MPS and the container toolkit count in it.
+const mebibyte = 1 << 20
+
+// shareEntry is an entry of any kind of sharing.
+type shareEntry struct {
+	kind            Sharing
+	index           int      // in the list of its kind
+	name            string   // the resource before sharing; empty for all
+	devices         []string // selectors; empty: all
+	rename          string   // the resource after sharing; empty: see renameByDefault
+	renameByDefault bool
+	single          bool   // failRequestsGreaterThanOne
+	replicas        int    // 0 for memory
+	threads         int    // percent; 0: an equal part
+	pinned          uint64 // bytes; 0: an equal part
+	unit, reserve   uint64 // bytes, for memory
+	byMPS           bool   // MPS serves the devices
+}
+
+// key returns the key of the entry in the section.
+func (e *shareEntry) key() string {
+	if e.kind == SharingMemory {
+		return "sharing.memory"
+	}
+	return fmt.Sprintf("sharing.%s.resources[%d]", e.kind, e.index)
+}
+
+// entries returns the entries of all kinds. Sizes that Validate refuses are 0.
+func (s *SharingConfig) entries() []shareEntry {
+	all := make([]shareEntry, 0, len(s.TimeSlicing.Resources)+len(s.MPS.Resources)+1)
+	for i, r := range s.TimeSlicing.Resources {
+		all = append(all, shareEntry{
+			kind: SharingTimeSlicing, index: i, name: r.Name, devices: r.Devices, rename: r.Rename, replicas: r.Replicas,
+			renameByDefault: s.TimeSlicing.RenameByDefault, single: s.TimeSlicing.FailRequestsGreaterThanOne,
+		})
+	}
+	for i, r := range s.MPS.Resources {
+		pinned, _ := parseSize(r.PinnedMemory)
+		all = append(all, shareEntry{
+			kind: SharingMPS, index: i, name: r.Name, devices: r.Devices, rename: r.Rename, replicas: r.Replicas,
+			renameByDefault: s.MPS.RenameByDefault, single: s.MPS.FailRequestsGreaterThanOne,
+			threads: r.ActiveThreadPercentage, pinned: pinned, byMPS: true,
+		})
+	}
+	if m := &s.Memory; m.Resource != "" {
+		unit, _ := parseSize(m.Unit)
+		reserve, _ := parseSize(m.Reserve)
+		all = append(all, shareEntry{
+			kind: SharingMemory, devices: m.Devices, rename: m.Resource, unit: unit, reserve: reserve, byMPS: m.Enforcement == EnforceMPS,
+		})
+	}
+	return all
+}
+
+// Enabled reports whether any device may be shared.
+func (s *SharingConfig) Enabled() bool {
+	return len(s.TimeSlicing.Resources) > 0 || len(s.MPS.Resources) > 0 || s.Memory.Resource != ""
+}
+
+// parseSize parses a size of memory such as 8Gi.
+func parseSize(text string) (uint64, error) {
+	q, err := resource.ParseQuantity(text)
+	n := q.Value() // rounded up; the largest number if it is larger
+	switch {
+	case err != nil:
+		return 0, errors.New("expected a size such as 8Gi")
+	case n < 0 || q.CmpInt64(n) != 0:
+		return 0, errors.New("expected a size in whole bytes such as 8Gi")
+	}
+	return uint64(n), nil
+}
+
+// validateSize returns an error unless a limit of memory has the form that MPS and the container toolkit accept.
+func validateSize(key, text string) error {
+	n, err := parseSize(text)
+	switch {
+	case err != nil:
+		return fmt.Errorf("%s: %w, got %q", key, err, text)
+	case n < mebibyte:
+		return fmt.Errorf("%s: expected at least 1Mi, got %q", key, text)
+	case n%mebibyte != 0:
+		return fmt.Errorf("%s: expected a multiple of 1Mi such as %dMi, got %q", key, n/mebibyte, text)
+	}
+	return nil
+}
 
 func (c Config) validateSharing() error {
 	var errs []error
@@ -100,102 +199,158 @@ func (c Config) validateSharing() error {
 	for _, rule := range c.Resources {
 		bases = append(bases, rule.Resource)
 	}
-	complete := make(map[string]int) // by resource: the entry for all of its devices
-	for i, r := range c.Sharing.TimeSlicing.Resources {
-		key := sharedKey(i)
-		switch before, done := complete[r.Name]; {
-		case done:
-			errs = append(errs, fmt.Errorf("%s.name: %s already applies to all devices of %s; set its devices, or remove one of the two",
-				key, sharedKey(before), r.Name))
-		case len(r.Devices) == 0:
-			complete[r.Name] = i
+	entries := c.Sharing.entries()
+	for i := range entries {
+		e := &entries[i]
+		key := e.key()
+		errs = append(errs, e.validateOverlap(entries[:i]), validateSelectors(key+".devices", e.devices))
+		if e.kind == SharingMemory {
+			continue
 		}
-		if !slices.Contains(bases, r.Name) && !strings.HasPrefix(r.Name, c.migPrefix()) {
+		if !slices.Contains(bases, e.name) && !strings.HasPrefix(e.name, c.migPrefix()) {
 			errs = append(errs, fmt.Errorf("%s.name: unknown resource %q; use %s or %s with a MIG profile",
-				key, r.Name, strings.Join(bases, ", "), c.migPrefix()))
+				key, e.name, strings.Join(bases, ", "), c.migPrefix()))
 		}
-		if r.Replicas < 2 || r.Replicas > maxReplicas {
-			got := strconv.Itoa(r.Replicas)
-			if r.Replicas == 0 {
+		most := maxReplicas
+		if e.kind == SharingMPS {
+			most = maxMPSClients
+		}
+		if e.replicas < 2 || e.replicas > most {
+			got := strconv.Itoa(e.replicas)
+			if e.replicas == 0 {
 				got = "0 or no value"
 			}
-			errs = append(errs, fmt.Errorf("%s.replicas: expected 2 to %d, got %s", key, maxReplicas, got))
+			errs = append(errs, fmt.Errorf("%s.replicas: expected 2 to %d, got %s", key, most, got))
 		}
-		errs = append(errs, validateSelectors(key+".devices", r.Devices))
-		if r.Rename != "" {
-			errs = append(errs, validateName(key+".rename", r.Rename))
-		} else if c.Sharing.TimeSlicing.RenameByDefault {
-			if err := validateName(key+".name", r.Name+sharedSuffix); err != nil {
-				errs = append(errs, err)
+		nameKey, name := key+".name", e.name
+		switch {
+		case e.rename != "":
+			nameKey, name = key+".rename", e.rename
+		case e.renameByDefault:
+			name += sharedSuffix
+		}
+		if name != e.name {
+			errs = append(errs, validateName(nameKey, name))
+		}
+		if e.byMPS {
+			errs = append(errs, validateMPSName(nameKey, name))
+		}
+	}
+	for i, r := range c.Sharing.MPS.Resources {
+		key := entries[len(c.Sharing.TimeSlicing.Resources)+i].key()
+		if r.ActiveThreadPercentage < 0 || r.ActiveThreadPercentage > 100 {
+			errs = append(errs, fmt.Errorf("%s.activeThreadPercentage: expected 1 to 100, or 0 for an equal part, got %d", key, r.ActiveThreadPercentage))
+		}
+		if r.PinnedMemory != "" {
+			errs = append(errs, validateSize(key+".pinnedMemory", r.PinnedMemory))
+		}
+	}
+	return errors.Join(append(errs, c.Sharing.MPS.validate(), c.validateMemorySharing())...)
+}
+
+// validateOverlap returns an error if an entry selects devices that earlier entries share, whatever the devices of the node are.
+func (e *shareEntry) validateOverlap(earlier []shareEntry) error {
+	for i := range earlier {
+		f := &earlier[i]
+		switch {
+		case e.kind == f.kind:
+			if e.name == f.name && len(f.devices) == 0 {
+				return fmt.Errorf("%s.name: %s already applies to all devices of %s; set its devices, or remove one of the two",
+					e.key(), f.key(), e.name)
 			}
+		case e.kind == SharingMemory && !allDevices(e.devices) && !intersect(e.devices, f.devices),
+			e.kind != SharingMemory && e.name != f.name,
+			!allDevices(e.devices) && !allDevices(f.devices) && !intersect(e.devices, f.devices):
+		default:
+			return fmt.Errorf("%s.devices: also shared by %s; a device is shared in one way only: set the devices of both", e.key(), f.key())
 		}
+	}
+	return nil
+}
+
+// allDevices reports whether selectors select every device.
+func allDevices(selectors []string) bool {
+	return len(selectors) == 0 || slices.ContainsFunc(selectors, func(s string) bool { return strings.EqualFold(s, selectAll) })
+}
+
+// intersect reports whether two lists have a selector in common.
+func intersect(a, b []string) bool {
+	return slices.ContainsFunc(a, func(s string) bool { return slices.Contains(b, s) })
+}
+
+// controlSocket is the file name of a daemon's socket in its pipe directory.
+const controlSocket = "control"
+
+func (m *MPS) validate() error {
+	var errs []error
+	root := mps.Root(m.Root)
+	control := filepath.Join(root.PipeDir(health.DeviceID("MIG-"+strings.Repeat("0", 36))), controlSocket) // of the longest ID
+	tooLong, path := unixsock.PathLen(root.Socket())-unixsock.MaxPath, root.Socket()
+	if n := len(control) - unixsock.MaxPath; n > tooLong {
+		tooLong, path = n, control
+	}
+	switch {
+	case !filepath.IsAbs(m.Root):
+		errs = append(errs, fmt.Errorf("sharing.mps.root: expected an absolute path such as /run/nvidia/mps, got %q", m.Root))
+	case tooLong > 0:
+		errs = append(errs, fmt.Errorf("sharing.mps.root: the path of the socket %s is %d bytes too long for a unix socket; use a shorter directory", path, tooLong))
+	}
+	if m.Control == "" {
+		errs = append(errs, errors.New("sharing.mps.control: is empty; use a path, or a name in PATH such as nvidia-cuda-mps-control"))
 	}
 	return errors.Join(errs...)
 }
 
-// share sets how a device is shared and its resource after sharing.
-func (c *candidate) share(t *TimeSlicing, names *nameCache) {
-	for i := range t.Resources {
-		r := &t.Resources[i]
-		if r.Name != c.resource || len(r.Devices) > 0 && !selectsAny(r.Devices, c) {
-			continue
-		}
-		switch {
-		case r.Rename != "":
-			c.resource = r.Rename
-		case t.RenameByDefault:
-			c.resource = names.get(c.resource, func(base string) string { return base + sharedSuffix })
-		}
-		c.shared = r
-		return
+// mpsContainerDir returns the directory in a container that has the pipe and log directories of its MPS daemon, as with NVIDIA's plugin.
+func mpsContainerDir(resource string) string { return "/mps/" + resource }
+
+// validateMPSName returns an error if the path of a daemon's socket in a container is too long.
+func validateMPSName(key, resource string) error {
+	path := filepath.Join(mpsContainerDir(resource), "pipe", controlSocket)
+	if n := len(path) - unixsock.MaxPath; n > 0 {
+		return fmt.Errorf("%s: %q is %d characters too long for MPS, whose socket in a container is %s; use a shorter name", key, resource, n, path)
 	}
+	return nil
 }
 
-// CheckListSizes returns an error if the kubelet could not receive the list of a resource with the devices of a snapshot.
-func (c Config) CheckListSizes(snap *health.Snapshot) error {
-	return errors.Join(newLayout(layoutInput{cfg: &c, snap: snap}).tooLarge...)
+// Notes warn about valid keys of the section that have no effect, or one that is easily overlooked. Each starts with its key.
+func (s *SharingConfig) Notes() (notes []string) {
+	if len(s.MPS.Resources) > 0 && !s.MPS.FailRequestsGreaterThanOne {
+		notes = append(notes, "sharing.mps.failRequestsGreaterThanOne: is false, so only its environment keeps a container within its shares; "+
+			"the daemons limit no client")
+	}
+	if s.Memory.Resource == "" && len(s.Memory.Devices) > 0 {
+		notes = append(notes, "sharing.memory.devices: has no effect without sharing.memory.resource")
+	}
+	return notes
 }
 
-// checkListSize returns an error if the list of a resource's devices exceeds maxListBytes. The error names the entries with
-// too many replicas and the largest number that fits.
-func (t *TimeSlicing) checkListSize(devices []candidate) error {
-	if listBytes(devices, maxReplicas) <= maxListBytes {
-		return nil
+// validateMemorySharing checks the keys also while no resource is set, so that they are right when it is.
+func (c Config) validateMemorySharing() error {
+	const key = "sharing.memory."
+	m := &c.Sharing.Memory
+	errs := []error{
+		validateSize(key+"unit", m.Unit),
+		oneOf(key+"enforcement", m.Enforcement, EnforceAuto, EnforceDriver, EnforceMPS, EnforceNone),
 	}
-	// Of n replicas or fewer, as configured. The kubelet must be able to receive the list in any state of health.
-	largest := sort.Search(maxReplicas, func(n int) bool { return listBytes(devices, n+1) > maxListBytes })
-	var errs []string
-	for i := range t.Resources {
-		r := &t.Resources[i]
-		n := 0
-		for _, c := range devices {
-			if c.shared == r {
-				n++
-			}
-		}
-		if n > 0 && r.Replicas > largest {
-			errs = append(errs, fmt.Sprintf("plugin.%s.replicas: expected at most %d, found %d for each of %d devices: the list of %s must fit the kubelet's limit of %d MiB",
-				sharedKey(i), largest, r.Replicas, n, devices[0].resource, maxListBytes>>20))
-		}
+	if _, err := parseSize(m.Reserve); err != nil {
+		errs = append(errs, fmt.Errorf("%sreserve: %w, or 0, got %q", key, err, m.Reserve))
 	}
-	return errors.New(strings.Join(errs, "; "))
-}
-
-// listBytes returns the size of a ListAndWatch response with all IDs of these devices, of each at most so many replicas. All
-// are unhealthy, because that takes more bytes than healthy.
-func listBytes(devices []candidate, replicas int) (size int) {
-	for _, c := range devices {
-		d := &pluginapi.Device{Health: pluginapi.Unhealthy, Topology: numaTopology(c.state.Device.NUMA)}
-		list := &pluginapi.ListAndWatchResponse{Devices: []*pluginapi.Device{d}}
-		if d.ID = string(c.state.Device.ID); c.shared == nil {
-			size += proto.Size(list)
-			continue
-		}
-		// The IDs of the replicas from 10 to 99 are equally long, and so on.
-		for from, next := 0, 10; from < min(replicas, c.shared.Replicas); from, next = next, 10*next {
-			d.ID = string(c.state.Device.ID) + replicaSep + strconv.Itoa(from)
-			size += proto.Size(list) * (min(next, replicas, c.shared.Replicas) - from)
-		}
+	if m.RequireEnforcement && m.Enforcement == EnforceNone {
+		errs = append(errs, fmt.Errorf("%srequireEnforcement: is true, and %senforcement is none, so nothing would be offered; use auto, driver or mps", key, key))
 	}
-	return size
+	if m.Resource == "" {
+		return errors.Join(append(errs, validateSelectors(key+"devices", m.Devices))...)
+	}
+	errs = append(errs, validateNameLike(key+"resource", m.Resource, memoryResourceExample))
+	if m.Enforcement == EnforceMPS {
+		errs = append(errs, validateMPSName(key+"resource", m.Resource))
+	}
+	others := c
+	others.Sharing.Memory.Resource = ""
+	if slices.Contains(others.resourceNames(), m.Resource) || strings.HasPrefix(m.Resource, c.migPrefix()) {
+		errs = append(errs, fmt.Errorf("%sresource: %s is also the resource of devices that are not shared by memory; use another name such as %s",
+			key, m.Resource, memoryResourceExample))
+	}
+	return errors.Join(errs...)
 }

@@ -64,7 +64,7 @@ func TestReplicasFollowDevice(t *testing.T) {
 			t.Errorf("%s is %s on node %v", d.ID, d.Health, d.Topology)
 		}
 	}
-	longest := "MIG-09ee17f8-f59d-55e2-a8b5-d8d2ee1b0a67" + replicaSep + fmt.Sprint(maxReplicas-1)
+	longest := "MIG-09ee17f8-f59d-55e2-a8b5-d8d2ee1b0a67" + idSep + fmt.Sprint(maxReplicas-1)
 	if len(longest) > 63 { // the kubelet's limit
 		t.Errorf("%s has %d bytes", longest, len(longest))
 	}

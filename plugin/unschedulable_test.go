@@ -34,17 +34,26 @@ func TestUnschedulable(t *testing.T) {
 		want     int
 		pods     string
 	}{
-		"no holders":                              {unchanged, broken(snapshot(8), 2), nil, "", 0, ""},
-		"healthy GPUs held":                       {unchanged, snapshot(8), held(6), "", 0, ""},
-		"degraded GPU held":                       {unchanged, with(snapshot(8), 2, health.Degraded), held(6), "", 0, ""},
-		"unhealthy GPU free":                      {unchanged, broken(snapshot(8), 7), held(6), "", 0, ""},
-		"unhealthy GPU held":                      {unchanged, broken(snapshot(8), 2), held(6), "", 1, "pod-2"},
-		"unhealthy GPU held, all others held":     {unchanged, broken(snapshot(8), 2), held(8), "", 0, ""},
-		"more unhealthy GPUs held than are free":  {unchanged, broken(snapshot(8), 1, 2, 5), held(6), "", 2, "pod-1 pod-2 pod-5"},
-		"one held and one free are unhealthy":     {unchanged, broken(snapshot(8), 2, 7), held(6), "", 1, "pod-2"},
-		"all unhealthy":                           {unchanged, broken(snapshot(2), 0, 1), held(1), "", 0, ""},
-		"shares of an unhealthy GPU":              {sharedBy(4), broken(snapshot(2), 0), []string{gpu + " GPU-0::0", gpu + " GPU-0::3", gpu + " GPU-1::0"}, "", 2, "pod-0 pod-1"},
-		"shares, fewer free":                      {sharedBy(2), broken(snapshot(2), 0), []string{gpu + " GPU-0::0", gpu + " GPU-0::1", gpu + " GPU-1::0"}, "", 1, "pod-0 pod-1"},
+		"no holders":                             {unchanged, broken(snapshot(8), 2), nil, "", 0, ""},
+		"healthy GPUs held":                      {unchanged, snapshot(8), held(6), "", 0, ""},
+		"degraded GPU held":                      {unchanged, with(snapshot(8), 2, health.Degraded), held(6), "", 0, ""},
+		"unhealthy GPU free":                     {unchanged, broken(snapshot(8), 7), held(6), "", 0, ""},
+		"unhealthy GPU held":                     {unchanged, broken(snapshot(8), 2), held(6), "", 1, "pod-2"},
+		"unhealthy GPU held, all others held":    {unchanged, broken(snapshot(8), 2), held(8), "", 0, ""},
+		"more unhealthy GPUs held than are free": {unchanged, broken(snapshot(8), 1, 2, 5), held(6), "", 2, "pod-1 pod-2 pod-5"},
+		"one held and one free are unhealthy":    {unchanged, broken(snapshot(8), 2, 7), held(6), "", 1, "pod-2"},
+		"all unhealthy":                          {unchanged, broken(snapshot(2), 0, 1), held(1), "", 0, ""},
+		"shares of an unhealthy GPU":             {sharedBy(4), broken(snapshot(2), 0), []string{gpu + " GPU-0::0", gpu + " GPU-0::3", gpu + " GPU-1::0"}, "", 2, "pod-0 pod-1"},
+		"shares, fewer free":                     {sharedBy(2), broken(snapshot(2), 0), []string{gpu + " GPU-0::0", gpu + " GPU-0::1", gpu + " GPU-1::0"}, "", 1, "pod-0 pod-1"},
+		"units of memory of an unhealthy GPU": {
+			memoryShared("40Gi"), broken(withReserved(4), 0),
+			[]string{memoryResource + " GPU-0::40960Mi::0", memoryResource + " GPU-1::40960Mi::0"}, memoryResource, 1, "pod-0",
+		},
+		"units of another size held": {
+			memoryShared("16Gi"), withReserved(2), // 4 of 8 units are withheld, 2 units of the other GPU are free
+			[]string{memoryResource + " GPU-0::8192Mi::0", memoryResource + " GPU-0::8192Mi::7", memoryResource + " GPU-0::8192Mi::8", memoryResource + " GPU-1::16384Mi::0", memoryResource + " GPU-1::16384Mi::3"},
+			memoryResource, 2, "pod-0 pod-1 pod-2",
+		},
 		"removed GPU held":                        {unchanged, snapshot(2), []string{gpu + " GPU-7"}, "", 1, "pod-0"},
 		"whole before, shared now":                {sharedBy(2), snapshot(2), []string{gpu + " GPU-0"}, "", 1, "pod-0"},
 		"held under another resource":             {unchanged, broken(snapshot(2), 0), []string{"nvidia.com/other GPU-0"}, "", 0, ""},

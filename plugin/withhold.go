@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -9,11 +10,12 @@ import (
 )
 
 // withheldDevice is a working device that is not offered to new pods, because a pod holds it, its GPU or a part of it
-// under an ID outside the layout: a whole GPU that is now shared, or a replica of one that is now whole.
+// under an ID outside the layout: a whole GPU that is now shared, or a replica of one that is now whole; or because nothing enforces
+// the memory of its units.
 type withheldDevice struct {
 	resource string
 	device   *health.Device
-	pod      Pod // that holds it
+	pod      Pod // that holds it; empty if none does
 	reason   string
 	ids      int // withheld; pods may hold others
 }
@@ -65,11 +67,10 @@ func withheldTexts(all []withheldDevice) (texts []string) {
 // This is not a finding. A finding applies to a whole device, so it would mark a working GPU as broken on /metrics, in
 // the node's condition and in the IDs of its pods; it would also need the layout, which package health does not know.
 // Nothing is stored: the result follows from the layout and the last known holders, and ends with the holder. While the
-// holders are unknown, nothing is withheld.
+// holders are unknown, nothing is withheld for them.
+//
+// Units of memory are withheld in the same way while nothing enforces their limits and that is required.
 func (l *layout) withhold(holders map[health.DeviceID][]podresources.Holder, snap *health.Snapshot) {
-	if len(holders) == 0 || len(l.resources) == 0 {
-		return
-	}
 	outside := make(map[health.DeviceID]podresources.Holder) // by device: a holder under an ID outside the layout
 	onParent := make(map[health.DeviceID]podresources.Holder)
 	for i := range snap.Devices {
@@ -84,17 +85,9 @@ func (l *layout) withhold(holders map[health.DeviceID][]podresources.Holder, sna
 			}
 		}
 	}
-	if len(outside) == 0 {
-		return
-	}
-	for r := range l.resources {
-		devices := l.resources[r].Devices
-		for first, next := 0, 0; first < len(devices); first = next {
-			state := devices[first].State
-			next = first + 1
-			for next < len(devices) && devices[next].State == state {
-				next++
-			}
+	for _, r := range l.resources {
+		for units := range r.byDevice() {
+			state := units[0].State
 			d := &state.Device
 			h, held := outside[d.ID]
 			if !held && d.Parent != "" {
@@ -103,25 +96,38 @@ func (l *layout) withhold(holders map[health.DeviceID][]podresources.Holder, sna
 			if !held {
 				h, held = onParent[d.ID]
 			}
-			if !held {
+			w := withheldDevice{resource: r.Name, device: d}
+			pending := false
+			switch s := units[0].share; {
+			case held:
+				w.pod = Pod{h.Namespace, h.Pod}
+				w.reason = fmt.Sprintf("%s/%s (%s) holds it as %s of %s since before the layout changed", h.Namespace, h.Pod, h.Container, h.DeviceID, h.Resource)
+				if s != nil {
+					s.displaced = w.reason
+				}
+			case state.MPS != nil && (s == nil || !s.mps): // only its clients can use the GPU
+				w.reason = "its MPS daemon still runs: " + cmp.Or(state.MPS.Reason, "it is no longer configured")
+			case s != nil && s.blocked != "":
+				w.reason, pending = s.blocked, s.pending
+			default:
 				continue
 			}
-			reason := fmt.Sprintf("%s/%s (%s) holds it as %s of %s since before the layout changed", h.Namespace, h.Pod, h.Container, h.DeviceID, h.Resource)
-			for i := first; i < next; i++ {
-				devices[i].withheld = reason
+			for i := range units {
+				units[i].withheld = w.reason
 			}
 			for _, h := range holders[d.ID] {
-				if i := l.resources[r].index(h.DeviceID); i >= 0 && h.Resource == l.resources[r].Name {
-					devices[i].withheld = ""
+				if i := r.index(h.DeviceID); i >= 0 && h.Resource == r.Name {
+					r.Devices[i].withheld = ""
 				}
 			}
-			w := withheldDevice{resource: l.resources[r].Name, device: d, pod: Pod{h.Namespace, h.Pod}, reason: reason}
-			for i := first; i < next; i++ {
-				if devices[i].withheld != "" {
+			for _, u := range units {
+				if u.withheld != "" {
 					w.ids++
 				}
 			}
-			l.withheld = append(l.withheld, w)
+			if !pending { // that takes a moment only
+				l.withheld = append(l.withheld, w)
+			}
 		}
 	}
 }

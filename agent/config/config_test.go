@@ -349,6 +349,27 @@ func TestEventsReason(t *testing.T) {
 	}
 }
 
+func TestSharingNotes(t *testing.T) {
+	const shares = "resources: [{name: nvidia.com/gpu, replicas: 2}]"
+	for sharing, want := range map[string]string{
+		"{mps: {" + shares + "}}":                                            "",
+		"{mps: {failRequestsGreaterThanOne: false}}":                         "",
+		"{mps: {failRequestsGreaterThanOne: false, " + shares + "}}":         "plugin.sharing.mps.failRequestsGreaterThanOne",
+		"{memory: {devices: [0]}}":                                           "plugin.sharing.memory.devices",
+		"{memory: {resource: nvidia.com/gpu-memory, devices: [0]}}":          "",
+		"{timeSlicing: {failRequestsGreaterThanOne: false, " + shares + "}}": "",
+	} {
+		var got []string
+		for _, n := range mustLoad(t, "plugin: {sharing: "+sharing+"}").Notes {
+			key, _, _ := strings.Cut(n, ": ")
+			got = append(got, key)
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("%s: notes about %q, want %q", sharing, got, want)
+		}
+	}
+}
+
 func TestEventVariables(t *testing.T) {
 	t.Setenv("GPU_NODE_AGENT_SOURCE_EVENTS", "off")
 	t.Setenv("GPU_NODE_AGENT_SOURCE_KERNEL_LOG", "true")

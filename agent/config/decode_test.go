@@ -107,6 +107,8 @@ func TestDeviceReferencesKeepTheirText(t *testing.T) {
 			"plugin.include":                       func(c Config) []string { return c.Plugin.Include },
 			"plugin.exclude":                       func(c Config) []string { return c.Plugin.Exclude },
 			"plugin.sharing.timeSlicing.resources": func(c Config) []string { return c.Plugin.Sharing.TimeSlicing.Resources[0].Devices },
+			"plugin.sharing.mps.resources":         func(c Config) []string { return c.Plugin.Sharing.MPS.Resources[0].Devices },
+			"plugin.sharing.memory.devices":        func(c Config) []string { return c.Plugin.Sharing.Memory.Devices },
 		} {
 			list, at := "["+text+"]", key+"[0]"
 			if strings.HasSuffix(key, "resources") {

@@ -111,6 +111,9 @@ func (l Loader) Load() (Config, error) {
 		}
 		errs = append(errs, withPrefix("plugin.nvidiaConfig: "+file+": ", err))
 	}
+	for _, n := range c.Plugin.Sharing.Notes() {
+		c.Notes = append(c.Notes, "plugin."+n)
+	}
 	resolved, err := c.Metrics.Resolve(files.read)
 	if err == nil && l.FieldsExported && c.Metrics.FieldsFile != "" && len(resolved.Chosen.Fields) == 0 {
 		// At the start, and while no field is exported, the agent is useful without them. Later this would end every series.

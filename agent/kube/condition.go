@@ -232,7 +232,7 @@ func indices(group []*health.DeviceState) string {
 // describe returns a device's state, its causes, and the reason and action of the worst. The device must have a finding.
 func describe(d *health.DeviceState) string {
 	worst := d.Verdict.Findings[0]
-	return fmt.Sprintf("%s is %s (%s): %s; %s", deviceName(d.Device), d.Verdict.State, causes(d.Verdict), worst.Reason, worst.Action.Advice())
+	return fmt.Sprintf("%s is %s (%s): %s; %s", d.Device.Name(), d.Verdict.State, causes(d.Verdict), worst.Reason, worst.Action.Advice())
 }
 
 // inherited reports whether the worst finding of a MIG device is its GPU's.
@@ -253,17 +253,6 @@ func sourceReason(s health.SourceStatus) string {
 
 // causes lists the causes of a verdict, the worst first.
 func causes(v health.Verdict) string { return strings.Join(v.Causes(), ", ") }
-
-// deviceName returns a device's index and UUID.
-func deviceName(d health.Device) string {
-	switch {
-	case d.Kind == health.KindMIG && d.MIGIndex >= 0:
-		return fmt.Sprintf("MIG device %d:%d (%s)", d.Index, d.MIGIndex, d.ID)
-	case d.Kind == health.KindMIG: // the driver does not list it
-		return fmt.Sprintf("MIG device %s of GPU %d", d.ID, d.Index)
-	}
-	return fmt.Sprintf("GPU %d (%s)", d.Index, d.ID)
-}
 
 // camelCase turns a cause into the reason of a condition: "xid-79" into "Xid79".
 func camelCase(cause string) string {

@@ -93,7 +93,7 @@ func eventOf(c health.Change) (typ, reason, cause, message string, count uint64)
 	switch c.Kind {
 	case health.ChangeXID:
 		x := health.LookupXID(c.XID)
-		return typeWarning, eventXID, fmt.Sprint(c.XID), fmt.Sprintf("XID %d of %s: %s; %s", c.XID, deviceName(c.Device), c.Description(), x.Action.Advice()), c.New
+		return typeWarning, eventXID, fmt.Sprint(c.XID), fmt.Sprintf("XID %d of %s: %s; %s", c.XID, c.Device.Name(), c.Description(), x.Action.Advice()), c.New
 	case health.ChangeState:
 		typ, reason, cause, message = stateEvent(c)
 		return typ, reason, cause, message, 1
@@ -115,7 +115,7 @@ func stateEvent(c health.Change) (typ, reason, cause, message string) {
 	case c.Now.State == health.Degraded:
 		return typeWarning, eventDegraded, cause, describe(now)
 	case c.Now.State == health.Healthy && c.Was.State > health.Healthy:
-		return typeNormal, eventRecovered, c.Was.Cause(), fmt.Sprintf("%s is healthy again; cleared: %s", deviceName(c.Device), causes(c.Was))
+		return typeNormal, eventRecovered, c.Was.Cause(), fmt.Sprintf("%s is healthy again; cleared: %s", c.Device.Name(), causes(c.Was))
 	}
 	return "", "", "", ""
 }

@@ -121,6 +121,79 @@ func TestSharing(t *testing.T) {
 	n.EndAgent()
 }
 
+// Units of memory are of one GPU, by best fit. The kubelet counts them over all GPUs: a request that no GPU can serve is refused, and
+// leaves no unit allocated.
+func TestMemory(t *testing.T) {
+	const memory = "nvidia.com/gpu-memory"
+	n := newMachine(t)
+	n.configure("mixed-4", "sharing: {memory: {resource: "+memory+", enforcement: none}}")
+	n.StartKubelet()
+	n.StartAgent()
+	all := func() error { return n.KubeletHas(memory, 198, 198) } // 78 of each H100 and 21 of each L4
+	n.Eventually("units of 1 GiB", all)
+
+	owner := map[string]string{} // by unit
+	admit := func(name string, units int64) string {
+		t.Helper()
+		booked, visible := n.admitFor(n.bindFor(name, memory, units), memory)
+		if len(booked) != int(units) || len(visible) != 1 {
+			t.Fatalf("%s: kubelet assigned %v, container sees %v", name, booked, visible)
+		}
+		for _, id := range booked {
+			if !strings.HasPrefix(id, visible[0]+"::") || owner[id] != "" {
+				t.Fatalf("%s has %s, sees %s; the unit was assigned to %q before", name, id, visible[0], owner[id])
+			}
+			owner[id] = name
+		}
+		return visible[0]
+	}
+	refuse := func(when string) {
+		t.Helper()
+		pod := node.Pod("default", "too-large", memory, 22)
+		n.Eventually("a request that no GPU can serve is refused "+when, func() error {
+			_, _, err := n.tryAdmit(pod, memory)
+			if err == nil || !strings.Contains(err.Error(), "the largest request that fits is 21") {
+				return fmt.Errorf("admitted, or refused for another reason: %w", err)
+			}
+			return nil
+		})
+		for range 10 {
+			if booked, _, err := n.tryAdmit(pod, memory); err == nil || len(booked) > 0 {
+				t.Fatalf("%s: %v, with %v", when, err, booked)
+			}
+		}
+	}
+	if a, b := admit("small", 5), admit("exact", 16); a != b {
+		t.Errorf("5 units of %s, then 16 of %s, want the rest of the same L4", a, b)
+	}
+	if a, b := admit("large-0", 70), admit("large-1", 70); a == b {
+		t.Errorf("twice 70 units of %s", a)
+	}
+	refuse("with units free on three GPUs") // 8, 8 and 21
+	n.StopKubelet()
+	n.StartKubelet()
+	n.Eventually("units after a restart of the kubelet", all)
+	refuse("after a restart of the kubelet")
+	n.KillAgent()
+	n.StartAgent()
+	n.Eventually("units after a restart of the agent", all)
+	refuse("after a restart of the agent")
+
+	// Every unit that is not held can be allocated.
+	for name, units := range map[string]int64{"rest-0": 8, "rest-1": 8, "rest-2": 21} {
+		admit(name, units)
+	}
+	if len(owner) != 198 {
+		t.Errorf("%d of 198 units are assigned", len(owner))
+	}
+	n.UnbindAll()
+	clear(owner)
+	for i := range 2 {
+		admit(fmt.Sprintf("whole-%d", i), 78)
+	}
+	n.EndAgent()
+}
+
 // TestWithdraw checks that plugin.onStop: withdraw removes the devices from the kubelet when the agent stops.
 func TestWithdraw(t *testing.T) {
 	n := newMachine(t)

@@ -25,9 +25,11 @@ const (
 	fieldUUID     dcgm.Short = 54
 	fieldMinor    dcgm.Short = 55
 	fieldPCI      dcgm.Short = 57
+	fieldCompute  dcgm.Short = 63 // compute capability: the major version in the upper 16 bits of 32, the minor in the lower
 	fieldMIGMode             = dcgm.Short(health.FieldMIGMode)
 	fieldAffinity dcgm.Short = 86 // to 89: bit masks of the GPU's NUMA nodes, 64 nodes each
 	fieldMemory              = dcgm.Short(health.FieldFBTotal)
+	fieldReserved            = dcgm.Short(health.FieldFBReserved)
 )
 
 // healthFields returns the fields that a GPU is judged by. They are sampled once a second and read in every poll: DCGM's
@@ -50,7 +52,7 @@ func inventoryFields() []dcgm.Short {
 // requiredFields returns the inventory fields that a new GPU must have before it is listed, if it supports them.
 func requiredFields() []dcgm.Short {
 	return []dcgm.Short{
-		fieldName, fieldIndex, fieldMinor, fieldPCI, fieldMIGMode, fieldMemory,
+		fieldName, fieldIndex, fieldMinor, fieldPCI, fieldCompute, fieldMIGMode, fieldMemory, fieldReserved,
 		fieldAffinity, fieldAffinity + 1, fieldAffinity + 2, fieldAffinity + 3,
 	}
 }

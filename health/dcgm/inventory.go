@@ -260,6 +260,10 @@ func (s *session) fillBlanks(now time.Time, id uint, d *health.Device, v *entity
 			d.MIGMode = old.MIGMode
 		case fieldMemory:
 			d.Memory = old.Memory
+		case fieldReserved:
+			d.Reserved = old.Reserved
+		case fieldCompute:
+			d.ComputeCapability = old.ComputeCapability
 		default:
 			d.NUMA = old.NUMA
 		}
@@ -278,7 +282,7 @@ func (s *session) migDevice(in instance, parent *health.Device, v *entityValues)
 	d := *parent
 	d.ID, d.Parent, d.Kind = health.DeviceID(v.text[fieldUUID]), parent.ID, health.KindMIG
 	d.Profile, d.Memory = withSuffix(v.text[fieldName], in.suffix), uint64(v.number[fieldMemory])<<20
-	d.GI, d.CI, d.MIGIndex, d.Links, d.MIGMode = int(in.gi), int(in.ci), in.index, nil, false
+	d.GI, d.CI, d.MIGIndex, d.Links, d.MIGMode, d.Reserved = int(in.gi), int(in.ci), in.index, nil, false, 0
 	s.lastDevices[in.entity] = d
 	return d, true
 }
@@ -305,6 +309,8 @@ func (s *session) gpuDevice(id uint, v *entityValues, status dcgm.EntityStatus) 
 	}
 	d.ID, d.Model, d.PCI = health.DeviceID(v.text[fieldUUID]), v.text[fieldName], v.text[fieldPCI]
 	d.Memory, d.MIGMode = uint64(v.number[fieldMemory])<<20, v.number[fieldMIGMode] == 1
+	d.Reserved = s.reserved(id, &d, v)
+	d.ComputeCapability = health.ComputeCapability{Major: int(v.number[fieldCompute] >> 16), Minor: int(v.number[fieldCompute] & 0xffff)}
 	if n, ok := v.number[fieldIndex]; ok {
 		d.Index = int(n)
 	}
@@ -318,6 +324,16 @@ func (s *session) gpuDevice(id uint, v *entityValues, status dcgm.EntityStatus) 
 		}
 	}
 	return d, true
+}
+
+// reserved returns the reserved memory of a GPU, 0 if it is unknown. It keeps the first value of a session, because the number of
+// units of GPU memory follows from it. The total less free and used memory is no substitute (OBSERVED.md#framebuffer).
+func (s *session) reserved(id uint, d *health.Device, v *entityValues) uint64 {
+	old := s.lastDevices[entity{dcgm.FE_GPU, id}]
+	if old.ID == d.ID && old.MIGMode == d.MIGMode && old.Memory == d.Memory && old.Reserved > 0 {
+		return old.Reserved
+	}
+	return uint64(max(0, v.number[fieldReserved])) << 20
 }
 
 // attributeText returns a text of DCGM's attributes, or "" for a blank.

@@ -20,6 +20,9 @@ func TestInventory(t *testing.T) {
 	b.lib.Int(script.GPU, 3, 86, 9223372036854775794, 0, b.clock.now())
 	b.lib.Int(script.GPU, 3, 55, 9223372036854775794, 0, b.clock.now())
 	b.lib.Int(script.GPU, 3, 250, 2147483634, 0, b.clock.now())
+	b.lib.Int(script.GPU, 3, 253, 9223372036854775794, 0, b.clock.now())
+	b.lib.Int(script.GPU, 3, 63, 9223372036854775794, 0, b.clock.now())
+	b.lib.Int(script.GPU, 2, 63, 8<<16|9, 0, b.clock.now())
 	b.lib.Link(0, 1, 1<<(8+17)|0x10) // 18 NVLinks
 	b.lib.Link(0, 2, 0x2)
 	b.lib.Link(0, 3, 0x20)
@@ -29,7 +32,7 @@ func TestInventory(t *testing.T) {
 	_, r := b.open(testConfig()).poll()
 	want := health.Device{
 		ID: gpuID(0), Kind: health.KindGPU, Index: 0, Minor: 3, NUMA: []int{0}, Model: "NVIDIA H100 80GB HBM3",
-		PCI: "00000000:10:00.0", Memory: 81559 << 20, GI: -1, CI: -1, MIGIndex: -1,
+		PCI: "00000000:10:00.0", Memory: 81559 << 20, Reserved: 551 << 20, ComputeCapability: health.ComputeCapability{Major: 9}, GI: -1, CI: -1, MIGIndex: -1,
 		Links: []health.Link{
 			{Peer: gpuID(1), NVLinks: 18}, {Peer: gpuID(2), Path: health.PathSingleSwitch}, {Peer: gpuID(3), Path: health.PathSystem},
 		},
@@ -43,8 +46,11 @@ func TestInventory(t *testing.T) {
 	if got := r.Devices[2].NUMA; !reflect.DeepEqual(got, []int{0, 2, 64}) {
 		t.Errorf("NUMA nodes %v, want 0, 2 and 64", got)
 	}
-	if d := r.Devices[3]; d.NUMA != nil || d.Minor != -1 || d.Memory != 0 {
-		t.Errorf("blank fields: NUMA %v, minor %d, memory %d", d.NUMA, d.Minor, d.Memory)
+	if got, want := r.Devices[2].ComputeCapability, (health.ComputeCapability{Major: 8, Minor: 9}); got != want {
+		t.Errorf("compute capability %v, want %v", got, want)
+	}
+	if d := r.Devices[3]; d.NUMA != nil || d.Minor != -1 || d.Memory != 0 || d.Reserved != 0 || d.ComputeCapability != (health.ComputeCapability{}) {
+		t.Errorf("blank fields: %+v", d)
 	}
 	b.expectWatch(script.GPU, 0, 53, script.Watch{}) // the serial number is not requested
 	b.lib.Fail("dcgmGetDeviceTopology", -3, -1)
@@ -196,6 +202,34 @@ func TestTextChanges(t *testing.T) {
 		}
 		if got := poll(); !slices.Equal(got, []string{tt[1]}) {
 			t.Errorf("%s: texts %q, want %q", tt[0], got, tt[1])
+		}
+	}
+}
+
+// The reserved memory is that of the first inventory of a session until the GPU has another total or MIG mode.
+func TestReservedMemoryIsStable(t *testing.T) {
+	b := startFixture(t, 2)
+	for _, tt := range []struct {
+		name                     string
+		reserved, total, migMode int64
+		want                     uint64
+	}{
+		{"another value", 600, 81559, 0, 551},
+		{"another total", 700, 80000, 0, 700},
+		{"lower value", 10, 80000, 0, 700},
+		{"MIG mode", 800, 80000, 1, 800},
+		{"no MIG mode", 0, 80000, 0, 0},
+		{"zero is not measured", 900, 80000, 0, 900},
+	} {
+		b.lib.Int(script.GPU, 1, 253, tt.reserved, 0, b.clock.now())
+		b.lib.Int(script.GPU, 1, 250, tt.total, 0, b.clock.now())
+		b.lib.Int(script.GPU, 1, 67, tt.migMode, 0, b.clock.now())
+		for range 3 {
+			b.rebind(1)
+			b.pollAfter(10*time.Second, 2)
+			if got := b.devices[1].Reserved >> 20; got != tt.want {
+				t.Errorf("%s: %d MiB, want %d", tt.name, got, tt.want)
+			}
 		}
 	}
 }

@@ -166,7 +166,9 @@ func (b *fixture) addGPUs(n uint) {
 		for i := range uint(3) {
 			b.lib.Int(script.GPU, id, 87+i, 0, 0, at)
 		}
+		b.lib.Int(script.GPU, id, 63, 9<<16, 0, at)
 		b.lib.Int(script.GPU, id, 250, 81559, 0, at)
+		b.lib.Int(script.GPU, id, 253, 551, 0, at)
 	}
 	b.sampleGPUs(n)
 }

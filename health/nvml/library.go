@@ -12,6 +12,7 @@ const char *nvmlErrorString(int result); // nvml.h; symbols.c defines it
 import "C"
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"unsafe"
@@ -90,4 +91,44 @@ func Use() (library nvml.Interface, release func(), err error) {
 		return nil, nil, err
 	}
 	return library, sync.OnceFunc(func() { _ = library.Shutdown() }), nil
+}
+
+// use is a use of NVML that survives a reload of the driver. It belongs to one goroutine.
+type use struct {
+	library nvml.Interface // nil between a failure of endAfter and the next call of get
+	release func()
+}
+
+func openUse() (*use, error) {
+	library, release, err := Use()
+	if err != nil {
+		return nil, err
+	}
+	return &use{library, release}, nil
+}
+
+// get returns the library. It initializes NVML again if the driver was unloaded.
+func (u *use) get() (nvml.Interface, error) {
+	if u.library == nil {
+		library, release, err := Use()
+		if err != nil {
+			return nil, err
+		}
+		u.library, u.release = library, release
+	}
+	return u.library, nil
+}
+
+// endAfter ends the use if err is that of a driver that was unloaded.
+func (u *use) endAfter(err error) {
+	code, _ := errors.AsType[Error](err)
+	switch nvml.Return(code) {
+	case nvml.ERROR_UNINITIALIZED, nvml.ERROR_DRIVER_NOT_LOADED, nvml.ERROR_UNKNOWN:
+		u.end()
+	}
+}
+
+func (u *use) end() {
+	u.release()
+	u.library, u.release = nil, func() {}
 }

@@ -36,6 +36,10 @@ func child() int {
 	fmt.Println("values:", int(device.GetFieldValues(make([]nvml.FieldValue, 1))))
 	_, ret = library.SystemGetCudaDriverVersion() // the scripted library does not have it
 	fmt.Println("cuda:", int(ret))
+	limits := memoryLimiter{&use{library, release}}
+	fmt.Println("limits:", limits.Supported(gpu0) == nil)
+	was, err := SetComputeMode(gpu0, true)
+	fmt.Println("was exclusive:", was, err)
 	return 0
 }
 
@@ -55,19 +59,21 @@ func runChild(t *testing.T, dir string) (out string, code int) {
 // TestLibraryMissing checks that calls without the library, with one that is no library, and of functions that it lacks return
 // errors. Without symbols.c they end the process.
 func TestLibraryMissing(t *testing.T) {
+	t.Setenv("NVML_SCRIPT_DRIVER", "615.10")
+	t.Setenv("NVML_SCRIPT_STATE", t.TempDir()) // the compute mode outlives a process
 	invalid, older, complete := t.TempDir(), t.TempDir(), t.TempDir()
 	if err := os.WriteFile(invalid+"/"+soname, []byte("not a library"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(compile(older, "-DLACK_FIELD_VALUES"), compile(complete)); err != nil {
+	if err := errors.Join(compile(older, "-DLACK_FIELD_VALUES", "-DLACK_MEMORY_LIMITS"), compile(complete)); err != nil {
 		t.Fatal(err)
 	}
 	const missing = "count before: 13\n"
 	for _, tt := range []struct{ name, dir, want string }{
 		{"no library", t.TempDir(), missing + "use: cannot load libnvidia-ml.so.1: libnvidia-ml.so.1: cannot open shared object file"},
 		{"invalid", invalid, missing + "use: cannot load libnvidia-ml.so.1: " + invalid + "/libnvidia-ml.so.1: file too short"},
-		{"older", older, missing + "count: 8 0\nhandle: 0\nvalues: 13\ncuda: 13\n"},
-		{"complete", complete, missing + "count: 8 0\nhandle: 0\nvalues: 0\ncuda: 13\n"},
+		{"older", older, missing + "count: 8 0\nhandle: 0\nvalues: 13\ncuda: 13\nlimits: false\nwas exclusive: false <nil>\n"},
+		{"complete", complete, missing + "count: 8 0\nhandle: 0\nvalues: 0\ncuda: 13\nlimits: true\nwas exclusive: true <nil>\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if out, code := runChild(t, tt.dir); code != 0 || !strings.HasPrefix(out, tt.want) {

@@ -28,3 +28,11 @@ func Events(*zap.Logger) func(context.Context, health.EventReceiver) {
 func OpenProcesses() (list health.ProcessLister, release func(), err error) {
 	return nil, nil, errNoCGO
 }
+
+// OpenMemoryLimits fails: NVML needs Linux and cgo.
+func OpenMemoryLimits() (limits health.MemoryLimiter, release func(), err error) {
+	return nil, nil, errNoCGO
+}
+
+// SetComputeMode fails: NVML needs Linux and cgo.
+func SetComputeMode(health.DeviceID, bool) (wasExclusive bool, err error) { return false, errNoCGO }

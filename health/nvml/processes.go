@@ -4,7 +4,6 @@ package nvml
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -16,29 +15,24 @@ import (
 // OpenProcesses loads NVML and returns a lister of processes. The driver's files are open until release is called. Both belong to
 // one goroutine. The lister returns the processes that the driver shows: to a container, those of its PID namespace.
 func OpenProcesses() (list health.ProcessLister, release func(), err error) {
-	library, release, err := Use()
+	u, err := openUse()
 	if err != nil {
 		return nil, nil, err
 	}
-	p := &processLister{library: library, release: release, lastSeen: map[health.DeviceID]uint64{}}
-	return p.list, func() { p.release() }, nil
+	p := &processLister{use: u, lastSeen: map[health.DeviceID]uint64{}}
+	return p.list, u.end, nil
 }
 
 type processLister struct {
-	library  nvml.Interface
-	release  func()
+	*use
 	lastSeen map[health.DeviceID]uint64 // the time of the newest sample of utilization, in µs, by GPU
 }
 
 // list lists the processes of the GPUs and MIG devices, except those of partitioned GPUs, whose processes are their MIG
 // devices'. A device whose processes NVML does not list is not measured. A process may have several kinds of context.
 func (p *processLister) list(ctx context.Context, devices []health.Device) (*health.ProcessReading, error) {
-	if p.library == nil { // the driver has ended
-		library, release, err := Use()
-		if err != nil {
-			return nil, err
-		}
-		p.library, p.release = library, release
+	if _, err := p.get(); err != nil {
+		return nil, err
 	}
 	partitioned := map[health.DeviceID]bool{}
 	for i := range devices {
@@ -66,21 +60,11 @@ func (p *processLister) list(ctx context.Context, devices []health.Device) (*hea
 	}
 	p.lastSeen = seen
 	if tried > 0 && len(r.Measured) == 0 {
-		p.reopenAfter(failed)
+		p.endAfter(failed)
 		return nil, failed
 	}
 	r.At = time.Now()
 	return r, nil
-}
-
-// reopenAfter has NVML initialized again if an error is that of a driver that was unloaded.
-func (p *processLister) reopenAfter(err error) {
-	code, _ := errors.AsType[Error](err)
-	switch nvml.Return(code) {
-	case nvml.ERROR_UNINITIALIZED, nvml.ERROR_DRIVER_NOT_LOADED, nvml.ERROR_UNKNOWN:
-		p.release()
-		p.library, p.release = nil, func() {}
-	}
 }
 
 // measure lists the processes of a device. It records the time of the newest sample in seen.

@@ -117,18 +117,19 @@ func (e *Event) validateFor(p *profile) (errs []error) {
 		errs = append(errs, keyErrorf("gpu", "%d is not a GPU of profile %s, which has 0 to %d", *e.GPU, p.name, n-1))
 	default:
 		for i := range effects {
-			if f := &effects[i]; f.isSet(e) && !f.supports(p) {
-				errs = append(errs, keyErrorf(f.key, "profile %s does not support it; use %s", p.name, strings.Join(supporting(f), ", ")))
+			if f := &effects[i]; f.isSet(e) && !f.supports(&p.models[*e.GPU]) {
+				errs = append(errs, keyErrorf(f.key, "GPU %d of profile %s, %s, does not support it; profiles with a GPU that does: %s",
+					*e.GPU, p.name, p.models[*e.GPU].name, strings.Join(supporting(f), ", ")))
 			}
 		}
 	}
 	return errs
 }
 
-// supporting returns the names of the profiles that support an effect.
+// supporting returns the names of the profiles with a GPU that supports an effect.
 func supporting(f *effect) (names []string) {
 	for _, p := range profiles() {
-		if len(p.pci) > 0 && f.supports(&p) {
+		if slices.ContainsFunc(p.models, func(m model) bool { return f.supports(&m) }) {
 			names = append(names, p.name)
 		}
 	}

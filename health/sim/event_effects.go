@@ -65,7 +65,7 @@ var effects = [...]effect{
 	},
 	{
 		key: "retiredPages", help: "pages retired for double-bit errors; 63 are too many", metric: health.FieldRetiredDBE,
-		parameter: integer(func(e *Event) **int { return &e.RetiredPages }, 0, maxRetired), only: func(p *profile) bool { return p.model.retires },
+		parameter: integer(func(e *Event) **int { return &e.RetiredPages }, 0, maxRetired), only: func(m *model) bool { return m.retires },
 	},
 	{
 		key: "clocksSlowed", help: "the hardware slows the clocks down",
@@ -91,7 +91,7 @@ var effects = [...]effect{
 	},
 	{
 		key: "mig", help: "partition the GPU: off, sevenths or balanced",
-		parameter: choice(func(e *Event) **string { return &e.MIG }, migOff, migSevenths, migBalanced), only: func(p *profile) bool { return p.repartitions },
+		parameter: choice(func(e *Event) **string { return &e.MIG }, migOff, migSevenths, migBalanced), only: func(m *model) bool { return m.repartitions },
 	},
 	{
 		key: "processes", help: "the GPU's processes, such as " + exampleProcesses + "; they replace the earlier ones, and [] ends them",
@@ -110,14 +110,14 @@ var effects = [...]effect{
 // effect is one kind of effect of an event.
 type effect struct {
 	key, help string
-	parameter                     // how its value is parsed and checked
-	with      string              // the key that has to be set too
-	metric    health.Field        // the field of the GPU that has the value
-	only      func(*profile) bool // which profiles support it; nil for all
-	ofSource  bool                // it concerns the source and no GPU
+	parameter                   // how its value is parsed and checked
+	with      string            // the key that has to be set too
+	metric    health.Field      // the field of the GPU that has the value
+	only      func(*model) bool // which models support it; nil for all
+	ofSource  bool              // it concerns the source and no GPU
 }
 
-func (f *effect) supports(p *profile) bool { return f.only == nil || f.only(p) }
+func (f *effect) supports(m *model) bool { return f.only == nil || f.only(m) }
 
 // effectOf returns the effect with a key, or nil.
 func effectOf(key string) *effect {

@@ -9,7 +9,7 @@ import (
 
 // gpu is a simulated GPU with its MIG devices.
 type gpu struct {
-	profile      profile
+	model        model
 	device       int        // index among the source's devices; its MIG devices follow
 	loads        []workload // of the whole GPU, or of each MIG device
 	slices       []slice
@@ -20,10 +20,11 @@ type gpu struct {
 }
 
 func newGPU(p profile, index, device int, devices []health.Device) gpu {
-	g := gpu{profile: p, device: device}
+	g := gpu{model: p.models[index], device: device}
+	m := &g.model
 	free := func(total int) float64 { return float64(total) * 0.97 } // workloads leave a little free
 	if !p.partitioned(index) {
-		g.loads = []workload{newWorkload(seedOf(devices[device].ID), 1, free(p.model.total-p.model.reserved))}
+		g.loads = []workload{newWorkload(seedOf(devices[device].ID), 1, free(m.total-m.reserved))}
 	} else {
 		g.slices = p.mig[index]
 		for i, s := range g.slices {
@@ -32,7 +33,7 @@ func newGPU(p profile, index, device int, devices []health.Device) gpu {
 		}
 	}
 	l := &g.loads[0]
-	g.energyOffset = math.Round(3600e3 * p.model.restPower * (1 + 200*l.random(0, 9))) // an hour to a week of it
+	g.energyOffset = math.Round(3600e3 * m.restPower * (1 + 200*l.random(0, 9))) // an hour to a week of it
 	g.tempOffset = math.Round(4*l.random(0, 10)) - 2
 	return g
 }
@@ -59,7 +60,7 @@ const idleUsed = 4
 func (g *gpu) values(t float64, c *gpuState, dcgm *generation, to []map[health.Field]float64) []map[health.Field]float64 {
 	const fields = 44 // at most, so that the map does not grow
 	var (
-		m      = &g.profile.model
+		m      = &g.model
 		v      = make(map[health.Field]float64, fields)
 		all    level
 		work   float64
@@ -132,7 +133,7 @@ func (g *gpu) values(t float64, c *gpuState, dcgm *generation, to []map[health.F
 		v[health.FieldRetiredSBE], v[health.FieldRetiredPending] = 0, 0
 	}
 	for i := range effects {
-		if f := &effects[i]; f.metric != 0 && f.supports(&g.profile) {
+		if f := &effects[i]; f.metric != 0 && f.supports(m) {
 			v[f.metric] = f.value(&c.Event)
 		}
 	}
@@ -164,7 +165,7 @@ func clocksEvents(busy bool, load float64) float64 {
 
 // energyAt returns the energy counter in mJ at t, after the given work.
 func (g *gpu) energyAt(t, work float64) float64 {
-	m := &g.profile.model
+	m := &g.model
 	return g.energyOffset + math.Floor(1000*(m.restPower*t+(m.maxPower-m.restPower)*work))
 }
 

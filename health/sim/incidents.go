@@ -138,7 +138,7 @@ func (g *gpu) xidIncidents() []health.Incident {
 	var out []health.Incident
 	for _, xid := range g.reported {
 		x, ok := xidIncidents[xid]
-		if !ok || x.system == "inforom" && !g.profile.model.retires { // only Volta retires pages
+		if !ok || x.system == "inforom" && !g.model.retires { // only Volta retires pages
 			continue
 		}
 		message := fmt.Sprintf("simulated: %s, XID %d", health.LookupIncident(x.code).Name, xid)

@@ -82,7 +82,7 @@ func FuzzInject(f *testing.F) {
 				continue
 			}
 			accepted := s.inject(e) == nil
-			valid := e.GPU == nil || *e.GPU >= 0 && *e.GPU < n && (e.MIG == nil || s.profile.repartitions) && (e.RetiredPages == nil || s.profile.model.retires)
+			valid := e.GPU == nil || *e.GPU >= 0 && *e.GPU < n && (e.MIG == nil || s.profile.models[*e.GPU].repartitions) && (e.RetiredPages == nil || s.profile.models[*e.GPU].retires)
 			if valid && e.GPU != nil {
 				count := migs[*e.GPU]
 				if e.MIG != nil {

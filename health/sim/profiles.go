@@ -21,24 +21,24 @@ type model struct {
 	restSM, lowSM, topSM float64 // MHz: idle, at full load and power limit, boost
 	restMem, topMem      float64 // MHz
 	canMIG               bool
+	repartitions         bool    // supports Event.MIG: sevenths and balanced fit it
 	retires              bool    // retires pages for bad memory; since Ampere GPUs remap rows instead
 	nvlinkRate           float64 // KiB per second over all NVLinks at full load; 0: no NVLink
+	capability           health.ComputeCapability
 	firmware             firmware
 }
 
 // profile is a simulated machine.
 type profile struct {
-	name  string
-	model model
-	pci   []string    // bus address of each GPU, by index
-	numa  []int       // NUMA node of each GPU
-	near  health.Path // between GPUs of one NUMA node; PathSystem between others
-	links int         // NVLinks between any two GPUs
-	mig   [][]slice   // MIG devices of each GPU; nil: MIG is off
+	name   string
+	models []model     // of each GPU, by index
+	pci    []string    // bus address of each GPU
+	numa   []int       // NUMA node of each GPU
+	near   health.Path // between GPUs of one NUMA node; PathSystem between others
+	links  int         // NVLinks between any two GPUs that have NVLink
+	mig    [][]slice   // MIG devices of each GPU; nil: MIG is off
 
 	switches int // NVSwitches
-
-	repartitions bool // supports Event.MIG: sevenths and balanced fit its GPUs
 }
 
 // slice is a MIG device: a GPU instance with compute instance 0.
@@ -56,7 +56,7 @@ func h100() model {
 		name: "NVIDIA H100 80GB HBM3", total: 81559, reserved: 551,
 		restPower: 71, maxPower: 700, restTemp: 31, maxTemp: 66, memTempOver: 9,
 		restSM: 345, lowSM: 1560, topSM: 1980, restMem: 2619, topMem: 2619,
-		canMIG: true, nvlinkRate: 180 << 20,
+		canMIG: true, repartitions: true, nvlinkRate: 180 << 20, capability: health.ComputeCapability{Major: 9},
 		firmware: firmware{"NVIDIA", "96.00.99.00.01", "G520.0200.00.05", "2.1", "7.16"},
 	}
 }
@@ -67,7 +67,7 @@ func a100() model {
 		name: "NVIDIA A100-SXM4-80GB", total: 81920, reserved: 868,
 		restPower: 61, maxPower: 400, restTemp: 33, maxTemp: 64, memTempOver: 7,
 		restSM: 210, lowSM: 1185, topSM: 1410, restMem: 1593, topMem: 1593,
-		canMIG: true, nvlinkRate: 110 << 20,
+		canMIG: true, nvlinkRate: 110 << 20, capability: health.ComputeCapability{Major: 8},
 		firmware: firmware{"NVIDIA", "92.00.A0.00.05", "G506.0210.00.04", "2.0", "6.16"},
 	}
 }
@@ -79,7 +79,8 @@ func l4() model {
 		name: "NVIDIA L4", total: 23034, reserved: 435,
 		restPower: 12, maxPower: 72, restTemp: 36, maxTemp: 77,
 		restSM: 210, lowSM: 1230, topSM: 2040, restMem: 405, topMem: 6251,
-		firmware: firmware{"NVIDIA", "95.04.29.00.06", "G193.0200.00.01", "2.1", "6.16"},
+		capability: health.ComputeCapability{Major: 8, Minor: 9},
+		firmware:   firmware{"NVIDIA", "95.04.29.00.06", "G193.0200.00.01", "2.1", "6.16"},
 	}
 }
 
@@ -89,7 +90,7 @@ func v100() model {
 		name: "Tesla V100-SXM3-32GB", total: 32768, reserved: 258,
 		restPower: 50, maxPower: 350, restTemp: 33, maxTemp: 62, memTempOver: 2,
 		restSM: 135, lowSM: 1290, topSM: 1597, restMem: 958, topMem: 958,
-		retires: true, nvlinkRate: 60 << 20,
+		retires: true, nvlinkRate: 60 << 20, capability: health.ComputeCapability{Major: 7},
 		firmware: firmware{"Tesla", "88.00.80.00.01", "G503.0204.00.02", "1.1", "5.0"},
 	}
 }
@@ -111,20 +112,23 @@ func v100() model {
 // h100-16-mig is no real machine: sixteen H100 with seven MIG devices each on the buses of v100-16, for the largest list of
 // devices.
 //
+// mixed-4 is no real machine: two H100 and two L4, for resources whose GPUs differ. Its H100 are connected by NVLink without
+// a switch.
+//
 // l4-1 is a cloud instance with one L4 (g2-standard on Google Cloud: bus 00:03.0).
 func profiles() []profile {
 	dgxH100 := profile{
-		name: "h100-8", model: h100(),
+		name: "h100-8", models: slices.Repeat([]model{h100()}, 8),
 		pci:  []string{"1B:00.0", "43:00.0", "52:00.0", "61:00.0", "9D:00.0", "C3:00.0", "D1:00.0", "DF:00.0"},
 		numa: []int{0, 0, 0, 0, 1, 1, 1, 1},
-		near: health.PathNode, links: 18, switches: 4, repartitions: true,
+		near: health.PathNode, links: 18, switches: 4,
 	}
 	mig := dgxH100
 	mig.name = "h100-8-mig"
 	mig.mig = [][]slice{sevenths(), sevenths(), sevenths(), sevenths(), sevenths(), sevenths(), balanced(), balanced()}
 
 	dgx2 := profile{
-		name: "v100-16", model: v100(),
+		name: "v100-16", models: slices.Repeat([]model{v100()}, 16),
 		pci: []string{
 			"34:00.0", "36:00.0", "39:00.0", "3B:00.0", "57:00.0", "59:00.0", "5C:00.0", "5E:00.0",
 			"B7:00.0", "B9:00.0", "BC:00.0", "BE:00.0", "E0:00.0", "E2:00.0", "E5:00.0", "E7:00.0",
@@ -133,14 +137,14 @@ func profiles() []profile {
 		near: health.PathNode, links: 6, switches: 12,
 	}
 	largest := profile{
-		name: "h100-16-mig", model: h100(), pci: dgx2.pci, numa: dgx2.numa,
-		near: health.PathNode, links: 18, mig: slices.Repeat([][]slice{sevenths()}, len(dgx2.pci)), repartitions: true,
+		name: "h100-16-mig", models: slices.Repeat([]model{h100()}, 16), pci: dgx2.pci, numa: dgx2.numa,
+		near: health.PathNode, links: 18, mig: slices.Repeat([][]slice{sevenths()}, len(dgx2.pci)),
 	}
 
 	return []profile{
 		dgxH100,
 		{
-			name: "a100-8", model: a100(),
+			name: "a100-8", models: slices.Repeat([]model{a100()}, 8),
 			pci:  []string{"07:00.0", "0F:00.0", "47:00.0", "4E:00.0", "87:00.0", "90:00.0", "B7:00.0", "BD:00.0"},
 			numa: []int{3, 3, 1, 1, 7, 7, 5, 5},
 			near: health.PathMultiSwitch, links: 12, switches: 6,
@@ -148,7 +152,13 @@ func profiles() []profile {
 		mig,
 		largest,
 		dgx2,
-		{name: "l4-1", model: l4(), pci: []string{"00:03.0"}, numa: []int{0}},
+		{
+			name: "mixed-4", models: []model{h100(), h100(), l4(), l4()},
+			pci:  []string{"1B:00.0", "43:00.0", "9D:00.0", "C3:00.0"},
+			numa: []int{0, 0, 1, 1},
+			near: health.PathNode, links: 18,
+		},
+		{name: "l4-1", models: []model{l4()}, pci: []string{"00:03.0"}, numa: []int{0}},
 		{name: "none"},
 	}
 }
@@ -187,12 +197,13 @@ func profileByName(name string) (*profile, error) {
 func (p profile) devices(seed int64) []health.Device {
 	var out []health.Device
 	for i, bus := range p.pci {
+		m := &p.models[i]
 		d := health.Device{
 			ID: p.uuid("GPU", seed, i, 0), Kind: health.KindGPU, Index: i, Minor: i, NUMA: []int{p.numa[i]},
-			Model: p.model.name, PCI: "00000000:" + bus, Memory: mib(p.model.total),
+			Model: m.name, PCI: "00000000:" + bus, Memory: mib(m.total), Reserved: mib(m.reserved), ComputeCapability: m.capability,
 			MIGMode: p.partitioned(i), GI: -1, CI: -1, MIGIndex: -1,
 		}
-		d.Texts = p.model.texts(d.ID)
+		d.Texts = m.texts(d.ID)
 		for peer := range p.pci {
 			if peer == i {
 				continue
@@ -201,9 +212,9 @@ func (p profile) devices(seed int64) []health.Device {
 			if p.numa[peer] == p.numa[i] {
 				path = p.near
 			}
-			links := p.links
-			if p.partitioned(i) || p.partitioned(peer) {
-				links = 0
+			links := 0
+			if p.hasNVLink(i) && p.hasNVLink(peer) {
+				links = p.links
 			}
 			d.Links = append(d.Links, health.Link{Peer: p.uuid("GPU", seed, peer, 0), NVLinks: links, Path: path})
 		}
@@ -212,21 +223,25 @@ func (p profile) devices(seed int64) []health.Device {
 			continue
 		}
 		for _, s := range p.mig[i] {
-			m := d
-			m.ID, m.Parent, m.Kind = p.uuid("MIG", seed, i, s.gi), d.ID, health.KindMIG
-			m.MIGIndex = 0
-			m.Profile, m.GI, m.CI, m.Memory = s.profile, s.gi, 0, mib(s.memory)
-			m.MIGMode, m.Links = false, nil
+			instance := d
+			instance.ID, instance.Parent, instance.Kind = p.uuid("MIG", seed, i, s.gi), d.ID, health.KindMIG
+			instance.MIGIndex = 0
+			instance.Profile, instance.GI, instance.CI = s.profile, s.gi, 0
+			instance.Memory, instance.Reserved = mib(s.memory), 0
+			instance.MIGMode, instance.Links = false, nil
 			for _, other := range p.mig[i] {
 				if other.gi < s.gi {
-					m.MIGIndex++
+					instance.MIGIndex++
 				}
 			}
-			out = append(out, m)
+			out = append(out, instance)
 		}
 	}
 	return out
 }
+
+// hasNVLink reports whether a GPU reaches others over NVLink.
+func (p profile) hasNVLink(gpu int) bool { return p.models[gpu].nvlinkRate > 0 && !p.partitioned(gpu) }
 
 func mib(n int) uint64 { return uint64(n) << 20 }
 

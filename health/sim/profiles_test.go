@@ -23,27 +23,40 @@ func devicesOf(t *testing.T, name string, seed int64) []health.Device {
 }
 
 func TestProfiles(t *testing.T) {
+	type board struct {
+		model          string
+		mib, reserved  uint64
+		capability     health.ComputeCapability
+		withoutNVLinks bool
+	}
+	var (
+		h100 = board{"NVIDIA H100 80GB HBM3", 81559, 551, health.ComputeCapability{Major: 9, Minor: 0}, false}
+		a100 = board{"NVIDIA A100-SXM4-80GB", 81920, 868, health.ComputeCapability{Major: 8, Minor: 0}, false}
+		v100 = board{"Tesla V100-SXM3-32GB", 32768, 258, health.ComputeCapability{Major: 7, Minor: 0}, false}
+		l4   = board{"NVIDIA L4", 23034, 435, health.ComputeCapability{Major: 8, Minor: 9}, true}
+	)
 	tests := []struct {
-		name, model string
-		gpus, mig   int
-		mib         uint64
-		buses, numa string // of each GPU; a digit per NUMA node
-		nvlinks     int
+		name        string
+		boards      []board // of each GPU
+		mig         int
+		buses, numa string      // of each GPU; a digit per NUMA node
+		nvlinks     int         // between boards that have them
 		zeroToOne   health.Path // from GPU 0 to GPU 1
 	}{
-		{"h100-8", "NVIDIA H100 80GB HBM3", 8, 0, 81559, "1B 43 52 61 9D C3 D1 DF", "00001111", 18, health.PathNode},
-		{"a100-8", "NVIDIA A100-SXM4-80GB", 8, 0, 81920, "07 0F 47 4E 87 90 B7 BD", "33117755", 12, health.PathMultiSwitch},
-		{"h100-8-mig", "NVIDIA H100 80GB HBM3", 8, 50, 81559, "1B 43 52 61 9D C3 D1 DF", "00001111", 0, health.PathNode},
+		{"h100-8", slices.Repeat([]board{h100}, 8), 0, "1B 43 52 61 9D C3 D1 DF", "00001111", 18, health.PathNode},
+		{"a100-8", slices.Repeat([]board{a100}, 8), 0, "07 0F 47 4E 87 90 B7 BD", "33117755", 12, health.PathMultiSwitch},
+		{"h100-8-mig", slices.Repeat([]board{h100}, 8), 50, "1B 43 52 61 9D C3 D1 DF", "00001111", 0, health.PathNode},
 		{
-			"v100-16", "Tesla V100-SXM3-32GB", 16, 0, 32768,
+			"v100-16", slices.Repeat([]board{v100}, 16), 0,
 			"34 36 39 3B 57 59 5C 5E B7 B9 BC BE E0 E2 E5 E7", "0000000011111111", 6, health.PathNode,
 		},
 		{
-			"h100-16-mig", "NVIDIA H100 80GB HBM3", 16, 112, 81559,
+			"h100-16-mig", slices.Repeat([]board{h100}, 16), 112,
 			"34 36 39 3B 57 59 5C 5E B7 B9 BC BE E0 E2 E5 E7", "0000000011111111", 0, health.PathNode,
 		},
-		{"l4-1", "NVIDIA L4", 1, 0, 23034, "00", "0", 0, 0},
-		{"none", "", 0, 0, 0, "", "", 0, 0},
+		{"mixed-4", []board{h100, h100, l4, l4}, 0, "1B 43 9D C3", "0011", 18, health.PathNode},
+		{"l4-1", []board{l4}, 0, "00", "0", 0, 0},
+		{"none", nil, 0, "", "", 0, 0},
 	}
 	if len(tests) != len(profileNames()) {
 		t.Errorf("profiles %v; the table lacks some", profileNames())
@@ -58,35 +71,46 @@ func TestProfiles(t *testing.T) {
 					migs = append(migs, d)
 				}
 			}
-			if len(gpus) != tt.gpus || len(migs) != tt.mig {
-				t.Fatalf("%d GPUs and %d MIG devices; want %d and %d", len(gpus), len(migs), tt.gpus, tt.mig)
+			if len(gpus) != len(tt.boards) || len(migs) != tt.mig {
+				t.Fatalf("%d GPUs and %d MIG devices; want %d and %d", len(gpus), len(migs), len(tt.boards), tt.mig)
 			}
 			buses := strings.Fields(tt.buses)
 			for i, d := range gpus {
 				if !regexp.MustCompile(`^00000000:` + buses[i] + `:0[0-9]\.0$`).MatchString(d.PCI) {
 					t.Errorf("GPU %d is on %s; want bus %s", i, d.PCI, buses[i])
 				}
-				node := int(tt.numa[i] - '0')
-				if d.Index != i || d.Minor != i || d.Model != tt.model || d.Memory != tt.mib<<20 || !slices.Equal(d.NUMA, []int{node}) {
+				node, want := int(tt.numa[i]-'0'), tt.boards[i]
+				if got := (board{d.Model, d.Memory >> 20, d.Reserved >> 20, d.ComputeCapability, want.withoutNVLinks}); got != want {
+					t.Errorf("GPU %d is %+v; want %+v", i, got, want)
+				}
+				if d.Index != i || d.Minor != i || !slices.Equal(d.NUMA, []int{node}) {
 					t.Errorf("GPU %d is %+v", i, d)
 				}
 				if d.MIGMode != (tt.mig > 0) || d.GI != -1 || d.CI != -1 || d.Profile != "" || d.Parent != "" {
 					t.Errorf("GPU %d: %+v; want no properties of a MIG device", i, d)
 				}
-				if len(d.Links) != tt.gpus-1 {
-					t.Errorf("GPU %d has %d peers; want %d", i, len(d.Links), tt.gpus-1)
+				if len(d.Links) != len(tt.boards)-1 {
+					t.Errorf("GPU %d has %d peers; want %d", i, len(d.Links), len(tt.boards)-1)
 				}
 				for _, l := range d.Links {
-					if l.NVLinks != tt.nvlinks || l.Peer == d.ID {
-						t.Errorf("GPU %d: link %+v; want %d NVLinks to another", i, l, tt.nvlinks)
+					peer := slices.IndexFunc(gpus, func(d health.Device) bool { return d.ID == l.Peer })
+					if peer < 0 || peer == i {
+						t.Fatalf("GPU %d: link %+v; want one to another GPU", i, l)
+					}
+					nvlinks := tt.nvlinks
+					if want.withoutNVLinks || tt.boards[peer].withoutNVLinks {
+						nvlinks = 0
+					}
+					if l.NVLinks != nvlinks {
+						t.Errorf("GPU %d: link %+v; want %d NVLinks", i, l, nvlinks)
 					}
 				}
 			}
-			if tt.gpus > 1 {
+			if len(gpus) > 1 {
 				if l := gpus[0].Links[0]; l.Peer != gpus[1].ID || l.Path != tt.zeroToOne {
 					t.Errorf("first link of GPU 0 is %+v; want %v to GPU 1", l, tt.zeroToOne)
 				}
-				last := tt.gpus - 1
+				last := len(gpus) - 1
 				if l := gpus[0].Links[last-1]; l.Peer != gpus[last].ID || l.Path != health.PathSystem {
 					t.Errorf("last link of GPU 0 is %+v; want SYS to GPU %d", l, last)
 				}
@@ -119,7 +143,8 @@ func TestMIGDevicesFitTheirGPU(t *testing.T) {
 			t.Fatalf("%s precedes its GPU %s", d.ID, d.Parent)
 		}
 		if d.Index != parent.Index || d.Minor != parent.Minor || d.PCI != parent.PCI || d.Model != parent.Model ||
-			!reflect.DeepEqual(d.NUMA, parent.NUMA) || d.Links != nil || d.MIGMode || d.CI != 0 {
+			!reflect.DeepEqual(d.NUMA, parent.NUMA) || d.Links != nil || d.MIGMode || d.CI != 0 ||
+			d.ComputeCapability != parent.ComputeCapability || d.Reserved != 0 {
 			t.Errorf("%+v differs from its GPU %+v", d, parent)
 		}
 		if k := (key{d.Parent, d.GI}); seen[k] || d.GI < 1 {

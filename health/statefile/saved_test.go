@@ -138,6 +138,7 @@ func TestSavedDeliveredXIDs(t *testing.T) {
 	}
 	d := &s.Devices[1]
 	d.Device.NUMA, d.Device.Texts = []int{1}, map[health.Field]string{7: "serial"}
+	d.Device.Reserved, d.Device.ComputeCapability = 551<<20, health.ComputeCapability{Major: 8, Minor: 9}
 	d.XIDHistory = []health.XID{
 		{Code: 13, At: healthtest.At(1)}, {Code: 31, At: healthtest.At(2).Add(time.Nanosecond)}, {Code: 43, At: time.Date(40000, 1, 1, 0, 0, 0, 0, time.UTC)},
 	}

@@ -69,7 +69,9 @@ type importer struct {
 	warnings []string
 	errs     []error
 	sliced   bool // the file has sharing.timeSlicing.resources
-	failSet  bool // the file has failRequestsGreaterThanOne
+	failSet  bool // the file has sharing.timeSlicing.failRequestsGreaterThanOne
+	mps      bool // the file has sharing.mps.resources
+	mpsFail  bool // the file has sharing.mps.failRequestsGreaterThanOne
 	listSet  bool // the file has flags.plugin.deviceListStrategy
 }
 
@@ -144,7 +146,23 @@ func (in *importer) key(key string, value any) {
 		in.failSet = true
 		in.boolean(key, value, &in.Sharing.TimeSlicing.FailRequestsGreaterThanOne)
 	case "sharing.timeslicing.resources":
-		in.shared(key, value)
+		if list, ok := in.shared(key, value); ok {
+			in.Sharing.TimeSlicing.Resources, in.sliced = list, len(list) > 0
+		}
+	case "flags.mpsroot":
+		in.text(key, value, &in.Sharing.MPS.Root)
+	case "sharing.mps.renamebydefault":
+		in.boolean(key, value, &in.Sharing.MPS.RenameByDefault)
+	case "sharing.mps.failrequestsgreaterthanone":
+		in.mpsFail = true
+		in.boolean(key, value, &in.Sharing.MPS.FailRequestsGreaterThanOne)
+	case "sharing.mps.resources":
+		if list, ok := in.shared(key, value); ok {
+			in.Sharing.MPS.Resources, in.mps = []plugin.MPSResource{}, len(list) > 0
+			for _, r := range list {
+				in.Sharing.MPS.Resources = append(in.Sharing.MPS.Resources, plugin.MPSResource{Name: r.Name, Replicas: r.Replicas, Devices: r.Devices})
+			}
+		}
 	case "flags.failoniniterror":
 		in.warnIfSet(key, value, "has no effect: without a GPU the agent retries, and /readyz reports the reason")
 	case "flags.gdrcopyenabled", "flags.gdsenabled", "flags.mofedenabled":
@@ -153,10 +171,6 @@ func (in *importer) key(key string, value any) {
 		if value != "auto" && value != "nvml" {
 			in.warn(key, "%v is not supported: the agent finds devices through DCGM", value)
 		}
-	case "flags.mpsroot", "sharing.mps.resources":
-		in.warnIfSet(key, value, "MPS is not supported: its devices are offered according to sharing.timeSlicing, otherwise whole")
-	case "sharing.mps.renamebydefault", "sharing.mps.failrequestsgreaterthanone":
-		in.warnIfSet(key, value, "has no effect: MPS is not supported")
 	case "imex.channelids", "imex.required":
 		in.warnIfSet(key, value, "IMEX channels are not supported")
 	case "resources.gpus", "resources.mig":
@@ -231,7 +245,14 @@ func (in *importer) deviceList(key string, value any) {
 // finish applies the settings that follow from several keys.
 func (in *importer) finish() {
 	t := &in.Sharing.TimeSlicing
-	if in.sliced && !in.failSet {
+	if in.mps && !in.mpsFail {
+		in.Sharing.MPS.FailRequestsGreaterThanOne = true
+	}
+	switch {
+	case in.sliced && in.mps:
+		t.Resources = []plugin.SharedResource{}
+		in.warn("sharing.timeSlicing.resources", "has no effect, as in NVIDIA's plugin, which applies sharing.mps.resources instead; use plugin.sharing for both")
+	case in.sliced && !in.failSet:
 		t.FailRequestsGreaterThanOne = false
 		in.warn("sharing.timeSlicing.failRequestsGreaterThanOne", "is not set and defaults to false as in NVIDIA's plugin; "+
 			"set it to true to refuse pods that request several replicas, which give no larger share")
@@ -245,15 +266,14 @@ func (in *importer) finish() {
 
 const nvidiaDomain = "nvidia.com/"
 
-// shared imports the list of shared resources.
-func (in *importer) shared(key string, value any) {
+// shared returns a list of shared resources. If the value is none, it adds an error.
+func (in *importer) shared(key string, value any) (resources []plugin.SharedResource, ok bool) {
 	list, ok := value.([]any)
 	if !ok {
 		in.fail(key, "expected a list, got %v", value)
-		return
+		return nil, false
 	}
-	in.sliced = len(list) > 0
-	in.Sharing.TimeSlicing.Resources = []plugin.SharedResource{}
+	resources = []plugin.SharedResource{}
 	for i, e := range list {
 		key := fmt.Sprintf("%s[%d]", key, i)
 		entry, ok := e.(map[string]any)
@@ -286,8 +306,9 @@ func (in *importer) shared(key string, value any) {
 		if !strings.HasPrefix(r.Name, nvidiaDomain) { // optional in the file
 			r.Name = nvidiaDomain + r.Name
 		}
-		in.Sharing.TimeSlicing.Resources = append(in.Sharing.TimeSlicing.Resources, r)
+		resources = append(resources, r)
 	}
+	return resources, true
 }
 
 // count returns a whole number. If the value is none, it adds an error.

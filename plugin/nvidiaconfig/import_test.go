@@ -33,7 +33,7 @@ version: v1
 flags:
   migStrategy: mixed
   failOnInitError: true
-  mpsRoot: /run/nvidia/mps
+  mpsRoot: /run/mps
   nvidiaDriverRoot: /run/nvidia/driver
   nvidiaDevRoot: /
   gdrcopyEnabled: false
@@ -60,7 +60,8 @@ sharing:
     - {name: gpu, replicas: 4, rename: gpu.fast, devices: [0, 1]}
   mps:
     renameByDefault: true
-    resources: [{name: nvidia.com/gpu, replicas: 2}]
+    failRequestsGreaterThanOne: false
+    resources: [{name: gpu, replicas: 2, rename: gpu.fast, devices: [0, 1]}, {name: nvidia.com/mig-1g.10gb, replicas: 3}]
 imex: {channelIDs: [0], required: true}
 kubelet: yes
 `
@@ -105,15 +106,32 @@ func TestImport(t *testing.T) {
 				c.PassDeviceSpecs, c.DeviceList, c.DeviceID = true, []string{plugin.ListCDICRI, plugin.ListEnv}, plugin.DeviceIDIndex
 				c.CDI.AnnotationPrefix, c.CDI.HookPath, c.CDI.Generate = "cdi.example.com/", "/usr/local/nvidia/toolkit/nvidia-ctk", true
 				c.AllocationPolicy = plugin.AllocationPacked
-				c.Sharing.TimeSlicing.Resources = []plugin.SharedResource{{Name: gpu, Replicas: 4, Devices: []string{}}}
+				c.Sharing.MPS.Root, c.Sharing.MPS.RenameByDefault, c.Sharing.MPS.FailRequestsGreaterThanOne = "/run/mps", true, false
+				c.Sharing.MPS.Resources = []plugin.MPSResource{
+					{Name: gpu, Replicas: 2, Devices: []string{}}, {Name: "nvidia.com/mig-1g.10gb", Replicas: 3, Devices: []string{}},
+				}
 			}),
 			[]string{
 				"flags.failOnInitError", "flags.gdsEnabled", "flags.gfd.machineTypeFile",
-				"flags.gfd.noTimestamp", "flags.gfd.oneshot", "flags.gfd.outputFile", "flags.gfd.sleepInterval", "flags.mpsRoot",
+				"flags.gfd.noTimestamp", "flags.gfd.oneshot", "flags.gfd.outputFile", "flags.gfd.sleepInterval",
 				"flags.useNodeFeatureAPI", "imex.channelIDs", "imex.required", "kubelet",
-				"resources.gpus", "sharing.mps.renameByDefault", "sharing.mps.resources", "sharing.timeSlicing.resources[0].devices",
-				"sharing.timeSlicing.resources[0].rename",
+				"resources.gpus", "sharing.mps.resources[0].devices", "sharing.mps.resources[0].rename", "sharing.timeSlicing.resources[0].devices",
+				"sharing.timeSlicing.resources[0].rename", "sharing.timeSlicing.resources",
 			},
+		},
+		{
+			"MPS refuses requests of several shares by default", "sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}",
+			configured(func(c *plugin.Config) { c.Sharing.MPS.FailRequestsGreaterThanOne = false }),
+			configured(func(c *plugin.Config) {
+				c.Sharing.MPS.Resources = []plugin.MPSResource{{Name: gpu, Replicas: 2, Devices: []string{}}}
+			}), nil,
+		},
+		{
+			"time-slicing without MPS resources", "sharing: {mps: {resources: []}, timeSlicing: {failRequestsGreaterThanOne: true, resources: [{name: gpu, replicas: 4}]}}",
+			plugin.DefaultConfig(),
+			configured(func(c *plugin.Config) {
+				c.Sharing.TimeSlicing.Resources = []plugin.SharedResource{{Name: gpu, Replicas: 4, Devices: []string{}}}
+			}), nil,
 		},
 		{
 			"chart default", "version: v1\nflags: {migStrategy: none, failOnInitError: false, nvidiaDriverRoot: '', deviceDiscoveryStrategy: nvml, mpsRoot: '', " +
@@ -162,6 +180,11 @@ func TestImportRejects(t *testing.T) {
 		{"flags: {plugin: {deviceListStrategy: 7}}", "flags.plugin.deviceListStrategy"},
 		{"flags: {plugin: {deviceIDStrategy: name}}", "flags.plugin.deviceIDStrategy"},
 		{"flags: {nvidiaDriverRoot: here}", "driverRoot"},
+		{"flags: {mpsRoot: here}", "sharing.mps.root"},
+		{"sharing: {mps: {resources: [{name: gpu, replicas: 49}]}}", "sharing.mps.resources[0].replicas"},
+		{"sharing: {mps: {resources: [{name: gpu}]}}", "sharing.mps.resources[0].replicas"},
+		{"sharing: {mps: {resources: 5}}", "sharing.mps.resources"},
+		{"sharing: {mps: {failRequestsGreaterThanOne: 5}}", "sharing.mps.failRequestsGreaterThanOne"},
 		{"sharing: {timeSlicing: {resources: {name: a}}}", "sharing.timeSlicing.resources"},
 		{"sharing: {timeSlicing: {resources: [a]}}", "sharing.timeSlicing.resources[0]"},
 		{"sharing: {timeSlicing: {resources: [{name: gpu, replicas: 1}]}}", "sharing.timeSlicing.resources[0].replicas"},
@@ -202,7 +225,7 @@ func TestImportRejectsOtherFiles(t *testing.T) {
 }
 
 func FuzzImport(f *testing.F) {
-	for _, text := range []string{sharedFile, completeFile, "", "a: &a [*a]", "flags: {plugin: {gfd: 1}}", "? {a: b}\n: c", "sharing: {timeSlicing: {resources: [{}, null]}}"} {
+	for _, text := range []string{sharedFile, completeFile, "", "a: &a [*a]", "flags: {plugin: {gfd: 1}}", "? {a: b}\n: c", "sharing: {timeSlicing: {resources: [{}, null]}}", "sharing: {mps: {resources: [{name: gpu, replicas: 48}]}}"} {
 		f.Add([]byte(text))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {

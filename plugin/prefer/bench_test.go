@@ -55,6 +55,10 @@ func BenchmarkChoose(b *testing.B) {
 		}
 		return withUUIDs(devices)
 	}
+	alone := func(devices []Device) []Device {
+		markAlone(devices, ^uint32(0))
+		return devices
+	}
 	const half = -1 // of the devices
 	for _, c := range []struct {
 		name           string
@@ -82,6 +86,9 @@ func BenchmarkChoose(b *testing.B) {
 		{"8x1000-half", replicas(nvswitch(8), 1000), 0, half},
 		{"8x1000-required", replicas(nvswitch(8), 1000), 3000, half},
 		{"16x1000", replicas(nvswitch(16), 1000), 0, 4},
+		{"8x78-alone", alone(replicas(nvswitch(8), 78)), 0, 10},
+		{"8x625-alone", alone(replicas(nvswitch(8), 625)), 0, 10},
+		{"8x625-alone-too-large", alone(replicas(nvswitch(8), 625)), 0, 1000},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			var a Allocator

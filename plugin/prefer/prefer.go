@@ -13,6 +13,7 @@ type Device struct {
 	ID       string
 	State    *health.DeviceState // the device behind the ID; replicas of one device share it and are adjacent
 	Withheld bool                // not offered to new pods
+	Alone    bool                // a container with this ID gets IDs of no other device: MPS or a part of the memory serves it
 }
 
 // Request is one container's question.
@@ -21,7 +22,7 @@ type Request struct {
 	Required  []string // the IDs that must be in the answer
 	Size      int      // of the answer
 	Packed    bool     // prefer the GPU that is used most, not the one that is used least; for replicas and MIG devices
-	OneDevice bool     // take all IDs from one device, if one has enough: the healthiest, then the one with the fewest left
+	BestFit   bool     // for one ID of devices that are Alone: prefer the device with the fewest available, instead of Packed
 }
 
 // Allocator answers the requests for one resource. It keeps the topology of the GPUs from call to call, because that
@@ -40,6 +41,9 @@ type Allocator struct {
 // Replicas and MIG devices: no device twice while another is free, then healthy before degraded, then from the GPU
 // that is used least or most.
 //
+// Devices that are Alone: all IDs from one of them that has enough, healthy before degraded, then the one with the fewest
+// available, which keeps large requests possible.
+//
 // Withheld and unhealthy devices are last in any case.
 func (a *Allocator) Choose(devices []Device, r Request) []string {
 	a.mu.Lock()
@@ -57,6 +61,7 @@ func (a *Allocator) Choose(devices []Device, r Request) []string {
 				c.choose(i)
 			}
 		}
+	case c.remaining > 0 && c.chooseAlone(r.BestFit):
 	case c.remaining > 0 && t.shared:
 		c.chooseShared(r.Packed)
 	case c.remaining > 0:
@@ -84,6 +89,7 @@ type status uint8
 const (
 	unlisted  status = iota // in use, or not offered by the kubelet
 	available               // may be chosen
+	excluded                // available, but of a device that is Alone, and others are chosen
 	required                // must be in the answer
 	chosen
 )

@@ -262,6 +262,55 @@ func TestChooseShared(t *testing.T) {
 	}
 }
 
+func TestChooseAlone(t *testing.T) {
+	// three has 3 IDs of each of 3 GPUs that are Alone. mixed has GPU-0 whole, GPU-1 and GPU-2 in 3 IDs that are Alone, GPU-3 whole.
+	three := replicas(hgx(3), 3)
+	markAlone(three, 1<<0|1<<1|1<<2)
+	degraded, unhealthy := replicas(with(hgx(3), 0, health.Degraded), 3), replicas(with(hgx(3), 0, health.Unhealthy), 3)
+	markAlone(degraded, 1<<0|1<<1|1<<2)
+	markAlone(unhealthy, 1<<0|1<<1|1<<2)
+	whole := hgx(4)
+	mixed := slices.Concat(whole[:1], replicas(whole[1:3], 3), whole[3:])
+	markAlone(mixed, 1<<1|1<<2)
+	withheld := slices.Clone(three)
+	withheld[0].Withheld = true
+	const policy, bestFit = false, true
+	for _, c := range []struct {
+		name      string
+		bestFit   bool
+		packed    bool
+		devices   []Device
+		available []string
+		required  []string
+		size      int
+		want      []string
+	}{
+		{"one device", policy, false, three, all(three), nil, 2, []string{"GPU-0::0", "GPU-0::1"}},
+		{"all of one device", policy, false, three, without(three, "GPU-0::1"), nil, 3, []string{"GPU-1::0", "GPU-1::1", "GPU-1::2"}},
+		{"fewest free that suffice", policy, false, three, without(three, "GPU-1::0", "GPU-2::0", "GPU-2::1"), nil, 2, []string{"GPU-1::1", "GPU-1::2"}},
+		{"single: used least", policy, false, three, without(three, "GPU-0::0"), nil, 1, []string{"GPU-1::0"}},
+		{"single: used most", policy, true, three, without(three, "GPU-1::0"), nil, 1, []string{"GPU-1::1"}},
+		{"single: best fit", bestFit, false, three, without(three, "GPU-1::0"), nil, 1, []string{"GPU-1::1"}},
+		{"healthy before best fit", bestFit, false, degraded, without(three, "GPU-0::0"), nil, 2, []string{"GPU-1::0", "GPU-1::1"}},
+		{"degraded if no other has enough", policy, false, degraded, without(three, "GPU-1::0", "GPU-2::1"), nil, 3, []string{"GPU-0::0", "GPU-0::1", "GPU-0::2"}},
+		{"unhealthy last", bestFit, false, unhealthy, without(three, "GPU-0::0"), nil, 2, []string{"GPU-1::0", "GPU-1::1"}},
+		{"withheld last", bestFit, false, withheld, without(three, "GPU-0::0"), nil, 2, []string{"GPU-1::0", "GPU-1::1"}},
+		{"device of the required", policy, false, three, all(three), []string{"GPU-1::2"}, 2, []string{"GPU-1::2", "GPU-1::0"}},
+		{"single beside a required one", policy, false, three, without(three, "GPU-1::1"), []string{"GPU-1::2"}, 2, []string{"GPU-1::2", "GPU-1::0"}},
+		{"none has enough: fewest devices", bestFit, false, three, without(three, "GPU-0::0", "GPU-1::0"), nil, 4, []string{"GPU-0::1", "GPU-2::0", "GPU-2::1", "GPU-2::2"}},
+		{"whole GPUs before shares", policy, false, mixed, all(mixed), nil, 2, []string{"GPU-0", "GPU-3"}},
+		{"shares of one GPU if there are not enough whole ones", policy, false, mixed, all(mixed), nil, 3, []string{"GPU-1::0", "GPU-1::1", "GPU-1::2"}},
+		{"shares of one GPU if a whole one is unhealthy", policy, false, with(mixed, 0, health.Unhealthy), all(mixed), nil, 2, []string{"GPU-1::0", "GPU-1::1"}},
+		{"beside a required whole GPU", policy, false, mixed, all(mixed), []string{"GPU-3"}, 2, []string{"GPU-3", "GPU-0"}},
+		{"unknown devices", policy, false, three, []string{"GPU-9::0", "GPU-1::0"}, nil, 2, []string{"GPU-1::0", "GPU-9::0"}},
+	} {
+		got := choose(c.devices, Request{Available: c.available, Required: c.required, Size: c.size, Packed: c.packed, BestFit: c.bestFit})
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
 func TestAllocatorKeepsTopology(t *testing.T) {
 	var a Allocator
 	topologyOf := func(devices []Device) *topology {

@@ -1,6 +1,7 @@
 package prefer
 
 import (
+	"fmt"
 	"math/bits"
 	"math/rand/v2"
 	"slices"
@@ -43,8 +44,73 @@ func checkChoose(t *testing.T, devices []Device, r Request) {
 	if again := a.Choose(devices, r); !slices.Equal(got, again) {
 		t.Fatalf("first %v, then %v", got, again)
 	}
-	if len(got) < len(pool) && r.Size > len(required) && a.topology.shared {
+	switch {
+	case len(got) == len(pool) || r.Size <= len(required):
+	case slices.ContainsFunc(devices, func(d Device) bool { return d.Alone }):
+		checkAlone(t, devices, r, got)
+	case a.topology.shared:
 		checkShared(t, devices, r, got)
+	}
+}
+
+// checkAlone checks that all IDs were chosen from one device that is Alone, or from the others, if one of these has enough; and
+// that no group was better.
+func checkAlone(t *testing.T, devices []Device, r Request, got []string) {
+	t.Helper()
+	type key struct{ rank, free, first int } // a smaller one is better; of others free and first are -1
+	groupOf, rankOf, first := map[string]int{}, map[string]int{}, map[*health.DeviceState]int{}
+	for i, d := range devices {
+		if _, seen := first[d.State]; !seen {
+			first[d.State] = i
+		}
+		groupOf[d.ID], rankOf[d.ID] = others, healthRank(d.State.Verdict.State)
+		if d.Alone {
+			groupOf[d.ID] = first[d.State]
+		}
+	}
+	required, available := map[int]bool{}, map[int][]int{} // groups, and the ranks of their IDs
+	known, size := 0, r.Size-len(unique(r.Required))
+	for _, id := range unique(slices.Concat(r.Required, r.Available)) {
+		group, exists := groupOf[id]
+		switch {
+		case !exists:
+		case slices.Contains(r.Required, id):
+			required[group] = true
+		default:
+			known++
+			available[group] = append(available[group], rankOf[id])
+		}
+	}
+	if known <= size {
+		return // all of them are taken
+	}
+	chosen := slices.DeleteFunc(slices.Clone(got), func(id string) bool { return slices.Contains(r.Required, id) })
+	if size == 1 && len(required) == 0 && !r.BestFit {
+		for id, rank := range rankOf {
+			if rank < rankOf[chosen[0]] && slices.Contains(r.Available, id) {
+				t.Fatalf("%s was chosen, %s is healthier, for %+v", chosen[0], id, r)
+			}
+		}
+		return
+	}
+	best, bestKey := -2, key{}
+	for group, ranks := range available {
+		if len(ranks) < size || len(required) > 1 || len(required) == 1 && !required[group] {
+			continue
+		}
+		slices.Sort(ranks)
+		k := key{ranks[size-1], len(ranks), group}
+		if group == others {
+			k.free = -1
+		}
+		if best == -2 || slices.Compare([]int{k.rank, k.free, k.first}, []int{bestKey.rank, bestKey.free, bestKey.first}) < 0 {
+			best, bestKey = group, k
+		}
+	}
+	for _, id := range chosen {
+		if best != -2 && groupOf[id] != best {
+			t.Fatalf("%v, want IDs of %s only, for %+v", got, devices[max(0, best)].ID, r)
+		}
 	}
 }
 
@@ -209,6 +275,39 @@ func TestApproximateIsNearExact(t *testing.T) {
 	}
 }
 
+// markAlone marks the devices whose bit is set.
+func markAlone(devices []Device, bits uint32) {
+	device := -1
+	for i := range devices {
+		if i == 0 || devices[i].State != devices[i-1].State {
+			device++
+		}
+		devices[i].Alone = bits>>(device%32)&1 == 1
+	}
+}
+
+// Devices of different sizes and health, some of them Alone, and requests of all sizes.
+func TestChooseAloneEqualsBruteForce(t *testing.T) {
+	r := rand.New(rand.NewPCG(9, 10))
+	for range 3000 {
+		var devices []Device
+		for i, d := range randomGPUs(r, 1+r.IntN(5)) {
+			d.Alone = i%3 != 0 || r.IntN(3) > 0
+			for j := range 1 + r.IntN(8) {
+				d.ID = fmt.Sprintf("%s::%d", d.State.Device.ID, j)
+				devices = append(devices, d)
+			}
+		}
+		available := all(devices)
+		r.Shuffle(len(available), func(i, j int) { available[i], available[j] = available[j], available[i] })
+		available = available[:r.IntN(len(available)+1)]
+		required := r.IntN(min(3, len(available)+1))
+		checkChoose(t, devices, Request{
+			Available: available, Required: available[:required], Size: r.IntN(10), Packed: r.IntN(2) == 0, BestFit: r.IntN(2) == 0,
+		})
+	}
+}
+
 func TestChooseOfManyGPUs(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for _, n := range []int{100, 200} {
@@ -239,6 +338,9 @@ func FuzzChoose(f *testing.F) {
 		devices := randomGPUs(r, 1+r.IntN(24))
 		if n := r.IntN(4); n > 0 {
 			devices = replicas(devices, n)
+			if seed%5 == 0 {
+				markAlone(devices, r.Uint32())
+			}
 		}
 		idsOf := func(from []byte) (to []string) {
 			for _, b := range from[:min(len(from), 64)] {
@@ -250,6 +352,6 @@ func FuzzChoose(f *testing.F) {
 			}
 			return to
 		}
-		checkChoose(t, devices, Request{Available: idsOf(available), Required: idsOf(required), Size: size, Packed: seed%2 == 1})
+		checkChoose(t, devices, Request{Available: idsOf(available), Required: idsOf(required), Size: size, Packed: seed%2 == 1, BestFit: seed%4 >= 2})
 	})
 }

@@ -45,6 +45,7 @@ func newUsage(c *choice) *usage {
 			u.free[d]++
 		case required:
 			u.add(d)
+		case excluded:
 		default: // an ID that the kubelet does not offer is in use
 			u.used[d]++
 			u.onGPU[c.gpu[i]]++

@@ -70,6 +70,7 @@ static void measure(void) {
         text(i, 50, "NVIDIA H100 80GB HBM3");
         number(i, 52, i);
         number(i, 55, i);
+        number(i, 63, 9 << 16); // compute capability 9.0
         for (unsigned f = 86; f <= 89; f++) number(i, f, f == 86); // NUMA node 0
         number(i, 150, 40 + i);
         measure_twice(i);

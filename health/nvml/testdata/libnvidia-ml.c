@@ -1,7 +1,7 @@
 // The scripted libnvidia-ml.so.1: initialization, devices and their values. A test sets what it returns: see script.c.
 //
-// The rules are those of nvml.h: a function of the driver needs Init; handles end with the driver. LACK_SYSTEM_EVENTS and
-// LACK_FIELD_VALUES omit functions, as in an older library.
+// The rules are those of nvml.h: a function of the driver needs Init; handles end with the driver. LACK_SYSTEM_EVENTS,
+// LACK_FIELD_VALUES and LACK_MEMORY_LIMITS omit functions, as in an older library.
 
 #include "libnvidia-ml.h"
 
@@ -43,6 +43,7 @@ static long *count_of(const char *function) {
         if (strcmp(state.count[i].name, function) == 0) return &state.count[i].calls;
     count_t *c = &state.count[state.counts++];
     snprintf(c->name, sizeof(c->name), "%s", function);
+    c->calls = 0; // of before the last reset
     return &c->calls;
 }
 
@@ -86,8 +87,13 @@ EXPORT const char *nvmlErrorString(nvmlReturn_t result) {
     switch (result) {
         case NVML_SUCCESS: return "Success";
         case NVML_ERROR_UNINITIALIZED: return "Uninitialized";
+        case NVML_ERROR_INVALID_ARGUMENT: return "Invalid Argument";
         case NVML_ERROR_NOT_SUPPORTED: return "Not Supported";
+        case NVML_ERROR_NO_PERMISSION: return "Insufficient Permissions";
+        case NVML_ERROR_NOT_FOUND: return "Not Found";
         case NVML_ERROR_DRIVER_NOT_LOADED: return "Driver Not Loaded";
+        case NVML_ERROR_FUNCTION_NOT_FOUND: return "Function Not Found";
+        case NVML_ERROR_OPERATING_SYSTEM: return "Operating System Error";
         case NVML_ERROR_GPU_IS_LOST: return "GPU is lost";
         case NVML_ERROR_UNKNOWN: return "Unknown Error";
         default: return "An error of the scripted libnvidia-ml";
@@ -113,7 +119,7 @@ EXPORT nvmlReturn_t nvmlShutdown(void) {
 
 EXPORT nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned length) {
     nvmlReturn_t result = enter(__func__, ANY);
-    if (result == NVML_SUCCESS) snprintf(version, length, "580.95.05");
+    if (result == NVML_SUCCESS) snprintf(version, length, "%s", state.driver);
     return leave(result);
 }
 

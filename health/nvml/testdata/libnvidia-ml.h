@@ -62,6 +62,7 @@ typedef struct {
     unsigned load;    // counts the loads of the driver
     unsigned seen;    // load at the first Init
     int unloaded;
+    char driver[32]; // its version
     gpu_t gpu[MAX_GPUS];
     set_t set[MAX_SETS];
     fault_t fault[MAX_FAULTS];

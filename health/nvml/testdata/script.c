@@ -1,6 +1,6 @@
 // The scripted libnvidia-ml.so.1: the commands that control it. A test in the same process calls nvml_script; another process sends
 // lines to the unix socket $NVML_SCRIPT and reads one line of reply to each, "ok" if the command has none. The library starts with
-// $NVML_SCRIPT_GPUS GPUs, or 8.
+// $NVML_SCRIPT_GPUS GPUs, or 8, and with driver $NVML_SCRIPT_DRIVER, or 580.95.05.
 //
 //   reset                                 the state at the start, except for the initialization
 //   gpus N                                the driver has the GPUs 0 to N-1
@@ -11,6 +11,7 @@
 //   event GPU TYPE DATA GI CI [TIMES]     GI and CI are -1 for none
 //   system TYPE ID                        a system event
 //   unload | load                         the driver
+//   driver VERSION                        its version
 //   fail FUNCTION GPU CODE TIMES          GPU is -1 for any; TIMES is -1 for always
 //   hang FUNCTION GPU                     its calls block until `release`
 //   release                               end all hangs and failures
@@ -61,6 +62,8 @@ static void set_gpus(int n) {
 static void reset(void) {
     const char *gpus = getenv("NVML_SCRIPT_GPUS");
     set_gpus(gpus != NULL ? atoi(gpus) : 8);
+    const char *driver = getenv("NVML_SCRIPT_DRIVER");
+    snprintf(state.driver, sizeof(state.driver), "%s", driver != NULL ? driver : "580.95.05");
     state.unloaded = state.faults = state.counts = 0;
     for (int i = 0; i < 8 && resets[i] != NULL; i++) resets[i]();
 }
@@ -106,6 +109,7 @@ static int apply(const char *line, char *reply, size_t room) {
              event.gpu < MAX_GPUS)
         for (event.gi = (unsigned)gi, event.ci = (unsigned)ci; times > 0; times--) record(event);
     else if (sscanf(line, "system %lli %u", (long long *)&event.type, &event.gpu) == 2) record_system(event);
+    else if (sscanf(line, "driver %31s", state.driver) == 1) return 1;
     else if (strcmp(line, "unload") == 0) state.unloaded = 1;
     else if (strcmp(line, "load") == 0) state.unloaded = 0, state.load++;
     else if (sscanf(line, "fail %63s %d %d %d", fault.function, &fault.gpu, &fault.code, &fault.times) == 4) add_fault(fault);

@@ -1,0 +1,196 @@
+package plugin
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
+)
+
+// alone reports whether a container with this device must have no other. One container has one MPS pipe directory, which is of
+// one device. A request for memory means memory of one device: no process could use more of it at once.
+func (d Device) alone() bool {
+	return d.share != nil && (d.share.kind == SharingMPS || d.share.kind == SharingMemory)
+}
+
+// mpsNotReady reports whether the MPS daemon is what keeps containers from the device.
+func (d Device) mpsNotReady() bool {
+	if d.share == nil || d.share.unready == "" {
+		return false
+	}
+	v := &d.State.Verdict
+	return v.State != health.Unhealthy || d.State.MPS != nil && len(v.Findings) > 0 && v.Findings[0].Cause == d.State.MPS.Cause
+}
+
+// singleReason is the text of a request for several units of a device of which a container may request one.
+func (s *share) singleReason(requested int) string {
+	noun, several := "replica", "because more replicas give no larger share of a GPU; request 1, or set %s to false"
+	if s.kind == SharingMPS {
+		noun, several = "share", "request 1, or set %s to false: the limits of a container are then those of its shares together"
+	}
+	return fmt.Sprintf("a container may request 1 %s, not %d; "+several, noun, requested, "plugin.sharing."+string(s.kind)+".failRequestsGreaterThanOne")
+}
+
+// maxNamedDevices limits the devices that a refusal names: a node may have more than a hundred MIG devices.
+const maxNamedDevices = 8
+
+// severalDevices refuses a request for units of several devices, at least one of which must be alone. It describes what is free, as
+// of the last response of the kubelet's pod resources.
+func severalDevices(r Resource, grants []grant, requested int) error {
+	n := slices.IndexFunc(grants, func(g grant) bool { return g.alone() })
+	shared, other := grants[n], grants[0]
+	if n == 0 {
+		other = grants[1]
+	}
+	var where []string
+	for i, g := range grants[:min(len(grants), maxNamedDevices)] {
+		part := fmt.Sprintf("%d on %s", g.units, g.place())
+		if i == 0 {
+			part = fmt.Sprintf("%d of the %d requested are on %s", g.units, requested, g.place())
+		}
+		where = append(where, part)
+	}
+	if more := len(grants) - maxNamedDevices; more > 0 {
+		where = append(where, fmt.Sprintf("the others on %d more", more))
+	}
+	text := fmt.Sprintf("%s: %s and %s are of two devices, and a container gets shares or memory of one only: %s",
+		r.Name, shared.ID, other.ID, strings.Join(where, ", "))
+	return &refusal{reasonSeveralDevices, shared.ID, codes.FailedPrecondition, text + r.largestRequest(requested)}
+}
+
+// place names the GPU or MIG device, with its free units if they are known.
+func (g grant) place() string {
+	d := &g.State.Device
+	name := "GPU " + strconv.Itoa(d.Index)
+	if d.Kind == health.KindMIG {
+		name = fmt.Sprintf("MIG device %d:%d", d.Index, d.MIGIndex)
+	}
+	if g.share != nil && g.share.free >= 0 {
+		name += fmt.Sprintf(" (%d free)", g.share.free)
+	}
+	return name
+}
+
+// largestRequest returns the end of a refusal of so many units: whether a device could serve them, or how many one can at most. It
+// is empty if that is unknown.
+func (r Resource) largestRequest(requested int) string {
+	var best Device
+	for units := range r.byDevice() {
+		d := units[0]
+		if d.share == nil || d.share.largest < 0 || !d.alone() {
+			return ""
+		}
+		if best.share == nil || d.share.largest > best.share.largest {
+			best = d
+		}
+	}
+	switch {
+	case best.share == nil:
+		return ""
+	case best.share.largest >= requested:
+		return fmt.Sprintf("; %s can serve %d: a new pod may get them", grant{Device: best}.place(), requested)
+	}
+	return fmt.Sprintf("; none has %d free: the largest request that fits is %d", requested, best.share.largest)
+}
+
+func setEnv(resp *pluginapi.ContainerAllocateResponse, key, value string) {
+	if resp.Envs == nil {
+		resp.Envs = make(map[string]string)
+	}
+	resp.Envs[key] = value
+}
+
+// The interface of MPS clients. The paths in the container are those of NVIDIA's plugin.
+const (
+	envMPSPipes   = "CUDA_MPS_PIPE_DIRECTORY"
+	envMPSLogs    = "CUDA_MPS_LOG_DIRECTORY"
+	envMPSThreads = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+	envMPSMemory  = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+	mpsDir        = "/mps"
+	shmDir        = "/dev/shm"
+)
+
+// addMPS makes the container a client of the device's MPS daemon, with the limits of its shares together. A client may remove limits
+// in its environment, but not the daemon's own: those are of one share if a container may request no more.
+func (g grant) addMPS(resp *pluginapi.ContainerAllocateResponse, resource string, root mps.Root) {
+	s := g.share
+	if s == nil || !s.mps {
+		return
+	}
+	uuid := g.State.Device.ID
+	pipes, logs := path.Join(mpsDir, resource, "pipe"), path.Join(mpsDir, resource, "log")
+	setEnv(resp, envMPSPipes, pipes)
+	setEnv(resp, envMPSLogs, logs)
+	if threads := s.threads * g.units; threads < 100 {
+		setEnv(resp, envMPSThreads, strconv.Itoa(threads))
+	}
+	if s.pinned > 0 { // the container's only device has the number 0
+		setEnv(resp, envMPSMemory, fmt.Sprintf("0=%dM", mebibytes(s.pinned, g.units)))
+	}
+	resp.Mounts = append(resp.Mounts,
+		&pluginapi.Mount{ContainerPath: pipes, HostPath: root.PipeDir(uuid)},
+		&pluginapi.Mount{ContainerPath: shmDir, HostPath: root.ShmDir()},
+		&pluginapi.Mount{ContainerPath: logs, HostPath: root.LogDir(uuid), ReadOnly: true},
+	)
+}
+
+// The environment of containers with GPU memory.
+const (
+	// For applications, whether anything enforces the limit or not.
+	envMemoryLimit    = "GPU_NODE_AGENT_MEMORY_LIMIT_MIB"
+	envMemoryFraction = "GPU_NODE_AGENT_MEMORY_FRACTION" // of the device's memory, as frameworks take it
+
+	// For the hook of the NVIDIA container toolkit, which sets the driver's limits. The request is a reservation; none is needed,
+	// because no unit is given twice, and the parent of a removed cgroup would keep it.
+	envDriverLimit   = "NVIDIA_GPU_MEMORY_LIMIT"
+	envDriverRequest = "NVIDIA_GPU_MEMORY_REQUEST"
+)
+
+// The environment of containers with GPUShareResource, as gpushare's device plugin sets it.
+const (
+	envGPUShareIndex     = "ALIYUN_COM_GPU_MEM_IDX"       // of the GPU
+	envGPUSharePod       = "ALIYUN_COM_GPU_MEM_POD"       // units of the pod; the container's, which is all that a device plugin knows
+	envGPUShareContainer = "ALIYUN_COM_GPU_MEM_CONTAINER" // units of the container
+	envGPUShareDevice    = "ALIYUN_COM_GPU_MEM_DEV"       // units of the GPU
+)
+
+// addMemory passes the limit of a container's GPU memory. The toolkit's variables are set only where the driver's limits work: with an
+// older driver the hook would keep the container from starting.
+func (g grant) addMemory(resp *pluginapi.ContainerAllocateResponse, resource string) {
+	s := g.share
+	if s == nil || s.kind != SharingMemory {
+		return
+	}
+	limit := strconv.FormatUint(mebibytes(s.unit, g.units), 10)
+	setEnv(resp, envMemoryLimit, limit)
+	setEnv(resp, envMemoryFraction, fraction(s.unit*uint64(g.units), g.State.Device.Memory))
+	if s.by == memlimits.Driver {
+		setEnv(resp, envDriverLimit, limit)
+		setEnv(resp, envDriverRequest, "0")
+	}
+	if resource == GPUShareResource {
+		units := strconv.Itoa(g.units)
+		maps.Copy(resp.Envs, map[string]string{
+			envGPUShareIndex: strconv.Itoa(g.State.Device.Index), envGPUSharePod: units, envGPUShareContainer: units,
+			envGPUShareDevice: strconv.Itoa(s.units),
+		})
+	}
+}
+
+// mebibytes returns the size of n units in MiB.
+func mebibytes(unit uint64, n int) uint64 { return unit * uint64(n) >> 20 }
+
+// fraction returns part/whole, rounded down to four decimals, at most 1.
+func fraction(part, whole uint64) string {
+	return strconv.FormatFloat(math.Floor(min(1, float64(part)/float64(whole))*1e4)/1e4, 'f', 4, 64)
+}

@@ -1,0 +1,278 @@
+package plugin
+
+import (
+	"cmp"
+	"errors"
+	"slices"
+	"sort"
+	"strconv"
+
+	"google.golang.org/protobuf/proto"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/deviceref"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
+)
+
+// matches reports whether the entry applies to a device.
+func (e *shareEntry) matches(c *candidate) bool {
+	return (e.name == "" || e.name == c.resource) && (len(e.devices) == 0 || selectsAny(e.devices, c))
+}
+
+// idPrefix returns share.idPrefix.
+func (e *shareEntry) idPrefix(d *health.Device) string {
+	prefix := string(d.ID) + idSep
+	if e.byMPS {
+		prefix += "mps"
+	}
+	switch size := cmp.Or(e.unit, e.pinned) / mebibyte; {
+	case size > 0:
+		prefix += strconv.FormatUint(size, 10) + "Mi" + idSep
+	case e.byMPS:
+		prefix += strconv.Itoa(e.replicas) + idSep
+	}
+	return prefix
+}
+
+// share sets how each device is shared and its resource after sharing. It removes those that cannot be shared as configured.
+func (l *layout) share(in layoutInput, offered []candidate) []candidate {
+	entries := in.cfg.Sharing.entries()
+	if len(entries) == 0 {
+		return offered
+	}
+	l.rejectMIGParents(entries, in.snap, offered)
+	var names nameCache
+	var empty misfits
+	shared := offered[:0]
+	for _, c := range offered {
+		ok := true
+		for i := range entries {
+			e := &entries[i]
+			switch {
+			case !ok || !e.matches(&c):
+			case c.entry == nil:
+				c.entry = e
+			case c.entry.kind != e.kind:
+				l.misfits.add(c.device(), "plugin.%s and plugin.%s: a device is shared in one way only; set the devices of both", c.entry.key(), e.key())
+				ok = false
+			}
+		}
+		if !ok || c.entry != nil && !l.shareBy(in, &c, &names, &empty) {
+			continue
+		}
+		shared = append(shared, c)
+	}
+	for _, text := range empty.texts() {
+		l.warn("%s", text)
+	}
+	return shared
+}
+
+// shareBy sets the share of a device by its entry. It returns false, with a misfit or with the device in empty, if that is impossible.
+func (l *layout) shareBy(in layoutInput, c *candidate, names *nameCache, empty *misfits) bool {
+	e, d := c.entry, c.device()
+	key := "plugin." + e.key()
+	if e.kind != SharingTimeSlicing && d.Kind == health.KindGPU && d.MIGMode {
+		l.misfits.add(d, "%s: expected MIG devices or GPUs that are not in MIG mode; set plugin.migStrategy to mixed or single, or disable MIG mode", key)
+		return false
+	}
+	s := &share{kind: e.kind, key: key, idPrefix: e.idPrefix(d), units: e.replicas, single: e.single, free: -1, largest: -1}
+	usable := d.Memory - min(d.Reserved, d.Memory)
+	switch e.kind {
+	case SharingMPS:
+		if !l.shareByMPS(c, s, usable) {
+			return false
+		}
+	case SharingMemory:
+		if s.units = memoryUnits(d, e.reserve, e.unit); s.units == 0 {
+			if d.Memory == 0 {
+				empty.add(d, "%s: devices whose memory size is unknown are not offered", key)
+			} else {
+				empty.add(d, "%s.unit: devices that have less memory than one unit are not offered", key)
+			}
+			return false
+		}
+		s.unit = e.unit
+		s.enforcement = in.cfg.Sharing.Memory.enforce(d, in.capabilities, in.examined)
+		if s.by == memlimits.MPS {
+			s.mps, s.threads, s.pinned = true, 100, e.unit
+		}
+	}
+	if s.mps {
+		s.setReadiness(c.state.MPS)
+	}
+	switch {
+	case e.rename != "":
+		c.resource = e.rename
+	case e.renameByDefault:
+		c.resource = names.get(c.resource, func(base string) string { return base + sharedSuffix })
+	}
+	c.share = s
+	return true
+}
+
+// shareByMPS sets the limits of a share. It returns false if the device cannot serve so many, or so large ones.
+func (l *layout) shareByMPS(c *candidate, s *share, usable uint64) bool {
+	e, d := c.entry, c.device()
+	if cc := d.ComputeCapability; cc.Major > 0 && cc.Major < firstVoltaMajorVersion && e.replicas > maxMPSClientsPreVolta {
+		l.misfits.add(d, "%s.replicas: expected at most %d with compute capability %d.%d, got %d", s.key, maxMPSClientsPreVolta, cc.Major, cc.Minor, e.replicas)
+		return false
+	}
+	s.mps, s.threads, s.pinned = true, e.threads, e.pinned
+	equal := usable / uint64(e.replicas) / mebibyte * mebibyte //nolint:gosec // Validate requires at least 2
+	switch {
+	case d.Memory == 0: // a share would have no limit
+		s.unready = "the size of the device's memory is unknown"
+	case s.pinned == 0:
+		s.pinned = equal
+	case s.pinned > equal:
+		l.misfits.add(d, "%s.pinnedMemory: expected at most %dMi for each of %d shares, got %dMi", s.key, equal/mebibyte, e.replicas, s.pinned/mebibyte)
+		return false
+	}
+	if s.threads == 0 {
+		s.threads = 100 / e.replicas
+	}
+	return true
+}
+
+// setReadiness sets why containers cannot use a device that MPS serves.
+func (s *share) setReadiness(daemon *health.MPSDaemon) {
+	switch {
+	case s.unready != "":
+		s.faulty = true
+	case daemon == nil:
+		s.unready = "not examined yet"
+	case !daemon.Ready:
+		s.unready, s.faulty = cmp.Or(daemon.Reason, "not ready"), daemon.Cause != ""
+	case s.single && (daemon.ThreadPercentage > float64(s.threads)+1 || daemon.PinnedMemory > s.pinned+1<<30):
+		// It was judged by the configuration before. MPS may round the limits that it reports.
+		s.unready = "its limits are not set yet"
+	}
+}
+
+// memoryUnits returns how many units of a device's memory are offered. It is stable, because it follows from properties of the
+// device.
+func memoryUnits(d *health.Device, reserve, unit uint64) int {
+	withheld := d.Reserved + reserve
+	if unit == 0 || withheld > d.Memory || withheld < reserve { // the last: an overflow
+		return 0
+	}
+	return int((d.Memory - withheld) / unit) //nolint:gosec // a unit has at least 1 MiB
+}
+
+// rejectMIGParents reports the GPUs in MIG mode that an entry of MPS names, if it has the resource of none of their MIG devices. The
+// entry would have no effect on them.
+func (l *layout) rejectMIGParents(entries []shareEntry, snap *health.Snapshot, offered []candidate) {
+	for i := range entries {
+		e := &entries[i]
+		if e.kind != SharingMPS {
+			continue
+		}
+		for _, s := range e.devices {
+			if !deviceref.Valid(s) {
+				continue
+			}
+			for j := range snap.Devices {
+				d := &snap.Devices[j].Device
+				if matches, _ := d.Matches(s); d.Kind != health.KindGPU || !d.MIGMode || !matches {
+					continue
+				}
+				resource, shared := "", false
+				for k := range offered {
+					if c := &offered[k]; c.device().Parent == d.ID {
+						resource, shared = c.resource, shared || c.resource == e.name
+					}
+				}
+				if resource != "" && !shared {
+					l.misfits.add(d, "plugin.%s: expected the name of MIG devices such as %s for GPUs in MIG mode, got name %s and devices with %s",
+						e.key(), resource, e.name, s)
+				}
+			}
+		}
+	}
+}
+
+// CheckDevices returns an error if the configuration does not fit the devices of a snapshot: devices in two kinds of sharing, shares
+// that a device cannot serve, or a list that the kubelet could not receive.
+func (c Config) CheckDevices(snap *health.Snapshot) error {
+	l := newLayout(layoutInput{cfg: &c, snap: snap})
+	var errs []error
+	for _, text := range l.misfits.texts() {
+		errs = append(errs, errors.New(text))
+	}
+	return errors.Join(errs...)
+}
+
+// maxListBytes is the largest list that the kubelet receives: the default limit of a gRPC client, which the kubelet keeps
+// (k8s.io/kubernetes v1.36.3, pkg/kubelet/cm/devicemanager/plugin/v1beta1/client.go). It drops a plugin that sends more.
+const maxListBytes = 4 << 20
+
+// checkListSize reports whether the list of a resource's devices fits maxListBytes. Otherwise it adds errors that name the
+// entries with too many units, and what fits.
+func (l *layout) checkListSize(devices []candidate) bool {
+	configured := func(c *candidate) (string, int) { return c.share.idPrefix, c.share.units }
+	if listBytes(devices, configured) <= maxListBytes {
+		return true
+	}
+	name := devices[0].resource
+	const must = "the list of %s must fit the kubelet's limit of %d MiB"
+	if e := devices[0].entry; e != nil && e.kind == SharingMemory { // then all devices are
+		largest := 0
+		for _, c := range devices {
+			largest = max(largest, int(c.device().Memory/mebibyte)) //nolint:gosec // no device has 8 YiB
+		}
+		smallest := 1 + sort.Search(largest, func(i int) bool {
+			of := *e
+			of.unit = uint64(i+1) * mebibyte //nolint:gosec // not negative
+			return listBytes(devices, func(c *candidate) (string, int) {
+				return of.idPrefix(c.device()), memoryUnits(c.device(), of.reserve, of.unit)
+			}) <= maxListBytes
+		})
+		l.misfits.add(nil, "plugin.%s.unit: expected at least %dMi, got %dMi: "+must, e.key(), smallest, e.unit/mebibyte, name, maxListBytes>>20)
+		return false
+	}
+	// Of n replicas or fewer, as configured. The kubelet must be able to receive the list in any state of health.
+	atMost := func(n int) func(*candidate) (string, int) {
+		return func(c *candidate) (string, int) { return c.share.idPrefix, min(n, c.share.units) }
+	}
+	largest := sort.Search(maxReplicas, func(n int) bool { return listBytes(devices, atMost(n+1)) > maxListBytes })
+	var entries []*shareEntry
+	counts := make(map[*shareEntry]int)
+	for i := range devices {
+		if e := devices[i].entry; e != nil {
+			if counts[e]++; counts[e] == 1 {
+				entries = append(entries, e)
+			}
+		}
+	}
+	slices.SortFunc(entries, func(a, b *shareEntry) int { return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.index, b.index)) })
+	for _, e := range entries {
+		if e.replicas > largest {
+			l.misfits.add(nil, "plugin.%s.replicas: expected at most %d, found %d for each of %d devices: "+must,
+				e.key(), largest, e.replicas, counts[e], name, maxListBytes>>20)
+		}
+	}
+	return false
+}
+
+// listBytes returns the size of a ListAndWatch response with all IDs of these devices. units returns the prefix and the number of
+// those of a shared device. All are unhealthy, because that takes more bytes than healthy.
+func listBytes(devices []candidate, units func(*candidate) (idPrefix string, n int)) (size int) {
+	for i := range devices {
+		c := &devices[i]
+		d := &pluginapi.Device{Health: pluginapi.Unhealthy, Topology: numaTopology(c.device().NUMA)}
+		list := &pluginapi.ListAndWatchResponse{Devices: []*pluginapi.Device{d}}
+		if d.ID = string(c.device().ID); c.share == nil {
+			size += proto.Size(list)
+			continue
+		}
+		// The IDs of the units from 10 to 99 are equally long, and so on.
+		prefix, n := units(c)
+		for from, next := 0, 10; from < n; from, next = next, 10*next {
+			d.ID = prefix + strconv.Itoa(from)
+			size += proto.Size(list) * (min(next, n) - from)
+		}
+	}
+	return size
+}

@@ -1,0 +1,133 @@
+package plugin
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"go.uber.org/zap"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
+)
+
+// A resource is registered when the first of its daemons is ready. It continues while none is.
+func TestMPSResourceIsRegisteredWhenReady(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t, withReserved(2))
+	h.setConfig(mpsShared(MPSResource{Name: gpu, Replicas: 4, Devices: []string{"0", "1"}, Rename: "nvidia.com/gpu.shared"}))
+	k := h.kubelet()
+	h.run()
+	set := func(daemons ...*health.MPSDaemon) { h.snaps.Store(withMPS(h.snaps.Load(), daemons...)) }
+	waitingFor := func(text string) func(Status) bool {
+		return func(s Status) bool { return len(s.Resources) == 0 && strings.Contains(s.Err, text) }
+	}
+	h.waitPlugin(waitingFor("GPU 0 (GPU-0)"))
+	set(&health.MPSDaemon{Reason: "limits are not set"}, &health.MPSDaemon{})
+	h.waitPlugin(waitingFor("limits are not set"))
+	if w := h.warnings(); len(w) != 0 {
+		t.Errorf("while the daemons start: %v", w)
+	}
+	set(&health.MPSDaemon{Cause: health.CauseMPSDown, Reason: "exit status 1"}, &health.MPSDaemon{})
+	h.waitPlugin(waitingFor("exit status 1"))
+	h.waitLog(msgNothing, "exit status 1", 1)
+	set(&health.MPSDaemon{}, readyDaemon())
+	h.waitResource(k, "nvidia.com/gpu.shared", listed(8, 4))
+	if s := h.p.Status(); s.Err != "" {
+		t.Errorf("%+v", s)
+	}
+	set(readyDaemon(), readyDaemon())
+	h.waitResource(k, "nvidia.com/gpu.shared", listed(8, 8))
+	set(&health.MPSDaemon{Cause: health.CauseMPSHung, Reason: "no answer"}, nil)
+	h.waitResource(k, "nvidia.com/gpu.shared", listed(8, 0))
+	h.waitLog(msgUnhealthy, "no answer", 1)
+	if s := h.p.Status(); s.Err != "" || len(s.Resources) != 1 || !s.Resources[0].Registered {
+		t.Errorf("%+v", s)
+	}
+}
+
+// Memory is offered when what limits it is examined.
+func TestMemoryResourceWaitsForCapabilities(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t, withReserved(1))
+	var caps health.Latest[memlimits.Capabilities]
+	h.p.SetMemoryCapabilities(&caps)
+	h.setConfig(func(c *Config) {
+		memoryShared("1Gi")(c)
+		c.Sharing.Memory.Reserve, c.Sharing.Memory.Enforcement, c.Sharing.Memory.RequireEnforcement = "512Mi", EnforceAuto, true
+	})
+	k := h.kubelet()
+	h.run()
+	set := func(reason string) {
+		caps.Store(&memlimits.Capabilities{Driver: map[health.DeviceID]string{"GPU-0": reason}})
+	}
+	unregistered := func(text string) func(Status) bool {
+		return func(s Status) bool { return len(s.Resources) == 0 && strings.Contains(s.Err, text) }
+	}
+	h.waitPlugin(unregistered(memoryResource))
+	if w := h.warnings(); len(w) != 0 {
+		t.Errorf("before the node is examined: %v", w)
+	}
+	set("driver 570 is too old")
+	h.waitPlugin(unregistered("driver 570 is too old"))
+	set("")
+	h.waitResource(k, memoryResource, listed(78, 78))
+	set("cgroup v1")
+	h.waitResource(k, memoryResource, listed(78, 0))
+	set("")
+	h.waitResource(k, memoryResource, listed(78, 78))
+}
+
+// What MPS must run is stored when it changes, and not before the devices are known.
+func TestMPSDesired(t *testing.T) {
+	var cfg health.Latest[Config]
+	var snaps health.Latest[health.Snapshot]
+	p := New(&cfg, &snaps, zap.NewNop())
+	step := func() *mps.Desired {
+		p.storeMPS(p.layouts.current())
+		return p.MPS().Load()
+	}
+	set := func(changes ...func(*Config)) {
+		c := configured(changes...)
+		cfg.Store(&c)
+	}
+	if d := step(); d != nil {
+		t.Errorf("no configuration: %+v", d)
+	}
+	set(mpsSharedBy(2))
+	if d := step(); d != nil {
+		t.Errorf("no devices: %+v", d)
+	}
+	snaps.Store(withReserved(2))
+	first := step()
+	if first == nil || first.Root != "/run/nvidia/mps" || first.Control != "nvidia-cuda-mps-control" || len(first.Daemons) != 2 {
+		t.Fatalf("%+v", first)
+	}
+	snaps.Store(withMPS(withReserved(2), readyDaemon(), readyDaemon()))
+	if step() != first {
+		t.Error("stored again without a change")
+	}
+	set(mpsSharedBy(4))
+	if d := step(); d == first || d.Daemons[0].ThreadPercentage != 25 {
+		t.Errorf("other limits: %+v", d)
+	}
+	set(mpsSharedBy(4), func(c *Config) { c.Sharing.MPS.Root, c.Sharing.MPS.Control = "/mps", "/bin/control" })
+	if d := step(); d.Root != "/mps" || d.Control != "/bin/control" {
+		t.Errorf("other paths: %+v", d)
+	}
+	set(mpsSharedBy(4), func(c *Config) { c.Enabled = false })
+	if d := step(); len(d.Daemons) != 0 {
+		t.Errorf("disabled: %+v", d)
+	}
+	set(both(mpsShared(MPSResource{Name: migResource, Replicas: 2}), func(c *Config) { c.MIGStrategy = MIGMixed }))
+	snaps.Store(partitioned("1g.10gb", whole))
+	want := []mps.Spec{{Device: "MIG-0-0", Kind: health.KindMIG, GPU: "GPU-0", ThreadPercentage: 50, PinnedMemory: 4992 << 20}}
+	if d := step(); !slices.Equal(d.Daemons, want) {
+		t.Errorf("MIG device: %+v", d)
+	}
+	set()
+	if d := step(); d == nil || len(d.Daemons) != 0 {
+		t.Errorf("no MPS: %+v", d)
+	}
+}

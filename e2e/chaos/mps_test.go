@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/http"
 	"os/exec"
 	"path/filepath"
@@ -66,6 +67,7 @@ type mpsWorld struct {
 
 	replicas int
 	detached bool
+	scenario string // of the agent's last start
 	gpu      map[int]*mpsGPU
 }
 
@@ -106,15 +108,11 @@ func newMPSWorld(ctx context.Context, t testing.TB, with setup) (_ player, err e
 }
 
 func (w *mpsWorld) write() error {
-	scenario := []string{"{at: 0s, source: up}"}
-	for i, g := range w.gpu {
-		scenario = append(scenario, fmt.Sprintf("{at: 0s, gpu: %d, lost: %t}", i, g.lost))
-	}
 	return w.Write(fmt.Sprintf(`source: {mode: sim, sim: {profile: h100-8, control: DIR/sim.sock, scenario: [%s]}}
 health: {stateFile: DIR/state.json, socket: DIR/agent.sock, recoverAfter: 1s, flap: {trips: 0, within: 100h}}
 plugin: {kubeletDir: DIR, sharing: {mps: {root: DIR/mps, control: %s, renameByDefault: true, resources: [{name: nvidia.com/gpu, replicas: %d, devices: ['6', '7']}]}}}
 metrics: {listen: ADDRESS}
-`, strings.Join(scenario, ", "), w.control.Path, w.replicas))
+`, w.scenario, w.control.Path, w.replicas))
 }
 
 func (w *mpsWorld) startDaemon() error {
@@ -122,6 +120,15 @@ func (w *mpsWorld) startDaemon() error {
 	w.daemon.Stdout, w.daemon.Stderr = w.log, w.log
 	w.daemon.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	return w.daemon.Start()
+}
+
+// daemonServes reports whether mps-daemon has its socket.
+func (w *mpsWorld) daemonServes() bool {
+	conn, err := net.Dial("unix", filepath.Join(w.Dir, "mps", "mps-daemon.sock"))
+	if err == nil {
+		_ = conn.Close()
+	}
+	return err == nil
 }
 
 func (w *mpsWorld) endDaemon(how string) error {
@@ -135,6 +142,9 @@ func (w *mpsWorld) endDaemon(how string) error {
 		return nil
 	}
 	w.mayEnd(6, 7)
+	for i := 0; i < 300 && !w.daemonServes(); i++ { // before, it does not handle the signal
+		<-time.After(10 * time.Millisecond)
+	}
 	_ = w.daemon.Process.Signal(syscall.SIGTERM)
 	ended := make(chan error, 1)
 	go func() { ended <- w.daemon.Wait() }()
@@ -151,7 +161,8 @@ func (w *mpsWorld) endDaemon(how string) error {
 
 // start starts the agent and waits until it responds.
 func (w *mpsWorld) start(ctx context.Context) error {
-	if err := w.write(); err != nil { // with the faults that exist
+	w.scenario = fmt.Sprintf("{at: 0s, gpu: 6, lost: %t}, {at: 0s, gpu: 7, lost: %t}", w.gpu[6].lost, w.gpu[7].lost)
+	if err := w.write(); err != nil {
 		return err
 	}
 	if err := w.Start(w.log); err != nil {

@@ -1,6 +1,7 @@
 package binarytest
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -342,6 +343,63 @@ func TestMPSDaemonFails(t *testing.T) {
 			n.connect(n.gpu(6), mpstest.ClientRequest{}).Close()
 		})
 	}
+}
+
+// A release without multi-user mode and without a command for the memory limit: limits hold, and clients of another user wait.
+func TestMPSOlderRelease(t *testing.T) {
+	t.Parallel()
+	n := newMPSNode(t, mpsConfig)
+	n.control.SetFaults(mpstest.AllDevices, mpstest.Faults{NoMultiUser: true, NoMemoryLimit: true})
+	n.launchDaemon()
+	n.launch()
+	n.awaitShares(4, 4)
+	one, two := 1001, 1002
+	first := n.connect(n.gpu(6), mpstest.ClientRequest{UID: &one})
+	if first.Limits.ThreadPercentage != 25 || first.Limits.PinnedMemory[n.gpu(6)]>>20 != (81559-551)/4 {
+		t.Error(first)
+	}
+	connected := make(chan error, 1)
+	go func() {
+		c, err := mpstest.Connect(n.pipe(n.gpu(6)), mpstest.ClientRequest{UID: &two})
+		if err == nil {
+			c.Close()
+		}
+		connected <- err
+	}()
+	n.await("mps-users", func() bool { return n.findings("mps-users") == 1 })
+	n.awaitShares(4, 4) // it works for one user at a time
+	first.Close()
+	if err := <-connected; err != nil {
+		t.Error(err)
+	}
+	n.await("no finding", func() bool { return n.findings("mps-users") == 0 })
+}
+
+// The command lists daemons and their clients of now, and terminates one.
+func TestMPSCommand(t *testing.T) {
+	t.Parallel()
+	n := startMPSNode(t)
+	kept := n.connect(n.gpu(6), mpstest.ClientRequest{PID: 4_000_001})
+	ended := n.connect(n.gpu(6), mpstest.ClientRequest{PID: 4_000_002})
+	for _, output := range []string{"text", "json"} {
+		if out := n.command(0, "mps", "-o", output); !strings.Contains(out, n.gpu(7)) || !strings.Contains(out, "4000001") || !strings.Contains(out, "4000002") {
+			t.Errorf("mps -o %s: %s", output, out)
+		}
+	}
+	n.command(1, "mps", "terminate", "--gpu", "7", "--client", "4000002")
+	n.command(0, "mps", "terminate", "--gpu", "6", "--client", "4000002")
+	if err := ended.Err(); !errors.Is(err, mpstest.Error(mpstest.ClientTerminated)) {
+		t.Error(err)
+	}
+	if out := n.command(0, "mps"); !strings.Contains(out, "4000001") || strings.Contains(out, "4000002") {
+		t.Errorf("after the end of a client: %s", out)
+	}
+	select {
+	case <-kept.Done():
+		t.Error("the other client was terminated:", kept.Err())
+	default:
+	}
+	n.awaitShares(4, 4)
 }
 
 // A lost GPU takes its shares, as ever.

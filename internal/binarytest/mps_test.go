@@ -165,10 +165,7 @@ func TestMPSRegisteredWithLimits(t *testing.T) {
 		registered.Store(true)
 		for _, d := range devices {
 			id, _, _ := strings.Cut(d.ID, "::")
-			limited := slices.ContainsFunc(n.control.Commands(), func(c mpstest.Command) bool {
-				return c.Device == id && strings.HasPrefix(c.Text, "set_default_device_pinned_mem_limit ")
-			})
-			if d.Healthy && !limited {
+			if d.Healthy && !n.limited(id) {
 				early.Store(true)
 			}
 		}
@@ -195,6 +192,32 @@ func TestMPSRegisteredWithLimits(t *testing.T) {
 		}
 		c.Close()
 	}
+
+	// So it is for a daemon that was restarted.
+	n.control.SetFaults(mpstest.AllDevices, mpstest.Faults{Delay: map[string]mpstest.Duration{"get_default_active_thread_percentage": mpstest.Duration(time.Second)}})
+	before := n.control.Daemons()[n.gpu(6)]
+	if err := syscall.Kill(before, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	n.awaitShares(0, 4)
+	n.awaitShares(4, 4)
+	if now := n.control.Daemons()[n.gpu(6)]; early.Load() || now == before {
+		t.Errorf("shares of daemon %d after the kill of %d were offered before their limits were set", now, before)
+	}
+}
+
+// limited reports whether the newest daemon of a device has got its limits.
+func (n *mpsNode) limited(device string) (limited bool) {
+	for _, c := range n.control.Commands() {
+		switch {
+		case c.Device != device:
+		case c.Text == "start":
+			limited = false
+		case strings.HasPrefix(c.Text, "set_default_device_pinned_mem_limit "):
+			limited = true
+		}
+	}
+	return limited
 }
 
 // A container gets the pipe and /dev/shm of its device, and limits that MPS takes.

@@ -115,8 +115,10 @@ metrics: {listen: ADDRESS}
 `, w.scenario, w.control.Path, w.replicas))
 }
 
+// startDaemon starts mps-daemon as the chart does, without the configuration file: a step may be writing it.
 func (w *mpsWorld) startDaemon() error {
-	w.daemon = exec.Command(w.agent, "mps-daemon", "--config", filepath.Join(w.Dir, "config.yaml"))
+	w.daemon = exec.Command(w.agent, "mps-daemon", "--source.mode=sim", "--plugin.sharing.mps.root="+filepath.Join(w.Dir, "mps"))
+	w.daemon.Dir = w.Dir
 	w.daemon.Stdout, w.daemon.Stderr = w.log, w.log
 	w.daemon.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	return w.daemon.Start()
@@ -313,23 +315,19 @@ func (w *mpsWorld) killAgentAt(ctx context.Context, gpu int, count string) error
 	g, before := w.gpu[gpu], len(w.control.Commands())
 	w.mayEnd(gpu)
 	w.signal(g, syscall.SIGKILL)
-	ctx2, cancel := context.WithTimeout(ctx, scaled(3*time.Second)) // it may be a while until there is a daemon
-	defer cancel()
-	for ctx2.Err() == nil {
+	// The daemon may not start for a while: then the agent dies anyway.
+	_ = await(ctx, w.Node, scaled(3*time.Second), time.Millisecond, func(context.Context) error {
 		seen := 0
 		for _, c := range w.control.Commands()[before:] {
 			if c.Device == g.uuid {
 				seen++
 			}
 		}
-		if seen >= n {
-			break
+		if seen < n {
+			return fmt.Errorf("%d commands", seen)
 		}
-		select {
-		case <-ctx2.Done():
-		case <-time.After(time.Millisecond):
-		}
-	}
+		return nil
+	})
 	return w.restart(ctx, "kill")
 }
 
@@ -429,12 +427,8 @@ func (w *mpsWorld) check(ctx context.Context) error {
 		g.pid = pid
 		g.ends = pid == 0 || mpstest.Stopped(pid) || g.faults.ExitAtStart // it may be restarted later
 		for _, c := range g.clients {
-			select {
-			case <-c.Done():
-				if !g.failed {
-					return violated("client", "GPU %d: a client ended: %v", i, c.Err())
-				}
-			default:
+			if isClosed(c.Done()) && !g.failed {
+				return violated("client", "GPU %d: a client ended: %v", i, c.Err())
 			}
 		}
 		g.failed = g.ends || slices.ContainsFunc(g.clients, func(c *mpstest.Client) bool { return isClosed(c.Done()) })

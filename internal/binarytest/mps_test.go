@@ -76,7 +76,9 @@ func (n *mpsNode) reload(config string) {
 
 func (n *mpsNode) launchDaemon() {
 	n.t.Helper()
-	n.daemon = exec.Command(binary, "mps-daemon", "--config", n.config()) //nolint:noctx // stopDaemon ends it
+	// As the chart does: without the configuration file.
+	n.daemon = exec.Command(binary, "mps-daemon", "--source.mode=sim", "--plugin.sharing.mps.root="+filepath.Join(n.Dir, "mps"))
+	n.daemon.Dir = n.Dir
 	n.daemon.Env = append(os.Environ(), raceOptions)
 	n.daemon.Stdout, n.daemon.Stderr = n.process, n.process
 	n.daemon.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}

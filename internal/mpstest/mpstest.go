@@ -115,12 +115,13 @@ func (c *ControlProgram) Commands() (commands []Command) {
 		c.t.Fatal(err)
 	}
 	for line := range strings.Lines(string(data)) {
-		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), "\t", 3)
-		pid, err := strconv.Atoi(fields[1])
-		if err != nil || len(fields) != 3 {
+		device, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "\t")
+		daemon, text, ok := strings.Cut(rest, "\t")
+		pid, err := strconv.Atoi(daemon)
+		if err != nil || !ok {
 			c.t.Fatalf("%s: %q", CommandsFile(c.Path), line)
 		}
-		commands = append(commands, Command{Device: fields[0], Daemon: pid, Text: fields[2]})
+		commands = append(commands, Command{Device: device, Daemon: pid, Text: text})
 	}
 	return commands
 }

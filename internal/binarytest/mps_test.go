@@ -20,7 +20,7 @@ import (
 
 const (
 	sharedResource = "nvidia.com/gpu.shared"
-	memoryResource = "nvidia.com/gpu-memory"
+	gpuMemory      = "nvidia.com/gpu-memory"
 )
 
 // mpsNode is a node with an agent, mps-daemon and the stand-in for MPS.
@@ -515,14 +515,14 @@ func TestMemoryUnits(t *testing.T) {
 		t.Run(profile, func(t *testing.T) {
 			t.Parallel()
 			n := newMPSNode(t, fmt.Sprintf("source: {mode: sim, sim: {profile: %s, control: DIR/sim.sock}}\n"+
-				"plugin: {kubeletDir: DIR, sharing: {memory: {resource: %s, unit: 1Gi, reserve: 512Mi}}}", profile, memoryResource))
+				"plugin: {kubeletDir: DIR, sharing: {memory: {resource: %s, unit: 1Gi, reserve: 512Mi}}}", profile, gpuMemory))
 			n.launch()
 			want := make(map[string]int)
 			for i, units := range perGPU {
 				want[n.gpu(i)] = units
 			}
-			n.await("all units", func() bool { return maps.Equal(n.shares(memoryResource), want) })
-			a, err := n.kubelet.Allocate(t.Context(), memoryResource, 10)
+			n.await("all units", func() bool { return maps.Equal(n.shares(gpuMemory), want) })
+			a, err := n.kubelet.Allocate(t.Context(), gpuMemory, 10)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -538,7 +538,7 @@ func TestMemoryUnits(t *testing.T) {
 			}
 			n.sim("{gpu: 3, lost: true}")
 			want[n.gpu(3)] = 0
-			n.await("the units of the other GPUs", func() bool { return maps.Equal(n.shares(memoryResource), want) })
+			n.await("the units of the other GPUs", func() bool { return maps.Equal(n.shares(gpuMemory), want) })
 		})
 	}
 }
@@ -555,7 +555,7 @@ plugin:
     memory: {resource: nvidia.com/gpu-memory, unit: 1Gi, reserve: 512Mi, devices: ['6', '7']}`)
 	n.launchDaemon()
 	n.launch()
-	want := map[string]int{resource: 2, "example.com/sliced": 20, sharedResource: 4, memoryResource: 2 * 78}
+	want := map[string]int{resource: 2, "example.com/sliced": 20, sharedResource: 4, gpuMemory: 2 * 78}
 	n.await("all resources", func() bool {
 		state := n.kubelet.State()
 		for name, count := range want {

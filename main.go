@@ -81,10 +81,7 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags override the environment, the environment the 
 				return err
 			},
 		},
-		&cobra.Command{
-			Use: "mps-daemon", Short: "Run the MPS control daemons of the GPUs that plugin.sharing shares by MPS",
-			RunE: func(cmd *cobra.Command, _ []string) error { return agent.RunMPSDaemon(cmd.Context(), loader) },
-		},
+		mpsDaemonCommand(&loader),
 		withReport(&cobra.Command{Use: "version", Short: "Print the version and the build settings"},
 			func(context.Context) fmt.Stringer { return buildInfo() }),
 		fieldsCommand(&loader),
@@ -169,6 +166,28 @@ func withReport(cmd *cobra.Command, create func(context.Context) fmt.Stringer) *
 		return err
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	return cmd
+}
+
+func mpsDaemonCommand(loader *config.Loader) *cobra.Command {
+	var options agent.MPSDaemonOptions
+	cmd := &cobra.Command{
+		Use:   "mps-daemon",
+		Short: "Run the MPS control daemons of the GPUs that plugin.sharing shares by MPS",
+		Long: `Run the MPS control daemons of the GPUs that plugin.sharing shares by MPS.
+
+The command runs beside the agent, as root and with the PIDs of the host, and does what the agent asks for in the directory
+plugin.sharing.mps.root, which both need at the same path. It runs plugin.sharing.mps.control once per GPU or MIG device,
+sets the compute mode of a GPU to EXCLUSIVE_PROCESS before, and restarts what ends.
+
+The daemons survive a restart of the agent, and a crash of mps-daemon, which adopts them when it starts again. SIGTERM stops
+the daemons, which ends their clients, and sets the compute modes back. It reads the configuration once.`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return agent.RunMPSDaemon(cmd.Context(), *loader, buildInfo(), options)
+		},
+	}
+	cmd.Flags().BoolVar(&options.MountShm, "mount-shm", false,
+		"mount a tmpfs of half the memory at shm in plugin.sharing.mps.root, and that at /dev/shm of mps-daemon; needs a container")
 	return cmd
 }
 

@@ -33,6 +33,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
 )
 
@@ -47,14 +48,15 @@ type Agent struct {
 	connectionsDropped atomic.Uint64 // by the web server
 
 	// The sections of the configuration in force.
-	sourceConfig    health.Latest[sourceConfig]
-	healthConfig    health.Latest[health.Config]
-	pluginConfig    health.Latest[plugin.Config]
-	metricsConfig   health.Latest[metrics.Config]
-	webConfig       health.Latest[web.Config]
-	podLabelsConfig health.Latest[podlabels.Config]
-	processesConfig health.Latest[processes.Config]
-	lastGood        health.Latest[[]byte] // Config.LastGood of the newest configuration that fits the devices
+	sourceConfig       health.Latest[sourceConfig]
+	healthConfig       health.Latest[health.Config]
+	pluginConfig       health.Latest[plugin.Config]
+	metricsConfig      health.Latest[metrics.Config]
+	webConfig          health.Latest[web.Config]
+	podLabelsConfig    health.Latest[podlabels.Config]
+	processesConfig    health.Latest[processes.Config]
+	memoryLimitsConfig health.Latest[memlimits.Config]
+	lastGood           health.Latest[[]byte] // Config.LastGood of the newest configuration that fits the devices
 
 	// The last reload.
 	reloadInterval time.Duration
@@ -65,19 +67,20 @@ type Agent struct {
 	files          []byte                 // Config.LastGood of the configuration in force; for reloadOn only, like settled
 	settled        bool                   // the configuration in force fits the devices of the node
 
-	sources   health.Latest[monitor.Source]
-	snapshots health.Latest[health.Snapshot]
-	events    status.Events
-	history   status.History
-	monitor   *monitor.Monitor
-	stateFile *statefile.File
-	plugin    *plugin.Plugin
-	totals    *metrics.Totals
-	podLabels *podlabels.Follower
-	processes *processes.Follower
-	mps       *mps.Follower
-	jobs      *metrics.Jobs
-	reporter  *kube.Reporter
+	sources      health.Latest[monitor.Source]
+	snapshots    health.Latest[health.Snapshot]
+	events       status.Events
+	history      status.History
+	monitor      *monitor.Monitor
+	stateFile    *statefile.File
+	plugin       *plugin.Plugin
+	totals       *metrics.Totals
+	podLabels    *podlabels.Follower
+	processes    *processes.Follower
+	mps          *mps.Follower
+	memoryLimits *memlimits.Follower
+	jobs         *metrics.Jobs
+	reporter     *kube.Reporter
 }
 
 // Run loads the configuration and runs an agent until ctx ends.
@@ -138,8 +141,14 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 	a.monitor = monitor.New(&a.healthConfig, &a.sources, &a.snapshots, log.Named("health"))
 	a.stateFile = statefile.New(&a.healthConfig, &a.snapshots, &a.lastGood, boot, log.Named("health"))
 	a.plugin = plugin.New(&a.pluginConfig, &a.snapshots, log.Named("plugin"))
-	a.mps = mps.NewFollower(mps.Options{Desired: a.plugin.MPS(), Holders: a.plugin.Holders, Log: log.Named("mps")})
+	a.mps = mps.NewFollower(mps.Options{
+		Desired: a.plugin.MPS(), Holders: a.plugin.Holders, Log: log.Named("mps"),
+		Root:      func() mps.Root { return mps.Root(a.pluginConfig.Load().Sharing.MPS.Root) },
+		Simulated: func() bool { return a.sourceConfig.Load().Resolved() == config.ModeSim },
+	})
 	a.monitor.SetMPS(a.mps.State())
+	a.memoryLimits = a.newMemoryLimits(log.Named("memory limits"))
+	a.plugin.SetMemoryCapabilities(a.memoryLimits.Capabilities())
 	a.podLabels = podlabels.New(podlabels.Options{Config: &a.podLabelsConfig, Node: nodeName(), Log: log.Named("kubernetes")})
 	a.processes = processes.New(processes.Options{
 		Config: &a.processesConfig, Snapshots: &a.snapshots, Holders: a.plugin.Holders, PodByUID: a.podLabels.PodByUID, Log: log.Named("processes"),
@@ -195,6 +204,7 @@ func (a *Agent) apply(c config.Config) {
 		a.webConfig.Store(w)
 	}
 	storeChanged(&a.processesConfig, c.Metrics.Processes)
+	storeChanged(&a.memoryLimitsConfig, c.Plugin.MemoryLimits(c.Metrics.Processes.PodLogs))
 	storeChanged(&a.podLabelsConfig, podlabels.Config{Labels: c.Metrics.SelectedPodLabels(), Kubeconfig: c.Health.Kubernetes.Kubeconfig})
 }
 

@@ -41,7 +41,9 @@ func (a *Agent) runSource(ctx context.Context) error {
 		c, same, cancel := health.WatchPart(ctx, &a.sourceConfig, func(c *sourceConfig) *sourceConfig { return c })
 		source, run, err := newSource(*c, a.processes.Measure, a.level, a.log)
 		if err == nil {
-			source.Beside = append(source.Beside, a.mps.Run)
+			open := openMemoryLimits(c.SourceConfig)
+			source.Beside = append(source.Beside, a.mps.Run, func(ctx context.Context) { a.memoryLimits.Run(ctx, open) })
+			source.Release = a.mps.Stop
 			if !source.Simulated {
 				source.Beside = append(source.Beside, a.plugin.GenerateCDI)
 			}

@@ -41,6 +41,9 @@ const (
 	ActionCheckDCGM           = Action("check-dcgm")
 	ActionCheckSource         = Action("check-source")
 	ActionCheckDeviceAccess   = Action("check-device-access")
+	ActionCheckMPSDaemon      = Action("check-mps-daemon")
+	ActionEndMPSClients       = Action("end-mps-clients")
+	ActionAlignMPSUsers       = Action("align-mps-users")
 
 	ActionBindDriver = Action("bind-driver")
 	ActionAttach     = Action("attach")
@@ -82,6 +85,9 @@ var actionAdvice = map[Action]string{
 	ActionCheckDCGM:           "look for the GPU in the kernel log and in DCGM's log; if it persists, drain the node and restart the host engine",
 	ActionCheckSource:         "find out why the source is not up: gpu-node-agent status",
 	ActionCheckDeviceAccess:   "give the agent's container access to the GPU's device nodes",
+	ActionCheckMPSDaemon:      "check the pod and the log of mps-daemon on the node, and the daemon's logs; gpu-node-agent mps shows its state",
+	ActionEndMPSClients:       "end the pods that hold shares of the device: the MPS daemon recovers, or is restarted, when its clients have exited",
+	ActionAlignMPSUsers:       "run the pods that share the device as one user: a client waits until those of the other user have exited",
 
 	ActionBindDriver: "bind the driver to the GPU; if a host engine was detached, run gpu-node-agent attach",
 	ActionAttach:     "run gpu-node-agent attach when the GPU is ready",

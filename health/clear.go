@@ -15,6 +15,7 @@ var (
 	ErrNoFinding     = errors.New("no such finding")
 	ErrInherited     = errors.New("the device inherits it from its GPU")
 	ErrDecision      = errors.New("it is not a fault")
+	ErrMPSDaemon     = errors.New("it ends when the MPS daemon recovers")
 	ErrStillPresent  = errors.New("the last poll still found it")
 )
 
@@ -45,9 +46,11 @@ func Clear(c Config, devices []DeviceState, up bool, id DeviceID, cause string, 
 			if f.Cause == cause {
 				return nil, nil, fmt.Errorf("cannot clear %q of %s: %w: %s; %s", cause, id, ErrDecision, f.Reason, f.Action.Advice())
 			}
+		case f.Cause == cause && f.OfMPS():
+			return nil, nil, fmt.Errorf("cannot clear %q of %s: %w: %s; %s", cause, id, ErrMPSDaemon, f.Reason, f.Action.Advice())
 		case f.Cause == cause && current(f):
 			return nil, nil, fmt.Errorf("cannot clear %q of %s: %w: %s; %s", cause, id, ErrStillPresent, f.Reason, f.Action.Advice())
-		case f.Cause == cause, cause == "" && !current(f):
+		case f.Cause == cause, cause == "" && !f.OfMPS() && !current(f):
 			cleared = append(cleared, f.Cause)
 		default:
 			others = append(others, f.Cause)

@@ -13,6 +13,9 @@ func (f Finding) decision() bool {
 	return f.Cause == CauseCordoned || f.Cause == CauseIsolated || f.Cause == CauseReleased
 }
 
+// addedByDecide reports whether Decide adds the finding, and not Judge.
+func (f Finding) addedByDecide() bool { return f.decision() || f.OfMPS() }
+
 // rank orders findings of one severity: faults before decisions.
 func (f Finding) rank() int {
 	if f.decision() {
@@ -34,14 +37,21 @@ func Decide(c Config, before, judged []DeviceState, held Held, detach Detachment
 		d := &decided[i]
 		d.MPS = mps.Daemons[d.Device.ID]
 		old := old[d.Device.ID]
-		findings := slices.DeleteFunc(slices.Clone(d.Verdict.Findings), Finding.decision)
-		var decisions []Finding
-		add := func(f Finding) {
-			f.State, f.Since, f.Last, f.Clears = Unhealthy, now, now, ClearsItself
+		findings := slices.DeleteFunc(slices.Clone(d.Verdict.Findings), Finding.addedByDecide)
+		dated := func(f Finding) Finding {
+			f.Since, f.Last = now, now
 			if g := old.ownFinding(hasCause(f.Cause)); g != nil {
 				f.Since = g.Since
 			}
-			decisions = append(decisions, f)
+			return f
+		}
+		if f, bad := d.MPS.finding(); bad {
+			findings = append(findings, dated(f))
+		}
+		var decisions []Finding // MIG devices inherit them
+		add := func(f Finding) {
+			f.State, f.Clears = Unhealthy, ClearsItself
+			decisions = append(decisions, dated(f))
 		}
 		if ref, ok := c.cordonOf(&d.Device); ok && !slices.ContainsFunc(ofGPU[d.Device.Parent], hasCause(CauseCordoned)) {
 			add(Finding{Cause: CauseCordoned, Reason: fmt.Sprintf("cordoned by %q in health.cordon", ref), Action: ActionUncordon})

@@ -16,9 +16,9 @@ func trips(c Config, old Verdict, findings []Finding, now time.Time) []time.Time
 	return all
 }
 
-// faulty reports whether a fault of the device itself makes it Unhealthy. Decisions and outages are not faults.
+// faulty reports whether a fault of the device itself makes it Unhealthy. Decisions, outages and faults of an MPS daemon are not.
 func (v Verdict) faulty() bool {
-	return v.ownFinding(func(f Finding) bool { return f.State == Unhealthy && !f.decision() && !f.InOutage }) != nil
+	return v.ownFinding(func(f Finding) bool { return f.State == Unhealthy && !f.addedByDecide() && !f.InOutage }) != nil
 }
 
 // flappingFinding returns the finding of a device that became unhealthy too often.

@@ -190,12 +190,12 @@ func judgeDevice(
 	}, r
 }
 
-// lasting returns the device's own findings that the sample does not end, without decisions. With events, time ends none: the
+// lasting returns the device's own findings that the sample does not end, without those that Decide adds. With events, time ends none: the
 // device is not measured.
 func lasting(c Config, old Verdict, s Sample, r reset, events bool) []Finding {
 	var left []Finding
 	for _, f := range old.Findings {
-		if f.From != "" || f.decision() {
+		if f.From != "" || f.addedByDecide() {
 			continue
 		}
 		if r.follows(f) || provesReturn(old, f, s) && f.Last.After(f.Reset) {

@@ -1,6 +1,9 @@
 package health
 
-import "time"
+import (
+	"strings"
+	"time"
+)
 
 // MPSDaemon is the state of the MPS control daemon of a device. It is immutable once stored.
 type MPSDaemon struct {
@@ -8,8 +11,12 @@ type MPSDaemon struct {
 	// mount is there. A device that is shared by MPS is offered only while its daemon is ready.
 	Ready bool
 
+	// Leaving means that the device is no longer shared by MPS, but its daemon still runs: a container holds a share, a client is
+	// connected, or the daemon is being stopped. Until it has ended, the device cannot be used in another way.
+	Leaving bool
+
 	// Cause is that of the device's finding, one of the CauseMPS constants; empty for none. A daemon that is starting for the
-	// first time is neither ready nor a finding.
+	// first time is neither ready nor a finding, and one that is leaving is no finding.
 	Cause  string
 	Reason string // a clause for people; why the daemon is not ready, also without a Cause
 	Action Action
@@ -42,6 +49,8 @@ func (d *MPSDaemon) ClientCount() (n int) {
 	return n
 }
 
+const mpsPrefix = "mps-"
+
 // The causes of findings about MPS daemons.
 const (
 	CauseMPSDown     = "mps-down"      // the daemon does not run, or mps-daemon itself does not
@@ -51,6 +60,23 @@ const (
 	CauseMPSNotReady = "mps-not-ready" // what containers mount is missing, or the daemon has been starting for too long
 	CauseMPSUsers    = "mps-users"     // Degraded: a client waits, because the server serves another user
 )
+
+// finding returns the finding about the daemon of a device, and false if there is none.
+func (d *MPSDaemon) finding() (Finding, bool) {
+	if d == nil || d.Cause == "" {
+		return Finding{}, false
+	}
+	f := Finding{Cause: d.Cause, State: Unhealthy, Reason: d.Reason, Action: d.Action, Clears: ClearsItself}
+	if d.Cause == CauseMPSUsers {
+		f.State = Degraded
+	}
+	return f, true
+}
+
+// OfMPS reports whether the finding is about the device's MPS daemon. Decide renews it while the daemon's state has it, so it
+// ends with its reason in every recovery mode, is not saved, and an operator cannot clear it. It does not count as a trip: the
+// device itself works.
+func (f Finding) OfMPS() bool { return strings.HasPrefix(f.Cause, mpsPrefix) }
 
 // MPSState is the state of all MPS daemons, by device. A device without an entry is not served by MPS.
 type MPSState struct{ Daemons map[DeviceID]*MPSDaemon }

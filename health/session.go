@@ -2,7 +2,6 @@ package health
 
 import (
 	"context"
-	"errors"
 	"time"
 )
 
@@ -136,6 +135,3 @@ type XIDWatcher interface {
 
 // Opener opens a session. Operators see its error, so it names what is missing.
 type Opener func(ctx context.Context) (Session, error)
-
-// ErrDetached is the cause of the end of a context in which a function uses the driver, if an operator detaches the driver.
-var ErrDetached = errors.New("driver detached on request")

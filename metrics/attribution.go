@@ -18,7 +18,7 @@ func (s *scrape) attributions(holders []podresources.Holder) [][]Label {
 		return [][]Label{nil}
 	}
 	shared := slices.ContainsFunc(holders, func(h podresources.Holder) bool {
-		return replicaOf(h.DeviceID) != "" || containerOf(h) != containerOf(holders[0])
+		return isShare(h.DeviceID) || containerOf(h) != containerOf(holders[0])
 	})
 	if !shared {
 		return [][]Label{s.holderLabels(holders[0])}
@@ -27,8 +27,13 @@ func (s *scrape) attributions(holders []podresources.Holder) [][]Label {
 	// gpu_node_agent_device_allocated lists these.
 	lists := [][]Label{nil}
 	if s.cfg.Attribution == AttributePerPod {
-		// As dcgm-exporter with --kubernetes-virtual-gpus: the device itself, then each replica.
-		for _, h := range holders {
+		// As dcgm-exporter with --kubernetes-virtual-gpus: the device itself, then each replica; each container once for all its units
+		// of memory.
+		for i, h := range holders {
+			if isShare(h.DeviceID) && replicaOf(h.DeviceID) == "" &&
+				slices.ContainsFunc(holders[:i], func(other podresources.Holder) bool { return containerOf(other) == containerOf(h) }) {
+				continue
+			}
 			lists = append(lists, s.holderLabels(h))
 		}
 	}
@@ -47,13 +52,28 @@ func (s *scrape) holderLabels(h podresources.Holder) []Label {
 	return append(labels, s.labelsOfPod(h)...)
 }
 
-// replicaOf returns the replica number in a device ID of the kubelet, "" for a whole device. The ID of a replica is
-// GPU-1::3, or nvidia0/vgpu3 with GKE's plugin.
+// The separators before the number of a share in a device ID of the kubelet: GPU-1::3, or nvidia0/vgpu3 with GKE's plugin.
+const shareSeparator, gkeShareSeparator = "::", "/vgpu"
+
+// isShare reports whether a device ID of the kubelet is that of a share.
+func isShare(id string) bool {
+	return strings.Contains(id, shareSeparator) || strings.Contains(id, gkeShareSeparator)
+}
+
+// replicaOf returns the number of the replica or MPS share in a device ID of the kubelet, "" for a whole device and for a unit of
+// memory. The ID of an MPS share is GPU-1::mps4::3, that of a unit of memory GPU-1::1024Mi::3.
 func replicaOf(id string) string {
-	for _, sep := range []string{"::", "/vgpu"} {
-		if _, replica, ok := strings.Cut(id, sep); ok {
-			return replica
-		}
+	_, share, ok := strings.Cut(id, shareSeparator)
+	if !ok {
+		_, share, _ = strings.Cut(id, gkeShareSeparator)
+		return share
+	}
+	size, number, hasSize := strings.Cut(share, shareSeparator)
+	switch {
+	case !hasSize:
+		return share
+	case strings.HasPrefix(size, "mps"):
+		return number
 	}
 	return ""
 }

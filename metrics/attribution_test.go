@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -59,9 +60,29 @@ func TestHoldersChange(t *testing.T) {
 	expectSeries(t, page, 1, namespace+"pod_resources_age_seconds", " 3600\n")
 }
 
+// A container with several units of memory has each series once, and its device stays one that is shared.
+func TestAttributionOfMemory(t *testing.T) {
+	src := testSources(testNode())
+	holders := podresources.Holders{By: make(map[health.DeviceID][]podresources.Holder)}
+	for i, pod := range []string{"a", "a", "b", "a"} {
+		holders.By["GPU-a"] = append(holders.By["GPU-a"], podresources.Holder{
+			Namespace: "team", Pod: pod, Container: "main", Resource: "nvidia.com/gpu-memory", DeviceID: fmt.Sprint("GPU-a::1024Mi::", i),
+		})
+	}
+	src.Holders, src.Processes = func() podresources.Holders { return holders }, nil
+	const name = "DCGM_FI_DEV_GPU_TEMP"
+	expectSeries(t, render(t, newCollector(src)), 0, name, "pod=")
+	page := renderPerPod(t, testNode(), func(s *Sources) { s.Holders, s.Processes = src.Holders, nil })
+	expectSeries(t, page, 1, name, `UUID="GPU-a"`, `pod="a"`)
+	expectSeries(t, page, 1, name, `UUID="GPU-a"`, `pod="b"`)
+	expectSeries(t, page, 0, name, `vgpu=`)
+	expectSeries(t, page, 2, namespace+"device_allocated", "GPU-a")
+}
+
 func TestReplicaOf(t *testing.T) {
 	for id, want := range map[string]string{
 		"GPU-1": "", "GPU-1::3": "3", "MIG-1::10": "10", "nvidia0": "", "nvidia0/gi1": "", "nvidia0/gi1/vgpu2": "2", "0::1": "1",
+		"GPU-1::mps4::3": "3", "MIG-1::mps8192Mi::10": "10", "GPU-1::1024Mi::3": "", "GPU-1::1024Mi-mps::3": "",
 	} {
 		if got := replicaOf(id); got != want {
 			t.Errorf("replicaOf(%q) = %q, want %q", id, got, want)

@@ -120,6 +120,9 @@ const (
 	shmDir        = "/dev/shm"
 )
 
+// containerPipeDir returns the directory in a container that has the socket of its MPS daemon.
+func containerPipeDir(resource string) string { return path.Join(mpsDir, resource, "pipe") }
+
 // addMPS makes the container a client of the device's MPS daemon, with the limits of its shares together. A client may remove limits
 // in its environment, but not the daemon's own: those are of one share if a container may request no more.
 func (g grant) addMPS(resp *pluginapi.ContainerAllocateResponse, resource string, root mps.Root) {
@@ -128,7 +131,7 @@ func (g grant) addMPS(resp *pluginapi.ContainerAllocateResponse, resource string
 		return
 	}
 	uuid := g.State.Device.ID
-	pipes, logs := path.Join(mpsDir, resource, "pipe"), path.Join(mpsDir, resource, "log")
+	pipes, logs := containerPipeDir(resource), path.Join(mpsDir, resource, "log")
 	setEnv(resp, envMPSPipes, pipes)
 	setEnv(resp, envMPSLogs, logs)
 	if threads := s.threads * g.units; threads < 100 {

@@ -41,6 +41,7 @@ type Plugin struct {
 
 	allocations allocationTimes
 	mps         health.Latest[mps.Desired]
+	limitHooks  *cdi.LimitHooks
 
 	// These belong to Run.
 	cdi             *cdi.Writer
@@ -90,7 +91,7 @@ func New(cfg *health.Latest[Config], snapshots *health.Latest[health.Snapshot], 
 func newPlugin(cfg *health.Latest[Config], snapshots *health.Latest[health.Snapshot], t timing, log *zap.Logger) *Plugin {
 	p := &Plugin{
 		cfg: cfg, snapshots: snapshots, log: log, timing: t, err: "starting",
-		pods: newPodResources(cfg, snapshots, t, log), cdi: cdi.NewWriter(log), hostFS: os.DirFS("/"),
+		pods: newPodResources(cfg, snapshots, t, log), cdi: cdi.NewWriter(log), limitHooks: cdi.NewLimitHooks(log), hostFS: os.DirFS("/"),
 		kubeletViews: make(map[target]kubeletView),
 	}
 	p.pods.KubeletLost = p.kubeletLost
@@ -219,7 +220,7 @@ func (p *Plugin) ensureCDI(now *layout) error {
 	source := &now.snap.Source
 	in := cdi.Input{
 		Config: now.cfg.CDI, Host: now.cfg.host(p.hostFS), Driver: source.Versions.Driver,
-		NVML: source.Kind == "dcgm", Detached: source.Detachment.InForce(),
+		NVML: source.Kind == "dcgm", Detached: source.Detachment.InForce(), MemoryLimits: now.cfg.Sharing.Memory.usesDriver(),
 	}
 	for _, r := range now.resources {
 		for i, d := range r.Devices {
@@ -346,3 +347,6 @@ func (p *Plugin) AskHolders() { p.pods.QueryWithin(p.timing.pods.QuickRefresh) }
 // Holders returns the containers that hold each device, as of the last pod-resources response. It may be called from any
 // goroutine and never waits.
 func (p *Plugin) Holders() podresources.Holders { return *p.pods.Holders.Load() }
+
+// LatestHolders holds what Holders returns.
+func (p *Plugin) LatestHolders() *health.Latest[podresources.Holders] { return &p.pods.Holders }

@@ -88,7 +88,7 @@ func (p *Plugin) logHealthChanges(before, after []Resource) {
 			switch {
 			case d.usable() && was >= 0 && !old.Devices[was].usable():
 				healthy.add(r.Name, &d.State.Device, 1, "")
-			case !d.usable() && (was < 0 && !d.starting() || was >= 0 && old.Devices[was].usable()):
+			case !d.usable() && (was >= 0 && old.Devices[was].usable() || !d.starting() && (was < 0 || old.Devices[was].starting())):
 				unhealthy.add(r.Name, &d.State.Device, 1, d.unusableReason())
 			}
 		}

@@ -22,17 +22,18 @@ func (e *shareEntry) matches(c *candidate) bool {
 
 // idPrefix returns share.idPrefix.
 func (e *shareEntry) idPrefix(d *health.Device) string {
-	prefix := string(d.ID) + idSep
-	if e.byMPS {
-		prefix += "mps"
-	}
-	switch size := cmp.Or(e.unit, e.pinned) / mebibyte; {
-	case size > 0:
-		prefix += strconv.FormatUint(size, 10) + "Mi" + idSep
+	id := string(d.ID) + idSep
+	switch {
+	case e.kind == SharingMemory && e.byMPS:
+		return id + strconv.FormatUint(e.unit/mebibyte, 10) + "Mi-mps" + idSep
+	case e.kind == SharingMemory:
+		return id + strconv.FormatUint(e.unit/mebibyte, 10) + "Mi" + idSep
+	case e.pinned > 0:
+		return id + "mps" + strconv.FormatUint(e.pinned/mebibyte, 10) + "Mi" + idSep
 	case e.byMPS:
-		prefix += strconv.Itoa(e.replicas) + idSep
+		return id + "mps" + strconv.Itoa(e.replicas) + idSep
 	}
-	return prefix
+	return id
 }
 
 // share sets how each device is shared and its resource after sharing. It removes those that cannot be shared as configured.
@@ -143,7 +144,7 @@ func (s *share) setReadiness(daemon *health.MPSDaemon) {
 		s.faulty = true
 	case daemon == nil:
 		s.unready = "not examined yet"
-	case !daemon.Ready:
+	case !daemon.Ready || daemon.Leaving: // it may be stopping
 		s.unready, s.faulty = cmp.Or(daemon.Reason, "not ready"), daemon.Cause != ""
 	case s.single && (daemon.ThreadPercentage > float64(s.threads)+1 || daemon.PinnedMemory > s.pinned+1<<30):
 		// It was judged by the configuration before. MPS may round the limits that it reports.

@@ -29,7 +29,7 @@ type share struct {
 	kind Sharing
 	key  string // of the configuration, such as plugin.sharing.mps.resources[0]
 	// idPrefix starts the kubelet's IDs of the units: UUID:: for replicas, as in NVIDIA's plugin. Those of MPS shares and of memory also
-	// contain what serves them and their size: UUID::mps4::, UUID::mps8192Mi::, UUID::1024Mi::. So a container that holds units of
+	// contain what serves them and their size: UUID::mps4::, UUID::mps8192Mi::, UUID::1024Mi::, UUID::1024Mi-mps::. So a container that holds units of
 	// another kind or size, from before a change, holds IDs outside the layout, and the device is withheld.
 	idPrefix string
 	units    int    // IDs of the device: replicas, MPS shares, or units of memory
@@ -147,9 +147,10 @@ func (l *layout) countFree(holders map[health.DeviceID][]podresources.Holder) {
 // MPS returns what MPS daemons must run; empty until the devices are known.
 func (p *Plugin) MPS() *health.Latest[mps.Desired] { return &p.mps }
 
-// storeMPS stores what MPS daemons must run if that has changed. It is unknown until the devices are.
+// storeMPS stores what MPS daemons must run if that has changed. It is unknown until the devices are, and until the kubelet was asked
+// who holds them: after a start with another configuration, a container may still hold a device without MPS.
 func (p *Plugin) storeMPS(now *layout) {
-	if now.cfg == nil || now.cfg.Enabled && !now.snap.Polled() {
+	if now.cfg == nil || now.cfg.Enabled && (!now.snap.Polled() || p.Holders().Pending) {
 		return
 	}
 	c := &now.cfg.Sharing.MPS

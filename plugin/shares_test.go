@@ -101,7 +101,8 @@ func TestLayoutOfMPSAndMemory(t *testing.T) {
 		{
 			"time-slicing and MPS of one GPU",
 			configured(timeSliced(SharedResource{Name: gpu, Replicas: 2, Devices: []string{"*H100*"}}), mpsShared(MPSResource{Name: gpu, Replicas: 2, Devices: []string{"1"}})), two,
-			"nvidia.com/gpu: GPU-0::0 GPU-0::1", []string{"plugin.sharing.timeSlicing.resources[0] and plugin.sharing.mps.resources[0]: "},
+			"nvidia.com/gpu: GPU-0::0 GPU-0::1",
+			[]string{"plugin.sharing.timeSlicing.resources[0] and plugin.sharing.mps.resources[0]: "},
 		},
 		{
 			"two entries of MPS: the first applies",
@@ -111,7 +112,8 @@ func TestLayoutOfMPSAndMemory(t *testing.T) {
 		{
 			"two kinds under one name",
 			configured(timeSliced(SharedResource{Name: gpu, Replicas: 2, Devices: []string{"0"}}), mpsShared(MPSResource{Name: gpu, Replicas: 2, Devices: []string{"1"}})), two,
-			"nvidia.com/gpu: GPU-0::0 GPU-0::1 GPU-1::mps2::0 GPU-1::mps2::1", []string{"nvidia.com/gpu has devices that are shared (mps) and shared (timeSlicing)"},
+			"nvidia.com/gpu: GPU-0::0 GPU-0::1 GPU-1::mps2::0 GPU-1::mps2::1",
+			[]string{"nvidia.com/gpu has devices that are shared (mps) and shared (timeSlicing)"},
 		},
 		{
 			"GPU in MIG mode by MPS", configured(mpsSharedBy(2)), partitioned("1g.10gb", whole), "nvidia.com/gpu: GPU-1::mps2::0 GPU-1::mps2::1",
@@ -229,6 +231,7 @@ func TestMPSReadiness(t *testing.T) {
 		"threads of before": {&health.MPSDaemon{Ready: true, ThreadPercentage: 100}, false, true},
 		"memory of before":  {&health.MPSDaemon{Ready: true, ThreadPercentage: 50, PinnedMemory: 60 << 30}, false, true},
 		"unknown":           {nil, false, true},
+		"leaving":           {&health.MPSDaemon{Ready: true, Leaving: true, Reason: "stopping"}, false, true},
 		"starting":          {&health.MPSDaemon{Reason: "limits are not set yet"}, false, true},
 		"faulty":            {&health.MPSDaemon{Cause: health.CauseMPSDown, Reason: "exit status 1"}, false, false},
 	} {

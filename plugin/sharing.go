@@ -166,6 +166,11 @@ func (s *SharingConfig) Enabled() bool {
 	return len(s.TimeSlicing.Resources) > 0 || len(s.MPS.Resources) > 0 || s.Memory.Resource != ""
 }
 
+// usesDriver reports whether the driver's limits are to keep containers within their memory.
+func (m *MemorySharing) usesDriver() bool {
+	return m.Resource != "" && (m.Enforcement == EnforceDriver || m.Enforcement == EnforceAuto)
+}
+
 // parseSize parses a size of memory such as 8Gi.
 func parseSize(text string) (uint64, error) {
 	q, err := resource.ParseQuantity(text)
@@ -253,29 +258,33 @@ func (e *shareEntry) validateOverlap(earlier []shareEntry) error {
 	for i := range earlier {
 		f := &earlier[i]
 		switch {
-		case e.kind == f.kind:
-			if e.name == f.name && len(f.devices) == 0 {
-				return fmt.Errorf("%s.name: %s already applies to all devices of %s; set its devices, or remove one of the two",
-					e.key(), f.key(), e.name)
+		case e.kind != f.kind:
+			if e.overlaps(f) {
+				return fmt.Errorf("%s.devices: also shared by %s; a device is shared in one way only: set the devices of both", e.key(), f.key())
 			}
-		case e.kind == SharingMemory && !allDevices(e.devices) && !intersect(e.devices, f.devices),
-			e.kind != SharingMemory && e.name != f.name,
-			!allDevices(e.devices) && !allDevices(f.devices) && !intersect(e.devices, f.devices):
-		default:
-			return fmt.Errorf("%s.devices: also shared by %s; a device is shared in one way only: set the devices of both", e.key(), f.key())
+		case e.name == f.name && len(f.devices) == 0:
+			return fmt.Errorf("%s.name: %s already applies to all devices of %s; set its devices, or remove one of the two",
+				e.key(), f.key(), e.name)
 		}
 	}
 	return nil
 }
 
+// overlaps reports whether each device that an entry selects by one of its selectors is also selected by f. Which devices other
+// selectors have in common depends on the node.
+func (e *shareEntry) overlaps(f *shareEntry) bool {
+	if slices.ContainsFunc(e.devices, func(s string) bool { return slices.Contains(f.devices, s) }) {
+		return e.name == "" || e.name == f.name
+	}
+	if e.name == "" { // of memory, for the devices of any resource
+		return allDevices(e.devices)
+	}
+	return e.name == f.name && (allDevices(e.devices) || allDevices(f.devices))
+}
+
 // allDevices reports whether selectors select every device.
 func allDevices(selectors []string) bool {
 	return len(selectors) == 0 || slices.ContainsFunc(selectors, func(s string) bool { return strings.EqualFold(s, selectAll) })
-}
-
-// intersect reports whether two lists have a selector in common.
-func intersect(a, b []string) bool {
-	return slices.ContainsFunc(a, func(s string) bool { return slices.Contains(b, s) })
 }
 
 // controlSocket is the file name of a daemon's socket in its pipe directory.
@@ -301,12 +310,9 @@ func (m *MPS) validate() error {
 	return errors.Join(errs...)
 }
 
-// mpsContainerDir returns the directory in a container that has the pipe and log directories of its MPS daemon, as with NVIDIA's plugin.
-func mpsContainerDir(resource string) string { return "/mps/" + resource }
-
 // validateMPSName returns an error if the path of a daemon's socket in a container is too long.
 func validateMPSName(key, resource string) error {
-	path := filepath.Join(mpsContainerDir(resource), "pipe", controlSocket)
+	path := filepath.Join(containerPipeDir(resource), controlSocket)
 	if n := len(path) - unixsock.MaxPath; n > 0 {
 		return fmt.Errorf("%s: %q is %d characters too long for MPS, whose socket in a container is %s; use a shorter name", key, resource, n, path)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // A resource is registered when the first of its daemons is ready. It continues while none is.
@@ -34,17 +35,14 @@ func TestMPSResourceIsRegisteredWhenReady(t *testing.T) {
 	h.waitLog(msgNothing, "exit status 1", 1)
 	set(&health.MPSDaemon{}, readyDaemon())
 	h.waitResource(k, "nvidia.com/gpu.shared", listed(8, 4))
-	if s := h.p.Status(); s.Err != "" {
-		t.Errorf("%+v", s)
-	}
+	running := func(s Status) bool { return s.Err == "" && len(s.Resources) == 1 && s.Resources[0].Registered }
+	h.waitPlugin(running)
 	set(readyDaemon(), readyDaemon())
 	h.waitResource(k, "nvidia.com/gpu.shared", listed(8, 8))
 	set(&health.MPSDaemon{Cause: health.CauseMPSHung, Reason: "no answer"}, nil)
 	h.waitResource(k, "nvidia.com/gpu.shared", listed(8, 0))
 	h.waitLog(msgUnhealthy, "no answer", 1)
-	if s := h.p.Status(); s.Err != "" || len(s.Resources) != 1 || !s.Resources[0].Registered {
-		t.Errorf("%+v", s)
-	}
+	h.waitPlugin(running)
 }
 
 // Memory is offered when what limits it is examined.
@@ -100,6 +98,14 @@ func TestMPSDesired(t *testing.T) {
 		t.Errorf("no devices: %+v", d)
 	}
 	snaps.Store(withReserved(2))
+	if d := step(); d != nil {
+		t.Errorf("holders not known yet: %+v", d)
+	}
+	p.pods.Holders.Store(&podresources.Holders{By: holdersOf(withReserved(2), configured(), gpu+" GPU-0::1")})
+	if d := step(); d == nil || len(d.Daemons) != 1 || d.Daemons[0].Device != "GPU-1" {
+		t.Errorf("a device that a time-sliced container holds: %+v", d)
+	}
+	p.pods.Holders.Store(&podresources.Holders{Err: "no such file"})
 	first := step()
 	if first == nil || first.Root != "/run/nvidia/mps" || first.Control != "nvidia-cuda-mps-control" || len(first.Daemons) != 2 {
 		t.Fatalf("%+v", first)
@@ -129,5 +135,29 @@ func TestMPSDesired(t *testing.T) {
 	set()
 	if d := step(); d == nil || len(d.Daemons) != 0 {
 		t.Errorf("no MPS: %+v", d)
+	}
+}
+
+// A layout follows what the node can enforce, without another change.
+func TestLayoutFollowsCapabilities(t *testing.T) {
+	var cfg health.Latest[Config]
+	var snaps health.Latest[health.Snapshot]
+	var caps health.Latest[memlimits.Capabilities]
+	p := New(&cfg, &snaps, zap.NewNop())
+	p.SetMemoryCapabilities(&caps)
+	c := configured(memoryShared("1Gi"), func(c *Config) { c.Sharing.Memory.Enforcement = EnforceAuto })
+	cfg.Store(&c)
+	snaps.Store(withReserved(1))
+	changed := p.layouts.watch().capabilities
+	for _, want := range []memlimits.Enforcement{memlimits.None, memlimits.Driver} {
+		if s := p.Shares(); len(s) != 1 || s[0].Enforcement != want {
+			t.Errorf("%+v, want %s", s, want)
+		}
+		caps.Store(&memlimits.Capabilities{Driver: map[health.DeviceID]string{"GPU-0": ""}})
+	}
+	select {
+	case <-changed:
+	default:
+		t.Error("no change reported")
 	}
 }

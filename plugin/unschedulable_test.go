@@ -47,7 +47,8 @@ func TestUnschedulable(t *testing.T) {
 		"shares, fewer free":                     {sharedBy(2), broken(snapshot(2), 0), []string{gpu + " GPU-0::0", gpu + " GPU-0::1", gpu + " GPU-1::0"}, "", 1, "pod-0 pod-1"},
 		"units of memory of an unhealthy GPU": {
 			memoryShared("40Gi"), broken(withReserved(4), 0),
-			[]string{memoryResource + " GPU-0::40960Mi::0", memoryResource + " GPU-1::40960Mi::0"}, memoryResource, 1, "pod-0",
+			[]string{memoryResource + " GPU-0::40960Mi::0", memoryResource + " GPU-1::40960Mi::0"},
+			memoryResource, 1, "pod-0",
 		},
 		"units of another size held": {
 			memoryShared("16Gi"), withReserved(2), // 4 of 8 units are withheld, 2 units of the other GPU are free

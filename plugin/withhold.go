@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
@@ -37,10 +38,18 @@ func withheldReason(group []withheldDevice) string {
 		return group[0].reason
 	}
 	var pods []Pod
+	var reasons []string
 	for _, w := range group {
-		pods = append(pods, w.pod)
+		if w.pod != (Pod{}) {
+			pods = append(pods, w.pod)
+		} else if !slices.Contains(reasons, w.reason) {
+			reasons = append(reasons, w.reason)
+		}
 	}
-	return "held under other IDs since before the layout changed, by " + podNames(uniquePods(pods))
+	if len(pods) > 0 {
+		reasons = append(reasons, "held under other IDs since before the layout changed, by "+podNames(uniquePods(pods)))
+	}
+	return strings.Join(reasons, "; ")
 }
 
 // withheldTexts describes withheld devices, those of one GPU and resource in one text.
@@ -106,7 +115,7 @@ func (l *layout) withhold(holders map[health.DeviceID][]podresources.Holder, sna
 					s.displaced = w.reason
 				}
 			case state.MPS != nil && (s == nil || !s.mps): // only its clients can use the GPU
-				w.reason = "its MPS daemon still runs: " + cmp.Or(state.MPS.Reason, "it is no longer configured")
+				w.reason = cmp.Or(state.MPS.Reason, "its MPS daemon still runs")
 			case s != nil && s.blocked != "":
 				w.reason, pending = s.blocked, s.pending
 			default:

@@ -15,14 +15,14 @@ const reasonDetached = "driver detached on request"
 // companions are the event sources and the Beside functions of a source, which run beside its sessions. They also run while no
 // session can be opened, but never while the driver is detached.
 type companions struct {
-	cancel  context.CancelCauseFunc
+	cancel  context.CancelFunc
 	stopped bool          // guarded by Monitor.mu
 	ended   chan struct{} // closed when every function has returned, also those of earlier companions
 }
 
 // noCompanions returns companions that have ended.
 func noCompanions() *companions {
-	c := &companions{cancel: func(error) {}, stopped: true, ended: make(chan struct{})}
+	c := &companions{cancel: func() {}, stopped: true, ended: make(chan struct{})}
 	close(c.ended)
 	return c
 }
@@ -35,7 +35,7 @@ func (m *Monitor) startCompanions(ctx context.Context, w watchdog, src *Source) 
 	if !m.companions.stopped || m.detach.detachRequested() {
 		return
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
+	ctx, cancel := context.WithCancel(ctx)
 	earlier := m.companions.ended
 	c := &companions{cancel: cancel, ended: make(chan struct{})}
 	m.companions = c
@@ -47,7 +47,7 @@ func (m *Monitor) startCompanions(ctx context.Context, w watchdog, src *Source) 
 	}
 	go func() {
 		defer close(c.ended)
-		defer cancel(nil)
+		defer cancel()
 		select {
 		case <-earlier:
 		case <-time.After(w.stallAfter):
@@ -75,13 +75,13 @@ func (m *Monitor) startCompanions(ctx context.Context, w watchdog, src *Source) 
 func (m *Monitor) stopCompanions() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.companions.stop(nil)
+	m.companions.stop()
 }
 
-// stop requires Monitor.mu. The cause of the context's end is cause, context.Canceled if it is nil.
-func (c *companions) stop(cause error) {
+// stop requires Monitor.mu.
+func (c *companions) stop() {
 	c.stopped = true
-	c.cancel(cause)
+	c.cancel()
 }
 
 // awaitCompanions returns nil when no companion uses the driver any more, and an error if ctx ends before.

@@ -221,7 +221,7 @@ func (m *Monitor) setDetachment(d detachment, now time.Time) {
 	m.store()
 	if d.requests != before.requests {
 		if d.detachRequested() {
-			m.companions.stop(health.ErrDetached)
+			m.companions.stop()
 		}
 		m.request.Store(&request{d.requests, d.detachRequested()})
 	}
@@ -240,7 +240,7 @@ func (m *Monitor) serve(process, ctx context.Context, w watchdog, src *Source) {
 	for ctx.Err() == nil {
 		r, same, cancel := health.WatchPart(ctx, &m.request, func(r *request) request { return *r })
 		if r.detach {
-			if m.awaitCompanions(same, w) == nil {
+			if m.awaitCompanions(same, w) == nil && m.releaseDriver(same, w, src) == nil {
 				m.completeDetach(src)
 			}
 			<-same.Done()
@@ -250,6 +250,19 @@ func (m *Monitor) serve(process, ctx context.Context, w watchdog, src *Source) {
 		}
 		cancel()
 	}
+}
+
+// releaseDriver calls Source.Release. It does so in every process that finds a detach in force: the process that began it may have
+// ended before.
+func (m *Monitor) releaseDriver(ctx context.Context, w watchdog, src *Source) error {
+	if src.Release == nil {
+		return nil
+	}
+	_, err := call(ctx, w, "stopping processes that use the driver", func(ctx context.Context) (struct{}, error) {
+		src.Release(ctx)
+		return struct{}{}, ctx.Err()
+	})
+	return err
 }
 
 // completeDetach publishes that nothing of the source uses the driver.

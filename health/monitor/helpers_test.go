@@ -169,6 +169,7 @@ type harness struct {
 	m      *Monitor
 	config *health.Latest[health.Config]
 	source *health.Latest[Source]
+	mps    *health.Latest[health.MPSState]
 	logs   *observer.ObservedLogs
 	held   atomic.Bool // whether pods hold the devices
 	stop   func()      // may be called again
@@ -191,10 +192,12 @@ func newHarness(log *zap.Logger) *harness {
 	h := &harness{
 		fakeSource: newFakeSource(),
 		out:        new(health.Latest[health.Snapshot]), config: new(health.Latest[health.Config]), source: new(health.Latest[Source]),
+		mps: new(health.Latest[health.MPSState]),
 	}
 	h.configure(func(*health.Config) {})
 	h.source.Store(h.fakeSource.source(health.SourceID{}))
 	h.m = New(h.config, h.source, h.out, log)
+	h.m.SetMPS(h.mps)
 	h.held.Store(true)
 	h.m.SetHeld(func(health.DeviceID) bool { return h.held.Load() })
 	return h

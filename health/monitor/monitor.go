@@ -25,6 +25,10 @@ type Source struct {
 	// Beside are other functions that use the driver and run with the event sources. Each runs until its context ends, and
 	// then holds no file of the driver.
 	Beside []func(context.Context)
+	// Release has other processes of the node stop using the driver for a detach. It is called when the functions above have
+	// returned, returns within a limited time, and has nothing to do after an earlier call; nil if there are no such processes. Beside
+	// has to have them use the driver again.
+	Release func(context.Context)
 }
 
 // Monitor polls the devices and judges them. It is the only writer of snapshots.
@@ -86,6 +90,9 @@ func (m *Monitor) Run(ctx context.Context) error {
 	var followers sync.WaitGroup
 	followers.Go(func() { m.followConfig(ctx) })
 	followers.Go(func() { m.followEvents(ctx) })
+	if m.mps != nil {
+		followers.Go(func() { m.followMPS(ctx) })
+	}
 	defer func() {
 		m.awaitEnd()
 		followers.Wait()

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
 // childVariable makes the test binary a program that uses NVML and prints the results.
@@ -38,8 +40,8 @@ func child() int {
 	fmt.Println("cuda:", int(ret))
 	limits := memoryLimiter{&use{library, release}}
 	fmt.Println("limits:", limits.Supported(gpu0) == nil)
-	was, err := SetComputeMode(gpu0, true)
-	fmt.Println("was exclusive:", was, err)
+	mode, err := ComputeMode(gpu0)
+	fmt.Println("compute mode:", mode, err, SetComputeMode(gpu0, health.ComputeModeExclusiveProcess))
 	return 0
 }
 
@@ -72,8 +74,8 @@ func TestLibraryMissing(t *testing.T) {
 	for _, tt := range []struct{ name, dir, want string }{
 		{"no library", t.TempDir(), missing + "use: cannot load libnvidia-ml.so.1: libnvidia-ml.so.1: cannot open shared object file"},
 		{"invalid", invalid, missing + "use: cannot load libnvidia-ml.so.1: " + invalid + "/libnvidia-ml.so.1: file too short"},
-		{"older", older, missing + "count: 8 0\nhandle: 0\nvalues: 13\ncuda: 13\nlimits: false\nwas exclusive: false <nil>\n"},
-		{"complete", complete, missing + "count: 8 0\nhandle: 0\nvalues: 0\ncuda: 13\nlimits: true\nwas exclusive: true <nil>\n"},
+		{"older", older, missing + "count: 8 0\nhandle: 0\nvalues: 13\ncuda: 13\nlimits: false\ncompute mode: Default <nil> <nil>\n"},
+		{"complete", complete, missing + "count: 8 0\nhandle: 0\nvalues: 0\ncuda: 13\nlimits: true\ncompute mode: Exclusive_Process <nil> <nil>\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if out, code := runChild(t, tt.dir); code != 0 || !strings.HasPrefix(out, tt.want) {

@@ -34,5 +34,8 @@ func OpenMemoryLimits() (limits health.MemoryLimiter, release func(), err error)
 	return nil, nil, errNoCGO
 }
 
+// ComputeMode fails: NVML needs Linux and cgo.
+func ComputeMode(health.DeviceID) (health.ComputeMode, error) { return 0, errNoCGO }
+
 // SetComputeMode fails: NVML needs Linux and cgo.
-func SetComputeMode(health.DeviceID, bool) (wasExclusive bool, err error) { return false, errNoCGO }
+func SetComputeMode(health.DeviceID, health.ComputeMode) error { return errNoCGO }

@@ -29,7 +29,8 @@ type Saved struct {
 	newer  int                        // the file's version if a newer release wrote it, else 0
 }
 
-// FromSnapshot returns the state of a snapshot to save. It leaves out findings that a MIG device inherits from its parent.
+// FromSnapshot returns the state of a snapshot to save. It leaves out findings that a MIG device inherits from its parent, and
+// those of MPS daemons, which the next process examines.
 func FromSnapshot(s *health.Snapshot, bootID string) Saved {
 	saved := Saved{
 		BootID: bootID, Source: s.Source.Kind, Inventory: s.Source.Inventory, History: s.Polled(), Detachment: s.Source.Detachment, Polled: s.At,
@@ -39,7 +40,7 @@ func FromSnapshot(s *health.Snapshot, bootID string) Saved {
 	for _, d := range s.Devices {
 		v := d.Verdict
 		v.Findings = slices.DeleteFunc(slices.Clone(v.Findings), func(f health.Finding) bool {
-			return f.From != "" || f.Cause == health.CauseReleased // saved as Detachment
+			return f.From != "" || f.OfMPS() || f.Cause == health.CauseReleased // saved as Detachment
 		})
 		device := health.DeviceState{Device: d.Device, Verdict: v, XIDHistory: d.XIDHistory, EventAction: d.EventAction}
 		for _, a := range d.Awaited {

@@ -309,3 +309,16 @@ func TestSections(t *testing.T) {
 		h.stop()
 	})
 }
+
+// The next process examines the MPS daemons again.
+func TestSavedWithoutMPS(t *testing.T) {
+	devices := judge(nil, 0, gpu0(), healthtest.GPU0)
+	down := health.MPSState{Daemons: map[health.DeviceID]*health.MPSDaemon{"GPU-0": {Cause: health.CauseMPSDown}}}
+	devices = health.Decide(health.DefaultConfig(), devices, devices, nil, health.Detachment{}, down, healthtest.At(1))
+	if !devices[0].Verdict.Has(health.CauseMPSDown) {
+		t.Fatalf("%+v", devices)
+	}
+	if r := restart(t, devices, "boot"); len(r.Devices) != 0 {
+		t.Errorf("%+v", r.Devices)
+	}
+}

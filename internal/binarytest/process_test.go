@@ -129,7 +129,13 @@ func startRegistered(t *testing.T, config string, env ...string) (*process, *kub
 // newProcess prepares an agent for launch. When the test ends, a running agent must exit with 0 at SIGTERM.
 func newProcess(t *testing.T, config string) *process {
 	t.Helper()
-	n, err := node.New(t.Context(), binary)
+	return newProcessOf(t, binary, config)
+}
+
+// newProcessOf prepares an agent that a program starts.
+func newProcessOf(t *testing.T, program, config string) *process {
+	t.Helper()
+	n, err := node.New(t.Context(), program)
 	if err != nil {
 		t.Fatal(err)
 	}

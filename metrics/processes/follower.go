@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/containers"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -100,30 +101,11 @@ func (f *Follower) awaitHolders(ctx context.Context) {
 	}
 }
 
-// measureOnce publishes a measurement. One that takes too long has failed: its result is dropped when it returns, and until then no
-// other starts. Once ctx has ended, nothing is published while the measurement returns.
+// measureOnce publishes a measurement. Once ctx has ended, nothing is published while the measurement returns.
 func (f *Follower) measureOnce(ctx context.Context, m *measurement, publish func(*Snapshot)) {
-	result := make(chan *Snapshot, 1)
-	go func() { result <- m.measure(ctx) }()
-	limit := time.NewTimer(m.source.Limit)
-	defer limit.Stop()
-	ended, late := ctx.Done(), false
-	for {
-		select {
-		case s := <-result:
-			if !late && ctx.Err() == nil {
-				publish(s)
-			}
-			return
-		case <-limit.C:
-			if late = true; ctx.Err() == nil {
-				publish(&Snapshot{Err: fmt.Sprintf("no measurement within %v; the driver does not answer, or metrics.processes.podLogs cannot be read", m.source.Limit)})
-			}
-		case <-ended:
-			ended = nil
-			f.latest.Store(nil)
-		}
-	}
+	health.Call(ctx, m.source.Limit, func() *Snapshot { return m.measure(ctx) }, publish, func() {
+		publish(&Snapshot{Err: fmt.Sprintf("no measurement within %v; the driver does not answer, or metrics.processes.podLogs cannot be read", m.source.Limit)})
+	}, func() { f.latest.Store(nil) })
 }
 
 // changeLog logs the changes of a snapshot's error and warning.
@@ -191,12 +173,12 @@ func (m *measurement) measure(ctx context.Context) *Snapshot {
 			return &Snapshot{Err: hiddenProcesses}
 		}
 	}
-	var names names
+	var names containers.Names
 	if len(s.Processes) > 0 {
-		names, err = readNames(m.config.PodLogs)
+		names, err = containers.ReadNames(m.config.PodLogs)
 	}
 	a := attribution{
-		cgroup:   func(pid int) (string, error) { return readCgroup(m.config.Proc, pid) },
+		cgroup:   func(pid int) (string, error) { return containers.ReadCgroup(m.config.Proc, pid) },
 		podByUID: m.PodByUID, names: names, holders: m.Holders(), related: relatedDevices(devices),
 	}
 	s.Usage, s.WithoutPod = a.usage(s.Processes)
@@ -204,7 +186,7 @@ func (m *measurement) measure(ctx context.Context) *Snapshot {
 	return s
 }
 
-// warning returns why processes may lack their pod. namesErr is that of readNames.
+// warning returns why processes may lack their pod. namesErr is that of containers.ReadNames.
 func (m *measurement) warning(s *Snapshot, a *attribution, namesErr error) string {
 	m.unreadable++
 	if n := s.WithoutPod[ReasonUnreadable]; n == 0 || n < len(s.Processes) {

@@ -22,7 +22,24 @@ import (
 const (
 	interval = 10 * time.Second
 	limit    = 15 * time.Second
+
+	podUID      = "0f4b7c1e-2d3a-4b5c-8d9e-0a1b2c3d4e5f"
+	containerID = "3b4c5d6e7f8091a2b3c4d5e6f708192a3b4c5d6e7f8091a2b3c4d5e6f7081920"
 )
+
+// writeFiles writes files with their directories.
+func writeFiles(t *testing.T, dir string, files map[string]string) {
+	t.Helper()
+	for name, text := range files {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
 
 // behavior is what a fakeDriver does. It hangs while hang is open.
 type behavior struct {
@@ -125,7 +142,7 @@ func enabled(t *testing.T) Config {
 	t.Helper()
 	dir := t.TempDir()
 	writeFiles(t, dir, map[string]string{
-		"proc/4242/cgroup": "0::/kubepods.slice/kubepods-pod" + systemdUID + ".slice/cri-containerd-" + id + ".scope\n",
+		"proc/4242/cgroup": "0::/kubepods/pod" + podUID + "/" + containerID + "\n",
 		"pods/team_train-0_" + podUID + "/main/0.log": "",
 	})
 	return Config{Enabled: true, Proc: filepath.Join(dir, "proc"), PodLogs: filepath.Join(dir, "pods")}

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/containers"
 )
 
 // Config is the `metrics.processes` section.
@@ -34,7 +35,7 @@ func (c Config) Validate() []error {
 }
 
 // Container is a container of a pod; the zero Container stands for processes of no pod.
-type Container struct{ Namespace, Pod, Name string }
+type Container containers.Container
 
 // Usage is what the processes of one container use of one device.
 type Usage struct {

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/containers"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -84,7 +85,7 @@ func mergeProcess(a, b health.Process) health.Process {
 type attribution struct {
 	cgroup   func(pid int) (string, error)
 	podByUID func(uid string) (namespace, name string, ok bool) // nil: none
-	names    names
+	names    containers.Names
 	holders  podresources.Holders
 	related  map[health.DeviceID][]health.DeviceID // devices whose holders may use the device
 
@@ -112,51 +113,51 @@ func (a *attribution) containerOf(p health.Process) (Container, Reason) {
 	if err != nil {
 		return Container{}, ReasonUnreadable
 	}
-	ref, ok := parseCgroup(text)
+	ref, ok := containers.ParseCgroup(text)
 	if !ok {
 		return Container{}, ReasonHost
 	}
-	pod, ok := a.podOf(ref.pod)
+	pod, ok := a.podOf(ref.Pod)
 	if !ok {
 		return Container{}, ReasonUnknownPod
 	}
 	if a.holders.By == nil {
 		return Container{}, ReasonHoldersUnknown
 	}
-	containers := a.holding(p.Device, pod)
-	if len(containers) == 0 {
-		a.intruder = cmp.Or(a.intruder, fmt.Sprintf("%s/%s on %s", pod.namespace, pod.name, p.Device))
+	holding := a.holding(p.Device, pod)
+	if len(holding) == 0 {
+		a.intruder = cmp.Or(a.intruder, fmt.Sprintf("%s/%s on %s", pod.Namespace, pod.Name, p.Device))
 		return Container{}, ReasonNotHolder
 	}
-	c := Container{Namespace: pod.namespace, Pod: pod.name}
-	if linked, exists := a.names.containers[ref.id]; exists && linked.Namespace == pod.namespace && linked.Pod == pod.name {
+	c := Container{Namespace: pod.Namespace, Pod: pod.Name}
+	if linked, exists := a.names.Containers[ref.ID]; exists && linked.Namespace == pod.Namespace && linked.Pod == pod.Name {
 		c.Name = linked.Name
-	} else if len(containers) == 1 {
-		c.Name = containers[0]
+	} else if len(holding) == 1 {
+		c.Name = holding[0]
 	}
 	return c, ""
 }
 
-func (a *attribution) podOf(uid string) (podName, bool) {
+func (a *attribution) podOf(uid string) (containers.Pod, bool) {
 	if a.podByUID != nil {
 		if namespace, name, ok := a.podByUID(uid); ok {
-			return podName{namespace, name}, true
+			return containers.Pod{Namespace: namespace, Name: name}, true
 		}
 	}
-	pod, ok := a.names.pods[uid]
+	pod, ok := a.names.Pods[uid]
 	return pod, ok
 }
 
 // holding returns the distinct names of the pod's containers that hold the device.
-func (a *attribution) holding(id health.DeviceID, pod podName) (containers []string) {
+func (a *attribution) holding(id health.DeviceID, pod containers.Pod) (names []string) {
 	for _, device := range a.related[id] {
 		for _, h := range a.holders.By[device] {
-			if h.Namespace == pod.namespace && h.Pod == pod.name && !slices.Contains(containers, h.Container) {
-				containers = append(containers, h.Container)
+			if h.Namespace == pod.Namespace && h.Pod == pod.Name && !slices.Contains(names, h.Container) {
+				names = append(names, h.Container)
 			}
 		}
 	}
-	return containers
+	return names
 }
 
 // usage adds up the processes of each container, and counts those of no pod by reason.

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/containers"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -42,6 +43,10 @@ func cgroupsOf(byPID map[int]string) func(int) (string, error) {
 // An attribution of pods 1 to 3 in the namespace team, with the UIDs uid(1) to uid(3). Process 10 is of pod-1's container main.
 func testAttribution() *attribution {
 	uid := func(n int) string { return fmt.Sprintf("%08d-0000-0000-0000-000000000000", n) }
+	pod := func(name string) containers.Pod { return containers.Pod{Namespace: "team", Name: name} }
+	container := func(pod, name string) containers.Container {
+		return containers.Container{Namespace: "team", Pod: pod, Name: name}
+	}
 	containerID := func(n int) string { return fmt.Sprintf("%064d", n) }
 	path := func(pod, container int) string { return "/kubepods/pod" + uid(pod) + "/" + containerID(container) }
 	return &attribution{
@@ -49,9 +54,9 @@ func testAttribution() *attribution {
 			10: path(1, 11), 11: path(1, 11), 12: path(1, 12), 20: path(2, 21), 21: path(2, 22), 30: path(3, 31), 40: path(4, 41),
 			100: "/system.slice/x.service",
 		}),
-		names: names{
-			pods:       map[string]podName{uid(1): {"team", "pod-1"}, uid(2): {"team", "pod-2"}, uid(3): {"team", "pod-3"}},
-			containers: map[string]Container{containerID(11): {"team", "pod-1", "main"}, containerID(12): {"team", "pod-1", "aux"}, containerID(31): {"team", "pod-9", "other"}},
+		names: containers.Names{
+			Pods:       map[string]containers.Pod{uid(1): pod("pod-1"), uid(2): pod("pod-2"), uid(3): pod("pod-3")},
+			Containers: map[string]containers.Container{containerID(11): container("pod-1", "main"), containerID(12): container("pod-1", "aux"), containerID(31): container("pod-9", "other")},
 		},
 		holders: podresources.Holders{By: map[health.DeviceID][]podresources.Holder{
 			"GPU-a": {holder("pod-1", "main"), holder("pod-1", "aux"), holder("pod-2", "one"), holder("pod-2", "two")},

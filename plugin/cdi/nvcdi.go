@@ -3,6 +3,7 @@
 package cdi
 
 import (
+	"cmp"
 	"fmt"
 	"path"
 	"strings"
@@ -20,8 +21,8 @@ import (
 // nvcdiEdits returns nvcdi's edits of a device, or those of all devices if the ID is empty.
 //
 // The spec must work with every toolkit and runtime that the agent's own generator serves. So the hooks are those of all
-// releases of nvidia-cdi-hook and nvidia-ctk: before 1.18 they fail on an unknown one, and the container with them. And there
-// are no additional group IDs, which need CDI 0.7. nvsandboxutils stays off: it is another library of the driver, of which a
+// releases of nvidia-cdi-hook and nvidia-ctk: before 1.18 they fail on an unknown one, and the container with them. Where memory
+// is shared and the driver can limit it, there is also the hook of 1.20 that sets the limits. And there are no additional group IDs, which need CDI 0.7. nvsandboxutils stays off: it is another library of the driver, of which a
 // missing function would end the process.
 func nvcdiEdits(r request, id health.DeviceID, log *zap.Logger) (*specs.ContainerEdits, error) {
 	library, release, err := nvml.Use()
@@ -30,10 +31,14 @@ func nvcdiEdits(r request, id health.DeviceID, log *zap.Logger) (*specs.Containe
 	}
 	defer release()
 	h := r.host
+	hooks := []nvcdi.HookName{nvcdi.CreateSymlinksHook, nvcdi.UpdateLDCacheHook}
+	if r.limits {
+		hooks = append(hooks, limitsHook)
+	}
 	toolkit, err := nvcdi.New(
 		nvcdi.WithLogger(quietLog{log.Sugar()}), nvcdi.WithNvmlLib(library), nvcdi.WithMode(nvcdi.ModeNvml),
 		nvcdi.WithDriverRoot(h.driverRoot()), nvcdi.WithDevRoot(h.visibleDevRoot()), nvcdi.WithNVIDIACDIHookPath(r.hookPath),
-		nvcdi.WithDisabledHooks(nvcdi.AllHooks), nvcdi.WithEnabledHooks(nvcdi.CreateSymlinksHook, nvcdi.UpdateLDCacheHook),
+		nvcdi.WithDisabledHooks(nvcdi.AllHooks), nvcdi.WithEnabledHooks(hooks...),
 		nvcdi.WithFeatureFlags(nvcdi.FeatureDisableNvsandboxUtils, nvcdi.FeatureNoAdditionalGIDsForDeviceNodes),
 	)
 	if err != nil {
@@ -82,6 +87,9 @@ func (h Host) finish(edits *cdi.ContainerEdits) (*specs.ContainerEdits, error) {
 			// nvcdi prepends the device root to links in /dev/dri/by-path, which it does not prepend to the device nodes.
 			if target, link, ok := strings.Cut(arg, "::"); ok {
 				hook.Args[i] = target + "::" + below(h.visibleDevRoot(), link)
+			}
+			if i > 0 && hook.Args[i-1] == driverRootFlag {
+				hook.Args[i] = cmp.Or(h.DriverRoot, "/") // the hook runs on the host
 			}
 		}
 	}

@@ -18,6 +18,7 @@ import (
 	"testing"
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
+	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/specs-go"
@@ -122,6 +123,7 @@ func testNVCDI(t *testing.T, top string) {
 	for name, test := range map[string]func(*nvcdiTest){
 		"spec": (*nvcdiTest).testSpec, "bad GPUs": (*nvcdiTest).testBadGPUs, "no node": (*nvcdiTest).testNoNode,
 		"detach": (*nvcdiTest).testDetach, "no driver": (*nvcdiTest).testNoDriver, "MIG without privileges": (*nvcdiTest).testMIGWithoutPrivileges,
+		"memory limits": (*nvcdiTest).testMemoryLimits,
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := &nvcdiTest{T: t}
@@ -340,5 +342,45 @@ func (h *nvcdiTest) testMIGWithoutPrivileges() {
 	stop()
 	if got := fromNVCDI(spec); !slices.Equal(got, names(h.in.Devices[:3])) || len(spec.Devices) != len(h.in.Devices) {
 		h.Errorf("%d devices, from nvcdi %q", len(spec.Devices), got)
+	}
+}
+
+// The hook that sets memory limits is there for whole GPUs, where the driver can limit memory and containers may have limits.
+func (h *nvcdiTest) testMemoryLimits() {
+	for name, test := range map[string]struct {
+		driver string
+		shared bool
+		want   bool
+	}{
+		"old driver": {driverVersion, true, false}, "not shared": {limitingDriver, false, false}, "shared": {limitingDriver, true, true},
+	} {
+		h.in.Driver, h.in.MemoryLimits = test.driver, test.shared
+		spec, stop := h.ensure()
+		stop()
+		if h.generator() != "nvcdi" {
+			h.Errorf("%s: by %s", name, h.generator())
+		}
+		for i, d := range spec.Devices {
+			var want []string
+			if state := h.in.Devices[i].State; test.want && state.Device.Kind != health.KindMIG {
+				want = []string{"nvidia-cdi-hook", limitsHook, driverRootFlag, "/run/nvidia/driver", gpuFlag, string(state.Device.ID)}
+			}
+			var got []string
+			for _, hook := range d.ContainerEdits.Hooks {
+				if slices.Contains(hook.Args, limitsHook) {
+					got = hook.Args
+				}
+			}
+			if !slices.Equal(got, want) {
+				h.Errorf("%s: %s has %q, want %q", name, d.Name, got, want)
+			}
+		}
+		gpus := (&LimitHooks{staticDir: h.w.StaticDir, log: zap.NewNop()}).GPUs(h.in.Config)
+		for _, d := range h.in.Devices {
+			want := test.want && d.State.Device.Kind != health.KindMIG
+			if got := slices.Contains(gpus[d.Name], string(d.State.Device.ID)); got != want {
+				h.Errorf("%s: %s found: %v", name, d.Name, got)
+			}
+		}
 	}
 }

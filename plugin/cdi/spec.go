@@ -47,7 +47,11 @@ func newSpec(in Input) (spec *specs.Spec, warnings []string, err error) {
 			skipped.add(d, err)
 			continue
 		}
-		spec.Devices = append(spec.Devices, specs.Device{Name: d.Name, ContainerEdits: specs.ContainerEdits{DeviceNodes: h.specNodes(nodes)}})
+		edits := specs.ContainerEdits{DeviceNodes: h.specNodes(nodes)}
+		if in.limits(&d.State.Device) {
+			edits.Hooks = append(edits.Hooks, in.limitsHook(d.State.Device.ID))
+		}
+		spec.Devices = append(spec.Devices, specs.Device{Name: d.Name, ContainerEdits: edits})
 	}
 	return spec, skipped.list("left out of the CDI spec"), nil
 }

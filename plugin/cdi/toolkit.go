@@ -38,6 +38,7 @@ const (
 type request struct {
 	host     Host
 	hookPath string
+	limits   bool                       // with the hook that sets memory limits
 	keys     map[health.DeviceID]string // of Input
 }
 
@@ -85,7 +86,7 @@ func (t *Toolkit) Run(ctx context.Context) {
 // request requests the parts for an input. It returns the newest parts, and whether each is for this input or has failed.
 func (t *Toolkit) request(in Input, keys map[health.DeviceID]string) (s *partSet, complete bool) {
 	if last := t.requested.Load(); last == nil || !maps.Equal(last.keys, keys) { // the keys contain the rest
-		t.requested.Store(&request{in.Host, in.Config.HookPath, keys})
+		t.requested.Store(&request{in.Host, in.Config.HookPath, in.wantsLimits(), keys})
 	}
 	if s = t.parts.Load(); s == nil {
 		s = &partSet{}
@@ -109,7 +110,7 @@ func (t *Toolkit) Stop() {
 // appear late.
 func (in Input) keys() map[health.DeviceID]string {
 	h := in.Host
-	base := fmt.Sprintf("%q %q %q %q %q", in.Config.HookPath, in.Driver, h.DriverRoot, h.ContainerDriverRoot, h.DevRoot)
+	base := fmt.Sprintf("%q %t %q %q %q %q", in.Config.HookPath, in.wantsLimits(), in.Driver, h.DriverRoot, h.ContainerDriverRoot, h.DevRoot)
 	keys := map[health.DeviceID]string{"": fmt.Sprintf("%s %q %q", base, h.ControlNodes(), h.driverSockets())}
 	for _, d := range in.Devices {
 		nodes, err := h.DeviceNodes(&d.State.Device)

@@ -34,8 +34,9 @@ type Input struct {
 	Driver  string // version; empty: unknown
 	Devices []Device
 
-	NVML     bool // the driver has the devices: they are not simulated
-	Detached bool // the driver must not be used
+	NVML         bool // the driver has the devices: they are not simulated
+	Detached     bool // the driver must not be used
+	MemoryLimits bool // containers may get limits in their environment, which a hook sets in the driver
 }
 
 // Writer ensures that the container runtime can resolve the CDI names of the devices. It belongs to one goroutine.
@@ -57,9 +58,12 @@ type Writer struct {
 	specNames []string   // the device names of the kind
 }
 
+// staticDir is the directory of administrators' specs on every host (SPEC.md of CDI).
+const staticDir = "/etc/cdi"
+
 // NewWriter returns a writer for this host.
 func NewWriter(log *zap.Logger) *Writer {
-	return &Writer{StaticDir: "/etc/cdi", Toolkit: newToolkit(log.Named("nvcdi")), log: log}
+	return &Writer{StaticDir: staticDir, Toolkit: newToolkit(log.Named("nvcdi")), log: log}
 }
 
 // Ensure writes the spec if Config.Generate is set, and else checks the specs of others. Its error is why the container
@@ -194,7 +198,11 @@ func (in Input) fits(file string) bool {
 	}
 	return !slices.ContainsFunc(in.Devices, func(d Device) bool {
 		nodes, err := in.Host.DeviceNodes(&d.State.Device)
-		return devices[d.Name] == nil || err != nil || in.Host.checkNodes(devices[d.Name], nodes) != nil
+		if devices[d.Name] == nil || err != nil || in.Host.checkNodes(devices[d.Name], nodes) != nil {
+			return true
+		}
+		sets := func(h *specs.Hook) bool { return slices.Contains(h.Args, limitsHook) }
+		return in.limits(&d.State.Device) && !slices.ContainsFunc(devices[d.Name].Hooks, sets)
 	})
 }
 
@@ -302,23 +310,11 @@ func specFiles(dirs []string) []specFile {
 // maxSpecSize limits the specs that are read, in bytes; those of large machines have some 100 KiB.
 const maxSpecSize = 16 << 20
 
-// readSpecs collects the device names of the kind. It reads only kind and names, so that it accepts newer CDI versions.
+// readSpecs collects the device names of the kind.
 func (w *Writer) readSpecs() {
 	w.found, w.specNames = false, nil
 	for _, f := range w.specs {
-		var spec struct {
-			Kind    string `yaml:"kind"`
-			Devices []struct {
-				Name string `yaml:"name"`
-			} `yaml:"devices"`
-		}
-		if f.size > maxSpecSize {
-			continue
-		}
-		text, err := os.ReadFile(f.path)
-		if err == nil {
-			err = yaml.Unmarshal(text, &spec) // YAML includes JSON
-		}
+		spec, err := f.read()
 		if err != nil {
 			w.log.Warn("cannot read CDI spec", zap.String("file", f.path), zap.Error(err))
 			continue
@@ -333,4 +329,32 @@ func (w *Writer) readSpecs() {
 	}
 	slices.Sort(w.specNames)
 	w.specNames = slices.Compact(w.specNames)
+}
+
+// foreignSpec is the part of a spec that is read of other programs', so that newer CDI versions are accepted.
+type foreignSpec struct {
+	Kind           string       `yaml:"kind"`
+	ContainerEdits foreignEdits `yaml:"containerEdits"` // of all devices
+	Devices        []struct {
+		Name           string       `yaml:"name"`
+		ContainerEdits foreignEdits `yaml:"containerEdits"`
+	} `yaml:"devices"`
+}
+
+type foreignEdits struct {
+	Hooks []struct {
+		Args []string `yaml:"args"`
+	} `yaml:"hooks"`
+}
+
+// read returns an empty spec for a file that is too large.
+func (f specFile) read() (spec foreignSpec, err error) {
+	if f.size > maxSpecSize {
+		return spec, nil
+	}
+	text, err := os.ReadFile(f.path)
+	if err == nil {
+		err = yaml.Unmarshal(text, &spec) // YAML includes JSON
+	}
+	return spec, err
 }

@@ -20,7 +20,10 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/internal/golden"
 )
 
-const driverVersion = "580.95.05"
+const (
+	driverVersion  = "580.95.05"
+	limitingDriver = "615.10.02" // can limit memory
+)
 
 // hostDir creates the file system of a machine with three GPUs, the second of which is partitioned, and with a driver
 // below root. It returns its directory.
@@ -99,20 +102,27 @@ func TestSpecGolden(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		root   string
+		driver string
 		change func(*Input)
 	}{
-		{"plain", "/", func(*Input) {}},
-		{"hook", "/", func(in *Input) { in.Config.HookPath = "/usr/bin/nvidia-cdi-hook" }},
-		{"ctk-mig-index", "/", func(in *Input) {
+		{"plain", "/", driverVersion, func(*Input) {}},
+		{"hook", "/", driverVersion, func(in *Input) { in.Config.HookPath = "/usr/bin/nvidia-cdi-hook" }},
+		{"ctk-mig-index", "/", driverVersion, func(in *Input) {
 			in.Config.HookPath = "/usr/bin/nvidia-ctk"
 			in.Devices = []Device{in.Devices[0], in.Devices[2], mig("1:0", 7), mig("1:1", 8)}
 			in.Devices[0].Name, in.Devices[1].Name = "0", "2"
 		}},
-		{"driver-root", "/driver-root", func(in *Input) {
+		{"driver-root", "/driver-root", driverVersion, func(in *Input) {
 			in.Host.DriverRoot, in.Host.ContainerDriverRoot = "/run/nvidia/driver", "/driver-root"
 		}},
+		{"memory-limits", "/driver-root", limitingDriver, func(in *Input) {
+			in.Host.DriverRoot, in.Host.ContainerDriverRoot = "/run/nvidia/driver", "/driver-root"
+			in.Config.HookPath, in.MemoryLimits = "/usr/bin/nvidia-ctk", true
+			in.Devices = []Device{in.Devices[0], mig("1:0", 7)}
+		}},
 	} {
-		in := testInput(t, hostDir(t, c.root, driverVersion), 3)
+		in := testInput(t, hostDir(t, c.root, c.driver), 3)
+		in.Driver = c.driver
 		c.change(&in)
 		w, _ := newTestWriter(t)
 		if err := w.Ensure(in); err != nil {

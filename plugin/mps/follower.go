@@ -2,32 +2,229 @@ package mps
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+	"sync"
+	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
+)
+
+const (
+	statusTimeout = 2 * time.Second
+	maxCommands   = 16 // runs of the control program at the same time
+
+	stopPoll        = 500 * time.Millisecond
+	stopLimit       = time.Minute
+	stopUnreachable = 5 * time.Second
+)
+
+// Errors of TerminateClient.
+var (
+	ErrNotServed = errors.New("no MPS daemon serves the device")
+	ErrNoClient  = errors.New("no such MPS client")
 )
 
 // Options configure a Follower. All fields are required.
 type Options struct {
-	Desired *health.Latest[Desired] // empty until the devices are known: then no daemon is started or stopped
-	Holders func() podresources.Holders
-	Log     *zap.Logger
+	Desired   *health.Latest[Desired] // empty until the devices are known: then no daemon is started or stopped
+	Root      func() Root             // of the configuration in force; for Stop, which must not wait until the devices are known
+	Simulated func() bool             // the GPUs are simulated: mps-daemon need not share /dev/shm
+	Holders   func() podresources.Holders
+	Log       *zap.Logger
 }
 
 // Follower is the agent's part: it configures and judges the daemons.
 type Follower struct {
 	Options
 	state health.Latest[health.MPSState]
+
+	control command
+	call    func(ctx context.Context, r Root, q Request) (Status, error)
+	slots   chan struct{} // limits the runs of the control program
+
+	poked chan struct{} // holds one: the devices are to be examined soon
+
+	mu      sync.Mutex // guards the fields below
+	err     string     // see Err
+	desired Desired    // what Run follows
 }
 
 // NewFollower returns a follower, which does nothing before Run.
-func NewFollower(o Options) *Follower { return &Follower{Options: o} }
+func NewFollower(o Options) *Follower {
+	return &Follower{
+		Options: o, call: callSupervisor, slots: make(chan struct{}, maxCommands), poked: make(chan struct{}, 1),
+		control: func(ctx context.Context, program string, r Root, device health.DeviceID, command string) (string, error) {
+			return runControl(ctx, program, environment(r, device), command)
+		},
+	}
+}
 
 // State returns the state of all daemons, as the Follower saw it last.
 func (f *Follower) State() *health.Latest[health.MPSState] { return &f.state }
 
-// Run follows Desired until ctx ends. The daemons continue then, unless the cause of ctx's end is health.ErrDetached: Run then
-// stops them first.
-func (f *Follower) Run(ctx context.Context) { <-ctx.Done() }
+// Err returns why the daemons cannot be followed: mps-daemon cannot be reached or does not follow, or the control program does not
+// run. It returns "" if there is no such reason, or no daemon is desired.
+func (f *Follower) Err() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.err
+}
+
+// QueryStatus asks the Supervisor for its status.
+func QueryStatus(ctx context.Context, r Root) (Status, error) {
+	return callSupervisor(ctx, r, Request{Status: &struct{}{}})
+}
+
+func callSupervisor(ctx context.Context, r Root, q Request) (Status, error) {
+	line, err := unixsock.Call(ctx, r.Socket(), q)
+	if err != nil || q.Status == nil {
+		return Status{}, err
+	}
+	var response struct {
+		Result Status `json:"result"`
+	}
+	if err := json.Unmarshal([]byte(line), &response); err != nil {
+		return Status{}, fmt.Errorf("%s: %w: %w", r.Socket(), unixsock.ErrProtocol, err)
+	}
+	return response.Result, nil
+}
+
+// TerminateClient has the daemon of a device terminate a client: its CUDA calls fail from then on.
+func (f *Follower) TerminateClient(ctx context.Context, device health.DeviceID, client int) error {
+	f.mu.Lock()
+	e := &examiner{root: f.desired.Root, program: f.desired.Control, command: f.controlInTurn, spec: Spec{Device: device}}
+	f.mu.Unlock()
+	if s := f.state.Load(); s == nil || s.Daemons[device] == nil {
+		return fmt.Errorf("%w: %s", ErrNotServed, device)
+	}
+	servers, err := e.pids(ctx, "get_server_list")
+	if err != nil {
+		return fmt.Errorf("%s: %w", device, err)
+	}
+	var all []string
+	for _, server := range servers {
+		clients, err := e.pids(ctx, "get_client_list %d", server)
+		if err != nil {
+			return fmt.Errorf("%s: %w", device, err)
+		}
+		if slices.Contains(clients, client) {
+			if _, err = e.send(ctx, "terminate_client %d %d", server, client); err != nil {
+				return fmt.Errorf("%s: client %d of server %d: %w", device, client, server, err)
+			}
+			f.poke()
+			return nil
+		}
+		for _, pid := range clients {
+			all = append(all, fmt.Sprint(pid))
+		}
+	}
+	if all == nil {
+		all = []string{"none"}
+	}
+	return fmt.Errorf("%w: %s has no client %d; its clients are %s", ErrNoClient, device, client, strings.Join(all, ", "))
+}
+
+// poke has Run examine the devices soon.
+func (f *Follower) poke() {
+	select {
+	case f.poked <- struct{}{}:
+	default:
+	}
+}
+
+// controlInTurn runs the control program when fewer than maxCommands run.
+func (f *Follower) controlInTurn(ctx context.Context, program string, r Root, device health.DeviceID, command string) (string, error) {
+	select {
+	case f.slots <- struct{}{}:
+	case <-ctx.Done():
+		return "", context.Cause(ctx)
+	}
+	defer func() { <-f.slots }()
+	return f.control(ctx, program, r, device, command)
+}
+
+// Stop stops the daemons for a detach, and returns when none uses the driver any more, or after a limited time. No daemon runs
+// until Run is called again. At the end of the process, the daemons continue.
+func (f *Follower) Stop(ctx context.Context) {
+	f.publishStopped()
+	f.mu.Lock()
+	f.err = ""
+	f.mu.Unlock()
+	root := f.Root()
+	d, err := readDesired(root)
+	switch {
+	case err == nil && len(d.Daemons) == 0:
+		return
+	case errors.Is(err, fs.ErrNotExist):
+		if status, err := f.callWithin(ctx, root, Request{Status: &struct{}{}}); err != nil || len(status.Daemons) == 0 {
+			return // no daemon was ever desired
+		}
+	case err != nil:
+		f.Log.Warn("cannot read which MPS daemons run; stopping all", zap.Error(err))
+		d = desiredFile{}
+	}
+	if err != nil || !d.Stopped {
+		d.Version, d.Stopped = desiredVersion, true
+		if err := writeDesired(root, d); err != nil {
+			f.Log.Error("cannot stop the MPS daemons; they use the driver", zap.Error(err))
+			return
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, stopLimit)
+	defer cancel()
+	reached := time.Now()
+	if _, err := f.callWithin(ctx, root, Request{Reload: &struct{}{}}); err != nil {
+		f.Log.Warn("mps-daemon did not confirm that it stops the MPS daemons", zap.Error(err))
+	}
+	for {
+		status, err := f.callWithin(ctx, root, Request{Status: &struct{}{}})
+		running := slices.DeleteFunc(status.Daemons, func(d DaemonStatus) bool { return d.PID == 0 && !d.Stopping })
+		switch {
+		case err == nil && len(running) == 0:
+			f.Log.Info("MPS daemons stopped")
+			return
+		case err == nil:
+			reached = time.Now()
+		case time.Since(reached) >= stopUnreachable:
+			f.Log.Error("cannot find out whether MPS daemons use the driver", zap.Error(err))
+			return
+		}
+		select {
+		case <-ctx.Done():
+			if len(running) > 0 {
+				f.Log.Error("MPS daemons did not stop in time; they use the driver", zap.Any("daemons", running))
+			}
+			return
+		case <-time.After(stopPoll):
+		}
+	}
+}
+
+// publishStopped publishes that no daemon is ready, without findings: the detach is one.
+func (f *Follower) publishStopped() {
+	old := f.state.Load()
+	if old == nil {
+		return
+	}
+	stopped := make(map[health.DeviceID]*health.MPSDaemon, len(old.Daemons))
+	for id, d := range old.Daemons {
+		stopped[id] = &health.MPSDaemon{Leaving: d.Leaving, MultiUser: d.MultiUser, Reason: "stopped while the driver is detached"}
+	}
+	f.state.Store(&health.MPSState{Daemons: stopped})
+}
+
+// callWithin calls the Supervisor with a time limit.
+func (f *Follower) callWithin(ctx context.Context, r Root, q Request) (Status, error) {
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	return f.call(ctx, r, q)
+}

@@ -9,7 +9,9 @@
 package mps
 
 import (
+	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
@@ -29,7 +31,7 @@ type Spec struct {
 	Index  int             // of the GPU, for texts
 
 	// The limits of a share, which are the daemon's defaults for all clients.
-	ThreadPercentage int    // percent of the SMs; 100 for no limit
+	ThreadPercentage int    // percent of the SMs; 100 for no limit; 0 if the limits are unknown, which are then left as they are
 	PinnedMemory     uint64 // bytes, a multiple of 1 MiB; 0 for no limit
 }
 
@@ -47,6 +49,25 @@ func (r Root) ShmDir() string { return filepath.Join(string(r), "shm") }
 
 // DesiredFile returns the path of the file in which the Follower leaves Desired.
 func (r Root) DesiredFile() string { return filepath.Join(string(r), "daemons.json") }
+
+// computeModeFile returns the path of the record of what a GPU's compute mode was before MPS.
+func (r Root) computeModeFile(gpu health.DeviceID) string {
+	return filepath.Join(string(r), string(gpu), "compute-mode")
+}
+
+// lockFile returns the path of the file that the Supervisor locks.
+func (r Root) lockFile() string { return filepath.Join(string(r), "mps-daemon.lock") }
+
+// devices returns the devices that have directories.
+func (r Root) devices() (ids []health.DeviceID) {
+	entries, _ := os.ReadDir(string(r)) // an error shows when a daemon starts
+	for _, e := range entries {
+		if name := e.Name(); e.IsDir() && (strings.HasPrefix(name, "GPU-") || strings.HasPrefix(name, "MIG-")) {
+			ids = append(ids, health.DeviceID(name))
+		}
+	}
+	return ids
+}
 
 // Socket returns the path of the Supervisor's socket.
 func (r Root) Socket() string { return filepath.Join(string(r), "mps-daemon.sock") }

@@ -1,23 +1,360 @@
 package mps
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
 
+	"github.com/prometheus/procfs"
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 )
 
-// SetComputeMode sets whether one process only may use a GPU (EXCLUSIVE_PROCESS), and returns what it was.
-type SetComputeMode func(gpu health.DeviceID, exclusive bool) (wasExclusive bool, err error)
+// Times of a Supervisor.
+const (
+	readInterval  = 5 * time.Second // between reads of Root.DesiredFile
+	retryInterval = time.Minute     // between attempts to complete a stop
+	lockInterval  = time.Second     // between attempts to become the only Supervisor
+	stopTimeout   = 25 * time.Second
+	reloadTimeout = 5 * time.Second
+)
 
-// Supervisor runs the daemons that the Follower wants.
+// Supervisor runs the control daemons that the Follower wants. They survive it unless it is stopped in an orderly way: the next
+// Supervisor adopts them.
 type Supervisor struct {
-	Root        Root
-	ComputeMode SetComputeMode // nil if the GPUs are simulated
-	Log         *zap.Logger
+	Root         Root
+	Version      string        // of the program
+	ComputeModes *ComputeModes // nil if the GPUs are simulated
+	MountShm     bool          // mount what Root.ShmDir needs; else only make the directory
+	Log          *zap.Logger
+
+	processes *processTable
+	reloads   chan chan error
+	changed   chan struct{} // has a token when a daemon was stopped; capacity 1
+	desired   *desiredFile  // nil before the first good file; for follow only, like retriedAt
+	retriedAt time.Time
+	missing   bool // the missing file was logged
+
+	mu      sync.Mutex // guards what follows
+	daemons map[health.DeviceID]*daemon
+	err     error // why the file is not followed
+	shmErr  error // why Root.ShmDir is not /dev/shm of the daemons
 }
 
-// Run runs daemons until ctx ends, then stops them.
-func (s *Supervisor) Run(context.Context) error { return errors.New("not implemented") }
+// Run runs daemons until ctx ends, then stops them. While another Supervisor runs in Root, Run waits.
+func (s *Supervisor) Run(ctx context.Context) error {
+	s.processes, s.daemons = newProcessTable(procfs.DefaultMountPoint), make(map[health.DeviceID]*daemon)
+	s.reloads, s.changed = make(chan chan error), make(chan struct{}, 1)
+	if err := os.MkdirAll(string(s.Root), 0o755); err != nil {
+		return fmt.Errorf("plugin.sharing.mps.root: %w", err)
+	}
+	lock, err := s.lock(ctx)
+	if err != nil || lock == nil {
+		return err
+	}
+	defer func() { _ = lock.Close() }()
+
+	serveCtx, stopServing := context.WithCancel(context.WithoutCancel(ctx))
+	served := make(chan error, 1)
+	go func() { served <- unixsock.Serve(serveCtx, s.Root.Socket(), s.Log, s.handle) }()
+	go s.Root.boundLogs(serveCtx, s.Log) // a disk that does not answer stops only this
+	s.follow(ctx)
+	err = s.stopAll()
+	stopServing()
+	return errors.Join(err, <-served)
+}
+
+// lock makes this the only Supervisor of Root. It returns nil if ctx ends before.
+func (s *Supervisor) lock(ctx context.Context) (*os.File, error) {
+	path := s.Root.lockFile()
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("plugin.sharing.mps.root: %w", err)
+	}
+	tick := time.NewTicker(lockInterval)
+	defer tick.Stop()
+	for waits := false; ; waits = true {
+		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		switch {
+		case err == nil:
+			return f, nil
+		case !errors.Is(err, syscall.EWOULDBLOCK):
+			_ = f.Close()
+			return nil, fmt.Errorf("%s: cannot lock: %w", path, err)
+		case !waits:
+			s.Log.Warn("waiting: another mps-daemon runs on this node", zap.String("lock", path))
+		}
+		select {
+		case <-ctx.Done():
+			return nil, f.Close()
+		case <-tick.C:
+		}
+	}
+}
+
+// follow runs what Root.DesiredFile names until ctx ends.
+func (s *Supervisor) follow(ctx context.Context) {
+	tick := time.NewTicker(readInterval)
+	defer tick.Stop()
+	var answer chan error // of the request that caused this read
+	for {
+		s.prepareShm()
+		err := s.read()
+		s.apply(ctx)
+		if answer != nil {
+			answer <- err
+			answer = nil
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		case <-s.changed:
+		case answer = <-s.reloads:
+		}
+	}
+}
+
+// prepareShm makes Root.ShmDir, and mounts it if it is to be mounted.
+func (s *Supervisor) prepareShm() {
+	dir := s.Root.ShmDir()
+	err := makeDirectory(dir, os.ModeSticky|0o777)
+	if err == nil {
+		err = checkShm(dir)
+		if err != nil && s.MountShm {
+			err = cmp.Or(mountShm(dir), checkShm(dir))
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil && (s.shmErr == nil || s.shmErr.Error() != err.Error()) {
+		s.Log.Warn("MPS clients cannot share memory with the daemons", zap.Error(err))
+	}
+	s.shmErr = err
+}
+
+// mounted returns why Root.ShmDir, which is to be mounted, is not.
+func (s *Supervisor) mounted() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.MountShm {
+		return s.shmErr
+	}
+	return nil
+}
+
+// read reads Root.DesiredFile. If that fails, the last good content stays in force.
+func (s *Supervisor) read() error {
+	desired, err := readDesired(s.Root)
+	missing := errors.Is(err, fs.ErrNotExist)
+	switch {
+	case err == nil:
+		s.desired = &desired
+	case missing:
+		if err = nil; !s.missing {
+			s.Log.Info("waiting for the agent, which writes what to run", zap.String("file", s.Root.DesiredFile()))
+		}
+	}
+	s.missing = missing
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil && (s.err == nil || s.err.Error() != err.Error()) {
+		s.Log.Error("cannot read what to run; the daemons continue", zap.Error(err))
+	}
+	s.err = err
+	return err
+}
+
+// apply starts the daemons that are desired, and stops the others, without waiting.
+func (s *Supervisor) apply(ctx context.Context) {
+	if s.desired == nil {
+		return
+	}
+	first := s.retriedAt.IsZero()
+	retry := first || time.Since(s.retriedAt) >= retryInterval
+	desired := make(map[health.DeviceID]desiredDaemon, len(s.desired.Daemons))
+	for _, d := range s.desired.Daemons {
+		desired[d.Device] = d
+	}
+	failures := make(map[health.DeviceID]error)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id, d := range s.daemons {
+		_, wanted := desired[id]
+		select {
+		case <-d.stopped:
+			err := d.unfinished()
+			if err == nil || !s.desired.Stopped && (wanted || retry) {
+				delete(s.daemons, id)
+				failures[id] = err
+			}
+			continue
+		default:
+		}
+		switch {
+		case !wanted:
+			d.stop(errLeft)
+		case s.desired.Stopped:
+			d.stop(errDetached)
+		case d.current().PID == 0: // a process that runs is found by the name that it was started with
+			d.control.Store(&s.desired.Control)
+		}
+	}
+	if first || retry && !s.desired.Stopped { // during a detach the driver is left alone
+		s.retriedAt = time.Now()
+		for _, id := range s.Root.devices() {
+			_, wanted := desired[id]
+			if _, runs := s.daemons[id]; !runs && !wanted {
+				s.start(ctx, desiredDaemon{Device: id}, failures[id]).stop(errLeft)
+			} else if !runs && s.desired.Stopped {
+				s.start(ctx, desired[id], nil).stop(errDetached)
+			}
+		}
+	}
+	if s.desired.Stopped {
+		return
+	}
+	for id, d := range desired {
+		if _, runs := s.daemons[id]; !runs {
+			s.start(ctx, d, failures[id])
+		}
+	}
+}
+
+// start starts a daemon, which runs until its stop is called. failure is why the previous one could not be stopped; it is not logged
+// again. The caller holds s.mu.
+func (s *Supervisor) start(ctx context.Context, desired desiredDaemon, failure error) *daemon {
+	ctx, stop := context.WithCancelCause(context.WithoutCancel(ctx)) // stopAll stops it
+	d := &daemon{
+		device: desired.Device, mig: desired.MIG, root: s.Root, modes: s.ComputeModes, processes: s.processes, mounted: s.mounted,
+		log:  s.Log.With(zap.String("device", string(desired.Device))),
+		stop: stop, stopped: make(chan struct{}), restart: make(chan struct{}, 1), status: DaemonStatus{Device: desired.Device},
+	}
+	if failure != nil {
+		d.status.Error = failure.Error()
+	}
+	d.control.Store(&s.desired.Control)
+	s.daemons[d.device] = d
+	go func() {
+		d.run(ctx)
+		select {
+		case s.changed <- struct{}{}:
+		default:
+		}
+	}()
+	return d
+}
+
+// stopAll stops all daemons.
+func (s *Supervisor) stopAll() error {
+	s.mu.Lock()
+	daemons := slices.Collect(maps.Values(s.daemons))
+	s.mu.Unlock()
+	for _, d := range daemons {
+		d.stop(errShutdown)
+	}
+	timeout := time.NewTimer(stopTimeout)
+	defer timeout.Stop()
+	for _, d := range daemons {
+		select {
+		case <-d.stopped:
+		case <-timeout.C:
+			return fmt.Errorf("MPS control daemons did not stop in %v", stopTimeout)
+		}
+	}
+	return nil
+}
+
+// handle handles a request.
+func (s *Supervisor) handle(ctx context.Context, line string) (any, error) {
+	r, err := parseRequest(line)
+	switch {
+	case err != nil:
+		return nil, err
+	case r.Status != nil:
+		return s.status(), nil
+	case r.Restart != nil:
+		return nil, s.restart(r.Restart.Device)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, reloadTimeout, fmt.Errorf("%s: the disk does not answer", s.Root.DesiredFile()))
+	defer cancel()
+	answer := make(chan error, 1)
+	select {
+	case s.reloads <- answer:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	select {
+	case err := <-answer:
+		return nil, err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// parseRequest parses a request, which is exactly one of those in Request.
+func parseRequest(line string) (r Request, err error) {
+	const expected = `expected {"status":{}}, {"reload":{}} or {"restart":{"device":"GPU-…"}}`
+	dec := json.NewDecoder(strings.NewReader(line))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&r); err != nil {
+		return Request{}, fmt.Errorf("%s: %w", expected, err)
+	}
+	if dec.InputOffset() != int64(len(strings.TrimRight(line, " \t\r\n"))) {
+		return Request{}, fmt.Errorf("%s, found more than one request", expected)
+	}
+	n := 0
+	for _, set := range []bool{r.Status != nil, r.Reload != nil, r.Restart != nil} {
+		if set {
+			n++
+		}
+	}
+	if n != 1 {
+		return Request{}, fmt.Errorf("%s, found %d requests", expected, n)
+	}
+	return r, nil
+}
+
+func (s *Supervisor) status() Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	status := Status{Version: s.Version, Daemons: make([]DaemonStatus, 0, len(s.daemons))}
+	if s.err != nil {
+		status.Error = s.err.Error()
+	}
+	if s.shmErr != nil {
+		status.Shm = s.shmErr.Error()
+	}
+	for _, d := range s.daemons {
+		status.Daemons = append(status.Daemons, d.current())
+	}
+	slices.SortFunc(status.Daemons, func(a, b DaemonStatus) int { return cmp.Compare(a.Device, b.Device) })
+	return status
+}
+
+// restart has a daemon killed and started again, or started before its backoff ends.
+func (s *Supervisor) restart(id health.DeviceID) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	d := s.daemons[id]
+	if d == nil || d.current().Stopping {
+		return fmt.Errorf("device %q: mps-daemon runs no daemon for it", id)
+	}
+	select {
+	case d.restart <- struct{}{}:
+	default: // requested already
+	}
+	return nil
+}

@@ -67,7 +67,7 @@ type Client struct {
 // New returns a Client that follows the settings.
 func New(settings func() *Settings, resolver func() Resolver, t Timing, log *zap.Logger) *Client {
 	c := &Client{timing: t, settings: settings, resolver: resolver, log: log, KubeletLost: func() bool { return false }}
-	c.Holders.Store(&Holders{Err: "the kubelet has not been asked yet"})
+	c.Holders.Store(&Holders{Err: "the kubelet has not been asked yet", Pending: true})
 	return c
 }
 
@@ -216,7 +216,7 @@ func (c *Client) storeHolders(asked time.Time, pods *podsapi.ListPodResourcesRes
 	last := c.Holders.Load()
 	if err != nil {
 		next := *last
-		next.Err = err.Error()
+		next.Err, next.Pending = err.Error(), false
 		if asked.Sub(last.At) > c.timing.MaxAge {
 			next.By = nil
 		}

@@ -25,6 +25,8 @@ type Holders struct {
 	At  time.Time                    // when the kubelet was asked; zero before its first answer
 	Err string                       // why the last query failed; empty if it succeeded
 	By  map[health.DeviceID][]Holder // sorted; nil if unknown
+
+	Pending bool // the kubelet has not been asked yet
 }
 
 // MaxHoldersAge limits the age of the last answer. The client asks the kubelet every two seconds.

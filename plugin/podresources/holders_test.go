@@ -1,9 +1,11 @@
 package podresources
 
 import (
+	"errors"
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	podsapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
@@ -40,5 +42,22 @@ func TestAllocatableIDs(t *testing.T) {
 	}})
 	if want := map[string][]string{"a/b": {"1", "2"}, "a/c": {"1"}}; !reflect.DeepEqual(got, want) {
 		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+// The kubelet counts as asked after its first answer, or an error.
+func TestHoldersPending(t *testing.T) {
+	c := New(nil, func() Resolver { return func(string, string) (health.DeviceID, bool) { return "", false } }, Timing{}, nil)
+	if !c.Holders.Load().Pending {
+		t.Error("not pending before the first query")
+	}
+	c.storeHolders(time.Now(), nil, errors.New("no such file"))
+	if h := c.Holders.Load(); h.Pending || h.By != nil {
+		t.Errorf("after an error: %+v", h)
+	}
+	c.Holders.Store(&Holders{Pending: true})
+	c.storeHolders(time.Now(), &podsapi.ListPodResourcesResponse{}, nil)
+	if h := c.Holders.Load(); h.Pending || h.By == nil {
+		t.Errorf("after an answer: %+v", h)
 	}
 }

@@ -1,4 +1,5 @@
-package processes
+// Package containers finds the names of the node's pods and containers, and their control groups.
+package containers
 
 import (
 	"errors"
@@ -9,36 +10,41 @@ import (
 	"strings"
 )
 
-// podName identifies a pod by name.
-type podName struct{ namespace, name string }
+// Pod identifies a pod by name.
+type Pod struct{ Namespace, Name string }
 
-// names are the names of the node's pods and containers, by the kubelet's directories of logs.
-type names struct {
-	pods       map[string]podName   // by UID
-	containers map[string]Container // by the runtime's ID
+// Container is a container of a pod.
+type Container struct{ Namespace, Pod, Name string }
+
+// Names are the names of the node's pods and containers, by the kubelet's directories of logs.
+type Names struct {
+	Pods       map[string]Pod       // by UID
+	Containers map[string]Container // by the runtime's ID
+
+	ContainersErr error // why Containers is incomplete
 }
 
 // maxNames limits the entries that are read of a directory. A node has some hundred pods, and the kubelet removes the logs of others.
 const maxNames = 10_000
 
-// readNames reads podLogs, whose entries are named NAMESPACE_POD_UID, and the directory `containers` beside it, in which the kubelet
+// ReadNames reads podLogs, whose entries are named NAMESPACE_POD_UID, and the directory `containers` beside it, in which the kubelet
 // keeps a link POD_NAMESPACE_CONTAINER-ID.log for each container. It reads names only, no log. Without `containers` the names of
 // containers are missing, which is no error: the path of that directory is not configured.
-func readNames(podLogs string) (names, error) {
+func ReadNames(podLogs string) (Names, error) {
 	if podLogs == "" {
-		return names{}, nil
+		return Names{}, nil
 	}
 	dirs, err := readDir(podLogs)
-	links, _ := readDir(filepath.Join(filepath.Dir(filepath.Clean(podLogs)), "containers"))
-	n := names{pods: make(map[string]podName, len(dirs)), containers: make(map[string]Container, len(links))}
+	links, linksErr := readDir(filepath.Join(filepath.Dir(filepath.Clean(podLogs)), "containers"))
+	n := Names{Pods: make(map[string]Pod, len(dirs)), Containers: make(map[string]Container, len(links)), ContainersErr: linksErr}
 	for _, dir := range dirs {
 		if pod, uid, ok := parsePodDir(dir); ok {
-			n.pods[uid] = pod
+			n.Pods[uid] = pod
 		}
 	}
 	for _, link := range links {
 		if c, id, ok := parseContainerLink(link); ok {
-			n.containers[id] = c
+			n.Containers[id] = c
 		}
 	}
 	return n, err
@@ -62,12 +68,12 @@ func readDir(path string) ([]string, error) {
 }
 
 // parsePodDir parses NAMESPACE_POD_UID. The names of Kubernetes contain no underscore.
-func parsePodDir(name string) (pod podName, uid string, ok bool) {
+func parsePodDir(name string) (pod Pod, uid string, ok bool) {
 	parts := strings.Split(name, "_")
 	if len(parts) != 3 || parts[0] == "" || parts[1] == "" || parts[2] == "" {
-		return podName{}, "", false
+		return Pod{}, "", false
 	}
-	return podName{parts[0], parts[1]}, parts[2], true
+	return Pod{parts[0], parts[1]}, parts[2], true
 }
 
 // idLength is the number of characters of a container runtime's ID.

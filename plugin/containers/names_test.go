@@ -1,4 +1,4 @@
-package processes
+package containers
 
 import (
 	"maps"
@@ -31,31 +31,31 @@ func TestReadNames(t *testing.T) {
 		"containers/train-0_team_main-" + id + ".log": "", "containers/train-0_team_side-car-" + otherID + ".log": "",
 		"containers/README": "", "containers/train-0_team_x-" + id[1:] + ".log": "", ("containers/" + long + "_team_x-" + id)[:len("containers/")+251] + ".log": "",
 	})
-	got, err := readNames(filepath.Join(dir, "pods") + "/")
+	got, err := ReadNames(filepath.Join(dir, "pods") + "/")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := map[string]podName{podUID: {"team", "train-0"}, staticID: {"kube-system", "etcd"}}; !maps.Equal(got.pods, want) {
-		t.Errorf("pods %v, want %v", got.pods, want)
+	if want := map[string]Pod{podUID: {"team", "train-0"}, staticID: {"kube-system", "etcd"}}; !maps.Equal(got.Pods, want) {
+		t.Errorf("pods %v, want %v", got.Pods, want)
 	}
-	if want := map[string]Container{id: {"team", "train-0", "main"}, otherID: {"team", "train-0", "side-car"}}; !maps.Equal(got.containers, want) {
-		t.Errorf("containers %v, want %v", got.containers, want)
+	if want := map[string]Container{id: {"team", "train-0", "main"}, otherID: {"team", "train-0", "side-car"}}; !maps.Equal(got.Containers, want) {
+		t.Errorf("containers %v, want %v", got.Containers, want)
 	}
 }
 
 func TestReadNamesOfMissingDirectories(t *testing.T) {
-	if n, err := readNames(""); err != nil || n.pods != nil {
+	if n, err := ReadNames(""); err != nil || n.Pods != nil {
 		t.Errorf("without a directory: %v, %v", n, err)
 	}
-	if _, err := readNames(filepath.Join(t.TempDir(), "pods")); err == nil {
+	if _, err := ReadNames(filepath.Join(t.TempDir(), "pods")); err == nil {
 		t.Error("no error for a directory that does not exist")
 	}
 	dir := t.TempDir()
-	if n, err := readNames(dir); err != nil || len(n.pods) > 0 {
+	if n, err := ReadNames(dir); err != nil || len(n.Pods) > 0 {
 		t.Errorf("empty directory: %v, %v", n, err)
 	}
 	writeFiles(t, dir, map[string]string{"a_b_" + podUID: ""})
-	if n, err := readNames(dir); err != nil || len(n.pods) != 1 {
+	if n, err := ReadNames(dir); err != nil || len(n.Pods) != 1 {
 		t.Errorf("without links: %v, %v", n, err)
 	}
 }

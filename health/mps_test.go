@@ -1,0 +1,92 @@
+package health
+
+import (
+	"errors"
+	"slices"
+	"testing"
+)
+
+func daemons(id DeviceID, cause string) MPSState {
+	return MPSState{Daemons: map[DeviceID]*MPSDaemon{
+		id:         {Cause: cause, Reason: "it exited", Action: ActionCheckMPSDaemon, Ready: cause == "" || cause == CauseMPSUsers},
+		gpu1.ID:    {Ready: true},
+		"GPU-gone": {Cause: CauseMPSDown},
+	}}
+}
+
+// A finding of an MPS daemon concerns its device only, lasts as long as its cause, and is a fault.
+func TestDecideMPS(t *testing.T) {
+	for name, test := range map[string]struct {
+		device DeviceID
+		cause  string
+		want   map[DeviceID]State
+	}{
+		"GPU":           {gpu0.ID, CauseMPSDown, map[DeviceID]State{gpu0.ID: Unhealthy, mig0.ID: Healthy, gpu1.ID: Healthy}},
+		"MIG device":    {mig0.ID, CauseMPSFault, map[DeviceID]State{gpu0.ID: Healthy, mig0.ID: Unhealthy, gpu1.ID: Healthy}},
+		"waiting users": {gpu0.ID, CauseMPSUsers, map[DeviceID]State{gpu0.ID: Degraded, mig0.ID: Healthy, gpu1.ID: Healthy}},
+		"no finding":    {gpu0.ID, "", map[DeviceID]State{gpu0.ID: Healthy, mig0.ID: Healthy, gpu1.ID: Healthy}},
+	} {
+		for _, recovery := range []string{RecoverAuto, RecoverAfterReset, RecoverNever} {
+			c := DefaultConfig()
+			c.Recovery = recovery
+			judged := judgeAll(c, nil, 0, nil, samples{gpu0.ID: present(), mig0.ID: present(), gpu1.ID: present()}, gpu0, mig0, gpu1)
+			state := daemons(test.device, test.cause)
+			devices := Decide(c, judged, judged, nil, Detachment{}, state, at(1))
+			wantStates(t, devices, test.want)
+			for _, d := range devices {
+				if d.MPS != state.Daemons[d.Device.ID] {
+					t.Errorf("%s: %s has the daemon %+v", name, d.Device.ID, d.MPS)
+				}
+				if d.Device.ID != test.device || test.cause == "" {
+					continue
+				}
+				if f := d.Verdict.ownFinding(hasCause(test.cause)); f == nil || !f.Since.Equal(at(1)) || f.Action != ActionCheckMPSDaemon || d.Verdict.Decided() {
+					t.Errorf("%s: %+v", name, d.Verdict)
+				}
+			}
+			// Without a new reading, and with one, the finding stays since then and is not a trip.
+			devices = Decide(c, devices, devices, nil, Detachment{}, state, at(2))
+			r, now := reading(3, samples{gpu0.ID: present(), mig0.ID: present(), gpu1.ID: present()}, gpu0, mig0, gpu1)
+			devices = Decide(c, devices, Judge(c, devices, r, ReadingContext{XIDHistory: true}, now), nil, Detachment{}, state, now)
+			wantStates(t, devices, test.want)
+			for _, d := range devices {
+				if f := d.Verdict.ownFinding(Finding.OfMPS); f != nil && (!f.Since.Equal(at(1)) || !f.Last.Equal(at(3)) || len(d.Verdict.Trips) > 0 || len(d.Verdict.Findings) != 1) {
+					t.Errorf("%s: %+v", name, d.Verdict)
+				}
+			}
+			healthy := map[DeviceID]State{gpu0.ID: Healthy, mig0.ID: Healthy, gpu1.ID: Healthy}
+			wantStates(t, Decide(c, devices, devices, nil, Detachment{}, daemons(test.device, ""), at(4)), healthy)
+			r, now = reading(5, samples{gpu0.ID: present(), mig0.ID: present(), gpu1.ID: present()}, gpu0, mig0, gpu1)
+			wantStates(t, Decide(c, devices, Judge(c, devices, r, ReadingContext{XIDHistory: true}, now), nil, Detachment{}, MPSState{}, now), healthy)
+		}
+	}
+}
+
+// A fault of a device trips although its MPS daemon is down already, and remains when the daemon is back.
+func TestMPSFindingHidesNoTrip(t *testing.T) {
+	c, state := DefaultConfig(), daemons(gpu0.ID, CauseMPSDown)
+	judged := judgeAll(c, nil, 0, nil, samples{gpu0.ID: present()}, gpu0)
+	devices := Decide(c, judged, judged, nil, Detachment{}, state, at(1))
+	r, now := reading(2, samples{gpu0.ID: present(xids(79))}, gpu0)
+	devices = Decide(c, devices, Judge(c, devices, r, ReadingContext{XIDHistory: true}, now), nil, Detachment{}, state, now)
+	if v := devices[0].Verdict; len(v.Trips) != 1 || !v.Has(CauseMPSDown) || !v.Has("xid-79") {
+		t.Errorf("%+v", v)
+	}
+	devices = Decide(c, devices, devices, nil, Detachment{}, MPSState{}, at(3))
+	if got := devices[0].Verdict.Causes(); !slices.Equal(got, []string{"xid-79"}) {
+		t.Errorf("%v", got)
+	}
+}
+
+func TestClearKeepsMPS(t *testing.T) {
+	c := DefaultConfig()
+	judged := judgeAll(c, nil, 0, nil, samples{gpu0.ID: present(xids(48))}, gpu0)
+	devices := Decide(c, judged, judged, nil, Detachment{}, daemons(gpu0.ID, CauseMPSHung), at(1))
+	if _, _, err := Clear(c, devices, false, gpu0.ID, CauseMPSHung, at(2)); !errors.Is(err, ErrMPSDaemon) {
+		t.Errorf("got %v, want %v", err, ErrMPSDaemon)
+	}
+	after, cleared, err := Clear(c, devices, false, gpu0.ID, "", at(2))
+	if err != nil || !slices.Equal(cleared, []string{"xid-48"}) || !after[0].Verdict.Has(CauseMPSHung) {
+		t.Errorf("got %v, %v, %+v", cleared, err, after[0].Verdict)
+	}
+}

@@ -1,0 +1,120 @@
+package memlimits
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// driver examines which devices the driver can limit.
+type driver struct {
+	open    Open
+	limiter health.MemoryLimiter // nil while it is not open
+	release func()
+	openErr error
+	retry   retry // of open
+
+	version  string // of the driver that was examined
+	examined map[health.DeviceID]examination
+}
+
+// examination is the result for a device. A good one holds until the driver changes.
+type examination struct {
+	err      error
+	presence health.Presence
+	retry    retry
+}
+
+// retry is when an examination that failed is repeated.
+type retry struct {
+	at    time.Time
+	delay time.Duration
+}
+
+func (r *retry) failed(now time.Time) {
+	r.delay = min(max(minRetry, 2*r.delay), maxRetry)
+	r.at = now.Add(r.delay)
+}
+
+func (d *driver) close() {
+	if d.limiter != nil {
+		d.release()
+		d.limiter, d.release = nil, nil
+	}
+}
+
+// examine examines the devices that were not examined yet, and those that failed when it is time.
+func (d *driver) examine(ctx context.Context, snap *health.Snapshot, now time.Time) {
+	if version := snap.Source.Versions.Driver; d.examined == nil || version != d.version {
+		d.version, d.examined, d.retry = version, make(map[health.DeviceID]examination), retry{}
+	}
+	if d.limiter == nil && !now.Before(d.retry.at) {
+		if d.limiter, d.release, d.openErr = d.open(); d.openErr != nil {
+			d.limiter = nil
+			d.retry.failed(now)
+		} else {
+			d.retry = retry{}
+		}
+	}
+	if d.limiter == nil {
+		return
+	}
+	current := make(map[health.DeviceID]examination, len(snap.Devices))
+	for i := range snap.Devices {
+		if ctx.Err() != nil {
+			return
+		}
+		id, presence := snap.Devices[i].Device.ID, snap.Devices[i].Sample.Presence
+		e, examined := d.examined[id]
+		if !examined || e.err != nil && (e.presence != presence || !now.Before(e.retry.at)) {
+			if e.presence != presence {
+				e.retry = retry{}
+			}
+			e.presence = presence
+			if e.err = errMIG; snap.Devices[i].Device.Kind != health.KindMIG {
+				e.err = d.limiter.Supported(id)
+			}
+			if e.err != nil {
+				e.retry.failed(now)
+			}
+		}
+		current[id] = e
+	}
+	d.examined = current
+}
+
+var errMIG = errors.New("the driver has no memory limits of MIG devices")
+
+// capabilities returns what can be enforced on the devices. cgroupErr is why the driver's limits cannot be used at all, setErr why the
+// agent cannot set them.
+func (d *driver) capabilities(snap *health.Snapshot, hooks map[health.DeviceID]bool, cgroupErr, setErr error) (c Capabilities) {
+	c.Driver = make(map[health.DeviceID]string, len(snap.Devices))
+	for i := range snap.Devices {
+		id := snap.Devices[i].Device.ID
+		e, examined := d.examined[id]
+		err := cmp.Or(cgroupErr, e.err)
+		if !examined {
+			err = cmp.Or(cgroupErr, d.openErr)
+		}
+		if err == nil && !hooks[id] && setErr != nil {
+			err = fmt.Errorf("nothing would set the limits: no CDI spec in use has the hook apply-cuda-memory-limits for the device, and the agent cannot set them: %w", setErr)
+		}
+		if err != nil {
+			c.Driver[id] = reasonOf(err, id)
+			continue
+		}
+		c.Driver[id] = ""
+		c.Hook = c.Hook || hooks[id]
+	}
+	return c
+}
+
+// reasonOf returns the text of an error without the device that it starts with, because devices have the same reason.
+func reasonOf(err error, id health.DeviceID) string {
+	return strings.TrimPrefix(err.Error(), string(id)+": ")
+}

@@ -1,0 +1,765 @@
+package memlimits
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
+)
+
+const (
+	gib      = 1 << 30
+	resource = "nvidia.com/gpu-memory"
+	podUID   = "0f4b7c1e-2d3a-4b5c-8d9e-0a1b2c3d4e5f"
+)
+
+var errDriver = errors.New("driver error")
+
+// fakeDriver keeps limits as NVIDIA's driver does: by device and control group, until the group is removed.
+type fakeDriver struct {
+	mu          sync.Mutex // guards all below
+	limits      map[target]health.MemoryLimits
+	unsupported map[health.DeviceID]error
+	openErr     error
+	err         error         // of Limits and SetLimits
+	setErr      error         // of SetLimits
+	ignoreSet   bool          // SetLimits has no effect
+	hang        chan struct{} // not nil: Limits and Supported hang until it is closed
+
+	open, opened, supported, gets int
+	running                       int
+	overlap                       bool
+	sets                          []string
+}
+
+func (d *fakeDriver) Open() (health.MemoryLimiter, func(), error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.opened++
+	if d.openErr != nil {
+		return nil, nil, d.openErr
+	}
+	d.open++
+	return d, func() { d.mu.Lock(); defer d.mu.Unlock(); d.open-- }, nil
+}
+
+// enter waits while the driver hangs, and returns with the mutex.
+func (d *fakeDriver) enter() {
+	d.mu.Lock()
+	d.running++
+	d.overlap = d.overlap || d.running > 1
+	for d.hang != nil {
+		hang := d.hang
+		d.mu.Unlock()
+		<-hang
+		d.mu.Lock()
+	}
+	d.running--
+}
+
+func (d *fakeDriver) Supported(id health.DeviceID) error {
+	d.enter()
+	defer d.mu.Unlock()
+	d.supported++
+	if err := d.unsupported[id]; err != nil {
+		return fmt.Errorf("%s: %w", id, err)
+	}
+	return nil
+}
+
+func (d *fakeDriver) Limits(id health.DeviceID, cgroup string) (health.MemoryLimits, error) {
+	d.enter()
+	defer d.mu.Unlock()
+	d.gets++
+	if _, err := os.Stat(cgroup); err != nil {
+		return health.MemoryLimits{}, err
+	}
+	if d.err != nil {
+		return health.MemoryLimits{}, d.err
+	}
+	l, exists := d.limits[target{id, cgroup}]
+	if !exists {
+		return health.MemoryLimits{}, fmt.Errorf("nvmlDeviceGetMemoryLimits_v1: %w", health.ErrNoMemoryLimits)
+	}
+	return l, nil
+}
+
+func (d *fakeDriver) SetLimits(id health.DeviceID, cgroup string, soft, hard uint64) error {
+	d.enter()
+	defer d.mu.Unlock()
+	d.sets = append(d.sets, fmt.Sprintf("%s %s %d %d", id, filepath.Base(cgroup), soft/gib, hard/gib))
+	if err := cmpErr(d.err, d.setErr); err != nil {
+		return err
+	}
+	if !d.ignoreSet {
+		d.limits[target{id, cgroup}] = health.MemoryLimits{Soft: soft, Hard: hard, Used: 3 * gib}
+	}
+	return nil
+}
+
+func cmpErr(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// change changes the driver's behavior.
+func (d *fakeDriver) change(f func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	f()
+}
+
+// node is a node with GPU-a and GPU-b, and pods on it.
+type node struct {
+	*testing.T
+	*Follower
+	driver    *fakeDriver
+	open      Open
+	dir       string
+	configs   health.Latest[Config]
+	snapshots health.Latest[health.Snapshot]
+	holders   health.Latest[podresources.Holders]
+	hooks     map[health.DeviceID]bool
+	logs      *observer.ObservedLogs
+	cancel    context.CancelFunc
+	done      chan struct{}
+}
+
+func newNode(t *testing.T) *node {
+	core, logs := observer.New(zap.InfoLevel)
+	n := &node{
+		T: t, dir: t.TempDir(), logs: logs, hooks: map[health.DeviceID]bool{},
+		driver: &fakeDriver{limits: map[target]health.MemoryLimits{}, unsupported: map[health.DeviceID]error{}},
+	}
+	n.open = n.driver.Open
+	n.configs.Store(&Config{Enforcement: Driver, PodLogs: filepath.Join(n.dir, "log/pods")})
+	n.holders.Store(&podresources.Holders{})
+	n.setDevices("615.10", "GPU-a", "GPU-b")
+	n.write("log/pods/x", "")
+	n.write("log/containers/x", "")
+	n.write("cgroup/cgroup.controllers", "")
+	n.write("cgroup/kubepods/cgroup.procs", "")
+	n.Follower = New(Options{
+		Config: &n.configs, Snapshots: &n.snapshots, Holders: &n.holders, CgroupRoot: filepath.Join(n.dir, "cgroup"), Admin: true,
+		Hooks: func() map[health.DeviceID]bool { return n.hooks }, Log: zap.New(core),
+	})
+	return n
+}
+
+func (n *node) setDevices(version string, ids ...health.DeviceID) {
+	s := &health.Snapshot{Seq: 1, At: time.Now()}
+	s.Source.Status, s.Source.Versions.Driver = health.SourceUp, version
+	for _, id := range ids {
+		d := health.DeviceState{Device: health.Device{ID: id}}
+		if strings.HasPrefix(string(id), "MIG") {
+			d.Device.Kind = health.KindMIG
+		}
+		s.Devices = append(s.Devices, d)
+	}
+	n.snapshots.Store(s)
+}
+
+func (n *node) write(name, text string) {
+	n.Helper()
+	path := filepath.Join(n.dir, name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		n.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		n.Fatal(err)
+	}
+}
+
+// hold has a container hold units of a device, as of an answer of the kubelet.
+func (n *node) hold(device health.DeviceID, pod string, units int) {
+	next := podresources.Holders{At: time.Now(), By: map[health.DeviceID][]podresources.Holder{}}
+	for id, list := range n.holders.Load().By {
+		for _, h := range list {
+			if id != device || h.Pod != pod {
+				next.By[id] = append(next.By[id], h)
+			}
+		}
+	}
+	for i := range units {
+		next.By[device] = append(next.By[device], podresources.Holder{
+			Namespace: "team", Pod: pod, Container: "main", Resource: resource, DeviceID: fmt.Sprintf("%s::1024Mi::%d", device, i),
+		})
+	}
+	n.holders.Store(&next)
+}
+
+func containerID(start int) string { return fmt.Sprintf("%064d", start) }
+
+// group returns the name of the directory of a container's control group.
+func group(start int) string { return "crio-" + containerID(start) }
+
+// run starts a container of a pod, and returns its control group.
+func (n *node) run(pod string, start int) (dir string) {
+	dir = "cgroup/kubepods/pod" + podUID + "/" + group(start)
+	n.write(dir+"/cgroup.procs", "42\n")
+	n.write("log/containers/"+pod+"_team_main-"+containerID(start)+".log", "")
+	return filepath.Join(n.dir, dir)
+}
+
+// end ends a container. Its log stays.
+func (n *node) end(dir string) {
+	if err := os.RemoveAll(dir); err != nil {
+		n.Fatal(err)
+	}
+	n.driver.change(func() {
+		for t := range n.driver.limits {
+			if t.group == dir {
+				delete(n.driver.limits, t)
+			}
+		}
+	})
+}
+
+// start runs the follower, and waits until its first pass has ended.
+func (n *node) start() {
+	n.launch()
+	synctest.Wait()
+}
+
+func (n *node) launch() {
+	ctx, cancel := context.WithCancel(n.Context())
+	n.cancel, n.done = cancel, make(chan struct{})
+	go func() { defer close(n.done); n.Follower.Run(ctx, n.open) }()
+}
+
+// stop ends the follower and checks what must hold in each test.
+func (n *node) stop() {
+	n.Helper()
+	n.cancel()
+	<-n.done
+	n.driver.change(func() {
+		if n.driver.open != 0 || n.driver.overlap {
+			n.Errorf("%d releases are missing; overlapping calls: %v", n.driver.open, n.driver.overlap)
+		}
+	})
+	if n.Latest().Load() != nil {
+		n.Error("a snapshot remains after the end")
+	}
+}
+
+func (n *node) wait(d time.Duration) {
+	<-time.After(d)
+	synctest.Wait()
+}
+
+// expect checks the containers: pod, units, enforcement, used GiB, and whether there is a reason.
+func (n *node) expect(want ...string) {
+	n.Helper()
+	synctest.Wait()
+	var got []string
+	if s := n.Latest().Load(); s != nil {
+		for _, c := range s.Containers {
+			text := fmt.Sprintf("%s %s %d/%dGi %s", c.Device, c.Pod, c.Units, c.Limit/gib, c.Enforcement)
+			if c.HasUsed {
+				text += fmt.Sprintf(" used %d", c.Used/gib)
+			}
+			if c.Reason != "" {
+				text += " reason"
+			}
+			got = append(got, text)
+		}
+	}
+	if !reflect.DeepEqual(got, want) {
+		n.Errorf("got  %q\nwant %q\n%+v", got, want, n.Latest().Load())
+	}
+}
+
+// expectDriver checks for which devices the driver's limits can be used.
+func (n *node) expectDriver(hook bool, want map[health.DeviceID]bool) {
+	n.Helper()
+	synctest.Wait()
+	c := n.Capabilities().Load()
+	if c == nil {
+		n.Fatal("not examined")
+	}
+	got := map[health.DeviceID]bool{}
+	for id, reason := range c.Driver {
+		got[id] = reason == ""
+	}
+	if !reflect.DeepEqual(got, want) || c.Hook != hook {
+		n.Errorf("%+v", *c)
+	}
+}
+
+func (n *node) takeSets() (sets []string) {
+	n.driver.change(func() { sets, n.driver.sets = n.driver.sets, nil })
+	return sets
+}
+
+func (n *node) expectSets(want ...string) {
+	n.Helper()
+	if got := n.takeSets(); !reflect.DeepEqual(got, want) {
+		n.Errorf("limits set: %q, want %q", got, want)
+	}
+}
+
+// await waits for a snapshot.
+func (n *node) await(ready func(*Snapshot) bool) {
+	n.Helper()
+	for timeout := time.After(10 * time.Second); ; {
+		s, changed := n.Latest().Watch()
+		if s != nil && ready(s) {
+			return
+		}
+		select {
+		case <-changed:
+		case <-timeout:
+			n.Fatalf("%+v, %+v", s, n.Capabilities().Load())
+		}
+	}
+}
+
+func onNode(t *testing.T, f func(n *node)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) { f(newNode(t)) })
+}
+
+func TestFollowerSetsLimits(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.start()
+		defer n.stop()
+		n.expectDriver(false, map[health.DeviceID]bool{"GPU-a": true, "GPU-b": true})
+		n.expect()
+
+		n.hold("GPU-a", "one", 10) // allocated, while its image is pulled
+		n.expect("GPU-a one 10/10Gi none reason")
+		first := n.run("one", 1)
+		n.hold("GPU-b", "two", 3)
+		n.run("two", 2)
+		n.wait(refresh)
+		n.expect("GPU-a one 10/10Gi driver used 3", "GPU-b two 3/3Gi driver used 3")
+		sets := n.takeSets()
+		if len(sets) != 2 || !strings.Contains(strings.Join(sets, "\n"), "GPU-a "+group(1)+" 0 10") {
+			t.Errorf("%q", sets)
+		}
+
+		// It starts again with another ID.
+		n.end(first)
+		n.wait(refresh)
+		n.expect("GPU-a one 10/10Gi none reason", "GPU-b two 3/3Gi driver used 3")
+		n.run("one", 3)
+		n.hold("GPU-c", "other", 1) // of another node's device: not listed
+		n.expect("GPU-a one 10/10Gi driver used 3", "GPU-b two 3/3Gi driver used 3")
+		n.expectSets("GPU-a " + group(3) + " 0 10")
+
+		n.hold("GPU-a", "one", 0)
+		n.expect("GPU-b two 3/3Gi driver used 3")
+	})
+}
+
+// Devices with the same reason are logged together.
+func TestFollowerLogsReasonOnce(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.driver.unsupported = map[health.DeviceID]error{"GPU-a": errDriver, "GPU-b": errDriver}
+		n.start()
+		defer n.stop()
+		n.wait(time.Hour)
+		if entries := n.logs.All(); len(entries) != 1 || !reflect.DeepEqual(entries[0].ContextMap()["devices"], []any{"GPU-a", "GPU-b"}) {
+			t.Errorf("%v", entries)
+		}
+	})
+}
+
+// The limits of a container are read again from time to time, not at each answer of the kubelet.
+func TestFollowerReadsAtIntervals(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.hold("GPU-a", "one", 10)
+		dir := n.run("one", 1)
+		n.start()
+		defer n.stop()
+		n.driver.change(func() { n.driver.gets = 0 })
+		for range 30 {
+			n.hold("GPU-a", "one", 10)
+			n.wait(2 * time.Second)
+		}
+		n.driver.change(func() {
+			if n.driver.gets < 5 || n.driver.gets > 7 || n.driver.supported != 2 || n.driver.opened != 1 {
+				t.Errorf("%d reads, %d examinations, %d opened in a minute", n.driver.gets, n.driver.supported, n.driver.opened)
+			}
+			delete(n.driver.limits, target{"GPU-a", dir}) // as after a reset of the GPU
+		})
+		n.takeSets()
+		n.wait(2 * refresh)
+		n.expect("GPU-a one 10/10Gi driver used 3")
+		n.expectSets("GPU-a " + group(1) + " 0 10")
+	})
+}
+
+func TestFollowerJudgesFoundLimits(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(n *node, t target)
+		want   string
+		sets   int
+	}{
+		"set by the hook":                          {func(n *node, t target) { n.driver.limits[t] = health.MemoryLimits{Hard: 10 * gib, Used: gib} }, "driver used 1", 0},
+		"tighter, by the container's environment":  {func(n *node, t target) { n.driver.limits[t] = health.MemoryLimits{Hard: 4 * gib} }, "driver used 0", 0},
+		"too high, by the container's environment": {func(n *node, t target) { n.driver.limits[t] = health.MemoryLimits{Hard: 80 * gib} }, "driver used 3", 1},
+		"none":               {func(*node, target) {}, "driver used 3", 1},
+		"set refused":        {func(n *node, _ target) { n.driver.setErr = errDriver }, "none reason", 1},
+		"set without effect": {func(n *node, _ target) { n.driver.ignoreSet = true }, "none reason", 1},
+		"set without effect, was too high": {func(n *node, t target) {
+			n.driver.ignoreSet = true
+			n.driver.limits[t] = health.MemoryLimits{Hard: 80 * gib, Used: gib}
+		}, "none used 1 reason", 1},
+		"read fails": {func(n *node, _ target) { n.driver.err = errDriver }, "none reason", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onNode(t, func(n *node) {
+				n.hold("GPU-a", "one", 10)
+				dir := n.run("one", 1)
+				test.change(n, target{"GPU-a", dir})
+				n.start()
+				defer n.stop()
+				n.expect("GPU-a one 10/10Gi " + test.want)
+				if sets := n.takeSets(); len(sets) != test.sets {
+					n.Errorf("%q", sets)
+				}
+			})
+		})
+	}
+}
+
+// An error of the driver does not change the verdict on a limit that was read back.
+func TestFollowerKeepsVerdictDuringErrors(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.hold("GPU-a", "one", 10)
+		n.run("one", 1)
+		n.start()
+		defer n.stop()
+		n.driver.change(func() { n.driver.err = errDriver })
+		n.wait(2 * refresh)
+		n.expect("GPU-a one 10/10Gi driver")
+		if s := n.Latest().Load(); s.Err == "" {
+			t.Error("no error")
+		}
+		n.expectDriver(false, map[health.DeviceID]bool{"GPU-a": true, "GPU-b": true})
+		n.driver.change(func() { n.driver.err = nil })
+		n.wait(4 * refresh)
+		n.expect("GPU-a one 10/10Gi driver used 3")
+		if s := n.Latest().Load(); s.Err != "" || n.logs.FilterField(zap.String("error", errDriver.Error())).Len() != 1 {
+			t.Errorf("%q, %v", s.Err, n.logs.All())
+		}
+	})
+}
+
+func TestFollowerExaminesNode(t *testing.T) {
+	both := func(a, b bool) map[health.DeviceID]bool { return map[health.DeviceID]bool{"GPU-a": a, "GPU-b": b} }
+	for name, test := range map[string]struct {
+		change func(n *node)
+		hook   bool
+		want   map[health.DeviceID]bool
+	}{
+		"agent":        {func(*node) {}, false, both(true, true)},
+		"hooks":        {func(n *node) { n.hooks = both(true, true) }, true, both(true, true)},
+		"hooks only":   {func(n *node) { n.hooks = both(true, true); n.withoutAdmin() }, true, both(true, true)},
+		"one hook":     {func(n *node) { n.hooks = both(true, false); n.withoutAdmin() }, true, both(true, false)},
+		"nobody":       {(*node).withoutAdmin, false, both(false, false)},
+		"old driver":   {func(n *node) { n.driver.unsupported["GPU-b"] = errDriver }, false, both(true, false)},
+		"no driver":    {func(n *node) { n.driver.openErr = errDriver }, false, both(false, false)},
+		"cgroup v1":    {func(n *node) { n.hooks = both(true, true); n.remove("cgroup/cgroup.controllers") }, false, both(false, false)},
+		"own cgroups":  {func(n *node) { n.remove("cgroup/kubepods") }, false, both(false, false)},
+		"no pod logs":  {func(n *node) { n.remove("log/pods") }, false, both(false, false)},
+		"no log links": {func(n *node) { n.remove("log/containers") }, false, both(false, false)},
+		"MIG":          {func(n *node) { n.setDevices("615.10", "MIG-1") }, false, map[health.DeviceID]bool{"MIG-1": false}},
+		"podLogs off": {func(n *node) {
+			c := *n.configs.Load()
+			c.PodLogs = ""
+			n.configs.Store(&c)
+		}, false, both(false, false)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onNode(t, func(n *node) {
+				n.hold("GPU-a", "one", 1)
+				n.run("one", 1)
+				test.change(n)
+				n.start()
+				defer n.stop()
+				n.expectDriver(test.hook, test.want)
+				able := test.want["GPU-a"] && n.Admin
+				for _, c := range n.Latest().Load().Containers {
+					if (c.Enforcement == Driver) != able || (c.Reason == "") != able {
+						t.Errorf("%+v", c)
+					}
+				}
+			})
+		})
+	}
+}
+
+// withoutAdmin takes the privilege for which the driver sets limits.
+func (n *node) withoutAdmin() { n.Admin, n.driver.setErr = false, errDriver }
+
+func (n *node) remove(name string) {
+	if err := os.RemoveAll(filepath.Join(n.dir, name)); err != nil {
+		n.Fatal(err)
+	}
+}
+
+// Without the privilege to set limits, the agent reads the hook's limits back.
+func TestFollowerConfirmsHook(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.withoutAdmin()
+		n.hooks = map[health.DeviceID]bool{"GPU-a": true}
+		n.hold("GPU-a", "one", 10)
+		n.driver.limits[target{"GPU-a", n.run("one", 1)}] = health.MemoryLimits{Hard: 10 * gib}
+		n.hold("GPU-a", "two", 2)
+		n.run("two", 2) // its hook was an old one
+		n.start()
+		defer n.stop()
+		n.expect("GPU-a one 10/10Gi driver used 0", "GPU-a two 2/2Gi none reason")
+	})
+}
+
+// A failed examination is repeated less and less often, and at once if the driver or the device changes.
+func TestFollowerRepeatsExamination(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.driver.unsupported["GPU-a"] = errDriver
+		n.start()
+		defer n.stop()
+		n.wait(time.Hour + time.Minute)
+		n.driver.change(func() {
+			if n.driver.supported < 10 || n.driver.supported > 20 {
+				t.Errorf("%d examinations in an hour", n.driver.supported)
+			}
+			n.driver.unsupported = nil
+		})
+		n.expectDriver(false, map[health.DeviceID]bool{"GPU-a": false, "GPU-b": true})
+		n.setDevices("616.1", "GPU-a", "GPU-b")
+		n.wait(refresh)
+		n.expectDriver(false, map[health.DeviceID]bool{"GPU-a": true, "GPU-b": true})
+
+		n.driver.change(func() { n.driver.unsupported = map[health.DeviceID]error{"GPU-a": errDriver} })
+		n.setDevices("617.1", "GPU-a")
+		n.wait(time.Hour + time.Minute)
+		n.driver.change(func() { n.driver.unsupported = nil })
+		s := *n.snapshots.Load()
+		s.Devices = []health.DeviceState{s.Devices[0]}
+		s.Devices[0].Sample.Presence = health.Lost
+		n.snapshots.Store(&s)
+		n.wait(refresh)
+		n.expectDriver(false, map[health.DeviceID]bool{"GPU-a": true})
+	})
+}
+
+// While the driver hangs, what was read stays, devices that were not examined have a reason, and no second call is made.
+func TestFollowerWithHangingDriver(t *testing.T) {
+	onNode(t, func(n *node) {
+		hang := make(chan struct{})
+		n.driver.hang = hang
+		n.hold("GPU-a", "one", 10)
+		n.run("one", 1)
+		n.start()
+		defer n.stop()
+		if n.Capabilities().Load() != nil {
+			t.Error("capabilities before the driver has answered")
+		}
+		n.wait(callLimit)
+		n.expectDriver(false, map[health.DeviceID]bool{"GPU-a": false, "GPU-b": false})
+		n.wait(time.Minute)
+		n.driver.change(func() { n.driver.hang = nil })
+		close(hang)
+		n.wait(refresh)
+		n.expectDriver(false, map[health.DeviceID]bool{"GPU-a": true, "GPU-b": true})
+		n.expect("GPU-a one 10/10Gi driver used 3")
+
+		n.hold("GPU-b", "two", 1)
+		n.run("two", 2)
+		n.wait(refresh)
+		again := make(chan struct{})
+		n.driver.change(func() { n.driver.hang, n.driver.gets = again, 0 })
+		n.wait(refresh + callLimit)
+		n.expect("GPU-a one 10/10Gi driver", "GPU-b two 1/1Gi driver")
+		n.expectDriver(false, map[health.DeviceID]bool{"GPU-a": true, "GPU-b": true})
+		n.cancel() // the call is still in the driver
+		synctest.Wait()
+		select {
+		case <-n.done:
+			t.Error("ended during a call")
+		default:
+		}
+		n.driver.change(func() { n.driver.hang = nil })
+		close(again)
+		<-n.done
+		n.driver.change(func() {
+			if n.driver.gets != 1 {
+				t.Errorf("%d calls after the end", n.driver.gets-1)
+			}
+		})
+	})
+}
+
+func TestFollowerWithoutDriver(t *testing.T) {
+	onNode(t, func(n *node) {
+		holder := func(resource, pod, id string) podresources.Holder {
+			return podresources.Holder{Namespace: "team", Pod: pod, Container: "main", Resource: resource, DeviceID: id}
+		}
+		n.holders.Store(&podresources.Holders{By: map[health.DeviceID][]podresources.Holder{
+			"GPU-a": {holder(resource, "one", "GPU-a::1024Mi-mps::3"), holder(resource, "one", "GPU-a::1024Mi-mps::4"), holder(resource, "old", "GPU-a::1024Mi::1")},
+			"GPU-b": {holder(resource, "two", "GPU-b::1024Mi-mps::0"), holder("nvidia.com/gpu.shared", "share", "GPU-b::mps1024Mi::1")},
+		}})
+		s := *n.snapshots.Load()
+		s.Devices[0].MPS = &health.MPSDaemon{Ready: true}
+		n.snapshots.Store(&s)
+		n.configs.Store(&Config{Enforcement: MPS})
+		n.start()
+		defer n.stop()
+		n.expect("GPU-a one 2/2Gi mps", "GPU-a old 1/1Gi none reason", "GPU-b two 1/1Gi none reason")
+		n.configs.Store(&Config{Enforcement: None})
+		n.expect("GPU-a one 2/2Gi mps", "GPU-a old 1/1Gi none", "GPU-b two 1/1Gi none reason")
+		n.run("one", 1)
+		n.run("old", 2)
+		n.configs.Store(&Config{Enforcement: Driver, PodLogs: filepath.Join(n.dir, "log/pods")})
+		n.expect("GPU-a one 2/2Gi mps", "GPU-a old 1/1Gi driver used 3", "GPU-b two 1/1Gi none reason")
+		n.expectSets("GPU-a " + group(2) + " 0 1")
+		n.configs.Store(&Config{})
+		n.wait(time.Hour)
+		if c := n.Capabilities().Load(); n.Latest().Load() != nil || n.driver.open != 0 || len(c.Driver) != 0 {
+			t.Errorf("%+v, %+v, %d open", n.Latest().Load(), c, n.driver.open)
+		}
+	})
+}
+
+// Without memory sharing nothing runs and nothing is published.
+func TestFollowerWithoutMemorySharing(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.configs.Store(&Config{})
+		n.start()
+		n.wait(time.Hour)
+		n.stop()
+		if n.Capabilities().Load() != nil || n.driver.opened != 0 {
+			t.Errorf("%+v", n.Capabilities().Load())
+		}
+	})
+}
+
+// The control group of a container that has ended is not searched at each answer of the kubelet.
+func TestFollowerSearchesAtIntervals(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.hold("GPU-a", "one", 1)
+		n.end(n.run("one", 1))
+		n.start()
+		defer n.stop()
+		n.run("one", 1)
+		for range 4 {
+			n.hold("GPU-a", "one", 1)
+			n.expect("GPU-a one 1/1Gi none reason")
+			n.wait(2 * time.Second)
+		}
+		n.run("one", 2) // another start is found at once
+		n.hold("GPU-a", "one", 1)
+		n.expect("GPU-a one 1/1Gi driver used 3")
+		n.wait(refresh)
+		n.expectSets("GPU-a "+group(2)+" 0 1", "GPU-a "+group(1)+" 0 1")
+	})
+}
+
+// A container keeps the limit of the units that it was given, after a change of their size.
+func TestFollowerKeepsSizeOfUnits(t *testing.T) {
+	onNode(t, func(n *node) {
+		by := map[health.DeviceID][]podresources.Holder{}
+		for i, id := range []string{"GPU-a::2048Mi::0", "GPU-a::2048Mi::1", "GPU-a::1024Mi::0"} {
+			by["GPU-a"] = append(by["GPU-a"], podresources.Holder{Namespace: "team", Pod: fmt.Sprintf("pod-%d", i/2), Container: "main", Resource: resource, DeviceID: id})
+		}
+		n.holders.Store(&podresources.Holders{By: by})
+		n.start()
+		defer n.stop()
+		n.expect("GPU-a pod-0 2/4Gi none reason", "GPU-a pod-1 1/1Gi none reason")
+	})
+}
+
+// crun keeps the processes of a container in a group below the container's.
+func TestFollowerLimitsGroupOfProcesses(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.hold("GPU-a", "one", 2)
+		dir := strings.TrimPrefix(n.run("one", 1), n.dir)
+		n.write(dir+"/cgroup.procs", "")
+		n.write(dir+"/container/cgroup.procs", "42\n")
+		n.start()
+		defer n.stop()
+		n.expect("GPU-a one 2/2Gi driver used 3")
+		n.expectSets("GPU-a container 0 2")
+	})
+}
+
+// A container that ends while its limits are read is no error.
+func TestFollowerContainerEndsDuringRead(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.hold("GPU-a", "one", 1)
+		dir := n.run("one", 1)
+		n.start()
+		defer n.stop()
+		hang := make(chan struct{})
+		n.driver.change(func() { n.driver.hang = hang })
+		n.wait(refresh) // it is being read
+		if err := os.RemoveAll(dir); err != nil {
+			t.Fatal(err)
+		}
+		n.driver.change(func() { n.driver.hang = nil })
+		close(hang)
+		n.expect("GPU-a one 1/1Gi none reason")
+		if s := n.Latest().Load(); s.Err != "" || n.logs.FilterMessage("cannot read memory limits").Len() != 0 {
+			t.Errorf("%q, %v", s.Err, n.logs.All())
+		}
+	})
+}
+
+// A failed open is repeated less and less often.
+func TestFollowerRepeatsOpen(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.driver.openErr = errDriver
+		n.hold("GPU-a", "one", 1)
+		n.run("one", 1)
+		n.start()
+		defer n.stop()
+		n.wait(time.Hour)
+		n.expect("GPU-a one 1/1Gi none reason")
+		n.driver.change(func() {
+			if n.driver.opened < 10 || n.driver.opened > 20 {
+				t.Errorf("opened %d times in an hour", n.driver.opened)
+			}
+			n.driver.openErr = nil
+		})
+		n.wait(maxRetry + refresh)
+		n.expect("GPU-a one 1/1Gi driver used 3")
+	})
+}
+
+// Units of other resources, and whole GPUs that were held before the resource had units, are not limited.
+func TestFollowerLeavesOtherHolders(t *testing.T) {
+	onNode(t, func(n *node) {
+		by := map[health.DeviceID][]podresources.Holder{}
+		for i, id := range []string{"GPU-a", "GPU-a::0", "GPU-a::mps4::0", "GPU-a::1024Mi", "GPU-a::0Mi::0", "GPU-a::99999999999999999999Mi::0", "GPU-a::x1024Mi::0", "GPU-a::1024Mi-x::0", "GPU-a::mps1024Mi::0", "GPU-a::1024Mi::"} {
+			pod := fmt.Sprintf("pod-%d", i)
+			by["GPU-a"] = append(by["GPU-a"], podresources.Holder{Namespace: "team", Pod: pod, Container: "main", Resource: resource, DeviceID: id})
+			n.run(pod, i)
+		}
+		n.holders.Store(&podresources.Holders{By: by})
+		n.start()
+		defer n.stop()
+		n.wait(refresh)
+		n.expect()
+		n.expectSets()
+	})
+}

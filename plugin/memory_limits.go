@@ -1,0 +1,40 @@
+package plugin
+
+import (
+	"slices"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
+)
+
+// MemoryLimits returns what a memlimits.Follower follows of the configuration. podLogs is the kubelet's directory of container logs.
+func (c *Config) MemoryLimits(podLogs string) memlimits.Config {
+	switch m := &c.Sharing.Memory; {
+	case !c.Enabled || m.Resource == "":
+		return memlimits.Config{}
+	case m.usesDriver():
+		return memlimits.Config{Enforcement: memlimits.Driver, PodLogs: podLogs}
+	case m.Enforcement == EnforceMPS:
+		return memlimits.Config{Enforcement: memlimits.MPS}
+	default:
+		return memlimits.Config{Enforcement: memlimits.None}
+	}
+}
+
+// MemoryLimitHooks returns the devices for which the CDI specs that containers get have a hook that sets the driver's memory limits. It
+// may be called from any goroutine.
+func (p *Plugin) MemoryLimitHooks() map[health.DeviceID]bool {
+	cfg, snap := p.cfg.Load(), p.snapshots.Load()
+	if cfg == nil || snap == nil || !cfg.UsesCDI() {
+		return nil
+	}
+	gpus := p.limitHooks.GPUs(cfg.CDI)
+	hooks := make(map[health.DeviceID]bool)
+	for i := range snap.Devices {
+		d := Device{State: &snap.Devices[i]}
+		if id := d.State.Device.ID; slices.Contains(gpus[cfg.runtimeID(d)], string(id)) {
+			hooks[id] = true
+		}
+	}
+	return hooks
+}

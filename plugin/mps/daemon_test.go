@@ -1,0 +1,177 @@
+package mps
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestBackoff(t *testing.T) {
+	const s = time.Second
+	errEnd := errors.New("ended")
+	for name, test := range map[string]struct {
+		ran     []time.Duration // of each process
+		errs    []error         // errEnd if absent
+		restart time.Duration   // after the start; 0 for none
+		want    []time.Duration // between the end of a process and the next start
+	}{
+		"cannot be started":     {ran: make([]time.Duration, 8), want: []time.Duration{s, 2 * s, 4 * s, 8 * s, 16 * s, 30 * s, 30 * s}},
+		"runs for a while":      {ran: []time.Duration{59 * s, 59 * s, 59 * s}, want: []time.Duration{s, 2 * s}},
+		"settles":               {ran: []time.Duration{0, 0, time.Minute, 0, 0}, want: []time.Duration{s, 2 * s, s, 2 * s}},
+		"request":               {ran: []time.Duration{s, s, 0}, errs: []error{errRestart}, want: []time.Duration{0, 2 * s}},
+		"request while waiting": {ran: make([]time.Duration, 4), restart: 4 * s, want: []time.Duration{s, 2 * s, s}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				restart := make(chan struct{}, 1)
+				if test.restart > 0 {
+					time.AfterFunc(test.restart, func() { restart <- struct{}{} })
+				}
+				var got []time.Duration
+				var ended time.Time
+				i := 0
+				keepRunning(ctx, func(context.Context) (time.Duration, error) {
+					if i > 0 {
+						got = append(got, time.Since(ended))
+					}
+					<-time.After(test.ran[i])
+					ended, i = time.Now(), i+1
+					if i == len(test.ran) {
+						cancel()
+					}
+					if i <= len(test.errs) {
+						return test.ran[i-1], test.errs[i-1]
+					}
+					return test.ran[i-1], errEnd
+				}, restart, func(error, time.Duration) {})
+				if !slices.Equal(got, test.want) {
+					t.Errorf("got %v, want %v", got, test.want)
+				}
+			})
+		})
+	}
+}
+
+func TestAwaitExit(t *testing.T) {
+	for name, await := range map[string]func(context.Context, int) error{"pidfd": awaitExit, "poll": pollExit} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cmd := exec.Command("cat")
+			in, err := cmd.StdinPipe()
+			if err == nil {
+				err = cmd.Start()
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			cause := errors.New("enough")
+			ctx, cancel := context.WithTimeoutCause(t.Context(), 10*time.Millisecond, cause)
+			defer cancel()
+			if err := await(ctx, cmd.Process.Pid); !errors.Is(err, cause) {
+				t.Errorf("while it runs: %v", err)
+			}
+			ended := make(chan error, 1)
+			go func() { ended <- await(t.Context(), cmd.Process.Pid) }()
+			_ = in.Close()
+			if err := cmd.Wait(); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+			if err := await(t.Context(), cmd.Process.Pid); err != nil {
+				t.Errorf("after it ended: %v", err)
+			}
+		})
+	}
+}
+
+// A process that cannot be read must delay no one for longer than the timeout, and occupies one goroutine only.
+func TestProcessTableTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		table := newProcessTable("/proc")
+		table.busy <- struct{}{} // a read that does not return
+		start := time.Now()
+		if _, err := table.find(t.Context(), "/x/pipe", controlName); !errors.Is(err, errTableTimeout) || time.Since(start) != tableTimeout {
+			t.Errorf("after %v: %v", time.Since(start), err)
+		}
+	})
+}
+
+func TestBoundLog(t *testing.T) {
+	root := Root(t.TempDir())
+	if err := os.MkdirAll(root.LogDir(gpuA), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(root.LogDir(gpuA), "control.log")
+	f, err := os.Create(path) // without O_APPEND
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close() //nolint:errcheck // for reading only
+	line := append(bytes.Repeat([]byte("x"), 1023), '\n')
+	for range 3 { // the writer continues after each
+		for range maxLog/len(line) + 8 {
+			if _, err := f.Write(line); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := f.WriteString("last line\n"); err != nil {
+			t.Fatal(err)
+		}
+		if err := root.boundLogsOnce(); err != nil {
+			t.Fatal(err)
+		}
+		if size := fileSize(path); size != 0 {
+			t.Errorf("%d bytes", size)
+		}
+		kept, err := os.ReadFile(path + ".1")
+		if err != nil || len(kept) != keptLog || !bytes.HasSuffix(kept, []byte("x\nlast line\n")) {
+			t.Fatalf("kept %d bytes, %v", len(kept), err)
+		}
+	}
+	if _, err := f.WriteString("small\n"); err != nil { // behind a hole
+		t.Fatal(err)
+	}
+	if err := root.boundLogsOnce(); err != nil || fileSize(path) == 0 {
+		t.Errorf("a small log was truncated, %v", err)
+	}
+}
+
+func TestLastLines(t *testing.T) {
+	for name, test := range map[string]struct {
+		text string
+		from int64
+		want string
+	}{
+		"empty":             {},
+		"one":               {text: "usage\n", want: "usage"},
+		"of this process":   {text: "old\nnew\n", from: 4, want: "new"},
+		"truncated":         {text: "new\n", from: 4000, want: "new"},
+		"five":              {text: "1\n2\n3\n4\n5\n6\n7", want: "3; 4; 5; 6; 7"},
+		"control codes":     {text: "a\x1b[31mb\x00\xff\n", want: "a; [31mb"},
+		"more than is read": {text: strings.Repeat("x", 5000) + "\nend\n", want: strings.Repeat("x", 995) + "; end"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "log")
+			if err := os.WriteFile(path, []byte(test.text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if got := lastLines(path, test.from); got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+	if got := lastLines(filepath.Join(t.TempDir(), "none"), 0); got != "" {
+		t.Errorf("no file: %q", got)
+	}
+}

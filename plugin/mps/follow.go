@@ -1,0 +1,552 @@
+package mps
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
+)
+
+const (
+	statusInterval  = time.Second
+	examineInterval = 5 * time.Second
+	examineRetry    = time.Second     // between the first examinations of a daemon that does not answer
+	quickRetries    = 10              // at examineRetry
+	fileInterval    = 5 * time.Second // between checks that Root.DesiredFile is there
+	holdersSettle   = 5 * time.Second // until the kubelet lists a container whose share was allocated
+	restartAfter    = 30 * time.Second
+	restartInterval = time.Minute
+)
+
+// Run follows Desired until ctx ends. The daemons continue then: see Stop. Run may be called again after it has returned.
+func (f *Follower) Run(ctx context.Context) {
+	r := &run{
+		Follower: f, devices: make(map[health.DeviceID]*device), results: make(chan result), statuses: make(chan statusResult),
+	}
+	defer r.workers.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // before Wait
+	var tick *time.Ticker
+	var ticks <-chan time.Time // nil while there is no daemon
+	for {
+		desired, changed := f.Desired.Watch()
+		if desired != nil {
+			r.setDesired(desired)
+			r.step(ctx)
+			if r.moving && len(r.devices) == 0 {
+				continue // to the next root
+			}
+		}
+		switch active := len(r.devices) > 0 || r.fileErr != nil; {
+		case active && tick == nil:
+			tick = time.NewTicker(statusInterval)
+			ticks = tick.C
+		case !active && tick != nil:
+			tick.Stop()
+			tick, ticks = nil, nil
+		}
+		select {
+		case <-ctx.Done():
+			if tick != nil {
+				tick.Stop()
+			}
+			return
+		case <-changed:
+		case <-ticks:
+			r.requestStatus(ctx)
+		case s := <-r.statuses:
+			r.applyStatus(s)
+		case x := <-r.results:
+			r.applyExamination(x)
+		case <-f.poked:
+			r.examineAll()
+		}
+	}
+}
+
+// run is the state of one call of Run.
+type run struct {
+	*Follower
+	root    Root
+	desired *Desired
+	moving  bool                        // Options.Desired has another root
+	devices map[health.DeviceID]*device // the desired ones, and those that leave
+
+	file    desiredFile // the content of Root.DesiredFile
+	unread  bool        // the file was missing or bad: mps-daemon may run daemons that are not known here
+	fileAt  time.Time   // when it was last written or checked
+	fileErr error       // why it could not be written
+
+	asking     bool // a status was requested
+	reload     bool // mps-daemon has to read the file
+	asked      bool // mps-daemon has responded, or has had the time to
+	supervisor error
+	reached    time.Time // when mps-daemon responded last, or when it was to respond first
+	status     Status    // the latest
+
+	workers  sync.WaitGroup
+	results  chan result
+	statuses chan statusResult
+}
+
+// device is the state of the daemon of a device.
+type device struct {
+	evidence
+	examiner *examiner
+	inFlight context.CancelFunc // ends the examination; nil if there is none
+	asked    request            // of the examination in flight
+	next     time.Time          // when the next examination is due
+
+	leaving    time.Time // since when the device is no longer shared by MPS; zero if it is
+	released   bool      // leaving, and out of the file: mps-daemon stops the daemon
+	outsiders  bool      // clients were connected while no container held a share
+	stuckSince time.Time // since when only a restart can help; zero if none is needed
+	restarted  time.Time // when a restart was requested
+}
+
+type result struct {
+	device *device
+	x      examination
+}
+
+type statusResult struct {
+	root   Root
+	status Status
+	err    error
+}
+
+// setDesired takes over which daemons must run. The devices that are no longer among them leave. If the root changes, all devices leave
+// the former one before daemons run at the next one: a device cannot have two daemons.
+func (r *run) setDesired(desired *Desired) {
+	r.moving = r.desired != nil && desired.Root != r.root && len(r.devices) > 0
+	if r.moving {
+		if r.desired.Root == r.root && len(r.desired.Daemons) == 0 {
+			return // they leave already
+		}
+		r.Log.Warn("plugin.sharing.mps.root has changed; waiting until no MPS daemon runs at the former one",
+			zap.String("former", string(r.root)), zap.String("root", string(desired.Root)))
+		desired = &Desired{Root: r.root, Control: r.desired.Control}
+	}
+	if r.desired == desired {
+		return
+	}
+	now := time.Now()
+	if r.desired == nil || desired.Root != r.root {
+		r.begin(desired.Root, now)
+	}
+	r.desired = desired
+	r.mu.Lock()
+	r.Follower.desired = *desired
+	r.mu.Unlock()
+	wanted := make(map[health.DeviceID]bool, len(desired.Daemons))
+	for _, spec := range desired.Daemons {
+		wanted[spec.Device] = true
+		d := r.devices[spec.Device]
+		if d == nil {
+			d = r.add(spec, now)
+		}
+		if d.spec != spec || !d.leaving.IsZero() {
+			d.next = time.Time{}
+		}
+		if d.released {
+			d.wanted = now
+		}
+		d.spec, d.leaving, d.released = spec, time.Time{}, false
+	}
+	for id, d := range r.devices {
+		if !wanted[id] && d.leaving.IsZero() {
+			d.leaving, d.next = now, time.Time{}
+		}
+	}
+}
+
+// begin follows the daemons below a root. Those that an earlier process has left there leave, unless they are desired.
+func (r *run) begin(root Root, now time.Time) {
+	file, err := readDesired(root)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		r.Log.Warn("cannot read which MPS daemons run", zap.Error(err))
+	}
+	r.root, r.file, r.unread, r.reload = root, file, err != nil, true
+	r.asked, r.supervisor, r.reached, r.status = false, errors.New("not asked yet"), now, Status{}
+	for _, old := range file.Daemons {
+		d := r.add(old.spec(), now)
+		d.examiner.pinnedBy = old.PinnedMemory > 0
+		d.leaving, d.released = now, file.Stopped
+	}
+}
+
+// add adds a device. If an earlier Run has judged its daemon, the verdict stays until the first examination.
+func (r *run) add(spec Spec, now time.Time) *device {
+	d := &device{evidence: evidence{spec: spec, wanted: now}, examiner: &examiner{root: r.root, command: r.controlInTurn}}
+	d.before.Reason = "the MPS daemon has not been examined yet"
+	if s := r.state.Load(); s != nil && s.Daemons[spec.Device] != nil {
+		d.before = *s.Daemons[spec.Device]
+		if d.ready = d.before.Ready; d.ready {
+			d.pid = d.before.PID
+			d.last = &examination{
+				spec: spec, pid: d.pid, servers: d.before.Servers, percent: d.before.ThreadPercentage, pinned: d.before.PinnedMemory,
+			}
+		}
+	}
+	r.devices[spec.Device] = d
+	return d
+}
+
+// step does what is due, and publishes.
+func (r *run) step(ctx context.Context) {
+	now, holders := time.Now(), r.Holders()
+	for id, d := range r.devices {
+		r.update(d, now)
+		r.release(id, d, holders)
+		r.restartStuck(ctx, d, holders)
+	}
+	r.writeFile(now)
+	if r.reload && len(r.devices) > 0 {
+		r.requestStatus(ctx)
+	}
+	for _, d := range r.devices {
+		r.examine(ctx, d)
+	}
+	r.publish()
+	r.report(now)
+}
+
+// update brings the evidence about a device up to date with what mps-daemon reports.
+func (r *run) update(d *device, now time.Time) {
+	d.now = now
+	if !r.asked {
+		return
+	}
+	d.supervisor, d.refusal, d.shm = r.supervisor, r.status.Error, r.status.Shm
+	if r.Simulated() {
+		d.shm = ""
+	}
+	d.status = nil
+	if i := slices.IndexFunc(r.status.Daemons, func(s DaemonStatus) bool { return s.Device == d.spec.Device }); i >= 0 {
+		d.status = &r.status.Daemons[i]
+	}
+	pid := 0
+	switch reachable := r.reachable(now); {
+	case reachable && d.status != nil:
+		pid = d.status.PID
+	case !reachable: // the daemons outlive mps-daemon
+		pid = cmp.Or(readPIDFile(r.root.PipeDir(d.spec.Device)), d.pid)
+	}
+	if pid != d.pid {
+		d.pid, d.next, d.noAnswer, d.refused, d.noDaemon, d.failure = pid, time.Time{}, 0, 0, 0, nil
+	}
+}
+
+// reachable reports whether mps-daemon responds. A response that is late changes nothing yet.
+func (r *run) reachable(now time.Time) bool {
+	return r.supervisor == nil || now.Sub(r.reached) < supervisorOut
+}
+
+// readPIDFile returns the process ID that a daemon left in its pipe directory, 0 if there is none. Containers can write there.
+func readPIDFile(dir string) int {
+	f, err := os.OpenFile(filepath.Join(dir, "nvidia-cuda-mps-control.pid"), os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
+	if err != nil {
+		return 0
+	}
+	defer func() { _ = f.Close() }()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return 0
+	}
+	text, err := io.ReadAll(io.LimitReader(f, 32))
+	if err != nil {
+		return 0
+	}
+	return max(0, number([]byte(strings.TrimSpace(string(text)))))
+}
+
+// holdsShares reports whether a container holds a share of the device, or may hold one.
+func (d *device) holdsShares(h podresources.Holders) bool {
+	return h.Unknown(d.now) != "" || slices.ContainsFunc(h.By[d.spec.Device], func(c podresources.Holder) bool {
+		return strings.Contains(c.DeviceID, "::")
+	})
+}
+
+func (d *device) hasClients() bool {
+	return d.last != nil && slices.ContainsFunc(d.last.servers, func(s health.MPSServer) bool { return len(s.Clients) > 0 })
+}
+
+// unexaminable reports whether the daemon runs and cannot be asked who its clients are.
+func (d *device) unexaminable() bool { return d.noAnswer >= hungAfter || d.noDaemon >= missingAfter }
+
+// inUse reports whether somebody uses the daemon of a device that leaves, or may use it.
+func (d *device) inUse(h podresources.Holders) bool {
+	switch {
+	case d.holdsShares(h) || h.At.Sub(d.leaving) < holdersSettle:
+		return true
+	case d.pid == 0:
+		return false
+	case d.unexaminable():
+		return d.outsiders
+	}
+	return d.last == nil || d.last.pid != d.pid || !d.last.listed.After(d.leaving) || d.hasClients()
+}
+
+// release lets mps-daemon stop the daemon of a device that leaves, once nobody uses it, and forgets the device when it has ended.
+func (r *run) release(id health.DeviceID, d *device, h podresources.Holders) {
+	switch {
+	case d.leaving.IsZero() || !r.asked:
+	case !d.released:
+		if d.released = !d.inUse(h); d.released {
+			r.Log.Info("stopping the MPS daemon of a device that is no longer shared: nobody uses it", zap.String("device", string(id)))
+		}
+	case r.supervisor == nil && !r.reload && d.status == nil, r.supervisor != nil && (d.pid == 0 || d.noDaemon > 0):
+		if d.inFlight != nil {
+			d.inFlight()
+		}
+		delete(r.devices, id)
+	}
+}
+
+// restartStuck has mps-daemon restart a daemon that cannot recover, once nobody uses it.
+func (r *run) restartStuck(ctx context.Context, d *device, h podresources.Holders) {
+	missing := d.last != nil && d.last.pid == d.pid && d.last.files != nil
+	if !d.leaving.IsZero() || d.pid == 0 || r.supervisor != nil || !d.unexaminable() && !missing {
+		d.stuckSince = time.Time{}
+		return
+	}
+	if d.stuckSince.IsZero() {
+		d.stuckSince = d.now
+	}
+	used := d.holdsShares(h) || d.outsiders || missing && d.hasClients()
+	if used || d.now.Sub(d.stuckSince) < restartAfter || !d.restarted.IsZero() && d.now.Sub(d.restarted) < restartInterval {
+		return
+	}
+	d.restarted = d.now
+	r.Log.Warn("restarting the MPS daemon: it does not recover, and nobody uses it", zap.String("device", string(d.spec.Device)), zap.String("reason", d.before.Reason))
+	root, id := r.root, d.spec.Device
+	r.workers.Go(func() {
+		if _, err := r.callWithin(ctx, root, Request{Restart: &Restart{Device: id}}); err != nil && ctx.Err() == nil {
+			r.Log.Warn("mps-daemon does not restart the MPS daemon", zap.String("device", string(id)), zap.Error(err))
+		}
+	})
+}
+
+// writeFile writes Root.DesiredFile if its content changes, or if it has vanished. An unread file stays until mps-daemon reports what
+// runs: without it, or with a bad one, mps-daemon ends no daemon.
+func (r *run) writeFile(now time.Time) {
+	file := desiredFile{Version: desiredVersion, Control: r.desired.Control}
+	for _, d := range r.devices {
+		if !d.released {
+			file.Daemons = append(file.Daemons, newDesiredDaemon(d.spec, !d.leaving.IsZero()))
+		}
+	}
+	slices.SortFunc(file.Daemons, func(a, b desiredDaemon) int {
+		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.Device, b.Device))
+	})
+	if len(file.Daemons) == 0 && len(r.file.Daemons) == 0 || r.unread {
+		return
+	}
+	same := reflect.DeepEqual(file, r.file)
+	if same && now.Sub(r.fileAt) >= fileInterval {
+		_, err := os.Lstat(r.root.DesiredFile())
+		same, r.fileAt = !errors.Is(err, fs.ErrNotExist), now
+	}
+	if same || r.fileErr != nil && now.Sub(r.fileAt) < statusInterval {
+		return
+	}
+	r.fileAt = now
+	if r.fileErr = writeDesired(r.root, file); r.fileErr == nil {
+		r.file, r.reload = file, true
+	}
+}
+
+// requestStatus asks mps-daemon for its status, after it has read the file again if that changed. Only one request is under way.
+func (r *run) requestStatus(ctx context.Context) {
+	if r.asking || len(r.devices) == 0 {
+		return
+	}
+	root, reload := r.root, r.reload
+	r.asking, r.reload = true, false
+	r.workers.Go(func() {
+		s := statusResult{root: root}
+		if reload {
+			// An error of the file is also in the status.
+			_, _ = r.callWithin(ctx, root, Request{Reload: &struct{}{}})
+		}
+		s.status, s.err = r.callWithin(ctx, root, Request{Status: &struct{}{}})
+		select {
+		case r.statuses <- s:
+		case <-ctx.Done():
+		}
+	})
+}
+
+func (r *run) applyStatus(s statusResult) {
+	r.asking = false
+	if s.root != r.root {
+		return // of the former one
+	}
+	now := time.Now()
+	if (s.err == nil) != (r.supervisor == nil) {
+		r.examineAll() // daemons may have ended with mps-daemon, or been started by it
+	}
+	r.supervisor = s.err
+	if s.err == nil {
+		r.status, r.reached = s.status, now
+		if r.unread {
+			r.addUnknown(now)
+			r.unread = false
+		}
+	}
+	r.asked = r.asked || s.err == nil || !r.reachable(now)
+}
+
+// addUnknown adds the devices of daemons that an earlier process had mps-daemon run, and which no file names any more. They leave.
+func (r *run) addUnknown(now time.Time) {
+	for _, s := range r.status.Daemons {
+		if r.devices[s.Device] != nil || s.Stopping {
+			continue
+		}
+		spec := Spec{Device: s.Device, GPU: s.Device} // with unknown limits
+		if strings.HasPrefix(string(s.Device), "MIG-") {
+			spec.Kind = health.KindMIG
+		}
+		r.add(spec, now).leaving = now
+	}
+}
+
+// examineAll has all daemons examined now.
+func (r *run) examineAll() {
+	for _, d := range r.devices {
+		d.next = time.Time{}
+	}
+}
+
+// examine starts an examination of a daemon if it is due. Each device has its own, so that a daemon that hangs delays no other.
+func (r *run) examine(ctx context.Context, d *device) {
+	switch {
+	case d.inFlight != nil:
+		if d.asked.pid != d.pid {
+			d.inFlight()
+		}
+		return
+	case d.pid == 0 || !r.asked || d.now.Before(d.next):
+		return
+	}
+	d.asked = request{
+		program: r.desired.Control, spec: d.spec, pid: d.pid, multiUser: d.status != nil && d.status.MultiUser, allClients: !d.leaving.IsZero(),
+	}
+	d.next = d.now.Add(examineInterval)
+	q := d.asked
+	var examination context.Context
+	examination, d.inFlight = context.WithCancel(ctx)
+	r.workers.Go(func() {
+		x := result{d, d.examiner.examine(examination, q)}
+		select {
+		case r.results <- x:
+		case <-ctx.Done():
+		}
+	})
+}
+
+func (r *run) applyExamination(x result) {
+	d := x.device
+	d.inFlight()
+	d.inFlight = nil
+	now := time.Now()
+	if x.x.pid != d.pid { // of an earlier daemon, or ended early
+		d.next = now
+		return
+	}
+	retry := examineInterval
+	d.failure = x.x.err
+	switch err := x.x.err; {
+	case err == nil:
+		if proven := d.last != nil && d.last.pid == x.x.pid && d.last.spec == x.x.spec && d.last.limits == nil; !proven && x.x.limits == nil && x.x.spec.ThreadPercentage > 0 {
+			r.Log.Info("MPS daemon has its limits", zap.String("device", string(x.x.spec.Device)), zap.Int("pid", x.x.pid), zap.Bool("adopted", x.x.adopted),
+				zap.Float64("activeThreadPercentage", x.x.percent), zap.Uint64("pinnedMemoryMiB", x.x.pinned>>20))
+		}
+		d.last, d.noAnswer, d.refused, d.noDaemon = &x.x, 0, 0, 0
+		if !d.hasClients() {
+			d.outsiders = false
+		} else if h := r.Holders(); h.Unknown(now) == "" {
+			d.now = now
+			d.outsiders = !d.holdsShares(h)
+		}
+	case errors.Is(err, errNoAnswer):
+		d.noAnswer, retry = d.noAnswer+1, examineRetry
+	case errors.Is(err, errNoDaemon):
+		if d.noDaemon++; d.noDaemon <= quickRetries {
+			retry = examineRetry
+		}
+	case errors.Is(err, errRefused):
+		d.refused, d.noAnswer, d.noDaemon = d.refused+1, 0, 0
+	}
+	d.next = now.Add(retry)
+}
+
+// publish stores the state of all daemons if it has changed.
+func (r *run) publish() {
+	state := &health.MPSState{Daemons: make(map[health.DeviceID]*health.MPSDaemon, len(r.devices))}
+	for id, d := range r.devices {
+		if r.asked {
+			d.before = d.judge()
+			d.ready = d.ready || d.before.Ready
+		}
+		if !d.leaving.IsZero() {
+			d.before.Leaving, d.before.Cause, d.before.Action = true, "", ""
+			d.before.Reason = "the device is no longer shared by MPS; its MPS daemon runs until no container holds a share and no client is connected"
+			if d.released {
+				d.before.Reason = "the device is no longer shared by MPS; its MPS daemon is being stopped"
+			}
+			if r.moving {
+				d.before.Ready = false // containers would mount directories of the other root
+			}
+		}
+		state.Daemons[id] = new(d.before)
+	}
+	if old := r.state.Load(); old == nil && len(state.Daemons) == 0 || old != nil && reflect.DeepEqual(old, state) {
+		return
+	}
+	r.state.Store(state)
+}
+
+// report logs and keeps why the daemons cannot be followed. It leaves out what the finding of a device tells.
+func (r *run) report(now time.Time) {
+	var text string
+	switch {
+	case len(r.devices) == 0:
+	case r.fileErr != nil:
+		text = "cannot tell mps-daemon which MPS daemons to run: " + r.fileErr.Error()
+	case r.asked && !r.reachable(now):
+		text = "mps-daemon cannot be reached: " + r.supervisor.Error()
+	case r.status.Error != "":
+		text = "mps-daemon does not follow the agent: " + r.status.Error
+	default:
+		for _, d := range r.devices {
+			if errors.Is(d.failure, errProgram) {
+				text = d.failure.Error()
+			}
+		}
+	}
+	r.mu.Lock()
+	before := r.err
+	r.err = text
+	r.mu.Unlock()
+	switch text {
+	case before:
+	case "":
+		r.Log.Info("MPS daemons are followed again")
+	default:
+		r.Log.Warn("MPS daemons cannot be followed", zap.String("cause", text))
+	}
+}

@@ -1,0 +1,550 @@
+package mps
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+func TestFollowerSetsLimits(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		h.ready(gpuA, gpuB)
+		for _, id := range []health.DeviceID{gpuA, gpuB} {
+			d := h.daemon(id)
+			want := []string{"set_default_active_thread_percentage 25", "set_default_device_pinned_mem_limit 0 20480M"}
+			if slices.Sort(d.log); !slices.Equal(d.log, want) {
+				t.Errorf("%s: commands %q, want %q", id, d.log, want)
+			}
+			if s := h.state(id); s.PID != d.pid || s.ThreadPercentage != 25 || s.PinnedMemory != 20<<30 {
+				t.Errorf("%+v", s)
+			}
+		}
+		if h.f.Err() != "" {
+			t.Error(h.f.Err())
+		}
+		calls := len(h.daemon(gpuA).calls)
+		advance(time.Minute)
+		if n := len(h.daemon(gpuA).calls) - calls; n > 13 {
+			t.Errorf("%d commands in a minute in which nothing happened, want one in %v", n, examineInterval)
+		}
+	})
+}
+
+// A daemon that takes long is ready only when its limits hold, and is no finding meanwhile.
+func TestFollowerWaitsForSlowDaemon(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		h.change(func() { h.daemons[gpuA] = &fakeDaemon{delay: 5 * time.Second} })
+		h.want(gpuA)
+		for range 60 {
+			advance(time.Second)
+			if d := h.daemon(gpuA); h.state(gpuA).Ready {
+				if d.memory != "20480M" || d.threads != "25.0" {
+					t.Errorf("ready with the limits %s and %s", d.memory, d.threads)
+				}
+				return
+			}
+			h.wantState("while it starts", gpuA, false, "")
+		}
+		t.Error("not ready within a minute")
+	})
+}
+
+// After its restart the agent changes nothing at daemons that have their limits.
+func TestFollowerAdoptsDaemons(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		h.ready(gpuA)
+		h.serve(gpuA, 7, fakeServer{status: serverActive, threads: "25.0", memory: "20G", clients: []int{8}})
+		h.serve(gpuA, 9, fakeServer{status: serverActive, threads: "100.0"}) // started before the limits were set
+		before := h.daemon(gpuA)
+		h.newAgent()
+		advance(5 * time.Second)
+		h.wantState("after the restart", gpuA, true, "")
+		d := h.daemon(gpuA)
+		if got := d.log[len(before.log):]; d.pid != before.pid || !slices.Equal(got, []string{"set_active_thread_percentage 9 25", "set_device_pinned_mem_limit 9 0 20480M"}) {
+			t.Errorf("daemon %d, then %d; commands %q", before.pid, d.pid, got)
+		}
+		if s := h.state(gpuA); s.ClientCount() != 1 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+func TestFollowerChangesLimits(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		h.ready(gpuA)
+		h.serve(gpuA, 7, fakeServer{status: serverActive, threads: "25.0", memory: "20480M"})
+		s := spec(gpuA)
+		s.ThreadPercentage, s.PinnedMemory = 50, 0
+		h.desired.Store(&Desired{Root: h.root, Control: "control", Daemons: []Spec{s}})
+		synctest.Wait()
+		advance(time.Second)
+		h.wantState("after the change", gpuA, true, "")
+		d := h.daemon(gpuA)
+		if d.threads != "50.0" || d.memory != "1048576M" || d.servers[7].threads != "50.0" || d.servers[7].memory != "1048576M" {
+			t.Errorf("%+v %+v", d, d.servers[7])
+		}
+		if got := h.state(gpuA); got.PinnedMemory != 0 || got.ThreadPercentage != 50 {
+			t.Errorf("%+v", got)
+		}
+	})
+}
+
+// The death of a daemon makes its device unhealthy at once, and no other. It is ready again when its successor has the limits.
+func TestFollowerDaemonDies(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		h.ready(gpuA, gpuB)
+		h.change(func() { h.kill(gpuA); h.daemons[gpuA].dead = true })
+		advance(1100 * time.Millisecond)
+		h.wantState("dead", gpuA, false, health.CauseMPSDown)
+		h.wantState("the other", gpuB, true, "")
+		if s := h.state(gpuA); s.PID != 0 || !strings.Contains(s.Reason, "signal: killed") {
+			t.Errorf("%+v", s)
+		}
+		h.change(func() { h.daemons[gpuA].dead, h.daemons[gpuA].refuse = false, "set_default_device" })
+		advance(10 * time.Second)
+		h.wantState("without limits", gpuA, false, health.CauseMPSLimits)
+		h.change(func() { h.daemons[gpuA].refuse = "" })
+		advance(10 * time.Second)
+		h.wantState("with limits", gpuA, true, "")
+		if s := h.state(gpuA); s.Restarts != 1 || s.PID != h.daemon(gpuA).pid {
+			t.Errorf("%+v", s)
+		}
+
+		// A restart that is over before the next status is noticed too.
+		h.change(func() { h.start(gpuA, h.daemons[gpuA]); h.daemons[gpuA].delay = 4 * time.Second })
+		advance(1100 * time.Millisecond)
+		h.wantState("restarted", gpuA, false, health.CauseMPSDown)
+		advance(30 * time.Second)
+		h.wantState("restarted with limits", gpuA, true, "")
+	})
+}
+
+func TestFollowerDaemonHangs(t *testing.T) {
+	for _, test := range []struct {
+		name     string
+		prepare  func(h *followerTest)
+		restarts int
+	}{
+		{"unused", func(*followerTest) {}, 1},
+		{"held", func(h *followerTest) { h.hold(gpuA, string(gpuA)+"::mps4::3") }, 0},
+		{"holders unknown", func(h *followerTest) { h.change(func() { h.holdersErr = "no kubelet" }) }, 0},
+		{"clients outside of containers", func(h *followerTest) {
+			h.serve(gpuA, 7, fakeServer{status: serverActive, threads: "25.0", memory: "20480M", clients: []int{8}})
+			advance(10 * time.Second)
+		}, 0},
+		{"container that has ended", func(h *followerTest) {
+			h.hold(gpuA, string(gpuA)+"::mps4::3")
+			h.serve(gpuA, 7, fakeServer{status: serverActive, threads: "25.0", memory: "20480M", clients: []int{8}})
+			time.AfterFunc(2*time.Minute, func() { h.hold(gpuA) })
+		}, 1},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			runFollower(t, func(h *followerTest) {
+				h.ready(gpuA, gpuB)
+				test.prepare(h)
+				h.change(func() { h.daemons[gpuA].delay = controlTimeout - time.Second }) // slow, but not hung
+				advance(time.Minute)
+				h.wantState("slow", gpuA, true, "")
+				h.change(func() { h.daemons[gpuA].hang = true })
+				advance(45 * time.Second)
+				h.wantState("hung", gpuA, false, health.CauseMPSHung)
+				h.wantState("the other", gpuB, true, "")
+				advance(time.Minute)
+				h.change(func() {
+					if len(h.restarts) != test.restarts {
+						t.Errorf("%d restarts, want %d", len(h.restarts), test.restarts)
+					}
+					h.daemons[gpuA].hang, h.daemons[gpuA].delay = false, 0
+				})
+				advance(20 * time.Second)
+				h.wantState("answers again", gpuA, true, "")
+			})
+		})
+	}
+}
+
+func TestFollowerFault(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		h.ready(gpuA, gpuB)
+		h.serve(gpuA, 7, fakeServer{status: serverFault, clients: []int{8}})
+		advance(6 * time.Second)
+		h.wantState("fault", gpuA, false, health.CauseMPSFault)
+		h.wantState("the other", gpuB, true, "")
+		h.serve(gpuA, 7, fakeServer{status: "gibberish"})
+		advance(6 * time.Second)
+		h.wantState("unknown status", gpuA, false, health.CauseMPSFault)
+		h.serve(gpuA, 7, fakeServer{status: serverActive})
+		advance(6 * time.Second)
+		h.wantState("active again", gpuA, true, "")
+		h.serve(gpuA, 7, fakeServer{status: "gibberish"})
+		advance(6 * time.Second)
+		h.wantState("unknown status", gpuA, true, "")
+	})
+}
+
+func TestFollowerLimits(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		node   func(n *fakeNode)
+		daemon fakeDaemon
+		cause  string
+	}{
+		{"not reported", func(n *fakeNode) { n.oldReleases = true }, fakeDaemon{}, ""},
+		{"rounded", nil, fakeDaemon{answer: map[string]string{"get_default_device_pinned_mem_limit 0": "20G"}}, ""},
+		{"other memory", nil, fakeDaemon{answer: map[string]string{"get_default_device_pinned_mem_limit 0": "79G"}}, health.CauseMPSLimits},
+		{"other percentage", nil, fakeDaemon{answer: map[string]string{"get_default_active_thread_percentage": "100.0"}}, health.CauseMPSLimits},
+		{"text", nil, fakeDaemon{answer: map[string]string{"get_default_active_thread_percentage": "a quarter"}}, ""},
+		{"memory refused", nil, fakeDaemon{refuse: "set_default_device_pinned"}, health.CauseMPSLimits},
+		{"percentage refused", nil, fakeDaemon{refuse: "set_default_active_thread"}, health.CauseMPSLimits},
+		{"server list refused", nil, fakeDaemon{refuse: "get_server_list"}, health.CauseMPSNotReady},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			runFollower(t, func(h *followerTest) {
+				h.change(func() {
+					h.daemons[gpuA] = &test.daemon
+					if test.node != nil {
+						test.node(h.fakeNode)
+					}
+				})
+				h.want(gpuA)
+				advance(time.Minute)
+				h.wantState("started", gpuA, test.cause == "", test.cause)
+				h.change(func() { d := h.daemons[gpuA]; d.refuse, d.answer = "", nil })
+				advance(20 * time.Second)
+				h.wantState("repaired", gpuA, true, "")
+			})
+		})
+	}
+}
+
+// Without mps-daemon, daemons that answer stay ready, and one that does not is down.
+func TestFollowerWithoutSupervisor(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		h.ready(gpuA, gpuB)
+		h.change(func() { h.down = true })
+		advance(time.Minute)
+		h.wantState("mps-daemon down", gpuA, true, "")
+		if !strings.Contains(h.f.Err(), "mps-daemon cannot be reached") {
+			t.Errorf("Err: %q", h.f.Err())
+		}
+		h.newAgent() // adopts them by their pid files
+		advance(time.Minute)
+		h.wantState("agent restarted", gpuA, true, "")
+		h.change(func() { h.kill(gpuA) })
+		advance(6 * time.Second)
+		h.wantState("daemon dead", gpuA, false, health.CauseMPSDown)
+		h.wantState("the other", gpuB, true, "")
+		h.change(func() { h.down = false })
+		advance(10 * time.Second)
+		h.wantState("mps-daemon back", gpuA, true, "")
+		if h.f.Err() != "" {
+			t.Error(h.f.Err())
+		}
+	})
+	// All end together, as with the container of mps-daemon.
+	runFollower(t, func(h *followerTest) {
+		h.ready(gpuA)
+		h.change(func() { h.down = true; h.kill(gpuA) })
+		advance(2 * time.Second)
+		h.wantState("all dead", gpuA, false, health.CauseMPSDown)
+	})
+	runFollower(t, func(h *followerTest) {
+		h.change(func() { h.down = true })
+		h.want(gpuA)
+		advance(20 * time.Second)
+		h.wantState("starting", gpuA, false, "")
+		advance(15 * time.Second)
+		h.wantState("never there", gpuA, false, health.CauseMPSDown)
+		h.change(func() { h.down = false })
+		advance(10 * time.Second)
+		h.wantState("there", gpuA, true, "")
+	})
+}
+
+func TestFollowerFilesMissing(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		h.ready(gpuA)
+		h.change(func() { h.shm = "not mounted" })
+		advance(6 * time.Second)
+		h.wantState("shm is another", gpuA, false, health.CauseMPSNotReady)
+		h.change(func() { h.shm = "" })
+		advance(6 * time.Second)
+		h.wantState("shm is right", gpuA, true, "")
+		if err := os.RemoveAll(h.root.PipeDir(gpuA)); err != nil {
+			t.Fatal(err)
+		}
+		h.hold(gpuA, string(gpuA)+"::0")
+		advance(2 * time.Minute)
+		h.wantState("no pipe directory", gpuA, false, health.CauseMPSNotReady)
+		h.hold(gpuA)
+		advance(20 * time.Second)
+		h.wantState("restarted", gpuA, true, "")
+		// The desired file comes back.
+		if err := os.Remove(h.root.DesiredFile()); err != nil {
+			t.Fatal(err)
+		}
+		advance(7 * time.Second)
+		if d, err := readDesired(h.root); err != nil || len(d.Daemons) != 1 {
+			t.Errorf("%+v, %v", d, err)
+		}
+	})
+}
+
+// The daemon of a device that leaves MPS runs until nobody uses it, and the device has its state until then.
+func TestFollowerLeaving(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		h.ready(gpuA, gpuB)
+		h.hold(gpuA, string(gpuA)+"::mps4::3")
+		h.hold(gpuB, string(gpuB)) // not a share
+		h.serve(gpuA, 7, fakeServer{status: serverActive, clients: []int{8}})
+		h.want(gpuB)
+		advance(time.Minute)
+		if s := h.state(gpuA); !s.Leaving || s.Cause != "" || h.daemon(gpuA).pid == 0 {
+			t.Errorf("held: %+v", s)
+		}
+		h.newAgent()
+		advance(time.Minute)
+		if s := h.state(gpuA); !s.Leaving || !s.Ready || h.daemon(gpuA).pid == 0 {
+			t.Errorf("held, agent restarted: %+v", s)
+		}
+		h.change(func() { h.daemons[gpuA].hang = true }) // no finding
+		advance(time.Minute)
+		if s := h.state(gpuA); !s.Leaving || s.Cause != "" {
+			t.Errorf("hung: %+v", s)
+		}
+		h.change(func() { h.daemons[gpuA].hang = false })
+		h.change(func() { h.holdersErr = "no kubelet" })
+		h.hold(gpuA)
+		advance(time.Minute)
+		if h.daemon(gpuA).pid == 0 {
+			t.Error("ended while the holders were unknown")
+		}
+		h.change(func() { h.holdersErr = "" })
+		advance(time.Minute)
+		if h.daemon(gpuA).pid == 0 {
+			t.Error("ended while a client was connected")
+		}
+		h.change(func() { h.stubborn = true })
+		h.serve(gpuA, 7, fakeServer{status: serverActive})
+		advance(time.Minute)
+		if d, err := readDesired(h.root); err != nil || len(d.Daemons) != 1 {
+			t.Errorf("%+v, %v", d, err)
+		}
+		if s := h.state(gpuA); !s.Leaving {
+			t.Errorf("being stopped: %+v", s)
+		}
+		h.change(func() { h.stubborn = false })
+		advance(3 * time.Second)
+		if s := h.f.State().Load().Daemons; s[gpuA] != nil || s[gpuB] == nil || !s[gpuB].Ready {
+			t.Errorf("left: %+v", s)
+		}
+		h.want()
+		advance(20 * time.Second)
+		if s := h.f.State().Load().Daemons; len(s) != 0 || h.daemon(gpuB).pid != 0 {
+			t.Errorf("all left: %+v", s)
+		}
+	})
+}
+
+// With another root, the daemons start there when nobody uses those of the former root.
+func TestFollowerChangesRoot(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		h.ready(gpuA)
+		h.hold(gpuA, string(gpuA)+"::mps4::3")
+		former, pid := h.root, h.daemon(gpuA).pid
+		next := Root(t.TempDir())
+		h.change(func() { h.root = next })
+		h.want(gpuA)
+		advance(time.Minute)
+		if s := h.state(gpuA); !s.Leaving || s.Ready || h.daemon(gpuA).pid != pid {
+			t.Errorf("%+v", s)
+		}
+		h.hold(gpuA)
+		if err := os.MkdirAll(next.ShmDir(), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		advance(20 * time.Second)
+		h.wantState("at the next root", gpuA, true, "")
+		if s := h.state(gpuA); s.Leaving || s.PID == pid {
+			t.Errorf("%+v", s)
+		}
+		if d, err := readDesired(former); err != nil || len(d.Daemons) != 0 {
+			t.Errorf("%+v, %v", d, err)
+		}
+	})
+}
+
+// The kubelet may list a container a moment after its share was allocated.
+func TestFollowerLeavingAwaitsKubelet(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		h.ready(gpuA)
+		h.want()
+		advance(time.Second)
+		h.f.poke() // the daemon has no client
+		advance(holdersSettle - 2*time.Second)
+		h.hold(gpuA, string(gpuA)+"::mps4::3")
+		advance(time.Minute)
+		if s := h.state(gpuA); h.daemon(gpuA).pid == 0 || !s.Ready {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// One answer that does not come is no finding.
+func TestFollowerOneAnswerMissing(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		h.ready(gpuA)
+		h.change(func() { h.daemons[gpuA].hang = true })
+		advance(examineInterval + controlTimeout/2)
+		h.change(func() { h.daemons[gpuA].hang = false })
+		for range 30 {
+			advance(time.Second)
+			h.wantState("after a missing answer", gpuA, true, "")
+		}
+	})
+}
+
+// A device that is shared again keeps its daemon.
+func TestFollowerLeavingEnds(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		h.ready(gpuA)
+		h.hold(gpuA, string(gpuA)+"::mps4::3")
+		pid := h.daemon(gpuA).pid
+		h.want()
+		advance(20 * time.Second)
+		h.want(gpuA)
+		advance(2 * time.Second)
+		if s := h.state(gpuA); s.Leaving || !s.Ready || s.PID != pid {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+func TestFollowerStops(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		h.f.Stop(h.Context()) // nothing was ever desired
+		if _, err := os.Stat(h.root.DesiredFile()); !errors.Is(err, fs.ErrNotExist) {
+			t.Error(err)
+		}
+		h.ready(gpuA, gpuB)
+		h.stop()
+		if h.daemon(gpuA).pid == 0 {
+			t.Error("the end of Run stopped a daemon")
+		}
+		start := time.Now()
+		h.f.Stop(h.Context())
+		if h.daemon(gpuA).pid != 0 || h.daemon(gpuB).pid != 0 || time.Since(start) > 5*time.Second {
+			t.Errorf("daemons %d and %d run after %v", h.daemon(gpuA).pid, h.daemon(gpuB).pid, time.Since(start))
+		}
+		h.wantState("stopped", gpuA, false, "")
+		h.f.Stop(h.Context()) // as an agent that finds a detach in force
+		h.run()
+		advance(5 * time.Second)
+		h.wantState("attached", gpuA, true, "")
+		h.wantState("attached", gpuB, true, "")
+
+		// mps-daemon hangs, or does not stop them.
+		h.stop()
+		h.change(func() { h.stubborn = true })
+		start = time.Now()
+		h.f.Stop(h.Context())
+		if took := time.Since(start); took < stopLimit || took > stopLimit+5*time.Second {
+			t.Errorf("returned after %v", took)
+		}
+		h.change(func() { h.down = true })
+		start = time.Now()
+		h.f.Stop(h.Context())
+		if took := time.Since(start); took > 2*stopUnreachable {
+			t.Errorf("returned after %v", took)
+		}
+		if d, err := readDesired(h.root); err != nil || !d.Stopped || len(d.Daemons) != 2 {
+			t.Errorf("%+v, %v", d, err)
+		}
+	})
+}
+
+// A new session of the same source interrupts nothing.
+func TestFollowerRunAgain(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		h.ready(gpuA)
+		for range 5 {
+			h.stop()
+			h.run()
+			for range 40 {
+				advance(100 * time.Millisecond)
+				h.wantState("new session", gpuA, true, "")
+			}
+		}
+		if d := h.daemon(gpuA); len(d.log) != 2 {
+			t.Errorf("%q", d.log)
+		}
+	})
+}
+
+// Without MPS nothing is asked or written, and nothing ticks.
+func TestFollowerIdle(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		h.f.call = nil // would panic
+		advance(time.Hour)
+		h.want()
+		advance(time.Hour)
+		if _, err := os.Stat(h.root.DesiredFile()); !errors.Is(err, fs.ErrNotExist) || h.f.State().Load() != nil {
+			t.Errorf("%v, %+v", err, h.f.State().Load())
+		}
+	})
+}
+
+func TestFollowerWaitingUsers(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		h.ready(gpuA)
+		h.serve(gpuA, 17, fakeServer{status: serverActive, clients: []int{8}})
+		log := "[2026-11-22 07:30:26.216 Control     6] Starting new server 17 for user 1000\n" +
+			"[2026-11-22 07:30:26.216 Control     6] NEW CLIENT 0 from user 1001: Server is not ready, push client to pending list\n"
+		path := filepath.Join(h.root.LogDir(gpuA), controlLogName)
+		if err := os.WriteFile(path, []byte(log), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		advance(9 * time.Second)
+		h.wantState("for a moment", gpuA, true, "")
+		advance(10 * time.Second)
+		h.wantState("waiting", gpuA, true, health.CauseMPSUsers)
+		if s := h.state(gpuA); s.Servers[0].UID != 1000 {
+			t.Errorf("%+v", s)
+		}
+		h.change(func() { delete(h.daemons[gpuA].servers, 17) })
+		advance(6 * time.Second)
+		h.wantState("the other user has left", gpuA, true, "")
+	})
+}
+
+func TestTerminateClient(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		if err := h.f.TerminateClient(h.Context(), gpuA, 8); !errors.Is(err, ErrNotServed) {
+			t.Error(err)
+		}
+		h.ready(gpuA)
+		if err := h.f.TerminateClient(h.Context(), gpuA, 8); !errors.Is(err, ErrNoClient) {
+			t.Error(err)
+		}
+		h.serve(gpuA, 7, fakeServer{status: serverActive, clients: []int{8, 9}})
+		if err := h.f.TerminateClient(h.Context(), gpuA, 10); !errors.Is(err, ErrNoClient) || !strings.Contains(err.Error(), "8, 9") {
+			t.Error(err)
+		}
+		if err := h.f.TerminateClient(h.Context(), gpuA, 8); err != nil {
+			t.Error(err)
+		}
+		advance(time.Millisecond)
+		if s := h.state(gpuA); !reflect.DeepEqual(s.Servers[0].Clients, []int{9}) {
+			t.Errorf("%+v", s)
+		}
+	})
+}

@@ -1,0 +1,677 @@
+package mps
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/mpstest"
+)
+
+const (
+	gpuA = health.DeviceID("GPU-aaaaaaaa-0000-0000-0000-000000000000")
+	gpuB = health.DeviceID("GPU-bbbbbbbb-0000-0000-0000-000000000000")
+	mig  = health.DeviceID("MIG-cccccccc-0000-0000-0000-000000000000")
+)
+
+// node is a node with a stand-in of MPS, and what the agent's part wants of a Supervisor.
+type node struct {
+	t       *testing.T
+	program *mpstest.ControlProgram
+	root    Root
+	modes   string // directory of fileModes
+}
+
+func newNode(t *testing.T) *node {
+	t.Helper()
+	p := mpstest.New(t)
+	return &node{t: t, program: p, root: Root(p.Root()), modes: t.TempDir()}
+}
+
+// want writes what is to run.
+func (n *node) want(devices ...health.DeviceID) {
+	n.t.Helper()
+	n.write(desiredFile{Daemons: desiredDaemons(devices...)})
+}
+
+func desiredDaemons(devices ...health.DeviceID) (daemons []desiredDaemon) {
+	for _, id := range devices {
+		daemons = append(daemons, desiredDaemon{Device: id, GPU: id, MIG: strings.HasPrefix(string(id), "MIG-")})
+	}
+	return daemons
+}
+
+func (n *node) write(d desiredFile) {
+	n.t.Helper()
+	d.Version = desiredVersion
+	if d.Control == "" {
+		d.Control = n.program.Path
+	}
+	if err := writeDesired(n.root, d); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// supervise runs a Supervisor until the test ends or stop is called.
+func (n *node) supervise() (stop func()) {
+	n.t.Helper()
+	ctx, cancel := context.WithCancel(n.t.Context())
+	s := &Supervisor{Root: n.root, ComputeModes: fileModes(n.modes), Log: zaptest.NewLogger(n.t, zaptest.Level(zap.InfoLevel))}
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	stop = func() {
+		cancel()
+		if err := <-ended; err != nil {
+			n.t.Errorf("Run: %v", err)
+		}
+		ended <- nil
+	}
+	n.t.Cleanup(stop)
+	return stop
+}
+
+// call sends a request, and returns the status if that was the request.
+func (n *node) call(r Request) (Status, error) {
+	text, err := unixsock.Call(n.t.Context(), n.root.Socket(), r)
+	var response struct{ Result Status }
+	if err == nil {
+		err = json.Unmarshal([]byte(text), &response)
+	}
+	return response.Result, err
+}
+
+func (n *node) status() (Status, error) { return n.call(Request{Status: &struct{}{}}) }
+
+// reload has the Supervisor read the file.
+func (n *node) reload() {
+	n.t.Helper()
+	if _, err := n.call(Request{Reload: &struct{}{}}); err != nil {
+		n.t.Fatalf("reload: %v", err)
+	}
+}
+
+// await waits until the status fulfils a condition.
+func (n *node) await(what string, condition func(Status) bool) Status {
+	n.t.Helper()
+	var last Status
+	eventually(n.t, what, func() bool {
+		s, err := n.status()
+		last = s
+		return err == nil && condition(s)
+	}, func() string { return fmt.Sprintf("%+v", last) })
+	return last
+}
+
+// eventually waits for a condition.
+func eventually(t *testing.T, what string, condition func() bool, describe func() string) {
+	t.Helper()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	timeout := time.After(time.Minute)
+	for !condition() {
+		select {
+		case <-tick.C:
+		case <-timeout:
+			t.Fatalf("not within a minute: %s; last: %s", what, describe())
+		}
+	}
+}
+
+// awaitServing waits until the daemons of the devices serve their sockets, and returns their status.
+func (n *node) awaitServing(devices ...health.DeviceID) map[health.DeviceID]DaemonStatus {
+	n.t.Helper()
+	var found map[health.DeviceID]DaemonStatus
+	s := n.await("daemons run", func(s Status) bool {
+		found = make(map[health.DeviceID]DaemonStatus)
+		for _, d := range s.Daemons {
+			if d.PID != 0 && !d.Stopping {
+				found[d.Device] = d
+			}
+		}
+		return len(found) == len(devices)
+	})
+	if got := slices.Sorted(maps.Keys(found)); !slices.Equal(got, slices.Sorted(slices.Values(devices))) {
+		n.t.Fatalf("daemons of %v: %+v", devices, s)
+	}
+	for _, id := range devices {
+		var answer string
+		eventually(n.t, "daemon serves", func() bool {
+			out, err := n.program.Control(n.root.PipeDir(id), "get_server_list")
+			answer = out
+			return err == nil
+		}, func() string { return answer })
+	}
+	return found
+}
+
+// mode returns a GPU's compute mode.
+func (n *node) mode(gpu health.DeviceID) health.ComputeMode {
+	n.t.Helper()
+	mode, err := fileModes(n.modes).Get(gpu)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return mode
+}
+
+// connect connects a client, so that the daemon has a server.
+func (n *node) connect(id health.DeviceID) *mpstest.Client {
+	n.t.Helper()
+	c, err := mpstest.Connect(n.root.PipeDir(id), mpstest.ClientRequest{})
+	if err != nil {
+		n.t.Fatalf("client of %s: %v", id, err)
+	}
+	n.t.Cleanup(c.Close)
+	return c
+}
+
+func kill(t *testing.T, pid int) {
+	t.Helper()
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// alive reports whether a process runs; one that has ended and waits for its parent does not.
+func alive(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && !strings.Contains(string(stat), ") Z ")
+}
+
+func TestSupervisorRunsADaemonPerDevice(t *testing.T) {
+	n := newNode(t)
+	t.Setenv("CUDA_MPS_PROTOCOL_VERSION", "3")
+	n.want(gpuA, mig)
+	stop := n.supervise()
+	running := n.awaitServing(gpuA, mig)
+	for id, d := range running {
+		if n.program.Daemons()[string(id)] != d.PID {
+			t.Errorf("%s: PID %d, processes %+v", id, d.PID, n.program.Processes())
+		}
+		if d.Restarts != 0 || !d.MultiUser || d.Error != "" || time.Since(d.Started) > time.Hour {
+			t.Errorf("%s: %+v", id, d)
+		}
+		if pgid, err := syscall.Getpgid(d.PID); pgid != d.PID {
+			t.Errorf("%s: process group %d of process %d, %v", id, pgid, d.PID, err)
+		}
+		env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", d.PID))
+		if err != nil || strings.Contains(string(env), "CUDA_MPS_PROTOCOL_VERSION") {
+			t.Errorf("%s: environment %q, %v", id, env, err)
+		}
+		files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", d.PID))
+		for _, name := range files {
+			if to, _ := os.Readlink(name); strings.HasSuffix(to, ".lock") {
+				t.Errorf("%s: the daemon has %s open, %v", id, to, err)
+			}
+		}
+	}
+	if got := n.mode(gpuA); got != health.ComputeModeExclusiveProcess {
+		t.Errorf("compute mode of a GPU: %v", got)
+	}
+	if got := n.mode(mig); got != health.ComputeModeDefault {
+		t.Errorf("compute mode in MIG mode: %v", got)
+	}
+	stop()
+	if left := n.program.Processes(); len(left) != 0 {
+		t.Errorf("processes after the end: %+v", left)
+	}
+	if got := n.mode(gpuA); got != health.ComputeModeDefault {
+		t.Errorf("compute mode after the end: %v", got)
+	}
+	if _, err := os.Stat(n.root.PipeDir(gpuA)); err != nil {
+		t.Errorf("containers have the pipe directory mounted: %v", err)
+	}
+}
+
+func TestSupervisorRestartsADeadDaemon(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.want(gpuA, gpuB)
+	n.supervise()
+	before := n.awaitServing(gpuA, gpuB)
+	orphan := n.connect(gpuA).Server
+	kill(t, before[gpuA].PID)
+	n.await("restart", func(s Status) bool { return s.Daemons[0].Restarts == 1 && s.Daemons[0].PID != 0 })
+	after := n.awaitServing(gpuA, gpuB)
+	if after[gpuA].PID == before[gpuA].PID || after[gpuB].PID != before[gpuB].PID || after[gpuB].Restarts != 0 {
+		t.Errorf("before %+v, after %+v", before, after)
+	}
+	if alive(orphan) {
+		t.Errorf("server %d of the dead daemon still runs", orphan)
+	}
+	if c := n.connect(gpuA); c.Server == orphan {
+		t.Errorf("client of the old server %d", orphan)
+	}
+}
+
+func TestSupervisorRestartsOnRequest(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.want(gpuA)
+	n.supervise()
+	before := n.awaitServing(gpuA)[gpuA]
+	server := n.connect(gpuA).Server
+	if err := syscall.Kill(before.PID, syscall.SIGSTOP); err != nil { // it hangs
+		t.Fatal(err)
+	}
+	if _, err := n.call(Request{Restart: &Restart{Device: gpuB}}); err == nil {
+		t.Error("restart of a device without a daemon succeeded")
+	}
+	if _, err := n.call(Request{Restart: &Restart{Device: gpuA}}); err != nil {
+		t.Fatal(err)
+	}
+	after := n.await("restart", func(s Status) bool { return s.Daemons[0].Restarts == 1 && s.Daemons[0].PID != 0 }).Daemons[0]
+	if after.PID == before.PID || alive(before.PID) || alive(server) {
+		t.Errorf("before %+v, after %+v, server %d", before, after, server)
+	}
+}
+
+func TestSupervisorReportsWhyADaemonDoesNotStart(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.program.SetFaults(mpstest.AllDevices, mpstest.Faults{ExitAtStart: true})
+	n.want(gpuA)
+	n.supervise()
+	s := n.await("reason", func(s Status) bool {
+		return len(s.Daemons) == 1 && strings.Contains(s.Daemons[0].Error, "exit status 1: ")
+	}).Daemons[0]
+	if s.PID != 0 {
+		t.Errorf("%+v", s)
+	}
+	n.program.SetFaults(mpstest.AllDevices, mpstest.Faults{})
+	if s := n.awaitServing(gpuA)[gpuA]; s.Error != "" {
+		t.Errorf("after recovery: %+v", s)
+	}
+}
+
+func TestSupervisorWithoutControlProgram(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.write(desiredFile{Control: "no-such-program", Daemons: desiredDaemons(gpuA)})
+	n.supervise()
+	s := n.await("reason", func(s Status) bool { return len(s.Daemons) == 1 && s.Daemons[0].Error != "" })
+	if !strings.HasPrefix(s.Daemons[0].Error, "plugin.sharing.mps.control: ") || n.mode(gpuA) != health.ComputeModeDefault {
+		t.Errorf("%+v, compute mode %v", s, n.mode(gpuA))
+	}
+	n.want(gpuA) // the operator corrects the key
+	n.reload()
+	n.awaitServing(gpuA)
+}
+
+func TestSupervisorOfAnOlderDriverIsSingleUser(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.program.SetFaults(mpstest.AllDevices, mpstest.Faults{NoMultiUser: true})
+	n.want(gpuA)
+	n.supervise()
+	n.await("single-user", func(s Status) bool { return len(s.Daemons) == 1 && s.Daemons[0].PID != 0 && !s.Daemons[0].MultiUser })
+	n.awaitServing(gpuA)
+}
+
+// The Supervisor is killed at any time: the next one adopts what runs, and knows what it is.
+func TestSupervisorAdopts(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.want(gpuA, gpuB)
+	first := startProcess(t, n.root, n.modes)
+	before := n.awaitServing(gpuA, gpuB)
+	client := n.connect(gpuA)
+	killProcess(first)
+	kill(t, before[gpuB].PID)
+	eventually(t, "end of the killed daemon", func() bool { return !alive(before[gpuB].PID) }, func() string { return "" })
+
+	n.supervise()
+	after := n.awaitServing(gpuA, gpuB)
+	if a, b := before[gpuA], after[gpuA]; a.PID != b.PID || b.Restarts != 0 || !b.MultiUser || b.Started.Sub(a.Started).Abs() > 5*time.Second {
+		t.Errorf("before %+v, after %+v", a, b)
+	}
+	if after[gpuB].PID == before[gpuB].PID || after[gpuB].Restarts != 0 {
+		t.Errorf("killed beside the Supervisor: %+v", after[gpuB])
+	}
+	if !alive(client.Server) {
+		t.Error("the server of the adopted daemon ended")
+	}
+	// An adopted daemon, which is no child, is watched too.
+	kill(t, before[gpuA].PID)
+	n.await("restart", func(s Status) bool { return s.Daemons[0].Restarts == 1 && s.Daemons[0].PID != 0 })
+	if n.awaitServing(gpuA, gpuB); alive(client.Server) {
+		t.Error("the server of the dead daemon still runs")
+	}
+}
+
+func TestSupervisorKillsServersWithoutDaemon(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.want(gpuA)
+	first := startProcess(t, n.root, n.modes)
+	before := n.awaitServing(gpuA)[gpuA]
+	server := n.connect(gpuA).Server
+	killProcess(first)
+	kill(t, before.PID)
+	if !alive(server) {
+		t.Fatal("the stand-in's server must outlive its daemon")
+	}
+	n.supervise()
+	if n.awaitServing(gpuA); alive(server) {
+		t.Errorf("server %d still runs", server)
+	}
+}
+
+// After everything was killed, the compute mode is set back once MPS no longer serves the GPU.
+func TestSupervisorSetsModesBackAfterAKillOfEverything(t *testing.T) {
+	for _, before := range []health.ComputeMode{health.ComputeModeDefault, health.ComputeModeExclusiveThread, health.ComputeModeExclusiveProcess} {
+		t.Run(before.String(), func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			if err := fileModes(n.modes).Set(gpuA, before); err != nil {
+				t.Fatal(err)
+			}
+			n.want(gpuA)
+			for range 2 { // the second finds the mode of the first
+				process := startProcess(t, n.root, n.modes)
+				daemon := n.awaitServing(gpuA)[gpuA]
+				killProcess(process)
+				kill(t, daemon.PID)
+				eventually(t, "end of the killed daemon", func() bool { return !alive(daemon.PID) }, func() string { return "" })
+				if got := n.mode(gpuA); got != health.ComputeModeExclusiveProcess {
+					t.Fatalf("mode while MPS serves the GPU: %v", got)
+				}
+			}
+			n.want()
+			n.supervise()
+			eventually(t, "the mode from before", func() bool {
+				_, err := os.Stat(filepath.Dir(n.root.PipeDir(gpuA)))
+				return n.mode(gpuA) == before && errors.Is(err, fs.ErrNotExist)
+			}, func() string { return n.mode(gpuA).String() })
+		})
+	}
+}
+
+func TestSupervisorWithoutComputeMode(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	failure := filepath.Join(n.modes, "failure")
+	if err := os.WriteFile(failure, []byte("GPU is lost"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.want(gpuA)
+	n.supervise()
+	s := n.await("failure", func(s Status) bool { return len(s.Daemons) == 1 && strings.Contains(s.Daemons[0].Error, "GPU is lost") })
+	if s.Daemons[0].PID != 0 || len(n.program.Processes()) != 0 {
+		t.Errorf("started without the compute mode: %+v", s)
+	}
+	if err := os.Remove(failure); err != nil {
+		t.Fatal(err)
+	}
+	n.awaitServing(gpuA)
+
+	// The mode that cannot be set back stays recorded, and is set back later.
+	if err := os.WriteFile(failure, []byte("GPU is lost"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.want()
+	n.reload()
+	n.await("failure", func(s Status) bool {
+		return len(s.Daemons) == 1 && s.Daemons[0].PID == 0 && !s.Daemons[0].Stopping && strings.Contains(s.Daemons[0].Error, "GPU is lost")
+	})
+	if err := os.Remove(failure); err != nil {
+		t.Fatal(err)
+	}
+	n.want(gpuA)
+	n.reload()
+	n.awaitServing(gpuA)
+	n.want()
+	n.reload()
+	n.await("no daemon", func(s Status) bool { return len(s.Daemons) == 0 })
+	if got := n.mode(gpuA); got != health.ComputeModeDefault {
+		t.Errorf("compute mode: %v", got)
+	}
+}
+
+func TestSupervisorKilledWhileItSetsAMode(t *testing.T) {
+	for _, point := range []string{"kill-before", "kill-after"} {
+		t.Run(point, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.want(gpuA)
+			trap := filepath.Join(n.modes, point)
+			killed := func() { // the Supervisor ends at the next change of a mode
+				t.Helper()
+				if err := os.WriteFile(trap, nil, 0o600); err != nil {
+					t.Fatal(err)
+				}
+				state, err := startProcess(t, n.root, n.modes).Process.Wait()
+				if err != nil || state.Exited() {
+					t.Fatalf("%v, %v", state, err)
+				}
+				if err := os.Remove(trap); err != nil {
+					t.Fatal(err)
+				}
+			}
+			killed() // while it sets the mode
+			if got := len(n.program.Commands()); got != 0 {
+				t.Errorf("a daemon was started before the compute mode was set: %v", n.program.Commands())
+			}
+			n.want()
+			if n.mode(gpuA) != health.ComputeModeDefault {
+				killed() // while it sets the mode back
+			}
+			n.supervise()
+			eventually(t, "the mode from before", func() bool {
+				_, err := os.Stat(filepath.Dir(n.root.PipeDir(gpuA)))
+				return n.mode(gpuA) == health.ComputeModeDefault && errors.Is(err, fs.ErrNotExist)
+			}, func() string { return n.mode(gpuA).String() })
+		})
+	}
+}
+
+// An operator prohibited that processes use the GPU.
+func TestSupervisorRespectsProhibitedMode(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	if err := fileModes(n.modes).Set(gpuA, health.ComputeModeProhibited); err != nil {
+		t.Fatal(err)
+	}
+	n.want(gpuA)
+	n.supervise()
+	n.await("refusal", func(s Status) bool {
+		return len(s.Daemons) == 1 && strings.Contains(s.Daemons[0].Error, "-i "+string(gpuA)+" -c DEFAULT")
+	})
+	n.want()
+	n.reload()
+	n.await("no daemon", func(s Status) bool { return len(s.Daemons) == 0 })
+	if got := n.mode(gpuA); got != health.ComputeModeProhibited || len(n.program.Commands()) != 0 {
+		t.Errorf("compute mode %v, commands %v", got, n.program.Commands())
+	}
+}
+
+func TestSupervisorStopsDevicesThatLeave(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.want(gpuA, gpuB)
+	n.supervise()
+	before := n.awaitServing(gpuA, gpuB)
+	n.want(gpuB)
+	n.reload()
+	n.await("one daemon", func(s Status) bool { return len(s.Daemons) == 1 })
+	if alive(before[gpuA].PID) || !alive(before[gpuB].PID) {
+		t.Errorf("processes %+v, before %+v", n.program.Processes(), before)
+	}
+	if a, b := n.mode(gpuA), n.mode(gpuB); a != health.ComputeModeDefault || b != health.ComputeModeExclusiveProcess {
+		t.Errorf("compute modes %v, %v", a, b)
+	}
+	if !slices.ContainsFunc(n.program.Commands(), func(c mpstest.Command) bool { return strings.HasPrefix(c.Text, "quit -t ") }) {
+		t.Errorf("commands %+v", n.program.Commands())
+	}
+	n.want(gpuA, gpuB)
+	n.reload()
+	if after := n.awaitServing(gpuA, gpuB); after[gpuB].PID != before[gpuB].PID {
+		t.Errorf("before %+v, after %+v", before, after)
+	}
+}
+
+// A detach stops the daemons, also those of a Supervisor that was killed, and leaves what containers have mounted.
+func TestSupervisorStopsAllForADetach(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.want(gpuA)
+	process := startProcess(t, n.root, n.modes)
+	before := n.awaitServing(gpuA)[gpuA]
+	killProcess(process)
+	n.write(desiredFile{Stopped: true, Daemons: desiredDaemons(gpuA)})
+	n.supervise()
+	n.await("no daemon", func(s Status) bool {
+		return len(s.Daemons) == 0 && !alive(before.PID) && n.mode(gpuA) == health.ComputeModeDefault
+	})
+	check := func() {
+		t.Helper()
+		if _, err := os.Stat(n.root.PipeDir(gpuA)); err != nil {
+			t.Error(err)
+		}
+	}
+	check()
+	n.want(gpuA)
+	n.reload()
+	n.awaitServing(gpuA)
+	n.write(desiredFile{Stopped: true, Daemons: desiredDaemons(gpuA)})
+	n.reload()
+	n.await("no daemon", func(s Status) bool { return len(s.Daemons) == 0 })
+	check()
+}
+
+func TestSupervisorKillsADaemonThatDoesNotStop(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.want(gpuA)
+	stop := n.supervise()
+	before := n.awaitServing(gpuA)[gpuA]
+	server := n.connect(gpuA).Server
+	for _, pid := range []int{before.PID, server} {
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stop()
+	if alive(before.PID) || alive(server) || n.mode(gpuA) != health.ComputeModeDefault {
+		t.Errorf("processes %+v, compute mode %v", n.program.Processes(), n.mode(gpuA))
+	}
+}
+
+func TestSupervisorKeepsDaemonsWithoutAGoodFile(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.supervise()
+	n.await("no daemon without a file", func(s Status) bool { return len(s.Daemons) == 0 && s.Error == "" })
+	n.want(gpuA)
+	n.reload()
+	before := n.awaitServing(gpuA)[gpuA]
+	for name, text := range map[string]string{"torn": `{"version":1,"dae`, "newer": `{"version":1000}`} {
+		if err := os.WriteFile(n.root.DesiredFile(), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := n.call(Request{Reload: &struct{}{}}); err == nil {
+			t.Errorf("%s: reload succeeded", name)
+		}
+		if s, err := n.status(); err != nil || !strings.HasPrefix(s.Error, n.root.DesiredFile()) || len(s.Daemons) != 1 || s.Daemons[0].PID != before.PID {
+			t.Errorf("%s: %+v, %v", name, s, err)
+		}
+	}
+	if err := os.Remove(n.root.DesiredFile()); err != nil {
+		t.Fatal(err)
+	}
+	n.reload()
+	if s, err := n.status(); err != nil || s.Error != "" || len(s.Daemons) != 1 || s.Daemons[0].PID != before.PID {
+		t.Errorf("no file: %+v, %v", s, err)
+	}
+}
+
+func TestSecondSupervisorWaits(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.want(gpuA)
+	stopFirst := n.supervise()
+	before := n.awaitServing(gpuA)[gpuA]
+	waiting := startProcess(t, n.root, n.modes)
+	eventually(t, "lock file opened", func() bool {
+		links, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", waiting.Process.Pid))
+		return slices.ContainsFunc(links, func(l string) bool { to, _ := os.Readlink(l); return to == n.root.lockFile() })
+	}, func() string { return "" })
+	if s, err := n.status(); err != nil || s.Daemons[0].PID != before.PID {
+		t.Errorf("%+v, %v", s, err)
+	}
+	stopFirst()
+	if after := n.awaitServing(gpuA)[gpuA]; after.PID == before.PID || after.Restarts != 0 { // it did nothing while it waited
+		t.Errorf("before %+v, after %+v", before, after)
+	}
+	// One that waits can be stopped.
+	third := startProcess(t, n.root, n.modes)
+	if err := third.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := third.Process.Wait(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Mounts are tested in namespaces of their own, which need no privilege on the node but that of making them.
+func TestSupervisorMountsShm(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.want(gpuA)
+	inNamespaces := func(cmd *exec.Cmd) {
+		cmd.Env = append(cmd.Env, testMount+"=1")
+		cmd.SysProcAttr = &syscall.SysProcAttr{
+			Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
+			UidMappings: []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}}, GidMappings: []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}},
+		}
+	}
+	probe := exec.Command("true")
+	if inNamespaces(probe); probe.Run() != nil {
+		t.Skip("cannot make namespaces here")
+	}
+	process := startProcess(t, n.root, n.modes, inNamespaces)
+	s := n.await("status", func(s Status) bool { return len(s.Daemons) == 1 })
+	if s.Shm != "" {
+		t.Fatalf("%+v", s)
+	}
+	n.awaitServing(gpuA)
+	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mounts", process.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{n.root.ShmDir(), devShm} {
+		i := strings.LastIndex(string(mounts), " "+dir+" tmpfs rw,nosuid,nodev,noexec,relatime,size=")
+		if i < 0 {
+			t.Errorf("%s is not mounted as expected:\n%s", dir, mounts)
+		}
+	}
+	info, err := os.Stat(fmt.Sprintf("/proc/%d/root%s", process.Process.Pid, devShm))
+	if err != nil || info.Mode() != os.ModeDir|os.ModeSticky|0o777 {
+		t.Errorf("%s: %v, %v", devShm, info, err)
+	}
+}
+
+func TestMountShmOfTheNodeIsRefused(t *testing.T) {
+	if same, err := isSameFile("/proc/self/ns/mnt", "/proc/1/ns/mnt"); err != nil || !same {
+		t.Skip("the tests run in a container")
+	}
+	if err := mountShm(t.TempDir()); err == nil || !strings.HasPrefix(err.Error(), "--mount-shm: ") {
+		t.Errorf("got %v", err)
+	}
+}

@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -46,8 +45,8 @@ type daemon struct {
 	device    health.DeviceID
 	mig       bool
 	root      Root
-	control   atomic.Pointer[string] // the program for the next start
-	modes     *ComputeModes          // nil if the GPUs are simulated
+	control   string
+	modes     *ComputeModes // nil if the GPUs are simulated
 	processes *processTable
 	mounted   func() error // why the directories that containers mount are not there yet
 	log       *zap.Logger
@@ -136,15 +135,14 @@ func (d *daemon) publishEnd() {
 // serve adopts or starts a control daemon, and waits until its process has ended. It returns for how long the process ran and why it
 // ended. If ctx ends, the process continues.
 func (d *daemon) serve(ctx context.Context) (time.Duration, error) {
-	control := *d.control.Load()
-	p, err := d.adopt(ctx, control)
+	p, err := d.adopt(ctx)
 	if err != nil {
 		return 0, err
 	}
 	if p != nil {
 		return d.watch(ctx, p)
 	}
-	program, err := exec.LookPath(control)
+	program, err := exec.LookPath(d.control)
 	if err != nil {
 		return 0, fmt.Errorf("plugin.sharing.mps.control: %w; the driver has this program, which must be in the container of mps-daemon", err)
 	}
@@ -178,8 +176,8 @@ func (p *runningDaemon) refused(ran time.Duration) bool {
 }
 
 // adopt returns the control daemon that runs for the device already, nil if there is none. It kills servers without a daemon.
-func (d *daemon) adopt(ctx context.Context, control string) (*runningDaemon, error) {
-	found, err := d.processes.find(ctx, d.root.PipeDir(d.device), control)
+func (d *daemon) adopt(ctx context.Context) (*runningDaemon, error) {
+	found, err := d.processes.find(ctx, d.root.PipeDir(d.device), d.control)
 	if err != nil {
 		return nil, err
 	}
@@ -354,15 +352,15 @@ func (d *daemon) end(ctx context.Context, cause error) error {
 
 // endProcesses ends the control daemon and its servers, in an orderly way if they respond.
 func (d *daemon) endProcesses(ctx context.Context, cause error) error {
-	control, dir := *d.control.Load(), d.root.PipeDir(d.device)
-	found, err := d.processes.find(ctx, dir, control)
+	dir := d.root.PipeDir(d.device)
+	found, err := d.processes.find(ctx, dir, d.control)
 	if err != nil {
 		return err
 	}
 	if p := controlDaemon(found); p != nil {
 		d.log.Info("stopping MPS control daemon", zap.Int("pid", p.pid), zap.NamedError("reason", cause))
-		d.quit(ctx, control, p.pid)
-		if found, err = d.processes.find(ctx, dir, control); err != nil { // the servers of a daemon that does not respond outlive it
+		d.quit(ctx, p.pid)
+		if found, err = d.processes.find(ctx, dir, d.control); err != nil { // the servers of a daemon that does not respond outlive it
 			return err
 		}
 	}
@@ -370,11 +368,11 @@ func (d *daemon) endProcesses(ctx context.Context, cause error) error {
 }
 
 // quit asks a control daemon to end, first by the protocol, then by a signal.
-func (d *daemon) quit(ctx context.Context, control string, pid int) {
+func (d *daemon) quit(ctx context.Context, pid int) {
 	quitCtx, cancel := context.WithTimeout(ctx, quitTimeout)
 	defer cancel()
 	command := fmt.Sprintf("quit -t %d", int(quitServers.Seconds()))
-	if _, err := runControl(quitCtx, control, environment(d.root, d.device), command); err == nil && awaitExit(quitCtx, pid) == nil {
+	if _, err := runControl(quitCtx, d.control, environment(d.root, d.device), command); err == nil && awaitExit(quitCtx, pid) == nil {
 		return
 	}
 	termCtx, cancel := context.WithTimeout(ctx, termTimeout)

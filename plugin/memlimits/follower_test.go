@@ -150,7 +150,7 @@ func newNode(t *testing.T) *node {
 	}
 	n.open = n.driver.Open
 	n.configs.Store(&Config{Enforcement: Driver, PodLogs: filepath.Join(n.dir, "log/pods")})
-	n.holders.Store(&podresources.Holders{})
+	n.holders.Store(&podresources.Holders{By: map[health.DeviceID][]podresources.Holder{}})
 	n.setDevices("615.10", "GPU-a", "GPU-b")
 	n.write("log/pods/x", "")
 	n.write("log/containers/x", "")
@@ -471,18 +471,21 @@ func TestFollowerExaminesNode(t *testing.T) {
 		hook   bool
 		want   map[health.DeviceID]bool
 	}{
-		"agent":        {func(*node) {}, false, both(true, true)},
-		"hooks":        {func(n *node) { n.hooks = both(true, true) }, true, both(true, true)},
-		"hooks only":   {func(n *node) { n.hooks = both(true, true); n.withoutAdmin() }, true, both(true, true)},
-		"one hook":     {func(n *node) { n.hooks = both(true, false); n.withoutAdmin() }, true, both(true, false)},
-		"nobody":       {(*node).withoutAdmin, false, both(false, false)},
-		"old driver":   {func(n *node) { n.driver.unsupported["GPU-b"] = errDriver }, false, both(true, false)},
-		"no driver":    {func(n *node) { n.driver.openErr = errDriver }, false, both(false, false)},
-		"cgroup v1":    {func(n *node) { n.hooks = both(true, true); n.remove("cgroup/cgroup.controllers") }, false, both(false, false)},
-		"own cgroups":  {func(n *node) { n.remove("cgroup/kubepods") }, false, both(false, false)},
-		"no pod logs":  {func(n *node) { n.remove("log/pods") }, false, both(false, false)},
-		"no log links": {func(n *node) { n.remove("log/containers") }, false, both(false, false)},
-		"MIG":          {func(n *node) { n.setDevices("615.10", "MIG-1") }, false, map[health.DeviceID]bool{"MIG-1": false}},
+		"agent":                  {func(*node) {}, false, both(true, true)},
+		"hooks":                  {func(n *node) { n.hooks = both(true, true) }, true, both(true, true)},
+		"hooks only":             {func(n *node) { n.hooks = both(true, true); n.withoutAdmin() }, true, both(true, true)},
+		"one hook":               {func(n *node) { n.hooks = both(true, false); n.withoutAdmin() }, true, both(true, false)},
+		"nobody":                 {(*node).withoutAdmin, false, both(false, false)},
+		"old driver":             {func(n *node) { n.driver.unsupported["GPU-b"] = errDriver }, false, both(true, false)},
+		"no driver":              {func(n *node) { n.driver.openErr = errDriver }, false, both(false, false)},
+		"cgroup v1":              {func(n *node) { n.hooks = both(true, true); n.remove("cgroup/cgroup.controllers") }, false, both(false, false)},
+		"own cgroups":            {func(n *node) { n.remove("cgroup/kubepods") }, false, both(false, false)},
+		"no pod logs":            {func(n *node) { n.remove("log/pods") }, false, both(false, false)},
+		"no log links":           {func(n *node) { n.remove("log/containers") }, false, both(false, false)},
+		"MIG":                    {func(n *node) { n.setDevices("615.10", "MIG-1") }, false, map[health.DeviceID]bool{"MIG-1": false}},
+		"holders unknown":        {func(n *node) { n.holders.Store(&podresources.Holders{Err: "error"}) }, false, both(false, false)},
+		"holders unknown, hooks": {func(n *node) { n.hooks = both(true, true); n.holders.Store(&podresources.Holders{Err: "error"}) }, true, both(true, true)},
+		"holders not asked for":  {func(n *node) { n.holders.Store(&podresources.Holders{Err: "error", Pending: true}) }, false, both(true, true)},
 		"podLogs off": {func(n *node) {
 			c := *n.configs.Load()
 			c.PodLogs = ""
@@ -497,8 +500,12 @@ func TestFollowerExaminesNode(t *testing.T) {
 				n.start()
 				defer n.stop()
 				n.expectDriver(test.hook, test.want)
+				s := n.Latest().Load()
+				if hidden := name == "holders unknown, hooks"; (s.Err != "") != hidden {
+					t.Errorf("error %q", s.Err)
+				}
 				able := test.want["GPU-a"] && n.Admin
-				for _, c := range n.Latest().Load().Containers {
+				for _, c := range s.Containers {
 					if (c.Enforcement == Driver) != able || (c.Reason == "") != able {
 						t.Errorf("%+v", c)
 					}
@@ -589,8 +596,11 @@ func TestFollowerWithHangingDriver(t *testing.T) {
 		n.wait(refresh)
 		again := make(chan struct{})
 		n.driver.change(func() { n.driver.hang, n.driver.gets = again, 0 })
-		n.wait(refresh + callLimit)
-		n.expect("GPU-a one 10/10Gi driver", "GPU-b two 1/1Gi driver")
+		n.run("three", 3)
+		n.hold("GPU-b", "two", 0)
+		n.hold("GPU-b", "three", 2)
+		n.wait(callLimit)
+		n.expect("GPU-a one 10/10Gi driver", "GPU-b three 2/2Gi none reason")
 		n.expectDriver(false, map[health.DeviceID]bool{"GPU-a": true, "GPU-b": true})
 		n.cancel() // the call is still in the driver
 		synctest.Wait()

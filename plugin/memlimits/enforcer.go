@@ -279,8 +279,9 @@ func (e *enforcer) readAndSet(t target, bytes uint64) (found health.MemoryLimits
 	if setErr = e.driver.limiter.SetLimits(t.device, t.group, 0, bytes); setErr != nil {
 		return found, setErr, nil
 	}
-	e.Log.Info("memory limit set", zap.String("device", string(t.device)), zap.String("cgroup", t.group), zap.Uint64("bytes", bytes))
-	found, err = e.readLimits(t)
+	if found, err = e.readLimits(t); err == nil && found.Hard <= bytes {
+		e.Log.Info("memory limit set", zap.String("device", string(t.device)), zap.String("cgroup", t.group), zap.Uint64("bytes", bytes))
+	}
 	return found, nil, err
 }
 

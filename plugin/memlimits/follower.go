@@ -48,7 +48,8 @@ type Follower struct {
 // New returns a Follower.
 func New(o Options) *Follower { return &Follower{Options: o} }
 
-// Capabilities holds what the node can enforce, nil until it was examined. While the driver is detached, the last ones stay.
+// Capabilities holds what the node can enforce, nil until it was examined. While the driver is detached, the last ones stay; Run
+// examines all devices again.
 func (f *Follower) Capabilities() *health.Latest[Capabilities] { return &f.capabilities }
 
 // Latest holds the memory of the containers, nil while memory sharing is off or the driver is detached.
@@ -68,12 +69,12 @@ const (
 func (f *Follower) Run(ctx context.Context, open Open) {
 	for ctx.Err() == nil {
 		c, same, cancel := health.WatchPart(ctx, f.Config, func(c *Config) Config { return *c })
+		if f.capabilities.Load() != nil { // after a detach, the driver can be another one
+			f.capabilities.Store(&Capabilities{})
+		}
 		if c.Enforcement != "" {
 			f.follow(same, c, open)
 		} else {
-			if f.capabilities.Load() != nil {
-				f.capabilities.Store(&Capabilities{})
-			}
 			<-same.Done()
 		}
 		cancel()

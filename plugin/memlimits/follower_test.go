@@ -436,6 +436,10 @@ func TestFollowerJudgesFoundLimits(t *testing.T) {
 				if sets := n.takeSets(); len(sets) != test.sets {
 					n.Errorf("%q", sets)
 				}
+				inForce := test.sets > 0 && strings.HasPrefix(test.want, "driver")
+				if logged := n.logs.FilterMessage("memory limit set").Len() > 0; logged != inForce {
+					n.Errorf("logged %v", n.logs.All())
+				}
 			})
 		})
 	}
@@ -567,6 +571,23 @@ func TestFollowerRepeatsExamination(t *testing.T) {
 		n.snapshots.Store(&s)
 		n.wait(refresh)
 		n.expectDriver(false, map[health.DeviceID]bool{"GPU-a": true})
+	})
+}
+
+// After a detach the driver can be an older one.
+func TestFollowerAfterDetach(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.start()
+		n.stop()
+		n.expectDriver(false, map[health.DeviceID]bool{"GPU-a": true, "GPU-b": true})
+		hang := make(chan struct{})
+		n.driver.change(func() { n.driver.hang, n.driver.unsupported["GPU-b"] = hang, errDriver })
+		n.start()
+		defer n.stop()
+		n.expectDriver(false, map[health.DeviceID]bool{})
+		n.driver.change(func() { n.driver.hang = nil })
+		close(hang)
+		n.expectDriver(false, map[health.DeviceID]bool{"GPU-a": true, "GPU-b": false})
 	})
 }
 

@@ -218,9 +218,12 @@ func (e *enforcer) enforce(c *Container, ids []string, running map[target]limit,
 		l := e.limits[t]
 		if l.bytes != c.Limit || now.Sub(l.read) >= refresh {
 			l = e.update(t, l, c.Limit, now)
-			if _, err := os.Stat(t.group); l.err != nil && err != nil {
-				e.absent[id] = now // it has just ended
-				continue
+			if l.err != nil {
+				if _, err := os.Stat(t.group); err != nil {
+					e.absent[id] = now // it has just ended
+					continue
+				}
+				delete(e.driver.examined, t.device) // the driver may not limit it any more
 			}
 		}
 		running[t] = l

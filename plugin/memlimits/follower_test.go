@@ -468,6 +468,25 @@ func TestFollowerKeepsVerdictDuringErrors(t *testing.T) {
 	})
 }
 
+// A driver that does not limit a device any more keeps no container within its memory.
+func TestFollowerLosesLimits(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.hold("GPU-a", "one", 10)
+		n.run("one", 1)
+		n.start()
+		defer n.stop()
+		n.expect("GPU-a one 10/10Gi driver used 3")
+		n.driver.change(func() { n.driver.err, n.driver.unsupported["GPU-a"] = errDriver, errDriver })
+		n.wait(3 * refresh)
+		n.expect("GPU-a one 10/10Gi none reason")
+		n.expectDriver(false, map[health.DeviceID]bool{"GPU-a": false, "GPU-b": true})
+		n.driver.change(func() { n.driver.err, n.driver.unsupported = nil, nil })
+		n.wait(6 * refresh)
+		n.expect("GPU-a one 10/10Gi driver used 3")
+		n.expectDriver(false, map[health.DeviceID]bool{"GPU-a": true, "GPU-b": true})
+	})
+}
+
 func TestFollowerExaminesNode(t *testing.T) {
 	both := func(a, b bool) map[health.DeviceID]bool { return map[health.DeviceID]bool{"GPU-a": a, "GPU-b": b} }
 	for name, test := range map[string]struct {

@@ -204,16 +204,18 @@ func idsByName(names containers.Names) map[containers.Container][]string {
 // enforce reads the limits of a container, sets them if they are not in force, and reads them back. The container has an ID for each of
 // its starts, of which one runs. The error is that of a call, which leaves the last result.
 func (e *enforcer) enforce(c *Container, ids []string, running map[target]limit, now time.Time) (err error) {
-	reason := notRunning
+	reason, found := notRunning, false
+	slices.SortFunc(ids, func(a, b string) int { return e.absent[a].Compare(e.absent[b]) }) // those that have ended last
 	for _, id := range ids {
-		if at, absent := e.absent[id]; absent && now.Sub(at) < refresh {
-			continue
+		if at, absent := e.absent[id]; absent && (found || now.Sub(at) < refresh) {
+			continue // a search is long
 		}
 		dir, missing := e.cgroups.Dir(id)
 		if missing != nil {
 			e.absent[id] = now
 			continue
 		}
+		delete(e.absent, id)
 		t := target{c.Device, containers.ProcessDir(dir)}
 		l := e.limits[t]
 		if l.bytes != c.Limit || now.Sub(l.read) >= refresh {
@@ -226,7 +228,7 @@ func (e *enforcer) enforce(c *Container, ids []string, running map[target]limit,
 				delete(e.driver.examined, t.device) // the driver may not limit it any more
 			}
 		}
-		running[t] = l
+		running[t], found = l, true
 		if reason == notRunning || l.reason != "" {
 			reason = l.reason
 		}

@@ -717,11 +717,14 @@ func TestFollowerSearchesAtIntervals(t *testing.T) {
 			n.expect("GPU-a one 1/1Gi none reason")
 			n.wait(2 * time.Second)
 		}
-		n.run("one", 2) // another start is found at once
+		second := n.run("one", 2) // another start is found at once
 		n.hold("GPU-a", "one", 1)
 		n.expect("GPU-a one 1/1Gi driver used 3")
-		n.wait(refresh)
-		n.expectSets("GPU-a "+group(2)+" 0 1", "GPU-a "+group(1)+" 0 1")
+		n.wait(2 * refresh)
+		n.expectSets("GPU-a " + group(2) + " 0 1") // the first is not searched while the second runs
+		n.end(second)
+		n.wait(2 * refresh)
+		n.expectSets("GPU-a " + group(1) + " 0 1")
 	})
 }
 

@@ -148,9 +148,11 @@ func (l *layout) countFree(holders map[health.DeviceID][]podresources.Holder) {
 func (p *Plugin) MPS() *health.Latest[mps.Desired] { return &p.mps }
 
 // storeMPS stores what MPS daemons must run if that has changed. It is unknown until the devices are, and until the kubelet was asked
-// who holds them: after a start with another configuration, a container may still hold a device without MPS.
+// who holds them: after a start with another configuration, a container may still hold a device without MPS. For the same reason
+// nothing changes while a kubelet that has answered before does not.
 func (p *Plugin) storeMPS(now *layout) {
-	if now.cfg == nil || now.cfg.Enabled && (!now.snap.Polled() || p.Holders().Pending) {
+	if now.cfg == nil || now.cfg.Enabled && (!now.snap.Polled() || now.holders == nil || now.holders.Pending ||
+		now.holders.By == nil && !now.holders.At.IsZero()) {
 		return
 	}
 	c := &now.cfg.Sharing.MPS
@@ -204,7 +206,7 @@ func (l *layout) waiting(running func(resource string) bool) (resources []string
 			continue
 		}
 		if n > 1 {
-			first += fmt.Sprintf(" (and %d more devices)", n-1)
+			first += fmt.Sprintf(" (and %d more)", n-1)
 		}
 		resources = append(resources, r.Name)
 		reasons = append(reasons, r.Name+": "+first)

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -101,9 +102,20 @@ func TestMPSDesired(t *testing.T) {
 	if d := step(); d != nil {
 		t.Errorf("holders not known yet: %+v", d)
 	}
-	p.pods.Holders.Store(&podresources.Holders{By: holdersOf(withReserved(2), configured(), gpu+" GPU-0::1")})
-	if d := step(); d == nil || len(d.Daemons) != 1 || d.Daemons[0].Device != "GPU-1" {
+	unasked := p.layouts.current()
+	asked := time.Now()
+	p.pods.Holders.Store(&podresources.Holders{At: asked, By: holdersOf(withReserved(2), configured(), gpu+" GPU-0::1")})
+	p.storeMPS(unasked)
+	if d := p.MPS().Load(); d != nil {
+		t.Errorf("a layout from before the kubelet answered: %+v", d)
+	}
+	held := step()
+	if d := held; d == nil || len(d.Daemons) != 1 || d.Daemons[0].Device != "GPU-1" {
 		t.Errorf("a device that a time-sliced container holds: %+v", d)
+	}
+	p.pods.Holders.Store(&podresources.Holders{At: asked, Err: "connection refused"})
+	if d := step(); d != held {
+		t.Errorf("the kubelet no longer answers: %+v", d)
 	}
 	p.pods.Holders.Store(&podresources.Holders{Err: "no such file"})
 	first := step()

@@ -55,7 +55,7 @@ func (l *layout) share(in layoutInput, offered []candidate) []candidate {
 			case c.entry == nil:
 				c.entry = e
 			case c.entry.kind != e.kind:
-				l.misfits.add(c.device(), "plugin.%s and plugin.%s: a device is shared in one way only; set the devices of both", c.entry.key(), e.key())
+				l.misfits.add(c.device(), "plugin.%s and plugin.%s: a device is shared in one way only, and both select these", c.entry.key(), e.key())
 				ok = false
 			}
 		}

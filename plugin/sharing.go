@@ -259,8 +259,8 @@ func (e *shareEntry) validateOverlap(earlier []shareEntry) error {
 		f := &earlier[i]
 		switch {
 		case e.kind != f.kind:
-			if e.overlaps(f) {
-				return fmt.Errorf("%s.devices: also shared by %s; a device is shared in one way only: set the devices of both", e.key(), f.key())
+			if text := e.overlap(f); text != "" {
+				return fmt.Errorf("%s.devices: %s; a device is shared in one way only", e.key(), text)
 			}
 		case e.name == f.name && len(f.devices) == 0:
 			return fmt.Errorf("%s.name: %s already applies to all devices of %s; set its devices, or remove one of the two",
@@ -270,16 +270,24 @@ func (e *shareEntry) validateOverlap(earlier []shareEntry) error {
 	return nil
 }
 
-// overlaps reports whether each device that an entry selects by one of its selectors is also selected by f. Which devices other
-// selectors have in common depends on the node.
-func (e *shareEntry) overlaps(f *shareEntry) bool {
-	if slices.ContainsFunc(e.devices, func(s string) bool { return slices.Contains(f.devices, s) }) {
-		return e.name == "" || e.name == f.name
+// overlap describes what an entry certainly has in common with f, and how to end that; it is empty if there is nothing. Which devices
+// different selectors have in common depends on the node.
+func (e *shareEntry) overlap(f *shareEntry) string {
+	if e.name != "" && e.name != f.name { // the name is empty for memory: devices of any resource
+		return ""
 	}
-	if e.name == "" { // of memory, for the devices of any resource
-		return allDevices(e.devices)
+	for _, s := range e.devices {
+		if slices.Contains(f.devices, s) {
+			return fmt.Sprintf("%q is also in %s.devices; remove it from one of the two", s, f.key())
+		}
 	}
-	return e.name == f.name && (allDevices(e.devices) || allDevices(f.devices))
+	switch {
+	case allDevices(e.devices):
+		return fmt.Sprintf("selects all devices, also those of %s; list other devices", f.key())
+	case e.name != "" && allDevices(f.devices):
+		return fmt.Sprintf("%s shares all devices of %s; set %s.devices", f.key(), f.name, f.key())
+	}
+	return ""
 }
 
 // allDevices reports whether selectors select every device.

@@ -72,11 +72,11 @@ type layout struct {
 	snap      *health.Snapshot
 	holders   *podresources.Holders // nil before the first
 	resources []Resource            // by name
-	err       string           // why some or all are missing, if the configuration does not fit the node
-	misfits   misfits          // the part of err about how devices are shared
-	warnings  []string         // devices that are not offered, with the reason
-	withheld  []withheldDevice // by resource and index
-	uniform   uniformLayout    // input of the next layout
+	err       string                // why some or all are missing, if the configuration does not fit the node
+	misfits   misfits               // the part of err about how devices are shared
+	warnings  []string              // devices that are not offered, with the reason
+	withheld  []withheldDevice      // by resource and index
+	uniform   uniformLayout         // input of the next layout
 }
 
 // warn adds a warning, once: the MIG devices of a GPU have the same.

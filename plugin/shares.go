@@ -27,7 +27,6 @@ const (
 // share is how a device is shared. All units of a device have the same.
 type share struct {
 	kind Sharing
-	key  string // of the configuration, such as plugin.sharing.mps.resources[0]
 	// idPrefix starts the kubelet's IDs of the units: UUID:: for replicas, as in NVIDIA's plugin. Those of MPS shares and of memory also
 	// contain what serves them and their size: UUID::mps4::, UUID::mps8192Mi::, UUID::1024Mi::, UUID::1024Mi-mps::. So a container that holds units of
 	// another kind or size, from before a change, holds IDs outside the layout, and the device is withheld.

@@ -113,6 +113,7 @@ const mebibyte = 1 << 20
 // shareEntry is an entry of any kind of sharing.
 type shareEntry struct {
 	kind            Sharing
+	key             string   // in the section
 	index           int      // in the list of its kind
 	name            string   // the resource before sharing; empty for all
 	devices         []string // selectors; empty: all
@@ -126,27 +127,19 @@ type shareEntry struct {
 	byMPS           bool   // MPS serves the devices
 }
 
-// key returns the key of the entry in the section.
-func (e *shareEntry) key() string {
-	if e.kind == SharingMemory {
-		return "sharing.memory"
-	}
-	return fmt.Sprintf("sharing.%s.resources[%d]", e.kind, e.index)
-}
-
 // entries returns the entries of all kinds. Sizes that Validate refuses are 0.
 func (s *SharingConfig) entries() []shareEntry {
 	all := make([]shareEntry, 0, len(s.TimeSlicing.Resources)+len(s.MPS.Resources)+1)
 	for i, r := range s.TimeSlicing.Resources {
 		all = append(all, shareEntry{
-			kind: SharingTimeSlicing, index: i, name: r.Name, devices: r.Devices, rename: r.Rename, replicas: r.Replicas,
+			kind: SharingTimeSlicing, key: listKey(SharingTimeSlicing, i), index: i, name: r.Name, devices: r.Devices, rename: r.Rename, replicas: r.Replicas,
 			renameByDefault: s.TimeSlicing.RenameByDefault, single: s.TimeSlicing.FailRequestsGreaterThanOne,
 		})
 	}
 	for i, r := range s.MPS.Resources {
 		pinned, _ := parseSize(r.PinnedMemory)
 		all = append(all, shareEntry{
-			kind: SharingMPS, index: i, name: r.Name, devices: r.Devices, rename: r.Rename, replicas: r.Replicas,
+			kind: SharingMPS, key: listKey(SharingMPS, i), index: i, name: r.Name, devices: r.Devices, rename: r.Rename, replicas: r.Replicas,
 			renameByDefault: s.MPS.RenameByDefault, single: s.MPS.FailRequestsGreaterThanOne,
 			threads: r.ActiveThreadPercentage, pinned: pinned, byMPS: true,
 		})
@@ -155,10 +148,15 @@ func (s *SharingConfig) entries() []shareEntry {
 		unit, _ := parseSize(m.Unit)
 		reserve, _ := parseSize(m.Reserve)
 		all = append(all, shareEntry{
-			kind: SharingMemory, devices: m.Devices, rename: m.Resource, unit: unit, reserve: reserve, byMPS: m.Enforcement == EnforceMPS,
+			kind: SharingMemory, key: "sharing.memory", devices: m.Devices, rename: m.Resource, unit: unit, reserve: reserve, byMPS: m.Enforcement == EnforceMPS,
 		})
 	}
 	return all
+}
+
+// listKey returns the key of an entry of a list.
+func listKey(kind Sharing, index int) string {
+	return fmt.Sprintf("sharing.%s.resources[%d]", kind, index)
 }
 
 // Enabled reports whether any device may be shared.
@@ -207,7 +205,7 @@ func (c Config) validateSharing() error {
 	entries := c.Sharing.entries()
 	for i := range entries {
 		e := &entries[i]
-		key := e.key()
+		key := e.key
 		errs = append(errs, e.validateOverlap(entries[:i]), validateSelectors(key+".devices", e.devices))
 		if e.kind == SharingMemory {
 			continue
@@ -242,7 +240,7 @@ func (c Config) validateSharing() error {
 		}
 	}
 	for i, r := range c.Sharing.MPS.Resources {
-		key := entries[len(c.Sharing.TimeSlicing.Resources)+i].key()
+		key := entries[len(c.Sharing.TimeSlicing.Resources)+i].key
 		if r.ActiveThreadPercentage < 0 || r.ActiveThreadPercentage > 100 {
 			errs = append(errs, fmt.Errorf("%s.activeThreadPercentage: expected 1 to 100, or 0 for an equal part, got %d", key, r.ActiveThreadPercentage))
 		}
@@ -260,11 +258,11 @@ func (e *shareEntry) validateOverlap(earlier []shareEntry) error {
 		switch {
 		case e.kind != f.kind:
 			if text := e.overlap(f); text != "" {
-				return fmt.Errorf("%s.devices: %s; a device is shared in one way only", e.key(), text)
+				return fmt.Errorf("%s.devices: %s; a device is shared in one way only", e.key, text)
 			}
 		case e.name == f.name && len(f.devices) == 0:
 			return fmt.Errorf("%s.name: %s already applies to all devices of %s; set its devices, or remove one of the two",
-				e.key(), f.key(), e.name)
+				e.key, f.key, e.name)
 		}
 	}
 	return nil
@@ -278,14 +276,14 @@ func (e *shareEntry) overlap(f *shareEntry) string {
 	}
 	for _, s := range e.devices {
 		if slices.Contains(f.devices, s) {
-			return fmt.Sprintf("%q is also in %s.devices; remove it from one of the two", s, f.key())
+			return fmt.Sprintf("%q is also in %s.devices; remove it from one of the two", s, f.key)
 		}
 	}
 	switch {
 	case allDevices(e.devices):
-		return fmt.Sprintf("selects all devices, also those of %s; list other devices", f.key())
+		return fmt.Sprintf("selects all devices, also those of %s; list other devices", f.key)
 	case e.name != "" && allDevices(f.devices):
-		return fmt.Sprintf("%s shares all devices of %s; set %s.devices", f.key(), f.name, f.key())
+		return fmt.Sprintf("%s shares all devices of %s; set %s.devices", f.key, f.name, f.key)
 	}
 	return ""
 }

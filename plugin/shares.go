@@ -49,11 +49,14 @@ type share struct {
 	largest int // the largest request of a container that the device can serve now; -1 if the holders are unknown
 }
 
-// waiting returns why a resource of such units should not be registered yet; empty if it can be.
-func (s *share) waiting(d *health.Device) (reason string, starting bool) {
+// waiting returns why a resource of such units should not be registered yet; empty if it can be. asked reports whether the kubelet was
+// asked who holds the device: until then, containers may hold its memory in units of another size.
+func (s *share) waiting(d *health.Device, asked bool) (reason string, starting bool) {
 	switch {
 	case s == nil:
 		return "", false
+	case !asked && s.kind == SharingMemory:
+		return fmt.Sprintf("%s: the kubelet has not been asked who holds it", d.Name()), true
 	case s.unready != "" && s.displaced != "":
 		return fmt.Sprintf("waiting for %s: %s", d.Name(), s.displaced), true
 	case s.unready != "":
@@ -187,6 +190,7 @@ func (l *layout) mpsSpecs() (specs []mps.Spec) {
 // If starting, none of the reasons is a fault.
 func (l *layout) waiting(running func(resource string) bool) (resources []string, reason string, starting bool) {
 	starting = true
+	asked := l.holders == nil || !l.holders.Pending
 	var reasons []string
 	for _, r := range l.resources {
 		if running(r.Name) {
@@ -195,7 +199,7 @@ func (l *layout) waiting(running func(resource string) bool) (resources []string
 		first, n, usable := "", 0, false
 		faulty := false
 		for units := range r.byDevice() {
-			text, soon := units[0].share.waiting(&units[0].State.Device)
+			text, soon := units[0].share.waiting(&units[0].State.Device, asked)
 			if usable = text == ""; usable {
 				break
 			}

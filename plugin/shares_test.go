@@ -365,7 +365,8 @@ func TestShares(t *testing.T) {
 		case len(sharing.MPS.Resources) > 0:
 			want.Sharing = SharingMPS
 		case sharing.Memory.Resource != "":
-			want.Resource, want.Sharing, want.Unit, want.Enforcement = memoryResource, SharingMemory, sharing.Memory.UnitBytes(), memlimits.None
+			want.Resource, want.Sharing, want.Enforcement = memoryResource, SharingMemory, memlimits.None
+			want.Unit, _ = parseSize(sharing.Memory.Unit)
 			want.Total = int((80496 << 20) / want.Unit) //nolint:gosec // less than 100
 		}
 		if s != want {

@@ -53,15 +53,6 @@ type MemorySharing struct {
 	RequireEnforcement bool     `yaml:"requireEnforcement"` // offer nothing while nothing enforces the limits
 }
 
-// UnitBytes returns the memory of one unit; 0 if no memory is shared.
-func (m *MemorySharing) UnitBytes() uint64 {
-	if m.Resource == "" {
-		return 0
-	}
-	n, _ := parseSize(m.Unit) // valid, see Validate
-	return n
-}
-
 // The values of MemorySharing.Enforcement.
 const (
 	EnforceAuto   = "auto" // driver if it can, else none

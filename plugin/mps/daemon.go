@@ -1,6 +1,7 @@
 package mps
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -167,11 +168,11 @@ func (d *daemon) serve(ctx context.Context) (time.Duration, error) {
 	return d.watch(ctx, p)
 }
 
-// refused reports whether the program ended as if it did not support an option.
+// refused reports whether the program ended as if it did not support an option, whatever its exit code.
 func (p *runningDaemon) refused(ran time.Duration) bool {
 	select {
 	case <-p.ended:
-		return ran < refusal && p.state.Exited() && !p.state.Success()
+		return ran < refusal && p.state.Exited()
 	default:
 		return false
 	}
@@ -179,7 +180,7 @@ func (p *runningDaemon) refused(ran time.Duration) bool {
 
 // adopt returns the control daemon that runs for the device already, nil if there is none. It kills servers without a daemon.
 func (d *daemon) adopt(ctx context.Context, control string) (*runningDaemon, error) {
-	found, err := d.processes.find(ctx, d.root.PipeDir(d.device), control)
+	found, err := d.find(ctx, control)
 	if err != nil {
 		return nil, err
 	}
@@ -194,6 +195,12 @@ func (d *daemon) adopt(ctx context.Context, control string) (*runningDaemon, err
 	}()
 	d.log.Info("adopted MPS control daemon", zap.Int("pid", p.pid))
 	return r, nil
+}
+
+// find returns the processes of MPS for the device.
+func (d *daemon) find(ctx context.Context, control string) ([]process, error) {
+	text, _ := os.ReadFile(d.root.pidFile(d.device)) // without it processes are found by their names
+	return d.processes.find(ctx, d.root.PipeDir(d.device), control, number(bytes.TrimSpace(text)))
 }
 
 // controlDaemon returns the control daemon among the processes of a pipe directory, nil if there is none. MPS lets one run; a wrapper
@@ -252,6 +259,9 @@ func (d *daemon) start(ctx context.Context, program string, options ...string) (
 		return nil, fmt.Errorf("cannot start the MPS control daemon: %w", err)
 	}
 	r.process = process{pid: cmd.Process.Pid, leader: true, multiUser: len(options) > 1, started: d.processes.startTime(cmd.Process.Pid)}
+	if err := os.WriteFile(d.root.pidFile(d.device), fmt.Appendln(nil, r.pid), 0o644); err != nil {
+		d.log.Warn("cannot record the process of the MPS control daemon; it is found by its name only", zap.Error(err))
+	}
 	go func() {
 		defer close(r.ended)
 		_ = cmd.Wait() // the state says more
@@ -354,15 +364,15 @@ func (d *daemon) end(ctx context.Context, cause error) error {
 
 // endProcesses ends the control daemon and its servers, in an orderly way if they respond.
 func (d *daemon) endProcesses(ctx context.Context, cause error) error {
-	control, dir := *d.control.Load(), d.root.PipeDir(d.device)
-	found, err := d.processes.find(ctx, dir, control)
+	control := *d.control.Load()
+	found, err := d.find(ctx, control)
 	if err != nil {
 		return err
 	}
 	if p := controlDaemon(found); p != nil {
 		d.log.Info("stopping MPS control daemon", zap.Int("pid", p.pid), zap.NamedError("reason", cause))
 		d.quit(ctx, control, p.pid)
-		if found, err = d.processes.find(ctx, dir, control); err != nil { // the servers of a daemon that does not respond outlive it
+		if found, err = d.find(ctx, control); err != nil { // the servers of a daemon that does not respond outlive it
 			return err
 		}
 	}

@@ -24,17 +24,18 @@ const maxPinnedMemory = 1 << 40
 
 // examination is what one examination of a daemon found.
 type examination struct {
-	spec    Spec
-	pid     int     // of the daemon
-	err     error   // why the daemon was not examined; one of the errors of runControl
-	files   error   // what containers mount and is missing
-	limits  error   // why the limits do not hold; nil if they do
-	percent float64 // the daemon's default limits, as it reports them
-	pinned  uint64  // 0 for none
-	servers []health.MPSServer
-	listed  time.Time // when the clients of all servers were listed; zero if never
-	waiting []int     // users whose clients wait for those of another user
-	adopted bool      // the daemon had its limits already
+	spec     Spec
+	pid      int     // of the daemon
+	err      error   // why the daemon was not examined; one of the errors of runControl
+	files    error   // what containers mount and is missing
+	limits   error   // why the limits do not hold; nil if they do
+	percent  float64 // the daemon's default limits, as it reports them
+	pinned   uint64  // 0 for none
+	servers  []health.MPSServer
+	listed   time.Time // when the clients of all servers were listed; zero if never
+	unlisted bool      // the daemon has no command that lists its servers
+	waiting  []int     // users whose clients wait for those of another user
+	adopted  bool      // the daemon had its limits already
 }
 
 // command runs the control program with one command to the daemon of a device, and returns the answer.
@@ -116,7 +117,11 @@ func (e *examiner) ask(ctx context.Context, r request, x *examination) error {
 		e.limited, e.adopted = err == nil, first && !set
 	}
 	pids, err := e.pids(ctx, "get_server_list")
-	if err != nil {
+	switch {
+	case lacksCommand(err) && e.clients == nil:
+		x.unlisted = true
+		return nil
+	case err != nil:
 		return err
 	}
 	if e.unproven {
@@ -161,6 +166,9 @@ func (e *examiner) ask(ctx context.Context, r request, x *examination) error {
 		x.servers[i].Clients = e.clients[x.servers[i].PID]
 	}
 	if !r.multiUser {
+		if !slices.ContainsFunc(x.servers, func(s health.MPSServer) bool { return len(s.Clients) > 0 }) {
+			e.log.forgetPending(e.listed.Add(-pendingLimit))
+		}
 		x.waiting = e.log.waiting(pids, now)
 	}
 	return nil

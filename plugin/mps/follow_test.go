@@ -1,6 +1,7 @@
 package mps
 
 import (
+	"encoding/json"
 	"errors"
 	"io/fs"
 	"os"
@@ -205,6 +206,7 @@ func TestFollowerLimits(t *testing.T) {
 		{"text", nil, fakeDaemon{answer: map[string]string{"get_default_active_thread_percentage": "a quarter"}}, ""},
 		{"memory refused", nil, fakeDaemon{refuse: "set_default_device_pinned"}, health.CauseMPSLimits},
 		{"percentage refused", nil, fakeDaemon{refuse: "set_default_active_thread"}, health.CauseMPSLimits},
+		{"no server list", nil, fakeDaemon{refuse: "get_server", refusal: "Unknown command"}, ""},
 		{"server list refused", nil, fakeDaemon{refuse: "get_server_list"}, health.CauseMPSNotReady},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -413,6 +415,73 @@ func TestFollowerOneAnswerMissing(t *testing.T) {
 	})
 }
 
+// Another agent's daemon, which this one did not find at its start, ends only when nobody uses it. The file is again this agent's
+// when the other has ended.
+func TestFollowerBesideAnotherAgent(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		h.ready(gpuA)
+		own, err := readDesired(h.root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, test := range map[string]struct {
+			other func(d *desiredFile)
+			text  string
+			want  func()
+		}{
+			"it adds one":          {other: func(d *desiredFile) { d.Daemons = append(d.Daemons, newDesiredDaemon(spec(gpuB), false)) }},
+			"it adds one, as ours": {other: func(d *desiredFile) { d.Daemons = append(d.Daemons, newDesiredDaemon(spec(gpuB), false)) }, want: func() { h.want(gpuA, "GPU-3") }},
+			"it replaces ours":     {other: func(d *desiredFile) { d.Daemons = []desiredDaemon{newDesiredDaemon(spec(gpuB), false)} }},
+			"it removes ours":      {other: func(d *desiredFile) { d.Daemons = nil }},
+			"not JSON":             {text: "{"},
+		} {
+			h.hold(gpuB, string(gpuB)+"::mps4::3")
+			d := own
+			d.Daemons = slices.Clone(own.Daemons)
+			text := []byte(test.text)
+			if test.other != nil {
+				test.other(&d)
+				if text, err = json.Marshal(d); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := replaceFile(h.root.DesiredFile(), text); err != nil {
+				t.Fatal(err)
+			}
+			if test.want != nil {
+				test.want()
+			}
+			pid := 0
+			for range 20 {
+				advance(time.Second)
+				if d := h.daemon(gpuB); pid == 0 {
+					pid = d.pid
+				} else if d.pid != pid {
+					t.Fatalf("%s: daemon ended while a container held a share", name)
+				}
+			}
+			if others := slices.ContainsFunc(d.Daemons, func(d desiredDaemon) bool { return d.Device == gpuB }); others != (pid != 0) {
+				t.Errorf("%s: daemon %d", name, pid)
+			}
+			h.hold(gpuB)
+			h.want(gpuA)
+			advance(30 * time.Second)
+			if d, err := readDesired(h.root); err != nil || !reflect.DeepEqual(d, own) || h.f.State().Load().Daemons[gpuB] != nil {
+				t.Errorf("%s: %+v, %v", name, d, err)
+			}
+			h.wantState(name, gpuA, true, "")
+		}
+		own.Stopped = true // another agent detaches
+		if err := writeDesired(h.root, own); err != nil {
+			t.Fatal(err)
+		}
+		advance(time.Minute)
+		if d, err := readDesired(h.root); err != nil || !d.Stopped {
+			t.Errorf("%+v, %v", d, err)
+		}
+	})
+}
+
 // A device that is shared again keeps its daemon.
 func TestFollowerLeavingEnds(t *testing.T) {
 	runFollower(t, func(h *followerTest) {
@@ -520,6 +589,18 @@ func TestFollowerWaitingUsers(t *testing.T) {
 		if s := h.state(gpuA); s.Servers[0].UID != 1000 {
 			t.Errorf("%+v", s)
 		}
+		// The server continues after its last client. It would have ended for a client that waits.
+		h.serve(gpuA, 17, fakeServer{status: serverActive})
+		advance(40 * time.Second)
+		h.wantState("who waited has left", gpuA, true, "")
+		h.serve(gpuA, 17, fakeServer{status: serverActive, clients: []int{8}})
+		advance(time.Minute)
+		h.wantState("nobody waits", gpuA, true, "")
+		if err := os.WriteFile(path, []byte(log+log), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		advance(20 * time.Second)
+		h.wantState("waiting again", gpuA, true, health.CauseMPSUsers)
 		h.change(func() { delete(h.daemons[gpuA].servers, 17) })
 		advance(6 * time.Second)
 		h.wantState("the other user has left", gpuA, true, "")

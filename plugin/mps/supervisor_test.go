@@ -355,6 +355,33 @@ func TestSupervisorAdopts(t *testing.T) {
 	}
 }
 
+// A script has the process name of its interpreter. This one ends without an error if it is given an option that it lacks.
+func TestSupervisorFindsAScript(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	script := filepath.Join(t.TempDir(), "control")
+	text := "#!/usr/bin/env sh\n[ $# = 0 ] && echo Cannot find MPS control daemon process && exit 1\n[ \"$*\" = -f ] || exit 0\nwhile :; do sleep 1; done\n"
+	if err := os.WriteFile(script, []byte(text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	n.write(desiredFile{Control: script, Daemons: desiredDaemons(gpuA)})
+	first := startProcess(t, n.root, n.modes)
+	runs := func(s Status) bool {
+		return len(s.Daemons) == 1 && s.Daemons[0].PID != 0 && !s.Daemons[0].MultiUser
+	}
+	pid := n.await("daemon", runs).Daemons[0].PID
+	t.Cleanup(func() { _ = syscall.Kill(-pid, syscall.SIGKILL) })
+	killProcess(first)
+	n.supervise()
+	if s := n.await("adopted daemon", runs); s.Daemons[0].PID != pid {
+		t.Errorf("daemon %d, then %+v", pid, s)
+	}
+	n.want()
+	n.reload()
+	eventually(t, "end of the daemon", func() bool { return !alive(pid) }, func() string { return "" })
+	n.await("no daemon", func(s Status) bool { return len(s.Daemons) == 0 })
+}
+
 func TestSupervisorKillsServersWithoutDaemon(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

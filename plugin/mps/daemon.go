@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -385,6 +386,11 @@ func (d *daemon) quit(ctx context.Context, control string, pid int) {
 	defer cancel()
 	command := fmt.Sprintf("quit -t %d", int(quitServers.Seconds()))
 	if _, err := runControl(quitCtx, control, environment(d.root, d.device), command); err == nil && awaitExit(quitCtx, pid) == nil {
+		return
+	}
+	// The process may have ended meanwhile, and its ID be another's.
+	found, err := d.find(ctx, control)
+	if err != nil || !slices.ContainsFunc(found, func(p process) bool { return p.pid == pid }) {
 		return
 	}
 	termCtx, cancel := context.WithTimeout(ctx, termTimeout)

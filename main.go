@@ -88,13 +88,19 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags override the environment, the environment the 
 		doctorCommand(&loader),
 	)
 	cmd.AddCommand(operator.Commands(&loader)...)
-	for _, c := range append(cmd.Commands(), cmd) {
-		if c.Args == nil {
-			c.Args = refuseArguments
-		}
-	}
+	refuseArgumentsOf(cmd)
 	cmd.SetFlagErrorFunc(explainFlag)
 	return cmd
+}
+
+// refuseArgumentsOf makes a command and those below it refuse arguments, unless they take some.
+func refuseArgumentsOf(cmd *cobra.Command) {
+	if cmd.Args == nil {
+		cmd.Args = refuseArguments
+	}
+	for _, c := range cmd.Commands() {
+		refuseArgumentsOf(c)
+	}
 }
 
 // refuseArguments refuses arguments. One may be the value of a boolean flag, one of the root a misspelled command.
@@ -104,7 +110,7 @@ func refuseArguments(cmd *cobra.Command, args []string) error {
 		return nil
 	case args[0] == "true", args[0] == "false":
 		return fmt.Errorf("unexpected argument %q of %s; write the value of a boolean flag with =, such as --plugin.enabled=%s", args[0], cmd.Name(), args[0])
-	case !cmd.HasParent():
+	case cmd.HasSubCommands():
 		var names []string
 		for _, c := range cmd.Commands() {
 			names = append(names, c.Name())
@@ -214,7 +220,7 @@ func doctorCommand(loader *config.Loader) *cobra.Command {
 The command changes nothing and has no effect on a running agent. The exit code is 1 if a check fails.`,
 		PostRunE: func(*cobra.Command, []string) error { return result.Err() },
 	}, func(ctx context.Context) fmt.Stringer {
-		result = doctor.Diagnose(ctx, *loader, rootDir)
+		result = doctor.Diagnose(ctx, *loader, rootDir, version)
 		return result
 	})
 	cmd.Flags().StringVar(&rootDir, "root", "/", "the node's root directory, if it is mounted in a container")

@@ -26,7 +26,7 @@ func (a *Agent) webServer() *web.Server {
 // operatorServer returns the server of the operator's socket.
 func (a *Agent) operatorServer() *operator.Server {
 	return &operator.Server{
-		Config: &a.healthConfig, Snapshots: &a.snapshots, Monitor: a.monitor,
+		Config: &a.healthConfig, Snapshots: &a.snapshots, Monitor: a.monitor, MPS: a.mps, Processes: a.processes.Latest().Load,
 		Holders: a.plugin.Holders, RefreshHolders: a.plugin.AskHolders, AwaitSaved: a.stateFile.WaitWritten,
 		EngineAddress: func() string { return a.sourceConfig.Load().Address }, Log: a.log.Named("operator"),
 	}
@@ -54,6 +54,8 @@ func (a *Agent) handler() http.Handler {
 		},
 		Jobs:      a.jobs.Of,
 		Processes: a.processes.Latest(),
+		Shares:    a.plugin.Shares,
+		Memory:    a.memoryLimits.Latest(),
 		Kubernetes: func() (metrics.Kubernetes, bool) {
 			s := a.reporter.Status()
 			return metrics.Kubernetes{Writes: s.Writes, Events: s.Events, Dropped: s.Dropped, Errors: s.Errors}, s.Enabled
@@ -78,6 +80,7 @@ func (a *Agent) status() status.Node {
 	in := status.Inputs{
 		Node: nodeName(), Version: a.build.Version, Revision: a.build.Revision, Now: time.Now(), NotReady: a.notReady(),
 		Reload: *a.lastReload.Load(), Snapshot: a.snapshots.Load(), Plugin: a.plugin.Status(), Holders: a.plugin.Holders(), Processes: a.processes.Latest().Load(),
+		Shares: a.plugin.Shares(), Memory: a.memoryLimits.Latest().Load(),
 		Kube: a.reporter.Status(), StateFile: a.stateFile.Status(), Events: a.events.Latest(),
 	}
 	if err := a.configError.Load(); err != nil {

@@ -3,7 +3,11 @@ package agent
 import (
 	"context"
 	"crypto/sha256"
+	"fmt"
+	"maps"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -11,6 +15,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 )
 
 // reloadInterval is how often the configuration files are read and compared. Unlike file events, that detects every way
@@ -144,6 +150,37 @@ func (a *Agent) warnings() (all []string) {
 	}
 	if p := a.processes.Latest().Load(); p != nil && p.Err != "" {
 		all = append(all, "processes: "+p.Err)
+	}
+	if err := a.mps.Err(); err != "" {
+		all = append(all, "MPS: "+err)
+	}
+	return append(all, sharingWarnings(a.snapshots.Load(), a.plugin.Shares(), a.pluginConfig.Load().Sharing.Memory.Enforcement)...)
+}
+
+// sharingWarnings returns the devices whose MPS daemon serves one user at a time, and those on which nothing limits containers although
+// the driver should.
+func sharingWarnings(s *health.Snapshot, shares []plugin.ShareUnits, enforcement string) (all []string) {
+	if s == nil {
+		return nil
+	}
+	var single []string
+	unlimited := make(map[string][]string) // by reason
+	for i := range s.Devices {
+		d := &s.Devices[i]
+		if d.MPS != nil && d.MPS.PID > 0 && !d.MPS.MultiUser {
+			single = append(single, d.Device.Name())
+		}
+		for _, u := range shares {
+			if u.Device == d.Device.ID && u.Enforcement == memlimits.None && enforcement == plugin.EnforceDriver {
+				unlimited[u.Reason] = append(unlimited[u.Reason], d.Device.Name())
+			}
+		}
+	}
+	if len(single) > 0 {
+		all = append(all, "MPS: the clients of one user wait for those of another: the daemon has no multi-user server: "+strings.Join(single, ", "))
+	}
+	for _, reason := range slices.Sorted(maps.Keys(unlimited)) {
+		all = append(all, fmt.Sprintf("memory sharing: nothing limits the containers on %s: %s", strings.Join(unlimited[reason], ", "), reason))
 	}
 	return all
 }

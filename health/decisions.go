@@ -16,9 +16,13 @@ func (f Finding) decision() bool {
 // addedByDecide reports whether Decide adds the finding, and not Judge.
 func (f Finding) addedByDecide() bool { return f.decision() || f.OfMPS() }
 
-// rank orders findings of one severity: faults before decisions.
+// rank orders findings of one severity: faults of the device before those of its MPS daemon, which often follow from them, before
+// decisions.
 func (f Finding) rank() int {
-	if f.decision() {
+	switch {
+	case f.decision():
+		return 2
+	case f.OfMPS():
 		return 1
 	}
 	return 0

@@ -62,14 +62,14 @@ func TestDecideMPS(t *testing.T) {
 	}
 }
 
-// A fault of a device trips although its MPS daemon is down already, and remains when the daemon is back.
+// A fault of a device trips although its MPS daemon is down already, comes before that, and remains when the daemon is back.
 func TestMPSFindingHidesNoTrip(t *testing.T) {
 	c, state := DefaultConfig(), daemons(gpu0.ID, CauseMPSDown)
 	judged := judgeAll(c, nil, 0, nil, samples{gpu0.ID: present()}, gpu0)
 	devices := Decide(c, judged, judged, nil, Detachment{}, state, at(1))
 	r, now := reading(2, samples{gpu0.ID: present(xids(79))}, gpu0)
 	devices = Decide(c, devices, Judge(c, devices, r, ReadingContext{XIDHistory: true}, now), nil, Detachment{}, state, now)
-	if v := devices[0].Verdict; len(v.Trips) != 1 || !v.Has(CauseMPSDown) || !v.Has("xid-79") {
+	if v := devices[0].Verdict; len(v.Trips) != 1 || !v.Has(CauseMPSDown) || v.Cause() != "xid-79" {
 		t.Errorf("%+v", v)
 	}
 	devices = Decide(c, devices, devices, nil, Detachment{}, MPSState{}, at(3))

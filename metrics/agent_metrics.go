@@ -58,6 +58,14 @@ const (
 	deviceProcesses
 	deviceProcessMemory
 	deviceProcessSM
+	shareUnits
+	mpsDaemonUp
+	mpsDaemonRestarts
+	mpsClients
+	mpsActiveThreads
+	mpsPinnedMemory
+	containerMemoryLimit
+	containerMemoryUsed
 
 	sourceUp
 	sourceChecksUp
@@ -160,6 +168,29 @@ func agentMetrics() []MetricInfo {
 		deviceProcessSM: {
 			"process_sm_utilization_ratio", gauge, "Share of the time in which the container's processes ran kernels on the device, 0 to 1.",
 			device("namespace", "pod", "container", "pod_uid"),
+		},
+		shareUnits: {
+			"share_units", gauge, "Units of a device shared by MPS or by memory: total are offered to the kubelet, free of these are held by no container, " +
+				"and largest is the largest request of a container that the device can serve now. No free and largest while the holders are unknown.",
+			device("resource", "sharing", "state"),
+		},
+		mpsDaemonUp:       {"mps_daemon_up", gauge, "Whether the MPS daemon of the device is ready. No series of a device that MPS does not serve, or that is leaving it.", device()},
+		mpsDaemonRestarts: {"mps_daemon_restarts_total", counter, "Total number of restarts of the device's MPS daemon since mps-daemon started. Each has ended all clients.", device()},
+		mpsClients:        {"mps_clients", gauge, "Number of MPS clients on the device.", device()},
+		mpsActiveThreads: {
+			"mps_active_thread_ratio", gauge, "Share of the device's SMs that an MPS client can use unless its environment has a lower limit, 0 to 1.", device(),
+		},
+		mpsPinnedMemory: {
+			"mps_pinned_memory_limit_bytes", gauge, "Memory of the device that an MPS client can use unless its environment has a lower limit. No series without a limit.", device(),
+		},
+		containerMemoryLimit: {
+			"container_memory_limit_bytes", gauge, "Memory of the device that the container requested, of a device that is shared by memory. " +
+				"The label enforcement names what keeps the container within it: driver, mps or none.",
+			device("namespace", "pod", "container", "resource", "enforcement", "pod_uid"),
+		},
+		containerMemoryUsed: {
+			"container_memory_used_bytes", gauge, "Memory of the device that the container uses, by the driver's account of its control group.",
+			device("namespace", "pod", "container", "resource", "pod_uid"),
 		},
 
 		sourceUp: {"source_up", gauge, "Whether the source measures the GPUs.", nil},

@@ -47,7 +47,7 @@ func TestHoldersChange(t *testing.T) {
 	src := testSources(testNode())
 	current := testHolders()
 	src.Holders = func() podresources.Holders { return current }
-	src.Processes = nil // which have been attributed with the holders of their time
+	src.Processes, src.Memory = nil, nil // which have been attributed with the holders of their time
 	c := newCollector(src)
 	expectSeries(t, render(t, c), 1, "DCGM_FI_DEV_GPU_TEMP", `pod="train-0"`)
 	current = podresources.Holders{At: now.Add(-time.Hour), Err: "no such file"}
@@ -111,7 +111,7 @@ func TestPodLabelsOnSeries(t *testing.T) {
 	}
 	page := render(t, newCollector(src))
 	// A scrape asks for each pod once, so that its series agree.
-	if slices.Sort(pods); !slices.Equal(pods, []string{"infer/web", "team/nb-1", "team/nb-2", "team/train-0"}) {
+	if slices.Sort(pods); !slices.Equal(pods, []string{"infer/web", "team/chat-0", "team/chat-1", "team/nb-1", "team/nb-2", "team/train-0"}) {
 		t.Errorf("asked for %q", pods)
 	}
 	expectSeries(t, page, 1, temp, `team=`)

@@ -17,6 +17,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/response"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -53,6 +54,9 @@ type Sources struct {
 
 	// Processes are the processes of the devices; nil, or empty: not measured.
 	Processes *health.Latest[processes.Snapshot]
+
+	Shares func() []plugin.ShareUnits         // of the shared devices; nil: none
+	Memory *health.Latest[memlimits.Snapshot] // of the containers on devices that are shared by memory; nil, or empty: none
 
 	// The status of optional parts. A part has no series if it is not enabled or its function is nil.
 	Kubernetes  func() (k Kubernetes, enabled bool)
@@ -142,6 +146,8 @@ type scrape struct {
 	polls    pollHistogram
 
 	processes *processes.Snapshot // nil: not measured
+	shares    []plugin.ShareUnits
+	memory    []memlimits.Container
 }
 
 // staleAfter is how long the last measurements are exported while the source is down. A short interruption leaves no gap
@@ -158,6 +164,14 @@ func (c *collector) collect() (*exposition.Page, func()) {
 	s := &scrape{buffers: b, src: &c.src, now: c.src.Now(), snapshot: c.src.Snapshots.Load(), holders: c.src.Holders()}
 	if src := c.src.Processes; src != nil {
 		s.processes = src.Load()
+	}
+	if shares := c.src.Shares; shares != nil {
+		s.shares = shares()
+	}
+	if src := c.src.Memory; src != nil {
+		if m := src.Load(); m != nil {
+			s.memory = m.Containers
+		}
 	}
 	if s.snapshot != nil {
 		s.totals, s.polls = c.src.Totals.views(s.snapshot.Devices, schema.needsEvents)

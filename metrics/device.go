@@ -45,13 +45,14 @@ func (s *scrape) collectDevices() {
 			s.collectHolders(d)
 			s.collectProperties(d)
 			s.collectProcesses(d)
+			s.collectShares(d)
 		}
 	}
 	s.collectUnhealthyGPUs()
 }
 
-// collectUnhealthyGPUs adds one series for each GPU with a fault: its own worst, or else the oldest of its MIG devices. A
-// MIG device without a listed parent has a series of its own.
+// collectUnhealthyGPUs adds one series for each GPU with a fault: its own worst, or else the oldest of its MIG devices, those of MPS
+// daemons last. A MIG device without a listed parent has a series of its own.
 func (s *scrape) collectUnhealthyGPUs() {
 	faults := make(map[int]*health.Finding) // by index in s.devices
 	for i, d := range s.devices {
@@ -68,7 +69,7 @@ func (s *scrape) collectUnhealthyGPUs() {
 		}
 		if own := faultOf(s.devices[gpu].Verdict); own != nil {
 			faults[gpu] = own
-		} else if faults[gpu] == nil || f.Since.Before(faults[gpu].Since) {
+		} else if other := faults[gpu]; other == nil || other.OfMPS() && !f.OfMPS() || other.OfMPS() == f.OfMPS() && f.Since.Before(other.Since) {
 			faults[gpu] = f
 		}
 	}

@@ -20,14 +20,21 @@ func TestGPUUnhealthy(t *testing.T) {
 		gpu, first, second []health.Finding // of GPU-c, MIG-1 and MIG-2
 		want               string           // cause; "": no series
 	}{
-		"healthy":              {},
-		"degraded":             {gpu: []health.Finding{degraded}},
-		"cordoned":             {gpu: []health.Finding{cordoned}},
-		"two faults":           {gpu: []health.Finding{xid("lost", 1), xid("xid-79", 2), cordoned}, want: "lost"},
-		"fault of the GPU":     {gpu: []health.Finding{xid("xid-79", 1)}, first: []health.Finding{xid("xid-48", 9)}, want: "xid-79"},
-		"fault of a part":      {second: []health.Finding{xid("xid-48", 1)}, want: "xid-48"},
-		"faults of parts":      {first: []health.Finding{xid("xid-94", 1)}, second: []health.Finding{xid("xid-48", 2)}, want: "xid-48"},
-		"cordon and a part":    {gpu: []health.Finding{cordoned}, first: []health.Finding{xid("xid-48", 1)}, want: "xid-48"},
+		"healthy":           {},
+		"degraded":          {gpu: []health.Finding{degraded}},
+		"cordoned":          {gpu: []health.Finding{cordoned}},
+		"two faults":        {gpu: []health.Finding{xid("lost", 1), xid("xid-79", 2), cordoned}, want: "lost"},
+		"fault of the GPU":  {gpu: []health.Finding{xid("xid-79", 1)}, first: []health.Finding{xid("xid-48", 9)}, want: "xid-79"},
+		"fault of a part":   {second: []health.Finding{xid("xid-48", 1)}, want: "xid-48"},
+		"faults of parts":   {first: []health.Finding{xid("xid-94", 1)}, second: []health.Finding{xid("xid-48", 2)}, want: "xid-48"},
+		"cordon and a part": {gpu: []health.Finding{cordoned}, first: []health.Finding{xid("xid-48", 1)}, want: "xid-48"},
+		"MPS daemon":        {gpu: []health.Finding{xid(health.CauseMPSDown, 1)}, want: health.CauseMPSDown},
+		"MPS daemon, then a fault of a part": {
+			first: []health.Finding{xid(health.CauseMPSDown, 9)}, second: []health.Finding{xid("xid-48", 1)}, want: "xid-48",
+		},
+		"fault of a part, then an MPS daemon": {
+			first: []health.Finding{xid("xid-48", 9)}, second: []health.Finding{xid(health.CauseMPSDown, 10)}, want: "xid-48",
+		},
 		"cordoned part":        {first: []health.Finding{cordoned}},
 		"degraded and a fault": {gpu: []health.Finding{degraded}, first: []health.Finding{xid("xid-48", 1)}, want: "xid-48"},
 	} {

@@ -17,6 +17,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -30,6 +31,12 @@ func testNode() *health.Snapshot {
 	}
 	full[health.FieldXID] = 31
 	h100 := "NVIDIA H100 80GB HBM3"
+	served, notServed := mig("MIG-2", 2, 0, 1024), mig("MIG-3", 2, 1, 1024) // two compute instances of one GPU instance
+	served.MPS = &health.MPSDaemon{
+		Ready: true, PID: 41, Restarts: 2, ThreadPercentage: 25, PinnedMemory: 2 << 30,
+		Servers: []health.MPSServer{{PID: 50, UID: 1000, Status: "ACTIVE", Clients: []int{61, 62}}, {PID: 51, Clients: []int{63}}},
+	}
+	notServed.MPS = &health.MPSDaemon{Cause: health.CauseMPSDown, Reason: "exit status 1"}
 	return &health.Snapshot{
 		Seq: 7, At: now.Add(-2500 * time.Millisecond),
 		Source: health.Source{
@@ -65,8 +72,8 @@ func testNode() *health.Snapshot {
 				Verdict: health.Verdict{State: health.Degraded},
 			},
 			mig("MIG-1", 1, 0, 512),
-			mig("MIG-2", 2, 0, 1024),
-			mig("MIG-3", 2, 1, 1024), // a second compute instance of the GPU instance above
+			served,
+			notServed,
 		},
 	}
 }
@@ -132,6 +139,29 @@ func testProcesses() *health.Latest[processes.Snapshot] {
 	return latest
 }
 
+// testShares are the units of a device that is shared by memory, of two that MPS serves, the second with unknown holders, and of a
+// time-sliced one.
+func testShares() []plugin.ShareUnits {
+	const memory, part, gpu = "nvidia.com/gpu-memory", "nvidia.com/mig-1g.10gb.shared", "nvidia.com/gpu"
+	return []plugin.ShareUnits{
+		{Resource: gpu, Device: "GPU-c", Sharing: plugin.SharingTimeSlicing, Total: 4, Free: 1, Largest: 1},
+		{Resource: memory, Device: "GPU-b", Sharing: plugin.SharingMemory, Unit: 1 << 30, Total: 78, Free: 38, Enforcement: memlimits.None, Reason: "driver 580"},
+		{Resource: part, Device: "MIG-2", Sharing: plugin.SharingMPS, Total: 4, Free: 3, Largest: 1},
+		{Resource: part, Device: "MIG-3", Sharing: plugin.SharingMPS, Total: 4, Free: -1, Largest: -1},
+	}
+}
+
+// testMemory are the containers on GPU-b: one that the driver limits, and one that nothing does.
+func testMemory() *health.Latest[memlimits.Snapshot] {
+	latest := new(health.Latest[memlimits.Snapshot])
+	c := memlimits.Container{Namespace: "team", Pod: "chat-0", Name: "llm", Device: "GPU-b", Resource: "nvidia.com/gpu-memory", Units: 10, Limit: 10 << 30}
+	limited := c
+	limited.Pod, limited.Units, limited.Limit, limited.Enforcement, limited.Used, limited.HasUsed = "chat-1", 30, 30<<30, memlimits.Driver, 5<<30, true
+	c.Enforcement, c.Reason = memlimits.None, "the container has no control group"
+	latest.Store(&memlimits.Snapshot{Containers: []memlimits.Container{c, limited}})
+	return latest
+}
+
 // testSources provides a snapshot, the default fields, and totals that were updated a minute ago and now.
 func testSources(s *health.Snapshot) Sources {
 	return configuredSources(s, testConfig(fields.SetDefault))
@@ -161,6 +191,8 @@ func configuredSources(s *health.Snapshot, c *Config) Sources {
 		PodLabelsUp: func() (bool, bool) { return true, true },
 		StateFileUp: func() (bool, bool) { return false, true },
 		Processes:   testProcesses(),
+		Shares:      testShares,
+		Memory:      testMemory(),
 		LogDropped:  func() uint64 { return 12 },
 
 		ConnectionsDropped: func() uint64 { return 13 },

@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm"
 	"github.com/gpu-node-agent/gpu-node-agent/health/nvml"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
 )
 
 // CheckStatus is the result of a check.
@@ -90,17 +91,21 @@ type doctor struct {
 	nvml        func() (string, error) // nvml.Path: the path of libnvidia-ml
 	survey      surveyFunc
 	engine      string // the default address of a host engine
+	version     string // of this program
+	mpsStatus   func(context.Context, mps.Root) (mps.Status, error)
 }
 
 // surveyFunc is dcgm.MeasureOnce, which changes nothing in an engine that others use.
 type surveyFunc func(context.Context, dcgm.Config, *zap.Logger) (*health.Reading, []health.Field, error)
 
 // Diagnose checks whether an agent with this configuration can work on this node, and what to do if not. It reads the
-// node's /dev, /etc, /proc, /run, /sys, /usr and /var below root. It uses paths of the configuration as the agent does.
-func Diagnose(ctx context.Context, loader config.Loader, root string) Report {
+// node's /dev, /etc, /proc, /run, /sys, /usr and /var below root. It uses paths of the configuration as the agent does. version is that
+// of this program.
+func Diagnose(ctx context.Context, loader config.Loader, root, version string) Report {
 	h := host(root)
 	d := doctor{
 		loader: loader, host: h, library: dcgm.Library, nvml: nvml.Path, survey: dcgm.MeasureOnce, engine: "localhost:5555",
+		version: version, mpsStatus: mps.QueryStatus,
 		inContainer: filepath.Clean(root) == "/" &&
 			(os.Getenv("KUBERNETES_SERVICE_HOST") != "" || h.exists("/.dockerenv") || h.exists("/run/.containerenv")),
 	}
@@ -130,6 +135,7 @@ func (d doctor) run(ctx context.Context) Report {
 				{"GPU operator", func(context.Context) []Check { return d.checkGPUOperator() }},
 			}
 		}
+		steps = append(steps, d.sharingSteps(c)...)
 		others <- runSteps(ctx, append(steps,
 			step{"kubelet", ifPluginOn(func(ctx context.Context) []Check { return checkKubelet(ctx, c.Plugin.KubeletDir) })},
 			step{"pod resources", func(ctx context.Context) []Check { return checkPodResources(ctx, c.Plugin.KubeletDir) }},

@@ -21,7 +21,7 @@ const requestTimeout = 10 * time.Second
 
 // Commands returns the subcommands that talk to a running agent.
 func Commands(loader *config.Loader) []*cobra.Command {
-	return []*cobra.Command{statusCommand(loader), simCommand(loader), clearCommand(loader), detachCommand(loader), attachCommand(loader)}
+	return []*cobra.Command{statusCommand(loader), simCommand(loader), clearCommand(loader), detachCommand(loader), attachCommand(loader), mpsCommand(loader)}
 }
 
 func statusCommand(loader *config.Loader) *cobra.Command {
@@ -151,9 +151,14 @@ type response interface {
 	err() error   // why the command fails although the agent accepted the request
 }
 
+// socketKey is the key of the operator's socket.
+const socketKey = "health.socket"
+
+func healthSocket(c config.Config) string { return c.Health.Socket }
+
 // onAgentSocket makes cmd send a request to health.socket, and print the response.
 func onAgentSocket[T response](cmd *cobra.Command, loader *config.Loader, timeout time.Duration, req request) *cobra.Command {
-	return onSocket(cmd, "health.socket", loader, func(c config.Config) string { return c.Health.Socket }, timeout,
+	return onSocket(cmd, socketKey, loader, healthSocket, timeout,
 		func(ctx context.Context, socket string) (string, error) {
 			res, err := call[T](ctx, socket, req)
 			if err != nil {

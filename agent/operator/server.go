@@ -18,6 +18,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -26,6 +27,7 @@ type request struct {
 	Clear  *ClearRequest  `json:"clear,omitempty"`
 	Detach *DetachRequest `json:"detach,omitempty"`
 	Attach *struct{}      `json:"attach,omitempty"`
+	MPS    *MPSRequest    `json:"mps,omitempty"`
 }
 
 // Server answers the operator's requests on the agent's socket.
@@ -33,6 +35,8 @@ type Server struct {
 	Config    *health.Latest[health.Config] // for the socket's path
 	Snapshots *health.Latest[health.Snapshot]
 	Monitor   *monitor.Monitor
+	MPS       MPS
+	Processes func() *processes.Snapshot // nil while they are not measured
 
 	Holders        func() podresources.Holders
 	RefreshHolders func()                                        // makes the plugin ask the kubelet soon
@@ -65,6 +69,8 @@ func (s *Server) handleLine(ctx context.Context, line string) (any, error) {
 		return s.detach(ctx, *req.Detach)
 	case req.Attach != nil:
 		return s.attach(ctx)
+	case req.MPS != nil:
+		return s.mps(ctx, *req.MPS)
 	}
 	return s.clear(*req.Clear)
 }
@@ -74,9 +80,9 @@ func parseRequest(line string) (request, error) {
 	dec := json.NewDecoder(strings.NewReader(line))
 	dec.DisallowUnknownFields()
 	err := dec.Decode(&req)
-	set := slices.DeleteFunc([]bool{req.Clear != nil, req.Detach != nil, req.Attach != nil}, func(set bool) bool { return !set })
+	set := slices.DeleteFunc([]bool{req.Clear != nil, req.Detach != nil, req.Attach != nil, req.MPS != nil}, func(set bool) bool { return !set })
 	if err != nil || len(set) != 1 || strings.TrimSpace(line[dec.InputOffset():]) != "" {
-		return request{}, fmt.Errorf(`expected {"clear":{"device":"GPU-…","cause":"xid-79"}}, {"detach":{"for":"30m"}} or {"attach":{}}, got %s`, line)
+		return request{}, fmt.Errorf(`expected {"clear":{"device":"GPU-…","cause":"xid-79"}}, {"detach":{"for":"30m"}}, {"attach":{}}, {"mps":{}} or {"mps":{"terminate":{"device":"GPU-…","client":4711}}}, got %s`, line)
 	}
 	return req, nil
 }

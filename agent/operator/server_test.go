@@ -21,6 +21,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
 	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -77,6 +78,7 @@ func newServer(c health.Config, log *zap.Logger) *Server {
 	s.RefreshHolders = func() {}
 	s.AwaitSaved = func(context.Context, *health.Snapshot) error { return nil }
 	s.EngineAddress = func() string { return "" }
+	s.MPS, s.Processes = &fakeMPS{}, func() *processes.Snapshot { return nil }
 	return s
 }
 

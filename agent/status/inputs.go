@@ -13,6 +13,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -28,6 +29,8 @@ type Inputs struct {
 	Plugin      plugin.Status
 	Holders     podresources.Holders
 	Processes   *processes.Snapshot // nil if they are not measured
+	Shares      []plugin.ShareUnits // of the shared devices
+	Memory      *memlimits.Snapshot // nil without devices that are shared by memory
 	Kube        kube.Status
 	StateFile   statefile.Status
 	Events      []Event
@@ -61,6 +64,10 @@ func New(k Inputs) Node {
 		s.ProcessesError = cmp.Or(k.Processes.Err, k.Processes.Warning)
 		addUsage(s.GPUs, k.Processes)
 	}
+	if k.Memory != nil {
+		s.MemoryLimitsError = k.Memory.Err
+	}
+	addSharing(s.GPUs, k)
 	return s
 }
 

@@ -63,6 +63,8 @@ func NewPages(build func() Node, history *History, log *zap.Logger) *Pages {
 		"finding":  func(now time.Time, f []Finding) findingData { return findingData{now, f} },
 		"holders":  func(h []Holder) []string { return HolderNames(h, maxHolders) },
 		"usage":    func(d Device) []string { return usageTexts(d, maxHolders) },
+		"shares":   func(d Device) string { return sharesText(d, true) },
+		"limits":   func(d Device) []string { return memoryLimitTexts(d, maxHolders) },
 		"warnings": func(k Kubelet) []string { return limitTexts(k.Warnings, maxWarnings) },
 		"worst":    func(all []faultGroup) []faultGroup { return all[:min(len(all), maxFaultGroups)] },
 		"newest":   func(all []Event) []Event { return all[:min(len(all), maxPageEvents)] },

@@ -26,7 +26,8 @@ type Node struct {
 	GPUs     []Device  `json:"gpus"`   // by index
 	Events   []Event   `json:"events"` // the newest first, at most 100
 
-	ProcessesError string `json:"processesError,omitempty"` // why the processes of the devices, or their pods, are unknown
+	ProcessesError    string `json:"processesError,omitempty"`    // why the processes of the devices, or their pods, are unknown
+	MemoryLimitsError string `json:"memoryLimitsError,omitempty"` // why the memory limits of containers cannot be set or read
 }
 
 // Config is the result of the last reload of the configuration.
@@ -157,6 +158,10 @@ type Device struct {
 	// Processes has an entry for each container with processes, and one without a container for those of no pod. There is no key
 	// while the processes are unknown.
 	Processes *[]Usage `json:"processes,omitempty"`
+
+	Shares       *Shares       `json:"shares,omitempty"`       // of a shared device
+	MPS          *MPS          `json:"mps,omitempty"`          // of a device that MPS serves
+	MemoryLimits []MemoryLimit `json:"memoryLimits,omitempty"` // of the containers, if the device is shared by memory
 
 	MIG    []Device `json:"mig,omitempty"`
 	Charts []Chart  `json:"-"` // of the page

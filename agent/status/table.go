@@ -103,6 +103,7 @@ func (p *printer) header(s Node, wide bool) {
 		}
 	}
 	p.line("processes", terminal.Yellow, s.ProcessesError)
+	p.line("memory", terminal.Yellow, formatIf("limits unknown: %s", s.MemoryLimitsError))
 	p.line("state", terminal.Yellow, stateFileErrorText(s.Memory))
 	if !s.Config.OK {
 		p.labelled("config", terminal.Cell{Text: "invalid", Colour: terminal.Red}, plain(": "+configErrorText(s.Time, s.Config)))
@@ -159,7 +160,20 @@ func (p *printer) devices(s Node, wide bool) {
 		t.Columns = append(t.Columns, terminal.Column{Name: "UUID"}, terminal.Column{Name: "PCI"})
 		holders = maxHolders
 	}
-	usage := wide && slices.ContainsFunc(allDevices(s), func(d Device) bool { return d.Processes != nil })
+	has := func(property func(Device) bool) bool { return slices.ContainsFunc(allDevices(s), property) }
+	shared := has(func(d Device) bool { return d.Shares != nil })
+	if shared {
+		t.Columns = append(t.Columns, terminal.Column{Name: "SHARES", Drop: 1})
+	}
+	mps := has(func(d Device) bool { return d.MPS != nil })
+	if mps {
+		t.Columns = append(t.Columns, terminal.Column{Name: "MPS", Drop: 1})
+	}
+	limits := wide && has(func(d Device) bool { return d.MemoryLimits != nil })
+	if limits {
+		t.Columns = append(t.Columns, terminal.Column{Name: "MEMORY LIMITS"})
+	}
+	usage := wide && has(func(d Device) bool { return d.Processes != nil })
 	if usage {
 		t.Columns = append(t.Columns, terminal.Column{Name: "PROCESSES"})
 	}
@@ -187,6 +201,15 @@ func (p *printer) devices(s Node, wide bool) {
 		row[2] = stateCell(d.State)
 		if wide {
 			row = append(row, plain(string(d.UUID)), plain(d.PCI))
+		}
+		if shared {
+			row = append(row, plain(sharesText(d, wide)))
+		}
+		if mps {
+			row = append(row, mpsCell(d, wide))
+		}
+		if limits {
+			row = append(row, plain(strings.Join(memoryLimitTexts(d, maxHolders), "; ")))
 		}
 		if usage {
 			row = append(row, plain(strings.Join(usageTexts(d, maxHolders), "; ")))

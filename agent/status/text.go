@@ -467,7 +467,7 @@ func deviceRows(s Node, group bool) []deviceRow {
 // accepts reports whether a device can share a row.
 func (r deviceRow) accepts(d Device) bool {
 	return r.MIGIndex != nil && d.MIGIndex != nil && r.Index == d.Index && r.lastIndex+1 == *d.MIGIndex &&
-		r.Profile == d.Profile && r.State == d.State && len(r.XIDs)+len(d.XIDs) == 0 &&
+		r.Profile == d.Profile && r.State == d.State && len(r.XIDs)+len(d.XIDs) == 0 && sharedAlike(r.Device, d) &&
 		slices.EqualFunc(r.Findings, d.Findings, func(f, g Finding) bool { return f.Cause == g.Cause })
 }
 
@@ -482,6 +482,7 @@ func (r deviceRow) plus(next deviceRow) deviceRow {
 	}
 	r.lastIndex, r.count, r.held = next.lastIndex, r.count+next.count, r.held+next.held
 	r.Holders = slices.Concat(r.Holders, next.Holders)
+	r.Shares, r.MPS = addShares(r.Device, next.Device)
 	r.Values = Values{MemoryUsed: add(r.Values.MemoryUsed, next.Values.MemoryUsed), MemoryTotal: add(r.Values.MemoryTotal, next.Values.MemoryTotal)}
 	if !r.Since.Equal(next.Since) {
 		r.Since = time.Time{}

@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/internal/mpstest"
 )
 
 var (
@@ -37,7 +39,7 @@ func TestMain(m *testing.M) {
 	if code, started := runInMountNamespace(); started {
 		os.Exit(code)
 	}
-	os.Exit(m.Run())
+	os.Exit(mpstest.Main(m))
 }
 
 const mountNamespaceEnv = "CHAOS_APART"
@@ -84,13 +86,30 @@ type failed struct {
 	log string
 }
 
+// player is a world that a sequence plays in.
+type player interface {
+	apply(context.Context, step) error
+	check(context.Context) error
+	end() error
+	summary() string
+	description() string
+	logged() *buffer
+}
+
 // play plays steps until they end or one fails, and returns the played steps.
-func play(ctx context.Context, with setup, next func() (step, bool), say func(string, ...any)) (played []step, f *failed) {
-	w, err := newWorld(ctx, with)
+func play(t *testing.T, with setup, next func() (step, bool), say func(string, ...any)) (played []step, f *failed) {
+	ctx := t.Context()
+	var w player
+	var err error
+	if with.mps {
+		w, err = newMPSWorld(ctx, t, with)
+	} else {
+		w, err = newWorld(ctx, with)
+	}
 	if err != nil {
 		return nil, &failed{err: fmt.Errorf("start: %w", err)}
 	}
-	say("the disk is %s", w.disk.description())
+	say("%s", w.description())
 	for s, more := next(); more && ctx.Err() == nil; s, more = next() {
 		played = append(played, s)
 		begin := time.Now()
@@ -105,11 +124,9 @@ func play(ctx context.Context, with setup, next func() (step, bool), say func(st
 		}
 	}
 	if f == nil {
-		w.mu.Lock()
-		say("%d concurrent scrapes", w.scraped)
-		w.mu.Unlock()
+		say("%s", w.description())
 	}
-	log := w.log
+	log := w.logged()
 	if err := w.end(); err != nil && f == nil {
 		f = &failed{err: fmt.Errorf("at the end: %w", err)}
 	}
@@ -120,13 +137,18 @@ func play(ctx context.Context, with setup, next func() (step, bool), say func(st
 }
 
 // TestChaos runs the agent with simulated GPUs, with their events if the seed is even, and for the last third of the time with DCGM's interface and a scripted
-// library: first as a host engine, then embedded in the agent.
+// library: first as a host engine, then embedded in the agent. If the seed is a multiple of four, it also runs the agent with GPUs
+// that are shared by MPS, for a sixth of the time more.
 func TestChaos(t *testing.T) {
 	agent := build(t)
 	if *seed == 0 {
 		*seed = uint64(time.Now().UnixNano()) % 1_000_000
 	}
 	t.Run("sim", func(t *testing.T) { chaos(t, setup{agent: agent, events: *seed%2 == 0}, simKinds(), *length-*length/3) })
+	// Not in each run: the agent waits long for a daemon that hangs.
+	if *seed%4 == 0 || *replay != "" || *kindsFlag != "" {
+		t.Run("mps", func(t *testing.T) { chaos(t, setup{agent: agent, mps: true}, mpsKinds(), *length/6) })
+	}
 	t.Run("host", func(t *testing.T) {
 		chaos(t, setup{agent: agent, library: compile(t), host: true}, hostKinds(), *length/6)
 	})
@@ -138,6 +160,7 @@ type setup struct {
 	agent   string // binary
 	library string // a directory with libdcgm.so.4, "" for simulated GPUs
 	host    bool   // the library stands for the client of a host engine
+	mps     bool   // GPUs are shared by MPS
 	events  bool   // the agent follows the events of the simulated driver
 }
 
@@ -162,7 +185,7 @@ func chaos(t *testing.T, with setup, kinds []kind, duration time.Duration) {
 		next = iterate(steps)
 	}
 	t.Logf("seed %d", *seed)
-	played, f := play(t.Context(), with, next, t.Logf)
+	played, f := play(t, with, next, t.Logf)
 	if f == nil {
 		t.Logf("%d steps, every invariant holds", len(played))
 		return
@@ -174,7 +197,7 @@ func chaos(t *testing.T, with setup, kinds []kind, duration time.Duration) {
 	}
 	var last *failed
 	short := shrink(played, time.Now().Add(*shrinkFor), func(steps []step) bool {
-		_, f := play(t.Context(), with, iterate(steps), func(string, ...any) {})
+		_, f := play(t, with, iterate(steps), func(string, ...any) {})
 		same := f != nil && violatedInvariant(f.err) == what
 		if same {
 			last = f

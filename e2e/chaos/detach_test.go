@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest/node"
 )
 
 // detachResponse and takenBack are the parts of the agent's responses that these tests check.
@@ -37,13 +38,13 @@ type remainingFinding struct {
 }
 
 // request sends a request to the agent as an operator does.
-func request[T any](ctx context.Context, w *world, stepTimeout time.Duration, request map[string]any) (T, error) {
+func request[T any](ctx context.Context, n *node.Node, stepTimeout time.Duration, request map[string]any) (T, error) {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
 	var answer struct {
 		Result T `json:"result"`
 	}
-	text, err := unixsock.Call(ctx, filepath.Join(w.Dir, "agent.sock"), request)
+	text, err := unixsock.Call(ctx, filepath.Join(n.Dir, "agent.sock"), request)
 	if err == nil {
 		err = json.Unmarshal([]byte(text), &answer)
 	}
@@ -57,7 +58,7 @@ func refused(err error) bool {
 }
 
 func (w *world) requestDetach(ctx context.Context, duration time.Duration, force bool) (detachResponse, error) {
-	return request[detachResponse](ctx, w, scaled(stepTimeout), map[string]any{"detach": map[string]any{"for": duration.String(), "force": force}})
+	return request[detachResponse](ctx, w.Node, scaled(stepTimeout), map[string]any{"detach": map[string]any{"for": duration.String(), "force": force}})
 }
 
 // applyDriver plays the steps of an operator who resets a GPU.
@@ -124,7 +125,7 @@ func (w *world) detachPolitely(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	answer, err := request[detachResponse](ctx, w, scaled(stepTimeout)+holdersDelay, map[string]any{"detach": map[string]any{"for": "1h"}})
+	answer, err := request[detachResponse](ctx, w.Node, scaled(stepTimeout)+holdersDelay, map[string]any{"detach": map[string]any{"for": "1h"}})
 	if err == nil {
 		if !before {
 			if after, err := w.holdersKnown(ctx); err != nil || !after {
@@ -276,7 +277,7 @@ func (w *world) detachUntilExpiry(ctx context.Context) error {
 // attach attaches the driver.
 func (w *world) attach(ctx context.Context) error {
 	was := w.detached
-	answer, err := request[attachResponse](ctx, w, scaled(stepTimeout)+time.Second, map[string]any{"attach": map[string]any{}})
+	answer, err := request[attachResponse](ctx, w.Node, scaled(stepTimeout)+time.Second, map[string]any{"attach": map[string]any{}})
 	want := map[string]string{"up": "up", "dead": "down", "hung": "stalled"}[w.source]
 	switch {
 	case err != nil:

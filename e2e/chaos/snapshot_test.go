@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net/http"
 	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest/node"
 )
 
 // snapshot is the part of /api/v1/snapshot that these tests check.
@@ -52,8 +54,10 @@ func (d device) causes() map[string]bool {
 	return all
 }
 
-func (w *world) snapshot(ctx context.Context) (s snapshot, err error) {
-	status, text, err := w.Get(ctx, "/api/v1/snapshot")
+func (w *world) snapshot(ctx context.Context) (snapshot, error) { return getSnapshot(ctx, w.Node) }
+
+func getSnapshot(ctx context.Context, n *node.Node) (s snapshot, err error) {
+	status, text, err := n.Get(ctx, "/api/v1/snapshot")
 	if err != nil {
 		return s, err
 	}

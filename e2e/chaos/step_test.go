@@ -142,9 +142,19 @@ func sequence(seed uint64, all []kind) func() step {
 	}
 }
 
+// kindOf returns the kind of a step.
+func kindOf(s step) (kind, bool) {
+	all := append(kinds(), mpsKinds()...)
+	i := slices.IndexFunc(all, func(k kind) bool { return k.name == s.kind })
+	if i < 0 {
+		return kind{}, false
+	}
+	return all[i], true
+}
+
 func (s step) String() string {
 	words := []string{s.kind}
-	if i := slices.IndexFunc(kinds(), func(k kind) bool { return k.name == s.kind }); i >= 0 && kinds()[i].gpu {
+	if k, known := kindOf(s); known && k.gpu {
 		words = append(words, strconv.Itoa(s.gpu))
 	}
 	if s.arg != "" {
@@ -168,13 +178,12 @@ func parse(text string) (all []step, err error) {
 		if n := len(words); n > 0 && words[n-1] == "!" {
 			s.immediate, words = true, words[:n-1]
 		}
-		i := slices.IndexFunc(kinds(), func(k kind) bool { return k.name == s.kind })
+		k, known := kindOf(s)
 		switch {
 		case s.kind == calm:
-		case i < 0:
+		case !known:
 			return nil, fmt.Errorf("unknown step %q", s.kind)
 		default:
-			k := kinds()[i]
 			if k.gpu && len(words) > 0 {
 				if s.gpu, err = strconv.Atoi(words[0]); err != nil || s.gpu < 0 || s.gpu >= gpus {
 					return nil, fmt.Errorf("%q: %q is not a GPU from 0 to %d", part, words[0], gpus-1)

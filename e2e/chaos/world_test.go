@@ -119,7 +119,7 @@ func (b *buffer) raced() bool {
 }
 
 // newWorld starts the kubelet and the agent and waits until the invariants hold.
-func newWorld(ctx context.Context, with setup) (_ *world, err error) {
+func newWorld(ctx context.Context, with setup) (_ player, err error) {
 	n, err := node.New(ctx, with.agent)
 	if err != nil {
 		return nil, err
@@ -152,9 +152,13 @@ func newWorld(ctx context.Context, with setup) (_ *world, err error) {
 
 // await calls try until it returns nil or the time is up.
 func (w *world) await(ctx context.Context, d time.Duration, try func(context.Context) error) error {
+	return await(ctx, w.Node, d, 10*time.Millisecond, try)
+}
+
+func await(ctx context.Context, n *node.Node, d, interval time.Duration, try func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
-	tick := time.NewTicker(10 * time.Millisecond)
+	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	var last error
 	for {
@@ -168,7 +172,7 @@ func (w *world) await(ctx context.Context, d time.Duration, try func(context.Con
 		select {
 		case <-ctx.Done():
 			return last
-		case <-w.Exited():
+		case <-n.Exited():
 			return violated("life", "the agent has exited")
 		case <-tick.C:
 		}
@@ -236,6 +240,15 @@ func (w *world) scrapeOnce(ctx context.Context, c *http.Client) error {
 	}
 	return nil
 }
+
+// description describes the world for the test's log.
+func (w *world) description() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return fmt.Sprintf("the disk is %s; %d concurrent scrapes", w.disk.description(), w.scraped)
+}
+
+func (w *world) logged() *buffer { return w.log }
 
 // end stops everything. It returns an error if the agent does not stop properly.
 func (w *world) end() error {

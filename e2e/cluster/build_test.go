@@ -61,6 +61,7 @@ func build(ctx context.Context, dir string) error {
 		{root, "1", agent(oldTag)},
 		{root, "0", agent(newTag)},
 		{".", "0", []string{"build", "-trimpath", "-ldflags", "-s -w", "-o", bin("workload"), "./workload"}},
+		{root, "0", []string{"build", "-trimpath", "-ldflags", "-s -w", "-o", bin(mpsControl), "./internal/mpstest/" + mpsControl}},
 		{filepath.Join("..", "helm"), "1", []string{"build", "-o", bin("helm"), "helm.sh/helm/v4/cmd/helm"}},
 	} {
 		begin := time.Now()

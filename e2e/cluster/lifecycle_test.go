@@ -183,7 +183,7 @@ func restartKubelet(t *testing.T, device string) {
 	}
 	awaitSeries(t, "gpu_node_agent_plugin_registered{", "} 1")
 	awaitSeries(t, "gpu_node_agent_device_allocated{", device, `pod="one"`)
-	awaitKubeletDevices(t, 8)
+	awaitKubeletDevices(t, gpu, 8)
 	awaitAmounts(t, gpu, "8/8")
 	checkSamePod(t, agent)
 	keepsContainer()

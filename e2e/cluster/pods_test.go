@@ -121,23 +121,23 @@ func deletePods(t *testing.T, names ...string) {
 	})
 }
 
-// awaitKubeletDevices waits until the kubelet itself has want allocatable devices. After the kubelet's restart the node's
+// awaitKubeletDevices waits until the kubelet itself has want allocatable devices of a resource. After the kubelet's restart the node's
 // status is old for a while, and a registration does not imply a device list.
-func awaitKubeletDevices(t *testing.T, want int) {
+func awaitKubeletDevices(t *testing.T, of v1.ResourceName, want int) {
 	t.Helper()
 	client, conn, err := podresources.GetV1Client("unix:///var/lib/kubelet/pod-resources/kubelet.sock", patience, 1<<20)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = conn.Close() }()
-	eventually(t, fmt.Sprintf("kubelet has %d allocatable devices", want), func(ctx context.Context) error {
+	eventually(t, fmt.Sprintf("kubelet has %d allocatable devices of %s", want, of), func(ctx context.Context) error {
 		all, err := client.GetAllocatableResources(ctx, &podresourcesapi.AllocatableResourcesRequest{})
 		if err != nil {
 			return err
 		}
 		have := 0
 		for _, d := range all.Devices {
-			if d.ResourceName == gpu {
+			if d.ResourceName == string(of) {
 				have += len(d.DeviceIds)
 			}
 		}

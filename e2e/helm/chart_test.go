@@ -8,12 +8,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer/json"
@@ -75,16 +77,32 @@ func valuesFiles(t *testing.T) []string {
 // objects are the rendered objects; those of Prometheus' operator stay YAML. A field that Kubernetes does not know
 // fails the test.
 type objects struct {
-	daemonSets   []*appsv1.DaemonSet
-	configMaps   []*corev1.ConfigMap
-	roles        []*rbacv1.ClusterRole
-	bindings     []*rbacv1.ClusterRoleBinding
-	localRoles   []*rbacv1.Role
-	localBinds   []*rbacv1.RoleBinding
-	policies     []*admissionv1.ValidatingAdmissionPolicy
-	policyBinds  []*admissionv1.ValidatingAdmissionPolicyBinding
-	kinds        map[string]int
-	unstructured map[string]string // by kind
+	daemonSets      []*appsv1.DaemonSet
+	services        []*corev1.Service
+	networkPolicies []*networkingv1.NetworkPolicy
+	configMaps      []*corev1.ConfigMap
+	roles           []*rbacv1.ClusterRole
+	bindings        []*rbacv1.ClusterRoleBinding
+	localRoles      []*rbacv1.Role
+	localBinds      []*rbacv1.RoleBinding
+	policies        []*admissionv1.ValidatingAdmissionPolicy
+	policyBinds     []*admissionv1.ValidatingAdmissionPolicyBinding
+	kinds           map[string]int
+	unstructured    map[string]string // by kind
+}
+
+// agents returns the DaemonSets of agents.
+func (o objects) agents() []*appsv1.DaemonSet {
+	return slices.DeleteFunc(slices.Clone(o.daemonSets), func(ds *appsv1.DaemonSet) bool { return isMPS(ds) })
+}
+
+// mps returns the DaemonSets of MPS control daemons.
+func (o objects) mps() []*appsv1.DaemonSet {
+	return slices.DeleteFunc(slices.Clone(o.daemonSets), func(ds *appsv1.DaemonSet) bool { return !isMPS(ds) })
+}
+
+func isMPS(ds *appsv1.DaemonSet) bool {
+	return slices.Contains(ds.Spec.Template.Spec.Containers[0].Args, "mps-daemon")
 }
 
 // settings returns values as --set arguments of Helm.
@@ -129,6 +147,10 @@ func parse(t *testing.T, text string) objects {
 		switch x := object.(type) {
 		case *appsv1.DaemonSet:
 			o.daemonSets = append(o.daemonSets, x)
+		case *corev1.Service:
+			o.services = append(o.services, x)
+		case *networkingv1.NetworkPolicy:
+			o.networkPolicies = append(o.networkPolicies, x)
 		case *corev1.ConfigMap:
 			o.configMaps = append(o.configMaps, x)
 		case *rbacv1.ClusterRole:
@@ -159,7 +181,7 @@ func TestValuesFiles(t *testing.T) {
 			if len(o.daemonSets) == 0 {
 				t.Fatal("no DaemonSet")
 			}
-			for _, ds := range o.daemonSets {
+			for _, ds := range o.agents() {
 				var config string
 				for _, c := range o.configMaps {
 					if c.Name == ds.Name {

@@ -7,7 +7,7 @@ import (
 
 // TestRefused checks that invalid values are refused with an error about them.
 func TestRefused(t *testing.T) {
-	const sharing = "config.plugin.sharing.timeSlicing.resources[0]."
+	const sharing, mps = "config.plugin.sharing.timeSlicing.resources[0].", "config.plugin.sharing.mps.resources[0]."
 	for set, want := range map[string]string{
 		"config.plugin.migStratgy=mixed":                                    "migStratgy",
 		"config.pugin.migStrategy=mixed":                                    "pugin",
@@ -68,6 +68,19 @@ func TestRefused(t *testing.T) {
 		sharing + "name=nvidia.com/gpu":                           "missing property 'replicas'",
 		sharing + "name=nvidia.com/gpu," + sharing + "replica=4":  "'replica' not allowed",
 		sharing + "name=nvidia.com/gpu," + sharing + "replicas=0": "minimum: got 0, want 2",
+
+		// Sharing by MPS.
+		mps + "name=nvidia.com/gpu," + mps + "replicas=4":                                                                              "config.plugin.sharing.mps.resources: ",
+		"nodeConfigs.a.plugin.sharing.memory.resource=a.b/c,nodeConfigs.a.plugin.sharing.memory.enforcement=mps":                       "nodeConfigs.a.plugin.sharing.memory.enforcement: ",
+		`config.plugin.nvidiaConfig=/etc/gpu-node-agent/n,files.n=sharing: {mps: {resources: [{name: nvidia.com/gpu\, replicas: 2}]}}`: "config.plugin.nvidiaConfig: ",
+		"mps.enabled=true": "mps.enabled: ",
+		"mps.enabled=true,config.plugin.sharing.memory.resource=a.b/c":                                      "mps.enabled: ", // limited by the driver
+		"mps.enabled=true,config.plugin.sharing.mps.root=/run/," + mps + "name=a.b/c," + mps + "replicas=2": "config.plugin.sharing.mps.root: ",
+		"config.plugin.sharing.mps.root=run/mps":                                                            "/config/plugin/sharing/mps/root",
+		"mps.enable=true":                                                                                   "enable",
+		"mps.terminationGracePeriodSeconds=5":                                                               "/mps/terminationGracePeriodSeconds",
+		"nodeConfigs.a-mps-daemon.log.level=debug":                                                          "nodeConfigs.a-mps-daemon: ",
+		"config.plugin.sharing.memory.enforcement=hope":                                                     "/config/plugin/sharing/memory/enforcement",
 
 		// GPUs with an image without DCGM.
 		"image.tag=0.1.0-sim":                                                       "config.source.mode=sim",
@@ -147,6 +160,11 @@ func TestAccepted(t *testing.T) {
 		"config.health.socket=/tmp/a.sock,securityContext.readOnlyRootFilesystem=false",
 		"config.health.socket=/tmp/a.sock,securityContext=null",
 		"config.source.sim.control=/bar/sim.sock", // only a simulation creates it
+
+		// Nothing to share by MPS.
+		"config.plugin.enabled=false,config.plugin.sharing.mps.resources[0].name=nvidia.com/gpu,config.plugin.sharing.mps.resources[0].replicas=4",
+		"config.plugin.sharing.memory.enforcement=mps",
+		`config.plugin.nvidiaConfig=/etc/gpu-node-agent/n,files.n=flags: {mpsRoot: ~\, plugin: ~}`,
 
 		"fullnameOverride=a-",
 		"fullnameOverride=a.b,service.enabled=false",

@@ -21,6 +21,7 @@ const (
 	devicePattern = `[^-+.0-9\s:,]([^:,]*[^\s:,])?|([^\s:,*?][^:,*?]*)?[*?]([^:,]*[^\s:,])?`
 
 	resourceName = `^[a-z0-9][-a-z0-9.]*/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$`
+	size         = `^[0-9]+([.][0-9]+)?([KMGTPE]i?|k|[eE][0-9]+)?$`
 	labelKey     = `([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?`
 )
 
@@ -80,8 +81,14 @@ func addEntrySchemas(constraints map[string]map[string]any) {
 			"name": text(resourceName), "replicas": number(2, 1000, "^[0-9]+$"),
 			"devices": list(selector()), "rename": text("^$|" + resourceName),
 		}, "name", "replicas"),
-		"metrics.podLabels": number(0, maxIndex, "^("+labelKey+"|[-A-Za-z0-9_./]*[*][-A-Za-z0-9_./*]*|/.+/)$"),
-		"source.sim.past":   object(map[string]any{"ago": duration(), "gpu": count(0, maxIndex), "xid": xid()}, "ago", "gpu", "xid"),
+		"plugin.sharing.mps.resources": object(map[string]any{
+			"name": text(resourceName), "replicas": number(2, 48, "^[0-9]+$"),
+			"devices": list(selector()), "rename": text("^$|" + resourceName),
+			"activeThreadPercentage": count(0, 100), "pinnedMemory": text("^$|" + size),
+		}, "name", "replicas"),
+		"plugin.sharing.memory.devices": selector(),
+		"metrics.podLabels":             number(0, maxIndex, "^("+labelKey+"|[-A-Za-z0-9_./]*[*][-A-Za-z0-9_./*]*|/.+/)$"),
+		"source.sim.past":               object(map[string]any{"ago": duration(), "gpu": count(0, maxIndex), "xid": xid()}, "ago", "gpu", "xid"),
 		"source.sim.scenario": object(map[string]any{
 			"at": duration(), "gpu": count(0, maxIndex), "xid": xid(), "times": count(1, 1_000_000),
 			"lost": boolean(), "stale": boolean(), "rowRemapPending": boolean(), "rowRemapFailed": boolean(), "clocksSlowed": boolean(),
@@ -118,6 +125,7 @@ func TestEntries(t *testing.T) {
 	t.Parallel()
 	const (
 		shared   = "plugin.sharing.timeSlicing.resources"
+		mps      = "plugin.sharing.mps.resources"
 		scenario = "source.sim.scenario"
 	)
 	references := []string{
@@ -178,6 +186,27 @@ func TestEntries(t *testing.T) {
 			{nil, in("{name: nvidia.com/gpu, replicas: ", []string{"0", "1", "-4", "1001", "2.5", "four", `""`, "~", "true", "[4]", "{a: b}"}, "}")},
 			{in("{name: nvidia.com/gpu, replicas: 4, devices: [", selectors, "]}"), in("{name: nvidia.com/gpu, replicas: 4, devices: [", noSelectors, "]}")},
 		},
+		mps: {
+			{
+				[]string{
+					"{name: nvidia.com/gpu, replicas: 2}", `{name: nvidia.com/gpu, replicas: "48"}`, "{name: nvidia.com/mig-1g.10gb, replicas: 4}",
+					"{name: nvidia.com/gpu, replicas: 4, devices: [0], rename: a.b/c, activeThreadPercentage: 30, pinnedMemory: 16Gi}",
+					`{name: nvidia.com/gpu, replicas: 4, devices: ~, rename: ~, activeThreadPercentage: ~, pinnedMemory: ~}`, `{name: nvidia.com/gpu, replicas: 4, pinnedMemory: ""}`,
+				},
+				[]string{"{}", "7", "nvidia.com/gpu", "~", "[]", "{replicas: 4}", "{name: nvidia.com/gpu}", "{name: gpu, replicas: 4}", "{name: nvidia.com/gpu, replicas: 4, x: y}"},
+			},
+			{nil, in("{name: nvidia.com/gpu, replicas: ", []string{"1", "49", "2.5", "four", "~"}, "}")},
+			{
+				in("{name: nvidia.com/gpu, replicas: 4, activeThreadPercentage: ", []string{"0", "1", "100", `"50"`}, "}"),
+				in("{name: nvidia.com/gpu, replicas: 4, activeThreadPercentage: ", []string{"-1", "101", "2.5", "half", "[5]"}, "}"),
+			},
+			{
+				in("{name: nvidia.com/gpu, replicas: 4, pinnedMemory: ", []string{"512Mi", "1.5Gi", `"8589934592"`, "1048576k"}, "}"),
+				in("{name: nvidia.com/gpu, replicas: 4, pinnedMemory: ", []string{"-1Gi", "8GB", "much", "[8Gi]", "8 Gi"}, "}"),
+			},
+			{nil, in("{name: nvidia.com/gpu, replicas: 4, devices: [", noSelectors, "]}")},
+		},
+		"plugin.sharing.memory.devices": {{selectors, noSelectors}},
 		"metrics.fields": {{
 			[]string{"default", "DCGM_FI_DEV_GPU_TEMP", "{name: DCGM_FI_DEV_GPU_TEMP}", "{name: DCGM_FI_DEV_GPU_TEMP, type: gauge, help: warm}", "{name: default, type: ~, help: ~}"},
 			[]string{`""`, "150", `"150"`, "~", "[default]", "{}", `{name: ""}`, "{name: 150}", `{name: "150"}`, "{name: ~}", "{help: x}", "{name: default, typ: gauge}", "{name: default, help: [x]}"},

@@ -15,6 +15,7 @@ import (
 // TestPermissions checks the rights of the pod and its service account.
 func TestPermissions(t *testing.T) {
 	const conditions = "get nodes; patch nodes/status; create,patch events; "
+	const memory = "config.plugin.sharing.memory.resource=nvidia.com/gpu-memory"
 	for name, c := range map[string]struct {
 		set   []string
 		rules string // of the cluster role; "" for none, and no token
@@ -39,6 +40,10 @@ func TestPermissions(t *testing.T) {
 		"always":            {[]string{"sysAdmin=always"}, "", []corev1.Capability{"SYS_ADMIN"}},
 		"a CSV":             {[]string{"config.metrics.fieldsFile=/etc/gpu-node-agent/a.csv", "files.a\\.csv= DCGM_FI_PROF_SM_ACTIVE\\, gauge\\, x"}, "", []corev1.Capability{"SYS_ADMIN"}},
 		"a comment":         {[]string{"config.metrics.fieldsFile=/etc/gpu-node-agent/a.csv", "files.a\\.csv=# DCGM_FI_PROF_SM_ACTIVE\\, gauge\\, x"}, "", nil},
+		"memory limits":     {[]string{memory}, "", []corev1.Capability{"SYS_ADMIN"}},
+		"limits of a hook":  {[]string{memory, "config.plugin.deviceList={cdi-cri}"}, "", nil},
+		"advice on memory":  {[]string{memory, "config.plugin.sharing.memory.enforcement=none"}, "", nil},
+		"simulated memory":  {[]string{memory, "config.source.mode=sim"}, "", nil},
 		"simulated MIG":     {[]string{"config.plugin.migStrategy=mixed", "config.source.mode=sim", "sysAdmin=always"}, "", nil},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -19,13 +19,14 @@ import (
 var untestedAlerts = []string{
 	"GPUMemoryNearlyFull", "GPUAllocatedButIdle", "GPUAllocatedWithoutProcess", "GPUAgentMissing", "GPUKubeletDisagrees", "GPUAllocationErrors",
 	"GPUPodLabelsUnknown", "GPUAgentRestarting", "GPUWaitsForReset", "GPUAgentStateNotKept", "GPUAgentAPIErrors",
-	"GPUAgentServesNothing", "GPUSourceDetached", "GPUMeasurementsStuck",
+	"GPUAgentServesNothing", "GPUSourceDetached", "GPUMeasurementsStuck", "GPUMPSRestarted", "GPUMemoryOverUse",
 }
 
 // TestAlertsAndDashboards makes GPUs, the source, the configuration, the kubelet and the agent fail one after the other, and checks
 // the alerts and dashboards in Prometheus.
 func TestAlertsAndDashboards(t *testing.T) {
 	n := newMachine(t)
+	mpsDaemon := n.StartMPSDaemon()
 	covered := make(map[string]bool)
 	// awaitAlert waits until an alert of node-1 with these labels or annotations is pending or firing. The unit tests check
 	// the time it is pending.
@@ -45,10 +46,14 @@ func TestAlertsAndDashboards(t *testing.T) {
 		})
 	}
 
-	n.Eventually("the kubelet has eight GPUs", func() error { return n.KubeletHas(node.GPU, 8, 8) })
+	n.Eventually("the kubelet has six GPUs, and shares of two", func() error {
+		return errors.Join(n.KubeletHas(node.GPU, 6, 6), n.KubeletHas(memoryUnits, 78, 78), n.KubeletHas(mpsShares, 4, 4))
+	})
 	n.awaitDashboard12239("node-1")
-	n.runPod("team-a", "train", 2)
-	n.runPod("team-b", "notebook", 1)
+	n.runPod("team-a", "train", node.GPU, 2)
+	n.runPod("team-b", "notebook", node.GPU, 1)
+	n.runPod("team-c", "chat", memoryUnits, 10)
+	n.runPod("team-c", "batch", mpsShares, 1)
 	n.Eventually("Prometheus has the holders, and their GPUs are idle", func() error {
 		return n.checkSeries(`gpu_node_agent_device_idle_seconds_total{instance="node-1", pod=~"train|notebook", container="work"} > 1`, 3)
 	})
@@ -79,7 +84,7 @@ func TestAlertsAndDashboards(t *testing.T) {
 	n.checkPanels(true)
 	n.checkPanels(false)
 	for title, want := range map[string]float64{
-		"GPUs": 2 * 8, "Allocated": 2 * 3, "Healthy": 4.0 / 8, "Unhealthy": 2 * 2, "Degraded": 2 * 2, "Allocated and idle": 0,
+		"GPUs": 2 * 8, "Allocated": 2 * 5, "Healthy": 4.0 / 8, "Unhealthy": 2 * 2, "Degraded": 2 * 2, "Allocated and idle": 0,
 	} {
 		n.Eventually("the fleet's panel "+title+" is right", func() error {
 			result, err := n.panel("fleet.json", title)
@@ -95,13 +100,19 @@ func TestAlertsAndDashboards(t *testing.T) {
 		for _, s := range result {
 			held[s.Labels["namespace"]] = s.Value
 		}
-		if want := map[string]float64{"team-a": 2 * 2, "team-b": 2 * 1}; err == nil && !maps.Equal(held, want) {
+		if want := map[string]float64{"team-a": 2 * 2, "team-b": 2 * 1, "team-c": 2 * 2}; err == nil && !maps.Equal(held, want) {
 			err = fmt.Errorf("namespaces hold %v, want %v", held, want) // both nodes have the same UUIDs
 		}
 		return err
 	})
 	n.checkRules()
 	n.checkDocuments()
+
+	n.checkShares()
+	if err := mpsDaemon.Stop(); err != nil { // which ends the daemons
+		t.Error(err)
+	}
+	awaitAlert("GPUMPSNotReady", "gpu=7", "namespace=team-c", "pod=batch")
 
 	n.Inject(`{gpu: 6, recoveryAction: none}`)
 	n.Inject(`{gpu: 3, lost: false}`)
@@ -166,6 +177,30 @@ func TestAlertsAndDashboards(t *testing.T) {
 				t.Errorf("%s has no test: cause it, or add it to untestedAlerts", r.Alert)
 			}
 		}
+	}
+}
+
+// checkShares checks the numbers about shared GPUs.
+func (n machine) checkShares() {
+	n.T.Helper()
+	for expr, want := range map[string]float64{
+		`gpu_node_agent_share_units{gpu="4", sharing="memory", state="total"}`:                                     78,
+		`gpu_node_agent_share_units{gpu="4", sharing="memory", state="free"}`:                                      68,
+		`gpu_node_agent_share_units{gpu="4", sharing="memory", state="largest"}`:                                   68,
+		`gpu_node_agent_share_units{gpu="7", sharing="mps", state="total"}`:                                        4,
+		`gpu_node_agent_share_units{gpu="7", sharing="mps", state="free"}`:                                         3,
+		`gpu_node_agent_share_units{gpu="7", sharing="mps", state="largest"}`:                                      1,
+		`gpu_node_agent_mps_daemon_up{gpu="7"}`:                                                                    1,
+		`gpu_node_agent_mps_active_thread_ratio{gpu="7"}`:                                                          0.25,
+		`gpu_node_agent_container_memory_limit_bytes{gpu="4", namespace="team-c", pod="chat", enforcement="none"}`: 10 << 30,
+	} {
+		n.Eventually(expr, func() error {
+			result, err := n.prom.Query(n.T.Context(), strings.Replace(expr, "{", `{instance="node-1", `, 1))
+			if err == nil && (len(result) != 1 || result[0].Value != want) {
+				err = fmt.Errorf("%v, want %v", result, want)
+			}
+			return err
+		})
 	}
 }
 

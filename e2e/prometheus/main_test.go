@@ -3,6 +3,7 @@
 package prometheus
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,7 +15,20 @@ import (
 // chart is the directory of the dashboards and the rules.
 var chart = filepath.Join("..", "..", "charts", "gpu-node-agent")
 
-func TestMain(m *testing.M) { os.Exit(node.Main(m, nil)) }
+// control is the path of the stand-in for nvidia-cuda-mps-control.
+var control string
+
+func TestMain(m *testing.M) {
+	os.Exit(node.Main(m, func(dir string) (after func(), err error) {
+		control = filepath.Join(dir, "nvidia-cuda-mps-control")
+		build := exec.Command("go", "build", "-o", control, "./internal/mpstest/nvidia-cuda-mps-control")
+		build.Dir = filepath.Join("..", "..")
+		if out, err := build.CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("%v: %w\n%s", build, err, out)
+		}
+		return func() {}, nil
+	}))
+}
 
 // tool returns the path of prometheus or promtool: installed, or unpacked by need.sh.
 func tool(t *testing.T, name string) string {

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	v1 "k8s.io/api/core/v1"
+
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/node"
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/promapi"
 )
@@ -33,8 +35,11 @@ func newMachine(t *testing.T) machine {
 	return n
 }
 
-// configure writes the agent's configuration: short intervals, a threshold that makes every GPU idle, and an unknown
-// field.
+// The resources of shared GPUs.
+const memoryUnits, mpsShares = "nvidia.com/gpu-memory", "nvidia.com/gpu.shared"
+
+// configure writes the agent's configuration: short intervals, a threshold that makes every GPU idle, an unknown
+// field, GPU 4 shared by memory and GPU 7 by MPS.
 func (n machine) configure(level string) {
 	n.T.Helper()
 	n.Configure(fmt.Sprintf(`log: {level: %s}
@@ -44,7 +49,11 @@ metrics:
   fields: [default, profiling, optional, DCGM_FI_DEV_NO_SUCH_FIELD]
   idleBelow: 100
   processes: {enabled: true, podLogs: ""}
-`, level))
+plugin:
+  sharing:
+    memory: {resource: %s, devices: [4], enforcement: none}
+    mps: {root: %s, control: %s, resources: [{name: nvidia.com/gpu, replicas: 4, devices: [7], rename: %s}]}
+`, level, memoryUnits, n.File("mps"), control, mpsShares))
 }
 
 // scrapeConfig makes Prometheus scrape the agent twice: as node-1 without a cluster label, and as node-2 with a cluster
@@ -73,10 +82,10 @@ func (n machine) prometheusConfig(scrapes string) string {
 	return fmt.Sprintf("global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [%s/*.yaml]\nscrape_configs:\n%s", rules, scrapes)
 }
 
-// runPod admits a pod that requests GPUs.
-func (n machine) runPod(namespace, name string, gpus int64) {
+// runPod admits a pod that requests count of a resource.
+func (n machine) runPod(namespace, name string, resource v1.ResourceName, count int64) {
 	n.T.Helper()
-	n.Admit(n.Bind(node.Pod(namespace, name, node.GPU, gpus)))
+	n.Admit(n.Bind(node.Pod(namespace, name, resource, count)))
 }
 
 // checkSeries checks the number of series of an expression.

@@ -58,7 +58,10 @@ func (n machine) evaluate(q target, values map[string]string) ([]promapi.Series,
 }
 
 // unsimulated lists the metrics in panels that the simulation lacks.
-var unsimulated = []string{"DCGM_FI_PROF_NVLINK_TX_BYTES", "DCGM_FI_PROF_NVLINK_RX_BYTES", "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL"}
+var unsimulated = []string{
+	"DCGM_FI_PROF_NVLINK_TX_BYTES", "DCGM_FI_PROF_NVLINK_RX_BYTES", "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL",
+	"gpu_node_agent_container_memory_used_bytes", "by (gpu, GPU_I_PROFILE, GPU_I_ID, namespace, pod, container) (gpu_node_agent_process_memory_bytes",
+}
 
 // mayBeEmpty reports whether a query may have no data: it reads MIG devices, or metrics that the simulation lacks.
 func mayBeEmpty(q target) bool {

@@ -31,6 +31,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest/node"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/mpstest"
 )
 
 // The tests run in parallel: each has its own directory, address and sockets.
@@ -48,7 +49,7 @@ func TestMain(m *testing.M) {
 		err = build(dir)
 	}
 	if err == nil {
-		code = m.Run()
+		code = mpstest.Main(m)
 	} else {
 		fmt.Fprintln(os.Stderr, err)
 	}

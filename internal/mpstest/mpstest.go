@@ -115,12 +115,13 @@ func (c *ControlProgram) Commands() (commands []Command) {
 		c.t.Fatal(err)
 	}
 	for line := range strings.Lines(string(data)) {
-		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), "\t", 3)
-		pid, err := strconv.Atoi(fields[1])
-		if err != nil || len(fields) != 3 {
+		device, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "\t")
+		daemon, text, ok := strings.Cut(rest, "\t")
+		pid, err := strconv.Atoi(daemon)
+		if err != nil || !ok {
 			c.t.Fatalf("%s: %q", CommandsFile(c.Path), line)
 		}
-		commands = append(commands, Command{Device: fields[0], Daemon: pid, Text: fields[2]})
+		commands = append(commands, Command{Device: device, Daemon: pid, Text: text})
 	}
 	return commands
 }
@@ -128,6 +129,7 @@ func (c *ControlProgram) Commands() (commands []Command) {
 // Process is a daemon or a server.
 type Process struct {
 	PID    int
+	Parent int
 	Server bool   // else a daemon
 	Device string // CUDA_VISIBLE_DEVICES
 	Pipe   string // CUDA_MPS_PIPE_DIRECTORY
@@ -144,12 +146,13 @@ func (c *ControlProgram) Processes() (found []Process) {
 			continue
 		}
 		args, argsErr := os.ReadFile(dir + "/cmdline")
+		_, parent, statErr := stat(dir)
 		env, envErr := os.ReadFile(dir + "/environ")
 		pid, pidErr := strconv.Atoi(filepath.Base(dir))
-		if errors.Join(argsErr, envErr, pidErr) != nil || len(args) == 0 {
+		if errors.Join(argsErr, envErr, statErr, pidErr) != nil || len(args) == 0 {
 			continue // it exited
 		}
-		p := Process{PID: pid, Server: bytes.HasPrefix(args, []byte("nvidia-cuda-mps-server\x00"))}
+		p := Process{PID: pid, Parent: parent, Server: bytes.HasPrefix(args, []byte("nvidia-cuda-mps-server\x00"))}
 		if !p.Server && !bytes.Contains(args, []byte("\x00-f\x00")) && !bytes.Contains(args, []byte("\x00-d\x00")) {
 			continue // the control program or a client
 		}
@@ -164,6 +167,23 @@ func (c *ControlProgram) Processes() (found []Process) {
 		found = append(found, p)
 	}
 	return found
+}
+
+// stat returns the state and the parent of a process.
+func stat(dir string) (state string, parent int, err error) {
+	text, err := os.ReadFile(dir + "/stat")
+	if err != nil {
+		return "", 0, err
+	}
+	_, rest, _ := strings.Cut(string(text), ") ") // after the name of the program, which has no parenthesis
+	_, err = fmt.Sscan(rest, &state, &parent)
+	return state, parent, err
+}
+
+// Stopped reports whether a process was stopped by a signal.
+func Stopped(pid int) bool {
+	state, _, err := stat("/proc/" + strconv.Itoa(pid))
+	return err == nil && state == "T"
 }
 
 // Daemons returns the PIDs of the daemons that run, by device.

@@ -182,6 +182,7 @@ func (m *measurement) measure(ctx context.Context) *Snapshot {
 		podByUID: m.PodByUID, names: names, holders: m.Holders(), related: relatedDevices(devices),
 	}
 	s.Usage, s.WithoutPod = a.usage(s.Processes)
+	s.Containers = a.containers
 	s.Warning = m.warning(s, &a, err)
 	return s
 }

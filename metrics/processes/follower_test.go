@@ -158,6 +158,9 @@ func TestFollowerMeasures(t *testing.T) {
 		if s == nil || s.Err != "" || s.Warning != "" || !reflect.DeepEqual(s.Usage, want) {
 			t.Fatalf("%+v", s)
 		}
+		if c := s.ContainerOf(4242); c != want[0].Container || s.ContainerOf(1) != (Container{}) {
+			t.Errorf("process 4242 is that of %+v, process 1 that of %+v", c, s.ContainerOf(1))
+		}
 		wait(interval)
 		if next := f.Latest().Load(); !next.At.After(s.At) || d.calls.Load() != 2 || d.opened.Load() != 1 {
 			t.Errorf("after an interval: at %v, %d calls, %d opens", next.At, d.calls.Load(), d.opened.Load())

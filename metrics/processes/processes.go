@@ -55,6 +55,7 @@ const Other = "other"
 type Snapshot struct {
 	health.ProcessReading                // each process once per device; Measured is sorted
 	Usage                 []Usage        // by device, then by container, Other last; a device of Measured without an entry has no process
+	Containers            []Container    // of each of Processes
 	WithoutPod            map[Reason]int // number of processes of no pod
 	Warning               string         // why processes may lack their pod; empty if they do not
 	Err                   string         // why the newest measurement failed; all else is empty then
@@ -74,6 +75,18 @@ func (s *Snapshot) Of(id health.DeviceID) (usage []Usage, measured bool) {
 		end++
 	}
 	return s.Usage[start:end], true
+}
+
+// ContainerOf returns the container of a process, the zero Container if it is unknown. s may be nil.
+func (s *Snapshot) ContainerOf(pid int) Container {
+	if s != nil {
+		for i, p := range s.Processes {
+			if p.PID == pid && i < len(s.Containers) && s.Containers[i] != (Container{}) {
+				return s.Containers[i]
+			}
+		}
+	}
+	return Container{}
 }
 
 // Open gives a lister of processes and a function that releases what it uses.

@@ -89,7 +89,8 @@ type attribution struct {
 	holders  podresources.Holders
 	related  map[health.DeviceID][]health.DeviceID // devices whose holders may use the device
 
-	intruder string // the first pod that uses a device without holding it, with the device
+	containers []Container // of the processes so far
+	intruder   string      // the first pod that uses a device without holding it, with the device
 }
 
 // relatedDevices returns for each device those whose holders may use it: itself, the parent of a MIG device, the MIG devices of a GPU.
@@ -170,6 +171,7 @@ func (a *attribution) usage(processes []health.Process) (list []Usage, withoutPo
 	withoutPod = make(map[Reason]int)
 	for _, p := range processes {
 		c, reason := a.containerOf(p)
+		a.containers = append(a.containers, c)
 		if reason != "" {
 			withoutPod[reason]++
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -98,32 +99,55 @@ func callSupervisor(ctx context.Context, r Root, q Request) (Status, error) {
 	return response.Result, nil
 }
 
-// TerminateClient has the daemon of a device terminate a client: its CUDA calls fail from then on.
-func (f *Follower) TerminateClient(ctx context.Context, device health.DeviceID, client int) error {
-	f.mu.Lock()
-	e := &examiner{root: f.desired.Root, program: f.desired.Control, command: f.controlInTurn, spec: Spec{Device: device}}
-	f.mu.Unlock()
+// asker returns an examiner that can only send commands to the daemon of a device.
+func (f *Follower) asker(device health.DeviceID) (*examiner, error) {
 	if s := f.state.Load(); s == nil || s.Daemons[device] == nil {
-		return fmt.Errorf("%w: %s", ErrNotServed, device)
+		return nil, fmt.Errorf("%w: %s", ErrNotServed, device)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return &examiner{root: f.desired.Root, program: f.desired.Control, command: f.controlInTurn, spec: Spec{Device: device}}, nil
+}
+
+// Clients asks the daemon of a device for the clients of each of its servers, by PID.
+func (f *Follower) Clients(ctx context.Context, device health.DeviceID) (map[int][]int, error) {
+	e, err := f.asker(device)
+	if err != nil {
+		return nil, err
 	}
 	servers, err := e.pids(ctx, "get_server_list")
 	if err != nil {
-		return fmt.Errorf("%s: %w", device, err)
+		return nil, fmt.Errorf("%s: %w", device, err)
+	}
+	clients := make(map[int][]int, len(servers))
+	for _, server := range servers {
+		if clients[server], err = e.pids(ctx, "get_client_list %d", server); err != nil {
+			return nil, fmt.Errorf("%s: %w", device, err)
+		}
+	}
+	return clients, nil
+}
+
+// TerminateClient has the daemon of a device terminate a client: its CUDA calls fail from then on.
+func (f *Follower) TerminateClient(ctx context.Context, device health.DeviceID, client int) error {
+	clients, err := f.Clients(ctx, device)
+	if err != nil {
+		return err
+	}
+	e, err := f.asker(device)
+	if err != nil {
+		return err
 	}
 	var all []string
-	for _, server := range servers {
-		clients, err := e.pids(ctx, "get_client_list %d", server)
-		if err != nil {
-			return fmt.Errorf("%s: %w", device, err)
-		}
-		if slices.Contains(clients, client) {
+	for _, server := range slices.Sorted(maps.Keys(clients)) {
+		if slices.Contains(clients[server], client) {
 			if _, err = e.send(ctx, "terminate_client %d %d", server, client); err != nil {
 				return fmt.Errorf("%s: client %d of server %d: %w", device, client, server, err)
 			}
 			f.poke()
 			return nil
 		}
-		for _, pid := range clients {
+		for _, pid := range clients[server] {
 			all = append(all, fmt.Sprint(pid))
 		}
 	}

@@ -1,7 +1,7 @@
 {{/*
 check rejects configurations with which the agents could not start or would lose their state, as far as the schema cannot
-express it. The messages name the expected value. It is called with (dict "root" $ "name" NAME "config" CONFIG): CONFIG is
-the configuration of the nodeConfigs entry NAME, or of all other nodes if NAME is "".
+express it. The messages name the expected value. It is called with (dict "root" $ "name" NAME "config" CONFIG "agent" AGENT):
+CONFIG is the configuration of the nodeConfigs entry NAME, or of all other nodes if NAME is "", AGENT what is derived from it.
 */}}
 {{- define "gpu-node-agent.check" -}}
 {{- $values := .root.Values }}
@@ -25,6 +25,12 @@ the configuration of the nodeConfigs entry NAME, or of all other nodes if NAME i
 {{- end }}
 {{- if and (not $values.hostPID) (dig "metrics" "processes" "enabled" false $config) (eq (clean (dig "metrics" "processes" "proc" "" $config)) "/proc") }}
 {{- fail (printf "%s.metrics.processes.proc: /proc in the pod has no processes of the node; leave it out, and the chart mounts the node's at /host/proc" $at) }}
+{{- end }}
+{{- if and .agent.mpsKey (not $values.mps.enabled) }}
+{{- fail (printf "%s.%s: shares GPUs by MPS, which needs mps.enabled=true; that adds privileged pods of MPS control daemons, see values.yaml" $at .agent.mpsKey) }}
+{{- end }}
+{{- if and .agent.mps (has .agent.mpsRoot (list "/" "/run" "/var/run" "/var" "/dev" "/dev/shm")) }}
+{{- fail (printf "%s.plugin.sharing.mps.root: the pods mount this directory of the nodes; expected one that nothing else uses, such as /run/nvidia/mps, got %s" $at .agent.mpsRoot) }}
 {{- end }}
 {{- $extra := list }}
 {{- range $values.extraVolumeMounts }}

@@ -11,7 +11,7 @@ nodeConfigs stays until it has removed the key of `config`.
 {{- $_ := set $.Values.nodeConfigs $name $config }}
 {{- end }}
 {{- end }}
-{{- range list "image" "gpuOperator" "kernelLog" "probes" "web" "service" "serviceMonitor" "podMonitor" "prometheusRule" "dashboards" "networkPolicy" "serviceAccount" "rbac" }}
+{{- range list "image" "gpuOperator" "kernelLog" "mps" "probes" "web" "service" "serviceMonitor" "podMonitor" "prometheusRule" "dashboards" "networkPolicy" "serviceAccount" "rbac" }}
 {{- if not (hasKey $.Values .) }}
 {{- $_ := set $.Values . (dict) }}
 {{- end }}
@@ -43,10 +43,23 @@ nodeConfigs stays until it has removed the key of `config`.
 {{- end }}
 {{- end }}
 
-{{/* The labels that select all pods of the release; they must never change. */}}
+{{/* The labels that select all agents of the release; they must never change. */}}
 {{- define "gpu-node-agent.selector" -}}
 app.kubernetes.io/name: {{ include "gpu-node-agent.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{/*
+The labels that select the pods of mps-daemon. Their name differs, so that nothing that selects agents selects these: a Service, a
+monitor or a policy, the chart's or the user's.
+*/}}
+{{- define "gpu-node-agent.mpsSelector" -}}
+app.kubernetes.io/name: {{ include "gpu-node-agent.mpsName" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "gpu-node-agent.mpsName" -}}
+{{ include "gpu-node-agent.name" . | trunc 59 }}-mps
 {{- end }}
 
 {{- define "gpu-node-agent.labels" -}}
@@ -112,7 +125,27 @@ nodes if NAME is "". It is called with (dict "root" $ "name" NAME "agent" (dict)
 {{- if and $processes (not $values.hostPID) }}
 {{- $config = mustMergeOverwrite (dict "metrics" (dict "processes" (dict "proc" "/host/proc"))) $config }}
 {{- end }}
-{{- include "gpu-node-agent.check" (dict "root" .root "name" .name "config" $config) }}
+{{- /* MPS, as the configuration or NVIDIA's file in `files` has it. The chart cannot read a file of another volume. */}}
+{{- $imported := dict }}
+{{- with dig "plugin" "nvidiaConfig" "" $config }}
+{{- $imported = get (default (dict) $values.files) (trimPrefix "/etc/gpu-node-agent/" (clean .)) | fromYaml }}
+{{- include "gpu-node-agent.prune" $imported }}
+{{- end }}
+{{- $sharing := dig "plugin" "sharing" (dict) $config }}
+{{- $mpsResources := concat (dig "mps" "resources" (list) $sharing) (dig "sharing" "mps" "resources" (list) $imported) }}
+{{- $units := and (dig "plugin" "enabled" true $config) (dig "memory" "resource" "" $sharing | empty | not) }}
+{{- $enforcement := dig "memory" "enforcement" "auto" $sharing }}
+{{- $mpsKey := "" }}
+{{- if and (dig "plugin" "enabled" true $config) $mpsResources }}
+{{- $mpsKey = ternary "plugin.sharing.mps.resources" "plugin.nvidiaConfig" (dig "mps" "resources" (list) $sharing | empty | not) }}
+{{- else if and $units (eq $enforcement "mps") }}
+{{- $mpsKey = "plugin.sharing.memory.enforcement" }}
+{{- end }}
+{{- $_ := set .agent "mpsKey" $mpsKey }}
+{{- /* An empty list keeps the daemons' pods until the last client has ended. */}}
+{{- $_ := set .agent "mps" (and (eq true $values.mps.enabled) (or $mpsKey (hasKey (dig "mps" (dict) $sharing) "resources"))) }}
+{{- $_ := set .agent "mpsRoot" (dig "flags" "mpsRoot" (dig "mps" "root" "/run/nvidia/mps" $sharing) $imported | clean) }}
+{{- include "gpu-node-agent.check" (dict "root" .root "name" .name "config" $config "agent" .agent) }}
 {{- $mig := has (dig "plugin" "migStrategy" "none" $config) (list "single" "mixed") }}
 {{- $lists := dig "plugin" "deviceList" (list) $config | toStrings }}
 {{- $profiling := regexMatch "(?i)\"profiling\"|DCGM_FI_PROF_" (toJson (dig "metrics" "fields" (list) $config)) }}
@@ -120,10 +153,13 @@ nodes if NAME is "". It is called with (dict "root" $ "name" NAME "agent" (dict)
 {{- /* The name starts the line, so comments do not match. */}}
 {{- $profiling = regexMatch "(?im)^[ \\t]*\"?DCGM_FI_PROF_" (get (default (dict) $values.files) (trimPrefix "/etc/gpu-node-agent/" (clean .))) }}
 {{- end }}
-{{- $needs := or $mig (has "volume-mounts" $lists) $profiling }}
+{{- /* The driver lets only an administrator limit memory. A hook in the CDI spec does it without the agent. */}}
+{{- $limits := and $units (has $enforcement (list "auto" "driver")) (not $sim) }}
+{{- $needs := or $mig (has "volume-mounts" $lists) $profiling (and $limits (not (has "cdi-cri" $lists)) (not (has "cdi-annotations" $lists))) }}
 {{- $_ := set .agent "config" $config }}
 {{- $_ := set .agent "name" (ternary (printf "%s-%s" (include "gpu-node-agent.fullname" .root) .name) (include "gpu-node-agent.fullname" .root) (ne .name "")) }}
 {{- $_ := set .agent "component" (ternary (printf "agent-%s" .name) "agent" (ne .name "")) }}
+{{- $_ := set .agent "mpsComponent" (ternary (printf "mps-daemon-%s" .name) "mps-daemon" (ne .name "")) }}
 {{- $_ := set .agent "sim" $sim }}
 {{- $_ := set .agent "mig" $mig }}
 {{- $_ := set .agent "generate" $generate }}
@@ -144,10 +180,11 @@ nodes if NAME is "". It is called with (dict "root" $ "name" NAME "agent" (dict)
 {{- end }}
 {{- $_ := set .agent "needsKernelLog" (and $kernelLog (not .agent.kernelLog) (not $sim) (not (include "gpu-node-agent.below" (dict "path" (printf "%s/" $kernelLogPath) "dirs" $mounted)))) }}
 {{- $proc := dig "metrics" "processes" "proc" "/proc" $config }}
-{{- /* Directories of the node, unless extraVolumeMounts has them. */}}
+{{- /* Directories of the node, unless extraVolumeMounts has them. Memory limits need the control groups and their names. */}}
 {{- $dirs := dict "hpcJobDir" (dig "metrics" "hpcJobDir" "" $config)
   "hostProc" (ternary $proc "" (and $processes (ne (clean $proc) "/proc")))
-  "podLogs" (ternary (dig "metrics" "processes" "podLogs" "/var/log/pods" $config) "" $processes) }}
+  "podLogs" (ternary (dig "metrics" "processes" "podLogs" "/var/log/pods" $config) "" (or $processes $limits))
+  "cgroup" (ternary "/sys/fs/cgroup" "" $limits) }}
 {{- range $key, $dir := $dirs }}
 {{- range $values.extraVolumeMounts }}
 {{- if eq (clean .mountPath) (clean $dir) }}
@@ -172,6 +209,9 @@ nodes if NAME is "". It is called with (dict "root" $ "name" NAME "agent" (dict)
 {{- if hasPrefix "dashboard-" . }}
 {{- fail (printf "nodeConfigs.%s: names with the prefix dashboard- are reserved for the dashboards' ConfigMaps; choose another name" .) }}
 {{- end }}
+{{- if or (eq "mps-daemon" .) (hasSuffix "-mps-daemon" .) }}
+{{- fail (printf "nodeConfigs.%s: names that end in mps-daemon are reserved for the DaemonSets of MPS; choose another name" .) }}
+{{- end }}
 {{- end }}
 {{- prepend $names "" | toJson }}
 {{- end }}
@@ -187,7 +227,10 @@ nodes if NAME is "". It is called with (dict "root" $ "name" NAME "agent" (dict)
 {{- if $any }}true{{ end }}
 {{- end }}
 
-{{/* The affinity of one DaemonSet: the user's or that of GPU nodes, and the chart's own terms. */}}
+{{/*
+The affinity of one DaemonSet: the user's or that of GPU nodes, and the chart's own terms. "apart" keeps it from nodes that
+have an agent.
+*/}}
 {{- define "gpu-node-agent.affinity" -}}
 {{- $root := .root }}
 {{- $affinity := .agent.affinity }}
@@ -214,10 +257,14 @@ nodes if NAME is "". It is called with (dict "root" $ "name" NAME "agent" (dict)
 {{- if $terms }}
 {{- $affinity = mustMergeOverwrite $affinity (dict "nodeAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" $terms))) }}
 {{- end }}
+{{- if .apart }}
 {{- $other := dig "podAntiAffinity" "requiredDuringSchedulingIgnoredDuringExecution" (list) $affinity }}
 {{- $other = append $other (dict "topologyKey" "kubernetes.io/hostname" "namespaceSelector" (dict) "labelSelector" (dict "matchLabels" (dict "gpu-node-agent/serves" "node"))) }}
 {{- $affinity = mustMergeOverwrite $affinity (dict "podAntiAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" $other)) }}
-{{- toYaml $affinity }}
+{{- end }}
+{{- if $affinity }}
+{{- dict "affinity" $affinity | toYaml }}
+{{- end }}
 {{- end }}
 
 {{/* "true" if the web server uses TLS. */}}
@@ -235,5 +282,81 @@ httpGet: {path: {{ .path }}, port: metrics, scheme: {{ $scheme }}}
 {{- end }}
 {{- with .timing }}
 {{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* What all pods of one DaemonSet have in common: (dict "root" $ "name" NAME "agent" AGENT "apart" BOOL), see affinity */}}
+{{- define "gpu-node-agent.pod" -}}
+{{- $v := .root.Values -}}
+serviceAccountName: {{ include "gpu-node-agent.serviceAccountName" .root }}
+enableServiceLinks: false
+{{- with $v.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $v.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with $v.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- with $v.podSecurityContext }}
+securityContext: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- $selector := deepCopy (default (dict) $v.nodeSelector) }}
+{{- if $v.gpuOperator.enabled }}
+{{- $_ := set $selector "nvidia.com/gpu.deploy.device-plugin" "true" }}
+{{- end }}
+{{- with $selector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with include "gpu-node-agent.affinity" . }}
+{{ . }}
+{{- end }}
+{{- with $v.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- if $v.gpuOperator.enabled }}
+initContainers:
+  - name: wait-for-toolkit
+    {{- include "gpu-node-agent.containerImage" .root | nindent 4 }}
+    # The toolkit gives the container that follows its GPUs.
+    command: [sh, -c, 'until test -f /validations/toolkit-ready; do echo "waiting for the toolkit of the GPU Operator"; sleep 5; done']
+    # Requests no GPUs: NVIDIA's hook would not start this container before the driver is installed.
+    env:
+      - {name: NVIDIA_VISIBLE_DEVICES, value: void}
+    securityContext: {{- include "gpu-node-agent.securityContext" .root | nindent 6 }}
+    resources: {{- toYaml (default (dict) $v.resources) | nindent 6 }}
+    volumeMounts:
+      - {name: validations, mountPath: /validations, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{- define "gpu-node-agent.containerImage" -}}
+image: {{ include "gpu-node-agent.image" . }}
+{{- with .Values.image.pullPolicy }}
+imagePullPolicy: {{ . }}
+{{- end }}
+{{- end }}
+
+{{/* The security context of a container without privileges. */}}
+{{- define "gpu-node-agent.securityContext" -}}
+{{- $security := deepCopy (default (dict) .Values.securityContext) }}
+{{- $selinux := dig "seLinuxOptions" (dict) (default (dict) .Values.podSecurityContext) }}
+{{- if and (include "gpu-node-agent.openshift" .) (not $selinux.type) }}
+{{- /* SELinux always enforces there. A container's options replace all options of the pod. */}}
+{{- $security = merge $security (dict "seLinuxOptions" (merge (dict "type" "spc_t") $selinux)) }}
+{{- end }}
+{{- toYaml $security }}
+{{- end }}
+
+{{/* The volumes that init containers of gpu-node-agent.pod need, and the user's. */}}
+{{- define "gpu-node-agent.volumes" -}}
+{{- $volumes := list }}
+{{- if .Values.gpuOperator.enabled }}
+{{- $dir := required "gpuOperator.validationsDir: expected the directory of the operator's validations on the nodes, such as /run/nvidia/validations" .Values.gpuOperator.validationsDir }}
+{{- $volumes = list (dict "name" "validations" "hostPath" (dict "path" $dir "type" "DirectoryOrCreate")) }}
+{{- end }}
+{{- with concat $volumes (default (list) .Values.extraVolumes) }}
+{{- toYaml . }}
 {{- end }}
 {{- end }}

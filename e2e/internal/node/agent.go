@@ -27,6 +27,14 @@ func (n *Node) StartAgent() {
 		"--plugin.kubeletDir="+n.Dir, "--metrics.listen="+n.Address)
 }
 
+// StartMPSDaemon starts gpu-node-agent mps-daemon, which is stopped with the test.
+func (n *Node) StartMPSDaemon() *process.Process {
+	n.T.Helper()
+	p := n.Start(binary, "mps-daemon", "--config", n.File("config.yaml"), "--source.mode=sim", "--health.stateFile=")
+	n.T.Cleanup(func() { _ = p.Stop() }) // before Start's: killed, it would leave its daemons
+	return p
+}
+
 // EndAgent sends SIGTERM and expects exit status 0.
 func (n *Node) EndAgent() {
 	n.T.Helper()

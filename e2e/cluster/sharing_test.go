@@ -1,0 +1,257 @@
+//go:build cluster
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
+	"k8s.io/kubernetes/pkg/kubelet/apis/podresources"
+)
+
+const (
+	sliced, shared, gpuMemory v1.ResourceName = "example.com/sliced", "nvidia.com/gpu.shared", "nvidia.com/gpu-memory"
+
+	mpsControl = "nvidia-cuda-mps-control" // the stand-in
+	mpsDir     = "/opt/mps"                // of the stand-in in the containers
+)
+
+// mpsDaemons returns the PIDs of the MPS control daemons that run, by the UUID of the device.
+func mpsDaemons() map[string]int {
+	daemons := make(map[string]int)
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		panic(err) // a constant pattern
+	}
+	for _, file := range files {
+		args, err := os.ReadFile(file)
+		if err != nil || !strings.HasPrefix(string(args), filepath.Join(mpsDir, mpsControl)+"\x00-f\x00") {
+			continue // it has ended, or is another program
+		}
+		env, _ := os.ReadFile(filepath.Join(filepath.Dir(file), "environ"))
+		for v := range strings.SplitSeq(string(env), "\x00") {
+			if device, ok := strings.CutPrefix(v, "CUDA_VISIBLE_DEVICES="); ok {
+				daemons[device], _ = strconv.Atoi(filepath.Base(filepath.Dir(file)))
+			}
+		}
+	}
+	return daemons
+}
+
+// TestSharing has GPUs that are shared in each way beside whole ones, and kills the agent while pods hold shares.
+func TestSharing(t *testing.T) {
+	const kills = 50
+	program := theCluster.file("state", "mps")
+	if err := os.MkdirAll(program, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("cp", theCluster.file(mpsControl), program).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	values := []string{
+		`mps.enabled=true`,
+		`extraVolumes=[{"name": "standin", "hostPath": {"path": "` + program + `"}}]`,
+		`extraVolumeMounts=[{"name": "standin", "mountPath": "` + mpsDir + `"}]`,
+		`config.plugin.sharing={"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 10, "devices": ["2", "3"], "rename": "example.com/sliced"}]},` +
+			`"mps": {"control": "` + mpsDir + "/" + mpsControl + `", "renameByDefault": true, "resources": [{"name": "nvidia.com/gpu", "replicas": 4, "devices": ["4", "5"]}]},` +
+			`"memory": {"resource": "nvidia.com/gpu-memory", "unit": "1Gi", "reserve": "512Mi", "devices": ["6", "7"]}}`,
+	}
+	requests := map[string]struct {
+		of     v1.ResourceName
+		amount string
+	}{
+		"whole": {gpu, "1"}, "slice": {sliced, "1"}, "mps-0": {shared, "1"}, "mps-1": {shared, "1"}, "mps-2": {shared, "1"}, "mps-3": {shared, "1"}, "mps-4": {shared, "1"},
+		"memory-0": {gpuMemory, "10"}, "memory-1": {gpuMemory, "60"}, "memory-2": {gpuMemory, "60"},
+	}
+	pods := slices.Sorted(maps.Keys(requests))
+	var daemons map[string]int
+	var held map[string][]string
+	step(t, "the node has whole, time-sliced, MPS and memory shares", func(t *testing.T) {
+		upgrade(t, oldTag, values...)
+		for name, want := range map[v1.ResourceName]string{gpu: "2/2", sliced: "20/20", shared: "8/8", gpuMemory: "156/156"} {
+			awaitAmounts(t, name, want)
+		}
+		if daemons = mpsDaemons(); len(daemons) != 2 {
+			t.Fatalf("MPS control daemons: %v", daemons)
+		}
+	})
+	step(t, "pods get what they request, with the limits of MPS", func(t *testing.T) {
+		for _, name := range pods {
+			startPod(t, name, requests[name].of, requests[name].amount)
+		}
+		for _, name := range pods {
+			device := awaitRunning(t, name)
+			if !strings.HasPrefix(device, "GPU-") || strings.Contains(device, ",") {
+				t.Errorf("pod %s sees %q, want one UUID", name, device)
+			}
+			if requests[name].of == shared {
+				checkMPSPod(t, name, device)
+			}
+		}
+		held = heldDevices(t)
+		for _, name := range pods {
+			if got, want := fmt.Sprint(len(held[name])), requests[name].amount; got != want {
+				t.Errorf("pod %s holds %s devices, want %s", name, got, want)
+			}
+		}
+	})
+	keeps := make([]func(), len(pods))
+	for i, name := range pods {
+		keeps[i] = containerOf(t, name)
+	}
+	step(t, fmt.Sprintf("%d kills of the agent lose no share", kills), func(t *testing.T) {
+		for i := range kills {
+			killAgent(t)
+			if i%10 == 0 { // a pod that comes meanwhile; the kubelet rejects those that come while no agent is registered
+				awaitKubeletDevices(t, shared, 8)
+				name := fmt.Sprintf("late-%d", i)
+				startPod(t, name, shared, "1")
+				awaitRunning(t, name)
+				late := heldDevices(t) // no device twice
+				if len(late[name]) != 1 {
+					t.Errorf("pod %s holds %v", name, late[name])
+				}
+				deletePods(t, name)
+			}
+		}
+		awaitAmounts(t, shared, "8/8")
+		awaitAmounts(t, gpuMemory, "156/156")
+		if now := heldDevices(t); !maps.EqualFunc(now, held, slices.Equal[[]string]) {
+			t.Errorf("pods hold %v, held %v", now, held)
+		}
+		if now := mpsDaemons(); !maps.Equal(now, daemons) {
+			t.Errorf("MPS control daemons %v, were %v", now, daemons)
+		}
+		for _, same := range keeps {
+			same()
+		}
+	})
+	step(t, "a daemon that dies takes its device's shares until it is back", func(t *testing.T) {
+		for device, pid := range daemons {
+			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "another daemon of "+device, func(context.Context) error {
+				if now := mpsDaemons(); len(now) != 2 || now[device] == pid {
+					return fmt.Errorf("daemons: %v", now)
+				}
+				return nil
+			})
+			break
+		}
+		awaitAmounts(t, shared, "8/8")
+	})
+	deletePods(t, pods...)
+	step(t, "helm uninstall ends the daemons", func(t *testing.T) {
+		helm(t, "uninstall", release, "-n", namespace, "--wait", "--timeout", patience.String())
+		eventually(t, "no MPS control daemon", func(context.Context) error {
+			if left := mpsDaemons(); len(left) > 0 {
+				return fmt.Errorf("daemons: %v", left)
+			}
+			return nil
+		})
+	})
+}
+
+// checkMPSPod checks what a pod with a share of a device has: environment, pipe directory and shared memory.
+func checkMPSPod(t *testing.T, name, device string) {
+	t.Helper()
+	log, err := theCluster.client.CoreV1().Pods("default").GetLogs(name, &v1.PodLogOptions{}).DoRaw(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	env := make(map[string]string)
+	for line := range strings.Lines(string(log)) {
+		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
+		env[key] = value
+	}
+	for key, want := range map[string]string{
+		"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": fmt.Sprintf("0=%dM", (81559-551)/4),
+	} {
+		if env[key] != want {
+			t.Errorf("pod %s: %s is %q, want %q", name, key, env[key], want)
+		}
+	}
+	pod, err := getPod(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := fmt.Sprintf("/proc/%d/root", pidOf(t, pod.Status.ContainerStatuses[0]))
+	const mpsRoot = "/run/nvidia/mps"
+	for inPod, onNode := range map[string]string{
+		env["CUDA_MPS_PIPE_DIRECTORY"] + "/control": filepath.Join(mpsRoot, device, "pipe", "control"),
+		"/dev/shm": filepath.Join(mpsRoot, "shm"),
+	} {
+		a, errA := os.Stat(root + inPod)
+		b, errB := os.Stat(onNode)
+		if err := errors.Join(errA, errB); err != nil || !os.SameFile(a, b) {
+			t.Errorf("pod %s: %s is not %s of the node; %v", name, inPod, onNode, err)
+		}
+	}
+}
+
+// heldDevices returns the devices that the kubelet has given to each pod. No two pods may have the same.
+func heldDevices(t *testing.T) map[string][]string {
+	t.Helper()
+	client, conn, err := podresources.GetV1Client("unix:///var/lib/kubelet/pod-resources/kubelet.sock", patience, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	list, err := client.List(t.Context(), &podresourcesapi.ListPodResourcesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	held, holder := make(map[string][]string), make(map[string]string)
+	for _, pod := range list.PodResources {
+		for _, c := range pod.Containers {
+			for _, d := range c.Devices {
+				for _, id := range d.DeviceIds {
+					if other, twice := holder[d.ResourceName+id]; twice {
+						t.Errorf("pods %s and %s have %s", other, pod.Name, id)
+					}
+					holder[d.ResourceName+id] = pod.Name
+					held[pod.Name] = append(held[pod.Name], id)
+				}
+			}
+		}
+	}
+	for _, ids := range held {
+		slices.Sort(ids)
+	}
+	return held
+}
+
+// killAgent kills the agent's process, and replaces its pod: the kubelet would delay a restart of the container.
+func killAgent(t *testing.T) {
+	t.Helper()
+	pod := mustAgentPod(t)
+	pid := pidOf(t, pod.Status.ContainerStatuses[0])
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	now := int64(0)
+	if err := theCluster.client.CoreV1().Pods(namespace).Delete(t.Context(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "another pod of the agent", func(ctx context.Context) error {
+		next, err := agentPod(ctx)
+		if err == nil && next.UID == pod.UID {
+			err = errors.New("it is still the same")
+		}
+		return err
+	})
+}

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -48,8 +47,8 @@ type daemon struct {
 	device    health.DeviceID
 	mig       bool
 	root      Root
-	control   atomic.Pointer[string] // the program for the next start
-	modes     *ComputeModes          // nil if the GPUs are simulated
+	control   string
+	modes     *ComputeModes // nil if the GPUs are simulated
 	processes *processTable
 	mounted   func() error // why the directories that containers mount are not there yet
 	log       *zap.Logger
@@ -138,15 +137,14 @@ func (d *daemon) publishEnd() {
 // serve adopts or starts a control daemon, and waits until its process has ended. It returns for how long the process ran and why it
 // ended. If ctx ends, the process continues.
 func (d *daemon) serve(ctx context.Context) (time.Duration, error) {
-	control := *d.control.Load()
-	p, err := d.adopt(ctx, control)
+	p, err := d.adopt(ctx)
 	if err != nil {
 		return 0, err
 	}
 	if p != nil {
 		return d.watch(ctx, p)
 	}
-	program, err := exec.LookPath(control)
+	program, err := exec.LookPath(d.control)
 	if err != nil {
 		return 0, fmt.Errorf("plugin.sharing.mps.control: %w; the driver has this program, which must be in the container of mps-daemon", err)
 	}
@@ -180,8 +178,8 @@ func (p *runningDaemon) refused(ran time.Duration) bool {
 }
 
 // adopt returns the control daemon that runs for the device already, nil if there is none. It kills servers without a daemon.
-func (d *daemon) adopt(ctx context.Context, control string) (*runningDaemon, error) {
-	found, err := d.find(ctx, control)
+func (d *daemon) adopt(ctx context.Context) (*runningDaemon, error) {
+	found, err := d.find(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -199,9 +197,9 @@ func (d *daemon) adopt(ctx context.Context, control string) (*runningDaemon, err
 }
 
 // find returns the processes of MPS for the device.
-func (d *daemon) find(ctx context.Context, control string) ([]process, error) {
+func (d *daemon) find(ctx context.Context) ([]process, error) {
 	text, _ := os.ReadFile(d.root.pidFile(d.device)) // without it processes are found by their names
-	return d.processes.find(ctx, d.root.PipeDir(d.device), control, number(bytes.TrimSpace(text)))
+	return d.processes.find(ctx, d.root.PipeDir(d.device), d.control, number(bytes.TrimSpace(text)))
 }
 
 // controlDaemon returns the control daemon among the processes of a pipe directory, nil if there is none. MPS lets one run; a wrapper
@@ -365,15 +363,14 @@ func (d *daemon) end(ctx context.Context, cause error) error {
 
 // endProcesses ends the control daemon and its servers, in an orderly way if they respond.
 func (d *daemon) endProcesses(ctx context.Context, cause error) error {
-	control := *d.control.Load()
-	found, err := d.find(ctx, control)
+	found, err := d.find(ctx)
 	if err != nil {
 		return err
 	}
 	if p := controlDaemon(found); p != nil {
 		d.log.Info("stopping MPS control daemon", zap.Int("pid", p.pid), zap.NamedError("reason", cause))
-		d.quit(ctx, control, p.pid)
-		if found, err = d.find(ctx, control); err != nil { // the servers of a daemon that does not respond outlive it
+		d.quit(ctx, p.pid)
+		if found, err = d.find(ctx); err != nil { // the servers of a daemon that does not respond outlive it
 			return err
 		}
 	}
@@ -381,15 +378,15 @@ func (d *daemon) endProcesses(ctx context.Context, cause error) error {
 }
 
 // quit asks a control daemon to end, first by the protocol, then by a signal.
-func (d *daemon) quit(ctx context.Context, control string, pid int) {
+func (d *daemon) quit(ctx context.Context, pid int) {
 	quitCtx, cancel := context.WithTimeout(ctx, quitTimeout)
 	defer cancel()
 	command := fmt.Sprintf("quit -t %d", int(quitServers.Seconds()))
-	if _, err := runControl(quitCtx, control, environment(d.root, d.device), command); err == nil && awaitExit(quitCtx, pid) == nil {
+	if _, err := runControl(quitCtx, d.control, environment(d.root, d.device), command); err == nil && awaitExit(quitCtx, pid) == nil {
 		return
 	}
 	// The process may have ended meanwhile, and its ID be another's.
-	found, err := d.find(ctx, control)
+	found, err := d.find(ctx)
 	if err != nil || !slices.ContainsFunc(found, func(p process) bool { return p.pid == pid }) {
 		return
 	}

@@ -343,7 +343,7 @@ func (r *run) restartStuck(ctx context.Context, d *device, h podresources.Holder
 // writeFile writes Root.DesiredFile if its content changes, or if it is no longer what was written. An unread file stays until
 // mps-daemon reports what runs: without it, or with a bad one, mps-daemon ends no daemon.
 func (r *run) writeFile(now time.Time) {
-	file := desiredFile{Version: desiredVersion, Control: r.desired.Control}
+	file := desiredFile{Version: desiredVersion}
 	for _, d := range r.devices {
 		if !d.released {
 			file.Daemons = append(file.Daemons, newDesiredDaemon(d.spec, !d.leaving.IsZero()))

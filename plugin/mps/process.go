@@ -67,7 +67,7 @@ const tableTimeout = 5 * time.Second
 var errTableTimeout = errors.New("cannot read the processes: a process blocks its files in /proc; look for hung tasks in the kernel log")
 
 // find returns the control daemons and servers whose pipe directory is dir. recorded is the process ID of a control daemon that may
-// have another name than the control program: a script has that of its interpreter, and the configuration may name another program now.
+// have another name than the control program: a script has that of its interpreter, and the configuration may name another one now.
 func (t *processTable) find(ctx context.Context, dir, control string, recorded int) ([]process, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, tableTimeout, errTableTimeout)
 	defer cancel()

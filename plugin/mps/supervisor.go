@@ -35,6 +35,7 @@ const (
 // Supervisor adopts them.
 type Supervisor struct {
 	Root         Root
+	Control      string        // the control program: a path, or a name to search in PATH
 	Version      string        // of the program
 	ComputeModes *ComputeModes // nil if the GPUs are simulated
 	MountShm     bool          // mount what Root.ShmDir needs; else only make the directory
@@ -208,8 +209,6 @@ func (s *Supervisor) apply(ctx context.Context) {
 			d.stop(errLeft)
 		case s.desired.Stopped:
 			d.stop(errDetached)
-		case d.current().PID == 0: // a process that runs is found by the name that it was started with
-			d.control.Store(&s.desired.Control)
 		}
 	}
 	if first || retry && !s.desired.Stopped { // during a detach the driver is left alone
@@ -238,14 +237,13 @@ func (s *Supervisor) apply(ctx context.Context) {
 func (s *Supervisor) start(ctx context.Context, desired desiredDaemon, failure error) *daemon {
 	ctx, stop := context.WithCancelCause(context.WithoutCancel(ctx)) // stopAll stops it
 	d := &daemon{
-		device: desired.Device, mig: desired.MIG, root: s.Root, modes: s.ComputeModes, processes: s.processes, mounted: s.mounted,
+		device: desired.Device, mig: desired.MIG, root: s.Root, control: s.Control, modes: s.ComputeModes, processes: s.processes, mounted: s.mounted,
 		log:  s.Log.With(zap.String("device", string(desired.Device))),
 		stop: stop, stopped: make(chan struct{}), restart: make(chan struct{}, 1), status: DaemonStatus{Device: desired.Device},
 	}
 	if failure != nil {
 		d.status.Error = failure.Error()
 	}
-	d.control.Store(&s.desired.Control)
 	s.daemons[d.device] = d
 	go func() {
 		d.run(ctx)

@@ -521,6 +521,22 @@ func TestFollowerStops(t *testing.T) {
 		h.wantState("attached", gpuA, true, "")
 		h.wantState("attached", gpuB, true, "")
 
+		// The last daemon is still ending.
+		h.change(func() { h.stubborn = true })
+		h.want()
+		advance(time.Minute)
+		if d, err := readDesired(h.root); err != nil || len(d.Daemons) != 0 || h.daemon(gpuA).pid == 0 {
+			t.Fatalf("%+v, %v", d, err)
+		}
+		h.stop()
+		time.AfterFunc(20*time.Second, func() { h.change(func() { h.stubborn = false }) })
+		h.f.Stop(h.Context())
+		if h.daemon(gpuA).pid != 0 {
+			t.Error("returned while a daemon was ending")
+		}
+		h.run()
+		h.ready(gpuA, gpuB)
+
 		// mps-daemon hangs, or does not stop them.
 		h.stop()
 		h.change(func() { h.stubborn = true })

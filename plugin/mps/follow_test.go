@@ -32,10 +32,20 @@ func TestFollowerSetsLimits(t *testing.T) {
 		if h.f.Err() != "" {
 			t.Error(h.f.Err())
 		}
-		calls := len(h.daemon(gpuA).calls)
-		advance(time.Minute)
-		if n := len(h.daemon(gpuA).calls) - calls; n > 13 {
-			t.Errorf("%d commands in a minute in which nothing happened, want one in %v", n, examineInterval)
+		for _, test := range []struct {
+			servers map[int]*fakeServer
+			most    int
+		}{
+			{nil, 13},
+			{map[int]*fakeServer{7: {status: serverActive, clients: []int{8}}}, 18}, // lists all twice
+		} {
+			h.change(func() { h.daemons[gpuA].servers = test.servers })
+			advance(10 * time.Second)
+			calls := len(h.daemon(gpuA).calls)
+			advance(time.Minute)
+			if n := len(h.daemon(gpuA).calls) - calls; n > test.most {
+				t.Errorf("%d commands in a minute in which nothing happened, want about one in %v", n, examineInterval)
+			}
 		}
 	})
 }
@@ -76,6 +86,23 @@ func TestFollowerAdoptsDaemons(t *testing.T) {
 		if s := h.state(gpuA); s.ClientCount() != 1 {
 			t.Errorf("%+v", s)
 		}
+	})
+}
+
+// A release without commands about servers has the defaults only. They do not reach a server that runs when they change.
+func TestFollowerCannotLimitServers(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		h.ready(gpuA)
+		h.serve(gpuA, 7, fakeServer{status: serverActive, threads: "100.0", clients: []int{8}})
+		h.change(func() { h.daemons[gpuA].refuse, h.daemons[gpuA].refusal = "set_active_thread", "Unknown command" })
+		h.newAgent()
+		advance(5 * time.Second)
+		h.wantState("adopted", gpuA, true, "")
+		other := spec(gpuA)
+		other.ThreadPercentage = 50
+		h.desired.Store(&Desired{Root: h.root, Control: "control", Daemons: []Spec{other}})
+		advance(20 * time.Second)
+		h.wantState("changed", gpuA, false, health.CauseMPSLimits)
 	})
 }
 

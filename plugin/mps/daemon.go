@@ -53,9 +53,11 @@ type daemon struct {
 	mounted   func() error // why the directories that containers mount are not there yet
 	log       *zap.Logger
 
-	stop    context.CancelCauseFunc // makes run stop the daemon
-	stopped chan struct{}           // closed when run has ended
-	restart chan struct{}           // has a token if the daemon is to be killed; capacity 1
+	stop     context.CancelCauseFunc // makes run stop the daemon
+	stopped  chan struct{}           // closed when run has ended
+	found    sync.Once               // closes searched
+	searched chan struct{}           // closed when the status tells whether a process runs that is to be adopted
+	restart  chan struct{}           // has a token if the daemon is to be killed; capacity 1
 
 	lastPID int // of the process that ran last; for run only
 
@@ -138,11 +140,12 @@ func (d *daemon) publishEnd() {
 // ended. If ctx ends, the process continues.
 func (d *daemon) serve(ctx context.Context) (time.Duration, error) {
 	p, err := d.adopt(ctx)
+	if err == nil && p != nil {
+		return d.watch(ctx, p)
+	}
+	d.endSearch()
 	if err != nil {
 		return 0, err
-	}
-	if p != nil {
-		return d.watch(ctx, p)
 	}
 	program, err := exec.LookPath(d.control)
 	if err != nil {
@@ -283,6 +286,7 @@ func (d *daemon) watch(ctx context.Context, p *runningDaemon) (time.Duration, er
 	}
 	d.status.PID, d.status.Started, d.status.MultiUser, d.status.Error = p.pid, p.started, p.multiUser, ""
 	d.mu.Unlock()
+	d.endSearch()
 
 	select {
 	case <-ctx.Done():
@@ -339,6 +343,7 @@ func (d *daemon) end(ctx context.Context, cause error) error {
 	d.mu.Lock()
 	d.status.Stopping = true
 	d.mu.Unlock()
+	d.endSearch()
 	for {
 		err := d.endProcesses(ctx, cause)
 		if err == nil {
@@ -396,6 +401,8 @@ func (d *daemon) quit(ctx context.Context, pid int) {
 		_ = awaitExit(termCtx, pid)
 	}
 }
+
+func (d *daemon) endSearch() { d.found.Do(func() { close(d.searched) }) }
 
 // current returns the published status.
 func (d *daemon) current() DaemonStatus {

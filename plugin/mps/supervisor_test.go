@@ -383,6 +383,35 @@ func TestSupervisorAdopts(t *testing.T) {
 	}
 }
 
+// The next Supervisor reports no status in which a daemon that it adopts looks dead.
+func TestSupervisorAdoptsBeforeItsStatus(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	devices := make([]health.DeviceID, 24) // to look for so many takes longer than to listen
+	for i := range devices {
+		devices[i] = health.DeviceID(fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", i))
+	}
+	n.want(devices...)
+	first := n.startProcess()
+	before := n.awaitServing(devices...)
+	killProcess(first)
+	n.startProcess()
+	s, err := n.status()
+	for deadline := time.Now().Add(time.Minute); err != nil; s, err = n.status() { // the first one that there is
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+	for i, d := range s.Daemons {
+		if d.Device != devices[i] || d.PID != before[d.Device].PID {
+			t.Errorf("%+v, then %+v", before[d.Device], d)
+		}
+	}
+	if len(s.Daemons) != len(devices) {
+		t.Errorf("%+v", s)
+	}
+}
+
 // A script has the process name of its interpreter. This one ends without an error if it is given an option that it lacks.
 func TestSupervisorFindsAScript(t *testing.T) {
 	t.Parallel()

@@ -186,6 +186,7 @@ func (s *session) inventory(now time.Time, h hierarchy, w *watches, status map[u
 		}
 		gpus[id] = &d
 	}
+	s.history.driver = s.versions.Driver
 	if err := s.checkUnnamed(unnamed, named, status); err != nil {
 		return nil, err
 	}
@@ -309,7 +310,7 @@ func (s *session) gpuDevice(id uint, v *entityValues, status dcgm.EntityStatus) 
 	}
 	d.ID, d.Model, d.PCI = health.DeviceID(v.text[fieldUUID]), v.text[fieldName], v.text[fieldPCI]
 	d.Memory, d.MIGMode = uint64(v.number[fieldMemory])<<20, v.number[fieldMIGMode] == 1
-	d.Reserved = s.reserved(id, &d, v)
+	d.Reserved = s.reserved(&d, v)
 	d.ComputeCapability = health.ComputeCapability{Major: int(v.number[fieldCompute] >> 16), Minor: int(v.number[fieldCompute] & 0xffff)}
 	if n, ok := v.number[fieldIndex]; ok {
 		d.Index = int(n)
@@ -326,11 +327,11 @@ func (s *session) gpuDevice(id uint, v *entityValues, status dcgm.EntityStatus) 
 	return d, true
 }
 
-// reserved returns the reserved memory of a GPU, 0 if it is unknown. It keeps the first value of a session, because the number of
+// reserved returns the reserved memory of a GPU, 0 if it is unknown. It keeps the first value of a driver, because the number of
 // units of GPU memory follows from it. The total less free and used memory is no substitute (OBSERVED.md#framebuffer).
-func (s *session) reserved(id uint, d *health.Device, v *entityValues) uint64 {
-	old := s.lastDevices[entity{dcgm.FE_GPU, id}]
-	if old.ID == d.ID && old.MIGMode == d.MIGMode && old.Memory == d.Memory && old.Reserved > 0 {
+func (s *session) reserved(d *health.Device, v *entityValues) uint64 {
+	old := s.history.gpus[d.ID]
+	if s.history.driver == s.versions.Driver && old.MIGMode == d.MIGMode && old.Memory == d.Memory && old.Reserved > 0 {
 		return old.Reserved
 	}
 	return uint64(max(0, v.number[fieldReserved])) << 20

@@ -206,9 +206,27 @@ func TestTextChanges(t *testing.T) {
 	}
 }
 
-// The reserved memory is that of the first inventory of a session until the GPU has another total or MIG mode.
+// The reserved memory is that of the first inventory of a driver until the GPU has another total or MIG mode.
 func TestReservedMemoryIsStable(t *testing.T) {
 	b := startFixture(t, 2)
+	b.add(time.Minute)
+	setReserved := func(mebibytes int64, driver string) {
+		for id := range uint(2) {
+			b.lib.Int(script.GPU, id, 253, mebibytes, 0, b.clock.now())
+			b.lib.Text(script.GPU, id, 1, driver, 0, b.clock.now())
+		}
+	}
+	for _, tt := range []struct {
+		driver         string
+		reserved, want uint64
+	}{{"580.95.05", 600, 551}, {"615.10", 601, 601}, {"615.10", 602, 601}, {"580.95.05", 551, 551}} {
+		b.close()
+		setReserved(int64(tt.reserved), tt.driver) //nolint:gosec // small
+		_, r := b.open(testConfig()).poll()
+		if got := r.Devices[1].Reserved >> 20; got != tt.want {
+			t.Errorf("next session, driver %s: %d MiB, want %d", tt.driver, got, tt.want)
+		}
+	}
 	for _, tt := range []struct {
 		name                     string
 		reserved, total, migMode int64

@@ -35,6 +35,7 @@ type history struct {
 	devices map[health.DeviceID]*deviceXIDs
 	parents map[health.DeviceID]health.DeviceID // of the MIG devices in the last inventory
 	gpus    map[health.DeviceID]health.Device   // as of the last complete inventory of each
+	driver  string                              // version at the last inventory
 
 	firstSample  int64 // the engine's time at the first poll of this process; 0 if unknown, or if its clock was set back
 	newestSample int64 // the engine's time at the last poll

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 )
 
 // ErrNoCgroup is the error of a container without a control group: it has ended.
@@ -118,10 +119,11 @@ func (c *Cgroups) Keep(keep func(id string) bool) {
 	}
 }
 
-// containerDir returns the group of a container among those of a pod, "" if there is none.
+// containerDir returns the group of a container among those of a pod, "" if there is none. CRI-O's monitor of a container can have a
+// group beside it, crio-conmon-<ID>.scope, as on OpenShift.
 func containerDir(pod, id string) string {
 	for _, name := range subdirs(pod) {
-		if m := containerElement.FindStringSubmatch(name); m != nil && m[1] == id {
+		if m := containerElement.FindStringSubmatch(name); m != nil && m[1] == id && !strings.Contains(name, "-conmon-") {
 			return filepath.Join(pod, name)
 		}
 	}

@@ -33,6 +33,8 @@ func TestCgroupDir(t *testing.T) {
 		"kind":                      {dir: "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod" + systemdUID + ".slice/cri-containerd-" + id + ".scope"},
 		"kind, from outside":        {dir: "docker/" + otherID + "/kubelet/kubepods/besteffort/pod" + podUID + "/" + id},
 		"beside the pod's sandbox":  {dir: slice + "cri-containerd-" + id + ".scope", more: []string{slice + "cri-containerd-" + otherID + ".scope"}},
+		"beside CRI-O's monitor":    {dir: slice + "crio-" + id + ".scope", more: []string{slice + "crio-conmon-" + id + ".scope"}},
+		"cgroupfs, CRI-O's monitor": {dir: "kubepods/pod" + podUID + "/crio-" + id, more: []string{"kubepods/pod" + podUID + "/crio-conmon-" + id}},
 		"group made by a container": {
 			dir:  slice + "cri-containerd-" + id + ".scope",
 			more: []string{"kubepods.slice/kubepods-pod" + otherUID + ".slice/cri-containerd-" + otherID + ".scope/kubepods/pod" + podUID + "/" + id},

@@ -53,6 +53,9 @@ type limit struct {
 // notRunning is the reason of a container that was allocated and has not started, or has ended.
 const notRunning = "no control group of the container was found"
 
+// unreadable begins the reason of a container whose limits were not read.
+const unreadable = "its limits cannot be read: "
+
 // pass examines the node and the containers once, and sets the limits that are not in force. Its result is incomplete if ctx ends.
 func (e *enforcer) pass(ctx context.Context, snap *health.Snapshot) (r result) {
 	now := time.Now()
@@ -71,18 +74,21 @@ func (e *enforcer) pass(ctx context.Context, snap *health.Snapshot) (r result) {
 		e.driver.examine(ctx, snap, now)
 	}
 	r.capabilities = e.driver.capabilities(snap, e.Hooks(), versionErr, setErr)
+	if findErr != nil && r.capabilities.Hook {
+		r.snapshot.Err = findErr.Error()
+	}
 	running := make(map[target]limit)
 	byName := idsByName(names)
 	for i := range r.snapshot.Containers {
 		c := &r.snapshot.Containers[i]
-		if c.Enforcement != None || c.Reason != "" {
-			continue // judged
+		if c.judged() {
+			continue
 		}
 		if c.Reason = r.capabilities.Driver[c.Device]; c.Reason != "" {
 			continue
 		}
 		if findErr != nil {
-			c.Reason = "its limits cannot be read: " + findErr.Error()
+			c.Reason = unreadable + findErr.Error()
 			continue
 		}
 		if ctx.Err() != nil {
@@ -114,7 +120,7 @@ func unitOf(id string) (bytes uint64, byMPS bool) {
 	return n << 20, m[2] != ""
 }
 
-// containers returns the containers that hold units, by device. Those that MPS limits are judged.
+// containers returns the containers that hold units, by device. Those that MPS limits are judged. It may be called during a pass.
 func (e *enforcer) containers(snap *health.Snapshot) (list []Container) {
 	holders := e.Holders.Load().By
 	for i := range snap.Devices {
@@ -148,6 +154,14 @@ func heldBy(c *Container, h podresources.Holder) bool {
 	return c.Namespace == h.Namespace && c.Pod == h.Pod && c.Name == h.Container
 }
 
+// judged reports whether the driver's limits do not matter to the container.
+func (c *Container) judged() bool { return c.Enforcement != None || c.Reason != "" }
+
+// matches reports whether o is the container with the same limit.
+func (c *Container) matches(o Container) bool {
+	return c.Device == o.Device && c.Namespace == o.Namespace && c.Pod == o.Pod && c.Name == o.Name && c.Limit == o.Limit
+}
+
 // judgeMPS sets the enforcement of a container that MPS limits. d is the daemon of its device, nil if MPS does not serve it.
 func (c *Container) judgeMPS(d *health.MPSDaemon) {
 	switch {
@@ -160,14 +174,17 @@ func (c *Container) judgeMPS(d *health.MPSDaemon) {
 	}
 }
 
-// canFind returns why the agent cannot find the control groups of containers.
+// canFind returns why the agent cannot find the containers and their control groups.
 func (e *enforcer) canFind(namesErr error, now time.Time) error {
 	if e.hiddenErr == nil || now.Sub(e.lookedAt) >= refresh { // a search that finds none is long
 		e.hiddenErr, e.lookedAt = e.cgroups.CheckVisible(), now
 	}
+	holders := e.Holders.Load()
 	switch {
 	case e.hiddenErr != nil:
 		return e.hiddenErr
+	case holders.By == nil && !holders.Pending:
+		return fmt.Errorf("the containers that hold devices are unknown: %s", holders.Err)
 	case e.config.PodLogs == "":
 		return errors.New("metrics.processes.podLogs: empty; the IDs of containers are not available")
 	case namesErr != nil:
@@ -187,26 +204,31 @@ func idsByName(names containers.Names) map[containers.Container][]string {
 // enforce reads the limits of a container, sets them if they are not in force, and reads them back. The container has an ID for each of
 // its starts, of which one runs. The error is that of a call, which leaves the last result.
 func (e *enforcer) enforce(c *Container, ids []string, running map[target]limit, now time.Time) (err error) {
-	reason := notRunning
+	reason, found := notRunning, false
+	slices.SortFunc(ids, func(a, b string) int { return e.absent[a].Compare(e.absent[b]) }) // those that have ended last
 	for _, id := range ids {
-		if at, absent := e.absent[id]; absent && now.Sub(at) < refresh {
-			continue
+		if at, absent := e.absent[id]; absent && (found || now.Sub(at) < refresh) {
+			continue // a search is long
 		}
 		dir, missing := e.cgroups.Dir(id)
 		if missing != nil {
 			e.absent[id] = now
 			continue
 		}
+		delete(e.absent, id)
 		t := target{c.Device, containers.ProcessDir(dir)}
 		l := e.limits[t]
 		if l.bytes != c.Limit || now.Sub(l.read) >= refresh {
 			l = e.update(t, l, c.Limit, now)
-			if _, err := os.Stat(t.group); l.err != nil && err != nil {
-				e.absent[id] = now // it has just ended
-				continue
+			if l.err != nil {
+				if _, err := os.Stat(t.group); err != nil {
+					e.absent[id] = now // it has just ended
+					continue
+				}
+				delete(e.driver.examined, t.device) // the driver may not limit it any more
 			}
 		}
-		running[t] = l
+		running[t], found = l, true
 		if reason == notRunning || l.reason != "" {
 			reason = l.reason
 		}
@@ -232,7 +254,7 @@ func (e *enforcer) update(t target, l limit, bytes uint64, now time.Time) limit 
 	found, setErr, err := e.readAndSet(t, bytes)
 	if l.err = err; err != nil {
 		if !l.valid {
-			l.reason = "its limits cannot be read: " + reasonOf(err, t.device)
+			l.reason = unreadable + reasonOf(err, t.device)
 		}
 		return l
 	}
@@ -262,8 +284,9 @@ func (e *enforcer) readAndSet(t target, bytes uint64) (found health.MemoryLimits
 	if setErr = e.driver.limiter.SetLimits(t.device, t.group, 0, bytes); setErr != nil {
 		return found, setErr, nil
 	}
-	e.Log.Info("memory limit set", zap.String("device", string(t.device)), zap.String("cgroup", t.group), zap.Uint64("bytes", bytes))
-	found, err = e.readLimits(t)
+	if found, err = e.readLimits(t); err == nil && found.Hard <= bytes {
+		e.Log.Info("memory limit set", zap.String("device", string(t.device)), zap.String("cgroup", t.group), zap.Uint64("bytes", bytes))
+	}
 	return found, nil, err
 }
 

@@ -48,7 +48,8 @@ type Follower struct {
 // New returns a Follower.
 func New(o Options) *Follower { return &Follower{Options: o} }
 
-// Capabilities holds what the node can enforce, nil until it was examined. While the driver is detached, the last ones stay.
+// Capabilities holds what the node can enforce, nil until it was examined. While the driver is detached, the last ones stay; Run
+// examines all devices again.
 func (f *Follower) Capabilities() *health.Latest[Capabilities] { return &f.capabilities }
 
 // Latest holds the memory of the containers, nil while memory sharing is off or the driver is detached.
@@ -68,12 +69,12 @@ const (
 func (f *Follower) Run(ctx context.Context, open Open) {
 	for ctx.Err() == nil {
 		c, same, cancel := health.WatchPart(ctx, f.Config, func(c *Config) Config { return *c })
+		if f.capabilities.Load() != nil { // after a detach, the driver can be another one
+			f.capabilities.Store(&Capabilities{})
+		}
 		if c.Enforcement != "" {
 			f.follow(same, c, open)
 		} else {
-			if f.capabilities.Load() != nil {
-				f.capabilities.Store(&Capabilities{})
-			}
 			<-same.Done()
 		}
 		cancel()
@@ -105,7 +106,7 @@ func (f *Follower) follow(ctx context.Context, c Config, open Open) {
 		snap, polled := f.Snapshots.Watch()
 		if snap.Polled() {
 			polled = nil
-			health.Call(ctx, callLimit, func() result { return e.pass(ctx, snap) }, publish, func() { publish(f.late(snap)) }, func() { f.latest.Store(nil) })
+			health.Call(ctx, callLimit, func() result { return e.pass(ctx, snap) }, publish, func() { publish(f.late(e, snap)) }, func() { f.latest.Store(nil) })
 		}
 		select {
 		case <-ctx.Done():
@@ -116,14 +117,24 @@ func (f *Follower) follow(ctx context.Context, c Config, open Open) {
 	}
 }
 
-// late returns the result of a pass that has not returned in time: what was read last, without what changes with time.
-func (f *Follower) late(snap *health.Snapshot) (r result) {
+// late returns the result of a pass that has not returned in time: what was read last of the containers, without what changes with
+// time. e is in use.
+func (f *Follower) late(e *enforcer, snap *health.Snapshot) (r result) {
 	r.snapshot.Err = fmt.Sprintf("no answer within %v; the driver does not answer, or metrics.processes.podLogs cannot be read", callLimit)
+	var read []Container
 	if last := f.latest.Load(); last != nil {
-		r.snapshot.Containers = slices.Clone(last.Containers)
+		read = last.Containers
 	}
+	r.snapshot.Containers = e.containers(snap)
 	for i := range r.snapshot.Containers {
-		r.snapshot.Containers[i].Used, r.snapshot.Containers[i].HasUsed = 0, false
+		c := &r.snapshot.Containers[i]
+		if c.judged() {
+			continue
+		}
+		c.Reason = unreadable + r.snapshot.Err
+		if j := slices.IndexFunc(read, c.matches); j >= 0 {
+			c.Enforcement, c.Reason = read[j].Enforcement, read[j].Reason
+		}
 	}
 	r.capabilities.Driver = make(map[health.DeviceID]string)
 	if last := f.capabilities.Load(); last != nil {

@@ -150,7 +150,7 @@ func newNode(t *testing.T) *node {
 	}
 	n.open = n.driver.Open
 	n.configs.Store(&Config{Enforcement: Driver, PodLogs: filepath.Join(n.dir, "log/pods")})
-	n.holders.Store(&podresources.Holders{})
+	n.holders.Store(&podresources.Holders{By: map[health.DeviceID][]podresources.Holder{}})
 	n.setDevices("615.10", "GPU-a", "GPU-b")
 	n.write("log/pods/x", "")
 	n.write("log/containers/x", "")
@@ -436,6 +436,10 @@ func TestFollowerJudgesFoundLimits(t *testing.T) {
 				if sets := n.takeSets(); len(sets) != test.sets {
 					n.Errorf("%q", sets)
 				}
+				inForce := test.sets > 0 && strings.HasPrefix(test.want, "driver")
+				if logged := n.logs.FilterMessage("memory limit set").Len() > 0; logged != inForce {
+					n.Errorf("logged %v", n.logs.All())
+				}
 			})
 		})
 	}
@@ -464,6 +468,25 @@ func TestFollowerKeepsVerdictDuringErrors(t *testing.T) {
 	})
 }
 
+// A driver that does not limit a device any more keeps no container within its memory.
+func TestFollowerLosesLimits(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.hold("GPU-a", "one", 10)
+		n.run("one", 1)
+		n.start()
+		defer n.stop()
+		n.expect("GPU-a one 10/10Gi driver used 3")
+		n.driver.change(func() { n.driver.err, n.driver.unsupported["GPU-a"] = errDriver, errDriver })
+		n.wait(3 * refresh)
+		n.expect("GPU-a one 10/10Gi none reason")
+		n.expectDriver(false, map[health.DeviceID]bool{"GPU-a": false, "GPU-b": true})
+		n.driver.change(func() { n.driver.err, n.driver.unsupported = nil, nil })
+		n.wait(6 * refresh)
+		n.expect("GPU-a one 10/10Gi driver used 3")
+		n.expectDriver(false, map[health.DeviceID]bool{"GPU-a": true, "GPU-b": true})
+	})
+}
+
 func TestFollowerExaminesNode(t *testing.T) {
 	both := func(a, b bool) map[health.DeviceID]bool { return map[health.DeviceID]bool{"GPU-a": a, "GPU-b": b} }
 	for name, test := range map[string]struct {
@@ -471,18 +494,21 @@ func TestFollowerExaminesNode(t *testing.T) {
 		hook   bool
 		want   map[health.DeviceID]bool
 	}{
-		"agent":        {func(*node) {}, false, both(true, true)},
-		"hooks":        {func(n *node) { n.hooks = both(true, true) }, true, both(true, true)},
-		"hooks only":   {func(n *node) { n.hooks = both(true, true); n.withoutAdmin() }, true, both(true, true)},
-		"one hook":     {func(n *node) { n.hooks = both(true, false); n.withoutAdmin() }, true, both(true, false)},
-		"nobody":       {(*node).withoutAdmin, false, both(false, false)},
-		"old driver":   {func(n *node) { n.driver.unsupported["GPU-b"] = errDriver }, false, both(true, false)},
-		"no driver":    {func(n *node) { n.driver.openErr = errDriver }, false, both(false, false)},
-		"cgroup v1":    {func(n *node) { n.hooks = both(true, true); n.remove("cgroup/cgroup.controllers") }, false, both(false, false)},
-		"own cgroups":  {func(n *node) { n.remove("cgroup/kubepods") }, false, both(false, false)},
-		"no pod logs":  {func(n *node) { n.remove("log/pods") }, false, both(false, false)},
-		"no log links": {func(n *node) { n.remove("log/containers") }, false, both(false, false)},
-		"MIG":          {func(n *node) { n.setDevices("615.10", "MIG-1") }, false, map[health.DeviceID]bool{"MIG-1": false}},
+		"agent":                  {func(*node) {}, false, both(true, true)},
+		"hooks":                  {func(n *node) { n.hooks = both(true, true) }, true, both(true, true)},
+		"hooks only":             {func(n *node) { n.hooks = both(true, true); n.withoutAdmin() }, true, both(true, true)},
+		"one hook":               {func(n *node) { n.hooks = both(true, false); n.withoutAdmin() }, true, both(true, false)},
+		"nobody":                 {(*node).withoutAdmin, false, both(false, false)},
+		"old driver":             {func(n *node) { n.driver.unsupported["GPU-b"] = errDriver }, false, both(true, false)},
+		"no driver":              {func(n *node) { n.driver.openErr = errDriver }, false, both(false, false)},
+		"cgroup v1":              {func(n *node) { n.hooks = both(true, true); n.remove("cgroup/cgroup.controllers") }, false, both(false, false)},
+		"own cgroups":            {func(n *node) { n.remove("cgroup/kubepods") }, false, both(false, false)},
+		"no pod logs":            {func(n *node) { n.remove("log/pods") }, false, both(false, false)},
+		"no log links":           {func(n *node) { n.remove("log/containers") }, false, both(false, false)},
+		"MIG":                    {func(n *node) { n.setDevices("615.10", "MIG-1") }, false, map[health.DeviceID]bool{"MIG-1": false}},
+		"holders unknown":        {func(n *node) { n.holders.Store(&podresources.Holders{Err: "error"}) }, false, both(false, false)},
+		"holders unknown, hooks": {func(n *node) { n.hooks = both(true, true); n.holders.Store(&podresources.Holders{Err: "error"}) }, true, both(true, true)},
+		"holders not asked for":  {func(n *node) { n.holders.Store(&podresources.Holders{Err: "error", Pending: true}) }, false, both(true, true)},
 		"podLogs off": {func(n *node) {
 			c := *n.configs.Load()
 			c.PodLogs = ""
@@ -497,8 +523,12 @@ func TestFollowerExaminesNode(t *testing.T) {
 				n.start()
 				defer n.stop()
 				n.expectDriver(test.hook, test.want)
+				s := n.Latest().Load()
+				if hidden := name == "holders unknown, hooks"; (s.Err != "") != hidden {
+					t.Errorf("error %q", s.Err)
+				}
 				able := test.want["GPU-a"] && n.Admin
-				for _, c := range n.Latest().Load().Containers {
+				for _, c := range s.Containers {
 					if (c.Enforcement == Driver) != able || (c.Reason == "") != able {
 						t.Errorf("%+v", c)
 					}
@@ -563,6 +593,23 @@ func TestFollowerRepeatsExamination(t *testing.T) {
 	})
 }
 
+// After a detach the driver can be an older one.
+func TestFollowerAfterDetach(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.start()
+		n.stop()
+		n.expectDriver(false, map[health.DeviceID]bool{"GPU-a": true, "GPU-b": true})
+		hang := make(chan struct{})
+		n.driver.change(func() { n.driver.hang, n.driver.unsupported["GPU-b"] = hang, errDriver })
+		n.start()
+		defer n.stop()
+		n.expectDriver(false, map[health.DeviceID]bool{})
+		n.driver.change(func() { n.driver.hang = nil })
+		close(hang)
+		n.expectDriver(false, map[health.DeviceID]bool{"GPU-a": true, "GPU-b": false})
+	})
+}
+
 // While the driver hangs, what was read stays, devices that were not examined have a reason, and no second call is made.
 func TestFollowerWithHangingDriver(t *testing.T) {
 	onNode(t, func(n *node) {
@@ -589,8 +636,11 @@ func TestFollowerWithHangingDriver(t *testing.T) {
 		n.wait(refresh)
 		again := make(chan struct{})
 		n.driver.change(func() { n.driver.hang, n.driver.gets = again, 0 })
-		n.wait(refresh + callLimit)
-		n.expect("GPU-a one 10/10Gi driver", "GPU-b two 1/1Gi driver")
+		n.run("three", 3)
+		n.hold("GPU-b", "two", 0)
+		n.hold("GPU-b", "three", 2)
+		n.wait(callLimit)
+		n.expect("GPU-a one 10/10Gi driver", "GPU-b three 2/2Gi none reason")
 		n.expectDriver(false, map[health.DeviceID]bool{"GPU-a": true, "GPU-b": true})
 		n.cancel() // the call is still in the driver
 		synctest.Wait()
@@ -667,11 +717,14 @@ func TestFollowerSearchesAtIntervals(t *testing.T) {
 			n.expect("GPU-a one 1/1Gi none reason")
 			n.wait(2 * time.Second)
 		}
-		n.run("one", 2) // another start is found at once
+		second := n.run("one", 2) // another start is found at once
 		n.hold("GPU-a", "one", 1)
 		n.expect("GPU-a one 1/1Gi driver used 3")
-		n.wait(refresh)
-		n.expectSets("GPU-a "+group(2)+" 0 1", "GPU-a "+group(1)+" 0 1")
+		n.wait(2 * refresh)
+		n.expectSets("GPU-a " + group(2) + " 0 1") // the first is not searched while the second runs
+		n.end(second)
+		n.wait(2 * refresh)
+		n.expectSets("GPU-a " + group(1) + " 0 1")
 	})
 }
 

@@ -362,7 +362,7 @@ func (r *run) writeFile(now time.Time) {
 		case same && err != nil && !errors.Is(err, fs.ErrNotExist):
 			r.unread, r.file = true, desiredFile{}
 			return
-		case err == nil && r.addOthers(found, now):
+		case err == nil && !found.Stopped && r.addOthers(found, now):
 			r.file = desiredFile{}
 			return // the next step writes
 		default: // another agent's detach stays

@@ -499,6 +499,7 @@ func TestFollowerBesideAnotherAgent(t *testing.T) {
 			h.wantState(name, gpuA, true, "")
 		}
 		own.Stopped = true // another agent detaches
+		own.Daemons = append(own.Daemons, newDesiredDaemon(spec(gpuB), false))
 		if err := writeDesired(h.root, own); err != nil {
 			t.Fatal(err)
 		}

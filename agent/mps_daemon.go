@@ -36,7 +36,8 @@ func RunMPSDaemon(ctx context.Context, loader config.Loader, build Build, o MPSD
 	if rejection != nil {
 		log.Error("invalid configuration; using the last good one", zap.Error(rejection.Err), zap.Time("since", rejection.Since))
 	}
-	s := mps.Supervisor{Root: mps.Root(c.Plugin.Sharing.MPS.Root), Version: build.Version, MountShm: o.MountShm, Log: log}
+	sharing := c.Plugin.Sharing.MPS
+	s := mps.Supervisor{Root: mps.Root(sharing.Root), Control: sharing.Control, Version: build.Version, MountShm: o.MountShm, Log: log}
 	if c.Source.Resolved() != config.ModeSim {
 		s.ComputeModes = &mps.ComputeModes{Get: nvml.ComputeMode, Set: nvml.SetComputeMode}
 	}

@@ -75,7 +75,7 @@ func (d doctor) mpsDaemonProcesses(c config.Config, s mps.Status) (checks []Chec
 		checks = append(checks, fail("mps-daemon does not follow the agent: "+s.Error, log)...)
 	}
 	if s.Shm != "" && c.Source.Resolved() != config.ModeSim {
-		checks = append(checks, fail(s.Shm, "run mps-daemon with --mount-shm, as the chart does")...)
+		checks = append(checks, fail("MPS clients and daemons share no memory: "+s.Shm, "do that on this node; the chart runs mps-daemon with --mount-shm")...)
 	}
 	var single []string
 	for _, p := range s.Daemons {

@@ -117,7 +117,8 @@ metrics: {listen: ADDRESS}
 
 // startDaemon starts mps-daemon as the chart does, without the configuration file: a step may be writing it.
 func (w *mpsWorld) startDaemon() error {
-	w.daemon = exec.Command(w.agent, "mps-daemon", "--source.mode=sim", "--plugin.sharing.mps.root="+filepath.Join(w.Dir, "mps"))
+	w.daemon = exec.Command(w.agent, "mps-daemon", "--source.mode=sim", "--plugin.sharing.mps.root="+filepath.Join(w.Dir, "mps"),
+		"--plugin.sharing.mps.control="+w.control.Path)
 	w.daemon.Dir = w.Dir
 	w.daemon.Stdout, w.daemon.Stderr = w.log, w.log
 	w.daemon.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}

@@ -100,7 +100,7 @@ func TestMPSPod(t *testing.T) {
 		"simulated GPUs": {[]string{"config.source.mode=sim"}, false, "--source.mode=sim", "NVIDIA_VISIBLE_DEVICES=void NVIDIA_DRIVER_CAPABILITIES=compute,utility"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := template(t, settings(append(c.set, withMPS, "config.plugin.sharing.mps.root=/run/x/", "config.health.kubernetes.enabled=true"))...)
+			o := template(t, settings(append(c.set, withMPS, "config.plugin.sharing.mps.root=/run/x/", "config.plugin.sharing.mps.control=/x/control", "config.health.kubernetes.enabled=true"))...)
 			ds, agent := o.mps()[0], o.agents()[0]
 			pod := ds.Spec.Template.Spec
 			if *pod.AutomountServiceAccountToken || pod.HostNetwork || pod.HostIPC || pod.HostPID != c.privileged {
@@ -119,7 +119,7 @@ func TestMPSPod(t *testing.T) {
 			if *container.SecurityContext.Privileged != c.privileged || !*container.SecurityContext.ReadOnlyRootFilesystem {
 				t.Errorf("the container has the rights %v", container.SecurityContext)
 			}
-			if got, want := strings.Join(container.Args, " "), "mps-daemon --plugin.sharing.mps.root=/run/x "+c.args; got != want {
+			if got, want := strings.Join(container.Args, " "), "mps-daemon --plugin.sharing.mps.root=/run/x --plugin.sharing.mps.control=/x/control "+c.args; got != want {
 				t.Errorf("arguments %s, want %s", got, want)
 			}
 			var env []string

@@ -77,7 +77,8 @@ func (n *mpsNode) reload(config string) {
 func (n *mpsNode) launchDaemon() {
 	n.t.Helper()
 	// As the chart does: without the configuration file.
-	n.daemon = exec.Command(binary, "mps-daemon", "--source.mode=sim", "--plugin.sharing.mps.root="+filepath.Join(n.Dir, "mps"))
+	n.daemon = exec.Command(binary, "mps-daemon", "--source.mode=sim", "--plugin.sharing.mps.root="+filepath.Join(n.Dir, "mps"),
+		"--plugin.sharing.mps.control="+n.control.Path)
 	n.daemon.Dir = n.Dir
 	n.daemon.Env = append(os.Environ(), raceOptions)
 	n.daemon.Stdout, n.daemon.Stderr = n.process, n.process

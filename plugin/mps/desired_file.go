@@ -16,10 +16,10 @@ import (
 // version and of earlier ones, ignores keys that it lacks, and raises the version only for a change that others would misread.
 const desiredVersion = 1
 
-// desiredFile is the content of Root.DesiredFile.
+// desiredFile is the content of Root.DesiredFile. It names devices only, no program and no path: who can write it has fewer rights than
+// mps-daemon.
 type desiredFile struct {
-	Version int    `json:"version"`
-	Control string `json:"control"`
+	Version int `json:"version"`
 	// Stopped means that no daemon may run, because an operator detached the driver. It outlives restarts of the agent and of
 	// mps-daemon.
 	Stopped bool            `json:"stopped"`
@@ -81,9 +81,6 @@ func parseDesired(text []byte) (d desiredFile, err error) {
 	}
 	if d.Version < 1 || d.Version > desiredVersion {
 		return desiredFile{}, fmt.Errorf("version: expected 1 to %d, found %d; run the same release of the agent and of mps-daemon", desiredVersion, d.Version)
-	}
-	if len(d.Daemons) > 0 && d.Control == "" {
-		return desiredFile{}, errors.New("control: expected the control program, found no value")
 	}
 	seen := make(map[health.DeviceID]bool, len(d.Daemons))
 	for i, daemon := range d.Daemons {

@@ -21,9 +21,10 @@ import (
 
 // The variables of a Supervisor in a process of its own, which a test can kill.
 const (
-	testRoot  = "MPS_TEST_ROOT"
-	testModes = "MPS_TEST_MODES"
-	testMount = "MPS_TEST_MOUNT"
+	testRoot    = "MPS_TEST_ROOT"
+	testControl = "MPS_TEST_CONTROL"
+	testModes   = "MPS_TEST_MODES"
+	testMount   = "MPS_TEST_MOUNT"
 )
 
 func TestMain(m *testing.M) {
@@ -40,7 +41,10 @@ func superviseUntilSignal(root Root) int {
 	if err != nil {
 		panic(err)
 	}
-	s := Supervisor{Root: root, ComputeModes: fileModes(os.Getenv(testModes)), MountShm: os.Getenv(testMount) != "", Log: log}
+	s := Supervisor{
+		Root: root, Control: os.Getenv(testControl), ComputeModes: fileModes(os.Getenv(testModes)),
+		MountShm: os.Getenv(testMount) != "", Log: log,
+	}
 	if err := s.Run(ctx); err != nil {
 		log.Error("failed", zap.Error(err))
 		return 1
@@ -49,18 +53,18 @@ func superviseUntilSignal(root Root) int {
 }
 
 // startProcess starts a Supervisor in a process of its own, which ends with the test.
-func startProcess(t *testing.T, root Root, modes string, configure ...func(*exec.Cmd)) *exec.Cmd {
-	t.Helper()
+func (n *node) startProcess(configure ...func(*exec.Cmd)) *exec.Cmd {
+	n.t.Helper()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), testRoot+"="+string(root), testModes+"="+modes)
-	cmd.Stdout, cmd.Stderr = t.Output(), t.Output()
+	cmd.Env = append(os.Environ(), testRoot+"="+string(n.root), testControl+"="+n.program.Path, testModes+"="+n.modes)
+	cmd.Stdout, cmd.Stderr = n.t.Output(), n.t.Output()
 	for _, f := range configure {
 		f(cmd)
 	}
 	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
+		n.t.Fatal(err)
 	}
-	t.Cleanup(func() { killProcess(cmd) })
+	n.t.Cleanup(func() { killProcess(cmd) })
 	return cmd
 }
 

@@ -18,7 +18,7 @@ const devShm = "/dev/shm"
 func checkShm(dir string) error {
 	same, err := isSameFile(dir, devShm)
 	if err == nil && !same {
-		err = fmt.Errorf("%s is not the file system at %s; run mps-daemon with --mount-shm", dir, devShm)
+		err = fmt.Errorf("%s is not the file system at %s; run mps-daemon with --mount-shm in a container, else mount --bind %[2]s %[1]s", dir, devShm)
 	}
 	return err
 }
@@ -40,7 +40,7 @@ func isSameFile(a, b string) (bool, error) {
 func mountShm(dir string) error {
 	if host, err := isSameFile("/proc/self/ns/mnt", "/proc/1/ns/mnt"); err == nil && host && os.Getpid() != 1 {
 		return errors.New("--mount-shm: would hide the /dev/shm of the node; " +
-			"run mps-daemon in a container with the PIDs of the host (hostPID), or under systemd with PrivateMounts=yes")
+			"mount --bind " + devShm + " " + dir + " instead, and leave out the option")
 	}
 	mounted, err := isMountPoint(dir)
 	if err != nil {

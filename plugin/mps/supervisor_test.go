@@ -60,9 +60,6 @@ func desiredDaemons(devices ...health.DeviceID) (daemons []desiredDaemon) {
 func (n *node) write(d desiredFile) {
 	n.t.Helper()
 	d.Version = desiredVersion
-	if d.Control == "" {
-		d.Control = n.program.Path
-	}
 	if err := writeDesired(n.root, d); err != nil {
 		n.t.Fatal(err)
 	}
@@ -72,7 +69,9 @@ func (n *node) write(d desiredFile) {
 func (n *node) supervise() (stop func()) {
 	n.t.Helper()
 	ctx, cancel := context.WithCancel(n.t.Context())
-	s := &Supervisor{Root: n.root, ComputeModes: fileModes(n.modes), Log: zaptest.NewLogger(n.t, zaptest.Level(zap.InfoLevel))}
+	s := &Supervisor{
+		Root: n.root, Control: n.program.Path, ComputeModes: fileModes(n.modes), Log: zaptest.NewLogger(n.t, zaptest.Level(zap.InfoLevel)),
+	}
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(ctx) }()
 	stop = func() {
@@ -303,15 +302,44 @@ func TestSupervisorReportsWhyADaemonDoesNotStart(t *testing.T) {
 func TestSupervisorWithoutControlProgram(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	n.write(desiredFile{Control: "no-such-program", Daemons: desiredDaemons(gpuA)})
+	program := n.program.Path
+	if err := os.Rename(program, program+".absent"); err != nil {
+		t.Fatal(err)
+	}
+	n.want(gpuA)
 	n.supervise()
 	s := n.await("reason", func(s Status) bool { return len(s.Daemons) == 1 && s.Daemons[0].Error != "" })
 	if !strings.HasPrefix(s.Daemons[0].Error, "plugin.sharing.mps.control: ") || n.mode(gpuA) != health.ComputeModeDefault {
 		t.Errorf("%+v, compute mode %v", s, n.mode(gpuA))
 	}
-	n.want(gpuA) // the operator corrects the key
-	n.reload()
+	if err := os.Rename(program+".absent", program); err != nil { // the driver is installed
+		t.Fatal(err)
+	}
 	n.awaitServing(gpuA)
+}
+
+// Who can write the file, which is the agent, has fewer rights than mps-daemon, which runs no other program than its own.
+func TestSupervisorRunsNoProgramOfTheFile(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	ran := filepath.Join(t.TempDir(), "ran")
+	other := filepath.Join(t.TempDir(), "other")
+	if err := os.WriteFile(other, []byte("#!/bin/sh\necho ran >"+ran+"\n"), 0o700); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(string(n.root), 0o755); err != nil { //nolint:gosec // as in production
+		t.Fatal(err)
+	}
+	text := fmt.Sprintf(`{"version": 1, "control": %q, "daemons": [{"device": %q, "gpu": %[2]q, "control": %[1]q}]}`, other, gpuA)
+	if err := os.WriteFile(n.root.DesiredFile(), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	stop := n.supervise()
+	n.awaitServing(gpuA)
+	stop()
+	if _, err := os.Stat(ran); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the program of the file ran (%v)", err)
+	}
 }
 
 func TestSupervisorOfAnOlderDriverIsSingleUser(t *testing.T) {
@@ -329,7 +357,7 @@ func TestSupervisorAdopts(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.want(gpuA, gpuB)
-	first := startProcess(t, n.root, n.modes)
+	first := n.startProcess()
 	before := n.awaitServing(gpuA, gpuB)
 	client := n.connect(gpuA)
 	killProcess(first)
@@ -355,11 +383,68 @@ func TestSupervisorAdopts(t *testing.T) {
 	}
 }
 
+// The next Supervisor reports no status in which a daemon that it adopts looks dead.
+func TestSupervisorAdoptsBeforeItsStatus(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	devices := make([]health.DeviceID, 24) // to look for so many takes longer than to listen
+	for i := range devices {
+		devices[i] = health.DeviceID(fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", i))
+	}
+	n.want(devices...)
+	first := n.startProcess()
+	before := n.awaitServing(devices...)
+	killProcess(first)
+	n.startProcess()
+	s, err := n.status()
+	for deadline := time.Now().Add(time.Minute); err != nil; s, err = n.status() { // the first one that there is
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+	for i, d := range s.Daemons {
+		if d.Device != devices[i] || d.PID != before[d.Device].PID {
+			t.Errorf("%+v, then %+v", before[d.Device], d)
+		}
+	}
+	if len(s.Daemons) != len(devices) {
+		t.Errorf("%+v", s)
+	}
+}
+
+// A script has the process name of its interpreter. This one ends without an error if it is given an option that it lacks.
+func TestSupervisorFindsAScript(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	script := filepath.Join(t.TempDir(), "control")
+	text := "#!/usr/bin/env sh\n[ $# = 0 ] && echo Cannot find MPS control daemon process && exit 1\n[ \"$*\" = -f ] || exit 0\nwhile :; do sleep 1; done\n"
+	if err := os.WriteFile(script, []byte(text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	n.program.Path = script
+	n.want(gpuA)
+	first := n.startProcess()
+	runs := func(s Status) bool {
+		return len(s.Daemons) == 1 && s.Daemons[0].PID != 0 && !s.Daemons[0].MultiUser
+	}
+	pid := n.await("daemon", runs).Daemons[0].PID
+	t.Cleanup(func() { _ = syscall.Kill(-pid, syscall.SIGKILL) })
+	killProcess(first)
+	n.supervise()
+	if s := n.await("adopted daemon", runs); s.Daemons[0].PID != pid {
+		t.Errorf("daemon %d, then %+v", pid, s)
+	}
+	n.want()
+	n.reload()
+	eventually(t, "end of the daemon", func() bool { return !alive(pid) }, func() string { return "" })
+	n.await("no daemon", func(s Status) bool { return len(s.Daemons) == 0 })
+}
+
 func TestSupervisorKillsServersWithoutDaemon(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.want(gpuA)
-	first := startProcess(t, n.root, n.modes)
+	first := n.startProcess()
 	before := n.awaitServing(gpuA)[gpuA]
 	server := n.connect(gpuA).Server
 	killProcess(first)
@@ -384,7 +469,7 @@ func TestSupervisorSetsModesBackAfterAKillOfEverything(t *testing.T) {
 			}
 			n.want(gpuA)
 			for range 2 { // the second finds the mode of the first
-				process := startProcess(t, n.root, n.modes)
+				process := n.startProcess()
 				daemon := n.awaitServing(gpuA)[gpuA]
 				killProcess(process)
 				kill(t, daemon.PID)
@@ -456,7 +541,7 @@ func TestSupervisorKilledWhileItSetsAMode(t *testing.T) {
 				if err := os.WriteFile(trap, nil, 0o600); err != nil {
 					t.Fatal(err)
 				}
-				state, err := startProcess(t, n.root, n.modes).Process.Wait()
+				state, err := n.startProcess().Process.Wait()
 				if err != nil || state.Exited() {
 					t.Fatalf("%v, %v", state, err)
 				}
@@ -531,7 +616,7 @@ func TestSupervisorStopsAllForADetach(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.want(gpuA)
-	process := startProcess(t, n.root, n.modes)
+	process := n.startProcess()
 	before := n.awaitServing(gpuA)[gpuA]
 	killProcess(process)
 	n.write(desiredFile{Stopped: true, Daemons: desiredDaemons(gpuA)})
@@ -607,7 +692,7 @@ func TestSecondSupervisorWaits(t *testing.T) {
 	n.want(gpuA)
 	stopFirst := n.supervise()
 	before := n.awaitServing(gpuA)[gpuA]
-	waiting := startProcess(t, n.root, n.modes)
+	waiting := n.startProcess()
 	eventually(t, "lock file opened", func() bool {
 		links, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", waiting.Process.Pid))
 		return slices.ContainsFunc(links, func(l string) bool { to, _ := os.Readlink(l); return to == n.root.lockFile() })
@@ -620,7 +705,7 @@ func TestSecondSupervisorWaits(t *testing.T) {
 		t.Errorf("before %+v, after %+v", before, after)
 	}
 	// One that waits can be stopped.
-	third := startProcess(t, n.root, n.modes)
+	third := n.startProcess()
 	if err := third.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
@@ -645,7 +730,7 @@ func TestSupervisorMountsShm(t *testing.T) {
 	if inNamespaces(probe); probe.Run() != nil {
 		t.Skip("cannot make namespaces here")
 	}
-	process := startProcess(t, n.root, n.modes, inNamespaces)
+	process := n.startProcess(inNamespaces)
 	s := n.await("status", func(s Status) bool { return len(s.Daemons) == 1 })
 	if s.Shm != "" {
 		t.Fatalf("%+v", s)

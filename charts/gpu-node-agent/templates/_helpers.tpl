@@ -145,6 +145,7 @@ nodes if NAME is "". It is called with (dict "root" $ "name" NAME "agent" (dict)
 {{- /* An empty list keeps the daemons' pods until the last client has ended. */}}
 {{- $_ := set .agent "mps" (and (eq true $values.mps.enabled) (or $mpsKey (hasKey (dig "mps" (dict) $sharing) "resources"))) }}
 {{- $_ := set .agent "mpsRoot" (dig "flags" "mpsRoot" (dig "mps" "root" "/run/nvidia/mps" $sharing) $imported | clean) }}
+{{- $_ := set .agent "mpsControl" (dig "mps" "control" "" $sharing) }}
 {{- include "gpu-node-agent.check" (dict "root" .root "name" .name "config" $config "agent" .agent) }}
 {{- $mig := has (dig "plugin" "migStrategy" "none" $config) (list "single" "mixed") }}
 {{- $lists := dig "plugin" "deviceList" (list) $config | toStrings }}

@@ -34,11 +34,11 @@ func (d Device) mpsNotReady() bool {
 
 // singleReason is the text of a request for several units of a device of which a container may request one.
 func (s *share) singleReason(requested int) string {
-	noun, several := "replica", "because more replicas give no larger share of a GPU; request 1, or set %s to false"
+	noun, several := "replica", ", because more replicas give no larger share of a GPU; request 1, or set %s to false"
 	if s.kind == SharingMPS {
-		noun, several = "share", "request 1, or set %s to false: the limits of a container are then those of its shares together"
+		noun, several = "share", "; request 1, or set %s to false: the limits of a container are then those of its shares together"
 	}
-	return fmt.Sprintf("a container may request 1 %s, not %d; "+several, noun, requested, "plugin.sharing."+string(s.kind)+".failRequestsGreaterThanOne")
+	return fmt.Sprintf("a container may request 1 %s, not %d"+several, noun, requested, "plugin.sharing."+string(s.kind)+".failRequestsGreaterThanOne")
 }
 
 // maxNamedDevices limits the devices that a refusal names: a node may have more than a hundred MIG devices.

@@ -164,6 +164,24 @@ func TestConfigValidateKeys(t *testing.T) {
 	}
 }
 
+// An error about devices in two kinds of sharing names the other key, and the device if it is one.
+func TestSharedTwice(t *testing.T) {
+	for _, c := range []struct {
+		mps, memory []string // devices
+		want        []string
+	}{
+		{[]string{"0", "1"}, []string{"1", "2"}, []string{`"1"`, "sharing.mps.resources[0].devices"}},
+		{[]string{"0"}, nil, []string{"sharing.memory.devices", "sharing.mps.resources[0]"}},
+	} {
+		err := configured(both(mpsShared(MPSResource{Name: gpu, Replicas: 2, Devices: c.mps}), memoryShared("1Gi", c.memory...))).Validate()
+		for _, text := range c.want {
+			if err == nil || !strings.Contains(err.Error(), text) {
+				t.Errorf("%v, want %s", err, text)
+			}
+		}
+	}
+}
+
 func TestSocketPath(t *testing.T) {
 	c := DefaultConfig()
 	long := "nvidia.com/" + strings.Repeat("x", 62)

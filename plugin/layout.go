@@ -70,12 +70,13 @@ type layoutInput struct {
 type layout struct {
 	cfg       *Config
 	snap      *health.Snapshot
-	resources []Resource       // by name
-	err       string           // why some or all are missing, if the configuration does not fit the node
-	misfits   misfits          // the part of err about how devices are shared
-	warnings  []string         // devices that are not offered, with the reason
-	withheld  []withheldDevice // by resource and index
-	uniform   uniformLayout    // input of the next layout
+	holders   *podresources.Holders // nil before the first
+	resources []Resource            // by name
+	err       string                // why some or all are missing, if the configuration does not fit the node
+	misfits   misfits               // the part of err about how devices are shared
+	warnings  []string              // devices that are not offered, with the reason
+	withheld  []withheldDevice      // by resource and index
+	uniform   uniformLayout         // input of the next layout
 }
 
 // warn adds a warning, once: the MIG devices of a GPU have the same.
@@ -378,7 +379,6 @@ type layoutCache struct {
 
 	mu               sync.Mutex // guards the fields below
 	last             *layout
-	lastHolders      *podresources.Holders   // of last
 	lastCapabilities *memlimits.Capabilities // of last
 }
 
@@ -396,13 +396,14 @@ func (l *layoutCache) current() *layout {
 	if l.capabilities != nil {
 		capabilities = l.capabilities.Load()
 	}
-	if cfg != l.last.cfg || snap != l.last.snap || holders != l.lastHolders || capabilities != l.lastCapabilities {
+	if cfg != l.last.cfg || snap != l.last.snap || holders != l.last.holders || capabilities != l.lastCapabilities {
 		in := layoutInput{cfg: cfg, snap: snap, before: l.last.uniform, capabilities: capabilities, examined: l.capabilities != nil}
 		if holders != nil {
 			in.holders = holders.By
 		}
 		next := newLayout(in)
-		l.last, l.lastHolders, l.lastCapabilities = &next, holders, capabilities
+		next.holders = holders
+		l.last, l.lastCapabilities = &next, capabilities
 	}
 	return l.last
 }

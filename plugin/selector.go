@@ -64,7 +64,7 @@ func (c Config) unmatchedSelectors(all []candidate) (unmatched []unmatchedSelect
 	add("plugin.include", c.Include)
 	add("plugin.exclude", c.Exclude)
 	for _, e := range c.Sharing.entries() {
-		add("plugin."+e.key()+".devices", e.devices)
+		add("plugin."+e.key+".devices", e.devices)
 	}
 	return unmatched
 }

@@ -55,7 +55,7 @@ func (l *layout) share(in layoutInput, offered []candidate) []candidate {
 			case c.entry == nil:
 				c.entry = e
 			case c.entry.kind != e.kind:
-				l.misfits.add(c.device(), "plugin.%s and plugin.%s: a device is shared in one way only; set the devices of both", c.entry.key(), e.key())
+				l.misfits.add(c.device(), "plugin.%s and plugin.%s: a device is shared in one way only, and both select these", c.entry.key, e.key)
 				ok = false
 			}
 		}
@@ -73,12 +73,11 @@ func (l *layout) share(in layoutInput, offered []candidate) []candidate {
 // shareBy sets the share of a device by its entry. It returns false, with a misfit or with the device in empty, if that is impossible.
 func (l *layout) shareBy(in layoutInput, c *candidate, names *nameCache, empty *misfits) bool {
 	e, d := c.entry, c.device()
-	key := "plugin." + e.key()
 	if e.kind != SharingTimeSlicing && d.Kind == health.KindGPU && d.MIGMode {
-		l.misfits.add(d, "%s: expected MIG devices or GPUs that are not in MIG mode; set plugin.migStrategy to mixed or single, or disable MIG mode", key)
+		l.misfits.add(d, "plugin.%s: expected MIG devices or GPUs that are not in MIG mode; set plugin.migStrategy to mixed or single, or disable MIG mode", e.key)
 		return false
 	}
-	s := &share{kind: e.kind, key: key, idPrefix: e.idPrefix(d), units: e.replicas, single: e.single, free: -1, largest: -1}
+	s := &share{kind: e.kind, idPrefix: e.idPrefix(d), units: e.replicas, single: e.single, free: -1, largest: -1}
 	usable := d.Memory - min(d.Reserved, d.Memory)
 	switch e.kind {
 	case SharingMPS:
@@ -88,9 +87,9 @@ func (l *layout) shareBy(in layoutInput, c *candidate, names *nameCache, empty *
 	case SharingMemory:
 		if s.units = memoryUnits(d, e.reserve, e.unit); s.units == 0 {
 			if d.Memory == 0 {
-				empty.add(d, "%s: devices whose memory size is unknown are not offered", key)
+				empty.add(d, "plugin.%s: devices whose memory size is unknown are not offered", e.key)
 			} else {
-				empty.add(d, "%s.unit: devices that have less memory than one unit are not offered", key)
+				empty.add(d, "plugin.%s.unit: devices that have less memory than one unit of %dMi are not offered", e.key, e.unit/mebibyte)
 			}
 			return false
 		}
@@ -117,7 +116,7 @@ func (l *layout) shareBy(in layoutInput, c *candidate, names *nameCache, empty *
 func (l *layout) shareByMPS(c *candidate, s *share, usable uint64) bool {
 	e, d := c.entry, c.device()
 	if cc := d.ComputeCapability; cc.Major > 0 && cc.Major < firstVoltaMajorVersion && e.replicas > maxMPSClientsPreVolta {
-		l.misfits.add(d, "%s.replicas: expected at most %d with compute capability %d.%d, got %d", s.key, maxMPSClientsPreVolta, cc.Major, cc.Minor, e.replicas)
+		l.misfits.add(d, "plugin.%s.replicas: expected at most %d with compute capability %d.%d, got %d", e.key, maxMPSClientsPreVolta, cc.Major, cc.Minor, e.replicas)
 		return false
 	}
 	s.mps, s.threads, s.pinned = true, e.threads, e.pinned
@@ -128,7 +127,7 @@ func (l *layout) shareByMPS(c *candidate, s *share, usable uint64) bool {
 	case s.pinned == 0:
 		s.pinned = equal
 	case s.pinned > equal:
-		l.misfits.add(d, "%s.pinnedMemory: expected at most %dMi for each of %d shares, got %dMi", s.key, equal/mebibyte, e.replicas, s.pinned/mebibyte)
+		l.misfits.add(d, "plugin.%s.pinnedMemory: expected at most %dMi for each of %d shares, got %dMi", e.key, equal/mebibyte, e.replicas, s.pinned/mebibyte)
 		return false
 	}
 	if s.threads == 0 {
@@ -187,7 +186,7 @@ func (l *layout) rejectMIGParents(entries []shareEntry, snap *health.Snapshot, o
 				}
 				if resource != "" && !shared {
 					l.misfits.add(d, "plugin.%s: expected the name of MIG devices such as %s for GPUs in MIG mode, got name %s and devices with %s",
-						e.key(), resource, e.name, s)
+						e.key, resource, e.name, s)
 				}
 			}
 		}
@@ -230,7 +229,7 @@ func (l *layout) checkListSize(devices []candidate) bool {
 				return of.idPrefix(c.device()), memoryUnits(c.device(), of.reserve, of.unit)
 			}) <= maxListBytes
 		})
-		l.misfits.add(nil, "plugin.%s.unit: expected at least %dMi, got %dMi: "+must, e.key(), smallest, e.unit/mebibyte, name, maxListBytes>>20)
+		l.misfits.add(nil, "plugin.%s.unit: expected at least %dMi, got %dMi: "+must, e.key, smallest, e.unit/mebibyte, name, maxListBytes>>20)
 		return false
 	}
 	// Of n replicas or fewer, as configured. The kubelet must be able to receive the list in any state of health.
@@ -251,7 +250,7 @@ func (l *layout) checkListSize(devices []candidate) bool {
 	for _, e := range entries {
 		if e.replicas > largest {
 			l.misfits.add(nil, "plugin.%s.replicas: expected at most %d, found %d for each of %d devices: "+must,
-				e.key(), largest, e.replicas, counts[e], name, maxListBytes>>20)
+				e.key, largest, e.replicas, counts[e], name, maxListBytes>>20)
 		}
 	}
 	return false

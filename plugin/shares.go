@@ -27,7 +27,6 @@ const (
 // share is how a device is shared. All units of a device have the same.
 type share struct {
 	kind Sharing
-	key  string // of the configuration, such as plugin.sharing.mps.resources[0]
 	// idPrefix starts the kubelet's IDs of the units: UUID:: for replicas, as in NVIDIA's plugin. Those of MPS shares and of memory also
 	// contain what serves them and their size: UUID::mps4::, UUID::mps8192Mi::, UUID::1024Mi::, UUID::1024Mi-mps::. So a container that holds units of
 	// another kind or size, from before a change, holds IDs outside the layout, and the device is withheld.
@@ -50,11 +49,14 @@ type share struct {
 	largest int // the largest request of a container that the device can serve now; -1 if the holders are unknown
 }
 
-// waiting returns why a resource of such units should not be registered yet; empty if it can be.
-func (s *share) waiting(d *health.Device) (reason string, starting bool) {
+// waiting returns why a resource of such units should not be registered yet; empty if it can be. asked reports whether the kubelet was
+// asked who holds the device: until then, containers may hold its memory in units of another size.
+func (s *share) waiting(d *health.Device, asked bool) (reason string, starting bool) {
 	switch {
 	case s == nil:
 		return "", false
+	case !asked && s.kind == SharingMemory:
+		return fmt.Sprintf("%s: the kubelet has not been asked who holds it", d.Name()), true
 	case s.unready != "" && s.displaced != "":
 		return fmt.Sprintf("waiting for %s: %s", d.Name(), s.displaced), true
 	case s.unready != "":
@@ -148,9 +150,11 @@ func (l *layout) countFree(holders map[health.DeviceID][]podresources.Holder) {
 func (p *Plugin) MPS() *health.Latest[mps.Desired] { return &p.mps }
 
 // storeMPS stores what MPS daemons must run if that has changed. It is unknown until the devices are, and until the kubelet was asked
-// who holds them: after a start with another configuration, a container may still hold a device without MPS.
+// who holds them: after a start with another configuration, a container may still hold a device without MPS. For the same reason
+// nothing changes while a kubelet that has answered before does not.
 func (p *Plugin) storeMPS(now *layout) {
-	if now.cfg == nil || now.cfg.Enabled && (!now.snap.Polled() || p.Holders().Pending) {
+	if now.cfg == nil || now.cfg.Enabled && (!now.snap.Polled() || now.holders == nil || now.holders.Pending ||
+		now.holders.By == nil && !now.holders.At.IsZero()) {
 		return
 	}
 	c := &now.cfg.Sharing.MPS
@@ -186,6 +190,7 @@ func (l *layout) mpsSpecs() (specs []mps.Spec) {
 // If starting, none of the reasons is a fault.
 func (l *layout) waiting(running func(resource string) bool) (resources []string, reason string, starting bool) {
 	starting = true
+	asked := l.holders == nil || !l.holders.Pending
 	var reasons []string
 	for _, r := range l.resources {
 		if running(r.Name) {
@@ -194,7 +199,7 @@ func (l *layout) waiting(running func(resource string) bool) (resources []string
 		first, n, usable := "", 0, false
 		faulty := false
 		for units := range r.byDevice() {
-			text, soon := units[0].share.waiting(&units[0].State.Device)
+			text, soon := units[0].share.waiting(&units[0].State.Device, asked)
 			if usable = text == ""; usable {
 				break
 			}
@@ -204,7 +209,7 @@ func (l *layout) waiting(running func(resource string) bool) (resources []string
 			continue
 		}
 		if n > 1 {
-			first += fmt.Sprintf(" (and %d more devices)", n-1)
+			first += fmt.Sprintf(" (and %d more)", n-1)
 		}
 		resources = append(resources, r.Name)
 		reasons = append(reasons, r.Name+": "+first)

@@ -96,7 +96,7 @@ func TestLayoutOfMPSAndMemory(t *testing.T) {
 		{
 			"memory and MPS of one GPU", configured(mpsShared(MPSResource{Name: gpu, Replicas: 2, Devices: []string{"GPU-0"}}), memoryShared("16Gi", "0")), two,
 			"nvidia.com/gpu: GPU-1",
-			[]string{"plugin.sharing.mps.resources[0] and plugin.sharing.memory: a device is shared in one way only; set the devices of both: GPU 0 (GPU-0)"},
+			[]string{"plugin.sharing.mps.resources[0] and plugin.sharing.memory: a device is shared in one way only, and both select these: GPU 0 (GPU-0)"},
 		},
 		{
 			"time-slicing and MPS of one GPU",
@@ -365,7 +365,8 @@ func TestShares(t *testing.T) {
 		case len(sharing.MPS.Resources) > 0:
 			want.Sharing = SharingMPS
 		case sharing.Memory.Resource != "":
-			want.Resource, want.Sharing, want.Unit, want.Enforcement = memoryResource, SharingMemory, sharing.Memory.UnitBytes(), memlimits.None
+			want.Resource, want.Sharing, want.Enforcement = memoryResource, SharingMemory, memlimits.None
+			want.Unit, _ = parseSize(sharing.Memory.Unit)
 			want.Total = int((80496 << 20) / want.Unit) //nolint:gosec // less than 100
 		}
 		if s != want {

@@ -53,15 +53,6 @@ type MemorySharing struct {
 	RequireEnforcement bool     `yaml:"requireEnforcement"` // offer nothing while nothing enforces the limits
 }
 
-// UnitBytes returns the memory of one unit; 0 if no memory is shared.
-func (m *MemorySharing) UnitBytes() uint64 {
-	if m.Resource == "" {
-		return 0
-	}
-	n, _ := parseSize(m.Unit) // valid, see Validate
-	return n
-}
-
 // The values of MemorySharing.Enforcement.
 const (
 	EnforceAuto   = "auto" // driver if it can, else none
@@ -113,6 +104,7 @@ const mebibyte = 1 << 20
 // shareEntry is an entry of any kind of sharing.
 type shareEntry struct {
 	kind            Sharing
+	key             string   // in the section
 	index           int      // in the list of its kind
 	name            string   // the resource before sharing; empty for all
 	devices         []string // selectors; empty: all
@@ -126,27 +118,19 @@ type shareEntry struct {
 	byMPS           bool   // MPS serves the devices
 }
 
-// key returns the key of the entry in the section.
-func (e *shareEntry) key() string {
-	if e.kind == SharingMemory {
-		return "sharing.memory"
-	}
-	return fmt.Sprintf("sharing.%s.resources[%d]", e.kind, e.index)
-}
-
 // entries returns the entries of all kinds. Sizes that Validate refuses are 0.
 func (s *SharingConfig) entries() []shareEntry {
 	all := make([]shareEntry, 0, len(s.TimeSlicing.Resources)+len(s.MPS.Resources)+1)
 	for i, r := range s.TimeSlicing.Resources {
 		all = append(all, shareEntry{
-			kind: SharingTimeSlicing, index: i, name: r.Name, devices: r.Devices, rename: r.Rename, replicas: r.Replicas,
+			kind: SharingTimeSlicing, key: listKey(SharingTimeSlicing, i), index: i, name: r.Name, devices: r.Devices, rename: r.Rename, replicas: r.Replicas,
 			renameByDefault: s.TimeSlicing.RenameByDefault, single: s.TimeSlicing.FailRequestsGreaterThanOne,
 		})
 	}
 	for i, r := range s.MPS.Resources {
 		pinned, _ := parseSize(r.PinnedMemory)
 		all = append(all, shareEntry{
-			kind: SharingMPS, index: i, name: r.Name, devices: r.Devices, rename: r.Rename, replicas: r.Replicas,
+			kind: SharingMPS, key: listKey(SharingMPS, i), index: i, name: r.Name, devices: r.Devices, rename: r.Rename, replicas: r.Replicas,
 			renameByDefault: s.MPS.RenameByDefault, single: s.MPS.FailRequestsGreaterThanOne,
 			threads: r.ActiveThreadPercentage, pinned: pinned, byMPS: true,
 		})
@@ -155,10 +139,15 @@ func (s *SharingConfig) entries() []shareEntry {
 		unit, _ := parseSize(m.Unit)
 		reserve, _ := parseSize(m.Reserve)
 		all = append(all, shareEntry{
-			kind: SharingMemory, devices: m.Devices, rename: m.Resource, unit: unit, reserve: reserve, byMPS: m.Enforcement == EnforceMPS,
+			kind: SharingMemory, key: "sharing.memory", devices: m.Devices, rename: m.Resource, unit: unit, reserve: reserve, byMPS: m.Enforcement == EnforceMPS,
 		})
 	}
 	return all
+}
+
+// listKey returns the key of an entry of a list.
+func listKey(kind Sharing, index int) string {
+	return fmt.Sprintf("sharing.%s.resources[%d]", kind, index)
 }
 
 // Enabled reports whether any device may be shared.
@@ -207,7 +196,7 @@ func (c Config) validateSharing() error {
 	entries := c.Sharing.entries()
 	for i := range entries {
 		e := &entries[i]
-		key := e.key()
+		key := e.key
 		errs = append(errs, e.validateOverlap(entries[:i]), validateSelectors(key+".devices", e.devices))
 		if e.kind == SharingMemory {
 			continue
@@ -242,7 +231,7 @@ func (c Config) validateSharing() error {
 		}
 	}
 	for i, r := range c.Sharing.MPS.Resources {
-		key := entries[len(c.Sharing.TimeSlicing.Resources)+i].key()
+		key := entries[len(c.Sharing.TimeSlicing.Resources)+i].key
 		if r.ActiveThreadPercentage < 0 || r.ActiveThreadPercentage > 100 {
 			errs = append(errs, fmt.Errorf("%s.activeThreadPercentage: expected 1 to 100, or 0 for an equal part, got %d", key, r.ActiveThreadPercentage))
 		}
@@ -259,27 +248,35 @@ func (e *shareEntry) validateOverlap(earlier []shareEntry) error {
 		f := &earlier[i]
 		switch {
 		case e.kind != f.kind:
-			if e.overlaps(f) {
-				return fmt.Errorf("%s.devices: also shared by %s; a device is shared in one way only: set the devices of both", e.key(), f.key())
+			if text := e.overlap(f); text != "" {
+				return fmt.Errorf("%s.devices: %s; a device is shared in one way only", e.key, text)
 			}
 		case e.name == f.name && len(f.devices) == 0:
 			return fmt.Errorf("%s.name: %s already applies to all devices of %s; set its devices, or remove one of the two",
-				e.key(), f.key(), e.name)
+				e.key, f.key, e.name)
 		}
 	}
 	return nil
 }
 
-// overlaps reports whether each device that an entry selects by one of its selectors is also selected by f. Which devices other
-// selectors have in common depends on the node.
-func (e *shareEntry) overlaps(f *shareEntry) bool {
-	if slices.ContainsFunc(e.devices, func(s string) bool { return slices.Contains(f.devices, s) }) {
-		return e.name == "" || e.name == f.name
+// overlap describes what an entry certainly has in common with f, and how to end that; it is empty if there is nothing. Which devices
+// different selectors have in common depends on the node.
+func (e *shareEntry) overlap(f *shareEntry) string {
+	if e.name != "" && e.name != f.name { // the name is empty for memory: devices of any resource
+		return ""
 	}
-	if e.name == "" { // of memory, for the devices of any resource
-		return allDevices(e.devices)
+	for _, s := range e.devices {
+		if slices.Contains(f.devices, s) {
+			return fmt.Sprintf("%q is also in %s.devices; remove it from one of the two", s, f.key)
+		}
 	}
-	return e.name == f.name && (allDevices(e.devices) || allDevices(f.devices))
+	switch {
+	case allDevices(e.devices):
+		return fmt.Sprintf("selects all devices, also those of %s; list other devices", f.key)
+	case e.name != "" && allDevices(f.devices):
+		return fmt.Sprintf("%s shares all devices of %s; set %s.devices", f.key, f.name, f.key)
+	}
+	return ""
 }
 
 // allDevices reports whether selectors select every device.

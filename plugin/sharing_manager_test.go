@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -101,9 +102,20 @@ func TestMPSDesired(t *testing.T) {
 	if d := step(); d != nil {
 		t.Errorf("holders not known yet: %+v", d)
 	}
-	p.pods.Holders.Store(&podresources.Holders{By: holdersOf(withReserved(2), configured(), gpu+" GPU-0::1")})
-	if d := step(); d == nil || len(d.Daemons) != 1 || d.Daemons[0].Device != "GPU-1" {
+	unasked := p.layouts.current()
+	asked := time.Now()
+	p.pods.Holders.Store(&podresources.Holders{At: asked, By: holdersOf(withReserved(2), configured(), gpu+" GPU-0::1")})
+	p.storeMPS(unasked)
+	if d := p.MPS().Load(); d != nil {
+		t.Errorf("a layout from before the kubelet answered: %+v", d)
+	}
+	held := step()
+	if d := held; d == nil || len(d.Daemons) != 1 || d.Daemons[0].Device != "GPU-1" {
 		t.Errorf("a device that a time-sliced container holds: %+v", d)
+	}
+	p.pods.Holders.Store(&podresources.Holders{At: asked, Err: "connection refused"})
+	if d := step(); d != held {
+		t.Errorf("the kubelet no longer answers: %+v", d)
 	}
 	p.pods.Holders.Store(&podresources.Holders{Err: "no such file"})
 	first := step()
@@ -159,5 +171,29 @@ func TestLayoutFollowsCapabilities(t *testing.T) {
 	case <-changed:
 	default:
 		t.Error("no change reported")
+	}
+}
+
+// Units of memory are not offered before the kubelet was asked who holds them: a container may hold units of another size.
+func TestMemoryResourceWaitsForHolders(t *testing.T) {
+	var cfg health.Latest[Config]
+	var snaps health.Latest[health.Snapshot]
+	p := New(&cfg, &snaps, zap.NewNop())
+	snaps.Store(withReserved(1))
+	waiting := func(c Config) ([]string, bool) {
+		cfg.Store(&c)
+		resources, _, starting := p.layouts.current().waiting(func(string) bool { return false })
+		return resources, starting
+	}
+	memory := configured(memoryShared("1Gi"))
+	if resources, starting := waiting(memory); !slices.Equal(resources, []string{memoryResource}) || !starting {
+		t.Errorf("not asked yet: %v wait, starting: %v", resources, starting)
+	}
+	if resources, _ := waiting(configured(sharedBy(2))); resources != nil {
+		t.Errorf("not asked yet: %v wait", resources)
+	}
+	p.pods.Holders.Store(&podresources.Holders{Err: "no such file"})
+	if resources, _ := waiting(memory); resources != nil {
+		t.Errorf("asked: %v wait", resources)
 	}
 }

@@ -577,15 +577,19 @@ plugin:
 			t.Errorf("%s: %v", name, env)
 		}
 	}
-	n.Kill()
-	n.launch()
-	n.await("all resources", func() bool {
-		state := n.kubelet.State()
-		for name, count := range want {
-			if state.Resources[name].Allocatable() != count {
-				return false
+	allocatable := func(counts map[string]int) func() bool {
+		return func() bool {
+			state := n.kubelet.State()
+			for name := range want {
+				if state.Resources[name].Allocatable() != counts[name] {
+					return false
+				}
 			}
+			return true
 		}
-		return true
-	})
+	}
+	n.Kill()
+	n.await("the kubelet's notice of the kill", allocatable(nil))
+	n.launch()
+	n.await("all resources", allocatable(want))
 }

@@ -87,6 +87,12 @@ func refuses(answer string) bool {
 	}, func(text string) bool { return strings.Contains(answer, text) })
 }
 
+// lacksCommand reports whether an error is that of a control program that does not have the command.
+func lacksCommand(err error) bool {
+	text := strings.ToLower(fmt.Sprint(err))
+	return errors.Is(err, errRefused) && (strings.Contains(text, "unknown") || strings.Contains(text, "unrecognized"))
+}
+
 // quote returns the beginning of an answer on one line.
 func quote(text string) string {
 	text = strings.Join(strings.Fields(strings.ToValidUTF8(text, "?")), " ")

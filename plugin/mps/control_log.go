@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -137,6 +138,11 @@ func (l *controlLog) user(server int) int {
 		return uid
 	}
 	return unknownUserID
+}
+
+// forgetPending forgets the clients that have been waiting since before a time. The log does not tell that one of them has exited.
+func (l *controlLog) forgetPending(before time.Time) {
+	maps.DeleteFunc(l.pending, func(_ int, since time.Time) bool { return since.Before(before) })
 }
 
 // waiting returns the users whose clients have been waiting for pendingLimit while all of the servers are those of other users.

@@ -1,12 +1,14 @@
 package mps
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -51,9 +53,11 @@ type daemon struct {
 	mounted   func() error // why the directories that containers mount are not there yet
 	log       *zap.Logger
 
-	stop    context.CancelCauseFunc // makes run stop the daemon
-	stopped chan struct{}           // closed when run has ended
-	restart chan struct{}           // has a token if the daemon is to be killed; capacity 1
+	stop     context.CancelCauseFunc // makes run stop the daemon
+	stopped  chan struct{}           // closed when run has ended
+	found    sync.Once               // closes searched
+	searched chan struct{}           // closed when the status tells whether a process runs that is to be adopted
+	restart  chan struct{}           // has a token if the daemon is to be killed; capacity 1
 
 	lastPID int // of the process that ran last; for run only
 
@@ -136,11 +140,12 @@ func (d *daemon) publishEnd() {
 // ended. If ctx ends, the process continues.
 func (d *daemon) serve(ctx context.Context) (time.Duration, error) {
 	p, err := d.adopt(ctx)
+	if err == nil && p != nil {
+		return d.watch(ctx, p)
+	}
+	d.endSearch()
 	if err != nil {
 		return 0, err
-	}
-	if p != nil {
-		return d.watch(ctx, p)
 	}
 	program, err := exec.LookPath(d.control)
 	if err != nil {
@@ -165,11 +170,11 @@ func (d *daemon) serve(ctx context.Context) (time.Duration, error) {
 	return d.watch(ctx, p)
 }
 
-// refused reports whether the program ended as if it did not support an option.
+// refused reports whether the program ended as if it did not support an option, whatever its exit code.
 func (p *runningDaemon) refused(ran time.Duration) bool {
 	select {
 	case <-p.ended:
-		return ran < refusal && p.state.Exited() && !p.state.Success()
+		return ran < refusal && p.state.Exited()
 	default:
 		return false
 	}
@@ -177,7 +182,7 @@ func (p *runningDaemon) refused(ran time.Duration) bool {
 
 // adopt returns the control daemon that runs for the device already, nil if there is none. It kills servers without a daemon.
 func (d *daemon) adopt(ctx context.Context) (*runningDaemon, error) {
-	found, err := d.processes.find(ctx, d.root.PipeDir(d.device), d.control)
+	found, err := d.find(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -192,6 +197,12 @@ func (d *daemon) adopt(ctx context.Context) (*runningDaemon, error) {
 	}()
 	d.log.Info("adopted MPS control daemon", zap.Int("pid", p.pid))
 	return r, nil
+}
+
+// find returns the processes of MPS for the device.
+func (d *daemon) find(ctx context.Context) ([]process, error) {
+	text, _ := os.ReadFile(d.root.pidFile(d.device)) // without it processes are found by their names
+	return d.processes.find(ctx, d.root.PipeDir(d.device), d.control, number(bytes.TrimSpace(text)))
 }
 
 // controlDaemon returns the control daemon among the processes of a pipe directory, nil if there is none. MPS lets one run; a wrapper
@@ -250,6 +261,9 @@ func (d *daemon) start(ctx context.Context, program string, options ...string) (
 		return nil, fmt.Errorf("cannot start the MPS control daemon: %w", err)
 	}
 	r.process = process{pid: cmd.Process.Pid, leader: true, multiUser: len(options) > 1, started: d.processes.startTime(cmd.Process.Pid)}
+	if err := os.WriteFile(d.root.pidFile(d.device), fmt.Appendln(nil, r.pid), 0o644); err != nil {
+		d.log.Warn("cannot record the process of the MPS control daemon; it is found by its name only", zap.Error(err))
+	}
 	go func() {
 		defer close(r.ended)
 		_ = cmd.Wait() // the state says more
@@ -272,6 +286,7 @@ func (d *daemon) watch(ctx context.Context, p *runningDaemon) (time.Duration, er
 	}
 	d.status.PID, d.status.Started, d.status.MultiUser, d.status.Error = p.pid, p.started, p.multiUser, ""
 	d.mu.Unlock()
+	d.endSearch()
 
 	select {
 	case <-ctx.Done():
@@ -328,6 +343,7 @@ func (d *daemon) end(ctx context.Context, cause error) error {
 	d.mu.Lock()
 	d.status.Stopping = true
 	d.mu.Unlock()
+	d.endSearch()
 	for {
 		err := d.endProcesses(ctx, cause)
 		if err == nil {
@@ -352,15 +368,14 @@ func (d *daemon) end(ctx context.Context, cause error) error {
 
 // endProcesses ends the control daemon and its servers, in an orderly way if they respond.
 func (d *daemon) endProcesses(ctx context.Context, cause error) error {
-	dir := d.root.PipeDir(d.device)
-	found, err := d.processes.find(ctx, dir, d.control)
+	found, err := d.find(ctx)
 	if err != nil {
 		return err
 	}
 	if p := controlDaemon(found); p != nil {
 		d.log.Info("stopping MPS control daemon", zap.Int("pid", p.pid), zap.NamedError("reason", cause))
 		d.quit(ctx, p.pid)
-		if found, err = d.processes.find(ctx, dir, d.control); err != nil { // the servers of a daemon that does not respond outlive it
+		if found, err = d.find(ctx); err != nil { // the servers of a daemon that does not respond outlive it
 			return err
 		}
 	}
@@ -375,12 +390,19 @@ func (d *daemon) quit(ctx context.Context, pid int) {
 	if _, err := runControl(quitCtx, d.control, environment(d.root, d.device), command); err == nil && awaitExit(quitCtx, pid) == nil {
 		return
 	}
+	// The process may have ended meanwhile, and its ID be another's.
+	found, err := d.find(ctx)
+	if err != nil || !slices.ContainsFunc(found, func(p process) bool { return p.pid == pid }) {
+		return
+	}
 	termCtx, cancel := context.WithTimeout(ctx, termTimeout)
 	defer cancel()
 	if unix.Kill(pid, unix.SIGTERM) == nil {
 		_ = awaitExit(termCtx, pid)
 	}
 }
+
+func (d *daemon) endSearch() { d.found.Do(func() { close(d.searched) }) }
 
 // current returns the published status.
 func (d *daemon) current() DaemonStatus {

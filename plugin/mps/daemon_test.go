@@ -101,7 +101,7 @@ func TestProcessTableTimeout(t *testing.T) {
 		table := newProcessTable("/proc")
 		table.busy <- struct{}{} // a read that does not return
 		start := time.Now()
-		if _, err := table.find(t.Context(), "/x/pipe", controlName); !errors.Is(err, errTableTimeout) || time.Since(start) != tableTimeout {
+		if _, err := table.find(t.Context(), "/x/pipe", controlName, 0); !errors.Is(err, errTableTimeout) || time.Since(start) != tableTimeout {
 			t.Errorf("after %v: %v", time.Since(start), err)
 		}
 	})

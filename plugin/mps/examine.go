@@ -24,17 +24,18 @@ const maxPinnedMemory = 1 << 40
 
 // examination is what one examination of a daemon found.
 type examination struct {
-	spec    Spec
-	pid     int     // of the daemon
-	err     error   // why the daemon was not examined; one of the errors of runControl
-	files   error   // what containers mount and is missing
-	limits  error   // why the limits do not hold; nil if they do
-	percent float64 // the daemon's default limits, as it reports them
-	pinned  uint64  // 0 for none
-	servers []health.MPSServer
-	listed  time.Time // when the clients of all servers were listed; zero if never
-	waiting []int     // users whose clients wait for those of another user
-	adopted bool      // the daemon had its limits already
+	spec     Spec
+	pid      int     // of the daemon
+	err      error   // why the daemon was not examined; one of the errors of runControl
+	files    error   // what containers mount and is missing
+	limits   error   // why the limits do not hold; nil if they do
+	percent  float64 // the daemon's default limits, as it reports them
+	pinned   uint64  // 0 for none
+	servers  []health.MPSServer
+	listed   time.Time // when the clients of all servers were listed; zero if never
+	unlisted bool      // the daemon has no command that lists its servers
+	waiting  []int     // users whose clients wait for those of another user
+	adopted  bool      // the daemon had its limits already
 }
 
 // command runs the control program with one command to the daemon of a device, and returns the answer.
@@ -115,8 +116,41 @@ func (e *examiner) ask(ctx context.Context, r request, x *examination) error {
 		}
 		e.limited, e.adopted = err == nil, first && !set
 	}
+	// An unreadable log changes nothing.
+	_ = e.log.read(now)
+	pids, active := slices.Sorted(maps.Keys(e.clients)), false
+	var err error
+	if len(pids) > 0 && !e.unproven && !r.allClients && now.Sub(e.listed) < clientsInterval {
+		if x.servers, active, err = e.statuses(ctx, pids); err != nil {
+			return err
+		}
+	}
+	if !active { // a server may have ended, and another one started
+		if err := e.list(ctx, r, now, x); err != nil || x.unlisted {
+			return err
+		}
+		pids = slices.Sorted(maps.Keys(e.clients))
+	}
+	for i := range x.servers {
+		x.servers[i].Clients = e.clients[x.servers[i].PID]
+	}
+	if !r.multiUser {
+		if !slices.ContainsFunc(x.servers, func(s health.MPSServer) bool { return len(s.Clients) > 0 }) {
+			e.log.forgetPending(e.listed.Add(-pendingLimit))
+		}
+		x.waiting = e.log.waiting(pids, now)
+	}
+	return nil
+}
+
+// list has the daemon list its servers, and their clients if they may have changed. It sets the limits of servers that may lack them.
+func (e *examiner) list(ctx context.Context, r request, now time.Time, x *examination) error {
 	pids, err := e.pids(ctx, "get_server_list")
-	if err != nil {
+	switch {
+	case lacksCommand(err) && e.clients == nil:
+		x.unlisted = true
+		return nil
+	case err != nil:
 		return err
 	}
 	if e.unproven {
@@ -124,9 +158,12 @@ func (e *examiner) ask(ctx context.Context, r request, x *examination) error {
 			if e.proven[pid] {
 				continue
 			}
-			if _, err := e.hold(ctx, ofServer(pid)); notAsked(err) {
+			_, err := e.hold(ctx, ofServer(pid))
+			switch {
+			case notAsked(err):
 				return err
-			} else if err != nil {
+			case e.adopted && lacksCommand(err): // its defaults are the only limits that it has
+			case err != nil:
 				x.limits = errors.Join(x.limits, fmt.Errorf("server %d: %w", pid, err))
 				continue
 			}
@@ -134,19 +171,12 @@ func (e *examiner) ask(ctx context.Context, r request, x *examination) error {
 		}
 		e.unproven = x.limits != nil
 	}
-	// An unreadable log changes nothing.
-	_ = e.log.read(now)
 	changed := !slices.Equal(pids, slices.Sorted(maps.Keys(e.clients)))
-	for _, pid := range pids {
-		answer, err := e.send(ctx, "get_server_status %d", pid)
-		if notAsked(err) {
-			return err
-		}
-		s := health.MPSServer{PID: pid, UID: e.log.user(pid), Status: parseServerStatus(answer)}
-		x.servers = append(x.servers, s)
-		changed = changed || s.Status != serverActive
+	var active bool
+	if x.servers, active, err = e.statuses(ctx, pids); err != nil {
+		return err
 	}
-	if changed || r.allClients || now.Sub(e.listed) >= clientsInterval {
+	if changed || !active || r.allClients || now.Sub(e.listed) >= clientsInterval {
 		clients := make(map[int][]int, len(pids))
 		for _, pid := range pids {
 			if clients[pid], err = e.pids(ctx, "get_client_list %d", pid); errors.Is(err, errRefused) {
@@ -157,13 +187,21 @@ func (e *examiner) ask(ctx context.Context, r request, x *examination) error {
 		}
 		e.clients, e.listed = clients, now
 	}
-	for i := range x.servers {
-		x.servers[i].Clients = e.clients[x.servers[i].PID]
-	}
-	if !r.multiUser {
-		x.waiting = e.log.waiting(pids, now)
-	}
 	return nil
+}
+
+// statuses returns the servers without their clients, and whether all are active.
+func (e *examiner) statuses(ctx context.Context, pids []int) (servers []health.MPSServer, active bool, err error) {
+	active = true
+	for _, pid := range pids {
+		answer, err := e.send(ctx, "get_server_status %d", pid)
+		if notAsked(err) {
+			return nil, false, err
+		}
+		s := health.MPSServer{PID: pid, UID: e.log.user(pid), Status: parseServerStatus(answer)}
+		servers, active = append(servers, s), active && s.Status == serverActive
+	}
+	return servers, active, nil
 }
 
 // notAsked reports whether an error means that the daemon did not answer. A refusal is an answer.

@@ -180,7 +180,7 @@ func (r *run) begin(root Root, now time.Time) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		r.Log.Warn("cannot read which MPS daemons run", zap.Error(err))
 	}
-	r.root, r.file, r.unread, r.reload = root, file, err != nil, true
+	r.root, r.file, r.fileAt, r.unread, r.reload = root, file, now, err != nil, true
 	r.asked, r.supervisor, r.reached, r.status = false, errors.New("not asked yet"), now, Status{}
 	for _, old := range file.Daemons {
 		d := r.add(old.spec(), now)
@@ -294,7 +294,7 @@ func (d *device) inUse(h podresources.Holders) bool {
 		return true
 	case d.pid == 0:
 		return false
-	case d.unexaminable():
+	case d.unexaminable(), d.last != nil && d.last.pid == d.pid && d.last.unlisted:
 		return d.outsiders
 	}
 	return d.last == nil || d.last.pid != d.pid || !d.last.listed.After(d.leaving) || d.hasClients()
@@ -340,8 +340,8 @@ func (r *run) restartStuck(ctx context.Context, d *device, h podresources.Holder
 	})
 }
 
-// writeFile writes Root.DesiredFile if its content changes, or if it has vanished. An unread file stays until mps-daemon reports what
-// runs: without it, or with a bad one, mps-daemon ends no daemon.
+// writeFile writes Root.DesiredFile if its content changes, or if it is no longer what was written. An unread file stays until
+// mps-daemon reports what runs: without it, or with a bad one, mps-daemon ends no daemon.
 func (r *run) writeFile(now time.Time) {
 	file := desiredFile{Version: desiredVersion}
 	for _, d := range r.devices {
@@ -356,9 +356,18 @@ func (r *run) writeFile(now time.Time) {
 		return
 	}
 	same := reflect.DeepEqual(file, r.file)
-	if same && now.Sub(r.fileAt) >= fileInterval {
-		_, err := os.Lstat(r.root.DesiredFile())
-		same, r.fileAt = !errors.Is(err, fs.ErrNotExist), now
+	if now.Sub(r.fileAt) >= fileInterval || !same && r.fileErr == nil {
+		r.fileAt = now
+		switch found, err := readDesired(r.root); {
+		case same && err != nil && !errors.Is(err, fs.ErrNotExist):
+			r.unread, r.file = true, desiredFile{}
+			return
+		case err == nil && !found.Stopped && r.addOthers(found, now):
+			r.file = desiredFile{}
+			return // the next step writes
+		default: // another agent's detach stays
+			same = same && err == nil && (found.Stopped || reflect.DeepEqual(found, file))
+		}
 	}
 	if same || r.fileErr != nil && now.Sub(r.fileAt) < statusInterval {
 		return
@@ -367,6 +376,18 @@ func (r *run) writeFile(now time.Time) {
 	if r.fileErr = writeDesired(r.root, file); r.fileErr == nil {
 		r.file, r.reload = file, true
 	}
+}
+
+// addOthers adds the devices of daemons that another agent, which a roll-out ends late, has added to the file. They leave. Without them
+// in the file mps-daemon would end them at once.
+func (r *run) addOthers(file desiredFile, now time.Time) (added bool) {
+	for _, other := range file.Daemons {
+		id := other.Device
+		if r.devices[id] == nil && !slices.ContainsFunc(r.file.Daemons, func(d desiredDaemon) bool { return d.Device == id }) {
+			r.add(other.spec(), now).leaving, added = now, true
+		}
+	}
+	return added
 }
 
 // requestStatus asks mps-daemon for its status, after it has read the file again if that changed. Only one request is under way.

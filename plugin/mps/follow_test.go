@@ -1,6 +1,7 @@
 package mps
 
 import (
+	"encoding/json"
 	"errors"
 	"io/fs"
 	"os"
@@ -31,10 +32,20 @@ func TestFollowerSetsLimits(t *testing.T) {
 		if h.f.Err() != "" {
 			t.Error(h.f.Err())
 		}
-		calls := len(h.daemon(gpuA).calls)
-		advance(time.Minute)
-		if n := len(h.daemon(gpuA).calls) - calls; n > 13 {
-			t.Errorf("%d commands in a minute in which nothing happened, want one in %v", n, examineInterval)
+		for _, test := range []struct {
+			servers map[int]*fakeServer
+			most    int
+		}{
+			{nil, 13},
+			{map[int]*fakeServer{7: {status: serverActive, clients: []int{8}}}, 18}, // lists all twice
+		} {
+			h.change(func() { h.daemons[gpuA].servers = test.servers })
+			advance(10 * time.Second)
+			calls := len(h.daemon(gpuA).calls)
+			advance(time.Minute)
+			if n := len(h.daemon(gpuA).calls) - calls; n > test.most {
+				t.Errorf("%d commands in a minute in which nothing happened, want about one in %v", n, examineInterval)
+			}
 		}
 	})
 }
@@ -75,6 +86,23 @@ func TestFollowerAdoptsDaemons(t *testing.T) {
 		if s := h.state(gpuA); s.ClientCount() != 1 {
 			t.Errorf("%+v", s)
 		}
+	})
+}
+
+// A release without commands about servers has the defaults only. They do not reach a server that runs when they change.
+func TestFollowerCannotLimitServers(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		h.ready(gpuA)
+		h.serve(gpuA, 7, fakeServer{status: serverActive, threads: "100.0", clients: []int{8}})
+		h.change(func() { h.daemons[gpuA].refuse, h.daemons[gpuA].refusal = "set_active_thread", "Unknown command" })
+		h.newAgent()
+		advance(5 * time.Second)
+		h.wantState("adopted", gpuA, true, "")
+		other := spec(gpuA)
+		other.ThreadPercentage = 50
+		h.desired.Store(&Desired{Root: h.root, Control: "control", Daemons: []Spec{other}})
+		advance(20 * time.Second)
+		h.wantState("changed", gpuA, false, health.CauseMPSLimits)
 	})
 }
 
@@ -205,6 +233,7 @@ func TestFollowerLimits(t *testing.T) {
 		{"text", nil, fakeDaemon{answer: map[string]string{"get_default_active_thread_percentage": "a quarter"}}, ""},
 		{"memory refused", nil, fakeDaemon{refuse: "set_default_device_pinned"}, health.CauseMPSLimits},
 		{"percentage refused", nil, fakeDaemon{refuse: "set_default_active_thread"}, health.CauseMPSLimits},
+		{"no server list", nil, fakeDaemon{refuse: "get_server", refusal: "Unknown command"}, ""},
 		{"server list refused", nil, fakeDaemon{refuse: "get_server_list"}, health.CauseMPSNotReady},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -413,6 +442,74 @@ func TestFollowerOneAnswerMissing(t *testing.T) {
 	})
 }
 
+// Another agent's daemon, which this one did not find at its start, ends only when nobody uses it. The file is again this agent's
+// when the other has ended.
+func TestFollowerBesideAnotherAgent(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		h.ready(gpuA)
+		own, err := readDesired(h.root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, test := range map[string]struct {
+			other func(d *desiredFile)
+			text  string
+			want  func()
+		}{
+			"it adds one":          {other: func(d *desiredFile) { d.Daemons = append(d.Daemons, newDesiredDaemon(spec(gpuB), false)) }},
+			"it adds one, as ours": {other: func(d *desiredFile) { d.Daemons = append(d.Daemons, newDesiredDaemon(spec(gpuB), false)) }, want: func() { h.want(gpuA, "GPU-3") }},
+			"it replaces ours":     {other: func(d *desiredFile) { d.Daemons = []desiredDaemon{newDesiredDaemon(spec(gpuB), false)} }},
+			"it removes ours":      {other: func(d *desiredFile) { d.Daemons = nil }},
+			"not JSON":             {text: "{"},
+		} {
+			h.hold(gpuB, string(gpuB)+"::mps4::3")
+			d := own
+			d.Daemons = slices.Clone(own.Daemons)
+			text := []byte(test.text)
+			if test.other != nil {
+				test.other(&d)
+				if text, err = json.Marshal(d); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := replaceFile(h.root.DesiredFile(), text); err != nil {
+				t.Fatal(err)
+			}
+			if test.want != nil {
+				test.want()
+			}
+			pid := 0
+			for range 20 {
+				advance(time.Second)
+				if d := h.daemon(gpuB); pid == 0 {
+					pid = d.pid
+				} else if d.pid != pid {
+					t.Fatalf("%s: daemon ended while a container held a share", name)
+				}
+			}
+			if others := slices.ContainsFunc(d.Daemons, func(d desiredDaemon) bool { return d.Device == gpuB }); others != (pid != 0) {
+				t.Errorf("%s: daemon %d", name, pid)
+			}
+			h.hold(gpuB)
+			h.want(gpuA)
+			advance(30 * time.Second)
+			if d, err := readDesired(h.root); err != nil || !reflect.DeepEqual(d, own) || h.f.State().Load().Daemons[gpuB] != nil {
+				t.Errorf("%s: %+v, %v", name, d, err)
+			}
+			h.wantState(name, gpuA, true, "")
+		}
+		own.Stopped = true // another agent detaches
+		own.Daemons = append(own.Daemons, newDesiredDaemon(spec(gpuB), false))
+		if err := writeDesired(h.root, own); err != nil {
+			t.Fatal(err)
+		}
+		advance(time.Minute)
+		if d, err := readDesired(h.root); err != nil || !d.Stopped {
+			t.Errorf("%+v, %v", d, err)
+		}
+	})
+}
+
 // A device that is shared again keeps its daemon.
 func TestFollowerLeavingEnds(t *testing.T) {
 	runFollower(t, func(h *followerTest) {
@@ -451,6 +548,22 @@ func TestFollowerStops(t *testing.T) {
 		advance(5 * time.Second)
 		h.wantState("attached", gpuA, true, "")
 		h.wantState("attached", gpuB, true, "")
+
+		// The last daemon is still ending.
+		h.change(func() { h.stubborn = true })
+		h.want()
+		advance(time.Minute)
+		if d, err := readDesired(h.root); err != nil || len(d.Daemons) != 0 || h.daemon(gpuA).pid == 0 {
+			t.Fatalf("%+v, %v", d, err)
+		}
+		h.stop()
+		time.AfterFunc(20*time.Second, func() { h.change(func() { h.stubborn = false }) })
+		h.f.Stop(h.Context())
+		if h.daemon(gpuA).pid != 0 {
+			t.Error("returned while a daemon was ending")
+		}
+		h.run()
+		h.ready(gpuA, gpuB)
 
 		// mps-daemon hangs, or does not stop them.
 		h.stop()
@@ -520,6 +633,18 @@ func TestFollowerWaitingUsers(t *testing.T) {
 		if s := h.state(gpuA); s.Servers[0].UID != 1000 {
 			t.Errorf("%+v", s)
 		}
+		// The server continues after its last client. It would have ended for a client that waits.
+		h.serve(gpuA, 17, fakeServer{status: serverActive})
+		advance(40 * time.Second)
+		h.wantState("who waited has left", gpuA, true, "")
+		h.serve(gpuA, 17, fakeServer{status: serverActive, clients: []int{8}})
+		advance(time.Minute)
+		h.wantState("nobody waits", gpuA, true, "")
+		if err := os.WriteFile(path, []byte(log+log), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		advance(20 * time.Second)
+		h.wantState("waiting again", gpuA, true, health.CauseMPSUsers)
 		h.change(func() { delete(h.daemons[gpuA].servers, 17) })
 		advance(6 * time.Second)
 		h.wantState("the other user has left", gpuA, true, "")

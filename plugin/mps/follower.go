@@ -186,11 +186,9 @@ func (f *Follower) Stop(ctx context.Context) {
 	root := f.Root()
 	d, err := readDesired(root)
 	switch {
-	case err == nil && len(d.Daemons) == 0:
-		return
-	case errors.Is(err, fs.ErrNotExist):
+	case err == nil && len(d.Daemons) == 0, errors.Is(err, fs.ErrNotExist): // no daemon is desired; the last ones may be ending
 		if status, err := f.callWithin(ctx, root, Request{Status: &struct{}{}}); err != nil || len(status.Daemons) == 0 {
-			return // no daemon was ever desired
+			return
 		}
 	case err != nil:
 		f.Log.Warn("cannot read which MPS daemons run; stopping all", zap.Error(err))

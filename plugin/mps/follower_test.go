@@ -44,6 +44,7 @@ type fakeDaemon struct {
 	hang     bool
 	missing  bool // no socket
 	refuse   string
+	refusal  string            // the text
 	answer   map[string]string // instead of the usual one
 	threads  string
 	memory   string
@@ -75,7 +76,7 @@ func (n *fakeNode) change(f func()) {
 
 func (n *fakeNode) start(id health.DeviceID, d *fakeDaemon) {
 	n.nextPID++
-	*d = fakeDaemon{pid: n.nextPID, restarts: d.restarts, delay: d.delay, refuse: d.refuse, answer: d.answer, threads: "100.0", servers: make(map[int]*fakeServer)}
+	*d = fakeDaemon{pid: n.nextPID, restarts: d.restarts, delay: d.delay, refuse: d.refuse, refusal: d.refusal, answer: d.answer, threads: "100.0", servers: make(map[int]*fakeServer)}
 	for _, dir := range []string{n.root.PipeDir(id), n.root.LogDir(id)} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			panic(err)
@@ -171,7 +172,7 @@ func (n *fakeNode) control(ctx context.Context, _ string, _ Root, id health.Devi
 	}
 	d.calls = append(d.calls, command)
 	if d.refuse != "" && strings.HasPrefix(command, d.refuse) {
-		return "", fmt.Errorf("%w: no", errRefused)
+		return "", fmt.Errorf("%w: %s", errRefused, d.refusal)
 	}
 	if a, ok := d.answer[command]; ok {
 		return a, nil

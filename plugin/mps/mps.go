@@ -55,6 +55,11 @@ func (r Root) computeModeFile(gpu health.DeviceID) string {
 	return filepath.Join(string(r), string(gpu), "compute-mode")
 }
 
+// pidFile returns the path of the record of which process is the daemon of a device. Containers do not mount it.
+func (r Root) pidFile(id health.DeviceID) string {
+	return filepath.Join(string(r), string(id), "daemon.pid")
+}
+
 // lockFile returns the path of the file that the Supervisor locks.
 func (r Root) lockFile() string { return filepath.Join(string(r), "mps-daemon.lock") }
 

@@ -66,8 +66,9 @@ const tableTimeout = 5 * time.Second
 
 var errTableTimeout = errors.New("cannot read the processes: a process blocks its files in /proc; look for hung tasks in the kernel log")
 
-// find returns the control daemons and servers whose pipe directory is dir.
-func (t *processTable) find(ctx context.Context, dir, control string) ([]process, error) {
+// find returns the control daemons and servers whose pipe directory is dir. recorded is the process ID of a control daemon that may
+// have another name than the control program: a script has that of its interpreter, and the configuration may name another one now.
+func (t *processTable) find(ctx context.Context, dir, control string, recorded int) ([]process, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, tableTimeout, errTableTimeout)
 	defer cancel()
 	select {
@@ -82,7 +83,7 @@ func (t *processTable) find(ctx context.Context, dir, control string) ([]process
 	results := make(chan result, 1)
 	go func() {
 		defer func() { <-t.busy }()
-		processes, err := t.read(dir, control)
+		processes, err := t.read(dir, control, recorded)
 		results <- result{processes, err}
 	}()
 	select {
@@ -93,7 +94,7 @@ func (t *processTable) find(ctx context.Context, dir, control string) ([]process
 	}
 }
 
-func (t *processTable) read(dir, control string) (found []process, err error) {
+func (t *processTable) read(dir, control string, recorded int) (found []process, err error) {
 	fs, err := procfs.NewFS(t.proc)
 	if err != nil {
 		return nil, err
@@ -105,7 +106,7 @@ func (t *processTable) read(dir, control string) (found []process, err error) {
 	for _, proc := range all {
 		// A process may end at any point: it is none of those that run. The name comes first: the kernel gives it without access to
 		// the memory of the process, which may block.
-		if name, err := proc.Comm(); err != nil || name != commOf(serverName) && name != commOf(control) {
+		if name, err := proc.Comm(); err != nil || name != commOf(serverName) && name != commOf(control) && proc.PID != recorded {
 			continue
 		}
 		env, err := proc.Environ()
@@ -211,10 +212,13 @@ func awaitExit(ctx context.Context, pid int) error {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
 		return err == nil && n > 0
 	})
-	if err != nil && ctx.Err() != nil {
+	switch {
+	case err != nil && ctx.Err() != nil:
 		return context.Cause(ctx)
+	case err != nil: // that is no exit
+		return pollExit(ctx, pid)
 	}
-	return err
+	return nil
 }
 
 // pollExit is awaitExit without pidfds.

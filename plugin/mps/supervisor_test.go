@@ -383,6 +383,63 @@ func TestSupervisorAdopts(t *testing.T) {
 	}
 }
 
+// The next Supervisor reports no status in which a daemon that it adopts looks dead.
+func TestSupervisorAdoptsBeforeItsStatus(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	devices := make([]health.DeviceID, 24) // to look for so many takes longer than to listen
+	for i := range devices {
+		devices[i] = health.DeviceID(fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", i))
+	}
+	n.want(devices...)
+	first := n.startProcess()
+	before := n.awaitServing(devices...)
+	killProcess(first)
+	n.startProcess()
+	s, err := n.status()
+	for deadline := time.Now().Add(time.Minute); err != nil; s, err = n.status() { // the first one that there is
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+	for i, d := range s.Daemons {
+		if d.Device != devices[i] || d.PID != before[d.Device].PID {
+			t.Errorf("%+v, then %+v", before[d.Device], d)
+		}
+	}
+	if len(s.Daemons) != len(devices) {
+		t.Errorf("%+v", s)
+	}
+}
+
+// A script has the process name of its interpreter. This one ends without an error if it is given an option that it lacks.
+func TestSupervisorFindsAScript(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	script := filepath.Join(t.TempDir(), "control")
+	text := "#!/usr/bin/env sh\n[ $# = 0 ] && echo Cannot find MPS control daemon process && exit 1\n[ \"$*\" = -f ] || exit 0\nwhile :; do sleep 1; done\n"
+	if err := os.WriteFile(script, []byte(text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	n.program.Path = script
+	n.want(gpuA)
+	first := n.startProcess()
+	runs := func(s Status) bool {
+		return len(s.Daemons) == 1 && s.Daemons[0].PID != 0 && !s.Daemons[0].MultiUser
+	}
+	pid := n.await("daemon", runs).Daemons[0].PID
+	t.Cleanup(func() { _ = syscall.Kill(-pid, syscall.SIGKILL) })
+	killProcess(first)
+	n.supervise()
+	if s := n.await("adopted daemon", runs); s.Daemons[0].PID != pid {
+		t.Errorf("daemon %d, then %+v", pid, s)
+	}
+	n.want()
+	n.reload()
+	eventually(t, "end of the daemon", func() bool { return !alive(pid) }, func() string { return "" })
+	n.await("no daemon", func(s Status) bool { return len(s.Daemons) == 0 })
+}
+
 func TestSupervisorKillsServersWithoutDaemon(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -95,6 +95,9 @@ func (d doctor) mpsDaemonProcesses(c config.Config, s mps.Status) (checks []Chec
 
 // checkMemoryLimits reports what the running agent enforces on the devices that are shared by memory.
 func checkMemoryLimits(ctx context.Context, c config.Config) []Check {
+	if c.Source.Resolved() == config.ModeSim {
+		return simulated(ctx)
+	}
 	node, ok := runningAgent(ctx, c)
 	if !ok {
 		return info("only a running agent without a password knows what limits containers")

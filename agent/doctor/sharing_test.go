@@ -104,12 +104,18 @@ func TestCheckMemoryLimits(t *testing.T) {
 		"not shared": {status.Node{GPUs: []status.Device{{Shares: &status.Shares{Sharing: string(plugin.SharingMPS)}}}}, []want{{CheckInfo, "shares no device", ""}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			expect(t, checkMemoryLimits(t.Context(), serveStatus(t, test.node)), test.want...)
+			c := serveStatus(t, test.node)
+			c.Source.Mode = config.ModeEmbedded
+			expect(t, checkMemoryLimits(t.Context(), c), test.want...)
 		})
 	}
 	c := config.DefaultConfig()
+	c.Source.Mode = config.ModeEmbedded
 	c.Metrics.Listen = "127.0.0.1:1" // refused
 	expect(t, checkMemoryLimits(t.Context(), c), want{CheckInfo, "running agent", ""})
+	c = serveStatus(t, status.Node{GPUs: []status.Device{shared(0, "none", "cgroup v1")}})
+	c.Source.Mode = config.ModeSim
+	expect(t, checkMemoryLimits(t.Context(), c), want{CheckInfo, "simulated", ""})
 }
 
 // The checks run only where they are needed.

@@ -60,7 +60,7 @@ var wordPattern = regexp.MustCompile(`[A-Za-z][\w.-]*`)
 const durationPattern = `[-+]?(0|([0-9]*\.?[0-9]*(ns|us|µs|μs|ms|s|m|h))+)`
 
 // addStringSchemas adds the schemas of keys with strings or lists of strings, as far as a schema can express them: an enum, a
-// duration, an absolute path. It tries values on the agent.
+// duration, an absolute path, a size, the name of a resource. It tries values on the agent.
 func addStringSchemas(t *testing.T, defaults map[string]any, constraints map[string]map[string]any) {
 	t.Helper()
 	faultsWith := func(text func(key string) string) map[string]string {
@@ -90,6 +90,10 @@ func addStringSchemas(t *testing.T, defaults map[string]any, constraints map[str
 			constraints[key] = map[string]any{"pattern": "^" + durationPattern + "$" + orEmpty}
 		case !list && accepts("/no/such/nvidia-ctk") && !accepts("no/such/nvidia-ctk"): // a name that plugin.cdi.hookPath accepts
 			constraints[key] = map[string]any{"pattern": "^/" + orEmpty}
+		case !list && accepts("8Gi"):
+			constraints[key] = map[string]any{"pattern": size + orEmpty}
+		case !list && accepts("a.b/c"):
+			constraints[key] = map[string]any{"pattern": resourceName + orEmpty}
 		case !accepts("arbitrary"):
 			// The error names the words of an enum. A single one is an example.
 			words := slices.DeleteFunc(wordPattern.FindAllString(text, -1), func(word string) bool { return !accepts(word) })

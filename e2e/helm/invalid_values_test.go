@@ -76,6 +76,9 @@ func TestRefused(t *testing.T) {
 		"mps.enabled=true": "mps.enabled: ",
 		"mps.enabled=true,config.plugin.sharing.memory.resource=a.b/c":                                      "mps.enabled: ", // limited by the driver
 		"mps.enabled=true,config.plugin.sharing.mps.root=/run/," + mps + "name=a.b/c," + mps + "replicas=2": "config.plugin.sharing.mps.root: ",
+		"config.plugin.sharing.memory.resource=gpu-memory":                                                  "/config/plugin/sharing/memory/resource",
+		"config.plugin.sharing.memory.unit=1GB":                                                             "/config/plugin/sharing/memory/unit",
+		"config.plugin.sharing.memory.reserve=much":                                                         "/config/plugin/sharing/memory/reserve",
 		"config.plugin.sharing.mps.root=run/mps":                                                            "/config/plugin/sharing/mps/root",
 		"mps.enable=true":                                                                                   "enable",
 		"mps.terminationGracePeriodSeconds=5":                                                               "/mps/terminationGracePeriodSeconds",

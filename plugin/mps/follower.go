@@ -152,7 +152,7 @@ func (f *Follower) TerminateClient(ctx context.Context, device health.DeviceID, 
 		}
 	}
 	if all == nil {
-		all = []string{"none"}
+		return fmt.Errorf("%w: %s has no client", ErrNoClient, device)
 	}
 	return fmt.Errorf("%w: %s has no client %d; its clients are %s", ErrNoClient, device, client, strings.Join(all, ", "))
 }

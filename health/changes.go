@@ -49,8 +49,8 @@ func Changes(before, after []DeviceState) []Change {
 			all = append(all, c)
 		}
 		for _, code := range slices.Sorted(maps.Keys(d.XIDCounts)) {
-			detail := d.detailOf(code)
-			late := detail != XIDDetail{} && old.LastXID.Code == code && old.LastXID.Detail == XIDDetail{}
+			detail := d.XIDDetails[code]
+			late := detail != XIDDetail{} && old.XIDDetails[code] == XIDDetail{}
 			if n, was := d.XIDCounts[code], old.XIDCounts[code]; n > was || n == was && late {
 				x := c
 				x.Kind, x.XID, x.Detail, x.Count, x.New = ChangeXID, code, detail, n, n-was
@@ -73,19 +73,6 @@ func Changes(before, after []DeviceState) []Change {
 
 // Description describes the XID of a ChangeXID.
 func (c Change) Description() string { return XID{Code: c.XID, Detail: c.Detail}.Description() }
-
-// detailOf returns the detail of the newest XID with a number, zero if it is unknown.
-func (d *DeviceState) detailOf(code int) XIDDetail {
-	if d.LastXID.Code == code {
-		return d.LastXID.Detail
-	}
-	for _, x := range slices.Backward(d.Sample.XIDs) {
-		if x.Code == code {
-			return x.Detail
-		}
-	}
-	return XIDDetail{}
-}
 
 // Cleared returns the causes of the findings that have cleared.
 func (c Change) Cleared() []string {

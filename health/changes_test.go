@@ -15,7 +15,7 @@ func TestChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	detailed := slices.Clone(faulty)
-	detailed[0].LastXID.Detail = XIDDetail{Process: "python3", PID: 7194}
+	detailed[0].XIDDetails = map[int]XIDDetail{31: {Process: "python3", PID: 7194}}
 	for name, c := range map[string]struct {
 		before, after []DeviceState
 		want          []string
@@ -104,5 +104,22 @@ func TestGroupChanges(t *testing.T) {
 				t.Errorf("%s: %s is %+d times too often in the groups", name, key, n)
 			}
 		}
+	}
+}
+
+// A reader that missed the snapshot of a poll with two XIDs has the detail of both.
+func TestChangesKeepDetails(t *testing.T) {
+	healthy := judge(nil, 0, samples{"GPU-0": present()}, gpu0)
+	reported := present(xids(31, 149))
+	detail := XIDDetail{Process: "python3", PID: 7194}
+	reported.XIDs[0].Detail = detail
+	devices := judge(healthy, 1, samples{"GPU-0": reported}, gpu0)
+	devices = judge(devices, 2, samples{"GPU-0": present()}, gpu0)
+	if changes := Changes(healthy, devices); len(changes) == 0 || changes[0].XID != 31 || changes[0].Detail != detail {
+		t.Errorf("%+v", changes)
+	}
+	devices = judge(devices, 3, samples{"GPU-0": present(xids(31))}, gpu0)
+	if d := devices[0].XIDDetails[31]; d != (XIDDetail{}) {
+		t.Errorf("the detail %+v of an earlier XID", d)
 	}
 }

@@ -125,7 +125,12 @@ func judgeDevice(
 		findings = merge(findings, f)
 	}
 
-	counts, witnesses, last := old.XIDCounts, old.XIDWitnesses, old.LastXID
+	counts, details, witnesses, last := old.XIDCounts, old.XIDDetails, old.XIDWitnesses, old.LastXID
+	if len(s.XIDs)+len(w.details) > 0 {
+		if details = maps.Clone(details); details == nil {
+			details = make(map[int]XIDDetail)
+		}
+	}
 	if len(s.XIDs) > 0 {
 		counts, witnesses = maps.Clone(counts), maps.Clone(witnesses)
 		if counts == nil {
@@ -138,6 +143,9 @@ func judgeDevice(
 	xids := w.raised
 	for _, x := range s.XIDs {
 		counts[x.Code]++
+		if delete(details, x.Code); x.Detail != (XIDDetail{}) {
+			details[x.Code] = x.Detail
+		}
 		witnesses[x.Code] = x.Witness
 		last = x
 		last.At = reportedAt(x, s.At)
@@ -152,6 +160,7 @@ func judgeDevice(
 	}
 	for _, x := range w.details {
 		findings = enrich(c, findings, x)
+		details[x.Code] = x.Detail
 		if x.Code == last.Code {
 			last.Detail = x.Detail
 		}
@@ -185,7 +194,7 @@ func judgeDevice(
 		s = old.Sample.withEvents(s)
 	}
 	return DeviceState{
-		Device: d, Sample: s, Verdict: v, XIDCounts: counts, XIDWitnesses: witnesses, LastXID: last,
+		Device: d, Sample: s, Verdict: v, XIDCounts: counts, XIDDetails: details, XIDWitnesses: witnesses, LastXID: last,
 		XIDHistory: w.history, Awaited: w.awaited, EventAction: w.action,
 	}, r
 }

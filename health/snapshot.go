@@ -11,12 +11,13 @@ type DeviceState struct {
 	Sample  Sample
 	Verdict Verdict
 
-	XIDCounts    map[int]uint64  // XIDs since the agent started, by number; not modified once stored
-	XIDWitnesses map[int]Witness // what reported the newest XID of each number in XIDCounts first; not modified once stored
-	LastXID      XID             // zero if there was none
-	XIDHistory   []XID           // the newest XIDs of the source's stream, counted or not, in order of arrival; not modified once stored
-	Awaited      []AwaitedXIDs   // XIDs that witnesses still have to report; not modified once stored
-	EventAction  EventAction     // the recovery action of the newest event, while it replaces that of the source
+	XIDCounts    map[int]uint64    // XIDs since the agent started, by number; not modified once stored
+	XIDDetails   map[int]XIDDetail // of the newest XID of each number in XIDCounts, if it has one; not modified once stored
+	XIDWitnesses map[int]Witness   // what reported the newest XID of each number in XIDCounts first; not modified once stored
+	LastXID      XID               // zero if there was none
+	XIDHistory   []XID             // the newest XIDs of the source's stream, counted or not, in order of arrival; not modified once stored
+	Awaited      []AwaitedXIDs     // XIDs that witnesses still have to report; not modified once stored
+	EventAction  EventAction       // the recovery action of the newest event, while it replaces that of the source
 
 	MPS *MPSDaemon // of a device that MPS serves; nil for others, and until it is first examined
 }

@@ -133,9 +133,8 @@ func TestEventMessages(t *testing.T) {
 // The process of an XID is in the message of its event, also if the kernel log names it after the XID was reported.
 func TestEventNamesProcessOfXID(t *testing.T) {
 	healthy, reported := gpu(1, nil), gpu(1, map[int]uint64{31: 2})
-	reported.LastXID = health.XID{Code: 31}
 	detailed := reported
-	detailed.LastXID.Detail = health.XIDDetail{Process: "python3", PID: 7194}
+	detailed.XIDDetails = map[int]health.XIDDetail{31: {Process: "python3", PID: 7194}}
 	for name, c := range map[string]struct {
 		before health.DeviceState
 		count  uint64 // of the event to add

@@ -88,7 +88,7 @@ func TestIdleSharer(t *testing.T) {
 
 	// As if the containers had been idle for two hours.
 	p.stop()
-	p.awaitAllocatable(k, 0) // the kubelet notices the end of the agent a little later
+	awaitLoss(t, k)
 	const twoHours = 7200
 	longer := regexp.MustCompile(`((sinceBusy|withoutProcess)Nanoseconds\\?":)[0-9]+`).ReplaceAllString(readFile(p.stateFile()), "${1}7200000000000")
 	if n := strings.Count(longer, "7200000000000"); n != 3 {
@@ -105,7 +105,7 @@ func TestIdleSharer(t *testing.T) {
 
 	// While the agent is down the pod ends, and the next one of the name gets the same device afterwards.
 	p.Kill()
-	p.awaitAllocatable(k, 0)
+	awaitLoss(t, k)
 	k.Free(resource, second.Devices...)
 	launch()
 	next, err := k.AllocateTo(t.Context(), second.Container, resource, 1)

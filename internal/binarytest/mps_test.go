@@ -577,19 +577,16 @@ plugin:
 			t.Errorf("%s: %v", name, env)
 		}
 	}
-	allocatable := func(counts map[string]int) func() bool {
-		return func() bool {
-			state := n.kubelet.State()
-			for name := range want {
-				if state.Resources[name].Allocatable() != counts[name] {
-					return false
-				}
-			}
-			return true
-		}
-	}
 	n.Kill()
-	n.await("the kubelet's notice of the kill", allocatable(nil))
+	awaitLoss(t, n.kubelet)
 	n.launch()
-	n.await("all resources", allocatable(want))
+	n.await("all resources", func() bool {
+		state := n.kubelet.State()
+		for name, count := range want {
+			if state.Resources[name].Allocatable() != count {
+				return false
+			}
+		}
+		return true
+	})
 }

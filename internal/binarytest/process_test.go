@@ -303,6 +303,23 @@ func (p *process) awaitAllocatable(k *kubelettest.Kubelet, n int) {
 	p.await(fmt.Sprintf("%d allocatable GPUs", n), func() bool { return k.State().Resources[resource].Allocatable() == n })
 }
 
+// awaitLoss waits until the kubelet has noticed the end of the agent, which is a little later, and counts no healthy device.
+func awaitLoss(t *testing.T, k *kubelettest.Kubelet) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), awaitTimeout)
+	defer cancel()
+	if _, err := k.WaitFor(ctx, func(s kubelettest.State) bool {
+		for _, r := range s.Resources {
+			if r.Allocatable() > 0 {
+				return false
+			}
+		}
+		return true
+	}); err != nil {
+		t.Fatal("the kubelet does not notice the end of the agent: ", err)
+	}
+}
+
 func (p *process) awaitLog(part string) {
 	p.t.Helper()
 	p.await(part+" in the log", func() bool { return strings.Contains(p.log(), part) })

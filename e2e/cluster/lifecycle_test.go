@@ -97,7 +97,7 @@ func TestCluster(t *testing.T) {
 		awaitAmounts(t, gpu, "7/7")
 		checkSamePod(t, previous)
 		t.Log("a configuration that only the agent refuses changes nothing")
-		upgrade(t, oldTag, `config.plugin.exclude=["7"]`, `config.plugin.resource="gpu"`)
+		upgrade(t, oldTag, `config.plugin.exclude=["7"]`, `config.plugin.sharing.timeSlicing.resources=[{"name":"example.com/other","replicas":2}]`)
 		awaitSeries(t, "gpu_node_agent_config_last_reload_successful 0")
 		awaitAmounts(t, gpu, "7/7")
 		checkSamePod(t, previous)
@@ -107,7 +107,7 @@ func TestCluster(t *testing.T) {
 		awaitSeries(t, "gpu_node_agent_config_last_reload_successful 0")
 		awaitSeries(t, "gpu_node_agent_plugin_registered{", `"} 1`)
 		awaitAmounts(t, gpu, "7/7")
-		if out := inAgent(t, "status"); !strings.Contains(out, "plugin.resource") {
+		if out := inAgent(t, "status"); !strings.Contains(out, "plugin.sharing.timeSlicing.resources[0].name") {
 			t.Errorf("status does not name the invalid key:\n%s", out)
 		}
 		upgrade(t, oldTag)

@@ -33,6 +33,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
 )
@@ -74,6 +75,7 @@ type Agent struct {
 	monitor      *monitor.Monitor
 	stateFile    *statefile.File
 	plugin       *plugin.Plugin
+	dra          *dra.Driver
 	totals       *metrics.Totals
 	podLabels    *podlabels.Follower
 	processes    *processes.Follower
@@ -120,6 +122,7 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 		component{name: "state file", run: a.stateFile.Run, after: []string{"monitor", "operator", "totals"}}, // to save their last changes
 		component{name: "operator", run: a.operatorServer().Run},
 		component{name: "plugin", run: a.plugin.Run},
+		component{name: "dra", run: a.dra.Run},
 		component{name: "kubernetes", run: a.reporter.Run},
 		component{name: "events", run: func(ctx context.Context) error { return a.events.Follow(ctx, &a.snapshots) }},
 		component{name: "history", run: func(ctx context.Context) error { return a.history.Follow(ctx, &a.snapshots, a.pollInterval) }},
@@ -147,6 +150,15 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 		Simulated: func() bool { return a.sourceConfig.Load().Resolved() == config.ModeSim },
 	})
 	a.monitor.SetMPS(a.mps.State())
+	a.dra = dra.New(dra.Options{
+		Config: &a.pluginConfig, Snapshots: &a.snapshots, Node: nodeName(), BootID: boot, Released: a.plugin.Released(), Holders: a.plugin.Holders,
+		Connect:    kube.Connector(func() string { return a.healthConfig.Load().Kubernetes.Kubeconfig }),
+		MPS:        a.plugin.MPS(),
+		Simulated:  func() bool { return a.sourceConfig.Load().Resolved() == config.ModeSim },
+		Properties: func(context.Context, []health.Device) map[health.DeviceID]*health.Properties { return nil },
+		Log:        log.Named("dra"),
+	})
+	a.plugin.SetDRA(a.dra.Released())
 	a.memoryLimits = a.newMemoryLimits(log.Named("memory limits"))
 	a.plugin.SetMemoryCapabilities(a.memoryLimits.Capabilities())
 	a.podLabels = podlabels.New(podlabels.Options{Config: &a.podLabelsConfig, Node: nodeName(), Log: log.Named("kubernetes")})

@@ -45,6 +45,8 @@ type Device struct {
 
 	Links []Link // GPU: its links to other GPUs; an unlisted peer is unknown
 
+	Properties *Properties // nil if the source does not have them; not modified once stored
+
 	Texts map[Field]string // the configured text fields, such as serial number and VBIOS version; blanks are absent; MIG: its parent's
 }
 

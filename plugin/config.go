@@ -16,6 +16,7 @@ import (
 // Config is the `plugin` section of config.yaml.
 type Config struct {
 	Enabled    bool   `yaml:"enabled"`    // false: nothing is registered, because another device plugin serves the GPUs
+	API        string `yaml:"api"`        // how pods get devices: devicePlugin, dra
 	Resource   string `yaml:"resource"`   // the extended resource that pods request, such as nvidia.com/gpu
 	KubeletDir string `yaml:"kubeletDir"` // device-plugins/kubelet.sock and pod-resources/kubelet.sock are below it
 
@@ -33,11 +34,31 @@ type Config struct {
 	DevRoot             string     `yaml:"devRoot"`             // the parent of /dev on the host; empty: DriverRoot
 	CDI                 cdi.Config `yaml:"cdi"`
 
+	DRA DRAConfig `yaml:"dra"`
+
 	NVIDIAConfig string `yaml:"nvidiaConfig"` // a configuration file of NVIDIA's device plugin; it overrides this section
 
 	AllocationPolicy string `yaml:"allocationPolicy"` // which GPU a replica or a MIG device is allocated from: distributed, packed
 	OnStop           string `yaml:"onStop"`           // what the kubelet keeps when the agent ends: keep, withdraw
 }
+
+// The values of API. A node serves its devices by one of them.
+const (
+	APIDevicePlugin = "devicePlugin" // as extended resources, by the kubelet's device plugin API
+	APIDRA          = "dra"          // by dynamic resource allocation: ResourceSlices and ResourceClaims
+)
+
+// DRAConfig is the `dra` section, for API dra.
+type DRAConfig struct {
+	DriverName string   `yaml:"driverName"` // in DeviceClasses and claims; gpu.nvidia.com is that of NVIDIA's driver
+	EvictOn    []string `yaml:"evictOn"`    // causes of findings whose taint evicts pods
+}
+
+// DefaultDRADriver is the name of NVIDIA's driver, which DeviceClasses and claims contain.
+const DefaultDRADriver = "gpu.nvidia.com"
+
+// ServesDRA reports whether the node serves its devices by dynamic resource allocation.
+func (c *Config) ServesDRA() bool { return c.Enabled && c.API == APIDRA }
 
 // The values of AllocationPolicy. Whole GPUs are chosen by their connections instead.
 const (
@@ -71,7 +92,7 @@ const (
 // DefaultConfig returns the section's defaults.
 func DefaultConfig() Config {
 	return Config{
-		Enabled: true, Resource: "nvidia.com/gpu", KubeletDir: "/var/lib/kubelet",
+		Enabled: true, API: APIDevicePlugin, Resource: "nvidia.com/gpu", KubeletDir: "/var/lib/kubelet",
 		MIGStrategy: MIGNone, Resources: []ResourceRule{}, Include: []string{}, Exclude: []string{},
 		Sharing: SharingConfig{
 			TimeSlicing: TimeSlicing{FailRequestsGreaterThanOne: true, Resources: []SharedResource{}},
@@ -82,13 +103,14 @@ func DefaultConfig() Config {
 		},
 		DeviceList: []string{ListEnv}, DeviceID: DeviceIDUUID, DriverRoot: "/",
 		CDI:              cdi.Config{Dir: "/var/run/cdi", AnnotationPrefix: "cdi.k8s.io/"},
+		DRA:              DRAConfig{DriverName: DefaultDRADriver, EvictOn: []string{}},
 		AllocationPolicy: AllocationDistributed, OnStop: OnStopKeep,
 	}
 }
 
 // Validate returns every error in the section, joined. Each starts with its key.
 func (c Config) Validate() error {
-	return errors.Join(validateName("resource", c.Resource), c.validateKubeletDir(),
+	return errors.Join(oneOf("api", c.API, APIDevicePlugin, APIDRA), validateName("resource", c.Resource), c.validateKubeletDir(),
 		oneOf("migStrategy", c.MIGStrategy, MIGNone, MIGSingle, MIGMixed), c.validateRules(),
 		validateSelectors("include", c.Include), validateSelectors("exclude", c.Exclude), c.validateSharing(),
 		c.validateAllocation(), c.CDI.Validate(),

@@ -41,6 +41,8 @@ type Plugin struct {
 
 	allocations allocationTimes
 	mps         health.Latest[mps.Desired]
+	dra         *health.Latest[Handover] // nil without dynamic resource allocation
+	released    health.Latest[Handover]
 	limitHooks  *cdi.LimitHooks
 
 	// These belong to Run.

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 )
@@ -106,6 +107,20 @@ func RESTConfig(kubeconfig string) (*rest.Config, error) {
 		return nil, fmt.Errorf("service account of the pod: %w", err)
 	}
 	return c, nil
+}
+
+// Connector returns a function that opens a client of all API groups for a kubeconfig file, or for the pod's service account if that is "". It
+// makes no request.
+func Connector(kubeconfig func() string) func() (kubernetes.Interface, error) {
+	return func() (kubernetes.Interface, error) {
+		c, err := RESTConfig(kubeconfig())
+		if err != nil {
+			return nil, err
+		}
+		c.QPS, c.Burst = requestRate, requestBurst
+		c.UserAgent, c.WarningHandler = component, rest.NoWarnings{}
+		return kubernetes.NewForConfig(c)
+	}
 }
 
 func newClient(c *rest.Config) (*client, error) {

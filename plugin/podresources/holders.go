@@ -16,8 +16,16 @@ type Holder struct {
 	Namespace string
 	Pod       string
 	Container string
-	Resource  string // the extended resource of the allocation
-	DeviceID  string // the kubelet's ID of the device: GPU-…, GPU-…::3, MIG-…, nvidia0/gi1
+	Resource  string // the extended resource of the allocation; empty for a claim
+	DeviceID  string // the kubelet's ID of the device: GPU-…, GPU-…::3, MIG-…, nvidia0/gi1; for a claim the name in its slice: gpu-3
+
+	Claim ClaimRef // zero for an extended resource of a device plugin
+}
+
+// ClaimRef identifies what a container got by dynamic resource allocation. The namespace of the claim is that of the pod.
+type ClaimRef struct {
+	Name, Driver, Pool string
+	ShareID            string // of a share of a device; empty for a whole one
 }
 
 // Holders are the containers that hold each device, as of one answer of the kubelet. It is immutable once published.
@@ -57,7 +65,9 @@ func HoldersByDevice(resp *podsapi.ListPodResourcesResponse, resolve Resolver) m
 			for _, d := range c.GetDevices() {
 				for _, id := range d.GetDeviceIds() {
 					if device, ok := resolve(d.GetResourceName(), id); ok {
-						by[device] = append(by[device], Holder{pod.GetNamespace(), pod.GetName(), c.GetName(), d.GetResourceName(), id})
+						by[device] = append(by[device], Holder{
+							Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: c.GetName(), Resource: d.GetResourceName(), DeviceID: id,
+						})
 					}
 				}
 			}

@@ -1,0 +1,18 @@
+package health
+
+// Properties are what NVML knows of a device and DCGM does not. They are fixed like those of Device.
+type Properties struct {
+	Brand          string // as NVML names it: Nvidia, Tesla, GeForce; empty if unknown
+	AddressingMode string // HMM, ATS or None; empty if unknown
+
+	MIG *MIGProperties // of a MIG device; nil for a GPU, and if unknown
+}
+
+// MIGProperties describe the GPU instance of a MIG device.
+type MIGProperties struct {
+	ProfileID      int // of the GPU instance's profile, as nvidia-smi mig -lgip prints it: 19 for 1g.10gb of an H100
+	PlacementStart int // its first memory slice
+	MemorySlices   int
+
+	Multiprocessors, CopyEngines, Decoders, Encoders, JPEGEngines, OFAEngines int
+}

@@ -78,7 +78,6 @@ const (
 	reasonMemoryNotEnforced = "memory_not_enforced"
 	reasonCDI               = "cdi"
 	reasonCheckpoint        = "checkpoint"
-	reasonOther             = "other"
 )
 
 // PrepareErrors returns these keys, so that a counter can start at 0.
@@ -89,16 +88,16 @@ func PrepareErrors() []string {
 	}
 }
 
-// refusal is why a claim is not prepared. The kubelet puts its text into an event of the pod, and tries again.
-type refusal struct {
+// claimRefusal is why a claim is not prepared. The kubelet puts its text into an event of the pod, and tries again.
+type claimRefusal struct {
 	reason string
 	text   string
 }
 
-func (r *refusal) Error() string { return r.text }
+func (r *claimRefusal) Error() string { return r.text }
 
 func refuse(reason, format string, args ...any) error {
-	return &refusal{reason, fmt.Sprintf(format, args...)}
+	return &claimRefusal{reason, fmt.Sprintf(format, args...)}
 }
 
 // claimTiming holds the limits and intervals of a preparer.
@@ -426,7 +425,7 @@ func (p *preparer) PrepareResourceClaims(ctx context.Context, claims []*resource
 		all[claim.UID] = results[i]
 		if err := results[i].Err; err != nil {
 			reason := reasonOther
-			if r, ok := errors.AsType[*refusal](err); ok {
+			if r, ok := errors.AsType[*claimRefusal](err); ok {
 				reason = r.reason
 			}
 			p.errors[reason]++

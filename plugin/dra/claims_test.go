@@ -48,7 +48,6 @@ type claimNode struct {
 	down    error // of the API server
 	boot    string
 	mps     *health.Latest[mps.Desired]
-	noMPS   bool // no MPS daemon becomes ready
 	faults  diskFaults
 	prepare *preparer
 	stop    func()
@@ -56,6 +55,7 @@ type claimNode struct {
 	mu      sync.Mutex // guards the fields below
 	snap    health.Snapshot
 	holders podresources.Holders
+	noMPS   bool // no MPS daemon becomes ready
 
 	options Options
 	claims  *health.Latest[Claims]
@@ -218,8 +218,11 @@ func (n *claimNode) device(id health.DeviceID, edit func(*health.DeviceState)) {
 func (n *claimNode) runMPS(ctx context.Context) {
 	for {
 		desired, changed := n.mps.Watch()
-		if desired != nil && !n.noMPS {
+		if desired != nil {
 			n.update(func(s *health.Snapshot) {
+				if n.noMPS {
+					return
+				}
 				for i := range s.Devices {
 					s.Devices[i].MPS = nil
 					for _, d := range desired.Daemons {
@@ -237,6 +240,9 @@ func (n *claimNode) runMPS(ctx context.Context) {
 		}
 	}
 }
+
+// stopMPS makes no other daemon ready.
+func (n *claimNode) stopMPS() { n.update(func(*health.Snapshot) { n.noMPS = true }) }
 
 // result is an allocated device; edits change it.
 func result(device string, edits ...func(*resourceapi.DeviceRequestAllocationResult)) resourceapi.DeviceRequestAllocationResult {
@@ -489,8 +495,8 @@ func TestPrepareRefuses(t *testing.T) {
 			claim: withConfig(claim("a", result("gpu-0"), result("gpu-1")), "FromClass", gpuConfigMPS), reason: reasonConfiguration, parts: []string{"gpu-0", "gpu-1"},
 		},
 		"share by MPS":     {config: shareMemory, claim: withConfig(claim("a", result("gpu-0", share("s", gib))), "FromClass", gpuConfigMPS), reason: reasonConfiguration},
-		"no MPS daemon":    {edit: func(n *claimNode) { n.noMPS = true }, claim: withConfig(claim("a", result("gpu-0")), "FromClass", gpuConfigMPS), reason: reasonMPSNotReady},
-		"MPS of others":    {edit: func(n *claimNode) { n.noMPS = true; n.device("GPU-0", func(d *health.DeviceState) { d.MPS = &health.MPSDaemon{Leaving: true} }) }, claim: claim("a", result("gpu-0")), reason: reasonMPSNotReady},
+		"no MPS daemon":    {edit: (*claimNode).stopMPS, claim: withConfig(claim("a", result("gpu-0")), "FromClass", gpuConfigMPS), reason: reasonMPSNotReady},
+		"MPS of others":    {edit: func(n *claimNode) { n.stopMPS(); n.device("GPU-0", func(d *health.DeviceState) { d.MPS = &health.MPSDaemon{Leaving: true} }) }, claim: claim("a", result("gpu-0")), reason: reasonMPSNotReady},
 		"share too large":  {config: shareMemory, claim: claim("a", result("gpu-0", share("s", 81*gib))), reason: reasonConfiguration, parts: []string{"82944 MiB"}},
 		"share of nothing": {config: shareMemory, claim: claim("a", result("gpu-0", share("s", 0))), reason: reasonMemory},
 		"shares of several sizes": {

@@ -224,14 +224,15 @@ func (c *Client) storeHolders(asked time.Time, pods *podsapi.ListPodResourcesRes
 		return
 	}
 	by := HoldersByDevice(pods, c.resolver())
-	if asked.Before(c.settledAt) {
+	settling := asked.Before(c.settledAt)
+	if settling {
 		for device, holders := range last.By {
 			if by[device] == nil {
 				by[device] = holders
 			}
 		}
 	}
-	c.Holders.Store(&Holders{At: asked, By: by})
+	c.Holders.Store(&Holders{At: asked, By: by, Settling: settling})
 }
 
 // logChange logs an error once, when it has lasted longer than a kubelet restart, and logs its end.

@@ -34,7 +34,8 @@ type Holders struct {
 	Err string                       // why the last query failed; empty if it succeeded
 	By  map[health.DeviceID][]Holder // sorted; nil if unknown
 
-	Pending bool // the kubelet has not been asked yet
+	Pending  bool // the kubelet has not been asked yet
+	Settling bool // the kubelet may be new and may not have read all pods yet
 }
 
 // MaxHoldersAge limits the age of the last answer. The client asks the kubelet every two seconds.

@@ -235,6 +235,7 @@ func (s *session) release(ctx context.Context) (done bool) {
 	if s.withdrawn != nil {
 		select {
 		case <-s.withdrawn:
+			s.stopPublishing()
 		default:
 			reason := "removing the ResourceSlices of the node"
 			var status Status

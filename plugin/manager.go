@@ -234,17 +234,22 @@ func (p *Plugin) missingReason(now *layout) (reason string) {
 	return cmp.Or(strings.Join(now.warnings, "; "), "no GPUs")
 }
 
+// CDIInput returns the input of a CDI spec for a snapshot, without devices.
+func (c *Config) CDIInput(snap *health.Snapshot, root fs.FS) cdi.Input {
+	source := &snap.Source
+	return cdi.Input{
+		Config: c.CDI, Host: c.Host(root), Driver: source.Versions.Driver,
+		NVML: source.Kind == "dcgm", Detached: source.Detachment.InForce(), MemoryLimits: c.Sharing.Memory.usesDriver(),
+	}
+}
+
 // ensureCDI returns why the container runtime cannot resolve the CDI names of the layout.
 func (p *Plugin) ensureCDI(now *layout) error {
 	if !now.cfg.UsesCDI() || len(now.resources) == 0 {
 		p.cdi.Toolkit.Stop()
 		return nil
 	}
-	source := &now.snap.Source
-	in := cdi.Input{
-		Config: now.cfg.CDI, Host: now.cfg.host(p.hostFS), Driver: source.Versions.Driver,
-		NVML: source.Kind == "dcgm", Detached: source.Detachment.InForce(), MemoryLimits: now.cfg.Sharing.Memory.usesDriver(),
-	}
+	in := now.cfg.CDIInput(now.snap, p.hostFS)
 	for _, r := range now.resources {
 		for i, d := range r.Devices {
 			if i == 0 || r.Devices[i-1].State != d.State { // replicas are adjacent

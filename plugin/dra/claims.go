@@ -78,7 +78,6 @@ const (
 	reasonMemoryNotEnforced = "memory_not_enforced"
 	reasonCDI               = "cdi"
 	reasonCheckpoint        = "checkpoint"
-	reasonOther             = "other"
 )
 
 // PrepareErrors returns these keys, so that a counter can start at 0.

@@ -11,7 +11,9 @@ package dra
 
 import (
 	"context"
+	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
 	"sync"
 	"time"
@@ -103,6 +105,18 @@ func configuredInstance(c *plugin.Config) instance { return instance{c.DRA.Drive
 func (i instance) dataDir() string     { return filepath.Join(i.kubeletDir, "plugins", i.driver) }
 func (i instance) registryDir() string { return filepath.Join(i.kubeletDir, "plugins_registry") }
 
+// makeDataDir makes the directory of the checkpoint and of the socket that the kubelet calls, if the kubelet's directory exists.
+func (i instance) makeDataDir() error {
+	_, err := os.Stat(i.registryDir())
+	if err == nil {
+		err = os.MkdirAll(i.dataDir(), 0o750)
+	}
+	if err != nil {
+		return fmt.Errorf("plugin.kubeletDir: %w; set it to the kubelet's directory and mount that", err)
+	}
+	return nil
+}
+
 // Run serves until ctx ends. It retries after errors and reports them in Status. The slices and prepared claims stay, for the next
 // process.
 func (d *Driver) Run(ctx context.Context) error {
@@ -170,7 +184,7 @@ func (d *Driver) next(cfg *plugin.Config) (i instance, serve bool, err error) {
 
 // leftover returns an instance with claims or slices on this node; the configured one last.
 func (d *Driver) leftover(configured instance) (i instance, found bool, err error) {
-	dirs, err := filepath.Glob(filepath.Join(configured.kubeletDir, "plugins", "*", checkpointFile))
+	dirs, err := filepath.Glob(filepath.Join(configured.kubeletDir, "plugins", "*", checkpointName))
 	if err != nil { // the pattern is bad: kubeletDir has meta characters
 		dirs = nil
 	}

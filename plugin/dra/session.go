@@ -145,14 +145,20 @@ func (s *session) publish(ctx context.Context, cfg *plugin.Config, snap *health.
 	}
 	s.pool = BuildPool(in)
 	remembered := s.pool.RememberNames(in.Names)
-	err := s.preparer.remember(remembered)
 	s.storeNames(s.instance, &s.pool, remembered)
 	s.preparer.update(cfg, snap, &s.pool)
-	if err == nil { // before the first slice: a later process must know that there may be slices
-		err = s.preparer.setPublishing(true)
-	}
-	if err != nil {
-		return fmt.Errorf("cannot write the checkpoint, so nothing is published: %w", err)
+	// A disk that blocks must not delay a taint, so the checkpoint is written only if it has to change.
+	if !maps.Equal(remembered, in.Names) || !s.preparer.publishing() {
+		err := s.makeDataDir()
+		if err == nil {
+			err = s.preparer.remember(remembered)
+		}
+		if err == nil { // before the first slice: a later process must know that there may be slices
+			err = s.preparer.setPublishing(true)
+		}
+		if err != nil {
+			return fmt.Errorf("nothing new is published: %w", err)
+		}
 	}
 	s.setError("", s.pool.Warnings)
 	s.publisher.update(s.pool)

@@ -73,11 +73,8 @@ func (s *sockets) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if _, err := os.Stat(s.registryDir()); err != nil {
-		return fmt.Errorf("plugin.kubeletDir: %w; set it to the kubelet's directory and mount that", err)
-	}
-	if err := os.MkdirAll(s.dataDir(), 0o750); err != nil {
-		return fmt.Errorf("plugin.kubeletDir: %w", err)
+	if err := s.makeDataDir(); err != nil {
+		return err
 	}
 	if err := s.findOtherDriver(ctx, ""); err != nil {
 		return err

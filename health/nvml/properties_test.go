@@ -138,6 +138,19 @@ func TestPropertiesWhileGPUHangs(t *testing.T) {
 	expect(2)
 }
 
+// An error that returns is logged again.
+func TestPropertiesLogsErrorsAgain(t *testing.T) {
+	lib := newLibrary(t)
+	read, logs := observedProperties()
+	for i, command := range []string{"lost 0", "lost 0", "back 0", "lost 0"} {
+		lib.Do("%s", command)
+		read(t.Context(), []health.Device{gpuDevice(0)})
+		if want := []int{1, 1, 1, 2}[i]; logs.Len() != want {
+			t.Errorf("%d: %d warnings, want %d", i, logs.Len(), want)
+		}
+	}
+}
+
 // Every brand that NVIDIA's driver names has a name.
 func TestBrandNames(t *testing.T) {
 	seen := map[string]bool{"": true}

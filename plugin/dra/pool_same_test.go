@@ -107,6 +107,16 @@ func TestSameFindsEveryChange(t *testing.T) {
 		check(name, true, in)
 	}
 
+	linked := PoolInput{Config: base.Config, Snapshot: simulated(t, "h100-8")}
+	unlinked, snap := linked, *linked.Snapshot
+	snap.Devices = append([]health.DeviceState(nil), snap.Devices...)
+	for i := range snap.Devices {
+		snap.Devices[i].Device.Links = nil
+	}
+	if unlinked.Snapshot = &snap; unlinked.Same(&linked) {
+		t.Error("NVLinks changed")
+	}
+
 	auto := configured(sharedMemory("1Gi"), enforced(plugin.EnforceAuto, true))
 	before := PoolInput{Config: auto, Snapshot: base.Snapshot, Examined: true}
 	after := before

@@ -389,11 +389,11 @@ func TestIslands(t *testing.T) {
 		return all
 	}
 	snap := &health.Snapshot{}
-	for i, l := range [][]health.Link{links(4, "2"), links(4, "3", "absent"), nil, nil, links(0, "5", "0"), links(0, "4"), links(2, "absent", "6")} {
+	for i, l := range [][]health.Link{links(4, "2"), links(4, "3", "absent"), nil, nil, links(0, "5", "0"), links(0, "4"), links(2, "absent", "6"), links(2, "4")} {
 		d := health.Device{ID: health.DeviceID(fmt.Sprintf("GPU-%d", i)), Index: i, Links: l}
 		snap.Devices = slices.Insert(snap.Devices, 0, health.DeviceState{Device: d})
 	}
-	want := map[health.DeviceID]health.DeviceID{"GPU-0": "GPU-0", "GPU-2": "GPU-0", "GPU-1": "GPU-1", "GPU-3": "GPU-1"}
+	want := map[health.DeviceID]health.DeviceID{"GPU-0": "GPU-0", "GPU-2": "GPU-0", "GPU-1": "GPU-1", "GPU-3": "GPU-1", "GPU-4": "GPU-4", "GPU-7": "GPU-4"}
 	if got := islandsOf(snap); !maps.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}

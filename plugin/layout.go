@@ -61,6 +61,7 @@ type layoutInput struct {
 	snap    *health.Snapshot                          // nil before the first
 	holders map[health.DeviceID][]podresources.Holder // nil if unknown
 	before  uniformLayout                             // of the previous layout
+	offer   offer
 
 	capabilities *memlimits.Capabilities // nil before the node is examined
 	examined     bool                    // the node is examined at all
@@ -136,16 +137,12 @@ func (c *candidate) device() *health.Device { return &c.state.Device }
 func newLayout(in layoutInput) layout {
 	cfg, snap := in.cfg, in.snap
 	l := layout{cfg: cfg, snap: snap}
-	if cfg == nil || !cfg.Enabled || !snap.Polled() {
+	if cfg == nil || !cfg.Enabled || !snap.Polled() || in.offer == offerNothing {
 		return l
 	}
-	all := candidates(snap)
-	n := len(all)
-	selected := slices.DeleteFunc(all, func(c candidate) bool {
-		return len(cfg.Include) > 0 && !selectsAny(cfg.Include, &c) || selectsAny(cfg.Exclude, &c)
-	})
+	selected, n := cfg.selectCandidates(snap)
 	if len(selected) == 0 && n > 0 {
-		l.err = fmt.Sprintf("plugin.include and plugin.exclude select none of the %d devices of this node", n)
+		l.err = selectsNone(n)
 	}
 	offered := l.share(in, l.applyMIGStrategy(in, selected))
 	slices.SortStableFunc(offered, func(x, y candidate) int { return cmp.Compare(x.resource, y.resource) })
@@ -160,12 +157,25 @@ func newLayout(in layoutInput) layout {
 	for _, text := range l.misfits.texts() {
 		l.err = strings.TrimPrefix(l.err+"; "+text, "; ")
 	}
-	l.withhold(in.holders, snap)
+	l.withhold(in)
 	if in.holders != nil {
 		l.countFree(in.holders)
 		l.countUnschedulable(in.holders)
 	}
 	return l
+}
+
+// selectCandidates returns the devices that include and exclude select, and the number of all.
+func (c *Config) selectCandidates(snap *health.Snapshot) (selected []candidate, n int) {
+	all := candidates(snap)
+	n = len(all)
+	return slices.DeleteFunc(all, func(d candidate) bool {
+		return len(c.Include) > 0 && !selectsAny(c.Include, &d) || selectsAny(c.Exclude, &d)
+	}), n
+}
+
+func selectsNone(n int) string {
+	return fmt.Sprintf("plugin.include and plugin.exclude select none of the %d devices of this node", n)
 }
 
 // addResource adds the resource of these devices, unless the kubelet could not receive its list.
@@ -376,10 +386,13 @@ type layoutCache struct {
 	holders   *health.Latest[podresources.Holders]
 	// capabilities is nil if nothing examines the node. It is set before the first call.
 	capabilities *health.Latest[memlimits.Capabilities]
+	// offer is nil if all devices are offered. It is set before the first call.
+	offer *health.Latest[offer]
 
 	mu               sync.Mutex // guards the fields below
 	last             *layout
 	lastCapabilities *memlimits.Capabilities // of last
+	lastOffer        *offer                  // of last
 }
 
 func newLayoutCache(cfg *health.Latest[Config], snapshots *health.Latest[health.Snapshot], holders *health.Latest[podresources.Holders]) *layoutCache {
@@ -396,20 +409,27 @@ func (l *layoutCache) current() *layout {
 	if l.capabilities != nil {
 		capabilities = l.capabilities.Load()
 	}
-	if cfg != l.last.cfg || snap != l.last.snap || holders != l.last.holders || capabilities != l.lastCapabilities {
+	var offer *offer
+	if l.offer != nil {
+		offer = l.offer.Load()
+	}
+	if cfg != l.last.cfg || snap != l.last.snap || holders != l.last.holders || capabilities != l.lastCapabilities || offer != l.lastOffer {
 		in := layoutInput{cfg: cfg, snap: snap, before: l.last.uniform, capabilities: capabilities, examined: l.capabilities != nil}
 		if holders != nil {
 			in.holders = holders.By
 		}
+		if offer != nil {
+			in.offer = *offer
+		}
 		next := newLayout(in)
 		next.holders = holders
-		l.last, l.lastCapabilities = &next, capabilities
+		l.last, l.lastCapabilities, l.lastOffer = &next, capabilities, offer
 	}
 	return l.last
 }
 
 // changes are channels that close when an input of the layout changes.
-type changes struct{ cfg, snap, holders, capabilities <-chan struct{} }
+type changes struct{ cfg, snap, holders, capabilities, offer <-chan struct{} }
 
 // watch must precede current, so that no change is missed.
 func (l *layoutCache) watch() (c changes) {
@@ -418,6 +438,9 @@ func (l *layoutCache) watch() (c changes) {
 	_, c.holders = l.holders.Watch()
 	if l.capabilities != nil {
 		_, c.capabilities = l.capabilities.Watch()
+	}
+	if l.offer != nil {
+		_, c.offer = l.offer.Watch()
 	}
 	return c
 }

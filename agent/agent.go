@@ -36,6 +36,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // Agent is a running agent.
@@ -159,6 +160,7 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 		Log:        log.Named("dra"),
 	})
 	a.plugin.SetDRA(a.dra.Released())
+	a.plugin.SetClaims(a.dra.ClaimDevice)
 	a.memoryLimits = a.newMemoryLimits(log.Named("memory limits"))
 	a.plugin.SetMemoryCapabilities(a.memoryLimits.Capabilities())
 	a.podLabels = podlabels.New(podlabels.Options{Config: &a.podLabelsConfig, Node: nodeName(), Log: log.Named("kubernetes")})
@@ -168,7 +170,7 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 	a.totals = metrics.NewTotals(metrics.TotalsInputs{
 		Config: &a.metricsConfig, Snapshots: &a.snapshots, Holders: a.plugin.Holders, Processes: a.processes.Latest().Load,
 		Identity: func() metrics.Identity {
-			return metrics.Identity{PodLabels: a.podLabels.Labels, Allocated: a.plugin.LastAllocation, Allocates: a.pluginConfig.Load().Enabled}
+			return metrics.Identity{PodLabels: a.podLabels.Labels, Allocated: a.lastAllocation, Allocates: a.pluginConfig.Load().Enabled}
 		},
 	})
 	a.stateFile.AddSection(idleSection, a.totals.Saved())
@@ -239,6 +241,14 @@ func (a *Agent) newReporter(restored []health.DeviceState) *kube.Reporter {
 		Config: &a.healthConfig, Snapshots: &a.snapshots, Node: nodeName(), Holders: a.holdingPods,
 		Unschedulable: a.plugin.Unschedulable, Saved: restored, Log: a.log.Named("kubernetes"),
 	})
+}
+
+// lastAllocation returns when what a container holds was last given out; the zero time if that is unknown.
+func (a *Agent) lastAllocation(h podresources.Holder) time.Time {
+	if h.ByClaim() {
+		return a.dra.PreparedAt(h)
+	}
+	return a.plugin.LastAllocation(h.DeviceID)
 }
 
 // holdingPods returns the pods that hold a device.

@@ -171,8 +171,8 @@ func (c Config) UsesCDI() bool {
 	return slices.Contains(c.DeviceList, ListCDICRI) || slices.Contains(c.DeviceList, ListCDIAnnotations)
 }
 
-// host returns the locations of device nodes and driver files in a file system.
-func (c Config) host(root fs.FS) cdi.Host {
+// Host returns the locations of device nodes and driver files in a file system.
+func (c Config) Host(root fs.FS) cdi.Host {
 	return cdi.Host{FS: root, DriverRoot: c.DriverRoot, ContainerDriverRoot: c.ContainerDriverRoot, DevRoot: c.DevRoot}
 }
 

@@ -41,7 +41,8 @@ type Plugin struct {
 
 	allocations allocationTimes
 	mps         health.Latest[mps.Desired]
-	dra         *health.Latest[Handover] // nil without dynamic resource allocation
+	dra         *health.Latest[Handover]   // nil without dynamic resource allocation
+	claims      podresources.ClaimResolver // nil without dynamic resource allocation
 	released    health.Latest[Handover]
 	limitHooks  *cdi.LimitHooks
 
@@ -93,24 +94,27 @@ func New(cfg *health.Latest[Config], snapshots *health.Latest[health.Snapshot], 
 func newPlugin(cfg *health.Latest[Config], snapshots *health.Latest[health.Snapshot], t timing, log *zap.Logger) *Plugin {
 	p := &Plugin{
 		cfg: cfg, snapshots: snapshots, log: log, timing: t, err: "starting",
-		pods: newPodResources(cfg, snapshots, t, log), cdi: cdi.NewWriter(log), limitHooks: cdi.NewLimitHooks(log), hostFS: os.DirFS("/"),
+		cdi: cdi.NewWriter(log), limitHooks: cdi.NewLimitHooks(log), hostFS: os.DirFS("/"),
 		kubeletViews: make(map[target]kubeletView),
 	}
+	p.pods = p.newPodResources()
 	p.pods.KubeletLost = p.kubeletLost
 	p.layouts = newLayoutCache(cfg, snapshots, &p.pods.Holders)
 	return p
 }
 
-func newPodResources(cfg *health.Latest[Config], snapshots *health.Latest[health.Snapshot], t timing, log *zap.Logger) *podresources.Client {
+func (p *Plugin) newPodResources() *podresources.Client {
 	settings := func() *podresources.Settings {
-		c := cfg.Load()
+		c := p.cfg.Load()
 		if c == nil {
 			return nil
 		}
 		return &podresources.Settings{KubeletDir: c.KubeletDir, Allocatable: c.Enabled}
 	}
-	resolver := func() podresources.Resolver { return newResolver(*cmp.Or(cfg.Load(), &Config{}), snapshots.Load()) }
-	return podresources.New(settings, resolver, t.pods, log)
+	resolvers := func() podresources.Resolvers {
+		return podresources.Resolvers{Resource: newResolver(*cmp.Or(p.cfg.Load(), &Config{}), p.snapshots.Load()), Claim: p.claims}
+	}
+	return podresources.New(settings, resolvers, p.timing.pods, p.log)
 }
 
 // kubeletLost reports whether there are resources and none is registered. Each registrar logs why.
@@ -213,17 +217,22 @@ func (p *Plugin) missingReason(now *layout) (reason string) {
 	return cmp.Or(strings.Join(now.warnings, "; "), "no GPUs")
 }
 
+// CDIInput returns the input of a CDI spec for a snapshot, without devices.
+func (c *Config) CDIInput(snap *health.Snapshot, root fs.FS) cdi.Input {
+	source := &snap.Source
+	return cdi.Input{
+		Config: c.CDI, Host: c.Host(root), Driver: source.Versions.Driver,
+		NVML: source.Kind == "dcgm", Detached: source.Detachment.InForce(), MemoryLimits: c.Sharing.Memory.usesDriver(),
+	}
+}
+
 // ensureCDI returns why the container runtime cannot resolve the CDI names of the layout.
 func (p *Plugin) ensureCDI(now *layout) error {
 	if !now.cfg.UsesCDI() || len(now.resources) == 0 {
 		p.cdi.Toolkit.Stop()
 		return nil
 	}
-	source := &now.snap.Source
-	in := cdi.Input{
-		Config: now.cfg.CDI, Host: now.cfg.host(p.hostFS), Driver: source.Versions.Driver,
-		NVML: source.Kind == "dcgm", Detached: source.Detachment.InForce(), MemoryLimits: now.cfg.Sharing.Memory.usesDriver(),
-	}
+	in := now.cfg.CDIInput(now.snap, p.hostFS)
 	for _, r := range now.resources {
 		for i, d := range r.Devices {
 			if i == 0 || r.Devices[i-1].State != d.State { // replicas are adjacent

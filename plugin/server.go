@@ -112,7 +112,7 @@ func (s *server) stop(withdraw bool) {
 func (s *server) Allocate(ctx context.Context, req *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
 	now := s.layouts.current()
 	cfg := cmp.Or(now.cfg, &Config{})
-	a := allocation{cfg: cfg, host: cfg.host(os.DirFS("/")), uuid: uuid.NewString}
+	a := allocation{cfg: cfg, host: cfg.Host(os.DirFS("/")), uuid: uuid.NewString}
 	resp, err := a.allocate(ctx, findResource(now.resources, s.name), req)
 	if err != nil {
 		s.counts.refuse(err)

@@ -154,9 +154,15 @@ func (n *claimNode) start() {
 	p := newPreparer(&n.options, n.claims)
 	inner := p.disk
 	p.disk = disk{
-		writeFile:  func(path string, text []byte) error { return faults.do(true, func() error { return inner.writeFile(path, text) }) },
-		writeSpec:  func(dir, uid string, d []cdi.ClaimDevice) error { return faults.do(true, func() error { return inner.writeSpec(dir, uid, d) }) },
-		removeSpec: func(dir, uid string) error { return faults.do(false, func() error { return inner.removeSpec(dir, uid) }) },
+		writeFile: func(path string, text []byte) error {
+			return faults.do(true, func() error { return inner.writeFile(path, text) })
+		},
+		writeSpec: func(dir, uid string, d []cdi.ClaimDevice) error {
+			return faults.do(true, func() error { return inner.writeSpec(dir, uid, d) })
+		},
+		removeSpec: func(dir, uid string) error {
+			return faults.do(false, func() error { return inner.removeSpec(dir, uid) })
+		},
 	}
 	p.timing.mps = 2 * time.Second
 	p.capabilities = &health.Latest[memlimits.Capabilities]{}
@@ -366,7 +372,9 @@ func (n *claimNode) prepared() []types.UID {
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		n.t.Fatal(err)
 	}
-	if memory := n.claims.Load(); memory != nil && !maps.EqualFunc(memory.ByUID, c.Claims, func(a, b Claim) bool { return a.UID == b.UID }) {
+	if memory := n.claims.Load(); c.BootID != n.boot {
+		c.Claims = nil
+	} else if memory != nil && !maps.EqualFunc(memory.ByUID, c.Claims, func(a, b Claim) bool { return a.UID == b.UID }) {
 		n.t.Fatalf("memory has %v, the file %v", memory.ByUID, c.Claims)
 	}
 	return slices.Sorted(maps.Keys(c.Claims))
@@ -483,7 +491,9 @@ func TestPrepareRefuses(t *testing.T) {
 		"MIG mode": {claim: claim("a", result("gpu-3")), reason: reasonMIGMode, parts: []string{"gpu-3"}},
 		"detached, as admin": {
 			edit: func(n *claimNode) {
-				n.update(func(s *health.Snapshot) { s.Source.Detachment = health.Detachment{Since: time.Now(), Until: time.Now()} })
+				n.update(func(s *health.Snapshot) {
+					s.Source.Detachment = health.Detachment{Since: time.Now(), Until: time.Now()}
+				})
 			},
 			claim: claim("a", result("gpu-0", asAdmin)), reason: reasonDetached,
 		},
@@ -494,9 +504,12 @@ func TestPrepareRefuses(t *testing.T) {
 		"two devices by MPS": {
 			claim: withConfig(claim("a", result("gpu-0"), result("gpu-1")), "FromClass", gpuConfigMPS), reason: reasonConfiguration, parts: []string{"gpu-0", "gpu-1"},
 		},
-		"share by MPS":     {config: shareMemory, claim: withConfig(claim("a", result("gpu-0", share("s", gib))), "FromClass", gpuConfigMPS), reason: reasonConfiguration},
-		"no MPS daemon":    {edit: (*claimNode).stopMPS, claim: withConfig(claim("a", result("gpu-0")), "FromClass", gpuConfigMPS), reason: reasonMPSNotReady},
-		"MPS of others":    {edit: func(n *claimNode) { n.stopMPS(); n.device("GPU-0", func(d *health.DeviceState) { d.MPS = &health.MPSDaemon{Leaving: true} }) }, claim: claim("a", result("gpu-0")), reason: reasonMPSNotReady},
+		"share by MPS":  {config: shareMemory, claim: withConfig(claim("a", result("gpu-0", share("s", gib))), "FromClass", gpuConfigMPS), reason: reasonConfiguration},
+		"no MPS daemon": {edit: (*claimNode).stopMPS, claim: withConfig(claim("a", result("gpu-0")), "FromClass", gpuConfigMPS), reason: reasonMPSNotReady},
+		"MPS of others": {edit: func(n *claimNode) {
+			n.stopMPS()
+			n.device("GPU-0", func(d *health.DeviceState) { d.MPS = &health.MPSDaemon{Leaving: true} })
+		}, claim: claim("a", result("gpu-0")), reason: reasonMPSNotReady},
 		"share too large":  {config: shareMemory, claim: claim("a", result("gpu-0", share("s", 81*gib))), reason: reasonConfiguration, parts: []string{"82944 MiB"}},
 		"share of nothing": {config: shareMemory, claim: claim("a", result("gpu-0", share("s", 0))), reason: reasonMemory},
 		"shares of several sizes": {
@@ -664,7 +677,10 @@ func TestPrepareDeviceOfAnotherClaim(t *testing.T) {
 		},
 		"API server away": {
 			first: claim("a", result("gpu-0")), second: claim("b", result("gpu-0")), reason: reasonAPIServer,
-			before: func(n *claimNode, first *resourceapi.ResourceClaim) { n.remove(first); n.down = errors.New("connection refused") },
+			before: func(n *claimNode, first *resourceapi.ResourceClaim) {
+				n.remove(first)
+				n.down = errors.New("connection refused")
+			},
 		},
 		"admin beside it": {first: claim("a", result("gpu-0")), second: claim("b", result("gpu-0", asAdmin)), both: true},
 		"beside admin":    {first: claim("a", result("gpu-0", asAdmin)), second: claim("b", result("gpu-0")), both: true},
@@ -672,7 +688,9 @@ func TestPrepareDeviceOfAnotherClaim(t *testing.T) {
 		"two MIG devices": {first: claim("a", result(mig0)), second: claim("b", result("gpu-3-mig-1g10gb-19-1")), both: true},
 		"parent of its MIG device": {
 			first: claim("a", result(mig0)), second: claim("b", result("gpu-3")), reason: reasonInUse,
-			before: func(n *claimNode, _ *resourceapi.ResourceClaim) { n.device("GPU-3", func(d *health.DeviceState) { d.Device.MIGMode = false }) },
+			before: func(n *claimNode, _ *resourceapi.ResourceClaim) {
+				n.device("GPU-3", func(d *health.DeviceState) { d.Device.MIGMode = false })
+			},
 		},
 		"shares that fit": {config: shareMemory, first: claim("a", result("gpu-0", share("s", 40*gib))), second: claim("b", result("gpu-0", share("t", 39*gib))), both: true},
 		"shares that do not fit": {

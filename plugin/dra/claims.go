@@ -307,12 +307,12 @@ func (p *preparer) names() map[health.DeviceID]string {
 }
 
 // remember stores the names of published devices.
-func (p *preparer) remember(names map[health.DeviceID]string) error {
+func (p *preparer) remember(ctx context.Context, names map[health.DeviceID]string) error {
 	var published map[string]health.DeviceID
 	if in := p.input.Load(); in != nil && in.pool != nil {
 		published = in.pool.ByName
 	}
-	return p.change(context.Background(), func(c checkpoint) (checkpoint, bool, error) {
+	return p.change(ctx, func(c checkpoint) (checkpoint, bool, error) {
 		next := c.remember(names, published)
 		return next, !maps.Equal(next.Names, c.Names), nil
 	})
@@ -324,8 +324,8 @@ func (p *preparer) publishing() bool {
 	return s != nil && s.Publishing
 }
 
-func (p *preparer) setPublishing(on bool) error {
-	return p.change(context.Background(), func(c checkpoint) (checkpoint, bool, error) {
+func (p *preparer) setPublishing(ctx context.Context, on bool) error {
+	return p.change(ctx, func(c checkpoint) (checkpoint, bool, error) {
 		changed := c.Publishing != on
 		c.Publishing = on
 		return c, changed, nil
@@ -340,6 +340,9 @@ func (p *preparer) needed() bool {
 
 // update sets what claims are prepared by.
 func (p *preparer) update(cfg *plugin.Config, snap *health.Snapshot, pool *Pool) {
+	if pool != nil {
+		pool = new(*pool) // the caller may replace it
+	}
 	p.input.Store(&claimInput{cfg, snap, pool})
 	p.mu.Lock()
 	defer p.mu.Unlock()

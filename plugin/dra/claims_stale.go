@@ -29,7 +29,12 @@ const lostFor = time.Minute
 func (p *preparer) getClaim(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
 	client := p.api.Load()
 	if client == nil {
-		return nil, errors.New("there is no client of the API server yet")
+		c, err := p.options.Connect()
+		if err != nil {
+			return nil, err
+		}
+		client = &c
+		p.api.Store(client)
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.timing.api)
 	defer cancel()

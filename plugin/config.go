@@ -113,7 +113,7 @@ func (c Config) Validate() error {
 	return errors.Join(oneOf("api", c.API, APIDevicePlugin, APIDRA), validateName("resource", c.Resource), c.validateKubeletDir(),
 		oneOf("migStrategy", c.MIGStrategy, MIGNone, MIGSingle, MIGMixed), c.validateRules(),
 		validateSelectors("include", c.Include), validateSelectors("exclude", c.Exclude), c.validateSharing(),
-		c.validateAllocation(), c.CDI.Validate(),
+		c.validateAllocation(), c.CDI.Validate(), c.validateDRA(),
 		oneOf("allocationPolicy", c.AllocationPolicy, AllocationDistributed, AllocationPacked),
 		oneOf("onStop", c.OnStop, OnStopKeep, OnStopWithdraw))
 }

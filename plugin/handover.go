@@ -33,6 +33,9 @@ func (p *Plugin) SetDRA(released *health.Latest[Handover]) {
 // allocated and the kubelet lists none.
 func (p *Plugin) Released() *health.Latest[Handover] { return &p.released }
 
+// SetClaims sets how the devices of claims are found in the kubelet's pod resources. Call it before Run. Without it, claims have none.
+func (p *Plugin) SetClaims(resolve podresources.ClaimResolver) { p.claims = resolve }
+
 // offer is which devices of the layout new pods may get.
 type offer uint8
 
@@ -102,7 +105,7 @@ func (r *release) next() releaseStep {
 func pluginPods(by map[health.DeviceID][]podresources.Holder) (pods []Pod, served bool) {
 	for device, holders := range by {
 		for _, h := range holders {
-			if h.Claim == (podresources.ClaimRef{}) {
+			if !h.ByClaim() {
 				pods = append(pods, Pod{h.Namespace, h.Pod})
 				served = served || deviceOf(h.DeviceID) == device
 			}

@@ -41,7 +41,8 @@ type Plugin struct {
 
 	allocations allocationTimes
 	mps         health.Latest[mps.Desired]
-	dra         *health.Latest[Handover] // nil without dynamic resource allocation
+	dra         *health.Latest[Handover]   // nil without dynamic resource allocation
+	claims      podresources.ClaimResolver // nil without dynamic resource allocation
 	released    health.Latest[Handover]
 	offer       health.Latest[offer]
 	limitHooks  *cdi.LimitHooks
@@ -97,25 +98,28 @@ func New(cfg *health.Latest[Config], snapshots *health.Latest[health.Snapshot], 
 func newPlugin(cfg *health.Latest[Config], snapshots *health.Latest[health.Snapshot], t timing, log *zap.Logger) *Plugin {
 	p := &Plugin{
 		cfg: cfg, snapshots: snapshots, log: log, timing: t, err: "starting",
-		pods: newPodResources(cfg, snapshots, t, log), cdi: cdi.NewWriter(log), limitHooks: cdi.NewLimitHooks(log), hostFS: os.DirFS("/"),
+		cdi: cdi.NewWriter(log), limitHooks: cdi.NewLimitHooks(log), hostFS: os.DirFS("/"),
 		kubeletViews: make(map[target]kubeletView),
 	}
+	p.pods = p.newPodResources()
 	p.pods.KubeletLost = p.kubeletLost
 	p.layouts = newLayoutCache(cfg, snapshots, &p.pods.Holders)
 	p.layouts.offer = &p.offer
 	return p
 }
 
-func newPodResources(cfg *health.Latest[Config], snapshots *health.Latest[health.Snapshot], t timing, log *zap.Logger) *podresources.Client {
+func (p *Plugin) newPodResources() *podresources.Client {
 	settings := func() *podresources.Settings {
-		c := cfg.Load()
+		c := p.cfg.Load()
 		if c == nil {
 			return nil
 		}
 		return &podresources.Settings{KubeletDir: c.KubeletDir, Allocatable: c.Enabled}
 	}
-	resolver := func() podresources.Resolver { return newResolver(*cmp.Or(cfg.Load(), &Config{}), snapshots.Load()) }
-	return podresources.New(settings, resolver, t.pods, log)
+	resolvers := func() podresources.Resolvers {
+		return podresources.Resolvers{Resource: newResolver(*cmp.Or(p.cfg.Load(), &Config{}), p.snapshots.Load()), Claim: p.claims}
+	}
+	return podresources.New(settings, resolvers, p.timing.pods, p.log)
 }
 
 // kubeletLost reports whether there are resources and none is registered. Each registrar logs why.

@@ -47,7 +47,7 @@ func withheldReason(group []withheldDevice) string {
 		}
 	}
 	if len(pods) > 0 {
-		reasons = append(reasons, "held under other IDs since before the layout changed, by "+podNames(uniquePods(pods)))
+		reasons = append(reasons, "held under other IDs or by claims, by "+podNames(uniquePods(pods)))
 	}
 	return strings.Join(reasons, "; ")
 }
@@ -112,8 +112,7 @@ func (l *layout) withhold(in layoutInput) {
 			switch s := units[0].share; {
 			case held:
 				w.pod = Pod{h.Namespace, h.Pod}
-				w.reason = fmt.Sprintf("%s/%s (%s) holds it as %s of %s since before the layout changed",
-					h.Namespace, h.Pod, h.Container, h.DeviceID, cmp.Or(h.Resource, "claim "+h.Claim.Name))
+				w.reason = heldReason(h)
 				if s != nil {
 					s.displaced = w.reason
 				}
@@ -144,6 +143,15 @@ func (l *layout) withhold(in layoutInput) {
 			}
 		}
 	}
+}
+
+// heldReason returns why a device that a container holds outside the layout is withheld.
+func heldReason(h podresources.Holder) string {
+	holder := fmt.Sprintf("%s/%s (%s) holds it ", h.Namespace, h.Pod, h.Container)
+	if h.ByClaim() {
+		return holder + "by " + h.What()
+	}
+	return holder + "as " + h.What() + " since before the layout changed"
 }
 
 // releasingReason is why a device is withheld while the node changes from one API to the other.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -118,52 +119,66 @@ func (d *ClaimDevice) sharesGPU(o *ClaimDevice) bool {
 	return d.Device == o.Device || d.Parent == o.Device || o.Parent == d.Device
 }
 
-// conflicts returns the claims because of which another one cannot have a device: they have it, its GPU or a part of it, or so much of its
-// memory that less than the claim's is left of capacity. claim has the devices to be given, which count as well.
-func (c checkpoint) conflicts(claim *Claim, capacity map[health.DeviceID]uint64) (found map[types.UID]*ClaimDevice, err error) {
-	found = make(map[types.UID]*ClaimDevice)
+// conflict is why a claim keeps another one from a device.
+type conflict struct {
+	claim  Claim
+	device string // its name
+	// Of a device that both share: what all shares would have, and may have. 0 if one of the claims has the device, its GPU or a part of it.
+	memory, offered uint64
+}
+
+// conflicts returns what keeps a claim from its devices, at most one conflict for each other claim, in order. offered has the memory that all
+// shares of a device may have. The error is that the claim cannot have its devices whatever others have.
+func (c checkpoint) conflicts(claim *Claim, offered map[health.DeviceID]uint64) (found []conflict, err error) {
+	others := slices.Sorted(maps.Keys(c.Claims))
 	for i := range claim.Devices {
 		d := &claim.Devices[i]
 		if d.Admin {
 			continue
 		}
-		sum := d.Memory
+		memory, limit := d.Memory, offered[d.Device]
 		for j := range claim.Devices {
 			o := &claim.Devices[j]
 			switch {
 			case i == j || o.Admin || !d.sharesGPU(o):
-			case d.Memory == 0 || o.Memory == 0 || d.Device != o.Device:
-				return nil, fmt.Errorf("device %s and device %s are of one GPU, and the claim has both", d.Name, o.Name)
+			case !d.shares(o):
+				return nil, fmt.Errorf("expected devices of several GPUs, or shares, found %s and %s of one GPU", d.Name, o.Name)
 			default:
-				sum += o.Memory
+				memory += o.Memory
 			}
 		}
-		if limit := capacity[d.Device]; d.Memory > 0 && sum > limit {
-			return nil, fmt.Errorf("device %s: expected at most %d MiB of memory, found %d MiB", d.Name, limit>>20, sum>>20)
+		if d.Memory > 0 && memory > limit {
+			return nil, fmt.Errorf("device %s: expected at most %d MiB of memory, found %d MiB", d.Name, limit>>20, memory>>20)
 		}
-		var sharers []types.UID
-		for _, uid := range slices.Sorted(maps.Keys(c.Claims)) {
+		var sharers []conflict
+		for _, uid := range others {
 			other := c.Claims[uid]
 			for j := range other.Devices {
 				o := &other.Devices[j]
-				if uid == claim.UID || o.Admin || !d.sharesGPU(o) {
-					continue
+				switch {
+				case uid == claim.UID || o.Admin || !d.sharesGPU(o):
+				case !d.shares(o):
+					found = append(found, conflict{claim: other, device: d.Name})
+				default:
+					memory += o.Memory
+					sharers = append(sharers, conflict{claim: other, device: d.Name, offered: limit})
 				}
-				if d.Memory == 0 || o.Memory == 0 || d.Device != o.Device || d.MPS != o.MPS {
-					found[uid] = o
-					continue
-				}
-				sum += o.Memory
-				sharers = append(sharers, uid)
 			}
 		}
-		if d.Memory > 0 && sum > capacity[d.Device] {
-			for _, uid := range sharers {
-				found[uid] = d
+		if d.Memory > 0 && memory > limit {
+			for _, s := range sharers {
+				s.memory = memory
+				found = append(found, s)
 			}
 		}
 	}
-	return found, nil
+	slices.SortStableFunc(found, func(a, b conflict) int { return strings.Compare(string(a.claim.UID), string(b.claim.UID)) })
+	return slices.CompactFunc(found, func(a, b conflict) bool { return a.claim.UID == b.claim.UID }), nil
+}
+
+// shares reports whether containers can have both: they are shares of the memory of one device, by MPS or not.
+func (d *ClaimDevice) shares(o *ClaimDevice) bool {
+	return d.Memory > 0 && o.Memory > 0 && d.Device == o.Device && d.MPS == o.MPS
 }
 
 // readCheckpoint reads a file. If there is none, the error is fs.ErrNotExist; a *corruptError means that it can never be read.

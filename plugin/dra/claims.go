@@ -88,16 +88,16 @@ func PrepareErrors() []string {
 	}
 }
 
-// refusal is why a claim is not prepared. The kubelet puts its text into an event of the pod, and tries again.
-type refusal struct {
+// claimRefusal is why a claim is not prepared. The kubelet puts its text into an event of the pod, and tries again.
+type claimRefusal struct {
 	reason string
 	text   string
 }
 
-func (r *refusal) Error() string { return r.text }
+func (r *claimRefusal) Error() string { return r.text }
 
 func refuse(reason, format string, args ...any) error {
-	return &refusal{reason, fmt.Sprintf(format, args...)}
+	return &claimRefusal{reason, fmt.Sprintf(format, args...)}
 }
 
 // claimTiming holds the limits and intervals of a preparer.
@@ -207,6 +207,9 @@ func (p *preparer) open(dir string) error {
 		return fmt.Errorf("cannot read the checkpoint: %w", err)
 	}
 	s.BootID = p.options.BootID
+	if err := errors.Join(statefile.RemoveTemporaries(path), cdi.RemoveTemporaries(p.cdiDir())); err != nil {
+		p.options.Log.Warn("cannot remove the temporary files of an earlier process", zap.Error(err))
+	}
 	p.store(s)
 	return nil
 }
@@ -231,7 +234,7 @@ type change struct {
 	done  chan error // of capacity 1
 }
 
-// update changes the checkpoint and writes it. Changes that wait together are written together. If an error occurs, nothing has changed.
+// change changes the checkpoint and writes it. Changes that wait together are written together. If an error occurs, nothing has changed.
 // If ctx ends first, it may have.
 func (p *preparer) change(ctx context.Context, apply func(checkpoint) (next checkpoint, changed bool, err error)) error {
 	c := &change{apply, make(chan error, 1)}
@@ -422,7 +425,7 @@ func (p *preparer) PrepareResourceClaims(ctx context.Context, claims []*resource
 		all[claim.UID] = results[i]
 		if err := results[i].Err; err != nil {
 			reason := reasonOther
-			if r, ok := errors.AsType[*refusal](err); ok {
+			if r, ok := errors.AsType[*claimRefusal](err); ok {
 				reason = r.reason
 			}
 			p.errors[reason]++
@@ -548,7 +551,15 @@ func (p *preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 		}
 		return nil, err
 	}
+	p.options.Log.Info("claim prepared", zap.String("claim", plan.claim.String()), zap.String("uid", string(claim.UID)), zap.Strings("devices", plan.claim.deviceNames()))
 	return &plan.claim, nil
+}
+
+func (c *Claim) deviceNames() (names []string) {
+	for _, d := range c.Devices {
+		names = append(names, d.Name)
+	}
+	return names
 }
 
 // hasSpec reports whether the claim has a CDI spec.
@@ -564,24 +575,18 @@ func (c *Claim) hasSpec() bool {
 // reserve stores a claim in the checkpoint, if no other claim has its devices.
 func (p *preparer) reserve(ctx context.Context, plan *plan) error {
 	for {
-		var conflicts map[types.UID]Claim
-		var device map[types.UID]*ClaimDevice
+		var conflicts []conflict
 		err := p.change(ctx, func(c checkpoint) (_ checkpoint, changed bool, err error) {
-			if device, err = c.conflicts(&plan.claim, plan.capacity); err != nil {
-				return c, false, refuse(reasonMemory, "%v", err)
-			}
-			conflicts = make(map[types.UID]Claim, len(device))
-			for uid := range device {
-				conflicts[uid] = c.Claims[uid]
+			if conflicts, err = c.conflicts(&plan.claim, plan.offered); err != nil {
+				return c, false, refuse(reasonConfiguration, "%v", err)
 			}
 			return c.with(map[types.UID]*Claim{plan.claim.UID: &plan.claim}), len(conflicts) == 0, nil
 		})
 		if err != nil || len(conflicts) == 0 {
 			return err
 		}
-		for _, uid := range slices.Sorted(maps.Keys(conflicts)) {
-			other := conflicts[uid]
-			if err := p.removeStale(ctx, &other, device[uid]); err != nil {
+		for i := range conflicts {
+			if err := p.removeStale(ctx, &conflicts[i]); err != nil {
 				return err
 			}
 		}
@@ -595,14 +600,19 @@ func (p *preparer) unprepare(ctx context.Context, uid types.UID) error {
 	if s == nil {
 		return refuse(reasonNotReady, "the driver has not read its checkpoint yet")
 	}
-	if c, exists := s.Claims[uid]; exists {
+	c, exists := s.Claims[uid]
+	if exists {
 		dir = c.CDIDir
 	}
 	if err := p.disk.removeSpec(dir, string(uid)); err != nil {
 		return refuse(reasonCDI, "cannot remove the claim's CDI spec: %v", err)
 	}
-	return p.change(ctx, func(c checkpoint) (checkpoint, bool, error) {
+	err := p.change(ctx, func(c checkpoint) (checkpoint, bool, error) {
 		_, exists := c.Claims[uid]
 		return c.with(map[types.UID]*Claim{uid: nil}), exists, nil
 	})
+	if exists && err == nil {
+		p.options.Log.Info("claim unprepared", zap.String("claim", c.String()), zap.String("uid", string(uid)), zap.Strings("devices", c.deviceNames()))
+	}
+	return err
 }

@@ -31,19 +31,21 @@ const (
 
 // plan is what a claim gets.
 type plan struct {
-	claim    Claim
-	specs    []cdi.ClaimDevice
-	capacity map[health.DeviceID]uint64 // the memory that all shares of a device may have
+	claim   Claim
+	specs   []cdi.ClaimDevice
+	offered map[health.DeviceID]uint64 // the memory that all shares of a device may have
 }
 
 // newPlan returns what a claim gets, or why it gets nothing. It asks nobody but, once after a start, what checks the CDI spec of the devices.
 func (p *preparer) newPlan(ctx context.Context, in *claimInput, claim *resourceapi.ResourceClaim, results []resourceapi.DeviceRequestAllocationResult) (*plan, error) {
 	pl := &plan{
-		claim:    Claim{UID: claim.UID, Namespace: claim.Namespace, Name: claim.Name, Prepared: time.Now().UTC(), CDIDir: in.cfg.CDI.Dir},
-		capacity: make(map[health.DeviceID]uint64),
+		claim:   Claim{UID: claim.UID, Namespace: claim.Namespace, Name: claim.Name, Prepared: time.Now().UTC(), CDIDir: in.cfg.CDI.Dir},
+		offered: make(map[health.DeviceID]uint64),
 	}
+	base, cancel := context.WithTimeout(ctx, p.timing.base)
+	defer cancel()
 	for i := range results {
-		if err := p.addDevice(ctx, in, pl, claim, &results[i]); err != nil {
+		if err := p.addDevice(base, in, pl, claim, &results[i]); err != nil {
 			return nil, err
 		}
 	}
@@ -53,7 +55,7 @@ func (p *preparer) newPlan(ctx context.Context, in *claimInput, claim *resourcea
 	return pl, p.checkLost(ctx, in, &pl.claim)
 }
 
-// addDevice adds the device of a result.
+// addDevice adds the device of a result. It waits for the first check of the devices' CDI spec until ctx ends.
 func (p *preparer) addDevice(ctx context.Context, in *claimInput, pl *plan, claim *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult) error {
 	state, err := p.find(in, r)
 	if err != nil {
@@ -175,7 +177,7 @@ func (p *preparer) addShare(
 			return refuse(reasonMemory, "device %s: expected a share of at least 1 MiB of memory, found %d bytes", d.Name, memory)
 		}
 		m := p.sharedMemory(in, device)
-		pl.capacity[device.ID] = m.Offered
+		pl.offered[device.ID] = m.Offered
 		if m.Blocked != "" {
 			return refuse(reasonMemoryNotEnforced, "device %s: %s", d.Name, m.Blocked)
 		}
@@ -332,8 +334,6 @@ func (p *preparer) baseName(ctx context.Context, in *claimInput, d *health.Devic
 			return "", fmt.Errorf("%s has no device node: %w", d.Name(), err)
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, p.timing.base)
-	defer cancel()
 	for {
 		base, changed := p.base.Watch()
 		if base != nil && !errors.Is(base.err, cdi.ErrPending) {

@@ -43,16 +43,21 @@ func (p *preparer) getClaim(ctx context.Context, namespace, name string) (*resou
 	return claim, nil
 }
 
-// removeStale removes a claim that has a device which another one needs, if the claim does not exist any more or is not allocated to the
-// device. After a pod is deleted by force, the kubelet prepares the claim of a new pod before it ends that of the old one. The error is a
+// removeStale removes a claim that keeps another one from a device, if it does not exist any more or is not allocated to a device for which it
+// was prepared. After a pod is deleted by force, the kubelet prepares the claim of a new pod before it ends that of the old one. The error is a
 // refusal of the other claim.
-func (p *preparer) removeStale(ctx context.Context, c *Claim, d *ClaimDevice) error {
+func (p *preparer) removeStale(ctx context.Context, found *conflict) error {
+	c := &found.claim
 	claim, err := p.getClaim(ctx, c.Namespace, c.Name)
 	switch {
 	case err != nil:
-		return refuse(reasonAPIServer, "device %s is prepared for claim %s, and the API server cannot be asked whether that claim still exists: %v", d.Name, c, err)
-	case claim != nil && claim.UID == c.UID && c.allocated(claim, p.options.Node):
-		return refuse(reasonInUse, "device %s is prepared for claim %s of %s", d.Name, c, p.users(c, claim))
+		return refuse(reasonAPIServer, "device %s is prepared for claim %s, and the API server cannot be asked whether that claim still exists: %v", found.device, c, err)
+	case claim == nil || claim.UID != c.UID || !c.allocated(claim, p.options.Node):
+	case found.memory > 0:
+		return refuse(reasonMemory, "device %s: expected at most %d MiB of memory for all claims, found %d MiB, with that of claim %s of %s",
+			found.device, found.offered>>20, found.memory>>20, c, p.users(c, claim))
+	default:
+		return refuse(reasonInUse, "device %s is prepared for claim %s of %s", found.device, c, p.users(c, claim))
 	}
 	end, err := p.begin(ctx, c.UID)
 	if err != nil {
@@ -63,7 +68,7 @@ func (p *preparer) removeStale(ctx context.Context, c *Claim, d *ClaimDevice) er
 		return nil // the caller looks again
 	}
 	p.options.Log.Warn("claim is removed: it does not exist any more, or has other devices", zap.String("claim", c.String()), zap.String("uid", string(c.UID)),
-		zap.String("device", d.Name))
+		zap.String("device", found.device))
 	return p.unprepare(ctx, c.UID)
 }
 

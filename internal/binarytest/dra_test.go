@@ -237,7 +237,7 @@ func TestDRATaints(t *testing.T) {
 		}
 	}
 	n.sim("{source: up}")
-	n.command(0, "clear", "3")
+	n.command(0, "clear", "--gpu", "3")
 	n.await("no taint", func() bool { return len(n.taints("gpu-3")) == 0 })
 }
 
@@ -280,4 +280,70 @@ func TestDRARestarts(t *testing.T) {
 	}
 	n.unprepare(c)
 	n.prepare(kubelettest.Claim{Namespace: "default", Name: "other", UID: "other-uid"})
+}
+
+// A node changes to dra and back while pods of the other API hold devices: each change waits for them, says which they are, and continues
+// after kill -9. At no moment do both APIs offer devices.
+func TestDRAHandover(t *testing.T) {
+	t.Parallel()
+	n := newDRANode(t, kubelettest.V137)
+	n.write(n.config("devicePlugin"))
+	n.run()
+	n.awaitAllocatable(n.kubelet, 8)
+	held := n.allocate(n.kubelet)
+	if n.dra.Registered(draDriver) || len(n.api.Slices()) > 0 {
+		t.Fatal("the driver serves with plugin.api devicePlugin")
+	}
+
+	n.reload(n.config("dra"))
+	onlyHeld := func() bool {
+		r := n.kubelet.State().Resources[resource]
+		return r.Capacity() == 8 && r.Allocatable() == 1 && slices.Contains(r.Allocated, held.Devices[0])
+	}
+	n.await("only the held device to be healthy", onlyHeld)
+	n.awaitPage("/readyz", 503, "default/"+held.Container.Pod)
+	n.kill()
+	n.run()
+	n.await("the held device to be healthy after kill -9", onlyHeld)
+	n.reload(n.config("devicePlugin")) // nothing was handed over yet
+	n.awaitAllocatable(n.kubelet, 8)
+	n.awaitPage("/readyz", 200)
+	n.reload(n.config("dra"))
+	n.await("only the held device to be healthy", onlyHeld)
+	if n.dra.Registered(draDriver) || len(n.api.Slices()) > 0 {
+		t.Fatal("the driver serves while a pod holds a device of the plugin")
+	}
+	n.kubelet.Free(resource, held.Devices...)
+	n.awaitServing()
+	if r := n.kubelet.State().Resources[resource]; r.Allocatable() > 0 {
+		t.Fatalf("both APIs offer devices: %+v", r)
+	}
+	n.awaitPage("/readyz", 200)
+
+	c := n.claim("train", "gpu-5")
+	devices := n.prepare(c)
+	free := n.hold(c, "gpu-5")
+	n.reload(n.config("devicePlugin"))
+	n.await("no device in the slices", func() bool { return len(n.devices()) == 0 })
+	n.awaitPage("/readyz", 503, "default/train", "pod-of-train")
+	n.kill()
+	n.run()
+	n.awaitPage("/readyz", 503, "default/train")
+	n.await("the driver again", func() bool { return n.dra.Registered(draDriver) })
+	if again := n.prepare(c); !slices.Equal(again[0].GetCdiDeviceIds(), devices[0].GetCdiDeviceIds()) {
+		t.Errorf("prepared as %v, then as %v", devices, again)
+	}
+	if _, err := n.dra.Prepare(t.Context(), draDriver, n.claim("late", "gpu-6")); err == nil {
+		t.Error("a new claim was prepared while the devices are being released")
+	}
+	if r := n.kubelet.State().Resources[resource]; r.Allocatable() > 0 {
+		t.Fatalf("both APIs offer devices: %+v", r)
+	}
+	free()
+	n.unprepare(c)
+	n.awaitAllocatable(n.kubelet, 8)
+	if slices := n.api.Slices(); len(slices) > 0 || n.dra.Registered(draDriver) {
+		t.Errorf("the driver still serves: %d slices", len(slices))
+	}
+	n.awaitPage("/readyz", 200)
 }

@@ -4,6 +4,7 @@ package nvml
 
 import (
 	"context"
+	"maps"
 	"runtime"
 	"strings"
 	"testing"
@@ -33,10 +34,7 @@ func TestProperties(t *testing.T) {
 	d0, d1, mig := gpuDevice(0), gpuDevice(1), migDevice(1, 9)
 	all := table{d0.ID: &gpu, d1.ID: &gpu, mig.ID: withMIG(gpu, &slice)}
 	without := func(ids ...health.DeviceID) table {
-		rest := table{}
-		for id, p := range all {
-			rest[id] = p
-		}
+		rest := maps.Clone(all)
 		for _, id := range ids {
 			delete(rest, id)
 		}

@@ -253,6 +253,31 @@ func TestTaintsOfMIG(t *testing.T) {
 	}
 }
 
+// What no claim can get has a warning.
+func TestWarningsOfMIG(t *testing.T) {
+	gpu := health.Device{ID: "GPU-0", Minor: 0, MIGMode: true}
+	part := health.Device{ID: "MIG-0", Parent: "GPU-0", Kind: health.KindMIG, Profile: "1c.3g.40gb", MIGIndex: 0}
+	for name, test := range map[string]struct {
+		devices []health.Device
+		warning string
+	}{
+		"no MIG devices":                {[]health.Device{gpu}, "no MIG devices"},
+		"a part of a GPU instance only": {[]health.Device{gpu, part}, "1c.3g.40gb"},
+	} {
+		snap := &health.Snapshot{At: time.Now()}
+		for _, d := range test.devices {
+			snap.Devices = append(snap.Devices, health.DeviceState{Device: d})
+		}
+		pool := BuildPool(PoolInput{Config: configured(), Snapshot: snap})
+		if got := slices.Collect(maps.Keys(pool.ByName)); !slices.Equal(got, []string{"gpu-0"}) {
+			t.Errorf("%s: %v", name, got)
+		}
+		if len(pool.Warnings) != 1 || !strings.Contains(pool.Warnings[0], test.warning) {
+			t.Errorf("%s: warnings %q, want one that names %q", name, pool.Warnings, test.warning)
+		}
+	}
+}
+
 func TestTaintKey(t *testing.T) {
 	for _, cause := range []string{"xid-79", "lost", "dcgm-nvlink-down", "too-many-retired-pages"} {
 		if got := TaintKey(cause); got != Domain+"/"+cause {
@@ -459,7 +484,8 @@ func TestSharedMemory(t *testing.T) {
 		"another GPU shared": {0, sharedMemory("1Gi", "3"), PoolInput{}, whole, ""},
 		"no shares":          {0, sharedMemory("1Gi"), PoolInput{NoShares: true}, whole, "shares"},
 		"not examined": {
-			0, both(sharedMemory("1Gi"), enforced(plugin.EnforceAuto, false)), PoolInput{Examined: true},
+			0, both(sharedMemory("1Gi"), enforced(plugin.EnforceAuto, false)),
+			PoolInput{Examined: true},
 			"78Gi default 78Gi min 1Gi step 1Gi shared memory-limits:NoSchedule", "",
 		},
 		"not examined, no taints": {

@@ -98,6 +98,7 @@ func (s *server) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSer
 		case <-changed.snap:
 		case <-changed.holders:
 		case <-changed.capabilities:
+		case <-changed.offer:
 		}
 	}
 }

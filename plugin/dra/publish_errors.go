@@ -132,14 +132,14 @@ func (f *failures) text() string {
 	return strings.Join(slices.Compact(texts), "; ")
 }
 
-// refusal is a device that the API server has refused.
-type refusal struct {
+// refusedDevice is a device that the API server has refused.
+type refusedDevice struct {
 	device resourceapi.Device
 	reason string
 }
 
 // refusalText names the refused devices; empty if there is none.
-func refusalText(refusals map[string]refusal) string {
+func refusalText(refusals map[string]refusedDevice) string {
 	var texts []string
 	for _, name := range slices.Sorted(maps.Keys(refusals)) {
 		texts = append(texts, fmt.Sprintf("%s: not published, because the API server refuses it: %s", name, refusals[name].reason))
@@ -148,8 +148,8 @@ func refusalText(refusals map[string]refusal) string {
 }
 
 // pruneRefusals deletes the refusals of devices that are not, or not the same, in a pool.
-func pruneRefusals(refusals map[string]refusal, pool *Pool) {
-	maps.DeleteFunc(refusals, func(name string, r refusal) bool {
+func pruneRefusals(refusals map[string]refusedDevice, pool *Pool) {
+	maps.DeleteFunc(refusals, func(name string, r refusedDevice) bool {
 		for _, s := range pool.Slices {
 			for _, d := range s.Devices {
 				if d.Name == name {
@@ -163,12 +163,12 @@ func pruneRefusals(refusals map[string]refusal, pool *Pool) {
 
 // refusedDevices returns the devices of a slice that the API server names in its refusal, all if it refuses the list. It is empty if
 // the refusal has another cause, such as an admission policy: then no part of the slice is acceptable.
-func refusedDevices(slice *resourceapi.ResourceSlice, err error) map[string]refusal {
+func refusedDevices(slice *resourceapi.ResourceSlice, err error) map[string]refusedDevice {
 	status, ok := errors.AsType[*apierrors.StatusError](err)
 	if !ok || !apierrors.IsInvalid(err) || status.Status().Details == nil {
 		return nil
 	}
-	refused := make(map[string]refusal)
+	refused := make(map[string]refusedDevice)
 	all := ""
 	for _, cause := range status.Status().Details.Causes {
 		match := deviceField.FindStringSubmatch(cause.Field)
@@ -179,13 +179,13 @@ func refusedDevices(slice *resourceapi.ResourceSlice, err error) map[string]refu
 		case i < len(slice.Spec.Devices):
 			d := slice.Spec.Devices[i]
 			if _, has := refused[d.Name]; !has {
-				refused[d.Name] = refusal{d, cause.Field + ": " + cause.Message}
+				refused[d.Name] = refusedDevice{d, cause.Field + ": " + cause.Message}
 			}
 		}
 	}
 	if len(refused) == 0 && all != "" {
 		for _, d := range slice.Spec.Devices {
-			refused[d.Name] = refusal{d, "spec.devices: " + all}
+			refused[d.Name] = refusedDevice{d, "spec.devices: " + all}
 		}
 	}
 	return refused

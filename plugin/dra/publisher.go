@@ -43,7 +43,7 @@ type publisher struct {
 	synced    *Pool      // what the API server has
 	published time.Time  // when it last was what is desired
 	failures  failures
-	refusals  map[string]refusal // by name of the device
+	refusals  map[string]refusedDevice // by name of the device
 }
 
 // publication is what the publisher reports. It is immutable.
@@ -60,7 +60,7 @@ func newPublisher(driver, node string, connect func() (kubernetes.Interface, err
 	p := &publisher{
 		driver: driver, node: node, connect: connect, log: log,
 		recheck: make(chan struct{}, 1), refused: make(chan struct{}, 1),
-		failures: newFailures(), refusals: make(map[string]refusal),
+		failures: newFailures(), refusals: make(map[string]refusedDevice),
 	}
 	p.lacks.Store(&features{})
 	p.change(func() {})

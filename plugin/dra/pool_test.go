@@ -22,6 +22,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/golden"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 )
@@ -223,6 +224,35 @@ func TestTaints(t *testing.T) {
 	got := devicesOf(t, BuildPool(PoolInput{Config: configured(), Snapshot: snap}))["gpu-3"].Taints
 	if len(got) != 16 || slices.ContainsFunc(got, func(t resourceapi.DeviceTaint) bool { return t.Effect != "NoSchedule" }) {
 		t.Errorf("of 40 findings: %+v", got)
+	}
+}
+
+// An application's XID does not change the taint of a broken GPU, and neither does a restart that restores the finding.
+func TestTaintOfXIDs(t *testing.T) {
+	snap := simulated(t, "h100-8")
+	devices := make([]health.Device, len(snap.Devices))
+	for i := range snap.Devices {
+		devices[i] = snap.Devices[i].Device
+	}
+	id := devices[3].ID
+	cfg := health.DefaultConfig()
+	var first string
+	for i, xids := range [][]int{{48}, {13}, nil} {
+		samples := map[health.DeviceID]health.Sample{id: healthtest.Present(healthtest.XIDs(xids...))}
+		snap.Devices = healthtest.Judge(cfg, snap.Devices, 10*(i+1), func(health.DeviceID) bool { return false }, samples, devices...)
+		all := devicesOf(t, BuildPool(PoolInput{Config: configured(), Snapshot: snap}))
+		for name, d := range all {
+			if got, want := taintsOf(d), []string{"xid-48:NoSchedule"}; name == "gpu-3" && !slices.Equal(got, want) || name != "gpu-3" && got != nil {
+				t.Errorf("%v: %s has %q", xids, name, got)
+			}
+		}
+		text, err := json.Marshal(all["gpu-3"].Taints)
+		if first == "" {
+			first = string(text)
+		}
+		if err != nil || string(text) != first || !strings.Contains(first, healthtest.At(10).UTC().Format(time.RFC3339)) {
+			t.Errorf("%v: %s, first %s, %v", xids, text, first, err)
+		}
 	}
 }
 

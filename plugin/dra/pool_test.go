@@ -283,6 +283,28 @@ func TestTaintsOfMIG(t *testing.T) {
 	}
 }
 
+// Properties that NVML has and the snapshot does not are those of the GPU on its MIG devices, too.
+func TestPropertiesBesideSnapshot(t *testing.T) {
+	snap := simulated(t, "h100-8-mig")
+	parent, found := snap.Devices[0].Device.ID, false
+	for i := range snap.Devices {
+		snap.Devices[i].Device.Properties, snap.Devices[i].Device.Texts = nil, nil
+	}
+	in := PoolInput{Config: configured(), Snapshot: snap, Properties: map[health.DeviceID]*health.Properties{parent: {Brand: "Nvidia", AddressingMode: "ATS", Serial: "165"}}}
+	for name, d := range devicesOf(t, BuildPool(in)) {
+		for attribute, want := range map[resourceapi.QualifiedName]string{"brand": "Nvidia", "addressingMode": "ATS", AttributeSerial: "165"} {
+			got, has := d.Attributes[attribute]
+			of := name == "gpu-0" || strings.HasPrefix(name, "gpu-0-")
+			if found = found || of && name != "gpu-0"; has != of || has && *got.StringValue != want {
+				t.Errorf("%s: %s: %v", name, attribute, got)
+			}
+		}
+	}
+	if !found {
+		t.Error("no MIG device")
+	}
+}
+
 // What no claim can get has a warning.
 func TestWarningsOfMIG(t *testing.T) {
 	gpu := health.Device{ID: "GPU-0", Minor: 0, MIGMode: true}
@@ -324,7 +346,7 @@ func TestTaintKey(t *testing.T) {
 	}
 }
 
-// What the clock says when it is not set does not reach the API server.
+// The time of a clock that is not set does not reach the API server.
 func TestTaintTime(t *testing.T) {
 	for _, year := range []int{-5, 1, 1969, 1970, 9999, 20000} {
 		if got := taintTime(time.Date(year, 6, 1, 0, 0, 0, 0, time.UTC)); got != taintEpoch() {
@@ -356,7 +378,7 @@ func TestNames(t *testing.T) {
 		"MIG device":                      {mig(0), "1g.10gb", properties, nil, "gpu-0-mig-1g10gb-20-3"},
 		"MIG device with media engines":   {mig(0), "1g.10gb+me", properties, nil, "gpu-0-mig-1g10gb-me-20-3"},
 		"MIG device, properties unknown":  {mig(0), "1g.10gb", nil, nil, "gpu-0-mig-1g10gb-gi7-ci0"},
-		"properties known later":          {mig(0), "1g.10gb", properties, map[health.DeviceID]string{"MIG-Ab": "gpu-0-mig-1g10gb-gi7-ci0"}, "gpu-0-mig-1g10gb-gi7-ci0"},
+		"properties found later":          {mig(0), "1g.10gb", properties, map[health.DeviceID]string{"MIG-Ab": "gpu-0-mig-1g10gb-gi7-ci0"}, "gpu-0-mig-1g10gb-gi7-ci0"},
 		"MIG device, minor unknown":       {mig(-1), "1g.10gb", properties, nil, "mig-ab"},
 	} {
 		test.device.Profile = test.profile
@@ -435,7 +457,7 @@ func TestArchitecture(t *testing.T) {
 	}
 }
 
-// Two islands of GPUs; a link may be known on one side only.
+// Islands of GPUs; a link may be listed on one side only.
 func TestIslands(t *testing.T) {
 	links := func(nvlinks int, peers ...string) (all []health.Link) {
 		for _, p := range peers {
@@ -454,11 +476,11 @@ func TestIslands(t *testing.T) {
 	}
 }
 
-// What the pool does not know, or what the API server would refuse, is absent.
+// What is unknown, or what the API server would refuse, is absent.
 func TestAttributesLeftOut(t *testing.T) {
 	d := health.Device{
 		ID: "GPU-0", Minor: 0, Model: strings.Repeat("H", 65), PCI: "00010000:1B:00.0", NUMA: []int{0, 1},
-		Texts: map[health.Field]string{fieldSerial: "\xff"},
+		Texts: map[health.Field]string{health.FieldSerial: "\xff"},
 	}
 	snap := &health.Snapshot{At: time.Now(), Devices: []health.DeviceState{{Device: d}}}
 	snap.Source.Versions = health.Versions{Driver: "580.x", CUDA: "13.0"}
@@ -524,7 +546,7 @@ func TestSharedMemory(t *testing.T) {
 		"not enforced": {
 			0, both(sharedMemory("1Gi"), enforced(plugin.EnforceAuto, true)),
 			PoolInput{Examined: true, Capabilities: &memlimits.Capabilities{Driver: map[health.DeviceID]string{"GPU-0": "too old"}}},
-			"78Gi default 78Gi min 1Gi step 1Gi shared memory-limits:NoSchedule", "",
+			"78Gi default 78Gi min 1Gi step 1Gi shared memory-limits:NoSchedule", "too old",
 		},
 		"enforced": {
 			0, both(sharedMemory("1Gi"), enforced(plugin.EnforceAuto, true)),
@@ -750,7 +772,7 @@ func randomInput(r *rand.Rand) PoolInput {
 		c.DRA.EvictOn = []string{"xid-79", text()}
 	})
 	properties := func() *health.Properties {
-		p := &health.Properties{Brand: text(), AddressingMode: text()}
+		p := &health.Properties{Brand: text(), AddressingMode: text(), Serial: text()}
 		if r.IntN(2) == 0 {
 			p.MIG = &health.MIGProperties{
 				ProfileID: number(), PlacementStart: number(), MemorySlices: number(), Multiprocessors: number(), CopyEngines: number(),
@@ -784,7 +806,7 @@ func randomInput(r *rand.Rand) PoolInput {
 			ID: health.DeviceID(fmt.Sprintf("GPU-%d%s", i, text())), Index: i, Minor: r.IntN(20) - 1, NUMA: [][]int{nil, {0}, {-1}, {5000}, {0, 1}}[r.IntN(5)],
 			Model: text(), PCI: []string{"00000000:1B:00.0", "", text()}[r.IntN(3)], Memory: size(), Reserved: size(),
 			ComputeCapability: health.ComputeCapability{Major: number(), Minor: number()}, MIGMode: r.IntN(3) == 0, GI: -1, CI: -1,
-			Texts: map[health.Field]string{fieldSerial: text()}, Links: []health.Link{{Peer: "GPU-0", NVLinks: r.IntN(2)}},
+			Texts: map[health.Field]string{health.FieldSerial: text()}, Links: []health.Link{{Peer: "GPU-0", NVLinks: r.IntN(2)}},
 		}
 		add(d)
 		for n := range r.IntN(3) * r.IntN(9) * (1 + 10*(r.IntN(20)/19)) {

@@ -139,13 +139,9 @@ func newLayout(in layoutInput) layout {
 	if cfg == nil || !cfg.Enabled || !snap.Polled() {
 		return l
 	}
-	all := candidates(snap)
-	n := len(all)
-	selected := slices.DeleteFunc(all, func(c candidate) bool {
-		return len(cfg.Include) > 0 && !selectsAny(cfg.Include, &c) || selectsAny(cfg.Exclude, &c)
-	})
+	selected, n := cfg.selectCandidates(snap)
 	if len(selected) == 0 && n > 0 {
-		l.err = fmt.Sprintf("plugin.include and plugin.exclude select none of the %d devices of this node", n)
+		l.err = selectsNone(n)
 	}
 	offered := l.share(in, l.applyMIGStrategy(in, selected))
 	slices.SortStableFunc(offered, func(x, y candidate) int { return cmp.Compare(x.resource, y.resource) })
@@ -166,6 +162,19 @@ func newLayout(in layoutInput) layout {
 		l.countUnschedulable(in.holders)
 	}
 	return l
+}
+
+// selectCandidates returns the devices that include and exclude select, and the number of all.
+func (c *Config) selectCandidates(snap *health.Snapshot) (selected []candidate, n int) {
+	all := candidates(snap)
+	n = len(all)
+	return slices.DeleteFunc(all, func(d candidate) bool {
+		return len(c.Include) > 0 && !selectsAny(c.Include, &d) || selectsAny(c.Exclude, &d)
+	}), n
+}
+
+func selectsNone(n int) string {
+	return fmt.Sprintf("plugin.include and plugin.exclude select none of the %d devices of this node", n)
 }
 
 // addResource adds the resource of these devices, unless the kubelet could not receive its list.

@@ -211,17 +211,11 @@ func (l *layout) mixed(cfg *Config, selected []candidate) []candidate {
 			}
 			return d.MIGMode
 		}
-		p, ok := parseProfile(c.profile)
-		switch {
-		case !ok:
-			l.warn("GPU %d: MIG devices with the invalid profile %q are not offered", d.Index, d.Profile)
-			return true
-		case p.compute != p.slices:
-			l.warn("GPU %d: MIG devices %s are not offered: they have only a part of their GPU instance; create one compute instance that fills it",
-				d.Index, c.profile)
-			return true
+		reason := migMisfit(&c)
+		if reason != "" {
+			l.warn("%s", reason)
 		}
-		return false
+		return reason != ""
 	})
 	var names nameCache
 	for i := range offered {
@@ -233,6 +227,20 @@ func (l *layout) mixed(cfg *Config, selected []candidate) []candidate {
 		}
 	}
 	return offered
+}
+
+// migMisfit returns why a MIG device is not offered by its profile; empty if it is.
+func migMisfit(c *candidate) string {
+	d := c.device()
+	p, ok := parseProfile(c.profile)
+	switch {
+	case !ok:
+		return fmt.Sprintf("GPU %d: MIG devices with the invalid profile %q are not offered", d.Index, d.Profile)
+	case p.compute != p.slices:
+		return fmt.Sprintf("GPU %d: MIG devices %s are not offered: they have only a part of their GPU instance; create one compute instance that fills it",
+			d.Index, c.profile)
+	}
+	return ""
 }
 
 // nameCache saves computing the name of one profile for each of 56 MIG devices.

@@ -85,12 +85,7 @@ func (l *layout) shareBy(in layoutInput, c *candidate, names *nameCache, empty *
 			return false
 		}
 	case SharingMemory:
-		if s.units = memoryUnits(d, e.reserve, e.unit); s.units == 0 {
-			if d.Memory == 0 {
-				empty.add(d, "plugin.%s: devices whose memory size is unknown are not offered", e.key)
-			} else {
-				empty.add(d, "plugin.%s.unit: devices that have less memory than one unit of %dMi are not offered", e.key, e.unit/mebibyte)
-			}
+		if s.units = e.units(d, empty); s.units == 0 {
 			return false
 		}
 		s.unit = e.unit
@@ -149,6 +144,19 @@ func (s *share) setReadiness(daemon *health.MPSDaemon) {
 		// It was judged by the configuration before. MPS may round the limits that it reports.
 		s.unready = "its limits are not set yet"
 	}
+}
+
+// units returns how many units of a device's memory are offered. If there is none, it adds the device to misfits.
+func (e *shareEntry) units(d *health.Device, left *misfits) int {
+	units := memoryUnits(d, e.reserve, e.unit)
+	switch {
+	case units > 0:
+	case d.Memory == 0:
+		left.add(d, "plugin.%s: devices whose memory size is unknown are not offered", e.key)
+	default:
+		left.add(d, "plugin.%s.unit: devices that have less memory than one unit of %dMi are not offered", e.key, e.unit/mebibyte)
+	}
+	return units
 }
 
 // memoryUnits returns how many units of a device's memory are offered. It is stable, because it follows from properties of the

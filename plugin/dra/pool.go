@@ -1,10 +1,15 @@
 package dra
 
 import (
+	"fmt"
+	"slices"
+
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 )
 
 // Pool is what a node publishes. It is immutable once published.
@@ -20,16 +25,132 @@ type Slice struct {
 	Devices []resourceapi.Device
 }
 
-// PoolInput is everything that a pool depends on.
+// PoolInput is everything that a pool depends on. It is not modified, and a pool refers to nothing in it that may be.
 type PoolInput struct {
 	Config     *plugin.Config
 	Snapshot   *health.Snapshot
 	Properties map[health.DeviceID]*health.Properties // of devices that have none in the snapshot
 	Names      map[health.DeviceID]string             // of devices that have been published before; a name never changes
 	PCIeRoots  map[string]string                      // by PCI bus ID as the driver writes it
+	// What can limit the memory of containers: nil before the node is examined, and Examined false if nothing examines it.
+	Capabilities *memlimits.Capabilities
+	Examined     bool
 	// What the API server has. Without taints, unhealthy devices are not published; without shares, the memory of GPUs is not shared.
 	NoTaints, NoShares bool
 }
 
-// BuildPool decides what is published. It is pure.
-func BuildPool(in PoolInput) Pool { return Pool{} }
+// maxDevices is the most devices of a slice: fewer than without taints, so that the first taint does not change the layout.
+const maxDevices = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
+
+// BuildPool decides what is published. It is pure. Before the first poll the devices are not known, and the pool is empty: do not
+// publish that, because it removes the devices from the API server.
+//
+// The pool obeys every limit of the API server, which refuses a slice with one invalid value as a whole.
+func BuildPool(in PoolInput) Pool {
+	pool := Pool{ByName: map[string]health.DeviceID{}}
+	if in.Config == nil || !in.Snapshot.Polled() {
+		return pool
+	}
+	selected, warnings := in.Config.SelectDevices(in.Snapshot, in.Capabilities, in.Examined)
+	b := newBuilder(&in, selected)
+	b.nameDevices()
+	slice := Slice{}
+	for len(selected) > 0 {
+		n := 1 // the GPU and its MIG devices
+		for n < len(selected) && n < maxDevices && selected[n].State.Device.GPU() == selected[0].State.Device.GPU() {
+			n++
+		}
+		// The layout is that of all devices, so that one that is not published does not move the others.
+		if b.placed+n > maxDevices {
+			pool.add(slice)
+			slice, b.placed = Slice{}, 0
+		}
+		b.placed += n
+		for i := range selected[:n] {
+			if device, ok := b.build(&selected[i]); ok {
+				slice.Devices = append(slice.Devices, device)
+				pool.ByName[device.Name] = selected[i].State.Device.ID
+			}
+		}
+		selected = selected[n:]
+	}
+	pool.add(slice)
+	pool.Warnings = append(warnings, b.warnings.texts()...)
+	return pool
+}
+
+// add adds a slice, unless it has no devices.
+func (p *Pool) add(s Slice) {
+	if len(s.Devices) > 0 {
+		p.Slices = append(p.Slices, s)
+	}
+}
+
+// builder builds the devices of a pool.
+type builder struct {
+	*PoolInput
+	selected []plugin.SelectedDevice
+	devices  map[health.DeviceID]*health.DeviceState // of the snapshot
+	islands  map[health.DeviceID]health.DeviceID     // of GPUs with NVLinks
+	names    map[health.DeviceID]string
+	placed   int // devices of the slice in work, published or not
+	warnings warnings
+
+	strings    map[string]*string // values that devices share
+	quantities map[uint64]resourceapi.DeviceCapacity
+}
+
+func newBuilder(in *PoolInput, selected []plugin.SelectedDevice) *builder {
+	b := &builder{
+		PoolInput: in, selected: selected, islands: islandsOf(in.Snapshot), devices: make(map[health.DeviceID]*health.DeviceState, len(in.Snapshot.Devices)),
+		strings: map[string]*string{}, quantities: map[uint64]resourceapi.DeviceCapacity{},
+	}
+	for i := range in.Snapshot.Devices {
+		state := &in.Snapshot.Devices[i]
+		b.devices[state.Device.ID] = state
+	}
+	return b
+}
+
+// build returns a device as it is published; ok is false if it is not.
+func (b *builder) build(s *plugin.SelectedDevice) (device resourceapi.Device, ok bool) {
+	d := &s.State.Device
+	taints := b.taints(s)
+	switch {
+	case !b.NoTaints:
+	case slices.ContainsFunc(taints, func(t resourceapi.DeviceTaint) bool { return t.Effect != resourceapi.DeviceTaintEffectNone }):
+		b.warnings.add(d, "the API server has no taints of devices, so devices with %s are not published", worstKey(taints))
+		return device, false
+	default:
+		taints = nil
+	}
+	device = resourceapi.Device{Name: b.names[d.ID], Attributes: b.attributes(s), Taints: taints}
+	device.Capacity, device.AllowMultipleAllocations = b.capacity(s)
+	b.limit(d, &device)
+	return device, true
+}
+
+// warnings are what is left out, with the devices that it concerns.
+type warnings []warning
+
+type warning struct {
+	text    string
+	devices []string
+}
+
+func (w *warnings) add(d *health.Device, format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	i := slices.IndexFunc(*w, func(w warning) bool { return w.text == text })
+	if i < 0 {
+		i = len(*w)
+		*w = append(*w, warning{text: text})
+	}
+	(*w)[i].devices = append((*w)[i].devices, d.Name())
+}
+
+func (w warnings) texts() (texts []string) {
+	for _, w := range w {
+		texts = append(texts, w.text+": "+cdi.Abbreviate(w.devices))
+	}
+	return texts
+}

@@ -18,7 +18,9 @@ func TestHoldersByDevice(t *testing.T) {
 			Name: "c", Devices: []*podsapi.ContainerDevices{{ResourceName: resource, DeviceIds: ids}},
 		}}}
 	}
-	holder := func(pod, id string) Holder { return Holder{"ns", pod, "c", "nvidia.com/gpu", id} }
+	holder := func(pod, id string) Holder {
+		return Holder{Namespace: "ns", Pod: pod, Container: "c", Resource: "nvidia.com/gpu", DeviceID: id}
+	}
 	got := HoldersByDevice(&podsapi.ListPodResourcesResponse{PodResources: []*podsapi.PodResources{
 		pod("b", "nvidia.com/gpu", "GPU-0::1", "GPU-1"),
 		pod("a", "nvidia.com/gpu", "GPU-0::0", "GPU-0::0"), // once for each NUMA node

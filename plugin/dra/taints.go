@@ -1,0 +1,94 @@
+package dra
+
+import (
+	"cmp"
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"strings"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+)
+
+// The taints that are no finding's. Their time is taintEpoch.
+const (
+	TaintMIGMode      = Domain + "/mig-mode"      // a GPU in MIG mode: only its MIG devices can be allocated
+	TaintMemoryLimits = Domain + "/memory-limits" // nothing enforces the limits of shares yet, see plugin.sharing.memory.requireEnforcement
+)
+
+// taintEpoch is the time of taints that begin with the device: it does not change over restarts.
+func taintEpoch() metav1.Time { return metav1.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC) }
+
+// TaintKey returns the key of the taint of a finding. A cause that cannot be in a label is changed: a device without the taint would be
+// allocated.
+func TaintKey(cause string) string {
+	key := Domain + "/" + cause
+	if len(validation.IsQualifiedName(key)) == 0 {
+		return key
+	}
+	hash := fnv.New32a()
+	_, _ = hash.Write([]byte(cause)) // cannot fail
+	name := dnsLabel(cause)
+	return fmt.Sprintf("%s/%s-%08x", Domain, strings.Trim(name[:min(len(name), 40)]+"-x", "-"), hash.Sum32())
+}
+
+// taints returns the taints of a device: one for each finding, and those above. If there are too many, the worst remain.
+func (b *builder) taints(s *plugin.SelectedDevice) []resourceapi.DeviceTaint {
+	var all []resourceapi.DeviceTaint
+	add := func(key string, effect resourceapi.DeviceTaintEffect, at metav1.Time) {
+		i := slices.IndexFunc(all, func(t resourceapi.DeviceTaint) bool { return t.Key == key })
+		switch taint := (resourceapi.DeviceTaint{Key: key, Effect: effect, TimeAdded: &at}); {
+		case i < 0:
+			all = append(all, taint)
+		case severity(effect) > severity(all[i].Effect):
+			all[i] = taint
+		}
+	}
+	if s.State.Device.Kind == health.KindGPU && s.State.Device.MIGMode {
+		add(TaintMIGMode, resourceapi.DeviceTaintEffectNoSchedule, taintEpoch())
+	}
+	if s.Memory != nil && s.Memory.Blocked != "" && !b.NoShares {
+		add(TaintMemoryLimits, resourceapi.DeviceTaintEffectNoSchedule, taintEpoch())
+	}
+	for i := range s.State.Verdict.Findings {
+		f := &s.State.Verdict.Findings[i]
+		effect := resourceapi.DeviceTaintEffectNone
+		switch {
+		case f.State != health.Unhealthy:
+		case slices.Contains(b.Config.DRA.EvictOn, f.Cause):
+			effect = resourceapi.DeviceTaintEffectNoExecute
+		default:
+			effect = resourceapi.DeviceTaintEffectNoSchedule
+		}
+		add(TaintKey(f.Cause), effect, taintTime(f.Since))
+	}
+	slices.SortStableFunc(all, func(x, y resourceapi.DeviceTaint) int { return cmp.Compare(severity(y.Effect), severity(x.Effect)) })
+	all = all[:min(len(all), resourceapi.DeviceTaintsMaxLength)]
+	slices.SortFunc(all, func(x, y resourceapi.DeviceTaint) int { return cmp.Compare(x.Key, y.Key) })
+	return all
+}
+
+// taintTime returns when a taint was added, in whole seconds as the API server stores it.
+func taintTime(since time.Time) metav1.Time {
+	if since.Year() < 1971 || since.Year() > 9998 { // a clock that is not set; four digits at most, in any zone
+		return taintEpoch()
+	}
+	return metav1.NewTime(since.UTC().Truncate(time.Second))
+}
+
+func severity(e resourceapi.DeviceTaintEffect) int {
+	return slices.Index([]resourceapi.DeviceTaintEffect{
+		resourceapi.DeviceTaintEffectNone, resourceapi.DeviceTaintEffectNoSchedule, resourceapi.DeviceTaintEffectNoExecute,
+	}, e)
+}
+
+// worstKey returns the key of the worst taint.
+func worstKey(taints []resourceapi.DeviceTaint) string {
+	return slices.MaxFunc(taints, func(x, y resourceapi.DeviceTaint) int { return cmp.Compare(severity(x.Effect), severity(y.Effect)) }).Key
+}

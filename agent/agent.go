@@ -29,6 +29,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
+	"github.com/gpu-node-agent/gpu-node-agent/health/nvml"
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
@@ -36,6 +37,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // Agent is a running agent.
@@ -155,12 +157,14 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 		Connect:    kube.Connector(func() string { return a.healthConfig.Load().Kubernetes.Kubeconfig }),
 		MPS:        a.plugin.MPS(),
 		Simulated:  func() bool { return a.sourceConfig.Load().Resolved() == config.ModeSim },
-		Properties: func(context.Context, []health.Device) map[health.DeviceID]*health.Properties { return nil },
+		Properties: propertiesOf(&a.sourceConfig, &a.snapshots, nvml.Properties(log.Named("nvml"))),
 		Log:        log.Named("dra"),
 	})
 	a.plugin.SetDRA(a.dra.Released())
+	a.plugin.SetClaims(a.dra.ClaimDevice)
 	a.memoryLimits = a.newMemoryLimits(log.Named("memory limits"))
 	a.plugin.SetMemoryCapabilities(a.memoryLimits.Capabilities())
+	a.dra.SetMemoryCapabilities(a.memoryLimits.Capabilities())
 	a.podLabels = podlabels.New(podlabels.Options{Config: &a.podLabelsConfig, Node: nodeName(), Log: log.Named("kubernetes")})
 	a.processes = processes.New(processes.Options{
 		Config: &a.processesConfig, Snapshots: &a.snapshots, Holders: a.plugin.Holders, PodByUID: a.podLabels.PodByUID, Log: log.Named("processes"),
@@ -168,7 +172,7 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 	a.totals = metrics.NewTotals(metrics.TotalsInputs{
 		Config: &a.metricsConfig, Snapshots: &a.snapshots, Holders: a.plugin.Holders, Processes: a.processes.Latest().Load,
 		Identity: func() metrics.Identity {
-			return metrics.Identity{PodLabels: a.podLabels.Labels, Allocated: a.plugin.LastAllocation, Allocates: a.pluginConfig.Load().Enabled}
+			return metrics.Identity{PodLabels: a.podLabels.Labels, Allocated: a.lastAllocation, Allocates: a.pluginConfig.Load().Enabled}
 		},
 	})
 	a.stateFile.AddSection(idleSection, a.totals.Saved())
@@ -239,6 +243,14 @@ func (a *Agent) newReporter(restored []health.DeviceState) *kube.Reporter {
 		Config: &a.healthConfig, Snapshots: &a.snapshots, Node: nodeName(), Holders: a.holdingPods,
 		Unschedulable: a.plugin.Unschedulable, Saved: restored, Log: a.log.Named("kubernetes"),
 	})
+}
+
+// lastAllocation returns when what a container holds was last given out; the zero time if that is unknown.
+func (a *Agent) lastAllocation(h podresources.Holder) time.Time {
+	if h.ByClaim() {
+		return a.dra.PreparedAt(h)
+	}
+	return a.plugin.LastAllocation(h.DeviceID)
 }
 
 // holdingPods returns the pods that hold a device.

@@ -6,6 +6,7 @@ import (
 
 	"github.com/prometheus/common/model"
 
+	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -17,11 +18,8 @@ func (s *scrape) attributions(holders []podresources.Holder) [][]Label {
 	if len(holders) == 0 {
 		return [][]Label{nil}
 	}
-	shared := slices.ContainsFunc(holders, func(h podresources.Holder) bool {
-		return isShare(h.DeviceID) || containerOf(h) != containerOf(holders[0])
-	})
-	if !shared {
-		return [][]Label{s.holderLabels(holders[0])}
+	if only, ok := onlyHolder(holders); ok {
+		return [][]Label{s.holderLabels(only)}
 	}
 	// The values of a shared device belong to no single holder. They stay one series regardless of the holders;
 	// gpu_node_agent_device_allocated lists these.
@@ -30,7 +28,7 @@ func (s *scrape) attributions(holders []podresources.Holder) [][]Label {
 		// As dcgm-exporter with --kubernetes-virtual-gpus: the device itself, then each replica; each container once for all its units
 		// of memory.
 		for i, h := range holders {
-			if isShare(h.DeviceID) && replicaOf(h.DeviceID) == "" &&
+			if isShare(h) && replicaOf(h) == "" &&
 				slices.ContainsFunc(holders[:i], func(other podresources.Holder) bool { return containerOf(other) == containerOf(h) }) {
 				continue
 			}
@@ -40,32 +38,82 @@ func (s *scrape) attributions(holders []podresources.Holder) [][]Label {
 	return lists
 }
 
+// onlyHolder returns the container to which the values of a device belong; ok is false if the device is shared. All containers that use a
+// claim hold its devices, so several of one pod are the pod, without a container.
+func onlyHolder(holders []podresources.Holder) (only podresources.Holder, ok bool) {
+	only = holders[0]
+	for _, h := range holders {
+		switch {
+		case isShare(h):
+			return only, false
+		case containerOf(h) == containerOf(holders[0]):
+		case h.ByClaim() && h.Claim == holders[0].Claim && h.Namespace == only.Namespace && h.Pod == only.Pod:
+			only.Container = ""
+		default:
+			return only, false
+		}
+	}
+	return only, true
+}
+
 // holderLabels returns the labels of a holder. It omits empty ones: to Prometheus an empty label does not exist, so two
 // series that differ here could be the same there.
 func (s *scrape) holderLabels(h podresources.Holder) []Label {
-	labels := make([]Label, 0, 8)
-	for _, l := range []Label{label("container", h.Container), label("namespace", h.Namespace), label("pod", h.Pod), label("vgpu", replicaOf(h.DeviceID))} {
+	labels := make([]Label, 0, 16)
+	for _, l := range []Label{label("container", h.Container), label("namespace", h.Namespace), label("pod", h.Pod), label("vgpu", replicaOf(h))} {
 		if l.Value != "" {
 			labels = append(labels, l)
 		}
 	}
-	return append(labels, s.labelsOfPod(h)...)
+	return append(append(labels, s.claimLabels(h)...), s.labelsOfPod(h)...)
+}
+
+// claimLabelNames returns dcgm-exporter's labels of a claim (Dra in its internal/pkg/transformation).
+func claimLabelNames() []string {
+	return []string{"dra_claim_name", "dra_claim_namespace", "dra_driver_name", "dra_pool_name", "dra_device_name", "dra_mig_profile", "dra_mig_device_uuid"}
+}
+
+// claimLabels returns the labels of a holder's claim; none of a device without one, or unless metrics.claimLabels is set.
+func (s *scrape) claimLabels(h podresources.Holder) (labels []Label) {
+	if !s.cfg.ClaimLabels || !h.ByClaim() {
+		return nil
+	}
+	values := []string{h.Claim.Name, h.Namespace, h.Claim.Driver, h.Claim.Pool, h.DeviceID, "", ""}
+	if d := s.heldMIG(h); d != nil {
+		values[5], values[6] = d.Profile, string(d.ID)
+	}
+	for i, name := range claimLabelNames() {
+		if values[i] != "" {
+			labels = append(labels, label(name, values[i]))
+		}
+	}
+	return labels
+}
+
+// heldMIG returns the MIG device that a claim's device is, nil if it is a GPU.
+func (s *scrape) heldMIG(h podresources.Holder) *health.Device {
+	for i := range s.snapshot.Devices {
+		if d := &s.snapshot.Devices[i].Device; d.Kind == health.KindMIG && slices.Contains(s.holders.By[d.ID], h) {
+			return d
+		}
+	}
+	return nil
 }
 
 // The separators before the number of a share in a device ID of the kubelet: GPU-1::3, or nvidia0/vgpu3 with GKE's plugin.
 const shareSeparator, gkeShareSeparator = "::", "/vgpu"
 
-// isShare reports whether a device ID of the kubelet is that of a share.
-func isShare(id string) bool {
-	return strings.Contains(id, shareSeparator) || strings.Contains(id, gkeShareSeparator)
+// isShare reports whether a container holds a share of a device.
+func isShare(h podresources.Holder) bool {
+	return h.Claim.ShareID != "" || strings.Contains(h.DeviceID, shareSeparator) || strings.Contains(h.DeviceID, gkeShareSeparator)
 }
 
-// replicaOf returns the number of the replica or MPS share in a device ID of the kubelet, "" for a whole device and for a unit of
-// memory. The ID of an MPS share is GPU-1::mps4::3, that of a unit of memory GPU-1::1024Mi::3.
-func replicaOf(id string) string {
-	_, share, ok := strings.Cut(id, shareSeparator)
+// replicaOf returns the number of the replica or MPS share in a device ID of the kubelet, "" for a whole device, for a unit of memory
+// and for a claim. The ID of an MPS share is GPU-1::mps4::3, that of a unit of memory GPU-1::1024Mi::3.
+func replicaOf(h podresources.Holder) string {
+	_, share, ok := strings.Cut(h.DeviceID, shareSeparator)
 	if !ok {
-		_, share, _ = strings.Cut(id, gkeShareSeparator)
+		_, share, _ = strings.Cut(h.DeviceID, gkeShareSeparator)
 		return share
 	}
 	size, number, hasSize := strings.Cut(share, shareSeparator)

@@ -79,12 +79,71 @@ func TestAttributionOfMemory(t *testing.T) {
 	expectSeries(t, page, 2, namespace+"device_allocated", "GPU-a")
 }
 
+func TestAttributionOfClaims(t *testing.T) {
+	const temperature, allocated = "DCGM_FI_DEV_GPU_TEMP", namespace + "device_allocated"
+	held := func(pod, container, claim, share string) podresources.Holder {
+		ref := podresources.ClaimRef{Name: claim, Driver: "gpu.nvidia.com", Pool: "node-1", ShareID: share}
+		return podresources.Holder{Namespace: "team", Pod: pod, Container: container, DeviceID: "gpu-0", Claim: ref}
+	}
+	page := func(t *testing.T, c *Config, holders ...podresources.Holder) string {
+		src := testSources(testNode())
+		src.Config = new(health.Latest[Config])
+		src.Config.Store(c)
+		src.Holders = func() podresources.Holders {
+			return podresources.Holders{By: map[health.DeviceID][]podresources.Holder{"GPU-a": holders}}
+		}
+		src.Processes = nil
+		return render(t, newCollector(src))
+	}
+	labelled, perPod := testConfig("DCGM_FI_DEV_GPU_TEMP"), testConfig("DCGM_FI_DEV_GPU_TEMP")
+	labelled.ClaimLabels, perPod.Attribution = true, AttributePerPod
+	for name, c := range map[string]struct {
+		config  *Config
+		holders []podresources.Holder
+		expect  func(t *testing.T, page string)
+	}{
+		"a whole device": {testConfig("DCGM_FI_DEV_GPU_TEMP"), []podresources.Holder{held("a", "main", "gpus", "")}, func(t *testing.T, page string) {
+			expectSeries(t, page, 1, temperature, `UUID="GPU-a"`, `container="main"`, `pod="a"`)
+			expectSeries(t, page, 1, allocated, `container="main"`, `pod="a"`, `resource=""`)
+			expectSeries(t, page, 0, "dra_")
+		}},
+		"labels": {labelled, []podresources.Holder{held("a", "main", "gpus", "")}, func(t *testing.T, page string) {
+			for _, metric := range []string{temperature, allocated} {
+				expectSeries(t, page, 1, metric, `dra_claim_name="gpus"`, `dra_claim_namespace="team"`, `dra_driver_name="gpu.nvidia.com"`,
+					`dra_pool_name="node-1"`, `dra_device_name="gpu-0"`)
+			}
+			expectSeries(t, page, 0, "dra_mig")
+		}},
+		"all containers of a pod hold its claim": {testConfig("DCGM_FI_DEV_GPU_TEMP"), []podresources.Holder{held("a", "main", "gpus", ""), held("a", "side", "gpus", "")}, func(t *testing.T, page string) {
+			expectSeries(t, page, 1, temperature, `UUID="GPU-a"`, `pod="a"`)
+			expectSeries(t, page, 0, temperature, `UUID="GPU-a"`, `container=`)
+			expectSeries(t, page, 2, allocated, `pod="a"`)
+		}},
+		"two pods hold one claim": {testConfig("DCGM_FI_DEV_GPU_TEMP"), []podresources.Holder{held("a", "main", "gpus", ""), held("b", "main", "gpus", "")}, func(t *testing.T, page string) {
+			expectSeries(t, page, 0, temperature, `UUID="GPU-a"`, `pod=`)
+			expectSeries(t, page, 2, allocated, `UUID="GPU-a"`)
+		}},
+		"a share": {testConfig("DCGM_FI_DEV_GPU_TEMP"), []podresources.Holder{held("a", "main", "gpus", "s1")}, func(t *testing.T, page string) {
+			expectSeries(t, page, 0, temperature, `UUID="GPU-a"`, `pod=`)
+			expectSeries(t, page, 1, allocated, `pod="a"`)
+		}},
+		"shares, per pod": {perPod, []podresources.Holder{held("a", "main", "gpus", "s1"), held("a", "main", "gpus", "s2"), held("b", "main", "x", "s3")}, func(t *testing.T, page string) {
+			expectSeries(t, page, 1, temperature, `UUID="GPU-a"`, `pod="a"`)
+			expectSeries(t, page, 1, temperature, `UUID="GPU-a"`, `pod="b"`)
+			expectSeries(t, page, 0, temperature, `vgpu=`)
+			expectSeries(t, page, 1, allocated, `pod="a"`)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) { c.expect(t, page(t, c.config, c.holders...)) })
+	}
+}
+
 func TestReplicaOf(t *testing.T) {
 	for id, want := range map[string]string{
 		"GPU-1": "", "GPU-1::3": "3", "MIG-1::10": "10", "nvidia0": "", "nvidia0/gi1": "", "nvidia0/gi1/vgpu2": "2", "0::1": "1",
 		"GPU-1::mps4::3": "3", "MIG-1::mps8192Mi::10": "10", "GPU-1::1024Mi::3": "", "GPU-1::1024Mi-mps::3": "",
 	} {
-		if got := replicaOf(id); got != want {
+		if got := replicaOf(podresources.Holder{DeviceID: id}); got != want {
 			t.Errorf("replicaOf(%q) = %q, want %q", id, got, want)
 		}
 	}

@@ -26,6 +26,7 @@ type Config struct {
 	Window        time.Duration `yaml:"window"`        // of the DCGM_EXP_ counts
 	PodLabels     []string      `yaml:"podLabels"`     // keys, and patterns of keys, of exported pod labels
 	PodUID        bool          `yaml:"podUID"`        // export the pods' UIDs
+	ClaimLabels   bool          `yaml:"claimLabels"`   // export the claims by which pods hold devices
 	HPCJobDir     string        `yaml:"hpcJobDir"`     // directory with the job IDs of each GPU
 	Compat        CompatConfig  `yaml:"compat"`
 

@@ -128,16 +128,19 @@ func (s *scrape) collectXIDs(d labeledDevice) {
 	}
 }
 
-// collectHolders adds each container once per resource, however many replicas it holds.
+// collectHolders adds each container once per resource or claim, however many replicas or shares it holds.
 func (s *scrape) collectHolders(d labeledDevice) {
 	holders := s.holders.By[d.Device.ID]
 	for i, h := range holders {
 		// Holders are sorted. If they were not, the page would drop the duplicate series.
 		c, sameContainer := containerOf(h), i > 0 && containerOf(h) == containerOf(holders[i-1])
-		if sameContainer && h.Resource == holders[i-1].Resource {
+		if sameContainer && h.Resource == holders[i-1].Resource && h.Claim.Name == holders[i-1].Claim.Name {
 			continue
 		}
 		holder := []Label{label("namespace", h.Namespace), label("pod", h.Pod), label("container", h.Container), label("resource", h.Resource)}
+		if h.ByClaim() {
+			holder = append(holder, s.claimLabels(h)...)
+		}
 		s.AddWith(deviceAllocated, 1, s.Labels(d.labels, holder...), s.labelsOfPod(h)...)
 		if !sameContainer {
 			s.collectIdle(d.totals.idle[c], s.Labels(d.labels, append(holder[:3:3], s.uidOfPod(h)...)...))

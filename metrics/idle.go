@@ -30,7 +30,7 @@ const ownUseMemory = 5 * time.Minute
 // Identity tells a container from a later one of the same name, such as that of a StatefulSet's next pod.
 type Identity struct {
 	PodLabels func(namespace, pod string) []Label // as Sources.PodLabels; the UID is compared, if it is known
-	Allocated func(deviceID string) time.Time     // the last allocation of a kubelet's device ID; zero if there was none
+	Allocated func(podresources.Holder) time.Time // the last allocation of what a container holds; zero if there was none
 	Allocates bool                                // Allocated knows every allocation since the agent started
 }
 
@@ -40,7 +40,7 @@ func (i Identity) replaced(before idleTime, c container, holders []podresources.
 		return true
 	}
 	return i.Allocated != nil && slices.ContainsFunc(holders, func(h podresources.Holder) bool {
-		return containerOf(h) == c && i.Allocated(h.DeviceID).After(before.updated)
+		return containerOf(h) == c && i.Allocated(h).After(before.updated)
 	})
 }
 

@@ -181,8 +181,8 @@ func (n *idleNode) observe(after time.Duration) idleResult {
 		holders: podresources.Holders{At: n.at.Add(-n.age), By: map[health.DeviceID][]podresources.Holder{}},
 		identity: Identity{
 			PodLabels: func(string, string) []Label { return []Label{label("team", "x"), label(podUIDLabel, n.uid)} }, Allocates: !n.noPlugin,
-			Allocated: func(allocated string) time.Time {
-				if allocated == id {
+			Allocated: func(held podresources.Holder) time.Time {
+				if held.DeviceID == id {
 					return n.allocated
 				}
 				return time.Time{}

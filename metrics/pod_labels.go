@@ -84,7 +84,7 @@ func reservedBy(name string) string {
 		"gpu", "UUID", "pci_bus_id", "device", "modelName", "GPU_I_PROFILE", "GPU_I_ID", "hostname", "Hostname",
 		"container", "namespace", "pod", podUIDLabel, "vgpu", "hpc_job", "resource",
 		"err_code", "err_msg", "window_size_in_ms", "xid", "clock_event", "health_watch", "health_error_code", "peer_gpu", "link_status",
-	}, name):
+	}, name), slices.Contains(claimLabelNames(), name):
 		return "the agent"
 	}
 	return ""

@@ -50,7 +50,7 @@ type auditHarness struct{ *registrar }
 
 func newAuditHarness() *auditHarness {
 	srv := newTestServer(snapshot(2))
-	pods := newPodResources(srv.layouts.cfg, srv.layouts.snapshots, defaultTiming(), zap.NewNop())
+	pods := newPlugin(srv.layouts.cfg, srv.layouts.snapshots, defaultTiming(), zap.NewNop()).pods
 	a := &auditHarness{newRegistrar(srv, DefaultConfig(), defaultTiming(), pods, zap.NewNop())}
 	a.setRegistered()
 	return a

@@ -113,7 +113,7 @@ func (c Config) Validate() error {
 	return errors.Join(oneOf("api", c.API, APIDevicePlugin, APIDRA), validateName("resource", c.Resource), c.validateKubeletDir(),
 		oneOf("migStrategy", c.MIGStrategy, MIGNone, MIGSingle, MIGMixed), c.validateRules(),
 		validateSelectors("include", c.Include), validateSelectors("exclude", c.Exclude), c.validateSharing(),
-		c.validateAllocation(), c.CDI.Validate(),
+		c.validateAllocation(), c.CDI.Validate(), c.validateDRA(),
 		oneOf("allocationPolicy", c.AllocationPolicy, AllocationDistributed, AllocationPacked),
 		oneOf("onStop", c.OnStop, OnStopKeep, OnStopWithdraw))
 }
@@ -171,8 +171,8 @@ func (c Config) UsesCDI() bool {
 	return slices.Contains(c.DeviceList, ListCDICRI) || slices.Contains(c.DeviceList, ListCDIAnnotations)
 }
 
-// host returns the locations of device nodes and driver files in a file system.
-func (c Config) host(root fs.FS) cdi.Host {
+// Host returns the locations of device nodes and driver files in a file system.
+func (c Config) Host(root fs.FS) cdi.Host {
 	return cdi.Host{FS: root, DriverRoot: c.DriverRoot, ContainerDriverRoot: c.ContainerDriverRoot, DevRoot: c.DevRoot}
 }
 

@@ -81,6 +81,7 @@ var foreignKeys = map[string]string{
 	"DCGM_EXPORTER_XID_COUNT_WINDOW_SIZE":                "metrics.window",
 	"DCGM_HPC_JOB_MAPPING_DIR":                           "metrics.hpcJobDir",
 	"DCGM_REMOTE_HOSTENGINE_INFO":                        "source.address",
+	"KUBERNETES_ENABLE_DRA":                              "metrics.claimLabels",
 	"KUBERNETES_VIRTUAL_GPUS":                            "metrics.attribution",
 }
 

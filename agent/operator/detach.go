@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -192,8 +193,8 @@ func checkNotHeld(s *health.Snapshot, h podresources.Holders, now time.Time) err
 	var held []string
 	for _, d := range status.Devices(s.Devices, h, s.Source.Kind) {
 		for _, d := range append([]status.Device{d}, d.MIG...) {
-			if len(d.Holders) > 0 {
-				held = append(held, fmt.Sprintf("%s (%s) is held by %s", d.Name(), d.UUID, strings.Join(status.HolderNames(d.Holders, maxHolders), ", ")))
+			if all := slices.Concat(d.Holders, d.AdminHolders); len(all) > 0 { // a monitor also has the driver's files open
+				held = append(held, fmt.Sprintf("%s (%s) is held by %s", d.Name(), d.UUID, strings.Join(status.HolderNames(all, maxHolders), ", ")))
 			}
 		}
 	}

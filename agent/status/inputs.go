@@ -200,7 +200,18 @@ func deviceStatus(d *health.DeviceState, h podresources.Holders, source string) 
 		}
 	}
 	for _, holder := range h.By[d.Device.ID] {
-		s.Holders = append(s.Holders, Holder{holder.Namespace, holder.Pod, holder.Container, holder.Resource, holder.DeviceID})
+		s.Holders = append(s.Holders, holderStatus(holder))
+	}
+	for _, holder := range h.Admin[d.Device.ID] {
+		s.AdminHolders = append(s.AdminHolders, holderStatus(holder))
+	}
+	return s
+}
+
+func holderStatus(h podresources.Holder) Holder {
+	s := Holder{Namespace: h.Namespace, Pod: h.Pod, Container: h.Container, Resource: h.Resource, Device: h.DeviceID}
+	if h.ByClaim() {
+		s.Claim = &Claim{h.Claim.Name, h.Claim.Driver, h.Claim.Pool, h.Claim.ShareID}
 	}
 	return s
 }

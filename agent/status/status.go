@@ -154,6 +154,8 @@ type Device struct {
 	XIDs     []XID                    `json:"xids"`             // since the agent started, by number
 	LastXID  *XID                     `json:"lastXid,omitempty"`
 	Holders  []Holder                 `json:"holders"`
+	// AdminHolders can use the device by a claim with adminAccess, such as monitors. They take nothing from others.
+	AdminHolders []Holder `json:"adminHolders,omitempty"`
 
 	// Processes has an entry for each container with processes, and one without a container for those of no pod. There is no key
 	// while the processes are unknown.
@@ -207,8 +209,17 @@ type Holder struct {
 	Namespace string `json:"namespace"`
 	Pod       string `json:"pod"`
 	Container string `json:"container"`
-	Resource  string `json:"resource"`
-	Device    string `json:"device"` // the kubelet's device ID: the UUID, of a replica with :: and its number
+	Resource  string `json:"resource"` // "" for a claim
+	Device    string `json:"device"`   // the kubelet's device ID: the UUID, of a replica with :: and its number; for a claim the name in its pool
+	Claim     *Claim `json:"claim,omitempty"`
+}
+
+// Claim is a ResourceClaim by which a container holds a device.
+type Claim struct {
+	Name    string `json:"name"` // in the namespace of the pod
+	Driver  string `json:"driver"`
+	Pool    string `json:"pool"`
+	ShareID string `json:"shareID,omitempty"` // of a share of the device
 }
 
 // Usage is what the processes of a container use of a device.

@@ -173,6 +173,10 @@ func (p *printer) devices(s Node, wide bool) {
 	if limits {
 		t.Columns = append(t.Columns, terminal.Column{Name: "MEMORY LIMITS"})
 	}
+	claims := wide && has(func(d Device) bool { return claimNames(d) != nil })
+	if claims {
+		t.Columns = append(t.Columns, terminal.Column{Name: "CLAIMS"})
+	}
 	usage := wide && has(func(d Device) bool { return d.Processes != nil })
 	if usage {
 		t.Columns = append(t.Columns, terminal.Column{Name: "PROCESSES"})
@@ -210,6 +214,9 @@ func (p *printer) devices(s Node, wide bool) {
 		}
 		if limits {
 			row = append(row, plain(strings.Join(memoryLimitTexts(d, maxHolders), "; ")))
+		}
+		if claims {
+			row = append(row, plain(strings.Join(claimNames(d), ", ")))
 		}
 		if usage {
 			row = append(row, plain(strings.Join(usageTexts(d, maxHolders), "; ")))

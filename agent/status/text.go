@@ -117,6 +117,19 @@ func HolderNames(holders []Holder, limit int) []string {
 	return limitTexts(names, limit)
 }
 
+// claimNames returns the ResourceClaims by which containers hold a device, or can use it.
+func claimNames(d Device) (names []string) {
+	for _, h := range slices.Concat(d.Holders, d.AdminHolders) {
+		if h.Claim == nil {
+			continue
+		}
+		if name := h.Namespace + "/" + h.Claim.Name; !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return limitTexts(names, maxHolders)
+}
+
 // usageTexts returns at most limit texts like "team/train-0 (main): 8 processes, 70.0 GiB, SM 88 %", and how many more there are; "none"
 // if a container holds the device and there is no process. It returns nil while the processes are unknown.
 func usageTexts(d Device, limit int) []string {

@@ -149,12 +149,14 @@ func (a *attribution) podOf(uid string) (containers.Pod, bool) {
 	return pod, ok
 }
 
-// holding returns the distinct names of the pod's containers that hold the device.
+// holding returns the distinct names of the pod's containers that hold the device, or can use it by adminAccess.
 func (a *attribution) holding(id health.DeviceID, pod containers.Pod) (names []string) {
 	for _, device := range a.related[id] {
-		for _, h := range a.holders.By[device] {
-			if h.Namespace == pod.Namespace && h.Pod == pod.Name && !slices.Contains(names, h.Container) {
-				names = append(names, h.Container)
+		for _, by := range []map[health.DeviceID][]podresources.Holder{a.holders.By, a.holders.Admin} {
+			for _, h := range by[device] {
+				if h.Namespace == pod.Namespace && h.Pod == pod.Name && !slices.Contains(names, h.Container) {
+					names = append(names, h.Container)
+				}
 			}
 		}
 	}

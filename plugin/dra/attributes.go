@@ -140,7 +140,7 @@ func (b *builder) capacity(s *plugin.SelectedDevice) (all capacities, shared *bo
 		set("encoders", p.Encoders)
 		set("jpegEngines", p.JPEGEngines)
 		set("ofaEngines", p.OFAEngines)
-		if p.PlacementStart >= 0 && p.MemorySlices <= maxMemorySlices {
+		if p.PlacementStart >= 0 && p.PlacementStart < maxMemorySlices && p.MemorySlices <= maxMemorySlices {
 			for i := range p.MemorySlices {
 				set(resourceapi.QualifiedName(capacitySlice+strconv.Itoa(p.PlacementStart+i)), 1)
 			}
@@ -224,8 +224,8 @@ func pciBusID(driver string) (id string, ok bool) {
 	if !ok {
 		return "", false
 	}
-	_, err := deviceattribute.GetPCIBusIDAttribute(address.String())
-	return address.String(), err == nil
+	id = address.String()
+	return id, len(id) == len("0000:1b:00.0")
 }
 
 // architecture returns the name of an architecture as NVIDIA's driver writes it (NVIDIA/go-nvlib, pkg/nvlib/device/device.go), by compute

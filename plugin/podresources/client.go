@@ -47,7 +47,7 @@ type Client struct {
 
 	timing   Timing
 	settings func() *Settings // nil before there is a configuration
-	resolver func() Resolver  // for the newest snapshot
+	resolver func() Resolvers // for the newest snapshot
 	log      *zap.Logger
 
 	// The fields up to mu belong to the goroutine of Run.
@@ -65,7 +65,7 @@ type Client struct {
 }
 
 // New returns a Client that follows the settings.
-func New(settings func() *Settings, resolver func() Resolver, t Timing, log *zap.Logger) *Client {
+func New(settings func() *Settings, resolver func() Resolvers, t Timing, log *zap.Logger) *Client {
 	c := &Client{timing: t, settings: settings, resolver: resolver, log: log, KubeletLost: func() bool { return false }}
 	c.Holders.Store(&Holders{Err: "the kubelet has not been asked yet", Pending: true})
 	return c
@@ -218,20 +218,21 @@ func (c *Client) storeHolders(asked time.Time, pods *podsapi.ListPodResourcesRes
 		next := *last
 		next.Err, next.Pending = err.Error(), false
 		if asked.Sub(last.At) > c.timing.MaxAge {
-			next.By = nil
+			next.By, next.Admin = nil, nil
 		}
 		c.Holders.Store(&next)
 		return
 	}
-	by := HoldersByDevice(pods, c.resolver())
-	if asked.Before(c.settledAt) {
+	next := NewHolders(asked, pods, c.resolver())
+	next.Settling = asked.Before(c.settledAt)
+	if next.Settling {
 		for device, holders := range last.By {
-			if by[device] == nil {
-				by[device] = holders
+			if next.By[device] == nil {
+				next.By[device] = holders
 			}
 		}
 	}
-	c.Holders.Store(&Holders{At: asked, By: by})
+	c.Holders.Store(&next)
 }
 
 // logChange logs an error once, when it has lasted longer than a kubelet restart, and logs its end.

@@ -28,13 +28,31 @@ type ClaimRef struct {
 	ShareID            string // of a share of a device; empty for a whole one
 }
 
+// ByClaim reports whether the container got the device by a claim.
+func (h Holder) ByClaim() bool { return h.Claim.Name != "" }
+
+// What describes what the container got: "claim train-gpus" or "GPU-1::0 of nvidia.com/gpu".
+func (h Holder) What() string {
+	if h.ByClaim() {
+		return "claim " + h.Claim.Name
+	}
+	return h.DeviceID + " of " + h.Resource
+}
+
 // Holders are the containers that hold each device, as of one answer of the kubelet. It is immutable once published.
+//
+// A pod whose containers name different requests of one claim holds all devices of the claim in each of these containers: the kubelet
+// does not report requests.
 type Holders struct {
 	At  time.Time                    // when the kubelet was asked; zero before its first answer
 	Err string                       // why the last query failed; empty if it succeeded
 	By  map[health.DeviceID][]Holder // sorted; nil if unknown
+	// Admin are the containers that can use a device by a claim with adminAccess, such as monitors. They take nothing from others, so
+	// they are not in By.
+	Admin map[health.DeviceID][]Holder
 
-	Pending bool // the kubelet has not been asked yet
+	Pending  bool // the kubelet has not been asked yet
+	Settling bool // the kubelet may be new and may not have read all pods yet
 }
 
 // MaxHoldersAge limits the age of the last answer. The client asks the kubelet every two seconds.
@@ -57,30 +75,68 @@ func (h Holders) Unknown(now time.Time) string {
 // node has no such GPU.
 type Resolver func(resource, id string) (device health.DeviceID, ok bool)
 
-// HoldersByDevice groups the containers of an answer by device. It omits IDs that do not resolve.
-func HoldersByDevice(resp *podsapi.ListPodResourcesResponse, resolve Resolver) map[health.DeviceID][]Holder {
-	by := make(map[health.DeviceID][]Holder)
+// ClaimResolver returns the device behind a device of a claim, by the namespace of the claim and the name of the device in its pool; ok is
+// false if it is of another driver, or if this node has no such device. admin reports whether the claim has adminAccess.
+type ClaimResolver func(namespace, name string, claim ClaimRef) (device health.DeviceID, admin, ok bool)
+
+// Resolvers find the devices of an answer.
+type Resolvers struct {
+	Resource Resolver
+	Claim    ClaimResolver // nil: no device of a claim resolves
+}
+
+// NewHolders groups the containers of an answer by device. It omits what does not resolve.
+func NewHolders(at time.Time, resp *podsapi.ListPodResourcesResponse, resolve Resolvers) Holders {
+	h := Holders{At: at, By: make(map[health.DeviceID][]Holder), Admin: make(map[health.DeviceID][]Holder)}
 	for _, pod := range resp.GetPodResources() {
 		for _, c := range pod.GetContainers() {
+			holder := Holder{Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: c.GetName()}
 			for _, d := range c.GetDevices() {
 				for _, id := range d.GetDeviceIds() {
-					if device, ok := resolve(d.GetResourceName(), id); ok {
-						by[device] = append(by[device], Holder{
-							Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: c.GetName(), Resource: d.GetResourceName(), DeviceID: id,
-						})
+					if device, ok := resolve.Resource(d.GetResourceName(), id); ok {
+						holder.Resource, holder.DeviceID = d.GetResourceName(), id
+						h.By[device] = append(h.By[device], holder)
 					}
 				}
 			}
+			if resolve.Claim != nil {
+				h.addClaims(c.GetDynamicResources(), holder, resolve.Claim)
+			}
 		}
 	}
-	for device, holders := range by {
-		slices.SortFunc(holders, func(a, b Holder) int {
-			return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Container, b.Container),
-				cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.DeviceID, b.DeviceID))
-		})
-		by[device] = slices.Compact(holders) // the kubelet repeats a device for each of its NUMA nodes
+	for _, by := range []map[health.DeviceID][]Holder{h.By, h.Admin} {
+		for device, holders := range by {
+			slices.SortFunc(holders, compareHolders)
+			by[device] = slices.Compact(holders) // the kubelet repeats a device for each of its NUMA nodes
+		}
 	}
-	return by
+	return h
+}
+
+// addClaims adds the devices of a container's claims.
+func (h *Holders) addClaims(claims []*podsapi.DynamicResource, holder Holder, resolve ClaimResolver) {
+	for _, claim := range claims {
+		for _, r := range claim.GetClaimResources() {
+			holder.Resource, holder.DeviceID = "", r.GetDeviceName()
+			holder.Claim = ClaimRef{Name: claim.GetClaimName(), Driver: r.GetDriverName(), Pool: r.GetPoolName(), ShareID: r.GetShareId()}
+			if !holder.ByClaim() {
+				continue
+			}
+			device, admin, ok := resolve(claim.GetClaimNamespace(), holder.DeviceID, holder.Claim)
+			switch {
+			case ok && admin:
+				h.Admin[device] = append(h.Admin[device], holder)
+			case ok:
+				h.By[device] = append(h.By[device], holder)
+			}
+		}
+	}
+}
+
+func compareHolders(a, b Holder) int {
+	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Container, b.Container),
+		cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.DeviceID, b.DeviceID), cmp.Compare(a.Claim.Name, b.Claim.Name),
+		cmp.Compare(a.Claim.Driver, b.Claim.Driver), cmp.Compare(a.Claim.Pool, b.Claim.Pool), cmp.Compare(a.Claim.ShareID, b.Claim.ShareID))
 }
 
 // Allocatable is the kubelet's list of the device IDs that it may allocate.

@@ -21,14 +21,14 @@ func TestHoldersByDevice(t *testing.T) {
 	holder := func(pod, id string) Holder {
 		return Holder{Namespace: "ns", Pod: pod, Container: "c", Resource: "nvidia.com/gpu", DeviceID: id}
 	}
-	got := HoldersByDevice(&podsapi.ListPodResourcesResponse{PodResources: []*podsapi.PodResources{
+	got := NewHolders(time.Now(), &podsapi.ListPodResourcesResponse{PodResources: []*podsapi.PodResources{
 		pod("b", "nvidia.com/gpu", "GPU-0::1", "GPU-1"),
 		pod("a", "nvidia.com/gpu", "GPU-0::0", "GPU-0::0"), // once for each NUMA node
 		pod("a", "example.com/fpga", "GPU-0"),
-	}}, func(resource, id string) (health.DeviceID, bool) {
+	}}, Resolvers{Resource: func(resource, id string) (health.DeviceID, bool) {
 		device, _, _ := strings.Cut(id, "::")
 		return health.DeviceID(device), resource == "nvidia.com/gpu"
-	})
+	}}).By
 	want := map[health.DeviceID][]Holder{"GPU-0": {holder("a", "GPU-0::0"), holder("b", "GPU-0::1")}, "GPU-1": {holder("b", "GPU-1")}}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("%v, want %v", got, want)
@@ -49,7 +49,9 @@ func TestAllocatableIDs(t *testing.T) {
 
 // The kubelet counts as asked after its first answer, or an error.
 func TestHoldersPending(t *testing.T) {
-	c := New(nil, func() Resolver { return func(string, string) (health.DeviceID, bool) { return "", false } }, Timing{}, nil)
+	c := New(nil, func() Resolvers {
+		return Resolvers{Resource: func(string, string) (health.DeviceID, bool) { return "", false }}
+	}, Timing{}, nil)
 	if !c.Holders.Load().Pending {
 		t.Error("not pending before the first query")
 	}

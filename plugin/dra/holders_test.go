@@ -1,0 +1,134 @@
+package dra
+
+import (
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
+)
+
+// namedDevices has GPU-0 with two MIG devices of one profile and one of another, of unknown placement, and GPU-1 with two of known placement.
+// The minor numbers are not the indexes.
+func namedDevices() *health.Snapshot {
+	mig := func(parent health.DeviceID, minor int, id health.DeviceID, profile string, p *health.MIGProperties) health.DeviceState {
+		d := health.Device{ID: id, Parent: parent, Kind: health.KindMIG, Minor: minor, Profile: profile}
+		if p != nil {
+			d.Properties = &health.Properties{MIG: p}
+		}
+		return health.DeviceState{Device: d}
+	}
+	return &health.Snapshot{Devices: []health.DeviceState{
+		{Device: health.Device{ID: "GPU-0", Index: 0, Minor: 4}},
+		mig("GPU-0", 4, "MIG-0a", "1g.10gb", nil),
+		mig("GPU-0", 4, "MIG-0b", "1g.10gb", nil),
+		mig("GPU-0", 4, "MIG-0c", "3g.40gb", nil),
+		{Device: health.Device{ID: "GPU-1", Index: 1, Minor: 0}},
+		mig("GPU-1", 0, "MIG-1a", "1g.10gb", &health.MIGProperties{ProfileID: 19, PlacementStart: 0}),
+		mig("GPU-1", 0, "MIG-1b", "1g.10gb", &health.MIGProperties{ProfileID: 19, PlacementStart: 3}),
+	}}
+}
+
+func TestDeviceByName(t *testing.T) {
+	snap := namedDevices()
+	for name, want := range map[string]health.DeviceID{
+		"gpu-4":                   "GPU-0",
+		"gpu-0":                   "GPU-1",
+		"gpu-1":                   "",
+		"gpu-0-mig-1g10gb-19-0":   "MIG-1a",
+		"gpu-0-mig-1g10gb-19-3":   "MIG-1b",
+		"gpu-0-mig-1g10gb-19-2":   "",
+		"gpu-0-mig-1g10gb-14-3":   "",
+		"gpu-4-mig-3g40gb-9-4":    "MIG-0c",
+		"gpu-4-mig-1g10gb-19-0":   "", // one of two
+		"gpu-4-mig-7g80gb-0-0":    "",
+		"gpu-0-mig-1g10gb-19":     "",
+		"gpu-00000000000":         "",
+		"gpu-99999999999999999":   "",
+		"gpu-vfio-0":              "",
+		"gpu-4\n":                 "",
+		"":                        "",
+		"xgpu-4":                  "",
+		"gpu-4-mig-3g40gb-9-4-x":  "",
+		"gpu-4-mig-3g.40gb-9-4":   "",
+		"gpu--1":                  "",
+		"gpu-4-mig--9-4":          "",
+		"gpu-4-mig-3g40gb-9-4444": "MIG-0c",
+	} {
+		if id, ok := deviceByName(snap, name); id != want || ok != (want != "") {
+			t.Errorf("%q is %q, %v, want %q", name, id, ok, want)
+		}
+	}
+	if _, ok := deviceByName(nil, "gpu-0"); ok {
+		t.Error("a name resolves without a snapshot")
+	}
+}
+
+// FuzzDeviceByName checks that a name has the minor number of its device.
+func FuzzDeviceByName(f *testing.F) {
+	for _, name := range []string{"gpu-4", "gpu-0-mig-1g10gb-19-0", "gpu-4-mig-3g40gb-9-4", "gpu-00", "gpu-4-mig-", "gpu-\u0660"} {
+		f.Add(name)
+	}
+	snap := namedDevices()
+	f.Fuzz(func(t *testing.T, name string) {
+		id, ok := deviceByName(snap, name)
+		if ok == (id == "") {
+			t.Fatalf("%q: %q, %v", name, id, ok)
+		}
+		m := nvidiaName.FindStringSubmatch(name)
+		for i := range snap.Devices {
+			if d := &snap.Devices[i].Device; d.ID == id && (m == nil || (d.Kind == health.KindMIG) != (m[2] != "")) {
+				t.Errorf("%q is %q", name, id)
+			}
+		}
+	})
+}
+
+func TestClaimDevice(t *testing.T) {
+	const driver = "gpu.nvidia.com"
+	now := time.Now()
+	ref := func(claim, driver, share string) podresources.ClaimRef {
+		return podresources.ClaimRef{Name: claim, Driver: driver, Pool: "node-1", ShareID: share}
+	}
+	claims := &Claims{ByUID: map[types.UID]Claim{
+		"1": {UID: "1", Namespace: "ns", Name: "gpus", Prepared: now.Add(-time.Hour), Devices: []ClaimDevice{{Name: "gpu-0", Device: "GPU-old"}}},
+		"2": {UID: "2", Namespace: "ns", Name: "gpus", Prepared: now, Devices: []ClaimDevice{{Name: "gpu-0", Device: "GPU-new"}}},
+		"3": {UID: "3", Namespace: "ns", Name: "memory", Devices: []ClaimDevice{{Name: "gpu-0", Device: "GPU-share", ShareID: "s1"}}},
+		"4": {UID: "4", Namespace: "ns", Name: "monitor", Devices: []ClaimDevice{{Name: "gpu-0", Device: "GPU-old", Admin: true}}},
+	}}
+	off := plugin.DefaultConfig()
+	serves := off
+	serves.API = plugin.APIDRA
+	for name, c := range map[string]struct {
+		cfg             plugin.Config
+		claims          *Claims
+		namespace, name string
+		ref             podresources.ClaimRef
+		want            health.DeviceID
+		admin           bool
+	}{
+		"the newest prepared claim":        {serves, claims, "ns", "gpu-0", ref("gpus", driver, ""), "GPU-new", false},
+		"a share":                          {serves, claims, "ns", "gpu-0", ref("memory", driver, "s1"), "GPU-share", false},
+		"admin access":                     {serves, claims, "ns", "gpu-0", ref("monitor", driver, ""), "GPU-old", true},
+		"of another namespace":             {serves, claims, "other", "gpu-0", ref("gpus", driver, ""), "", false},
+		"another driver serves":            {off, nil, "ns", "gpu-0", ref("gpus", driver, ""), "GPU-1", false},
+		"a driver of another name":         {off, nil, "ns", "gpu-0", ref("gpus", "nic.example.com", ""), "", false},
+		"prepared before the API was left": {off, claims, "ns", "gpu-0", ref("gpus", driver, ""), "GPU-new", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := New(Options{Config: new(health.Latest[plugin.Config]), Snapshots: new(health.Latest[health.Snapshot])})
+			d.Config.Store(&c.cfg)
+			d.Snapshots.Store(namedDevices())
+			if c.claims != nil {
+				d.claims.Store(c.claims)
+			}
+			id, admin, ok := d.ClaimDevice(c.namespace, c.name, c.ref)
+			if id != c.want || admin != c.admin || ok != (c.want != "") {
+				t.Errorf("%q, %v, %v", id, admin, ok)
+			}
+		})
+	}
+}

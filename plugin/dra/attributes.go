@@ -1,6 +1,7 @@
 package dra
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"strconv"
@@ -29,8 +30,7 @@ const (
 	attributeType   = "type" // gpu, mig
 	capacityMemory  = "memory"
 	capacitySlice   = "memorySlice" // followed by its number
-	fieldSerial     = health.Field(53)
-	maxMemorySlices = 64 // more than any GPU has
+	maxMemorySlices = 64            // more than any GPU has
 )
 
 type (
@@ -79,10 +79,13 @@ func (b *builder) attributes(s *plugin.SelectedDevice) attributes {
 	}
 	text("productName", d.Model)
 	text("architecture", architecture(d.ComputeCapability))
+	serial := d.Texts[health.FieldSerial]
 	if p := b.properties(d.GPU()); p != nil {
 		text("brand", p.Brand)
 		text("addressingMode", p.AddressingMode)
+		serial = cmp.Or(serial, p.Serial)
 	}
+	text(AttributeSerial, strings.TrimSpace(serial))
 	if c := d.ComputeCapability; c.Major > 0 {
 		version("cudaComputeCapability", strconv.Itoa(c.Major)+"."+strconv.Itoa(c.Minor))
 	}
@@ -97,7 +100,6 @@ func (b *builder) attributes(s *plugin.SelectedDevice) attributes {
 			all[a.Name] = a.Value
 		}
 	}
-	text(AttributeSerial, strings.TrimSpace(d.Texts[fieldSerial]))
 	if state := s.State.Verdict.State; state != health.Unknown {
 		text(AttributeState, state.String())
 	}

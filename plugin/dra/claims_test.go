@@ -65,14 +65,29 @@ type claimNode struct {
 
 // diskFaults make writes fail.
 type diskFaults struct {
-	mu     sync.Mutex
-	full   bool // writing fails
-	killAt int  // the process dies at this operation, counted down; 0: never
-	after  bool // it dies after the operation
+	mu     sync.Mutex // guards the fields below
+	full   bool       // writing fails
+	killAt int        // the process dies at this operation, counted down; 0: never
+	after  bool       // it dies after the operation
 	dead   bool
 }
 
 var errKilled = errors.New("the process was killed")
+
+func (f *diskFaults) set(edit func(*diskFaults)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	edit(f)
+}
+
+func (f *diskFaults) setFull(full bool) { f.set(func(f *diskFaults) { f.full = full }) }
+
+// state returns what is wrong now.
+func (f *diskFaults) state() (full, dead bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.full, f.dead
+}
 
 func (f *diskFaults) do(writes bool, operation func() error) error {
 	f.mu.Lock()
@@ -135,7 +150,7 @@ func newClaimNode(t testing.TB, edit ...func(*plugin.Config)) *claimNode {
 // start starts a process.
 func (n *claimNode) start() {
 	n.t.Helper()
-	n.faults = diskFaults{full: n.faults.full}
+	n.faults.set(func(f *diskFaults) { f.dead, f.killAt = false, 0 })
 	faults := &n.faults
 	n.claims = &health.Latest[Claims]{}
 	n.options = Options{
@@ -779,13 +794,13 @@ func TestPrepareFullDisk(t *testing.T) {
 	n := newClaimNode(t)
 	a, b := claim("a", result("gpu-0")), claim("b", result("gpu-1"))
 	n.must(a)
-	n.faults.full = true
+	n.faults.setFull(true)
 	n.refused(b, reasonCheckpoint, "no space left")
 	if err := n.unprepare(a); err == nil || !slices.Equal(n.prepared(), []types.UID{"uid-a"}) {
 		t.Errorf("%v, %v", err, n.prepared())
 	}
 	n.restart("boot-1")
-	n.faults.full = false
+	n.faults.setFull(false)
 	n.must(b)
 	if err := n.unprepare(a); err != nil || !slices.Equal(n.prepared(), []types.UID{"uid-b"}) || len(n.specs()) != 1 {
 		t.Errorf("%v, %v, %v", err, n.prepared(), n.specs())

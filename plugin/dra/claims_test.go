@@ -702,6 +702,15 @@ func TestPrepareDeviceOfAnotherClaim(t *testing.T) {
 				n.create(again)
 			},
 		},
+		"allocated in part elsewhere": {
+			first: claim("a", result("gpu-0"), result("gpu-1", byRequest("b"))), second: claim("b", result("gpu-0")),
+			before: func(n *claimNode, first *resourceapi.ResourceClaim) {
+				n.remove(first)
+				again := first.DeepCopy()
+				again.Status.Allocation.Devices.Results[0].Device = "gpu-2"
+				n.create(again)
+			},
+		},
 		"not allocated": {
 			first: claim("a", result("gpu-0")), second: claim("b", result("gpu-0")),
 			before: func(n *claimNode, first *resourceapi.ResourceClaim) {
@@ -845,6 +854,19 @@ func TestPrepareReboot(t *testing.T) {
 		t.Errorf("got %v, %t", names, n.prepare.publishing())
 	}
 	waitFor(t, func() bool { return len(n.specs()) == 1 })
+}
+
+// A claim that is prepared is answered before the first poll of a new process: the host engine may hang.
+func TestPrepareBeforeFirstPoll(t *testing.T) {
+	n := newClaimNode(t)
+	a := claim("a", result("gpu-0"))
+	want := n.must(a)
+	n.update(func(s *health.Snapshot) { s.At = time.Time{} })
+	n.restart("boot-1")
+	if got := n.must(a); !slices.Equal(got, want) {
+		t.Errorf("got %v", got)
+	}
+	n.refused(claim("b", result("gpu-1")), reasonNotReady)
 }
 
 func waitFor(t *testing.T, condition func() bool) {

@@ -160,10 +160,10 @@ func (s *session) publish(ctx context.Context, cfg *plugin.Config, snap *health.
 	if !maps.Equal(remembered, names) || !s.preparer.publishing() {
 		err := s.makeDataDir()
 		if err == nil {
-			err = s.preparer.remember(remembered)
+			err = s.preparer.remember(ctx, remembered)
 		}
 		if err == nil { // before the first slice: a later process must know that there may be slices
-			err = s.preparer.setPublishing(true)
+			err = s.preparer.setPublishing(ctx, true)
 		}
 		if err != nil {
 			return fmt.Errorf("nothing new is published: %w", err)
@@ -265,7 +265,7 @@ func (s *session) release(ctx context.Context) (done bool) {
 			return false // the withdrawal may have been ended
 		}
 	}
-	if err := s.preparer.setPublishing(false); err != nil {
+	if err := s.preparer.setPublishing(ctx, false); err != nil {
 		s.setReleasing("cannot write the checkpoint: " + err.Error())
 		return false
 	}

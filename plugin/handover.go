@@ -142,7 +142,6 @@ func (p *Plugin) handOver() (serve bool, reason string) {
 	if r := p.released.Load(); r != nil && r.Released {
 		return false, ""
 	}
-	p.setOffer(offerWithheld)
 	if !snap.Polled() {
 		p.releasingSince = time.Time{}
 		p.setReleased(Handover{Reason: "no poll of the GPUs has succeeded yet"}) // the IDs of other plugins resolve only with the devices
@@ -155,9 +154,13 @@ func (p *Plugin) handOver() (serve bool, reason string) {
 		holders: p.Holders(), allocatable: p.pods.Allocatable.Load(), isDevice: newResolver(*cfg, snap),
 		serves: serves, since: p.releasingSince, settle: p.timing.settle,
 	}).next()
+	if step.serve {
+		p.setOffer(offerWithheld)
+	} else {
+		p.setOffer(offerNothing)
+	}
 	if step.reason == "" {
 		p.exclusive = false
-		p.setOffer(offerNothing)
 	} else {
 		p.pods.QueryWithin(p.timing.pods.QuickRefresh)
 	}

@@ -170,6 +170,12 @@ func gpuPropertiesOf(device nvml.Device) (p health.Properties, err error) {
 	} else if err == nil {
 		p.AddressingMode = addressingModeName(nvml.DeviceAddressingModeType(mode.Value)) //nolint:gosec // an enumeration
 	}
+	serial, ret := device.GetSerial()
+	if err := failure("nvmlDeviceGetSerial", ret); err != nil && !isPermanent(err) {
+		return p, err
+	} else if err == nil {
+		p.Serial = serial
+	}
 	return p, nil
 }
 

@@ -4,6 +4,7 @@ package nvml
 
 import (
 	"context"
+	"maps"
 	"runtime"
 	"strings"
 	"testing"
@@ -23,7 +24,9 @@ func observedProperties() (func(context.Context, []health.Device) map[health.Dev
 }
 
 func TestProperties(t *testing.T) {
-	gpu := health.Properties{Brand: "Nvidia", AddressingMode: "HMM"}
+	const serial0, serial1 = "1650000000000", "1650000000001"
+	gpu := health.Properties{Brand: "Nvidia", AddressingMode: "HMM", Serial: serial1}
+	first := health.Properties{Brand: "Nvidia", AddressingMode: "HMM", Serial: serial0}
 	slice := health.MIGProperties{ProfileID: 19, PlacementStart: 2, MemorySlices: 1, Multiprocessors: 16, CopyEngines: 1, Decoders: 1, JPEGEngines: 1}
 	type table map[health.DeviceID]*health.Properties
 	withMIG := func(p health.Properties, m *health.MIGProperties) *health.Properties {
@@ -31,29 +34,27 @@ func TestProperties(t *testing.T) {
 		return &p
 	}
 	d0, d1, mig := gpuDevice(0), gpuDevice(1), migDevice(1, 9)
-	all := table{d0.ID: &gpu, d1.ID: &gpu, mig.ID: withMIG(gpu, &slice)}
+	all := table{d0.ID: &first, d1.ID: &gpu, mig.ID: withMIG(gpu, &slice)}
 	without := func(ids ...health.DeviceID) table {
-		rest := table{}
-		for id, p := range all {
-			rest[id] = p
-		}
+		rest := maps.Clone(all)
 		for _, id := range ids {
 			delete(rest, id)
 		}
 		return rest
 	}
-	noMIG := table{d0.ID: &gpu, d1.ID: &gpu, mig.ID: &gpu}
-	old := health.Properties{Brand: "Nvidia"}
+	noMIG := table{d0.ID: &first, d1.ID: &gpu, mig.ID: &gpu}
+	old := func(serial string) *health.Properties { return &health.Properties{Brand: "Nvidia", Serial: serial} }
 	for name, test := range map[string]struct {
 		commands []string
 		want     table
 		log      string // in the warning; empty: none
 	}{
 		"all":                   {nil, all, ""},
-		"other brand":           {[]string{"brand 0 2", "addressing 0 0"}, table{d0.ID: {Brand: "Tesla", AddressingMode: "None"}, d1.ID: &gpu, mig.ID: all[mig.ID]}, ""},
-		"unknown brand":         {[]string{"brand 0 99", "addressing 0 99"}, table{d0.ID: {}, d1.ID: &gpu, mig.ID: all[mig.ID]}, ""},
-		"old driver":            {[]string{"driver 535.54.03"}, table{d0.ID: &old, d1.ID: &old, mig.ID: withMIG(old, &slice)}, ""},
-		"no brand":              {[]string{"fail nvmlDeviceGetBrand 0 3 -1"}, table{d0.ID: {AddressingMode: "HMM"}, d1.ID: &gpu, mig.ID: all[mig.ID]}, ""},
+		"other brand":           {[]string{"brand 0 2", "addressing 0 0"}, table{d0.ID: {Brand: "Tesla", AddressingMode: "None", Serial: serial0}, d1.ID: &gpu, mig.ID: all[mig.ID]}, ""},
+		"unknown brand":         {[]string{"brand 0 99", "addressing 0 99"}, table{d0.ID: {Serial: serial0}, d1.ID: &gpu, mig.ID: all[mig.ID]}, ""},
+		"old driver":            {[]string{"driver 535.54.03"}, table{d0.ID: old(serial0), d1.ID: old(serial1), mig.ID: withMIG(*old(serial1), &slice)}, ""},
+		"no brand":              {[]string{"fail nvmlDeviceGetBrand 0 3 -1"}, table{d0.ID: {AddressingMode: "HMM", Serial: serial0}, d1.ID: &gpu, mig.ID: all[mig.ID]}, ""},
+		"no serial number":      {[]string{"fail nvmlDeviceGetSerial 0 3 -1"}, table{d0.ID: {Brand: "Nvidia", AddressingMode: "HMM"}, d1.ID: &gpu, mig.ID: all[mig.ID]}, ""},
 		"lost GPU":              {[]string{"lost 0"}, without(d0.ID), string(d0.ID)},
 		"lost GPU with MIG":     {[]string{"lost 1"}, without(d1.ID, mig.ID), string(d1.ID)},
 		"absent GPU":            {[]string{"absent 0"}, without(d0.ID), "nvmlDeviceGetHandleByUUID"},
@@ -96,7 +97,7 @@ func expectProperties(t *testing.T, got, want map[health.DeviceID]*health.Proper
 	}
 	for id, w := range want {
 		g := got[id]
-		if g == nil || g.Brand != w.Brand || g.AddressingMode != w.AddressingMode || (g.MIG == nil) != (w.MIG == nil) || w.MIG != nil && *g.MIG != *w.MIG {
+		if g == nil || g.Brand != w.Brand || g.AddressingMode != w.AddressingMode || g.Serial != w.Serial || (g.MIG == nil) != (w.MIG == nil) || w.MIG != nil && *g.MIG != *w.MIG {
 			t.Errorf("%s: %+v, want %+v", id, g, w)
 		}
 	}

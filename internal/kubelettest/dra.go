@@ -43,7 +43,7 @@ type draDriver struct {
 	name, path string // of its registration socket
 	file       fs.FileInfo
 	conn       *grpc.ClientConn // to its endpoint
-	stop       func()
+	stop       func()           // ends its calls; it does not wait
 }
 
 // DeviceHealth is what a driver has sent about a device.
@@ -183,14 +183,12 @@ func (d *DRA) register(ctx context.Context, path string, file fs.FileInfo) (err 
 		return err
 	}
 	watchCtx, stopWatch := context.WithCancel(context.WithoutCancel(ctx))
-	var watching sync.WaitGroup
 	r := &draDriver{name: info.GetName(), path: path, file: file, conn: endpoint, stop: func() {
 		stopWatch()
-		_ = endpoint.Close()
-		watching.Wait()
+		_ = endpoint.Close() // fails only if it is closed already
 	}}
 	if service := d.healthService(info.GetSupportedVersions()); service != nil {
-		watching.Go(func() { d.watchHealth(watchCtx, endpoint, service) })
+		d.running.Go(func() { d.watchHealth(watchCtx, endpoint, service) })
 	}
 	d.change(func() { d.drivers = append(d.drivers, r) })
 	_, err = api.NotifyRegistrationStatus(ctx, &registerapi.RegistrationStatus{PluginRegistered: true})

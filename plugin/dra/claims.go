@@ -138,6 +138,7 @@ type preparer struct {
 	writing chan struct{}              // of capacity 1: full while the checkpoint is being replaced
 
 	mu       sync.Mutex // guards the fields below
+	pooled   time.Time  // since when there is a pool; zero before
 	queue    []*change
 	busy     map[types.UID]chan struct{} // claims of running calls; closed at their end
 	errors   map[string]uint64
@@ -340,6 +341,11 @@ func (p *preparer) needed() bool {
 // update sets what claims are prepared by.
 func (p *preparer) update(cfg *plugin.Config, snap *health.Snapshot, pool *Pool) {
 	p.input.Store(&claimInput{cfg, snap, pool})
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if pool != nil && p.pooled.IsZero() {
+		p.pooled = time.Now()
+	}
 }
 
 // client sets the client of the API server.

@@ -111,7 +111,12 @@ func (p *preparer) checkLost(ctx context.Context, in *claimInput, c *Claim) erro
 		return nil
 	}
 	holders := p.options.Holders()
-	if unknown := holders.Unknown(time.Now()); unknown != "" {
+	unknown := holders.Unknown(time.Now())
+	if p.mu.Lock(); unknown == "" && !holders.At.After(p.pooled) { // devices of claims have names since then
+		unknown = "the kubelet has not been asked since the driver has its devices"
+	}
+	p.mu.Unlock()
+	if unknown != "" {
 		return refuse(reasonNotReady, "the checkpoint was lost, and it is unknown which pods hold devices: %s", unknown)
 	}
 	for i := range c.Devices {
@@ -175,7 +180,7 @@ func (p *preparer) run(ctx context.Context) {
 	defer running.Wait()
 	running.Go(func() { p.followDevices(ctx) })
 	running.Go(func() { p.orderMPS(ctx) })
-	timer := time.NewTimer(0)
+	timer := time.NewTimer(lostFor)
 	defer timer.Stop()
 	for {
 		claims, changed := p.published.Watch()
@@ -210,10 +215,12 @@ func (p *preparer) sweep(ctx context.Context) {
 	}
 	held := make(map[string]bool)
 	lacks := false
-	for _, list := range holders.By {
-		for _, h := range list {
-			held[h.Namespace+"/"+h.Claim.Name] = true
-			lacks = lacks || s.lacks(h, in.cfg.DRA.DriverName)
+	for _, by := range []map[health.DeviceID][]podresources.Holder{holders.By, holders.Admin} {
+		for _, list := range by {
+			for _, h := range list {
+				held[h.Namespace+"/"+h.Claim.Name] = true
+				lacks = lacks || s.lacks(h, in.cfg.DRA.DriverName)
+			}
 		}
 	}
 	if s.Lost && !lacks && time.Since(s.opened) > lostFor {

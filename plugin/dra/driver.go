@@ -54,6 +54,7 @@ type Driver struct {
 	released     health.Latest[plugin.Handover]
 	claims       health.Latest[Claims]
 	names        health.Latest[names]
+	pool         health.Latest[Pool] // the newest that was built; empty before the first instance
 	preparer     *preparer
 	capabilities *health.Latest[memlimits.Capabilities] // nil if nothing examines the node
 
@@ -66,6 +67,9 @@ type Driver struct {
 // New returns a driver. It does nothing while plugin.api is not dra and no claim of it is prepared.
 func New(o Options) *Driver {
 	d := &Driver{Options: o, timing: defaultTiming(), err: "starting"}
+	if c := o.Config.Load(); c != nil {
+		d.enabled = c.ServesDRA()
+	}
 	d.preparer = newPreparer(&d.Options, &d.claims)
 	return d
 }
@@ -301,6 +305,9 @@ func (d *Driver) Status() Status {
 	d.mu.Lock()
 	s, session := Status{Enabled: d.enabled, Err: d.err}, d.session
 	d.mu.Unlock()
+	if !s.Enabled {
+		s.Err = "" // the plugin reports why it does not offer the devices
+	}
 	if session != nil {
 		session.report(&s)
 	}

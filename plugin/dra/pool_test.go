@@ -22,6 +22,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/golden"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 )
@@ -226,6 +227,35 @@ func TestTaints(t *testing.T) {
 	}
 }
 
+// An application's XID does not change the taint of a broken GPU, and neither does a restart that restores the finding.
+func TestTaintOfXIDs(t *testing.T) {
+	snap := simulated(t, "h100-8")
+	devices := make([]health.Device, len(snap.Devices))
+	for i := range snap.Devices {
+		devices[i] = snap.Devices[i].Device
+	}
+	id := devices[3].ID
+	cfg := health.DefaultConfig()
+	var first string
+	for i, xids := range [][]int{{48}, {13}, nil} {
+		samples := map[health.DeviceID]health.Sample{id: healthtest.Present(healthtest.XIDs(xids...))}
+		snap.Devices = healthtest.Judge(cfg, snap.Devices, 10*(i+1), func(health.DeviceID) bool { return false }, samples, devices...)
+		all := devicesOf(t, BuildPool(PoolInput{Config: configured(), Snapshot: snap}))
+		for name, d := range all {
+			if got, want := taintsOf(d), []string{"xid-48:NoSchedule"}; name == "gpu-3" && !slices.Equal(got, want) || name != "gpu-3" && got != nil {
+				t.Errorf("%v: %s has %q", xids, name, got)
+			}
+		}
+		text, err := json.Marshal(all["gpu-3"].Taints)
+		if first == "" {
+			first = string(text)
+		}
+		if err != nil || string(text) != first || !strings.Contains(first, healthtest.At(10).UTC().Format(time.RFC3339)) {
+			t.Errorf("%v: %s, first %s, %v", xids, text, first, err)
+		}
+	}
+}
+
 // A GPU in MIG mode cannot be allocated, and its MIG devices can.
 func TestTaintsOfMIG(t *testing.T) {
 	snap := simulated(t, "h100-8-mig")
@@ -253,6 +283,53 @@ func TestTaintsOfMIG(t *testing.T) {
 	}
 }
 
+// Properties that NVML has and the snapshot does not are those of the GPU on its MIG devices, too.
+func TestPropertiesBesideSnapshot(t *testing.T) {
+	snap := simulated(t, "h100-8-mig")
+	parent, found := snap.Devices[0].Device.ID, false
+	for i := range snap.Devices {
+		snap.Devices[i].Device.Properties, snap.Devices[i].Device.Texts = nil, nil
+	}
+	in := PoolInput{Config: configured(), Snapshot: snap, Properties: map[health.DeviceID]*health.Properties{parent: {Brand: "Nvidia", AddressingMode: "ATS", Serial: "165"}}}
+	for name, d := range devicesOf(t, BuildPool(in)) {
+		for attribute, want := range map[resourceapi.QualifiedName]string{"brand": "Nvidia", "addressingMode": "ATS", AttributeSerial: "165"} {
+			got, has := d.Attributes[attribute]
+			of := name == "gpu-0" || strings.HasPrefix(name, "gpu-0-")
+			if found = found || of && name != "gpu-0"; has != of || has && *got.StringValue != want {
+				t.Errorf("%s: %s: %v", name, attribute, got)
+			}
+		}
+	}
+	if !found {
+		t.Error("no MIG device")
+	}
+}
+
+// What no claim can get has a warning.
+func TestWarningsOfMIG(t *testing.T) {
+	gpu := health.Device{ID: "GPU-0", Minor: 0, MIGMode: true}
+	part := health.Device{ID: "MIG-0", Parent: "GPU-0", Kind: health.KindMIG, Profile: "1c.3g.40gb", MIGIndex: 0}
+	for name, test := range map[string]struct {
+		devices []health.Device
+		warning string
+	}{
+		"no MIG devices":                {[]health.Device{gpu}, "no MIG devices"},
+		"a part of a GPU instance only": {[]health.Device{gpu, part}, "1c.3g.40gb"},
+	} {
+		snap := &health.Snapshot{At: time.Now()}
+		for _, d := range test.devices {
+			snap.Devices = append(snap.Devices, health.DeviceState{Device: d})
+		}
+		pool := BuildPool(PoolInput{Config: configured(), Snapshot: snap})
+		if got := slices.Collect(maps.Keys(pool.ByName)); !slices.Equal(got, []string{"gpu-0"}) {
+			t.Errorf("%s: %v", name, got)
+		}
+		if len(pool.Warnings) != 1 || !strings.Contains(pool.Warnings[0], test.warning) {
+			t.Errorf("%s: warnings %q, want one that names %q", name, pool.Warnings, test.warning)
+		}
+	}
+}
+
 func TestTaintKey(t *testing.T) {
 	for _, cause := range []string{"xid-79", "lost", "dcgm-nvlink-down", "too-many-retired-pages"} {
 		if got := TaintKey(cause); got != Domain+"/"+cause {
@@ -269,7 +346,7 @@ func TestTaintKey(t *testing.T) {
 	}
 }
 
-// What the clock says when it is not set does not reach the API server.
+// The time of a clock that is not set does not reach the API server.
 func TestTaintTime(t *testing.T) {
 	for _, year := range []int{-5, 1, 1969, 1970, 9999, 20000} {
 		if got := taintTime(time.Date(year, 6, 1, 0, 0, 0, 0, time.UTC)); got != taintEpoch() {
@@ -301,7 +378,7 @@ func TestNames(t *testing.T) {
 		"MIG device":                      {mig(0), "1g.10gb", properties, nil, "gpu-0-mig-1g10gb-20-3"},
 		"MIG device with media engines":   {mig(0), "1g.10gb+me", properties, nil, "gpu-0-mig-1g10gb-me-20-3"},
 		"MIG device, properties unknown":  {mig(0), "1g.10gb", nil, nil, "gpu-0-mig-1g10gb-gi7-ci0"},
-		"properties known later":          {mig(0), "1g.10gb", properties, map[health.DeviceID]string{"MIG-Ab": "gpu-0-mig-1g10gb-gi7-ci0"}, "gpu-0-mig-1g10gb-gi7-ci0"},
+		"properties found later":          {mig(0), "1g.10gb", properties, map[health.DeviceID]string{"MIG-Ab": "gpu-0-mig-1g10gb-gi7-ci0"}, "gpu-0-mig-1g10gb-gi7-ci0"},
 		"MIG device, minor unknown":       {mig(-1), "1g.10gb", properties, nil, "mig-ab"},
 	} {
 		test.device.Profile = test.profile
@@ -380,7 +457,7 @@ func TestArchitecture(t *testing.T) {
 	}
 }
 
-// Two islands of GPUs; a link may be known on one side only.
+// Islands of GPUs; a link may be listed on one side only.
 func TestIslands(t *testing.T) {
 	links := func(nvlinks int, peers ...string) (all []health.Link) {
 		for _, p := range peers {
@@ -399,11 +476,11 @@ func TestIslands(t *testing.T) {
 	}
 }
 
-// What the pool does not know, or what the API server would refuse, is absent.
+// What is unknown, or what the API server would refuse, is absent.
 func TestAttributesLeftOut(t *testing.T) {
 	d := health.Device{
 		ID: "GPU-0", Minor: 0, Model: strings.Repeat("H", 65), PCI: "00010000:1B:00.0", NUMA: []int{0, 1},
-		Texts: map[health.Field]string{fieldSerial: "\xff"},
+		Texts: map[health.Field]string{health.FieldSerial: "\xff"},
 	}
 	snap := &health.Snapshot{At: time.Now(), Devices: []health.DeviceState{{Device: d}}}
 	snap.Source.Versions = health.Versions{Driver: "580.x", CUDA: "13.0"}
@@ -459,7 +536,8 @@ func TestSharedMemory(t *testing.T) {
 		"another GPU shared": {0, sharedMemory("1Gi", "3"), PoolInput{}, whole, ""},
 		"no shares":          {0, sharedMemory("1Gi"), PoolInput{NoShares: true}, whole, "shares"},
 		"not examined": {
-			0, both(sharedMemory("1Gi"), enforced(plugin.EnforceAuto, false)), PoolInput{Examined: true},
+			0, both(sharedMemory("1Gi"), enforced(plugin.EnforceAuto, false)),
+			PoolInput{Examined: true},
 			"78Gi default 78Gi min 1Gi step 1Gi shared memory-limits:NoSchedule", "",
 		},
 		"not examined, no taints": {
@@ -468,7 +546,7 @@ func TestSharedMemory(t *testing.T) {
 		"not enforced": {
 			0, both(sharedMemory("1Gi"), enforced(plugin.EnforceAuto, true)),
 			PoolInput{Examined: true, Capabilities: &memlimits.Capabilities{Driver: map[health.DeviceID]string{"GPU-0": "too old"}}},
-			"78Gi default 78Gi min 1Gi step 1Gi shared memory-limits:NoSchedule", "",
+			"78Gi default 78Gi min 1Gi step 1Gi shared memory-limits:NoSchedule", "too old",
 		},
 		"enforced": {
 			0, both(sharedMemory("1Gi"), enforced(plugin.EnforceAuto, true)),
@@ -694,7 +772,7 @@ func randomInput(r *rand.Rand) PoolInput {
 		c.DRA.EvictOn = []string{"xid-79", text()}
 	})
 	properties := func() *health.Properties {
-		p := &health.Properties{Brand: text(), AddressingMode: text()}
+		p := &health.Properties{Brand: text(), AddressingMode: text(), Serial: text()}
 		if r.IntN(2) == 0 {
 			p.MIG = &health.MIGProperties{
 				ProfileID: number(), PlacementStart: number(), MemorySlices: number(), Multiprocessors: number(), CopyEngines: number(),
@@ -728,7 +806,7 @@ func randomInput(r *rand.Rand) PoolInput {
 			ID: health.DeviceID(fmt.Sprintf("GPU-%d%s", i, text())), Index: i, Minor: r.IntN(20) - 1, NUMA: [][]int{nil, {0}, {-1}, {5000}, {0, 1}}[r.IntN(5)],
 			Model: text(), PCI: []string{"00000000:1B:00.0", "", text()}[r.IntN(3)], Memory: size(), Reserved: size(),
 			ComputeCapability: health.ComputeCapability{Major: number(), Minor: number()}, MIGMode: r.IntN(3) == 0, GI: -1, CI: -1,
-			Texts: map[health.Field]string{fieldSerial: text()}, Links: []health.Link{{Peer: "GPU-0", NVLinks: r.IntN(2)}},
+			Texts: map[health.Field]string{health.FieldSerial: text()}, Links: []health.Link{{Peer: "GPU-0", NVLinks: r.IntN(2)}},
 		}
 		add(d)
 		for n := range r.IntN(3) * r.IntN(9) * (1 + 10*(r.IntN(20)/19)) {

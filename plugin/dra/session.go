@@ -25,7 +25,8 @@ type session struct {
 	properties *properties
 
 	// These belong to run.
-	pool       Pool              // as built last
+	input      PoolInput         // of the pool that was built last
+	publishes  bool              // the pool of input, or of one that is the same
 	roots      map[string]string // PoolInput.PCIeRoots
 	rootsOf    []health.DeviceID // the devices of roots
 	stop       func()            // ends what publishes or withdraws; nil if nothing does
@@ -48,7 +49,8 @@ func (d *Driver) serve(ctx context.Context, i instance) {
 	if client, err := d.Connect(); err == nil {
 		d.preparer.client(client)
 	}
-	d.storeNames(i, &Pool{}, d.preparer.names())
+	d.pool.Store(&Pool{})
+	d.storeNames(i, d.pool.Load(), d.preparer.names())
 	d.setSession(s)
 	defer d.setSession(nil)
 	var running sync.WaitGroup
@@ -100,7 +102,8 @@ func (s *session) run(ctx context.Context) {
 			if was {
 				s.Log.Info("releasing the devices", zap.String("driver", s.driver))
 			}
-			s.preparer.update(&own, snap, &s.pool)
+			s.publishes = false
+			s.preparer.update(&own, snap, s.Driver.pool.Load())
 			if s.release(ctx) {
 				s.Log.Info("devices released", zap.String("driver", s.driver))
 				return
@@ -133,22 +136,28 @@ func (s *session) publish(ctx context.Context, cfg *plugin.Config, snap *health.
 		s.setError(reason, nil)
 		return nil
 	}
-	if found == nil {
-		return nil // a name never changes, and depends on the properties
-	}
+	names := s.preparer.names()
 	in := PoolInput{
-		Config: cfg, Snapshot: snap, Properties: *found, Names: s.preparer.names(), PCIeRoots: s.pcieRoots(snap),
+		Config: cfg, Snapshot: found.withoutUnasked(snap, names), Names: names, PCIeRoots: s.pcieRoots(snap),
 		Examined: s.capabilities != nil, NoTaints: lacks.noTaints, NoShares: lacks.noShares,
+	}
+	if found != nil {
+		in.Properties = found.byID
 	}
 	if in.Examined {
 		in.Capabilities = s.capabilities.Load()
 	}
-	s.pool = BuildPool(in)
-	remembered := s.pool.RememberNames(in.Names)
-	s.storeNames(s.instance, &s.pool, remembered)
-	s.preparer.update(cfg, snap, &s.pool)
+	if s.publishes && in.Same(&s.input) {
+		s.preparer.update(cfg, snap, s.Driver.pool.Load())
+		return nil
+	}
+	pool := BuildPool(in)
+	s.Driver.pool.Store(&pool)
+	remembered := pool.RememberNames(names)
+	s.storeNames(s.instance, &pool, remembered)
+	s.preparer.update(cfg, snap, &pool)
 	// A disk that blocks must not delay a taint, so the checkpoint is written only if it has to change.
-	if !maps.Equal(remembered, in.Names) || !s.preparer.publishing() {
+	if !maps.Equal(remembered, names) || !s.preparer.publishing() {
 		err := s.makeDataDir()
 		if err == nil {
 			err = s.preparer.remember(remembered)
@@ -160,9 +169,10 @@ func (s *session) publish(ctx context.Context, cfg *plugin.Config, snap *health.
 			return fmt.Errorf("nothing new is published: %w", err)
 		}
 	}
-	s.setError("", s.pool.Warnings)
-	s.publisher.update(s.pool)
+	s.setError("", pool.Warnings)
+	s.publisher.update(pool)
 	s.startPublishing(ctx)
+	s.input, s.publishes = in, true
 	return nil
 }
 
@@ -340,7 +350,13 @@ func (s *session) report(status *Status) {
 // properties follows the properties of devices that have none in the snapshot.
 type properties struct {
 	*Driver
-	latest health.Latest[map[health.DeviceID]*health.Properties] // empty until the first are found, or took too long
+	latest health.Latest[foundProperties] // empty before the first answer
+}
+
+// foundProperties are the properties of devices, and the devices that were asked for, in time or not. They are immutable.
+type foundProperties struct {
+	byID  map[health.DeviceID]*health.Properties
+	asked map[health.DeviceID]bool
 }
 
 func newProperties(d *Driver) *properties { return &properties{Driver: d} }
@@ -348,26 +364,18 @@ func newProperties(d *Driver) *properties { return &properties{Driver: d} }
 // run asks for missing properties until ctx ends. The driver may take long: there is one call at a time.
 func (p *properties) run(ctx context.Context) {
 	var answer chan map[health.DeviceID]*health.Properties // of the call in progress; nil if there is none
-	var asked []health.DeviceID
+	var asked []health.Device
 	var bound, again <-chan time.Time
 	delay := p.timing.retryMin
 	for {
 		snap, changed := p.Snapshots.Watch()
 		if snap.Polled() && answer == nil {
-			missing := p.missing(snap)
-			ids := make([]health.DeviceID, len(missing))
-			for i := range missing {
-				ids[i] = missing[i].ID
-			}
-			switch {
+			switch missing := p.missing(snap); {
 			case len(missing) == 0:
 				asked, again, delay = nil, nil, p.timing.retryMin
-				if p.latest.Load() == nil {
-					p.latest.Store(&map[health.DeviceID]*health.Properties{})
-				}
-			case again == nil || !slices.Equal(ids, asked):
+			case again == nil || !sameDevices(missing, asked):
 				answer = make(chan map[health.DeviceID]*health.Properties, 1)
-				asked, again, bound = ids, nil, time.After(p.timing.properties)
+				asked, again, bound = missing, nil, time.After(p.timing.properties)
 				go func() { answer <- p.Properties(ctx, missing) }()
 			}
 		}
@@ -376,15 +384,19 @@ func (p *properties) run(ctx context.Context) {
 			return
 		case <-changed:
 		case found := <-answer:
-			p.add(p.Snapshots.Load(), found)
+			p.add(snap, asked, found)
 			answer, bound = nil, nil
 			again, delay = time.After(delay), min(2*delay, 10*time.Minute)
 		case <-bound:
-			p.add(p.Snapshots.Load(), nil)
+			p.add(snap, asked, nil)
 		case <-again:
 			again = nil
 		}
 	}
+}
+
+func sameDevices(a, b []health.Device) bool {
+	return slices.EqualFunc(a, b, func(x, y health.Device) bool { return x.ID == y.ID })
 }
 
 // missing returns the devices without properties.
@@ -392,7 +404,7 @@ func (p *properties) missing(snap *health.Snapshot) (devices []health.Device) {
 	found := p.latest.Load()
 	for i := range snap.Devices {
 		d := &snap.Devices[i].Device
-		if d.Properties == nil && (found == nil || (*found)[d.ID] == nil) {
+		if d.Properties == nil && (found == nil || found.byID[d.ID] == nil) {
 			devices = append(devices, *d)
 		}
 	}
@@ -400,14 +412,36 @@ func (p *properties) missing(snap *health.Snapshot) (devices []health.Device) {
 }
 
 // add stores properties, without those of removed devices.
-func (p *properties) add(snap *health.Snapshot, found map[health.DeviceID]*health.Properties) {
-	next := make(map[health.DeviceID]*health.Properties)
+func (p *properties) add(snap *health.Snapshot, asked []health.Device, found map[health.DeviceID]*health.Properties) {
+	next := &foundProperties{byID: make(map[health.DeviceID]*health.Properties), asked: make(map[health.DeviceID]bool)}
 	if last := p.latest.Load(); last != nil {
-		maps.Copy(next, *last)
+		maps.Copy(next.byID, last.byID)
+		maps.Copy(next.asked, last.asked)
 	}
-	maps.Copy(next, found)
-	maps.DeleteFunc(next, func(id health.DeviceID, _ *health.Properties) bool {
-		return !slices.ContainsFunc(snap.Devices, func(d health.DeviceState) bool { return d.Device.ID == id })
-	})
-	p.latest.Store(&next)
+	maps.Copy(next.byID, found)
+	for i := range asked {
+		next.asked[asked[i].ID] = true
+	}
+	present := make(map[health.DeviceID]bool, len(snap.Devices))
+	for i := range snap.Devices {
+		present[snap.Devices[i].Device.ID] = true
+	}
+	maps.DeleteFunc(next.byID, func(id health.DeviceID, _ *health.Properties) bool { return !present[id] })
+	maps.DeleteFunc(next.asked, func(id health.DeviceID, _ bool) bool { return !present[id] })
+	p.latest.Store(next)
+}
+
+// withoutUnasked returns the snapshot without the MIG devices whose properties may still come: their names depend on the properties, and
+// never change.
+func (f *foundProperties) withoutUnasked(snap *health.Snapshot, names map[health.DeviceID]string) *health.Snapshot {
+	waits := func(s health.DeviceState) bool {
+		d := &s.Device
+		return d.Kind == health.KindMIG && d.Properties == nil && names[d.ID] == "" && (f == nil || !f.asked[d.ID])
+	}
+	if !slices.ContainsFunc(snap.Devices, waits) {
+		return snap
+	}
+	next := *snap
+	next.Devices = slices.DeleteFunc(slices.Clone(snap.Devices), waits)
+	return &next
 }

@@ -99,7 +99,7 @@ func (s *sockets) serve(ctx context.Context) error {
 		kubeletplugin.DriverName(s.driver), kubeletplugin.NodeName(s.Node), kubeletplugin.KubeClient(client),
 		kubeletplugin.RegistrarDirectoryPath(s.registryDir()), kubeletplugin.PluginDataDirectoryPath(s.dataDir()),
 		kubeletplugin.RegistrarListener(listen), kubeletplugin.PluginListener(listen),
-		kubeletplugin.Serialize(false), kubeletplugin.GRPCVerbosity(-1),
+		kubeletplugin.Serialize(false), kubeletplugin.GRPCVerbosity(10),
 		kubeletplugin.GRPCInterceptor(s.interceptCall), kubeletplugin.GRPCStreamInterceptor(s.interceptStream))
 	if err != nil {
 		return err

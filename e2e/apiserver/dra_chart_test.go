@@ -3,6 +3,7 @@ package apiserver
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -245,9 +246,7 @@ func podKubeconfig(t *testing.T, n machine) string {
 // draDevice returns a device of the driver as it is published.
 func draDevice(kind string, more map[resourcev1.QualifiedName]resourcev1.DeviceAttribute) dracel.Device {
 	d := dracel.Device{Driver: draDriver, Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{"type": {StringValue: &kind}}}
-	for name, value := range more {
-		d.Attributes[name] = value
-	}
+	maps.Copy(d.Attributes, more)
 	return d
 }
 

@@ -347,3 +347,61 @@ func TestDRAHandover(t *testing.T) {
 	}
 	n.awaitPage("/readyz", 200)
 }
+
+// Kill -9 at any moment of a prepare: the next process gives the same devices, and no other claim gets them.
+func TestDRAKilledInPrepare(t *testing.T) {
+	t.Parallel()
+	n := startDRANode(t, kubelettest.V136)
+	checkpoint := filepath.Join(n.Dir, "plugins", draDriver, "gpu-node-agent.json")
+	c := n.claim("train", "gpu-1", "gpu-2")
+	answer := make(chan struct{})
+	go func() {
+		defer close(answer)
+		_, _ = n.dra.Prepare(t.Context(), draDriver, c)
+	}()
+	n.await("the claim in the checkpoint", func() bool { return strings.Contains(readFile(checkpoint), c.UID) })
+	n.kill()
+	<-answer
+	n.run()
+	n.awaitServing()
+	if _, err := n.dra.Prepare(t.Context(), draDriver, n.claim("other", "gpu-2")); err == nil {
+		t.Error("a device of a claim that was being prepared was given to another")
+	}
+	if devices := n.prepare(c); len(devices) != 2 {
+		t.Errorf("%v", devices)
+	}
+	n.unprepare(c)
+	if left := n.specs(); len(left) > 0 {
+		t.Errorf("left over: %q", left)
+	}
+}
+
+// Another driver of the same name is not disturbed; the agent names its socket, and serves when it has ended.
+func TestDRAOtherDriver(t *testing.T) {
+	t.Parallel()
+	other := startDRANode(t, kubelettest.V137)
+	n := newDRANode(t, kubelettest.V137)
+	theirs := filepath.Join(other.Dir, "plugins_registry", draDriver+"-reg.sock")
+	at := filepath.Join(n.Dir, "plugins_registry", draDriver+"-reg.sock")
+	n.dra.Stop() // it would register the other agent's driver
+	if err := os.Link(theirs, at); err != nil {
+		t.Fatal(err)
+	}
+	n.write(n.config("dra"))
+	n.run()
+	n.awaitPage("/readyz", 503, at, "gpu-node-agent")
+	if len(n.devices()) == 0 { // they are published, because only the kubelet's side is taken
+		n.await("the devices", func() bool { return len(n.devices()) == 8 })
+	}
+	if a, err := os.Stat(theirs); err != nil {
+		t.Error(err)
+	} else if b, err := os.Stat(at); err != nil || !os.SameFile(a, b) {
+		t.Errorf("the other driver's socket was replaced: %v", err)
+	}
+	other.stop()
+	if err := n.dra.Start(); err != nil {
+		t.Fatal(err)
+	}
+	n.awaitServing()
+	n.awaitPage("/readyz", 200)
+}

@@ -100,7 +100,9 @@ func TestRefused(t *testing.T) {
 		"dra.enabled=true,dra.deviceClasses.extra[0].name=A":                                                                "/dra/deviceClasses/extra/0/name",
 		"dra.enabled=true,dra.deviceClasses.extra[0].selectors={true}":                                                      "missing property 'name'",
 		"dra.enabled=true,dra.deviceClasses.extra[0].name=a,dra.deviceClasses.extra[0].extendedResourceName=gpu":            "/dra/deviceClasses/extra/0/extendedResourceName",
-		"dra.enable=true": "enable",
+		"config.plugin.dra.driverName=GPU":                                                                                  "/config/plugin/dra/driverName",
+		"config.plugin.dra.driverName=":                                                                                     "/config/plugin/dra/driverName",
+		"dra.enable=true":                                                                                                   "enable",
 
 		// GPUs with an image without DCGM.
 		"image.tag=0.1.0-sim":                                                       "config.source.mode=sim",

@@ -25,9 +25,8 @@ const (
 	AttributeMIGMode resourceapi.QualifiedName = Domain + "/migMode"      // GPU: only its MIG devices can be allocated
 )
 
-// The attributes and capacities of NVIDIA's driver that the package reads too.
+// Capacities of NVIDIA's driver.
 const (
-	attributeType   = "type" // gpu, mig
 	capacityMemory  = "memory"
 	capacitySlice   = "memorySlice" // followed by its number
 	maxMemorySlices = 64            // more than any GPU has
@@ -49,7 +48,7 @@ func (b *builder) attributes(s *plugin.SelectedDevice) attributes {
 			return
 		}
 		if len(value) > resourceapi.DeviceAttributeMaxValueLength || !utf8.ValidString(value) {
-			b.warnings.add(d, "attribute %s is left out: expected at most %d bytes of text, got %q", name, resourceapi.DeviceAttributeMaxValueLength, value)
+			b.warnings.add(d, "attribute %s is left out: expected at most %d bytes of text, got %.80q", name, resourceapi.DeviceAttributeMaxValueLength, value)
 			return
 		}
 		all[name] = resourceapi.DeviceAttribute{StringValue: b.text(value)}
@@ -60,7 +59,7 @@ func (b *builder) attributes(s *plugin.SelectedDevice) attributes {
 		}
 		v, ok := semanticVersion(value)
 		if !ok {
-			b.warnings.add(d, "attribute %s is left out: expected a version such as 580.95.05, got %q", name, value)
+			b.warnings.add(d, "attribute %s is left out: expected a version such as 580.95.05, got %.80q", name, value)
 			return
 		}
 		all[name] = resourceapi.DeviceAttribute{VersionValue: b.text(v)}
@@ -68,11 +67,11 @@ func (b *builder) attributes(s *plugin.SelectedDevice) attributes {
 
 	text("uuid", string(d.ID))
 	if d.Kind == health.KindMIG {
-		text(attributeType, "mig")
+		text("type", "mig")
 		text("parentUUID", string(d.Parent))
 		text("profile", s.Profile)
 	} else {
-		text(attributeType, "gpu")
+		text("type", "gpu")
 		text(AttributeIsland, string(b.islands[d.ID]))
 		migMode := d.MIGMode // a pointer into the snapshot would keep that
 		all[AttributeMIGMode] = resourceapi.DeviceAttribute{BoolValue: &migMode}

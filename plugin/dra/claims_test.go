@@ -41,7 +41,7 @@ const (
 
 // claimNode is a node with a preparer, whose processes can be killed and restarted.
 type claimNode struct {
-	t       *testing.T
+	t       testing.TB
 	dir     string
 	cfg     plugin.Config
 	api     *fake.Clientset
@@ -118,7 +118,7 @@ func testDevices() (devices []health.DeviceState) {
 	return devices
 }
 
-func newClaimNode(t *testing.T, edit ...func(*plugin.Config)) *claimNode {
+func newClaimNode(t testing.TB, edit ...func(*plugin.Config)) *claimNode {
 	n := &claimNode{t: t, dir: t.TempDir(), cfg: plugin.DefaultConfig(), api: fake.NewClientset(), boot: "boot-1", mps: &health.Latest[mps.Desired]{}}
 	n.cfg.API, n.cfg.KubeletDir, n.cfg.CDI.Dir = plugin.APIDRA, n.dir, filepath.Join(n.dir, "cdi")
 	for _, e := range edit {

@@ -390,8 +390,8 @@ func TestDRAOtherDriver(t *testing.T) {
 	n.write(n.config("dra"))
 	n.run()
 	n.awaitPage("/readyz", 503, at, "gpu-node-agent")
-	if len(n.devices()) == 0 { // they are published, because only the kubelet's side is taken
-		n.await("the devices", func() bool { return len(n.devices()) == 8 })
+	if slices := n.api.Slices(); len(slices) > 0 {
+		t.Error("published beside another driver of the same name")
 	}
 	if a, err := os.Stat(theirs); err != nil {
 		t.Error(err)
@@ -403,5 +403,30 @@ func TestDRAOtherDriver(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.awaitServing()
+	n.awaitPage("/readyz", 200)
+}
+
+// A change of the driver's name waits for the claims of the old name, also over kill -9, and leaves no slice of it.
+func TestDRADriverName(t *testing.T) {
+	t.Parallel()
+	const renamed = "gpu.example.com"
+	n := startDRANode(t, kubelettest.V137)
+	c := n.claim("train", "gpu-7")
+	n.prepare(c)
+	n.reload(n.config("dra", "dra: {driverName: "+renamed+"}"))
+	n.awaitPage("/readyz", 503, draDriver, "default/train")
+	n.kill()
+	n.run()
+	n.awaitPage("/readyz", 503, draDriver, "default/train")
+	if n.dra.Registered(renamed) {
+		t.Error("two drivers serve the devices")
+	}
+	n.await("the end of the claim", func() bool { return n.dra.Unprepare(t.Context(), draDriver, c) == nil })
+	n.await("the new driver", func() bool { return n.dra.Registered(renamed) && len(n.devices()) == 8 })
+	for _, s := range n.api.Slices() {
+		if s.Spec.Driver != renamed {
+			t.Errorf("a slice of %s is left", s.Spec.Driver)
+		}
+	}
 	n.awaitPage("/readyz", 200)
 }

@@ -79,6 +79,7 @@ func (s *session) run(ctx context.Context) {
 		_, claimsChanged := s.claims.Watch()
 		_, propertiesChanged := s.properties.latest.Watch()
 		lacks, lacksChanged := s.publisher.features()
+		other, otherChanged := s.sockets.other.Watch()
 		var capabilitiesChanged <-chan struct{}
 		if s.capabilities != nil {
 			_, capabilitiesChanged = s.capabilities.Watch()
@@ -94,7 +95,11 @@ func (s *session) run(ctx context.Context) {
 				s.Log.Info("serving claims again", zap.String("driver", s.driver))
 				s.setReleased("dynamic resource allocation serves the devices")
 			}
-			if err := s.publish(ctx, &own, snap, lacks); err != nil {
+			if other == nil || *other != "" {
+				// Two drivers of one name would replace each other's slices. sockets reports the other one.
+				s.stopPublishing()
+				s.publishes = false
+			} else if err := s.publish(ctx, &own, snap, lacks); err != nil {
 				s.setError(err.Error(), nil)
 				retry = time.After(s.timing.retryMin)
 			}
@@ -104,7 +109,7 @@ func (s *session) run(ctx context.Context) {
 			}
 			s.publishes = false
 			s.preparer.update(&own, snap, s.Driver.pool.Load())
-			if s.release(ctx) {
+			if s.release(ctx, other != nil && *other != "") {
 				s.Log.Info("devices released", zap.String("driver", s.driver))
 				return
 			}
@@ -118,6 +123,7 @@ func (s *session) run(ctx context.Context) {
 		case <-claimsChanged:
 		case <-propertiesChanged:
 		case <-lacksChanged:
+		case <-otherChanged:
 		case <-capabilitiesChanged:
 		case <-retry:
 		case <-s.withdrawn:
@@ -233,18 +239,18 @@ func (s *session) start(ctx context.Context, run func(context.Context) error) (d
 }
 
 // release offers nothing, waits for the end of the claims, removes the slices and reports whether that is done. Claims that are prepared
-// are served until they end.
-func (s *session) release(ctx context.Context) (done bool) {
+// are served until they end. The slices of another driver of the same name stay.
+func (s *session) release(ctx context.Context, other bool) (done bool) {
 	claims := s.claims.Load()
 	if claims != nil && len(claims.ByUID) > 0 {
-		if s.preparer.publishing() {
+		if s.preparer.publishing() && !other {
 			s.publisher.update(Pool{})
 			s.startPublishing(ctx)
 		}
 		s.setReleasing("waiting for the end of " + s.describeClaims(claims.ByUID))
 		return false
 	}
-	if s.preparer.publishing() && s.withdrawn == nil {
+	if s.preparer.publishing() && s.withdrawn == nil && !other {
 		s.stopPublishing()
 		s.withdrawn = s.start(ctx, s.publisher.withdraw)
 	}
@@ -278,6 +284,10 @@ func (s *session) release(ctx context.Context) (done bool) {
 
 func (s *session) setReleasing(reason string) {
 	s.setReleased("dynamic resource allocation still has the devices: " + reason)
+	if s.Config.Load().ServesDRA() { // another instance is to serve them; otherwise the plugin reports the reason
+		s.setError(fmt.Sprintf("releasing the devices of the driver %s: %s", s.driver, reason), nil)
+		return
+	}
 	s.setError("", []string{"releasing the devices: " + reason})
 }
 

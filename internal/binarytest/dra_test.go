@@ -11,9 +11,7 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/internal/apiservertest"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
@@ -104,7 +102,8 @@ func (n *draNode) taints(device string) []string {
 
 // claim makes a claim that the scheduler has allocated.
 func (n *draNode) claim(name string, devices ...string) kubelettest.Claim {
-	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name + "-uid")}}
+	c := new(resourceapi.ResourceClaim)
+	c.Namespace, c.Name, c.UID = "default", name, types.UID(name+"-uid")
 	c.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "gpus", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: draDriver}}}
 	c.Status.Allocation = &resourceapi.AllocationResult{}
 	for _, d := range devices {
@@ -127,9 +126,9 @@ func (n *draNode) hold(c kubelettest.Claim, devices ...string) (free func()) {
 }
 
 // prepare prepares a claim as often as the kubelet would.
-func (n *draNode) prepare(c kubelettest.Claim) []*drav1.Device {
+func (n *draNode) prepare(c kubelettest.Claim) []kubelettest.PreparedDevice {
 	n.t.Helper()
-	var devices []*drav1.Device
+	var devices []kubelettest.PreparedDevice
 	var err error
 	timeout := time.After(awaitTimeout)
 	for {
@@ -166,7 +165,7 @@ func TestDRAPrepare(t *testing.T) {
 			n := startDRANode(t, v)
 			c := n.claim("train", "gpu-3", "gpu-4")
 			devices := n.prepare(c)
-			if len(devices) != 2 || devices[0].GetDeviceName() != "gpu-3" || devices[0].GetPoolName() != draNodeName || len(devices[0].GetCdiDeviceIds()) == 0 {
+			if len(devices) != 2 || devices[0].Name != "gpu-3" || devices[0].Pool != draNodeName || len(devices[0].CDI) == 0 {
 				t.Fatalf("%v", devices)
 			}
 			spec := ""
@@ -174,9 +173,9 @@ func TestDRAPrepare(t *testing.T) {
 				spec += readFile(f)
 			}
 			for _, d := range devices {
-				uuid := *n.devices()[d.GetDeviceName()].Attributes["uuid"].StringValue
+				uuid := *n.devices()[d.Name].Attributes["uuid"].StringValue
 				if !strings.Contains(spec, uuid) {
-					t.Errorf("no CDI spec has %s of %s: %s", uuid, d.GetDeviceName(), spec)
+					t.Errorf("no CDI spec has %s of %s: %s", uuid, d.Name, spec)
 				}
 			}
 			other := n.claim("other", "gpu-3")
@@ -250,7 +249,7 @@ func TestDRARestarts(t *testing.T) {
 	n.kill()
 	n.run()
 	n.awaitServing()
-	if again := n.prepare(c); !slices.Equal(again[0].GetCdiDeviceIds(), first[0].GetCdiDeviceIds()) {
+	if again := n.prepare(c); !slices.Equal(again[0].CDI, first[0].CDI) {
 		t.Errorf("prepared as %v, then as %v", first, again)
 	}
 	n.dra.Stop()
@@ -330,7 +329,7 @@ func TestDRAHandover(t *testing.T) {
 	n.run()
 	n.awaitPage("/readyz", 503, "default/train")
 	n.await("the driver again", func() bool { return n.dra.Registered(draDriver) })
-	if again := n.prepare(c); !slices.Equal(again[0].GetCdiDeviceIds(), devices[0].GetCdiDeviceIds()) {
+	if again := n.prepare(c); !slices.Equal(again[0].CDI, devices[0].CDI) {
 		t.Errorf("prepared as %v, then as %v", devices, again)
 	}
 	if _, err := n.dra.Prepare(t.Context(), draDriver, n.claim("late", "gpu-6")); err == nil {

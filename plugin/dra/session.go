@@ -80,7 +80,7 @@ func (s *session) run(ctx context.Context) {
 		_, propertiesChanged := s.properties.latest.Watch()
 		lacks, lacksChanged := s.publisher.features()
 		other, otherChanged := s.sockets.other.Watch()
-		var capabilitiesChanged <-chan struct{}
+		var capabilitiesChanged, publishedChanged <-chan struct{}
 		if s.capabilities != nil {
 			_, capabilitiesChanged = s.capabilities.Watch()
 		}
@@ -108,12 +108,12 @@ func (s *session) run(ctx context.Context) {
 				s.Log.Info("releasing the devices", zap.String("driver", s.driver))
 			}
 			s.publishes = false
-			s.preparer.update(&own, snap, s.Driver.pool.Load())
+			s.preparer.update(&own, snap, s.pool.Load())
 			if s.release(ctx, other != nil && *other != "") {
 				s.Log.Info("devices released", zap.String("driver", s.driver))
 				return
 			}
-			retry = time.After(s.timing.poll) // for the pods of claims, and the progress of the API server
+			publishedChanged, retry = s.publisher.watch(), time.After(s.timing.poll) // retry for the pods of claims
 		}
 		select {
 		case <-ctx.Done():
@@ -125,6 +125,7 @@ func (s *session) run(ctx context.Context) {
 		case <-lacksChanged:
 		case <-otherChanged:
 		case <-capabilitiesChanged:
+		case <-publishedChanged:
 		case <-retry:
 		case <-s.withdrawn:
 		}
@@ -154,11 +155,11 @@ func (s *session) publish(ctx context.Context, cfg *plugin.Config, snap *health.
 		in.Capabilities = s.capabilities.Load()
 	}
 	if s.publishes && in.Same(&s.input) {
-		s.preparer.update(cfg, snap, s.Driver.pool.Load())
+		s.preparer.update(cfg, snap, s.pool.Load())
 		return nil
 	}
 	pool := BuildPool(in)
-	s.Driver.pool.Store(&pool)
+	s.pool.Store(&pool)
 	remembered := pool.RememberNames(names)
 	s.storeNames(s.instance, &pool, remembered)
 	s.preparer.update(cfg, snap, &pool)
@@ -166,10 +167,10 @@ func (s *session) publish(ctx context.Context, cfg *plugin.Config, snap *health.
 	if !maps.Equal(remembered, names) || !s.preparer.publishing() {
 		err := s.makeDataDir()
 		if err == nil {
-			err = s.preparer.remember(remembered)
+			err = s.preparer.remember(remembered) //nolint:contextcheck // a write ends even if the agent does
 		}
 		if err == nil { // before the first slice: a later process must know that there may be slices
-			err = s.preparer.setPublishing(true)
+			err = s.preparer.setPublishing(true) //nolint:contextcheck // ditto
 		}
 		if err != nil {
 			return fmt.Errorf("nothing new is published: %w", err)
@@ -271,7 +272,7 @@ func (s *session) release(ctx context.Context, other bool) (done bool) {
 			return false // the withdrawal may have been ended
 		}
 	}
-	if err := s.preparer.setPublishing(false); err != nil {
+	if err := s.preparer.setPublishing(false); err != nil { //nolint:contextcheck // a write ends even if the agent does
 		s.setReleasing("cannot write the checkpoint: " + err.Error())
 		return false
 	}

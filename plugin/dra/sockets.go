@@ -98,8 +98,10 @@ func (s *sockets) serve(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithCancel(klog.NewContext(ctx, funcr.New(func(_, text string) { s.log.Warn("kubelet helper: " + text) }, funcr.Options{})))
 	defer cancel()
-	s.drainFailure()
-	helper, err := kubeletplugin.Start(ctx, service{s.Driver.preparer, s},
+	if len(s.failed) > 0 {
+		<-s.failed // of the servers before
+	}
+	helper, err := kubeletplugin.Start(ctx, service{s.preparer, s},
 		kubeletplugin.DriverName(s.driver), kubeletplugin.NodeName(s.Node), kubeletplugin.KubeClient(client),
 		kubeletplugin.RegistrarDirectoryPath(s.registryDir()), kubeletplugin.PluginDataDirectoryPath(s.dataDir()),
 		kubeletplugin.RegistrarListener(listen), kubeletplugin.PluginListener(listen),
@@ -132,13 +134,6 @@ func (s *sockets) serve(ctx context.Context) error {
 			// The claims that are prepared here end here only, so this driver stays.
 			s.setError(s.checkOtherDriver(ctx, own))
 		}
-	}
-}
-
-func (s *sockets) drainFailure() {
-	select {
-	case <-s.failed:
-	default:
 	}
 }
 

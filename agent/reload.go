@@ -154,7 +154,7 @@ func (a *Agent) warnings() (all []string) {
 	if err := a.mps.Err(); err != "" {
 		all = append(all, "MPS: "+err)
 	}
-	return append(all, sharingWarnings(a.snapshots.Load(), a.plugin.Shares(), a.pluginConfig.Load().Sharing.Memory.Enforcement)...)
+	return append(all, sharingWarnings(a.snapshots.Load(), a.shares(), a.pluginConfig.Load().Sharing.Memory.Enforcement)...)
 }
 
 // sharingWarnings returns the devices whose MPS daemon serves one user at a time, and those on which nothing limits containers although

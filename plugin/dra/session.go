@@ -167,10 +167,10 @@ func (s *session) publish(ctx context.Context, cfg *plugin.Config, snap *health.
 	if !maps.Equal(remembered, names) || !s.preparer.publishing() {
 		err := s.makeDataDir()
 		if err == nil {
-			err = s.preparer.remember(remembered) //nolint:contextcheck // a write ends even if the agent does
+			err = s.preparer.remember(ctx, remembered)
 		}
 		if err == nil { // before the first slice: a later process must know that there may be slices
-			err = s.preparer.setPublishing(true) //nolint:contextcheck // ditto
+			err = s.preparer.setPublishing(ctx, true)
 		}
 		if err != nil {
 			return fmt.Errorf("nothing new is published: %w", err)
@@ -272,7 +272,7 @@ func (s *session) release(ctx context.Context, other bool) (done bool) {
 			return false // the withdrawal may have been ended
 		}
 	}
-	if err := s.preparer.setPublishing(false); err != nil { //nolint:contextcheck // a write ends even if the agent does
+	if err := s.preparer.setPublishing(ctx, false); err != nil {
 		s.setReleasing("cannot write the checkpoint: " + err.Error())
 		return false
 	}

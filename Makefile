@@ -99,6 +99,7 @@ lint: $(LINT) $(KUBELET_1_37_OVERLAY) actionlint
 	cd e2e/supply && $(GO) mod tidy -diff
 	cd e2e/bench && $(GO) mod tidy -diff
 	cd e2e/chaos && $(GO) mod tidy -diff
+	cd e2e/containerd && $(GO) mod tidy -diff
 	cd e2e/helm && $(GO) mod tidy -diff
 	$(GO) mod tidy -diff
 	$(MAKE) helm-lint
@@ -115,8 +116,10 @@ helm-lint:
 	cd e2e/helm && $(GO) test -count=1 .
 
 # Tests the chart on a real cluster of one node. Needs root and Linux; installs what it needs on Debian. Takes minutes.
+# KUBERNETES=1.37 runs another release of Kubernetes, CLUSTER_FLAGS='-run TestDRA' only some tests. .ci/run has one release: the first
+# build of another takes 7 to 20 minutes.
 e2e-cluster:
-	e2e/cluster/run
+	e2e/cluster/run $(CLUSTER_FLAGS)
 
 # The builder: docker, podman or buildah. For two architectures: DOCKER='docker buildx' IMAGE=HOST/NAME
 # IMAGE_FLAGS='--platform linux/amd64,linux/arm64 --push'.

@@ -29,6 +29,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
+	"github.com/gpu-node-agent/gpu-node-agent/health/nvml"
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
@@ -156,13 +157,14 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 		Connect:    kube.Connector(func() string { return a.healthConfig.Load().Kubernetes.Kubeconfig }),
 		MPS:        a.plugin.MPS(),
 		Simulated:  func() bool { return a.sourceConfig.Load().Resolved() == config.ModeSim },
-		Properties: func(context.Context, []health.Device) map[health.DeviceID]*health.Properties { return nil },
+		Properties: propertiesOf(&a.sourceConfig, &a.snapshots, nvml.Properties(log.Named("nvml"))),
 		Log:        log.Named("dra"),
 	})
 	a.plugin.SetDRA(a.dra.Released())
 	a.plugin.SetClaims(a.dra.ClaimDevice)
 	a.memoryLimits = a.newMemoryLimits(log.Named("memory limits"))
 	a.plugin.SetMemoryCapabilities(a.memoryLimits.Capabilities())
+	a.dra.SetMemoryCapabilities(a.memoryLimits.Capabilities())
 	a.podLabels = podlabels.New(podlabels.Options{Config: &a.podLabelsConfig, Node: nodeName(), Log: log.Named("kubernetes")})
 	a.processes = processes.New(processes.Options{
 		Config: &a.processesConfig, Snapshots: &a.snapshots, Holders: a.plugin.Holders, PodByUID: a.podLabels.PodByUID, Log: log.Named("processes"),

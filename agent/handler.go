@@ -92,7 +92,13 @@ func (a *Agent) status() status.Node {
 // notReady returns every reason why the agent cannot do its whole job now. A poll takes up to stallAfter before the
 // source counts as stalled; a snapshot that is older than three polls and that time means that the monitor is stuck.
 func (a *Agent) notReady() []string {
-	return web.NotReady(a.snapshots.Load(), a.plugin.Status(), 3*a.pollInterval()+a.sourceConfig.Load().StallAfter)
+	reasons := web.NotReady(a.snapshots.Load(), a.plugin.Status(), 3*a.pollInterval()+a.sourceConfig.Load().StallAfter)
+	// While the devices change from one API to the other, pods get none. Unready restarts nothing, and it keeps a rolling update from
+	// taking the devices of the next node.
+	if s := a.dra.Status(); s.Err != "" {
+		reasons = append(reasons, "dra: "+s.Err)
+	}
+	return reasons
 }
 
 // pollInterval returns the time between two polls.

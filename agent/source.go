@@ -45,7 +45,7 @@ func (a *Agent) runSource(ctx context.Context) error {
 			source.Beside = append(source.Beside, a.mps.Run, func(ctx context.Context) { a.memoryLimits.Run(ctx, open) })
 			source.Release = a.mps.Stop
 			if !source.Simulated {
-				source.Beside = append(source.Beside, a.plugin.GenerateCDI)
+				source.Beside = append(source.Beside, a.plugin.GenerateCDI, a.dra.GenerateCDI)
 			}
 			a.sources.Store(&source)
 			err = run(same)

@@ -6,6 +6,7 @@ type Field uint16
 
 // The fields that the agent itself uses. It passes others through by number.
 const (
+	FieldSerial          Field = 53   // text: serial number of the board
 	FieldMIGMode         Field = 67   // 0 or 1
 	FieldSMClock         Field = 100  // MHz
 	FieldMemClock        Field = 101  // MHz

@@ -4,6 +4,7 @@ package health
 type Properties struct {
 	Brand          string // as NVML names it: Nvidia, Tesla, GeForce; empty if unknown
 	AddressingMode string // HMM, ATS or None; empty if unknown
+	Serial         string // of the GPU's board; empty if unknown
 
 	MIG *MIGProperties // of a MIG device; nil for a GPU, and if unknown
 }

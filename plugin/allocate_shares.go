@@ -104,10 +104,14 @@ func (r Resource) largestRequest(requested int) string {
 }
 
 func setEnv(resp *pluginapi.ContainerAllocateResponse, key, value string) {
+	setEnvs(resp, map[string]string{key: value})
+}
+
+func setEnvs(resp *pluginapi.ContainerAllocateResponse, env map[string]string) {
 	if resp.Envs == nil {
 		resp.Envs = make(map[string]string)
 	}
-	resp.Envs[key] = value
+	maps.Copy(resp.Envs, env)
 }
 
 // The interface of MPS clients. The paths in the container are those of NVIDIA's plugin.
@@ -130,21 +134,27 @@ func (g grant) addMPS(resp *pluginapi.ContainerAllocateResponse, resource string
 	if s == nil || !s.mps {
 		return
 	}
-	uuid := g.State.Device.ID
-	pipes, logs := containerPipeDir(resource), path.Join(mpsDir, resource, "log")
-	setEnv(resp, envMPSPipes, pipes)
-	setEnv(resp, envMPSLogs, logs)
-	if threads := s.threads * g.units; threads < 100 {
-		setEnv(resp, envMPSThreads, strconv.Itoa(threads))
+	env, mounts := MPSClient(g.State.Device.ID, resource, root, s.threads*g.units, mebibytes(s.pinned, g.units)*mebibyte)
+	setEnvs(resp, env)
+	resp.Mounts = append(resp.Mounts, mounts...)
+}
+
+// MPSClient returns the environment and the mounts that make a container a client of the MPS daemon of a device, with limits in percent
+// of the SMs and in bytes; 100 and 0 for no limit. name is a directory in the container.
+func MPSClient(id health.DeviceID, name string, root mps.Root, threads int, pinned uint64) (env map[string]string, mounts []*pluginapi.Mount) {
+	pipes, logs := containerPipeDir(name), path.Join(mpsDir, name, "log")
+	env = map[string]string{envMPSPipes: pipes, envMPSLogs: logs}
+	if threads < 100 {
+		env[envMPSThreads] = strconv.Itoa(threads)
 	}
-	if s.pinned > 0 { // the container's only device has the number 0
-		setEnv(resp, envMPSMemory, fmt.Sprintf("0=%dM", mebibytes(s.pinned, g.units)))
+	if pinned > 0 { // the container's only device has the number 0
+		env[envMPSMemory] = fmt.Sprintf("0=%dM", pinned/mebibyte)
 	}
-	resp.Mounts = append(resp.Mounts,
-		&pluginapi.Mount{ContainerPath: pipes, HostPath: root.PipeDir(uuid)},
-		&pluginapi.Mount{ContainerPath: shmDir, HostPath: root.ShmDir()},
-		&pluginapi.Mount{ContainerPath: logs, HostPath: root.LogDir(uuid), ReadOnly: true},
-	)
+	return env, []*pluginapi.Mount{
+		{ContainerPath: pipes, HostPath: root.PipeDir(id)},
+		{ContainerPath: shmDir, HostPath: root.ShmDir()},
+		{ContainerPath: logs, HostPath: root.LogDir(id), ReadOnly: true},
+	}
 }
 
 // The environment of containers with GPU memory.
@@ -167,20 +177,13 @@ const (
 	envGPUShareDevice    = "ALIYUN_COM_GPU_MEM_DEV"       // units of the GPU
 )
 
-// addMemory passes the limit of a container's GPU memory. The toolkit's variables are set only where the driver's limits work: with an
-// older driver the hook would keep the container from starting.
+// addMemory passes the limit of a container's GPU memory.
 func (g grant) addMemory(resp *pluginapi.ContainerAllocateResponse, resource string) {
 	s := g.share
 	if s == nil || s.kind != SharingMemory {
 		return
 	}
-	limit := strconv.FormatUint(mebibytes(s.unit, g.units), 10)
-	setEnv(resp, envMemoryLimit, limit)
-	setEnv(resp, envMemoryFraction, fraction(s.unit*uint64(g.units), g.State.Device.Memory))
-	if s.by == memlimits.Driver {
-		setEnv(resp, envDriverLimit, limit)
-		setEnv(resp, envDriverRequest, "0")
-	}
+	setEnvs(resp, MemoryEnv(mebibytes(s.unit, g.units)*mebibyte, g.State.Device.Memory, s.by))
 	if resource == GPUShareResource {
 		units := strconv.Itoa(g.units)
 		maps.Copy(resp.Envs, map[string]string{
@@ -188,6 +191,17 @@ func (g grant) addMemory(resp *pluginapi.ContainerAllocateResponse, resource str
 			envGPUShareDevice: strconv.Itoa(s.units),
 		})
 	}
+}
+
+// MemoryEnv returns the environment of a container with a part of a device's memory, both in bytes. The toolkit's variables are in it only
+// where the driver's limits work: with an older driver the hook would keep the container from starting.
+func MemoryEnv(limit, memory uint64, by memlimits.Enforcement) map[string]string {
+	text := strconv.FormatUint(limit/mebibyte, 10)
+	env := map[string]string{envMemoryLimit: text, envMemoryFraction: fraction(limit, memory)}
+	if by == memlimits.Driver {
+		env[envDriverLimit], env[envDriverRequest] = text, "0"
+	}
+	return env
 }
 
 // mebibytes returns the size of n units in MiB.

@@ -111,11 +111,38 @@ func DefaultConfig() Config {
 // Validate returns every error in the section, joined. Each starts with its key.
 func (c Config) Validate() error {
 	return errors.Join(oneOf("api", c.API, APIDevicePlugin, APIDRA), validateName("resource", c.Resource), c.validateKubeletDir(),
-		oneOf("migStrategy", c.MIGStrategy, MIGNone, MIGSingle, MIGMixed), c.validateRules(),
+		oneOf("migStrategy", c.MIGStrategy, MIGNone, MIGSingle, MIGMixed), c.validateRules(), c.validateDRASharing(),
 		validateSelectors("include", c.Include), validateSelectors("exclude", c.Exclude), c.validateSharing(),
-		c.validateAllocation(), c.CDI.Validate(),
+		c.validateAllocation(), c.CDI.Validate(), c.validateDRA(),
 		oneOf("allocationPolicy", c.AllocationPolicy, AllocationDistributed, AllocationPacked),
 		oneOf("onStop", c.OnStop, OnStopKeep, OnStopWithdraw))
+}
+
+// Notes warn about valid keys of the section that have no effect. Each starts with its key.
+func (c Config) Notes() []string {
+	notes := c.Sharing.Notes()
+	if c.API != APIDRA {
+		return notes
+	}
+	defaults := DefaultConfig()
+	for _, k := range []struct {
+		key string
+		set bool
+	}{
+		{"resource", c.Resource != defaults.Resource},
+		{"migStrategy", c.MIGStrategy != defaults.MIGStrategy},
+		{"resources", len(c.Resources) > 0},
+		{"deviceList", !slices.Equal(c.DeviceList, defaults.DeviceList)},
+		{"deviceID", c.DeviceID != defaults.DeviceID},
+		{"passDeviceSpecs", c.PassDeviceSpecs},
+		{"allocationPolicy", c.AllocationPolicy != defaults.AllocationPolicy},
+		{"onStop", c.OnStop != defaults.OnStop},
+	} {
+		if k.set {
+			notes = append(notes, k.key+": has no effect on claims, which are served with api dra")
+		}
+	}
+	return notes
 }
 
 // oneOf returns an error unless value is one of those that the key accepts.
@@ -171,8 +198,8 @@ func (c Config) UsesCDI() bool {
 	return slices.Contains(c.DeviceList, ListCDICRI) || slices.Contains(c.DeviceList, ListCDIAnnotations)
 }
 
-// host returns the locations of device nodes and driver files in a file system.
-func (c Config) host(root fs.FS) cdi.Host {
+// Host returns the locations of device nodes and driver files in a file system.
+func (c Config) Host(root fs.FS) cdi.Host {
 	return cdi.Host{FS: root, DriverRoot: c.DriverRoot, ContainerDriverRoot: c.ContainerDriverRoot, DevRoot: c.DevRoot}
 }
 

@@ -192,3 +192,35 @@ func TestSocketPath(t *testing.T) {
 		t.Errorf("%s and %s", a, b)
 	}
 }
+
+func TestConfigValidateDRA(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(*Config)
+		want   []string // keys with an error
+	}{
+		"defaults":      {func(*Config) {}, nil},
+		"own driver":    {func(c *Config) { c.DRA.DriverName = "gpu.example.com" }, nil},
+		"63 characters": {func(c *Config) { c.DRA.DriverName = strings.Repeat("d", 63) }, nil},
+		"64 characters": {func(c *Config) { c.DRA.DriverName = strings.Repeat("d", 64) }, []string{"dra.driverName"}},
+		"empty":         {func(c *Config) { c.DRA.DriverName = "" }, []string{"dra.driverName"}},
+		"upper case":    {func(c *Config) { c.DRA.DriverName = "GPU.nvidia.com" }, []string{"dra.driverName"}},
+		"slash":         {func(c *Config) { c.DRA.DriverName = "../x" }, []string{"dra.driverName"}},
+		"underscore":    {func(c *Config) { c.DRA.DriverName = "gpu_x" }, []string{"dra.driverName"}},
+		"longest paths": {func(c *Config) {
+			c.KubeletDir, c.DRA.DriverName = "/"+strings.Repeat("k", 55), strings.Repeat("d", 24)
+		}, nil},
+		"path too long": {func(c *Config) {
+			c.KubeletDir, c.DRA.DriverName = "/"+strings.Repeat("k", 55), strings.Repeat("d", 25)
+		}, []string{"dra.driverName"}},
+		"relative directory": {func(c *Config) { c.KubeletDir = "k" }, []string{"kubeletDir"}},
+		"causes":             {func(c *Config) { c.DRA.EvictOn = []string{"xid-79", "lost", "dcgm-nvlink-down"} }, nil},
+		"unknown cause":      {func(c *Config) { c.DRA.EvictOn = []string{"xid-79", "xid79"} }, []string{"dra.evictOn[1]"}},
+		"prefix of causes":   {func(c *Config) { c.DRA.EvictOn = []string{"xid-*"} }, []string{"dra.evictOn[0]"}},
+		"duplicate":          {func(c *Config) { c.DRA.EvictOn = []string{"lost", "lost"} }, []string{"dra.evictOn[1]"}},
+	} {
+		err := configured(func(c *Config) { c.API = APIDRA; test.change(c) }).Validate()
+		if got := errorKeys(err); !slices.Equal(got, test.want) {
+			t.Errorf("%s: %v, want errors of %q", name, err, test.want)
+		}
+	}
+}

@@ -61,6 +61,7 @@ type layoutInput struct {
 	snap    *health.Snapshot                          // nil before the first
 	holders map[health.DeviceID][]podresources.Holder // nil if unknown
 	before  uniformLayout                             // of the previous layout
+	offer   offer
 
 	capabilities *memlimits.Capabilities // nil before the node is examined
 	examined     bool                    // the node is examined at all
@@ -136,7 +137,7 @@ func (c *candidate) device() *health.Device { return &c.state.Device }
 func newLayout(in layoutInput) layout {
 	cfg, snap := in.cfg, in.snap
 	l := layout{cfg: cfg, snap: snap}
-	if cfg == nil || !cfg.Enabled || !snap.Polled() {
+	if cfg == nil || !cfg.Enabled || !snap.Polled() || in.offer == offerNothing {
 		return l
 	}
 	selected, n := cfg.selectCandidates(snap)
@@ -156,7 +157,7 @@ func newLayout(in layoutInput) layout {
 	for _, text := range l.misfits.texts() {
 		l.err = strings.TrimPrefix(l.err+"; "+text, "; ")
 	}
-	l.withhold(in.holders, snap)
+	l.withhold(in)
 	if in.holders != nil {
 		l.countFree(in.holders)
 		l.countUnschedulable(in.holders)
@@ -385,10 +386,13 @@ type layoutCache struct {
 	holders   *health.Latest[podresources.Holders]
 	// capabilities is nil if nothing examines the node. It is set before the first call.
 	capabilities *health.Latest[memlimits.Capabilities]
+	// offer is nil if all devices are offered. It is set before the first call.
+	offer *health.Latest[offer]
 
 	mu               sync.Mutex // guards the fields below
 	last             *layout
 	lastCapabilities *memlimits.Capabilities // of last
+	lastOffer        *offer                  // of last
 }
 
 func newLayoutCache(cfg *health.Latest[Config], snapshots *health.Latest[health.Snapshot], holders *health.Latest[podresources.Holders]) *layoutCache {
@@ -405,20 +409,27 @@ func (l *layoutCache) current() *layout {
 	if l.capabilities != nil {
 		capabilities = l.capabilities.Load()
 	}
-	if cfg != l.last.cfg || snap != l.last.snap || holders != l.last.holders || capabilities != l.lastCapabilities {
+	var offer *offer
+	if l.offer != nil {
+		offer = l.offer.Load()
+	}
+	if cfg != l.last.cfg || snap != l.last.snap || holders != l.last.holders || capabilities != l.lastCapabilities || offer != l.lastOffer {
 		in := layoutInput{cfg: cfg, snap: snap, before: l.last.uniform, capabilities: capabilities, examined: l.capabilities != nil}
 		if holders != nil {
 			in.holders = holders.By
 		}
+		if offer != nil {
+			in.offer = *offer
+		}
 		next := newLayout(in)
 		next.holders = holders
-		l.last, l.lastCapabilities = &next, capabilities
+		l.last, l.lastCapabilities, l.lastOffer = &next, capabilities, offer
 	}
 	return l.last
 }
 
 // changes are channels that close when an input of the layout changes.
-type changes struct{ cfg, snap, holders, capabilities <-chan struct{} }
+type changes struct{ cfg, snap, holders, capabilities, offer <-chan struct{} }
 
 // watch must precede current, so that no change is missed.
 func (l *layoutCache) watch() (c changes) {
@@ -427,6 +438,9 @@ func (l *layoutCache) watch() (c changes) {
 	_, c.holders = l.holders.Watch()
 	if l.capabilities != nil {
 		_, c.capabilities = l.capabilities.Watch()
+	}
+	if l.offer != nil {
+		_, c.offer = l.offer.Watch()
 	}
 	return c
 }

@@ -44,6 +44,7 @@ type Plugin struct {
 	dra         *health.Latest[Handover]   // nil without dynamic resource allocation
 	claims      podresources.ClaimResolver // nil without dynamic resource allocation
 	released    health.Latest[Handover]
+	offer       health.Latest[offer]
 	limitHooks  *cdi.LimitHooks
 
 	// These belong to Run.
@@ -52,6 +53,9 @@ type Plugin struct {
 	kubeletViews    map[target]kubeletView // of ended registrars
 	loggedWarnings  []string
 	loggedUnmatched []unmatchedSelectors
+	exclusive       bool      // dynamic resource allocation had released the devices, and may not serve until the plugin has
+	releasingSince  time.Time // see release.since; zero while plugin.api is not dra
+	releasingServes bool      // release.serves at releasingSince
 
 	mu       sync.Mutex          // guards the fields below
 	running  []*runningRegistrar // by resource name
@@ -62,7 +66,7 @@ type Plugin struct {
 
 // Status is the state of the plugin.
 type Status struct {
-	Off       bool             // plugin.enabled is false, so nothing is served
+	Off       bool             // plugin.enabled is false, or plugin.api is dra and the devices are released, so nothing is served
 	Resources []ResourceStatus // by name
 	Err       string           // why no resource, or not every resource, is served; empty if all are
 	Warnings  []string         // working devices that are not offered to pods, with the reason
@@ -100,6 +104,7 @@ func newPlugin(cfg *health.Latest[Config], snapshots *health.Latest[health.Snaps
 	p.pods = p.newPodResources()
 	p.pods.KubeletLost = p.kubeletLost
 	p.layouts = newLayoutCache(cfg, snapshots, &p.pods.Holders)
+	p.layouts.offer = &p.offer
 	return p
 }
 
@@ -154,6 +159,11 @@ func (p *Plugin) Run(ctx context.Context) error {
 	logged := &layout{}
 	for {
 		changed, generated := p.layouts.watch(), p.cdi.Toolkit.Changed()
+		var draChanged <-chan struct{}
+		if p.dra != nil {
+			_, draChanged = p.dra.Watch()
+		}
+		serve, notOffered := p.handOver()
 		now := p.layouts.current()
 		cfg, snap := now.cfg, now.snap
 		reason := p.missingReason(now)
@@ -175,10 +185,18 @@ func (p *Plugin) Run(ctx context.Context) error {
 				starting = starting || soon && reason == ""
 				reason = strings.TrimPrefix(reason+"; "+why, "; ")
 			}
-			p.storeMPS(now)
+			if notOffered != "" {
+				reason = notOffered
+			}
+			if !serve {
+				desired = nil
+			}
+			if serve || !cfg.ServesDRA() { // otherwise dynamic resource allocation stores it
+				p.storeMPS(now)
+			}
 			p.reconcile(ctx, desired, *cfg, true)
 		}
-		p.setError(cfg != nil && !cfg.Enabled, reason, starting)
+		p.setError(cfg, reason, starting)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -186,6 +204,8 @@ func (p *Plugin) Run(ctx context.Context) error {
 		case <-changed.snap:
 		case <-changed.holders:
 		case <-changed.capabilities:
+		case <-changed.offer:
+		case <-draChanged:
 		case <-generated:
 		}
 	}
@@ -194,12 +214,13 @@ func (p *Plugin) Run(ctx context.Context) error {
 // GenerateCDI generates parts of CDI specs with the driver until ctx ends; see cdi.Toolkit.Run.
 func (p *Plugin) GenerateCDI(ctx context.Context) { p.cdi.Toolkit.Run(ctx) }
 
-// missingReason returns why there is nothing to serve, or not every resource; it is empty if the plugin is disabled.
+// missingReason returns why there is nothing to serve, or not every resource; it is empty if the plugin is disabled, and if dynamic
+// resource allocation is to serve the devices: that reports why they are not released.
 func (p *Plugin) missingReason(now *layout) (reason string) {
 	switch cfg, snap := now.cfg, now.snap; {
 	case cfg == nil:
 		return "no configuration yet"
-	case !cfg.Enabled:
+	case !cfg.Enabled, cfg.ServesDRA():
 		p.logUnmatchedSelectors(nil)
 		return ""
 	case !snap.Polled():
@@ -217,17 +238,22 @@ func (p *Plugin) missingReason(now *layout) (reason string) {
 	return cmp.Or(strings.Join(now.warnings, "; "), "no GPUs")
 }
 
+// CDIInput returns the input of a CDI spec for a snapshot, without devices.
+func (c *Config) CDIInput(snap *health.Snapshot, root fs.FS) cdi.Input {
+	source := &snap.Source
+	return cdi.Input{
+		Config: c.CDI, Host: c.Host(root), Driver: source.Versions.Driver,
+		NVML: source.Kind == "dcgm", Detached: source.Detachment.InForce(), MemoryLimits: c.Sharing.Memory.usesDriver(),
+	}
+}
+
 // ensureCDI returns why the container runtime cannot resolve the CDI names of the layout.
 func (p *Plugin) ensureCDI(now *layout) error {
 	if !now.cfg.UsesCDI() || len(now.resources) == 0 {
 		p.cdi.Toolkit.Stop()
 		return nil
 	}
-	source := &now.snap.Source
-	in := cdi.Input{
-		Config: now.cfg.CDI, Host: now.cfg.host(p.hostFS), Driver: source.Versions.Driver,
-		NVML: source.Kind == "dcgm", Detached: source.Detachment.InForce(), MemoryLimits: now.cfg.Sharing.Memory.usesDriver(),
-	}
+	in := now.cfg.CDIInput(now.snap, p.hostFS)
 	for _, r := range now.resources {
 		for i, d := range r.Devices {
 			if i == 0 || r.Devices[i-1].State != d.State { // replicas are adjacent

@@ -12,6 +12,8 @@ import (
 
 // Log messages that tests count.
 const (
+	msgReleasing    = "releasing the devices to dynamic resource allocation"
+	msgReleased     = "devices released to dynamic resource allocation"
 	msgDisabled     = "plugin disabled, nothing is registered with the kubelet"
 	msgNothing      = "nothing to register with the kubelet"
 	msgNotOffered   = "devices not offered"
@@ -57,13 +59,14 @@ func (p *Plugin) logUnmatchedSelectors(unmatched []unmatchedSelectors) {
 
 // setError stores why nothing is served and logs it when it changes: as information while the source starts, otherwise
 // as a warning.
-func (p *Plugin) setError(disabled bool, reason string, starting bool) {
+func (p *Plugin) setError(cfg *Config, reason string, starting bool) {
+	disabled, released := cfg != nil && !cfg.Enabled, p.released.Load()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if disabled && !p.disabled {
 		p.log.Info(msgDisabled, zap.String("key", "plugin.enabled"))
 	}
-	p.disabled = disabled
+	p.disabled = disabled || released != nil && released.Released
 	if p.err == reason {
 		return
 	}

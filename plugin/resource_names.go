@@ -22,6 +22,9 @@ const (
 	maxDomainLength = 253 - len("requests.")
 )
 
+// domainPattern matches a DNS subdomain in lower case.
+const domainPattern = `^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`
+
 // validateName applies the kubelet's rules (v1helper.IsExtendedResourceName), so that an invalid name is reported with
 // the configuration and not at registration.
 func validateName(key, resource string) error {
@@ -51,7 +54,7 @@ func validateNameLike(key, resource, example string) error {
 		return bad("has a domain of %d characters, the limit is %d", len(domain), maxDomainLength)
 	case len(name) > maxNameLength:
 		return bad("has a name of %d characters, the limit is %d", len(name), maxNameLength)
-	case !matches(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`, domain):
+	case !matches(domainPattern, domain):
 		return bad("has a domain with characters other than a-z, 0-9, - and .")
 	case !matches(`^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$`, name):
 		return bad("has a name with characters other than letters, digits, -, _ and ., or without a letter or digit at both ends")

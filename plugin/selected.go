@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
@@ -43,6 +44,9 @@ func (c *Config) SelectDevices(snap *health.Snapshot, caps *memlimits.Capabiliti
 		candidate := &devices[i]
 		d := candidate.device()
 		s := SelectedDevice{State: candidate.state, Profile: candidate.profile}
+		if d.Kind == health.KindGPU && d.MIGMode && candidate.migCount == 0 {
+			warnings = append(warnings, fmt.Sprintf("GPU %d cannot be allocated: it is in MIG mode and has no MIG devices", d.Index))
+		}
 		if d.Kind == health.KindMIG {
 			if reason := migMisfit(candidate); reason != "" {
 				if !slices.Contains(warnings, reason) {

@@ -98,6 +98,7 @@ func (s *server) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSer
 		case <-changed.snap:
 		case <-changed.holders:
 		case <-changed.capabilities:
+		case <-changed.offer:
 		}
 	}
 }
@@ -112,7 +113,7 @@ func (s *server) stop(withdraw bool) {
 func (s *server) Allocate(ctx context.Context, req *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
 	now := s.layouts.current()
 	cfg := cmp.Or(now.cfg, &Config{})
-	a := allocation{cfg: cfg, host: cfg.host(os.DirFS("/")), uuid: uuid.NewString}
+	a := allocation{cfg: cfg, host: cfg.Host(os.DirFS("/")), uuid: uuid.NewString}
 	resp, err := a.allocate(ctx, findResource(now.resources, s.name), req)
 	if err != nil {
 		s.counts.refuse(err)

@@ -136,14 +136,23 @@ func (s *share) setReadiness(daemon *health.MPSDaemon) {
 	switch {
 	case s.unready != "":
 		s.faulty = true
-	case daemon == nil:
-		s.unready = "not examined yet"
-	case !daemon.Ready || daemon.Leaving: // it may be stopping
-		s.unready, s.faulty = cmp.Or(daemon.Reason, "not ready"), daemon.Cause != ""
+	case MPSUnready(daemon) != "":
+		s.unready, s.faulty = MPSUnready(daemon), daemon != nil && daemon.Cause != ""
 	case s.single && (daemon.ThreadPercentage > float64(s.threads)+1 || daemon.PinnedMemory > s.pinned+1<<30):
 		// It was judged by the configuration before. MPS may round the limits that it reports.
 		s.unready = "its limits are not set yet"
 	}
+}
+
+// MPSUnready returns why containers cannot be clients of an MPS daemon; it is empty if they can.
+func MPSUnready(daemon *health.MPSDaemon) string {
+	switch {
+	case daemon == nil:
+		return "not examined yet"
+	case !daemon.Ready || daemon.Leaving: // it may be stopping
+		return cmp.Or(daemon.Reason, "not ready")
+	}
+	return ""
 }
 
 // units returns how many units of a device's memory are offered. If there is none, it adds the device to misfits.

@@ -316,6 +316,22 @@ func validateMPSName(key, resource string) error {
 	return nil
 }
 
+// validateDRASharing returns an error for sharing that claims ask for themselves.
+func (c Config) validateDRASharing() error {
+	if c.API != APIDRA {
+		return nil
+	}
+	var errs []error
+	if len(c.Sharing.TimeSlicing.Resources) > 0 {
+		errs = append(errs, errors.New("sharing.timeSlicing.resources: replicas do not exist with api dra; remove it, and let pods share a claim, "+
+			"or set sharing.memory.resource"))
+	}
+	if len(c.Sharing.MPS.Resources) > 0 {
+		errs = append(errs, errors.New("sharing.mps.resources: resources do not exist with api dra; remove it, and ask for MPS in the GpuConfig of a claim or a DeviceClass"))
+	}
+	return errors.Join(errs...)
+}
+
 // Notes warn about valid keys of the section that have no effect, or one that is easily overlooked. Each starts with its key.
 func (s *SharingConfig) Notes() (notes []string) {
 	if len(s.MPS.Resources) > 0 && !s.MPS.FailRequestsGreaterThanOne {

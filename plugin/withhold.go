@@ -78,8 +78,10 @@ func withheldTexts(all []withheldDevice) (texts []string) {
 // Nothing is stored: the result follows from the layout and the last known holders, and ends with the holder. While the
 // holders are unknown, nothing is withheld for them.
 //
-// Units of memory are withheld in the same way while nothing enforces their limits and that is required.
-func (l *layout) withhold(holders map[health.DeviceID][]podresources.Holder, snap *health.Snapshot) {
+// Units of memory are withheld in the same way while nothing enforces their limits and that is required, and everything while dynamic
+// resource allocation and the plugin hand the devices over.
+func (l *layout) withhold(in layoutInput) {
+	holders, snap := in.holders, in.snap
 	outside := make(map[health.DeviceID]podresources.Holder) // by device: a holder under an ID outside the layout
 	onParent := make(map[health.DeviceID]podresources.Holder)
 	for i := range snap.Devices {
@@ -114,6 +116,8 @@ func (l *layout) withhold(holders map[health.DeviceID][]podresources.Holder, sna
 				if s != nil {
 					s.displaced = w.reason
 				}
+			case in.offer == offerWithheld:
+				w.reason, pending = releasingReason, true // Status has the reason, once for all devices
 			case state.MPS != nil && (s == nil || !s.mps): // only its clients can use the GPU
 				w.reason = cmp.Or(state.MPS.Reason, "its MPS daemon still runs")
 			case s != nil && s.blocked != "":
@@ -149,6 +153,9 @@ func heldReason(h podresources.Holder) string {
 	}
 	return holder + "as " + h.What() + " since before the layout changed"
 }
+
+// releasingReason is why a device is withheld while the node changes from one API to the other.
+const releasingReason = "the node changes plugin.api"
 
 // logWithheld logs withheld devices once, those of one GPU in one line, and once when they are offered again.
 func (p *Plugin) logWithheld(before, after *layout) {

@@ -111,7 +111,7 @@ func (l Loader) Load() (Config, error) {
 		}
 		errs = append(errs, withPrefix("plugin.nvidiaConfig: "+file+": ", err))
 	}
-	for _, n := range c.Plugin.Sharing.Notes() {
+	for _, n := range c.Plugin.Notes() {
 		c.Notes = append(c.Notes, "plugin."+n)
 	}
 	resolved, err := c.Metrics.Resolve(files.read)

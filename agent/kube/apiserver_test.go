@@ -68,16 +68,19 @@ func (a *apiServer) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err == nil {
 		answer, err = a.answer(r, body)
 	}
-	code := http.StatusOK
+	code, header := http.StatusOK, http.Header{"Content-Type": {"application/json"}}
 	if s, ok := errors.AsType[*apierrors.StatusError](err); ok {
 		answer, code, err = s.ErrStatus, int(s.ErrStatus.Code), nil
+		if code == http.StatusServiceUnavailable {
+			header.Set("Retry-After", "1")
+		}
 	}
 	if err != nil {
 		return nil, err
 	}
 	text, err := json.Marshal(answer)
 	return &http.Response{
-		StatusCode: code, Header: http.Header{"Content-Type": {"application/json"}}, Request: r,
+		StatusCode: code, Header: header, Request: r,
 		Body: io.NopCloser(strings.NewReader(string(text))),
 	}, err
 }
@@ -85,6 +88,8 @@ func (a *apiServer) RoundTrip(r *http.Request) (*http.Response, error) {
 func (a *apiServer) answer(r *http.Request, body []byte) (any, error) {
 	path := strings.Split(strings.TrimPrefix(r.URL.Path, "/api/v1/"), "/")
 	switch {
+	case r.Method != "GET" && !strings.Contains(r.Header.Get("Accept"), ";as=PartialObjectMetadata;"):
+		return nil, fmt.Errorf("%s %s asks for the whole object", r.Method, r.URL)
 	case r.Method == "GET" && path[0] == "nodes":
 		return corev1.Node{Status: corev1.NodeStatus{Conditions: a.conditions}}, nil
 	case r.Method == "PATCH" && path[0] == "nodes" && path[2] == "status" && r.Header.Get("Content-Type") == "application/strategic-merge-patch+json":

@@ -8,13 +8,12 @@ import (
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 )
@@ -31,81 +30,19 @@ const (
 	requestBurst = 10
 )
 
-// nodeCondition is core/v1's NodeCondition.
-type nodeCondition struct {
-	Type               string                 `json:"type"`
-	Status             metav1.ConditionStatus `json:"status"`
-	LastHeartbeatTime  metav1.Time            `json:"lastHeartbeatTime"`
-	LastTransitionTime metav1.Time            `json:"lastTransitionTime"`
-	Reason             string                 `json:"reason"`
-	Message            string                 `json:"message"`
-}
-
-// coreEvent is core/v1's Event, which kubectl describe shows. Unlike those of events.k8s.io, its count can be raised.
-type coreEvent struct {
-	Kind               string            `json:"kind"`
-	APIVersion         string            `json:"apiVersion"`
-	Metadata           metav1.ObjectMeta `json:"metadata"`
-	InvolvedObject     objectReference   `json:"involvedObject"`
-	Type               string            `json:"type"`
-	Reason             string            `json:"reason"`
-	Message            string            `json:"message"`
-	Source             eventSource       `json:"source"`
-	FirstTimestamp     metav1.Time       `json:"firstTimestamp"`
-	LastTimestamp      metav1.Time       `json:"lastTimestamp"`
-	Count              int32             `json:"count"`
-	ReportingComponent string            `json:"reportingComponent"`
-	ReportingInstance  string            `json:"reportingInstance"`
-}
-
-type objectReference struct {
-	Kind       string    `json:"kind"`
-	APIVersion string    `json:"apiVersion"`
-	Namespace  string    `json:"namespace,omitempty"`
-	Name       string    `json:"name"`
-	UID        types.UID `json:"uid,omitempty"`
-}
-
-type eventSource struct {
-	Component string `json:"component"`
-	Host      string `json:"host"`
-}
-
-// eventPatch holds the fields that change when an event repeats.
-type eventPatch struct {
-	Count         int32       `json:"count"`
-	LastTimestamp metav1.Time `json:"lastTimestamp"`
-	Message       string      `json:"message"`
-}
-
-// client makes the requests of this package.
-type client struct{ rest rest.Interface }
-
-// connect returns a client for a kubeconfig file, or for the pod's service account if that is "". It makes no request.
-func connect(kubeconfig string) (*client, error) {
-	c, err := RESTConfig(kubeconfig)
-	if err != nil {
-		return nil, err
-	}
-	return newClient(c)
-}
-
 // RESTConfig returns the REST configuration of a kubeconfig file, or of the pod's service account if that is "".
-func RESTConfig(kubeconfig string) (*rest.Config, error) {
+func RESTConfig(kubeconfig string) (c *rest.Config, err error) {
 	if kubeconfig != "" {
-		c, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
-		if err != nil {
+		if c, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err != nil {
 			return nil, fmt.Errorf("health.kubernetes.kubeconfig: %w", err)
 		}
-		return c, nil
-	}
-	c, err := rest.InClusterConfig()
-	if errors.Is(err, rest.ErrNotInCluster) {
+	} else if c, err = rest.InClusterConfig(); errors.Is(err, rest.ErrNotInCluster) {
 		return nil, errors.New("health.kubernetes.kubeconfig: expected a kubeconfig file, because the agent does not run in a pod with a service account")
-	}
-	if err != nil {
+	} else if err != nil {
 		return nil, fmt.Errorf("service account of the pod: %w", err)
 	}
+	c.QPS, c.Burst = requestRate, requestBurst
+	c.UserAgent, c.WarningHandler = component, rest.NoWarnings{}
 	return c, nil
 }
 
@@ -117,41 +54,38 @@ func Connector(kubeconfig func() string) func() (kubernetes.Interface, error) {
 		if err != nil {
 			return nil, err
 		}
-		c.QPS, c.Burst = requestRate, requestBurst
-		c.UserAgent, c.WarningHandler = component, rest.NoWarnings{}
 		return kubernetes.NewForConfig(c)
 	}
 }
 
-func newClient(c *rest.Config) (*client, error) {
-	core := schema.GroupVersion{Version: "v1"}
-	scheme := runtime.NewScheme()
-	metav1.AddToGroupVersion(scheme, core) // for the Status of an error
-	c.APIPath, c.GroupVersion = "/api", &core
-	c.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
-	c.QPS, c.Burst = requestRate, requestBurst
-	c.Timeout, c.UserAgent, c.WarningHandler = requestTimeout, component, rest.NoWarnings{}
-	r, err := rest.RESTClientFor(c)
+// client makes the requests of this package, each once, because the writers have their own pauses between attempts. The typed methods of
+// client-go repeat a request up to ten times, and cannot ask for an object's metadata only.
+type client struct{ rest rest.Interface }
+
+// connect returns a client for a kubeconfig file, or for the pod's service account if that is "". It makes no request.
+func connect(kubeconfig string) (*client, error) {
+	c, err := RESTConfig(kubeconfig)
 	if err != nil {
 		return nil, err
 	}
-	return &client{r}, nil
+	return newClient(c)
 }
 
-// read makes a request once and decodes the response.
-func read(ctx context.Context, r *rest.Request, out any) error {
-	result := r.MaxRetries(0).Do(ctx)
-	if err := result.Error(); err != nil {
-		return err
-	}
-	body, err := result.Raw()
+func newClient(c *rest.Config) (*client, error) {
+	c.Timeout = requestTimeout
+	core, err := typedcorev1.NewForConfig(c)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return json.Unmarshal(body, out)
+	return &client{core.RESTClient()}, nil
 }
 
-// write makes a request with a body once. It asks for the object's metadata only, because the response is not used.
+// read makes a request and decodes the response.
+func read(ctx context.Context, r *rest.Request, out runtime.Object) error {
+	return r.MaxRetries(0).Do(ctx).Into(out)
+}
+
+// write makes a request with a body. It asks for the object's metadata only, because the response is not used.
 func write(ctx context.Context, r *rest.Request, in any) error {
 	body, err := json.Marshal(in)
 	if err != nil {
@@ -162,18 +96,14 @@ func write(ctx context.Context, r *rest.Request, in any) error {
 }
 
 // condition returns the node's condition, the zero value if there is none.
-func (c *client) condition(ctx context.Context, node string) (nodeCondition, error) {
-	var n struct {
-		Status struct {
-			Conditions []nodeCondition `json:"conditions"`
-		} `json:"status"`
-	}
+func (c *client) condition(ctx context.Context, node string) (corev1.NodeCondition, error) {
+	var n corev1.Node
 	if err := read(ctx, c.rest.Get().Resource("nodes").Name(node), &n); err != nil {
-		return nodeCondition{}, err
+		return corev1.NodeCondition{}, err
 	}
-	i := slices.IndexFunc(n.Status.Conditions, func(c nodeCondition) bool { return c.Type == conditionType })
+	i := slices.IndexFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == conditionType })
 	if i < 0 {
-		return nodeCondition{}, nil
+		return corev1.NodeCondition{}, nil
 	}
 	return n.Status.Conditions[i], nil
 }
@@ -184,26 +114,18 @@ func (c *client) patchCondition(ctx context.Context, node string, element any) e
 	return write(ctx, c.rest.Patch(types.StrategicMergePatchType).Resource("nodes").Name(node).SubResource("status"), patch)
 }
 
-// pod returns a pod's UID and the node that it is bound to.
-func (c *client) pod(ctx context.Context, namespace, name string) (types.UID, string, error) {
-	var p struct {
-		Metadata struct {
-			UID types.UID `json:"uid"`
-		} `json:"metadata"`
-		Spec struct {
-			NodeName string `json:"nodeName"`
-		} `json:"spec"`
-	}
-	err := read(ctx, c.rest.Get().Namespace(namespace).Resource("pods").Name(name), &p)
-	return p.Metadata.UID, p.Spec.NodeName, err
+func (c *client) pod(ctx context.Context, namespace, name string) (p corev1.Pod, err error) {
+	err = read(ctx, c.rest.Get().Namespace(namespace).Resource("pods").Name(name), &p)
+	return p, err
 }
 
-func (c *client) createEvent(ctx context.Context, e coreEvent) error {
-	return write(ctx, c.rest.Post().Namespace(e.Metadata.Namespace).Resource("events"), e)
+func (c *client) createEvent(ctx context.Context, e corev1.Event) error {
+	return write(ctx, c.rest.Post().Namespace(e.Namespace).Resource("events"), e)
 }
 
-func (c *client) patchEvent(ctx context.Context, namespace, name string, p eventPatch) error {
-	return write(ctx, c.rest.Patch(types.MergePatchType).Namespace(namespace).Resource("events").Name(name), p)
+// patchEvent changes fields of an event.
+func (c *client) patchEvent(ctx context.Context, namespace, name string, fields map[string]any) error {
+	return write(ctx, c.rest.Patch(types.MergePatchType).Namespace(namespace).Resource("events").Name(name), fields)
 }
 
 // permanent reports whether the API server would refuse the same request again.

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
@@ -29,7 +29,7 @@ const maxMessage = 1024
 
 // conditionState is what the node's condition shows.
 type conditionState struct {
-	status          metav1.ConditionStatus
+	status          corev1.ConditionStatus
 	reason, message string
 	fingerprint     string    // a change of it is written at once; it leaves out measured values in the message
 	lost            string    // the end of the message: free devices that cannot be scheduled; a change may wait, see lostInterval
@@ -95,22 +95,22 @@ func summarize(devices []health.DeviceState) summary {
 	return s
 }
 
-func (sum summary) status(s *health.Snapshot) (status metav1.ConditionStatus, reason string) {
+func (sum summary) status(s *health.Snapshot) (status corev1.ConditionStatus, reason string) {
 	switch {
 	case len(sum.affected) > 0 && sum.affected[0].Verdict.State == health.Unhealthy:
-		return metav1.ConditionFalse, camelCase(sum.affected[0].Verdict.Cause())
+		return corev1.ConditionFalse, camelCase(sum.affected[0].Verdict.Cause())
 	case !s.Polled():
-		return metav1.ConditionUnknown, sourceReason(s.Source.Status)
+		return corev1.ConditionUnknown, sourceReason(s.Source.Status)
 	case sum.gpus == 0:
-		return metav1.ConditionUnknown, reasonNoGPUs
+		return corev1.ConditionUnknown, reasonNoGPUs
 	case sum.count[health.Unknown] > 0:
-		return metav1.ConditionUnknown, reasonNotMeasured
+		return corev1.ConditionUnknown, reasonNotMeasured
 	case unavailable(s.Source.Status):
-		return metav1.ConditionTrue, sourceReason(s.Source.Status)
+		return corev1.ConditionTrue, sourceReason(s.Source.Status)
 	case len(sum.affected) > 0:
-		return metav1.ConditionTrue, camelCase(sum.affected[0].Verdict.Cause())
+		return corev1.ConditionTrue, camelCase(sum.affected[0].Verdict.Cause())
 	}
-	return metav1.ConditionTrue, reasonHealthy
+	return corev1.ConditionTrue, reasonHealthy
 }
 
 // message returns the condition's message, and the part of it that the fingerprint covers. The message is short, because

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
@@ -141,22 +142,22 @@ func TestCamelCase(t *testing.T) {
 
 func TestConditionTransitionTime(t *testing.T) {
 	at := func(s int64) metav1.Time { return metav1.Unix(s, 0) }
-	want := conditionState{status: metav1.ConditionFalse, reason: "Xid79", since: at(50).Time}
+	want := conditionState{status: corev1.ConditionFalse, reason: "Xid79", since: at(50).Time}
 	for _, c := range []struct {
 		name    string
-		current nodeCondition
+		current corev1.NodeCondition
 		want    metav1.Time
 	}{
-		{"no condition", nodeCondition{}, at(50)},
-		{"status changed", nodeCondition{Status: metav1.ConditionTrue, LastTransitionTime: at(10)}, at(50)},
-		{"only the reason changed", nodeCondition{Status: metav1.ConditionFalse, Reason: "Lost", LastTransitionTime: at(10)}, at(10)},
-		{"condition without a transition time", nodeCondition{Status: metav1.ConditionFalse}, at(50)},
+		{"no condition", corev1.NodeCondition{}, at(50)},
+		{"status changed", corev1.NodeCondition{Status: corev1.ConditionTrue, LastTransitionTime: at(10)}, at(50)},
+		{"only the reason changed", corev1.NodeCondition{Status: corev1.ConditionFalse, Reason: "Lost", LastTransitionTime: at(10)}, at(10)},
+		{"condition without a transition time", corev1.NodeCondition{Status: corev1.ConditionFalse}, at(50)},
 	} {
 		got := want.condition(c.current, at(60).Time)
 		if !got.LastTransitionTime.Equal(&c.want) {
 			t.Errorf("%s: %v, want %v", c.name, got.LastTransitionTime, c.want)
 		}
-		if got.Status != metav1.ConditionFalse || got.Reason != "Xid79" || !got.LastHeartbeatTime.Equal(new(at(60))) {
+		if got.Status != corev1.ConditionFalse || got.Reason != "Xid79" || !got.LastHeartbeatTime.Equal(new(at(60))) {
 			t.Errorf("%s: %+v", c.name, got)
 		}
 	}

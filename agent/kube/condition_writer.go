@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -24,10 +25,10 @@ const (
 type conditionWriter struct {
 	*Reporter
 	api         *client
-	current     nodeCondition // as the API server has it
-	loaded      bool          // current was read from the API server
-	fingerprint string        // of current; "" if another process wrote it
-	lost        string        // of current
+	current     corev1.NodeCondition // as the API server has it
+	loaded      bool                 // current was read from the API server
+	fingerprint string               // of current; "" if another process wrote it
+	lost        string               // of current
 }
 
 // runConditionWriter writes until ctx ends. It writes the newest state only: older ones are skipped.
@@ -99,7 +100,7 @@ func (w *conditionWriter) write(ctx context.Context) error {
 	}
 	w.updateStatus(func(s *Status) { s.Writes++ })
 	if next.Status != w.current.Status {
-		w.Log.Info("node condition", zap.String("type", next.Type), zap.String("status", string(next.Status)),
+		w.Log.Info("node condition", zap.String("type", conditionType), zap.String("status", string(next.Status)),
 			zap.String("was", string(w.current.Status)), zap.String("reason", next.Reason))
 	}
 	w.current, w.fingerprint, w.lost = next, desired.fingerprint, desired.lost
@@ -108,8 +109,8 @@ func (w *conditionWriter) write(ctx context.Context) error {
 
 // condition returns the condition to write over the current one. Its transition time is when the status was reached,
 // even if it is written later, and stays while the status does.
-func (s conditionState) condition(current nodeCondition, now time.Time) nodeCondition {
-	c := nodeCondition{
+func (s conditionState) condition(current corev1.NodeCondition, now time.Time) corev1.NodeCondition {
+	c := corev1.NodeCondition{
 		Type: conditionType, Status: s.status, Reason: s.reason, Message: s.message,
 		LastHeartbeatTime: metav1.NewTime(now), LastTransitionTime: metav1.NewTime(s.since),
 	}

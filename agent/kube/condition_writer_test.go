@@ -157,7 +157,9 @@ func TestRestartKeepsPodsInCondition(t *testing.T) {
 }
 
 func TestOutage(t *testing.T) {
-	for _, failure := range []error{errRefused, apiError(403, metav1.StatusReasonForbidden)} {
+	for _, failure := range []error{
+		errRefused, apiError(403, metav1.StatusReasonForbidden), apiError(503, metav1.StatusReasonServiceUnavailable),
+	} {
 		withRig(t, func(g *rig) { testOutage(t, g, failure) })
 	}
 }

@@ -5,18 +5,17 @@ import (
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// The reasons of events, and their types.
+// The reasons of events.
 const (
 	eventUnhealthy = "GPUUnhealthy"
 	eventDegraded  = "GPUDegraded"
 	eventRecovered = "GPURecovered"
 	eventXID       = "XID"
-
-	typeNormal  = "Normal"
-	typeWarning = "Warning"
 )
 
 // object is the object that an event involves: a pod, or the node if the namespace is empty.
@@ -93,7 +92,7 @@ func eventOf(c health.Change) (typ, reason, cause, message string, count uint64)
 	switch c.Kind {
 	case health.ChangeXID:
 		x := health.LookupXID(c.XID)
-		return typeWarning, eventXID, fmt.Sprint(c.XID), fmt.Sprintf("XID %d of %s: %s; %s", c.XID, c.Device.Name(), c.Description(), x.Action.Advice()), c.New
+		return corev1.EventTypeWarning, eventXID, fmt.Sprint(c.XID), fmt.Sprintf("XID %d of %s: %s; %s", c.XID, c.Device.Name(), c.Description(), x.Action.Advice()), c.New
 	case health.ChangeState:
 		typ, reason, cause, message = stateEvent(c)
 		return typ, reason, cause, message, 1
@@ -111,11 +110,11 @@ func stateEvent(c health.Change) (typ, reason, cause, message string) {
 	now := &health.DeviceState{Device: c.Device, Verdict: c.Now}
 	switch {
 	case c.Now.State == health.Unhealthy:
-		return typeWarning, eventUnhealthy, cause, describe(now)
+		return corev1.EventTypeWarning, eventUnhealthy, cause, describe(now)
 	case c.Now.State == health.Degraded:
-		return typeWarning, eventDegraded, cause, describe(now)
+		return corev1.EventTypeWarning, eventDegraded, cause, describe(now)
 	case c.Now.State == health.Healthy && c.Was.State > health.Healthy:
-		return typeNormal, eventRecovered, c.Was.Cause(), fmt.Sprintf("%s is healthy again; cleared: %s", c.Device.Name(), causes(c.Was))
+		return corev1.EventTypeNormal, eventRecovered, c.Was.Cause(), fmt.Sprintf("%s is healthy again; cleared: %s", c.Device.Name(), causes(c.Was))
 	}
 	return "", "", "", ""
 }

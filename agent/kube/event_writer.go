@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -91,7 +92,9 @@ func (w *eventWriter) write(ctx context.Context, e event) error {
 	old, ok := w.written[e.key]
 	if ok && time.Since(old.at) < eventTTL {
 		old.count += e.count
-		err := w.api.patchEvent(ctx, namespace, old.name, eventPatch{toInt32(old.count), metav1.NewTime(e.last), e.message})
+		err := w.api.patchEvent(ctx, namespace, old.name, map[string]any{
+			"count": toInt32(old.count), "lastTimestamp": metav1.NewTime(e.last), "message": e.message,
+		})
 		if !apierrors.IsNotFound(err) {
 			if err == nil {
 				w.record(e.key, old)
@@ -103,11 +106,11 @@ func (w *eventWriter) write(ctx context.Context, e event) error {
 	if involved == nil || err != nil {
 		return err
 	}
-	err = w.api.createEvent(ctx, coreEvent{
-		Kind: "Event", APIVersion: "v1", Metadata: metav1.ObjectMeta{Namespace: namespace, Name: e.name},
+	err = w.api.createEvent(ctx, corev1.Event{
+		TypeMeta: metav1.TypeMeta{Kind: "Event", APIVersion: "v1"}, ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: e.name},
 		InvolvedObject: *involved, Type: e.typ, Reason: e.key.reason, Message: e.message,
-		Source: eventSource{component, w.Node}, FirstTimestamp: metav1.NewTime(e.first), LastTimestamp: metav1.NewTime(e.last),
-		Count: toInt32(max(e.count, 1)), ReportingComponent: component, ReportingInstance: w.Node,
+		Source: corev1.EventSource{Component: component, Host: w.Node}, FirstTimestamp: metav1.NewTime(e.first), LastTimestamp: metav1.NewTime(e.last),
+		Count: toInt32(max(e.count, 1)), ReportingController: component, ReportingInstance: w.Node,
 	})
 	if err == nil || apierrors.IsAlreadyExists(err) { // an earlier attempt created it, and its response was lost
 		w.record(e.key, writtenEvent{name: e.name, count: e.count})
@@ -130,12 +133,12 @@ func (w *eventWriter) record(k eventKey, e writtenEvent) {
 
 // reference returns the reference to an event's object, nil if the object no longer exists. kubectl describe finds the
 // events of a node by the UID that the kubelet uses, which is the node's name, and those of a pod by the pod's UID.
-func (w *eventWriter) reference(ctx context.Context, o object) (*objectReference, error) {
+func (w *eventWriter) reference(ctx context.Context, o object) (*corev1.ObjectReference, error) {
 	if o.namespace == "" {
-		return &objectReference{Kind: "Node", APIVersion: "v1", Name: o.name, UID: types.UID(o.name)}, nil
+		return &corev1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: o.name, UID: types.UID(o.name)}, nil
 	}
-	pod := &objectReference{Kind: "Pod", APIVersion: "v1", Namespace: o.namespace, Name: o.name}
-	uid, node, err := w.api.pod(ctx, o.namespace, o.name)
+	pod := &corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: o.namespace, Name: o.name}
+	p, err := w.api.pod(ctx, o.namespace, o.name)
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil, nil
@@ -144,10 +147,10 @@ func (w *eventWriter) reference(ctx context.Context, o object) (*objectReference
 		return pod, nil
 	case err != nil:
 		return nil, err
-	case node != w.Node:
+	case p.Spec.NodeName != w.Node:
 		return nil, nil // another pod with the same name
 	}
-	pod.UID = uid
+	pod.UID = p.UID
 	return pod, nil
 }
 

@@ -7,9 +7,8 @@
 // condition.go and event.go are pure. While the API server is unreachable, the reporter keeps the newest condition and a
 // limited number of events; no other part of the agent waits.
 //
-// Only this package and agent/podlabels import client-go. They use the parts that are hard to get right: addresses and
-// certificates, token rotation, error classes. They do not use the typed clientset: it compiles in every API group,
-// 29 MB of binary and 22 MiB of resident memory. client.go declares the three objects that are needed.
+// client-go does what is hard to get right: addresses and certificates, token rotation, error classes. Its EventBroadcaster
+// is not used: it gives an event up after twelve attempts, and the queue keeps one for an hour.
 package kube
 
 import (

@@ -12,6 +12,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
 )
 
 // apiServer is a fake API server with list and watch of pods.
@@ -21,7 +22,7 @@ type apiServer struct {
 
 	mu       sync.Mutex // guards all below
 	version  int
-	pods     map[podName]metav1.ObjectMeta
+	pods     map[cache.ObjectName]metav1.ObjectMeta
 	watching map[chan metav1.WatchEvent]bool
 	fail     func(http.ResponseWriter, *http.Request) bool // if it returns true, it has written the response
 	created  int
@@ -30,7 +31,7 @@ type apiServer struct {
 }
 
 func newAPIServer(t *testing.T) *apiServer {
-	a := &apiServer{t: t, version: 1, pods: make(map[podName]metav1.ObjectMeta), watching: make(map[chan metav1.WatchEvent]bool)}
+	a := &apiServer{t: t, version: 1, pods: make(map[cache.ObjectName]metav1.ObjectMeta), watching: make(map[chan metav1.WatchEvent]bool)}
 	a.Server = httptest.NewServer(a)
 	t.Cleanup(func() {
 		a.CloseClientConnections()
@@ -136,7 +137,7 @@ func (a *apiServer) put(namespace, name string, labels map[string]string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.version++
-	id := podName{namespace, name}
+	id := cache.NewObjectName(namespace, name)
 	kind := "ADDED"
 	p, exists := a.pods[id]
 	switch {

@@ -8,7 +8,6 @@ import (
 	"go.uber.org/zap"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/metadata"
-	"k8s.io/client-go/rest"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 )
@@ -34,9 +33,6 @@ func (c *connection) open(kubeconfig string) (metadata.Interface, error) {
 	if err != nil {
 		return nil, err
 	}
-	config = rest.CopyConfig(config)
-	config.Timeout = 0 // a watch has none
-	config.UserAgent, config.WarningHandler = "gpu-node-agent", rest.NoWarnings{}
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return transport{next, c} })
 	return metadata.NewForConfig(config)
 }

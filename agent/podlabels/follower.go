@@ -7,12 +7,12 @@ package podlabels
 
 import (
 	"context"
-	"maps"
 	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
 	"go.uber.org/zap"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -44,10 +44,9 @@ type Status struct {
 	Pods    int    // the number of pods followed
 }
 
-type podName struct{ namespace, name string }
-
 // selection holds the UID and the selected labels of a pod.
 type selection struct {
+	pod     cache.ObjectName
 	uid     string
 	labels  []metrics.Label
 	omitted []string // keys of the labels over the limit of a pattern
@@ -57,39 +56,37 @@ type selection struct {
 type Follower struct {
 	Options
 	open func(kubeconfig string) (*rest.Config, error)
-	pods health.Latest[map[podName]selection]
 
 	mu             sync.Mutex // guards all below
+	pods           cache.Store
 	status         Status
 	omissionLogged bool // for this configuration
 }
 
 // New returns a follower. It does nothing while no label is configured.
-func New(o Options) *Follower { return &Follower{Options: o, open: kube.RESTConfig} }
+func New(o Options) *Follower {
+	return &Follower{Options: o, open: kube.RESTConfig, pods: newStore(metrics.PodLabels{})}
+}
 
 // Labels returns the selected labels of a pod, with its UID if that is selected, and nil for an unknown pod. The caller
 // must not modify the result.
 func (f *Follower) Labels(namespace, name string) []metrics.Label {
-	pods := f.pods.Load()
-	if pods == nil {
+	object, ok, _ := f.store().GetByKey(cache.NewObjectName(namespace, name).String())
+	if !ok {
 		return nil
 	}
-	p := (*pods)[podName{namespace, name}]
+	p := object.(selection)
 	if len(p.omitted) > 0 { // logged here, because labels matter only for pods that hold a device
-		f.logOmission(namespace+"/"+name, p.omitted)
+		f.logOmission(p.pod.String(), p.omitted)
 	}
 	return p.labels
 }
 
 // PodByUID returns the name of a pod; ok is false for an unknown pod, and for each while no label is selected.
 func (f *Follower) PodByUID(uid string) (namespace, name string, ok bool) {
-	pods := f.pods.Load()
-	if pods == nil {
-		return "", "", false
-	}
-	for pod, s := range *pods {
-		if s.uid == uid {
-			return pod.namespace, pod.name, true
+	for _, object := range f.store().List() {
+		if s := object.(selection); s.uid == uid {
+			return s.pod.Namespace, s.pod.Name, true
 		}
 	}
 	return "", "", false
@@ -109,12 +106,16 @@ func (f *Follower) logOmission(name string, omitted []string) {
 // Status returns the follower's status. It may be called from any goroutine.
 func (f *Follower) Status() Status {
 	f.mu.Lock()
+	defer f.mu.Unlock()
 	s := f.status
-	f.mu.Unlock()
-	if pods := f.pods.Load(); pods != nil {
-		s.Pods = len(*pods)
-	}
+	s.Pods = len(f.pods.ListKeys())
 	return s
+}
+
+func (f *Follower) store() cache.Store {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.pods
 }
 
 // retryInterval is how often a kubeconfig or service account that cannot be used is read again.
@@ -124,11 +125,15 @@ const retryInterval = 10 * time.Second
 func (f *Follower) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		c, same, cancel := health.WatchPart(ctx, f.Config, func(c *Config) *Config { return c })
+		var labels metrics.PodLabels
+		if c != nil {
+			labels = c.Labels
+		}
 		f.mu.Lock()
-		f.status, f.omissionLogged = Status{Enabled: c != nil && c.Labels.Any()}, false
+		f.status, f.omissionLogged = Status{Enabled: labels.Any()}, false
+		f.pods = newStore(labels) // labels of the old configuration disappear even if the API server is unreachable
 		f.mu.Unlock()
-		f.pods.Store(nil) // labels of the old configuration disappear even if the API server is unreachable
-		if c == nil || !c.Labels.Any() {
+		if !labels.Any() {
 			<-same.Done()
 		} else {
 			f.follow(same, *c)
@@ -151,54 +156,20 @@ func (f *Follower) follow(ctx context.Context, c Config) {
 		}
 	}
 	silent := logr.Discard() // connection logs errors, each once
-	cache.NewReflectorWithOptions(listWatch(ctx, client, f.Node, conn), &metav1.PartialObjectMetadata{}, &store{f, metrics.NewPodPicker(c.Labels)}, cache.ReflectorOptions{
+	cache.NewReflectorWithOptions(listWatch(ctx, client, f.Node, conn), &metav1.PartialObjectMetadata{}, f.store(), cache.ReflectorOptions{
 		Name: "pods", TypeDescription: "pods", Logger: &silent,
 	}).RunWithContext(klog.NewContext(ctx, silent))
 }
 
-// store is the reflector's store. It keeps the selected labels of each pod.
-type store struct {
-	*Follower
-	picker *metrics.PodPicker
-}
-
-// update stores a copy in which a pod is changed. A node has few pods, so a copy per change is cheap.
-func (s *store) update(object any, change func(map[podName]selection, *metav1.PartialObjectMetadata)) error {
-	if pod, ok := object.(*metav1.PartialObjectMetadata); ok {
-		next := make(map[podName]selection)
-		if pods := s.pods.Load(); pods != nil {
-			maps.Copy(next, *pods)
+// newStore returns a store that keeps a selection of each pod, by namespace/name.
+func newStore(labels metrics.PodLabels) cache.Store {
+	picker := metrics.NewPodPicker(labels)
+	return cache.NewStore(cache.MetaNamespaceKeyFunc, cache.WithTransformer(func(object any) (any, error) {
+		pod, err := meta.Accessor(object)
+		if err != nil {
+			return nil, err
 		}
-		change(next, pod)
-		s.pods.Store(&next)
-	}
-	return nil
+		labels, omitted := picker.Of(string(pod.GetUID()), pod.GetLabels())
+		return selection{cache.MetaObjectToName(pod), string(pod.GetUID()), labels, omitted}, nil
+	}))
 }
-
-// put adds or replaces a pod's selected labels.
-func (s *store) put(pods map[podName]selection, pod *metav1.PartialObjectMetadata) {
-	labels, omitted := s.picker.Of(string(pod.UID), pod.Labels)
-	pods[podName{pod.Namespace, pod.Name}] = selection{string(pod.UID), labels, omitted}
-}
-
-func (s *store) Add(object any) error    { return s.update(object, s.put) }
-func (s *store) Update(object any) error { return s.update(object, s.put) }
-
-func (s *store) Delete(object any) error {
-	return s.update(object, func(pods map[podName]selection, pod *metav1.PartialObjectMetadata) {
-		delete(pods, podName{pod.Namespace, pod.Name})
-	})
-}
-
-func (s *store) Replace(objects []any, _ string) error {
-	next := make(map[podName]selection)
-	for _, o := range objects {
-		if pod, ok := o.(*metav1.PartialObjectMetadata); ok {
-			s.put(next, pod)
-		}
-	}
-	s.pods.Store(&next)
-	return nil
-}
-
-func (s *store) Resync() error { return nil }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"sync"
@@ -16,6 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 )
@@ -35,7 +38,12 @@ func newRig(t *testing.T, keys ...string) *rig {
 	g := &rig{apiServer: newAPIServer(t), logged: logged}
 	g.configure(metrics.Config{PodLabels: keys})
 	g.Follower = New(Options{Config: &g.config, Node: "node-1", Log: zap.New(core)})
-	g.open = func(string) (*rest.Config, error) { return &rest.Config{Host: g.URL}, nil }
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	text := fmt.Sprintf("clusters: [{name: a, cluster: {server: %q}}]\ncontexts: [{name: a, context: {cluster: a}}]\ncurrent-context: a\n", g.URL)
+	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	g.open = func(string) (*rest.Config, error) { return kube.RESTConfig(kubeconfig) }
 	return g
 }
 

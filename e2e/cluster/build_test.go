@@ -36,7 +36,7 @@ func requirements() error {
 		errs = append(errs, errors.New("only root can make namespaces, cgroups and containers"))
 	}
 	for command, from := range map[string]string{
-		"containerd": "containerd", "ctr": "containerd", "runc": "runc", "prometheus": "prometheus", "ip": "iproute2", "cc": "gcc",
+		"runc": "runc", "prometheus": "prometheus", "ip": "iproute2", "cc": "gcc",
 		"/usr/lib/cni/bridge": "containernetworking-plugins", "/usr/lib/cni/host-local": "containernetworking-plugins",
 		"/usr/lib/cni/loopback": "containernetworking-plugins",
 	} {
@@ -47,7 +47,7 @@ func requirements() error {
 	return errors.Join(errs...)
 }
 
-// build builds two versions of the agent, helm and the images, and fetches the custom resources.
+// build builds two versions of the agent, helm, containerd and the images, and fetches the custom resources.
 func build(ctx context.Context, dir string) error {
 	bin := func(name string) string { return filepath.Join(dir, name) }
 	agent := func(version string) []string {
@@ -63,6 +63,8 @@ func build(ctx context.Context, dir string) error {
 		{".", "0", []string{"build", "-trimpath", "-ldflags", "-s -w", "-o", bin("workload"), "./workload"}},
 		{root, "0", []string{"build", "-trimpath", "-ldflags", "-s -w", "-o", bin(mpsControl), "./internal/mpstest/" + mpsControl}},
 		{filepath.Join("..", "helm"), "1", []string{"build", "-o", bin("helm"), "helm.sh/helm/v4/cmd/helm"}},
+		// Debian 12 has release 1.6, which ignores the CDI devices of a claim.
+		{filepath.Join("..", "containerd"), "0", []string{"build", "-trimpath", "-tags", "no_btrfs no_devmapper no_zfs no_tracing", "-ldflags", "-s -w", "-o", bin("containerd") + "/", "tool"}},
 	} {
 		begin := time.Now()
 		cmd := exec.CommandContext(ctx, "go", step.args...)

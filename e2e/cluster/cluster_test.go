@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"time"
@@ -42,6 +43,7 @@ type cluster struct {
 	config  *rest.Config
 	client  *kubernetes.Clientset
 	dynamic dynamic.Interface
+	api     *process.Process
 	kubelet *process.Process
 }
 
@@ -86,24 +88,11 @@ func (c *cluster) file(elem ...string) string {
 
 // start starts all components and waits until the node is ready.
 func (c *cluster) start() error {
-	const etcd = "http://127.0.0.1:2379"
-	if _, err := c.play(etcdRole, "--data-dir="+c.file("state", "etcd"), "--listen-client-urls="+etcd,
-		"--advertise-client-urls="+etcd, "--listen-peer-urls=http://127.0.0.1:0", "--unsafe-no-fsync"); err != nil {
+	if _, err := c.play(etcdRole, "--data-dir="+c.file("state", "etcd"), "--listen-client-urls="+etcdURL,
+		"--advertise-client-urls="+etcdURL, "--listen-peer-urls=http://127.0.0.1:0", "--unsafe-no-fsync"); err != nil {
 		return err
 	}
-	api, err := c.play(apiServerRole, append(c.pki.ServerFlags(), "--etcd-servers="+etcd,
-		"--bind-address=0.0.0.0", "--advertise-address="+nodeIP, "--secure-port=443",
-		"--kubelet-client-certificate="+c.pki.File("to-kubelet.crt"), "--kubelet-client-key="+c.pki.File("to-kubelet.key"),
-		"--kubelet-certificate-authority="+c.pki.File("ca.crt"), "--kubelet-preferred-address-types=InternalIP",
-		"--service-cluster-ip-range=10.96.0.0/16",
-		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--allow-privileged=true")...)
-	if err != nil {
-		return err
-	}
-	if err := c.wait(api, "the API server is ready", func(ctx context.Context) error {
-		_, err := c.client.RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
-		return err
-	}); err != nil {
+	if err := c.startAPIServer(); err != nil {
 		return err
 	}
 	if _, err := c.play(controllerRole, "--kubeconfig="+c.pki.Kubeconfig(managerUser), "--root-ca-file="+c.pki.File("ca.crt"),
@@ -115,13 +104,13 @@ func (c *cluster) start() error {
 		"--leader-elect=false", "--bind-address=127.0.0.1", "--authentication-skip-lookup"); err != nil {
 		return err
 	}
-	runtime, err := c.program("containerd", "-c", c.file("state", "containerd.toml"))
+	runtime, err := c.containerd()
 	if err != nil {
 		return err
 	}
 	for _, image := range []string{"pause", "workload", "agent-old", "agent-new"} {
 		if err := c.wait(runtime, "containerd has the image "+image, func(ctx context.Context) error {
-			out, err := exec.CommandContext(ctx, "ctr", "-n", "k8s.io", "images", "import", c.file(image+".tar")).CombinedOutput()
+			out, err := exec.CommandContext(ctx, c.file("containerd", "ctr"), "-n", "k8s.io", "images", "import", c.file(image+".tar")).CombinedOutput()
 			if err != nil {
 				err = fmt.Errorf("%w: %s", err, out)
 			}
@@ -149,6 +138,26 @@ func (c *cluster) start() error {
 	})
 }
 
+const etcdURL = "http://127.0.0.1:2379"
+
+// startAPIServer starts the API server and waits until it is ready.
+func (c *cluster) startAPIServer() error {
+	var err error
+	c.api, err = c.play(apiServerRole, append(c.pki.ServerFlags(), "--etcd-servers="+etcdURL,
+		"--bind-address=0.0.0.0", "--advertise-address="+nodeIP, "--secure-port=443",
+		"--kubelet-client-certificate="+c.pki.File("to-kubelet.crt"), "--kubelet-client-key="+c.pki.File("to-kubelet.key"),
+		"--kubelet-certificate-authority="+c.pki.File("ca.crt"), "--kubelet-preferred-address-types=InternalIP",
+		"--service-cluster-ip-range=10.96.0.0/16",
+		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--allow-privileged=true")...)
+	if err != nil {
+		return err
+	}
+	return c.wait(c.api, "the API server is ready", func(ctx context.Context) error {
+		_, err := c.client.RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
+		return err
+	})
+}
+
 func (c *cluster) startKubelet() (err error) {
 	c.kubelet, err = c.play(kubeletRole, "--kubeconfig="+c.pki.Kubeconfig(kubeletUser), "--config="+c.file("state", "kubelet.yaml"),
 		"--hostname-override="+nodeName, "--node-ip="+nodeIP, "-v=2")
@@ -166,6 +175,13 @@ func (c *cluster) wait(on *process.Process, what string, holds func(context.Cont
 // play starts this program in another role.
 func (c *cluster) play(role string, args ...string) (*process.Process, error) {
 	return process.StartRole(role, c.file("logs", role+".log"), args...)
+}
+
+// containerd starts containerd, which searches its shim in PATH.
+func (c *cluster) containerd() (*process.Process, error) {
+	cmd := exec.Command(c.file("containerd", "containerd"), "-c", c.file("state", "containerd.toml"))
+	cmd.Env = append(os.Environ(), "PATH="+c.file("containerd")+":"+os.Getenv("PATH"))
+	return process.StartLogged(c.file("logs", "containerd.log"), cmd)
 }
 
 // program starts another program.

@@ -149,27 +149,28 @@ func nodeFiles(c *cluster) error {
   "ipam": {"type": "host-local", "ranges": [[{"subnet": "` + podSubnet + `"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}
 `,
 		// Lowering oom_score_adj requires CAP_SYS_RESOURCE, hence restrict_oom_score_adj.
-		c.file("state", "containerd.toml"): `version = 2
+		c.file("state", "containerd.toml"): `version = 3
 root = "/var/lib/containerd"
 state = "/run/containerd"
 [grpc]
   address = "/run/containerd/containerd.sock"
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "` + pauseImage + `"
+[plugins."io.containerd.cri.v1.images"]
+  snapshotter = "` + snapshotter(c.file("state")) + `"
+  [plugins."io.containerd.cri.v1.images".pinned_images]
+    sandbox = "` + pauseImage + `"
+[plugins."io.containerd.cri.v1.runtime"]
   restrict_oom_score_adj = true
-  [plugins."io.containerd.grpc.v1.cri".containerd]
-    snapshotter = "` + snapshotter(c.file("state")) + `"
-    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
-      runtime_type = "io.containerd.runc.v2"
-      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
-        SystemdCgroup = false
-    # As the GPU Operator's toolkit would add it: here it is runc again.
-    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]
-      runtime_type = "io.containerd.runc.v2"
-      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia.options]
-        SystemdCgroup = false
-  [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "/usr/lib/cni"
+  [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
+      SystemdCgroup = false
+  # As the GPU Operator's toolkit would add it: here it is runc again.
+  [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia.options]
+      SystemdCgroup = false
+  [plugins."io.containerd.cri.v1.runtime".cni]
+    bin_dirs = ["/usr/lib/cni"]
     conf_dir = "/etc/cni/net.d"
 `,
 		// The short periods make the tests faster.

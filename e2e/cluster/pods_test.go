@@ -9,12 +9,13 @@ import (
 	"strings"
 	"testing"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
-	"k8s.io/kubernetes/pkg/kubelet/apis/podresources"
 )
 
 // startPod creates a pod that requests a resource.
@@ -121,15 +122,22 @@ func deletePods(t *testing.T, names ...string) {
 	})
 }
 
+// podResources returns a client of the kubelet's pod resources API.
+func podResources(t *testing.T) podresourcesapi.PodResourcesListerClient {
+	t.Helper()
+	conn, err := grpc.NewClient("unix:///var/lib/kubelet/pod-resources/kubelet.sock", grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return podresourcesapi.NewPodResourcesListerClient(conn)
+}
+
 // awaitKubeletDevices waits until the kubelet itself has want allocatable devices of a resource. After the kubelet's restart the node's
 // status is old for a while, and a registration does not imply a device list.
 func awaitKubeletDevices(t *testing.T, of v1.ResourceName, want int) {
 	t.Helper()
-	client, conn, err := podresources.GetV1Client("unix:///var/lib/kubelet/pod-resources/kubelet.sock", patience, 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = conn.Close() }()
+	client := podResources(t)
 	eventually(t, fmt.Sprintf("kubelet has %d allocatable devices of %s", want, of), func(ctx context.Context) error {
 		all, err := client.GetAllocatableResources(ctx, &podresourcesapi.AllocatableResourcesRequest{})
 		if err != nil {

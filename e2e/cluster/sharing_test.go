@@ -19,7 +19,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
-	"k8s.io/kubernetes/pkg/kubelet/apis/podresources"
 )
 
 const (
@@ -206,12 +205,7 @@ func checkMPSPod(t *testing.T, name, device string) {
 // heldDevices returns the devices that the kubelet has given to each pod. No two pods may have the same.
 func heldDevices(t *testing.T) map[string][]string {
 	t.Helper()
-	client, conn, err := podresources.GetV1Client("unix:///var/lib/kubelet/pod-resources/kubelet.sock", patience, 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = conn.Close() }()
-	list, err := client.List(t.Context(), &podresourcesapi.ListPodResourcesRequest{})
+	list, err := podResources(t).List(t.Context(), &podresourcesapi.ListPodResourcesRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -60,7 +60,7 @@ var wordPattern = regexp.MustCompile(`[A-Za-z][\w.-]*`)
 const durationPattern = `[-+]?(0|([0-9]*\.?[0-9]*(ns|us|µs|μs|ms|s|m|h))+)`
 
 // addStringSchemas adds the schemas of keys with strings or lists of strings, as far as a schema can express them: an enum, a
-// duration, an absolute path, a size, the name of a resource. It tries values on the agent.
+// duration, an absolute path, a size, a domain, the name of a resource. It tries values on the agent.
 func addStringSchemas(t *testing.T, defaults map[string]any, constraints map[string]map[string]any) {
 	t.Helper()
 	faultsWith := func(text func(key string) string) map[string]string {
@@ -86,6 +86,8 @@ func addStringSchemas(t *testing.T, defaults map[string]any, constraints map[str
 		}
 		_, list := at(defaults, strings.Split(key, ".")).([]any)
 		switch {
+		case !list && accepts("gpu.example.com"): // which may look like a duration
+			constraints[key] = map[string]any{"pattern": domain + orEmpty, "maxLength": 63}
 		case !list && accepts("1m"):
 			constraints[key] = map[string]any{"pattern": "^" + durationPattern + "$" + orEmpty}
 		case !list && accepts("/no/such/nvidia-ctk") && !accepts("no/such/nvidia-ctk"): // a name that plugin.cdi.hookPath accepts

@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer/json"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -87,6 +88,7 @@ type objects struct {
 	localBinds      []*rbacv1.RoleBinding
 	policies        []*admissionv1.ValidatingAdmissionPolicy
 	policyBinds     []*admissionv1.ValidatingAdmissionPolicyBinding
+	deviceClasses   []*resourcev1.DeviceClass
 	kinds           map[string]int
 	unstructured    map[string]string // by kind
 }
@@ -163,6 +165,8 @@ func parse(t *testing.T, text string) objects {
 			o.localBinds = append(o.localBinds, x)
 		case *admissionv1.ValidatingAdmissionPolicy:
 			o.policies = append(o.policies, x)
+		case *resourcev1.DeviceClass:
+			o.deviceClasses = append(o.deviceClasses, x)
 		case *admissionv1.ValidatingAdmissionPolicyBinding:
 			o.policyBinds = append(o.policyBinds, x)
 		}

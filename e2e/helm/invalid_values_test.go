@@ -85,6 +85,25 @@ func TestRefused(t *testing.T) {
 		"nodeConfigs.a-mps-daemon.log.level=debug":                                                          "nodeConfigs.a-mps-daemon: ",
 		"config.plugin.sharing.memory.enforcement=hope":                                                     "/config/plugin/sharing/memory/enforcement",
 
+		// DRA.
+		"config.plugin.api=dra":                                           "config.plugin.api: ",
+		"nodeConfigs.a.plugin.api=dra":                                    "nodeConfigs.a.plugin.api: ",
+		"dra.enabled=false,config.plugin.api=dra":                         "dra.enabled=true",
+		"dra.enabled=true,config.plugin.api=DRA":                          "/config/plugin/api",
+		"dra.enabled=true,nodeConfigs.a.plugin.dra.driverName=a.b":        "nodeConfigs.a.plugin.dra.driverName: ",
+		"dra.enabled=true,config.plugin.kubeletDir=/x":                    "config.plugin.kubeletDir: ",
+		"dra.enabled=true,serviceAccount.create=false":                    "serviceAccount.name: ",
+		"dra.enabled=true,dra.deviceClasses.mig={mig-1g.10gb}":            "/dra/deviceClasses/mig/0",
+		"dra.enabled=true,dra.deviceClasses.mig={1g.10gb+me,1g.10gb+me}":  "/dra/deviceClasses/mig",
+		"dra.enabled=true,dra.deviceClasses.extra[0].name=gpu.nvidia.com": "dra.deviceClasses: ",
+		"dra.enabled=true,dra.deviceClasses.extra[0].name=a,dra.deviceClasses.extra[0].extendedResourceName=nvidia.com/gpu": "nvidia.com/gpu",
+		"dra.enabled=true,dra.deviceClasses.extra[0].name=A":                                                                "/dra/deviceClasses/extra/0/name",
+		"dra.enabled=true,dra.deviceClasses.extra[0].selectors={true}":                                                      "missing property 'name'",
+		"dra.enabled=true,dra.deviceClasses.extra[0].name=a,dra.deviceClasses.extra[0].extendedResourceName=gpu":            "/dra/deviceClasses/extra/0/extendedResourceName",
+		"config.plugin.dra.driverName=GPU":                                                                                  "/config/plugin/dra/driverName",
+		"config.plugin.dra.driverName=":                                                                                     "/config/plugin/dra/driverName",
+		"dra.enable=true":                                                                                                   "enable",
+
 		// GPUs with an image without DCGM.
 		"image.tag=0.1.0-sim":                                                       "config.source.mode=sim",
 		"image.tag=0.1.0-sim,nodeConfigs.a.source.mode=sim":                         "config.source.mode=sim",

@@ -21,6 +21,7 @@ const (
 	devicePattern = `[^-+.0-9\s:,]([^:,]*[^\s:,])?|([^\s:,*?][^:,*?]*)?[*?]([^:,]*[^\s:,])?`
 
 	resourceName = `^[a-z0-9][-a-z0-9.]*/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$`
+	domain       = `^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`
 	size         = `^[0-9]+([.][0-9]+)?([KMGTPE]i?|k|[eE][0-9]+)?$`
 	labelKey     = `([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?`
 )
@@ -87,6 +88,7 @@ func addEntrySchemas(constraints map[string]map[string]any) {
 			"activeThreadPercentage": count(0, 100), "pinnedMemory": text("^$|" + size),
 		}, "name", "replicas"),
 		"plugin.sharing.memory.devices": selector(),
+		"plugin.dra.evictOn":            text("^(xid-[1-9][0-9]*|[a-z]+(-[a-z0-9]+)*)$"),
 		"metrics.podLabels":             number(0, maxIndex, "^("+labelKey+"|[-A-Za-z0-9_./]*[*][-A-Za-z0-9_./*]*|/.+/)$"),
 		"source.sim.past":               object(map[string]any{"ago": duration(), "gpu": count(0, maxIndex), "xid": xid()}, "ago", "gpu", "xid"),
 		"source.sim.scenario": object(map[string]any{
@@ -113,7 +115,7 @@ func addEntrySchemas(constraints map[string]map[string]any) {
 	for _, key := range []string{"plugin.deviceList", "source.healthSystems", "metrics.names"} {
 		constraints[key]["minItems"] = 1
 	}
-	for _, key := range []string{"plugin.deviceList", "metrics.podLabels", "metrics.names"} {
+	for _, key := range []string{"plugin.deviceList", "plugin.dra.evictOn", "metrics.podLabels", "metrics.names"} {
 		constraints[key]["uniqueItems"] = true
 	}
 	constraints["metrics.podLabels"]["maxItems"] = 10
@@ -210,6 +212,10 @@ func TestEntries(t *testing.T) {
 		"metrics.fields": {{
 			[]string{"default", "DCGM_FI_DEV_GPU_TEMP", "{name: DCGM_FI_DEV_GPU_TEMP}", "{name: DCGM_FI_DEV_GPU_TEMP, type: gauge, help: warm}", "{name: default, type: ~, help: ~}"},
 			[]string{`""`, "150", `"150"`, "~", "[default]", "{}", `{name: ""}`, "{name: 150}", `{name: "150"}`, "{name: ~}", "{help: x}", "{name: default, typ: gauge}", "{name: default, help: [x]}"},
+		}},
+		"plugin.dra.evictOn": {{
+			[]string{"xid-79", "lost", "dcgm-nvlink-down"},
+			[]string{"79", `"79"`, "Xid-79", "xid 79", "xid_79", `""`, "~", "[lost]", "{a: b}", "lost, lost"},
 		}},
 		"metrics.podLabels": {{
 			[]string{"team", "app.kubernetes.io/name", "app.kubernetes.io/*", `"*"`, "/^team-/", "7"},

@@ -15,6 +15,7 @@ import (
 // TestPermissions checks the rights of the pod and its service account.
 func TestPermissions(t *testing.T) {
 	const conditions = "get nodes; patch nodes/status; create,patch events; "
+	const slices = "get resourceclaims; list,watch,create,update,delete resourceslices"
 	const memory = "config.plugin.sharing.memory.resource=nvidia.com/gpu-memory"
 	for name, c := range map[string]struct {
 		set   []string
@@ -29,6 +30,11 @@ func TestPermissions(t *testing.T) {
 		"some pod UIDs":     {[]string{"nodeConfigs.a.metrics.podUID=true"}, "get,list,watch pods", nil},
 		"both":              {[]string{"config.health.kubernetes.enabled=true", "config.metrics.podLabels={team}"}, conditions + "get,list,watch pods", nil},
 		"some nodes":        {[]string{"nodeConfigs.a.health.kubernetes.enabled=true"}, conditions + "get pods", nil},
+		"DRA":               {[]string{withDRA}, "get nodes; " + slices, nil},
+		"DRA, set back":     {[]string{withDRA, "config.plugin.api=devicePlugin"}, "get nodes; " + slices, nil},
+		"DRA and labels":    {[]string{withDRA, "config.metrics.podLabels={team}"}, "get,list,watch pods; get nodes; " + slices, nil},
+		"DRA and all":       {[]string{withDRA, "config.health.kubernetes.enabled=true", "config.metrics.podUID=true"}, conditions + "get,list,watch pods; " + slices, nil},
+		"DRA and MIG":       {[]string{withDRA, "config.plugin.migStrategy=mixed"}, "get nodes; " + slices, []corev1.Capability{"SYS_ADMIN"}},
 		"profiling":         {[]string{"config.metrics.fields={default,profiling}"}, "", []corev1.Capability{"SYS_ADMIN"}},
 		"a PROF field":      {[]string{"config.metrics.fields={DCGM_FI_PROF_SM_ACTIVE}"}, "", []corev1.Capability{"SYS_ADMIN"}},
 		"MIG":               {[]string{"config.plugin.migStrategy=mixed"}, "", []corev1.Capability{"SYS_ADMIN"}},
@@ -77,31 +83,30 @@ func TestPermissions(t *testing.T) {
 // TestAdmissionPolicy checks when the chart creates the policies for the writes of its account, and that each is in force
 // for this account only. e2e/cluster checks what they refuse.
 func TestAdmissionPolicy(t *testing.T) {
-	const enabled = "config.health.kubernetes.enabled=true"
+	const enabled, conditions = "config.health.kubernetes.enabled=true", "nodes/status events"
 	for name, c := range map[string]struct {
-		args    []string
-		created bool
+		args []string
+		want string // the resources that the policies cover: what the cluster role lets the account write
 	}{
-		"nothing set":          {nil, false},
-		"conditions":           {settings([]string{enabled}), true},
-		"some nodes":           {settings([]string{"nodeConfigs.a.health.kubernetes.enabled=true"}), true},
-		"pod labels":           {settings([]string{"config.metrics.podLabels={team}"}), false}, // reads only
-		"another account name": {settings([]string{enabled, "serviceAccount.name=a"}), true},
-		"off":                  {settings([]string{enabled, "rbac.admissionPolicy=false"}), false},
-		"null":                 {settings([]string{enabled, "rbac.admissionPolicy=null"}), false},
-		"no rights created":    {settings([]string{enabled, "rbac.create=false"}), false},
-		"shared account":       {settings([]string{enabled, "serviceAccount.create=false,serviceAccount.name=a"}), false},
-		"before the claim":     {append(settings([]string{enabled}), "--kube-version=1.29.9"), false},
-		"a provider's version": {append(settings([]string{enabled}), "--kube-version=v1.30.0-gke.1"), true},
+		"nothing set":          {nil, ""},
+		"conditions":           {settings([]string{enabled}), conditions},
+		"some nodes":           {settings([]string{"nodeConfigs.a.health.kubernetes.enabled=true"}), conditions},
+		"pod labels":           {settings([]string{"config.metrics.podLabels={team}"}), ""}, // reads only
+		"another account name": {settings([]string{enabled, "serviceAccount.name=a"}), conditions},
+		"off":                  {settings([]string{enabled, withDRA, "rbac.admissionPolicy=false"}), ""},
+		"null":                 {settings([]string{enabled, "rbac.admissionPolicy=null"}), ""},
+		"no rights created":    {settings([]string{enabled, withDRA, "rbac.create=false"}), ""},
+		"shared account":       {settings([]string{enabled, withDRA, "serviceAccount.create=false,serviceAccount.name=a"}), ""},
+		"before the claim":     {append(settings([]string{enabled}), "--kube-version=1.29.9"), ""},
+		"a provider's version": {append(settings([]string{enabled}), "--kube-version=v1.30.0-gke.1"), conditions},
+		"DRA":                  {settings([]string{withDRA}), "resourceslices"},
+		"DRA, set back":        {settings([]string{withDRA, "config.plugin.api=devicePlugin"}), "resourceslices"},
+		"both":                 {settings([]string{withDRA, enabled}), conditions + " resourceslices"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := template(t, c.args...)
-			want := 0
-			if c.created {
-				want = 2
-			}
-			if len(o.policies) != want || len(o.policyBinds) != want {
-				t.Fatalf("%d policies and %d bindings, want %d", len(o.policies), len(o.policyBinds), want)
+			if len(o.policies) != len(o.policyBinds) {
+				t.Fatalf("%d policies and %d bindings", len(o.policies), len(o.policyBinds))
 			}
 			var resources []string
 			for i, p := range o.policies {
@@ -120,8 +125,8 @@ func TestAdmissionPolicy(t *testing.T) {
 					resources = append(resources, r.Resources...)
 				}
 			}
-			if c.created && !slices.Equal(resources, []string{"nodes/status", "events"}) { // what the cluster role lets the account write
-				t.Errorf("the policies cover %v", resources)
+			if got := strings.Join(resources, " "); got != c.want {
+				t.Errorf("the policies cover %q, want %q", got, c.want)
 			}
 		})
 	}

@@ -39,3 +39,8 @@ func ComputeMode(health.DeviceID) (health.ComputeMode, error) { return 0, errNoC
 
 // SetComputeMode fails: NVML needs Linux and cgo.
 func SetComputeMode(health.DeviceID, health.ComputeMode) error { return errNoCGO }
+
+// Properties returns a function that knows no properties: NVML needs Linux and cgo.
+func Properties(*zap.Logger) func(context.Context, []health.Device) map[health.DeviceID]*health.Properties {
+	return func(context.Context, []health.Device) map[health.DeviceID]*health.Properties { return nil }
+}

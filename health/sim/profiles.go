@@ -45,6 +45,7 @@ type profile struct {
 type slice struct {
 	profile string
 	gi      int
+	start   int // its first memory slice
 	compute int // sevenths of the GPU
 	memory  int // MiB
 }
@@ -164,17 +165,18 @@ func profiles() []profile {
 }
 
 // sevenths is 7x 1g.10gb. Here and in balanced, memory sizes are those that nvidia-smi lists on an H100 80GB, GPU
-// instance IDs those after mig-parted has created the partition.
+// instance IDs those after mig-parted has created the partition. The driver's IDs imply the placements of balanced; those of sevenths
+// are in the order of the IDs instead.
 func sevenths() []slice {
 	out := make([]slice, 7)
 	for i := range out {
-		out[i] = slice{"1g.10gb", 7 + i, 1, 9984}
+		out[i] = slice{"1g.10gb", 7 + i, i, 1, 9984}
 	}
 	return out
 }
 
 func balanced() []slice {
-	return []slice{{"3g.40gb", 1, 3, 40448}, {"2g.20gb", 5, 2, 20096}, {"1g.10gb", 13, 1, 9984}, {"1g.10gb", 14, 1, 9984}}
+	return []slice{{"3g.40gb", 1, 4, 3, 40448}, {"2g.20gb", 5, 0, 2, 20096}, {"1g.10gb", 13, 2, 1, 9984}, {"1g.10gb", 14, 3, 1, 9984}}
 }
 
 func profileNames() []string {
@@ -203,7 +205,7 @@ func (p profile) devices(seed int64) []health.Device {
 			Model: m.name, PCI: "00000000:" + bus, Memory: mib(m.total), Reserved: mib(m.reserved), ComputeCapability: m.capability,
 			MIGMode: p.partitioned(i), GI: -1, CI: -1, MIGIndex: -1,
 		}
-		d.Texts = m.texts(d.ID)
+		d.Texts, d.Properties = m.texts(d.ID), m.properties()
 		for peer := range p.pci {
 			if peer == i {
 				continue
@@ -228,7 +230,7 @@ func (p profile) devices(seed int64) []health.Device {
 			instance.MIGIndex = 0
 			instance.Profile, instance.GI, instance.CI = s.profile, s.gi, 0
 			instance.Memory, instance.Reserved = mib(s.memory), 0
-			instance.MIGMode, instance.Links = false, nil
+			instance.MIGMode, instance.Links, instance.Properties = false, nil, m.migProperties(s)
 			for _, other := range p.mig[i] {
 				if other.gi < s.gi {
 					instance.MIGIndex++

@@ -35,7 +35,7 @@ func (f *File) saveConfiguration(stateFile string) {
 	defer f.end()
 	found, err := os.ReadFile(path)
 	if err != nil || !bytes.Equal(bytes.TrimSuffix(found, []byte("\n")), *text) {
-		_, err = writeFile(path, *text)
+		_, err = WriteFile(path, *text)
 	}
 	last.path, last.text, last.checkedAt = path, *text, time.Now()
 	switch {

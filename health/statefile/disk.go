@@ -33,9 +33,9 @@ func readFile(path string) (s Saved, text []byte, err error) {
 	return s, text, err
 }
 
-// writeFile replaces a file atomically: a reader finds the old or the new text, also after a crash. Its errors do not contain
+// WriteFile replaces a file atomically: a reader finds the old or the new text, also after a crash. Its errors do not contain
 // the number of the temporary file, so that a repeated failure has the same text.
-func writeFile(path string, text []byte) (info fs.FileInfo, err error) {
+func WriteFile(path string, text []byte) (info fs.FileInfo, err error) {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return nil, err
@@ -64,9 +64,9 @@ func writeFile(path string, text []byte) (info fs.FileInfo, err error) {
 	return info, nil
 }
 
-// removeTemporaries removes the temporary files of writers that were killed. The caller holds the lock, so that no writer
+// RemoveTemporaries removes the temporary files of writers that were killed. The caller holds the lock, so that no writer
 // uses them.
-func removeTemporaries(path string) error {
+func RemoveTemporaries(path string) error {
 	entries, err := os.ReadDir(filepath.Dir(path))
 	if err != nil {
 		return nil //nolint:nilerr // the next write fails too and reports it
@@ -80,7 +80,7 @@ func removeTemporaries(path string) error {
 	return errors.Join(errs...)
 }
 
-// isTemporary reports whether name is a temporary file of writeFile. Before formatMinor 1 such names had no infix, only the
+// isTemporary reports whether name is a temporary file of WriteFile. Before formatMinor 1 such names had no infix, only the
 // number of os.CreateTemp, which nearly always has nine or ten digits.
 func isTemporary(base, name string) bool {
 	rest, ours := strings.CutPrefix(name, base+".")
@@ -89,8 +89,8 @@ func isTemporary(base, name string) bool {
 	return ours && digits && (infix || len(number) == 9 || len(number) == 10)
 }
 
-// setAside renames a file to an unused name with the suffix, and returns the name.
-func setAside(path, suffix string) (string, error) {
+// SetAside renames a file to an unused name with the suffix, and returns the name.
+func SetAside(path, suffix string) (string, error) {
 	info, err := os.Lstat(path)
 	if err != nil {
 		return "", err

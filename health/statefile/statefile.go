@@ -177,7 +177,7 @@ func (f *File) adoptPath(path string) (s Saved, replaced, err error) {
 	}
 	if err != nil {
 		info = nil
-		aside, asideErr := setAside(path, suffix)
+		aside, asideErr := SetAside(path, suffix)
 		if asideErr != nil {
 			f.unreadPath = path
 			return s, nil, fmt.Errorf("%s %w; cannot set it aside: %w; writing nothing there", path, err, asideErr)
@@ -188,7 +188,7 @@ func (f *File) adoptPath(path string) (s Saved, replaced, err error) {
 	if path == f.unreadPath {
 		f.unreadPath = ""
 	}
-	if err := errors.Join(removeTemporaries(path), removeTemporaries(ConfigurationPath(path))); err != nil {
+	if err := errors.Join(RemoveTemporaries(path), RemoveTemporaries(ConfigurationPath(path))); err != nil {
 		f.log.Warn("cannot remove a temporary file", zap.Error(err))
 	}
 	return s, replaced, nil
@@ -306,7 +306,7 @@ func (f *File) write(path string, s *health.Snapshot, last bool) error {
 	if err != nil {
 		return err
 	}
-	info, err := writeFile(path, text)
+	info, err := WriteFile(path, text)
 	if err != nil {
 		return err
 	}

@@ -102,6 +102,23 @@ func (k *Kubelet) Free(resource string, ids ...string) {
 	k.updateResource(resource, func(*Resource) {})
 }
 
+// HoldClaim lists a claim under its container in the pod-resources API until FreeClaims of that container. See DRA for the calls of the
+// driver.
+func (k *Kubelet) HoldClaim(c HeldClaim) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.update(func(s *State) { s.Claims = append(slices.Clone(s.Claims), c) })
+}
+
+// FreeClaims ends the use of the claims of a container, as the end of a pod does.
+func (k *Kubelet) FreeClaims(c Container) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.update(func(s *State) {
+		s.Claims = slices.DeleteFunc(slices.Clone(s.Claims), func(h HeldClaim) bool { return h.Container == c })
+	})
+}
+
 // plugin returns a resource and the connection to its plugin.
 func (k *Kubelet) plugin(resource string) (Resource, *Client, error) {
 	k.mu.Lock()

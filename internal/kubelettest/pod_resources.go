@@ -28,27 +28,46 @@ func (p podResources) List(context.Context, *podsapi.ListPodResourcesRequest) (*
 	}
 	s := p.kubelet.State()
 	pods := make(map[[2]string]*podsapi.PodResources)
-	for _, a := range s.Allocations {
-		name := [2]string{a.Container.Namespace, a.Container.Pod}
+	container := func(c Container) *podsapi.ContainerResources {
+		name := [2]string{c.Namespace, c.Pod}
 		pod := pods[name]
 		if pod == nil {
 			pod = &podsapi.PodResources{Namespace: name[0], Name: name[1]}
 			pods[name] = pod
 			resp.PodResources = append(resp.PodResources, pod)
 		}
-		at := slices.IndexFunc(pod.Containers, func(c *podsapi.ContainerResources) bool { return c.GetName() == a.Container.Name })
+		at := slices.IndexFunc(pod.Containers, func(r *podsapi.ContainerResources) bool { return r.GetName() == c.Name })
 		if at < 0 {
 			at = len(pod.Containers)
-			pod.Containers = append(pod.Containers, &podsapi.ContainerResources{Name: a.Container.Name})
+			pod.Containers = append(pod.Containers, &podsapi.ContainerResources{Name: c.Name})
 		}
+		return pod.Containers[at]
+	}
+	for _, a := range s.Allocations {
+		to := container(a.Container)
 		devices := s.Resources[a.Resource].Devices
 		for _, id := range a.Devices {
 			d := Device{ID: id}
 			if i := slices.IndexFunc(devices, func(d Device) bool { return d.ID == id }); i >= 0 {
 				d = devices[i]
 			}
-			pod.Containers[at].Devices = append(pod.Containers[at].Devices, entriesOf(a.Resource, d)...)
+			to.Devices = append(to.Devices, entriesOf(a.Resource, d)...)
 		}
+	}
+	for _, h := range s.Claims {
+		claim := &podsapi.DynamicResource{ClaimName: h.Claim, ClaimNamespace: h.Container.Namespace}
+		for _, d := range h.Devices {
+			r := &podsapi.ClaimResource{DriverName: h.Driver, PoolName: h.Pool, DeviceName: d.Name}
+			for _, name := range d.CDI {
+				r.CdiDevices = append(r.CdiDevices, &podsapi.CDIDevice{Name: name})
+			}
+			if d.ShareID != "" {
+				r.ShareId = &d.ShareID
+			}
+			claim.ClaimResources = append(claim.ClaimResources, r)
+		}
+		to := container(h.Container)
+		to.DynamicResources = append(to.DynamicResources, claim)
 	}
 	return resp, nil
 }

@@ -52,6 +52,21 @@ type State struct {
 	Running     bool
 	Resources   map[string]Resource // by name; of the running kubelet only
 	Allocations []Allocation        // in order of creation; like pods, they survive a restart of the kubelet
+	Claims      []HeldClaim         // the same
+}
+
+// HeldClaim is a claim that a container uses.
+type HeldClaim struct {
+	Container    Container
+	Claim        string // name, in the container's namespace
+	Driver, Pool string
+	Devices      []HeldDevice
+}
+
+// HeldDevice is a device of a claim.
+type HeldDevice struct {
+	Name, ShareID string
+	CDI           []string
 }
 
 // allocated returns the sorted IDs of the allocated devices of a resource.

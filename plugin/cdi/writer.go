@@ -216,14 +216,16 @@ func (in Input) fingerprint(keys map[health.DeviceID]string) string {
 	return b.String()
 }
 
+// tempPattern is that of the names of partial specs. CDI ignores files that end in neither .json nor .yaml.
+const tempPattern = ".gpu-node-agent-*.tmp"
+
 // writeSpec replaces a spec atomically, so that a container runtime never reads a partial one. CDI's own library, which
 // container runtimes use, must accept the spec first.
 func writeSpec(file string, text []byte) (err error) {
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil { //nolint:gosec // rootless container runtimes read it too
 		return err
 	}
-	// CDI ignores files that end in neither .json nor .yaml.
-	temp, err := os.CreateTemp(filepath.Dir(file), ".gpu-node-agent-*.tmp")
+	temp, err := os.CreateTemp(filepath.Dir(file), tempPattern)
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package dra
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"strconv"
@@ -24,13 +25,11 @@ const (
 	AttributeMIGMode resourceapi.QualifiedName = Domain + "/migMode"      // GPU: only its MIG devices can be allocated
 )
 
-// The attributes and capacities of NVIDIA's driver that the package reads too.
+// Capacities of NVIDIA's driver.
 const (
-	attributeType   = "type" // gpu, mig
 	capacityMemory  = "memory"
 	capacitySlice   = "memorySlice" // followed by its number
-	fieldSerial     = health.Field(53)
-	maxMemorySlices = 64 // more than any GPU has
+	maxMemorySlices = 64            // more than any GPU has
 )
 
 type (
@@ -49,7 +48,7 @@ func (b *builder) attributes(s *plugin.SelectedDevice) attributes {
 			return
 		}
 		if len(value) > resourceapi.DeviceAttributeMaxValueLength || !utf8.ValidString(value) {
-			b.warnings.add(d, "attribute %s is left out: expected at most %d bytes of text, got %q", name, resourceapi.DeviceAttributeMaxValueLength, value)
+			b.warnings.add(d, "attribute %s is left out: expected at most %d bytes of text, got %.80q", name, resourceapi.DeviceAttributeMaxValueLength, value)
 			return
 		}
 		all[name] = resourceapi.DeviceAttribute{StringValue: b.text(value)}
@@ -60,7 +59,7 @@ func (b *builder) attributes(s *plugin.SelectedDevice) attributes {
 		}
 		v, ok := semanticVersion(value)
 		if !ok {
-			b.warnings.add(d, "attribute %s is left out: expected a version such as 580.95.05, got %q", name, value)
+			b.warnings.add(d, "attribute %s is left out: expected a version such as 580.95.05, got %.80q", name, value)
 			return
 		}
 		all[name] = resourceapi.DeviceAttribute{VersionValue: b.text(v)}
@@ -68,21 +67,24 @@ func (b *builder) attributes(s *plugin.SelectedDevice) attributes {
 
 	text("uuid", string(d.ID))
 	if d.Kind == health.KindMIG {
-		text(attributeType, "mig")
+		text("type", "mig")
 		text("parentUUID", string(d.Parent))
 		text("profile", s.Profile)
 	} else {
-		text(attributeType, "gpu")
+		text("type", "gpu")
 		text(AttributeIsland, string(b.islands[d.ID]))
 		migMode := d.MIGMode // a pointer into the snapshot would keep that
 		all[AttributeMIGMode] = resourceapi.DeviceAttribute{BoolValue: &migMode}
 	}
 	text("productName", d.Model)
 	text("architecture", architecture(d.ComputeCapability))
+	serial := d.Texts[health.FieldSerial]
 	if p := b.properties(d.GPU()); p != nil {
 		text("brand", p.Brand)
 		text("addressingMode", p.AddressingMode)
+		serial = cmp.Or(serial, p.Serial)
 	}
+	text(AttributeSerial, strings.TrimSpace(serial))
 	if c := d.ComputeCapability; c.Major > 0 {
 		version("cudaComputeCapability", strconv.Itoa(c.Major)+"."+strconv.Itoa(c.Minor))
 	}
@@ -97,7 +99,6 @@ func (b *builder) attributes(s *plugin.SelectedDevice) attributes {
 			all[a.Name] = a.Value
 		}
 	}
-	text(AttributeSerial, strings.TrimSpace(d.Texts[fieldSerial]))
 	if state := s.State.Verdict.State; state != health.Unknown {
 		text(AttributeState, state.String())
 	}
@@ -140,7 +141,7 @@ func (b *builder) capacity(s *plugin.SelectedDevice) (all capacities, shared *bo
 		set("encoders", p.Encoders)
 		set("jpegEngines", p.JPEGEngines)
 		set("ofaEngines", p.OFAEngines)
-		if p.PlacementStart >= 0 && p.MemorySlices <= maxMemorySlices {
+		if p.PlacementStart >= 0 && p.PlacementStart < maxMemorySlices && p.MemorySlices <= maxMemorySlices {
 			for i := range p.MemorySlices {
 				set(resourceapi.QualifiedName(capacitySlice+strconv.Itoa(p.PlacementStart+i)), 1)
 			}
@@ -224,8 +225,8 @@ func pciBusID(driver string) (id string, ok bool) {
 	if !ok {
 		return "", false
 	}
-	_, err := deviceattribute.GetPCIBusIDAttribute(address.String())
-	return address.String(), err == nil
+	id = address.String()
+	return id, len(id) == len("0000:1b:00.0")
 }
 
 // architecture returns the name of an architecture as NVIDIA's driver writes it (NVIDIA/go-nvlib, pkg/nvlib/device/device.go), by compute

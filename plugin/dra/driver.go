@@ -11,6 +11,11 @@ package dra
 
 import (
 	"context"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -18,6 +23,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -44,29 +50,220 @@ type Options struct {
 // Driver publishes devices and prepares claims while plugin.api is dra.
 type Driver struct {
 	Options
-	released health.Latest[plugin.Handover]
-	claims   health.Latest[Claims]
+	timing       timing
+	released     health.Latest[plugin.Handover]
+	claims       health.Latest[Claims]
+	names        health.Latest[names]
+	pool         health.Latest[Pool] // the newest that was built; empty before the first instance
+	preparer     *preparer
+	capabilities *health.Latest[memlimits.Capabilities] // nil if nothing examines the node
+
+	mu      sync.Mutex // guards the fields below
+	enabled bool       // Status.Enabled
+	err     string     // why nothing is served; empty while an instance is
+	session *session   // nil while no instance is served
 }
 
 // New returns a driver. It does nothing while plugin.api is not dra and no claim of it is prepared.
-func New(o Options) *Driver { return &Driver{Options: o} }
+func New(o Options) *Driver {
+	d := &Driver{Options: o, timing: defaultTiming(), err: "starting"}
+	if c := o.Config.Load(); c != nil {
+		d.enabled = c.ServesDRA()
+	}
+	d.preparer = newPreparer(&d.Options, &d.claims)
+	return d
+}
 
-// Run serves until ctx ends. It retries after errors and reports them in Status.
-func (d *Driver) Run(ctx context.Context) error {
-	<-ctx.Done()
+// SetMemoryCapabilities sets where the driver finds what can limit the memory of containers. Call it before Run.
+func (d *Driver) SetMemoryCapabilities(c *health.Latest[memlimits.Capabilities]) {
+	d.capabilities, d.preparer.capabilities = c, c
+}
+
+// GenerateCDI generates parts of CDI specs with the driver until ctx ends; see cdi.Toolkit.Run.
+func (d *Driver) GenerateCDI(ctx context.Context) { d.preparer.writer.Toolkit.Run(ctx) }
+
+// timing holds the intervals and timeouts; tests shorten them.
+type timing struct {
+	poll       time.Duration // between checks of the sockets and, while the devices are being released, of what holds them
+	retryMin   time.Duration // between two attempts; doubles up to retryMax
+	retryMax   time.Duration
+	call       time.Duration // of another driver's socket
+	properties time.Duration // to wait for the properties of devices before they are published without
+	resend     time.Duration // of the health of all devices; the kubelet forgets it after 30 s
+	streamLost time.Duration // from the end of the kubelet's health stream until the kubelet counts as lost; it opens a new one every 5 s
+}
+
+func defaultTiming() timing {
+	return timing{
+		poll: time.Second, retryMin: time.Second, retryMax: 30 * time.Second, call: 2 * time.Second, properties: 10 * time.Second,
+		resend: 10 * time.Second, streamLost: 15 * time.Second,
+	}
+}
+
+// instance is a driver as the kubelet and the API server identify it on this node. Its claims end with it, so another instance starts
+// only when it has released its devices.
+type instance struct{ driver, kubeletDir string }
+
+func configuredInstance(c *plugin.Config) instance { return instance{c.DRA.DriverName, c.KubeletDir} }
+
+func (i instance) dataDir() string     { return filepath.Join(i.kubeletDir, "plugins", i.driver) }
+func (i instance) registryDir() string { return filepath.Join(i.kubeletDir, "plugins_registry") }
+
+// makeDataDir makes the directory of the checkpoint and of the socket that the kubelet calls, if the kubelet's directory exists.
+func (i instance) makeDataDir() error {
+	_, err := os.Stat(i.registryDir())
+	if err == nil {
+		err = os.MkdirAll(i.dataDir(), 0o750)
+	}
+	if err != nil {
+		return fmt.Errorf("plugin.kubeletDir: %w; set it to the kubelet's directory and mount that", err)
+	}
 	return nil
+}
+
+// Run serves until ctx ends. It retries after errors and reports them in Status. The slices and prepared claims stay, for the next
+// process.
+func (d *Driver) Run(ctx context.Context) error {
+	retryDelay := d.timing.retryMin
+	for ctx.Err() == nil {
+		_, cfgChanged := d.Config.Watch()
+		_, releasedChanged := d.Options.Released.Watch()
+		var retry <-chan time.Time
+		switch i, serve, err := d.next(d.Config.Load()); {
+		case serve:
+			d.serve(ctx, i)
+			retryDelay = d.timing.retryMin
+			continue
+		case err != nil:
+			retry, retryDelay = time.After(retryDelay), min(2*retryDelay, d.timing.retryMax)
+		}
+		select {
+		case <-ctx.Done():
+		case <-cfgChanged:
+		case <-releasedChanged:
+		case <-retry:
+		}
+	}
+	return nil
+}
+
+// next returns the instance to serve now. First that is one that an earlier process, or an earlier configuration, has left with claims
+// or slices. An error means that this is not known, and nothing may serve the devices.
+func (d *Driver) next(cfg *plugin.Config) (i instance, serve bool, err error) {
+	if cfg == nil {
+		return instance{}, false, nil
+	}
+	configured := configuredInstance(cfg)
+	left, found, err := d.leftover(configured)
+	switch {
+	case err != nil:
+		d.setReleased("the prepared claims are unknown: " + err.Error())
+		d.setWaiting(cfg.ServesDRA(), "the prepared claims are unknown: "+err.Error())
+		return instance{}, false, err
+	case found:
+		d.setReleased("dynamic resource allocation has claims or slices on this node")
+		return left, true, nil
+	case !cfg.ServesDRA():
+		d.setReleased("")
+		d.setWaiting(false, "")
+		return instance{}, false, nil
+	}
+	if r := d.Options.Released.Load(); r == nil || !r.Released {
+		reason := "it is starting"
+		if r != nil {
+			reason = r.Reason
+		}
+		d.setReleased("")
+		d.setWaiting(true, "waiting for the device plugin to release the devices: "+reason)
+		return instance{}, false, nil
+	}
+	d.setReleased("dynamic resource allocation serves the devices")
+	// The plugin stores that it has not released the devices before it reads that the driver has: see plugin.Handover.
+	if r := d.Options.Released.Load(); !r.Released {
+		d.setReleased("")
+		return instance{}, false, nil // Run sees the change
+	}
+	return configured, true, nil
+}
+
+// leftover returns an instance with claims or slices on this node; the configured one last.
+func (d *Driver) leftover(configured instance) (i instance, found bool, err error) {
+	dirs, err := filepath.Glob(filepath.Join(configured.kubeletDir, "plugins", "*", checkpointName))
+	if err != nil { // the pattern is bad: kubeletDir has meta characters
+		dirs = nil
+	}
+	var all []instance
+	for _, file := range dirs {
+		if name := filepath.Base(filepath.Dir(file)); name != configured.driver {
+			all = append(all, instance{name, configured.kubeletDir})
+		}
+	}
+	for _, i := range append(all, configured) {
+		if err := d.preparer.open(i.dataDir()); err != nil {
+			return instance{}, false, err
+		}
+		if d.preparer.needed() {
+			return i, true, nil
+		}
+	}
+	return instance{}, false, nil
 }
 
 // Released holds whether the driver has released the devices: with plugin.api devicePlugin, when no claim is prepared and no slice is
 // published.
 func (d *Driver) Released() *health.Latest[plugin.Handover] { return &d.released }
 
+// setReleased stores why the devices are not released; empty if they are.
+func (d *Driver) setReleased(reason string) {
+	h := plugin.Handover{Released: reason == "", Reason: reason}
+	if last := d.released.Load(); last == nil || *last != h {
+		d.released.Store(&h)
+	}
+}
+
+// setWaiting stores why no instance is served, and logs it when it changes.
+func (d *Driver) setWaiting(enabled bool, reason string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if reason != "" && reason != d.err {
+		d.Log.Info("not serving", zap.String("reason", reason))
+	}
+	d.enabled, d.err = enabled, reason
+}
+
 // Claims holds the prepared claims.
 func (d *Driver) Claims() *health.Latest[Claims] { return &d.claims }
 
-// Device returns the device that the driver publishes under a name; ok is false if there is none. It has the form of
+// names are the devices by their names in the pool of an instance, also those that are no longer published. They are immutable.
+type names struct {
+	instance
+	byName    map[string]health.DeviceID
+	published map[string]health.DeviceID // of these
+}
+
+// storeNames stores the names of a pool and those that are remembered.
+func (d *Driver) storeNames(i instance, pool *Pool, remembered map[health.DeviceID]string) {
+	next := &names{instance: i, byName: make(map[string]health.DeviceID, len(remembered)), published: pool.ByName}
+	for id, name := range remembered {
+		next.byName[name] = id
+	}
+	maps.Copy(next.byName, pool.ByName)
+	last := d.names.Load()
+	if last == nil || last.instance != i || !maps.Equal(last.byName, next.byName) || !maps.Equal(last.published, next.published) {
+		d.names.Store(next)
+	}
+}
+
+// Device returns the device that the driver publishes, or has published, under a name; ok is false if there is none. It has the form of
 // podresources.Resolver for the devices of claims.
-func (d *Driver) Device(driver, pool, name string) (id health.DeviceID, ok bool) { return "", false }
+func (d *Driver) Device(driver, pool, name string) (id health.DeviceID, ok bool) {
+	n := d.names.Load()
+	if n == nil || driver != n.driver || pool != d.Node {
+		return "", false
+	}
+	id, ok = n.byName[name]
+	return id, ok
+}
 
 // Status is the state of the driver. It is immutable.
 type Status struct {
@@ -104,4 +301,16 @@ func DurationBounds() []float64 {
 }
 
 // Status may be called from any goroutine.
-func (d *Driver) Status() Status { return Status{} }
+func (d *Driver) Status() Status {
+	d.mu.Lock()
+	s, session := Status{Enabled: d.enabled, Err: d.err}, d.session
+	d.mu.Unlock()
+	if !s.Enabled {
+		s.Err = "" // the plugin reports why it does not offer the devices
+	}
+	if session != nil {
+		session.report(&s)
+	}
+	d.preparer.status(&s)
+	return s
+}

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
@@ -120,7 +121,7 @@ func TestClaimDevice(t *testing.T) {
 		"prepared before the API was left": {off, claims, "ns", "gpu-0", ref("gpus", driver, ""), "GPU-new", false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := New(Options{Config: new(health.Latest[plugin.Config]), Snapshots: new(health.Latest[health.Snapshot])})
+			d := New(Options{Config: new(health.Latest[plugin.Config]), Snapshots: new(health.Latest[health.Snapshot]), Log: zap.NewNop()})
 			d.Config.Store(&c.cfg)
 			d.Snapshots.Store(namedDevices())
 			if c.claims != nil {

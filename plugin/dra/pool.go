@@ -42,7 +42,7 @@ type PoolInput struct {
 // maxDevices is the most devices of a slice: fewer than without taints, so that the first taint does not change the layout.
 const maxDevices = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 
-// BuildPool decides what is published. It is pure. Before the first poll the devices are not known, and the pool is empty: do not
+// BuildPool decides what is published. It is pure. Before the first poll the devices are unknown, and the pool is empty: do not
 // publish that, because it removes the devices from the API server.
 //
 // The pool obeys every limit of the API server, which refuses a slice with one invalid value as a whole.
@@ -119,7 +119,9 @@ func (b *builder) build(s *plugin.SelectedDevice) (device resourceapi.Device, ok
 	switch {
 	case !b.NoTaints:
 	case slices.ContainsFunc(taints, func(t resourceapi.DeviceTaint) bool { return t.Effect != resourceapi.DeviceTaintEffectNone }):
-		b.warnings.add(d, "the API server has no taints of devices, so devices with %s are not published", worstKey(taints))
+		if key := worstKey(taints); key != TaintMIGMode { // no claim could get that GPU anyway
+			b.warnings.add(d, "the API server has no taints of devices, so devices with %s are not published", key)
+		}
 		return device, false
 	default:
 		taints = nil

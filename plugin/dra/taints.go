@@ -55,6 +55,9 @@ func (b *builder) taints(s *plugin.SelectedDevice) []resourceapi.DeviceTaint {
 	}
 	if s.Memory != nil && s.Memory.Blocked != "" && !b.NoShares {
 		add(TaintMemoryLimits, resourceapi.DeviceTaintEffectNoSchedule, taintEpoch())
+		if !b.Examined || b.Capabilities != nil { // else only until the node is examined
+			b.warnings.add(&s.State.Device, "no claim gets a share: %s", s.Memory.Blocked)
+		}
 	}
 	for i := range s.State.Verdict.Findings {
 		f := &s.State.Verdict.Findings[i]

@@ -224,7 +224,8 @@ func (c *Client) storeHolders(asked time.Time, pods *podsapi.ListPodResourcesRes
 		return
 	}
 	next := NewHolders(asked, pods, c.resolver())
-	if asked.Before(c.settledAt) {
+	next.Settling = asked.Before(c.settledAt)
+	if next.Settling {
 		for device, holders := range last.By {
 			if next.By[device] == nil {
 				next.By[device] = holders

@@ -51,7 +51,8 @@ type Holders struct {
 	// they are not in By.
 	Admin map[health.DeviceID][]Holder
 
-	Pending bool // the kubelet has not been asked yet
+	Pending  bool // the kubelet has not been asked yet
+	Settling bool // the kubelet may be new and may not have read all pods yet
 }
 
 // MaxHoldersAge limits the age of the last answer. The client asks the kubelet every two seconds.

@@ -23,6 +23,18 @@ CONFIG is the configuration of the nodeConfigs entry NAME, or of all other nodes
 {{- if dig "plugin" "kubeletDir" "" $config }}
 {{- fail (printf "%s.plugin.kubeletDir: the pod mounts the kubelet's directory at /var/lib/kubelet; set the chart's value kubeletDir to its path on the nodes" $at) }}
 {{- end }}
+{{- if and .agent.claims (not .agent.dra) }}
+{{- fail (printf "%s.plugin.api: dra needs dra.enabled=true; that adds DeviceClasses, rights and mounts, see values.yaml" $at) }}
+{{- end }}
+{{- if .agent.dra }}
+{{- if semverCompare "<1.34.0-0" .root.Capabilities.KubeVersion.Version }}
+{{- fail (printf "dra.enabled: expected Kubernetes 1.34 or newer, which has the API resource.k8s.io/v1; found %s. With helm template, pass --kube-version" .root.Capabilities.KubeVersion.Version) }}
+{{- end }}
+{{- $driver := dig "plugin" "dra" "driverName" "gpu.nvidia.com" (default (dict) $values.config) }}
+{{- if ne .agent.draDriver $driver }}
+{{- fail (printf "%s.plugin.dra.driverName: expected %s, that of config, because the DeviceClasses are for one driver; got %s" $at $driver .agent.draDriver) }}
+{{- end }}
+{{- end }}
 {{- if and (not $values.hostPID) (dig "metrics" "processes" "enabled" false $config) (eq (clean (dig "metrics" "processes" "proc" "" $config)) "/proc") }}
 {{- fail (printf "%s.metrics.processes.proc: /proc in the pod has no processes of the node; leave it out, and the chart mounts the node's at /host/proc" $at) }}
 {{- end }}

@@ -11,7 +11,7 @@ nodeConfigs stays until it has removed the key of `config`.
 {{- $_ := set $.Values.nodeConfigs $name $config }}
 {{- end }}
 {{- end }}
-{{- range list "image" "gpuOperator" "kernelLog" "mps" "probes" "web" "service" "serviceMonitor" "podMonitor" "prometheusRule" "dashboards" "networkPolicy" "serviceAccount" "rbac" }}
+{{- range list "image" "dra" "gpuOperator" "kernelLog" "mps" "probes" "web" "service" "serviceMonitor" "podMonitor" "prometheusRule" "dashboards" "networkPolicy" "serviceAccount" "rbac" }}
 {{- if not (hasKey $.Values .) }}
 {{- $_ := set $.Values . (dict) }}
 {{- end }}
@@ -87,6 +87,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- end }}
 
+{{/* The kubelet's directory on the nodes. */}}
+{{- define "gpu-node-agent.kubeletDir" -}}
+{{- required "kubeletDir: expected the kubelet's directory on the nodes, such as /var/lib/kubelet" .Values.kubeletDir | clean }}
+{{- end }}
+
 {{/* "true" on OpenShift. A cluster reports both versions; --api-versions may name either one. */}}
 {{- define "gpu-node-agent.openshift" -}}
 {{- $apis := .Capabilities.APIVersions }}
@@ -115,6 +120,15 @@ nodes if NAME is "". It is called with (dict "root" $ "name" NAME "agent" (dict)
 {{- if $values.web.secretName }}
 {{- $config = mustMergeOverwrite (dict "metrics" (dict "webConfigFile" "/etc/gpu-node-agent-web/web-config.yaml")) $config }}
 {{- end }}
+{{- /* Every agent has the mounts and rights of DRA with dra.enabled, so that it can release what an agent with plugin.api dra left. */}}
+{{- $dra := eq true $values.dra.enabled }}
+{{- if $dra }}
+{{- $config = mustMergeOverwrite (dict "plugin" (dict "api" "dra")) $config }}
+{{- end }}
+{{- $claims := and (dig "plugin" "enabled" true $config) (eq (dig "plugin" "api" "devicePlugin" $config) "dra") }}
+{{- $_ := set .agent "dra" $dra }}
+{{- $_ := set .agent "claims" $claims }}
+{{- $_ := set .agent "draDriver" (dig "plugin" "dra" "driverName" "gpu.nvidia.com" $config) }}
 {{- /* An agent without the plugin writes no CDI spec and needs no files of the node. */}}
 {{- $generate := and (dig "plugin" "enabled" true $config) (dig "plugin" "cdi" "generate" false $config) }}
 {{- if and $generate (not $sim) }}
@@ -143,12 +157,19 @@ nodes if NAME is "". It is called with (dict "root" $ "name" NAME "agent" (dict)
 {{- end }}
 {{- $_ := set .agent "mpsKey" $mpsKey }}
 {{- /* An empty list keeps the daemons' pods until the last client has ended. */}}
-{{- $_ := set .agent "mps" (and (eq true $values.mps.enabled) (or $mpsKey (hasKey (dig "mps" (dict) $sharing) "resources"))) }}
+{{- $_ := set .agent "mps" (and (eq true $values.mps.enabled) (or $mpsKey $claims (hasKey (dig "mps" (dict) $sharing) "resources"))) }}
 {{- $_ := set .agent "mpsRoot" (dig "flags" "mpsRoot" (dig "mps" "root" "/run/nvidia/mps" $sharing) $imported | clean) }}
 {{- $_ := set .agent "mpsControl" (dig "mps" "control" "" $sharing) }}
 {{- include "gpu-node-agent.check" (dict "root" .root "name" .name "config" $config "agent" .agent) }}
 {{- $mig := has (dig "plugin" "migStrategy" "none" $config) (list "single" "mixed") }}
 {{- $lists := dig "plugin" "deviceList" (list) $config | toStrings }}
+{{- if $claims }}
+{{- $lists = list "cdi-cri" }}
+{{- end }}
+{{- if $dra }}
+{{- /* After the check, which refuses it in the values. The kubelet connects to the driver's socket at the path that the agent has. */}}
+{{- $config = mustMergeOverwrite $config (dict "plugin" (dict "kubeletDir" (include "gpu-node-agent.kubeletDir" .root))) }}
+{{- end }}
 {{- $profiling := regexMatch "(?i)\"profiling\"|DCGM_FI_PROF_" (toJson (dig "metrics" "fields" (list) $config)) }}
 {{- with dig "metrics" "fieldsFile" "" $config }}
 {{- /* The name starts the line, so comments do not match. */}}
@@ -164,7 +185,8 @@ nodes if NAME is "". It is called with (dict "root" $ "name" NAME "agent" (dict)
 {{- $_ := set .agent "sim" $sim }}
 {{- $_ := set .agent "mig" $mig }}
 {{- $_ := set .agent "generate" $generate }}
-{{- $_ := set .agent "cdi" (or $generate (has "cdi-cri" $lists) (has "cdi-annotations" $lists)) }}
+{{- $_ := set .agent "cdi" (or $generate $dra (has "cdi-cri" $lists) (has "cdi-annotations" $lists)) }}
+{{- $_ := set .agent "cdiWrite" (or $generate $dra) }}
 {{- $_ := set .agent "cdiDir" (dig "plugin" "cdi" "dir" "/var/run/cdi" $config | default "/var/run/cdi" | clean) }}
 {{- $_ := set .agent "driverRoot" (dig "plugin" "driverRoot" "/" $config) }}
 {{- $_ := set .agent "port" (regexFind "[0-9]+$" (dig "metrics" "listen" ":9400" $config) | int) }}

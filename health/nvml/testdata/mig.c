@@ -1,6 +1,7 @@
 // The scripted libnvidia-ml.so.1: MIG devices. Commands:
 //
-//   mig GPU INDEX GI CI    the GPU has the MIG device, of profile 1g.10gb
+//   mig GPU INDEX GI CI    the GPU has the MIG device, of profile 1g.10gb at memory slice GI modulo 7
+//   mig off                no GPU has MIG devices
 
 #include "libnvidia-ml.h"
 
@@ -142,6 +143,8 @@ EXPORT nvmlReturn_t nvmlGpuInstanceGetInfo(nvmlGpuInstance_t gi, nvmlGpuInstance
     memset(info, 0, sizeof(*info));
     info->id = (unsigned)((mig_t *)(void *)gi.handle)->gi;
     info->profileId = GI_PROFILE;
+    info->placement.start = (unsigned)((mig_t *)(void *)gi.handle)->gi % 7;
+    info->placement.size = 1;
     return leave(result);
 }
 
@@ -162,9 +165,12 @@ EXPORT nvmlReturn_t nvmlComputeInstanceGetInfo_v2(nvmlComputeInstance_t ci, nvml
 
 EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfo(nvmlDevice_t device, unsigned profile, nvmlGpuInstanceProfileInfo_t *info) {
     ENTER;
+    if (profile > NVML_GPU_INSTANCE_PROFILE_2_SLICE_REV1) return leave(NVML_ERROR_INVALID_ARGUMENT); // as a driver that knows no more
     if (profile != NVML_GPU_INSTANCE_PROFILE_1_SLICE) return leave(NVML_ERROR_NOT_SUPPORTED);
     memset(info, 0, sizeof(*info));
     info->id = GI_PROFILE;
+    info->multiprocessorCount = 16;
+    info->copyEngineCount = info->decoderCount = info->jpegCount = 1;
     return leave(result);
 }
 
@@ -181,6 +187,10 @@ EXPORT nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfo(nvmlGpuInstance
 static int command(const char *line, char *reply, size_t room) {
     (void)reply, (void)room;
     mig_t m;
+    if (strcmp(line, "mig off") == 0) {
+        count = 0;
+        return 1;
+    }
     if (sscanf(line, "mig %u %d %d %d", &m.gpu, &m.index, &m.gi, &m.ci) != 4 || m.gpu >= MAX_GPUS || count == MAX_MIG) return 0;
     migs[0][count++] = m;
     return 1;

@@ -1,0 +1,29 @@
+package health
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// causes are the causes of findings that are neither XIDs nor incidents.
+//
+//nolint:gochecknoglobals // a table of constants
+var causes = []string{
+	CauseLost, CauseInaccessible, CauseDetached, CauseMissing, CauseRecoveryAction, CauseRemapFailed, CauseRemapPending, CauseUnrepairable,
+	CauseDBE, CauseRetiredPending, CauseRetiredPages, CauseTemperature, CauseClocks, CauseNotMeasured, CauseFlapping, CauseCordoned,
+	CauseIsolated, CauseReleased, CauseMPSDown, CauseMPSHung, CauseMPSFault, CauseMPSLimits, CauseMPSNotReady, CauseMPSUsers,
+}
+
+// ValidCause reports whether a finding can have the cause, of any XID and any code of DCGM.
+func ValidCause(cause string) bool {
+	if number, ok := strings.CutPrefix(cause, xidPrefix); ok {
+		n, err := strconv.Atoi(number)
+		return err == nil && n > 0 && xidCause(n) == cause
+	}
+	if name, ok := strings.CutPrefix(cause, incidentPrefix); ok {
+		code, ok := IncidentCode(strings.ReplaceAll(name, "-", "_"))
+		return ok && incidentCause(LookupIncident(code)) == cause
+	}
+	return slices.Contains(causes, cause)
+}

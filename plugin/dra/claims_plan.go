@@ -1,0 +1,351 @@
+package dra
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	kubeletapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
+)
+
+// The environment of containers with devices of claims.
+const (
+	envDevice         = "GPU_NODE_AGENT_DEVICE_" // and the device's name: its UUID
+	envVisibleDevices = "NVIDIA_VISIBLE_DEVICES"
+	noVisibleDevices  = "void" // where NVIDIA's runtime is used as well, the variable of the image must not add GPUs
+)
+
+// plan is what a claim gets.
+type plan struct {
+	claim   Claim
+	specs   []cdi.ClaimDevice
+	offered map[health.DeviceID]uint64 // the memory that all shares of a device may have
+}
+
+// newPlan returns what a claim gets, or why it gets nothing. It asks nobody but, once after a start, what checks the CDI spec of the devices.
+func (p *preparer) newPlan(ctx context.Context, in *claimInput, claim *resourceapi.ResourceClaim, results []resourceapi.DeviceRequestAllocationResult) (*plan, error) {
+	pl := &plan{
+		claim:   Claim{UID: claim.UID, Namespace: claim.Namespace, Name: claim.Name, Prepared: time.Now().UTC(), CDIDir: in.cfg.CDI.Dir},
+		offered: make(map[health.DeviceID]uint64),
+	}
+	base, cancel := context.WithTimeout(ctx, p.timing.base)
+	defer cancel()
+	for i := range results {
+		if err := p.addDevice(base, in, pl, claim, &results[i]); err != nil {
+			return nil, err
+		}
+	}
+	if err := pl.checkShares(); err != nil {
+		return nil, err
+	}
+	return pl, p.checkLost(ctx, in, &pl.claim)
+}
+
+// addDevice adds the device of a result. It waits for the first check of the devices' CDI spec until ctx ends.
+func (p *preparer) addDevice(ctx context.Context, in *claimInput, pl *plan, claim *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult) error {
+	state, err := p.find(in, r)
+	if err != nil {
+		return err
+	}
+	device := &state.Device
+	d := ClaimDevice{
+		Request: resourceclaim.BaseRequestRef(r.Request), Pool: r.Pool, Name: r.Device, Device: device.ID, Parent: device.Parent,
+		Admin: isAdmin(r), ShareID: shareID(r),
+	}
+	name := string(claim.UID) + "-" + d.Name
+	if d.ShareID != "" {
+		name += "-" + string(d.ShareID)
+	}
+	spec := cdi.ClaimDevice{Name: name, Env: map[string]string{
+		envDevice + strings.ToUpper(strings.ReplaceAll(d.Name, "-", "_")): string(device.ID), envVisibleDevices: noVisibleDevices,
+	}}
+	if in.snap.Source.Detachment.InForce() {
+		return refuse(reasonDetached, "device %s: the driver is detached from %s until %s; gpu-node-agent attach ends it", d.Name, device.Name(),
+			in.snap.Source.Detachment.Until.UTC().Format(time.RFC3339))
+	}
+	if !d.Admin {
+		if err := p.check(in, state, r); err != nil {
+			return err
+		}
+		if err := p.addShare(in, pl, claim, r, state, &d, &spec); err != nil {
+			return err
+		}
+	}
+	d.CDI = []string{cdi.ClaimDeviceName(name)}
+	if !p.options.Simulated() && state.Sample.Presence != health.Missing { // no spec has a missing one
+		base, err := p.baseName(ctx, in, device)
+		if err != nil {
+			return refuse(reasonCDI, "device %s: %v", d.Name, err)
+		}
+		d.CDI = append(d.CDI, base)
+	}
+	pl.claim.Devices = append(pl.claim.Devices, d)
+	if i := slices.IndexFunc(pl.specs, func(s cdi.ClaimDevice) bool { return s.Name == name }); i >= 0 { // by another request, as admin
+		maps.Copy(pl.specs[i].Env, spec.Env)
+		pl.specs[i].Mounts = append(pl.specs[i].Mounts, spec.Mounts...)
+	} else {
+		pl.specs = append(pl.specs, spec)
+	}
+	return nil
+}
+
+// find returns the device of a result. A device that was published, and is not for now, is found as well: its claim may be older.
+func (p *preparer) find(in *claimInput, r *resourceapi.DeviceRequestAllocationResult) (*health.DeviceState, error) {
+	if r.Pool != p.options.Node {
+		return nil, refuse(reasonUnknownDevice, "device %s: expected pool %s, found %q", r.Device, p.options.Node, r.Pool)
+	}
+	id, published := in.pool.ByName[r.Device]
+	if !published {
+		for other, name := range p.names() {
+			if name == r.Device {
+				id = other
+			}
+		}
+	}
+	i := slices.IndexFunc(in.snap.Devices, func(s health.DeviceState) bool { return s.Device.ID == id })
+	if id == "" || i < 0 || !published && in.snap.Devices[i].Verdict.State != health.Unhealthy {
+		names := slices.Sorted(maps.Keys(in.pool.ByName))
+		return nil, refuse(reasonUnknownDevice, "device %q is unknown; node %s has %s", r.Device, p.options.Node, orNone(cdi.Abbreviate(names)))
+	}
+	return &in.snap.Devices[i], nil
+}
+
+func orNone(list string) string {
+	if list == "" {
+		return "none"
+	}
+	return list
+}
+
+// check returns why no container may get a device.
+func (p *preparer) check(in *claimInput, state *health.DeviceState, r *resourceapi.DeviceRequestAllocationResult) error {
+	d := &state.Device
+	if d.Kind == health.KindGPU && d.MIGMode {
+		return refuse(reasonMIGMode, "device %s: %s is in MIG mode; request its MIG devices", r.Device, d.Name())
+	}
+	if state.Verdict.State != health.Unhealthy {
+		return nil
+	}
+	for _, f := range state.Verdict.Findings {
+		if f.State != health.Unhealthy || tolerates(r, f.Cause, in.cfg.DRA.EvictOn) {
+			continue
+		}
+		text := fmt.Sprintf("device %s: %s is unhealthy: %s (%s)", r.Device, d.Name(), f.Reason, f.Cause)
+		if advice := f.Action.Advice(); advice != "" {
+			text += "; " + advice
+		}
+		return refuse(reasonUnhealthyDevice, "%s", text)
+	}
+	return nil
+}
+
+// tolerates reports whether the claim tolerates the taint of an Unhealthy finding.
+func tolerates(r *resourceapi.DeviceRequestAllocationResult, cause string, evictOn []string) bool {
+	taint := resourceapi.DeviceTaint{Key: TaintKey(cause), Effect: resourceapi.DeviceTaintEffectNoSchedule}
+	if slices.Contains(evictOn, cause) {
+		taint.Effect = resourceapi.DeviceTaintEffectNoExecute
+	}
+	return slices.ContainsFunc(r.Tolerations, func(t resourceapi.DeviceToleration) bool { return resourceclaim.ToleratesTaint(t, taint) })
+}
+
+// addShare adds what a container needs to use a share, or to use a device by MPS.
+func (p *preparer) addShare(
+	in *claimInput, pl *plan, claim *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult, state *health.DeviceState, d *ClaimDevice, spec *cdi.ClaimDevice,
+) error {
+	device := &state.Device
+	config, err := configFor(claim.Status.Allocation.Devices.Config, in.cfg.DRA.DriverName, r, device.Kind)
+	if err != nil {
+		return refuse(reasonConfiguration, "%v", err)
+	}
+	memory, shared := consumedMemory(r)
+	if shared {
+		if d.Memory = memory &^ (1<<20 - 1); d.Memory == 0 {
+			return refuse(reasonMemory, "device %s: expected a share of at least 1 MiB of memory, found %d bytes", d.Name, memory)
+		}
+		m := p.sharedMemory(in, device)
+		pl.offered[device.ID] = m.Offered
+		if m.Blocked != "" {
+			return refuse(reasonMemoryNotEnforced, "device %s: %s", d.Name, m.Blocked)
+		}
+		maps.Copy(spec.Env, plugin.MemoryEnv(d.Memory, device.Memory, m.Enforcement))
+		if m.Enforcement == memlimits.MPS {
+			d.MPS, d.Threads = true, 100
+			addMPS(spec, in, d, d.Threads, d.Memory)
+		}
+	}
+	if config == nil || config.Sharing == nil || config.Sharing.Strategy != strategyMPS {
+		if !d.MPS && state.MPS != nil {
+			return refuse(reasonMPSNotReady, "device %s: its MPS daemon still runs, and only MPS clients can use %s", d.Name, device.Name())
+		}
+		return nil
+	}
+	if shared {
+		return refuse(reasonConfiguration, "device %s: expected a whole device for sharing.strategy %s, found a share of its memory", d.Name, strategyMPS)
+	}
+	for _, other := range pl.claim.Devices {
+		if other.Request == d.Request && other.MPS {
+			return refuse(reasonConfiguration, "request %s: sharing.strategy %s: expected one device, found %s and %s; use a request for each",
+				d.Request, strategyMPS, other.Name, d.Name)
+		}
+	}
+	if d.Threads, d.Pinned, err = config.Sharing.MPSConfig.limits(device.ID, 0); err != nil {
+		return refuse(reasonConfiguration, "request %s: %v", r.Request, err)
+	}
+	d.MPS = true
+	addMPS(spec, in, d, d.Threads, d.Pinned)
+	return nil
+}
+
+// addMPS makes the containers clients of the device's MPS daemon.
+func addMPS(spec *cdi.ClaimDevice, in *claimInput, d *ClaimDevice, threads int, pinned uint64) {
+	env, mounts := plugin.MPSClient(d.Device, d.Name, mps.Root(in.cfg.Sharing.MPS.Root), threads, pinned)
+	maps.Copy(spec.Env, env)
+	for _, m := range mounts {
+		spec.Mounts = append(spec.Mounts, claimMount(m))
+	}
+}
+
+func claimMount(m *kubeletapi.Mount) cdi.ClaimMount {
+	return cdi.ClaimMount{HostPath: m.GetHostPath(), ContainerPath: m.GetContainerPath(), ReadOnly: m.GetReadOnly()}
+}
+
+// sharedMemory returns what is offered of a device's memory. If it is not shared any more, claims from before have all of it.
+func (p *preparer) sharedMemory(in *claimInput, device *health.Device) plugin.SharedMemory {
+	var caps *memlimits.Capabilities
+	if p.capabilities != nil {
+		caps = p.capabilities.Load()
+	}
+	selected, _ := in.cfg.SelectDevices(in.snap, caps, p.capabilities != nil)
+	for _, s := range selected {
+		if s.State.Device.ID == device.ID && s.Memory != nil {
+			return *s.Memory
+		}
+	}
+	return plugin.SharedMemory{Offered: device.Memory, Enforcement: memlimits.None}
+}
+
+// consumedMemory returns the memory of a share in bytes. ok is false for a whole device.
+func consumedMemory(r *resourceapi.DeviceRequestAllocationResult) (memory uint64, ok bool) {
+	for _, name := range []string{capacityMemory, r.Driver + "/" + capacityMemory} {
+		if q, exists := r.ConsumedCapacity[resourceapi.QualifiedName(name)]; exists {
+			return uint64(max(0, q.Value())), true
+		}
+	}
+	return 0, r.ShareID != nil
+}
+
+// checkShares returns why a container could not use all devices of a claim together: the variables that limit its memory are for all devices.
+func (pl *plan) checkShares() error {
+	var first *ClaimDevice
+	for i := range pl.claim.Devices {
+		d := &pl.claim.Devices[i]
+		if d.Memory == 0 || d.Admin {
+			continue
+		}
+		switch {
+		case first == nil:
+			first = d
+		case d.MPS && first.Request == d.Request:
+			return refuse(reasonMemory, "request %s: expected shares of one device with plugin.sharing.memory.enforcement %s, found %s and %s; use a request for each",
+				d.Request, plugin.EnforceMPS, first.Name, d.Name)
+		case d.Memory != first.Memory && first.Request == d.Request:
+			return refuse(reasonMemory, "request %s: expected shares of equal size, found %d MiB of %s and %d MiB of %s", d.Request,
+				first.Memory>>20, first.Name, d.Memory>>20, d.Name)
+		}
+	}
+	return nil
+}
+
+// awaitMPS waits until the MPS daemons of a claim are ready, with its limits.
+func (p *preparer) awaitMPS(ctx context.Context, claim *Claim) error {
+	if !slices.ContainsFunc(claim.Devices, func(d ClaimDevice) bool { return d.MPS }) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, p.timing.mps)
+	defer cancel()
+	for {
+		snap, changed := p.options.Snapshots.Watch()
+		name, reason := mpsUnready(snap, claim)
+		if reason == "" {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return refuse(reasonMPSNotReady, "device %s: the MPS daemon is not ready: %s; gpu-node-agent mps-daemon must run on the node", name, reason)
+		}
+	}
+}
+
+// mpsUnready returns the first device of a claim whose MPS daemon cannot serve it, and why.
+func mpsUnready(snap *health.Snapshot, claim *Claim) (name, reason string) {
+	for _, d := range claim.Devices {
+		if !d.MPS {
+			continue
+		}
+		i := slices.IndexFunc(snap.Devices, func(s health.DeviceState) bool { return s.Device.ID == d.Device })
+		if i < 0 {
+			return d.Name, "the device is missing"
+		}
+		daemon := snap.Devices[i].MPS
+		if reason := plugin.MPSUnready(daemon); reason != "" {
+			return d.Name, reason
+		}
+		const tolerance = 1 // MPS may round what it reports
+		if t := daemon.ThreadPercentage; t > float64(d.Threads)+tolerance || t < float64(d.Threads)-tolerance ||
+			d.Pinned > 0 && daemon.PinnedMemory > d.Pinned+1<<30 {
+			return d.Name, "its limits are not set yet"
+		}
+	}
+	return "", ""
+}
+
+// baseSpec is whether container runtimes can resolve the CDI names of the devices. It is immutable.
+type baseSpec struct{ err error }
+
+// text returns why they cannot, and what to do.
+func (b *baseSpec) text() string {
+	if missing, ok := errors.AsType[*cdi.MissingError](b.err); ok && missing.Devices != nil {
+		return fmt.Sprintf("the CDI spec for %s in %s lacks %s and has %s; run nvidia-ctk cdi generate --device-name-strategy=uuid, or set plugin.cdi.generate to true",
+			missing.Kind, strings.Join(missing.Dirs, " or "), cdi.Abbreviate(missing.Devices), orNone(cdi.Abbreviate(missing.Names)))
+	}
+	return b.err.Error()
+}
+
+// baseName returns the CDI name of a device in the spec of all devices, or why container runtimes cannot resolve it.
+func (p *preparer) baseName(ctx context.Context, in *claimInput, d *health.Device) (string, error) {
+	name := string(d.ID)
+	if in.cfg.CDI.Generate { // a device without nodes is left out of the spec
+		if _, err := in.cfg.Host(os.DirFS("/")).DeviceNodes(d); err != nil {
+			return "", fmt.Errorf("%s has no device node: %w", d.Name(), err)
+		}
+	}
+	for {
+		base, changed := p.base.Watch()
+		if base != nil && !errors.Is(base.err, cdi.ErrPending) {
+			missing, ok := errors.AsType[*cdi.MissingError](base.err)
+			if base.err != nil && (!ok || missing.Devices == nil || slices.Contains(missing.Devices, name)) {
+				return "", errors.New(base.text())
+			}
+			return in.cfg.CDI.QualifiedName(name), nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return "", errors.New("the CDI spec of the devices is not checked yet")
+		}
+	}
+}

@@ -1,0 +1,377 @@
+package dra
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
+)
+
+// lostFor is how long a lost checkpoint counts at least: a kubelet that starts with the agent lists its pods one by one.
+const lostFor = time.Minute
+
+// getClaim asks the API server for a claim. It is nil if there is none.
+func (p *preparer) getClaim(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
+	client := p.api.Load()
+	if client == nil {
+		c, err := p.options.Connect()
+		if err != nil {
+			return nil, err
+		}
+		client = &c
+		p.api.Store(client)
+	}
+	ctx, cancel := context.WithTimeout(ctx, p.timing.api)
+	defer cancel()
+	claim, err := (*client).ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	return claim, nil
+}
+
+// removeStale removes a claim that keeps another one from a device, if it does not exist any more or is not allocated to that device. After a pod is deleted by force, the kubelet prepares the claim of a new pod before it ends that of the old one. The error is a
+// refusal of the other claim.
+func (p *preparer) removeStale(ctx context.Context, found *conflict) error {
+	c := &found.claim
+	claim, err := p.getClaim(ctx, c.Namespace, c.Name)
+	switch {
+	case err != nil:
+		return refuse(reasonAPIServer, "device %s is prepared for claim %s, and the API server cannot be asked whether that claim still exists: %v", found.device, c, err)
+	case claim == nil || claim.UID != c.UID || !found.held.allocatedTo(claim):
+	case found.memory > 0:
+		return refuse(reasonMemory, "device %s: expected at most %d MiB of memory for all claims, found %d MiB, with that of claim %s of %s",
+			found.device, found.offered>>20, found.memory>>20, c, p.users(c, claim))
+	default:
+		return refuse(reasonInUse, "device %s is prepared for claim %s of %s", found.device, c, p.users(c, claim))
+	}
+	end, err := p.begin(ctx, c.UID)
+	if err != nil {
+		return err
+	}
+	defer end()
+	if now, exists := p.state.Load().Claims[c.UID]; !exists || !now.Prepared.Equal(c.Prepared) {
+		return nil // the caller looks again
+	}
+	p.options.Log.Warn("claim is removed: it does not exist any more, or has other devices", zap.String("claim", c.String()), zap.String("uid", string(c.UID)),
+		zap.String("device", found.device))
+	return p.unprepare(ctx, c.UID)
+}
+
+// allocatedTo reports whether a claim of the API server has a device for which it was prepared.
+func (d *ClaimDevice) allocatedTo(claim *resourceapi.ResourceClaim) bool {
+	return claim.Status.Allocation != nil && slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
+		return d.isOf(&r)
+	})
+}
+
+// users names the pods of a claim.
+func (p *preparer) users(c *Claim, claim *resourceapi.ResourceClaim) string {
+	var pods []string
+	for _, r := range claim.Status.ReservedFor {
+		if r.Resource == "pods" {
+			pods = append(pods, c.Namespace+"/"+r.Name)
+		}
+	}
+	for _, holders := range p.options.Holders().By {
+		for _, h := range holders {
+			if pod := h.Namespace + "/" + h.Pod; h.Claim.Name == c.Name && h.Namespace == c.Namespace && !slices.Contains(pods, pod) {
+				pods = append(pods, pod)
+			}
+		}
+	}
+	if len(pods) == 0 {
+		return "no pod"
+	}
+	slices.Sort(pods)
+	return "pod " + cdi.Abbreviate(pods)
+}
+
+// checkLost refuses devices that containers hold by claims of a checkpoint that was lost.
+func (p *preparer) checkLost(ctx context.Context, in *claimInput, c *Claim) error {
+	s := p.state.Load()
+	if !s.Lost {
+		return nil
+	}
+	holders := p.options.Holders()
+	unknown := holders.Unknown(time.Now())
+	if p.mu.Lock(); unknown == "" && !holders.At.After(p.pooled) { // devices of claims have names since then
+		unknown = "the kubelet has not been asked since the driver has its devices"
+	}
+	p.mu.Unlock()
+	if unknown != "" {
+		return refuse(reasonNotReady, "the checkpoint was lost, and it is unknown which pods hold devices: %s", unknown)
+	}
+	for i := range c.Devices {
+		d := &c.Devices[i]
+		if d.Admin {
+			continue
+		}
+		for j := range in.snap.Devices {
+			o := &in.snap.Devices[j].Device
+			if !d.sharesGPU(&ClaimDevice{Device: o.ID, Parent: o.Parent}) {
+				continue
+			}
+			for _, h := range holders.By[o.ID] {
+				if !s.lacks(h, in.cfg.DRA.DriverName) || h.Namespace == c.Namespace && h.Claim.Name == c.Name {
+					continue
+				}
+				claim, err := p.getClaim(ctx, h.Namespace, h.Claim.Name)
+				if err != nil {
+					return refuse(reasonAPIServer, "device %s: the checkpoint was lost, and the API server cannot be asked about claim %s/%s of pod %s: %v",
+						d.Name, h.Namespace, h.Claim.Name, h.Pod, err)
+				}
+				if claim == nil || !onlyAdmin(claim, in.cfg.DRA.DriverName, h.DeviceID) {
+					return refuse(reasonInUse, "device %s: pod %s/%s holds it by claim %s", d.Name, h.Namespace, h.Pod, h.Claim.Name)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// lacks reports whether a container holds a device of the driver by a claim that is not prepared.
+func (c *checkpoint) lacks(h podresources.Holder, driver string) bool {
+	if h.Claim.Driver != driver || h.Claim.Name == "" {
+		return false
+	}
+	for _, claim := range c.Claims {
+		if claim.Namespace == h.Namespace && claim.Name == h.Claim.Name {
+			return false
+		}
+	}
+	return true
+}
+
+// onlyAdmin reports whether a claim has a device with adminAccess, and not without.
+func onlyAdmin(claim *resourceapi.ResourceClaim, driver, device string) (admin bool) {
+	for _, r := range resultsOf(claim, driver) {
+		if r.Device != device {
+			continue
+		}
+		if !isAdmin(&r) {
+			return false
+		}
+		admin = true
+	}
+	return admin
+}
+
+// run checks the CDI spec of the devices, orders MPS daemons and removes claims that nobody has any more, until ctx ends.
+func (p *preparer) run(ctx context.Context) {
+	var running sync.WaitGroup
+	defer running.Wait()
+	running.Go(func() { p.followDevices(ctx) })
+	running.Go(func() { p.orderMPS(ctx) })
+	timer := time.NewTimer(lostFor)
+	defer timer.Stop()
+	for {
+		claims, changed := p.published.Watch()
+		var due <-chan time.Time
+		if s := p.state.Load(); s != nil && (s.Lost || claims != nil && len(claims.ByUID) > 0) {
+			due = timer.C
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		case <-due:
+			p.sweep(ctx)
+			next := p.timing.sweep/2 + rand.N(p.timing.sweep) //nolint:gosec // no secret
+			if s := p.state.Load(); s != nil && s.Lost {
+				next = min(next, lostFor)
+			}
+			timer.Reset(next)
+		}
+	}
+}
+
+// sweep removes claims that do not exist any more and that no pod holds, and the specs of claims that are not prepared.
+func (p *preparer) sweep(ctx context.Context) {
+	s, in := p.state.Load(), p.input.Load()
+	if in == nil || in.cfg == nil {
+		return
+	}
+	holders := p.options.Holders()
+	if holders.Unknown(time.Now()) != "" {
+		return
+	}
+	held := make(map[string]bool)
+	lacks := false
+	for _, by := range []map[health.DeviceID][]podresources.Holder{holders.By, holders.Admin} {
+		for _, list := range by {
+			for _, h := range list {
+				held[h.Namespace+"/"+h.Claim.Name] = true
+				lacks = lacks || s.lacks(h, in.cfg.DRA.DriverName)
+			}
+		}
+	}
+	if s.Lost && !lacks && time.Since(s.opened) > lostFor {
+		err := p.change(ctx, func(c checkpoint) (checkpoint, bool, error) {
+			changed := c.Lost
+			c.Lost = false
+			return c, changed, nil
+		})
+		if err != nil {
+			p.options.Log.Warn("cannot note that no pod holds a lost claim", zap.Error(err))
+		}
+	}
+	for uid, c := range s.Claims {
+		if held[c.String()] {
+			continue
+		}
+		claim, err := p.getClaim(ctx, c.Namespace, c.Name)
+		if err != nil || claim != nil && claim.UID == uid {
+			continue // the next sweep asks again
+		}
+		if err := p.removeSwept(ctx, &c); err != nil {
+			p.options.Log.Warn("cannot remove a claim that does not exist any more", zap.String("claim", c.String()), zap.Error(err))
+		}
+	}
+	p.sweepSpecs(ctx, in.cfg.CDI.Dir)
+}
+
+func (p *preparer) removeSwept(ctx context.Context, c *Claim) error {
+	end, err := p.begin(ctx, c.UID)
+	if err != nil {
+		return err
+	}
+	defer end()
+	p.options.Log.Info("claim is removed: it does not exist any more, and no pod holds it", zap.String("claim", c.String()), zap.String("uid", string(c.UID)))
+	return p.unprepare(ctx, c.UID)
+}
+
+// sweepSpecs removes the CDI specs of claims that are not prepared. It removes none while a checkpoint is lost: a container that restarts
+// needs its spec.
+func (p *preparer) sweepSpecs(ctx context.Context, dir string) {
+	uids, err := cdi.ClaimSpecs(dir)
+	if err != nil {
+		p.options.Log.Warn("cannot list the CDI specs of claims", zap.String("directory", dir), zap.Error(err))
+	}
+	for _, uid := range uids {
+		if err := p.removeOrphan(ctx, dir, types.UID(uid)); err != nil {
+			p.options.Log.Warn("cannot remove the CDI spec of a claim", zap.String("uid", uid), zap.Error(err))
+		}
+	}
+}
+
+func (p *preparer) removeOrphan(ctx context.Context, dir string, uid types.UID) error {
+	end, err := p.begin(ctx, uid) // a call that prepares it writes the spec after the checkpoint
+	if err != nil {
+		return err
+	}
+	defer end()
+	if s := p.state.Load(); s.Lost || s.Claims[uid].UID != "" {
+		return nil
+	}
+	return p.disk.removeSpec(dir, string(uid))
+}
+
+// followDevices ensures, for each input, that container runtimes can resolve the CDI names of the devices.
+func (p *preparer) followDevices(ctx context.Context) {
+	swept := false
+	logged := ""
+	for {
+		in, changed := p.input.Watch()
+		generated := p.writer.Toolkit.Changed()
+		if in != nil && in.cfg != nil && in.pool != nil && in.snap.Polled() {
+			if !swept { // of an earlier process
+				p.sweepSpecs(ctx, in.cfg.CDI.Dir)
+				swept = true
+			}
+			base := &baseSpec{p.ensureBase(in)}
+			p.base.Store(base)
+			text := ""
+			if base.err != nil && !errors.Is(base.err, cdi.ErrPending) {
+				text = base.text()
+			}
+			if text != logged && text != "" {
+				p.options.Log.Warn("claims cannot be prepared", zap.String("error", text))
+			}
+			logged = text
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		case <-generated:
+		}
+	}
+}
+
+func (p *preparer) ensureBase(in *claimInput) error {
+	if p.options.Simulated() {
+		p.writer.Toolkit.Stop()
+		return nil
+	}
+	input := in.cfg.CDIInput(in.snap, os.DirFS("/"))
+	published := make(map[health.DeviceID]bool, len(in.pool.ByName))
+	for _, id := range in.pool.ByName {
+		published[id] = true
+	}
+	for i := range in.snap.Devices {
+		if s := &in.snap.Devices[i]; published[s.Device.ID] {
+			input.Devices = append(input.Devices, cdi.Device{Name: string(s.Device.ID), State: s, Offered: s.Sample.Presence != health.Missing})
+		}
+	}
+	return p.writer.Ensure(input)
+}
+
+// orderMPS stores which MPS daemons the claims need.
+func (p *preparer) orderMPS(ctx context.Context) {
+	for {
+		claims, changed := p.published.Watch()
+		in, again := p.input.Watch()
+		if in != nil && in.cfg != nil && in.snap.Polled() && claims != nil {
+			desired := mpsDesired(in, claims)
+			if last := p.options.MPS.Load(); last == nil || last.Root != desired.Root || last.Control != desired.Control || !slices.Equal(last.Daemons, desired.Daemons) {
+				p.options.MPS.Store(&desired)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		case <-again:
+		}
+	}
+}
+
+// mpsDesired returns the MPS daemons of the claims. The limits of a daemon are those of a whole device; the limits of shares are in the
+// environment of their containers.
+func mpsDesired(in *claimInput, claims *Claims) mps.Desired {
+	c := &in.cfg.Sharing.MPS
+	desired := mps.Desired{Root: mps.Root(c.Root), Control: c.Control}
+	for _, claim := range claims.ByUID {
+		for _, d := range claim.Devices {
+			i := slices.IndexFunc(in.snap.Devices, func(s health.DeviceState) bool { return s.Device.ID == d.Device })
+			if !d.MPS || i < 0 || slices.ContainsFunc(desired.Daemons, func(s mps.Spec) bool { return s.Device == d.Device }) {
+				continue
+			}
+			device := &in.snap.Devices[i].Device
+			desired.Daemons = append(desired.Daemons, mps.Spec{
+				Device: d.Device, Kind: device.Kind, GPU: device.GPU(), Index: device.Index, ThreadPercentage: d.Threads, PinnedMemory: d.Pinned,
+			})
+		}
+	}
+	slices.SortFunc(desired.Daemons, func(a, b mps.Spec) int { return strings.Compare(string(a.Device), string(b.Device)) })
+	return desired
+}

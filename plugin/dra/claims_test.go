@@ -1,0 +1,1025 @@
+package dra
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	k8stesting "k8s.io/client-go/testing"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
+)
+
+const (
+	testNode = "node1"
+	gib      = uint64(1) << 30
+)
+
+// claimNode is a node with a preparer, whose processes can be killed and restarted.
+type claimNode struct {
+	t       testing.TB
+	dir     string
+	cfg     plugin.Config
+	api     *fake.Clientset
+	down    error // of the API server
+	boot    string
+	mps     *health.Latest[mps.Desired]
+	faults  diskFaults
+	prepare *preparer
+	stop    func()
+
+	mu      sync.Mutex // guards the fields below
+	snap    health.Snapshot
+	holders podresources.Holders
+	noMPS   bool // no MPS daemon becomes ready
+
+	options Options
+	claims  *health.Latest[Claims]
+	snaps   health.Latest[health.Snapshot]
+	config  health.Latest[plugin.Config]
+}
+
+// diskFaults make writes fail.
+type diskFaults struct {
+	mu     sync.Mutex // guards the fields below
+	full   bool       // writing fails
+	killAt int        // the process dies at this operation, counted down; 0: never
+	after  bool       // it dies after the operation
+	dead   bool
+}
+
+var errKilled = errors.New("the process was killed")
+
+func (f *diskFaults) set(edit func(*diskFaults)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	edit(f)
+}
+
+func (f *diskFaults) setFull(full bool) { f.set(func(f *diskFaults) { f.full = full }) }
+
+// state returns what is wrong now.
+func (f *diskFaults) state() (full, dead bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.full, f.dead
+}
+
+func (f *diskFaults) do(writes bool, operation func() error) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.dead {
+		return errKilled
+	}
+	if f.killAt > 0 {
+		if f.killAt--; f.killAt == 0 {
+			f.dead = true
+			if f.after {
+				_ = operation()
+			}
+			return errKilled
+		}
+	}
+	if f.full && writes {
+		return &os.PathError{Op: "write", Path: "x", Err: syscall.ENOSPC}
+	}
+	return operation()
+}
+
+// testDevices are four GPUs, one of them in MIG mode with two MIG devices.
+func testDevices() (devices []health.DeviceState) {
+	add := func(d health.Device) {
+		devices = append(devices, health.DeviceState{
+			Device: d, Sample: health.Sample{Device: d.ID, Presence: health.Present}, Verdict: health.Verdict{State: health.Healthy},
+		})
+	}
+	for i := range 4 {
+		add(health.Device{
+			ID: health.DeviceID(fmt.Sprintf("GPU-%d", i)), Kind: health.KindGPU, Index: i, Minor: i, Memory: 80 * gib, Model: "NVIDIA H100 80GB HBM3",
+			PCI: fmt.Sprintf("00000000:1%d:00.0", i), MIGMode: i == 3, GI: -1, CI: -1, MIGIndex: -1,
+		})
+	}
+	for i := range 2 {
+		add(health.Device{
+			ID: health.DeviceID(fmt.Sprintf("MIG-%d", i)), Parent: "GPU-3", Kind: health.KindMIG, Index: 3, Minor: 3, Memory: 10 * gib, Model: "NVIDIA H100 80GB HBM3",
+			PCI: "00000000:13:00.0", Profile: "1g.10gb", GI: 7 + i, CI: 0, MIGIndex: i,
+			Properties: &health.Properties{MIG: &health.MIGProperties{ProfileID: 19, PlacementStart: i, MemorySlices: 1}},
+		})
+	}
+	return devices
+}
+
+func newClaimNode(t testing.TB, edit ...func(*plugin.Config)) *claimNode {
+	n := &claimNode{t: t, dir: t.TempDir(), cfg: plugin.DefaultConfig(), api: fake.NewClientset(), boot: "boot-1", mps: &health.Latest[mps.Desired]{}}
+	n.cfg.API, n.cfg.KubeletDir, n.cfg.CDI.Dir = plugin.APIDRA, n.dir, filepath.Join(n.dir, "cdi")
+	for _, e := range edit {
+		e(&n.cfg)
+	}
+	n.snap = health.Snapshot{At: time.Now(), Source: health.Source{Kind: "sim", Status: health.SourceUp}, Devices: testDevices()}
+	n.holders = podresources.Holders{By: map[health.DeviceID][]podresources.Holder{}}
+	n.api.PrependReactor("get", "resourceclaims", func(k8stesting.Action) (bool, runtime.Object, error) { return n.down != nil, nil, n.down })
+	n.start()
+	t.Cleanup(func() { n.stop() })
+	return n
+}
+
+// start starts a process.
+func (n *claimNode) start() {
+	n.t.Helper()
+	n.faults.set(func(f *diskFaults) { f.dead, f.killAt = false, 0 })
+	faults := &n.faults
+	n.claims = &health.Latest[Claims]{}
+	n.options = Options{
+		Config: &n.config, Snapshots: &n.snaps, Node: testNode, BootID: n.boot, MPS: n.mps, Log: zap.NewNop(),
+		Simulated: func() bool { return true },
+		Holders: func() podresources.Holders {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			h := n.holders
+			if h.By != nil {
+				h.At = time.Now()
+			}
+			return h
+		},
+	}
+	p := newPreparer(&n.options, n.claims)
+	inner := p.disk
+	p.disk = disk{
+		writeFile: func(path string, text []byte) error {
+			return faults.do(true, func() error { return inner.writeFile(path, text) })
+		},
+		writeSpec: func(dir, uid string, d []cdi.ClaimDevice) error {
+			return faults.do(true, func() error { return inner.writeSpec(dir, uid, d) })
+		},
+		removeSpec: func(dir, uid string) error {
+			return faults.do(false, func() error { return inner.removeSpec(dir, uid) })
+		},
+	}
+	p.timing.mps = 2 * time.Second
+	p.capabilities = &health.Latest[memlimits.Capabilities]{}
+	p.capabilities.Store(&memlimits.Capabilities{Driver: map[health.DeviceID]string{"GPU-0": "", "GPU-1": "the driver is too old", "GPU-2": ""}})
+	n.prepare = p
+	n.config.Store(&n.cfg)
+	if err := p.open(n.pluginDir()); err != nil {
+		n.t.Fatal(err)
+	}
+	p.client(n.api)
+	n.update(func(*health.Snapshot) {})
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { p.run(ctx) })
+	running.Go(func() { n.runMPS(ctx) })
+	n.stop = func() {
+		cancel()
+		running.Wait()
+	}
+}
+
+func (n *claimNode) pluginDir() string { return filepath.Join(n.dir, "plugins", n.cfg.DRA.DriverName) }
+
+// restart ends the process and starts another, in another boot if that has another name.
+func (n *claimNode) restart(boot string) {
+	n.t.Helper()
+	n.stop()
+	n.boot = boot
+	n.start()
+}
+
+// update changes the snapshot and what follows from it.
+func (n *claimNode) update(edit func(*health.Snapshot)) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	next := n.snap
+	next.Devices = slices.Clone(next.Devices)
+	edit(&next)
+	n.snap = next
+	cfg := n.cfg
+	pool := BuildPool(PoolInput{Config: &cfg, Snapshot: &next, Names: n.prepare.names(), Capabilities: n.prepare.capabilities.Load(), Examined: true})
+	n.config.Store(&cfg)
+	n.snaps.Store(&next)
+	n.prepare.update(&cfg, &next, &pool)
+}
+
+// device changes a device.
+func (n *claimNode) device(id health.DeviceID, edit func(*health.DeviceState)) {
+	n.update(func(s *health.Snapshot) {
+		for i := range s.Devices {
+			if s.Devices[i].Device.ID == id {
+				edit(&s.Devices[i])
+			}
+		}
+	})
+}
+
+// runMPS makes the desired daemons ready.
+func (n *claimNode) runMPS(ctx context.Context) {
+	for {
+		desired, changed := n.mps.Watch()
+		if desired != nil {
+			n.update(func(s *health.Snapshot) {
+				if n.noMPS {
+					return
+				}
+				for i := range s.Devices {
+					s.Devices[i].MPS = nil
+					for _, d := range desired.Daemons {
+						if d.Device == s.Devices[i].Device.ID {
+							s.Devices[i].MPS = &health.MPSDaemon{Ready: true, ThreadPercentage: float64(d.ThreadPercentage), PinnedMemory: d.PinnedMemory}
+						}
+					}
+				}
+			})
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		}
+	}
+}
+
+// stopMPS makes no other daemon ready.
+func (n *claimNode) stopMPS() { n.update(func(*health.Snapshot) { n.noMPS = true }) }
+
+// result is an allocated device; edits change it.
+func result(device string, edits ...func(*resourceapi.DeviceRequestAllocationResult)) resourceapi.DeviceRequestAllocationResult {
+	r := resourceapi.DeviceRequestAllocationResult{Request: "gpu", Driver: plugin.DefaultDRADriver, Pool: testNode, Device: device}
+	for _, e := range edits {
+		e(&r)
+	}
+	return r
+}
+
+func asAdmin(r *resourceapi.DeviceRequestAllocationResult) { r.AdminAccess = new(true) }
+
+func byRequest(name string) func(*resourceapi.DeviceRequestAllocationResult) {
+	return func(r *resourceapi.DeviceRequestAllocationResult) { r.Request = name }
+}
+
+func tolerating(tolerations ...resourceapi.DeviceToleration) func(*resourceapi.DeviceRequestAllocationResult) {
+	return func(r *resourceapi.DeviceRequestAllocationResult) { r.Tolerations = tolerations }
+}
+
+func share(id types.UID, memory uint64) func(*resourceapi.DeviceRequestAllocationResult) {
+	return func(r *resourceapi.DeviceRequestAllocationResult) {
+		r.ShareID = new(id)
+		r.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{"memory": *resource.NewQuantity(int64(memory), resource.BinarySI)} //nolint:gosec // small
+	}
+}
+
+// claim returns an allocated claim, whose UID is derived from its name.
+func claim(name string, results ...resourceapi.DeviceRequestAllocationResult) *resourceapi.ResourceClaim {
+	return &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name)},
+		Status: resourceapi.ResourceClaimStatus{
+			Allocation:  &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: results}},
+			ReservedFor: []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "pod-" + name, UID: "p"}},
+		},
+	}
+}
+
+func withConfig(c *resourceapi.ResourceClaim, source resourceapi.AllocationConfigSource, parameters string, requests ...string) *resourceapi.ResourceClaim {
+	c.Status.Allocation.Devices.Config = append(c.Status.Allocation.Devices.Config, resourceapi.DeviceAllocationConfiguration{
+		Source: source, Requests: requests,
+		DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+			Driver: plugin.DefaultDRADriver, Parameters: runtime.RawExtension{Raw: []byte(parameters)},
+		}},
+	})
+	return c
+}
+
+// create adds claims to the API server.
+func (n *claimNode) create(claims ...*resourceapi.ResourceClaim) {
+	n.t.Helper()
+	for _, c := range claims {
+		if err := n.api.Tracker().Add(c); err != nil {
+			n.t.Fatal(err)
+		}
+	}
+}
+
+// remove removes a claim from the API server.
+func (n *claimNode) remove(c *resourceapi.ResourceClaim) {
+	n.t.Helper()
+	gvr := resourceapi.SchemeGroupVersion.WithResource("resourceclaims")
+	if err := n.api.Tracker().Delete(gvr, c.Namespace, c.Name); err != nil && !apierrors.IsNotFound(err) {
+		n.t.Fatal(err)
+	}
+}
+
+// call prepares a claim.
+func (n *claimNode) call(c *resourceapi.ResourceClaim) kubeletplugin.PrepareResult {
+	n.t.Helper()
+	results, err := n.prepare.PrepareResourceClaims(n.t.Context(), []*resourceapi.ResourceClaim{c})
+	if err != nil || len(results) != 1 {
+		n.t.Fatalf("%v, %v", results, err)
+	}
+	return results[c.UID]
+}
+
+// must prepares a claim and returns the CDI names.
+func (n *claimNode) must(c *resourceapi.ResourceClaim) (names []string) {
+	n.t.Helper()
+	r := n.call(c)
+	if r.Err != nil {
+		n.t.Fatal(r.Err)
+	}
+	for _, d := range r.Devices {
+		names = append(names, d.CDIDeviceIDs...)
+	}
+	return names
+}
+
+// refused checks that a claim is refused for a reason, by a text with these parts.
+func (n *claimNode) refused(c *resourceapi.ResourceClaim, reason string, parts ...string) {
+	n.t.Helper()
+	err := n.call(c).Err
+	r, ok := errors.AsType[*claimRefusal](err)
+	if !ok || r.reason != reason {
+		n.t.Fatalf("got %v, want a refusal by %s", err, reason)
+	}
+	for _, part := range parts {
+		if !strings.Contains(err.Error(), part) {
+			n.t.Errorf("%q lacks %q", err, part)
+		}
+	}
+}
+
+func (n *claimNode) unprepare(c *resourceapi.ResourceClaim) error {
+	n.t.Helper()
+	results, err := n.prepare.UnprepareResourceClaims(n.t.Context(), []kubeletplugin.NamespacedObject{
+		{NamespacedName: types.NamespacedName{Namespace: c.Namespace, Name: c.Name}, UID: c.UID},
+	})
+	if _, exists := results[c.UID]; err != nil || !exists {
+		n.t.Fatalf("%v, %v", results, err)
+	}
+	return results[c.UID]
+}
+
+// prepared returns the UIDs in the checkpoint's file.
+func (n *claimNode) prepared() []types.UID {
+	n.t.Helper()
+	c, err := readCheckpoint(n.pluginDir())
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		n.t.Fatal(err)
+	}
+	if memory := n.claims.Load(); c.BootID != n.boot {
+		c.Claims = nil
+	} else if memory != nil && !maps.EqualFunc(memory.ByUID, c.Claims, func(a, b Claim) bool { return a.UID == b.UID }) {
+		n.t.Fatalf("memory has %v, the file %v", memory.ByUID, c.Claims)
+	}
+	return slices.Sorted(maps.Keys(c.Claims))
+}
+
+// specs returns the UIDs of the claims with a CDI spec, which the CDI library must accept.
+func (n *claimNode) specs() []string {
+	n.t.Helper()
+	uids, err := cdi.ClaimSpecs(n.cfg.CDI.Dir)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return uids
+}
+
+// edits returns the environment and the mounts of CDI names.
+func (n *claimNode) edits(names ...string) (env, mounts []string) {
+	n.t.Helper()
+	found := 0
+	for _, uid := range n.specs() {
+		path, _ := cdi.ClaimSpecPath(n.cfg.CDI.Dir, uid)
+		text, err := os.ReadFile(path)
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		var spec struct {
+			Kind    string
+			Devices []struct {
+				Name           string
+				ContainerEdits struct {
+					Env    []string
+					Mounts []struct{ HostPath, ContainerPath string }
+				}
+			}
+		}
+		if err := json.Unmarshal(text, &spec); err != nil {
+			n.t.Fatal(err)
+		}
+		for _, d := range spec.Devices {
+			if !slices.Contains(names, spec.Kind+"="+d.Name) {
+				continue
+			}
+			found++
+			env = append(env, d.ContainerEdits.Env...)
+			for _, m := range d.ContainerEdits.Mounts {
+				mounts = append(mounts, m.HostPath+":"+m.ContainerPath)
+			}
+		}
+	}
+	slices.Sort(names)
+	if found != len(slices.Compact(names)) {
+		n.t.Fatalf("%d of %v are in specs", found, names)
+	}
+	slices.Sort(env)
+	return slices.Compact(env), mounts
+}
+
+func unhealthy(cause string) func(*health.DeviceState) {
+	return func(d *health.DeviceState) {
+		d.Verdict = health.Verdict{State: health.Unhealthy, Findings: []health.Finding{
+			{Cause: cause, State: health.Unhealthy, Reason: "GPU has fallen off the bus", Action: health.ActionResetGPU},
+		}}
+	}
+}
+
+func shareMemory(c *plugin.Config) { c.Sharing.Memory.Resource = "nvidia.com/gpu-memory" }
+
+// mig0 is the name of the first MIG device.
+const mig0 = "gpu-3-mig-1g10gb-19-0"
+
+// A claim gets its devices by names that contain its UID, again after a restart, and nothing remains of it.
+func TestPrepareIsIdempotent(t *testing.T) {
+	n := newClaimNode(t)
+	c := claim("a", result("gpu-1"), result(mig0, byRequest("part/small")))
+	n.create(c)
+	names := n.must(c)
+	want := []string{"k8s.gpu-node-agent/claim=uid-a-gpu-1", "k8s.gpu-node-agent/claim=uid-a-" + mig0}
+	if !slices.Equal(names, want) {
+		t.Fatalf("got %v, want %v", names, want)
+	}
+	env, mounts := n.edits(slices.Clone(names)...)
+	wantEnv := []string{"GPU_NODE_AGENT_DEVICE_GPU_1=GPU-1", "GPU_NODE_AGENT_DEVICE_GPU_3_MIG_1G10GB_19_0=MIG-0", "NVIDIA_VISIBLE_DEVICES=void"}
+	if !slices.Equal(env, wantEnv) || mounts != nil {
+		t.Errorf("got %v and %v, want %v", env, mounts, wantEnv)
+	}
+	if got := n.claims.Load().ByUID["uid-a"].Devices; len(got) != 2 || got[1].Request != "part" || got[1].Parent != "GPU-3" || got[0].Device != "GPU-1" {
+		t.Errorf("got %+v", got)
+	}
+	n.device("GPU-1", unhealthy("xid-79")) // a prepared claim is answered nevertheless
+	for _, boot := range []string{"boot-1", "boot-1"} {
+		n.restart(boot)
+		if again := n.must(c); !slices.Equal(again, want) {
+			t.Errorf("got %v, want %v", again, want)
+		}
+	}
+	if err := n.unprepare(c); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.unprepare(c); err != nil {
+		t.Errorf("again: %v", err)
+	}
+	if uids, specs := n.prepared(), n.specs(); len(uids)+len(specs) > 0 {
+		t.Errorf("left: %v, %v", uids, specs)
+	}
+}
+
+func TestPrepareRefuses(t *testing.T) {
+	tests := map[string]struct {
+		config func(*plugin.Config)
+		edit   func(*claimNode)
+		claim  *resourceapi.ResourceClaim
+		reason string
+		parts  []string
+	}{
+		"unknown device": {claim: claim("a", result("gpu-9")), reason: reasonUnknownDevice, parts: []string{"gpu-9", "gpu-0"}},
+		"another pool": {
+			claim:  claim("a", result("gpu-0", func(r *resourceapi.DeviceRequestAllocationResult) { r.Pool = "node2" })),
+			reason: reasonUnknownDevice, parts: []string{"node2"},
+		},
+		"unhealthy": {
+			edit: func(n *claimNode) { n.device("GPU-0", unhealthy("xid-79")) }, claim: claim("a", result("gpu-0")),
+			reason: reasonUnhealthyDevice, parts: []string{"gpu-0", "fallen off", "xid-79", health.ActionResetGPU.Advice()},
+		},
+		"another taint tolerated": {
+			edit: func(n *claimNode) { n.device("GPU-0", unhealthy("xid-79")) }, reason: reasonUnhealthyDevice,
+			claim: claim("a", result("gpu-0", tolerating(resourceapi.DeviceToleration{Key: "gpu-node-agent/xid-48", Operator: resourceapi.DeviceTolerationOpExists}))),
+		},
+		"NoSchedule tolerated of a cause that evicts": {
+			config: func(c *plugin.Config) { c.DRA.EvictOn = []string{"xid-79"} },
+			edit:   func(n *claimNode) { n.device("GPU-0", unhealthy("xid-79")) }, reason: reasonUnhealthyDevice,
+			claim: claim("a", result("gpu-0", tolerating(resourceapi.DeviceToleration{
+				Key: "gpu-node-agent/xid-79", Operator: resourceapi.DeviceTolerationOpExists, Effect: resourceapi.DeviceTaintEffectNoSchedule,
+			}))),
+		},
+		"MIG mode": {claim: claim("a", result("gpu-3")), reason: reasonMIGMode, parts: []string{"gpu-3"}},
+		"detached, as admin": {
+			edit: func(n *claimNode) {
+				n.update(func(s *health.Snapshot) {
+					s.Source.Detachment = health.Detachment{Since: time.Now(), Until: time.Now()}
+				})
+			},
+			claim: claim("a", result("gpu-0", asAdmin)), reason: reasonDetached,
+		},
+		"one GPU twice":     {claim: claim("a", result("gpu-0"), result("gpu-0", byRequest("b"))), reason: reasonConfiguration},
+		"two of one MIG":    {claim: claim("a", result(mig0), result(mig0, byRequest("b"))), reason: reasonConfiguration},
+		"another kind":      {claim: withConfig(claim("a", result("gpu-0")), "FromClaim", `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"VfioDeviceConfig"}`), reason: reasonConfiguration, parts: []string{"VfioDeviceConfig"}},
+		"MIG config of GPU": {claim: withConfig(claim("a", result("gpu-0")), "FromClaim", `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig"}`, "gpu"), reason: reasonConfiguration},
+		"two devices by MPS": {
+			claim: withConfig(claim("a", result("gpu-0"), result("gpu-1")), "FromClass", gpuConfigMPS), reason: reasonConfiguration, parts: []string{"gpu-0", "gpu-1"},
+		},
+		"share by MPS":  {config: shareMemory, claim: withConfig(claim("a", result("gpu-0", share("s", gib))), "FromClass", gpuConfigMPS), reason: reasonConfiguration},
+		"no MPS daemon": {edit: (*claimNode).stopMPS, claim: withConfig(claim("a", result("gpu-0")), "FromClass", gpuConfigMPS), reason: reasonMPSNotReady},
+		"MPS of others": {edit: func(n *claimNode) {
+			n.stopMPS()
+			n.device("GPU-0", func(d *health.DeviceState) { d.MPS = &health.MPSDaemon{Leaving: true} })
+		}, claim: claim("a", result("gpu-0")), reason: reasonMPSNotReady},
+		"share too large":  {config: shareMemory, claim: claim("a", result("gpu-0", share("s", 81*gib))), reason: reasonConfiguration, parts: []string{"82944 MiB"}},
+		"share of nothing": {config: shareMemory, claim: claim("a", result("gpu-0", share("s", 0))), reason: reasonMemory},
+		"shares of several sizes": {
+			config: shareMemory, claim: claim("a", result("gpu-0", share("s", gib)), result("gpu-2", share("t", 2*gib))), reason: reasonMemory,
+		},
+		"not enforced": {
+			config: func(c *plugin.Config) { shareMemory(c); c.Sharing.Memory.RequireEnforcement = true },
+			claim:  claim("a", result("gpu-1", share("s", gib))), reason: reasonMemoryNotEnforced, parts: []string{"the driver is too old"},
+		},
+		"releasing": {edit: func(n *claimNode) { n.prepare.releasing(true) }, claim: claim("a", result("gpu-0")), reason: reasonReleasing},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newClaimNode(t, func(c *plugin.Config) {
+				if test.config != nil {
+					test.config(c)
+				}
+			})
+			if test.edit != nil {
+				test.edit(n)
+			}
+			n.prepare.timing.mps = 20 * time.Millisecond
+			n.refused(test.claim, test.reason, test.parts...)
+			var s Status
+			n.prepare.status(&s)
+			if s.PrepareErrors[test.reason] != 1 || !slices.Contains(PrepareErrors(), test.reason) {
+				t.Errorf("counted %v", s.PrepareErrors)
+			}
+			if err := n.unprepare(test.claim); err != nil || len(n.prepared())+len(n.specs()) > 0 {
+				t.Errorf("%v: left: %v, %v", err, n.prepared(), n.specs())
+			}
+		})
+	}
+}
+
+const gpuConfigMPS = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":50,"defaultPinnedDeviceMemoryLimit":"10Gi"}}}`
+
+func TestPrepareAccepts(t *testing.T) {
+	tests := map[string]struct {
+		config func(*plugin.Config)
+		edit   func(*claimNode)
+		claim  *resourceapi.ResourceClaim
+		env    []string
+		mounts int
+	}{
+		"unhealthy, as admin": {edit: func(n *claimNode) { n.device("GPU-0", unhealthy("xid-79")) }, claim: claim("a", result("gpu-0", asAdmin))},
+		"unhealthy, tolerated": {
+			edit:  func(n *claimNode) { n.device("GPU-0", unhealthy("xid-79")) },
+			claim: claim("a", result("gpu-0", tolerating(resourceapi.DeviceToleration{Key: "gpu-node-agent/xid-79", Operator: resourceapi.DeviceTolerationOpExists}))),
+		},
+		"MIG mode, as admin": {claim: claim("a", result("gpu-3", asAdmin))},
+		"twice, as admin":    {claim: claim("a", result("gpu-0", asAdmin), result("gpu-0", asAdmin, byRequest("b")))},
+		"another driver's device": {
+			claim: claim("a", result("gpu-0"), result("nic-0", func(r *resourceapi.DeviceRequestAllocationResult) { r.Driver = "nic.example.com" })),
+		},
+		"no device of the driver": {claim: claim("a", result("nic-0", func(r *resourceapi.DeviceRequestAllocationResult) { r.Driver = "nic.example.com" }))},
+		"share by the driver": {
+			config: shareMemory, claim: claim("a", result("gpu-0", share("s", 10*gib))),
+			env: []string{"GPU_NODE_AGENT_MEMORY_LIMIT_MIB=10240", "GPU_NODE_AGENT_MEMORY_FRACTION=0.1250", "NVIDIA_GPU_MEMORY_LIMIT=10240", "NVIDIA_GPU_MEMORY_REQUEST=0"},
+		},
+		"share without enforcement": {
+			config: shareMemory, claim: claim("a", result("gpu-1", share("s", 10*gib))), env: []string{"GPU_NODE_AGENT_MEMORY_LIMIT_MIB=10240"},
+		},
+		"share by MPS": {
+			config: func(c *plugin.Config) { shareMemory(c); c.Sharing.Memory.Enforcement = plugin.EnforceMPS },
+			claim:  claim("a", result("gpu-0", share("s", 10*gib))),
+			env:    []string{"CUDA_MPS_PIPE_DIRECTORY=/mps/gpu-0/pipe", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=10240M", "GPU_NODE_AGENT_MEMORY_LIMIT_MIB=10240"}, mounts: 3,
+		},
+		"MPS": {
+			claim: withConfig(claim("a", result("gpu-0")), "FromClass", gpuConfigMPS),
+			env:   []string{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=10240M"}, mounts: 3,
+		},
+		"MPS, as admin": {claim: withConfig(claim("a", result("gpu-0", asAdmin)), "FromClass", gpuConfigMPS)},
+		"MPS of another request": {
+			claim: withConfig(claim("a", result("gpu-0"), result("gpu-1", byRequest("b"))), "FromClass", gpuConfigMPS, "b"),
+			env:   []string{"CUDA_MPS_PIPE_DIRECTORY=/mps/gpu-1/pipe"}, mounts: 3,
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newClaimNode(t, func(c *plugin.Config) {
+				if test.config != nil {
+					test.config(c)
+				}
+			})
+			if test.edit != nil {
+				test.edit(n)
+			}
+			names := n.must(test.claim)
+			env, mounts := n.edits(slices.Clone(names)...)
+			for _, e := range test.env {
+				if !slices.Contains(env, e) {
+					t.Errorf("%v lacks %s", env, e)
+				}
+			}
+			if len(mounts) != test.mounts || test.env == nil && slices.ContainsFunc(env, func(e string) bool { return strings.Contains(e, "MPS") || strings.Contains(e, "MEMORY") }) {
+				t.Errorf("got %v and %v", env, mounts)
+			}
+			if err := n.unprepare(test.claim); err != nil || len(n.prepared())+len(n.specs()) > 0 {
+				t.Errorf("%v: left: %v, %v", err, n.prepared(), n.specs())
+			}
+			n.wantNoMPS()
+		})
+	}
+}
+
+// wantNoMPS waits until no MPS daemon is desired.
+func (n *claimNode) wantNoMPS() {
+	n.t.Helper()
+	limit := time.After(10 * time.Second)
+	for {
+		desired, changed := n.mps.Watch()
+		if desired != nil && len(desired.Daemons) == 0 {
+			return
+		}
+		select {
+		case <-changed:
+		case <-limit:
+			n.t.Fatalf("got %+v", desired)
+		}
+	}
+}
+
+// A device of a claim is refused to others as long as that claim exists and has it, and not longer.
+func TestPrepareDeviceOfAnotherClaim(t *testing.T) {
+	gone := func(n *claimNode, first *resourceapi.ResourceClaim) { n.remove(first) }
+	tests := map[string]struct {
+		config        func(*plugin.Config)
+		first, second *resourceapi.ResourceClaim
+		before        func(n *claimNode, first *resourceapi.ResourceClaim)
+		reason        string // "": given
+		both          bool   // the first claim remains prepared
+		parts         []string
+	}{
+		"exists":         {first: claim("a", result("gpu-0")), second: claim("b", result("gpu-0")), reason: reasonInUse, parts: []string{"gpu-0", "default/a", "pod-a"}},
+		"does not exist": {first: claim("a", result("gpu-0")), second: claim("b", result("gpu-0")), before: gone},
+		"made again": {
+			first: claim("a", result("gpu-0")), second: claim("b", result("gpu-0")),
+			before: func(n *claimNode, first *resourceapi.ResourceClaim) {
+				n.remove(first)
+				again := first.DeepCopy()
+				again.UID = "other"
+				n.create(again)
+			},
+		},
+		"allocated elsewhere": {
+			first: claim("a", result("gpu-0")), second: claim("b", result("gpu-0")),
+			before: func(n *claimNode, first *resourceapi.ResourceClaim) {
+				n.remove(first)
+				again := first.DeepCopy()
+				again.Status.Allocation.Devices.Results[0].Device = "gpu-1"
+				n.create(again)
+			},
+		},
+		"allocated in part elsewhere": {
+			first: claim("a", result("gpu-0"), result("gpu-1", byRequest("b"))), second: claim("b", result("gpu-0")),
+			before: func(n *claimNode, first *resourceapi.ResourceClaim) {
+				n.remove(first)
+				again := first.DeepCopy()
+				again.Status.Allocation.Devices.Results[0].Device = "gpu-2"
+				n.create(again)
+			},
+		},
+		"not allocated": {
+			first: claim("a", result("gpu-0")), second: claim("b", result("gpu-0")),
+			before: func(n *claimNode, first *resourceapi.ResourceClaim) {
+				n.remove(first)
+				again := first.DeepCopy()
+				again.Status.Allocation = nil
+				n.create(again)
+			},
+		},
+		"API server away": {
+			first: claim("a", result("gpu-0")), second: claim("b", result("gpu-0")), reason: reasonAPIServer,
+			before: func(n *claimNode, first *resourceapi.ResourceClaim) {
+				n.remove(first)
+				n.down = errors.New("connection refused")
+			},
+		},
+		"admin beside it": {first: claim("a", result("gpu-0")), second: claim("b", result("gpu-0", asAdmin)), both: true},
+		"beside admin":    {first: claim("a", result("gpu-0", asAdmin)), second: claim("b", result("gpu-0")), both: true},
+		"another device":  {first: claim("a", result("gpu-0")), second: claim("b", result("gpu-1")), both: true},
+		"two MIG devices": {first: claim("a", result(mig0)), second: claim("b", result("gpu-3-mig-1g10gb-19-1")), both: true},
+		"parent of its MIG device": {
+			first: claim("a", result(mig0)), second: claim("b", result("gpu-3")), reason: reasonInUse,
+			before: func(n *claimNode, _ *resourceapi.ResourceClaim) {
+				n.device("GPU-3", func(d *health.DeviceState) { d.Device.MIGMode = false })
+			},
+		},
+		"shares that fit": {config: shareMemory, first: claim("a", result("gpu-0", share("s", 40*gib))), second: claim("b", result("gpu-0", share("t", 39*gib))), both: true},
+		"shares that do not fit": {
+			config: shareMemory, first: claim("a", result("gpu-0", share("s", 50*gib))), second: claim("b", result("gpu-0", share("t", 40*gib))),
+			reason: reasonMemory, parts: []string{"80896 MiB", "92160 MiB", "default/a", "pod-a"},
+		},
+		"share that does not fit beside one of no claim": {
+			config: shareMemory, first: claim("a", result("gpu-0", share("s", 50*gib))), second: claim("b", result("gpu-0", share("t", 40*gib))), before: gone,
+		},
+		"whole beside a share": {config: shareMemory, first: claim("a", result("gpu-0", share("s", gib))), second: claim("b", result("gpu-0")), reason: reasonInUse},
+		"share beside a whole": {config: shareMemory, first: claim("a", result("gpu-0")), second: claim("b", result("gpu-0", share("s", gib))), reason: reasonInUse},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newClaimNode(t, func(c *plugin.Config) {
+				if test.config != nil {
+					test.config(c)
+				}
+			})
+			n.create(test.first, test.second)
+			n.must(test.first)
+			if test.before != nil {
+				test.before(n, test.first)
+			}
+			want := []types.UID{"uid-a", "uid-b"}
+			switch {
+			case test.reason != "":
+				n.refused(test.second, test.reason, test.parts...)
+				want = want[:1]
+			case !test.both:
+				n.must(test.second)
+				want = want[1:]
+			default:
+				n.must(test.second)
+			}
+			if got := n.prepared(); !slices.Equal(got, want) {
+				t.Errorf("got %v, want %v", got, want)
+			}
+			if got := n.specs(); len(got) != len(want) {
+				t.Errorf("specs of %v, want %v", got, want)
+			}
+			if err := n.unprepare(test.first); err != nil { // the kubelet is late
+				t.Fatal(err)
+			}
+			n.down = nil
+			n.device("GPU-3", func(d *health.DeviceState) { d.Device.MIGMode = false })
+			n.must(test.second)
+		})
+	}
+}
+
+// A claim that was allocated again is prepared for its new device, and only for that.
+func TestPrepareAllocatedAgain(t *testing.T) {
+	n := newClaimNode(t)
+	n.must(claim("a", result("gpu-0")))
+	if names := n.must(claim("a", result("gpu-1"))); !slices.Equal(names, []string{"k8s.gpu-node-agent/claim=uid-a-gpu-1"}) {
+		t.Errorf("got %v", names)
+	}
+	n.must(claim("b", result("gpu-0")))
+}
+
+// A full disk refuses claims, and leaves nothing behind; a claim that cannot be removed remains.
+func TestPrepareFullDisk(t *testing.T) {
+	n := newClaimNode(t)
+	a, b := claim("a", result("gpu-0")), claim("b", result("gpu-1"))
+	n.must(a)
+	n.faults.setFull(true)
+	n.refused(b, reasonCheckpoint, "no space left")
+	if err := n.unprepare(a); err == nil || !slices.Equal(n.prepared(), []types.UID{"uid-a"}) {
+		t.Errorf("%v, %v", err, n.prepared())
+	}
+	n.restart("boot-1")
+	n.faults.setFull(false)
+	n.must(b)
+	if err := n.unprepare(a); err != nil || !slices.Equal(n.prepared(), []types.UID{"uid-b"}) || len(n.specs()) != 1 {
+		t.Errorf("%v, %v, %v", err, n.prepared(), n.specs())
+	}
+}
+
+// A claim whose CDI spec cannot be written is not prepared.
+func TestPrepareWithoutSpec(t *testing.T) {
+	n := newClaimNode(t)
+	write := n.prepare.disk.writeSpec
+	n.prepare.disk.writeSpec = func(string, string, []cdi.ClaimDevice) error { return syscall.ENOSPC }
+	c := claim("a", result("gpu-0"))
+	n.refused(c, reasonCDI)
+	if got := n.prepared(); len(got) > 0 {
+		t.Errorf("got %v", got)
+	}
+	n.prepare.disk.writeSpec = write
+	names := n.must(c)
+	if err := os.RemoveAll(n.cfg.CDI.Dir); err != nil {
+		t.Fatal(err)
+	}
+	n.must(c) // written again
+	n.edits(slices.Clone(names)...)
+}
+
+// Another boot has no claims and no specs of them, and keeps the names.
+func TestPrepareReboot(t *testing.T) {
+	n := newClaimNode(t)
+	if err := n.prepare.remember(t.Context(), map[health.DeviceID]string{"GPU-0": "gpu-0"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.prepare.setPublishing(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	n.must(claim("a", result("gpu-0")))
+	n.restart("boot-2")
+	n.must(claim("b", result("gpu-0")))
+	if got := n.prepared(); !slices.Equal(got, []types.UID{"uid-b"}) {
+		t.Errorf("got %v", got)
+	}
+	if names := n.prepare.names(); names["GPU-0"] != "gpu-0" || !n.prepare.publishing() || !n.prepare.needed() {
+		t.Errorf("got %v, %t", names, n.prepare.publishing())
+	}
+	waitFor(t, func() bool { return len(n.specs()) == 1 })
+}
+
+// A claim that is prepared is answered before the first poll of a new process: the host engine may hang.
+func TestPrepareBeforeFirstPoll(t *testing.T) {
+	n := newClaimNode(t)
+	a := claim("a", result("gpu-0"))
+	want := n.must(a)
+	n.update(func(s *health.Snapshot) { s.At = time.Time{} })
+	n.restart("boot-1")
+	if got := n.must(a); !slices.Equal(got, want) {
+		t.Errorf("got %v", got)
+	}
+	n.refused(claim("b", result("gpu-1")), reasonNotReady)
+}
+
+func waitFor(t *testing.T, condition func() bool) {
+	t.Helper()
+	for limit := time.Now().Add(10 * time.Second); !condition(); {
+		if time.Now().After(limit) {
+			t.Fatal("it does not happen")
+		}
+		<-time.After(5 * time.Millisecond)
+	}
+}
+
+// After a checkpoint is lost, devices that pods hold by claims of it are refused, also after a restart, until these pods have ended.
+func TestPrepareLostCheckpoint(t *testing.T) {
+	lose := map[string]func(t *testing.T, path string){
+		"corrupt": func(t *testing.T, path string) {
+			if err := os.Truncate(path, 20); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"of a later release": func(t *testing.T, path string) {
+			if err := os.WriteFile(path, []byte(`{"version": 99}`), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"missing": func(t *testing.T, path string) {
+			if err := os.Remove(path); err != nil {
+				t.Fatal(err)
+			}
+		},
+	}
+	for name, edit := range lose {
+		t.Run(name, func(t *testing.T) {
+			n := newClaimNode(t)
+			a, admin := claim("a", result("gpu-0")), claim("admin", result("gpu-1", asAdmin))
+			n.create(a, admin)
+			n.must(a)
+			n.must(admin)
+			path := filepath.Join(n.pluginDir(), checkpointName)
+			edit(t, path)
+			holder := func(c *resourceapi.ResourceClaim, device string) podresources.Holder {
+				return podresources.Holder{
+					Namespace: "default", Pod: "pod-" + c.Name, Container: "c", DeviceID: device,
+					Claim: podresources.ClaimRef{Name: c.Name, Driver: plugin.DefaultDRADriver, Pool: testNode},
+				}
+			}
+			n.holders.By = nil
+			n.restart("boot-1")
+			if _, err := os.Stat(path + corruptSuffix); (err == nil) == (name == "missing") {
+				t.Errorf("set aside: %v", err)
+			}
+			var s Status
+			if n.prepare.status(&s); s.Warning == "" || !n.prepare.needed() {
+				t.Errorf("no warning")
+			}
+			n.refused(claim("b", result("gpu-2")), reasonNotReady)
+			n.mu.Lock()
+			n.holders.By = map[health.DeviceID][]podresources.Holder{"GPU-0": {holder(a, "gpu-0")}, "GPU-1": {holder(admin, "gpu-1")}}
+			n.mu.Unlock()
+			n.refused(claim("b", result("gpu-0")), reasonInUse, "pod-a", "claim a")
+			n.must(claim("c", result("gpu-1"))) // an admin takes nothing
+			n.restart("boot-1")
+			n.refused(claim("b", result("gpu-0")), reasonInUse)
+			if len(n.specs()) != 3 {
+				t.Errorf("specs of %v: a container that restarts needs its own", n.specs())
+			}
+			n.must(a) // for another pod
+			n.mu.Lock()
+			n.holders.By = map[health.DeviceID][]podresources.Holder{}
+			n.mu.Unlock()
+			if err := n.unprepare(a); err != nil {
+				t.Fatal(err)
+			}
+			n.must(claim("b", result("gpu-0")))
+		})
+	}
+}
+
+// The sweep removes claims that the API server does not have and that no pod holds.
+func TestSweep(t *testing.T) {
+	n := newClaimNode(t)
+	exists, held, left, other := claim("exists", result("gpu-0")), claim("held", result("gpu-1")), claim("left", result("gpu-2")), claim("other", result(mig0))
+	n.create(exists, held, left, other)
+	for _, c := range []*resourceapi.ResourceClaim{exists, held, left, other} {
+		n.must(c)
+	}
+	n.remove(held)
+	n.remove(left)
+	n.remove(other)
+	again := other.DeepCopy()
+	again.UID = "again"
+	n.create(again)
+	if err := cdi.WriteClaimSpec(n.cfg.CDI.Dir, "orphan", []cdi.ClaimDevice{{Name: "x", Env: map[string]string{"A": "b"}}}); err != nil {
+		t.Fatal(err)
+	}
+	foreign := filepath.Join(n.cfg.CDI.Dir, "k8s.gpu.nvidia.com-claim_x.json")
+	if err := os.WriteFile(foreign, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	all := n.prepared()
+	n.mu.Lock()
+	n.holders.By = nil // unknown
+	n.mu.Unlock()
+	n.prepare.sweep(t.Context())
+	if got := n.prepared(); !slices.Equal(got, all) {
+		t.Errorf("got %v", got)
+	}
+	n.mu.Lock()
+	n.holders.By = map[health.DeviceID][]podresources.Holder{"GPU-1": {{Namespace: "default", Pod: "p", Claim: podresources.ClaimRef{Name: "held"}}}}
+	n.mu.Unlock()
+	n.down = errors.New("away")
+	n.prepare.sweep(t.Context())
+	if got := n.prepared(); !slices.Equal(got, all) {
+		t.Errorf("got %v", got)
+	}
+	n.down = nil
+	n.prepare.sweep(t.Context())
+	if got := n.prepared(); !slices.Equal(got, []types.UID{"uid-exists", "uid-held"}) {
+		t.Errorf("got %v", got)
+	}
+	if got := n.specs(); !slices.Equal(got, []string{"uid-exists", "uid-held"}) {
+		t.Errorf("specs of %v", got)
+	}
+	if _, err := os.Stat(foreign); err != nil {
+		t.Error(err)
+	}
+}
+
+// Calls for one claim follow each other, and those for several write together. Of two claims for one device, one gets it.
+func TestPrepareConcurrently(t *testing.T) {
+	n := newClaimNode(t)
+	a, b := claim("a", result("gpu-0")), claim("b", result("gpu-0"))
+	n.create(a, b)
+	for range 20 {
+		var calls sync.WaitGroup
+		var errs [4]error
+		for i, c := range []*resourceapi.ResourceClaim{a, b, a, b} {
+			calls.Go(func() { errs[i] = n.call(c).Err })
+		}
+		calls.Wait()
+		if (errs[0] == nil) == (errs[1] == nil) || (errs[0] == nil) != (errs[2] == nil) || (errs[1] == nil) != (errs[3] == nil) {
+			t.Fatalf("got %v", errs)
+		}
+		for _, c := range []*resourceapi.ResourceClaim{a, b} {
+			calls.Go(func() {
+				if err := n.unprepare(c); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		calls.Wait()
+	}
+	if len(n.prepared())+len(n.specs()) > 0 {
+		t.Errorf("left: %v, %v", n.prepared(), n.specs())
+	}
+}

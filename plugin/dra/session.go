@@ -1,0 +1,458 @@
+package dra
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+)
+
+// session serves one instance, or releases its devices.
+type session struct {
+	*Driver
+	instance
+	sockets    *sockets
+	publisher  *publisher
+	properties *properties
+
+	// These belong to run.
+	input      PoolInput         // of the pool that was built last
+	publishes  bool              // the pool of input, or of one that is the same
+	roots      map[string]string // PoolInput.PCIeRoots
+	rootsOf    []health.DeviceID // the devices of roots
+	stop       func()            // ends what publishes or withdraws; nil if nothing does
+	withdrawn  chan struct{}     // closed when no slice is left; nil while nothing withdraws
+	loggedWarn []string          // Pool.Warnings that are logged
+
+	mu       sync.Mutex // guards the fields below
+	err      string     // why the devices are not published
+	warnings []string
+}
+
+// serve runs a session until ctx ends or its devices are released.
+func (d *Driver) serve(ctx context.Context, i instance) {
+	ctx, cancel := context.WithCancel(ctx)
+	log := d.Log.With(zap.String("driver", i.driver))
+	s := &session{
+		Driver: d, instance: i, properties: newProperties(d),
+		sockets: newSockets(d, i, log), publisher: newPublisher(i.driver, d.Node, d.Connect, log),
+	}
+	if client, err := d.Connect(); err == nil {
+		d.preparer.client(client)
+	}
+	d.pool.Store(&Pool{})
+	d.storeNames(i, d.pool.Load(), d.preparer.names())
+	d.setSession(s)
+	defer d.setSession(nil)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	running.Go(func() { d.preparer.run(ctx) })
+	running.Go(func() { s.sockets.run(ctx) })
+	running.Go(func() { s.properties.run(ctx) })
+	s.run(ctx)
+	s.stopPublishing()
+}
+
+func (d *Driver) setSession(s *session) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.session, d.enabled, d.err = s, s != nil, ""
+}
+
+// run follows the configuration, the snapshots and the claims. It returns when ctx ends or the devices are released.
+func (s *session) run(ctx context.Context) {
+	s.Log.Info("serving claims", zap.String("driver", s.driver), zap.String("pool", s.Node))
+	serving := true
+	for {
+		cfg, cfgChanged := s.Config.Watch()
+		snap, snapChanged := s.Snapshots.Watch()
+		_, claimsChanged := s.claims.Watch()
+		_, propertiesChanged := s.properties.latest.Watch()
+		lacks, lacksChanged := s.publisher.features()
+		other, otherChanged := s.sockets.other.Watch()
+		var capabilitiesChanged, publishedChanged <-chan struct{}
+		if s.capabilities != nil {
+			_, capabilitiesChanged = s.capabilities.Watch()
+		}
+		var retry <-chan time.Time
+		was := serving
+		serving = cfg.ServesDRA() && configuredInstance(cfg) == s.instance
+		s.preparer.releasing(!serving)
+		own := *cfg
+		own.DRA.DriverName, own.KubeletDir = s.driver, s.kubeletDir
+		if serving {
+			if !was {
+				s.Log.Info("serving claims again", zap.String("driver", s.driver))
+				s.setReleased("dynamic resource allocation serves the devices")
+			}
+			if other == nil || *other != "" {
+				// Two drivers of one name would replace each other's slices. sockets reports the other one.
+				s.stopPublishing()
+				s.publishes = false
+			} else if err := s.publish(ctx, &own, snap, lacks); err != nil {
+				s.setError(err.Error(), nil)
+				retry = time.After(s.timing.retryMin)
+			}
+		} else {
+			if was {
+				s.Log.Info("releasing the devices", zap.String("driver", s.driver))
+			}
+			s.publishes = false
+			s.preparer.update(&own, snap, s.pool.Load())
+			if s.release(ctx, other != nil && *other != "") {
+				s.Log.Info("devices released", zap.String("driver", s.driver))
+				return
+			}
+			publishedChanged, retry = s.publisher.watch(), time.After(s.timing.poll) // retry for the pods of claims
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-cfgChanged:
+		case <-snapChanged:
+		case <-claimsChanged:
+		case <-propertiesChanged:
+		case <-lacksChanged:
+		case <-otherChanged:
+		case <-capabilitiesChanged:
+		case <-publishedChanged:
+		case <-retry:
+		case <-s.withdrawn:
+		}
+	}
+}
+
+// publish publishes the pool of a snapshot. Before the first poll nothing is published, and what the API server has stays.
+func (s *session) publish(ctx context.Context, cfg *plugin.Config, snap *health.Snapshot, lacks features) error {
+	found := s.properties.latest.Load()
+	if !snap.Polled() {
+		reason := "no poll of the GPUs has succeeded yet"
+		if snap != nil && snap.Source.Err != "" {
+			reason += ": " + snap.Source.Err
+		}
+		s.setError(reason, nil)
+		return nil
+	}
+	names := s.preparer.names()
+	in := PoolInput{
+		Config: cfg, Snapshot: found.withoutUnasked(snap, names), Names: names, PCIeRoots: s.pcieRoots(snap),
+		Examined: s.capabilities != nil, NoTaints: lacks.noTaints, NoShares: lacks.noShares,
+	}
+	if found != nil {
+		in.Properties = found.byID
+	}
+	if in.Examined {
+		in.Capabilities = s.capabilities.Load()
+	}
+	if s.publishes && in.Same(&s.input) {
+		s.preparer.update(cfg, snap, s.pool.Load())
+		return nil
+	}
+	pool := BuildPool(in)
+	s.pool.Store(&pool)
+	remembered := pool.RememberNames(names)
+	s.storeNames(s.instance, &pool, remembered)
+	s.preparer.update(cfg, snap, &pool)
+	// A disk that blocks must not delay a taint, so the checkpoint is written only if it has to change.
+	if !maps.Equal(remembered, names) || !s.preparer.publishing() {
+		err := s.makeDataDir()
+		if err == nil {
+			err = s.preparer.remember(ctx, remembered)
+		}
+		if err == nil { // before the first slice: a later process must know that there may be slices
+			err = s.preparer.setPublishing(ctx, true)
+		}
+		if err != nil {
+			return fmt.Errorf("nothing new is published: %w", err)
+		}
+	}
+	s.setError("", pool.Warnings)
+	s.publisher.update(pool)
+	s.startPublishing(ctx)
+	s.input, s.publishes = in, true
+	return nil
+}
+
+// pcieRoots returns the PCIe roots of the devices of a snapshot, which change only with the devices.
+func (s *session) pcieRoots(snap *health.Snapshot) map[string]string {
+	ids := make([]health.DeviceID, len(snap.Devices))
+	for i := range snap.Devices {
+		ids[i] = snap.Devices[i].Device.ID
+	}
+	if s.roots == nil || !slices.Equal(ids, s.rootsOf) {
+		s.roots, s.rootsOf = PCIeRoots(snap.Devices), ids
+	}
+	return s.roots
+}
+
+// startPublishing runs the publisher, unless it runs already. It ends a withdrawal.
+func (s *session) startPublishing(ctx context.Context) {
+	if s.stop != nil && s.withdrawn == nil {
+		return
+	}
+	s.stopPublishing()
+	s.start(ctx, s.publisher.run)
+}
+
+// stopPublishing ends what publishes or withdraws.
+func (s *session) stopPublishing() {
+	if s.stop != nil {
+		s.stop()
+	}
+	s.stop, s.withdrawn = nil, nil
+}
+
+// start runs a function of the publisher until it succeeds or ctx ends. The result is closed then.
+func (s *session) start(ctx context.Context, run func(context.Context) error) (done chan struct{}) {
+	ctx, cancel := context.WithCancel(ctx)
+	done = make(chan struct{})
+	go func() {
+		defer close(done)
+		delay := s.timing.retryMin
+		for ctx.Err() == nil {
+			err := run(ctx)
+			if err == nil || ctx.Err() != nil {
+				return
+			}
+			s.Log.Warn("cannot publish devices", zap.Error(err), zap.Duration("retry", delay))
+			select {
+			case <-ctx.Done():
+			case <-time.After(delay):
+			}
+			delay = min(2*delay, s.timing.retryMax)
+		}
+	}()
+	s.stop = func() {
+		cancel()
+		<-done
+	}
+	return done
+}
+
+// release offers nothing, waits for the end of the claims, removes the slices and reports whether that is done. Claims that are prepared
+// are served until they end. The slices of another driver of the same name stay.
+func (s *session) release(ctx context.Context, other bool) (done bool) {
+	claims := s.claims.Load()
+	if claims != nil && len(claims.ByUID) > 0 {
+		if s.preparer.publishing() && !other {
+			s.publisher.update(Pool{})
+			s.startPublishing(ctx)
+		}
+		s.setReleasing("waiting for the end of " + s.describeClaims(claims.ByUID))
+		return false
+	}
+	if s.preparer.publishing() && s.withdrawn == nil && !other {
+		s.stopPublishing()
+		s.withdrawn = s.start(ctx, s.publisher.withdraw)
+	}
+	if s.withdrawn != nil {
+		select {
+		case <-s.withdrawn:
+			s.stopPublishing()
+		default:
+			reason := "removing the ResourceSlices of the node"
+			var status Status
+			if s.publisher.report(&status); status.PublishErr != "" {
+				reason += ": " + status.PublishErr
+			}
+			s.setReleasing(reason)
+			return false
+		}
+		if ctx.Err() != nil {
+			return false // the withdrawal may have been ended
+		}
+	}
+	if err := s.preparer.setPublishing(ctx, false); err != nil {
+		s.setReleasing("cannot write the checkpoint: " + err.Error())
+		return false
+	}
+	if s.preparer.needed() {
+		s.setReleasing("waiting for the end of pods with claims that were prepared before the checkpoint was lost")
+		return false
+	}
+	return true
+}
+
+func (s *session) setReleasing(reason string) {
+	s.setReleased("dynamic resource allocation still has the devices: " + reason)
+	if s.Config.Load().ServesDRA() { // another instance is to serve them; otherwise the plugin reports the reason
+		s.setError(fmt.Sprintf("releasing the devices of the driver %s: %s", s.driver, reason), nil)
+		return
+	}
+	s.setError("", []string{"releasing the devices: " + reason})
+}
+
+// maxNamedClaims limits the claims that a text names.
+const maxNamedClaims = 5
+
+// describeClaims names claims with the pods that hold them.
+func (s *session) describeClaims(claims map[types.UID]Claim) string {
+	type key struct{ namespace, name string }
+	pods := make(map[key][]string)
+	for _, holders := range s.Holders().By {
+		for _, h := range holders {
+			if h.Claim.Driver == s.driver {
+				k := key{h.Namespace, h.Claim.Name}
+				if pod := h.Namespace + "/" + h.Pod; !slices.Contains(pods[k], pod) {
+					pods[k] = append(pods[k], pod)
+				}
+			}
+		}
+	}
+	texts := make([]string, 0, len(claims))
+	for _, c := range claims {
+		text := c.Namespace + "/" + c.Name
+		if held := pods[key{c.Namespace, c.Name}]; len(held) > 0 {
+			slices.Sort(held)
+			text += " of " + strings.Join(held, " and ")
+		}
+		texts = append(texts, text)
+	}
+	slices.Sort(texts)
+	if more := len(texts) - maxNamedClaims; more > 0 {
+		texts = append(texts[:maxNamedClaims], fmt.Sprintf("%d more", more))
+	}
+	if len(claims) == 1 {
+		return "claim " + texts[0]
+	}
+	return "claims " + strings.Join(texts, ", ")
+}
+
+// setError stores why nothing is published, and warnings. It logs those that are new.
+func (s *session) setError(err string, warnings []string) {
+	for _, w := range warnings {
+		if !slices.Contains(s.loggedWarn, w) {
+			s.Log.Warn(w)
+		}
+	}
+	s.loggedWarn = warnings
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != "" && err != s.err {
+		s.Log.Warn("nothing published", zap.String("reason", err))
+	}
+	s.err, s.warnings = err, warnings
+}
+
+// report sets the fields of a status that concern the instance.
+func (s *session) report(status *Status) {
+	status.DriverName, status.Pool = s.driver, s.Node
+	s.publisher.report(status)
+	s.mu.Lock()
+	status.Err, status.Warning = s.err, strings.Join(s.warnings, "; ")
+	s.mu.Unlock()
+	var socketsErr string
+	status.Registered, socketsErr = s.sockets.status()
+	if socketsErr != "" {
+		status.Err = strings.TrimPrefix(status.Err+"; "+socketsErr, "; ")
+	}
+}
+
+// properties follows the properties of devices that have none in the snapshot.
+type properties struct {
+	*Driver
+	latest health.Latest[foundProperties] // empty before the first answer
+}
+
+// foundProperties are the properties of devices, and the devices that were asked for, in time or not. They are immutable.
+type foundProperties struct {
+	byID  map[health.DeviceID]*health.Properties
+	asked map[health.DeviceID]bool
+}
+
+func newProperties(d *Driver) *properties { return &properties{Driver: d} }
+
+// run asks for missing properties until ctx ends. The driver may take long: there is one call at a time.
+func (p *properties) run(ctx context.Context) {
+	var answer chan map[health.DeviceID]*health.Properties // of the call in progress; nil if there is none
+	var asked []health.Device
+	var bound, again <-chan time.Time
+	delay := p.timing.retryMin
+	for {
+		snap, changed := p.Snapshots.Watch()
+		if snap.Polled() && answer == nil {
+			switch missing := p.missing(snap); {
+			case len(missing) == 0:
+				asked, again, delay = nil, nil, p.timing.retryMin
+			case again == nil || !sameDevices(missing, asked):
+				answer = make(chan map[health.DeviceID]*health.Properties, 1)
+				asked, again, bound = missing, nil, time.After(p.timing.properties)
+				go func() { answer <- p.Properties(ctx, missing) }()
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		case found := <-answer:
+			p.add(snap, asked, found)
+			answer, bound = nil, nil
+			again, delay = time.After(delay), min(2*delay, 10*time.Minute)
+		case <-bound:
+			p.add(snap, asked, nil)
+		case <-again:
+			again = nil
+		}
+	}
+}
+
+func sameDevices(a, b []health.Device) bool {
+	return slices.EqualFunc(a, b, func(x, y health.Device) bool { return x.ID == y.ID })
+}
+
+// missing returns the devices without properties.
+func (p *properties) missing(snap *health.Snapshot) (devices []health.Device) {
+	found := p.latest.Load()
+	for i := range snap.Devices {
+		d := &snap.Devices[i].Device
+		if d.Properties == nil && (found == nil || found.byID[d.ID] == nil) {
+			devices = append(devices, *d)
+		}
+	}
+	return devices
+}
+
+// add stores properties, without those of removed devices.
+func (p *properties) add(snap *health.Snapshot, asked []health.Device, found map[health.DeviceID]*health.Properties) {
+	next := &foundProperties{byID: make(map[health.DeviceID]*health.Properties), asked: make(map[health.DeviceID]bool)}
+	if last := p.latest.Load(); last != nil {
+		maps.Copy(next.byID, last.byID)
+		maps.Copy(next.asked, last.asked)
+	}
+	maps.Copy(next.byID, found)
+	for i := range asked {
+		next.asked[asked[i].ID] = true
+	}
+	present := make(map[health.DeviceID]bool, len(snap.Devices))
+	for i := range snap.Devices {
+		present[snap.Devices[i].Device.ID] = true
+	}
+	maps.DeleteFunc(next.byID, func(id health.DeviceID, _ *health.Properties) bool { return !present[id] })
+	maps.DeleteFunc(next.asked, func(id health.DeviceID, _ bool) bool { return !present[id] })
+	p.latest.Store(next)
+}
+
+// withoutUnasked returns the snapshot without the MIG devices whose properties may still come: their names depend on the properties, and
+// never change.
+func (f *foundProperties) withoutUnasked(snap *health.Snapshot, names map[health.DeviceID]string) *health.Snapshot {
+	waits := func(s health.DeviceState) bool {
+		d := &s.Device
+		return d.Kind == health.KindMIG && d.Properties == nil && names[d.ID] == "" && (f == nil || !f.asked[d.ID])
+	}
+	if !slices.ContainsFunc(snap.Devices, waits) {
+		return snap
+	}
+	next := *snap
+	next.Devices = slices.DeleteFunc(slices.Clone(snap.Devices), waits)
+	return &next
+}

@@ -32,6 +32,8 @@ func namedDevices() *health.Snapshot {
 		{Device: health.Device{ID: "GPU-1", Index: 1, Minor: 0}},
 		mig("GPU-1", 0, "MIG-1a", "1g.10gb", &health.MIGProperties{ProfileID: 19, PlacementStart: 0}),
 		mig("GPU-1", 0, "MIG-1b", "1g.10gb", &health.MIGProperties{ProfileID: 19, PlacementStart: 3}),
+		{Device: health.Device{ID: "GPU-2", Index: 2, Minor: 7, Memory: 81920 << 20}},
+		{Device: health.Device{ID: "MIG-2", Parent: "GPU-2", Kind: health.KindMIG, Index: 2, Minor: 7, Memory: 81069 << 20, Profile: "7g.79gb"}}, // as DCGM rounds it
 	}}
 }
 
@@ -46,6 +48,7 @@ func TestDeviceByName(t *testing.T) {
 		"gpu-0-mig-1g10gb-19-2":  "",
 		"gpu-0-mig-1g10gb-14-3":  "",
 		"gpu-4-mig-3g40gb-9-4":   "MIG-0c",
+		"gpu-7-mig-7g80gb-0-0":   "MIG-2",
 		"gpu-4-mig-1g10gb-19-0":  "", // one of two
 		"gpu-4-mig-7g80gb-0-0":   "",
 		"gpu-0-mig-1g10gb-19":    "",

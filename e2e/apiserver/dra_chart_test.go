@@ -3,6 +3,7 @@ package apiserver
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,7 +11,9 @@ import (
 	"strings"
 	"testing"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
+	v1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -22,6 +25,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
 	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	dracel "k8s.io/dynamic-resource-allocation/cel"
 
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/manifests"
@@ -156,14 +160,93 @@ func TestDRAChart(t *testing.T) {
 	t.Run("DeviceClasses", func(t *testing.T) { checkDeviceClasses(t, classes) })
 	t.Run("rights", checkDRARights)
 	t.Run("policy", checkSlicePolicy)
+	t.Run("agent", checkConfinedAgent)
+}
+
+// checkConfinedAgent checks that the rights and the policy suffice for an agent with the token of its pod: it publishes its devices, changes
+// and withdraws them.
+func checkConfinedAgent(t *testing.T) {
+	n := newMachine(t, "confined", unprivileged)
+	configure := func(api string) {
+		n.Configure(fmt.Sprintf("source: {sim: {profile: h100-8}}\nplugin: {api: %s, cdi: {dir: %s}}\nhealth: {kubernetes: {kubeconfig: %s}}\n",
+			api, n.File("cdi"), podKubeconfig(t, n)))
+	}
+	tainted := func() (devices, tainted int, err error) {
+		list, err := theCluster.client.ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + n.name})
+		if err != nil {
+			return 0, 0, err
+		}
+		for i := range list.Items {
+			for _, d := range list.Items[i].Spec.Devices {
+				devices++
+				tainted += len(d.Taints)
+			}
+		}
+		return devices, tainted, nil
+	}
+	await := func(what string, devices, taints int) {
+		n.Eventually(what, func() error {
+			d, tt, err := tainted()
+			if err == nil && (d != devices || tt != taints) {
+				err = fmt.Errorf("%d devices with %d taints, want %d with %d", d, tt, devices, taints)
+			}
+			return err
+		})
+	}
+	if err := os.Mkdir(n.File("plugins_registry"), 0o700); err != nil { // as the kubelet's plugin watcher does
+		t.Fatal(err)
+	}
+	configure("dra")
+	n.StartAgent()
+	await("the devices are published", 8, 0)
+	n.Inject("{gpu: 3, xid: 79}")
+	await("one device has a taint", 8, 1)
+	configure("devicePlugin")
+	await("no device is published", 0, 0)
+	n.Eventually("the device plugin serves the others", func() error { return n.KubeletHas(node.GPU, 8, 7) })
+}
+
+// podKubeconfig returns the path of a kubeconfig with the token of a pod of the chart's account on a node.
+func podKubeconfig(t *testing.T, n machine) string {
+	t.Helper()
+	namespace, name, _ := strings.Cut(strings.TrimPrefix(draAccount, "system:serviceaccount:"), ":")
+	core := theCluster.client.CoreV1()
+	_, err := core.Namespaces().Create(t.Context(), &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+	_, err2 := core.ServiceAccounts(namespace).Create(t.Context(), &v1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	pod := node.Pod(namespace, n.name, node.GPU, 0)
+	pod.Spec.NodeName, pod.Spec.ServiceAccountName = n.name, name
+	_, err3 := core.Pods(namespace).Create(t.Context(), pod, metav1.CreateOptions{})
+	for _, err := range []error{err, err2, err3} {
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			t.Fatal(err)
+		}
+	}
+	pod, err = core.Pods(namespace).Get(t.Context(), n.name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+		BoundObjectRef: &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID},
+	}}
+	token, err := core.ServiceAccounts(namespace).CreateToken(t.Context(), name, request, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := clientcmd.LoadFromFile(theCluster.pki.Kubeconfig(admin))
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.AuthInfos = map[string]*clientcmdapi.AuthInfo{"test": {Token: token.Status.Token}}
+	if err := clientcmd.WriteToFile(*config, n.File("kubeconfig")); err != nil {
+		t.Fatal(err)
+	}
+	return n.File("kubeconfig")
 }
 
 // draDevice returns a device of the driver as it is published.
 func draDevice(kind string, more map[resourcev1.QualifiedName]resourcev1.DeviceAttribute) dracel.Device {
 	d := dracel.Device{Driver: draDriver, Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{"type": {StringValue: &kind}}}
-	for name, value := range more {
-		d.Attributes[name] = value
-	}
+	maps.Copy(d.Attributes, more)
 	return d
 }
 

@@ -122,7 +122,8 @@ func (d *ClaimDevice) sharesGPU(o *ClaimDevice) bool {
 // conflict is why a claim keeps another one from a device.
 type conflict struct {
 	claim  Claim
-	device string // its name
+	held   ClaimDevice // of claim
+	device string      // the name of the other one's device
 	// Of a device that both share: what all shares would have, and may have. 0 if one of the claims has the device, its GPU or a part of it.
 	memory, offered uint64
 }
@@ -158,10 +159,10 @@ func (c checkpoint) conflicts(claim *Claim, offered map[health.DeviceID]uint64) 
 				switch {
 				case uid == claim.UID || o.Admin || !d.sharesGPU(o):
 				case !d.shares(o):
-					found = append(found, conflict{claim: other, device: d.Name})
+					found = append(found, conflict{claim: other, held: *o, device: d.Name})
 				default:
 					memory += o.Memory
-					sharers = append(sharers, conflict{claim: other, device: d.Name, offered: limit})
+					sharers = append(sharers, conflict{claim: other, held: *o, device: d.Name, offered: limit})
 				}
 			}
 		}

@@ -100,6 +100,8 @@ func refuse(reason, format string, args ...any) error {
 	return &claimRefusal{reason, fmt.Sprintf(format, args...)}
 }
 
+func errNotOpen() error { return refuse(reasonNotReady, "the driver has not read its checkpoint yet") }
+
 // claimTiming holds the limits and intervals of a preparer.
 type claimTiming struct {
 	api   time.Duration // for a call of the API server
@@ -155,7 +157,7 @@ type claimInput struct {
 
 // claimState is an opened checkpoint. It is immutable.
 type claimState struct {
-	dir string
+	dir string // its last element is the driver's name
 	checkpoint
 	opened  time.Time
 	warning string // what was lost
@@ -266,7 +268,7 @@ func (p *preparer) commit() {
 	before := p.state.Load()
 	if before == nil {
 		for _, c := range queue {
-			c.done <- refuse(reasonNotReady, "the driver has not read its checkpoint yet")
+			c.done <- errNotOpen()
 		}
 		return
 	}
@@ -307,12 +309,12 @@ func (p *preparer) names() map[health.DeviceID]string {
 }
 
 // remember stores the names of published devices.
-func (p *preparer) remember(names map[health.DeviceID]string) error {
+func (p *preparer) remember(ctx context.Context, names map[health.DeviceID]string) error {
 	var published map[string]health.DeviceID
 	if in := p.input.Load(); in != nil && in.pool != nil {
 		published = in.pool.ByName
 	}
-	return p.change(context.Background(), func(c checkpoint) (checkpoint, bool, error) {
+	return p.change(ctx, func(c checkpoint) (checkpoint, bool, error) {
 		next := c.remember(names, published)
 		return next, !maps.Equal(next.Names, c.Names), nil
 	})
@@ -324,8 +326,8 @@ func (p *preparer) publishing() bool {
 	return s != nil && s.Publishing
 }
 
-func (p *preparer) setPublishing(on bool) error {
-	return p.change(context.Background(), func(c checkpoint) (checkpoint, bool, error) {
+func (p *preparer) setPublishing(ctx context.Context, on bool) error {
+	return p.change(ctx, func(c checkpoint) (checkpoint, bool, error) {
 		changed := c.Publishing != on
 		c.Publishing = on
 		return c, changed, nil
@@ -340,6 +342,9 @@ func (p *preparer) needed() bool {
 
 // update sets what claims are prepared by.
 func (p *preparer) update(cfg *plugin.Config, snap *health.Snapshot, pool *Pool) {
+	if pool != nil {
+		pool = new(*pool) // the caller may replace it
+	}
 	p.input.Store(&claimInput{cfg, snap, pool})
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -522,10 +527,10 @@ func (p *preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 	}
 	defer end()
 	in, state := p.input.Load(), p.state.Load()
-	if in == nil || in.cfg == nil || in.pool == nil || state == nil || !in.snap.Polled() {
-		return nil, refuse(reasonNotReady, "the driver is starting; it does not have the devices yet")
+	if state == nil {
+		return nil, errNotOpen()
 	}
-	results := resultsOf(claim, in.cfg.DRA.DriverName)
+	results := resultsOf(claim, filepath.Base(state.dir))
 	before, exists := state.Claims[claim.UID]
 	switch {
 	case !exists:
@@ -534,8 +539,11 @@ func (p *preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 			return nil, err
 		}
 		exists = false
-	case before.hasSpec():
+	case before.hasSpec(): // also before the first poll: a host engine that hangs must not keep a prepared claim from a pod
 		return &before, nil
+	}
+	if in == nil || in.cfg == nil || in.pool == nil || !in.snap.Polled() {
+		return nil, refuse(reasonNotReady, "the driver is starting; it does not have the devices yet")
 	}
 	if p.refuses.Load() {
 		return nil, refuse(reasonReleasing, "plugin.api is %s: the driver releases the devices and prepares no new claim", plugin.APIDevicePlugin)
@@ -581,6 +589,9 @@ func (c *Claim) hasSpec() bool {
 // reserve stores a claim in the checkpoint, if no other claim has its devices.
 func (p *preparer) reserve(ctx context.Context, plan *plan) error {
 	for {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		var conflicts []conflict
 		err := p.change(ctx, func(c checkpoint) (_ checkpoint, changed bool, err error) {
 			if conflicts, err = c.conflicts(&plan.claim, plan.offered); err != nil {
@@ -604,7 +615,7 @@ func (p *preparer) unprepare(ctx context.Context, uid types.UID) error {
 	dir := p.cdiDir()
 	s := p.state.Load()
 	if s == nil {
-		return refuse(reasonNotReady, "the driver has not read its checkpoint yet")
+		return errNotOpen()
 	}
 	c, exists := s.Claims[uid]
 	if exists {

@@ -11,9 +11,8 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
-	kubeletapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
-
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	kubeletapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"

@@ -78,6 +78,12 @@ func (c *randomCluster) schedule() {
 	}
 }
 
+// faulty reports whether calls may fail.
+func (c *randomCluster) faulty() bool {
+	full, dead := c.faults.state()
+	return full || dead
+}
+
 // step does something, and checks that nothing is given twice.
 func (c *randomCluster) step() {
 	switch action := c.rng.IntN(14); {
@@ -90,7 +96,7 @@ func (c *randomCluster) step() {
 		if err == nil {
 			c.used[one.UID] = one
 			delete(c.undone, one.UID)
-		} else if !c.faults.dead && !c.faults.full { // every other claim for its devices was deleted
+		} else if !c.faulty() { // every other claim for its devices was deleted
 			c.t.Fatalf("%q", c.steps)
 		}
 	case action < 10 && len(c.used) > 0:
@@ -101,11 +107,13 @@ func (c *randomCluster) step() {
 		c.remove(c.exist[i])
 		c.exist = slices.Delete(c.exist, i, i+1)
 	case action < 12:
-		c.faults.killAt, c.faults.after = 1+c.rng.IntN(4), c.rng.IntN(2) == 0
-		c.note("kill at %d, after: %t", c.faults.killAt, c.faults.after)
+		at, after := 1+c.rng.IntN(4), c.rng.IntN(2) == 0
+		c.faults.set(func(f *diskFaults) { f.killAt, f.after = at, after })
+		c.note("kill at %d, after: %t", at, after)
 	case action < 13:
-		c.faults.full = !c.faults.full
-		c.note("disk full: %t", c.faults.full)
+		full, _ := c.faults.state()
+		c.faults.setFull(!full)
+		c.note("disk full: %t", !full)
 	default:
 		boot := c.boot
 		if c.rng.IntN(4) == 0 {
@@ -115,7 +123,7 @@ func (c *randomCluster) step() {
 		c.note("restart in %s", boot)
 		c.restart(boot)
 	}
-	if c.faults.dead {
+	if _, dead := c.faults.state(); dead {
 		c.note("killed")
 		c.restart(c.boot)
 	}
@@ -134,7 +142,7 @@ func (c *randomCluster) unprepareOne() {
 				c.remove(one)
 				c.exist = slices.Delete(c.exist, i, i+1)
 			}
-		} else if !c.faults.dead && !c.faults.full {
+		} else if !c.faulty() {
 			c.t.Fatalf("%q", c.steps)
 		}
 		return
@@ -180,7 +188,7 @@ func TestPrepareRandomSequences(t *testing.T) {
 			for range 120 {
 				c.step()
 			}
-			c.faults.full = false
+			c.faults.setFull(false)
 			c.restart(c.boot)
 			for len(c.used) > 0 {
 				c.unprepareOne()

@@ -29,7 +29,12 @@ const lostFor = time.Minute
 func (p *preparer) getClaim(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
 	client := p.api.Load()
 	if client == nil {
-		return nil, errors.New("there is no client of the API server yet")
+		c, err := p.options.Connect()
+		if err != nil {
+			return nil, err
+		}
+		client = &c
+		p.api.Store(client)
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.timing.api)
 	defer cancel()
@@ -43,8 +48,7 @@ func (p *preparer) getClaim(ctx context.Context, namespace, name string) (*resou
 	return claim, nil
 }
 
-// removeStale removes a claim that keeps another one from a device, if it does not exist any more or is not allocated to a device for which it
-// was prepared. After a pod is deleted by force, the kubelet prepares the claim of a new pod before it ends that of the old one. The error is a
+// removeStale removes a claim that keeps another one from a device, if it does not exist any more or is not allocated to that device. After a pod is deleted by force, the kubelet prepares the claim of a new pod before it ends that of the old one. The error is a
 // refusal of the other claim.
 func (p *preparer) removeStale(ctx context.Context, found *conflict) error {
 	c := &found.claim
@@ -52,7 +56,7 @@ func (p *preparer) removeStale(ctx context.Context, found *conflict) error {
 	switch {
 	case err != nil:
 		return refuse(reasonAPIServer, "device %s is prepared for claim %s, and the API server cannot be asked whether that claim still exists: %v", found.device, c, err)
-	case claim == nil || claim.UID != c.UID || !c.allocated(claim, p.options.Node):
+	case claim == nil || claim.UID != c.UID || !found.held.allocatedTo(claim):
 	case found.memory > 0:
 		return refuse(reasonMemory, "device %s: expected at most %d MiB of memory for all claims, found %d MiB, with that of claim %s of %s",
 			found.device, found.offered>>20, found.memory>>20, c, p.users(c, claim))
@@ -72,13 +76,10 @@ func (p *preparer) removeStale(ctx context.Context, found *conflict) error {
 	return p.unprepare(ctx, c.UID)
 }
 
-// allocated reports whether a claim of the API server has a device for which it was prepared.
-func (c *Claim) allocated(claim *resourceapi.ResourceClaim, node string) bool {
-	if claim.Status.Allocation == nil {
-		return false
-	}
-	return slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
-		return r.Pool == node && slices.ContainsFunc(c.Devices, func(d ClaimDevice) bool { return d.isOf(&r) })
+// allocatedTo reports whether a claim of the API server has a device for which it was prepared.
+func (d *ClaimDevice) allocatedTo(claim *resourceapi.ResourceClaim) bool {
+	return claim.Status.Allocation != nil && slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
+		return d.isOf(&r)
 	})
 }
 

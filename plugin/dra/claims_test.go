@@ -2,6 +2,7 @@ package dra
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -24,7 +25,6 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
-	cdicache "tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
@@ -65,14 +65,29 @@ type claimNode struct {
 
 // diskFaults make writes fail.
 type diskFaults struct {
-	mu     sync.Mutex
-	full   bool // writing fails
-	killAt int  // the process dies at this operation, counted down; 0: never
-	after  bool // it dies after the operation
+	mu     sync.Mutex // guards the fields below
+	full   bool       // writing fails
+	killAt int        // the process dies at this operation, counted down; 0: never
+	after  bool       // it dies after the operation
 	dead   bool
 }
 
 var errKilled = errors.New("the process was killed")
+
+func (f *diskFaults) set(edit func(*diskFaults)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	edit(f)
+}
+
+func (f *diskFaults) setFull(full bool) { f.set(func(f *diskFaults) { f.full = full }) }
+
+// state returns what is wrong now.
+func (f *diskFaults) state() (full, dead bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.full, f.dead
+}
 
 func (f *diskFaults) do(writes bool, operation func() error) error {
 	f.mu.Lock()
@@ -135,7 +150,7 @@ func newClaimNode(t testing.TB, edit ...func(*plugin.Config)) *claimNode {
 // start starts a process.
 func (n *claimNode) start() {
 	n.t.Helper()
-	n.faults = diskFaults{full: n.faults.full}
+	n.faults.set(func(f *diskFaults) { f.dead, f.killAt = false, 0 })
 	faults := &n.faults
 	n.claims = &health.Latest[Claims]{}
 	n.options = Options{
@@ -390,22 +405,43 @@ func (n *claimNode) specs() []string {
 	return uids
 }
 
-// edits returns the environment and the mounts of CDI names as container runtimes resolve them.
+// edits returns the environment and the mounts of CDI names.
 func (n *claimNode) edits(names ...string) (env, mounts []string) {
 	n.t.Helper()
-	cache, err := cdicache.NewCache(cdicache.WithSpecDirs(n.cfg.CDI.Dir), cdicache.WithAutoRefresh(false))
-	if err != nil {
-		n.t.Fatal(err)
+	found := 0
+	for _, uid := range n.specs() {
+		path, _ := cdi.ClaimSpecPath(n.cfg.CDI.Dir, uid)
+		text, err := os.ReadFile(path)
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		var spec struct {
+			Kind    string
+			Devices []struct {
+				Name           string
+				ContainerEdits struct {
+					Env    []string
+					Mounts []struct{ HostPath, ContainerPath string }
+				}
+			}
+		}
+		if err := json.Unmarshal(text, &spec); err != nil {
+			n.t.Fatal(err)
+		}
+		for _, d := range spec.Devices {
+			if !slices.Contains(names, spec.Kind+"="+d.Name) {
+				continue
+			}
+			found++
+			env = append(env, d.ContainerEdits.Env...)
+			for _, m := range d.ContainerEdits.Mounts {
+				mounts = append(mounts, m.HostPath+":"+m.ContainerPath)
+			}
+		}
 	}
-	for _, name := range names {
-		d := cache.GetDevice(name)
-		if d == nil {
-			n.t.Fatalf("no CDI device %s; errors: %v", name, cache.GetErrors())
-		}
-		env = append(env, d.ContainerEdits.Env...)
-		for _, m := range d.ContainerEdits.Mounts {
-			mounts = append(mounts, m.HostPath+":"+m.ContainerPath)
-		}
+	slices.Sort(names)
+	if found != len(slices.Compact(names)) {
+		n.t.Fatalf("%d of %v are in specs", found, names)
 	}
 	slices.Sort(env)
 	return slices.Compact(env), mounts
@@ -434,7 +470,7 @@ func TestPrepareIsIdempotent(t *testing.T) {
 	if !slices.Equal(names, want) {
 		t.Fatalf("got %v, want %v", names, want)
 	}
-	env, mounts := n.edits(names...)
+	env, mounts := n.edits(slices.Clone(names)...)
 	wantEnv := []string{"GPU_NODE_AGENT_DEVICE_GPU_1=GPU-1", "GPU_NODE_AGENT_DEVICE_GPU_3_MIG_1G10GB_19_0=MIG-0", "NVIDIA_VISIBLE_DEVICES=void"}
 	if !slices.Equal(env, wantEnv) || mounts != nil {
 		t.Errorf("got %v and %v, want %v", env, mounts, wantEnv)
@@ -601,7 +637,7 @@ func TestPrepareAccepts(t *testing.T) {
 				test.edit(n)
 			}
 			names := n.must(test.claim)
-			env, mounts := n.edits(names...)
+			env, mounts := n.edits(slices.Clone(names)...)
 			for _, e := range test.env {
 				if !slices.Contains(env, e) {
 					t.Errorf("%v lacks %s", env, e)
@@ -663,6 +699,15 @@ func TestPrepareDeviceOfAnotherClaim(t *testing.T) {
 				n.remove(first)
 				again := first.DeepCopy()
 				again.Status.Allocation.Devices.Results[0].Device = "gpu-1"
+				n.create(again)
+			},
+		},
+		"allocated in part elsewhere": {
+			first: claim("a", result("gpu-0"), result("gpu-1", byRequest("b"))), second: claim("b", result("gpu-0")),
+			before: func(n *claimNode, first *resourceapi.ResourceClaim) {
+				n.remove(first)
+				again := first.DeepCopy()
+				again.Status.Allocation.Devices.Results[0].Device = "gpu-2"
 				n.create(again)
 			},
 		},
@@ -758,13 +803,13 @@ func TestPrepareFullDisk(t *testing.T) {
 	n := newClaimNode(t)
 	a, b := claim("a", result("gpu-0")), claim("b", result("gpu-1"))
 	n.must(a)
-	n.faults.full = true
+	n.faults.setFull(true)
 	n.refused(b, reasonCheckpoint, "no space left")
 	if err := n.unprepare(a); err == nil || !slices.Equal(n.prepared(), []types.UID{"uid-a"}) {
 		t.Errorf("%v, %v", err, n.prepared())
 	}
 	n.restart("boot-1")
-	n.faults.full = false
+	n.faults.setFull(false)
 	n.must(b)
 	if err := n.unprepare(a); err != nil || !slices.Equal(n.prepared(), []types.UID{"uid-b"}) || len(n.specs()) != 1 {
 		t.Errorf("%v, %v, %v", err, n.prepared(), n.specs())
@@ -787,16 +832,16 @@ func TestPrepareWithoutSpec(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.must(c) // written again
-	n.edits(names...)
+	n.edits(slices.Clone(names)...)
 }
 
 // Another boot has no claims and no specs of them, and keeps the names.
 func TestPrepareReboot(t *testing.T) {
 	n := newClaimNode(t)
-	if err := n.prepare.remember(map[health.DeviceID]string{"GPU-0": "gpu-0"}); err != nil {
+	if err := n.prepare.remember(t.Context(), map[health.DeviceID]string{"GPU-0": "gpu-0"}); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.prepare.setPublishing(true); err != nil {
+	if err := n.prepare.setPublishing(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
 	n.must(claim("a", result("gpu-0")))
@@ -809,6 +854,19 @@ func TestPrepareReboot(t *testing.T) {
 		t.Errorf("got %v, %t", names, n.prepare.publishing())
 	}
 	waitFor(t, func() bool { return len(n.specs()) == 1 })
+}
+
+// A claim that is prepared is answered before the first poll of a new process: the host engine may hang.
+func TestPrepareBeforeFirstPoll(t *testing.T) {
+	n := newClaimNode(t)
+	a := claim("a", result("gpu-0"))
+	want := n.must(a)
+	n.update(func(s *health.Snapshot) { s.At = time.Time{} })
+	n.restart("boot-1")
+	if got := n.must(a); !slices.Equal(got, want) {
+		t.Errorf("got %v", got)
+	}
+	n.refused(claim("b", result("gpu-1")), reasonNotReady)
 }
 
 func waitFor(t *testing.T, condition func() bool) {
@@ -850,8 +908,10 @@ func TestPrepareLostCheckpoint(t *testing.T) {
 			path := filepath.Join(n.pluginDir(), checkpointName)
 			edit(t, path)
 			holder := func(c *resourceapi.ResourceClaim, device string) podresources.Holder {
-				return podresources.Holder{Namespace: "default", Pod: "pod-" + c.Name, Container: "c", DeviceID: device,
-					Claim: podresources.ClaimRef{Name: c.Name, Driver: plugin.DefaultDRADriver, Pool: testNode}}
+				return podresources.Holder{
+					Namespace: "default", Pod: "pod-" + c.Name, Container: "c", DeviceID: device,
+					Claim: podresources.ClaimRef{Name: c.Name, Driver: plugin.DefaultDRADriver, Pool: testNode},
+				}
 			}
 			n.holders.By = nil
 			n.restart("boot-1")

@@ -59,7 +59,7 @@ type Sources struct {
 	Shares func() []plugin.ShareUnits         // of the shared devices; nil: none
 	Memory *health.Latest[memlimits.Snapshot] // of the containers on devices that are shared by memory; nil, or empty: none
 
-	DRA    func() dra.Status           // of the DRA driver; nil: none
+	DRA    func() dra.Status          // of the DRA driver; nil: none
 	Claims *health.Latest[dra.Claims] // prepared by it; required with DRA
 
 	// The status of optional parts. A part has no series if it is not enabled or its function is nil.

@@ -28,7 +28,7 @@ func (a *Agent) operatorServer() *operator.Server {
 	return &operator.Server{
 		Config: &a.healthConfig, Snapshots: &a.snapshots, Monitor: a.monitor, MPS: a.mps, Processes: a.processes.Latest().Load,
 		Holders: a.plugin.Holders, RefreshHolders: a.plugin.AskHolders, AwaitSaved: a.stateFile.WaitWritten,
-		EngineAddress: func() string { return a.sourceConfig.Load().Address }, Log: a.log.Named("operator"),
+		EngineAddress: func() string { return a.sourceConfig.Load().Address }, Slices: a.dra.Slices, Log: a.log.Named("operator"),
 	}
 }
 

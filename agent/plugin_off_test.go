@@ -18,6 +18,7 @@ func TestPluginOff(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, "")
 	s.Start(s.plugin.Run)
+	s.Start(s.dra.Run)
 	for _, c := range []struct {
 		enabled, plugin, metric string
 		off                     bool

@@ -129,9 +129,14 @@ func (c Config) Notes() []string {
 		key string
 		set bool
 	}{
-		{"resource", c.Resource != defaults.Resource}, {"migStrategy", c.MIGStrategy != defaults.MIGStrategy}, {"resources", len(c.Resources) > 0},
-		{"deviceList", !slices.Equal(c.DeviceList, defaults.DeviceList)}, {"deviceID", c.DeviceID != defaults.DeviceID},
-		{"passDeviceSpecs", c.PassDeviceSpecs}, {"allocationPolicy", c.AllocationPolicy != defaults.AllocationPolicy}, {"onStop", c.OnStop != defaults.OnStop},
+		{"resource", c.Resource != defaults.Resource},
+		{"migStrategy", c.MIGStrategy != defaults.MIGStrategy},
+		{"resources", len(c.Resources) > 0},
+		{"deviceList", !slices.Equal(c.DeviceList, defaults.DeviceList)},
+		{"deviceID", c.DeviceID != defaults.DeviceID},
+		{"passDeviceSpecs", c.PassDeviceSpecs},
+		{"allocationPolicy", c.AllocationPolicy != defaults.AllocationPolicy},
+		{"onStop", c.OnStop != defaults.OnStop},
 	} {
 		if k.set {
 			notes = append(notes, k.key+": has no effect on claims, which are served with api dra")

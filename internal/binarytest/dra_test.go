@@ -11,9 +11,7 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/internal/apiservertest"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
@@ -104,7 +102,8 @@ func (n *draNode) taints(device string) []string {
 
 // claim makes a claim that the scheduler has allocated.
 func (n *draNode) claim(name string, devices ...string) kubelettest.Claim {
-	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name + "-uid")}}
+	c := new(resourceapi.ResourceClaim)
+	c.Namespace, c.Name, c.UID = "default", name, types.UID(name+"-uid")
 	c.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "gpus", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: draDriver}}}
 	c.Status.Allocation = &resourceapi.AllocationResult{}
 	for _, d := range devices {
@@ -127,9 +126,9 @@ func (n *draNode) hold(c kubelettest.Claim, devices ...string) (free func()) {
 }
 
 // prepare prepares a claim as often as the kubelet would.
-func (n *draNode) prepare(c kubelettest.Claim) []*drav1.Device {
+func (n *draNode) prepare(c kubelettest.Claim) []kubelettest.PreparedDevice {
 	n.t.Helper()
-	var devices []*drav1.Device
+	var devices []kubelettest.PreparedDevice
 	var err error
 	timeout := time.After(awaitTimeout)
 	for {
@@ -166,7 +165,7 @@ func TestDRAPrepare(t *testing.T) {
 			n := startDRANode(t, v)
 			c := n.claim("train", "gpu-3", "gpu-4")
 			devices := n.prepare(c)
-			if len(devices) != 2 || devices[0].GetDeviceName() != "gpu-3" || devices[0].GetPoolName() != draNodeName || len(devices[0].GetCdiDeviceIds()) == 0 {
+			if len(devices) != 2 || devices[0].Name != "gpu-3" || devices[0].Pool != draNodeName || len(devices[0].CDI) == 0 {
 				t.Fatalf("%v", devices)
 			}
 			spec := ""
@@ -174,9 +173,9 @@ func TestDRAPrepare(t *testing.T) {
 				spec += readFile(f)
 			}
 			for _, d := range devices {
-				uuid := *n.devices()[d.GetDeviceName()].Attributes["uuid"].StringValue
+				uuid := *n.devices()[d.Name].Attributes["uuid"].StringValue
 				if !strings.Contains(spec, uuid) {
-					t.Errorf("no CDI spec has %s of %s: %s", uuid, d.GetDeviceName(), spec)
+					t.Errorf("no CDI spec has %s of %s: %s", uuid, d.Name, spec)
 				}
 			}
 			other := n.claim("other", "gpu-3")
@@ -250,7 +249,7 @@ func TestDRARestarts(t *testing.T) {
 	n.kill()
 	n.run()
 	n.awaitServing()
-	if again := n.prepare(c); !slices.Equal(again[0].GetCdiDeviceIds(), first[0].GetCdiDeviceIds()) {
+	if again := n.prepare(c); !slices.Equal(again[0].CDI, first[0].CDI) {
 		t.Errorf("prepared as %v, then as %v", first, again)
 	}
 	n.dra.Stop()
@@ -330,7 +329,7 @@ func TestDRAHandover(t *testing.T) {
 	n.run()
 	n.awaitPage("/readyz", 503, "default/train")
 	n.await("the driver again", func() bool { return n.dra.Registered(draDriver) })
-	if again := n.prepare(c); !slices.Equal(again[0].GetCdiDeviceIds(), devices[0].GetCdiDeviceIds()) {
+	if again := n.prepare(c); !slices.Equal(again[0].CDI, devices[0].CDI) {
 		t.Errorf("prepared as %v, then as %v", devices, again)
 	}
 	if _, err := n.dra.Prepare(t.Context(), draDriver, n.claim("late", "gpu-6")); err == nil {
@@ -344,6 +343,89 @@ func TestDRAHandover(t *testing.T) {
 	n.awaitAllocatable(n.kubelet, 8)
 	if slices := n.api.Slices(); len(slices) > 0 || n.dra.Registered(draDriver) {
 		t.Errorf("the driver still serves: %d slices", len(slices))
+	}
+	n.awaitPage("/readyz", 200)
+}
+
+// Kill -9 at any moment of a prepare: the next process gives the same devices, and no other claim gets them.
+func TestDRAKilledInPrepare(t *testing.T) {
+	t.Parallel()
+	n := startDRANode(t, kubelettest.V136)
+	checkpoint := filepath.Join(n.Dir, "plugins", draDriver, "gpu-node-agent.json")
+	c := n.claim("train", "gpu-1", "gpu-2")
+	answer := make(chan struct{})
+	go func() {
+		defer close(answer)
+		_, _ = n.dra.Prepare(t.Context(), draDriver, c)
+	}()
+	n.await("the claim in the checkpoint", func() bool { return strings.Contains(readFile(checkpoint), c.UID) })
+	n.kill()
+	<-answer
+	n.run()
+	n.awaitServing()
+	if _, err := n.dra.Prepare(t.Context(), draDriver, n.claim("other", "gpu-2")); err == nil {
+		t.Error("a device of a claim that was being prepared was given to another")
+	}
+	if devices := n.prepare(c); len(devices) != 2 {
+		t.Errorf("%v", devices)
+	}
+	n.unprepare(c)
+	if left := n.specs(); len(left) > 0 {
+		t.Errorf("left over: %q", left)
+	}
+}
+
+// Another driver of the same name is not disturbed; the agent names its socket, and serves when it has ended.
+func TestDRAOtherDriver(t *testing.T) {
+	t.Parallel()
+	other := startDRANode(t, kubelettest.V137)
+	n := newDRANode(t, kubelettest.V137)
+	theirs := filepath.Join(other.Dir, "plugins_registry", draDriver+"-reg.sock")
+	at := filepath.Join(n.Dir, "plugins_registry", draDriver+"-reg.sock")
+	n.dra.Stop() // it would register the other agent's driver
+	if err := os.Link(theirs, at); err != nil {
+		t.Fatal(err)
+	}
+	n.write(n.config("dra"))
+	n.run()
+	n.awaitPage("/readyz", 503, at, "gpu-node-agent")
+	if slices := n.api.Slices(); len(slices) > 0 {
+		t.Error("published beside another driver of the same name")
+	}
+	if a, err := os.Stat(theirs); err != nil {
+		t.Error(err)
+	} else if b, err := os.Stat(at); err != nil || !os.SameFile(a, b) {
+		t.Errorf("the other driver's socket was replaced: %v", err)
+	}
+	other.stop()
+	if err := n.dra.Start(); err != nil {
+		t.Fatal(err)
+	}
+	n.awaitServing()
+	n.awaitPage("/readyz", 200)
+}
+
+// A change of the driver's name waits for the claims of the old name, also over kill -9, and leaves no slice of it.
+func TestDRADriverName(t *testing.T) {
+	t.Parallel()
+	const renamed = "gpu.example.com"
+	n := startDRANode(t, kubelettest.V137)
+	c := n.claim("train", "gpu-7")
+	n.prepare(c)
+	n.reload(n.config("dra", "dra: {driverName: "+renamed+"}"))
+	n.awaitPage("/readyz", 503, draDriver, "default/train")
+	n.kill()
+	n.run()
+	n.awaitPage("/readyz", 503, draDriver, "default/train")
+	if n.dra.Registered(renamed) {
+		t.Error("two drivers serve the devices")
+	}
+	n.await("the end of the claim", func() bool { return n.dra.Unprepare(t.Context(), draDriver, c) == nil })
+	n.await("the new driver", func() bool { return n.dra.Registered(renamed) && len(n.devices()) == 8 })
+	for _, s := range n.api.Slices() {
+		if s.Spec.Driver != renamed {
+			t.Errorf("a slice of %s is left", s.Spec.Driver)
+		}
 	}
 	n.awaitPage("/readyz", 200)
 }

@@ -305,10 +305,17 @@ func (d *DRA) Changed() <-chan struct{} {
 // Claim identifies a ResourceClaim as the kubelet does.
 type Claim struct{ Namespace, Name, UID string }
 
+// PreparedDevice is a device of a prepared claim.
+type PreparedDevice struct {
+	Requests            []string
+	Pool, Name, ShareID string
+	CDI                 []string
+}
+
 var errNotRegistered = errors.New("DRA driver is not registered")
 
 // Prepare prepares one claim, once: the real kubelet tries again with each sync of the pod.
-func (d *DRA) Prepare(ctx context.Context, driver string, c Claim) ([]*drav1.Device, error) {
+func (d *DRA) Prepare(ctx context.Context, driver string, c Claim) ([]PreparedDevice, error) {
 	r := d.newest(driver)
 	if r == nil {
 		return nil, fmt.Errorf("%s: %w", driver, errNotRegistered)
@@ -326,7 +333,11 @@ func (d *DRA) Prepare(ctx context.Context, driver string, c Claim) ([]*drav1.Dev
 	case answer.GetError() != "":
 		return nil, errors.New(answer.GetError())
 	}
-	return answer.GetDevices(), nil
+	var devices []PreparedDevice
+	for _, p := range answer.GetDevices() {
+		devices = append(devices, PreparedDevice{p.GetRequestNames(), p.GetPoolName(), p.GetDeviceName(), p.GetShareId(), p.GetCdiDeviceIds()})
+	}
+	return devices, nil
 }
 
 // Unprepare unprepares one claim.

@@ -79,7 +79,8 @@ func (s *session) run(ctx context.Context) {
 		_, claimsChanged := s.claims.Watch()
 		_, propertiesChanged := s.properties.latest.Watch()
 		lacks, lacksChanged := s.publisher.features()
-		var capabilitiesChanged <-chan struct{}
+		other, otherChanged := s.sockets.other.Watch()
+		var capabilitiesChanged, publishedChanged <-chan struct{}
 		if s.capabilities != nil {
 			_, capabilitiesChanged = s.capabilities.Watch()
 		}
@@ -94,7 +95,11 @@ func (s *session) run(ctx context.Context) {
 				s.Log.Info("serving claims again", zap.String("driver", s.driver))
 				s.setReleased("dynamic resource allocation serves the devices")
 			}
-			if err := s.publish(ctx, &own, snap, lacks); err != nil {
+			if other == nil || *other != "" {
+				// Two drivers of one name would replace each other's slices. sockets reports the other one.
+				s.stopPublishing()
+				s.publishes = false
+			} else if err := s.publish(ctx, &own, snap, lacks); err != nil {
 				s.setError(err.Error(), nil)
 				retry = time.After(s.timing.retryMin)
 			}
@@ -103,12 +108,12 @@ func (s *session) run(ctx context.Context) {
 				s.Log.Info("releasing the devices", zap.String("driver", s.driver))
 			}
 			s.publishes = false
-			s.preparer.update(&own, snap, s.Driver.pool.Load())
-			if s.release(ctx) {
+			s.preparer.update(&own, snap, s.pool.Load())
+			if s.release(ctx, other != nil && *other != "") {
 				s.Log.Info("devices released", zap.String("driver", s.driver))
 				return
 			}
-			retry = time.After(s.timing.poll) // for the pods of claims, and the progress of the API server
+			publishedChanged, retry = s.publisher.watch(), time.After(s.timing.poll) // retry for the pods of claims
 		}
 		select {
 		case <-ctx.Done():
@@ -118,7 +123,9 @@ func (s *session) run(ctx context.Context) {
 		case <-claimsChanged:
 		case <-propertiesChanged:
 		case <-lacksChanged:
+		case <-otherChanged:
 		case <-capabilitiesChanged:
+		case <-publishedChanged:
 		case <-retry:
 		case <-s.withdrawn:
 		}
@@ -144,11 +151,11 @@ func (s *session) publish(ctx context.Context, cfg *plugin.Config, snap *health.
 		in.Capabilities = s.capabilities.Load()
 	}
 	if s.publishes && in.Same(&s.input) {
-		s.preparer.update(cfg, snap, s.Driver.pool.Load())
+		s.preparer.update(cfg, snap, s.pool.Load())
 		return nil
 	}
 	pool := BuildPool(in)
-	s.Driver.pool.Store(&pool)
+	s.pool.Store(&pool)
 	remembered := pool.RememberNames(names)
 	s.storeNames(s.instance, &pool, remembered)
 	s.preparer.update(cfg, snap, &pool)
@@ -229,18 +236,18 @@ func (s *session) start(ctx context.Context, run func(context.Context) error) (d
 }
 
 // release offers nothing, waits for the end of the claims, removes the slices and reports whether that is done. Claims that are prepared
-// are served until they end.
-func (s *session) release(ctx context.Context) (done bool) {
+// are served until they end. The slices of another driver of the same name stay.
+func (s *session) release(ctx context.Context, other bool) (done bool) {
 	claims := s.claims.Load()
 	if claims != nil && len(claims.ByUID) > 0 {
-		if s.preparer.publishing() {
+		if s.preparer.publishing() && !other {
 			s.publisher.update(Pool{})
 			s.startPublishing(ctx)
 		}
 		s.setReleasing("waiting for the end of " + s.describeClaims(claims.ByUID))
 		return false
 	}
-	if s.preparer.publishing() && s.withdrawn == nil {
+	if s.preparer.publishing() && s.withdrawn == nil && !other {
 		s.stopPublishing()
 		s.withdrawn = s.start(ctx, s.publisher.withdraw)
 	}
@@ -274,6 +281,10 @@ func (s *session) release(ctx context.Context) (done bool) {
 
 func (s *session) setReleasing(reason string) {
 	s.setReleased("dynamic resource allocation still has the devices: " + reason)
+	if s.Config.Load().ServesDRA() { // another instance is to serve them; otherwise the plugin reports the reason
+		s.setError(fmt.Sprintf("releasing the devices of the driver %s: %s", s.driver, reason), nil)
+		return
+	}
 	s.setError("", []string{"releasing the devices: " + reason})
 }
 

@@ -21,6 +21,7 @@ import (
 	"k8s.io/klog/v2"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -31,6 +32,8 @@ type sockets struct {
 	instance
 	log    *zap.Logger
 	failed chan error // of a server
+	// other describes another driver of the same name on the node; empty if there is none. It has no value before the first check.
+	other health.Latest[string]
 
 	mu            sync.Mutex // guards the fields below
 	err           string     // why they are not served
@@ -74,9 +77,10 @@ func (s *sockets) serve(ctx context.Context) error {
 		return err
 	}
 	if err := s.makeDataDir(); err != nil {
+		s.setOther("") // no kubelet, so no other driver either
 		return err
 	}
-	if err := s.findOtherDriver(ctx, ""); err != nil {
+	if err := s.checkOtherDriver(ctx, ""); err != nil {
 		return err
 	}
 	var open []*unixsock.Socket
@@ -94,8 +98,10 @@ func (s *sockets) serve(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithCancel(klog.NewContext(ctx, funcr.New(func(_, text string) { s.log.Warn("kubelet helper: " + text) }, funcr.Options{})))
 	defer cancel()
-	s.drainFailure()
-	helper, err := kubeletplugin.Start(ctx, service{s.Driver.preparer, s},
+	if len(s.failed) > 0 {
+		<-s.failed // of the servers before
+	}
+	helper, err := kubeletplugin.Start(ctx, service{s.preparer, s},
 		kubeletplugin.DriverName(s.driver), kubeletplugin.NodeName(s.Node), kubeletplugin.KubeClient(client),
 		kubeletplugin.RegistrarDirectoryPath(s.registryDir()), kubeletplugin.PluginDataDirectoryPath(s.dataDir()),
 		kubeletplugin.RegistrarListener(listen), kubeletplugin.PluginListener(listen),
@@ -126,15 +132,8 @@ func (s *sockets) serve(ctx context.Context) error {
 		if info, err := os.Stat(s.registryDir()); err == nil && !info.ModTime().Equal(seen) {
 			seen = info.ModTime()
 			// The claims that are prepared here end here only, so this driver stays.
-			s.setError(s.findOtherDriver(ctx, own))
+			s.setError(s.checkOtherDriver(ctx, own))
 		}
-	}
-}
-
-func (s *sockets) drainFailure() {
-	select {
-	case <-s.failed:
-	default:
 	}
 }
 
@@ -209,6 +208,23 @@ func (s *sockets) interceptStream(srv any, stream grpc.ServerStream, _ *grpc.Str
 		s.lastStreamEnd = time.Now()
 	}()
 	return handler(srv, stream)
+}
+
+// checkOtherDriver stores what findOtherDriver returns.
+func (s *sockets) checkOtherDriver(ctx context.Context, own string) error {
+	err := s.findOtherDriver(ctx, own)
+	if err != nil {
+		s.setOther(err.Error())
+	} else {
+		s.setOther("")
+	}
+	return err
+}
+
+func (s *sockets) setOther(text string) {
+	if last := s.other.Load(); last == nil || *last != text {
+		s.other.Store(&text)
+	}
 }
 
 // findOtherDriver returns an error if another process serves a socket of a driver of the same name, except own.

@@ -1,0 +1,105 @@
+package dra
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+// registration answers as a driver's registration socket.
+type registration struct {
+	registerapi.UnimplementedRegistrationServer
+	kind, name string
+}
+
+func (r registration) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
+	return &registerapi.PluginInfo{Type: r.kind, Name: r.name}, nil
+}
+
+// serveRegistration serves a registration socket until the test ends.
+func serveRegistration(t *testing.T, path string, r registration) {
+	t.Helper()
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv, done := grpc.NewServer(), make(chan struct{})
+	registerapi.RegisterRegistrationServer(srv, r)
+	go func() { defer close(done); _ = srv.Serve(l) }()
+	t.Cleanup(func() { srv.Stop(); <-done })
+}
+
+// Another driver of the same name is found at any socket, with its process. Sockets of others, dead ones and our own are no matter.
+func TestFindOtherDriver(t *testing.T) {
+	t.Parallel()
+	dir, err := os.MkdirTemp("", "gna")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	s := newSockets(&Driver{timing: defaultTiming()}, instance{"gpu.nvidia.com", dir}, zap.NewNop())
+	if err := s.findOtherDriver(t.Context(), ""); err == nil {
+		t.Error("no error without the directory")
+	}
+	if err := os.Mkdir(s.registryDir(), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(s.registryDir(), "dead.sock"), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead.SetUnlinkOnClose(false)
+	_ = dead.Close()
+	own := filepath.Join(s.registryDir(), "gpu.nvidia.com-reg.sock")
+	serveRegistration(t, own, registration{kind: registerapi.DRAPlugin, name: "gpu.nvidia.com"})
+	serveRegistration(t, filepath.Join(s.registryDir(), "nic.sock"), registration{kind: registerapi.DRAPlugin, name: "nic.example.com"})
+	serveRegistration(t, filepath.Join(s.registryDir(), "csi.sock"), registration{kind: registerapi.CSIPlugin, name: "gpu.nvidia.com"})
+	if err := s.findOtherDriver(t.Context(), own); err != nil {
+		t.Error(err)
+	}
+	other := filepath.Join(s.registryDir(), "gpu.nvidia.com-uid-reg.sock")
+	serveRegistration(t, other, registration{kind: registerapi.DRAPlugin, name: "gpu.nvidia.com"})
+	err = s.findOtherDriver(t.Context(), own)
+	if err == nil || !strings.Contains(err.Error(), other) || !strings.Contains(err.Error(), "PID") {
+		t.Errorf("%v, want an error with %s and its process", err, other)
+	}
+	if err := s.findOtherDriver(t.Context(), ""); err == nil {
+		t.Error("a live process at our own path must be found before the start")
+	}
+}
+
+func TestSocketsStatus(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		change     func(*sockets)
+		registered bool
+		healthy    bool
+	}{
+		"registered":                       {func(*sockets) {}, true, true},
+		"starting":                         {func(s *sockets) { s.err = "starting"; s.accepted = false }, false, false},
+		"not registered yet":               {func(s *sockets) { s.accepted = false }, false, false},
+		"refused":                          {func(s *sockets) { s.accepted, s.refusal = false, "no" }, false, false},
+		"disturbed by another driver":      {func(s *sockets) { s.err = "another driver" }, true, false},
+		"the health stream ended now":      {func(s *sockets) { s.streams, s.lastStreamEnd = 0, time.Now() }, true, true},
+		"the health stream ended long ago": {func(s *sockets) { s.streams, s.lastStreamEnd = 0, time.Now().Add(-time.Minute) }, false, false},
+		"no kubelet with health streams":   {func(s *sockets) { s.streams = 0 }, true, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSockets(&Driver{timing: defaultTiming()}, instance{}, zap.NewNop())
+			s.err, s.accepted, s.streams = "", true, 1
+			c.change(s)
+			if registered, err := s.status(); registered != c.registered || (err == "") != c.healthy {
+				t.Errorf("%v, %q", registered, err)
+			}
+		})
+	}
+}

@@ -1,0 +1,155 @@
+package plugin
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
+)
+
+// The devices are released only after answers of the kubelet that no older allocation can escape.
+func TestRelease(t *testing.T) {
+	t.Parallel()
+	since := time.Unix(1000, 0)
+	early, late := since.Add(time.Second), since.Add(3*time.Second)
+	by := func(h podresources.Holder) map[health.DeviceID][]podresources.Holder {
+		return map[health.DeviceID][]podresources.Holder{"GPU-0": {h}}
+	}
+	ours := by(podresources.Holder{Namespace: "ml", Pod: "train", Resource: gpu, DeviceID: "GPU-0"})
+	foreign := by(podresources.Holder{Namespace: "ml", Pod: "other", Resource: gpu, DeviceID: "nvidia0"})
+	claim := by(podresources.Holder{Namespace: "ml", Pod: "train", Claim: podresources.ClaimRef{Name: "c", Driver: "gpu.nvidia.com"}, DeviceID: "gpu-0"})
+	none := map[health.DeviceID][]podresources.Holder{}
+	free := podresources.Holders{At: late, By: none}
+	allocatable := func(at time.Time, err string, ids map[string][]string) *podresources.Allocatable {
+		return &podresources.Allocatable{At: at, Err: err, IDs: ids}
+	}
+	empty := allocatable(late, "", map[string][]string{"example.com/nic": {"nic0"}})
+	for name, c := range map[string]struct {
+		holders     podresources.Holders
+		allocatable *podresources.Allocatable
+		serves      bool
+		serve       bool
+		reason      string // a part; empty: released
+	}{
+		"released":                                 {free, empty, false, false, ""},
+		"pods with claims do not count":            {podresources.Holders{At: late, By: claim}, empty, false, false, ""},
+		"never asked":                              {podresources.Holders{}, empty, false, false, "asked"},
+		"never asked while serving":                {podresources.Holders{}, empty, true, true, "asked"},
+		"the last answer is old":                   {podresources.Holders{At: late, By: none, Err: "no kubelet"}, empty, true, true, "no kubelet"},
+		"the kubelet is new":                       {podresources.Holders{At: late, By: none, Settling: true}, empty, true, true, "all its pods"},
+		"a pod holds ours":                         {podresources.Holders{At: late, By: ours}, empty, true, true, "ml/train"},
+		"a pod holds ours after a restart":         {podresources.Holders{At: late, By: ours}, empty, false, true, "ml/train"},
+		"a pod holds one of another plugin":        {podresources.Holders{At: late, By: foreign}, empty, false, false, "ml/other"},
+		"asked too early":                          {podresources.Holders{At: early, By: none}, empty, true, true, "which pods"},
+		"no pod holds any":                         {free, empty, true, false, "empty device list"},
+		"stopped, pods asked too early":            {podresources.Holders{At: early, By: none}, empty, false, false, "which pods"},
+		"stopped, devices not asked":               {free, nil, false, false, "which devices"},
+		"stopped, devices asked too early":         {free, allocatable(early, "", nil), false, false, "which devices"},
+		"stopped, devices unknown":                 {free, allocatable(late, "broken", nil), false, false, "broken"},
+		"stopped, the kubelet still lists devices": {free, allocatable(late, "", map[string][]string{gpu: {"GPU-0", "GPU-1"}}), false, false, "2 devices of " + gpu},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := release{
+				holders: c.holders, allocatable: c.allocatable, serves: c.serves, since: since, settle: 2 * time.Second,
+				isDevice: func(_, id string) (health.DeviceID, bool) { return health.DeviceID(id), strings.HasPrefix(id, "GPU-") },
+			}
+			got := r.next()
+			if got.serve != c.serve || (got.reason == "") != (c.reason == "") || !strings.Contains(got.reason, c.reason) {
+				t.Errorf("%+v, want serve %v, reason %q", got, c.serve, c.reason)
+			}
+		})
+	}
+}
+
+// With plugin.api dra the plugin withholds what is free, waits for the pods, releases the devices, and offers them again only when dynamic
+// resource allocation has released them.
+func TestHandover(t *testing.T) {
+	t.Parallel()
+	onEachKubelet(t, func(t *testing.T, v kubelettest.Version) {
+		h := newHarness(t, snapshot(2))
+		h.version = v
+		var dra health.Latest[Handover]
+		h.p.SetDRA(&dra)
+		k := h.kubelet()
+		h.run()
+		h.waitPlugin(func(s Status) bool { return s.Err != "" && len(s.Resources) == 0 }) // whether claims are prepared is unknown
+		dra.Store(&Handover{Reason: "claim ml/c"})
+		h.waitPlugin(func(s Status) bool { return strings.Contains(s.Err, "claim ml/c") && len(s.Resources) == 0 })
+		dra.Store(&Handover{Released: true})
+		h.waitResource(k, gpu, listed(2, 2))
+		dra.Store(&Handover{Reason: "must not matter now"}) // the plugin has the devices
+		a, err := k.Allocate(h.ctx, gpu, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.waitHolders(heldBy(a.Devices[0], a.Container.Pod))
+
+		setAPI := func(api string) { h.setConfig(func(c *Config) { c.API = api }) }
+		setAPI(APIDRA)
+		h.waitResource(k, gpu, listed(2, 1))
+		setAPI(APIDevicePlugin)
+		h.waitResource(k, gpu, listed(2, 2))
+		setAPI(APIDRA)
+		h.waitResource(k, gpu, listed(2, 1))
+		if r := h.p.Released().Load(); r.Released || h.p.Status().Off {
+			t.Errorf("released while a pod holds %v: %+v", a.Devices, r)
+		}
+		k.SetFault(kubelettest.Fault{ListError: "no answer"})
+		k.Free(gpu, a.Devices...)
+		h.waitHolders(func(h podresources.Holders) bool { return h.Err != "" })
+		if r := h.p.Released().Load(); r.Released {
+			t.Error("released while the kubelet does not answer")
+		}
+		k.SetFault(kubelettest.Fault{})
+		h.waitPlugin(func(s Status) bool { return s.Off && s.Err == "" && len(s.Resources) == 0 })
+		if r := h.p.Released().Load(); !r.Released {
+			t.Errorf("off, but not released: %+v", r)
+		}
+		if r := k.State().Resources[gpu]; r.Allocatable() > 0 {
+			t.Errorf("released, but the kubelet has %+v", r)
+		}
+
+		setAPI(APIDevicePlugin) // dynamic resource allocation still has the devices
+		h.waitPlugin(func(s Status) bool { return strings.Contains(s.Err, "must not matter now") })
+		if r := h.p.Released().Load(); r.Released || k.State().Resources[gpu].Allocatable() > 0 {
+			t.Errorf("offered while the other API has the devices: %+v", r)
+		}
+		dra.Store(&Handover{Released: true})
+		h.waitResource(k, gpu, listed(2, 2))
+	})
+}
+
+func TestDRAConfig(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		change func(*Config)
+		key    string // of the error; empty: none
+		notes  int
+	}{
+		"defaults":             {func(*Config) {}, "", 0},
+		"memory":               {func(c *Config) { c.Sharing.Memory.Resource = "nvidia.com/gpu-memory" }, "", 0},
+		"replicas":             {sharedBy(2), "sharing.timeSlicing.resources", 0},
+		"MPS":                  {func(c *Config) { c.Sharing.MPS.Resources = []MPSResource{{Name: gpu, Replicas: 2}} }, "sharing.mps.resources", 0},
+		"keys without effect":  {func(c *Config) { c.MIGStrategy, c.DeviceID, c.PassDeviceSpecs = MIGMixed, DeviceIDIndex, true }, "", 3},
+		"a bad name of an API": {func(c *Config) { c.API = "DRA" }, "api", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cfg := configured(func(c *Config) { c.API = APIDRA }, c.change)
+			err := cfg.Validate()
+			if (err == nil) != (c.key == "") || err != nil && !strings.HasPrefix(err.Error(), c.key+":") {
+				t.Errorf("%v, want an error of %q", err, c.key)
+			}
+			if notes := cfg.Notes(); err == nil && len(notes) != c.notes {
+				t.Errorf("%q, want %d", notes, c.notes)
+			}
+			if cfg.API = APIDevicePlugin; cfg.Validate() != nil || len(cfg.Notes()) > 0 {
+				t.Errorf("with devicePlugin: %v, %q", cfg.Validate(), cfg.Notes())
+			}
+		})
+	}
+}

@@ -79,7 +79,7 @@ func (a *Agent) handler() http.Handler {
 func (a *Agent) status() status.Node {
 	in := status.Inputs{
 		Node: nodeName(), Version: a.build.Version, Revision: a.build.Revision, Now: time.Now(), NotReady: a.notReady(),
-		Reload: *a.lastReload.Load(), Snapshot: a.snapshots.Load(), Plugin: a.plugin.Status(), Holders: a.plugin.Holders(), Processes: a.processes.Latest().Load(),
+		Reload: *a.lastReload.Load(), Snapshot: a.snapshots.Load(), Plugin: a.plugin.Status(), DRA: a.dra.Status(), Claims: a.dra.Claims().Load(), Holders: a.plugin.Holders(), Processes: a.processes.Latest().Load(),
 		Shares: a.plugin.Shares(), Memory: a.memoryLimits.Latest().Load(),
 		Kube: a.reporter.Status(), StateFile: a.stateFile.Status(), Events: a.events.Latest(),
 	}

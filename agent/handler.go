@@ -1,13 +1,12 @@
 package agent
 
 import (
-	"cmp"
 	"net/http"
-	"os"
 	"time"
 
 	"go.uber.org/zap"
 
+	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/operator"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
@@ -104,8 +103,4 @@ func (a *Agent) notReady() []string {
 // pollInterval returns the time between two polls.
 func (a *Agent) pollInterval() time.Duration { return a.healthConfig.Load().Interval }
 
-// nodeName returns the Kubernetes node's name if the pod has it in NODE_NAME, else the host's.
-func nodeName() string {
-	host, _ := os.Hostname() // "" on failure
-	return cmp.Or(os.Getenv("NODE_NAME"), host)
-}
+func nodeName() string { return kube.NodeName() }

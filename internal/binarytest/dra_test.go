@@ -324,7 +324,7 @@ func TestDRAShares(t *testing.T) {
 		})
 		free = func() {
 			n.kubelet.FreeClaims(kubelettest.Container{Namespace: c.Namespace, Pod: c.Name, Name: "main"})
-			n.unprepare(c)
+			n.await("the end of "+c.Name, func() bool { return n.dra.Unprepare(t.Context(), draDriver, c) == nil })
 		}
 		files := slices.DeleteFunc(n.specs(), func(f string) bool { return !strings.Contains(f, c.UID) })
 		if len(files) != 1 || !strings.Contains(readFile(files[0]), "GPU_NODE_AGENT_MEMORY_LIMIT_MIB=30720") {

@@ -20,7 +20,10 @@ func (d *Driver) Memory(h podresources.Holder) (bytes uint64, byMPS bool) {
 // have counts from when they are prepared. It may be called from any goroutine.
 func (d *Driver) Shares() (all []plugin.ShareUnits) {
 	cfg, pool := d.Config.Load(), d.pool.Load()
-	if cfg == nil || pool == nil || !cfg.ServesDRA() || !d.serves(configuredInstance(cfg)) {
+	d.mu.Lock()
+	session := d.session
+	d.mu.Unlock()
+	if cfg == nil || pool == nil || session == nil || !session.serves(cfg) {
 		return nil
 	}
 	shared := pool.shared()
@@ -47,13 +50,6 @@ func (d *Driver) Shares() (all []plugin.ShareUnits) {
 		all = append(all, u)
 	}
 	return all
-}
-
-// serves reports whether an instance is served.
-func (d *Driver) serves(i instance) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.session != nil && d.session.instance == i
 }
 
 // shared returns the devices of which several claims can have a part.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -464,9 +465,8 @@ func TestPublisherTooManyDevices(t *testing.T) {
 func TestPublisherAdmissionPolicy(t *testing.T) {
 	withPublisher(t, func(g *publishRig) {
 		g.publish(publishedGPU(0))
-		deny := true
 		g.api.Answer(func(r apiservertest.Request) error {
-			if deny && r.Verb == "update" {
+			if r.Verb == "update" {
 				return &apierrors.StatusError{ErrStatus: metav1.Status{
 					Status: "Failure", Code: 422, Reason: metav1.StatusReasonInvalid, Message: "denied request: policy p",
 					Details: &metav1.StatusDetails{Causes: []metav1.StatusCause{{Message: "policy p"}}},
@@ -478,7 +478,7 @@ func TestPublisherAdmissionPolicy(t *testing.T) {
 		g.advance(time.Minute)
 		g.wantDevices("gpu-0")
 		g.wantError(reasonInvalid, "policy p")
-		deny = false
+		g.api.Answer(nil)
 		g.advance(6 * time.Second)
 		g.wantDevices("gpu-0!gpu-node-agent/xid-79")
 		g.wantPublished(true)
@@ -614,9 +614,10 @@ func TestPublisherConnectFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newPublishRig(t, apiservertest.New(t, publishNode))
 		open := g.connect
-		fail := true
+		var fail atomic.Bool
+		fail.Store(true)
 		g.connect = func() (kubernetes.Interface, error) {
-			if fail {
+			if fail.Load() {
 				return nil, errors.New("health.kubernetes.kubeconfig: no such file")
 			}
 			return open()
@@ -625,7 +626,7 @@ func TestPublisherConnectFails(t *testing.T) {
 		g.update(Pool{})
 		g.advance(time.Minute)
 		g.wantError(reasonUnreachable, "no such file")
-		fail = false
+		fail.Store(false)
 		g.advance(7 * time.Second)
 		g.wantPublished(true)
 	})

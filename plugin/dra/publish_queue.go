@@ -74,6 +74,12 @@ func (q *sliceQueue) handleError(ctx context.Context, err error, _ string) {
 	}
 }
 
+// AddAfter adds a pool after a pause of at least a millisecond: the controller compares times strictly, and would run without a pause while
+// the clock does not advance.
+func (q *sliceQueue) AddAfter(pool string, pause time.Duration) {
+	q.TypedDelayingInterface.AddAfter(pool, max(pause, time.Millisecond))
+}
+
 // AddRateLimited adds a pool after a failure.
 func (q *sliceQueue) AddRateLimited(pool string) { q.AddAfter(pool, q.pauses.next(q.err)) }
 

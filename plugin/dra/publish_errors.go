@@ -85,6 +85,7 @@ const (
 	opConnect  operation = "connect"
 	opWatch    operation = "watch"
 	opSync     operation = "sync"
+	opCleanUp  operation = "clean up" // slices of the node in a pool of another name
 	opWithdraw operation = "withdraw"
 )
 

@@ -38,12 +38,18 @@ type publisher struct {
 	refused chan struct{} // a device was refused: offer the others
 
 	mu        sync.Mutex // guards all below
-	applied   *Pool      // what the controller has
-	started   *Pool      // what the controller writes now
+	applied   *offer     // what the controller has
+	started   *offer     // what the controller writes now
 	synced    *Pool      // what the API server has
 	published time.Time  // when it last was what is desired
 	failures  failures
 	refusals  map[string]refusedDevice // by name of the device
+}
+
+// offer is a pool that the controller got. The controller takes what the API server has stored of it for what is desired.
+type offer struct {
+	pool    *Pool
+	dropped bool // the API server has stored it without some fields
 }
 
 // publication is what the publisher reports. It is immutable.
@@ -120,7 +126,7 @@ func (p *publisher) change(f func()) {
 	defer p.mu.Unlock()
 	f()
 	desired := p.desired.Load()
-	_, failing := p.failures.now[opSync]
+	failing := p.failures.now[opSync] != nil || p.failures.now[opCleanUp] != nil
 	now := publication{
 		desired: desired, published: p.published, lacks: *p.lacks.Load(),
 		behind: desired == nil || p.synced != desired || len(p.refusals) > 0 || failing,
@@ -212,7 +218,7 @@ func (p *publisher) run(ctx context.Context) error {
 		if offered, ok := p.offer(pool); ok {
 			p.change(func() {
 				controller.Update(offered)
-				p.applied = pool
+				p.applied = &offer{pool: pool}
 			})
 			queue.open()
 		}

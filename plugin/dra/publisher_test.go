@@ -404,6 +404,49 @@ func TestPublisherFieldsDropped(t *testing.T) {
 	})
 }
 
+// A webhook changes what the publisher writes. No feature gate is off, so the pool stays, and is not what the API server has.
+func TestPublisherFieldsChanged(t *testing.T) {
+	withPublisher(t, func(g *publishRig) {
+		g.publish(publishedGPU(0))
+		g.api.Mutate(func(s *resourceapi.ResourceSlice) {
+			for _, d := range s.Spec.Devices {
+				delete(d.Attributes, "uuid")
+			}
+		})
+		g.update(Pool{Slices: []Slice{{Devices: []resourceapi.Device{publishedGPU(0, "xid-79")}}}})
+		g.advance(5 * time.Minute)
+		g.wantPublished(false)
+		g.wantError(reasonDropped, "dropped")
+		if n := len(g.writes()); n > 3 {
+			t.Errorf("%d writes in 5 minutes", n)
+		}
+		g.api.Mutate(nil)
+		g.advance(featureCheck)
+		g.wantPublished(true)
+		if d := g.api.Slices()[0].Spec.Devices[0]; d.Attributes["uuid"].StringValue == nil {
+			t.Error("the attribute is still missing")
+		}
+	})
+}
+
+// A slice of the node in a pool of another name is not the publisher's, and is deleted. A failure of that ends with the next try.
+func TestPublisherDeletesOtherPool(t *testing.T) {
+	withPublisher(t, func(g *publishRig) {
+		g.publish(publishedGPU(0))
+		g.api.Deny("delete resourceslices")
+		s := g.api.Slices()[0]
+		s.Name, s.UID, s.Spec.Pool.Name = "other", "other", "other"
+		g.api.Put(&s)
+		g.advance(time.Minute)
+		g.wantError(reasonForbidden, "delete")
+		g.wantPublished(false)
+		g.api.Deny()
+		g.advance(maxRefusedPause + 2*time.Second)
+		g.wantDevices("gpu-0")
+		g.wantPublished(true)
+	})
+}
+
 // A refused device is left out, so that neither its taint is lost nor the others are hidden.
 func TestPublisherInvalidDevice(t *testing.T) {
 	withPublisher(t, func(g *publishRig) {

@@ -115,10 +115,10 @@ func (f *failures) add(op operation, err error, log *zap.Logger) {
 	}
 }
 
-// recovered records the success of an operation.
-func (f *failures) recovered(op operation, log *zap.Logger) {
+// recovered records the success of an operation; whole is false while devices are refused.
+func (f *failures) recovered(op operation, whole bool, log *zap.Logger) {
 	delete(f.now, op)
-	if len(f.now) == 0 && len(f.logged) > 0 {
+	if whole && len(f.now) == 0 && len(f.logged) > 0 {
 		clear(f.logged)
 		log.Info("devices are published again")
 	}

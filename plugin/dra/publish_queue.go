@@ -104,7 +104,7 @@ func (q *sliceQueue) Forget(pool string) {
 			}
 			q.p.synced, q.p.published = q.p.started.pool, time.Now()
 		}
-		q.p.failures.recovered(q.op, q.p.log)
+		q.p.failures.recovered(q.op, len(q.p.refusals) == 0, q.p.log)
 	})
 }
 

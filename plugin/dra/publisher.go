@@ -142,7 +142,7 @@ func (p *publisher) fail(op operation, err error) {
 
 // recovered records the success of an operation.
 func (p *publisher) recovered(op operation) {
-	p.change(func() { p.failures.recovered(op, p.log) })
+	p.change(func() { p.failures.recovered(op, len(p.refusals) == 0, p.log) })
 }
 
 // setLacks sets what the API server lacks.

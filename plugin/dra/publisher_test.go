@@ -143,6 +143,14 @@ func (g *publishRig) wantError(reason, text string) {
 	}
 }
 
+// wantRecoveries checks how often the end of all failures was logged.
+func (g *publishRig) wantRecoveries(want int) {
+	g.t.Helper()
+	if n := g.logged.FilterMessage("devices are published again").Len(); n != want {
+		g.t.Errorf("%d recoveries logged, want %d", n, want)
+	}
+}
+
 func publishedGPU(i int, taints ...string) resourceapi.Device {
 	d := resourceapi.Device{
 		Name: fmt.Sprintf("gpu-%d", i),
@@ -464,7 +472,9 @@ func TestPublisherInvalidDevice(t *testing.T) {
 		g.writes()
 		g.advance(30 * time.Minute)
 		g.wantWrites()
+		g.wantRecoveries(0)
 		g.publish(publishedGPU(0, "ecc"), publishedGPU(1, "xid-79"), publishedGPU(2))
+		g.wantRecoveries(1)
 		g.wantDevices("gpu-0!gpu-node-agent/ecc", "gpu-1!gpu-node-agent/xid-79", "gpu-2")
 	})
 }

@@ -91,7 +91,10 @@ func (q *sliceQueue) Forget(pool string) {
 	}
 	q.p.change(func() {
 		q.p.failures.recovered(opSync, q.p.log)
-		q.p.synced, q.p.published = q.p.started, time.Now()
+		q.p.synced = q.p.started
+		if q.p.synced == q.p.desired.Load() && len(q.p.refusals) == 0 {
+			q.p.published = time.Now()
+		}
 	})
 }
 

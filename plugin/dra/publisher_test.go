@@ -162,6 +162,7 @@ func TestPublisherWritesOnlyDifferences(t *testing.T) {
 	withPublisher(t, func(g *publishRig) {
 		g.advance(time.Minute)
 		g.wantWrites() // nothing is desired yet
+		g.wantPublished(true)
 		g.publish(publishedGPU(0), publishedGPU(1))
 		g.wantDevices("gpu-0", "gpu-1")
 		g.wantWrites("create resourceslices 201")
@@ -408,6 +409,7 @@ func TestPublisherFieldsDropped(t *testing.T) {
 func TestPublisherInvalidDevice(t *testing.T) {
 	withPublisher(t, func(g *publishRig) {
 		g.publish(publishedGPU(0), publishedGPU(1), publishedGPU(2))
+		last := g.status().Published
 		invalid := publishedGPU(1, "xid-79")
 		invalid.Taints[0].Value = "not a label"
 		long := publishedGPU(2)
@@ -421,6 +423,9 @@ func TestPublisherInvalidDevice(t *testing.T) {
 		g.writes()
 		g.advance(30 * time.Minute)
 		g.wantWrites()
+		if at := g.status().Published; at.Sub(last) > time.Minute {
+			t.Errorf("published at %v without two devices, want at most %v", at, last)
+		}
 		g.publish(publishedGPU(0, "ecc"), publishedGPU(1, "xid-79"), publishedGPU(2))
 		g.wantDevices("gpu-0!gpu-node-agent/ecc", "gpu-1!gpu-node-agent/xid-79", "gpu-2")
 	})

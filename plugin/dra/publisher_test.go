@@ -649,3 +649,28 @@ func TestBackoff(t *testing.T) {
 		}
 	}
 }
+
+// Before the first update the controller has no resources: it would delete the slices that it finds.
+func TestSliceQueueWaitsForFirstUpdate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newPublishRig(t, apiservertest.New(t, publishNode))
+		q := newSliceQueue(t.Context(), g.publisher)
+		defer q.ShutDown()
+		q.Add(publishNode)
+		pools := make(chan string, 1)
+		go func() {
+			pool, _ := q.Get()
+			pools <- pool
+		}()
+		g.advance(time.Hour)
+		select {
+		case pool := <-pools:
+			t.Errorf("Get returned %s before the first update", pool)
+		default:
+		}
+		q.open()
+		if pool := <-pools; pool != publishNode {
+			t.Errorf("Get returned %q", pool)
+		}
+	})
+}

@@ -102,7 +102,10 @@ func (q *sliceQueue) Forget(pool string) {
 			if q.p.started.dropped { // the API server has what the controller desires since, which is not the pool
 				return
 			}
-			q.p.synced, q.p.published = q.p.started.pool, time.Now()
+			q.p.synced = q.p.started.pool
+			if q.p.synced == q.p.desired.Load() && len(q.p.refusals) == 0 {
+				q.p.published = time.Now()
+			}
 		}
 		q.p.failures.recovered(q.op, len(q.p.refusals) == 0, q.p.log)
 	})

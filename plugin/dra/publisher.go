@@ -21,7 +21,7 @@ import (
 
 const (
 	syncDelay    = time.Second // from a change by another writer to its correction
-	featureCheck = time.Hour   // while the API server lacks features or refuses devices
+	featureCheck = time.Hour   // between checks of the API server's features, which change with its release
 )
 
 // publisher keeps the ResourceSlices of the node equal to a pool. The controller of k8s.io/dynamic-resource-allocation writes them. It
@@ -129,7 +129,7 @@ func (p *publisher) change(f func()) {
 	failing := p.failures.now[opSync] != nil || p.failures.now[opCleanUp] != nil
 	now := publication{
 		desired: desired, published: p.published, lacks: *p.lacks.Load(),
-		behind: desired == nil || p.synced != desired || len(p.refusals) > 0 || failing,
+		behind: desired != nil && (p.synced != desired || len(p.refusals) > 0 || failing),
 		errors: maps.Clone(p.failures.count), err: cmp.Or(p.failures.text(), refusalText(p.refusals)),
 	}
 	p.state.Store(&now)
@@ -179,6 +179,7 @@ func signal(c chan<- struct{}) {
 // run publishes until ctx ends, and leaves the slices: those of a driver that restarts within 30 seconds stay.
 func (p *publisher) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(p.withLogger(ctx))
+	defer p.change(func() { clear(p.failures.now) })
 	defer cancel()
 	p.change(func() { p.applied, p.started, p.synced = nil, nil, nil })
 	for pool, changed := p.desired.Watch(); pool == nil; pool, changed = p.desired.Watch() {
@@ -211,8 +212,8 @@ func (p *publisher) run(ctx context.Context) error {
 		return nil
 	}
 	defer controller.Stop()
-	hourly := time.NewTicker(featureCheck)
-	defer hourly.Stop()
+	recheck := time.NewTicker(featureCheck)
+	defer recheck.Stop()
 	for {
 		pool, changed := p.desired.Watch()
 		if offered, ok := p.offer(pool); ok {
@@ -222,19 +223,21 @@ func (p *publisher) run(ctx context.Context) error {
 			})
 			queue.open()
 		}
-		again := false
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-changed:
+			continue
 		case <-p.refused:
+			continue
 		case <-p.recheck:
-			again = true
-		case <-hourly.C:
-			again = true
+		case <-recheck.C:
 		}
-		if again && check() == nil {
+		recheck.Reset(featureCheck)
+		if check() == nil {
 			p.change(func() { clear(p.refusals) }) // it may be another API server
+		} else {
+			recheck.Reset(maxRefusedPause)
 		}
 	}
 }

@@ -146,7 +146,7 @@ func (g *publishRig) wantError(reason, text string) {
 // wantRecoveries checks how often the end of all failures was logged.
 func (g *publishRig) wantRecoveries(want int) {
 	g.t.Helper()
-	if n := g.logged.FilterMessage("devices are published again").Len(); n != want {
+	if n := g.logged.FilterMessage("ResourceSlices are updated again").Len(); n != want {
 		g.t.Errorf("%d recoveries logged, want %d", n, want)
 	}
 }
@@ -170,11 +170,13 @@ func TestPublisherWritesOnlyDifferences(t *testing.T) {
 	withPublisher(t, func(g *publishRig) {
 		g.advance(time.Minute)
 		g.wantWrites() // nothing is desired yet
+		g.wantPublished(true)
 		g.publish(publishedGPU(0), publishedGPU(1))
 		g.wantDevices("gpu-0", "gpu-1")
 		g.wantWrites("create resourceslices 201")
 		for range 1000 {
 			g.update(Pool{Slices: []Slice{{Devices: []resourceapi.Device{publishedGPU(0), publishedGPU(1)}}}})
+			g.wantPublished(true) // it is not even behind for a moment
 			g.advance(time.Second)
 		}
 		empty := publishedGPU(1)
@@ -459,6 +461,7 @@ func TestPublisherDeletesOtherPool(t *testing.T) {
 func TestPublisherInvalidDevice(t *testing.T) {
 	withPublisher(t, func(g *publishRig) {
 		g.publish(publishedGPU(0), publishedGPU(1), publishedGPU(2))
+		last := g.status().Published
 		invalid := publishedGPU(1, "xid-79")
 		invalid.Taints[0].Value = "not a label"
 		long := publishedGPU(2)
@@ -473,6 +476,9 @@ func TestPublisherInvalidDevice(t *testing.T) {
 		g.advance(30 * time.Minute)
 		g.wantWrites()
 		g.wantRecoveries(0)
+		if at := g.status().Published; at.Sub(last) > time.Minute {
+			t.Errorf("published at %v without two devices, want at most %v", at, last)
+		}
 		g.publish(publishedGPU(0, "ecc"), publishedGPU(1, "xid-79"), publishedGPU(2))
 		g.wantRecoveries(1)
 		g.wantDevices("gpu-0!gpu-node-agent/ecc", "gpu-1!gpu-node-agent/xid-79", "gpu-2")
@@ -696,4 +702,29 @@ func TestBackoff(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Before the first update the controller has no resources: it would delete the slices that it finds.
+func TestSliceQueueWaitsForFirstUpdate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newPublishRig(t, apiservertest.New(t, publishNode))
+		q := newSliceQueue(t.Context(), g.publisher)
+		defer q.ShutDown()
+		q.Add(publishNode)
+		pools := make(chan string, 1)
+		go func() {
+			pool, _ := q.Get()
+			pools <- pool
+		}()
+		g.advance(time.Hour)
+		select {
+		case pool := <-pools:
+			t.Errorf("Get returned %s before the first update", pool)
+		default:
+		}
+		q.open()
+		if pool := <-pools; pool != publishNode {
+			t.Errorf("Get returned %q", pool)
+		}
+	})
 }

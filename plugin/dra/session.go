@@ -96,7 +96,7 @@ func (s *session) run(ctx context.Context) {
 		var retry <-chan time.Time
 		var stored <-chan struct{}
 		was := serving
-		serving = cfg.ServesDRA() && configuredInstance(cfg) == s.instance
+		serving = s.serves(cfg)
 		s.preparer.releasing(!serving)
 		own := *cfg
 		own.DRA.DriverName, own.KubeletDir = s.driver, s.kubeletDir
@@ -149,11 +149,7 @@ func (s *session) run(ctx context.Context) {
 func (s *session) publish(ctx context.Context, cfg *plugin.Config, snap *health.Snapshot, lacks features) error {
 	found := s.properties.latest.Load()
 	if !snap.Polled() {
-		reason := "no poll of the GPUs has succeeded yet"
-		if snap != nil && snap.Source.Err != "" {
-			reason += ": " + snap.Source.Err
-		}
-		s.setError(reason, nil)
+		s.setError(errNotPolled(snap).Error(), nil)
 		return nil
 	}
 	names := s.preparer.names()

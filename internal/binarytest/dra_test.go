@@ -309,7 +309,9 @@ func TestDRAShares(t *testing.T) {
 			t.Errorf("%s is shared: %v", name, shared)
 		}
 	}
-	units := func(state string) float64 { return n.value("gpu_node_agent_share_units", "gpu", "3", "sharing", "memory", "state", state) }
+	units := func(state string) float64 {
+		return n.value("gpu_node_agent_share_units", "gpu", "3", "sharing", "memory", "state", state)
+	}
 	n.await("free memory", func() bool { return units("free") > 60 })
 	total := units("total")
 	var free func()

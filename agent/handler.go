@@ -55,6 +55,8 @@ func (a *Agent) handler() http.Handler {
 		Processes: a.processes.Latest(),
 		Shares:    a.plugin.Shares,
 		Memory:    a.memoryLimits.Latest(),
+		DRA:       a.dra.Status,
+		Claims:    a.dra.Claims(),
 		Kubernetes: func() (metrics.Kubernetes, bool) {
 			s := a.reporter.Status()
 			return metrics.Kubernetes{Writes: s.Writes, Events: s.Events, Dropped: s.Dropped, Errors: s.Errors}, s.Enabled

@@ -86,7 +86,7 @@ func (s *session) run(ctx context.Context) {
 		}
 		var retry <-chan time.Time
 		was := serving
-		serving = cfg.ServesDRA() && configuredInstance(cfg) == s.instance
+		serving = s.serves(cfg)
 		s.preparer.releasing(!serving)
 		own := *cfg
 		own.DRA.DriverName, own.KubeletDir = s.driver, s.kubeletDir

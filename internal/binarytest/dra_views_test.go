@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/apiservertest"
@@ -62,7 +61,8 @@ func TestDRAFeaturesLacking(t *testing.T) {
 	t.Parallel()
 	n := newDRANode(t, kubelettest.V137)
 	n.api.Lack(apiservertest.TaintsGate)
-	old := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: draNodeName}}
+	old := &corev1.Node{}
+	old.Name = draNodeName
 	old.Status.NodeInfo.ContainerRuntimeVersion = "containerd://1.6.38"
 	n.api.Put(old)
 	n.write(n.config("dra"))

@@ -136,11 +136,7 @@ func (s *session) run(ctx context.Context) {
 func (s *session) publish(ctx context.Context, cfg *plugin.Config, snap *health.Snapshot, lacks features) error {
 	found := s.properties.latest.Load()
 	if !snap.Polled() {
-		reason := "no poll of the GPUs has succeeded yet"
-		if snap != nil && snap.Source.Err != "" {
-			reason += ": " + snap.Source.Err
-		}
-		s.setError(reason, nil)
+		s.setError(errNotPolled(snap).Error(), nil)
 		return nil
 	}
 	names := s.preparer.names()

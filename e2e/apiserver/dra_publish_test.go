@@ -121,35 +121,45 @@ func TestDRAPublishesProfiles(t *testing.T) {
 	}
 }
 
-// Taints appear, change and go with the findings. Restarts write nothing.
+// Taints appear and go with the findings. A restart keeps their times.
 func TestDRATaints(t *testing.T) {
 	n := newDRANode(t, "dra-taints", "h100-8", "")
 	n.StartAgent()
 	n.awaitDevices(8, nil)
 	n.Inject(`{"gpu":3,"xid":48}`)
 	n.awaitDevices(8, map[string][]string{"gpu-3": {"gpu-node-agent/xid-48 NoSchedule"}})
-	before, err := n.resourceSlices()
-	if err != nil {
-		t.Fatal(err)
-	}
+	since := n.taintTime("gpu-3")
 	n.Inject(`{"gpu":3,"xid":13}`) // an application's error: no finding
 	n.KillAgent()
 	n.StartAgent()
-	n.Eventually("ready after the restart", func() error { _, err := n.Scrape(); return err })
-	n.awaitDevices(8, map[string][]string{"gpu-3": {"gpu-node-agent/xid-48 NoSchedule"}})
-	after, err := n.resourceSlices()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if after[0].ResourceVersion != before[0].ResourceVersion {
-		t.Errorf("the restart changed the slice from %+v to %+v", before[0].Spec.Devices[3].Taints, after[0].Spec.Devices[3].Taints)
-	}
+	n.Eventually("the agent answers after the restart", func() error { _, err := n.Scrape(); return err })
 	n.Inject(`{"gpu":5,"recoveryAction":"reboot"}`)
 	n.awaitTainted("gpu-3", "gpu-5")
+	if after := n.taintTime("gpu-3"); !after.Equal(since) {
+		t.Errorf("the restart changed the time of the taint from %v to %v", since, after)
+	}
 	n.Inject(`{"gpu":5,"recoveryAction":"none"}`)
-	n.awaitTainted("gpu-3")
+	n.awaitDevices(8, map[string][]string{"gpu-3": {"gpu-node-agent/xid-48 NoSchedule"}})
 	n.EndAgent()
 	n.awaitTainted("gpu-3") // a driver that is back within 30 s keeps its slices
+}
+
+// taintTime returns the time of a device's first taint.
+func (n machine) taintTime(device string) *metav1.Time {
+	n.T.Helper()
+	list, err := n.resourceSlices()
+	if err != nil {
+		n.T.Fatal(err)
+	}
+	for _, s := range list {
+		for _, d := range s.Spec.Devices {
+			if d.Name == device && len(d.Taints) > 0 {
+				return d.Taints[0].TimeAdded
+			}
+		}
+	}
+	n.T.Fatalf("%s has no taint", device)
+	return nil
 }
 
 // awaitTainted waits until exactly the named devices have a taint that keeps pods away.

@@ -380,14 +380,21 @@ func (n *claimNode) unprepare(c *resourceapi.ResourceClaim) error {
 	return results[c.UID]
 }
 
-// prepared returns the UIDs in the checkpoint's file.
+// prepared returns the UIDs in the checkpoint. Its file has the same, unless removals could not be written.
 func (n *claimNode) prepared() []types.UID {
 	n.t.Helper()
 	c, err := readCheckpoint(n.pluginDir())
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		n.t.Fatal(err)
 	}
-	if memory := n.claims.Load(); c.BootID != n.boot {
+	if memory, s := n.claims.Load(), n.prepare.state.Load(); s.unwritten {
+		for uid := range memory.ByUID {
+			if _, exists := c.Claims[uid]; !exists {
+				n.t.Fatalf("memory has %v, the file %v", memory.ByUID, c.Claims)
+			}
+		}
+		c.Claims = memory.ByUID
+	} else if c.BootID != n.boot {
 		c.Claims = nil
 	} else if memory != nil && !maps.EqualFunc(memory.ByUID, c.Claims, func(a, b Claim) bool { return a.UID == b.UID }) {
 		n.t.Fatalf("memory has %v, the file %v", memory.ByUID, c.Claims)
@@ -805,14 +812,53 @@ func TestPrepareFullDisk(t *testing.T) {
 	n.must(a)
 	n.faults.setFull(true)
 	n.refused(b, reasonCheckpoint, "no space left")
-	if err := n.unprepare(a); err == nil || !slices.Equal(n.prepared(), []types.UID{"uid-a"}) {
-		t.Errorf("%v, %v", err, n.prepared())
+	if err := n.unprepare(a); err != nil || len(n.prepared()) > 0 || len(n.specs()) > 0 {
+		t.Errorf("%v, %v: a full disk keeps a pod from ending", err, n.prepared())
+	}
+	n.restart("boot-1") // the file still has the claim, which the API server does not have any more
+	n.refused(b, reasonCheckpoint, "no space left")
+	n.faults.setFull(false)
+	n.must(claim("c", result("gpu-0")))
+	if got := n.prepared(); !slices.Equal(got, []types.UID{"uid-c"}) {
+		t.Errorf("got %v", got)
+	}
+}
+
+// What could not be removed from the checkpoint is removed with its next write, whatever that is for.
+func TestCheckpointWrittenLater(t *testing.T) {
+	n := newClaimNode(t)
+	a := claim("a", result("gpu-0"))
+	n.create(a)
+	n.must(a)
+	n.faults.setFull(true)
+	if err := n.unprepare(a); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.prepare.setPublishing(t.Context(), false); err == nil {
+		t.Error("released, but a later process would have the claim")
+	}
+	n.faults.setFull(false)
+	if err := n.prepare.setPublishing(t.Context(), false); err != nil {
+		t.Error(err)
 	}
 	n.restart("boot-1")
-	n.faults.setFull(false)
-	n.must(b)
-	if err := n.unprepare(a); err != nil || !slices.Equal(n.prepared(), []types.UID{"uid-b"}) || len(n.specs()) != 1 {
-		t.Errorf("%v, %v, %v", err, n.prepared(), n.specs())
+	if got := n.prepared(); len(got) > 0 {
+		t.Errorf("got %v", got)
+	}
+}
+
+// A claim is prepared before the devices are released, or not at all: release must not miss one whose call began earlier.
+func TestPrepareWhileReleasing(t *testing.T) {
+	n := newClaimNode(t)
+	a, b := claim("a", result("gpu-0")), claim("b", result("gpu-0"))
+	n.must(a) // it does not exist on the API server, so b gets the device
+	n.api.PrependReactor("get", "resourceclaims", func(k8stesting.Action) (bool, runtime.Object, error) {
+		n.prepare.releasing(true) // while b waits for the API server
+		return false, nil, nil
+	})
+	n.refused(b, reasonReleasing)
+	if n.prepare.needed() {
+		t.Errorf("got %v", n.prepared())
 	}
 }
 

@@ -645,10 +645,21 @@ func (p *preparer) reserve(ctx context.Context, plan *plan) error {
 		if err != nil || len(conflicts) == 0 {
 			return err
 		}
+		removed := false
+		var memory error // a claim that shares the memory exists; another one may not
 		for i := range conflicts {
-			if err := p.removeStale(ctx, &conflicts[i]); err != nil {
+			err := p.removeStale(ctx, &conflicts[i])
+			switch r, _ := errors.AsType[*claimRefusal](err); {
+			case err == nil:
+				removed = true
+			case r != nil && r.reason == reasonMemory:
+				memory = cmp.Or(memory, err)
+			default:
 				return err
 			}
+		}
+		if !removed {
+			return memory
 		}
 	}
 }

@@ -339,6 +339,11 @@ func (p *preparer) ensureBase(in *claimInput) error {
 		p.writer.Toolkit.Stop()
 		return nil
 	}
+	return p.writer.Ensure(p.baseInput(in))
+}
+
+// baseInput returns the input of the CDI spec of the devices.
+func (p *preparer) baseInput(in *claimInput) cdi.Input {
 	input := in.cfg.CDIInput(in.snap, os.DirFS("/"))
 	used := make(map[health.DeviceID]bool, len(in.pool.ByName))
 	for _, id := range in.pool.ByName {
@@ -356,7 +361,7 @@ func (p *preparer) ensureBase(in *claimInput) error {
 			input.Devices = append(input.Devices, cdi.Device{Name: string(s.Device.ID), State: s, Offered: s.Sample.Presence != health.Missing})
 		}
 	}
-	return p.writer.Ensure(input)
+	return input
 }
 
 // orderMPS stores which MPS daemons the claims need.

@@ -824,6 +824,17 @@ func TestPrepareFullDisk(t *testing.T) {
 	}
 }
 
+// Of the claims that share a device's memory, all that do not exist any more make room, not only the first.
+func TestPrepareShareBesideStaleClaim(t *testing.T) {
+	n := newClaimNode(t, shareMemory)
+	a, b := claim("a", result("gpu-0", share("s1", 30*gib))), claim("b", result("gpu-0", share("s2", 30*gib)))
+	n.create(a)
+	n.must(a)
+	n.must(b) // deleted by force
+	n.must(claim("c", result("gpu-0", share("s3", 40*gib))))
+	n.refused(claim("d", result("gpu-0", share("s4", 79*gib))), reasonMemory, "default/a")
+}
+
 // What could not be removed from the checkpoint is removed with its next write, whatever that is for.
 func TestCheckpointWrittenLater(t *testing.T) {
 	n := newClaimNode(t)
@@ -1012,6 +1023,10 @@ func TestSweep(t *testing.T) {
 	if err := os.WriteFile(foreign, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	deallocated := claim("deallocated", result("gpu-3-mig-1g10gb-19-1"))
+	n.must(deallocated)
+	deallocated.Status.Allocation = nil // the kubelet unprepared it, which could not be written before a restart
+	n.create(deallocated)
 	all := n.prepared()
 	n.mu.Lock()
 	n.holders.By = nil // unknown
@@ -1067,5 +1082,60 @@ func TestPrepareConcurrently(t *testing.T) {
 	}
 	if len(n.prepared())+len(n.specs()) > 0 {
 		t.Errorf("left: %v, %v", n.prepared(), n.specs())
+	}
+}
+
+// A lost checkpoint counts until the kubelet was asked after the devices were found: before, no device of a lost claim resolves.
+func TestSweepLost(t *testing.T) {
+	n := newClaimNode(t)
+	n.must(claim("a", result("gpu-0")))
+	if err := os.Remove(filepath.Join(n.pluginDir(), checkpointName)); err != nil {
+		t.Fatal(err)
+	}
+	n.mu.Lock()
+	found := n.snap
+	n.snap = health.Snapshot{}
+	n.mu.Unlock()
+	n.restart("boot-1")
+	sweep := func() (lost bool) {
+		s := *n.prepare.state.Load()
+		s.opened = time.Now().Add(-2 * lostFor)
+		n.prepare.state.Store(&s)
+		n.prepare.sweep(t.Context())
+		return n.prepare.state.Load().Lost
+	}
+	if !sweep() {
+		t.Error("the devices are released before one was found")
+	}
+	n.update(func(s *health.Snapshot) { *s = found })
+	n.mu.Lock()
+	n.holders.Settling = true
+	n.mu.Unlock()
+	if !sweep() {
+		t.Error("the devices are released before the kubelet has read its pods")
+	}
+	n.refused(claim("b", result("gpu-1")), reasonNotReady)
+	n.mu.Lock()
+	n.holders.Settling = false
+	n.mu.Unlock()
+	if sweep() {
+		t.Error("the checkpoint still counts as lost")
+	}
+}
+
+// The spec of the devices keeps those of claims that are not published any more: a container that restarts needs them.
+func TestBaseSpecOfClaims(t *testing.T) {
+	n := newClaimNode(t)
+	n.must(claim("a", result("gpu-0")))
+	in := *n.prepare.input.Load()
+	pool := *in.pool
+	pool.ByName = map[string]health.DeviceID{"gpu-1": "GPU-1"}
+	in.pool = &pool
+	var names []string
+	for _, d := range n.prepare.baseInput(&in).Devices {
+		names = append(names, d.Name)
+	}
+	if !slices.Equal(names, []string{"GPU-0", "GPU-1"}) {
+		t.Errorf("got %v", names)
 	}
 }

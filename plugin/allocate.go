@@ -150,6 +150,8 @@ func (a allocation) grants(r Resource, ids []string) ([]grant, error) {
 		case d.withheld != "":
 			return refuse(reasonWithheldDevice, codes.FailedPrecondition,
 				"device %s is not offered to new pods: %s; a new pod will get another device", id, d.withheld)
+		case d.releasing:
+			return refuse(reasonWithheldDevice, codes.FailedPrecondition, "device %s is not offered to new pods: %s", id, releasingReason)
 		case d.share != nil && d.share.single && len(ids) > 1:
 			return refuse(reasonTooManyReplicas, codes.InvalidArgument, "device %s is shared, and %s", id, d.share.singleReason(len(ids)))
 		}

@@ -33,6 +33,8 @@ type Device struct {
 
 	share    *share // how the device is shared, the same for all its units; nil if it is not
 	withheld string // why a working device is not offered to new pods; empty if it is offered
+	// It stays healthy for the pod that holds it, and no other gets it after that one.
+	releasing bool
 }
 
 // Healthy reports whether the kubelet may allocate the device. Only health.Unhealthy prevents that: a

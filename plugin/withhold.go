@@ -71,7 +71,8 @@ func withheldTexts(all []withheldDevice) (texts []string) {
 //
 // The IDs are listed as unhealthy, which is the only way to prevent their allocation: removing them would change the
 // node's capacity twice. IDs that pods hold stay healthy, because the kubelet shows their health in the pod's status and
-// does not restart a container whose device is unhealthy.
+// does not restart a container whose device is unhealthy. While the node changes to another API, Allocate refuses them: when their pod
+// ends, a waiting pod gets them before the agent learns of it, and the change would never come.
 //
 // This is not a finding. A finding applies to a whole device, so it would mark a working GPU as broken on /metrics, in
 // the node's condition and in the IDs of its pods; it would also need the layout, which package health does not know.
@@ -130,7 +131,7 @@ func (l *layout) withhold(in layoutInput) {
 			}
 			for _, h := range holders[d.ID] {
 				if i := r.index(h.DeviceID); i >= 0 && h.Resource == r.Name {
-					r.Devices[i].withheld = ""
+					r.Devices[i].withheld, r.Devices[i].releasing = "", in.offer == offerWithheld
 				}
 			}
 			for _, u := range units {

@@ -239,3 +239,19 @@ func TestWithholdNeedsHolders(t *testing.T) {
 	k.SetFault(kubelettest.Fault{})
 	h.waitResource(k, gpu, listed(4, 2))
 }
+
+// While the node changes to another API, the device of a running pod stays healthy, and no waiting pod gets it when that one ends.
+func TestReleasedDeviceIsHealthyForItsPodOnly(t *testing.T) {
+	cfg, snap := DefaultConfig(), snapshot(2)
+	l := newLayout(layoutInput{cfg: &cfg, snap: snap, offer: offerWithheld, holders: holdersOf(snap, cfg, "nvidia.com/gpu GPU-1")})
+	r := findResource(l.resources, gpu)
+	for i, healthy := range []bool{false, true} {
+		if got := r.Devices[i].Healthy(); got != healthy {
+			t.Errorf("%s: healthy %v, want %v", r.Devices[i].ID, got, healthy)
+		}
+		_, err := allocation{cfg: &cfg}.grants(r, []string{r.Devices[i].ID})
+		if got := refusalReason(err); got != reasonWithheldDevice {
+			t.Errorf("%s: refused for %q, want %q", r.Devices[i].ID, got, reasonWithheldDevice)
+		}
+	}
+}

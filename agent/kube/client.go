@@ -28,6 +28,10 @@ const (
 	// The limits of one node, in requests per second. There may be thousands of nodes.
 	requestRate  = 5
 	requestBurst = 10
+
+	// Of a driver, which reads each claim of a pod that starts while the kubelet waits: the kubelet's rate.
+	claimRate  = 50
+	claimBurst = 100
 )
 
 // RESTConfig returns the REST configuration of a kubeconfig file, or of the pod's service account if that is "".
@@ -54,6 +58,7 @@ func Connector(kubeconfig func() string) func() (kubernetes.Interface, error) {
 		if err != nil {
 			return nil, err
 		}
+		c.QPS, c.Burst = claimRate, claimBurst
 		return kubernetes.NewForConfig(c)
 	}
 }

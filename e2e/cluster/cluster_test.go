@@ -97,7 +97,7 @@ func (c *cluster) start() error {
 	}
 	if _, err := c.play(controllerRole, "--kubeconfig="+c.pki.Kubeconfig(managerUser), "--root-ca-file="+c.pki.File("ca.crt"),
 		"--service-account-private-key-file="+c.pki.File("server.key"), "--use-service-account-credentials=true",
-		"--leader-elect=false", "--bind-address=127.0.0.1", "--authentication-skip-lookup"); err != nil {
+		"--leader-elect=false", "--bind-address=127.0.0.1", "--authentication-skip-lookup", "--kube-api-qps=200", "--kube-api-burst=200"); err != nil {
 		return err
 	}
 	if _, err := c.play(schedulerRole, "--kubeconfig="+c.pki.Kubeconfig(schedUser),

@@ -298,7 +298,7 @@ func awaitPrepared(t *testing.T, want int) {
 	eventually(t, fmt.Sprintf("%d claims are prepared", want), func(context.Context) error { return preparedOnNode(want) })
 }
 
-// deleteAllPods deletes the pods of a namespace and waits until they no longer exist. With grace 0 the kubelet's consent is not needed.
+// forceDelete deletes a pod without waiting for the kubelet.
 func forceDelete(t *testing.T, name string) {
 	t.Helper()
 	if err := theCluster.client.CoreV1().Pods("default").Delete(t.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {

@@ -1,14 +1,15 @@
 package dra
 
 import (
+	"fmt"
 	"regexp"
-	"strconv"
 	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -64,48 +65,40 @@ func (d *Driver) PreparedAt(h podresources.Holder) (at time.Time) {
 	return at
 }
 
-// nvidiaName matches the names of NVIDIA's driver: of a GPU by its minor number, of a MIG device also by its profile, the ID of the
-// profile and its first memory slice.
-var nvidiaName = regexp.MustCompile(`^gpu-([0-9]{1,9})(?:-mig-([a-z0-9-]+)-([0-9]{1,9})-([0-9]{1,9}))?$`)
+// placedMIG matches the name of a MIG device in NVIDIA's driver: the GPU and the profile, then the ID of the profile and the first memory
+// slice.
+var placedMIG = regexp.MustCompile(`^(gpu-[0-9]+-mig-[a-z0-9-]+)-[0-9]+-[0-9]+$`)
 
 // deviceByName returns the device that NVIDIA's driver publishes under a name. A MIG device whose placement is unknown is found by its
 // profile, if its GPU has one of it only.
 func deviceByName(snap *health.Snapshot, name string) (id health.DeviceID, ok bool) {
-	m := nvidiaName.FindStringSubmatch(name)
-	if m == nil || snap == nil {
-		return "", false
+	cfg := plugin.DefaultConfig() // without include and exclude
+	devices, _ := cfg.SelectDevices(snap, nil, false)
+	profile := ""
+	if m := placedMIG.FindStringSubmatch(name); m != nil {
+		profile = m[1]
 	}
-	number := func(i int) int {
-		n, _ := strconv.Atoi(m[i]) // nine digits are no error
-		return n
-	}
-	candidates := 0
-	for i := range snap.Devices {
-		v := &snap.Devices[i].Device
-		if v.Minor != number(1) || (v.Kind == health.KindMIG) != (m[2] != "") {
+	alike := 0
+	for i := range devices {
+		d := &devices[i].State.Device
+		var placed *health.MIGProperties
+		if d.Properties != nil {
+			placed = d.Properties.MIG
+		}
+		published := driverName(d, devices[i].Profile, placed)
+		if d.Minor < 0 {
 			continue
 		}
-		if v.Kind == health.KindMIG {
-			if profileInName(v.Profile) != m[2] {
-				continue
-			}
-			if p := v.Properties; p != nil && p.MIG != nil {
-				if p.MIG.ProfileID == number(3) && p.MIG.PlacementStart == number(4) {
-					return v.ID, true
-				}
-				continue
-			}
+		if published == name {
+			return d.ID, true
 		}
-		id = v.ID
-		candidates++
+		if d.Kind == health.KindMIG && placed == nil && strings.TrimSuffix(published, fmt.Sprintf("-gi%d-ci%d", d.GI, d.CI)) == profile {
+			id = d.ID
+			alike++
+		}
 	}
-	if candidates != 1 {
+	if alike != 1 {
 		return "", false
 	}
 	return id, true
-}
-
-// profileInName returns a MIG profile as names of devices have it: 1g10gb for 1g.10gb.
-func profileInName(profile string) string {
-	return strings.ReplaceAll(strings.ReplaceAll(profile, ".", ""), "+", "-")
 }

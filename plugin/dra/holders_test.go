@@ -1,6 +1,8 @@
 package dra
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -16,13 +18,13 @@ import (
 // The minor numbers are not the indexes.
 func namedDevices() *health.Snapshot {
 	mig := func(parent health.DeviceID, minor int, id health.DeviceID, profile string, p *health.MIGProperties) health.DeviceState {
-		d := health.Device{ID: id, Parent: parent, Kind: health.KindMIG, Minor: minor, Profile: profile}
+		d := health.Device{ID: id, Parent: parent, Kind: health.KindMIG, Minor: minor, Profile: profile, Index: 1 - minor/4}
 		if p != nil {
 			d.Properties = &health.Properties{MIG: p}
 		}
 		return health.DeviceState{Device: d}
 	}
-	return &health.Snapshot{Devices: []health.DeviceState{
+	return &health.Snapshot{At: time.Now(), Devices: []health.DeviceState{
 		{Device: health.Device{ID: "GPU-0", Index: 0, Minor: 4}},
 		mig("GPU-0", 4, "MIG-0a", "1g.10gb", nil),
 		mig("GPU-0", 4, "MIG-0b", "1g.10gb", nil),
@@ -30,34 +32,36 @@ func namedDevices() *health.Snapshot {
 		{Device: health.Device{ID: "GPU-1", Index: 1, Minor: 0}},
 		mig("GPU-1", 0, "MIG-1a", "1g.10gb", &health.MIGProperties{ProfileID: 19, PlacementStart: 0}),
 		mig("GPU-1", 0, "MIG-1b", "1g.10gb", &health.MIGProperties{ProfileID: 19, PlacementStart: 3}),
+		{Device: health.Device{ID: "GPU-2", Index: 2, Minor: 7, Memory: 81920 << 20}},
+		{Device: health.Device{ID: "MIG-2", Parent: "GPU-2", Kind: health.KindMIG, Index: 2, Minor: 7, Memory: 81069 << 20, Profile: "7g.79gb"}}, // as DCGM rounds it
 	}}
 }
 
 func TestDeviceByName(t *testing.T) {
 	snap := namedDevices()
 	for name, want := range map[string]health.DeviceID{
-		"gpu-4":                   "GPU-0",
-		"gpu-0":                   "GPU-1",
-		"gpu-1":                   "",
-		"gpu-0-mig-1g10gb-19-0":   "MIG-1a",
-		"gpu-0-mig-1g10gb-19-3":   "MIG-1b",
-		"gpu-0-mig-1g10gb-19-2":   "",
-		"gpu-0-mig-1g10gb-14-3":   "",
-		"gpu-4-mig-3g40gb-9-4":    "MIG-0c",
-		"gpu-4-mig-1g10gb-19-0":   "", // one of two
-		"gpu-4-mig-7g80gb-0-0":    "",
-		"gpu-0-mig-1g10gb-19":     "",
-		"gpu-00000000000":         "",
-		"gpu-99999999999999999":   "",
-		"gpu-vfio-0":              "",
-		"gpu-4\n":                 "",
-		"":                        "",
-		"xgpu-4":                  "",
-		"gpu-4-mig-3g40gb-9-4-x":  "",
-		"gpu-4-mig-3g.40gb-9-4":   "",
-		"gpu--1":                  "",
-		"gpu-4-mig--9-4":          "",
-		"gpu-4-mig-3g40gb-9-4444": "MIG-0c",
+		"gpu-4":                  "GPU-0",
+		"gpu-0":                  "GPU-1",
+		"gpu-1":                  "",
+		"gpu-0-mig-1g10gb-19-0":  "MIG-1a",
+		"gpu-0-mig-1g10gb-19-3":  "MIG-1b",
+		"gpu-0-mig-1g10gb-19-2":  "",
+		"gpu-0-mig-1g10gb-14-3":  "",
+		"gpu-4-mig-3g40gb-9-4":   "MIG-0c",
+		"gpu-7-mig-7g80gb-0-0":   "MIG-2",
+		"gpu-4-mig-1g10gb-19-0":  "", // one of two
+		"gpu-4-mig-7g80gb-0-0":   "",
+		"gpu-0-mig-1g10gb-19":    "",
+		"gpu-00000000000":        "",
+		"gpu-99999999999999999":  "",
+		"gpu-vfio-0":             "",
+		"gpu-4\n":                "",
+		"":                       "",
+		"xgpu-4":                 "",
+		"gpu-4-mig-3g40gb-9-4-x": "",
+		"gpu-4-mig-3g.40gb-9-4":  "",
+		"gpu--1":                 "",
+		"gpu-4-mig--9-4":         "",
 	} {
 		if id, ok := deviceByName(snap, name); id != want || ok != (want != "") {
 			t.Errorf("%q is %q, %v, want %q", name, id, ok, want)
@@ -79,9 +83,9 @@ func FuzzDeviceByName(f *testing.F) {
 		if ok == (id == "") {
 			t.Fatalf("%q: %q, %v", name, id, ok)
 		}
-		m := nvidiaName.FindStringSubmatch(name)
 		for i := range snap.Devices {
-			if d := &snap.Devices[i].Device; d.ID == id && (m == nil || (d.Kind == health.KindMIG) != (m[2] != "")) {
+			gpu := fmt.Sprintf("gpu-%d", snap.Devices[i].Device.Minor)
+			if d := &snap.Devices[i].Device; d.ID == id && name != gpu && (d.Kind == health.KindGPU || !strings.HasPrefix(name, gpu+"-mig-")) {
 				t.Errorf("%q is %q", name, id)
 			}
 		}

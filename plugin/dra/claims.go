@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -201,7 +202,7 @@ func (p *preparer) open(dir string) error {
 		s.warning = fmt.Sprintf("the checkpoint %s was corrupt (%v)", path, err)
 		p.options.Log.Error("checkpoint is corrupt; devices that pods hold by lost claims are refused", zap.String("file", path), zap.Error(err),
 			zap.String("aside", aside), zap.NamedError("asideError", asideErr))
-	case errors.Is(err, fs.ErrNotExist):
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR): // also a file of another program in the place of the directory
 		if uids, _ := cdi.ClaimSpecs(p.cdiDir()); len(uids) > 0 {
 			s.Lost, s.Publishing = true, true
 			s.warning = fmt.Sprintf("the checkpoint %s is missing, and %d claims have a CDI spec", path, len(uids))

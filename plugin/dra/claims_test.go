@@ -1139,3 +1139,18 @@ func TestBaseSpecOfClaims(t *testing.T) {
 		t.Errorf("got %v", names)
 	}
 }
+
+// Without a directory of the driver there is no claim, whatever is in its place: the device plugin must not wait for it.
+func TestOpenWithoutDirectory(t *testing.T) {
+	n := newClaimNode(t)
+	file := filepath.Join(t.TempDir(), "plugins")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{filepath.Join(file, "gpu.nvidia.com"), file, filepath.Join(t.TempDir(), "plugins", "gpu.nvidia.com")} {
+		p := newPreparer(&n.options, &health.Latest[Claims]{})
+		if err := p.open(dir); err != nil || p.needed() {
+			t.Errorf("%s: %v, needed %t", dir, err, p.needed())
+		}
+	}
+}

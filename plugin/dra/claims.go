@@ -395,7 +395,7 @@ func (p *preparer) refuseReleasing() error {
 	if !p.refuses.Load() {
 		return nil
 	}
-	return refuse(reasonReleasing, "plugin.api is %s: the driver releases the devices and prepares no new claim", plugin.APIDevicePlugin)
+	return refuse(reasonReleasing, "plugin.enabled, plugin.api, plugin.kubeletDir or plugin.dra.driverName changed: the driver releases the devices and prepares no new claim")
 }
 
 // status adds what the preparer has done.

@@ -189,7 +189,9 @@ func (s *sockets) interceptCall(ctx context.Context, req any, _ *grpc.UnaryServe
 			}
 		}
 		s.mu.Unlock()
-		if s.log.Info("registered with the kubelet"); !r.GetPluginRegistered() {
+		if r.GetPluginRegistered() {
+			s.log.Info("registered with the kubelet")
+		} else {
 			s.log.Warn("the kubelet refused the registration", zap.String("error", r.GetError()), zap.Bool("registeredBefore", was))
 		}
 	}

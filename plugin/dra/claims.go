@@ -219,6 +219,34 @@ func (p *preparer) open(dir string) error {
 	return nil
 }
 
+// refresh reads the checkpoint again. The process before this one may have prepared claims after open, until its sockets were closed.
+func (p *preparer) refresh(ctx context.Context) error {
+	select {
+	case p.writing <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	defer func() { <-p.writing }()
+	s := p.state.Load()
+	if s == nil || s.unwritten {
+		return nil
+	}
+	c, err := readCheckpoint(s.dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) || isCorrupt(err): // the next write replaces it
+		return nil
+	case err != nil:
+		return fmt.Errorf("cannot read the checkpoint: %w", err)
+	case c.BootID != s.BootID: // not written since the boot
+		return nil
+	}
+	next := *s
+	next.checkpoint = c
+	next.Lost = c.Lost || s.Lost
+	p.store(&next)
+	return nil
+}
+
 // cdiDir returns the directory of new CDI specs.
 func (p *preparer) cdiDir() string {
 	if c := p.options.Config.Load(); c != nil {

@@ -1140,6 +1140,29 @@ func TestBaseSpecOfClaims(t *testing.T) {
 	}
 }
 
+// Two agents run for a moment: the second waits for the socket of the first, and then has the claims that it prepared meanwhile.
+func TestRefresh(t *testing.T) {
+	n := newClaimNode(t)
+	second := newPreparer(&n.options, &health.Latest[Claims]{})
+	if err := second.open(n.pluginDir()); err != nil {
+		t.Fatal(err)
+	}
+	n.must(claim("a", result("gpu-0")))
+	n.must(claim("b", result("gpu-1")))
+	if err := second.refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if claims := second.published.Load().ByUID; len(claims) != 2 || !second.needed() {
+		t.Errorf("got %v", claims)
+	}
+	if err := os.Remove(filepath.Join(n.pluginDir(), checkpointName)); err != nil {
+		t.Fatal(err)
+	}
+	if err := second.refresh(t.Context()); err != nil || !second.needed() {
+		t.Errorf("a file that was deleted: %v, needed %t", err, second.needed())
+	}
+}
+
 // Without a directory of the driver there is no claim, whatever is in its place: the device plugin must not wait for it.
 func TestOpenWithoutDirectory(t *testing.T) {
 	n := newClaimNode(t)

@@ -215,6 +215,9 @@ func (s *sockets) interceptStream(srv any, stream grpc.ServerStream, _ *grpc.Str
 // checkOtherDriver stores what findOtherDriver returns.
 func (s *sockets) checkOtherDriver(ctx context.Context, own string) error {
 	err := s.findOtherDriver(ctx, own)
+	if err == nil && own == "" {
+		err = s.preparer.refresh(ctx)
+	}
 	if err != nil {
 		s.setOther(err.Error())
 	} else {

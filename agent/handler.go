@@ -1,13 +1,12 @@
 package agent
 
 import (
-	"cmp"
 	"net/http"
-	"os"
 	"time"
 
 	"go.uber.org/zap"
 
+	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/operator"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
@@ -28,7 +27,7 @@ func (a *Agent) operatorServer() *operator.Server {
 	return &operator.Server{
 		Config: &a.healthConfig, Snapshots: &a.snapshots, Monitor: a.monitor, MPS: a.mps, Processes: a.processes.Latest().Load,
 		Holders: a.plugin.Holders, RefreshHolders: a.plugin.AskHolders, AwaitSaved: a.stateFile.WaitWritten,
-		EngineAddress: func() string { return a.sourceConfig.Load().Address }, Log: a.log.Named("operator"),
+		EngineAddress: func() string { return a.sourceConfig.Load().Address }, Slices: a.dra.Slices, Log: a.log.Named("operator"),
 	}
 }
 
@@ -56,6 +55,8 @@ func (a *Agent) handler() http.Handler {
 		Processes: a.processes.Latest(),
 		Shares:    a.plugin.Shares,
 		Memory:    a.memoryLimits.Latest(),
+		DRA:       a.dra.Status,
+		Claims:    a.dra.Claims(),
 		Kubernetes: func() (metrics.Kubernetes, bool) {
 			s := a.reporter.Status()
 			return metrics.Kubernetes{Writes: s.Writes, Events: s.Events, Dropped: s.Dropped, Errors: s.Errors}, s.Enabled
@@ -79,7 +80,7 @@ func (a *Agent) handler() http.Handler {
 func (a *Agent) status() status.Node {
 	in := status.Inputs{
 		Node: nodeName(), Version: a.build.Version, Revision: a.build.Revision, Now: time.Now(), NotReady: a.notReady(),
-		Reload: *a.lastReload.Load(), Snapshot: a.snapshots.Load(), Plugin: a.plugin.Status(), Holders: a.plugin.Holders(), Processes: a.processes.Latest().Load(),
+		Reload: *a.lastReload.Load(), Snapshot: a.snapshots.Load(), Plugin: a.plugin.Status(), DRA: a.dra.Status(), Claims: a.dra.Claims().Load(), Holders: a.plugin.Holders(), Processes: a.processes.Latest().Load(),
 		Shares: a.plugin.Shares(), Memory: a.memoryLimits.Latest().Load(),
 		Kube: a.reporter.Status(), StateFile: a.stateFile.Status(), Events: a.events.Latest(),
 	}
@@ -104,8 +105,4 @@ func (a *Agent) notReady() []string {
 // pollInterval returns the time between two polls.
 func (a *Agent) pollInterval() time.Duration { return a.healthConfig.Load().Interval }
 
-// nodeName returns the Kubernetes node's name if the pod has it in NODE_NAME, else the host's.
-func nodeName() string {
-	host, _ := os.Hostname() // "" on failure
-	return cmp.Or(os.Getenv("NODE_NAME"), host)
-}
+func nodeName() string { return kube.NodeName() }

@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 )
 
@@ -148,6 +149,7 @@ func (a *Agent) warnings() (all []string) {
 			all = append(all, "plugin: "+r.Warning)
 		}
 	}
+	all = append(all, draWarnings(a.dra.Status())...)
 	if p := a.processes.Latest().Load(); p != nil && p.Err != "" {
 		all = append(all, "processes: "+p.Err)
 	}
@@ -155,6 +157,20 @@ func (a *Agent) warnings() (all []string) {
 		all = append(all, "MPS: "+err)
 	}
 	return append(all, sharingWarnings(a.snapshots.Load(), a.plugin.Shares(), a.pluginConfig.Load().Sharing.Memory.Enforcement)...)
+}
+
+// draWarnings returns what keeps dynamic resource allocation from publishing, or works only in part.
+func draWarnings(s dra.Status) (all []string) {
+	if s.PublishErr != "" {
+		all = append(all, "dra: not published: "+s.PublishErr)
+	}
+	if len(s.DroppedFeatures) > 0 {
+		all = append(all, "dra: the API server lacks "+strings.Join(s.DroppedFeatures, ", "))
+	}
+	if s.Warning != "" {
+		all = append(all, "dra: "+s.Warning)
+	}
+	return all
 }
 
 // sharingWarnings returns the devices whose MPS daemon serves one user at a time, and those on which nothing limits containers although

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
 )
 
 func (s *scrape) collectSource() {
@@ -51,6 +52,47 @@ func (s *scrape) collectPollDurations() {
 		h.Bucket = append(h.Bucket, &dto.Bucket{UpperBound: &bound, CumulativeCount: &n})
 	}
 	s.AddMetric(pollDuration, &dto.Metric{Histogram: h})
+}
+
+// collectDRA adds the metrics of the DRA driver while it has the devices, or is to have them.
+func (s *scrape) collectDRA() {
+	if s.src.DRA == nil {
+		return
+	}
+	status := s.src.DRA()
+	if !status.Enabled {
+		return
+	}
+	s.Add(draRegistered, boolValue(status.Registered), nil)
+	s.Add(draPublished, boolValue(!status.Behind && !status.Published.IsZero()), nil)
+	s.Add(draHandover, boolValue(status.Handover), nil)
+	s.Add(draSlices, float64(status.Slices), nil)
+	s.Add(draDevices, float64(status.Devices), nil)
+	s.Add(draTainted, float64(status.Tainted), nil)
+	if claims := s.src.Claims.Load(); claims != nil {
+		s.Add(draPreparedClaims, float64(len(claims.ByUID)), nil)
+	}
+	for _, reason := range dra.PublishErrors() {
+		s.AddWith(draPublishErrors, float64(status.PublishErrors[reason]), nil, label("reason", reason))
+	}
+	for _, reason := range dra.PrepareErrors() {
+		s.AddWith(draPrepareErrors, float64(status.PrepareErrors[reason]), nil, label("reason", reason))
+	}
+	s.addDurations(draPrepares, status.Prepares)
+	s.addDurations(draUnprepares, status.Unprepares)
+}
+
+func (s *scrape) addDurations(family int, d dra.Durations) {
+	h := &dto.Histogram{SampleSum: &d.Sum}
+	bounds, total := dra.DurationBounds(), uint64(0)
+	for i, n := range d.Counts {
+		total += n
+		if i < len(bounds) {
+			h.Bucket = append(h.Bucket, &dto.Bucket{UpperBound: &bounds[i], CumulativeCount: new(total)})
+		}
+	}
+	h.SampleCount = &total
+	s.AddMetric(family, &dto.Metric{Histogram: h})
 }
 
 func (s *scrape) collectPlugin(status plugin.Status) {

@@ -29,7 +29,7 @@ type MetricInfo struct {
 }
 
 // Describe returns the metrics of the agent itself, of its process and of its Go runtime. fields.List describes the
-// fields of DCGM. Labels do not include those of metrics.podLabels, which gpu_node_agent_device_allocated and the
+// fields of DCGM. Labels do not include those of metrics.podLabels and metrics.claimLabels, which gpu_node_agent_device_allocated and the
 // fields have in addition.
 func Describe() []MetricInfo {
 	list := agentMetrics()
@@ -89,6 +89,18 @@ const (
 	allocationErrors
 	podResourcesUp
 	podResourcesAge
+
+	draRegistered
+	draPublished
+	draHandover
+	draSlices
+	draDevices
+	draTainted
+	draPreparedClaims
+	draPublishErrors
+	draPrepareErrors
+	draPrepares
+	draUnprepares
 
 	kubernetesWrites
 	kubernetesEvents
@@ -212,7 +224,7 @@ func agentMetrics() []MetricInfo {
 		sourceInfo:       {"source_info", gauge, "Versions of the driver, CUDA, DCGM and the host engine; always 1.", []string{"driver", "cuda", "dcgm", "engine"}},
 		pollDuration:     {"source_poll_duration_seconds", histogram, "Duration of a poll of all devices.", nil},
 
-		pluginEnabled:       {"plugin_enabled", gauge, "Whether the agent offers GPUs to the kubelet; 0 if plugin.enabled is false.", nil},
+		pluginEnabled:       {"plugin_enabled", gauge, "Whether the device plugin offers GPUs to the kubelet; 0 if plugin.enabled is false, or if plugin.api is dra.", nil},
 		pluginRegistered:    {"plugin_registered", gauge, "Whether the resource is registered with the kubelet.", resource()},
 		pluginRegistrations: {"plugin_registrations_total", counter, "Total number of registrations of the resource with the kubelet.", resource()},
 		pluginStreams:       {"plugin_streams", gauge, "Number of open ListAndWatch streams of the resource.", resource()},
@@ -227,6 +239,20 @@ func agentMetrics() []MetricInfo {
 		allocationErrors: {"allocation_errors_total", counter, "Total number of refused Allocate requests, by reason.", resource("reason")},
 		podResourcesUp:   {"pod_resources_up", gauge, "Whether the kubelet's pod resources could be read.", nil},
 		podResourcesAge:  {"pod_resources_age_seconds", gauge, "Time since the kubelet's pod resources were last read.", nil},
+
+		draRegistered: {"dra_registered", gauge, "Whether the DRA driver is registered with the kubelet.", nil},
+		draPublished:  {"dra_published", gauge, "Whether the ResourceSlices on the API server are up to date.", nil},
+		draHandover: {
+			"dra_handover", gauge, "Whether the devices are being handed over between the device plugin and DRA. Meanwhile no new pod gets one.", nil,
+		},
+		draSlices:         {"dra_slices", gauge, "Number of ResourceSlices that the DRA driver publishes.", nil},
+		draDevices:        {"dra_devices", gauge, "Number of devices in these slices.", nil},
+		draTainted:        {"dra_tainted_devices", gauge, "Number of devices in these slices with a taint NoSchedule or NoExecute.", nil},
+		draPreparedClaims: {"dra_prepared_claims", gauge, "Number of prepared claims.", nil},
+		draPublishErrors:  {"dra_publish_errors_total", counter, "Total number of failed tries to publish devices, by reason; they are retried.", []string{"reason"}},
+		draPrepareErrors:  {"dra_prepare_errors_total", counter, "Total number of times the driver refused to prepare a claim, by reason; the kubelet retries.", []string{"reason"}},
+		draPrepares:       {"dra_prepare_duration_seconds", histogram, "Duration of a call of the kubelet that prepares claims.", nil},
+		draUnprepares:     {"dra_unprepare_duration_seconds", histogram, "Duration of a call of the kubelet that unprepares claims.", nil},
 
 		kubernetesWrites:  {"kubernetes_writes_total", counter, "Total number of writes of the node condition to the API server.", nil},
 		kubernetesEvents:  {"kubernetes_events_total", counter, "Total number of events written to the API server.", nil},

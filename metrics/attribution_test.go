@@ -138,6 +138,24 @@ func TestAttributionOfClaims(t *testing.T) {
 	}
 }
 
+// A MIG device has dcgm-exporter's labels of its profile and UUID besides.
+func TestClaimLabelsOfMIG(t *testing.T) {
+	c := testConfig("DCGM_FI_DEV_FB_USED")
+	c.ClaimLabels = true
+	src := configuredSources(testNode(), c)
+	src.Processes = nil
+	src.Holders = func() podresources.Holders {
+		held := podresources.Holder{Namespace: "team", Pod: "a", Container: "main", DeviceID: "gpu-2-mig-1g10gb-19-0"}
+		held.Claim = podresources.ClaimRef{Name: "part", Driver: "gpu.nvidia.com", Pool: "node-1"}
+		return podresources.Holders{By: map[health.DeviceID][]podresources.Holder{"MIG-1": {held}}}
+	}
+	page := render(t, newCollector(src))
+	for _, metric := range []string{"DCGM_FI_DEV_FB_USED", namespace + "device_allocated"} {
+		expectSeries(t, page, 1, metric, `GPU_I_ID="1"`, `dra_claim_name="part"`, `dra_device_name="gpu-2-mig-1g10gb-19-0"`, `dra_mig_profile="1g.10gb"`, `dra_mig_device_uuid="MIG-1"`)
+		expectSeries(t, page, 1, metric, "dra_")
+	}
+}
+
 func TestReplicaOf(t *testing.T) {
 	for id, want := range map[string]string{
 		"GPU-1": "", "GPU-1::3": "3", "MIG-1::10": "10", "nvidia0": "", "nvidia0/gi1": "", "nvidia0/gi1/vgpu2": "2", "0::1": "1",

@@ -17,6 +17,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/response"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -57,6 +58,9 @@ type Sources struct {
 
 	Shares func() []plugin.ShareUnits         // of the shared devices; nil: none
 	Memory *health.Latest[memlimits.Snapshot] // of the containers on devices that are shared by memory; nil, or empty: none
+
+	DRA    func() dra.Status          // of the DRA driver; nil: none
+	Claims *health.Latest[dra.Claims] // prepared by it; required with DRA
 
 	// The status of optional parts. A part has no series if it is not enabled or its function is nil.
 	Kubernetes  func() (k Kubernetes, enabled bool)
@@ -183,6 +187,7 @@ func (c *collector) collect() (*exposition.Page, func()) {
 		s.collectSource()
 	}
 	s.collectPlugin(c.src.Plugin())
+	s.collectDRA()
 	s.collectAgent()
 	s.collectProcess()
 	s.collectRuntime()

@@ -12,6 +12,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/golden"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
 )
 
 func TestExposition(t *testing.T) {
@@ -258,5 +259,38 @@ func TestScrapeAllocations(t *testing.T) {
 	})
 	if limit := 200 + 10*float64(len(s.Devices)); allocations > limit {
 		t.Errorf("%v allocations for %d devices, want at most %v", allocations, len(s.Devices), limit)
+	}
+}
+
+// The DRA driver has series while it is enabled only; before its first failure the counters are 0.
+func TestDRA(t *testing.T) {
+	src := testSources(testNode())
+	page := func(s dra.Status) string {
+		src.DRA = func() dra.Status { return s }
+		return render(t, newCollector(src))
+	}
+	if got := page(dra.Status{}); strings.Contains(got, namespace+"dra_") {
+		t.Errorf("series of a driver that is off:\n%s", got)
+	}
+	waiting := page(dra.Status{Enabled: true, Handover: true})
+	for _, reason := range dra.PublishErrors() {
+		expectSeries(t, waiting, 1, namespace+"dra_publish_errors_total", `reason="`+reason+`"`, " 0")
+	}
+	for _, reason := range dra.PrepareErrors() {
+		expectSeries(t, waiting, 1, namespace+"dra_prepare_errors_total", `reason="`+reason+`"`, " 0")
+	}
+	expectSeries(t, waiting, 1, namespace+"dra_handover", " 1")
+	for name, c := range map[string]struct {
+		status dra.Status
+		want   string
+	}{
+		"never published": {dra.Status{}, " 0"},
+		"up to date":      {dra.Status{Published: now}, " 1"},
+		"behind":          {dra.Status{Published: now, Behind: true}, " 0"},
+	} {
+		c.status.Enabled = true
+		if got := series(page(c.status), namespace+"dra_published"); len(got) != 1 || !strings.HasSuffix(got[0], c.want) {
+			t.Errorf("%s: %q, want the value%s", name, got, c.want)
+		}
 	}
 }

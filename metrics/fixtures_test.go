@@ -11,12 +11,14 @@ import (
 	"time"
 
 	"github.com/prometheus/common/expfmt"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/exposition"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -162,6 +164,23 @@ func testMemory() *health.Latest[memlimits.Snapshot] {
 	return latest
 }
 
+// testDRA is a driver with one failure of each kind, and calls in the first, the third and above the last bucket.
+func testDRA() dra.Status {
+	durations := dra.Durations{Counts: make([]uint64, len(dra.DurationBounds())+1), Sum: 40.5}
+	durations.Counts[0], durations.Counts[2], durations.Counts[len(durations.Counts)-1] = 3, 2, 1
+	return dra.Status{
+		Enabled: true, Registered: true, Published: now, Slices: 2, Devices: 9, Tainted: 1,
+		PublishErrors: map[string]uint64{"conflict": 1}, PrepareErrors: map[string]uint64{"unhealthy_device": 2},
+		Prepares: durations, Unprepares: dra.Durations{Counts: make([]uint64, len(dra.DurationBounds())+1)},
+	}
+}
+
+func testClaims() *health.Latest[dra.Claims] {
+	latest := new(health.Latest[dra.Claims])
+	latest.Store(&dra.Claims{ByUID: map[types.UID]dra.Claim{"1": {}, "2": {}}})
+	return latest
+}
+
 // testSources provides a snapshot, the default fields, and totals that were updated a minute ago and now.
 func testSources(s *health.Snapshot) Sources {
 	return configuredSources(s, testConfig(fields.SetDefault))
@@ -193,6 +212,8 @@ func configuredSources(s *health.Snapshot, c *Config) Sources {
 		Processes:   testProcesses(),
 		Shares:      testShares,
 		Memory:      testMemory(),
+		DRA:         testDRA,
+		Claims:      testClaims(),
 		LogDropped:  func() uint64 { return 12 },
 
 		ConnectionsDropped: func() uint64 { return 13 },

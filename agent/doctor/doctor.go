@@ -93,6 +93,8 @@ type doctor struct {
 	engine      string // the default address of a host engine
 	version     string // of this program
 	mpsStatus   func(context.Context, mps.Root) (mps.Status, error)
+
+	runtimeVersion func(ctx context.Context, kubeconfig string) (string, error)
 }
 
 // surveyFunc is dcgm.MeasureOnce, which changes nothing in an engine that others use.
@@ -105,7 +107,7 @@ func Diagnose(ctx context.Context, loader config.Loader, root, version string) R
 	h := host(root)
 	d := doctor{
 		loader: loader, host: h, library: dcgm.Library, nvml: nvml.Path, survey: dcgm.MeasureOnce, engine: "localhost:5555",
-		version: version, mpsStatus: mps.QueryStatus,
+		version: version, mpsStatus: mps.QueryStatus, runtimeVersion: runtimeVersionOf,
 		inContainer: filepath.Clean(root) == "/" &&
 			(os.Getenv("KUBERNETES_SERVICE_HOST") != "" || h.exists("/.dockerenv") || h.exists("/run/.containerenv")),
 	}
@@ -136,6 +138,7 @@ func (d doctor) run(ctx context.Context) Report {
 			}
 		}
 		steps = append(steps, d.sharingSteps(c)...)
+		steps = append(steps, d.draSteps(c)...)
 		others <- runSteps(ctx, append(steps,
 			step{"kubelet", ifPluginOn(func(ctx context.Context) []Check { return checkKubelet(ctx, c.Plugin.KubeletDir) })},
 			step{"pod resources", func(ctx context.Context) []Check { return checkPodResources(ctx, c.Plugin.KubeletDir) }},

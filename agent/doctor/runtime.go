@@ -42,6 +42,9 @@ func (d doctor) tool(name string) string {
 // checkRuntime looks for the runtime that turns NVIDIA_VISIBLE_DEVICES into device nodes and libraries. It never fails: the
 // runtime may be configured elsewhere.
 func (d doctor) checkRuntime(c plugin.Config) []Check {
+	if c.ServesDRA() {
+		return info("NVIDIA's is not needed: with plugin.api dra, containers get their devices by CDI")
+	}
 	if !slices.Contains(c.DeviceList, plugin.ListEnv) && !slices.Contains(c.DeviceList, plugin.ListMounts) {
 		return info("NVIDIA's is not needed: plugin.deviceList is " + strings.Join(c.DeviceList, ", "))
 	}
@@ -130,10 +133,14 @@ func (d doctor) checkCDI(c plugin.Config) []Check {
 			checks = append(checks, info(fmt.Sprintf("%s: %s, %s", file, spec.Kind, status.Plural(len(spec.Devices), "device")))...)
 		}
 	}
-	needed := slices.Contains(c.DeviceList, plugin.ListCDICRI) || slices.Contains(c.DeviceList, plugin.ListCDIAnnotations)
+	needed := c.ServesDRA() || slices.Contains(c.DeviceList, plugin.ListCDICRI) || slices.Contains(c.DeviceList, plugin.ListCDIAnnotations)
+	neededBy := "plugin.deviceList"
+	if c.ServesDRA() {
+		neededBy = "plugin.api dra"
+	}
 	switch {
 	case needed && !c.CDI.Generate && !kinds[kind]: // only a warning: the runtime may have other directories
-		checks = append(checks, warn("none for "+kind+", which plugin.deviceList needs",
+		checks = append(checks, warn("none for "+kind+", which "+neededBy+" needs",
 			"nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml, or set plugin.cdi.generate")...)
 	case len(checks) == 0 && needed:
 		checks = info("none yet; the agent writes one to " + c.CDI.Dir)

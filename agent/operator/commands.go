@@ -19,9 +19,13 @@ import (
 // requestTimeout limits the commands that the agent answers at once.
 const requestTimeout = 10 * time.Second
 
-// Commands returns the subcommands that talk to a running agent.
-func Commands(loader *config.Loader) []*cobra.Command {
-	return []*cobra.Command{statusCommand(loader), simCommand(loader), clearCommand(loader), detachCommand(loader), attachCommand(loader), mpsCommand(loader)}
+// Commands returns the subcommands that talk to a running agent. plan returns the slices that an agent would publish, for a node
+// on which none runs.
+func Commands(loader *config.Loader, plan planSlices) []*cobra.Command {
+	return []*cobra.Command{
+		statusCommand(loader), simCommand(loader), clearCommand(loader), detachCommand(loader), attachCommand(loader), mpsCommand(loader),
+		draCommand(loader, plan),
+	}
 }
 
 func statusCommand(loader *config.Loader) *cobra.Command {

@@ -19,6 +19,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -28,6 +29,7 @@ type request struct {
 	Detach *DetachRequest `json:"detach,omitempty"`
 	Attach *struct{}      `json:"attach,omitempty"`
 	MPS    *MPSRequest    `json:"mps,omitempty"`
+	Slices *struct{}      `json:"slices,omitempty"`
 }
 
 // Server answers the operator's requests on the agent's socket.
@@ -42,6 +44,7 @@ type Server struct {
 	RefreshHolders func()                                        // makes the plugin ask the kubelet soon
 	AwaitSaved     func(context.Context, *health.Snapshot) error // waits until the state file has a snapshot
 	EngineAddress  func() string                                 // of the host engine, "" without one
+	Slices         func(context.Context) (dra.PublishedSlices, error)
 	Log            *zap.Logger
 }
 
@@ -71,6 +74,10 @@ func (s *Server) handleLine(ctx context.Context, line string) (any, error) {
 		return s.attach(ctx)
 	case req.MPS != nil:
 		return s.mps(ctx, *req.MPS)
+	case req.Slices != nil:
+		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+		defer cancel()
+		return s.Slices(ctx)
 	}
 	return s.clear(*req.Clear)
 }
@@ -80,9 +87,9 @@ func parseRequest(line string) (request, error) {
 	dec := json.NewDecoder(strings.NewReader(line))
 	dec.DisallowUnknownFields()
 	err := dec.Decode(&req)
-	set := slices.DeleteFunc([]bool{req.Clear != nil, req.Detach != nil, req.Attach != nil, req.MPS != nil}, func(set bool) bool { return !set })
+	set := slices.DeleteFunc([]bool{req.Clear != nil, req.Detach != nil, req.Attach != nil, req.MPS != nil, req.Slices != nil}, func(set bool) bool { return !set })
 	if err != nil || len(set) != 1 || strings.TrimSpace(line[dec.InputOffset():]) != "" {
-		return request{}, fmt.Errorf(`expected {"clear":{"device":"GPU-…","cause":"xid-79"}}, {"detach":{"for":"30m"}}, {"attach":{}}, {"mps":{}} or {"mps":{"terminate":{"device":"GPU-…","client":4711}}}, got %s`, line)
+		return request{}, fmt.Errorf(`expected {"clear":{"device":"GPU-…","cause":"xid-79"}}, {"detach":{"for":"30m"}}, {"attach":{}}, {"mps":{}}, {"mps":{"terminate":{"device":"GPU-…","client":4711}}} or {"slices":{}}, got %s`, line)
 	}
 	return req, nil
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -27,6 +28,8 @@ type Inputs struct {
 	ConfigError string           // of the newest configuration; ignored while Reload.OK
 	Snapshot    *health.Snapshot // nil before the first
 	Plugin      plugin.Status
+	DRA         dra.Status
+	Claims      *dra.Claims // prepared; nil if unknown
 	Holders     podresources.Holders
 	Processes   *processes.Snapshot // nil if they are not measured
 	Shares      []plugin.ShareUnits // of the shared devices
@@ -41,7 +44,7 @@ func New(k Inputs) Node {
 	s := Node{
 		Node: k.Node, Version: k.Version, Revision: k.Revision, Time: k.Now.UTC(),
 		Ready: len(k.NotReady) == 0, NotReady: list(k.NotReady), Events: list(k.Events),
-		Config: Config{OK: k.Reload.OK, Since: k.Reload.At.UTC()}, Kubelet: kubeletStatus(k.Plugin, k.Holders),
+		Config: Config{OK: k.Reload.OK, Since: k.Reload.At.UTC()}, Kubelet: kubeletStatus(k.Plugin, k.Holders), DRA: draStatus(k.DRA, k.Claims, k.Holders),
 		API:    APIServer{k.Kube.Enabled, k.Kube.Writes, k.Kube.Events, k.Kube.Dropped, k.Kube.Errors, k.Kube.ConditionErr, k.Kube.EventErr},
 		Memory: StateFile{k.StateFile.Path, k.StateFile.Err, k.StateFile.Since.UTC(), k.StateFile.Written.UTC()},
 		Source: Source{Status: health.SourceStarting.String(), Checks: Checks{Status: health.ChecksUnknown.String()}, Incidents: []Incident{}, Events: []EventSource{}}, GPUs: []Device{},

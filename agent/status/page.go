@@ -59,6 +59,7 @@ func NewPages(build func() Node, history *History, log *zap.Logger) *Pages {
 		"eventIndex": eventIndexText, "inUse": inUseText,
 		"findings":    func(gpu, d Device) [][]Finding { return groupFindings(ownFindings(gpu, d)) },
 		"faultGroups": faultGroups, "counts": stateCounts, "plural": Plural[int],
+		"dra": draText, "draProblems": draProblems, "claims": preparedTexts,
 		"api": apiText, "apiErrors": apiErrors, "stateFileError": stateFileErrorText, "configError": configErrorText,
 		"finding":  func(now time.Time, f []Finding) findingData { return findingData{now, f} },
 		"holders":  func(h []Holder) []string { return HolderNames(h, maxHolders) },

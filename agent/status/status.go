@@ -21,6 +21,7 @@ type Node struct {
 	Config   Config    `json:"config"`
 	Source   Source    `json:"source"`
 	Kubelet  Kubelet   `json:"kubelet"`
+	DRA      *DRA      `json:"dra,omitempty"` // while plugin.api is dra, or claims are prepared
 	API      APIServer `json:"apiServer"`
 	Memory   StateFile `json:"memory"`
 	GPUs     []Device  `json:"gpus"`   // by index
@@ -83,7 +84,7 @@ type Incident struct {
 
 // Kubelet is the status of the device plugin at the kubelet.
 type Kubelet struct {
-	Plugin       string     `json:"plugin"`                 // on, or off: plugin.enabled is false
+	Plugin       string     `json:"plugin"`                 // on, or off: plugin.enabled is false, or plugin.api is dra
 	Error        string     `json:"error,omitempty"`        // why no resource, or not every one, is served
 	AuditError   string     `json:"auditError,omitempty"`   // why the audit fails
 	HoldersError string     `json:"holdersError,omitempty"` // why the holders are out of date

@@ -75,7 +75,7 @@ func (p *printer) header(s Node, wide bool) {
 	}
 	p.witnesses(s, wide)
 	p.line("gpus", "", strings.Join(nonEmpty(gpusText(s), inUseText(s)), "; "))
-	p.line("kubelet", terminal.Dim, formatIf("plugin off: %s", pluginOffText(s.Kubelet)))
+	p.line("kubelet", terminal.Dim, formatIf("plugin off: %s", pluginOffText(s)))
 	p.line("kubelet", terminal.Red, notServedText(s))
 	for _, g := range groupResources(s.Kubelet) {
 		state := terminal.Cell{Text: "registered", Colour: terminal.Green}
@@ -96,6 +96,7 @@ func (p *printer) header(s Node, wide bool) {
 	for _, e := range kubeletErrors(s.Kubelet) {
 		p.line("kubelet", terminal.Yellow, e.Badge+": "+e.Error)
 	}
+	p.dra(s.Time, s.DRA)
 	if s.API.Enabled {
 		p.line("api", "", apiText(s.API))
 		for _, e := range apiErrors(s.API) {

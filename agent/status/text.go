@@ -211,9 +211,12 @@ func kubeletErrors(k Kubelet) []kubeletError {
 func notServedText(s Node) string { return strings.TrimSuffix(s.Kubelet.Error, ": "+s.Source.Error) }
 
 // pluginOffText says why no resource is registered if the plugin is off, else "".
-func pluginOffText(k Kubelet) string {
-	if k.Plugin != pluginOff {
+func pluginOffText(s Node) string {
+	switch {
+	case s.Kubelet.Plugin != pluginOff:
 		return ""
+	case s.DRA != nil:
+		return "plugin.api is dra, so no resource is registered"
 	}
 	return "plugin.enabled is false, so nothing is registered"
 }

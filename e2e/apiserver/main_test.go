@@ -1,4 +1,4 @@
-// Package apiserver tests the agent's node condition, events and pod labels against a real kube-apiserver and etcd. The
+// Package apiserver tests the agent's node condition, events, pod labels and ResourceSlices against a real kube-apiserver and etcd. The
 // kubelet is its own device manager, as in package devicemanager; no containers run.
 package apiserver
 

@@ -33,6 +33,18 @@ func readFile(path string) (s Saved, text []byte, err error) {
 	return s, text, err
 }
 
+// Read reads a state file that another process may write. If there is no file, it returns the zero Saved.
+func Read(path string) (Saved, error) {
+	if path == "" {
+		return Saved{}, nil
+	}
+	s, _, err := readFile(path)
+	if err != nil {
+		err = fmt.Errorf("%s %w", path, err)
+	}
+	return s, err
+}
+
 // WriteFile replaces a file atomically: a reader finds the old or the new text, also after a crash. Its errors do not contain
 // the number of the temporary file, so that a repeated failure has the same text.
 func WriteFile(path string, text []byte) (info fs.FileInfo, err error) {

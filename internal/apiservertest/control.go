@@ -144,6 +144,9 @@ func (s *Server) SetAbsent(absent bool) { s.do(func() { s.absent = absent }) }
 // Answer sets a function that may refuse requests, such as with an error of apimachinery's package errors; nil for none.
 func (s *Server) Answer(f func(Request) error) { s.do(func() { s.answer = f }) }
 
+// Mutate sets a function that changes slices before they are stored, as a mutating webhook does; nil for none.
+func (s *Server) Mutate(f func(*resourceapi.ResourceSlice)) { s.do(func() { s.mutate = f }) }
+
 // Freeze makes the server accept connections and answer nothing, or go on.
 func (s *Server) Freeze(frozen bool) { s.do(func() { s.frozen = frozen }) }
 

@@ -49,6 +49,7 @@ type Server struct {
 	absent    bool
 	frozen    bool
 	answer    func(Request) error
+	mutate    func(*resourceapi.ResourceSlice)
 	requests  []Request
 }
 
@@ -241,6 +242,9 @@ func (s *Server) handle(r *http.Request, q *Request, k key, body []byte) (any, e
 			return nil, apierrors.NewConflict(group, q.Name, errors.New("the object has been modified; please apply your changes to the latest version and try again"))
 		}
 		if slice, ok := o.(*resourceapi.ResourceSlice); ok {
+			if s.mutate != nil {
+				s.mutate(slice)
+			}
 			prepareSlice(slice, s.lacks, time.Now())
 			before, _ := old.(*resourceapi.ResourceSlice)
 			if errs := validateSlice(slice, before); len(errs) > 0 {

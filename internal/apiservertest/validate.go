@@ -115,7 +115,7 @@ func validateDevice(d resourceapi.Device, path *field.Path) (errs field.ErrorLis
 }
 
 // version is a semantic version, as semver.org defines it.
-var version = regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?$`) //nolint:gochecknoglobals // constant
+var version = regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?$`)
 
 func validateAttribute(name resourceapi.QualifiedName, a resourceapi.DeviceAttribute, path *field.Path) field.ErrorList {
 	errs := validateName(name, path)

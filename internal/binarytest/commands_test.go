@@ -75,6 +75,8 @@ func TestCommands(t *testing.T) {
 		{[]string{"fields", "--config", bad}, 0, []string{"unknown", "source.intervall"}},
 		{[]string{"fields", "-o", "yaml"}, 1, []string{"--output", `"yaml"`}},
 		{[]string{"status", "-o", "yaml"}, 1, []string{"--output", `"yaml"`}},
+		{[]string{"dra", "slices", "-o", "yaml"}, 1, []string{"--output", `"yaml"`}},
+		{[]string{"dra", "slices", "--config", good, "--health.socket="}, 0, []string{"DEVICE", "gpu-7"}},
 		{[]string{"nonsense"}, 1, []string{`"nonsense"`, "--help"}},
 		{[]string{"stauts"}, 1, []string{`"stauts"`, "did you mean status?"}},
 		{[]string{"check-config", "--source.mod", "sim"}, 1, []string{"--source.mod;", "did you mean --source.mode?"}},

@@ -106,6 +106,9 @@ type instance struct{ driver, kubeletDir string }
 
 func configuredInstance(c *plugin.Config) instance { return instance{c.DRA.DriverName, c.KubeletDir} }
 
+// serves reports whether the configuration gives the devices to the instance.
+func (i instance) serves(c *plugin.Config) bool { return c.ServesDRA() && configuredInstance(c) == i }
+
 func (i instance) dataDir() string     { return filepath.Join(i.kubeletDir, "plugins", i.driver) }
 func (i instance) registryDir() string { return filepath.Join(i.kubeletDir, "plugins_registry") }
 
@@ -271,6 +274,9 @@ type Status struct {
 	Err     string // why it does not serve; empty if it does
 	Warning string // what works only in part, such as features that the API server lacks
 
+	// The devices are being handed over: the driver waits for them, or releases them. New pods get none, as the configuration orders.
+	Handover bool
+
 	DriverName string
 	Pool       string
 	Registered bool // the kubelet has accepted the registration
@@ -308,9 +314,19 @@ func (d *Driver) Status() Status {
 	if !s.Enabled {
 		s.Err = "" // the plugin reports why it does not offer the devices
 	}
+	s.Handover = s.Enabled && d.handingOver(session)
 	if session != nil {
 		session.report(&s)
 	}
 	d.preparer.status(&s)
 	return s
+}
+
+// handingOver reports whether the devices are to go to another API or instance, or have to come from one.
+func (d *Driver) handingOver(s *session) bool {
+	if s != nil {
+		return !s.serves(d.Config.Load())
+	}
+	r := d.Options.Released.Load()
+	return r == nil || !r.Released
 }

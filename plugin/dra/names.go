@@ -65,6 +65,21 @@ func dnsLabel(s string) string {
 	return strings.Trim(s, "-")
 }
 
+// named returns the devices of a pool that have these names.
+func (p *Pool) named(names map[health.DeviceID]string) Pool {
+	next := Pool{ByName: make(map[string]health.DeviceID, len(p.ByName)), Warnings: p.Warnings}
+	for _, s := range p.Slices {
+		var kept Slice
+		for _, d := range s.Devices {
+			if id := p.ByName[d.Name]; names[id] == d.Name {
+				kept.Devices, next.ByName[d.Name] = append(kept.Devices, d), id
+			}
+		}
+		next.add(kept)
+	}
+	return next
+}
+
 // RememberNames returns the names that devices have been published under, once a pool is published: those before it, except of devices
 // whose name the pool gives to another. The result is a new map, or before if nothing changes.
 func (p *Pool) RememberNames(before map[health.DeviceID]string) map[health.DeviceID]string {

@@ -85,6 +85,7 @@ const (
 	opConnect  operation = "connect"
 	opWatch    operation = "watch"
 	opSync     operation = "sync"
+	opCleanUp  operation = "clean up" // slices of the node in a pool of another name
 	opWithdraw operation = "withdraw"
 )
 
@@ -110,16 +111,16 @@ func (f *failures) add(op operation, err error, log *zap.Logger) {
 	f.count[reason]++
 	if reason != reasonConflict && !f.logged[reason] { // a conflict ends with the next try
 		f.logged[reason] = true
-		log.Warn("cannot publish devices", zap.String("reason", reason), zap.Error(err), zap.String("required", requiredRights))
+		log.Warn("cannot update ResourceSlices", zap.String("reason", reason), zap.Error(err), zap.String("required", requiredRights))
 	}
 }
 
-// recovered records the success of an operation.
-func (f *failures) recovered(op operation, log *zap.Logger) {
+// recovered records the success of an operation; whole is false while devices are refused.
+func (f *failures) recovered(op operation, whole bool, log *zap.Logger) {
 	delete(f.now, op)
-	if len(f.now) == 0 && len(f.logged) > 0 {
+	if whole && len(f.now) == 0 && len(f.logged) > 0 {
 		clear(f.logged)
-		log.Info("devices are published again")
+		log.Info("ResourceSlices are updated again")
 	}
 }
 
@@ -191,4 +192,4 @@ func refusedDevices(slice *resourceapi.ResourceSlice, err error) map[string]refu
 	return refused
 }
 
-var deviceField = regexp.MustCompile(`^spec\.devices(?:\[(\d+)\].*)?$`) //nolint:gochecknoglobals // constant
+var deviceField = regexp.MustCompile(`^spec\.devices(?:\[(\d+)\].*)?$`)

@@ -42,7 +42,8 @@ type sliceQueue struct {
 	open  func()          // ends ready
 
 	pauses backoff
-	err    error // of the present try
+	op     operation // the present try: of the node's pool, or of another one
+	err    error     // of the present try
 }
 
 func newSliceQueue(ctx context.Context, p *publisher) *sliceQueue {
@@ -54,9 +55,15 @@ func newSliceQueue(ctx context.Context, p *publisher) *sliceQueue {
 // Get returns the next pool. It waits for the first update: before, the controller would delete the slices of the last run.
 func (q *sliceQueue) Get() (pool string, shutdown bool) {
 	<-q.ready.Done()
+	stopped := false
+	q.p.change(func() { stopped = q.p.applied == nil })
+	if stopped {
+		return "", true // without an update
+	}
 	pool, shutdown = q.TypedDelayingInterface.Get()
+	q.op, q.err = opCleanUp, nil
 	if pool == q.p.node {
-		q.err = nil
+		q.op = opSync
 		q.p.change(func() { q.p.started = q.p.applied })
 	}
 	return pool, shutdown
@@ -68,10 +75,17 @@ func (q *sliceQueue) handleError(ctx context.Context, err error, _ string) {
 		return
 	}
 	q.err = err
-	q.p.fail(opSync, err)
+	q.p.fail(q.op, err)
 	if dropped, ok := errors.AsType[*resourceslice.DroppedFieldsError](err); ok {
+		q.p.change(func() { q.p.started.dropped = true })
 		q.p.setLacks(q.p.lacks.Load().without(dropped.DisabledFeatures()))
 	}
+}
+
+// AddAfter adds a pool after a pause of at least a millisecond: the controller compares times strictly, and would run without a pause while
+// the clock does not advance.
+func (q *sliceQueue) AddAfter(pool string, pause time.Duration) {
+	q.TypedDelayingInterface.AddAfter(pool, max(pause, time.Millisecond))
 }
 
 // AddRateLimited adds a pool after a failure.
@@ -80,12 +94,20 @@ func (q *sliceQueue) AddRateLimited(pool string) { q.AddAfter(pool, q.pauses.nex
 // Forget ends the retries of a pool.
 func (q *sliceQueue) Forget(pool string) {
 	q.pauses = backoff{}
-	if pool != q.p.node || q.err != nil { // the library does not retry what is invalid or was dropped
+	if q.err != nil { // the library does not retry what is invalid or was dropped
 		return
 	}
 	q.p.change(func() {
-		q.p.failures.recovered(opSync, q.p.log)
-		q.p.synced, q.p.published = q.p.started, time.Now()
+		if q.op == opSync {
+			if q.p.started.dropped { // the API server has what the controller desires since, which is not the pool
+				return
+			}
+			q.p.synced = q.p.started.pool
+			if q.p.synced == q.p.desired.Load() && len(q.p.refusals) == 0 {
+				q.p.published = time.Now()
+			}
+		}
+		q.p.failures.recovered(q.op, len(q.p.refusals) == 0, q.p.log)
 	})
 }
 

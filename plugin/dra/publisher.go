@@ -21,7 +21,7 @@ import (
 
 const (
 	syncDelay    = time.Second // from a change by another writer to its correction
-	featureCheck = time.Hour   // while the API server lacks features or refuses devices
+	featureCheck = time.Hour   // between checks of the API server's features, which change with its release
 )
 
 // publisher keeps the ResourceSlices of the node equal to a pool. The controller of k8s.io/dynamic-resource-allocation writes them. It
@@ -38,12 +38,18 @@ type publisher struct {
 	refused chan struct{} // a device was refused: offer the others
 
 	mu        sync.Mutex // guards all below
-	applied   *Pool      // what the controller has
-	started   *Pool      // what the controller writes now
+	applied   *offer     // what the controller has
+	started   *offer     // what the controller writes now
 	synced    *Pool      // what the API server has
 	published time.Time  // when it last was what is desired
 	failures  failures
 	refusals  map[string]refusedDevice // by name of the device
+}
+
+// offer is a pool that the controller got. The controller takes what the API server has stored of it for what is desired.
+type offer struct {
+	pool    *Pool
+	dropped bool // the API server has stored it without some fields
 }
 
 // publication is what the publisher reports. It is immutable.
@@ -120,10 +126,10 @@ func (p *publisher) change(f func()) {
 	defer p.mu.Unlock()
 	f()
 	desired := p.desired.Load()
-	_, failing := p.failures.now[opSync]
+	failing := p.failures.now[opSync] != nil || p.failures.now[opCleanUp] != nil
 	now := publication{
 		desired: desired, published: p.published, lacks: *p.lacks.Load(),
-		behind: desired == nil || p.synced != desired || len(p.refusals) > 0 || failing,
+		behind: desired != nil && (p.synced != desired || len(p.refusals) > 0 || failing),
 		errors: maps.Clone(p.failures.count), err: cmp.Or(p.failures.text(), refusalText(p.refusals)),
 	}
 	p.state.Store(&now)
@@ -136,7 +142,7 @@ func (p *publisher) fail(op operation, err error) {
 
 // recovered records the success of an operation.
 func (p *publisher) recovered(op operation) {
-	p.change(func() { p.failures.recovered(op, p.log) })
+	p.change(func() { p.failures.recovered(op, len(p.refusals) == 0, p.log) })
 }
 
 // setLacks sets what the API server lacks.
@@ -173,6 +179,7 @@ func signal(c chan<- struct{}) {
 // run publishes until ctx ends, and leaves the slices: those of a driver that restarts within 30 seconds stay.
 func (p *publisher) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(p.withLogger(ctx))
+	defer p.change(func() { clear(p.failures.now) })
 	defer cancel()
 	p.change(func() { p.applied, p.started, p.synced = nil, nil, nil })
 	for pool, changed := p.desired.Watch(); pool == nil; pool, changed = p.desired.Watch() {
@@ -205,30 +212,32 @@ func (p *publisher) run(ctx context.Context) error {
 		return nil
 	}
 	defer controller.Stop()
-	hourly := time.NewTicker(featureCheck)
-	defer hourly.Stop()
+	recheck := time.NewTicker(featureCheck)
+	defer recheck.Stop()
 	for {
 		pool, changed := p.desired.Watch()
 		if offered, ok := p.offer(pool); ok {
 			p.change(func() {
 				controller.Update(offered)
-				p.applied = pool
+				p.applied = &offer{pool: pool}
 			})
 			queue.open()
 		}
-		again := false
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-changed:
+			continue
 		case <-p.refused:
+			continue
 		case <-p.recheck:
-			again = true
-		case <-hourly.C:
-			again = true
+		case <-recheck.C:
 		}
-		if again && check() == nil {
+		recheck.Reset(featureCheck)
+		if check() == nil {
 			p.change(func() { clear(p.refusals) }) // it may be another API server
+		} else {
+			recheck.Reset(maxRefusedPause)
 		}
 	}
 }

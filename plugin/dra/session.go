@@ -2,6 +2,7 @@ package dra
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -32,10 +33,18 @@ type session struct {
 	stop       func()            // ends what publishes or withdraws; nil if nothing does
 	withdrawn  chan struct{}     // closed when no slice is left; nil while nothing withdraws
 	loggedWarn []string          // Pool.Warnings that are logged
+	storing    *storing          // the write of the checkpoint that publishing requires; nil if there is none
 
 	mu       sync.Mutex // guards the fields below
 	err      string     // why the devices are not published
 	warnings []string
+}
+
+// storing is a write of the checkpoint.
+type storing struct {
+	since time.Time
+	done  chan struct{} // closed at its end
+	err   error         // valid after the end
 }
 
 // serve runs a session until ctx ends or its devices are released.
@@ -85,8 +94,9 @@ func (s *session) run(ctx context.Context) {
 			_, capabilitiesChanged = s.capabilities.Watch()
 		}
 		var retry <-chan time.Time
+		var stored <-chan struct{}
 		was := serving
-		serving = cfg.ServesDRA() && configuredInstance(cfg) == s.instance
+		serving = s.serves(cfg)
 		s.preparer.releasing(!serving)
 		own := *cfg
 		own.DRA.DriverName, own.KubeletDir = s.driver, s.kubeletDir
@@ -105,6 +115,8 @@ func (s *session) run(ctx context.Context) {
 			} else if err := s.publish(ctx, &own, snap, lacks); err != nil {
 				s.setError(err.Error(), nil)
 				retry = time.After(s.timing.retryMin)
+			} else if s.storing != nil {
+				stored, retry = s.storing.done, time.After(s.timing.retryMin) // retry reports a disk that blocks
 			}
 		} else {
 			if was {
@@ -130,6 +142,7 @@ func (s *session) run(ctx context.Context) {
 		case <-capabilitiesChanged:
 		case <-publishedChanged:
 		case <-retry:
+		case <-stored:
 		case <-s.withdrawn:
 		}
 	}
@@ -139,11 +152,7 @@ func (s *session) run(ctx context.Context) {
 func (s *session) publish(ctx context.Context, cfg *plugin.Config, snap *health.Snapshot, lacks features) error {
 	found := s.properties.latest.Load()
 	if !snap.Polled() {
-		reason := "no poll of the GPUs has succeeded yet"
-		if snap != nil && snap.Source.Err != "" {
-			reason += ": " + snap.Source.Err
-		}
-		s.setError(reason, nil)
+		s.setError(errNotPolled(snap).Error(), nil)
 		return nil
 	}
 	names := s.preparer.names()
@@ -166,24 +175,58 @@ func (s *session) publish(ctx context.Context, cfg *plugin.Config, snap *health.
 	remembered := pool.RememberNames(names)
 	s.storeNames(s.instance, &pool, remembered)
 	s.preparer.update(cfg, snap, &pool)
-	// A disk that blocks must not delay a taint, so the checkpoint is written only if it has to change.
-	if !maps.Equal(remembered, names) || !s.preparer.publishing() {
-		err := s.makeDataDir()
-		if err == nil {
-			err = s.preparer.remember(ctx, remembered)
+	if waits, err := s.store(ctx, names, remembered); waits {
+		s.publishes = false
+		if err != nil && s.preparer.publishing() { // the disk must not keep taints from the devices whose names are stored
+			s.publisher.update(pool.named(names))
+			s.startPublishing(ctx)
 		}
-		if err == nil { // before the first slice: a later process must know that there may be slices
-			err = s.preparer.setPublishing(ctx, true)
-		}
-		if err != nil {
-			return fmt.Errorf("nothing new is published: %w", err)
-		}
+		return err
 	}
 	s.setError("", pool.Warnings)
 	s.publisher.update(pool)
 	s.startPublishing(ctx)
 	s.input, s.publishes = in, true
 	return nil
+}
+
+// store writes the names of devices, and that there may be slices, to the checkpoint, because a later process must have both. If something
+// has changed, it starts the write and reports that the caller must wait. An error means that the last write has failed or takes long.
+func (s *session) store(ctx context.Context, names, remembered map[health.DeviceID]string) (waits bool, err error) {
+	writing := false
+	if w := s.storing; w != nil {
+		select {
+		case <-w.done:
+			s.storing, err = nil, w.err
+		default:
+			writing = true
+		}
+	}
+	if maps.Equal(remembered, names) && s.preparer.publishing() {
+		return false, nil
+	}
+	if writing {
+		if time.Since(s.storing.since) >= s.timing.retryMin {
+			err = errors.New("nothing new is published: the checkpoint is still being written")
+		}
+		return true, err
+	}
+	w := &storing{since: time.Now(), done: make(chan struct{})}
+	s.storing = w
+	go func() {
+		defer close(w.done)
+		err := s.makeDataDir()
+		if err == nil {
+			err = s.preparer.remember(ctx, remembered)
+		}
+		if err == nil {
+			err = s.preparer.setPublishing(ctx, true)
+		}
+		if err != nil {
+			w.err = fmt.Errorf("nothing new is published: %w", err)
+		}
+	}()
+	return true, err
 }
 
 // pcieRoots returns the PCIe roots of the devices of a snapshot, which change only with the devices.
@@ -245,6 +288,15 @@ func (s *session) start(ctx context.Context, run func(context.Context) error) (d
 // release offers nothing, waits for the end of the claims, removes the slices and reports whether that is done. Claims that are prepared
 // are served until they end. The slices of another driver of the same name stay.
 func (s *session) release(ctx context.Context, other bool) (done bool) {
+	if s.storing != nil {
+		select {
+		case <-s.storing.done:
+			s.storing = nil
+		default: // it may still store that there are slices
+			s.setReleasing("the checkpoint is being written")
+			return false
+		}
+	}
 	claims := s.claims.Load()
 	if claims != nil && len(claims.ByUID) > 0 {
 		if s.preparer.publishing() && !other {

@@ -23,6 +23,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -234,18 +235,27 @@ func (s *sockets) setOther(text string) {
 
 // findOtherDriver returns an error if another process serves a socket of a driver of the same name, except own.
 func (s *sockets) findOtherDriver(ctx context.Context, own string) error {
-	files, err := os.ReadDir(s.registryDir())
+	return s.findDriver(ctx, own, s.timing.call)
+}
+
+// FindDriver returns an error if a process serves a driver with the configured name. It may be an agent.
+func FindDriver(ctx context.Context, c *plugin.Config) error {
+	return configuredInstance(c).findDriver(ctx, "", defaultTiming().call)
+}
+
+func (i instance) findDriver(ctx context.Context, own string, timeout time.Duration) error {
+	files, err := os.ReadDir(i.registryDir())
 	if err != nil {
 		return err
 	}
 	for _, f := range files {
-		path := filepath.Join(s.registryDir(), f.Name())
+		path := filepath.Join(i.registryDir(), f.Name())
 		if f.Type() != fs.ModeSocket || path == own {
 			continue
 		}
-		if info, who := askSocket(ctx, path, s.timing.call); info.GetType() == registerapi.DRAPlugin && info.GetName() == s.driver {
+		if info, who := askSocket(ctx, path, timeout); info.GetType() == registerapi.DRAPlugin && info.GetName() == i.driver {
 			return fmt.Errorf("another driver of the name %s answers at %s%s; remove it from this node, or set another plugin.dra.driverName",
-				s.driver, path, who)
+				i.driver, path, who)
 		}
 	}
 	return nil

@@ -1,0 +1,133 @@
+package doctor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
+)
+
+// draSteps returns the checks of dynamic resource allocation.
+func (d doctor) draSteps(c config.Config) []step {
+	if !c.Plugin.ServesDRA() {
+		return nil
+	}
+	return []step{
+		{"DRA directories", func(context.Context) []Check { return checkDRADirs(c.Plugin) }},
+		{"DRA driver", func(ctx context.Context) []Check { return checkDRADriver(ctx, c) }},
+		{"CDI support", func(ctx context.Context) []Check {
+			version, err := d.runtimeVersion(ctx, c.Health.Kubernetes.Kubeconfig)
+			return d.checkCDISupport(version, err)
+		}},
+	}
+}
+
+// checkDRADirs checks whether the driver could open its sockets and write its checkpoint.
+func checkDRADirs(c plugin.Config) []Check {
+	const mount = "set plugin.kubeletDir to the kubelet's --root-dir; in a container, mount it at the same path"
+	registry := filepath.Join(c.KubeletDir, "plugins_registry")
+	data := c.DRADir()
+	if info, err := os.Stat(registry); err != nil {
+		return fail(fmt.Sprintf("no directory %s: %v", registry, rootCause(err)), "start the kubelet, which creates it, or "+mount)
+	} else if !info.IsDir() {
+		return fail(registry+" is not a directory", mount)
+	}
+	for _, err := os.Stat(data); errors.Is(err, fs.ErrNotExist) && data != filepath.Clean(c.KubeletDir); _, err = os.Stat(data) {
+		data = filepath.Dir(data) // the agent creates missing directories
+	}
+	var checks []Check
+	for _, dir := range []string{registry, data} {
+		if err := writable(dir); err != nil {
+			checks = append(checks, fail(fmt.Sprintf("user %d cannot write in %s: %v", os.Geteuid(), dir, err),
+				"run the agent as root, and mount the directory writable")...)
+		}
+	}
+	if len(checks) == 0 {
+		checks = pass(registry + " and " + data + " are writable")
+	}
+	return checks
+}
+
+// checkDRADriver reports what the running agent knows of its driver, or whether another process serves a driver of the name.
+func checkDRADriver(ctx context.Context, c config.Config) []Check {
+	s, ok := agentStatus(ctx, c)
+	if !ok || s.DRA == nil || s.DRA.Driver == "" {
+		if err := dra.FindDriver(ctx, &c.Plugin); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			// The agent that runs may be the one that answers: without its status that is unknown.
+			if isAgent(ctx, c) && !ok {
+				return info(err.Error())
+			}
+			check := failure("", err.Error(), "")
+			return []Check{check}
+		}
+		if ok && s.DRA != nil && s.DRA.Error != "" {
+			return warn(s.DRA.Error, "see the log of the agent")
+		}
+		return pass("no other driver has the name " + c.Plugin.DRA.DriverName)
+	}
+	var checks []Check
+	if s.DRA.Error != "" {
+		checks = append(checks, failure("", s.DRA.Error, "see the log of the agent"))
+	}
+	if s.DRA.PublishError != "" {
+		checks = append(checks, warn("not published: "+s.DRA.PublishError,
+			"check the network, the rights of the agent's service account and the chart's policy; the agent keeps trying")...)
+	}
+	if len(s.DRA.DroppedFeatures) > 0 {
+		checks = append(checks, warn("the API server lacks "+strings.Join(s.DRA.DroppedFeatures, ", "),
+			"enable these feature gates, or upgrade Kubernetes; docs/dra.md says what works without them")...)
+	}
+	if len(checks) == 0 {
+		checks = pass(fmt.Sprintf("%s is registered, %s published", s.DRA.Driver, status.Plural(s.DRA.Devices, "device")))
+	}
+	return checks
+}
+
+// agentStatus returns the status of the running agent; ok is false if it does not give it.
+func agentStatus(ctx context.Context, c config.Config) (s status.Node, ok bool) {
+	code, text := get(ctx, c, status.SnapshotPath)
+	return s, code == http.StatusOK && json.Unmarshal([]byte(text), &s) == nil
+}
+
+// runtimeVersionOf returns the container runtime of this node, as the kubelet reports it: containerd://2.1.4.
+func runtimeVersionOf(ctx context.Context, kubeconfig string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	return kube.RuntimeVersion(ctx, kubeconfig, kube.NodeName())
+}
+
+// checkCDISupport checks whether the container runtime gives containers their CDI devices. One that ignores them starts the containers
+// without an error.
+func (d doctor) checkCDISupport(version string, err error) []Check {
+	m := regexp.MustCompile(`^containerd://v?(\d{1,4})\.(\d{1,4})\.`).FindStringSubmatch(version)
+	const upgrade = "upgrade to containerd 2: with an older one, a pod can run without its GPU"
+	switch {
+	case err != nil:
+		return info("the container runtime's version is unknown: " + err.Error())
+	case m == nil:
+		return info(version + ": expected to support CDI")
+	case m[1] != "0" && m[1] != "1":
+		return pass(version + " supports CDI")
+	case m[1] == "0" || len(m[2]) == 1 && m[2] < "7":
+		return fail(version+" ignores CDI", upgrade)
+	}
+	enabled := regexp.MustCompile(`(?m)^\s*enable_cdi\s*=\s*true\b`)
+	for _, file := range d.host.glob(runtimeConfigs()...) {
+		if enabled.MatchString(d.host.read(file)) {
+			return pass(version + " supports CDI: enable_cdi in " + file)
+		}
+	}
+	return warn(version+" ignores CDI unless enable_cdi is true, which no configuration file that is found has", upgrade+"; or set enable_cdi in its configuration")
+}

@@ -1,0 +1,108 @@
+package doctor
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+)
+
+func TestDRAStepsOnlyWithDRA(t *testing.T) {
+	for api, want := range map[string]bool{plugin.APIDRA: true, plugin.APIDevicePlugin: false} {
+		c := config.Config{Plugin: plugin.DefaultConfig()}
+		c.Plugin.API = api
+		if steps := (doctor{}).draSteps(c); (len(steps) > 0) != want {
+			t.Errorf("%s: %d checks", api, len(steps))
+		}
+	}
+}
+
+func TestCheckDRADirs(t *testing.T) {
+	for name, c := range map[string]struct {
+		dirs []string
+		want want
+	}{
+		"before the first start": {[]string{"plugins_registry"}, want{CheckOK, "plugins_registry", ""}},
+		"after it":               {[]string{"plugins_registry", "plugins/gpu.nvidia.com"}, want{CheckOK, "plugins/gpu.nvidia.com", ""}},
+		"no kubelet":             {nil, want{CheckFail, "plugins_registry", "plugin.kubeletDir"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := plugin.DefaultConfig()
+			cfg.KubeletDir = t.TempDir()
+			for _, dir := range c.dirs {
+				if err := os.MkdirAll(filepath.Join(cfg.KubeletDir, dir), 0o700); err != nil {
+					t.Fatal(err)
+				}
+			}
+			expect(t, checkDRADirs(cfg), c.want)
+		})
+	}
+}
+
+func TestCheckCDISupport(t *testing.T) {
+	const enabled = "[plugins.\"io.containerd.grpc.v1.cri\"]\n  enable_cdi = true\n"
+	for name, c := range map[string]struct {
+		version string
+		err     error
+		config  string
+		want    want
+	}{
+		"containerd 2":            {"containerd://2.1.4", nil, "", want{CheckOK, "2.1.4", ""}},
+		"containerd 10":           {"containerd://10.0.0", nil, "", want{CheckOK, "10.0.0", ""}},
+		"containerd 1.6":          {"containerd://1.6.38", nil, enabled, want{CheckFail, "1.6.38", "containerd 2"}},
+		"containerd 1.7":          {"containerd://1.7.27", nil, "", want{CheckWarn, "1.7.27", "enable_cdi"}},
+		"containerd 1.7 with CDI": {"containerd://1.7.27", nil, enabled, want{CheckOK, "1.7.27", ""}},
+		"comment":                 {"containerd://1.7.27", nil, "# enable_cdi = true\n", want{CheckWarn, "1.7.27", "enable_cdi"}},
+		"cri-o":                   {"cri-o://1.34.0", nil, "", want{CheckInfo, "cri-o", ""}},
+		"no API server":           {"", errors.New("connection refused"), "", want{CheckInfo, "connection refused", ""}},
+		"none reported":           {"", nil, "", want{CheckInfo, "", ""}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := doctor{host: files{"etc/containerd/config.toml": c.config}.with(nil).root(t)}
+			expect(t, d.checkCDISupport(c.version, c.err), c.want)
+		})
+	}
+}
+
+// A running agent reports its driver; without one the sockets are asked.
+func TestCheckDRADriver(t *testing.T) {
+	serving := status.DRA{Driver: "gpu.nvidia.com", Registered: true, Devices: 8}
+	with := func(change func(*status.DRA)) *status.DRA {
+		d := serving
+		change(&d)
+		return &d
+	}
+	for name, c := range map[string]struct {
+		dra   *status.DRA
+		wants []want
+	}{
+		"serves":          {&serving, []want{{CheckOK, "8 devices", ""}}},
+		"another driver":  {with(func(d *status.DRA) { d.Error = "another driver answers; remove it" }), []want{{CheckFail, "another driver", "remove it"}}},
+		"features":        {with(func(d *status.DRA) { d.DroppedFeatures = []string{"DRADeviceTaints"} }), []want{{CheckWarn, "DRADeviceTaints", "feature gates"}}},
+		"waits":           {&status.DRA{Error: "waiting for pods"}, []want{{CheckWarn, "waiting for pods", "log"}}},
+		"of an older one": {nil, []want{{CheckOK, "gpu.nvidia.com", ""}}},
+		"rights and features": {with(func(d *status.DRA) { d.PublishError, d.DroppedFeatures = "forbidden", []string{"A"} }), []want{
+			{CheckWarn, "forbidden", "rights"}, {CheckWarn, "A", "feature gates"},
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			agent := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				_ = json.NewEncoder(w).Encode(status.Node{DRA: c.dra})
+			}))
+			defer agent.Close()
+			cfg := config.Config{Plugin: plugin.DefaultConfig()}
+			cfg.Plugin.KubeletDir = agenttest.SocketDir(t)
+			cfg.Metrics.Listen = strings.TrimPrefix(agent.URL, "http://")
+			expect(t, checkDRADriver(t.Context(), cfg), c.wants...)
+		})
+	}
+}

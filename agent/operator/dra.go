@@ -1,0 +1,125 @@
+package operator
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"os"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
+)
+
+type planSlices = func(context.Context, config.Config) (dra.PublishedSlices, error)
+
+func draCommand(loader *config.Loader, plan planSlices) *cobra.Command {
+	cmd := &cobra.Command{Use: "dra", Short: "Show what the agent does by dynamic resource allocation (DRA)"}
+	cmd.AddCommand(slicesCommand(loader, plan))
+	return cmd
+}
+
+func slicesCommand(loader *config.Loader, plan planSlices) *cobra.Command {
+	var output, socket string
+	cmd := &cobra.Command{
+		Use:   "slices",
+		Short: "Print the ResourceSlices that the agent publishes, or would publish",
+		Long: `Print the ResourceSlices that the agent publishes with plugin.api dra, or would publish. Only root may ask a running agent.
+
+The command asks the running agent, which needs no API server for it. If no agent runs, the command polls the configured source
+once, with the findings of health.stateFile, and changes nothing. Standard error says why slices are not published, and what is left out
+of them. The API server chooses the names and generations of published slices; the output has others.`,
+		Example: `  gpu-node-agent dra slices
+  gpu-node-agent dra slices -o json | jq '.items[].spec.devices[] | select(.taints) | {name, taints}'`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if output != "table" && output != "json" {
+				return fmt.Errorf("--output: expected table or json, got %q", output)
+			}
+			s, err := askOrPlan(cmd, loader, socket, plan)
+			if err != nil {
+				return err
+			}
+			if s.NotPublished != "" {
+				cmd.PrintErrln("note: not published:", s.NotPublished)
+			}
+			for _, w := range s.Warnings {
+				cmd.PrintErrln("warning:", w)
+			}
+			text := slicesTable(&s.List, terminal.Of(os.Stdout))
+			if output == "json" {
+				document, err := json.MarshalIndent(s.List, "", "  ")
+				if err != nil {
+					return err
+				}
+				text = string(document) + "\n"
+			}
+			_, err = fmt.Fprint(cmd.OutOrStdout(), text)
+			return err
+		},
+	}
+	cmd.Flags().StringVarP(&output, "output", "o", "table", "table or json")
+	cmd.Flags().StringVar(&socket, "socket", "", "socket of the agent (default: "+socketKey+" of its configuration)")
+	return cmd
+}
+
+// askOrPlan asks the agent at a socket; without --socket, if no agent listens there, it returns what one would publish.
+func askOrPlan(cmd *cobra.Command, loader *config.Loader, socket string, plan planSlices) (dra.PublishedSlices, error) {
+	ctx := cmd.Context()
+	configured := cmp.Or(socket, loadPartial(cmd, loader).Health.Socket)
+	if configured != "" {
+		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+		defer cancel()
+		s, err := call[dra.PublishedSlices](ctx, configured, request{Slices: &struct{}{}})
+		absent := errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
+		if socket != "" || !absent {
+			return s, err
+		}
+	}
+	c, err := loader.Load()
+	if err != nil {
+		return dra.PublishedSlices{}, err
+	}
+	log.SetOutput(io.Discard) // go-dcgm logs there
+	return plan(ctx, c)
+}
+
+// slicesTable lists the devices of slices.
+func slicesTable(list *resourceapi.ResourceSliceList, out terminal.Output) string {
+	p := &terminal.Printer{Output: out}
+	t := terminal.Table{Wrap: true, Columns: []terminal.Column{
+		{Name: "SLICE"}, {Name: "DEVICE"}, {Name: "TYPE"}, {Name: "PRODUCT"}, {Name: "PROFILE"}, {Name: "MEMORY"}, {Name: "SHARED"}, {Name: "TAINTS"},
+	}}
+	for i := range list.Items {
+		for _, d := range list.Items[i].Spec.Devices {
+			text := func(name string) string {
+				if v := d.Attributes[resourceapi.QualifiedName(name)].StringValue; v != nil {
+					return *v
+				}
+				return ""
+			}
+			memory, shared := "", ""
+			if c, ok := d.Capacity["memory"]; ok {
+				memory = c.Value.String()
+			}
+			if d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations {
+				shared = "yes"
+			}
+			var taints []string
+			for _, taint := range d.Taints {
+				taints = append(taints, taint.Key+":"+string(taint.Effect))
+			}
+			t.Rows = append(t.Rows, terminal.Cells("", fmt.Sprint(i), d.Name, text("type"), text("productName"), text("profile"), memory, shared, strings.Join(taints, ", ")))
+		}
+	}
+	p.Table(t)
+	return p.String()
+}

@@ -91,8 +91,8 @@ func (q *sliceQueue) AddAfter(pool string, pause time.Duration) {
 // AddRateLimited adds a pool after a failure.
 func (q *sliceQueue) AddRateLimited(pool string) { q.AddAfter(pool, q.pauses.next(q.err)) }
 
-// Forget ends the retries of a pool.
-func (q *sliceQueue) Forget(pool string) {
+// Forget ends the retries of the pool that Get returned last.
+func (q *sliceQueue) Forget(string) {
 	q.pauses = backoff{}
 	if q.err != nil { // the library does not retry what is invalid or was dropped
 		return

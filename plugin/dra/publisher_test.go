@@ -722,9 +722,21 @@ func TestSliceQueueWaitsForFirstUpdate(t *testing.T) {
 			t.Errorf("Get returned %s before the first update", pool)
 		default:
 		}
+		g.change(func() { g.applied = &offer{pool: &Pool{}} })
 		q.open()
 		if pool := <-pools; pool != publishNode {
 			t.Errorf("Get returned %q", pool)
 		}
 	})
+}
+
+func TestSliceQueueEndsBeforeFirstUpdate(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	q := newSliceQueue(ctx, newPublishRig(t, apiservertest.New(t, publishNode)).publisher)
+	defer q.ShutDown()
+	q.Add(publishNode)
+	cancel()
+	if pool, shutdown := q.Get(); !shutdown {
+		t.Errorf("Get returned %q without resources", pool)
+	}
 }

@@ -21,7 +21,7 @@ import (
 // sessionRig runs a session without sockets, under synctest.
 type sessionRig struct {
 	*publishRig
-	*session
+	session   *session
 	config    health.Latest[plugin.Config]
 	snapshots health.Latest[health.Snapshot]
 	write     func() error // replaces the write of the checkpoint, until it returns nil
@@ -53,14 +53,15 @@ func newSessionRig(t *testing.T) *sessionRig {
 	if err := d.preparer.open(i.dataDir()); err != nil {
 		t.Fatal(err)
 	}
-	g.session = &session{Driver: d, instance: i, properties: newProperties(d), sockets: newSockets(d, i, zap.NewNop()), publisher: g.publishRig.publisher}
-	g.sockets.other.Store(new(""))
+	s := &session{Driver: d, instance: i, properties: newProperties(d), sockets: newSockets(d, i, zap.NewNop()), publisher: g.publisher}
+	g.session = s
+	s.sockets.other.Store(new(""))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		g.session.run(ctx)
-		g.stopPublishing()
+		s.run(ctx)
+		s.stopPublishing()
 	}()
 	t.Cleanup(func() {
 		cancel()

@@ -53,7 +53,7 @@ func (a *Agent) handler() http.Handler {
 		},
 		Jobs:      a.jobs.Of,
 		Processes: a.processes.Latest(),
-		Shares:    a.plugin.Shares,
+		Shares:    a.shares,
 		Memory:    a.memoryLimits.Latest(),
 		DRA:       a.dra.Status,
 		Claims:    a.dra.Claims(),
@@ -81,7 +81,7 @@ func (a *Agent) status() status.Node {
 	in := status.Inputs{
 		Node: nodeName(), Version: a.build.Version, Revision: a.build.Revision, Now: time.Now(), NotReady: a.notReady(),
 		Reload: *a.lastReload.Load(), Snapshot: a.snapshots.Load(), Plugin: a.plugin.Status(), DRA: a.dra.Status(), Claims: a.dra.Claims().Load(), Holders: a.plugin.Holders(), Processes: a.processes.Latest().Load(),
-		Shares: a.plugin.Shares(), Memory: a.memoryLimits.Latest().Load(),
+		Shares: a.shares(), Memory: a.memoryLimits.Latest().Load(),
 		Kube: a.reporter.Status(), StateFile: a.stateFile.Status(), Events: a.events.Latest(),
 	}
 	if err := a.configError.Load(); err != nil {

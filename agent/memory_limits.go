@@ -10,6 +10,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/nvml"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 )
 
@@ -18,10 +19,13 @@ const cgroupRoot = "/sys/fs/cgroup"
 
 func (a *Agent) newMemoryLimits(log *zap.Logger) *memlimits.Follower {
 	return memlimits.New(memlimits.Options{
-		Config: &a.memoryLimitsConfig, Snapshots: &a.snapshots, Holders: a.plugin.LatestHolders(), Hooks: a.plugin.MemoryLimitHooks,
-		CgroupRoot: cgroupRoot, Admin: hasSysAdmin(), Log: log,
+		Config: &a.memoryLimitsConfig, Snapshots: &a.snapshots, Holders: a.plugin.LatestHolders(), Claimed: a.dra.Memory,
+		Hooks: a.plugin.MemoryLimitHooks, CgroupRoot: cgroupRoot, Admin: hasSysAdmin(), Log: log,
 	})
 }
+
+// shares returns how the units of shared devices are used. Only one of both APIs serves a device.
+func (a *Agent) shares() []plugin.ShareUnits { return append(a.plugin.Shares(), a.dra.Shares()...) }
 
 // openMemoryLimits returns what opens the driver's memory limits for the GPUs of a source.
 func openMemoryLimits(c config.SourceConfig) memlimits.Open {

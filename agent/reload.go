@@ -156,7 +156,7 @@ func (a *Agent) warnings() (all []string) {
 	if err := a.mps.Err(); err != "" {
 		all = append(all, "MPS: "+err)
 	}
-	return append(all, sharingWarnings(a.snapshots.Load(), a.plugin.Shares(), a.pluginConfig.Load().Sharing.Memory.Enforcement)...)
+	return append(all, sharingWarnings(a.snapshots.Load(), a.shares(), a.pluginConfig.Load().Sharing.Memory.Enforcement)...)
 }
 
 // draWarnings returns what keeps dynamic resource allocation from publishing, or works only in part.

@@ -182,7 +182,7 @@ func agentMetrics() []MetricInfo {
 			device("namespace", "pod", "container", "pod_uid"),
 		},
 		shareUnits: {
-			"share_units", gauge, "Units of a device shared by MPS or by memory: total are offered to the kubelet, free of these are held by no container, " +
+			"share_units", gauge, "Units of a device shared by MPS or by memory: total are offered, free of these are held by no container, with claims by none that is prepared, " +
 				"and largest is the largest request of a container that the device can serve now. No free and largest while the holders are unknown.",
 			device("resource", "sharing", "state"),
 		},

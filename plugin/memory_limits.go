@@ -25,14 +25,18 @@ func (c *Config) MemoryLimits(podLogs string) memlimits.Config {
 // may be called from any goroutine.
 func (p *Plugin) MemoryLimitHooks() map[health.DeviceID]bool {
 	cfg, snap := p.cfg.Load(), p.snapshots.Load()
-	if cfg == nil || snap == nil || !cfg.UsesCDI() {
+	if cfg == nil || snap == nil || !cfg.UsesCDI() && !cfg.ServesDRA() {
 		return nil
+	}
+	name := cfg.runtimeID
+	if cfg.ServesDRA() { // claims name devices by their UUIDs
+		name = func(d Device) string { return string(d.State.Device.ID) }
 	}
 	gpus := p.limitHooks.GPUs(cfg.CDI)
 	hooks := make(map[health.DeviceID]bool)
 	for i := range snap.Devices {
 		d := Device{State: &snap.Devices[i]}
-		if id := d.State.Device.ID; slices.Contains(gpus[cfg.runtimeID(d)], string(id)) {
+		if id := d.State.Device.ID; slices.Contains(gpus[name(d)], string(id)) {
 			hooks[id] = true
 		}
 	}

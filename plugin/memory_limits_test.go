@@ -80,16 +80,18 @@ func TestMemoryLimitHooks(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, test := range map[string]struct {
+		api      string
 		lists    []string
 		deviceID string
 		want     map[health.DeviceID]bool
 	}{
-		"by UUID":     {[]string{ListEnv, ListCDICRI}, DeviceIDUUID, map[health.DeviceID]bool{"GPU-0": true}},
-		"by index":    {[]string{ListCDIAnnotations}, DeviceIDIndex, map[health.DeviceID]bool{"GPU-1": true}},
-		"without CDI": {[]string{ListEnv}, DeviceIDUUID, nil},
+		"by UUID":     {APIDevicePlugin, []string{ListEnv, ListCDICRI}, DeviceIDUUID, map[health.DeviceID]bool{"GPU-0": true}},
+		"by index":    {APIDevicePlugin, []string{ListCDIAnnotations}, DeviceIDIndex, map[health.DeviceID]bool{"GPU-1": true}},
+		"without CDI": {APIDevicePlugin, []string{ListEnv}, DeviceIDUUID, nil},
+		"claims":      {APIDRA, []string{ListEnv}, DeviceIDIndex, map[health.DeviceID]bool{"GPU-0": true}},
 	} {
 		h := newHarness(t, snapshot(3))
-		h.setConfig(func(c *Config) { c.DeviceList, c.DeviceID, c.CDI.Dir = test.lists, test.deviceID, dir })
+		h.setConfig(func(c *Config) { c.API, c.DeviceList, c.DeviceID, c.CDI.Dir = test.api, test.lists, test.deviceID, dir })
 		if got := h.p.MemoryLimitHooks(); !maps.Equal(got, test.want) {
 			t.Errorf("%s: %v", name, got)
 		}

@@ -69,12 +69,12 @@ func (s *share) waiting(d *health.Device, asked bool) (reason string, starting b
 
 // ShareUnits is how the units of a shared device are used: replicas, MPS shares, or units of memory.
 type ShareUnits struct {
-	Resource string
+	Resource string // empty with dynamic resource allocation
 	Device   health.DeviceID
 	Sharing  Sharing
 	Unit     uint64 // bytes of a unit; 0 unless Sharing is SharingMemory
 
-	Total   int // offered to the kubelet
+	Total   int // offered
 	Free    int // of these, held by no container; -1 if the holders are unknown
 	Largest int // the largest request of a container that the device can serve now; -1 if the holders are unknown
 

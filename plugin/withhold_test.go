@@ -255,3 +255,25 @@ func TestReleasedDeviceIsHealthyForItsPodOnly(t *testing.T) {
 		}
 	}
 }
+
+// A device that a pod holds by a claim is withheld as a whole, with its shares. It costs the resource no capacity.
+func TestWithholdClaimed(t *testing.T) {
+	snap := snapshot(2)
+	for name, change := range map[string]func(*Config){"whole": func(*Config) {}, "shared": sharedBy(2)} {
+		cfg := configured(change)
+		claimed := podresources.Holder{Namespace: "ml", Pod: "train", DeviceID: "gpu-0", Claim: podresources.ClaimRef{Name: "c", Driver: "gpu.nvidia.com"}}
+		r := newLayout(layoutInput{cfg: &cfg, snap: snap, holders: map[health.DeviceID][]podresources.Holder{"GPU-0": {claimed}}}).resources[0]
+		for _, d := range r.Devices {
+			first := d.State.Device.ID == "GPU-0"
+			if d.Healthy() == first || first && !strings.Contains(d.withheld, "claim c") {
+				t.Errorf("%s: %s healthy %v, %q", name, d.State.Device.ID, d.Healthy(), d.withheld)
+			}
+			if s := d.share; s != nil && (s.largest > 0) == first {
+				t.Errorf("%s: %s serves %d", name, d.State.Device.ID, s.largest)
+			}
+		}
+		if r.Unschedulable == nil || r.Unschedulable.Devices != 0 {
+			t.Errorf("%s: %+v", name, r.Unschedulable)
+		}
+	}
+}

@@ -12,10 +12,10 @@ import (
 
 // Shares is how the units of a shared device are used: replicas, MPS shares, or units of memory.
 type Shares struct {
-	Sharing  string `json:"sharing"` // timeSlicing, mps, memory
-	Resource string `json:"resource"`
+	Sharing  string `json:"sharing"`             // timeSlicing, mps, memory
+	Resource string `json:"resource,omitempty"`  // empty with dynamic resource allocation
 	Unit     uint64 `json:"unitBytes,omitempty"` // memory: of one unit
-	Total    int    `json:"total"`               // offered to the kubelet
+	Total    int    `json:"total"`               // offered
 	Free     *int   `json:"free,omitempty"`      // of these, held by no container
 	Largest  *int   `json:"largest,omitempty"`   // the largest request of a container that the device can serve now
 
@@ -61,8 +61,8 @@ type MemoryLimit struct {
 	Namespace   string  `json:"namespace"`
 	Pod         string  `json:"pod"`
 	Container   string  `json:"container"`
-	Resource    string  `json:"resource"`
-	Units       int     `json:"units"`
+	Resource    string  `json:"resource,omitempty"` // empty for a claim, as units
+	Units       int     `json:"units,omitempty"`
 	Limit       uint64  `json:"limitBytes"`          // what the container requested
 	Enforcement string  `json:"enforcement"`         // what keeps the container within it: driver, mps, none
 	Reason      string  `json:"reason,omitempty"`    // why that is not the configured one

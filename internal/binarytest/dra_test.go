@@ -11,6 +11,7 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	quantity "k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpu-node-agent/gpu-node-agent/internal/apiservertest"
@@ -102,14 +103,28 @@ func (n *draNode) taints(device string) []string {
 
 // claim makes a claim that the scheduler has allocated.
 func (n *draNode) claim(name string, devices ...string) kubelettest.Claim {
+	var results []resourceapi.DeviceRequestAllocationResult
+	for _, d := range devices {
+		results = append(results, resourceapi.DeviceRequestAllocationResult{Request: "gpus", Driver: draDriver, Pool: draNodeName, Device: d})
+	}
+	return n.putClaim(name, results)
+}
+
+// claimShare makes a claim that the scheduler has allocated a share of a device.
+func (n *draNode) claimShare(name, device, memory string) kubelettest.Claim {
+	return n.putClaim(name, []resourceapi.DeviceRequestAllocationResult{{
+		Request: "gpus", Driver: draDriver, Pool: draNodeName, Device: device, ShareID: new(types.UID(shareOf(name))),
+		ConsumedCapacity: map[resourceapi.QualifiedName]quantity.Quantity{"memory": quantity.MustParse(memory)},
+	}})
+}
+
+func shareOf(claim string) string { return "share-of-" + claim }
+
+func (n *draNode) putClaim(name string, results []resourceapi.DeviceRequestAllocationResult) kubelettest.Claim {
 	c := new(resourceapi.ResourceClaim)
 	c.Namespace, c.Name, c.UID = "default", name, types.UID(name+"-uid")
 	c.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "gpus", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: draDriver}}}
-	c.Status.Allocation = &resourceapi.AllocationResult{}
-	for _, d := range devices {
-		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results,
-			resourceapi.DeviceRequestAllocationResult{Request: "gpus", Driver: draDriver, Pool: draNodeName, Device: d})
-	}
+	c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: results}}
 	n.api.Put(c)
 	return kubelettest.Claim{Namespace: "default", Name: name, UID: name + "-uid"}
 }
@@ -279,6 +294,63 @@ func TestDRARestarts(t *testing.T) {
 	}
 	n.unprepare(c)
 	n.prepare(kubelettest.Claim{Namespace: "default", Name: "other", UID: "other-uid"})
+}
+
+// Two pods have shares of the memory of one GPU: each has its own limit in its CDI spec, and both are seen on the GPU. A claim that
+// does not fit is refused.
+func TestDRAShares(t *testing.T) {
+	t.Parallel()
+	n := newDRANode(t, kubelettest.V137)
+	n.write(n.config("dra", `sharing: {memory: {resource: nvidia.com/gpu-memory, unit: 1Gi, reserve: "0", devices: ["3"]}}`))
+	n.run()
+	n.awaitServing()
+	for name, d := range n.devices() {
+		if shared := d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations; shared != (name == "gpu-3") {
+			t.Errorf("%s is shared: %v", name, shared)
+		}
+	}
+	units := func(state string) float64 {
+		return n.value("gpu_node_agent_share_units", "gpu", "3", "sharing", "memory", "state", state)
+	}
+	n.await("free memory", func() bool { return units("free") > 60 })
+	total := units("total")
+	var free func()
+	for _, c := range []kubelettest.Claim{n.claimShare("chat", "gpu-3", "30Gi"), n.claimShare("embed", "gpu-3", "30Gi")} {
+		devices := n.prepare(c)
+		if len(devices) != 1 || devices[0].ShareID != shareOf(c.Name) {
+			t.Fatalf("%+v", devices)
+		}
+		n.kubelet.HoldClaim(kubelettest.HeldClaim{
+			Container: kubelettest.Container{Namespace: c.Namespace, Pod: c.Name, Name: "main"}, Claim: c.Name, Driver: draDriver, Pool: draNodeName,
+			Devices: []kubelettest.HeldDevice{{Name: "gpu-3", ShareID: shareOf(c.Name)}},
+		})
+		free = func() {
+			n.kubelet.FreeClaims(kubelettest.Container{Namespace: c.Namespace, Pod: c.Name, Name: "main"})
+			n.await("the end of "+c.Name, func() bool { return n.dra.Unprepare(t.Context(), draDriver, c) == nil })
+		}
+		files := slices.DeleteFunc(n.specs(), func(f string) bool { return !strings.Contains(f, c.UID) })
+		if len(files) != 1 || !strings.Contains(readFile(files[0]), "GPU_NODE_AGENT_MEMORY_LIMIT_MIB=30720") {
+			t.Errorf("%q: %s", files, readFile(files[0]))
+		}
+	}
+	if _, err := n.dra.Prepare(t.Context(), draDriver, n.claimShare("large", "gpu-3", "30Gi")); err == nil {
+		t.Error("a claim got more memory than is free")
+	}
+	limit := func(pod string) float64 {
+		return n.value("gpu_node_agent_container_memory_limit_bytes", "gpu", "3", "pod", pod, "enforcement", "none")
+	}
+	n.await("both pods and what they leave", func() bool {
+		return n.countHolders("chat") == 1 && n.countHolders("embed") == 1 && limit("chat") == 30<<30 && limit("embed") == 30<<30 &&
+			units("total") == total && units("free") == total-60 && units("largest") == total-60
+	})
+	n.kill()
+	n.run()
+	n.awaitServing()
+	n.await("both pods after kill -9", func() bool { return limit("chat") == 30<<30 && limit("embed") == 30<<30 })
+	free()
+	n.await("the memory of the second pod", func() bool {
+		return n.countHolders("embed") == 0 && limit("embed") < 0 && units("free") == total-30
+	})
 }
 
 // A node changes to dra and back while pods of the other API hold devices: each change waits for them, says which they are, and continues

@@ -224,17 +224,21 @@ func claimMount(m *kubeletapi.Mount) cdi.ClaimMount {
 
 // sharedMemory returns what is offered of a device's memory. If it is not shared any more, claims from before have all of it.
 func (p *preparer) sharedMemory(in *claimInput, device *health.Device) plugin.SharedMemory {
-	var caps *memlimits.Capabilities
-	if p.capabilities != nil {
-		caps = p.capabilities.Load()
-	}
-	selected, _ := in.cfg.SelectDevices(in.snap, caps, p.capabilities != nil)
+	selected, _ := in.cfg.SelectDevices(in.snap, p.memoryCapabilities(), p.capabilities != nil)
 	for _, s := range selected {
 		if s.State.Device.ID == device.ID && s.Memory != nil {
 			return *s.Memory
 		}
 	}
 	return plugin.SharedMemory{Offered: device.Memory, Enforcement: memlimits.None}
+}
+
+// memoryCapabilities returns what can limit the memory of containers, nil if it is unknown.
+func (p *preparer) memoryCapabilities() *memlimits.Capabilities {
+	if p.capabilities == nil {
+		return nil
+	}
+	return p.capabilities.Load()
 }
 
 // consumedMemory returns the memory of a share in bytes. ok is false for a whole device.

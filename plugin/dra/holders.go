@@ -15,8 +15,8 @@ import (
 
 // ClaimDevice finds the device behind a device of a claim in the kubelet's pod resources: it is a podresources.ClaimResolver.
 //
-// A prepared claim names its devices. Other claims of the driver have devices of the published pool. While another driver of the same name
-// serves the node, such as NVIDIA's, its names of devices are those that this driver would publish.
+// A prepared claim names its devices. Other claims of the driver have devices of the published pool. While the driver has no pool yet, or
+// another one of the same name serves the node, such as NVIDIA's, names of devices are those that this driver would publish.
 func (d *Driver) ClaimDevice(namespace, name string, c podresources.ClaimRef) (id health.DeviceID, admin, ok bool) {
 	if prepared := d.prepared(namespace, name, c); prepared != nil {
 		return prepared.Device, prepared.Admin, true
@@ -25,11 +25,17 @@ func (d *Driver) ClaimDevice(namespace, name string, c podresources.ClaimRef) (i
 		return id, false, true
 	}
 	cfg := d.Config.Load()
-	if cfg == nil || c.Driver != cfg.DRA.DriverName || cfg.ServesDRA() {
+	if cfg == nil || c.Driver != cfg.DRA.DriverName || cfg.ServesDRA() && d.hasPool() {
 		return "", false, false
 	}
 	id, ok = deviceByName(d.Snapshots.Load(), name)
 	return id, false, ok
+}
+
+// hasPool reports whether the driver has published devices under names.
+func (d *Driver) hasPool() bool {
+	n := d.names.Load()
+	return n != nil && len(n.published) > 0
 }
 
 // prepared returns a device of a prepared claim; nil if the claim or the device is not known.

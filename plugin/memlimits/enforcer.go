@@ -120,14 +120,22 @@ func unitOf(id string) (bytes uint64, byMPS bool) {
 	return n << 20, m[2] != ""
 }
 
-// containers returns the containers that hold units, by device. Those that MPS limits are judged. It may be called during a pass.
+// memoryOf returns the memory that a container holds by a unit or by a claim, and whether MPS limits the container; 0 if it holds none.
+func (e *enforcer) memoryOf(h podresources.Holder) (bytes uint64, byMPS bool) {
+	if h.ByClaim() {
+		return e.Claimed(h)
+	}
+	return unitOf(h.DeviceID)
+}
+
+// containers returns the containers that hold memory, by device. Those that MPS limits are judged. It may be called during a pass.
 func (e *enforcer) containers(snap *health.Snapshot) (list []Container) {
 	holders := e.Holders.Load().By
 	for i := range snap.Devices {
 		id := snap.Devices[i].Device.ID
 		first := len(list)
 		for _, h := range holders[id] { // sorted, so those of a container are adjacent
-			bytes, byMPS := unitOf(h.DeviceID)
+			bytes, byMPS := e.memoryOf(h)
 			if bytes == 0 {
 				continue
 			}
@@ -142,7 +150,9 @@ func (e *enforcer) containers(snap *health.Snapshot) (list []Container) {
 				list = append(list, c)
 				last++
 			}
-			list[last].Units++
+			if !h.ByClaim() {
+				list[last].Units++
+			}
 			list[last].Limit += bytes
 		}
 	}

@@ -27,6 +27,9 @@ type Options struct {
 	Snapshots *health.Latest[health.Snapshot]
 	Holders   *health.Latest[podresources.Holders] // never empty
 
+	// Claimed returns the memory that a container has by a claim, and whether MPS limits the container to it; 0 for a whole device.
+	Claimed func(podresources.Holder) (bytes uint64, byMPS bool)
+
 	// Hooks returns the devices for which a hook of the container toolkit applies the limits in a container's environment.
 	Hooks func() map[health.DeviceID]bool
 

@@ -137,6 +137,7 @@ type node struct {
 	snapshots health.Latest[health.Snapshot]
 	holders   health.Latest[podresources.Holders]
 	hooks     map[health.DeviceID]bool
+	claims    map[podresources.ClaimRef]uint64 // bytes
 	logs      *observer.ObservedLogs
 	cancel    context.CancelFunc
 	done      chan struct{}
@@ -158,7 +159,8 @@ func newNode(t *testing.T) *node {
 	n.write("cgroup/kubepods/cgroup.procs", "")
 	n.Follower = New(Options{
 		Config: &n.configs, Snapshots: &n.snapshots, Holders: &n.holders, CgroupRoot: filepath.Join(n.dir, "cgroup"), Admin: true,
-		Hooks: func() map[health.DeviceID]bool { return n.hooks }, Log: zap.New(core),
+		Claimed: func(h podresources.Holder) (uint64, bool) { return n.claims[h.Claim], false },
+		Hooks:   func() map[health.DeviceID]bool { return n.hooks }, Log: zap.New(core),
 	})
 	return n
 }
@@ -814,5 +816,34 @@ func TestFollowerLeavesOtherHolders(t *testing.T) {
 		n.wait(refresh)
 		n.expect()
 		n.expectSets()
+	})
+}
+
+// The share of a claim is limited like units, once it is prepared. Whole devices have no limit.
+func TestClaims(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		share, whole := podresources.ClaimRef{Name: "share", Driver: "gpu.nvidia.com", ShareID: "1"}, podresources.ClaimRef{Name: "whole", Driver: "gpu.nvidia.com"}
+		held := func(pod string, c podresources.ClaimRef) podresources.Holder {
+			return podresources.Holder{Namespace: "team", Pod: pod, Container: "main", DeviceID: "gpu-0", Claim: c}
+		}
+		n.holders.Store(&podresources.Holders{At: time.Now(), By: map[health.DeviceID][]podresources.Holder{
+			"GPU-a": {held("chat", share)}, "GPU-b": {held("train", whole)},
+		}})
+		n.claims = map[podresources.ClaimRef]uint64{share: 30 * gib}
+		n.start()
+		n.expect("GPU-a chat 0/30Gi none reason")
+		dir := n.run("chat", 1)
+		n.run("train", 2)
+		n.wait(refresh)
+		n.expect("GPU-a chat 0/30Gi driver used 3")
+		n.expectSets("GPU-a " + group(1) + " 0 30")
+		n.driver.change(func() {
+			n.driver.limits[target{"GPU-a", dir}] = health.MemoryLimits{Hard: 40 * gib}
+			n.driver.ignoreSet = true
+		})
+		n.wait(refresh)
+		n.expect("GPU-a chat 0/30Gi none used 0 reason")
+		n.stop()
 	})
 }

@@ -26,8 +26,8 @@ type Capabilities struct {
 type Container struct {
 	Namespace, Pod, Name string
 	Device               health.DeviceID
-	Resource             string
-	Units                int
+	Resource             string // empty for a claim
+	Units                int    // of the resource
 	Limit                uint64 // bytes: what the container requested
 	Enforcement          Enforcement
 	Reason               string // why it is not the configured enforcement; empty if it is

@@ -273,10 +273,10 @@ func readPIDFile(dir string) int {
 	return max(0, number([]byte(strings.TrimSpace(string(text)))))
 }
 
-// holdsShares reports whether a container holds a share of the device, or may hold one.
+// holdsShares reports whether a container holds a share of the device, or may hold one. A claim of a device that a daemon serves is one.
 func (d *device) holdsShares(h podresources.Holders) bool {
 	return h.Unknown(d.now) != "" || slices.ContainsFunc(h.By[d.spec.Device], func(c podresources.Holder) bool {
-		return strings.Contains(c.DeviceID, "::")
+		return c.ByClaim() || strings.Contains(c.DeviceID, "::")
 	})
 }
 

@@ -164,6 +164,7 @@ func TestFollowerDaemonHangs(t *testing.T) {
 	}{
 		{"unused", func(*followerTest) {}, 1},
 		{"held", func(h *followerTest) { h.hold(gpuA, string(gpuA)+"::mps4::3") }, 0},
+		{"held by a claim", func(h *followerTest) { h.holdClaim(gpuA) }, 0},
 		{"holders unknown", func(h *followerTest) { h.change(func() { h.holdersErr = "no kubelet" }) }, 0},
 		{"clients outside of containers", func(h *followerTest) {
 			h.serve(gpuA, 7, fakeServer{status: serverActive, threads: "25.0", memory: "20480M", clients: []int{8}})
@@ -171,6 +172,11 @@ func TestFollowerDaemonHangs(t *testing.T) {
 		}, 0},
 		{"container that has ended", func(h *followerTest) {
 			h.hold(gpuA, string(gpuA)+"::mps4::3")
+			h.serve(gpuA, 7, fakeServer{status: serverActive, threads: "25.0", memory: "20480M", clients: []int{8}})
+			time.AfterFunc(2*time.Minute, func() { h.hold(gpuA) })
+		}, 1},
+		{"container with a claim that has ended", func(h *followerTest) {
+			h.holdClaim(gpuA)
 			h.serve(gpuA, 7, fakeServer{status: serverActive, threads: "25.0", memory: "20480M", clients: []int{8}})
 			time.AfterFunc(2*time.Minute, func() { h.hold(gpuA) })
 		}, 1},

@@ -254,6 +254,13 @@ func (n *fakeNode) hold(id health.DeviceID, deviceIDs ...string) {
 	})
 }
 
+// holdClaim has a container hold a device by a claim.
+func (n *fakeNode) holdClaim(id health.DeviceID) {
+	n.change(func() {
+		n.holders[id] = []podresources.Holder{{Namespace: "a", Pod: "b", Container: "c", DeviceID: "gpu-0", Claim: podresources.ClaimRef{Name: "mps"}}}
+	})
+}
+
 // followerTest runs a Follower on a fakeNode in a synctest bubble.
 type followerTest struct {
 	*testing.T

@@ -114,3 +114,20 @@ func FuzzHoldersByClaim(f *testing.F) {
 		}
 	})
 }
+
+// A new kubelet lists containers later. Until it has settled, those of its predecessor keep their devices, also those with adminAccess.
+func TestClaimsOfANewKubelet(t *testing.T) {
+	before := Holders{By: map[health.DeviceID][]Holder{"GPU-a": {{Pod: "train"}}}, Admin: map[health.DeviceID][]Holder{"GPU-b": {{Pod: "exporter"}}}}
+	now := time.Now()
+	for settled, want := range map[bool]int{false: 2, true: 0} {
+		c := &Client{settledAt: now.Add(time.Second), resolver: func() Resolvers { return Resolvers{Resource: noResource} }}
+		if settled {
+			c.settledAt = now
+		}
+		c.Holders.Store(&before)
+		c.storeHolders(now, &podsapi.ListPodResourcesResponse{}, nil)
+		if h := c.Holders.Load(); len(h.By["GPU-a"])+len(h.Admin["GPU-b"]) != want {
+			t.Errorf("settled %v: %+v", settled, *h)
+		}
+	}
+}

@@ -231,6 +231,11 @@ func (c *Client) storeHolders(asked time.Time, pods *podsapi.ListPodResourcesRes
 				next.By[device] = holders
 			}
 		}
+		for device, holders := range last.Admin {
+			if next.Admin[device] == nil {
+				next.Admin[device] = holders
+			}
+		}
 	}
 	c.Holders.Store(&next)
 }

@@ -184,6 +184,15 @@ func (p *Plugin) claimDevices() (reason string) {
 	return ""
 }
 
+// hasDRAReleased reports whether dynamic resource allocation has released the devices.
+func (p *Plugin) hasDRAReleased() bool {
+	if p.dra == nil {
+		return true
+	}
+	dra := p.dra.Load()
+	return dra != nil && dra.Released
+}
+
 func (p *Plugin) setOffer(o offer) {
 	if last := p.offer.Load(); *cmp.Or(last, new(offer)) != o {
 		p.offer.Store(&o)

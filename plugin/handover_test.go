@@ -7,6 +7,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -121,6 +122,44 @@ func TestHandover(t *testing.T) {
 		dra.Store(&Handover{Released: true})
 		h.waitResource(k, gpu, listed(2, 2))
 	})
+}
+
+// While dynamic resource allocation has the devices, it orders the MPS daemons of its claims, whatever the configuration says.
+func TestHandoverMPS(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*Config){
+		"devicePlugin": func(*Config) {},
+		"disabled":     func(c *Config) { c.Enabled = false },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHarness(t, snapshot(2))
+			h.setConfig(change)
+			dra := &health.Latest[Handover]{}
+			dra.Store(&Handover{Reason: "claim ml/c"})
+			h.p.SetDRA(dra)
+			ordered := &mps.Desired{Daemons: []mps.Spec{{Device: "GPU-0"}}}
+			h.p.MPS().Store(ordered)
+			h.kubelet()
+			h.run()
+			h.waitHolders(func(h podresources.Holders) bool { return h.Err == "" && !h.Pending })
+			h.waitPlugin(func(s Status) bool { return s.Off == (name == "disabled") && s.Err != "starting" })
+			h.snaps.Store(snapshot(2))
+			dra.Store(&Handover{Reason: "claim ml/d"})
+			h.waitPlugin(func(s Status) bool { return s.Off || strings.Contains(s.Err, "ml/d") })
+			if d := h.p.MPS().Load(); d != ordered {
+				t.Errorf("the plugin stopped the daemons of claims: %+v", d)
+			}
+			dra.Store(&Handover{Released: true})
+			for _, changed := h.p.MPS().Watch(); h.p.MPS().Load() == ordered; _, changed = h.p.MPS().Watch() {
+				select {
+				case <-changed:
+				case <-h.ctx.Done():
+					t.Fatal("the daemons of claims still run")
+				}
+			}
+		})
+	}
 }
 
 func TestDRAConfig(t *testing.T) {

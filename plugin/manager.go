@@ -191,7 +191,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 			if !serve {
 				desired = nil
 			}
-			if serve || !cfg.ServesDRA() { // otherwise dynamic resource allocation stores it
+			if serve || !cfg.ServesDRA() && p.hasDRAReleased() { // otherwise dynamic resource allocation stores it
 				p.storeMPS(now)
 			}
 			p.reconcile(ctx, desired, *cfg, true)

@@ -56,15 +56,15 @@ func TestCheckCDISupport(t *testing.T) {
 		config  string
 		want    want
 	}{
-		"containerd 2":             {"containerd://2.1.4", nil, "", want{CheckOK, "2.1.4", ""}},
-		"containerd 10":            {"containerd://10.0.0", nil, "", want{CheckOK, "10.0.0", ""}},
-		"containerd 1.6":           {"containerd://1.6.38", nil, enabled, want{CheckFail, "1.6.38", "containerd 2"}},
-		"containerd 1.7":           {"containerd://1.7.27", nil, "", want{CheckWarn, "1.7.27", "enable_cdi"}},
-		"containerd 1.7 with CDI":  {"containerd://1.7.27", nil, enabled, want{CheckOK, "1.7.27", ""}},
-		"comment":                  {"containerd://1.7.27", nil, "# enable_cdi = true\n", want{CheckWarn, "1.7.27", "enable_cdi"}},
-		"cri-o":                    {"cri-o://1.34.0", nil, "", want{CheckInfo, "cri-o", ""}},
-		"no API server":            {"", errors.New("connection refused"), "", want{CheckInfo, "connection refused", ""}},
-		"none reported":            {"", nil, "", want{CheckInfo, "", ""}},
+		"containerd 2":            {"containerd://2.1.4", nil, "", want{CheckOK, "2.1.4", ""}},
+		"containerd 10":           {"containerd://10.0.0", nil, "", want{CheckOK, "10.0.0", ""}},
+		"containerd 1.6":          {"containerd://1.6.38", nil, enabled, want{CheckFail, "1.6.38", "containerd 2"}},
+		"containerd 1.7":          {"containerd://1.7.27", nil, "", want{CheckWarn, "1.7.27", "enable_cdi"}},
+		"containerd 1.7 with CDI": {"containerd://1.7.27", nil, enabled, want{CheckOK, "1.7.27", ""}},
+		"comment":                 {"containerd://1.7.27", nil, "# enable_cdi = true\n", want{CheckWarn, "1.7.27", "enable_cdi"}},
+		"cri-o":                   {"cri-o://1.34.0", nil, "", want{CheckInfo, "cri-o", ""}},
+		"no API server":           {"", errors.New("connection refused"), "", want{CheckInfo, "connection refused", ""}},
+		"none reported":           {"", nil, "", want{CheckInfo, "", ""}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := doctor{host: files{"etc/containerd/config.toml": c.config}.with(nil).root(t)}

@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"os"
 	"strings"
 	"syscall"
@@ -86,6 +88,7 @@ func askOrPlan(cmd *cobra.Command, loader *config.Loader, socket string, plan pl
 	if err != nil {
 		return dra.PublishedSlices{}, err
 	}
+	log.SetOutput(io.Discard) // go-dcgm logs there
 	return plan(ctx, c)
 }
 

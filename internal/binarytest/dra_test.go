@@ -405,6 +405,28 @@ func TestDRAOtherDriver(t *testing.T) {
 	n.awaitPage("/readyz", 200)
 }
 
+// A second agent on the node, as while a pod that was deleted by force still ends, waits for the first, and then has its claims.
+func TestDRATwoAgents(t *testing.T) {
+	t.Parallel()
+	first := startDRANode(t, kubelettest.V137)
+	second := newProcess(t, simConfig)
+	plugin, _ := strings.CutPrefix(first.config("dra"), simConfig)
+	second.write(simConfig + strings.ReplaceAll(plugin, "DIR", first.Dir))
+	second.launch("NODE_NAME=" + draNodeName)
+	second.awaitPage("/readyz", 503, "another driver")
+	c := first.claim("train", "gpu-1")
+	devices := first.prepare(c)
+	first.stop()
+	second.awaitPage("/readyz", 200)
+	if _, err := first.dra.Prepare(t.Context(), draDriver, first.claim("other", "gpu-1")); err == nil {
+		t.Error("a device of a claim of the first agent was given to another claim")
+	}
+	if again := first.prepare(c); !slices.Equal(again[0].CDI, devices[0].CDI) {
+		t.Errorf("prepared as %v, then as %v", devices, again)
+	}
+	first.unprepare(c)
+}
+
 // A change of the driver's name waits for the claims of the old name, also over kill -9, and leaves no slice of it.
 func TestDRADriverName(t *testing.T) {
 	t.Parallel()

@@ -1,11 +1,16 @@
 package binarytest
 
 import (
+	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/apiservertest"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 )
 
@@ -49,4 +54,27 @@ func TestDRAViews(t *testing.T) {
 	free()
 	n.unprepare(c)
 	n.await("no claim", func() bool { return len(n.snapshot().DRA.Claims) == 0 })
+}
+
+// /readyz and doctor name what the API server lacks, and doctor a container runtime that ignores CDI.
+func TestDRAFeaturesLacking(t *testing.T) {
+	t.Parallel()
+	n := newDRANode(t, kubelettest.V137)
+	n.api.Lack(apiservertest.TaintsGate)
+	old := &corev1.Node{}
+	old.Name = draNodeName
+	old.Status.NodeInfo.ContainerRuntimeVersion = "containerd://1.6.38"
+	n.api.Put(old)
+	n.write(n.config("dra"))
+	n.run()
+	n.awaitServing()
+	n.awaitPage("/readyz", 200, "dra: the API server lacks "+apiservertest.TaintsGate)
+	doctor := exec.CommandContext(t.Context(), binary, "doctor", "--config", n.Dir+"/config.yaml")
+	doctor.Env = append(os.Environ(), raceOptions, "NODE_NAME="+draNodeName)
+	out, err := doctor.Output()
+	for _, want := range []string{"warn  DRA driver", apiservertest.TaintsGate, "fail  CDI support", "containerd://1.6.38"} {
+		if err == nil || !strings.Contains(string(out), want) {
+			t.Errorf("%v, want %q:\n%s", err, want, out)
+		}
+	}
 }

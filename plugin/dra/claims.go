@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -159,8 +160,9 @@ type claimInput struct {
 type claimState struct {
 	dir string // its last element is the driver's name
 	checkpoint
-	opened  time.Time
-	warning string // what was lost
+	unwritten bool // the file still has claims that are removed
+	opened    time.Time
+	warning   string // what was lost
 }
 
 func newPreparer(o *Options, claims *health.Latest[Claims]) *preparer {
@@ -200,7 +202,7 @@ func (p *preparer) open(dir string) error {
 		s.warning = fmt.Sprintf("the checkpoint %s was corrupt (%v)", path, err)
 		p.options.Log.Error("checkpoint is corrupt; devices that pods hold by lost claims are refused", zap.String("file", path), zap.Error(err),
 			zap.String("aside", aside), zap.NamedError("asideError", asideErr))
-	case errors.Is(err, fs.ErrNotExist):
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR): // also a file of another program in the place of the directory
 		if uids, _ := cdi.ClaimSpecs(p.cdiDir()); len(uids) > 0 {
 			s.Lost, s.Publishing = true, true
 			s.warning = fmt.Sprintf("the checkpoint %s is missing, and %d claims have a CDI spec", path, len(uids))
@@ -214,6 +216,34 @@ func (p *preparer) open(dir string) error {
 		p.options.Log.Warn("cannot remove the temporary files of an earlier process", zap.Error(err))
 	}
 	p.store(s)
+	return nil
+}
+
+// refresh reads the checkpoint again. The process before this one may have prepared claims after open, until its sockets were closed.
+func (p *preparer) refresh(ctx context.Context) error {
+	select {
+	case p.writing <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	defer func() { <-p.writing }()
+	s := p.state.Load()
+	if s == nil || s.unwritten {
+		return nil
+	}
+	c, err := readCheckpoint(s.dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) || isCorrupt(err): // the next write replaces it
+		return nil
+	case err != nil:
+		return fmt.Errorf("cannot read the checkpoint: %w", err)
+	case c.BootID != s.BootID: // not written since the boot
+		return nil
+	}
+	next := *s
+	next.checkpoint = c
+	next.Lost = c.Lost || s.Lost
+	p.store(&next)
 	return nil
 }
 
@@ -233,14 +263,28 @@ func (p *preparer) store(s *claimState) {
 
 // change is a change of the checkpoint that waits for its write.
 type change struct {
-	apply func(checkpoint) (next checkpoint, changed bool, err error)
-	done  chan error // of capacity 1
+	apply   func(checkpoint) (next checkpoint, changed bool, err error)
+	removes bool       // it only removes claims
+	done    chan error // of capacity 1
 }
 
 // change changes the checkpoint and writes it. Changes that wait together are written together. If an error occurs, nothing has changed.
 // If ctx ends first, it may have.
 func (p *preparer) change(ctx context.Context, apply func(checkpoint) (next checkpoint, changed bool, err error)) error {
-	c := &change{apply, make(chan error, 1)}
+	return p.enqueue(ctx, &change{apply: apply, done: make(chan error, 1)})
+}
+
+// removeClaim removes a claim from the checkpoint, also if that cannot be written: a full disk must not keep pods from ending, because
+// their volumes are removed only after that. The file has the claim until the next write. A later process that reads it there removes it
+// as soon as another claim needs its devices, or at its sweep.
+func (p *preparer) removeClaim(ctx context.Context, uid types.UID) error {
+	return p.enqueue(ctx, &change{removes: true, done: make(chan error, 1), apply: func(c checkpoint) (checkpoint, bool, error) {
+		_, exists := c.Claims[uid]
+		return c.with(map[types.UID]*Claim{uid: nil}), exists, nil
+	}})
+}
+
+func (p *preparer) enqueue(ctx context.Context, c *change) error {
 	p.mu.Lock()
 	p.queue = append(p.queue, c)
 	p.mu.Unlock()
@@ -272,15 +316,19 @@ func (p *preparer) commit() {
 		}
 		return
 	}
-	next := *before
+	next, removed := *before, *before // removed has only the changes that need no write
 	var written []*change
 	for _, c := range queue {
 		changed, differs, err := c.apply(next.checkpoint)
-		if err != nil || !differs {
+		if err != nil || !differs && !before.unwritten {
 			c.done <- err
 			continue
 		}
 		next.checkpoint = changed
+		if c.removes {
+			removed.checkpoint, _, _ = c.apply(removed.checkpoint)
+			removed.unwritten = true
+		}
 		written = append(written, c)
 	}
 	if len(written) == 0 {
@@ -290,13 +338,25 @@ func (p *preparer) commit() {
 	if err == nil {
 		err = p.disk.writeFile(filepath.Join(next.dir, checkpointName), text)
 	}
-	if err == nil {
+	next.unwritten = false
+	switch {
+	case err == nil:
 		p.store(&next)
-	} else {
+	case removed.unwritten && !before.unwritten:
+		p.options.Log.Warn("cannot write the checkpoint; claims are removed from it later", zap.Error(err))
+		fallthrough
+	case removed.unwritten:
+		p.store(&removed)
+	}
+	if err != nil {
 		err = refuse(reasonCheckpoint, "cannot write the checkpoint: %v", err)
 	}
 	for _, c := range written {
-		c.done <- err
+		if c.removes {
+			c.done <- nil
+		} else {
+			c.done <- err
+		}
 	}
 }
 
@@ -348,7 +408,7 @@ func (p *preparer) update(cfg *plugin.Config, snap *health.Snapshot, pool *Pool)
 	p.input.Store(&claimInput{cfg, snap, pool})
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if pool != nil && p.pooled.IsZero() {
+	if pool != nil && snap.Polled() && p.pooled.IsZero() {
 		p.pooled = time.Now()
 	}
 }
@@ -358,6 +418,13 @@ func (p *preparer) client(c kubernetes.Interface) { p.api.Store(&c) }
 
 // releasing sets whether new claims are refused, because the driver releases the devices.
 func (p *preparer) releasing(on bool) { p.refuses.Store(on) }
+
+func (p *preparer) refuseReleasing() error {
+	if !p.refuses.Load() {
+		return nil
+	}
+	return refuse(reasonReleasing, "plugin.enabled, plugin.api, plugin.kubeletDir or plugin.dra.driverName changed: the driver releases the devices and prepares no new claim")
+}
 
 // status adds what the preparer has done.
 func (p *preparer) status(s *Status) {
@@ -457,7 +524,9 @@ func (p *preparer) UnprepareResourceClaims(ctx context.Context, claims []kubelet
 				err = p.unprepare(ctx, claim.UID)
 				end()
 			}
-			errs[i] = err
+			if err != nil {
+				errs[i] = fmt.Errorf("claim %s/%s: %w", claim.Namespace, claim.Name, err)
+			}
 		})
 	}
 	calls.Wait()
@@ -545,8 +614,8 @@ func (p *preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 	if in == nil || in.cfg == nil || in.pool == nil || !in.snap.Polled() {
 		return nil, refuse(reasonNotReady, "the driver is starting; it does not have the devices yet")
 	}
-	if p.refuses.Load() {
-		return nil, refuse(reasonReleasing, "plugin.api is %s: the driver releases the devices and prepares no new claim", plugin.APIDevicePlugin)
+	if err := p.refuseReleasing(); err != nil {
+		return nil, err
 	}
 	plan, err := p.newPlan(ctx, in, claim, results)
 	if err != nil || len(results) == 0 {
@@ -594,6 +663,9 @@ func (p *preparer) reserve(ctx context.Context, plan *plan) error {
 		}
 		var conflicts []conflict
 		err := p.change(ctx, func(c checkpoint) (_ checkpoint, changed bool, err error) {
+			if err := p.refuseReleasing(); err != nil { // since the first check: release must see this claim, or refuse it
+				return c, false, err
+			}
 			if conflicts, err = c.conflicts(&plan.claim, plan.offered); err != nil {
 				return c, false, refuse(reasonConfiguration, "%v", err)
 			}
@@ -602,10 +674,21 @@ func (p *preparer) reserve(ctx context.Context, plan *plan) error {
 		if err != nil || len(conflicts) == 0 {
 			return err
 		}
+		removed := false
+		var memory error // a claim that shares the memory exists; another one may not
 		for i := range conflicts {
-			if err := p.removeStale(ctx, &conflicts[i]); err != nil {
+			err := p.removeStale(ctx, &conflicts[i])
+			switch r, _ := errors.AsType[*claimRefusal](err); {
+			case err == nil:
+				removed = true
+			case r != nil && r.reason == reasonMemory:
+				memory = cmp.Or(memory, err)
+			default:
 				return err
 			}
+		}
+		if !removed {
+			return memory
 		}
 	}
 }
@@ -624,10 +707,7 @@ func (p *preparer) unprepare(ctx context.Context, uid types.UID) error {
 	if err := p.disk.removeSpec(dir, string(uid)); err != nil {
 		return refuse(reasonCDI, "cannot remove the claim's CDI spec: %v", err)
 	}
-	err := p.change(ctx, func(c checkpoint) (checkpoint, bool, error) {
-		_, exists := c.Claims[uid]
-		return c.with(map[types.UID]*Claim{uid: nil}), exists, nil
-	})
+	err := p.removeClaim(ctx, uid)
 	if exists && err == nil {
 		p.options.Log.Info("claim unprepared", zap.String("claim", c.String()), zap.String("uid", string(uid)), zap.Strings("devices", c.deviceNames()))
 	}

@@ -112,12 +112,7 @@ func (p *preparer) checkLost(ctx context.Context, in *claimInput, c *Claim) erro
 		return nil
 	}
 	holders := p.options.Holders()
-	unknown := holders.Unknown(time.Now())
-	if p.mu.Lock(); unknown == "" && !holders.At.After(p.pooled) { // devices of claims have names since then
-		unknown = "the kubelet has not been asked since the driver has its devices"
-	}
-	p.mu.Unlock()
-	if unknown != "" {
+	if unknown := p.unknownHolders(&holders); unknown != "" {
 		return refuse(reasonNotReady, "the checkpoint was lost, and it is unknown which pods hold devices: %s", unknown)
 	}
 	for i := range c.Devices {
@@ -146,6 +141,22 @@ func (p *preparer) checkLost(ctx context.Context, in *claimInput, c *Claim) erro
 		}
 	}
 	return nil
+}
+
+// unknownHolders returns why it is not known which containers hold devices by claims that are not prepared; empty if it is.
+func (p *preparer) unknownHolders(h *podresources.Holders) string {
+	if unknown := h.Unknown(time.Now()); unknown != "" {
+		return unknown
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case h.Settling:
+		return "the kubelet may not have read all its pods yet"
+	case p.pooled.IsZero() || !h.At.After(p.pooled): // devices of claims have names since then
+		return "the kubelet has not been asked since the driver has its devices"
+	}
+	return ""
 }
 
 // lacks reports whether a container holds a device of the driver by a claim that is not prepared.
@@ -204,7 +215,7 @@ func (p *preparer) run(ctx context.Context) {
 	}
 }
 
-// sweep removes claims that do not exist any more and that no pod holds, and the specs of claims that are not prepared.
+// sweep removes claims that do not exist any more, or that have other devices now, and that no pod holds, and the specs of claims that are not prepared.
 func (p *preparer) sweep(ctx context.Context) {
 	s, in := p.state.Load(), p.input.Load()
 	if in == nil || in.cfg == nil {
@@ -224,7 +235,7 @@ func (p *preparer) sweep(ctx context.Context) {
 			}
 		}
 	}
-	if s.Lost && !lacks && time.Since(s.opened) > lostFor {
+	if s.Lost && !lacks && p.unknownHolders(&holders) == "" && time.Since(s.opened) > lostFor {
 		err := p.change(ctx, func(c checkpoint) (checkpoint, bool, error) {
 			changed := c.Lost
 			c.Lost = false
@@ -239,8 +250,11 @@ func (p *preparer) sweep(ctx context.Context) {
 			continue
 		}
 		claim, err := p.getClaim(ctx, c.Namespace, c.Name)
-		if err != nil || claim != nil && claim.UID == uid {
-			continue // the next sweep asks again
+		if err != nil {
+			break // the next sweep asks again
+		}
+		if claim != nil && claim.UID == uid && slices.ContainsFunc(c.Devices, func(d ClaimDevice) bool { return d.allocatedTo(claim) }) {
+			continue
 		}
 		if err := p.removeSwept(ctx, &c); err != nil {
 			p.options.Log.Warn("cannot remove a claim that does not exist any more", zap.String("claim", c.String()), zap.Error(err))
@@ -255,7 +269,10 @@ func (p *preparer) removeSwept(ctx context.Context, c *Claim) error {
 		return err
 	}
 	defer end()
-	p.options.Log.Info("claim is removed: it does not exist any more, and no pod holds it", zap.String("claim", c.String()), zap.String("uid", string(c.UID)))
+	if now, exists := p.state.Load().Claims[c.UID]; !exists || !now.Prepared.Equal(c.Prepared) {
+		return nil // it was prepared again
+	}
+	p.options.Log.Info("claim is removed: it does not exist any more or has other devices, and no pod holds it", zap.String("claim", c.String()), zap.String("uid", string(c.UID)))
 	return p.unprepare(ctx, c.UID)
 }
 
@@ -322,17 +339,29 @@ func (p *preparer) ensureBase(in *claimInput) error {
 		p.writer.Toolkit.Stop()
 		return nil
 	}
+	return p.writer.Ensure(p.baseInput(in))
+}
+
+// baseInput returns the input of the CDI spec of the devices.
+func (p *preparer) baseInput(in *claimInput) cdi.Input {
 	input := in.cfg.CDIInput(in.snap, os.DirFS("/"))
-	published := make(map[health.DeviceID]bool, len(in.pool.ByName))
+	used := make(map[health.DeviceID]bool, len(in.pool.ByName))
 	for _, id := range in.pool.ByName {
-		published[id] = true
+		used[id] = true
+	}
+	if claims := p.published.Load(); claims != nil { // a container that restarts needs its device, also if that is not published any more
+		for _, c := range claims.ByUID {
+			for _, d := range c.Devices {
+				used[d.Device] = true
+			}
+		}
 	}
 	for i := range in.snap.Devices {
-		if s := &in.snap.Devices[i]; published[s.Device.ID] {
+		if s := &in.snap.Devices[i]; used[s.Device.ID] {
 			input.Devices = append(input.Devices, cdi.Device{Name: string(s.Device.ID), State: s, Offered: s.Sample.Presence != health.Missing})
 		}
 	}
-	return p.writer.Ensure(input)
+	return input
 }
 
 // orderMPS stores which MPS daemons the claims need.

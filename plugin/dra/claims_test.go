@@ -380,14 +380,21 @@ func (n *claimNode) unprepare(c *resourceapi.ResourceClaim) error {
 	return results[c.UID]
 }
 
-// prepared returns the UIDs in the checkpoint's file.
+// prepared returns the UIDs in the checkpoint. Its file has the same, unless removals could not be written.
 func (n *claimNode) prepared() []types.UID {
 	n.t.Helper()
 	c, err := readCheckpoint(n.pluginDir())
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		n.t.Fatal(err)
 	}
-	if memory := n.claims.Load(); c.BootID != n.boot {
+	if memory, s := n.claims.Load(), n.prepare.state.Load(); s.unwritten {
+		for uid := range memory.ByUID {
+			if _, exists := c.Claims[uid]; !exists {
+				n.t.Fatalf("memory has %v, the file %v", memory.ByUID, c.Claims)
+			}
+		}
+		c.Claims = memory.ByUID
+	} else if c.BootID != n.boot {
 		c.Claims = nil
 	} else if memory != nil && !maps.EqualFunc(memory.ByUID, c.Claims, func(a, b Claim) bool { return a.UID == b.UID }) {
 		n.t.Fatalf("memory has %v, the file %v", memory.ByUID, c.Claims)
@@ -805,14 +812,64 @@ func TestPrepareFullDisk(t *testing.T) {
 	n.must(a)
 	n.faults.setFull(true)
 	n.refused(b, reasonCheckpoint, "no space left")
-	if err := n.unprepare(a); err == nil || !slices.Equal(n.prepared(), []types.UID{"uid-a"}) {
-		t.Errorf("%v, %v", err, n.prepared())
+	if err := n.unprepare(a); err != nil || len(n.prepared()) > 0 || len(n.specs()) > 0 {
+		t.Errorf("%v, %v: a full disk keeps a pod from ending", err, n.prepared())
+	}
+	n.restart("boot-1") // the file still has the claim, which the API server does not have any more
+	n.refused(b, reasonCheckpoint, "no space left")
+	n.faults.setFull(false)
+	n.must(claim("c", result("gpu-0")))
+	if got := n.prepared(); !slices.Equal(got, []types.UID{"uid-c"}) {
+		t.Errorf("got %v", got)
+	}
+}
+
+// Of the claims that share a device's memory, all that do not exist any more make room, not only the first.
+func TestPrepareShareBesideStaleClaim(t *testing.T) {
+	n := newClaimNode(t, shareMemory)
+	a, b := claim("a", result("gpu-0", share("s1", 30*gib))), claim("b", result("gpu-0", share("s2", 30*gib)))
+	n.create(a)
+	n.must(a)
+	n.must(b) // deleted by force
+	n.must(claim("c", result("gpu-0", share("s3", 40*gib))))
+	n.refused(claim("d", result("gpu-0", share("s4", 79*gib))), reasonMemory, "default/a")
+}
+
+// What could not be removed from the checkpoint is removed with its next write, whatever that is for.
+func TestCheckpointWrittenLater(t *testing.T) {
+	n := newClaimNode(t)
+	a := claim("a", result("gpu-0"))
+	n.create(a)
+	n.must(a)
+	n.faults.setFull(true)
+	if err := n.unprepare(a); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.prepare.setPublishing(t.Context(), false); err == nil {
+		t.Error("released, but a later process would have the claim")
+	}
+	n.faults.setFull(false)
+	if err := n.prepare.setPublishing(t.Context(), false); err != nil {
+		t.Error(err)
 	}
 	n.restart("boot-1")
-	n.faults.setFull(false)
-	n.must(b)
-	if err := n.unprepare(a); err != nil || !slices.Equal(n.prepared(), []types.UID{"uid-b"}) || len(n.specs()) != 1 {
-		t.Errorf("%v, %v, %v", err, n.prepared(), n.specs())
+	if got := n.prepared(); len(got) > 0 {
+		t.Errorf("got %v", got)
+	}
+}
+
+// A claim is prepared before the devices are released, or not at all: release must not miss one whose call began earlier.
+func TestPrepareWhileReleasing(t *testing.T) {
+	n := newClaimNode(t)
+	a, b := claim("a", result("gpu-0")), claim("b", result("gpu-0"))
+	n.must(a) // it does not exist on the API server, so b gets the device
+	n.api.PrependReactor("get", "resourceclaims", func(k8stesting.Action) (bool, runtime.Object, error) {
+		n.prepare.releasing(true) // while b waits for the API server
+		return false, nil, nil
+	})
+	n.refused(b, reasonReleasing)
+	if n.prepare.needed() {
+		t.Errorf("got %v", n.prepared())
 	}
 }
 
@@ -966,6 +1023,10 @@ func TestSweep(t *testing.T) {
 	if err := os.WriteFile(foreign, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	deallocated := claim("deallocated", result("gpu-3-mig-1g10gb-19-1"))
+	n.must(deallocated)
+	deallocated.Status.Allocation = nil // the kubelet unprepared it, which could not be written before a restart
+	n.create(deallocated)
 	all := n.prepared()
 	n.mu.Lock()
 	n.holders.By = nil // unknown
@@ -1021,5 +1082,98 @@ func TestPrepareConcurrently(t *testing.T) {
 	}
 	if len(n.prepared())+len(n.specs()) > 0 {
 		t.Errorf("left: %v, %v", n.prepared(), n.specs())
+	}
+}
+
+// A lost checkpoint counts until the kubelet was asked after the devices were found: before, no device of a lost claim resolves.
+func TestSweepLost(t *testing.T) {
+	n := newClaimNode(t)
+	n.must(claim("a", result("gpu-0")))
+	if err := os.Remove(filepath.Join(n.pluginDir(), checkpointName)); err != nil {
+		t.Fatal(err)
+	}
+	n.mu.Lock()
+	found := n.snap
+	n.snap = health.Snapshot{}
+	n.mu.Unlock()
+	n.restart("boot-1")
+	sweep := func() (lost bool) {
+		s := *n.prepare.state.Load()
+		s.opened = time.Now().Add(-2 * lostFor)
+		n.prepare.state.Store(&s)
+		n.prepare.sweep(t.Context())
+		return n.prepare.state.Load().Lost
+	}
+	if !sweep() {
+		t.Error("the devices are released before one was found")
+	}
+	n.update(func(s *health.Snapshot) { *s = found })
+	n.mu.Lock()
+	n.holders.Settling = true
+	n.mu.Unlock()
+	if !sweep() {
+		t.Error("the devices are released before the kubelet has read its pods")
+	}
+	n.refused(claim("b", result("gpu-1")), reasonNotReady)
+	n.mu.Lock()
+	n.holders.Settling = false
+	n.mu.Unlock()
+	if sweep() {
+		t.Error("the checkpoint still counts as lost")
+	}
+}
+
+// The spec of the devices keeps those of claims that are not published any more: a container that restarts needs them.
+func TestBaseSpecOfClaims(t *testing.T) {
+	n := newClaimNode(t)
+	n.must(claim("a", result("gpu-0")))
+	in := *n.prepare.input.Load()
+	pool := *in.pool
+	pool.ByName = map[string]health.DeviceID{"gpu-1": "GPU-1"}
+	in.pool = &pool
+	var names []string
+	for _, d := range n.prepare.baseInput(&in).Devices {
+		names = append(names, d.Name)
+	}
+	if !slices.Equal(names, []string{"GPU-0", "GPU-1"}) {
+		t.Errorf("got %v", names)
+	}
+}
+
+// Two agents run for a moment: the second waits for the socket of the first, and then has the claims that it prepared meanwhile.
+func TestRefresh(t *testing.T) {
+	n := newClaimNode(t)
+	second := newPreparer(&n.options, &health.Latest[Claims]{})
+	if err := second.open(n.pluginDir()); err != nil {
+		t.Fatal(err)
+	}
+	n.must(claim("a", result("gpu-0")))
+	n.must(claim("b", result("gpu-1")))
+	if err := second.refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if claims := second.published.Load().ByUID; len(claims) != 2 || !second.needed() {
+		t.Errorf("got %v", claims)
+	}
+	if err := os.Remove(filepath.Join(n.pluginDir(), checkpointName)); err != nil {
+		t.Fatal(err)
+	}
+	if err := second.refresh(t.Context()); err != nil || !second.needed() {
+		t.Errorf("a file that was deleted: %v, needed %t", err, second.needed())
+	}
+}
+
+// Without a directory of the driver there is no claim, whatever is in its place: the device plugin must not wait for it.
+func TestOpenWithoutDirectory(t *testing.T) {
+	n := newClaimNode(t)
+	file := filepath.Join(t.TempDir(), "plugins")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{filepath.Join(file, "gpu.nvidia.com"), file, filepath.Join(t.TempDir(), "plugins", "gpu.nvidia.com")} {
+		p := newPreparer(&n.options, &health.Latest[Claims]{})
+		if err := p.open(dir); err != nil || p.needed() {
+			t.Errorf("%s: %v, needed %t", dir, err, p.needed())
+		}
 	}
 }

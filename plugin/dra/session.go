@@ -109,6 +109,9 @@ func (s *session) run(ctx context.Context) {
 				// Two drivers of one name would replace each other's slices. sockets reports the other one.
 				s.stopPublishing()
 				s.publishes = false
+				if pool := s.pool.Load(); len(pool.ByName) > 0 {
+					s.preparer.update(&own, snap, pool) // the kubelet may still call this driver
+				}
 			} else if err := s.publish(ctx, &own, snap, lacks); err != nil {
 				s.setError(err.Error(), nil)
 				retry = time.After(s.timing.retryMin)

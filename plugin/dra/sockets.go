@@ -190,7 +190,9 @@ func (s *sockets) interceptCall(ctx context.Context, req any, _ *grpc.UnaryServe
 			}
 		}
 		s.mu.Unlock()
-		if s.log.Info("registered with the kubelet"); !r.GetPluginRegistered() {
+		if r.GetPluginRegistered() {
+			s.log.Info("registered with the kubelet")
+		} else {
 			s.log.Warn("the kubelet refused the registration", zap.String("error", r.GetError()), zap.Bool("registeredBefore", was))
 		}
 	}
@@ -214,6 +216,9 @@ func (s *sockets) interceptStream(srv any, stream grpc.ServerStream, _ *grpc.Str
 // checkOtherDriver stores what findOtherDriver returns.
 func (s *sockets) checkOtherDriver(ctx context.Context, own string) error {
 	err := s.findOtherDriver(ctx, own)
+	if err == nil && own == "" {
+		err = s.preparer.refresh(ctx)
+	}
 	if err != nil {
 		s.setOther(err.Error())
 	} else {

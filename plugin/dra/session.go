@@ -115,7 +115,7 @@ func (s *session) run(ctx context.Context) {
 			} else if err := s.publish(ctx, &own, snap, lacks); err != nil {
 				s.setError(err.Error(), nil)
 				retry = time.After(s.timing.retryMin)
-			} else if s.storing != nil {
+			} else if s.storing != nil && !s.publishes {
 				stored, retry = s.storing.done, time.After(s.timing.retryMin) // retry reports a disk that blocks
 			}
 		} else {

@@ -501,7 +501,6 @@ func TestAttributesLeftOut(t *testing.T) {
 }
 
 func TestSharedMemory(t *testing.T) {
-	const gib = 1 << 30
 	text := func(d resourceapi.Device) string {
 		c := d.Capacity[capacityMemory]
 		s := c.Value.String()

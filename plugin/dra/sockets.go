@@ -100,7 +100,7 @@ func (s *sockets) serve(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(klog.NewContext(ctx, funcr.New(func(_, text string) { s.log.Warn("kubelet helper: " + text) }, funcr.Options{})))
 	defer cancel()
 	if len(s.failed) > 0 {
-		<-s.failed // of the servers before
+		<-s.failed //nolint:errcheck // of the servers before, which have ended
 	}
 	helper, err := kubeletplugin.Start(ctx, service{s.preparer, s},
 		kubeletplugin.DriverName(s.driver), kubeletplugin.NodeName(s.Node), kubeletplugin.KubeClient(client),

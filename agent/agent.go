@@ -101,6 +101,7 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 	defer func() { _ = sink.Close() }() // there is nowhere to report that the log cannot be written
 	log := newLogger(sink, c.Log, level)
 	plugin.CaptureGRPCLog(log.Named("grpc"))
+	kube.CaptureLog(log.Named("kubernetes"))
 	restore, err := captureStdLog(log)
 	if err != nil {
 		return err

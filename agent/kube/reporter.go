@@ -24,6 +24,12 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
+// CaptureLog sends client-go's log to log: only there it reports that it cannot read the service account's token. Call it before any client is
+// opened: klog does not lock its logger.
+func CaptureLog(log *zap.Logger) {
+	klog.SetLogger(funcr.New(func(_, text string) { log.Warn("client-go: " + text) }, funcr.Options{}))
+}
+
 // Pod names a pod.
 type Pod struct{ Namespace, Name string }
 
@@ -86,8 +92,6 @@ func (r *Reporter) updateStatus(f func(*Status)) {
 
 // Run reports until ctx ends. The condition then stays on the node, and the next process continues it.
 func (r *Reporter) Run(ctx context.Context) error {
-	// client-go reports only to klog that it cannot read the service account's token.
-	klog.SetLogger(funcr.New(func(_, text string) { r.Log.Warn("client-go: " + text) }, funcr.Options{}))
 	for ctx.Err() == nil {
 		c, same, cancel := health.WatchPart(ctx, r.Config, func(c *health.Config) health.KubernetesConfig { return c.Kubernetes })
 		r.updateStatus(func(s *Status) { s.Enabled, s.ConditionErr, s.EventErr = c.Enabled, "", "" })

@@ -29,11 +29,13 @@ var (
 func draValues(more ...string) []string {
 	return append([]string{
 		`dra.enabled=true`,
+		neverFlaps,
 		`config.plugin.sharing.memory={"resource": "nvidia.com/gpu-memory", "unit": "1Gi", "devices": ["6", "7"]}`,
 	}, more...)
 }
 
 const (
+	neverFlaps   = `config.health.flap={"trips": 0}` // other tests have broken GPUs of this node
 	servesDRA    = `config.plugin.api="dra"`
 	servesPlugin = `config.plugin.api="devicePlugin"`
 )
@@ -537,7 +539,7 @@ func checkIsland(t *testing.T) {
 // checkMIG requests MIG devices by profile.
 func checkMIG(t *testing.T) {
 	const profile = `device.attributes["gpu.nvidia.com"].profile == %q`
-	upgrade(t, oldTag, `dra.enabled=true`, servesDRA, `config.source.sim.profile="h100-8-mig"`)
+	upgrade(t, oldTag, `dra.enabled=true`, neverFlaps, servesDRA, `config.source.sim.profile="h100-8-mig"`)
 	awaitDevices(t, 8+6*7+2*4)
 	startClaimPod(t, "default", "parts", claim(several(2, request(migClass, fmt.Sprintf(profile, "3g.40gb"))), ""), claim(several(3, request(migClass, fmt.Sprintf(profile, "1g.10gb"))), "gpu.nvidia.com/parentUUID"))
 	if got := awaitClaimed(t, "default", "parts"); len(got) != 5 {

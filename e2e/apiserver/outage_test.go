@@ -108,19 +108,6 @@ func (n machine) awaitUnaffected(allocatable, unhealthy int) {
 		if err := errors.Join(n.KubeletHas(node.GPU, 8, allocatable), err); err != nil {
 			return err
 		}
-		metrics, err := n.Scrape()
-		if err != nil {
-			return err
-		}
-		count := 0
-		for _, state := range metrics.States() {
-			if state == "unhealthy" {
-				count++
-			}
-		}
-		if count != unhealthy {
-			return fmt.Errorf("/metrics has %d unhealthy GPUs, want %d", count, unhealthy)
-		}
-		return nil
+		return n.hasUnhealthy(unhealthy)
 	})
 }

@@ -171,7 +171,7 @@ fuzz:
 	@set -e; pkgs=$$($(GO) list ./...); for pkg in $$pkgs; do \
 	  names=$$($(GO) test -list '^Fuzz' $$pkg); \
 	  for target in $$(echo "$$names" | grep '^Fuzz'); do \
-	    echo "$$pkg $$target"; $(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 5s $$pkg; \
+	    echo "$$pkg $$target"; $(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 20x $$pkg; \
 	  done; \
 	done
 

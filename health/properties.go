@@ -6,6 +6,10 @@ type Properties struct {
 	AddressingMode string // HMM, ATS or None; empty if unknown
 	Serial         string // of the GPU's board; empty if unknown
 
+	// Clique names the GPUs that NVLinks connect across nodes, as CLUSTER.CLIQUE; empty if there is no such fabric, or while FabricPending.
+	Clique        string
+	FabricPending bool // the GPU has not joined its fabric yet, if there is one
+
 	MIG *MIGProperties // of a MIG device; nil for a GPU, and if unknown
 }
 

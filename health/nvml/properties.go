@@ -176,7 +176,23 @@ func gpuPropertiesOf(device nvml.Device) (p health.Properties, err error) {
 	} else if err == nil {
 		p.Serial = serial
 	}
+	fabric, ret := device.GetGpuFabricInfoV().V1() // since driver 525
+	if err := failure("nvmlDeviceGetGpuFabricInfo", ret); err != nil && !isPermanent(err) {
+		return p, err
+	} else if err == nil {
+		p.Clique = cliqueOf(fabric)
+		p.FabricPending = fabric.State == nvml.GPU_FABRIC_STATE_NOT_STARTED || fabric.State == nvml.GPU_FABRIC_STATE_IN_PROGRESS
+	}
 	return p, nil
+}
+
+// cliqueOf returns health.Properties.Clique. The NVSwitches of a single node form a fabric without a cluster.
+func cliqueOf(f nvml.GpuFabricInfo) string {
+	cluster := f.ClusterUuid
+	if f.State != nvml.GPU_FABRIC_STATE_COMPLETED || nvml.Return(f.Status) != nvml.SUCCESS || cluster == [16]uint8{} { //nolint:gosec // a code of NVML
+		return ""
+	}
+	return fmt.Sprintf("%x-%x-%x-%x-%x.%d", cluster[:4], cluster[4:6], cluster[6:8], cluster[8:10], cluster[10:], f.CliqueId)
 }
 
 // instanceProfiles reads the GPU instances of a GPU, and the profiles of instances once.

@@ -49,12 +49,17 @@ func TestProperties(t *testing.T) {
 		want     table
 		log      string // in the warning; empty: none
 	}{
-		"all":                   {nil, all, ""},
-		"other brand":           {[]string{"brand 0 2", "addressing 0 0"}, table{d0.ID: {Brand: "Tesla", AddressingMode: "None", Serial: serial0}, d1.ID: &gpu, mig.ID: all[mig.ID]}, ""},
-		"unknown brand":         {[]string{"brand 0 99", "addressing 0 99"}, table{d0.ID: {Serial: serial0}, d1.ID: &gpu, mig.ID: all[mig.ID]}, ""},
-		"old driver":            {[]string{"driver 535.54.03"}, table{d0.ID: old(serial0), d1.ID: old(serial1), mig.ID: withMIG(*old(serial1), &slice)}, ""},
-		"no brand":              {[]string{"fail nvmlDeviceGetBrand 0 3 -1"}, table{d0.ID: {AddressingMode: "HMM", Serial: serial0}, d1.ID: &gpu, mig.ID: all[mig.ID]}, ""},
-		"no serial number":      {[]string{"fail nvmlDeviceGetSerial 0 3 -1"}, table{d0.ID: {Brand: "Nvidia", AddressingMode: "HMM"}, d1.ID: &gpu, mig.ID: all[mig.ID]}, ""},
+		"all":              {nil, all, ""},
+		"other brand":      {[]string{"brand 0 2", "addressing 0 0"}, table{d0.ID: {Brand: "Tesla", AddressingMode: "None", Serial: serial0}, d1.ID: &gpu, mig.ID: all[mig.ID]}, ""},
+		"unknown brand":    {[]string{"brand 0 99", "addressing 0 99"}, table{d0.ID: {Serial: serial0}, d1.ID: &gpu, mig.ID: all[mig.ID]}, ""},
+		"old driver":       {[]string{"driver 535.54.03"}, table{d0.ID: old(serial0), d1.ID: old(serial1), mig.ID: withMIG(*old(serial1), &slice)}, ""},
+		"no brand":         {[]string{"fail nvmlDeviceGetBrand 0 3 -1"}, table{d0.ID: {AddressingMode: "HMM", Serial: serial0}, d1.ID: &gpu, mig.ID: all[mig.ID]}, ""},
+		"no serial number": {[]string{"fail nvmlDeviceGetSerial 0 3 -1"}, table{d0.ID: {Brand: "Nvidia", AddressingMode: "HMM"}, d1.ID: &gpu, mig.ID: all[mig.ID]}, ""},
+		"fabric": {[]string{"fabric 0 2", "fabric 1 3"}, table{
+			d0.ID:  {Brand: "Nvidia", AddressingMode: "HMM", Serial: serial0, FabricPending: true},
+			d1.ID:  {Brand: "Nvidia", AddressingMode: "HMM", Serial: serial1, Clique: "00112233-4455-6677-8899-001122334455.1"},
+			mig.ID: {Brand: "Nvidia", AddressingMode: "HMM", Serial: serial1, Clique: "00112233-4455-6677-8899-001122334455.1", MIG: &slice},
+		}, ""},
 		"lost GPU":              {[]string{"lost 0"}, without(d0.ID), string(d0.ID)},
 		"lost GPU with MIG":     {[]string{"lost 1"}, without(d1.ID, mig.ID), string(d1.ID)},
 		"absent GPU":            {[]string{"absent 0"}, without(d0.ID), "nvmlDeviceGetHandleByUUID"},
@@ -97,7 +102,7 @@ func expectProperties(t *testing.T, got, want map[health.DeviceID]*health.Proper
 	}
 	for id, w := range want {
 		g := got[id]
-		if g == nil || g.Brand != w.Brand || g.AddressingMode != w.AddressingMode || g.Serial != w.Serial || (g.MIG == nil) != (w.MIG == nil) || w.MIG != nil && *g.MIG != *w.MIG {
+		if g == nil || g.Brand != w.Brand || g.AddressingMode != w.AddressingMode || g.Serial != w.Serial || g.Clique != w.Clique || g.FabricPending != w.FabricPending || (g.MIG == nil) != (w.MIG == nil) || w.MIG != nil && *g.MIG != *w.MIG {
 			t.Errorf("%s: %+v, want %+v", id, g, w)
 		}
 	}

@@ -16,6 +16,8 @@ type gpu struct {
 	energyOffset float64 // mJ used before the first Open
 	tempOffset   float64 // °C by which this GPU differs from the model
 
+	processLoads processLoads
+
 	xidRecord
 }
 
@@ -70,11 +72,11 @@ func (g *gpu) values(t float64, c *gpuState, dcgm *generation, to []map[health.F
 	to = append(to, v)
 	for i := range g.loads {
 		l := &g.loads[i]
-		now := l.at(t)
+		now, done := g.load(i, t)
 		all.fast += l.share * now.fast
 		all.slow += l.share * now.slow
 		all.memory += now.memory
-		work += l.share * l.work(t, now.fast)
+		work += l.share * done
 		if g.slices != nil {
 			s := make(map[health.Field]float64, 15)
 			dcgm.framebuffer(s, float64(g.slices[i].memory), 0, now.memory+idleUsed)
@@ -173,8 +175,8 @@ func (g *gpu) energyAt(t, work float64) float64 {
 func (g *gpu) energy(t float64) float64 {
 	work := 0.0
 	for i := range g.loads {
-		l := &g.loads[i]
-		work += l.share * l.work(t, l.at(t).fast)
+		_, done := g.load(i, t)
+		work += g.loads[i].share * done
 	}
 	return g.energyAt(t, work)
 }

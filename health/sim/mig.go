@@ -50,12 +50,13 @@ func (s *Source) updateGPUs(at time.Time) {
 		partitions[i] = valueOf(s.states[i].MIG)
 		changed[i] = partitions[i] != s.partitions[i]
 	}
-	if !slices.Contains(changed, true) {
-		return
-	}
 	t := 0.0
 	if !s.start.IsZero() {
 		t = at.Sub(s.start).Seconds()
+	}
+	defer s.updateLoads(t)
+	if !slices.Contains(changed, true) {
+		return
 	}
 	p := s.profile.withPartitions(partitions)
 	devices := p.devices(s.cfg.Seed) // a new slice: readings share the old one

@@ -52,13 +52,7 @@ func WriteFile(path string, text []byte) (info fs.FileInfo, err error) {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return nil, err
 	}
-	defer func() {
-		if pathErr, ok := errors.AsType[*fs.PathError](err); ok {
-			err = fmt.Errorf("%s %s: %w", pathErr.Op, path, pathErr.Err)
-		} else if linkErr, ok := errors.AsType[*os.LinkError](err); ok {
-			err = fmt.Errorf("%s %s: %w", linkErr.Op, path, linkErr.Err)
-		}
-	}()
+	defer func() { err = WithPath(err, path) }()
 	f, err := os.CreateTemp(dir, filepath.Base(path)+"."+tempInfix+"*")
 	if err != nil {
 		return nil, err
@@ -74,6 +68,17 @@ func WriteFile(path string, text []byte) (info fs.FileInfo, err error) {
 		return nil, errors.Join(err, os.Remove(f.Name()))
 	}
 	return info, nil
+}
+
+// WithPath returns an error of a file with the path of another one. The name of a temporary file differs each time.
+func WithPath(err error, path string) error {
+	if pathErr, ok := errors.AsType[*fs.PathError](err); ok {
+		return fmt.Errorf("%s %s: %w", pathErr.Op, path, pathErr.Err)
+	}
+	if linkErr, ok := errors.AsType[*os.LinkError](err); ok {
+		return fmt.Errorf("%s %s: %w", linkErr.Op, path, linkErr.Err)
+	}
+	return err
 }
 
 // RemoveTemporaries removes the temporary files of writers that were killed. The caller holds the lock, so that no writer

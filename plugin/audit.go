@@ -42,7 +42,9 @@ func (r *registrar) auditDevices() {
 	switch {
 	case slices.Equal(want, have):
 		*a = audit{lastAt: a.lastAt}
+		r.setAudited(answer.At)
 	case a.suspectedAt.IsZero():
+		r.setAudited(time.Time{})
 		a.suspectedAt = answer.At
 		r.pods.QueryWithin(2 * quick)
 	case answer.At.Sub(a.suspectedAt) < 2*quick:
@@ -66,4 +68,10 @@ func (r *registrar) registerAfterMismatch(want, have, devices int) {
 	r.audit.suspectedAt = time.Time{}
 	r.audit.nextAt = time.Now().Add(r.audit.retryDelay)
 	r.audit.retryDelay = min(max(2*r.audit.retryDelay, r.auditRetryMin), r.auditRetryMax)
+}
+
+func (r *registrar) setAudited(at time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.auditedAt = at
 }

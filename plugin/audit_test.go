@@ -167,3 +167,50 @@ func TestAuditBacksOff(t *testing.T) {
 		}
 	})
 }
+
+// A resource counts as audited only while the kubelet was asked after the last list, answered with that list, and nothing disturbed the
+// registration since.
+func TestAudited(t *testing.T) {
+	equal := func(a *auditHarness) { a.answerAfter(3*time.Second, "GPU-0", "GPU-1") }
+	for name, c := range map[string]struct {
+		run  func(a *auditHarness)
+		want bool
+	}{
+		"not asked yet":    {func(*auditHarness) {}, false},
+		"equal lists":      {equal, true},
+		"asked too soon":   {func(a *auditHarness) { a.answerAfter(500*time.Millisecond, "GPU-0", "GPU-1") }, false},
+		"another list":     {func(a *auditHarness) { a.answerAfter(3*time.Second, "GPU-0") }, false},
+		"then another":     {func(a *auditHarness) { equal(a); a.answerAfter(3*time.Second, "GPU-0") }, false},
+		"then equal again": {func(a *auditHarness) { equal(a); a.answerAfter(3*time.Second, "GPU-0"); equal(a) }, true},
+		"then a new list":  {func(a *auditHarness) { equal(a); a.srv.streams.noteSent() }, false},
+		"then asked again": {func(a *auditHarness) { equal(a); a.srv.streams.noteSent(); equal(a) }, true},
+		"then the kubelet does not answer": {func(a *auditHarness) {
+			equal(a)
+			a.pods.Allocatable.Store(&podresources.Allocatable{At: time.Now().Add(time.Minute), Err: "denied"})
+			a.auditDevices()
+		}, true},
+		"then the registration ends": {func(a *auditHarness) {
+			equal(a)
+			a.unregister("the kubelet has started")
+			a.setRegistered()
+			a.mu.Lock()
+			a.accepted = true
+			a.mu.Unlock()
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a := newAuditHarness()
+				a.accepted = true
+				a.srv.streams.beginRegistration()
+				leave, _ := a.srv.streams.enter()
+				defer leave()
+				a.srv.streams.noteSent()
+				c.run(a)
+				if s := a.status(); !s.Registered || s.Audited != c.want {
+					t.Errorf("%+v, want audited %v", s, c.want)
+				}
+			})
+		})
+	}
+}

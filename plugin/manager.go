@@ -77,6 +77,7 @@ type Status struct {
 type ResourceStatus struct {
 	Name       string
 	Registered bool   // the kubelet has accepted the registration and has a ListAndWatch stream open
+	Audited    bool   // it is registered, and the kubelet counts the devices that were sent last
 	Err        string // why it is not registered; empty if it is
 	Warning    string // why the kubelet needs a restart although it is registered; empty if it needs none
 

@@ -256,3 +256,9 @@ func (n *nameCache) get(from string, compute func(string) string) string {
 	*n = append(*n, struct{ from, to string }{from, to})
 	return to
 }
+
+// ProfileSlices returns the compute slices of a MIG profile's GPU instance, and of its compute instance: 3 and 1 for 1c.3g.40gb.
+func ProfileSlices(profile string) (gi, ci int, ok bool) {
+	p, ok := parseProfile(profile)
+	return p.slices, p.compute, ok
+}

@@ -81,6 +81,7 @@ type registrar struct {
 	warning       string     // ResourceStatus.Warning
 	registrations uint64
 	mismatches    uint64
+	auditedAt     time.Time // of the answer in which the kubelet last had the list of the newest registration; zero if there is none
 }
 
 func newRegistrar(srv *server, cfg Config, t timing, pods *podresources.Client, log *zap.Logger) *registrar {
@@ -314,7 +315,7 @@ func (r *registrar) unregister(reason string) {
 	r.phase = unregistered
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.accepted, r.err, r.socketLost = false, reason, false
+	r.accepted, r.err, r.socketLost, r.auditedAt = false, reason, false, time.Time{}
 }
 
 // followStreams updates the phase after the kubelet opened or closed streams.
@@ -487,6 +488,7 @@ func (r *registrar) status() ResourceStatus {
 	defer r.mu.Unlock()
 	s.Registrations, s.AuditMismatches, s.Warning = r.registrations, r.mismatches, r.warning
 	s.Registered = r.accepted && count.openCurrent > 0 && !r.socketLost
+	s.Audited = s.Registered && r.auditedAt.After(count.lastSent)
 	if !s.Registered {
 		s.Err = r.err
 		if s.Err == "" {

@@ -97,12 +97,14 @@ func (l *layout) shareBy(in layoutInput, c *candidate, names *nameCache, empty *
 	if s.mps {
 		s.setReadiness(c.state.MPS)
 	}
+	base := c.resource
 	switch {
 	case e.rename != "":
 		c.resource = e.rename
 	case e.renameByDefault:
-		c.resource = names.get(c.resource, func(base string) string { return base + sharedSuffix })
+		c.resource = names.get(base, func(base string) string { return base + sharedSuffix })
 	}
+	s.renamed = c.resource != base
 	c.share = s
 	return true
 }

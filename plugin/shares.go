@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"iter"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
@@ -33,6 +34,7 @@ type share struct {
 	idPrefix string
 	units    int    // IDs of the device: replicas, MPS shares, or units of memory
 	single   bool   // a container may request one unit only
+	renamed  bool   // the resource is not that of devices that are not shared
 	unit     uint64 // SharingMemory: bytes of a unit
 
 	mps     bool   // MPS serves the device
@@ -72,6 +74,7 @@ type ShareUnits struct {
 	Resource string // empty with dynamic resource allocation
 	Device   health.DeviceID
 	Sharing  Sharing
+	IDPrefix string // the kubelet's ID of a unit is IDPrefix and its number; empty with dynamic resource allocation
 	Unit     uint64 // bytes of a unit; 0 unless Sharing is SharingMemory
 
 	Total   int // offered
@@ -80,6 +83,13 @@ type ShareUnits struct {
 
 	Enforcement memlimits.Enforcement // of memory, for the next container; "" unless Sharing is SharingMemory
 	Reason      string                // why Enforcement is not the configured one; empty if it is
+}
+
+// HasUnit reports whether an ID of the kubelet is that of a unit that is offered.
+func (u ShareUnits) HasUnit(id string) bool {
+	number, ok := strings.CutPrefix(id, u.IDPrefix)
+	n, err := strconv.Atoi(number)
+	return ok && u.IDPrefix != "" && err == nil && n >= 0 && n < u.Total
 }
 
 // Shares returns the units of each shared device, by resource, then by index. It may be called from any goroutine.
@@ -91,7 +101,7 @@ func (p *Plugin) Shares() (all []ShareUnits) {
 				continue
 			}
 			all = append(all, ShareUnits{
-				Resource: r.Name, Device: units[0].State.Device.ID, Sharing: s.kind, Unit: s.unit,
+				Resource: r.Name, Device: units[0].State.Device.ID, Sharing: s.kind, IDPrefix: s.idPrefix, Unit: s.unit,
 				Total: s.units, Free: s.free, Largest: s.largest, Enforcement: s.by, Reason: s.reason,
 			})
 		}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -360,7 +361,10 @@ func TestShares(t *testing.T) {
 			t.Fatalf("%s: %+v", name, all)
 		}
 		s, sharing := all[0], cfg.Sharing
-		want := ShareUnits{Resource: gpu, Device: "GPU-0", Sharing: SharingTimeSlicing, Total: 4, Free: c.free, Largest: c.largest}
+		if !s.HasUnit(s.IDPrefix+strconv.Itoa(s.Total-1)) || s.HasUnit(s.IDPrefix+strconv.Itoa(s.Total)) || s.HasUnit("GPU-0") || s.HasUnit("GPU-1::0") {
+			t.Errorf("%s: has other units than %d of %s", name, s.Total, s.IDPrefix)
+		}
+		want := ShareUnits{Resource: gpu, Device: "GPU-0", Sharing: SharingTimeSlicing, Total: 4, Free: c.free, Largest: c.largest, IDPrefix: s.IDPrefix}
 		switch {
 		case len(sharing.MPS.Resources) > 0:
 			want.Sharing = SharingMPS

@@ -1,0 +1,23 @@
+package plugin
+
+import "github.com/gpu-node-agent/gpu-node-agent/health"
+
+// KubeletDevices returns the devices that the plugin offers to new pods, and which of them the kubelet counts, each of a shared device once
+// per unit. known is false while the plugin serves nothing, or the kubelet's devices are unknown. It may be called from any goroutine.
+func (p *Plugin) KubeletDevices() (offered, counted []health.DeviceID, known bool) {
+	layout, answer := p.layouts.current(), p.pods.Allocatable.Load()
+	if len(layout.resources) == 0 || answer == nil || answer.Err != "" {
+		return nil, nil, false
+	}
+	for _, r := range layout.resources {
+		for _, d := range r.Devices {
+			if d.Healthy() {
+				offered = append(offered, d.State.Device.ID)
+			}
+		}
+		for _, id := range answer.IDs[r.Name] {
+			counted = append(counted, deviceOf(id))
+		}
+	}
+	return offered, counted, true
+}

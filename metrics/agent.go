@@ -121,12 +121,24 @@ func (s *scrape) collectPlugin(status plugin.Status) {
 }
 
 func (s *scrape) collectAgent() {
+	if s.src.NodeDevices != nil {
+		seen := s.src.NodeDevices()
+		for _, by := range slices.Sorted(maps.Keys(seen)) {
+			s.AddWith(nodeDevices, float64(seen[by]), nil, label("seen_by", string(by)))
+		}
+	}
 	if s.src.Kubernetes != nil {
 		if k, enabled := s.src.Kubernetes(); enabled {
 			s.Add(kubernetesWrites, float64(k.Writes), nil)
 			s.Add(kubernetesEvents, float64(k.Events), nil)
 			s.Add(kubernetesDropped, float64(k.Dropped), nil)
 			s.Add(kubernetesErrors, float64(k.Errors), nil)
+		}
+	}
+	if s.src.NodeWrites != nil {
+		if n, enabled := s.src.NodeWrites(); enabled {
+			s.Add(nodeWrites, float64(n.Writes), nil)
+			s.Add(nodeErrors, float64(n.Errors), nil)
 		}
 	}
 	s.addIfEnabled(podLabelsUp, s.src.PodLabelsUp)

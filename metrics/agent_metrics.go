@@ -29,8 +29,8 @@ type MetricInfo struct {
 }
 
 // Describe returns the metrics of the agent itself, of its process and of its Go runtime. fields.List describes the
-// fields of DCGM. Labels do not include those of metrics.podLabels and metrics.claimLabels, which gpu_node_agent_device_allocated and the
-// fields have in addition.
+// fields of DCGM. Labels do not include those of metrics.podLabels, which gpu_node_agent_device_allocated, gpu_node_agent_device_allocated_gpus
+// and the fields have in addition, and those of metrics.claimLabels, which the first and the fields have.
 func Describe() []MetricInfo {
 	list := agentMetrics()
 	for _, r := range runtimeTable() {
@@ -50,11 +50,14 @@ const (
 	lastXID
 	lastXIDTime
 	deviceAllocated
+	deviceAllocatedGPUs
 	deviceIdleSeconds
 	deviceIdleFor
 	deviceNoProcessFor
+	deviceNeverUsed
 	deviceInfo
 	deviceMemory
+	deviceGPUs
 	deviceProcesses
 	deviceProcessMemory
 	deviceProcessSM
@@ -102,10 +105,14 @@ const (
 	draPrepares
 	draUnprepares
 
+	nodeDevices
+
 	kubernetesWrites
 	kubernetesEvents
 	kubernetesDropped
 	kubernetesErrors
+	nodeWrites
+	nodeErrors
 	podLabelsUp
 	processesUp
 	processesWithoutPod
@@ -153,24 +160,37 @@ func agentMetrics() []MetricInfo {
 		lastXID:         {"last_xid", gauge, "Number of the last XID reported by the device.", device()},
 		lastXIDTime:     {"last_xid_timestamp_seconds", gauge, "Unix time of the last XID reported by the device.", device()},
 		deviceAllocated: {"device_allocated", gauge, "Containers that hold the device or a replica of it; always 1.", device("namespace", "pod", "container", "resource", "pod_uid")},
+		deviceAllocatedGPUs: {
+			"device_allocated_gpus", gauge, "Part of a GPU that the container has with the device: 1 for a GPU, of a MIG device its memory in eighths of the GPU's, " +
+				"of a shared device that of the units. Containers with one claim have equal parts of it. No series while it is unknown.",
+			device("namespace", "pod", "container", "pod_uid"),
+		},
 		deviceIdleSeconds: {
 			"device_idle_seconds_total", counter, "Total time the container held the device while it was idle, in seconds: " +
 				"its utilization was below metrics.idleBelow. Of a device that several containers hold, the container's own processes count, if they are known.",
 			device("namespace", "pod", "container", "pod_uid"),
 		},
 		deviceIdleFor: {
-			"device_idle_for_seconds", gauge, "Time since the device was last busy while the container held it, in seconds; 0 while it is busy.",
+			"device_idle_for_seconds", gauge, "Time since the device was last busy while the container held it, in seconds; 0 while it is busy. No series while its work is not measured.",
 			device("namespace", "pod", "container", "pod_uid"),
 		},
 		deviceNoProcessFor: {
 			"device_no_process_for_seconds", gauge, "Time since the container last had a process on the device while it held it, in seconds; 0 while it has one. " +
 				"No series while its processes are unknown.", device("namespace", "pod", "container", "pod_uid"),
 		},
+		deviceNeverUsed: {
+			"device_never_used", gauge, "Whether the container has not used the device since it got it: no process was observed or, while the processes are unknown, no work, and it does not work now. " +
+				"No series while that is unknown, such as for a container that is older than the agent.", device("namespace", "pod", "container", "pod_uid"),
+		},
 		deviceInfo: {
 			"device_info", gauge, "Properties of the device; always 1. The label mig is on or off for a GPU, device for a MIG device.",
 			device("model", "pci_bus_id", "numa", "mig", "parent"),
 		},
 		deviceMemory: {"device_memory_bytes", gauge, "Total framebuffer memory of the device.", device()},
+		deviceGPUs: {
+			"device_gpus", gauge, "Part of a GPU that the device is: of a MIG device its memory in eighths of the GPU's, of a GPU 1 without the parts of " +
+				"its MIG devices. The sum is the number of GPUs.", device("model"),
+		},
 		deviceProcesses: {"processes", gauge, "Number of processes of the container that use the device; those of no pod have an empty label pod. " +
 			"No series of a device whose processes are unknown.", device("namespace", "pod", "container", "pod_uid")},
 		deviceProcessMemory: {
@@ -254,10 +274,18 @@ func agentMetrics() []MetricInfo {
 		draPrepares:       {"dra_prepare_duration_seconds", histogram, "Duration of a call of the kubelet that prepares claims.", nil},
 		draUnprepares:     {"dra_unprepare_duration_seconds", histogram, "Duration of a call of the kubelet that unprepares claims.", nil},
 
+		nodeDevices: {
+			"node_devices", gauge, "Number of GPUs, as several parties see them: pci counts those on the PCI bus without those for virtual machines, driver those that the " +
+				"driver reaches, offered those with a device that new pods can get, and kubelet those of which the kubelet counts a device, with DRA those that are " +
+				"published. No series for one that is unknown.", []string{"seen_by"},
+		},
+
 		kubernetesWrites:  {"kubernetes_writes_total", counter, "Total number of writes of the node condition to the API server.", nil},
 		kubernetesEvents:  {"kubernetes_events_total", counter, "Total number of events written to the API server.", nil},
 		kubernetesDropped: {"kubernetes_events_dropped_total", counter, "Total number of dropped events: too many, or too old when the API server was reachable again.", nil},
 		kubernetesErrors:  {"kubernetes_errors_total", counter, "Total number of failed requests to the API server; most are retried.", nil},
+		nodeWrites:        {"node_writes_total", counter, "Total number of writes of the node's labels, its NodeFeature and its taints to the API server.", nil},
+		nodeErrors:        {"node_errors_total", counter, "Total number of failed tries to write the node's labels, its NodeFeature or its taints; all are retried.", nil},
 		podLabelsUp:       {"pod_labels_up", gauge, "Whether the labels of this node's pods could be read from the API server.", nil},
 		processesUp:       {"processes_up", gauge, "Whether the processes of the devices can be listed. No series while metrics.processes.enabled is false.", nil},
 		processesWithoutPod: {

@@ -36,6 +36,12 @@ type Kubernetes struct {
 	Errors  uint64 // failed requests; most are retried
 }
 
+// NodeWrites counts the writes of labels and taints of the node since the agent started.
+type NodeWrites struct {
+	Writes uint64
+	Errors uint64 // failed tries
+}
+
 // Sources provides the data of a scrape, which reads each source once. All functions must return quickly.
 type Sources struct {
 	Config    *health.Latest[Config] // never empty
@@ -64,14 +70,29 @@ type Sources struct {
 
 	// The status of optional parts. A part has no series if it is not enabled or its function is nil.
 	Kubernetes  func() (k Kubernetes, enabled bool)
+	NodeWrites  func() (n NodeWrites, enabled bool)
 	PodLabelsUp func() (up, enabled bool) // whether the API server provides the pods' labels
 	StateFileUp func() (up, enabled bool) // whether health.stateFile could be written
+
+	// NodeDevices returns the number of GPUs as each of SeenBy sees them; one that is unknown is missing. nil: no series.
+	NodeDevices func() map[SeenBy]int
 
 	LogDropped         func() uint64 // dropped log entries; nil: not counted
 	ConnectionsDropped func() uint64 // dropped connections of the web server
 
 	Version, Revision string // of the agent
 }
+
+// SeenBy is who sees GPUs.
+type SeenBy string
+
+// The values of SeenBy.
+const (
+	SeenByPCI     SeenBy = "pci"     // on the PCI bus, without those for virtual machines
+	SeenByDriver  SeenBy = "driver"  // reached by the driver
+	SeenByKubelet SeenBy = "kubelet" // with a device that the kubelet counts; with DRA published
+	OfferedToPods SeenBy = "offered" // with a device that new pods can get
+)
 
 // Label is a label of a series.
 type Label = exposition.Label
@@ -115,6 +136,7 @@ type buffers struct {
 	labelSets   []labelSet
 	devices     []labeledDevice
 	xidCounts   []xidCount
+	gpuParts    []float64 // of the holders of one device
 	podLabels   map[podName][]Label
 	runtime     runtimeReading
 }
@@ -151,6 +173,7 @@ type scrape struct {
 
 	processes *processes.Snapshot // nil: not measured
 	shares    []plugin.ShareUnits
+	gpuShares GPUShares
 	memory    []memlimits.Container
 }
 
@@ -183,6 +206,11 @@ func (c *collector) collect() (*exposition.Page, func()) {
 			s.collectFields()
 			s.collectEntities()
 		}
+		var claims *dra.Claims
+		if src := c.src.Claims; src != nil {
+			claims = src.Load()
+		}
+		s.gpuShares = NewGPUShares(s.snapshot.Devices, s.shares, claims)
 		s.collectDevices()
 		s.collectSource()
 	}

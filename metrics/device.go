@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/exposition"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // commonXIDs returns the XIDs whose series start at 0 on every GPU. rate() misses the first error of a series that did
@@ -131,6 +132,7 @@ func (s *scrape) collectXIDs(d labeledDevice) {
 // collectHolders adds each container once per resource or claim, however many replicas or shares it holds.
 func (s *scrape) collectHolders(d labeledDevice) {
 	holders := s.holders.By[d.Device.ID]
+	s.gpuParts = s.gpuShares.appendTo(s.gpuParts[:0], d.Device.ID, holders)
 	for i, h := range holders {
 		// Holders are sorted. If they were not, the page would drop the duplicate series.
 		c, sameContainer := containerOf(h), i > 0 && containerOf(h) == containerOf(holders[i-1])
@@ -143,18 +145,40 @@ func (s *scrape) collectHolders(d labeledDevice) {
 		}
 		s.AddWith(deviceAllocated, 1, s.Labels(d.labels, holder...), s.labelsOfPod(h)...)
 		if !sameContainer {
+			if gpus := gpusOf(holders[i:], s.gpuParts[i:]); gpus > 0 {
+				s.AddWith(deviceAllocatedGPUs, gpus, s.Labels(d.labels, holder[:3]...), s.labelsOfPod(h)...)
+			}
 			s.collectIdle(d.totals.idle[c], s.Labels(d.labels, append(holder[:3:3], s.uidOfPod(h)...)...))
 		}
 	}
 }
 
+// gpusOf returns the part of a GPU that the container of the first holder has, 0 if it is unknown. The holders are sorted.
+func gpusOf(holders []podresources.Holder, parts []float64) (gpus float64) {
+	for i, h := range holders {
+		if containerOf(h) != containerOf(holders[0]) {
+			break
+		}
+		if parts[i] == 0 {
+			return 0
+		}
+		gpus += parts[i]
+	}
+	return gpus
+}
+
 func (s *scrape) collectIdle(idle idleTime, labels []*dto.LabelPair) {
 	if idle.measured {
 		s.Add(deviceIdleSeconds, idle.total.Seconds(), labels)
+	}
+	if idle.workKnown {
 		s.Add(deviceIdleFor, idle.sinceBusy.Seconds(), labels)
 	}
 	if idle.processesKnown {
 		s.Add(deviceNoProcessFor, idle.withoutProcess.Seconds(), labels)
+	}
+	if never, known := idle.exported().NeverUsed(); known {
+		s.Add(deviceNeverUsed, boolValue(never), labels)
 	}
 }
 
@@ -176,4 +200,5 @@ func (s *scrape) collectProperties(d labeledDevice) {
 	if v.Memory > 0 {
 		s.Add(deviceMemory, float64(v.Memory), d.labels)
 	}
+	s.AddWith(deviceGPUs, s.gpuShares.withoutMIG(v), d.labels, label("model", v.Model))
 }

@@ -12,6 +12,7 @@ import (
 // accumulator derives totals from a sequence of observations. It is pure: it reads no clock and calls nothing. It
 // forgets devices and containers that are no longer observed, so its size is bounded.
 type accumulator struct {
+	started    time.Time // of the first update
 	lastUpdate time.Time
 	lastPollAt time.Time
 	polls      uint64 // Source.Polls at the last update
@@ -27,6 +28,7 @@ type observation struct {
 	holders   podresources.Holders
 	processes *processes.Snapshot // nil if they are not measured
 	identity  Identity
+	started   time.Time // of the first observation
 	window    time.Duration
 	idleBelow float64
 }
@@ -42,6 +44,7 @@ type deviceTotals struct {
 	clockMeasured bool                   // clock events have been measured
 	healthChecked bool                   // DCGM's health checks have run
 	idle          map[container]idleTime // by holder; not modified once stored
+	holdersAt     time.Time              // when its holders were last known
 
 	// The events since the device was first observed.
 	xids   map[int]uint64           // by number; not modified once stored
@@ -111,9 +114,12 @@ func (a *accumulator) update(o observation) {
 		return
 	}
 	elapsed := time.Duration(0)
-	if !a.lastUpdate.IsZero() {
+	if a.lastUpdate.IsZero() {
+		a.started = o.at
+	} else {
 		elapsed = max(0, o.at.Sub(a.lastUpdate))
 	}
+	o.started = a.started
 	newPoll := o.snapshot.At.After(a.lastPollAt)
 	a.updatePolls(o.snapshot.Source)
 	previous, instances := a.devices, make(map[entityKey]instanceXIDs)

@@ -207,6 +207,7 @@ func configuredSources(s *health.Snapshot, c *Config) Sources {
 		},
 		Reload:      func() Reload { return Reload{OK: true, At: now.Add(-time.Hour)} },
 		Kubernetes:  func() (Kubernetes, bool) { return Kubernetes{Writes: 4, Events: 3, Dropped: 2, Errors: 1}, true },
+		NodeWrites:  func() (NodeWrites, bool) { return NodeWrites{Writes: 6, Errors: 5}, true },
 		PodLabelsUp: func() (bool, bool) { return true, true },
 		StateFileUp: func() (bool, bool) { return false, true },
 		Processes:   testProcesses(),
@@ -214,6 +215,7 @@ func configuredSources(s *health.Snapshot, c *Config) Sources {
 		Memory:      testMemory(),
 		DRA:         testDRA,
 		Claims:      testClaims(),
+		NodeDevices: func() map[SeenBy]int { return map[SeenBy]int{SeenByPCI: 4, SeenByDriver: 3, OfferedToPods: 0} },
 		LogDropped:  func() uint64 { return 12 },
 
 		ConnectionsDropped: func() uint64 { return 13 },

@@ -15,8 +15,14 @@ type idleTime struct {
 	total     time.Duration
 	sinceBusy time.Duration
 
+	workKnown      bool          // whether it works is known now
+	works          bool          // it works now
 	processesKnown bool          // whether it has processes is known now
 	withoutProcess time.Duration // since it last had one
+
+	observed  time.Duration // since it was first observed
+	fromStart bool          // it was observed since it got the device
+	used      bool          // it had a process while it was observed or, while the processes were unknown, has worked
 
 	uid     string    // of the pod; "" if unknown
 	updated time.Time // when the kubelet last reported that the container holds the device
@@ -39,9 +45,12 @@ func (i Identity) replaced(before idleTime, c container, holders []podresources.
 	if uid := i.uidOf(c); uid != "" && before.uid != "" && uid != before.uid {
 		return true
 	}
-	return i.Allocated != nil && slices.ContainsFunc(holders, func(h podresources.Holder) bool {
-		return containerOf(h) == c && i.Allocated(h).After(before.updated)
-	})
+	return i.allocatedSince(before.updated, c, holders)
+}
+
+// allocatedSince reports whether what the container holds was allocated after a time.
+func (i Identity) allocatedSince(at time.Time, c container, holders []podresources.Holder) bool {
+	return i.Allocated != nil && slices.ContainsFunc(holders, func(h podresources.Holder) bool { return containerOf(h) == c && i.Allocated(h).After(at) })
 }
 
 // uidOf returns the UID of a container's pod, "" if it is unknown.
@@ -56,6 +65,10 @@ func (i Identity) uidOf(c container) string {
 	return ""
 }
 
+// holdersGap is how long the holders may be unknown, so that a container that is new afterwards got the device since. The kubelet
+// gives no device to a container while it does not run.
+const holdersGap = time.Minute
+
 // updateIdle adds idle time for each container that holds the device. Time does not count while the container's use of the device
 // is unknown. If the pod resources could not be read, the holders stay.
 func (t *deviceTotals) updateIdle(d *health.DeviceState, o observation, elapsed time.Duration, restored savedIdleTimes) {
@@ -63,6 +76,10 @@ func (t *deviceTotals) updateIdle(d *health.DeviceState, o observation, elapsed 
 		return
 	}
 	holders := o.holders.By[d.Device.ID]
+	watched := !t.holdersAt.IsZero() && o.at.Sub(t.holdersAt) < holdersGap
+	if !o.holders.Settling {
+		t.holdersAt = o.at
+	}
 	var idle map[container]idleTime
 	for _, h := range holders {
 		c := containerOf(h)
@@ -79,6 +96,9 @@ func (t *deviceTotals) updateIdle(d *health.DeviceState, o observation, elapsed 
 		}
 		if o.identity.replaced(i, c, holders) {
 			i, since = idleTime{}, 0
+		}
+		if i.updated.IsZero() {
+			i.fromStart = watched || o.identity.allocatedSince(o.started, c, holders)
 		}
 		if uid := o.identity.uidOf(c); uid != "" {
 			i.uid = uid
@@ -99,6 +119,9 @@ func (t *deviceTotals) updateIdle(d *health.DeviceState, o observation, elapsed 
 
 // add adds the time since the last update, in which the use was as it is now.
 func (i *idleTime) add(u use, elapsed time.Duration) {
+	i.observed += elapsed
+	i.used = i.used || u.process || u.measured && u.busy && !u.processesKnown
+	i.workKnown, i.works = u.measured, u.measured && u.busy
 	switch {
 	case !u.measured:
 	case u.busy:
@@ -176,4 +199,59 @@ func processesOf(d *health.DeviceState, c container, o observation) (u use, perc
 	}
 	u.process, u.processesKnown = own, own || !unknown
 	return u, percent, sm && u.processesKnown && (!unknown || percent >= o.idleBelow)
+}
+
+// IdleTime is how long a container has not used a device that it holds.
+type IdleTime struct {
+	NoWork, NoProcess         time.Duration // since it last worked, and since it last had a process
+	WorkKnown, ProcessesKnown bool          // whether NoWork and NoProcess are known now
+	Observed                  time.Duration // since it was first observed
+	Works                     bool          // it works now
+	Used                      bool          // it had a process since then or, while the processes were unknown, has worked
+	ObservedFromStart         bool          // since it got the device
+}
+
+// NeverUsed reports whether the container has not used the device since it got it; known is false if that is unknown. A device that works
+// is used, also if the driver does not list the process; but a short load may be that of another process, so that it is not kept.
+func (i IdleTime) NeverUsed() (never, known bool) {
+	used := i.Used || i.Works
+	return !used, used || i.ObservedFromStart && (i.WorkKnown || i.ProcessesKnown)
+}
+
+// Held is a device and a container that holds it.
+type Held struct {
+	Device                    health.DeviceID
+	Namespace, Pod, Container string
+}
+
+// IdleTimes are the idle times of all containers that hold devices, as of the last update.
+type IdleTimes map[Held]IdleTime
+
+// Of returns the idle time of a holder of a device.
+func (t IdleTimes) Of(device health.DeviceID, h podresources.Holder) (i IdleTime, ok bool) {
+	i, ok = t[Held{device, h.Namespace, h.Pod, h.Container}]
+	return i, ok
+}
+
+// IdleTimes returns the current idle times. They are empty while the source is not up or the holders are unknown.
+func (t *Totals) IdleTimes() IdleTimes {
+	if s := t.Snapshots.Load(); s == nil || s.Source.Status != health.SourceUp || t.Holders().Unknown(t.now()) != "" {
+		return nil
+	}
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	all := make(IdleTimes)
+	for id := range t.accumulator.devices {
+		for c, i := range t.accumulator.devices[id].idle {
+			all[Held{id, c.namespace, c.pod, c.name}] = i.exported()
+		}
+	}
+	return all
+}
+
+func (i idleTime) exported() IdleTime {
+	return IdleTime{
+		NoWork: i.sinceBusy, NoProcess: i.withoutProcess, WorkKnown: i.workKnown, ProcessesKnown: i.processesKnown,
+		Observed: i.observed, Works: i.works, Used: i.used, ObservedFromStart: i.fromStart,
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -168,6 +169,8 @@ type idleNode struct {
 	noPlugin  bool
 	ended     bool // the container
 	shared    bool // with container c of pod n/b, as replica 9
+	unknown   bool // the holders
+	settling  bool // the kubelet
 }
 
 func (n *idleNode) observe(after time.Duration) idleResult {
@@ -194,6 +197,12 @@ func (n *idleNode) observe(after time.Duration) idleResult {
 	}
 	if n.shared {
 		o.holders.By["GPU-a"] = append(o.holders.By["GPU-a"], podresources.Holder{Namespace: "n", Pod: "b", Container: "c", DeviceID: "GPU-a::9"})
+	}
+	if o.holders.Settling = n.settling; n.unknown {
+		o.holders = podresources.Holders{Err: "connection refused"}
+	}
+	if n.util < 0 {
+		o.snapshot.Devices[0].Sample.Values = nil
 	}
 	n.update(o)
 	return resultOf(n.devices["GPU-a"].idle[container{"n", "a", "c"}])
@@ -295,4 +304,139 @@ func TestNextContainerOfTheName(t *testing.T) {
 			t.Errorf("%s, afterwards: idle for %d s, want %d", name, got.sinceBusy, want)
 		}
 	}
+}
+
+// TestNeverUsed checks when a container counts as one that has not used its device since it got it: "yes", "no" or "unknown". The agent
+// observes nothing before step 0.
+func TestNeverUsed(t *testing.T) {
+	idle, unlisted := measuredUsage(), (*processes.Snapshot)(nil)
+	using := measuredUsage(usage("GPU-a", "a", "c", 0))
+	type node = idleNode
+	for name, c := range map[string]struct {
+		steps []func(*node)
+		want  string
+	}{
+		"older than the agent":                 {[]func(*node){func(n *node) { n.processes = idle }}, "unknown"},
+		"older than the agent, has a process":  {[]func(*node){func(n *node) { n.processes = using }}, "no"},
+		"older than the agent, works":          {[]func(*node){func(n *node) { n.util = 50 }}, "no"},
+		"appears while the agent runs":         {[]func(*node){func(n *node) { n.ended = true }, func(n *node) { n.ended, n.processes = false, idle }}, "yes"},
+		"appears, processes unknown":           {[]func(*node){func(n *node) { n.ended = true }, func(n *node) { n.ended, n.processes = false, unlisted }}, "yes"},
+		"appears, nothing measured":            {[]func(*node){func(n *node) { n.ended = true }, func(n *node) { n.ended, n.util = false, -1 }}, "unknown"},
+		"appears, then works":                  {[]func(*node){func(n *node) { n.ended = true }, func(n *node) { n.ended, n.util = false, 50 }, func(n *node) { n.util = 0 }}, "no"},
+		"appears, then had a process":          {[]func(*node){func(n *node) { n.ended = true }, func(n *node) { n.ended, n.processes = false, using }, func(n *node) { n.processes = idle }}, "no"},
+		"appears after a new kubelet settled":  {[]func(*node){func(n *node) { n.ended, n.settling = true, true }, func(n *node) { n.ended, n.settling = false, false }}, "unknown"},
+		"appears after the holders were known": {[]func(*node){func(n *node) { n.ended = true }, func(n *node) { n.unknown = true }, func(n *node) { n.ended, n.unknown = false, false }}, "yes"},
+		"appears long after they were known": {
+			[]func(*node){func(n *node) { n.ended = true }, func(n *node) { n.unknown, n.at = true, n.at.Add(holdersGap) }, func(n *node) { n.ended, n.unknown = false, false }},
+			"unknown",
+		},
+		"works without a process of its own": {[]func(*node){func(n *node) { n.ended = true }, func(n *node) { n.ended, n.processes, n.util = false, idle, 50 }}, "no"},
+		"worked without a process of its own": {
+			[]func(*node){func(n *node) { n.ended = true }, func(n *node) { n.ended, n.processes, n.util = false, idle, 50 }, func(n *node) { n.util = 0 }}, "yes",
+		},
+		"allocated before the first answer": {[]func(*node){func(n *node) { n.unknown, n.allocated = true, n.at.Add(11*time.Second) }, func(n *node) { n.unknown = false }}, "yes"},
+		"another UID":                       {[]func(*node){func(n *node) { n.uid, n.util = "1", 50 }, func(n *node) { n.uid, n.util = "2", 0 }}, "yes"},
+	} {
+		n := &idleNode{at: now}
+		for _, step := range c.steps {
+			step(n)
+			n.observe(10 * time.Second)
+		}
+		got := "unknown"
+		if never, known := n.devices["GPU-a"].idle[container{"n", "a", "c"}].exported().NeverUsed(); known {
+			got = map[bool]string{false: "no", true: "yes"}[never]
+		}
+		if got != c.want {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+	}
+}
+
+// TestIdleTimes checks that what is unknown now is no idle time, and that nothing is while the source or the holders are unknown.
+func TestIdleTimes(t *testing.T) {
+	at := now
+	holders := podresources.Holders{At: at, By: map[health.DeviceID][]podresources.Holder{"GPU-a": {{Namespace: "n", Pod: "a", Container: "c"}}}}
+	var listed *processes.Snapshot
+	s := &health.Snapshot{Source: health.Source{Status: health.SourceUp}, Devices: []health.DeviceState{{
+		Device: health.Device{ID: "GPU-a"}, Sample: health.Sample{Values: map[health.Field]float64{health.FieldGPUUtil: 0}},
+	}}}
+	snapshots, configs := new(health.Latest[health.Snapshot]), new(health.Latest[Config])
+	configs.Store(testConfig(fields.SetDefault))
+	totals := NewTotals(TotalsInputs{
+		Config: configs, Snapshots: snapshots, Holders: func() podresources.Holders { return holders }, Processes: func() *processes.Snapshot { return listed },
+	})
+	totals.now = func() time.Time { return at }
+	observe := func() {
+		at = at.Add(10 * time.Second)
+		next := *s
+		next.At, holders.At = at, at
+		snapshots.Store(&next)
+		totals.update(&next)
+	}
+	of := func() string {
+		i, ok := totals.IdleTimes().Of("GPU-a", podresources.Holder{Namespace: "n", Pod: "a", Container: "c", DeviceID: "GPU-a::3"})
+		if !ok {
+			return "none"
+		}
+		text := fmt.Sprintf("observed %v", i.Observed)
+		if i.WorkKnown {
+			text += fmt.Sprintf(", no work %v", i.NoWork)
+		}
+		if i.ProcessesKnown {
+			text += fmt.Sprintf(", no process %v", i.NoProcess)
+		}
+		return text
+	}
+	check := func(step, want string) {
+		t.Helper()
+		if got := of(); got != want {
+			t.Errorf("%s: %s, want %s", step, got, want)
+		}
+	}
+	check("before the first snapshot", "none")
+	observe()
+	observe()
+	check("processes not measured", "observed 10s, no work 10s")
+	listed = measuredUsage()
+	observe()
+	check("no process", "observed 20s, no work 20s, no process 10s")
+	s.Devices[0].Sample.Values = nil
+	observe()
+	check("utilization unknown, processes tell of no work", "observed 30s, no work 30s, no process 20s")
+	listed = &processes.Snapshot{Err: "the driver does not answer"}
+	observe()
+	check("nothing measured", "observed 40s")
+	holders.Err = "connection refused"
+	check("the kubelet does not answer", "none")
+	holders.Err = ""
+	at = at.Add(podresources.MaxHoldersAge + time.Second)
+	check("the kubelet's last answer is old", "none")
+	observe()
+	s.Source.Status = health.SourceDown
+	observe()
+	check("source down", "none")
+	s.Source.Status = health.SourceUp
+	s.Devices = nil
+	observe()
+	check("device removed", "none")
+}
+
+// An old idle time is not exported as a current one: GPU-hours would count it as idle or as used.
+func TestIdleForIsAbsentWhileWorkIsNotMeasured(t *testing.T) {
+	s := testNode()
+	src := configuredSources(s, testConfig(fields.SetDefault))
+	const idleFor, total = namespace + "device_idle_for_seconds", namespace + "device_idle_seconds_total"
+	before := render(t, newCollector(src))
+	measured := len(series(before, idleFor))
+	if measured == 0 {
+		t.Fatal("no idle time is measured")
+	}
+	for i := range s.Devices {
+		s.Devices[i].Sample.Values = nil
+	}
+	src.Totals.Processes = nil
+	src.Totals.update(s)
+	after := render(t, newCollector(src))
+	expectSeries(t, after, 0, idleFor)
+	expectSeries(t, after, len(series(before, total)), total)
 }

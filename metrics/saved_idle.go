@@ -37,6 +37,9 @@ type savedIdleTime struct {
 	sinceBusy time.Duration
 
 	withoutProcess time.Duration
+
+	observed        time.Duration
+	fromStart, used bool
 }
 
 type savedIdleTimes map[heldDevice]savedIdleTime
@@ -55,6 +58,7 @@ func (s savedIdleTimes) take(h heldDevice, o observation) idleTime {
 	}
 	return idleTime{
 		measured: saved.measured, sinceBusy: saved.sinceBusy, withoutProcess: saved.withoutProcess,
+		observed: saved.observed, fromStart: saved.fromStart, used: saved.used,
 		uid: saved.uid, updated: saved.restored, ownAt: saved.restored,
 	}
 }
@@ -75,6 +79,7 @@ func (a *accumulator) toSave(now time.Time) savedIdleTimes {
 			if i.sinceBusy > 0 || i.withoutProcess > 0 {
 				all[heldDevice{device, c}] = savedIdleTime{
 					uid: i.uid, updated: i.updated, measured: i.measured, sinceBusy: i.sinceBusy, withoutProcess: i.withoutProcess,
+					observed: i.observed, fromStart: i.fromStart, used: i.used,
 				}
 			}
 		}
@@ -85,13 +90,13 @@ func (a *accumulator) toSave(now time.Time) savedIdleTimes {
 // saveInterval is how often growing idle times are saved.
 const saveInterval = 5 * time.Minute
 
-// exceeds reports whether a time is longer than now, or that of a container that has ended. After a crash such a time would
-// continue wrongly. Short times do not matter: a device that is busy now and then is not saved each time.
+// exceeds reports whether a time is longer than now, or that of a container that has ended, or that a container has not used the device
+// until now. After a crash such a time would continue wrongly. Short times do not matter: a device that is busy now and then is not saved each time.
 func (s savedIdleTimes) exceeds(now savedIdleTimes) bool {
 	const short = time.Minute
 	for h, was := range s {
 		is := now[h]
-		if was.sinceBusy > max(short, is.sinceBusy) || was.withoutProcess > max(short, is.withoutProcess) {
+		if is.used && !was.used || was.sinceBusy > max(short, is.sinceBusy) || was.withoutProcess > max(short, is.withoutProcess) {
 			return true
 		}
 	}
@@ -154,13 +159,18 @@ type savedIdleEntry struct {
 	Measured       bool            `json:"measured,omitempty"`
 	SinceBusy      time.Duration   `json:"sinceBusyNanoseconds,omitempty"`
 	WithoutProcess time.Duration   `json:"withoutProcessNanoseconds,omitempty"`
+	Observed       time.Duration   `json:"observedNanoseconds,omitempty"`
+	FromStart      bool            `json:"fromStart,omitempty"`
+	Used           bool            `json:"used,omitempty"`
 }
 
 // MarshalJSON writes the longest times if there are too many, in an order that depends on nothing else.
 func (s savedIdleTimes) MarshalJSON() ([]byte, error) {
 	list := make([]savedIdleEntry, 0, len(s))
 	for h, i := range s {
-		list = append(list, savedIdleEntry{h.device, h.namespace, h.pod, h.name, i.uid, i.updated, i.measured, i.sinceBusy, i.withoutProcess})
+		list = append(list, savedIdleEntry{
+			h.device, h.namespace, h.pod, h.name, i.uid, i.updated, i.measured, i.sinceBusy, i.withoutProcess, i.observed, i.fromStart, i.used,
+		})
 	}
 	slices.SortFunc(list, func(a, b savedIdleEntry) int {
 		return cmp.Or(-cmp.Compare(max(a.SinceBusy, a.WithoutProcess), max(b.SinceBusy, b.WithoutProcess)), cmp.Compare(a.Device, b.Device),
@@ -177,11 +187,12 @@ func (s *savedIdleTimes) UnmarshalJSON(text []byte) error {
 	}
 	all := make(savedIdleTimes)
 	for _, e := range list[:min(len(list), maxSavedIdleTimes)] {
-		if e.Device == "" || e.Pod == "" || e.SinceBusy < 0 || e.WithoutProcess < 0 {
+		if e.Device == "" || e.Pod == "" || e.SinceBusy < 0 || e.WithoutProcess < 0 || e.Observed < 0 {
 			continue
 		}
 		all[heldDevice{e.Device, container{e.Namespace, e.Pod, e.Container}}] = savedIdleTime{
 			uid: e.UID, updated: e.Updated, measured: e.Measured, sinceBusy: e.SinceBusy, withoutProcess: e.WithoutProcess,
+			observed: max(e.Observed, e.SinceBusy, e.WithoutProcess), fromStart: e.FromStart, used: e.Used,
 		}
 	}
 	*s = all

@@ -80,6 +80,34 @@ func TestIdleTimeAfterRestart(t *testing.T) {
 	}
 }
 
+// TestNeverUsedAfterRestart checks that what was observed before a restart still counts, and that a use is saved at once.
+func TestNeverUsedAfterRestart(t *testing.T) {
+	n := &idleNode{at: now, ended: true}
+	n.observe(0)
+	n.ended = false
+	n.observe(time.Second)
+	n.observe(30 * time.Second)
+	restart := func() IdleTime {
+		n.accumulator = restoreIdle(t, saveIdle(t, &n.accumulator, n.at), n.at)
+		n.observe(time.Minute)
+		return n.devices["GPU-a"].idle[container{"n", "a", "c"}].exported()
+	}
+	if i := restart(); i.Used || !i.ObservedFromStart || i.Observed != 30*time.Second {
+		t.Errorf("not used: %+v", i)
+	}
+	before := n.toSave(n.at)
+	n.util = 50
+	n.observe(time.Second)
+	n.util = 0
+	n.observe(time.Second)
+	if !before.exceeds(n.toSave(n.at)) {
+		t.Error("the use is not saved at once")
+	}
+	if i := restart(); !i.Used || !i.ObservedFromStart {
+		t.Errorf("used: %+v", i)
+	}
+}
+
 // TestRestoredIdleTimeWaits checks that a restored time waits for the kubelet's first answer about the device, also over another
 // restart, and continues once.
 func TestRestoredIdleTimeWaits(t *testing.T) {

@@ -37,6 +37,7 @@ type apiServer struct {
 	writes     []time.Time // of the condition
 	posts      int
 	patches    int
+	reads      int // of events
 	events     map[string]*corev1.Event
 	pods       map[string]corev1.Pod // by namespace/name
 	requests   int
@@ -45,7 +46,6 @@ type apiServer struct {
 // apiError returns an error response of the API server.
 func apiError(code int, reason metav1.StatusReason, causes ...metav1.CauseType) error {
 	s := metav1.Status{Status: metav1.StatusFailure, Code: int32(code), Reason: reason, Message: "refused: " + string(reason), Details: &metav1.StatusDetails{}}
-	s.Kind, s.APIVersion = "Status", "v1"
 	for _, c := range causes {
 		s.Details.Causes = append(s.Details.Causes, metav1.StatusCause{Type: c})
 	}
@@ -68,9 +68,16 @@ func (a *apiServer) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err == nil {
 		answer, err = a.answer(r, body)
 	}
+	return respond(r, answer, err)
+}
+
+// respond returns an API server's response: an answer, an API error, or no response for another error.
+func respond(r *http.Request, answer any, err error) (*http.Response, error) {
 	code, header := http.StatusOK, http.Header{"Content-Type": {"application/json"}}
 	if s, ok := errors.AsType[*apierrors.StatusError](err); ok {
-		answer, code, err = s.ErrStatus, int(s.ErrStatus.Code), nil
+		status := s.ErrStatus
+		status.Kind, status.APIVersion = "Status", "v1"
+		answer, code, err = status, int(status.Code), nil
 		if code == http.StatusServiceUnavailable {
 			header.Set("Retry-After", "1")
 		}
@@ -88,6 +95,12 @@ func (a *apiServer) RoundTrip(r *http.Request) (*http.Response, error) {
 func (a *apiServer) answer(r *http.Request, body []byte) (any, error) {
 	path := strings.Split(strings.TrimPrefix(r.URL.Path, "/api/v1/"), "/")
 	switch {
+	case r.Method == "PATCH" && string(body) == "{}" && path[2] == "events": // reads the event
+		a.reads++
+		if e := a.events[path[3]]; e != nil {
+			return e, nil
+		}
+		return nil, apiError(404, metav1.StatusReasonNotFound)
 	case r.Method != "GET" && !strings.Contains(r.Header.Get("Accept"), ";as=PartialObjectMetadata;"):
 		return nil, fmt.Errorf("%s %s asks for the whole object", r.Method, r.URL)
 	case r.Method == "GET" && path[0] == "nodes":
@@ -137,6 +150,7 @@ type rig struct {
 	snapshots health.Latest[health.Snapshot]
 	holders   map[health.DeviceID][]Pod
 	lost      atomic.Pointer[[]string] // Options.Unschedulable; nil if unknown
+	idle      atomic.Pointer[IdlePods]
 	logged    *observer.ObservedLogs
 	reporter  *Reporter
 	stop      func()
@@ -147,9 +161,11 @@ func newRig(api *apiServer, saved ...health.DeviceState) *rig {
 	g := &rig{apiServer: api, logged: logged, holders: make(map[health.DeviceID][]Pod)}
 	g.enable(true)
 	g.lost.Store(&[]string{})
+	g.idle.Store(new(IdlePods))
 	g.reporter = New(Options{
 		Config: &g.config, Snapshots: &g.snapshots, Node: "node1", Saved: saved, Log: zap.New(core),
 		Holders: func(id health.DeviceID) []Pod { return g.holders[id] },
+		Idle:    func() IdlePods { return *g.idle.Load() },
 		Unschedulable: func() ([]string, bool) {
 			lost := g.lost.Load()
 			return *cmp.Or(lost, &[]string{}), lost != nil

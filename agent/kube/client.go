@@ -34,14 +34,20 @@ const (
 	claimBurst = 100
 )
 
-// RESTConfig returns the REST configuration of a kubeconfig file, or of the pod's service account if that is "".
-func RESTConfig(kubeconfig string) (c *rest.Config, err error) {
+// RESTConfig returns the REST configuration of health.kubernetes.kubeconfig, or of the pod's service account if that is "".
+func RESTConfig(kubeconfig string) (*rest.Config, error) {
+	return RESTConfigOf("health.kubernetes.kubeconfig", kubeconfig)
+}
+
+// RESTConfigOf returns the REST configuration of a kubeconfig file, or of the pod's service account if that is "". Errors name the key that
+// configures the file.
+func RESTConfigOf(key, kubeconfig string) (c *rest.Config, err error) {
 	if kubeconfig != "" {
 		if c, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err != nil {
-			return nil, fmt.Errorf("health.kubernetes.kubeconfig: %w", err)
+			return nil, fmt.Errorf("%s: %w", key, err)
 		}
 	} else if c, err = rest.InClusterConfig(); errors.Is(err, rest.ErrNotInCluster) {
-		return nil, errors.New("health.kubernetes.kubeconfig: expected a kubeconfig file, because the agent does not run in a pod with a service account")
+		return nil, fmt.Errorf("%s: expected a kubeconfig file, because %s does not run in a pod with a service account", key, component)
 	} else if err != nil {
 		return nil, fmt.Errorf("service account of the pod: %w", err)
 	}
@@ -63,6 +69,9 @@ func Connector(kubeconfig func() string) func() (kubernetes.Interface, error) {
 	}
 }
 
+// metadataOnly asks for an object's metadata.
+const metadataOnly = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
+
 // client makes the requests of this package, each once, because the writers have their own pauses between attempts. The typed methods of
 // client-go repeat a request up to ten times, and cannot ask for an object's metadata only.
 type client struct{ rest rest.Interface }
@@ -74,6 +83,24 @@ func connect(kubeconfig string) (*client, error) {
 		return nil, err
 	}
 	return newClient(c)
+}
+
+// currentClient is the client for a kubeconfig file that may become another one.
+type currentClient struct {
+	api        *client // nil before the first
+	kubeconfig string  // of api
+}
+
+// open opens a client, unless the last one is for this kubeconfig file. After an error the last one stays.
+func (c *currentClient) open(kubeconfig string, connect func(kubeconfig string) (*client, error)) error {
+	if c.api != nil && c.kubeconfig == kubeconfig {
+		return nil
+	}
+	api, err := connect(kubeconfig)
+	if err == nil {
+		c.api, c.kubeconfig = api, kubeconfig
+	}
+	return err
 }
 
 func newClient(c *rest.Config) (*client, error) {
@@ -96,7 +123,7 @@ func write(ctx context.Context, r *rest.Request, in any) error {
 	if err != nil {
 		return err
 	}
-	r.SetHeader("Accept", "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json")
+	r.SetHeader("Accept", metadataOnly)
 	return r.Body(body).MaxRetries(0).Do(ctx).Error()
 }
 
@@ -126,6 +153,12 @@ func (c *client) pod(ctx context.Context, namespace, name string) (p corev1.Pod,
 
 func (c *client) createEvent(ctx context.Context, e corev1.Event) error {
 	return write(ctx, c.rest.Post().Namespace(e.Namespace).Resource("events"), e)
+}
+
+// event returns an event. It reads by a patch that changes nothing, so that it needs no other right than patchEvent.
+func (c *client) event(ctx context.Context, namespace, name string) (e corev1.Event, err error) {
+	err = read(ctx, c.rest.Patch(types.MergePatchType).Namespace(namespace).Resource("events").Name(name).Body([]byte("{}")), &e)
+	return e, err
 }
 
 // patchEvent changes fields of an event.

@@ -155,10 +155,12 @@ func (w *eventWriter) reference(ctx context.Context, o object) (*corev1.ObjectRe
 }
 
 // eventName returns a unique name for an event.
-func eventName(e event) string {
+func eventName(e event) string { return eventNameOf(e.key.object.name, rand.Uint64()) }
+
+// eventNameOf returns the name of an event on an object.
+func eventNameOf(object string, number uint64) string {
 	const maxLength = 253 - 17 // the API's limit, less the suffix
-	o := e.key.object.name
-	return fmt.Sprintf("%s.%x", strings.TrimRight(o[:min(len(o), maxLength)], ".-"), rand.Uint64())
+	return fmt.Sprintf("%s.%x", strings.TrimRight(object[:min(len(object), maxLength)], ".-"), number)
 }
 
 func toInt32(n uint64) int32 { return int32(min(n, math.MaxInt32)) }

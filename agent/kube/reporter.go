@@ -3,6 +3,7 @@
 //
 //	Snapshot ─► conditionOf ───► Latest ──► conditionWriter ─► PATCH nodes/status
 //	        └─► eventsBetween ─► eventQueue ─► eventWriter ──► POST, PATCH events
+//	idle times ─────────────────────────────► idleWriter ───►
 //
 // condition.go and event.go are pure. While the API server is unreachable, the reporter keeps the newest condition and a
 // limited number of events; no other part of the agent waits.
@@ -33,7 +34,7 @@ func CaptureLog(log *zap.Logger) {
 // Pod names a pod.
 type Pod struct{ Namespace, Name string }
 
-// Options configure a Reporter. All fields but Saved are required.
+// Options configure a Reporter. All fields but Idle and Saved are required.
 type Options struct {
 	Config    *health.Latest[health.Config]
 	Snapshots *health.Latest[health.Snapshot]
@@ -42,6 +43,8 @@ type Options struct {
 	Holders func(health.DeviceID) []Pod
 	// Unschedulable describes the free devices that no new pod can get now, one text for each resource. It must not block.
 	Unschedulable func() (texts []string, known bool)
+	// Idle returns the pods that do not use their devices, nil if no pod is reported. It must not block.
+	Idle func() IdlePods
 	// Saved holds the devices of the saved state. Events report what has changed since.
 	Saved []health.DeviceState
 	Log   *zap.Logger
@@ -68,9 +71,12 @@ type Status struct {
 	Errors       uint64 // failed requests
 	ConditionErr string // of the last write of the condition; empty after success
 	EventErr     string // of the last write of an event; empty after success
+
+	IdleEnabled bool   // idle pods are reported
+	IdleErr     string // of the last event of an idle pod; empty after success
 }
 
-// New returns a reporter. It does nothing while health.kubernetes.enabled is false.
+// New returns a reporter. While health.kubernetes.enabled is false, it reports idle pods only.
 func New(o Options) *Reporter {
 	return &Reporter{Options: o, open: connect, queue: newEventQueue(), reported: o.Saved}
 }
@@ -92,6 +98,9 @@ func (r *Reporter) updateStatus(f func(*Status)) {
 
 // Run reports until ctx ends. The condition then stays on the node, and the next process continues it.
 func (r *Reporter) Run(ctx context.Context) error {
+	var parts sync.WaitGroup
+	defer parts.Wait()
+	parts.Go(func() { r.runIdleWriter(ctx) })
 	for ctx.Err() == nil {
 		c, same, cancel := health.WatchPart(ctx, r.Config, func(c *health.Config) health.KubernetesConfig { return c.Kubernetes })
 		r.updateStatus(func(s *Status) { s.Enabled, s.ConditionErr, s.EventErr = c.Enabled, "", "" })

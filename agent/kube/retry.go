@@ -14,11 +14,14 @@ const (
 // backoff is a growing pause between attempts.
 type backoff struct{ last time.Duration }
 
-// wait pauses, and returns false if ctx ended first.
-func (b *backoff) wait(ctx context.Context) bool {
+// next returns the next pause.
+func (b *backoff) next() time.Duration {
 	b.last = min(max(2*b.last, minBackoff), maxBackoff)
-	return wait(ctx, nil, b.last)
+	return b.last
 }
+
+// wait pauses, and returns false if ctx ended first.
+func (b *backoff) wait(ctx context.Context) bool { return wait(ctx, nil, b.next()) }
 
 // wait waits until the channel is ready or the time is over; a negative time has no end. It returns false if ctx ended
 // first.

@@ -1,5 +1,5 @@
-// Package apiservertest is a stand-in for the API server: Nodes, ResourceSlices and ResourceClaims over HTTP, with watches, validation,
-// feature gates and faults. Unlike client-go's fake clientset it refuses what the API server refuses.
+// Package apiservertest is a stand-in for the API server: Nodes, ResourceSlices, ResourceClaims, pods and their owners over HTTP, with watches,
+// pages, patches, validation, feature gates and faults. Unlike client-go's fake clientset it refuses what the API server refuses.
 package apiservertest
 
 import (
@@ -16,11 +16,15 @@ import (
 	"sync"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -70,8 +74,8 @@ type event struct {
 
 // Request is a request that the server has answered.
 type Request struct {
-	Verb     string // get, list, watch, create, update, delete
-	Resource string // such as resourceslices
+	Verb     string // get, list, watch, create, update, patch, delete
+	Resource string // such as resourceslices, with a subresource such as deployments/scale
 	Name     string // of the object
 	DryRun   bool
 	Code     int // of the answer
@@ -107,6 +111,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		status := statusOf(err)
 		result, code = status, int(status.Code)
+		if d := status.Details; d != nil && d.RetryAfterSeconds > 0 {
+			w.Header().Set("Retry-After", strconv.Itoa(int(d.RetryAfterSeconds)))
+		}
 	} else if request.Verb == "create" {
 		code = http.StatusCreated
 	}
@@ -121,12 +128,12 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // parse returns a request, and the object that it names.
 func parse(r *http.Request) (Request, key) {
 	q := Request{Path: r.URL.Path, DryRun: r.URL.Query().Has("dryRun")}
-	path, ok := strings.CutPrefix(r.URL.Path, "/api/v1/")
-	if !ok {
-		path = strings.TrimPrefix(r.URL.Path, "/apis/resource.k8s.io/v1/")
+	parts := strings.Split(strings.TrimPrefix(r.URL.Path, "/"), "/")
+	if parts[0] == "apis" && len(parts) > 3 {
+		parts = parts[1:] // the API group
 	}
+	parts = parts[min(2, len(parts)-1):]
 	var k key
-	parts := strings.Split(path, "/")
 	if parts[0] == "namespaces" && len(parts) > 2 {
 		k.namespace, parts = parts[1], parts[2:]
 	}
@@ -134,7 +141,7 @@ func parse(r *http.Request) (Request, key) {
 	if len(parts) > 1 {
 		k.name = parts[1]
 	}
-	q.Resource, q.Name = k.resource, k.name
+	q.Resource, q.Name = strings.Join(append([]string{k.resource}, parts[min(2, len(parts)):]...), "/"), k.name
 	switch r.Method {
 	case http.MethodGet:
 		q.Verb = "list"
@@ -147,6 +154,8 @@ func parse(r *http.Request) (Request, key) {
 		q.Verb = "create"
 	case http.MethodPut:
 		q.Verb = "update"
+	case http.MethodPatch:
+		q.Verb = "patch"
 	case http.MethodDelete:
 		q.Verb = "delete"
 	}
@@ -170,18 +179,29 @@ func resourceTypes() map[string]schema.GroupVersionKind {
 		"nodes":          corev1.SchemeGroupVersion.WithKind("Node"),
 		"resourceslices": resourceapi.SchemeGroupVersion.WithKind("ResourceSlice"),
 		"resourceclaims": resourceapi.SchemeGroupVersion.WithKind("ResourceClaim"),
+
+		"namespaces":           corev1.SchemeGroupVersion.WithKind("Namespace"),
+		"pods":                 corev1.SchemeGroupVersion.WithKind("Pod"),
+		"events":               corev1.SchemeGroupVersion.WithKind("Event"),
+		"deployments":          appsv1.SchemeGroupVersion.WithKind("Deployment"),
+		"replicasets":          appsv1.SchemeGroupVersion.WithKind("ReplicaSet"),
+		"statefulsets":         appsv1.SchemeGroupVersion.WithKind("StatefulSet"),
+		"jobs":                 batchv1.SchemeGroupVersion.WithKind("Job"),
+		"cronjobs":             batchv1.SchemeGroupVersion.WithKind("CronJob"),
+		"poddisruptionbudgets": policyv1.SchemeGroupVersion.WithKind("PodDisruptionBudget"),
 	}
 }
 
 // admit returns why a request is refused before it is handled. The caller holds mu.
 func (s *Server) admit(r *http.Request, q Request) error {
-	gvk, ok := resourceTypes()[q.Resource]
+	resource, _, _ := strings.Cut(q.Resource, "/")
+	gvk, ok := resourceTypes()[resource]
 	group := schema.GroupResource{Group: gvk.Group, Resource: q.Resource}
 	prefix := "/apis/" + gvk.GroupVersion().String() + "/"
 	if gvk.Group == "" {
 		prefix = "/api/v1/"
 	}
-	if !ok || !strings.HasPrefix(r.URL.Path, prefix) || s.absent && gvk.Group != "" {
+	if !ok || !strings.HasPrefix(r.URL.Path, prefix) || s.absent && gvk.Group == resourceapi.GroupName {
 		return &apierrors.StatusError{ErrStatus: metav1.Status{
 			Status: metav1.StatusFailure, Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound, Message: "the server could not find the requested resource",
 			Details: &metav1.StatusDetails{},
@@ -201,17 +221,21 @@ func (s *Server) handle(r *http.Request, q *Request, k key, body []byte) (any, e
 	if err := s.admit(r, *q); err != nil {
 		return nil, err
 	}
-	gvk := resourceTypes()[q.Resource]
+	gvk := resourceTypes()[k.resource]
 	group := schema.GroupResource{Group: gvk.Group, Resource: q.Resource}
 	old := s.objects[k]
 	if old == nil && k.name != "" {
 		return nil, apierrors.NewNotFound(group, k.name)
 	}
-	switch q.Verb {
+	switch q.Verb + strings.TrimPrefix(q.Resource, k.resource) {
 	case "get":
 		return old, nil
 	case "list":
-		return s.list(r, gvk)
+		return s.list(r, gvk, k.namespace)
+	case "patch", "patch/scale":
+		return s.patch(r, q, old, body)
+	case "create/eviction":
+		return s.evict(old, body)
 	case "delete":
 		var o metav1.DeleteOptions
 		if err := decode(body, &o); err != nil {
@@ -268,21 +292,26 @@ func decode(body []byte, into runtime.Object) error {
 	return err
 }
 
-func (s *Server) list(r *http.Request, gvk schema.GroupVersionKind) (any, error) {
+// list returns the objects of a kind in a namespace, or in all for "". A page continues after the number of objects in its token.
+func (s *Server) list(r *http.Request, gvk schema.GroupVersionKind, namespace string) (any, error) {
 	match, err := selector(r)
 	if err != nil {
 		return nil, err
 	}
 	items := []object{}
 	for _, k := range s.keys() {
-		if o := s.objects[k]; kindOf(o) == gvk.Kind && match(o) {
+		if o := s.objects[k]; kindOf(o) == gvk.Kind && (namespace == "" || k.namespace == namespace) && match(o) {
 			items = append(items, o)
 		}
 	}
-	return map[string]any{
-		"kind": gvk.Kind + "List", "apiVersion": gvk.GroupVersion().String(),
-		"metadata": map[string]any{"resourceVersion": fmt.Sprint(s.version)}, "items": items,
-	}, nil
+	metadata := map[string]any{"resourceVersion": fmt.Sprint(s.version)}
+	from, _ := strconv.Atoi(r.URL.Query().Get("continue"))
+	items = items[min(from, len(items)):]
+	if limit, _ := strconv.Atoi(r.URL.Query().Get("limit")); limit > 0 && len(items) > limit {
+		items = items[:limit]
+		metadata["continue"] = strconv.Itoa(from + limit)
+	}
+	return map[string]any{"kind": gvk.Kind + "List", "apiVersion": gvk.GroupVersion().String(), "metadata": metadata, "items": items}, nil
 }
 
 func kindOf(o object) string { return o.GetObjectKind().GroupVersionKind().Kind }
@@ -293,10 +322,11 @@ func (s *Server) keys() []key {
 	})
 }
 
-// selector returns the field selector of a request.
+// selector returns the field and label selectors of a request.
 func selector(r *http.Request) (func(object) bool, error) {
 	f, err := fields.ParseSelector(r.URL.Query().Get("fieldSelector"))
-	if err != nil {
+	l, err2 := labels.Parse(r.URL.Query().Get("labelSelector"))
+	if err := errors.Join(err, err2); err != nil {
 		return nil, apierrors.NewBadRequest(err.Error())
 	}
 	return func(o object) bool {
@@ -307,7 +337,10 @@ func selector(r *http.Request) (func(object) bool, error) {
 				set["spec.nodeName"] = *slice.Spec.NodeName
 			}
 		}
-		return f.Matches(set)
+		if pod, ok := o.(*corev1.Pod); ok {
+			set["status.phase"] = string(pod.Status.Phase)
+		}
+		return f.Matches(set) && l.Matches(labels.Set(o.GetLabels()))
 	}, nil
 }
 
@@ -326,6 +359,9 @@ func (s *Server) put(o object) object {
 	} else if o.GetUID() == "" {
 		o.SetUID(types.UID(fmt.Sprintf("uid-%d", s.version+1)))
 		o.SetCreationTimestamp(metav1.Now().Rfc3339Copy())
+	}
+	if o.GetGeneration() == 0 && specOf(o) != nil {
+		o.SetGeneration(1)
 	}
 	s.version++
 	o.SetResourceVersion(fmt.Sprint(s.version))

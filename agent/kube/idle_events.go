@@ -1,0 +1,247 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// eventIdle is the reason of the event on a pod that holds devices and does not use them. It is a warning, because somebody has to do
+// something, and because many routers of events forward only warnings.
+const eventIdle = "GPUIdle"
+
+// OptOutAnnotation is the annotation of a pod that is neither reported as idle nor, by default, reclaimed; whatever its value but "false".
+const OptOutAnnotation = "gpu-node-agent/reclaim-opt-out"
+
+// OptedOut reports whether annotations have the one with which an object opts out.
+func OptedOut(annotations map[string]string, annotation string) bool {
+	value, exists := annotations[annotation]
+	return exists && value != "false"
+}
+
+// IdlePods are the pods that hold devices and have not used all of them for some time.
+type IdlePods struct {
+	After    time.Duration // for which a device is not used; 0: no pod is reported
+	Evidence string        // what they lack, for texts: process, work
+	Pods     []IdlePod
+}
+
+// IdlePod is a pod and its idle devices.
+type IdlePod struct {
+	Pod
+	Held int          // number of devices that the pod holds
+	Kind string       // of these: GPU, MIG device or device
+	Idle []IdleDevice // of these; at least one
+}
+
+// IdleDevice is a device that a pod has not used for some time.
+type IdleDevice struct {
+	Name string // as in GPU 3
+	For  time.Duration
+}
+
+const (
+	// idleInterval is how often the idle pods are examined.
+	idleInterval = 10 * time.Second
+
+	// idleRepeat is the least time between two events on a pod.
+	idleRepeat = time.Hour
+
+	// idleRecheck is the time between two requests for a pod that is not reported now: it is not Ready or it ends.
+	idleRecheck = 5 * time.Minute
+)
+
+// idleWriter writes the events of idle pods.
+//
+// The event of a pod has a fixed name, so that the time of the last one is at the API server. So neither a restart nor a second agent
+// repeats it early.
+type idleWriter struct {
+	*Reporter
+	current  currentClient
+	examined map[Pod]examinedPod // of the idle pods only
+}
+
+// examinedPod is the result of the last requests for a pod.
+type examinedPod struct {
+	next   time.Time // before which the pod is not examined
+	failed bool      // it could not be reported
+}
+
+// runIdleWriter follows the idle pods until ctx ends. It makes no request while there is none.
+func (r *Reporter) runIdleWriter(ctx context.Context) {
+	if r.Idle == nil {
+		return
+	}
+	w := &idleWriter{Reporter: r, examined: make(map[Pod]examinedPod)}
+	errs := NewErrorLog(r.Log, "cannot report idle pods", "reported idle pods again", "a cluster role with get on pods, and create and patch on events")
+	var retry backoff
+	for wait(ctx, nil, idleInterval) {
+		err := w.examine(ctx)
+		switch {
+		case ctx.Err() != nil:
+		case err != nil:
+			errs.Report(err)
+			r.updateStatus(func(s *Status) { s.Errors, s.IdleErr = s.Errors+1, err.Error() })
+			retry.wait(ctx)
+		case w.failing():
+			retry = backoff{}
+		default:
+			errs.Recovered()
+			retry = backoff{}
+			r.updateStatus(func(s *Status) { s.IdleErr = "" })
+		}
+	}
+}
+
+// examine reports each idle pod that is due. An error of one does not keep the others from being reported, unless the API server is
+// unreachable.
+func (w *idleWriter) examine(ctx context.Context) error {
+	idle := w.Idle()
+	w.updateStatus(func(s *Status) { s.IdleEnabled = idle.After > 0 })
+	maps.DeleteFunc(w.examined, func(p Pod, _ examinedPod) bool {
+		return !slices.ContainsFunc(idle.Pods, func(i IdlePod) bool { return i.Pod == p })
+	})
+	var errs []error
+	for _, p := range idle.Pods {
+		now := time.Now()
+		// After the clock was set back, a pod is not left alone for longer than idleRepeat.
+		if next := w.examined[p.Pod].next; now.Before(next) && next.Sub(now) <= idleRepeat {
+			continue
+		}
+		if err := w.current.open(w.Config.Load().Kubernetes.Kubeconfig, w.open); err != nil {
+			return err
+		}
+		next, err := w.report(ctx, p, idle)
+		if err == nil {
+			w.examined[p.Pod] = examinedPod{next: next}
+			continue
+		}
+		errs = append(errs, fmt.Errorf("pod %s/%s: %w", p.Namespace, p.Name, err))
+		if apierrors.ReasonForError(err) == metav1.StatusReasonUnknown || ctx.Err() != nil {
+			break
+		}
+		w.examined[p.Pod] = examinedPod{now.Add(idleRecheck), true}
+	}
+	return errors.Join(errs...)
+}
+
+// failing reports whether an idle pod could not be reported, which is not tried again yet.
+func (w *idleWriter) failing() bool {
+	for _, p := range w.examined {
+		if p.failed {
+			return true
+		}
+	}
+	return false
+}
+
+// report writes the event of a pod, if it is to be reported now, and returns when to examine the pod again.
+func (w *idleWriter) report(ctx context.Context, p IdlePod, idle IdlePods) (next time.Time, err error) {
+	pod, err := w.current.api.pod(ctx, p.Namespace, p.Name)
+	now := time.Now()
+	switch {
+	case apierrors.IsNotFound(err):
+		return now.Add(idleRecheck), nil
+	case err != nil:
+		return time.Time{}, err
+	case pod.Spec.NodeName != w.Node, pod.DeletionTimestamp != nil:
+		return now.Add(idleRecheck), nil
+	}
+	if OptedOut(pod.Annotations, OptOutAnnotation) {
+		return now.Add(idleRepeat), nil
+	}
+	ready, ok := readySince(pod)
+	if !ok {
+		return now.Add(idleRecheck), nil
+	}
+	message, in := idleMessage(p, idle, now.Sub(ready))
+	if message == "" {
+		return now.Add(in), nil
+	}
+	return w.write(ctx, p.Pod, pod.UID, message, now)
+}
+
+// readySince returns since when a pod is Ready; ok is false if it is not.
+func readySince(pod corev1.Pod) (at time.Time, ok bool) {
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
+			return c.LastTransitionTime.Time, true
+		}
+	}
+	return time.Time{}, false
+}
+
+// idleMessage returns the message about a pod that has been Ready for a time. Before, it may have loaded a model. If it is not Ready for
+// long enough, the message is empty and in is when it will be.
+func idleMessage(p IdlePod, idle IdlePods, ready time.Duration) (message string, in time.Duration) {
+	if ready < idle.After {
+		return "", min(max(idle.After-ready, idleInterval), idleRepeat)
+	}
+	shortest := ready
+	names := make([]string, len(p.Idle))
+	for i, d := range p.Idle {
+		names[i], shortest = d.Name, min(shortest, d.For)
+	}
+	what := "the " + p.Kind
+	if p.Held > 1 {
+		what = fmt.Sprintf("%d of %d %ss", len(p.Idle), p.Held, p.Kind)
+	}
+	suffix := ". End the pod or request less if it does not need them; with the annotation " + OptOutAnnotation + " it is not reported"
+	message = fmt.Sprintf("no %s on %s of the pod for %s: %s", idle.Evidence, what, durationText(shortest), strings.Join(names, ", "))
+	return truncate(message, maxMessage-len(suffix)) + suffix, 0
+}
+
+// durationText returns a text like 45m, 1h30m or 26h0m, of less than a minute like 20s.
+func durationText(d time.Duration) string {
+	if d < time.Minute {
+		return d.Truncate(time.Second).String()
+	}
+	return strings.TrimSuffix(d.Truncate(time.Minute).String(), "0s")
+}
+
+// write creates the event of a pod, or raises the count of the last one, unless that is too recent. It returns when the next one may be
+// written.
+func (w *idleWriter) write(ctx context.Context, p Pod, uid types.UID, message string, now time.Time) (next time.Time, err error) {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(eventIdle + string(uid))) // never fails
+	name := eventNameOf(p.Name, h.Sum64())
+	last, err := w.current.api.event(ctx, p.Namespace, name)
+	switch {
+	case apierrors.IsNotFound(err):
+		err = w.current.api.createEvent(ctx, corev1.Event{
+			TypeMeta: metav1.TypeMeta{Kind: "Event", APIVersion: "v1"}, ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: name},
+			InvolvedObject: corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: p.Namespace, Name: p.Name, UID: uid},
+			Type:           corev1.EventTypeWarning, Reason: eventIdle, Message: message,
+			Source: corev1.EventSource{Component: component, Host: w.Node}, FirstTimestamp: metav1.NewTime(now), LastTimestamp: metav1.NewTime(now),
+			Count: 1, ReportingController: component, ReportingInstance: w.Node,
+		})
+		if apierrors.IsAlreadyExists(err) { // an earlier attempt created it, and its response was lost
+			return now.Add(idleRepeat), nil
+		}
+	case err != nil:
+	case now.Sub(last.LastTimestamp.Time).Abs() < idleRepeat:
+		if next = last.LastTimestamp.Add(idleRepeat); next.After(now.Add(idleRepeat)) { // the clock was set back
+			next = now.Add(idleRepeat)
+		}
+		return next, nil
+	default:
+		err = w.current.api.patchEvent(ctx, p.Namespace, name, map[string]any{
+			"count": toInt32(uint64(max(last.Count, 0)) + 1), "lastTimestamp": metav1.NewTime(now), "message": message,
+		})
+	}
+	if err != nil {
+		return time.Time{}, err
+	}
+	w.updateStatus(func(s *Status) { s.Events++ })
+	return now.Add(idleRepeat), nil
+}

@@ -1,0 +1,325 @@
+package kube
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// readyPod returns a pod of this node that has been Ready for a time.
+func readyPod(name string, ready time.Duration) corev1.Pod {
+	return corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name, UID: "uid-of-train"}, Spec: corev1.PodSpec{NodeName: "node1"},
+		Status: corev1.PodStatus{Conditions: []corev1.PodCondition{
+			{Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(time.Now().Add(-100 * time.Hour))},
+			{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(time.Now().Add(-ready))},
+		}},
+	}
+}
+
+// idlePods returns pod team/train, which holds two GPUs, with GPU 1 idle for a time.
+func idlePods(idle time.Duration) *IdlePods {
+	return &IdlePods{After: 30 * time.Minute, Evidence: "process", Pods: []IdlePod{
+		{Pod: Pod{"team", "train"}, Held: 2, Kind: "GPU", Idle: []IdleDevice{{"GPU 1", idle}}},
+	}}
+}
+
+// withIdleRig runs a test while health.kubernetes.enabled is false.
+func withIdleRig(t *testing.T, test func(t *testing.T, g *rig)) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newRig(newAPI())
+		g.enable(false)
+		g.pods["team/train"] = readyPod("train", 10*time.Hour)
+		g.start(t)
+		test(t, g)
+	})
+}
+
+func (g *rig) setPod(p corev1.Pod) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.pods["team/train"] = p
+}
+
+func TestIdlePodGetsEvent(t *testing.T) {
+	withIdleRig(t, func(t *testing.T, g *rig) {
+		g.advance(time.Hour)
+		if g.requests != 0 {
+			t.Errorf("%d requests without an idle pod", g.requests)
+		}
+		g.idle.Store(idlePods(45*time.Minute + 20*time.Second))
+		g.advance(idleInterval)
+		g.wantEvents(t, "pod/train GPUIdle ×1")
+		for _, e := range g.events {
+			if string(e.InvolvedObject.UID) != "uid-of-train" || e.Namespace != "team" || e.Type != corev1.EventTypeWarning || e.Source.Component != component ||
+				!strings.HasPrefix(e.Message, "no process on 1 of 2 GPUs of the pod for 45m: GPU 1. ") || !strings.Contains(e.Message, OptOutAnnotation) {
+				t.Errorf("%+v", e)
+			}
+		}
+		if s := g.reporter.Status(); !s.IdleEnabled || s.Enabled || s.Events != 1 || s.Errors != 0 {
+			t.Errorf("%+v", s)
+		}
+		if len(g.writes) != 0 {
+			t.Error("a condition is written while health.kubernetes.enabled is false")
+		}
+	})
+}
+
+// An idle pod has one event per hour.
+func TestIdleEventsRepeatHourly(t *testing.T) {
+	withIdleRig(t, func(t *testing.T, g *rig) {
+		g.idle.Store(idlePods(time.Hour))
+		g.advance(idleRepeat - time.Minute)
+		g.wantEvents(t, "pod/train GPUIdle ×1")
+		if g.requests != 3 {
+			t.Errorf("%d requests within an hour, want one for the pod and two for the event", g.requests)
+		}
+		g.advance(time.Minute + 2*idleInterval)
+		g.wantEvents(t, "pod/train GPUIdle ×2")
+
+		g.idle.Store(&IdlePods{After: 30 * time.Minute}) // the pod works for a moment
+		g.advance(time.Minute)
+		g.idle.Store(idlePods(30 * time.Minute))
+		g.advance(time.Minute)
+		g.wantEvents(t, "pod/train GPUIdle ×2")
+		clear(g.events) // the API server deletes events after an hour
+		g.advance(idleRepeat)
+		g.wantEvents(t, "pod/train GPUIdle ×1")
+	})
+}
+
+// A restart of the agent, or a second agent, does not repeat the event.
+func TestIdleEventsAfterRestart(t *testing.T) {
+	withIdleRig(t, func(t *testing.T, g *rig) {
+		g.idle.Store(idlePods(time.Hour))
+		g.advance(time.Minute)
+		next := newRig(g.apiServer)
+		g.stop()
+		next.enable(false)
+		next.idle.Store(idlePods(time.Hour))
+		next.start(t)
+		next.advance(idleRepeat - 2*time.Minute)
+		next.wantEvents(t, "pod/train GPUIdle ×1")
+		next.advance(2 * time.Minute)
+		next.wantEvents(t, "pod/train GPUIdle ×2")
+
+		another := readyPod("train", time.Hour) // of a StatefulSet
+		another.UID = "uid-of-the-next"
+		next.setPod(another)
+		next.advance(idleRepeat)
+		next.wantEvents(t, "pod/train GPUIdle ×1", "pod/train GPUIdle ×2")
+	})
+}
+
+// Before a pod is Ready, it may load a model.
+func TestIdlePodIsReportedOnceReady(t *testing.T) {
+	withIdleRig(t, func(t *testing.T, g *rig) {
+		starting := readyPod("train", time.Hour)
+		starting.Status.Conditions[1].Status = corev1.ConditionFalse
+		g.setPod(starting)
+		g.idle.Store(idlePods(2 * time.Hour))
+		g.advance(time.Hour)
+		g.wantEvents(t)
+		g.setPod(readyPod("train", 10*time.Minute))
+		g.advance(20*time.Minute - idleInterval)
+		g.wantEvents(t)
+		g.advance(idleRecheck + 2*idleInterval)
+		g.wantEvents(t, "pod/train GPUIdle ×1")
+		if m := g.message(); !strings.Contains(m, " for 30m: ") && !strings.Contains(m, " for 35m: ") {
+			t.Errorf("the time before the pod was Ready counts: %s", m)
+		}
+		if g.requests > 20 {
+			t.Errorf("%d requests in 90 minutes", g.requests)
+		}
+	})
+}
+
+func (g *rig) message() (text string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, e := range g.events {
+		text = e.Message
+	}
+	return text
+}
+
+func TestPodsThatAreNotReportedAsIdle(t *testing.T) {
+	for name, change := range map[string]func(*corev1.Pod){
+		"terminating":     func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Now()} },
+		"of another node": func(p *corev1.Pod) { p.Spec.NodeName = "node2" },
+		"opted out":       func(p *corev1.Pod) { p.Annotations = map[string]string{OptOutAnnotation: ""} },
+		"not ready":       func(p *corev1.Pod) { p.Status.Conditions = nil },
+	} {
+		withIdleRig(t, func(t *testing.T, g *rig) {
+			p := readyPod("train", time.Hour)
+			change(&p)
+			g.setPod(p)
+			g.idle.Store(idlePods(time.Hour))
+			g.advance(2 * idleRecheck)
+			g.wantEvents(t)
+			if g.requests == 0 || g.requests > 3 {
+				t.Errorf("%s: %d requests in %v", name, g.requests, 2*idleRecheck)
+			}
+		})
+	}
+	withIdleRig(t, func(t *testing.T, g *rig) {
+		p := readyPod("train", time.Hour)
+		p.Annotations = map[string]string{OptOutAnnotation: "false"}
+		g.setPod(p)
+		g.idle.Store(idlePods(time.Hour))
+		g.advance(idleInterval)
+		g.wantEvents(t, "pod/train GPUIdle ×1")
+	})
+	withIdleRig(t, func(t *testing.T, g *rig) { // the pod has ended
+		delete(g.pods, "team/train")
+		g.idle.Store(idlePods(time.Hour))
+		g.advance(2 * idleRecheck)
+		if s := g.reporter.Status(); s.Errors != 0 || g.requests > 3 {
+			t.Errorf("%d requests, %+v", g.requests, s)
+		}
+	})
+}
+
+// An outage neither drops the event nor repeats it, and the newest state counts once the API server is back.
+func TestIdleEventsAfterOutage(t *testing.T) {
+	withIdleRig(t, func(t *testing.T, g *rig) {
+		g.failWith(errRefused)
+		g.idle.Store(idlePods(time.Hour))
+		g.advance(time.Hour)
+		if n := g.requests; n < 50 || n > 80 {
+			t.Errorf("%d requests in an hour, want one for each longest pause", n)
+		}
+		if s := g.reporter.Status(); s.IdleErr == "" || s.Errors == 0 {
+			t.Errorf("%+v", s)
+		}
+		g.idle.Store(idlePods(2 * time.Hour))
+		g.failWith(nil)
+		g.advance(2 * maxBackoff)
+		g.wantEvents(t, "pod/train GPUIdle ×1")
+		if m := g.message(); !strings.Contains(m, " for 2h") {
+			t.Error(m)
+		}
+		if s := g.reporter.Status(); s.IdleErr != "" {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// The refusal for one pod does not keep others from being reported.
+func TestIdleEventsInEndingNamespace(t *testing.T) {
+	withIdleRig(t, func(t *testing.T, g *rig) {
+		g.fail = func(r *http.Request) error {
+			if r.Method == http.MethodPost && strings.Contains(r.URL.Path, "/ending/") {
+				return apiError(403, "Forbidden", "NamespaceTerminating")
+			}
+			return nil
+		}
+		g.pods["ending/one"] = readyPod("one", time.Hour)
+		idle := idlePods(time.Hour)
+		idle.Pods = append([]IdlePod{{Pod: Pod{"ending", "one"}, Held: 1, Kind: "GPU", Idle: []IdleDevice{{"GPU 0", time.Hour}}}}, idle.Pods...)
+		g.idle.Store(idle)
+		g.advance(time.Minute)
+		g.wantEvents(t, "pod/train GPUIdle ×1")
+		if g.requests > 10 {
+			t.Errorf("%d requests", g.requests)
+		}
+		g.advance(4 * idleRecheck)
+		if s := g.reporter.Status(); s.IdleErr == "" || g.logged.Len() != 1 {
+			t.Errorf("error %q, log %v", s.IdleErr, g.logged.All())
+		}
+		g.idle.Store(idlePods(time.Hour)) // the refused one is not idle any more
+		g.advance(2 * maxBackoff)
+		if s := g.reporter.Status(); s.IdleErr != "" || g.logged.Len() != 2 {
+			t.Errorf("error %q, log %v", s.IdleErr, g.logged.All())
+		}
+	})
+}
+
+// An event that exists although it could not be read was created by an earlier attempt, whose response was lost.
+func TestIdleEventWhoseResponseWasLost(t *testing.T) {
+	withIdleRig(t, func(t *testing.T, g *rig) {
+		lost := false
+		g.fail = func(r *http.Request) error {
+			if r.Method == http.MethodPost && !lost {
+				lost = true
+				return apiError(409, metav1.StatusReasonAlreadyExists)
+			}
+			return nil
+		}
+		g.idle.Store(idlePods(time.Hour))
+		g.advance(idleRepeat - time.Minute)
+		g.wantEvents(t)
+		if s := g.reporter.Status(); s.Errors != 0 || g.requests != 3 {
+			t.Errorf("%d requests, %+v", g.requests, s)
+		}
+	})
+}
+
+// The reporter uses the kubeconfig that is in force.
+func TestIdleEventsFollowKubeconfig(t *testing.T) {
+	withIdleRig(t, func(t *testing.T, g *rig) {
+		var opened []string
+		open := g.reporter.open
+		g.reporter.open = func(kubeconfig string) (*client, error) {
+			opened = append(opened, kubeconfig)
+			return open(kubeconfig)
+		}
+		g.idle.Store(idlePods(time.Hour))
+		g.advance(idleRepeat)
+		c := health.DefaultConfig()
+		c.Kubernetes.Kubeconfig = "/another"
+		g.config.Store(&c)
+		g.advance(idleRepeat)
+		if strings.Join(opened, " ") != " /another" {
+			t.Errorf("opened %q", opened)
+		}
+		g.wantEvents(t, "pod/train GPUIdle ×2")
+	})
+}
+
+// After the clock was set back, the last event is from the future. It is neither repeated nor read again and again.
+func TestIdleEventFromTheFuture(t *testing.T) {
+	for ahead, want := range map[time.Duration]string{30 * time.Minute: "pod/train GPUIdle ×1", 3 * time.Hour: "pod/train GPUIdle ×2"} {
+		withIdleRig(t, func(t *testing.T, g *rig) {
+			g.idle.Store(idlePods(time.Hour))
+			g.advance(idleInterval)
+			for _, e := range g.events {
+				e.LastTimestamp = metav1.NewTime(time.Now().Add(ahead))
+			}
+			g.idle.Store(new(IdlePods)) // forget it
+			g.advance(idleInterval)
+			g.idle.Store(idlePods(time.Hour))
+			before := g.requests
+			g.advance(idleRepeat - idleInterval)
+			g.wantEvents(t, want)
+			if n := g.requests - before; n > 3 {
+				t.Errorf("%v ahead: %d requests within an hour", ahead, n)
+			}
+			g.advance(time.Hour)
+			g.wantEvents(t, strings.NewReplacer("×2", "×3", "×1", "×2").Replace(want))
+		})
+	}
+}
+
+func TestIdleMessageLength(t *testing.T) {
+	p := IdlePod{Held: 112, Kind: "MIG device"}
+	for range 112 {
+		p.Idle = append(p.Idle, IdleDevice{"MIG 15:13", 26*time.Hour + time.Second})
+	}
+	text, _ := idleMessage(p, IdlePods{After: time.Hour, Evidence: "work"}, 48*time.Hour)
+	if len(text) > maxMessage || !strings.HasPrefix(text, "no work on 112 of 112 MIG devices of the pod for 26h0m: MIG 15:13, ") || !strings.HasSuffix(text, "not reported") {
+		t.Errorf("%d bytes: %s", len(text), text)
+	}
+	p = IdlePod{Held: 1, Kind: "GPU", Idle: []IdleDevice{{"GPU 3", 20*time.Second + time.Millisecond}}}
+	text, _ = idleMessage(p, IdlePods{After: time.Second, Evidence: "work"}, time.Hour)
+	if !strings.HasPrefix(text, "no work on the GPU of the pod for 20s: GPU 3. ") {
+		t.Error(text)
+	}
+}

@@ -1,0 +1,763 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// nodeServer is a fake API server with one node and its NodeFeatures. It does what the API server does with field managers, UIDs and resource
+// versions, and decodes requests strictly.
+type nodeServer struct {
+	mu       sync.Mutex                 // guards everything below
+	before   func(*http.Request) error  // fails a request, or changes the node before it
+	node     *corev1.Node               // nil if it is deleted
+	cached   *corev1.Node               // what reads from the cache find; nil for node
+	owners   map[string]map[string]bool // the field managers of labels
+	features map[string]*nodeFeature    // by namespace/name
+	absent   bool                       // the API of NodeFeatures
+	version  int
+	requests []string // such as "PATCH nodes"
+}
+
+func newNodeServer() *nodeServer {
+	s := &nodeServer{features: make(map[string]*nodeFeature)}
+	s.createNode()
+	return s
+}
+
+// createNode replaces the node.
+func (s *nodeServer) createNode() {
+	s.version++
+	s.owners = make(map[string]map[string]bool)
+	s.node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1", UID: types.UID(fmt.Sprint("uid-", s.version)), ResourceVersion: strconv.Itoa(s.version)}}
+	s.setLabel("kubelet", "kubernetes.io/hostname", "node1")
+}
+
+// setLabel sets a label as another client does that does not use server-side apply. An empty value removes it.
+func (s *nodeServer) setLabel(manager, key, value string) {
+	labels := maps.Clone(s.node.Labels)
+	if labels == nil {
+		labels = make(map[string]string)
+	}
+	if labels[key] = value; value == "" {
+		delete(labels, key)
+		delete(s.owners, key)
+	} else {
+		s.owners[key] = map[string]bool{manager: true}
+	}
+	s.change(func(n *corev1.Node) { n.Labels = labels })
+}
+
+// change changes the node as a new version.
+func (s *nodeServer) change(f func(*corev1.Node)) {
+	s.node = s.node.DeepCopy()
+	f(s.node)
+	s.version++
+	s.node.ResourceVersion = strconv.Itoa(s.version)
+}
+
+func (s *nodeServer) setTaints(taints ...corev1.Taint) {
+	s.change(func(n *corev1.Node) { n.Spec.Taints = taints })
+}
+
+func (s *nodeServer) RoundTrip(r *http.Request) (*http.Response, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var body []byte
+	if r.Body != nil {
+		body, _ = io.ReadAll(r.Body)
+	}
+	path := strings.Split(strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, "/apis/nfd.k8s-sigs.io/v1alpha1/namespaces/gpu/"), "/api/v1/"), "/")
+	s.requests = append(s.requests, r.Method+" "+path[0])
+	var err error
+	if s.before != nil {
+		err = s.before(r)
+	}
+	var answer any
+	if err == nil {
+		if path[0] == "nodes" {
+			answer, err = s.answerNode(r, path[1], body)
+		} else {
+			answer, err = s.answerFeature(r, path, body)
+		}
+	}
+	return respond(r, answer, err)
+}
+
+func (s *nodeServer) answerNode(r *http.Request, name string, body []byte) (any, error) {
+	nodes := schema.GroupResource{Resource: "nodes"}
+	found := s.node
+	if found != nil && r.Method == "GET" && s.cached != nil && r.URL.Query().Get("resourceVersion") == "0" {
+		found = s.cached
+	}
+	if name != "node1" {
+		return nil, fmt.Errorf("request for the node %q", name)
+	}
+	if r.Method == "GET" {
+		switch {
+		case found == nil:
+			return nil, apierrors.NewNotFound(nodes, name)
+		case strings.Contains(r.Header.Get("Accept"), ";as=PartialObjectMetadata;"):
+			return &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{Kind: "PartialObjectMetadata", APIVersion: "meta.k8s.io/v1"}, ObjectMeta: found.ObjectMeta}, nil
+		}
+		return found, nil
+	}
+	var sent corev1.Node
+	if err := yaml.UnmarshalStrict(body, &sent); err != nil {
+		return nil, err
+	}
+	switch r.Method + " " + r.Header.Get("Content-Type") {
+	case "PATCH application/apply-patch+yaml":
+		if q := r.URL.Query(); q.Get("fieldManager") != "gpu-node-agent" || q.Get("force") != "false" {
+			return nil, fmt.Errorf("apply with %v", q)
+		}
+		only := corev1.Node{TypeMeta: metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}, ObjectMeta: metav1.ObjectMeta{Name: name, UID: sent.UID, Labels: sent.Labels}}
+		if !reflect.DeepEqual(sent, only) || sent.UID == "" {
+			return nil, fmt.Errorf("apply of %s", body)
+		}
+		return s.node, s.apply("gpu-node-agent", sent)
+	case "PATCH application/merge-patch+json":
+		switch {
+		case s.node == nil:
+			return nil, apierrors.NewNotFound(nodes, name)
+		case sent.ResourceVersion == "" || sent.UID != s.node.UID && sent.ResourceVersion == s.node.ResourceVersion:
+			return nil, fmt.Errorf("patch without precondition: %s", body)
+		case sent.ResourceVersion != s.node.ResourceVersion:
+			return nil, apierrors.NewConflict(nodes, name, errors.New("the object has been modified"))
+		}
+		var patch struct {
+			Metadata struct{ Annotations map[string]*string }
+		}
+		if err := json.Unmarshal(body, &patch); err != nil {
+			return nil, err
+		}
+		s.change(func(n *corev1.Node) {
+			n.Spec.Taints = sent.Spec.Taints
+			n.Annotations = maps.Clone(n.Annotations)
+			for key, value := range patch.Metadata.Annotations {
+				if value == nil {
+					delete(n.Annotations, key)
+				} else {
+					metav1.SetMetaDataAnnotation(&n.ObjectMeta, key, *value)
+				}
+			}
+		})
+		return s.node, nil
+	}
+	return nil, fmt.Errorf("unexpected request %s %s", r.Method, r.Header.Get("Content-Type"))
+}
+
+// apply is the server-side apply of labels.
+func (s *nodeServer) apply(manager string, sent corev1.Node) error {
+	if s.node == nil || sent.UID != s.node.UID {
+		return apierrors.NewConflict(schema.GroupResource{Resource: "nodes"}, sent.Name, errors.New("uid mismatch"))
+	}
+	var causes []metav1.StatusCause
+	for key, value := range sent.Labels {
+		for owner := range s.owners[key] {
+			if owner != manager && s.node.Labels[key] != value {
+				causes = append(causes, metav1.StatusCause{
+					Type: metav1.CauseTypeFieldManagerConflict, Field: ".metadata.labels." + key, Message: fmt.Sprintf("conflict with %q using v1", owner),
+				})
+			}
+		}
+	}
+	if len(causes) > 0 {
+		return apierrors.NewApplyConflict(causes, "Apply failed")
+	}
+	labels := maps.Clone(s.node.Labels)
+	for key, owners := range s.owners {
+		if _, kept := sent.Labels[key]; kept || !owners[manager] {
+			continue
+		}
+		if delete(owners, manager); len(owners) == 0 {
+			delete(labels, key)
+		}
+	}
+	for key, value := range sent.Labels {
+		labels[key] = value
+		if s.owners[key] == nil {
+			s.owners[key] = make(map[string]bool)
+		}
+		s.owners[key][manager] = true
+	}
+	if !maps.Equal(labels, s.node.Labels) {
+		s.change(func(n *corev1.Node) { n.Labels = labels })
+	}
+	return nil
+}
+
+func (s *nodeServer) answerFeature(r *http.Request, path []string, body []byte) (any, error) {
+	group := schema.GroupResource{Group: "nfd.k8s-sigs.io", Resource: "nodefeatures"}
+	if path[0] != "nodefeatures" {
+		return nil, fmt.Errorf("unexpected path %s", r.URL.Path)
+	}
+	if s.absent {
+		return nil, apierrors.NewGenericServerResponse(http.StatusNotFound, r.Method, group, "", "404 page not found", 0, true)
+	}
+	sent := new(nodeFeature)
+	if body != nil {
+		if err := yaml.UnmarshalStrict(body, sent); err != nil {
+			return nil, err
+		}
+	}
+	name := sent.Metadata.Name
+	if len(path) > 1 {
+		name = path[1]
+	}
+	old := s.features[name]
+	switch {
+	case old == nil && r.Method != "POST":
+		return nil, apierrors.NewNotFound(group, name)
+	case old != nil && r.Method == "POST":
+		return nil, apierrors.NewAlreadyExists(group, name)
+	case r.Method == "DELETE":
+		delete(s.features, name)
+		return metav1.Status{}, nil
+	case r.Method == "PUT" && sent.Metadata.ResourceVersion != old.Metadata.ResourceVersion:
+		return nil, apierrors.NewConflict(group, name, errors.New("the object has been modified"))
+	case r.Method == "POST", r.Method == "PUT":
+		s.version++
+		sent.Metadata.ResourceVersion = strconv.Itoa(s.version)
+		s.features[name] = sent
+		return sent, nil
+	}
+	return old, nil
+}
+
+// nodeRig runs a NodeWriter with a fake API server under synctest.
+type nodeRig struct {
+	*nodeServer
+	t                *testing.T
+	desired, written health.Latest[NodeState]
+	logged           *observer.ObservedLogs
+	writer           *NodeWriter
+	stop             func()
+}
+
+func withNode(t *testing.T, test func(*nodeRig)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		g := newNodeRig(t, newNodeServer())
+		g.start()
+		test(g)
+	})
+}
+
+func newNodeRig(t *testing.T, s *nodeServer) *nodeRig {
+	core, logged := observer.New(zapcore.InfoLevel)
+	g := &nodeRig{nodeServer: s, t: t, logged: logged}
+	g.writer = NewNodeWriter(NodeOptions{
+		Desired: &g.desired, Written: &g.written, Kubeconfig: func() string { return "" }, Node: "node1", Namespace: "gpu", Log: zap.New(core),
+	})
+	g.writer.open = func(string) (*client, error) { return newClient(&rest.Config{Transport: s}) }
+	return g
+}
+
+func (g *nodeRig) start() {
+	done := make(chan error)
+	ctx, cancel := context.WithCancel(g.t.Context())
+	go func() { done <- g.writer.Run(ctx) }()
+	g.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			g.t.Error(err)
+		}
+	})
+	g.t.Cleanup(g.stop)
+}
+
+// set stores a state and waits until it can be written.
+func (g *nodeRig) set(s NodeState) *NodeState {
+	g.desired.Store(&s)
+	g.advance(settleDelay + minInterval)
+	return &s
+}
+
+// advance lets time pass and waits until the writer is idle. Between two calls the test may read and change the server.
+func (g *nodeRig) advance(d time.Duration) {
+	g.mu.Lock()
+	g.mu.Unlock() //nolint:staticcheck // orders the test's changes before the next request
+	<-time.After(d)
+	synctest.Wait()
+}
+
+// heartbeat lets time pass until everything was checked.
+func (g *nodeRig) heartbeat() { g.advance(heartbeatInterval + heartbeatInterval/10 + minInterval) }
+
+// firstCheck lets time pass until what was written is checked once.
+func (g *nodeRig) firstCheck() { g.advance(minCheckInterval + minCheckInterval/10) }
+
+func (g *nodeRig) failWith(err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.before = nil; err != nil {
+		g.before = func(*http.Request) error { return err }
+	}
+}
+
+// took returns the requests since the last call.
+func (g *nodeRig) took() string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	all := strings.Join(g.requests, ", ")
+	g.requests = nil
+	return all
+}
+
+func (g *nodeRig) wantRequests(want string) {
+	g.t.Helper()
+	if got := g.took(); got != want {
+		g.t.Errorf("requests %q, want %q", got, want)
+	}
+}
+
+// wantLabels checks all labels of the node except the kubelet's.
+func (g *nodeRig) wantLabels(want map[string]string) {
+	g.t.Helper()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	labels := maps.Clone(g.node.Labels)
+	if labels["kubernetes.io/hostname"] != "node1" {
+		g.t.Errorf("the kubelet's label is lost: %v", labels)
+	}
+	if delete(labels, "kubernetes.io/hostname"); !maps.Equal(labels, want) {
+		g.t.Errorf("labels %v, want %v", labels, want)
+	}
+}
+
+func (g *nodeRig) wantWritten(s *NodeState, want bool) {
+	g.t.Helper()
+	if got := g.written.Load() == s; got != want {
+		g.t.Errorf("written: %v, want %v; status %+v", got, want, g.writer.Status())
+	}
+}
+
+// wantStatus checks that a text of the status has a part; an empty part means that the text must be empty.
+func (g *nodeRig) wantStatus(of func(NodeStatus) string, part string) {
+	g.t.Helper()
+	if got := of(g.writer.Status()); part == "" && got != "" || !strings.Contains(got, part) {
+		g.t.Errorf("status %q, want %q", got, part)
+	}
+}
+
+func labelsErr(s NodeStatus) string  { return s.LabelsErr }
+func featureErr(s NodeStatus) string { return s.FeatureErr }
+func taintsErr(s NodeStatus) string  { return s.TaintsErr }
+
+func (g *nodeRig) wantWarnings(want int) {
+	g.t.Helper()
+	if n := g.logged.FilterLevelExact(zapcore.WarnLevel).Len(); n != want {
+		g.t.Errorf("%d warnings, want %d: %v", n, want, g.logged.All())
+	}
+}
+
+func TestNodeWriterWithoutState(t *testing.T) {
+	withNode(t, func(g *nodeRig) {
+		g.advance(time.Hour)
+		s := g.set(NodeState{})
+		g.advance(time.Hour)
+		g.wantRequests("")
+		g.wantWritten(s, true)
+		if s := g.writer.Status(); s != (NodeStatus{}) {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+func TestNodeLabels(t *testing.T) {
+	withNode(t, func(g *nodeRig) {
+		s := g.set(NodeState{Labels: map[string]string{"nvidia.com/gpu.count": "8", "nvidia.com/gpu.memory": "81559"}})
+		g.wantLabels(s.Labels)
+		g.wantWritten(s, true)
+		g.wantRequests("GET nodes, PATCH nodes")
+		g.firstCheck()
+		g.wantRequests("GET nodes")
+		equal := g.set(NodeState{Labels: maps.Clone(s.Labels), Ready: true})
+		g.wantWritten(equal, true)
+		g.wantRequests("")
+
+		next := g.set(NodeState{Labels: map[string]string{"nvidia.com/gpu.count": "7"}})
+		g.wantLabels(next.Labels)
+		g.wantWritten(next, true)
+		g.took()
+
+		unknown := g.set(NodeState{})
+		g.heartbeat()
+		g.wantLabels(next.Labels)
+		g.wantRequests("")
+		g.wantWritten(unknown, true)
+
+		none := g.set(NodeState{Labels: map[string]string{}})
+		g.wantLabels(map[string]string{})
+		g.wantWritten(none, true)
+		if s := g.writer.Status(); s != (NodeStatus{Enabled: true, Writes: 3}) {
+			t.Errorf("%+v", s)
+		}
+		g.took()
+		g.advance(time.Hour)
+		g.wantRequests("")
+	})
+}
+
+// A process that starts removes what an earlier one applied and does not apply itself.
+func TestNodeLabelsAfterRestart(t *testing.T) {
+	for name, next := range map[string]map[string]string{"others": {"b": "2"}, "none": {}} {
+		t.Run(name, func(t *testing.T) {
+			withNode(t, func(g *nodeRig) {
+				g.set(NodeState{Labels: map[string]string{"a": "1", "b": "2"}})
+				g.stop()
+				g.wantLabels(map[string]string{"a": "1", "b": "2"})
+				second := newNodeRig(g.t, g.nodeServer)
+				second.start()
+				s := second.set(NodeState{Labels: next})
+				second.wantLabels(next)
+				second.wantWritten(s, true)
+			})
+		})
+	}
+}
+
+// An agent that ends after its successor has started removes its labels, which are those of the successor too.
+func TestNodeLabelsOfSuccessor(t *testing.T) {
+	withNode(t, func(old *nodeRig) {
+		s := NodeState{Labels: map[string]string{"a": "1"}, Feature: map[string]string{"a": "1"}}
+		old.set(s)
+		successor := newNodeRig(old.t, old.nodeServer)
+		successor.start()
+		successor.set(s)
+		old.desired.Store(&NodeState{Labels: map[string]string{}, Feature: map[string]string{}})
+		old.stop()
+		old.wantLabels(map[string]string{})
+		successor.firstCheck()
+		successor.wantLabels(s.Labels)
+		if len(old.features) != 1 {
+			old.t.Errorf("features %v", old.features)
+		}
+		successor.took()
+		successor.advance(time.Hour)
+		if n := strings.Count(successor.took(), "GET nodes"); n < 11 || n > 18 {
+			old.t.Errorf("%d checks of the labels and the object in an hour", n)
+		}
+	})
+}
+
+// What others do to the labels is corrected, unless they set a value of their own.
+func TestNodeLabelsForeignEdits(t *testing.T) {
+	want := map[string]string{"a": "1", "b": "2"}
+	withNode(t, func(g *nodeRig) {
+		s := g.set(NodeState{Labels: want})
+		g.setLabel("kubectl", "a", "")
+		g.heartbeat()
+		g.wantLabels(want)
+		g.createNode()
+		g.heartbeat()
+		g.wantLabels(want)
+		g.node = nil
+		g.heartbeat()
+		g.wantStatus(labelsErr, "not found")
+		g.createNode()
+		g.advance(2 * maxBackoff)
+		g.wantLabels(want)
+		g.wantStatus(labelsErr, "")
+		g.wantWritten(s, true)
+	})
+}
+
+// A label that another manager has set to another value is left out and reported, and the others are applied.
+func TestNodeLabelsConflict(t *testing.T) {
+	withNode(t, func(g *nodeRig) {
+		g.setLabel("nfd-master", "a", "theirs")
+		g.setLabel("kubectl-label", "b", "2") // the same value
+		s := g.set(NodeState{Labels: map[string]string{"a": "1", "b": "2", "c": "3"}})
+		g.wantLabels(map[string]string{"a": "theirs", "b": "2", "c": "3"})
+		g.wantStatus(labelsErr, `"nfd-master" set a to`)
+		g.wantWritten(s, true)
+		g.wantRequests("GET nodes, PATCH nodes, PATCH nodes")
+		next := g.set(NodeState{Labels: map[string]string{"a": "2", "b": "2", "c": "4"}})
+		g.wantLabels(map[string]string{"a": "theirs", "b": "2", "c": "4"})
+		g.wantRequests("GET nodes, PATCH nodes") // without a
+		g.setLabel("kubectl-label", "c", "theirs")
+		g.heartbeat()
+		g.wantLabels(map[string]string{"a": "theirs", "b": "2", "c": "theirs"})
+		g.wantStatus(labelsErr, `"kubectl-label" set c to other values; the agent sets them when they are removed; field manager "nfd-master" set a to`)
+		g.took()
+		for range 12 {
+			g.heartbeat()
+		}
+		if n := strings.Count(g.took(), "PATCH"); n > 2*14 {
+			t.Errorf("%d tries in an hour", n)
+		}
+		g.wantWarnings(2)
+		g.setLabel("", "a", "")
+		g.setLabel("", "c", "")
+		g.heartbeat()
+		g.wantLabels(next.Labels)
+		g.wantStatus(labelsErr, "")
+		if s := g.writer.Status(); s.Errors != 0 {
+			t.Errorf("%+v", s)
+		}
+		// A label that the agent no longer has is not reported, and a removal leaves those of others.
+		g.setLabel("nfd-master", "a", "theirs")
+		g.heartbeat()
+		g.wantStatus(labelsErr, "nfd-master")
+		g.set(NodeState{Labels: map[string]string{"c": "3"}})
+		g.wantStatus(labelsErr, "")
+		g.set(NodeState{Labels: map[string]string{}})
+		g.wantLabels(map[string]string{"a": "theirs", "b": "2"})
+	})
+}
+
+// An outage of any kind costs few requests and one warning, and the newest state is written after it.
+func TestNodeWriterOutage(t *testing.T) {
+	hang := func(r *http.Request) error {
+		<-r.Context().Done()
+		return r.Context().Err()
+	}
+	for name, failure := range map[string]func(*http.Request) error{
+		"refused": func(*http.Request) error { return errRefused },
+		"forbidden": func(*http.Request) error {
+			return apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "node1", errors.New("no rights"))
+		},
+		"throttled": func(*http.Request) error { return apiError(429, metav1.StatusReasonTooManyRequests) },
+		"hangs":     nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			withNode(t, func(g *nodeRig) {
+				g.set(NodeState{Labels: map[string]string{"a": "0"}, Taints: []corev1.Taint{}})
+				g.mu.Lock()
+				if g.before = failure; failure == nil {
+					g.before = func(r *http.Request) error {
+						g.mu.Unlock()
+						defer g.mu.Lock()
+						return hang(r)
+					}
+				}
+				g.mu.Unlock()
+				g.took()
+				var s *NodeState
+				for i := range 20 {
+					s = g.set(NodeState{Labels: map[string]string{"a": fmt.Sprint(i)}, Taints: []corev1.Taint{unhealthyTaint()}})
+					g.advance(30 * time.Second)
+				}
+				if n := len(strings.Split(g.took(), ", ")); n < 16 || n > 2*(6+12) {
+					t.Errorf("%d requests in twelve minutes", n)
+				}
+				g.wantWarnings(2) // labels and taints
+				status := g.writer.Status()
+				if status.LabelsErr == "" || status.TaintsErr == "" || status.Errors == 0 {
+					t.Errorf("%+v", status)
+				}
+				if name == "forbidden" && !strings.Contains(status.LabelsErr, "get and patch on nodes") {
+					t.Errorf("status %q names no rights", status.LabelsErr)
+				}
+				g.wantWritten(s, false)
+				g.failWith(nil)
+				g.advance(maxBackoff + 2*minInterval)
+				g.advance(maxBackoff)
+				g.wantLabels(s.Labels)
+				g.wantTaints("gpu/unhealthy:NoSchedule")
+				g.wantWritten(s, true)
+				g.wantStatus(labelsErr, "")
+				g.wantStatus(taintsErr, "")
+			})
+		})
+	}
+}
+
+// A GPU that flaps causes few writes, and the last state is written.
+func TestNodeWriterFlapping(t *testing.T) {
+	withNode(t, func(g *nodeRig) {
+		for i := range 600 {
+			g.desired.Store(&NodeState{Labels: map[string]string{"unhealthy": fmt.Sprint(i % 2)}})
+			g.advance(time.Second)
+		}
+		g.advance(minInterval + settleDelay)
+		g.wantLabels(map[string]string{"unhealthy": "1"})
+		if n := strings.Count(g.took(), "PATCH"); n > 125 {
+			t.Errorf("%d writes in ten minutes", n)
+		}
+	})
+}
+
+// Without kubeconfig and service account the status names the key.
+func TestNodeWriterConnects(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newNodeRig(t, newNodeServer())
+		var configured atomic.Bool
+		open := g.writer.open
+		g.writer.open = func(kubeconfig string) (*client, error) {
+			if !configured.Load() {
+				return nil, errors.New("health.kubernetes.kubeconfig: missing")
+			}
+			return open(kubeconfig)
+		}
+		g.start()
+		s := g.set(NodeState{Labels: map[string]string{"a": "1"}})
+		g.wantStatus(labelsErr, "health.kubernetes.kubeconfig")
+		configured.Store(true)
+		g.advance(maxBackoff)
+		g.wantLabels(s.Labels)
+	})
+}
+
+// When the process stops, what is to be removed is removed, in a limited time; what is to be written is left to the next process.
+func TestNodeWriterStop(t *testing.T) {
+	for name, c := range map[string]struct {
+		last  NodeState
+		hangs bool
+		want  map[string]string
+	}{
+		"kept":           {NodeState{Labels: map[string]string{"a": "1"}}, false, map[string]string{"a": "1"}},
+		"changed":        {NodeState{Labels: map[string]string{"a": "2"}}, false, map[string]string{"a": "1"}},
+		"removed":        {NodeState{Labels: map[string]string{}}, false, map[string]string{}},
+		"cannot removed": {NodeState{Labels: map[string]string{}}, true, map[string]string{"a": "1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			withNode(t, func(g *nodeRig) {
+				g.set(NodeState{Labels: map[string]string{"a": "1"}})
+				if c.hangs {
+					g.before = func(r *http.Request) error {
+						<-r.Context().Done()
+						return r.Context().Err()
+					}
+				}
+				g.desired.Store(&c.last)
+				began := time.Now()
+				g.stop()
+				if took := time.Since(began); took > removeTimeout {
+					t.Errorf("stopped after %v", took)
+				}
+				g.wantLabels(c.want)
+			})
+		})
+	}
+}
+
+func TestNodeFeature(t *testing.T) {
+	const name = "gpu-node-agent-node1"
+	withNode(t, func(g *nodeRig) {
+		s := g.set(NodeState{Feature: map[string]string{"a": "1", "b": "2"}})
+		f := g.features[name]
+		if f == nil || !maps.Equal(f.Spec.Labels, s.Feature) || f.Metadata.Labels["nfd.node.kubernetes.io/node-name"] != "node1" || f.Kind != "NodeFeature" ||
+			len(f.Metadata.OwnerReferences) != 1 || f.Metadata.OwnerReferences[0].UID != g.node.UID {
+			t.Fatalf("%+v", f)
+		}
+		g.wantWritten(s, true)
+		g.wantRequests("GET nodefeatures, GET nodes, POST nodefeatures")
+		g.firstCheck()
+		g.wantRequests("GET nodefeatures")
+		next := g.set(NodeState{Feature: map[string]string{"a": "2"}})
+		if f := g.features[name]; !maps.Equal(f.Spec.Labels, next.Feature) {
+			t.Errorf("%+v", f)
+		}
+		g.features[name].Spec.Labels = map[string]string{"theirs": "1"}
+		g.heartbeat()
+		if f := g.features[name]; !maps.Equal(f.Spec.Labels, next.Feature) {
+			t.Errorf("%+v", f)
+		}
+		delete(g.features, name)
+		g.createNode()
+		g.heartbeat()
+		if f := g.features[name]; f == nil || f.Metadata.OwnerReferences[0].UID != g.node.UID {
+			t.Errorf("%+v", f)
+		}
+		g.wantLabels(map[string]string{})
+		none := g.set(NodeState{Feature: map[string]string{}, Labels: next.Feature}) // output api
+		if len(g.features) != 0 {
+			t.Errorf("left %v", g.features)
+		}
+		g.wantLabels(next.Feature)
+		g.wantWritten(none, true)
+	})
+}
+
+// Without Node Feature Discovery the status explains it, and the agent rarely tries again. Its removal then is done.
+func TestNodeFeatureWithoutAPI(t *testing.T) {
+	withNode(t, func(g *nodeRig) {
+		g.absent = true
+		s := g.set(NodeState{Feature: map[string]string{"a": "1"}, Labels: map[string]string{}})
+		g.wantStatus(featureErr, "install Node Feature Discovery")
+		g.took()
+		g.advance(time.Hour)
+		if n := strings.Count(g.took(), "POST"); n < 9 || n > 14 {
+			t.Errorf("%d tries in an hour", n)
+		}
+		g.wantWarnings(1)
+		g.absent = false
+		g.heartbeat()
+		g.wantStatus(featureErr, "")
+		g.wantWritten(s, true)
+		g.absent = true
+		none := g.set(NodeState{Feature: map[string]string{}})
+		g.wantWritten(none, true)
+	})
+}
+
+// A part without rights does not delay the others.
+func TestNodePartsAreIndependent(t *testing.T) {
+	withNode(t, func(g *nodeRig) {
+		g.before = func(r *http.Request) error {
+			if strings.Contains(r.URL.Path, "nodefeatures") {
+				return apierrors.NewForbidden(schema.GroupResource{Resource: "nodefeatures"}, "", errors.New("no rights"))
+			}
+			return nil
+		}
+		s := g.set(NodeState{Labels: map[string]string{"a": "1"}, Feature: map[string]string{}, Taints: []corev1.Taint{unhealthyTaint()}})
+		g.wantLabels(s.Labels)
+		g.wantTaints("gpu/unhealthy:NoSchedule")
+		g.wantStatus(featureErr, "delete on nodefeatures")
+		g.wantStatus(featureErr, "node.labels.output")
+		g.wantWritten(s, false)
+		g.took()
+		g.advance(time.Hour)
+		if n := strings.Count(g.took(), "DELETE"); n > 14 { // the chart grants the rights only while they are needed
+			t.Errorf("%d tries in an hour", n)
+		}
+	})
+}
+
+func unhealthyTaint() corev1.Taint {
+	return corev1.Taint{Key: "gpu/unhealthy", Effect: corev1.TaintEffectNoSchedule}
+}
+
+// wantTaints checks the node's taints in order, each as KEY[=VALUE]:EFFECT.
+func (g *nodeRig) wantTaints(want ...string) {
+	g.t.Helper()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var have []string
+	for _, t := range g.node.Spec.Taints {
+		have = append(have, t.ToString())
+	}
+	if !slices.Equal(have, want) {
+		g.t.Errorf("taints %q, want %q; annotations %v", have, want, g.node.Annotations)
+	}
+}

@@ -1,0 +1,328 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
+)
+
+const (
+	// fileLife is how long Node Feature Discovery keeps the labels of the file after it was last written. It is written again after half
+	// of that time.
+	fileLife = time.Hour
+
+	// fileCheck is how often the file and the wall clock are checked, and the time until a failed write is repeated.
+	fileCheck = 10 * time.Second
+
+	// fileSlow is how long an access to the disk may take before it is reported.
+	fileSlow = 10 * time.Second
+
+	// repairLogInterval is the shortest time between two log lines about a file that another process changed.
+	repairLogInterval = time.Minute
+
+	maxFileSize = 64 << 10 // of Node Feature Discovery
+)
+
+// The beginning of the file: a directive of Node Feature Discovery's local source, and a comment by which the agent knows its own file.
+const (
+	expiryDirective = "# +expiry-time="
+	fileMark        = "# Written by gpu-node-agent, which restores it when it is changed.\n"
+)
+
+// fileWant is what the disk must have.
+type fileWant struct {
+	path   string            // of the file; empty if none is to be written
+	labels map[string]string // nil: unknown, and the file stays as it is; empty: there must be no file
+	remove []string          // other files, which the agent may have written
+}
+
+// fileResult is what the disk has.
+type fileResult struct {
+	want   *fileWant
+	absent []string // those of want.remove that do not exist any more
+}
+
+// fileWriter writes the labels to a file of Node Feature Discovery's local source. The file never has a part of the labels, also after a
+// crash, and is not touched while nothing changes and its expiry is far.
+type fileWriter struct {
+	log    *zap.Logger
+	wall   func() time.Time // the wall clock
+	want   health.Latest[fileWant]
+	result health.Latest[fileResult]
+
+	// Only run uses these.
+	written        writtenFile
+	lastLogged     string
+	repairLoggedAt time.Time
+
+	mu        sync.Mutex // guards the fields below
+	err       string     // of the last access; empty after success
+	busySince time.Time  // start of the current access; zero if there is none
+}
+
+// writtenFile is the file as it was written or found last.
+type writtenFile struct {
+	path    string
+	body    string
+	info    fs.FileInfo
+	expiry  time.Time
+	renewAt time.Time // on the monotonic clock
+}
+
+// Err returns why the disk is not as wanted; empty if it is. It may be called from any goroutine.
+func (w *fileWriter) Err() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.err == "" && !w.busySince.IsZero() && time.Since(w.busySince) > fileSlow {
+		return fmt.Sprintf("disk has not responded for %v", time.Since(w.busySince).Round(time.Second))
+	}
+	return w.err
+}
+
+// run writes and removes files until ctx ends, and a last time then.
+func (w *fileWriter) run(ctx context.Context) {
+	for {
+		want, changed := w.want.Watch()
+		if want != nil {
+			w.apply(want)
+		}
+		timer := time.NewTimer(fileCheck)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			if last := w.want.Load(); last != want {
+				w.apply(last)
+			}
+			return
+		case <-changed:
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+}
+
+// apply makes the disk as wanted, and reports the result.
+func (w *fileWriter) apply(want *fileWant) {
+	if want.path == "" && len(want.remove) == 0 {
+		w.report(nil)
+		return
+	}
+	w.mu.Lock()
+	w.busySince = time.Now()
+	w.mu.Unlock()
+	result := &fileResult{want: want}
+	var errs []error
+	switch {
+	case want.path == "" || want.labels == nil:
+	case len(want.labels) == 0:
+		w.written = writtenFile{}
+		errs = append(errs, removeFile(want.path))
+	default:
+		errs = append(errs, w.write(want.path, fileBody(want.labels)))
+	}
+	remove := want.remove
+	if errors.Join(errs...) != nil {
+		remove = nil // Node Feature Discovery always finds one of the files
+	}
+	for _, path := range remove {
+		if err := removeFile(path); err != nil {
+			errs = append(errs, err)
+		} else {
+			result.absent = append(result.absent, path)
+		}
+	}
+	w.report(errors.Join(errs...))
+	if len(want.remove) > 0 {
+		w.result.Store(result)
+	}
+}
+
+// report logs and keeps the result of an access.
+func (w *fileWriter) report(err error) {
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	w.mu.Lock()
+	w.busySince, w.err = time.Time{}, text
+	w.mu.Unlock()
+	switch text {
+	case w.lastLogged:
+	case "":
+		w.log.Info("the file with labels is as configured again")
+	default:
+		w.log.Warn("cannot write the file with labels", zap.String("key", "node.labels.file"), zap.Error(err))
+	}
+	w.lastLogged = text
+}
+
+// write makes sure that the file has the labels and expires late enough.
+func (w *fileWriter) write(path, body string) error {
+	now := w.wall()
+	if w.written.path != path {
+		removeTemporaries(path)
+	} else if w.written.body == body && !w.written.due(now) && w.written.unchanged() {
+		return nil
+	}
+	found, err := readFile(path)
+	switch {
+	case err != nil:
+		return err
+	case found.exists && !found.own:
+		return fmt.Errorf("%s: exists, and gpu-node-agent has not written it; remove it or use another path", path)
+	case found.body == body && !found.due(now):
+		w.written = found.writtenFile
+		return nil
+	}
+	next := writtenFile{path: path, body: body, expiry: now.Add(fileLife).Truncate(time.Second), renewAt: time.Now().Add(fileLife / 2)}
+	text := []byte(expiryDirective + next.expiry.UTC().Format(time.RFC3339) + "\n" + body)
+	if len(text) > maxFileSize {
+		return fmt.Errorf("%s: %d bytes of labels; Node Feature Discovery reads at most %d", path, len(text), maxFileSize)
+	}
+	if next.info, err = replaceFile(path, text); err != nil {
+		return err
+	}
+	changed := w.written.path == path && w.written.body == body && found.body != body
+	switch {
+	case !changed && found.body != body:
+		w.log.Info("wrote the labels", zap.String("file", path))
+	case changed && time.Since(w.repairLoggedAt) >= repairLogInterval:
+		w.repairLoggedAt = time.Now()
+		w.log.Warn("another process changed the file with labels; wrote it again", zap.String("file", path))
+	}
+	w.written = next
+	return nil
+}
+
+// due reports whether the file must be written for its expiry: after half of its life, and when a step of the wall clock has moved the
+// expiry too close or too far.
+func (f *writtenFile) due(wall time.Time) bool {
+	left := f.expiry.Sub(wall)
+	return left <= fileLife/2 || left > fileLife+time.Minute || !time.Now().Before(f.renewAt)
+}
+
+// unchanged reports whether the file is still the one that was written or found.
+func (f *writtenFile) unchanged() bool {
+	info, err := os.Stat(f.path)
+	return err == nil && os.SameFile(f.info, info) && f.info.ModTime().Equal(info.ModTime()) && f.info.Size() == info.Size()
+}
+
+// fileBody returns the content of the file without its expiry.
+func fileBody(labels map[string]string) string {
+	var b strings.Builder
+	b.WriteString(fileMark)
+	for _, key := range slices.Sorted(maps.Keys(labels)) {
+		fmt.Fprintf(&b, "%s=%s\n", key, labels[key])
+	}
+	return b.String()
+}
+
+// foundFile is what a path has.
+type foundFile struct {
+	writtenFile      // zero if it cannot be read as a file of the agent
+	exists, own bool // own: the agent wrote it, or it is empty
+}
+
+// readFile reads what a path has.
+func readFile(path string) (f foundFile, err error) {
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return f, nil
+	case err != nil:
+		return f, err
+	}
+	f.exists = true
+	if !info.Mode().IsRegular() || info.Size() > maxFileSize {
+		return f, nil
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return f, err
+	}
+	f.own = len(text) == 0 || bytes.Contains(text, []byte(fileMark))
+	first, body, _ := strings.Cut(string(text), "\n")
+	if expiry, err := time.Parse(time.RFC3339, strings.TrimPrefix(first, expiryDirective)); err == nil {
+		f.writtenFile = writtenFile{path, body, info, expiry, time.Now().Add(fileLife / 2)}
+	}
+	return f, nil
+}
+
+// removeFile removes a file of the agent. A missing file, and one that the agent did not write, is no error.
+func removeFile(path string) error {
+	if f, err := readFile(path); err != nil || !f.own {
+		return err
+	}
+	err := os.Remove(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// replaceFile replaces a file atomically. A temporary file beside it could be read half written, so that is in the directory above, and a
+// hidden one in the same directory if the one above is read-only or another file system: Node Feature Discovery skips hidden files.
+func replaceFile(path string, text []byte) (info fs.FileInfo, err error) {
+	if info, err := os.Stat(filepath.Dir(path)); errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
+		return nil, fmt.Errorf("%s: no such directory; is Node Feature Discovery installed, and the directory mounted?", filepath.Dir(path))
+	}
+	for _, dir := range temporaryDirs(path) {
+		if info, err = replaceFrom(dir, path, text); err == nil {
+			return info, nil
+		}
+	}
+	return nil, err
+}
+
+func temporaryDirs(path string) [2]string {
+	dir := filepath.Dir(path)
+	return [...]string{filepath.Dir(dir), dir}
+}
+
+// temporaryPattern is the pattern of the names of temporary files, for os.CreateTemp.
+func temporaryPattern(path string) string { return "." + filepath.Base(path) + ".tmp-*" }
+
+// replaceFrom replaces a file by way of a temporary one in dir. Its errors do not contain the name of that, so that a repeated failure has
+// the same text.
+func replaceFrom(dir, path string, text []byte) (info fs.FileInfo, err error) {
+	f, err := os.CreateTemp(dir, temporaryPattern(path))
+	if err != nil {
+		return nil, statefile.WithPath(err, path)
+	}
+	_, err = f.Write(text)
+	err = errors.Join(err, f.Chmod(0o644), f.Sync()) // other users read it
+	info, statErr := f.Stat()
+	err = errors.Join(err, statErr, f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name()) // removeTemporaries does it later
+		return nil, statefile.WithPath(err, path)
+	}
+	return info, nil
+}
+
+// removeTemporaries removes the temporary files of writers that were killed. If that fails, it does no harm.
+func removeTemporaries(path string) {
+	for _, dir := range temporaryDirs(path) {
+		found, _ := filepath.Glob(filepath.Join(dir, temporaryPattern(path)))
+		for _, name := range found {
+			_ = os.Remove(name)
+		}
+	}
+}

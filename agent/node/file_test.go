@@ -1,0 +1,282 @@
+package node
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
+)
+
+// fileHarness is a writer of DIR/features.d/labels, whose wall clock can step.
+type fileHarness struct {
+	*fileWriter
+	t    *testing.T
+	dir  string
+	path string
+	step atomic.Int64 // of the wall clock, in nanoseconds
+	logs *observer.ObservedLogs
+}
+
+func newFileHarness(t *testing.T) *fileHarness {
+	t.Helper()
+	core, logs := observer.New(zap.InfoLevel)
+	h := &fileHarness{t: t, dir: t.TempDir(), logs: logs}
+	h.path = filepath.Join(h.dir, "features.d", "labels")
+	if err := os.Mkdir(filepath.Dir(h.path), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	h.fileWriter = &fileWriter{log: zap.New(core), wall: func() time.Time { return time.Now().Add(time.Duration(h.step.Load())) }}
+	return h
+}
+
+// run runs the writer with these labels.
+func (h *fileHarness) run(labels map[string]string) (stop func()) {
+	h.want.Store(&fileWant{path: h.path, labels: labels})
+	ctx, cancel := newContext(h.t)
+	ended := make(chan struct{})
+	go func() { defer close(ended); h.fileWriter.run(ctx) }()
+	synctest.Wait()
+	return func() { cancel(); <-ended }
+}
+
+// version identifies the file as it was written.
+func (h *fileHarness) version() string {
+	info, err := os.Stat(h.path)
+	if err != nil {
+		return "none"
+	}
+	return fmt.Sprint(info.ModTime().UnixNano())
+}
+
+func (h *fileHarness) wantFile(labels map[string]string) {
+	h.t.Helper()
+	content, err := os.ReadFile(h.path)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	found, err := readFile(h.path)
+	if left := found.expiry.Sub(h.wall()); err != nil || !found.own || left <= fileLife/2 || left > fileLife {
+		h.t.Errorf("own %v, %v left, %v:\n%s", found.own, left, err, content)
+	}
+	if !strings.HasPrefix(string(content), "# +expiry-time=") || found.body != fileBody(labels) {
+		h.t.Errorf("got\n%s\nwant\n%s", content, fileBody(labels))
+	}
+	if info, err := os.Stat(h.path); err != nil || info.Mode().Perm() != 0o644 {
+		h.t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+	h.wantOnly(h.path)
+}
+
+// wantOnly fails if there is another file than these.
+func (h *fileHarness) wantOnly(paths ...string) {
+	h.t.Helper()
+	var want, found []string
+	for _, p := range paths {
+		want = append(want, strings.TrimPrefix(p, h.dir+"/"))
+	}
+	_ = filepath.WalkDir(h.dir, func(path string, d os.DirEntry, _ error) error {
+		if !d.IsDir() {
+			found = append(found, strings.TrimPrefix(path, h.dir+"/"))
+		}
+		return nil
+	})
+	if fmt.Sprint(found) != fmt.Sprint(want) {
+		h.t.Errorf("files %q, want %q", found, want)
+	}
+}
+
+var someLabels = map[string]string{"nvidia.com/gpu.count": "8", "nvidia.com/gpu.product": "NVIDIA-L4"}
+
+func TestFileIsNotTouchedUntilHalfOfItsLife(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newFileHarness(t)
+		defer h.run(someLabels)()
+		h.wantFile(someLabels)
+		first := h.version()
+		h.want.Store(&fileWant{path: h.path, labels: maps.Clone(someLabels)})
+		healthtest.Advance(fileLife/2 - time.Second)
+		if h.version() != first {
+			t.Error("written again too early")
+		}
+		healthtest.Advance(fileCheck + time.Second)
+		if h.version() == first {
+			t.Error("not renewed")
+		}
+		h.wantFile(someLabels)
+		healthtest.Advance(10 * fileLife)
+		h.wantFile(someLabels)
+		if h.logs.Len() != 1 {
+			t.Errorf("log: %v", h.logs.All())
+		}
+	})
+}
+
+func TestFileFollowsLabelsAndPath(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newFileHarness(t)
+		defer h.run(nil)()
+		h.wantOnly() // while they are unknown
+		h.want.Store(&fileWant{path: h.path, labels: someLabels})
+		synctest.Wait()
+		h.wantFile(someLabels)
+		first := h.version()
+		h.want.Store(&fileWant{path: h.path})
+		healthtest.Advance(time.Minute)
+		if h.version() != first {
+			t.Error("changed while the labels are unknown")
+		}
+		others := map[string]string{"nvidia.com/gpu.count": "7"}
+		h.want.Store(&fileWant{path: h.path, labels: others})
+		synctest.Wait()
+		h.wantFile(others)
+		old := h.path
+		h.want.Store(&fileWant{path: filepath.Join(h.dir, "missing", "renamed"), labels: others, remove: []string{old}})
+		synctest.Wait()
+		h.wantFile(others) // until they are written elsewhere
+		h.path = filepath.Join(filepath.Dir(old), "renamed")
+		want := &fileWant{path: h.path, labels: others, remove: []string{old}}
+		h.want.Store(want)
+		synctest.Wait()
+		h.wantFile(others)
+		if r := h.result.Load(); r == nil || r.want != want || len(r.absent) != 1 || r.absent[0] != old {
+			t.Errorf("result %+v", r)
+		}
+		h.want.Store(&fileWant{path: h.path, labels: map[string]string{}})
+		synctest.Wait()
+		h.wantOnly() // without a GPU
+	})
+}
+
+func TestFileIsRestored(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newFileHarness(t)
+		defer h.run(someLabels)()
+		body := fileBody(someLabels)
+		for name, damage := range map[string]func(){
+			"removed":          func() { _ = os.Remove(h.path) },
+			"empty":            func() { _ = os.WriteFile(h.path, nil, 0o600) },
+			"truncated":        func() { _ = os.Truncate(h.path, 120) },
+			"other label":      func() { _ = os.WriteFile(h.path, []byte(expiryDirective+"2027-01-01T00:00:00Z\n"+body+"x=y\n"), 0o600) },
+			"no expiry":        func() { _ = os.WriteFile(h.path, []byte(body), 0o600) },
+			"bad expiry":       func() { _ = os.WriteFile(h.path, []byte(expiryDirective+"tomorrow\n"+body), 0o600) },
+			"wall clock ahead": func() { h.step.Add(int64(2 * time.Hour)) },
+			"wall clock back":  func() { h.step.Add(-int64(48 * time.Hour)) },
+		} {
+			damage()
+			healthtest.Advance(fileCheck)
+			if t.Failed() {
+				t.Fatal(name)
+			}
+			h.wantFile(someLabels)
+		}
+	})
+}
+
+func TestFileOfOthersStays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newFileHarness(t)
+		foreign := []byte("nvidia.com/gpu.count=4\n")
+		if err := os.WriteFile(h.path, foreign, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		defer h.run(someLabels)()
+		healthtest.Advance(time.Minute)
+		if content, _ := os.ReadFile(h.path); !bytes.Equal(content, foreign) || !strings.Contains(h.Err(), h.path) || h.logs.Len() != 1 {
+			t.Errorf("%s; error %q, log %v", content, h.Err(), h.logs.All())
+		}
+		h.want.Store(&fileWant{remove: []string{h.path}})
+		synctest.Wait()
+		if h.version() == "none" || h.Err() != "" || len(h.result.Load().absent) != 1 {
+			t.Errorf("removed, or not forgotten: %q", h.Err())
+		}
+		_ = os.Remove(h.path)
+		h.want.Store(&fileWant{path: h.path, labels: someLabels})
+		synctest.Wait()
+		h.wantFile(someLabels)
+	})
+}
+
+func TestFileWithoutDirectory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newFileHarness(t)
+		dir := filepath.Dir(h.path)
+		_ = os.Remove(dir)
+		defer h.run(someLabels)()
+		healthtest.Advance(time.Minute)
+		if !strings.Contains(h.Err(), dir) || h.logs.Len() != 1 {
+			t.Errorf("error %q, log %v", h.Err(), h.logs.All())
+		}
+		h.wantOnly()
+		_ = os.Mkdir(dir, 0o750)
+		healthtest.Advance(fileCheck)
+		h.wantFile(someLabels)
+		if h.Err() != "" {
+			t.Error(h.Err())
+		}
+	})
+}
+
+// The file of an earlier process is as good as an own one, and that process may have been killed while it wrote.
+func TestFileOfEarlierProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newFileHarness(t)
+		h.run(someLabels)()
+		first := h.version()
+		for _, dir := range temporaryDirs(h.path) {
+			if err := os.WriteFile(filepath.Join(dir, ".labels.tmp-123"), []byte("half"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		next := &fileHarness{fileWriter: &fileWriter{log: nop, wall: time.Now}, t: t, dir: h.dir, path: h.path}
+		defer next.run(someLabels)()
+		if h.version() != first {
+			t.Error("written again")
+		}
+		next.wantFile(someLabels)
+	})
+}
+
+func TestFileSize(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newFileHarness(t)
+		defer h.run(map[string]string{"x": strings.Repeat("x", maxFileSize)})()
+		if !strings.Contains(h.Err(), fmt.Sprint(maxFileSize)) {
+			t.Error(h.Err())
+		}
+		h.wantOnly()
+	})
+}
+
+// If the directory above cannot have the temporary file, the directory itself has it.
+func TestFileInMountedDirectory(t *testing.T) {
+	dir := t.TempDir()
+	d, err := os.Open(dir) //nolint:gosec // a test's
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close() //nolint:errcheck // only read
+	path := fmt.Sprintf("/proc/self/fd/%d/labels", d.Fd())
+	if _, err := os.CreateTemp(filepath.Dir(filepath.Dir(path)), "x"); err == nil {
+		t.Skip("files can be created in /proc/self/fd")
+	}
+	if _, err := replaceFile(path, []byte("text")); err != nil {
+		t.Fatal(err)
+	}
+	if content, err := os.ReadFile(filepath.Join(dir, "labels")); err != nil || string(content) != "text" { //nolint:gosec // a test's
+		t.Errorf("%q, %v", content, err)
+	}
+	if entries, _ := os.ReadDir(dir); len(entries) != 1 {
+		t.Errorf("%v", entries)
+	}
+}

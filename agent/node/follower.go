@@ -1,0 +1,310 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+)
+
+// Options configure a Follower.
+type Options struct {
+	Config    *health.Latest[Config]
+	Plugin    *health.Latest[plugin.Config]
+	Snapshots *health.Latest[health.Snapshot]
+	Serving   func(*health.Snapshot) plugin.Serving // with the configuration in Plugin
+	Ready     func() bool                           // every resource is registered and audited, or the devices are published by dynamic resource allocation
+	SysFS     func() string                         // where the host of the devices has its sysfs; empty if that is another host
+	// Properties reads what NVML has of devices. It leaves out those of which it is unknown. It may take seconds.
+	Properties func(context.Context, []health.Device) map[health.DeviceID]*health.Properties
+	Log        *zap.Logger
+}
+
+// Follower derives the labels and the taints of the node from the snapshots. It writes the file with labels, and stores for agent/kube what
+// the API server must have.
+type Follower struct {
+	Options
+	desired   health.Latest[kube.NodeState]
+	written   health.Latest[kube.NodeState]
+	saved     health.Latest[[]byte]
+	inventory health.Latest[inventory] // empty until the devices are known
+	host      health.Latest[host]      // empty until the host was examined
+	asked     health.Latest[struct{}]  // somebody asked for the labels
+	file      *fileWriter
+
+	// Run uses these.
+	memory      memory // and Restore before it
+	lastSaved   section
+	inputs      inputs // of the inventory
+	spareInputs []deviceInputs
+	labels      map[string]string // of the inventory; nil while it is unknown
+	labelled    *inventory        // whose labels these are
+}
+
+// memory is what the section of the state file has besides the inventory: where something may be written, so that a later process removes
+// it if it is not configured any more.
+type memory struct {
+	Labels  bool     `json:"labels,omitempty"`
+	Feature bool     `json:"feature,omitempty"`
+	Taints  bool     `json:"taints,omitempty"`
+	Files   []string `json:"files,omitempty"`
+}
+
+// section is the section of the state file.
+type section struct {
+	memory
+	Inventory *inventory `json:"inventory,omitempty"`
+}
+
+// NewFollower returns a follower that stores nothing before Run.
+func NewFollower(o Options) *Follower {
+	return &Follower{Options: o, file: &fileWriter{log: o.Log, wall: time.Now}}
+}
+
+// FileErr returns why the file with labels is not as configured; empty if it is. It may be called from any goroutine.
+func (f *Follower) FileErr() string { return f.file.Err() }
+
+// Desired holds what the API server must have, nothing before that is known.
+func (f *Follower) Desired() *health.Latest[kube.NodeState] { return &f.desired }
+
+// Written is where agent/kube stores the newest of Desired that the API server has in full.
+func (f *Follower) Written() *health.Latest[kube.NodeState] { return &f.written }
+
+// Saved holds the section of the state file for Restore, empty before there is one.
+func (f *Follower) Saved() *health.Latest[[]byte] { return &f.saved }
+
+// Restore continues with the section that an earlier process has saved. sameBoot is false if that was before a reboot: then the labels stay
+// until the first poll. Call it before Run.
+func (f *Follower) Restore(text []byte, sameBoot bool) error {
+	var s section
+	if err := json.Unmarshal(text, &s); err != nil {
+		return fmt.Errorf("labels of the node: %w", err)
+	}
+	if s.Inventory != nil {
+		s.Inventory.OtherBoot = s.Inventory.OtherBoot || !sameBoot
+	}
+	f.memory = s.memory
+	f.inventory.Store(s.Inventory)
+	return nil
+}
+
+// Labels are the labels of a node for the command.
+type Labels struct {
+	Labels   map[string]string `json:"labels"`
+	Warnings []string          `json:"warnings,omitempty"` // why they may be out of date
+}
+
+// Labels returns the labels, whatever the output is. It waits for what NVML has while ctx allows. It may be called from any goroutine.
+func (f *Follower) Labels(ctx context.Context) (Labels, error) {
+	f.asked.Store(&struct{}{})
+	for {
+		found, changed := f.host.Watch()
+		snap := f.Snapshots.Load()
+		if !snap.Polled() || found != nil && found.nvml {
+			return f.labelsOf(snap, found)
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return f.labelsOf(snap, found)
+		}
+	}
+}
+
+// LabelsOnce returns the labels without Run.
+func (f *Follower) LabelsOnce(ctx context.Context) (Labels, error) {
+	snap := f.Snapshots.Load()
+	if !snap.Polled() {
+		return f.labelsOf(snap, nil)
+	}
+	found, _ := f.examine(ctx, snap, nil, true)
+	return f.labelsOf(snap, found)
+}
+
+// labelsOf returns the labels of a snapshot, or the saved ones before the first poll. found may be nil.
+func (f *Follower) labelsOf(snap *health.Snapshot, found *host) (l Labels, err error) {
+	n := f.inventory.Load()
+	if snap.Polled() {
+		n = cmp.Or(n, &inventory{}).update(snap, f.Serving(snap), cmp.Or(found, &host{}))
+	}
+	if snap != nil && snap.Source.Status != health.SourceUp {
+		reason := cmp.Or(snap.Source.Err, "no answer yet")
+		if n == nil {
+			return l, fmt.Errorf("labels are unknown: source %s: %s", snap.Source.Status, reason)
+		}
+		l.Warnings = append(l.Warnings, fmt.Sprintf("source %s: %s; the labels are those from before", snap.Source.Status, reason))
+	}
+	if n == nil {
+		return l, errors.New("labels are unknown: the source has not answered yet")
+	}
+	l.Labels = n.labels()
+	return l, nil
+}
+
+// fileEndTimeout limits how long Run waits for the disk when it ends.
+const fileEndTimeout = time.Second
+
+// hostWait limits how long the first labels wait for what NVML has.
+const hostWait = 8 * time.Second
+
+// Run follows the snapshots until ctx ends. Then it removes the labels with node.labels.removeOnExit.
+func (f *Follower) Run(ctx context.Context) error {
+	go f.examineHost(ctx) // abandoned if the driver hangs
+	fileCtx, endFile := context.WithCancel(context.WithoutCancel(ctx))
+	fileEnded := make(chan struct{})
+	go func() { defer close(fileEnded); f.file.run(fileCtx) }()
+	defer func() {
+		endFile()
+		select {
+		case <-fileEnded:
+		case <-time.After(fileEndTimeout): // abandoned: the disk hangs
+		}
+	}()
+	var waited <-chan time.Time
+	var unknown *host // not nil once the host has not answered in time
+	for {
+		config, configChanged := f.Config.Watch()
+		_, pluginChanged := f.Plugin.Watch()
+		found, hostChanged := f.host.Watch()
+		snap, snapChanged := f.Snapshots.Watch()
+		_, writtenChanged := f.written.Watch()
+		_, fileChanged := f.file.result.Watch()
+		switch {
+		case found != nil || !snap.Polled():
+		case waited == nil:
+			waited = time.After(hostWait)
+		default:
+			found = unknown
+		}
+		f.follow(config, snap, found)
+		select {
+		case <-ctx.Done():
+			if config := f.Config.Load(); config != nil && config.Labels.RemoveOnExit {
+				config := *config
+				config.Labels.Output = LabelsOff
+				f.follow(&config, f.Snapshots.Load(), f.host.Load())
+			}
+			return nil
+		case <-configChanged:
+		case <-pluginChanged:
+		case <-hostChanged:
+		case <-snapChanged:
+		case <-writtenChanged:
+		case <-fileChanged:
+		case <-waited:
+			unknown = &host{}
+		}
+	}
+}
+
+// follow stores what follows from a configuration and a snapshot.
+func (f *Follower) follow(config *Config, snap *health.Snapshot, found *host) {
+	if found != nil && snap.Polled() {
+		in := inputsOf(snap, f.Plugin.Load(), found, f.spareInputs)
+		if same := in.equal(&f.inputs); same {
+			f.spareInputs = in.devices
+		} else {
+			f.spareInputs, f.inputs = f.inputs.devices, in
+			before := f.inventory.Load()
+			if now := cmp.Or(before, &inventory{}).update(snap, f.Serving(snap), found); !reflect.DeepEqual(now, before) {
+				f.inventory.Store(now)
+			}
+		}
+	}
+	if n := f.inventory.Load(); n != f.labelled {
+		f.labels, f.labelled = n.labels(), n
+	}
+	if config == nil {
+		return
+	}
+	state, want := f.state(config, snap), f.fileWant(config.Labels)
+	f.save() // first, so that a later process removes what this one wrote
+	if last := f.file.want.Load(); last == nil || !reflect.DeepEqual(*last, want) {
+		f.file.want.Store(&want)
+	}
+	if last := f.desired.Load(); last == nil || !reflect.DeepEqual(*last, state) {
+		f.desired.Store(&state)
+	}
+}
+
+// state returns what the API server must have.
+func (f *Follower) state(config *Config, snap *health.Snapshot) (s kube.NodeState) {
+	if last := f.desired.Load(); last != nil && f.written.Load() == last {
+		f.memory.Labels = f.memory.Labels && (last.Labels == nil || len(last.Labels) > 0)
+		f.memory.Feature = f.memory.Feature && (last.Feature == nil || len(last.Feature) > 0)
+		f.memory.Taints = f.memory.Taints && (last.Taints == nil || len(last.Taints) > 0 || len(last.Undecided) > 0)
+	}
+	part := func(configured bool, mayExist *bool) map[string]string {
+		switch {
+		case configured:
+			*mayExist = true
+			return f.labels
+		case *mayExist && f.mayRemove(config.Labels):
+			return map[string]string{}
+		}
+		return nil
+	}
+	s.Labels = part(config.Labels.Output == LabelsAPI, &f.memory.Labels)
+	s.Feature = part(config.Labels.Output == LabelsNodeFeature, &f.memory.Feature)
+	if len(config.Taints) > 0 || f.memory.Taints {
+		f.memory.Taints = true
+		s.Taints, s.Undecided = Taints(config.Taints, snap)
+	}
+	if config.StartupTaint != "" {
+		if t, err := ParseTaint(config.StartupTaint); err == nil {
+			s.StartupTaint, s.Ready = &t, f.Ready()
+		}
+	}
+	return s
+}
+
+// mayRemove reports whether labels can be removed from where they are not configured: while they are unknown, they are not written to
+// the configured place either.
+func (f *Follower) mayRemove(config LabelsConfig) bool {
+	return f.labels != nil || config.Output == LabelsOff
+}
+
+// fileWant returns what the disk must have.
+func (f *Follower) fileWant(config LabelsConfig) (w fileWant) {
+	files := f.memory.Files
+	if r := f.file.result.Load(); r != nil && r.want == f.file.want.Load() {
+		files = slices.DeleteFunc(slices.Clone(files), func(path string) bool { return slices.Contains(r.absent, path) })
+	}
+	if config.Output == LabelsFile {
+		w.path, w.labels = config.File, f.labels
+		if !slices.Contains(files, w.path) {
+			files = append(slices.Clone(files), w.path)
+		}
+	}
+	for _, path := range files {
+		if path != w.path && f.mayRemove(config) {
+			w.remove = append(w.remove, path)
+		}
+	}
+	f.memory.Files = files
+	return w
+}
+
+// save stores the section of the state file if it has changed.
+func (f *Follower) save() {
+	s := section{memory: f.memory, Inventory: f.inventory.Load()}
+	if s.Inventory == f.lastSaved.Inventory && reflect.DeepEqual(s.memory, f.lastSaved.memory) {
+		return
+	}
+	text, err := json.Marshal(s)
+	if err != nil {
+		return // impossible: all values have texts
+	}
+	f.lastSaved = s
+	f.saved.Store(&text)
+}

@@ -1,0 +1,384 @@
+package node
+
+import (
+	"context"
+	"maps"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+)
+
+func newContext(t *testing.T) (context.Context, context.CancelFunc) {
+	return context.WithCancel(t.Context())
+}
+
+// harness is a follower with its inputs.
+type harness struct {
+	*Follower
+	t         *testing.T
+	config    health.Latest[Config]
+	plugin    health.Latest[plugin.Config]
+	snapshots *health.Latest[health.Snapshot] // of one process
+	read      func(context.Context, []health.Device) map[health.DeviceID]*health.Properties
+	dir       string
+}
+
+func newFollowerHarness(t *testing.T, output string) *harness {
+	t.Helper()
+	h := &harness{t: t, dir: t.TempDir()}
+	h.setConfig(func(c *Config) { c.Labels.Output, c.Labels.File = output, filepath.Join(h.dir, "labels") })
+	config := plugin.DefaultConfig()
+	h.plugin.Store(&config)
+	h.restart(nil, true)
+	return h
+}
+
+func (h *harness) setConfig(change func(*Config)) {
+	c := DefaultConfig()
+	if last := h.config.Load(); last != nil {
+		c = *last
+	}
+	change(&c)
+	h.config.Store(&c)
+}
+
+// restart replaces the follower by one of another process, with the saved section.
+func (h *harness) restart(section *[]byte, sameBoot bool) {
+	h.t.Helper()
+	h.snapshots = new(health.Latest[health.Snapshot])
+	h.Follower = NewFollower(Options{
+		Config: &h.config, Plugin: &h.plugin, Snapshots: h.snapshots, Serving: plugin.New(&h.plugin, h.snapshots, nop).Serving,
+		Ready: func() bool { return true }, SysFS: func() string { return "" },
+		Properties: func(ctx context.Context, devices []health.Device) map[health.DeviceID]*health.Properties {
+			if h.read == nil {
+				all := map[health.DeviceID]*health.Properties{}
+				for _, d := range devices {
+					all[d.ID] = &health.Properties{}
+				}
+				return all
+			}
+			return h.read(ctx, devices)
+		},
+		Log: nop,
+	})
+	if section != nil {
+		if err := h.Restore(*section, sameBoot); err != nil {
+			h.t.Fatal(err)
+		}
+	}
+}
+
+// poll stores a snapshot and waits until the follower has seen it.
+func (h *harness) poll(devices []health.DeviceState) {
+	h.snapshots.Store(snapshotOf(devices))
+	synctest.Wait()
+}
+
+func (h *harness) wantDesired(want map[string]string, of func(*kube.NodeState) map[string]string) {
+	h.t.Helper()
+	s := h.Desired().Load()
+	if s == nil {
+		h.t.Fatal("nothing desired")
+	}
+	if got := of(s); (got == nil) != (want == nil) || !maps.Equal(got, want) {
+		h.t.Errorf("got %v\n%s\nwant %v\n%s", got != nil, text(got), want != nil, text(want))
+	}
+}
+
+func nodeLabels(s *kube.NodeState) map[string]string    { return s.Labels }
+func featureLabels(s *kube.NodeState) map[string]string { return s.Feature }
+
+var noLabels = map[string]string{}
+
+// The labels stay where they are until they are known, over a restart too, and change with the health only.
+func TestFollowerKeepsLabels(t *testing.T) {
+	for _, sameBoot := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			h := newFollowerHarness(t, LabelsAPI)
+			stop := healthtest.Run(t, h.Run)
+			synctest.Wait()
+			h.wantDesired(nil, nodeLabels)
+			h.poll(gpus(8, h100))
+			labels := h.Desired().Load().Labels
+			if labels["nvidia.com/gpu.count"] != "8" || labels["gpu-node-agent/gpus-healthy"] != "8" {
+				t.Fatal(text(labels))
+			}
+			first := h.Desired().Load()
+			for i := range 10 {
+				devices := gpus(8, h100)
+				devices[3].Sample.Values[health.FieldGPUTemp] = float64(i)
+				h.poll(devices)
+			}
+			if h.Desired().Load() != first {
+				t.Error("stored again although nothing has changed")
+			}
+			down := snapshotOf(gpus(8, h100))
+			down.Source.Status, down.Source.Versions = health.SourceDown, health.Versions{}
+			h.snapshots.Store(down)
+			synctest.Wait()
+			h.wantDesired(labels, nodeLabels)
+			stop()
+			h.wantDesired(labels, nodeLabels)
+
+			h.restart(h.Saved().Load(), sameBoot)
+			stop = healthtest.Run(t, h.Run)
+			synctest.Wait()
+			h.wantDesired(labels, nodeLabels)
+			h.snapshots.Store(&health.Snapshot{Source: health.Source{Kind: "dcgm", Status: health.SourceDown, Err: "refused"}})
+			healthtest.Advance(time.Hour)
+			h.wantDesired(labels, nodeLabels)
+			if l, err := h.Labels(t.Context()); err != nil || !maps.Equal(l.Labels, labels) || len(l.Warnings) != 1 {
+				t.Errorf("%+v, %v", l, err)
+			}
+			stop()
+
+			h.restart(h.Saved().Load(), true) // and again
+			stop = healthtest.Run(t, h.Run)
+			h.poll(nil)
+			if sameBoot {
+				h.wantDesired(labels, nodeLabels)
+			} else {
+				h.wantDesired(noLabels, nodeLabels)
+			}
+			stop()
+		})
+	}
+}
+
+// Labels are removed from where they are not configured any more, until they are, also by a later process.
+func TestFollowerRemovesLabels(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newFollowerHarness(t, LabelsOff)
+		stop := healthtest.Run(t, h.Run)
+		h.poll(gpus(1, l4))
+		h.wantDesired(nil, nodeLabels)
+		h.wantDesired(nil, featureLabels)
+		h.setConfig(func(c *Config) { c.Labels.Output = LabelsAPI })
+		synctest.Wait()
+		labels := h.Desired().Load().Labels
+		h.setConfig(func(c *Config) { c.Labels.Output = LabelsNodeFeature })
+		synctest.Wait()
+		h.wantDesired(noLabels, nodeLabels)
+		h.wantDesired(labels, featureLabels)
+		h.Written().Store(h.Desired().Load())
+		synctest.Wait()
+		h.wantDesired(nil, nodeLabels)
+		stop()
+
+		h.setConfig(func(c *Config) { c.Labels.Output = LabelsOff })
+		h.restart(h.Saved().Load(), true)
+		stop = healthtest.Run(t, h.Run)
+		synctest.Wait()
+		h.wantDesired(nil, nodeLabels)
+		h.wantDesired(noLabels, featureLabels)
+		h.Written().Store(h.Desired().Load())
+		synctest.Wait()
+		h.wantDesired(nil, featureLabels)
+		stop()
+
+		h.restart(h.Saved().Load(), true)
+		stop = healthtest.Run(t, h.Run)
+		synctest.Wait()
+		h.wantDesired(nil, featureLabels) // forgotten
+		stop()
+	})
+}
+
+func TestFollowerRemovesLabelsOnExit(t *testing.T) {
+	for _, output := range []string{LabelsFile, LabelsAPI, LabelsNodeFeature} {
+		for _, remove := range []bool{false, true} {
+			synctest.Test(t, func(t *testing.T) {
+				h := newFollowerHarness(t, output)
+				h.setConfig(func(c *Config) { c.Labels.RemoveOnExit = remove })
+				stop := healthtest.Run(t, h.Run)
+				h.poll(gpus(1, l4))
+				healthtest.Advance(time.Second)
+				stop()
+				var left bool
+				switch s := h.Desired().Load(); output {
+				case LabelsFile:
+					_, err := os.Stat(h.config.Load().Labels.File)
+					left = err == nil
+				case LabelsAPI:
+					left = s.Labels == nil || len(s.Labels) > 0
+				case LabelsNodeFeature:
+					left = s.Feature == nil || len(s.Feature) > 0
+				}
+				if left == remove {
+					t.Errorf("%s: left %v, removeOnExit %v", output, left, remove)
+				}
+			})
+		}
+	}
+}
+
+// Labels stay where they were while the place that is configured now cannot get them.
+func TestFollowerKeepsLabelsUntilKnown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newFollowerHarness(t, LabelsFile)
+		stop := healthtest.Run(t, h.Run)
+		h.poll(gpus(1, l4))
+		stop()
+		old := h.config.Load().Labels.File
+		section := []byte(`{"labels": true, "files": ["` + old + `"]}`) // without an inventory
+		h.setConfig(func(c *Config) { c.Labels.File = filepath.Join(h.dir, "other") })
+		h.restart(&section, true)
+		defer healthtest.Run(t, h.Run)()
+		healthtest.Advance(time.Minute)
+		if _, err := os.Stat(old); err != nil {
+			t.Error(err)
+		}
+		h.wantDesired(nil, nodeLabels)
+		h.poll(gpus(1, l4))
+		if _, err := os.Stat(old); err == nil {
+			t.Error("the old file is left")
+		}
+		if _, err := os.Stat(h.config.Load().Labels.File); err != nil {
+			t.Error(err)
+		}
+		h.wantDesired(noLabels, nodeLabels)
+	})
+}
+
+func TestFollowerMovesFile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newFollowerHarness(t, LabelsFile)
+		stop := healthtest.Run(t, h.Run)
+		h.poll(gpus(1, l4))
+		files := func() (names []string) {
+			entries, _ := os.ReadDir(h.dir)
+			for _, e := range entries {
+				names = append(names, e.Name())
+			}
+			return names
+		}
+		want := func(name string) {
+			t.Helper()
+			synctest.Wait()
+			if got := files(); len(got) != 1 && name != "" || len(got) == 1 && got[0] != name {
+				t.Errorf("files %q, want %q", got, name)
+			}
+		}
+		want("labels")
+		h.setConfig(func(c *Config) { c.Labels.File = filepath.Join(h.dir, "other") })
+		want("other")
+		stop()
+
+		h.setConfig(func(c *Config) { c.Labels.File = filepath.Join(h.dir, "third") })
+		h.restart(h.Saved().Load(), true)
+		stop = healthtest.Run(t, h.Run)
+		want("third") // with the saved labels
+		stop()
+
+		h.setConfig(func(c *Config) { c.Labels.Output = LabelsOff })
+		h.restart(h.Saved().Load(), false)
+		stop = healthtest.Run(t, h.Run)
+		want("")
+		stop()
+		if len(h.memory.Files) > 0 {
+			t.Errorf("not forgotten: %q", h.memory.Files)
+		}
+	})
+}
+
+// The first labels wait for what NVML has, but not for a driver that hangs.
+func TestFollowerWhileNVMLHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newFollowerHarness(t, LabelsAPI)
+		release := make(chan struct{})
+		h.read = func(ctx context.Context, devices []health.Device) map[health.DeviceID]*health.Properties {
+			select {
+			case <-release:
+			case <-ctx.Done():
+			}
+			all := map[health.DeviceID]*health.Properties{}
+			for _, d := range devices {
+				all[d.ID] = &health.Properties{Clique: "a.1"}
+			}
+			return all
+		}
+		stop := healthtest.Run(t, h.Run)
+		h.poll(gpus(1, l4))
+		h.wantDesired(nil, nodeLabels)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if l, err := h.Labels(ctx); err != nil || l.Labels["nvidia.com/gpu.count"] != "1" {
+			t.Errorf("%+v, %v", l, err)
+		}
+		healthtest.Advance(hostWait)
+		if l := h.Desired().Load().Labels; l["nvidia.com/gpu.count"] != "1" || l["nvidia.com/gpu.clique"] != "" {
+			t.Error(text(l))
+		}
+		close(release)
+		synctest.Wait()
+		if l := h.Desired().Load().Labels; l["nvidia.com/gpu.clique"] != "a.1" {
+			t.Error(text(l))
+		}
+		stop()
+	})
+}
+
+// NVML is read only if somebody needs it, and what it does not have yet is read again.
+func TestFollowerReadsNVML(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newFollowerHarness(t, LabelsOff)
+		var reads atomic.Int32
+		var properties atomic.Pointer[health.Properties]
+		properties.Store(&health.Properties{FabricPending: true})
+		h.read = func(context.Context, []health.Device) map[health.DeviceID]*health.Properties {
+			reads.Add(1)
+			return map[health.DeviceID]*health.Properties{"GPU-0": properties.Load()}
+		}
+		defer healthtest.Run(t, h.Run)()
+		h.poll(gpus(1, l4))
+		healthtest.Advance(time.Hour)
+		if reads.Load() != 0 {
+			t.Fatalf("%d reads", reads.Load())
+		}
+		_, err := h.Labels(t.Context())
+		if synctest.Wait(); err != nil || reads.Load() != 1 {
+			t.Fatalf("%d reads, %v", reads.Load(), err)
+		}
+		properties.Store(&health.Properties{Clique: "a.1"})
+		healthtest.Advance(examineAgain)
+		l, _ := h.Labels(t.Context())
+		if synctest.Wait(); l.Labels["nvidia.com/gpu.clique"] != "a.1" || reads.Load() != 2 {
+			t.Errorf("%d reads: %s", reads.Load(), text(l.Labels))
+		}
+		healthtest.Advance(time.Hour)
+		if reads.Load() != 2 {
+			t.Errorf("%d reads", reads.Load())
+		}
+	})
+}
+
+func TestLabelsUnknown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newFollowerHarness(t, LabelsOff)
+		defer healthtest.Run(t, h.Run)()
+		for _, s := range []*health.Snapshot{nil, {Source: health.Source{Status: health.SourceDown, Err: "refused"}}} {
+			h.snapshots.Store(s)
+			synctest.Wait()
+			if l, err := h.Labels(t.Context()); err == nil {
+				t.Errorf("%+v", l)
+			}
+		}
+	})
+}
+
+func TestRestoreDamagedSection(t *testing.T) {
+	for _, section := range []string{"", "[]", `{"files": 1}`, `{"inventory": []}`} {
+		f := NewFollower(Options{Log: nop})
+		if err := f.Restore([]byte(section), true); err == nil {
+			t.Errorf("%q: no error", section)
+		}
+	}
+}

@@ -1,0 +1,193 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent/pci"
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+// hostDevice is what the host has of a device and the source has not.
+type hostDevice struct {
+	properties *health.Properties // nil if unknown
+	class      string             // of PCI; empty if unknown
+	vgpu       *vgpu              // nil if it is none, or unknown
+}
+
+// host is what the host has of its devices. It is immutable.
+type host struct {
+	machine string // its product name; empty if unknown
+	devices map[health.DeviceID]hostDevice
+	nvml    bool // what NVML has was read too
+}
+
+// The time until unknown values are read again. It doubles.
+const (
+	examineAgain    = 5 * time.Second
+	maxExamineAgain = 10 * time.Minute
+)
+
+// examineHost reads what the host has of the devices until ctx ends: of new ones at once, and what is unknown again later. A driver that
+// hangs delays nothing else.
+func (f *Follower) examineHost(ctx context.Context) {
+	var examined []health.DeviceID
+	var again <-chan time.Time // nil if nothing is unknown
+	due, delay := false, examineAgain
+	for {
+		config, configChanged := f.Config.Watch()
+		asked, askedChanged := f.asked.Watch()
+		snap, snapChanged := f.Snapshots.Watch()
+		if snap.Polled() {
+			ids, last := deviceIDs(snap), f.host.Load()
+			useNVML := asked != nil || config != nil && config.Labels.Output != LabelsOff
+			if last == nil || useNVML && !last.nvml || !slices.Equal(ids, examined) {
+				due, delay = true, examineAgain
+			}
+			if due {
+				next, complete := f.examine(ctx, snap, last, useNVML)
+				f.host.Store(next)
+				examined, again, due = ids, nil, false
+				if !complete {
+					again, delay = time.After(delay), min(2*delay, maxExamineAgain)
+				}
+				continue
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-configChanged:
+		case <-askedChanged:
+		case <-snapChanged:
+		case <-again:
+			again, due = nil, true
+		}
+	}
+}
+
+func deviceIDs(snap *health.Snapshot) []health.DeviceID {
+	ids := make([]health.DeviceID, len(snap.Devices))
+	for i := range snap.Devices {
+		ids[i] = snap.Devices[i].Device.ID
+	}
+	return ids
+}
+
+// examine returns what the host has of the devices of a snapshot, and whether that is everything. What cannot be read now is as in last,
+// which may be nil.
+func (f *Follower) examine(ctx context.Context, snap *health.Snapshot, last *host, useNVML bool) (next *host, complete bool) {
+	next, complete = &host{devices: make(map[health.DeviceID]hostDevice, len(snap.Devices)), nvml: useNVML}, true
+	if last != nil {
+		next.machine = last.machine
+	}
+	sysfs := f.SysFS()
+	next.machine = cmp.Or(machineOf(sysfs), next.machine)
+	var missing []health.Device
+	for i := range snap.Devices {
+		d := &snap.Devices[i].Device
+		var h hostDevice
+		if last != nil {
+			h = last.devices[d.ID]
+		}
+		switch {
+		case d.Kind != health.KindGPU:
+		case snap.Source.Kind == simulation:
+			h.class = simulatedClass
+		case sysfs != "" && h.class == "":
+			h.class, h.vgpu = classOf(sysfs, d.PCI), vgpuOf(sysfs, d.PCI)
+			complete = complete && h.class != ""
+		}
+		if d.Properties == nil && (h.properties == nil || h.properties.FabricPending) {
+			missing = append(missing, *d)
+		}
+		next.devices[d.ID] = h
+	}
+	if !useNVML || len(missing) == 0 {
+		return next, complete
+	}
+	found := f.Properties(ctx, missing)
+	for i := range missing {
+		h := next.devices[missing[i].ID]
+		h.properties = cmp.Or(found[missing[i].ID], h.properties)
+		next.devices[missing[i].ID] = h
+		complete = complete && h.properties != nil && !h.properties.FabricPending
+	}
+	return next, complete
+}
+
+// Simulated GPUs are 3D controllers in all profiles.
+const (
+	simulation     = "sim" // health.Source.Kind
+	simulatedClass = "0x030200"
+)
+
+// machineOf returns the product name of the machine, empty if it is unknown.
+func machineOf(sysfs string) string {
+	if sysfs == "" {
+		return ""
+	}
+	text, _ := os.ReadFile(filepath.Join(sysfs, "class/dmi/id/product_name")) // absent on some boards
+	return strings.TrimSpace(string(text))
+}
+
+// classOf returns the PCI class of a device, empty if it is unknown.
+func classOf(sysfs, id string) string {
+	text, _ := os.ReadFile(filepath.Join(pciDir(sysfs, id), "class")) // absent while the device is off the bus
+	return strings.TrimSpace(string(text))
+}
+
+// vgpuOf returns the description of the host that the PCI capability of a vGPU has, nil without one.
+func vgpuOf(sysfs, id string) *vgpu {
+	config, _ := os.ReadFile(filepath.Join(pciDir(sysfs, id), "config")) // only the first 64 bytes without CAP_SYS_ADMIN
+	return parseVGPU(config)
+}
+
+// pciDir returns the directory of a PCI device.
+func pciDir(sysfs, id string) string { return filepath.Join(sysfs, "bus/pci/devices", pci.ID(id)) }
+
+// parseVGPU finds the host's version in the PCI configuration of a vGPU: in its vendor-specific capability, after the signature VF, a list
+// of records begins of which the one with ID 0 has the version and the branch of the host's driver, each 10 bytes. It returns nil for other
+// devices.
+func parseVGPU(config []byte) *vgpu {
+	const (
+		statusByte, hasCapabilities = 0x06, 0x10
+		firstCapability, vendorID   = 0x34, 0x09
+		size, records, textSize     = 256, 5, 10
+	)
+	if len(config) < size || config[statusByte]&hasCapabilities == 0 {
+		return nil
+	}
+	pos := int(config[firstCapability])
+	for range size { // a loop in the list
+		if pos == 0 || pos+records > size {
+			return nil
+		}
+		if config[pos] == vendorID {
+			break
+		}
+		pos = int(config[pos+1])
+	}
+	capability := config[pos:min(pos+int(config[pos+2]), size)]
+	if config[pos] != vendorID || len(capability) < records || string(capability[3:records]) != "VF" {
+		return nil
+	}
+	v := &vgpu{}
+	for rest := capability[records:]; len(rest) >= 2; {
+		id, length := rest[0], int(rest[1])
+		if id == 0 && len(rest) >= 2+2*textSize {
+			v.HostVersion = strings.Trim(string(rest[2:2+textSize]), "\x00")
+			v.HostBranch = strings.Trim(string(rest[2+textSize:2+2*textSize]), "\x00")
+		}
+		if id == 0 || length == 0 || length > len(rest) {
+			break
+		}
+		rest = rest[length:]
+	}
+	return v
+}

@@ -87,7 +87,7 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags override the environment, the environment the 
 		fieldsCommand(&loader),
 		doctorCommand(&loader),
 	)
-	cmd.AddCommand(operator.Commands(&loader, agent.PlanSlices)...)
+	cmd.AddCommand(operator.Commands(&loader, agent.PlanSlices, agent.PlanLabels)...)
 	refuseArgumentsOf(cmd)
 	cmd.SetFlagErrorFunc(explainFlag)
 	return cmd

@@ -24,6 +24,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/node"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/podlabels"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
@@ -59,6 +60,7 @@ type Agent struct {
 	podLabelsConfig    health.Latest[podlabels.Config]
 	processesConfig    health.Latest[processes.Config]
 	memoryLimitsConfig health.Latest[memlimits.Config]
+	nodeConfig         health.Latest[node.Config]
 	lastGood           health.Latest[[]byte] // Config.LastGood of the newest configuration that fits the devices
 
 	// The last reload.
@@ -72,6 +74,7 @@ type Agent struct {
 
 	sources      health.Latest[monitor.Source]
 	snapshots    health.Latest[health.Snapshot]
+	pciGPUs      health.Latest[int] // number on the PCI bus
 	events       status.Events
 	history      status.History
 	monitor      *monitor.Monitor
@@ -85,6 +88,8 @@ type Agent struct {
 	memoryLimits *memlimits.Follower
 	jobs         *metrics.Jobs
 	reporter     *kube.Reporter
+	node         *node.Follower
+	nodeWriter   *kube.NodeWriter
 }
 
 // Run loads the configuration and runs an agent until ctx ends.
@@ -122,16 +127,19 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 	err = supervise(ctx, log,
 		component{name: "source", run: a.runSource},
 		component{name: "monitor", run: a.monitor.Run},
-		component{name: "state file", run: a.stateFile.Run, after: []string{"monitor", "operator", "totals"}}, // to save their last changes
+		component{name: "state file", run: a.stateFile.Run, after: []string{"monitor", "operator", "totals", "node"}}, // to save their last changes
 		component{name: "operator", run: a.operatorServer().Run},
 		component{name: "plugin", run: a.plugin.Run},
 		component{name: "dra", run: a.dra.Run},
 		component{name: "kubernetes", run: a.reporter.Run},
+		component{name: "node", run: a.node.Run},
+		component{name: "node writer", run: a.nodeWriter.Run, after: []string{"node"}}, // to remove its labels at last
 		component{name: "events", run: func(ctx context.Context) error { return a.events.Follow(ctx, &a.snapshots) }},
 		component{name: "history", run: func(ctx context.Context) error { return a.history.Follow(ctx, &a.snapshots, a.pollInterval) }},
 		component{name: "totals", run: a.totals.Run},
 		component{name: "pod labels", run: a.podLabels.Run},
 		component{name: "jobs", run: a.jobs.Run},
+		component{name: "pci", run: a.followPCI},
 		component{name: "web", run: a.webServer().Run},
 		component{name: "reload", run: func(ctx context.Context) error { a.reloadOn(ctx, hup); return nil }},
 	)
@@ -178,11 +186,44 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 	})
 	a.stateFile.AddSection(idleSection, a.totals.Saved())
 	a.jobs = metrics.NewJobs(&a.metricsConfig, log.Named("metrics"))
+	a.node = a.newNode(nvml.Properties(log.Named("nvml")), log.Named("node"))
+	a.stateFile.AddSection(nodeSection, a.node.Saved())
+	a.nodeWriter = kube.NewNodeWriter(kube.NodeOptions{
+		Desired: a.node.Desired(), Written: a.node.Written(), Kubeconfig: func() string { return a.healthConfig.Load().Kubernetes.Kubeconfig },
+		Node: nodeName(), Namespace: kube.PodNamespace(), Log: log.Named("kubernetes"),
+	})
 	return a
 }
 
-// idleSection is the section of the state file with the idle times.
-const idleSection = "idle"
+func (a *Agent) newNode(read readProperties, log *zap.Logger) *node.Follower {
+	return node.NewFollower(node.Options{
+		Config: &a.nodeConfig, Plugin: &a.pluginConfig, Snapshots: &a.snapshots, Serving: a.plugin.Serving, Ready: a.offersAll,
+		SysFS: a.sysFS, Properties: propertiesOf(&a.sourceConfig, &a.snapshots, read), Log: log,
+	})
+}
+
+// restoreNode gives the saved labels to the follower.
+func (a *Agent) restoreNode(saved statefile.Saved, boot string) error {
+	text := saved.Sections[nodeSection]
+	if text == nil {
+		return nil
+	}
+	return a.node.Restore(text, saved.Section(nodeSection, boot) != nil)
+}
+
+// sysFS returns where the host of the GPUs has its sysfs, empty if they are on another host. Simulated GPUs are in this machine.
+func (a *Agent) sysFS() string {
+	if !isLocal(a.sourceConfig.Load().SourceConfig) {
+		return ""
+	}
+	return "/sys"
+}
+
+// The sections of the state file.
+const (
+	idleSection = "idle" // idle times
+	nodeSection = "node" // the labels of the node, and where they were written
+)
 
 // restore gives the saved state of the previous process to the monitor and the totals, and returns the restored devices.
 func (a *Agent) restore(c config.Config, boot string) []health.DeviceState {
@@ -194,6 +235,9 @@ func (a *Agent) restore(c config.Config, boot string) []health.DeviceState {
 		if err := a.totals.Restore(text); err != nil {
 			a.log.Warn("cannot restore saved times", zap.String("key", "health.stateFile"), zap.Error(err))
 		}
+	}
+	if err := a.restoreNode(saved, boot); err != nil {
+		a.log.Warn("cannot restore the labels of the node", zap.String("key", "health.stateFile"), zap.Error(err))
 	}
 	restored := saved.Restore(boot, sourceID(c.Source), time.Now())
 	for _, d := range restored.Devices {
@@ -221,6 +265,7 @@ func (a *Agent) apply(c config.Config) {
 		a.webConfig.Store(w)
 	}
 	storeChanged(&a.processesConfig, c.Metrics.Processes)
+	storeChanged(&a.nodeConfig, c.Node)
 	storeChanged(&a.memoryLimitsConfig, c.Plugin.MemoryLimits(c.Metrics.Processes.PodLogs))
 	storeChanged(&a.podLabelsConfig, podlabels.Config{Labels: c.Metrics.SelectedPodLabels(), Kubeconfig: c.Health.Kubernetes.Kubeconfig})
 }
@@ -242,8 +287,13 @@ func storeChanged[T any](l *health.Latest[T], v T) {
 func (a *Agent) newReporter(restored []health.DeviceState) *kube.Reporter {
 	return kube.New(kube.Options{
 		Config: &a.healthConfig, Snapshots: &a.snapshots, Node: nodeName(), Holders: a.holdingPods,
-		Unschedulable: a.plugin.Unschedulable, Saved: restored, Log: a.log.Named("kubernetes"),
+		Unschedulable: a.plugin.Unschedulable, Idle: a.idlePods, Saved: restored, Log: a.log.Named("kubernetes"),
 	})
+}
+
+// idlePods returns the pods that node.idle reports.
+func (a *Agent) idlePods() kube.IdlePods {
+	return node.IdlePods(a.nodeConfig.Load().Idle, a.snapshots.Load(), a.plugin.Holders(), a.totals.IdleTimes())
 }
 
 // lastAllocation returns when what a container holds was last given out; the zero time if that is unknown.

@@ -27,7 +27,7 @@ func (a *Agent) operatorServer() *operator.Server {
 	return &operator.Server{
 		Config: &a.healthConfig, Snapshots: &a.snapshots, Monitor: a.monitor, MPS: a.mps, Processes: a.processes.Latest().Load,
 		Holders: a.plugin.Holders, RefreshHolders: a.plugin.AskHolders, AwaitSaved: a.stateFile.WaitWritten,
-		EngineAddress: func() string { return a.sourceConfig.Load().Address }, Slices: a.dra.Slices, Log: a.log.Named("operator"),
+		EngineAddress: func() string { return a.sourceConfig.Load().Address }, Slices: a.dra.Slices, Labels: a.node.Labels, Log: a.log.Named("operator"),
 	}
 }
 
@@ -59,12 +59,17 @@ func (a *Agent) handler() http.Handler {
 		Claims:    a.dra.Claims(),
 		Kubernetes: func() (metrics.Kubernetes, bool) {
 			s := a.reporter.Status()
-			return metrics.Kubernetes{Writes: s.Writes, Events: s.Events, Dropped: s.Dropped, Errors: s.Errors}, s.Enabled
+			return metrics.Kubernetes{Writes: s.Writes, Events: s.Events, Dropped: s.Dropped, Errors: s.Errors}, s.Enabled || s.IdleEnabled
+		},
+		NodeWrites: func() (metrics.NodeWrites, bool) {
+			s := a.nodeWriter.Status()
+			return metrics.NodeWrites{Writes: s.Writes, Errors: s.Errors}, s.Enabled
 		},
 		StateFileUp: func() (up, on bool) {
 			s := a.stateFile.Status()
 			return s.Err == "", s.Path != ""
 		},
+		NodeDevices:        a.nodeDevices,
 		LogDropped:         a.logDropped,
 		ConnectionsDropped: a.connectionsDropped.Load,
 	}, renderer, zap.NewStdLog(a.log.Named("metrics"))))
@@ -81,8 +86,8 @@ func (a *Agent) status() status.Node {
 	in := status.Inputs{
 		Node: nodeName(), Version: a.build.Version, Revision: a.build.Revision, Now: time.Now(), NotReady: a.notReady(),
 		Reload: *a.lastReload.Load(), Snapshot: a.snapshots.Load(), Plugin: a.plugin.Status(), DRA: a.dra.Status(), Claims: a.dra.Claims().Load(), Holders: a.plugin.Holders(), Processes: a.processes.Latest().Load(),
-		Shares: a.shares(), Memory: a.memoryLimits.Latest().Load(),
-		Kube: a.reporter.Status(), StateFile: a.stateFile.Status(), Events: a.events.Latest(),
+		Shares: a.shares(), IdleTimes: a.totals.IdleTimes(), Idle: a.nodeConfig.Load().Idle, Memory: a.memoryLimits.Latest().Load(),
+		Kube: a.reporter.Status(), NodeObject: a.nodeWriter.Status(), Unready: a.startupTaintReasons(), StateFile: a.stateFile.Status(), Events: a.events.Latest(),
 	}
 	if err := a.configError.Load(); err != nil {
 		in.ConfigError = *err

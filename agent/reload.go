@@ -156,6 +156,10 @@ func (a *Agent) warnings() (all []string) {
 	if err := a.mps.Err(); err != "" {
 		all = append(all, "MPS: "+err)
 	}
+	if err := a.node.FileErr(); err != "" {
+		all = append(all, "node.labels.file: "+err)
+	}
+	all = append(all, nodeWarnings(a.nodeWriter.Status(), a.startupTaintReasons())...)
 	return append(all, sharingWarnings(a.snapshots.Load(), a.shares(), a.pluginConfig.Load().Sharing.Memory.Enforcement)...)
 }
 

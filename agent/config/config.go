@@ -11,6 +11,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/gpu-node-agent/gpu-node-agent/agent/node"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm"
@@ -26,6 +27,7 @@ type Config struct {
 	Health  health.Config  `yaml:"health"`
 	Plugin  plugin.Config  `yaml:"plugin"`
 	Metrics metrics.Config `yaml:"metrics"`
+	Node    node.Config    `yaml:"node"`
 
 	// Notes warn about valid settings that have no effect, or one that is easily overlooked. Each starts with its file, key or
 	// variable.
@@ -55,6 +57,7 @@ func DefaultConfig() Config {
 		Health:  health.DefaultConfig(),
 		Plugin:  plugin.DefaultConfig(),
 		Metrics: metrics.DefaultConfig(),
+		Node:    node.DefaultConfig(),
 	}
 }
 
@@ -66,7 +69,17 @@ func (c Config) Validate() error {
 		withPrefix("health.", c.Health.Validate()),
 		withPrefix("plugin.", c.Plugin.Validate()),
 		withPrefix("metrics.", c.Metrics.Validate()),
+		withPrefix("node.", c.Node.Validate()),
+		c.validateIdle(),
 	)
+}
+
+// validateIdle checks that the evidence of node.idle is measured. Without it, no pod would ever be reported.
+func (c Config) validateIdle() error {
+	if c.Node.Idle.After > 0 && c.Node.Idle.Evidence == node.EvidenceNoProcess && !c.Metrics.Processes.Enabled {
+		return errors.New("node.idle.evidence: noProcess requires metrics.processes.enabled, which is false; enable it, or set noWork")
+	}
+	return nil
 }
 
 func (c LogConfig) validate() error {

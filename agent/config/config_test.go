@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 
+	"github.com/gpu-node-agent/gpu-node-agent/agent/node"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
@@ -201,6 +202,8 @@ func TestConfigErrors(t *testing.T) {
 		"log: {level: loud, format: xml}":                                                   {`log.level "loud"`, `log.format "xml"`},
 		"log: nothing":                                                                      {`log "nothing"`},
 		"source: {mode: x, sim: {profile: y}}\nhealth: {temperature: 1, interval: 1}\na: b": {"source.mode", "source.sim.profile", "health.interval", "a"},
+		"node: {idle: {after: 30m}}":                                                        {"node.idle.evidence metrics.processes.enabled"},
+		"node: {idle: {after: -1s, evidence: none}}":                                        {"node.idle.after -1s", `node.idle.evidence "none"`},
 		"metrics: {listen: nine}":                                                           {`metrics.listen "nine"`},
 		"metrics: {attribution: x, window: 1s, compat: {hostnameLabel: host}}":              {"metrics.attribution", "metrics.window", "metrics.compat.hostnameLabel"},
 		"metrics: {webConfigFile: web.yaml}":                                                {"metrics.webConfigFile web.yaml"},
@@ -224,6 +227,13 @@ func TestConfigErrors(t *testing.T) {
 		for _, w := range want {
 			key, part, _ := strings.Cut(w, " ")
 			wantError(t, text, err, key, part)
+		}
+	}
+	for _, valid := range []string{
+		"node: {idle: {evidence: noProcess}}", "node: {idle: {after: 30m, evidence: noWork}}", "node: {idle: {after: 30m}}\nmetrics: {processes: {enabled: true}}",
+	} {
+		if _, err := load(t, valid); err != nil {
+			t.Errorf("%s: %v", valid, err)
 		}
 	}
 	if _, err := load(t, "log: {level: info"); err == nil || !strings.Contains(err.Error(), "config.yaml") {
@@ -390,5 +400,14 @@ func TestMissingFile(t *testing.T) {
 	}
 	if _, err := (Loader{}).Load(); err != nil {
 		t.Errorf("no file: %v", err)
+	}
+}
+
+// Helm reads an unquoted off in a values file as false.
+func TestLabelsOutputOff(t *testing.T) {
+	for _, text := range []string{"node: {labels: {output: off}}", "node: {labels: {output: false}}", `node: {labels: {output: "off"}}`, "node: {}"} {
+		if got := mustLoad(t, text).Node.Labels.Output; got != node.LabelsOff {
+			t.Errorf("%s: output %q, want %q", text, got, node.LabelsOff)
+		}
 	}
 }

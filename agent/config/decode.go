@@ -208,6 +208,7 @@ var (
 		"metrics.fields":                                 "[default]",
 		"metrics.names":                                  "[dcgm-exporter-4.8]",
 		"metrics.podLabels":                              `[team, "app.kubernetes.io/*"]`, // an unquoted * has a meaning in YAML
+		"node.taints":                                    "[{when: allUnhealthy, key: gpu-node-agent/unhealthy, effect: NoSchedule}]",
 	}
 )
 

@@ -125,8 +125,8 @@ func suggest(unknown string, names []string) string {
 	return ""
 }
 
-// Nearest returns the name that is most similar to an unknown one, else the only one that has it as a part, such as
-// health.cordon for cordon. It returns "" if there is none.
+// Nearest returns the only name that has an unknown one as a part, such as health.cordon for cordon, else the name that is most similar.
+// It returns "" if there is none.
 func Nearest(unknown string, names []string) string {
 	best, least := "", min(4, (len(unknown)-strings.LastIndexByte(unknown, '.')-1)/2+1) // of a short name, fewer letters may differ
 	places := make(map[string]bool)
@@ -139,8 +139,8 @@ func Nearest(unknown string, names []string) string {
 			places[name[:i+len(unknown)]] = true
 		}
 	}
-	if best == "" && len(places) == 1 {
-		best = slices.Collect(maps.Keys(places))[0]
+	if len(places) == 1 {
+		return slices.Collect(maps.Keys(places))[0]
 	}
 	return best
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/viper"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/node"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/nvidiaconfig"
 )
@@ -95,8 +96,10 @@ func (l Loader) Load() (Config, error) {
 		}
 	}
 	c.Source.Address = normalizeAddress(c.Source.Address)
-	if c.Source.Events == "false" { // Helm reads an unquoted off in a values file as false
-		c.Source.Events = EventsOff
+	for key, off := range map[*string]string{&c.Source.Events: EventsOff, &c.Node.Labels.Output: node.LabelsOff} {
+		if *key == "false" { // Helm reads an unquoted off in a values file as false
+			*key = off
+		}
 	}
 	c.Sum = sumOf(text, c.Plugin, c.Metrics) // before the files are read: a later change then shows up as a different sum
 	files := l.collector()

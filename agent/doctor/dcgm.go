@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/pci"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm"
@@ -177,7 +178,7 @@ func (s survey) unreachable() (ids []string) {
 	for _, d := range s.gpus() {
 		for _, sample := range s.reading.Samples {
 			if sample.Device == d.ID && sample.Presence != health.Present && sample.Presence != health.PresenceUnknown {
-				ids = append(ids, fmt.Sprintf("%s (%v)", busID(d.PCI), sample.Presence))
+				ids = append(ids, fmt.Sprintf("%s (%v)", pci.ID(d.PCI), sample.Presence))
 			}
 		}
 	}

@@ -3,65 +3,44 @@ package doctor
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 
+	"github.com/gpu-node-agent/gpu-node-agent/agent/pci"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 )
 
-// pciGPU is an NVIDIA GPU on the PCI bus.
-type pciGPU struct {
-	id     string // 0000:1b:00.0
-	driver string // nvidia, vfio-pci, nouveau; empty if it is unbound
-}
-
-func (h host) pciGPUs() (gpus []pciGPU) {
-	for _, dir := range h.glob("/sys/bus/pci/devices/*") {
-		class := h.read(dir + "/class")
-		if h.read(dir+"/vendor") != "0x10de" || !strings.HasPrefix(class, "0x0300") && !strings.HasPrefix(class, "0x0302") {
-			continue
-		}
-		g := pciGPU{id: busID(filepath.Base(dir))}
-		if link, err := os.Readlink(h.path(dir + "/driver")); err == nil {
-			g.driver = filepath.Base(link)
-		}
-		gpus = append(gpus, g)
+// pciGPUs returns the GPUs on the PCI bus, none if that is unreadable.
+func (h host) pciGPUs() []pci.GPU {
+	gpus, err := pci.GPUs(os.DirFS(string(h)))
+	if err != nil {
+		return nil
 	}
 	return gpus
-}
-
-// busID converts a PCI bus ID to the kernel's format: its domain has at least 4 digits, NVIDIA's has 8.
-func busID(id string) string {
-	domain, rest, found := strings.Cut(strings.ToLower(id), ":")
-	n, err := strconv.ParseUint(domain, 16, 32)
-	if !found || err != nil {
-		return id
-	}
-	return fmt.Sprintf("%04x:%s", n, rest)
 }
 
 func (d doctor) checkGPUs(s survey) []Check {
 	if !d.host.exists("/sys/bus/pci/devices") {
 		return info("unknown: " + d.host.path("/sys/bus/pci/devices") + " not found")
 	}
-	gpus, listed := d.host.pciGPUs(), map[string]bool{}
+	gpus := d.host.pciGPUs()
+	listed := map[string]bool{}
 	for _, g := range s.gpus() {
-		listed[busID(g.PCI)] = true
+		listed[pci.ID(g.PCI)] = true
 	}
 	var bound, unlisted, unbound, nouveau, otherDriver []string
 	for _, g := range gpus {
-		switch g.driver {
+		switch g.Driver {
 		case "nvidia":
-			if bound = append(bound, g.id); len(listed) > 0 && !listed[g.id] {
-				unlisted = append(unlisted, g.id)
+			if bound = append(bound, g.ID); len(listed) > 0 && !listed[g.ID] {
+				unlisted = append(unlisted, g.ID)
 			}
 		case "nouveau":
-			nouveau = append(nouveau, g.id)
+			nouveau = append(nouveau, g.ID)
 		case "":
-			unbound = append(unbound, g.id)
+			unbound = append(unbound, g.ID)
 		default:
-			otherDriver = append(otherDriver, g.id+" ("+g.driver+")")
+			otherDriver = append(otherDriver, g.ID+" ("+g.Driver+")")
 		}
 	}
 	head := Check{Status: CheckOK, Found: status.Plural(len(gpus), "GPU") + " on the PCI bus"}

@@ -101,16 +101,6 @@ func TestCheckGPUs(t *testing.T) {
 	}, doctor.checkGPUs)
 }
 
-func TestBusID(t *testing.T) {
-	for id, want := range map[string]string{
-		"00000000:1B:00.0": "0000:1b:00.0", "0000:1b:00.0": "0000:1b:00.0", "00010000:01:00.0": "10000:01:00.0", "": "", "what": "what",
-	} {
-		if got := busID(id); got != want {
-			t.Errorf("%q: got %q, want %q", id, got, want)
-		}
-	}
-}
-
 func TestCheckMIG(t *testing.T) {
 	empty := migReading()
 	empty.Devices[1].MIGMode = true

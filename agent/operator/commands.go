@@ -11,20 +11,22 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/node"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
 	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
 )
 
 // requestTimeout limits the commands that the agent answers at once.
 const requestTimeout = 10 * time.Second
 
-// Commands returns the subcommands that talk to a running agent. plan returns the slices that an agent would publish, for a node
-// on which none runs.
-func Commands(loader *config.Loader, plan planSlices) []*cobra.Command {
+// Commands returns the subcommands that talk to a running agent. slices and labels return what an agent would publish and write, for a
+// node on which none runs.
+func Commands(loader *config.Loader, slices plan[dra.PublishedSlices], labels plan[node.Labels]) []*cobra.Command {
 	return []*cobra.Command{
 		statusCommand(loader), simCommand(loader), clearCommand(loader), detachCommand(loader), attachCommand(loader), mpsCommand(loader),
-		draCommand(loader, plan),
+		draCommand(loader, slices), labelsCommand(loader, labels),
 	}
 }
 
@@ -65,11 +67,7 @@ certificate of metrics.webConfigFile. The password for --user is read from $` + 
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "table", "table, wide or json")
 	cmd.Flags().StringVar(&address, "address", "", "HOST:PORT or URL of the agent (default: metrics.listen of its configuration)")
-	cmd.Flags().StringVar(&access.CAFile, "ca-file", "", "PEM file of the CA that signed the agent's certificate (default: this host's CAs)")
-	cmd.Flags().StringVar(&access.CertFile, "cert-file", "", "PEM file of a client certificate, if the agent requires one")
-	cmd.Flags().StringVar(&access.KeyFile, "key-file", "", "PEM file of the client certificate's key")
-	cmd.Flags().BoolVar(&access.Insecure, "insecure", false, "accept any certificate of the agent")
-	cmd.Flags().StringVar(&access.User, "user", "", "user name, if the agent requires a password")
+	access.AddFlags(cmd.Flags())
 	return cmd
 }
 

@@ -1,16 +1,10 @@
 package operator
 
 import (
-	"cmp"
-	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
-	"log"
 	"os"
 	"strings"
-	"syscall"
 
 	"github.com/spf13/cobra"
 	resourceapi "k8s.io/api/resource/v1"
@@ -20,15 +14,13 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
 )
 
-type planSlices = func(context.Context, config.Config) (dra.PublishedSlices, error)
-
-func draCommand(loader *config.Loader, plan planSlices) *cobra.Command {
+func draCommand(loader *config.Loader, plan plan[dra.PublishedSlices]) *cobra.Command {
 	cmd := &cobra.Command{Use: "dra", Short: "Show what the agent does by dynamic resource allocation (DRA)"}
 	cmd.AddCommand(slicesCommand(loader, plan))
 	return cmd
 }
 
-func slicesCommand(loader *config.Loader, plan planSlices) *cobra.Command {
+func slicesCommand(loader *config.Loader, plan plan[dra.PublishedSlices]) *cobra.Command {
 	var output, socket string
 	cmd := &cobra.Command{
 		Use:   "slices",
@@ -44,7 +36,7 @@ of them. The API server chooses the names and generations of published slices; t
 			if output != "table" && output != "json" {
 				return fmt.Errorf("--output: expected table or json, got %q", output)
 			}
-			s, err := askOrPlan(cmd, loader, socket, plan)
+			s, err := askOrPlan(cmd, loader, socket, request{Slices: &struct{}{}}, plan)
 			if err != nil {
 				return err
 			}
@@ -69,27 +61,6 @@ of them. The API server chooses the names and generations of published slices; t
 	cmd.Flags().StringVarP(&output, "output", "o", "table", "table or json")
 	cmd.Flags().StringVar(&socket, "socket", "", "socket of the agent (default: "+socketKey+" of its configuration)")
 	return cmd
-}
-
-// askOrPlan asks the agent at a socket; without --socket, if no agent listens there, it returns what one would publish.
-func askOrPlan(cmd *cobra.Command, loader *config.Loader, socket string, plan planSlices) (dra.PublishedSlices, error) {
-	ctx := cmd.Context()
-	configured := cmp.Or(socket, loadPartial(cmd, loader).Health.Socket)
-	if configured != "" {
-		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-		defer cancel()
-		s, err := call[dra.PublishedSlices](ctx, configured, request{Slices: &struct{}{}})
-		absent := errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
-		if socket != "" || !absent {
-			return s, err
-		}
-	}
-	c, err := loader.Load()
-	if err != nil {
-		return dra.PublishedSlices{}, err
-	}
-	log.SetOutput(io.Discard) // go-dcgm logs there
-	return plan(ctx, c)
 }
 
 // slicesTable lists the devices of slices.

@@ -3,6 +3,7 @@ package operator
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"reflect"
 	"slices"
 	"testing"
@@ -10,8 +11,10 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
+	agentnode "github.com/gpu-node-agent/gpu-node-agent/agent/node"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
 )
 
 // FuzzHandleLine sends any line to the operator's socket. An invalid line or an unknown device is an error with a text. A
@@ -25,6 +28,7 @@ func FuzzHandleLine(f *testing.F) {
 		`{"detach":{}}`, `{"detach":{"for":"30m"}}`, `{"detach":{"for":"2h","force":true}}`, `{"detach":{"for":"-1s","force":true}}`, `{"detach":{"for":30}}`,
 		`{"detach":{"until":"now"}}`, `{"detach":null}`, `{"attach":{}}`, `{"attach":{"force":true}}`, `{"detach":{"force":true},"attach":{}}`,
 		`{"clear":{"device":"GPU-1","cause":"\u0000"}}`, `{"clear":{"device":["GPU-1"]}}`, `{"clear":{"device":"GPU-1"}}x`,
+		`{"slices":{}}`, `{"labels":{}}`, `{"labels":{"all":true}}`, `{"labels":{},"slices":{}}`,
 	} {
 		f.Add(line)
 	}
@@ -68,9 +72,13 @@ func FuzzHandleLine(f *testing.F) {
 	})
 }
 
+var errNone = errors.New("none")
+
 // restored returns a server whose monitor has restored the devices of a node and does not run.
 func restored(node *health.Snapshot) *Server {
 	s := newServer(health.DefaultConfig(), zap.NewNop())
 	s.Monitor.Restore(statefile.Restored{Devices: node.Devices, Missed: true})
+	s.Slices = func(context.Context) (dra.PublishedSlices, error) { return dra.PublishedSlices{}, errNone }
+	s.Labels = func(context.Context) (agentnode.Labels, error) { return agentnode.Labels{}, errNone }
 	return s
 }

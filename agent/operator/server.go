@@ -15,6 +15,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/gpu-node-agent/gpu-node-agent/agent/node"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
@@ -30,6 +31,7 @@ type request struct {
 	Attach *struct{}      `json:"attach,omitempty"`
 	MPS    *MPSRequest    `json:"mps,omitempty"`
 	Slices *struct{}      `json:"slices,omitempty"`
+	Labels *struct{}      `json:"labels,omitempty"`
 }
 
 // Server answers the operator's requests on the agent's socket.
@@ -45,6 +47,7 @@ type Server struct {
 	AwaitSaved     func(context.Context, *health.Snapshot) error // waits until the state file has a snapshot
 	EngineAddress  func() string                                 // of the host engine, "" without one
 	Slices         func(context.Context) (dra.PublishedSlices, error)
+	Labels         func(context.Context) (node.Labels, error)
 	Log            *zap.Logger
 }
 
@@ -78,6 +81,10 @@ func (s *Server) handleLine(ctx context.Context, line string) (any, error) {
 		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 		defer cancel()
 		return s.Slices(ctx)
+	case req.Labels != nil:
+		ctx, cancel := context.WithTimeout(ctx, requestTimeout/2) // then without what NVML has
+		defer cancel()
+		return s.Labels(ctx)
 	}
 	return s.clear(*req.Clear)
 }
@@ -87,9 +94,9 @@ func parseRequest(line string) (request, error) {
 	dec := json.NewDecoder(strings.NewReader(line))
 	dec.DisallowUnknownFields()
 	err := dec.Decode(&req)
-	set := slices.DeleteFunc([]bool{req.Clear != nil, req.Detach != nil, req.Attach != nil, req.MPS != nil, req.Slices != nil}, func(set bool) bool { return !set })
+	set := slices.DeleteFunc([]bool{req.Clear != nil, req.Detach != nil, req.Attach != nil, req.MPS != nil, req.Slices != nil, req.Labels != nil}, func(set bool) bool { return !set })
 	if err != nil || len(set) != 1 || strings.TrimSpace(line[dec.InputOffset():]) != "" {
-		return request{}, fmt.Errorf(`expected {"clear":{"device":"GPU-…","cause":"xid-79"}}, {"detach":{"for":"30m"}}, {"attach":{}}, {"mps":{}}, {"mps":{"terminate":{"device":"GPU-…","client":4711}}} or {"slices":{}}, got %s`, line)
+		return request{}, fmt.Errorf(`expected {"clear":{"device":"GPU-…","cause":"xid-79"}}, {"detach":{"for":"30m"}}, {"attach":{}}, {"mps":{}}, {"mps":{"terminate":{"device":"GPU-…","client":4711}}}, {"slices":{}} or {"labels":{}}, got %s`, line)
 	}
 	return req, nil
 }

@@ -32,7 +32,7 @@ func Ask(ctx context.Context, address string, access Access) (s Node, document [
 	case code == http.StatusUnauthorized:
 		err = fmt.Errorf("%s requires a login; use --user NAME with the password in $%s", address, PasswordEnv)
 	case code == http.StatusBadRequest && strings.Contains(string(document), "HTTPS"):
-		err = fmt.Errorf("%s requires TLS; use --address https://HOST:PORT", address)
+		err = fmt.Errorf("%s requires TLS; use https://HOST:PORT", address)
 	case code != http.StatusOK:
 		err = fmt.Errorf("%s responded to %s with %d; expected an agent of this version", address, SnapshotPath, code)
 	default:

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/node"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
@@ -33,8 +34,12 @@ type Inputs struct {
 	Holders     podresources.Holders
 	Processes   *processes.Snapshot // nil if they are not measured
 	Shares      []plugin.ShareUnits // of the shared devices
+	IdleTimes   metrics.IdleTimes   // of the holders
+	Idle        node.IdleConfig     // by which a holder is idle
 	Memory      *memlimits.Snapshot // nil without devices that are shared by memory
 	Kube        kube.Status
+	NodeObject  kube.NodeStatus
+	Unready     []string // NodeObject.StartupTaint
 	StateFile   statefile.Status
 	Events      []Event
 }
@@ -45,7 +50,10 @@ func New(k Inputs) Node {
 		Node: k.Node, Version: k.Version, Revision: k.Revision, Time: k.Now.UTC(),
 		Ready: len(k.NotReady) == 0, NotReady: list(k.NotReady), Events: list(k.Events),
 		Config: Config{OK: k.Reload.OK, Since: k.Reload.At.UTC()}, Kubelet: kubeletStatus(k.Plugin, k.Holders), DRA: draStatus(k.DRA, k.Claims, k.Holders),
-		API:    APIServer{k.Kube.Enabled, k.Kube.Writes, k.Kube.Events, k.Kube.Dropped, k.Kube.Errors, k.Kube.ConditionErr, k.Kube.EventErr},
+		API: APIServer{
+			k.Kube.Enabled || k.Kube.IdleEnabled, k.Kube.Writes, k.Kube.Events, k.Kube.Dropped, k.Kube.Errors, k.Kube.ConditionErr, cmp.Or(k.Kube.EventErr, k.Kube.IdleErr),
+		},
+		Object: NodeObject{k.NodeObject.Enabled, k.NodeObject.Writes, k.NodeObject.Errors, k.NodeObject.LabelsErr, k.NodeObject.FeatureErr, k.NodeObject.TaintsErr, k.Unready},
 		Memory: StateFile{k.StateFile.Path, k.StateFile.Err, k.StateFile.Since.UTC(), k.StateFile.Written.UTC()},
 		Source: Source{Status: health.SourceStarting.String(), Checks: Checks{Status: health.ChecksUnknown.String()}, Incidents: []Incident{}, Events: []EventSource{}}, GPUs: []Device{},
 	}
@@ -71,6 +79,45 @@ func New(k Inputs) Node {
 		s.MemoryLimitsError = k.Memory.Err
 	}
 	addSharing(s.GPUs, k)
+	addIdle(s.GPUs, k, metrics.NewGPUShares(k.Snapshot.Devices, k.Shares, k.Claims))
+	return s
+}
+
+// addIdle adds how long the holders have not used their devices, and which part of a GPU each has.
+func addIdle(devices []Device, k Inputs, shares metrics.GPUShares) {
+	for i := range devices {
+		d := &devices[i]
+		addIdle(d.MIG, k, shares)
+		holders := k.Holders.By[d.UUID] // those of d.Holders, in the same order
+		parts := shares.Of(d.UUID, holders)
+		for j, h := range holders {
+			if parts[j] > 0 {
+				d.Holders[j].GPUShare = &parts[j]
+			}
+			if idle, ok := k.IdleTimes.Of(d.UUID, h); ok {
+				d.Holders[j].Idle = idleStatus(idle, k.Idle)
+			}
+		}
+	}
+}
+
+// idleStatus returns nil while nothing is known.
+func idleStatus(i metrics.IdleTime, c node.IdleConfig) *Idle {
+	if !i.WorkKnown && !i.ProcessesKnown {
+		return nil
+	}
+	s := &Idle{Observed: i.Observed.Seconds()}
+	if i.WorkKnown {
+		s.NoWork = new(i.NoWork.Seconds())
+	}
+	if i.ProcessesKnown {
+		s.NoProcess = new(i.NoProcess.Seconds())
+	}
+	never, known := i.NeverUsed()
+	s.NeverUsed = never && known
+	if _, idle := c.Idle(i); idle {
+		s.Evidence = c.Evidence
+	}
 	return s
 }
 

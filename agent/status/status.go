@@ -12,20 +12,21 @@ import (
 //
 // An unknown value has no key; it is never 0. Keys may be added, but none changes its meaning within v1.
 type Node struct {
-	Node     string    `json:"node"`
-	Version  string    `json:"version"`
-	Revision string    `json:"revision,omitempty"`
-	Time     time.Time `json:"time"`     // of this response
-	Ready    bool      `json:"ready"`    // as /readyz
-	NotReady []string  `json:"notReady"` // why not
-	Config   Config    `json:"config"`
-	Source   Source    `json:"source"`
-	Kubelet  Kubelet   `json:"kubelet"`
-	DRA      *DRA      `json:"dra,omitempty"` // while plugin.api is dra, or claims are prepared
-	API      APIServer `json:"apiServer"`
-	Memory   StateFile `json:"memory"`
-	GPUs     []Device  `json:"gpus"`   // by index
-	Events   []Event   `json:"events"` // the newest first, at most 100
+	Node     string     `json:"node"`
+	Version  string     `json:"version"`
+	Revision string     `json:"revision,omitempty"`
+	Time     time.Time  `json:"time"`     // of this response
+	Ready    bool       `json:"ready"`    // as /readyz
+	NotReady []string   `json:"notReady"` // why not
+	Config   Config     `json:"config"`
+	Source   Source     `json:"source"`
+	Kubelet  Kubelet    `json:"kubelet"`
+	DRA      *DRA       `json:"dra,omitempty"` // while plugin.api is dra, or claims are prepared
+	API      APIServer  `json:"apiServer"`
+	Object   NodeObject `json:"nodeObject"`
+	Memory   StateFile  `json:"memory"`
+	GPUs     []Device   `json:"gpus"`   // by index
+	Events   []Event    `json:"events"` // the newest first, at most 100
 
 	ProcessesError    string `json:"processesError,omitempty"`    // why the processes of the devices, or their pods, are unknown
 	MemoryLimitsError string `json:"memoryLimitsError,omitempty"` // why the memory limits of containers cannot be set or read
@@ -93,7 +94,7 @@ type Kubelet struct {
 	Warnings     []string   `json:"warnings"` // working devices that pods cannot get, with the reason, and a kubelet that needs a restart
 }
 
-// APIServer counts the writes to the API server since the agent started, with health.kubernetes.enabled.
+// APIServer counts the writes to the API server since the agent started, with health.kubernetes.enabled or node.idle.
 type APIServer struct {
 	Enabled        bool   `json:"enabled"`
 	Writes         uint64 `json:"writes"`                   // of the node condition
@@ -102,6 +103,17 @@ type APIServer struct {
 	Errors         uint64 `json:"errors"`                   // failed requests
 	ConditionError string `json:"conditionError,omitempty"` // of the last write of the condition
 	EventError     string `json:"eventError,omitempty"`     // of the last event
+}
+
+// NodeObject is the status of what the agent writes to its Node object, and to the node's NodeFeature, since it started.
+type NodeObject struct {
+	Enabled      bool     `json:"enabled"` // labels or taints are configured, or are being removed
+	Writes       uint64   `json:"writes"`
+	Errors       uint64   `json:"errors"`                 // failed tries
+	LabelsError  string   `json:"labelsError,omitempty"`  // why the node's labels are not as configured
+	FeatureError string   `json:"featureError,omitempty"` // why the NodeFeature is not
+	TaintsError  string   `json:"taintsError,omitempty"`  // why the taints are not
+	StartupTaint []string `json:"startupTaint,omitempty"` // why node.startupTaint stays
 }
 
 // StateFile is the status of the state file, which preserves findings over a restart.
@@ -213,6 +225,27 @@ type Holder struct {
 	Resource  string `json:"resource"` // "" for a claim
 	Device    string `json:"device"`   // the kubelet's device ID: the UUID, of a replica with :: and its number; for a claim the name in its pool
 	Claim     *Claim `json:"claim,omitempty"`
+
+	// GPUShare is the part of a GPU that the holder has: of a MIG device its memory in eighths of the GPU's, of a shared device that of one
+	// unit. Holders of the same unit or claim have equal parts of it, so that the sum of a GPU is at most 1. There is no key while it is
+	// unknown.
+	GPUShare *float64 `json:"gpuShare,omitempty"`
+	// Idle is of the container: each of its units of the device has the same. There is no key while nothing is known.
+	Idle *Idle `json:"idle,omitempty"`
+}
+
+// Idle is how long a container has not used a device that it holds, as of the last seconds. What is unknown now has no key, such as the
+// processes while the driver does not list them. Time in which the use was unknown does not count.
+type Idle struct {
+	NoWork    *float64 `json:"noWorkSeconds,omitempty"`    // since it last worked: the load was metrics.idleBelow or more; 0 while it works
+	NoProcess *float64 `json:"noProcessSeconds,omitempty"` // since it last had a process on the device; 0 while it has one
+	Observed  float64  `json:"observedSeconds"`            // for which the agent has observed it; no other time is longer
+	// NeverUsed means that no process was observed since the container got the device or, while the processes are unknown, no work, and that
+	// the device does not work now. It is false if the agent has not observed the container from its start.
+	NeverUsed bool `json:"neverUsed,omitempty"`
+	// Evidence is node.idle.evidence if by it the container has been idle for node.idle.after: noProcess or noWork. When the pod became
+	// Ready does not matter here.
+	Evidence string `json:"idleEvidence,omitempty"`
 }
 
 // Claim is a ResourceClaim by which a container holds a device.

@@ -103,6 +103,13 @@ func (p *printer) header(s Node, wide bool) {
 			p.line("api", terminal.Yellow, e)
 		}
 	}
+	if s.Object.Enabled {
+		p.line("api", "", nodeObjectText(s.Object))
+		for _, e := range nodeObjectErrors(s.Object) {
+			p.line("api", terminal.Yellow, e)
+		}
+		p.line("api", terminal.Dim, startupTaintText(s.Object))
+	}
 	p.line("processes", terminal.Yellow, s.ProcessesError)
 	p.line("memory", terminal.Yellow, formatIf("limits unknown: %s", s.MemoryLimitsError))
 	p.line("state", terminal.Yellow, stateFileErrorText(s.Memory))
@@ -189,7 +196,7 @@ func (p *printer) devices(s Node, wide bool) {
 		if d.GI != nil {
 			model = "MIG " + d.Profile
 		}
-		index, heldBy := indexText(d), strings.Join(HolderNames(d.Holders, holders), ", ")
+		index, heldBy := indexText(d), strings.Join(heldByTexts(d.Holders, holders), ", ")
 		if r.count > 1 {
 			index, model = fmt.Sprintf("%s-%d", index, r.lastIndex), fmt.Sprintf("%d × %s", r.count, model)
 		}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -61,7 +62,11 @@ func ageText(now, t time.Time) string {
 	if t.IsZero() {
 		return ""
 	}
-	d := max(0, now.Sub(t))
+	return durationText(max(0, now.Sub(t)))
+}
+
+// durationText returns a duration in the format of kubectl.
+func durationText(d time.Duration) string {
 	day, hours, minutes := int(d.Hours())/24, int(d.Hours())%24, int(d.Minutes())%60
 	switch {
 	case d < time.Minute:
@@ -101,21 +106,66 @@ func xidsText(xids []XID) string {
 // HolderNames returns at most limit names of containers, and how many more there are. A container that holds several
 // replicas of the device is named once.
 func HolderNames(holders []Holder, limit int) []string {
+	return limitTexts(holderTexts(holders, func([]Holder) string { return "" }), limit)
+}
+
+// heldByTexts returns HolderNames with how long each has not used the device, such as "team/train-0 (main): no process for 2h10m".
+func heldByTexts(holders []Holder, limit int) []string {
+	return limitTexts(holderTexts(holders, idleText), limit)
+}
+
+// holderTexts returns the name of each container with a suffix, which it gets for the container's entries.
+func holderTexts(holders []Holder, suffix func([]Holder) string) []string {
 	var names []string
-	replicas := make(map[string]int)
+	entries := make(map[string][]Holder)
 	for _, h := range holders {
 		name := h.Namespace + "/" + h.Pod + " (" + h.Container + ")"
-		if replicas[name]++; replicas[name] == 1 {
+		if entries[name] = append(entries[name], h); len(entries[name]) == 1 {
 			names = append(names, name)
 		}
 	}
 	for i, name := range names {
-		if replicas[name] > 1 {
-			names[i] += fmt.Sprintf(" ×%d", replicas[name])
+		of := entries[name]
+		if len(of) > 1 {
+			names[i] += fmt.Sprintf(" ×%d", len(of))
+		}
+		names[i] += suffix(of)
+	}
+	return names
+}
+
+// minIdleShown is from when on idle times are shown; those that node.idle reports are shown earlier.
+const minIdleShown = 5 * time.Minute
+
+// idleText returns a text like ": no process for 2h10m", ": no work for 2h10m" or ": never used in 2h10m", of several devices of a
+// container that for which it is shortest. It returns "" if the container uses one of them or if that is unknown.
+func idleText(holders []Holder) string {
+	shortest, text := time.Duration(math.MaxInt64), ""
+	for _, h := range holders {
+		if h.Idle == nil {
+			return ""
+		}
+		idle, what := time.Duration(0), ""
+		if s := h.Idle.NoWork; s != nil {
+			idle, what = seconds(*s), "no work for "
+		}
+		if s := h.Idle.NoProcess; s != nil && *s > 0 {
+			idle, what = seconds(*s), "no process for "
+		}
+		if h.Idle.NeverUsed {
+			idle, what = seconds(h.Idle.Observed), "never used in "
+		}
+		if idle < minIdleShown && h.Idle.Evidence == "" {
+			return ""
+		}
+		if idle < shortest {
+			shortest, text = idle, ": "+what+durationText(idle)
 		}
 	}
-	return limitTexts(names, limit)
+	return text
 }
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
 // claimNames returns the ResourceClaims by which containers hold a device, or can use it.
 func claimNames(d Device) (names []string) {
@@ -528,6 +578,25 @@ func apiText(s APIServer) string {
 // apiErrors returns why the API server cannot be updated now.
 func apiErrors(s APIServer) []string {
 	return nonEmpty(formatIf("condition: %s", s.ConditionError), formatIf("events: %s", s.EventError))
+}
+
+// nodeObjectText returns a text like "3 writes of labels and taints, 1 failed try".
+func nodeObjectText(o NodeObject) string {
+	tries := "tries"
+	if o.Errors == 1 {
+		tries = "try"
+	}
+	return fmt.Sprintf("%s of labels and taints, %d failed %s", Plural(o.Writes, "write"), o.Errors, tries)
+}
+
+// nodeObjectErrors returns why the Node object is not as configured.
+func nodeObjectErrors(o NodeObject) []string {
+	return nonEmpty(formatIf("labels: %s", o.LabelsError), formatIf("NodeFeature: %s", o.FeatureError), formatIf("taints: %s", o.TaintsError))
+}
+
+// startupTaintText returns why the startup taint stays.
+func startupTaintText(o NodeObject) string {
+	return formatIf("startup taint stays: %s", strings.Join(o.StartupTaint, "; "))
 }
 
 func stateFileErrorText(f StateFile) string {

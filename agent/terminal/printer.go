@@ -152,6 +152,11 @@ func (p *Printer) Table(t Table) string {
 				indent += widths[i] + columnGap
 			}
 		}
+		if t.Wrap && p.Width > 0 && indent > 0 && p.Width-indent < minWrapped {
+			p.print(line[:len(line)-1], 0, nil) // without the gap
+			indent = 2 * columnGap
+			line = []Cell{{Text: strings.Repeat(" ", indent)}}
+		}
 		line = append(line, Cell{shorten(row[last].Text, room), row[last].Colour})
 		if t.Wrap {
 			p.Paragraph(indent, line...)
@@ -168,6 +173,9 @@ func (p *Printer) Table(t Table) string {
 	}
 	return strings.Join(notes, "; ")
 }
+
+// minWrapped is the least width of a last column that is beside the others. A narrower one is below them.
+const minWrapped = 20
 
 // columnGap is the number of spaces between columns.
 const columnGap = 2

@@ -117,6 +117,13 @@ func TestTableFitsWidth(t *testing.T) {
 	if lines := strings.Split(p.String(), "\n"); lines[1] != "0    显卡         healthy  87 %  trainin…" || lines[2] != "1    NVIDIA H100  lost     -     训练训…" {
 		t.Errorf("\n%s", p.String())
 	}
+	narrow := table()
+	narrow.Wrap = true
+	narrow.Rows[0][4].Text = "training/llm-0 and 5 more"
+	p = Printer{Output: Output{Width: 30}}
+	if p.Table(narrow); !strings.Contains(p.String(), "\n    training/llm-0 and 5 more\n") {
+		t.Errorf("\n%s", p.String())
+	}
 	wrapped := table()
 	wrapped.Wrap = true
 	wrapped.Rows[0][4].Text = "training/llm-0 (torch) and 5 more"

@@ -1,0 +1,68 @@
+package operator
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/node"
+)
+
+func labelsCommand(loader *config.Loader, plan plan[node.Labels]) *cobra.Command {
+	var output, socket string
+	cmd := &cobra.Command{
+		Use:   "labels",
+		Short: "Print the labels of this node that the agent writes, or would write",
+		Long: `Print the labels of this node that the agent writes with node.labels.output, or would write: those of NVIDIA's GPU feature
+discovery, and the numbers of healthy, degraded and unhealthy GPUs. Only root may ask a running agent.
+
+The command asks the running agent, which needs no API server for it. If no agent runs, the command polls the configured source,
+with the findings of health.stateFile, and changes nothing. If the source does not answer, the labels are those that an agent has
+saved in health.stateFile.`,
+		Example: `  gpu-node-agent labels
+  gpu-node-agent labels -o json | jq -r '."nvidia.com/gpu.product"'`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if output != "text" && output != "json" {
+				return fmt.Errorf("--output: expected text or json, got %q", output)
+			}
+			l, err := askOrPlan(cmd, loader, socket, request{Labels: &struct{}{}}, plan)
+			if err != nil {
+				return err
+			}
+			for _, w := range l.Warnings {
+				cmd.PrintErrln("warning:", w)
+			}
+			if len(l.Labels) == 0 {
+				cmd.PrintErrln("note: this node has no GPU, and no labels")
+			}
+			text := labelsText(l.Labels)
+			if output == "json" {
+				document, err := json.MarshalIndent(l.Labels, "", "  ")
+				if err != nil {
+					return err
+				}
+				text = string(document) + "\n"
+			}
+			_, err = fmt.Fprint(cmd.OutOrStdout(), text)
+			return err
+		},
+	}
+	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	cmd.Flags().StringVar(&socket, "socket", "", "socket of the agent (default: "+socketKey+" of its configuration)")
+	return cmd
+}
+
+// labelsText returns a line for each label, sorted.
+func labelsText(labels map[string]string) string {
+	var b strings.Builder
+	for _, key := range slices.Sorted(maps.Keys(labels)) {
+		fmt.Fprintf(&b, "%s=%s\n", key, labels[key])
+	}
+	return b.String()
+}

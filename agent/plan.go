@@ -1,0 +1,169 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/node"
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm"
+	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
+	"github.com/gpu-node-agent/gpu-node-agent/health/nvml"
+	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
+	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
+)
+
+// planTimeout limits PlanSlices and PlanLabels. Without persistence mode, DCGM takes some seconds to wake each GPU.
+const planTimeout = 30 * time.Second
+
+// PlanSlices returns the ResourceSlices that an agent with this configuration would publish. It polls the source once and judges the
+// reading with the saved findings. It writes nothing and has no effect on a running agent.
+func PlanSlices(ctx context.Context, c config.Config) (dra.PublishedSlices, error) {
+	ctx, cancel := withPlanTimeout(ctx, c)
+	defer cancel()
+	a := planningAgent(c)
+	saved, warnings := readState(c)
+	if err := a.pollOnce(ctx, c, saved); err != nil {
+		return dra.PublishedSlices{}, err
+	}
+	d := dra.New(dra.Options{
+		Config: &a.pluginConfig, Snapshots: &a.snapshots, Node: nodeName(), BootID: statefile.BootID(), Released: new(health.Latest[plugin.Handover]),
+		Properties: propertiesOf(&a.sourceConfig, &a.snapshots, nvml.Properties(a.log)), Log: a.log,
+	})
+	s, err := d.Slices(ctx)
+	s.NotPublished = "no agent runs; this is what one would publish"
+	s.Warnings = append(warnings, s.Warnings...)
+	return s, err
+}
+
+// PlanLabels returns the labels that an agent with this configuration would write: of what the source measures now, or as an agent has
+// saved them if the source does not answer. It writes nothing and has no effect on a running agent.
+func PlanLabels(ctx context.Context, c config.Config) (node.Labels, error) {
+	ctx, cancel := withPlanTimeout(ctx, c)
+	defer cancel()
+	saved, warnings := readState(c)
+	l, err := planLabels(ctx, c, saved)
+	if err != nil && l.Labels == nil && c.Source.Resolved() == config.ModeSim {
+		// A simulated source that fails from the beginning has GPUs nevertheless.
+		c.Source.Sim.Scenario = slices.DeleteFunc(slices.Clone(c.Source.Sim.Scenario), func(e sim.Event) bool { return e.Source != nil })
+		l, _ = planLabels(ctx, c, saved)
+	}
+	switch {
+	case err != nil && l.Labels == nil:
+		return l, fmt.Errorf("labels are unknown: %w", err)
+	case err != nil:
+		l.Warnings = []string{fmt.Sprintf("%v; the labels are those from before", err)}
+	}
+	l.Warnings = append(warnings, l.Warnings...)
+	return l, nil
+}
+
+// planLabels returns the labels also with an error, if they are saved.
+func planLabels(ctx context.Context, c config.Config, saved statefile.Saved) (node.Labels, error) {
+	a := planningAgent(c)
+	a.plugin = plugin.New(&a.pluginConfig, &a.snapshots, a.log)
+	a.node = a.newNode(nvml.Properties(a.log), a.log)
+	err := a.restoreNode(saved, statefile.BootID())
+	pollErr := a.pollOnce(ctx, c, saved)
+	l, labelsErr := a.node.LabelsOnce(ctx)
+	if err != nil {
+		l.Warnings = append(l.Warnings, "health.stateFile: "+err.Error())
+	}
+	return l, cmp.Or(pollErr, labelsErr)
+}
+
+func withPlanTimeout(ctx context.Context, c config.Config) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, planTimeout, fmt.Errorf("source %s: no response within %v; run gpu-node-agent doctor", c.Source.Resolved(), planTimeout))
+}
+
+// planningAgent returns an agent that does not run.
+func planningAgent(c config.Config) *Agent {
+	a := &Agent{log: zap.NewNop(), level: zap.NewAtomicLevel()}
+	a.apply(c)
+	return a
+}
+
+// readState returns the saved state of the agent.
+func readState(c config.Config) (saved statefile.Saved, warnings []string) {
+	saved, err := statefile.Read(c.Health.StateFile)
+	if err != nil {
+		warnings = append(warnings, "health.stateFile: "+err.Error())
+	}
+	return saved, warnings
+}
+
+// pollOnce stores a snapshot of the saved state and of what the source measures now.
+func (a *Agent) pollOnce(ctx context.Context, c config.Config, saved statefile.Saved) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	a.monitor = monitor.New(&a.healthConfig, &a.sources, &a.snapshots, a.log)
+	restored := saved.Restore(statefile.BootID(), sourceID(c.Source), time.Now())
+	if restored.Detachment.InForce() {
+		return errors.New("the driver is detached; run gpu-node-agent attach")
+	}
+	a.monitor.Restore(restored)
+	failed := make(chan error, 1)
+	a.sources.Store(&monitor.Source{
+		SourceID: sourceID(c.Source), StallAfter: planTimeout,
+		Open: func(ctx context.Context) (health.Session, error) {
+			s, err := openOnce(ctx, c.Source)
+			if err != nil {
+				select {
+				case failed <- err:
+				default:
+				}
+			}
+			return s, err
+		},
+	})
+	go func() { _ = a.monitor.Run(ctx) }() // abandoned if the driver hangs
+	var confirmed <-chan time.Time
+	for {
+		snap, changed := a.snapshots.Watch()
+		switch confirm := c.Health.Confirm; {
+		case !snap.Polled():
+		case snap.Source.Polls >= uint64(confirm) || !slices.ContainsFunc(snap.Devices, func(d health.DeviceState) bool { return len(d.Sample.Incidents) > 0 }): //nolint:gosec // positive
+			return nil
+		case confirmed == nil: // a check that fails counts when it has failed health.confirm times
+			confirmed = time.After(min(time.Duration(confirm)*c.Health.Interval, planTimeout/2))
+		}
+		select {
+		case <-changed:
+		case <-confirmed:
+			return nil
+		case err := <-failed:
+			return fmt.Errorf("source %s: %w", c.Source.Resolved(), err)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// openOnce opens a session for pollOnce. That of DCGM has measured the devices once.
+func openOnce(ctx context.Context, c config.SourceConfig) (health.Session, error) {
+	if c.Resolved() != config.ModeSim {
+		r, _, err := dcgm.MeasureOnce(ctx, dcgm.Config{Address: c.Address, Interval: c.Interval, LogLevel: "NONE"}, zap.NewNop())
+		return reading{r}, err
+	}
+	source, err := sim.New(c.Sim, zap.NewNop())
+	if err != nil {
+		return nil, err
+	}
+	return source.Open(ctx)
+}
+
+// reading is a session that has measured the devices.
+type reading struct{ r *health.Reading }
+
+func (s reading) Poll(context.Context) (*health.Reading, error) { return s.r, nil }
+func (s reading) Wake() <-chan struct{}                         { return nil }
+func (s reading) Close() error                                  { return nil }

@@ -22,6 +22,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/doctor"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/logsink"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/operator"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/reclaim"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
 )
 
@@ -86,6 +87,7 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags override the environment, the environment the 
 			func(context.Context) fmt.Stringer { return buildInfo() }),
 		fieldsCommand(&loader),
 		doctorCommand(&loader),
+		reclaim.Command(),
 	)
 	cmd.AddCommand(operator.Commands(&loader, agent.PlanSlices, agent.PlanLabels)...)
 	refuseArgumentsOf(cmd)

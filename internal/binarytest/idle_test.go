@@ -10,7 +10,13 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/apiservertest"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 )
 
@@ -113,4 +119,40 @@ func TestIdleSharer(t *testing.T) {
 		t.Fatalf("%+v, %v; want %q", next, err, second.Devices)
 	}
 	p.await("the next pod", func() bool { v := value("idle_for_seconds", idler); return v >= 0 && v < twoHours })
+}
+
+// A pod that does not use its GPUs gets an event, and the snapshot has its idle times. health.kubernetes.enabled is false.
+func TestIdlePodIsReported(t *testing.T) {
+	t.Parallel()
+	api := apiservertest.New(t)
+	p := newProcess(t, "source: {mode: sim, interval: 1s, sim: {scenario: [{at: 0s, gpu: 0, processes: []}]}}\nplugin: {kubeletDir: DIR}\nnode: {idle: {after: 3s}}")
+	k := p.startKubelet()
+	p.launch("NODE_NAME=node-1", "GPU_NODE_AGENT_METRICS_PROCESSES_ENABLED=true", "GPU_NODE_AGENT_METRICS_PROCESSES_PROC="+p.Dir,
+		"GPU_NODE_AGENT_METRICS_PROCESSES_POD_LOGS="+p.Dir, "GPU_NODE_AGENT_HEALTH_KUBERNETES_KUBECONFIG="+api.Kubeconfig(t))
+	p.awaitAllocatable(k, 8)
+	pod := p.allocate(k).Container
+	api.Put(&corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Pod, UID: "uid-of-pod"}, Spec: corev1.PodSpec{NodeName: "node-1"},
+		Status: corev1.PodStatus{Conditions: []corev1.PodCondition{
+			{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(time.Now().Add(-time.Hour))},
+		}},
+	})
+	p.await("the event", func() bool { return len(api.Events()) > 0 })
+	if e := api.Events()[0]; e.Reason != "GPUIdle" || e.InvolvedObject.Name != pod.Pod || e.InvolvedObject.UID != "uid-of-pod" || e.Count != 1 {
+		t.Errorf("%+v", e)
+	}
+	var idle *status.Idle
+	for _, d := range p.snapshot().GPUs {
+		for _, h := range d.Holders {
+			if idle = h.Idle; h.Pod != pod.Pod || h.GPUShare == nil || *h.GPUShare != 1 {
+				t.Errorf("%+v", h)
+			}
+		}
+	}
+	if idle == nil || idle.Evidence != "noProcess" || idle.NoProcess == nil || *idle.NoProcess < 3 || *idle.NoProcess > idle.Observed || !idle.NeverUsed {
+		t.Errorf("%+v", idle)
+	}
+	for _, series := range []string{`pci"} 8`, `driver"} 8`, `offered"} 8`, `kubelet"} 8`} {
+		p.awaitPage("/metrics", http.StatusOK, `gpu_node_agent_node_devices{seen_by="`+series)
+	}
 }

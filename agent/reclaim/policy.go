@@ -1,0 +1,275 @@
+package reclaim
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+	_ "time/tzdata" // an image needs no time zones for hours.timeZone
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/node"
+)
+
+// Policy is what may be taken from whom, and when: the policy file.
+type Policy struct {
+	Namespaces  []string              `json:"namespaces"`            // that take part; required
+	PodSelector *metav1.LabelSelector `json:"podSelector,omitempty"` // of the pods that take part; all without it
+	// OptOut is the annotation with which a pod, its owner or its namespace does not take part, whatever its value but "false".
+	OptOut     string          `json:"optOutAnnotation"`
+	MinimumAge metav1.Duration `json:"minimumAge"` // of a pod, since it is Ready
+	Idle       IdlePolicy      `json:"idle"`
+	Hours      *Hours          `json:"hours,omitempty"` // in which GPUs are taken; always without it
+	MaxPerRun  int             `json:"maxPerRun"`       // actions and notices
+	Notice     metav1.Duration `json:"notice"`          // between the notice and the action; 0: without a notice
+	// LeaveFor is how long an owner is left alone after somebody, such as an autoscaler, has undone an action.
+	LeaveFor metav1.Duration `json:"leaveFor"`
+}
+
+// IdlePolicy is when a device counts as idle.
+type IdlePolicy struct {
+	After    metav1.Duration `json:"after"`    // required
+	Evidence string          `json:"evidence"` // node.EvidenceNoProcess, node.EvidenceNoWork
+}
+
+// Hours are hours of the day, of the clock on the wall: the hour that a change to summer time leaves out does not occur, and the one that is
+// repeated occurs twice.
+type Hours struct {
+	From     string   `json:"from"`               // HH:MM
+	To       string   `json:"to"`                 // HH:MM; may be of the next day
+	TimeZone string   `json:"timeZone,omitempty"` // such as Europe/Berlin; UTC without it
+	Days     []string `json:"days,omitempty"`     // Mon, Tue, … on which From is; every day without it
+}
+
+// DefaultPolicy returns the defaults of a policy. The required keys have none.
+func DefaultPolicy() Policy {
+	return Policy{
+		OptOut:     kube.OptOutAnnotation,
+		MinimumAge: metav1.Duration{Duration: time.Hour},
+		Idle:       IdlePolicy{Evidence: node.EvidenceNoProcess},
+		MaxPerRun:  10,
+		Notice:     metav1.Duration{Duration: 30 * time.Minute},
+		LeaveFor:   metav1.Duration{Duration: 7 * 24 * time.Hour},
+	}
+}
+
+// policyFile is a Policy with durations as text, so that an error names their key.
+type policyFile struct {
+	Namespaces  []string              `json:"namespaces"`
+	PodSelector *metav1.LabelSelector `json:"podSelector"`
+	OptOut      string                `json:"optOutAnnotation"`
+	MinimumAge  string                `json:"minimumAge"`
+	Idle        idleFile              `json:"idle"`
+	Hours       *Hours                `json:"hours"`
+	MaxPerRun   int                   `json:"maxPerRun"`
+	Notice      string                `json:"notice"`
+	LeaveFor    string                `json:"leaveFor"`
+}
+
+type idleFile struct {
+	After    string `json:"after"`
+	Evidence string `json:"evidence"`
+}
+
+// policyKeys are the keys of a policy, for advice.
+//
+//nolint:gochecknoglobals // constant
+var policyKeys = []string{
+	"namespaces", "podSelector", "podSelector.matchLabels", "podSelector.matchExpressions", "optOutAnnotation", "minimumAge", "idle", "idle.after", "idle.evidence",
+	"hours", "hours.from", "hours.to", "hours.timeZone", "hours.days", "maxPerRun", "notice", "leaveFor",
+}
+
+// LoadPolicy reads the policy of a file. Each line of an error names the file.
+func LoadPolicy(file string) (Policy, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return Policy{}, fmt.Errorf("--policy: %w", err)
+	}
+	p, err := ParsePolicy(text)
+	if err != nil {
+		return Policy{}, errors.New(file + ": " + strings.ReplaceAll(err.Error(), "\n", "\n"+file+": "))
+	}
+	return p, nil
+}
+
+// ParsePolicy returns the policy of a YAML document, with the defaults for the keys that it does not have. It returns every error, each with
+// its key.
+func ParsePolicy(text []byte) (Policy, error) {
+	switch all, err := documents(text); {
+	case err != nil:
+		return Policy{}, err
+	case len(all) != 1:
+		return Policy{}, fmt.Errorf("expected one YAML document with a policy, got %d", len(all))
+	}
+	p := DefaultPolicy()
+	f := policyFile{
+		OptOut: p.OptOut, MinimumAge: p.MinimumAge.Duration.String(), Idle: idleFile{Evidence: p.Idle.Evidence},
+		MaxPerRun: p.MaxPerRun, Notice: p.Notice.Duration.String(), LeaveFor: p.LeaveFor.Duration.String(),
+	}
+	if err := yaml.UnmarshalStrict(text, &f); err != nil {
+		return Policy{}, explainYAML(err)
+	}
+	var errs []error
+	duration := func(key, text string, least time.Duration) metav1.Duration {
+		d, err := time.ParseDuration(text)
+		if err != nil || d < least {
+			errs = append(errs, fmt.Errorf("%s: expected a duration of at least %v such as 90s, 30m or 168h, got %q", key, least, text))
+		}
+		return metav1.Duration{Duration: d}
+	}
+	p = Policy{
+		Namespaces: slices.Compact(slices.Sorted(slices.Values(f.Namespaces))), PodSelector: f.PodSelector, OptOut: f.OptOut,
+		MinimumAge: duration("minimumAge", f.MinimumAge, 0), Idle: IdlePolicy{Evidence: f.Idle.Evidence},
+		Hours: f.Hours, MaxPerRun: f.MaxPerRun, Notice: duration("notice", f.Notice, 0), LeaveFor: duration("leaveFor", f.LeaveFor, 0),
+	}
+	if f.Idle.After == "" {
+		errs = append(errs, errors.New("idle.after: required; expected a duration such as 2h, for which all GPUs of an owner must have been idle"))
+	} else {
+		p.Idle.After = duration("idle.after", f.Idle.After, time.Second) // the agent measures every few seconds
+	}
+	if err := errors.Join(append(errs, p.validate())...); err != nil {
+		return Policy{}, err
+	}
+	return p, nil
+}
+
+// validate returns every error in a policy but those in its durations.
+func (p Policy) validate() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if len(p.Namespaces) == 0 {
+		bad("namespaces: required; expected the names of the namespaces that take part")
+	}
+	for _, n := range p.Namespaces {
+		if problems := validation.IsDNS1123Label(n); len(problems) > 0 {
+			bad("namespaces: expected names of namespaces, without patterns, got %q", n)
+		}
+	}
+	if _, err := metav1.LabelSelectorAsSelector(p.PodSelector); err != nil {
+		bad("podSelector: %w", err)
+	}
+	if problems := validation.IsQualifiedName(p.OptOut); len(problems) > 0 {
+		bad("optOutAnnotation: expected the key of an annotation such as %s, got %q", DefaultPolicy().OptOut, p.OptOut)
+	}
+	if e := p.Idle.Evidence; e != node.EvidenceNoProcess && e != node.EvidenceNoWork {
+		bad("idle.evidence: expected %s or %s, got %q", node.EvidenceNoProcess, node.EvidenceNoWork, e)
+	}
+	if p.MaxPerRun < 1 {
+		bad("maxPerRun: expected 1 or more, got %d", p.MaxPerRun)
+	}
+	if p.Hours != nil {
+		errs = append(errs, p.Hours.validate())
+	}
+	return errors.Join(errs...)
+}
+
+func (h Hours) validate() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	for _, k := range []struct{ key, value string }{{"from", h.From}, {"to", h.To}} {
+		if _, ok := minuteOfDay(k.value); !ok {
+			bad("hours.%s: expected a time such as \"22:00\", got %q", k.key, k.value)
+		}
+	}
+	if h.From == "24:00" {
+		bad("hours.from: expected 00:00 to 23:59, got %q", h.From)
+	}
+	if h.From == h.To {
+		bad("hours: from and to are equal; leave out hours to take GPUs at any time")
+	}
+	if _, err := h.location(); err != nil {
+		bad("hours.timeZone: expected a name such as Europe/Berlin, got %q", h.TimeZone)
+	}
+	if h.Days != nil && len(h.Days) == 0 {
+		bad("hours.days: expected at least one day; leave it out for every day")
+	}
+	for _, d := range h.Days {
+		if !slices.Contains(weekdays(), d) {
+			bad("hours.days: expected %s, got %q", strings.Join(weekdays(), ", "), d)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// location returns the time zone. That of the host is refused, because a CronJob's is not that of its users.
+func (h Hours) location() (*time.Location, error) {
+	if h.TimeZone == time.Local.String() {
+		return nil, errors.New("the time zone of the host is not a name")
+	}
+	return time.LoadLocation(h.TimeZone)
+}
+
+// contain reports whether a time is in the hours, which are valid.
+func (h Hours) contain(t time.Time) bool {
+	zone, err := h.location()
+	if err != nil {
+		return false
+	}
+	t = t.In(zone)
+	from, _ := minuteOfDay(h.From)
+	to, _ := minuteOfDay(h.To)
+	now := t.Hour()*60 + t.Minute()
+	day := t.Weekday()
+	switch {
+	case from < to:
+		return from <= now && now < to && h.on(day)
+	case now < to: // since the evening before
+		return h.on((day + 6) % 7)
+	}
+	return now >= from && h.on(day)
+}
+
+// on reports whether From is on a day.
+func (h Hours) on(d time.Weekday) bool {
+	return h.Days == nil || slices.Contains(h.Days, weekdays()[d])
+}
+
+// String returns a text like "22:00 to 06:00 Europe/Berlin, Mon, Tue".
+func (h Hours) String() string {
+	zone := "UTC"
+	if h.TimeZone != "" {
+		zone = h.TimeZone
+	}
+	return strings.Join(append([]string{h.From + " to " + h.To + " " + zone}, h.Days...), ", ")
+}
+
+// weekdays returns the names of the days, in the order of time.Weekday.
+func weekdays() []string { return []string{"Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"} }
+
+// minuteOfDay returns the minutes of HH:MM, from 00:00 to 24:00.
+func minuteOfDay(text string) (int, bool) {
+	if text == "24:00" {
+		return 24 * 60, true
+	}
+	t, err := time.Parse("15:04", text)
+	return t.Hour()*60 + t.Minute(), err == nil && len(text) == len("15:04")
+}
+
+// unknownField finds the key in an error of encoding/json.
+var unknownField = regexp.MustCompile(`unknown field "([^"]*)"`)
+
+// explainYAML returns an error of yaml.UnmarshalStrict with the key, what is expected and advice.
+func explainYAML(err error) error {
+	if mismatch, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		expected := map[reflect.Kind]string{reflect.Slice: "a list", reflect.Struct: "a mapping of keys", reflect.Int: "a whole number", reflect.Map: "a mapping"}[mismatch.Type.Kind()]
+		return fmt.Errorf("%s: expected %s, got %s", cmp.Or(mismatch.Field, "the policy"), cmp.Or(expected, "a text"), mismatch.Value)
+	}
+	if m := unknownField.FindStringSubmatch(err.Error()); m != nil {
+		if nearest := config.Nearest(m[1], policyKeys); nearest != "" {
+			return fmt.Errorf("unknown key %q; did you mean %s?", m[1], nearest)
+		}
+		return fmt.Errorf("unknown key %q; the keys are %s", m[1], strings.Join(policyKeys, ", "))
+	}
+	return err
+}

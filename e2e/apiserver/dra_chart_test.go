@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,12 +17,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/client-go/discovery/cached/memory"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/restmapper"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	dracel "k8s.io/dynamic-resource-allocation/cel"
@@ -33,104 +26,21 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/process"
 )
 
-const (
-	draDriver  = "gpu.nvidia.com"
-	draAccount = "system:serviceaccount:gpu:gna-gpu-node-agent"
-)
+const draDriver = "gpu.nvidia.com"
 
-// adminConfig returns a configuration with the rights of the admin.
-func adminConfig(t *testing.T) *rest.Config {
+// TestDRAChart checks the chart's DeviceClasses, rights and policy for DRA on an API server.
+func TestDRAChart(t *testing.T) {
+	installChart(t, "dra-values.yaml")
+	classes := deviceClasses(t)
+	t.Run("DeviceClasses", func(t *testing.T) { checkDeviceClasses(t, classes) })
+	t.Run("rights", checkDRARights)
+	t.Run("policy", checkSlicePolicy)
+	t.Run("agent", checkConfinedAgent)
+}
+
+// deviceClasses returns the DeviceClasses as the API server stores them.
+func deviceClasses(t *testing.T) map[string]*resourcev1.DeviceClass {
 	t.Helper()
-	config, err := clientcmd.BuildConfigFromFlags("", theCluster.pki.Kubeconfig(admin))
-	if err != nil {
-		t.Fatal(err)
-	}
-	config.QPS, config.Burst = 100, 100
-	return config
-}
-
-// agentClient returns a client of the agents' service account with a token for a pod on a node; "" for a token without a pod.
-func agentClient(t *testing.T, nodeName string) *kubernetes.Clientset {
-	t.Helper()
-	config := adminConfig(t)
-	config.Impersonate = rest.ImpersonationConfig{UserName: draAccount, Groups: []string{"system:serviceaccounts", "system:authenticated"}}
-	if nodeName != "" {
-		config.Impersonate.Extra = map[string][]string{"authentication.kubernetes.io/node-name": {nodeName}}
-	}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return client
-}
-
-// creator creates objects of any kind.
-type creator struct {
-	client *dynamic.DynamicClient
-	mapper meta.RESTMapper
-}
-
-func newCreator(t *testing.T) creator {
-	t.Helper()
-	client, err := dynamic.NewForConfig(adminConfig(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return creator{client, restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(theCluster.client.Discovery()))}
-}
-
-// create creates an object, with dryRun only as far as the API server checks it, and returns how the API server stores it.
-func (c creator) create(ctx context.Context, object *unstructured.Unstructured, dryRun bool) (*unstructured.Unstructured, error) {
-	kind := object.GroupVersionKind()
-	mapping, err := c.mapper.RESTMapping(kind.GroupKind(), kind.Version)
-	if err != nil {
-		return nil, err
-	}
-	options := metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict}
-	if dryRun {
-		options.DryRun = []string{metav1.DryRunAll}
-	}
-	if mapping.Scope.Name() == meta.RESTScopeNameRoot {
-		return c.client.Resource(mapping.Resource).Create(ctx, object, options)
-	}
-	namespace := object.GetNamespace()
-	if namespace == "" {
-		namespace = metav1.NamespaceDefault
-	}
-	return c.client.Resource(mapping.Resource).Namespace(namespace).Create(ctx, object, options)
-}
-
-// installChart creates the objects of the chart that concern DRA, and returns the DeviceClasses as the API server stores them.
-func installChart(t *testing.T) map[string]*resourcev1.DeviceClass {
-	t.Helper()
-	helm, chart := filepath.Join(t.TempDir(), "helm"), filepath.Join("..", "..", "charts", "gpu-node-agent")
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", helm, "helm.sh/helm/v4/cmd/helm")
-	build.Dir = filepath.Join("..", "helm")
-	build.Env = append(os.Environ(), "GOFLAGS=") // -modfile is for this module
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %v\n%s", build, err, out)
-	}
-	template := exec.CommandContext(t.Context(), helm, "template", "gna", chart, "-n", "gpu", "-f", filepath.Join(chart, "ci", "dra-values.yaml"))
-	var stderr strings.Builder
-	template.Stderr = &stderr
-	out, err := template.Output()
-	if err != nil {
-		t.Fatalf("%v: %v\n%s", template, err, stderr.String())
-	}
-	objects, err := manifests.Parse(string(out))
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := newCreator(t)
-	for _, object := range objects {
-		if slices.Contains([]string{"ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "DeviceClass"}, object.GetKind()) {
-			created, err := c.create(t.Context(), object, false)
-			if err != nil {
-				t.Fatalf("%s %s: %v", object.GetKind(), object.GetName(), err)
-			}
-			t.Cleanup(func() { c.remove(t, created) })
-		}
-	}
 	list, err := theCluster.client.ResourceV1().DeviceClasses().List(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -140,27 +50,6 @@ func installChart(t *testing.T) map[string]*resourcev1.DeviceClass {
 		classes[list.Items[i].Name] = &list.Items[i]
 	}
 	return classes
-}
-
-func (c creator) remove(t *testing.T, object *unstructured.Unstructured) {
-	t.Helper()
-	kind := object.GroupVersionKind()
-	mapping, err := c.mapper.RESTMapping(kind.GroupKind(), kind.Version)
-	if err == nil {
-		err = c.client.Resource(mapping.Resource).Delete(context.Background(), object.GetName(), metav1.DeleteOptions{})
-	}
-	if err != nil {
-		t.Error(err)
-	}
-}
-
-// TestDRAChart checks the chart's DeviceClasses, rights and policy for DRA on an API server.
-func TestDRAChart(t *testing.T) {
-	classes := installChart(t)
-	t.Run("DeviceClasses", func(t *testing.T) { checkDeviceClasses(t, classes) })
-	t.Run("rights", checkDRARights)
-	t.Run("policy", checkSlicePolicy)
-	t.Run("agent", checkConfinedAgent)
 }
 
 // checkConfinedAgent checks that the rights and the policy suffice for an agent with the token of its pod: it publishes its devices, changes
@@ -209,7 +98,7 @@ func checkConfinedAgent(t *testing.T) {
 // podKubeconfig returns the path of a kubeconfig with the token of a pod of the chart's account on a node.
 func podKubeconfig(t *testing.T, n machine) string {
 	t.Helper()
-	namespace, name, _ := strings.Cut(strings.TrimPrefix(draAccount, "system:serviceaccount:"), ":")
+	namespace, name, _ := strings.Cut(strings.TrimPrefix(agentsAccount, "system:serviceaccount:"), ":")
 	core := theCluster.client.CoreV1()
 	_, err := core.Namespaces().Create(t.Context(), &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
 	_, err2 := core.ServiceAccounts(namespace).Create(t.Context(), &v1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
@@ -366,13 +255,7 @@ func slice(name, driver, nodeName string) *resourcev1.ResourceSlice {
 	return s
 }
 
-// refusedByPolicy returns an error unless the chart's policy refused a request.
-func refusedByPolicy(err error) error {
-	if apierrors.IsForbidden(err) && strings.Contains(err.Error(), "ValidatingAdmissionPolicy 'gpu.gna-gpu-node-agent-resource-slices'") {
-		return nil
-	}
-	return fmt.Errorf("error %q, want a refusal by the policy", fmt.Sprint(err))
-}
+func refusedBySlicePolicy(err error) error { return refusedByPolicy(err, "resource-slices") }
 
 // checkSlicePolicy checks that a token writes only slices of its node and of the agent's driver.
 func checkSlicePolicy(t *testing.T) {
@@ -383,7 +266,7 @@ func checkSlicePolicy(t *testing.T) {
 		return err
 	}
 	// The API server reads the policies a moment later.
-	_, err := process.Await(t.Context(), node.Timeout, func(context.Context) error { return refusedByPolicy(create(slice("early", draDriver, "n2"))) })
+	_, err := process.Await(t.Context(), node.Timeout, func(context.Context) error { return refusedBySlicePolicy(create(slice("early", draDriver, "n2"))) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -410,7 +293,7 @@ func checkSlicePolicy(t *testing.T) {
 		deleted := client.Delete(t.Context(), present.Name, metav1.DeleteOptions{})
 		for verb, err := range map[string]error{"create": created, "update": updated, "delete": deleted} {
 			if !c.admitted {
-				err = refusedByPolicy(err)
+				err = refusedBySlicePolicy(err)
 			}
 			if err != nil {
 				t.Errorf("%s: %s: %v", name, verb, err)

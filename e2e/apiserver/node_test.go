@@ -25,7 +25,7 @@ func newMachine(t *testing.T, name, user string) machine {
 	n := machine{node.New(t), name}
 	n.Env = []string{"NODE_NAME=" + name}
 	ready := v1.NodeCondition{Type: v1.NodeReady, Status: v1.ConditionTrue, Reason: "KubeletReady"}
-	object, err := theCluster.client.CoreV1().Nodes().Create(t.Context(), &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	object, err := theCluster.client.CoreV1().Nodes().Create(t.Context(), newObject(name), metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,6 +36,11 @@ func newMachine(t *testing.T, name, user string) machine {
 	n.StartKubelet()
 	n.configure(user, true)
 	return n
+}
+
+// newObject returns a Node as the kubelet registers it. Without any field, the API server would track no field managers.
+func newObject(name string) *v1.Node {
+	return &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{v1.LabelHostname: name}}}
 }
 
 // configure writes the agent's configuration: whether it reports the condition and events, and which pod labels it adds

@@ -45,12 +45,15 @@ func withToken(t *testing.T, pod *v1.Pod) *kubernetes.Clientset {
 // otherNode creates a second node, on which no pod runs.
 func otherNode(t *testing.T) string {
 	t.Helper()
+	return createNode(t, nil, v1.Taint{Key: "test", Effect: v1.TaintEffectNoSchedule})
+}
+
+// createNode creates a second node, which has no kubelet.
+func createNode(t *testing.T, labels map[string]string, taints ...v1.Taint) string {
+	t.Helper()
 	const name = "node2"
 	nodes := theCluster.client.CoreV1().Nodes()
-	node := &v1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec:       v1.NodeSpec{Taints: []v1.Taint{{Key: "test", Effect: v1.TaintEffectNoSchedule}}},
-	}
+	node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}, Spec: v1.NodeSpec{Taints: taints}}
 	if _, err := nodes.Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}

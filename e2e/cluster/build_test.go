@@ -23,11 +23,28 @@ const (
 	newTag        = "v2-sim" // as the Dockerfile's stage sim: static, nothing else
 )
 
-// The custom resources of Prometheus' operator.
-const (
-	operatorModule = "github.com/prometheus-operator/prometheus-operator"
-	operator       = operatorModule + "@v0.85.0"
-)
+// customResourceModules are the modules with definitions of custom resources, by directory in bin/e2e-cluster. Those in
+// documentedCRDs are only to check documents.
+func customResourceModules() []customResourceModule {
+	return []customResourceModule{
+		{
+			operatorCRDs, "github.com/prometheus-operator/prometheus-operator@v0.85.0", "example/prometheus-operator-crd/monitoring.coreos.com_",
+			[]string{"servicemonitors", "podmonitors", "prometheusrules"},
+		},
+		{documentedCRDs, "sigs.k8s.io/karpenter@v1.8.0", "pkg/apis/crds/karpenter.sh_", []string{"nodepools"}},
+		{
+			documentedCRDs, "sigs.k8s.io/kueue@v0.15.0", "config/components/crd/bases/kueue.x-k8s.io_",
+			[]string{"resourceflavors", "clusterqueues", "localqueues"},
+		},
+	}
+}
+
+const operatorCRDs, documentedCRDs = "crds", "documented-crds"
+
+type customResourceModule struct {
+	to, module, prefix string
+	kinds              []string
+}
 
 // requirements returns an error for everything that this machine lacks.
 func requirements() error {
@@ -80,14 +97,17 @@ func build(ctx context.Context, dir string) error {
 	}
 	glibc["/bin/sh"] = "/bin/sh"
 	glibc["/usr/local/bin/gpu-node-agent"] = bin("gpu-node-agent-" + oldTag)
-	return errors.Join(
+	var errs []error
+	for _, m := range customResourceModules() {
+		errs = append(errs, m.copyTo(ctx, bin(m.to)))
+	}
+	return errors.Join(append(errs,
 		writeImage(bin("pause.tar"), pauseImage, "/workload", map[string]string{"/workload": bin("workload")}),
 		writeImage(bin("workload.tar"), workloadImage, "/workload", map[string]string{"/workload": bin("workload")}),
 		writeImage(bin("agent-old.tar"), agentImage+":"+oldTag, "/usr/local/bin/gpu-node-agent", glibc),
 		writeImage(bin("agent-new.tar"), agentImage+":"+newTag, "/usr/local/bin/gpu-node-agent",
 			map[string]string{"/usr/local/bin/gpu-node-agent": bin("gpu-node-agent-" + newTag)}),
-		customResources(ctx, bin("crds")),
-	)
+	)...)
 }
 
 // sharedLibraries returns the libraries of programs, including the loader, at the paths where the loader searches.
@@ -107,26 +127,26 @@ func sharedLibraries(ctx context.Context, programs ...string) (map[string]string
 	return files, nil
 }
 
-// customResources copies the definitions for the chart's objects from the operator's module.
-func customResources(ctx context.Context, to string) error {
-	out, err := exec.CommandContext(ctx, "go", "mod", "download", "-json", operator).Output()
+// copyTo copies the definitions from the module.
+func (m customResourceModule) copyTo(ctx context.Context, dir string) error {
+	out, err := exec.CommandContext(ctx, "go", "mod", "download", "-json", m.module).Output()
 	if err != nil {
-		return fmt.Errorf("go mod download %s: %w\n%s", operator, err, out)
+		return fmt.Errorf("go mod download %s: %w\n%s", m.module, err, out)
 	}
 	var module struct{ Dir string }
 	if err := json.Unmarshal(out, &module); err != nil {
 		return err
 	}
-	if err := os.MkdirAll(to, 0o755); err != nil {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	for _, kind := range []string{"servicemonitors", "podmonitors", "prometheusrules"} {
-		name := "monitoring.coreos.com_" + kind + ".yaml"
-		text, err := os.ReadFile(filepath.Join(module.Dir, "example", "prometheus-operator-crd", name))
+	for _, kind := range m.kinds {
+		file := filepath.Join(module.Dir, filepath.FromSlash(m.prefix)+kind+".yaml")
+		text, err := os.ReadFile(file)
 		if err != nil {
 			return err
 		}
-		if err := os.WriteFile(filepath.Join(to, name), text, 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, filepath.Base(file)), text, 0o644); err != nil {
 			return err
 		}
 	}

@@ -3,11 +3,9 @@
 package cluster
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"testing"
@@ -18,10 +16,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/restmapper"
+
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/manifests"
 )
 
 // monitoring returns a resource of Prometheus' operator, for which there is no typed client.
@@ -31,7 +30,7 @@ func monitoring(resource string) schema.GroupVersionResource {
 
 // installCustomResources installs the custom resources of Prometheus' operator.
 func (c *cluster) installCustomResources() error {
-	files, err := filepath.Glob(c.file("crds", "*.yaml"))
+	files, err := filepath.Glob(c.file(operatorCRDs, "*.yaml"))
 	if err != nil {
 		return err
 	}
@@ -58,6 +57,7 @@ func (c *cluster) installCustomResources() error {
 // field is an error.
 func validateObjects(t *testing.T) {
 	makeNamespace(t)
+	createNamespace(t, research, nil) // of the policy in cluster-values.yaml
 	files, err := filepath.Glob(filepath.Join(chart, "ci", "*.yaml"))
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no values files: %v", err)
@@ -83,33 +83,37 @@ func makeNamespace(t *testing.T) {
 
 // create creates the objects of a file.
 func (c *cluster) create(ctx context.Context, text []byte, options metav1.CreateOptions) error {
+	objects, err := manifests.Parse(string(text))
+	if err != nil {
+		return err
+	}
+	return c.createObjects(ctx, options, objects...)
+}
+
+func (c *cluster) createObjects(ctx context.Context, options metav1.CreateOptions, objects ...*unstructured.Unstructured) error {
 	mapper := restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(c.client.Discovery()))
 	var errs []error
-	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), 4096)
-	for {
-		object := &unstructured.Unstructured{}
-		err := decoder.Decode(&object.Object)
-		if errors.Is(err, io.EOF) {
-			return errors.Join(errs...)
+	for _, object := range objects {
+		client, err := c.resource(mapper, object)
+		if err == nil {
+			_, err = client.Create(ctx, object, options)
 		}
 		if err != nil {
-			return err
-		}
-		if len(object.Object) == 0 {
-			continue
-		}
-		kind := object.GroupVersionKind()
-		mapping, err := mapper.RESTMapping(kind.GroupKind(), kind.Version)
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		var client dynamic.ResourceInterface = c.dynamic.Resource(mapping.Resource)
-		if mapping.Scope.Name() == meta.RESTScopeNameNamespace {
-			client = c.dynamic.Resource(mapping.Resource).Namespace(object.GetNamespace())
-		}
-		if _, err := client.Create(ctx, object, options); err != nil {
-			errs = append(errs, fmt.Errorf("%s %s: %w", kind.Kind, object.GetName(), err))
+			errs = append(errs, fmt.Errorf("%s %s: %w", object.GetKind(), object.GetName(), err))
 		}
 	}
+	return errors.Join(errs...)
+}
+
+// resource returns a client for the kind and the namespace of an object.
+func (c *cluster) resource(mapper meta.RESTMapper, object *unstructured.Unstructured) (dynamic.ResourceInterface, error) {
+	kind := object.GroupVersionKind()
+	mapping, err := mapper.RESTMapping(kind.GroupKind(), kind.Version)
+	if err != nil {
+		return nil, err
+	}
+	if mapping.Scope.Name() == meta.RESTScopeNameNamespace {
+		return c.dynamic.Resource(mapping.Resource).Namespace(object.GetNamespace()), nil
+	}
+	return c.dynamic.Resource(mapping.Resource), nil
 }

@@ -15,27 +15,43 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
+	"k8s.io/utils/ptr"
 )
 
-// startPod creates a pod that requests a resource.
-func startPod(t *testing.T, name string, of v1.ResourceName, amount string) {
-	t.Helper()
-	grace := int64(1)
-	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PodSpec{
-		TerminationGracePeriodSeconds: &grace,
+// podRef splits NAMESPACE/NAME. A name without a namespace is in default.
+func podRef(ref string) (podsOf corev1.PodInterface, name string) {
+	in, name, ok := strings.Cut(ref, "/")
+	if !ok {
+		in, name = "default", ref
+	}
+	return theCluster.client.CoreV1().Pods(in), name
+}
+
+// workloadPod returns a pod that requests a resource.
+func workloadPod(name string, of v1.ResourceName, amount string) *v1.Pod {
+	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PodSpec{
+		TerminationGracePeriodSeconds: ptr.To[int64](1),
 		Containers: []v1.Container{{
 			Name: "work", Image: workloadImage, ImagePullPolicy: v1.PullNever,
 			Resources: v1.ResourceRequirements{Limits: v1.ResourceList{of: resource.MustParse(amount)}},
 		}},
 	}}
-	if _, err := theCluster.client.CoreV1().Pods("default").Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
+}
+
+// startPod creates a pod that requests a resource, [NAMESPACE/]NAME.
+func startPod(t *testing.T, ref string, of v1.ResourceName, amount string) {
+	t.Helper()
+	pods, name := podRef(ref)
+	if _, err := pods.Create(t.Context(), workloadPod(name, of, amount), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func getPod(ctx context.Context, name string) (*v1.Pod, error) {
-	return theCluster.client.CoreV1().Pods("default").Get(ctx, name, metav1.GetOptions{})
+func getPod(ctx context.Context, ref string) (*v1.Pod, error) {
+	pods, name := podRef(ref)
+	return pods.Get(ctx, name, metav1.GetOptions{})
 }
 
 // awaitRunning waits until a pod runs, and returns the devices that it printed.
@@ -49,11 +65,11 @@ func awaitRunning(t *testing.T, name string) (devices string) {
 		if pod.Status.Phase != v1.PodRunning {
 			return fmt.Errorf("pod is %s: %s %v", pod.Status.Phase, pod.Status.Message, pod.Status.Conditions)
 		}
-		out, err := theCluster.client.CoreV1().Pods("default").GetLogs(name, &v1.PodLogOptions{}).DoRaw(ctx)
+		out, err := logsOf(ctx, name)
 		if err != nil {
 			return err
 		}
-		for line := range strings.Lines(string(out)) {
+		for line := range strings.Lines(out) {
 			if value, ok := strings.CutPrefix(line, "NVIDIA_VISIBLE_DEVICES="); ok {
 				devices = strings.TrimSpace(value)
 				return nil
@@ -62,6 +78,12 @@ func awaitRunning(t *testing.T, name string) (devices string) {
 		return fmt.Errorf("no NVIDIA_VISIBLE_DEVICES:\n%s", out)
 	})
 	return devices
+}
+
+func logsOf(ctx context.Context, ref string) (string, error) {
+	pods, name := podRef(ref)
+	out, err := pods.GetLogs(name, &v1.PodLogOptions{}).DoRaw(ctx)
+	return string(out), err
 }
 
 // containerOf returns a check that a pod still has its current container.
@@ -104,9 +126,9 @@ func awaitPending(t *testing.T, name, why string) {
 // deletePods deletes pods and waits until they no longer exist.
 func deletePods(t *testing.T, names ...string) {
 	t.Helper()
-	pods := theCluster.client.CoreV1().Pods("default")
 	var errs []error
-	for _, name := range names {
+	for _, ref := range names {
+		pods, name := podRef(ref)
 		errs = append(errs, pods.Delete(t.Context(), name, metav1.DeleteOptions{}))
 	}
 	if err := errors.Join(errs...); err != nil {

@@ -60,7 +60,7 @@ var wordPattern = regexp.MustCompile(`[A-Za-z][\w.-]*`)
 const durationPattern = `[-+]?(0|([0-9]*\.?[0-9]*(ns|us|µs|μs|ms|s|m|h))+)`
 
 // addStringSchemas adds the schemas of keys with strings or lists of strings, as far as a schema can express them: an enum, a
-// duration, an absolute path, a size, a domain, the name of a resource. It tries values on the agent.
+// duration, an absolute path, a size, a domain, the name of a resource, a taint. It tries values on the agent.
 func addStringSchemas(t *testing.T, defaults map[string]any, constraints map[string]map[string]any) {
 	t.Helper()
 	faultsWith := func(text func(key string) string) map[string]string {
@@ -94,6 +94,8 @@ func addStringSchemas(t *testing.T, defaults map[string]any, constraints map[str
 			constraints[key] = map[string]any{"pattern": "^/" + orEmpty}
 		case !list && accepts("8Gi"):
 			constraints[key] = map[string]any{"pattern": size + orEmpty}
+		case !list && accepts("a/b:NoSchedule"):
+			constraints[key] = map[string]any{"pattern": "^" + labelKey + "(=" + labelValue + ")?:(NoSchedule|PreferNoSchedule|NoExecute)$" + orEmpty}
 		case !list && accepts("a.b/c"):
 			constraints[key] = map[string]any{"pattern": resourceName + orEmpty}
 		case !accepts("arbitrary"):

@@ -14,6 +14,7 @@ import (
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -79,6 +80,7 @@ func valuesFiles(t *testing.T) []string {
 // fails the test.
 type objects struct {
 	daemonSets      []*appsv1.DaemonSet
+	cronJobs        []*batchv1.CronJob
 	services        []*corev1.Service
 	networkPolicies []*networkingv1.NetworkPolicy
 	configMaps      []*corev1.ConfigMap
@@ -149,6 +151,8 @@ func parse(t *testing.T, text string) objects {
 		switch x := object.(type) {
 		case *appsv1.DaemonSet:
 			o.daemonSets = append(o.daemonSets, x)
+		case *batchv1.CronJob:
+			o.cronJobs = append(o.cronJobs, x)
 		case *corev1.Service:
 			o.services = append(o.services, x)
 		case *networkingv1.NetworkPolicy:

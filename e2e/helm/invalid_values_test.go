@@ -8,6 +8,7 @@ import (
 // TestRefused checks that invalid values are refused with an error about them.
 func TestRefused(t *testing.T) {
 	const sharing, mps = "config.plugin.sharing.timeSlicing.resources[0].", "config.plugin.sharing.mps.resources[0]."
+	const taint = "config.node.taints[0]."
 	for set, want := range map[string]string{
 		"config.plugin.migStratgy=mixed":                                    "migStratgy",
 		"config.pugin.migStrategy=mixed":                                    "pugin",
@@ -35,6 +36,8 @@ func TestRefused(t *testing.T) {
 		"serviceAccount.create=false,config.health.kubernetes.enabled=true": "serviceAccount.name",
 		"goMemLimit=100M":                                                   "goMemLimit",
 		"hostPID=yes":                                                       "hostPID",
+		"prometheusRule.prices.H100=-1":                                     "/prometheusRule/prices/H100",
+		"prometheusRule.prices.H100=cheap":                                  "/prometheusRule/prices/H100",
 		"web.probes=https":                                                  "probes",
 		"config.plugin.sharing.timeSlicing.renameByDefault=maybe":           "renameByDefault",
 		"config.metrics.podUID=maybe":                                       "podUID",
@@ -103,6 +106,32 @@ func TestRefused(t *testing.T) {
 		"config.plugin.dra.driverName=GPU":                                                                                  "/config/plugin/dra/driverName",
 		"config.plugin.dra.driverName=":                                                                                     "/config/plugin/dra/driverName",
 		"dra.enable=true":                                                                                                   "enable",
+
+		// Labels and taints.
+		"config.node.labels.output=file,config.node.labels.file=/etc/kubernetes/x":                                           "config.node.labels.file: ",
+		"nodeConfigs.a.node.labels.output=nfd":                                                                               "/nodeConfigs/a/node/labels/output",
+		"config.node.startupTaint=gpu-node-agent/not-ready":                                                                  "/config/node/startupTaint",
+		"config.node.startupTaint=a=b:NoExecute," + taint + "key=a," + taint + "when=cordoned," + taint + "effect=NoExecute": "config.node.taints[0]: node.startupTaint ",
+		taint + "key=a," + taint + "when=cordoned," + taint + "effect=None":                                                  "/config/node/taints/0/effect",
+		strings.ReplaceAll(taint+"key=a,"+taint+"when=cordoned,"+taint+"effect=NoExecute", "[0]", "[1]") + "," + taint + "key=a," + taint + "when=allUnhealthy," + taint + "effect=NoExecute": "config.node.taints[1]: node.taints[0] ",
+		"serviceAccount.create=false,config.node.labels.output=api": "serviceAccount.name",
+
+		// Reclaim.
+		"reclaim.enabled=true":                                                         "reclaim.policy.namespaces: ",
+		"reclaim.enabled=true,reclaim.policy.namespaces={a}":                           "reclaim.policy.idle.after: ",
+		"reclaim.enabled=true,reclaim.policy.idle.after=2h":                            "reclaim.policy.namespaces: ",
+		withReclaim + ",reclaim.policy.idle.evidence=noLoad":                           "/reclaim/policy/idle/evidence",
+		withReclaim + ",reclaim.policy.namespaces={team-*}":                            "/reclaim/policy/namespaces/0",
+		withReclaim + ",reclaim.policy.hours.from=20:00":                               "reclaim.policy.hours: ",
+		withReclaim + ",reclaim.policy.hours.from=20:00,reclaim.policy.hours.to=20:00": "reclaim.policy.hours: ",
+		withReclaim + ",reclaim.policy.minAge=1h":                                      "minAge",
+		withReclaim + ",rbac.create=false":                                             "reclaim.serviceAccount.name: ",
+		withReclaim + ",reclaim.serviceAccount.create=false":                           "reclaim.serviceAccount.name: ",
+		withReclaim + ",reclaim.schedule=":                                             "reclaim.schedule: ",
+		withReclaim + ",reclaim.web.user=u":                                            "reclaim.web.secretName: ",
+		withReclaim + ",reclaim.web.secretName=s,reclaim.web.certFile=a":               "reclaim.web: ",
+		withReclaim + ",nodeConfigs.reclaim.log.level=debug":                           "nodeConfigs.reclaim: ",
+		"reclaim.dryrun=false":                                                         "dryrun",
 
 		// GPUs with an image without DCGM.
 		"image.tag=0.1.0-sim":                                                       "config.source.mode=sim",

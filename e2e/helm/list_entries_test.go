@@ -24,6 +24,7 @@ const (
 	domain       = `^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`
 	size         = `^[0-9]+([.][0-9]+)?([KMGTPE]i?|k|[eE][0-9]+)?$`
 	labelKey     = `([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?`
+	labelValue   = `([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?`
 )
 
 // addEntrySchemas adds the schemas of the entries of lists whose default is empty. TestEntries compares them with the agent.
@@ -105,6 +106,12 @@ func addEntrySchemas(constraints map[string]map[string]any) {
 			"source": enum("up", "down", "stalled", "blind", "empty", "checksDown"), "events": enum("up", "down", "lossy"),
 		}),
 	}
+	value := number(0, maxIndex, "^"+labelValue+"$")
+	value["type"] = append(value["type"].([]any), "boolean") // a taint KEY=true, without quotes
+	entries["node.taints"] = object(map[string]any{
+		"when": enum("anyUnhealthy", "allUnhealthy", "cordoned"), "effect": enum("NoSchedule", "PreferNoSchedule", "NoExecute"),
+		"key": number(0, maxIndex, "^"+labelKey+"$"), "value": value,
+	}, "when", "key", "effect")
 	fields := object(map[string]any{"name": text("[^0-9]"), "type": text(""), "help": text("")}, "name")
 	fields["type"], fields["pattern"] = []any{"string", "object"}, "[^0-9]"
 	entries["metrics.fields"] = fields
@@ -221,6 +228,21 @@ func TestEntries(t *testing.T) {
 			[]string{"team", "app.kubernetes.io/name", "app.kubernetes.io/*", `"*"`, "/^team-/", "7"},
 			[]string{`""`, "a b", "-a", "/a", "//", "^a", "-1", "~", "[team]", "{a: b}", "team, team", "a, b, c, d, e, f, g, h, i, j, k"},
 		}},
+		"node.taints": {
+			{
+				[]string{
+					"{when: anyUnhealthy, key: gpu-node-agent/unhealthy, effect: NoSchedule}", "{when: cordoned, key: a, effect: PreferNoSchedule, value: ~}",
+					`{when: allUnhealthy, key: a.b/c_d, effect: NoExecute, value: ""}`, "{when: cordoned, key: 7, effect: NoExecute}",
+				},
+				[]string{
+					"{}", "7", "a:NoExecute", "~", "[]", "{when: cordoned, key: a}", "{when: cordoned, effect: NoExecute}", "{key: a, effect: NoExecute}", "{when: cordoned, key: a, effect: NoExecute, x: y}",
+					"{when: Cordoned, key: a, effect: NoExecute}", "{when: ~, key: a, effect: NoExecute}", "{when: [cordoned], key: a, effect: NoExecute}", "{when: cordoned, key: a, effect: ~}",
+				},
+			},
+			{nil, in("{when: cordoned, effect: NoExecute, key: ", []string{`""`, "~", "-1", "a/b/c", "A/b", "/b", "a/", "a b", "_a", "[a]", "{a: b}"}, "}")},
+			{nil, in("{when: cordoned, key: a, effect: ", []string{`""`, "noExecute", "None", "7", "[NoExecute]"}, "}")},
+			{in("{when: cordoned, key: a, effect: NoExecute, value: ", []string{"true", "7", "a.b_c-D"}, "}"), in("{when: cordoned, key: a, effect: NoExecute, value: ", []string{"-1", "a/b", "a b", "_a", "[a]", "{a: b}"}, "}")},
+		},
 		"source.sim.past": {
 			{
 				[]string{"{ago: 10s, gpu: 5, xid: 95}", `{ago: 10s, gpu: "5", xid: "95"}`},

@@ -10,16 +10,18 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 )
 
 // TestPermissions checks the rights of the pod and its service account.
 func TestPermissions(t *testing.T) {
 	const conditions = "get nodes; patch nodes/status; create,patch events; "
 	const slices = "get resourceclaims; list,watch,create,update,delete resourceslices"
+	const taint = "config.node.taints[0]."
 	const memory = "config.plugin.sharing.memory.resource=nvidia.com/gpu-memory"
 	for name, c := range map[string]struct {
 		set   []string
-		rules string // of the cluster role; "" for none, and no token
+		rules string // of the cluster role, and of the role in the namespace; "" for none, and no token
 		caps  []corev1.Capability
 	}{
 		"nothing set":       {},
@@ -32,9 +34,23 @@ func TestPermissions(t *testing.T) {
 		"some nodes":        {[]string{"nodeConfigs.a.health.kubernetes.enabled=true"}, conditions + "get pods", nil},
 		"DRA":               {[]string{withDRA}, "get nodes; " + slices, nil},
 		"DRA, set back":     {[]string{withDRA, "config.plugin.api=devicePlugin"}, "get nodes; " + slices, nil},
-		"DRA and labels":    {[]string{withDRA, "config.metrics.podLabels={team}"}, "get,list,watch pods; get nodes; " + slices, nil},
+		"DRA and labels":    {[]string{withDRA, "config.metrics.podLabels={team}"}, "get nodes; get,list,watch pods; " + slices, nil},
 		"DRA and all":       {[]string{withDRA, "config.health.kubernetes.enabled=true", "config.metrics.podUID=true"}, conditions + "get,list,watch pods; " + slices, nil},
 		"DRA and MIG":       {[]string{withDRA, "config.plugin.migStrategy=mixed"}, "get nodes; " + slices, []corev1.Capability{"SYS_ADMIN"}},
+		"labels":            {[]string{"config.node.labels.output=api"}, "get,patch nodes", nil},
+		"labels to a file":  {[]string{"config.node.labels.output=file"}, "", nil},
+		"labels to NFD":     {[]string{"config.node.labels.output=nodeFeature"}, "get nodes; local: get,create,update,delete nodefeatures", nil},
+		"labels set off":    {[]string{"config.node.labels.output=off"}, "get,patch nodes; local: get,create,update,delete nodefeatures", nil},
+		"off of Helm":       {[]string{"config.node.labels.output=false"}, "get,patch nodes; local: get,create,update,delete nodefeatures", nil},
+		"labels, null":      {[]string{"config.node.labels.output=null", "config.node.idle.after=0s"}, "", nil},
+		"some labels":       {[]string{"nodeConfigs.a.node.labels.output=api"}, "get,patch nodes", nil},
+		"taints":            {[]string{taint + "key=a," + taint + "when=cordoned," + taint + "effect=NoExecute"}, "get,patch nodes", nil},
+		"taints, null":      {[]string{"config.node.taints=null"}, "", nil},
+		"startup taint":     {[]string{"config.node.startupTaint=a:NoExecute"}, "get,patch nodes", nil},
+		"no startup taint":  {[]string{"config.node.startupTaint="}, "", nil},
+		"idle pods":         {[]string{"config.node.idle.after=30m"}, "create,patch events; get pods", nil},
+		"idle, conditions":  {[]string{"config.node.idle.after=30m", "config.health.kubernetes.enabled=true"}, conditions + "get pods", nil},
+		"idle, labels":      {[]string{"config.node.idle.after=30m", "config.metrics.podUID=true"}, "create,patch events; get,list,watch pods", nil},
 		"profiling":         {[]string{"config.metrics.fields={default,profiling}"}, "", []corev1.Capability{"SYS_ADMIN"}},
 		"a PROF field":      {[]string{"config.metrics.fields={DCGM_FI_PROF_SM_ACTIVE}"}, "", []corev1.Capability{"SYS_ADMIN"}},
 		"MIG":               {[]string{"config.plugin.migStrategy=mixed"}, "", []corev1.Capability{"SYS_ADMIN"}},
@@ -55,16 +71,22 @@ func TestPermissions(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			o := template(t, settings(c.set)...)
 			var rules []string
-			for _, role := range o.roles {
-				for _, r := range role.Rules {
-					rules = append(rules, strings.Join(r.Verbs, ",")+" "+strings.Join(r.Resources, ","))
+			add := func(prefix string, of []rbacv1.PolicyRule) {
+				for _, r := range of {
+					rules = append(rules, prefix+strings.Join(r.Verbs, ",")+" "+strings.Join(r.Resources, ","))
 				}
+			}
+			for _, role := range o.roles {
+				add("", role.Rules)
+			}
+			for _, role := range o.localRoles {
+				add("local: ", role.Rules)
 			}
 			if got := strings.Join(rules, "; "); got != c.rules {
 				t.Errorf("the cluster role has %q, want %q", got, c.rules)
 			}
-			if len(o.bindings) != len(o.roles) {
-				t.Errorf("%d roles and %d bindings", len(o.roles), len(o.bindings))
+			if len(o.bindings) != len(o.roles) || len(o.localBinds) != len(o.localRoles) {
+				t.Errorf("%d and %d roles, %d and %d bindings", len(o.roles), len(o.localRoles), len(o.bindings), len(o.localBinds))
 			}
 			token := false
 			for _, ds := range o.daemonSets {
@@ -102,6 +124,13 @@ func TestAdmissionPolicy(t *testing.T) {
 		"DRA":                  {settings([]string{withDRA}), "resourceslices"},
 		"DRA, set back":        {settings([]string{withDRA, "config.plugin.api=devicePlugin"}), "resourceslices"},
 		"both":                 {settings([]string{withDRA, enabled}), conditions + " resourceslices"},
+		"labels":               {settings([]string{"config.node.labels.output=api"}), "nodes"},
+		"taints":               {[]string{"--set-json", "config.node.taints=[]"}, "nodes"},
+		"startup taint":        {settings([]string{"nodeConfigs.a.node.startupTaint=a:NoExecute"}), "nodes"},
+		"labels to NFD":        {settings([]string{"config.node.labels.output=nodeFeature"}), "nodefeatures"},
+		"labels set off":       {settings([]string{"config.node.labels.output=off"}), "nodes nodefeatures"},
+		"labels to a file":     {settings([]string{"config.node.labels.output=file"}), ""},
+		"idle pods":            {settings([]string{"config.node.idle.after=30m"}), "events"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := template(t, c.args...)

@@ -69,6 +69,15 @@ func (v variable) query(t *testing.T) string {
 	return q.Query
 }
 
+// text returns the query of a variable of another type, its default value.
+func (v variable) text(t *testing.T) (text string) {
+	t.Helper()
+	if err := json.Unmarshal(v.Query, &text); err != nil {
+		t.Fatalf("variable %s: %v", v.Name, err)
+	}
+	return text
+}
+
 type panel struct {
 	ID          int          `json:"id"`
 	Type        string       `json:"type"`
@@ -173,7 +182,7 @@ func (p gridPosition) overlaps(q gridPosition) bool {
 func dashboards(t *testing.T) map[string]dashboard {
 	t.Helper()
 	all := make(map[string]dashboard)
-	for _, name := range []string{"fleet.json", "node.json"} {
+	for _, name := range []string{"fleet.json", "node.json", "usage.json"} {
 		text, err := os.ReadFile(filepath.Join(chart, "dashboards", name))
 		if err != nil {
 			t.Fatal(err)

@@ -2,10 +2,16 @@ package prometheus
 
 import (
 	"fmt"
+	"maps"
+	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
 
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/node"
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/promapi"
@@ -71,15 +77,64 @@ func (n machine) scrapeConfig() string {
 `, n.Address))
 }
 
-// prometheusConfig returns a configuration with the chart's rules and these scrape configurations, for scrapes at each
-// second.
+// prometheusConfig returns a configuration with the chart's rules, the prices of docs/usage.md and these scrape configurations, for
+// scrapes at each second.
 func (n machine) prometheusConfig(scrapes string) string {
 	n.T.Helper()
-	rules, err := filepath.Abs(filepath.Join(chart, "rules"))
+	n.writeUsageRules()
+	n.Write("prices.yaml", documentedPrices(n.T))
+	files := []string{n.File("usage.yaml"), n.File("prices.yaml")}
+	for file := range rules(n.T) {
+		if file == "usage.yaml" {
+			continue
+		}
+		path, err := filepath.Abs(filepath.Join(chart, "rules", file))
+		if err != nil {
+			n.T.Fatal(err)
+		}
+		files = append(files, path)
+	}
+	return fmt.Sprintf("global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [%s]\nscrape_configs:\n%s", strings.Join(files, ", "), scrapes)
+}
+
+// writeUsageRules writes the rules of GPU-hours for an interval of one second instead of 15.
+func (n machine) writeUsageRules() {
+	n.T.Helper()
+	text, err := os.ReadFile(filepath.Join(chart, "rules", "usage.yaml"))
 	if err != nil {
 		n.T.Fatal(err)
 	}
-	return fmt.Sprintf("global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [%s/*.yaml]\nscrape_configs:\n%s", rules, scrapes)
+	faster := string(text)
+	for _, of := range []struct{ from, to string }{{"interval: 15s\n", "interval: 1s\n"}, {") / 240\n", ") / 3600\n"}, {") * 15\n", ") * 1\n"}} {
+		if !strings.Contains(faster, of.from) {
+			n.T.Fatalf("usage.yaml has no %q", of.from)
+		}
+		faster = strings.ReplaceAll(faster, of.from, of.to)
+	}
+	n.Write("usage.yaml", faster)
+}
+
+// documentedPrices returns the rules with the prices in docs/usage.md.
+func documentedPrices(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "usage.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllSubmatch(text, -1) {
+		var example struct {
+			Kind string            `json:"kind"`
+			Data map[string]string `json:"data"`
+		}
+		if err := yaml.Unmarshal(m[1], &example); err != nil {
+			t.Fatal(err)
+		}
+		if example.Kind == "ConfigMap" && len(example.Data) == 1 {
+			return slices.Collect(maps.Values(example.Data))[0]
+		}
+	}
+	t.Fatal("docs/usage.md has no ConfigMap with prices")
+	return ""
 }
 
 // runPod admits a pod that requests count of a resource.

@@ -18,6 +18,9 @@ func (n machine) variableValues(d dashboard, all bool) map[string]string {
 	n.T.Helper()
 	values := map[string]string{"datasource": "prometheus", "__rate_interval": "1m", "__range": "1h", "__interval": "5s", "__interval_ms": "5000"}
 	for _, v := range d.Templating.List {
+		if v.Type == "textbox" {
+			values[v.Name] = v.text(n.T)
+		}
 		if v.Type != "query" {
 			continue
 		}
@@ -63,9 +66,10 @@ var unsimulated = []string{
 	"gpu_node_agent_container_memory_used_bytes", "by (gpu, GPU_I_PROFILE, GPU_I_ID, namespace, pod, container) (gpu_node_agent_process_memory_bytes",
 }
 
-// mayBeEmpty reports whether a query may have no data: it reads MIG devices, or metrics that the simulation lacks.
+// mayBeEmpty reports whether a query may have no data: it reads MIG devices, GPU-hours of one use, or metrics that the simulation lacks.
 func mayBeEmpty(q target) bool {
 	return strings.Contains(q.Expr, `GPU_I_ID!=""`) && !strings.Contains(q.Expr, `GPU_I_ID=""`) ||
+		strings.Contains(q.Expr, `use="`) && !strings.Contains(q.Expr, "or 0 *") ||
 		slices.ContainsFunc(unsimulated, func(metric string) bool { return strings.Contains(q.Expr, metric) })
 }
 

@@ -39,8 +39,9 @@ func rules(t *testing.T) map[string][]rule {
 	for _, file := range files {
 		var content struct {
 			Groups []struct {
-				Name  string `json:"name"`
-				Rules []rule `json:"rules"`
+				Name     string `json:"name"`
+				Interval string `json:"interval"`
+				Rules    []rule `json:"rules"`
 			} `json:"groups"`
 		}
 		parse(t, file, &content)

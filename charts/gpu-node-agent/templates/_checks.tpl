@@ -44,6 +44,20 @@ CONFIG is the configuration of the nodeConfigs entry NAME, or of all other nodes
 {{- if and .agent.mps (has .agent.mpsRoot (list "/" "/run" "/var/run" "/var" "/dev" "/dev/shm")) }}
 {{- fail (printf "%s.plugin.sharing.mps.root: the pods mount this directory of the nodes; expected one that nothing else uses, such as /run/nvidia/mps, got %s" $at .agent.mpsRoot) }}
 {{- end }}
+{{- if and .agent.labelsFile (ne "features.d" (base (dir (clean .agent.labelsFile)))) }}
+{{- fail (printf "%s.node.labels.file: expected a path in a directory features.d, the one of Node Feature Discovery, because the pod mounts this directory of the node; got %s" $at .agent.labelsFile) }}
+{{- end }}
+{{- $taints := dict }}
+{{- range .agent.startupTaints }}
+{{- $_ := set $taints (regexReplaceAll "=[^:]*" . "") "node.startupTaint" }}
+{{- end }}
+{{- range $i, $taint := .agent.taints }}
+{{- $id := printf "%s:%s" (toJson .key | trimAll "\"") .effect }}
+{{- if hasKey $taints $id }}
+{{- fail (printf "%s.node.taints[%d]: %s has the same key and effect; a node has each pair once" $at $i (get $taints $id)) }}
+{{- end }}
+{{- $_ := set $taints $id (printf "node.taints[%d]" $i) }}
+{{- end }}
 {{- $extra := list }}
 {{- range $values.extraVolumeMounts }}
 {{- $extra = append $extra .mountPath }}

@@ -11,7 +11,7 @@ nodeConfigs stays until it has removed the key of `config`.
 {{- $_ := set $.Values.nodeConfigs $name $config }}
 {{- end }}
 {{- end }}
-{{- range list "image" "dra" "gpuOperator" "kernelLog" "mps" "probes" "web" "service" "serviceMonitor" "podMonitor" "prometheusRule" "dashboards" "networkPolicy" "serviceAccount" "rbac" }}
+{{- range list "image" "dra" "gpuOperator" "kernelLog" "mps" "probes" "web" "service" "serviceMonitor" "podMonitor" "prometheusRule" "dashboards" "networkPolicy" "serviceAccount" "rbac" "reclaim" }}
 {{- if not (hasKey $.Values .) }}
 {{- $_ := set $.Values . (dict) }}
 {{- end }}
@@ -60,6 +60,51 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- define "gpu-node-agent.mpsName" -}}
 {{ include "gpu-node-agent.name" . | trunc 59 }}-mps
+{{- end }}
+
+{{/* The labels that select the pods of reclaim; their name differs as that of mps-daemon does. */}}
+{{- define "gpu-node-agent.reclaimSelector" -}}
+app.kubernetes.io/name: {{ include "gpu-node-agent.name" . | trunc 55 }}-reclaim
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "gpu-node-agent.reclaimLabels" -}}
+{{- $labels := include "gpu-node-agent.labels" . | fromYaml }}
+{{- mustMergeOverwrite $labels (include "gpu-node-agent.reclaimSelector" . | fromYaml) | toYaml }}
+{{- end }}
+
+{{/* The name of a CronJob has at most 52 characters. */}}
+{{- define "gpu-node-agent.reclaimName" -}}
+{{ include "gpu-node-agent.fullname" . | trunc 44 | trimSuffix "-" }}-reclaim
+{{- end }}
+
+{{- define "gpu-node-agent.reclaimAccount" -}}
+{{- $account := default (dict) .Values.reclaim.serviceAccount }}
+{{- default (include "gpu-node-agent.reclaimName" .) $account.name }}
+{{- end }}
+
+{{/* "true" if reclaim makes changes. Without a value it does not. */}}
+{{- define "gpu-node-agent.reclaimApplies" -}}
+{{- $r := .Values.reclaim }}
+{{- if and $r.enabled (hasKey $r "dryRun") (not $r.dryRun) }}true{{ end }}
+{{- end }}
+
+{{/* The binding of a role to the account of reclaim: (dict "root" $ "namespace" NAMESPACE "role" ROLE) */}}
+{{- define "gpu-node-agent.reclaimBinding" -}}
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata:
+  name: {{ .role }}
+  namespace: {{ .namespace }}
+  labels: {{- include "gpu-node-agent.reclaimLabels" .root | nindent 4 }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: Role
+  name: {{ .role }}
+subjects:
+  - kind: ServiceAccount
+    name: {{ include "gpu-node-agent.reclaimAccount" .root }}
+    namespace: {{ .root.Release.Namespace }}
 {{- end }}
 
 {{- define "gpu-node-agent.labels" -}}
@@ -135,6 +180,7 @@ nodes if NAME is "". It is called with (dict "root" $ "name" NAME "agent" (dict)
 {{- $config = mustMergeOverwrite (dict "plugin" (dict "containerDriverRoot" "/driver-root")) $config }}
 {{- end }}
 {{- $processes := dig "metrics" "processes" "enabled" false $config }}
+{{- $_ := set .agent "processes" $processes }}
 {{- /* With hostPID the container's own /proc is that of the node. */}}
 {{- if and $processes (not $values.hostPID) }}
 {{- $config = mustMergeOverwrite (dict "metrics" (dict "processes" (dict "proc" "/host/proc"))) $config }}
@@ -160,6 +206,18 @@ nodes if NAME is "". It is called with (dict "root" $ "name" NAME "agent" (dict)
 {{- $_ := set .agent "mps" (and (eq true $values.mps.enabled) (or $mpsKey $claims (hasKey (dig "mps" (dict) $sharing) "resources"))) }}
 {{- $_ := set .agent "mpsRoot" (dig "flags" "mpsRoot" (dig "mps" "root" "/run/nvidia/mps" $sharing) $imported | clean) }}
 {{- $_ := set .agent "mpsControl" (dig "mps" "control" "" $sharing) }}
+{{- /* What the cluster learns of the node. An explicit off or [] keeps the rights with which the agent removes what it wrote. */}}
+{{- $node := dig "node" (dict) $config }}
+{{- $output := dig "labels" "output" "" $node | toString }}
+{{- $off := has $output (list "off" "false") }}
+{{- $_ := set .agent "labelsFile" (ternary (dig "labels" "file" "/etc/kubernetes/node-feature-discovery/features.d/gpu-node-agent" $node) "" (or $off (eq $output "file"))) }}
+{{- $_ := set .agent "labelsAPI" (or $off (eq $output "api")) }}
+{{- $_ := set .agent "nodeFeature" (or $off (eq $output "nodeFeature")) }}
+{{- $_ := set .agent "taints" (dig "taints" (list) $node) }}
+{{- $_ := set .agent "startupTaints" (dig "startupTaint" "" $node | list | compact) }}
+{{- $_ := set .agent "setsTaints" (hasKey $node "taints") }}
+{{- $_ := set .agent "writesNode" (or .agent.labelsAPI .agent.setsTaints (not (empty .agent.startupTaints))) }}
+{{- $_ := set .agent "idleEvents" (dig "idle" "after" "0s" $node | regexMatch "[1-9]") }}
 {{- include "gpu-node-agent.check" (dict "root" .root "name" .name "config" $config "agent" .agent) }}
 {{- $mig := has (dig "plugin" "migStrategy" "none" $config) (list "single" "mixed") }}
 {{- $lists := dig "plugin" "deviceList" (list) $config | toStrings }}
@@ -192,6 +250,7 @@ nodes if NAME is "". It is called with (dict "root" $ "name" NAME "agent" (dict)
 {{- $_ := set .agent "port" (regexFind "[0-9]+$" (dig "metrics" "listen" ":9400" $config) | int) }}
 {{- $_ := set .agent "conditions" (dig "health" "kubernetes" "enabled" false $config) }}
 {{- $_ := set .agent "podLabels" (or (dig "metrics" "podUID" false $config) (dig "metrics" "podLabels" (list) $config | empty | not)) }}
+{{- $_ := set .agent "token" (or .agent.conditions .agent.podLabels .agent.dra .agent.writesNode .agent.nodeFeature .agent.idleEvents) }}
 {{- $_ := set .agent "needsSysAdmin" (and $needs (not $sim)) }}
 {{- $kernelLog := dig "source" "kernelLog" false $config }}
 {{- $kernelLogPath := dig "source" "kernelLogPath" "/dev/kmsg" $config | clean }}
@@ -207,7 +266,8 @@ nodes if NAME is "". It is called with (dict "root" $ "name" NAME "agent" (dict)
 {{- $dirs := dict "hpcJobDir" (dig "metrics" "hpcJobDir" "" $config)
   "hostProc" (ternary $proc "" (and $processes (ne (clean $proc) "/proc")))
   "podLogs" (ternary (dig "metrics" "processes" "podLogs" "/var/log/pods" $config) "" (or $processes $limits))
-  "cgroup" (ternary "/sys/fs/cgroup" "" $limits) }}
+  "cgroup" (ternary "/sys/fs/cgroup" "" $limits)
+  "featuresDir" (ternary "" (dir (clean .agent.labelsFile)) (empty .agent.labelsFile)) }}
 {{- range $key, $dir := $dirs }}
 {{- range $values.extraVolumeMounts }}
 {{- if eq (clean .mountPath) (clean $dir) }}
@@ -235,19 +295,28 @@ nodes if NAME is "". It is called with (dict "root" $ "name" NAME "agent" (dict)
 {{- if or (eq "mps-daemon" .) (hasSuffix "-mps-daemon" .) }}
 {{- fail (printf "nodeConfigs.%s: names that end in mps-daemon are reserved for the DaemonSets of MPS; choose another name" .) }}
 {{- end }}
+{{- if and $.Values.reclaim.enabled (eq "reclaim" .) }}
+{{- fail "nodeConfigs.reclaim: the name is reserved for the objects of reclaim; choose another name" }}
+{{- end }}
 {{- end }}
 {{- prepend $names "" | toJson }}
 {{- end }}
 
-{{/* "true" if the agents of any DaemonSet have a property: (dict "root" $ "property" PROPERTY), such as conditions */}}
+{{/*
+any fills the dict "any" with the properties that the agents of any DaemonSet have, and with the entries of all lists. It is called
+with (dict "root" $ "any" (dict)).
+*/}}
 {{- define "gpu-node-agent.any" -}}
-{{- $any := false }}
 {{- range $name := include "gpu-node-agent.names" .root | fromJsonArray }}
 {{- $agent := dict }}
 {{- include "gpu-node-agent.agent" (dict "root" $.root "name" $name "agent" $agent) }}
-{{- $any = or $any (get $agent $.property) }}
+{{- range list "conditions" "podLabels" "labelsAPI" "nodeFeature" "setsTaints" "writesNode" "idleEvents" "processes" "token" }}
+{{- $_ := set $.any . (or (get $.any .) (get $agent .)) }}
 {{- end }}
-{{- if $any }}true{{ end }}
+{{- range list "taints" "startupTaints" }}
+{{- $_ := set $.any . (concat (default (list) (get $.any .)) (get $agent .) | uniq) }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{/*
@@ -335,7 +404,7 @@ nodeSelector: {{- toYaml . | nindent 2 }}
 {{- with include "gpu-node-agent.affinity" . }}
 {{ . }}
 {{- end }}
-{{- with $v.tolerations }}
+{{- with include "gpu-node-agent.tolerations" .root | fromJsonArray }}
 tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- if $v.gpuOperator.enabled }}
@@ -352,6 +421,40 @@ initContainers:
     volumeMounts:
       - {name: validations, mountPath: /validations, readOnly: true}
 {{- end }}
+{{- end }}
+
+{{/*
+A CEL expression: the key k is that of a label that an agent writes. Other labels of nvidia.com steer NVIDIA's GPU Operator, and
+gpu-node-agent/config selects a configuration.
+*/}}
+{{- define "gpu-node-agent.isLabel" -}}
+{{- $device := "count|product|replicas|sharing-strategy|memory|multiprocessors|slices[.](gi|ci)|engines[.](copy|decoder|encoder|jpeg|ofa)" -}}
+k.matches('^(nvidia[.]com/(cuda[.](driver|runtime)(-version)?[.](major|minor|rev|revision|full)|gpu[.](machine|family|compute[.](major|minor)|mode|clique|{{ $device }})|mig-[0-9][-0-9a-z.]*[.]({{ $device }})|mig[.](capable|strategy)|mps[.]capable)|gpu-node-agent/gpus-(healthy|degraded|unhealthy))$')
+{{- end }}
+
+{{/*
+The tolerations of all pods on the nodes, as JSON: the user's, and those of the taints of all agents, because a node that changes its
+configuration still has the taints of the old one. The keys of the documents are tolerated too, so that an agent with an empty list
+can start on a node that has one of them.
+*/}}
+{{- define "gpu-node-agent.tolerations" -}}
+{{- $any := dict }}
+{{- include "gpu-node-agent.any" (dict "root" . "any" $any) }}
+{{- $keys := list }}
+{{- if $any.setsTaints }}
+{{- $keys = list "gpu-node-agent/unhealthy" "gpu-node-agent/cordoned" }}
+{{- end }}
+{{- range $any.taints }}
+{{- $keys = append $keys (toJson .key | trimAll "\"") }}
+{{- end }}
+{{- range $any.startupTaints }}
+{{- $keys = append $keys (regexFind "^[^=:]+" .) }}
+{{- end }}
+{{- $tolerations := default (list) .Values.tolerations }}
+{{- range uniq $keys }}
+{{- $tolerations = append $tolerations (dict "key" . "operator" "Exists") }}
+{{- end }}
+{{- $tolerations | uniq | toJson }}
 {{- end }}
 
 {{- define "gpu-node-agent.containerImage" -}}

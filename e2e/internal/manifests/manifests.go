@@ -14,6 +14,7 @@ import (
 type Block struct {
 	Heading string // above the block
 	Objects []*unstructured.Unstructured
+	Text    string // the first block of plain text between it and the next heading, such as a message; "" if there is none
 }
 
 // Read returns the YAML blocks of a document that begin with apiVersion.
@@ -23,11 +24,16 @@ func Read(document string) ([]Block, error) {
 		return nil, err
 	}
 	var blocks []Block
-	heading, block, in := "", "", false
+	heading, block, in := "", "", "" // in: the language of the current block
 	for line := range strings.Lines(string(text)) {
 		switch trimmed := strings.TrimRight(line, "\n"); {
-		case in && trimmed == "```":
-			in = false
+		case in == "text" && trimmed == "```":
+			in = ""
+			if n := len(blocks); n > 0 && blocks[n-1].Heading == heading && blocks[n-1].Text == "" {
+				blocks[n-1].Text = strings.TrimSpace(block)
+			}
+		case in == "yaml" && trimmed == "```":
+			in = ""
 			if !strings.HasPrefix(block, "apiVersion:") {
 				continue
 			}
@@ -35,11 +41,11 @@ func Read(document string) ([]Block, error) {
 			if err != nil {
 				return nil, fmt.Errorf("%s: %s: %w", document, heading, err)
 			}
-			blocks = append(blocks, Block{heading, objects})
-		case in:
+			blocks = append(blocks, Block{Heading: heading, Objects: objects})
+		case in != "":
 			block += line
-		case trimmed == "```yaml":
-			in, block = true, ""
+		case trimmed == "```yaml", trimmed == "```text":
+			in, block = strings.TrimPrefix(trimmed, "```"), ""
 		case strings.HasPrefix(trimmed, "#"):
 			heading = strings.TrimLeft(trimmed, "# ")
 		}

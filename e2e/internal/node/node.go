@@ -100,6 +100,15 @@ func (n *Node) Command(args ...string) (string, error) {
 	return string(out), err
 }
 
+// Output runs a command of the agent and returns what it writes to stdout.
+func (n *Node) Output(args ...string) ([]byte, error) {
+	cmd := exec.CommandContext(n.T.Context(), binary, args...)
+	cmd.Stderr = n.Journal.writer("command")
+	out, err := cmd.Output()
+	n.Journal.add("command", bytes.TrimSpace(out))
+	return out, err
+}
+
 // StartKubelet starts a kubelet without plugins.
 func (n *Node) StartKubelet() {
 	n.T.Helper()

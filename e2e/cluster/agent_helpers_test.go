@@ -33,6 +33,7 @@ func step(t *testing.T, name string, do func(t *testing.T)) {
 	t.Helper()
 	begin := time.Now()
 	if !t.Run(name, do) {
+		explain(t)
 		t.Fatalf("step failed: %s", name)
 	}
 	t.Logf("%5.1fs  %s", time.Since(begin).Seconds(), name)
